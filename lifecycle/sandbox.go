@@ -1,0 +1,189 @@
+// Package lifecycle gives every key of a tenant at most one sandbox, and every
+// sandbox an end. The Manager orders what happens to a key, remembers what
+// exists, and sees to it that what the policy judged is what the engine runs.
+package lifecycle
+
+import (
+	"time"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
+)
+
+// Status of a sandbox.
+type Status string
+
+// The states of a sandbox.
+const (
+	StatusStarting Status = "starting" // being made; its image may still be on the way
+	StatusRunning  Status = "running"
+	StatusPaused   Status = "paused"
+	StatusStopping Status = "stopping"
+	StatusStopped  Status = "stopped" // its container died or was stopped; the next command makes it again
+	StatusFailed   Status = "failed"  // it could not be made
+	StatusExpired  Status = "expired" // past its end, not yet collected
+)
+
+// Sandbox is a snapshot of one sandbox. It is a value: nothing in it may be changed.
+type Sandbox struct {
+	Tenant      string
+	Key         string
+	SessionID   string // UUID; new with every container
+	ContainerID string // empty until there is one
+	Status      Status
+	Error       string // why it failed, with StatusFailed
+
+	Spec       policy.Spec
+	Overridden []policy.Override
+	Metadata   map[string]string // the caller's own; never nil
+	AgentID    string            // empty unless given
+	VolumePath string            // the old service's volume_host_path, cleaned; empty unless given
+
+	Endpoint    Endpoint
+	Enforcement Enforcement
+
+	CreatedAt     time.Time // all times are UTC
+	ExpiresAt     time.Time
+	IdleExpiresAt time.Time // zero: never idles out
+	Deadline      time.Time // no renewal goes past it
+	LastUsedAt    time.Time
+
+	Pull *runtime.PullProgress // how far its image has come, while it is being pulled
+}
+
+// Ends is when the sandbox ends if nothing happens to it any more.
+func (s Sandbox) Ends() time.Time {
+	if !s.IdleExpiresAt.IsZero() && s.IdleExpiresAt.Before(s.ExpiresAt) {
+		return s.IdleExpiresAt
+	}
+	return s.ExpiresAt
+}
+
+// Expired tells whether the sandbox has ended at now; equality counts.
+func (s Sandbox) Expired(now time.Time) bool { return !s.Ends().After(now) }
+
+// Endpoint is where a service in the sandbox can be reached.
+type Endpoint struct {
+	IP   string // address on the sandbox network; empty without one
+	Port int    // the configured agent service port; 0 if none
+}
+
+// Enforcement says how strictly a sandbox's limits are held.
+type Enforcement struct {
+	// Mounts is "held" when what was judged was pinned until the container had it,
+	// "verified" when it was compared afterwards, empty without mounts.
+	Mounts string
+	// WorkspaceQuota is "hard" (the kernel's), "soft" (measured around commands),
+	// or empty without a quota.
+	WorkspaceQuota string
+}
+
+// CreateRequest asks for a sandbox.
+type CreateRequest struct {
+	Tenant     string // mandatory
+	Key        string // mandatory; ParseKey's form
+	Request    policy.Request
+	Metadata   map[string]string
+	AgentID    string
+	VolumePath string // the old service's volume_host_path; absolute, or empty
+	// MaxSandboxes of this tenant's caller; 0 is no limit of its own.
+	MaxSandboxes int
+}
+
+// Result says what a create or a delete came to; it is also what metrics count.
+type Result string
+
+// What a create or a delete can come to.
+const (
+	ResultCreated  Result = "created"
+	ResultReused   Result = "reused"
+	ResultConflict Result = "conflict"
+	ResultReplaced Result = "replaced" // an ended or dead one made way
+	ResultError    Result = "error"
+	ResultDeleted  Result = "deleted"
+	ResultNotFound Result = "not_found"
+)
+
+// CreateResult is a successful create.
+type CreateResult struct {
+	Sandbox Sandbox
+	Result  Result // ResultCreated, ResultReused or ResultReplaced
+	// Recreated says that the key's container had died and was made anew.
+	Recreated bool
+}
+
+// DeleteResult is a successful delete.
+type DeleteResult struct {
+	Result      Result // ResultDeleted or ResultNotFound
+	SessionID   string // empty if there was none
+	ContainerID string // empty if there was none
+}
+
+// ListOptions choose among a tenant's sandboxes.
+type ListOptions struct {
+	Status   Status            // empty is any
+	Metadata map[string]string // all of these must match
+	Limit    int               // 1 to 100; 0 is 100
+	After    string            // the key after which to go on; empty is the start
+}
+
+// ExecRequest is a command to be run to its end.
+type ExecRequest struct {
+	Tenant string // mandatory
+	Key    string // mandatory
+	// Create, when not nil, makes the sandbox if there is none, and conflicts with
+	// one of another spec. Its Tenant and Key are those above.
+	Create      *CreateRequest
+	Command     []string          // mandatory
+	Env         map[string]string // judged by the env policy
+	WorkingDir  string            // absolute; empty is the mount path, or the image's own without a mount
+	Stdin       []byte
+	Timeout     *int64 // seconds; nil is the profile's default; clamped to its maximum
+	OutputLimit *int   // in code points, for each stream; nil is 4,000; 0 or less keeps nothing
+	Raw         bool   // keep the bytes as they are, in StdoutRaw and StderrRaw, cut at OutputLimit bytes
+}
+
+// ExecStatus is how a command ended.
+type ExecStatus string
+
+// The ways for a command to end.
+const (
+	ExecCompleted ExecStatus = "completed"
+	ExecTimedOut  ExecStatus = "timed_out"
+	ExecKilled    ExecStatus = "killed" // its sandbox was removed or died under it
+	ExecOOMKilled ExecStatus = "oom_killed"
+)
+
+// ExecResult is what a command came to.
+type ExecResult struct {
+	SessionID         string
+	Backend           string
+	Status            ExecStatus
+	ExitCode          *int // nil unless completed
+	Stdout, Stderr    string
+	StdoutRaw         []byte // with Raw only
+	StderrRaw         []byte
+	StdoutTruncated   bool
+	StderrTruncated   bool
+	Duration          time.Duration
+	Timeout           time.Duration     // as it was in force
+	Overridden        []policy.Override // a clamped timeout
+	Recreated         bool              // the sandbox's container had died and was made anew
+	Created           bool              // the sandbox was made for this command
+	SessionTerminated bool              // the command couldn't be killed, so the sandbox was
+	QuotaExceeded     bool              // the workspace is over its quota now; the sandbox was stopped
+}
+
+// OK means completed with exit code 0.
+func (r ExecResult) OK() bool {
+	return r.Status == ExecCompleted && r.ExitCode != nil && *r.ExitCode == 0
+}
+
+// ServiceStatus is the state of the whole service.
+type ServiceStatus struct {
+	Backend         runtime.Info
+	Available       bool   // the engine answers, and the start-up reconciliation is done
+	Reason          string // why not, if not
+	ActiveSandboxes int    // of the tenant asked for
+	RunningCommands int    // of the tenant asked for
+}

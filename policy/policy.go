@@ -1,0 +1,150 @@
+// Package policy judges: a neutral description of a wanted container goes in, a
+// verdict with its reasons comes out. It knows no engine, no HTTP and no clock,
+// and does no I/O but through the functions that its caller hands it.
+package policy
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Request is what a caller asks for. Nil and empty fields are left out, and take
+// the profile's value.
+type Request struct {
+	Profile          string // empty is "default"
+	Image            *string
+	Network          *string // "off", "on", or the name of one of the policy's networks
+	HostPath         *string // "" is the default workspace, if there is one
+	HostPathMode     *string // "none", "ro", "rw"
+	MountPath        *string
+	ExtraMounts      []MountRequest
+	CPUs             *float64
+	MemoryMB         *int64
+	PidsLimit        *int64
+	ReadOnlyRootfs   *bool
+	WorkspaceQuotaMB *int64
+	Env              map[string]string
+	TTL              *time.Duration
+	IdleTTL          *time.Duration
+}
+
+// MountRequest is one further directory that a caller asks for.
+type MountRequest struct {
+	HostPath  string
+	MountPath string
+	Mode      string // "ro" or "rw"; empty is "ro"
+}
+
+// Spec is a judged container: what a sandbox really gets. Two specs are the same
+// sandbox when Diff finds nothing; it compares the fields down to WorkspaceQuotaMB.
+type Spec struct {
+	Profile          string  `json:"profile"`
+	Image            string  `json:"image"` // normalised, with the digest where the policy pins one
+	Network          string  `json:"network"`
+	HostPath         string  `json:"host_path,omitempty"` // as asked for, cleaned; empty without one
+	HostPathMode     string  `json:"host_path_mode"`
+	MountPath        string  `json:"mount_path"`
+	ExtraMounts      []Mount `json:"extra_mounts,omitempty"` // sorted by MountPath
+	CPUs             float64 `json:"cpus"`
+	MemoryMB         int64   `json:"memory_mb"`
+	PidsLimit        int64   `json:"pids_limit"`
+	ReadOnlyRootfs   bool    `json:"read_only_rootfs"`
+	WorkspaceQuotaMB int64   `json:"workspace_quota_mb"`
+
+	// What follows is not compared.
+	Env           map[string]string `json:"-"`              // the caller's, filtered and pinned; what is injected comes from InjectedEnv
+	TTL           time.Duration     `json:"ttl"`            // from creation, or renewal, to expiry
+	IdleTTL       time.Duration     `json:"idle_ttl"`       // 0: never idles out
+	MaxLifetime   time.Duration     `json:"max_lifetime"`   // from creation to the deadline, past which nothing is renewed
+	EngineNetwork string            `json:"engine_network"` // the engine's name of Network; empty for "off"
+	Mounts        []Mount           `json:"mounts,omitempty"`
+	TmpfsMB       int64             `json:"tmpfs_mb"` // size of /tmp with a read-only root; 0 without
+	CapAdd        []string          `json:"cap_add,omitempty"`
+	User          string            `json:"user,omitempty"`
+	RuntimeClass  string            `json:"runtime_class,omitempty"`
+}
+
+// Mount is a judged bind mount. HostPath is the path as asked for, Source the
+// same with every symbolic link resolved, in the engine's view of the host, and
+// Local that in this process's own view.
+type Mount struct {
+	HostPath  string `json:"host_path"`
+	Source    string `json:"source"`
+	Local     string `json:"local"`
+	MountPath string `json:"mount_path"`
+	Mode      string `json:"mode"` // "ro" or "rw"
+}
+
+// Reason is why the policy decided as it did about one field.
+type Reason struct {
+	Rule    string `json:"rule"`    // stable, dotted: "mounts.always_refused"
+	Field   string `json:"field"`   // as in the request: "extra_mounts[0].host_path"
+	Value   string `json:"value"`   // what was asked for; never a secret
+	Allowed string `json:"allowed"` // what would be allowed, in words
+	Message string `json:"message"` // one sentence that says it all
+	// Invalid says that the value is malformed, so that no policy would allow it.
+	Invalid bool `json:"invalid,omitempty"`
+}
+
+// Override is a request's value that the policy replaced.
+type Override struct {
+	Field     string `json:"field"`
+	Requested any    `json:"requested"`
+	Effective any    `json:"effective"`
+	Rule      string `json:"rule"` // "profiles.NAME.locked", "resources.over_max", "ttl.max_lifetime", …
+}
+
+// Verdict is the answer to a Request. It is allowed when there are no Denials;
+// only then is Spec whole.
+type Verdict struct {
+	Spec       Spec
+	Overridden []Override
+	Denials    []Reason
+}
+
+// Allowed tells whether the request may go ahead.
+func (v Verdict) Allowed() bool { return len(v.Denials) == 0 }
+
+// Err is nil for an allowed verdict, else a *DeniedError.
+func (v Verdict) Err() error {
+	if v.Allowed() {
+		return nil
+	}
+	return &DeniedError{Reasons: v.Denials}
+}
+
+// DeniedError is a refusal, with every reason for it.
+type DeniedError struct{ Reasons []Reason }
+
+// Error gives the reasons' messages.
+func (e *DeniedError) Error() string {
+	msgs := make([]string, len(e.Reasons))
+	for i, r := range e.Reasons {
+		msgs[i] = r.Message
+	}
+	return strings.Join(msgs, "; ")
+}
+
+// Invalid says that every reason is a malformed value: it is not the policy that
+// stands in the way.
+func (e *DeniedError) Invalid() bool {
+	for _, r := range e.Reasons {
+		if !r.Invalid {
+			return false
+		}
+	}
+	return true
+}
+
+// Difference is a field in which two specs differ.
+type Difference struct {
+	Field     string `json:"field"`
+	Current   any    `json:"current"`
+	Requested any    `json:"requested"`
+}
+
+// String gives the field and both values.
+func (d Difference) String() string {
+	return fmt.Sprintf("%s: %v, requested %v", d.Field, d.Current, d.Requested)
+}

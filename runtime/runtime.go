@@ -1,0 +1,289 @@
+// Package runtime says what Berm needs of a container engine: to make one
+// hardened container per sandbox, run commands in it, tell what exists, and
+// remove it. Each backend lives in a package of its own below this one, and
+// all of them pass the contract suite in runtimetest.
+package runtime
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+)
+
+// Runtime is a container engine as Berm sees it.
+//
+// All methods may be called from many goroutines at once. Every call ends when
+// its context does, and, Exec, Pull and the streaming optional abilities apart,
+// within the backend's own call timeout, so that a hung engine can't hang a caller.
+//
+// Errors belong to the classes of github.com/containerd/errdefs:
+//
+//   - NotFound: no such container, image or network.
+//   - AlreadyExists: the name of a new container is taken.
+//   - InvalidArgument: the engine refuses the value; asking again won't help.
+//   - FailedPrecondition: the object isn't in a state that allows the call
+//     (an exec in a container that isn't running, say).
+//   - Unavailable: the engine can't be reached or didn't answer in time.
+//   - Canceled, DeadlineExceeded: the caller's context ended.
+type Runtime interface {
+	// Info asks the engine who it is. It is also how its health is probed.
+	Info(ctx context.Context) (Info, error)
+
+	// Image looks an image up in the engine's own store, without a network.
+	// NotFound when it isn't there.
+	Image(ctx context.Context, ref string) (Image, error)
+
+	// Pull brings an image from its registry. Progress, when not nil, is called
+	// from one goroutine at a time, until Pull returns. An image that the registry
+	// doesn't have, or won't give, is NotFound.
+	Pull(ctx context.Context, ref string, progress func(PullProgress)) (Image, error)
+
+	// EnsureNetwork makes a network unless one of this name is there. One that is
+	// there is left as it is, and whatever labels it carries.
+	EnsureNetwork(ctx context.Context, n Network) error
+
+	// Create makes a container and starts it. When it returns an error, nothing
+	// that it made is left, unless the removal failed too, and then it carries
+	// the Spec's labels all the same. The container's main process is running
+	// when Create returns, and its address, when it has a network, is known.
+	Create(ctx context.Context, spec Spec) (Container, error)
+
+	// Inspect tells everything of one container. NotFound when there is none.
+	Inspect(ctx context.Context, id string) (Container, error)
+
+	// List tells of every container, running or not, that carries all the given
+	// labels. A label with an empty value selects on the name alone. Env is not
+	// filled in.
+	List(ctx context.Context, labels map[string]string) ([]Container, error)
+
+	// Remove kills a container, whatever its state, and removes it with all that
+	// Create made for it. Removing one that isn't there is no error.
+	Remove(ctx context.Context, id string) error
+
+	// Exec runs a command in a running container, to its end.
+	//
+	// It returns when the process has exited and its output has been delivered; a
+	// descendant that keeps the output open delays it by no more than a second.
+	// A command that is missing or not executable ends with exit code 126 or 127,
+	// as a shell would have it.
+	//
+	// When ctx ends first, the process and all its descendants are killed, the
+	// container lives on, and the error is of ctx's class and wraps
+	// context.Cause(ctx). If they could not be killed, the error is ErrNotKilled
+	// as well. When the container is removed or dies in mid-command, the error is
+	// FailedPrecondition.
+	Exec(ctx context.Context, id string, e Exec) (ExecResult, error)
+}
+
+// ErrNotKilled marks an error of Exec after which processes of the command may
+// still be running in the container.
+var ErrNotKilled = errors.New("the command's processes could not be killed")
+
+// Pauser is the optional ability to freeze a container's processes. Pausing a
+// paused container and resuming a running one are no errors.
+type Pauser interface {
+	Pause(ctx context.Context, id string) error
+	Resume(ctx context.Context, id string) error
+}
+
+// Logger is the optional ability to read what the container's main process
+// printed. Logs copies it to the writers (nil discards), in order; with Follow
+// until the container ends or ctx does, and then without an error.
+type Logger interface {
+	Logs(ctx context.Context, id string, opts LogOptions, stdout, stderr io.Writer) error
+}
+
+// Statser is the optional ability to measure a container's use of resources.
+type Statser interface {
+	Stats(ctx context.Context, id string) (Stats, error)
+}
+
+// Watcher is the optional ability to tell of what happens to containers.
+type Watcher interface {
+	// Watch calls f for each event of containers that carry all the given labels,
+	// one at a time, until ctx ends (nil) or the engine goes away (Unavailable).
+	// Ready, when not nil, is called once when events from then on are sure to be
+	// seen. Earlier ones are not replayed: list after ready.
+	Watch(ctx context.Context, labels map[string]string, ready func(), f func(Event)) error
+}
+
+// Networker is the optional ability to tell of networks and remove them.
+type Networker interface {
+	// Networks lists the networks that carry all the given labels.
+	Networks(ctx context.Context, labels map[string]string) ([]Network, error)
+	// RemoveNetwork removes a network; one that isn't there is no error, one that
+	// containers use is FailedPrecondition.
+	RemoveNetwork(ctx context.Context, name string) error
+}
+
+// Info is what an engine says of itself.
+type Info struct {
+	Backend       string // "docker", "containerd", "fake"
+	Version       string // the engine's own
+	APIVersion    string // as negotiated; empty where there is no such thing
+	OS            string // operating system of the host, as the engine tells it
+	Architecture  string // in Go's terms: "amd64", "arm64"
+	CPUs          int    // of the host
+	MemoryBytes   int64  // of the host
+	CgroupVersion string // "1" or "2"
+}
+
+// Image is an image in the engine's store.
+type Image struct {
+	ID      string   // content-addressed: what Spec.Image should carry
+	Digests []string // "repository@sha256:…" as registries gave them; may be empty
+	Env     []string // the image's own environment, "NAME=value"
+	Command []string // entrypoint and command, joined
+	User    string   // the image's own user; empty is root
+}
+
+// PullProgress is how far a pull has come, over all layers. Total grows as the
+// layers' sizes become known.
+type PullProgress struct {
+	Status       string
+	CurrentBytes int64
+	TotalBytes   int64
+}
+
+// Network is a bridge network that sandboxes attach to.
+type Network struct {
+	Name string
+	// ID is the engine's; filled in by Networks only.
+	ID     string
+	Labels map[string]string
+	// Internal networks have no way out of the host.
+	Internal bool
+	// Isolated keeps the containers on the network from reaching each other.
+	Isolated bool
+	// CreatedAt is filled in by Networks only.
+	CreatedAt time.Time
+}
+
+// Spec is a container to be made. What it doesn't offer can't be asked for: every
+// container drops all capabilities but CapAdd, can't gain privileges, runs under
+// the default seccomp profile narrowed to the machine's own architecture, has
+// private namespaces, masked and read-only /proc paths, an init process that reaps,
+// swap equal to none, and is never restarted by the engine.
+type Spec struct {
+	Name           string            // mandatory; unique in the engine
+	Image          string            // mandatory; an Image.ID, or a reference that is in the store
+	Command        []string          // nil is the image's own entrypoint and command; otherwise replaces both
+	Env            []string          // "NAME=value", over the image's own
+	Labels         map[string]string // all of them come back in Container.Labels
+	User           string            // "uid[:gid]"; empty is the image's own
+	Hostname       string            // empty lets the engine choose
+	WorkingDir     string            // absolute; empty is the image's own; made if missing
+	Network        string            // name of a network; empty is a namespace with loopback only
+	Mounts         []Mount
+	Tmpfs          []Tmpfs
+	CPUs           float64  // limit in cores; more than the host has counts as all of them; 0 is none
+	MemoryBytes    int64    // limit, swap included; 0 is none
+	PidsLimit      int64    // 0 is none
+	ReadOnlyRootfs bool     // nothing but Mounts and Tmpfs can be written
+	CapAdd         []string // "CAP_NET_BIND_SERVICE", …
+	RuntimeClass   string   // the engine's OCI runtime by name; empty is its default
+	LogMaxBytes    int64    // of the main process's output that is kept; 0 is 10 MiB
+}
+
+// Mount is a directory of the engine's host, seen in the container. Source must
+// exist and is never made; the mount is private (no propagation), nosuid and nodev
+// where the engine can.
+type Mount struct {
+	Source   string
+	Target   string
+	ReadOnly bool
+}
+
+// Tmpfs is an empty file system in memory, mode 1777, nosuid and nodev.
+type Tmpfs struct {
+	Target    string
+	SizeBytes int64 // mandatory
+}
+
+// State of a container.
+type State string
+
+// The states that a container can be in.
+const (
+	StateCreated State = "created" // made, never started
+	StateRunning State = "running"
+	StatePaused  State = "paused"
+	StateExited  State = "exited"
+	StateUnknown State = "unknown" // being removed, dead, or a state that Berm has no word for
+)
+
+// Container is what the engine tells of a container.
+type Container struct {
+	ID         string
+	Name       string
+	Image      string // ID of the image
+	State      State
+	Labels     map[string]string
+	Env        []string // "NAME=value", the image's own included; Inspect and Create only
+	IP         string   // address on Spec.Network; empty without one; Inspect and Create only
+	CreatedAt  time.Time
+	StartedAt  time.Time // zero if it never was; Inspect and Create only
+	FinishedAt time.Time // zero while it runs; Inspect and Create only
+	ExitCode   int       // of the main process, once exited; Inspect only
+	OOMKilled  bool      // the kernel killed a process in it for want of memory; Inspect only
+}
+
+// Exec is a command to be run in a container.
+type Exec struct {
+	Command    []string  // mandatory: program and arguments, no shell in between
+	Env        []string  // "NAME=value", over the container's own
+	WorkingDir string    // absolute, made if missing; empty is the container's own
+	User       string    // "uid[:gid]"; empty is the container's own
+	Stdin      io.Reader // copied in, then closed; nil closes it at once
+	Stdout     io.Writer // nil discards; writes come from one goroutine at a time
+	Stderr     io.Writer // nil discards; never the same goroutine's concern as Stdout: lock a shared writer
+}
+
+// ExecResult is how a command ended.
+type ExecResult struct {
+	// ExitCode as the engine reports it: 128+n for a process that signal n killed.
+	ExitCode int
+	// OOMKilled says that the kernel killed the process for want of memory.
+	OOMKilled bool
+}
+
+// LogOptions choose from a container's log.
+type LogOptions struct {
+	Follow     bool
+	Tail       int       // last lines only; 0 is all
+	Since      time.Time // zero is from the start
+	Timestamps bool      // RFC 3339 with nanoseconds and a space before each line
+}
+
+// Stats is a container's use of resources at one moment.
+type Stats struct {
+	Time             time.Time
+	CPUUsage         time.Duration // since it was started, over all cores
+	MemoryBytes      int64         // in use, page cache that can be dropped left out
+	MemoryLimitBytes int64
+	Pids             int64
+	RxBytes, TxBytes int64 // over all interfaces
+}
+
+// EventType is a kind of event.
+type EventType string
+
+// What can happen to a container.
+const (
+	EventStart   EventType = "start"
+	EventExit    EventType = "exit" // the main process ended
+	EventOOM     EventType = "oom"  // a process in it was killed for want of memory
+	EventRemoved EventType = "removed"
+	EventPaused  EventType = "paused"
+	EventResumed EventType = "resumed"
+)
+
+// Event is something that happened to a container.
+type Event struct {
+	Type        EventType
+	ContainerID string
+	Labels      map[string]string
+	ExitCode    int // with EventExit
+	Time        time.Time
+}
