@@ -1,0 +1,323 @@
+package runtimetest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+type fakeContainer struct {
+	info    runtime.Container
+	spec    runtime.Spec
+	network *fakeNetwork
+	execs   map[*fakeExec]struct{}
+	main    []command   // what is left of the main process
+	timer   *time.Timer // runs it on
+	due     bool        // it fired while the container was paused
+	log     []logLine
+	logSize int
+	printed int           // lines in all
+	changed chan struct{} // closed and replaced when log or state change; nil while nobody waits
+}
+
+// Create implements runtime.Runtime.
+func (f *Fake) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
+	if _, err := f.begin(ctx, "create", spec.Name); err != nil {
+		return runtime.Container{}, err
+	}
+	if err := checkSpec(spec); err != nil {
+		return runtime.Container{}, fmt.Errorf("create %s: %w", spec.Name, err)
+	}
+	f.mu.Lock()
+	c, err := f.create(spec)
+	var info runtime.Container
+	if err == nil {
+		info = c.info
+		f.runMain(c)
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return runtime.Container{}, fmt.Errorf("create %s: %w", spec.Name, err)
+	}
+	if err := f.after("create", spec.Name); err != nil {
+		return runtime.Container{}, err
+	}
+	return info, nil
+}
+
+func checkSpec(spec runtime.Spec) error {
+	absolute := spec.WorkingDir == "" || path.IsAbs(spec.WorkingDir)
+	for _, t := range spec.Tmpfs {
+		if t.SizeBytes <= 0 {
+			return fmt.Errorf("tmpfs at %s without a size: %w", t.Target, errdefs.ErrInvalidArgument)
+		}
+		absolute = absolute && path.IsAbs(t.Target)
+	}
+	for _, m := range spec.Mounts {
+		if _, err := os.Stat(m.Source); err != nil {
+			return fmt.Errorf("mount: %w: %w", err, errdefs.ErrInvalidArgument)
+		}
+		absolute = absolute && path.IsAbs(m.Source) && path.IsAbs(m.Target)
+	}
+	switch {
+	case !absolute:
+		return fmt.Errorf("a path isn't absolute: %w", errdefs.ErrInvalidArgument)
+	case spec.Name == "" || strings.ContainsAny(spec.Name, "/ "):
+		return fmt.Errorf("name %q: %w", spec.Name, errdefs.ErrInvalidArgument)
+	case spec.Command != nil && len(spec.Command) == 0:
+		return fmt.Errorf("empty command: %w", errdefs.ErrInvalidArgument)
+	case spec.CPUs < 0 || spec.MemoryBytes < 0 || spec.PidsLimit < 0 || spec.LogMaxBytes < 0:
+		return fmt.Errorf("negative limit: %w", errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// create makes the container; f.mu is held.
+func (f *Fake) create(spec runtime.Spec) (*fakeContainer, error) {
+	if f.names[spec.Name] != nil {
+		return nil, fmt.Errorf("the name is taken: %w", errdefs.ErrAlreadyExists)
+	}
+	img, err := findImage(f.images, spec.Image)
+	if err != nil {
+		return nil, err
+	}
+	c := &fakeContainer{spec: spec}
+	c.spec.Env = slices.Clone(spec.Env)
+	now := time.Now()
+	c.info = runtime.Container{
+		ID: newID(), Name: spec.Name, Image: img.ID, State: runtime.StateRunning,
+		Labels: maps.Clone(spec.Labels), Env: mergeEnv(img.Env, spec.Env),
+		CreatedAt: now, StartedAt: now,
+	}
+	if spec.Network != "" {
+		n := f.networks[spec.Network]
+		if n == nil {
+			return nil, fmt.Errorf("network %s: %w", spec.Network, errdefs.ErrNotFound)
+		}
+		ip, err := n.take()
+		if err != nil {
+			return nil, err
+		}
+		c.network, c.info.IP = n, ip.String()
+	}
+	if c.spec.User == "" {
+		c.spec.User = img.User
+	}
+	argv := spec.Command
+	if argv == nil {
+		argv = img.Command
+	}
+	c.main = parseMain(argv)
+	f.containers[c.info.ID] = c
+	f.names[spec.Name] = c
+	f.emit(runtime.Event{Type: runtime.EventStart, ContainerID: c.info.ID, Labels: c.info.Labels, Time: now})
+	return c, nil
+}
+
+// runMain runs a main process up to its next sleep, or its end; f.mu is held.
+func (f *Fake) runMain(c *fakeContainer) {
+	var code int
+	for c.info.State == runtime.StateRunning {
+		if len(c.main) == 0 {
+			f.end(c, code, false)
+			return
+		}
+		cmd := c.main[0]
+		c.main = c.main[1:]
+		if cmd.argv[0] == "sleep" {
+			d, forever := cmd.duration()
+			if !forever {
+				c.timer = time.AfterFunc(d, func() { f.wake(c) })
+			}
+			return // a timer that end comes before finds the state changed
+		}
+		var stdout, stderr bytes.Buffer
+		var exits bool
+		code, exits = cmd.simple(c, c.info.Env, runtime.Exec{Stdout: &stdout, Stderr: &stderr})
+		c.print(&stdout, false)
+		c.print(&stderr, true)
+		if exits {
+			c.main = nil
+		}
+	}
+}
+
+func (f *Fake) wake(c *fakeContainer) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c.info.State == runtime.StatePaused {
+		c.due = true
+		return
+	}
+	f.runMain(c)
+}
+
+// end records that a main process has ended, if it hasn't yet; f.mu is held.
+func (f *Fake) end(c *fakeContainer, code int, oom bool) {
+	if c.info.State != runtime.StateRunning && c.info.State != runtime.StatePaused {
+		return
+	}
+	now := time.Now()
+	if oom {
+		f.emit(runtime.Event{Type: runtime.EventOOM, ContainerID: c.info.ID, Labels: c.info.Labels, Time: now})
+	}
+	c.info.State, c.info.ExitCode, c.info.OOMKilled, c.info.FinishedAt = runtime.StateExited, code, oom, now
+	if c.network != nil {
+		delete(c.network.used, netip.MustParseAddr(c.info.IP))
+	}
+	c.info.IP = ""
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	for e := range c.execs {
+		e.cancel(errDied)
+	}
+	c.notify()
+	f.emit(runtime.Event{
+		Type: runtime.EventExit, ContainerID: c.info.ID, Labels: c.info.Labels, ExitCode: code, Time: now,
+	})
+}
+
+// Inspect implements runtime.Runtime.
+func (f *Fake) Inspect(ctx context.Context, id string) (runtime.Container, error) {
+	if _, err := f.begin(ctx, "inspect", id); err != nil {
+		return runtime.Container{}, err
+	}
+	f.mu.Lock()
+	c, err := f.find(id)
+	var info runtime.Container
+	if err == nil {
+		info = c.info
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return runtime.Container{}, err
+	}
+	return info, f.after("inspect", id)
+}
+
+// List implements runtime.Runtime.
+func (f *Fake) List(ctx context.Context, labels map[string]string) ([]runtime.Container, error) {
+	if _, err := f.begin(ctx, "list", ""); err != nil {
+		return nil, err
+	}
+	var cs []runtime.Container
+	f.mu.Lock()
+	for _, c := range f.containers {
+		if hasLabels(c.info.Labels, labels) {
+			cs = append(cs, runtime.Container{
+				ID: c.info.ID, Name: c.info.Name, Image: c.info.Image, State: c.info.State,
+				Labels: c.info.Labels, CreatedAt: c.info.CreatedAt,
+			})
+		}
+	}
+	f.mu.Unlock()
+	return cs, f.after("list", "")
+}
+
+// Remove implements runtime.Runtime.
+func (f *Fake) Remove(ctx context.Context, id string) error {
+	if _, err := f.begin(ctx, "remove", id); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	if c := f.containers[id]; c != nil {
+		f.end(c, 128+9, false)
+		delete(f.containers, id)
+		delete(f.names, c.info.Name)
+		c.info.State = runtime.StateUnknown
+		f.emit(runtime.Event{Type: runtime.EventRemoved, ContainerID: id, Labels: c.info.Labels, Time: time.Now()})
+	}
+	f.mu.Unlock()
+	return f.after("remove", id)
+}
+
+// Pause implements runtime.Pauser.
+func (f *Fake) Pause(ctx context.Context, id string) error {
+	return f.setState(ctx, "pause", id, runtime.StateRunning, runtime.StatePaused, runtime.EventPaused)
+}
+
+// Resume implements runtime.Pauser.
+func (f *Fake) Resume(ctx context.Context, id string) error {
+	return f.setState(ctx, "resume", id, runtime.StatePaused, runtime.StateRunning, runtime.EventResumed)
+}
+
+func (f *Fake) setState(ctx context.Context, op, id string, from, to runtime.State, typ runtime.EventType) error {
+	if _, err := f.begin(ctx, op, id); err != nil {
+		return err
+	}
+	if err := f.moveState(op, id, from, to, typ); err != nil {
+		return err
+	}
+	return f.after(op, id)
+}
+
+func (f *Fake) moveState(op, id string, from, to runtime.State, typ runtime.EventType) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, err := f.find(id)
+	switch {
+	case err != nil:
+		return err
+	case c.info.State == from:
+		c.info.State = to
+		f.emit(runtime.Event{Type: typ, ContainerID: id, Labels: c.info.Labels, Time: time.Now()})
+		if to == runtime.StateRunning && c.due {
+			c.due = false
+			f.runMain(c)
+		}
+	case c.info.State != to:
+		return fmt.Errorf("%s %s, which is %s: %w", op, id, c.info.State, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+func (f *Fake) find(id string) (*fakeContainer, error) {
+	if c := f.containers[id]; c != nil {
+		return c, nil
+	}
+	return nil, fmt.Errorf("container %s: %w", id, errdefs.ErrNotFound)
+}
+
+func newID() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+func hasLabels(have, want map[string]string) bool {
+	for name, value := range want {
+		if got, ok := have[name]; !ok || value != "" && got != value {
+			return false
+		}
+	}
+	return true
+}
+
+// mergeEnv puts over's variables over base's.
+func mergeEnv(base, over []string) []string {
+	env := slices.Clone(base)
+	for _, v := range over {
+		name, _, _ := strings.Cut(v, "=")
+		i := slices.IndexFunc(env, func(have string) bool { return strings.HasPrefix(have, name+"=") })
+		if i < 0 {
+			env = append(env, v)
+		} else {
+			env[i] = v
+		}
+	}
+	return env
+}

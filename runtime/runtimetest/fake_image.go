@@ -1,0 +1,175 @@
+package runtimetest
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// AddImage puts an image into the store, or replaces it.
+func (f *Fake) AddImage(ref string, img runtime.Image) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	addImage(f.images, ref, img)
+}
+
+// Image implements runtime.Runtime.
+func (f *Fake) Image(ctx context.Context, ref string) (runtime.Image, error) {
+	if _, err := f.begin(ctx, "image", ref); err != nil {
+		return runtime.Image{}, err
+	}
+	f.mu.Lock()
+	img, err := findImage(f.images, ref)
+	f.mu.Unlock()
+	if err != nil {
+		return runtime.Image{}, err
+	}
+	return img, f.after("image", ref)
+}
+
+// Pull implements runtime.Runtime.
+func (f *Fake) Pull(ctx context.Context, ref string, progress func(runtime.PullProgress)) (runtime.Image, error) {
+	if _, err := f.begin(ctx, "pull", ref); err != nil {
+		return runtime.Image{}, err
+	}
+	f.mu.Lock()
+	img, err := findImage(f.registry, ref)
+	f.mu.Unlock()
+	if err != nil {
+		return runtime.Image{}, err
+	}
+	if progress == nil {
+		progress = func(runtime.PullProgress) {}
+	}
+	progress(runtime.PullProgress{Status: "pulling", TotalBytes: 1 << 20})
+	if f.opts.Pull != nil {
+		if err := f.opts.Pull(ctx, ref, progress); err != nil {
+			return runtime.Image{}, err
+		}
+	}
+	if ctx.Err() != nil {
+		return runtime.Image{}, fmt.Errorf("pull %s: %w", ref, ctxError(ctx))
+	}
+	progress(runtime.PullProgress{Status: "done", CurrentBytes: 1 << 20, TotalBytes: 1 << 20})
+	f.AddImage(ref, img)
+	return img, f.after("pull", ref)
+}
+
+func addImage(store map[string]runtime.Image, ref string, img runtime.Image) {
+	if img.ID == "" {
+		img.ID = fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(ref)))
+	}
+	store[img.ID] = img
+	store[ref] = img
+	if named, err := reference.ParseDockerRef(ref); err == nil {
+		store[named.String()] = img
+	}
+}
+
+func findImage(store map[string]runtime.Image, ref string) (runtime.Image, error) {
+	if img, ok := store[ref]; ok {
+		return img, nil
+	}
+	named, err := reference.ParseDockerRef(ref)
+	if err != nil {
+		return runtime.Image{}, fmt.Errorf("image %q: %w: %w", ref, err, errdefs.ErrInvalidArgument)
+	}
+	if img, ok := store[named.String()]; ok {
+		return img, nil
+	}
+	return runtime.Image{}, fmt.Errorf("image %s: %w", ref, errdefs.ErrNotFound)
+}
+
+type fakeNetwork struct {
+	info runtime.Network
+	next netip.Addr
+	used map[netip.Addr]struct{}
+}
+
+// EnsureNetwork implements runtime.Runtime. Each network is a /16 of its own.
+func (f *Fake) EnsureNetwork(ctx context.Context, n runtime.Network) error {
+	if _, err := f.begin(ctx, "ensure_network", n.Name); err != nil {
+		return err
+	}
+	if n.Name == "" || strings.ContainsAny(n.Name, "/ ") {
+		return fmt.Errorf("network name %q: %w", n.Name, errdefs.ErrInvalidArgument)
+	}
+	f.mu.Lock()
+	if f.networks[n.Name] == nil {
+		n.ID = newID()
+		n.CreatedAt = time.Now()
+		f.networks[n.Name] = &fakeNetwork{info: n, next: f.freeSubnet(), used: make(map[netip.Addr]struct{})}
+	}
+	f.mu.Unlock()
+	return f.after("ensure_network", n.Name)
+}
+
+// freeSubnet returns the first address to hand out of a /16 that is in no use.
+func (f *Fake) freeSubnet() netip.Addr {
+	var used [256]bool
+	for _, n := range f.networks {
+		used[n.next.As4()[1]] = true
+	}
+	i := slices.Index(used[:], false)
+	return netip.AddrFrom4([4]byte{10, byte(max(i, 0)), 0, 2})
+}
+
+// take hands out an address, and fails when the network has none left.
+func (n *fakeNetwork) take() (netip.Addr, error) {
+	const size = 1<<16 - 3
+	if len(n.used) >= size {
+		return netip.Addr{}, fmt.Errorf("network %s is full: %w", n.info.Name, errdefs.ErrFailedPrecondition)
+	}
+	for {
+		ip := n.next
+		n.next = ip.Next()
+		if b := n.next.As4(); b[2] == 255 && b[3] == 255 {
+			n.next = netip.AddrFrom4([4]byte{b[0], b[1], 0, 2})
+		}
+		if _, taken := n.used[ip]; !taken {
+			n.used[ip] = struct{}{}
+			return ip, nil
+		}
+	}
+}
+
+// Networks implements runtime.Networker.
+func (f *Fake) Networks(ctx context.Context, labels map[string]string) ([]runtime.Network, error) {
+	if _, err := f.begin(ctx, "networks", ""); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	var ns []runtime.Network
+	for _, n := range f.networks {
+		if hasLabels(n.info.Labels, labels) {
+			ns = append(ns, n.info)
+		}
+	}
+	f.mu.Unlock()
+	return ns, f.after("networks", "")
+}
+
+// RemoveNetwork implements runtime.Networker.
+func (f *Fake) RemoveNetwork(ctx context.Context, name string) error {
+	if _, err := f.begin(ctx, "remove_network", name); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	n := f.networks[name]
+	if n != nil && len(n.used) > 0 {
+		f.mu.Unlock()
+		return fmt.Errorf("network %s has containers: %w", name, errdefs.ErrFailedPrecondition)
+	}
+	delete(f.networks, name)
+	f.mu.Unlock()
+	return f.after("remove_network", name)
+}
