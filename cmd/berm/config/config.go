@@ -1,0 +1,126 @@
+// Package config reads what the operator sets: a strict YAML file, environment
+// variables over it, and command-line flags over those. Whatever is unknown or
+// wrong is an error, and all errors come at once.
+package config
+
+import (
+	"time"
+)
+
+// Config is every setting of berm serve. The doc tags say what each is for, in
+// which unit; Default gives the defaults. A secret is never read from the file:
+// its value comes from the environment, or from a file that a second key names.
+type Config struct {
+	HTTP       HTTP     `yaml:"http"`
+	Logging    Logging  `yaml:"logging"`
+	Metrics    Metrics  `yaml:"metrics"`
+	Tracing    Tracing  `yaml:"tracing"`
+	Otel       Otel     `yaml:"otel"`
+	Engine     Engine   `yaml:"engine"`
+	Sandbox    Sandbox  `yaml:"sandbox"`
+	Security   Security `yaml:"security"`
+	StateDir   string   `yaml:"state_dir" doc:"directory of the database, the lock, the instance's id and the bound address; absolute; one process at a time"`
+	PolicyFile string   `yaml:"policy_file" doc:"policy file, absolute, reloaded on SIGHUP and when it changes; empty is the built-in policy"`
+
+	source map[string]string // by key; a key that isn't in it has its default
+}
+
+// HTTP is the door that callers use.
+type HTTP struct {
+	Listen         string        `yaml:"listen" doc:"host:port, or unix:///path for a unix socket; without tokens only loopback and unix sockets are allowed"`
+	SocketMode     string        `yaml:"socket_mode" doc:"file mode of the unix socket, octal"`
+	AllowedHosts   []string      `yaml:"allowed_hosts" doc:"further names that a Host header may carry, beside loopback's and the listen address"`
+	AllowedOrigins []string      `yaml:"allowed_origins" doc:"values that an Origin header may have; none are allowed by default"`
+	MaxBody        int64         `yaml:"max_body" doc:"largest request body, in bytes"`
+	DrainTimeout   time.Duration `yaml:"drain_timeout" doc:"how long requests in flight may go on after SIGTERM; 0 cuts them at once"`
+}
+
+// Logging is what is written to standard error.
+type Logging struct {
+	Level  string `yaml:"level" doc:"debug, info, warn or error"`
+	Format string `yaml:"format" doc:"text or json"`
+}
+
+// Metrics are for Prometheus to scrape.
+type Metrics struct {
+	Enabled bool `yaml:"enabled" doc:"serve /metrics"`
+}
+
+// Tracing decides which requests are traced. Traces go nowhere without Otel.Endpoint.
+type Tracing struct {
+	Enabled     bool    `yaml:"enabled" doc:"record spans and send them to otel.endpoint"`
+	SampleRatio float64 `yaml:"sample_ratio" doc:"share of the traces that are kept, 0 to 1, where the caller didn't decide"`
+}
+
+// Otel is where logs, metrics and traces are sent.
+type Otel struct {
+	Endpoint    string `yaml:"endpoint" doc:"base URL of an OTLP/HTTP collector (http://127.0.0.1:4318); empty sends nothing"`
+	Headers     string `yaml:"headers" secret:"true" doc:"headers sent along, NAME=VALUE, comma-separated"`
+	HeadersFile string `yaml:"headers_file" doc:"file with those headers, absolute"`
+	ServiceName string `yaml:"service_name" doc:"service.name of all that is sent"`
+	Insecure    bool   `yaml:"insecure" doc:"allow http:// to a host that isn't loopback"`
+}
+
+// Engine is the container engine that runs the sandboxes.
+type Engine struct {
+	Kind        string        `yaml:"kind" doc:"docker or containerd"`
+	Address     string        `yaml:"address" doc:"the engine's address, such as unix:///var/run/docker.sock; empty is DOCKER_HOST, else the engine's default socket"`
+	CallTimeout time.Duration `yaml:"call_timeout" doc:"deadline of each call to the engine, pulls and commands excepted"`
+	Instance    string        `yaml:"instance" doc:"owner id on everything Berm makes, and nothing that carries another is touched; empty makes one and keeps it in state_dir"`
+}
+
+// Sandbox is what the operator sets for every sandbox.
+type Sandbox struct {
+	Image           string            `yaml:"image" doc:"image of profiles that name none"`
+	Network         string            `yaml:"network" doc:"the engine's network for sandboxes with network on; made if missing"`
+	Port            int               `yaml:"port" doc:"port of the agent's service in a sandbox, shown as its endpoint; 0 is none"`
+	TTL             time.Duration     `yaml:"ttl" doc:"life of a sandbox from creation or renewal, unless the request or the policy says"`
+	IdleTTL         time.Duration     `yaml:"idle_ttl" doc:"life of a sandbox that nobody uses; 0 is forever"`
+	CleanupInterval time.Duration     `yaml:"cleanup_interval" doc:"time between two sweeps"`
+	MaxSandboxes    int               `yaml:"max_sandboxes" doc:"most sandboxes at once, over all tenants; 0 is no cap"`
+	Command         []string          `yaml:"command" doc:"main process of every sandbox; an empty list is the image's own"`
+	Env             map[string]string `yaml:"env" secret:"values" doc:"environment of every sandbox; secrets belong into the policy's env.inject"`
+	AdoptLegacy     bool              `yaml:"adopt_legacy" doc:"take over containers that carry the old service's labels"`
+	CreateRoots     bool              `yaml:"create_roots" doc:"make chats_root, dependencies_root and lambda_tools_root if missing"`
+
+	ChatsRoot        string `yaml:"chats_root" doc:"absolute; holds one directory per chat for POST /api/v1/create; empty mounts none"`
+	DependenciesRoot string `yaml:"dependencies_root" doc:"absolute; mounted read-only for POST /api/v1/create; empty mounts none"`
+	LambdaToolsRoot  string `yaml:"lambda_tools_root" doc:"absolute; mounted read-only for POST /api/v1/create; empty mounts none"`
+
+	ChatMountPath         string `yaml:"chat_mount_path" doc:"where the chat's directory is seen in the sandbox"`
+	DependenciesMountPath string `yaml:"dependencies_mount_path" doc:"where dependencies_root is seen in the sandbox"`
+	LambdaToolsMountPath  string `yaml:"lambda_tools_mount_path" doc:"where lambda_tools_root is seen in the sandbox"`
+	VolumeMountPath       string `yaml:"volume_mount_path" doc:"where a request's volume_host_path is seen in the sandbox"`
+}
+
+// Security is who may call.
+type Security struct {
+	TokenHeader string `yaml:"token_header" doc:"header that carries a token, beside Authorization: Bearer"`
+	Tokens      string `yaml:"tokens" secret:"true" doc:"the tokens: one bare token, or the YAML of token_file"`
+	TokenFile   string `yaml:"token_file" doc:"file with the tokens, absolute"`
+}
+
+// Default gives the defaults.
+func Default() *Config {
+	return &Config{
+		HTTP:     HTTP{Listen: "127.0.0.1:7070", SocketMode: "0660", MaxBody: 1 << 20, DrainTimeout: 30 * time.Second},
+		Logging:  Logging{Level: "info", Format: "text"},
+		Metrics:  Metrics{Enabled: true},
+		Tracing:  Tracing{Enabled: true, SampleRatio: 1},
+		Otel:     Otel{ServiceName: "berm"},
+		Engine:   Engine{Kind: "docker", CallTimeout: 30 * time.Second},
+		Security: Security{TokenHeader: "X-API-Token"},
+		Sandbox: Sandbox{
+			Image:                 "python:3.11-slim",
+			Network:               "berm-sandbox",
+			TTL:                   time.Hour,
+			CleanupInterval:       30 * time.Second,
+			Command:               []string{"sleep", "infinity"},
+			ChatMountPath:         "/chat",
+			DependenciesMountPath: "/dependencies",
+			LambdaToolsMountPath:  "/lambda-tools",
+			VolumeMountPath:       "/workspace",
+		},
+		StateDir: "/var/lib/berm",
+	}
+}

@@ -1,0 +1,311 @@
+package config
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+var update = flag.Bool("update", false, "write the table of keys into docs/operations.md")
+
+var ignoreSource = cmpopts.IgnoreUnexported(Config{})
+
+func TestDefaultsAreValid(t *testing.T) {
+	got, err := Load(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(Default(), got, ignoreSource); diff != "" {
+		t.Errorf("settings from nothing differ from the defaults (-want +got):\n%s", diff)
+	}
+}
+
+func TestOrderOfSources(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "berm.yaml")
+	content := "http: {listen: '127.0.0.1:1', max_body: 10, drain_timeout: 1s}\nsandbox:\n  env: {A: b}\nlogging:\n"
+	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Load(Options{
+		File:    file,
+		Environ: []string{"BERM_HTTP_LISTEN=127.0.0.1:2", "BERM_HTTP_MAX_BODY=20"},
+		Flags:   map[string]string{"http.listen": "127.0.0.1:3"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.HTTP.Listen, want.HTTP.MaxBody, want.HTTP.DrainTimeout = "127.0.0.1:3", 20, time.Second
+	want.Sandbox.Env = map[string]string{"A": "b"}
+	if diff := cmp.Diff(want, got, ignoreSource); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	sources := map[string]string{"http.listen": "flag", "http.max_body": "BERM_HTTP_MAX_BODY", "http.drain_timeout": "file", "sandbox.env": "file"}
+	if diff := cmp.Diff(sources, got.source); diff != "" {
+		t.Errorf("sources (-want +got):\n%s", diff)
+	}
+}
+
+// Every key has to yield to its variable, or an operator can't rely on any.
+func TestEnvironmentSetsEveryKey(t *testing.T) {
+	values := map[string]string{
+		"BERM_HTTP_LISTEN": "unix:///run/berm.sock", "BERM_HTTP_SOCKET_MODE": "0600",
+		"BERM_HTTP_ALLOWED_HOSTS": "a.example, b.example", "BERM_HTTP_ALLOWED_ORIGINS": "https://a.example",
+		"BERM_HTTP_MAX_BODY": "5", "BERM_HTTP_DRAIN_TIMEOUT": "5s", "BERM_LOGGING_LEVEL": "debug",
+		"BERM_LOGGING_FORMAT": "json", "BERM_METRICS_ENABLED": "false", "BERM_TRACING_ENABLED": "false",
+		"BERM_TRACING_SAMPLE_RATIO": "0.5", "BERM_OTEL_ENDPOINT": "http://collector:4318", "BERM_OTEL_HEADERS": "a=b",
+		"BERM_OTEL_HEADERS_FILE": "", "BERM_OTEL_SERVICE_NAME": "other", "BERM_OTEL_INSECURE": "true",
+		"BERM_ENGINE_KIND": "containerd", "BERM_ENGINE_ADDRESS": "/run/c.sock", "BERM_ENGINE_CALL_TIMEOUT": "5s",
+		"BERM_ENGINE_INSTANCE": "one", "BERM_SANDBOX_IMAGE": "busybox", "BERM_SANDBOX_NETWORK": "net",
+		"BERM_SANDBOX_PORT": "80", "BERM_SANDBOX_TTL": "5m", "BERM_SANDBOX_IDLE_TTL": "5m",
+		"BERM_SANDBOX_CLEANUP_INTERVAL": "5s", "BERM_SANDBOX_MAX_SANDBOXES": "5", "BERM_SANDBOX_COMMAND": `["a,b", c]`,
+		"BERM_SANDBOX_ENV": `{"A": "1"}`, "BERM_SANDBOX_ADOPT_LEGACY": "true", "BERM_SANDBOX_CREATE_ROOTS": "true",
+		"BERM_SANDBOX_CHATS_ROOT": "/c", "BERM_SANDBOX_DEPENDENCIES_ROOT": "/d", "BERM_SANDBOX_LAMBDA_TOOLS_ROOT": "/l",
+		"BERM_SANDBOX_CHAT_MOUNT_PATH": "/mc", "BERM_SANDBOX_DEPENDENCIES_MOUNT_PATH": "/md",
+		"BERM_SANDBOX_LAMBDA_TOOLS_MOUNT_PATH": "/ml", "BERM_SANDBOX_VOLUME_MOUNT_PATH": "/mv",
+		"BERM_SECURITY_TOKEN_HEADER": "X-T", "BERM_SECURITY_TOKENS": "secret", "BERM_SECURITY_TOKEN_FILE": "",
+		"BERM_STATE_DIR": "/s", "BERM_POLICY_FILE": "/p",
+	}
+	var environ []string
+	for name, value := range values {
+		environ = append(environ, name+"="+value)
+	}
+	got, err := Load(Options{Environ: environ})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defaults := fields(Default())
+	for i, f := range fields(got) {
+		text, ok := values[f.env()]
+		if !ok {
+			t.Errorf("%s has no value in this test", f.env())
+		}
+		if text != "" && cmp.Equal(defaults[i].value.Interface(), f.value.Interface()) {
+			t.Errorf("%s=%s left %s at its default", f.env(), text, f.key)
+		}
+	}
+	if diff := cmp.Diff([]string{"a.example", "b.example"}, got.HTTP.AllowedHosts); diff != "" {
+		t.Errorf("comma-separated list (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"a,b", "c"}, got.Sandbox.Command); diff != "" {
+		t.Errorf("list in brackets (-want +got):\n%s", diff)
+	}
+}
+
+func TestEmptyList(t *testing.T) {
+	for _, env := range []string{"", "[]"} {
+		c, err := Load(Options{Environ: []string{"BERM_SANDBOX_COMMAND=" + env}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(c.Sandbox.Command) != 0 {
+			t.Errorf("%q gives %q, want the empty list", env, c.Sandbox.Command)
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	tests := map[string]struct {
+		file string
+		env  []string
+		want []string // each in the error
+	}{
+		"all at once": {
+			file: "htp: {}\nhttp:\n  listne: x\n  max_body: lots\nsandbox: {ttl: 30}\n",
+			env:  []string{"BERM_SANDBOX_IDLE_TTL=soon", "BERM_HTTP_LISTNE=x"},
+			want: []string{
+				"line 1: htp: unknown key", "line 3: http.listne: unknown key", "line 4: http.max_body: want a whole number",
+				"line 5: sandbox.ttl: want a duration", "sandbox.idle_ttl (from BERM_SANDBOX_IDLE_TTL): want a duration",
+				"BERM_HTTP_LISTNE: unknown key",
+			},
+		},
+		"twice":           {file: "state_dir: /a\nstate_dir: /b\n", want: []string{"line 2: state_dir: given twice"}},
+		"section twice":   {file: "http: {}\nhttp: {}\n", want: []string{"line 2: http: given twice"}},
+		"two documents":   {file: "http: {}\n---\nhttp: {}\n", want: []string{"more than one document"}},
+		"no mapping":      {file: "- a\n", want: []string{"want a mapping"}},
+		"section scalar":  {file: "http: yes\n", want: []string{"http: want a mapping"}},
+		"broken":          {file: "http: [\n", want: []string{"configuration file: yaml"}},
+		"null":            {file: "state_dir:\n", want: []string{"state_dir: has no value"}},
+		"alias":           {file: "state_dir: &a /a\npolicy_file: *a\n", want: []string{"state_dir: anchors", "policy_file: anchors"}},
+		"merge":           {file: "http:\n  <<: {listen: x}\n", want: []string{"http.<<: unknown key"}},
+		"list for text":   {file: "state_dir: [/a]\n", want: []string{"state_dir: want text"}},
+		"text for list":   {file: "sandbox: {command: sleep}\n", want: []string{"sandbox.command: want a list"}},
+		"env name twice":  {file: "sandbox: {env: {A: 1, A: 2}}\n", want: []string{"sandbox.env: want a mapping"}},
+		"secret in file":  {file: "security: {tokens: hush}\n", want: []string{"a secret doesn't belong into the file; set BERM_SECURITY_TOKENS"}},
+		"two secrets":     {env: []string{"BERM_SECURITY_TOKENS=hush", "BERM_SECURITY_TOKEN_FILE=/t"}, want: []string{"security.token_file: BERM_SECURITY_TOKENS is set as well"}},
+		"listen":          {file: "http: {listen: '127.0.0.1'}\n", want: []string{"http.listen: want host:port"}},
+		"listen port":     {file: "http: {listen: '127.0.0.1:http'}\n", want: []string{"http.listen: want host:port"}},
+		"listen unix":     {file: "http: {listen: 'unix://berm.sock'}\n", want: []string{"http.listen: want unix:// and an absolute path"}},
+		"listen long":     {file: "http: {listen: 'unix:///" + strings.Repeat("a", 107) + "'}\n", want: []string{"at most 107 bytes"}},
+		"socket mode":     {file: "http: {socket_mode: rw}\n", want: []string{"http.socket_mode: want an octal"}},
+		"socket setuid":   {file: "http: {socket_mode: '4755'}\n", want: []string{"http.socket_mode: want an octal"}},
+		"body":            {file: "http: {max_body: 0}\n", want: []string{"http.max_body: want 1 to"}},
+		"origin":          {file: "http: {allowed_origins: ['*']}\n", want: []string{`http.allowed_origins: "*" is no origin`}},
+		"host":            {file: "http: {allowed_hosts: ['http://a']}\n", want: []string{"http.allowed_hosts"}},
+		"level":           {file: "logging: {level: loud}\n", want: []string{"logging.level: want debug"}},
+		"format":          {file: "logging: {format: xml}\n", want: []string{"logging.format: want text or json"}},
+		"ratio":           {file: "tracing: {sample_ratio: .nan}\n", want: []string{"tracing.sample_ratio: want 0 to 1"}},
+		"otel scheme":     {file: "otel: {endpoint: 'collector:4318'}\n", want: []string{"otel.endpoint: want http"}},
+		"otel plain":      {file: "otel: {endpoint: 'http://collector:4318'}\n", want: []string{"needs otel.insecure"}},
+		"otel password":   {file: "otel: {endpoint: 'https://u:hush@c'}\n", want: []string{"otel.endpoint: carries credentials"}},
+		"engine":          {file: "engine: {kind: podman}\n", want: []string{"engine.kind: want docker or containerd"}},
+		"call timeout":    {file: "engine: {call_timeout: 0s}\n", want: []string{"engine.call_timeout: must be more than 0"}},
+		"instance":        {file: "engine: {instance: 'a b'}\n", want: []string{"engine.instance"}},
+		"image":           {file: "sandbox: {image: ''}\n", want: []string{"sandbox.image: must not be empty"}},
+		"network":         {file: "sandbox: {network: 'a b'}\n", want: []string{"sandbox.network"}},
+		"port":            {file: "sandbox: {port: 65536}\n", want: []string{"sandbox.port: want 0 to 65535"}},
+		"ttl":             {file: "sandbox: {ttl: 0s, idle_ttl: -1s, cleanup_interval: 1ms}\n", want: []string{"sandbox.ttl: must", "sandbox.idle_ttl: must", "sandbox.cleanup_interval: must"}},
+		"env":             {file: "sandbox: {env: {'A B': hush}}\n", want: []string{`sandbox.env: "A B" is no name`}},
+		"relative":        {file: "state_dir: a\npolicy_file: b\nsandbox: {chats_root: c}\n", want: []string{"state_dir: want", "policy_file: want", "sandbox.chats_root: want"}},
+		"mount paths":     {file: "sandbox: {chat_mount_path: /a/, volume_mount_path: /b/../a}\n", want: []string{"sandbox.volume_mount_path: is the same as sandbox.chat_mount_path"}},
+		"mount over root": {file: "sandbox: {chat_mount_path: /a/..}\n", want: []string{"sandbox.chat_mount_path: want an absolute path below /"}},
+		"max sandboxes":   {file: "sandbox: {max_sandboxes: -1}\n", want: []string{"sandbox.max_sandboxes: must not"}},
+		"token header":    {file: "security: {token_header: 'a b'}\n", want: []string{"security.token_header"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := parse([]byte(tt.file), Options{Environ: tt.env})
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error lacks %q:\n%v", want, err)
+				}
+			}
+			if got := strings.Count(err.Error(), "\n") + 1; got != len(tt.want) {
+				t.Errorf("%d errors, want %d:\n%v", got, len(tt.want), err)
+			}
+			if strings.Contains(err.Error(), "hush") {
+				t.Errorf("the error tells a secret: %v", err)
+			}
+		})
+	}
+}
+
+func TestForeignVariablesAreLeftAlone(t *testing.T) {
+	if _, err := Load(Options{Environ: []string{"BERM_URL=x", "BERM_TOKEN=x", "BERM_DEMO_IMAGE=x", "BERM_REQUIRE=docker", "PATH=/bin"}}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUnknownFlag(t *testing.T) {
+	if _, err := Load(Options{Flags: map[string]string{"http.listne": "x"}}); err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestMissingFile(t *testing.T) {
+	if _, err := Load(Options{File: filepath.Join(t.TempDir(), "none.yaml")}); err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestHugeFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "berm.yaml")
+	if err := os.WriteFile(file, bytes.Repeat([]byte("#"), maxFileBytes+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(Options{File: file}); err == nil || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What Print writes has to say the same when it is read again, secrets apart.
+func TestPrintReadsBack(t *testing.T) {
+	c, err := Load(Options{Environ: []string{
+		"BERM_SECURITY_TOKENS=hush", "BERM_SANDBOX_ENV={A: hush}", "BERM_SANDBOX_COMMAND=", "BERM_SANDBOX_TTL=90m", "BERM_HTTP_ALLOWED_HOSTS=a,b",
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := c.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"ttl: 1h30m0s # BERM_SANDBOX_TTL", "command: [] # BERM_SANDBOX_COMMAND", "tokens: '[redacted]' # BERM_SECURITY_TOKENS", "max_body: 1048576 # default"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("lacks %q:\n%s", want, out.String())
+		}
+	}
+	if strings.Contains(out.String(), "hush") {
+		t.Errorf("tells a secret:\n%s", out.String())
+	}
+	var lines []string
+	for line := range strings.Lines(out.String()) {
+		if !strings.Contains(line, "tokens: ") {
+			lines = append(lines, line)
+		}
+	}
+	again, err := parse([]byte(strings.Join(lines, "")), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Security.Tokens, c.Sandbox.Env["A"] = "", redacted
+	if diff := cmp.Diff(c, again, ignoreSource, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("(-printed +read):\n%s", diff)
+	}
+}
+
+func TestEveryKeyIsDescribed(t *testing.T) {
+	for _, f := range fields(Default()) {
+		if f.doc == "" {
+			t.Errorf("%s has no doc tag", f.key)
+		}
+		if strings.Contains(f.doc, "|") {
+			t.Errorf("the doc tag of %s would break the table", f.key)
+		}
+	}
+}
+
+const docs = "../../../docs/operations.md"
+
+func TestDocsHaveTheTable(t *testing.T) {
+	data, err := os.ReadFile(docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const begin, end = "<!-- keys: go test ./cmd/berm/config -update -->\n", "<!-- end of keys -->"
+	before, rest, ok := strings.Cut(string(data), begin)
+	table, after, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("%s has lost the marks around the table of keys", docs)
+	}
+	if *update {
+		if err := os.WriteFile(docs, []byte(before+begin+Reference()+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := cmp.Diff(Reference(), table); diff != "" {
+		t.Errorf("the table of keys is stale; run go test ./cmd/berm/config -update (-want +got):\n%s", diff)
+	}
+}
+
+func FuzzConfig(f *testing.F) {
+	f.Add([]byte("http: {listen: '127.0.0.1:1'}\nsandbox: {env: {A: b}, command: [a]}\n"), "1h")
+	f.Add([]byte("state_dir: &a /a\npolicy_file: *a\n"), "")
+	f.Add([]byte("security: {tokens: x}\n"), "{}")
+	f.Fuzz(func(t *testing.T, data []byte, value string) {
+		c, err := parse(data, Options{Environ: []string{"BERM_SANDBOX_TTL=" + value, "BERM_SANDBOX_ENV=" + value, "BERM_SANDBOX_COMMAND=" + value}})
+		if err != nil {
+			return
+		}
+		if errs := c.validate(); len(errs) > 0 {
+			t.Errorf("accepted, and invalid: %v", errs)
+		}
+		if c.Security.Tokens != "" || c.Otel.Headers != "" {
+			t.Error("a secret came out of the file")
+		}
+		if err := c.Print(new(strings.Builder)); err != nil {
+			t.Errorf("accepted, and can't be printed: %v", err)
+		}
+	})
+}

@@ -1,0 +1,169 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"net/url"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const maxBodyLimit = 64 << 20 // bytes; bodies are held in memory
+
+var (
+	instancePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
+	networkPattern  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+	envPattern      = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	headerPattern   = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
+)
+
+type problems []error
+
+func (p *problems) unless(ok bool, key, format string, args ...any) {
+	if !ok {
+		*p = append(*p, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, args...)))
+	}
+}
+
+func (c *Config) validate() []error {
+	var p problems
+	c.HTTP.validate(&p)
+	c.Otel.validate(&p)
+	c.Sandbox.validate(&p)
+
+	_, err := c.Logging.SlogLevel()
+	p.unless(err == nil, "logging.level", "want debug, info, warn or error, not %q", c.Logging.Level)
+	p.unless(c.Logging.Format == "text" || c.Logging.Format == "json", "logging.format", "want text or json, not %q", c.Logging.Format)
+	ratio := c.Tracing.SampleRatio
+	p.unless(ratio >= 0 && ratio <= 1, "tracing.sample_ratio", "want 0 to 1, not %v", ratio)
+
+	p.unless(c.Engine.Kind == "docker" || c.Engine.Kind == "containerd", "engine.kind", "want docker or containerd, not %q", c.Engine.Kind)
+	p.unless(c.Engine.CallTimeout > 0, "engine.call_timeout", "must be more than 0")
+	p.unless(c.Engine.Instance == "" || instancePattern.MatchString(c.Engine.Instance), "engine.instance",
+		"want up to 63 letters, digits, '_', '.' and '-', not %q", c.Engine.Instance)
+
+	p.unless(headerPattern.MatchString(c.Security.TokenHeader), "security.token_header", "%q is no name of a header", c.Security.TokenHeader)
+	p.unless(c.Security.Tokens == "" || c.Security.TokenFile == "", "security.token_file", "BERM_SECURITY_TOKENS is set as well; choose one")
+	p.file("security.token_file", c.Security.TokenFile)
+	p.file("policy_file", c.PolicyFile)
+	p.unless(path.IsAbs(c.StateDir), "state_dir", "want an absolute path, not %q", c.StateDir)
+	return p
+}
+
+// file checks the path of an optional file.
+func (p *problems) file(key, name string) {
+	p.unless(name == "" || path.IsAbs(name), key, "want an absolute path, not %q", name)
+}
+
+func (h HTTP) validate(p *problems) {
+	if name, ok := strings.CutPrefix(h.Listen, "unix://"); ok {
+		p.unless(path.IsAbs(name), "http.listen", "want unix:// and an absolute path, not %q", h.Listen)
+		p.unless(len(name) < 108, "http.listen", "a socket's path has at most 107 bytes")
+	} else {
+		_, port, err := net.SplitHostPort(h.Listen)
+		n, perr := strconv.ParseUint(port, 10, 16)
+		p.unless(err == nil && perr == nil && n < 1<<16, "http.listen", "want host:port or unix:///path, not %q", h.Listen)
+	}
+	_, err := h.FileMode()
+	p.unless(err == nil, "http.socket_mode", "want an octal file mode up to 0777, not %q", h.SocketMode)
+	p.unless(h.MaxBody > 0 && h.MaxBody <= maxBodyLimit, "http.max_body", "want 1 to %d bytes, not %d", maxBodyLimit, h.MaxBody)
+	p.unless(h.DrainTimeout >= 0, "http.drain_timeout", "must not be negative")
+	for _, host := range h.AllowedHosts {
+		p.unless(host != "" && !strings.ContainsAny(host, "/ "), "http.allowed_hosts", "%q is no host name", host)
+	}
+	for _, origin := range h.AllowedOrigins {
+		u, err := url.Parse(origin)
+		p.unless(err == nil && u.Scheme != "" && u.Host != "" && u.Path == "" && u.User == nil, "http.allowed_origins",
+			"%q is no origin such as https://console.example.com", origin)
+	}
+}
+
+// FileMode is SocketMode as a mode.
+func (h HTTP) FileMode() (fs.FileMode, error) {
+	n, err := strconv.ParseUint(h.SocketMode, 8, 32)
+	if err != nil || n > 0o777 {
+		return 0, errors.New("not an octal file mode")
+	}
+	return fs.FileMode(n), nil
+}
+
+// SlogLevel is Level as a level.
+func (l Logging) SlogLevel() (slog.Level, error) {
+	switch l.Level {
+	case "debug":
+		return slog.LevelDebug, nil
+	case "info":
+		return slog.LevelInfo, nil
+	case "warn":
+		return slog.LevelWarn, nil
+	case "error":
+		return slog.LevelError, nil
+	}
+	return 0, errors.New("not a level")
+}
+
+func (o Otel) validate(p *problems) {
+	p.file("otel.headers_file", o.HeadersFile)
+	p.unless(o.Headers == "" || o.HeadersFile == "", "otel.headers_file", "BERM_OTEL_HEADERS is set as well; choose one")
+	p.unless(o.ServiceName != "", "otel.service_name", "must not be empty")
+	if o.Endpoint == "" {
+		return
+	}
+	u, err := url.Parse(o.Endpoint)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		p.unless(false, "otel.endpoint", "want http://host:port or https://host:port")
+		return
+	}
+	p.unless(u.User == nil && u.RawQuery == "", "otel.endpoint", "carries credentials; give them as headers")
+	p.unless(u.Scheme == "https" || loopback(u.Hostname()) || o.Insecure, "otel.endpoint",
+		"http:// to a host that isn't loopback needs otel.insecure: true")
+}
+
+func loopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
+}
+
+func (s Sandbox) validate(p *problems) {
+	p.unless(s.Image != "", "sandbox.image", "must not be empty")
+	p.unless(networkPattern.MatchString(s.Network), "sandbox.network", "%q is no name of a network", s.Network)
+	p.unless(s.Port >= 0 && s.Port < 1<<16, "sandbox.port", "want 0 to 65535, not %d", s.Port)
+	p.unless(s.TTL > 0, "sandbox.ttl", "must be more than 0")
+	p.unless(s.IdleTTL >= 0, "sandbox.idle_ttl", "must not be negative")
+	p.unless(s.CleanupInterval >= 100*time.Millisecond, "sandbox.cleanup_interval", "must be at least 100ms")
+	p.unless(s.MaxSandboxes >= 0, "sandbox.max_sandboxes", "must not be negative")
+	for name, value := range s.Env {
+		p.unless(envPattern.MatchString(name), "sandbox.env", "%q is no name of an environment variable", name)
+		p.unless(!strings.Contains(value, "\x00"), "sandbox.env", "the value of %s contains a NUL", name)
+	}
+	for _, arg := range s.Command {
+		p.unless(!strings.Contains(arg, "\x00"), "sandbox.command", "an argument contains a NUL")
+	}
+	for _, root := range [][2]string{
+		{"sandbox.chats_root", s.ChatsRoot},
+		{"sandbox.dependencies_root", s.DependenciesRoot},
+		{"sandbox.lambda_tools_root", s.LambdaToolsRoot},
+	} {
+		p.file(root[0], root[1])
+	}
+	taken := map[string]string{}
+	for _, mount := range [][2]string{
+		{"sandbox.chat_mount_path", s.ChatMountPath},
+		{"sandbox.dependencies_mount_path", s.DependenciesMountPath},
+		{"sandbox.lambda_tools_mount_path", s.LambdaToolsMountPath},
+		{"sandbox.volume_mount_path", s.VolumeMountPath},
+	} {
+		key, dir := mount[0], path.Clean(mount[1])
+		p.unless(path.IsAbs(mount[1]) && dir != "/", key, "want an absolute path below /, not %q", mount[1])
+		other, clash := taken[dir]
+		p.unless(!clash, key, "is the same as %s", other)
+		taken[dir] = key
+	}
+}
