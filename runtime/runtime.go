@@ -72,13 +72,17 @@ type Runtime interface {
 	// container lives on, and the error is of ctx's class and wraps
 	// context.Cause(ctx). If they could not be killed, the error is ErrNotKilled
 	// as well. When the container is removed or dies in mid-command, the error is
-	// FailedPrecondition.
+	// FailedPrecondition and ErrInterrupted; without ErrInterrupted, a
+	// FailedPrecondition or NotFound says that the command never started.
 	Exec(ctx context.Context, id string, e Exec) (ExecResult, error)
 }
 
 // ErrNotKilled marks an error of Exec after which processes of the command may
 // still be running in the container.
 var ErrNotKilled = errors.New("the command's processes could not be killed")
+
+// ErrInterrupted marks an error of Exec whose container ended while the command ran.
+var ErrInterrupted = errors.New("the container ended while the command ran")
 
 // Pauser is the optional ability to freeze a container's processes. Pausing a
 // paused container and resuming a running one are no errors.
