@@ -32,7 +32,7 @@ type HTTP struct {
 	AllowedHosts   []string      `yaml:"allowed_hosts" doc:"further names that a Host header may carry, beside loopback's and the listen address"`
 	AllowedOrigins []string      `yaml:"allowed_origins" doc:"values that an Origin header may have; none are allowed by default"`
 	MaxBody        int64         `yaml:"max_body" doc:"largest request body, in bytes"`
-	DrainTimeout   time.Duration `yaml:"drain_timeout" doc:"how long requests in flight may go on after SIGTERM; 0 cuts them at once"`
+	DrainTimeout   time.Duration `yaml:"drain_timeout" doc:"how long requests in flight may go on after SIGTERM"`
 }
 
 // Logging is what is written to standard error.
@@ -119,7 +119,7 @@ func Default() *Config {
 			ChatMountPath:         "/chat",
 			DependenciesMountPath: "/dependencies",
 			LambdaToolsMountPath:  "/lambda-tools",
-			VolumeMountPath:       "/workspace",
+			VolumeMountPath:       "/volume",
 		},
 		StateDir: "/var/lib/berm",
 	}

@@ -147,6 +147,7 @@ func TestErrors(t *testing.T) {
 		"socket mode":     {file: "http: {socket_mode: rw}\n", want: []string{"http.socket_mode: want an octal"}},
 		"socket setuid":   {file: "http: {socket_mode: '4755'}\n", want: []string{"http.socket_mode: want an octal"}},
 		"body":            {file: "http: {max_body: 0}\n", want: []string{"http.max_body: want 1 to"}},
+		"drain":           {file: "http: {drain_timeout: 0s}\n", want: []string{"http.drain_timeout: must be more than 0"}},
 		"origin":          {file: "http: {allowed_origins: ['*']}\n", want: []string{`http.allowed_origins: "*" is no origin`}},
 		"host":            {file: "http: {allowed_hosts: ['http://a']}\n", want: []string{"http.allowed_hosts"}},
 		"level":           {file: "logging: {level: loud}\n", want: []string{"logging.level: want debug"}},

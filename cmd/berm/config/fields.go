@@ -53,14 +53,11 @@ func Reference() string {
 		if f.secret == "true" {
 			key = "(not in the file)"
 		}
-		value := fmt.Sprint(f.value)
-		switch {
-		case f.value.Kind() == reflect.Slice && f.value.Len() > 0:
-			value = "`[" + strings.Join(f.value.Interface().([]string), ", ") + "]`"
-		case f.value.IsZero() && f.value.Kind() != reflect.Bool && f.value.Kind() != reflect.Int:
-			value = ""
-		default:
-			value = "`" + value + "`"
+		value := ""
+		if list, ok := f.value.Interface().([]string); ok && len(list) > 0 {
+			value = "`[" + strings.Join(list, ", ") + "]`"
+		} else if text := fmt.Sprint(f.value); f.value.Kind() != reflect.Map && !ok && text != "" {
+			value = "`" + text + "`"
 		}
 		fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", key, f.env(), value, f.doc)
 	}

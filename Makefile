@@ -1,0 +1,63 @@
+# Everything that a developer or a machine does with this repository.
+# `make help` lists the targets.
+
+SHELL       := /bin/bash -euo pipefail
+GO          ?= go
+ENGINE      ?= docker
+FUZZTIME    ?= 1m
+VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+IMAGE       ?= berm:latest
+GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+BERM_ENGINE := $(GO) run ./cmd/berm-engine --engine $(ENGINE)
+SOURCES     := cmd lifecycle policy proxy runtime
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo run test test-unit lint check bench fuzz image clean compiler
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build the one static binary, bin/berm
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/berm ./cmd/berm
+
+demo: build ## watch Berm make, reuse, refuse, use and collect sandboxes on a real engine
+	@$(BERM_ENGINE) -- bin/berm demo
+
+run: build ## keep a server and an engine up until Ctrl-C, and print how to call it
+	@$(BERM_ENGINE) -- bin/berm demo --keep-up
+
+test: compiler ## run all tests, with the race detector, on private engines (installs them if need be)
+	$(GO) run ./cmd/berm-engine --private -- true
+	BERM_REQUIRE=docker $(GO) test -race -count=1 -timeout 20m ./...
+
+test-unit: compiler ## run the tests that need no engine
+	$(GO) test -race -count=1 -short ./...
+
+lint: ## check format, vet, golangci-lint, go.mod
+	@unformatted=$$(gofmt -l $(SOURCES)); test -z "$$unformatted" || { echo "gofmt these: $$unformatted"; exit 1; }
+	$(GO) vet ./...
+	GOFLAGS=-buildvcs=false $(GO) run $(GOLANGCI) run ./...
+	$(GO) mod tidy -diff
+
+check: test lint ## run what CI runs
+
+bench: ## run the benchmarks, against a private engine where they need one
+	$(GO) test -run '^$$' -bench . -benchmem -p 1 -timeout 30m ./...
+
+fuzz: ## run every fuzzer for FUZZTIME (1m)
+	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' $(SOURCES) | while IFS=: read -r file func; do \
+		echo "$$file $${func#func }"; \
+		$(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) "./$$(dirname "$$file")"; \
+	done
+
+image: build ## build the container image from bin/berm, without a network
+	docker build --tag $(IMAGE) --file compose/Dockerfile bin
+
+clean: ## remove what was built
+	rm -rf bin
+
+# The race detector links with the C compiler.
+compiler:
+	@command -v gcc >/dev/null && test -e /usr/include/stdlib.h || { \
+		echo 'installing gcc and libc6-dev, which the race detector needs'; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends gcc libc6-dev; }

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/bermhq/berm"
+
+// topLevel is all that may stand at the root of the repository.
+var topLevel = []string{
+	".ci", ".git", ".gitattributes", ".github", ".gitignore", ".golangci.yml", "DEVELOPERS.md", "LICENSE", "Makefile", "README.md",
+	"bin", "cmd", "compose", "docs", "go.mod", "go.sum", "lifecycle", "policy", "proxy", "runtime",
+}
+
+// confined are imports that only some packages may have: the first matching
+// prefix decides.
+var confined = []struct {
+	imported string
+	allowed  func(pkg string) bool
+}{
+	{"github.com/docker/docker", in("runtime/docker", "runtime/runtimetest/engine", "proxy/engineapi", "cmd/berm-engine")},
+	{"github.com/containerd/containerd", in("runtime/containerd")},
+	{"github.com/spf13/cobra", in("cmd")},
+	{"go.yaml.in/yaml", in("cmd", "policy", "proxy")},
+	{"modernc.org/sqlite", in("lifecycle/store")},
+	// The Docker client speaks HTTP, so its backend may name HTTP's types.
+	{"net/http", func(pkg string) bool {
+		return !in("policy", "lifecycle", "runtime")(pkg) || in("runtime/docker", "runtime/runtimetest/engine")(pkg)
+	}},
+}
+
+// in tells whether a package is one of the roots or below one.
+func in(roots ...string) func(string) bool {
+	return func(pkg string) bool {
+		return slices.ContainsFunc(roots, func(root string) bool { return pkg == root || strings.HasPrefix(pkg, root+"/") })
+	}
+}
+
+// mayImport is the one line that the house stands on:
+// cmd -> proxy -> lifecycle -> runtime, with policy, runtime and proxy/apitype as
+// leaves. Children see their ancestors, no package sees a child or a sibling, and
+// only cmd sees everything.
+func mayImport(pkg, dep string) bool {
+	ancestor := strings.HasPrefix(pkg, dep+"/")
+	leaf := dep == "policy" || dep == "runtime"
+	switch {
+	case in("cmd/berm")(pkg):
+		return !in("runtime/runtimetest", "proxy/sandboxapi/openapitest")(dep) // test code stays out of the binary
+	case in("cmd")(pkg):
+		return true
+	case in("proxy/apitype")(pkg):
+		return false
+	case in("proxy/client")(pkg):
+		return dep == "proxy/apitype"
+	case in("proxy")(pkg):
+		return ancestor || leaf || dep == "lifecycle" || dep == "proxy/apitype"
+	case in("lifecycle")(pkg):
+		return ancestor || leaf
+	case in("policy", "runtime")(pkg):
+		return ancestor
+	}
+	return false
+}
+
+// verdict says what is wrong with an import; empty if nothing is.
+func verdict(pkg, imported string) string {
+	if imported == module || strings.HasPrefix(imported, module+"/") {
+		if !mayImport(pkg, strings.TrimPrefix(strings.TrimPrefix(imported, module), "/")) {
+			return "is against the import rule"
+		}
+		return ""
+	}
+	first, _, _ := strings.Cut(imported, "/")
+	if in("proxy/apitype", "proxy/client")(pkg) && strings.Contains(first, ".") {
+		return "is not in the standard library"
+	}
+	for _, c := range confined {
+		if imported == c.imported || strings.HasPrefix(imported, c.imported+"/") {
+			if !c.allowed(pkg) {
+				return "is confined to other packages"
+			}
+			return ""
+		}
+	}
+	return ""
+}
+
+func TestImports(t *testing.T) {
+	const root = "../.."
+	packages := map[string]bool{}
+	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if name := d.Name(); file != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+			return nil
+		}
+		rel, err := filepath.Rel(root, file)
+		if err != nil {
+			return err
+		}
+		pkg := path.Dir(filepath.ToSlash(rel))
+		packages[pkg] = true
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		for _, spec := range parsed.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			if wrong := verdict(pkg, imported); wrong != "" {
+				t.Errorf("%s: %s %s", rel, imported, wrong)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pkg := range []string{"cmd/berm", "policy", "lifecycle", "runtime"} {
+		if !packages[pkg] {
+			t.Errorf("no file of %s was looked at", pkg)
+		}
+	}
+}
+
+func TestTopLevel(t *testing.T) {
+	entries, err := os.ReadDir("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !slices.Contains(topLevel, e.Name()) {
+			t.Errorf("%s doesn't belong at the root of the repository", e.Name())
+		}
+	}
+}
+
+// The rule itself, so that a slip in it doesn't pass for a clean tree.
+func TestImportRule(t *testing.T) {
+	tests := map[string]struct {
+		pkg, imported string
+		ok            bool
+	}{
+		"cmd sees all":                {"cmd/berm", module + "/runtime/docker", true},
+		"cmd sees its config":         {"cmd/berm", module + "/cmd/berm/config", true},
+		"cmd without test code":       {"cmd/berm", module + "/runtime/runtimetest", false},
+		"tool with test code":         {"cmd/berm-engine", module + "/runtime/runtimetest/engine", true},
+		"proxy to lifecycle":          {"proxy/sandboxapi", module + "/lifecycle", true},
+		"proxy to parent":             {"proxy/sandboxapi", module + "/proxy", true},
+		"proxy to apitype":            {"proxy/sandboxapi", module + "/proxy/apitype", true},
+		"proxy to policy":             {"proxy", module + "/policy", true},
+		"proxy to sibling":            {"proxy/sandboxapi", module + "/proxy/engineapi", false},
+		"parent to child":             {"proxy", module + "/proxy/sandboxapi", false},
+		"proxy to lifecycle's child":  {"proxy/sandboxapi", module + "/lifecycle/store", false},
+		"proxy to backend":            {"proxy/sandboxapi", module + "/runtime/docker", false},
+		"client to apitype":           {"proxy/client", module + "/proxy/apitype", true},
+		"client to parent":            {"proxy/client", module + "/proxy", false},
+		"client to others":            {"proxy/client", "github.com/google/uuid", false},
+		"client to standard library":  {"proxy/client", "net/http", true},
+		"apitype to anything of ours": {"proxy/apitype", module + "/policy", false},
+		"lifecycle to runtime":        {"lifecycle", module + "/runtime", true},
+		"lifecycle to backend":        {"lifecycle", module + "/runtime/docker", false},
+		"lifecycle to proxy":          {"lifecycle", module + "/proxy", false},
+		"lifecycle to its child":      {"lifecycle", module + "/lifecycle/store", false},
+		"child to lifecycle":          {"lifecycle/store", module + "/lifecycle", true},
+		"lifecycle's siblings":        {"lifecycle/store", module + "/lifecycle/hold", false},
+		"name that begins alike":      {"lifecycle", module + "/runtimes", false},
+		"policy is a leaf":            {"policy", module + "/runtime", false},
+		"runtime is a leaf":           {"runtime", module + "/policy", false},
+		"backend to runtime":          {"runtime/docker", module + "/runtime", true},
+		"backends apart":              {"runtime/docker", module + "/runtime/runtimetest", false},
+		"http in lifecycle":           {"lifecycle/reaper", "net/http", false},
+		"http pprof in policy":        {"policy", "net/http/httptest", false},
+		"http in docker backend":      {"runtime/docker", "net/http", true},
+		"docker client in lifecycle":  {"lifecycle", "github.com/docker/docker/client", false},
+		"docker client in backend":    {"runtime/docker", "github.com/docker/docker/client", true},
+		"docker client in cmd":        {"cmd/berm", "github.com/docker/docker/client", false},
+		"unknown layer":               {"util", module + "/runtime", false},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if wrong := verdict(tt.pkg, tt.imported); (wrong == "") != tt.ok {
+				t.Errorf("%s importing %s: %q", tt.pkg, tt.imported, wrong)
+			}
+		})
+	}
+}
