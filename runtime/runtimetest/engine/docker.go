@@ -1,0 +1,255 @@
+// Package engine starts private container engines for tests and demonstrations:
+// daemons of their own in a network namespace of their own, which leave nothing
+// behind. It needs Linux and root.
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// Options say how to start an engine. The zero value will do.
+type Options struct {
+	// Dir is where the engine makes a directory for all that it keeps. Empty is
+	// os.TempDir(). Engines whose owner died are looked for in the same place, so
+	// it should be the same each time. At most 60 characters.
+	Dir string
+	// Log receives a line about each step; nil discards.
+	Log io.Writer
+	// NoNetns starts the daemon in this process's network namespace, where it
+	// reaches loopback, but has no networks and must not be asked for any.
+	NoNetns bool
+	// StartTimeout is how long a daemon may take to answer. 0 is 30 s.
+	StartTimeout time.Duration
+}
+
+// Docker is a private Docker Engine: a containerd, a dockerd, and what they keep.
+// Its methods may be called from many goroutines at once.
+//
+// When the process dies without Close, the daemons die with it, and the next
+// StartDocker removes the rest.
+type Docker struct {
+	place *place
+	opts  Options
+
+	mu         sync.Mutex
+	containerd *daemon
+	dockerd    *daemon // nil while it is killed
+}
+
+// StartDocker starts a private engine and waits until it answers, which takes about
+// a second. The caller closes it. FailedPrecondition says that this machine or this
+// user can't have one.
+func StartDocker(ctx context.Context, opts Options) (*Docker, error) {
+	if err := Check("docker"); err != nil {
+		return nil, err
+	}
+	if opts.Log == nil {
+		opts.Log = io.Discard
+	}
+	if opts.Dir == "" {
+		opts.Dir = os.TempDir()
+	}
+	if opts.StartTimeout == 0 {
+		opts.StartTimeout = 30 * time.Second
+	}
+	if len(opts.Dir) > 60 { // a socket's path has at most 107 characters
+		return nil, fmt.Errorf("directory %s has more than 60 characters: %w", opts.Dir, errdefs.ErrInvalidArgument)
+	}
+	place, err := newPlace(opts)
+	if err != nil {
+		return nil, fmt.Errorf("start a private engine: %w", err)
+	}
+	d := &Docker{place: place, opts: opts}
+	if err := d.start(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start a private engine: %w", err), d.Close())
+	}
+	return d, nil
+}
+
+// Host is the engine's address, as in DOCKER_HOST.
+func (d *Docker) Host() string { return "unix://" + d.place.path("docker.sock") }
+
+// Containerd is the address of the containerd below, a socket's path.
+func (d *Docker) Containerd() string { return d.place.path("containerd.sock") }
+
+// Dir holds all that the engine keeps.
+func (d *Docker) Dir() string { return d.place.dir }
+
+// Netns is the path of the engine's network namespace; empty with NoNetns.
+func (d *Docker) Netns() string {
+	if d.opts.NoNetns {
+		return ""
+	}
+	return d.place.path("netns")
+}
+
+// Pid is the process id of dockerd; 0 while it is killed. Stopping it with SIGSTOP
+// makes an engine that hangs.
+func (d *Docker) Pid() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.dockerd == nil {
+		return 0
+	}
+	return d.dockerd.cmd.Process.Pid
+}
+
+// Kill ends dockerd with SIGKILL and waits for its end. Containers live on until
+// Start, which ends them, as dockerd does without live restore.
+func (d *Docker) Kill() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.dockerd != nil {
+		d.dockerd.kill()
+		d.dockerd = nil
+	}
+}
+
+// Start starts dockerd again after Kill, and waits until it answers.
+func (d *Docker) Start(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.dockerd != nil {
+		return nil
+	}
+	if d.containerd == nil {
+		return fmt.Errorf("the engine is closed: %w", errdefs.ErrFailedPrecondition)
+	}
+	return d.startDockerd(ctx)
+}
+
+// Close kills the engine and its containers and removes all that they left. It may
+// be called more than once.
+func (d *Docker) Close() error {
+	d.Kill()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.containerd != nil {
+		d.containerd.kill()
+		d.containerd = nil
+	}
+	return d.place.remove()
+}
+
+func (d *Docker) start(ctx context.Context) error {
+	if !d.opts.NoNetns {
+		if err := makeNetns(d.place.path("netns")); err != nil {
+			return err
+		}
+	}
+	config := fmt.Sprintf(`version = 2
+root = %q
+state = %q
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = %q
+[plugins."io.containerd.internal.v1.opt"]
+path = %q
+`, d.place.path("containerd"), d.place.path("state"), d.Containerd(), d.place.path("opt"))
+	if err := os.WriteFile(d.place.path("containerd.toml"), []byte(config), 0o600); err != nil {
+		return err
+	}
+	var err error
+	d.containerd, err = startDaemon(d.place.path("containerd.log"), d.Netns(),
+		"containerd", "--config", d.place.path("containerd.toml"))
+	if err != nil {
+		return err
+	}
+	if err := d.containerd.await(ctx, d.opts.StartTimeout, dial(d.Containerd())); err != nil {
+		return err
+	}
+	return d.startDockerd(ctx)
+}
+
+func (d *Docker) startDockerd(ctx context.Context) error {
+	begun := time.Now()
+	config := make(map[string]any)
+	if major, err := dockerdMajor(ctx); err != nil {
+		return err
+	} else if major < 24 {
+		config["deprecated-key-path"] = d.place.path("key.json") // else in /etc/docker
+	}
+	b, err := json.Marshal(config)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(d.place.path("daemon.json"), b, 0o600); err != nil {
+		return err
+	}
+	args := []string{
+		"--config-file", d.place.path("daemon.json"), "--containerd", d.Containerd(),
+		"--data-root", d.place.path("data"), "--exec-root", d.place.path("exec"),
+		"--pidfile", d.place.path("docker.pid"), "--host", d.Host(),
+		"--cgroup-parent", "/" + d.place.name, "--exec-opt", "native.cgroupdriver=cgroupfs",
+		"--userland-proxy=false",
+	}
+	if d.opts.NoNetns {
+		args = append(args, "--bridge=none", "--iptables=false", "--ip-masq=false", "--ip-forward=false")
+	}
+	// A pid file that was left names a process that is gone, or by now another one.
+	if err := os.Remove(d.place.path("docker.pid")); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	d.dockerd, err = startDaemon(d.place.path("dockerd.log"), d.Netns(), "dockerd", args...)
+	if err != nil {
+		return err
+	}
+	client, err := newClient(d.Host())
+	if err != nil {
+		return err
+	}
+	defer client.close()
+	if err := d.dockerd.await(ctx, d.opts.StartTimeout, client.ping); err != nil {
+		d.dockerd.kill()
+		d.dockerd = nil
+		return err
+	}
+	_, _ = fmt.Fprintf(d.opts.Log, "private Docker Engine at %s, up in %s\n", d.Host(), time.Since(begun).Round(time.Millisecond))
+	return nil
+}
+
+var versionPattern = regexp.MustCompile(`version v?(\d+)\.`)
+
+func dockerdMajor(ctx context.Context) (int, error) {
+	path, err := find("dockerd")
+	if err != nil {
+		return 0, err
+	}
+	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	if err != nil {
+		return 0, fmt.Errorf("%s --version: %w", path, err)
+	}
+	m := versionPattern.FindSubmatch(out)
+	if m == nil {
+		return 0, fmt.Errorf("%s --version says %q", path, out)
+	}
+	return strconv.Atoi(string(m[1]))
+}
+
+// find looks a program up in PATH and where the distributions keep daemons.
+func find(name string) (string, error) {
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	for _, dir := range systemDirs {
+		path := filepath.Join(dir, name)
+		if unix.Access(path, unix.X_OK) == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%s isn't installed: %w", name, errdefs.ErrFailedPrecondition)
+}

@@ -1,0 +1,232 @@
+package engine
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const image = "berm.local/enginetest:latest"
+
+func start(t *testing.T, opts Options) *Docker {
+	t.Helper()
+	Require(t, "docker")
+	if opts.Log == nil {
+		opts.Log = t.Output()
+	}
+	d, err := StartDocker(t.Context(), opts)
+	if err != nil {
+		Lacking(t, "docker", err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, what := range leftovers(t, d.place) {
+			t.Errorf("left behind: %s", what)
+		}
+	})
+	return d
+}
+
+// run starts a container that sleeps, by bare API calls.
+func run(t *testing.T, d *Docker) string {
+	t.Helper()
+	c, err := newClient(d.Host())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	ctx := context.Background()
+	if err := c.postJSON(ctx, "/containers/create?name=probe", `{"Image":"`+image+`","Cmd":["sleep","1000"]}`); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.postJSON(ctx, "/containers/probe/start", ""); err != nil {
+		t.Fatal(err)
+	}
+	return "probe"
+}
+
+func (c *client) postJSON(ctx context.Context, path, body string) error {
+	_, err := c.call(ctx, "POST", path, "application/json", []byte(body))
+	return err
+}
+
+// leftovers looks for whatever carries the engine's name.
+func leftovers(t *testing.T, p *place) []string {
+	t.Helper()
+	var found []string
+	for _, pattern := range []string{p.dir, "/sys/fs/cgroup/" + p.name, "/sys/fs/cgroup/*/" + p.name} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, paths...)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, p.name) {
+			found = append(found, line)
+		}
+	}
+	cmdlines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range cmdlines {
+		if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), p.dir) {
+			found = append(found, f+" "+string(b))
+		}
+	}
+	return found
+}
+
+func TestDocker(t *testing.T) {
+	d := start(t, Options{})
+	if err := d.ImportBusybox(t.Context(), image, "USER 1000:1000"); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := HasImage(t.Context(), d.Host(), image); err != nil || !ok {
+		t.Fatalf("HasImage after the import: %t, %v", ok, err)
+	}
+	run(t, d)
+	links, err := exec.Command("nsenter", "--net="+d.Netns(), "ip", "-o", "link").CombinedOutput()
+	if err != nil || !strings.Contains(string(links), "docker0") {
+		t.Errorf("links in the engine's namespace: %s %v", links, err)
+	}
+	c, err := newClient(d.Host())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	if err := c.postJSON(t.Context(), "/containers/probe/pause", ""); err != nil {
+		t.Error(err) // left frozen on purpose: Close has to cope
+	}
+
+	d.Kill()
+	if err := Ping(t.Context(), d.Host()); err == nil || d.Pid() != 0 {
+		t.Errorf("the engine answers after Kill, pid %d", d.Pid())
+	}
+	if err := d.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.call(t.Context(), "GET", "/containers/probe/json", "", nil); err != nil {
+		t.Errorf("the container after a restart: %v", err)
+	}
+	if err := RemoveImage(t.Context(), d.Host(), "no.such/image:latest"); err == nil {
+		t.Error("removing an image that isn't there succeeded")
+	}
+}
+
+func TestDockerClosedWithRunningContainer(t *testing.T) {
+	d := start(t, Options{})
+	if err := d.ImportBusybox(t.Context(), image); err != nil {
+		t.Fatal(err)
+	}
+	run(t, d)
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Start(t.Context()); err == nil {
+		t.Error("a closed engine was started")
+	}
+}
+
+func TestDockerSideBySide(t *testing.T) {
+	engines := make([]*Docker, 3)
+	var wg sync.WaitGroup
+	for i := range engines {
+		wg.Go(func() {
+			Require(t, "docker")
+			d, err := StartDocker(context.Background(), Options{NoNetns: i == 0})
+			if err != nil {
+				t.Errorf("engine %d: %v", i, err)
+				return
+			}
+			engines[i] = d
+		})
+	}
+	wg.Wait()
+	for _, d := range engines {
+		if d == nil {
+			continue
+		}
+		if err := d.ImportBusybox(t.Context(), image); err != nil {
+			t.Error(err)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, what := range leftovers(t, d.place) {
+			t.Errorf("left behind: %s", what)
+		}
+	}
+}
+
+// TestDockerOwnerKilled has a process of its own start an engine and be killed.
+func TestDockerOwnerKilled(t *testing.T) {
+	Require(t, "docker")
+	base := os.Getenv("BERM_ENGINE_TEST_DIR")
+	if base != "" {
+		d, err := StartDocker(context.Background(), Options{Dir: base})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.ImportBusybox(context.Background(), image); err != nil {
+			t.Fatal(err)
+		}
+		run(t, d)
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+	}
+	base, err := os.MkdirTemp("", "berm") // t.TempDir's paths are too long
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(base) })
+	cmd := exec.Command(os.Args[0], "-test.run=^TestDockerOwnerKilled$")
+	cmd.Env = append(os.Environ(), "BERM_ENGINE_TEST_DIR="+base)
+	out, err := cmd.CombinedOutput()
+	if err == nil || cmd.ProcessState.ExitCode() != -1 {
+		t.Fatalf("the owner wasn't killed: %v\n%s", err, out)
+	}
+	left, err := filepath.Glob(filepath.Join(base, placePrefix+"*"))
+	if err != nil || len(left) != 1 {
+		t.Fatalf("the killed owner left %v, %v", left, err)
+	}
+	stale := &place{dir: left[0], name: filepath.Base(left[0])}
+	if len(leftovers(t, stale)) < 3 {
+		t.Fatalf("nothing to clean up: the test proves nothing")
+	}
+	begun := time.Now()
+	start(t, Options{Dir: base})
+	if took := time.Since(begun); took > 10*time.Second {
+		t.Errorf("started in %s", took)
+	}
+	for _, what := range leftovers(t, stale) {
+		t.Errorf("left behind: %s", what)
+	}
+}
+
+func TestBusyboxRootfs(t *testing.T) {
+	if _, err := findBusybox(); err != nil {
+		Lacking(t, "docker", err)
+	}
+	a, err := busyboxRootfs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := busyboxRootfs(t.Context())
+	if err != nil || string(a) != string(b) {
+		t.Errorf("two builds differ: %v", err)
+	}
+}
