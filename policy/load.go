@@ -1,4 +1,169 @@
 package policy
 
-// Policy is a loaded policy: immutable, safe for many goroutines.
-type Policy struct{}
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Options are what a policy file is read with: the operator's defaults, and the
+// only ways for this package to reach the outside.
+type Options struct {
+	// Resolve gives a local path with every symbolic link resolved, and an error if
+	// that isn't an existing directory. It is called for every judged mount, from
+	// many goroutines. Nil is ResolveDir.
+	Resolve func(path string) (string, error)
+	// MakeDir makes the default workspace, when it is missing and under an allowed
+	// root. Nil is the function MakeDir.
+	MakeDir func(path string) error
+	// Secret reads a secret at load. Nil is ReadSecret.
+	Secret func(SecretSource) (string, error)
+	// InContainer says that this process runs in a container, so that a root on its
+	// own root file system can't be the engine's.
+	InContainer bool
+	// OnRootFS tells whether a local path lies on this process's own root file
+	// system; asked only with InContainer. Nil is the function OnRootFS.
+	OnRootFS func(path string) (bool, error)
+
+	// Refuse holds further paths, in the engine's terms, that are never mounted,
+	// nor is anything below or above them: the engine's socket, Berm's own state. A
+	// socket that is a symbolic link needs both paths here.
+	Refuse []string
+
+	DefaultImage   string        // the profiles' image unless the file says; empty is python:3.11-slim
+	DefaultTTL     time.Duration // unless the file says; 0 is one hour
+	DefaultIdleTTL time.Duration // unless the file says; 0 is never
+	EngineNetwork  string        // what network "on" is to the engine unless the file says; empty is berm-sandbox
+}
+
+// Problem is one thing that is wrong with a policy file.
+type Problem struct {
+	Line    int    // 0 when it isn't known
+	Path    string // of the key: "profiles.ci.cpus"; empty for the file as a whole
+	Message string
+}
+
+// String gives line, path and message, as far as they are known.
+func (p Problem) String() string {
+	s := p.Message
+	if p.Path != "" {
+		s = p.Path + ": " + s
+	}
+	if p.Line > 0 {
+		s = fmt.Sprintf("line %d: %s", p.Line, s)
+	}
+	return s
+}
+
+// LoadError says everything that is wrong with a policy file.
+type LoadError struct{ Problems []Problem }
+
+// Error gives one problem per line.
+func (e *LoadError) Error() string {
+	s := make([]string, len(e.Problems))
+	for i, p := range e.Problems {
+		s[i] = p.String()
+	}
+	return "policy: " + strings.Join(s, "\n")
+}
+
+// InvalidParameter puts the error into errdefs' InvalidArgument class.
+func (*LoadError) InvalidParameter() {}
+
+// Policy is a loaded policy: immutable, safe for many goroutines. It keeps
+// secrets, and so never prints what is in it.
+type Policy struct {
+	profiles map[string]Profile
+	mounts   mountRules
+	networks map[string]NetworkRule
+	env      envRules
+	images   imageRules
+	ttl      ttlRules
+	clamp    bool
+	file     file // all defaults filled in, but for the profiles
+}
+
+// Format keeps the policy's secrets out of whatever prints it.
+func (*Policy) Format(s fmt.State, _ rune) { _, _ = io.WriteString(s, "policy") }
+
+const maxFileBytes = 1 << 20
+
+// Parse reads a policy file. Nil or empty data is the built-in policy. The error
+// is a *LoadError with everything that is wrong, not just the first.
+func Parse(data []byte, opts Options) (*Policy, error) {
+	if opts.Resolve == nil {
+		opts.Resolve = ResolveDir
+	}
+	if opts.MakeDir == nil {
+		opts.MakeDir = MakeDir
+	}
+	if opts.Secret == nil {
+		opts.Secret = ReadSecret
+	}
+	if opts.OnRootFS == nil {
+		opts.OnRootFS = OnRootFS
+	}
+	if len(data) > maxFileBytes {
+		return nil, &LoadError{Problems: []Problem{{Message: fmt.Sprintf("the file is over %d bytes", maxFileBytes)}}}
+	}
+	l := &loader{opts: opts, policy: &Policy{}}
+	l.file.Version = -1
+	l.decode(data, &l.file)
+	switch {
+	case l.file.Version == 1:
+	case l.file.Version != -1 || len(l.lines) > 0:
+		l.problem("version", "must be 1")
+	default:
+		l.file.Version = 1
+	}
+	l.loadTTL()
+	l.loadNetworks()
+	l.loadImages()
+	l.loadProfiles()
+	l.loadEnv()
+	l.loadMounts()
+	l.policy.clamp = l.choice("resources.over_max", &l.file.Resources.OverMax, "refuse", "clamp") == "clamp"
+	if len(l.problems) > 0 {
+		slices.SortStableFunc(l.problems, func(a, b Problem) int { return a.Line - b.Line })
+		return nil, &LoadError{Problems: l.problems}
+	}
+	l.policy.file = l.file
+	return l.policy, nil
+}
+
+// loader turns a file into a policy, and gathers what is wrong with it.
+type loader struct {
+	decoder
+	opts   Options
+	file   file
+	policy *Policy
+}
+
+// choice checks a word against those allowed; the first one is the default.
+func (l *loader) choice(path string, v *string, allowed ...string) string {
+	if *v == "" {
+		*v = allowed[0]
+	}
+	if !slices.Contains(allowed, *v) {
+		l.problem(path, "is %q, must be %s", *v, orList(allowed))
+	}
+	return *v
+}
+
+func orList(words []string) string {
+	if len(words) < 2 {
+		return strings.Join(words, "")
+	}
+	return strings.Join(words[:len(words)-1], ", ") + " or " + words[len(words)-1]
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	names := make([]string, 0, len(m))
+	for name := range m {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}

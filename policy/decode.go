@@ -1,0 +1,176 @@
+package policy
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// decoder fills structs from YAML, strictly. It goes on after a problem, and
+// remembers the line of every key. The library's own strict mode knows neither
+// the path of a key nor anything but its own types' names in its messages.
+type decoder struct {
+	problems []Problem
+	lines    map[string]int
+}
+
+// decode reads one document. An empty one leaves out as it was.
+func (d *decoder) decode(data []byte, out *file) {
+	d.lines = map[string]int{}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var doc, next yaml.Node
+	if err := dec.Decode(&doc); err != nil {
+		if !errors.Is(err, io.EOF) {
+			d.problem("", "%s", strings.TrimPrefix(err.Error(), "yaml: "))
+		}
+		return
+	}
+	if err := dec.Decode(&next); !errors.Is(err, io.EOF) {
+		d.problem("", "there is more than one YAML document")
+	}
+	d.value(doc.Content[0], reflect.ValueOf(out).Elem(), "")
+}
+
+// problem notes what is wrong with the key at path; its line, or that of the
+// nearest key above it that is in the file, goes with it.
+func (d *decoder) problem(path, format string, args ...any) {
+	line := 0
+	for p := path; p != "" && line == 0; p = p[:max(strings.LastIndexAny(p, ".["), 0)] {
+		line = d.lines[p]
+	}
+	d.problems = append(d.problems, Problem{Line: line, Path: path, Message: fmt.Sprintf(format, args...)})
+}
+
+func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
+	if path != "" {
+		d.lines[path] = n.Line
+	}
+	if n.Kind == yaml.AliasNode {
+		d.problem(path, "aliases are not supported")
+		return
+	}
+	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {
+		return
+	}
+	if v.Kind() == reflect.Pointer {
+		e, before := reflect.New(v.Type().Elem()), len(d.problems)
+		// A bad value counts as left out, so that nobody complains about it again.
+		if d.value(n, e.Elem(), path); len(d.problems) == before {
+			v.Set(e)
+		}
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct, reflect.Map:
+		d.mapping(n, v, path)
+	case reflect.Slice:
+		if n.Kind != yaml.SequenceNode {
+			d.problem(path, "must be a list")
+			return
+		}
+		v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
+		for i, c := range n.Content {
+			d.value(c, v.Index(i), fmt.Sprintf("%s[%d]", path, i))
+		}
+	default:
+		d.scalar(n, v, path)
+	}
+}
+
+func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string) {
+	if n.Kind != yaml.MappingNode {
+		d.problem(path, "must be a mapping")
+		return
+	}
+	if v.Kind() == reflect.Map {
+		v.Set(reflect.MakeMap(v.Type()))
+	}
+	seen := map[string]int{}
+	for i := 0; i < len(n.Content); i += 2 {
+		key, val := n.Content[i], n.Content[i+1]
+		if key.Kind != yaml.ScalarNode {
+			d.problem(path, "line %d has a key that is not a plain word", key.Line)
+			continue
+		}
+		sub := join(path, key.Value)
+		if first := seen[key.Value]; first != 0 {
+			d.lines[sub] = key.Line
+			d.problem(sub, "is there twice, first on line %d", first)
+			continue
+		}
+		seen[key.Value] = key.Line
+		d.lines[sub] = key.Line
+		if v.Kind() == reflect.Map {
+			e := reflect.New(v.Type().Elem()).Elem()
+			d.value(val, e, sub)
+			v.SetMapIndex(reflect.ValueOf(key.Value), e)
+			continue
+		}
+		known := keys(v.Type())
+		f := slices.Index(known, key.Value)
+		if f < 0 {
+			slices.Sort(known)
+			d.problem(sub, "is not a known key (known here: %s)", strings.Join(known, ", "))
+			continue
+		}
+		d.value(val, v.Field(f), sub)
+	}
+}
+
+func (d *decoder) scalar(n *yaml.Node, v reflect.Value, path string) {
+	if n.Kind != yaml.ScalarNode {
+		d.problem(path, "must be a single value")
+		return
+	}
+	tag := n.ShortTag()
+	switch {
+	case v.Type() == reflect.TypeFor[time.Duration]():
+		t, err := time.ParseDuration(n.Value)
+		if err != nil {
+			d.problem(path, "must be a duration such as 30s, 15m or 24h")
+			return
+		}
+		v.SetInt(int64(t))
+	case v.Kind() == reflect.String:
+		if tag == "!!binary" || strings.HasPrefix(tag, "!") && !strings.HasPrefix(tag, "!!") {
+			d.problem(path, "must be a plain string")
+			return
+		}
+		v.SetString(n.Value)
+	case v.Kind() == reflect.Bool:
+		if tag != "!!bool" || n.Decode(v.Addr().Interface()) != nil {
+			d.problem(path, "must be true or false")
+		}
+	case v.Kind() == reflect.Int64:
+		if tag != "!!int" || n.Decode(v.Addr().Interface()) != nil {
+			d.problem(path, "must be a whole number")
+		}
+	case v.Kind() == reflect.Float64:
+		if tag != "!!int" && tag != "!!float" || n.Decode(v.Addr().Interface()) != nil {
+			d.problem(path, "must be a number")
+		}
+	}
+}
+
+// keys gives the YAML names of a struct's fields, in their order.
+func keys(t reflect.Type) []string {
+	names := make([]string, t.NumField())
+	for i := range names {
+		names[i], _, _ = strings.Cut(t.Field(i).Tag.Get("yaml"), ",")
+	}
+	return names
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}

@@ -1,0 +1,59 @@
+package policy
+
+import (
+	"fmt"
+	"time"
+)
+
+// ExecTimeout gives how long a command may run in a sandbox of the profile; nil
+// seconds is the profile's default. One over the profile's maximum is clamped, and
+// then listed. The error is a *DeniedError.
+func (p *Policy) ExecTimeout(profile string, seconds *int64) (time.Duration, []Override, error) {
+	j := &judge{policy: p}
+	var ok bool
+	if j.profile, ok = p.Profile(profile); !ok {
+		j.unknownProfile(profile)
+		return 0, nil, j.v.Err()
+	}
+	timeout := j.profile.Timeout
+	switch most := j.profile.MaxTimeout; {
+	case seconds == nil:
+	case *seconds <= 0:
+		j.invalid(ruleTimeoutRange, "timeout", fmt.Sprint(*seconds), "at least 1", fmt.Sprintf("timeout %d is out of range, it must be at least 1 second", *seconds))
+	case j.profile.locked("timeout"):
+		if float64(*seconds) != timeout.Seconds() {
+			j.override(lockedRule(j.profile.Name), "timeout", *seconds, timeout.Seconds())
+		}
+	case *seconds > int64(most/time.Second):
+		j.override(ruleTimeoutMax, "timeout", *seconds, most.Seconds())
+		timeout = most
+	default:
+		timeout = time.Duration(*seconds) * time.Second
+	}
+	return timeout, j.v.Overridden, j.v.Err()
+}
+
+// WorkingDir gives a command's working directory, cleaned. Empty is the mount
+// path where a host path is mounted, and otherwise stays empty: the image's own.
+// With a host path mounted it must be the mount path or below. The error is a
+// *DeniedError.
+func WorkingDir(s Spec, cwd string) (string, error) {
+	mounted := s.HostPath != "" && s.HostPathMode != modeNone
+	if cwd == "" {
+		if mounted {
+			return s.MountPath, nil
+		}
+		return "", nil
+	}
+	j := &judge{}
+	clean, why := cleanPath(cwd)
+	if why != "" {
+		j.invalid(ruleCwdSyntax, "cwd", cwd, "an absolute path", fmt.Sprintf("working directory %q %s", shorten(cwd), why))
+		return "", j.v.Err()
+	}
+	if mounted && !under(clean, s.MountPath) {
+		j.deny(ruleCwdOutside, "cwd", cwd, s.MountPath+" or below", fmt.Sprintf("working directory %q is outside of the mount; allowed is %s or below", shorten(cwd), s.MountPath))
+		return "", j.v.Err()
+	}
+	return clean, nil
+}

@@ -1,0 +1,215 @@
+package policy
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	modeNone      = "none"
+	modeRO        = "ro"
+	modeRW        = "rw"
+	maxPathBytes  = 4096
+	maxExtraMount = 32
+	tmpfsTarget   = "/tmp"
+)
+
+var (
+	modes      = []string{modeNone, modeRO, modeRW}
+	mountModes = []string{modeRO, modeRW}
+	// kernelDirs are file systems of the kernel, in a container too.
+	kernelDirs = []string{"/proc", "/sys", "/dev"}
+)
+
+// mounts judges the host path and the extra mounts, all alike.
+func (j *judge) mounts(req Request) {
+	s := &j.v.Spec
+	s.HostPathMode = pick(j, "host_path_mode", given(req.HostPathMode), j.profile.HostPathMode)
+	if !slices.Contains(modes, s.HostPathMode) {
+		j.badMode("host_path_mode", s.HostPathMode, modes)
+	}
+	s.MountPath = j.target("mount_path", pick(j, "mount_path", given(req.MountPath), j.profile.MountPath))
+	asked := pick(j, "host_path", given(req.HostPath), j.policy.mounts.defaultWorkspace)
+	extra := req.ExtraMounts
+	if len(extra) > 0 && j.profile.locked("extra_mounts") {
+		j.override(lockedRule(j.profile.Name), "extra_mounts", showMounts(extra), []string{})
+		extra = nil
+	}
+	if s.HostPathMode == modeNone {
+		j.modeNone(req, extra)
+		return
+	}
+	if asked != "" {
+		if m, ok := j.mount("host_path", asked); ok {
+			m.MountPath, m.Mode = s.MountPath, s.HostPathMode
+			s.HostPath, s.Mounts = m.HostPath, append(s.Mounts, m)
+		}
+	}
+	j.extraMounts(extra)
+	j.overlaps()
+}
+
+// modeNone mounts nothing, and says so of what was asked for all the same.
+func (j *judge) modeNone(req Request, extra []MountRequest) {
+	if p := given(req.HostPath); p != nil {
+		j.override(ruleModeNone, "host_path", *p, "")
+	}
+	if len(extra) > 0 {
+		j.override(ruleModeNone, "extra_mounts", showMounts(extra), []string{})
+	}
+}
+
+func showMounts(reqs []MountRequest) []string {
+	s := make([]string, min(len(reqs), maxExtraMount))
+	for i := range s {
+		s[i] = shorten(reqs[i].HostPath + ":" + reqs[i].MountPath + ":" + reqs[i].Mode)
+	}
+	return s
+}
+
+func (j *judge) extraMounts(reqs []MountRequest) {
+	s := &j.v.Spec
+	if len(reqs) > maxExtraMount {
+		j.invalid(ruleTooMany, "extra_mounts", fmt.Sprint(len(reqs)), fmt.Sprintf("at most %d", maxExtraMount),
+			fmt.Sprintf("extra_mounts has %d entries, more than %d", len(reqs), maxExtraMount))
+		return
+	}
+	for i, r := range reqs {
+		field := fmt.Sprintf("extra_mounts[%d].", i)
+		m, ok := j.mount(field+"host_path", r.HostPath)
+		m.MountPath = j.target(field+"mount_path", r.MountPath)
+		switch m.Mode = r.Mode; {
+		case m.Mode == "":
+			m.Mode = modeRO
+		case !slices.Contains(mountModes, m.Mode):
+			j.badMode(field+"mode", m.Mode, mountModes)
+		case m.Mode == modeRW && s.HostPathMode == modeRO && j.profile.locked("host_path_mode"):
+			j.override(lockedRule(j.profile.Name), field+"mode", modeRW, modeRO)
+			m.Mode = modeRO
+		}
+		if ok {
+			s.ExtraMounts = append(s.ExtraMounts, m)
+		}
+	}
+	slices.SortFunc(s.ExtraMounts, func(a, b Mount) int { return strings.Compare(a.MountPath, b.MountPath) })
+	s.Mounts = append(s.Mounts, s.ExtraMounts...)
+}
+
+func (j *judge) badMode(field, mode string, allowed []string) {
+	j.invalid(ruleMode, field, mode, orList(allowed), fmt.Sprintf("%s %q is not %s", field, shorten(mode), orList(allowed)))
+}
+
+// target judges a path inside the container.
+func (j *judge) target(field, asked string) string {
+	clean, why := cleanTarget(asked)
+	if why != "" {
+		j.invalid(ruleTarget, field, asked, "an absolute path other than /, not in "+orList(kernelDirs), fmt.Sprintf("%s %q %s", field, shorten(asked), why))
+	}
+	return clean
+}
+
+// overlaps refuses targets that lie in each other: the engine would make the inner
+// one's directory inside the outer one's, on the host.
+func (j *judge) overlaps() {
+	targets := j.v.Spec.Mounts
+	if j.v.Spec.ReadOnlyRootfs {
+		targets = append([]Mount{{MountPath: tmpfsTarget}}, targets...)
+	}
+	for i, a := range targets {
+		for _, b := range targets[:i] {
+			if a.MountPath != "" && b.MountPath != "" && (under(a.MountPath, b.MountPath) || under(b.MountPath, a.MountPath)) {
+				j.invalid(ruleTargetOverlap, "mount_path", a.MountPath, "mount paths that don't lie in each other",
+					fmt.Sprintf("mount paths %s and %s lie in each other", b.MountPath, a.MountPath))
+			}
+		}
+	}
+}
+
+// mount judges one directory of the host; only HostPath, Source and Local are set.
+func (j *judge) mount(field, asked string) (Mount, bool) {
+	m, reason := j.policy.mounts.judge(asked)
+	if reason != nil {
+		reason.Field, reason.Value = field, shorten(asked)
+		j.v.Denials = append(j.v.Denials, *reason)
+		return m, false
+	}
+	return m, true
+}
+
+func (r *mountRules) judge(asked string) (Mount, *Reason) {
+	refuse := func(rule, allowed, format string, args ...any) (Mount, *Reason) {
+		return Mount{}, &Reason{Rule: rule, Allowed: allowed, Message: fmt.Sprintf("host path %q ", shorten(asked)) + fmt.Sprintf(format, args...)}
+	}
+	clean, why := cleanPath(asked)
+	if why != "" {
+		_, reason := refuse(rulePathSyntax, "an absolute path", "%s", why)
+		reason.Invalid = true
+		return Mount{}, reason
+	}
+	roots := r.rootsInWords()
+	if entry, ok := r.refused(clean); ok {
+		return refuse(ruleAlwaysRefused, roots, "is refused whatever the allowed roots, because of %s; allowed is %s", entry, roots)
+	}
+	if len(r.roots) == 0 {
+		return refuse(ruleDisabled, roots, "is refused: host mounts are disabled, as the policy has neither allowed roots nor a shared root")
+	}
+	local, err := r.resolve(r.toLocal(clean))
+	if err != nil {
+		if !slices.ContainsFunc(r.roots, func(x root) bool { return under(clean, x.engine) || under(clean, x.source) }) {
+			return refuse(ruleAllowedRoots, roots, "is not under an allowed root; allowed is %s", roots)
+		}
+		return refuse(ruleNotADirectory, roots, "is not an existing directory; allowed are directories: %s", roots)
+	}
+	source := r.toEngine(local)
+	// What a link leads to is not told: it is none of the caller's business.
+	if entry, ok := r.refused(source); ok {
+		return refuse(ruleAlwaysRefused, roots, "leads to what is refused whatever the allowed roots, because of %s; allowed is %s", entry, roots)
+	}
+	if !slices.ContainsFunc(r.roots, func(x root) bool { return under(source, x.source) && under(local, x.local) }) {
+		return refuse(ruleAllowedRoots, roots, "is not under an allowed root, or leads out of it; allowed is %s", roots)
+	}
+	return Mount{HostPath: clean, Source: source, Local: local}, nil
+}
+
+// cleanPath checks an absolute path's form, and cleans it. Why says what is wrong.
+func cleanPath(p string) (clean, why string) {
+	switch {
+	case p == "":
+		return "", "is empty"
+	case len(p) > maxPathBytes:
+		return "", fmt.Sprintf("is over %d bytes long", maxPathBytes)
+	case !utf8.ValidString(p):
+		return "", "is not UTF-8"
+	case strings.ContainsFunc(p, unicode.IsControl):
+		return "", "contains a control character"
+	case !path.IsAbs(p):
+		return "", "is not absolute"
+	}
+	return path.Clean(p), ""
+}
+
+// cleanTarget is cleanPath for a mount's place in the container.
+func cleanTarget(p string) (clean, why string) {
+	clean, why = cleanPath(p)
+	if why != "" {
+		return "", why
+	}
+	if clean == "/" {
+		return "", "is the root of the container"
+	}
+	for _, dir := range kernelDirs {
+		if under(clean, dir) {
+			return "", "lies in " + dir
+		}
+	}
+	return clean, ""
+}
+
+// under tells whether a cleaned path is dir or lies below it.
+func under(p, dir string) bool {
+	return p == dir || dir == "/" || strings.HasPrefix(p, dir+"/")
+}

@@ -1,0 +1,255 @@
+package policy
+
+import (
+	"fmt"
+	"path"
+	"strings"
+)
+
+// alwaysRefused are never mounted, nor is what lies in them or contains them.
+var alwaysRefused = []string{
+	"/", "/etc", "/proc", "/sys", "/dev", "/root", "/boot", "/run", "/var/run", "/var/lib/docker", "/var/lib/containerd",
+}
+
+// root is an allowed root: as configured, and resolved in both views.
+type root struct {
+	engine string // as configured, cleaned; in the engine's terms
+	source string // resolved, in the engine's terms
+	local  string // resolved, in ours
+}
+
+// mapping says where a directory of the engine's host is in our own view.
+type mapping struct{ engine, local, resolved string }
+
+type mountRules struct {
+	roots            []root
+	refusals         []string
+	maps             []mapping // the identity among them
+	defaultWorkspace string    // empty if there is none
+	holdRequired     bool
+	resolve          func(string) (string, error)
+}
+
+// HoldRequired says that a sandbox must not be made unless its mounts are held
+// between the judgement and the engine's mounting them.
+func (p *Policy) HoldRequired() bool { return p.mounts.holdRequired }
+
+// refused tells whether a cleaned path is, lies in, or contains one that is always
+// refused, and which.
+func (r *mountRules) refused(p string) (string, bool) {
+	for _, entry := range r.refusals {
+		if under(entry, p) || entry != "/" && under(p, entry) {
+			return entry, true
+		}
+	}
+	return "", false
+}
+
+func (r *mountRules) toLocal(engine string) string {
+	best := r.maps[0]
+	for _, m := range r.maps {
+		if under(engine, m.engine) && len(m.engine) >= len(best.engine) {
+			best = m
+		}
+	}
+	return rebase(engine, best.engine, best.local)
+}
+
+func (r *mountRules) toEngine(local string) string {
+	best := r.maps[0]
+	for _, m := range r.maps {
+		if under(local, m.resolved) && len(m.resolved) >= len(best.resolved) {
+			best = m
+		}
+	}
+	return rebase(local, best.resolved, best.engine)
+}
+
+// rebase moves a path from under one directory to under another.
+func rebase(p, from, to string) string {
+	return path.Join(to, strings.TrimPrefix(p, from))
+}
+
+func (r *mountRules) rootsInWords() string {
+	if len(r.roots) == 0 {
+		return "no host path"
+	}
+	names := make([]string, len(r.roots))
+	for i, x := range r.roots {
+		names[i] = x.engine
+	}
+	return orList(names) + " and below"
+}
+
+func (l *loader) loadMounts() {
+	f := &l.file.Mounts
+	r := &l.policy.mounts
+	r.resolve = func(p string) (string, error) {
+		resolved, err := l.opts.Resolve(p)
+		if clean, why := cleanPath(resolved); err != nil || why != "" || clean != resolved {
+			return "", fmt.Errorf("%s is not an existing directory", p)
+		}
+		return resolved, nil
+	}
+	r.maps = []mapping{{engine: "/", local: "/", resolved: "/"}}
+	for i := range f.PathMap {
+		l.mapping(fmt.Sprintf("mounts.path_map[%d]", i), &f.PathMap[i])
+	}
+	l.refusals()
+	roots, at := f.AllowedRoots, "mounts.allowed_roots[%d]"
+	if len(roots) == 0 && f.SharedRoot != "" {
+		roots, at = []string{f.SharedRoot}, "mounts.shared_root"
+	}
+	for i := range roots {
+		if strings.Contains(at, "%") {
+			l.root(fmt.Sprintf(at, i), roots[i])
+			continue
+		}
+		l.root(at, roots[i])
+	}
+	l.defaultWorkspace(f)
+	r.holdRequired = l.choice("mounts.hold", &f.Hold, "auto", "required") == "required"
+	if f.AllowedRoots == nil {
+		f.AllowedRoots = []string{}
+	}
+	if f.PathMap == nil {
+		f.PathMap = []pathMapping{}
+	}
+}
+
+func (l *loader) mapping(at string, m *pathMapping) {
+	engine, why := cleanPath(m.Engine)
+	if why != "" {
+		l.problem(at+".engine", "%q %s", m.Engine, why)
+		return
+	}
+	local, why := cleanPath(m.Local)
+	if why != "" {
+		l.problem(at+".local", "%q %s", m.Local, why)
+		return
+	}
+	r := &l.policy.mounts
+	resolved, err := r.resolve(local)
+	if err != nil {
+		l.problem(at+".local", "%v", err)
+		return
+	}
+	for _, other := range r.maps[1:] {
+		if other.engine == engine || other.resolved == resolved {
+			l.problem(at, "maps what another entry maps already")
+			return
+		}
+	}
+	r.maps = append(r.maps, mapping{engine: engine, local: local, resolved: resolved})
+}
+
+// refusals adds to what is always refused the places that it really is at.
+func (l *loader) refusals() {
+	r := &l.policy.mounts
+	add := func(p string) {
+		for _, have := range r.refusals {
+			if have == p {
+				return
+			}
+		}
+		r.refusals = append(r.refusals, p)
+	}
+	for _, p := range append(append([]string{}, alwaysRefused...), l.opts.Refuse...) {
+		clean, why := cleanPath(p)
+		if why != "" {
+			l.problem("", "the path to be refused %q %s", p, why)
+			continue
+		}
+		add(clean)
+		if resolved, err := r.resolve(r.toLocal(clean)); err == nil {
+			add(r.toEngine(resolved))
+		} else if dir, err := r.resolve(r.toLocal(path.Dir(clean))); err == nil {
+			add(path.Join(r.toEngine(dir), path.Base(clean)))
+		}
+	}
+}
+
+func (l *loader) root(at, asked string) {
+	r := &l.policy.mounts
+	clean, why := cleanPath(asked)
+	if why != "" {
+		l.problem(at, "%q %s", asked, why)
+		return
+	}
+	const remedy = "mount it into Berm's container at the same path, or map it in mounts.path_map"
+	local, err := r.resolve(r.toLocal(clean))
+	if err != nil {
+		l.problem(at, "%s is not a directory that Berm can see: make it; if Berm runs in a container, %s", clean, remedy)
+		return
+	}
+	x := root{engine: clean, source: r.toEngine(local), local: local}
+	for _, p := range []string{x.engine, x.source} {
+		for _, entry := range r.refusals {
+			if entry != "/" && under(p, entry) {
+				l.problem(at, "%s lies in %s, which is always refused, so that nothing in it could be mounted", clean, entry)
+				return
+			}
+		}
+	}
+	if l.opts.InContainer {
+		own, err := l.opts.OnRootFS(local)
+		if err != nil {
+			l.problem(at, "%s can't be examined: %v", clean, err)
+			return
+		}
+		if own {
+			l.problem(at, "%s lies on the file system of Berm's own container, so that it is not the engine's %s: %s", local, clean, remedy)
+			return
+		}
+	}
+	r.roots = append(r.roots, x)
+}
+
+// defaultWorkspace makes the default workspace if it is missing, but only under
+// an allowed root, and not through a link that leads out of it.
+func (l *loader) defaultWorkspace(f *mountsFile) {
+	r, at := &l.policy.mounts, "mounts.default_workspace"
+	if f.DefaultWorkspace == "" && f.SharedRoot != "" {
+		f.DefaultWorkspace, at = path.Join(f.SharedRoot, "default"), "mounts.shared_root"
+	}
+	if f.DefaultWorkspace == "" || len(l.problems) > 0 {
+		return // nothing is made for a policy that is refused anyway
+	}
+	clean, why := cleanPath(f.DefaultWorkspace)
+	if why != "" {
+		l.problem(at, "%q %s", f.DefaultWorkspace, why)
+		return
+	}
+	m, reason := r.judge(clean)
+	if reason != nil && reason.Rule == ruleNotADirectory {
+		if err := l.makeWorkspace(clean); err != nil {
+			l.problem(at, "the default workspace can't be made: %v", err)
+			return
+		}
+		m, reason = r.judge(clean)
+	}
+	if reason != nil {
+		l.problem(at, "the default workspace can't be used: %s", reason.Message)
+		return
+	}
+	r.defaultWorkspace, f.DefaultWorkspace = m.HostPath, m.HostPath
+}
+
+// makeWorkspace makes what is missing below the nearest directory that is there,
+// at the place where that one really is.
+func (l *loader) makeWorkspace(clean string) error {
+	r := &l.policy.mounts
+	local, missing := r.toLocal(clean), ""
+	for local != "/" {
+		missing, local = path.Join(path.Base(local), missing), path.Dir(local)
+		resolved, err := r.resolve(local)
+		if err != nil {
+			continue
+		}
+		if _, reason := r.judge(r.toEngine(resolved)); reason != nil {
+			return fmt.Errorf("%s", reason.Message)
+		}
+		return l.opts.MakeDir(path.Join(resolved, missing))
+	}
+	return fmt.Errorf("%s has no parent", clean)
+}

@@ -1,0 +1,48 @@
+package policy
+
+import "strings"
+
+// The rules that a Reason or an Override can name. docs/policy.md explains each.
+const (
+	ruleProfileUnknown = "profiles.unknown"
+	ruleLocked         = "profiles.NAME.locked"
+
+	ruleImageSyntax   = "images.syntax"
+	ruleImageID       = "images.id"
+	ruleImageAllow    = "images.allow"
+	ruleImagePins     = "images.pins"
+	ruleRequireDigest = "images.require_digest"
+
+	ruleNetworkUnknown = "networks.unknown"
+
+	rulePathSyntax    = "mounts.path_syntax"
+	ruleMode          = "mounts.mode"
+	ruleModeNone      = "mounts.mode_none"
+	ruleTarget        = "mounts.target"
+	ruleTargetOverlap = "mounts.target_overlap"
+	ruleTooMany       = "mounts.too_many"
+	ruleDisabled      = "mounts.disabled"
+	ruleAlwaysRefused = "mounts.always_refused"
+	ruleAllowedRoots  = "mounts.allowed_roots"
+	ruleNotADirectory = "mounts.not_a_directory"
+
+	ruleEnvSyntax   = "env.syntax"
+	ruleEnvReserved = "env.reserved"
+	ruleEnvDeny     = "env.deny"
+	ruleEnvAllow    = "env.allow"
+	ruleEnvPin      = "env.pin"
+	ruleEnvInject   = "env.inject"
+
+	ruleRange       = "resources.range"
+	ruleOverMax     = "resources.over_max"
+	ruleTTLRange    = "ttl.range"
+	ruleMaxLifetime = "ttl.max_lifetime"
+
+	ruleTimeoutRange = "timeout.range"
+	ruleTimeoutMax   = "timeout.max"
+
+	ruleCwdSyntax  = "cwd.syntax"
+	ruleCwdOutside = "cwd.outside_mount"
+)
+
+func lockedRule(profile string) string { return strings.Replace(ruleLocked, "NAME", profile, 1) }
