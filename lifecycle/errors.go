@@ -38,6 +38,8 @@ func (*NotFoundError) NotFound() {}
 // ConflictError says that the key has a live sandbox of another spec.
 type ConflictError struct {
 	Key         string
+	SessionID   string              // of the sandbox that is there
+	ContainerID string              // likewise; empty while it is being made
 	Differences []policy.Difference // never empty
 }
 
@@ -114,3 +116,16 @@ func (e *StartError) Error() string { return "sandbox could not be started: " + 
 
 // Unwrap gives the cause.
 func (e *StartError) Unwrap() error { return e.Err }
+
+// UnavailableError says that the engine or the store can't be used now; it is in
+// errdefs' Unavailable class.
+type UnavailableError struct{ Err error }
+
+// Error gives the cause.
+func (e *UnavailableError) Error() string { return "no backend available: " + e.Err.Error() }
+
+// Unwrap gives the cause.
+func (e *UnavailableError) Unwrap() error { return e.Err }
+
+// Unavailable puts the error into errdefs' Unavailable class.
+func (*UnavailableError) Unavailable() {}

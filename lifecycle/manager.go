@@ -2,25 +2,38 @@ package lifecycle
 
 import (
 	"context"
-	"io"
+	"errors"
 	"log/slog"
+	goruntime "runtime"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
+
+// DefaultTenant is the tenant of callers that have no token, and of adopted
+// sandboxes.
+const DefaultTenant = "default"
 
 // Options configure a Manager.
 type Options struct {
 	Runtime  runtime.Runtime       // mandatory
 	Policy   func() *policy.Policy // mandatory: the policy in force; asked once per call
 	Store    Store                 // mandatory
-	Holder   Holder                // nil: mounts are compared after the start instead of held
+	Holder   Holder                // mandatory: what keeps a judged directory from being swapped
 	Owner    string                // mandatory: this instance's id; nothing that carries another's is touched
-	Settings Settings              // the operator's settings
+	Settings Settings              // the operator's settings; the zero value is usable
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
 	Tracer   trace.TracerProvider  // nil: no spans
@@ -28,82 +41,303 @@ type Options struct {
 
 // Settings are what the operator sets for every sandbox.
 type Settings struct {
-	AgentPort int // port in Endpoint; 0 is none
+	AgentPort      int               // port in Endpoint; 0 is none
+	Env            map[string]string // set in every sandbox, before the caller's
+	Command        []string          // main process of every sandbox; nil is the image's own
+	MaxSandboxes   int               // live ones over all tenants; 0 is no cap
+	MaxCommands    int               // running at once in one sandbox; 0 is 64
+	EngineParallel int               // creates and removals at once; 0 is twice the cores
+	AdoptLegacy    bool              // take over containers with the old service's labels, and write them
+
+	ChatsRoot        string // host directory with one directory per key; empty is none
+	ChatMountPath    string // where a key's directory is seen; mandatory with ChatsRoot
+	DependenciesRoot string // host directory, read-only; empty is none
+	DependenciesPath string // where it is seen
+	ToolsRoot        string // host directory, read-only; empty is none
+	ToolsPath        string // where it is seen
+	VolumePath       string // where a request's volume_host_path is seen; empty is "/volume"
+	// EnginePath maps a path of this process to the engine's; nil: they are the same.
+	EnginePath func(local string) (string, error)
 }
 
-// Store keeps what labels can't.
+// Store keeps what labels can't. It must be safe for many goroutines.
 type Store interface {
-	Close() error
+	// Records answers all that was put and not deleted.
+	Records(ctx context.Context) ([]Record, error)
+	// Put writes a record over the one of the same session, durably.
+	Put(ctx context.Context, r Record) error
+	// Touch writes last uses, by session. Sessions that aren't there are skipped.
+	Touch(ctx context.Context, lastUsed map[string]time.Time) error
+	// Delete removes records by session; those that aren't there are no error.
+	Delete(ctx context.Context, sessionIDs ...string) error
+	// Fresh says that the store was made at this start: what an earlier one knew is lost.
+	Fresh() bool
+	// Ping is nil when the store can be written.
+	Ping(ctx context.Context) error
 }
 
-// Holder pins directories for as long as the engine needs to mount them.
+// Record is what the store knows of one sandbox.
+type Record struct {
+	SessionID   string
+	Tenant      string
+	Key         string
+	ContainerID string
+	CreatedAt   time.Time
+	ExpiresAt   time.Time
+	LastUsedAt  time.Time
+	Metadata    map[string]string
+	Overridden  []policy.Override
+	Enforcement Enforcement
+}
+
+// Holder keeps what was judged in place until the engine has mounted it.
 type Holder interface {
-	Hold(ctx context.Context, sessionID string, mounts []policy.Mount) ([]policy.Mount, error)
+	// Hold takes the mounts' directories as they are now. It answers what the
+	// engine is to mount in their stead, in the same order, and a release that must
+	// be called once the container runs or has failed. An error of release says
+	// that a directory was exchanged meanwhile: the container must go.
+	Hold(ctx context.Context, sessionID string, mounts []policy.Mount) (sources []string, release func() error, err error)
+	// Clean removes what holds of dead processes left behind.
+	Clean() error
+	// Mode is "held" or "verified", as in Enforcement.
+	Mode() string
+}
+
+// record is a live sandbox. Its snapshot is replaced, never changed; all fields
+// are guarded by Manager.mu.
+type record struct {
+	sb      Sandbox
+	running int  // commands
+	stale   bool // LastUsedAt is newer than the store's
+	adopted bool // from the old service: only its own parameters can be compared
+}
+
+// failure is a create's error that nobody has been told of.
+type failure struct {
+	sb  Sandbox
+	err error
+	at  time.Time
 }
 
 // Manager is the one place where sandboxes are made, changed and ended.
 // All methods may be called from many goroutines at once. Until the start-up
 // reconciliation is done, and while the engine is away, calls that need it fail
 // with errdefs' Unavailable.
-type Manager struct{ opts Options }
+type Manager struct {
+	opts    Options
+	log     *slog.Logger
+	metrics *metrics
+	tracer  trace.Tracer
+	engine  *semaphore.Weighted // bounds creates and removals
+	pulls   singleflight.Group
 
-// New checks the options and returns a Manager that does nothing until Run.
-func New(opts Options) (*Manager, error) { panic("later") }
+	base   context.Context // of creates, which outlive their callers
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // creates
 
-// Run reconciles with the engine, then follows its events and writes last uses
-// down, until ctx ends. A lost engine is no error: Run goes on trying.
-func (m *Manager) Run(ctx context.Context) error { panic("later") }
+	mu          sync.Mutex
+	slots       map[keyID]*slot
+	containers  map[string]keyID                                 // container ID to key, of all records
+	making      map[string]struct{}                              // session IDs of creates under way
+	ended       map[string]struct{}                              // containers that ended while creates, or a reconciliation, were under way
+	networks    map[string]struct{}                              // engine networks known to be there
+	pullsAt     map[string]*atomic.Pointer[runtime.PullProgress] // how far pulls under way are, by reference
+	reconciling bool                                             // likewise
+	closing     bool                                             // no new creates
+	down        error                                            // why nothing that needs the engine can be done; nil when it can
+	info        runtime.Info
+}
+
+// New checks the options and returns a Manager that answers Unavailable until Run
+// has reconciled.
+func New(opts Options) (*Manager, error) {
+	switch {
+	case opts.Runtime == nil:
+		return nil, errors.New("lifecycle: Runtime is mandatory")
+	case opts.Policy == nil:
+		return nil, errors.New("lifecycle: Policy is mandatory")
+	case opts.Store == nil:
+		return nil, errors.New("lifecycle: Store is mandatory")
+	case opts.Holder == nil:
+		return nil, errors.New("lifecycle: Holder is mandatory")
+	case opts.Owner == "":
+		return nil, errors.New("lifecycle: Owner is mandatory")
+	case opts.Settings.ChatsRoot != "" && opts.Settings.ChatMountPath == "":
+		return nil, errors.New("lifecycle: ChatMountPath is mandatory with ChatsRoot")
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.Tracer == nil {
+		opts.Tracer = noop.NewTracerProvider()
+	}
+	s := &opts.Settings
+	if s.EngineParallel <= 0 {
+		s.EngineParallel = 2 * goruntime.NumCPU()
+	}
+	if s.MaxCommands <= 0 {
+		s.MaxCommands = 64
+	}
+	if s.VolumePath == "" {
+		s.VolumePath = "/volume"
+	}
+	if s.EnginePath == nil {
+		s.EnginePath = func(local string) (string, error) { return local, nil }
+	}
+	m := &Manager{
+		opts:       opts,
+		log:        opts.Logger,
+		metrics:    newMetrics(opts.Registry),
+		tracer:     opts.Tracer.Tracer("github.com/bermhq/berm/lifecycle"),
+		engine:     semaphore.NewWeighted(int64(s.EngineParallel)),
+		slots:      map[keyID]*slot{},
+		containers: map[string]keyID{},
+		making:     map[string]struct{}{},
+		ended:      map[string]struct{}{},
+		networks:   map[string]struct{}{},
+		pullsAt:    map[string]*atomic.Pointer[runtime.PullProgress]{},
+		down:       errors.New("the start-up reconciliation isn't done yet"),
+	}
+	m.base, m.cancel = context.WithCancel(context.Background())
+	return m, nil
+}
+
+// available is nil when the engine can be asked.
+func (m *Manager) available() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closing {
+		return errdefs.ErrUnavailable.WithMessage("berm is shutting down")
+	}
+	if m.down != nil {
+		return &UnavailableError{Err: m.down}
+	}
+	return nil
+}
 
 // Ready is nil when calls can succeed: reconciled, the engine and the store there.
-func (m *Manager) Ready(ctx context.Context) error { panic("later") }
-
-// Create answers the tenant's sandbox for a key, and makes it if there is none.
-func (m *Manager) Create(ctx context.Context, req CreateRequest) (CreateResult, error) {
-	panic("later")
-}
-
-// Get answers the sandbox of a key; *NotFoundError if there is none.
-func (m *Manager) Get(ctx context.Context, tenant, key string) (Sandbox, error) { panic("later") }
-
-// List answers the tenant's sandboxes in the order of their keys, and the last
-// key if there are more.
-func (m *Manager) List(ctx context.Context, tenant string, opts ListOptions) ([]Sandbox, string, error) {
-	panic("later")
-}
-
-// Delete removes the sandbox of a key.
-func (m *Manager) Delete(ctx context.Context, tenant, key string) (DeleteResult, error) {
-	panic("later")
-}
-
-// Renew moves the expiry to ttl from now (0: the sandbox's own TTL), never past
-// the deadline, and restarts the idle time.
-func (m *Manager) Renew(ctx context.Context, tenant, key string, ttl time.Duration) (Sandbox, error) {
-	panic("later")
-}
-
-// Pause freezes the sandbox's processes; Resume lets them go on.
-func (m *Manager) Pause(ctx context.Context, tenant, key string) (Sandbox, error) { panic("later") }
-
-// Resume is Pause's opposite.
-func (m *Manager) Resume(ctx context.Context, tenant, key string) (Sandbox, error) { panic("later") }
-
-// Exec runs a command to its end.
-func (m *Manager) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) { panic("later") }
-
-// Logs copies what the sandbox's main process printed.
-func (m *Manager) Logs(ctx context.Context, tenant, key string, opts runtime.LogOptions, stdout, stderr io.Writer) error {
-	panic("later")
-}
-
-// Stats measures the sandbox.
-func (m *Manager) Stats(ctx context.Context, tenant, key string) (runtime.Stats, error) {
-	panic("later")
+func (m *Manager) Ready(ctx context.Context) error {
+	if err := m.available(); err != nil {
+		return err
+	}
+	if err := m.opts.Store.Ping(ctx); err != nil {
+		return &UnavailableError{Err: err}
+	}
+	return nil
 }
 
 // Status tells how the service is; counts are the tenant's.
-func (m *Manager) Status(ctx context.Context, tenant string) ServiceStatus { panic("later") }
+func (m *Manager) Status(_ context.Context, tenant string) ServiceStatus {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	st := ServiceStatus{Backend: m.info, Available: m.down == nil && !m.closing}
+	if m.down != nil {
+		st.Reason = m.down.Error()
+	}
+	for id, s := range m.slots {
+		if s.record != nil && id.tenant == tenant {
+			st.ActiveSandboxes++
+			st.RunningCommands += s.record.running
+		}
+	}
+	return st
+}
 
-// ParseKey checks a key and brings it into its canonical form: trimmed, and
-// lower case if it is a UUID.
-func ParseKey(s string) (string, error) { panic("later") }
+// call does one operation on the engine: a span, its duration, its errors.
+func (m *Manager) call(ctx context.Context, op string, f func(context.Context) error) error {
+	ctx, span := m.tracer.Start(ctx, "runtime."+op, trace.WithSpanKind(trace.SpanKindClient))
+	defer span.End()
+	start := time.Now()
+	err := f(ctx)
+	m.metrics.operation(op, time.Since(start), err)
+	if err != nil {
+		span.SetAttributes(attribute.String("error.type", ErrorType(err)))
+		span.SetStatus(codes.Error, ErrorType(err))
+	}
+	return err
+}
+
+// remove takes a container away, also when the caller has gone meanwhile.
+func (m *Manager) remove(ctx context.Context, containerID string) error {
+	ctx = context.WithoutCancel(ctx)
+	if err := m.engine.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer m.engine.Release(1)
+	return m.call(ctx, "remove", func(ctx context.Context) error {
+		return m.opts.Runtime.Remove(ctx, containerID)
+	})
+}
+
+// publishLocked makes rec the sandbox of its key.
+func (m *Manager) publishLocked(id keyID, rec *record) {
+	s := m.slots[id]
+	if s == nil {
+		s = &slot{}
+		m.slots[id] = s
+	}
+	if s.record == nil {
+		m.metrics.active.Inc()
+	} else {
+		delete(m.containers, s.record.sb.ContainerID)
+	}
+	s.record, s.failure = rec, nil
+	if rec.sb.ContainerID != "" {
+		m.containers[rec.sb.ContainerID] = id
+	}
+}
+
+// forgetLocked drops the sandbox of a key.
+func (m *Manager) forgetLocked(id keyID) {
+	s := m.slots[id]
+	if s == nil || s.record == nil {
+		return
+	}
+	delete(m.containers, s.record.sb.ContainerID)
+	s.record = nil
+	m.metrics.active.Dec()
+	m.freeLocked(id, s)
+}
+
+// recordOf answers the live record of a key, or nil.
+func (m *Manager) recordOf(id keyID) *record {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.slots[id]; s != nil {
+		return s.record
+	}
+	return nil
+}
+
+// snapshot answers a record's sandbox as it is now.
+func (m *Manager) snapshot(r *record) Sandbox {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return r.snapshotLocked(time.Now())
+}
+
+// snapshotLocked works out what depends on the time.
+func (r *record) snapshotLocked(now time.Time) Sandbox {
+	sb := r.sb
+	sb.IdleExpiresAt = time.Time{}
+	if sb.Spec.IdleTTL > 0 {
+		last := sb.LastUsedAt
+		if r.running > 0 {
+			last = now
+		}
+		sb.IdleExpiresAt = last.Add(sb.Spec.IdleTTL).UTC()
+	}
+	if sb.Expired(now) {
+		sb.Status = StatusExpired
+	}
+	return sb
+}
+
+// storeRecord is what the store is to know of a sandbox.
+func storeRecord(sb Sandbox) Record {
+	return Record{
+		SessionID: sb.SessionID, Tenant: sb.Tenant, Key: sb.Key, ContainerID: sb.ContainerID,
+		CreatedAt: sb.CreatedAt, ExpiresAt: sb.ExpiresAt, LastUsedAt: sb.LastUsedAt,
+		Metadata: sb.Metadata, Overridden: sb.Overridden, Enforcement: sb.Enforcement,
+	}
+}

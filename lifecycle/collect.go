@@ -1,0 +1,153 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// Ended answers the sandboxes whose end has come at now.
+func (m *Manager) Ended(now time.Time) []Sandbox {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var ended []Sandbox
+	for id, s := range m.slots {
+		if s.failure != nil && now.Sub(s.failure.at) > failureKept {
+			s.failure = nil
+			m.freeLocked(id, s)
+		}
+		if s.record == nil || s.record.endsLocked().After(now) {
+			continue
+		}
+		ended = append(ended, s.record.snapshotLocked(now))
+	}
+	return ended
+}
+
+// endsLocked is when the record ends; one that is in use doesn't idle out.
+func (r *record) endsLocked() time.Time {
+	if r.sb.Spec.IdleTTL > 0 && r.running == 0 {
+		return earlier(r.sb.ExpiresAt, r.sb.LastUsedAt.Add(r.sb.Spec.IdleTTL))
+	}
+	return r.sb.ExpiresAt
+}
+
+// Collect removes a sandbox that has ended. It looks again under the key's lock,
+// and answers false when the sandbox was replaced, renewed or removed since.
+func (m *Manager) Collect(ctx context.Context, sb Sandbox) (bool, error) {
+	if err := m.available(); err != nil {
+		return false, err
+	}
+	id := keyID{sb.Tenant, sb.Key}
+	if _, err := m.hold(ctx, id, false); err != nil {
+		return false, err
+	}
+	defer m.drop(id)
+	rec := m.recordOf(id)
+	if rec == nil {
+		return false, nil
+	}
+	if now := m.snapshot(rec); now.SessionID != sb.SessionID || now.Status != StatusExpired {
+		return false, nil
+	}
+	return true, m.clear(ctx, id, rec)
+}
+
+// Orphans answers this instance's containers that no record knows and no create
+// is making: what a create that failed could not remove. Those made at before or
+// later are spared, and so are those whose labels make no sense, which can't be ours.
+func (m *Manager) Orphans(ctx context.Context, before time.Time) ([]runtime.Container, error) {
+	if err := m.available(); err != nil {
+		return nil, err
+	}
+	var listed []runtime.Container
+	err := m.call(ctx, "list", func(ctx context.Context) error {
+		var err error
+		listed, err = m.opts.Runtime.List(ctx, map[string]string{LabelOwner: m.opts.Owner})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list this instance's containers: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var orphans []runtime.Container
+	for _, c := range listed {
+		if !c.CreatedAt.Before(before) || !m.orphanLocked(c) {
+			continue
+		}
+		if _, err := sandboxFromLabels(c.Labels, nil); err == nil {
+			orphans = append(orphans, c)
+		}
+	}
+	return orphans, nil
+}
+
+func (m *Manager) orphanLocked(c runtime.Container) bool {
+	_, known := m.containers[c.ID]
+	_, making := m.making[c.Labels[LabelSessionID]]
+	return !known && !making
+}
+
+// CollectOrphan removes a container that Orphans answered, unless it is known by
+// now.
+func (m *Manager) CollectOrphan(ctx context.Context, c runtime.Container) error {
+	m.mu.Lock()
+	orphan := m.orphanLocked(c)
+	m.mu.Unlock()
+	if !orphan {
+		return nil
+	}
+	return m.remove(ctx, c.ID)
+}
+
+// CollectNetworks removes this instance's networks that the policy names no more
+// and nobody uses, and those made for a policy that is gone. It answers how many.
+func (m *Manager) CollectNetworks(ctx context.Context) (int, error) {
+	return m.collectNetworks(ctx, func(name string) bool {
+		for _, n := range m.opts.Policy().Networks() {
+			if n.EngineNetwork == name {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// collectNetworks removes this instance's unused networks but those to keep.
+func (m *Manager) collectNetworks(ctx context.Context, keep func(name string) bool) (int, error) {
+	nw, ok := m.opts.Runtime.(runtime.Networker)
+	if !ok {
+		return 0, nil
+	}
+	var listed []runtime.Network
+	err := m.call(ctx, "networks", func(ctx context.Context) error {
+		var err error
+		listed, err = nw.Networks(ctx, map[string]string{LabelOwner: m.opts.Owner})
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list this instance's networks: %w", err)
+	}
+	removed := 0
+	for _, n := range listed {
+		if keep(n.Name) {
+			continue
+		}
+		err := m.call(ctx, "remove_network", func(ctx context.Context) error { return nw.RemoveNetwork(ctx, n.Name) })
+		switch {
+		case err == nil:
+			removed++
+			m.mu.Lock()
+			delete(m.networks, n.Name)
+			m.mu.Unlock()
+		case !errdefs.IsFailedPrecondition(err): // one that is in use stays
+			return removed, fmt.Errorf("remove network %s: %w", n.Name, err)
+		}
+	}
+	return removed, nil
+}

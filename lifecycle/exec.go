@@ -1,0 +1,331 @@
+package lifecycle
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
+)
+
+// Bounds of a command.
+const (
+	maxArguments    = 4096
+	maxArgumentSize = 128 << 10 // bytes of one argument; the kernel takes no more
+	maxCommandSize  = 1 << 20   // bytes of all arguments
+	outputLimit     = 4000      // code points, unless the caller says otherwise
+	maxOutputLimit  = 4 << 20   // code points that a caller can ask for
+)
+
+// errTimedOut is the cause of a command's end by its own timeout.
+var errTimedOut = errors.New("the command's timeout ran out")
+
+// command is a checked and judged ExecRequest.
+type command struct {
+	req        ExecRequest
+	env        []string
+	overridden []policy.Override
+	limit      int
+}
+
+// Exec runs a command to its end. A timeout is a result, not an error, and so is a
+// sandbox that ends under its command.
+//
+// Errors: those of Create when it comes along, *InvalidError, *policy.DeniedError,
+// *NotFoundError, *StateError, *QuotaError (before the command), *CapacityError,
+// *UnavailableError.
+func (m *Manager) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) {
+	ctx, span := m.tracer.Start(ctx, "sandbox.exec", trace.WithAttributes(attribute.String("berm.key", req.Key)))
+	defer span.End()
+	res, err := m.exec(ctx, req)
+	if err != nil {
+		failSpan(span, err)
+		m.metrics.commands.WithLabelValues("error").Inc()
+		return res, err
+	}
+	span.SetAttributes(attribute.String("berm.session_id", res.SessionID), attribute.String("berm.status", string(res.Status)))
+	m.metrics.commands.WithLabelValues(string(res.Status)).Inc()
+	return res, nil
+}
+
+func (m *Manager) exec(ctx context.Context, req ExecRequest) (ExecResult, error) {
+	cmd, err := m.checkCommand(req)
+	if err != nil {
+		return ExecResult{}, err
+	}
+	if err := m.available(); err != nil {
+		return ExecResult{}, err
+	}
+	rec, res, err := m.sandboxFor(ctx, req)
+	if err != nil {
+		return ExecResult{}, err
+	}
+	sb, err := m.begin(rec)
+	if err != nil {
+		return ExecResult{}, err
+	}
+	defer m.finish(rec)
+	return m.run(ctx, cmd, rec, sb, res)
+}
+
+// sandboxFor answers the sandbox that a command is to run in, made or made again
+// as needed.
+func (m *Manager) sandboxFor(ctx context.Context, req ExecRequest) (*record, ExecResult, error) {
+	var res ExecResult
+	key, err := ParseKey(req.Key)
+	if err != nil {
+		return nil, res, err
+	}
+	id := keyID{req.Tenant, key}
+	if req.Create != nil {
+		create := *req.Create
+		create.Tenant, create.Key = req.Tenant, key
+		made, err := m.observeCreate(ctx, create, true)
+		if err != nil {
+			return nil, res, err
+		}
+		res.Created, res.Recreated = made.Result == ResultCreated, made.Recreated
+	}
+	rec := m.recordOf(id)
+	if rec == nil {
+		if rec, err = m.madeSoon(ctx, id); err != nil {
+			return nil, res, err
+		}
+	}
+	switch sb := m.snapshot(rec); sb.Status {
+	case StatusExpired:
+		return nil, res, &NotFoundError{Key: key}
+	case StatusStopped:
+		if err := m.quotaLeft(ctx, sb); err != nil {
+			return nil, res, err
+		}
+		made, err := m.remake(ctx, id, sb)
+		if err != nil {
+			return nil, res, err
+		}
+		res.Recreated = made
+		if rec = m.recordOf(id); rec == nil {
+			return nil, res, &NotFoundError{Key: key}
+		}
+	}
+	return rec, res, nil
+}
+
+// madeSoon waits for a sandbox that is being made.
+func (m *Manager) madeSoon(ctx context.Context, id keyID) (*record, error) {
+	m.mu.Lock()
+	var f *flight
+	if s := m.slots[id]; s != nil {
+		f = s.flight
+	}
+	m.mu.Unlock()
+	if f != nil {
+		if _, err := m.await(ctx, f, true, true); err != nil {
+			return nil, err
+		}
+	}
+	rec := m.recordOf(id)
+	if rec == nil {
+		return nil, &NotFoundError{Key: id.key}
+	}
+	return rec, nil
+}
+
+// remake makes a sandbox again whose container died, just as it was. It tells
+// whether it was this call that did.
+func (m *Manager) remake(ctx context.Context, id keyID, dead Sandbox) (bool, error) {
+	f, err := m.hold(ctx, id, true)
+	if err != nil {
+		return false, err
+	}
+	joined := f != nil
+	if !joined {
+		rec := m.recordOf(id)
+		if rec == nil || m.snapshot(rec).Status != StatusStopped {
+			m.drop(id)
+			return false, nil
+		}
+		want := &wanted{
+			id: id, spec: dead.Spec, overridden: dead.Overridden, metadata: dead.Metadata,
+			agentID: dead.AgentID, volume: dead.VolumePath,
+		}
+		if f, err = m.launch(want, rec); err != nil {
+			m.drop(id)
+			return false, err
+		}
+	}
+	if _, err := m.await(ctx, f, joined, true); err != nil {
+		return false, err
+	}
+	m.log.InfoContext(ctx, "sandbox_recreated", sandboxAttrs(f.result.Sandbox)...)
+	return true, nil
+}
+
+// begin notes that a command runs, so that the sandbox doesn't idle out.
+func (m *Manager) begin(rec *record) (Sandbox, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	sb := rec.snapshotLocked(now)
+	if sb.Status != StatusRunning {
+		return sb, &StateError{Key: sb.Key, Status: sb.Status, Want: "commands need it running; resume or create it first"}
+	}
+	if rec.running >= m.opts.Settings.MaxCommands {
+		return sb, &CapacityError{
+			Message:    fmt.Sprintf("sandbox %q runs %d commands, which is as many as it may", sb.Key, rec.running),
+			RetryAfter: time.Second,
+		}
+	}
+	rec.running++
+	rec.sb.LastUsedAt, rec.stale = now.UTC(), true
+	return sb, nil
+}
+
+func (m *Manager) finish(rec *record) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	rec.running--
+	rec.sb.LastUsedAt, rec.stale = time.Now().UTC(), true
+}
+
+// run runs the command and tells how it ended.
+func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox, res ExecResult) (ExecResult, error) {
+	if err := m.quotaLeft(ctx, sb); err != nil {
+		return res, err
+	}
+	cwd, err := workingDir(sb.Spec, cmd.req.WorkingDir)
+	if err != nil {
+		return res, err
+	}
+	timeout, clamped, err := m.opts.Policy().ExecTimeout(sb.Spec.Profile, cmd.req.Timeout)
+	if err != nil {
+		return res, err
+	}
+	res.SessionID = sb.SessionID
+	res.Backend = m.backend()
+	res.Timeout = timeout
+	res.Overridden = slices.Concat(cmd.overridden, clamped)
+
+	stdout, stderr := cmd.collectors()
+	exec := runtime.Exec{
+		Command: cmd.req.Command, Env: cmd.env, WorkingDir: cwd, User: sb.Spec.User,
+		Stdout: stdout, Stderr: stderr,
+	}
+	if len(cmd.req.Stdin) > 0 {
+		exec.Stdin = bytes.NewReader(cmd.req.Stdin)
+	}
+	start := time.Now()
+	runCtx, cancel := context.WithTimeoutCause(ctx, timeout, errTimedOut)
+	defer cancel()
+	var out runtime.ExecResult
+	err = m.call(runCtx, "exec", func(ctx context.Context) error {
+		var err error
+		out, err = m.opts.Runtime.Exec(ctx, sb.ContainerID, exec)
+		return err
+	})
+	res.Duration = time.Since(start)
+
+	if errors.Is(err, runtime.ErrNotKilled) {
+		// What can't be killed alone goes with its sandbox.
+		res.SessionTerminated = true
+		if derr := m.terminate(ctx, rec, sb); derr != nil {
+			return res, derr
+		}
+	}
+	switch {
+	case err == nil && out.OOMKilled:
+		res.Status = ExecOOMKilled
+	case err == nil:
+		res.Status, res.ExitCode = ExecCompleted, &out.ExitCode
+	case errors.Is(context.Cause(runCtx), errTimedOut) && ctx.Err() == nil:
+		res.Status = ExecTimedOut
+	case errors.Is(err, runtime.ErrInterrupted):
+		res.Status = ExecKilled
+	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
+		// It died and the news isn't here yet; the command did not start.
+		m.containerGone(sb.ContainerID)
+		return res, &StateError{Key: sb.Key, Status: StatusStopped, Want: "its container died just now; try again"}
+	default:
+		return res, fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
+	}
+	cmd.collect(&res, stdout, stderr)
+	return res, m.quotaAfter(ctx, rec, sb, &res)
+}
+
+// workingDir answers where a command runs.
+func workingDir(spec policy.Spec, cwd string) (string, error) {
+	if cwd == "" {
+		if spec.HostPath != "" {
+			return spec.MountPath, nil
+		}
+		return "", nil
+	}
+	return policy.WorkingDir(spec, cwd)
+}
+
+func (m *Manager) backend() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.info.Backend
+}
+
+// checkCommand checks what can be checked without a sandbox.
+func (m *Manager) checkCommand(req ExecRequest) (*command, error) {
+	cmd := &command{req: req, limit: outputLimit}
+	if len(req.Command) == 0 || req.Command[0] == "" {
+		return nil, &InvalidError{Field: "command", Message: "must not be empty"}
+	}
+	if len(req.Command) > maxArguments {
+		return nil, &InvalidError{Field: "command", Message: fmt.Sprintf("at most %d arguments", maxArguments)}
+	}
+	size := 0
+	for _, arg := range req.Command {
+		size += len(arg)
+		if strings.ContainsRune(arg, 0) {
+			return nil, &InvalidError{Field: "command", Message: "must not contain NUL"}
+		}
+		if len(arg) >= maxArgumentSize || size > maxCommandSize {
+			return nil, &InvalidError{Field: "command", Message: "is too long; pass long input by stdin"}
+		}
+	}
+	if req.OutputLimit != nil {
+		cmd.limit = *req.OutputLimit
+		if cmd.limit > maxOutputLimit {
+			return nil, &InvalidError{Field: "output_limit", Message: fmt.Sprintf("at most %d", maxOutputLimit)}
+		}
+	}
+	env, overridden, err := m.opts.Policy().ExecEnv(req.Env)
+	if err != nil {
+		return nil, err
+	}
+	cmd.overridden = overridden
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		cmd.env = append(cmd.env, name+"="+env[name])
+	}
+	return cmd, nil
+}
+
+// terminate removes a sandbox whole.
+func (m *Manager) terminate(ctx context.Context, rec *record, sb Sandbox) error {
+	ctx = context.WithoutCancel(ctx)
+	id := keyID{sb.Tenant, sb.Key}
+	if _, err := m.hold(ctx, id, false); err != nil {
+		return err
+	}
+	defer m.drop(id)
+	if m.recordOf(id) != rec {
+		return nil // it is gone already
+	}
+	m.log.WarnContext(ctx, "sandbox_terminated", append(sandboxAttrs(sb), "reason", "a command could not be killed")...)
+	return m.clear(ctx, id, rec)
+}

@@ -1,0 +1,305 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// launch starts the create of a key that the caller holds; the flight holds the
+// key from here on, and drops it. Old is the record that makes way, or nil.
+func (m *Manager) launch(want *wanted, old *record) (*flight, error) {
+	now := time.Now().UTC()
+	f := &flight{
+		want:    want,
+		pulling: make(chan struct{}),
+		done:    make(chan struct{}),
+		starting: Sandbox{
+			Tenant: want.id.tenant, Key: want.id.key, SessionID: uuid.NewString(), Status: StatusStarting,
+			Spec: want.spec, Overridden: want.overridden, Metadata: want.metadata,
+			AgentID: want.agentID, VolumePath: want.volume, CreatedAt: now, LastUsedAt: now,
+		},
+	}
+	if f.starting.Metadata == nil {
+		f.starting.Metadata = map[string]string{}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closing {
+		return nil, errdefs.ErrUnavailable.WithMessage("berm is shutting down")
+	}
+	if err := m.capacityLocked(want, old); err != nil {
+		return nil, err
+	}
+	m.making[f.starting.SessionID] = struct{}{}
+	m.slots[want.id].flight = f
+	f.recreated = old != nil && !old.snapshotLocked(now).Expired(now)
+	m.wg.Go(func() { m.fly(f, old) })
+	return f, nil
+}
+
+// capacityLocked counts what is there and on the way.
+func (m *Manager) capacityLocked(want *wanted, old *record) error {
+	var all, own int
+	for id, s := range m.slots {
+		if s.record == nil && s.flight == nil || old != nil && id == want.id {
+			continue
+		}
+		all++
+		if id.tenant == want.id.tenant {
+			own++
+		}
+	}
+	if want.max > 0 && own >= want.max {
+		return &CapacityError{
+			Message:    fmt.Sprintf("the caller has %d of %d sandboxes; delete one, or let one expire", own, want.max),
+			RetryAfter: 10 * time.Second,
+		}
+	}
+	if limit := m.opts.Settings.MaxSandboxes; limit > 0 && all >= limit {
+		return &CapacityError{Message: fmt.Sprintf("all %d sandboxes are taken", limit), RetryAfter: 10 * time.Second}
+	}
+	return nil
+}
+
+// fly makes the sandbox and settles the flight.
+func (m *Manager) fly(f *flight, old *record) {
+	sb, err := m.make(m.base, f, old)
+	m.mu.Lock()
+	s := m.slots[f.want.id]
+	delete(m.making, f.starting.SessionID)
+	if err != nil {
+		f.err = &StartError{Err: err}
+		select {
+		case <-f.pulling: // its callers were sent away, and are to hear of it when they are back
+			failed := f.starting
+			failed.Status, failed.Error = StatusFailed, err.Error()
+			s.failure = &failure{sb: failed, err: f.err, at: time.Now()}
+		default:
+		}
+	} else {
+		if _, gone := m.ended[sb.ContainerID]; gone {
+			sb.Status = StatusStopped
+		}
+		rec := &record{sb: sb}
+		m.publishLocked(f.want.id, rec)
+		f.result = CreateResult{Sandbox: rec.snapshotLocked(time.Now()), Result: ResultCreated}
+		if old != nil {
+			f.result.Result = ResultReplaced
+			f.result.Recreated = f.recreated
+		}
+	}
+	m.forgetEndedLocked()
+	m.mu.Unlock()
+	// The key is let go before the callers are woken, so that what they do next
+	// finds it free.
+	m.drop(f.want.id)
+	close(f.done)
+}
+
+// make does a create's work. When it fails, nothing new is left; what the engine
+// won't remove carries labels by which the sweep finds it.
+func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox, err error) {
+	image, err := m.image(ctx, f)
+	if err != nil {
+		return sb, err
+	}
+	if old != nil {
+		if err := m.clear(ctx, f.want.id, old); err != nil {
+			return sb, fmt.Errorf("remove the ended sandbox: %w", err)
+		}
+	}
+	if err := m.ensureNetwork(ctx, f.want.spec.EngineNetwork); err != nil {
+		return sb, err
+	}
+	if err := m.engine.Acquire(ctx, 1); err != nil {
+		return sb, err
+	}
+	// Expiry counts from here: waiting for an image or for a turn costs nothing.
+	sb = f.starting
+	sb.CreatedAt = time.Now().UTC()
+	sb.LastUsedAt = sb.CreatedAt
+	sb.Deadline = sb.CreatedAt.Add(sb.Spec.MaxLifetime)
+	sb.ExpiresAt = earlier(sb.CreatedAt.Add(sb.Spec.TTL), sb.Deadline)
+	c, mode, err := m.start(ctx, sb, image)
+	m.engine.Release(1)
+	if err != nil {
+		return sb, err
+	}
+	sb.Status = StatusRunning
+	sb.ContainerID = c.ID
+	sb.Endpoint = Endpoint{IP: c.IP, Port: m.opts.Settings.AgentPort}
+	sb.Enforcement = Enforcement{Mounts: mode}
+	if sb.Spec.WorkspaceQuotaMB > 0 {
+		sb.Enforcement.WorkspaceQuota = "soft"
+	}
+	switch {
+	case c.ID == "":
+		err = errors.New("the engine gave the container no id")
+	case sb.Spec.EngineNetwork != "" && c.IP == "":
+		err = fmt.Errorf("the container has no address on network %s", sb.Spec.EngineNetwork)
+	default:
+		err = m.opts.Store.Put(ctx, storeRecord(sb))
+	}
+	if err != nil {
+		if c.ID != "" {
+			if rerr := m.remove(ctx, c.ID); rerr != nil {
+				m.log.WarnContext(ctx, "sandbox_clean_failed", append(sandboxAttrs(sb), "error", rerr)...)
+			}
+		}
+		return Sandbox{}, err
+	}
+	return sb, nil
+}
+
+// start makes the container, with its directories held until it runs.
+func (m *Manager) start(ctx context.Context, sb Sandbox, image runtime.Image) (runtime.Container, string, error) {
+	labels, err := m.labelsFor(sb)
+	if err != nil {
+		return runtime.Container{}, "", err
+	}
+	mounts, err := m.operatorMounts(sb)
+	if err != nil {
+		return runtime.Container{}, "", err
+	}
+	mounts = append(mounts, sb.Spec.Mounts...)
+	spec := runtime.Spec{
+		Name:           "berm-" + sb.SessionID,
+		Image:          image.ID,
+		Command:        m.opts.Settings.Command,
+		Env:            m.environment(sb),
+		Labels:         labels,
+		User:           sb.Spec.User,
+		Hostname:       "sandbox",
+		Network:        sb.Spec.EngineNetwork,
+		CPUs:           sb.Spec.CPUs,
+		MemoryBytes:    sb.Spec.MemoryMB << 20,
+		PidsLimit:      sb.Spec.PidsLimit,
+		ReadOnlyRootfs: sb.Spec.ReadOnlyRootfs,
+		CapAdd:         sb.Spec.CapAdd,
+		RuntimeClass:   sb.Spec.RuntimeClass,
+	}
+	if sb.Spec.TmpfsMB > 0 {
+		spec.Tmpfs = []runtime.Tmpfs{{Target: "/tmp", SizeBytes: sb.Spec.TmpfsMB << 20}}
+	}
+	var mode string
+	release := func() error { return nil }
+	if len(mounts) > 0 {
+		mode = m.opts.Holder.Mode()
+		var sources []string
+		sources, release, err = m.opts.Holder.Hold(ctx, sb.SessionID, mounts)
+		if err != nil {
+			return runtime.Container{}, "", fmt.Errorf("hold the mounts' directories: %w", err)
+		}
+		for i, mt := range mounts {
+			spec.Mounts = append(spec.Mounts, runtime.Mount{Source: sources[i], Target: mt.MountPath, ReadOnly: mt.Mode == "ro"})
+		}
+	}
+	var c runtime.Container
+	err = m.call(ctx, "create", func(ctx context.Context) error {
+		var err error
+		c, err = m.opts.Runtime.Create(ctx, spec)
+		return err
+	})
+	if rerr := release(); rerr != nil && err == nil {
+		err = fmt.Errorf("a mounted directory was exchanged while the sandbox was made: %w", rerr)
+		if xerr := m.call(ctx, "remove", func(ctx context.Context) error { return m.opts.Runtime.Remove(ctx, c.ID) }); xerr != nil {
+			err = errors.Join(err, xerr)
+		}
+	}
+	return c, mode, err
+}
+
+// environment puts together the sandbox's variables: the operator's, the caller's,
+// what the policy injects, and the agent's id. A later one wins.
+func (m *Manager) environment(sb Sandbox) []string {
+	var env []string
+	add := func(vars map[string]string) {
+		for _, name := range slices.Sorted(maps.Keys(vars)) {
+			env = append(env, name+"="+vars[name])
+		}
+	}
+	add(m.opts.Settings.Env)
+	add(sb.Spec.Env)
+	env = append(env, m.opts.Policy().InjectedEnv()...)
+	if sb.AgentID != "" {
+		env = append(env, "AGENT_ID="+sb.AgentID)
+	}
+	return env
+}
+
+// clear removes an old record's container and the record itself.
+func (m *Manager) clear(ctx context.Context, id keyID, old *record) error {
+	sb := m.snapshot(old)
+	m.setStatus(old, StatusStopping)
+	if sb.ContainerID != "" {
+		if err := m.remove(ctx, sb.ContainerID); err != nil {
+			m.setStatus(old, sb.Status)
+			return err
+		}
+	}
+	if err := m.opts.Store.Delete(context.WithoutCancel(ctx), sb.SessionID); err != nil {
+		// The container is gone; the next reconciliation drops what the store kept.
+		m.log.WarnContext(ctx, "store_delete_failed", append(sandboxAttrs(sb), "error", err)...)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.forgetLocked(id)
+	return nil
+}
+
+func (m *Manager) setStatus(r *record, st Status) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r.sb.Status = st
+}
+
+// image answers the image to run, and has it pulled as the policy says.
+func (m *Manager) image(ctx context.Context, f *flight) (runtime.Image, error) {
+	ref, pull := f.want.spec.Image, m.opts.Policy().PullPolicy()
+	if pull != "always" {
+		var img runtime.Image
+		err := m.call(ctx, "image", func(ctx context.Context) error {
+			var err error
+			img, err = m.opts.Runtime.Image(ctx, ref)
+			return err
+		})
+		if err == nil {
+			return img, nil
+		}
+		if !errdefs.IsNotFound(err) || pull == "never" {
+			return img, fmt.Errorf("image %s: %w", ref, err)
+		}
+	}
+	p := m.pull(ref)
+	f.progress = p.progress
+	close(f.pulling)
+	select {
+	case r := <-p.result:
+		if r.Err != nil {
+			return runtime.Image{}, fmt.Errorf("pull image %s: %w", ref, r.Err)
+		}
+		return r.Val.(runtime.Image), nil
+	case <-ctx.Done():
+		return runtime.Image{}, context.Cause(ctx)
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func failSpan(span trace.Span, err error) { span.SetStatus(codes.Error, ErrorType(err)) }

@@ -1,0 +1,218 @@
+// Package hold keeps a judged directory in place until the engine has mounted it.
+//
+// A path that was resolved and judged can be made to lead elsewhere before the
+// engine looks at it, by whoever may write to one of its parents: another sandbox,
+// say. A Pinner takes a clone of the mount itself and hands the engine a path of
+// its own, which nobody else can change. Where this process hasn't the rights for
+// that, or the engine doesn't see its mounts, a Verifier compares the directory
+// before and after.
+package hold
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+// Modes, as in lifecycle.Enforcement.
+const (
+	ModeHeld     = "held"
+	ModeVerified = "verified"
+)
+
+// ErrExchanged says that a directory is not the one that was judged.
+var ErrExchanged = errors.New("the directory was exchanged")
+
+// openDir opens a fully resolved path without following any symbolic link: one on
+// the way means that the path was exchanged since it was resolved.
+func openDir(path string) (int, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
+		return -1, fmt.Errorf("%s: %w", path, ErrExchanged)
+	case err != nil:
+		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+// Pinner pins directories by cloning their mounts below a directory of its own.
+// It needs CAP_SYS_ADMIN, and an engine that shares this process's mount namespace
+// or receives its mounts. It is safe for many goroutines.
+type Pinner struct{ dir string }
+
+var (
+	_ lifecycle.Holder = (*Pinner)(nil)
+	_ lifecycle.Holder = Verifier{}
+)
+
+// NewPinner makes dir, with mode 0700, and tries out whether this process may pin:
+// an error says why not. Dir must belong to this process alone.
+func NewPinner(dir string) (*Pinner, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the pin directory: %w", err)
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return nil, err
+	}
+	p := &Pinner{dir: dir}
+	session := uuid.NewString()
+	_, release, err := p.Hold(context.Background(), session, []policy.Mount{{Source: dir, Local: dir}})
+	if err != nil {
+		return nil, fmt.Errorf("pin a directory: %w", err)
+	}
+	return p, release()
+}
+
+// Mode is ModeHeld.
+func (*Pinner) Mode() string { return ModeHeld }
+
+// Hold clones each mount's directory, without what is mounted below it, to a path
+// of the pinner's own. A mount that the engine sees elsewhere than this process
+// can't be pinned, and is an error.
+func (p *Pinner) Hold(_ context.Context, sessionID string, mounts []policy.Mount) ([]string, func() error, error) {
+	base := filepath.Join(p.dir, sessionID)
+	if err := os.Mkdir(base, 0o700); err != nil {
+		return nil, nil, err
+	}
+	release := func() error { return clearPins(base) }
+	sources := make([]string, len(mounts))
+	for i, m := range mounts {
+		target := filepath.Join(base, strconv.Itoa(i))
+		if err := pin(m, target); err != nil {
+			return nil, nil, errors.Join(err, release())
+		}
+		sources[i] = target
+	}
+	return sources, release, nil
+}
+
+// pin makes target a mount of the directory that m's path leads to now.
+func pin(m policy.Mount, target string) error {
+	if m.Local != m.Source {
+		return fmt.Errorf("%s is %s here: a mapped path can't be pinned", m.Source, m.Local)
+	}
+	fd, err := openDir(m.Local)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return &fs.PathError{Op: "open_tree", Path: m.Local, Err: err}
+	}
+	defer unix.Close(tree)
+	if err := os.Mkdir(target, 0o700); err != nil {
+		return err
+	}
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return &fs.PathError{Op: "move_mount", Path: target, Err: err}
+	}
+	return nil
+}
+
+// clearPins takes away the pins below base, and base. A pin that is no mount any
+// more, or never became one, is an empty directory.
+func clearPins(base string) error {
+	entries, err := os.ReadDir(base)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		path := filepath.Join(base, e.Name())
+		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+			errs = append(errs, &fs.PathError{Op: "unmount", Path: path, Err: err})
+			continue
+		}
+		// Remove, never RemoveAll: what is still mounted must not be emptied.
+		errs = append(errs, os.Remove(path))
+	}
+	return errors.Join(append(errs, os.Remove(base))...)
+}
+
+// Clean takes away the pins that a process that died left behind. No Hold may be
+// under way.
+func (p *Pinner) Clean() error {
+	entries, err := os.ReadDir(p.dir)
+	errs := []error{err}
+	for _, e := range entries {
+		errs = append(errs, clearPins(filepath.Join(p.dir, e.Name())))
+	}
+	return errors.Join(errs...)
+}
+
+// Verifier compares: what the path led to before the container was made must be
+// what it leads to afterwards. Whoever exchanges the directory and brings the
+// first back in time isn't seen. It is safe for many goroutines.
+type Verifier struct{}
+
+// Mode is ModeVerified.
+func (Verifier) Mode() string { return ModeVerified }
+
+// Clean has nothing to do.
+func (Verifier) Clean() error { return nil }
+
+// Hold opens each mount's directory, and keeps it open until release, so that its
+// number isn't given to another.
+func (Verifier) Hold(_ context.Context, _ string, mounts []policy.Mount) ([]string, func() error, error) {
+	var fds []int
+	closeAll := func() {
+		for _, fd := range fds {
+			_ = unix.Close(fd) // nothing was written through it
+		}
+	}
+	sources := make([]string, len(mounts))
+	for i, m := range mounts {
+		fd, err := openDir(m.Local)
+		if err != nil {
+			closeAll()
+			return nil, nil, err
+		}
+		fds = append(fds, fd)
+		sources[i] = m.Source
+	}
+	release := func() error {
+		defer closeAll()
+		var errs []error
+		for i, m := range mounts {
+			errs = append(errs, same(fds[i], m.Local))
+		}
+		return errors.Join(errs...)
+	}
+	return sources, release, nil
+}
+
+// same is nil when path leads to the directory that fd is.
+func same(fd int, path string) error {
+	now, err := openDir(path)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, ErrExchanged)
+	}
+	defer unix.Close(now)
+	var was, is unix.Stat_t
+	if err := errors.Join(unix.Fstat(fd, &was), unix.Fstat(now, &is)); err != nil {
+		return &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if was.Dev != is.Dev || was.Ino != is.Ino {
+		return fmt.Errorf("%s: %w", path, ErrExchanged)
+	}
+	return nil
+}

@@ -1,0 +1,195 @@
+package lifecycle
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/bermhq/berm/policy"
+)
+
+// The labels that a sandbox's container carries. They are the truth about what
+// exists, whose it is and when it ends; secrets are never among them.
+const (
+	LabelOwner     = "berm.owner"      // id of the instance that made it
+	LabelTenant    = "berm.tenant"     // whose it is
+	LabelKey       = "berm.key"        // the tenant's name for it
+	LabelSessionID = "berm.session_id" // UUID
+	LabelProfile   = "berm.profile"
+	LabelCreatedAt = "berm.created_at" // RFC 3339, UTC, as are the two below
+	LabelExpiresAt = "berm.expires_at" // as of creation; renewals are in the store
+	LabelDeadline  = "berm.deadline"   // no renewal goes past it
+	LabelSpec      = "berm.spec"       // digest of the effective spec
+	LabelEffective = "berm.effective"  // the effective spec itself, as JSON, without env
+	LabelEnv       = "berm.env"        // names of the caller's variables, comma-separated
+
+	LabelAgentID = "berm.agent_id"         // only if given
+	LabelVolume  = "berm.volume_host_path" // only if given
+)
+
+// The unprefixed labels of the old sandbox service. Containers that carry all six
+// can be adopted.
+const (
+	LegacySessionID = "session_id"
+	LegacyChatID    = "chat_id"
+	LegacyExpiresAt = "expires_at"
+	LegacyAgentID   = "agent_id"
+	LegacyVolume    = "volume_host_path"
+	LegacyPort      = "endpoint_port"
+)
+
+func legacySelector() map[string]string {
+	return map[string]string{
+		LegacySessionID: "", LegacyChatID: "", LegacyExpiresAt: "",
+		LegacyAgentID: "", LegacyVolume: "", LegacyPort: "",
+	}
+}
+
+// labelsFor are the labels of a new sandbox's container.
+func (m *Manager) labelsFor(sb Sandbox) (map[string]string, error) {
+	spec, err := json.Marshal(sb.Spec)
+	if err != nil {
+		return nil, fmt.Errorf("encode spec: %w", err)
+	}
+	names := make([]string, 0, len(sb.Spec.Env))
+	for name := range sb.Spec.Env {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	l := map[string]string{
+		LabelOwner:     m.opts.Owner,
+		LabelTenant:    sb.Tenant,
+		LabelKey:       sb.Key,
+		LabelSessionID: sb.SessionID,
+		LabelProfile:   sb.Spec.Profile,
+		LabelCreatedAt: sb.CreatedAt.Format(time.RFC3339Nano),
+		LabelExpiresAt: sb.ExpiresAt.Format(time.RFC3339Nano),
+		LabelDeadline:  sb.Deadline.Format(time.RFC3339Nano),
+		LabelSpec:      sb.Spec.Digest(),
+		LabelEffective: string(spec),
+		LabelEnv:       strings.Join(names, ","),
+	}
+	if sb.AgentID != "" {
+		l[LabelAgentID] = sb.AgentID
+	}
+	if sb.VolumePath != "" {
+		l[LabelVolume] = sb.VolumePath
+	}
+	if m.opts.Settings.AdoptLegacy {
+		l[LegacySessionID] = sb.SessionID
+		l[LegacyChatID] = sb.Key
+		l[LegacyExpiresAt] = sb.ExpiresAt.Format(time.RFC3339Nano)
+		l[LegacyAgentID] = sb.AgentID
+		l[LegacyVolume] = sb.VolumePath
+		l[LegacyPort] = strconv.Itoa(m.opts.Settings.AgentPort)
+	}
+	return l, nil
+}
+
+// sandboxFromLabels rebuilds a sandbox from its container's labels and
+// environment. All that is wrong with them is reported at once.
+func sandboxFromLabels(labels map[string]string, env []string) (Sandbox, error) {
+	var errs []error
+	fail := func(label string, err error) {
+		errs = append(errs, fmt.Errorf("label %s: %w", label, err))
+	}
+	instant := func(label string) time.Time {
+		t, err := time.Parse(time.RFC3339Nano, labels[label])
+		if err != nil {
+			fail(label, errors.New("not an RFC 3339 time"))
+		}
+		return t.UTC()
+	}
+	sb := Sandbox{
+		Tenant:     labels[LabelTenant],
+		Key:        labels[LabelKey],
+		SessionID:  labels[LabelSessionID],
+		AgentID:    labels[LabelAgentID],
+		VolumePath: labels[LabelVolume],
+		CreatedAt:  instant(LabelCreatedAt),
+		ExpiresAt:  instant(LabelExpiresAt),
+		Deadline:   instant(LabelDeadline),
+		Metadata:   map[string]string{},
+	}
+	sb.LastUsedAt = sb.CreatedAt
+	if sb.Tenant == "" {
+		fail(LabelTenant, errors.New("missing"))
+	}
+	if key, err := ParseKey(sb.Key); err != nil || key != sb.Key {
+		fail(LabelKey, errors.New("not a key"))
+	}
+	if _, err := uuid.Parse(sb.SessionID); err != nil {
+		fail(LabelSessionID, errors.New("not a UUID"))
+	}
+	if err := json.Unmarshal([]byte(labels[LabelEffective]), &sb.Spec); err != nil {
+		fail(LabelEffective, errors.New("not a spec"))
+	} else if sb.Spec.Digest() != labels[LabelSpec] {
+		fail(LabelSpec, errors.New("is not the digest of the spec"))
+	}
+	sb.Spec.Env = pickEnv(labels[LabelEnv], env)
+	return sb, errors.Join(errs...)
+}
+
+// pickEnv finds the variables that a caller gave among all of a container's.
+func pickEnv(names string, env []string) map[string]string {
+	if names == "" {
+		return nil
+	}
+	wanted := strings.Split(names, ",")
+	picked := make(map[string]string, len(wanted))
+	for _, e := range env {
+		if name, value, ok := strings.Cut(e, "="); ok && slices.Contains(wanted, name) {
+			picked[name] = value
+		}
+	}
+	return picked
+}
+
+// sandboxFromLegacy rebuilds a sandbox from the labels of the old service. What
+// the old service didn't know comes from spec, which is what a create without any
+// wishes would get now.
+func sandboxFromLegacy(labels map[string]string, created time.Time, spec policy.Spec) (Sandbox, error) {
+	var errs []error
+	expires, err := time.Parse(time.RFC3339Nano, labels[LegacyExpiresAt])
+	if err != nil {
+		errs = append(errs, fmt.Errorf("label %s: not an RFC 3339 time", LegacyExpiresAt))
+	}
+	key, err := uuid.Parse(labels[LegacyChatID])
+	if err != nil {
+		errs = append(errs, fmt.Errorf("label %s: not a UUID", LegacyChatID))
+	}
+	if _, err := uuid.Parse(labels[LegacySessionID]); err != nil {
+		errs = append(errs, fmt.Errorf("label %s: not a UUID", LegacySessionID))
+	}
+	if labels[LegacyAgentID] == "" {
+		errs = append(errs, fmt.Errorf("label %s: blank", LegacyAgentID))
+	}
+	port, err := strconv.Atoi(labels[LegacyPort])
+	if err != nil || port < 1 || port > 65535 {
+		errs = append(errs, fmt.Errorf("label %s: not a port", LegacyPort))
+	}
+	deadline := created.Add(spec.MaxLifetime).UTC()
+	if deadline.Before(expires) {
+		deadline = expires.UTC()
+	}
+	return Sandbox{
+		Tenant:     DefaultTenant,
+		Key:        key.String(),
+		SessionID:  labels[LegacySessionID],
+		Spec:       spec,
+		Metadata:   map[string]string{},
+		AgentID:    labels[LegacyAgentID],
+		VolumePath: labels[LegacyVolume],
+		Endpoint:   Endpoint{Port: port},
+		CreatedAt:  created.UTC(),
+		ExpiresAt:  expires.UTC(),
+		Deadline:   deadline,
+		LastUsedAt: created.UTC(),
+	}, errors.Join(errs...)
+}

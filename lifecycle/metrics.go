@@ -1,0 +1,99 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/bermhq/berm/policy"
+)
+
+type metrics struct {
+	creates       *prometheus.CounterVec
+	deletes       *prometheus.CounterVec
+	commands      *prometheus.CounterVec
+	runtimeErrors *prometheus.CounterVec
+	runtimeTime   *prometheus.HistogramVec
+	active        prometheus.Gauge
+	available     prometheus.Gauge
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		creates: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berm_sandbox_creates_total", Help: "Creates, by what they came to.",
+		}, []string{"result"}),
+		deletes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berm_sandbox_deletes_total", Help: "Deletes, by what they came to.",
+		}, []string{"result"}),
+		commands: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berm_sandbox_commands_total", Help: "Commands that were run to their end, by how they ended.",
+		}, []string{"status"}),
+		runtimeErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berm_runtime_errors_total", Help: "Failed calls to the engine, by operation and error type.",
+		}, []string{"operation", "error_type"}),
+		runtimeTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "berm_runtime_operation_duration_seconds", Help: "Duration of calls to the engine.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
+		}, []string{"operation", "result"}),
+		active: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "berm_sandboxes_active", Help: "Sandboxes on record.",
+		}),
+		available: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "berm_runtime_available", Help: "1 while the engine answers and its containers are reconciled, else 0.",
+		}),
+	}
+	// What was never counted is told as 0, so that a rate has a start.
+	for _, r := range []Result{ResultCreated, ResultReused, ResultReplaced, ResultConflict, ResultError} {
+		m.creates.WithLabelValues(string(r))
+	}
+	for _, r := range []Result{ResultDeleted, ResultNotFound, ResultError} {
+		m.deletes.WithLabelValues(string(r))
+	}
+	if reg != nil {
+		reg.MustRegister(m.creates, m.deletes, m.commands, m.runtimeErrors, m.runtimeTime, m.active, m.available)
+	}
+	return m
+}
+
+// operation counts one call to the engine.
+func (m *metrics) operation(op string, took time.Duration, err error) {
+	result := "ok"
+	if err != nil {
+		result = "error"
+		m.runtimeErrors.WithLabelValues(op, ErrorType(err)).Inc()
+	}
+	m.runtimeTime.WithLabelValues(op, result).Observe(took.Seconds())
+}
+
+// ErrorType gives an error's class, for metrics and spans.
+func ErrorType(err error) string {
+	var denied *policy.DeniedError
+	switch {
+	case errors.As(err, &denied):
+		return "policy_denied"
+	case errors.Is(err, context.Canceled), errdefs.IsCanceled(err):
+		return "canceled"
+	case errors.Is(err, context.DeadlineExceeded), errdefs.IsDeadlineExceeded(err):
+		return "deadline_exceeded"
+	case errdefs.IsUnavailable(err):
+		return "unavailable"
+	case errdefs.IsNotFound(err):
+		return "not_found"
+	case errdefs.IsAlreadyExists(err):
+		return "already_exists"
+	case errdefs.IsInvalidArgument(err):
+		return "invalid_argument"
+	case errdefs.IsFailedPrecondition(err):
+		return "failed_precondition"
+	case errdefs.IsConflict(err):
+		return "conflict"
+	case errdefs.IsResourceExhausted(err):
+		return "resource_exhausted"
+	default:
+		return "internal"
+	}
+}

@@ -1,0 +1,122 @@
+package lifecycle
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/bermhq/berm/policy"
+)
+
+// tenantsDir holds the directories of all tenants but the default one, below the
+// chats root. No key begins with a dot, so none can be mistaken for it.
+const tenantsDir = ".tenants"
+
+// PrepareRoots checks that the operator's directories are there; with create, it
+// makes the missing ones. It is meant for start-up.
+func (s Settings) PrepareRoots(create bool) error {
+	var errs []error
+	for _, dir := range []string{s.ChatsRoot, s.DependenciesRoot, s.ToolsRoot} {
+		if dir == "" {
+			continue
+		}
+		if create {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		if err := isDir(dir); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func isDir(dir string) error {
+	fi, err := os.Stat(dir)
+	if err == nil && !fi.IsDir() {
+		err = &fs.PathError{Op: "open", Path: dir, Err: errors.New("not a directory")}
+	}
+	return err
+}
+
+// operatorMounts are the mounts that the operator's settings give every sandbox.
+// The policy doesn't judge them. Nothing of a caller's goes into their paths but
+// the key and the tenant.
+func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
+	s := m.opts.Settings
+	var mounts []policy.Mount
+	add := func(local, target, mode string) error {
+		engine, err := s.EnginePath(local)
+		if err != nil {
+			return err
+		}
+		mounts = append(mounts, policy.Mount{HostPath: local, Source: engine, Local: local, MountPath: target, Mode: mode})
+		return nil
+	}
+	if s.ChatsRoot != "" {
+		dir, err := chatDir(s.ChatsRoot, sb.Tenant, sb.Key)
+		if err != nil {
+			return nil, fmt.Errorf("chat directory: %w", err)
+		}
+		if err := add(dir, s.ChatMountPath, "rw"); err != nil {
+			return nil, err
+		}
+	}
+	for _, ro := range [][2]string{{s.DependenciesRoot, s.DependenciesPath}, {s.ToolsRoot, s.ToolsPath}} {
+		if ro[0] == "" {
+			continue
+		}
+		dir, err := filepath.EvalSymlinks(ro[0])
+		if err == nil {
+			err = isDir(dir)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read-only root: %w", err)
+		}
+		if err := add(dir, ro[1], "ro"); err != nil {
+			return nil, err
+		}
+	}
+	return mounts, nil
+}
+
+// chatDir answers a key's directory with every symbolic link of the root resolved,
+// and makes it if it is missing. A symbolic link in place of the directory, or on
+// the way to it below the root, is refused.
+func chatDir(chats, tenant, key string) (string, error) {
+	resolved, err := filepath.EvalSymlinks(chats)
+	if err != nil {
+		return "", err
+	}
+	root, err := os.OpenRoot(resolved)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	names := []string{key}
+	if tenant != DefaultTenant {
+		names = []string{tenantsDir, tenant, key}
+	}
+	rel := ""
+	for _, name := range names {
+		if !filepath.IsLocal(name) || filepath.Base(name) != name {
+			return "", fmt.Errorf("%q can't name a directory", name)
+		}
+		rel = filepath.Join(rel, name)
+		if err := root.Mkdir(rel, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return "", err
+		}
+		fi, err := root.Lstat(rel)
+		if err != nil {
+			return "", err
+		}
+		if !fi.IsDir() {
+			return "", fmt.Errorf("%s is not a directory below the chats root", filepath.Join(resolved, rel))
+		}
+	}
+	return filepath.Join(resolved, rel), nil
+}

@@ -1,0 +1,522 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"go.opentelemetry.io/otel/attribute"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
+)
+
+// Run's own rhythm.
+const (
+	probeEvery   = 5 * time.Second // the engine's health
+	probeTimeout = 4 * time.Second
+	retryEvery   = 500 * time.Millisecond // while the engine is away
+	touchEvery   = time.Second            // last uses to the store
+	drainTimeout = 30 * time.Second       // creates under way when Run ends
+	closeTimeout = 5 * time.Second        // tidying up after that
+)
+
+// Run reconciles with the engine, then follows its events and writes last uses
+// down, until ctx ends. A lost engine is no error: Run goes on trying. When it
+// returns, no create is under way any more.
+func (m *Manager) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer func() {
+		m.mu.Lock()
+		m.closing = true
+		m.mu.Unlock()
+		m.drain()
+		wg.Wait()
+		m.close(context.WithoutCancel(ctx))
+	}()
+	if err := m.opts.Holder.Clean(); err != nil {
+		m.log.WarnContext(ctx, "holds_clean_failed", "error", err)
+	}
+	wg.Go(func() { m.touchLoop(ctx) })
+	for {
+		err := m.follow(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		m.setDown(ctx, err)
+		select {
+		case <-time.After(retryEvery):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// close does what is left to do once nothing is under way any more. What fails here
+// is made up for by the next start.
+func (m *Manager) close(ctx context.Context) {
+	defer m.cancel()
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+	defer cancel()
+	m.touch(ctx)
+	m.mu.Lock()
+	down := m.down
+	m.mu.Unlock()
+	if down != nil {
+		return
+	}
+	if _, err := m.collectNetworks(ctx, func(string) bool { return false }); err != nil {
+		m.log.WarnContext(ctx, "networks_clean_failed", "error", err)
+	}
+}
+
+// drain waits for the creates under way, and cuts off those that take too long.
+func (m *Manager) drain() {
+	done := make(chan struct{})
+	go func() { m.wg.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(drainTimeout):
+		m.cancel()
+		<-done
+	}
+}
+
+// follow is one stretch of a reachable engine: subscribe, reconcile, then apply
+// what happens, until the engine goes away.
+func (m *Manager) follow(ctx context.Context) error {
+	info, err := m.probe(ctx)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.info = info
+	m.mu.Unlock()
+	g, ctx := errgroup.WithContext(ctx)
+	ready := make(chan struct{})
+	if w, ok := m.opts.Runtime.(runtime.Watcher); ok {
+		g.Go(func() error {
+			err := w.Watch(ctx, map[string]string{LabelOwner: m.opts.Owner}, sync.OnceFunc(func() { close(ready) }), m.apply)
+			if err == nil && ctx.Err() == nil {
+				err = errors.New("the engine's event stream ended")
+			}
+			return err
+		})
+	} else {
+		close(ready)
+	}
+	g.Go(func() error {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			return nil
+		}
+		if err := m.reconcile(ctx); err != nil {
+			return fmt.Errorf("reconcile with the engine: %w", err)
+		}
+		m.setUp(ctx)
+		return m.probeLoop(ctx)
+	})
+	return g.Wait()
+}
+
+// probeLoop asks after the engine's health until it is gone.
+func (m *Manager) probeLoop(ctx context.Context) error {
+	tick := time.NewTicker(probeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		if _, err := m.probe(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+}
+
+func (m *Manager) probe(ctx context.Context) (info runtime.Info, err error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	err = m.call(ctx, "info", func(ctx context.Context) error {
+		info, err = m.opts.Runtime.Info(ctx)
+		return err
+	})
+	return info, err
+}
+
+func (m *Manager) setDown(ctx context.Context, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.down == nil || m.down.Error() != err.Error() {
+		m.log.WarnContext(ctx, "engine_unavailable", "error", err)
+	}
+	m.down = err
+	clear(m.networks) // another engine may come back
+	m.metrics.available.Set(0)
+}
+
+func (m *Manager) setUp(ctx context.Context) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.down = nil
+	m.metrics.available.Set(1)
+	m.log.InfoContext(ctx, "engine_available", "backend", m.info.Backend, "version", m.info.Version)
+}
+
+// apply takes one event of the engine's.
+func (m *Manager) apply(e runtime.Event) {
+	switch e.Type {
+	case runtime.EventExit, runtime.EventRemoved:
+		m.containerGone(e.ContainerID)
+	case runtime.EventPaused:
+		m.containerIs(e.ContainerID, StatusRunning, StatusPaused)
+	case runtime.EventResumed:
+		m.containerIs(e.ContainerID, StatusPaused, StatusRunning)
+	}
+}
+
+// containerGone notes that a container runs no more.
+func (m *Manager) containerGone(containerID string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id, ok := m.containers[containerID]; ok {
+		if r := m.slots[id].record; r.sb.Status == StatusRunning || r.sb.Status == StatusPaused {
+			r.sb.Status = StatusStopped
+		}
+	} else if len(m.making) > 0 || m.reconciling {
+		m.ended[containerID] = struct{}{}
+	}
+}
+
+// forgetEndedLocked drops the news of containers that nobody will ask about.
+func (m *Manager) forgetEndedLocked() {
+	if len(m.making) == 0 && !m.reconciling {
+		clear(m.ended)
+	}
+}
+
+func (m *Manager) containerIs(containerID string, from, to Status) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if id, ok := m.containers[containerID]; ok {
+		if r := m.slots[id].record; r.sb.Status == from {
+			r.sb.Status = to
+		}
+	}
+}
+
+// found is a container of ours with what its labels tell.
+type found struct {
+	container runtime.Container
+	sandbox   Sandbox
+	adopted   bool
+}
+
+// reconcile makes the records agree with what the engine has.
+func (m *Manager) reconcile(ctx context.Context) (err error) {
+	ctx, span := m.tracer.Start(ctx, "reconcile")
+	defer func() {
+		if err != nil {
+			failSpan(span, err)
+		}
+		span.End()
+	}()
+	pol := m.opts.Policy()
+	for _, n := range pol.Networks() {
+		if err := m.ensureNetwork(ctx, n.EngineNetwork); err != nil {
+			return err
+		}
+	}
+	// What is known is noted before the engine lists: what is put meanwhile belongs
+	// to a container that may not be in the list.
+	stored, err := m.opts.Store.Records(ctx)
+	if err != nil {
+		return &UnavailableError{Err: err}
+	}
+	m.mu.Lock()
+	before := maps.Clone(m.containers)
+	m.reconciling = true
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.reconciling = false
+		m.forgetEndedLocked()
+	}()
+	all, err := m.inspectAll(ctx, pol)
+	if err != nil {
+		return err
+	}
+	keep, surplus := settle(all)
+	for _, f := range surplus {
+		m.mu.Lock()
+		_, busy := m.making[f.sandbox.SessionID]
+		_, known := m.containers[f.container.ID]
+		m.mu.Unlock()
+		if busy || known {
+			continue
+		}
+		m.log.WarnContext(ctx, "sandbox_duplicate", sandboxAttrs(f.sandbox)...)
+		if err := m.remove(ctx, f.container.ID); err != nil {
+			m.log.WarnContext(ctx, "sandbox_clean_failed", append(sandboxAttrs(f.sandbox), "error", err)...)
+		}
+	}
+	m.adopt(keep, stored)
+	gone := m.dropMissing(before, all, stored)
+	if err := m.opts.Store.Delete(ctx, gone...); err != nil {
+		return &UnavailableError{Err: err}
+	}
+	span.SetAttributes(attribute.Int("berm.sandboxes", len(keep)), attribute.Int("berm.removed", len(surplus)))
+	m.log.InfoContext(ctx, "reconciled", "sandboxes", len(keep), "removed", len(surplus), "records_dropped", len(gone))
+	return nil
+}
+
+// inspectAll lists our containers and looks at each. Those with labels that make
+// no sense are reported and left alone.
+func (m *Manager) inspectAll(ctx context.Context, pol *policy.Policy) ([]found, error) {
+	var listed []runtime.Container
+	list := func(selector map[string]string) error {
+		return m.call(ctx, "list", func(ctx context.Context) error {
+			cs, err := m.opts.Runtime.List(ctx, selector)
+			listed = append(listed, cs...)
+			return err
+		})
+	}
+	if err := list(map[string]string{LabelOwner: m.opts.Owner}); err != nil {
+		return nil, err
+	}
+	ours := len(listed)
+	var legacy policy.Spec
+	if m.opts.Settings.AdoptLegacy {
+		if err := list(legacySelector()); err != nil {
+			return nil, err
+		}
+		v := pol.Sandbox(policy.Request{})
+		if err := v.Err(); err != nil {
+			return nil, fmt.Errorf("the policy refuses what adopted sandboxes need: %w", err)
+		}
+		legacy = v.Spec
+	}
+	results := make([]*found, len(listed))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(8)
+	for i, c := range listed {
+		if _, owned := c.Labels[LabelOwner]; i >= ours && owned {
+			continue // in the first list already, or another instance's
+		}
+		g.Go(func() error {
+			full := c
+			err := m.call(gctx, "inspect", func(ctx context.Context) error {
+				var err error
+				full, err = m.opts.Runtime.Inspect(ctx, c.ID)
+				return err
+			})
+			if errdefs.IsNotFound(err) {
+				return nil // gone since it was listed
+			}
+			if err != nil {
+				return err
+			}
+			f := &found{container: full, adopted: i >= ours}
+			if f.adopted {
+				f.sandbox, err = sandboxFromLegacy(full.Labels, full.CreatedAt, legacy)
+			} else {
+				f.sandbox, err = sandboxFromLabels(full.Labels, full.Env)
+			}
+			f.sandbox.ContainerID = full.ID
+			if err != nil {
+				m.log.WarnContext(ctx, "sandbox_labels_malformed", "container_id", full.ID, "error", err)
+				return nil
+			}
+			results[i] = f
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	var all []found
+	for _, f := range results {
+		if f != nil {
+			all = append(all, *f)
+		}
+	}
+	return all, nil
+}
+
+// settle decides which containers stay: of several for one key the newest, and
+// none that was never started.
+func settle(all []found) (keep, surplus []found) {
+	newest := map[keyID]found{}
+	for _, f := range all {
+		id := keyID{f.sandbox.Tenant, f.sandbox.Key}
+		if f.container.State == runtime.StateCreated {
+			surplus = append(surplus, f)
+			continue
+		}
+		if other, ok := newest[id]; ok {
+			if other.sandbox.CreatedAt.After(f.sandbox.CreatedAt) {
+				f, other = other, f
+			}
+			surplus = append(surplus, other)
+		}
+		newest[id] = f
+	}
+	return slices.Collect(maps.Values(newest)), surplus
+}
+
+// adopt brings the records up to what the engine has. Keys that an operation holds
+// right now are left to it.
+func (m *Manager) adopt(keep []found, stored []Record) {
+	bySession := make(map[string]Record, len(stored))
+	for _, r := range stored {
+		bySession[r.SessionID] = r
+	}
+	now := time.Now().UTC()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, f := range keep {
+		id := keyID{f.sandbox.Tenant, f.sandbox.Key}
+		s := m.slots[id]
+		if s != nil && s.busy != nil {
+			continue
+		}
+		status := statusOf(f.container.State)
+		if _, ended := m.ended[f.container.ID]; ended {
+			status = StatusStopped
+		}
+		if s != nil && s.record != nil && s.record.sb.SessionID == f.sandbox.SessionID {
+			s.record.sb.Status = status
+			continue
+		}
+		sb := f.sandbox
+		sb.Status = status
+		sb.Endpoint.IP = f.container.IP
+		if !f.adopted {
+			sb.Endpoint.Port = m.opts.Settings.AgentPort
+		}
+		if r, ok := bySession[sb.SessionID]; ok {
+			sb.ExpiresAt, sb.LastUsedAt = r.ExpiresAt, r.LastUsedAt
+			sb.Metadata, sb.Overridden, sb.Enforcement = r.Metadata, r.Overridden, r.Enforcement
+		} else if m.opts.Store.Fresh() {
+			// What it was renewed to is lost: one more TTL.
+			sb.ExpiresAt = earlier(now.Add(sb.Spec.TTL), sb.Deadline)
+			sb.LastUsedAt = now
+		}
+		if sb.Metadata == nil {
+			sb.Metadata = map[string]string{}
+		}
+		m.publishLocked(id, &record{sb: sb, adopted: f.adopted, stale: true})
+	}
+}
+
+func statusOf(s runtime.State) Status {
+	switch s {
+	case runtime.StateRunning:
+		return StatusRunning
+	case runtime.StatePaused:
+		return StatusPaused
+	default:
+		return StatusStopped
+	}
+}
+
+// dropMissing marks records whose container was known before and is no more, and
+// answers the sessions that only the store still knows.
+func (m *Manager) dropMissing(before map[string]keyID, all []found, stored []Record) []string {
+	for _, f := range all {
+		delete(before, f.container.ID)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	known := map[string]struct{}{}
+	for _, s := range m.slots {
+		if s.record == nil {
+			continue
+		}
+		known[s.record.sb.SessionID] = struct{}{}
+		if _, missing := before[s.record.sb.ContainerID]; missing && s.busy == nil {
+			s.record.sb.Status = StatusStopped
+		}
+	}
+	var gone []string
+	for _, r := range stored {
+		_, live := known[r.SessionID]
+		_, making := m.making[r.SessionID]
+		if !live && !making {
+			gone = append(gone, r.SessionID)
+		}
+	}
+	return gone
+}
+
+// ensureNetwork makes an engine network, once for each engine that comes up.
+func (m *Manager) ensureNetwork(ctx context.Context, name string) error {
+	if name == "" {
+		return nil
+	}
+	m.mu.Lock()
+	_, there := m.networks[name]
+	m.mu.Unlock()
+	if there {
+		return nil
+	}
+	n := runtime.Network{Name: name, Labels: map[string]string{LabelOwner: m.opts.Owner}, Isolated: true}
+	for _, rule := range m.opts.Policy().Networks() {
+		if rule.EngineNetwork == name {
+			n.Internal, n.Isolated = rule.Internal, rule.Isolated
+		}
+	}
+	err := m.call(ctx, "ensure_network", func(ctx context.Context) error { return m.opts.Runtime.EnsureNetwork(ctx, n) })
+	if err != nil {
+		return fmt.Errorf("network %s: %w", name, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.networks[name] = struct{}{}
+	return nil
+}
+
+// touchLoop writes last uses down while there are any.
+func (m *Manager) touchLoop(ctx context.Context) {
+	tick := time.NewTicker(touchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			m.touch(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (m *Manager) touch(ctx context.Context) {
+	used := map[string]time.Time{}
+	now := time.Now().UTC()
+	m.mu.Lock()
+	for _, s := range m.slots {
+		if r := s.record; r != nil && (r.stale || r.running > 0) {
+			if r.running > 0 {
+				r.sb.LastUsedAt = now
+			}
+			used[r.sb.SessionID] = r.sb.LastUsedAt
+			r.stale = false
+		}
+	}
+	m.mu.Unlock()
+	if len(used) == 0 {
+		return
+	}
+	if err := m.opts.Store.Touch(ctx, used); err != nil {
+		m.log.WarnContext(ctx, "store_touch_failed", "error", err)
+	}
+}

@@ -1,0 +1,214 @@
+// Package store keeps, in one SQLite file, what a container's labels can't hold:
+// renewals, last uses, metadata. Losing the file loses no sandbox.
+package store
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	_ "modernc.org/sqlite" // the driver, in pure Go: the binary stays static
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// busyTimeout is how long a call waits for another process that has the file.
+const busyTimeout = 5 * time.Second
+
+// Options say where the store is.
+type Options struct {
+	Path string // mandatory: the database file; made with mode 0600 if missing, its directory must exist
+}
+
+// Store is the database. It is safe for many goroutines.
+type Store struct {
+	db    *sql.DB
+	fresh bool
+}
+
+var _ lifecycle.Store = (*Store)(nil)
+
+// Open opens the database, makes it if it is missing, and brings an older one up to
+// date. One that a newer version wrote is refused. A file that isn't a database
+// is an error, and is left as it is.
+func Open(ctx context.Context, opts Options) (*Store, error) {
+	if opts.Path == "" {
+		return nil, errors.New("store: Path is mandatory")
+	}
+	path, err := filepath.Abs(opts.Path)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the store: %w", err)
+	}
+	if err := f.Close(); err != nil {
+		return nil, fmt.Errorf("open the store: %w", err)
+	}
+	// NORMAL loses nothing when this process dies, and at most the last moments
+	// when the machine does; labels make up for those.
+	q := url.Values{"_pragma": {
+		fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()),
+		"journal_mode(WAL)", "synchronous(NORMAL)", "foreign_keys(1)", "cache_size(-512)",
+	}, "_txlock": {"immediate"}}
+	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: q.Encode()}).String())
+	if err != nil {
+		return nil, fmt.Errorf("open the store: %w", err)
+	}
+	db.SetMaxOpenConns(1) // one writer at a time is all that SQLite has
+	s := &Store{db: db}
+	if err := s.migrate(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the store %s: %w", path, err), db.Close())
+	}
+	return s, nil
+}
+
+// migrate applies what the file's schema lacks, all or nothing.
+func (s *Store) migrate(ctx context.Context) error {
+	names, err := fs.Glob(migrations, "migrations/*.sql")
+	if err != nil {
+		return err
+	}
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }() // does nothing after the commit
+	var version int
+	if err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
+		return err
+	}
+	if version > len(names) {
+		return fmt.Errorf("its schema is version %d, and this berm knows %d: use the newer berm, or move the file away (no sandbox is lost)", version, len(names))
+	}
+	s.fresh = version == 0
+	for i, name := range names[version:] {
+		stmts, err := migrations.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, string(stmts)); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if _, err := tx.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", version+i+1)); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
+}
+
+// Close closes the file.
+func (s *Store) Close() error { return s.db.Close() }
+
+// Fresh says that the file was made by this Open.
+func (s *Store) Fresh() bool { return s.fresh }
+
+// Ping is nil when the store can be written.
+func (s *Store) Ping(ctx context.Context) error {
+	_, err := s.db.ExecContext(ctx, "UPDATE sandboxes SET last_used_at = last_used_at WHERE session_id = ''")
+	return err
+}
+
+// Records answers all that was put and not deleted.
+func (s *Store) Records(ctx context.Context) ([]lifecycle.Record, error) {
+	rows, err := s.db.QueryContext(ctx, `SELECT session_id, tenant, key, container_id,
+		created_at, expires_at, last_used_at, metadata, overridden, enforcement FROM sandboxes`)
+	if err != nil {
+		return nil, fmt.Errorf("read the store: %w", err)
+	}
+	defer rows.Close()
+	var records []lifecycle.Record
+	for rows.Next() {
+		var r lifecycle.Record
+		var created, expires, used int64
+		var metadata, overridden, enforcement []byte
+		if err := rows.Scan(&r.SessionID, &r.Tenant, &r.Key, &r.ContainerID,
+			&created, &expires, &used, &metadata, &overridden, &enforcement); err != nil {
+			return nil, fmt.Errorf("read the store: %w", err)
+		}
+		r.CreatedAt, r.ExpiresAt, r.LastUsedAt = instant(created), instant(expires), instant(used)
+		if err := errors.Join(json.Unmarshal(metadata, &r.Metadata),
+			json.Unmarshal(overridden, &r.Overridden), json.Unmarshal(enforcement, &r.Enforcement)); err != nil {
+			return nil, fmt.Errorf("read the store: session %s: %w", r.SessionID, err)
+		}
+		records = append(records, r)
+	}
+	return records, rows.Err()
+}
+
+// Put writes a record over the one of the same session, durably.
+func (s *Store) Put(ctx context.Context, r lifecycle.Record) error {
+	metadata, err1 := json.Marshal(r.Metadata)
+	overridden, err2 := json.Marshal(r.Overridden)
+	enforcement, err3 := json.Marshal(r.Enforcement)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return fmt.Errorf("write the store: session %s: %w", r.SessionID, err)
+	}
+	_, err := s.db.ExecContext(ctx, `INSERT INTO sandboxes (session_id, tenant, key, container_id,
+		created_at, expires_at, last_used_at, metadata, overridden, enforcement)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+		ON CONFLICT (session_id) DO UPDATE SET tenant = excluded.tenant, key = excluded.key,
+		container_id = excluded.container_id, created_at = excluded.created_at,
+		expires_at = excluded.expires_at, last_used_at = excluded.last_used_at,
+		metadata = excluded.metadata, overridden = excluded.overridden, enforcement = excluded.enforcement`,
+		r.SessionID, r.Tenant, r.Key, r.ContainerID, r.CreatedAt.UnixNano(), r.ExpiresAt.UnixNano(),
+		r.LastUsedAt.UnixNano(), metadata, overridden, enforcement)
+	if err != nil {
+		return fmt.Errorf("write the store: session %s: %w", r.SessionID, err)
+	}
+	return nil
+}
+
+// Touch writes last uses, by session. Sessions that aren't there are skipped.
+func (s *Store) Touch(ctx context.Context, lastUsed map[string]time.Time) error {
+	return s.inTx(ctx, func(tx *sql.Tx) error {
+		for session, at := range lastUsed {
+			if _, err := tx.ExecContext(ctx, "UPDATE sandboxes SET last_used_at = ? WHERE session_id = ?", at.UnixNano(), session); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Delete removes records by session; those that aren't there are no error.
+func (s *Store) Delete(ctx context.Context, sessionIDs ...string) error {
+	return s.inTx(ctx, func(tx *sql.Tx) error {
+		for _, session := range sessionIDs {
+			if _, err := tx.ExecContext(ctx, "DELETE FROM sandboxes WHERE session_id = ?", session); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (s *Store) inTx(ctx context.Context, f func(*sql.Tx) error) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("write the store: %w", err)
+	}
+	defer func() { _ = tx.Rollback() }() // does nothing after the commit
+	if err := f(tx); err != nil {
+		return fmt.Errorf("write the store: %w", err)
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("write the store: %w", err)
+	}
+	return nil
+}
+
+// instant is a time of the store's: nanoseconds since 1970.
+func instant(ns int64) time.Time { return time.Unix(0, ns).UTC() }
