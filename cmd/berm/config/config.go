@@ -31,7 +31,6 @@ type HTTP struct {
 	SocketMode     string        `yaml:"socket_mode" doc:"file mode of the unix socket, octal"`
 	AllowedHosts   []string      `yaml:"allowed_hosts" doc:"further names that a Host header may carry, beside loopback's and the listen address"`
 	AllowedOrigins []string      `yaml:"allowed_origins" doc:"values that an Origin header may have; none are allowed by default"`
-	MaxBody        int64         `yaml:"max_body" doc:"largest request body, in bytes"`
 	DrainTimeout   time.Duration `yaml:"drain_timeout" doc:"how long requests in flight may go on after SIGTERM"`
 }
 
@@ -103,7 +102,7 @@ type Security struct {
 // Default gives the defaults.
 func Default() *Config {
 	return &Config{
-		HTTP:     HTTP{Listen: "127.0.0.1:7070", SocketMode: "0660", MaxBody: 1 << 20, DrainTimeout: 30 * time.Second},
+		HTTP:     HTTP{Listen: "127.0.0.1:7070", SocketMode: "0660", DrainTimeout: 30 * time.Second},
 		Logging:  Logging{Level: "info", Format: "text"},
 		Metrics:  Metrics{Enabled: true},
 		Tracing:  Tracing{Enabled: true, SampleRatio: 1},

@@ -29,25 +29,25 @@ func TestDefaultsAreValid(t *testing.T) {
 
 func TestOrderOfSources(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "berm.yaml")
-	content := "http: {listen: '127.0.0.1:1', max_body: 10, drain_timeout: 1s}\nsandbox:\n  env: {A: b}\nlogging:\n"
+	content := "http: {listen: '127.0.0.1:1', socket_mode: '0600', drain_timeout: 1s}\nsandbox:\n  env: {A: b}\nlogging:\n"
 	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	got, err := Load(Options{
 		File:    file,
-		Environ: []string{"BERM_HTTP_LISTEN=127.0.0.1:2", "BERM_HTTP_MAX_BODY=20"},
+		Environ: []string{"BERM_HTTP_LISTEN=127.0.0.1:2", "BERM_HTTP_SOCKET_MODE=0640"},
 		Flags:   map[string]string{"http.listen": "127.0.0.1:3"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Default()
-	want.HTTP.Listen, want.HTTP.MaxBody, want.HTTP.DrainTimeout = "127.0.0.1:3", 20, time.Second
+	want.HTTP.Listen, want.HTTP.SocketMode, want.HTTP.DrainTimeout = "127.0.0.1:3", "0640", time.Second
 	want.Sandbox.Env = map[string]string{"A": "b"}
 	if diff := cmp.Diff(want, got, ignoreSource); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	sources := map[string]string{"http.listen": "flag", "http.max_body": "BERM_HTTP_MAX_BODY", "http.drain_timeout": "file", "sandbox.env": "file"}
+	sources := map[string]string{"http.listen": "flag", "http.socket_mode": "BERM_HTTP_SOCKET_MODE", "http.drain_timeout": "file", "sandbox.env": "file"}
 	if diff := cmp.Diff(sources, got.source); diff != "" {
 		t.Errorf("sources (-want +got):\n%s", diff)
 	}
@@ -58,7 +58,7 @@ func TestEnvironmentSetsEveryKey(t *testing.T) {
 	values := map[string]string{
 		"BERM_HTTP_LISTEN": "unix:///run/berm.sock", "BERM_HTTP_SOCKET_MODE": "0600",
 		"BERM_HTTP_ALLOWED_HOSTS": "a.example, b.example", "BERM_HTTP_ALLOWED_ORIGINS": "https://a.example",
-		"BERM_HTTP_MAX_BODY": "5", "BERM_HTTP_DRAIN_TIMEOUT": "5s", "BERM_LOGGING_LEVEL": "debug",
+		"BERM_HTTP_DRAIN_TIMEOUT": "5s", "BERM_LOGGING_LEVEL": "debug",
 		"BERM_LOGGING_FORMAT": "json", "BERM_METRICS_ENABLED": "false", "BERM_TRACING_ENABLED": "false",
 		"BERM_TRACING_SAMPLE_RATIO": "0.5", "BERM_OTEL_ENDPOINT": "http://collector:4318", "BERM_OTEL_HEADERS": "a=b",
 		"BERM_OTEL_HEADERS_FILE": "", "BERM_OTEL_SERVICE_NAME": "other", "BERM_OTEL_INSECURE": "true",
@@ -118,10 +118,10 @@ func TestErrors(t *testing.T) {
 		want []string // each in the error
 	}{
 		"all at once": {
-			file: "htp: {}\nhttp:\n  listne: x\n  max_body: lots\nsandbox: {ttl: 30}\n",
+			file: "htp: {}\nhttp:\n  listne: x\n  drain_timeout: 30\nsandbox: {ttl: 30}\n",
 			env:  []string{"BERM_SANDBOX_IDLE_TTL=soon", "BERM_HTTP_LISTNE=x"},
 			want: []string{
-				"line 1: htp: unknown key", "line 3: http.listne: unknown key", "line 4: http.max_body: want a whole number",
+				"line 1: htp: unknown key", "line 3: http.listne: unknown key", "line 4: http.drain_timeout: want a duration",
 				"line 5: sandbox.ttl: want a duration", "sandbox.idle_ttl (from BERM_SANDBOX_IDLE_TTL): want a duration",
 				"BERM_HTTP_LISTNE: unknown key",
 			},
@@ -146,7 +146,6 @@ func TestErrors(t *testing.T) {
 		"listen long":     {file: "http: {listen: 'unix:///" + strings.Repeat("a", 107) + "'}\n", want: []string{"at most 107 bytes"}},
 		"socket mode":     {file: "http: {socket_mode: rw}\n", want: []string{"http.socket_mode: want an octal"}},
 		"socket setuid":   {file: "http: {socket_mode: '4755'}\n", want: []string{"http.socket_mode: want an octal"}},
-		"body":            {file: "http: {max_body: 0}\n", want: []string{"http.max_body: want 1 to"}},
 		"drain":           {file: "http: {drain_timeout: 0s}\n", want: []string{"http.drain_timeout: must be more than 0"}},
 		"origin":          {file: "http: {allowed_origins: ['*']}\n", want: []string{`http.allowed_origins: "*" is no origin`}},
 		"host":            {file: "http: {allowed_hosts: ['http://a']}\n", want: []string{"http.allowed_hosts"}},
@@ -231,7 +230,7 @@ func TestPrintReadsBack(t *testing.T) {
 	if err := c.Print(&out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"ttl: 1h30m0s # BERM_SANDBOX_TTL", "command: [] # BERM_SANDBOX_COMMAND", "tokens: '[redacted]' # BERM_SECURITY_TOKENS", "max_body: 1048576 # default"} {
+	for _, want := range []string{"ttl: 1h30m0s # BERM_SANDBOX_TTL", "command: [] # BERM_SANDBOX_COMMAND", "tokens: '[redacted]' # BERM_SECURITY_TOKENS", "drain_timeout: 30s # default"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("lacks %q:\n%s", want, out.String())
 		}

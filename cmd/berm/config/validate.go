@@ -15,8 +15,6 @@ import (
 	"time"
 )
 
-const maxBodyLimit = 64 << 20 // bytes; bodies are held in memory
-
 var (
 	instancePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
 	networkPattern  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
@@ -73,7 +71,6 @@ func (h HTTP) validate(p *problems) {
 	}
 	_, err := h.FileMode()
 	p.unless(err == nil, "http.socket_mode", "want an octal file mode up to 0777, not %q", h.SocketMode)
-	p.unless(h.MaxBody > 0 && h.MaxBody <= maxBodyLimit, "http.max_body", "want 1 to %d bytes, not %d", maxBodyLimit, h.MaxBody)
 	p.unless(h.DrainTimeout > 0, "http.drain_timeout", "must be more than 0")
 	for _, host := range h.AllowedHosts {
 		p.unless(host != "" && !strings.ContainsAny(host, "/ "), "http.allowed_hosts", "%q is no host name", host)
