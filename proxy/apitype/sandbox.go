@@ -23,8 +23,8 @@ type SandboxRequest struct {
 	TTL              *Duration         `json:"ttl,omitempty"`
 	IdleTTL          *Duration         `json:"idle_ttl,omitempty"`
 	Metadata         map[string]string `json:"metadata,omitempty"`
-	AgentID          string            `json:"agent_id,omitempty"`
-	VolumeHostPath   string            `json:"volume_host_path,omitempty"` // absolute
+	AgentID          *string           `json:"agent_id,omitempty"`
+	VolumeHostPath   *string           `json:"volume_host_path,omitempty"` // absolute
 }
 
 // MountRequest asks for one further directory.

@@ -65,8 +65,7 @@ type Limits struct {
 	Timeout      Duration `json:"timeout"`
 	MaxTimeout   Duration `json:"max_timeout"`
 	TTL          Duration `json:"ttl"`
-	IdleTTL      Duration `json:"idle_ttl"`
-	MaxLifetime  Duration `json:"max_lifetime"`
+	IdleTTL      Duration `json:"idle_ttl"` // 0: never idles out
 }
 
 // ErrorList is the tenant's recent errors, newest first.

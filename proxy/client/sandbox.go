@@ -1,0 +1,134 @@
+package client
+
+import (
+	"context"
+	"iter"
+	"maps"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+const sandboxes = "/api/v1/sandboxes"
+
+func pathOf(key, call string) string { return sandboxes + "/" + url.PathEscape(key) + call }
+
+// Create answers the sandbox of a key, and makes it if there is none. While its
+// image is being pulled, it waits. Result tells what it came to.
+func (c *Client) Create(ctx context.Context, key string, req apitype.SandboxRequest) (*apitype.Sandbox, error) {
+	for {
+		sb, again, err := c.create(ctx, key, req)
+		if err != nil || again == 0 {
+			return sb, err
+		}
+		if err := wait(ctx, again); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// CreateNoWait is Create, but answers a sandbox with status "starting", and how far
+// its image has come in Pull, instead of waiting for it.
+func (c *Client) CreateNoWait(ctx context.Context, key string, req apitype.SandboxRequest) (*apitype.Sandbox, error) {
+	sb, _, err := c.create(ctx, key, req)
+	return sb, err
+}
+
+// create tells after how long to ask again, if the sandbox isn't there yet.
+func (c *Client) create(ctx context.Context, key string, req apitype.SandboxRequest) (*apitype.Sandbox, time.Duration, error) {
+	var sb apitype.Sandbox
+	resp, err := c.do(ctx, call{method: http.MethodPut, path: pathOf(key, ""), body: req, out: &sb, again: repeatable})
+	if err != nil {
+		return nil, 0, err
+	}
+	if resp.StatusCode == http.StatusAccepted {
+		return &sb, max(retryAfter(resp), time.Second), nil
+	}
+	return &sb, 0, nil
+}
+
+// Get answers the sandbox of a key.
+func (c *Client) Get(ctx context.Context, key string) (*apitype.Sandbox, error) {
+	return c.sandbox(ctx, http.MethodGet, pathOf(key, ""), nil)
+}
+
+// Renew moves a sandbox's expiry to ttl from now; 0 is the sandbox's own TTL.
+func (c *Client) Renew(ctx context.Context, key string, ttl time.Duration) (*apitype.Sandbox, error) {
+	var req apitype.RenewRequest
+	if ttl != 0 {
+		d := apitype.Duration(ttl)
+		req.TTL = &d
+	}
+	return c.sandbox(ctx, http.MethodPost, pathOf(key, "/renew"), req)
+}
+
+// Pause freezes a sandbox's processes.
+func (c *Client) Pause(ctx context.Context, key string) (*apitype.Sandbox, error) {
+	return c.sandbox(ctx, http.MethodPost, pathOf(key, "/pause"), nil)
+}
+
+// Resume lets a sandbox's processes go on.
+func (c *Client) Resume(ctx context.Context, key string) (*apitype.Sandbox, error) {
+	return c.sandbox(ctx, http.MethodPost, pathOf(key, "/resume"), nil)
+}
+
+func (c *Client) sandbox(ctx context.Context, method, path string, body any) (*apitype.Sandbox, error) {
+	var sb apitype.Sandbox
+	if _, err := c.do(ctx, call{method: method, path: path, body: body, out: &sb, again: repeatable}); err != nil {
+		return nil, err
+	}
+	return &sb, nil
+}
+
+// Delete removes a sandbox. That there is none is no error; Result tells.
+func (c *Client) Delete(ctx context.Context, key string) (*apitype.DeleteResult, error) {
+	var res apitype.DeleteResult
+	if _, err := c.do(ctx, call{method: http.MethodDelete, path: pathOf(key, ""), out: &res, again: repeatable}); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+// ListOptions choose among the sandboxes.
+type ListOptions struct {
+	Status   string            // empty is any
+	Metadata map[string]string // all of these must match
+	PageSize int               // 1 to 100; 0 is 100
+}
+
+// List gives the tenant's sandboxes in the order of their keys, page by page. It
+// ends after the first error.
+func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[apitype.Sandbox, error] {
+	q := url.Values{}
+	if opts.Status != "" {
+		q.Set("status", opts.Status)
+	}
+	if opts.PageSize != 0 {
+		q.Set("limit", strconv.Itoa(opts.PageSize))
+	}
+	for name, v := range opts.Metadata {
+		q.Set("metadata."+name, v)
+	}
+	return func(yield func(apitype.Sandbox, error) bool) {
+		q := maps.Clone(q) // so that the sequence can be run twice
+		for {
+			var page apitype.SandboxList
+			if _, err := c.do(ctx, call{method: http.MethodGet, path: sandboxes, query: q, out: &page, again: repeatable}); err != nil {
+				yield(apitype.Sandbox{}, err)
+				return
+			}
+			for _, sb := range page.Sandboxes {
+				if !yield(sb, nil) {
+					return
+				}
+			}
+			if page.NextCursor == "" {
+				return
+			}
+			q.Set("cursor", page.NextCursor)
+		}
+	}
+}

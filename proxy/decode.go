@@ -1,0 +1,278 @@
+package proxy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"reflect"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+// MaxBody is how large a body may be in bytes unless a route says otherwise.
+const MaxBody = 1 << 20
+
+const (
+	maxDepth    = 16              // of objects and arrays within each other
+	bodyTimeout = time.Minute     // for a whole body to arrive
+	sendTimeout = 2 * time.Minute // for a whole answer to leave
+)
+
+// DecodeBody reads a JSON body of at most limit bytes into v, as DecodeJSON does.
+// No body at all leaves v as it is when that is allowed.
+func DecodeBody(w http.ResponseWriter, r *http.Request, limit int64, optional bool, v any) error {
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // an in-process writer has none
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			return err
+		}
+		return malformed("the body could not be read to its end")
+	}
+	_ = rc.SetReadDeadline(time.Time{})
+	if len(body) == 0 && optional {
+		return nil
+	}
+	mt, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if cs, ok := params["charset"]; err != nil || mt != "application/json" || ok && !strings.EqualFold(cs, "utf-8") {
+		return &Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
+			Detail: "the body must be application/json"}
+	}
+	return DecodeJSON(body, v)
+}
+
+// DecodeJSON reads one JSON value into v, a non-nil pointer to a struct, and is
+// stricter than encoding/json: names must match exactly, unknown and repeated ones
+// are refused, as are trailing data, invalid UTF-8 and deep nesting; null is for
+// pointers, maps and slices only. Malformed JSON is a Fault of 400, a value of the wrong kind a
+// *lifecycle.InvalidError.
+func DecodeJSON(data []byte, v any) error {
+	if !utf8.Valid(data) {
+		return malformed("the body is not UTF-8")
+	}
+	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {
+		return malformed("the body begins with a byte order mark")
+	}
+	if err := checkSyntax(data); err != nil {
+		return err
+	}
+	d := decoder{json.NewDecoder(bytes.NewReader(data))}
+	return d.value(reflect.ValueOf(v).Elem(), "")
+}
+
+// checkSyntax makes sure that it is one JSON value, not nested too deeply.
+func checkSyntax(data []byte) error {
+	depth, inString := 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case inString && c == '\\':
+			i++
+		case c == '"':
+			inString = !inString
+		case inString:
+		case c == '{' || c == '[':
+			if depth++; depth > maxDepth {
+				return malformed(fmt.Sprintf("the body is nested more than %d levels deep", maxDepth))
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	if !json.Valid(data) {
+		return malformed("the body is not one valid JSON value")
+	}
+	return nil
+}
+
+func malformed(detail string) *Fault {
+	return &Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail}
+}
+
+// decoder reads valid JSON token by token, guided by the type that is wanted.
+type decoder struct{ *json.Decoder }
+
+var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
+
+func (d decoder) value(v reflect.Value, path string) error {
+	t := v.Type()
+	switch {
+	case t.Kind() == reflect.Pointer:
+		p := reflect.New(t.Elem())
+		null, err := d.orNull(p.Elem(), path)
+		if err == nil && !null {
+			v.Set(p)
+		}
+		return err
+	case t.Kind() == reflect.Map && !reflect.PointerTo(t).Implements(unmarshaler),
+		t.Kind() == reflect.Slice && t.Elem().Kind() != reflect.Uint8 && !reflect.PointerTo(t).Implements(unmarshaler):
+		_, err := d.orNull(v, path)
+		return err
+	}
+	return d.plain(v, path)
+}
+
+// orNull reads a value or null.
+func (d decoder) orNull(v reflect.Value, path string) (null bool, err error) {
+	var raw json.RawMessage
+	if err := d.Decode(&raw); err != nil {
+		return false, malformed("the body is not one valid JSON value")
+	}
+	if string(raw) == "null" {
+		return true, nil
+	}
+	return false, decoder{json.NewDecoder(bytes.NewReader(raw))}.plain(v, path)
+}
+
+func (d decoder) plain(v reflect.Value, path string) error {
+	t := v.Type()
+	if reflect.PointerTo(t).Implements(unmarshaler) {
+		return d.leaf(v, path)
+	}
+	switch {
+	case t.Kind() == reflect.Struct:
+		if err := d.open('{', path, "an object"); err != nil {
+			return err
+		}
+		return d.object(path, func(name, at string) error {
+			f, ok := fieldNamed(v, name)
+			if !ok {
+				return malformed(fmt.Sprintf("unknown field %q", at))
+			}
+			return d.value(f, at)
+		})
+	case t.Kind() == reflect.Map:
+		if err := d.open('{', path, "an object"); err != nil {
+			return err
+		}
+		v.Set(reflect.MakeMap(t))
+		return d.object(path, func(name, at string) error {
+			e := reflect.New(t.Elem()).Elem()
+			if err := d.value(e, at); err != nil {
+				return err
+			}
+			v.SetMapIndex(reflect.ValueOf(name), e)
+			return nil
+		})
+	case t.Kind() == reflect.Slice && t.Elem().Kind() != reflect.Uint8:
+		if err := d.open('[', path, "an array"); err != nil {
+			return err
+		}
+		v.Set(reflect.MakeSlice(t, 0, 0))
+		for i := 0; d.More(); i++ {
+			e := reflect.New(t.Elem()).Elem()
+			if err := d.value(e, fmt.Sprintf("%s[%d]", path, i)); err != nil {
+				return err
+			}
+			v.Set(reflect.Append(v, e))
+		}
+		_, err := d.Token()
+		return err
+	}
+	return d.leaf(v, path)
+}
+
+func (d decoder) open(want json.Delim, path, what string) error {
+	tok, err := d.Token()
+	if err != nil {
+		return malformed("the body is not one valid JSON value")
+	}
+	if tok != want {
+		return &lifecycle.InvalidError{Field: path, Message: "must be " + what}
+	}
+	return nil
+}
+
+// object reads an object's fields and its end.
+func (d decoder) object(path string, field func(name, at string) error) error {
+	seen := map[string]bool{}
+	for d.More() {
+		tok, err := d.Token()
+		if err != nil {
+			return err
+		}
+		name, _ := tok.(string)
+		at := name
+		if path != "" {
+			at = path + "." + name
+		}
+		if seen[name] {
+			return malformed(fmt.Sprintf("field %q is there twice", at))
+		}
+		seen[name] = true
+		if err := field(name, at); err != nil {
+			return err
+		}
+	}
+	_, err := d.Token()
+	return err
+}
+
+// leaf reads a value that has no further fields.
+func (d decoder) leaf(v reflect.Value, path string) error {
+	var raw json.RawMessage
+	if err := d.Decode(&raw); err != nil {
+		return malformed("the body is not one valid JSON value")
+	}
+	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
+		if err := u.UnmarshalJSON(raw); err != nil {
+			return &lifecycle.InvalidError{Field: path, Message: err.Error()}
+		}
+		return nil
+	}
+	ok := string(raw) != "null"
+	if v.Kind() == reflect.Slice {
+		ok = ok && raw[0] == '"'
+	}
+	if !ok || json.Unmarshal(raw, v.Addr().Interface()) != nil {
+		return &lifecycle.InvalidError{Field: path, Message: "must be " + kindName(v.Type())}
+	}
+	return nil
+}
+
+func kindName(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int, reflect.Int64:
+		return "a whole number"
+	case reflect.Float64:
+		return "a number"
+	case reflect.Slice:
+		return "a string in base64"
+	}
+	return t.Kind().String()
+}
+
+func fieldNamed(v reflect.Value, name string) (reflect.Value, bool) {
+	for i := range v.NumField() {
+		tag, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		if tag == name && tag != "" && tag != "-" {
+			return v.Field(i), true
+		}
+	}
+	return reflect.Value{}, false
+}
+
+// WriteJSON answers v. A caller that is gone by then is no error.
+func WriteJSON(w http.ResponseWriter, status int, contentType string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendTimeout)) // an in-process writer has none
+	w.Header().Set("Content-Type", contentType)
+	w.WriteHeader(status)
+	_, _ = w.Write(append(b, '\n'))
+	return nil
+}

@@ -1,0 +1,192 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// Exchange is one request and its answer. It belongs to the request's goroutine.
+type Exchange struct {
+	RequestID string
+	Caller    Caller // empty until authenticated
+	// What handlers add for the log line; empty where there is none.
+	Key, SessionID, ContainerID string
+
+	start time.Time
+	route string
+	quiet bool
+	fault Fault
+	cause error
+}
+
+// Wrap gives every request its Exchange, span, metric and log line, keeps out
+// what isn't meant for this server, and turns a panic into an answer.
+func (g *Gate) Wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		ex := &Exchange{RequestID: requestID(r), start: time.Now(), route: "unmatched"}
+		ctx := g.trace.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
+		ctx, span := g.tracer.Start(ctx, method(r), trace.WithSpanKind(trace.SpanKindServer))
+		r = r.WithContext(context.WithValue(ctx, exchangeKey{}, ex))
+		w := &writer{ResponseWriter: rw}
+		w.Header().Set("X-Request-Id", ex.RequestID)
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("Cache-Control", "no-store")
+
+		defer func() {
+			broken := g.recovered(w, r, recover())
+			g.finish(w, r, ex, span)
+			if broken {
+				panic(http.ErrAbortHandler)
+			}
+		}()
+		if err := g.admit(r); err != nil {
+			g.fail(w, r, err)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// recovered logs a panic, answers it if nothing has been answered yet, and tells
+// whether the connection has to be broken off instead.
+func (g *Gate) recovered(w *writer, r *http.Request, v any) (broken bool) {
+	ex := ExchangeOf(r.Context())
+	if v == nil {
+		return false
+	}
+	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+		ex.cause = errors.New("the answer was broken off")
+		return true
+	}
+	g.opts.Logger.ErrorContext(r.Context(), "http_panic", "request_id", ex.RequestID, "route", ex.route,
+		"panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+	if w.status != 0 {
+		ex.cause = errors.New("panic in mid-answer")
+		return true
+	}
+	g.fail(w, r, errors.New("panic"))
+	return false
+}
+
+// finish tells of the exchange by metric, span and log.
+func (g *Gate) finish(w *writer, r *http.Request, ex *Exchange, span trace.Span) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	took := time.Since(ex.start)
+	g.metrics.duration.WithLabelValues(ex.route, method(r), strconv.Itoa(w.status)).Observe(took.Seconds())
+
+	span.SetName(method(r) + " " + ex.route)
+	span.SetAttributes(
+		attribute.String("http.request.method", method(r)),
+		attribute.String("http.route", ex.route),
+		attribute.Int("http.response.status_code", w.status),
+		attribute.String("berm.request_id", ex.RequestID),
+	)
+	if w.status >= 500 {
+		span.SetStatus(codes.Error, ex.fault.Code)
+	}
+	span.End()
+
+	level := slog.LevelInfo
+	switch {
+	case w.status >= 500:
+		level = slog.LevelError
+	case ex.quiet:
+		level = slog.LevelDebug
+	}
+	attrs := []slog.Attr{
+		slog.String("request_id", ex.RequestID), slog.String("method", method(r)), slog.String("route", ex.route),
+		slog.Int("status", w.status), slog.Int64("duration_ms", took.Milliseconds()), slog.String("remote", r.RemoteAddr),
+	}
+	for _, a := range [][2]string{
+		{"tenant", ex.Caller.Tenant}, {"token_name", ex.Caller.Name},
+		{"key", ex.Key}, {"session_id", ex.SessionID}, {"container_id", ex.ContainerID}, {"code", ex.fault.Code},
+	} {
+		if a[1] != "" {
+			attrs = append(attrs, slog.String(a[0], a[1]))
+		}
+	}
+	if ex.cause != nil {
+		attrs = append(attrs, slog.String("error", ex.cause.Error()))
+	}
+	g.opts.Logger.LogAttrs(r.Context(), level, "http_request", attrs...)
+}
+
+// method keeps made-up methods out of the metrics.
+func method(r *http.Request) string {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+		return r.Method
+	}
+	return "OTHER"
+}
+
+// hostAllowed tells whether the Host header names this server: a loopback name,
+// the address that the request came in on, or a configured name. Over a unix
+// socket there is no name to speak of.
+func (g *Gate) hostAllowed(r *http.Request) bool {
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if local != nil && local.Network() == "unix" {
+		return true
+	}
+	host := strings.ToLower(r.Host)
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	if g.hosts[host] {
+		return true
+	}
+	ip := net.ParseIP(host)
+	if ip == nil {
+		return false
+	}
+	tcp, ok := local.(*net.TCPAddr)
+	return ip.IsLoopback() || ok && ip.Equal(tcp.IP)
+}
+
+// writer remembers what was answered.
+type writer struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w *writer) WriteHeader(status int) {
+	if w.status == 0 && status >= 200 {
+		w.status = status
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *writer) Write(b []byte) (int, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	return w.ResponseWriter.Write(b)
+}
+
+// ReadFrom keeps the kernel's copying within reach.
+func (w *writer) ReadFrom(r io.Reader) (int64, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	return io.Copy(w.ResponseWriter, r)
+}
+
+// Unwrap lets http.ResponseController through.
+func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }

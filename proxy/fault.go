@@ -1,0 +1,152 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+// StatusClientClosed is what is logged for a caller that went away; nobody sees it.
+const StatusClientClosed = 499
+
+// retrySoon is after how long to ask again when the engine is away.
+const retrySoon = 2 * time.Second
+
+// Fault is an error as callers see it. It may also be returned by a handler.
+type Fault struct {
+	Status      int
+	Code        string // stable
+	Title       string // what the code means, in a few words
+	Detail      string // what happened; never a secret
+	RetryAfter  time.Duration
+	Differences []policy.Difference
+	Reasons     []policy.Reason
+	Result      *lifecycle.ExecResult // of a command that ran all the same
+	Cause       error                 // for the log only; nil if Detail says it all
+}
+
+// Error gives the cause, else the detail.
+func (f *Fault) Error() string {
+	if f.Cause != nil {
+		return f.Cause.Error()
+	}
+	return f.Detail
+}
+
+func invalid(detail string) Fault {
+	return Fault{Status: http.StatusUnprocessableEntity, Code: "validation", Title: "Invalid request", Detail: detail}
+}
+
+// FaultOf says how callers see an error. What they read comes from errors that
+// were made to be read; of all others only the class is told.
+func FaultOf(err error) Fault {
+	var own *Fault
+	if errors.As(err, &own) {
+		return *own
+	}
+	f := publicFault(err)
+	f.Cause = err
+	return f
+}
+
+func publicFault(err error) Fault {
+	var (
+		inval    *lifecycle.InvalidError
+		denied   *policy.DeniedError
+		missing  *lifecycle.NotFoundError
+		conflict *lifecycle.ConflictError
+		capacity *lifecycle.CapacityError
+		quota    *lifecycle.QuotaError
+		state    *lifecycle.StateError
+		pulling  *lifecycle.PullingError
+		start    *lifecycle.StartError
+		tooLarge *http.MaxBytesError
+	)
+	switch {
+	case errors.As(err, &tooLarge):
+		return Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large",
+			Detail: fmt.Sprintf("the body is larger than %d bytes", tooLarge.Limit)}
+	case errors.As(err, &pulling):
+		return Fault{Status: http.StatusServiceUnavailable, Code: "image_pulling", Title: "Image on its way",
+			Detail: pulling.Error(), RetryAfter: atLeast(pulling.RetryAfter, time.Second)}
+	case errors.As(err, &denied):
+		f := invalid(denied.Error())
+		if !denied.Invalid() {
+			f = Fault{Status: http.StatusForbidden, Code: "policy_denied", Title: "Refused by policy", Detail: denied.Error()}
+		}
+		f.Reasons = denied.Reasons
+		return f
+	case errors.As(err, &inval):
+		return invalid(inval.Error())
+	case errors.As(err, &missing):
+		return Fault{Status: http.StatusNotFound, Code: "not_found", Title: "Not found", Detail: missing.Error()}
+	case errors.As(err, &conflict):
+		return Fault{Status: http.StatusConflict, Code: "sandbox_conflict", Title: "Sandbox of another spec",
+			Detail: conflict.Error(), Differences: conflict.Differences}
+	case errors.As(err, &capacity):
+		return Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
+			Detail: capacity.Error(), RetryAfter: atLeast(capacity.RetryAfter, retrySoon)}
+	case errors.As(err, &quota):
+		return Fault{Status: http.StatusInsufficientStorage, Code: "quota_exceeded", Title: "Quota exceeded", Detail: quota.Error()}
+	case errors.As(err, &state):
+		return Fault{Status: http.StatusConflict, Code: "wrong_state", Title: "Wrong state", Detail: state.Error()}
+	}
+
+	f := faultOfClass(err)
+	if errors.As(err, &start) && f.Code != "backend_unavailable" {
+		// The class is that of an engine's object, not of the caller's.
+		return Fault{Status: http.StatusServiceUnavailable, Code: "sandbox_start_failed", Title: "Sandbox not started", Detail: startReason(err)}
+	}
+	return f
+}
+
+// faultOfClass maps errors that carry no text for callers.
+func faultOfClass(err error) Fault {
+	switch {
+	case errdefs.IsUnavailable(err), errdefs.IsDeadlineExceeded(err), errdefs.IsCanceled(err),
+		errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return Fault{Status: http.StatusServiceUnavailable, Code: "backend_unavailable", Title: "Container engine unavailable",
+			Detail: "the container engine can't be reached or didn't answer in time", RetryAfter: retrySoon}
+	case errdefs.IsNotImplemented(err):
+		return Fault{Status: http.StatusNotImplemented, Code: "not_supported", Title: "Not supported",
+			Detail: "the container engine in use can't do this"}
+	case errdefs.IsInvalidArgument(err):
+		return invalid("the container engine refuses a value of the request")
+	case errdefs.IsNotFound(err):
+		return Fault{Status: http.StatusNotFound, Code: "not_found", Title: "Not found", Detail: "what the request needs isn't there"}
+	case errdefs.IsFailedPrecondition(err), errdefs.IsConflict(err), errdefs.IsAlreadyExists(err):
+		return Fault{Status: http.StatusConflict, Code: "wrong_state", Title: "Wrong state",
+			Detail: "the sandbox isn't in a state that allows this"}
+	}
+	return Fault{Status: http.StatusInternalServerError, Code: "internal", Title: "Internal error",
+		Detail: "something went wrong; the server's log tells more under this request id"}
+}
+
+// startReason tells why a sandbox could not be started, by class only: engines'
+// own words may carry what isn't for callers.
+func startReason(err error) string {
+	switch {
+	case errdefs.IsNotFound(err):
+		return "the image, or the network, isn't there and can't be had"
+	case errdefs.IsInvalidArgument(err):
+		return "the container engine refuses the spec"
+	}
+	return "the container engine could not start the sandbox"
+}
+
+func atLeast(d, least time.Duration) time.Duration { return max(d, least) }
+
+// setRetryAfter sets the header in whole seconds, rounded up; nothing for 0.
+func setRetryAfter(w http.ResponseWriter, d time.Duration) {
+	if d > 0 {
+		w.Header().Set("Retry-After", strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10))
+	}
+}

@@ -1,0 +1,183 @@
+// Package proxy is what Berm's doors share: it listens and drains, tells callers
+// apart, keeps strangers' hosts and origins out, gives every request an id, a span,
+// a log line and a metric, reads bodies strictly, and turns errors into answers.
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+)
+
+// Handler serves a request. An error that it returns is answered, logged and
+// remembered by the Gate; a handler that has begun its answer returns none.
+type Handler func(w http.ResponseWriter, r *http.Request) error
+
+// GateOptions configure a Gate.
+type GateOptions struct {
+	// Tokens that callers may show. Nil: everybody is let in, as tenant "default"
+	// with every scope.
+	Tokens      *Tokens
+	TokenHeader string   // header that carries a token; empty is X-API-Token
+	Hosts       []string // further names that the Host header may carry, without port
+	Origins     []string // values that the Origin header may have; none by default
+	// Fail writes the body of an error in the door's own shape. Mandatory.
+	Fail     func(w http.ResponseWriter, r *http.Request, f Fault)
+	Logger   *slog.Logger          // nil discards
+	Registry prometheus.Registerer // nil: metrics are kept but not exported
+	Tracer   trace.TracerProvider  // nil: no spans
+}
+
+// Gate stands before a door's handlers. Its methods may be called from many
+// goroutines at once.
+type Gate struct {
+	opts    GateOptions
+	hosts   map[string]bool
+	metrics *metrics
+	tracer  trace.Tracer
+	trace   propagation.TraceContext
+	ring    *ring
+}
+
+// NewGate checks the options.
+func NewGate(opts GateOptions) (*Gate, error) {
+	if opts.Fail == nil {
+		return nil, errors.New("proxy: Fail is missing")
+	}
+	if opts.TokenHeader == "" {
+		opts.TokenHeader = "X-API-Token"
+	}
+	if strings.EqualFold(opts.TokenHeader, "Authorization") || strings.ContainsAny(opts.TokenHeader, " :\r\n") {
+		return nil, fmt.Errorf("proxy: %q can't be the header of tokens", opts.TokenHeader)
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.Tracer == nil {
+		opts.Tracer = noop.NewTracerProvider()
+	}
+	m, err := newMetrics(opts.Registry)
+	if err != nil {
+		return nil, err
+	}
+	g := &Gate{
+		opts: opts, hosts: map[string]bool{"localhost": true}, metrics: m,
+		tracer: opts.Tracer.Tracer("github.com/bermhq/berm/proxy"), ring: newRing(),
+	}
+	for _, h := range opts.Hosts {
+		g.hosts[strings.ToLower(h)] = true
+	}
+	return g, nil
+}
+
+// Route is how the Gate treats the requests of one handler.
+type Route struct {
+	Name  string // the path's template; what metrics, logs and spans show
+	Scope Scope  // what the token must allow; ScopeNone needs no token
+	Quiet bool   // logged at debug level: probes and scrapes
+}
+
+// Handle gives the route's requests to h, if their caller may.
+func (g *Gate) Handle(rt Route, h Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ex := ExchangeOf(r.Context())
+		ex.route, ex.quiet = rt.Name, rt.Quiet
+		if rt.Scope != ScopeNone {
+			c, err := g.authenticate(r)
+			if err != nil {
+				g.fail(w, r, err)
+				return
+			}
+			ex.Caller = c
+			if !c.Allows(rt.Scope) {
+				g.fail(w, r, missingScope(rt.Scope))
+				return
+			}
+		}
+		if err := h(w, r); err != nil {
+			g.fail(w, r, err)
+		}
+	})
+}
+
+// Refuse answers every request with the error: for paths and methods that there
+// aren't.
+func (g *Gate) Refuse(err error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { g.fail(w, r, err) })
+}
+
+// fail answers an error and is the one place where it is logged and remembered.
+func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
+	ex := ExchangeOf(r.Context())
+	f := FaultOf(err)
+	if r.Context().Err() != nil {
+		f = Fault{Status: StatusClientClosed, Code: "canceled", Title: "Request cancelled", Detail: "the caller went away", Cause: err}
+	}
+	ex.fault, ex.cause = f, &f
+	if ex.Caller.Tenant != "" && f.Status != StatusClientClosed {
+		g.ring.add(ex.Caller.Tenant, RecentError{
+			Time: ex.start.UTC(), Code: f.Code, Status: f.Status, Message: f.Detail,
+			Route: ex.route, Key: ex.Key, RequestID: ex.RequestID,
+		})
+	}
+	if f.Status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
+	setRetryAfter(w, f.RetryAfter)
+	g.opts.Fail(w, r, f)
+}
+
+// RecentErrors gives the tenant's last errors, 50 at most, newest first.
+func (g *Gate) RecentErrors(tenant string) []RecentError { return g.ring.recent(tenant) }
+
+// admit refuses requests that were meant for somebody else: a page in a browser
+// may reach this address under a name of its own, or from an origin of its own.
+func (g *Gate) admit(r *http.Request) error {
+	if !g.hostAllowed(r) {
+		return &Fault{
+			Status: http.StatusMisdirectedRequest, Code: "host_refused", Title: "Host refused",
+			Detail: "the Host header names a host that this server doesn't answer for; add it to the allowed hosts",
+		}
+	}
+	if o := r.Header.Values("Origin"); len(o) > 0 && (len(o) > 1 || !slices.Contains(g.opts.Origins, o[0])) {
+		return &Fault{
+			Status: http.StatusForbidden, Code: "origin_refused", Title: "Origin refused",
+			Detail: "requests from this web origin are not allowed; add it to the allowed origins",
+		}
+	}
+	return nil
+}
+
+// requestID takes the caller's id if it is sane, else makes one.
+func requestID(r *http.Request) string {
+	id := r.Header.Get("X-Request-Id")
+	ok := len(id) > 0 && len(id) <= 128
+	for _, c := range []byte(id) {
+		ok = ok && (c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || strings.IndexByte("-_.:/+=", c) >= 0)
+	}
+	if ok {
+		return id
+	}
+	return uuid.NewString()
+}
+
+type exchangeKey struct{}
+
+// ExchangeOf gives what is known about the request that the context belongs to.
+// Outside of a Gate it is an empty one.
+func ExchangeOf(ctx context.Context) *Exchange {
+	if ex, ok := ctx.Value(exchangeKey{}).(*Exchange); ok {
+		return ex
+	}
+	return &Exchange{}
+}

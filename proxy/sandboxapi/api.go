@@ -1,0 +1,191 @@
+// Package sandboxapi is Berm's first door: a REST API that gives every key a
+// sandbox. It translates between HTTP and lifecycle.Manager, and decides nothing
+// itself. The API is described by the OpenAPI document that it serves.
+package sandboxapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/julienschmidt/httprouter"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime"
+)
+
+// Options configure the API.
+type Options struct {
+	Manager     manager               // mandatory: a *lifecycle.Manager
+	Policy      func() *policy.Policy // mandatory: the policy in force, for the status
+	Tokens      *proxy.Tokens         // nil: everybody is let in, as tenant "default" with every scope
+	TokenHeader string                // header that carries a token; empty is X-API-Token
+	Hosts       []string              // further names that the Host header may carry, without port
+	Origins     []string              // values that the Origin header may have; none by default
+	Version     string                // shown in the status and by the health calls
+	Logger      *slog.Logger          // nil discards
+	Registry    prometheus.Registerer // nil: metrics are kept but not exported
+	Gatherer    prometheus.Gatherer   // what /metrics shows; nil: there is no /metrics
+	Tracer      trace.TracerProvider  // nil: no spans
+}
+
+// manager is what the API needs of *lifecycle.Manager.
+type manager interface {
+	sandboxes
+	inside
+	service
+}
+
+type sandboxes interface {
+	Create(ctx context.Context, req lifecycle.CreateRequest) (lifecycle.CreateResult, error)
+	Get(ctx context.Context, tenant, key string) (lifecycle.Sandbox, error)
+	List(ctx context.Context, tenant string, opts lifecycle.ListOptions) ([]lifecycle.Sandbox, string, error)
+	Delete(ctx context.Context, tenant, key string) (lifecycle.DeleteResult, error)
+	Renew(ctx context.Context, tenant, key string, ttl time.Duration) (lifecycle.Sandbox, error)
+	Pause(ctx context.Context, tenant, key string) (lifecycle.Sandbox, error)
+	Resume(ctx context.Context, tenant, key string) (lifecycle.Sandbox, error)
+}
+
+type inside interface {
+	Exec(ctx context.Context, req lifecycle.ExecRequest) (lifecycle.ExecResult, error)
+	Logs(ctx context.Context, tenant, key string, opts runtime.LogOptions, stdout, stderr io.Writer) error
+	Stats(ctx context.Context, tenant, key string) (runtime.Stats, error)
+}
+
+type service interface {
+	Ready(ctx context.Context) error
+	Status(ctx context.Context, tenant string) lifecycle.ServiceStatus
+}
+
+// api has a handler for each call.
+type api struct {
+	manager manager
+	policy  func() *policy.Policy
+	gate    *proxy.Gate
+	version string
+	docs    []byte
+}
+
+const (
+	base       = "/api/v1/sandboxes"
+	one        = base + "/{key}"
+	legacyPath = "/api/v1/create"
+)
+
+// New checks the options and returns the API's handler. It is meant for
+// proxy.Serve, and safe for many goroutines.
+func New(opts Options) (http.Handler, error) {
+	if opts.Manager == nil || opts.Policy == nil {
+		return nil, errors.New("sandboxapi: Manager and Policy are mandatory")
+	}
+	docs, err := renderDocs(document)
+	if err != nil {
+		return nil, err
+	}
+	gate, err := proxy.NewGate(proxy.GateOptions{
+		Tokens: opts.Tokens, TokenHeader: opts.TokenHeader, Hosts: opts.Hosts, Origins: opts.Origins,
+		Fail: writeFault, Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
+	})
+	if err != nil {
+		return nil, err
+	}
+	a := &api{manager: opts.Manager, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs}
+
+	rt := httprouter.New()
+	rt.RedirectTrailingSlash, rt.RedirectFixedPath, rt.HandleOPTIONS = false, false, false
+	rt.NotFound = gate.Refuse(&proxy.Fault{Status: http.StatusNotFound, Code: "no_route", Title: "No such path",
+		Detail: "there is nothing under this path; see /docs"})
+	rt.MethodNotAllowed = gate.Refuse(&proxy.Fault{Status: http.StatusMethodNotAllowed, Code: "method_not_allowed", Title: "Method not allowed",
+		Detail: "this path doesn't know the method; the Allow header lists those that it knows"})
+	handle := func(method, path string, scope proxy.Scope, h proxy.Handler) {
+		quiet := scope == proxy.ScopeNone || path == "/metrics"
+		rt.Handler(method, strings.ReplaceAll(path, "{key}", ":key"), gate.Handle(proxy.Route{Name: path, Scope: scope, Quiet: quiet}, h))
+	}
+
+	handle("PUT", one, proxy.ScopeSandboxesWrite, a.put)
+	handle("GET", one, proxy.ScopeSandboxesRead, a.get)
+	handle("DELETE", one, proxy.ScopeSandboxesWrite, a.delete)
+	handle("GET", base, proxy.ScopeSandboxesRead, a.list)
+	handle("POST", one+"/renew", proxy.ScopeSandboxesWrite, a.renew)
+	handle("POST", one+"/pause", proxy.ScopeSandboxesWrite, a.change(manager.Pause))
+	handle("POST", one+"/resume", proxy.ScopeSandboxesWrite, a.change(manager.Resume))
+	handle("POST", one+"/exec", proxy.ScopeSandboxesExec, a.exec)
+	handle("GET", one+"/logs", proxy.ScopeSandboxesRead, a.logs)
+	handle("GET", one+"/stats", proxy.ScopeSandboxesRead, a.stats)
+	handle("POST", legacyPath, proxy.ScopeSandboxesWrite, a.legacyCreate)
+	handle("GET", "/api/v1/status", proxy.ScopeStatusRead, a.status)
+	handle("GET", "/api/v1/errors", proxy.ScopeStatusRead, a.errors)
+	handle("GET", "/api/v1/health", proxy.ScopeNone, a.health)
+	handle("GET", "/healthz", proxy.ScopeNone, a.health)
+	handle("GET", "/readyz", proxy.ScopeNone, a.ready)
+	handle("GET", "/openapi.json", proxy.ScopeNone, a.openAPI)
+	handle("GET", "/docs", proxy.ScopeNone, a.page)
+	if opts.Gatherer != nil {
+		metrics := promhttp.HandlerFor(opts.Gatherer, promhttp.HandlerOpts{})
+		handle("GET", "/metrics", proxy.ScopeStatusRead, func(w http.ResponseWriter, r *http.Request) error {
+			metrics.ServeHTTP(w, r)
+			return nil
+		})
+	}
+	return gate.Wrap(plainPaths(rt, gate)), nil
+}
+
+// plainPaths refuses encoded slashes: the router would take what is one segment to
+// the caller for two.
+func plainPaths(next http.Handler, gate *proxy.Gate) http.Handler {
+	refuse := gate.Refuse(&proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
+		Detail: "the path contains an encoded slash"})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(strings.ToLower(r.URL.EscapedPath()), "%2f") {
+			refuse.ServeHTTP(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// key gives the caller's tenant and the sandbox's key, and refuses a query that
+// the call doesn't have.
+func (a *api) key(r *http.Request, queries ...string) (tenant, key string, err error) {
+	if err := knownQuery(r, queries...); err != nil {
+		return "", "", err
+	}
+	key, err = lifecycle.ParseKey(httprouter.ParamsFromContext(r.Context()).ByName("key"))
+	ex := proxy.ExchangeOf(r.Context())
+	ex.Key = key
+	return ex.Caller.Tenant, key, err
+}
+
+// writeFault writes an error's body: a problem, but the old service's own shape
+// where that is what callers know.
+func writeFault(w http.ResponseWriter, r *http.Request, f proxy.Fault) {
+	if r.URL.Path == legacyPath {
+		_ = proxy.WriteJSON(w, f.Status, jsonType, apitype.LegacyError{Detail: f.Detail})
+		return
+	}
+	p := apitype.Problem{
+		Type: "https://github.com/bermhq/berm/blob/main/docs/api.md#" + f.Code, Title: f.Title, Status: f.Status, Detail: f.Detail,
+		Instance: r.URL.EscapedPath(), Code: f.Code, RequestID: proxy.ExchangeOf(r.Context()).RequestID,
+	}
+	for _, d := range f.Differences {
+		p.Differences = append(p.Differences, apitype.Difference(d))
+	}
+	for _, x := range f.Reasons {
+		p.Reasons = append(p.Reasons, apitype.Reason{Rule: x.Rule, Field: x.Field, Value: x.Value, Allowed: x.Allowed, Message: x.Message})
+	}
+	if f.Result != nil {
+		res := execResult(*f.Result)
+		p.Result = &res
+	}
+	_ = proxy.WriteJSON(w, f.Status, "application/problem+json", p)
+}

@@ -1,0 +1,86 @@
+package sandboxapi
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+const (
+	maxStdin    = 16 << 20
+	maxExecBody = maxStdin/3*4 + proxy.MaxBody // the input in base64, and everything else
+	maxOutput   = 16 << 20
+)
+
+// exec runs a command to its end.
+func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
+	tenant, key, err := a.key(r)
+	if err != nil {
+		return err
+	}
+	var body apitype.ExecRequest
+	if err := proxy.DecodeBody(w, r, maxExecBody, false, &body); err != nil {
+		return err
+	}
+	req, err := execRequest(r, tenant, key, body)
+	if err != nil {
+		return err
+	}
+	res, err := a.manager.Exec(r.Context(), req)
+	if err != nil {
+		return err
+	}
+	proxy.ExchangeOf(r.Context()).SessionID = res.SessionID
+	if res.QuotaExceeded {
+		return &proxy.Fault{
+			Status: http.StatusInsufficientStorage, Code: "quota_exceeded", Title: "Quota exceeded",
+			Detail: "workspace quota exceeded after execution; the sandbox was stopped, its files are kept", Result: &res,
+		}
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, execResult(res))
+}
+
+func execRequest(r *http.Request, tenant, key string, b apitype.ExecRequest) (lifecycle.ExecRequest, error) {
+	req := lifecycle.ExecRequest{
+		Tenant: tenant, Key: key, Command: b.Command, Env: b.Env, WorkingDir: b.Cwd,
+		Stdin: b.StdinBase64, Timeout: b.Timeout.Value(), OutputLimit: b.OutputLimit, Raw: b.Raw,
+	}
+	switch {
+	case len(b.Command) == 0 || b.Command[0] == "":
+		return req, &lifecycle.InvalidError{Field: "command", Message: "is mandatory"}
+	case b.Stdin != nil && b.StdinBase64 != nil:
+		return req, &lifecycle.InvalidError{Field: "stdin_base64", Message: "can't go together with stdin"}
+	case b.OutputLimit != nil && *b.OutputLimit > maxOutput:
+		return req, &lifecycle.InvalidError{Field: "output_limit", Message: "must be at most 16777216"}
+	}
+	if b.Stdin != nil {
+		req.Stdin = []byte(*b.Stdin)
+	}
+	if len(req.Stdin) > maxStdin {
+		return req, &lifecycle.InvalidError{Field: "stdin", Message: "must be at most 16 MiB"}
+	}
+	if b.Sandbox != nil {
+		if err := proxy.Require(r, proxy.ScopeSandboxesWrite); err != nil {
+			return req, err
+		}
+		create, err := createRequest(r, key, *b.Sandbox)
+		if err != nil {
+			return req, err
+		}
+		req.Create = &create
+	}
+	return req, nil
+}
+
+func execResult(res lifecycle.ExecResult) apitype.ExecResult {
+	return apitype.ExecResult{
+		SessionID: res.SessionID, Backend: res.Backend, Status: string(res.Status), OK: res.OK(), ExitCode: res.ExitCode,
+		Stdout: res.Stdout, Stderr: res.Stderr, StdoutBase64: res.StdoutRaw, StderrBase64: res.StderrRaw,
+		StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated,
+		DurationMS: int64(res.Duration / time.Millisecond), Timeout: apitype.Duration(res.Timeout), Overridden: overrides(res.Overridden),
+		Created: res.Created, Recreated: res.Recreated, SessionTerminated: res.SessionTerminated,
+	}
+}

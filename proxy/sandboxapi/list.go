@@ -1,0 +1,169 @@
+package sandboxapi
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+const (
+	maxLimit      = 100
+	metadataQuery = "metadata."
+)
+
+var statuses = []lifecycle.Status{
+	lifecycle.StatusStarting, lifecycle.StatusRunning, lifecycle.StatusPaused, lifecycle.StatusStopping,
+	lifecycle.StatusStopped, lifecycle.StatusFailed, lifecycle.StatusExpired,
+}
+
+// list answers a page of the tenant's sandboxes.
+func (a *api) list(w http.ResponseWriter, r *http.Request) error {
+	tenant := proxy.ExchangeOf(r.Context()).Caller.Tenant
+	opts, err := listOptions(r, tenant)
+	if err != nil {
+		return err
+	}
+	page, last, err := a.manager.List(r.Context(), tenant, opts)
+	if err != nil {
+		return err
+	}
+	out := apitype.SandboxList{Sandboxes: make([]apitype.Sandbox, len(page))}
+	for i, sb := range page {
+		out.Sandboxes[i] = sandbox(sb)
+	}
+	if last != "" {
+		out.NextCursor = cursor{Tenant: tenant, After: last}.String()
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+}
+
+func listOptions(r *http.Request, tenant string) (lifecycle.ListOptions, error) {
+	opts := lifecycle.ListOptions{Limit: maxLimit}
+	if err := knownQuery(r, "status", "limit", "cursor", metadataQuery); err != nil {
+		return opts, err
+	}
+	q := r.URL.Query()
+	for name := range q {
+		if md, ok := strings.CutPrefix(name, metadataQuery); ok {
+			if md == "" {
+				return opts, &lifecycle.InvalidError{Field: name, Message: "names no metadata"}
+			}
+			if opts.Metadata == nil {
+				opts.Metadata = map[string]string{}
+			}
+			opts.Metadata[md] = q.Get(name)
+		}
+	}
+	if q.Has("status") {
+		opts.Status = lifecycle.Status(q.Get("status"))
+		if !slices.Contains(statuses, opts.Status) {
+			return opts, &lifecycle.InvalidError{Field: "status", Message: fmt.Sprintf("must be one of %v", statuses)}
+		}
+	}
+	if q.Has("limit") {
+		n, err := strconv.Atoi(q.Get("limit"))
+		if err != nil || n < 1 || n > maxLimit {
+			return opts, &lifecycle.InvalidError{Field: "limit", Message: fmt.Sprintf("must be a whole number from 1 to %d", maxLimit)}
+		}
+		opts.Limit = n
+	}
+	if q.Has("cursor") {
+		c, err := parseCursor(q.Get("cursor"))
+		if err != nil || c.Tenant != tenant {
+			return opts, &lifecycle.InvalidError{Field: "cursor", Message: "must be the next_cursor of an earlier answer"}
+		}
+		opts.After = c.After
+	}
+	return opts, nil
+}
+
+// cursor is where a list goes on. It opens nothing that the caller couldn't have
+// asked for, so it needs no signature.
+type cursor struct {
+	Tenant string `json:"t"`
+	After  string `json:"a"`
+}
+
+func (c cursor) String() string {
+	b, _ := json.Marshal(c) // two strings
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+func parseCursor(s string) (cursor, error) {
+	var c cursor
+	b, err := base64.RawURLEncoding.Strict().DecodeString(s)
+	if err != nil {
+		return c, err
+	}
+	if err := proxy.DecodeJSON(b, &c); err != nil {
+		return c, err
+	}
+	key, err := lifecycle.ParseKey(c.After)
+	if err == nil && key != c.After {
+		err = &lifecycle.InvalidError{Field: "cursor", Message: "has another key than it seems"}
+	}
+	return c, err
+}
+
+// knownQuery refuses a query string that doesn't parse, repeats a parameter, or has
+// one that isn't listed. A name that ends in a dot stands for all that begin so.
+func knownQuery(r *http.Request, names ...string) error {
+	bad := func(what string) error {
+		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: what}
+	}
+	q, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return bad("the query string can't be parsed")
+	}
+	for name, values := range q {
+		known := slices.ContainsFunc(names, func(n string) bool {
+			return name == n || strings.HasSuffix(n, ".") && strings.HasPrefix(name, n)
+		})
+		if !known {
+			return bad(fmt.Sprintf("unknown query parameter %q", name))
+		}
+		if len(values) > 1 {
+			return bad(fmt.Sprintf("query parameter %q is there twice", name))
+		}
+	}
+	return nil
+}
+
+func boolQuery(q url.Values, name string) (bool, error) {
+	switch q.Get(name) {
+	case "true", "1":
+		return true, nil
+	case "false", "0":
+		return false, nil
+	case "":
+		if !q.Has(name) {
+			return false, nil
+		}
+	}
+	return false, &lifecycle.InvalidError{Field: name, Message: "must be true or false"}
+}
+
+// timeQuery takes a time, or how long ago it was.
+func timeQuery(q url.Values, name string) (time.Time, error) {
+	s := q.Get(name)
+	if !q.Has(name) {
+		return time.Time{}, nil
+	}
+	if t, err := time.Parse(time.RFC3339Nano, s); err == nil {
+		return t, nil
+	}
+	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
+		return time.Now().Add(-d), nil
+	}
+	return time.Time{}, &lifecycle.InvalidError{Field: name, Message: `must be an RFC 3339 time, or how long ago, like "10m"`}
+}

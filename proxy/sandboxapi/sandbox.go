@@ -1,0 +1,255 @@
+package sandboxapi
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime"
+)
+
+const jsonType = "application/json"
+
+// put is get-or-create.
+func (a *api) put(w http.ResponseWriter, r *http.Request) error {
+	_, key, err := a.key(r)
+	if err != nil {
+		return err
+	}
+	var body apitype.SandboxRequest
+	if err := proxy.DecodeBody(w, r, proxy.MaxBody, true, &body); err != nil {
+		return err
+	}
+	req, err := createRequest(r, key, body)
+	if err != nil {
+		return err
+	}
+	res, err := a.manager.Create(r.Context(), req)
+	var pulling *lifecycle.PullingError
+	if errors.As(err, &pulling) {
+		w.Header().Set("Location", location(key))
+		w.Header().Set("Retry-After", strconv.FormatInt(max(1, int64((pulling.RetryAfter+time.Second-1)/time.Second)), 10))
+		sb := pulling.Sandbox
+		sb.Pull = &pulling.Progress
+		return writeSandbox(w, r, http.StatusAccepted, sandbox(sb))
+	}
+	if err != nil {
+		return err
+	}
+	out := sandbox(res.Sandbox)
+	out.Result, out.Recreated = string(res.Result), res.Recreated
+	status := http.StatusOK
+	if res.Result != lifecycle.ResultReused {
+		status = http.StatusCreated
+		w.Header().Set("Location", location(key))
+	}
+	return writeSandbox(w, r, status, out)
+}
+
+func (a *api) get(w http.ResponseWriter, r *http.Request) error {
+	tenant, key, err := a.key(r)
+	if err != nil {
+		return err
+	}
+	sb, err := a.manager.Get(r.Context(), tenant, key)
+	if err != nil {
+		return err
+	}
+	return writeSandbox(w, r, http.StatusOK, sandbox(sb))
+}
+
+// delete answers in the old service's shape, and never that there was nothing.
+func (a *api) delete(w http.ResponseWriter, r *http.Request) error {
+	tenant, key, err := a.key(r)
+	if err != nil {
+		return err
+	}
+	res, err := a.manager.Delete(r.Context(), tenant, key)
+	if err != nil {
+		return err
+	}
+	ex := proxy.ExchangeOf(r.Context())
+	ex.SessionID, ex.ContainerID = res.SessionID, res.ContainerID
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.DeleteResult{
+		ChatID: key, Result: string(res.Result), SessionID: orNil(res.SessionID), ContainerID: orNil(res.ContainerID),
+	})
+}
+
+func (a *api) renew(w http.ResponseWriter, r *http.Request) error {
+	tenant, key, err := a.key(r)
+	if err != nil {
+		return err
+	}
+	var body apitype.RenewRequest
+	if err := proxy.DecodeBody(w, r, proxy.MaxBody, true, &body); err != nil {
+		return err
+	}
+	var ttl time.Duration
+	if body.TTL != nil {
+		if ttl = time.Duration(*body.TTL); ttl <= 0 {
+			return &lifecycle.InvalidError{Field: "ttl", Message: "must be more than 0"}
+		}
+	}
+	sb, err := a.manager.Renew(r.Context(), tenant, key, ttl)
+	if err != nil {
+		return err
+	}
+	return writeSandbox(w, r, http.StatusOK, sandbox(sb))
+}
+
+// change serves calls that have no body and answer the sandbox.
+func (a *api) change(f func(manager, context.Context, string, string) (lifecycle.Sandbox, error)) proxy.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		tenant, key, err := a.key(r)
+		if err != nil {
+			return err
+		}
+		if err := proxy.DecodeBody(w, r, proxy.MaxBody, true, &struct{}{}); err != nil {
+			return err
+		}
+		sb, err := f(a.manager, r.Context(), tenant, key)
+		if err != nil {
+			return err
+		}
+		return writeSandbox(w, r, http.StatusOK, sandbox(sb))
+	}
+}
+
+func (a *api) stats(w http.ResponseWriter, r *http.Request) error {
+	tenant, key, err := a.key(r)
+	if err != nil {
+		return err
+	}
+	s, err := a.manager.Stats(r.Context(), tenant, key)
+	if err != nil {
+		return err
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.Stats{
+		Time: s.Time.UTC(), CPUSeconds: s.CPUUsage.Seconds(), MemoryBytes: s.MemoryBytes, MemoryLimitBytes: s.MemoryLimitBytes,
+		Pids: s.Pids, RxBytes: s.RxBytes, TxBytes: s.TxBytes,
+	})
+}
+
+// createRequest translates a body, and adds who asks.
+func createRequest(r *http.Request, key string, b apitype.SandboxRequest) (lifecycle.CreateRequest, error) {
+	c := proxy.ExchangeOf(r.Context()).Caller
+	volume, err := volumePath(value(b.VolumeHostPath))
+	req := lifecycle.CreateRequest{
+		Tenant: c.Tenant, Key: key, Metadata: b.Metadata, AgentID: value(b.AgentID), VolumePath: volume, MaxSandboxes: c.MaxSandboxes,
+		Request: PolicyRequest(b),
+	}
+	return req, err
+}
+
+// PolicyRequest is the part of a body that the policy judges.
+func PolicyRequest(b apitype.SandboxRequest) policy.Request {
+	req := policy.Request{
+		Profile: value(b.Profile), Image: b.Image, Network: b.Network,
+		HostPath: b.HostPath, HostPathMode: b.HostPathMode, MountPath: b.MountPath,
+		CPUs: b.CPUs, MemoryMB: b.MemoryMB, PidsLimit: b.PidsLimit, ReadOnlyRootfs: b.ReadOnlyRootfs,
+		WorkspaceQuotaMB: b.WorkspaceQuotaMB, Env: b.Env,
+		TTL: (*time.Duration)(b.TTL), IdleTTL: (*time.Duration)(b.IdleTTL),
+	}
+	for _, m := range b.ExtraMounts {
+		req.ExtraMounts = append(req.ExtraMounts, policy.MountRequest(m))
+	}
+	return req
+}
+
+// volumePath cleans the old service's parameter.
+func volumePath(p string) (string, error) {
+	if p == "" {
+		return "", nil
+	}
+	if !path.IsAbs(p) || strings.ContainsRune(p, 0) {
+		return "", &lifecycle.InvalidError{Field: "volume_host_path", Message: "must be an absolute path"}
+	}
+	return path.Clean(p), nil
+}
+
+func sandbox(sb lifecycle.Sandbox) apitype.Sandbox {
+	out := apitype.Sandbox{
+		Key: sb.Key, Tenant: sb.Tenant, SessionID: sb.SessionID, ContainerID: sb.ContainerID, Status: string(sb.Status), Error: sb.Error,
+		Spec: spec(sb.Spec), Overridden: overrides(sb.Overridden), Metadata: map[string]string{},
+		AgentID: sb.AgentID, VolumeHostPath: sb.VolumePath,
+		Endpoint: endpoint(sb.Endpoint), Enforcement: apitype.Enforcement(sb.Enforcement),
+		CreatedAt: sb.CreatedAt.UTC(), ExpiresAt: sb.ExpiresAt.UTC(), Deadline: sb.Deadline.UTC(), LastUsedAt: sb.LastUsedAt.UTC(),
+	}
+	maps.Copy(out.Metadata, sb.Metadata)
+	if !sb.IdleExpiresAt.IsZero() {
+		t := sb.IdleExpiresAt.UTC()
+		out.IdleExpiresAt = &t
+	}
+	if sb.Pull != nil {
+		out.Pull = pull(*sb.Pull)
+	}
+	return out
+}
+
+func spec(s policy.Spec) apitype.Spec {
+	out := apitype.Spec{
+		Profile: s.Profile, Image: s.Image, Network: s.Network, HostPath: s.HostPath, HostPathMode: s.HostPathMode, MountPath: s.MountPath,
+		ExtraMounts: []apitype.Mount{}, CPUs: s.CPUs, MemoryMB: s.MemoryMB, PidsLimit: s.PidsLimit, ReadOnlyRootfs: s.ReadOnlyRootfs,
+		WorkspaceQuotaMB: s.WorkspaceQuotaMB, TmpfsMB: s.TmpfsMB, EnvNames: slices.AppendSeq([]string{}, maps.Keys(s.Env)),
+		User: s.User, CapAdd: s.CapAdd, RuntimeClass: s.RuntimeClass,
+		TTL: apitype.Duration(s.TTL), IdleTTL: apitype.Duration(s.IdleTTL), MaxLifetime: apitype.Duration(s.MaxLifetime),
+	}
+	slices.Sort(out.EnvNames)
+	for _, m := range s.ExtraMounts {
+		out.ExtraMounts = append(out.ExtraMounts, apitype.Mount{HostPath: m.HostPath, MountPath: m.MountPath, Mode: m.Mode})
+	}
+	return out
+}
+
+func overrides(in []policy.Override) []apitype.Override {
+	out := make([]apitype.Override, len(in))
+	for i, o := range in {
+		out[i] = apitype.Override(o)
+	}
+	return out
+}
+
+func endpoint(e lifecycle.Endpoint) *apitype.Endpoint {
+	if e.IP == "" {
+		return nil
+	}
+	return &apitype.Endpoint{IP: e.IP, Port: e.Port}
+}
+
+func pull(p runtime.PullProgress) *apitype.Pull {
+	return &apitype.Pull{Status: p.Status, CurrentBytes: p.CurrentBytes, TotalBytes: p.TotalBytes}
+}
+
+// writeSandbox answers a sandbox, and names it in the request's log line.
+func writeSandbox(w http.ResponseWriter, r *http.Request, status int, sb apitype.Sandbox) error {
+	ex := proxy.ExchangeOf(r.Context())
+	ex.SessionID, ex.ContainerID = sb.SessionID, sb.ContainerID
+	return proxy.WriteJSON(w, status, jsonType, sb)
+}
+
+func location(key string) string { return base + "/" + url.PathEscape(key) }
+
+func orNil(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+func value(p *string) string {
+	if p == nil {
+		return ""
+	}
+	return *p
+}

@@ -1,0 +1,78 @@
+package sandboxapi
+
+import (
+	"net/http"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+// status tells how the service is, as far as the tenant is concerned.
+func (a *api) status(w http.ResponseWriter, r *http.Request) error {
+	if err := knownQuery(r); err != nil {
+		return err
+	}
+	c := proxy.ExchangeOf(r.Context()).Caller
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, a.statusOf(c, a.manager.Status(r.Context(), c.Tenant), a.policy()))
+}
+
+func (a *api) statusOf(c proxy.Caller, s lifecycle.ServiceStatus, pol *policy.Policy) apitype.Status {
+	pr, _ := pol.Profile("")
+	return apitype.Status{
+		Version: a.version, Tenant: c.Tenant,
+		Backend:         apitype.Backend{Name: s.Backend.Backend, Available: s.Available, Reason: s.Reason, Version: s.Backend.Version},
+		ActiveSandboxes: s.ActiveSandboxes, MaxSandboxes: c.MaxSandboxes, RunningProcesses: s.RunningCommands,
+		Profile: pr.Name, Profiles: pol.Profiles(), RecentErrors: len(a.gate.RecentErrors(c.Tenant)),
+		Limits: apitype.Limits{
+			CPUs: pr.CPUs, MaxCPUs: pr.MaxCPUs, MemoryMB: pr.MemoryMB, MaxMemoryMB: pr.MaxMemoryMB,
+			PidsLimit: pr.PidsLimit, MaxPidsLimit: pr.MaxPidsLimit,
+			Timeout: apitype.Duration(pr.Timeout), MaxTimeout: apitype.Duration(pr.MaxTimeout),
+			TTL: apitype.Duration(pr.TTL), IdleTTL: apitype.Duration(pr.IdleTTL),
+		},
+	}
+}
+
+// errors answers the tenant's recent errors.
+func (a *api) errors(w http.ResponseWriter, r *http.Request) error {
+	if err := knownQuery(r); err != nil {
+		return err
+	}
+	recent := a.gate.RecentErrors(proxy.ExchangeOf(r.Context()).Caller.Tenant)
+	out := apitype.ErrorList{Errors: make([]apitype.ErrorEntry, len(recent))}
+	for i, e := range recent {
+		out.Errors[i] = apitype.ErrorEntry{
+			Time: e.Time, Type: e.Code, Status: e.Status, Message: e.Message, Route: e.Route, Key: e.Key, RequestID: e.RequestID,
+		}
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+}
+
+// health says that the process lives.
+func (a *api) health(w http.ResponseWriter, _ *http.Request) error {
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.Health{Status: "ok", Version: a.version})
+}
+
+// ready says whether calls can succeed.
+func (a *api) ready(w http.ResponseWriter, r *http.Request) error {
+	if err := a.manager.Ready(r.Context()); err != nil {
+		f := proxy.FaultOf(err)
+		f.Status = http.StatusServiceUnavailable
+		return &f
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.Health{Status: "ready", Version: a.version})
+}
+
+func (a *api) openAPI(w http.ResponseWriter, _ *http.Request) error {
+	w.Header().Set("Content-Type", jsonType)
+	_, _ = w.Write(document)
+	return nil
+}
+
+func (a *api) page(w http.ResponseWriter, _ *http.Request) error {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")
+	_, _ = w.Write(a.docs)
+	return nil
+}

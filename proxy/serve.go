@@ -1,0 +1,144 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+)
+
+const unixScheme = "unix://"
+
+// CheckExposure refuses an address that strangers can reach when there are no
+// tokens to keep them out. Addresses are those of Listen.
+func CheckExposure(address string, tokens int) error {
+	if tokens > 0 || strings.HasPrefix(address, unixScheme) {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("listen address %q: %w", address, err)
+	}
+	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+		return nil
+	}
+	return fmt.Errorf("without a token, only a loopback address or a unix socket may be listened on, and %q is neither: configure a token, or listen on 127.0.0.1", address)
+}
+
+// Listen opens "host:port" or "unix:///path". A unix socket gets the mode, is
+// never there with another, and replaces one that nobody listens on any more.
+func Listen(ctx context.Context, address string, mode fs.FileMode) (net.Listener, error) {
+	var lc net.ListenConfig
+	path, ok := strings.CutPrefix(address, unixScheme)
+	if !ok {
+		return lc.Listen(ctx, "tcp", address)
+	}
+	if !filepath.IsAbs(path) {
+		return nil, fmt.Errorf("listen on %s: the path must be absolute", address)
+	}
+	if fi, err := os.Lstat(path); err == nil {
+		if fi.Mode().Type() != fs.ModeSocket {
+			return nil, fmt.Errorf("listen on %s: there is something else than a socket", address)
+		}
+		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+			_ = c.Close()
+			return nil, fmt.Errorf("listen on %s: another process listens on it", address)
+		}
+	}
+	// The socket is made where nobody else looks, and moved when it has its mode.
+	dir, err := os.MkdirTemp(filepath.Dir(path), ".berm-*")
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", address, err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	tmp := filepath.Join(dir, "s")
+	l, err := lc.Listen(ctx, "unix", tmp)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", address, err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(tmp, mode), os.Rename(tmp, path)); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("listen on %s: %w", address, err)
+	}
+	return &unixListener{Listener: l, path: path}, nil
+}
+
+// unixListener takes its socket away when it closes.
+type unixListener struct {
+	net.Listener
+	path string
+	once sync.Once
+}
+
+func (l *unixListener) Close() error {
+	l.once.Do(func() { _ = os.Remove(l.path) })
+	return l.Listener.Close()
+}
+
+// ServeOptions configure Serve.
+type ServeOptions struct {
+	DrainTimeout time.Duration // for requests in flight once ctx has ended; 0 is 30 s
+	Logger       *slog.Logger  // nil discards
+}
+
+// Serve answers requests on l until ctx ends, then takes no more, lets those in
+// flight finish, and breaks off what hasn't by the end of the drain timeout. It
+// closes l.
+func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOptions) error {
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.DrainTimeout == 0 {
+		opts.DrainTimeout = 30 * time.Second
+	}
+	base, stop := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), drainKey{}, ctx))
+	defer stop()
+	srv := &http.Server{
+		Handler:           h,
+		BaseContext:       func(net.Listener) context.Context { return base },
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- srv.Serve(l) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serve %s: %w", l.Addr(), err)
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(base, opts.DrainTimeout)
+	defer cancel()
+	err := srv.Shutdown(grace)
+	if err != nil {
+		opts.Logger.WarnContext(ctx, "requests_broken_off", "error", err.Error())
+		stop()
+		err = srv.Close()
+	}
+	<-failed
+	return err
+}
+
+type drainKey struct{}
+
+// UntilDrain derives a context that also ends when the server begins to drain:
+// for streams that would otherwise hold it up.
+func UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
+	out, cancel := context.WithCancel(ctx)
+	drain, ok := ctx.Value(drainKey{}).(context.Context)
+	if !ok {
+		return out, cancel
+	}
+	stop := context.AfterFunc(drain, cancel)
+	return out, func() { stop(); cancel() }
+}
