@@ -1,0 +1,230 @@
+package docker
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/google/uuid"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// Create makes a container and starts it.
+func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
+	op := fmt.Sprintf("create container %q", spec.Name)
+	if err := validate(spec); err != nil {
+		return runtime.Container{}, fmt.Errorf("%s: %w", op, err)
+	}
+	var out runtime.Container
+	err := r.call(ctx, op, func(callCtx context.Context, s *session) error {
+		var volumes []string
+		if spec.ReadOnlyRootfs {
+			var err error
+			if volumes, err = r.volumes.declared(callCtx, s, spec.Image); err != nil {
+				return err
+			}
+		}
+		id, err := r.make(ctx, s, spec, volumes)
+		if err != nil {
+			return err
+		}
+		c, err := r.start(callCtx, s, id)
+		if err != nil {
+			return r.undo(ctx, err, func(ctx context.Context) error { return remove(ctx, s, id) })
+		}
+		out = c
+		return nil
+	})
+	return out, err
+}
+
+// make makes the container, without starting it. The engine goes on making it
+// when its client hangs up, so the call outlives ctx a little, to learn the id.
+func (r *Runtime) make(ctx context.Context, s *session, spec runtime.Spec, volumes []string) (string, error) {
+	nonce := uuid.NewString()
+	callCtx, cancel := r.linger(ctx)
+	defer cancel()
+	res, err := s.ContainerCreate(callCtx, containerConfig(spec, nonce), hostConfig(spec, s, volumes), nil, nil, spec.Name)
+	switch {
+	case err == nil && ctx.Err() == nil:
+		return res.ID, nil
+	case err == nil:
+		return "", r.undo(ctx, ended(ctx), func(ctx context.Context) error { return remove(ctx, s, res.ID) })
+	case errdefs.IsConflict(err):
+		return "", &classedError{errdefs.ErrAlreadyExists, err}
+	case answered(err):
+		return "", err
+	}
+	return "", r.undo(ctx, err, func(ctx context.Context) error { return removeLost(ctx, s, spec.Name, nonce) })
+}
+
+// start starts the container and sees what became of it.
+func (r *Runtime) start(ctx context.Context, s *session, id string) (runtime.Container, error) {
+	if err := s.ContainerStart(ctx, id, container.StartOptions{}); err != nil {
+		return runtime.Container{}, err
+	}
+	res, err := s.ContainerInspect(ctx, id)
+	if err != nil {
+		return runtime.Container{}, err
+	}
+	return fromInspect(res), nil
+}
+
+// undo cleans up after a failed Create, whatever became of ctx. What can't be
+// removed now carries its labels, so it is found again.
+func (r *Runtime) undo(ctx context.Context, err error, f func(context.Context) error) error {
+	cleanCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	if cleanErr := f(cleanCtx); cleanErr != nil {
+		r.log.ErrorContext(ctx, "container of a failed create may be left", "error", cleanErr)
+	}
+	return err
+}
+
+// remove kills and removes a container with its anonymous volumes, and returns when
+// it is gone.
+func remove(ctx context.Context, s *session, id string) error {
+	err := s.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+	if errdefs.IsConflict(err) { // somebody else is removing it
+		done, failed := s.ContainerWait(ctx, id, container.WaitConditionRemoved)
+		select {
+		case <-done:
+			err = nil
+		case err = <-failed:
+		}
+	}
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// removeLost removes the container of a create whose answer was lost, if it was made.
+func removeLost(ctx context.Context, s *session, name, nonce string) error {
+	list, err := s.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
+		filters.Arg("name", "^/?"+regexp.QuoteMeta(name)+"$"), filters.Arg("label", createLabel+"="+nonce))})
+	if err != nil {
+		return err
+	}
+	for _, c := range list { // at most one
+		if err := remove(ctx, s, c.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Inspect tells everything of one container.
+func (r *Runtime) Inspect(ctx context.Context, id string) (runtime.Container, error) {
+	var out runtime.Container
+	err := r.call(ctx, "inspect container "+id, func(ctx context.Context, s *session) error {
+		res, err := s.ContainerInspect(ctx, id)
+		if err == nil {
+			out = fromInspect(res)
+		}
+		return err
+	})
+	return out, err
+}
+
+// List tells of every container that carries all the labels. The engine lists
+// whole seconds in CreatedAt; Inspect is exact.
+func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime.Container, error) {
+	var out []runtime.Container
+	err := r.call(ctx, "list containers", func(ctx context.Context, s *session) error {
+		list, err := s.ContainerList(ctx, container.ListOptions{All: true, Filters: labelFilter(labels)})
+		if err != nil {
+			return err
+		}
+		out = make([]runtime.Container, 0, len(list))
+		for _, c := range list {
+			out = append(out, fromSummary(c))
+		}
+		return nil
+	})
+	return out, err
+}
+
+// Remove kills a container and removes it with its anonymous volumes.
+func (r *Runtime) Remove(ctx context.Context, id string) error {
+	return r.call(ctx, "remove container "+id, func(ctx context.Context, s *session) error {
+		return remove(ctx, s, id)
+	})
+}
+
+func labelFilter(labels map[string]string) filters.Args {
+	out := filters.NewArgs()
+	for k, v := range labels {
+		if v != "" {
+			k += "=" + v
+		}
+		out.Add("label", k)
+	}
+	return out
+}
+
+func fromInspect(c container.InspectResponse) runtime.Container {
+	out := runtime.Container{
+		ID:        c.ID,
+		Name:      strings.TrimPrefix(c.Name, "/"),
+		Image:     c.Image,
+		State:     state(c.State.Status),
+		Labels:    ownLabels(c.Config.Labels),
+		Env:       c.Config.Env,
+		CreatedAt: parseTime(c.Created),
+		StartedAt: parseTime(c.State.StartedAt),
+		OOMKilled: c.State.OOMKilled,
+	}
+	if !c.State.Running { // the engine keeps these two from the run before
+		out.FinishedAt = parseTime(c.State.FinishedAt)
+		out.ExitCode = c.State.ExitCode
+	}
+	for _, n := range c.NetworkSettings.Networks { // one, or "none" without an address
+		out.IP = n.IPAddress
+	}
+	return out
+}
+
+func fromSummary(c container.Summary) runtime.Container {
+	out := runtime.Container{
+		ID:        c.ID,
+		Image:     c.ImageID,
+		State:     state(c.State),
+		Labels:    ownLabels(c.Labels),
+		CreatedAt: time.Unix(c.Created, 0).UTC(),
+	}
+	for _, n := range c.Names { // others are of the form /container/link
+		if n = strings.TrimPrefix(n, "/"); !strings.Contains(n, "/") {
+			out.Name = n
+		}
+	}
+	return out
+}
+
+// ownLabels leaves out what Berm's callers didn't give.
+func ownLabels(labels map[string]string) map[string]string {
+	out := maps.Clone(labels)
+	delete(out, createLabel)
+	return out
+}
+
+func state(engine string) runtime.State {
+	switch engine {
+	case container.StateCreated:
+		return runtime.StateCreated
+	case container.StateRunning:
+		return runtime.StateRunning
+	case container.StatePaused:
+		return runtime.StatePaused
+	case container.StateExited:
+		return runtime.StateExited
+	}
+	return runtime.StateUnknown
+}

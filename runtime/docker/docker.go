@@ -1,0 +1,285 @@
+// Package docker runs sandboxes on a Docker Engine of version 20.10 (API 1.41) or
+// newer. The engine need not be up when the Runtime is made, and may be restarted
+// or replaced by another version under it.
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/docker/docker/api"
+	"github.com/docker/docker/api/types/versions"
+	"github.com/docker/docker/client"
+	"golang.org/x/sync/singleflight"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+const (
+	// minAPIVersion is that of Docker 20.10, the first with private cgroup
+	// namespaces. Below it a container can't be as closed as Spec promises.
+	minAPIVersion = "1.41"
+
+	// graceTimeout is how long a call that changes something may outlive its
+	// caller's context, so that its answer isn't lost, and cleanupTimeout how long
+	// undoing it may take.
+	graceTimeout   = 5 * time.Second
+	cleanupTimeout = 5 * time.Second
+)
+
+// Options of New.
+type Options struct {
+	// Host is the engine's address, "unix:///path" or "tcp://host:port". Empty is
+	// the environment's DOCKER_HOST, or else unix:///var/run/docker.sock. With
+	// DOCKER_CERT_PATH set, TLS is used, and the engine's certificate always verified.
+	Host string
+	// CallTimeout is how long the engine may take to answer one call. 0 is 30 seconds.
+	CallTimeout time.Duration
+	// RegistryAuth gives the encoded credentials that the engine sends to the
+	// registry of ref. Nil sends none.
+	RegistryAuth func(ctx context.Context, ref string) (string, error)
+	// Logger is where the little that callers aren't told goes. Nil discards.
+	Logger *slog.Logger
+}
+
+// Runtime is a runtime.Runtime, with all the optional abilities, on a Docker
+// Engine. It may be used by many goroutines at once.
+type Runtime struct {
+	host      string
+	url       *url.URL // of host, as the transport takes it
+	transport *http.Transport
+	timeout   time.Duration
+	auth      func(context.Context, string) (string, error)
+	log       *slog.Logger
+
+	session    atomic.Pointer[session] // nil until connected
+	connecting singleflight.Group
+	networks   singleflight.Group
+	volumes    volumeCache
+}
+
+var (
+	_ runtime.Runtime   = (*Runtime)(nil)
+	_ runtime.Pauser    = (*Runtime)(nil)
+	_ runtime.Logger    = (*Runtime)(nil)
+	_ runtime.Statser   = (*Runtime)(nil)
+	_ runtime.Watcher   = (*Runtime)(nil)
+	_ runtime.Networker = (*Runtime)(nil)
+)
+
+// New makes a Runtime. It doesn't talk to the engine; it fails when the address or
+// the TLS files are unusable.
+func New(opts Options) (*Runtime, error) {
+	host := opts.Host
+	if host == "" {
+		host = os.Getenv(client.EnvOverrideHost)
+	}
+	if host == "" {
+		host = client.DefaultDockerHost
+	}
+	u, err := client.ParseHostURL(host)
+	if err != nil {
+		return nil, fmt.Errorf("engine address: %w", err)
+	}
+	if !slices.Contains([]string{"unix", "tcp", "http", "https"}, u.Scheme) {
+		return nil, fmt.Errorf("engine address %q: only unix:// and tcp:// can be used", host)
+	}
+	if opts.CallTimeout < 0 {
+		return nil, errors.New("the call timeout is negative")
+	}
+	r := &Runtime{
+		host:      host,
+		url:       &url.URL{Scheme: "http", Host: u.Host, Path: u.Path},
+		transport: &http.Transport{MaxIdleConns: 16, MaxIdleConnsPerHost: 16, IdleConnTimeout: 30 * time.Second},
+		timeout:   opts.CallTimeout,
+		auth:      opts.RegistryAuth,
+		log:       opts.Logger,
+	}
+	if r.timeout == 0 {
+		r.timeout = 30 * time.Second
+	}
+	if r.log == nil {
+		r.log = slog.New(slog.DiscardHandler)
+	}
+	if u.Scheme == "unix" {
+		r.url.Host, r.url.Path = client.DummyHost, ""
+	}
+	// The client's options set up the transport in place; the client itself isn't needed.
+	configure := []client.Opt{client.WithHTTPClient(&http.Client{Transport: r.transport}), client.WithHost(host)}
+	if dir := os.Getenv(client.EnvOverrideCertPath); dir != "" && u.Scheme != "unix" {
+		r.url.Scheme = "https"
+		configure = append(configure, client.WithTLSClientConfig(
+			filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")))
+	}
+	if _, err := client.NewClientWithOpts(configure...); err != nil {
+		return nil, fmt.Errorf("engine address %q: %w", host, err)
+	}
+	return r, nil
+}
+
+// Close lets go of idle connections. Calls that run go on.
+func (r *Runtime) Close() error {
+	r.transport.CloseIdleConnections()
+	return nil
+}
+
+// session is what was learnt of the engine when it was first reached. It ends when
+// the engine can't be reached, or says that it is another version.
+type session struct {
+	*client.Client
+	http     http.RoundTripper
+	info     runtime.Info
+	seccomp  string // SecurityOpt value
+	cgroupns bool   // the engine can make private cgroup namespaces
+	skew     time.Duration
+}
+
+// now is the engine's clock.
+func (s *session) now() time.Time { return time.Now().Add(s.skew) }
+
+// connect gives the session, and makes one if there is none. However many callers
+// wait for it, the engine is asked once.
+func (r *Runtime) connect(ctx context.Context) (*session, error) {
+	if s := r.session.Load(); s != nil {
+		return s, nil
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	done := r.connecting.DoChan("", func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
+		defer cancel()
+		s, err := r.negotiate(ctx)
+		if err != nil {
+			return nil, err
+		}
+		r.session.Store(s)
+		return s, nil
+	})
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case res := <-done:
+		if res.Err != nil {
+			return nil, unavailable(fmt.Errorf("engine at %s: %w", r.host, res.Err))
+		}
+		return res.Val.(*session), nil
+	}
+}
+
+func (r *Runtime) negotiate(ctx context.Context) (*session, error) {
+	s := &session{}
+	s.http = &roundTripper{base: r.transport, changed: func() { r.session.CompareAndSwap(s, nil) }}
+	unversioned, err := r.client(s.http, api.DefaultVersion)
+	if err != nil {
+		return nil, err
+	}
+	ping, err := unversioned.Ping(ctx)
+	if err != nil {
+		return nil, err
+	}
+	version := api.DefaultVersion
+	if versions.LessThan(ping.APIVersion, version) {
+		version = ping.APIVersion
+	}
+	if versions.LessThan(version, minAPIVersion) {
+		return nil, fmt.Errorf("its API version is %q, at least %s is needed (Docker 20.10)", ping.APIVersion, minAPIVersion)
+	}
+	if s.Client, err = r.client(s.http, version); err != nil {
+		return nil, err
+	}
+	before := time.Now()
+	info, err := s.Info(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if t, err := time.Parse(time.RFC3339Nano, info.SystemTime); err == nil {
+		// The engine reads its clock somewhere in the middle. On one machine the
+		// clocks are the same, and what is left would only be noise.
+		if skew := t.Sub(before.Add(time.Since(before) / 2)); skew.Abs() > time.Second {
+			s.skew = skew
+		}
+	}
+	s.info = runtime.Info{
+		Backend:       "docker",
+		Version:       info.ServerVersion,
+		APIVersion:    version,
+		OS:            info.OSType,
+		Architecture:  goArch(info.Architecture),
+		CPUs:          info.NCPU,
+		MemoryBytes:   info.MemTotal,
+		CgroupVersion: info.CgroupVersion,
+	}
+	s.cgroupns = slices.Contains(info.SecurityOptions, "name=cgroupns")
+	if s.seccomp, err = seccompOption(s.info.Architecture); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (r *Runtime) client(rt http.RoundTripper, version string) (*client.Client, error) {
+	return client.NewClientWithOpts(
+		client.WithHost(r.host),
+		client.WithHTTPClient(&http.Client{Transport: rt, CheckRedirect: client.CheckRedirect}),
+		client.WithScheme(r.url.Scheme),
+		client.WithVersion(version),
+	)
+}
+
+// call runs f with a session, within the call timeout, and classes its error.
+func (r *Runtime) call(ctx context.Context, op string, f func(context.Context, *session) error) error {
+	callCtx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	s, err := r.connect(callCtx)
+	if err == nil {
+		err = f(callCtx, s)
+	}
+	return r.failure(ctx, s, op, err)
+}
+
+// linger gives a context that ends with the call timeout, or the grace after ctx.
+func (r *Runtime) linger(ctx context.Context) (context.Context, context.CancelFunc) {
+	out, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(graceTimeout, cancel) })
+	return out, func() { stop(); cancel() }
+}
+
+// Info asks the engine who it is.
+func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {
+	var out runtime.Info
+	err := r.call(ctx, "ask the engine who it is", func(ctx context.Context, s *session) error {
+		// A new session has just asked; an old one may have grown wrong.
+		info, err := s.Info(ctx)
+		if err != nil {
+			return err
+		}
+		out = s.info
+		out.Version, out.CPUs, out.MemoryBytes = info.ServerVersion, info.NCPU, info.MemTotal
+		return nil
+	})
+	return out, err
+}
+
+// goArch puts uname's name for an architecture into Go's.
+func goArch(machine string) string {
+	switch machine {
+	case "x86_64":
+		return "amd64"
+	case "aarch64":
+		return "arm64"
+	case "armv7l", "armv6l":
+		return "arm"
+	case "loongarch64":
+		return "loong64"
+	}
+	return machine
+}

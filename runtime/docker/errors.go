@@ -1,0 +1,100 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/client"
+)
+
+var errReplaced = unavailable(errors.New("the engine was replaced by another version"))
+
+// statusError is an answer that the engine itself didn't give.
+type statusError struct{ code int }
+
+func (e *statusError) Error() string { return "answer " + http.StatusText(e.code) }
+
+// Unavailable is errdefs' class of the error.
+func (*statusError) Unavailable() {}
+
+// classedError is of class, and of nothing that err may be besides.
+type classedError struct{ class, err error }
+
+func (e *classedError) Error() string { return e.err.Error() }
+func (e *classedError) Unwrap() error { return e.class }
+
+func unavailable(err error) error { return &classedError{errdefs.ErrUnavailable, err} }
+
+func invalid(format string, args ...any) error {
+	return &classedError{errdefs.ErrInvalidArgument, fmt.Errorf(format, args...)}
+}
+
+func precondition(format string, args ...any) error {
+	return &classedError{errdefs.ErrFailedPrecondition, fmt.Errorf(format, args...)}
+}
+
+// ended is the error of a call whose caller's context is over.
+func ended(ctx context.Context) error {
+	return &classedError{errors.Join(ctx.Err(), context.Cause(ctx)), context.Cause(ctx)}
+}
+
+// failure puts an error of the client into the class that runtime.Runtime promises,
+// and ends the session if the engine is gone.
+func (r *Runtime) failure(ctx context.Context, s *session, op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	err = classify(ctx, err)
+	r.forget(s, err)
+	return fmt.Errorf("%s: %w", op, err)
+}
+
+// forget ends the session if its engine is gone.
+func (r *Runtime) forget(s *session, err error) {
+	if s != nil && errdefs.IsUnavailable(err) {
+		r.session.CompareAndSwap(s, nil)
+	}
+}
+
+// classify puts an error into its class; ctx is the caller's own.
+func classify(ctx context.Context, err error) error {
+	var classed *classedError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &classed) && !errdefs.IsUnavailable(err):
+		return err
+	case errdefs.IsConflict(err), errdefs.IsNotModified(err), errdefs.IsPermissionDenied(err):
+		return &classedError{errdefs.ErrFailedPrecondition, err}
+	case answered(err):
+		return err
+	case ctx.Err() != nil:
+		return ended(ctx)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return unavailable(errors.New("the engine didn't answer in time"))
+	case cut(err):
+		return unavailable(err)
+	}
+	return err
+}
+
+// answered tells whether the error is an engine's refusal: it heard the call, and
+// did nothing.
+func answered(err error) bool {
+	return errdefs.IsNotFound(err) || errdefs.IsAlreadyExists(err) || errdefs.IsInvalidArgument(err) ||
+		errdefs.IsConflict(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsPermissionDenied(err) ||
+		errdefs.IsUnauthorized(err) || errdefs.IsNotModified(err) || errdefs.IsNotImplemented(err) ||
+		errdefs.IsInternal(err)
+}
+
+// cut tells whether the engine couldn't be reached, or went away in mid-answer.
+func cut(err error) bool {
+	var netErr net.Error
+	return errdefs.IsUnavailable(err) || client.IsErrConnectionFailed(err) || errors.As(err, &netErr) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}

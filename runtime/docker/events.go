@@ -1,0 +1,137 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"strconv"
+	"time"
+
+	"github.com/docker/docker/api/types/events"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+var eventTypes = map[events.Action]runtime.EventType{
+	events.ActionStart:   runtime.EventStart,
+	events.ActionDie:     runtime.EventExit,
+	events.ActionOOM:     runtime.EventOOM,
+	events.ActionDestroy: runtime.EventRemoved,
+	events.ActionPause:   runtime.EventPaused,
+	events.ActionUnPause: runtime.EventResumed,
+}
+
+// Watch tells of what happens to containers until ctx ends or the engine goes away.
+func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready func(), f func(runtime.Event)) error {
+	const op = "watch containers"
+	watchCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	timer := time.AfterFunc(r.timeout, cancel) // until the stream stands
+	s, err := r.connect(watchCtx)
+	if err != nil {
+		return r.watchEnd(ctx, nil, op, err)
+	}
+	// The engine answers before it subscribes. It replays what happened since a
+	// given moment, so that with its own present as that moment nothing is lost.
+	info, err := s.Info(watchCtx)
+	if err != nil {
+		return r.watchEnd(ctx, s, op, err)
+	}
+	filter := labelFilter(labels)
+	filter.Add("type", string(events.ContainerEventType))
+	for action := range eventTypes {
+		filter.Add("event", string(action))
+	}
+	messages, failed := s.Events(watchCtx, events.ListOptions{Since: unixTime(parseTime(info.SystemTime)), Filters: filter})
+	select {
+	case err := <-failed:
+		return r.watchEnd(ctx, s, op, err)
+	default:
+	}
+	if !timer.Stop() {
+		return r.watchEnd(ctx, s, op, context.DeadlineExceeded)
+	}
+	if ready != nil {
+		ready()
+	}
+	for {
+		select {
+		case m := <-messages:
+			if e, ok := fromEvent(m); ok {
+				f(e)
+			}
+		case err := <-failed:
+			return r.watchEnd(ctx, s, op, err)
+		}
+	}
+}
+
+func (r *Runtime) watchEnd(ctx context.Context, s *session, op string, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return r.failure(ctx, s, op, err)
+}
+
+func fromEvent(m events.Message) (runtime.Event, bool) {
+	typ, ok := eventTypes[m.Action]
+	if !ok {
+		return runtime.Event{}, false
+	}
+	out := runtime.Event{
+		Type:        typ,
+		ContainerID: m.Actor.ID,
+		Labels:      ownLabels(m.Actor.Attributes),
+		Time:        time.Unix(0, m.TimeNano).UTC(),
+	}
+	if typ == runtime.EventExit {
+		out.ExitCode, _ = strconv.Atoi(m.Actor.Attributes["exitCode"])
+	}
+	// The engine puts these among the labels.
+	maps.DeleteFunc(out.Labels, func(k, _ string) bool {
+		return k == "image" || k == "name" || k == "exitCode" || k == "execDuration"
+	})
+	return out, true
+}
+
+// fate says what happened to a container while a command ran in it.
+type fate struct{ oom, died bool }
+
+// fateSince asks the engine what it saw of the container since the given moment of
+// its own clock, and until a moment from now, as the news may follow the command's
+// end. It returns at once when the container died.
+func fateSince(ctx context.Context, s *session, id string, since time.Time) (fate, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	filter := labelFilter(nil)
+	filter.Add("type", string(events.ContainerEventType))
+	filter.Add("container", id)
+	for _, a := range []events.Action{events.ActionOOM, events.ActionDie, events.ActionDestroy} {
+		filter.Add("event", string(a))
+	}
+	messages, failed := s.Events(ctx, events.ListOptions{
+		Since: unixTime(since), Until: unixTime(s.now().Add(fateDelay)), Filters: filter,
+	})
+	var out fate
+	for {
+		select {
+		case m := <-messages:
+			switch m.Action {
+			case events.ActionOOM:
+				out.oom = true
+			default:
+				out.died = true
+				return out, nil
+			}
+		case err := <-failed:
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return out, err
+		}
+	}
+}
+
+// fateDelay is how late an engine may be with the news of a container's end.
+const fateDelay = 300 * time.Millisecond

@@ -1,0 +1,309 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/google/uuid"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+const (
+	// markerEnv is set for each command, with a value of its own, and inherited by
+	// its descendants: it is how they are told from other processes.
+	markerEnv = "BERM_EXEC_ID"
+
+	// exitTick is how often the engine is asked whether a command has ended while
+	// its output is open.
+	exitTick = 400 * time.Millisecond
+
+	exitSIGKILL = 128 + 9
+)
+
+// Exec runs a command in a running container, to its end.
+//
+// OOMKilled means that the command ended with code 137 and that the kernel killed
+// some process in the container for want of memory while it ran.
+//
+// Two things hold it up that it can't help: a Stdout or Stderr that blocks, and, in
+// a goroutine that outlives the call, a Stdin whose Read does.
+func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.ExecResult, error) {
+	op := "run command in container " + id
+	if len(e.Command) == 0 {
+		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, invalid("the command is empty"))
+	}
+	if e.WorkingDir != "" && !path.IsAbs(e.WorkingDir) {
+		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, invalid("the working directory %q is not absolute", e.WorkingDir))
+	}
+	connectCtx, cancel := context.WithTimeout(ctx, r.timeout)
+	s, err := r.connect(connectCtx)
+	cancel()
+	if err != nil {
+		return runtime.ExecResult{}, r.failure(ctx, nil, op, err)
+	}
+	res, err := r.exec(ctx, s, id, e)
+	if err != nil {
+		r.forget(s, err)
+		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, err)
+	}
+	return res, nil
+}
+
+// exec gives errors that are classed already.
+func (r *Runtime) exec(ctx context.Context, s *session, id string, e runtime.Exec) (runtime.ExecResult, error) {
+	again := e
+	if e.Stdin != nil && e.WorkingDir != "" {
+		stdin := &replay{src: e.Stdin}
+		e.Stdin, again.Stdin = stdin.reader(), stdin.reader()
+	}
+	x, err := r.run(ctx, s, id, e)
+	if err != nil || x.refusal == nil {
+		return x.result, err
+	}
+	// The process never was. When it has a working directory, that may be why.
+	if e.WorkingDir != "" {
+		made, err := r.makeDir(ctx, s, id, e)
+		if err != nil {
+			return runtime.ExecResult{}, err
+		}
+		if made {
+			if x, err = r.run(ctx, s, id, again); err != nil || x.refusal == nil {
+				return x.result, err
+			}
+		}
+	}
+	if e.Stderr != nil {
+		if _, err := e.Stderr.Write(x.refusal); err != nil {
+			return runtime.ExecResult{}, fmt.Errorf("deliver output: %w", err)
+		}
+	}
+	return x.result, nil
+}
+
+// makeDir makes the command's working directory, as the command's user. False
+// means that the container has no program for it.
+func (r *Runtime) makeDir(ctx context.Context, s *session, id string, e runtime.Exec) (bool, error) {
+	x, err := r.run(ctx, s, id, runtime.Exec{Command: []string{"mkdir", "-p", "--", e.WorkingDir}, WorkingDir: "/", User: e.User})
+	switch {
+	case err != nil:
+		return false, err
+	case x.refusal != nil:
+		return false, nil
+	case x.result.ExitCode != 0:
+		return false, invalid("the working directory %q can't be made", e.WorkingDir)
+	}
+	return true, nil
+}
+
+// execution is one command, from its start to its end. Its errors are classed.
+type execution struct {
+	r         *Runtime
+	s         *session
+	container string
+	user      string
+	marker    string
+	id        string    // the engine's
+	began     time.Time // on the engine's clock
+
+	conn   *stream
+	output *output
+	read   chan struct{} // closed when no more output comes
+
+	result  runtime.ExecResult
+	refusal []byte // what the engine said if it could not start the process; else nil
+}
+
+// run starts a command and waits for its end, or for that of ctx and then kills it.
+func (r *Runtime) run(ctx context.Context, s *session, id string, e runtime.Exec) (*execution, error) {
+	x := &execution{r: r, s: s, container: id, user: e.User, marker: uuid.NewString(), began: s.now()}
+	if err := x.start(ctx, e); err != nil {
+		return x, err
+	}
+	err := x.wait(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = ended(ctx)
+		if why := x.kill(ctx); why != nil {
+			err = notKilled(err, why)
+		}
+	} else if errdefs.IsUnavailable(err) {
+		err = notKilled(err, errors.New("the engine is gone"))
+	}
+	x.drain()
+	if err == nil && x.output.err != nil {
+		err = fmt.Errorf("deliver output: %w", x.output.err)
+	}
+	return x, err
+}
+
+// notKilled adds to an error that processes may still run, without changing its class.
+func notKilled(err, why error) error {
+	return fmt.Errorf("%w; %w: %v", err, runtime.ErrNotKilled, why) //nolint:errorlint // why has a class of its own
+}
+
+func (x *execution) start(ctx context.Context, e runtime.Exec) error {
+	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
+	defer cancel()
+	made, err := x.s.ContainerExecCreate(callCtx, x.container, container.ExecOptions{
+		User:         e.User,
+		AttachStdin:  e.Stdin != nil,
+		AttachStdout: true,
+		AttachStderr: true,
+		Env:          slices.Concat(e.Env, []string{markerEnv + "=" + x.marker}),
+		WorkingDir:   e.WorkingDir,
+		Cmd:          e.Command,
+	})
+	if err != nil {
+		return classify(ctx, err)
+	}
+	if ctx.Err() != nil {
+		return ended(ctx)
+	}
+	x.id = made.ID
+	// From here on the command may run, so that the answer is waited for.
+	startCtx, cancelStart := x.r.linger(ctx)
+	defer cancelStart()
+	if x.conn, err = x.r.hijack(startCtx, x.s, x.id); err != nil {
+		var dial *net.OpError
+		if answered(err) || errors.As(err, &dial) && dial.Op == "dial" {
+			return classify(ctx, err)
+		}
+		return notKilled(classify(ctx, err), err)
+	}
+	x.output = &output{stdout: e.Stdout, stderr: e.Stderr, refused: func() bool {
+		st, err := x.inspect(context.WithoutCancel(ctx))
+		return err == nil && st.refused()
+	}}
+	x.read = make(chan struct{})
+	go func() {
+		defer close(x.read)
+		x.output.copy(x.conn)
+	}()
+	if e.Stdin != nil {
+		go func() {
+			_, _ = io.Copy(x.conn, e.Stdin)
+			_ = x.conn.closeWrite()
+		}()
+	}
+	return nil
+}
+
+// wait waits for the command's end, and says how it ended.
+func (x *execution) wait(ctx context.Context) error {
+	tick := time.NewTicker(exitTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ended(ctx)
+		case <-x.read:
+			st, err := x.exit(ctx)
+			if err != nil {
+				return err
+			}
+			return x.conclude(ctx, st)
+		case <-tick.C:
+			// An engine that doesn't answer now may later; if it is gone, so is the stream.
+			st, err := x.inspect(ctx)
+			if err == nil && st.over() {
+				x.drain()
+				return x.conclude(ctx, st)
+			}
+			if errdefs.IsNotFound(err) {
+				return precondition("the container was removed")
+			}
+		}
+	}
+}
+
+// exit waits for the end of a command that has closed its output.
+func (x *execution) exit(ctx context.Context) (execState, error) {
+	for delay := time.Millisecond; ; delay = min(2*delay, exitTick) {
+		st, err := x.inspect(ctx)
+		switch {
+		case errdefs.IsNotFound(err):
+			return st, precondition("the container was removed")
+		case err != nil || st.over():
+			return st, err
+		}
+		if delay > 50*time.Millisecond {
+			// The engine may never hear of the ends of a dead container's commands.
+			if err := x.alive(ctx); err != nil {
+				return st, err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return st, ended(ctx)
+		case <-time.After(delay):
+		}
+	}
+}
+
+// conclude makes the result of a state that is over.
+func (x *execution) conclude(ctx context.Context, st execState) error {
+	x.result.ExitCode = st.ExitCode
+	if st.refused() {
+		x.refusal = x.output.held
+		if x.refusal == nil {
+			x.refusal = []byte{}
+		}
+		return nil
+	}
+	if st.ExitCode != exitSIGKILL {
+		return nil
+	}
+	// Killed: by whom, it doesn't say.
+	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
+	defer cancel()
+	f, err := fateSince(callCtx, x.s, x.container, x.began)
+	if err != nil {
+		return classify(ctx, err)
+	}
+	if f.died {
+		return precondition("the container died")
+	}
+	x.result.OOMKilled = f.oom
+	return x.alive(ctx)
+}
+
+// alive is a FailedPrecondition when the container isn't.
+func (x *execution) alive(ctx context.Context) error {
+	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
+	defer cancel()
+	res, err := x.s.ContainerInspect(callCtx, x.container)
+	switch {
+	case errdefs.IsNotFound(err):
+		return precondition("the container was removed")
+	case err != nil:
+		return classify(ctx, err)
+	case !res.State.Running:
+		return precondition("the container died")
+	}
+	return nil
+}
+
+// execState is what the engine knows of a command.
+type execState struct{ container.ExecInspect }
+
+// over tells whether it has ended, or never was.
+func (st execState) over() bool { return !st.Running && (st.Pid != 0 || st.ExitCode != 0) }
+
+// refused tells whether the engine couldn't start it. Just before its start, the
+// exit code is 0 still.
+func (st execState) refused() bool { return !st.Running && st.Pid == 0 && st.ExitCode != 0 }
+
+func (x *execution) inspect(ctx context.Context) (execState, error) {
+	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
+	defer cancel()
+	res, err := x.s.ContainerExecInspect(callCtx, x.id)
+	return execState{res}, classify(ctx, err)
+}

@@ -1,0 +1,169 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errhttp"
+	"github.com/distribution/reference"
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/pkg/jsonmessage"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// Image looks an image up in the engine's own store.
+func (r *Runtime) Image(ctx context.Context, ref string) (runtime.Image, error) {
+	var out runtime.Image
+	err := r.call(ctx, fmt.Sprintf("look up image %q", ref), func(ctx context.Context, s *session) error {
+		img, err := s.ImageInspect(ctx, ref)
+		if err != nil {
+			return err
+		}
+		out = runtime.Image{ID: img.ID, Digests: img.RepoDigests}
+		if c := img.Config; c != nil {
+			out.Env, out.User = c.Env, c.User
+			out.Command = slices.Concat(c.Entrypoint, c.Cmd)
+		}
+		return nil
+	})
+	return out, err
+}
+
+// Pull brings an image from its registry. It is cut off when the engine says
+// nothing at all within the call timeout, else it takes as long as it takes.
+func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.PullProgress)) (runtime.Image, error) {
+	if err := r.pull(ctx, ref, progress); err != nil {
+		return runtime.Image{}, fmt.Errorf("pull image %q: %w", ref, err)
+	}
+	return r.Image(ctx, ref)
+}
+
+func (r *Runtime) pull(ctx context.Context, ref string, progress func(runtime.PullProgress)) error {
+	if _, err := reference.ParseNormalizedNamed(ref); err != nil {
+		return invalid("%w", err)
+	}
+	opts := image.PullOptions{}
+	if r.auth != nil {
+		var err error
+		if opts.RegistryAuth, err = r.auth(ctx, ref); err != nil {
+			return fmt.Errorf("registry credentials: %w", err)
+		}
+	}
+	pullCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := r.connect(pullCtx)
+	if err != nil {
+		return classify(ctx, err)
+	}
+	body, err := s.ImagePull(pullCtx, ref, opts)
+	if err != nil {
+		return pullFailure(classify(ctx, err))
+	}
+	defer func() { _ = body.Close() }()
+	return pullFailure(classify(ctx, readPull(body, progress)))
+}
+
+// pullFailure makes a registry's refusal, for whatever reason, NotFound.
+func pullFailure(err error) error {
+	if errdefs.IsUnauthorized(err) || errdefs.IsPermissionDenied(err) || errdefs.IsFailedPrecondition(err) {
+		return &classedError{errdefs.ErrNotFound, err}
+	}
+	return err
+}
+
+// readPull follows a pull's messages to their end.
+func readPull(body io.Reader, progress func(runtime.PullProgress)) error {
+	type layer struct{ current, total int64 }
+	layers := map[string]layer{}
+	dec := json.NewDecoder(body)
+	for {
+		var m jsonmessage.JSONMessage
+		if err := dec.Decode(&m); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if m.Error != nil {
+			class := errhttp.ToNative(m.Error.Code)
+			if m.Error.Code < http.StatusBadRequest {
+				class = errdefs.ErrUnknown
+			}
+			return &classedError{class, m.Error}
+		}
+		if progress == nil {
+			continue
+		}
+		l := layers[m.ID]
+		if p := m.Progress; p != nil && m.Status == "Downloading" {
+			l = layer{p.Current, max(p.Total, p.Current)}
+		} else if m.ID != "" && p == nil {
+			l.current = l.total // what comes after a layer's download
+		}
+		layers[m.ID] = l
+		out := runtime.PullProgress{Status: strings.TrimSpace(m.ID + " " + m.Status)}
+		for _, l := range layers {
+			out.CurrentBytes += l.current
+			out.TotalBytes += l.total
+		}
+		progress(out)
+	}
+}
+
+// volumeCache remembers the volumes that images declare, by the images' ids, whose
+// content can't change.
+type volumeCache struct {
+	mu sync.Mutex
+	m  map[string][]string
+}
+
+const maxCachedImages = 1000
+
+// declared gives the paths that an image declares as volumes.
+func (c *volumeCache) declared(ctx context.Context, s *session, ref string) ([]string, error) {
+	byID := strings.HasPrefix(ref, "sha256:")
+	c.mu.Lock()
+	paths, ok := c.m[ref]
+	c.mu.Unlock()
+	if ok {
+		return paths, nil
+	}
+	img, err := s.ImageInspect(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	if img.Config != nil {
+		for path := range img.Config.Volumes {
+			paths = append(paths, path)
+		}
+	}
+	slices.Sort(paths)
+	if byID {
+		c.mu.Lock()
+		if c.m == nil || len(c.m) >= maxCachedImages {
+			c.m = map[string][]string{}
+		}
+		c.m[ref] = paths
+		c.mu.Unlock()
+	}
+	return paths, nil
+}
+
+// parseTime reads the engine's RFC 3339; what it can't read, and the engine's own
+// zero, is the zero time.
+func parseTime(s string) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, s)
+	if err != nil || t.IsZero() {
+		return time.Time{}
+	}
+	return t.UTC()
+}

@@ -1,0 +1,119 @@
+package docker
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/network"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// iccOption of the bridge driver lets containers on one bridge reach each other.
+const iccOption = "com.docker.network.bridge.enable_icc"
+
+// EnsureNetwork makes a bridge network unless one of its name is there.
+//
+// Engines below API 1.44 check the name before they make the network, not while
+// they do, so that two may come to share it, and then neither can be used. So the
+// name is looked at again afterwards, and all but the oldest of Berm's make way.
+func (r *Runtime) EnsureNetwork(ctx context.Context, n runtime.Network) error {
+	op := fmt.Sprintf("make network %q", n.Name)
+	if n.Name == "" {
+		return fmt.Errorf("%s: %w", op, invalid("the name is missing"))
+	}
+	done := r.networks.DoChan(n.Name, func() (any, error) {
+		ctx := context.WithoutCancel(ctx)
+		return nil, r.call(ctx, op, func(ctx context.Context, s *session) error { return ensureNetwork(ctx, s, n) })
+	})
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("%s: %w", op, ended(ctx))
+	case res := <-done:
+		return res.Err
+	}
+}
+
+func ensureNetwork(ctx context.Context, s *session, n runtime.Network) error {
+	if found, err := networksNamed(ctx, s, n.Name); err != nil || len(found) > 0 {
+		return err
+	}
+	opts := network.CreateOptions{Driver: "bridge", Internal: n.Internal, Labels: n.Labels}
+	if n.Isolated {
+		opts.Options = map[string]string{iccOption: "false"}
+	}
+	made, err := s.NetworkCreate(ctx, n.Name, opts)
+	if errdefs.IsConflict(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	found, err := networksNamed(ctx, s, n.Name)
+	if err != nil || len(found) < 2 || found[0].ID == made.ID {
+		return err
+	}
+	if err := s.NetworkRemove(ctx, made.ID); !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
+}
+
+// networksNamed lists the networks of exactly this name, the oldest first.
+func networksNamed(ctx context.Context, s *session, name string) ([]network.Summary, error) {
+	// The engine's filter also takes parts of names.
+	list, err := s.NetworkList(ctx, network.ListOptions{Filters: filters.NewArgs(filters.Arg("name", name))})
+	if err != nil {
+		return nil, err
+	}
+	list = slices.DeleteFunc(list, func(n network.Summary) bool { return n.Name != name })
+	slices.SortFunc(list, func(a, b network.Summary) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
+	})
+	return list, nil
+}
+
+// Networks lists the networks that carry all the labels.
+func (r *Runtime) Networks(ctx context.Context, labels map[string]string) ([]runtime.Network, error) {
+	var out []runtime.Network
+	err := r.call(ctx, "list networks", func(ctx context.Context, s *session) error {
+		list, err := s.NetworkList(ctx, network.ListOptions{Filters: labelFilter(labels)})
+		if err != nil {
+			return err
+		}
+		out = make([]runtime.Network, 0, len(list))
+		for _, n := range list {
+			out = append(out, runtime.Network{
+				Name:      n.Name,
+				ID:        n.ID,
+				Labels:    n.Labels,
+				Internal:  n.Internal,
+				Isolated:  n.Options[iccOption] == "false",
+				CreatedAt: n.Created.UTC(),
+			})
+		}
+		return nil
+	})
+	return out, err
+}
+
+// RemoveNetwork removes the network of this name.
+func (r *Runtime) RemoveNetwork(ctx context.Context, name string) error {
+	return r.call(ctx, fmt.Sprintf("remove network %q", name), func(ctx context.Context, s *session) error {
+		// By id, as the engine would take a name for the start of one.
+		found, err := networksNamed(ctx, s, name)
+		if err != nil {
+			return err
+		}
+		for _, n := range found {
+			if err := s.NetworkRemove(ctx, n.ID); err != nil && !errdefs.IsNotFound(err) {
+				return err
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,40 @@
+package docker
+
+import (
+	"context"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// Pause freezes a container's processes.
+func (r *Runtime) Pause(ctx context.Context, id string) error {
+	return r.call(ctx, "pause container "+id, func(ctx context.Context, s *session) error {
+		return unlessIn(ctx, s, id, runtime.StatePaused, s.ContainerPause(ctx, id))
+	})
+}
+
+// Resume lets them run on.
+func (r *Runtime) Resume(ctx context.Context, id string) error {
+	return r.call(ctx, "resume container "+id, func(ctx context.Context, s *session) error {
+		return unlessIn(ctx, s, id, runtime.StateRunning, s.ContainerUnpause(ctx, id))
+	})
+}
+
+// unlessIn drops the error of a call that wasn't needed, as the container already
+// is where it should be. How engines refuse such a call differs.
+func unlessIn(ctx context.Context, s *session, id string, want runtime.State, err error) error {
+	if err == nil || !answered(err) {
+		return err
+	}
+	res, inspectErr := s.ContainerInspect(ctx, id)
+	if inspectErr != nil {
+		return err
+	}
+	switch got := fromInspect(res).State; {
+	case got == want:
+		return nil
+	case got != runtime.StateRunning && got != runtime.StatePaused:
+		return precondition("it is %s", got)
+	}
+	return err
+}

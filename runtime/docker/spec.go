@@ -1,0 +1,176 @@
+package docker
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"path"
+	"slices"
+	"strconv"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+const (
+	// createLabel carries a value of its own for every Create, so that one whose
+	// answer was lost knows its container from any other of that name. It is not
+	// shown to callers.
+	createLabel = "berm.create"
+
+	defaultLogBytes = 10 << 20
+	shmBytes        = 64 << 20
+)
+
+// containerConfig is the part of the spec that describes the program.
+func containerConfig(spec runtime.Spec, nonce string) *container.Config {
+	labels := maps.Clone(spec.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels[createLabel] = nonce
+	cfg := &container.Config{
+		Image:       spec.Image,
+		Env:         spec.Env,
+		Labels:      labels,
+		User:        spec.User,
+		Hostname:    spec.Hostname,
+		WorkingDir:  spec.WorkingDir,
+		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // the image's would be commands that nobody asked for
+	}
+	if spec.Command != nil {
+		// An entrypoint of one's own also sets the image's command aside.
+		cfg.Entrypoint, cfg.Cmd = spec.Command[:1], spec.Command[1:]
+	}
+	return cfg
+}
+
+// hostConfig is the part of the spec that confines the program. Volumes are the
+// paths that the image declares as such; they matter with a read-only root only.
+func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.HostConfig {
+	yes := true
+	host := &container.HostConfig{
+		NetworkMode:    container.NetworkMode(spec.Network),
+		IpcMode:        container.IPCModePrivate,
+		CapDrop:        []string{"ALL"},
+		CapAdd:         spec.CapAdd,
+		SecurityOpt:    []string{"no-new-privileges", s.seccomp},
+		Init:           &yes,
+		ReadonlyRootfs: spec.ReadOnlyRootfs,
+		RestartPolicy:  container.RestartPolicy{Name: container.RestartPolicyDisabled},
+		Runtime:        spec.RuntimeClass,
+		ShmSize:        shmBytes,
+		LogConfig:      logConfig(spec.LogMaxBytes),
+		Resources: container.Resources{
+			Memory:     spec.MemoryBytes,
+			MemorySwap: spec.MemoryBytes, // both together, so there is no swap
+			NanoCPUs:   nanoCPUs(spec.CPUs, s.info.CPUs),
+		},
+		Mounts: mounts(spec, volumes),
+	}
+	if spec.Network == "" {
+		host.NetworkMode = "none"
+	}
+	if s.cgroupns {
+		host.CgroupnsMode = container.CgroupnsModePrivate
+	}
+	if spec.PidsLimit > 0 {
+		host.PidsLimit = &spec.PidsLimit
+	}
+	if len(spec.Tmpfs) > 0 {
+		host.Tmpfs = map[string]string{}
+	}
+	for _, t := range spec.Tmpfs {
+		// The engine's own default adds noexec, which would break builds in /tmp.
+		host.Tmpfs[t.Target] = fmt.Sprintf("rw,exec,nosuid,nodev,mode=1777,size=%d", t.SizeBytes)
+	}
+	return host
+}
+
+// mounts are the spec's binds, and what keeps the image's volumes from being
+// places to write to.
+//
+// A bind takes the source's own file system and none that is mounted below it:
+// those were never judged, and older engines would leave them writable below a
+// read-only bind. The engine has no nosuid and nodev for binds; no-new-privileges
+// and the device cgroup do their work.
+//
+// An image's volume becomes an anonymous volume, and so a place outside the root
+// file system that can be written. With a read-only root it is mounted read-only,
+// with the image's content. Otherwise it is as writable as the root itself.
+func mounts(spec runtime.Spec, volumes []string) []mount.Mount {
+	var out []mount.Mount
+	taken := map[string]bool{}
+	for _, m := range spec.Mounts {
+		taken[path.Clean(m.Target)] = true
+		out = append(out, mount.Mount{
+			Type:        mount.TypeBind,
+			Source:      m.Source,
+			Target:      m.Target,
+			ReadOnly:    m.ReadOnly,
+			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: true},
+		})
+	}
+	for _, t := range spec.Tmpfs {
+		taken[path.Clean(t.Target)] = true
+	}
+	for _, v := range volumes {
+		if v = path.Clean(v); !taken[v] {
+			taken[v] = true
+			out = append(out, mount.Mount{Type: mount.TypeVolume, Target: v, ReadOnly: true})
+		}
+	}
+	return out
+}
+
+// logConfig keeps the last limit/2 to limit bytes.
+func logConfig(limit int64) container.LogConfig {
+	if limit <= 0 {
+		limit = defaultLogBytes
+	}
+	return container.LogConfig{Type: "json-file", Config: map[string]string{
+		"max-size": strconv.FormatInt(max(limit/2, 1), 10),
+		"max-file": "2",
+	}}
+}
+
+// nanoCPUs is at most what the host has: the engine refuses more.
+func nanoCPUs(want float64, host int) int64 {
+	return int64(math.Round(min(want, float64(host)) * 1e9))
+}
+
+// validate refuses what the engine would take for something else.
+func validate(spec runtime.Spec) error {
+	switch {
+	case spec.Name == "":
+		return invalid("the name is missing")
+	case spec.Image == "":
+		return invalid("the image is missing")
+	case spec.Command != nil && len(spec.Command) == 0:
+		return invalid("the command is empty")
+	case spec.CPUs < 0 || math.IsNaN(spec.CPUs) || spec.MemoryBytes < 0 || spec.PidsLimit < 0 || spec.LogMaxBytes < 0:
+		return invalid("a limit is negative or not a number")
+	case spec.WorkingDir != "" && !path.IsAbs(spec.WorkingDir):
+		return invalid("the working directory %q is not absolute", spec.WorkingDir)
+	case slices.Contains([]string{"host", "none", "default"}, spec.Network), container.NetworkMode(spec.Network).IsContainer():
+		return invalid("network %q is one of the engine's own modes", spec.Network)
+	}
+	for _, m := range spec.Mounts {
+		if !path.IsAbs(m.Source) || !path.IsAbs(m.Target) {
+			return invalid("mount of %q at %q: both must be absolute", m.Source, m.Target)
+		}
+	}
+	for _, t := range spec.Tmpfs {
+		if !path.IsAbs(t.Target) || t.SizeBytes <= 0 {
+			return invalid("tmpfs at %q of %d bytes: an absolute path and a size are needed", t.Target, t.SizeBytes)
+		}
+	}
+	for _, c := range spec.CapAdd {
+		if c == "ALL" || c == "CAP_ALL" {
+			return invalid("all capabilities can't be added at once")
+		}
+	}
+	return nil
+}

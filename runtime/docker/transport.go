@@ -1,0 +1,34 @@
+package docker
+
+import (
+	"net/http"
+	"sync/atomic"
+)
+
+// roundTripper watches one session's answers for what the client would hide.
+type roundTripper struct {
+	base    http.RoundTripper
+	server  atomic.Pointer[string] // as the first answer had it
+	changed func()                 // called when an answer has another
+}
+
+// RoundTrip fails where only a proxy in front of the engine answered, and where the
+// engine refuses a call because it is no longer the version that was negotiated.
+func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := t.base.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusBadGateway || resp.StatusCode == http.StatusGatewayTimeout {
+		_ = resp.Body.Close()
+		return nil, &statusError{code: resp.StatusCode}
+	}
+	if now := resp.Header.Get("Server"); now != "" && !t.server.CompareAndSwap(nil, &now) && *t.server.Load() != now {
+		t.changed()
+		if resp.StatusCode == http.StatusBadRequest {
+			_ = resp.Body.Close()
+			return nil, errReplaced
+		}
+	}
+	return resp, nil
+}
