@@ -49,7 +49,7 @@ func (d *decoder) problem(path, format string, args ...any) {
 }
 
 func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
-	if path != "" {
+	if path != "" && d.lines[path] == 0 { // unless its key is known already
 		d.lines[path] = n.Line
 	}
 	if n.Kind == yaml.AliasNode {

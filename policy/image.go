@@ -104,7 +104,7 @@ func (p *Policy) PullPolicy() string { return p.images.pull }
 
 // imagePattern matches a repository, or with prefix all repositories below one.
 type imagePattern struct {
-	any, prefix bool
+	all, prefix bool
 	repo        string
 	tag         string // a glob; empty is any tag, and any digest
 	digest      string // empty is any
@@ -112,7 +112,7 @@ type imagePattern struct {
 
 func parsePattern(s string) (imagePattern, error) {
 	if s == "*" {
-		return imagePattern{any: true}, nil
+		return imagePattern{all: true}, nil
 	}
 	var p imagePattern
 	repo, digest, hasDigest := strings.Cut(s, "@")
@@ -156,7 +156,7 @@ func parsePattern(s string) (imagePattern, error) {
 
 func (p imagePattern) match(i image) bool {
 	switch {
-	case p.any:
+	case p.all:
 		return true
 	case p.prefix && !strings.HasPrefix(i.name, p.repo+"/"), !p.prefix && i.name != p.repo:
 		return false
@@ -174,6 +174,9 @@ func (l *loader) loadImages() {
 	f := &l.file.Images
 	if f.Allow == nil {
 		f.Allow = []string{}
+	}
+	if f.Pins == nil {
+		f.Pins = map[string]string{}
 	}
 	r := imageRules{patterns: f.Allow, pins: map[string]string{}, requireDigest: f.RequireDigest}
 	for i, s := range f.Allow {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -108,10 +109,22 @@ func given(s *string) *string {
 }
 
 func (j *judge) override(rule, field string, requested, effective any) {
-	if s, ok := requested.(string); ok {
-		requested = shorten(s)
+	j.v.Overridden = append(j.v.Overridden, Override{Field: field, Requested: shown(requested), Effective: shown(effective), Rule: rule})
+}
+
+// shown makes a value fit for people and JSON.
+func shown(v any) any {
+	switch v := v.(type) {
+	case string:
+		return shorten(v)
+	case time.Duration:
+		return v.String()
+	case float64:
+		if !finite(v) {
+			return fmt.Sprint(v)
+		}
 	}
-	j.v.Overridden = append(j.v.Overridden, Override{Field: field, Requested: requested, Effective: effective, Rule: rule})
+	return v
 }
 
 func (j *judge) deny(rule, field, value, allowed, message string) {

@@ -115,14 +115,18 @@ func (j *judge) target(field, asked string) string {
 // overlaps refuses targets that lie in each other: the engine would make the inner
 // one's directory inside the outer one's, on the host.
 func (j *judge) overlaps() {
-	targets := j.v.Spec.Mounts
-	if j.v.Spec.ReadOnlyRootfs {
+	s, targets := &j.v.Spec, j.v.Spec.Mounts
+	if s.ReadOnlyRootfs {
 		targets = append([]Mount{{MountPath: tmpfsTarget}}, targets...)
 	}
 	for i, a := range targets {
 		for _, b := range targets[:i] {
 			if a.MountPath != "" && b.MountPath != "" && (under(a.MountPath, b.MountPath) || under(b.MountPath, a.MountPath)) {
-				j.invalid(ruleTargetOverlap, "mount_path", a.MountPath, "mount paths that don't lie in each other",
+				field := "extra_mounts"
+				if s.HostPath != "" && a.MountPath == s.MountPath {
+					field = "mount_path"
+				}
+				j.invalid(ruleTargetOverlap, field, a.MountPath, "mount paths that don't lie in each other",
 					fmt.Sprintf("mount paths %s and %s lie in each other", b.MountPath, a.MountPath))
 			}
 		}

@@ -117,7 +117,10 @@ func (l *loader) loadProfiles() {
 	}
 	l.policy.profiles = map[string]Profile{}
 	for _, name := range sortedKeys(names) {
-		l.profile(name, builtin, names, nil)
+		p := l.profile(name, builtin, names, nil)
+		if img, err := parseImage(p.Image); err == nil && l.policy.images.requireDigest && l.policy.images.pinned(img).digest == "" {
+			l.problem("images.require_digest", "image %s of profile %s has no digest, and no pin gives it one", p.Image, name)
+		}
 	}
 }
 
@@ -281,7 +284,7 @@ func within[T int64 | time.Duration](l *loader, path string, v, low, high T) {
 // notBelow raises an inherited maximum to the profile's own value; a maximum that
 // the file gives for this profile has to be high enough by itself.
 func notBelow[T int64 | float64 | time.Duration](l *loader, path string, most *T, v T, explicit bool) {
-	if *most >= v {
+	if !(v > *most) { // a NaN has been complained about
 		return
 	}
 	if explicit {

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -33,6 +34,16 @@ type mountRules struct {
 // HoldRequired says that a sandbox must not be made unless its mounts are held
 // between the judgement and the engine's mounting them.
 func (p *Policy) HoldRequired() bool { return p.mounts.holdRequired }
+
+// EnginePath gives the path by which the engine knows a directory of this
+// process's own view. The directory must exist.
+func (p *Policy) EnginePath(local string) (string, error) {
+	resolved, err := p.mounts.resolve(local)
+	if err != nil {
+		return "", err
+	}
+	return p.mounts.toEngine(resolved), nil
+}
 
 // refused tells whether a cleaned path is, lies in, or contains one that is always
 // refused, and which.
@@ -247,7 +258,7 @@ func (l *loader) makeWorkspace(clean string) error {
 			continue
 		}
 		if _, reason := r.judge(r.toEngine(resolved)); reason != nil {
-			return fmt.Errorf("%s", reason.Message)
+			return errors.New(reason.Message)
 		}
 		return l.opts.MakeDir(path.Join(resolved, missing))
 	}

@@ -40,8 +40,7 @@ func fill(v **time.Duration, operator, builtin time.Duration) {
 }
 
 func (j *judge) times(req Request) {
-	max := j.policy.ttl.maxLifetime
-	j.v.Spec.MaxLifetime = max
+	j.v.Spec.MaxLifetime = j.policy.ttl.maxLifetime
 	j.v.Spec.TTL = j.lifetime("ttl", req.TTL, j.profile.TTL)
 	j.v.Spec.IdleTTL = j.lifetime("idle_ttl", req.IdleTTL, j.profile.IdleTTL)
 }
@@ -55,7 +54,7 @@ func (j *judge) lifetime(field string, asked *time.Duration, own time.Duration) 
 		j.invalid(ruleTTLRange, field, v.String(), fmt.Sprintf("at least %v", minTTL), fmt.Sprintf("%s %v is too short, it must be at least %v", field, v, minTTL))
 	}
 	if most := j.policy.ttl.maxLifetime; v > most {
-		j.override(ruleMaxLifetime, field, v.String(), most.String())
+		j.override(ruleMaxLifetime, field, v, most)
 		return most
 	}
 	return v
