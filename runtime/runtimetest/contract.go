@@ -1,0 +1,241 @@
+package runtimetest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// Harness is the engine that Run tests.
+type Harness struct {
+	// New makes a client of the engine, the same engine each time. Mandatory.
+	New func(t *testing.T) runtime.Runtime
+	// Image is in the engine's store: a busybox, all applets, /tmp, users root and
+	// nobody, whose own command is any that needs no arguments. Mandatory.
+	Image string
+	// Real says that commands run in a kernel, this machine's.
+	Real bool
+	// Engine, when not nil, kills the engine and starts it again; the cases about
+	// an engine that is away need it.
+	Engine interface {
+		Kill()
+		Start(ctx context.Context) error
+	}
+	// Registry, when not empty, has an image Registry + "/contract:latest", which
+	// isn't in the store, and no other; the cases about pulls need it.
+	Registry string
+}
+
+// labelCase carries the name of a case's containers and networks.
+const labelCase = "berm.contract"
+
+type contractCase struct {
+	name string
+	run  func(t *testing.T, b *bed)
+}
+
+// bed is what a case stands on.
+type bed struct {
+	Harness
+	rt     runtime.Runtime
+	ctx    context.Context // ends long before the test binary's timeout
+	name   string          // the prefix of all names
+	labels map[string]string
+	count  atomic.Int64
+}
+
+// Run runs the contract suite: every promise of runtime.Runtime, and those of each
+// optional ability that the runtime has. Its sub-tests are named alike for every
+// backend; those that need a kernel, an engine to kill or a registry are there only
+// if the harness has one. It leaves nothing in the engine.
+func Run(t *testing.T, h Harness) {
+	if h.New == nil || h.Image == "" {
+		t.Fatal("a Harness needs New and Image")
+	}
+	rt := h.New(t)
+	together := append(basicCases(), execCases()...)
+	var alone []contractCase // those that want the machine, or the engine, for themselves
+	alone = append(alone, loadCases()...)
+	if h.Real {
+		together = append(together, kernelCases()...)
+		together = append(together, killCases()...)
+	}
+	if h.Registry != "" {
+		together = append(together, pullCases()...)
+	}
+	if _, ok := rt.(runtime.Pauser); ok {
+		together = append(together, pauserCases()...)
+	}
+	if _, ok := rt.(runtime.Logger); ok {
+		together = append(together, loggerCases()...)
+	}
+	if _, ok := rt.(runtime.Statser); ok {
+		together = append(together, statserCases()...)
+	}
+	if _, ok := rt.(runtime.Watcher); ok {
+		together = append(together, watcherCases(h.Real)...)
+	}
+	if _, ok := rt.(runtime.Networker); ok {
+		together = append(together, networkerCases(h.Real)...)
+	}
+	if h.Engine != nil {
+		alone = append(alone, engineCases()...)
+	}
+	t.Run("together", func(t *testing.T) {
+		for _, c := range together {
+			t.Run(c.name, func(t *testing.T) {
+				t.Parallel()
+				c.run(t, newBed(t, h, rt))
+			})
+		}
+	})
+	for _, c := range alone {
+		t.Run(c.name, func(t *testing.T) { c.run(t, newBed(t, h, rt)) })
+	}
+}
+
+func newBed(t *testing.T, h Harness, rt runtime.Runtime) *bed {
+	name := "berm-contract-" + strings.ToLower(rand.Text()[:12])
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	b := &bed{Harness: h, rt: rt, ctx: ctx, name: name, labels: map[string]string{labelCase: name}}
+	t.Cleanup(func() {
+		cancel()
+		b.clean(t)
+	})
+	return b
+}
+
+func (b *bed) clean(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cs, err := b.rt.List(ctx, b.labels)
+	if err != nil {
+		t.Errorf("clean up: %v", err)
+	}
+	for _, c := range cs {
+		if err := b.rt.Remove(ctx, c.ID); err != nil {
+			t.Errorf("clean up: %v", err)
+		}
+	}
+	n, ok := b.rt.(runtime.Networker)
+	if !ok {
+		return
+	}
+	networks, err := n.Networks(ctx, b.labels)
+	if err != nil {
+		t.Errorf("clean up: %v", err)
+	}
+	for _, network := range networks {
+		if err := n.RemoveNetwork(ctx, network.Name); err != nil {
+			t.Errorf("clean up: %v", err)
+		}
+	}
+}
+
+// spec is of a container that sleeps; each has a name of its own.
+func (b *bed) spec() runtime.Spec {
+	return runtime.Spec{
+		Name: fmt.Sprintf("%s-%d", b.name, b.count.Add(1)), Image: b.Image,
+		Command: []string{"sleep", "100000"}, Labels: maps.Clone(b.labels),
+	}
+}
+
+func (b *bed) create(t *testing.T, spec runtime.Spec) runtime.Container {
+	t.Helper()
+	c, err := b.rt.Create(b.ctx, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (b *bed) inspect(t *testing.T, id string) runtime.Container {
+	t.Helper()
+	c, err := b.rt.Inspect(b.ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (b *bed) list(t *testing.T) []runtime.Container {
+	t.Helper()
+	cs, err := b.rt.List(b.ctx, b.labels)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cs
+}
+
+// run runs a command and fails the test unless it could be run.
+func (b *bed) run(t *testing.T, id string, e runtime.Exec) (stdout, stderr string, code int) {
+	t.Helper()
+	var outBuf, errBuf bytes.Buffer
+	e.Stdout, e.Stderr = &outBuf, &errBuf
+	result, err := b.rt.Exec(b.ctx, id, e)
+	if err != nil {
+		t.Fatalf("exec %q: %v", e.Command, err)
+	}
+	return outBuf.String(), errBuf.String(), result.ExitCode
+}
+
+// output is what a command prints; the test fails unless it succeeds.
+func (b *bed) output(t *testing.T, id string, command ...string) string {
+	t.Helper()
+	stdout, stderr, code := b.run(t, id, runtime.Exec{Command: command})
+	if code != 0 {
+		t.Fatalf("exec %q: exit code %d, %s%s", command, code, stdout, stderr)
+	}
+	return strings.TrimSpace(stdout)
+}
+
+// shell is the output of a script, whatever its exit code.
+func (b *bed) shell(t *testing.T, id, script string) string {
+	t.Helper()
+	stdout, stderr, _ := b.run(t, id, runtime.Exec{Command: []string{"sh", "-c", script}})
+	return strings.TrimSpace(stdout + stderr)
+}
+
+// awaitState waits until a container's main process has come to a state.
+func (b *bed) awaitState(t *testing.T, id string, want runtime.State) runtime.Container {
+	t.Helper()
+	var c runtime.Container
+	b.await(t, "state "+string(want), func() bool {
+		c = b.inspect(t, id)
+		return c.State == want
+	})
+	return c
+}
+
+// await waits until a condition holds.
+func (b *bed) await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-tick.C:
+		case <-b.ctx.Done():
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// class checks an error's class.
+func class(t *testing.T, what string, err error, is func(error) bool, name string) {
+	t.Helper()
+	if err == nil || !is(err) {
+		t.Errorf("%s: error %v, want the class %s", what, err, name)
+	}
+}
+
+var errCause = errors.New("the cause")

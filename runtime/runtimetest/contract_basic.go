@@ -1,0 +1,380 @@
+package runtimetest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+func basicCases() []contractCase {
+	return []contractCase{
+		{"info", testInfo},
+		{"image", testImage},
+		{"create/fields", testCreateFields},
+		{"create/image command", testCreateImageCommand},
+		{"create/main process ends", testCreateMainEnds},
+		{"create/name taken", testCreateNameTaken},
+		{"create/failure leaves nothing", testCreateFailures},
+		{"create/network", testCreateNetwork},
+		{"network/ensured by many", testEnsureNetwork},
+		{"inspect/not found", testInspectNotFound},
+		{"list", testList},
+		{"remove", testRemove},
+		{"client restart", testClientRestart},
+		{"context/ended", testContextEnded},
+	}
+}
+
+func testInfo(t *testing.T, b *bed) {
+	info, err := b.rt.Info(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Backend == "" || info.Version == "" || info.OS == "" || info.Architecture == "" ||
+		info.CPUs <= 0 || info.MemoryBytes <= 0 || info.CgroupVersion != "1" && info.CgroupVersion != "2" {
+		t.Errorf("incomplete: %+v", info)
+	}
+	if slices.Contains([]string{"x86_64", "aarch64"}, info.Architecture) {
+		t.Errorf("architecture %q isn't in Go's terms", info.Architecture)
+	}
+}
+
+func testImage(t *testing.T, b *bed) {
+	img, err := b.rt.Image(b.ctx, b.Image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byID, err := b.rt.Image(b.ctx, img.ID)
+	if err != nil || byID.ID != img.ID || !strings.HasPrefix(img.ID, "sha256:") {
+		t.Errorf("by reference %q, by ID %q, %v", img.ID, byID.ID, err)
+	}
+	_, err = b.rt.Image(b.ctx, "berm.invalid/no/such/image:latest")
+	class(t, "an image that isn't there", err, errdefs.IsNotFound, "NotFound")
+	_, err = b.rt.Image(b.ctx, "NOT A REFERENCE")
+	class(t, "a malformed reference", err, errdefs.IsInvalidArgument, "InvalidArgument")
+
+	spec := b.spec()
+	spec.Image = img.ID
+	if c := b.create(t, spec); c.Image != img.ID {
+		t.Errorf("container's image %q, want %q", c.Image, img.ID)
+	}
+}
+
+func testCreateFields(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.Labels["some.label"] = "some value"
+	spec.Labels["empty.label"] = ""
+	spec.Env = []string{"A=1", "B=with = and space", "EMPTY="}
+	spec.User = "1234:4321"
+	spec.WorkingDir = "/made/for/this"
+	begun := time.Now()
+	created := b.create(t, spec)
+	inspected := b.inspect(t, created.ID)
+	for how, c := range map[string]runtime.Container{"created": created, "inspected": inspected} {
+		if c.ID == "" || c.ID != created.ID || c.Name != spec.Name || c.Image == "" || c.State != runtime.StateRunning {
+			t.Errorf("%s: %+v", how, c)
+		}
+		for name, value := range spec.Labels {
+			if got, ok := c.Labels[name]; !ok || got != value {
+				t.Errorf("%s: label %s is %q, want %q", how, name, got, value)
+			}
+		}
+		for _, v := range spec.Env {
+			if !slices.Contains(c.Env, v) {
+				t.Errorf("%s: env %q lacks %q", how, c.Env, v)
+			}
+		}
+		// An engine may tell seconds only.
+		if c.CreatedAt.Before(begun.Add(-time.Second)) || c.StartedAt.Before(c.CreatedAt) || time.Since(c.StartedAt) < 0 || !c.FinishedAt.IsZero() {
+			t.Errorf("%s: times %s, %s, %s", how, c.CreatedAt, c.StartedAt, c.FinishedAt)
+		}
+		if c.IP != "" || c.ExitCode != 0 || c.OOMKilled {
+			t.Errorf("%s: IP %q, exit code %d, OOM %t", how, c.IP, c.ExitCode, c.OOMKilled)
+		}
+	}
+	env := strings.Split(b.output(t, created.ID, "env"), "\n")
+	for _, v := range spec.Env {
+		if !slices.Contains(env, v) {
+			t.Errorf("env in the container: %q lacks %q", env, v)
+		}
+	}
+	got := b.output(t, created.ID, "id", "-u") + ":" + b.output(t, created.ID, "id", "-g") + " " + b.output(t, created.ID, "pwd")
+	if want := spec.User + " " + spec.WorkingDir; got != want {
+		t.Errorf("user and directory in the container: %s, want %s", got, want)
+	}
+}
+
+func testCreateImageCommand(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.Command = nil
+	if c := b.create(t, spec); c.ID == "" {
+		t.Error("no id")
+	}
+}
+
+func testCreateMainEnds(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.Command = []string{"sh", "-c", "sleep 0.2; exit 3"}
+	c := b.awaitState(t, b.create(t, spec).ID, runtime.StateExited)
+	if c.ExitCode != 3 || c.FinishedAt.Before(c.StartedAt) || c.OOMKilled {
+		t.Errorf("ended: %+v", c)
+	}
+	_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}})
+	class(t, "exec in it", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
+}
+
+func testCreateNameTaken(t *testing.T, b *bed) {
+	spec := b.spec()
+	first := b.create(t, spec)
+	_, err := b.rt.Create(b.ctx, spec)
+	class(t, "the second create", err, errdefs.IsAlreadyExists, "AlreadyExists")
+	if cs := b.list(t); len(cs) != 1 || cs[0].ID != first.ID || cs[0].State != runtime.StateRunning {
+		t.Errorf("afterwards: %+v", cs)
+	}
+}
+
+func testCreateFailures(t *testing.T, b *bed) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	for name, tt := range map[string]struct {
+		change func(*runtime.Spec)
+		is     func(error) bool
+		class  string
+	}{
+		"image": {
+			func(s *runtime.Spec) { s.Image = "berm.invalid/no/such/image:latest" }, errdefs.IsNotFound, "NotFound"},
+		"network": {
+			func(s *runtime.Spec) { s.Network = b.name + "-missing" }, errdefs.IsNotFound, "NotFound"},
+		"mount source": {func(s *runtime.Spec) {
+			s.Mounts = []runtime.Mount{{Source: missing, Target: "/mnt"}}
+		}, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"mount target": {func(s *runtime.Spec) {
+			s.Mounts = []runtime.Mount{{Source: "/tmp", Target: "relative"}}
+		}, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"working directory": {func(s *runtime.Spec) { s.WorkingDir = "relative" }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"name":              {func(s *runtime.Spec) { s.Name = "with space" }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"no name":           {func(s *runtime.Spec) { s.Name = "" }, errdefs.IsInvalidArgument, "InvalidArgument"},
+	} {
+		spec := b.spec()
+		tt.change(&spec)
+		_, err := b.rt.Create(b.ctx, spec)
+		class(t, name, err, tt.is, tt.class)
+		if cs := b.list(t); len(cs) != 0 {
+			t.Fatalf("%s: left behind: %+v", name, cs)
+		}
+	}
+	if _, err := os.Lstat(missing); err == nil {
+		t.Error("a missing mount source was made")
+	}
+}
+
+func testCreateNetwork(t *testing.T, b *bed) {
+	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
+		t.Fatal(err)
+	}
+	spec := b.spec()
+	spec.Network = b.name
+	first := b.create(t, spec)
+	spec.Name = b.spec().Name
+	second := b.create(t, spec)
+	if first.IP == "" || second.IP == "" || first.IP == second.IP {
+		t.Errorf("addresses %q and %q", first.IP, second.IP)
+	}
+	if got := b.inspect(t, first.ID).IP; got != first.IP {
+		t.Errorf("inspected address %q, want %q", got, first.IP)
+	}
+	for _, id := range []string{first.ID, second.ID} { // so that the network can be removed
+		if err := b.rt.Remove(b.ctx, id); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func testEnsureNetwork(t *testing.T, b *bed) {
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Internal: true}); err != nil {
+		t.Errorf("one that is there: %v", err)
+	}
+	n, ok := b.rt.(runtime.Networker)
+	if !ok {
+		return
+	}
+	networks, err := n.Networks(b.ctx, b.labels)
+	if err != nil || len(networks) != 1 || networks[0].Internal {
+		t.Errorf("there is %+v, %v; want one, as it was first asked for", networks, err)
+	}
+}
+
+func testInspectNotFound(t *testing.T, b *bed) {
+	_, err := b.rt.Inspect(b.ctx, strings.Repeat("0", 64))
+	class(t, "inspect", err, errdefs.IsNotFound, "NotFound")
+	_, err = b.rt.Exec(b.ctx, strings.Repeat("0", 64), runtime.Exec{Command: []string{"true"}})
+	class(t, "exec", err, errdefs.IsNotFound, "NotFound")
+}
+
+func testList(t *testing.T, b *bed) {
+	if cs := b.list(t); len(cs) != 0 {
+		t.Fatalf("before: %+v", cs)
+	}
+	names := make(map[string]string) // by id
+	for i := range 3 {
+		spec := b.spec()
+		spec.Labels["index"] = fmt.Sprint(i)
+		if i == 2 {
+			spec.Labels["last"] = "yes"
+			spec.Command = []string{"false"}
+		}
+		names[b.create(t, spec).ID] = spec.Name
+	}
+	for _, c := range b.list(t) {
+		if names[c.ID] != c.Name || c.Labels[labelCase] != b.name || c.CreatedAt.IsZero() || c.State == "" || c.Image == "" {
+			t.Errorf("listed: %+v", c)
+		}
+		if c.Env != nil {
+			t.Errorf("env is filled in: %q", c.Env)
+		}
+	}
+	for _, tt := range []struct {
+		labels map[string]string
+		want   int
+	}{
+		{map[string]string{labelCase: b.name}, 3},
+		{map[string]string{labelCase: b.name, "index": ""}, 3},
+		{map[string]string{labelCase: b.name, "index": "1"}, 1},
+		{map[string]string{labelCase: b.name, "last": ""}, 1},
+		{map[string]string{labelCase: b.name, "last": "no"}, 0},
+		{map[string]string{labelCase: b.name, "index": "1", "last": "yes"}, 0},
+		{map[string]string{labelCase: b.name[:len(b.name)-1]}, 0},
+	} {
+		cs, err := b.rt.List(b.ctx, tt.labels)
+		if err != nil || len(cs) != tt.want {
+			t.Errorf("list by %v: %d, %v; want %d", tt.labels, len(cs), err, tt.want)
+		}
+	}
+	all, err := b.rt.List(b.ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours := func(c runtime.Container) bool { _, ok := names[c.ID]; return !ok }
+	if got := len(slices.DeleteFunc(all, ours)); got != 3 {
+		t.Errorf("the list of all has %d of 3", got)
+	}
+}
+
+func testRemove(t *testing.T, b *bed) {
+	running, exited := b.spec(), b.spec()
+	exited.Command = []string{"true"}
+	for _, spec := range []runtime.Spec{running, exited} {
+		c := b.create(t, spec)
+		if spec.Name == exited.Name {
+			b.awaitState(t, c.ID, runtime.StateExited)
+		}
+		for range 2 {
+			if err := b.rt.Remove(b.ctx, c.ID); err != nil {
+				t.Errorf("remove %q: %v", spec.Command, err)
+			}
+		}
+		_, err := b.rt.Inspect(b.ctx, c.ID)
+		class(t, "inspect afterwards", err, errdefs.IsNotFound, "NotFound")
+		if cs := b.list(t); len(cs) != 0 {
+			t.Errorf("listed afterwards: %+v", cs)
+		}
+	}
+	b.create(t, running) // the name is free again
+	if err := b.rt.Remove(b.ctx, strings.Repeat("0", 64)); err != nil {
+		t.Errorf("remove one that never was: %v", err)
+	}
+	c := b.create(t, b.spec())
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if err := b.rt.Remove(b.ctx, c.ID); err != nil {
+				t.Errorf("remove by four at once: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func testClientRestart(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	other := b.New(t)
+	cs, err := other.List(b.ctx, b.labels)
+	if err != nil || len(cs) != 1 || cs[0].ID != c.ID {
+		t.Fatalf("the second client sees %+v, %v", cs, err)
+	}
+	if result, err := other.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"false"}}); err != nil || result.ExitCode != 1 {
+		t.Errorf("exec: %+v, %v", result, err)
+	}
+	if err := other.Remove(b.ctx, c.ID); err != nil {
+		t.Error(err)
+	}
+	if cs := b.list(t); len(cs) != 0 {
+		t.Errorf("the first client still sees %+v", cs)
+	}
+}
+
+// calls are all methods, by name, on one container.
+func (b *bed) calls(id string) map[string]func(context.Context) error {
+	spec := b.spec()
+	calls := map[string]func(context.Context) error{
+		"info":    func(ctx context.Context) error { _, err := b.rt.Info(ctx); return err },
+		"image":   func(ctx context.Context) error { _, err := b.rt.Image(ctx, b.Image); return err },
+		"pull":    func(ctx context.Context) error { _, err := b.rt.Pull(ctx, b.Image, nil); return err },
+		"create":  func(ctx context.Context) error { _, err := b.rt.Create(ctx, spec); return err },
+		"inspect": func(ctx context.Context) error { _, err := b.rt.Inspect(ctx, id); return err },
+		"list":    func(ctx context.Context) error { _, err := b.rt.List(ctx, nil); return err },
+		"remove":  func(ctx context.Context) error { return b.rt.Remove(ctx, id) },
+		"exec": func(ctx context.Context) error {
+			_, err := b.rt.Exec(ctx, id, runtime.Exec{Command: []string{"true"}})
+			return err
+		},
+		"ensure network": func(ctx context.Context) error {
+			return b.rt.EnsureNetwork(ctx, runtime.Network{Name: b.name, Labels: b.labels})
+		},
+	}
+	if p, ok := b.rt.(runtime.Pauser); ok {
+		calls["pause"] = func(ctx context.Context) error { return p.Pause(ctx, id) }
+		calls["resume"] = func(ctx context.Context) error { return p.Resume(ctx, id) }
+	}
+	if s, ok := b.rt.(runtime.Statser); ok {
+		calls["stats"] = func(ctx context.Context) error { _, err := s.Stats(ctx, id); return err }
+	}
+	if n, ok := b.rt.(runtime.Networker); ok {
+		calls["networks"] = func(ctx context.Context) error { _, err := n.Networks(ctx, nil); return err }
+		calls["remove network"] = func(ctx context.Context) error { return n.RemoveNetwork(ctx, b.name) }
+	}
+	return calls
+}
+
+func testContextEnded(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	canceled, cancel := context.WithCancel(b.ctx)
+	cancel()
+	late, cancel := context.WithDeadline(b.ctx, time.Now().Add(-time.Second))
+	defer cancel()
+	for name, call := range b.calls(c.ID) {
+		class(t, name+" with a canceled context", call(canceled), errdefs.IsCanceled, "Canceled")
+		class(t, name+" with a late context", call(late), errdefs.IsDeadlineExceeded, "DeadlineExceeded")
+	}
+	if cs := b.list(t); len(cs) != 1 || cs[0].State != runtime.StateRunning {
+		t.Errorf("afterwards: %+v", cs)
+	}
+}

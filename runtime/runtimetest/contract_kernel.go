@@ -1,0 +1,360 @@
+package runtimetest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+func kernelCases() []contractCase {
+	return []contractCase{
+		{"create/hostname", testHostname},
+		{"create/missing program", testCreateMissingProgram},
+		{"create/mounts", testMounts},
+		{"create/tmpfs", testTmpfs},
+		{"create/read-only root", testReadOnlyRoot},
+		{"create/privileges", testPrivileges},
+		{"create/capability added", testCapabilityAdded},
+		{"create/namespaces", testNamespaces},
+		{"create/kernel interfaces", testKernelInterfaces},
+		{"create/limits", testLimits},
+		{"create/limits above the host", testLimitsAboveHost},
+		{"create/pids limit holds", testPidsLimit},
+		{"create/orphans are reaped", testReaped},
+		{"create/no network", testNoNetwork},
+		{"create/canceled", testCreateCanceled},
+	}
+}
+
+func testHostname(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.Hostname = "some-host"
+	if got := b.output(t, b.create(t, spec).ID, "hostname"); got != spec.Hostname {
+		t.Errorf("hostname %q, want %q", got, spec.Hostname)
+	}
+}
+
+func testCreateMissingProgram(t *testing.T, b *bed) {
+	for _, program := range []string{"no-such-program", "/etc/passwd"} {
+		spec := b.spec()
+		spec.Command = []string{program}
+		_, err := b.rt.Create(b.ctx, spec)
+		class(t, program, err, errdefs.IsInvalidArgument, "InvalidArgument")
+		if cs := b.list(t); len(cs) != 0 {
+			t.Errorf("%s: left behind: %+v", program, cs)
+		}
+	}
+}
+
+// mountOptions finds a mount point's line of mountinfo; options are the mount's own.
+func (b *bed) mountOptions(t *testing.T, id, target string) (options []string, line string) {
+	t.Helper()
+	for line := range strings.Lines(b.output(t, id, "cat", "/proc/self/mountinfo")) {
+		if fields := strings.Fields(line); len(fields) > 6 && fields[4] == target {
+			return strings.Split(fields[5], ","), line
+		}
+	}
+	t.Fatalf("nothing is mounted at %s", target)
+	return nil, ""
+}
+
+func testMounts(t *testing.T, b *bed) {
+	writable, readonly := t.TempDir(), t.TempDir()
+	if err := os.Chmod(writable, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(readonly, "file"), []byte("from outside"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	spec := b.spec()
+	spec.ReadOnlyRootfs = true
+	spec.Mounts = []runtime.Mount{
+		{Source: writable, Target: "/writable"},
+		{Source: readonly, Target: "/deep/read only", ReadOnly: true},
+	}
+	c := b.create(t, spec)
+	b.shell(t, c.ID, "echo from inside >/writable/file")
+	if got, err := os.ReadFile(filepath.Join(writable, "file")); string(got) != "from inside\n" {
+		t.Errorf("written inside, read outside: %q, %v", got, err)
+	}
+	if got := b.shell(t, c.ID, "cat '/deep/read only/file'"); got != "from outside" {
+		t.Errorf("written outside, read inside: %q", got)
+	}
+	if got := b.shell(t, c.ID, "echo x >'/deep/read only/file'"); !strings.Contains(got, "Read-only") {
+		t.Errorf("writing to a read-only mount: %q", got)
+	}
+	for target, mode := range map[string]string{"/writable": "rw", `/deep/read\040only`: "ro"} {
+		options, line := b.mountOptions(t, c.ID, target)
+		if !slices.Contains(options, mode) {
+			t.Errorf("%s isn't %s: %s", target, mode, line)
+		}
+		if strings.Contains(line, "shared:") || strings.Contains(line, "master:") {
+			t.Errorf("%s isn't private: %s", target, line)
+		}
+	}
+}
+
+func testTmpfs(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.ReadOnlyRootfs = true
+	spec.User = "1000:1000"
+	spec.Tmpfs = []runtime.Tmpfs{{Target: "/tmp", SizeBytes: 1 << 20}, {Target: "/scratch", SizeBytes: 4 << 20}}
+	c := b.create(t, spec)
+	for target, size := range map[string]string{"/tmp": "size=1024k", "/scratch": "size=4096k"} {
+		options, line := b.mountOptions(t, c.ID, target)
+		for _, want := range []string{"rw", "nosuid", "nodev"} {
+			if !slices.Contains(options, want) {
+				t.Errorf("%s lacks %s: %s", target, want, line)
+			}
+		}
+		if !strings.Contains(line, size) {
+			t.Errorf("%s lacks %s: %s", target, size, line)
+		}
+		if got := b.output(t, c.ID, "stat", "-c", "%a", target); got != "1777" {
+			t.Errorf("%s has mode %s", target, got)
+		}
+	}
+	if got := b.shell(t, c.ID, "dd if=/dev/zero of=/tmp/big bs=1M count=3"); !strings.Contains(got, "No space") {
+		t.Errorf("writing 3 MiB into one: %s", got)
+	}
+}
+
+func testReadOnlyRoot(t *testing.T, b *bed) {
+	for _, readonly := range []bool{true, false} {
+		spec := b.spec()
+		spec.ReadOnlyRootfs = readonly
+		spec.WorkingDir = "/made/for/this"
+		c := b.create(t, spec)
+		if got := b.output(t, c.ID, "pwd"); got != spec.WorkingDir {
+			t.Errorf("read-only %t: directory %s", readonly, got)
+		}
+		for _, dir := range []string{"/", "/etc", "/bin", "/tmp", "/root", "/dev", "/run", "/made/for/this"} {
+			got := b.shell(t, c.ID, "test ! -d "+dir+" || touch "+dir+"/probe && echo done")
+			if refused := strings.Contains(got, "Read-only"); refused != readonly && dir != "/dev" && dir != "/run" {
+				t.Errorf("read-only %t: touch in %s: %s", readonly, dir, got)
+			}
+		}
+		// /dev is a tmpfs of the engine's own; what is put there can't be run as a device.
+		if options, line := b.mountOptions(t, c.ID, "/dev"); !slices.Contains(options, "nosuid") {
+			t.Errorf("/dev can hold set-user-id files: %s", line)
+		}
+	}
+}
+
+// status reads a process's status file.
+func (b *bed) status(t *testing.T, id, pid string) map[string]string {
+	t.Helper()
+	status := make(map[string]string)
+	for line := range strings.Lines(b.output(t, id, "cat", "/proc/"+pid+"/status")) {
+		name, value, _ := strings.Cut(line, ":")
+		status[name] = strings.TrimSpace(value)
+	}
+	return status
+}
+
+// mainPid is the pid of the main process in the container, which may have an init
+// process above it.
+func (b *bed) mainPid(t *testing.T, id string) string {
+	t.Helper()
+	for line := range strings.Lines(b.output(t, id, "ps", "-o", "pid,args")) {
+		pid, args, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if strings.TrimSpace(args) == "sleep 100000" {
+			return pid
+		}
+	}
+	t.Fatal("no main process")
+	return ""
+}
+
+func testPrivileges(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	for _, pid := range []string{"self", "1", b.mainPid(t, c.ID)} {
+		status := b.status(t, c.ID, pid)
+		for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"} {
+			if strings.Trim(status[set], "0") != "" || status[set] == "" {
+				t.Errorf("process %s: %s is %s", pid, set, status[set])
+			}
+		}
+		if status["NoNewPrivs"] != "1" || status["Seccomp"] != "2" {
+			t.Errorf("process %s: NoNewPrivs %s, Seccomp %s", pid, status["NoNewPrivs"], status["Seccomp"])
+		}
+	}
+	for _, script := range []string{
+		"mount -t tmpfs none /tmp", "umount /proc", "unshare -U true", "chown 1:1 /etc/passwd", "chroot / true",
+		"mknod /tmp/null c 1 3", "hostname other", "ip link set lo down", "nice -n -5 true", "date -s 2000-01-01",
+	} {
+		if got := b.shell(t, c.ID, script+" && echo succeeded"); strings.Contains(got, "succeeded") {
+			t.Errorf("%s as root: %s", script, got)
+		}
+	}
+}
+
+func testCapabilityAdded(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.CapAdd = []string{"CAP_NET_BIND_SERVICE"}
+	c := b.create(t, spec)
+	for _, pid := range []string{"self", b.mainPid(t, c.ID)} {
+		status := b.status(t, c.ID, pid)
+		for _, set := range []string{"CapEff", "CapBnd"} {
+			if got := status[set]; got != "0000000000000400" {
+				t.Errorf("process %s: %s is %s", pid, set, got)
+			}
+		}
+	}
+}
+
+func testNamespaces(t *testing.T, b *bed) {
+	first, second := b.create(t, b.spec()), b.create(t, b.spec())
+	for _, ns := range []string{"cgroup", "ipc", "mnt", "net", "pid", "uts"} {
+		link := "/proc/self/ns/" + ns
+		host, err := os.Readlink(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		one, other := b.output(t, first.ID, "readlink", link), b.output(t, second.ID, "readlink", link)
+		if one == host || other == host || one == other {
+			t.Errorf("%s namespaces: host %s, one %s, other %s", ns, host, one, other)
+		}
+	}
+}
+
+func testKernelInterfaces(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	for _, script := range []string{
+		"echo h >/proc/sysrq-trigger", "echo 1 >/proc/sys/kernel/panic", "echo x >/sys/kernel/uevent_helper",
+		"mkdir /sys/fs/cgroup/escape || mkdir /sys/fs/cgroup/*/escape", "head -c 1 /proc/kcore | grep -q .",
+		"ls /sys/firmware/* ", "test -s /proc/keys", "test -s /proc/timer_list",
+	} {
+		if got := b.shell(t, c.ID, "("+script+") && echo succeeded"); strings.Contains(got, "succeeded") {
+			t.Errorf("%s: %s", script, got)
+		}
+	}
+}
+
+// cgroup reads a limit from inside, under its name in version 1 or 2.
+func (b *bed) cgroup(t *testing.T, id, v1, v2 string) string {
+	t.Helper()
+	return b.shell(t, id, fmt.Sprintf("cat /sys/fs/cgroup/%s 2>/dev/null || cat /sys/fs/cgroup/%s", v2, v1))
+}
+
+func (b *bed) cgroupVersion(t *testing.T) string {
+	t.Helper()
+	info, err := b.rt.Info(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.CgroupVersion
+}
+
+func testLimits(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.CPUs, spec.MemoryBytes, spec.PidsLimit = 0.5, 64<<20, 33
+	c := b.create(t, spec)
+	swap := b.cgroup(t, c.ID, "memory/memory.memsw.limit_in_bytes", "memory.swap.max")
+	if want := map[string]string{"1": "67108864", "2": "0"}[b.cgroupVersion(t)]; swap != want && !strings.Contains(swap, "No such file") {
+		t.Errorf("memory and swap: %s, want %s", swap, want)
+	}
+	if got := b.cgroup(t, c.ID, "memory/memory.limit_in_bytes", "memory.max"); got != "67108864" {
+		t.Errorf("memory: %s", got)
+	}
+	if got := b.cgroup(t, c.ID, "pids/pids.max", "pids.max"); got != "33" {
+		t.Errorf("pids: %s", got)
+	}
+	if got := b.cpuLimit(t, c.ID); got != 0.5 {
+		t.Errorf("cpus: %v", got)
+	}
+}
+
+// cpuLimit is in cores.
+func (b *bed) cpuLimit(t *testing.T, id string) float64 {
+	t.Helper()
+	text := b.shell(t, id, "cat /sys/fs/cgroup/cpu.max 2>/dev/null || cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu/cpu.cfs_period_us")
+	var quota, period float64
+	if _, err := fmt.Sscan(text, &quota, &period); err != nil {
+		t.Fatalf("cpu limit %q: %v", text, err)
+	}
+	return quota / period
+}
+
+func testLimitsAboveHost(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.CPUs = 4096
+	info, err := b.rt.Info(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := b.cpuLimit(t, b.create(t, spec).ID); got != float64(info.CPUs) || info.CPUs < goruntime.NumCPU() {
+		t.Errorf("cpus: %v of the host's %d", got, info.CPUs)
+	}
+}
+
+func testPidsLimit(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.PidsLimit = 20
+	c := b.create(t, spec)
+	got := b.shell(t, c.ID, "for i in $(seq 40); do sleep 1000 & done")
+	if !strings.Contains(got, "can't fork") {
+		t.Errorf("40 processes under a limit of 20: %s", got)
+	}
+}
+
+func testReaped(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	b.shell(t, c.ID, "for i in 1 2 3 4 5; do (sleep 0.1 & ) ; done")
+	b.await(t, "the orphans to be reaped", func() bool {
+		ps := b.output(t, c.ID, "ps", "-o", "stat,args")
+		return !strings.Contains(ps, "sleep 0.1") && !strings.Contains(ps, "[sleep]") && !strings.Contains(ps, "Z ")
+	})
+}
+
+func testNoNetwork(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	if c.IP != "" {
+		t.Errorf("address %s", c.IP)
+	}
+	up := b.shell(t, c.ID, "for i in /sys/class/net/*; do test $(($(cat $i/flags) & 1)) = 0 || basename $i; done")
+	if up != "lo" {
+		t.Errorf("interfaces that are up: %s", up)
+	}
+	if got := b.shell(t, c.ID, "cat /proc/net/route | tail -n +2"); got != "" {
+		t.Errorf("routes: %s", got)
+	}
+	if got := b.shell(t, c.ID, "echo hello | nc -l -p 7777 >/tmp/got & for i in 1 2 3 4 5 6 7 8 9; do usleep 100000; nc 127.0.0.1 7777 </dev/null && break; done"); !strings.Contains(got, "hello") {
+		t.Errorf("over loopback: %s", got)
+	}
+}
+
+// testCreateCanceled ends the context at many stages of a create.
+func testCreateCanceled(t *testing.T, b *bed) {
+	var made, failed int
+	for delay := time.Millisecond; delay < 2*time.Second; delay = delay*3/2 + time.Millisecond {
+		ctx, cancel := context.WithTimeout(b.ctx, delay)
+		c, err := b.rt.Create(ctx, b.spec())
+		cancel()
+		if err == nil {
+			made++
+			if err := b.rt.Remove(b.ctx, c.ID); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			failed++
+			class(t, fmt.Sprintf("create ended after %s", delay), err, errdefs.IsDeadlineExceeded, "DeadlineExceeded")
+		}
+		if cs := b.list(t); len(cs) != 0 {
+			t.Fatalf("create ended after %s left %+v", delay, cs)
+		}
+	}
+	if failed == 0 {
+		t.Errorf("none of %d creates was cut short: the test proves nothing", made)
+	}
+}

@@ -1,0 +1,156 @@
+package runtimetest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	goruntime "runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+func loadCases() []contractCase {
+	return []contractCase{
+		{"load/much output", testMuchOutput},
+		{"load/many at once", testManyAtOnce},
+		{"load/many commands at once", testManyExecs},
+		{"load/no goroutines left", testNoGoroutinesLeft},
+	}
+}
+
+// zeros are many bytes that take no memory.
+func zeros(n int64) io.Reader { return io.LimitReader(zeroReader{}, n) }
+
+type zeroReader struct{}
+
+func (zeroReader) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+// meter counts what is written, and measures the heap as it goes by.
+type meter struct {
+	bytes int64
+	next  int64
+	peak  uint64
+}
+
+func (m *meter) Write(p []byte) (int, error) {
+	m.bytes += int64(len(p))
+	if m.bytes >= m.next {
+		m.next += 4 << 20
+		m.peak = max(m.peak, heap())
+	}
+	return len(p), nil
+}
+
+func heap() uint64 {
+	var stats goruntime.MemStats
+	goruntime.ReadMemStats(&stats)
+	return stats.HeapAlloc
+}
+
+func testMuchOutput(t *testing.T, b *bed) {
+	const size = 64 << 20
+	c := b.create(t, b.spec())
+	goruntime.GC()
+	before := heap()
+	var out meter
+	result, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"cat"}, Stdin: zeros(size), Stdout: &out})
+	if err != nil || result.ExitCode != 0 || out.bytes != size {
+		t.Errorf("%d of %d bytes, %+v, %v", out.bytes, size, result, err)
+	}
+	if grown := int64(out.peak) - int64(before); grown > size/2 {
+		t.Errorf("the heap grew by %d MiB", grown>>20)
+	}
+}
+
+func testManyAtOnce(t *testing.T, b *bed) {
+	const n = 50
+	ids := make([]string, n)
+	slots := make(chan struct{}, 8) // an engine starts few at a time anyway
+	var wg sync.WaitGroup
+	for i := range n {
+		spec := b.spec()
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			c, err := b.rt.Create(b.ctx, spec)
+			if err != nil {
+				t.Errorf("create: %v", err)
+				return
+			}
+			ids[i] = c.ID
+			out := newSignalWriter(fmt.Sprintf("number %d\n", i))
+			if _, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"echo", "number", fmt.Sprint(i)}, Stdout: out}); err != nil || !out.done {
+				t.Errorf("exec in number %d: %q, %v", i, out.buf, err)
+			}
+		})
+	}
+	wg.Wait()
+	if cs := b.list(t); len(cs) != n {
+		t.Errorf("%d are listed, want %d", len(cs), n)
+	}
+	if distinct := slices.Compact(slices.Sorted(slices.Values(ids))); len(distinct) != n {
+		t.Errorf("%d distinct ids, want %d", len(distinct), n)
+	}
+	for _, id := range ids {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			if err := b.rt.Remove(b.ctx, id); err != nil {
+				t.Errorf("remove: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if cs := b.list(t); len(cs) != 0 {
+		t.Errorf("%d are left", len(cs))
+	}
+}
+
+func testManyExecs(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			out := newSignalWriter("x")
+			result, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{
+				Command: []string{"sh", "-c", fmt.Sprintf("echo x%d; exit %d", i, i)}, Stdout: out,
+			})
+			if err != nil || result.ExitCode != i || string(out.buf) != fmt.Sprintf("x%d\n", i) {
+				t.Errorf("command %d: %q, %+v, %v", i, out.buf, result, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func testNoGoroutinesLeft(t *testing.T, b *bed) {
+	use := func() {
+		c := b.create(t, b.spec())
+		for range 3 {
+			b.output(t, c.ID, "true")
+			ctx, cancel := context.WithTimeout(b.ctx, 200*time.Millisecond)
+			_, err := b.rt.Exec(ctx, c.ID, runtime.Exec{Command: []string{"sleep", "1000"}})
+			cancel()
+			class(t, "exec", err, errdefs.IsDeadlineExceeded, "DeadlineExceeded")
+		}
+		if err := b.rt.Remove(b.ctx, c.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	use() // connections that are kept open have goroutines
+	before := goruntime.NumGoroutine()
+	for range 3 {
+		use()
+	}
+	const kept = 8 // some more of these
+	b.await(t, "the goroutines to end", func() bool { return goruntime.NumGoroutine() <= before+kept })
+}

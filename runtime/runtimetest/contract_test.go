@@ -1,0 +1,30 @@
+package runtimetest
+
+import (
+	"context"
+	"testing"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// fakeEngine takes a Fake down and brings it back.
+type fakeEngine struct{ *Fake }
+
+func (e fakeEngine) Kill() { e.SetDown(true) }
+
+func (e fakeEngine) Start(context.Context) error {
+	e.SetDown(false)
+	return nil
+}
+
+func TestFakeContract(t *testing.T) {
+	f := NewFake(FakeOptions{Registry: map[string]runtime.Image{"registry.test/contract:latest": {}}})
+	Run(t, Harness{
+		New:    func(*testing.T) runtime.Runtime { return f },
+		Image:  DefaultImage,
+		Engine: fakeEngine{f}, Registry: "registry.test",
+	})
+	if cs := f.Containers(); len(cs) != 0 {
+		t.Errorf("the suite left %d containers", len(cs))
+	}
+}
