@@ -3,17 +3,17 @@ package policy
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
+	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 )
 
-// compared is one field of a spec as Diff sees it: key is what decides, show what
-// people get to see.
+// compared is one field of a spec as Diff sees it: key decides, show is what
+// people get to see, and real what they see when show is the same on both sides.
 type compared struct {
-	field string
-	key   string
-	show  any
+	field, key string
+	show, real any
 }
 
 // compared gives the fields that make two specs the same sandbox, in a fixed
@@ -25,29 +25,31 @@ func (s Spec) compared() []compared {
 			host = m.Source
 		}
 	}
-	extra := make([]string, len(s.ExtraMounts))
-	show := make([]string, len(s.ExtraMounts))
+	n := len(s.ExtraMounts)
+	key, show, real := make([]string, n), make([]string, n), make([]string, n)
 	for i, m := range s.ExtraMounts {
-		extra[i] = strconv.Quote(m.Source) + strconv.Quote(m.MountPath) + m.Mode
+		key[i] = strconv.Quote(m.Source) + strconv.Quote(m.MountPath) + m.Mode
 		show[i] = m.HostPath + ":" + m.MountPath + ":" + m.Mode
+		real[i] = m.Source + ":" + m.MountPath + ":" + m.Mode
 	}
-	slices.Sort(extra)
+	slices.Sort(key)
 	slices.Sort(show)
-	quoted, _ := json.Marshal(slices.Compact(extra)) // strings always marshal
-	whole := func(n int64) string { return strconv.FormatInt(n, 10) }
+	slices.Sort(real)
+	text := func(field, v string) compared { return compared{field, v, v, v} }
+	whole := func(field string, v int64) compared { return compared{field, strconv.FormatInt(v, 10), v, v} }
 	return []compared{
-		{"profile", s.Profile, s.Profile},
-		{"image", s.Image, s.Image},
-		{"network", s.Network, s.Network},
-		{"host_path", host, s.HostPath},
-		{"host_path_mode", s.HostPathMode, s.HostPathMode},
-		{"mount_path", s.MountPath, s.MountPath},
-		{"extra_mounts", string(quoted), show},
-		{"cpus", strconv.FormatFloat(s.CPUs, 'g', -1, 64), s.CPUs},
-		{"memory_mb", whole(s.MemoryMB), s.MemoryMB},
-		{"pids_limit", whole(s.PidsLimit), s.PidsLimit},
-		{"read_only_rootfs", strconv.FormatBool(s.ReadOnlyRootfs), s.ReadOnlyRootfs},
-		{"workspace_quota_mb", whole(s.WorkspaceQuotaMB), s.WorkspaceQuotaMB},
+		text("profile", s.Profile),
+		text("image", s.Image),
+		text("network", s.Network),
+		{"host_path", host, s.HostPath, host},
+		text("host_path_mode", s.HostPathMode),
+		text("mount_path", s.MountPath),
+		{"extra_mounts", strings.Join(slices.Compact(key), " "), show, real},
+		{"cpus", strconv.FormatFloat(s.CPUs, 'g', -1, 64), s.CPUs, s.CPUs},
+		whole("memory_mb", s.MemoryMB),
+		whole("pids_limit", s.PidsLimit),
+		{"read_only_rootfs", strconv.FormatBool(s.ReadOnlyRootfs), s.ReadOnlyRootfs, s.ReadOnlyRootfs},
+		whole("workspace_quota_mb", s.WorkspaceQuotaMB),
 	}
 }
 
@@ -57,9 +59,14 @@ func Diff(current, requested Spec) []Difference {
 	var d []Difference
 	want := requested.compared()
 	for i, c := range current.compared() {
-		if w := want[i]; c.key != w.key {
-			d = append(d, Difference{Field: c.field, Current: c.show, Requested: w.show})
+		w := want[i]
+		if c.key == w.key {
+			continue
 		}
+		if reflect.DeepEqual(c.show, w.show) { // a path that leads elsewhere now
+			c.show, w.show = c.real, w.real
+		}
+		d = append(d, Difference{Field: c.field, Current: c.show, Requested: w.show})
 	}
 	return d
 }

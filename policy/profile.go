@@ -105,7 +105,8 @@ var profileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 func (l *loader) loadProfiles() {
 	builtin := builtinProfiles()
 	names := maps.Clone(builtin)
-	for name, o := range l.file.Profiles {
+	for _, name := range sortedKeys(l.file.Profiles) {
+		o := l.file.Profiles[name]
 		path := join("profiles", name)
 		if !profileName.MatchString(name) {
 			l.problem(path, "a profile's name is letters, digits, _ and -, 64 at most")
