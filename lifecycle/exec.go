@@ -66,7 +66,19 @@ func (m *Manager) exec(ctx context.Context, req ExecRequest) (ExecResult, error)
 	if err := m.available(); err != nil {
 		return ExecResult{}, err
 	}
-	rec, res, err := m.sandboxFor(ctx, req)
+	res, err := m.runOnce(ctx, cmd)
+	if errors.Is(err, errNeverStarted) {
+		// Its container had died and the news wasn't here yet. Now it is.
+		res, err = m.runOnce(ctx, cmd)
+	}
+	return res, err
+}
+
+// errNeverStarted says that the sandbox's container was dead before the command.
+var errNeverStarted = errors.New("the sandbox's container is dead")
+
+func (m *Manager) runOnce(ctx context.Context, cmd *command) (ExecResult, error) {
+	rec, res, err := m.sandboxFor(ctx, cmd.req)
 	if err != nil {
 		return ExecResult{}, err
 	}
@@ -252,9 +264,8 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 	case errors.Is(err, runtime.ErrInterrupted):
 		res.Status = ExecKilled
 	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
-		// It died and the news isn't here yet; the command did not start.
 		m.containerGone(sb.ContainerID)
-		return res, &StateError{Key: sb.Key, Status: StatusStopped, Want: "its container died just now; try again"}
+		return res, fmt.Errorf("run in sandbox %s: %w: %w", sb.Key, errNeverStarted, err)
 	default:
 		return res, fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
 	}

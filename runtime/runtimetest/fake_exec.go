@@ -21,7 +21,7 @@ type fakeExec struct {
 	cancel context.CancelCauseFunc
 }
 
-var errDied = fmt.Errorf("the container ended: %w", errdefs.ErrFailedPrecondition)
+var errDied = fmt.Errorf("%w: %w", runtime.ErrInterrupted, errdefs.ErrFailedPrecondition)
 
 // Exec implements runtime.Runtime. The built-in commands are cat, echo, env, exit,
 // false, id -u and -g, printf (its first argument, with \n), pwd, sleep, true, and
@@ -53,6 +53,8 @@ func (f *Fake) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.Exe
 	}
 	result, err := f.run(runCtx, c, info, e)
 	switch {
+	case errors.Is(err, runtime.ErrNotKilled):
+		return runtime.ExecResult{}, fmt.Errorf("exec in %s: %w", id, err)
 	case ctx.Err() != nil:
 		return runtime.ExecResult{}, fmt.Errorf("exec in %s: %w", id, ctxError(ctx))
 	case runCtx.Err() != nil:

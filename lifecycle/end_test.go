@@ -1,0 +1,576 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/reaper"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+func (w *world) sweep() reaper.Swept {
+	w.t.Helper()
+	r, err := reaper.New(reaper.Options{Manager: w.Manager})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	swept, _ := r.Sweep(context.Background())
+	return swept
+}
+
+func TestDelete(t *testing.T) {
+	w := newWorld(t, setup{})
+	made := w.create(request("k"))
+	res, err := w.Delete(context.Background(), "a", "k")
+	if err != nil || res.Result != lifecycle.ResultDeleted || res.SessionID != made.Sandbox.SessionID || res.ContainerID != made.Sandbox.ContainerID {
+		t.Fatalf("delete: %+v, %v", res, err)
+	}
+	calls := w.fake.Calls("remove")
+	res, err = w.Delete(context.Background(), "a", "k")
+	if err != nil || res.Result != lifecycle.ResultNotFound || w.fake.Calls("remove") != calls {
+		t.Errorf("again: %+v, %v", res, err)
+	}
+	if w.store.len() != 0 || len(w.fake.Containers()) != 0 {
+		t.Error("something is left")
+	}
+}
+
+func TestDeleteOfAVanishedContainer(t *testing.T) {
+	w := newWorld(t, setup{})
+	made := w.create(request("k"))
+	if err := w.fake.Remove(context.Background(), made.Sandbox.ContainerID); err != nil {
+		t.Fatal(err)
+	}
+	if res, err := w.Delete(context.Background(), "a", "k"); err != nil || res.Result != lifecycle.ResultDeleted {
+		t.Errorf("delete: %+v, %v", res, err)
+	}
+}
+
+func TestDeleteFailsAndKeeps(t *testing.T) {
+	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+		if op == "remove" {
+			return errBroken
+		}
+		return nil
+	}}})
+	w.create(request("k"))
+	if _, err := w.Delete(context.Background(), "a", "k"); !errors.Is(err, errBroken) {
+		t.Fatalf("delete: %v", err)
+	}
+	if got := w.status("k"); got != lifecycle.StatusRunning {
+		t.Errorf("status %s", got)
+	}
+	if w.metric("berm_sandbox_deletes_total{result=error}") != 1 || w.metric("berm_sandboxes_active") != 1 {
+		t.Error("metrics")
+	}
+}
+
+func TestSweepCollectsTheEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stuck := ""
+		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, id string) error {
+			if op == "remove" && id == stuck {
+				return errBroken
+			}
+			return nil
+		}}})
+		short := func(key string) lifecycle.Sandbox {
+			req := request(key)
+			req.Request.TTL = ptr(time.Minute)
+			return w.create(req).Sandbox
+		}
+		stuck = short("stuck").ContainerID
+		short("gone")
+		short("renewed")
+		w.create(request("long"))
+		time.Sleep(30 * time.Second)
+		if _, err := w.Renew(context.Background(), "a", "renewed", 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(30 * time.Second)
+		swept := w.sweep()
+		if swept.Expired != 2 || swept.Cleaned != 1 || swept.Errors != 1 {
+			t.Errorf("swept %+v", swept)
+		}
+		if _, err := w.Get(context.Background(), "a", "gone"); !errdefs.IsNotFound(err) {
+			t.Errorf("gone: %v", err)
+		}
+		if got := w.status("stuck"); got != lifecycle.StatusExpired {
+			t.Errorf("stuck: %s", got)
+		}
+		if w.status("renewed") != lifecycle.StatusRunning || w.status("long") != lifecycle.StatusRunning {
+			t.Error("a live one was swept")
+		}
+		w.stop()
+	})
+}
+
+func TestCollectLooksAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{})
+		req := request("k")
+		req.Request.TTL = ptr(time.Minute)
+		w.create(req)
+		time.Sleep(time.Minute)
+		ended := w.Ended(time.Now())
+		if len(ended) != 1 {
+			t.Fatalf("ended: %v", ended)
+		}
+		replaced := w.create(req)
+		if ok, err := w.Collect(context.Background(), ended[0]); ok || err != nil {
+			t.Errorf("collect of a replaced one: %v, %v", ok, err)
+		}
+		if sb, err := w.Get(context.Background(), "a", "k"); err != nil || sb.SessionID != replaced.Sandbox.SessionID {
+			t.Errorf("%+v, %v", sb, err)
+		}
+		w.stop()
+	})
+}
+
+func TestSweepSparesOthers(t *testing.T) {
+	ctx := context.Background()
+	w := newWorld(t, setup{})
+	other := newWorld(t, setup{engine: w.fake, owner: "another"})
+	theirs := other.create(request("k")).Sandbox
+	mine := w.create(request("k")).Sandbox
+	// A stranger's, one with our label but nothing else, and a real orphan.
+	for name, labels := range map[string]map[string]string{
+		"stranger": nil,
+		"odd":      {lifecycle.LabelOwner: "owner"},
+	} {
+		if _, err := w.fake.Create(ctx, runtime.Spec{Name: name, Image: runtimetest.DefaultImage, Labels: labels}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := w.fake.Inspect(ctx, mine.ContainerID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	orphan := map[string]string{}
+	for k, v := range c.Labels {
+		orphan[k] = v
+	}
+	orphan[lifecycle.LabelSessionID] = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
+	if _, err := w.fake.Create(ctx, runtime.Spec{Name: "orphan", Image: runtimetest.DefaultImage, Labels: orphan}); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	late, err := w.fake.Create(ctx, runtime.Spec{Name: "late", Image: runtimetest.DefaultImage, Labels: orphan})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !late.CreatedAt.Before(began) {
+		if got, err := w.Orphans(ctx, began); err != nil || len(got) != 1 || got[0].Name != "orphan" {
+			t.Errorf("orphans from before: %v, %v", got, err)
+		}
+	}
+	if swept := w.sweep(); swept.Orphans != 2 || swept.Cleaned != 2 {
+		t.Errorf("swept %+v", swept)
+	}
+	left := map[string]bool{}
+	for _, c := range w.fake.Containers() {
+		left[c.Name] = true
+	}
+	for _, name := range []string{"stranger", "odd", "berm-" + theirs.SessionID, "berm-" + mine.SessionID} {
+		if !left[name] {
+			t.Errorf("%s was swept", name)
+		}
+	}
+}
+
+func TestIdleTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{policy: "version: 1\nprofiles: {default: {max_timeout: 1h}}\n"})
+		req := request("k")
+		req.Request.IdleTTL = ptr(time.Minute)
+		sb := w.create(req).Sandbox
+		if want := sb.LastUsedAt.Add(time.Minute); !sb.IdleExpiresAt.Equal(want) {
+			t.Fatalf("idle expiry %s, want %s", sb.IdleExpiresAt, want)
+		}
+		time.Sleep(50 * time.Second)
+		w.exec("k", "true")
+		time.Sleep(50 * time.Second)
+		if got := w.status("k"); got != lifecycle.StatusRunning {
+			t.Fatalf("50 s after a command: %s", got)
+		}
+		// A running command keeps it, however long it runs.
+		long := int64(300)
+		done := make(chan error, 1)
+		go func() {
+			_, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"sleep", "200"}, Timeout: &long})
+			done <- err
+		}()
+		time.Sleep(150 * time.Second)
+		if swept := w.sweep(); swept.Expired != 0 {
+			t.Fatal("it idled out under a command")
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if swept := w.sweep(); swept.Cleaned != 1 {
+			t.Errorf("swept %+v", swept)
+		}
+		w.stop()
+	})
+}
+
+func TestRenewStopsAtTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{policy: "version: 1\nttl: {default: 1m, max_lifetime: 150s}\n"})
+		sb := w.create(request("k")).Sandbox
+		if got := sb.Deadline.Sub(sb.CreatedAt); got != 150*time.Second {
+			t.Fatalf("deadline after %s", got)
+		}
+		for _, want := range []time.Duration{110 * time.Second, 150 * time.Second, 150 * time.Second} {
+			time.Sleep(50 * time.Second)
+			got, err := w.Renew(context.Background(), "a", "k", 0)
+			if want == 150*time.Second && time.Since(sb.CreatedAt) >= want {
+				if !errdefs.IsNotFound(err) {
+					t.Errorf("renewed past the deadline: %+v, %v", got, err)
+				}
+				continue
+			}
+			if err != nil || got.ExpiresAt.Sub(sb.CreatedAt) != want {
+				t.Errorf("expires %s after creation, want %s: %v", got.ExpiresAt.Sub(sb.CreatedAt), want, err)
+			}
+		}
+		if got := w.status("k"); got != lifecycle.StatusExpired {
+			t.Errorf("at the deadline: %s", got)
+		}
+		w.stop()
+	})
+}
+
+func TestPauseAndResume(t *testing.T) {
+	ctx := context.Background()
+	w := newWorld(t, setup{})
+	w.create(request("k"))
+	for range 2 {
+		if sb, err := w.Pause(ctx, "a", "k"); err != nil || sb.Status != lifecycle.StatusPaused {
+			t.Fatalf("pause: %+v, %v", sb, err)
+		}
+	}
+	var state *lifecycle.StateError
+	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errors.As(err, &state) {
+		t.Errorf("exec while paused: %v", err)
+	}
+	if res := w.create(request("k")); res.Result != lifecycle.ResultReused {
+		t.Errorf("create while paused: %s", res.Result)
+	}
+	if sb, err := w.Resume(ctx, "a", "k"); err != nil || sb.Status != lifecycle.StatusRunning {
+		t.Fatalf("resume: %+v, %v", sb, err)
+	}
+	w.exec("k", "true")
+}
+
+func TestDeadContainerIsMadeAgain(t *testing.T) {
+	w := newWorld(t, setup{})
+	req := request("k")
+	req.Metadata = map[string]string{"m": "1"}
+	req.Request.Env = map[string]string{"E": "1"}
+	first := w.create(req).Sandbox
+	w.fake.Kill(first.ContainerID)
+	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
+	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"env"}})
+	if err != nil || !res.Recreated || !res.OK() || !strings.Contains(res.Stdout, "E=1") {
+		t.Fatalf("exec: %+v, %v", res, err)
+	}
+	second, err := w.Get(context.Background(), "a", "k")
+	if err != nil || second.SessionID == first.SessionID || second.Metadata["m"] != "1" {
+		t.Errorf("second: %+v, %v", second, err)
+	}
+	w.fake.Kill(second.ContainerID)
+	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
+	if res := w.create(req); res.Result != lifecycle.ResultReplaced || !res.Recreated {
+		t.Errorf("create: %+v", res)
+	}
+	if len(w.fake.Containers()) != 1 || w.store.len() != 1 {
+		t.Error("a dead container is left")
+	}
+}
+
+func TestRestartKnowsItsSandboxes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{})
+		req := request("k")
+		req.Metadata = map[string]string{"m": "1"}
+		req.Request.TTL = ptr(time.Minute)
+		req.Request.Env = map[string]string{"SECRET": "hunter2"}
+		req.AgentID = "agent"
+		w.create(req)
+		w.create(request("gone"))
+		time.Sleep(30 * time.Second)
+		renewed, err := w.Renew(context.Background(), "a", "k", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.stop()
+		for _, c := range w.fake.Containers() {
+			for name, value := range c.Labels {
+				if strings.Contains(value, "hunter2") {
+					t.Errorf("label %s has a secret", name)
+				}
+			}
+			if c.Labels[lifecycle.LabelKey] == "gone" {
+				_ = w.fake.Remove(context.Background(), c.ID)
+			}
+		}
+		again := newWorld(t, setup{engine: w.fake, store: w.store})
+		sb, err := again.Get(context.Background(), "a", "k")
+		if err != nil || sb.SessionID != renewed.SessionID || !sb.ExpiresAt.Equal(renewed.ExpiresAt) ||
+			sb.Metadata["m"] != "1" || sb.Spec.Env["SECRET"] != "hunter2" || sb.AgentID != "agent" || sb.Status != lifecycle.StatusRunning {
+			t.Fatalf("after the restart: %+v, %v", sb, err)
+		}
+		if res := again.create(req); res.Result != lifecycle.ResultReused {
+			t.Errorf("create: %s", res.Result)
+		}
+		if _, err := again.Get(context.Background(), "a", "gone"); !errdefs.IsNotFound(err) || again.store.len() != 1 {
+			t.Errorf("a vanished one: %v, %d records", err, again.store.len())
+		}
+		again.stop()
+
+		// The store is lost as well: one more TTL from now.
+		lost := newWorld(t, setup{engine: w.fake, store: &memStore{fresh: true, records: map[string]lifecycle.Record{}}})
+		sb, err = lost.Get(context.Background(), "a", "k")
+		if left := time.Until(sb.ExpiresAt); err != nil || left > time.Minute || left < time.Minute-time.Second {
+			t.Errorf("without the store: %+v, %v", sb, err)
+		}
+		if res := lost.create(req); res.Result != lifecycle.ResultReused {
+			t.Errorf("create: %s", res.Result)
+		}
+		lost.stop()
+	})
+}
+
+func TestReconcileTidies(t *testing.T) {
+	ctx := context.Background()
+	w := newWorld(t, setup{})
+	first := w.create(request("k")).Sandbox
+	c, err := w.fake.Inspect(ctx, first.ContainerID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	with := func(name string, change map[string]string) {
+		labels := map[string]string{}
+		for k, v := range c.Labels {
+			labels[k] = v
+		}
+		for k, v := range change {
+			labels[k] = v
+		}
+		if _, err := w.fake.Create(ctx, runtime.Spec{Name: name, Image: runtimetest.DefaultImage, Labels: labels}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	with("newer", map[string]string{
+		lifecycle.LabelSessionID: "6f9619ff-8b86-d011-b42d-00c04fc964ff",
+		lifecycle.LabelCreatedAt: first.CreatedAt.Add(time.Second).Format(time.RFC3339Nano),
+	})
+	with("malformed", map[string]string{lifecycle.LabelDeadline: "soon"})
+	with("forged", map[string]string{lifecycle.LabelEffective: `{"image":"other"}`})
+	again := newWorld(t, setup{engine: w.fake, store: w.store})
+	sb, err := again.Get(ctx, "a", "k")
+	if err != nil || sb.SessionID != "6f9619ff-8b86-d011-b42d-00c04fc964ff" {
+		t.Fatalf("the newest stays: %+v, %v", sb, err)
+	}
+	left := map[string]bool{}
+	for _, c := range w.fake.Containers() {
+		left[c.Name] = true
+	}
+	if left[c.Name] || !left["newer"] || !left["malformed"] || !left["forged"] {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestAdoption(t *testing.T) {
+	ctx := context.Background()
+	fake := runtimetest.NewFake(runtimetest.FakeOptions{})
+	volume := t.TempDir()
+	expires := time.Now().UTC().Add(time.Hour).Truncate(time.Second)
+	labels := map[string]string{
+		lifecycle.LegacySessionID: "0f9619ff-8b86-d011-b42d-00c04fc964ff",
+		lifecycle.LegacyChatID:    "6f9619ff-8b86-d011-b42d-00c04fc964ff",
+		lifecycle.LegacyExpiresAt: expires.Format(time.RFC3339), lifecycle.LegacyAgentID: "agent",
+		lifecycle.LegacyVolume: volume, lifecycle.LegacyPort: "8080",
+	}
+	if _, err := fake.Create(ctx, runtime.Spec{Name: "old", Image: runtimetest.DefaultImage, Labels: labels}); err != nil {
+		t.Fatal(err)
+	}
+	policy := "version: 1\nmounts: {allowed_roots: [" + volume + "]}\n"
+	without := newWorld(t, setup{engine: fake, policy: policy})
+	if list, _, _ := without.List(ctx, lifecycle.DefaultTenant, lifecycle.ListOptions{}); len(list) != 0 {
+		t.Fatalf("adopted unasked: %v", list)
+	}
+	without.stop()
+	w := newWorld(t, setup{engine: fake, policy: policy, settings: lifecycle.Settings{AdoptLegacy: true}})
+	req := lifecycle.CreateRequest{Tenant: lifecycle.DefaultTenant, Key: labels[lifecycle.LegacyChatID], AgentID: "agent", VolumePath: volume}
+	res := w.create(req)
+	if res.Result != lifecycle.ResultReused || res.Sandbox.SessionID != labels[lifecycle.LegacySessionID] ||
+		!res.Sandbox.ExpiresAt.Equal(expires) || res.Sandbox.Endpoint.Port != 8080 {
+		t.Errorf("adopted: %+v", res)
+	}
+	req.AgentID = "another"
+	var conflict *lifecycle.ConflictError
+	if _, err := w.Create(ctx, req); !errors.As(err, &conflict) || len(conflict.Differences) != 1 {
+		t.Errorf("another agent: %v", err)
+	}
+}
+
+func TestEngineGoesAndComesBack(t *testing.T) {
+	ctx := context.Background()
+	w := newWorld(t, setup{wait: true, fake: runtimetest.FakeOptions{}})
+	w.ready()
+	made := w.create(request("k")).Sandbox
+	w.create(request("dies"))
+	w.fake.SetDown(true)
+	w.eventually("it is seen", func() bool { return w.Ready(ctx) != nil })
+	if _, err := w.Create(ctx, request("new")); !errdefs.IsUnavailable(err) {
+		t.Errorf("create: %v", err)
+	}
+	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errdefs.IsUnavailable(err) {
+		t.Errorf("exec: %v", err)
+	}
+	if st := w.Status(ctx, "a"); st.Available || st.Reason == "" || st.ActiveSandboxes != 2 {
+		t.Errorf("status: %+v", st)
+	}
+	for _, c := range w.fake.Containers() {
+		if c.Labels[lifecycle.LabelKey] == "dies" {
+			w.fake.Kill(c.ID)
+		}
+	}
+	w.fake.SetDown(false)
+	w.ready()
+	if res := w.create(request("k")); res.Result != lifecycle.ResultReused || res.Sandbox.SessionID != made.SessionID {
+		t.Errorf("afterwards: %+v", res)
+	}
+	if got := w.status("dies"); got != lifecycle.StatusStopped {
+		t.Errorf("what died meanwhile: %s", got)
+	}
+}
+
+func TestHungEngineIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var hung atomic.Bool
+		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Delay: func(op string) time.Duration {
+			if op == "info" && hung.Load() {
+				return time.Hour
+			}
+			return 0
+		}}})
+		hung.Store(true)
+		time.Sleep(10 * time.Second)
+		if w.Ready(context.Background()) == nil {
+			t.Error("a hung engine counts as ready")
+		}
+		hung.Store(false)
+		time.Sleep(10 * time.Second)
+		if err := w.Ready(context.Background()); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+		w.stop()
+	})
+}
+
+func TestNetworkComesAndGoes(t *testing.T) {
+	ctx := context.Background()
+	w := newWorld(t, setup{})
+	mine := map[string]string{lifecycle.LabelOwner: "owner"}
+	if n, err := w.fake.Networks(ctx, mine); err != nil || len(n) != 1 || !n[0].Isolated {
+		t.Fatalf("at the start: %v, %v", n, err)
+	}
+	req := request("k")
+	req.Request.Network = ptr("on")
+	sb := w.create(req).Sandbox
+	if sb.Endpoint.IP == "" {
+		t.Error("no address")
+	}
+	w.stop()
+	if n, _ := w.fake.Networks(ctx, mine); len(n) != 1 {
+		t.Error("a network in use was removed")
+	}
+	again := newWorld(t, setup{engine: w.fake, store: w.store})
+	if got, err := again.Get(ctx, "a", "k"); err != nil || got.Endpoint.IP != sb.Endpoint.IP {
+		t.Errorf("address after a restart: %+v, %v", got.Endpoint, err)
+	}
+	if _, err := again.Delete(ctx, "a", "k"); err != nil {
+		t.Fatal(err)
+	}
+	again.stop()
+	if n, _ := w.fake.Networks(ctx, mine); len(n) != 0 {
+		t.Error("an unused network stays after the end")
+	}
+}
+
+func TestOperatorMounts(t *testing.T) {
+	chats, deps := t.TempDir(), t.TempDir()
+	settings := lifecycle.Settings{
+		ChatsRoot: chats, ChatMountPath: "/chat", DependenciesRoot: deps, DependenciesPath: "/deps",
+	}
+	w := newWorld(t, setup{settings: settings})
+	w.create(lifecycle.CreateRequest{Tenant: lifecycle.DefaultTenant, Key: "k"})
+	w.create(lifecycle.CreateRequest{Tenant: "b", Key: "k"})
+	for _, dir := range []string{"k", ".tenants/b/k"} {
+		if fi, err := os.Lstat(filepath.Join(chats, dir)); err != nil || !fi.IsDir() {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	if err := os.Symlink("/etc", filepath.Join(chats, "evil")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(chats, "k"), filepath.Join(chats, "sly")); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"evil", "sly"} {
+		if _, err := w.Create(context.Background(), lifecycle.CreateRequest{Tenant: lifecycle.DefaultTenant, Key: key}); err == nil {
+			t.Errorf("a symbolic link was mounted for %s", key)
+		}
+	}
+	if err := os.Remove(deps); err != nil {
+		t.Fatal(err)
+	}
+	before := w.fake.Calls("create")
+	if _, err := w.Create(context.Background(), request("later")); err == nil || w.fake.Calls("create") != before {
+		t.Errorf("a missing read-only root: %v", err)
+	}
+}
+
+func TestList(t *testing.T) {
+	ctx := context.Background()
+	w := newWorld(t, setup{})
+	for _, key := range []string{"c", "a", "b", "d"} {
+		req := request(key)
+		req.Metadata = map[string]string{"even": map[bool]string{true: "yes", false: "no"}[key == "b" || key == "d"]}
+		w.create(req)
+	}
+	page, next, err := w.List(ctx, "a", lifecycle.ListOptions{Limit: 3})
+	if err != nil || len(page) != 3 || next != "c" || page[0].Key != "a" {
+		t.Fatalf("first page: %v, %q, %v", page, next, err)
+	}
+	page, next, err = w.List(ctx, "a", lifecycle.ListOptions{Limit: 3, After: next})
+	if err != nil || len(page) != 1 || next != "" || page[0].Key != "d" {
+		t.Fatalf("second page: %v, %q, %v", page, next, err)
+	}
+	page, _, _ = w.List(ctx, "a", lifecycle.ListOptions{Metadata: map[string]string{"even": "yes"}})
+	if len(page) != 2 {
+		t.Errorf("by metadata: %v", page)
+	}
+	if page, _, _ = w.List(ctx, "a", lifecycle.ListOptions{Status: lifecycle.StatusPaused}); len(page) != 0 {
+		t.Errorf("by status: %v", page)
+	}
+	if _, _, err := w.List(ctx, "a", lifecycle.ListOptions{Limit: 101}); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("limit 101: %v", err)
+	}
+}

@@ -1,0 +1,224 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+// memStore is a store in memory, so that tests can run on a clock of their own.
+type memStore struct {
+	mu      sync.Mutex
+	fresh   bool
+	records map[string]lifecycle.Record
+	fail    error // of Put
+}
+
+func newStore() *memStore { return &memStore{records: map[string]lifecycle.Record{}} }
+
+func (s *memStore) Records(context.Context) ([]lifecycle.Record, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.records)), nil
+}
+
+func (s *memStore) Put(_ context.Context, r lifecycle.Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fail != nil {
+		return s.fail
+	}
+	s.records[r.SessionID] = r
+	return nil
+}
+
+func (s *memStore) Touch(_ context.Context, used map[string]time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, at := range used {
+		if r, ok := s.records[id]; ok {
+			r.LastUsedAt = at
+			s.records[id] = r
+		}
+	}
+	return nil
+}
+
+func (s *memStore) Delete(_ context.Context, ids ...string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range ids {
+		delete(s.records, id)
+	}
+	return nil
+}
+
+func (s *memStore) Fresh() bool                { return s.fresh }
+func (s *memStore) Ping(context.Context) error { return nil }
+
+func (s *memStore) setFail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = err
+}
+
+func (s *memStore) len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.records)
+}
+
+// world is a manager on a fake engine.
+type world struct {
+	*lifecycle.Manager
+	t      *testing.T
+	fake   *runtimetest.Fake
+	store  *memStore
+	reg    *prometheus.Registry
+	policy *policy.Policy
+	stop   func()
+}
+
+// setup says how a world differs from the usual.
+type setup struct {
+	fake     runtimetest.FakeOptions
+	engine   *runtimetest.Fake // instead of a new one
+	store    *memStore         // instead of an empty one
+	policy   string
+	settings lifecycle.Settings
+	owner    string // "owner" if empty
+	wait     bool   // don't wait until it is ready
+}
+
+func newWorld(t *testing.T, s setup) *world {
+	t.Helper()
+	w := &world{t: t, fake: s.engine, store: s.store, reg: prometheus.NewPedanticRegistry()}
+	if w.fake == nil {
+		w.fake = runtimetest.NewFake(s.fake)
+	}
+	if w.store == nil {
+		w.store = newStore()
+	}
+	if s.owner == "" {
+		s.owner = "owner"
+	}
+	var err error
+	w.policy, err = policy.Parse([]byte(s.policy), policy.Options{DefaultImage: runtimetest.DefaultImage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Manager, err = lifecycle.New(lifecycle.Options{
+		Runtime: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
+		Holder: hold.Verifier{}, Owner: s.owner, Settings: s.settings, Registry: w.reg,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(w.stop)
+	if !s.wait {
+		w.ready()
+	}
+	return w
+}
+
+// ready waits until the manager is.
+func (w *world) ready() {
+	w.t.Helper()
+	for range 10_000 {
+		if w.Ready(context.Background()) == nil {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	w.t.Fatal("the manager didn't become ready")
+}
+
+// eventually waits for what another goroutine is about to do.
+func (w *world) eventually(what string, ok func() bool) {
+	w.t.Helper()
+	for range 5_000 {
+		if ok() {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	w.t.Fatalf("it never came to: %s", what)
+}
+
+func request(key string) lifecycle.CreateRequest {
+	return lifecycle.CreateRequest{Tenant: "a", Key: key}
+}
+
+func (w *world) create(req lifecycle.CreateRequest) lifecycle.CreateResult {
+	w.t.Helper()
+	res, err := w.Create(context.Background(), req)
+	if err != nil {
+		w.t.Fatalf("create %s: %v", req.Key, err)
+	}
+	return res
+}
+
+func (w *world) exec(key string, command ...string) lifecycle.ExecResult {
+	w.t.Helper()
+	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: key, Command: command})
+	if err != nil {
+		w.t.Fatalf("exec %v in %s: %v", command, key, err)
+	}
+	return res
+}
+
+func (w *world) status(key string) lifecycle.Status {
+	w.t.Helper()
+	sb, err := w.Get(context.Background(), "a", key)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return sb.Status
+}
+
+// metric reads one sample: "name" or "name{label=value}".
+func (w *world) metric(name string) float64 {
+	w.t.Helper()
+	name, label, _ := strings.Cut(strings.TrimSuffix(name, "}"), "{")
+	families, err := w.reg.Gather()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			if label == "" || slices.ContainsFunc(m.GetLabel(), func(l *dto.LabelPair) bool {
+				return l.GetName()+"="+l.GetValue() == label
+			}) {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
+var errBroken = errors.New("broken")

@@ -1,0 +1,178 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+func open(t *testing.T, path string) *Store {
+	t.Helper()
+	s, err := Open(context.Background(), Options{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func record(session string) lifecycle.Record {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC)
+	return lifecycle.Record{
+		SessionID: session, Tenant: "a", Key: "k", ContainerID: "c",
+		CreatedAt: at, ExpiresAt: at.Add(time.Hour), LastUsedAt: at.Add(time.Minute),
+		Metadata:    map[string]string{"m": "'; DROP TABLE sandboxes; --"},
+		Overridden:  []policy.Override{{Field: "network", Requested: "on", Effective: "off", Rule: "r"}},
+		Enforcement: lifecycle.Enforcement{Mounts: "held", WorkspaceQuota: "soft"},
+	}
+}
+
+func records(t *testing.T, s *Store) []lifecycle.Record {
+	t.Helper()
+	got, err := s.Records(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+var bySession = cmpopts.SortSlices(func(a, b lifecycle.Record) bool { return a.SessionID < b.SessionID })
+
+func TestRoundTrip(t *testing.T) {
+	ctx := context.Background()
+	path := filepath.Join(t.TempDir(), "berm.db")
+	s := open(t, path)
+	if !s.Fresh() {
+		t.Error("a new store isn't fresh")
+	}
+	one, two := record("1"), record("2")
+	for _, r := range []lifecycle.Record{one, two} {
+		if err := s.Put(ctx, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one.ExpiresAt = one.ExpiresAt.Add(time.Hour)
+	if err := s.Put(ctx, one); err != nil {
+		t.Fatal(err)
+	}
+	two.LastUsedAt = two.LastUsedAt.Add(time.Hour)
+	if err := s.Touch(ctx, map[string]time.Time{"2": two.LastUsedAt, "none": two.LastUsedAt}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Ping(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again := open(t, path)
+	if again.Fresh() {
+		t.Error("a store that was there is fresh")
+	}
+	if d := cmp.Diff([]lifecycle.Record{one, two}, records(t, again), bySession); d != "" {
+		t.Errorf("(-want +got)\n%s", d)
+	}
+	if err := again.Delete(ctx, "1", "none"); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]lifecycle.Record{two}, records(t, again)); d != "" {
+		t.Errorf("(-want +got)\n%s", d)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", fi.Mode(), err)
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	ctx := context.Background()
+	s := open(t, filepath.Join(t.TempDir(), "berm.db"))
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			r := record(string(rune('A' + i)))
+			if err := s.Put(ctx, r); err != nil {
+				t.Error(err)
+			}
+			if err := s.Touch(ctx, map[string]time.Time{r.SessionID: r.LastUsedAt}); err != nil {
+				t.Error(err)
+			}
+			if i%2 == 0 {
+				if err := s.Delete(ctx, r.SessionID); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(records(t, s)); n != 25 {
+		t.Errorf("%d records, want 25", n)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	dir := t.TempDir()
+	garbage := filepath.Join(dir, "garbage")
+	if err := os.WriteFile(garbage, []byte(strings.Repeat("not a database\n", 100)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	newer := filepath.Join(dir, "newer.db")
+	db, err := sql.Open("sqlite", newer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec("PRAGMA user_version = 1000"); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct{ path, want string }{
+		"garbage":      {garbage, "not a database"},
+		"newer":        {newer, "newer berm"},
+		"no directory": {filepath.Join(dir, "none", "berm.db"), "no such file"},
+		"no path":      {"", "mandatory"},
+	} {
+		if s, err := Open(context.Background(), Options{Path: tt.path}); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, %v", name, s, err)
+		}
+	}
+	if content, err := os.ReadFile(garbage); err != nil || !strings.HasPrefix(string(content), "not a database") {
+		t.Errorf("the file was changed: %v", err)
+	}
+}
+
+func TestOddPath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a b?c#d%20.db")
+	s := open(t, path)
+	if err := s.Put(context.Background(), record("1")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Error(err)
+	}
+}
+
+func BenchmarkPut(b *testing.B) {
+	s, err := Open(context.Background(), Options{Path: filepath.Join(b.TempDir(), "berm.db")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	r := record("1")
+	for b.Loop() {
+		if err := s.Put(context.Background(), r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
