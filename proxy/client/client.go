@@ -127,11 +127,7 @@ func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 	for retries := c.retries; ; retries-- {
 		resp, err := c.once(ctx, call, body)
 		var apiErr *Error
-		if !errors.As(err, &apiErr) || apiErr.RetryAfter == 0 || !call.again(apiErr) {
-			return resp, err
-		}
-		// An image on its way ends by itself, however long it takes.
-		if retries <= 0 && apiErr.Code != "image_pulling" {
+		if !errors.As(err, &apiErr) || apiErr.RetryAfter == 0 || !call.again(apiErr) || retries <= 0 {
 			return resp, err
 		}
 		if waitErr := wait(ctx, apiErr.RetryAfter); waitErr != nil {

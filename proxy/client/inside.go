@@ -11,11 +11,11 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// Exec runs a command to its end. When its sandbox has to wait for its image, or
-// for room, so does Exec; otherwise it is never repeated.
+// Exec runs a command to its end. It is repeated only when there was no room for
+// it, so that it never runs twice.
 func (c *Client) Exec(ctx context.Context, key string, req apitype.ExecRequest) (*apitype.ExecResult, error) {
 	var res apitype.ExecResult
-	again := func(e *Error) bool { return e.Code == "image_pulling" || e.Code == "capacity" }
+	again := func(e *Error) bool { return e.Code == "capacity" }
 	if _, err := c.do(ctx, call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, out: &res, again: again}); err != nil {
 		return nil, err
 	}

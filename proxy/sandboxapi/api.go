@@ -131,7 +131,9 @@ func New(opts Options) (http.Handler, error) {
 	handle("GET", "/openapi.json", proxy.ScopeNone, a.openAPI)
 	handle("GET", "/docs", proxy.ScopeNone, a.page)
 	if opts.Gatherer != nil {
-		metrics := promhttp.HandlerFor(opts.Gatherer, promhttp.HandlerOpts{})
+		metrics := promhttp.HandlerFor(opts.Gatherer, promhttp.HandlerOpts{
+			ErrorHandling: promhttp.PanicOnError, // which the gate answers like any other
+		})
 		handle("GET", "/metrics", proxy.ScopeStatusRead, func(w http.ResponseWriter, r *http.Request) error {
 			metrics.ServeHTTP(w, r)
 			return nil

@@ -12,7 +12,6 @@ import (
 const (
 	maxStdin    = 16 << 20
 	maxExecBody = maxStdin/3*4 + proxy.MaxBody // the input in base64, and everything else
-	maxOutput   = 16 << 20
 )
 
 // exec runs a command to its end.
@@ -53,8 +52,6 @@ func execRequest(r *http.Request, tenant, key string, b apitype.ExecRequest) (li
 		return req, &lifecycle.InvalidError{Field: "command", Message: "is mandatory"}
 	case b.Stdin != nil && b.StdinBase64 != nil:
 		return req, &lifecycle.InvalidError{Field: "stdin_base64", Message: "can't go together with stdin"}
-	case b.OutputLimit != nil && *b.OutputLimit > maxOutput:
-		return req, &lifecycle.InvalidError{Field: "output_limit", Message: "must be at most 16777216"}
 	}
 	if b.Stdin != nil {
 		req.Stdin = []byte(*b.Stdin)

@@ -1,0 +1,75 @@
+package proxy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+)
+
+func TestFaultOf(t *testing.T) {
+	inner := errors.New("dial unix /var/run/docker.sock: password=hunter2")
+	reason := policy.Reason{Rule: "mounts.always_refused", Message: "not /etc"}
+	for name, tt := range map[string]struct {
+		err    error
+		status int
+		code   string
+		retry  bool
+	}{
+		"invalid":           {&lifecycle.InvalidError{Field: "x", Message: "bad"}, 422, "validation", false},
+		"denied":            {&policy.DeniedError{Reasons: []policy.Reason{reason}}, 403, "policy_denied", false},
+		"denied as invalid": {&policy.DeniedError{Reasons: []policy.Reason{{Invalid: true, Message: "bad"}}}, 422, "validation", false},
+		"denied, partly invalid": {&policy.DeniedError{Reasons: []policy.Reason{reason, {Invalid: true}}},
+			403, "policy_denied", false},
+		"not found":             {&lifecycle.NotFoundError{Key: "k"}, 404, "not_found", false},
+		"conflict":              {&lifecycle.ConflictError{Key: "k", Differences: []policy.Difference{{Field: "cpus"}}}, 409, "sandbox_conflict", false},
+		"state":                 {&lifecycle.StateError{Key: "k", Status: "paused"}, 409, "wrong_state", false},
+		"capacity":              {&lifecycle.CapacityError{Message: "full"}, 429, "capacity", true},
+		"quota":                 {&lifecycle.QuotaError{UsedBytes: 2, QuotaBytes: 1}, 507, "quota_exceeded", false},
+		"pulling":               {&lifecycle.PullingError{}, 503, "image_pulling", true},
+		"unavailable":           {&lifecycle.UnavailableError{Err: inner}, 503, "backend_unavailable", true},
+		"unavailable by class":  {fmt.Errorf("create: %w: %w", errdefs.ErrUnavailable, inner), 503, "backend_unavailable", true},
+		"deadline":              {fmt.Errorf("x: %w", context.DeadlineExceeded), 503, "backend_unavailable", true},
+		"shutting down":         {fmt.Errorf("x: %w", context.Canceled), 503, "backend_unavailable", true},
+		"not implemented":       {errdefs.ErrNotImplemented, 501, "not_supported", false},
+		"start":                 {&lifecycle.StartError{Err: inner}, 503, "sandbox_start_failed", false},
+		"start, no such image":  {&lifecycle.StartError{Err: errdefs.ErrNotFound}, 503, "sandbox_start_failed", false},
+		"start, refused values": {&lifecycle.StartError{Err: errdefs.ErrInvalidArgument}, 503, "sandbox_start_failed", false},
+		"start, engine away":    {&lifecycle.StartError{Err: errdefs.ErrUnavailable}, 503, "backend_unavailable", true},
+		"start, denied":         {&lifecycle.StartError{Err: &policy.DeniedError{Reasons: []policy.Reason{reason}}}, 403, "policy_denied", false},
+		"engine's invalid":      {errdefs.ErrInvalidArgument.WithMessage("hunter2"), 422, "validation", false},
+		"engine's not found":    {errdefs.ErrNotFound.WithMessage("hunter2"), 404, "not_found", false},
+		"engine's precondition": {errdefs.ErrFailedPrecondition.WithMessage("hunter2"), 409, "wrong_state", false},
+		"too large":             {&http.MaxBytesError{Limit: 1}, 413, "too_large", false},
+		"own":                   {&proxy.Fault{Status: 418, Code: "teapot", Detail: "x"}, 418, "teapot", false},
+		"anything":              {inner, 500, "internal", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, err := range []error{tt.err, fmt.Errorf("wrapped: %w", tt.err)} {
+				f := proxy.FaultOf(err)
+				if f.Status != tt.status || f.Code != tt.code || (f.RetryAfter > 0) != tt.retry || f.Detail == "" {
+					t.Errorf("got %d %s %v %q, want %d %s", f.Status, f.Code, f.RetryAfter, f.Detail, tt.status, tt.code)
+				}
+				if strings.Contains(f.Detail, "hunter2") {
+					t.Errorf("it tells too much: %s", f.Detail)
+				}
+			}
+		})
+	}
+	f := proxy.FaultOf(&lifecycle.CapacityError{Message: "full", RetryAfter: time.Minute})
+	if f.RetryAfter != time.Minute {
+		t.Errorf("the retry is after %v", f.RetryAfter)
+	}
+	if f := proxy.FaultOf(fmt.Errorf("in context: %w", inner)); f.Error() != "in context: "+inner.Error() {
+		t.Errorf("the log would say %q", f.Error())
+	}
+}

@@ -1,0 +1,191 @@
+package proxy_test
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/proxy"
+)
+
+func TestListenUnix(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "berm.sock")
+	l, err := proxy.Listen(t.Context(), "unix://"+path, 0o640)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fi, err := os.Lstat(path)
+	if err != nil || fi.Mode().Perm() != 0o640 || fi.Mode().Type() != fs.ModeSocket {
+		t.Errorf("got %v, %v", fi.Mode(), err)
+	}
+	if _, err := proxy.Listen(t.Context(), "unix://"+path, 0o600); err == nil {
+		t.Error("a socket in use was taken over")
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+
+	t.Run("stale", func(t *testing.T) {
+		stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stale.SetUnlinkOnClose(false)
+		if err := stale.Close(); err != nil {
+			t.Fatal(err)
+		}
+		l, err := proxy.Listen(t.Context(), "unix://"+path, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("a file", func(t *testing.T) {
+		if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := proxy.Listen(t.Context(), "unix://"+path, 0o600); err == nil {
+			t.Error("a file was replaced")
+		}
+		if b, err := os.ReadFile(path); err != nil || string(b) != "precious" {
+			t.Errorf("the file is %q now, %v", b, err)
+		}
+	})
+	t.Run("relative", func(t *testing.T) {
+		if _, err := proxy.Listen(t.Context(), "unix://berm.sock", 0o600); err == nil {
+			t.Error("a relative path was taken")
+		}
+	})
+}
+
+// serve starts a server and says how to stop it and what it came to.
+func serve(t *testing.T, h http.Handler, drain time.Duration) (url string, stop context.CancelFunc, done chan error) {
+	t.Helper()
+	l, err := proxy.Listen(t.Context(), "127.0.0.1:0", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	done = make(chan error, 1)
+	go func() { done <- proxy.Serve(ctx, l, h, proxy.ServeOptions{DrainTimeout: drain}) }()
+	return "http://" + l.Addr().String(), cancel, done
+}
+
+func TestServeDrains(t *testing.T) {
+	began, finish := make(chan struct{}), make(chan struct{})
+	url, stop, done := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		close(began)
+		<-finish
+		if r.Context().Err() != nil {
+			t.Error("a request in flight was cancelled")
+		}
+		_, _ = io.WriteString(w, "finished")
+	}), time.Minute)
+	body := make(chan string, 1)
+	go func() {
+		resp, err := http.Get(url)
+		if err != nil {
+			body <- err.Error()
+			return
+		}
+		b, _ := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		body <- string(b)
+	}()
+	<-began
+	stop()
+	for { // until it takes no more
+		c, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+		if err != nil {
+			break
+		}
+		_ = c.Close()
+	}
+	select {
+	case err := <-done:
+		t.Fatalf("it didn't wait: %v", err)
+	default:
+	}
+	close(finish)
+	if got := <-body; got != "finished" {
+		t.Errorf("got %q", got)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestServeEndsStreamsAtOnce(t *testing.T) {
+	began := make(chan struct{})
+	url, stop, done := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := proxy.UntilDrain(r.Context())
+		defer cancel()
+		close(began)
+		<-ctx.Done()
+		_, _ = io.WriteString(w, "the end")
+	}), time.Hour)
+	body := make(chan string, 1)
+	go func() {
+		resp, err := http.Get(url)
+		if err != nil {
+			body <- err.Error()
+			return
+		}
+		b, _ := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		body <- string(b)
+	}()
+	<-began
+	stop()
+	if got := <-body; got != "the end" {
+		t.Errorf("got %q", got)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestServeBreaksOff(t *testing.T) {
+	began, ended := make(chan struct{}), make(chan struct{})
+	url, stop, done := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		close(began)
+		<-r.Context().Done()
+		close(ended)
+	}), 20*time.Millisecond)
+	go func() {
+		if resp, err := http.Get(url); err == nil {
+			_ = resp.Body.Close()
+		}
+	}()
+	<-began
+	stop()
+	<-ended
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUntilDrainOutsideOfServe(t *testing.T) {
+	parent, cancel := context.WithCancel(t.Context())
+	ctx, stop := proxy.UntilDrain(parent)
+	defer stop()
+	if ctx.Err() != nil {
+		t.Error("it ended at once")
+	}
+	cancel()
+	<-ctx.Done()
+}
