@@ -69,7 +69,11 @@ func (r *Runtime) exec(ctx context.Context, s *session, id string, e runtime.Exe
 	if err != nil || x.refusal == nil {
 		return x.result, err
 	}
-	// The process never was. When it has a working directory, that may be why.
+	// The process never was. It may be that the container is no longer, or that the
+	// working directory isn't yet.
+	if err := x.alive(ctx); errdefs.IsFailedPrecondition(err) {
+		return runtime.ExecResult{}, precondition("the container isn't running")
+	}
 	if e.WorkingDir != "" {
 		made, err := r.makeDir(ctx, s, id, e)
 		if err != nil {
@@ -149,6 +153,14 @@ func notKilled(err, why error) error {
 	return fmt.Errorf("%w; %w: %v", err, runtime.ErrNotKilled, why) //nolint:errorlint // why has a class of its own
 }
 
+// interrupted is the error of a command whose container ended under it.
+func interrupted(how string) error {
+	return &classedError{
+		errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted),
+		fmt.Errorf("%w: it is %s", runtime.ErrInterrupted, how),
+	}
+}
+
 func (x *execution) start(ctx context.Context, e runtime.Exec) error {
 	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
 	defer cancel()
@@ -218,7 +230,7 @@ func (x *execution) wait(ctx context.Context) error {
 				return x.conclude(ctx, st)
 			}
 			if errdefs.IsNotFound(err) {
-				return precondition("the container was removed")
+				return interrupted("removed")
 			}
 		}
 	}
@@ -230,7 +242,7 @@ func (x *execution) exit(ctx context.Context) (execState, error) {
 		st, err := x.inspect(ctx)
 		switch {
 		case errdefs.IsNotFound(err):
-			return st, precondition("the container was removed")
+			return st, interrupted("removed")
 		case err != nil || st.over():
 			return st, err
 		}
@@ -269,7 +281,7 @@ func (x *execution) conclude(ctx context.Context, st execState) error {
 		return classify(ctx, err)
 	}
 	if f.died {
-		return precondition("the container died")
+		return interrupted("dead")
 	}
 	x.result.OOMKilled = f.oom
 	return x.alive(ctx)
@@ -282,11 +294,11 @@ func (x *execution) alive(ctx context.Context) error {
 	res, err := x.s.ContainerInspect(callCtx, x.container)
 	switch {
 	case errdefs.IsNotFound(err):
-		return precondition("the container was removed")
+		return interrupted("removed")
 	case err != nil:
 		return classify(ctx, err)
 	case !res.State.Running:
-		return precondition("the container died")
+		return interrupted("dead")
 	}
 	return nil
 }

@@ -28,6 +28,8 @@ const killTimeout = 5 * time.Second
 //go:embed kill.sh
 var killScript string
 
+var errHidden = errors.New("some may have hidden where they come from")
+
 // kill ends a command with all its descendants. Nil means that they are gone.
 func (x *execution) kill(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
@@ -44,19 +46,20 @@ func (x *execution) killTree(ctx context.Context) error {
 	if _, err := x.poll(ctx, func(st execState) bool { return st.Pid != 0 || st.over() }); err != nil {
 		return err
 	}
-	if err := x.script(ctx, "marked"); err != nil {
+	err := x.script(ctx, "marked")
+	if err != nil && !errors.Is(err, errHidden) {
 		return err
 	}
 	soon, cancel := context.WithTimeout(ctx, killTimeout/5)
 	defer cancel()
-	if _, err := x.poll(soon, execState.over); err == nil {
-		return nil
+	if _, notOver := x.poll(soon, execState.over); notOver == nil {
+		return err
 	}
 	// It has changed its own environment.
 	if err := x.script(ctx, "root"); err != nil {
 		return err
 	}
-	_, err := x.poll(ctx, execState.over)
+	_, err = x.poll(ctx, execState.over)
 	return err
 }
 
@@ -95,7 +98,7 @@ func (x *execution) script(ctx context.Context, mode string) error {
 	case y.refusal != nil:
 		return errors.New("the container has no /bin/sh that would run, or no room for another process")
 	case y.result.ExitCode == 4:
-		return errors.New("some may have hidden where they come from")
+		return errHidden
 	case y.result.ExitCode != 0:
 		return fmt.Errorf("some survived (code %d)", y.result.ExitCode)
 	}

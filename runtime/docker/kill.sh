@@ -4,7 +4,7 @@
 # 0 when two looks in a row found none, 3 when some can't be killed, 4 when there may
 # be some that can't be told from others. Plain POSIX, and nothing but builtins.
 marker=$1 age=$2 mode=$3
-hits= first= root= orphan=
+hits= first= root=
 
 # look PID: its state, parent, and start in ticks of 1/100 s since boot.
 look() {
@@ -41,6 +41,7 @@ pass() {
 }
 
 look $$ || exit 3
+self=$born
 since=$((born - age * 100 - 500))
 
 # A first process that has changed its environment is told by what it is not: it has
@@ -69,11 +70,21 @@ while [ $clean -lt 2 ]; do
 	for p in $hits; do kill -KILL "$p" 2>/dev/null; done
 done
 
-# Orphans that hide where they come from, and began after the command did.
+# Orphans that hide where they come from, and began after the command did. The
+# oldest child of init is none of them: it is the container's main process.
+oldest=$self
+for p in /proc/[0-9]*; do
+	look "${p#/proc/}" && [ "$parent" = 1 ] && [ "$born" -lt "$oldest" ] && oldest=$born
+done
 for p in /proc/[0-9]*; do
 	p=${p#/proc/}
-	look "$p" && [ "$parent" = 1 ] && [ "$born" -ge "${first:-$since}" ] || continue
-	environ "$p" BERM_EXEC_ID= || orphan=$p
+	look "$p" && [ "$parent" = 1 ] && [ "$born" -gt "$oldest" ] && [ "$born" -ge "${first:-$since}" ] || continue
+	environ "$p" BERM_EXEC_ID= && continue
+	# It may be one that is just ending, and has let go of its environment.
+	tries=0 seen=$born
+	while look "$p" && [ "$born" = "$seen" ]; do
+		tries=$((tries + 1))
+		[ $tries -lt 2000 ] || exit 4
+	done
 done
-[ -z "$orphan" ] || exit 4
 exit 0
