@@ -44,11 +44,19 @@ func testHostname(t *testing.T, b *bed) {
 	}
 }
 
+// testCreateMissingProgram allows for engines that start the init process before
+// they know: then the container ends as a shell would have it.
 func testCreateMissingProgram(t *testing.T, b *bed) {
 	for _, program := range []string{"no-such-program", "/etc/passwd"} {
 		spec := b.spec()
 		spec.Command = []string{program}
-		_, err := b.rt.Create(b.ctx, spec)
+		c, err := b.rt.Create(b.ctx, spec)
+		if err == nil {
+			if c = b.awaitState(t, c.ID, runtime.StateExited); c.ExitCode != 126 && c.ExitCode != 127 {
+				t.Errorf("%s: exit code %d", program, c.ExitCode)
+			}
+			continue
+		}
 		class(t, program, err, errdefs.IsInvalidArgument, "InvalidArgument")
 		if cs := b.list(t); len(cs) != 0 {
 			t.Errorf("%s: left behind: %+v", program, cs)
@@ -189,9 +197,10 @@ func testPrivileges(t *testing.T, b *bed) {
 			t.Errorf("process %s: NoNewPrivs %s, Seccomp %s", pid, status["NoNewPrivs"], status["Seccomp"])
 		}
 	}
+	// None of them does harm if it succeeds: the container may turn out to be no boundary.
 	for _, script := range []string{
 		"mount -t tmpfs none /tmp", "umount /proc", "unshare -U true", "chown 1:1 /etc/passwd", "chroot / true",
-		"mknod /tmp/null c 1 3", "hostname other", "ip link set lo down", "nice -n -5 true", "date -s 2000-01-01",
+		"mknod /tmp/null c 1 3", "hostname $(hostname)", "ip link set lo up", "nice -n -5 true",
 	} {
 		if got := b.shell(t, c.ID, script+" && echo succeeded"); strings.Contains(got, "succeeded") {
 			t.Errorf("%s as root: %s", script, got)
@@ -230,8 +239,9 @@ func testNamespaces(t *testing.T, b *bed) {
 
 func testKernelInterfaces(t *testing.T, b *bed) {
 	c := b.create(t, b.spec())
-	for _, script := range []string{
-		"echo h >/proc/sysrq-trigger", "echo 1 >/proc/sys/kernel/panic", "echo x >/sys/kernel/uevent_helper",
+	keep := func(file string) string { return fmt.Sprintf("v=$(cat %s) && echo $v >%s", file, file) }
+	for _, script := range []string{ // as harmless
+		"echo h >/proc/sysrq-trigger", keep("/proc/sys/kernel/panic"), keep("/sys/kernel/mm/transparent_hugepage/defrag"),
 		"mkdir /sys/fs/cgroup/escape || mkdir /sys/fs/cgroup/*/escape", "head -c 1 /proc/kcore | grep -q .",
 		"ls /sys/firmware/* ", "test -s /proc/keys", "test -s /proc/timer_list",
 	} {

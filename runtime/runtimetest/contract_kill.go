@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,12 +22,12 @@ func killCases() []contractCase {
 		{"exec/directory can't be made", testExecDirectoryRefused},
 		{"exec/out of memory", testExecOOM},
 	}
-	// All but the last of sleeping processes, each with its own number of seconds.
+	// Each makes processes that sleep for 70001 and 70003 seconds, and maybe more.
 	for name, script := range map[string]string{
 		"tree":            "sleep 70001 & (sleep 70002; true) & sleep 70003",
 		"setsid":          "setsid sleep 70001 & setsid setsid sleep 70002 & sleep 70003",
 		"double fork":     "(sleep 70001 &) ; (setsid sh -c 'sleep 70002; true' &) ; sleep 70003",
-		"nohup":           "nohup sleep 70001 >/dev/null 2>&1 & sleep 70003",
+		"nohup":           "(trap '' HUP; exec sleep 70001) >/dev/null 2>&1 & sleep 70003",
 		"signals ignored": "trap '' TERM INT HUP QUIT; sleep 70001 & sleep 70003",
 		"shell is gone":   "setsid sleep 70001 >/dev/null 2>&1 </dev/null & exec sleep 70003",
 		"stopped":         "sleep 70001 & kill -STOP $!; sleep 70003",
@@ -70,8 +71,13 @@ func testCancelKills(t *testing.T, b *bed, user, script string) {
 		failed <- err
 	}()
 	b.await(t, "the processes to start", func() bool {
-		ps := b.output(t, c.ID, "ps", "-o", "args")
-		return strings.Contains(ps, "sleep 70001") && strings.Contains(ps, "sleep 70003")
+		select {
+		case err := <-failed:
+			t.Fatalf("the command ended early: %v", err)
+		default:
+		}
+		ps := strings.Split(b.output(t, c.ID, "ps", "-o", "args"), "\n")
+		return slices.Contains(ps, "sleep 70001") && slices.Contains(ps, "sleep 70003")
 	})
 	cancel()
 	begun := time.Now()
