@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// demoServer is a berm serve in a process of its own, so that it can be killed.
+type demoServer struct {
+	dir      string // holds all that it writes
+	opts     demoOptions
+	token    string
+	instance string
+	network  string
+	url      string // once it is up
+
+	cmd  *exec.Cmd
+	done chan struct{} // closed when cmd has ended
+}
+
+func newDemoServer(dir string, opts demoOptions) *demoServer {
+	id := strings.ToLower(rand.Text()[:8])
+	return &demoServer{dir: dir, opts: opts, token: rand.Text(), instance: "demo-" + id, network: "berm-demo-" + id}
+}
+
+func (s *demoServer) logPath() string { return filepath.Join(s.dir, "server.log") }
+
+// start runs the server and returns when it is ready to serve.
+func (s *demoServer) start(ctx context.Context) error {
+	binary, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(s.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }() // the child has its own
+	state := filepath.Join(s.dir, "state")
+	listen := s.opts.listen
+	if s.url != "" { // started again: where it was
+		listen = strings.TrimPrefix(s.url, "http://")
+	}
+	args := []string{"serve", "--listen", listen, "--state-dir", state, "--engine", s.opts.kind}
+	if s.opts.address != "" {
+		args = append(args, "--engine-address", s.opts.address)
+	}
+	s.cmd = exec.Command(binary, args...)
+	s.cmd.Stdout, s.cmd.Stderr = log, log
+	for _, kv := range os.Environ() {
+		if !strings.HasPrefix(kv, "BERM_") {
+			s.cmd.Env = append(s.cmd.Env, kv)
+		}
+	}
+	s.cmd.Env = append(s.cmd.Env, "BERM_SECURITY_TOKENS="+s.token, "BERM_ENGINE_INSTANCE="+s.instance,
+		"BERM_SANDBOX_NETWORK="+s.network, "BERM_SANDBOX_CLEANUP_INTERVAL=500ms")
+	if s.opts.image != "" {
+		s.cmd.Env = append(s.cmd.Env, "BERM_SANDBOX_IMAGE="+s.opts.image)
+	}
+	// A group of its own, or Ctrl-C would end it before the demo has cleaned up.
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if err := s.cmd.Start(); err != nil {
+		return fmt.Errorf("start the server: %w", err)
+	}
+	s.done = make(chan struct{})
+	go func(cmd *exec.Cmd, done chan struct{}) {
+		_ = cmd.Wait()
+		close(done)
+	}(s.cmd, s.done)
+	return s.ready(ctx, filepath.Join(state, "address"))
+}
+
+// ready waits until the server has announced its address and says that it is ready.
+func (s *demoServer) ready(ctx context.Context, announced string) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if address, err := os.ReadFile(announced); err == nil {
+			s.url = "http://" + strings.TrimSpace(string(address))
+			if s.answers(ctx, "/readyz") {
+				return nil
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-s.done:
+			return errors.New("the server ended while it started")
+		case <-ctx.Done():
+			return fmt.Errorf("the server didn't get ready: %w", ctx.Err())
+		}
+	}
+}
+
+func (s *demoServer) answers(ctx context.Context, path string) bool {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
+	if err != nil {
+		return false
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false
+	}
+	_ = resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// kill ends the server as a crash would.
+func (s *demoServer) kill() error {
+	if err := s.cmd.Process.Kill(); err != nil {
+		return fmt.Errorf("kill the server: %w", err)
+	}
+	<-s.done
+	return nil
+}
+
+// stop ends the server as an operator would, and kills it if that takes too long.
+func (s *demoServer) stop() {
+	if s.done == nil {
+		return
+	}
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-s.done:
+	case <-time.After(15 * time.Second):
+		_ = s.cmd.Process.Kill()
+		<-s.done
+	}
+}
+
+// wait returns when ctx ends; that the server ends first is an error.
+func (s *demoServer) wait(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-s.done:
+		return errors.New("the server ended by itself")
+	}
+}
+
+// logTail is the end of what the server logged.
+func (s *demoServer) logTail() string {
+	data, err := os.ReadFile(s.logPath())
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "\n")
+}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/sandboxapi"
+)
+
+// policyOptions are what every policy of this configuration is read with.
+func policyOptions(cfg *config.Config, v view) policy.Options {
+	return policy.Options{
+		InContainer:    !v.root,
+		Refuse:         ownPaths(cfg),
+		DefaultImage:   cfg.Sandbox.Image,
+		DefaultTTL:     cfg.Sandbox.TTL,
+		DefaultIdleTTL: cfg.Sandbox.IdleTTL,
+		EngineNetwork:  cfg.Sandbox.Network,
+	}
+}
+
+// ownPaths are directories and sockets that must never be seen in a sandbox.
+func ownPaths(cfg *config.Config) []string {
+	paths := []string{cfg.StateDir}
+	if socket := engineSocket(cfg.Engine); socket != "" {
+		paths = append(paths, socket)
+	}
+	if socket, ok := strings.CutPrefix(cfg.HTTP.Listen, "unix://"); ok {
+		paths = append(paths, socket)
+	}
+	for _, file := range []string{cfg.PolicyFile, cfg.Security.TokenFile, cfg.Otel.HeadersFile} {
+		if file != "" {
+			paths = append(paths, file)
+		}
+	}
+	return paths
+}
+
+// readPolicy reads the policy without changing anything: the default workspace,
+// which a server makes, is taken as made.
+func readPolicy(ctx context.Context, cfg *config.Config) (*policy.Policy, error) {
+	opts := policyOptions(cfg, engineView(ctx, cfg.Engine))
+	made := map[string]bool{}
+	opts.MakeDir = func(path string) error {
+		made[path] = true
+		return nil
+	}
+	opts.Resolve = func(path string) (string, error) {
+		if made[path] {
+			return path, nil
+		}
+		return policy.ResolveDir(path)
+	}
+	var data []byte
+	if cfg.PolicyFile != "" {
+		var err error
+		if data, err = os.ReadFile(cfg.PolicyFile); err != nil {
+			return nil, fmt.Errorf("read the policy: %w", err)
+		}
+	}
+	return policy.Parse(data, opts)
+}
+
+// checkParts checks what the configuration refers to, and says all that is wrong.
+func checkParts(ctx context.Context, cfg *config.Config) error {
+	_, policyErr := readPolicy(ctx, cfg)
+	tokens, err := loadTokens(cfg.Security)
+	if err == nil {
+		err = proxy.CheckExposure(cfg.HTTP.Listen, tokens.Len())
+	}
+	_, headersErr := otelHeaders(cfg.Otel)
+	_, runtimeErr := openRuntime(cfg.Engine, nil)
+	return errors.Join(policyErr, err, headersErr, runtimeErr)
+}
+
+// loadTokens gives nil when none are configured.
+func loadTokens(cfg config.Security) (*proxy.Tokens, error) {
+	switch {
+	case cfg.TokenFile != "":
+		return proxy.LoadTokens(cfg.TokenFile)
+	case cfg.Tokens != "":
+		tokens, err := proxy.ParseTokens([]byte(cfg.Tokens))
+		if err != nil {
+			return nil, fmt.Errorf("BERM_SECURITY_TOKENS: %w", err)
+		}
+		return tokens, nil
+	}
+	return nil, nil
+}
+
+// maxRequestFile bounds what explain reads, as the API bounds a body.
+const maxRequestFile = proxy.MaxBody
+
+func newPolicyCommand() *cobra.Command {
+	var file string
+	var asJSON bool
+	explain := &cobra.Command{
+		Use:   "explain -f request.json",
+		Short: "Say what the policy makes of a request, and why",
+		Long: `Say what the policy makes of a request, the body of a create, without a server or
+an engine. The exit code is 0 when it is allowed, 1 when it is refused, and 2 when
+that can't be told.`,
+		Example: `  echo '{"host_path": "/etc"}' | berm policy explain -f -
+  berm policy explain -f request.json --policy policy.yaml --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			verdict, err := explainRequest(cmd, file)
+			if err != nil {
+				return &exitError{code: exitUsage, err: err}
+			}
+			if err := printVerdict(cmd.OutOrStdout(), verdict, asJSON); err != nil {
+				return &exitError{code: exitUsage, err: err}
+			}
+			if !verdict.Allowed() {
+				return &exitError{code: exitFailure}
+			}
+			return nil
+		},
+	}
+	addConfigFlags(explain, "policy")
+	explain.Flags().StringVarP(&file, "file", "f", "", "request, as JSON; - is standard input")
+	explain.Flags().BoolVar(&asJSON, "json", false, "print the verdict as JSON")
+	markFiles(explain.Flags(), "file")
+	_ = explain.MarkFlagRequired("file") // fails for unknown flags only
+	return group("policy", "Ask the policy", explain)
+}
+
+func explainRequest(cmd *cobra.Command, file string) (policy.Verdict, error) {
+	cfg, err := loadConfig(cmd)
+	if err != nil {
+		return policy.Verdict{}, err
+	}
+	in := cmd.InOrStdin()
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return policy.Verdict{}, fmt.Errorf("read the request: %w", err)
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	data, err := io.ReadAll(io.LimitReader(in, maxRequestFile+1))
+	if err != nil {
+		return policy.Verdict{}, fmt.Errorf("read the request: %w", err)
+	}
+	if len(data) > maxRequestFile {
+		return policy.Verdict{}, fmt.Errorf("the request is larger than %d bytes", maxRequestFile)
+	}
+	var body apitype.SandboxRequest
+	if err := proxy.DecodeJSON(data, &body); err != nil {
+		return policy.Verdict{}, fmt.Errorf("read the request: %w", err)
+	}
+	p, err := readPolicy(cmd.Context(), cfg)
+	if err != nil {
+		return policy.Verdict{}, err
+	}
+	return p.Sandbox(sandboxapi.PolicyRequest(body)), nil
+}
+
+// printVerdict never shows the values of the environment.
+func printVerdict(w io.Writer, v policy.Verdict, asJSON bool) error {
+	if asJSON {
+		out := struct {
+			Allowed    bool              `json:"allowed"`
+			Spec       *policy.Spec      `json:"spec,omitempty"`
+			Overridden []policy.Override `json:"overridden"`
+			Denials    []policy.Reason   `json:"denials"`
+		}{v.Allowed(), nil, v.Overridden, v.Denials}
+		if v.Allowed() {
+			out.Spec = &v.Spec
+		}
+		return writeJSON(w, out)
+	}
+	var b strings.Builder
+	if v.Allowed() {
+		b.WriteString("allowed\n")
+		spec, err := json.MarshalIndent(v.Spec, "  ", "  ")
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&b, "  %s\n", spec)
+	} else {
+		b.WriteString("denied\n")
+		for _, r := range v.Denials {
+			fmt.Fprintf(&b, "  %s\n    rule:    %s\n    field:   %s\n    allowed: %s\n", r.Message, r.Rule, r.Field, r.Allowed)
+		}
+	}
+	for _, o := range v.Overridden {
+		fmt.Fprintf(&b, "  %s: asked for %v, gets %v (%s)\n", o.Field, o.Requested, o.Effective, o.Rule)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func writeJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}

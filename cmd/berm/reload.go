@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/bermhq/berm/policy"
+)
+
+// settle is how long a changed policy file has to be left alone before it is read.
+const settle = 100 * time.Millisecond
+
+// policyKeeperOptions say what a policyKeeper keeps.
+type policyKeeperOptions struct {
+	Path     string                     // empty: the built-in policy
+	Parse    policy.Options             // what it is parsed with
+	Check    func(*policy.Policy) error // refuses what can't be had here; nil refuses nothing
+	Logger   *slog.Logger               // mandatory
+	Registry prometheus.Registerer      // mandatory
+}
+
+// policyKeeper holds the policy in force, and replaces it when its file changes.
+type policyKeeper struct {
+	opts    policyKeeperOptions
+	reloads *prometheus.CounterVec
+
+	current atomic.Pointer[policy.Policy]
+	data    []byte // what was last read, good or bad
+}
+
+// newPolicyKeeper loads the policy; the first one has to be good.
+func newPolicyKeeper(opts policyKeeperOptions) (*policyKeeper, error) {
+	k := &policyKeeper{opts: opts, reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "berm_policy_reloads_total",
+		Help: "Attempts to load a changed policy, by result (success, failure).",
+	}, []string{"result"})}
+	if err := opts.Registry.Register(k.reloads); err != nil {
+		return nil, err
+	}
+	k.reloads.WithLabelValues("success")
+	k.reloads.WithLabelValues("failure")
+	data, err := k.read()
+	if err != nil {
+		return nil, err
+	}
+	return k, k.load(data)
+}
+
+// Policy is the policy in force.
+func (k *policyKeeper) Policy() *policy.Policy { return k.current.Load() }
+
+func (k *policyKeeper) read() ([]byte, error) {
+	if k.opts.Path == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(k.opts.Path)
+	if err != nil {
+		return nil, fmt.Errorf("read the policy: %w", err)
+	}
+	return data, nil
+}
+
+func (k *policyKeeper) load(data []byte) error {
+	k.data = data
+	p, err := policy.Parse(data, k.opts.Parse)
+	if err != nil {
+		return err
+	}
+	if k.opts.Check != nil {
+		if err := k.opts.Check(p); err != nil {
+			return err
+		}
+	}
+	k.current.Store(p)
+	return nil
+}
+
+// reload reads the file again. A broken one is reported, and the old policy stays.
+// Unless forced, an unchanged file is left alone; a forced reload also takes
+// secrets that changed.
+func (k *policyKeeper) reload(ctx context.Context, forced bool) {
+	data, err := k.read()
+	if err == nil && !forced && bytes.Equal(data, k.data) {
+		return
+	}
+	if err == nil {
+		err = k.load(data)
+	}
+	if err != nil {
+		k.reloads.WithLabelValues("failure").Inc()
+		k.opts.Logger.ErrorContext(ctx, "policy_reload_failed", "file", k.opts.Path, "error", err.Error())
+		return
+	}
+	sum := sha256.Sum256(data)
+	k.reloads.WithLabelValues("success").Inc()
+	k.opts.Logger.InfoContext(ctx, "policy_reloaded", "file", k.opts.Path, "sha256", hex.EncodeToString(sum[:]))
+}
+
+// Run reloads the policy on each signal, and when its file changes, until ctx ends.
+func (k *policyKeeper) Run(ctx context.Context, hup <-chan os.Signal) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch the policy: %w", err)
+	}
+	defer func() { _ = watcher.Close() }()
+	if err := k.watch(watcher); err != nil {
+		return err
+	}
+	timer := time.NewTimer(settle) // the file may have changed since it was first read
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-hup:
+			k.reload(ctx, true)
+		case <-watcher.Events:
+			timer.Reset(settle)
+		case err := <-watcher.Errors:
+			// An overflow lost events, so look.
+			k.opts.Logger.WarnContext(ctx, "policy_watch_failed", "error", err.Error())
+			timer.Reset(settle)
+		case <-timer.C:
+			if err := k.watch(watcher); err != nil {
+				k.opts.Logger.WarnContext(ctx, "policy_watch_failed", "error", err.Error())
+			}
+			k.reload(ctx, false)
+		}
+	}
+}
+
+// watch follows the directories rather than the file, which editors and
+// orchestrators replace: the one that it is named in, and the one that it lies in,
+// which differs when it is a symbolic link.
+func (k *policyKeeper) watch(w *fsnotify.Watcher) error {
+	if k.opts.Path == "" {
+		return nil
+	}
+	dirs := []string{filepath.Dir(k.opts.Path)}
+	if target, err := filepath.EvalSymlinks(k.opts.Path); err == nil {
+		dirs = append(dirs, filepath.Dir(target))
+	}
+	var errs []error
+	for _, dir := range dirs {
+		if err := w.Add(dir); err != nil {
+			errs = append(errs, fmt.Errorf("watch %s: %w", dir, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+)
+
+const defaultURL = "http://127.0.0.1:7070"
+
+// clientFlags are how the sandbox commands reach a server, and how they print.
+type clientFlags struct {
+	url, tokenFile, output string
+}
+
+func newSandboxCommand() *cobra.Command {
+	var flags clientFlags
+	cmd := group("sandbox", "Make, use and remove sandboxes through a server",
+		newCreateCommand(&flags), newListCommand(&flags), newShowCommand(&flags),
+		newExecCommand(&flags), newRenewCommand(&flags), newRemoveCommand(&flags))
+	cmd.Long = `Make, use and remove sandboxes through a server.
+
+The server is that of --url or BERM_URL (` + defaultURL + ` by default; unix:///path
+for a unix socket), the token that of --token-file or BERM_TOKEN.`
+	cmd.PersistentFlags().StringVar(&flags.url, "url", "", "the server (default $BERM_URL, else "+defaultURL+")")
+	cmd.PersistentFlags().StringVar(&flags.tokenFile, "token-file", "", "file with the token (default $BERM_TOKEN)")
+	cmd.PersistentFlags().StringVarP(&flags.output, "output", "o", "table", "table or json")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// connect makes the client, and checks how to print.
+func (f *clientFlags) connect() (*client.Client, error) {
+	if f.output != "table" && f.output != "json" {
+		return nil, &exitError{code: exitUsage, err: fmt.Errorf("--output is %q, want table or json", f.output)}
+	}
+	url := f.url
+	if url == "" {
+		url = os.Getenv("BERM_URL")
+	}
+	if url == "" {
+		url = defaultURL
+	}
+	token := os.Getenv("BERM_TOKEN")
+	if f.tokenFile != "" {
+		data, err := os.ReadFile(f.tokenFile)
+		if err != nil {
+			return nil, fmt.Errorf("read the token: %w", err)
+		}
+		token = strings.TrimSpace(string(data))
+	}
+	return client.New(client.Options{BaseURL: url, Token: token})
+}
+
+// explain turns an answer's problem into what a person has to know.
+func explain(err error) error {
+	var answer *client.Error
+	if !errors.As(err, &answer) {
+		return err
+	}
+	text := answer.Error()
+	for _, r := range answer.Problem.Reasons {
+		text += fmt.Sprintf("\n%s: rule %s; allowed: %s", r.Field, r.Rule, r.Allowed)
+	}
+	for _, d := range answer.Problem.Differences {
+		text += fmt.Sprintf("\n%s is %v, asked for %v", d.Field, d.Current, d.Requested)
+	}
+	return errors.New(text)
+}
+
+func newListCommand(flags *clientFlags) *cobra.Command {
+	var opts client.ListOptions
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List your sandboxes",
+		Example: "  berm sandbox ls --status running --metadata team=blue",
+		Args:    cobra.NoArgs,
+		RunE: action(func(cmd *cobra.Command, _ []string) error {
+			c, err := flags.connect()
+			if err != nil {
+				return err
+			}
+			sandboxes := []apitype.Sandbox{}
+			for sb, err := range c.List(cmd.Context(), opts) {
+				if err != nil {
+					return explain(err)
+				}
+				sandboxes = append(sandboxes, sb)
+			}
+			if flags.output == "json" {
+				return writeJSON(cmd.OutOrStdout(), sandboxes)
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
+			_, _ = fmt.Fprintln(w, "KEY\tSTATUS\tIMAGE\tCREATED\tENDS IN") // Flush tells of errors
+			for _, sb := range sandboxes {
+				_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", sb.Key, sb.Status, sb.Spec.Image, sb.CreatedAt.Format(time.RFC3339), endsIn(sb))
+			}
+			return w.Flush()
+		}),
+	}
+	cmd.Flags().StringVar(&opts.Status, "status", "", "only those of this status")
+	cmd.Flags().StringToStringVar(&opts.Metadata, "metadata", nil, "only those with this metadata, NAME=VALUE")
+	return cmd
+}
+
+// endsIn is how long the sandbox has if nothing happens to it.
+func endsIn(sb apitype.Sandbox) time.Duration {
+	end := sb.ExpiresAt
+	if sb.IdleExpiresAt != nil && sb.IdleExpiresAt.Before(end) {
+		end = *sb.IdleExpiresAt
+	}
+	return max(0, time.Until(end).Round(time.Second))
+}
+
+func newShowCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "show KEY",
+		Short:   "Show all there is to know about a sandbox",
+		Example: "  berm sandbox show mine -o json",
+		Args:    cobra.ExactArgs(1),
+		RunE: action(func(cmd *cobra.Command, args []string) error {
+			c, err := flags.connect()
+			if err != nil {
+				return err
+			}
+			sb, err := c.Get(cmd.Context(), args[0])
+			if err != nil {
+				return explain(err)
+			}
+			return flags.print(cmd.OutOrStdout(), sb)
+		}),
+	}
+}
+
+func newRenewCommand(flags *clientFlags) *cobra.Command {
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use:     "renew KEY",
+		Short:   "Give a sandbox more time",
+		Example: "  berm sandbox renew mine --ttl 1h",
+		Args:    cobra.ExactArgs(1),
+		RunE: action(func(cmd *cobra.Command, args []string) error {
+			c, err := flags.connect()
+			if err != nil {
+				return err
+			}
+			sb, err := c.Renew(cmd.Context(), args[0], ttl)
+			if err != nil {
+				return explain(err)
+			}
+			return flags.print(cmd.OutOrStdout(), sb)
+		}),
+	}
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "from now (default the sandbox's own), never past its deadline")
+	return cmd
+}
+
+func newRemoveCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm KEY...",
+		Aliases: []string{"delete"},
+		Short:   "Remove sandboxes",
+		Example: "  berm sandbox rm mine yours",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: action(func(cmd *cobra.Command, args []string) error {
+			c, err := flags.connect()
+			if err != nil {
+				return err
+			}
+			var errs []error
+			results := []apitype.DeleteResult{}
+			for _, key := range args {
+				res, err := c.Delete(cmd.Context(), key)
+				if err != nil {
+					errs = append(errs, fmt.Errorf("%s: %w", key, explain(err)))
+					continue
+				}
+				results = append(results, *res)
+			}
+			if flags.output == "json" {
+				errs = append(errs, writeJSON(cmd.OutOrStdout(), results))
+				return errors.Join(errs...)
+			}
+			for _, res := range results {
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", res.ChatID, strings.ReplaceAll(res.Result, "_", " "))
+				errs = append(errs, err)
+			}
+			return errors.Join(errs...)
+		}),
+	}
+}
+
+// print shows one sandbox.
+func (f *clientFlags) print(out io.Writer, sb *apitype.Sandbox) error {
+	if f.output == "json" {
+		return writeJSON(out, sb)
+	}
+	spec, err := json.MarshalIndent(sb.Spec, "", "  ")
+	if err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	row := func(name, value string) {
+		if value != "" {
+			_, _ = fmt.Fprintf(w, "%s:\t%s\n", name, value) // Flush tells of errors
+		}
+	}
+	row("key", sb.Key)
+	row("result", sb.Result)
+	row("status", sb.Status)
+	row("error", sb.Error)
+	row("session", sb.SessionID)
+	row("container", sb.ContainerID)
+	if sb.Endpoint != nil {
+		row("endpoint", fmt.Sprintf("%s:%d", sb.Endpoint.IP, sb.Endpoint.Port))
+	}
+	row("created", sb.CreatedAt.Format(time.RFC3339))
+	row("expires", sb.ExpiresAt.Format(time.RFC3339))
+	if sb.IdleExpiresAt != nil {
+		row("idles out", sb.IdleExpiresAt.Format(time.RFC3339))
+	}
+	row("deadline", sb.Deadline.Format(time.RFC3339))
+	for _, name := range sortedNames(sb.Metadata) {
+		row("metadata", name+"="+sb.Metadata[name])
+	}
+	for _, o := range sb.Overridden {
+		row("overridden", fmt.Sprintf("%s: asked for %v, has %v (%s)", o.Field, o.Requested, o.Effective, o.Rule))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "spec: %s\n", spec)
+	return err
+}

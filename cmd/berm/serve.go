@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/reaper"
+	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/sandboxapi"
+)
+
+// flushTimeout bounds the sending of the last telemetry.
+const flushTimeout = 5 * time.Second
+
+func newServeCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve sandboxes over HTTP",
+		Long: `Serve sandboxes over HTTP until SIGTERM or SIGINT, then let the requests in flight
+finish. Sandboxes outlive the server; the next one on the same state directory
+knows them. SIGHUP reloads the policy, and so does a change of its file.
+
+Flags go over environment variables, those over the configuration file. Without
+tokens, only a loopback address or a unix socket may be listened on.`,
+		Example: `  berm serve
+  berm serve --config berm.yaml --policy policy.yaml
+  berm serve --listen 0.0.0.0:7070 --token-file tokens.yaml
+  berm serve --listen unix:///run/berm.sock --state-dir /var/lib/berm`,
+		Args: cobra.NoArgs,
+		RunE: action(func(cmd *cobra.Command, _ []string) error {
+			cfg, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			context.AfterFunc(ctx, stop) // a second signal ends the process at once
+			return serve(ctx, cfg, cmd.ErrOrStderr())
+		}),
+	}
+	addConfigFlags(cmd)
+	return cmd
+}
+
+// cleanup undoes, in reverse order, what was done. It also rolls back a start that
+// got only half way.
+type cleanup []func() error
+
+func (c *cleanup) add(f func() error) { *c = append(*c, f) }
+
+func (c *cleanup) run() error {
+	var errs []error
+	for i := len(*c) - 1; i >= 0; i-- {
+		errs = append(errs, (*c)[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// serve puts everything together and runs it until ctx ends.
+func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error) {
+	var undo cleanup
+	defer func() { err = errors.Join(err, undo.run()) }()
+
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	undo.add(func() error { signal.Stop(hup); return nil })
+
+	tokens, err := loadTokens(cfg.Security)
+	if err != nil {
+		return err
+	}
+	if err := proxy.CheckExposure(cfg.HTTP.Listen, tokens.Len()); err != nil {
+		return err
+	}
+	mode, err := cfg.HTTP.FileMode()
+	if err != nil {
+		return err
+	}
+	st, err := openState(cfg.StateDir)
+	if err != nil {
+		return err
+	}
+	undo.add(st.Close)
+	owner, err := st.owner(cfg.Engine.Instance)
+	if err != nil {
+		return err
+	}
+
+	tel, err := newTelemetry(ctx, cfg, owner, stderr)
+	if err != nil {
+		return err
+	}
+	undo.add(func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+		defer cancel()
+		return tel.Close(ctx)
+	})
+	log := tel.logger
+
+	shared := engineView(ctx, cfg.Engine)
+	holder, why := newHolder(filepath.Join(cfg.StateDir, "hold"), shared)
+	if why != nil {
+		log.WarnContext(ctx, "mounts_not_held", "error", why.Error())
+	}
+	policies, err := newPolicyKeeper(policyKeeperOptions{
+		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared), Check: holdable(holder, why), Logger: log, Registry: tel.registry,
+	})
+	if err != nil {
+		return err
+	}
+	if err := makeRoots(cfg.Sandbox); err != nil {
+		return err
+	}
+	db, err := store.Open(ctx, store.Options{Path: filepath.Join(cfg.StateDir, "berm.db")})
+	if err != nil {
+		return err
+	}
+	undo.add(db.Close)
+	rt, err := openRuntime(cfg.Engine, log)
+	if err != nil {
+		return err
+	}
+	manager, err := lifecycle.New(lifecycle.Options{
+		Runtime: rt, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: settings(cfg.Sandbox, policies),
+		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
+	})
+	if err != nil {
+		return err
+	}
+	sweeper, err := reaper.New(reaper.Options{
+		Manager: manager, Interval: cfg.Sandbox.CleanupInterval, Logger: log, Registry: tel.registry, Tracer: tel.tracer,
+	})
+	if err != nil {
+		return err
+	}
+	api := sandboxapi.Options{
+		Manager: manager, Policy: policies.Policy, Tokens: tokens, TokenHeader: cfg.Security.TokenHeader,
+		Hosts: cfg.HTTP.AllowedHosts, Origins: cfg.HTTP.AllowedOrigins, Version: version,
+		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
+	}
+	if cfg.Metrics.Enabled {
+		api.Gatherer = tel.registry
+	}
+	handler, err := sandboxapi.New(api)
+	if err != nil {
+		return err
+	}
+	listener, err := proxy.Listen(ctx, cfg.HTTP.Listen, mode)
+	if err != nil {
+		return err
+	}
+	undo.add(func() error { _ = listener.Close(); return nil }) // closed already if it was served
+	address := cfg.HTTP.Listen
+	if !strings.HasPrefix(address, "unix://") {
+		address = listener.Addr().String()
+	}
+	if err := st.announce(address); err != nil {
+		return err
+	}
+	undo.add(st.withdraw)
+	log.InfoContext(ctx, "serving", "address", address, "version", version, "engine", cfg.Engine.Kind,
+		"instance", owner, "state_dir", cfg.StateDir, "policy_file", cfg.PolicyFile, "tokens", tokens.Len())
+
+	// What the requests in flight need goes on until they are done.
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group, background := errgroup.WithContext(background)
+	group.Go(func() error { return manager.Run(background) })
+	group.Go(func() error { return sweeper.Run(background) })
+	group.Go(func() error { return policies.Run(background, hup) })
+	front, closeFront := context.WithCancel(ctx)
+	defer closeFront()
+	context.AfterFunc(background, closeFront) // one of them failed
+
+	err = proxy.Serve(front, listener, handler, proxy.ServeOptions{DrainTimeout: cfg.HTTP.DrainTimeout, Logger: log})
+	stop()
+	err = errors.Join(err, group.Wait())
+	log.InfoContext(ctx, "stopped")
+	return err
+}
+
+// newTelemetry makes what a server tells of itself with.
+func newTelemetry(ctx context.Context, cfg *config.Config, instance string, stderr io.Writer) (*telemetry, error) {
+	logger, err := localLogger(stderr, cfg.Logging)
+	if err != nil {
+		return nil, err
+	}
+	t := &telemetry{logger: logger, registry: prometheus.NewRegistry()}
+	t.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if cfg.Otel.Endpoint == "" {
+		return t, nil
+	}
+	return t, t.connect(ctx, cfg, instance)
+}
+
+func settings(s config.Sandbox, policies *policyKeeper) lifecycle.Settings {
+	out := lifecycle.Settings{
+		AgentPort: s.Port, Env: s.Env, Command: s.Command, MaxSandboxes: s.MaxSandboxes, AdoptLegacy: s.AdoptLegacy,
+		ChatsRoot: s.ChatsRoot, ChatMountPath: s.ChatMountPath,
+		DependenciesRoot: s.DependenciesRoot, DependenciesPath: s.DependenciesMountPath,
+		ToolsRoot: s.LambdaToolsRoot, ToolsPath: s.LambdaToolsMountPath,
+		VolumePath: s.VolumeMountPath,
+		EnginePath: func(local string) (string, error) { return policies.Policy().EnginePath(local) },
+	}
+	if len(s.Command) == 0 {
+		out.Command = nil // the image's own
+	}
+	return out
+}
+
+// makeRoots makes the configured directories if the operator wants that.
+func makeRoots(s config.Sandbox) error {
+	if !s.CreateRoots {
+		return nil
+	}
+	for _, dir := range []string{s.ChatsRoot, s.DependenciesRoot, s.LambdaToolsRoot} {
+		if dir == "" {
+			continue
+		}
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("make the sandbox roots: %w", err)
+		}
+	}
+	return nil
+}
