@@ -136,11 +136,10 @@ func (r *Runtime) Close() error {
 // the engine can't be reached, or says that it is another version.
 type session struct {
 	*client.Client
-	http     http.RoundTripper
-	info     runtime.Info
-	seccomp  string // SecurityOpt value
-	cgroupns bool   // the engine can make private cgroup namespaces
-	skew     time.Duration
+	http    http.RoundTripper
+	info    runtime.Info
+	seccomp string        // SecurityOpt value
+	skew    time.Duration // of the engine's clock
 }
 
 // now is the engine's clock.
@@ -219,7 +218,6 @@ func (r *Runtime) negotiate(ctx context.Context) (*session, error) {
 		MemoryBytes:   info.MemTotal,
 		CgroupVersion: info.CgroupVersion,
 	}
-	s.cgroupns = slices.Contains(info.SecurityOptions, "name=cgroupns")
 	if s.seccomp, err = seccompOption(s.info.Architecture); err != nil {
 		return nil, err
 	}

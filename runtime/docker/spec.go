@@ -54,6 +54,7 @@ func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.Host
 	host := &container.HostConfig{
 		NetworkMode:    container.NetworkMode(spec.Network),
 		IpcMode:        container.IPCModePrivate,
+		CgroupnsMode:   container.CgroupnsModePrivate,
 		CapDrop:        []string{"ALL"},
 		CapAdd:         spec.CapAdd,
 		SecurityOpt:    []string{"no-new-privileges", s.seccomp},
@@ -72,9 +73,6 @@ func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.Host
 	}
 	if spec.Network == "" {
 		host.NetworkMode = "none"
-	}
-	if s.cgroupns {
-		host.CgroupnsMode = container.CgroupnsModePrivate
 	}
 	if spec.PidsLimit > 0 {
 		host.PidsLimit = &spec.PidsLimit
