@@ -10,10 +10,10 @@ import (
 )
 
 // compared is one field of a spec as Diff sees it: key decides, show is what
-// people get to see, and real what they see when show is the same on both sides.
+// people get to see, and actual what they see when show is the same on both sides.
 type compared struct {
-	field, key string
-	show, real any
+	field, key   string
+	show, actual any
 }
 
 // compared gives the fields that make two specs the same sandbox, in a fixed
@@ -26,15 +26,15 @@ func (s Spec) compared() []compared {
 		}
 	}
 	n := len(s.ExtraMounts)
-	key, show, real := make([]string, n), make([]string, n), make([]string, n)
+	key, show, actual := make([]string, n), make([]string, n), make([]string, n)
 	for i, m := range s.ExtraMounts {
 		key[i] = strconv.Quote(m.Source) + strconv.Quote(m.MountPath) + m.Mode
 		show[i] = m.HostPath + ":" + m.MountPath + ":" + m.Mode
-		real[i] = m.Source + ":" + m.MountPath + ":" + m.Mode
+		actual[i] = m.Source + ":" + m.MountPath + ":" + m.Mode
 	}
 	slices.Sort(key)
 	slices.Sort(show)
-	slices.Sort(real)
+	slices.Sort(actual)
 	text := func(field, v string) compared { return compared{field, v, v, v} }
 	whole := func(field string, v int64) compared { return compared{field, strconv.FormatInt(v, 10), v, v} }
 	return []compared{
@@ -44,7 +44,7 @@ func (s Spec) compared() []compared {
 		{"host_path", host, s.HostPath, host},
 		text("host_path_mode", s.HostPathMode),
 		text("mount_path", s.MountPath),
-		{"extra_mounts", strings.Join(slices.Compact(key), " "), show, real},
+		{"extra_mounts", strings.Join(slices.Compact(key), " "), show, actual},
 		{"cpus", strconv.FormatFloat(s.CPUs, 'g', -1, 64), s.CPUs, s.CPUs},
 		whole("memory_mb", s.MemoryMB),
 		whole("pids_limit", s.PidsLimit),
@@ -64,7 +64,7 @@ func Diff(current, requested Spec) []Difference {
 			continue
 		}
 		if reflect.DeepEqual(c.show, w.show) { // a path that leads elsewhere now
-			c.show, w.show = c.real, w.real
+			c.show, w.show = c.actual, w.actual
 		}
 		d = append(d, Difference{Field: c.field, Current: c.show, Requested: w.show})
 	}

@@ -385,16 +385,16 @@ func FuzzPath(f *testing.F) {
 			}
 			return
 		}
-		real, err := filepath.EvalSymlinks(path.Clean(s))
-		if err != nil || real != m.Source || m.Local != m.Source || m.HostPath != path.Clean(s) {
-			t.Fatalf("%q is %q: %+v %v", s, real, m, err)
+		actual, err := filepath.EvalSymlinks(path.Clean(s))
+		if err != nil || actual != m.Source || m.Local != m.Source || m.HostPath != path.Clean(s) {
+			t.Fatalf("%q is %q: %+v %v", s, actual, m, err)
 		}
-		if real != data && !strings.HasPrefix(real, data+"/") {
-			t.Errorf("%q leads to %q, outside of the root", s, real)
+		if actual != data && !strings.HasPrefix(actual, data+"/") {
+			t.Errorf("%q leads to %q, outside of the root", s, actual)
 		}
 		for _, bad := range refused {
-			if real == bad || bad != "/" && strings.HasPrefix(real+"/", bad+"/") || strings.HasPrefix(bad, real+"/") {
-				t.Errorf("%q leads to %q, against %s", s, real, bad)
+			if actual == bad || bad != "/" && strings.HasPrefix(actual+"/", bad+"/") || strings.HasPrefix(bad, actual+"/") {
+				t.Errorf("%q leads to %q, against %s", s, actual, bad)
 			}
 		}
 	})

@@ -285,7 +285,7 @@ func within[T int64 | time.Duration](l *loader, path string, v, low, high T) {
 // notBelow raises an inherited maximum to the profile's own value; a maximum that
 // the file gives for this profile has to be high enough by itself.
 func notBelow[T int64 | float64 | time.Duration](l *loader, path string, most *T, v T, explicit bool) {
-	if !(v > *most) { // a NaN has been complained about
+	if math.IsNaN(float64(v)) || *most >= v { // a NaN has been complained about
 		return
 	}
 	if explicit {
