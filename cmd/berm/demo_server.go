@@ -21,7 +21,8 @@ type demoServer struct {
 	token    string
 	instance string
 	network  string
-	url      string // once it is up
+	env      []string // the server's settings
+	url      string   // once it is up
 
 	cmd  *exec.Cmd
 	done chan struct{} // closed when cmd has ended
@@ -29,7 +30,15 @@ type demoServer struct {
 
 func newDemoServer(dir string, opts demoOptions) *demoServer {
 	id := strings.ToLower(rand.Text()[:8])
-	return &demoServer{dir: dir, opts: opts, token: rand.Text(), instance: "demo-" + id, network: "berm-demo-" + id}
+	s := &demoServer{dir: dir, opts: opts, token: rand.Text(), instance: "demo-" + id, network: "berm-demo-" + id}
+	s.env = []string{
+		"BERM_SECURITY_TOKENS=" + s.token, "BERM_ENGINE_INSTANCE=" + s.instance,
+		"BERM_SANDBOX_NETWORK=" + s.network, "BERM_SANDBOX_CLEANUP_INTERVAL=500ms",
+	}
+	if opts.image != "" {
+		s.env = append(s.env, "BERM_SANDBOX_IMAGE="+opts.image)
+	}
+	return s
 }
 
 func (s *demoServer) logPath() string { return filepath.Join(s.dir, "server.log") }
@@ -61,11 +70,7 @@ func (s *demoServer) start(ctx context.Context) error {
 			s.cmd.Env = append(s.cmd.Env, kv)
 		}
 	}
-	s.cmd.Env = append(s.cmd.Env, "BERM_SECURITY_TOKENS="+s.token, "BERM_ENGINE_INSTANCE="+s.instance,
-		"BERM_SANDBOX_NETWORK="+s.network, "BERM_SANDBOX_CLEANUP_INTERVAL=500ms")
-	if s.opts.image != "" {
-		s.cmd.Env = append(s.cmd.Env, "BERM_SANDBOX_IMAGE="+s.opts.image)
-	}
+	s.cmd.Env = append(s.cmd.Env, s.env...)
 	// A group of its own, or Ctrl-C would end it before the demo has cleaned up.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := s.cmd.Start(); err != nil {

@@ -13,7 +13,7 @@ import (
 
 const (
 	maxStdin    = 16 << 20 // bytes; what the API takes
-	outputLimit = 8 << 20  // bytes per stream that are asked for unless a flag says
+	outputLimit = 4 << 20  // bytes per stream; all that the API gives
 
 	exitTimedOut = 124 // as timeout(1) has it
 	exitKilled   = 137 // as a shell has it
@@ -36,7 +36,7 @@ couldn't be run at all.`,
   berm sandbox exec mine --stdin -- wc -l < file`,
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req := apitype.ExecRequest{Command: args[1:], Cwd: cwd, OutputLimit: &limit, Raw: true}
+			req := apitype.ExecRequest{Command: args[1:], Cwd: cwd, OutputLimit: &limit, Raw: flags.output != "json"}
 			code, err := func() (int, error) {
 				var err error
 				if req.Env, err = environment(env); err != nil {

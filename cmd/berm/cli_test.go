@@ -1,0 +1,305 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/sandboxapi"
+	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+const testToken = "a-token-for-tests-only"
+
+// startAPI serves the API on an engine in memory, and gives its URL. What goes over
+// the wire is held against the OpenAPI document.
+func startAPI(t *testing.T) string {
+	t.Helper()
+	p, err := policy.Parse(nil, policy.Options{DefaultImage: runtimetest.DefaultImage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "berm.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager, err := lifecycle.New(lifecycle.Options{
+		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: func() *policy.Policy { return p },
+		Store: db, Holder: hold.Verifier{}, Owner: "test", Settings: lifecycle.Settings{Command: []string{"sleep", "infinity"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := proxy.ParseTokens([]byte(testToken))
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler, err := sandboxapi.New(sandboxapi.Options{Manager: manager, Policy: func() *policy.Policy { return p }, Tokens: tokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- manager.Run(ctx) }()
+	api := httptest.NewServer(handler)
+	target, err := url.Parse(api.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := httputil.NewSingleHostReverseProxy(target)
+	checked.Transport = openapitest.New(t).Transport(nil)
+	front := httptest.NewServer(checked)
+	t.Cleanup(func() {
+		front.Close()
+		api.Close()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return front.URL
+}
+
+// berm runs the program in this process.
+func berm(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs)
+	return out.String(), errs.String(), code
+}
+
+// step is a command and what it should come to.
+type step struct {
+	args   string // split at blanks, but for a last part in single quotes
+	stdin  string
+	code   int
+	stdout []string // each in the output
+	stderr []string // each in the errors; none means that nothing is said
+}
+
+func (s step) run(t *testing.T) {
+	t.Helper()
+	line, quoted, ok := strings.Cut(s.args, " '")
+	args := strings.Fields(line)
+	if ok {
+		args = append(args, strings.TrimSuffix(quoted, "'"))
+	}
+	stdout, stderr, code := berm(t, s.stdin, args...)
+	if code != s.code {
+		t.Errorf("berm %s: exit code %d, want %d", s.args, code, s.code)
+	}
+	for _, want := range s.stdout {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("berm %s: the output lacks %q:\n%s", s.args, want, stdout)
+		}
+	}
+	for _, want := range s.stderr {
+		if !strings.Contains(stderr, want) {
+			t.Errorf("berm %s: the errors lack %q:\n%s", s.args, want, stderr)
+		}
+	}
+	if len(s.stderr) == 0 && stderr != "" {
+		t.Errorf("berm %s: unexpected errors:\n%s", s.args, stderr)
+	}
+}
+
+func TestSandboxCommands(t *testing.T) {
+	t.Setenv("BERM_URL", startAPI(t))
+	t.Setenv("BERM_TOKEN", testToken)
+	t.Setenv("FROM_HERE", "taken")
+	// One after the other: each finds what those before it left.
+	for _, s := range []step{
+		{args: "sandbox ls", stdout: []string{"KEY", "STATUS"}},
+		{args: "sandbox ls -o json", stdout: []string{"[]"}},
+		{args: "sandbox create mine --memory-mb 256 --cpus 0.5 --pids-limit 64 --ttl 30m --idle-ttl 10m --metadata a=b --env X=1 --agent-id agent",
+			stdout: []string{"result:", "created", "metadata:", "a=b", `"memory_mb": 256`, `"cpus": 0.5`, `"pids_limit": 64`, `"ttl": "30m0s"`, `"X"`}},
+		{args: "sandbox create mine --memory-mb 256 --cpus 0.5 --pids-limit 64 --agent-id agent", stdout: []string{"reused"}},
+		{args: "sandbox create mine --memory-mb 512 --agent-id agent", code: 1, stderr: []string{"berm: ", "memory_mb is 256, asked for 512"}},
+		{args: "sandbox create other --host-path /etc", code: 1, stderr: []string{"rule mounts.", "allowed: "}},
+		{args: "sandbox create other --mount /etc", code: 2, stderr: []string{"want HOST:SANDBOX"}},
+		{args: "sandbox create other --mount /etc:/mnt:ro", code: 1, stderr: []string{"rule mounts."}},
+		{args: "sandbox create other --env NOT_THERE_AT_ALL", code: 2, stderr: []string{"no such variable"}},
+		{args: "sandbox create other --profile nosuch", code: 1, stderr: []string{"nosuch"}},
+		{args: "sandbox create other --network off --host-path-mode none --read-only-rootfs=false --image " + runtimetest.DefaultImage, stdout: []string{`"read_only_rootfs": false`}},
+		{args: "sandbox ls", stdout: []string{"mine", "other", "running"}},
+		{args: "sandbox ls --metadata a=b -o json", stdout: []string{`"key": "mine"`}},
+		{args: "sandbox show mine", stdout: []string{"key:", "mine", "idles out:", "deadline:", "spec: {"}},
+		{args: "sandbox show mine -o json", stdout: []string{`"session_id"`}},
+		{args: "sandbox show nosuch", code: 1, stderr: []string{`there is no sandbox "nosuch"`}},
+		{args: "sandbox renew mine --ttl 2h", stdout: []string{"expires:"}},
+		{args: "sandbox renew nosuch", code: 1, stderr: []string{"nosuch"}},
+
+		{args: "sandbox exec mine -- echo hello world", stdout: []string{"hello world\n"}},
+		{args: "sandbox exec mine --env A=1 --env FROM_HERE -- env", stdout: []string{"A=1", "FROM_HERE=taken"}},
+		{args: "sandbox exec mine --cwd /tmp -- pwd", stdout: []string{"/tmp"}},
+		{args: "sandbox exec mine -- exit 7", code: 7},
+		{args: "sandbox exec mine --stdin -- cat", stdin: "from standard input", stdout: []string{"from standard input"}},
+		{args: "sandbox exec mine --timeout 1s -- sleep 60", code: 124, stderr: []string{"killed after 1s"}},
+		{args: "sandbox exec mine --output-limit 3 -- echo hello", stderr: []string{"was cut"}},
+		{args: "sandbox exec mine -o json -- echo hello", stdout: []string{`"exit_code": 0`}},
+		{args: "sandbox exec mine -o json -- exit 7", code: 7, stdout: []string{`"exit_code": 7`}},
+		{args: "sandbox exec nosuch -- true", code: 125, stderr: []string{"nosuch"}},
+		{args: "sandbox exec mine -o xml -- true", code: 2, stderr: []string{"table or json"}},
+		{args: "sandbox exec mine", code: 2, stderr: []string{"requires at least 2"}},
+
+		{args: "sandbox rm mine nosuch", stdout: []string{"mine: deleted", "nosuch: not found"}},
+		{args: "sandbox rm other -o json", stdout: []string{`"result": "deleted"`}},
+		{args: "sandbox rm ../status", code: 1, stderr: []string{"berm: ../status"}},
+		{args: "sandbox ls -o json", stdout: []string{"[]"}},
+		{args: "sandbox ls -o xml", code: 2, stderr: []string{"--output is"}},
+		{args: "sandbox ls --url ftp://x", code: 1, stderr: []string{"base URL"}},
+		{args: "sandbox ls --url http://127.0.0.1:1", code: 1, stderr: []string{"connection refused"}},
+		{args: "sandbox ls --token-file /nonexistent", code: 1, stderr: []string{"read the token"}},
+		{args: "sandbox", code: 2, stderr: []string{"say what to do"}},
+		{args: "sandbox nosuch", code: 2, stderr: []string{"unknown command"}},
+	} {
+		s.run(t)
+	}
+}
+
+func TestTokenFile(t *testing.T) {
+	t.Setenv("BERM_URL", startAPI(t))
+	file := filepath.Join(t.TempDir(), "token")
+	write(t, file, testToken+"\n")
+	step{args: "sandbox ls --token-file " + file, stdout: []string{"KEY"}}.run(t)
+	t.Setenv("BERM_TOKEN", "wrong-token-of-some-length")
+	step{args: "sandbox ls --token-file " + file, stdout: []string{"KEY"}}.run(t)
+	_, stderr, code := berm(t, "", "sandbox", "ls")
+	if code != 1 || !strings.Contains(stderr, "the token is not known") || strings.Contains(stderr, "wrong-token") {
+		t.Errorf("exit code %d, errors %q", code, stderr)
+	}
+}
+
+func TestLocalCommands(t *testing.T) {
+	dir := t.TempDir()
+	good, bad := filepath.Join(dir, "good.yaml"), filepath.Join(dir, "bad.yaml")
+	write(t, good, "http: {listen: '127.0.0.1:0'}\nstate_dir: "+dir+"\n")
+	write(t, bad, "htp: {}\nlogging: {level: loud}\n")
+	badPolicy := filepath.Join(dir, "policy.yaml")
+	write(t, badPolicy, broken)
+	locked := filepath.Join(dir, "locked.yaml")
+	write(t, locked, "version: 1\nprofiles: {default: {locked: [network]}}\n")
+	badTokens := filepath.Join(dir, "tokens.yaml")
+	write(t, badTokens, "short")
+	for _, s := range []step{
+		{args: "version", stdout: []string{"berm devel", "go1."}},
+		{args: "version x", code: 2, stderr: []string{"unknown command"}},
+		{args: "nosuch", code: 2, stderr: []string{`unknown command "nosuch"`}},
+		{args: "serve --nosuch", code: 2, stderr: []string{"unknown flag"}},
+		{args: "completion bash", stdout: []string{"__start_berm"}},
+		{args: "config", code: 2, stderr: []string{"say what to do"}},
+
+		{args: "config print", stdout: []string{"listen: 127.0.0.1:7070 # default"}},
+		{args: "config print --config " + good + " --listen 127.0.0.1:1", stdout: []string{"listen: 127.0.0.1:1 # flag", "state_dir: " + dir + " # file"}},
+		{args: "config print --config " + bad, code: 1, stderr: []string{"line 1: htp: unknown key", "logging.level: want"}},
+		{args: "config print --state-dir relative", stdout: []string{"cmd/berm/relative # flag"}},
+		{args: "config check --config " + good, stdout: []string{"the configuration is valid"}},
+		{args: "config check --config " + dir + "/none.yaml", code: 1, stderr: []string{"no such file"}},
+		{args: "config check --policy " + badPolicy + " --token-file " + badTokens + " --engine containerd", code: 1,
+			stderr: []string{"nothing", "shorter than 16", "containerd is not in this build yet"}},
+		{args: "config check --listen 0.0.0.0:1", code: 1, stderr: []string{"without a token, only a loopback address"}},
+
+		{args: "policy explain -f -", stdin: `{}`, stdout: []string{"allowed\n", `"profile": "default"`, `"memory_mb": 512`}},
+		{args: "policy explain -f -", stdin: `{"host_path":"/etc"}`, code: 1, stdout: []string{"denied\n", "rule:    mounts.always_refused", "field:   host_path", "allowed: "}},
+		{args: "policy explain -f - --json", stdin: `{"host_path":"/etc"}`, code: 1, stdout: []string{`"allowed": false`, `"rule": "mounts.always_refused"`}},
+		{args: "policy explain -f - --json", stdin: `{"env":{"PASSWORD":"hush"}}`, stdout: []string{`"allowed": true`}},
+		{args: "policy explain -f - --policy " + locked, stdin: `{"network":"on"}`, stdout: []string{"network: asked for on, gets off"}},
+		{args: "policy explain -f - --policy " + badPolicy, code: 2, stdin: `{}`, stderr: []string{"nothing"}},
+		{args: "policy explain -f - --config " + bad, code: 2, stdin: `{}`, stderr: []string{"unknown key"}},
+		{args: "policy explain -f -", code: 2, stdin: `{"memory_mbb":1}`, stderr: []string{"memory_mbb"}},
+		{args: "policy explain -f -", code: 2, stdin: `{"x": "` + strings.Repeat("x", maxRequestFile) + `"}`, stderr: []string{"larger than"}},
+		{args: "policy explain -f " + dir + "/none.json", code: 2, stderr: []string{"no such file"}},
+		{args: "policy explain", code: 2, stderr: []string{`required flag(s) "file" not set`}},
+
+		{args: "serve --listen 0.0.0.0:0 --state-dir " + dir + "/state", code: 1, stderr: []string{"without a token, only a loopback address"}},
+		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --engine containerd", code: 1, stderr: []string{"containerd is not in this build yet"}},
+		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --policy " + badPolicy, code: 1, stderr: []string{"nothing"}},
+		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --token-file " + badTokens, code: 1, stderr: []string{"shorter than 16"}},
+		{args: "serve --config " + bad, code: 1, stderr: []string{"unknown key"}},
+	} {
+		s.run(t)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "state", "address")); !os.IsNotExist(err) {
+		t.Errorf("a server that didn't start announced an address: %v", err)
+	}
+}
+
+func TestExplainHidesEnv(t *testing.T) {
+	for _, mode := range []string{"--json=false", "--json=true"} {
+		stdout, stderr, _ := berm(t, `{"env":{"PASSWORD":"hush"}}`, "policy", "explain", "-f", "-", mode)
+		if strings.Contains(stdout+stderr, "hush") {
+			t.Errorf("%s shows the value of a variable:\n%s%s", mode, stdout, stderr)
+		}
+	}
+}
+
+func TestHelpIsWhole(t *testing.T) {
+	for _, args := range [][]string{
+		{"serve"}, {"config", "print"}, {"config", "check"}, {"policy", "explain"}, {"demo"},
+		{"sandbox", "create"}, {"sandbox", "ls"}, {"sandbox", "show"}, {"sandbox", "exec"}, {"sandbox", "renew"}, {"sandbox", "rm"},
+	} {
+		stdout, _, code := berm(t, "", append(args, "--help")...)
+		if code != 0 || !strings.Contains(stdout, "Examples:") {
+			t.Errorf("berm %v --help: exit code %d:\n%s", args, code, stdout)
+		}
+	}
+}
+
+// Every field that the API takes has a flag.
+func TestCreateFlagsAreComplete(t *testing.T) {
+	cmd := newCreateCommand(&clientFlags{})
+	args := []string{
+		"--profile=p", "--image=i", "--network=n", "--host-path=/h", "--host-path-mode=ro", "--mount-path=/m", "--mount=/a:/b:rw",
+		"--cpus=1", "--memory-mb=2", "--pids-limit=3", "--read-only-rootfs", "--workspace-quota-mb=4", "--env=A=B", "--ttl=1m",
+		"--idle-ttl=2m", "--metadata=a=b", "--agent-id=x", "--volume-host-path=/v",
+	}
+	cmd.ResetFlags()
+	request := addSpecFlags(cmd.Flags())
+	if err := cmd.ParseFlags(args); err != nil {
+		t.Fatal(err)
+	}
+	req, err := request()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := json.Marshal(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fields := reflect.TypeFor[apitype.SandboxRequest]().NumField(); fields != len(args) {
+		t.Errorf("a request has %d fields, and there are %d flags", fields, len(args))
+	}
+	want := `{"profile":"p","image":"i","network":"n","host_path":"/h","host_path_mode":"ro","mount_path":"/m",` +
+		`"extra_mounts":[{"host_path":"/a","mount_path":"/b","mode":"rw"}],"cpus":1,"memory_mb":2,"pids_limit":3,"read_only_rootfs":true,` +
+		`"workspace_quota_mb":4,"env":{"A":"B"},"ttl":"1m0s","idle_ttl":"2m0s","metadata":{"a":"b"},"agent_id":"x","volume_host_path":"/v"}`
+	if string(got) != want {
+		t.Errorf("the request is\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestSeconds(t *testing.T) {
+	for d, want := range map[time.Duration]int64{time.Second: 1, 1500 * time.Millisecond: 2, time.Nanosecond: 1, 0: 0} {
+		if got := seconds(d); got != want {
+			t.Errorf("%s is %d s, want %d", d, got, want)
+		}
+	}
+}
