@@ -141,9 +141,9 @@ func knownQuery(r *http.Request, names ...string) error {
 
 func boolQuery(q url.Values, name string) (bool, error) {
 	switch q.Get(name) {
-	case "true", "1":
+	case "true":
 		return true, nil
-	case "false", "0":
+	case "false":
 		return false, nil
 	case "":
 		if !q.Has(name) {

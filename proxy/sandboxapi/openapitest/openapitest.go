@@ -102,6 +102,27 @@ func (c *Checker) Unseen() []string {
 	return out
 }
 
+// CheckExamples holds the document's own examples against its schemas.
+func (c *Checker) CheckExamples() { c.examples(c.doc, nil) }
+
+func (c *Checker) examples(node any, at []string) {
+	switch n := node.(type) {
+	case map[string]any:
+		if ex, ok := n["example"]; ok && n["schema"] != nil {
+			if err := c.validate(ex, append(slices.Clone(at), "schema")...); err != nil {
+				c.t.Errorf("example of %s: %v", strings.Join(at, " "), err)
+			}
+		}
+		for k, v := range n {
+			c.examples(v, append(slices.Clone(at), k))
+		}
+	case []any:
+		for i, v := range n {
+			c.examples(v, append(slices.Clone(at), strconv.Itoa(i)))
+		}
+	}
+}
+
 // check compares one exchange. What remains to be read of resp can be read.
 func (c *Checker) check(r *http.Request, body []byte, resp *http.Response) {
 	what := fmt.Sprintf("%s %s: %d", r.Method, r.URL.RequestURI(), resp.StatusCode)

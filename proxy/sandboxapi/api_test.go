@@ -1,0 +1,418 @@
+package sandboxapi_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/sandboxapi"
+	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
+	"github.com/bermhq/berm/runtime"
+)
+
+const (
+	master    = "token-of-the-master"
+	powerless = "token-without-power"
+	sessionID = "0c9f4a86-1f0b-4e53-9d3b-0f6f0a4f7c11"
+)
+
+// scripted is a manager whose every call comes to what the test says.
+type scripted struct {
+	err     error // of all calls
+	panics  bool
+	result  lifecycle.Result
+	sandbox lifecycle.Sandbox
+	exec    lifecycle.ExecResult
+	execErr error
+	more    string                               // of List
+	logs    func(stdout, stderr io.Writer) error // nil prints nothing
+	delete  lifecycle.DeleteResult
+
+	created lifecycle.CreateRequest // of the last call, as are the others
+	execed  lifecycle.ExecRequest
+	listed  lifecycle.ListOptions
+	logged  runtime.LogOptions
+	renewed time.Duration
+}
+
+func (s *scripted) outcome() (lifecycle.Sandbox, error) {
+	if s.panics {
+		panic("boo")
+	}
+	return s.sandbox, s.err
+}
+
+func (s *scripted) Create(_ context.Context, req lifecycle.CreateRequest) (lifecycle.CreateResult, error) {
+	s.created = req
+	sb, err := s.outcome()
+	return lifecycle.CreateResult{Sandbox: sb, Result: s.result}, err
+}
+
+func (s *scripted) Get(context.Context, string, string) (lifecycle.Sandbox, error) {
+	return s.outcome()
+}
+
+func (s *scripted) List(_ context.Context, _ string, opts lifecycle.ListOptions) ([]lifecycle.Sandbox, string, error) {
+	s.listed = opts
+	sb, err := s.outcome()
+	return []lifecycle.Sandbox{sb}, s.more, err
+}
+
+func (s *scripted) Delete(context.Context, string, string) (lifecycle.DeleteResult, error) {
+	_, err := s.outcome()
+	return s.delete, err
+}
+
+func (s *scripted) Renew(_ context.Context, _, _ string, ttl time.Duration) (lifecycle.Sandbox, error) {
+	s.renewed = ttl
+	return s.outcome()
+}
+
+func (s *scripted) Pause(context.Context, string, string) (lifecycle.Sandbox, error) {
+	return s.outcome()
+}
+
+func (s *scripted) Resume(context.Context, string, string) (lifecycle.Sandbox, error) {
+	return s.outcome()
+}
+
+func (s *scripted) Exec(_ context.Context, req lifecycle.ExecRequest) (lifecycle.ExecResult, error) {
+	s.execed = req
+	_, err := s.outcome()
+	return s.exec, errors.Join(err, s.execErr)
+}
+
+func (s *scripted) Logs(_ context.Context, _, _ string, opts runtime.LogOptions, stdout, stderr io.Writer) error {
+	s.logged = opts
+	if _, err := s.outcome(); err != nil || s.logs == nil {
+		return err
+	}
+	return s.logs(stdout, stderr)
+}
+
+func (s *scripted) Stats(context.Context, string, string) (runtime.Stats, error) {
+	_, err := s.outcome()
+	return runtime.Stats{Time: time.Now()}, err
+}
+
+func (s *scripted) Ready(context.Context) error {
+	_, err := s.outcome()
+	return err
+}
+
+func (s *scripted) Status(context.Context, string) lifecycle.ServiceStatus {
+	_, _ = s.outcome()
+	return lifecycle.ServiceStatus{Backend: runtime.Info{Backend: "fake", Version: "1"}, Available: true}
+}
+
+// gatherer is a metrics registry that can be made to fail.
+type gatherer struct{ fails bool }
+
+func (g *gatherer) Gather() ([]*dto.MetricFamily, error) {
+	if g.fails {
+		return nil, errors.New("boo")
+	}
+	return prometheus.NewRegistry().Gather()
+}
+
+// door is the API on a scripted manager, every exchange with which is checked
+// against the OpenAPI document.
+type door struct {
+	*openapitest.Checker
+	t       *testing.T
+	url     string
+	client  *http.Client
+	manager *scripted
+	metrics *gatherer
+}
+
+func newDoor(t *testing.T) *door {
+	t.Helper()
+	pol, err := policy.Parse(nil, policy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := proxy.ParseTokens([]byte(`tokens:
+- {name: master, tenant: red, token: ` + master + `, max_sandboxes: 7}
+- {name: powerless, tenant: red, token: ` + powerless + `, scopes: [sandboxes:exec]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &door{Checker: openapitest.New(t), t: t, manager: &scripted{}, metrics: &gatherer{}}
+	h, err := sandboxapi.New(sandboxapi.Options{
+		Manager: d.manager, Policy: func() *policy.Policy { return pol }, Tokens: tokens, Gatherer: d.metrics, Version: "1.2.3",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(h)
+	t.Cleanup(srv.Close)
+	d.url, d.client = srv.URL, &http.Client{Transport: d.Transport(nil)}
+	d.calm()
+	return d
+}
+
+// calm lets every call succeed again.
+func (d *door) calm() {
+	now := time.Now()
+	code := 0
+	*d.manager = scripted{
+		result: lifecycle.ResultCreated,
+		sandbox: lifecycle.Sandbox{
+			Tenant: "red", Key: "k", SessionID: sessionID, ContainerID: "c0ffee", Status: lifecycle.StatusRunning,
+			Spec: policy.Spec{
+				Profile: "default", Image: "alpine", Network: "off", HostPathMode: "rw", MountPath: "/workspace", TTL: time.Hour,
+				Env:         map[string]string{"B": "secret-b", "A": "secret-a"},
+				ExtraMounts: []policy.Mount{{HostPath: "/srv/a", Source: "/resolved/a", Local: "/local/a", MountPath: "/a", Mode: "ro"}},
+			},
+			Overridden: []policy.Override{{Field: "cpus", Requested: 4, Effective: 2, Rule: "resources.over_max"}},
+			Endpoint:   lifecycle.Endpoint{IP: "10.0.0.2", Port: 80}, Enforcement: lifecycle.Enforcement{Mounts: "held"},
+			CreatedAt: now, ExpiresAt: now.Add(time.Hour), Deadline: now.Add(24 * time.Hour), LastUsedAt: now,
+		},
+		exec:   lifecycle.ExecResult{SessionID: sessionID, Backend: "fake", Status: lifecycle.ExecCompleted, ExitCode: &code, Timeout: 30 * time.Second},
+		delete: lifecycle.DeleteResult{Result: lifecycle.ResultDeleted, SessionID: sessionID, ContainerID: "c0ffee"},
+	}
+	d.metrics.fails = false
+}
+
+type answer struct {
+	*http.Response
+	body string
+}
+
+// decode reads the body as JSON.
+func (a answer) decode(t *testing.T, v any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(a.body), v); err != nil {
+		t.Fatalf("%v: %s", err, a.body)
+	}
+}
+
+func (a answer) problem(t *testing.T) apitype.Problem {
+	t.Helper()
+	var p apitype.Problem
+	a.decode(t, &p)
+	return p
+}
+
+// send sends a request of the master's, but for what change does to it.
+func (d *door) send(method, path, body string, change ...func(*http.Request)) answer {
+	d.t.Helper()
+	r, err := http.NewRequest(method, d.url+path, strings.NewReader(body))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	r.Header.Set("X-API-Token", master)
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	for _, f := range change {
+		f(r)
+	}
+	resp, err := d.client.Do(r)
+	if err != nil {
+		d.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		d.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	return answer{resp, string(b)}
+}
+
+// want sends a request and checks the answer's status and code.
+func (d *door) want(status int, code, method, path, body string, change ...func(*http.Request)) answer {
+	d.t.Helper()
+	a := d.send(method, path, body, change...)
+	var got struct{ Code string }
+	if code != "" {
+		_ = json.Unmarshal([]byte(a.body), &got)
+	}
+	if a.StatusCode != status || got.Code != code {
+		d.t.Errorf("%s %s: got %d %s, want %d %s\n%s", method, path, a.StatusCode, got.Code, status, code, a.body)
+	}
+	return a
+}
+
+func withToken(token string) func(*http.Request) {
+	return func(r *http.Request) {
+		r.Header.Del("X-API-Token")
+		if token != "" {
+			r.Header.Set("X-API-Token", token)
+		}
+	}
+}
+
+func withHeader(name, value string) func(*http.Request) {
+	return func(r *http.Request) { r.Header.Set(name, value) }
+}
+
+func withHost(host string) func(*http.Request) { return func(r *http.Request) { r.Host = host } }
+
+// operations are all documented ones, each with a request that succeeds.
+var operations = []struct {
+	method, path, body string
+	status             int
+	open               bool // needs no token
+	outcomes           []outcome
+}{
+	{"PUT", "/api/v1/sandboxes/k", `{"image":"alpine"}`, 201, false, append(engine, denied, conflict, capacity, quota)},
+	{"GET", "/api/v1/sandboxes/k", "", 200, false, append(engine, missing)},
+	{"DELETE", "/api/v1/sandboxes/k", "", 200, false, append(engine, wrongState)},
+	{"GET", "/api/v1/sandboxes", "", 200, false, engine},
+	{"POST", "/api/v1/sandboxes/k/renew", `{"ttl":"1h"}`, 200, false, append(engine, missing, wrongState)},
+	{"POST", "/api/v1/sandboxes/k/pause", "", 200, false, append(engine, missing, wrongState, cant)},
+	{"POST", "/api/v1/sandboxes/k/resume", "", 200, false, append(engine, missing, wrongState, cant)},
+	{"POST", "/api/v1/sandboxes/k/exec", `{"command":["true"]}`, 200, false, append(engine, missing, denied, conflict, wrongState, capacity, quota, cant)},
+	{"GET", "/api/v1/sandboxes/k/logs", "", 200, false, append(engine, missing, wrongState, cant)},
+	{"GET", "/api/v1/sandboxes/k/stats", "", 200, false, append(engine, missing, wrongState, cant)},
+	{"GET", "/api/v1/status", "", 200, false, nil},
+	{"GET", "/api/v1/errors", "", 200, false, nil},
+	{"GET", "/metrics", "", 200, false, nil},
+	{"GET", "/api/v1/health", "", 200, true, nil},
+	{"GET", "/healthz", "", 200, true, nil},
+	{"GET", "/readyz", "", 200, true, []outcome{away}},
+	{"GET", "/openapi.json", "", 200, true, nil},
+	{"GET", "/docs", "", 200, true, nil},
+}
+
+// outcome is an error of the manager's and what is answered to it.
+type outcome struct {
+	err    error
+	status int
+	code   string
+}
+
+var (
+	away       = outcome{&lifecycle.UnavailableError{Err: errors.New("gone")}, 503, "backend_unavailable"}
+	engine     = []outcome{away, {errors.New("boo"), 500, "internal"}, {&lifecycle.InvalidError{Field: "x", Message: "bad"}, 422, "validation"}}
+	missing    = outcome{&lifecycle.NotFoundError{Key: "k"}, 404, "not_found"}
+	wrongState = outcome{&lifecycle.StateError{Key: "k", Status: lifecycle.StatusPaused, Want: "running"}, 409, "wrong_state"}
+	cant       = outcome{errdefs.ErrNotImplemented, 501, "not_supported"}
+	capacity   = outcome{&lifecycle.CapacityError{Message: "full", RetryAfter: 5 * time.Second}, 429, "capacity"}
+	quota      = outcome{&lifecycle.QuotaError{UsedBytes: 2, QuotaBytes: 1}, 507, "quota_exceeded"}
+	denied     = outcome{&policy.DeniedError{Reasons: []policy.Reason{{
+		Rule: "mounts.always_refused", Field: "host_path", Value: "/etc", Allowed: "below /srv", Message: "/etc is always refused",
+	}}}, 403, "policy_denied"}
+	conflict = outcome{&lifecycle.ConflictError{Key: "k", Differences: []policy.Difference{
+		{Field: "memory_mb", Current: 256, Requested: 512},
+	}}, 409, "sandbox_conflict"}
+)
+
+// TestEveryAnswer goes through every operation and every status that the document
+// has, and fails for one that it didn't come by.
+func TestEveryAnswer(t *testing.T) {
+	d := newDoor(t)
+	for _, op := range operations {
+		d.calm()
+		d.want(op.status, "", op.method, op.path, op.body)
+		d.want(421, "host_refused", op.method, op.path, op.body, withHost("evil.example"))
+		d.want(403, "origin_refused", op.method, op.path, op.body, withHeader("Origin", "https://evil.example"))
+		if op.open {
+			d.want(200, "", op.method, op.path, op.body, withToken(""))
+		} else {
+			d.want(401, "unauthorized", op.method, op.path, op.body, withToken(""))
+			d.want(401, "unauthorized", op.method, op.path, op.body, withToken("token-of-a-stranger"))
+			if !strings.HasSuffix(op.path, "/exec") {
+				d.want(403, "forbidden", op.method, op.path, op.body, withToken(powerless))
+			}
+			if op.path != "/metrics" {
+				d.want(400, "malformed", op.method, op.path+"?colour=red", op.body)
+			}
+		}
+		for _, o := range op.outcomes {
+			d.manager.err = o.err
+			d.want(o.status, o.code, op.method, op.path, op.body)
+		}
+		if op.method == "PUT" || op.method == "POST" {
+			tooMuch := 1<<20 + 1
+			if strings.HasSuffix(op.path, "/exec") {
+				tooMuch = 24 << 20
+			}
+			d.want(413, "too_large", op.method, op.path, strings.Repeat(" ", tooMuch))
+			d.want(415, "unsupported_media_type", op.method, op.path, "{}", withHeader("Content-Type", "text/plain"))
+			d.want(400, "malformed", op.method, op.path, `{"colour":"red"}`)
+		}
+	}
+	d.calm()
+	d.manager.panics = true
+	d.want(500, "internal", "GET", "/api/v1/status", "")
+	d.calm()
+	d.metrics.fails = true
+	d.want(500, "internal", "GET", "/metrics", "")
+
+	d.calm()
+	d.manager.result = lifecycle.ResultReused
+	d.want(200, "", "PUT", "/api/v1/sandboxes/k", "")
+	d.manager.err = &lifecycle.PullingError{Sandbox: d.manager.sandbox, RetryAfter: 1500 * time.Millisecond}
+	if a := d.want(202, "", "PUT", "/api/v1/sandboxes/k", ""); a.Header.Get("Retry-After") != "2" {
+		t.Errorf("Retry-After is %q", a.Header.Get("Retry-After"))
+	}
+	legacyAnswers(d)
+
+	for _, unseen := range d.Unseen() {
+		t.Errorf("documented, but it never came: %s", unseen)
+	}
+}
+
+func TestOutsideOfTheDocument(t *testing.T) {
+	d := newDoor(t)
+	for _, tt := range []struct {
+		status             int
+		code, method, path string
+	}{
+		{404, "no_route", "GET", "/"},
+		{404, "no_route", "GET", "/api/v1/sandboxes/"},
+		{404, "no_route", "GET", "/api/v1/sandboxes/k/"},
+		{404, "no_route", "GET", "/api/v1/sandboxes/k/logs/more"},
+		{404, "no_route", "GET", "/api/v2/sandboxes"},
+		{404, "no_route", "GET", "/API/v1/sandboxes"},
+		{404, "no_route", "GET", "//api/v1/sandboxes"},
+		{405, "method_not_allowed", "POST", "/api/v1/sandboxes/k"},
+		{405, "method_not_allowed", "GET", "/api/v1/sandboxes/k/exec"},
+		{405, "method_not_allowed", "OPTIONS", "/api/v1/sandboxes/k"},
+		{405, "method_not_allowed", "BREW", "/api/v1/sandboxes"},
+		{400, "malformed", "POST", "/api/v1/sandboxes/k%2Fexec"},
+		{400, "malformed", "GET", "/api/v1/sandboxes/..%2f..%2fmetrics"},
+		{422, "validation", "GET", "/api/v1/sandboxes/.."},
+		{422, "validation", "GET", "/api/v1/sandboxes/-k"},
+		{422, "validation", "GET", "/api/v1/sandboxes/k%00"},
+		{422, "validation", "GET", "/api/v1/sandboxes/k%20l"},
+		{422, "validation", "GET", "/api/v1/sandboxes/%E2%80%A8"},
+		{422, "validation", "GET", "/api/v1/sandboxes/" + strings.Repeat("k", 129)},
+		{200, "", "GET", "/api/v1/sandboxes/k%3Al"},
+	} {
+		d.want(tt.status, tt.code, tt.method, tt.path, "")
+	}
+	a := d.send("PATCH", "/api/v1/sandboxes/k", "")
+	if allow := a.Header.Get("Allow"); !strings.Contains(allow, "PUT") || !strings.Contains(allow, "DELETE") {
+		t.Errorf("Allow is %q", allow)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	if _, err := sandboxapi.New(sandboxapi.Options{}); err == nil {
+		t.Error("an API without a manager was made")
+	}
+	if _, err := sandboxapi.New(sandboxapi.Options{
+		Manager: &scripted{}, Policy: func() *policy.Policy { return nil }, TokenHeader: "Authorization",
+	}); err == nil {
+		t.Error("an impossible token header was taken")
+	}
+}
