@@ -38,7 +38,8 @@ type wanted struct {
 	metadata   map[string]string
 	agentID    string
 	volume     string
-	max        int // the caller's own cap on sandboxes; 0 is none
+	ownEnv     bool // the request brings its own environment
+	max        int  // the caller's own cap on sandboxes; 0 is none
 }
 
 // flight is a create under way. It holds its key, and outlives its callers.
@@ -228,6 +229,9 @@ func (m *Manager) judge(pol *policy.Policy, req CreateRequest) (*wanted, error) 
 	if err := verdict.Err(); err != nil {
 		return nil, err
 	}
+	if err := m.opts.Settings.overlap(verdict.Spec); err != nil {
+		return nil, err
+	}
 	return &wanted{
 		id:         keyID{req.Tenant, key},
 		spec:       verdict.Spec,
@@ -235,6 +239,7 @@ func (m *Manager) judge(pol *policy.Policy, req CreateRequest) (*wanted, error) 
 		metadata:   maps.Clone(req.Metadata),
 		agentID:    req.AgentID,
 		volume:     volume,
+		ownEnv:     len(req.Request.Env) > 0,
 		max:        req.MaxSandboxes,
 	}, nil
 }
@@ -277,7 +282,7 @@ func (w *wanted) keep(sb Sandbox) {
 	if len(w.metadata) == 0 {
 		w.metadata = sb.Metadata
 	}
-	if len(w.spec.Env) == 0 {
+	if !w.ownEnv {
 		w.spec.Env = sb.Spec.Env
 	}
 }

@@ -538,11 +538,21 @@ func TestOperatorMounts(t *testing.T) {
 			t.Errorf("a symbolic link was mounted for %s", key)
 		}
 	}
+	mine := t.TempDir()
+	nested := newWorld(t, setup{settings: settings, policy: "version: 1\nmounts: {allowed_roots: [" + mine + "]}\n"})
+	for _, target := range []string{"/chat", "/chat/below", "/deps"} {
+		req := request("k")
+		req.Request.HostPath, req.Request.MountPath = &mine, &target
+		if _, err := nested.Create(context.Background(), req); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("mounted at %s: %v", target, err)
+		}
+	}
 	if err := os.Remove(deps); err != nil {
 		t.Fatal(err)
 	}
-	before := w.fake.Calls("create")
-	if _, err := w.Create(context.Background(), request("later")); err == nil || w.fake.Calls("create") != before {
+	calls := func() int { return w.fake.Calls("create") + w.fake.Calls("image") }
+	before := calls()
+	if _, err := w.Create(context.Background(), request("later")); err == nil || calls() != before {
 		t.Errorf("a missing read-only root: %v", err)
 	}
 }

@@ -215,7 +215,7 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 	if err := m.quotaLeft(ctx, sb); err != nil {
 		return res, err
 	}
-	cwd, err := workingDir(sb.Spec, cmd.req.WorkingDir)
+	cwd, err := policy.WorkingDir(sb.Spec, cmd.req.WorkingDir)
 	if err != nil {
 		return res, err
 	}
@@ -271,17 +271,6 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 	}
 	cmd.collect(&res, stdout, stderr)
 	return res, m.quotaAfter(ctx, rec, sb, &res)
-}
-
-// workingDir answers where a command runs.
-func workingDir(spec policy.Spec, cwd string) (string, error) {
-	if cwd == "" {
-		if spec.HostPath != "" {
-			return spec.MountPath, nil
-		}
-		return "", nil
-	}
-	return policy.WorkingDir(spec, cwd)
 }
 
 func (m *Manager) backend() string {

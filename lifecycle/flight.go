@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
 
@@ -110,6 +111,11 @@ func (m *Manager) fly(f *flight, old *record) {
 // make does a create's work. When it fails, nothing new is left; what the engine
 // won't remove carries labels by which the sweep finds it.
 func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox, err error) {
+	mounts, err := m.operatorMounts(f.starting)
+	if err != nil {
+		return sb, err
+	}
+	mounts = append(mounts, f.want.spec.Mounts...)
 	image, err := m.image(ctx, f)
 	if err != nil {
 		return sb, err
@@ -131,7 +137,7 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 	sb.LastUsedAt = sb.CreatedAt
 	sb.Deadline = sb.CreatedAt.Add(sb.Spec.MaxLifetime)
 	sb.ExpiresAt = earlier(sb.CreatedAt.Add(sb.Spec.TTL), sb.Deadline)
-	c, mode, err := m.start(ctx, sb, image)
+	c, mode, err := m.start(ctx, sb, image, mounts)
 	m.engine.Release(1)
 	if err != nil {
 		return sb, err
@@ -163,16 +169,11 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 }
 
 // start makes the container, with its directories held until it runs.
-func (m *Manager) start(ctx context.Context, sb Sandbox, image runtime.Image) (runtime.Container, string, error) {
+func (m *Manager) start(ctx context.Context, sb Sandbox, image runtime.Image, mounts []policy.Mount) (runtime.Container, string, error) {
 	labels, err := m.labelsFor(sb)
 	if err != nil {
 		return runtime.Container{}, "", err
 	}
-	mounts, err := m.operatorMounts(sb)
-	if err != nil {
-		return runtime.Container{}, "", err
-	}
-	mounts = append(mounts, sb.Spec.Mounts...)
 	spec := runtime.Spec{
 		Name:           "berm-" + sb.SessionID,
 		Image:          image.ID,

@@ -14,6 +14,27 @@ import (
 // chats root. No key begins with a dot, so none can be mistaken for it.
 const tenantsDir = ".tenants"
 
+// overlap refuses a spec whose mounts would hide, or hide in, the operator's.
+func (s Settings) overlap(spec policy.Spec) error {
+	for _, own := range [][2]string{{s.ChatsRoot, s.ChatMountPath}, {s.DependenciesRoot, s.DependenciesPath}, {s.ToolsRoot, s.ToolsPath}} {
+		if own[0] == "" {
+			continue
+		}
+		for _, mt := range spec.Mounts {
+			if below(mt.MountPath, own[1]) || below(own[1], mt.MountPath) {
+				return &InvalidError{Field: "mount_path", Message: fmt.Sprintf("%s overlaps %s, which every sandbox has", mt.MountPath, own[1])}
+			}
+		}
+	}
+	return nil
+}
+
+// below tells whether an absolute, clean path is dir or lies below it.
+func below(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && filepath.IsLocal(rel)
+}
+
 // PrepareRoots checks that the operator's directories are there; with create, it
 // makes the missing ones. It is meant for start-up.
 func (s Settings) PrepareRoots(create bool) error {

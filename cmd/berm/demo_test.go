@@ -19,8 +19,13 @@ const testImage = "berm.local/busybox:latest"
 // startEngine gives a private engine with an image of busybox.
 func startEngine(t *testing.T) *engine.Docker {
 	t.Helper()
+	return startEngineWith(t, engine.Options{})
+}
+
+func startEngineWith(t *testing.T, opts engine.Options) *engine.Docker {
+	t.Helper()
 	engine.Require(t, "docker")
-	d, err := engine.StartDocker(t.Context(), engine.Options{})
+	d, err := engine.StartDocker(t.Context(), opts)
 	if err != nil {
 		engine.Lacking(t, "docker", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -176,6 +177,9 @@ func (s *storm) check(ctx context.Context) {
 func newStorm(t *testing.T, address string) (*storm, *demoServer) {
 	t.Helper()
 	t.Setenv("RUN_AS_BERM", "1") // the servers are this test binary
+	// They die with the thread that starts them, which must not be lent to others.
+	goruntime.LockOSThread()
+	t.Cleanup(goruntime.UnlockOSThread)
 	dir := t.TempDir()
 	shared := filepath.Join(dir, "shared")
 	policyFile := filepath.Join(dir, "policy.yaml")
@@ -295,7 +299,8 @@ func TestStormKillingTheEngine(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short")
 	}
-	d := startEngine(t)
+	// A dockerd that was killed in mid-start of a container takes its time over it.
+	d := startEngineWith(t, engine.Options{StartTimeout: 2 * time.Minute})
 	s, server := newStorm(t, d.Host())
 	s.restarts = true
 	for range 5 {
