@@ -67,10 +67,10 @@ func classify(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &classed) && !errdefs.IsUnavailable(err):
-		return err
 	case errdefs.IsConflict(err), errdefs.IsNotModified(err), errdefs.IsPermissionDenied(err):
 		return &classedError{errdefs.ErrFailedPrecondition, err}
+	case errors.As(err, &classed) && !errdefs.IsUnavailable(err):
+		return err
 	case answered(err):
 		return err
 	case ctx.Err() != nil:

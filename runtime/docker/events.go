@@ -38,12 +38,16 @@ func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready fun
 	if err != nil {
 		return r.watchEnd(ctx, s, op, err)
 	}
+	since := parseTime(info.SystemTime)
+	if since.IsZero() {
+		since = s.now()
+	}
 	filter := labelFilter(labels)
 	filter.Add("type", string(events.ContainerEventType))
 	for action := range eventTypes {
 		filter.Add("event", string(action))
 	}
-	messages, failed := s.Events(watchCtx, events.ListOptions{Since: unixTime(parseTime(info.SystemTime)), Filters: filter})
+	messages, failed := s.Events(watchCtx, events.ListOptions{Since: unixTime(since), Filters: filter})
 	select {
 	case err := <-failed:
 		return r.watchEnd(ctx, s, op, err)

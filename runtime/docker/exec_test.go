@@ -4,6 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -112,47 +116,133 @@ func TestExecOOM(t *testing.T) {
 	}
 }
 
+// shells are directories of programs that stand in for a container's /bin. Nil
+// means its own, which is busybox.
+func shells(t *testing.T) map[string][]runtime.Mount {
+	out := map[string][]runtime.Mount{"busybox": nil}
+	for _, shell := range []string{"dash", "bash"} {
+		dir := t.TempDir()
+		out[shell] = []runtime.Mount{{Source: dir, Target: "/bin", ReadOnly: true}}
+		for _, lib := range []string{"/usr/lib", "/usr/lib64"} {
+			if _, err := os.Stat(lib); err == nil {
+				out[shell] = append(out[shell], runtime.Mount{Source: lib, Target: strings.TrimPrefix(lib, "/usr"), ReadOnly: true})
+			}
+		}
+		for name, program := range map[string]string{
+			"sh": shell, "sleep": "sleep", "env": "env", "setsid": "setsid", "nohup": "nohup", "ps": "busybox", "touch": "touch",
+		} {
+			file, err := exec.LookPath(program)
+			if err != nil {
+				t.Logf("without %s: %v", shell, err)
+				delete(out, shell)
+				break
+			}
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, name), data, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
+}
+
 func TestExecKill(t *testing.T) {
 	r := newRuntime(t, testEngine(t).Host())
 	cases := []struct {
-		name, script string
-		want         error // besides the context's
+		name, script string // prints when all of its processes are on their way
+		want         error  // besides the context's
 	}{
-		{"plain", "sleep 1001", nil},
-		{"tree", "sleep 1001 & sleep 1001 & (sleep 1001; true) & wait", nil},
-		{"setsid", "setsid sleep 1001 & nohup sleep 1001 >/dev/null 2>&1 & wait", nil},
-		{"double_fork", "(setsid sh -c 'sleep 1001 & sleep 1001' >/dev/null 2>&1 &) ; sleep 1001", nil},
-		{"forking", "f() { while :; do (sleep 0.01 &) ; done; }; f & f; wait", nil},
-		{"ignoring", "trap '' TERM INT HUP; while :; do sleep 1; done", nil},
-		{"stopped", "sh -c 'kill -STOP $$' & kill -STOP $$", nil},
-		{"no_environment", "exec env -i sh -c 'sleep 1001; true'", nil},
-		{"child_without_environment", "env -i sh -c 'sleep 1001; true'; true", nil},
-		{"hidden_orphan", "(env -i setsid sleep 1001 &); sleep 1001", runtime.ErrNotKilled},
+		{"tree", "sleep 1001 & sleep 1001 & (sleep 1001; true) & echo; wait", nil},
+		{"setsid", "setsid sleep 1001 & nohup sleep 1001 >/dev/null 2>&1 & echo; wait", nil},
+		{"double_fork", "(setsid sh -c 'sleep 1001 & sleep 1001' >/dev/null 2>&1 &); echo; sleep 1001", nil},
+		{"forking", "f() { while :; do (sleep 0.01 &) ; done; }; f & f & sleep 0.1; echo; wait", nil},
+		{"ignoring", "trap '' TERM INT HUP; echo; while :; do sleep 1; done", nil},
+		{"stopped", "sh -c 'kill -STOP $$' & echo; kill -STOP $$", nil},
+		{"no_environment", "exec env -i sh -c 'echo; sleep 1001; true'", nil},
+		{"child_without_environment", "env -i sh -c 'echo; sleep 1001; true'; true", nil},
+		{"hidden_orphan", "(env -i setsid sleep 1001 &); sleep 0.2; echo; sleep 1001", runtime.ErrNotKilled},
 	}
-	for _, tc := range cases {
-		t.Run(tc.name, func(t *testing.T) {
-			c := sandbox(t, r, func(s *runtime.Spec) { s.PidsLimit = 1000 })
-			other := make(chan error, 1)
-			go func() {
-				_, err := r.Exec(t.Context(), c.ID, runtime.Exec{Command: []string{"sh", "-c", "sleep 2002 & while [ ! -e /stop ]; do sleep 0.1; done; kill %1"}})
-				other <- err
-			}()
-			cause := errors.New("enough")
-			ctx, cancel := context.WithTimeoutCause(t.Context(), 700*time.Millisecond, cause)
-			defer cancel()
-			start := time.Now()
-			_, err := r.Exec(ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", tc.script}})
-			t.Logf("%v after %s", err, time.Since(start))
-			if !errdefs.IsDeadlineExceeded(err) || !errors.Is(err, cause) || errors.Is(err, runtime.ErrNotKilled) != (tc.want != nil) {
-				t.Errorf("error %v", err)
-			}
-			if out, _, _ := sh(t, r, c.ID, "ps"); tc.want == nil && (strings.Contains(out, "1001") || strings.Count(out, "sleep 2002") != 2) {
-				t.Errorf("left are:\n%s", out)
-			}
-			sh(t, r, c.ID, "touch /stop")
-			if err := <-other; err != nil {
-				t.Errorf("another command: %v", err)
-			}
-		})
+	for shell, mounts := range shells(t) {
+		for _, tc := range cases {
+			t.Run(shell+"/"+tc.name, func(t *testing.T) {
+				t.Parallel()
+				c := sandbox(t, r, func(s *runtime.Spec) { s.PidsLimit, s.Mounts = 1000, mounts })
+				other := make(chan error, 1)
+				go func() {
+					_, err := r.Exec(t.Context(), c.ID, runtime.Exec{Command: []string{"sh", "-c", "sleep 2002 & while [ ! -e /stop ]; do sleep 0.1; done; kill %1"}})
+					other <- err
+				}()
+				cause := errors.New("enough")
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				_, err := r.Exec(ctx, c.ID, runtime.Exec{
+					Command: []string{"sh", "-c", tc.script},
+					Stdout:  writerFunc(func() { cancel(cause) }),
+				})
+				if !errdefs.IsCanceled(err) || !errors.Is(err, cause) || errors.Is(err, runtime.ErrNotKilled) != (tc.want != nil) {
+					t.Errorf("error %v", err)
+				}
+				if out, _, _ := sh(t, r, c.ID, "ps"); tc.want == nil && strings.Contains(out, "1001") {
+					t.Errorf("left are:\n%s", out)
+				}
+				sh(t, r, c.ID, "touch /stop")
+				if err := <-other; err != nil {
+					t.Errorf("another command: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// writerFunc is called for each write.
+type writerFunc func()
+
+func (f writerFunc) Write(p []byte) (int, error) {
+	f()
+	return len(p), nil
+}
+
+func TestExecKillWithoutShell(t *testing.T) {
+	r := newRuntime(t, testEngine(t).Host())
+	c := sandbox(t, r, nil)
+	sh(t, r, c.ID, "rm /bin/sh")
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	_, err := r.Exec(ctx, c.ID, runtime.Exec{Command: []string{"sleep", "1001"}})
+	if !errdefs.IsDeadlineExceeded(err) || !errors.Is(err, runtime.ErrNotKilled) {
+		t.Errorf("error %v", err)
+	}
+	if took := time.Since(start); took > 2*killTimeout {
+		t.Errorf("it took %s", took)
+	}
+}
+
+func TestReplay(t *testing.T) {
+	src := &replay{src: strings.NewReader("some input")}
+	first, second := src.reader(), src.reader()
+	p := make([]byte, 4)
+	if n, err := first.Read(p); n != 4 || err != nil {
+		t.Fatal(n, err)
+	}
+	all, err := io.ReadAll(second)
+	if err != nil || string(all) != "some input" {
+		t.Errorf("again: %q, %v", all, err)
+	}
+	if all, err = io.ReadAll(first); err != nil || string(all) != " input" {
+		t.Errorf("the rest: %q, %v", all, err)
+	}
+	long := &replay{src: bytes.NewReader(make([]byte, 2*maxReplay))}
+	if n, err := io.Copy(io.Discard, long.reader()); n != 2*maxReplay || err != nil {
+		t.Error(n, err)
+	}
+	if n, err := long.reader().Read(p); n != 0 || err == nil || err == io.EOF {
+		t.Errorf("what is lost was given again: %d, %v", n, err)
 	}
 }

@@ -103,13 +103,11 @@ func readPull(body io.Reader, progress func(runtime.PullProgress)) error {
 		if progress == nil {
 			continue
 		}
-		l := layers[m.ID]
 		if p := m.Progress; p != nil && m.Status == "Downloading" {
-			l = layer{p.Current, max(p.Total, p.Current)}
-		} else if m.ID != "" && p == nil {
-			l.current = l.total // what comes after a layer's download
+			layers[m.ID] = layer{p.Current, max(p.Total, p.Current)}
+		} else if l, ok := layers[m.ID]; ok { // what follows a layer's download
+			layers[m.ID] = layer{l.total, l.total}
 		}
-		layers[m.ID] = l
 		out := runtime.PullProgress{Status: strings.TrimSpace(m.ID + " " + m.Status)}
 		for _, l := range layers {
 			out.CurrentBytes += l.current

@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
@@ -166,7 +167,7 @@ func validate(spec runtime.Spec) error {
 		}
 	}
 	for _, c := range spec.CapAdd {
-		if c == "ALL" || c == "CAP_ALL" {
+		if strings.EqualFold(c, "ALL") || strings.EqualFold(c, "CAP_ALL") {
 			return invalid("all capabilities can't be added at once")
 		}
 	}

@@ -1,0 +1,118 @@
+package docker
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+func TestHostConfig(t *testing.T) {
+	yes, pids := true, int64(9)
+	s := &session{seccomp: "seccomp={}", info: runtime.Info{CPUs: 2}}
+	base := container.HostConfig{
+		NetworkMode:   "none",
+		IpcMode:       "private",
+		CgroupnsMode:  "private",
+		CapDrop:       []string{"ALL"},
+		SecurityOpt:   []string{"no-new-privileges", "seccomp={}"},
+		Init:          &yes,
+		RestartPolicy: container.RestartPolicy{Name: "no"},
+		ShmSize:       64 << 20,
+		LogConfig:     container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "5242880", "max-file": "2"}},
+	}
+	full := base
+	full.NetworkMode = "net"
+	full.CapAdd = []string{"CAP_CHOWN"}
+	full.ReadonlyRootfs = true
+	full.Runtime = "crun"
+	full.LogConfig = container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "500", "max-file": "2"}}
+	full.Resources = container.Resources{Memory: 64, MemorySwap: 64, NanoCPUs: 2e9, PidsLimit: &pids}
+	full.Tmpfs = map[string]string{"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=7"}
+	full.Mounts = []mount.Mount{
+		{Type: "bind", Source: "/s", Target: "/t/", ReadOnly: true, BindOptions: &mount.BindOptions{Propagation: "rprivate", NonRecursive: true}},
+		{Type: "volume", Target: "/v", ReadOnly: true},
+	}
+	cases := []struct {
+		name    string
+		spec    runtime.Spec
+		volumes []string
+		want    container.HostConfig
+	}{
+		{"least", runtime.Spec{}, nil, base},
+		{"full", runtime.Spec{
+			Network: "net", CapAdd: []string{"CAP_CHOWN"}, ReadOnlyRootfs: true, RuntimeClass: "crun", LogMaxBytes: 1000,
+			MemoryBytes: 64, CPUs: 99, PidsLimit: 9, Tmpfs: []runtime.Tmpfs{{Target: "/tmp", SizeBytes: 7}},
+			Mounts: []runtime.Mount{{Source: "/s", Target: "/t/", ReadOnly: true}},
+		}, []string{"/t", "/tmp/", "/v", "/v/"}, full},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			if d := cmp.Diff(&tc.want, hostConfig(tc.spec, s, tc.volumes)); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+func TestValidate(t *testing.T) {
+	good := runtime.Spec{Name: "n", Image: "i"}
+	cases := []struct {
+		name   string
+		change func(*runtime.Spec)
+		ok     bool
+	}{
+		{"good", func(*runtime.Spec) {}, true},
+		{"network by name", func(s *runtime.Spec) { s.Network = "sandboxes" }, true},
+		{"no name", func(s *runtime.Spec) { s.Name = "" }, false},
+		{"no image", func(s *runtime.Spec) { s.Image = "" }, false},
+		{"empty command", func(s *runtime.Spec) { s.Command = []string{} }, false},
+		{"negative memory", func(s *runtime.Spec) { s.MemoryBytes = -1 }, false},
+		{"host network", func(s *runtime.Spec) { s.Network = "host" }, false},
+		{"another's network", func(s *runtime.Spec) { s.Network = "container:x" }, false},
+		{"relative mount", func(s *runtime.Spec) { s.Mounts = []runtime.Mount{{Source: "volume", Target: "/x"}} }, false},
+		{"tmpfs without a size", func(s *runtime.Spec) { s.Tmpfs = []runtime.Tmpfs{{Target: "/x"}} }, false},
+		{"all capabilities", func(s *runtime.Spec) { s.CapAdd = []string{"all"} }, false},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			spec := good
+			tc.change(&spec)
+			if err := validate(spec); (err == nil) != tc.ok || err != nil && !errdefs.IsInvalidArgument(err) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+func TestSeccompOption(t *testing.T) {
+	for arch, native := range seccompArch {
+		opt, err := seccompOption(arch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct {
+			DefaultAction string
+			Architectures []string
+			ArchMap       []any
+			Syscalls      []any
+		}
+		if err := json.Unmarshal([]byte(strings.TrimPrefix(opt, "seccomp=")), &got); err != nil {
+			t.Fatal(err)
+		}
+		if got.DefaultAction != "SCMP_ACT_ERRNO" || !slices.Equal(got.Architectures, []string{string(native)}) ||
+			got.ArchMap != nil || len(got.Syscalls) < 10 {
+			t.Errorf("%s: %+v", arch, got)
+		}
+	}
+	if _, err := seccompOption("pdp11"); err == nil {
+		t.Error("an unknown architecture got a profile")
+	}
+}
