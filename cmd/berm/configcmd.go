@@ -74,7 +74,7 @@ func markFiles(flags *pflag.FlagSet, names ...string) {
 }
 
 func newConfigCommand() *cobra.Command {
-	print := &cobra.Command{
+	printer := &cobra.Command{
 		Use:   "print",
 		Short: "Print the configuration in force: every key, what it means, and where its value came from",
 		Long: `Print the configuration in force as a YAML file: every key, what it means, and
@@ -107,7 +107,7 @@ Secrets are not shown. The output is a good start for a file of one's own.`,
 			return err
 		}),
 	}
-	addConfigFlags(print)
+	addConfigFlags(printer)
 	addConfigFlags(check)
-	return group("config", "Print or check the configuration", print, check)
+	return group("config", "Print or check the configuration", printer, check)
 }

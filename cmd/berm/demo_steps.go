@@ -232,26 +232,44 @@ func expect(what, got, want string) error {
 
 // run shows a command that a shell in the sandbox runs.
 func (d *demo) run(ctx context.Context, key, script string) (apitype.ExecResult, error) {
-	body, err := json.Marshal(apitype.ExecRequest{Command: apitype.Command{"sh", "-c", script}})
-	if err != nil {
-		return apitype.ExecResult{}, err
-	}
 	var res apitype.ExecResult
-	resp, err := d.exchange(ctx, http.MethodPost, key+"/exec", string(body))
+	var body strings.Builder
+	enc := json.NewEncoder(&body)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(map[string]string{"command": script}); err != nil {
+		return res, err
+	}
+	resp, err := d.exchange(ctx, http.MethodPost, key+"/exec", body.String())
 	if err != nil {
 		return res, err
 	}
-	d.printf("   $ curl -X POST -H \"X-API-Token: $TOKEN\" -d @command.json %s/api/v1/sandboxes/%s/exec   # sh -c:\n", d.server.url, key)
-	d.printf("%s\n", indent(script))
+	shown := "'" + strings.TrimSpace(body.String()) + "'"
+	if strings.Contains(script, "\n") {
+		shown = "@command.json"
+	}
+	d.printf("%s %s/api/v1/sandboxes/%s/exec\n", curl(http.MethodPost, shown), d.server.url, key)
+	if strings.Contains(script, "\n") {
+		d.printf("     its command:\n%s\n", indent(script))
+	}
 	d.answered(resp)
 	if err := resp.into(http.StatusOK, &res); err != nil {
 		return res, err
 	}
-	if !strings.HasSuffix(res.Stdout, "\n") {
-		res.Stdout += "\n"
-	}
 	d.printf("     exit code %s, stdout:\n%s\n", showCode(res.ExitCode), indent(res.Stdout))
 	return res, nil
+}
+
+// curl is the start of the line that makes a call.
+func curl(method, data string) string {
+	line := "   $ curl"
+	if method != http.MethodGet {
+		line += " -X " + method
+	}
+	line += ` -H "X-API-Token: $TOKEN"`
+	if data != "" {
+		line += " -H 'Content-Type: application/json' -d " + data
+	}
+	return line
 }
 
 func showCode(code *int) string {
@@ -263,15 +281,11 @@ func showCode(code *int) string {
 
 // call shows a request and, of its answer, the named members.
 func (d *demo) call(ctx context.Context, method, path, body string, want int, into any, show ...string) error {
-	line := "   $ curl"
-	if method != http.MethodGet {
-		line += " -X " + method
-	}
-	line += ` -H "X-API-Token: $TOKEN"`
+	shown := ""
 	if body != "" {
-		line += fmt.Sprintf(" -H 'Content-Type: application/json' -d '%s'", body)
+		shown = "'" + body + "'"
 	}
-	d.printf("%s %s/api/v1/sandboxes/%s\n", line, d.server.url, path)
+	d.printf("%s %s/api/v1/sandboxes/%s\n", curl(method, shown), d.server.url, path)
 	for {
 		resp, err := d.exchange(ctx, method, path, body)
 		if err != nil {
