@@ -97,8 +97,9 @@ func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.Host
 // and the device cgroup do their work.
 //
 // An image's volume becomes an anonymous volume, and so a place outside the root
-// file system that can be written. With a read-only root it is mounted read-only,
-// with the image's content. Otherwise it is as writable as the root itself.
+// file system that can be written. With a read-only root it is covered by an empty
+// file system that can't be: the engine makes no anonymous volume read-only, and
+// those with a name it wouldn't remove. Otherwise it is as writable as the root itself.
 func mounts(spec runtime.Spec, volumes []string) []mount.Mount {
 	var out []mount.Mount
 	taken := map[string]bool{}
@@ -118,7 +119,9 @@ func mounts(spec runtime.Spec, volumes []string) []mount.Mount {
 	for _, v := range volumes {
 		if v = path.Clean(v); !taken[v] {
 			taken[v] = true
-			out = append(out, mount.Mount{Type: mount.TypeVolume, Target: v, ReadOnly: true})
+			out = append(out, mount.Mount{
+				Type: mount.TypeTmpfs, Target: v, ReadOnly: true, TmpfsOptions: &mount.TmpfsOptions{SizeBytes: 4096, Mode: 0o555},
+			})
 		}
 	}
 	return out

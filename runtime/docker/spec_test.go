@@ -38,7 +38,7 @@ func TestHostConfig(t *testing.T) {
 	full.Tmpfs = map[string]string{"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=7"}
 	full.Mounts = []mount.Mount{
 		{Type: "bind", Source: "/s", Target: "/t/", ReadOnly: true, BindOptions: &mount.BindOptions{Propagation: "rprivate", NonRecursive: true}},
-		{Type: "volume", Target: "/v", ReadOnly: true},
+		{Type: "tmpfs", Target: "/v", ReadOnly: true, TmpfsOptions: &mount.TmpfsOptions{SizeBytes: 4096, Mode: 0o555}},
 	}
 	cases := []struct {
 		name    string
