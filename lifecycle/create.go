@@ -133,7 +133,7 @@ func (m *Manager) create(ctx context.Context, req CreateRequest, patient bool) (
 			m.drop(want.id)
 			return CreateResult{}, err
 		}
-		if f, err = m.launch(want, old); err != nil {
+		if f, err = m.launch(ctx, want, old); err != nil {
 			m.drop(want.id)
 			return CreateResult{}, err
 		}

@@ -171,7 +171,7 @@ func (m *Manager) remake(ctx context.Context, id keyID, dead Sandbox) (bool, err
 			id: id, spec: dead.Spec, overridden: dead.Overridden, metadata: dead.Metadata,
 			agentID: dead.AgentID, volume: dead.VolumePath,
 		}
-		if f, err = m.launch(want, rec); err != nil {
+		if f, err = m.launch(ctx, want, rec); err != nil {
 			m.drop(id)
 			return false, err
 		}

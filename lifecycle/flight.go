@@ -19,7 +19,8 @@ import (
 
 // launch starts the create of a key that the caller holds; the flight holds the
 // key from here on, and drops it. Old is the record that makes way, or nil.
-func (m *Manager) launch(want *wanted, old *record) (*flight, error) {
+// Its spans belong to ctx's trace; nothing else of ctx reaches it.
+func (m *Manager) launch(ctx context.Context, want *wanted, old *record) (*flight, error) {
 	now := time.Now().UTC()
 	f := &flight{
 		want:    want,
@@ -45,7 +46,8 @@ func (m *Manager) launch(want *wanted, old *record) (*flight, error) {
 	m.making[f.starting.SessionID] = struct{}{}
 	m.slots[want.id].flight = f
 	f.recreated = old != nil && !old.snapshotLocked(now).Expired(now)
-	m.wg.Go(func() { m.fly(f, old) })
+	ctx = trace.ContextWithSpanContext(m.base, trace.SpanContextFromContext(ctx))
+	m.wg.Go(func() { m.fly(ctx, f, old) })
 	return f, nil
 }
 
@@ -74,8 +76,8 @@ func (m *Manager) capacityLocked(want *wanted, old *record) error {
 }
 
 // fly makes the sandbox and settles the flight.
-func (m *Manager) fly(f *flight, old *record) {
-	sb, err := m.make(m.base, f, old)
+func (m *Manager) fly(ctx context.Context, f *flight, old *record) {
+	sb, err := m.make(ctx, f, old)
 	m.mu.Lock()
 	s := m.slots[f.want.id]
 	delete(m.making, f.starting.SessionID)

@@ -516,7 +516,16 @@ func (m *Manager) touch(ctx context.Context) {
 	if len(used) == 0 {
 		return
 	}
-	if err := m.opts.Store.Touch(ctx, used); err != nil {
-		m.log.WarnContext(ctx, "store_touch_failed", "error", err)
+	err := m.opts.Store.Touch(ctx, used)
+	if err == nil {
+		return
+	}
+	m.log.WarnContext(ctx, "store_touch_failed", "error", err)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.slots {
+		if s.record != nil && !used[s.record.sb.SessionID].IsZero() {
+			s.record.stale = true // tried again
+		}
 	}
 }

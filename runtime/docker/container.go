@@ -83,7 +83,7 @@ func (r *Runtime) undo(ctx context.Context, err error, f func(context.Context) e
 	cleanCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	if cleanErr := f(cleanCtx); cleanErr != nil {
-		r.log.ErrorContext(ctx, "container of a failed create may be left", "error", cleanErr)
+		r.log.ErrorContext(ctx, "container_left", "error", cleanErr)
 	}
 	return err
 }

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/reaper"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy/sandboxapi"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+// descriptions is a registry that only notes what is registered.
+type descriptions struct{ metrics map[string]string }
+
+var (
+	metricName   = regexp.MustCompile(`fqName: "([^"]+)"`)
+	metricLabels = regexp.MustCompile(`variableLabels: \{([^}]*)\}`)
+)
+
+func (d *descriptions) Register(c prometheus.Collector) error {
+	ch := make(chan *prometheus.Desc, 16)
+	c.Describe(ch)
+	close(ch)
+	for desc := range ch {
+		d.metrics[metricName.FindStringSubmatch(desc.String())[1]] = metricLabels.FindStringSubmatch(desc.String())[1]
+	}
+	return nil
+}
+
+func (d *descriptions) MustRegister(cs ...prometheus.Collector) {
+	for _, c := range cs {
+		_ = d.Register(c)
+	}
+}
+
+func (d *descriptions) Unregister(prometheus.Collector) bool { return false }
+
+// section gives the first two or more columns of a table of docs/observability.md,
+// without backquotes.
+func section(t *testing.T, heading string) [][]string {
+	t.Helper()
+	doc, err := os.ReadFile("../../docs/observability.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(doc), "\n## "+heading+"\n")
+	if !found {
+		t.Fatalf("no section %s", heading)
+	}
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	var rows [][]string
+	for line := range strings.Lines(rest) {
+		if strings.HasPrefix(line, "| `") {
+			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+			for i := range cells {
+				cells[i] = strings.ReplaceAll(strings.TrimSpace(cells[i]), "`", "")
+			}
+			rows = append(rows, cells)
+		}
+	}
+	return rows
+}
+
+func TestMetricsAreDocumented(t *testing.T) {
+	got := &descriptions{metrics: map[string]string{}}
+	pol, err := policy.Parse(nil, policy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inForce := func() *policy.Policy { return pol }
+	manager, err := lifecycle.New(lifecycle.Options{
+		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: inForce, Owner: "o",
+		Store: struct{ lifecycle.Store }{}, Holder: hold.Verifier{}, Registry: got,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reaper.New(reaper.Options{Manager: manager, Registry: got}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sandboxapi.New(sandboxapi.Options{Manager: manager, Policy: inForce, Registry: got}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newPolicyKeeper(policyKeeperOptions{
+		Logger: slog.New(slog.DiscardHandler), Registry: got,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{}
+	for _, row := range section(t, "Metrics") {
+		want[row[0]] = strings.ReplaceAll(row[2], " ", "")
+	}
+	if d := cmp.Diff(want, got.metrics); d != "" {
+		t.Errorf("docs/observability.md (-) and the code (+):\n%s", d)
+	}
+}
+
+// literals finds, in all code that a server runs, the string literals that are the
+// given argument of calls of methods so named. Those that are only the start of a
+// longer string end with an asterisk.
+func literals(t *testing.T, argument int, methods ...string) []string {
+	t.Helper()
+	found := map[string]bool{}
+	for _, dir := range []string{"cmd/berm", "lifecycle", "proxy", "policy", "runtime/docker"} {
+		err := filepath.WalkDir("../../"+dir, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+			if err != nil {
+				return err
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok || len(call.Args) <= argument {
+					return true
+				}
+				sel, ok := call.Fun.(*ast.SelectorExpr)
+				if !ok || !slices.Contains(methods, sel.Sel.Name) {
+					return true
+				}
+				arg, more := call.Args[argument], ""
+				for {
+					sum, ok := arg.(*ast.BinaryExpr)
+					if !ok {
+						break
+					}
+					arg, more = sum.X, "*"
+				}
+				if lit, ok := arg.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+					s, err := strconv.Unquote(lit.Value)
+					if err != nil {
+						t.Fatal(err)
+					}
+					found[s+more] = true
+				}
+				return true
+			})
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+// wantDocumented compares names found in the code with a table's. A prefix in the
+// code stands for every name of the table that begins so.
+func wantDocumented(t *testing.T, rows [][]string, inCode []string) {
+	t.Helper()
+	covered := map[string]bool{}
+	for _, name := range inCode {
+		matched := false
+		for _, row := range rows {
+			prefix, isPrefix := strings.CutSuffix(name, "*")
+			if row[0] == name || isPrefix && strings.HasPrefix(row[0], prefix) {
+				covered[row[0]], matched = true, true
+			}
+		}
+		if !matched {
+			t.Errorf("%s is in the code but not in the docs", name)
+		}
+	}
+	for _, row := range rows {
+		if !covered[row[0]] {
+			t.Errorf("%s is in the docs but not in the code", row[0])
+		}
+	}
+}
+
+func TestLogsAreDocumented(t *testing.T) {
+	inCode := slices.Concat(
+		literals(t, 1, "DebugContext", "InfoContext", "WarnContext", "ErrorContext"),
+		literals(t, 2, "LogAttrs"), literals(t, 0, "Debug", "Info", "Warn"),
+	)
+	wantDocumented(t, section(t, "Logs"), inCode)
+}
+
+func TestSpansAreDocumented(t *testing.T) {
+	rows := slices.DeleteFunc(section(t, "Spans"), func(row []string) bool { return row[0] == "METHOD ROUTE" })
+	inCode := slices.DeleteFunc(literals(t, 1, "Start"), func(s string) bool { return !strings.Contains(s, ".") && s != "sweep" && s != "reconcile" })
+	wantDocumented(t, rows, inCode)
+}
