@@ -25,11 +25,17 @@ const (
 	sendTimeout = 2 * time.Minute // for a whole answer to leave
 )
 
+// BoundBody gives a request's body a minute to arrive, whoever reads it: the server
+// itself does when no handler did. DecodeBody lifts the bound again.
+func BoundBody(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // an in-process writer has none
+	}
+}
+
 // DecodeBody reads a JSON body of at most limit bytes into v, as DecodeJSON does.
 // No body at all leaves v as it is when that is allowed.
 func DecodeBody(w http.ResponseWriter, r *http.Request, limit int64, optional bool, v any) error {
-	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // an in-process writer has none
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
 	if err != nil {
 		var tooLarge *http.MaxBytesError
@@ -38,7 +44,7 @@ func DecodeBody(w http.ResponseWriter, r *http.Request, limit int64, optional bo
 		}
 		return malformed("the body could not be read to its end")
 	}
-	_ = rc.SetReadDeadline(time.Time{})
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	if len(body) == 0 && optional {
 		return nil
 	}

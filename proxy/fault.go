@@ -59,6 +59,7 @@ func FaultOf(err error) Fault {
 
 func publicFault(err error) Fault {
 	var (
+		away     *lifecycle.UnavailableError
 		inval    *lifecycle.InvalidError
 		denied   *policy.DeniedError
 		missing  *lifecycle.NotFoundError
@@ -71,6 +72,8 @@ func publicFault(err error) Fault {
 		tooLarge *http.MaxBytesError
 	)
 	switch {
+	case errors.As(err, &away): // whatever its cause is
+		return faultOfClass(away)
 	case errors.As(err, &tooLarge):
 		return Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large",
 			Detail: fmt.Sprintf("the body is larger than %d bytes", tooLarge.Limit)}

@@ -139,15 +139,16 @@ func New(opts Options) (http.Handler, error) {
 			return nil
 		})
 	}
-	return gate.Wrap(plainPaths(rt, gate)), nil
+	return gate.Wrap(guard(rt, gate)), nil
 }
 
-// plainPaths refuses encoded slashes: the router would take what is one segment to
-// the caller for two.
-func plainPaths(next http.Handler, gate *proxy.Gate) http.Handler {
+// guard bounds the time for bodies, and refuses encoded slashes: the router would
+// take what is one segment to the caller for two.
+func guard(next http.Handler, gate *proxy.Gate) http.Handler {
 	refuse := gate.Refuse(&proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
 		Detail: "the path contains an encoded slash"})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		proxy.BoundBody(w, r)
 		if strings.Contains(strings.ToLower(r.URL.EscapedPath()), "%2f") {
 			refuse.ServeHTTP(w, r)
 			return

@@ -55,6 +55,10 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 		stderr = &streamWriter{s: s, name: "stderr"}
 	}
 	err = a.manager.Logs(ctx, tenant, key, opts, stdout, stderr)
+	if err == nil && ctx.Err() != nil && r.Context().Err() == nil {
+		// Its follower must not take this for the sandbox's end.
+		err = &lifecycle.UnavailableError{Err: errors.New("the server is going down")}
+	}
 	return s.end(err)
 }
 

@@ -166,5 +166,5 @@ func TestServiceCalls(t *testing.T) {
 			t.Errorf("%s: %s", path, a.body)
 		}
 	}
-	d.want(503, "not_found", "GET", "/readyz", "") // whatever is wrong: it isn't ready
+	d.want(503, "backend_unavailable", "GET", "/readyz", "", withToken(""))
 }

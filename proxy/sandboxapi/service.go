@@ -57,8 +57,8 @@ func (a *api) health(w http.ResponseWriter, _ *http.Request) error {
 // ready says whether calls can succeed.
 func (a *api) ready(w http.ResponseWriter, r *http.Request) error {
 	if err := a.manager.Ready(r.Context()); err != nil {
-		f := proxy.FaultOf(err)
-		f.Status = http.StatusServiceUnavailable
+		f := proxy.FaultOf(&lifecycle.UnavailableError{Err: err})
+		f.Detail = "the service isn't ready: the container engine or the store can't be used"
 		return &f
 	}
 	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.Health{Status: "ready", Version: a.version})
