@@ -8,11 +8,10 @@ FUZZTIME    ?= 1m
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 IMAGE       ?= berm:latest
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
-BERM_ENGINE := $(GO) run ./cmd/berm-engine --engine $(ENGINE)
 SOURCES     := cmd lifecycle policy proxy runtime
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo run test test-unit lint check bench fuzz image clean compiler
+.PHONY: help build demo run test test-unit lint check bench fuzz image clean compiler bin/berm-engine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,14 +19,14 @@ help: ## list the targets
 build: ## build the one static binary, bin/berm
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/berm ./cmd/berm
 
-demo: build ## watch Berm make, reuse, refuse, use and collect sandboxes on a real engine
-	@$(BERM_ENGINE) -- bin/berm demo
+demo: build bin/berm-engine ## watch Berm make, reuse, refuse, use and collect sandboxes on a real engine
+	@bin/berm-engine --engine $(ENGINE) -- bin/berm demo --engine $(ENGINE)
 
-run: build ## keep a server and an engine up until Ctrl-C, and print how to call it
-	@$(BERM_ENGINE) -- bin/berm demo --keep-up
+run: build bin/berm-engine ## keep a server and an engine up until Ctrl-C, and print how to call it
+	@bin/berm-engine --engine $(ENGINE) -- bin/berm demo --engine $(ENGINE) --keep-up
 
-test: compiler ## run all tests, with the race detector, on private engines (installs them if need be)
-	$(GO) run ./cmd/berm-engine --private -- true
+test: compiler bin/berm-engine ## run all tests, with the race detector, on private engines (installs them if need be)
+	bin/berm-engine --private -- true
 	BERM_REQUIRE=docker $(GO) test -race -count=1 -timeout 20m ./...
 
 test-unit: compiler ## run the tests that need no engine
@@ -41,8 +40,8 @@ lint: ## check format, vet, golangci-lint, go.mod
 
 check: test lint ## run what CI runs
 
-bench: ## run the benchmarks, against a private engine where they need one
-	$(GO) test -run '^$$' -bench . -benchmem -p 1 -timeout 30m ./...
+bench: build ## measure against the raw engine in the same run: medians, percentiles, ratios
+	BERM_BIN=$(CURDIR)/bin/berm $(GO) test -run '^$$' -bench . -benchtime 30x -p 1 -timeout 30m ./...
 
 fuzz: ## run every fuzzer for FUZZTIME (1m)
 	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' $(SOURCES) | while IFS=: read -r file func; do \
@@ -55,6 +54,10 @@ image: build ## build the container image from bin/berm, without a network
 
 clean: ## remove what was built
 	rm -rf bin
+
+# A program of its own rather than go run, which takes Ctrl-C for itself.
+bin/berm-engine:
+	@CGO_ENABLED=0 $(GO) build -o $@ ./cmd/berm-engine
 
 # The race detector links with the C compiler.
 compiler:

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -223,7 +225,7 @@ func (f *clientFlags) print(out io.Writer, sb *apitype.Sandbox) error {
 	row("session", sb.SessionID)
 	row("container", sb.ContainerID)
 	if sb.Endpoint != nil {
-		row("endpoint", fmt.Sprintf("%s:%d", sb.Endpoint.IP, sb.Endpoint.Port))
+		row("address", strings.TrimSuffix(net.JoinHostPort(sb.Endpoint.IP, strconv.Itoa(sb.Endpoint.Port)), ":0"))
 	}
 	row("created", sb.CreatedAt.Format(time.RFC3339))
 	row("expires", sb.ExpiresAt.Format(time.RFC3339))
