@@ -30,7 +30,7 @@ func killCases() []contractCase {
 		"nohup":           "(trap '' HUP; exec sleep 70001) >/dev/null 2>&1 & sleep 70003",
 		"signals ignored": "trap '' TERM INT HUP QUIT; sleep 70001 & sleep 70003",
 		"shell is gone":   "setsid sleep 70001 >/dev/null 2>&1 </dev/null & exec sleep 70003",
-		"stopped":         "sleep 70001 & kill -STOP $!; sleep 70003",
+		"stopped":         "sleep 70001 & usleep 300000; kill -STOP $!; sleep 70003",
 		"emptied env":     "env -i sleep 70001 & sleep 70003",
 		"keeps forking":   "f() { while true; do sleep 70001 & usleep 20000; done; }; f & sleep 70003",
 	} {

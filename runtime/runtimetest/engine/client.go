@@ -27,7 +27,7 @@ type client struct {
 }
 
 // newClient understands unix:// and tcp:// hosts, the latter with TLS as the
-// variables DOCKER_TLS_VERIFY and DOCKER_CERT_PATH say.
+// variable DOCKER_CERT_PATH says.
 func newClient(host string) (*client, error) {
 	scheme, addr, _ := strings.Cut(host, "://")
 	transport := &http.Transport{DisableKeepAlives: true}
@@ -40,7 +40,7 @@ func newClient(host string) (*client, error) {
 		}
 	case "tcp":
 		c.base = "http://" + addr
-		if os.Getenv("DOCKER_TLS_VERIFY") != "" {
+		if os.Getenv("DOCKER_CERT_PATH") != "" {
 			config, err := tlsConfig(os.Getenv("DOCKER_CERT_PATH"))
 			if err != nil {
 				return nil, fmt.Errorf("TLS for %s: %w", host, err)

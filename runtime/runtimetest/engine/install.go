@@ -1,0 +1,115 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// Install installs the distribution's packages for whatever a private engine lacks
+// on this machine; if it lacks nothing, it does nothing. No daemon is started by the
+// packages. It needs root and apt; FailedPrecondition says which of them is missing,
+// and which packages are wanted. Log gets what apt says.
+func Install(ctx context.Context, log io.Writer) error {
+	packages := missingPackages()
+	if len(packages) == 0 {
+		return nil
+	}
+	list := strings.Join(packages, " ")
+	apt, err := exec.LookPath("apt-get")
+	if err != nil {
+		return fmt.Errorf("a private engine needs %s, and there is no apt-get to install them: %w", list, errdefs.ErrFailedPrecondition)
+	}
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("a private engine needs %s, and only root can install them: %w", list, errdefs.ErrFailedPrecondition)
+	}
+	allow, err := denyServices(policyFile)
+	if err != nil {
+		return fmt.Errorf("keep packages from starting daemons: %w", err)
+	}
+	_, _ = fmt.Fprintf(log, "installing %s\n", list)
+	err = runApt(ctx, log, apt, "update", "-q")
+	if err == nil {
+		err = runApt(ctx, log, apt, append([]string{"install", "-q", "-y", "--no-install-recommends"}, packages...)...)
+	}
+	if err := errors.Join(err, allow()); err != nil {
+		return fmt.Errorf("install %s: %w", list, err)
+	}
+	if left := missingPackages(); len(left) > 0 {
+		return fmt.Errorf("after the installation there is still no %s: %w", strings.Join(left, " "), errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+func missingPackages() []string {
+	var packages []string
+	for _, p := range []struct{ program, name string }{
+		{"dockerd", "docker.io"}, {"containerd", "containerd"}, {"runc", "runc"},
+		{"iptables", "iptables"}, {"ip", "iproute2"},
+	} {
+		if _, err := find(p.program); err != nil {
+			packages = append(packages, p.name)
+		}
+	}
+	if _, err := findBusybox(); err != nil {
+		packages = append(packages, "busybox-static")
+	}
+	plugin := func(dir string) bool { _, err := os.Stat(dir + "/bridge"); return err == nil }
+	if !slices.ContainsFunc([]string{"/usr/lib/cni", "/opt/cni/bin"}, plugin) {
+		packages = append(packages, "containernetworking-plugins")
+	}
+	return packages
+}
+
+func runApt(ctx context.Context, log io.Writer, apt string, args ...string) error {
+	cmd := exec.CommandContext(ctx, apt, args...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
+	cmd.Stdout, cmd.Stderr = log, log
+	// Let it end in order when ctx does, and leave no half-done package.
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = time.Minute
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("apt-get %s: %w", args[0], errors.Join(ctx.Err(), err))
+	}
+	return nil
+}
+
+// policyFile is asked by Debian's maintainer scripts before they start a service.
+const policyFile = "/usr/sbin/policy-rc.d"
+
+// denyAll is recognised by its second line when its writer was killed.
+const denyAll = "#!/bin/sh\n# berm-engine: no service starts while it installs packages\nexit 101\n"
+
+// denyServices keeps packages from starting services until allow is called, which
+// puts back the file that was there.
+func denyServices(file string) (allow func() error, err error) {
+	saved := file + ".before-berm-engine"
+	current, err := os.ReadFile(file)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case string(current) != denyAll: // else it was left over
+		if err := os.Rename(file, saved); err != nil {
+			return nil, err
+		}
+	}
+	allow = func() error {
+		if err := os.Rename(saved, file); !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return os.Remove(file)
+	}
+	if err := os.WriteFile(file, []byte(denyAll), 0o755); err != nil {
+		return nil, errors.Join(err, allow())
+	}
+	return allow, nil
+}
