@@ -59,7 +59,7 @@ func TestExistingEngine(t *testing.T) {
 
 func TestPrivateEngine(t *testing.T) {
 	engine.Require(t, "docker")
-	cmd := program("", "--private", "--", "sh", "-c", `trap "echo passed on; exit 9" TERM; echo $DOCKER_HOST; sleep 1000 >/dev/null & wait`)
+	cmd := program("", "--private", "--", "sh", "-c", `trap 'echo passed on; kill $!; exit 9' TERM; sleep 1000 >/dev/null 2>&1 & echo $DOCKER_HOST; wait`)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	stdout, err := cmd.StdoutPipe()
