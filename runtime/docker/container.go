@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -37,7 +38,7 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 		}
 		c, err := r.start(callCtx, s, id)
 		if err != nil {
-			return r.undo(ctx, err, func(ctx context.Context) error { return remove(ctx, s, id) })
+			return r.undo(ctx, spec.Name, err, func(ctx context.Context) error { return remove(ctx, s, id) })
 		}
 		out = c
 		return nil
@@ -56,13 +57,13 @@ func (r *Runtime) make(ctx context.Context, s *session, spec runtime.Spec, volum
 	case err == nil && ctx.Err() == nil:
 		return res.ID, nil
 	case err == nil:
-		return "", r.undo(ctx, ended(ctx), func(ctx context.Context) error { return remove(ctx, s, res.ID) })
+		return "", r.undo(ctx, spec.Name, ended(ctx), func(ctx context.Context) error { return remove(ctx, s, res.ID) })
 	case errdefs.IsConflict(err):
 		return "", &classedError{errdefs.ErrAlreadyExists, err}
 	case answered(err):
 		return "", err
 	}
-	return "", r.undo(ctx, err, func(ctx context.Context) error { return removeLost(ctx, s, spec.Name, nonce) })
+	return "", r.undo(ctx, spec.Name, err, func(ctx context.Context) error { return removeLost(ctx, s, spec.Name, nonce) })
 }
 
 // start starts the container and sees what became of it.
@@ -70,16 +71,12 @@ func (r *Runtime) start(ctx context.Context, s *session, id string) (runtime.Con
 	if err := s.ContainerStart(ctx, id, container.StartOptions{}); err != nil {
 		return runtime.Container{}, err
 	}
-	res, err := s.ContainerInspect(ctx, id)
-	if err != nil {
-		return runtime.Container{}, err
-	}
-	return fromInspect(res), nil
+	return inspect(ctx, s, id)
 }
 
 // undo cleans up after a failed Create, whatever became of ctx. What can't be
 // removed now carries its labels, so it is found again.
-func (r *Runtime) undo(ctx context.Context, err error, f func(context.Context) error) error {
+func (r *Runtime) undo(ctx context.Context, name string, err error, f func(context.Context) error) error {
 	cleanCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	if cleanErr := f(cleanCtx); cleanErr != nil {
@@ -125,10 +122,8 @@ func removeLost(ctx context.Context, s *session, name, nonce string) error {
 func (r *Runtime) Inspect(ctx context.Context, id string) (runtime.Container, error) {
 	var out runtime.Container
 	err := r.call(ctx, "inspect container "+id, func(ctx context.Context, s *session) error {
-		res, err := s.ContainerInspect(ctx, id)
-		if err == nil {
-			out = fromInspect(res)
-		}
+		var err error
+		out, err = inspect(ctx, s, id)
 		return err
 	})
 	return out, err
@@ -170,7 +165,14 @@ func labelFilter(labels map[string]string) filters.Args {
 	return out
 }
 
-func fromInspect(c container.InspectResponse) runtime.Container {
+func inspect(ctx context.Context, s *session, id string) (runtime.Container, error) {
+	c, err := s.ContainerInspect(ctx, id)
+	if err != nil {
+		return runtime.Container{}, err
+	}
+	if c.ContainerJSONBase == nil || c.State == nil || c.Config == nil || c.NetworkSettings == nil {
+		return runtime.Container{}, errors.New("the engine's answer is incomplete")
+	}
 	out := runtime.Container{
 		ID:        c.ID,
 		Name:      strings.TrimPrefix(c.Name, "/"),
@@ -189,7 +191,7 @@ func fromInspect(c container.InspectResponse) runtime.Container {
 	for _, n := range c.NetworkSettings.Networks { // one, or "none" without an address
 		out.IP = n.IPAddress
 	}
-	return out
+	return out, nil
 }
 
 func fromSummary(c container.Summary) runtime.Container {

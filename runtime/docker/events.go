@@ -73,7 +73,7 @@ func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready fun
 
 func (r *Runtime) watchEnd(ctx context.Context, s *session, op string, err error) error {
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // it is how a watch is meant to end
 	}
 	return r.failure(ctx, s, op, err)
 }

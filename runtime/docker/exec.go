@@ -291,13 +291,13 @@ func (x *execution) conclude(ctx context.Context, st execState) error {
 func (x *execution) alive(ctx context.Context) error {
 	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
 	defer cancel()
-	res, err := x.s.ContainerInspect(callCtx, x.container)
+	c, err := inspect(callCtx, x.s, x.container)
 	switch {
 	case errdefs.IsNotFound(err):
 		return interrupted("removed")
 	case err != nil:
 		return classify(ctx, err)
-	case !res.State.Running:
+	case c.State != runtime.StateRunning && c.State != runtime.StatePaused:
 		return interrupted("dead")
 	}
 	return nil

@@ -293,7 +293,7 @@ func TestCreateUndone(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFakeEngine(t)
 			var nonce string
-			routes := map[string]http.HandlerFunc{create: made, start: answer(204, ""), look: answer(200, "{}"), del: answer(204, ""),
+			routes := map[string]http.HandlerFunc{create: made, start: answer(204, ""), look: answer(200, `{"State":{},"Config":{},"NetworkSettings":{}}`), del: answer(204, ""),
 				list: func(w http.ResponseWriter, req *http.Request) {
 					if filter := req.URL.Query().Get("filters"); nonce == "" || !strings.Contains(filter, nonce) {
 						t.Errorf("looked for %s, not for %q", filter, nonce)

@@ -39,8 +39,8 @@ func (r *Runtime) Image(ctx context.Context, ref string) (runtime.Image, error) 
 	return out, err
 }
 
-// Pull brings an image from its registry. It is cut off when the engine says
-// nothing at all within the call timeout, else it takes as long as it takes.
+// Pull brings an image from its registry. It may take as long as ctx does: engines
+// are silent for minutes over large layers and slow registries.
 func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.PullProgress)) (runtime.Image, error) {
 	if err := r.pull(ctx, ref, progress); err != nil {
 		return runtime.Image{}, fmt.Errorf("pull image %q: %w", ref, err)

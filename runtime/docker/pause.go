@@ -26,15 +26,14 @@ func unlessIn(ctx context.Context, s *session, id string, want runtime.State, er
 	if err == nil || !answered(err) {
 		return err
 	}
-	res, inspectErr := s.ContainerInspect(ctx, id)
-	if inspectErr != nil {
+	c, inspectErr := inspect(ctx, s, id)
+	switch {
+	case inspectErr != nil:
 		return err
-	}
-	switch got := fromInspect(res).State; {
-	case got == want:
+	case c.State == want:
 		return nil
-	case got != runtime.StateRunning && got != runtime.StatePaused:
-		return precondition("it is %s", got)
+	case c.State != runtime.StateRunning && c.State != runtime.StatePaused:
+		return precondition("it is %s", c.State)
 	}
 	return err
 }

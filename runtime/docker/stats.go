@@ -11,8 +11,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Stats measures a container's use of resources. Docker 20.10 takes most of a
-// second for it.
+// Stats measures a container's use of resources. Docker 20.10 takes up to a
+// second for it, as it measures once a second only.
 func (r *Runtime) Stats(ctx context.Context, id string) (runtime.Stats, error) {
 	var out runtime.Stats
 	err := r.call(ctx, "measure container "+id, func(ctx context.Context, s *session) error {
