@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"strconv"
 	"time"
@@ -136,7 +137,10 @@ func faultOfClass(err error) Fault {
 // startReason tells why a sandbox could not be started, by class only: engines'
 // own words may carry what isn't for callers.
 func startReason(err error) string {
+	var file *fs.PathError
 	switch {
+	case errors.As(err, &file):
+		return "a directory that the sandbox is to have isn't there, or can't be used"
 	case errdefs.IsNotFound(err):
 		return "the image, or the network, isn't there and can't be had"
 	case errdefs.IsInvalidArgument(err):

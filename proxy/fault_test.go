@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"strings"
 	"testing"
@@ -45,6 +46,7 @@ func TestFaultOf(t *testing.T) {
 		"not implemented":       {errdefs.ErrNotImplemented, 501, "not_supported", false},
 		"start":                 {&lifecycle.StartError{Err: inner}, 503, "sandbox_start_failed", false},
 		"start, no such image":  {&lifecycle.StartError{Err: errdefs.ErrNotFound}, 503, "sandbox_start_failed", false},
+		"start, no directory":   {&lifecycle.StartError{Err: &fs.PathError{Op: "open", Path: "/hunter2", Err: fs.ErrNotExist}}, 503, "sandbox_start_failed", false},
 		"start, refused values": {&lifecycle.StartError{Err: errdefs.ErrInvalidArgument}, 503, "sandbox_start_failed", false},
 		"start, engine away":    {&lifecycle.StartError{Err: errdefs.ErrUnavailable}, 503, "backend_unavailable", true},
 		"start, denied":         {&lifecycle.StartError{Err: &policy.DeniedError{Reasons: []policy.Reason{reason}}}, 403, "policy_denied", false},

@@ -35,6 +35,7 @@ type openAPIDoc struct {
 
 type operation struct {
 	Method, Path string `json:"-"`
+	OperationID  string
 	Tags         []string
 	Summary      string
 	Description  string

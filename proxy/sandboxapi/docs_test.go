@@ -2,9 +2,13 @@ package sandboxapi_test
 
 import (
 	"encoding/json"
+	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/proxy/sandboxapi"
 )
@@ -39,5 +43,37 @@ func TestDocs(t *testing.T) {
 	}
 	if csp := a.Header.Get("Content-Security-Policy"); !strings.HasPrefix(csp, "default-src 'none'") {
 		t.Errorf("Content-Security-Policy is %q", csp)
+	}
+}
+
+// The guide must know every code and every path of the document, and no other code.
+func TestGuide(t *testing.T) {
+	guide, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Paths      map[string]any
+		Components struct{ Schemas struct{ Code struct{ Enum []string } } }
+	}
+	if err := json.Unmarshal(sandboxapi.Document(), &doc); err != nil {
+		t.Fatal(err)
+	}
+	var codes []string
+	for _, m := range regexp.MustCompile(`(?m)^\| <a id="(\w+)"></a>\x60(\w+)\x60 \|`).FindAllStringSubmatch(string(guide), -1) {
+		if m[1] != m[2] {
+			t.Errorf("%s has the anchor %s", m[2], m[1])
+		}
+		codes = append(codes, m[2])
+	}
+	slices.Sort(codes)
+	slices.Sort(doc.Components.Schemas.Code.Enum)
+	if diff := cmp.Diff(doc.Components.Schemas.Code.Enum, codes); diff != "" {
+		t.Errorf("codes: %s", diff)
+	}
+	for path := range doc.Paths {
+		if path = strings.Replace(path, "{key}", "build-42", 1); !strings.Contains(string(guide), "$URL"+path) && path != "/docs" {
+			t.Errorf("%s is missing", path)
+		}
 	}
 }

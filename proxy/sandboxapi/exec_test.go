@@ -69,12 +69,14 @@ func TestExecInvalid(t *testing.T) {
 func TestExecLargeInput(t *testing.T) {
 	d := newDoor(t)
 	d.client = &http.Client{} // to check so much against the document takes long
-	in := base64.StdEncoding.EncodeToString(make([]byte, 16<<20))
-	d.want(200, "", "POST", execPath, `{"command":["cat"],"stdin_base64":"`+in+`"}`)
-	if len(d.manager.execed.Stdin) != 16<<20 {
+	in := func(n int) string {
+		return `{"command":["cat"],"stdin_base64":"` + base64.StdEncoding.EncodeToString(make([]byte, n)) + `"}`
+	}
+	d.want(200, "", "POST", execPath, in(4<<20))
+	if len(d.manager.execed.Stdin) != 4<<20 {
 		t.Errorf("got %d bytes", len(d.manager.execed.Stdin))
 	}
-	d.want(422, "validation", "POST", execPath, `{"command":["cat"],"stdin":"`+strings.Repeat("x", 16<<20+1)+`"}`)
+	d.want(422, "validation", "POST", execPath, in(16<<20+1))
 }
 
 func TestExecAnswer(t *testing.T) {

@@ -180,13 +180,17 @@ func volumePath(p string) (string, error) {
 
 func sandbox(sb lifecycle.Sandbox) apitype.Sandbox {
 	out := apitype.Sandbox{
-		Key: sb.Key, Tenant: sb.Tenant, SessionID: sb.SessionID, ContainerID: sb.ContainerID, Status: string(sb.Status), Error: sb.Error,
+		Key: sb.Key, Tenant: sb.Tenant, SessionID: sb.SessionID, ContainerID: sb.ContainerID, Status: string(sb.Status),
 		Spec: spec(sb.Spec), Overridden: overrides(sb.Overridden), Metadata: map[string]string{},
 		AgentID: sb.AgentID, VolumeHostPath: sb.VolumePath,
 		Endpoint: endpoint(sb.Endpoint), Enforcement: apitype.Enforcement(sb.Enforcement),
 		CreatedAt: sb.CreatedAt.UTC(), ExpiresAt: sb.ExpiresAt.UTC(), Deadline: sb.Deadline.UTC(), LastUsedAt: sb.LastUsedAt.UTC(),
 	}
 	maps.Copy(out.Metadata, sb.Metadata)
+	if sb.Error != "" {
+		// An engine's own words may carry what isn't for callers.
+		out.Error = "the sandbox could not be made; create it again to be told why"
+	}
 	if !sb.IdleExpiresAt.IsZero() {
 		t := sb.IdleExpiresAt.UTC()
 		out.IdleExpiresAt = &t

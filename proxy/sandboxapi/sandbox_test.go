@@ -66,9 +66,13 @@ func TestSandboxAnswer(t *testing.T) {
 
 	d.manager.sandbox.Endpoint = lifecycle.Endpoint{Port: 80}
 	d.manager.sandbox.IdleExpiresAt = time.Now()
+	d.manager.sandbox.Status, d.manager.sandbox.Error = lifecycle.StatusFailed, "dial /run/engine.sock"
 	d.manager.sandbox.Pull = &runtime.PullProgress{Status: "pulling", CurrentBytes: 1, TotalBytes: 2}
 	sb = apitype.Sandbox{}
 	d.want(200, "", "GET", "/api/v1/sandboxes/k", "").decode(t, &sb)
+	if sb.Error == "" || strings.Contains(sb.Error, "engine.sock") {
+		t.Errorf("the error is %q", sb.Error)
+	}
 	if sb.Endpoint != nil || sb.IdleExpiresAt == nil || sb.Pull == nil || sb.Pull.TotalBytes != 2 {
 		t.Errorf("got %+v", sb)
 	}
