@@ -198,6 +198,8 @@ func TestLocalCommands(t *testing.T) {
 	write(t, badPolicy, broken)
 	locked := filepath.Join(dir, "locked.yaml")
 	write(t, locked, "version: 1\nprofiles: {default: {locked: [network]}}\n")
+	injects := filepath.Join(dir, "injects.yaml")
+	write(t, injects, "version: 1\nenv: {inject: {KEY: {file: "+dir+"/nosecret}}}\n")
 	badTokens := filepath.Join(dir, "tokens.yaml")
 	write(t, badTokens, "short")
 	for _, s := range []step{
@@ -223,6 +225,8 @@ func TestLocalCommands(t *testing.T) {
 		{args: "policy explain -f - --json", stdin: `{"host_path":"/etc"}`, code: 1, stdout: []string{`"allowed": false`, `"rule": "mounts.always_refused"`}},
 		{args: "policy explain -f - --json", stdin: `{"env":{"PASSWORD":"hush"}}`, stdout: []string{`"allowed": true`}},
 		{args: "policy explain -f - --policy " + locked, stdin: `{"network":"on"}`, stdout: []string{"network: asked for on, gets off"}},
+		{args: "policy explain -f - --policy " + injects, stdin: `{}`, stdout: []string{"allowed"}},
+		{args: "config check --policy " + injects, code: 1, stderr: []string{"nosecret"}},
 		{args: "policy explain -f - --policy " + badPolicy, code: 2, stdin: `{}`, stderr: []string{"nothing"}},
 		{args: "policy explain -f - --config " + bad, code: 2, stdin: `{}`, stderr: []string{"unknown key"}},
 		{args: "policy explain -f -", code: 2, stdin: `{"memory_mbb":1}`, stderr: []string{"memory_mbb"}},

@@ -48,9 +48,10 @@ func ownPaths(cfg *config.Config) []string {
 }
 
 // readPolicy reads the policy without changing anything: the default workspace,
-// which a server makes, is taken as made.
-func readPolicy(ctx context.Context, cfg *config.Config) (*policy.Policy, error) {
+// which a server makes, is taken as made. Secret is policy.Options.Secret.
+func readPolicy(ctx context.Context, cfg *config.Config, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
 	opts := policyOptions(cfg, engineView(ctx, cfg.Engine))
+	opts.Secret = secret
 	made := map[string]bool{}
 	opts.MakeDir = func(path string) error {
 		made[path] = true
@@ -74,7 +75,7 @@ func readPolicy(ctx context.Context, cfg *config.Config) (*policy.Policy, error)
 
 // checkParts checks what the configuration refers to, and says all that is wrong.
 func checkParts(ctx context.Context, cfg *config.Config) error {
-	_, policyErr := readPolicy(ctx, cfg)
+	_, policyErr := readPolicy(ctx, cfg, policy.ReadSecret)
 	tokens, err := loadTokens(cfg.Security)
 	if err == nil {
 		err = proxy.CheckExposure(cfg.HTTP.Listen, tokens.Len())
@@ -161,7 +162,8 @@ func explainRequest(cmd *cobra.Command, file string) (policy.Verdict, error) {
 	if err := proxy.DecodeJSON(data, &body); err != nil {
 		return policy.Verdict{}, fmt.Errorf("read the request: %w", err)
 	}
-	p, err := readPolicy(cmd.Context(), cfg)
+	// A verdict needs no secrets, and who asks for one may not have them.
+	p, err := readPolicy(cmd.Context(), cfg, func(policy.SecretSource) (string, error) { return "secret", nil })
 	if err != nil {
 		return policy.Verdict{}, err
 	}
