@@ -17,6 +17,7 @@ import (
 // demoServer is a berm serve in a process of its own, so that it can be killed.
 type demoServer struct {
 	dir      string // holds all that it writes
+	binary   string // empty: this program
 	opts     demoOptions
 	token    string
 	instance string
@@ -45,9 +46,11 @@ func (s *demoServer) logPath() string { return filepath.Join(s.dir, "server.log"
 
 // start runs the server and returns when it is ready to serve.
 func (s *demoServer) start(ctx context.Context) error {
-	binary, err := os.Executable()
-	if err != nil {
-		return err
+	if s.binary == "" {
+		var err error
+		if s.binary, err = os.Executable(); err != nil {
+			return err
+		}
 	}
 	log, err := os.OpenFile(s.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -63,7 +66,7 @@ func (s *demoServer) start(ctx context.Context) error {
 	if s.opts.address != "" {
 		args = append(args, "--engine-address", s.opts.address)
 	}
-	s.cmd = exec.Command(binary, args...)
+	s.cmd = exec.Command(s.binary, args...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	for _, kv := range os.Environ() {
 		if !strings.HasPrefix(kv, "BERM_") {
