@@ -33,6 +33,10 @@ type Harness struct {
 	// Registry, when not empty, has an image Registry + "/contract:latest", which
 	// isn't in the store, and no other; the cases about pulls need it.
 	Registry string
+	// Outside, when not empty, is the address and port of a server that says
+	// "outside", and that ordinary networks lead to while internal ones mustn't; the
+	// case about internal networks needs it.
+	Outside string
 }
 
 // labelCase carries the name of a case's containers and networks.
@@ -85,7 +89,7 @@ func Run(t *testing.T, h Harness) {
 		together = append(together, watcherCases(h.Real)...)
 	}
 	if _, ok := rt.(runtime.Networker); ok {
-		together = append(together, networkerCases(h.Real)...)
+		together = append(together, networkerCases(h)...)
 	}
 	if h.Engine != nil {
 		alone = append(alone, engineCases()...)

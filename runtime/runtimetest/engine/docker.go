@@ -47,7 +47,8 @@ type Docker struct {
 
 	mu         sync.Mutex
 	containerd *daemon
-	dockerd    *daemon // nil while it is killed
+	dockerd    *daemon  // nil while it is killed
+	outside    *outside // nil with NoNetns, or when closed
 }
 
 // StartDocker starts a private engine and waits until it answers, which takes about
@@ -142,12 +143,21 @@ func (d *Docker) Close() error {
 		d.containerd.kill()
 		d.containerd = nil
 	}
-	return d.place.remove()
+	var err error
+	if d.outside != nil {
+		err = d.outside.close()
+		d.outside = nil
+	}
+	return errors.Join(err, d.place.remove())
 }
 
 func (d *Docker) start(ctx context.Context) error {
 	if !d.opts.NoNetns {
-		if err := makeNetns(d.place.path("netns")); err != nil {
+		if err := makeNetns(d.Netns()); err != nil {
+			return err
+		}
+		var err error
+		if d.outside, err = newOutside(d.Netns(), d.place.path("outside")); err != nil {
 			return err
 		}
 	}

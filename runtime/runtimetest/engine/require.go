@@ -15,8 +15,8 @@ import (
 // error is FailedPrecondition and says what is missing.
 func Check(kind string) error {
 	programs := map[string][]string{
-		"docker":     {"dockerd", "containerd", "runc", "iptables"},
-		"containerd": {"containerd", "runc", "iptables"},
+		"docker":     {"dockerd", "containerd", "runc", "iptables", "ip"},
+		"containerd": {"containerd", "runc", "iptables", "ip"},
 	}[kind]
 	if programs == nil {
 		return fmt.Errorf("no engine is called %q: %w", kind, errdefs.ErrInvalidArgument)
