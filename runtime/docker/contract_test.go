@@ -73,9 +73,10 @@ func newRuntime(t testing.TB, host string) *Runtime {
 func TestContract(t *testing.T) {
 	d := testEngine(t)
 	runtimetest.Run(t, runtimetest.Harness{
-		New:    func(t *testing.T) runtime.Runtime { return newRuntime(t, d.Host()) },
-		Image:  testImage,
-		Real:   true,
-		Engine: d,
+		New:     func(t *testing.T) runtime.Runtime { return newRuntime(t, d.Host()) },
+		Image:   testImage,
+		Real:    true,
+		Engine:  d,
+		Outside: d.Outside(),
 	})
 }
