@@ -157,7 +157,7 @@ func (d *Docker) start(ctx context.Context) error {
 			return err
 		}
 		var err error
-		if d.outside, err = newOutside(d.Netns(), d.place.path("outside")); err != nil {
+		if d.outside, err = newOutside(ctx, d.Netns(), d.place.path("outside")); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -30,7 +31,7 @@ func (d *Docker) Outside() string {
 	return outsideAddr
 }
 
-func newOutside(engineNetns, outerNetns string) (*outside, error) {
+func newOutside(ctx context.Context, engineNetns, outerNetns string) (*outside, error) {
 	if err := makeNetns(outerNetns); err != nil {
 		return nil, err
 	}
@@ -47,7 +48,7 @@ func newOutside(engineNetns, outerNetns string) (*outside, error) {
 			return err
 		}
 		var err error
-		o.listener, err = net.Listen("tcp", outsideAddr)
+		o.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", outsideAddr)
 		return err
 	})
 	if err != nil {

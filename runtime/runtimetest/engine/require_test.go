@@ -1,0 +1,38 @@
+package engine
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+// outcome notes how a test would have ended.
+type outcome struct {
+	testing.TB
+	failed, skipped bool
+}
+
+func (*outcome) Helper()                 {}
+func (o *outcome) Fatalf(string, ...any) { o.failed = true }
+func (o *outcome) Skipf(string, ...any)  { o.skipped = !o.failed } // Fatalf returns, here
+
+func TestLacking(t *testing.T) {
+	for _, tt := range []struct {
+		require string
+		fails   bool
+	}{{"", false}, {"docker", true}, {"containerd", false}, {"containerd,docker", true}, {"dockers", false}} {
+		t.Setenv("BERM_REQUIRE", tt.require)
+		o := &outcome{TB: t}
+		Lacking(o, "docker", errors.New("none"))
+		if o.failed != tt.fails || o.skipped == tt.fails {
+			t.Errorf("BERM_REQUIRE=%q: failed %t, skipped %t", tt.require, o.failed, o.skipped)
+		}
+	}
+}
+
+func TestCheckUnknownKind(t *testing.T) {
+	if err := Check("nothing"); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("Check of an unknown kind: %v", err)
+	}
+}
