@@ -287,8 +287,8 @@ func TestGatePanics(t *testing.T) {
 			panic("boo")
 		})
 		defer func() {
-			if v := recover(); v != http.ErrAbortHandler {
-				t.Errorf("the connection isn't broken off: %v", v)
+			if err, ok := recover().(error); !ok || !errors.Is(err, http.ErrAbortHandler) {
+				t.Errorf("the connection isn't broken off: %v", err)
 			}
 		}()
 		ask(h, nil)

@@ -48,7 +48,7 @@ func Listen(ctx context.Context, address string, mode fs.FileMode) (net.Listener
 		if fi.Mode().Type() != fs.ModeSocket {
 			return nil, fmt.Errorf("listen on %s: there is something else than a socket", address)
 		}
-		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		if c, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path); err == nil {
 			_ = c.Close()
 			return nil, fmt.Errorf("listen on %s: another process listens on it", address)
 		}
@@ -110,10 +110,10 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(l) }()
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
 	select {
-	case err := <-failed:
+	case err := <-served:
 		return fmt.Errorf("serve %s: %w", l.Addr(), err)
 	case <-ctx.Done():
 	}
@@ -125,7 +125,14 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 		stop()
 		err = srv.Close()
 	}
-	<-failed
+	return errors.Join(err, notClosed(<-served))
+}
+
+// notClosed leaves out what Serve says after every shutdown.
+func notClosed(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
 	return err
 }
 

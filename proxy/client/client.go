@@ -114,36 +114,42 @@ type call struct {
 // repeatable calls may be made again after whatever error that asks for it.
 func repeatable(*Error) bool { return true }
 
-// do makes a call, again where the server asks for it. Unless c.out is nil, the
-// answer's body is read and closed.
-func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
+// reply is an answer that says yes.
+type reply struct {
+	status     int
+	retryAfter time.Duration
+	body       io.ReadCloser // with a call that has no out
+}
+
+// do makes a call, again where the server asks for it.
+func (c *Client) do(ctx context.Context, call call) (reply, error) {
 	var body []byte
 	if call.body != nil {
 		var err error
 		if body, err = json.Marshal(call.body); err != nil {
-			return nil, fmt.Errorf("encode request: %w", err)
+			return reply{}, fmt.Errorf("encode request: %w", err)
 		}
 	}
 	for retries := c.retries; ; retries-- {
-		resp, err := c.once(ctx, call, body)
+		rep, err := c.once(ctx, call, body)
 		var apiErr *Error
 		if !errors.As(err, &apiErr) || apiErr.RetryAfter == 0 || !call.again(apiErr) || retries <= 0 {
-			return resp, err
+			return rep, err
 		}
 		if waitErr := wait(ctx, apiErr.RetryAfter); waitErr != nil {
-			return nil, errors.Join(waitErr, err)
+			return reply{}, errors.Join(waitErr, err)
 		}
 	}
 }
 
-func (c *Client) once(ctx context.Context, call call, body []byte) (*http.Response, error) {
+func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error) {
 	u := c.base + call.path
 	if len(call.query) > 0 {
 		u += "?" + call.query.Encode()
 	}
 	req, err := http.NewRequestWithContext(ctx, call.method, u, bytes.NewReader(body))
 	if err != nil {
-		return nil, err
+		return reply{}, err
 	}
 	maps.Copy(req.Header, call.header)
 	if call.body != nil {
@@ -154,26 +160,28 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (*http.Respon
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, err
+		return reply{}, err
 	}
+	rep := reply{status: resp.StatusCode, retryAfter: retryAfter(resp)}
 	if resp.StatusCode/100 == 2 && call.out == nil {
-		return resp, nil
+		rep.body = resp.Body
+		return rep, nil
 	}
 	defer func() { _ = resp.Body.Close() }()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if err != nil {
-		return nil, fmt.Errorf("read answer: %w", err)
+		return reply{}, fmt.Errorf("read answer: %w", err)
 	}
 	if len(data) > maxAnswer {
-		return nil, fmt.Errorf("read answer: it is larger than %d bytes", maxAnswer)
+		return reply{}, fmt.Errorf("read answer: it is larger than %d bytes", maxAnswer)
 	}
 	if resp.StatusCode/100 != 2 {
-		return nil, errorOf(resp, data)
+		return reply{}, errorOf(resp, data)
 	}
 	if err := json.Unmarshal(data, call.out); err != nil {
-		return nil, fmt.Errorf("decode answer: %w", err)
+		return reply{}, fmt.Errorf("decode answer: %w", err)
 	}
-	return resp, nil
+	return rep, nil
 }
 
 func errorOf(resp *http.Response, data []byte) *Error {

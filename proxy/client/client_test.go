@@ -23,13 +23,13 @@ import (
 func ptr[T any](v T) *T { return &v }
 
 // wantCode checks an error's code.
-func wantCode(t *testing.T, err error, code string) *client.Error {
+func wantCode(t *testing.T, err error, code string) client.Error {
 	t.Helper()
 	var e *client.Error
 	if !errors.As(err, &e) || e.Code != code {
 		t.Fatalf("got %v, want %s", err, code)
 	}
-	return e
+	return *e
 }
 
 func TestSandboxLife(t *testing.T) {
@@ -170,7 +170,10 @@ func TestListPages(t *testing.T) {
 			}
 		})
 	}
-	for range b.List(ctx, client.ListOptions{PageSize: 2}) {
+	for sb, err := range b.List(ctx, client.ListOptions{PageSize: 2}) {
+		if sb.Key != all[0] || err != nil {
+			t.Errorf("got %s, %v", sb.Key, err)
+		}
 		break
 	}
 	for _, err := range b.List(ctx, client.ListOptions{PageSize: 101}) {

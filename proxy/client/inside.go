@@ -49,11 +49,11 @@ func (c *Client) Logs(ctx context.Context, key string, opts LogOptions) (io.Read
 	if opts.Stream != "" {
 		q.Set("stream", opts.Stream)
 	}
-	resp, err := c.do(ctx, call{method: http.MethodGet, path: pathOf(key, "/logs"), query: q, again: repeatable})
+	rep, err := c.do(ctx, call{method: http.MethodGet, path: pathOf(key, "/logs"), query: q, again: repeatable})
 	if err != nil {
 		return nil, err
 	}
-	return resp.Body, nil
+	return rep.body, nil
 }
 
 // Stats measures a sandbox.

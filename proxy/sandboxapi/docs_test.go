@@ -54,7 +54,9 @@ func TestGuide(t *testing.T) {
 	}
 	var doc struct {
 		Paths      map[string]any
-		Components struct{ Schemas struct{ Code struct{ Enum []string } } }
+		Components struct {
+			Schemas struct{ Code struct{ Enum []string } }
+		}
 	}
 	if err := json.Unmarshal(sandboxapi.Document(), &doc); err != nil {
 		t.Fatal(err)
