@@ -310,7 +310,12 @@ func TestRestartKnowsItsSandboxes(t *testing.T) {
 		req.Request.Env = map[string]string{"SECRET": "hunter2"}
 		req.AgentID = "agent"
 		w.create(req)
-		w.create(request("gone"))
+		vanishing := request("gone")
+		vanishing.Request.Env = map[string]string{"KEPT": "1"}
+		w.create(vanishing)
+		short := request("ended")
+		short.Request.TTL = ptr(10 * time.Second)
+		w.create(short)
 		time.Sleep(30 * time.Second)
 		renewed, err := w.Renew(context.Background(), "a", "k", 0)
 		if err != nil {
@@ -323,7 +328,7 @@ func TestRestartKnowsItsSandboxes(t *testing.T) {
 					t.Errorf("label %s has a secret", name)
 				}
 			}
-			if c.Labels[lifecycle.LabelKey] == "gone" {
+			if key := c.Labels[lifecycle.LabelKey]; key == "gone" || key == "ended" {
 				_ = w.fake.Remove(context.Background(), c.ID)
 			}
 		}
@@ -336,8 +341,17 @@ func TestRestartKnowsItsSandboxes(t *testing.T) {
 		if res := again.create(req); res.Result != lifecycle.ResultReused {
 			t.Errorf("create: %s", res.Result)
 		}
-		if _, err := again.Get(context.Background(), "a", "gone"); !errdefs.IsNotFound(err) || again.store.len() != 1 {
-			t.Errorf("a vanished one: %v, %d records", err, again.store.len())
+		if _, err := again.Get(context.Background(), "a", "ended"); !errdefs.IsNotFound(err) {
+			t.Errorf("one that ended meanwhile: %v", err)
+		}
+		if got := again.status("gone"); got != lifecycle.StatusStopped {
+			t.Errorf("one whose container vanished meanwhile: %s", got)
+		}
+		if res := again.exec("gone", "env"); !res.Recreated || !strings.Contains(res.Stdout, "KEPT=1\n") {
+			t.Errorf("a command in it: %+v", res)
+		}
+		if _, err := again.Delete(context.Background(), "a", "gone"); err != nil || again.store.len() != 1 {
+			t.Errorf("its delete: %v, %d records", err, again.store.len())
 		}
 		again.stop()
 

@@ -252,8 +252,8 @@ func (m *Manager) clear(ctx context.Context, id keyID, old *record) error {
 		}
 	}
 	if err := m.opts.Store.Delete(context.WithoutCancel(ctx), sb.SessionID); err != nil {
-		// The container is gone; the next reconciliation drops what the store kept.
-		m.log.WarnContext(ctx, "store_delete_failed", append(sandboxAttrs(sb), "error", err)...)
+		m.setStatus(old, StatusStopped) // a start would find the record, and take it for alive
+		return &UnavailableError{Err: err}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

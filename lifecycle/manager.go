@@ -76,7 +76,8 @@ type Store interface {
 	Ping(ctx context.Context) error
 }
 
-// Record is what the store knows of one sandbox.
+// Record is what the store knows of one sandbox: enough to make it again if its
+// container is gone.
 type Record struct {
 	SessionID   string
 	Tenant      string
@@ -84,7 +85,12 @@ type Record struct {
 	ContainerID string
 	CreatedAt   time.Time
 	ExpiresAt   time.Time
+	Deadline    time.Time
 	LastUsedAt  time.Time
+	Spec        policy.Spec // without Env, which follows
+	Env         map[string]string
+	AgentID     string
+	VolumePath  string
 	Metadata    map[string]string
 	Overridden  []policy.Override
 	Enforcement Enforcement
@@ -337,7 +343,23 @@ func (r *record) snapshotLocked(now time.Time) Sandbox {
 func storeRecord(sb Sandbox) Record {
 	return Record{
 		SessionID: sb.SessionID, Tenant: sb.Tenant, Key: sb.Key, ContainerID: sb.ContainerID,
-		CreatedAt: sb.CreatedAt, ExpiresAt: sb.ExpiresAt, LastUsedAt: sb.LastUsedAt,
+		CreatedAt: sb.CreatedAt, ExpiresAt: sb.ExpiresAt, Deadline: sb.Deadline, LastUsedAt: sb.LastUsedAt,
+		Spec: sb.Spec, Env: sb.Spec.Env, AgentID: sb.AgentID, VolumePath: sb.VolumePath,
 		Metadata: sb.Metadata, Overridden: sb.Overridden, Enforcement: sb.Enforcement,
 	}
+}
+
+// sandboxFromStore is a sandbox whose container is gone.
+func sandboxFromStore(r Record, port int) Sandbox {
+	sb := Sandbox{
+		SessionID: r.SessionID, Tenant: r.Tenant, Key: r.Key, ContainerID: r.ContainerID, Status: StatusStopped,
+		CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt, Deadline: r.Deadline, LastUsedAt: r.LastUsedAt,
+		Spec: r.Spec, AgentID: r.AgentID, VolumePath: r.VolumePath, Endpoint: Endpoint{Port: port},
+		Metadata: r.Metadata, Overridden: r.Overridden, Enforcement: r.Enforcement,
+	}
+	sb.Spec.Env = r.Env
+	if sb.Metadata == nil {
+		sb.Metadata = map[string]string{}
+	}
+	return sb
 }

@@ -270,7 +270,7 @@ func (m *Manager) reconcile(ctx context.Context) (err error) {
 		}
 	}
 	m.adopt(keep, stored)
-	gone := m.dropMissing(before, all, stored)
+	gone := m.settleMissing(before, all, stored)
 	if err := m.opts.Store.Delete(ctx, gone...); err != nil {
 		return &UnavailableError{Err: err}
 	}
@@ -429,12 +429,15 @@ func statusOf(s runtime.State) Status {
 	}
 }
 
-// dropMissing marks records whose container was known before and is no more, and
-// answers the sessions that only the store still knows.
-func (m *Manager) dropMissing(before map[string]keyID, all []found, stored []Record) []string {
+// settleMissing marks records whose container was known before and is no more, takes
+// back those that only the store still knows, to be made again when they are used,
+// and answers the sessions that it may forget: the ended, and the replaced.
+func (m *Manager) settleMissing(before map[string]keyID, all []found, stored []Record) []string {
 	for _, f := range all {
 		delete(before, f.container.ID)
 	}
+	now := time.Now()
+	slices.SortFunc(stored, func(a, b Record) int { return b.CreatedAt.Compare(a.CreatedAt) }) // the newest first
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	known := map[string]struct{}{}
@@ -451,9 +454,16 @@ func (m *Manager) dropMissing(before map[string]keyID, all []found, stored []Rec
 	for _, r := range stored {
 		_, live := known[r.SessionID]
 		_, making := m.making[r.SessionID]
-		if !live && !making {
-			gone = append(gone, r.SessionID)
+		if live || making {
+			continue
 		}
+		id := keyID{r.Tenant, r.Key}
+		rec := &record{sb: sandboxFromStore(r, m.opts.Settings.AgentPort)}
+		if m.slots[id] != nil || rec.snapshotLocked(now).Expired(now) {
+			gone = append(gone, r.SessionID)
+			continue
+		}
+		m.publishLocked(id, rec)
 	}
 	return gone
 }

@@ -83,7 +83,7 @@ func rebase(p, from, to string) string {
 
 func (r *mountRules) rootsInWords() string {
 	if len(r.roots) == 0 {
-		return "no host path"
+		return "no host path, as long as the policy names no mounts.allowed_roots"
 	}
 	names := make([]string, len(r.roots))
 	for i, x := range r.roots {

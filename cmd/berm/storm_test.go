@@ -47,6 +47,7 @@ type promise struct {
 	known   bool   // the last call was answered
 	session string // empty: there is no sandbox
 	expires time.Time
+	dying   bool // a delete of the session was cut off, and the engine may still be at it
 }
 
 // holds tells whether the server is still bound by the promise of a sandbox.
@@ -108,10 +109,11 @@ func (s *storm) once(ctx context.Context, worker, n int) {
 	case dice < 5:
 		var sb *apitype.Sandbox
 		if sb, err = s.client.Create(ctx, key, s.request(n)); err == nil {
-			if held && sb.SessionID != before.session && !(s.restarts && sb.Recreated) {
+			mayDie := s.restarts || before.dying
+			if held && sb.SessionID != before.session && !(mayDie && sb.Recreated) {
 				s.broken("%s: session %s was answered, then %s (%s)", key, before.session, sb.SessionID, sb.Result)
 			}
-			*p = promise{known: true, session: sb.SessionID, expires: sb.ExpiresAt}
+			*p = promise{known: true, session: sb.SessionID, expires: sb.ExpiresAt, dying: before.dying && sb.SessionID == before.session}
 		}
 	case dice < 8:
 		op = "exec"
@@ -135,6 +137,7 @@ func (s *storm) once(ctx context.Context, worker, n int) {
 		}
 	default:
 		op = "delete"
+		p.dying = true
 		if _, err = s.client.Delete(ctx, key); err == nil {
 			*p = promise{known: true}
 		}
@@ -160,7 +163,7 @@ func (s *storm) check(ctx context.Context) {
 				if p.known && p.session == "" {
 					s.broken("%s: was answered deleted, session %s is there", key, sb.SessionID)
 				}
-				*p = promise{known: true, session: sb.SessionID, expires: sb.ExpiresAt}
+				*p = promise{known: true, session: sb.SessionID, expires: sb.ExpiresAt, dying: p.dying}
 			case errors.As(err, &refused) && refused.Status == 404:
 				if held {
 					s.broken("%s: session %s was answered and is lost", key, p.session)

@@ -1,5 +1,6 @@
 // Package store keeps, in one SQLite file, what a container's labels can't hold:
-// renewals, last uses, metadata. Losing the file loses no sandbox.
+// renewals, last uses, metadata, and what it takes to make a sandbox again. Losing
+// the file loses no sandbox. Environments are in it: nobody but the owner may read it.
 package store
 
 import (
@@ -121,25 +122,27 @@ func (s *Store) Ping(ctx context.Context) error {
 	return err
 }
 
+const columns = `session_id, tenant, key, container_id, created_at, expires_at, deadline, last_used_at,
+	spec, env, agent_id, volume_path, metadata, overridden, enforcement`
+
 // Records answers all that was put and not deleted.
 func (s *Store) Records(ctx context.Context) ([]lifecycle.Record, error) {
-	rows, err := s.db.QueryContext(ctx, `SELECT session_id, tenant, key, container_id,
-		created_at, expires_at, last_used_at, metadata, overridden, enforcement FROM sandboxes`)
+	rows, err := s.db.QueryContext(ctx, "SELECT "+columns+" FROM sandboxes")
 	if err != nil {
 		return nil, fmt.Errorf("read the store: %w", err)
 	}
-	defer rows.Close()
+	defer func() { _ = rows.Close() }() // rows.Err tells of all that can go wrong
 	var records []lifecycle.Record
 	for rows.Next() {
 		var r lifecycle.Record
-		var created, expires, used int64
-		var metadata, overridden, enforcement []byte
-		if err := rows.Scan(&r.SessionID, &r.Tenant, &r.Key, &r.ContainerID,
-			&created, &expires, &used, &metadata, &overridden, &enforcement); err != nil {
+		var created, expires, deadline, used int64
+		var spec, env, metadata, overridden, enforcement []byte
+		if err := rows.Scan(&r.SessionID, &r.Tenant, &r.Key, &r.ContainerID, &created, &expires, &deadline, &used,
+			&spec, &env, &r.AgentID, &r.VolumePath, &metadata, &overridden, &enforcement); err != nil {
 			return nil, fmt.Errorf("read the store: %w", err)
 		}
-		r.CreatedAt, r.ExpiresAt, r.LastUsedAt = instant(created), instant(expires), instant(used)
-		if err := errors.Join(json.Unmarshal(metadata, &r.Metadata),
+		r.CreatedAt, r.ExpiresAt, r.Deadline, r.LastUsedAt = instant(created), instant(expires), instant(deadline), instant(used)
+		if err := errors.Join(json.Unmarshal(spec, &r.Spec), json.Unmarshal(env, &r.Env), json.Unmarshal(metadata, &r.Metadata),
 			json.Unmarshal(overridden, &r.Overridden), json.Unmarshal(enforcement, &r.Enforcement)); err != nil {
 			return nil, fmt.Errorf("read the store: session %s: %w", r.SessionID, err)
 		}
@@ -150,21 +153,22 @@ func (s *Store) Records(ctx context.Context) ([]lifecycle.Record, error) {
 
 // Put writes a record over the one of the same session, durably.
 func (s *Store) Put(ctx context.Context, r lifecycle.Record) error {
-	metadata, err1 := json.Marshal(r.Metadata)
-	overridden, err2 := json.Marshal(r.Overridden)
-	enforcement, err3 := json.Marshal(r.Enforcement)
-	if err := errors.Join(err1, err2, err3); err != nil {
-		return fmt.Errorf("write the store: session %s: %w", r.SessionID, err)
+	var errs []error
+	encode := func(v any) []byte {
+		b, err := json.Marshal(v)
+		errs = append(errs, err)
+		return b
 	}
-	_, err := s.db.ExecContext(ctx, `INSERT INTO sandboxes (session_id, tenant, key, container_id,
-		created_at, expires_at, last_used_at, metadata, overridden, enforcement)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-		ON CONFLICT (session_id) DO UPDATE SET tenant = excluded.tenant, key = excluded.key,
-		container_id = excluded.container_id, created_at = excluded.created_at,
-		expires_at = excluded.expires_at, last_used_at = excluded.last_used_at,
-		metadata = excluded.metadata, overridden = excluded.overridden, enforcement = excluded.enforcement`,
-		r.SessionID, r.Tenant, r.Key, r.ContainerID, r.CreatedAt.UnixNano(), r.ExpiresAt.UnixNano(),
-		r.LastUsedAt.UnixNano(), metadata, overridden, enforcement)
+	values := []any{
+		r.SessionID, r.Tenant, r.Key, r.ContainerID,
+		r.CreatedAt.UnixNano(), r.ExpiresAt.UnixNano(), r.Deadline.UnixNano(), r.LastUsedAt.UnixNano(),
+		encode(r.Spec), encode(r.Env), r.AgentID, r.VolumePath, encode(r.Metadata), encode(r.Overridden), encode(r.Enforcement),
+	}
+	err := errors.Join(errs...)
+	if err == nil {
+		_, err = s.db.ExecContext(ctx, "INSERT OR REPLACE INTO sandboxes ("+columns+`)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`, values...)
+	}
 	if err != nil {
 		return fmt.Errorf("write the store: session %s: %w", r.SessionID, err)
 	}

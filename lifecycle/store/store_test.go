@@ -31,7 +31,9 @@ func record(session string) lifecycle.Record {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC)
 	return lifecycle.Record{
 		SessionID: session, Tenant: "a", Key: "k", ContainerID: "c",
-		CreatedAt: at, ExpiresAt: at.Add(time.Hour), LastUsedAt: at.Add(time.Minute),
+		CreatedAt: at, ExpiresAt: at.Add(time.Hour), Deadline: at.Add(2 * time.Hour), LastUsedAt: at.Add(time.Minute),
+		Spec: policy.Spec{Image: "i", CPUs: 1.5, TTL: time.Hour, Mounts: []policy.Mount{{HostPath: "/srv", Source: "/srv", Local: "/srv", MountPath: "/w", Mode: "rw"}}},
+		Env:  map[string]string{"E": "1"}, AgentID: "agent", VolumePath: "/srv",
 		Metadata:    map[string]string{"m": "'; DROP TABLE sandboxes; --"},
 		Overridden:  []policy.Override{{Field: "network", Requested: "on", Effective: "off", Rule: "r"}},
 		Enforcement: lifecycle.Enforcement{Mounts: "held", WorkspaceQuota: "soft"},
