@@ -80,7 +80,7 @@ func (r *Runtime) undo(ctx context.Context, name string, err error, f func(conte
 	cleanCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	if cleanErr := f(cleanCtx); cleanErr != nil {
-		r.log.ErrorContext(ctx, "container_left", "error", cleanErr)
+		r.log.ErrorContext(ctx, "container_left", "name", name, "error", cleanErr)
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -152,7 +153,7 @@ func TestCallerEnds(t *testing.T) {
 		t.Run(route, func(t *testing.T) {
 			f := newFakeEngine(t)
 			f.on(route, hang)
-			r := f.runtime(t, time.Minute)
+			r := f.runtime(t, 2*time.Second)
 			cause := errors.New("enough")
 			ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, cause)
 			defer cancel()
@@ -292,11 +293,12 @@ func TestCreateUndone(t *testing.T) {
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFakeEngine(t)
-			var nonce string
+			var nonce atomic.Value
+			nonce.Store("none")
 			routes := map[string]http.HandlerFunc{create: made, start: answer(204, ""), look: answer(200, `{"State":{},"Config":{},"NetworkSettings":{}}`), del: answer(204, ""),
 				list: func(w http.ResponseWriter, req *http.Request) {
-					if filter := req.URL.Query().Get("filters"); nonce == "" || !strings.Contains(filter, nonce) {
-						t.Errorf("looked for %s, not for %q", filter, nonce)
+					if filter := req.URL.Query().Get("filters"); !strings.Contains(filter, nonce.Load().(string)) {
+						t.Errorf("looked for %s, not for %q", filter, nonce.Load())
 					}
 					answer(200, `[{"Id":"made"}]`)(w, req)
 				}}
@@ -312,10 +314,14 @@ func TestCreateUndone(t *testing.T) {
 						if err := json.NewDecoder(req.Body).Decode(&body); err != nil {
 							t.Error(err)
 						}
-						nonce = body.Labels[createLabel]
+						nonce.Store(body.Labels[createLabel])
 					}
 					if route == tc.cancel {
 						cancel()
+						if route != create { // whose answer is waited for
+							<-req.Context().Done()
+							return
+						}
 					}
 					h(w, req)
 				})
