@@ -78,7 +78,14 @@ func (m *Manager) observeCreate(ctx context.Context, req CreateRequest, patient 
 			attribute.String("container.id", res.Sandbox.ContainerID),
 			attribute.String("berm.result", string(res.Result)))
 		m.metrics.creates.WithLabelValues(string(res.Result)).Inc()
-		m.log.InfoContext(ctx, "sandbox_"+string(res.Result), sandboxAttrs(res.Sandbox)...)
+		switch attrs := sandboxAttrs(res.Sandbox); res.Result {
+		case ResultReused:
+			m.log.InfoContext(ctx, "sandbox_reused", attrs...)
+		case ResultReplaced:
+			m.log.InfoContext(ctx, "sandbox_replaced", attrs...)
+		default:
+			m.log.InfoContext(ctx, "sandbox_created", attrs...)
+		}
 	case errors.As(err, &pulling):
 		m.log.InfoContext(ctx, "sandbox_pulling", sandboxAttrs(pulling.Sandbox)...)
 	case errors.As(err, &conflict):

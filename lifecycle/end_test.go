@@ -475,6 +475,35 @@ func TestEngineGoesAndComesBack(t *testing.T) {
 	}
 }
 
+// A create that failed because the engine went away may have left its container
+// there. When the engine is back, that is no sandbox but the sweep's.
+func TestFailedCreateIsNotTakenOver(t *testing.T) {
+	ctx := context.Background()
+	var w *world
+	w = newWorld(t, setup{fake: runtimetest.FakeOptions{FailAfter: func(op, _ string) error {
+		if op == "create" {
+			w.fake.SetDown(true)
+			return errBroken
+		}
+		return nil
+	}}})
+	if _, err := w.Create(ctx, request("k")); err == nil {
+		t.Fatal("made in spite of it all")
+	}
+	w.eventually("it is seen", func() bool { return w.Ready(ctx) != nil })
+	w.fake.SetDown(false)
+	w.ready()
+	if len(w.fake.Containers()) != 1 {
+		t.Fatal("the create left nothing")
+	}
+	if sb, err := w.Get(ctx, "a", "k"); !errdefs.IsNotFound(err) {
+		t.Errorf("taken over: %+v, %v", sb, err)
+	}
+	if swept := w.sweep(); swept.Orphans != 1 || len(w.fake.Containers()) != 0 {
+		t.Errorf("swept %+v", swept)
+	}
+}
+
 func TestHungEngineIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hung atomic.Bool

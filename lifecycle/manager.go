@@ -152,6 +152,8 @@ type Manager struct {
 	closing     bool                                             // no new creates
 	down        error                                            // why nothing that needs the engine can be done; nil when it can
 	info        runtime.Info
+
+	tookOver bool // the first reconciliation is done; of Run's goroutine alone
 }
 
 // New checks the options and returns a Manager that answers Unavailable until Run

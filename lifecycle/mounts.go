@@ -35,25 +35,18 @@ func below(path, dir string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// PrepareRoots checks that the operator's directories are there; with create, it
-// makes the missing ones. It is meant for start-up.
-func (s Settings) PrepareRoots(create bool) error {
-	var errs []error
+// MakeRoots makes the operator's directories that are missing. It is meant for
+// start-up.
+func (s Settings) MakeRoots() error {
 	for _, dir := range []string{s.ChatsRoot, s.DependenciesRoot, s.ToolsRoot} {
 		if dir == "" {
 			continue
 		}
-		if create {
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-		}
-		if err := isDir(dir); err != nil {
-			errs = append(errs, err)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("make the sandbox roots: %w", err)
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 func isDir(dir string) error {

@@ -222,7 +222,11 @@ func (m *Manager) freeze(ctx context.Context, tenant, key, op string, from, to S
 			return err
 		}
 		m.setStatus(rec, to)
-		m.log.InfoContext(ctx, "sandbox_"+op+"d", sandboxAttrs(sb)...)
+		if to == StatusPaused {
+			m.log.InfoContext(ctx, "sandbox_paused", sandboxAttrs(sb)...)
+		} else {
+			m.log.InfoContext(ctx, "sandbox_resumed", sandboxAttrs(sb)...)
+		}
 		return nil
 	})
 }

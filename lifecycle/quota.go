@@ -104,7 +104,7 @@ func measure(ctx context.Context, dir string) (int64, error) {
 			return nil
 		}
 		if st, ok := fi.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 {
-			f := file{uint64(st.Dev), st.Ino}
+			f := file{st.Dev, st.Ino}
 			if _, seen := linked[f]; seen {
 				return nil
 			}

@@ -269,13 +269,19 @@ func (m *Manager) reconcile(ctx context.Context) (err error) {
 			m.log.WarnContext(ctx, "sandbox_clean_failed", append(sandboxAttrs(f.sandbox), "error", err)...)
 		}
 	}
-	m.adopt(keep, stored)
-	gone := m.settleMissing(before, all, stored)
-	if err := m.opts.Store.Delete(ctx, gone...); err != nil {
-		return &UnavailableError{Err: err}
+	// What another process left is taken over once, at the start. Later, memory knows
+	// best: what it doesn't know is what a failed create left, and the sweep's.
+	if !m.tookOver {
+		m.takeOver(keep, stored)
+		gone := m.takeBack(stored)
+		if err := m.opts.Store.Delete(ctx, gone...); err != nil {
+			return &UnavailableError{Err: err}
+		}
+		m.tookOver = true
 	}
+	m.refresh(before, all)
 	span.SetAttributes(attribute.Int("berm.sandboxes", len(keep)), attribute.Int("berm.removed", len(surplus)))
-	m.log.InfoContext(ctx, "reconciled", "sandboxes", len(keep), "removed", len(surplus), "records_dropped", len(gone))
+	m.log.InfoContext(ctx, "reconciled", "sandboxes", len(keep), "removed", len(surplus))
 	return nil
 }
 
@@ -373,9 +379,8 @@ func settle(all []found) (keep, surplus []found) {
 	return slices.Collect(maps.Values(newest)), surplus
 }
 
-// adopt brings the records up to what the engine has. Keys that an operation holds
-// right now are left to it.
-func (m *Manager) adopt(keep []found, stored []Record) {
+// takeOver makes records of the containers that are there.
+func (m *Manager) takeOver(keep []found, stored []Record) {
 	bySession := make(map[string]Record, len(stored))
 	for _, r := range stored {
 		bySession[r.SessionID] = r
@@ -384,21 +389,8 @@ func (m *Manager) adopt(keep []found, stored []Record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, f := range keep {
-		id := keyID{f.sandbox.Tenant, f.sandbox.Key}
-		s := m.slots[id]
-		if s != nil && s.busy != nil {
-			continue
-		}
-		status := statusOf(f.container.State)
-		if _, ended := m.ended[f.container.ID]; ended {
-			status = StatusStopped
-		}
-		if s != nil && s.record != nil && s.record.sb.SessionID == f.sandbox.SessionID {
-			s.record.sb.Status = status
-			continue
-		}
 		sb := f.sandbox
-		sb.Status = status
+		sb.Status = m.statusLocked(f.container)
 		sb.Endpoint.IP = f.container.IP
 		if !f.adopted {
 			sb.Endpoint.Port = m.opts.Settings.AgentPort
@@ -414,8 +406,55 @@ func (m *Manager) adopt(keep []found, stored []Record) {
 		if sb.Metadata == nil {
 			sb.Metadata = map[string]string{}
 		}
-		m.publishLocked(id, &record{sb: sb, adopted: f.adopted, stale: true})
+		m.publishLocked(keyID{sb.Tenant, sb.Key}, &record{sb: sb, adopted: f.adopted, stale: true})
 	}
+}
+
+// takeBack makes records of what only the store still knows, to be made again when
+// it is used, and answers the sessions that it may forget: the ended, and the
+// replaced.
+func (m *Manager) takeBack(stored []Record) (gone []string) {
+	now := time.Now()
+	slices.SortFunc(stored, func(a, b Record) int { return b.CreatedAt.Compare(a.CreatedAt) }) // the newest first
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range stored {
+		id := keyID{r.Tenant, r.Key}
+		rec := &record{sb: sandboxFromStore(r, m.opts.Settings.AgentPort)}
+		if s := m.slots[id]; s == nil && !rec.snapshotLocked(now).Expired(now) {
+			m.publishLocked(id, rec)
+		} else if s == nil || s.record.sb.SessionID != r.SessionID {
+			gone = append(gone, r.SessionID)
+		}
+	}
+	return gone
+}
+
+// refresh brings the records' states up to what the engine has. Keys that an
+// operation holds right now are left to it.
+func (m *Manager) refresh(before map[string]keyID, all []found) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	update := func(id keyID, containerID string, status Status) {
+		if s := m.slots[id]; s != nil && s.busy == nil && s.record != nil && s.record.sb.ContainerID == containerID {
+			s.record.sb.Status = status
+		}
+	}
+	for _, f := range all {
+		delete(before, f.container.ID)
+		update(keyID{f.sandbox.Tenant, f.sandbox.Key}, f.container.ID, m.statusLocked(f.container))
+	}
+	for containerID, id := range before {
+		update(id, containerID, StatusStopped)
+	}
+}
+
+// statusLocked is a container's state, as far as the news goes.
+func (m *Manager) statusLocked(c runtime.Container) Status {
+	if _, ended := m.ended[c.ID]; ended {
+		return StatusStopped
+	}
+	return statusOf(c.State)
 }
 
 func statusOf(s runtime.State) Status {
@@ -427,45 +466,6 @@ func statusOf(s runtime.State) Status {
 	default:
 		return StatusStopped
 	}
-}
-
-// settleMissing marks records whose container was known before and is no more, takes
-// back those that only the store still knows, to be made again when they are used,
-// and answers the sessions that it may forget: the ended, and the replaced.
-func (m *Manager) settleMissing(before map[string]keyID, all []found, stored []Record) []string {
-	for _, f := range all {
-		delete(before, f.container.ID)
-	}
-	now := time.Now()
-	slices.SortFunc(stored, func(a, b Record) int { return b.CreatedAt.Compare(a.CreatedAt) }) // the newest first
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	known := map[string]struct{}{}
-	for _, s := range m.slots {
-		if s.record == nil {
-			continue
-		}
-		known[s.record.sb.SessionID] = struct{}{}
-		if _, missing := before[s.record.sb.ContainerID]; missing && s.busy == nil {
-			s.record.sb.Status = StatusStopped
-		}
-	}
-	var gone []string
-	for _, r := range stored {
-		_, live := known[r.SessionID]
-		_, making := m.making[r.SessionID]
-		if live || making {
-			continue
-		}
-		id := keyID{r.Tenant, r.Key}
-		rec := &record{sb: sandboxFromStore(r, m.opts.Settings.AgentPort)}
-		if m.slots[id] != nil || rec.snapshotLocked(now).Expired(now) {
-			gone = append(gone, r.SessionID)
-			continue
-		}
-		m.publishLocked(id, rec)
-	}
-	return gone
 }
 
 // ensureNetwork makes an engine network, once for each engine that comes up.

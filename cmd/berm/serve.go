@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -124,8 +123,11 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	if err != nil {
 		return err
 	}
-	if err := makeRoots(cfg.Sandbox); err != nil {
-		return err
+	sandboxes := settings(cfg.Sandbox, policies)
+	if cfg.Sandbox.CreateRoots {
+		if err := sandboxes.MakeRoots(); err != nil {
+			return err
+		}
 	}
 	db, err := store.Open(ctx, store.Options{Path: filepath.Join(cfg.StateDir, "berm.db")})
 	if err != nil {
@@ -137,7 +139,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		return err
 	}
 	manager, err := lifecycle.New(lifecycle.Options{
-		Runtime: rt, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: settings(cfg.Sandbox, policies),
+		Runtime: rt, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes,
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	})
 	if err != nil {
@@ -222,20 +224,4 @@ func settings(s config.Sandbox, policies *policyKeeper) lifecycle.Settings {
 		out.Command = nil // the image's own
 	}
 	return out
-}
-
-// makeRoots makes the configured directories if the operator wants that.
-func makeRoots(s config.Sandbox) error {
-	if !s.CreateRoots {
-		return nil
-	}
-	for _, dir := range []string{s.ChatsRoot, s.DependenciesRoot, s.LambdaToolsRoot} {
-		if dir == "" {
-			continue
-		}
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("make the sandbox roots: %w", err)
-		}
-	}
-	return nil
 }

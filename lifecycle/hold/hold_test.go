@@ -118,7 +118,11 @@ func TestPinSeesNoSubmounts(t *testing.T) {
 	if err := unix.Mount("tmpfs", sub, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Unmount(sub, unix.MNT_DETACH)
+	defer func() {
+		if err := unix.Unmount(sub, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
 	sources, release, err := p.Hold(context.Background(), "s", []policy.Mount{mount(dir)})
 	if err != nil {
 		t.Fatal(err)
