@@ -73,6 +73,7 @@ func (m *Manager) Orphans(ctx context.Context, before time.Time) ([]runtime.Cont
 	if err != nil {
 		return nil, fmt.Errorf("list this instance's containers: %w", err)
 	}
+	before = before.Truncate(time.Second) // an engine may know no fractions
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var orphans []runtime.Container

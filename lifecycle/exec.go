@@ -247,8 +247,9 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 	})
 	res.Duration = time.Since(start)
 
-	if errors.Is(err, runtime.ErrNotKilled) {
-		// What can't be killed alone goes with its sandbox.
+	if errors.Is(err, runtime.ErrNotKilled) && !errdefs.IsUnavailable(err) {
+		// What can't be killed alone goes with its sandbox. An engine that went away
+		// is no reason for that: its containers went with it, or live on as they are.
 		res.SessionTerminated = true
 		if derr := m.terminate(ctx, rec, sb); derr != nil {
 			return res, derr
