@@ -108,7 +108,8 @@ type Watcher interface {
 	// Watch calls f for each event of containers that carry all the given labels,
 	// one at a time, until ctx ends (nil) or the engine goes away (Unavailable).
 	// Ready, when not nil, is called once when events from then on are sure to be
-	// seen. Earlier ones are not replayed: list after ready.
+	// seen. Earlier ones are not replayed: list after ready. A pause and a resume may
+	// be told more than once, the last time as it is.
 	Watch(ctx context.Context, labels map[string]string, ready func(), f func(Event)) error
 }
 
