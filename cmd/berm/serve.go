@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -73,6 +74,9 @@ func (c *cleanup) run() error {
 
 // serve puts everything together and runs it until ctx ends.
 func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50) // a sidecar's memory counts for more than its garbage collector's time
+	}
 	var undo cleanup
 	defer func() { err = errors.Join(err, undo.run()) }()
 
