@@ -302,6 +302,37 @@ func TestDeadContainerIsMadeAgain(t *testing.T) {
 	}
 }
 
+// A dead sandbox that can't be made again isn't lost: the next use tries anew.
+func TestRemakeThatFailsLosesNothing(t *testing.T) {
+	var broken atomic.Bool
+	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+		if op == "create" && broken.Load() {
+			return errBroken
+		}
+		return nil
+	}}})
+	req := request("k")
+	req.Metadata = map[string]string{"m": "1"}
+	first := w.create(req).Sandbox
+	w.fake.Kill(first.ContainerID)
+	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
+	broken.Store(true)
+	if _, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errors.Is(err, errBroken) {
+		t.Fatalf("exec: %v", err)
+	}
+	if sb, err := w.Get(context.Background(), "a", "k"); err != nil || sb.SessionID != first.SessionID || w.store.len() != 1 {
+		t.Errorf("afterwards: %+v, %v", sb, err)
+	}
+	broken.Store(false)
+	if res := w.exec("k", "true"); !res.Recreated {
+		t.Errorf("once it can be made: %+v", res)
+	}
+	sb, err := w.Get(context.Background(), "a", "k")
+	if err != nil || sb.SessionID == first.SessionID || sb.Metadata["m"] != "1" || w.store.len() != 1 || len(w.fake.Containers()) != 1 {
+		t.Errorf("at the end: %+v, %v; %d records", sb, err, w.store.len())
+	}
+}
+
 func TestRestartKnowsItsSandboxes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{})

@@ -122,10 +122,8 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 	if err != nil {
 		return sb, err
 	}
-	if old != nil {
-		if err := m.clear(ctx, f.want.id, old); err != nil {
-			return sb, fmt.Errorf("remove the ended sandbox: %w", err)
-		}
+	if err := m.makeWay(ctx, f, old); err != nil {
+		return sb, fmt.Errorf("remove the old sandbox: %w", err)
 	}
 	if err := m.ensureNetwork(ctx, f.want.spec.EngineNetwork); err != nil {
 		return sb, err
@@ -167,7 +165,27 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 		}
 		return Sandbox{}, err
 	}
+	if f.recreated {
+		if err := m.opts.Store.Delete(ctx, m.snapshot(old).SessionID); err != nil {
+			// The next start sees that it was replaced, and forgets it then.
+			m.log.WarnContext(ctx, "store_delete_failed", append(sandboxAttrs(sb), "error", err)...)
+		}
+	}
 	return sb, nil
+}
+
+// makeWay removes what the new sandbox replaces. One that has ended goes whole; of
+// one that died and is made again, the record stays until the new one has taken its
+// place, so that nothing is lost if that can't be made.
+func (m *Manager) makeWay(ctx context.Context, f *flight, old *record) error {
+	switch {
+	case old == nil:
+		return nil
+	case f.recreated:
+		return m.remove(ctx, m.snapshot(old).ContainerID)
+	default:
+		return m.clear(ctx, f.want.id, old)
+	}
 }
 
 // start makes the container, with its directories held until it runs.

@@ -30,12 +30,10 @@ func (m *Manager) Get(_ context.Context, tenant, key string) (Sandbox, error) {
 	return Sandbox{}, &NotFoundError{Key: key}
 }
 
-// snapshotLocked answers what a slot shows: its sandbox, or the one on the way, or
-// the one that failed.
+// snapshotLocked answers what a slot shows: the sandbox on the way, or the one that
+// is there, or the one that failed.
 func (s *slot) snapshotLocked(now time.Time) (Sandbox, bool) {
 	switch {
-	case s.record != nil:
-		return s.record.snapshotLocked(now), true
 	case s.flight != nil:
 		sb := s.flight.starting
 		select {
@@ -45,6 +43,8 @@ func (s *slot) snapshotLocked(now time.Time) (Sandbox, bool) {
 		default:
 		}
 		return sb, true
+	case s.record != nil:
+		return s.record.snapshotLocked(now), true
 	case s.failure != nil && now.Sub(s.failure.at) <= failureKept:
 		return s.failure.sb, true
 	}

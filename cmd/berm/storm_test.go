@@ -163,7 +163,8 @@ func (s *storm) check(ctx context.Context) {
 				if p.known && p.session == "" {
 					s.broken("%s: was answered deleted, session %s is there", key, sb.SessionID)
 				}
-				*p = promise{known: true, session: sb.SessionID, expires: sb.ExpiresAt, dying: p.dying}
+				// One that is being made again is still to come, and may fail to.
+				*p = promise{known: sb.Status != "starting", session: sb.SessionID, expires: sb.ExpiresAt, dying: p.dying}
 			case errors.As(err, &refused) && refused.Status == 404:
 				if held {
 					s.broken("%s: session %s was answered and is lost", key, p.session)
