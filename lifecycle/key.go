@@ -42,6 +42,9 @@ type slot struct {
 // Whoever gets no flight and no error must call drop.
 func (m *Manager) hold(ctx context.Context, id keyID, join bool) (*flight, error) {
 	for {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		m.mu.Lock()
 		s := m.slots[id]
 		if s == nil {
@@ -63,7 +66,6 @@ func (m *Manager) hold(ctx context.Context, id keyID, join bool) (*flight, error
 		select {
 		case <-busy:
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
 		}
 	}
 }

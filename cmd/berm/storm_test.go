@@ -76,13 +76,14 @@ func (s *storm) broken(format string, args ...any) {
 
 func stormKey(worker, n int) string { return fmt.Sprintf("storm-%d-%d", worker, n) }
 
-// blow runs all workers until ctx ends.
+// blow runs all workers until ctx ends, and each to the end of the call that it is
+// at: what a call that was given up comes to is nobody's promise.
 func (s *storm) blow(ctx context.Context) {
 	var wg sync.WaitGroup
 	for worker := range stormWorkers {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				s.once(ctx, worker, rand.IntN(stormKeys))
+				s.once(s.t.Context(), worker, rand.IntN(stormKeys))
 			}
 		})
 	}
