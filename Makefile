@@ -46,7 +46,7 @@ bench: build ## measure against the raw engine in the same run: medians, percent
 fuzz: ## run every fuzzer for FUZZTIME (1m)
 	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' $(SOURCES) | while IFS=: read -r file func; do \
 		echo "$$file $${func#func }"; \
-		$(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) "./$$(dirname "$$file")"; \
+		$(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5x "./$$(dirname "$$file")"; \
 	done
 
 image: build ## build the container image from bin/berm, without a network
