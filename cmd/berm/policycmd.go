@@ -30,7 +30,9 @@ func policyOptions(cfg *config.Config, v view) policy.Options {
 	}
 }
 
-// ownPaths are directories and sockets that must never be seen in a sandbox.
+// ownPaths are directories and sockets that no caller may have mounted. Those that
+// every sandbox is given a part of are among them: whole, they hold other tenants'
+// chats, and what other sandboxes run.
 func ownPaths(cfg *config.Config) []string {
 	paths := []string{cfg.StateDir}
 	if socket := engineSocket(cfg.Engine); socket != "" {
@@ -39,9 +41,12 @@ func ownPaths(cfg *config.Config) []string {
 	if socket, ok := strings.CutPrefix(cfg.HTTP.Listen, "unix://"); ok {
 		paths = append(paths, socket)
 	}
-	for _, file := range []string{cfg.PolicyFile, cfg.Security.TokenFile, cfg.Otel.HeadersFile} {
-		if file != "" {
-			paths = append(paths, file)
+	for _, path := range []string{
+		cfg.PolicyFile, cfg.Security.TokenFile, cfg.Otel.HeadersFile,
+		cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot,
+	} {
+		if path != "" {
+			paths = append(paths, path)
 		}
 	}
 	return paths
