@@ -66,16 +66,28 @@ func (m *Manager) exec(ctx context.Context, req ExecRequest) (ExecResult, error)
 	if err := m.available(); err != nil {
 		return ExecResult{}, err
 	}
-	res, err := m.runOnce(ctx, cmd)
-	if errors.Is(err, errNeverStarted) {
-		// Its container had died and the news wasn't here yet. Now it is.
-		res, err = m.runOnce(ctx, cmd)
+	var res ExecResult
+	for range startAttempts {
+		// Its container may have died without the news being here yet. Now it is.
+		if res, err = m.runOnce(ctx, cmd); !errors.Is(err, errNeverStarted) {
+			break
+		}
 	}
 	return res, err
 }
 
+// startAttempts is how often a command is started whose sandbox dies before it.
+const startAttempts = 3
+
 // errNeverStarted says that the sandbox's container was dead before the command.
 var errNeverStarted = errors.New("the sandbox's container is dead")
+
+// neverStarted is errNeverStarted for those who try no more.
+func neverStarted(sb Sandbox) error {
+	return fmt.Errorf("%w: %w", errNeverStarted, &StateError{
+		Key: sb.Key, Status: StatusStopped, Want: "it died before the command could start; try again",
+	})
+}
 
 func (m *Manager) runOnce(ctx context.Context, cmd *command) (ExecResult, error) {
 	rec, res, err := m.sandboxFor(ctx, cmd.req)
@@ -121,7 +133,7 @@ func (m *Manager) sandboxFor(ctx context.Context, req ExecRequest) (*record, Exe
 		if err := m.quotaLeft(ctx, sb); err != nil {
 			return nil, res, err
 		}
-		made, err := m.remake(ctx, id, sb)
+		made, err := m.remake(ctx, id)
 		if err != nil {
 			return nil, res, err
 		}
@@ -155,7 +167,7 @@ func (m *Manager) madeSoon(ctx context.Context, id keyID) (*record, error) {
 
 // remake makes a sandbox again whose container died, just as it was. It tells
 // whether it was this call that did.
-func (m *Manager) remake(ctx context.Context, id keyID, dead Sandbox) (bool, error) {
+func (m *Manager) remake(ctx context.Context, id keyID) (bool, error) {
 	f, err := m.hold(ctx, id, true)
 	if err != nil {
 		return false, err
@@ -163,7 +175,12 @@ func (m *Manager) remake(ctx context.Context, id keyID, dead Sandbox) (bool, err
 	joined := f != nil
 	if !joined {
 		rec := m.recordOf(id)
-		if rec == nil || m.snapshot(rec).Status != StatusStopped {
+		if rec == nil {
+			m.drop(id)
+			return false, nil
+		}
+		dead := m.snapshot(rec)
+		if dead.Status != StatusStopped {
 			m.drop(id)
 			return false, nil
 		}
@@ -189,7 +206,11 @@ func (m *Manager) begin(rec *record) (Sandbox, error) {
 	defer m.mu.Unlock()
 	now := time.Now()
 	sb := rec.snapshotLocked(now)
-	if sb.Status != StatusRunning {
+	switch sb.Status {
+	case StatusRunning:
+	case StatusStopped: // just now, or it has made way for the one that is made anew
+		return sb, neverStarted(sb)
+	default:
 		return sb, &StateError{Key: sb.Key, Status: sb.Status, Want: "commands need it running; resume or create it first"}
 	}
 	if rec.running >= m.opts.Settings.MaxCommands {
@@ -265,13 +286,34 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 	case errors.Is(err, runtime.ErrInterrupted):
 		res.Status = ExecKilled
 	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
-		m.containerGone(sb.ContainerID)
-		return res, fmt.Errorf("run in sandbox %s: %w: %w", sb.Key, errNeverStarted, err)
+		return res, m.whyNotStarted(ctx, rec, sb, err)
 	default:
 		return res, fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
 	}
 	cmd.collect(&res, stdout, stderr)
 	return res, m.quotaAfter(ctx, rec, sb, &res)
+}
+
+// whyNotStarted looks at a container that refused to start a command. What can't be
+// proven dead is left as it is.
+func (m *Manager) whyNotStarted(ctx context.Context, rec *record, sb Sandbox, refusal error) error {
+	var c runtime.Container
+	err := m.call(ctx, "inspect", func(ctx context.Context) error {
+		var err error
+		c, err = m.opts.Runtime.Inspect(ctx, sb.ContainerID)
+		return err
+	})
+	switch {
+	case errdefs.IsNotFound(err) || err == nil && statusOf(c.State) == StatusStopped:
+		m.containerGone(sb.ContainerID)
+		return neverStarted(sb)
+	case err != nil:
+		return fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
+	case c.State == runtime.StatePaused:
+		m.changeStatus(rec, StatusRunning, StatusPaused)
+		return &StateError{Key: sb.Key, Status: StatusPaused, Want: "commands need it running; resume it first"}
+	}
+	return fmt.Errorf("run in sandbox %s: %w", sb.Key, refusal)
 }
 
 func (m *Manager) backend() string {

@@ -261,16 +261,16 @@ func (m *Manager) environment(sb Sandbox) []string {
 
 // clear removes an old record's container and the record itself.
 func (m *Manager) clear(ctx context.Context, id keyID, old *record) error {
-	sb := m.snapshot(old)
-	m.setStatus(old, StatusStopping)
-	if sb.ContainerID != "" {
-		if err := m.remove(ctx, sb.ContainerID); err != nil {
-			m.setStatus(old, sb.Status)
-			return err
-		}
+	m.mu.Lock()
+	sb := old.sb
+	old.sb.Status = StatusStopping
+	m.mu.Unlock()
+	if err := m.remove(ctx, sb.ContainerID); err != nil {
+		m.changeStatus(old, StatusStopping, sb.Status) // unless it has died of it
+		return err
 	}
 	if err := m.opts.Store.Delete(context.WithoutCancel(ctx), sb.SessionID); err != nil {
-		m.setStatus(old, StatusStopped) // a start would find the record, and take it for alive
+		m.changeStatus(old, StatusStopping, StatusStopped)
 		return &UnavailableError{Err: err}
 	}
 	m.mu.Lock()
@@ -279,10 +279,13 @@ func (m *Manager) clear(ctx context.Context, id keyID, old *record) error {
 	return nil
 }
 
-func (m *Manager) setStatus(r *record, st Status) {
+// changeStatus changes a record's status unless it is another by now.
+func (m *Manager) changeStatus(r *record, from, to Status) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	r.sb.Status = st
+	if r.sb.Status == from {
+		r.sb.Status = to
+	}
 }
 
 // image answers the image to run, and has it pulled as the policy says.

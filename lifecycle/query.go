@@ -221,7 +221,7 @@ func (m *Manager) freeze(ctx context.Context, tenant, key, op string, from, to S
 		if err != nil {
 			return err
 		}
-		m.setStatus(rec, to)
+		m.changeStatus(rec, from, to)
 		if to == StatusPaused {
 			m.log.InfoContext(ctx, "sandbox_paused", sandboxAttrs(sb)...)
 		} else {

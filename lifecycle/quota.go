@@ -57,7 +57,7 @@ func (m *Manager) quotaAfter(ctx context.Context, rec *record, sb Sandbox, res *
 	if err := m.remove(ctx, sb.ContainerID); err != nil {
 		return err
 	}
-	m.setStatus(rec, StatusStopped)
+	m.containerGone(sb.ContainerID)
 	return nil
 }
 

@@ -188,10 +188,9 @@ func (m *Manager) containerGone(containerID string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if id, ok := m.containers[containerID]; ok {
-		if r := m.slots[id].record; r.sb.Status == StatusRunning || r.sb.Status == StatusPaused {
-			r.sb.Status = StatusStopped
-		}
-	} else if len(m.making) > 0 || m.reconciling {
+		m.slots[id].record.sb.Status = StatusStopped
+	}
+	if len(m.making) > 0 || m.reconciling { // who listed it alive is to know better
 		m.ended[containerID] = struct{}{}
 	}
 }
@@ -272,7 +271,11 @@ func (m *Manager) reconcile(ctx context.Context) (err error) {
 	// What another process left is taken over once, at the start. Later, memory knows
 	// best: what it doesn't know is what a failed create left, and the sweep's.
 	if !m.tookOver {
-		m.takeOver(keep, stored)
+		for _, r := range m.takeOver(keep, stored) {
+			if err := m.opts.Store.Put(ctx, r); err != nil {
+				return &UnavailableError{Err: err}
+			}
+		}
 		gone := m.takeBack(stored)
 		if err := m.opts.Store.Delete(ctx, gone...); err != nil {
 			return &UnavailableError{Err: err}
@@ -379,8 +382,10 @@ func settle(all []found) (keep, surplus []found) {
 	return slices.Collect(maps.Values(newest)), surplus
 }
 
-// takeOver makes records of the containers that are there.
-func (m *Manager) takeOver(keep []found, stored []Record) {
+// takeOver makes records of the containers that are there, and answers what the
+// store is to know of those that it doesn't: the next start finds it no longer fresh.
+// Adopted ones aren't among them, as what they were made of isn't known.
+func (m *Manager) takeOver(keep []found, stored []Record) (unknown []Record) {
 	bySession := make(map[string]Record, len(stored))
 	for _, r := range stored {
 		bySession[r.SessionID] = r
@@ -398,16 +403,22 @@ func (m *Manager) takeOver(keep []found, stored []Record) {
 		if r, ok := bySession[sb.SessionID]; ok {
 			sb.ExpiresAt, sb.LastUsedAt = r.ExpiresAt, r.LastUsedAt
 			sb.Metadata, sb.Overridden, sb.Enforcement = r.Metadata, r.Overridden, r.Enforcement
-		} else if m.opts.Store.Fresh() {
-			// What it was renewed to is lost: one more TTL.
-			sb.ExpiresAt = earlier(now.Add(sb.Spec.TTL), sb.Deadline)
-			sb.LastUsedAt = now
+		} else {
+			if m.opts.Store.Fresh() {
+				// What it was renewed to is lost: one more TTL.
+				sb.ExpiresAt = earlier(now.Add(sb.Spec.TTL), sb.Deadline)
+				sb.LastUsedAt = now
+			}
+			if !f.adopted {
+				unknown = append(unknown, storeRecord(sb))
+			}
 		}
 		if sb.Metadata == nil {
 			sb.Metadata = map[string]string{}
 		}
 		m.publishLocked(keyID{sb.Tenant, sb.Key}, &record{sb: sb, adopted: f.adopted, stale: true})
 	}
+	return unknown
 }
 
 // takeBack makes records of what only the store still knows, to be made again when
@@ -430,13 +441,17 @@ func (m *Manager) takeBack(stored []Record) (gone []string) {
 	return gone
 }
 
-// refresh brings the records' states up to what the engine has. Keys that an
-// operation holds right now are left to it.
+// refresh brings the records' states up to what the engine has. Of keys that an
+// operation holds right now, only the deaths are told.
 func (m *Manager) refresh(before map[string]keyID, all []found) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	update := func(id keyID, containerID string, status Status) {
-		if s := m.slots[id]; s != nil && s.busy == nil && s.record != nil && s.record.sb.ContainerID == containerID {
+		s := m.slots[id]
+		if s == nil || s.record == nil || s.record.sb.ContainerID != containerID {
+			return
+		}
+		if s.busy == nil || status == StatusStopped { // nothing revives a dead container
 			s.record.sb.Status = status
 		}
 	}
