@@ -15,3 +15,11 @@ func NewTextCollector(limit int) *TextCollector {
 
 // Collected is collected.
 func (c *TextCollector) Collected() (string, bool) { return c.collected() }
+
+// Held counts what the manager remembers: keys, containers, creates under way, and
+// ended containers that somebody may ask about.
+func (m *Manager) Held() [4]int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return [4]int{len(m.slots), len(m.containers), len(m.making), len(m.ended)}
+}

@@ -75,6 +75,13 @@ func (s *memStore) setFail(err error) {
 	s.fail = err
 }
 
+func (s *memStore) has(session string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.records[session]
+	return ok
+}
+
 func (s *memStore) len() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
