@@ -25,6 +25,7 @@ const (
 	ruleAlwaysRefused = "mounts.always_refused"
 	ruleAllowedRoots  = "mounts.allowed_roots"
 	ruleNotADirectory = "mounts.not_a_directory"
+	ruleExposed       = "mounts.exposed"
 
 	ruleEnvSyntax   = "env.syntax"
 	ruleEnvReserved = "env.reserved"

@@ -118,14 +118,14 @@ func inContainer() bool {
 }
 
 // newHolder pins mounts where that can be done, and compares them where it can't;
-// then the error says why, and nothing has failed.
-func newHolder(dir string, v view) (lifecycle.Holder, error) {
+// then the error says why, and nothing has failed. Others is hold.NewVerifier's.
+func newHolder(dir string, v view, others func(sessionID string) []policy.Mount) (lifecycle.Holder, error) {
 	if !v.mounts {
-		return hold.Verifier{}, errors.New("the engine doesn't share Berm's mount namespace")
+		return hold.NewVerifier(others), errors.New("the engine doesn't share Berm's mount namespace")
 	}
 	pinner, err := hold.NewPinner(dir)
 	if err != nil {
-		return hold.Verifier{}, err
+		return hold.NewVerifier(others), err
 	}
 	return pinner, nil
 }

@@ -79,7 +79,7 @@ func TestHoldRequired(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	holder, why := newHolder(t.TempDir(), view{root: true})
+	holder, why := newHolder(t.TempDir(), view{root: true}, nil)
 	if why == nil || holder.Mode() != hold.ModeVerified {
 		t.Fatalf("without the engine's mounts: %s, %v", holder.Mode(), why)
 	}

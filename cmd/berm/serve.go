@@ -21,6 +21,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/sandboxapi"
 )
@@ -117,7 +118,9 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	log := tel.logger
 
 	shared := engineView(ctx, cfg.Engine)
-	holder, why := newHolder(filepath.Join(cfg.StateDir, "hold"), shared)
+	var manager *lifecycle.Manager // makes the holds, and so is there before the first
+	others := func(sessionID string) []policy.Mount { return manager.OtherMounts(sessionID) }
+	holder, why := newHolder(filepath.Join(cfg.StateDir, "hold"), shared, others)
 	if why != nil {
 		log.WarnContext(ctx, "mounts_not_held", "error", why.Error())
 	}
@@ -142,7 +145,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	if err != nil {
 		return err
 	}
-	manager, err := lifecycle.New(lifecycle.Options{
+	manager, err = lifecycle.New(lifecycle.Options{
 		Runtime: rt, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes,
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	})

@@ -5,7 +5,7 @@
 // say. A Pinner takes a clone of the mount itself and hands the engine a path of
 // its own, which nobody else can change. Where this process hasn't the rights for
 // that, or the engine doesn't see its mounts, a Verifier compares the directory
-// before and after.
+// before and after, and refuses one that another sandbox could exchange meanwhile.
 package hold
 
 import (
@@ -157,62 +157,4 @@ func (p *Pinner) Clean() error {
 		errs = append(errs, clearPins(filepath.Join(p.dir, e.Name())))
 	}
 	return errors.Join(errs...)
-}
-
-// Verifier compares: what the path led to before the container was made must be
-// what it leads to afterwards. Whoever exchanges the directory and brings the
-// first back in time isn't seen. It is safe for many goroutines.
-type Verifier struct{}
-
-// Mode is ModeVerified.
-func (Verifier) Mode() string { return ModeVerified }
-
-// Clean has nothing to do.
-func (Verifier) Clean() error { return nil }
-
-// Hold opens each mount's directory, and keeps it open until release, so that its
-// number isn't given to another.
-func (Verifier) Hold(_ context.Context, _ string, mounts []policy.Mount) ([]string, func() error, error) {
-	var fds []int
-	closeAll := func() {
-		for _, fd := range fds {
-			_ = unix.Close(fd) // nothing was written through it
-		}
-	}
-	sources := make([]string, len(mounts))
-	for i, m := range mounts {
-		fd, err := openDir(m.Local)
-		if err != nil {
-			closeAll()
-			return nil, nil, err
-		}
-		fds = append(fds, fd)
-		sources[i] = m.Source
-	}
-	release := func() error {
-		defer closeAll()
-		var errs []error
-		for i, m := range mounts {
-			errs = append(errs, same(fds[i], m.Local))
-		}
-		return errors.Join(errs...)
-	}
-	return sources, release, nil
-}
-
-// same is nil when path leads to the directory that fd is.
-func same(fd int, path string) error {
-	now, err := openDir(path)
-	if err != nil {
-		return fmt.Errorf("%s: %w", path, ErrExchanged)
-	}
-	defer unix.Close(now)
-	var was, is unix.Stat_t
-	if err := errors.Join(unix.Fstat(fd, &was), unix.Fstat(now, &is)); err != nil {
-		return &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	if was.Dev != is.Dev || was.Ino != is.Ino {
-		return fmt.Errorf("%s: %w", path, ErrExchanged)
-	}
-	return nil
 }

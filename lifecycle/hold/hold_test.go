@@ -199,3 +199,63 @@ func TestVerifier(t *testing.T) {
 		})
 	}
 }
+
+// Whoever can write to a parent can exchange the directory while the engine looks
+// for it, and bring it back before it is compared.
+func TestVerifierKeepsOutWhoCouldExchange(t *testing.T) {
+	root := t.TempDir()
+	in := func(path, mode string) policy.Mount {
+		dir := filepath.Join(root, path)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return policy.Mount{HostPath: dir, Source: dir, Local: dir, Mode: mode}
+	}
+	for _, tt := range []struct {
+		name         string
+		there, asked policy.Mount
+		ok           bool
+	}{
+		{"below a writable one", in("a", "rw"), in("a/x", "ro"), false},
+		{"far below a writable one", in("a", "rw"), in("a/x/y", "rw"), false},
+		{"below a read-only one", in("a", "ro"), in("a/x", "rw"), true},
+		{"the same", in("a", "rw"), in("a", "rw"), true},
+		{"around a writable one", in("a/x", "rw"), in("a", "rw"), true},
+		{"a name that begins alike", in("a", "rw"), in("ab", "rw"), true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := NewVerifier(func(session string) []policy.Mount {
+				if session != "s" {
+					t.Errorf("asked about session %q", session)
+				}
+				return []policy.Mount{tt.there}
+			})
+			_, release, err := v.Hold(context.Background(), "s", []policy.Mount{tt.asked})
+			var denied *policy.DeniedError
+			if (err == nil) != tt.ok || err != nil && !errors.As(err, &denied) {
+				t.Fatalf("Hold: %v", err)
+			}
+			if err == nil {
+				if err := release(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	t.Run("while another is being mounted", func(t *testing.T) {
+		v := NewVerifier(func(string) []policy.Mount { return nil })
+		_, release, err := v.Hold(context.Background(), "s", []policy.Mount{in("a/x", "ro")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := v.Hold(context.Background(), "t", []policy.Mount{in("a", "rw")}); err == nil {
+			t.Error("a sandbox got the parent of a directory that was being mounted")
+		}
+		if err := release(); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := v.Hold(context.Background(), "t", []policy.Mount{in("a", "rw")}); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+	})
+}
