@@ -133,7 +133,10 @@ func (m *Manager) create(ctx context.Context, req CreateRequest, patient bool) (
 					m.drop(want.id)
 					return CreateResult{Sandbox: sb, Result: ResultReused}, nil
 				}
-				want.keep(sb)
+				if err := want.keep(sb, m.opts.Policy()); err != nil {
+					m.drop(want.id)
+					return CreateResult{}, err
+				}
 			}
 		}
 		if err := m.untoldFailure(want, now); err != nil {
@@ -284,14 +287,43 @@ func (w *wanted) differences(sb Sandbox, adopted bool) []policy.Difference {
 	return d
 }
 
-// keep carries over what a sandbox that is made anew doesn't lose.
-func (w *wanted) keep(sb Sandbox) {
+// keep carries over what a sandbox that is made anew doesn't lose, as far as the
+// policy in force lets it.
+func (w *wanted) keep(sb Sandbox, pol *policy.Policy) (err error) {
 	if len(w.metadata) == 0 {
 		w.metadata = sb.Metadata
 	}
 	if !w.ownEnv {
-		w.spec.Env = sb.Spec.Env
+		w.spec.Env, _, err = pol.ExecEnv(sb.Spec.Env)
 	}
+	return err
+}
+
+// judgeAgain asks the policy in force about a sandbox that an earlier one allowed.
+func (m *Manager) judgeAgain(sb Sandbox, adopted bool) (*wanted, error) {
+	s := sb.Spec
+	req := CreateRequest{
+		Tenant: sb.Tenant, Key: sb.Key, Metadata: sb.Metadata, AgentID: sb.AgentID, VolumePath: sb.VolumePath,
+		Request: policy.Request{
+			Profile: s.Profile, Image: &s.Image, Network: &s.Network, HostPath: &s.HostPath, HostPathMode: &s.HostPathMode,
+			MountPath: &s.MountPath, CPUs: &s.CPUs, MemoryMB: &s.MemoryMB, PidsLimit: &s.PidsLimit,
+			ReadOnlyRootfs: &s.ReadOnlyRootfs, WorkspaceQuotaMB: &s.WorkspaceQuotaMB, Env: s.Env, TTL: &s.TTL, IdleTTL: &s.IdleTTL,
+		},
+	}
+	for _, mt := range s.ExtraMounts {
+		if sb.VolumePath == "" || mt.MountPath != m.opts.Settings.VolumePath { // that one comes from VolumePath
+			req.Request.ExtraMounts = append(req.Request.ExtraMounts, policy.MountRequest{HostPath: mt.HostPath, MountPath: mt.MountPath, Mode: mt.Mode})
+		}
+	}
+	want, err := m.judge(m.opts.Policy(), req)
+	if err != nil {
+		return nil, err
+	}
+	if d := want.differences(sb, adopted); len(d) > 0 {
+		return nil, &ConflictError{Key: sb.Key, SessionID: sb.SessionID, ContainerID: sb.ContainerID, Differences: d}
+	}
+	want.overridden = sb.Overridden
+	return want, nil
 }
 
 func sandboxAttrs(sb Sandbox) []any {

@@ -165,8 +165,8 @@ func (m *Manager) madeSoon(ctx context.Context, id keyID) (*record, error) {
 	return rec, nil
 }
 
-// remake makes a sandbox again whose container died, just as it was. It tells
-// whether it was this call that did.
+// remake makes a sandbox again whose container died, just as it was, if the policy
+// in force still has it so. It tells whether it was this call that did.
 func (m *Manager) remake(ctx context.Context, id keyID) (bool, error) {
 	f, err := m.hold(ctx, id, true)
 	if err != nil {
@@ -184,11 +184,11 @@ func (m *Manager) remake(ctx context.Context, id keyID) (bool, error) {
 			m.drop(id)
 			return false, nil
 		}
-		want := &wanted{
-			id: id, spec: dead.Spec, overridden: dead.Overridden, metadata: dead.Metadata,
-			agentID: dead.AgentID, volume: dead.VolumePath,
+		want, err := m.judgeAgain(dead, rec.adopted)
+		if err == nil {
+			f, err = m.launch(ctx, want, rec)
 		}
-		if f, err = m.launch(ctx, want, rec); err != nil {
+		if err != nil {
 			m.drop(id)
 			return false, err
 		}
