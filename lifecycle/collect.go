@@ -37,13 +37,14 @@ func (r *record) endsLocked() time.Time {
 }
 
 // Collect removes a sandbox that has ended. It looks again under the key's lock,
-// and answers false when the sandbox was replaced, renewed or removed since.
+// and answers false when the sandbox was replaced, renewed or removed since. A create
+// that is under way isn't waited for: it removes what has ended itself.
 func (m *Manager) Collect(ctx context.Context, sb Sandbox) (bool, error) {
 	if err := m.available(); err != nil {
 		return false, err
 	}
 	id := keyID{sb.Tenant, sb.Key}
-	if _, err := m.hold(ctx, id, false); err != nil {
+	if f, err := m.hold(ctx, id, true); err != nil || f != nil {
 		return false, err
 	}
 	defer m.drop(id)
@@ -143,9 +144,7 @@ func (m *Manager) collectNetworks(ctx context.Context, keep func(name string) bo
 		switch {
 		case err == nil:
 			removed++
-			m.mu.Lock()
-			delete(m.networks, n.Name)
-			m.mu.Unlock()
+			m.forgetNetwork(n.Name)
 		case !errdefs.IsFailedPrecondition(err): // one that is in use stays
 			return removed, fmt.Errorf("remove network %s: %w", n.Name, err)
 		}

@@ -118,12 +118,13 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 		return sb, err
 	}
 	mounts = append(mounts, f.want.spec.Mounts...)
+	// First, as it has ended, however long the image takes.
+	if err := m.makeWay(ctx, f, old); err != nil {
+		return sb, fmt.Errorf("remove the old sandbox: %w", err)
+	}
 	image, err := m.image(ctx, f)
 	if err != nil {
 		return sb, err
-	}
-	if err := m.makeWay(ctx, f, old); err != nil {
-		return sb, fmt.Errorf("remove the old sandbox: %w", err)
 	}
 	if err := m.ensureNetwork(ctx, f.want.spec.EngineNetwork); err != nil {
 		return sb, err
@@ -140,9 +141,12 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 	c, mode, err := m.start(ctx, sb, image, mounts)
 	m.engine.Release(1)
 	if err != nil {
+		if errdefs.IsNotFound(err) {
+			m.forgetNetwork(sb.Spec.EngineNetwork) // it may be what somebody has removed
+		}
 		return sb, err
 	}
-	sb.Status = StatusRunning
+	sb.Status = statusOf(c.State)
 	sb.ContainerID = c.ID
 	sb.Endpoint = Endpoint{IP: c.IP, Port: m.opts.Settings.AgentPort}
 	sb.Enforcement = Enforcement{Mounts: mode}
@@ -155,7 +159,9 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 	case sb.Spec.EngineNetwork != "" && c.IP == "":
 		err = fmt.Errorf("the container has no address on network %s", sb.Spec.EngineNetwork)
 	default:
-		err = m.opts.Store.Put(ctx, storeRecord(sb))
+		if err = m.opts.Store.Put(ctx, storeRecord(sb)); err != nil {
+			_ = m.opts.Store.Delete(context.WithoutCancel(ctx), sb.SessionID) // it may be there in spite of the error
+		}
 	}
 	if err != nil {
 		if c.ID != "" {
@@ -234,7 +240,8 @@ func (m *Manager) start(ctx context.Context, sb Sandbox, image runtime.Image, mo
 	})
 	if rerr := release(); rerr != nil && err == nil {
 		err = fmt.Errorf("a mounted directory was exchanged while the sandbox was made: %w", rerr)
-		if xerr := m.call(ctx, "remove", func(ctx context.Context) error { return m.opts.Runtime.Remove(ctx, c.ID) }); xerr != nil {
+		cleanCtx := context.WithoutCancel(ctx)
+		if xerr := m.call(cleanCtx, "remove", func(ctx context.Context) error { return m.opts.Runtime.Remove(ctx, c.ID) }); xerr != nil {
 			err = errors.Join(err, xerr)
 		}
 	}

@@ -187,7 +187,10 @@ func (m *Manager) Renew(ctx context.Context, tenant, key string, ttl time.Durati
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		rec.sb.ExpiresAt, rec.sb.LastUsedAt = sb.ExpiresAt, sb.LastUsedAt
+		rec.sb.ExpiresAt = sb.ExpiresAt
+		if sb.LastUsedAt.After(rec.sb.LastUsedAt) { // a command may have ended meanwhile
+			rec.sb.LastUsedAt = sb.LastUsedAt
+		}
 		m.log.InfoContext(ctx, "sandbox_renewed", append(sandboxAttrs(sb), "expires_at", sb.ExpiresAt)...)
 		return nil
 	})

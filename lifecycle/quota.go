@@ -37,6 +37,7 @@ func (m *Manager) quotaLeft(ctx context.Context, sb Sandbox) error {
 // quotaAfter measures after a command. Over the quota, the sandbox is stopped and
 // the result says so; its files stay.
 func (m *Manager) quotaAfter(ctx context.Context, rec *record, sb Sandbox, res *ExecResult) error {
+	ctx = context.WithoutCancel(ctx) // nobody escapes it by going away
 	var over *QuotaError
 	err := m.quotaLeft(ctx, sb)
 	if !errors.As(err, &over) {
@@ -45,7 +46,6 @@ func (m *Manager) quotaAfter(ctx context.Context, rec *record, sb Sandbox, res *
 	res.QuotaExceeded = true
 	m.log.WarnContext(ctx, "workspace_quota_exceeded", append(sandboxAttrs(sb),
 		"used_bytes", over.UsedBytes, "quota_bytes", over.QuotaBytes)...)
-	ctx = context.WithoutCancel(ctx)
 	id := keyID{sb.Tenant, sb.Key}
 	if _, err := m.hold(ctx, id, false); err != nil {
 		return err
@@ -93,7 +93,11 @@ func measure(ctx context.Context, dir string) (int64, error) {
 		until   = time.Now().Add(maxWalkTime)
 	)
 	err = fs.WalkDir(root.FS(), ".", func(_ string, d fs.DirEntry, err error) error {
-		if entries++; entries > maxWalkEntries || entries%1024 == 0 && (time.Now().After(until) || ctx.Err() != nil) {
+		entries++
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case entries > maxWalkEntries, entries%1024 == 0 && time.Now().After(until):
 			return errUnbounded
 		}
 		if err != nil || !(d.Type().IsRegular() || d.Type()&fs.ModeSymlink != 0) {

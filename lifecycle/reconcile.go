@@ -510,6 +510,13 @@ func (m *Manager) ensureNetwork(ctx context.Context, name string) error {
 	return nil
 }
 
+// forgetNetwork has a network made sure of again.
+func (m *Manager) forgetNetwork(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.networks, name)
+}
+
 // touchLoop writes last uses down while there are any.
 func (m *Manager) touchLoop(ctx context.Context) {
 	tick := time.NewTicker(touchEvery)

@@ -3,12 +3,18 @@ package lifecycle_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
@@ -90,4 +96,165 @@ func TestExecInAPausedContainer(t *testing.T) {
 	if got, err := w.Get(context.Background(), "a", "k"); err != nil || got.ContainerID != sb.ContainerID || got.Status != lifecycle.StatusPaused {
 		t.Errorf("afterwards: %+v, %v", got, err)
 	}
+}
+
+// What an earlier policy allowed isn't made anew once the policy in force wouldn't.
+func TestRemakeAsksThePolicy(t *testing.T) {
+	ctx := context.Background()
+	for name, tt := range map[string]struct {
+		change func(*lifecycle.CreateRequest)
+		policy string
+		denied bool // else it conflicts
+	}{
+		"refused": {func(r *lifecycle.CreateRequest) { r.Request.MemoryMB = ptr(int64(400)) },
+			"version: 1\nresources: {over_max: refuse}\nprofiles: {default: {memory_mb: 256, max_memory_mb: 256}}\n", true},
+		"locked": {func(r *lifecycle.CreateRequest) { r.Request.ReadOnlyRootfs = ptr(false) },
+			"version: 1\nprofiles: {default: {locked: [read_only_rootfs]}}\n", false},
+		"env": {func(r *lifecycle.CreateRequest) { r.Request.Env = map[string]string{"LD_PRELOAD": "x"} },
+			"version: 1\nenv: {deny: [LD_*]}\n", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, setup{})
+			req := request("k")
+			tt.change(&req)
+			sb := w.create(req).Sandbox
+			w.fake.Kill(sb.ContainerID)
+			w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
+			pol, err := policy.Parse([]byte(tt.policy), policy.Options{DefaultImage: runtimetest.DefaultImage})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.policy = pol
+			req.Request.Env = nil // or the create would be refused for its own
+			_, execErr := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
+			_, createErr := w.Create(ctx, req)
+			for call, err := range map[string]error{"exec": execErr, "create": createErr} {
+				var denied *policy.DeniedError
+				var conflict *lifecycle.ConflictError
+				if got := errors.As(err, &denied); got != tt.denied || !got && !errors.As(err, &conflict) {
+					t.Errorf("%s: %v", call, err)
+				}
+			}
+			if w.fake.Calls("create") != 1 || w.status("k") != lifecycle.StatusStopped {
+				t.Error("it was made anew, or lost")
+			}
+		})
+	}
+}
+
+// A create that waits for its image keeps neither what has ended nor the sweep.
+func TestSweepDoesNotWaitForAPull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ref = "registry.local/tool:1"
+		w := newWorld(t, setup{
+			policy: "version: 1\nimages: {allow: [registry.local/tool]}\n",
+			fake: runtimetest.FakeOptions{
+				Registry: map[string]runtime.Image{ref: {}},
+				Delay: func(op string) time.Duration {
+					if op == "pull" {
+						return 10 * time.Minute
+					}
+					return 0
+				},
+			},
+		})
+		req := request("k")
+		req.Request.TTL = ptr(time.Second)
+		w.create(req)
+		other := request("other")
+		other.Request.TTL = ptr(time.Second)
+		w.create(other)
+		time.Sleep(time.Second)
+		req.Request.Image = ptr(ref)
+		var pulling *lifecycle.PullingError
+		if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) {
+			t.Fatalf("create: %v", err)
+		}
+		start := time.Now()
+		if swept := w.sweep(); swept.Cleaned != 1 || time.Since(start) > time.Second {
+			t.Errorf("swept %+v in %s", swept, time.Since(start))
+		}
+		if n := len(w.fake.Containers()); n != 0 {
+			t.Errorf("%d containers outlive their end", n)
+		}
+		time.Sleep(11 * time.Minute)
+		w.stop()
+	})
+}
+
+// A network that somebody else removed is made again.
+func TestRemovedNetworkComesBack(t *testing.T) {
+	ctx := context.Background()
+	w := newWorld(t, setup{})
+	ns, err := w.fake.Networks(ctx, nil)
+	if err != nil || len(ns) != 1 {
+		t.Fatal(ns, err)
+	}
+	if err := w.fake.RemoveNetwork(ctx, ns[0].Name); err != nil {
+		t.Fatal(err)
+	}
+	req := request("k")
+	req.Request.Network = ptr("on")
+	_, _ = w.Create(ctx, req) // finds out
+	if sb := w.create(req).Sandbox; sb.Endpoint.IP == "" {
+		t.Errorf("%+v", sb)
+	}
+}
+
+// A caller who leaves while the workspace is measured makes it neither full nor
+// unmeasured.
+func TestQuotaOfACallerWhoLeft(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 1100 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	w := newWorld(t, setup{
+		policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n",
+		fake: runtimetest.FakeOptions{FailAfter: func(op, _ string) error {
+			if op == "exec" {
+				leave()
+			}
+			return nil
+		}},
+	})
+	req := request("k")
+	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
+	w.create(req)
+	res, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
+	if err != nil || !res.OK() || res.QuotaExceeded || w.status("k") != lifecycle.StatusRunning {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+// Commands that find their sandbox dead, many at once, share the one that is made
+// anew, and none is turned away.
+func TestManyCommandsInADeadSandbox(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Delay: func(op string) time.Duration {
+			if op == "info" || op == "watch" {
+				return 0
+			}
+			return time.Second
+		}}})
+		sb := w.create(request("k")).Sandbox
+		w.fake.Kill(sb.ContainerID)
+		var wg sync.WaitGroup
+		for i := range 40 {
+			wg.Go(func() {
+				time.Sleep(time.Duration(i) * 100 * time.Millisecond)
+				if res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); err != nil || !res.OK() {
+					t.Errorf("after %d00 ms: %+v, %v", i, res, err)
+				}
+			})
+		}
+		wg.Wait()
+		if n := w.fake.Calls("create"); n != 2 {
+			t.Errorf("%d creates", n)
+		}
+		w.stop()
+	})
 }
