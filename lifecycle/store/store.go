@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -161,7 +162,7 @@ func (s *Store) Put(ctx context.Context, r lifecycle.Record) error {
 	}
 	values := []any{
 		r.SessionID, r.Tenant, r.Key, r.ContainerID,
-		r.CreatedAt.UnixNano(), r.ExpiresAt.UnixNano(), r.Deadline.UnixNano(), r.LastUsedAt.UnixNano(),
+		nanos(r.CreatedAt), nanos(r.ExpiresAt), nanos(r.Deadline), nanos(r.LastUsedAt),
 		encode(r.Spec), encode(r.Env), r.AgentID, r.VolumePath, encode(r.Metadata), encode(r.Overridden), encode(r.Enforcement),
 	}
 	err := errors.Join(errs...)
@@ -179,7 +180,7 @@ func (s *Store) Put(ctx context.Context, r lifecycle.Record) error {
 func (s *Store) Touch(ctx context.Context, lastUsed map[string]time.Time) error {
 	return s.inTx(ctx, func(tx *sql.Tx) error {
 		for session, at := range lastUsed {
-			if _, err := tx.ExecContext(ctx, "UPDATE sandboxes SET last_used_at = ? WHERE session_id = ?", at.UnixNano(), session); err != nil {
+			if _, err := tx.ExecContext(ctx, "UPDATE sandboxes SET last_used_at = ? WHERE session_id = ?", nanos(at), session); err != nil {
 				return err
 			}
 		}
@@ -212,6 +213,15 @@ func (s *Store) inTx(ctx context.Context, f func(*sql.Tx) error) error {
 		return fmt.Errorf("write the store: %w", err)
 	}
 	return nil
+}
+
+// nanos is a time as the store has it. One that is further away than it can tell, in
+// the year 2262, is the last that it can: it must not come back as one long past.
+func nanos(t time.Time) int64 {
+	if t.After(time.Unix(0, math.MaxInt64)) {
+		return math.MaxInt64
+	}
+	return t.UnixNano()
 }
 
 // instant is a time of the store's: nanoseconds since 1970.

@@ -96,6 +96,18 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+func TestEndTooFarAway(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "berm.db"))
+	r := record("1")
+	r.Deadline = r.CreatedAt.Add(1<<63 - 1)
+	if err := s.Put(context.Background(), r); err != nil {
+		t.Fatal(err)
+	}
+	if got := records(t, s)[0].Deadline; got.Year() != 2262 {
+		t.Errorf("the deadline came back as %s", got)
+	}
+}
+
 func TestManyAtOnce(t *testing.T) {
 	ctx := context.Background()
 	s := open(t, filepath.Join(t.TempDir(), "berm.db"))
