@@ -77,14 +77,9 @@ func (m *Manager) observeCreate(ctx context.Context, req CreateRequest, patient 
 			attribute.String("berm.session_id", res.Sandbox.SessionID),
 			attribute.String("container.id", res.Sandbox.ContainerID),
 			attribute.String("berm.result", string(res.Result)))
-		m.metrics.creates.WithLabelValues(string(res.Result)).Inc()
-		switch attrs := sandboxAttrs(res.Sandbox); res.Result {
-		case ResultReused:
-			m.log.InfoContext(ctx, "sandbox_reused", attrs...)
-		case ResultReplaced:
-			m.log.InfoContext(ctx, "sandbox_replaced", attrs...)
-		default:
-			m.log.InfoContext(ctx, "sandbox_created", attrs...)
+		if res.Result == ResultReused { // the others were told of when they were made
+			m.metrics.creates.WithLabelValues(string(ResultReused)).Inc()
+			m.log.InfoContext(ctx, "sandbox_reused", sandboxAttrs(res.Sandbox)...)
 		}
 	case errors.As(err, &pulling):
 		m.log.InfoContext(ctx, "sandbox_pulling", sandboxAttrs(pulling.Sandbox)...)

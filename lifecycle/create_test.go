@@ -242,6 +242,9 @@ func TestCallerGoesAway(t *testing.T) {
 	if res := w.create(request("k")); res.Result != lifecycle.ResultReused || w.fake.Calls("create") != 1 || w.store.len() != 1 {
 		t.Errorf("afterwards: %+v, %d creates, %d records", res, w.fake.Calls("create"), w.store.len())
 	}
+	if n := w.metric("berm_sandbox_creates_total{result=created}"); n != 1 {
+		t.Errorf("%v counted as made", n)
+	}
 }
 
 func TestCapacity(t *testing.T) {

@@ -111,6 +111,13 @@ func (m *Manager) sandboxFor(ctx context.Context, req ExecRequest) (*record, Exe
 		return nil, res, err
 	}
 	id := keyID{req.Tenant, key}
+	if rec := m.recordOf(id); rec != nil { // over its quota, it isn't even made again
+		if sb := m.snapshot(rec); sb.Status == StatusStopped {
+			if err := m.quotaLeft(ctx, sb); err != nil {
+				return nil, res, err
+			}
+		}
+	}
 	if req.Create != nil {
 		create := *req.Create
 		create.Tenant, create.Key = req.Tenant, key
@@ -126,13 +133,10 @@ func (m *Manager) sandboxFor(ctx context.Context, req ExecRequest) (*record, Exe
 			return nil, res, err
 		}
 	}
-	switch sb := m.snapshot(rec); sb.Status {
+	switch m.snapshot(rec).Status {
 	case StatusExpired:
 		return nil, res, &NotFoundError{Key: key}
 	case StatusStopped:
-		if err := m.quotaLeft(ctx, sb); err != nil {
-			return nil, res, err
-		}
 		made, err := m.remake(ctx, id)
 		if err != nil {
 			return nil, res, err

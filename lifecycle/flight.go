@@ -104,6 +104,14 @@ func (m *Manager) fly(ctx context.Context, f *flight, old *record) {
 	}
 	m.forgetEndedLocked()
 	m.mu.Unlock()
+	if err == nil { // told here, as its callers may have left
+		m.metrics.creates.WithLabelValues(string(f.result.Result)).Inc()
+		if attrs := sandboxAttrs(f.result.Sandbox); f.result.Result == ResultReplaced {
+			m.log.InfoContext(ctx, "sandbox_replaced", attrs...)
+		} else {
+			m.log.InfoContext(ctx, "sandbox_created", attrs...)
+		}
+	}
 	// The key is let go before the callers are woken, so that what they do next
 	// finds it free.
 	m.drop(f.want.id)
