@@ -50,6 +50,7 @@ type flight struct {
 	result  CreateResult
 	err     error
 
+	cancel    context.CancelCauseFunc     // ends it, with nothing made
 	starting  Sandbox                     // what Get shows meanwhile; never changed
 	recreated bool                        // the key's live sandbox had died
 	progress  func() runtime.PullProgress // set before pulling is closed
@@ -172,6 +173,15 @@ func (m *Manager) await(ctx context.Context, f *flight, joined, patient bool) (C
 		res.Result, res.Recreated = ResultReused, false
 	}
 	return res, nil
+}
+
+// giveUp ends a create that waits for its image, or did.
+func (f *flight) giveUp(why error) {
+	select {
+	case <-f.pulling:
+		f.cancel(why)
+	default:
+	}
 }
 
 func (f *flight) pullingError() *PullingError {

@@ -38,7 +38,7 @@ func (m *Manager) launch(ctx context.Context, want *wanted, old *record) (*fligh
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closing {
-		return nil, errdefs.ErrUnavailable.WithMessage("berm is shutting down")
+		return nil, errClosing
 	}
 	if err := m.capacityLocked(want, old); err != nil {
 		return nil, err
@@ -47,7 +47,11 @@ func (m *Manager) launch(ctx context.Context, want *wanted, old *record) (*fligh
 	m.slots[want.id].flight = f
 	f.recreated = old != nil && !old.snapshotLocked(now).Expired(now)
 	ctx = trace.ContextWithSpanContext(m.base, trace.SpanContextFromContext(ctx))
-	m.wg.Go(func() { m.fly(ctx, f, old) })
+	ctx, f.cancel = context.WithCancelCause(ctx)
+	m.wg.Go(func() {
+		defer f.cancel(nil)
+		m.fly(ctx, f, old)
+	})
 	return f, nil
 }
 

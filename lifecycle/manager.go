@@ -210,12 +210,14 @@ func New(opts Options) (*Manager, error) {
 	return m, nil
 }
 
+var errClosing = errdefs.ErrUnavailable.WithMessage("berm is shutting down")
+
 // available is nil when the engine can be asked.
 func (m *Manager) available() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closing {
-		return errdefs.ErrUnavailable.WithMessage("berm is shutting down")
+		return errClosing
 	}
 	if m.down != nil {
 		return &UnavailableError{Err: m.down}

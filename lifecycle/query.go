@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -124,6 +125,11 @@ func (m *Manager) delete(ctx context.Context, tenant, key string) (DeleteResult,
 		return DeleteResult{}, err
 	}
 	id := keyID{tenant, key}
+	m.mu.Lock()
+	if s := m.slots[id]; s != nil && s.flight != nil { // nobody waits for an image to delete what it is for
+		s.flight.giveUp(errors.New("it was deleted before its image was there"))
+	}
+	m.mu.Unlock()
 	if _, err := m.hold(ctx, id, false); err != nil {
 		return DeleteResult{}, err
 	}

@@ -76,8 +76,16 @@ func (m *Manager) close(ctx context.Context) {
 	}
 }
 
-// drain waits for the creates under way, and cuts off those that take too long.
+// drain waits for the creates under way, and cuts off those that take too long, or
+// wait for images.
 func (m *Manager) drain() {
+	m.mu.Lock()
+	for _, s := range m.slots {
+		if s.flight != nil {
+			s.flight.giveUp(errClosing)
+		}
+	}
+	m.mu.Unlock()
 	done := make(chan struct{})
 	go func() { m.wg.Wait(); close(done) }()
 	select {

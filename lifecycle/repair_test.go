@@ -182,6 +182,42 @@ func TestSweepDoesNotWaitForAPull(t *testing.T) {
 	})
 }
 
+// Neither a delete nor a shutdown waits for an image.
+func TestPullIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ref = "registry.local/tool:1"
+		w := newWorld(t, setup{
+			policy: "version: 1\nimages: {allow: [registry.local/tool]}\n",
+			fake: runtimetest.FakeOptions{
+				Registry: map[string]runtime.Image{ref: {}},
+				Pull: func(ctx context.Context, _ string, _ func(runtime.PullProgress)) error {
+					<-ctx.Done()
+					return ctx.Err()
+				},
+			},
+		})
+		for _, key := range []string{"deleted", "left"} {
+			req := request(key)
+			req.Request.Image = ptr(ref)
+			var pulling *lifecycle.PullingError
+			if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) {
+				t.Fatalf("create: %v", err)
+			}
+		}
+		start := time.Now()
+		if res, err := w.Delete(context.Background(), "a", "deleted"); err != nil || res.Result != lifecycle.ResultNotFound {
+			t.Errorf("delete: %+v, %v", res, err)
+		}
+		if sb, err := w.Get(context.Background(), "a", "deleted"); err == nil {
+			t.Errorf("afterwards: %+v", sb)
+		}
+		w.stop()
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("it took %s", took)
+		}
+	})
+}
+
 // A network that somebody else removed is made again.
 func TestRemovedNetworkComesBack(t *testing.T) {
 	ctx := context.Background()
