@@ -80,6 +80,13 @@ func playHistory(t *testing.T, seed uint64) {
 			return h.fault(op)
 		},
 		Delay: func(op string) time.Duration { return h.delay(op) },
+		Exec: func(ctx context.Context, _ runtime.Container, e runtime.Exec) (runtime.ExecResult, error) {
+			if e.Command[0] != "stuck" {
+				return runtime.ExecResult{}, errors.ErrUnsupported
+			}
+			<-ctx.Done()
+			return runtime.ExecResult{}, errors.Join(ctx.Err(), runtime.ErrNotKilled)
+		},
 	})
 	var err error
 	h.policy, err = policy.Parse([]byte("version: 1\nimages: {allow: [registry.local/tool]}\n"),
@@ -278,6 +285,11 @@ func (h *history) step() {
 		}
 		if h.chance(0.3) {
 			exec.Command = []string{"sleep", fmt.Sprint(h.intn(3))}
+		}
+		if h.chance(0.05) { // it costs the sandbox its life
+			exec.Command = []string{"stuck"}
+			h.forsake(name)
+			defer h.forsake(name)
 		}
 		res, err := h.manager.Exec(ctx, exec)
 		h.class("exec", err)
