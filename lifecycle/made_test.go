@@ -1,0 +1,141 @@
+package lifecycle_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+// What a container carries tells all that a start must know of it.
+func TestMadeContainer(t *testing.T) {
+	volume := t.TempDir()
+	w := newWorld(t, setup{
+		policy: "version: 1\nmounts: {allowed_roots: [" + volume + "]}\n",
+		settings: lifecycle.Settings{
+			Env: map[string]string{"A": "operator's", "B": "operator's"}, AgentPort: 8080, AdoptLegacy: true,
+		},
+	})
+	req := request("6F9619FF-8B86-D011-B42D-00C04FC964FF")
+	req.AgentID, req.VolumePath = "agent", volume+"/x/.."
+	req.Request.Env = map[string]string{"B": "caller's"}
+	sb := w.create(req).Sandbox
+	c := w.fake.Containers()[0]
+	if got := strings.Join(c.Env, " "); !strings.HasSuffix(got, "A=operator's B=caller's AGENT_ID=agent") {
+		t.Errorf("environment: %s", got)
+	}
+	for name, want := range map[string]string{
+		lifecycle.LabelOwner: "owner", lifecycle.LabelTenant: "a", lifecycle.LabelKey: "6f9619ff-8b86-d011-b42d-00c04fc964ff",
+		lifecycle.LabelSessionID: sb.SessionID, lifecycle.LabelProfile: "default", lifecycle.LabelSpec: sb.Spec.Digest(),
+		lifecycle.LabelExpiresAt: sb.ExpiresAt.Format(time.RFC3339Nano), lifecycle.LabelDeadline: sb.Deadline.Format(time.RFC3339Nano),
+		lifecycle.LabelAgentID: "agent", lifecycle.LabelVolume: volume, lifecycle.LabelEnv: "B",
+		"session_id": sb.SessionID, "chat_id": sb.Key, "expires_at": sb.ExpiresAt.Format(time.RFC3339Nano),
+		"agent_id": "agent", "volume_host_path": volume, "endpoint_port": "8080",
+	} {
+		if got := c.Labels[name]; got != want {
+			t.Errorf("label %s is %q, want %q", name, got, want)
+		}
+	}
+	if want := (policy.Mount{HostPath: volume, Source: volume, Local: volume, MountPath: "/volume", Mode: "rw"}); !slices.Contains(sb.Spec.Mounts, want) {
+		t.Errorf("mounts: %+v", sb.Spec.Mounts)
+	}
+}
+
+// crippledEngine makes containers that lack something.
+type crippledEngine struct {
+	*runtimetest.Fake
+	cripple func(*runtime.Container)
+}
+
+func (e crippledEngine) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
+	c, err := e.Fake.Create(ctx, spec)
+	e.cripple(&c)
+	return c, err
+}
+
+func TestMadeContainerLacksSomething(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		cripple func(*runtime.Container)
+		left    int // without its id, only the sweep can remove it
+	}{
+		{"id", func(c *runtime.Container) { c.ID = "" }, 1},
+		{"address", func(c *runtime.Container) { c.IP = "" }, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fake := runtimetest.NewFake(runtimetest.FakeOptions{})
+			pol, err := policy.Parse(nil, policy.Options{DefaultImage: runtimetest.DefaultImage})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := lifecycle.New(lifecycle.Options{
+				Runtime: crippledEngine{fake, tt.cripple}, Policy: func() *policy.Policy { return pol },
+				Store: newStore(), Holder: hold.Verifier{}, Owner: "owner",
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			done := make(chan error, 1)
+			go func() { done <- m.Run(ctx) }()
+			defer func() { cancel(); <-done }()
+			w := &world{Manager: m, t: t, fake: fake}
+			w.ready()
+			req := request("k")
+			req.Request.Network = ptr("on")
+			var start *lifecycle.StartError
+			if _, err := m.Create(ctx, req); !errors.As(err, &start) {
+				t.Errorf("create: %v", err)
+			}
+			if _, err := m.Get(ctx, "a", "k"); err == nil {
+				t.Error("it is on record")
+			}
+			if n := len(fake.Containers()); n != tt.left {
+				t.Errorf("%d containers are left", n)
+			}
+			w.eventually("nothing is left", func() bool { w.sweep(); return len(fake.Containers()) == 0 })
+		})
+	}
+}
+
+// The quota counts a file with several links once, symbolic links by their own size,
+// and never what they lead to; as much as the quota isn't over it.
+func TestQuotaCounts(t *testing.T) {
+	dir, outside := t.TempDir(), filepath.Join(t.TempDir(), "big")
+	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
+	err := errors.Join(
+		os.WriteFile(outside, make([]byte, 4<<20), 0o600),
+		os.Symlink(outside, filepath.Join(dir, "link")),
+		os.Symlink(filepath.Dir(outside), filepath.Join(dir, "linked")),
+		os.Mkdir(filepath.Join(dir, "sub"), 0o700),
+		os.WriteFile(filepath.Join(dir, "sub", "file"), make([]byte, 2<<20-len(outside)-len(filepath.Dir(outside))), 0o600),
+		os.Link(filepath.Join(dir, "sub", "file"), filepath.Join(dir, "again")),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := request("k")
+	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(2))
+	w.create(req)
+	if res := w.exec("k", "true"); res.QuotaExceeded {
+		t.Errorf("just full: %+v", res)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "more"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var quota *lifecycle.QuotaError
+	_, err = w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
+	if !errors.As(err, &quota) || quota.UsedBytes != 2<<20+1 || quota.QuotaBytes != 2<<20 {
+		t.Errorf("a byte more: %v", err)
+	}
+}
