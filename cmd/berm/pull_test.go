@@ -16,7 +16,6 @@ import (
 	docker "github.com/docker/docker/client"
 	"github.com/google/go-containerregistry/pkg/registry"
 
-	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -55,7 +54,7 @@ func TestCreateThatPulls(t *testing.T) {
 	}
 	server.stop()
 	s.start(server)
-	hc := &http.Client{Transport: openapitest.New(t).Transport(http.DefaultTransport)}
+	hc := &http.Client{Transport: s.checker.Transport(nil)}
 	began := time.Now()
 	for calls := 0; ; calls++ {
 		req, err := http.NewRequestWithContext(ctx, http.MethodPut, server.url+"/api/v1/sandboxes/puller", strings.NewReader(`{"image":"`+ref+`"}`))

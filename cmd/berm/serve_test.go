@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 )
 
 // child is a berm serve in a process of its own.
@@ -28,9 +30,9 @@ func startChild(t *testing.T, dir string, args ...string) *child {
 	t.Helper()
 	socket := filepath.Join(dir, "berm.sock")
 	c := &child{dir: filepath.Join(dir, "state"), log: newWaitLog()}
-	c.http.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	c.http.Transport = openapitest.New(t).Transport(&http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}
+	}})
 	args = append([]string{"serve", "--listen", "unix://" + socket, "--state-dir", c.dir,
 		"--engine-address", "unix://" + filepath.Join(dir, "no-engine.sock")}, args...)
 	c.cmd = exec.CommandContext(t.Context(), os.Args[0], args...)

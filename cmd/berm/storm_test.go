@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
@@ -20,6 +21,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -59,7 +61,8 @@ func (p *promise) holds() bool {
 type storm struct {
 	t        *testing.T
 	client   *client.Client
-	dir      string // host directory that half of the sandboxes mount
+	checker  *openapitest.Checker // of every call and answer
+	dir      string               // host directory that half of the sandboxes mount
 	promises [stormWorkers][stormKeys]promise
 	restarts bool // the engine is killed too, so that containers may die
 
@@ -202,7 +205,7 @@ func newStorm(t *testing.T, address string) (*storm, *demoServer) {
 			t.Logf("the server's log ends with:\n%s", server.logTail())
 		}
 	})
-	s := &storm{t: t, dir: shared, calls: map[string]int{}}
+	s := &storm{t: t, checker: openapitest.New(t), dir: shared, calls: map[string]int{}}
 	s.start(server)
 	return s, server
 }
@@ -214,7 +217,10 @@ func (s *storm) start(server *demoServer) {
 		s.t.Fatalf("%v\n%s", err, server.logTail())
 	}
 	var err error
-	if s.client, err = client.New(client.Options{BaseURL: server.url, Token: server.token, Retries: -1}); err != nil {
+	if s.client, err = client.New(client.Options{
+		BaseURL: server.url, Token: server.token, Retries: -1,
+		HTTPClient: &http.Client{Transport: s.checker.Transport(nil)},
+	}); err != nil {
 		s.t.Fatal(err)
 	}
 }
