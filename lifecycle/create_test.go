@@ -168,8 +168,6 @@ func TestOldThatCantBeRemovedStays(t *testing.T) {
 }
 
 func TestLaterStepFails(t *testing.T) {
-	network := request("k")
-	network.Request.Network = ptr("on")
 	for _, tt := range []struct {
 		name string
 		req  lifecycle.CreateRequest

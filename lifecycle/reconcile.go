@@ -412,8 +412,9 @@ func (m *Manager) takeOver(keep []found, stored []Record) (unknown []Record) {
 			sb.ExpiresAt, sb.LastUsedAt = r.ExpiresAt, r.LastUsedAt
 			sb.Metadata, sb.Overridden, sb.Enforcement = r.Metadata, r.Overridden, r.Enforcement
 		} else {
-			if m.opts.Store.Fresh() {
-				// What it was renewed to is lost: one more TTL.
+			if !f.adopted || m.opts.Store.Fresh() {
+				// What it was renewed to is lost, if it wasn't in a create that was cut
+				// off: one more TTL.
 				sb.ExpiresAt = earlier(now.Add(sb.Spec.TTL), sb.Deadline)
 				sb.LastUsedAt = now
 			}
