@@ -65,6 +65,7 @@ type Runtime struct {
 	connecting singleflight.Group
 	networks   singleflight.Group
 	volumes    volumeCache
+	gates      gates
 }
 
 var (

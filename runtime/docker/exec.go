@@ -118,6 +118,9 @@ type execution struct {
 	id        string    // the engine's
 	began     time.Time // on the engine's clock
 
+	asked chan struct{} // closed when the engine has been asked to start it
+	left  chan struct{} // closed when it is over for the gate
+
 	conn   *stream
 	output *output
 	read   chan struct{} // closed when no more output comes
@@ -128,7 +131,11 @@ type execution struct {
 
 // run starts a command and waits for its end, or for that of ctx and then kills it.
 func (r *Runtime) run(ctx context.Context, s *session, id string, e runtime.Exec) (*execution, error) {
-	x := &execution{r: r, s: s, container: id, user: e.User, marker: uuid.NewString(), began: s.now()}
+	x := r.newExecution(s, id, e.User)
+	if err := r.gates.enter(ctx, x); err != nil {
+		return x, ended(ctx)
+	}
+	defer r.gates.leave(x)
 	if err := x.start(ctx, e); err != nil {
 		return x, err
 	}
@@ -146,6 +153,13 @@ func (r *Runtime) run(ctx context.Context, s *session, id string, e runtime.Exec
 		err = fmt.Errorf("deliver output: %w", x.output.err)
 	}
 	return x, err
+}
+
+func (r *Runtime) newExecution(s *session, container, user string) *execution {
+	return &execution{
+		r: r, s: s, container: container, user: user, marker: uuid.NewString(), began: s.now(),
+		asked: make(chan struct{}), left: make(chan struct{}),
+	}
 }
 
 // notKilled adds to an error that processes may still run, without changing its class.
@@ -190,6 +204,7 @@ func (x *execution) start(ctx context.Context, e runtime.Exec) error {
 		}
 		return notKilled(classify(ctx, err), err)
 	}
+	close(x.asked)
 	x.output = &output{stdout: e.Stdout, stderr: e.Stderr, refused: func() bool {
 		st, err := x.inspect(context.WithoutCancel(ctx))
 		return err == nil && st.refused()

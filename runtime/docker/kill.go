@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/runtime"
 )
@@ -81,7 +80,11 @@ func (x *execution) poll(ctx context.Context, want func(execState) bool) (execSt
 // script runs the kill script in one of its modes.
 func (x *execution) script(ctx context.Context, mode string) error {
 	age := int(x.s.now().Sub(x.began)/time.Second) + 1
-	y := &execution{r: x.r, s: x.s, container: x.container, marker: uuid.NewString(), began: x.s.now()}
+	y := x.r.newExecution(x.s, x.container, x.user)
+	if err := x.r.gates.enter(ctx, y); err != nil {
+		return err
+	}
+	defer x.r.gates.leave(y)
 	err := y.start(ctx, runtime.Exec{
 		Command:    []string{"/bin/sh", "-c", killScript, "sh", markerEnv + "=" + x.marker, strconv.Itoa(age), mode},
 		WorkingDir: "/",

@@ -6,9 +6,15 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Pause freezes a container's processes.
+// Pause freezes a container's processes, but for one that is just being started:
+// that is waited for.
 func (r *Runtime) Pause(ctx context.Context, id string) error {
 	return r.call(ctx, "pause container "+id, func(ctx context.Context, s *session) error {
+		open, err := r.gates.close(ctx, id)
+		if err != nil {
+			return err
+		}
+		defer open()
 		return unlessIn(ctx, s, id, runtime.StatePaused, s.ContainerPause(ctx, id))
 	})
 }

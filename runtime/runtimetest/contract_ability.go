@@ -17,7 +17,40 @@ import (
 
 var noID = strings.Repeat("0", 64)
 
-func pauserCases() []contractCase { return []contractCase{{"pause", testPause}} }
+func pauserCases() []contractCase {
+	return []contractCase{{"pause", testPause}, {"pause while commands start", testPauseStart}}
+}
+
+// A container that is frozen under a command that is just being started must not
+// be lost to the engine: old ones never answer for it again.
+func testPauseStart(t *testing.T, b *bed) {
+	p := b.rt.(runtime.Pauser)
+	c := b.create(t, b.spec())
+	for i := range 15 {
+		ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				_, err := b.rt.Exec(ctx, c.ID, runtime.Exec{Command: []string{"true"}})
+				if err != nil && !errdefs.IsFailedPrecondition(err) { // paused already
+					t.Errorf("round %d: exec: %v", i, err)
+				}
+			})
+		}
+		time.Sleep(time.Duration(i) * 3 * time.Millisecond) // anywhere in the start
+		if err := p.Pause(ctx, c.ID); err != nil {
+			t.Errorf("round %d: pause: %v", i, err)
+		}
+		if err := p.Resume(ctx, c.ID); err != nil {
+			t.Errorf("round %d: resume: %v", i, err)
+		}
+		wg.Wait()
+		cancel()
+		if t.Failed() {
+			return
+		}
+	}
+}
 
 func testPause(t *testing.T, b *bed) {
 	p := b.rt.(runtime.Pauser)
