@@ -41,7 +41,8 @@ type command struct {
 // Exec runs a command to its end. A timeout is a result, not an error, and so is a
 // sandbox that ends under its command.
 //
-// Errors: those of Create when it comes along, *InvalidError, *policy.DeniedError,
+// Errors: those of Create when it comes along, or the sandbox has to be made again
+// and the policy is another by now, *InvalidError, *policy.DeniedError,
 // *NotFoundError, *StateError, *QuotaError (before the command), *CapacityError,
 // *UnavailableError.
 func (m *Manager) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) {

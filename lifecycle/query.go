@@ -94,7 +94,7 @@ func matches(sb Sandbox, opts ListOptions) bool {
 }
 
 // Delete removes the sandbox of a key. One that isn't there is a result, not an
-// error.
+// error. A create that waits for its image is given up.
 func (m *Manager) Delete(ctx context.Context, tenant, key string) (DeleteResult, error) {
 	ctx, span := m.tracer.Start(ctx, "sandbox.delete", trace.WithAttributes(attribute.String("berm.key", key)))
 	defer span.End()

@@ -238,8 +238,12 @@ func (m *Manager) reconcile(ctx context.Context) (err error) {
 	}()
 	pol := m.opts.Policy()
 	for _, n := range pol.Networks() {
-		if err := m.ensureNetwork(ctx, n.EngineNetwork); err != nil {
+		err := m.ensureNetwork(ctx, n.EngineNetwork)
+		if err != nil && (errdefs.IsUnavailable(err) || ctx.Err() != nil) {
 			return err
+		}
+		if err != nil { // no reason to leave all other sandboxes alone, and the ended ones alive
+			m.log.WarnContext(ctx, "network_not_made", "network", n.EngineNetwork, "error", err)
 		}
 	}
 	// What is known is noted before the engine lists: what is put meanwhile belongs

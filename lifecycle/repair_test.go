@@ -236,6 +236,22 @@ func TestRemovedNetworkComesBack(t *testing.T) {
 	}
 }
 
+// A network that can't be made is a matter of the creates that want it.
+func TestNetworkThatCannotBeMade(t *testing.T) {
+	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+		if op == "ensure_network" {
+			return errBroken
+		}
+		return nil
+	}}})
+	w.create(request("k"))
+	req := request("on")
+	req.Request.Network = ptr("on")
+	if _, err := w.Create(context.Background(), req); !errors.Is(err, errBroken) {
+		t.Errorf("on the network: %v", err)
+	}
+}
+
 // A caller who leaves while the workspace is measured makes it neither full nor
 // unmeasured.
 func TestQuotaOfACallerWhoLeft(t *testing.T) {
