@@ -88,7 +88,12 @@ func TestMadeContainerLacksSomething(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())
 			done := make(chan error, 1)
 			go func() { done <- m.Run(ctx) }()
-			defer func() { cancel(); <-done }()
+			defer func() {
+				cancel()
+				if err := <-done; err != nil {
+					t.Errorf("Run: %v", err)
+				}
+			}()
 			w := &world{Manager: m, t: t, fake: fake}
 			w.ready()
 			req := request("k")
