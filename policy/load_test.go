@@ -187,7 +187,7 @@ func TestParseProblems(t *testing.T) {
 		{"odd key", "version: 1\nprofiles: {[a]: {}}", []string{"line 2: profiles: line 2 has a key that is not a plain word"}},
 		{"choices", "version: 1\nresources: {over_max: ignore}\nimages: {pull: sometimes}\nmounts: {hold: no}", []string{
 			`line 2: resources.over_max: is "ignore", must be refuse or clamp`, `line 3: images.pull: is "sometimes", must be missing, always or never`,
-			`line 4: mounts.hold: is "no", must be auto or required`}},
+			`line 4: mounts.hold: is "no", must be required or auto`}},
 		{"ttl", "version: 1\nttl: {default: 48h, idle_default: 1ms, max_lifetime: 24h}", []string{
 			"line 2: ttl.default: is 48h0m0s, must be from 1s to ttl.max_lifetime, 24h0m0s",
 			"line 2: ttl.idle_default: is 1ms, must be 0 (never), or from 1s to ttl.max_lifetime, 24h0m0s"}},

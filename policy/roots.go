@@ -32,7 +32,8 @@ type mountRules struct {
 }
 
 // HoldRequired says that a sandbox must not be made unless its mounts are held
-// between the judgement and the engine's mounting them.
+// between the judgement and the engine's mounting them. Where the policy allows no
+// mounts, it requires nothing.
 func (p *Policy) HoldRequired() bool { return p.mounts.holdRequired }
 
 // EnginePath gives the path by which the engine knows a directory of this
@@ -119,7 +120,7 @@ func (l *loader) loadMounts() {
 		l.root(at, roots[i])
 	}
 	l.defaultWorkspace(f)
-	r.holdRequired = l.choice("mounts.hold", &f.Hold, "auto", "required") == "required"
+	r.holdRequired = l.choice("mounts.hold", &f.Hold, "required", "auto") == "required" && len(r.roots) > 0
 	if f.AllowedRoots == nil {
 		f.AllowedRoots = []string{}
 	}

@@ -108,7 +108,9 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
+		// Or OPTIONS * would be answered without a look at who asks.
+		DisableGeneralOptionsHandler: true,
+		ErrorLog:                     slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()

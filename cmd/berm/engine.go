@@ -134,7 +134,8 @@ func newHolder(dir string, v view, others func(sessionID string) []policy.Mount)
 func holdable(h lifecycle.Holder, why error) func(*policy.Policy) error {
 	return func(p *policy.Policy) error {
 		if p.HoldRequired() && h.Mode() != hold.ModeHeld {
-			return fmt.Errorf("policy: mounts.hold is required, but mounts can't be held here: %w", why)
+			return fmt.Errorf("policy: mounts.hold is required, as it is by default, but mounts can't be held here: %w; "+
+				"give berm CAP_SYS_ADMIN and the engine's mount namespace, or accept with mounts.hold: auto that they are compared instead", why)
 		}
 		return nil
 	}

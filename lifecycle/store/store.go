@@ -72,7 +72,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	db.SetMaxOpenConns(1) // one writer at a time is all that SQLite has
 	s := &Store{db: db}
 	if err := s.migrate(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("open the store %s: %w", path, err), db.Close())
+		return nil, errors.Join(fmt.Errorf("open the store %s: %w (with the file moved away, berm starts without it, and no sandbox is lost)", path, err), db.Close())
 	}
 	return s, nil
 }
@@ -93,7 +93,7 @@ func (s *Store) migrate(ctx context.Context) error {
 		return err
 	}
 	if version > len(names) {
-		return fmt.Errorf("its schema is version %d, and this berm knows %d: use the newer berm, or move the file away (no sandbox is lost)", version, len(names))
+		return fmt.Errorf("its schema is version %d, and this berm knows %d: use the newer berm", version, len(names))
 	}
 	s.fresh = version == 0
 	for i, name := range names[version:] {
