@@ -189,3 +189,26 @@ func TestUntilDrainOutsideOfServe(t *testing.T) {
 	cancel()
 	<-ctx.Done()
 }
+
+// The standard library would answer OPTIONS * by itself, without asking who it is.
+func TestServeHandsOnOptions(t *testing.T) {
+	url, stop, done := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusTeapot)
+	}), time.Second)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := io.WriteString(conn, "OPTIONS * HTTP/1.1\r\nHost: evil\r\nConnection: close\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := io.ReadAll(conn)
+	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 418 ") {
+		t.Errorf("%q, %v", answer, err)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
