@@ -3,6 +3,7 @@ package lifecycle_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -12,10 +13,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/hold"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
@@ -107,7 +110,10 @@ type setup struct {
 	policy   string
 	settings lifecycle.Settings
 	owner    string // "owner" if empty
-	wait     bool   // don't wait until it is ready
+	logger   *slog.Logger
+	tracer   trace.TracerProvider
+	wrap     func(*runtimetest.Fake) runtime.Runtime // what the manager gets instead of the fake
+	wait     bool                                    // don't wait until it is ready
 }
 
 func newWorld(t *testing.T, s setup) *world {
@@ -127,9 +133,14 @@ func newWorld(t *testing.T, s setup) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var engine runtime.Runtime = w.fake
+	if s.wrap != nil {
+		engine = s.wrap(w.fake)
+	}
 	w.Manager, err = lifecycle.New(lifecycle.Options{
-		Runtime: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
+		Runtime: engine, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
 		Holder: hold.Verifier{}, Owner: s.owner, Settings: s.settings, Registry: w.reg,
+		Logger: s.logger, Tracer: s.tracer,
 	})
 	if err != nil {
 		t.Fatal(err)
