@@ -292,6 +292,8 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 		res.Status = ExecKilled
 	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
 		return res, m.whyNotStarted(ctx, rec, sb, err)
+	case errdefs.IsUnavailable(err):
+		return res, &UnavailableError{Err: fmt.Errorf("run in sandbox %s: %w", sb.Key, err)}
 	default:
 		return res, fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
 	}
