@@ -107,23 +107,37 @@ func (m *Manager) follow(ctx context.Context) error {
 	m.info = info
 	m.mu.Unlock()
 	g, ctx := errgroup.WithContext(ctx)
-	ready := make(chan struct{})
-	if w, ok := m.opts.Runtime.(runtime.Watcher); ok {
+	var ready []chan struct{}
+	watch := func(labels map[string]string, f func(runtime.Event)) {
+		w, ok := m.opts.Runtime.(runtime.Watcher)
+		if !ok {
+			return
+		}
+		watching := make(chan struct{})
+		ready = append(ready, watching)
 		g.Go(func() error {
-			err := w.Watch(ctx, map[string]string{LabelOwner: m.opts.Owner}, sync.OnceFunc(func() { close(ready) }), m.apply)
+			err := w.Watch(ctx, labels, sync.OnceFunc(func() { close(watching) }), f)
 			if err == nil && ctx.Err() == nil {
 				err = errors.New("the engine's event stream ended")
 			}
 			return err
 		})
-	} else {
-		close(ready)
+	}
+	watch(map[string]string{LabelOwner: m.opts.Owner}, m.apply)
+	if m.opts.Settings.AdoptLegacy {
+		watch(legacySelector(), func(e runtime.Event) {
+			if _, owned := e.Labels[LabelOwner]; !owned { // else the first watch tells it, or it isn't ours
+				m.apply(e)
+			}
+		})
 	}
 	g.Go(func() error {
-		select {
-		case <-ready:
-		case <-ctx.Done():
-			return nil
+		for _, watching := range ready {
+			select {
+			case <-watching:
+			case <-ctx.Done():
+				return nil
+			}
 		}
 		if err := m.reconcile(ctx); err != nil {
 			return fmt.Errorf("reconcile with the engine: %w", err)
