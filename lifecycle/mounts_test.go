@@ -1,0 +1,113 @@
+package lifecycle_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+func TestMakeRoots(t *testing.T) {
+	for _, tt := range []struct {
+		name, file string // the file is in the way
+	}{
+		{"missing", ""},
+		{"chats", "chats"},
+		{"dependencies", "a/dependencies"},
+		{"tools", "tools"},
+		{"parent", "a"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			roots := lifecycle.Settings{
+				ChatsRoot: filepath.Join(dir, "chats"), DependenciesRoot: filepath.Join(dir, "a/dependencies"), ToolsRoot: filepath.Join(dir, "tools"),
+			}
+			if tt.file == "" {
+				for range 2 { // those that are there are no matter
+					if err := roots.MakeRoots(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for _, root := range []string{roots.ChatsRoot, roots.DependenciesRoot, roots.ToolsRoot} {
+					if fi, err := os.Lstat(root); err != nil || !fi.IsDir() {
+						t.Errorf("%s: %v", root, err)
+					}
+				}
+				return
+			}
+			file := filepath.Join(dir, tt.file)
+			if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := roots.MakeRoots(); err == nil || !strings.Contains(err.Error(), file) {
+				t.Errorf("error %v, want one that names %s", err, file)
+			}
+		})
+	}
+	if err := (lifecycle.Settings{}).MakeRoots(); err != nil {
+		t.Errorf("no roots: %v", err)
+	}
+}
+
+// specs keeps what the engine is asked to make.
+type specs struct {
+	*runtimetest.Fake
+	made *[]runtime.Spec
+}
+
+func (s specs) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
+	*s.made = append(*s.made, spec)
+	return s.Fake.Create(ctx, spec)
+}
+
+func TestMountsThatTheEngineGets(t *testing.T) {
+	dir := t.TempDir()
+	sub := func(name string) string { return filepath.Join(dir, name) }
+	settings := lifecycle.Settings{
+		ChatsRoot: sub("chats"), ChatMountPath: "/in/chat", DependenciesRoot: sub("deps"), DependenciesPath: "/in/deps",
+		ToolsRoot: sub("tools"), ToolsPath: "/in/tools", VolumePath: "/in/volume",
+	}
+	if err := settings.MakeRoots(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(sub("volume"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var made []runtime.Spec
+	w := newWorld(t, setup{
+		policy: "version: 1\nmounts: {allowed_roots: [" + sub("volume") + "]}\n", settings: settings,
+		wrap: func(f *runtimetest.Fake) runtime.Runtime { return specs{f, &made} },
+	})
+	shared := []runtime.Mount{
+		{Source: sub("deps"), Target: "/in/deps", ReadOnly: true},
+		{Source: sub("tools"), Target: "/in/tools", ReadOnly: true},
+	}
+	for _, tt := range []struct {
+		tenant, chat, volume string
+		more                 []runtime.Mount
+	}{
+		{lifecycle.DefaultTenant, "k", sub("volume"), []runtime.Mount{{Source: sub("volume"), Target: "/in/volume"}}},
+		{"b", ".tenants/b/k", "", nil},
+	} {
+		chat := filepath.Join(sub("chats"), tt.chat)
+		w.create(lifecycle.CreateRequest{Tenant: tt.tenant, Key: "k", VolumePath: tt.volume})
+		want := slices.Concat([]runtime.Mount{{Source: chat, Target: "/in/chat"}}, shared, tt.more)
+		if diff := cmp.Diff(want, made[len(made)-1].Mounts); diff != "" {
+			t.Errorf("tenant %s: %s", tt.tenant, diff)
+		}
+		if fi, err := os.Lstat(chat); err != nil || !fi.IsDir() {
+			t.Errorf("chat directory of tenant %s: %v", tt.tenant, err)
+		}
+	}
+}
