@@ -310,7 +310,7 @@ func (m *Manager) changeStatus(r *record, from, to Status) {
 // image answers the image to run, and has it pulled as the policy says.
 func (m *Manager) image(ctx context.Context, f *flight) (runtime.Image, error) {
 	ref, pull := f.want.spec.Image, m.opts.Policy().PullPolicy()
-	if pull != "always" {
+	if pull != policy.PullAlways {
 		var img runtime.Image
 		err := m.call(ctx, "image", func(ctx context.Context) error {
 			var err error
@@ -320,7 +320,7 @@ func (m *Manager) image(ctx context.Context, f *flight) (runtime.Image, error) {
 		if err == nil {
 			return img, nil
 		}
-		if !errdefs.IsNotFound(err) || pull == "never" {
+		if !errdefs.IsNotFound(err) || pull == policy.PullNever {
 			return img, fmt.Errorf("image %s: %w", ref, err)
 		}
 	}
