@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -65,6 +66,11 @@ func (m *Manager) Orphans(ctx context.Context, before time.Time) ([]runtime.Cont
 	if err := m.available(); err != nil {
 		return nil, err
 	}
+	// What is known, or on the way, now isn't made an orphan by its end while the
+	// engine lists.
+	m.mu.Lock()
+	known, making := maps.Clone(m.containers), maps.Clone(m.making)
+	m.mu.Unlock()
 	var listed []runtime.Container
 	err := m.call(ctx, "list", func(ctx context.Context) error {
 		var err error
@@ -79,7 +85,9 @@ func (m *Manager) Orphans(ctx context.Context, before time.Time) ([]runtime.Cont
 	defer m.mu.Unlock()
 	var orphans []runtime.Container
 	for _, c := range listed {
-		if !c.CreatedAt.Before(before) || !m.orphanLocked(c) {
+		_, wasKnown := known[c.ID]
+		_, wasMaking := making[c.Labels[LabelSessionID]]
+		if wasKnown || wasMaking || !c.CreatedAt.Before(before) || !m.orphanLocked(c) {
 			continue
 		}
 		if _, err := sandboxFromLabels(c.Labels, nil); err == nil {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime"
@@ -56,5 +58,24 @@ func TestEngineGoesAwayUnderACommand(t *testing.T) {
 				t.Errorf("%v counted as failed; %d containers", n, len(w.fake.Containers()))
 			}
 		})
+	}
+}
+
+// A sandbox that is deleted while the engine lists is no orphan.
+func TestOrphansDuringADelete(t *testing.T) {
+	var w *world
+	var armed atomic.Bool
+	w = newWorld(t, setup{fake: runtimetest.FakeOptions{FailAfter: func(op, _ string) error {
+		if op != "list" || !armed.Swap(false) {
+			return nil
+		}
+		_, err := w.Delete(context.Background(), "a", "k")
+		return err
+	}}})
+	w.create(request("k"))
+	armed.Store(true)
+	orphans, err := w.Orphans(context.Background(), time.Now().Add(time.Hour))
+	if err != nil || len(orphans) != 0 || armed.Load() {
+		t.Errorf("orphans %v, %v", orphans, err)
 	}
 }
