@@ -320,7 +320,8 @@ func (m *Manager) whyNotStarted(ctx context.Context, rec *record, sb Sandbox, re
 		m.changeStatus(rec, StatusRunning, StatusPaused)
 		return &StateError{Key: sb.Key, Status: StatusPaused, Want: "commands need it running; resume it first"}
 	}
-	return fmt.Errorf("run in sandbox %s: %w", sb.Key, refusal)
+	// It lives, and the engine has lost the command: it was restarted in between, say.
+	return &UnavailableError{Err: fmt.Errorf("run in sandbox %s: %s", sb.Key, refusal)}
 }
 
 func (m *Manager) backend() string {

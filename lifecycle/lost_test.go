@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -77,5 +79,22 @@ func TestOrphansDuringADelete(t *testing.T) {
 	orphans, err := w.Orphans(context.Background(), time.Now().Add(time.Hour))
 	if err != nil || len(orphans) != 0 || armed.Load() {
 		t.Errorf("orphans %v, %v", orphans, err)
+	}
+}
+
+// An engine that was restarted knows nothing of a command that it was just given.
+// That doesn't make the sandbox one that isn't there.
+func TestEngineLosesACommand(t *testing.T) {
+	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Exec: func(context.Context, runtime.Container, runtime.Exec) (runtime.ExecResult, error) {
+		return runtime.ExecResult{}, errdefs.ErrNotFound
+	}}})
+	w.create(request("k"))
+	_, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
+	var away *lifecycle.UnavailableError
+	if !errors.As(err, &away) || errdefs.IsNotFound(err) {
+		t.Errorf("exec: %v", err)
+	}
+	if got := w.status("k"); got != lifecycle.StatusRunning {
+		t.Errorf("afterwards: %s", got)
 	}
 }

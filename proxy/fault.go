@@ -124,9 +124,8 @@ func faultOfClass(err error) Fault {
 			Detail: "the container engine in use can't do this"}
 	case errdefs.IsInvalidArgument(err):
 		return invalid("the container engine refuses a value of the request")
-	case errdefs.IsNotFound(err):
-		return Fault{Status: http.StatusNotFound, Code: "not_found", Title: "Not found", Detail: "what the request needs isn't there"}
-	case errdefs.IsFailedPrecondition(err), errdefs.IsConflict(err), errdefs.IsAlreadyExists(err):
+	// What the engine doesn't find is no reason to say that there is no sandbox.
+	case errdefs.IsNotFound(err), errdefs.IsFailedPrecondition(err), errdefs.IsConflict(err), errdefs.IsAlreadyExists(err):
 		return Fault{Status: http.StatusConflict, Code: "wrong_state", Title: "Wrong state",
 			Detail: "the sandbox isn't in a state that allows this"}
 	}

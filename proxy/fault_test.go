@@ -51,7 +51,7 @@ func TestFaultOf(t *testing.T) {
 		"start, engine away":    {&lifecycle.StartError{Err: errdefs.ErrUnavailable}, 503, "backend_unavailable", true},
 		"start, denied":         {&lifecycle.StartError{Err: &policy.DeniedError{Reasons: []policy.Reason{reason}}}, 403, "policy_denied", false},
 		"engine's invalid":      {errdefs.ErrInvalidArgument.WithMessage("hunter2"), 422, "validation", false},
-		"engine's not found":    {errdefs.ErrNotFound.WithMessage("hunter2"), 404, "not_found", false},
+		"engine's not found":    {errdefs.ErrNotFound.WithMessage("hunter2"), 409, "wrong_state", false},
 		"engine's precondition": {errdefs.ErrFailedPrecondition.WithMessage("hunter2"), 409, "wrong_state", false},
 		"too large":             {&http.MaxBytesError{Limit: 1}, 413, "too_large", false},
 		"own":                   {&proxy.Fault{Status: 418, Code: "teapot", Detail: "x"}, 418, "teapot", false},
