@@ -321,7 +321,7 @@ func (m *Manager) whyNotStarted(ctx context.Context, rec *record, sb Sandbox, re
 		return &StateError{Key: sb.Key, Status: StatusPaused, Want: "commands need it running; resume it first"}
 	}
 	// It lives, and the engine has lost the command: it was restarted in between, say.
-	return &UnavailableError{Err: fmt.Errorf("run in sandbox %s: %s", sb.Key, refusal)}
+	return &UnavailableError{Err: errors.New("run in sandbox " + sb.Key + ": " + refusal.Error())} // without its class
 }
 
 func (m *Manager) backend() string {
