@@ -122,6 +122,24 @@ type Networker interface {
 	RemoveNetwork(ctx context.Context, name string) error
 }
 
+// Sweeper is the optional ability to find what List doesn't tell of: parts of
+// containers whose Create or Remove was cut short by the end of this process or of
+// the engine. A backend whose engine keeps no such parts doesn't have it.
+type Sweeper interface {
+	// Sweep removes the parts that this client or an earlier one with the same
+	// settings made, that belong to no container, and that no call under way is
+	// using. It goes on after a failure, and joins all of them.
+	Sweep(ctx context.Context) error
+}
+
+// Importer is the optional ability to take images from an archive.
+type Importer interface {
+	// Import puts the images of a tar archive, an OCI image layout or what "docker
+	// save" writes, into the engine's store. An archive of another kind, or one
+	// without an image for the engine's platform, is InvalidArgument.
+	Import(ctx context.Context, archive io.Reader) ([]Image, error)
+}
+
 // Info is what an engine says of itself.
 type Info struct {
 	Backend       string // "docker", "containerd", "fake"
@@ -193,7 +211,7 @@ type Spec struct {
 
 // Mount is a directory of the engine's host, seen in the container. Source must
 // exist and is never made; the mount is private (no propagation), nosuid and nodev
-// where the engine can.
+// where the engine can. What is mounted below the source stays outside.
 type Mount struct {
 	Source   string
 	Target   string

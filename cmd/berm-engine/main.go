@@ -24,13 +24,17 @@ import (
 )
 
 const (
-	image         = "berm.local/busybox:latest"
-	defaultSocket = "unix:///var/run/docker.sock"
-	usage         = `usage: berm-engine [--engine docker] [--private] -- COMMAND [ARGUMENT...]
+	image = "berm.local/busybox:latest"
+	usage = `usage: berm-engine [--engine docker|containerd] [--private] -- COMMAND [ARGUMENT...]
 
-Runs COMMAND with DOCKER_HOST set to an engine, and BERM_DEMO_IMAGE to an image in
-it: the engine at DOCKER_HOST or /var/run/docker.sock if it answers, else a private
-one, whose packages are installed if need be. Nothing of it stays behind.
+Runs COMMAND with an engine, and with BERM_DEMO_IMAGE set to an image in it: the
+engine that DOCKER_HOST or CONTAINERD_ADDRESS names, or the one at the usual socket,
+if it answers, else a private one, whose packages are installed if need be. Nothing
+of it stays behind.
+
+COMMAND finds a Docker Engine by DOCKER_HOST, and a containerd by CONTAINERD_ADDRESS
+and CONTAINERD_NAMESPACE; what else berm needs for a private one is in
+BERM_ENGINE_NETNS and BERM_ENGINE_CGROUP_PARENT.
 `
 )
 
@@ -44,7 +48,7 @@ func run(args []string, log io.Writer) int {
 	flags := flag.NewFlagSet("berm-engine", flag.ContinueOnError)
 	flags.SetOutput(log)
 	flags.Usage = func() { _, _ = io.WriteString(log, usage); flags.PrintDefaults() }
-	kind := flags.String("engine", "docker", "kind of engine")
+	name := flags.String("engine", "docker", "kind of engine")
 	private := flags.Bool("private", false, "start a private engine even if there is another")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -52,7 +56,8 @@ func run(args []string, log io.Writer) int {
 		}
 		return 2
 	}
-	if *kind != "docker" || flags.NArg() == 0 {
+	k, ok := kindOf(*name)
+	if !ok || flags.NArg() == 0 {
 		flags.Usage()
 		return 2
 	}
@@ -63,12 +68,12 @@ func run(args []string, log io.Writer) int {
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
 	defer signal.Stop(signals)
 
-	host, closeEngine, err := setUp(signals, *private, log)
+	env, closeEngine, err := setUp(signals, k, *private, log)
 	if err != nil {
 		_, _ = fmt.Fprintln(log, err)
 		return 125
 	}
-	code, err := runCommand(flags.Args(), host, signals)
+	code, err := runCommand(flags.Args(), env, signals)
 	if err != nil {
 		_, _ = fmt.Fprintln(log, err)
 	}
@@ -79,8 +84,9 @@ func run(args []string, log io.Writer) int {
 	return code
 }
 
-// setUp finds or starts an engine with the image in it. A signal ends it.
-func setUp(signals <-chan os.Signal, private bool, log io.Writer) (host string, closeEngine func() error, err error) {
+// setUp finds or starts an engine with the image in it, and answers the environment
+// for a command that is to use it. A signal ends it.
+func setUp(signals <-chan os.Signal, k kind, private bool, log io.Writer) (env []string, closeEngine func() error, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ending os.Signal
 	stopped := make(chan struct{})
@@ -104,67 +110,75 @@ func setUp(signals <-chan os.Signal, private bool, log io.Writer) (host string, 
 		err = errors.Join(fmt.Errorf("ended by signal: %s", ending), err)
 	}()
 	if !private {
-		if host := existing(ctx, log); host != "" {
-			closeEngine, err := borrow(ctx, host)
-			return host, closeEngine, err
+		if address := existing(ctx, k, log); address != "" {
+			closeEngine, err := borrow(ctx, k.at(address))
+			return commandEnv(os.Environ(), k, address, nil), closeEngine, err
 		}
 	}
-	if err := engine.Install(ctx, log); err != nil {
-		return "", nil, err
+	if err := engine.Install(ctx, k.name, log); err != nil {
+		return nil, nil, err
 	}
-	d, err := engine.StartDocker(ctx, engine.Options{Log: log})
+	p, err := k.start(ctx, log)
 	if err != nil {
-		return "", nil, err
+		return nil, nil, err
 	}
-	if err := d.ImportBusybox(ctx, image); err != nil {
-		return "", nil, errors.Join(err, d.Close())
+	if err := p.ImportBusybox(ctx, image); err != nil {
+		return nil, nil, errors.Join(err, p.close())
 	}
-	return d.Host(), d.Close, nil
+	return commandEnv(os.Environ(), k, p.address, p.env), p.close, nil
 }
 
 // existing is the address of an engine that answers; empty if none does.
-func existing(ctx context.Context, log io.Writer) string {
-	hosts := []string{defaultSocket}
-	if host := os.Getenv("DOCKER_HOST"); host != "" {
-		hosts = []string{host, defaultSocket}
+func existing(ctx context.Context, k kind, log io.Writer) string {
+	addresses := []string{k.address}
+	if address := os.Getenv(k.addressVar); address != "" {
+		addresses = []string{address, k.address}
 	}
-	for _, host := range hosts {
+	for _, address := range addresses {
 		ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
-		err := engine.Ping(ctx, host)
+		err := k.at(address).Ping(ctx)
 		cancel()
 		if err == nil {
-			_, _ = fmt.Fprintf(log, "using the engine at %s\n", host)
-			return host
+			_, _ = fmt.Fprintf(log, "using the engine at %s\n", address)
+			return address
 		}
-		_, _ = fmt.Fprintf(log, "no engine at %s: %v\n", host, err)
+		_, _ = fmt.Fprintf(log, "no engine at %s: %v\n", address, err)
 	}
 	return ""
 }
 
 // borrow puts the image into somebody's engine, unless it is there, until giveBack.
-func borrow(ctx context.Context, host string) (giveBack func() error, err error) {
-	found, err := engine.HasImage(ctx, host, image)
+func borrow(ctx context.Context, s store) (giveBack func() error, err error) {
+	found, err := s.HasImage(ctx, image)
 	if err != nil {
 		return nil, err
 	}
 	if found {
 		return func() error { return nil }, nil
 	}
-	if err := engine.ImportBusybox(ctx, host, image); err != nil {
+	removeNamespace := func(context.Context) error { return nil }
+	if n, ok := s.(namespaced); ok {
+		if there, err := n.HasNamespace(ctx); err != nil {
+			return nil, err
+		} else if !there {
+			removeNamespace = n.RemoveNamespace
+		}
+	}
+	if err := s.ImportBusybox(ctx, image); err != nil {
 		return nil, err
 	}
 	return func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		return engine.RemoveImage(ctx, host, image)
+		return errors.Join(s.RemoveImage(ctx, image), removeNamespace(ctx))
 	}, nil
 }
 
 // runCommand runs it to its end and passes signals on.
-func runCommand(argv []string, host string, signals <-chan os.Signal) (int, error) {
+func runCommand(argv, env []string, signals <-chan os.Signal) (int, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(commandEnv(os.Environ(), host), "DOCKER_HOST="+host, "BERM_DEMO_IMAGE="+image)
+	cmd.Env = env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Start(); err != nil {
 		return 125, fmt.Errorf("start %s: %w", argv[0], err)
@@ -198,16 +212,22 @@ func runCommand(argv []string, host string, signals <-chan os.Signal) (int, erro
 	return cmd.ProcessState.ExitCode(), nil
 }
 
-// commandEnv drops what belongs to another engine than the one at host.
-func commandEnv(env []string, host string) []string {
-	drop := []string{"DOCKER_HOST", "BERM_DEMO_IMAGE", "DOCKER_CONTEXT"}
-	if host != os.Getenv("DOCKER_HOST") {
-		drop = append(drop, "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION")
+// commandEnv tells of the engine at an address, and drops what belongs to another one.
+func commandEnv(env []string, k kind, address string, more []string) []string {
+	drop := []string{k.addressVar, "BERM_DEMO_IMAGE", "DOCKER_CONTEXT", "BERM_ENGINE_ADDRESS"}
+	if address != os.Getenv(k.addressVar) {
+		drop = append(drop, "BERM_ENGINE_NETNS", "BERM_ENGINE_CGROUP_PARENT", "BERM_ENGINE_SNAPSHOTTER")
+		drop = append(drop, k.alsoVars...)
 	}
-	return slices.DeleteFunc(env, func(v string) bool {
+	env = slices.DeleteFunc(env, func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
 		return slices.Contains(drop, name)
 	})
+	env = append(env, k.addressVar+"="+address, "BERM_DEMO_IMAGE="+image)
+	if k.name == "containerd" {
+		env = append(env, "CONTAINERD_NAMESPACE="+namespace())
+	}
+	return append(env, more...)
 }
 
 func isTerminal(f *os.File) bool {

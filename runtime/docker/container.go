@@ -57,9 +57,9 @@ func (r *Runtime) make(ctx context.Context, s *session, spec runtime.Spec, volum
 	case err == nil && ctx.Err() == nil:
 		return res.ID, nil
 	case err == nil:
-		return "", r.undo(ctx, spec.Name, ended(ctx), func(ctx context.Context) error { return remove(ctx, s, res.ID) })
+		return "", r.undo(ctx, spec.Name, runtime.Ended(ctx), func(ctx context.Context) error { return remove(ctx, s, res.ID) })
 	case errdefs.IsConflict(err):
-		return "", &classedError{errdefs.ErrAlreadyExists, err}
+		return "", runtime.WithClass(errdefs.ErrAlreadyExists, err)
 	case answered(err):
 		return "", err
 	}
@@ -121,7 +121,7 @@ func removeLost(ctx context.Context, s *session, name, nonce string) error {
 // Inspect tells everything of one container.
 func (r *Runtime) Inspect(ctx context.Context, id string) (runtime.Container, error) {
 	var out runtime.Container
-	err := r.call(ctx, "inspect container "+id, func(ctx context.Context, s *session) error {
+	err := r.callOn(ctx, "inspect container", id, func(ctx context.Context, s *session) error {
 		var err error
 		out, err = inspect(ctx, s, id)
 		return err
@@ -149,9 +149,32 @@ func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime
 
 // Remove kills a container and removes it with its anonymous volumes.
 func (r *Runtime) Remove(ctx context.Context, id string) error {
-	return r.call(ctx, "remove container "+id, func(ctx context.Context, s *session) error {
+	err := r.callOn(ctx, "remove container", id, func(ctx context.Context, s *session) error {
 		return remove(ctx, s, id)
 	})
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+var idPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
+
+// checkID is a NotFound for what can't be an id: the client would make a path of it,
+// which may well lead to something.
+func checkID(id string) error {
+	if !idPattern.MatchString(id) {
+		return runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such container"))
+	}
+	return nil
+}
+
+// callOn is call for what concerns one container.
+func (r *Runtime) callOn(ctx context.Context, op, id string, f func(context.Context, *session) error) error {
+	if err := checkID(id); err != nil {
+		return fmt.Errorf("%s %q: %w", op, id, err)
+	}
+	return r.call(ctx, op+" "+id, f)
 }
 
 func labelFilter(labels map[string]string) filters.Args {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -13,7 +14,10 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-const testImage = "berm.local/dockertest:latest"
+const (
+	testImage       = "berm.local/dockertest:latest"
+	configuredImage = "berm.local/configured:latest"
+)
 
 // shared is the engine of all tests that don't need one of their own.
 var shared struct {
@@ -72,11 +76,44 @@ func newRuntime(t testing.TB, host string) *Runtime {
 
 func TestContract(t *testing.T) {
 	d := testEngine(t)
+	shop, err := engine.StartRegistry(t.Context(), engine.RegistryOptions{Netns: d.Netns()}) // where the engine reaches it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := shop.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := shop.Push(t.Context(), "contract:latest"); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.ImportBusybox(t.Context(), configuredImage, runtimetest.ConfiguredChanges()...); err != nil {
+		t.Fatal(err)
+	}
 	runtimetest.Run(t, runtimetest.Harness{
-		New:     func(t *testing.T) runtime.Runtime { return newRuntime(t, d.Host()) },
-		Image:   testImage,
-		Real:    true,
-		Engine:  d,
-		Outside: d.Outside(),
+		New:        func(t *testing.T) runtime.Runtime { return newRuntime(t, d.Host()) },
+		Image:      testImage,
+		Configured: configuredImage,
+		Real:       true,
+		Engine:     d,
+		Registry:   shop.Host(),
+		Outside:    d.Outside(),
+		Hang: func(t *testing.T) (runtime.Runtime, func()) {
+			impatient, err := New(Options{Host: d.Host(), CallTimeout: time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = impatient.Close() })
+			pid := d.Pid()
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			return impatient, func() {
+				if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+					t.Error(err)
+				}
+			}
+		},
 	})
 }

@@ -65,7 +65,7 @@ type Runtime struct {
 	connecting singleflight.Group
 	networks   singleflight.Group
 	volumes    volumeCache
-	gates      gates
+	gates      runtime.Gates
 }
 
 var (
@@ -170,7 +170,7 @@ func (r *Runtime) connect(ctx context.Context) (*session, error) {
 		return nil, ctx.Err()
 	case res := <-done:
 		if res.Err != nil {
-			return nil, unavailable(fmt.Errorf("engine at %s: %w", r.host, res.Err))
+			return nil, runtime.Unavailable(fmt.Errorf("engine at %s: %w", r.host, res.Err))
 		}
 		return res.Val.(*session), nil
 	}

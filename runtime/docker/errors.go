@@ -10,9 +10,11 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/client"
+
+	"github.com/bermhq/berm/runtime"
 )
 
-var errReplaced = unavailable(errors.New("the engine was replaced by another version"))
+var errReplaced = runtime.Unavailable(errors.New("the engine was replaced by another version"))
 
 // statusError is an answer that the engine itself didn't give.
 type statusError struct{ code int }
@@ -21,27 +23,6 @@ func (e *statusError) Error() string { return "answer " + http.StatusText(e.code
 
 // Unavailable is errdefs' class of the error.
 func (*statusError) Unavailable() {}
-
-// classedError is of class, and of nothing that err may be besides.
-type classedError struct{ class, err error }
-
-func (e *classedError) Error() string { return e.err.Error() }
-func (e *classedError) Unwrap() error { return e.class }
-
-func unavailable(err error) error { return &classedError{errdefs.ErrUnavailable, err} }
-
-func invalid(format string, args ...any) error {
-	return &classedError{errdefs.ErrInvalidArgument, fmt.Errorf(format, args...)}
-}
-
-func precondition(format string, args ...any) error {
-	return &classedError{errdefs.ErrFailedPrecondition, fmt.Errorf(format, args...)}
-}
-
-// ended is the error of a call whose caller's context is over.
-func ended(ctx context.Context) error {
-	return &classedError{errors.Join(ctx.Err(), context.Cause(ctx)), context.Cause(ctx)}
-}
 
 // failure puts an error of the client into the class that runtime.Runtime promises,
 // and ends the session if the engine is gone.
@@ -63,22 +44,21 @@ func (r *Runtime) forget(s *session, err error) {
 
 // classify puts an error into its class; ctx is the caller's own.
 func classify(ctx context.Context, err error) error {
-	var classed *classedError
 	switch {
 	case err == nil:
 		return nil
 	case errdefs.IsConflict(err), errdefs.IsNotModified(err), errdefs.IsPermissionDenied(err):
-		return &classedError{errdefs.ErrFailedPrecondition, err}
-	case errors.As(err, &classed) && !errdefs.IsUnavailable(err):
+		return runtime.WithClass(errdefs.ErrFailedPrecondition, err)
+	case runtime.HasClass(err) && !errdefs.IsUnavailable(err):
 		return err
 	case answered(err):
 		return err
 	case ctx.Err() != nil:
-		return ended(ctx)
+		return runtime.Ended(ctx)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return unavailable(errors.New("the engine didn't answer in time"))
+		return runtime.Unavailable(errors.New("the engine didn't answer in time"))
 	case cut(err):
-		return unavailable(err)
+		return runtime.Unavailable(err)
 	}
 	return err
 }

@@ -38,11 +38,14 @@ const (
 // a goroutine that outlives the call, a Stdin whose Read does.
 func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.ExecResult, error) {
 	op := "run command in container " + id
+	if err := checkID(id); err != nil {
+		return runtime.ExecResult{}, fmt.Errorf("run command in container %q: %w", id, err)
+	}
 	if len(e.Command) == 0 {
-		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, invalid("the command is empty"))
+		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, runtime.Invalid("the command is empty"))
 	}
 	if e.WorkingDir != "" && !path.IsAbs(e.WorkingDir) {
-		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, invalid("the working directory %q is not absolute", e.WorkingDir))
+		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, runtime.Invalid("the working directory %q is not absolute", e.WorkingDir))
 	}
 	connectCtx, cancel := context.WithTimeout(ctx, r.timeout)
 	s, err := r.connect(connectCtx)
@@ -72,7 +75,7 @@ func (r *Runtime) exec(ctx context.Context, s *session, id string, e runtime.Exe
 	// The process never was. It may be that the container is no longer, or that the
 	// working directory isn't yet.
 	if err := x.alive(ctx); errdefs.IsFailedPrecondition(err) {
-		return runtime.ExecResult{}, precondition("the container isn't running")
+		return runtime.ExecResult{}, runtime.Precondition("the container isn't running")
 	}
 	if e.WorkingDir != "" {
 		made, err := r.makeDir(ctx, s, id, e)
@@ -103,7 +106,7 @@ func (r *Runtime) makeDir(ctx context.Context, s *session, id string, e runtime.
 	case x.refusal != nil:
 		return false, nil
 	case x.result.ExitCode != 0:
-		return false, invalid("the working directory %q can't be made", e.WorkingDir)
+		return false, runtime.Invalid("the working directory %q can't be made", e.WorkingDir)
 	}
 	return true, nil
 }
@@ -119,7 +122,6 @@ type execution struct {
 	began     time.Time // on the engine's clock
 
 	asked chan struct{} // closed when the engine has been asked to start it
-	left  chan struct{} // closed when it is over for the gate
 
 	conn   *stream
 	output *output
@@ -132,16 +134,17 @@ type execution struct {
 // run starts a command and waits for its end, or for that of ctx and then kills it.
 func (r *Runtime) run(ctx context.Context, s *session, id string, e runtime.Exec) (*execution, error) {
 	x := r.newExecution(s, id, e.User)
-	if err := r.gates.enter(ctx, x); err != nil {
-		return x, ended(ctx)
+	leave, err := r.gates.Enter(ctx, id, x.settled)
+	if err != nil {
+		return x, runtime.Ended(ctx)
 	}
-	defer r.gates.leave(x)
+	defer leave()
 	if err := x.start(ctx, e); err != nil {
 		return x, err
 	}
-	err := x.wait(ctx)
+	err = x.wait(ctx)
 	if err != nil && ctx.Err() != nil {
-		err = ended(ctx)
+		err = runtime.Ended(ctx)
 		if why := x.kill(ctx); why != nil {
 			err = notKilled(err, why)
 		}
@@ -158,7 +161,7 @@ func (r *Runtime) run(ctx context.Context, s *session, id string, e runtime.Exec
 func (r *Runtime) newExecution(s *session, container, user string) *execution {
 	return &execution{
 		r: r, s: s, container: container, user: user, marker: uuid.NewString(), began: s.now(),
-		asked: make(chan struct{}), left: make(chan struct{}),
+		asked: make(chan struct{}),
 	}
 }
 
@@ -169,10 +172,10 @@ func notKilled(err, why error) error {
 
 // interrupted is the error of a command whose container ended under it.
 func interrupted(how string) error {
-	return &classedError{
+	return runtime.WithClass(
 		errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted),
 		fmt.Errorf("%w: it is %s", runtime.ErrInterrupted, how),
-	}
+	)
 }
 
 func (x *execution) start(ctx context.Context, e runtime.Exec) error {
@@ -191,7 +194,7 @@ func (x *execution) start(ctx context.Context, e runtime.Exec) error {
 		return classify(ctx, err)
 	}
 	if ctx.Err() != nil {
-		return ended(ctx)
+		return runtime.Ended(ctx)
 	}
 	x.id = made.ID
 	// From here on the command may run, so that the answer is waited for.
@@ -230,7 +233,7 @@ func (x *execution) wait(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return ended(ctx)
+			return runtime.Ended(ctx)
 		case <-x.read:
 			st, err := x.exit(ctx)
 			if err != nil {
@@ -269,7 +272,7 @@ func (x *execution) exit(ctx context.Context) (execState, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return st, ended(ctx)
+			return st, runtime.Ended(ctx)
 		case <-time.After(delay):
 		}
 	}
@@ -327,6 +330,25 @@ func (st execState) over() bool { return !st.Running && (st.Pid != 0 || st.ExitC
 // refused tells whether the engine couldn't start it. Just before its start, the
 // exit code is 0 still.
 func (st execState) refused() bool { return !st.Running && st.Pid == 0 && st.ExitCode != 0 }
+
+// settled returns when the engine is done with starting the command.
+func (x *execution) settled(ctx context.Context) error {
+	select {
+	case <-x.asked:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for delay := time.Millisecond; ; delay = min(2*delay, exitTick) {
+		if st, err := x.inspect(ctx); err == nil && (st.Pid != 0 || st.over()) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(delay):
+		}
+	}
+}
 
 func (x *execution) inspect(ctx context.Context) (execState, error) {
 	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)

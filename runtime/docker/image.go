@@ -50,7 +50,7 @@ func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.Pu
 
 func (r *Runtime) pull(ctx context.Context, ref string, progress func(runtime.PullProgress)) error {
 	if _, err := reference.ParseNormalizedNamed(ref); err != nil {
-		return invalid("%w", err)
+		return runtime.Invalid("%w", err)
 	}
 	opts := image.PullOptions{}
 	if r.auth != nil {
@@ -76,7 +76,7 @@ func (r *Runtime) pull(ctx context.Context, ref string, progress func(runtime.Pu
 // pullFailure makes a registry's refusal, for whatever reason, NotFound.
 func pullFailure(err error) error {
 	if errdefs.IsUnauthorized(err) || errdefs.IsPermissionDenied(err) || errdefs.IsFailedPrecondition(err) {
-		return &classedError{errdefs.ErrNotFound, err}
+		return runtime.WithClass(errdefs.ErrNotFound, err)
 	}
 	return err
 }
@@ -98,7 +98,7 @@ func readPull(body io.Reader, progress func(runtime.PullProgress)) error {
 			if m.Error.Code < http.StatusBadRequest {
 				class = errdefs.ErrUnknown
 			}
-			return &classedError{class, m.Error}
+			return runtime.WithClass(class, m.Error)
 		}
 		if progress == nil {
 			continue

@@ -81,11 +81,12 @@ func (x *execution) poll(ctx context.Context, want func(execState) bool) (execSt
 func (x *execution) script(ctx context.Context, mode string) error {
 	age := int(x.s.now().Sub(x.began)/time.Second) + 1
 	y := x.r.newExecution(x.s, x.container, x.user)
-	if err := x.r.gates.enter(ctx, y); err != nil {
+	leave, err := x.r.gates.Enter(ctx, y.container, y.settled)
+	if err != nil {
 		return err
 	}
-	defer x.r.gates.leave(y)
-	err := y.start(ctx, runtime.Exec{
+	defer leave()
+	err = y.start(ctx, runtime.Exec{
 		Command:    []string{"/bin/sh", "-c", killScript, "sh", markerEnv + "=" + x.marker, strconv.Itoa(age), mode},
 		WorkingDir: "/",
 		User:       x.user,

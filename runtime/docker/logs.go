@@ -17,6 +17,9 @@ import (
 // still has it.
 func (r *Runtime) Logs(ctx context.Context, id string, opts runtime.LogOptions, stdout, stderr io.Writer) error {
 	op := "read logs of container " + id
+	if err := checkID(id); err != nil {
+		return fmt.Errorf("read logs of container %q: %w", id, err)
+	}
 	o := container.LogsOptions{ShowStdout: true, ShowStderr: true, Follow: opts.Follow, Timestamps: opts.Timestamps}
 	if opts.Tail > 0 {
 		o.Tail = strconv.Itoa(opts.Tail)

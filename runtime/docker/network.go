@@ -24,7 +24,7 @@ const iccOption = "com.docker.network.bridge.enable_icc"
 func (r *Runtime) EnsureNetwork(ctx context.Context, n runtime.Network) error {
 	op := fmt.Sprintf("make network %q", n.Name)
 	if n.Name == "" {
-		return fmt.Errorf("%s: %w", op, invalid("the name is missing"))
+		return fmt.Errorf("%s: %w", op, runtime.Invalid("the name is missing"))
 	}
 	done := r.networks.DoChan(n.Name, func() (any, error) {
 		ctx := context.WithoutCancel(ctx)
@@ -32,7 +32,7 @@ func (r *Runtime) EnsureNetwork(ctx context.Context, n runtime.Network) error {
 	})
 	select {
 	case <-ctx.Done():
-		return fmt.Errorf("%s: %w", op, ended(ctx))
+		return fmt.Errorf("%s: %w", op, runtime.Ended(ctx))
 	case res := <-done:
 		return res.Err
 	}

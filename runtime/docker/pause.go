@@ -9,8 +9,8 @@ import (
 // Pause freezes a container's processes, but for one that is just being started:
 // that is waited for.
 func (r *Runtime) Pause(ctx context.Context, id string) error {
-	return r.call(ctx, "pause container "+id, func(ctx context.Context, s *session) error {
-		open, err := r.gates.close(ctx, id)
+	return r.callOn(ctx, "pause container", id, func(ctx context.Context, s *session) error {
+		open, err := r.gates.Close(ctx, id)
 		if err != nil {
 			return err
 		}
@@ -21,7 +21,7 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 
 // Resume lets them run on.
 func (r *Runtime) Resume(ctx context.Context, id string) error {
-	return r.call(ctx, "resume container "+id, func(ctx context.Context, s *session) error {
+	return r.callOn(ctx, "resume container", id, func(ctx context.Context, s *session) error {
 		return unlessIn(ctx, s, id, runtime.StateRunning, s.ContainerUnpause(ctx, id))
 	})
 }
@@ -39,7 +39,7 @@ func unlessIn(ctx context.Context, s *session, id string, want runtime.State, er
 	case c.State == want:
 		return nil
 	case c.State != runtime.StateRunning && c.State != runtime.StatePaused:
-		return precondition("it is %s", c.State)
+		return runtime.Precondition("it is %s", c.State)
 	}
 	return err
 }

@@ -48,6 +48,11 @@ func containerConfig(spec runtime.Spec, nonce string) *container.Config {
 	return cfg
 }
 
+// readonlyPaths are the engine's default (moby's oci.DefaultSpec), which they take the
+// place of, and the cgroups: in version 1 that is a tmpfs which the OCI runtime leaves
+// writable, of half of the host's memory.
+var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger", "/sys/fs/cgroup"}
+
 // hostConfig is the part of the spec that confines the program. Volumes are the
 // paths that the image declares as such; they matter with a read-only root only.
 func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.HostConfig {
@@ -61,6 +66,7 @@ func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.Host
 		SecurityOpt:    []string{"no-new-privileges", s.seccomp},
 		Init:           &yes,
 		ReadonlyRootfs: spec.ReadOnlyRootfs,
+		ReadonlyPaths:  readonlyPaths,
 		RestartPolicy:  container.RestartPolicy{Name: container.RestartPolicyDisabled},
 		Runtime:        spec.RuntimeClass,
 		ShmSize:        shmBytes,
@@ -147,31 +153,31 @@ func nanoCPUs(want float64, host int) int64 {
 func validate(spec runtime.Spec) error {
 	switch {
 	case spec.Name == "":
-		return invalid("the name is missing")
+		return runtime.Invalid("the name is missing")
 	case spec.Image == "":
-		return invalid("the image is missing")
+		return runtime.Invalid("the image is missing")
 	case spec.Command != nil && len(spec.Command) == 0:
-		return invalid("the command is empty")
+		return runtime.Invalid("the command is empty")
 	case spec.CPUs < 0 || math.IsNaN(spec.CPUs) || spec.MemoryBytes < 0 || spec.PidsLimit < 0 || spec.LogMaxBytes < 0:
-		return invalid("a limit is negative or not a number")
+		return runtime.Invalid("a limit is negative or not a number")
 	case spec.WorkingDir != "" && !path.IsAbs(spec.WorkingDir):
-		return invalid("the working directory %q is not absolute", spec.WorkingDir)
+		return runtime.Invalid("the working directory %q is not absolute", spec.WorkingDir)
 	case slices.Contains([]string{"host", "none", "default"}, spec.Network), container.NetworkMode(spec.Network).IsContainer():
-		return invalid("network %q is one of the engine's own modes", spec.Network)
+		return runtime.Invalid("network %q is one of the engine's own modes", spec.Network)
 	}
 	for _, m := range spec.Mounts {
 		if !path.IsAbs(m.Source) || !path.IsAbs(m.Target) {
-			return invalid("mount of %q at %q: both must be absolute", m.Source, m.Target)
+			return runtime.Invalid("mount of %q at %q: both must be absolute", m.Source, m.Target)
 		}
 	}
 	for _, t := range spec.Tmpfs {
 		if !path.IsAbs(t.Target) || t.SizeBytes <= 0 {
-			return invalid("tmpfs at %q of %d bytes: an absolute path and a size are needed", t.Target, t.SizeBytes)
+			return runtime.Invalid("tmpfs at %q of %d bytes: an absolute path and a size are needed", t.Target, t.SizeBytes)
 		}
 	}
 	for _, c := range spec.CapAdd {
 		if strings.EqualFold(c, "ALL") || strings.EqualFold(c, "CAP_ALL") {
-			return invalid("all capabilities can't be added at once")
+			return runtime.Invalid("all capabilities can't be added at once")
 		}
 	}
 	return nil

@@ -15,7 +15,7 @@ import (
 // second for it, as it measures once a second only.
 func (r *Runtime) Stats(ctx context.Context, id string) (runtime.Stats, error) {
 	var out runtime.Stats
-	err := r.call(ctx, "measure container "+id, func(ctx context.Context, s *session) error {
+	err := r.callOn(ctx, "measure container", id, func(ctx context.Context, s *session) error {
 		res, err := s.ContainerStatsOneShot(ctx, id)
 		if err != nil {
 			return err
@@ -26,7 +26,7 @@ func (r *Runtime) Stats(ctx context.Context, id string) (runtime.Stats, error) {
 			return fmt.Errorf("decode: %w", err)
 		}
 		if st.Read.IsZero() { // that is how the engine answers for one that doesn't run
-			return precondition("it isn't running")
+			return runtime.Precondition("it isn't running")
 		}
 		out = fromStats(st)
 		return nil

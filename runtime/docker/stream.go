@@ -16,6 +16,8 @@ import (
 	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/pkg/stdcopy"
+
+	"github.com/bermhq/berm/runtime"
 )
 
 const (
@@ -80,7 +82,7 @@ func (r *Runtime) hijack(ctx context.Context, s *session, execID string) (*strea
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxRefusal)).Decode(&refusal); err != nil {
 		refusal.Message = resp.Status
 	}
-	return nil, &classedError{errhttp.ToNative(resp.StatusCode), errors.New(refusal.Message)}
+	return nil, runtime.WithClass(errhttp.ToNative(resp.StatusCode), errors.New(refusal.Message))
 }
 
 // output takes a command's output apart. The engine's own words, when it can't

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -22,7 +23,11 @@ type Harness struct {
 	// Image is in the engine's store: a busybox, all applets, /tmp, users root and
 	// nobody, whose own command is any that needs no arguments. Mandatory.
 	Image string
-	// Real says that commands run in a kernel, this machine's.
+	// Configured, when not empty, is in the store, too: Image with ConfiguredChanges.
+	// Mandatory with Real.
+	Configured string
+	// Real says that commands run in a kernel, this machine's, on whose files the
+	// engine works, too.
 	Real bool
 	// Engine, when not nil, kills the engine and starts it again; the cases about
 	// an engine that is away need it.
@@ -30,13 +35,32 @@ type Harness struct {
 		Kill()
 		Start(ctx context.Context) error
 	}
+	// LocalNetworks says that networks are the backend's own, so that the calls about
+	// them alone work without an engine.
+	LocalNetworks bool
 	// Registry, when not empty, has an image Registry + "/contract:latest", which
 	// isn't in the store, and no other; the cases about pulls need it.
 	Registry string
+	// Archive, mandatory when the runtime is an Importer, has a busybox in it that is
+	// named ArchiveImage, which isn't in the store.
+	Archive []byte
+	// Hang, when not nil, makes the engine hear calls and not answer them, until
+	// resume is called. Impatient is a client of it that waits no more than a second
+	// for an answer.
+	Hang func(t *testing.T) (impatient runtime.Runtime, resume func())
 	// Outside, when not empty, is the address and port of a server that says
 	// "outside", and that ordinary networks lead to while internal ones mustn't; the
 	// case about internal networks needs it.
 	Outside string
+}
+
+// ArchiveImage is the name in Harness.Archive.
+const ArchiveImage = "berm.test/imported:latest"
+
+// ConfiguredChanges are what Harness.Configured has over Harness.Image, as lines of
+// a Dockerfile.
+func ConfiguredChanges() []string {
+	return []string{"ENV FROM_IMAGE=yes", "USER nobody", `VOLUME /home /var/data`, `CMD ["sleep", "200000"]`}
 }
 
 // labelCase carries the name of a case's containers and networks.
@@ -62,16 +86,18 @@ type bed struct {
 // backend; those that need a kernel, an engine to kill or a registry are there only
 // if the harness has one. It leaves nothing in the engine.
 func Run(t *testing.T, h Harness) {
-	if h.New == nil || h.Image == "" {
-		t.Fatal("a Harness needs New and Image")
+	if h.New == nil || h.Image == "" || h.Real && h.Configured == "" {
+		t.Fatal("a Harness needs New and Image, and a real one Configured")
 	}
 	rt := h.New(t)
-	together := append(basicCases(), execCases()...)
+	together := slices.Concat(basicCases(), createCases(), execCases())
 	var alone []contractCase // those that want the machine, or the engine, for themselves
 	alone = append(alone, loadCases()...)
 	if h.Real {
-		together = append(together, kernelCases()...)
-		together = append(together, killCases()...)
+		together = slices.Concat(together, kernelCases(), insideCases(), syscallCases(), killCases())
+	}
+	if h.Configured != "" {
+		together = append(together, configuredCases()...)
 	}
 	if h.Registry != "" {
 		together = append(together, pullCases()...)
@@ -80,16 +106,25 @@ func Run(t *testing.T, h Harness) {
 		together = append(together, pauserCases()...)
 	}
 	if _, ok := rt.(runtime.Logger); ok {
-		together = append(together, loggerCases()...)
+		together = append(together, loggerCases(h.Real)...)
 	}
 	if _, ok := rt.(runtime.Statser); ok {
-		together = append(together, statserCases()...)
+		together = append(together, statserCases(h.Real)...)
 	}
 	if _, ok := rt.(runtime.Watcher); ok {
 		together = append(together, watcherCases(h.Real)...)
 	}
 	if _, ok := rt.(runtime.Networker); ok {
 		together = append(together, networkerCases(h)...)
+	}
+	if _, ok := rt.(runtime.Importer); ok {
+		together = append(together, importerCases()...)
+	}
+	if _, ok := rt.(runtime.Sweeper); ok {
+		alone = append(alone, sweeperCases()...)
+	}
+	if h.Hang != nil {
+		alone = append(alone, hangCases()...)
 	}
 	if h.Engine != nil {
 		alone = append(alone, engineCases()...)

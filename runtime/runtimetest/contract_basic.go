@@ -1,7 +1,6 @@
 package runtimetest
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -30,6 +29,8 @@ func basicCases() []contractCase {
 		{"inspect/not found", testInspectNotFound},
 		{"list", testList},
 		{"remove", testRemove},
+		{"remove/canceled", testRemoveCanceled},
+		{"remove/while it is created", testRemoveWhileCreated},
 		{"client restart", testClientRestart},
 		{"context/ended", testContextEnded},
 	}
@@ -160,9 +161,24 @@ func testCreateFailures(t *testing.T, b *bed) {
 		"mount target": {func(s *runtime.Spec) {
 			s.Mounts = []runtime.Mount{{Source: "/tmp", Target: "relative"}}
 		}, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"working directory": {func(s *runtime.Spec) { s.WorkingDir = "relative" }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"name":              {func(s *runtime.Spec) { s.Name = "with space" }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"no name":           {func(s *runtime.Spec) { s.Name = "" }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"working directory":  {func(s *runtime.Spec) { s.WorkingDir = "relative" }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"name":               {func(s *runtime.Spec) { s.Name = "with space" }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"no name":            {func(s *runtime.Spec) { s.Name = "" }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"path for a name":    {func(s *runtime.Spec) { s.Name = "../" + s.Name }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"no image":           {func(s *runtime.Spec) { s.Image = "" }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"empty command":      {func(s *runtime.Spec) { s.Command = []string{} }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"negative memory":    {func(s *runtime.Spec) { s.MemoryBytes = -1 }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"negative cpus":      {func(s *runtime.Spec) { s.CPUs = -1 }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"negative pids":      {func(s *runtime.Spec) { s.PidsLimit = -1 }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"negative log":       {func(s *runtime.Spec) { s.LogMaxBytes = -1 }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"unknown capability": {func(s *runtime.Spec) { s.CapAdd = []string{"CAP_NO_SUCH"} }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"all capabilities":   {func(s *runtime.Spec) { s.CapAdd = []string{"ALL"} }, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"tmpfs target": {func(s *runtime.Spec) {
+			s.Tmpfs = []runtime.Tmpfs{{Target: "relative", SizeBytes: 1 << 20}}
+		}, errdefs.IsInvalidArgument, "InvalidArgument"},
+		"tmpfs size": {func(s *runtime.Spec) {
+			s.Tmpfs = []runtime.Tmpfs{{Target: "/scratch"}}
+		}, errdefs.IsInvalidArgument, "InvalidArgument"},
 	} {
 		spec := b.spec()
 		tt.change(&spec)
@@ -175,6 +191,14 @@ func testCreateFailures(t *testing.T, b *bed) {
 	if _, err := os.Lstat(missing); err == nil {
 		t.Error("a missing mount source was made")
 	}
+	// A name that a failed create has used is free.
+	spec := b.spec()
+	spec.Network = b.name + "-missing"
+	if _, err := b.rt.Create(b.ctx, spec); err == nil {
+		t.Error("a network that isn't there was taken")
+	}
+	spec.Network = ""
+	b.create(t, spec)
 }
 
 func testCreateNetwork(t *testing.T, b *bed) {
@@ -311,70 +335,4 @@ func testRemove(t *testing.T, b *bed) {
 		})
 	}
 	wg.Wait()
-}
-
-func testClientRestart(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	other := b.New(t)
-	cs, err := other.List(b.ctx, b.labels)
-	if err != nil || len(cs) != 1 || cs[0].ID != c.ID {
-		t.Fatalf("the second client sees %+v, %v", cs, err)
-	}
-	if result, err := other.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"false"}}); err != nil || result.ExitCode != 1 {
-		t.Errorf("exec: %+v, %v", result, err)
-	}
-	if err := other.Remove(b.ctx, c.ID); err != nil {
-		t.Error(err)
-	}
-	if cs := b.list(t); len(cs) != 0 {
-		t.Errorf("the first client still sees %+v", cs)
-	}
-}
-
-// calls are all methods, by name, on one container.
-func (b *bed) calls(id string) map[string]func(context.Context) error {
-	spec := b.spec()
-	calls := map[string]func(context.Context) error{
-		"info":    func(ctx context.Context) error { _, err := b.rt.Info(ctx); return err },
-		"image":   func(ctx context.Context) error { _, err := b.rt.Image(ctx, b.Image); return err },
-		"pull":    func(ctx context.Context) error { _, err := b.rt.Pull(ctx, b.Image, nil); return err },
-		"create":  func(ctx context.Context) error { _, err := b.rt.Create(ctx, spec); return err },
-		"inspect": func(ctx context.Context) error { _, err := b.rt.Inspect(ctx, id); return err },
-		"list":    func(ctx context.Context) error { _, err := b.rt.List(ctx, nil); return err },
-		"remove":  func(ctx context.Context) error { return b.rt.Remove(ctx, id) },
-		"exec": func(ctx context.Context) error {
-			_, err := b.rt.Exec(ctx, id, runtime.Exec{Command: []string{"true"}})
-			return err
-		},
-		"ensure network": func(ctx context.Context) error {
-			return b.rt.EnsureNetwork(ctx, runtime.Network{Name: b.name, Labels: b.labels})
-		},
-	}
-	if p, ok := b.rt.(runtime.Pauser); ok {
-		calls["pause"] = func(ctx context.Context) error { return p.Pause(ctx, id) }
-		calls["resume"] = func(ctx context.Context) error { return p.Resume(ctx, id) }
-	}
-	if s, ok := b.rt.(runtime.Statser); ok {
-		calls["stats"] = func(ctx context.Context) error { _, err := s.Stats(ctx, id); return err }
-	}
-	if n, ok := b.rt.(runtime.Networker); ok {
-		calls["networks"] = func(ctx context.Context) error { _, err := n.Networks(ctx, nil); return err }
-		calls["remove network"] = func(ctx context.Context) error { return n.RemoveNetwork(ctx, b.name) }
-	}
-	return calls
-}
-
-func testContextEnded(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	canceled, cancel := context.WithCancel(b.ctx)
-	cancel()
-	late, cancel := context.WithDeadline(b.ctx, time.Now().Add(-time.Second))
-	defer cancel()
-	for name, call := range b.calls(c.ID) {
-		class(t, name+" with a canceled context", call(canceled), errdefs.IsCanceled, "Canceled")
-		class(t, name+" with a late context", call(late), errdefs.IsDeadlineExceeded, "DeadlineExceeded")
-	}
-	if cs := b.list(t); len(cs) != 1 || cs[0].State != runtime.StateRunning {
-		t.Errorf("afterwards: %+v", cs)
-	}
 }

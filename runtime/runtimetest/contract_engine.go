@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -16,28 +18,25 @@ func engineCases() []contractCase {
 	return []contractCase{{"engine killed and restarted", testEngineRestart}}
 }
 
+// testEngineRestart kills the engine and starts it again. One may take its containers
+// along, another leave them: what lives is usable afterwards, what ended is told so,
+// and nothing is lost.
 func testEngineRestart(t *testing.T, b *bed) {
 	spec := b.spec()
 	spec.Labels["kept"] = "yes"
 	c := b.create(t, spec)
+	ended := b.spec()
+	ended.Command = []string{"sh", "-c", "echo printed; exit 3"}
+	before := b.awaitState(t, b.create(t, ended).ID, runtime.StateExited)
+	ending, end := b.ending(t)
 
 	// What is under way when the engine dies.
-	out := newSignalWriter("started")
-	underWay := make(map[string]chan error)
-	start := func(name string, f func() error) {
-		done := make(chan error, 1)
-		underWay[name] = done
-		go func() { done <- f() }()
-	}
-	start("exec", func() error {
-		_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "echo started; sleep 1000"}, Stdout: out})
-		return err
-	})
-	<-out.seen
+	underWay := map[string]<-chan error{"exec": b.underWay(b.ctx, t, c.ID)}
 	if w, ok := b.rt.(runtime.Watcher); ok {
-		ready := make(chan struct{})
-		start("watch", func() error { return w.Watch(b.ctx, nil, func() { close(ready) }, func(runtime.Event) {}) })
+		ready, done := make(chan struct{}), make(chan error, 1)
+		go func() { done <- w.Watch(b.ctx, nil, func() { close(ready) }, func(runtime.Event) {}) }()
 		<-ready
+		underWay["watch"] = done
 	}
 	b.Engine.Kill()
 	for name, done := range underWay {
@@ -48,9 +47,13 @@ func testEngineRestart(t *testing.T, b *bed) {
 			t.Fatalf("%s under way when the engine is killed doesn't end", name)
 		}
 	}
-	for name, call := range b.calls(c.ID) {
+	for name, call := range b.calls(b.rt, c.ID) {
 		begun := time.Now()
-		class(t, name+" without an engine", call(b.ctx), errdefs.IsUnavailable, "Unavailable")
+		if err := call(b.ctx); !b.answered(name) {
+			class(t, name+" without an engine", err, errdefs.IsUnavailable, "Unavailable")
+		} else if err != nil {
+			t.Errorf("%s, which needs no engine: %v", name, err)
+		}
 		if took := time.Since(begun); took > 10*time.Second {
 			t.Errorf("%s without an engine took %s", name, took)
 		}
@@ -61,6 +64,7 @@ func testEngineRestart(t *testing.T, b *bed) {
 	if err == nil {
 		t.Error("exec without an engine succeeded")
 	}
+	end()
 
 	if err := b.Engine.Start(b.ctx); err != nil {
 		t.Fatal(err)
@@ -69,18 +73,77 @@ func testEngineRestart(t *testing.T, b *bed) {
 		_, err := b.rt.Info(b.ctx)
 		return err == nil
 	})
+	ids := map[string]bool{c.ID: true, before.ID: true, ending: true}
 	cs := b.list(t)
-	if len(cs) != 1 || cs[0].ID != c.ID || cs[0].Labels["kept"] != "yes" {
-		t.Errorf("afterwards: %+v", cs)
-	}
-	for i := range 2 {
-		made := b.create(t, b.spec())
-		var stdout bytes.Buffer
-		if _, err := b.rt.Exec(b.ctx, made.ID, runtime.Exec{Command: []string{"echo", fmt.Sprint(i)}, Stdout: &stdout}); err != nil || stdout.String() != fmt.Sprintln(i) {
-			t.Errorf("exec in a new one: %q, %v", &stdout, err)
+	for _, listed := range cs {
+		if !ids[listed.ID] || listed.ID == c.ID && listed.Labels["kept"] != "yes" {
+			t.Errorf("listed: %+v", listed)
 		}
 	}
-	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-		t.Errorf("remove the old one: %v", err)
+	if len(cs) != len(ids) {
+		t.Errorf("%d are listed of %d", len(cs), len(ids))
+	}
+	b.afterRestart(t, c.ID, before, ending)
+	for i := range 2 {
+		made := b.create(t, b.spec())
+		if got := b.output(t, made.ID, "echo", fmt.Sprint(i)); got != fmt.Sprint(i) {
+			t.Errorf("exec in a new one: %q", got)
+		}
+	}
+	_, err = b.rt.Create(b.ctx, spec)
+	class(t, "a name that was taken before", err, errdefs.IsAlreadyExists, "AlreadyExists")
+	for id := range ids {
+		if err := b.rt.Remove(b.ctx, id); err != nil {
+			t.Errorf("remove an old one: %v", err)
+		}
+		_, err := b.rt.Inspect(b.ctx, id)
+		class(t, "an old one that was removed", err, errdefs.IsNotFound, "NotFound")
+	}
+	b.create(t, spec)
+}
+
+// ending makes a container whose main process exits with code 5 when end is called.
+func (b *bed) ending(t *testing.T) (id string, end func()) {
+	t.Helper()
+	spec := b.spec()
+	if !b.Real {
+		spec.Command = []string{"sh", "-c", "sleep 0.5; exit 5"}
+		return b.create(t, spec).ID, func() {}
+	}
+	dir := t.TempDir()
+	spec.Mounts = []runtime.Mount{{Source: dir, Target: "/mnt"}}
+	spec.Command = []string{"sh", "-c", "until test -e /mnt/end; do sleep 0.1; done; touch /mnt/ended; exit 5"}
+	return b.create(t, spec).ID, func() {
+		if err := os.WriteFile(filepath.Join(dir, "end"), nil, 0o600); err != nil {
+			t.Error(err)
+		}
+		b.await(t, "a main process to end without the engine", func() bool {
+			_, err := os.Stat(filepath.Join(dir, "ended"))
+			return err == nil
+		})
+	}
+}
+
+// afterRestart looks at one that ran, one that had ended and one that ended meanwhile.
+func (b *bed) afterRestart(t *testing.T, ran string, before runtime.Container, ending string) {
+	t.Helper()
+	if got := b.inspect(t, ran); got.State == runtime.StateRunning {
+		if got := b.output(t, ran, "echo", "alive"); got != "alive" {
+			t.Errorf("one that lived on: %q", got)
+		}
+	} else if got.State != runtime.StateExited || got.ExitCode == 0 || got.FinishedAt.IsZero() {
+		t.Errorf("one that ended with the engine: %+v", got)
+	}
+	if got := b.inspect(t, before.ID); got.State != runtime.StateExited || got.ExitCode != 3 || !got.FinishedAt.Equal(before.FinishedAt) {
+		t.Errorf("one that had ended: %+v, was %+v", got, before)
+	}
+	if l, ok := b.rt.(runtime.Logger); ok {
+		var out bytes.Buffer
+		if err := l.Logs(b.ctx, before.ID, runtime.LogOptions{}, &out, nil); err != nil || out.String() != "printed\n" {
+			t.Errorf("its log: %q, %v", &out, err)
+		}
+	}
+	if got := b.awaitState(t, ending, runtime.StateExited); got.ExitCode != 5 || got.FinishedAt.IsZero() {
+		t.Errorf("one that ended while the engine was away: %+v", got)
 	}
 }

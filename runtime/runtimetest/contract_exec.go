@@ -24,10 +24,14 @@ func execCases() []contractCase {
 		{"exec/exit codes", testExecExitCodes},
 		{"exec/stdin", testExecStdin},
 		{"exec/stdin left open", testExecStdinLeftOpen},
+		{"exec/stdin ends before the output", testExecHalfClose},
+		{"exec/arguments", testExecArguments},
 		{"exec/env user directory", testExecFields},
 		{"exec/refused", testExecRefused},
 		{"exec/canceled", testExecCanceled},
+		{"exec/canceled at any stage", testExecCanceledAnytime},
 		{"exec/container removed", testExecContainerRemoved},
+		{"exec/container dies", testExecContainerDies},
 	}
 }
 
@@ -165,23 +169,106 @@ func testExecCanceled(t *testing.T, b *bed) {
 	class(t, "with a stdin that blocks", err, errdefs.IsDeadlineExceeded, "DeadlineExceeded")
 }
 
-func testExecContainerRemoved(t *testing.T, b *bed) {
+// testExecHalfClose: the end of the input isn't the end of the command.
+func testExecHalfClose(t *testing.T, b *bed) {
 	c := b.create(t, b.spec())
-	out := newSignalWriter("started")
-	failed := make(chan error)
+	stdout, _, code := b.run(t, c.ID, runtime.Exec{
+		Command: []string{"sh", "-c", "cat; sleep 0.3; echo after; exit 4"}, Stdin: strings.NewReader("before\n"),
+	})
+	if stdout != "before\nafter\n" || code != 4 {
+		t.Errorf("stdout %q, exit code %d", stdout, code)
+	}
+}
+
+// testExecArguments: no shell comes in between.
+func testExecArguments(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	args := []string{"$HOME", "`id`", "a;b", "*", `"quoted"`, "ünïcödé", `back\slash`, "--", "-x"}
+	if got, _, _ := b.run(t, c.ID, runtime.Exec{Command: append([]string{"echo"}, args...)}); got != strings.Join(args, " ")+"\n" {
+		t.Errorf("%q were printed as %q", args, got)
+	}
+}
+
+// testExecCanceledAnytime ends the context at many stages of a command's start.
+func testExecCanceledAnytime(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	for delay := time.Millisecond; delay < time.Second; delay = delay*3/2 + time.Millisecond {
+		ctx, cancel := context.WithTimeout(b.ctx, delay)
+		_, err := b.rt.Exec(ctx, c.ID, runtime.Exec{Command: []string{"sleep", "100001"}})
+		cancel()
+		class(t, fmt.Sprintf("exec ended after %s", delay), err, errdefs.IsDeadlineExceeded, "DeadlineExceeded")
+		if errors.Is(err, runtime.ErrNotKilled) {
+			t.Errorf("exec ended after %s: %v", delay, err)
+		}
+	}
+	if got := b.output(t, c.ID, "echo", "alive"); got != "alive" {
+		t.Errorf("a command afterwards prints %q", got)
+	}
+	if b.Real {
+		if ps := b.output(t, c.ID, "ps", "-o", "args"); strings.Contains(ps, "100001") {
+			t.Errorf("still there:\n%s", ps)
+		}
+	}
+}
+
+// underWay starts a command that doesn't end by itself, waits until it runs, and
+// gives its error once it has ended.
+func (b *bed) underWay(ctx context.Context, t *testing.T, id string) <-chan error {
+	t.Helper()
+	out, failed := newSignalWriter("started"), make(chan error, 1)
 	go func() {
-		_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "echo started; sleep 1000"}, Stdout: out})
+		_, err := b.rt.Exec(ctx, id, runtime.Exec{Command: []string{"sh", "-c", "echo started; sleep 1000"}, Stdout: out})
 		failed <- err
 	}()
 	select {
 	case <-out.seen:
 	case err := <-failed:
-		t.Fatal(err)
+		t.Fatalf("the command ended early: %v", err)
+	}
+	return failed
+}
+
+// interrupted checks the error of a command whose container ended.
+func interrupted(t *testing.T, what string, err error) {
+	t.Helper()
+	class(t, what, err, errdefs.IsFailedPrecondition, "FailedPrecondition")
+	if !errors.Is(err, runtime.ErrInterrupted) {
+		t.Errorf("%s: error %v isn't ErrInterrupted", what, err)
+	}
+}
+
+func testExecContainerRemoved(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	var failed []<-chan error
+	for range 3 {
+		failed = append(failed, b.underWay(b.ctx, t, c.ID))
 	}
 	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
 		t.Error(err)
 	}
-	class(t, "a command under way", <-failed, errdefs.IsFailedPrecondition, "FailedPrecondition")
+	for _, f := range failed {
+		interrupted(t, "a command under way", <-f)
+	}
+	_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}})
+	class(t, "a command afterwards", err, errdefs.IsNotFound, "NotFound")
+	if errors.Is(err, runtime.ErrInterrupted) {
+		t.Errorf("a command that never started: %v", err)
+	}
+}
+
+func testExecContainerDies(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.Command = []string{"sh", "-c", "sleep 3; exit 5"}
+	c := b.create(t, spec)
+	interrupted(t, "a command under way", <-b.underWay(b.ctx, t, c.ID))
+	if c = b.awaitState(t, c.ID, runtime.StateExited); c.ExitCode != 5 {
+		t.Errorf("the main process' exit code %d", c.ExitCode)
+	}
+	_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}})
+	class(t, "a command afterwards", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
+	if errors.Is(err, runtime.ErrInterrupted) {
+		t.Errorf("a command that never started: %v", err)
+	}
 }
 
 // signalWriter closes a channel when it has seen a text.

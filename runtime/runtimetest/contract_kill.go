@@ -160,3 +160,7 @@ func testExecOOM(t *testing.T, b *bed) {
 
 // eatMemory wants a buffer of 300 MiB, and fills it.
 var eatMemory = []string{"dd", "if=/dev/zero", "of=/dev/null", "bs=300M", "count=1"}
+
+// eatMemoryLater is for a main process: what it does in its first moments, an engine
+// may miss.
+var eatMemoryLater = []string{"sh", "-c", "sleep 0.5; exec " + strings.Join(eatMemory, " ")}

@@ -2,8 +2,10 @@ package runtimetest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	goruntime "runtime"
 	"slices"
 	"sync"
@@ -20,7 +22,7 @@ func loadCases() []contractCase {
 		{"load/much output", testMuchOutput},
 		{"load/many at once", testManyAtOnce},
 		{"load/many commands at once", testManyExecs},
-		{"load/no goroutines left", testNoGoroutinesLeft},
+		{"load/nothing left open", testNothingLeftOpen},
 	}
 }
 
@@ -132,25 +134,66 @@ func testManyExecs(t *testing.T, b *bed) {
 	wg.Wait()
 }
 
-func testNoGoroutinesLeft(t *testing.T, b *bed) {
+// testNothingLeftOpen counts goroutines and open files before and after some work.
+func testNothingLeftOpen(t *testing.T, b *bed) {
 	use := func() {
 		c := b.create(t, b.spec())
 		for range 3 {
 			b.output(t, c.ID, "true")
-			ctx, cancel := context.WithTimeout(b.ctx, 200*time.Millisecond)
+			ctx, cancel := context.WithTimeout(b.ctx, 100*time.Millisecond)
 			_, err := b.rt.Exec(ctx, c.ID, runtime.Exec{Command: []string{"sleep", "1000"}})
 			cancel()
 			class(t, "exec", err, errdefs.IsDeadlineExceeded, "DeadlineExceeded")
+		}
+		_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"no-such-program"}, Stdin: zeros(1 << 20)})
+		if err != nil {
+			t.Errorf("exec of a program that isn't there: %v", err)
+		}
+		soon := func() context.Context {
+			ctx, cancel := context.WithTimeout(b.ctx, 50*time.Millisecond)
+			t.Cleanup(cancel)
+			return ctx
+		}
+		if l, ok := b.rt.(runtime.Logger); ok {
+			if err := l.Logs(soon(), c.ID, runtime.LogOptions{Follow: true}, nil, nil); err != nil {
+				t.Errorf("logs: %v", err)
+			}
+		}
+		if w, ok := b.rt.(runtime.Watcher); ok {
+			if err := w.Watch(soon(), b.labels, nil, func(runtime.Event) {}); err != nil {
+				t.Errorf("watch: %v", err)
+			}
+		}
+		if s, ok := b.rt.(runtime.Statser); ok {
+			if _, err := s.Stats(b.ctx, c.ID); err != nil {
+				t.Errorf("stats: %v", err)
+			}
+		}
+		failing := b.spec()
+		failing.Network = b.name + "-missing"
+		if _, err := b.rt.Create(b.ctx, failing); err == nil {
+			t.Error("a network that isn't there was taken")
 		}
 		if err := b.rt.Remove(b.ctx, c.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
 	use() // connections that are kept open have goroutines
-	before := goruntime.NumGoroutine()
-	for range 3 {
+	goroutines, files := goruntime.NumGoroutine(), openFiles(t)
+	for range 7 {
 		use()
 	}
-	const kept = 8 // some more of these
-	b.await(t, "the goroutines to end", func() bool { return goruntime.NumGoroutine() <= before+kept })
+	const kept = 6 // some more of these; less than one for each use
+	b.await(t, "the goroutines to end", func() bool { return goruntime.NumGoroutine() <= goroutines+kept })
+	b.await(t, "the files to be closed", func() bool { return openFiles(t) <= files+kept })
+}
+
+// openFiles counts this process' open files; 0 where they can't be counted.
+func openFiles(t *testing.T) int {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return len(files)
 }

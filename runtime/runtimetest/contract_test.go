@@ -18,10 +18,16 @@ func (e fakeEngine) Start(context.Context) error {
 }
 
 func TestFakeContract(t *testing.T) {
-	f := NewFake(FakeOptions{Registry: map[string]runtime.Image{"registry.test/contract:latest": {}}})
+	f := NewFake(FakeOptions{
+		Images: map[string]runtime.Image{
+			DefaultImage:            {},
+			"berm.local/configured": {Env: []string{"FROM_IMAGE=yes"}, User: "nobody", Command: []string{"sleep", "200000"}},
+		},
+		Registry: map[string]runtime.Image{"registry.test/contract:latest": {}},
+	})
 	Run(t, Harness{
-		New:    func(*testing.T) runtime.Runtime { return f },
-		Image:  DefaultImage,
+		New:   func(*testing.T) runtime.Runtime { return f },
+		Image: DefaultImage, Configured: "berm.local/configured",
 		Engine: fakeEngine{f}, Registry: "registry.test",
 	})
 	if cs := f.Containers(); len(cs) != 0 {

@@ -23,10 +23,10 @@ const DefaultImage = "berm.local/busybox:latest"
 //
 // Operations are named "info", "image", "pull", "ensure_network", "networks",
 // "remove_network", "create", "inspect", "list", "remove", "exec", "pause",
-// "resume", "logs", "stats" and "watch". The id that goes with one is the
+// "resume", "logs", "stats", "watch" and "sweep". The id that goes with one is the
 // container's; the image reference with "image" and "pull"; the name with
-// "create" and the network operations; empty with "info", "list", "networks" and
-// "watch". Hooks are called from many goroutines at once.
+// "create" and the network operations; empty with "info", "list", "networks",
+// "watch" and "sweep". Hooks are called from many goroutines at once.
 type FakeOptions struct {
 	// Images are in the store from the start, by reference. Nil is DefaultImage
 	// alone. An image without an ID gets one made from its reference.
@@ -51,7 +51,7 @@ type FakeOptions struct {
 }
 
 // Fake is an engine in memory. It keeps all promises of runtime.Runtime that need
-// no kernel, and has every optional ability. It may be used from many goroutines
+// no kernel, and has every optional ability but runtime.Importer. It may be used from many goroutines
 // at once, keeps none of its own, and needs no closing.
 //
 // A main process whose command is one of the built-in ones, or a sh -c with a few
@@ -78,6 +78,7 @@ var (
 	_ runtime.Statser   = (*Fake)(nil)
 	_ runtime.Watcher   = (*Fake)(nil)
 	_ runtime.Networker = (*Fake)(nil)
+	_ runtime.Sweeper   = (*Fake)(nil)
 )
 
 // NewFake makes an engine without containers and networks.
@@ -95,7 +96,7 @@ func NewFake(opts FakeOptions) *Fake {
 	}
 	for _, op := range []string{
 		"info", "image", "pull", "ensure_network", "networks", "remove_network", "create", "inspect",
-		"list", "remove", "exec", "pause", "resume", "logs", "stats", "watch",
+		"list", "remove", "exec", "pause", "resume", "logs", "stats", "watch", "sweep",
 	} {
 		f.calls[op] = new(atomic.Int64)
 	}
@@ -178,6 +179,14 @@ func (f *Fake) Info(ctx context.Context) (runtime.Info, error) {
 		Backend: "fake", Version: "1", OS: "linux", Architecture: "amd64",
 		CPUs: 4, MemoryBytes: 8 << 30, CgroupVersion: "2",
 	}, f.after("info", "")
+}
+
+// Sweep implements runtime.Sweeper. There is never anything to find.
+func (f *Fake) Sweep(ctx context.Context) error {
+	if _, err := f.begin(ctx, "sweep", ""); err != nil {
+		return err
+	}
+	return f.after("sweep", "")
 }
 
 // begin counts a call and lets it fail or take its time. The channel is closed

@@ -58,6 +58,15 @@ func (f *Fake) Create(ctx context.Context, spec runtime.Spec) (runtime.Container
 	return info, nil
 }
 
+// capabilities are all that Linux knows.
+const capabilities = `CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL
+CAP_SETGID CAP_SETUID CAP_SETPCAP CAP_LINUX_IMMUTABLE CAP_NET_BIND_SERVICE CAP_NET_BROADCAST
+CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_IPC_OWNER CAP_SYS_MODULE CAP_SYS_RAWIO CAP_SYS_CHROOT
+CAP_SYS_PTRACE CAP_SYS_PACCT CAP_SYS_ADMIN CAP_SYS_BOOT CAP_SYS_NICE CAP_SYS_RESOURCE CAP_SYS_TIME
+CAP_SYS_TTY_CONFIG CAP_MKNOD CAP_LEASE CAP_AUDIT_WRITE CAP_AUDIT_CONTROL CAP_SETFCAP
+CAP_MAC_OVERRIDE CAP_MAC_ADMIN CAP_SYSLOG CAP_WAKE_ALARM CAP_BLOCK_SUSPEND CAP_AUDIT_READ
+CAP_PERFMON CAP_BPF CAP_CHECKPOINT_RESTORE`
+
 func checkSpec(spec runtime.Spec) error {
 	absolute := spec.WorkingDir == "" || path.IsAbs(spec.WorkingDir)
 	for _, t := range spec.Tmpfs {
@@ -71,6 +80,11 @@ func checkSpec(spec runtime.Spec) error {
 			return fmt.Errorf("mount: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
 		absolute = absolute && path.IsAbs(m.Source) && path.IsAbs(m.Target)
+	}
+	for _, c := range spec.CapAdd {
+		if !slices.Contains(strings.Fields(capabilities), c) {
+			return fmt.Errorf("capability %q: %w", c, errdefs.ErrInvalidArgument)
+		}
 	}
 	switch {
 	case !absolute:

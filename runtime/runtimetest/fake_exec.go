@@ -211,7 +211,11 @@ func (c command) simple(in *fakeContainer, env []string, e runtime.Exec) (code i
 	case "pwd":
 		_, _ = io.WriteString(out, cmp.Or(e.WorkingDir, in.spec.WorkingDir, "/")+"\n")
 	case "id":
-		uid, gid, ok := strings.Cut(cmp.Or(e.User, in.spec.User, "0:0"), ":")
+		user := cmp.Or(e.User, in.spec.User, "0:0")
+		if user == "nobody" { // any other name is printed as it is
+			user = "65534:65534"
+		}
+		uid, gid, ok := strings.Cut(user, ":")
 		if !ok {
 			gid = "0"
 		}

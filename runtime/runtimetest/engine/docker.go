@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,61 +20,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options say how to start an engine. The zero value will do.
-type Options struct {
-	// Dir is where the engine makes a directory for all that it keeps. Empty is
-	// os.TempDir(). Engines whose owner died are looked for in the same place, so
-	// it should be the same each time. At most 60 characters.
-	Dir string
-	// Log receives a line about each step; nil discards.
-	Log io.Writer
-	// NoNetns starts the daemon in this process's network namespace, where it
-	// reaches loopback, but has no networks and must not be asked for any.
-	NoNetns bool
-	// StartTimeout is how long a daemon may take to answer. 0 is 30 s.
-	StartTimeout time.Duration
-}
-
 // Docker is a private Docker Engine: a containerd, a dockerd, and what they keep.
 // Its methods may be called from many goroutines at once.
 //
 // When the process dies without Close, the daemons die with it, and the next
 // StartDocker removes the rest.
 type Docker struct {
-	place *place
-	opts  Options
-
-	mu         sync.Mutex
-	containerd *daemon
-	dockerd    *daemon  // nil while it is killed
-	outside    *outside // nil with NoNetns, or when closed
+	*ground
+	mu      sync.Mutex // guards the daemons
+	dockerd *daemon    // nil while it is killed
 }
 
 // StartDocker starts a private engine and waits until it answers, which takes about
 // a second. The caller closes it. FailedPrecondition says that this machine or this
 // user can't have one.
 func StartDocker(ctx context.Context, opts Options) (*Docker, error) {
-	if err := Check("docker"); err != nil {
-		return nil, err
-	}
-	if opts.Log == nil {
-		opts.Log = io.Discard
-	}
-	if opts.Dir == "" {
-		opts.Dir = os.TempDir()
-	}
-	if opts.StartTimeout == 0 {
-		opts.StartTimeout = 30 * time.Second
-	}
-	if len(opts.Dir) > 60 { // a socket's path has at most 107 characters
-		return nil, fmt.Errorf("directory %s has more than 60 characters: %w", opts.Dir, errdefs.ErrInvalidArgument)
-	}
-	place, err := newPlace(opts)
+	g, err := newGround("docker", opts)
 	if err != nil {
 		return nil, fmt.Errorf("start a private engine: %w", err)
 	}
-	d := &Docker{place: place, opts: opts}
-	if err := d.start(ctx); err != nil {
+	d := &Docker{ground: g}
+	if err = g.prepare(ctx); err == nil {
+		err = d.startDockerd(ctx)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start a private engine: %w", err), d.Close())
 	}
 	return d, nil
@@ -85,18 +53,7 @@ func StartDocker(ctx context.Context, opts Options) (*Docker, error) {
 func (d *Docker) Host() string { return "unix://" + d.place.path("docker.sock") }
 
 // Containerd is the address of the containerd below, a socket's path.
-func (d *Docker) Containerd() string { return d.place.path("containerd.sock") }
-
-// Dir holds all that the engine keeps.
-func (d *Docker) Dir() string { return d.place.dir }
-
-// Netns is the path of the engine's network namespace; empty with NoNetns.
-func (d *Docker) Netns() string {
-	if d.opts.NoNetns {
-		return ""
-	}
-	return d.place.path("netns")
-}
+func (d *Docker) Containerd() string { return d.socket() }
 
 // Pid is the process id of dockerd; 0 while it is killed. Stopping it with SIGSTOP
 // makes an engine that hangs.
@@ -139,50 +96,7 @@ func (d *Docker) Close() error {
 	d.Kill()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.containerd != nil {
-		d.containerd.kill()
-		d.containerd = nil
-	}
-	var err error
-	if d.outside != nil {
-		err = d.outside.close()
-		d.outside = nil
-	}
-	return errors.Join(err, d.place.remove())
-}
-
-func (d *Docker) start(ctx context.Context) error {
-	if !d.opts.NoNetns {
-		if err := makeNetns(d.Netns()); err != nil {
-			return err
-		}
-		var err error
-		if d.outside, err = newOutside(ctx, d.Netns(), d.place.path("outside")); err != nil {
-			return err
-		}
-	}
-	config := fmt.Sprintf(`version = 2
-root = %q
-state = %q
-disabled_plugins = ["io.containerd.grpc.v1.cri"]
-[grpc]
-address = %q
-[plugins."io.containerd.internal.v1.opt"]
-path = %q
-`, d.place.path("containerd"), d.place.path("state"), d.Containerd(), d.place.path("opt"))
-	if err := os.WriteFile(d.place.path("containerd.toml"), []byte(config), 0o600); err != nil {
-		return err
-	}
-	var err error
-	d.containerd, err = startDaemon(d.place.path("containerd.log"), d.Netns(),
-		"containerd", "--config", d.place.path("containerd.toml"))
-	if err != nil {
-		return err
-	}
-	if err := d.containerd.await(ctx, d.opts.StartTimeout, dial(d.Containerd())); err != nil {
-		return err
-	}
-	return d.startDockerd(ctx)
+	return d.close()
 }
 
 func (d *Docker) startDockerd(ctx context.Context) error {
@@ -201,7 +115,7 @@ func (d *Docker) startDockerd(ctx context.Context) error {
 		return err
 	}
 	args := []string{
-		"--config-file", d.place.path("daemon.json"), "--containerd", d.Containerd(),
+		"--config-file", d.place.path("daemon.json"), "--containerd", d.socket(),
 		"--data-root", d.place.path("data"), "--exec-root", d.place.path("exec"),
 		"--pidfile", d.place.path("docker.pid"), "--host", d.Host(),
 		"--cgroup-parent", "/" + d.place.name, "--exec-opt", "native.cgroupdriver=cgroupfs",

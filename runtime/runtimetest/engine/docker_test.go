@@ -2,9 +2,11 @@ package engine
 
 import (
 	"context"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -63,7 +65,7 @@ func (c *client) postJSON(ctx context.Context, path, body string) error {
 func leftovers(t *testing.T, p *place) []string {
 	t.Helper()
 	var found []string
-	for _, pattern := range []string{p.dir, "/sys/fs/cgroup/" + p.name, "/sys/fs/cgroup/*/" + p.name} {
+	for _, pattern := range []string{p.dir, "/sys/fs/cgroup/" + p.name, "/sys/fs/cgroup/*/" + p.name, cniResultDir + "/" + p.name + "*"} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -84,11 +86,25 @@ func leftovers(t *testing.T, p *place) []string {
 		t.Fatal(err)
 	}
 	for _, f := range cmdlines {
-		if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b), p.dir) {
+		program, _ := os.Readlink(filepath.Join(filepath.Dir(f), "exe"))
+		if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b)+program, p.dir) {
 			found = append(found, f+" "+string(b))
 		}
 	}
+	notes, err := cniResults(p.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found = append(found, notes...)
 	return found
+}
+
+// elsewhere gives what there is in directories that all engines share.
+func elsewhere(p *place) []string {
+	paths := make(map[string]bool)
+	p.noteShared(paths)
+	maps.DeleteFunc(paths, func(path string, _ bool) bool { _, err := os.Lstat(path); return err != nil })
+	return slices.Collect(maps.Keys(paths))
 }
 
 func TestDocker(t *testing.T) {
@@ -173,12 +189,10 @@ func TestDockerSideBySide(t *testing.T) {
 	}
 }
 
-// TestDockerOwnerKilled has a process of its own start an engine and be killed.
 func TestDockerOwnerKilled(t *testing.T) {
 	Require(t, "docker")
-	base := os.Getenv("BERM_ENGINE_TEST_DIR")
-	if base != "" {
-		d, err := StartDocker(context.Background(), Options{Dir: base})
+	testOwnerKilled(t, func(dir string) {
+		d, err := StartDocker(context.Background(), Options{Dir: dir})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -186,6 +200,14 @@ func TestDockerOwnerKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		run(t, d)
+	}, func(dir string) { start(t, Options{Dir: dir}) })
+}
+
+// testOwnerKilled has a process of its own start an engine in a directory and be
+// killed, and then another engine started there.
+func testOwnerKilled(t *testing.T, first, again func(dir string)) {
+	if dir := os.Getenv("BERM_ENGINE_TEST_DIR"); dir != "" {
+		first(dir)
 		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 	}
 	base, err := os.MkdirTemp("", "berm") // t.TempDir's paths are too long
@@ -193,7 +215,7 @@ func TestDockerOwnerKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(base) })
-	cmd := exec.Command(os.Args[0], "-test.run=^TestDockerOwnerKilled$")
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	cmd.Env = append(os.Environ(), "BERM_ENGINE_TEST_DIR="+base)
 	out, err := cmd.CombinedOutput()
 	if err == nil || cmd.ProcessState.ExitCode() != -1 {
@@ -204,16 +226,22 @@ func TestDockerOwnerKilled(t *testing.T) {
 		t.Fatalf("the killed owner left %v, %v", left, err)
 	}
 	stale := &place{dir: left[0], name: filepath.Base(left[0])}
-	if len(leftovers(t, stale)) < 3 {
+	elsewhere := elsewhere(stale)
+	if len(leftovers(t, stale)) < 3 || len(elsewhere) == 0 {
 		t.Fatalf("nothing to clean up: the test proves nothing")
 	}
 	begun := time.Now()
-	start(t, Options{Dir: base})
+	again(base)
 	if took := time.Since(begun); took > 10*time.Second {
 		t.Errorf("started in %s", took)
 	}
 	for _, what := range leftovers(t, stale) {
 		t.Errorf("left behind: %s", what)
+	}
+	for _, path := range elsewhere {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("left behind: %s", path)
+		}
 	}
 }
 

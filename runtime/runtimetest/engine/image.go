@@ -16,6 +16,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
+var baseChanges = []string{"ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", `CMD ["sh"]`}
+
 // ImportBusybox puts an image into the engine that is made of this machine's static
 // busybox: all its applets, users root and nobody, /tmp. Changes are lines of a
 // Dockerfile (ENV, USER, VOLUME and such) to be applied.
@@ -34,8 +36,7 @@ func ImportBusybox(ctx context.Context, host, ref string, changes ...string) err
 		return err
 	}
 	defer c.close()
-	changes = append([]string{"ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", `CMD ["sh"]`}, changes...)
-	if err := c.importImage(ctx, ref, changes, rootfs); err != nil {
+	if err := c.importImage(ctx, ref, append(slices.Clone(baseChanges), changes...), rootfs); err != nil {
 		return fmt.Errorf("import image %s: %w", ref, err)
 	}
 	return nil

@@ -14,16 +14,16 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Install installs the distribution's packages for whatever a private engine lacks
-// on this machine; if it lacks nothing, it does nothing. No daemon is started by the
+// Install installs the distribution's packages for whatever a private engine of a kind
+// lacks on this machine; if it lacks nothing, it does nothing. No daemon is started by the
 // packages. It needs root and apt; FailedPrecondition says which of them is missing,
 // and which packages are wanted. Log gets what apt says.
-func Install(ctx context.Context, log io.Writer) error {
-	packages := missingPackages()
-	if len(packages) == 0 {
+func Install(ctx context.Context, kind string, log io.Writer) error {
+	missing := missingPackages(kind)
+	if len(missing) == 0 {
 		return nil
 	}
-	list := strings.Join(packages, " ")
+	list := strings.Join(missing, " ")
 	apt, err := exec.LookPath("apt-get")
 	if err != nil {
 		return fmt.Errorf("a private engine needs %s, and there is no apt-get to install them: %w", list, errdefs.ErrFailedPrecondition)
@@ -38,35 +38,37 @@ func Install(ctx context.Context, log io.Writer) error {
 	_, _ = fmt.Fprintf(log, "installing %s\n", list)
 	err = runApt(ctx, log, apt, "update", "-q")
 	if err == nil {
-		err = runApt(ctx, log, apt, append([]string{"install", "-q", "-y", "--no-install-recommends"}, packages...)...)
+		err = runApt(ctx, log, apt, append([]string{"install", "-q", "-y", "--no-install-recommends"}, missing...)...)
 	}
 	if err := errors.Join(err, allow()); err != nil {
 		return fmt.Errorf("install %s: %w", list, err)
 	}
-	if left := missingPackages(); len(left) > 0 {
+	if left := missingPackages(kind); len(left) > 0 {
 		return fmt.Errorf("after the installation there is still no %s: %w", strings.Join(left, " "), errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
 
-func missingPackages() []string {
-	var packages []string
-	for _, p := range []struct{ program, name string }{
-		{"dockerd", "docker.io"}, {"containerd", "containerd"}, {"runc", "runc"},
-		{"iptables", "iptables"}, {"ip", "iproute2"},
-	} {
-		if _, err := find(p.program); err != nil {
-			packages = append(packages, p.name)
+// packages are Debian's, by the programs that private engines need.
+var packages = map[string]string{
+	"dockerd": "docker.io", "containerd": "containerd", "ctr": "containerd", "runc": "runc",
+	"iptables": "iptables", "ip": "iproute2",
+}
+
+func missingPackages(kind string) []string {
+	var missing []string
+	for _, program := range programs[kind] {
+		if _, err := find(program); err != nil && !slices.Contains(missing, packages[program]) {
+			missing = append(missing, packages[program])
 		}
 	}
 	if _, err := findBusybox(); err != nil {
-		packages = append(packages, "busybox-static")
+		missing = append(missing, "busybox-static")
 	}
-	plugin := func(dir string) bool { _, err := os.Stat(dir + "/bridge"); return err == nil }
-	if !slices.ContainsFunc([]string{"/usr/lib/cni", "/opt/cni/bin"}, plugin) {
-		packages = append(packages, "containernetworking-plugins")
+	if kind == "containerd" && findPlugins() != nil {
+		missing = append(missing, "containernetworking-plugins")
 	}
-	return packages
+	return missing
 }
 
 func runApt(ctx context.Context, log io.Writer, apt string, args ...string) error {

@@ -22,15 +22,6 @@ type outside struct {
 	serving  sync.WaitGroup
 }
 
-// Outside is the address of a server beyond the engine's network namespace, which
-// says "outside" to whoever connects. It is all that there is; empty with NoNetns.
-func (d *Docker) Outside() string {
-	if d.opts.NoNetns {
-		return ""
-	}
-	return outsideAddr
-}
-
 func newOutside(ctx context.Context, engineNetns, outerNetns string) (*outside, error) {
 	if err := makeNetns(outerNetns); err != nil {
 		return nil, err

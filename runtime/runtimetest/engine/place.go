@@ -1,8 +1,9 @@
 package engine
 
 import (
-	"bytes"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -18,8 +19,12 @@ import (
 )
 
 const (
-	placePrefix   = "berm-engine-"
-	shimSocketDir = "/run/containerd/s" // the same for every containerd
+	placePrefix = "berm-engine-"
+
+	// These are the same for every containerd.
+	shimSocketDir = "/run/containerd/s"
+	runcStateDir  = "/run/containerd/runc" // unless a container says otherwise
+	fifoDir       = "/run/containerd/fifo" // of Go clients, ctr among them
 )
 
 // place is the directory of one engine, and with it the name by which all that it
@@ -123,10 +128,12 @@ func (p *place) remove() error {
 // clear ends all processes of the engine, whatever state it is in, and removes what
 // it left. The lock on the parent directory is held.
 func (p *place) clear() error {
-	sockets := p.shimSockets()
+	shared := make(map[string]bool)
 	deadline := time.Now().Add(10 * time.Second)
 	for {
+		p.noteShared(shared)
 		p.killDaemons()
+		p.noteShared(shared) // of what was being started
 		cgroupsGone := p.removeCgroups()
 		err := p.unmount()
 		if err == nil && cgroupsGone {
@@ -140,28 +147,45 @@ func (p *place) clear() error {
 		}
 		time.Sleep(10 * time.Millisecond) // processes that were killed take a moment to be gone
 	}
-	for _, s := range sockets {
-		_ = os.Remove(s) // the shim may have done so
+	for path := range shared {
+		_ = os.RemoveAll(path) // the shim may have done so
 	}
 	p.removeSharedDirs()
-	return p.owner.Close()
+	return errors.Join(p.removeCNIResults(), p.owner.Close())
 }
 
-// shimSockets reads from the containers' bundles where their shims listen.
-func (p *place) shimSockets() []string {
-	files, _ := filepath.Glob(p.path("state/io.containerd.runtime.v2.task/*/*/address")) // the pattern is good
-	var sockets []string
-	for _, f := range files {
-		b, err := os.ReadFile(f)
+// noteShared adds the files outside of the place that belong to containers whose
+// bundles are there: where their shims listen, and what runc knows of them, which
+// stays when the shim is killed.
+func (p *place) noteShared(paths map[string]bool) {
+	bundles, _ := filepath.Glob(p.path("state/io.containerd.runtime.v2.task/*/*")) // the pattern is good
+	for _, bundle := range bundles {
+		namespace, id := filepath.Base(filepath.Dir(bundle)), filepath.Base(bundle)
+		paths[filepath.Join(runcStateDir, namespace, id)] = true
+		// So shims name their sockets. One that is being started hasn't written it down.
+		name := sha256.Sum256([]byte(filepath.Join(p.path("containerd.sock"), namespace, id)))
+		paths[filepath.Join(shimSocketDir, hex.EncodeToString(name[:]))] = true
+		b, err := os.ReadFile(filepath.Join(bundle, "address"))
 		if err != nil {
 			continue
 		}
 		socket := strings.TrimPrefix(strings.TrimSpace(string(b)), "unix://")
 		if filepath.Dir(socket) == shimSocketDir {
-			sockets = append(sockets, socket)
+			paths[socket] = true
 		}
 	}
-	return sockets
+}
+
+// removeCNIResults removes what libcni noted about containers whose network
+// namespaces or networks are files in this place.
+func (p *place) removeCNIResults() error {
+	notes, err := cniResults(p.dir)
+	for _, note := range notes {
+		if e := os.Remove(note); !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
 }
 
 // removeSharedDirs removes directories that every engine's shims make, unless they
@@ -170,17 +194,22 @@ func (p *place) removeSharedDirs() {
 	if _, err := os.Lstat("/run/containerd/containerd.sock"); err == nil {
 		return
 	}
-	others, err := filepath.Glob(filepath.Join(filepath.Dir(p.dir), placePrefix+"*"))
-	if err != nil || len(others) > 0 {
-		return
+	for _, parent := range []string{filepath.Dir(p.dir), os.TempDir()} {
+		others, err := filepath.Glob(filepath.Join(parent, placePrefix+"*"))
+		if err != nil || len(others) > 0 {
+			return
+		}
 	}
-	_ = os.Remove(shimSocketDir) // both fail if not empty
-	_ = os.Remove(filepath.Dir(shimSocketDir))
+	namespaces, _ := filepath.Glob(runcStateDir + "/*") // the pattern is good
+	for _, dir := range append(namespaces, runcStateDir, fifoDir, shimSocketDir, filepath.Dir(shimSocketDir)) {
+		_ = os.Remove(dir) // fails if not empty
+	}
 }
 
-// killDaemons kills daemons, shims and their helpers by the paths in their arguments.
+// killDaemons kills daemons, shims and their helpers by the paths in their arguments,
+// and all whose program is a file in this place, such as the writers of logs.
 func (p *place) killDaemons() {
-	names := []string{"dockerd", "containerd", "containerd-shim", "containerd-shim-runc-v2", "runc"}
+	names := []string{"dockerd", "containerd", "containerd-shim", "containerd-shim-runc-v2", "runc", "crun", "berm-agent"}
 	cmdlines, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is good
 	for _, f := range cmdlines {
 		b, err := os.ReadFile(f)
@@ -188,9 +217,11 @@ func (p *place) killDaemons() {
 			continue // it is gone
 		}
 		args := strings.Split(string(b), "\x00")
-		ours := slices.ContainsFunc(args[1:], func(arg string) bool { return strings.Contains(arg, p.dir+"/") })
+		ours := slices.Contains(names, filepath.Base(args[0])) &&
+			slices.ContainsFunc(args[1:], func(arg string) bool { return strings.Contains(arg, p.dir+"/") })
+		program, _ := os.Readlink(filepath.Join(filepath.Dir(f), "exe")) // empty if it is gone
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
-		if ours && err == nil && slices.Contains(names, filepath.Base(args[0])) {
+		if (ours || strings.HasPrefix(program, p.dir+"/")) && err == nil && pid != os.Getpid() {
 			_ = unix.Kill(pid, unix.SIGKILL) // fails if it is gone
 		}
 	}
@@ -240,16 +271,9 @@ func killCgroup(dir string) {
 
 // unmount detaches every mount below the directory, the last one first.
 func (p *place) unmount() error {
-	b, err := os.ReadFile("/proc/self/mountinfo")
+	points, err := mountsBelow(p.dir)
 	if err != nil {
 		return err
-	}
-	var points []string
-	for line := range bytes.Lines(b) {
-		fields := strings.Fields(string(line))
-		if len(fields) > 4 && strings.HasPrefix(fields[4], p.dir+"/") {
-			points = append(points, fields[4])
-		}
 	}
 	slices.Reverse(points)
 	for _, point := range points {

@@ -3,25 +3,32 @@ package engine
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 )
+
+// programs are what private engines need, by kind.
+var programs = map[string][]string{
+	"docker":     {"dockerd", "containerd", "runc", "iptables", "ip"},
+	"containerd": {"containerd", "ctr", "runc", "iptables", "ip"},
+}
+
+// pluginDirs are where CNI plug-ins are looked for.
+var pluginDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 
 // Check tells whether this machine and this user can have a private engine of a
 // kind ("docker", "containerd"), as far as can be told without starting one. The
 // error is FailedPrecondition and says what is missing.
 func Check(kind string) error {
-	programs := map[string][]string{
-		"docker":     {"dockerd", "containerd", "runc", "iptables", "ip"},
-		"containerd": {"containerd", "runc", "iptables", "ip"},
-	}[kind]
-	if programs == nil {
+	if programs[kind] == nil {
 		return fmt.Errorf("no engine is called %q: %w", kind, errdefs.ErrInvalidArgument)
 	}
-	for _, name := range programs {
+	for _, name := range programs[kind] {
 		if _, err := find(name); err != nil {
 			return err
 		}
@@ -29,8 +36,25 @@ func Check(kind string) error {
 	if _, err := findBusybox(); err != nil {
 		return err
 	}
+	if kind == "containerd" {
+		if err := findPlugins(); err != nil {
+			return err
+		}
+	}
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("a private engine needs root: %w", errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// findPlugins looks for the CNI plug-ins that networks on containerd are made with.
+func findPlugins() error {
+	for _, name := range []string{"bridge", "host-local", "loopback", "portmap"} {
+		if !slices.ContainsFunc(pluginDirs, func(dir string) bool {
+			return unix.Access(filepath.Join(dir, name), unix.X_OK) == nil
+		}) {
+			return fmt.Errorf("the CNI plug-in %s isn't installed: %w", name, errdefs.ErrFailedPrecondition)
+		}
 	}
 	return nil
 }

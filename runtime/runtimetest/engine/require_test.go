@@ -2,6 +2,9 @@ package engine
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -34,5 +37,31 @@ func TestLacking(t *testing.T) {
 func TestCheckUnknownKind(t *testing.T) {
 	if err := Check("nothing"); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("Check of an unknown kind: %v", err)
+	}
+}
+
+func TestCheckPlugins(t *testing.T) {
+	saved := pluginDirs
+	t.Cleanup(func() { pluginDirs = saved })
+	pluginDirs = []string{t.TempDir()}
+	if err := findPlugins(); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("without plug-ins: %v", err)
+	}
+	if err := Check("containerd"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("Check without plug-ins: %v", err)
+	}
+	if missing := missingPackages("containerd"); !slices.Contains(missing, "containernetworking-plugins") {
+		t.Errorf("missing packages: %v", missing)
+	}
+	if missing := missingPackages("docker"); slices.Contains(missing, "containernetworking-plugins") {
+		t.Errorf("missing packages for Docker: %v", missing)
+	}
+	for _, name := range []string{"bridge", "host-local", "loopback", "portmap"} {
+		if err := os.WriteFile(filepath.Join(pluginDirs[0], name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := findPlugins(); err != nil {
+		t.Errorf("with all plug-ins: %v", err)
 	}
 }

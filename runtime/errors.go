@@ -1,0 +1,45 @@
+package runtime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+)
+
+// classedError is of class, and of nothing that err may be besides.
+type classedError struct{ class, err error }
+
+func (e *classedError) Error() string { return e.err.Error() }
+func (e *classedError) Unwrap() error { return e.class }
+
+// WithClass makes of err one that says the same, but belongs to the given class of
+// errdefs and to no other. It is for backends: an engine's client may class its
+// errors otherwise than Runtime promises.
+func WithClass(class, err error) error { return &classedError{class, err} }
+
+// HasClass tells whether an error got its class from WithClass.
+func HasClass(err error) bool {
+	var classed *classedError
+	return errors.As(err, &classed)
+}
+
+// Unavailable makes an error of this class that says what err says.
+func Unavailable(err error) error { return WithClass(errdefs.ErrUnavailable, err) }
+
+// Invalid makes an InvalidArgument.
+func Invalid(format string, args ...any) error {
+	return WithClass(errdefs.ErrInvalidArgument, fmt.Errorf(format, args...))
+}
+
+// Precondition makes a FailedPrecondition.
+func Precondition(format string, args ...any) error {
+	return WithClass(errdefs.ErrFailedPrecondition, fmt.Errorf(format, args...))
+}
+
+// Ended is the error of a call whose caller's context is over: it says what the
+// cause says, and is of the context's own class.
+func Ended(ctx context.Context) error {
+	return WithClass(errors.Join(ctx.Err(), context.Cause(ctx)), context.Cause(ctx))
+}

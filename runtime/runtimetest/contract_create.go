@@ -1,0 +1,228 @@
+package runtimetest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// createCases are about what a spec may hold.
+func createCases() []contractCase {
+	return []contractCase{
+		{"create/name wanted by many", testCreateNameWanted},
+		{"create/long name", testLongName},
+		{"create/odd labels", testOddLabels},
+		{"create/large labels", testLargeLabels},
+		{"create/odd environment", testOddEnvironment},
+		{"inspect/odd ids", testOddIDs},
+	}
+}
+
+// testCreateNameWanted: one of many gets the name, and the others leave it alone.
+func testCreateNameWanted(t *testing.T, b *bed) {
+	spec := b.spec()
+	var mu sync.Mutex
+	var made []string
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			c, err := b.rt.Create(b.ctx, spec)
+			if err != nil {
+				class(t, "one of those without the name", err, errdefs.IsAlreadyExists, "AlreadyExists")
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			made = append(made, c.ID)
+		})
+	}
+	wg.Wait()
+	cs := b.list(t)
+	if len(made) != 1 || len(cs) != 1 || cs[0].ID != made[0] || cs[0].State != runtime.StateRunning {
+		t.Fatalf("made %v, there is %+v", made, cs)
+	}
+	if got := b.output(t, made[0], "echo", "alive"); got != "alive" {
+		t.Errorf("a command prints %q", got)
+	}
+	if err := b.rt.Remove(b.ctx, made[0]); err != nil {
+		t.Fatal(err)
+	}
+	b.create(t, spec)
+}
+
+func testLongName(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.Name += "-_." + strings.Repeat("Xy0", 40)
+	spec.Name = spec.Name[:128]
+	spec.Hostname = strings.Repeat("h", 63)
+	c := b.create(t, spec)
+	if got := b.inspect(t, c.ID).Name; got != spec.Name {
+		t.Errorf("name %q, want %q", got, spec.Name)
+	}
+	if cs := b.list(t); len(cs) != 1 || cs[0].Name != spec.Name {
+		t.Errorf("listed: %+v", cs)
+	}
+	_, err := b.rt.Create(b.ctx, spec)
+	class(t, "the second create", err, errdefs.IsAlreadyExists, "AlreadyExists")
+}
+
+// testOddLabels: whatever a value holds, it comes back, and is found by.
+func testOddLabels(t *testing.T, b *bed) {
+	values := map[string]string{
+		"quotes":   `with "double" and 'single' ones`,
+		"commas":   "a,b,,c,",
+		"equals":   "a=b==c!=d~=e",
+		"unicode":  "ünïcödé ✓ 世界 \U0001F512",
+		"spaces":   " leading and trailing ",
+		"lines":    "one\ntwo\ttabbed\r\n",
+		"slashes":  `back\slash /and\\other`,
+		"brackets": `{"json": ["{{.}}", "$(x)", "` + "`y`" + `"]}`,
+		"regular":  "^.*$",
+		"ours":     "berm.containerd.empty", // what a backend may write in another's place
+		"ours-too": "berm.containerd.sha256:0000",
+		"long":     strings.Repeat("0123456789abcdef", 200), // as an engine's own limit would have it
+	}
+	spec, other := b.spec(), b.spec()
+	for name, value := range values {
+		spec.Labels["berm.contract-"+name] = value
+		other.Labels["berm.contract-"+name] = value + "x"
+	}
+	c := b.create(t, spec)
+	b.create(t, other)
+	for how, got := range map[string]runtime.Container{"created": c, "inspected": b.inspect(t, c.ID)} {
+		for name, value := range spec.Labels {
+			if got.Labels[name] != value {
+				t.Errorf("%s: label %s is %q, want %q", how, name, got.Labels[name], value)
+			}
+		}
+		if len(got.Labels) != len(spec.Labels) {
+			t.Errorf("%s: %d labels, want %d", how, len(got.Labels), len(spec.Labels))
+		}
+	}
+	for name := range values {
+		key := "berm.contract-" + name
+		cs, err := b.rt.List(b.ctx, map[string]string{labelCase: b.name, key: spec.Labels[key]})
+		if err != nil || len(cs) != 1 || cs[0].ID != c.ID || cs[0].Labels[key] != spec.Labels[key] {
+			t.Errorf("list by %s: %+v, %v", name, cs, err)
+		}
+	}
+	cs, err := b.rt.List(b.ctx, spec.Labels)
+	if err != nil || len(cs) != 1 || cs[0].ID != c.ID {
+		t.Errorf("list by all: %+v, %v", cs, err)
+	}
+}
+
+// testLargeLabels: a sandbox's whole spec is in one label and the names of its
+// variables, 512 of up to 255 characters, are in another.
+func testLargeLabels(t *testing.T, b *bed) {
+	spec := b.spec()
+	for _, size := range []int{4 << 10, 16 << 10, 512*256 - 1} {
+		spec.Labels[fmt.Sprintf("size.%d", size)] = strings.Repeat("A_LONG_NAME,", size/12+1)[:size]
+	}
+	c := b.create(t, spec)
+	cs := b.list(t)
+	if len(cs) != 1 {
+		t.Fatalf("listed: %d", len(cs))
+	}
+	for how, got := range map[string]runtime.Container{"created": c, "inspected": b.inspect(t, c.ID), "listed": cs[0]} {
+		for name, value := range spec.Labels {
+			if got.Labels[name] != value {
+				t.Errorf("%s: label %s has %d bytes, want %d", how, name, len(got.Labels[name]), len(value))
+			}
+		}
+		if len(got.Labels) != len(spec.Labels) {
+			t.Errorf("%s: %d labels, want %d", how, len(got.Labels), len(spec.Labels))
+		}
+	}
+	for _, selector := range []map[string]string{
+		{labelCase: b.name, "size.4096": ""}, {labelCase: b.name, "size.131071": ""},
+		{labelCase: b.name, "size.16384": spec.Labels["size.16384"]},
+	} {
+		if cs, err := b.rt.List(b.ctx, selector); err != nil || len(cs) != 1 {
+			t.Errorf("list by %.100s: %d, %v", fmt.Sprint(selector), len(cs), err)
+		}
+	}
+}
+
+// testOddEnvironment: as much as the policy lets through, in any characters.
+func testOddEnvironment(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.Env = []string{`QUOTES="double" and 'single'`, "UNICODE=ünïcödé ✓ 世界", "SHELL_LIKE=$HOME `id` $(id) \\"}
+	for i := range 4 {
+		spec.Env = append(spec.Env, fmt.Sprintf("BIG%d=%s", i, strings.Repeat(string(rune('a'+i)), 60<<10)))
+	}
+	c := b.create(t, spec)
+	inspected := b.inspect(t, c.ID).Env
+	inside := strings.Split(b.output(t, c.ID, "env"), "\n")
+	for _, v := range spec.Env {
+		if !slices.Contains(inspected, v) || !slices.Contains(c.Env, v) {
+			t.Errorf("%.40s… isn't in the container's Env", v)
+		}
+		if !slices.Contains(inside, v) {
+			t.Errorf("%.40s… isn't inside", v)
+		}
+	}
+}
+
+// testOddIDs: what isn't an ID mustn't reach anything, the container least of all.
+func testOddIDs(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	for _, id := range []string{"", ".", "..", "../..", "../" + c.ID, c.ID + "/..", c.ID + "/", "a b", strings.Repeat("f", 300), "\x00", "*", c.ID + "\n"} {
+		_, err := b.rt.Inspect(b.ctx, id)
+		if !errdefs.IsNotFound(err) && !errdefs.IsInvalidArgument(err) {
+			t.Errorf("inspect %q: %v", id, err)
+		}
+		_, err = b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"true"}})
+		if !errdefs.IsNotFound(err) && !errdefs.IsInvalidArgument(err) {
+			t.Errorf("exec in %q: %v", id, err)
+		}
+		if err := b.rt.Remove(b.ctx, id); err != nil && !errdefs.IsInvalidArgument(err) {
+			t.Errorf("remove %q: %v", id, err)
+		}
+	}
+	if got := b.output(t, c.ID, "echo", "alive"); got != "alive" {
+		t.Errorf("afterwards a command prints %q", got)
+	}
+}
+
+// configuredCases are about what an image brings along.
+func configuredCases() []contractCase {
+	return []contractCase{{"image/configuration", testImageConfiguration}}
+}
+
+func testImageConfiguration(t *testing.T, b *bed) {
+	img, err := b.rt.Image(b.ctx, b.Configured)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(img.Env, "FROM_IMAGE=yes") || img.User != "nobody" || !slices.Equal(img.Command, []string{"sleep", "200000"}) {
+		t.Errorf("%+v", img)
+	}
+	spec := b.spec()
+	spec.Image, spec.Command = b.Configured, nil
+	c := b.create(t, spec)
+	if c.State != runtime.StateRunning || !slices.Contains(c.Env, "FROM_IMAGE=yes") {
+		t.Errorf("%+v", c)
+	}
+	if got := b.output(t, c.ID, "id", "-u") + " " + b.output(t, c.ID, "id", "-g"); got != "65534 65534" {
+		t.Errorf("a command runs as %s", got)
+	}
+	spec = b.spec()
+	spec.Image, spec.User, spec.Env = b.Configured, "0:0", []string{"FROM_IMAGE=no"}
+	c = b.create(t, spec)
+	if slices.Contains(c.Env, "FROM_IMAGE=yes") || !slices.Contains(c.Env, "FROM_IMAGE=no") {
+		t.Errorf("env %q", c.Env)
+	}
+	if got := strings.Split(b.output(t, c.ID, "env"), "\n"); slices.Contains(got, "FROM_IMAGE=yes") || !slices.Contains(got, "FROM_IMAGE=no") {
+		t.Errorf("env in the container %q", got)
+	}
+	if got := b.output(t, c.ID, "id", "-u"); got != "0" {
+		t.Errorf("a command runs as %s", got)
+	}
+}

@@ -1,0 +1,202 @@
+package runtimetest
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+func networkerCases(h Harness) []contractCase {
+	cases := []contractCase{
+		{"network/list and remove", testNetworks},
+		{"network/refused", testNetworkRefused},
+		{"network/many at once", testNetworkMany},
+	}
+	if h.Real {
+		cases = append(cases, contractCase{"network/isolated", testNetworkIsolated}, contractCase{"network/apart", testNetworksApart})
+	}
+	if h.Outside != "" {
+		cases = append(cases, contractCase{"network/internal", testNetworkInternal})
+	}
+	return cases
+}
+
+func testNetworks(t *testing.T, b *bed) {
+	n := b.rt.(runtime.Networker)
+	for i := range 2 {
+		network := runtime.Network{Name: fmt.Sprintf("%s-%d", b.name, i), Labels: map[string]string{labelCase: b.name, "index": fmt.Sprint(i)}}
+		network.Internal, network.Isolated = i == 1, i == 1
+		if err := b.rt.EnsureNetwork(b.ctx, network); err != nil {
+			t.Fatal(err)
+		}
+	}
+	both, err := n.Networks(b.ctx, map[string]string{labelCase: b.name, "index": ""})
+	if err != nil || len(both) != 2 {
+		t.Fatalf("both: %+v, %v", both, err)
+	}
+	one, err := n.Networks(b.ctx, map[string]string{labelCase: b.name, "index": "1"})
+	if err != nil || len(one) != 1 {
+		t.Fatalf("one: %+v, %v", one, err)
+	}
+	got := one[0]
+	if got.Name != b.name+"-1" || got.ID == "" || got.Labels["index"] != "1" || !got.Internal || !got.Isolated || time.Since(got.CreatedAt).Abs() > time.Minute {
+		t.Errorf("%+v", got)
+	}
+	spec := b.spec()
+	spec.Network = got.Name
+	c := b.create(t, spec)
+	class(t, "remove one in use", n.RemoveNetwork(b.ctx, got.Name), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := n.RemoveNetwork(b.ctx, got.Name); err != nil {
+			t.Errorf("remove: %v", err)
+		}
+	}
+	if left, err := n.Networks(b.ctx, b.labels); err != nil || len(left) != 1 {
+		t.Errorf("afterwards: %+v, %v", left, err)
+	}
+}
+
+func (b *bed) onNetwork(t *testing.T, network string) runtime.Container {
+	t.Helper()
+	spec := b.spec()
+	spec.Network = network
+	c := b.create(t, spec)
+	t.Cleanup(func() { // before the network
+		if err := b.rt.Remove(context.Background(), c.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func testNetworkInternal(t *testing.T, b *bed) {
+	for _, internal := range []bool{true, false} {
+		name := fmt.Sprintf("%s-%t", b.name, internal)
+		if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels, Internal: internal}); err != nil {
+			t.Fatal(err)
+		}
+		c := b.onNetwork(t, name)
+		got := b.shell(t, c.ID, "nc -w 2 "+strings.Replace(b.Outside, ":", " ", 1))
+		if strings.Contains(got, "outside") == internal {
+			t.Errorf("internal %t: the world outside says %q", internal, got)
+		}
+	}
+}
+
+func testNetworkIsolated(t *testing.T, b *bed) {
+	for _, isolated := range []bool{true, false} {
+		name := fmt.Sprintf("%s-%t", b.name, isolated)
+		if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels, Isolated: isolated}); err != nil {
+			t.Fatal(err)
+		}
+		server, client := b.onNetwork(t, name), b.onNetwork(t, name)
+		b.serve(t, server, "echo hello")
+		got := b.shell(t, client.ID, "nc -w 2 "+server.IP+" 7777")
+		if strings.Contains(got, "hello") == isolated {
+			t.Errorf("isolated %t: one container says to another: %q", isolated, got)
+		}
+	}
+}
+
+// serve has a container run a command for each connection to its port 7777.
+func (b *bed) serve(t *testing.T, c runtime.Container, command string) {
+	t.Helper()
+	b.shell(t, c.ID, "setsid nc -ll -p 7777 -e "+command+" >/dev/null 2>&1 &")
+	b.await(t, "the server to listen", func() bool {
+		return strings.Contains(b.output(t, c.ID, "netstat", "-ltn"), ":7777")
+	})
+}
+
+// testNetworksApart: a network is a border, whatever is allowed within it.
+func testNetworksApart(t *testing.T, b *bed) {
+	var on []runtime.Container
+	for i := range 2 {
+		name := fmt.Sprintf("%s-%d", b.name, i)
+		if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels}); err != nil {
+			t.Fatal(err)
+		}
+		on = append(on, b.onNetwork(t, name))
+	}
+	near := b.onNetwork(t, b.name+"-0")
+	b.serve(t, on[0], "echo hello")
+	ask := "nc -w 2 " + on[0].IP + " 7777"
+	if got := b.shell(t, near.ID, ask); !strings.Contains(got, "hello") {
+		t.Errorf("from the same network: %q", got)
+	}
+	if got := b.shell(t, on[1].ID, ask); strings.Contains(got, "hello") {
+		t.Errorf("from another network: %q", got)
+	}
+}
+
+func testNetworkRefused(t *testing.T, b *bed) {
+	n := b.rt.(runtime.Networker)
+	class(t, "no name", b.rt.EnsureNetwork(b.ctx, runtime.Network{Labels: b.labels}), errdefs.IsInvalidArgument, "InvalidArgument")
+	if err := n.RemoveNetwork(b.ctx, b.name+"-never"); err != nil {
+		t.Errorf("remove one that never was: %v", err)
+	}
+	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name + "-longer", Labels: b.labels}); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.RemoveNetwork(b.ctx, b.name); err != nil { // the start of one's name isn't one
+		t.Error(err)
+	}
+	if left, err := n.Networks(b.ctx, b.labels); err != nil || len(left) != 1 {
+		t.Errorf("left %+v, %v", left, err)
+	}
+}
+
+// testNetworkMany checks that no address is given twice, and that all come back.
+func testNetworkMany(t *testing.T, b *bed) {
+	const n = 8
+	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
+		t.Fatal(err)
+	}
+	slots := make(chan struct{}, 4)
+	for range 2 {
+		cs := make([]runtime.Container, n)
+		var wg sync.WaitGroup
+		for i := range n {
+			spec := b.spec()
+			spec.Network = b.name
+			wg.Go(func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				var err error
+				if cs[i], err = b.rt.Create(b.ctx, spec); err != nil {
+					t.Errorf("create: %v", err)
+				}
+			})
+		}
+		wg.Wait()
+		byIP := make(map[string]string)
+		for _, c := range cs {
+			if other, taken := byIP[c.IP]; taken || c.IP == "" {
+				t.Errorf("address %q of %s is %q's, too", c.IP, c.Name, other)
+			}
+			byIP[c.IP] = c.Name
+		}
+		for _, c := range cs {
+			wg.Go(func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				if err := b.rt.Remove(b.ctx, c.ID); err != nil {
+					t.Errorf("remove: %v", err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	if err := b.rt.(runtime.Networker).RemoveNetwork(b.ctx, b.name); err != nil {
+		t.Errorf("afterwards it is in use: %v", err)
+	}
+}

@@ -1,0 +1,166 @@
+package runtimetest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+func sweeperCases() []contractCase {
+	return []contractCase{{"sweep/busy engine", testSweepBusy}, {"sweep/canceled", testSweepCanceled}}
+}
+
+// testSweepBusy sweeps again and again beside everything else: nothing that is in
+// use, or on its way to be, may be taken.
+func testSweepBusy(t *testing.T, b *bed) {
+	s := b.rt.(runtime.Sweeper)
+	kept := b.spec()
+	kept.Network = b.name
+	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
+		t.Fatal(err)
+	}
+	c := b.create(t, kept)
+	underWay := b.underWay(b.ctx, t, c.ID)
+
+	over := make(chan struct{})
+	var sweeping, working sync.WaitGroup
+	for _, sweep := range []func(context.Context) error{s.Sweep, b.New(t).(runtime.Sweeper).Sweep} {
+		sweeping.Go(func() {
+			for !isClosed(over) {
+				if err := sweep(b.ctx); err != nil {
+					t.Errorf("sweep: %v", err)
+				}
+			}
+		})
+	}
+	for i := range 3 {
+		working.Go(func() {
+			for j := range 5 {
+				spec := b.spec()
+				if j%2 == 0 {
+					spec.Network = fmt.Sprintf("%s-%d", b.name, i)
+					if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: spec.Network, Labels: b.labels}); err != nil {
+						t.Errorf("network: %v", err)
+						return
+					}
+				}
+				made, err := b.rt.Create(b.ctx, spec)
+				if err != nil {
+					t.Errorf("create: %v", err)
+					return
+				}
+				out := newSignalWriter("up\n")
+				if _, err := b.rt.Exec(b.ctx, made.ID, runtime.Exec{Command: []string{"echo", "up"}, Stdout: out}); err != nil || !out.done {
+					t.Errorf("exec: %q, %v", out.buf, err)
+				}
+				if got, err := b.rt.Inspect(b.ctx, made.ID); err != nil || got.State != runtime.StateRunning || got.IP != made.IP {
+					t.Errorf("%+v, %v", got, err)
+				}
+				if err := b.rt.Remove(b.ctx, made.ID); err != nil {
+					t.Errorf("remove: %v", err)
+				}
+				if n, ok := b.rt.(runtime.Networker); ok && spec.Network != "" {
+					if err := n.RemoveNetwork(b.ctx, spec.Network); err != nil {
+						t.Errorf("remove network: %v", err)
+					}
+				}
+			}
+		})
+	}
+	working.Wait()
+	close(over)
+	sweeping.Wait()
+
+	select {
+	case err := <-underWay:
+		t.Errorf("a command that was under way: %v", err)
+	default:
+	}
+	if got := b.inspect(t, c.ID); got.State != runtime.StateRunning || got.IP != c.IP {
+		t.Errorf("%+v, was %+v", got, c)
+	}
+	if got := b.output(t, c.ID, "echo", "alive"); got != "alive" {
+		t.Errorf("a command prints %q", got)
+	}
+	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
+		t.Error(err)
+	}
+	interrupted(t, "the command that was under way", <-underWay)
+	if cs := b.list(t); len(cs) != 0 {
+		t.Errorf("left behind: %+v", cs)
+	}
+}
+
+// testSweepCanceled ends the context at many stages of a sweep.
+func testSweepCanceled(t *testing.T, b *bed) {
+	s := b.rt.(runtime.Sweeper)
+	c := b.create(t, b.spec())
+	for delay := time.Millisecond; delay < 100*time.Millisecond; delay *= 2 {
+		ctx, cancel := context.WithTimeout(b.ctx, delay)
+		err := s.Sweep(ctx)
+		cancel()
+		if err != nil && !errdefs.IsDeadlineExceeded(err) {
+			t.Errorf("sweep ended after %s: %v", delay, err)
+		}
+	}
+	if err := s.Sweep(b.ctx); err != nil {
+		t.Error(err)
+	}
+	if got := b.output(t, c.ID, "echo", "alive"); got != "alive" {
+		t.Errorf("a command prints %q", got)
+	}
+}
+
+func importerCases() []contractCase {
+	return []contractCase{{"import", testImport}}
+}
+
+func testImport(t *testing.T, b *bed) {
+	i := b.rt.(runtime.Importer)
+	if len(b.Archive) == 0 {
+		t.Fatal("the harness has no archive to import")
+	}
+	for name, archive := range map[string][]byte{
+		"nothing":      nil,
+		"garbage":      bytes.Repeat([]byte("garbage\n"), 1000),
+		"an empty tar": make([]byte, 1024),
+		"half of one":  b.Archive[:len(b.Archive)/2],
+	} {
+		images, err := i.Import(b.ctx, bytes.NewReader(archive))
+		class(t, name, err, errdefs.IsInvalidArgument, "InvalidArgument")
+		if len(images) != 0 {
+			t.Errorf("%s: %+v", name, images)
+		}
+	}
+	canceled, cancel := context.WithCancel(b.ctx)
+	cancel()
+	_, err := i.Import(canceled, bytes.NewReader(b.Archive))
+	class(t, "a canceled import", err, errdefs.IsCanceled, "Canceled")
+	_, err = b.rt.Image(b.ctx, ArchiveImage)
+	class(t, "the image before", err, errdefs.IsNotFound, "NotFound")
+
+	for range 2 {
+		images, err := i.Import(b.ctx, bytes.NewReader(b.Archive))
+		if err != nil || len(images) != 1 {
+			t.Fatalf("import: %+v, %v", images, err)
+		}
+		if found, err := b.rt.Image(b.ctx, ArchiveImage); err != nil || found.ID != images[0].ID {
+			t.Errorf("the image afterwards: %+v, %v; imported %+v", found, err, images[0])
+		}
+		for _, ref := range []string{ArchiveImage, images[0].ID} {
+			spec := b.spec()
+			spec.Image = ref
+			c := b.create(t, spec)
+			if got := b.output(t, c.ID, "echo", "alive"); got != "alive" || c.Image != images[0].ID {
+				t.Errorf("a container of image %s: %q", c.Image, got)
+			}
+		}
+	}
+}

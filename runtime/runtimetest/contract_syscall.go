@@ -1,0 +1,134 @@
+package runtimetest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"testing"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// syscallCases make system calls that no program of an image makes. They are for
+// one architecture only, as are the programs.
+func syscallCases() []contractCase {
+	if goruntime.GOARCH != "amd64" {
+		return nil
+	}
+	return []contractCase{
+		{"create/foreign system calls", testForeignSyscalls},
+		{"create/refused system calls", testRefusedSyscalls},
+		{"create/set-user-id programs", testSetuid},
+	}
+}
+
+// tinyELF is a program of a few instructions.
+func tinyELF(t *testing.T, bits int, code []byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	put := func(values ...any) {
+		for _, v := range values {
+			if err := binary.Write(&b, binary.LittleEndian, v); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	const base = 0x400000
+	ident := func(class byte) []byte { return append([]byte{0x7f, 'E', 'L', 'F', class, 1, 1}, make([]byte, 9)...) }
+	if bits == 32 {
+		const head = 52 + 32
+		size := uint32(head + len(code))
+		put(ident(1), uint16(2), uint16(3), uint32(1), uint32(base+head), uint32(52), uint32(0), uint32(0),
+			uint16(52), uint16(32), uint16(1), uint16(0), uint16(0), uint16(0),
+			uint32(1), uint32(0), uint32(base), uint32(base), size, size, uint32(5), uint32(0x1000))
+	} else {
+		const head = 64 + 56
+		size := uint64(head + len(code))
+		put(ident(2), uint16(2), uint16(62), uint32(1), uint64(base+head), uint64(64), uint64(0), uint32(0),
+			uint16(64), uint16(56), uint16(1), uint16(0), uint16(0), uint16(0),
+			uint32(1), uint32(5), uint64(0), uint64(base), uint64(base), size, size, uint64(0x1000))
+	}
+	b.Write(code)
+	return b.Bytes()
+}
+
+// errnoOf is the code of a program that makes one system call, of two arguments and
+// zeros, and exits with the error number.
+func errnoOf(number, first, second uint32) []byte {
+	code := binary.LittleEndian.AppendUint32([]byte{0xb8}, number)      // mov eax
+	code = binary.LittleEndian.AppendUint32(append(code, 0xbf), first)  // mov edi
+	code = binary.LittleEndian.AppendUint32(append(code, 0xbe), second) // mov esi
+	return append(code, 0x31, 0xd2, 0x4d, 0x31, 0xd2, 0x0f, 0x05,       // xor edx, edx; xor r10, r10; syscall
+		0xf7, 0xd8, 0x89, 0xc7, // neg eax; mov edi, eax
+		0xb8, 60, 0, 0, 0, 0x0f, 0x05) // exit
+}
+
+// programs makes a container with programs at /t.
+func (b *bed) programs(t *testing.T, programs map[string][]byte) runtime.Container {
+	t.Helper()
+	dir := t.TempDir()
+	for name, program := range programs {
+		if err := os.WriteFile(filepath.Join(dir, name), program, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spec := b.spec()
+	spec.Mounts = []runtime.Mount{{Source: dir, Target: "/t", ReadOnly: true}}
+	return b.create(t, spec)
+}
+
+// testForeignSyscalls: the doors of other architectures are shut.
+func testForeignSyscalls(t *testing.T, b *bed) {
+	c := b.programs(t, map[string][]byte{
+		// exit(42), by syscall, by int 0x80 in 64 and 32 bits, and as x32.
+		"native": tinyELF(t, 64, []byte{0xb8, 60, 0, 0, 0, 0xbf, 42, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x0b}),
+		"int80":  tinyELF(t, 64, []byte{0xb8, 1, 0, 0, 0, 0xbb, 42, 0, 0, 0, 0xcd, 0x80, 0x0f, 0x0b}),
+		"i386":   tinyELF(t, 32, []byte{0xb8, 1, 0, 0, 0, 0xbb, 42, 0, 0, 0, 0xcd, 0x80, 0x0f, 0x0b}),
+		"x32":    tinyELF(t, 64, []byte{0xb8, 60, 0, 0, 0x40, 0xbf, 42, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x0b}),
+	})
+	for name, want := range map[string]int{"native": 42, "int80": 128 + 31, "i386": 128 + 31, "x32": 128 + 31} {
+		if _, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/" + name}}); code != want {
+			t.Errorf("%s: exit code %d, want %d", name, code, want)
+		}
+	}
+}
+
+// testRefusedSyscalls makes calls that any user may make, but for the profile.
+func testRefusedSyscalls(t *testing.T, b *bed) {
+	const eperm = 1
+	calls := map[string][]byte{
+		"keyctl":         errnoOf(250, 0, 0xfffffffd), // the serial number of the session's keyring
+		"add_key":        errnoOf(248, 0, 0),
+		"io_uring_setup": errnoOf(425, 1, 0),
+		"unshare":        errnoOf(272, 0x10000000, 0), // a user namespace
+		"userfaultfd":    errnoOf(323, 1, 0),
+	}
+	programs := map[string][]byte{"getpid": tinyELF(t, 64, errnoOf(39, 0, 0))}
+	for name, code := range calls {
+		programs[name] = tinyELF(t, 64, code)
+	}
+	c := b.programs(t, programs)
+	for name := range calls {
+		if _, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/" + name}}); code != eperm {
+			t.Errorf("%s: error number %d, want EPERM", name, code)
+		}
+	}
+	if _, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/getpid"}}); code == eperm {
+		t.Error("getpid is refused, too: the programs prove nothing")
+	}
+}
+
+// testSetuid runs a program that belongs to root, with the bit set, as another user.
+func testSetuid(t *testing.T, b *bed) {
+	// exit(geteuid())
+	c := b.programs(t, map[string][]byte{"euid": tinyELF(t, 64, []byte{0xb8, 107, 0, 0, 0, 0x0f, 0x05, 0x89, 0xc7, 0xb8, 60, 0, 0, 0, 0x0f, 0x05})})
+	b.output(t, c.ID, "sh", "-c", "cp /t/euid /tmp/euid && chmod 4755 /tmp/euid && test -u /tmp/euid")
+	for _, user := range []string{"0:0", "7:7"} {
+		_, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/tmp/euid"}, User: user})
+		if want := int(user[0] - '0'); code != want {
+			t.Errorf("as user %s it ran as %d", user, code)
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+)
+
+var builtAgent struct {
+	mu      sync.Mutex
+	program []byte
+}
+
+// BuildAgent builds the program berm-agent, as a release has it, once per process. It
+// needs the go command, and to run inside this module.
+func BuildAgent(ctx context.Context) ([]byte, error) {
+	builtAgent.mu.Lock()
+	defer builtAgent.mu.Unlock()
+	if builtAgent.program == nil {
+		program, err := buildAgent(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("build berm-agent: %w", err)
+		}
+		builtAgent.program = program
+	}
+	return bytes.Clone(builtAgent.program), nil
+}
+
+func buildAgent(ctx context.Context) (program []byte, err error) {
+	mod, err := goCommand(ctx, "", "env", "GOMOD")
+	if err != nil {
+		return nil, err
+	}
+	root := filepath.Dir(string(bytes.TrimSpace(mod)))
+	if _, err := os.Stat(filepath.Join(root, "cmd", "berm-agent")); err != nil {
+		return nil, fmt.Errorf("find its sources: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "berm-agent-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	out := filepath.Join(dir, "berm-agent")
+	if _, err := goCommand(ctx, root, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", out, "./cmd/berm-agent"); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(out)
+}
+
+func goCommand(ctx context.Context, dir string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go %s: %w: %s", args[0], errors.Join(ctx.Err(), err), bytes.TrimSpace(stderr.Bytes()))
+	}
+	return out, nil
+}

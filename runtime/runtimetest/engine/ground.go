@@ -1,0 +1,139 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// Options say how to start an engine. The zero value will do.
+type Options struct {
+	// Dir is where the engine makes a directory for all that it keeps. Empty is
+	// os.TempDir(). Engines whose owner died are looked for in the same place, so
+	// it should be the same each time. At most 60 characters.
+	Dir string
+	// Log receives a line about each step; nil discards.
+	Log io.Writer
+	// NoNetns starts the daemon in this process's network namespace, where it
+	// reaches loopback, but has no networks and must not be asked for any.
+	NoNetns bool
+	// StartTimeout is how long a daemon may take to answer. 0 is 30 s.
+	StartTimeout time.Duration
+}
+
+// ground is what an engine of either kind stands on: a place, a network namespace
+// with a world outside, and a containerd.
+type ground struct {
+	place *place
+	opts  Options
+
+	containerd *daemon  // nil while it is killed
+	outside    *outside // nil with NoNetns, or when closed
+}
+
+// newGround makes the place; prepare does the rest, and close undoes both.
+func newGround(kind string, opts Options) (*ground, error) {
+	if err := Check(kind); err != nil {
+		return nil, err
+	}
+	if opts.Log == nil {
+		opts.Log = io.Discard
+	}
+	if opts.Dir == "" {
+		opts.Dir = os.TempDir()
+	}
+	if opts.StartTimeout == 0 {
+		opts.StartTimeout = 30 * time.Second
+	}
+	if len(opts.Dir) > 60 { // a socket's path has at most 107 characters
+		return nil, fmt.Errorf("directory %s has more than 60 characters: %w", opts.Dir, errdefs.ErrInvalidArgument)
+	}
+	place, err := newPlace(opts)
+	if err != nil {
+		return nil, err
+	}
+	return &ground{place: place, opts: opts}, nil
+}
+
+// Dir holds all that the engine keeps.
+func (g *ground) Dir() string { return g.place.dir }
+
+// Netns is the path of the engine's network namespace; empty with NoNetns.
+func (g *ground) Netns() string {
+	if g.opts.NoNetns {
+		return ""
+	}
+	return g.place.path("netns")
+}
+
+// Outside is the address of a server beyond the engine's network namespace, which
+// says "outside" to whoever connects. It is all that there is; empty with NoNetns.
+func (g *ground) Outside() string {
+	if g.opts.NoNetns {
+		return ""
+	}
+	return outsideAddr
+}
+
+func (g *ground) socket() string { return g.place.path("containerd.sock") }
+
+func (g *ground) prepare(ctx context.Context) error {
+	if !g.opts.NoNetns {
+		if err := makeNetns(g.Netns()); err != nil {
+			return err
+		}
+		var err error
+		if g.outside, err = newOutside(ctx, g.Netns(), g.place.path("outside")); err != nil {
+			return err
+		}
+	}
+	config := fmt.Sprintf(`version = 2
+root = %q
+state = %q
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+address = %q
+[plugins."io.containerd.internal.v1.opt"]
+path = %q
+`, g.place.path("containerd"), g.place.path("state"), g.socket(), g.place.path("opt"))
+	if err := os.WriteFile(g.place.path("containerd.toml"), []byte(config), 0o600); err != nil {
+		return err
+	}
+	return g.startContainerd(ctx)
+}
+
+func (g *ground) startContainerd(ctx context.Context) error {
+	d, err := startDaemon(g.place.path("containerd.log"), g.Netns(),
+		"containerd", "--config", g.place.path("containerd.toml"))
+	if err != nil {
+		return err
+	}
+	if err := d.await(ctx, g.opts.StartTimeout, dial(g.socket())); err != nil {
+		d.kill()
+		return err
+	}
+	g.containerd = d
+	return nil
+}
+
+func (g *ground) killContainerd() {
+	if g.containerd != nil {
+		g.containerd.kill()
+		g.containerd = nil
+	}
+}
+
+func (g *ground) close() error {
+	g.killContainerd()
+	var err error
+	if g.outside != nil {
+		err = g.outside.close()
+		g.outside = nil
+	}
+	return errors.Join(err, g.place.remove())
+}

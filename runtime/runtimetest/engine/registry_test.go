@@ -1,0 +1,55 @@
+package engine
+
+import (
+	"net/http"
+	"testing"
+)
+
+func TestRegistry(t *testing.T) {
+	if _, err := findBusybox(); err != nil {
+		Lacking(t, "containerd", err)
+	}
+	r, err := StartRegistry(t.Context(), RegistryOptions{User: "somebody", Password: "secret"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Push(t.Context(), "team/tool:1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Push(t.Context(), "team/tool"); err == nil {
+		t.Error("a push without a tag succeeded")
+	}
+	for _, tt := range []struct {
+		name, path, user, password string
+		want                       int
+	}{
+		{"known", "team/tool/manifests/1", "somebody", "secret", http.StatusOK},
+		{"wrong password", "team/tool/manifests/1", "somebody", "else", http.StatusUnauthorized},
+		{"no user", "team/tool/manifests/1", "", "", http.StatusUnauthorized},
+		{"unknown tag", "team/tool/manifests/2", "somebody", "secret", http.StatusNotFound},
+		{"unknown image", "team/else/manifests/1", "somebody", "secret", http.StatusNotFound},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+r.Host()+"/v2/"+tt.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tt.user != "" {
+			req.SetBasicAuth(tt.user, tt.password)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != tt.want {
+			t.Errorf("%s: status %d, want %d", tt.name, resp.StatusCode, tt.want)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := http.Get("http://" + r.Host() + "/v2/"); err == nil {
+		t.Error("a closed registry answers")
+	}
+}
