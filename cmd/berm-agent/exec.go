@@ -1,0 +1,109 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"syscall"
+)
+
+// As a shell has it.
+const (
+	exitNotExecutable = 126
+	exitNotFound      = 127
+)
+
+// become makes this process a command: "exec DIR -- CMD [ARG…]". It comes back only
+// when that can't be done, with the exit code that says why.
+//
+// The directory is entered from inside the container, where a path that begins below
+// /proc leads nowhere else: a runtime that does so on its way in has files of the host open.
+func become(args []string) int {
+	if len(args) < 3 || args[1] != "--" {
+		return complain("usage: berm-agent exec DIR -- CMD [ARG…]", exitUsage)
+	}
+	dir, command := args[0], args[2:]
+	if err := os.Chdir(dir); err != nil {
+		return complain(dir+": "+reason(err), exitNotExecutable)
+	}
+	path, err := lookUp(command[0])
+	if err == nil {
+		err = syscall.Exec(path, command, os.Environ())
+	}
+	code := exitNotExecutable
+	if errors.Is(err, fs.ErrNotExist) {
+		code = exitNotFound
+	}
+	return complain(command[0]+": "+reason(err), code)
+}
+
+// makeDirs makes directories, with those above them: "mkdir -- DIR…".
+func makeDirs(args []string) int {
+	if len(args) < 2 || args[0] != "--" {
+		return complain("usage: berm-agent mkdir -- DIR…", exitUsage)
+	}
+	for _, dir := range args[1:] {
+		if err := os.MkdirAll(dir, 0o777); err != nil {
+			return complain(dir+": "+reason(err), 1)
+		}
+	}
+	return 0
+}
+
+// lookUp finds a program as execvp(3) does, but never in the current directory
+// because of an empty entry.
+func lookUp(name string) (string, error) {
+	if name == "" {
+		return "", syscall.ENOENT
+	}
+	if strings.Contains(name, "/") {
+		return name, executable(name)
+	}
+	var failed error = syscall.ENOENT
+	for dir := range strings.SplitSeq(os.Getenv("PATH"), ":") {
+		if dir == "" {
+			continue
+		}
+		path := dir + "/" + name
+		err := executable(path)
+		if err == nil {
+			return path, nil
+		}
+		if errors.Is(err, fs.ErrPermission) { // a better answer than that it isn't there
+			failed = err
+		}
+	}
+	return "", failed
+}
+
+// executable looks for what the kernel would say less clearly, or take a directory for.
+func executable(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, syscall.ENOTDIR):
+		return syscall.ENOENT
+	case err != nil:
+		return err
+	case info.IsDir():
+		return syscall.EISDIR
+	case info.Mode()&0o111 == 0:
+		return syscall.EACCES
+	}
+	return nil
+}
+
+// reason is an error without the names in it.
+func reason(err error) string {
+	var number syscall.Errno
+	if errors.As(err, &number) {
+		return number.Error()
+	}
+	return err.Error()
+}
+
+// complain says what is wrong, and answers the exit code.
+func complain(text string, code int) int {
+	_, _ = os.Stderr.WriteString("berm-agent: " + text + "\n")
+	return code
+}

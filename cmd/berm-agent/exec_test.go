@@ -1,0 +1,111 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+)
+
+// tree makes a directory with what a search comes across.
+func tree(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"bin/run": 0o755, "bin/data": 0o644, "first/data": 0o644, "second/data": 0o755, "first/later/x": 0o644} {
+		name = filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte("no program of any kind"), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestLookUp(t *testing.T) {
+	dir := tree(t)
+	t.Chdir(dir)
+	for _, tt := range []struct {
+		name, path, want string
+		err              error
+	}{
+		{name: "run", path: dir + "/bin", want: dir + "/bin/run"},
+		{name: "run", path: "/nowhere:" + dir + "/first:" + dir + "/bin", want: dir + "/bin/run"},
+		{name: "data", path: dir + "/first:" + dir + "/second", want: dir + "/second/data"},
+		{name: "data", path: dir + "/first:" + dir + "/bin", err: syscall.EACCES},
+		{name: "later", path: dir + "/first", err: syscall.ENOENT},
+		{name: "missing", path: dir + "/bin", err: syscall.ENOENT},
+		{name: "run", path: "", err: syscall.ENOENT},
+		{name: "", path: dir + "/bin", err: syscall.ENOENT},
+		{name: "bin/run", path: "", want: "bin/run"},
+		{name: "./run", path: dir + "/bin", err: syscall.ENOENT},
+		{name: dir + "/bin/data", err: syscall.EACCES},
+		{name: dir + "/bin", err: syscall.EISDIR},
+		{name: dir + "/bin/run/below", err: syscall.ENOENT},
+	} {
+		t.Setenv("PATH", tt.path)
+		got, err := lookUp(tt.name)
+		if !errors.Is(err, tt.err) || err == nil && got != tt.want {
+			t.Errorf("%q in %q: %q, %v; want %q, %v", tt.name, tt.path, got, err, tt.want, tt.err)
+		}
+	}
+}
+
+func TestLookUpHere(t *testing.T) {
+	t.Chdir(filepath.Join(tree(t), "bin"))
+	for _, path := range []string{"", ":", "/nowhere:"} {
+		t.Setenv("PATH", path)
+		if got, err := lookUp("run"); err == nil {
+			t.Errorf("found %q with PATH %q", got, path)
+		}
+	}
+}
+
+func TestBecomeFails(t *testing.T) {
+	dir := tree(t)
+	t.Chdir("/")
+	for _, tt := range []struct {
+		name string
+		args []string
+		want int
+	}{
+		{"no command", []string{"/", "--"}, exitUsage},
+		{"no directory", []string{"--", "true"}, exitUsage},
+		{"missing", []string{"/", "--", "no-such-program"}, exitNotFound},
+		{"missing, by path", []string{"/", "--", "/no/such/program"}, exitNotFound},
+		{"not executable", []string{"/", "--", dir + "/bin/data"}, exitNotExecutable},
+		{"a directory", []string{"/", "--", dir}, exitNotExecutable},
+		{"of no known kind", []string{"/", "--", dir + "/bin/run"}, exitNotExecutable},
+		{"directory missing", []string{dir + "/missing", "--", "true"}, exitNotExecutable},
+		{"directory is a file", []string{dir + "/bin/run", "--", "true"}, exitNotExecutable},
+	} {
+		if got := become(tt.args); got != tt.want {
+			t.Errorf("%s: exit code %d, want %d", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestMakeDirs(t *testing.T) {
+	dir := tree(t)
+	for _, tt := range []struct {
+		name string
+		args []string
+		want int
+	}{
+		{"new", []string{"--", dir + "/a/b/c"}, 0},
+		{"there", []string{"--", dir}, 0},
+		{"a file", []string{"--", dir + "/bin/run"}, 1},
+		{"below a file", []string{"--", dir + "/bin/run/x"}, 1},
+		{"none", []string{"--"}, exitUsage},
+		{"an option", []string{"-m", dir}, exitUsage},
+	} {
+		if got := makeDirs(tt.args); got != tt.want {
+			t.Errorf("%s: exit code %d, want %d", tt.name, got, tt.want)
+		}
+	}
+	if info, err := os.Stat(dir + "/a/b/c"); err != nil || !info.IsDir() {
+		t.Errorf("%v, %v", info, err)
+	}
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// exitSignal and a signal's number are the exit code of what the signal killed.
+const exitSignal = 128
+
+// runInit is the first process of a container: it starts the command, forwards
+// signals to it and reaps whatever is orphaned, until the command ends:
+// "init DIR -- CMD [ARG…]". The directory is made if it is missing and can be.
+func runInit(args []string) int {
+	if len(args) < 3 || args[1] != "--" {
+		return complain("usage: berm-agent init DIR -- CMD [ARG…]", exitUsage)
+	}
+	dir, command := args[0], args[2:]
+	// Else code of the same user could trace this process and be PID 1 itself.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return complain("forbid tracing: "+reason(err), exitNotExecutable)
+	}
+	err := os.Chdir(dir)
+	if errors.Is(err, fs.ErrNotExist) && os.MkdirAll(dir, 0o755) == nil {
+		err = os.Chdir(dir)
+	}
+	if err != nil {
+		return complain(dir+": "+reason(err), exitNotExecutable)
+	}
+	// Threads count against the sandbox's limit. Next to nothing is allocated, so the
+	// collector, which has threads of its own, is for an emergency only.
+	runtime.GOMAXPROCS(1)
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(16 << 20)
+
+	signals := make(chan os.Signal, 256)
+	signal.Notify(signals)
+	signal.Reset(syscall.SIGURG) // Go's scheduler sends it to its own threads
+
+	pid, code := start(command)
+	if pid == 0 {
+		return code
+	}
+	for {
+		// After any signal: one SIGCHLD may stand for many, or be lost while the
+		// channel is full.
+		if status, ended := reap(pid); ended {
+			return exitCode(status)
+		}
+		if sig, ok := (<-signals).(syscall.Signal); ok && sig != syscall.SIGCHLD {
+			_ = syscall.Kill(pid, sig) // it isn't reaped yet, so it is there
+		}
+	}
+}
+
+// start starts the command with this process's own files and environment. Without a
+// pid it has said why, and gives the exit code.
+func start(command []string) (pid, code int) {
+	path, err := lookUp(command[0])
+	if err == nil {
+		pid, err = fork(path, command)
+	}
+	if errors.Is(err, syscall.ENOEXEC) { // a script that doesn't name its interpreter
+		pid, err = fork("/bin/sh", append([]string{"sh", path}, command[1:]...))
+	}
+	switch {
+	case err == nil:
+		return pid, 0
+	case errors.Is(err, fs.ErrNotExist):
+		return 0, complain(command[0]+": not found", exitNotFound)
+	}
+	return 0, complain(command[0]+": "+reason(err), exitNotExecutable)
+}
+
+// fork starts a program in a process group of its own, with every signal as a new
+// program expects it. Go resets those that it catches, which are all, but leaves the
+// mask, which whoever started this process has rarely set.
+func fork(path string, args []string) (int, error) {
+	var none, own unix.Sigset_t
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, nil, &own); err != nil {
+		return 0, err
+	}
+	if own != none {
+		runtime.LockOSThread() // costs a thread for good
+		defer runtime.UnlockOSThread()
+		if err := unix.PthreadSigmask(unix.SIG_SETMASK, &none, &own); err != nil {
+			return 0, err
+		}
+		defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &own, nil) }()
+	}
+	return syscall.ForkExec(path, args, &syscall.ProcAttr{
+		Env:   os.Environ(),
+		Files: []uintptr{0, 1, 2},
+		Sys:   &syscall.SysProcAttr{Setpgid: true},
+	})
+}
+
+// reap takes note of every child that has ended, and tells of the one with this pid.
+func reap(pid int) (status syscall.WaitStatus, ended bool) {
+	for {
+		var s syscall.WaitStatus
+		got, err := syscall.Wait4(-1, &s, syscall.WNOHANG, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil || got == 0:
+			return status, ended
+		case got == pid:
+			status, ended = s, true
+		}
+	}
+}
+
+func exitCode(status syscall.WaitStatus) int {
+	if status.Signaled() {
+		return exitSignal + int(status.Signal())
+	}
+	return status.ExitStatus()
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// timeFormat is RFC 3339 with all nine digits, so that every record's is as long.
+const timeFormat = "2006-01-02T15:04:05.000000000Z07:00"
+
+const retryDelay = time.Second
+
+// journal is a log in a directory: the file "log", and "log.1" with what came before
+// it. Each holds up to half of the bound, so of what was printed, at least a half of
+// the bound and at most all of it is there, in the container log format of Kubernetes:
+//
+//	2006-01-02T15:04:05.000000000Z stdout F text
+//
+// with P for F where the line goes on in the stream's next record, or wasn't ended.
+// "lock" is locked for as long as something may be written.
+type journal struct {
+	dir  string
+	half int64
+
+	fd    int    // of log; -1 while it can't be had
+	size  int64  // of log
+	buf   []byte // records that aren't written yet
+	torn  bool   // the last record in the file lacks its end
+	full  bool   // log has its half, and couldn't be put aside
+	retry time.Time
+}
+
+// lock is held until this process ends. Without it readers only know less.
+func (j *journal) lock() {
+	fd, err := unix.Open(j.dir+"/lock", unix.O_CREAT|unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	for err == nil {
+		if err = unix.Flock(fd, unix.LOCK_EX); errors.Is(err, unix.EINTR) {
+			err = nil
+			continue
+		}
+		return
+	}
+}
+
+func (j *journal) open() {
+	fd, err := unix.Open(j.dir+"/log", unix.O_CREAT|unix.O_APPEND|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	var stat unix.Stat_t
+	if err == nil {
+		if err = unix.Fstat(fd, &stat); err != nil {
+			_ = unix.Close(fd)
+		}
+	}
+	if err != nil {
+		j.fd, j.retry = -1, time.Now().Add(retryDelay)
+		return
+	}
+	j.fd, j.size = fd, stat.Size
+}
+
+// add makes a record of a text in two pieces.
+func (j *journal) add(now time.Time, stream string, tag byte, text, more []byte) {
+	need := len(timeFormat) + len(stream) + len(" ") + len(" F ") + len(text) + len(more) + len("\n")
+	if j.full || j.size+int64(len(j.buf)+need) > j.half {
+		j.flush()
+		if j.full || j.size > 0 && j.size+int64(need) > j.half {
+			j.rotate()
+		}
+	}
+	b := now.UTC().AppendFormat(j.buf, timeFormat)
+	b = append(b, ' ')
+	b = append(b, stream...)
+	b = append(b, ' ', tag, ' ')
+	b = append(b, text...)
+	b = append(b, more...)
+	j.buf = append(b, '\n')
+}
+
+// flush writes the records. What can't be written is dropped: a full disk must not
+// stop the container.
+func (j *journal) flush() {
+	if len(j.buf) == 0 {
+		return
+	}
+	left := j.buf
+	j.buf = j.buf[:0]
+	if j.fd < 0 {
+		if j.full || time.Now().Before(j.retry) {
+			return
+		}
+		if j.open(); j.fd < 0 {
+			return
+		}
+	}
+	if j.torn && !j.write([]byte("\n")) {
+		return
+	}
+	j.torn = !j.write(left)
+}
+
+// write reports whether all was written.
+func (j *journal) write(b []byte) bool {
+	for len(b) > 0 {
+		n, err := unix.Write(j.fd, b)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return false
+		}
+		j.size += int64(n)
+		b = b[n:]
+	}
+	return true
+}
+
+// rotate begins a new file. If that fails, nothing is written until it can be: the
+// bound holds.
+func (j *journal) rotate() {
+	if j.full && time.Now().Before(j.retry) {
+		return
+	}
+	if j.fd >= 0 {
+		_ = unix.Close(j.fd)
+		j.fd = -1
+	}
+	j.full = true
+	if err := unix.Rename(j.dir+"/log", j.dir+"/log.1"); err != nil && !errors.Is(err, unix.ENOENT) {
+		j.retry = time.Now().Add(retryDelay)
+		return
+	}
+	j.full, j.torn, j.size = false, false, 0
+	j.open()
+}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// partDelay is how long the beginning of a line waits for its end: somebody may be
+	// reading along.
+	partDelay = 100 * time.Millisecond
+	// maxPart is the longest text of one record.
+	maxPart = 16 << 10
+	// minBytes bounds the bound, so that a few records have room.
+	minBytes = 4 << 10
+)
+
+// The descriptors that containerd's shim gives to a log's writer.
+const (
+	stdoutFD = 3
+	stderrFD = 4
+	readyFD  = 5
+)
+
+// runLog writes down what a container prints, until nobody is left who could print.
+// The arguments are a URI's query, in any order: "log DIRECTORY max BYTES".
+func runLog(args []string) int {
+	var dir string
+	var limit int64
+	for ; len(args) > 1; args = args[2:] {
+		switch args[0] {
+		case "log":
+			dir = args[1]
+		case "max":
+			limit, _ = strconv.ParseInt(args[1], 10, 64) // 0 if it is none
+		}
+	}
+	if dir == "" || limit <= 0 || len(args) > 0 {
+		return complain("usage: berm-agent log DIR max BYTES", exitUsage)
+	}
+	runtime.GOMAXPROCS(1)
+	// The shim asks for the end before all is read, and the end of the pipes is ours.
+	signal.Ignore(unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE)
+	limit = max(limit, minBytes)
+	j := &journal{dir: dir, half: limit / 2, fd: -1}
+	j.lock()
+	j.open()
+	_, _ = unix.Write(readyFD, []byte{0})
+	_ = unix.Close(readyFD)
+	part := min(maxPart, int(min(limit/4, maxPart)))
+	collect(j, part, &stream{fd: stdoutFD, name: "stdout"}, &stream{fd: stderrFD, name: "stderr"})
+	return 0
+}
+
+// stream is one of a container's outputs.
+type stream struct {
+	fd   int // -1 at its end
+	name string
+	rest []byte    // of a line that hasn't ended
+	due  time.Time // when the rest is to be written
+}
+
+// collect copies both streams to the journal, up to their ends. It never stops
+// reading for what goes wrong with the journal: the container would wait for it.
+func collect(j *journal, part int, streams ...*stream) {
+	buf := make([]byte, 64<<10)
+	for {
+		var fds []unix.PollFd
+		var open []*stream
+		wait := time.Duration(-1)
+		for _, s := range streams {
+			if s.fd < 0 {
+				continue
+			}
+			open = append(open, s)
+			fds = append(fds, unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN})
+			if len(s.rest) > 0 {
+				left := max(0, time.Until(s.due))
+				if wait < 0 || left < wait {
+					wait = left
+				}
+			}
+		}
+		if len(open) == 0 {
+			return
+		}
+		millis := -1
+		if wait >= 0 {
+			millis = int((wait + time.Millisecond - 1) / time.Millisecond)
+		}
+		if _, err := unix.Poll(fds, millis); err != nil && !errors.Is(err, unix.EINTR) {
+			time.Sleep(partDelay) // ENOMEM: the kernel's trouble, which passes
+			continue
+		}
+		now := time.Now()
+		for i, s := range open {
+			if fds[i].Revents != 0 {
+				s.read(j, buf, part, now)
+			}
+			if len(s.rest) > 0 && !now.Before(s.due) {
+				s.flush(j, now)
+			}
+		}
+		j.flush()
+	}
+}
+
+func (s *stream) read(j *journal, buf []byte, part int, now time.Time) {
+	n, err := unix.Read(s.fd, buf)
+	switch {
+	case n > 0:
+		s.take(j, buf[:n], part, now)
+	case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+	default: // the end, or nothing that could ever be read
+		s.flush(j, now)
+		_ = unix.Close(s.fd)
+		s.fd = -1
+	}
+}
+
+// take makes records of what was read, and keeps the beginning of a line that hasn't
+// ended.
+func (s *stream) take(j *journal, text []byte, part int, now time.Time) {
+	for len(text) > 0 {
+		end := bytes.IndexByte(text, '\n')
+		whole := end >= 0
+		if !whole {
+			end = len(text)
+		}
+		room := part - len(s.rest)
+		switch {
+		case end > room: // a part, which the text goes beyond
+			j.add(now, s.name, 'P', s.rest, text[:room])
+			s.rest, text = s.rest[:0], text[room:]
+		case whole:
+			j.add(now, s.name, 'F', s.rest, text[:end])
+			s.rest, text = s.rest[:0], text[end+1:]
+		default:
+			if len(s.rest) == 0 {
+				s.due = now.Add(partDelay)
+			}
+			s.rest, text = append(s.rest, text...), nil
+		}
+	}
+}
+
+// flush writes the beginning of a line without its end.
+func (s *stream) flush(j *journal, now time.Time) {
+	if len(s.rest) > 0 {
+		j.add(now, s.name, 'P', s.rest, nil)
+		s.rest = s.rest[:0]
+	}
+}

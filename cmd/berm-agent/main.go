@@ -1,0 +1,28 @@
+// Command berm-agent is Berm's own program at a sandbox's side: its init process, and
+// on the host the writer of its log. It is put into every sandbox, so it is small,
+// starts fast, and uses little but the kernel.
+package main
+
+import "os"
+
+const exitUsage = 2
+
+func main() {
+	os.Exit(run(os.Args[1:]))
+}
+
+func run(args []string) int {
+	if len(args) > 0 {
+		switch args[0] {
+		case "init":
+			return runInit(args[1:])
+		case "log", "max": // names in a URI's query, which come in any order
+			return runLog(args)
+		case "exec":
+			return become(args[1:])
+		case "mkdir":
+			return makeDirs(args[1:])
+		}
+	}
+	return complain("usage: berm-agent init|exec|mkdir|log …", exitUsage)
+}
