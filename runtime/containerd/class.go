@@ -1,0 +1,105 @@
+package containerd
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// runtimeClass is one of the engine's OCI runtimes.
+type runtimeClass struct {
+	name   string // of containerd's
+	binary string // for its runc shim; empty is the shim's own
+	deep   bool   // binds what is mounted below a mount's source, too, whatever the spec says
+	needs  string // program that the host must have
+}
+
+const runcShim = "io.containerd.runc.v2"
+
+var runtimeClasses = map[string]runtimeClass{
+	"":      {name: runcShim, needs: "runc"},
+	"runc":  {name: runcShim, needs: "runc"},
+	"crun":  {name: runcShim, binary: "crun", deep: true, needs: "crun"},
+	"runsc": {name: "io.containerd.runsc.v1", needs: "containerd-shim-runsc-v1"},
+	"kata":  {name: "io.containerd.kata.v2", needs: "containerd-shim-kata-v2"},
+}
+
+// classOf finds the runtime that a Spec names. The list is closed: containerd would
+// take a name for the path of a program.
+func classOf(name string) (runtimeClass, error) {
+	c, ok := runtimeClasses[name]
+	if !ok {
+		return c, runtime.Invalid("runtime class %q is unknown; runc, crun, runsc and kata can be used", name)
+	}
+	return c, nil
+}
+
+func (c runtimeClass) options() (typeurl.Any, error) {
+	if c.name != runcShim {
+		return nil, nil //nolint:nilnil // other shims have options of their own, and need none
+	}
+	out, err := typeurl.MarshalAny(&options.Options{BinaryName: c.binary})
+	if err != nil {
+		return nil, fmt.Errorf("encode the runtime's options: %w", err)
+	}
+	return out, nil
+}
+
+// mounts refuses what the runtime would show beyond the spec's mounts: what is mounted
+// below a source was never judged.
+func (c runtimeClass) mounts(mounts []runtime.Mount) error {
+	if !c.deep || len(mounts) == 0 {
+		return nil
+	}
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		source, err := filepath.EvalSymlinks(m.Source)
+		if err != nil {
+			return runtime.Invalid("mount of %s: %w", m.Source, err)
+		}
+		for line := range strings.Lines(string(table)) {
+			if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(unescape(fields[4]), source+"/") {
+				return runtime.Invalid("mount of %s: %s would show what is mounted below it, at %s; use runc", m.Source, c.binary, unescape(fields[4]))
+			}
+		}
+	}
+	return nil
+}
+
+// unescape reads a path of mountinfo, as proc_pid_mountinfo(5) has it.
+func unescape(path string) string {
+	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
+}
+
+// explain says that the runtime is missing, if that is why no task could be made:
+// the engine has no class for it.
+func (c runtimeClass) explain(err error) error {
+	if errdefs.IsUnavailable(err) || errdefs.IsCanceled(err) || errdefs.IsDeadlineExceeded(err) || installed(c.needs) {
+		return err
+	}
+	return runtime.Invalid("the runtime can't be used: %s isn't in the engine's PATH: %w", c.needs, err)
+}
+
+// installed looks where the engine does, which is on this host.
+func installed(program string) bool {
+	if _, err := exec.LookPath(program); err == nil {
+		return true
+	}
+	for dir := range strings.SplitSeq("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/containerd/bin", ":") {
+		if _, err := os.Stat(filepath.Join(dir, program)); err == nil {
+			return true
+		}
+	}
+	return false
+}

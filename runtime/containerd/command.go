@@ -1,0 +1,459 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/typeurl/v2"
+	"github.com/google/uuid"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+const (
+	// exitTick is how often a running command is looked at, and silenceTimeout how
+	// long the engine may keep its end to itself.
+	exitTick       = 500 * time.Millisecond
+	silenceTimeout = 10 * time.Second
+
+	// fateDelay is for how long a container's end may follow that of a command in it
+	// which was killed, if the same hand killed both.
+	fateDelay = 200 * time.Millisecond
+
+	// disposeTimeout is how long the engine is asked to forget a command, which it
+	// doesn't before its descendants have let go of its output or 10 s are over, and
+	// closeTimeout how long Close waits for that.
+	disposeTimeout = 30 * time.Second
+	closeTimeout   = 5 * time.Second
+)
+
+// commands is what a Runtime knows of them all.
+type commands struct {
+	gates runtime.Gates
+
+	mu        sync.Mutex
+	processes map[string]*specs.Process // by container
+	chores    int
+	idle      chan struct{} // closed when the last chore under way ends
+}
+
+// background runs what nobody waits for but Close.
+func (c *commands) background(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.chores == 0 {
+		c.idle = make(chan struct{})
+	}
+	c.chores++
+	go func() {
+		f()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.chores--; c.chores == 0 {
+			close(c.idle)
+		}
+	}()
+}
+
+// wait waits for a moment without chores, within reason.
+func (c *commands) wait() {
+	c.mu.Lock()
+	idle := c.idle
+	c.mu.Unlock()
+	if idle == nil {
+		return
+	}
+	select {
+	case <-idle:
+	case <-time.After(closeTimeout):
+	}
+}
+
+// execution is one command, from its start to its end. Its errors are classed.
+type execution struct {
+	r  *Runtime
+	id string // of the container
+	c  *container
+	command
+	marker  string        // also the engine's name for it
+	settled chan struct{} // closed when the engine is done with starting it
+
+	pipes  *pipes
+	hunt   *hunt // nil when its processes can't be seen from here
+	oom    chan oomCount
+	result runtime.ExecResult
+	// refused says that the engine's runtime couldn't start anything, the agent neither.
+	refused bool
+}
+
+type oomCount struct {
+	kills uint64
+	err   error
+}
+
+// run runs a command to its end, or to that of ctx, and then kills it.
+func (r *Runtime) run(ctx context.Context, id string, c command) (*execution, error) {
+	x := &execution{r: r, id: id, command: c, marker: uuid.NewString(), settled: make(chan struct{})}
+	leave, err := r.commands.gates.Enter(ctx, id, func(ctx context.Context) error {
+		select {
+		case <-x.settled:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	if err != nil {
+		return x, runtime.Ended(ctx)
+	}
+	defer leave()
+	callCtx, cancel := r.bounded(ctx)
+	x.c, err = r.running(callCtx, id)
+	cancel()
+	if err != nil {
+		return x, classify(ctx, err)
+	}
+	defer x.c.close()
+	if c.mode == "" && c.WorkingDir != "" && !c.dirMade && !x.c.hasDir(c.WorkingDir) {
+		return x, errNoDir
+	}
+	started, err := x.start(ctx)
+	close(x.settled)
+	if !started || err != nil {
+		return x, err
+	}
+	err = x.wait(ctx)
+	if err != nil && !errors.Is(err, runtime.ErrInterrupted) {
+		if why := x.kill(ctx); why != nil {
+			err = notKilled(err, why)
+		}
+	}
+	x.pipes.drain()
+	if err == nil && x.result.ExitCode == exitNoThread && x.pipes.stderr.begins(noThread) && x.pipes.stdout.bytes.Load() == 0 {
+		err = x.refuse()
+	}
+	x.dispose(ctx)
+	if err == nil && x.pipes.err() != nil {
+		err = fmt.Errorf("deliver output: %w", x.pipes.err())
+	}
+	return x, err
+}
+
+// notKilled adds to an error that processes may still run, without changing its class.
+func notKilled(err, why error) error {
+	return fmt.Errorf("%w; %w: %v", err, runtime.ErrNotKilled, why) //nolint:errorlint // why has a class of its own
+}
+
+// errInterrupted is the error of a command whose container ended under it.
+var errInterrupted = runtime.WithClass(errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted), runtime.ErrInterrupted)
+
+// start has the engine start the command. Unless it was started, nothing of it is left,
+// or the error says so.
+func (x *execution) start(ctx context.Context) (started bool, err error) {
+	process := x.process(&x.c.process, x.marker)
+	if err := become(process, x.c.pid, x.User); err != nil {
+		return false, classify(ctx, err)
+	}
+	if x.c.gone() { // and then its pid may be another's
+		return false, runtime.Precondition("the container isn't running")
+	}
+	spec, err := typeurl.MarshalAnyToProto(process)
+	if err != nil {
+		return false, fmt.Errorf("encode the command: %w", err)
+	}
+	if x.pipes, err = newPipes(ctx, x.r.path("containers", x.id, "exec", x.marker), x.Stdin != nil); err != nil {
+		if errors.Is(err, fs.ErrNotExist) { // its directory goes with the container
+			return false, runtime.Precondition("the container has no directory here: it is being removed, or another root's")
+		}
+		if ctx.Err() != nil {
+			return false, runtime.Ended(ctx)
+		}
+		return false, fmt.Errorf("make the command's pipes: %w", err)
+	}
+	defer func() {
+		if !started {
+			x.pipes.close()
+		}
+	}()
+	if ctx.Err() != nil {
+		return false, runtime.Ended(ctx)
+	}
+	// What is asked of the engine from here on it does in any case, so that its answers
+	// are waited for.
+	callCtx, cancel := x.r.linger(x.r.namespaced(ctx))
+	defer cancel()
+	req := &tasks.ExecProcessRequest{
+		ContainerID: x.id, ExecID: x.marker, Spec: spec,
+		Stdout: x.pipes.file("stdout"), Stderr: x.pipes.file("stderr"),
+	}
+	if x.Stdin != nil {
+		req.Stdin = x.pipes.file("stdin")
+	}
+	_, err = x.r.client.TaskService().Exec(callCtx, req)
+	if err = errgrpc.ToNative(err); err == nil && ctx.Err() != nil {
+		err = runtime.Ended(ctx)
+	}
+	if err != nil {
+		x.dispose(ctx)
+		return false, x.refusal(ctx, err)
+	}
+	return x.begin(ctx, callCtx)
+}
+
+// begin is the second half of start; callCtx is for the engine's answer.
+func (x *execution) begin(ctx, callCtx context.Context) (started bool, err error) {
+	since, err := ticks()
+	if err != nil {
+		return false, err
+	}
+	if x.c.habitat != nil {
+		x.hunt = &hunt{habitat: x.c.habitat, name: markerEnv, value: x.marker, since: since}
+	}
+	x.countOOM(ctx)
+	res, err := x.r.client.TaskService().Start(callCtx, &tasks.StartRequest{ContainerID: x.id, ExecID: x.marker})
+	if err = errgrpc.ToNative(err); err != nil {
+		x.dispose(ctx)
+		answered := !errdefs.IsUnavailable(err) && !errdefs.IsDeadlineExceeded(err) && !errdefs.IsCanceled(err)
+		out := x.refusal(ctx, err)
+		// The engine may have failed after it had started the process.
+		if answered && x.hunt == nil {
+			return false, out
+		}
+		if why := x.kill(ctx); why != nil {
+			out = notKilled(errors.Join(out, err), why)
+		} else if !answered {
+			out = notKilled(out, errors.New("the engine may be starting it still"))
+		}
+		return false, out
+	}
+	x.pipes.copyOut(x.Stdout, x.Stderr)
+	if x.hunt != nil {
+		x.root(int(res.Pid), since)
+	}
+	if x.Stdin != nil {
+		go x.feed(ctx)
+	}
+	return true, nil
+}
+
+// root tells the hunt of the command's first process, unless it has ended already.
+func (x *execution) root(pid int, since uint64) {
+	p, err := readProcess(pid)
+	if err == nil && p.start >= since && x.c.ns.has(pid) {
+		x.hunt.root = p
+	}
+}
+
+// feed gives the command its input. The engine holds an end of that pipe too.
+func (x *execution) feed(ctx context.Context) {
+	x.pipes.copyIn(x.Stdin)
+	select {
+	case <-x.pipes.closed:
+		return
+	default:
+	}
+	ctx, cancel := x.r.bounded(context.WithoutCancel(ctx))
+	defer cancel()
+	_, err := x.r.client.TaskService().CloseIO(ctx, &tasks.CloseIORequest{ContainerID: x.id, ExecID: x.marker, Stdin: true})
+	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
+		x.r.log.DebugContext(ctx, "stdin_not_closed", "container_id", x.id, "error", err)
+	}
+}
+
+// refusal says why the engine didn't start the command. If the container could have
+// run it, that is a result, as it is with a shell.
+func (x *execution) refusal(ctx context.Context, err error) error {
+	if runtime.HasClass(err) || !errdefs.IsUnknown(err) && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+		return classify(ctx, err)
+	}
+	// What OCI runtimes say comes without a class.
+	callCtx, cancel := x.r.linger(x.r.namespaced(ctx))
+	defer cancel()
+	if _, err := x.r.runningPid(callCtx, x.id); err != nil {
+		return classify(ctx, err)
+	}
+	if x.c.gone() {
+		return runtime.Precondition("the container isn't running")
+	}
+	if !errdefs.IsUnknown(err) {
+		return classify(ctx, err)
+	}
+	// It names files of the host.
+	x.r.log.WarnContext(ctx, "command_not_started", "container_id", x.id, "error", err)
+	return x.refuse()
+}
+
+// What the agent ends with where the limit of processes leaves no room for its threads,
+// and what it says then: both are those of Go's runtime.
+const (
+	exitNoThread = 2
+	noThread     = "runtime: failed to create new OS thread"
+)
+
+// refuse makes the result that of a command that could not be started.
+func (x *execution) refuse() error {
+	x.refused = true
+	x.result.ExitCode = exitNotStarted
+	if x.Stderr != nil {
+		const why = "berm: the command can't be started: there may be no room for another process, or too little memory\n"
+		if _, err := io.WriteString(x.Stderr, why); err != nil {
+			return fmt.Errorf("deliver output: %w", err)
+		}
+	}
+	return nil
+}
+
+// wait waits for the command's end, and says how it ended.
+func (x *execution) wait(ctx context.Context) error {
+	waitCtx, cancel := context.WithCancel(x.r.namespaced(context.WithoutCancel(ctx))) // see bounded
+	defer cancel()
+	type end struct {
+		code uint32
+		err  error
+	}
+	ended := make(chan end, 1)
+	go func() {
+		res, err := x.r.client.TaskService().Wait(waitCtx, &tasks.WaitRequest{ContainerID: x.id, ExecID: x.marker})
+		ended <- end{res.GetExitStatus(), errgrpc.ToNative(err)}
+	}()
+	tick := time.NewTicker(exitTick)
+	defer tick.Stop()
+	var over time.Time // when it was seen to be
+	for {
+		select {
+		case <-ctx.Done():
+			return runtime.Ended(ctx)
+		case e := <-ended:
+			if e.err == nil {
+				return x.conclude(ctx, int(e.code))
+			}
+			return x.lost(ctx, e.err)
+		case now := <-tick.C:
+			// An engine that has gone breaks the connection; one that hangs doesn't.
+			if x.hunt == nil {
+				continue
+			}
+			switch p, err := readProcess(x.hunt.root.pid); {
+			case err == nil && p.same(x.hunt.root) && !p.over():
+			case over.IsZero():
+				over = now
+			case now.Sub(over) > min(silenceTimeout, x.r.opts.CallTimeout):
+				return runtime.Unavailable(errors.New("the engine doesn't say how the command ended"))
+			}
+		}
+	}
+}
+
+// lost is the error of a command that the engine has lost.
+func (x *execution) lost(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return runtime.Ended(ctx)
+	}
+	if x.c.gone() {
+		return errInterrupted
+	}
+	callCtx, cancel := x.r.bounded(ctx)
+	defer cancel()
+	if _, why := x.r.task(callCtx, x.id); errdefs.IsNotFound(why) || errdefs.IsFailedPrecondition(why) {
+		return errInterrupted
+	}
+	if errdefs.IsNotFound(err) { // of the command, not of its container
+		err = runtime.Unavailable(errors.New("the engine has lost the command"))
+	}
+	return classify(ctx, err)
+}
+
+// conclude makes the result of a command that has ended.
+func (x *execution) conclude(ctx context.Context, code int) error {
+	x.result.ExitCode = code
+	if code != exitSIGKILL {
+		return nil
+	}
+	// Killed: by whom, it doesn't say.
+	if x.c.gone() {
+		return errInterrupted
+	}
+	callCtx, cancel := x.r.bounded(ctx)
+	defer cancel()
+	var before oomCount
+	select {
+	case before = <-x.oom:
+	case <-ctx.Done():
+		return runtime.Ended(ctx)
+	}
+	kills, err := x.r.oomCount(callCtx, x.id)
+	if x.result.OOMKilled = before.err == nil && err == nil && kills > before.kills; x.result.OOMKilled {
+		return nil
+	}
+	// Whoever ends a container may end the commands in it first.
+	for until := time.Now().Add(fateDelay); ; {
+		if x.c.gone() {
+			return errInterrupted
+		}
+		if ctx.Err() != nil || time.Now().After(until) {
+			break
+		}
+		time.Sleep(fateDelay / 20)
+	}
+	if _, err := x.r.task(callCtx, x.id); err != nil {
+		return x.lost(ctx, err)
+	}
+	return nil
+}
+
+// countOOM counts what the kernel has killed so far, beside the start.
+func (x *execution) countOOM(ctx context.Context) {
+	x.oom = make(chan oomCount, 1)
+	ctx, cancel := x.r.bounded(context.WithoutCancel(ctx))
+	go func() {
+		defer cancel()
+		kills, err := x.r.oomCount(ctx, x.id)
+		x.oom <- oomCount{kills, err}
+	}()
+}
+
+// kill ends the command with all its descendants. Nil means that they are gone.
+func (x *execution) kill(ctx context.Context) error {
+	if x.hunt != nil {
+		return x.hunt.kill(ctx)
+	}
+	// All that is left is to ask the engine, for the first of them.
+	ctx, cancel := context.WithTimeout(x.r.namespaced(context.WithoutCancel(ctx)), killTimeout)
+	defer cancel()
+	_, err := x.r.client.TaskService().Kill(ctx, &tasks.KillRequest{ContainerID: x.id, ExecID: x.marker, Signal: uint32(unix.SIGKILL)})
+	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return errUnseen
+}
+
+// dispose has the engine forget the command, once it has ended.
+func (x *execution) dispose(ctx context.Context) {
+	ctx = x.r.namespaced(context.WithoutCancel(ctx))
+	x.r.commands.background(func() {
+		ctx, cancel := context.WithTimeout(ctx, disposeTimeout)
+		defer cancel()
+		defer x.pipes.finish(ctx)
+		for delay := 10 * time.Millisecond; ; delay = min(2*delay, time.Second) {
+			_, err := x.r.client.TaskService().DeleteProcess(ctx, &tasks.DeleteProcessRequest{ContainerID: x.id, ExecID: x.marker})
+			if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) {
+				return
+			}
+			select {
+			case <-time.After(delay):
+			case <-ctx.Done(): // it goes with the container
+				x.r.log.DebugContext(ctx, "command_not_disposed", "container_id", x.id, "error", err)
+				return
+			}
+		}
+	})
+}

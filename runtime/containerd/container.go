@@ -1,0 +1,410 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	tasktypes "github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// exitLost is the exit code of a main process that ended without the engine, as in
+// a restart of the host.
+const exitLost = 128 + int(unix.SIGKILL)
+
+// Inspect tells everything of one container.
+func (r *Runtime) Inspect(ctx context.Context, id string) (runtime.Container, error) {
+	var out runtime.Container
+	err := r.call(ctx, "inspect container "+id, func(ctx context.Context) error {
+		rec, err := r.record(ctx, id)
+		if err != nil {
+			return err
+		}
+		out, err = r.inspect(ctx, rec)
+		return err
+	})
+	return out, err
+}
+
+// record is the engine's record of a container.
+func (r *Runtime) record(ctx context.Context, id string) (containers.Container, error) {
+	if !idPattern.MatchString(id) { // else it may be anybody's, and its id no file name
+		return containers.Container{}, noContainer(id)
+	}
+	return r.client.ContainerService().Get(ctx, id)
+}
+
+func (r *Runtime) inspect(ctx context.Context, rec containers.Container) (runtime.Container, error) {
+	var process *tasktypes.Process
+	started := r.startedAt(rec.ID) // before the engine is asked, see tell
+	res, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: rec.ID})
+	switch err = native(err); {
+	case err == nil:
+		process = res.Process
+	case !errdefs.IsNotFound(err):
+		return runtime.Container{}, err
+	}
+	out, err := tell(rec, started, process)
+	if err != nil {
+		return runtime.Container{}, err
+	}
+	spec, err := decodeSpec(rec)
+	if err != nil {
+		return runtime.Container{}, err
+	}
+	out.Env = spec.Process.Env
+	if out.State == runtime.StateExited {
+		err = r.tellEnd(ctx, &out, rec, process)
+		return out, err
+	}
+	e, err := r.attached(rec.ID)
+	if err != nil {
+		return runtime.Container{}, err
+	}
+	if e != nil {
+		out.IP = e.IP
+	}
+	return out, nil
+}
+
+// tell is what a record and the container's task, nil if it has none, tell. Started must
+// have been looked up before the task: what had been started by then and has no task
+// has ended, while what is started in between has one.
+func tell(rec containers.Container, started time.Time, process *tasktypes.Process) (runtime.Container, error) {
+	labels, err := ownLabels(rec)
+	if err != nil {
+		return runtime.Container{}, err
+	}
+	out := runtime.Container{
+		ID:        rec.ID,
+		Name:      rec.Labels[labelName],
+		Image:     rec.Labels[labelImage],
+		Labels:    labels,
+		CreatedAt: rec.CreatedAt.UTC(),
+		StartedAt: started,
+	}
+	_, settled := rec.Labels[labelExitCode]
+	switch {
+	case process != nil:
+		out.State = state(process.Status)
+	case settled || !out.StartedAt.IsZero():
+		out.State = runtime.StateExited
+	default:
+		out.State = runtime.StateCreated
+	}
+	return out, nil
+}
+
+// tellEnd adds how a container ended.
+func (r *Runtime) tellEnd(ctx context.Context, out *runtime.Container, rec containers.Container, process *tasktypes.Process) error {
+	if code, ok := rec.Labels[labelExitCode]; ok {
+		var err error
+		if out.ExitCode, err = strconv.Atoi(code); err != nil {
+			return fmt.Errorf("label %s: %w", labelExitCode, err)
+		}
+		if out.FinishedAt, err = time.Parse(time.RFC3339Nano, rec.Labels[labelExitedAt]); err != nil {
+			return fmt.Errorf("label %s: %w", labelExitedAt, err)
+		}
+		out.OOMKilled = rec.Labels[labelOOM] == "true"
+		return nil
+	}
+	if process == nil { // it ended with the host, or with its shim
+		out.ExitCode, out.FinishedAt = exitLost, out.StartedAt
+		return nil
+	}
+	out.ExitCode, out.FinishedAt = int(process.ExitStatus), process.ExitedAt.AsTime()
+	t, err := r.task(ctx, rec.ID)
+	if err == nil {
+		var kills uint64
+		kills, err = r.oomKills(ctx, t)
+		out.OOMKilled = kills > 0
+	}
+	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) { // it was settled just now
+		return nil
+	}
+	return err
+}
+
+func state(s tasktypes.Status) runtime.State {
+	switch s {
+	case tasktypes.Status_CREATED:
+		return runtime.StateCreated
+	case tasktypes.Status_RUNNING:
+		return runtime.StateRunning
+	case tasktypes.Status_STOPPED:
+		return runtime.StateExited
+	case tasktypes.Status_PAUSED, tasktypes.Status_PAUSING:
+		return runtime.StatePaused
+	}
+	return runtime.StateUnknown
+}
+
+// List tells of every container that carries all the labels.
+func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime.Container, error) {
+	var out []runtime.Container
+	err := r.call(ctx, "list containers", func(ctx context.Context) error {
+		recs, err := r.client.ContainerService().List(ctx, labelFilter(labels))
+		if err != nil {
+			return err
+		}
+		started := make([]time.Time, len(recs)) // before the engine is asked, see tell
+		for i, rec := range recs {
+			started[i] = r.startedAt(rec.ID)
+		}
+		res, err := r.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
+		if err != nil {
+			return native(err)
+		}
+		processes := make(map[string]*tasktypes.Process, len(res.Tasks))
+		for _, t := range res.Tasks {
+			processes[t.ID] = t
+		}
+		out = make([]runtime.Container, 0, len(recs))
+		for i, rec := range recs {
+			c, err := tell(rec, started[i], processes[rec.ID])
+			if err != nil {
+				return err
+			}
+			c.StartedAt = time.Time{}
+			out = append(out, c)
+		}
+		return nil
+	})
+	return out, err
+}
+
+// Remove kills a container and removes it with all that it was given. What has been
+// begun is brought to its end also when ctx ends first: the engine undoes nothing.
+func (r *Runtime) Remove(ctx context.Context, id string) error {
+	op := "remove container " + id
+	if err := ended(ctx); err != nil || !idPattern.MatchString(id) { // else nothing that we made
+		return failure(ctx, op, err)
+	}
+	return r.call(ctx, op, func(callCtx context.Context) error {
+		p, err := r.ownPlace(callCtx, id)
+		if err != nil {
+			return err
+		}
+		done := make(chan error, 1)
+		r.commands.background(func() {
+			defer p.release()
+			workCtx, cancel := r.linger(callCtx)
+			defer cancel()
+			done <- r.remove(workCtx, p, id)
+		})
+		select {
+		case err := <-done:
+			return err
+		case <-callCtx.Done():
+			return callCtx.Err()
+		}
+	})
+}
+
+// remove removes a container, or what there is of it. The place, nil if there is
+// none, is the caller's. What was removed first is found by what is removed last.
+func (r *Runtime) remove(ctx context.Context, p *place, id string) error {
+	defer r.freePipes(id)()
+	rec, err := r.client.ContainerService().Get(ctx, id)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	there := err == nil
+	if err := r.removeParts(ctx, id, there); err != nil {
+		return err
+	}
+	if there {
+		if err := r.client.ContainerService().Delete(ctx, id); err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+	}
+	if rec.SnapshotKey != "" {
+		// The engine's collector would come for it too, but the name is free only then.
+		err := r.client.SnapshotService(rec.Snapshotter).Remove(ctx, rec.SnapshotKey)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+	}
+	if p == nil {
+		return nil
+	}
+	return p.remove()
+}
+
+// removeParts removes what a container's processes were and had: there tells whether
+// the engine has a record of it, and so might have a task.
+func (r *Runtime) removeParts(ctx context.Context, id string, there bool) error {
+	known := false
+	if there {
+		var err error
+		if known, err = r.endTask(ctx, id); err != nil {
+			return err
+		}
+	}
+	processes := func() error {
+		if there { // also one that isn't known: it may have a shim all the same, which nothing else would end
+			if err := r.deleteTask(ctx, id); err != nil {
+				return err
+			}
+		}
+		if cgroups, err := r.cgroups(id); err != nil || !known || len(cgroups) > 0 {
+			return errors.Join(err, r.removeRemains(ctx, id))
+		}
+		return nil
+	}
+	if !known { // then there may be processes until all has been looked for
+		if err := processes(); err != nil {
+			return err
+		}
+		return r.detach(ctx, id)
+	}
+	var g errgroup.Group
+	g.Go(processes)
+	g.Go(func() error { return r.detach(ctx, id) })
+	return g.Wait()
+}
+
+// endTask kills a container's processes, and waits for their end. It answers whether
+// the engine knows of a task.
+func (r *Runtime) endTask(ctx context.Context, id string) (known bool, err error) {
+	t, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
+	switch err = native(err); {
+	case errdefs.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, err
+	case t.Process.Status == tasktypes.Status_STOPPED:
+		return true, nil
+	}
+	return true, r.killTask(ctx, id, t.Process)
+}
+
+// deleteTask deletes a task that has ended, with its shim and its sandbox. What isn't
+// there is no error.
+func (r *Runtime) deleteTask(ctx context.Context, id string) error {
+	sandbox := make(chan error, 1)
+	go func() { sandbox <- r.removeSandbox(ctx, id) }()
+	_, err := r.client.TaskService().Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: id})
+	if err = native(err); errdefs.IsNotFound(err) {
+		err = nil
+	}
+	return errors.Join(err, <-sandbox)
+}
+
+// killTask kills the main process, and with it its process namespace. From the host
+// that takes no call: the engine would run its OCI runtime for it.
+func (r *Runtime) killTask(ctx context.Context, id string, first *tasktypes.Process) error {
+	service := r.client.TaskService()
+	if h, err := openHabitat(id, int(first.Pid)); err == nil {
+		err = (&hunt{habitat: h}).signal(h.init, unix.SIGKILL)
+		h.close()
+		if err != nil {
+			return err
+		}
+	} else {
+		_, err := service.Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(unix.SIGKILL)})
+		if err = native(err); err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+	}
+	if state(first.Status) == runtime.StatePaused { // frozen processes don't die
+		if _, err := service.Resume(ctx, &tasks.ResumeTaskRequest{ContainerID: id}); err != nil {
+			r.log.DebugContext(ctx, "resume_failed", "container_id", id, "error", err)
+		}
+	}
+	_, err := service.Wait(ctx, &tasks.WaitRequest{ContainerID: id})
+	if err = native(err); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
+}
+
+// task finds a container's task. NotFound when there is no such container,
+// FailedPrecondition when its main process isn't there any more, or never was.
+// A task that is paused, or that has just ended, is found.
+func (r *Runtime) task(ctx context.Context, id string) (client.Task, error) {
+	if !idPattern.MatchString(id) {
+		return nil, noContainer(id)
+	}
+	c, err := r.client.LoadContainer(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	t, err := c.Task(ctx, nil)
+	if errdefs.IsNotFound(err) {
+		if _, err := r.client.ContainerService().Get(ctx, id); err != nil { // it is being removed
+			return nil, err
+		}
+		return nil, runtime.Precondition("the container isn't running")
+	}
+	return t, err
+}
+
+// settle gives the resources of a container whose main process has ended back to
+// the host, and keeps how it ended in the engine's record of it; afterwards all that
+// it printed is with its log's writer. It does nothing while the container runs.
+func (r *Runtime) settle(ctx context.Context, id string) error {
+	if !idPattern.MatchString(id) {
+		return noContainer(id)
+	}
+	ctx = r.namespaced(ctx)
+	p, err := r.ownPlace(ctx, id) // of two that delete a task at once, one gets any error
+	if err != nil {
+		return err
+	}
+	defer p.release()
+	rec, err := r.record(ctx, id)
+	if err != nil {
+		return err
+	}
+	res, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
+	if err = native(err); errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if res.Process.Status != tasktypes.Status_STOPPED {
+		return nil
+	}
+	var end runtime.Container
+	if err := r.tellEnd(ctx, &end, rec, res.Process); err != nil {
+		return err
+	}
+	_, err = r.client.ContainerService().Update(ctx, containers.Container{ID: id, Labels: map[string]string{
+		labelExitCode: strconv.Itoa(end.ExitCode),
+		labelExitedAt: end.FinishedAt.Format(time.RFC3339Nano),
+		labelOOM:      strconv.FormatBool(end.OOMKilled),
+	}}, "labels."+labelExitCode, "labels."+labelExitedAt, "labels."+labelOOM)
+	if err != nil {
+		return err
+	}
+	return r.deleteTask(ctx, id)
+}
+
+// decodeSpec is the OCI spec in a container's record.
+func decodeSpec(rec containers.Container) (*specs.Spec, error) {
+	if rec.Spec == nil {
+		return nil, errors.New("the engine's record has no OCI spec")
+	}
+	var s specs.Spec
+	if err := typeurl.UnmarshalTo(rec.Spec, &s); err != nil {
+		return nil, fmt.Errorf("read the OCI spec of container %s: %w", rec.ID, err)
+	}
+	if s.Process == nil {
+		return nil, errors.New("the OCI spec has no process")
+	}
+	return &s, nil
+}

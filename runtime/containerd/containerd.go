@@ -1,0 +1,267 @@
+// Package containerd runs sandboxes on containerd 1.6 or newer, without Docker. The
+// engine need not be up when the Runtime is made, and may be restarted under it.
+//
+// Berm must run on the engine's host: with its root file system, its mount and
+// process namespaces, and CAP_SYS_ADMIN and CAP_NET_ADMIN, for it makes the network
+// namespaces and the files that containers are given.
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/status"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+const (
+	defaultAddress      = "/run/containerd/containerd.sock"
+	defaultNamespace    = "berm"
+	defaultSnapshotter  = "overlayfs"
+	defaultCgroupParent = "/berm"
+
+	// graceTimeout is how long a call that changes something may outlive its
+	// caller's context, so that its answer isn't lost, and cleanupTimeout how long
+	// undoing it may take.
+	graceTimeout   = 5 * time.Second
+	cleanupTimeout = 10 * time.Second
+)
+
+var (
+	_ runtime.Runtime   = (*Runtime)(nil)
+	_ runtime.Pauser    = (*Runtime)(nil)
+	_ runtime.Logger    = (*Runtime)(nil)
+	_ runtime.Statser   = (*Runtime)(nil)
+	_ runtime.Watcher   = (*Runtime)(nil)
+	_ runtime.Networker = (*Runtime)(nil)
+	_ runtime.Sweeper   = (*Runtime)(nil)
+	_ runtime.Importer  = (*Runtime)(nil)
+)
+
+// Options of New.
+type Options struct {
+	// Address is the engine's socket, a path or "unix:///path". Empty is the
+	// environment's CONTAINERD_ADDRESS, or else /run/containerd/containerd.sock.
+	Address string
+	// Namespace of containerd that all that is made belongs to. Empty is "berm".
+	Namespace string
+	// Root is a directory of the engine's host, known by the same path to the engine
+	// and to this process, for the files of containers and networks. It is made if
+	// missing. Processes that share a namespace need roots of their own. Mandatory;
+	// at most 90 characters.
+	Root string
+	// Agent is the berm-agent program: the init process of containers, and what
+	// writes their logs. Mandatory.
+	Agent []byte
+	// Snapshotter of containerd that makes root file systems. Empty is "overlayfs".
+	Snapshotter string
+	// CgroupParent is the cgroup that containers' own are made in. Empty is "/berm".
+	CgroupParent string
+	// Netns is the path of the network namespace where bridges are made. Empty is
+	// this process's own.
+	Netns string
+	// PluginDirs are searched for CNI plug-ins. Nil is /opt/cni/bin, /usr/lib/cni and
+	// /usr/libexec/cni.
+	PluginDirs []string
+	// Subnets is the pool that networks take a /24 each from. The zero value is
+	// 10.213.0.0/16.
+	Subnets netip.Prefix
+	// CallTimeout is how long the engine may take to answer one call. 0 is 30 seconds.
+	CallTimeout time.Duration
+	// RegistryAuth gives the credentials for a registry by its host name and port;
+	// an empty user with a secret is an identity token. Nil, and empty strings, send none.
+	RegistryAuth func(ctx context.Context, host string) (user, secret string, err error)
+	// Logger is where the little that callers aren't told goes. Nil discards.
+	Logger *slog.Logger
+}
+
+// Runtime is a runtime.Runtime, with all the optional abilities, on containerd. It
+// may be used by many goroutines at once.
+type Runtime struct {
+	opts     Options
+	client   *client.Client
+	host     runtime.Info // what doesn't depend on the engine
+	log      *slog.Logger
+	agent    agentFile
+	images   imageCache
+	commands commands
+	// standing holds the IDs of the networks that this process has put in order.
+	standing sync.Map
+}
+
+// New makes a Runtime. It doesn't talk to the engine; it fails when an option is
+// unusable, or the root can't be made.
+func New(opts Options) (*Runtime, error) {
+	setDefault(&opts.Address, os.Getenv("CONTAINERD_ADDRESS"))
+	setDefault(&opts.Address, defaultAddress)
+	setDefault(&opts.Namespace, defaultNamespace)
+	setDefault(&opts.Snapshotter, defaultSnapshotter)
+	setDefault(&opts.CgroupParent, defaultCgroupParent)
+	if opts.PluginDirs == nil {
+		opts.PluginDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
+	}
+	if !opts.Subnets.IsValid() {
+		opts.Subnets = netip.MustParsePrefix("10.213.0.0/16")
+	}
+	if opts.CallTimeout == 0 {
+		opts.CallTimeout = 30 * time.Second
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	opts.Address = strings.TrimPrefix(opts.Address, "unix://")
+	switch {
+	case !filepath.IsAbs(opts.Address):
+		return nil, fmt.Errorf("engine address %q: only the path of a unix socket can be used", opts.Address)
+	case !filepath.IsAbs(opts.Root) || len(opts.Root) > maxRoot:
+		return nil, fmt.Errorf("root directory %q: an absolute path of at most %d characters is needed", opts.Root, maxRoot)
+	case len(opts.Agent) == 0:
+		return nil, errors.New("there is no berm-agent, which containers need as their init process")
+	case !opts.Subnets.Addr().Is4() || opts.Subnets.Bits() > 24:
+		return nil, fmt.Errorf("subnets %s: an IPv4 prefix of at most 24 bits is needed", opts.Subnets)
+	case opts.CallTimeout < 0:
+		return nil, errors.New("the call timeout is negative")
+	}
+	r := &Runtime{opts: opts, log: opts.Logger}
+	var err error
+	if r.host, err = hostInfo(); err != nil {
+		return nil, err
+	}
+	// It dials when it is used, and again whenever the connection is lost.
+	if r.client, err = client.New(opts.Address, client.WithDefaultNamespace(opts.Namespace), client.WithTimeout(time.Second)); err != nil {
+		return nil, fmt.Errorf("engine address %q: %w", opts.Address, err)
+	}
+	return r, nil
+}
+
+func setDefault(s *string, value string) {
+	if *s == "" {
+		*s = value
+	}
+}
+
+// Close lets go of the connection, once what calls have left to be done is done, or
+// a few seconds are over. Calls that run fail.
+func (r *Runtime) Close() error {
+	r.commands.wait()
+	return r.client.Close()
+}
+
+// Info asks the engine who it is. The rest is this machine's, as the engine is on it.
+func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {
+	out := r.host
+	err := r.call(ctx, "ask the engine who it is", func(ctx context.Context) error {
+		v, err := r.client.Version(ctx)
+		out.Version = v.Version
+		return err
+	})
+	return out, err
+}
+
+func hostInfo() (runtime.Info, error) {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return runtime.Info{}, fmt.Errorf("ask the kernel for its memory: %w", err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(cgroupRoot, &fs); err != nil {
+		return runtime.Info{}, fmt.Errorf("find the cgroups: %w", err)
+	}
+	version := "1" // hybrid too: the controllers are version 1's
+	if fs.Type == unix.CGROUP2_SUPER_MAGIC {
+		version = "2"
+	}
+	return runtime.Info{
+		Backend:       "containerd",
+		OS:            goruntime.GOOS,
+		Architecture:  goruntime.GOARCH,
+		CPUs:          goruntime.NumCPU(),
+		MemoryBytes:   int64(info.Totalram) * int64(info.Unit), //nolint:gosec // no machine has 8 EiB
+		CgroupVersion: version,
+	}, nil
+}
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+// call runs f within the call timeout, in the engine's namespace, and classes its error.
+func (r *Runtime) call(ctx context.Context, op string, f func(context.Context) error) error {
+	callCtx, cancel := r.bounded(ctx)
+	defer cancel()
+	return failure(ctx, op, f(callCtx))
+}
+
+// bounded gives a context, in the engine's namespace, that ends with ctx or the call
+// timeout. The engine isn't told of ctx's deadline: it would say that it is over a
+// hair before it is here, and in an error without a class.
+func (r *Runtime) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	out, cancel := context.WithTimeout(context.WithoutCancel(r.namespaced(ctx)), r.opts.CallTimeout)
+	stop := context.AfterFunc(ctx, cancel)
+	return out, func() { stop(); cancel() }
+}
+
+func (r *Runtime) namespaced(ctx context.Context) context.Context {
+	return namespaces.WithNamespace(ctx, r.opts.Namespace)
+}
+
+// linger gives a context that ends with the call timeout, or the grace after ctx.
+func (r *Runtime) linger(ctx context.Context) (context.Context, context.CancelFunc) {
+	out, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.opts.CallTimeout)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(graceTimeout, cancel) })
+	return out, func() { stop(); cancel() }
+}
+
+// failure puts an error into the class that runtime.Runtime promises; ctx is the
+// caller's own.
+func failure(ctx context.Context, op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", op, classify(ctx, err))
+}
+
+// native gives an error that came over gRPC its class. The client does so in most of
+// its methods, not in all, and errgrpc.ToNative alone takes the class from what has one.
+func native(err error) error {
+	if _, remote := status.FromError(err); !remote {
+		return err
+	}
+	return errgrpc.ToNative(err)
+}
+
+func classify(ctx context.Context, err error) error {
+	err = native(err)
+	switch {
+	case err == nil:
+		return nil
+	case errdefs.IsCanceled(err), errdefs.IsDeadlineExceeded(err): // of ctx, or of a call's own below it
+		if ctx.Err() != nil {
+			return runtime.Ended(ctx)
+		}
+		return runtime.Unavailable(errors.New("the engine didn't answer in time"))
+	case runtime.HasClass(err) && !errdefs.IsUnavailable(err):
+		return err
+	case errdefs.IsNotFound(err), errdefs.IsAlreadyExists(err), errdefs.IsInvalidArgument(err), errdefs.IsFailedPrecondition(err):
+		return err
+	case ctx.Err() != nil:
+		return runtime.Ended(ctx)
+	case errdefs.IsUnavailable(err), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return runtime.Unavailable(err)
+	}
+	return err
+}

@@ -1,0 +1,201 @@
+package containerd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+const (
+	crashLabel = "crash"
+	victimEnv  = "CONTAINERD_TEST_VICTIM" // file with the Options of the process that is killed
+	crashNet   = "crash-net"
+)
+
+// churn makes, uses and removes containers until its context ends, with names that
+// come again.
+func churn(ctx context.Context, r *Runtime) {
+	var wg sync.WaitGroup
+	for worker := range 4 {
+		wg.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				spec := runtime.Spec{
+					Name: fmt.Sprintf("crash-%d-%d", worker, n%2), Image: testImage,
+					Command: []string{"sh", "-c", "while echo x; do sleep 0.1; done"}, Labels: map[string]string{crashLabel: "yes"},
+				}
+				if n%2 == 0 {
+					spec.Network = crashNet
+				}
+				c, err := r.Create(ctx, spec)
+				if err != nil {
+					continue
+				}
+				_, _ = r.Exec(ctx, c.ID, runtime.Exec{Command: []string{"true"}})
+				_ = r.Remove(ctx, c.ID)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestVictim is the process that TestKilledClient kills; by itself it does nothing.
+func TestVictim(t *testing.T) {
+	file := os.Getenv(victimEnv)
+	if file == "" {
+		return
+	}
+	config, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var o victimOptions
+	if err := json.Unmarshal(config, &o); err != nil {
+		t.Fatal(err)
+	}
+	churn(t.Context(), newRuntimeWith(t, Options{
+		Address: o.Address, Namespace: o.Namespace, Root: o.Root, CgroupParent: o.CgroupParent, Netns: o.Netns, Agent: o.Agent,
+	}))
+}
+
+// victimOptions are the Options that matter to it.
+type victimOptions struct {
+	Address, Namespace, Root, CgroupParent, Netns string
+	Agent                                         []byte
+}
+
+func crashEngine(t *testing.T) (*engine.Containerd, *Runtime) {
+	t.Helper()
+	engine.Require(t, "containerd")
+	d, err := startEngine(t.Context(), engine.Options{})
+	if err != nil {
+		engine.Lacking(t, "containerd", err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	r := newRuntime(t, d)
+	if err := r.EnsureNetwork(t.Context(), runtime.Network{Name: crashNet}); err != nil {
+		t.Fatal(err)
+	}
+	return d, r
+}
+
+// recoverAll does what a start of Berm and its sweeps do, and checks that nothing is left.
+func recoverAll(t *testing.T, d *engine.Containerd, r *Runtime) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	// What a client asked for last, the engine may do after its end; and its collector
+	// takes a moment, as does a shim to end.
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.After(20 * time.Second); ; {
+		cs, err := r.List(ctx, map[string]string{crashLabel: "yes"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range cs {
+			if err := r.Remove(ctx, c.ID); err != nil {
+				t.Errorf("remove %s, which is %s: %v", c.Name, c.State, err)
+			}
+		}
+		if err := r.Sweep(ctx); err != nil {
+			t.Errorf("sweep: %v", err)
+		}
+		left, err := d.Leftovers(ctx, r.opts.Root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(left) == 0 || t.Failed() {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			slices.Sort(left)
+			t.Fatalf("left:\n%s", strings.Join(left, "\n"))
+		}
+	}
+}
+
+func TestKilledClient(t *testing.T) {
+	d, r := crashEngine(t)
+	o := r.opts
+	config, err := json.Marshal(victimOptions{o.Address, o.Namespace, o.Root, o.CgroupParent, o.Netns, o.Agent})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "options")
+	if err := os.WriteFile(file, config, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	goruntime.LockOSThread() // the victim dies with the thread that starts it
+	defer goruntime.UnlockOSThread()
+	for round := range 25 {
+		victim := exec.Command(os.Args[0], "-test.run", "^TestVictim$")
+		victim.Env = append(os.Environ(), victimEnv+"="+file)
+		victim.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := victim.Start(); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(300*time.Millisecond + rand.N(500*time.Millisecond)) // any instant
+		if err := victim.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		var exit *exec.ExitError
+		if err := victim.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatalf("the victim ended by itself: %v", err)
+		}
+		recoverAll(t, d, r)
+		if t.Failed() {
+			t.Fatalf("in round %d", round)
+		}
+	}
+}
+
+func TestKilledEngine(t *testing.T) {
+	d, r := crashEngine(t)
+	for round := range 15 {
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			churn(ctx, r)
+		}()
+		<-time.After(200*time.Millisecond + rand.N(500*time.Millisecond)) // any instant
+		d.Kill()
+		cancel()
+		<-done
+		if err := d.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		err := await(t.Context(), func() (bool, error) { // the client waits a little before it dials again
+			_, err := r.Info(t.Context())
+			return err == nil, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		recoverAll(t, d, r)
+		if t.Failed() {
+			t.Fatalf("in round %d", round)
+		}
+	}
+}

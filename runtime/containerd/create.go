@@ -1,0 +1,312 @@
+package containerd
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/api/types"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// leaseTime is how long the engine's collector spares what a Create has begun. It is
+// far longer than one can take.
+const leaseTime = 15 * time.Minute
+
+// maxVolumes is more than any honest image declares.
+const maxVolumes = 256
+
+// Create makes a container and starts it.
+func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
+	op := fmt.Sprintf("create container %q", spec.Name)
+	if err := validate(spec); err != nil {
+		return runtime.Container{}, fmt.Errorf("%s: %w", op, err)
+	}
+	var out runtime.Container
+	err := r.call(ctx, op, func(callCtx context.Context) error {
+		c := &creation{r: r, spec: spec}
+		err := c.prepare(callCtx)
+		if err == nil {
+			err = ended(callCtx)
+		}
+		if err != nil {
+			return err
+		}
+		if c.place, err = r.makePlace(callCtx, c.id); err != nil {
+			return err
+		}
+		defer c.place.release()
+		// A call that the engine is at is better brought to its end: what is cut off
+		// in the middle, the engine may leave behind.
+		workCtx, cancel := r.linger(callCtx)
+		defer cancel()
+		if err = c.run(callCtx, workCtx); err == nil {
+			out, err = r.inspect(workCtx, c.record)
+		}
+		if err != nil {
+			c.undo(callCtx)
+		}
+		return err
+	})
+	return out, err
+}
+
+// creation is a Create under way.
+type creation struct {
+	r       *Runtime
+	spec    runtime.Spec
+	id      string
+	image   *image
+	account account
+	dirs    []string // that the image lacks
+	agent   string
+	class   runtimeClass
+	place   *place
+	lease   leases.Lease
+	record  containers.Container
+	linux   *specs.Linux // of the record's OCI spec
+}
+
+// prepare finds what the container will be made of. It makes nothing.
+func (c *creation) prepare(ctx context.Context) error {
+	var err error
+	if c.class, err = classOf(c.spec.RuntimeClass); err != nil {
+		return err
+	}
+	for _, m := range c.spec.Mounts {
+		if _, err := os.Stat(m.Source); err != nil {
+			return runtime.Invalid("mount of %s at %s: the source can't be used: %w", m.Source, m.Target, err)
+		}
+	}
+	if err = c.class.mounts(c.spec.Mounts); err != nil {
+		return err
+	}
+	if c.agent, err = c.r.agentPath(); err != nil {
+		return err
+	}
+	if c.image, err = c.r.image(ctx, c.spec.Image); err != nil {
+		return err
+	}
+	if c.account, err = c.r.imageAccount(ctx, c.image, c.spec.User); err != nil {
+		return err
+	}
+	if n := len(c.image.config.Volumes); n > maxVolumes { // each is a mount, and may be a directory on the host's disk
+		return runtime.Invalid("the image declares %d volumes, of which there may be %d", n, maxVolumes)
+	}
+	if c.dirs, err = c.r.missingDirs(ctx, c.image, c.wanted()); err != nil {
+		return err
+	}
+	c.id = newID()
+	return nil
+}
+
+func newID() string {
+	b := make([]byte, 32)
+	_, _ = rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+// run makes the container and starts it, on ctx, unless asked ends between two steps.
+func (c *creation) run(asked, ctx context.Context) error {
+	var netns string
+	if c.spec.Network != "" {
+		var err error
+		if netns, err = c.r.makeNetns(c.id); err != nil {
+			return err
+		}
+	}
+	if err := c.writeFiles(); err != nil {
+		return err
+	}
+	g, groupCtx := errgroup.WithContext(ctx)
+	if netns != "" {
+		g.Go(func() error { return c.connect(groupCtx) })
+	}
+	g.Go(func() error { return c.makeTask(asked, groupCtx, netns) })
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return c.start(asked, ctx)
+}
+
+// connect puts the container's network namespace on its network.
+func (c *creation) connect(ctx context.Context) error {
+	e, err := c.r.attach(ctx, c.id, c.spec.Network)
+	if err != nil {
+		return err
+	}
+	return c.writeNetworkFiles(e)
+}
+
+// makeTask makes the record and the processes, up to the point where the main
+// process would start.
+func (c *creation) makeTask(asked, ctx context.Context, netns string) error {
+	mounts, err := c.snapshot(ctx)
+	if err == nil {
+		err = ended(asked)
+	}
+	if err != nil {
+		return err
+	}
+	if err := c.register(ctx, netns); err != nil {
+		return err
+	}
+	// The record keeps the snapshot from here on.
+	g, groupCtx := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.r.client.LeasesService().Delete(groupCtx, c.lease) })
+	g.Go(func() error { return c.r.makeSandbox(ctx, c.id, c.class.name) }) // not cut off: undo must find it
+	g.Go(func() error {
+		if err := ended(asked); err != nil {
+			return err
+		}
+		return c.task(groupCtx, mounts)
+	})
+	return g.Wait()
+}
+
+// ended is the error of a context that is over, else nil.
+func ended(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return runtime.Ended(ctx)
+	}
+	return nil
+}
+
+// snapshot makes the root file system. Its key is the container's name, and so
+// nobody else in the engine can have the name.
+func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
+	var err error
+	c.lease, err = c.r.client.LeasesService().Create(ctx, leases.WithID("berm-"+c.id),
+		leases.WithExpiration(leaseTime), leases.WithLabel(labelRoot, c.r.opts.Root))
+	if err != nil {
+		return nil, err
+	}
+	leaseCtx := leases.WithLease(ctx, c.lease.ID)
+	snapshotter := c.r.client.SnapshotService(c.r.opts.Snapshotter)
+	mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.chainID)
+	if !errdefs.IsAlreadyExists(err) {
+		return mounts, err
+	}
+	// It may be what a Create left that was cut short.
+	if recs, err := c.r.client.ContainerService().List(ctx, labelFilter(map[string]string{labelName: c.spec.Name})); err != nil {
+		return nil, err
+	} else if len(recs) == 0 {
+		if err := c.r.Sweep(ctx); err != nil {
+			return nil, err
+		}
+		mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.chainID)
+		if !errdefs.IsAlreadyExists(err) {
+			return mounts, err
+		}
+	}
+	return nil, runtime.WithClass(errdefs.ErrAlreadyExists, fmt.Errorf("the name %q is taken", c.spec.Name))
+}
+
+func snapshotKey(name string) string { return "berm-" + name }
+
+// register makes the engine's record of the container.
+func (c *creation) register(ctx context.Context, netns string) error {
+	s, err := c.ociSpec(netns)
+	if err != nil {
+		return err
+	}
+	c.linux = s.Linux
+	specAny, err := typeurl.MarshalAny(s)
+	if err != nil {
+		return fmt.Errorf("encode the OCI spec: %w", err)
+	}
+	options, err := c.class.options()
+	if err != nil {
+		return err
+	}
+	rec := containers.Container{
+		ID:          c.id,
+		Labels:      map[string]string{labelName: c.spec.Name, labelImage: c.image.ID, labelRoot: c.r.opts.Root},
+		Image:       c.image.ID,
+		Runtime:     containers.RuntimeInfo{Name: c.class.name, Options: options},
+		Spec:        specAny,
+		SnapshotKey: snapshotKey(c.spec.Name),
+		Snapshotter: c.r.opts.Snapshotter,
+	}
+	if err := encodeLabels(&rec, c.spec.Labels); err != nil {
+		return err
+	}
+	c.record, err = c.r.client.ContainerService().Create(ctx, rec)
+	return err
+}
+
+// task makes the container's processes; the main process waits for its start.
+func (c *creation) task(ctx context.Context, mounts []mount.Mount) error {
+	newIO, err := c.r.logIO(c.place.file("log"), c.spec.LogMaxBytes)
+	if err != nil {
+		return err
+	}
+	io, err := newIO(c.id)
+	if err != nil {
+		return fmt.Errorf("set up the log: %w", err)
+	}
+	req := &tasks.CreateTaskRequest{ContainerID: c.id, Stdout: io.Config().Stdout, Stderr: io.Config().Stderr}
+	for _, m := range mounts {
+		req.Rootfs = append(req.Rootfs, &types.Mount{Type: m.Type, Source: m.Source, Target: m.Target, Options: m.Options})
+	}
+	res, err := c.r.client.TaskService().Create(ctx, req)
+	if err = native(err); err != nil {
+		return c.class.explain(err)
+	}
+	return c.vet(res.Pid, c.linux)
+}
+
+// start lets the main process begin.
+func (c *creation) start(asked, ctx context.Context) error {
+	if err := ended(asked); err != nil {
+		return err
+	}
+	begun := time.Now().UTC().Format(time.RFC3339Nano)
+	if err := os.WriteFile(c.place.file("started"), []byte(begun), 0o600); err != nil {
+		return err
+	}
+	_, err := c.r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: c.id})
+	return native(err)
+}
+
+// undo cleans up after a Create that failed, whatever became of its context. What
+// can't be removed now is the sweep's, or carries the labels and is listed.
+func (c *creation) undo(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	err := c.r.remove(ctx, nil, c.id)
+	if err == nil && c.lease.ID != "" {
+		err = c.dropLease(ctx)
+	}
+	if err == nil {
+		err = c.place.remove()
+	}
+	if err != nil {
+		c.r.log.ErrorContext(ctx, "container_left", "name", c.spec.Name, "container_id", c.id, "error", err)
+	}
+}
+
+// dropLease gives up the lease, and with it a snapshot that got no record.
+func (c *creation) dropLease(ctx context.Context) error {
+	err := c.r.client.LeasesService().Delete(ctx, c.lease, leases.SynchronousDelete)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// hostname is the container's.
+func (c *creation) hostname() string { return cmp.Or(c.spec.Hostname, c.id[:12]) }

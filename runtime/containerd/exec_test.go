@@ -1,0 +1,364 @@
+package containerd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/go-cmp/cmp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+func TestValidateExec(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		e    runtime.Exec
+		ok   bool
+	}{
+		{"plain", runtime.Exec{Command: []string{"true"}, Env: []string{"A=", "B=c=d"}, WorkingDir: "/"}, true},
+		{"empty", runtime.Exec{}, false},
+		{"relative directory", runtime.Exec{Command: []string{"true"}, WorkingDir: "tmp"}, false},
+		{"zero byte in the command", runtime.Exec{Command: []string{"true", "a\x00b"}}, false},
+		{"zero byte in the environment", runtime.Exec{Command: []string{"true"}, Env: []string{"A=secret\x00"}}, false},
+		{"no value", runtime.Exec{Command: []string{"true"}, Env: []string{"secret"}}, false},
+		{"no name", runtime.Exec{Command: []string{"true"}, Env: []string{"=secret"}}, false},
+	} {
+		err := validateExec(tt.e)
+		if (err == nil) != tt.ok || err != nil && (!errdefs.IsInvalidArgument(err) || strings.Contains(err.Error(), "secret")) {
+			t.Errorf("%s: error %v", tt.name, err)
+		}
+	}
+}
+
+func TestCommandProcess(t *testing.T) {
+	base := &specs.Process{
+		Terminal: true, ConsoleSize: &specs.Box{Height: 1}, Cwd: "/", NoNewPrivileges: true,
+		Args: []string{agentTarget, "init", "/work", "--", "sleep"}, Env: []string{"A=container", "B=container"},
+		User: specs.User{UID: 1000}, Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_CHOWN"}},
+	}
+	before := *base
+	// Cwd is never the caller's: by a path below /proc, OCI runtimes that enter it on
+	// their way in have been led out of the container (CVE-2024-21626).
+	got := command{Exec: runtime.Exec{
+		Command: []string{"env", "-0"}, Env: []string{"A=exec", "C=exec", markerEnv + "=forged"}, WorkingDir: "/tmp",
+	}}.process(base, "marker")
+	want := &specs.Process{
+		Cwd: "/", NoNewPrivileges: true, Args: []string{agentTarget, "exec", "/tmp", "--", "env", "-0"},
+		Env: []string{"A=exec", "B=container", "C=exec", markerEnv + "=marker"}, User: base.User, Capabilities: base.Capabilities,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if args := (command{Exec: runtime.Exec{Command: []string{"x"}}}).process(base, "").Args; args[2] != "/work" {
+		t.Errorf("without a directory of its own: %q", args)
+	}
+	if diff := cmp.Diff(&before, base); diff != "" {
+		t.Errorf("the container's own process (-want +got)\n%s", diff)
+	}
+}
+
+// sandbox makes a container that sleeps, on an engine.
+func sandbox(t *testing.T, r *Runtime) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := r.Create(ctx, runtime.Spec{
+		Name: "exec-" + strings.ToLower(strings.NewReplacer("/", "-", " ", "-").Replace(t.Name())), Image: testImage,
+		Command: []string{"sleep", "100000"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := r.Remove(ctx, c.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	for len(inside(t, c.ID)) < 2 && ctx.Err() == nil { // the init process runs, and begins its command in a moment
+		time.Sleep(time.Millisecond)
+	}
+	return c.ID
+}
+
+// shell runs a script to its end.
+func shell(t *testing.T, r *Runtime, id, script string) (output string, code int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var out bytes.Buffer
+	res, err := r.Exec(ctx, id, runtime.Exec{Command: []string{"sh", "-c", script}, Stdout: &out})
+	if err != nil {
+		t.Fatalf("%s: %v", script, err)
+	}
+	return out.String(), res.ExitCode
+}
+
+// begun runs a script that says "begun" in the background, and waits until it has.
+func begun(ctx context.Context, t *testing.T, r *Runtime, id, script string) <-chan error {
+	t.Helper()
+	pr, pw := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.Exec(ctx, id, runtime.Exec{Command: []string{"sh", "-c", script}, Stdout: pw})
+		_ = pw.CloseWithError(err)
+		done <- err
+	}()
+	buf := make([]byte, len("begun\n"))
+	if _, err := io.ReadFull(pr, buf); err != nil {
+		t.Fatalf("%s: %v", script, err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, pr) }()
+	return done
+}
+
+// inside lists the commands of the processes in a container, as the host sees them.
+func inside(t *testing.T, id string) []string {
+	t.Helper()
+	all, err := processes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for pid, p := range all {
+		cgroups, err := readLimited(fmt.Sprintf("/proc/%d/cgroup", pid), 64<<10)
+		if err != nil || !strings.Contains(string(cgroups), id) || p.over() {
+			continue
+		}
+		line, err := readLimited(fmt.Sprintf("/proc/%d/cmdline", pid), 1<<10)
+		if err == nil {
+			out = append(out, strings.Trim(strings.ReplaceAll(string(line), "\x00", " "), " "))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// A command that the engine has lost is killed all the same.
+func TestExecEngineKilled(t *testing.T) {
+	testEngine(t) // or there can't be another
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	c, err := startEngine(ctx, engine.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	r := newRuntime(t, c)
+	id := sandbox(t, r)
+	idle := inside(t, id)
+	done := begun(ctx, t, r, id, "echo begun; setsid sleep 70001 & sleep 70002")
+	c.Kill()
+	at := time.Now()
+	err = <-done
+	if !errdefs.IsUnavailable(err) || errors.Is(err, runtime.ErrNotKilled) || time.Since(at) > 10*time.Second {
+		t.Errorf("after %s: %v", time.Since(at), err)
+	}
+	if diff := cmp.Diff(idle, inside(t, id)); diff != "" {
+		t.Errorf("in the container (-want +got)\n%s", diff)
+	}
+	if err := c.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := r.Info(ctx); err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatal("the engine isn't seen again")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if got, code := shell(t, r, id, "echo alive"); got != "alive\n" || code != 0 {
+		t.Errorf("afterwards: %q, %d", got, code)
+	}
+}
+
+// An engine that hangs keeps the end of a command to itself.
+func TestExecEngineHangs(t *testing.T) {
+	c := testEngine(t)
+	opts := testOptions(t, c)
+	opts.CallTimeout = 2 * time.Second
+	r := newRuntimeWith(t, opts)
+	id := sandbox(t, r)
+	pr, pw := io.Pipe()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.Exec(ctx, id, runtime.Exec{Command: []string{"sh", "-c", "echo begun; read x"}, Stdin: pr, Stdout: io.Discard})
+		done <- err
+	}()
+	for !slices.Contains(inside(t, id), "sh -c echo begun; read x") {
+		select {
+		case err := <-done:
+			t.Fatal(err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if err := unix.Kill(c.Pid(), unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Kill(c.Pid(), unix.SIGCONT) })
+	if _, err := io.WriteString(pw, "go\n"); err != nil {
+		t.Fatal(err)
+	}
+	err := <-done
+	if err := unix.Kill(c.Pid(), unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if !errdefs.IsUnavailable(err) || errors.Is(err, runtime.ErrNotKilled) {
+		t.Errorf("error %v", err)
+	}
+	_ = pw.Close()
+}
+
+// What is frozen can't be killed, and Exec says so; it dies when it thaws.
+func TestExecCanceledWhilePaused(t *testing.T) {
+	r := newRuntime(t, testEngine(t))
+	id := sandbox(t, r)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := begun(ctx, t, r, id, "echo begun; sleep 70001")
+	if err := r.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	err := <-done
+	if killed := !slices.Contains(inside(t, id), "sleep 70001"); !errdefs.IsCanceled(err) || killed == errors.Is(err, runtime.ErrNotKilled) {
+		t.Errorf("killed %t, error %v", killed, err)
+	}
+	if err := r.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); slices.Contains(inside(t, id), "sleep 70001"); {
+		if time.Now().After(deadline) {
+			t.Fatalf("still there: %q", inside(t, id))
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Whatever a command's end, nothing of it stays in the engine, its shim or our files.
+func TestExecLeavesNothing(t *testing.T) {
+	r := newRuntime(t, testEngine(t))
+	id := sandbox(t, r)
+	pid, err := r.runningPid(r.namespaced(t.Context()), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := readProcess(int(pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func() int {
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", first.parent)) // the shim
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(files)
+	}
+	use := func() {
+		shell(t, r, id, "exit 3")
+		shell(t, r, id, "sleep 3 & echo kept")
+		shell(t, r, id, "while true; do echo on and on; done & echo kept")
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := r.Exec(ctx, id, runtime.Exec{Command: []string{"sleep", "1000"}}); err == nil {
+			t.Error("a command outlived its context")
+		}
+		if _, err := r.Exec(t.Context(), id, runtime.Exec{Command: []string{"no-such-program"}, Stdin: strings.NewReader("x")}); err != nil {
+			t.Error(err)
+		}
+	}
+	use()
+	r.commands.idleFor(t)
+	before := open()
+	for range 3 {
+		use()
+	}
+	r.commands.idleFor(t)
+	for deadline := time.Now().Add(10 * time.Second); open() > before; {
+		if time.Now().After(deadline) {
+			t.Fatalf("the shim has %d files open, %d before", open(), before)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	left, err := os.ReadDir(r.path("containers", id, "exec"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// idleFor waits until the engine has forgotten all commands.
+func (c *commands) idleFor(t *testing.T) {
+	t.Helper()
+	c.mu.Lock()
+	idle := c.idle
+	c.mu.Unlock()
+	select {
+	case <-idle:
+	case <-time.After(disposeTimeout):
+		t.Fatal("the engine doesn't forget the commands")
+	}
+}
+
+// A command for whose agent the limit leaves no room is one that wasn't started, and
+// not one that has ended with the code of the agent's crash.
+func TestExecNoRoom(t *testing.T) {
+	c := testEngine(t)
+	r := newRuntime(t, c)
+	made, err := r.Create(t.Context(), runtime.Spec{
+		Name: "no-room", Image: testImage, PidsLimit: 20,
+		Command: []string{"sh", "-c", "(while true; do sleep 70002 & done); exec sleep 70003"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Remove(context.Background(), made.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		stats, err := r.Stats(t.Context(), made.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stats.Pids >= 19 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d processes", stats.Pids)
+		}
+	}
+	for range 5 {
+		var stdout, stderr bytes.Buffer
+		res, err := r.Exec(t.Context(), made.ID, runtime.Exec{Command: []string{"echo", "alive"}, Stdout: &stdout, Stderr: &stderr})
+		if err != nil {
+			t.Fatal(err)
+		}
+		started := res.ExitCode == 0 && stdout.String() == "alive\n"
+		refused := res.ExitCode == exitNotStarted && strings.Contains(stderr.String(), "no room for another process")
+		if !started && !refused {
+			t.Errorf("exit code %d, %q, %q", res.ExitCode, stdout.String(), stderr.String())
+		}
+	}
+}

@@ -1,0 +1,626 @@
+package containerd
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+// imageRuntime is a Runtime on an engine of the test's own, which reaches what
+// listens on loopback.
+func imageRuntime(t *testing.T, change func(*Options)) *Runtime {
+	t.Helper()
+	engine.Require(t, "containerd")
+	e, err := engine.StartContainerd(t.Context(), engine.Options{NoNetns: true})
+	if err != nil {
+		engine.Lacking(t, "containerd", err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	opts := Options{
+		Address: e.Address(), Namespace: e.Namespace(), Root: e.Root(), CgroupParent: e.CgroupParent(),
+		Agent: []byte("none is needed for images"),
+	}
+	if change != nil {
+		change(&opts)
+	}
+	r, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	return r
+}
+
+// madeImage is an image made by hand: gzipped layers, a configuration, a manifest.
+type madeImage struct {
+	platform ocispec.Platform // the zero value is this machine's
+	config   ocispec.ImageConfig
+	layers   [][]tar.Header // a file's content is its PAX record "content"
+
+	blobs    map[digest.Digest][]byte
+	tars     [][]byte // uncompressed, of the layers
+	spec     []byte   // the configuration
+	manifest ocispec.Descriptor
+}
+
+func file(name, content string) tar.Header {
+	return tar.Header{Name: name, Mode: 0o644, Size: int64(len(content)), PAXRecords: map[string]string{"BERM.content": content}}
+}
+
+func link(name, target string) tar.Header {
+	return tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target, Mode: 0o777}
+}
+
+func (img *madeImage) build(t *testing.T) *madeImage {
+	t.Helper()
+	img.blobs = map[digest.Digest][]byte{}
+	put := func(mediaType string, blob []byte) ocispec.Descriptor {
+		d := digest.FromBytes(blob)
+		img.blobs[d] = blob
+		return ocispec.Descriptor{MediaType: mediaType, Digest: d, Size: int64(len(blob))}
+	}
+	asJSON := func(v any) []byte {
+		b, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	spec := ocispec.Image{Platform: img.platform, Config: img.config, RootFS: ocispec.RootFS{Type: "layers"}}
+	if spec.OS == "" {
+		spec.Platform = ocispec.Platform{OS: "linux", Architecture: "amd64"}
+	}
+	manifest := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest}
+	manifest.SchemaVersion = 2
+	for _, entries := range img.layers {
+		var plain, zipped bytes.Buffer
+		w := tar.NewWriter(&plain)
+		for _, h := range entries {
+			content := h.PAXRecords["BERM.content"]
+			h.PAXRecords = nil
+			if err := w.WriteHeader(&h); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(w, content); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		z := gzip.NewWriter(&zipped)
+		if _, err := z.Write(plain.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+		if err := z.Close(); err != nil {
+			t.Fatal(err)
+		}
+		img.tars = append(img.tars, plain.Bytes())
+		spec.RootFS.DiffIDs = append(spec.RootFS.DiffIDs, digest.FromBytes(plain.Bytes()))
+		manifest.Layers = append(manifest.Layers, put(ocispec.MediaTypeImageLayerGzip, zipped.Bytes()))
+	}
+	img.spec = asJSON(spec)
+	manifest.Config = put(ocispec.MediaTypeImageConfig, img.spec)
+	img.manifest = put(ocispec.MediaTypeImageManifest, asJSON(manifest))
+	return img
+}
+
+// tarOf makes a tar file of files by their names.
+func tarOf(t *testing.T, files map[string][]byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for name, content := range files {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// layout is an OCI archive of the image, with annotations.
+func (img *madeImage) layout(t *testing.T, annotations map[string]string) []byte {
+	t.Helper()
+	m := img.manifest
+	m.Annotations = annotations
+	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": []ocispec.Descriptor{m}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string][]byte{"oci-layout": []byte(`{"imageLayoutVersion":"1.0.0"}`), "index.json": index}
+	for d, blob := range img.blobs {
+		files["blobs/sha256/"+d.Encoded()] = blob
+	}
+	return tarOf(t, files)
+}
+
+func named(name string) map[string]string { return map[string]string{images.AnnotationImageName: name} }
+
+func (r *Runtime) mustImport(t *testing.T, archive []byte) runtime.Image {
+	t.Helper()
+	got, err := r.Import(t.Context(), bytes.NewReader(archive))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 1 {
+		t.Fatalf("imported %+v", got)
+	}
+	return got[0]
+}
+
+// remains lists what the store holds that no image needs, once the engine's collector
+// has been.
+func (r *Runtime) remains(t *testing.T) (left []string) {
+	t.Helper()
+	ctx := r.namespaced(t.Context())
+	held, err := r.client.LeasesService().List(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range held {
+		left = append(left, "lease "+l.ID)
+	}
+	// The end of a lease that is synchronous waits for the collector.
+	l, err := r.client.LeasesService().Create(ctx, leases.WithRandomID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.client.LeasesService().Delete(ctx, l, leases.SynchronousDelete); err != nil {
+		t.Fatal(err)
+	}
+	found, err := r.client.ImageService().List(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, img := range found {
+		left = append(left, "image "+img.Name)
+	}
+	err = r.client.ContentStore().Walk(ctx, func(info content.Info) error {
+		left = append(left, "content "+info.Digest.String())
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ingests, err := r.client.ContentStore().ListStatuses(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range ingests {
+		left = append(left, "ingest "+i.Ref)
+	}
+	return append(left, r.snapshots(t)...)
+}
+
+func (r *Runtime) snapshots(t *testing.T) (left []string) {
+	t.Helper()
+	err := r.client.SnapshotService(r.opts.Snapshotter).Walk(r.namespaced(t.Context()), func(_ context.Context, info snapshots.Info) error {
+		left = append(left, "snapshot "+info.Name)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return left
+}
+
+func TestImage(t *testing.T) {
+	r := imageRuntime(t, nil)
+	ctx := t.Context()
+	first := (&madeImage{
+		config: ocispec.ImageConfig{Env: []string{"A=b"}, User: "65534", Entrypoint: []string{"sh"}, Cmd: []string{"-c", "true"}},
+		layers: [][]tar.Header{{file("one", "1")}, {file("two", "2")}},
+	}).build(t)
+	second := (&madeImage{layers: [][]tar.Header{{file("three", "3")}}}).build(t)
+	id := first.manifest.Digest.String()
+	r.mustImport(t, first.layout(t, named("docker.io/library/tool:latest")))
+
+	want := runtime.Image{ID: id, Env: []string{"A=b"}, Command: []string{"sh", "-c", "true"}, User: "65534"}
+	for _, ref := range []string{id, "tool", "tool:latest", "docker.io/library/tool", "tool@" + id, "tool:any@" + id} {
+		got, err := r.Image(ctx, ref)
+		if err != nil {
+			t.Errorf("%s: %v", ref, err)
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%s: %s", ref, d)
+		}
+		img, err := r.image(ctx, ref)
+		if err != nil || img.chainID == "" || img.config.User != "65534" {
+			t.Errorf("%s: %+v, %v", ref, img, err)
+		}
+	}
+	for ref, is := range map[string]func(error) bool{
+		"":                                       errdefs.IsInvalidArgument,
+		"NOT A REFERENCE":                        errdefs.IsInvalidArgument,
+		"sha256:abc@":                            errdefs.IsInvalidArgument,
+		strings.TrimPrefix(id, "sha256:"):        errdefs.IsInvalidArgument, // as Docker has it
+		"tool:other":                             errdefs.IsNotFound,
+		"other@" + id:                            errdefs.IsNotFound,
+		"tool@" + digest.FromString("").String(): errdefs.IsNotFound,
+		digest.FromString("").String():           errdefs.IsNotFound,
+	} {
+		if _, err := r.Image(ctx, ref); !is(err) {
+			t.Errorf("%q: %v", ref, err)
+		}
+		if _, err := r.image(ctx, ref); !is(err) {
+			t.Errorf("create with %q: %v", ref, err)
+		}
+	}
+
+	// What is remembered is no answer for what isn't there any more.
+	r.mustImport(t, second.layout(t, named("docker.io/library/tool:latest")))
+	if got, err := r.Image(ctx, "tool"); err != nil || got.ID != second.manifest.Digest.String() {
+		t.Errorf("the name's new image: %+v, %v", got, err)
+	}
+	if _, err := r.image(ctx, id); !errdefs.IsNotFound(err) {
+		t.Errorf("the image that lost its name: %v", err)
+	}
+	if err := r.client.ImageService().Delete(r.namespaced(ctx), "docker.io/library/tool:latest", images.SynchronousDelete()); err != nil {
+		t.Fatal(err)
+	}
+	for _, ref := range []string{"tool", second.manifest.Digest.String()} {
+		if _, err := r.image(ctx, ref); !errdefs.IsNotFound(err) {
+			t.Errorf("%s, deleted: %v", ref, err)
+		}
+	}
+	if left := r.remains(t); left != nil {
+		t.Errorf("left over: %q", left)
+	}
+}
+
+// Images that others brought may not be unpacked, or not be whole.
+func TestImageUnpack(t *testing.T) {
+	r := imageRuntime(t, nil)
+	ctx := r.namespaced(t.Context())
+	img := (&madeImage{layers: [][]tar.Header{{file("one", "1")}, {file("two", "2")}}}).build(t)
+	if _, err := r.client.Import(ctx, bytes.NewReader(img.layout(t, named("docker.io/library/packed:latest")))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Image(t.Context(), "packed"); err != nil {
+		t.Error(err)
+	}
+	if s := r.snapshots(t); s != nil {
+		t.Errorf("to look made %q", s)
+	}
+	// A caller that gives up doesn't take the others' work along.
+	hasty, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := r.image(hasty, "packed"); !errors.Is(err, context.Canceled) {
+		t.Errorf("a canceled caller: %v", err)
+	}
+	errs := make(chan error)
+	for range 10 {
+		go func() {
+			_, err := r.image(t.Context(), "packed")
+			errs <- err
+		}()
+	}
+	for range 10 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if s := r.snapshots(t); len(s) != 2 {
+		t.Errorf("snapshots %q, want one for each layer", s)
+	}
+	if held, err := r.client.LeasesService().List(ctx); err != nil || len(held) > 0 {
+		t.Errorf("leases %+v, %v", held, err)
+	}
+
+	// Now without its last layer, and without the snapshot of it.
+	var manifest ocispec.Manifest
+	if err := json.Unmarshal(img.blobs[img.manifest.Digest], &manifest); err != nil {
+		t.Fatal(err)
+	}
+	found, err := r.image(t.Context(), "packed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.client.ContentStore().Delete(ctx, manifest.Layers[1].Digest); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.image(t.Context(), "packed"); err != nil {
+		t.Errorf("without a layer that is unpacked: %v", err)
+	}
+	if err := r.client.SnapshotService(r.opts.Snapshotter).Remove(ctx, found.chainID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.image(t.Context(), "packed"); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), manifest.Layers[1].Digest.String()) {
+		t.Errorf("without a layer: %v", err)
+	}
+	if _, err := r.Image(t.Context(), "packed"); !errdefs.IsNotFound(err) {
+		t.Errorf("a look at it: %v", err)
+	}
+}
+
+// Images that can't be run here, or that lie.
+func TestImageUnfit(t *testing.T) {
+	r := imageRuntime(t, nil)
+	ctx := r.namespaced(t.Context())
+	layer := [][]tar.Header{{file("one", "1")}}
+	cases := map[string]struct {
+		change func(*madeImage)
+		is     func(error) bool
+	}{
+		"fine":        {func(*madeImage) {}, func(err error) bool { return err == nil }},
+		"no platform": {func(i *madeImage) { i.rewrite(`"architecture":"amd64","os":"linux"`, `"architecture":"","os":""`) }, func(err error) bool { return err == nil }},
+		"arm64":       {func(i *madeImage) { i.rewrite(`"amd64"`, `"arm64"`) }, errdefs.IsNotFound},
+		"386":         {func(i *madeImage) { i.rewrite(`"amd64"`, `"386"`) }, errdefs.IsNotFound},
+		"windows":     {func(i *madeImage) { i.rewrite(`"linux"`, `"windows"`) }, errdefs.IsNotFound},
+		"no diff id":  {func(i *madeImage) { i.rewrite(`"diff_ids":["sha256:`, `"diff_ids":["berm-`) }, errdefs.IsFailedPrecondition},
+		"large": {func(i *madeImage) {
+			i.rewrite(`"os":"linux"`, `"os":"linux","x":"`+strings.Repeat("x", maxDocument)+`"`)
+		}, errdefs.IsFailedPrecondition},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			img := (&madeImage{layers: layer}).build(t)
+			tc.change(img)
+			ctx, done, err := r.client.WithLease(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = done(ctx) }()
+			for d, blob := range img.blobs {
+				desc := ocispec.Descriptor{Digest: d, Size: int64(len(blob))}
+				if err := content.WriteBlob(ctx, r.client.ContentStore(), "test-"+d.String(), bytes.NewReader(blob), desc); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := r.client.ImageService().Create(ctx, images.Image{Name: "docker.io/library/" + strings.ReplaceAll(name, " ", "-") + ":latest", Target: img.manifest}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.image(t.Context(), img.manifest.Digest.String()); !tc.is(err) {
+				t.Error(err)
+			}
+			if _, err := r.Image(t.Context(), img.manifest.Digest.String()); !tc.is(err) {
+				t.Errorf("a look at it: %v", err)
+			}
+		})
+	}
+}
+
+// rewrite changes an image's configuration, and the manifest with it.
+func (img *madeImage) rewrite(from, to string) {
+	var m ocispec.Manifest
+	if err := json.Unmarshal(img.blobs[img.manifest.Digest], &m); err != nil {
+		panic(err)
+	}
+	if !bytes.Contains(img.spec, []byte(from)) {
+		panic(fmt.Sprintf("no %s in %s", from, img.spec))
+	}
+	delete(img.blobs, m.Config.Digest)
+	delete(img.blobs, img.manifest.Digest)
+	img.spec = bytes.Replace(img.spec, []byte(from), []byte(to), 1)
+	m.Config.Digest, m.Config.Size = digest.FromBytes(img.spec), int64(len(img.spec))
+	blob, err := json.Marshal(m)
+	if err != nil {
+		panic(err)
+	}
+	img.manifest.Digest, img.manifest.Size = digest.FromBytes(blob), int64(len(blob))
+	img.blobs[m.Config.Digest], img.blobs[img.manifest.Digest] = img.spec, blob
+}
+
+func TestImport(t *testing.T) {
+	r := imageRuntime(t, nil)
+	img := (&madeImage{layers: [][]tar.Header{{file("one", "1")}, {file("two", "2")}}}).build(t)
+	saved := tarOf(t, map[string][]byte{
+		"manifest.json": []byte(`[{"Config":"config.json","RepoTags":["tool:1","registry.test:5000/tool:2"],"Layers":["a/layer.tar","b/layer.tar"]}]`),
+		"config.json":   img.spec, "a/layer.tar": img.tars[0], "b/layer.tar": img.tars[1],
+	})
+	var zipped bytes.Buffer
+	z := gzip.NewWriter(&zipped)
+	if _, err := z.Write(saved); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	unnamed := "berm.invalid/import@" + img.manifest.Digest.String()
+	foreign := (&madeImage{platform: ocispec.Platform{OS: "linux", Architecture: "s390x"}, layers: img.layers}).build(t)
+	cases := []struct {
+		name    string
+		archive []byte
+		refs    []string
+	}{
+		{"saved", saved, []string{"docker.io/library/tool:1", "registry.test:5000/tool:2"}},
+		{"compressed", zipped.Bytes(), []string{"docker.io/library/tool:1", "registry.test:5000/tool:2"}},
+		{"layout", img.layout(t, named("tool")), []string{"docker.io/library/tool:latest"}},
+		{"full ref", img.layout(t, map[string]string{ocispec.AnnotationRefName: "quay.test/tool:3"}), []string{"quay.test/tool:3"}},
+		{"tag only", img.layout(t, map[string]string{ocispec.AnnotationRefName: "3"}), []string{unnamed}},
+		{"unnamed", img.layout(t, nil), []string{unnamed}},
+		{"no layers", (&madeImage{}).build(t).layout(t, named("scratch:1")), []string{"docker.io/library/scratch:1"}},
+		{"empty", nil, nil},
+		{"garbage", bytes.Repeat([]byte("no archive "), 1000), nil},
+		{"no images", tarOf(t, map[string][]byte{"file": []byte("content")}), nil},
+		{"cut short", saved[:len(saved)/2], nil},
+		{"cut short, compressed", zipped.Bytes()[:zipped.Len()/2], nil},
+		{"bad name", img.layout(t, named("NOT A NAME")), nil},
+		{"another platform", foreign.layout(t, named("tool")), nil},
+		{"a layer missing", withoutLayer(t, img).layout(t, named("tool")), nil},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			ctx := r.namespaced(t.Context())
+			got, err := r.Import(t.Context(), bytes.NewReader(tc.archive))
+			if tc.refs == nil {
+				if !errdefs.IsInvalidArgument(err) {
+					t.Errorf("%+v, %v", got, err)
+				}
+			} else if err != nil || len(got) != 1 {
+				t.Fatalf("%+v, %v", got, err)
+			}
+			found, err := r.client.ImageService().List(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// What the images need outlives the import, the collector and what is remembered.
+			_ = r.remains(t)
+			r.images.mu.Lock()
+			r.images.images = nil
+			r.images.mu.Unlock()
+			var refs []string
+			for _, f := range found {
+				refs = append(refs, f.Name)
+				looked, err := r.image(t.Context(), f.Name)
+				if err != nil || looked.ID != got[0].ID {
+					t.Fatalf("%s: %+v, %v; imported %+v", f.Name, looked, err, got)
+				}
+				if err := r.checkLayers(ctx, looked); err != nil {
+					t.Error(err)
+				}
+				if err := r.client.ImageService().Delete(ctx, f.Name); err != nil {
+					t.Fatal(err)
+				}
+			}
+			slices.Sort(refs)
+			if d := cmp.Diff(tc.refs, refs, cmpopts.EquateEmpty()); d != "" {
+				t.Error(d)
+			}
+			if left := r.remains(t); left != nil {
+				t.Errorf("left over: %q", left)
+			}
+		})
+	}
+}
+
+func withoutLayer(t *testing.T, img *madeImage) *madeImage {
+	t.Helper()
+	var m ocispec.Manifest
+	if err := json.Unmarshal(img.blobs[img.manifest.Digest], &m); err != nil {
+		t.Fatal(err)
+	}
+	out := *img
+	out.blobs = map[digest.Digest][]byte{}
+	for d, blob := range img.blobs {
+		if d != m.Layers[1].Digest {
+			out.blobs[d] = blob
+		}
+	}
+	return &out
+}
+
+// An import ends with its context, though its archive goes on for ever. Another one,
+// of files with the same names, isn't held up by it.
+func TestImportCanceled(t *testing.T) {
+	r := imageRuntime(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	pr, pw := io.Pipe()
+	defer func() { _ = pw.Close() }()
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.Import(ctx, pr)
+		done <- err
+	}()
+	const half = 3 << 20
+	w := tar.NewWriter(pw)
+	if err := w.WriteHeader(&tar.Header{Name: "index.json", Mode: 0o644, Size: 2 * half}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(make([]byte, half)); err != nil {
+		t.Fatal(err)
+	}
+	for { // until all of it is with the engine, and the import waits for more
+		ingests, err := r.client.ContentStore().ListStatuses(r.namespaced(ctx))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(ingests) == 1 && ingests[0].Offset == half {
+			break
+		}
+		select {
+		case err := <-done:
+			t.Fatal(err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	img := (&madeImage{layers: [][]tar.Header{{file("one", "1")}}}).build(t)
+	other, stop := context.WithTimeout(t.Context(), 10*time.Second)
+	defer stop()
+	if _, err := r.Import(other, bytes.NewReader(img.layout(t, named("tool")))); err != nil {
+		t.Errorf("meanwhile: %v", err)
+	}
+	if err := r.client.ImageService().Delete(r.namespaced(t.Context()), "docker.io/library/tool:latest"); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	select {
+	case err := <-done:
+		if !errdefs.IsCanceled(err) {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it goes on")
+	}
+	if left := r.remains(t); left != nil {
+		t.Errorf("left over: %q", left)
+	}
+}
+
+// Work that several want is done once, and not given up with the one who began it.
+func TestFly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c imageCache
+		runs, goOn := 0, make(chan struct{})
+		fly := func(ctx context.Context, out chan<- error) {
+			got, err := c.fly(ctx, "key", time.Minute, func(ctx context.Context) (any, error) {
+				runs++
+				<-goOn
+				return "done", ctx.Err()
+			})
+			if err == nil && got != "done" {
+				err = fmt.Errorf("got %v", got)
+			}
+			out <- err
+		}
+		hasty, cancel := context.WithCancelCause(t.Context())
+		first, second := make(chan error, 1), make(chan error, 1)
+		go fly(hasty, first)
+		synctest.Wait()
+		go fly(t.Context(), second)
+		synctest.Wait()
+		gone := errors.New("gone")
+		cancel(gone)
+		if err := <-first; !errors.Is(err, gone) {
+			t.Error(err)
+		}
+		close(goOn)
+		if err := <-second; err != nil || runs != 1 {
+			t.Errorf("%v after %d runs", err, runs)
+		}
+	})
+}

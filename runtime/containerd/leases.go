@@ -1,0 +1,61 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+)
+
+// labelHolder names the process that a lease was taken by, for as long as a call of its
+// lasts. It stands on leases that aren't of one container.
+const labelHolder = labelPrefix + "holder"
+
+// holder tells this process from all others of the host, also from one that gets its
+// number later.
+func holder() (string, error) {
+	p, err := readProcess(os.Getpid())
+	if err != nil {
+		return "", fmt.Errorf("look at this process: %w", err)
+	}
+	return fmt.Sprintf("%d-%d", p.pid, p.start), nil
+}
+
+// holderGone tells whether the process that a holder names has ended. One that can't be
+// understood is left alone: the lease has an end of its own.
+func holderGone(name string) bool {
+	number, start, found := strings.Cut(name, "-")
+	pid, perr := strconv.Atoi(number)
+	begun, serr := strconv.ParseUint(start, 10, 64)
+	if !found || perr != nil || serr != nil {
+		return false
+	}
+	now, err := readProcess(pid)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && now.start != begun
+}
+
+// sweepLeases ends the leases of this root whose holders have ended, so that the
+// engine's collector takes what they were for.
+func (r *Runtime) sweepLeases(ctx context.Context) error {
+	service := r.client.LeasesService()
+	held, err := service.List(ctx, "labels."+strconv.Quote(labelRoot)+"=="+strconv.Quote(r.opts.Root)+",labels."+strconv.Quote(labelHolder))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, l := range held {
+		if !holderGone(l.Labels[labelHolder]) {
+			continue
+		}
+		if err := service.Delete(ctx, l, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("lease %s: %w", l.ID, err))
+		}
+	}
+	return errors.Join(errs...)
+}

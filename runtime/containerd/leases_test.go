@@ -1,0 +1,78 @@
+package containerd
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+)
+
+func TestHolder(t *testing.T) {
+	own, err := holder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{
+		own:                                   false,
+		own + "0":                             true, // another that has the number now
+		fmt.Sprintf("%d-1", gone.Process.Pid): true,
+		"":                                    false,
+		"1":                                   false,
+		"x-1":                                 false,
+		"1-x":                                 false,
+		"-1-1":                                false,
+	} {
+		if got := holderGone(name); got != want {
+			t.Errorf("%q: gone is %t, want %t", name, got, want)
+		}
+	}
+}
+
+// What a killed process held is given up by the next one's sweep, and nothing else.
+func TestSweepLeases(t *testing.T) {
+	d := testEngine(t)
+	r := newRuntime(t, d)
+	ctx := r.namespaced(t.Context())
+	service := r.client.LeasesService()
+	own, err := holder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale := fmt.Sprintf("%d-1", os.Getpid())
+	for id, labels := range map[string]map[string]string{
+		"stale":   {labelRoot: r.opts.Root, labelHolder: stale},
+		"held":    {labelRoot: r.opts.Root, labelHolder: own},
+		"others":  {labelRoot: r.opts.Root + "x", labelHolder: stale},
+		"foreign": {},
+	} {
+		l, err := service.Create(ctx, leases.WithID("leases-"+id), leases.WithExpiration(time.Minute), leases.WithLabels(labels))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = service.Delete(r.namespaced(context.Background()), l) })
+	}
+	if err := r.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	left, err := service.List(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := map[string]bool{}
+	for _, l := range left {
+		there[l.ID] = true
+	}
+	for id, want := range map[string]bool{"stale": false, "held": true, "others": true, "foreign": true} {
+		if there["leases-"+id] != want {
+			t.Errorf("%s: there is %t, want %t", id, there["leases-"+id], want)
+		}
+	}
+}

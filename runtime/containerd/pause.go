@@ -1,0 +1,65 @@
+package containerd
+
+import (
+	"context"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// Pause freezes a container's processes, but for one that is just being started:
+// that is waited for.
+func (r *Runtime) Pause(ctx context.Context, id string) error {
+	return r.call(ctx, "pause container "+id, func(ctx context.Context) error {
+		open, err := r.commands.gates.Close(ctx, id)
+		if err != nil {
+			return err
+		}
+		defer open()
+		return r.bring(ctx, id, runtime.StatePaused, func() error {
+			_, err := r.client.TaskService().Pause(ctx, &tasks.PauseTaskRequest{ContainerID: id})
+			return errgrpc.ToNative(err)
+		})
+	})
+}
+
+// Resume lets them run on.
+func (r *Runtime) Resume(ctx context.Context, id string) error {
+	return r.call(ctx, "resume container "+id, func(ctx context.Context) error {
+		return r.bring(ctx, id, runtime.StateRunning, func() error {
+			_, err := r.client.TaskService().Resume(ctx, &tasks.ResumeTaskRequest{ContainerID: id})
+			return errgrpc.ToNative(err)
+		})
+	})
+}
+
+// bring brings a container to a state by f, unless it is there. How the engine
+// refuses a call that isn't needed depends on the OCI runtime; so does whether it
+// tells of it as an event, which is why it isn't asked.
+func (r *Runtime) bring(ctx context.Context, id string, want runtime.State, f func() error) error {
+	there := func() (bool, error) {
+		p, err := r.taskProcess(ctx, id)
+		if err != nil {
+			return false, err
+		}
+		now := state(p.Status)
+		if now != runtime.StateRunning && now != runtime.StatePaused {
+			return false, runtime.Precondition("it is %s", now)
+		}
+		return now == want, nil
+	}
+	if ok, err := there(); ok || err != nil {
+		return err
+	}
+	err := f()
+	if err == nil || errdefs.IsUnavailable(err) || ctx.Err() != nil {
+		return err
+	}
+	if ok, why := there(); ok || why != nil {
+		return why
+	}
+	return err
+}

@@ -1,0 +1,170 @@
+package containerd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// process is one of this host's, at the moment when it was looked at. A pid alone
+// says nothing: the start tells one process from another that got its number later.
+type process struct {
+	pid, parent int
+	state       byte
+	threads     int
+	start       uint64 // in ticks of 1/100 s since the host's boot
+	size        uint64 // of its address space
+	nested      bool   // in a namespace below the one that it was looked for in
+}
+
+// readProcess looks at a process; an error that is fs.ErrNotExist says that there is none.
+func readProcess(pid int) (process, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if errors.Is(err, unix.ESRCH) {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return process{}, err
+	}
+	return parseStat(pid, b)
+}
+
+// parseStat reads /proc/PID/stat, as proc_pid_stat(5) has it. The name in it is the
+// process's own choice: any bytes, in parentheses.
+func parseStat(pid int, stat []byte) (process, error) {
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 21 || len(fields[0]) != 1 {
+		return process{}, fmt.Errorf("the kernel's words on process %d can't be understood", pid)
+	}
+	p := process{pid: pid, state: fields[0][0]}
+	var errs [4]error
+	p.parent, errs[0] = strconv.Atoi(string(fields[1]))
+	p.threads, errs[1] = strconv.Atoi(string(fields[17]))
+	p.start, errs[2] = strconv.ParseUint(string(fields[19]), 10, 64)
+	p.size, errs[3] = strconv.ParseUint(string(fields[20]), 10, 64)
+	return p, errors.Join(errs[:]...)
+}
+
+// over tells whether a process has ended, or is ending and does nothing more. One
+// whose first thread has ended lives on in its others.
+func (p process) over() bool {
+	ended := p.state == 'Z' || p.state == 'X' || p.state == 'x' || p.size == 0
+	return ended && p.threads <= 1
+}
+
+// same tells whether this is still that process.
+func (p process) same(q process) bool { return p.pid == q.pid && p.start == q.start }
+
+// processes looks at all of this host.
+func processes() (map[int]process, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[int]process, len(names))
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		p, err := readProcess(pid)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		out[pid] = p
+	}
+	return out, nil
+}
+
+// pidNamespace is held open, so that its identity isn't given to another.
+type pidNamespace struct {
+	f        *os.File
+	dev, ino uint64
+}
+
+func openPidNamespace(pid int) (*pidNamespace, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &pidNamespace{f: f, dev: st.Dev, ino: st.Ino}, nil
+}
+
+func (ns *pidNamespace) close() { _ = ns.f.Close() }
+
+// has tells whether a process is in it. One that can't be looked at isn't, as one
+// that is gone isn't.
+func (ns *pidNamespace) has(pid int) bool {
+	var st unix.Stat_t
+	err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st)
+	return err == nil && st.Dev == ns.dev && st.Ino == ns.ino
+}
+
+// readLimited reads the beginning of a file.
+func readLimited(name string, limit int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
+// maxEnviron is more than the kernel lets a process begin with. A process may have
+// what it likes there later.
+const maxEnviron = 8 << 20
+
+// marker looks for a variable in a process's environment: mine is that it has this
+// value, some that it has any. What can't be read isn't there.
+func (p process) marker(name, value string) (mine, some bool) {
+	dirs := []string{fmt.Sprintf("/proc/%d", p.pid)}
+	if p.size == 0 && p.threads > 1 { // the first thread has ended, and its memory is the others'
+		tasks, err := os.ReadDir(dirs[0] + "/task")
+		if err != nil {
+			return false, false
+		}
+		for _, t := range tasks[:min(len(tasks), 16)] {
+			dirs = append(dirs, dirs[0]+"/task/"+t.Name())
+		}
+	}
+	for _, dir := range dirs {
+		env, err := readLimited(dir+"/environ", maxEnviron)
+		if err != nil {
+			continue
+		}
+		for v := range bytes.SplitSeq(env, []byte{0}) {
+			if got, ok := bytes.CutPrefix(v, []byte(name+"=")); ok {
+				some = true
+				mine = mine || string(got) == value
+			}
+		}
+	}
+	return mine, some
+}
+
+// ticks is now, in the unit of process.start.
+func ticks() (uint64, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 0, fmt.Errorf("ask for the time: %w", err)
+	}
+	return uint64(ts.Nano()) / 1e7, nil //nolint:gosec // since boot
+}

@@ -1,0 +1,349 @@
+package containerd
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// runcRoot is where containerd's runc shim has runc keep its state.
+const runcRoot = "/run/containerd/runc"
+
+// shimSockets is where shims listen, whatever their engine.
+const shimSockets = "/run/containerd/s"
+
+// shim is a process of the engine's that looks after one container. The engine forgets
+// it when a call is cut off that was about to make or remove the container's task:
+// by the end of the engine, or of the client whose call it was.
+type shim struct {
+	process
+	id     string // of the container
+	bundle string // directory of the container's, in the engine's
+}
+
+// shims finds those of this engine and namespace by their arguments.
+func (r *Runtime) shims() ([]shim, error) {
+	all, err := processes()
+	if err != nil {
+		return nil, err
+	}
+	var out []shim
+	for _, p := range all {
+		id := r.shimOf(p)
+		if id == "" {
+			continue
+		}
+		// A shim runs in its bundle. One that has just ended isn't of interest.
+		bundle, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", p.pid))
+		if err == nil {
+			out = append(out, shim{process: p, id: id, bundle: bundle})
+		}
+	}
+	return out, nil
+}
+
+// shimOf is the id of the container that a process is the shim of; empty if it is none
+// of ours. Processes in containers may have any arguments, but not the host's
+// namespaces, which shims have.
+func (r *Runtime) shimOf(p process) string {
+	line, err := readLimited(fmt.Sprintf("/proc/%d/cmdline", p.pid), 4096)
+	if err != nil || !bytes.Contains(line, []byte(r.opts.Namespace)) {
+		return ""
+	}
+	args := strings.Split(string(line), "\x00")
+	if !strings.HasPrefix(filepath.Base(args[0]), "containerd-shim-") || !hostsOwn(p.pid) {
+		return ""
+	}
+	given := map[string]string{}
+	for i := 1; i+1 < len(args); i += 2 {
+		if !strings.HasPrefix(args[i], "-") {
+			break // a flag without a value came before
+		}
+		given[strings.TrimLeft(args[i], "-")] = args[i+1]
+	}
+	if given["namespace"] != r.opts.Namespace || !samePath(given["address"], r.opts.Address) || !idPattern.MatchString(given["id"]) {
+		return ""
+	}
+	return given["id"]
+}
+
+func samePath(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return a == b // the engine may be away, and its socket with it
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
+}
+
+// hostsOwn tells whether a process is in this one's process namespace, and so in no
+// container.
+func hostsOwn(pid int) bool {
+	return samePath("/proc/self/ns/pid", fmt.Sprintf("/proc/%d/ns/pid", pid))
+}
+
+// strays are the containers with a shim but no record. A record is made before the
+// shim and removed after it, so that there is no such thing in the normal course.
+func (r *Runtime) strays(ctx context.Context) ([]string, error) {
+	running, err := r.shims()
+	if err != nil || len(running) == 0 {
+		return nil, err
+	}
+	recs, err := r.client.ContainerService().List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	recorded := make(map[string]bool, len(recs))
+	for _, rec := range recs {
+		recorded[rec.ID] = true
+	}
+	var out []string
+	for _, s := range running {
+		if !recorded[s.id] {
+			out = append(out, s.id)
+		}
+	}
+	return out, nil
+}
+
+// removeRemains removes what the engine has forgotten of a container, or is about to:
+// its shims, the processes in its cgroup, that, the mounts of its root file system,
+// runc's notes, and the shim's socket. The engine knows of no task of its.
+func (r *Runtime) removeRemains(ctx context.Context, id string) error {
+	running, err := r.shims()
+	if err != nil {
+		return err
+	}
+	var bundles []string
+	for _, s := range running {
+		if s.id != id {
+			continue
+		}
+		// First, as it would make more of what is removed below.
+		if err := r.killShim(ctx, s); err != nil {
+			return err
+		}
+		bundles = append(bundles, s.bundle)
+	}
+	if err := r.removeCgroups(ctx, id); err != nil {
+		return err
+	}
+	suffix := filepath.Join("io.containerd.runtime.v2.task", r.opts.Namespace, id)
+	mounted, err := unmountSuffix(filepath.Join("/", suffix, "rootfs"))
+	if err != nil {
+		return err
+	}
+	for _, rootfs := range mounted {
+		bundles = append(bundles, filepath.Dir(rootfs))
+	}
+	var errs []error
+	for _, bundle := range bundles {
+		if strings.HasSuffix(bundle, "/"+suffix) { // nothing is mounted below it any more
+			errs = append(errs, os.RemoveAll(bundle))
+		}
+	}
+	errs = append(errs, os.RemoveAll(filepath.Join(runcRoot, r.opts.Namespace, id)), r.removeSockets(id))
+	return errors.Join(errs...)
+}
+
+// removeSockets removes those that a shim which was killed has listened at, and for
+// debugging. Their names are made of the engine's address (SocketAddress in
+// containerd's pkg/shim), which is ours unless one of us took another way to it.
+func (r *Runtime) removeSockets(id string) error {
+	var errs []error
+	for _, of := range []string{id, id + "/debug"} {
+		name := sha256.Sum256([]byte(filepath.Join(r.opts.Address, r.opts.Namespace, of)))
+		err := os.Remove(filepath.Join(shimSockets, hex.EncodeToString(name[:])))
+		if !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// killShim kills a shim, and with it, as they are its children, the writer of the
+// container's log, which reads to the end of its pipes and ends.
+func (r *Runtime) killShim(ctx context.Context, s shim) error {
+	fd, err := unix.PidfdOpen(s.pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open the shim: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	// Now the pid can't become another's; before, it could.
+	if now, err := readProcess(s.pid); err != nil || !now.same(s.process) {
+		return nil //nolint:nilerr // the shim is gone
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill the shim: %w", err)
+	}
+	r.log.WarnContext(ctx, "stray_shim_killed", "container_id", s.id, "pid", s.pid)
+	return await(ctx, func() (bool, error) {
+		now, err := readProcess(s.pid)
+		if errors.Is(err, fs.ErrNotExist) {
+			return true, nil
+		}
+		return err == nil && (!now.same(s.process) || now.over()), err
+	})
+}
+
+// await asks every few milliseconds until it is so, or ctx ends.
+func await(ctx context.Context, so func() (bool, error)) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if done, err := so(); done || err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// cgroups are a container's own, in all hierarchies of version 1 and in version 2.
+func (r *Runtime) cgroups(id string) ([]string, error) {
+	own := filepath.Join(r.opts.CgroupParent, id)
+	found, err := filepath.Glob(filepath.Join(cgroupRoot, "*", own))
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(filepath.Join(cgroupRoot, own)); err == nil {
+		found = append(found, filepath.Join(cgroupRoot, own))
+	}
+	return found, nil
+}
+
+// removeCgroups kills all that is in a container's cgroups, and removes them.
+func (r *Runtime) removeCgroups(ctx context.Context, id string) error {
+	roots, err := r.cgroups(id)
+	if err != nil || len(roots) == 0 {
+		return err
+	}
+	var dirs []string
+	for _, root := range roots {
+		if err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				dirs = append(dirs, path)
+			}
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	slices.Reverse(dirs) // children first
+	return await(ctx, func() (bool, error) {
+		gone := true
+		for _, dir := range dirs {
+			if err := killCgroup(dir); err != nil {
+				return false, err
+			}
+			switch err := os.Remove(dir); {
+			case err == nil, errors.Is(err, fs.ErrNotExist):
+			case errors.Is(err, unix.EBUSY): // the processes are still ending
+				gone = false
+			default:
+				return false, err
+			}
+		}
+		return gone, nil
+	})
+}
+
+// killCgroup kills the processes in a cgroup. They are in it by no choice of theirs, and
+// none but the engine's runtime puts others there.
+func killCgroup(dir string) error {
+	pids, err := cgroupProcesses(dir)
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := killMember(dir, pid); err != nil {
+			return err
+		}
+	}
+	// In version 1 a frozen process doesn't die. Elsewhere there is no such file.
+	err = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	return err
+}
+
+// cgroupProcesses lists the members of a cgroup; none where there is no such cgroup.
+func cgroupProcesses(dir string) ([]int, error) {
+	b, err := readLimited(filepath.Join(dir, "cgroup.procs"), 1<<20)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil // it is gone, or only its threads can be told
+	}
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for field := range strings.FieldsSeq(string(b)) {
+		if pid, err := strconv.Atoi(field); err == nil && pid > 0 { // 0 is one that can't be seen, and would be us
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// killMember kills a process, if it still is a member once nobody else can have its number.
+func killMember(dir string, pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // the latter is a thread that isn't its process's first
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("take hold of process %d: %w", pid, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	pids, err := cgroupProcesses(dir)
+	if err != nil || !slices.Contains(pids, pid) {
+		return err
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill process %d: %w", pid, err)
+	}
+	return nil
+}
+
+// unmountSuffix detaches what is mounted at paths with an end, and answers the paths.
+func unmountSuffix(suffix string) ([]string, error) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var points []string
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > 4 && strings.HasSuffix(unescape(fields[4]), suffix) {
+			points = append(points, unescape(fields[4]))
+		}
+	}
+	for _, point := range slices.Backward(points) { // the upper one first
+		err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return nil, fmt.Errorf("unmount %s: %w", point, err)
+		}
+	}
+	return points, nil
+}

@@ -1,0 +1,224 @@
+package containerd
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+const pretendEnv = "CONTAINERD_TEST_PRETEND"
+
+// A process that only pretends to be something takes any arguments.
+func init() {
+	if os.Getenv(pretendEnv) != "" {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}
+}
+
+// pretend runs a process with these arguments, the first its name, in a directory.
+func pretend(t *testing.T, dir string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: args, Dir: dir, Env: []string{pretendEnv + "=yes"}}
+	stdin, err := cmd.StdinPipe() // its end is the process's
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = stdin.Close(); _ = cmd.Wait() })
+	return cmd
+}
+
+// remainsRuntime is of an engine that isn't there.
+func remainsRuntime(t *testing.T) *Runtime {
+	t.Helper()
+	engine.Require(t, "containerd")
+	name := fmt.Sprintf("berm-remains-%d", os.Getpid())
+	r, err := New(Options{
+		Address: filepath.Join(t.TempDir(), "containerd.sock"), Namespace: name, CgroupParent: "/" + name,
+		Root: t.TempDir(), Agent: []byte("x"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	return r
+}
+
+func TestShims(t *testing.T) {
+	r := remainsRuntime(t)
+	ns, address, id := r.opts.Namespace, r.opts.Address, newID()
+	const name = "/usr/bin/containerd-shim-runc-v2"
+	for what, args := range map[string][]string{
+		"another program":   {"containerd", "-namespace", ns, "-id", id, "-address", address},
+		"another namespace": {name, "-namespace", ns + "x", "-id", id, "-address", address},
+		"another engine":    {name, "-namespace", ns, "-id", id, "-address", address + "x"},
+		"no id of ours":     {name, "-namespace", ns, "-id", "../" + id[3:], "-address", address},
+		"a shift":           {name, "start", "-namespace", ns, "-id", id, "-address", address},
+		"no argument":       {name},
+	} {
+		pretend(t, "/", args...)
+		if got, err := r.shims(); err != nil || len(got) > 0 {
+			t.Fatalf("%s: %v, %v", what, got, err)
+		}
+	}
+	// Not even in a container can a process be taken for one.
+	inside := &exec.Cmd{
+		Path: "/proc/self/exe", Args: []string{name, "-namespace", ns, "-id", id, "-address", address}, Env: []string{pretendEnv + "=yes"},
+		SysProcAttr: &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID},
+	}
+	stdin, err := inside.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := inside.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = stdin.Close(); _ = inside.Wait() })
+	if got, err := r.shims(); err != nil || len(got) > 0 {
+		t.Errorf("in a container: %v, %v", got, err)
+	}
+
+	bundle := t.TempDir()
+	cmd := pretend(t, bundle, name, "-namespace", ns, "-id", id, "-address", address)
+	got, err := r.shims()
+	if err != nil || len(got) != 1 || got[0].id != id || got[0].pid != cmd.Process.Pid || got[0].bundle != bundle {
+		t.Fatalf("got %+v, %v, want pid %d in %s", got, err, cmd.Process.Pid, bundle)
+	}
+	// One that has the pid of a shim that is gone isn't killed in its place.
+	former := got[0]
+	former.start--
+	if err := r.killShim(t.Context(), former); err != nil {
+		t.Error(err)
+	}
+	if still, err := r.shims(); err != nil || len(still) != 1 {
+		t.Fatalf("another process was killed: %v", err)
+	}
+	for range 2 {
+		if err := r.killShim(t.Context(), got[0]); err != nil {
+			t.Error(err)
+		}
+	}
+	if left, err := r.shims(); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// shimSocket is where the shim of a container listens.
+func shimSocket(r *Runtime, id string) string {
+	return fmt.Sprintf("%s/%x", shimSockets, sha256.Sum256([]byte(r.opts.Address+"/"+r.opts.Namespace+"/"+id)))
+}
+
+func TestRemoveRemains(t *testing.T) {
+	r := remainsRuntime(t)
+	mine, other := newID(), newID()
+	state := filepath.Join(t.TempDir(), "io.containerd.runtime.v2.task", r.opts.Namespace)
+	hierarchies, err := filepath.Glob(filepath.Join(cgroupRoot, "*", "cgroup.procs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(hierarchies) == 0 { // version 2 alone
+		hierarchies = []string{filepath.Join(cgroupRoot, "cgroup.procs")}
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		for _, id := range []string{mine, other} {
+			if err := r.removeRemains(ctx, id); err != nil {
+				t.Error(err)
+			}
+		}
+		_ = os.Remove(filepath.Join(runcRoot, r.opts.Namespace))
+		for _, h := range hierarchies {
+			_ = os.Remove(filepath.Join(filepath.Dir(h), r.opts.CgroupParent))
+		}
+	})
+	victims := map[string]*exec.Cmd{}
+	for _, id := range []string{mine, other} {
+		rootfs := filepath.Join(state, id, "rootfs")
+		if err := os.MkdirAll(rootfs, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("none", rootfs, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Join(runcRoot, r.opts.Namespace, id), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(shimSockets, 0o711); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(shimSocket(r, id), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		victims[id] = pretend(t, "/", "victim")
+		for _, h := range hierarchies {
+			own := filepath.Join(filepath.Dir(h), r.opts.CgroupParent, id)
+			if err := os.MkdirAll(filepath.Join(own, "child"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(h, "cpuset") {
+				continue // nobody can enter it until it has been given processors
+			}
+			// The parent's would do in version 1, but not in 2.
+			into := filepath.Join(own, "child", "cgroup.procs")
+			if err := os.WriteFile(into, fmt.Append(nil, victims[id].Process.Pid), 0); err != nil {
+				t.Fatal(err)
+			}
+			if id == mine && strings.Contains(h, "freezer") { // as that of a sandbox that is paused
+				if err := os.WriteFile(filepath.Join(own, "freezer.state"), []byte("FROZEN"), 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := r.removeRemains(ctx, mine); err != nil {
+		for _, h := range hierarchies { // or it would never end
+			_ = os.WriteFile(filepath.Join(filepath.Dir(h), r.opts.CgroupParent, mine, "freezer.state"), []byte("THAWED"), 0)
+		}
+		t.Fatal(err)
+	}
+	err = victims[mine].Wait()
+	if status, ok := victims[mine].ProcessState.Sys().(interface{ Signaled() bool }); !ok || !status.Signaled() {
+		t.Errorf("the process ended with %v", err)
+	}
+	if err := victims[other].Process.Signal(unix.Signal(0)); err != nil {
+		t.Errorf("another container's process: %v", err)
+	}
+	paths := func(id string) []string {
+		out := []string{shimSocket(r, id), filepath.Join(state, id), filepath.Join(runcRoot, r.opts.Namespace, id)}
+		for _, h := range hierarchies {
+			out = append(out, filepath.Join(filepath.Dir(h), r.opts.CgroupParent, id))
+		}
+		return out
+	}
+	for _, path := range paths(mine) {
+		if _, err := os.Lstat(path); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", path, err)
+		}
+	}
+	for _, path := range paths(other) {
+		if _, err := os.Lstat(path); err != nil {
+			t.Errorf("another container's: %v", err)
+		}
+	}
+	// Whoever finds nothing has nothing to do.
+	if err := r.removeRemains(t.Context(), mine); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,192 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// maxRoot keeps the paths below the root within what pipes and sockets can have.
+const maxRoot = 90
+
+// path is below the root:
+//
+//	bin/berm-agent-…     the agent's program
+//	containers/ID/       files of one container: owner (locked by who makes or removes
+//	                     it), started (how it was begun), hosts, hostname,
+//	                     resolv.conf, log/, exec/ (pipes, a directory with an
+//	                     owner for each command)
+//	netns/ID             network namespaces, mounted
+//	networks/…           networks, and who is on them
+func (r *Runtime) path(elem ...string) string {
+	return filepath.Join(append([]string{r.opts.Root}, elem...)...)
+}
+
+// idPattern is that of the ids that Create gives, and the only ones that may become
+// part of a path.
+var idPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// place is the directory of one container, owned by this process until release.
+// Whoever makes or removes the container, or finds out that nobody does, owns it.
+// That of a command in it is owned by whoever runs the command.
+type place struct {
+	dir   string
+	owner *os.File
+}
+
+// makePlace makes the directory of a container that nobody knows yet.
+func (r *Runtime) makePlace(ctx context.Context, id string) (*place, error) {
+	dir := r.path("containers", id)
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		return nil, err
+	}
+	return newPlace(ctx, dir)
+}
+
+// newPlace makes a directory, whose parent must be there.
+func newPlace(ctx context.Context, dir string) (*place, error) {
+	// Until it is locked, a sweep may take it for a leftover, and remove it.
+	for {
+		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+		if p, err := awaitPlace(ctx, dir); p != nil || err != nil {
+			return p, err
+		}
+	}
+}
+
+// ownPlace waits until nobody else owns a container's directory. Nil means that
+// there is none.
+func (r *Runtime) ownPlace(ctx context.Context, id string) (*place, error) {
+	return awaitPlace(ctx, r.path("containers", id))
+}
+
+func awaitPlace(ctx context.Context, dir string) (*place, error) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		p, err := lockPlace(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil //nolint:nilnil // no place is no error
+		}
+		if p != nil || err != nil {
+			return p, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// lockPlace is nil when somebody else has it.
+func lockPlace(dir string) (*place, error) {
+	owner, err := os.OpenFile(filepath.Join(dir, "owner"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(owner.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = owner.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, nil //nolint:nilnil // taken
+		}
+		return nil, err
+	}
+	// The one before may have removed it.
+	var opened, named unix.Stat_t
+	if err := unix.Fstat(int(owner.Fd()), &opened); err != nil {
+		return nil, errors.Join(err, owner.Close())
+	}
+	if err := unix.Lstat(owner.Name(), &named); err != nil || named.Ino != opened.Ino || named.Dev != opened.Dev {
+		_ = owner.Close()
+		return nil, fmt.Errorf("lock %s: %w", dir, fs.ErrNotExist)
+	}
+	return &place{dir: dir, owner: owner}, nil
+}
+
+// release gives the directory up; nil is fine.
+func (p *place) release() {
+	if p != nil {
+		_ = p.owner.Close()
+	}
+}
+
+// remove removes the directory with all that is in it. The lock is removed last,
+// so that a removal that is cut short is found.
+func (p *place) remove() error {
+	entries, err := os.ReadDir(p.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() == "owner" {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(p.dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	// Whoever finds the directory without a lock takes it, with a new one, and then it
+	// is theirs to remove.
+	for _, name := range []string{p.owner.Name(), p.dir} {
+		err := os.Remove(name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+			return err
+		}
+	}
+	return nil
+}
+
+// file is the path of one of the container's files.
+func (p *place) file(name string) string { return filepath.Join(p.dir, name) }
+
+// places lists the containers that have a directory.
+func (r *Runtime) places() ([]string, error) {
+	entries, err := os.ReadDir(r.path("containers"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, e := range entries {
+		if idPattern.MatchString(e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids, nil
+}
+
+// startedAt is when a container's main process was started; zero if it never was.
+func (r *Runtime) startedAt(id string) time.Time {
+	if !idPattern.MatchString(id) {
+		return time.Time{}
+	}
+	b, err := os.ReadFile(r.path("containers", id, "started"))
+	if err != nil {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339Nano, string(b))
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+// noContainer is the error for an id that no container has.
+func noContainer(id string) error {
+	return runtime.WithClass(errdefs.ErrNotFound, fmt.Errorf("there is no container %s", id))
+}

@@ -1,0 +1,21 @@
+package containerd
+
+import "testing"
+
+// Containers that an earlier Berm made have none, and are removed like others.
+func TestRemoveSandbox(t *testing.T) {
+	r := newRuntime(t, testEngine(t))
+	ctx, id := r.namespaced(t.Context()), newID()
+	if err := r.makeSandbox(ctx, id, runcShim); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := r.removeSandbox(ctx, id); err != nil {
+			t.Error(err)
+		}
+	}
+	left, err := testEngine(t).Leftovers(t.Context(), r.opts.Root)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left: %q, %v", left, err)
+	}
+}

@@ -1,0 +1,340 @@
+package containerd
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/containerd/containerd/v2/contrib/apparmor"
+	"github.com/containerd/containerd/v2/contrib/seccomp"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/containerd/typeurl/v2"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	apparmorhost "github.com/containerd/containerd/v2/pkg/apparmor"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+const (
+	// ociVersion is the oldest that says all that is needed: runtimes refuse those
+	// that are newer than they are.
+	ociVersion = "1.0.2"
+
+	agentTarget     = "/sbin/berm-init"
+	defaultPath     = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	apparmorProfile = "berm-default"
+
+	cpuPeriod  = 100_000 // microseconds
+	minQuota   = 1000    // the kernel's own
+	softNofile = 1024
+	hardNofile = 524288
+)
+
+var (
+	namePattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
+	hostPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9.-]*$`)
+)
+
+// validate refuses what would be taken for something else.
+func validate(spec runtime.Spec) error {
+	switch {
+	case !namePattern.MatchString(spec.Name):
+		return runtime.Invalid("name %q: letters, digits and _.- are allowed, at most 255, the first a letter or digit", spec.Name)
+	case spec.Image == "":
+		return runtime.Invalid("the image is missing")
+	case spec.Command != nil && len(spec.Command) == 0:
+		return runtime.Invalid("the command is empty")
+	case spec.CPUs < 0 || math.IsNaN(spec.CPUs) || spec.MemoryBytes < 0 || spec.PidsLimit < 0 || spec.LogMaxBytes < 0:
+		return runtime.Invalid("a limit is negative or not a number")
+	case spec.WorkingDir != "" && !path.IsAbs(spec.WorkingDir):
+		return runtime.Invalid("the working directory %q is not absolute", spec.WorkingDir)
+	case spec.Hostname != "" && (len(spec.Hostname) > 64 || !hostPattern.MatchString(spec.Hostname)):
+		return runtime.Invalid("host name %q: letters, digits, - and . are allowed, at most 64", spec.Hostname)
+	}
+	if err := checkEnv(spec.Env); err != nil {
+		return err
+	}
+	for _, m := range spec.Mounts {
+		if !path.IsAbs(m.Source) || !path.IsAbs(m.Target) || path.Clean(m.Target) == "/" {
+			return runtime.Invalid("mount of %q at %q: both must be absolute, and the target not the root", m.Source, m.Target)
+		}
+	}
+	for _, t := range spec.Tmpfs {
+		if !path.IsAbs(t.Target) || path.Clean(t.Target) == "/" || t.SizeBytes <= 0 {
+			return runtime.Invalid("tmpfs at %q of %d bytes: an absolute path below the root and a size are needed", t.Target, t.SizeBytes)
+		}
+	}
+	for _, c := range spec.CapAdd {
+		if !slices.Contains(capabilities(), c) {
+			return runtime.Invalid("capability %q is unknown", c)
+		}
+	}
+	for k, v := range spec.Labels {
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return runtime.Invalid("label %q isn't UTF-8", k)
+		}
+		if strings.HasPrefix(k, labelPrefix) {
+			return runtime.Invalid("label %q: names that begin with %s are the backend's own", k, labelPrefix)
+		}
+	}
+	return nil
+}
+
+// checkEnv refuses what no program can be given. It doesn't repeat it: it may be secret.
+func checkEnv(env []string) error {
+	for _, v := range env {
+		if strings.IndexByte(v, '=') < 1 || strings.IndexByte(v, 0) >= 0 {
+			return runtime.Invalid("the environment has an entry that isn't NAME=value, or holds a zero byte")
+		}
+	}
+	return nil
+}
+
+// capabilities are all that exist, so that none is misspelt into nothing.
+var capabilities = sync.OnceValue(func() []string {
+	var s specs.Spec
+	s.Process = &specs.Process{}
+	if err := oci.WithAllKnownCapabilities(context.Background(), nil, nil, &s); err != nil || s.Process.Capabilities == nil {
+		return nil // then none can be added
+	}
+	return s.Process.Capabilities.Bounding
+})
+
+// ociSpec says how the container is made. Netns is the path of its network
+// namespace; empty is a new one, with loopback only.
+func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
+	command := c.spec.Command
+	if command == nil {
+		command = slices.Concat(c.image.config.Entrypoint, c.image.config.Cmd)
+	}
+	if err := checkEnv(c.image.config.Env); err != nil {
+		return nil, fmt.Errorf("the image: %w", err)
+	}
+	if len(command) == 0 {
+		return nil, runtime.Invalid("neither the container nor its image names a command")
+	}
+	ctx := namespaces.WithNamespace(context.Background(), c.r.opts.Namespace)
+	s, err := oci.GenerateSpec(ctx, nil, &containers.Container{ID: c.id}) // masked and read-only paths, devices
+	if err != nil {
+		return nil, fmt.Errorf("generate an OCI spec: %w", err)
+	}
+	s.Version = ociVersion
+	s.Root.Readonly = c.spec.ReadOnlyRootfs
+	s.Hostname = c.hostname()
+	s.Process = c.process(command)
+	s.Mounts = c.mounts(s.Mounts)
+	s.Linux.CgroupsPath = path.Join(c.r.opts.CgroupParent, c.id)
+	s.Linux.Namespaces = []specs.LinuxNamespace{
+		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+		{Type: specs.MountNamespace}, {Type: specs.CgroupNamespace}, {Type: specs.NetworkNamespace, Path: netns},
+	}
+	// In version 1 that is a tmpfs which the OCI runtime leaves writable, of half of the
+	// host's memory; the option ro is for what is mounted in it.
+	s.Linux.ReadonlyPaths = append(s.Linux.ReadonlyPaths, cgroupRoot)
+	c.limit(s.Linux.Resources)
+	native, ok := runtime.SeccompArch(c.r.host.Architecture)
+	if !ok {
+		return nil, fmt.Errorf("there is no seccomp profile for architecture %q", c.r.host.Architecture)
+	}
+	s.Linux.Seccomp = seccomp.DefaultProfile(s)
+	s.Linux.Seccomp.Architectures = []specs.Arch{native} // as with Docker: the others are doors that nobody needs
+	if apparmorhost.HostSupports() {
+		if err := apparmor.LoadDefaultProfile(apparmorProfile); err != nil {
+			return nil, fmt.Errorf("load the AppArmor profile %s: %w", apparmorProfile, err)
+		}
+		s.Process.ApparmorProfile = apparmorProfile
+	}
+	return s, nil
+}
+
+func (c *creation) process(command []string) *specs.Process {
+	zero := 0
+	return &specs.Process{
+		Args: append([]string{agentTarget, "init", c.workingDir(), "--"}, command...),
+		Env:  c.env(),
+		// The agent enters the working directory: an OCI runtime does so on its way in,
+		// with files of the host open, which a path below /proc leads to.
+		Cwd:  "/",
+		User: specs.User{UID: c.account.uid, GID: c.account.gid, AdditionalGids: c.account.groups},
+		Capabilities: &specs.LinuxCapabilities{
+			Bounding: c.spec.CapAdd, Permitted: c.spec.CapAdd, Effective: c.spec.CapAdd,
+		},
+		NoNewPrivileges: true,
+		Rlimits:         []specs.POSIXRlimit{nofile()},
+		OOMScoreAdj:     &zero,
+	}
+}
+
+func (c *creation) workingDir() string {
+	return path.Join("/", cmp.Or(c.spec.WorkingDir, c.image.config.WorkingDir))
+}
+
+// ownWorkingDir is the working directory of a container's own process.
+func ownWorkingDir(p *specs.Process) string {
+	if len(p.Args) > 2 && p.Args[0] == agentTarget {
+		return p.Args[2]
+	}
+	return p.Cwd
+}
+
+// wanted are the directories that have to be there: the working directory, and the
+// volumes that the image declares, for Docker makes them, and programs rely on that.
+// With a read-only root the volumes are covered.
+func (c *creation) wanted() []string {
+	var out []string
+	if dir := c.workingDir(); dir != "/" && !c.covered(dir) {
+		out = append(out, dir)
+	}
+	if !c.spec.ReadOnlyRootfs {
+		for v := range c.image.config.Volumes {
+			if v = path.Clean(v); path.IsAbs(v) && v != "/" && !c.covered(v) {
+				out = append(out, v)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// covered tells whether a directory is in one of the spec's mounts.
+func (c *creation) covered(dir string) bool {
+	below := func(target string) bool {
+		return dir == path.Clean(target) || strings.HasPrefix(dir, path.Clean(target)+"/")
+	}
+	return slices.ContainsFunc(c.spec.Mounts, func(m runtime.Mount) bool { return below(m.Target) }) ||
+		slices.ContainsFunc(c.spec.Tmpfs, func(t runtime.Tmpfs) bool { return below(t.Target) })
+}
+
+// nofile is the limit of open files, at most this process's own: to raise that takes
+// a right that the engine may lack.
+var nofile = sync.OnceValue(func() specs.POSIXRlimit {
+	hard := uint64(hardNofile)
+	var own unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &own); err == nil {
+		hard = min(hard, own.Max)
+	}
+	return specs.POSIXRlimit{Type: "RLIMIT_NOFILE", Soft: min(softNofile, hard), Hard: hard}
+})
+
+// env is the image's environment, and the spec's over it.
+func (c *creation) env() []string {
+	return mergeEnv(slices.Concat([]string{defaultPath, "HOSTNAME=" + c.hostname()}, c.image.config.Env), c.spec.Env)
+}
+
+// mergeEnv lets later variables replace earlier ones of the same name.
+func mergeEnv(base, over []string) []string {
+	var out []string
+	at := map[string]int{}
+	for _, v := range slices.Concat(base, over) {
+		name, _, _ := strings.Cut(v, "=")
+		if i, ok := at[name]; ok {
+			out[i] = v
+			continue
+		}
+		at[name] = len(out)
+		out = append(out, v)
+	}
+	return out
+}
+
+// limit adds the spec's limits to what devices are allowed.
+func (c *creation) limit(res *specs.LinuxResources) {
+	if m := c.spec.MemoryBytes; m > 0 {
+		res.Memory = &specs.LinuxMemory{Limit: &m}
+		if swapLimits() {
+			res.Memory.Swap = &m // both together, so there is no swap
+		}
+	}
+	if c.spec.CPUs > 0 {
+		period := uint64(cpuPeriod)
+		quota := max(int64(math.Round(min(c.spec.CPUs, float64(c.r.host.CPUs))*cpuPeriod)), minQuota)
+		res.CPU = &specs.LinuxCPU{Quota: &quota, Period: &period}
+	}
+	if n := c.spec.PidsLimit; n > 0 {
+		res.Pids = &specs.LinuxPids{Limit: &n}
+	}
+}
+
+// swapLimits tells whether the kernel can limit swap: version 1 of cgroups has to be
+// told so when it boots, and refuses the limit otherwise.
+var swapLimits = sync.OnceValue(func() bool {
+	_, v1 := os.Stat(cgroupRoot + "/memory/memory.limit_in_bytes")
+	_, swap := os.Stat(cgroupRoot + "/memory/memory.memsw.limit_in_bytes")
+	return v1 != nil || swap == nil
+})
+
+// mounts are the kernel's file systems, our own files, and the spec's; what lies
+// deeper comes later.
+//
+// A bind takes the source's own file system and none that is mounted below it: those
+// were never judged. An image's volume is a place like any other here; with a
+// read-only root it is covered by an empty file system, as it is with Docker.
+func (c *creation) mounts(base []specs.Mount) []specs.Mount {
+	out := slices.DeleteFunc(slices.Clone(base), func(m specs.Mount) bool { return m.Destination == "/run" })
+	out = append(out, specs.Mount{
+		Destination: cgroupRoot, Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"},
+	}, bind(c.agent, agentTarget, true))
+	var more []specs.Mount
+	taken := map[string]bool{}
+	for _, m := range c.spec.Mounts {
+		taken[path.Clean(m.Target)] = true
+		more = append(more, bind(m.Source, m.Target, m.ReadOnly))
+	}
+	for _, t := range c.spec.Tmpfs {
+		taken[path.Clean(t.Target)] = true
+		more = append(more, tmpfs(t.Target, t.SizeBytes, "1777"))
+	}
+	for _, name := range etcFiles {
+		if target := "/etc/" + name; !taken[target] {
+			more = append(more, bind(c.place.file(name), target, true)) // a tenant's writes would go to the host's disk
+		}
+	}
+	for i, dir := range c.dirs {
+		taken[dir] = true
+		more = append(more, bind(c.place.file(dirName(i)), dir, c.spec.ReadOnlyRootfs))
+	}
+	if c.spec.ReadOnlyRootfs {
+		for v := range c.image.config.Volumes {
+			if v = path.Clean(v); !taken[v] && path.IsAbs(v) && v != "/" {
+				more = append(more, tmpfs(v, 4096, "0555", "ro"))
+			}
+		}
+	}
+	slices.SortStableFunc(more, func(a, b specs.Mount) int {
+		x, y := path.Clean(a.Destination), path.Clean(b.Destination)
+		return cmp.Or(cmp.Compare(strings.Count(x, "/"), strings.Count(y, "/")), cmp.Compare(x, y))
+	})
+	return append(out, more...)
+}
+
+func bind(source, target string, readOnly bool) specs.Mount {
+	mode := "rw"
+	if readOnly {
+		mode = "ro"
+	}
+	return specs.Mount{
+		Destination: target, Type: "bind", Source: source, Options: []string{"bind", "rprivate", "nosuid", "nodev", mode},
+	}
+}
+
+func tmpfs(target string, size int64, mode string, more ...string) specs.Mount {
+	options := append([]string{"nosuid", "nodev", "mode=" + mode, fmt.Sprintf("size=%d", size)}, more...)
+	return specs.Mount{Destination: target, Type: "tmpfs", Source: "tmpfs", Options: options}
+}
+
+// emptySpec is what a record needs.
+func emptySpec() (typeurl.Any, error) {
+	return typeurl.MarshalAny(&specs.Spec{Version: ociVersion})
+}

@@ -1,0 +1,104 @@
+package containerd
+
+import (
+	"maps"
+	"time"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// tracker makes of an engine's events those of the containers that a watch is about,
+// with their labels, and in the order in which things happen.
+type tracker struct {
+	labels map[string]string // that are watched
+	known  map[string]*tracked
+	out    []runtime.Event
+	held   []removal // in the order of their times
+}
+
+// tracked is a container that carries the labels.
+type tracked struct {
+	labels  map[string]string
+	alive   bool // its exit is to come
+	removed bool
+}
+
+// removal is one that waits for an exit.
+type removal struct {
+	event runtime.Event
+	until time.Time
+}
+
+func newTracker(labels map[string]string) *tracker {
+	return &tracker{labels: labels, known: map[string]*tracked{}}
+}
+
+func (t *tracker) knows(id string) bool { return t.known[id] != nil }
+
+// know tells of a container, with its caller's labels.
+func (t *tracker) know(id string, own map[string]string, alive bool) {
+	for k, v := range t.labels {
+		if got, ok := own[k]; !ok || v != "" && got != v {
+			return
+		}
+	}
+	t.known[id] = &tracked{labels: own, alive: alive}
+}
+
+// happened takes an event without labels.
+func (t *tracker) happened(e runtime.Event, now time.Time) {
+	c := t.known[e.ContainerID]
+	if c == nil || c.removed && e.Type != runtime.EventExit {
+		return
+	}
+	e.Labels = maps.Clone(c.labels)
+	switch e.Type {
+	case runtime.EventStart:
+		c.alive = true
+	case runtime.EventExit:
+		if !c.alive { // the engine says so again when a shim has gone
+			return
+		}
+		c.alive = false
+	case runtime.EventRemoved:
+		c.removed = true
+		if c.alive {
+			t.held = append(t.held, removal{e, now.Add(removalDelay)})
+			return
+		}
+		delete(t.known, e.ContainerID)
+	}
+	t.out = append(t.out, e)
+	if !c.removed || e.Type != runtime.EventExit {
+		return
+	}
+	for i, h := range t.held {
+		if h.event.ContainerID == e.ContainerID {
+			t.held = append(t.held[:i:i], t.held[i+1:]...)
+			t.out = append(t.out, h.event)
+			break
+		}
+	}
+	delete(t.known, e.ContainerID)
+}
+
+// due gives a channel that is ready when flush has something that was held back.
+func (t *tracker) due() <-chan time.Time {
+	if len(t.held) == 0 {
+		return nil
+	}
+	return time.After(time.Until(t.held[0].until))
+}
+
+// flush gives what there is to tell by now.
+func (t *tracker) flush(now time.Time) []runtime.Event {
+	for len(t.held) > 0 && !now.Before(t.held[0].until) {
+		e := t.held[0].event
+		t.held = t.held[1:]
+		t.out = append(t.out, e)
+		delete(t.known, e.ContainerID)
+	}
+	out := t.out
+	t.out = nil
+	return out
+}

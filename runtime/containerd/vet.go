@@ -1,0 +1,109 @@
+package containerd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// vet looks at a container that is made and not yet started, from the host, and finds
+// out whether the OCI runtime was led astray.
+//
+// Where a mount comes to lie is the image's to say: /workspace may be a link to /dev.
+// There, the runtime takes what the mount has at /dev/null, a link to anything, for the
+// device that it masks files of /proc with.
+func (c *creation) vet(pid uint32, linux *specs.Linux) error {
+	if c.class.name != runcShim {
+		return nil // there is a kernel in between, and nothing of this is the host's
+	}
+	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("look at what was made: %w", err)
+	}
+	defer func() { _ = unix.Close(root) }()
+	for _, path := range []string{"/proc", "/sys"} {
+		if err := vetPath(root, path, isKernels); err != nil {
+			return err
+		}
+	}
+	for _, path := range linux.MaskedPaths {
+		if err := vetPath(root, path, isMasked); err != nil {
+			return err
+		}
+	}
+	for _, path := range linux.ReadonlyPaths {
+		if err := vetPath(root, path, isReadOnly); err != nil {
+			return err
+		}
+	}
+	return c.vetAgent(root)
+}
+
+var errAstray = errors.New("the image, or what is mounted, covers a place of the kernel's or Berm's own")
+
+// vetPath is an error when there is something at a path, and it isn't as it should be.
+func vetPath(root int, path string, good func(unix.Stat_t, unix.Statfs_t) bool) error {
+	fd, err := unix.Openat2(root, path, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
+		return runtime.Invalid("%s: %w", path, errAstray)
+	}
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", path, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var stat unix.Stat_t
+	var fs unix.Statfs_t
+	if err := errors.Join(unix.Fstat(fd, &stat), unix.Fstatfs(fd, &fs)); err != nil {
+		return fmt.Errorf("look at %s: %w", path, err)
+	}
+	if !good(stat, fs) {
+		return runtime.Invalid("%s: %w", path, errAstray)
+	}
+	return nil
+}
+
+func isKernels(_ unix.Stat_t, fs unix.Statfs_t) bool {
+	return fs.Type == unix.PROC_SUPER_MAGIC || fs.Type == unix.SYSFS_MAGIC
+}
+
+func isReadOnly(_ unix.Stat_t, fs unix.Statfs_t) bool { return fs.Flags&unix.ST_RDONLY != 0 }
+
+// isMasked is for what lies below /proc and /sys.
+func isMasked(stat unix.Stat_t, fs unix.Statfs_t) bool {
+	if stat.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return !isKernels(stat, fs) && isReadOnly(stat, fs)
+	}
+	return stat.Mode&unix.S_IFMT == unix.S_IFCHR && stat.Rdev == unix.Mkdev(1, 3) // /dev/null
+}
+
+// vetAgent is an error when the container's first program isn't the agent.
+func (c *creation) vetAgent(root int) error {
+	var want, got unix.Stat_t
+	if err := unix.Stat(c.agent, &want); err != nil {
+		return &os.PathError{Op: "stat", Path: c.agent, Err: err}
+	}
+	fd, err := unix.Openat2(root, agentTarget, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return runtime.Invalid("%s: %w: %w", agentTarget, errAstray, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Fstat(fd, &got); err != nil {
+		return fmt.Errorf("look at %s: %w", agentTarget, err)
+	}
+	if got.Dev != want.Dev || got.Ino != want.Ino {
+		return runtime.Invalid("%s: %w", agentTarget, errAstray)
+	}
+	return nil
+}

@@ -1,0 +1,108 @@
+package containerd
+
+import (
+	"archive/tar"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// What an image or a mounted directory could gain by where a mount comes to lie.
+func TestHostileImages(t *testing.T) {
+	r := newRuntime(t, testEngine(t))
+	volumes := func(paths ...string) ocispec.ImageConfig {
+		c := ocispec.ImageConfig{Volumes: map[string]struct{}{}}
+		for _, p := range paths {
+			c.Volumes[p] = struct{}{}
+		}
+		return c
+	}
+	var many []string
+	for i := range maxVolumes + 1 {
+		many = append(many, fmt.Sprintf("/v%d", i))
+	}
+	for name, tt := range map[string]struct {
+		config ocispec.ImageConfig
+		entry  tar.Header
+		null   string // in the mounted directory; a link's target
+		why    string
+	}{
+		"null is a file":      {entry: link("workspace", "/dev"), null: "", why: errAstray.Error()},
+		"null leads to /proc": {entry: link("workspace", "/dev"), null: "/proc/keys", why: errAstray.Error()},
+		"mount over /sys":     {entry: link("workspace", "/sys"), why: errAstray.Error()},
+		"volume is a loop":    {config: volumes("/loop/x"), entry: link("loop", "loop"), why: "look for directory"},
+		"volume has a zero":   {config: volumes("/a\x00b"), entry: file("a", ""), why: "look for directory"},
+		"volume is too long":  {config: volumes("/" + strings.Repeat("a", 5000)), entry: file("a", ""), why: "look for directory"},
+		"volumes without end": {config: volumes(many...), entry: file("a", ""), why: "volumes"},
+		"volume over /sys":    {config: volumes("/sys"), entry: file("a", ""), why: errAstray.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			null := filepath.Join(dir, "null")
+			if tt.null != "" {
+				if err := os.Symlink(tt.null, null); err != nil {
+					t.Fatal(err)
+				}
+			} else if err := os.WriteFile(null, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			img := (&madeImage{config: tt.config, layers: [][]tar.Header{{tt.entry, file(rand.Text(), "")}}}).build(t)
+			spec := runtime.Spec{
+				Name: "hostile-" + rand.Text(), Command: []string{"/never"},
+				Image:  r.mustImport(t, img.layout(t, named("berm.local/"+strings.ToLower(rand.Text())+":latest"))).ID,
+				Mounts: []runtime.Mount{{Source: dir, Target: "/workspace"}},
+			}
+			c, err := r.Create(t.Context(), spec)
+			if err == nil {
+				t.Error(r.Remove(t.Context(), c.ID))
+			}
+			if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), tt.why) {
+				t.Errorf("error %v", err)
+			}
+			list, err := r.List(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range list {
+				if c.Name == spec.Name {
+					t.Errorf("left: %+v", c)
+				}
+			}
+		})
+	}
+}
+
+func TestIsMasked(t *testing.T) {
+	for path, want := range map[string]bool{"/dev/null": true, "/dev/zero": false, "/proc": false, "/proc/uptime": false, "/": false, "/etc/passwd": false} {
+		var stat unix.Stat_t
+		var fs unix.Statfs_t
+		if err := unix.Stat(path, &stat); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Statfs(path, &fs); err != nil {
+			t.Fatal(err)
+		}
+		if got := isMasked(stat, fs); got != want {
+			t.Errorf("%s: %t", path, got)
+		}
+	}
+}
+
+// What is remembered of directories is bounded, whoever names them.
+func TestMissingDirsBounded(t *testing.T) {
+	var c imageCache
+	c.keepMissing(strings.Repeat("x", maxCachedBytes+1), nil)
+	c.keepMissing("small", []string{"/a"})
+	if _, ok := c.missing("small"); !ok || len(c.dirs) != 1 {
+		t.Errorf("%d are kept", len(c.dirs))
+	}
+}
