@@ -115,6 +115,25 @@ func (m *Manager) CollectOrphan(ctx context.Context, c runtime.Container) error 
 	return m.remove(ctx, c.ID)
 }
 
+// SweepEngine has the engine's backend remove what a Create or a Remove that was cut
+// short left behind and no list tells of, where the backend knows of such things. A
+// failure is logged and left to the next sweep.
+func (m *Manager) SweepEngine(ctx context.Context) {
+	if m.available() == nil {
+		m.sweepEngine(ctx)
+	}
+}
+
+func (m *Manager) sweepEngine(ctx context.Context) {
+	s, ok := m.opts.Runtime.(runtime.Sweeper)
+	if !ok {
+		return
+	}
+	if err := m.call(ctx, "sweep", s.Sweep); err != nil && ctx.Err() == nil {
+		m.log.WarnContext(ctx, "engine_sweep_failed", "error", err)
+	}
+}
+
 // CollectNetworks removes this instance's networks that the policy names no more
 // and nobody uses, and those made for a policy that is gone. It answers how many.
 func (m *Manager) CollectNetworks(ctx context.Context) (int, error) {

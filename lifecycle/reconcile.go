@@ -250,6 +250,8 @@ func (m *Manager) reconcile(ctx context.Context) (err error) {
 		}
 		span.End()
 	}()
+	// First, as what was left of a network or a container may be in the way of the new.
+	m.sweepEngine(ctx)
 	pol := m.opts.Policy()
 	for _, n := range pol.Networks() {
 		err := m.ensureNetwork(ctx, n.EngineNetwork)

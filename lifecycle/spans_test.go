@@ -80,7 +80,7 @@ func (w traced) check(name string, attrs map[string]any, failed bool, calls ...s
 func TestSpansOfALife(t *testing.T) {
 	ctx := context.Background()
 	w := newTraced(t, setup{})
-	w.check("reconcile", map[string]any{"berm.sandboxes": int64(0), "berm.removed": int64(0)}, false, "runtime.ensure_network", "runtime.list")
+	w.check("reconcile", map[string]any{"berm.sandboxes": int64(0), "berm.removed": int64(0)}, false, "runtime.sweep", "runtime.ensure_network", "runtime.list")
 	sb := w.create(request("k")).Sandbox
 	ids := func(more ...string) map[string]any {
 		all := map[string]any{"berm.key": "k", "berm.session_id": sb.SessionID}
@@ -126,7 +126,7 @@ func TestReconcileSpanCounts(t *testing.T) {
 	}
 	w.stop()
 	again := newTraced(t, setup{engine: w.fake, store: w.store})
-	again.check("reconcile", map[string]any{"berm.sandboxes": int64(2), "berm.removed": int64(1)}, false, "runtime.ensure_network",
+	again.check("reconcile", map[string]any{"berm.sandboxes": int64(2), "berm.removed": int64(1)}, false, "runtime.sweep", "runtime.ensure_network",
 		"runtime.list", "runtime.inspect", "runtime.inspect", "runtime.inspect", "runtime.remove")
 }
 

@@ -92,8 +92,8 @@ type Swept struct {
 }
 
 // Sweep collects all that has ended by now: sandboxes past their end, this
-// instance's containers that no record knows, then its stray networks. One
-// failure doesn't keep the others from being swept.
+// instance's containers that no record knows, what the engine has of neither, then
+// its stray networks. One failure doesn't keep the others from being swept.
 func (r *Reaper) Sweep(ctx context.Context) (swept Swept, err error) {
 	ctx, span := r.tracer.Start(ctx, "sweep", trace.WithNewRoot())
 	defer func() {
@@ -123,6 +123,7 @@ func (r *Reaper) Sweep(ctx context.Context) (swept Swept, err error) {
 	}
 	b.wait()
 	swept.Cleaned, swept.Errors = b.done, len(b.errs)
+	r.manager.SweepEngine(ctx) // before the networks, which what it removes may be using
 	if lerr == nil {
 		swept.Networks, lerr = r.manager.CollectNetworks(ctx)
 	}
