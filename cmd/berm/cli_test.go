@@ -216,8 +216,8 @@ func TestLocalCommands(t *testing.T) {
 		{args: "config print --state-dir relative", stdout: []string{"cmd/berm/relative # flag"}},
 		{args: "config check --config " + good, stdout: []string{"the configuration is valid"}},
 		{args: "config check --config " + dir + "/none.yaml", code: 1, stderr: []string{"no such file"}},
-		{args: "config check --policy " + badPolicy + " --token-file " + badTokens + " --engine containerd", code: 1,
-			stderr: []string{"nothing", "shorter than 16", "containerd is not in this build yet"}},
+		{args: "config check --policy " + badPolicy + " --token-file " + badTokens + " --engine-address ftp://x", code: 1,
+			stderr: []string{"nothing", "shorter than 16", "only unix:// and tcp:// can be used"}},
 		{args: "config check --listen 0.0.0.0:1", code: 1, stderr: []string{"without a token, only a loopback address"}},
 
 		{args: "policy explain -f -", stdin: `{}`, stdout: []string{"allowed\n", `"profile": "default"`, `"memory_mb": 512`}},
@@ -235,7 +235,7 @@ func TestLocalCommands(t *testing.T) {
 		{args: "policy explain", code: 2, stderr: []string{`required flag(s) "file" not set`}},
 
 		{args: "serve --listen 0.0.0.0:0 --state-dir " + dir + "/state", code: 1, stderr: []string{"without a token, only a loopback address"}},
-		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --engine containerd", code: 1, stderr: []string{"containerd is not in this build yet"}},
+		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --engine containerd --engine-address tcp://127.0.0.1:1", code: 1, stderr: []string{"want the path of containerd's socket"}},
 		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --policy " + badPolicy, code: 1, stderr: []string{"nothing"}},
 		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --token-file " + badTokens, code: 1, stderr: []string{"shorter than 16"}},
 		{args: "serve --config " + bad, code: 1, stderr: []string{"unknown key"}},

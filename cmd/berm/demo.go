@@ -22,6 +22,7 @@ import (
 
 func newDemoCommand() *cobra.Command {
 	var opts demoOptions
+	var kind, address string
 	var keepUp bool
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -29,29 +30,56 @@ func newDemoCommand() *cobra.Command {
 		Long: `Start berm serve with a state directory, a port and a token of its own, and show
 each call and its answer: sandboxes made, reused, refused, used and collected, and
 a server that is killed and knows its sandboxes when it is back. Every answer is
-checked; the exit code is 1 if one isn't as promised. Nothing is left behind.`,
-		Example: "  berm demo --image busybox\n  DOCKER_HOST=unix:///run/docker.sock berm demo",
+checked; the exit code is 1 if one isn't as promised. Nothing is left behind.
+
+The engine's further settings come from the environment: BERM_ENGINE_NAMESPACE (or
+CONTAINERD_NAMESPACE) and its like.`,
+		Example: "  berm demo --image busybox\n  DOCKER_HOST=unix:///run/docker.sock berm demo\n  BERM_ENGINE_NAMESPACE=demo berm demo --engine containerd",
 		Args:    cobra.NoArgs,
 		RunE: action(func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
+			var err error
+			if opts.engine, err = demoEngine(kind, address, os.Environ()); err != nil {
+				return err
+			}
 			return runDemo(ctx, opts, keepUp, cmd.OutOrStdout())
 		}),
 	}
 	cmd.Flags().StringVar(&opts.image, "image", os.Getenv("BERM_DEMO_IMAGE"), "image of the sandboxes, with a shell (default $BERM_DEMO_IMAGE, else the policy's, pulled if missing)")
-	cmd.Flags().StringVar(&opts.kind, "engine", "docker", "docker or containerd")
-	cmd.Flags().StringVar(&opts.address, "engine-address", "", "the engine's address (default $DOCKER_HOST, else the engine's own)")
+	cmd.Flags().StringVar(&kind, "engine", "docker", "docker or containerd")
+	cmd.Flags().StringVar(&address, "engine-address", "", "the engine's address (default $DOCKER_HOST or $CONTAINERD_ADDRESS, else the engine's own)")
 	cmd.Flags().StringVar(&opts.listen, "listen", "127.0.0.1:0", "address of the server")
 	cmd.Flags().BoolVar(&keepUp, "keep-up", false, "show nothing: print how to call the server, and keep it up until Ctrl-C")
 	return cmd
 }
 
 type demoOptions struct {
-	image, kind, address, listen string
+	engine        config.Engine
+	image, listen string
 }
 
-func (o demoOptions) engine() config.Engine {
-	return config.Engine{Kind: o.kind, Address: o.address, CallTimeout: 30 * time.Second}
+// demoEngine reads the settings of the engine as a server would, but from flags and
+// the environment only.
+func demoEngine(kind, address string, environ []string) (config.Engine, error) {
+	opts := config.Options{Flags: map[string]string{"engine.kind": kind, "engine.instance": ""}}
+	if address != "" {
+		opts.Flags["engine.address"] = address
+	}
+	for _, kv := range environ {
+		name, value, _ := strings.Cut(kv, "=")
+		switch {
+		case strings.HasPrefix(name, "BERM_ENGINE_"):
+			opts.Environ = append(opts.Environ, kv)
+		case name == "CONTAINERD_NAMESPACE" && kind == "containerd": // the last of a name counts
+			opts.Environ = append([]string{"BERM_ENGINE_NAMESPACE=" + value}, opts.Environ...)
+		}
+	}
+	cfg, err := config.Load(opts)
+	if err != nil {
+		return config.Engine{}, err
+	}
+	return cfg.Engine, nil
 }
 
 // runDemo sets the stage, plays, and clears it again, whatever happens.
@@ -63,6 +91,9 @@ func runDemo(ctx context.Context, opts demoOptions, keepUp bool, out io.Writer) 
 	dir, err := os.MkdirTemp("", "berm-demo-")
 	if err != nil {
 		return err
+	}
+	if err := ask(ctx, opts.engine, filepath.Join(dir, "ask")); err != nil {
+		return errors.Join(err, os.RemoveAll(dir))
 	}
 	srv := newDemoServer(dir, opts)
 	defer func() {
@@ -76,7 +107,7 @@ func runDemo(ctx context.Context, opts demoOptions, keepUp bool, out io.Writer) 
 				err = nil
 			}
 		}
-		err = errors.Join(err, clearStage(context.WithoutCancel(ctx), srv, opts), os.RemoveAll(dir))
+		err = errors.Join(err, clearStage(context.WithoutCancel(ctx), srv), os.RemoveAll(dir))
 	}()
 	if err := srv.start(ctx); err != nil {
 		return err
@@ -88,15 +119,31 @@ func runDemo(ctx context.Context, opts demoOptions, keepUp bool, out io.Writer) 
 	return d.play(ctx)
 }
 
-// clearStage stops the server and removes what it made, by label and without it.
-func clearStage(ctx context.Context, srv *demoServer, opts demoOptions) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	srv.stop()
-	rt, err := openRuntime(opts.engine(), nil)
+// ask finds out whether the engine is there, before a server waits for it.
+func ask(ctx context.Context, cfg config.Engine, stateDir string) error {
+	rt, err := openRuntime(cfg, stateDir, nil)
 	if err != nil {
 		return err
 	}
+	defer closeRuntime(rt)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if _, err := rt.Info(ctx); err != nil {
+		return fmt.Errorf("the %s engine isn't there; start it, or say where it is with --engine-address: %w", cfg.Kind, err)
+	}
+	return nil
+}
+
+// clearStage stops the server and removes what it made, by label and without it.
+func clearStage(ctx context.Context, srv *demoServer) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	srv.stop()
+	rt, err := srv.openRuntime()
+	if err != nil {
+		return err
+	}
+	defer closeRuntime(rt)
 	owned := map[string]string{lifecycle.LabelOwner: srv.instance}
 	containers, err := rt.List(ctx, owned)
 	if err != nil {
@@ -105,6 +152,9 @@ func clearStage(ctx context.Context, srv *demoServer, opts demoOptions) error {
 	var errs []error
 	for _, c := range containers {
 		errs = append(errs, rt.Remove(ctx, c.ID))
+	}
+	if s, ok := rt.(runtime.Sweeper); ok {
+		errs = append(errs, s.Sweep(ctx)) // a server that was killed may have left parts
 	}
 	if n, ok := rt.(runtime.Networker); ok {
 		errs = append(errs, n.RemoveNetwork(ctx, srv.network))

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -12,6 +13,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/runtime"
 )
 
 // demoServer is a berm serve in a process of its own, so that it can be killed.
@@ -36,10 +40,38 @@ func newDemoServer(dir string, opts demoOptions) *demoServer {
 		"BERM_SECURITY_TOKENS=" + s.token, "BERM_ENGINE_INSTANCE=" + s.instance,
 		"BERM_SANDBOX_NETWORK=" + s.network, "BERM_SANDBOX_CLEANUP_INTERVAL=500ms",
 	}
+	s.env = append(s.env, engineEnv(opts.engine)...)
 	if opts.image != "" {
 		s.env = append(s.env, "BERM_SANDBOX_IMAGE="+opts.image)
 	}
 	return s
+}
+
+// engineEnv is what tells a server of an engine's settings.
+func engineEnv(e config.Engine) []string {
+	var env []string
+	for _, f := range []struct{ name, value string }{
+		{"KIND", e.Kind}, {"ADDRESS", e.Address}, {"CALL_TIMEOUT", e.CallTimeout.String()}, {"REGISTRY_AUTH_FILE", e.RegistryAuthFile},
+		{"NAMESPACE", e.Namespace}, {"SNAPSHOTTER", e.Snapshotter}, {"CGROUP_PARENT", e.CgroupParent}, {"NETNS", e.Netns},
+		{"SUBNETS", e.Subnets}, {"CNI_PLUGIN_DIRS", strings.Join(e.CNIPluginDirs, ",")}, {"AGENT_FILE", e.AgentFile},
+	} {
+		env = append(env, "BERM_ENGINE_"+f.name+"="+f.value)
+	}
+	return env
+}
+
+func (s *demoServer) stateDir() string { return filepath.Join(s.dir, "state") }
+
+// openRuntime makes a client of the server's engine that sees what the server's does.
+func (s *demoServer) openRuntime() (runtime.Runtime, error) {
+	return openRuntime(s.opts.engine, s.stateDir(), nil)
+}
+
+// closeRuntime lets go of a backend's connection, if it holds one.
+func closeRuntime(rt runtime.Runtime) {
+	if c, ok := rt.(io.Closer); ok {
+		_ = c.Close()
+	}
 }
 
 func (s *demoServer) logPath() string { return filepath.Join(s.dir, "server.log") }
@@ -57,16 +89,12 @@ func (s *demoServer) start(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = log.Close() }() // the child has its own
-	state := filepath.Join(s.dir, "state")
+	state := s.stateDir()
 	listen := s.opts.listen
 	if s.url != "" { // started again: where it was
 		listen = strings.TrimPrefix(s.url, "http://")
 	}
-	args := []string{"serve", "--listen", listen, "--state-dir", state, "--engine", s.opts.kind}
-	if s.opts.address != "" {
-		args = append(args, "--engine-address", s.opts.address)
-	}
-	s.cmd = exec.Command(s.binary, args...)
+	s.cmd = exec.Command(s.binary, "serve", "--listen", listen, "--state-dir", state)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	for _, kv := range os.Environ() {
 		if !strings.HasPrefix(kv, "BERM_") {

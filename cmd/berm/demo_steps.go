@@ -33,7 +33,7 @@ echo "$(grep CapEff: /proc/self/status) $(grep NoNewPrivs: /proc/self/status) $(
 
 func (d *demo) play(ctx context.Context) error {
 	began := time.Now()
-	d.printf("A server is up at %s (its token is $TOKEN below), on the %s engine.\n", d.server.url, d.server.opts.kind)
+	d.printf("A server is up at %s (its token is $TOKEN below), on the %s engine.\n", d.server.url, d.server.opts.engine.Kind)
 	for _, scene := range []struct {
 		title string
 		play  func(context.Context) error
@@ -146,10 +146,11 @@ func (d *demo) expire(ctx context.Context) error {
 	if err := d.call(ctx, http.MethodPut, "brief", `{"ttl":"2s"}`, http.StatusCreated, &sb, "result", "key", "expires_at"); err != nil {
 		return err
 	}
-	rt, err := openRuntime(d.server.opts.engine(), nil)
+	rt, err := d.server.openRuntime()
 	if err != nil {
 		return err
 	}
+	defer closeRuntime(rt)
 	labels := map[string]string{lifecycle.LabelOwner: d.server.instance, lifecycle.LabelKey: "brief"}
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

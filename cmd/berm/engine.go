@@ -1,15 +1,19 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -18,27 +22,114 @@ import (
 	"github.com/bermhq/berm/lifecycle/hold"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd"
 	"github.com/bermhq/berm/runtime/docker"
 )
 
-// openRuntime makes the client of an engine, which needn't be up yet. A nil logger
-// discards.
-func openRuntime(cfg config.Engine, log *slog.Logger) (runtime.Runtime, error) {
-	if cfg.Kind != "docker" {
-		return nil, fmt.Errorf("engine.kind: %s is not in this build yet; use docker", cfg.Kind)
+// openRuntime makes the client of an engine, which needn't be up yet; what it keeps
+// of its own lies below stateDir. A nil logger discards.
+func openRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (runtime.Runtime, error) {
+	if cfg.Kind == "docker" {
+		opts, err := dockerOptions(cfg)
+		if err != nil {
+			return nil, err
+		}
+		opts.Logger = log
+		return docker.New(opts)
 	}
-	return docker.New(docker.Options{Host: cfg.Address, CallTimeout: cfg.CallTimeout, Logger: log})
+	opts, err := containerdOptions(cfg, stateDir)
+	if err != nil {
+		return nil, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("engine.kind: containerd needs a berm that runs as root, with CAP_SYS_ADMIN and CAP_NET_ADMIN, on the engine's host")
+	}
+	opts.Logger = log
+	return containerd.New(opts)
+}
+
+// checkEngine tells what is wrong with an engine's settings, without asking the
+// engine or making anything.
+func checkEngine(cfg config.Engine, stateDir string) error {
+	if cfg.Kind != "docker" {
+		_, err := containerdOptions(cfg, stateDir)
+		return err
+	}
+	opts, err := dockerOptions(cfg)
+	if err != nil {
+		return err
+	}
+	_, err = docker.New(opts)
+	return err
+}
+
+func dockerOptions(cfg config.Engine) (docker.Options, error) {
+	opts := docker.Options{Host: cfg.Address, CallTimeout: cfg.CallTimeout}
+	if cfg.RegistryAuthFile != "" {
+		auth := registryAuth{path: cfg.RegistryAuthFile}
+		if _, err := auth.read(); err != nil {
+			return opts, err
+		}
+		opts.RegistryAuth = auth.forRef
+	}
+	return opts, nil
+}
+
+func containerdOptions(cfg config.Engine, stateDir string) (containerd.Options, error) {
+	opts := containerd.Options{
+		Address: cfg.Address, Namespace: cfg.Namespace, Root: filepath.Join(stateDir, "containerd"),
+		Snapshotter: cfg.Snapshotter, CgroupParent: cfg.CgroupParent, Netns: cfg.Netns, CallTimeout: cfg.CallTimeout,
+	}
+	if len(cfg.CNIPluginDirs) > 0 {
+		opts.PluginDirs = cfg.CNIPluginDirs
+	}
+	var err error
+	if opts.Subnets, err = cfg.Pool(); err != nil {
+		return opts, fmt.Errorf("engine.subnets: %w", err)
+	}
+	if opts.Agent, err = agentProgram(cfg); err != nil {
+		return opts, err
+	}
+	if cfg.RegistryAuthFile != "" {
+		auth := registryAuth{path: cfg.RegistryAuthFile}
+		if _, err := auth.read(); err != nil {
+			return opts, err
+		}
+		opts.RegistryAuth = auth.forHost
+	}
+	return opts, nil
+}
+
+// maxAgent bounds the agent's program, which has about 2 MB.
+const maxAgent = 64 << 20
+
+// agentProgram is what containers are given as their init process.
+func agentProgram(cfg config.Engine) ([]byte, error) {
+	if cfg.AgentFile == "" {
+		return builtinAgent()
+	}
+	f, err := os.Open(cfg.AgentFile)
+	if err != nil {
+		return nil, fmt.Errorf("engine.agent_file: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	program, err := io.ReadAll(io.LimitReader(f, maxAgent+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("engine.agent_file: %w", err)
+	case len(program) > maxAgent || !bytes.HasPrefix(program, []byte("\x7fELF")):
+		return nil, fmt.Errorf("engine.agent_file: %s is no program of Linux", cfg.AgentFile)
+	}
+	return program, nil
 }
 
 // engineSocket is the path of the engine's unix socket, empty if it has none.
 func engineSocket(cfg config.Engine) string {
-	address := cfg.Address
-	if address == "" {
-		address = os.Getenv("DOCKER_HOST")
+	if cfg.Kind == "containerd" {
+		address := cmp.Or(cfg.Address, os.Getenv("CONTAINERD_ADDRESS"), "/run/containerd/containerd.sock")
+		return strings.TrimPrefix(address, "unix://")
 	}
-	if address == "" {
-		address = "unix:///var/run/docker.sock"
-	}
+	address := cmp.Or(cfg.Address, os.Getenv("DOCKER_HOST"), "unix:///var/run/docker.sock")
 	if u, err := url.Parse(address); err == nil && u.Scheme == "unix" {
 		return u.Path
 	}
@@ -49,6 +140,16 @@ func engineSocket(cfg config.Engine) string {
 type view struct {
 	root   bool // the root file system: a path means the same to both
 	mounts bool // the mount namespace: what is mounted here is mounted there
+	asked  bool // the engine was there to find out, or it is elsewhere
+}
+
+// suits refuses an engine that can't be used from here, once that is known.
+func (v view) suits(kind string) error {
+	if kind == "containerd" && v.asked && (!v.root || !v.mounts) {
+		return errors.New("engine.kind: containerd needs a berm that shares the engine's root file system and mount namespace, and this one doesn't; " +
+			"run it on the engine's host, without a container around it")
+	}
+	return nil
 }
 
 // engineView finds out by asking the kernel who is behind the engine's socket. While
@@ -57,7 +158,7 @@ type view struct {
 func engineView(ctx context.Context, cfg config.Engine) view {
 	socket := engineSocket(cfg)
 	if socket == "" {
-		return view{root: !inContainer()}
+		return view{root: !inContainer(), asked: true}
 	}
 	pid, err := peer(ctx, socket)
 	if err != nil {
@@ -65,7 +166,7 @@ func engineView(ctx context.Context, cfg config.Engine) view {
 		return view{root: outside, mounts: outside}
 	}
 	proc := filepath.Join("/proc", strconv.Itoa(pid)) // 0 is a process that we can't see, and has none
-	return view{root: sameFile("/", proc+"/root"), mounts: sameFile("/proc/self/ns/mnt", proc+"/ns/mnt")}
+	return view{root: sameFile("/", proc+"/root"), mounts: sameFile("/proc/self/ns/mnt", proc+"/ns/mnt"), asked: true}
 }
 
 // peer is the process that listens on a unix socket.

@@ -4,8 +4,13 @@ import (
 	"errors"
 	"net"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle/hold"
@@ -24,7 +29,7 @@ func TestEngineView(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	if got, want := engineView(t.Context(), cfg), (view{root: true, mounts: true}); got != want {
+	if got, want := engineView(t.Context(), cfg), (view{root: true, mounts: true, asked: true}); got != want {
 		t.Errorf("an engine in this very process: %+v, want %+v", got, want)
 	}
 	if got := engineView(t.Context(), config.Engine{Address: "tcp://192.0.2.1:2376"}); got.mounts {
@@ -44,6 +49,93 @@ func TestEngineSocket(t *testing.T) {
 	t.Setenv("DOCKER_HOST", "")
 	if got := engineSocket(config.Engine{}); got != "/var/run/docker.sock" {
 		t.Errorf("by default it is %q", got)
+	}
+	t.Setenv("CONTAINERD_ADDRESS", "/from/env.sock")
+	for address, want := range map[string]string{"unix:///a.sock": "/a.sock", "/a.sock": "/a.sock", "": "/from/env.sock"} {
+		if got := engineSocket(config.Engine{Kind: "containerd", Address: address}); got != want {
+			t.Errorf("containerd at %q has the socket %q, want %q", address, got, want)
+		}
+	}
+	t.Setenv("CONTAINERD_ADDRESS", "")
+	if got := engineSocket(config.Engine{Kind: "containerd"}); got != "/run/containerd/containerd.sock" {
+		t.Errorf("containerd's by default is %q", got)
+	}
+}
+
+// Containerd is of use only to those who see its files and mounts as it does.
+func TestEngineSuits(t *testing.T) {
+	for _, tt := range []struct {
+		kind string
+		view view
+		ok   bool
+	}{
+		{"containerd", view{root: true, mounts: true, asked: true}, true},
+		{"containerd", view{root: true, asked: true}, false},
+		{"containerd", view{asked: true}, false},
+		{"containerd", view{}, true}, // it may turn out well
+		{"docker", view{asked: true}, true},
+	} {
+		if err := tt.view.suits(tt.kind); (err == nil) != tt.ok {
+			t.Errorf("%s, %+v: %v", tt.kind, tt.view, err)
+		}
+	}
+}
+
+func TestAgentProgram(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "berm-agent")
+	cfg := config.Engine{Kind: "containerd", AgentFile: file}
+	if _, err := agentProgram(cfg); err == nil || !strings.Contains(err.Error(), "engine.agent_file") {
+		t.Errorf("a missing program: %v", err)
+	}
+	write(t, file, "#!/bin/sh\n")
+	if err := checkEngine(cfg, "/state"); err == nil || !strings.Contains(err.Error(), "is no program of Linux") {
+		t.Errorf("a script: %v", err)
+	}
+	write(t, file, "\x7fELF and so on")
+	if program, err := agentProgram(cfg); err != nil || string(program) != "\x7fELF and so on" {
+		t.Errorf("a program: %q, %v", program, err)
+	}
+	cfg.RegistryAuthFile = file
+	if err := checkEngine(cfg, "/state"); err == nil || !strings.Contains(err.Error(), "engine.registry_auth_file") {
+		t.Errorf("credentials that can't be read: %v", err)
+	}
+}
+
+func TestDemoEngine(t *testing.T) {
+	got, err := demoEngine("containerd", "/a.sock", []string{
+		"BERM_ENGINE_SUBNETS=10.9.0.0/16", "CONTAINERD_NAMESPACE=ambient", "BERM_ENGINE_INSTANCE=other", "BERM_SANDBOX_TTL=nonsense", "BERM_ENGINE_KIND=docker",
+	})
+	want := config.Engine{Kind: "containerd", Address: "/a.sock", Subnets: "10.9.0.0/16", Namespace: "ambient", CallTimeout: 30 * time.Second}
+	if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); err != nil || d != "" {
+		t.Errorf("%v\n%s", err, d)
+	}
+	if got, err := demoEngine("containerd", "", []string{"BERM_ENGINE_NAMESPACE=said", "CONTAINERD_NAMESPACE=ambient"}); err != nil || got.Namespace != "said" {
+		t.Errorf("both namespaces: %+v, %v", got, err)
+	}
+	if _, err := demoEngine("docker", "", []string{"CONTAINERD_NAMESPACE=ambient"}); err != nil {
+		t.Errorf("docker doesn't care for containerd's environment: %v", err)
+	}
+	if _, err := demoEngine("docker", "", []string{"BERM_ENGINE_NETNS=/a"}); err == nil {
+		t.Error("docker heeds no engine.netns")
+	}
+	// What a server is told is all that the demo was told.
+	cfg, err := config.Load(config.Options{Environ: engineEnv(want)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want, cfg.Engine, cmpopts.EquateEmpty()); d != "" {
+		t.Error(d)
+	}
+}
+
+// No setting may be forgotten on its way to the demo's server.
+func TestEngineEnvIsComplete(t *testing.T) {
+	text := strings.Join(engineEnv(config.Engine{}), "\n")
+	for i := range reflect.TypeFor[config.Engine]().NumField() {
+		name := "BERM_ENGINE_" + strings.ToUpper(reflect.TypeFor[config.Engine]().Field(i).Tag.Get("yaml"))
+		if !strings.Contains(text, name+"=") && name != "BERM_ENGINE_INSTANCE" { // a demo has its own
+			t.Errorf("%s isn't told", name)
+		}
 	}
 }
 

@@ -29,12 +29,14 @@ var confined = []struct {
 }{
 	{"github.com/docker/docker", in("runtime/docker", "runtime/runtimetest/engine", "proxy/engineapi", "cmd/berm-engine")},
 	{"github.com/containerd/containerd", in("runtime/containerd")},
+	{"github.com/containerd/go-cni", in("runtime/containerd")},
 	{"github.com/spf13/cobra", in("cmd")},
 	{"go.yaml.in/yaml", in("cmd", "policy", "proxy")},
 	{"modernc.org/sqlite", in("lifecycle/store")},
-	// The Docker client speaks HTTP, so its backend may name HTTP's types.
+	// The Docker client speaks HTTP, and so do the registries that containerd's client
+	// pulls from, so the backends may name HTTP's types.
 	{"net/http", func(pkg string) bool {
-		return !in("policy", "lifecycle", "runtime")(pkg) || in("runtime/docker", "runtime/runtimetest/engine")(pkg)
+		return !in("policy", "lifecycle", "runtime")(pkg) || in("runtime/docker", "runtime/containerd", "runtime/runtimetest/engine")(pkg)
 	}},
 }
 
@@ -55,6 +57,8 @@ func mayImport(pkg, dep string) bool {
 	switch {
 	case in("cmd/berm")(pkg):
 		return !in("runtime/runtimetest", "proxy/sandboxapi/openapitest")(dep) // test code stays out of the binary
+	case in("cmd/berm-agent")(pkg):
+		return false // it is in every sandbox, and small
 	case in("cmd")(pkg):
 		return true
 	case in("proxy/apitype")(pkg):
@@ -163,6 +167,7 @@ func TestImportRule(t *testing.T) {
 		"cmd sees its config":         {"cmd/berm", module + "/cmd/berm/config", true},
 		"cmd without test code":       {"cmd/berm", module + "/runtime/runtimetest", false},
 		"tool with test code":         {"cmd/berm-engine", module + "/runtime/runtimetest/engine", true},
+		"agent alone":                 {"cmd/berm-agent", module + "/runtime", false},
 		"proxy to lifecycle":          {"proxy/sandboxapi", module + "/lifecycle", true},
 		"proxy to parent":             {"proxy/sandboxapi", module + "/proxy", true},
 		"proxy to apitype":            {"proxy/sandboxapi", module + "/proxy/apitype", true},
@@ -190,6 +195,9 @@ func TestImportRule(t *testing.T) {
 		"http in lifecycle":           {"lifecycle/reaper", "net/http", false},
 		"http pprof in policy":        {"policy", "net/http/httptest", false},
 		"http in docker backend":      {"runtime/docker", "net/http", true},
+		"http in containerd backend":  {"runtime/containerd", "net/http", true},
+		"containerd in cmd":           {"cmd/berm", "github.com/containerd/containerd/v2/client", false},
+		"containerd in its backend":   {"runtime/containerd", "github.com/containerd/containerd/v2/client", true},
 		"docker client in lifecycle":  {"lifecycle", "github.com/docker/docker/client", false},
 		"docker client in backend":    {"runtime/docker", "github.com/docker/docker/client", true},
 		"docker client in cmd":        {"cmd/berm", "github.com/docker/docker/client", false},

@@ -15,18 +15,20 @@ import (
 
 // An engine that hangs: every call answers within its deadline, and the server
 // recovers by itself.
-func TestHungEngine(t *testing.T) {
+func TestHungEngine(t *testing.T) { onEachEngine(t, testHungEngine) }
+
+func testHungEngine(t *testing.T, kind string) {
 	ctx := t.Context()
-	d := startEngine(t)
-	s, server := newStorm(t, d.Host())
+	e := startEngine(t, kind)
+	s, server := newStorm(t, e)
 	before, err := s.client.Create(ctx, "before", apitype.SandboxRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(d.Pid(), syscall.SIGSTOP); err != nil {
+	if err := syscall.Kill(e.Pid(), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = syscall.Kill(d.Pid(), syscall.SIGCONT) }() // for a test that ends early
+	defer func() { _ = syscall.Kill(e.Pid(), syscall.SIGCONT) }() // for a test that ends early
 	began := time.Now()
 	var refused *client.Error
 	// The first call meets an engine that nobody knows to hang.
@@ -46,7 +48,7 @@ func TestHungEngine(t *testing.T) {
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("once it is known to hang, a command took %s to fail", took)
 	}
-	if err := syscall.Kill(d.Pid(), syscall.SIGCONT); err != nil {
+	if err := syscall.Kill(e.Pid(), syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	s.awaitReady()
@@ -61,21 +63,23 @@ func TestHungEngine(t *testing.T) {
 	}
 	// What the create that failed may have left is the sweep's.
 	deadline := time.Now().Add(20 * time.Second)
-	for containersOf(t, d, server) > 0 && time.Now().Before(deadline) {
+	for containersOf(t, e, server) > 0 && time.Now().Before(deadline) {
 		time.Sleep(200 * time.Millisecond)
 	}
 	server.stop()
-	wantEmpty(t, d)
+	wantEmpty(t, e, server)
 	wantNothing(t, server)
 }
 
 // Two instances share an engine, and neither takes the other's. One of them loses
 // its store, and still knows its sandboxes.
-func TestTwoInstancesAndALostStore(t *testing.T) {
+func TestTwoInstancesAndALostStore(t *testing.T) { onEachEngine(t, testTwoInstancesAndALostStore) }
+
+func testTwoInstancesAndALostStore(t *testing.T, kind string) {
 	ctx := t.Context()
-	d := startEngine(t)
-	one, server := newStorm(t, d.Host())
-	two, other := newStorm(t, d.Host())
+	e := startEngine(t, kind)
+	one, server := newStorm(t, e)
+	two, other := newStorm(t, e)
 	var sessions []string
 	for _, s := range []*storm{one, two} {
 		ttl := apitype.Duration(stormTTL)
@@ -102,11 +106,11 @@ func TestTwoInstancesAndALostStore(t *testing.T) {
 	}
 	// One more TTL from the start, and it ends.
 	one.settle(server)
-	if got := containersOf(t, d, server); got != 0 {
+	if got := containersOf(t, e, server); got != 0 {
 		t.Errorf("the first instance left %d containers", got)
 	}
 	two.settle(other)
-	wantEmpty(t, d)
+	wantEmpty(t, e, server, other)
 	wantNothing(t, server)
 	wantNothing(t, other)
 }

@@ -118,7 +118,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 func literals(t *testing.T, argument int, methods ...string) []string {
 	t.Helper()
 	found := map[string]bool{}
-	for _, dir := range []string{"cmd/berm", "lifecycle", "proxy", "policy", "runtime/docker"} {
+	for _, dir := range []string{"cmd/berm", "lifecycle", "proxy", "policy", "runtime/docker", "runtime/containerd"} {
 		err := filepath.WalkDir("../../"+dir, func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err

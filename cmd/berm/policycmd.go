@@ -42,7 +42,7 @@ func ownPaths(cfg *config.Config) []string {
 		paths = append(paths, socket)
 	}
 	for _, path := range []string{
-		cfg.PolicyFile, cfg.Security.TokenFile, cfg.Otel.HeadersFile,
+		cfg.PolicyFile, cfg.Security.TokenFile, cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile, cfg.Engine.AgentFile,
 		cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot,
 	} {
 		if path != "" {
@@ -86,8 +86,7 @@ func checkParts(ctx context.Context, cfg *config.Config) error {
 		err = proxy.CheckExposure(cfg.HTTP.Listen, tokens.Len())
 	}
 	_, headersErr := otelHeaders(cfg.Otel)
-	_, runtimeErr := openRuntime(cfg.Engine, nil)
-	return errors.Join(policyErr, err, headersErr, runtimeErr)
+	return errors.Join(policyErr, err, headersErr, checkEngine(cfg.Engine, cfg.StateDir))
 }
 
 // loadTokens gives nil when none are configured.

@@ -118,6 +118,9 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	log := tel.logger
 
 	shared := engineView(ctx, cfg.Engine)
+	if err := shared.suits(cfg.Engine.Kind); err != nil {
+		return err
+	}
 	var manager *lifecycle.Manager // makes the holds, and so is there before the first
 	others := func(sessionID string) []policy.Mount { return manager.OtherMounts(sessionID) }
 	holder, why := newHolder(filepath.Join(cfg.StateDir, "hold"), shared, others)
@@ -141,10 +144,11 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		return err
 	}
 	undo.add(db.Close)
-	rt, err := openRuntime(cfg.Engine, log)
+	rt, err := openRuntime(cfg.Engine, cfg.StateDir, log)
 	if err != nil {
 		return err
 	}
+	undo.add(func() error { closeRuntime(rt); return nil })
 	manager, err = lifecycle.New(lifecycle.Options{
 		Runtime: rt, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes,
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
@@ -193,6 +197,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	group.Go(func() error { return manager.Run(background) })
 	group.Go(func() error { return sweeper.Run(background) })
 	group.Go(func() error { return policies.Run(background, hup) })
+	group.Go(func() error { return trimLoop(background, log) })
 	front, closeFront := context.WithCancel(ctx)
 	defer closeFront()
 	context.AfterFunc(background, closeFront) // one of them failed

@@ -16,8 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bermhq/berm/cmd/berm/config"
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
@@ -62,7 +60,7 @@ type storm struct {
 	t        *testing.T
 	client   *client.Client
 	checker  *openapitest.Checker // of every call and answer
-	dir      string               // host directory that half of the sandboxes mount
+	dir      string               // host directory that some of the sandboxes mount
 	promises [stormWorkers][stormKeys]promise
 	restarts bool // the engine is killed too, so that containers may die
 
@@ -96,8 +94,12 @@ func (s *storm) blow(ctx context.Context) {
 func (s *storm) request(n int) apitype.SandboxRequest {
 	ttl := apitype.Duration(stormTTL)
 	req := apitype.SandboxRequest{TTL: &ttl}
-	if n == 0 {
+	switch n {
+	case 0:
 		req.HostPath = &s.dir
+	case 1:
+		on := "on"
+		req.Network = &on
 	}
 	return req
 }
@@ -164,11 +166,12 @@ func (s *storm) check(ctx context.Context) {
 				if held && sb.SessionID != p.session {
 					s.broken("%s: session %s was answered, %s is there", key, p.session, sb.SessionID)
 				}
-				if p.known && p.session == "" {
+				// One that has run out is told of until it is swept, and no command runs in it.
+				if p.known && p.session == "" && sb.Status != "expired" {
 					s.broken("%s: was answered deleted, session %s is there", key, sb.SessionID)
 				}
 				// One that is being made again is still to come, and may fail to.
-				*p = promise{known: sb.Status != "starting", session: sb.SessionID, expires: sb.ExpiresAt, dying: p.dying}
+				*p = promise{known: sb.Status != "starting" && sb.Status != "expired", session: sb.SessionID, expires: sb.ExpiresAt, dying: p.dying}
 			case errors.As(err, &refused) && refused.Status == 404:
 				if held {
 					s.broken("%s: session %s was answered and is lost", key, p.session)
@@ -182,13 +185,13 @@ func (s *storm) check(ctx context.Context) {
 }
 
 // newStorm starts a server that mounts below dir, and a storm that calls it.
-func newStorm(t *testing.T, address string) (*storm, *demoServer) {
+func newStorm(t *testing.T, e *testEngine) (*storm, *demoServer) {
 	t.Helper()
 	t.Setenv("RUN_AS_BERM", "1") // the servers are this test binary
 	// They die with the thread that starts them, which must not be lent to others.
 	goruntime.LockOSThread()
 	t.Cleanup(goruntime.UnlockOSThread)
-	dir := t.TempDir()
+	dir := e.dir(t)
 	shared := filepath.Join(dir, "shared")
 	policyFile := filepath.Join(dir, "policy.yaml")
 	if err := errors.Join(
@@ -197,7 +200,7 @@ func newStorm(t *testing.T, address string) (*storm, *demoServer) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	server := newDemoServer(dir, demoOptions{kind: "docker", address: address, image: testImage, listen: "127.0.0.1:0"})
+	server := newDemoServer(dir, demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
 	server.env = append(server.env, "BERM_POLICY_FILE="+policyFile)
 	t.Cleanup(func() {
 		server.stop()
@@ -281,12 +284,14 @@ func wantNothing(t *testing.T, server *demoServer) {
 // The server is killed at random instants of a storm of creates, commands and
 // deletes. What it had answered must hold after each restart, and once a TTL has
 // passed, nothing may be left.
-func TestStormKillingTheServer(t *testing.T) {
+func TestStormKillingTheServer(t *testing.T) { onEachEngine(t, testStormKillingTheServer) }
+
+func testStormKillingTheServer(t *testing.T, kind string) {
 	if testing.Short() {
 		t.Skip("short")
 	}
-	d := startEngine(t)
-	s, server := newStorm(t, d.Host())
+	e := startEngine(t, kind)
+	s, server := newStorm(t, e)
 	for range stormKills(t) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -301,27 +306,29 @@ func TestStormKillingTheServer(t *testing.T) {
 		s.check(t.Context())
 	}
 	s.settle(server)
-	wantEmpty(t, d)
+	wantEmpty(t, e, server)
 	wantNothing(t, server)
 }
 
 // The same with the engine killed and started again.
-func TestStormKillingTheEngine(t *testing.T) {
+func TestStormKillingTheEngine(t *testing.T) { onEachEngine(t, testStormKillingTheEngine) }
+
+func testStormKillingTheEngine(t *testing.T, kind string) {
 	if testing.Short() {
 		t.Skip("short")
 	}
 	// A dockerd that was killed in mid-start of a container takes its time over it.
-	d := startEngineWith(t, engine.Options{StartTimeout: 2 * time.Minute})
-	s, server := newStorm(t, d.Host())
-	s.restarts = true
+	e := startEngineWith(t, kind, engine.Options{StartTimeout: 2 * time.Minute})
+	s, server := newStorm(t, e)
+	s.restarts = kind == "docker" // which ends them all; containerd's live on
 	for range 5 {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { s.blow(ctx); close(done) }()
 		time.Sleep(time.Second + rand.N(time.Second))
-		d.Kill()
+		e.Kill()
 		time.Sleep(rand.N(500 * time.Millisecond)) // calls meet an engine that is away
-		if err := d.Start(t.Context()); err != nil {
+		if err := e.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(rand.N(500 * time.Millisecond)) // and one that has just come back
@@ -331,7 +338,7 @@ func TestStormKillingTheEngine(t *testing.T) {
 		s.check(t.Context())
 	}
 	s.settle(server)
-	wantEmpty(t, d)
+	wantEmpty(t, e, server)
 	wantNothing(t, server)
 }
 
@@ -351,27 +358,15 @@ func (s *storm) awaitReady() {
 	}
 }
 
-// containersOf counts the server's containers on the engine.
-func containersOf(t *testing.T, d *engine.Docker, server *demoServer) int {
-	t.Helper()
-	rt, err := openRuntime(config.Engine{Kind: "docker", Address: d.Host(), CallTimeout: time.Minute}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	containers, err := rt.List(t.Context(), map[string]string{lifecycle.LabelOwner: server.instance})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(containers)
-}
-
 // 200 different keys at once: all are made, none is lost.
-func TestManyKeysAtOnce(t *testing.T) {
+func TestManyKeysAtOnce(t *testing.T) { onEachEngine(t, testManyKeysAtOnce) }
+
+func testManyKeysAtOnce(t *testing.T, kind string) {
 	if testing.Short() {
 		t.Skip("short")
 	}
-	d := startEngine(t)
-	s, server := newStorm(t, d.Host())
+	e := startEngine(t, kind)
+	s, server := newStorm(t, e)
 	ctx := t.Context()
 	const keys, sameKey = 200, 1000
 	var wg sync.WaitGroup
@@ -401,7 +396,7 @@ func TestManyKeysAtOnce(t *testing.T) {
 			t.Errorf("many-%d: session %s isn't running", i, session)
 		}
 	}
-	if got := containersOf(t, d, server); got != keys {
+	if got := containersOf(t, e, server); got != keys {
 		t.Errorf("%d containers, want %d", got, keys)
 	}
 
@@ -421,7 +416,7 @@ func TestManyKeysAtOnce(t *testing.T) {
 	if distinct := slices.Compact(slices.Sorted(slices.Values(answers))); len(distinct) != 1 {
 		t.Errorf("%d sessions for one key", len(distinct))
 	}
-	if got := containersOf(t, d, server); got != keys+1 {
+	if got := containersOf(t, e, server); got != keys+1 {
 		t.Errorf("%d containers, want %d", got, keys+1)
 	}
 	for i := range keys + 1 {
@@ -437,6 +432,6 @@ func TestManyKeysAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 	server.stop()
-	wantEmpty(t, d)
+	wantEmpty(t, e, server)
 	wantNothing(t, server)
 }

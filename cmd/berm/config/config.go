@@ -63,9 +63,20 @@ type Otel struct {
 // Engine is the container engine that runs the sandboxes.
 type Engine struct {
 	Kind        string        `yaml:"kind" doc:"docker or containerd"`
-	Address     string        `yaml:"address" doc:"the engine's address, such as unix:///var/run/docker.sock; empty is DOCKER_HOST, else the engine's default socket"`
+	Address     string        `yaml:"address" doc:"the engine's address, such as unix:///var/run/docker.sock; empty is DOCKER_HOST or CONTAINERD_ADDRESS, else the engine's default socket"`
 	CallTimeout time.Duration `yaml:"call_timeout" doc:"deadline of each call to the engine, pulls and commands excepted"`
 	Instance    string        `yaml:"instance" doc:"owner id on everything Berm makes, and nothing that carries another is touched; empty makes one and keeps it in state_dir"`
+
+	RegistryAuthFile string `yaml:"registry_auth_file" doc:"file with the credentials of registries, absolute: the auths of a Docker config.json; read at each pull; empty pulls without any"`
+
+	// The rest is containerd's.
+	Namespace     string   `yaml:"namespace" doc:"containerd only: the namespace that everything is made in; empty is berm"`
+	Snapshotter   string   `yaml:"snapshotter" doc:"containerd only: what makes root file systems; empty is overlayfs"`
+	CgroupParent  string   `yaml:"cgroup_parent" doc:"containerd only: the cgroup that sandboxes' own are made in, absolute below the cgroup file system; empty is /berm"`
+	Netns         string   `yaml:"netns" doc:"containerd only: path of the network namespace where bridges are made; empty is Berm's own"`
+	Subnets       string   `yaml:"subnets" doc:"containerd only: IPv4 pool that each network takes a /24 from; empty is 10.213.0.0/16"`
+	CNIPluginDirs []string `yaml:"cni_plugin_dirs" doc:"containerd only: directories of the CNI plug-ins; empty is /opt/cni/bin, /usr/lib/cni and /usr/libexec/cni"`
+	AgentFile     string   `yaml:"agent_file" doc:"containerd only: the berm-agent program, absolute; empty is the one that is built in"`
 }
 
 // Sandbox is what the operator sets for every sandbox.

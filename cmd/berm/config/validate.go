@@ -18,9 +18,14 @@ import (
 var (
 	instancePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
 	networkPattern  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
-	envPattern      = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	headerPattern   = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
+	// namespacePattern is what containerd takes for an identifier.
+	namespacePattern = regexp.MustCompile(`^[A-Za-z0-9]+([_.-][A-Za-z0-9]+)*$`)
+	envPattern       = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	headerPattern    = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 )
+
+// maxContainerdStateDir leaves room for what the containerd backend keeps there.
+const maxContainerdStateDir = 79
 
 type problems []error
 
@@ -33,6 +38,7 @@ func (p *problems) unless(ok bool, key, format string, args ...any) {
 func (c *Config) validate() []error {
 	var p problems
 	c.HTTP.validate(&p)
+	c.Engine.validate(&p)
 	c.Otel.validate(&p)
 	c.Sandbox.validate(&p)
 
@@ -42,17 +48,60 @@ func (c *Config) validate() []error {
 	ratio := c.Tracing.SampleRatio
 	p.unless(ratio >= 0 && ratio <= 1, "tracing.sample_ratio", "want 0 to 1, not %v", ratio)
 
-	p.unless(c.Engine.Kind == "docker" || c.Engine.Kind == "containerd", "engine.kind", "want docker or containerd, not %q", c.Engine.Kind)
-	p.unless(c.Engine.CallTimeout > 0, "engine.call_timeout", "must be more than 0")
-	p.unless(c.Engine.Instance == "" || instancePattern.MatchString(c.Engine.Instance), "engine.instance",
-		"want up to 63 letters, digits, '_', '.' and '-', not %q", c.Engine.Instance)
-
 	p.unless(headerPattern.MatchString(c.Security.TokenHeader), "security.token_header", "%q is no name of a header", c.Security.TokenHeader)
 	p.unless(c.Security.Tokens == "" || c.Security.TokenFile == "", "security.token_file", "BERM_SECURITY_TOKENS is set as well; choose one")
 	p.file("security.token_file", c.Security.TokenFile)
 	p.file("policy_file", c.PolicyFile)
 	p.unless(path.IsAbs(c.StateDir), "state_dir", "want an absolute path, not %q", c.StateDir)
+	p.unless(c.Engine.Kind != "containerd" || len(c.StateDir) <= maxContainerdStateDir, "state_dir",
+		"with containerd it has at most %d characters, for pipes and sockets lie below it", maxContainerdStateDir)
 	return p
+}
+
+func (e Engine) validate(p *problems) {
+	p.unless(e.Kind == "docker" || e.Kind == "containerd", "engine.kind", "want docker or containerd, not %q", e.Kind)
+	p.unless(e.CallTimeout > 0, "engine.call_timeout", "must be more than 0")
+	p.unless(e.Instance == "" || instancePattern.MatchString(e.Instance), "engine.instance",
+		"want up to 63 letters, digits, '_', '.' and '-', not %q", e.Instance)
+	p.file("engine.registry_auth_file", e.RegistryAuthFile)
+	if e.Kind == "docker" {
+		for _, f := range []struct{ key, value string }{
+			{"namespace", e.Namespace}, {"snapshotter", e.Snapshotter}, {"cgroup_parent", e.CgroupParent}, {"netns", e.Netns},
+			{"subnets", e.Subnets}, {"cni_plugin_dirs", strings.Join(e.CNIPluginDirs, ",")}, {"agent_file", e.AgentFile},
+		} {
+			p.unless(f.value == "", "engine."+f.key, "is for engine.kind: containerd only; Docker would not heed it")
+		}
+		return
+	}
+	p.unless(e.Address == "" || path.IsAbs(strings.TrimPrefix(e.Address, "unix://")), "engine.address",
+		"want the path of containerd's socket, not %q", e.Address)
+	p.unless(e.Namespace == "" || len(e.Namespace) <= 76 && namespacePattern.MatchString(e.Namespace), "engine.namespace",
+		"want up to 76 letters and digits, with single '_', '.' and '-' in between, not %q", e.Namespace)
+	p.unless(e.Snapshotter == "" || namespacePattern.MatchString(e.Snapshotter), "engine.snapshotter", "%q is no name of a snapshotter", e.Snapshotter)
+	p.unless(e.CgroupParent == "" || path.IsAbs(e.CgroupParent) && path.Clean(e.CgroupParent) == e.CgroupParent && e.CgroupParent != "/", "engine.cgroup_parent",
+		"want a clean absolute path below /, not %q", e.CgroupParent)
+	p.file("engine.netns", e.Netns)
+	p.file("engine.agent_file", e.AgentFile)
+	_, err := e.Pool()
+	p.unless(err == nil, "engine.subnets", "want an IPv4 prefix of at most 24 bits, such as 10.213.0.0/16, not %q", e.Subnets)
+	for _, dir := range e.CNIPluginDirs {
+		p.unless(path.IsAbs(dir), "engine.cni_plugin_dirs", "want absolute paths, not %q", dir)
+	}
+}
+
+// Pool is Subnets as a prefix, the zero value if it is empty.
+func (e Engine) Pool() (netip.Prefix, error) {
+	if e.Subnets == "" {
+		return netip.Prefix{}, nil
+	}
+	pool, err := netip.ParsePrefix(e.Subnets)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	if !pool.Addr().Is4() || pool.Bits() > 24 || pool != pool.Masked() {
+		return netip.Prefix{}, errors.New("not a pool of IPv4 networks")
+	}
+	return pool, nil
 }
 
 // file checks the path of an optional file.

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/distribution/reference"
+)
+
+// maxRegistryAuth bounds the file of credentials; a real one is a few kilobytes.
+const maxRegistryAuth = 1 << 20
+
+// dockerHub is the host under which a Docker config.json keeps the credentials of
+// Docker Hub, whose other names lead there.
+const dockerHub = "index.docker.io"
+
+// registryAuth gives the credentials that a file has for registries. The file is
+// read each time, for tokens in it may be short-lived. The zero value has none.
+type registryAuth struct{ path string }
+
+type registryCredentials struct {
+	User          string `json:"username,omitempty"`
+	Password      string `json:"password,omitempty"`
+	IdentityToken string `json:"identitytoken,omitempty"`
+}
+
+// forHost gives what containerd's Options.RegistryAuth asks for.
+func (a registryAuth) forHost(_ context.Context, host string) (user, secret string, err error) {
+	all, err := a.read()
+	if err != nil {
+		return "", "", err
+	}
+	c := all[registryHost(host)]
+	if c.IdentityToken != "" {
+		return "", c.IdentityToken, nil
+	}
+	return c.User, c.Password, nil
+}
+
+// forRef gives what docker's Options.RegistryAuth asks for.
+func (a registryAuth) forRef(_ context.Context, ref string) (string, error) {
+	all, err := a.read()
+	if err != nil {
+		return "", err
+	}
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
+		return "", err
+	}
+	c, found := all[registryHost(reference.Domain(named))]
+	if !found {
+		return "", nil
+	}
+	encoded, err := json.Marshal(c)
+	if err != nil {
+		return "", err
+	}
+	return base64.URLEncoding.EncodeToString(encoded), nil
+}
+
+// read gives the credentials by host. Its errors quote nothing of the file but the
+// names of registries.
+func (a registryAuth) read() (map[string]registryCredentials, error) {
+	if a.path == "" {
+		return nil, nil
+	}
+	out, err := readRegistryAuth(a.path)
+	if err != nil {
+		return nil, fmt.Errorf("engine.registry_auth_file: %w", err)
+	}
+	return out, nil
+}
+
+func readRegistryAuth(path string) (map[string]registryCredentials, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(io.LimitReader(f, maxRegistryAuth+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxRegistryAuth {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxRegistryAuth)
+	}
+	var file struct {
+		Auths map[string]struct {
+			registryCredentials
+			Auth          string `json:"auth"`
+			RegistryToken string `json:"registrytoken"`
+		} `json:"auths"`
+		CredsStore  string            `json:"credsStore"`
+		CredHelpers map[string]string `json:"credHelpers"`
+	}
+	if json.Unmarshal(data, &file) != nil { // the parser's message may quote a value
+		return nil, fmt.Errorf("%s is no Docker config.json", path)
+	}
+	if file.CredsStore != "" || len(file.CredHelpers) > 0 {
+		return nil, fmt.Errorf("%s names credential helpers, which Berm doesn't run; put the credentials into its auths", path)
+	}
+	out := map[string]registryCredentials{}
+	for key, auth := range file.Auths {
+		host := registryHost(key)
+		c := auth.registryCredentials
+		if auth.Auth != "" {
+			if c.User, c.Password, err = decodeAuth(auth.Auth); err != nil {
+				return nil, fmt.Errorf("%s: the auth of %q: %w", path, key, err)
+			}
+		}
+		_, twice := out[host]
+		switch {
+		case strings.Contains(host, "/"):
+			return nil, fmt.Errorf("%s: %q: credentials are for a whole registry, not for a part of it", path, key)
+		case twice:
+			return nil, fmt.Errorf("%s: %q: there are credentials for %s already", path, key, host)
+		case auth.RegistryToken != "":
+			return nil, fmt.Errorf("%s: %q: a registrytoken can't be used; give a user and a password, or an identitytoken", path, key)
+		case c.IdentityToken == "" && (c.User == "" || c.Password == ""):
+			return nil, fmt.Errorf("%s: %q: neither a user with a password nor an identitytoken", path, key)
+		}
+		out[host] = c
+	}
+	return out, nil
+}
+
+func decodeAuth(text string) (user, password string, err error) {
+	plain, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		return "", "", errors.New("not base64")
+	}
+	user, password, found := strings.Cut(strings.TrimRight(string(plain), "\x00"), ":")
+	if !found {
+		return "", "", errors.New("no user and password with a colon in between")
+	}
+	return user, password, nil
+}
+
+// registryHost is the host and port of a key of a config.json, or of a registry as
+// an engine knows it. A path that isn't an API's version stays.
+func registryHost(name string) string {
+	name = strings.TrimPrefix(strings.TrimPrefix(name, "https://"), "http://")
+	name = strings.TrimSuffix(name, "/")
+	for _, version := range []string{"/v1", "/v2"} {
+		name = strings.TrimSuffix(name, version)
+	}
+	if name == "docker.io" || name == "registry-1.docker.io" {
+		return dockerHub
+	}
+	return name
+}
