@@ -155,4 +155,14 @@ func TestContract(t *testing.T) {
 			}
 		},
 	})
+	wantNothingLeft(t, c)
+}
+
+// wantNothingLeft checks that nothing of any container is left, not even for the sweep.
+func wantNothingLeft(t *testing.T, c *engine.Containerd) {
+	t.Helper()
+	left, err := c.Leftovers(t.Context(), c.Root())
+	if err != nil || len(left) > 0 {
+		t.Errorf("left: %q, %v", left, err)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
@@ -131,12 +132,25 @@ func (c *creation) run(asked, ctx context.Context) error {
 	if err := c.writeFiles(); err != nil {
 		return err
 	}
-	g, groupCtx := errgroup.WithContext(ctx)
+	// If one fails the other stops between two steps: what a call that is cut off has
+	// made by then, nobody learns.
+	going, stop := context.WithCancel(asked)
+	defer stop()
+	var wg sync.WaitGroup
+	var unconnected error
 	if netns != "" {
-		g.Go(func() error { return c.connect(groupCtx) })
+		wg.Go(func() {
+			if unconnected = c.connect(ctx); unconnected != nil {
+				stop()
+			}
+		})
 	}
-	g.Go(func() error { return c.makeTask(asked, groupCtx, netns) })
-	if err := g.Wait(); err != nil {
+	err := c.makeTask(going, ctx, netns)
+	wg.Wait()
+	if unconnected != nil {
+		return unconnected
+	}
+	if err != nil {
 		return err
 	}
 	return c.start(asked, ctx)
@@ -165,14 +179,14 @@ func (c *creation) makeTask(asked, ctx context.Context, netns string) error {
 		return err
 	}
 	// The record keeps the snapshot from here on.
-	g, groupCtx := errgroup.WithContext(ctx)
-	g.Go(func() error { return c.r.client.LeasesService().Delete(groupCtx, c.lease) })
-	g.Go(func() error { return c.r.makeSandbox(ctx, c.id, c.class.name) }) // not cut off: undo must find it
+	var g errgroup.Group
+	g.Go(func() error { return c.r.client.LeasesService().Delete(ctx, c.lease) })
+	g.Go(func() error { return c.r.makeSandbox(ctx, c.id, c.class.name) })
 	g.Go(func() error {
 		if err := ended(asked); err != nil {
 			return err
 		}
-		return c.task(groupCtx, mounts)
+		return c.task(ctx, mounts)
 	})
 	return g.Wait()
 }

@@ -331,14 +331,13 @@ func (r *Runtime) withLease(ctx context.Context, expiry time.Duration, f func(co
 	if err != nil {
 		return err
 	}
-	var lease leases.Lease
-	err = r.call(ctx, "take a lease", func(ctx context.Context) (err error) {
-		lease, err = service.Create(ctx, leases.WithRandomID(), leases.WithExpiration(expiry),
-			leases.WithLabel(labelRoot, r.opts.Root), leases.WithLabel(labelHolder, name))
-		return err
-	})
+	// A lease whose making was cut off might be there all the same, with nobody to end it.
+	lingering, cancel := r.linger(r.namespaced(ctx))
+	lease, err := service.Create(lingering, leases.WithRandomID(), leases.WithExpiration(expiry),
+		leases.WithLabel(labelRoot, r.opts.Root), leases.WithLabel(labelHolder, name))
+	cancel()
 	if err != nil {
-		return err
+		return failure(ctx, "take a lease", err)
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)

@@ -14,8 +14,5 @@ func TestRemoveSandbox(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	left, err := testEngine(t).Leftovers(t.Context(), r.opts.Root)
-	if err != nil || len(left) > 0 {
-		t.Errorf("left: %q, %v", left, err)
-	}
+	wantNothingLeft(t, testEngine(t))
 }

@@ -84,8 +84,14 @@ func (r *Runtime) known(ctx context.Context) (map[string]bool, error) {
 	return out, nil
 }
 
-// sweepOne removes what is left of a container, unless somebody is at it.
+// sweepOne removes what is left of a container, unless somebody is at it. Once begun it
+// is brought to its end: the directory may be there only because of it.
 func (r *Runtime) sweepOne(ctx context.Context, id string) error {
+	if err := ended(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := r.linger(ctx)
+	defer cancel()
 	p, err := lockPlace(r.path("containers", id))
 	if errors.Is(err, fs.ErrNotExist) {
 		p, err = r.makePlace(ctx, id) // so that nobody else is at it either
