@@ -225,22 +225,31 @@ func (r *Runtime) remove(ctx context.Context, p *place, id string) error {
 	if err := r.removeParts(ctx, id, there); err != nil {
 		return err
 	}
+	var g errgroup.Group
 	if there {
-		if err := r.client.ContainerService().Delete(ctx, id); err != nil && !errdefs.IsNotFound(err) {
-			return err
-		}
+		g.Go(func() error { return absent(r.client.ContainerService().Delete(ctx, id)) })
 	}
 	if rec.SnapshotKey != "" {
 		// The engine's collector would come for it too, but the name is free only then.
-		err := r.client.SnapshotService(rec.Snapshotter).Remove(ctx, rec.SnapshotKey)
-		if err != nil && !errdefs.IsNotFound(err) {
-			return err
-		}
+		g.Go(func() error {
+			return absent(r.client.SnapshotService(rec.Snapshotter).Remove(ctx, rec.SnapshotKey))
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
 	}
 	if p == nil {
 		return nil
 	}
 	return p.remove()
+}
+
+// absent takes the error that there is nothing to remove for success.
+func absent(err error) error {
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // removeParts removes what a container's processes were and had: there tells whether

@@ -315,11 +315,7 @@ func (c *creation) undo(ctx context.Context) {
 
 // dropLease gives up the lease, and with it a snapshot that got no record.
 func (c *creation) dropLease(ctx context.Context) error {
-	err := c.r.client.LeasesService().Delete(ctx, c.lease, leases.SynchronousDelete)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	return err
+	return absent(c.r.client.LeasesService().Delete(ctx, c.lease, leases.SynchronousDelete))
 }
 
 // hostname is the container's.

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/errdefs"
 )
 
 // labelHolder names the process that a lease was taken by, for as long as a call of its
@@ -53,7 +52,7 @@ func (r *Runtime) sweepLeases(ctx context.Context) error {
 		if !holderGone(l.Labels[labelHolder]) {
 			continue
 		}
-		if err := service.Delete(ctx, l, leases.SynchronousDelete); err != nil && !errdefs.IsNotFound(err) {
+		if err := absent(service.Delete(ctx, l, leases.SynchronousDelete)); err != nil {
 			errs = append(errs, fmt.Errorf("lease %s: %w", l.ID, err))
 		}
 	}

@@ -113,8 +113,7 @@ func (r *Runtime) sweepOne(ctx context.Context, id string) error {
 	if err := r.remove(ctx, nil, id); err != nil {
 		return err
 	}
-	err = r.client.LeasesService().Delete(ctx, leases.Lease{ID: "berm-" + id}, leases.SynchronousDelete)
-	if err != nil && !errdefs.IsNotFound(err) {
+	if err := absent(r.client.LeasesService().Delete(ctx, leases.Lease{ID: "berm-" + id}, leases.SynchronousDelete)); err != nil {
 		return err
 	}
 	r.log.InfoContext(ctx, "container_parts_removed", "container_id", id)
