@@ -207,6 +207,7 @@ type Spec struct {
 	CapAdd         []string // "CAP_NET_BIND_SERVICE", …
 	RuntimeClass   string   // the engine's OCI runtime by name; empty is its default
 	LogMaxBytes    int64    // of the main process's output that is kept; 0 is 10 MiB
+	Agent          *Agent   // Berm's program as the init process; nil is the engine's, or the backend's, own
 }
 
 // Mount is a directory of the engine's host, seen in the container. Source must
@@ -250,6 +251,7 @@ type Container struct {
 	FinishedAt time.Time // zero while it runs; Inspect and Create only
 	ExitCode   int       // of the main process, once exited; Inspect only
 	OOMKilled  bool      // the kernel killed a process in it for want of memory; Inspect only
+	Pid        int       // of the main process, as the engine's host counts; 0 unless it runs; Inspect and Create only
 }
 
 // Exec is a command to be run in a container.
@@ -269,6 +271,11 @@ type ExecResult struct {
 	ExitCode int
 	// OOMKilled says that the kernel killed the process for want of memory.
 	OOMKilled bool
+	// Path is PathAgent or PathEngine; empty is PathEngine.
+	Path string
+	// CPUTime and PeakMemoryBytes are as in ProcessInfo; 0 where they aren't known.
+	CPUTime         time.Duration
+	PeakMemoryBytes int64
 }
 
 // LogOptions choose from a container's log.

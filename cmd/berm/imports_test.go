@@ -55,6 +55,10 @@ func mayImport(pkg, dep string) bool {
 	ancestor := strings.HasPrefix(pkg, dep+"/")
 	leaf := dep == "policy" || dep == "runtime"
 	switch {
+	case dep == "runtime/agent/wire": // what two programs say to each other is known to both
+		return in("cmd/berm-agent", "runtime/agent")(pkg)
+	case pkg == "runtime/agent/wire":
+		return false // it is in every sandbox, and small
 	case in("cmd/berm")(pkg):
 		return !in("runtime/runtimetest", "proxy/sandboxapi/openapitest")(dep) // test code stays out of the binary
 	case in("cmd/berm-agent")(pkg):
@@ -168,6 +172,9 @@ func TestImportRule(t *testing.T) {
 		"cmd without test code":       {"cmd/berm", module + "/runtime/runtimetest", false},
 		"tool with test code":         {"cmd/berm-engine", module + "/runtime/runtimetest/engine", true},
 		"agent alone":                 {"cmd/berm-agent", module + "/runtime", false},
+		"agent to the protocol":       {"cmd/berm-agent", module + "/runtime/agent/wire", true},
+		"protocol in lifecycle":       {"lifecycle", module + "/runtime/agent/wire", false},
+		"protocol alone":              {"runtime/agent/wire", module + "/runtime", false},
 		"proxy to lifecycle":          {"proxy/sandboxapi", module + "/lifecycle", true},
 		"proxy to parent":             {"proxy/sandboxapi", module + "/proxy", true},
 		"proxy to apitype":            {"proxy/sandboxapi", module + "/proxy/apitype", true},

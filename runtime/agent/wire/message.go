@@ -1,0 +1,175 @@
+package wire
+
+// Hello is the program's first word.
+type Hello struct {
+	Version int `json:"version"`
+	UID     int `json:"uid"`
+	GID     int `json:"gid"`
+}
+
+// Request asks for an operation: Op says which of the fields is there.
+type Request struct {
+	Op      Op       `json:"op"`
+	Start   *Start   `json:"start,omitempty"`
+	Process *Process `json:"process,omitempty"`
+	File    *File    `json:"file,omitempty"`
+	Port    int      `json:"port,omitempty"`
+}
+
+// Op is an operation.
+type Op string
+
+// The operations. Those of processes but OpStart and OpRun have a Process, those of
+// files a File.
+const (
+	OpPing Op = "ping" // Result is empty
+
+	// OpRun starts a process, sends its Output, takes its input as Data and End, and
+	// forgets it. Result is a ProcessInfo. If Berm hangs up, the process goes on, and
+	// is kept as if it had been started with OpStart.
+	OpRun     Op = "run"
+	OpStart   Op = "start"   // Result is a ProcessInfo
+	OpAttach  Op = "attach"  // Output, Data and End as with OpRun; Result is a ProcessInfo
+	OpProcess Op = "process" // Result is a ProcessInfo
+	OpList    Op = "list"    // Items are of ProcessInfo; Result is empty. No Process.
+	OpSignal  Op = "signal"
+	OpKill    Op = "kill" // Result comes when the tree is gone
+	OpResize  Op = "resize"
+	OpForget  Op = "forget"
+
+	OpStat    Op = "stat"     // Result is a FileInfo
+	OpRead    Op = "read"     // an Item, FileInfo, then Data; Result is empty
+	OpWrite   Op = "write"    // takes Data and End; Result is a FileInfo
+	OpDir     Op = "dir"      // Items are of FileInfo
+	OpMkdir   Op = "mkdir"    //
+	OpMove    Op = "move"     //
+	OpCopy    Op = "copy"     //
+	OpRemove  Op = "remove"   //
+	OpGlob    Op = "glob"     // Items are of FileInfo
+	OpSearch  Op = "search"   // Items are of FileMatch
+	OpTarRead Op = "tar-read" // Data
+	OpTarWrit Op = "tar-write"
+	OpWatch   Op = "watch" // Items are of FileEvent, the first of type "ready"; ends when Berm sends End
+
+	// OpDial connects to Port on the loopback interface; Data and End go both ways.
+	// Ready comes when the connection is made. Result when both sides have ended.
+	OpDial Op = "dial"
+)
+
+// Start is a process to be started.
+type Start struct {
+	ID        string   `json:"id"`
+	Label     string   `json:"label,omitempty"`
+	Command   []string `json:"command"`
+	Env       []string `json:"env,omitempty"`
+	Dir       string   `json:"dir,omitempty"`
+	Stdin     bool     `json:"stdin,omitempty"`
+	TTY       bool     `json:"tty,omitempty"`
+	Rows      int      `json:"rows,omitempty"`
+	Cols      int      `json:"cols,omitempty"`
+	TimeoutMS int64    `json:"timeout_ms,omitempty"`
+	KeepBytes int      `json:"keep_bytes,omitempty"`
+}
+
+// Process names a process, and what is to become of it.
+type Process struct {
+	ID     string `json:"id"`
+	From   int64  `json:"from,omitempty"`   // OpAttach: a Seq, or -1
+	Signal int    `json:"signal,omitempty"` // OpSignal
+	Rows   int    `json:"rows,omitempty"`   // OpResize
+	Cols   int    `json:"cols,omitempty"`
+}
+
+// ProcessInfo is what is known of a process. Times are in nanoseconds since 1970; 0 is
+// none.
+type ProcessInfo struct {
+	ID              string   `json:"id"`
+	Label           string   `json:"label,omitempty"`
+	Command         []string `json:"command,omitempty"` // cut to 4 KiB
+	Running         bool     `json:"running,omitempty"`
+	TTY             bool     `json:"tty,omitempty"`
+	StartedAt       int64    `json:"started_at,omitempty"`
+	EndedAt         int64    `json:"ended_at,omitempty"`
+	ExitCode        int      `json:"exit_code,omitempty"`
+	Signal          int      `json:"signal,omitempty"`
+	TimedOut        bool     `json:"timed_out,omitempty"`
+	Killed          bool     `json:"killed,omitempty"`
+	OOMKilled       bool     `json:"oom_killed,omitempty"`
+	CPUTime         int64    `json:"cpu_time,omitempty"` // nanoseconds
+	PeakMemoryBytes int64    `json:"peak_memory_bytes,omitempty"`
+	FirstSeq        int64    `json:"first_seq,omitempty"`
+	NextSeq         int64    `json:"next_seq,omitempty"`
+	// NotKilled says that some of its tree outlived the timeout's kill.
+	NotKilled bool `json:"not_killed,omitempty"`
+}
+
+// File is a path, as bytes, and what is to become of it. Permissions are Unix' own.
+type File struct {
+	Path       []byte `json:"path"`
+	To         []byte `json:"to,omitempty"`     // OpMove, OpCopy
+	Offset     int64  `json:"offset,omitempty"` // OpRead
+	Length     int64  `json:"length,omitempty"` // OpRead; -1 is to the end
+	Mode       uint32 `json:"mode,omitempty"`   // OpWrite, OpMkdir
+	Parents    bool   `json:"parents,omitempty"`
+	Append     bool   `json:"append,omitempty"`
+	NoClash    bool   `json:"no_clash,omitempty"`
+	Replace    bool   `json:"replace,omitempty"`
+	Recursive  bool   `json:"recursive,omitempty"`
+	Depth      int    `json:"depth,omitempty"`
+	Limit      int    `json:"limit,omitempty"`
+	Pattern    string `json:"pattern,omitempty"`
+	Literal    bool   `json:"literal,omitempty"`
+	IgnoreCase bool   `json:"ignore_case,omitempty"`
+	Include    string `json:"include,omitempty"`
+}
+
+// FileInfo is what a file is. Mode is st_mode, with the type.
+type FileInfo struct {
+	Path    []byte `json:"path"`
+	Size    int64  `json:"size"`
+	Mode    uint32 `json:"mode"`
+	ModTime int64  `json:"mod_time"` // nanoseconds since 1970
+	UID     int    `json:"uid"`
+	GID     int    `json:"gid"`
+	Target  []byte `json:"target,omitempty"`
+}
+
+// FileMatch is a line that was found.
+type FileMatch struct {
+	Path []byte `json:"path"`
+	Line int    `json:"line"`
+	Text []byte `json:"text"`
+}
+
+// FileEvent is a change.
+type FileEvent struct {
+	Type string `json:"type"` // as in the runtime package, or "ready"
+	Path []byte `json:"path,omitempty"`
+	Dir  bool   `json:"dir,omitempty"`
+}
+
+// Failure is why an operation wasn't done.
+type Failure struct {
+	Class   Class  `json:"class"`
+	Message string `json:"message"`
+}
+
+// Class is the kind of a Failure.
+type Class string
+
+// The classes; any other is as ClassInternal.
+const (
+	ClassNotFound     Class = "not_found"
+	ClassExists       Class = "exists"
+	ClassInvalid      Class = "invalid"
+	ClassPrecondition Class = "precondition"
+	ClassPermission   Class = "permission"
+	ClassExhausted    Class = "exhausted"
+	ClassOutOfRange   Class = "out_of_range"
+	ClassNotKilled    Class = "not_killed"
+	ClassAborted      Class = "aborted"
+	ClassUnsupported  Class = "unsupported"
+	ClassInternal     Class = "internal"
+)
+
+func (f *Failure) Error() string { return f.Message }
