@@ -172,8 +172,9 @@ func TestInitGivesCleanSignals(t *testing.T) {
 		return strings.Join(sets, " ")
 	}
 	const show = "/proc/self/status"
-	if got, want := signals("cat", show), "Blk 200 Ign 800 Cgt 0"; got != want {
-		t.Fatalf("without init: %q, want %q", got, want)
+	// Whoever runs the tests may have had more ignored: nohup, say.
+	if got := signals("cat", show); !regexp.MustCompile(`^Blk 200 Ign [0-9a-f]*[89a-f][0-9a-f]{2} Cgt 0$`).MatchString(got) {
+		t.Fatalf("without init: %q", got)
 	}
 	if got, want := signals(agent, "init", "/", "--", "cat", show), "Blk 0 Ign 0 Cgt 0"; got != want {
 		t.Errorf("below init: %q, want %q", got, want)
