@@ -1,0 +1,161 @@
+package lifecycle
+
+import (
+	"io"
+	"time"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
+)
+
+// StartRequest is a command whose output is followed while it runs. Of the ExecRequest
+// in it, Stdin, OutputLimit and Raw have no meaning.
+type StartRequest struct {
+	ExecRequest
+	// ExecID is the caller's own name for the command: asking again with the same one
+	// answers the command that is there. Empty lets Berm choose. [A-Za-z0-9][A-Za-z0-9_.:-]{0,127}
+	ExecID     string
+	OpenStdin  bool // Write to the stream is its input; otherwise it has none
+	TTY        bool // a terminal, whose output is all stdout; implies OpenStdin
+	Rows, Cols int  // of the terminal; 0 is 24 and 80
+	KeepBytes  int  // of output, for those who come back; 0 is 1 MiB, at most 4 MiB
+}
+
+// ExecRunning is the status of an Execution that hasn't ended.
+const ExecRunning ExecStatus = "running"
+
+// Execution is a command that was started with StartExec.
+type Execution struct {
+	ID              string
+	SessionID       string
+	Backend         string
+	Path            string // runtime.PathAgent or runtime.PathEngine
+	Command         []string
+	TTY             bool
+	Status          ExecStatus // ExecRunning, or as in an ExecResult
+	ExitCode        *int       // nil unless completed
+	Signal          int        // that killed it; 0 if none did
+	StartedAt       time.Time
+	EndedAt         time.Time // zero while it runs
+	CPUTime         time.Duration
+	PeakMemoryBytes int64
+	Timeout         time.Duration // as it was in force; 0 is none
+	Overridden      []policy.Override
+	Created         bool // the sandbox was made for this command
+	Recreated       bool
+	Existing        bool // it was there under this ExecID already
+	// Output is kept from FirstSeq on; NextSeq is the Seq of the last.
+	FirstSeq, NextSeq int64
+}
+
+// ExecStream follows an Execution. Close leaves the command running.
+type ExecStream interface {
+	// Next waits for output; io.EOF when the command has ended and all was given.
+	// One goroutine at a time; the chunk's bytes are good until the next call.
+	Next() (runtime.Chunk, error)
+	// Ended is the execution as it ended, once Next has said io.EOF.
+	Ended() Execution
+	io.Writer // input, from another goroutine than Next
+	CloseWrite() error
+	io.Closer
+}
+
+// GoneError says that output was asked for which isn't kept any more. It is in errdefs'
+// OutOfRange class.
+type GoneError struct {
+	Message  string
+	FirstSeq int64 // from where on there is some; -1 if that isn't known
+}
+
+// Error gives it in words.
+func (e *GoneError) Error() string { return e.Message }
+
+// OutOfRange puts the error into errdefs' OutOfRange class.
+func (*GoneError) OutOfRange() {}
+
+// ProcessError says that a process of the ID isn't there, is there already, or has
+// ended.
+type ProcessError struct {
+	ID      string
+	Class   error // errdefs.ErrNotFound, ErrAlreadyExists or ErrFailedPrecondition
+	Message string
+}
+
+// Error gives it in words.
+func (e *ProcessError) Error() string { return e.Message }
+
+// Unwrap gives the class.
+func (e *ProcessError) Unwrap() error { return e.Class }
+
+// ProcessRequest asks for a managed process.
+type ProcessRequest struct {
+	Tenant, Key string
+	Create      *CreateRequest // as in ExecRequest
+	ID          string         // empty is "default"
+	Command     string         // mandatory
+	Args        []string
+	Env         map[string]string
+	WorkingDir  string
+	Replace     bool // stops the one of this ID first
+	TTY         bool
+	Rows, Cols  int
+	Ready       *Readiness // when the start is to be answered; nil: at once
+}
+
+// Readiness is when a process counts as ready. The first of what is asked for decides.
+type Readiness struct {
+	Port    int           // somebody listens at it on the sandbox's loopback interface
+	Line    string        // a line of its output contains it
+	Timeout time.Duration // 0 is 30 s
+}
+
+// Process is a managed process.
+type Process struct {
+	ID        string
+	SessionID string
+	Command   []string
+	TTY       bool
+	State     string // "running" or "exited"
+	Ready     *bool  // nil if nothing was asked for
+	ExitCode  *int   // nil while it runs
+	Signal    int
+	StartedAt time.Time
+	EndedAt   time.Time
+	Stderr    string // the last 64 KiB
+	FirstSeq  int64
+	NextSeq   int64
+	Attached  bool
+}
+
+// methodsOfStreams lists what the doors need of the Manager for all this; it is the
+// contract between them.
+//
+//	StartExec(ctx, StartRequest) (Execution, error)
+//	Execution(ctx, tenant, key, execID) (Execution, error)
+//	Executions(ctx, tenant, key) ([]Execution, error)
+//	AttachExec(ctx, tenant, key, execID string, from int64) (ExecStream, error)
+//	SignalExec(ctx, tenant, key, execID string, signal int) error
+//	KillExec(ctx, tenant, key, execID string) (Execution, error)
+//	ResizeExec(ctx, tenant, key, execID string, rows, cols int) error
+//
+//	StartProcess(ctx, ProcessRequest) (Process, error)
+//	Process(ctx, tenant, key, id) (Process, error)
+//	Processes(ctx, tenant, key) ([]Process, error)
+//	AttachProcess(ctx, tenant, key, id string, from int64, takeOver bool) (ProcessStream, error)
+//	SignalProcess(ctx, tenant, key, id string, signal int) error
+//	ResizeProcess(ctx, tenant, key, id string, rows, cols int) error
+//	StopProcess(ctx, tenant, key, id string) (Process, error)  // close stdin, TERM, 5 s, KILL
+//	WaitProcess(ctx, tenant, key, id string) (Process, error)
+//
+//	Files(ctx, tenant, key) (*FileAccess, error)  // see files.go
+//	DialPort(ctx, tenant, key string, port int) (net.Conn, error)
+type methodsOfStreams struct{}
+
+// ProcessStream is as an ExecStream.
+type ProcessStream interface {
+	Next() (runtime.Chunk, error)
+	Ended() Process
+	io.Writer
+	CloseWrite() error
+	io.Closer
+}
