@@ -95,6 +95,24 @@ func (e *StateError) Error() string {
 // FailedPrecondition puts the error into errdefs' FailedPrecondition class.
 func (*StateError) FailedPrecondition() {}
 
+// UnsupportedError says that the sandbox can't do what was asked, as it has no agent,
+// or its backend none of this.
+type UnsupportedError struct {
+	Key string
+	Err error // what says so; may be nil
+}
+
+// Error names the sandbox.
+func (e *UnsupportedError) Error() string {
+	return fmt.Sprintf("sandbox %q has no agent that could do this; plain commands run without", e.Key)
+}
+
+// Unwrap gives what says so.
+func (e *UnsupportedError) Unwrap() error { return e.Err }
+
+// NotImplemented puts the error into errdefs' NotImplemented class.
+func (*UnsupportedError) NotImplemented() {}
+
 // QuotaError says that a workspace is over its quota.
 type QuotaError struct {
 	UsedBytes, QuotaBytes int64

@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -236,6 +237,13 @@ func (m *Manager) finish(rec *record) {
 	rec.sb.LastUsedAt, rec.stale = time.Now().UTC(), true
 }
 
+// touch notes that the sandbox was used, so that its idle time starts anew.
+func (m *Manager) touch(rec *record) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	rec.sb.LastUsedAt, rec.stale = time.Now().UTC(), true
+}
+
 // run runs the command and tells how it ended.
 func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox, res ExecResult) (ExecResult, error) {
 	if err := m.quotaLeft(ctx, sb); err != nil {
@@ -272,6 +280,7 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 		return err
 	})
 	res.Duration = time.Since(start)
+	res.Path, res.CPUTime, res.PeakMemoryBytes = cmp.Or(out.Path, runtime.PathEngine), out.CPUTime, out.PeakMemoryBytes
 
 	if errors.Is(err, runtime.ErrNotKilled) && !errdefs.IsUnavailable(err) {
 		// What can't be killed alone goes with its sandbox. An engine that went away

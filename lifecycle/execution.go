@@ -127,30 +127,6 @@ type Process struct {
 	Attached  bool
 }
 
-// methodsOfStreams lists what the doors need of the Manager for all this; it is the
-// contract between them.
-//
-//	StartExec(ctx, StartRequest) (Execution, error)
-//	Execution(ctx, tenant, key, execID) (Execution, error)
-//	Executions(ctx, tenant, key) ([]Execution, error)
-//	AttachExec(ctx, tenant, key, execID string, from int64) (ExecStream, error)
-//	SignalExec(ctx, tenant, key, execID string, signal int) error
-//	KillExec(ctx, tenant, key, execID string) (Execution, error)
-//	ResizeExec(ctx, tenant, key, execID string, rows, cols int) error
-//
-//	StartProcess(ctx, ProcessRequest) (Process, error)
-//	Process(ctx, tenant, key, id) (Process, error)
-//	Processes(ctx, tenant, key) ([]Process, error)
-//	AttachProcess(ctx, tenant, key, id string, from int64, takeOver bool) (ProcessStream, error)
-//	SignalProcess(ctx, tenant, key, id string, signal int) error
-//	ResizeProcess(ctx, tenant, key, id string, rows, cols int) error
-//	StopProcess(ctx, tenant, key, id string) (Process, error)  // close stdin, TERM, 5 s, KILL
-//	WaitProcess(ctx, tenant, key, id string) (Process, error)
-//
-//	Files(ctx, tenant, key) (*FileAccess, error)  // see files.go
-//	DialPort(ctx, tenant, key string, port int) (net.Conn, error)
-type methodsOfStreams struct{}
-
 // ProcessStream is as an ExecStream.
 type ProcessStream interface {
 	Next() (runtime.Chunk, error)

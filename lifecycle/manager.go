@@ -46,6 +46,8 @@ type Settings struct {
 	Command        []string          // main process of every sandbox; nil is the image's own
 	MaxSandboxes   int               // live ones over all tenants; 0 is no cap
 	MaxCommands    int               // running at once in one sandbox; 0 is 64
+	MaxQueued      int               // waiting in one sandbox for their turn, with Serialize; 0 is 64
+	MaxProcesses   int               // managed processes running at once in one sandbox; 0 is 16
 	EngineParallel int               // creates and removals at once; 0 is twice the cores
 	AdoptLegacy    bool              // take over containers with the old service's labels, and write them
 
@@ -185,6 +187,12 @@ func New(opts Options) (*Manager, error) {
 	}
 	if s.MaxCommands <= 0 {
 		s.MaxCommands = 64
+	}
+	if s.MaxQueued <= 0 {
+		s.MaxQueued = 64
+	}
+	if s.MaxProcesses <= 0 {
+		s.MaxProcesses = 16
 	}
 	if s.VolumePath == "" {
 		s.VolumePath = "/volume"

@@ -64,7 +64,7 @@ func (m *Manager) close(ctx context.Context) {
 	defer m.cancel()
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
-	m.touch(ctx)
+	m.writeUses(ctx)
 	m.mu.Lock()
 	down := m.down
 	m.mu.Unlock()
@@ -553,14 +553,14 @@ func (m *Manager) touchLoop(ctx context.Context) {
 	for {
 		select {
 		case <-tick.C:
-			m.touch(ctx)
+			m.writeUses(ctx)
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-func (m *Manager) touch(ctx context.Context) {
+func (m *Manager) writeUses(ctx context.Context) {
 	used := map[string]time.Time{}
 	now := time.Now().UTC()
 	m.mu.Lock()

@@ -141,6 +141,9 @@ type ExecRequest struct {
 	Timeout     *int64 // seconds; nil is the profile's default; clamped to its maximum
 	OutputLimit *int   // in code points, for each stream; nil is 4,000; 0 or less keeps nothing
 	Raw         bool   // keep the bytes as they are, in StdoutRaw and StderrRaw, cut at OutputLimit bytes
+	// Serialize has the command wait until those with it that came before have ended.
+	// The wait doesn't count against the timeout.
+	Serialize bool
 }
 
 // ExecStatus is how a command ended.
@@ -158,6 +161,7 @@ const (
 type ExecResult struct {
 	SessionID         string
 	Backend           string
+	Path              string // runtime.PathAgent or runtime.PathEngine
 	Status            ExecStatus
 	ExitCode          *int // nil unless completed
 	Stdout, Stderr    string
@@ -166,6 +170,8 @@ type ExecResult struct {
 	StdoutTruncated   bool
 	StderrTruncated   bool
 	Duration          time.Duration
+	CPUTime           time.Duration // of the command and the children it waited for; 0 if not known
+	PeakMemoryBytes   int64         // likewise
 	Timeout           time.Duration     // as it was in force
 	Overridden        []policy.Override // a clamped timeout
 	Recreated         bool              // the sandbox's container had died and was made anew
@@ -186,4 +192,6 @@ type ServiceStatus struct {
 	Reason          string // why not, if not
 	ActiveSandboxes int    // of the tenant asked for
 	RunningCommands int    // of the tenant asked for
+	// RunningProcesses are the managed ones, of the tenant asked for.
+	RunningProcesses int
 }
