@@ -53,21 +53,26 @@ const (
 	frameHead  = 5
 )
 
-// limit is how long a frame of a kind may be; 0 is for no such kind.
-func limit(kind Kind) uint32 {
+// check says whether there are frames of a kind with a payload of this size.
+func check(kind Kind, size uint64) error {
+	var least, most uint64
 	switch kind {
 	case KindRequest:
-		return MaxRequest
+		most = MaxRequest
 	case KindHello, KindItem, KindResult, KindFailure:
-		return MaxMessage
+		most = MaxMessage
 	case KindData:
-		return MaxData
+		most = MaxData
 	case KindOutput:
-		return outputHead + MaxData
+		least, most = outputHead, outputHead+MaxData
 	case KindReady, KindGo, KindEnd:
-		return 1 // and no byte is in it
+	default:
+		return fmt.Errorf("%w: a frame of kind %d", ErrProtocol, kind)
 	}
-	return 0
+	if size < least || size > most {
+		return fmt.Errorf("%w: %d bytes in a frame of kind %d, which has %d to %d", ErrProtocol, size, kind, least, most)
+	}
+	return nil
 }
 
 // ErrProtocol is the error for what can't be understood. The connection is of no use
@@ -94,19 +99,17 @@ func (r *Reader) Next() (Kind, []byte, error) {
 		return 0, nil, err
 	}
 	kind, size := Kind(head[0]), binary.BigEndian.Uint32(head[1:])
-	switch most := limit(kind); {
-	case most == 0:
-		return 0, nil, fmt.Errorf("%w: a frame of kind %d", ErrProtocol, kind)
-	case most == 1 && size > 0, size > most:
-		return 0, nil, fmt.Errorf("%w: %d bytes in a frame of kind %d", ErrProtocol, size, kind)
-	case kind == KindOutput && size < outputHead:
-		return 0, nil, fmt.Errorf("%w: an output of %d bytes", ErrProtocol, size)
+	if err := check(kind, uint64(size)); err != nil {
+		return 0, nil, err
 	}
 	payload, err := r.payload(int(size))
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
-	return kind, payload, err
+	if err != nil {
+		return 0, nil, err
+	}
+	return kind, payload, nil
 }
 
 // payload grows the buffer only as bytes come: a size alone costs its sender nothing.
@@ -146,11 +149,13 @@ func Decode(payload []byte, v any) error {
 	return nil
 }
 
-// Writer writes frames, each with one call of Write. Many goroutines may use it.
+// Writer writes frames, each with one call of Write. Many goroutines may use it. Once
+// Write has failed, and may have written half a frame, so does every Send.
 type Writer struct {
 	mu  sync.Mutex
 	w   io.Writer
 	buf []byte
+	err error
 }
 
 // NewWriter writes to w.
@@ -162,21 +167,24 @@ func (w *Writer) Send(kind Kind, parts ...[]byte) error {
 	for _, p := range parts {
 		size += len(p)
 	}
-	if most := limit(kind); uint64(size) > uint64(most) {
-		return fmt.Errorf("%w: %d bytes for a frame of kind %d", ErrProtocol, size, kind)
+	if err := check(kind, uint64(size)); err != nil {
+		return err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.err != nil {
+		return w.err
+	}
 	w.buf = append(w.buf[:0], byte(kind), 0, 0, 0, 0)
 	binary.BigEndian.PutUint32(w.buf[1:], uint32(size))
 	for _, p := range parts {
 		w.buf = append(w.buf, p...)
 	}
-	_, err := w.w.Write(w.buf)
+	_, w.err = w.w.Write(w.buf)
 	if cap(w.buf) > 2*keepBuffer {
 		w.buf = nil
 	}
-	return err
+	return w.err
 }
 
 // SendJSON writes a frame of v in JSON.

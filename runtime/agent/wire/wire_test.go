@@ -1,0 +1,356 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/iotest"
+)
+
+// frame is a frame as it goes over the wire, with whatever size it claims.
+func frame(kind Kind, size uint32, payload string) string {
+	b := binary.BigEndian.AppendUint32([]byte{byte(kind)}, size)
+	return string(b) + payload
+}
+
+func TestNext(t *testing.T) {
+	long := strings.Repeat("x", MaxData)
+	for name, tt := range map[string]struct {
+		in   string
+		want []string // payloads, before the error
+		err  error
+	}{
+		"nothing":            {"", nil, io.EOF},
+		"one":                {frame(KindData, 2, "ab"), []string{"ab"}, io.EOF},
+		"two":                {frame(KindData, 2, "ab") + frame(KindEnd, 0, ""), []string{"ab", ""}, io.EOF},
+		"empty data":         {frame(KindData, 0, ""), []string{""}, io.EOF},
+		"half a head":        {frame(KindData, 2, "ab") + "\x05\x00", []string{"ab"}, io.ErrUnexpectedEOF},
+		"no payload":         {frame(KindData, 2, ""), nil, io.ErrUnexpectedEOF},
+		"half a payload":     {frame(KindData, 2, "a"), nil, io.ErrUnexpectedEOF},
+		"kind 0":             {frame(0, 0, ""), nil, ErrProtocol},
+		"kind after last":    {frame(KindFailure+1, 0, ""), nil, ErrProtocol},
+		"most data":          {frame(KindData, MaxData, long), []string{long}, io.EOF},
+		"more data":          {frame(KindData, MaxData+1, long+"x"), nil, ErrProtocol},
+		"more of a message":  {frame(KindItem, MaxMessage+1, ""), nil, ErrProtocol},
+		"more of a request":  {frame(KindRequest, MaxRequest+1, ""), nil, ErrProtocol},
+		"largest size":       {frame(KindResult, 1<<32-1, ""), nil, ErrProtocol},
+		"ready with payload": {frame(KindReady, 1, "x"), nil, ErrProtocol},
+		"go with payload":    {frame(KindGo, 1, "x"), nil, ErrProtocol},
+		"end with payload":   {frame(KindEnd, 1, "x"), nil, ErrProtocol},
+		"output of 8 bytes":  {frame(KindOutput, 8, "12345678"), nil, ErrProtocol},
+		"output of 9 bytes":  {frame(KindOutput, 9, "123456789"), []string{"123456789"}, io.EOF},
+		"longest output":     {frame(KindOutput, 9+MaxData, "123456789"+long), []string{"123456789" + long}, io.EOF},
+		"longer output":      {frame(KindOutput, 10+MaxData, "123456789"+long+"x"), nil, ErrProtocol},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for how, src := range map[string]io.Reader{
+				"whole":               strings.NewReader(tt.in),
+				"byte by byte":        iotest.OneByteReader(strings.NewReader(tt.in)),
+				"data with the error": iotest.DataErrReader(strings.NewReader(tt.in)),
+			} {
+				r := NewReader(src)
+				var got []string
+				var err error
+				for {
+					var payload []byte
+					if _, payload, err = r.Next(); err != nil {
+						break
+					}
+					got = append(got, string(payload))
+				}
+				if !errors.Is(err, tt.err) || (tt.err == io.EOF) != (err == io.EOF) {
+					t.Errorf("%s: error %v, want %v", how, err, tt.err)
+				}
+				if !slices.Equal(got, tt.want) {
+					t.Errorf("%s: %.100q, want %.100q", how, got, tt.want)
+				}
+			}
+		})
+	}
+}
+
+// What the transport says is handed on.
+func TestNextFails(t *testing.T) {
+	broken := errors.New("broken")
+	for _, in := range []string{"", "\x05\x00", frame(KindData, 2, "a")} {
+		r := NewReader(io.MultiReader(strings.NewReader(in), iotest.ErrReader(broken)))
+		if _, payload, err := r.Next(); !errors.Is(err, broken) || payload != nil {
+			t.Errorf("after %q: %q, %v", in, payload, err)
+		}
+	}
+}
+
+// A size alone has no memory set aside for it.
+func TestNextGrowsAsBytesCome(t *testing.T) {
+	r := NewReader(strings.NewReader(frame(KindRequest, MaxRequest, "x")))
+	if _, _, err := r.Next(); err != io.ErrUnexpectedEOF {
+		t.Fatal(err)
+	}
+	if cap(r.buf) > keepBuffer {
+		t.Errorf("%d bytes for a frame of which 1 came", cap(r.buf))
+	}
+	large := strings.Repeat("x", MaxRequest)
+	r = NewReader(strings.NewReader(frame(KindRequest, MaxRequest, large) + frame(KindData, 1, "y")))
+	if _, payload, err := r.Next(); err != nil || string(payload) != large {
+		t.Fatalf("%d bytes, %v", len(payload), err)
+	}
+	if _, payload, err := r.Next(); err != nil || string(payload) != "y" || cap(r.buf) > keepBuffer {
+		t.Errorf("after a large frame: %q, %v, and a buffer of %d bytes", payload, err, cap(r.buf))
+	}
+}
+
+func TestExpect(t *testing.T) {
+	in := frame(KindReady, 0, "") + frame(KindData, 1, "x") + frame(KindGo, 0, "")
+	r := NewReader(strings.NewReader(in))
+	if _, err := r.Expect(KindReady); err != nil {
+		t.Error(err)
+	}
+	if payload, err := r.Expect(KindData); err != nil || string(payload) != "x" {
+		t.Errorf("%q, %v", payload, err)
+	}
+	if _, err := r.Expect(KindReady); !errors.Is(err, ErrProtocol) {
+		t.Errorf("go in place of ready: %v", err)
+	}
+	if _, err := r.Expect(KindReady); err != io.EOF {
+		t.Error(err)
+	}
+}
+
+func TestDecode(t *testing.T) {
+	for in, ok := range map[string]bool{
+		`{"version":1}`:                        true,
+		`{"version":1,"later":{"x":[1]}}`:      true,
+		`{}`:                                   true,
+		``:                                     false,
+		`{`:                                    false,
+		`{"version":"1"}`:                      false,
+		`{"version":1} {}`:                     false,
+		`[1]`:                                  false,
+		`{"version":99999999999999999999}`:     false,
+		strings.Repeat("[", MaxMessage):        false,
+		strings.Repeat(`{"version":`, 1<<14):   false,
+		`{"version":1,"uid":1,"gid":-1}` + " ": true,
+	} {
+		if err := Decode([]byte(in), new(Hello)); (err == nil) != ok || err != nil && !errors.Is(err, ErrProtocol) {
+			t.Errorf("%.40q: %v", in, err)
+		}
+	}
+}
+
+func TestParseOutput(t *testing.T) {
+	seq := func(n uint64) string { return string(binary.BigEndian.AppendUint64(nil, n)) }
+	for name, tt := range map[string]struct {
+		in   string
+		want Output
+		ok   bool
+	}{
+		"stdout":            {"\x00" + seq(3) + "abc", Output{Seq: 3, Data: []byte("abc")}, true},
+		"stderr":            {"\x01" + seq(9) + "abc", Output{Seq: 9, Stderr: true, Data: []byte("abc")}, true},
+		"empty":             {"\x00" + seq(0), Output{Data: []byte{}}, true},
+		"last place":        {"\x00" + seq(1<<63-1) + "a", Output{Seq: 1<<63 - 1, Data: []byte("a")}, true},
+		"third stream":      {"\x02" + seq(3) + "abc", Output{}, false},
+		"before the first":  {"\x00" + seq(2) + "abc", Output{}, false},
+		"before all":        {"\x00" + seq(1<<63), Output{}, false},
+		"short":             {"\x00" + seq(3)[:7], Output{}, false},
+		"nothing":           {"", Output{}, false},
+		"less than nothing": {"\x00" + seq(1<<64-1) + "a", Output{}, false},
+	} {
+		got, err := ParseOutput([]byte(tt.in))
+		if (err == nil) != tt.ok || err != nil && !errors.Is(err, ErrProtocol) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got.Seq != tt.want.Seq || got.Stderr != tt.want.Stderr || !bytes.Equal(got.Data, tt.want.Data) {
+			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
+		}
+	}
+}
+
+// What a Writer takes, a Reader takes, and the other way round.
+func TestSend(t *testing.T) {
+	for kind := range KindFailure + 3 {
+		for _, size := range []int{0, 1, outputHead - 1, outputHead, MaxData, MaxData + 1, outputHead + MaxData, outputHead + MaxData + 1,
+			MaxMessage, MaxMessage + 1, MaxRequest, MaxRequest + 1} {
+			var buf bytes.Buffer
+			payload := bytes.Repeat([]byte{'x'}, size)
+			sent := NewWriter(&buf).Send(kind, payload[:size/2], payload[size/2:])
+			if sent != nil && (!errors.Is(sent, ErrProtocol) || buf.Len() > 0) {
+				t.Errorf("kind %d, %d bytes: %v, and %d bytes sent", kind, size, sent, buf.Len())
+			}
+			got, read, err := NewReader(strings.NewReader(frame(kind, uint32(size), string(payload)))).Next()
+			if (err == nil) != (sent == nil) {
+				t.Errorf("kind %d, %d bytes: sent with %v, read with %v", kind, size, sent, err)
+			}
+			if err != nil {
+				continue
+			}
+			if again, same, err := NewReader(&buf).Next(); got != kind || again != kind || err != nil || !bytes.Equal(read, payload) || !bytes.Equal(same, payload) {
+				t.Errorf("kind %d, %d bytes: read as kind %d, %d bytes, %v", kind, size, again, len(same), err)
+			}
+		}
+	}
+}
+
+func TestSendJSON(t *testing.T) {
+	var buf bytes.Buffer
+	w := NewWriter(&buf)
+	want := Request{Op: OpWrite, File: &File{Path: []byte("/\xff"), Length: -1}}
+	if err := w.SendJSON(KindRequest, want); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.SendJSON(KindRequest, func() {}); err == nil {
+		t.Error("a function went out")
+	}
+	payload, err := NewReader(&buf).Expect(KindRequest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got Request
+	if err := Decode(payload, &got); err != nil || got.Op != OpWrite || string(got.File.Path) != "/\xff" || got.File.Length != -1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// lock is a writer that notices two calls at once.
+type lock struct {
+	bytes.Buffer
+	mu sync.Mutex
+}
+
+func (l *lock) Write(b []byte) (int, error) {
+	if !l.mu.TryLock() {
+		return 0, errors.New("two at a time")
+	}
+	defer l.mu.Unlock()
+	return l.Buffer.Write(b)
+}
+
+func TestSendFromMany(t *testing.T) {
+	const each = 200
+	var dst lock
+	w := NewWriter(&dst)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for n := range each {
+				if err := w.SendOutput(Output{Seq: 1 << 20, Data: bytes.Repeat([]byte{byte(i)}, n)}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	r := NewReader(&dst)
+	next := [4]int{}
+	for range 4 * each {
+		payload, err := r.Expect(KindOutput)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := ParseOutput(payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(o.Data) == 0 {
+			continue
+		}
+		from := o.Data[0]
+		if next[from]++; len(o.Data) != next[from] || !bytes.Equal(o.Data, bytes.Repeat([]byte{from}, next[from])) {
+			t.Fatalf("%d bytes of %d after %d", len(o.Data), from, next[from]-1)
+		}
+	}
+}
+
+// halfWriter breaks off once, in mid-frame.
+type halfWriter struct {
+	bytes.Buffer
+	broken bool
+}
+
+var errHalf = errors.New("half")
+
+func (h *halfWriter) Write(b []byte) (int, error) {
+	if h.broken {
+		return h.Buffer.Write(b)
+	}
+	h.broken = true
+	n, _ := h.Buffer.Write(b[:len(b)/2])
+	return n, errHalf
+}
+
+func TestSendAfterFailure(t *testing.T) {
+	var dst halfWriter
+	w := NewWriter(&dst)
+	for range 2 {
+		if err := w.Send(KindData, []byte("abcd")); !errors.Is(err, errHalf) {
+			t.Errorf("error %v, want %v", err, errHalf)
+		}
+	}
+	if got := frame(KindData, 4, "abcd"); !strings.HasPrefix(got, dst.String()) {
+		t.Errorf("after half a frame came more: %q", dst.String())
+	}
+}
+
+// FuzzReader reads arbitrary bytes: without a panic, without more memory than a few
+// times what came, alike however it comes, and so that writing it gives the same.
+func FuzzReader(f *testing.F) {
+	for _, seed := range []string{
+		"", frame(KindData, 2, "ab"), frame(KindEnd, 0, "") + frame(KindData, 0, ""), frame(KindRequest, MaxRequest, "{"),
+		frame(KindResult, 1<<32-1, ""), frame(KindOutput, 12, "\x01\x00\x00\x00\x00\x00\x00\x00\x03abc"), frame(99, 0, ""),
+		frame(KindHello, 13, `{"version":1}`), frame(KindFailure, 2, "{}") + "\x01",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		var back bytes.Buffer
+		w := NewWriter(&back)
+		whole, slow := NewReader(bytes.NewReader(in)), NewReader(iotest.OneByteReader(bytes.NewReader(in)))
+		var err error
+		for {
+			var kind Kind
+			var payload []byte
+			kind, payload, err = whole.Next()
+			if most := 2*len(in) + keepBuffer; cap(whole.buf) > most {
+				t.Fatalf("a buffer of %d bytes for %d that came", cap(whole.buf), len(in))
+			}
+			slowKind, slowPayload, slowErr := slow.Next()
+			if kind != slowKind || !bytes.Equal(payload, slowPayload) || (err == nil) != (slowErr == nil) || err != nil && err.Error() != slowErr.Error() {
+				t.Fatalf("%d %q %v, and byte by byte %d %q %v", kind, payload, err, slowKind, slowPayload, slowErr)
+			}
+			if err != nil {
+				break
+			}
+			if err := w.Send(kind, payload); err != nil {
+				t.Fatalf("what was read can't be written: %v", err)
+			}
+			switch kind {
+			case KindOutput:
+				o, err := ParseOutput(payload)
+				if err != nil {
+					continue
+				}
+				var again bytes.Buffer
+				if err := NewWriter(&again).SendOutput(o); err != nil || !bytes.Equal(again.Bytes()[frameHead:], payload) {
+					t.Fatalf("output %q was written as %q, %v", payload, again.Bytes(), err)
+				}
+			case KindHello, KindRequest, KindItem, KindResult, KindFailure:
+				for _, v := range []any{new(Hello), new(Request), new(ProcessInfo), new(FileInfo), new(FileMatch), new(FileEvent), new(Failure)} {
+					if err := Decode(payload, v); err != nil && !errors.Is(err, ErrProtocol) {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+		if !bytes.HasPrefix(in, back.Bytes()) {
+			t.Fatalf("%q was read, and written as %q", in, back.Bytes())
+		}
+		if rest := len(in) - back.Len(); (err == io.EOF) != (rest == 0) {
+			t.Fatalf("%v with %d bytes left", err, rest)
+		}
+	})
+}
