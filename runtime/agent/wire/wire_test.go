@@ -63,7 +63,7 @@ func TestNext(t *testing.T) {
 					}
 					got = append(got, string(payload))
 				}
-				if !errors.Is(err, tt.err) || (tt.err == io.EOF) != (err == io.EOF) {
+				if !errors.Is(err, tt.err) {
 					t.Errorf("%s: error %v, want %v", how, err, tt.err)
 				}
 				if !slices.Equal(got, tt.want) {
@@ -88,7 +88,7 @@ func TestNextFails(t *testing.T) {
 // A size alone has no memory set aside for it.
 func TestNextGrowsAsBytesCome(t *testing.T) {
 	r := NewReader(strings.NewReader(frame(KindRequest, MaxRequest, "x")))
-	if _, _, err := r.Next(); err != io.ErrUnexpectedEOF {
+	if _, _, err := r.Next(); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Fatal(err)
 	}
 	if cap(r.buf) > keepBuffer {
@@ -116,7 +116,7 @@ func TestExpect(t *testing.T) {
 	if _, err := r.Expect(KindReady); !errors.Is(err, ErrProtocol) {
 		t.Errorf("go in place of ready: %v", err)
 	}
-	if _, err := r.Expect(KindReady); err != io.EOF {
+	if _, err := r.Expect(KindReady); !errors.Is(err, io.EOF) {
 		t.Error(err)
 	}
 }
@@ -349,7 +349,7 @@ func FuzzReader(f *testing.F) {
 		if !bytes.HasPrefix(in, back.Bytes()) {
 			t.Fatalf("%q was read, and written as %q", in, back.Bytes())
 		}
-		if rest := len(in) - back.Len(); (err == io.EOF) != (rest == 0) {
+		if rest := len(in) - back.Len(); errors.Is(err, io.EOF) != (rest == 0) {
 			t.Fatalf("%v with %d bytes left", err, rest)
 		}
 	})
