@@ -31,7 +31,7 @@ func (m *Manager) Ended(now time.Time) []Sandbox {
 
 // endsLocked is when the record ends; one that is in use doesn't idle out.
 func (r *record) endsLocked() time.Time {
-	if r.sb.Spec.IdleTTL > 0 && r.running == 0 {
+	if r.sb.Spec.IdleTTL > 0 && !r.busyLocked() {
 		return earlier(r.sb.ExpiresAt, r.sb.LastUsedAt.Add(r.sb.Spec.IdleTTL))
 	}
 	return r.sb.ExpiresAt

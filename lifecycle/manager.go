@@ -116,6 +116,7 @@ type Holder interface {
 type record struct {
 	sb      Sandbox
 	running int  // commands
+	files   int  // files calls under way
 	stale   bool // LastUsedAt is newer than the store's
 	adopted bool // from the old service: only its own parameters can be compared
 }
@@ -334,13 +335,16 @@ func (m *Manager) snapshot(r *record) Sandbox {
 	return r.snapshotLocked(time.Now())
 }
 
+// busyLocked tells whether the sandbox is in use, and so isn't idle.
+func (r *record) busyLocked() bool { return r.running > 0 || r.files > 0 }
+
 // snapshotLocked works out what depends on the time.
 func (r *record) snapshotLocked(now time.Time) Sandbox {
 	sb := r.sb
 	sb.IdleExpiresAt = time.Time{}
 	if sb.Spec.IdleTTL > 0 {
 		last := sb.LastUsedAt
-		if r.running > 0 {
+		if r.busyLocked() {
 			last = now
 		}
 		sb.IdleExpiresAt = last.Add(sb.Spec.IdleTTL).UTC()

@@ -565,8 +565,8 @@ func (m *Manager) writeUses(ctx context.Context) {
 	now := time.Now().UTC()
 	m.mu.Lock()
 	for _, s := range m.slots {
-		if r := s.record; r != nil && (r.stale || r.running > 0) {
-			if r.running > 0 {
+		if r := s.record; r != nil && (r.stale || r.busyLocked()) {
+			if r.busyLocked() {
 				r.sb.LastUsedAt = now
 			}
 			used[r.sb.SessionID] = r.sb.LastUsedAt
