@@ -9,16 +9,20 @@ import (
 )
 
 // StartRequest is a command whose output is followed while it runs. Of the ExecRequest
-// in it, Stdin, OutputLimit and Raw have no meaning.
+// in it, Stdin is what its input begins with, and all of it without OpenStdin or TTY;
+// OutputLimit and Raw have no meaning.
 type StartRequest struct {
 	ExecRequest
 	// ExecID is the caller's own name for the command: asking again with the same one
 	// answers the command that is there. Empty lets Berm choose. [A-Za-z0-9][A-Za-z0-9_.:-]{0,127}
 	ExecID     string
-	OpenStdin  bool // Write to the stream is its input; otherwise it has none
+	OpenStdin  bool // Write to the stream is its input; otherwise it has Stdin or none
 	TTY        bool // a terminal, whose output is all stdout; implies OpenStdin
 	Rows, Cols int  // of the terminal; 0 is 24 and 80
 	KeepBytes  int  // of output, for those who come back; 0 is 1 MiB, at most 4 MiB
+	// Follow says that the caller is about to attach: the output waits for that a few
+	// seconds, instead of making room for what follows.
+	Follow bool
 }
 
 // ExecRunning is the status of an Execution that hasn't ended.
