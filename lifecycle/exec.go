@@ -129,26 +129,31 @@ func (m *Manager) sandboxFor(ctx context.Context, req ExecRequest) (*record, Exe
 		}
 		res.Created, res.Recreated = made.Result == ResultCreated, made.Recreated
 	}
-	rec := m.recordOf(id)
-	if rec == nil {
+	rec, made, err := m.awake(ctx, id)
+	res.Recreated = res.Recreated || made
+	return rec, res, err
+}
+
+// awake answers the sandbox of a key, made again if its container died, and tells
+// whether it was this call that did.
+func (m *Manager) awake(ctx context.Context, id keyID) (rec *record, made bool, err error) {
+	if rec = m.recordOf(id); rec == nil {
 		if rec, err = m.madeSoon(ctx, id); err != nil {
-			return nil, res, err
+			return nil, false, err
 		}
 	}
 	switch m.snapshot(rec).Status {
 	case StatusExpired:
-		return nil, res, &NotFoundError{Key: key}
+		return nil, false, &NotFoundError{Key: id.key}
 	case StatusStopped:
-		made, err := m.remake(ctx, id)
-		if err != nil {
-			return nil, res, err
+		if made, err = m.remake(ctx, id); err != nil {
+			return nil, false, err
 		}
-		res.Recreated = made
 		if rec = m.recordOf(id); rec == nil {
-			return nil, res, &NotFoundError{Key: key}
+			return nil, made, &NotFoundError{Key: id.key}
 		}
 	}
-	return rec, res, nil
+	return rec, made, nil
 }
 
 // madeSoon waits for a sandbox that is being made.
@@ -310,9 +315,18 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 	return res, m.quotaAfter(ctx, rec, sb, &res)
 }
 
-// whyNotStarted looks at a container that refused to start a command. What can't be
-// proven dead is left as it is.
+// whyNotStarted looks at a container that refused to start a command.
 func (m *Manager) whyNotStarted(ctx context.Context, rec *record, sb Sandbox, refusal error) error {
+	if err := m.lookAgain(ctx, rec, sb); err != nil {
+		return err
+	}
+	// It lives, and the engine has lost the command: it was restarted in between, say.
+	return &UnavailableError{Err: errors.New("run in sandbox " + sb.Key + ": " + refusal.Error())} // without its class
+}
+
+// lookAgain asks the engine whether the container runs, and is an error unless it does:
+// errNeverStarted when it is dead. What can't be proven dead is left as it is.
+func (m *Manager) lookAgain(ctx context.Context, rec *record, sb Sandbox) error {
 	var c runtime.Container
 	err := m.call(ctx, "inspect", func(ctx context.Context) error {
 		var err error
@@ -329,8 +343,7 @@ func (m *Manager) whyNotStarted(ctx context.Context, rec *record, sb Sandbox, re
 		m.changeStatus(rec, StatusRunning, StatusPaused)
 		return &StateError{Key: sb.Key, Status: StatusPaused, Want: "commands need it running; resume it first"}
 	}
-	// It lives, and the engine has lost the command: it was restarted in between, say.
-	return &UnavailableError{Err: errors.New("run in sandbox " + sb.Key + ": " + refusal.Error())} // without its class
+	return nil
 }
 
 func (m *Manager) backend() string {

@@ -20,18 +20,25 @@ const (
 
 // quotaLeft is a *QuotaError when the sandbox's workspace is over its quota.
 func (m *Manager) quotaLeft(ctx context.Context, sb Sandbox) error {
+	_, _, err := workspaceUse(ctx, sb)
+	return err
+}
+
+// workspaceUse measures the sandbox's workspace, in bytes; a quota of 0 is none. Over
+// the quota it is a *QuotaError.
+func workspaceUse(ctx context.Context, sb Sandbox) (used, quota int64, err error) {
 	dir, quota := workspace(sb.Spec)
 	if dir == "" {
-		return nil
+		return 0, 0, nil
 	}
-	used, err := measure(ctx, dir)
+	used, err = measure(ctx, dir)
 	if err != nil && !errors.Is(err, errUnbounded) {
-		return err
+		return 0, 0, err
 	}
 	if used > quota || err != nil {
-		return &QuotaError{UsedBytes: used, QuotaBytes: quota}
+		return 0, 0, &QuotaError{UsedBytes: used, QuotaBytes: quota}
 	}
-	return nil
+	return used, quota, nil
 }
 
 // quotaAfter measures after a command. Over the quota, the sandbox is stopped and
