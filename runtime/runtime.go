@@ -251,7 +251,7 @@ type Container struct {
 	FinishedAt time.Time // zero while it runs; Inspect and Create only
 	ExitCode   int       // of the main process, once exited; Inspect only
 	OOMKilled  bool      // the kernel killed a process in it for want of memory; Inspect only
-	Pid        int       // of the main process, as the engine's host counts; 0 unless it runs; Inspect and Create only
+	Pid        int       // of the main process, as the engine's host counts; 0 once it has ended; Inspect and Create only
 }
 
 // Exec is a command to be run in a container.

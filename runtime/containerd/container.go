@@ -69,6 +69,9 @@ func (r *Runtime) inspect(ctx context.Context, rec containers.Container) (runtim
 		err = r.tellEnd(ctx, &out, rec, process)
 		return out, err
 	}
+	if out.State == runtime.StateRunning || out.State == runtime.StatePaused {
+		out.Pid = int(process.Pid)
+	}
 	e, err := r.attached(rec.ID)
 	if err != nil {
 		return runtime.Container{}, err

@@ -130,10 +130,15 @@ func TestContract(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	agent, err := engine.PutAgent(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
 	runtimetest.Run(t, runtimetest.Harness{
 		New:           func(t *testing.T) runtime.Runtime { return newRuntime(t, c) },
 		Image:         testImage,
 		Configured:    configuredImage,
+		Agent:         agent,
 		Real:          true,
 		Engine:        c,
 		Registry:      shop.Host(),

@@ -95,7 +95,7 @@ func (c *creation) prepare(ctx context.Context) error {
 	if err = c.class.mounts(c.spec.Mounts); err != nil {
 		return err
 	}
-	if c.agent, err = c.r.agentPath(); err != nil {
+	if err = c.findAgent(); err != nil {
 		return err
 	}
 	if c.image, err = c.r.image(ctx, c.spec.Image); err != nil {
@@ -112,6 +112,23 @@ func (c *creation) prepare(ctx context.Context) error {
 	}
 	c.id = newID()
 	return nil
+}
+
+// findAgent finds the agent's program and directory on the host.
+func (c *creation) findAgent() error {
+	var err error
+	if a := c.spec.Agent; a != nil {
+		for _, p := range []string{a.Program, a.Dir} {
+			if _, err := os.Stat(p); p != "" && err != nil {
+				return runtime.Invalid("the agent can't be used: %w", err)
+			}
+		}
+		if c.agent = a.Program; c.agent != "" {
+			return nil
+		}
+	}
+	c.agent, err = c.r.agentPath()
+	return err
 }
 
 func newID() string {

@@ -101,13 +101,13 @@ func (c command) process(base *specs.Process, marker string) *specs.Process {
 	out.Env = mergeEnv(base.Env, append(slices.Clone(c.Env), markerEnv+"="+marker))
 	switch {
 	case c.mode != "":
-		out.Args = append([]string{agentTarget, c.mode, "--"}, c.Command...)
+		out.Args = append([]string{runtime.AgentProgram, c.mode, "--"}, c.Command...)
 	default:
 		dir := c.WorkingDir
 		if dir == "" {
 			dir = ownWorkingDir(base)
 		}
-		out.Args = append([]string{agentTarget, "exec", dir, "--"}, c.Command...)
+		out.Args = append([]string{runtime.AgentProgram, "exec", dir, "--"}, c.Command...)
 	}
 	return &out
 }

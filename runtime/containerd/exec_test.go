@@ -45,7 +45,7 @@ func TestValidateExec(t *testing.T) {
 func TestCommandProcess(t *testing.T) {
 	base := &specs.Process{
 		Terminal: true, ConsoleSize: &specs.Box{Height: 1}, Cwd: "/", NoNewPrivileges: true,
-		Args: []string{agentTarget, "init", "/work", "--", "sleep"}, Env: []string{"A=container", "B=container"},
+		Args: []string{runtime.AgentProgram, "init", "/work", "--", "sleep"}, Env: []string{"A=container", "B=container"},
 		User: specs.User{UID: 1000}, Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_CHOWN"}},
 	}
 	before := *base
@@ -55,7 +55,7 @@ func TestCommandProcess(t *testing.T) {
 		Command: []string{"env", "-0"}, Env: []string{"A=exec", "C=exec", markerEnv + "=forged"}, WorkingDir: "/tmp",
 	}}.process(base, "marker")
 	want := &specs.Process{
-		Cwd: "/", NoNewPrivileges: true, Args: []string{agentTarget, "exec", "/tmp", "--", "env", "-0"},
+		Cwd: "/", NoNewPrivileges: true, Args: []string{runtime.AgentProgram, "exec", "/tmp", "--", "env", "-0"},
 		Env: []string{"A=exec", "B=container", "C=exec", markerEnv + "=marker"}, User: base.User, Capabilities: base.Capabilities,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -25,8 +26,8 @@ func logWriter(t *testing.T, dir string, limit int) (stdout *os.File, end func()
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "bin", "berm-agent")
-	if err := putProgram(path, program); err != nil {
+	path, err := runtime.PutProgram(filepath.Join(t.TempDir(), "bin"), program)
+	if err != nil {
 		t.Fatal(err)
 	}
 	out, stdout, err := os.Pipe()

@@ -32,7 +32,6 @@ const (
 	// that are newer than they are.
 	ociVersion = "1.0.2"
 
-	agentTarget     = "/sbin/berm-init"
 	defaultPath     = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	apparmorProfile = "berm-default"
 
@@ -80,6 +79,9 @@ func validate(spec runtime.Spec) error {
 		if !slices.Contains(capabilities(), c) {
 			return runtime.Invalid("capability %q is unknown", c)
 		}
+	}
+	if err := runtime.CheckAgent(spec); err != nil {
+		return err
 	}
 	for k, v := range spec.Labels {
 		if !utf8.ValidString(k) || !utf8.ValidString(v) {
@@ -162,7 +164,7 @@ func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 func (c *creation) process(command []string) *specs.Process {
 	zero := 0
 	return &specs.Process{
-		Args: append([]string{agentTarget, "init", c.workingDir(), "--"}, command...),
+		Args: append([]string{runtime.AgentProgram, "init", c.workingDir(), "--"}, command...),
 		Env:  c.env(),
 		// The agent enters the working directory: an OCI runtime does so on its way in,
 		// with files of the host open, which a path below /proc leads to.
@@ -183,7 +185,7 @@ func (c *creation) workingDir() string {
 
 // ownWorkingDir is the working directory of a container's own process.
 func ownWorkingDir(p *specs.Process) string {
-	if len(p.Args) > 2 && p.Args[0] == agentTarget {
+	if len(p.Args) > 2 && p.Args[0] == runtime.AgentProgram {
 		return p.Args[2]
 	}
 	return p.Cwd
@@ -208,13 +210,19 @@ func (c *creation) wanted() []string {
 	return slices.Compact(out)
 }
 
-// covered tells whether a directory is in one of the spec's mounts.
+// covered tells whether a directory is in one of the spec's mounts, or ours.
 func (c *creation) covered(dir string) bool {
-	below := func(target string) bool {
-		return dir == path.Clean(target) || strings.HasPrefix(dir, path.Clean(target)+"/")
+	return c.agentDir() != "" && runtime.Below(dir, runtime.AgentDir) ||
+		slices.ContainsFunc(c.spec.Mounts, func(m runtime.Mount) bool { return runtime.Below(dir, m.Target) }) ||
+		slices.ContainsFunc(c.spec.Tmpfs, func(t runtime.Tmpfs) bool { return runtime.Below(dir, t.Target) })
+}
+
+// agentDir is the directory on the host that the agent is given, empty for none.
+func (c *creation) agentDir() string {
+	if c.spec.Agent == nil {
+		return ""
 	}
-	return slices.ContainsFunc(c.spec.Mounts, func(m runtime.Mount) bool { return below(m.Target) }) ||
-		slices.ContainsFunc(c.spec.Tmpfs, func(t runtime.Tmpfs) bool { return below(t.Target) })
+	return c.spec.Agent.Dir
 }
 
 // nofile is the limit of open files, at most this process's own: to raise that takes
@@ -285,7 +293,7 @@ func (c *creation) mounts(base []specs.Mount) []specs.Mount {
 	out := slices.DeleteFunc(slices.Clone(base), func(m specs.Mount) bool { return m.Destination == "/run" })
 	out = append(out, specs.Mount{
 		Destination: cgroupRoot, Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"},
-	}, bind(c.agent, agentTarget, true))
+	}, bind(c.agent, runtime.AgentProgram, true))
 	var more []specs.Mount
 	taken := map[string]bool{}
 	for _, m := range c.spec.Mounts {
@@ -305,9 +313,12 @@ func (c *creation) mounts(base []specs.Mount) []specs.Mount {
 		taken[dir] = true
 		more = append(more, bind(c.place.file(dirName(i)), dir, c.spec.ReadOnlyRootfs))
 	}
+	if dir := c.agentDir(); dir != "" {
+		more = append(more, bind(dir, runtime.AgentDir, true))
+	}
 	if c.spec.ReadOnlyRootfs {
 		for v := range c.image.config.Volumes {
-			if v = path.Clean(v); !taken[v] && path.IsAbs(v) && v != "/" {
+			if v = path.Clean(v); !taken[v] && path.IsAbs(v) && v != "/" && (c.agentDir() == "" || !runtime.Below(v, runtime.AgentDir)) {
 				more = append(more, tmpfs(v, 4096, "0555", "ro"))
 			}
 		}

@@ -77,7 +77,7 @@ func TestOCISpec(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := s.Process
-	if diff := cmp.Diff([]string{agentTarget, "init", "/work", "--", "run", "it"}, p.Args); diff != "" {
+	if diff := cmp.Diff([]string{runtime.AgentProgram, "init", "/work", "--", "run", "it"}, p.Args); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"PATH=/bin", "HOSTNAME=0123456789ab", "A=image", "B=spec", "C="}, p.Env); diff != "" {
@@ -134,7 +134,7 @@ func TestMountOrder(t *testing.T) {
 		got = append(got, m.Destination+" "+m.Source)
 	}
 	want := []string{
-		"/proc ", "/sys/fs/cgroup cgroup", agentTarget + " /agent", "/a tmpfs", "/a/b/ tmpfs", "/etc/hostname /place/hostname",
+		"/proc ", "/sys/fs/cgroup cgroup", runtime.AgentProgram + " /agent", "/a tmpfs", "/a/b/ tmpfs", "/etc/hostname /place/hostname",
 		"/etc/hosts /h", "/etc/resolv.conf /place/resolv.conf", "/a/b/c /s",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

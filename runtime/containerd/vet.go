@@ -92,18 +92,18 @@ func (c *creation) vetAgent(root int) error {
 	if err := unix.Stat(c.agent, &want); err != nil {
 		return &os.PathError{Op: "stat", Path: c.agent, Err: err}
 	}
-	fd, err := unix.Openat2(root, agentTarget, &unix.OpenHow{
+	fd, err := unix.Openat2(root, runtime.AgentProgram, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	if err != nil {
-		return runtime.Invalid("%s: %w: %w", agentTarget, errAstray, err)
+		return runtime.Invalid("%s: %w: %w", runtime.AgentProgram, errAstray, err)
 	}
 	defer func() { _ = unix.Close(fd) }()
 	if err := unix.Fstat(fd, &got); err != nil {
-		return fmt.Errorf("look at %s: %w", agentTarget, err)
+		return fmt.Errorf("look at %s: %w", runtime.AgentProgram, err)
 	}
 	if got.Dev != want.Dev || got.Ino != want.Ino {
-		return runtime.Invalid("%s: %w", agentTarget, errAstray)
+		return runtime.Invalid("%s: %w", runtime.AgentProgram, errAstray)
 	}
 	return nil
 }

@@ -25,14 +25,20 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	}
 	var out runtime.Container
 	err := r.call(ctx, op, func(callCtx context.Context, s *session) error {
-		var volumes []string
-		if spec.ReadOnlyRootfs {
+		var img declared
+		if needsCommand := spec.Agent != nil && spec.Command == nil; spec.ReadOnlyRootfs || needsCommand {
 			var err error
-			if volumes, err = r.volumes.declared(callCtx, s, spec.Image); err != nil {
+			if img, err = r.images.declared(callCtx, s, spec.Image); err != nil {
 				return err
 			}
+			if needsCommand {
+				spec.Command = img.command
+			}
+			if needsCommand && len(spec.Command) == 0 {
+				return runtime.Invalid("neither the container nor its image names a command")
+			}
 		}
-		id, err := r.make(ctx, s, spec, volumes)
+		id, err := r.make(ctx, s, spec, img.volumes)
 		if err != nil {
 			return err
 		}
@@ -207,7 +213,9 @@ func inspect(ctx context.Context, s *session, id string) (runtime.Container, err
 		StartedAt: parseTime(c.State.StartedAt),
 		OOMKilled: c.State.OOMKilled,
 	}
-	if !c.State.Running { // the engine keeps these two from the run before
+	if c.State.Running {
+		out.Pid = c.State.Pid
+	} else { // the engine keeps these two from the run before
 		out.FinishedAt = parseTime(c.State.FinishedAt)
 		out.ExitCode = c.State.ExitCode
 	}

@@ -91,10 +91,15 @@ func TestContract(t *testing.T) {
 	if err := d.ImportBusybox(t.Context(), configuredImage, runtimetest.ConfiguredChanges()...); err != nil {
 		t.Fatal(err)
 	}
+	agent, err := engine.PutAgent(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
 	runtimetest.Run(t, runtimetest.Harness{
 		New:        func(t *testing.T) runtime.Runtime { return newRuntime(t, d.Host()) },
 		Image:      testImage,
 		Configured: configuredImage,
+		Agent:      agent,
 		Real:       true,
 		Engine:     d,
 		Registry:   shop.Host(),

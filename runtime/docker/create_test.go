@@ -2,11 +2,15 @@ package docker
 
 import (
 	"context"
+	"os"
+	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/docker/docker/api/types/volume"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
 func TestImageVolumes(t *testing.T) {
@@ -43,6 +47,36 @@ func TestImageVolumes(t *testing.T) {
 	list, err := s.VolumeList(t.Context(), volume.ListOptions{})
 	if err != nil || len(list.Volumes) != 0 {
 		t.Errorf("left behind: %+v, %v", list.Volumes, err)
+	}
+}
+
+// An image's volumes aren't in the agent's way.
+func TestAgentAndVolumes(t *testing.T) {
+	d := testEngine(t)
+	r := newRuntime(t, d.Host())
+	program, err := engine.PutAgent(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "s"), []byte("hello"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, volumes := range []string{"/run", "/sbin", "/run/berm", "/sbin/berm-init", "/run /sbin /run/berm"} {
+		ref := "berm.local/in-the-way:" + strconv.Itoa(len(volumes))
+		if err := d.ImportBusybox(t.Context(), ref, "VOLUME "+volumes); err != nil {
+			t.Fatal(err)
+		}
+		for _, readOnly := range []bool{true, false} {
+			t.Run(volumes, func(t *testing.T) {
+				c := sandbox(t, r, func(s *runtime.Spec) {
+					s.Image, s.ReadOnlyRootfs, s.Agent = ref, readOnly, &runtime.Agent{Program: program, Dir: dir}
+				})
+				if out, msg, code := sh(t, r, c.ID, "cat /run/berm/s && ! touch /run/berm/x && test -x /sbin/berm-init"); out != "hello" || code != 0 {
+					t.Errorf("%q, %s", out, msg)
+				}
+			})
+		}
 	}
 }
 

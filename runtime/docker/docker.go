@@ -64,7 +64,7 @@ type Runtime struct {
 	session    atomic.Pointer[session] // nil until connected
 	connecting singleflight.Group
 	networks   singleflight.Group
-	volumes    volumeCache
+	images     imageCache
 	gates      runtime.Gates
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -117,43 +118,47 @@ func readPull(body io.Reader, progress func(runtime.PullProgress)) error {
 	}
 }
 
-// volumeCache remembers the volumes that images declare, by the images' ids, whose
-// content can't change.
-type volumeCache struct {
+// declared is what an image's configuration has for a container.
+type declared struct {
+	volumes []string // the paths, sorted
+	command []string // entrypoint and command, joined
+}
+
+// imageCache remembers what images declare, by the images' ids, whose content can't
+// change.
+type imageCache struct {
 	mu sync.Mutex
-	m  map[string][]string
+	m  map[string]declared
 }
 
 const maxCachedImages = 1000
 
-// declared gives the paths that an image declares as volumes.
-func (c *volumeCache) declared(ctx context.Context, s *session, ref string) ([]string, error) {
+// declared gives what an image declares. The caller doesn't change it.
+func (c *imageCache) declared(ctx context.Context, s *session, ref string) (declared, error) {
 	byID := strings.HasPrefix(ref, "sha256:")
 	c.mu.Lock()
-	paths, ok := c.m[ref]
+	out, ok := c.m[ref]
 	c.mu.Unlock()
 	if ok {
-		return paths, nil
+		return out, nil
 	}
 	img, err := s.ImageInspect(ctx, ref)
 	if err != nil {
-		return nil, err
+		return declared{}, err
 	}
 	if img.Config != nil {
-		for path := range img.Config.Volumes {
-			paths = append(paths, path)
-		}
+		out.volumes = slices.Sorted(maps.Keys(img.Config.Volumes))
+		out.command = slices.Concat(img.Config.Entrypoint, img.Config.Cmd)
 	}
-	slices.Sort(paths)
 	if byID {
 		c.mu.Lock()
 		if c.m == nil || len(c.m) >= maxCachedImages {
-			c.m = map[string][]string{}
+			c.m = map[string]declared{}
 		}
-		c.m[ref] = paths
+		c.m[ref] = out
 		c.mu.Unlock()
 	}
-	return paths, nil
+	return out, nil
 }
 
 // parseTime reads the engine's RFC 3339; what it can't read, and the engine's own

@@ -25,7 +25,8 @@ const (
 	shmBytes        = 64 << 20
 )
 
-// containerConfig is the part of the spec that describes the program.
+// containerConfig is the part of the spec that describes the program. With an Agent
+// the spec has a command.
 func containerConfig(spec runtime.Spec, nonce string) *container.Config {
 	labels := maps.Clone(spec.Labels)
 	if labels == nil {
@@ -41,7 +42,11 @@ func containerConfig(spec runtime.Spec, nonce string) *container.Config {
 		WorkingDir:  spec.WorkingDir,
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // the image's would be commands that nobody asked for
 	}
-	if spec.Command != nil {
+	switch {
+	case spec.Agent != nil:
+		// The engine makes the working directory, and starts the agent in it.
+		cfg.Entrypoint, cfg.Cmd = []string{runtime.AgentProgram}, append([]string{"init", ".", "--"}, spec.Command...)
+	case spec.Command != nil:
 		// An entrypoint of one's own also sets the image's command aside.
 		cfg.Entrypoint, cfg.Cmd = spec.Command[:1], spec.Command[1:]
 	}
@@ -56,7 +61,7 @@ var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", 
 // hostConfig is the part of the spec that confines the program. Volumes are the
 // paths that the image declares as such; they matter with a read-only root only.
 func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.HostConfig {
-	yes := true
+	engineInit := spec.Agent == nil
 	host := &container.HostConfig{
 		NetworkMode:    container.NetworkMode(spec.Network),
 		IpcMode:        container.IPCModePrivate,
@@ -64,7 +69,7 @@ func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.Host
 		CapDrop:        []string{"ALL"},
 		CapAdd:         spec.CapAdd,
 		SecurityOpt:    []string{"no-new-privileges", s.seccomp},
-		Init:           &yes,
+		Init:           &engineInit,
 		ReadonlyRootfs: spec.ReadOnlyRootfs,
 		ReadonlyPaths:  readonlyPaths,
 		RestartPolicy:  container.RestartPolicy{Name: container.RestartPolicyDisabled},
@@ -109,7 +114,7 @@ func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.Host
 func mounts(spec runtime.Spec, volumes []string) []mount.Mount {
 	var out []mount.Mount
 	taken := map[string]bool{}
-	for _, m := range spec.Mounts {
+	for _, m := range slices.Concat(spec.Mounts, agentMounts(spec.Agent)) {
 		taken[path.Clean(m.Target)] = true
 		out = append(out, mount.Mount{
 			Type:        mount.TypeBind,
@@ -129,6 +134,18 @@ func mounts(spec runtime.Spec, volumes []string) []mount.Mount {
 				Type: mount.TypeTmpfs, Target: v, ReadOnly: true, TmpfsOptions: &mount.TmpfsOptions{SizeBytes: 4096, Mode: 0o555},
 			})
 		}
+	}
+	return out
+}
+
+// agentMounts are those that the agent needs. The engine makes what is deeper later.
+func agentMounts(a *runtime.Agent) []runtime.Mount {
+	if a == nil {
+		return nil
+	}
+	out := []runtime.Mount{{Source: a.Program, Target: runtime.AgentProgram, ReadOnly: true}}
+	if a.Dir != "" {
+		out = append(out, runtime.Mount{Source: a.Dir, Target: runtime.AgentDir, ReadOnly: true})
 	}
 	return out
 }
@@ -180,5 +197,8 @@ func validate(spec runtime.Spec) error {
 			return runtime.Invalid("all capabilities can't be added at once")
 		}
 	}
-	return nil
+	if spec.Agent != nil && spec.Agent.Program == "" {
+		return runtime.Invalid("the agent's program is missing")
+	}
+	return runtime.CheckAgent(spec)
 }

@@ -26,6 +26,8 @@ type Harness struct {
 	// Configured, when not empty, is in the store, too: Image with ConfiguredChanges.
 	// Mandatory with Real.
 	Configured string
+	// Agent is the path of the program berm-agent, on the engine's host. Mandatory.
+	Agent string
 	// Real says that commands run in a kernel, this machine's, on whose files the
 	// engine works, too.
 	Real bool
@@ -86,11 +88,11 @@ type bed struct {
 // backend; those that need a kernel, an engine to kill or a registry are there only
 // if the harness has one. It leaves nothing in the engine.
 func Run(t *testing.T, h Harness) {
-	if h.New == nil || h.Image == "" || h.Real && h.Configured == "" {
-		t.Fatal("a Harness needs New and Image, and a real one Configured")
+	if h.New == nil || h.Image == "" || h.Agent == "" || h.Real && h.Configured == "" {
+		t.Fatal("a Harness needs New, Image and Agent, and a real one Configured")
 	}
 	rt := h.New(t)
-	together := slices.Concat(basicCases(), createCases(), execCases())
+	together := slices.Concat(basicCases(), createCases(), execCases(), programCases(h.Real))
 	var alone []contractCase // those that want the machine, or the engine, for themselves
 	alone = append(alone, loadCases()...)
 	if h.Real {

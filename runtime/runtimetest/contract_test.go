@@ -27,7 +27,7 @@ func TestFakeContract(t *testing.T) {
 	})
 	Run(t, Harness{
 		New:   func(*testing.T) runtime.Runtime { return f },
-		Image: DefaultImage, Configured: "berm.local/configured",
+		Image: DefaultImage, Configured: "berm.local/configured", Agent: "/berm-agent",
 		Engine: fakeEngine{f}, Registry: "registry.test",
 	})
 	if cs := f.Containers(); len(cs) != 0 {

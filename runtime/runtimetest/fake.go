@@ -69,6 +69,7 @@ type Fake struct {
 	containers map[string]*fakeContainer
 	names      map[string]*fakeContainer
 	watchers   map[*fakeWatcher]struct{}
+	pids       int // the last that was given
 }
 
 var (

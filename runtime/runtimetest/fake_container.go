@@ -86,6 +86,9 @@ func checkSpec(spec runtime.Spec) error {
 			return fmt.Errorf("capability %q: %w", c, errdefs.ErrInvalidArgument)
 		}
 	}
+	if err := runtime.CheckAgent(spec); err != nil {
+		return err
+	}
 	switch {
 	case !absolute:
 		return fmt.Errorf("a path isn't absolute: %w", errdefs.ErrInvalidArgument)
@@ -135,6 +138,8 @@ func (f *Fake) create(spec runtime.Spec) (*fakeContainer, error) {
 		argv = img.Command
 	}
 	c.main = parseMain(argv)
+	f.pids++
+	c.info.Pid = f.pids
 	f.containers[c.info.ID] = c
 	f.names[spec.Name] = c
 	f.emit(runtime.Event{Type: runtime.EventStart, ContainerID: c.info.ID, Labels: c.info.Labels, Time: now})
@@ -192,7 +197,7 @@ func (f *Fake) end(c *fakeContainer, code int, oom bool) {
 	if c.network != nil {
 		delete(c.network.used, netip.MustParseAddr(c.info.IP))
 	}
-	c.info.IP = ""
+	c.info.IP, c.info.Pid = "", 0
 	if c.timer != nil {
 		c.timer.Stop()
 	}

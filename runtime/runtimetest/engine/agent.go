@@ -31,6 +31,16 @@ func BuildAgent(ctx context.Context) ([]byte, error) {
 	return bytes.Clone(builtAgent.program), nil
 }
 
+// PutAgent puts the program into a directory, and answers its path.
+func PutAgent(ctx context.Context, dir string) (string, error) {
+	program, err := BuildAgent(ctx)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "berm-agent")
+	return path, os.WriteFile(path, program, 0o755) //nolint:gosec // it is to be run
+}
+
 func buildAgent(ctx context.Context) (program []byte, err error) {
 	mod, err := goCommand(ctx, "", "env", "GOMOD")
 	if err != nil {
