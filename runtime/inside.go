@@ -109,6 +109,7 @@ type ProcessInfo struct {
 	TimedOut  bool
 	Killed    bool // by Kill
 	OOMKilled bool
+	NotKilled bool // some of its descendants outlived the timeout's kill
 	// CPUTime and PeakMemoryBytes are of the process and those of its descendants
 	// that it waited for.
 	CPUTime         time.Duration
