@@ -117,6 +117,7 @@ type record struct {
 	sb      Sandbox
 	running int  // commands
 	files   int  // files calls under way
+	conns   int  // connections to ports, busy or not
 	stale   bool // LastUsedAt is newer than the store's
 	adopted bool // from the old service: only its own parameters can be compared
 }
