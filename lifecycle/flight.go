@@ -228,6 +228,9 @@ func (m *Manager) start(ctx context.Context, sb Sandbox, image runtime.Image, mo
 		CapAdd:         sb.Spec.CapAdd,
 		RuntimeClass:   sb.Spec.RuntimeClass,
 	}
+	if sb.Spec.Agent == policy.AgentOff { // else the runtime decides
+		spec.Agent = &runtime.Agent{}
+	}
 	if sb.Spec.TmpfsMB > 0 {
 		spec.Tmpfs = []runtime.Tmpfs{{Target: "/tmp", SizeBytes: sb.Spec.TmpfsMB << 20}}
 	}

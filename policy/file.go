@@ -40,6 +40,7 @@ type overlay struct {
 	User             *string        `yaml:"user"`
 	CapAdd           []string       `yaml:"cap_add"`
 	RuntimeClass     *string        `yaml:"runtime_class"`
+	Agent            *string        `yaml:"agent"`
 	Locked           []string       `yaml:"locked"`
 }
 

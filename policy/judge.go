@@ -27,7 +27,7 @@ func (p *Policy) Sandbox(req Request) Verdict {
 	}
 	s := &j.v.Spec
 	s.Profile = j.profile.Name
-	s.CapAdd, s.User, s.RuntimeClass = j.profile.CapAdd, j.profile.User, j.profile.RuntimeClass
+	s.CapAdd, s.User, s.RuntimeClass, s.Agent = j.profile.CapAdd, j.profile.User, j.profile.RuntimeClass, j.profile.Agent
 	j.image(req)
 	j.network(req)
 	j.resources(req)

@@ -14,7 +14,7 @@ import (
 func TestSandboxDefaults(t *testing.T) {
 	want := Spec{
 		Profile: "default", Image: "python:3.11-slim", Network: "off", HostPathMode: "rw", MountPath: "/workspace", CPUs: 1, MemoryMB: 512, PidsLimit: 128,
-		ReadOnlyRootfs: true, Env: map[string]string{}, TTL: time.Hour, MaxLifetime: 24 * time.Hour, TmpfsMB: 64, CapAdd: []string{},
+		ReadOnlyRootfs: true, Env: map[string]string{}, TTL: time.Hour, MaxLifetime: 24 * time.Hour, TmpfsMB: 64, CapAdd: []string{}, Agent: "on",
 	}
 	v := mustParse(t, "", Options{}).Sandbox(Request{Image: ptr(""), Network: ptr(""), HostPath: ptr(""), HostPathMode: ptr(""), MountPath: ptr("")})
 	if d := cmp.Diff(Verdict{Spec: want}, v); d != "" || v.Err() != nil {
@@ -23,7 +23,7 @@ func TestSandboxDefaults(t *testing.T) {
 }
 
 func TestSandboxTakesTheRequest(t *testing.T) {
-	p := mustParse(t, "networks: {team: {engine_network: team-net}}\nprofiles: {p: {user: 1:1, runtime_class: runsc, cap_add: [chown]}}", Options{})
+	p := mustParse(t, "networks: {team: {engine_network: team-net}}\nprofiles: {p: {user: 1:1, runtime_class: runsc, cap_add: [chown], agent: off}}", Options{})
 	v := p.Sandbox(Request{
 		Profile: "p", Network: ptr("team"), HostPathMode: ptr("ro"), MountPath: ptr("/w"), CPUs: ptr(1.5), MemoryMB: ptr(int64(32)), PidsLimit: ptr(int64(1)),
 		ReadOnlyRootfs: ptr(false), WorkspaceQuotaMB: ptr(int64(7)), TTL: ptr(time.Minute), IdleTTL: ptr(time.Second),
@@ -31,7 +31,7 @@ func TestSandboxTakesTheRequest(t *testing.T) {
 	want := Spec{
 		Profile: "p", Image: "python:3.11-slim", Network: "team", EngineNetwork: "team-net", HostPathMode: "ro", MountPath: "/w", CPUs: 1.5, MemoryMB: 32, PidsLimit: 1,
 		WorkspaceQuotaMB: 7, Env: map[string]string{}, TTL: time.Minute, IdleTTL: time.Second, MaxLifetime: 24 * time.Hour,
-		User: "1:1", RuntimeClass: "runsc", CapAdd: []string{"CAP_CHOWN"},
+		User: "1:1", RuntimeClass: "runsc", CapAdd: []string{"CAP_CHOWN"}, Agent: "off",
 	}
 	if d := cmp.Diff(Verdict{Spec: want}, v); d != "" {
 		t.Error(d)

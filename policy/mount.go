@@ -23,6 +23,8 @@ var (
 	mountModes = []string{modeRO, modeRW}
 	// kernelDirs are file systems of the kernel, in a container too.
 	kernelDirs = []string{"/proc", "/sys", "/dev"}
+	// agentPlaces are where a container has Berm's own program and socket.
+	agentPlaces = []string{"/sbin/berm-init", "/run/berm"}
 )
 
 // mounts judges the host path and the extra mounts, all alike.
@@ -107,7 +109,7 @@ func (j *judge) badMode(field, mode string, allowed []string) {
 func (j *judge) target(field, asked string) string {
 	clean, why := cleanTarget(asked)
 	if why != "" {
-		j.invalid(ruleTarget, field, asked, "an absolute path other than /, not in "+orList(kernelDirs), fmt.Sprintf("%s %q %s", field, shorten(asked), why))
+		j.invalid(ruleTarget, field, asked, "an absolute path other than /, not in "+orList(kernelDirs)+", and neither "+orList(agentPlaces)+" nor above or below", fmt.Sprintf("%s %q %s", field, shorten(asked), why))
 	}
 	return clean
 }
@@ -218,6 +220,11 @@ func cleanTarget(p string) (clean, why string) {
 	for _, dir := range kernelDirs {
 		if under(clean, dir) {
 			return "", "lies in " + dir
+		}
+	}
+	for _, place := range agentPlaces {
+		if under(clean, place) || under(place, clean) {
+			return "", "is in the way of Berm's own " + place
 		}
 	}
 	return clean, ""

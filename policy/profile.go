@@ -22,6 +22,12 @@ const (
 	tmpfsMB     = 64
 )
 
+// Whether Berm works in a sandbox through its own program there.
+const (
+	AgentOn  = "on"
+	AgentOff = "off" // the program reaps and forwards signals, and Berm goes by the engine
+)
+
 // lockable are the fields that a profile can lock.
 var lockable = []string{
 	"image", "network", "host_path", "host_path_mode", "mount_path", "extra_mounts", "cpus", "memory_mb", "pids_limit",
@@ -52,6 +58,7 @@ type Profile struct {
 	User             string        `json:"user"`          // empty is the image's own
 	CapAdd           []string      `json:"cap_add"`       // sorted, never nil
 	RuntimeClass     string        `json:"runtime_class"` // empty is the engine's default
+	Agent            string        `json:"agent"`         // "on" or "off"
 	Locked           []string      `json:"locked"`        // sorted, never nil
 }
 
@@ -77,7 +84,7 @@ func (p Profile) overlay() overlay {
 		Timeout: &p.Timeout, MaxTimeout: &p.MaxTimeout, CPUs: &p.CPUs, MaxCPUs: &p.MaxCPUs,
 		MemoryMB: &p.MemoryMB, MaxMemoryMB: &p.MaxMemoryMB, PidsLimit: &p.PidsLimit, MaxPidsLimit: &p.MaxPidsLimit,
 		ReadOnlyRootfs: &p.ReadOnlyRootfs, WorkspaceQuotaMB: &p.WorkspaceQuotaMB, TTL: &p.TTL, IdleTTL: &p.IdleTTL,
-		User: &p.User, CapAdd: p.CapAdd, RuntimeClass: &p.RuntimeClass, Locked: p.Locked,
+		User: &p.User, CapAdd: p.CapAdd, RuntimeClass: &p.RuntimeClass, Agent: &p.Agent, Locked: p.Locked,
 	}
 }
 
@@ -133,7 +140,7 @@ func (l *loader) profile(name string, builtin, all map[string]overlay, above []s
 	p := Profile{
 		Image: cmp.Or(l.opts.DefaultImage, defaultImage), MountPath: "/workspace", Timeout: 30 * time.Second,
 		MaxCPUs: 2, MaxMemoryMB: 2048, MaxPidsLimit: 512, TTL: l.policy.ttl.normal, IdleTTL: l.policy.ttl.idle,
-		CapAdd: []string{}, Locked: []string{},
+		CapAdd: []string{}, Agent: AgentOn, Locked: []string{},
 	}
 	own := l.file.Profiles[name]
 	if name != defaultProfile {
@@ -178,6 +185,7 @@ func (o overlay) apply(p *Profile) {
 	set(&p.IdleTTL, o.IdleTTL)
 	set(&p.User, o.User)
 	set(&p.RuntimeClass, o.RuntimeClass)
+	set(&p.Agent, o.Agent)
 	if o.CapAdd != nil {
 		p.CapAdd = slices.Clone(o.CapAdd)
 	}
@@ -250,6 +258,9 @@ func (l *loader) checkProfile(p *Profile, own overlay) {
 	}
 	if !runtimeClass.MatchString(p.RuntimeClass) {
 		l.problem(path+".runtime_class", "%q is not a runtime's name", p.RuntimeClass)
+	}
+	if words := []string{AgentOn, AgentOff}; own.Agent != nil && !slices.Contains(words, p.Agent) {
+		l.problem(path+".agent", "is %q, must be %s", p.Agent, orList(words))
 	}
 	for i, c := range p.CapAdd {
 		c = strings.ToUpper(c)

@@ -16,7 +16,7 @@ const (
 
 // Agent is Berm's own program in a container, where it is the first process.
 type Agent struct {
-	Program string // path of the program on the engine's host; seen at AgentProgram, read-only
+	Program string // path of the program on the engine's host; seen at AgentProgram, read-only; empty is the init process as without an Agent
 	Dir     string // directory on the engine's host, seen at AgentDir, read-only; empty is none
 }
 

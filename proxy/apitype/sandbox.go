@@ -88,6 +88,7 @@ type Spec struct {
 	User             string   `json:"user,omitempty"`
 	CapAdd           []string `json:"cap_add,omitempty"`
 	RuntimeClass     string   `json:"runtime_class,omitempty"`
+	Agent            string   `json:"agent,omitempty"` // "on" or "off"; empty if it was made before there was one
 	TTL              Duration `json:"ttl"`
 	IdleTTL          Duration `json:"idle_ttl"` // 0: never idles out
 	MaxLifetime      Duration `json:"max_lifetime"`

@@ -20,6 +20,9 @@ import (
 // Create makes a container and starts it.
 func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
 	op := fmt.Sprintf("create container %q", spec.Name)
+	if a := spec.Agent; a != nil && *a == (runtime.Agent{}) {
+		spec.Agent = nil
+	}
 	if err := validate(spec); err != nil {
 		return runtime.Container{}, fmt.Errorf("%s: %w", op, err)
 	}

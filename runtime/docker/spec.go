@@ -197,8 +197,8 @@ func validate(spec runtime.Spec) error {
 			return runtime.Invalid("all capabilities can't be added at once")
 		}
 	}
-	if spec.Agent != nil && spec.Agent.Program == "" {
-		return runtime.Invalid("the agent's program is missing")
+	if a := spec.Agent; a != nil && a.Program == "" {
+		return runtime.Invalid("the agent has a directory but no program")
 	}
 	return runtime.CheckAgent(spec)
 }
