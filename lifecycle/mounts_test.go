@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
@@ -109,5 +110,31 @@ func TestMountsThatTheEngineGets(t *testing.T) {
 		if fi, err := os.Lstat(chat); err != nil || !fi.IsDir() {
 			t.Errorf("chat directory of tenant %s: %v", tt.tenant, err)
 		}
+	}
+}
+
+// TestAgentOff: the policy decides, of new sandboxes.
+func TestAgentOff(t *testing.T) {
+	var made []runtime.Spec
+	w := newWorld(t, setup{
+		policy: "version: 1\nprofiles: {plain: {agent: off}}",
+		wrap:   func(f *runtimetest.Fake) runtime.Runtime { return specs{f, &made} },
+	})
+	with := w.create(request("with")).Sandbox
+	req := request("without")
+	req.Request.Profile = "plain"
+	without := w.create(req).Sandbox
+	if len(made) != 2 || made[0].Agent != nil || made[1].Agent == nil || *made[1].Agent != (runtime.Agent{}) {
+		t.Errorf("made %+v", made)
+	}
+	if with.Spec.Agent != "on" || without.Spec.Agent != "off" {
+		t.Errorf("on record: %q, %q", with.Spec.Agent, without.Spec.Agent)
+	}
+	var err error
+	if w.policy, err = policy.Parse([]byte("version: 1\nprofiles: {plain: {}}"), policy.Options{DefaultImage: runtimetest.DefaultImage}); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.create(req); got.Result != lifecycle.ResultReused {
+		t.Errorf("under another policy: %+v", got)
 	}
 }
