@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -67,9 +66,11 @@ func (c *dockerContender) create(ctx context.Context, key string, network bool) 
 	return c.ContainerStart(ctx, made.ID, container.StartOptions{})
 }
 
-// exec does what an exec takes of anybody, to get the output and the exit code.
-func (c *dockerContender) exec(ctx context.Context, key string) error {
-	made, err := c.ContainerExecCreate(ctx, key, container.ExecOptions{Cmd: echo, AttachStdout: true, AttachStderr: true})
+func (c *dockerContender) exec(ctx context.Context, key string) error { return execEcho(ctx, c, key) }
+
+// run does what an exec takes of anybody, to get the output and the exit code.
+func (c *dockerContender) run(ctx context.Context, key string, command []string, stdout io.Writer) error {
+	made, err := c.ContainerExecCreate(ctx, key, container.ExecOptions{Cmd: command, AttachStdout: true, AttachStderr: true})
 	if err != nil {
 		return err
 	}
@@ -78,13 +79,12 @@ func (c *dockerContender) exec(ctx context.Context, key string) error {
 		return err
 	}
 	defer conn.Close()
-	var out bytes.Buffer
-	if _, err := stdcopy.StdCopy(&out, &out, conn.Reader); err != nil {
+	if _, err := stdcopy.StdCopy(stdout, io.Discard, conn.Reader); err != nil {
 		return err
 	}
 	state, err := c.ContainerExecInspect(ctx, made.ID)
-	if err == nil && (out.String() != "hi\n" || state.ExitCode != 0) {
-		err = fmt.Errorf("%q, %+v", out.String(), state)
+	if err == nil && state.ExitCode != 0 {
+		err = fmt.Errorf("%+v", state)
 	}
 	return err
 }
@@ -196,6 +196,10 @@ func (c *containerdContender) create(ctx context.Context, key string, network bo
 }
 
 func (c *containerdContender) exec(ctx context.Context, key string) error {
+	return execEcho(ctx, c, key)
+}
+
+func (c *containerdContender) run(ctx context.Context, key string, command []string, stdout io.Writer) error {
 	ctx = c.namespaced(ctx)
 	made, err := c.LoadContainer(ctx, key)
 	if err != nil {
@@ -206,10 +210,9 @@ func (c *containerdContender) exec(ctx context.Context, key string) error {
 		return err
 	}
 	process := *c.specs[false].Process
-	process.Args = echo
-	var out bytes.Buffer
+	process.Args = command
 	p, err := task.Exec(ctx, fmt.Sprintf("exec-%d", c.execs.Add(1)), &process,
-		cio.NewCreator(cio.WithStreams(nil, &out, io.Discard), cio.WithFIFODir(filepath.Join(c.dir, "fifo"))))
+		cio.NewCreator(cio.WithStreams(nil, stdout, io.Discard), cio.WithFIFODir(filepath.Join(c.dir, "fifo"))))
 	if err != nil {
 		return err
 	}
@@ -223,8 +226,8 @@ func (c *containerdContender) exec(ctx context.Context, key string) error {
 	status := <-exited
 	p.IO().Wait()
 	_, err = p.Delete(ctx)
-	if code := status.ExitCode(); err == nil && (code != 0 || out.String() != "hi\n") {
-		err = fmt.Errorf("%q, exit code %d, %w", out.String(), code, status.Error())
+	if code := status.ExitCode(); err == nil && code != 0 {
+		err = fmt.Errorf("exit code %d, %w", code, status.Error())
 	}
 	return err
 }

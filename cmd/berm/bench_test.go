@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
@@ -46,6 +48,7 @@ type contender interface {
 type bermContender struct {
 	*client.Client
 	kind   string
+	engine *testEngine
 	server *demoServer
 }
 
@@ -61,6 +64,20 @@ func (c *bermContender) create(ctx context.Context, key string, network bool) er
 }
 
 var echo = []string{"echo", "hi"}
+
+// runner runs a command in a container to its end, which has to be a good one.
+type runner interface {
+	run(ctx context.Context, key string, command []string, stdout io.Writer) error
+}
+
+func execEcho(ctx context.Context, r runner, key string) error {
+	var out bytes.Buffer
+	err := r.run(ctx, key, echo, &out)
+	if err == nil && out.String() != "hi\n" {
+		err = fmt.Errorf("%q", out.String())
+	}
+	return err
+}
 
 func (c *bermContender) exec(ctx context.Context, key string) error {
 	res, err := c.Exec(ctx, key, apitype.ExecRequest{Command: echo})
@@ -100,7 +117,7 @@ func newBench(b *testing.B) *bench {
 	engines := map[string]*testEngine{}
 	for _, kind := range []string{"docker", "containerd"} {
 		e := startEngine(b, kind)
-		c := &bermContender{kind: kind, server: newDemoServer(e.dir(b), demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})}
+		c := &bermContender{kind: kind, engine: e, server: newDemoServer(e.dir(b), demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})}
 		var err error
 		if bin := os.Getenv("BERM_BIN"); bin != "" {
 			c.server.binary, err = filepath.Abs(bin)
