@@ -31,6 +31,7 @@ type Fault struct {
 	Differences []policy.Difference
 	Reasons     []policy.Reason
 	Result      *lifecycle.ExecResult // of a command that ran all the same
+	FirstSeq    *int64                // after which there still is output, of output that is gone; nil if not known
 	Cause       error                 // for the log only; nil if Detail says it all
 }
 
@@ -71,6 +72,11 @@ func publicFault(err error) Fault {
 		pulling  *lifecycle.PullingError
 		start    *lifecycle.StartError
 		tooLarge *http.MaxBytesError
+		gone     *lifecycle.GoneError
+		process  *lifecycle.ProcessError
+		cant     *lifecycle.UnsupportedError
+		file     *lifecycle.FileError
+		port     *lifecycle.PortError
 	)
 	switch {
 	case errors.As(err, &away): // whatever its cause is
@@ -102,12 +108,53 @@ func publicFault(err error) Fault {
 		return Fault{Status: http.StatusInsufficientStorage, Code: "quota_exceeded", Title: "Quota exceeded", Detail: quota.Error()}
 	case errors.As(err, &state):
 		return Fault{Status: http.StatusConflict, Code: "wrong_state", Title: "Wrong state", Detail: state.Error()}
+	case errors.As(err, &gone):
+		f := Fault{Status: http.StatusGone, Code: "output_gone", Title: "Output gone", Detail: gone.Error()}
+		if gone.FirstSeq >= 0 {
+			f.FirstSeq = &gone.FirstSeq
+		}
+		return f
+	case errors.As(err, &process):
+		return faultOfProcess(process)
+	case errors.As(err, &file):
+		return faultOfFile(file)
+	case errors.As(err, &port):
+		return Fault{Status: http.StatusBadGateway, Code: "port_unreachable", Title: "Port unreachable", Detail: port.Error()}
+	case errors.As(err, &cant):
+		return Fault{Status: http.StatusNotImplemented, Code: "not_supported", Title: "Not supported", Detail: cant.Error()}
 	}
 
 	f := faultOfClass(err)
 	if errors.As(err, &start) && f.Code != "backend_unavailable" {
 		// The class is that of an engine's object, not of the caller's.
 		return Fault{Status: http.StatusServiceUnavailable, Code: "sandbox_start_failed", Title: "Sandbox not started", Detail: startReason(err)}
+	}
+	return f
+}
+
+// faultOfProcess maps what is said of one command or process by its ID.
+func faultOfProcess(err *lifecycle.ProcessError) Fault {
+	switch {
+	case errdefs.IsNotFound(err):
+		return Fault{Status: http.StatusNotFound, Code: "process_not_found", Title: "No such command or process", Detail: err.Error()}
+	case errdefs.IsFailedPrecondition(err):
+		return Fault{Status: http.StatusConflict, Code: "process_ended", Title: "Command or process can't take it", Detail: err.Error()}
+	}
+	return Fault{Status: http.StatusConflict, Code: "process_conflict", Title: "Process conflict", Detail: err.Error()}
+}
+
+// faultOfFile maps what is said of one file in a sandbox.
+func faultOfFile(err *lifecycle.FileError) Fault {
+	f := Fault{Status: http.StatusConflict, Code: "file_wrong_kind", Title: "File of another kind", Detail: err.Error()}
+	switch {
+	case errdefs.IsNotFound(err):
+		f.Status, f.Code, f.Title = http.StatusNotFound, "file_not_found", "No such file"
+	case errdefs.IsAlreadyExists(err):
+		f.Code, f.Title = "file_exists", "File exists"
+	case errdefs.IsPermissionDenied(err):
+		f.Status, f.Code, f.Title = http.StatusForbidden, "file_denied", "Not the sandbox user's to do"
+	case errdefs.IsResourceExhausted(err):
+		f.Status, f.Code, f.Title = http.StatusInsufficientStorage, "no_space", "No space left"
 	}
 	return f
 }
