@@ -1,0 +1,181 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+const (
+	dialTimeout = 5 * time.Second
+	// stallCheck is how often it is asked whether Berm is still there while the other
+	// side takes nothing.
+	stallCheck = 10 * time.Second
+)
+
+func dialPort(c *conn, req *wire.Request) (any, error) {
+	if req.Port < 1 || req.Port > 65535 {
+		return nil, invalid("the port %d is none: they go from 1 to 65535", req.Port)
+	}
+	s, err := dial(req.Port)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = s.Close() }()
+	up, err := c.upload()
+	if err != nil {
+		return nil, err
+	}
+	// The reading side may go on after this function, until the connection is closed:
+	// c.input isn't its own.
+	up.c = &conn{r: c.r, w: c.w, c: c.c, input: true}
+	in, out := make(chan error, 1), make(chan error, 1)
+	go func() { in <- toPort(up, s) }()
+	go func() { out <- fromPort(c, s) }()
+	for sending, taking := true, true; sending || taking; {
+		select {
+		case err := <-in:
+			if err != nil {
+				_ = s.Close()
+				if sending {
+					<-out // it must not send after the failure
+				}
+				return nil, err
+			}
+			taking, c.input = false, false
+		case err := <-out:
+			if err != nil && taking {
+				err = c.last(err)
+			}
+			if err != nil {
+				return nil, err
+			}
+			sending = false
+		}
+	}
+	return nil, nil
+}
+
+// toPort takes Data until its End.
+func toPort(up *upload, s *os.File) error {
+	for {
+		b, err := up.next()
+		if errors.Is(err, io.EOF) {
+			return shutDown(s)
+		}
+		if err != nil {
+			return err
+		}
+		for len(b) > 0 {
+			_ = s.SetWriteDeadline(time.Now().Add(stallCheck)) // a socket has them
+			n, err := s.Write(b)
+			b = b[n:]
+			if errors.Is(err, os.ErrDeadlineExceeded) && !up.c.gone() {
+				continue
+			}
+			if err != nil {
+				return broken(err)
+			}
+		}
+	}
+}
+
+// fromPort sends Data, and its End.
+func fromPort(c *conn, s *os.File) error {
+	buf := buffers.Get().(*[wire.MaxData]byte)
+	defer buffers.Put(buf)
+	for {
+		n, err := s.Read(buf[:])
+		if n > 0 && c.w.Send(wire.KindData, buf[:n]) != nil {
+			return errGone
+		}
+		if errors.Is(err, io.EOF) {
+			if c.w.Send(wire.KindEnd) != nil {
+				return errGone
+			}
+			return nil
+		}
+		if err != nil {
+			return broken(err)
+		}
+	}
+}
+
+func broken(err error) error {
+	return &wire.Failure{Class: wire.ClassAborted, Message: "the connection was broken off inside: " + reason(err)}
+}
+
+// shutDown ends the writing side.
+func shutDown(s *os.File) error {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return broken(err)
+	}
+	_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) }) // what is wrong, a read says
+	return nil
+}
+
+// dial connects to a port, of either loopback address.
+func dial(port int) (*os.File, error) {
+	s, err := connect(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}, unix.AF_INET)
+	if err == nil {
+		return s, nil
+	}
+	six := &unix.SockaddrInet6{Port: port}
+	six.Addr[15] = 1
+	if s, err6 := connect(six, unix.AF_INET6); err6 == nil {
+		return s, nil
+	}
+	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EADDRNOTAVAIL) {
+		return nil, &wire.Failure{Class: wire.ClassPrecondition, Message: "nobody listens at port " + strconv.Itoa(port)}
+	}
+	return nil, &wire.Failure{Class: failureOf(err).Class, Message: "port " + strconv.Itoa(port) + ": " + reason(err)}
+}
+
+func connect(to unix.Sockaddr, family int) (*os.File, error) {
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Connect(fd, to)
+	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR) {
+		err = connected(fd)
+	}
+	if err == nil {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "port"), nil
+}
+
+// connected waits for a connection.
+func connected(fd int) error {
+	for deadline := time.Now().Add(dialTimeout); ; {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+		left := time.Until(deadline)
+		if left <= 0 {
+			return unix.ETIMEDOUT
+		}
+		n, err := unix.Poll(p, int(left.Milliseconds())+1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if n > 0 {
+			number, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			if err == nil && number != 0 {
+				err = syscall.Errno(number)
+			}
+			return err
+		}
+	}
+}
