@@ -104,7 +104,7 @@ func TestAdoptedIsMadeAgain(t *testing.T) {
 			if restart {
 				w.stop()
 			}
-			fake.Kill(old.ID)
+			fake.Die(old.ID)
 			if restart {
 				w = newWorld(t, s)
 			}

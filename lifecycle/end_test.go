@@ -282,7 +282,7 @@ func TestDeadContainerIsMadeAgain(t *testing.T) {
 	req.Metadata = map[string]string{"m": "1"}
 	req.Request.Env = map[string]string{"E": "1"}
 	first := w.create(req).Sandbox
-	w.fake.Kill(first.ContainerID)
+	w.fake.Die(first.ContainerID)
 	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
 	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"env"}})
 	if err != nil || !res.Recreated || !res.OK() || !strings.Contains(res.Stdout, "E=1") {
@@ -292,7 +292,7 @@ func TestDeadContainerIsMadeAgain(t *testing.T) {
 	if err != nil || second.SessionID == first.SessionID || second.Metadata["m"] != "1" {
 		t.Errorf("second: %+v, %v", second, err)
 	}
-	w.fake.Kill(second.ContainerID)
+	w.fake.Die(second.ContainerID)
 	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
 	if res := w.create(req); res.Result != lifecycle.ResultReplaced || !res.Recreated {
 		t.Errorf("create: %+v", res)
@@ -314,7 +314,7 @@ func TestRemakeThatFailsLosesNothing(t *testing.T) {
 	req := request("k")
 	req.Metadata = map[string]string{"m": "1"}
 	first := w.create(req).Sandbox
-	w.fake.Kill(first.ContainerID)
+	w.fake.Die(first.ContainerID)
 	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
 	broken.Store(true)
 	if _, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errors.Is(err, errBroken) {
@@ -494,7 +494,7 @@ func TestEngineGoesAndComesBack(t *testing.T) {
 	}
 	for _, c := range w.fake.Containers() {
 		if c.Labels[lifecycle.LabelKey] == "dies" {
-			w.fake.Kill(c.ID)
+			w.fake.Die(c.ID)
 		}
 	}
 	w.fake.SetDown(false)

@@ -109,7 +109,7 @@ func TestExecUnderASandboxThatEnds(t *testing.T) {
 		})
 		time.Sleep(10 * time.Millisecond) // the engine's own start of the command can't be seen
 		if end == "kill" {
-			w.fake.Kill(sb.ContainerID)
+			w.fake.Die(sb.ContainerID)
 		} else if _, err := w.Delete(context.Background(), "a", end); err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +126,7 @@ func TestExecInAContainerThatDiedUnseen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.fake.Kill(c.ID) // the command races with the news of it
+	w.fake.Die(c.ID) // the command races with the news of it
 	if res := w.exec("k", "true"); !res.Recreated || !res.OK() {
 		t.Errorf("%+v", res)
 	}

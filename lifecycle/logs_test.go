@@ -91,7 +91,7 @@ func TestLogOfALife(t *testing.T) {
 		}
 	}
 	dies := func(sb lifecycle.Sandbox) {
-		w.fake.Kill(sb.ContainerID)
+		w.fake.Die(sb.ContainerID)
 		w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
 	}
 
@@ -211,7 +211,7 @@ func TestNoSecretIsTold(t *testing.T) {
 			t.Errorf("%s isn't there to be told", name)
 		}
 	}
-	w.fake.Kill(cs[0].ID)
+	w.fake.Die(cs[0].ID)
 	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
 	broken.Store("create")
 	run(nothing)

@@ -38,6 +38,6 @@ func TestOtherMounts(t *testing.T) {
 	if got := others(made["x"].SessionID); !slices.Equal(got, []string{"y rw"}) {
 		t.Errorf("of all but x: %v", got)
 	}
-	w.fake.Kill(made["y"].ContainerID)
+	w.fake.Die(made["y"].ContainerID)
 	w.eventually("y's mount is forgotten", func() bool { return slices.Equal(others(""), []string{"x rw"}) })
 }

@@ -314,7 +314,7 @@ func (h *history) step() {
 		_, _ = h.reaper.Sweep(ctx)
 	case n < 92:
 		if cs := h.fake.Containers(); len(cs) > 0 {
-			h.fake.Kill(cs[h.intn(len(cs))].ID)
+			h.fake.Die(cs[h.intn(len(cs))].ID)
 		}
 	case n < 93 && !h.strict:
 		h.fake.SetDown(true)

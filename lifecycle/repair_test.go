@@ -53,7 +53,7 @@ func TestFailedRemovalThatKilled(t *testing.T) {
 		if op != "remove" || !broken.Load() {
 			return nil
 		}
-		w.fake.Kill(id)
+		w.fake.Die(id)
 		for range 1000 { // until the news is here
 			if sb, err := w.Get(context.Background(), "a", "k"); err != nil || sb.Status != lifecycle.StatusStopping {
 				break
@@ -117,7 +117,7 @@ func TestRemakeAsksThePolicy(t *testing.T) {
 			req := request("k")
 			tt.change(&req)
 			sb := w.create(req).Sandbox
-			w.fake.Kill(sb.ContainerID)
+			w.fake.Die(sb.ContainerID)
 			w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
 			pol, err := policy.Parse([]byte(tt.policy), policy.Options{DefaultImage: runtimetest.DefaultImage})
 			if err != nil {
@@ -292,7 +292,7 @@ func TestManyCommandsInADeadSandbox(t *testing.T) {
 			return time.Second
 		}}})
 		sb := w.create(request("k")).Sandbox
-		w.fake.Kill(sb.ContainerID)
+		w.fake.Die(sb.ContainerID)
 		var wg sync.WaitGroup
 		for i := range 40 {
 			wg.Go(func() {

@@ -94,7 +94,7 @@ func TestSpansOfALife(t *testing.T) {
 	w.check("sandbox.create", ids("container.id", sb.ContainerID, "berm.result", "reused"), false)
 	w.exec("k", "true")
 	w.check("sandbox.exec", ids("berm.status", "completed"), false, "runtime.exec")
-	w.fake.Kill(sb.ContainerID)
+	w.fake.Die(sb.ContainerID)
 	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
 	sb = w.create(request("k")).Sandbox
 	w.check("sandbox.create", ids("container.id", sb.ContainerID, "berm.result", "replaced"), false, "runtime.remove", "runtime.image", "runtime.create")

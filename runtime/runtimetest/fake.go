@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,7 +24,11 @@ const DefaultImage = "berm.local/busybox:latest"
 //
 // Operations are named "info", "image", "pull", "ensure_network", "networks",
 // "remove_network", "create", "inspect", "list", "remove", "exec", "pause",
-// "resume", "logs", "stats", "watch" and "sweep". The id that goes with one is the
+// "resume", "logs", "stats", "watch" and "sweep", and of runtime.Insider "process_start",
+// "process_attach", "process", "process_list", "process_signal", "process_kill",
+// "process_resize", "process_forget", "file_stat", "file_read", "file_write", "file_list",
+// "file_mkdir", "file_move", "file_copy", "file_remove", "file_glob", "file_search",
+// "file_tar_read", "file_tar_write" (once for each file, too), "file_watch" and "dial". The id that goes with one is the
 // container's; the image reference with "image" and "pull"; the name with
 // "create" and the network operations; empty with "info", "list", "networks",
 // "watch" and "sweep". Hooks are called from many goroutines at once.
@@ -46,13 +51,17 @@ type FakeOptions struct {
 	// FailAfter, when not nil, is asked once a call has done its work; an error
 	// replaces its outcome. A Create that fails so leaves its container.
 	FailAfter func(op, id string) error
+	// ExecPath is the ExecResult.Path of commands that Exec doesn't give one. With
+	// runtime.PathAgent they use a millisecond and a MiB, too, as processes do.
+	ExecPath string
 	// Delay, when not nil, is how long each call takes before it does its work.
 	Delay func(op string) time.Duration
 }
 
 // Fake is an engine in memory. It keeps all promises of runtime.Runtime that need
 // no kernel, and has every optional ability but runtime.Importer. It may be used from many goroutines
-// at once, keeps none of its own, and needs no closing.
+// at once, keeps none of its own but one for each process that Start started and that hasn't
+// ended, and needs no closing.
 //
 // A main process whose command is one of the built-in ones, or a sh -c with a few
 // of these, is run as they say; any other, and none, runs until it is killed.
@@ -70,6 +79,7 @@ type Fake struct {
 	names      map[string]*fakeContainer
 	watchers   map[*fakeWatcher]struct{}
 	pids       int // the last that was given
+	ports      map[int]func(net.Conn)
 }
 
 var (
@@ -80,6 +90,7 @@ var (
 	_ runtime.Watcher   = (*Fake)(nil)
 	_ runtime.Networker = (*Fake)(nil)
 	_ runtime.Sweeper   = (*Fake)(nil)
+	_ runtime.Insider   = (*Fake)(nil)
 )
 
 // NewFake makes an engine without containers and networks.
@@ -94,10 +105,14 @@ func NewFake(opts FakeOptions) *Fake {
 		containers: make(map[string]*fakeContainer),
 		names:      make(map[string]*fakeContainer),
 		watchers:   make(map[*fakeWatcher]struct{}),
+		ports:      make(map[int]func(net.Conn)),
 	}
 	for _, op := range []string{
 		"info", "image", "pull", "ensure_network", "networks", "remove_network", "create", "inspect",
 		"list", "remove", "exec", "pause", "resume", "logs", "stats", "watch", "sweep",
+		"process_start", "process_attach", "process", "process_list", "process_signal", "process_kill", "process_resize", "process_forget",
+		"file_stat", "file_read", "file_write", "file_list", "file_mkdir", "file_move", "file_copy", "file_remove", "file_glob",
+		"file_search", "file_tar_read", "file_tar_write", "file_watch", "dial",
 	} {
 		f.calls[op] = new(atomic.Int64)
 	}
@@ -156,9 +171,9 @@ func (f *Fake) Containers() []runtime.Container {
 	return cs
 }
 
-// Kill has a container's main process die of SIGKILL, as if by itself. It does
+// Die has a container's main process die of SIGKILL, as if by itself. It does
 // nothing to one that isn't there or has ended.
-func (f *Fake) Kill(id string) { f.kill(id, false) }
+func (f *Fake) Die(id string) { f.kill(id, false) }
 
 // OOMKill has the kernel kill a container's main process for want of memory.
 func (f *Fake) OOMKill(id string) { f.kill(id, true) }

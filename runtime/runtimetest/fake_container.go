@@ -31,6 +31,12 @@ type fakeContainer struct {
 	logSize int
 	printed int           // lines in all
 	changed chan struct{} // closed and replaced when log or state change; nil while nobody waits
+
+	processes []*fakeProcess
+	tree      *fakeFile // nil until it is looked at
+	watchers  map[*fakeFileWatcher]struct{}
+	conns     map[*pairConn]struct{}
+	ended     chan struct{} // closed when it has; nil while nobody waits
 }
 
 // Create implements runtime.Runtime.
@@ -204,6 +210,7 @@ func (f *Fake) end(c *fakeContainer, code int, oom bool) {
 	for e := range c.execs {
 		e.cancel(errDied)
 	}
+	c.cutOff()
 	c.notify()
 	f.emit(runtime.Event{
 		Type: runtime.EventExit, ContainerID: c.info.ID, Labels: c.info.Labels, ExitCode: code, Time: now,

@@ -190,6 +190,6 @@ func (f *Fake) stats(id string) (runtime.Stats, error) {
 	}
 	return runtime.Stats{
 		Time: time.Now(), CPUUsage: time.Millisecond, MemoryBytes: 1 << 20,
-		MemoryLimitBytes: c.spec.MemoryBytes, Pids: 1 + int64(len(c.execs)),
+		MemoryLimitBytes: c.spec.MemoryBytes, Pids: 1 + int64(len(c.execs)) + c.running(),
 	}, nil
 }

@@ -142,7 +142,7 @@ func TestFakeDies(t *testing.T) {
 		}()
 		synctest.Wait()
 		f.OOMKill(c.ID)
-		f.Kill(c.ID)
+		f.Die(c.ID)
 		if err := <-execed; !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("exec in a container that died: %v", err)
 		}

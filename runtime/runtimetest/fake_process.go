@@ -1,0 +1,357 @@
+package runtimetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// fakeProcess is a process of a container. All its fields but the first ones, which
+// don't change, belong to f.mu.
+type fakeProcess struct {
+	f      *Fake
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	spec   runtime.Process
+
+	info     runtime.ProcessInfo
+	err      error // ErrNotKilled, once it has ended
+	gone     error // why there is nothing more to be had of it: its container
+	out      outputRing
+	in       []byte
+	inEnded  bool
+	attached *fakeAttachment
+	ignored  []int         // signals
+	changed  chan struct{} // closed and replaced when any of these does
+}
+
+var (
+	processID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$`)
+	errKilled = errors.New("killed")
+	errTimed  = errors.New("timed out")
+)
+
+// signalled is why a process ends of a signal.
+type signalled int
+
+func (s signalled) Error() string { return fmt.Sprintf("signal %d", int(s)) }
+
+const (
+	fakeKeep     = 64 << 10
+	fakeKeepMost = 4 << 20
+	fakeInput    = 64 << 10 // that a process doesn't take, before it holds up who sends it
+	fakeChunk    = 32 << 10
+
+	fakeCPUTime = time.Millisecond
+	fakePeak    = 1 << 20
+)
+
+// notify wakes whoever waits for the process; f.mu is held.
+func (p *fakeProcess) notify() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// inside finds a container that runs, once the call may begin; f.mu is held if there is
+// no error.
+func (f *Fake) inside(ctx context.Context, op, id string) (*fakeContainer, error) {
+	if _, err := f.begin(ctx, op, id); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	c, err := f.find(id)
+	if err == nil && c.info.State != runtime.StateRunning {
+		err = fmt.Errorf("%s in %s, which is %s: %w", op, id, c.info.State, errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		f.mu.Unlock()
+	}
+	return c, err
+}
+
+// process is inside, and finds a process there.
+func (f *Fake) process(ctx context.Context, op, id, process string) (*fakeContainer, *fakeProcess, error) {
+	c, err := f.inside(ctx, op, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	p := c.process(process)
+	if p == nil {
+		f.mu.Unlock()
+		return nil, nil, fmt.Errorf("process %q in %s: %w", process, id, errdefs.ErrNotFound)
+	}
+	return c, p, nil
+}
+
+func (c *fakeContainer) process(id string) *fakeProcess {
+	for _, p := range c.processes {
+		if p.spec.ID == id {
+			return p
+		}
+	}
+	return nil
+}
+
+// Start implements runtime.Processes. The commands are those of Exec, with their
+// process in a goroutine of its own until it ends, or its container does. "trap ” TERM",
+// say, has a process of them ignore a signal.
+func (f *Fake) Start(ctx context.Context, id string, spec runtime.Process) (runtime.ProcessInfo, error) {
+	c, err := f.inside(ctx, "process_start", id)
+	if err != nil {
+		return runtime.ProcessInfo{}, err
+	}
+	p, err := f.start(c, spec)
+	var info runtime.ProcessInfo
+	if err == nil {
+		info = p.tell()
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return runtime.ProcessInfo{}, fmt.Errorf("start process in %s: %w", id, err)
+	}
+	return info, f.after("process_start", id)
+}
+
+// start starts a process; f.mu is held.
+func (f *Fake) start(c *fakeContainer, spec runtime.Process) (*fakeProcess, error) {
+	switch {
+	case !processID.MatchString(spec.ID) || len(spec.Label) > 1<<10:
+		return nil, runtime.Invalid("process ID %q, label of %d bytes", spec.ID, len(spec.Label))
+	case len(spec.Command) == 0 || spec.WorkingDir != "" && !path.IsAbs(spec.WorkingDir):
+		return nil, runtime.Invalid("command or directory")
+	case spec.Timeout < 0 || spec.KeepBytes < 0 || spec.KeepBytes > fakeKeepMost || spec.Rows < 0 || spec.Cols < 0:
+		return nil, runtime.Invalid("a number is out of range")
+	case c.process(spec.ID) != nil:
+		return nil, fmt.Errorf("process %q is there: %w", spec.ID, errdefs.ErrAlreadyExists)
+	}
+	spec.Command, spec.Env = slices.Clone(spec.Command), slices.Clone(spec.Env)
+	p := &fakeProcess{f: f, spec: spec, changed: make(chan struct{}), inEnded: !spec.Stdin}
+	p.ctx, p.cancel = context.WithCancelCause(context.Background())
+	p.out.most = spec.KeepBytes
+	if p.out.most == 0 {
+		p.out.most = fakeKeep
+	}
+	p.info = runtime.ProcessInfo{ID: spec.ID, Label: spec.Label, Command: spec.Command, Running: true, TTY: spec.TTY, StartedAt: time.Now()}
+	var timer *time.Timer
+	if spec.Timeout > 0 {
+		timer = time.AfterFunc(spec.Timeout, func() { p.cancel(errTimed) })
+	}
+	c.processes = append(c.processes, p)
+	info := c.info
+	go func() {
+		p.run(c, info)
+		if timer != nil {
+			timer.Stop()
+		}
+	}()
+	return p, nil
+}
+
+// run runs a process to its end.
+func (p *fakeProcess) run(c *fakeContainer, info runtime.Container) {
+	e := runtime.Exec{Command: p.spec.Command, Env: p.spec.Env, WorkingDir: p.spec.WorkingDir, Stdin: fakeInputOf{p}}
+	e.Stdout, e.Stderr = fakeOutputOf{p, false}, fakeOutputOf{p, !p.spec.TTY}
+	if ignored, script, ok := parseTrap(p.spec.Command); ok {
+		e.Command = []string{"sh", "-c", script}
+		p.f.mu.Lock()
+		p.ignored = ignored
+		p.f.mu.Unlock()
+	}
+	result, err := p.f.run(p.ctx, c, info, e)
+	p.f.mu.Lock()
+	defer p.f.mu.Unlock()
+	end := &p.info
+	end.Running, end.EndedAt = false, time.Now()
+	end.CPUTime, end.PeakMemoryBytes = fakeCPUTime, fakePeak
+	end.ExitCode, end.OOMKilled = result.ExitCode, result.OOMKilled
+	if errors.Is(err, runtime.ErrNotKilled) {
+		p.err = err
+	}
+	var sig signalled
+	switch cause := context.Cause(p.ctx); {
+	case errors.Is(cause, errKilled):
+		end.Killed, end.Signal = true, 9
+	case errors.Is(cause, errTimed):
+		end.TimedOut, end.Signal = true, 9
+	case errors.As(cause, &sig):
+		end.Signal = int(sig)
+	}
+	if end.Signal > 0 {
+		end.ExitCode = 128 + end.Signal
+	}
+	p.cancel(nil)
+	p.inEnded = true
+	p.notify()
+}
+
+// parseTrap takes a trap from the beginning of a script.
+func parseTrap(argv []string) (ignored []int, script string, ok bool) {
+	if len(argv) != 3 || argv[1] != "-c" {
+		return nil, "", false
+	}
+	first, rest, _ := strings.Cut(argv[2], ";")
+	fields := strings.Fields(first)
+	if len(fields) < 3 || fields[0] != "trap" || fields[1] != "''" {
+		return nil, "", false
+	}
+	numbers := map[string]int{"HUP": 1, "INT": 2, "QUIT": 3, "USR1": 10, "USR2": 12, "TERM": 15}
+	for _, name := range fields[2:] {
+		ignored = append(ignored, numbers[name])
+	}
+	return ignored, rest, true
+}
+
+// tell is what is known now; f.mu is held.
+func (p *fakeProcess) tell() runtime.ProcessInfo {
+	out := p.info
+	out.FirstSeq, out.NextSeq = p.out.first(), p.out.next
+	return out
+}
+
+// Process implements runtime.Processes.
+func (f *Fake) Process(ctx context.Context, id, process string) (runtime.ProcessInfo, error) {
+	_, p, err := f.process(ctx, "process", id, process)
+	if err != nil {
+		return runtime.ProcessInfo{}, err
+	}
+	info := p.tell()
+	f.mu.Unlock()
+	return info, f.after("process", id)
+}
+
+// ListProcesses implements runtime.Processes.
+func (f *Fake) ListProcesses(ctx context.Context, id string) ([]runtime.ProcessInfo, error) {
+	c, err := f.inside(ctx, "process_list", id)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]runtime.ProcessInfo, 0, len(c.processes))
+	for _, p := range c.processes {
+		out = append(out, p.tell())
+	}
+	f.mu.Unlock()
+	return out, f.after("process_list", id)
+}
+
+// harmless are the signals that a program which doesn't ask for them doesn't end of:
+// CHLD, CONT, STOP, TSTP, TTIN, TTOU, URG, WINCH. Nothing is stopped here.
+var harmless = []int{17, 18, 19, 20, 21, 22, 23, 28}
+
+// Signal implements runtime.Processes.
+func (f *Fake) Signal(ctx context.Context, id, process string, signal int) error {
+	if signal < 1 || signal > 64 {
+		return runtime.Invalid("signal %d", signal)
+	}
+	_, p, err := f.process(ctx, "process_signal", id, process)
+	if err != nil {
+		return err
+	}
+	switch {
+	case !p.info.Running:
+		err = fmt.Errorf("process %q has ended: %w", process, errdefs.ErrFailedPrecondition)
+	case !slices.Contains(harmless, signal) && !slices.Contains(p.ignored, signal):
+		p.cancel(signalled(signal))
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return f.after("process_signal", id)
+}
+
+// Kill implements runtime.Processes.
+func (f *Fake) Kill(ctx context.Context, id, process string) error {
+	_, p, err := f.process(ctx, "process_kill", id, process)
+	if err != nil {
+		return err
+	}
+	p.cancel(errKilled)
+	for p.info.Running && p.gone == nil {
+		changed, down := p.changed, f.down
+		f.mu.Unlock()
+		select {
+		case <-changed:
+		case <-down:
+			return fmt.Errorf("kill process %q: %w", process, errDown)
+		case <-ctx.Done():
+			return fmt.Errorf("kill process %q: %w", process, ctxError(ctx))
+		}
+		f.mu.Lock()
+	}
+	err = p.err
+	f.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return f.after("process_kill", id)
+}
+
+// Resize implements runtime.Processes.
+func (f *Fake) Resize(ctx context.Context, id, process string, rows, cols int) error {
+	if rows < 1 || cols < 1 || rows > 0xffff || cols > 0xffff {
+		return runtime.Invalid("a terminal of %d by %d", rows, cols)
+	}
+	_, p, err := f.process(ctx, "process_resize", id, process)
+	if err != nil {
+		return err
+	}
+	if !p.info.Running || !p.spec.TTY {
+		err = fmt.Errorf("process %q has ended, or no terminal: %w", process, errdefs.ErrFailedPrecondition)
+	} else {
+		p.spec.Rows, p.spec.Cols = rows, cols
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return f.after("process_resize", id)
+}
+
+// Forget implements runtime.Processes.
+func (f *Fake) Forget(ctx context.Context, id, process string) error {
+	c, err := f.inside(ctx, "process_forget", id)
+	if err != nil {
+		return err
+	}
+	if p := c.process(process); p != nil {
+		if p.info.Running {
+			err = fmt.Errorf("process %q runs: %w", process, errdefs.ErrFailedPrecondition)
+		} else {
+			c.processes = slices.DeleteFunc(c.processes, func(q *fakeProcess) bool { return q == p })
+		}
+	}
+	f.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return f.after("process_forget", id)
+}
+
+// endProcesses ends a container's processes with it; f.mu is held.
+func (c *fakeContainer) endProcesses() {
+	for _, p := range c.processes {
+		p.gone = errDied
+		p.cancel(errDied)
+		p.notify()
+	}
+	c.processes = nil
+}
+
+// running counts processes; f.mu is held.
+func (c *fakeContainer) running() (n int64) {
+	for _, p := range c.processes {
+		if p.info.Running {
+			n++
+		}
+	}
+	return n
+}
