@@ -298,7 +298,9 @@ func (a *FileAccess) failed(ctx context.Context, name string, err error) error {
 	case errdefs.IsUnavailable(err):
 		return &UnavailableError{Err: fmt.Errorf("files of sandbox %s: %w", a.sb.Key, err)}
 	case errdefs.IsInvalidArgument(err):
-		return &InvalidError{Field: "path", Message: "the sandbox can't make sense of it, or of what came with it"}
+		return &InvalidError{Field: "path", Message: fmt.Sprintf("%q isn't of the kind that this call needs, or what came with it can't be used", name)}
+	case errdefs.IsOutOfRange(err):
+		return &FileError{Path: name, Class: errdefs.ErrFailedPrecondition, Message: "it is shorter than that"}
 	case errdefs.IsAlreadyExists(err):
 		return &FileError{Path: name, Class: errdefs.ErrAlreadyExists, Message: "it is there already"}
 	case errdefs.IsPermissionDenied(err):
@@ -319,7 +321,7 @@ func (a *FileAccess) failed(ctx context.Context, name string, err error) error {
 	case errdefs.IsNotFound(err):
 		return &FileError{Path: name, Class: errdefs.ErrNotFound, Message: "there is no such file"}
 	}
-	return &FileError{Path: name, Class: errdefs.ErrFailedPrecondition, Message: "what is there isn't of a kind that allows this"}
+	return &FileError{Path: name, Class: errdefs.ErrFailedPrecondition, Message: "what is there doesn't allow this: it is of another kind, or isn't empty"}
 }
 
 // FileError says what keeps a call from using a file.

@@ -36,7 +36,8 @@ type dialer interface {
 var _ dialer = runtime.Insider(nil)
 
 // Ports finds the sandbox whose ports are to be used: *NotFoundError if there is none,
-// and *StateError if it doesn't run, as nobody would listen in one that is made again.
+// and *StateError, beside the sandbox, if it doesn't run, as nobody would listen in one
+// that is made again.
 func (m *Manager) Ports(ctx context.Context, tenant, key string) (*PortAccess, error) {
 	key, err := ParseKey(key)
 	if err != nil {

@@ -31,6 +31,9 @@ type GateOptions struct {
 	TokenHeader string   // header that carries a token; empty is X-API-Token
 	Hosts       []string // further names that the Host header may carry, without port
 	Origins     []string // values that the Origin header may have; none by default
+	// AnyOrigin tells which requests may come from a page of any origin, as nothing lets
+	// them in but what is in their own address. Nil is none.
+	AnyOrigin func(r *http.Request) bool
 	// Fail writes the body of an error in the door's own shape. Mandatory.
 	Fail     func(w http.ResponseWriter, r *http.Request, f Fault)
 	Logger   *slog.Logger          // nil discards
@@ -148,6 +151,9 @@ func (g *Gate) admit(r *http.Request) error {
 			Status: http.StatusMisdirectedRequest, Code: "host_refused", Title: "Host refused",
 			Detail: "the Host header names a host that this server doesn't answer for; add it to the allowed hosts",
 		}
+	}
+	if g.opts.AnyOrigin != nil && g.opts.AnyOrigin(r) {
+		return nil
 	}
 	if o := r.Header.Values("Origin"); len(o) > 0 && (len(o) > 1 || !slices.Contains(g.opts.Origins, o[0])) {
 		return &Fault{

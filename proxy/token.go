@@ -271,6 +271,27 @@ func (g *Gate) authenticate(r *http.Request) (Caller, error) {
 	return c, nil
 }
 
+// StripCredentials takes out of a header what Berm's callers show to be let in, before
+// it is passed on. With authenticated, the request was let in by it, so that a bearer
+// token is Berm's whatever it is; otherwise those are that Berm knows.
+func (g *Gate) StripCredentials(h http.Header, authenticated bool) {
+	h.Del(g.opts.TokenHeader)
+	if g.opts.Tokens.Len() == 0 {
+		return
+	}
+	values := h.Values("Authorization")
+	h.Del("Authorization")
+	for _, a := range values {
+		scheme, token, _ := strings.Cut(a, " ")
+		if strings.EqualFold(scheme, "Bearer") {
+			if _, known := g.opts.Tokens.Find(strings.TrimSpace(token)); known || authenticated {
+				continue
+			}
+		}
+		h.Add("Authorization", a)
+	}
+}
+
 func unauthorized(detail string) *Fault {
 	return &Fault{Status: http.StatusUnauthorized, Code: "unauthorized", Title: "Unauthorized", Detail: detail}
 }

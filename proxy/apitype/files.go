@@ -63,3 +63,16 @@ type MoveRequest struct {
 	ToBase64   []byte `json:"to_base64,omitempty"` // instead of To
 	Replace    bool   `json:"replace,omitempty"`   // what is there, but for a directory that isn't empty
 }
+
+// PortURLRequest asks for a signed URL of a port.
+type PortURLRequest struct {
+	Port int       `json:"port"`
+	TTL  *Duration `json:"ttl,omitempty"` // one second to seven days; nil is an hour
+}
+
+// PortURL lets whoever has it use a port of a sandbox, without a token.
+type PortURL struct {
+	URL       string    `json:"url"`
+	Path      string    `json:"path"` // of URL: where the server is known by another name than it knows itself
+	ExpiresAt time.Time `json:"expires_at"`
+}
