@@ -54,6 +54,7 @@ func engineEnv(e config.Engine) []string {
 		{"KIND", e.Kind}, {"ADDRESS", e.Address}, {"CALL_TIMEOUT", e.CallTimeout.String()}, {"REGISTRY_AUTH_FILE", e.RegistryAuthFile},
 		{"NAMESPACE", e.Namespace}, {"SNAPSHOTTER", e.Snapshotter}, {"CGROUP_PARENT", e.CgroupParent}, {"NETNS", e.Netns},
 		{"SUBNETS", e.Subnets}, {"CNI_PLUGIN_DIRS", strings.Join(e.CNIPluginDirs, ",")}, {"AGENT_FILE", e.AgentFile},
+		{"AGENT_DIR", e.AgentDir},
 	} {
 		env = append(env, "BERM_ENGINE_"+f.name+"="+f.value)
 	}

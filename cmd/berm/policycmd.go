@@ -38,6 +38,9 @@ func ownPaths(cfg *config.Config) []string {
 	if socket := engineSocket(cfg.Engine); socket != "" {
 		paths = append(paths, socket)
 	}
+	if dir := cfg.Engine.AgentDir; dir != "" && dir != config.AgentNone {
+		paths = append(paths, dir)
+	}
 	if socket, ok := strings.CutPrefix(cfg.HTTP.Listen, "unix://"); ok {
 		paths = append(paths, socket)
 	}

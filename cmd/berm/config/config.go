@@ -68,6 +68,8 @@ type Engine struct {
 	Instance    string        `yaml:"instance" doc:"owner id on everything Berm makes, and nothing that carries another is touched; empty makes one and keeps it in state_dir"`
 
 	RegistryAuthFile string `yaml:"registry_auth_file" doc:"file with the credentials of registries, absolute: the auths of a Docker config.json; read at each pull; empty pulls without any"`
+	AgentFile        string `yaml:"agent_file" doc:"the berm-agent program, absolute; empty is the one that is built in"`
+	AgentDir         string `yaml:"agent_dir" doc:"the directory agents of state_dir as the engine's host sees it, absolute, for a Berm that runs in a container; empty is the same path; none turns the agent off"`
 
 	// The rest is containerd's.
 	Namespace     string   `yaml:"namespace" doc:"containerd only: the namespace that everything is made in; empty is berm"`
@@ -76,7 +78,6 @@ type Engine struct {
 	Netns         string   `yaml:"netns" doc:"containerd only: path of the network namespace where bridges are made; empty is Berm's own"`
 	Subnets       string   `yaml:"subnets" doc:"containerd only: IPv4 pool that each network takes a /24 from; empty is 10.213.0.0/16"`
 	CNIPluginDirs []string `yaml:"cni_plugin_dirs" doc:"containerd only: directories of the CNI plug-ins; empty is /opt/cni/bin, /usr/lib/cni and /usr/libexec/cni"`
-	AgentFile     string   `yaml:"agent_file" doc:"containerd only: the berm-agent program, absolute; empty is the one that is built in"`
 }
 
 // Sandbox is what the operator sets for every sandbox.

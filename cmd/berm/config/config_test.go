@@ -65,7 +65,7 @@ func TestEnvironmentSetsEveryKey(t *testing.T) {
 		"BERM_ENGINE_KIND": "containerd", "BERM_ENGINE_ADDRESS": "/run/c.sock", "BERM_ENGINE_CALL_TIMEOUT": "5s",
 		"BERM_ENGINE_INSTANCE": "one", "BERM_ENGINE_REGISTRY_AUTH_FILE": "/a", "BERM_ENGINE_NAMESPACE": "ns", "BERM_ENGINE_SNAPSHOTTER": "native",
 		"BERM_ENGINE_CGROUP_PARENT": "/p", "BERM_ENGINE_NETNS": "/n", "BERM_ENGINE_SUBNETS": "10.0.0.0/20", "BERM_ENGINE_CNI_PLUGIN_DIRS": "/b",
-		"BERM_ENGINE_AGENT_FILE": "/f", "BERM_SANDBOX_IMAGE": "busybox", "BERM_SANDBOX_NETWORK": "net",
+		"BERM_ENGINE_AGENT_FILE": "/f", "BERM_ENGINE_AGENT_DIR": "none", "BERM_SANDBOX_IMAGE": "busybox", "BERM_SANDBOX_NETWORK": "net",
 		"BERM_SANDBOX_PORT": "80", "BERM_SANDBOX_TTL": "5m", "BERM_SANDBOX_IDLE_TTL": "5m",
 		"BERM_SANDBOX_CLEANUP_INTERVAL": "5s", "BERM_SANDBOX_MAX_SANDBOXES": "5", "BERM_SANDBOX_COMMAND": `["a,b", c]`,
 		"BERM_SANDBOX_ENV": `{"A": "1"}`, "BERM_SANDBOX_ADOPT_LEGACY": "true", "BERM_SANDBOX_CREATE_ROOTS": "true",
@@ -159,10 +159,10 @@ func TestErrors(t *testing.T) {
 		"otel password":  {file: "otel: {endpoint: 'https://u:hush@c'}\n", want: []string{"otel.endpoint: carries credentials"}},
 		"engine":         {file: "engine: {kind: podman}\n", want: []string{"engine.kind: want docker or containerd"}},
 		"containerd's keys": {
-			file: "engine: {namespace: a, snapshotter: a, cgroup_parent: /a, netns: /a, subnets: 10.0.0.0/16, cni_plugin_dirs: [/a], agent_file: /a}\n",
+			file: "engine: {namespace: a, snapshotter: a, cgroup_parent: /a, netns: /a, subnets: 10.0.0.0/16, cni_plugin_dirs: [/a], agent_dir: a}\n",
 			want: []string{
 				"engine.namespace: is for engine.kind: containerd only", "engine.snapshotter: is for", "engine.cgroup_parent: is for",
-				"engine.netns: is for", "engine.subnets: is for", "engine.cni_plugin_dirs: is for", "engine.agent_file: is for",
+				"engine.netns: is for", "engine.subnets: is for", "engine.cni_plugin_dirs: is for", "engine.agent_dir: want",
 			},
 		},
 		"containerd's values": {

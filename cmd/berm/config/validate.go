@@ -24,6 +24,9 @@ var (
 	headerPattern    = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 )
 
+// AgentNone is the Engine.AgentDir that turns the agent off.
+const AgentNone = "none"
+
 // maxContainerdStateDir leaves room for what the containerd backend keeps there.
 const maxContainerdStateDir = 79
 
@@ -64,10 +67,12 @@ func (e Engine) validate(p *problems) {
 	p.unless(e.Instance == "" || instancePattern.MatchString(e.Instance), "engine.instance",
 		"want up to 63 letters, digits, '_', '.' and '-', not %q", e.Instance)
 	p.file("engine.registry_auth_file", e.RegistryAuthFile)
+	p.file("engine.agent_file", e.AgentFile)
+	p.unless(e.AgentDir == "" || e.AgentDir == AgentNone || path.IsAbs(e.AgentDir), "engine.agent_dir", "want an absolute path or none, not %q", e.AgentDir)
 	if e.Kind == "docker" {
 		for _, f := range []struct{ key, value string }{
 			{"namespace", e.Namespace}, {"snapshotter", e.Snapshotter}, {"cgroup_parent", e.CgroupParent}, {"netns", e.Netns},
-			{"subnets", e.Subnets}, {"cni_plugin_dirs", strings.Join(e.CNIPluginDirs, ",")}, {"agent_file", e.AgentFile},
+			{"subnets", e.Subnets}, {"cni_plugin_dirs", strings.Join(e.CNIPluginDirs, ",")},
 		} {
 			p.unless(f.value == "", "engine."+f.key, "is for engine.kind: containerd only; Docker would not heed it")
 		}
@@ -81,7 +86,6 @@ func (e Engine) validate(p *problems) {
 	p.unless(e.CgroupParent == "" || path.IsAbs(e.CgroupParent) && path.Clean(e.CgroupParent) == e.CgroupParent && e.CgroupParent != "/", "engine.cgroup_parent",
 		"want a clean absolute path below /, not %q", e.CgroupParent)
 	p.file("engine.netns", e.Netns)
-	p.file("engine.agent_file", e.AgentFile)
 	_, err := e.Pool()
 	p.unless(err == nil, "engine.subnets", "want an IPv4 prefix of at most 24 bits, such as 10.213.0.0/16, not %q", e.Subnets)
 	for _, dir := range e.CNIPluginDirs {
