@@ -68,14 +68,66 @@ func (m *Manager) exec(ctx context.Context, req ExecRequest) (ExecResult, error)
 	if err := m.available(); err != nil {
 		return ExecResult{}, err
 	}
+	if req.Serialize {
+		id, err := req.keyID()
+		if err != nil {
+			return ExecResult{}, err
+		}
+		if err := m.takeTurn(ctx, id); err != nil {
+			return ExecResult{}, err
+		}
+		defer m.passTurn(id)
+	}
 	var res ExecResult
+	err = m.inSandbox(ctx, req, kindExec, func(rec *record, sb Sandbox, made ExecResult) (bool, error) {
+		var err error
+		res, err = m.run(ctx, cmd, rec, sb, made)
+		return false, err
+	})
+	return res, err
+}
+
+// keyID is whose sandbox the request is for.
+func (r ExecRequest) keyID() (keyID, error) {
+	key, err := ParseKey(r.Key)
+	return keyID{r.Tenant, key}, err
+}
+
+// inSandbox finds or makes the sandbox of a request, counts one more of a kind in, and
+// calls f, which says whether it goes on being counted.
+func (m *Manager) inSandbox(ctx context.Context, req ExecRequest, k kind, f func(*record, Sandbox, ExecResult) (bool, error)) error {
+	var err error
 	for range startAttempts {
 		// Its container may have died without the news being here yet. Now it is.
-		if res, err = m.runOnce(ctx, cmd); !errors.Is(err, errNeverStarted) {
+		if err = m.inSandboxOnce(ctx, req, k, f); !errors.Is(err, errNeverStarted) {
 			break
 		}
 	}
-	return res, err
+	return err
+}
+
+func (m *Manager) inSandboxOnce(ctx context.Context, req ExecRequest, k kind, f func(*record, Sandbox, ExecResult) (bool, error)) error {
+	rec, made, err := m.sandboxFor(ctx, req)
+	if err != nil {
+		return err
+	}
+	sb, err := m.begin(rec, k)
+	var full *CapacityError
+	if errors.As(err, &full) && m.tended(rec) { // what has ended may not be known yet
+		m.look(ctx, rec)
+		sb, err = m.begin(rec, k)
+	}
+	if err != nil {
+		return err
+	}
+	goesOn := false
+	defer func() {
+		if !goesOn {
+			m.finish(rec, k)
+		}
+	}()
+	goesOn, err = f(rec, sb, made)
+	return err
 }
 
 // startAttempts is how often a command is started whose sandbox dies before it.
@@ -91,28 +143,14 @@ func neverStarted(sb Sandbox) error {
 	})
 }
 
-func (m *Manager) runOnce(ctx context.Context, cmd *command) (ExecResult, error) {
-	rec, res, err := m.sandboxFor(ctx, cmd.req)
-	if err != nil {
-		return ExecResult{}, err
-	}
-	sb, err := m.begin(rec)
-	if err != nil {
-		return ExecResult{}, err
-	}
-	defer m.finish(rec)
-	return m.run(ctx, cmd, rec, sb, res)
-}
-
 // sandboxFor answers the sandbox that a command is to run in, made or made again
 // as needed.
 func (m *Manager) sandboxFor(ctx context.Context, req ExecRequest) (*record, ExecResult, error) {
 	var res ExecResult
-	key, err := ParseKey(req.Key)
+	id, err := req.keyID()
 	if err != nil {
 		return nil, res, err
 	}
-	id := keyID{req.Tenant, key}
 	if rec := m.recordOf(id); rec != nil { // over its quota, it isn't even made again
 		if sb := m.snapshot(rec); sb.Status == StatusStopped {
 			if err := m.quotaLeft(ctx, sb); err != nil {
@@ -122,7 +160,7 @@ func (m *Manager) sandboxFor(ctx context.Context, req ExecRequest) (*record, Exe
 	}
 	if req.Create != nil {
 		create := *req.Create
-		create.Tenant, create.Key = req.Tenant, key
+		create.Tenant, create.Key = id.tenant, id.key
 		made, err := m.observeCreate(ctx, create, true)
 		if err != nil {
 			return nil, res, err
@@ -211,8 +249,8 @@ func (m *Manager) remake(ctx context.Context, id keyID) (bool, error) {
 	return true, nil
 }
 
-// begin notes that a command runs, so that the sandbox doesn't idle out.
-func (m *Manager) begin(rec *record) (Sandbox, error) {
+// begin notes that a command or a process runs, so that the sandbox doesn't idle out.
+func (m *Manager) begin(rec *record, k kind) (Sandbox, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
@@ -224,21 +262,25 @@ func (m *Manager) begin(rec *record) (Sandbox, error) {
 	default:
 		return sb, &StateError{Key: sb.Key, Status: sb.Status, Want: "commands need it running; resume or create it first"}
 	}
-	if rec.running >= m.opts.Settings.MaxCommands {
+	n, most, what := rec.counter(k), m.opts.Settings.MaxCommands, "commands"
+	if k == kindProcess {
+		most, what = m.opts.Settings.MaxProcesses, "processes"
+	}
+	if *n >= most {
 		return sb, &CapacityError{
-			Message:    fmt.Sprintf("sandbox %q runs %d commands, which is as many as it may", sb.Key, rec.running),
+			Message:    fmt.Sprintf("sandbox %q runs %d %s, which is as many as it may", sb.Key, *n, what),
 			RetryAfter: time.Second,
 		}
 	}
-	rec.running++
+	*n++
 	rec.sb.LastUsedAt, rec.stale = now.UTC(), true
 	return sb, nil
 }
 
-func (m *Manager) finish(rec *record) {
+func (m *Manager) finish(rec *record, k kind) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	rec.running--
+	*rec.counter(k)--
 	rec.sb.LastUsedAt, rec.stale = time.Now().UTC(), true
 }
 
@@ -249,12 +291,17 @@ func (m *Manager) touch(rec *record) {
 	rec.sb.LastUsedAt, rec.stale = time.Now().UTC(), true
 }
 
+// prepare checks that a command may start in a sandbox, and answers where.
+func (m *Manager) prepare(ctx context.Context, cmd *command, sb Sandbox) (cwd string, err error) {
+	if err := m.quotaLeft(ctx, sb); err != nil {
+		return "", err
+	}
+	return policy.WorkingDir(sb.Spec, cmd.req.WorkingDir)
+}
+
 // run runs the command and tells how it ended.
 func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox, res ExecResult) (ExecResult, error) {
-	if err := m.quotaLeft(ctx, sb); err != nil {
-		return res, err
-	}
-	cwd, err := policy.WorkingDir(sb.Spec, cmd.req.WorkingDir)
+	cwd, err := m.prepare(ctx, cmd, sb)
 	if err != nil {
 		return res, err
 	}

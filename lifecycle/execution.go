@@ -14,7 +14,7 @@ import (
 type StartRequest struct {
 	ExecRequest
 	// ExecID is the caller's own name for the command: asking again with the same one
-	// answers the command that is there. Empty lets Berm choose. [A-Za-z0-9][A-Za-z0-9_.:-]{0,127}
+	// answers the command that is there. Empty lets Berm choose. [A-Za-z0-9][A-Za-z0-9_.:-]{0,122}
 	ExecID     string
 	OpenStdin  bool // Write to the stream is its input; otherwise it has Stdin or none
 	TTY        bool // a terminal, whose output is all stdout; implies OpenStdin
@@ -48,6 +48,9 @@ type Execution struct {
 	Created         bool // the sandbox was made for this command
 	Recreated       bool
 	Existing        bool // it was there under this ExecID already
+	// QuotaExceeded says that the workspace was over its quota when the command had
+	// ended; the sandbox is stopped then, and the output goes with it.
+	QuotaExceeded bool
 	// Output is kept from FirstSeq on; NextSeq is the Seq of the last.
 	FirstSeq, NextSeq int64
 }
@@ -77,11 +80,11 @@ func (e *GoneError) Error() string { return e.Message }
 // OutOfRange puts the error into errdefs' OutOfRange class.
 func (*GoneError) OutOfRange() {}
 
-// ProcessError says that a process of the ID isn't there, is there already, or has
-// ended.
+// ProcessError says that a command or process of the ID isn't there, is there already,
+// has ended, or was taken over by another.
 type ProcessError struct {
 	ID      string
-	Class   error // errdefs.ErrNotFound, ErrAlreadyExists or ErrFailedPrecondition
+	Class   error // errdefs.ErrNotFound, ErrAlreadyExists, ErrFailedPrecondition or ErrAborted
 	Message string
 }
 

@@ -116,10 +116,12 @@ type Holder interface {
 type record struct {
 	sb      Sandbox
 	running int  // commands
+	procs   int  // managed processes
 	files   int  // files calls under way
 	conns   int  // connections to ports, busy or not
 	stale   bool // LastUsedAt is newer than the store's
 	adopted bool // from the old service: only its own parameters can be compared
+	inside  inside
 }
 
 // failure is a create's error that nobody has been told of.
@@ -143,10 +145,16 @@ type Manager struct {
 
 	base   context.Context // of creates, which outlive their callers
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // creates
+	wg     sync.WaitGroup // creates, and stops of processes
+
+	insider     runtime.Insider // Options.Runtime, or nil if it is none
+	tending     context.Context // of what looks after processes, and ends with Run
+	stopTending context.CancelFunc
+	tenders     sync.WaitGroup
 
 	mu          sync.Mutex
 	slots       map[keyID]*slot
+	lines       map[keyID]*line                                  // of keys where somebody has the turn
 	containers  map[string]keyID                                 // container ID to key, of all records
 	making      map[string]struct{}                              // session IDs of creates under way
 	ended       map[string]struct{}                              // containers that ended while creates, or a reconciliation, were under way
@@ -209,6 +217,7 @@ func New(opts Options) (*Manager, error) {
 		tracer:     opts.Tracer.Tracer("github.com/bermhq/berm/lifecycle"),
 		engine:     semaphore.NewWeighted(int64(s.EngineParallel)),
 		slots:      map[keyID]*slot{},
+		lines:      map[keyID]*line{},
 		containers: map[string]keyID{},
 		making:     map[string]struct{}{},
 		ended:      map[string]struct{}{},
@@ -216,7 +225,9 @@ func New(opts Options) (*Manager, error) {
 		pullsAt:    map[string]*atomic.Pointer[runtime.PullProgress]{},
 		down:       errors.New("the start-up reconciliation isn't done yet"),
 	}
+	m.insider, _ = opts.Runtime.(runtime.Insider)
 	m.base, m.cancel = context.WithCancel(context.Background())
+	m.tending, m.stopTending = context.WithCancel(context.Background())
 	return m, nil
 }
 
@@ -258,6 +269,7 @@ func (m *Manager) Status(_ context.Context, tenant string) ServiceStatus {
 		if s.record != nil && id.tenant == tenant {
 			st.ActiveSandboxes++
 			st.RunningCommands += s.record.running
+			st.RunningProcesses += s.record.procs
 		}
 	}
 	return st
@@ -299,6 +311,7 @@ func (m *Manager) publishLocked(id keyID, rec *record) {
 	if s.record == nil {
 		m.metrics.active.Inc()
 	} else {
+		m.loseLocked(s.record)
 		delete(m.containers, s.record.sb.ContainerID)
 	}
 	s.record, s.failure = rec, nil
@@ -313,6 +326,7 @@ func (m *Manager) forgetLocked(id keyID) {
 	if s == nil || s.record == nil {
 		return
 	}
+	m.loseLocked(s.record)
 	delete(m.containers, s.record.sb.ContainerID)
 	s.record = nil
 	m.metrics.active.Dec()
@@ -337,7 +351,9 @@ func (m *Manager) snapshot(r *record) Sandbox {
 }
 
 // busyLocked tells whether the sandbox is in use, and so isn't idle.
-func (r *record) busyLocked() bool { return r.running > 0 || r.files > 0 }
+func (r *record) busyLocked() bool {
+	return r.running > 0 || r.procs > 0 || r.files > 0 || r.inside.unsure
+}
 
 // snapshotLocked works out what depends on the time.
 func (r *record) snapshotLocked(now time.Time) Sandbox {

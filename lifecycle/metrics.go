@@ -93,6 +93,12 @@ func ErrorType(err error) string {
 		return "conflict"
 	case errdefs.IsResourceExhausted(err):
 		return "resource_exhausted"
+	case errdefs.IsNotImplemented(err):
+		return "not_implemented"
+	case errdefs.IsOutOfRange(err):
+		return "out_of_range"
+	case errdefs.IsAborted(err):
+		return "aborted"
 	default:
 		return "internal"
 	}

@@ -51,8 +51,12 @@ func (m *Manager) quotaAfter(ctx context.Context, rec *record, sb Sandbox, res *
 		return err
 	}
 	res.QuotaExceeded = true
-	m.log.WarnContext(ctx, "workspace_quota_exceeded", append(sandboxAttrs(sb),
-		"used_bytes", over.UsedBytes, "quota_bytes", over.QuotaBytes)...)
+	return m.stopOverQuota(ctx, rec, sb)
+}
+
+// stopOverQuota stops a sandbox whose workspace is over its quota; its files stay.
+func (m *Manager) stopOverQuota(ctx context.Context, rec *record, sb Sandbox) error {
+	m.log.WarnContext(ctx, "workspace_quota_exceeded", append(sandboxAttrs(sb), "quota_mb", sb.Spec.WorkspaceQuotaMB)...)
 	id := keyID{sb.Tenant, sb.Key}
 	if _, err := m.hold(ctx, id, false); err != nil {
 		return err

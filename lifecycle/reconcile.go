@@ -36,8 +36,10 @@ func (m *Manager) Run(ctx context.Context) error {
 		m.mu.Lock()
 		m.closing = true
 		m.mu.Unlock()
+		m.stopTending()
 		m.drain()
 		wg.Wait()
+		m.tenders.Wait()
 		m.close(context.WithoutCancel(ctx))
 	}()
 	if err := m.opts.Holder.Clean(); err != nil {
@@ -211,6 +213,7 @@ func (m *Manager) containerGone(containerID string) {
 	defer m.mu.Unlock()
 	if id, ok := m.containers[containerID]; ok {
 		m.slots[id].record.sb.Status = StatusStopped
+		m.loseLocked(m.slots[id].record)
 	}
 	if len(m.making) > 0 || m.reconciling { // who listed it alive is to know better
 		m.ended[containerID] = struct{}{}
@@ -445,7 +448,12 @@ func (m *Manager) takeOver(keep []found, stored []Record) (unknown []Record) {
 		if sb.Metadata == nil {
 			sb.Metadata = map[string]string{}
 		}
-		m.publishLocked(keyID{sb.Tenant, sb.Key}, &record{sb: sb, adopted: f.adopted, stale: true})
+		rec := &record{sb: sb, adopted: f.adopted, stale: true}
+		m.publishLocked(keyID{sb.Tenant, sb.Key}, rec)
+		if m.insider != nil && (sb.Status == StatusRunning || sb.Status == StatusPaused) {
+			rec.inside.unsure = true // commands and processes of an earlier time may run in it
+			m.tendLocked(rec)
+		}
 	}
 	return unknown
 }
@@ -482,6 +490,9 @@ func (m *Manager) refresh(before map[string]keyID, all []found) {
 		}
 		if s.busy == nil || status == StatusStopped { // nothing revives a dead container
 			s.record.sb.Status = status
+			if status == StatusStopped {
+				m.loseLocked(s.record)
+			}
 		}
 	}
 	for _, f := range all {

@@ -1,0 +1,430 @@
+package lifecycle
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// Bounds of a hub.
+const (
+	execRing     = 64 << 10  // bytes of a command's output kept for those who are attached
+	processRing  = 256 << 10 // of a managed process'; as much as the sandbox keeps
+	maxStderr    = 64 << 10  // bytes of a managed process' standard error that are shown
+	maxParts     = 4096
+	partSize     = 4 << 10 // up to where a part grows by what follows it
+	followedWait = 5 * time.Second
+)
+
+// hub is Berm's one hold on a process, shared by all who read its output or write its
+// input, as the runtime gives it to one at a time. It is there as long as any of them.
+//
+// Its one reader, if there is one, holds the process up until it has taken the output;
+// those who only follow don't, and lose what they don't take in time.
+type hub struct {
+	m      *Manager
+	rec    *record
+	sb     Sandbox
+	proc   string // runtime ID
+	limit  int    // bytes kept
+	refs   int    // guarded by Manager.mu
+	cancel context.CancelFunc
+	input  chan struct{} // holds one while somebody writes
+
+	opened  chan struct{} // closed when the next two are there
+	openErr error
+	att     runtime.Attachment
+
+	mu       sync.Mutex
+	changed  *sync.Cond
+	parts    []part // oldest first
+	bytes    int
+	next     int64 // where the output goes on; -1 until that is known
+	reader   *stream
+	reserved bool // a reader is expected
+	closing  bool
+	err      error // why there is no more; io.EOF when the process has ended
+	info     runtime.ProcessInfo
+}
+
+type part struct {
+	end    int64
+	stderr bool
+	data   []byte // never changed, only appended to
+}
+
+// openHub answers the hub of a process, and makes one that begins at from if there is
+// none. It must be released.
+func (m *Manager) openHub(ctx context.Context, rec *record, sb Sandbox, proc string, from int64, limit int) (*hub, error) {
+	m.mu.Lock()
+	h := rec.inside.hubs[proc]
+	if h == nil {
+		if m.closing {
+			m.mu.Unlock()
+			return nil, errClosing
+		}
+		h = &hub{
+			m: m, rec: rec, sb: sb, proc: proc, limit: limit, next: from,
+			input: make(chan struct{}, 1), opened: make(chan struct{}),
+		}
+		h.changed = sync.NewCond(&h.mu)
+		if rec.inside.hubs == nil {
+			rec.inside.hubs = map[string]*hub{}
+		}
+		rec.inside.hubs[proc] = h
+		var hubCtx context.Context
+		hubCtx, h.cancel = context.WithCancel(m.tending)
+		m.tenders.Go(func() { h.run(hubCtx, from) })
+	}
+	h.refs++
+	m.mu.Unlock()
+	select {
+	case <-h.opened:
+	case <-ctx.Done():
+		h.release()
+		return nil, context.Cause(ctx)
+	}
+	if h.openErr != nil {
+		h.release()
+		return nil, h.openErr
+	}
+	return h, nil
+}
+
+// retire has the next who asks get a hub of its own, which takes the process over.
+func (h *hub) retire() {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	h.forgetLocked()
+}
+
+func (h *hub) forgetLocked() {
+	if h.rec.inside.hubs[h.proc] != h {
+		return
+	}
+	delete(h.rec.inside.hubs, h.proc)
+	if h.rec.inside.over { // that waited for who reads
+		h.m.tendLocked(h.rec)
+	}
+}
+
+// release lets go of the hub; the last closes it.
+func (h *hub) release() {
+	h.m.mu.Lock()
+	h.refs--
+	last := h.refs == 0
+	if last {
+		h.forgetLocked()
+	}
+	h.m.mu.Unlock()
+	if last {
+		h.cancel()
+	}
+}
+
+// run attaches, and brings the output until the process ends or nobody is left.
+func (h *hub) run(ctx context.Context, from int64) {
+	defer h.cancel()
+	h.openErr = h.m.call(ctx, "process_attach", func(ctx context.Context) error {
+		var err error
+		h.att, err = h.m.insider.Attach(ctx, h.sb.ContainerID, h.proc, from)
+		return err
+	})
+	if h.openErr != nil {
+		h.retire()
+	}
+	close(h.opened)
+	if h.openErr != nil {
+		return
+	}
+	stop := context.AfterFunc(ctx, func() {
+		h.mu.Lock()
+		h.closing = true
+		h.changed.Broadcast()
+		h.mu.Unlock()
+		_ = h.att.Close()
+	})
+	defer func() {
+		if stop() {
+			_ = h.att.Close()
+		}
+	}()
+	for h.mayRead() {
+		c, err := h.att.Next()
+		if !h.add(c, err) {
+			h.retire() // who comes now asks the sandbox
+			return
+		}
+	}
+}
+
+// mayRead waits until the reader has taken enough.
+func (h *hub) mayRead() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for !h.closing && (h.reserved || h.reader != nil && h.next-max(h.reader.pos, h.firstLocked()) >= int64(h.limit/2)) {
+		h.changed.Wait()
+	}
+	return !h.closing
+}
+
+// add takes what the attachment gave, and tells whether there will be more.
+func (h *hub) add(c runtime.Chunk, err error) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer h.changed.Broadcast()
+	size := int64(len(c.Data))
+	switch {
+	case err == nil && (c.Seq < size || h.next >= 0 && c.Seq < h.next+size):
+		err = errdefs.ErrUnavailable.WithMessage("the sandbox tells of output that makes no sense")
+	case errors.Is(err, io.EOF):
+		h.info = h.att.Info()
+	}
+	if err != nil {
+		h.err = err
+		return false
+	}
+	if size == 0 {
+		return true
+	}
+	if h.next >= 0 && c.Seq > h.next+size { // some is missing
+		h.parts, h.bytes = nil, 0
+	}
+	h.next = c.Seq
+	h.bytes += len(c.Data)
+	if last := len(h.parts) - 1; last >= 0 && h.parts[last].stderr == c.Stderr && len(h.parts[last].data)+len(c.Data) <= partSize {
+		h.parts[last].data = append(h.parts[last].data, c.Data...)
+		h.parts[last].end = c.Seq
+	} else {
+		h.parts = append(h.parts, part{c.Seq, c.Stderr, slices.Clone(c.Data)})
+	}
+	drop := 0
+	for drop < len(h.parts)-1 && (h.bytes-len(h.parts[drop].data) >= h.limit || len(h.parts)-drop > maxParts) {
+		if h.reader != nil && h.parts[drop].end > h.reader.pos {
+			break
+		}
+		h.bytes -= len(h.parts[drop].data)
+		drop++
+	}
+	h.parts = slices.Delete(h.parts, 0, drop)
+	return true
+}
+
+// firstLocked is from where on there is output.
+func (h *hub) firstLocked() int64 {
+	if len(h.parts) == 0 {
+		return h.next
+	}
+	return h.parts[0].end - int64(len(h.parts[0].data))
+}
+
+// has tells whether output can be given from a place on.
+func (h *hub) has(from int64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.next < 0 || from >= h.firstLocked()
+}
+
+// ended tells whether the process has, and its output is all there.
+func (h *hub) ended() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return errors.Is(h.err, io.EOF)
+}
+
+// reserve has the process wait for its reader for a while.
+func (h *hub) reserve() {
+	h.m.mu.Lock()
+	h.refs++
+	h.m.mu.Unlock()
+	h.mu.Lock()
+	h.reserved = true
+	h.mu.Unlock()
+	time.AfterFunc(followedWait, func() {
+		h.mu.Lock()
+		h.reserved = false
+		h.changed.Broadcast()
+		h.mu.Unlock()
+		h.release()
+	})
+}
+
+// How a stream ends before its process does.
+var (
+	errClosed = fmt.Errorf("the stream is closed: %w", context.Canceled)
+	errOver   = errdefs.ErrAborted.WithMessage("another has taken it over")
+)
+
+// stderr answers the last of what a process wrote to its standard error. It waits until
+// the output is there up to a place, unless a reader holds it up.
+func (h *hub) stderr(ctx context.Context, upTo int64) string {
+	defer context.AfterFunc(ctx, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.changed.Broadcast()
+	})()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for h.next < upTo && h.err == nil && !h.closing && h.reader == nil && !h.reserved && ctx.Err() == nil {
+		h.changed.Wait()
+	}
+	var text []byte
+	for _, p := range slices.Backward(h.parts) {
+		if p.stderr {
+			text = append(slices.Clone(p.data), text...)
+		}
+		if len(text) >= maxStderr {
+			text = text[len(text)-maxStderr:]
+			break
+		}
+	}
+	return strings.ToValidUTF8(string(text), "\ufffd")
+}
+
+// write has the process take input, which is copied. It returns when ctx ends, and may
+// leave some of it to be taken later.
+func (h *hub) write(ctx context.Context, p []byte, end bool) error {
+	select {
+	case h.input <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	p = slices.Clone(p)
+	done := make(chan error, 1)
+	go func() { // ends with the hub at the latest
+		var err error
+		if len(p) > 0 {
+			_, err = h.att.Write(p)
+		}
+		if end && err == nil {
+			err = h.att.CloseWrite()
+		}
+		<-h.input
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// stream is one who reads a hub. What comes after the end is up to those who embed it.
+type stream struct {
+	h      *hub
+	follow bool
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+
+	// Guarded by the hub's mu.
+	pos    int64 // -1 is where the output begins
+	over   bool  // another took its place
+	closed bool
+}
+
+// newStream makes a follower, or a reader; the latter takes the place of the one that is
+// there, or is nil if it may not. It takes over the caller's hold on the hub.
+func newStream(h *hub, from int64, takeOver, follow bool) *stream {
+	s := &stream{h: h, follow: follow, pos: from}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !follow {
+		if h.reader != nil {
+			if !takeOver {
+				s.cancel()
+				return nil
+			}
+			h.reader.over = true
+		}
+		h.reader, h.reserved = s, false
+	}
+	h.changed.Broadcast()
+	return s
+}
+
+// next waits for output. The error is io.EOF once the process has ended.
+func (s *stream) next() (runtime.Chunk, error) {
+	h := s.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for {
+		switch {
+		case s.closed:
+			return runtime.Chunk{}, errClosed
+		case s.over:
+			return runtime.Chunk{}, errOver
+		}
+		if first := h.firstLocked(); s.pos < first {
+			if s.pos >= 0 {
+				return runtime.Chunk{}, &GoneError{Message: fmt.Sprintf("output is kept from %d on only", first), FirstSeq: first}
+			}
+			s.pos = first
+		}
+		if i, _ := slices.BinarySearchFunc(h.parts, s.pos+1, func(p part, at int64) int { return cmp.Compare(p.end, at) }); i < len(h.parts) {
+			p := h.parts[i]
+			data := p.data[len(p.data)-int(p.end-s.pos):]
+			s.pos = p.end
+			h.changed.Broadcast()
+			return runtime.Chunk{Seq: p.end, Stderr: p.stderr, Data: data[:len(data):len(data)]}, nil
+		}
+		switch {
+		case h.closing && !errors.Is(h.err, io.EOF):
+			return runtime.Chunk{}, errClosing
+		case h.err != nil:
+			return runtime.Chunk{}, h.err
+		}
+		h.changed.Wait()
+	}
+}
+
+// Write implements io.Writer.
+func (s *stream) Write(p []byte) (int, error) {
+	if err := s.input(p, false); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// CloseWrite ends the input.
+func (s *stream) CloseWrite() error { return s.input(nil, true) }
+
+func (s *stream) input(p []byte, end bool) error {
+	if s.follow {
+		return errdefs.ErrFailedPrecondition.WithMessage("who only follows has no input")
+	}
+	err := s.h.write(s.ctx, p, end)
+	if errors.Is(err, context.Canceled) {
+		return errClosed
+	}
+	return err
+}
+
+// close lets the process go on by itself. It tells whether it was open.
+func (s *stream) close() bool {
+	h := s.h
+	h.mu.Lock()
+	open := !s.closed
+	s.closed = true
+	if h.reader == s {
+		h.reader = nil
+	}
+	h.changed.Broadcast()
+	h.mu.Unlock()
+	if open {
+		s.cancel()
+		h.release()
+	}
+	return open
+}
