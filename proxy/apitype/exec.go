@@ -16,6 +16,17 @@ type ExecRequest struct {
 	OutputLimit *int              `json:"output_limit,omitempty"` // code points (bytes, if raw) per stream; nil is 4,000
 	Raw         bool              `json:"raw,omitempty"`          // answer StdoutBase64 and StderrBase64
 	Sandbox     *SandboxRequest   `json:"sandbox,omitempty"`      // makes the sandbox if there is none
+	Serialize   bool              `json:"serialize,omitempty"`    // wait for those with it that came before
+
+	// What follows is for commands that are started or streamed, not for those whose
+	// whole result is the answer; OutputLimit is for the latter only.
+
+	ExecID    string `json:"exec_id,omitempty"`    // the caller's own name for it; asking again answers the same
+	StdinOpen bool   `json:"stdin_open,omitempty"` // more input follows, by calls of its own
+	TTY       bool   `json:"tty,omitempty"`        // a terminal, whose output is all stdout
+	Rows      int    `json:"rows,omitempty"`       // of the terminal; 0 is 24
+	Cols      int    `json:"cols,omitempty"`       // of the terminal; 0 is 80
+	KeepBytes int    `json:"keep_bytes,omitempty"` // of output, for those who come back; 0 is 1 MiB, at most 4 MiB
 }
 
 // Command is a program and its arguments. In JSON it may also be one string,

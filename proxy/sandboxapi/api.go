@@ -4,6 +4,7 @@
 package sandboxapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -37,12 +38,16 @@ type Options struct {
 	Registry    prometheus.Registerer // nil: metrics are kept but not exported
 	Gatherer    prometheus.Gatherer   // what /metrics shows; nil: there is no /metrics
 	Tracer      trace.TracerProvider  // nil: no spans
+	Heartbeat   time.Duration         // after how much silence a stream says that it lives; 0 is 15 s
 }
 
 // manager is what the API needs of *lifecycle.Manager.
 type manager interface {
 	sandboxes
 	inside
+	executions
+	processes
+
 	service
 }
 
@@ -62,6 +67,34 @@ type inside interface {
 	Stats(ctx context.Context, tenant, key string) (runtime.Stats, error)
 }
 
+type executions interface {
+	StartExec(ctx context.Context, req lifecycle.StartRequest) (lifecycle.Execution, error)
+	Execution(ctx context.Context, tenant, key, execID string) (lifecycle.Execution, error)
+	Executions(ctx context.Context, tenant, key string) ([]lifecycle.Execution, error)
+	AttachExec(ctx context.Context, tenant, key, execID string, from int64) (lifecycle.ExecStream, error)
+	WriteExec(ctx context.Context, tenant, key, execID string, r io.Reader, end bool) error
+	SignalExec(ctx context.Context, tenant, key, execID string, signal int) error
+	KillExec(ctx context.Context, tenant, key, execID string) (lifecycle.Execution, error)
+	ResizeExec(ctx context.Context, tenant, key, execID string, rows, cols int) error
+}
+
+type processes interface {
+	StartProcess(ctx context.Context, req lifecycle.ProcessRequest) (lifecycle.Process, error)
+	Process(ctx context.Context, tenant, key, id string) (lifecycle.Process, error)
+	Processes(ctx context.Context, tenant, key string) ([]lifecycle.Process, error)
+	AttachProcess(ctx context.Context, tenant, key, id string, from int64, takeOver bool) (lifecycle.ProcessStream, error)
+	FollowProcess(ctx context.Context, tenant, key, id string, from int64) (lifecycle.ProcessStream, error)
+	SignalProcess(ctx context.Context, tenant, key, id string, signal int) error
+	ResizeProcess(ctx context.Context, tenant, key, id string, rows, cols int) error
+	StopProcess(ctx context.Context, tenant, key, id string) (lifecycle.Process, error)
+	WaitProcess(ctx context.Context, tenant, key, id string) (lifecycle.Process, error)
+}
+
+type ways interface {
+	Files(ctx context.Context, tenant, key string) (*lifecycle.FileAccess, error)
+	Ports(ctx context.Context, tenant, key string) (*lifecycle.PortAccess, error)
+}
+
 type service interface {
 	Ready(ctx context.Context) error
 	Status(ctx context.Context, tenant string) lifecycle.ServiceStatus
@@ -74,13 +107,20 @@ type api struct {
 	gate    *proxy.Gate
 	version string
 	docs    []byte
+
+	heartbeat time.Duration
 }
 
 const (
 	base       = "/api/v1/sandboxes"
 	one        = base + "/{key}"
+	oneExec    = one + "/execs/{exec}"
+	oneProcess = one + "/processes/{process}"
 	legacyPath = "/api/v1/create"
 )
+
+// colons brings a path's template into the form of the router.
+var colons = strings.NewReplacer("{", ":", "}", "")
 
 // New checks the options and returns the API's handler. It is meant for
 // proxy.Serve, and safe for many goroutines.
@@ -99,7 +139,7 @@ func New(opts Options) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &api{manager: opts.Manager, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs}
+	a := &api{manager: opts.Manager, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, heartbeat: cmp.Or(opts.Heartbeat, heartbeat)}
 
 	rt := httprouter.New()
 	rt.RedirectTrailingSlash, rt.RedirectFixedPath, rt.HandleOPTIONS = false, false, false
@@ -109,7 +149,7 @@ func New(opts Options) (http.Handler, error) {
 		Detail: "this path doesn't know the method; the Allow header lists those that it knows"})
 	handle := func(method, path string, scope proxy.Scope, h proxy.Handler) {
 		quiet := scope == proxy.ScopeNone || path == "/metrics"
-		rt.Handler(method, strings.ReplaceAll(path, "{key}", ":key"), gate.Handle(proxy.Route{Name: path, Scope: scope, Quiet: quiet}, h))
+		rt.Handler(method, colons.Replace(path), gate.Handle(proxy.Route{Name: path, Scope: scope, Quiet: quiet}, h))
 	}
 
 	handle("PUT", one, proxy.ScopeSandboxesWrite, a.put)
@@ -120,6 +160,25 @@ func New(opts Options) (http.Handler, error) {
 	handle("POST", one+"/pause", proxy.ScopeSandboxesWrite, a.change(manager.Pause))
 	handle("POST", one+"/resume", proxy.ScopeSandboxesWrite, a.change(manager.Resume))
 	handle("POST", one+"/exec", proxy.ScopeSandboxesExec, a.exec)
+	handle("POST", one+"/execs", proxy.ScopeSandboxesExec, a.startExec)
+	handle("GET", one+"/execs", proxy.ScopeSandboxesExec, a.listExecs)
+	handle("GET", oneExec, proxy.ScopeSandboxesExec, a.getExec)
+	handle("DELETE", oneExec, proxy.ScopeSandboxesExec, a.killExec)
+	handle("POST", oneExec+"/signal", proxy.ScopeSandboxesExec, a.signalExec)
+	handle("POST", oneExec+"/resize", proxy.ScopeSandboxesExec, a.resizeExec)
+	handle("POST", oneExec+"/stdin", proxy.ScopeSandboxesExec, a.execStdin)
+	handle("PUT", oneExec+"/stdin", proxy.ScopeSandboxesExec, a.execStdin)
+	handle("GET", oneExec+"/stream", proxy.ScopeSandboxesExec, a.streamExec)
+	handle("GET", oneExec+"/attach", proxy.ScopeSandboxesExec, a.attachExec)
+	handle("POST", one+"/processes", proxy.ScopeSandboxesExec, a.startProcess)
+	handle("GET", one+"/processes", proxy.ScopeSandboxesExec, a.listProcesses)
+	handle("GET", oneProcess, proxy.ScopeSandboxesExec, a.getProcess)
+	handle("DELETE", oneProcess, proxy.ScopeSandboxesExec, a.stopProcess)
+	handle("POST", oneProcess+"/signal", proxy.ScopeSandboxesExec, a.signalProcess)
+	handle("POST", oneProcess+"/resize", proxy.ScopeSandboxesExec, a.resizeProcess)
+	handle("POST", oneProcess+"/wait", proxy.ScopeSandboxesExec, a.waitProcess)
+	handle("GET", oneProcess+"/logs", proxy.ScopeSandboxesExec, a.processLogs)
+	handle("GET", oneProcess+"/attach", proxy.ScopeSandboxesExec, a.attachProcess)
 	handle("GET", one+"/logs", proxy.ScopeSandboxesRead, a.logs)
 	handle("GET", one+"/stats", proxy.ScopeSandboxesRead, a.stats)
 	handle("POST", legacyPath, proxy.ScopeSandboxesWrite, a.legacyCreate)
@@ -190,5 +249,6 @@ func writeFault(w http.ResponseWriter, r *http.Request, f proxy.Fault) {
 		res := execResult(*f.Result)
 		p.Result = &res
 	}
+	p.FirstSeq = f.FirstSeq
 	_ = proxy.WriteJSON(w, f.Status, "application/problem+json", p)
 }

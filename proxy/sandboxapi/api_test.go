@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,6 +42,7 @@ type scripted struct {
 	more    string                               // of List
 	logs    func(stdout, stderr io.Writer) error // nil prints nothing
 	delete  lifecycle.DeleteResult
+	streams *streams // commands and processes
 
 	created lifecycle.CreateRequest // of the last call, as are the others
 	execed  lifecycle.ExecRequest
@@ -184,9 +186,11 @@ func (d *door) calm() {
 			Endpoint:   lifecycle.Endpoint{IP: "10.0.0.2", Port: 80}, Enforcement: lifecycle.Enforcement{Mounts: "held"},
 			CreatedAt: now, ExpiresAt: now.Add(time.Hour), Deadline: now.Add(24 * time.Hour), LastUsedAt: now,
 		},
-		exec:   lifecycle.ExecResult{SessionID: sessionID, Backend: "fake", Status: lifecycle.ExecCompleted, ExitCode: &code, Timeout: 30 * time.Second},
-		delete: lifecycle.DeleteResult{Result: lifecycle.ResultDeleted, SessionID: sessionID, ContainerID: "c0ffee"},
+		exec:    lifecycle.ExecResult{SessionID: sessionID, Backend: "fake", Status: lifecycle.ExecCompleted, ExitCode: &code, Timeout: 30 * time.Second},
+		delete:  lifecycle.DeleteResult{Result: lifecycle.ResultDeleted, SessionID: sessionID, ContainerID: "c0ffee"},
+		streams: newStreams(),
 	}
+	d.manager.streams.tape.finish(io.EOF)
 	d.metrics.fails = false
 }
 
@@ -263,6 +267,15 @@ func withHeader(name, value string) func(*http.Request) {
 	return func(r *http.Request) { r.Header.Set(name, value) }
 }
 
+// handshake makes a request one for a WebSocket.
+func handshake(r *http.Request) {
+	for name, v := range map[string]string{
+		"Connection": "Upgrade", "Upgrade": "websocket", "Sec-Websocket-Version": "13", "Sec-Websocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+	} {
+		r.Header.Set(name, v)
+	}
+}
+
 func withHost(host string) func(*http.Request) { return func(r *http.Request) { r.Host = host } }
 
 // operations are all documented ones, each with a request that succeeds.
@@ -280,6 +293,27 @@ var operations = []struct {
 	{"POST", "/api/v1/sandboxes/k/pause", "", 200, false, append(engine, missing, wrongState, cant)},
 	{"POST", "/api/v1/sandboxes/k/resume", "", 200, false, append(engine, missing, wrongState, cant)},
 	{"POST", "/api/v1/sandboxes/k/exec", `{"command":["true"]}`, 200, false, append(engine, missing, denied, conflict, wrongState, capacity, quota, cant)},
+	{"POST", "/api/v1/sandboxes/k/execs", `{"command":["true"]}`, 201, false,
+		append(engine, missing, denied, conflict, wrongState, capacity, quota, cant, processConflict)},
+	{"GET", "/api/v1/sandboxes/k/execs", "", 200, false, append(engine, missing, wrongState, cant)},
+	{"GET", "/api/v1/sandboxes/k/execs/job-1", "", 200, false, append(engine, processMissing, wrongState, cant)},
+	{"DELETE", "/api/v1/sandboxes/k/execs/job-1", "", 200, false, append(engine, processMissing, wrongState, cant)},
+	{"POST", "/api/v1/sandboxes/k/execs/job-1/signal", `{"signal":"TERM"}`, 200, false, append(engine, processMissing, processEnded, cant)},
+	{"POST", "/api/v1/sandboxes/k/execs/job-1/resize", `{"rows":1,"cols":1000}`, 200, false, append(engine, processMissing, processEnded, cant)},
+	{"POST", "/api/v1/sandboxes/k/execs/job-1/stdin", "", 200, false, append(engine, processMissing, processEnded, cant)},
+	{"PUT", "/api/v1/sandboxes/k/execs/job-1/stdin", "", 200, false, append(engine, processMissing, processEnded, cant)},
+	{"GET", "/api/v1/sandboxes/k/execs/job-1/stream", "", 200, false, append(engine, processMissing, wrongState, cant, gone)},
+	{"GET", "/api/v1/sandboxes/k/execs/job-1/attach", "", 101, false, append(engine, processMissing, wrongState, cant, gone)},
+	{"POST", "/api/v1/sandboxes/k/processes", `{"command":"a"}`, 201, false,
+		append(engine, missing, denied, conflict, wrongState, capacity, quota, cant, processConflict)},
+	{"GET", "/api/v1/sandboxes/k/processes", "", 200, false, append(engine, missing, wrongState, cant)},
+	{"GET", "/api/v1/sandboxes/k/processes/tools", "", 200, false, append(engine, processMissing, wrongState, cant)},
+	{"DELETE", "/api/v1/sandboxes/k/processes/tools", "", 200, false, append(engine, processMissing, wrongState, cant)},
+	{"POST", "/api/v1/sandboxes/k/processes/tools/signal", `{"signal":15}`, 200, false, append(engine, processMissing, processEnded, cant)},
+	{"POST", "/api/v1/sandboxes/k/processes/tools/resize", `{"rows":1,"cols":1000}`, 200, false, append(engine, processMissing, processEnded, cant)},
+	{"POST", "/api/v1/sandboxes/k/processes/tools/wait", "", 200, false, append(engine, processMissing, wrongState, cant)},
+	{"GET", "/api/v1/sandboxes/k/processes/tools/logs", "", 200, false, append(engine, processMissing, wrongState, cant, gone)},
+	{"GET", "/api/v1/sandboxes/k/processes/tools/attach", "", 101, false, append(engine, processMissing, processConflict, cant, gone)},
 	{"GET", "/api/v1/sandboxes/k/logs", "", 200, false, append(engine, missing, wrongState, cant)},
 	{"GET", "/api/v1/sandboxes/k/stats", "", 200, false, append(engine, missing, wrongState, cant)},
 	{"GET", "/api/v1/status", "", 200, false, nil},
@@ -310,7 +344,11 @@ var (
 	denied     = outcome{&policy.DeniedError{Reasons: []policy.Reason{{
 		Rule: "mounts.always_refused", Field: "host_path", Value: "/etc", Allowed: "below /srv", Message: "/etc is always refused",
 	}}}, 403, "policy_denied"}
-	conflict = outcome{&lifecycle.ConflictError{Key: "k", Differences: []policy.Difference{
+	gone            = outcome{&lifecycle.GoneError{Message: "gone", FirstSeq: 7}, 410, "output_gone"}
+	processMissing  = outcome{&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrNotFound, Message: "none"}, 404, "process_not_found"}
+	processConflict = outcome{&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrAlreadyExists, Message: "runs"}, 409, "process_conflict"}
+	processEnded    = outcome{&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrFailedPrecondition, Message: "ended"}, 409, "process_ended"}
+	conflict        = outcome{&lifecycle.ConflictError{Key: "k", Differences: []policy.Difference{
 		{Field: "memory_mb", Current: 256, Requested: 512},
 	}}, 409, "sandbox_conflict"}
 )
@@ -321,7 +359,16 @@ func TestEveryAnswer(t *testing.T) {
 	d := newDoor(t)
 	for _, op := range operations {
 		d.calm()
-		d.want(op.status, "", op.method, op.path, op.body)
+		var change []func(*http.Request)
+		if op.status == http.StatusSwitchingProtocols {
+			d.want(426, "upgrade_required", op.method, op.path, op.body)
+			change = append(change, handshake)
+		}
+		want := func(status int, code, body string, more ...func(*http.Request)) {
+			t.Helper()
+			d.want(status, code, op.method, op.path, body, append(slices.Clone(change), more...)...)
+		}
+		want(op.status, "", op.body)
 		d.want(421, "host_refused", op.method, op.path, op.body, withHost("evil.example"))
 		d.want(403, "origin_refused", op.method, op.path, op.body, withHeader("Origin", "https://evil.example"))
 		if op.open {
@@ -329,7 +376,7 @@ func TestEveryAnswer(t *testing.T) {
 		} else {
 			d.want(401, "unauthorized", op.method, op.path, op.body, withToken(""))
 			d.want(401, "unauthorized", op.method, op.path, op.body, withToken("token-of-a-stranger"))
-			if !strings.HasSuffix(op.path, "/exec") {
+			if !strings.HasSuffix(op.path, "/exec") && !strings.Contains(op.path, "/execs") && !strings.Contains(op.path, "/processes") {
 				d.want(403, "forbidden", op.method, op.path, op.body, withToken(powerless))
 			}
 			if op.path != "/metrics" {
@@ -338,11 +385,11 @@ func TestEveryAnswer(t *testing.T) {
 		}
 		for _, o := range op.outcomes {
 			d.manager.err = o.err
-			d.want(o.status, o.code, op.method, op.path, op.body)
+			want(o.status, o.code, op.body)
 		}
-		if op.method == "PUT" || op.method == "POST" {
+		if (op.method == "PUT" || op.method == "POST") && !strings.HasSuffix(op.path, "/stdin") && !strings.HasSuffix(op.path, "/wait") {
 			tooMuch := 1<<20 + 1
-			if strings.HasSuffix(op.path, "/exec") {
+			if strings.HasSuffix(op.path, "/exec") || strings.HasSuffix(op.path, "/execs") {
 				tooMuch = 24 << 20
 			}
 			d.want(413, "too_large", op.method, op.path, strings.Repeat(" ", tooMuch))
@@ -358,6 +405,11 @@ func TestEveryAnswer(t *testing.T) {
 	d.want(500, "internal", "GET", "/metrics", "")
 
 	d.calm()
+	d.manager.streams.execution.Existing = true
+	d.want(200, "", "POST", "/api/v1/sandboxes/k/execs", `{"command":["a"]}`)
+	for _, path := range []string{"/exec", "/execs", "/processes"} { // who may run commands may not make sandboxes
+		d.want(403, "forbidden", "POST", "/api/v1/sandboxes/k"+path, `{"command":"a","sandbox":{}}`, withToken(powerless))
+	}
 	d.manager.result = lifecycle.ResultReused
 	d.want(200, "", "PUT", "/api/v1/sandboxes/k", "")
 	d.manager.err = &lifecycle.PullingError{Sandbox: d.manager.sandbox, RetryAfter: 1500 * time.Millisecond}

@@ -26,7 +26,7 @@ func TestDocs(t *testing.T) {
 	d := newDoor(t)
 	a := d.want(200, "", "GET", "/docs", "", withToken(""))
 	for _, op := range operations {
-		path := strings.Replace(op.path, "/k", "/{key}", 1)
+		path := strings.NewReplacer("/sandboxes/k", "/sandboxes/{key}", "/job-1", "/{exec}", "/tools", "/{process}").Replace(op.path)
 		if !strings.Contains(a.body, "<b>"+op.method+"</b> "+path+"<") {
 			t.Errorf("%s %s is missing", op.method, path)
 		}
@@ -74,7 +74,8 @@ func TestGuide(t *testing.T) {
 		t.Errorf("codes: %s", diff)
 	}
 	for path := range doc.Paths {
-		if path = strings.Replace(path, "{key}", "build-42", 1); !strings.Contains(string(guide), "$URL"+path) && path != "/docs" {
+		path = strings.NewReplacer("{key}", "build-42", "{exec}", "job-1", "{process}", "tools").Replace(path)
+		if !strings.Contains(string(guide), "$URL"+path) && path != "/docs" {
 			t.Errorf("%s is missing", path)
 		}
 	}

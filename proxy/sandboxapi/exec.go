@@ -14,8 +14,11 @@ const (
 	maxExecBody = maxStdin/3*4 + proxy.MaxBody // the input in base64, and everything else
 )
 
-// exec runs a command to its end.
+// exec runs a command to its end; or streams it, if that is what the caller accepts.
 func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
+	if acceptedStream(r) != "" {
+		return a.execStreamed(w, r)
+	}
 	tenant, key, err := a.key(r)
 	if err != nil {
 		return err
@@ -23,6 +26,14 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	var body apitype.ExecRequest
 	if err := proxy.DecodeBody(w, r, maxExecBody, false, &body); err != nil {
 		return err
+	}
+	for field, there := range map[string]bool{
+		"exec_id": body.ExecID != "", "stdin_open": body.StdinOpen, "tty": body.TTY,
+		"rows": body.Rows != 0, "cols": body.Cols != 0, "keep_bytes": body.KeepBytes != 0,
+	} {
+		if there {
+			return &lifecycle.InvalidError{Field: field, Message: "needs a streamed answer (Accept: text/event-stream), or a call of …/execs"}
+		}
 	}
 	req, err := execRequest(r, tenant, key, body)
 	if err != nil {
@@ -45,7 +56,7 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 func execRequest(r *http.Request, tenant, key string, b apitype.ExecRequest) (lifecycle.ExecRequest, error) {
 	req := lifecycle.ExecRequest{
 		Tenant: tenant, Key: key, Command: b.Command, Env: b.Env, WorkingDir: b.Cwd,
-		Stdin: b.StdinBase64, Timeout: b.Timeout.Value(), OutputLimit: b.OutputLimit, Raw: b.Raw,
+		Stdin: b.StdinBase64, Timeout: b.Timeout.Value(), OutputLimit: b.OutputLimit, Raw: b.Raw, Serialize: b.Serialize,
 	}
 	switch {
 	case len(b.Command) == 0 || b.Command[0] == "":

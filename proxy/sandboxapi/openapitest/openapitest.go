@@ -212,6 +212,9 @@ func (c *Checker) request(at []string, vars map[string]string, r *http.Request, 
 		}
 		return fmt.Errorf("a body of %s isn't documented", mt)
 	}
+	if !strings.HasSuffix(mt, "json") {
+		return nil
+	}
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
 	if err != nil {
 		return err
@@ -272,6 +275,9 @@ func (c *Checker) header(what string, at []string, h any, values []string) {
 
 // body checks an answer's body. What may be a stream is checked while it is read.
 func (c *Checker) body(what string, at []string, resp *http.Response) {
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		return // to what isn't HTTP
+	}
 	mt, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	if err != nil || child(c.doc, append(slices.Clone(at), "content", mt)...) == nil {
 		c.t.Errorf("%s: content type %q isn't documented", what, resp.Header.Get("Content-Type"))
@@ -283,6 +289,12 @@ func (c *Checker) body(what string, at []string, resp *http.Response) {
 		c.valid(what, drain(resp), schema...)
 	case strings.HasSuffix(mt, "ndjson"):
 		resp.Body = &lines{ReadCloser: resp.Body, line: func(b []byte) { c.valid(what, b, schema...) }}
+	case mt == "text/event-stream":
+		resp.Body = &lines{ReadCloser: resp.Body, line: func(b []byte) {
+			if data, ok := bytes.CutPrefix(b, []byte("data: ")); ok {
+				c.valid(what, data, schema...)
+			}
+		}}
 	}
 }
 

@@ -1,0 +1,456 @@
+package sandboxapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime"
+)
+
+const (
+	maxMessage = 1 << 20          // bytes of a message that comes in
+	maxControl = 4 << 10          // bytes of one that is no input
+	pongStall  = 15 * time.Second // for the answer to a ping; two are let go
+
+	// statusTakenOver closes an attachment in whose place another one has come.
+	statusTakenOver = websocket.StatusCode(4001)
+)
+
+var (
+	errCallerGone = errors.New("the caller went away")
+	errNotLines   = errors.New("a binary message came in an attachment in lines")
+)
+
+// attachable is what a WebSocket can be connected to.
+type attachable struct {
+	open   func(ctx context.Context, from int64) (source, func() apitype.AttachEnd, error)
+	signal func(ctx context.Context, signal int) error
+	resize func(ctx context.Context, rows, cols int) error
+}
+
+// attachExec connects a WebSocket to a command.
+func (a *api) attachExec(w http.ResponseWriter, r *http.Request) error {
+	m, err := a.member(r, "exec", "frames", "after")
+	if err != nil {
+		return err
+	}
+	return a.attach(w, r, attachable{
+		open: func(ctx context.Context, from int64) (source, func() apitype.AttachEnd, error) {
+			s, err := a.manager.AttachExec(ctx, m.tenant, m.key, m.id, from)
+			if err != nil {
+				return nil, nil, err
+			}
+			return s, func() apitype.AttachEnd {
+				x := s.Ended()
+				return apitype.AttachEnd{ExitCode: x.ExitCode, Signal: x.Signal, Status: string(x.Status)}
+			}, nil
+		},
+		signal: func(ctx context.Context, n int) error { return a.manager.SignalExec(ctx, m.tenant, m.key, m.id, n) },
+		resize: func(ctx context.Context, rows, cols int) error {
+			return a.manager.ResizeExec(ctx, m.tenant, m.key, m.id, rows, cols)
+		},
+	})
+}
+
+// attachProcess connects a WebSocket to a managed process.
+func (a *api) attachProcess(w http.ResponseWriter, r *http.Request) error {
+	m, err := a.member(r, "process", "frames", "after", "take_over")
+	if err != nil {
+		return err
+	}
+	takeOver, err := boolQuery(r.URL.Query(), "take_over")
+	if err != nil {
+		return err
+	}
+	return a.attach(w, r, attachable{
+		open: func(ctx context.Context, from int64) (source, func() apitype.AttachEnd, error) {
+			s, err := a.manager.AttachProcess(ctx, m.tenant, m.key, m.id, from, takeOver)
+			if err != nil {
+				return nil, nil, err
+			}
+			return s, func() apitype.AttachEnd {
+				p := s.Ended()
+				return apitype.AttachEnd{ExitCode: p.ExitCode, Signal: p.Signal, Status: p.State}
+			}, nil
+		},
+		signal: func(ctx context.Context, n int) error { return a.manager.SignalProcess(ctx, m.tenant, m.key, m.id, n) },
+		resize: func(ctx context.Context, rows, cols int) error {
+			return a.manager.ResizeProcess(ctx, m.tenant, m.key, m.id, rows, cols)
+		},
+	})
+}
+
+// attach connects a WebSocket to what can be attached to, until one of them ends.
+func (a *api) attach(w http.ResponseWriter, r *http.Request, to attachable) error {
+	q := r.URL.Query()
+	lines := false
+	switch frames := q.Get("frames"); {
+	case frames == "lines":
+		lines = true
+	case q.Has("frames") && frames != "bytes":
+		return &lifecycle.InvalidError{Field: "frames", Message: "must be bytes or lines"}
+	}
+	from, err := after(r, q)
+	if err != nil {
+		return err
+	}
+	if !wantsWebSocket(r) {
+		w.Header().Set("Upgrade", "websocket")
+		return &proxy.Fault{Status: http.StatusUpgradeRequired, Code: "upgrade_required", Title: "WebSocket needed",
+			Detail: "this call needs a WebSocket handshake of version 13, over HTTP/1.1"}
+	}
+	ctx, stop := proxy.UntilDrain(r.Context())
+	defer stop()
+	src, end, err := to.open(ctx, from)
+	if err != nil {
+		return err
+	}
+	// The gate has looked at the Origin already.
+	c, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})
+	if err != nil {
+		_ = src.Close()
+		return nil //nolint:nilerr // Accept has answered
+	}
+	at := &socket{c: c, src: src, to: to, lines: lines, from: from}
+	at.run(ctx, a.heartbeat, end)
+	return nil
+}
+
+// wantsWebSocket tells whether a handshake will come to something, as what it is for
+// may be taken from another before.
+func wantsWebSocket(r *http.Request) bool {
+	has := func(name, token string) bool {
+		for _, v := range r.Header.Values(name) {
+			for part := range strings.SplitSeq(v, ",") {
+				if strings.EqualFold(strings.TrimSpace(part), token) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	return r.ProtoMajor == 1 && r.ProtoAtLeast(1, 1) && has("Connection", "upgrade") && has("Upgrade", "websocket") &&
+		r.Header.Get("Sec-WebSocket-Version") == "13" && len(r.Header.Values("Sec-WebSocket-Key")) == 1
+}
+
+// socket is a WebSocket and what it is connected to.
+type socket struct {
+	c     *websocket.Conn
+	src   source
+	to    attachable
+	lines bool
+	from  int64
+	buf   bytes.Buffer // of the message that goes out
+	// busy says that input waits for its process to take it, while which no pong is seen.
+	busy atomic.Bool
+}
+
+// run goes on until the process ends, the caller goes away, another takes over, or ctx
+// ends. It leaves no goroutine behind.
+func (at *socket) run(ctx context.Context, beat time.Duration, end func() apitype.AttachEnd) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	at.c.SetReadLimit(maxMessage)
+	var all sync.WaitGroup
+	defer all.Wait()
+	// Next and Write end when the source is closed, and reading when the connection is.
+	defer context.AfterFunc(ctx, func() { _ = at.src.Close() })()
+	all.Go(func() { cancel(at.input(ctx)) })
+	all.Go(func() { cancel(at.ping(ctx, beat)) })
+
+	err := at.output(ctx)
+	status, reason := websocket.StatusNormalClosure, ""
+	switch cause := context.Cause(ctx); {
+	case errors.Is(err, io.EOF):
+		b, _ := json.Marshal(end())
+		reason = string(b)
+	case errors.Is(cause, errNotLines):
+		status, reason = websocket.StatusUnsupportedData, cause.Error()
+	case errors.Is(cause, errCallerGone):
+		_ = at.src.Close()
+		_ = at.c.CloseNow()
+		return
+	case cause != nil:
+		status, reason = websocket.StatusGoingAway, "the server is going down"
+	case errdefs.IsAborted(err):
+		status, reason = statusTakenOver, "another attachment has taken over"
+	default:
+		status, reason = websocket.StatusInternalError, proxy.FaultOf(err).Code
+	}
+	_ = at.src.Close()
+	_ = at.c.Close(status, reason) // waits for the other side, but not for long
+	cancel(nil)
+}
+
+// ping keeps the connection from looking dead to what is between, and finds out when
+// it is.
+func (at *socket) ping(ctx context.Context, every time.Duration) error {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for missed := 0; missed < 2; {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-t.C:
+		}
+		wait, cancel := context.WithTimeout(ctx, pongStall)
+		err := at.c.Ping(wait)
+		cancel()
+		switch {
+		case err == nil || at.busy.Load():
+			missed = 0
+		default:
+			missed++
+		}
+	}
+	return errCallerGone
+}
+
+// output sends what comes out. It gives the error that Next came to, io.EOF at the end,
+// or what kept it from going on.
+func (at *socket) output(ctx context.Context) error {
+	var split lineSplitter
+	for begun := false; ; begun = true {
+		c, err := at.src.Next()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			if errors.Is(err, io.EOF) && at.lines {
+				if err := split.rest(func(l apitype.AttachLine) error { return at.sendJSON(ctx, l) }); err != nil {
+					return err
+				}
+			}
+			return err
+		}
+		if at.lines {
+			err = split.feed(c, func(l apitype.AttachLine) error { return at.sendJSON(ctx, l) })
+		} else {
+			if !begun {
+				err = at.sendJSON(ctx, apitype.AttachStart{Seq: c.Seq - int64(len(c.Data))})
+			}
+			if err == nil {
+				err = at.sendBytes(ctx, c)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (at *socket) sendBytes(ctx context.Context, c runtime.Chunk) error {
+	stream := byte(1)
+	if c.Stderr {
+		stream = 2
+	}
+	for data := c.Data; len(data) > 0; {
+		n := min(len(data), maxEvent)
+		at.buf.Reset()
+		at.buf.WriteByte(stream)
+		at.buf.Write(data[:n])
+		if err := at.send(ctx, websocket.MessageBinary, at.buf.Bytes()); err != nil {
+			return err
+		}
+		data = data[n:]
+	}
+	return nil
+}
+
+func (at *socket) sendJSON(ctx context.Context, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return at.send(ctx, websocket.MessageText, b)
+}
+
+// send sends a message, within a minute. A caller who doesn't read it holds up the
+// process first, and then loses the connection.
+func (at *socket) send(ctx context.Context, t websocket.MessageType, b []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, sendStall)
+	defer cancel()
+	if err := at.c.Write(ctx, t, b); err != nil {
+		return errors.Join(errCallerGone, err)
+	}
+	return nil
+}
+
+// input passes on what comes in, until the connection ends.
+func (at *socket) input(ctx context.Context) error {
+	buf := make([]byte, 32<<10)
+	for {
+		// Not under ctx, whose end would break off the connection without a word.
+		t, r, err := at.c.Reader(context.WithoutCancel(ctx))
+		if err != nil {
+			return errCallerGone
+		}
+		var refused error
+		switch {
+		case t == websocket.MessageBinary && at.lines:
+			return errNotLines
+		case t == websocket.MessageText && !at.lines:
+			refused, err = at.control(ctx, r)
+		default:
+			refused, err = at.pass(r, buf)
+		}
+		if err != nil {
+			return errCallerGone
+		}
+		if refused != nil && ctx.Err() == nil {
+			f := proxy.FaultOf(refused)
+			var msg apitype.AttachError
+			msg.Error.Code, msg.Error.Detail = f.Code, f.Detail
+			if err := at.sendJSON(ctx, msg); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// pass passes a message on as input. What the process doesn't take any more is read
+// and dropped.
+func (at *socket) pass(r io.Reader, buf []byte) (refused, err error) {
+	write := func(b []byte) {
+		if refused == nil {
+			at.busy.Store(true)
+			_, refused = at.src.Write(b)
+			at.busy.Store(false)
+		}
+	}
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			write(buf[:n])
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return refused, err
+		}
+	}
+	if at.lines {
+		write([]byte("\n"))
+	}
+	return refused, nil
+}
+
+// control does what a text message asks for.
+func (at *socket) control(ctx context.Context, r io.Reader) (refused, err error) {
+	b, err := io.ReadAll(io.LimitReader(r, maxControl+1))
+	if err != nil {
+		return nil, err
+	}
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return nil, err
+	}
+	if len(b) > maxControl {
+		return &http.MaxBytesError{Limit: maxControl}, nil
+	}
+	var m apitype.AttachControl
+	if err := proxy.DecodeJSON(b, &m); err != nil {
+		return err, nil
+	}
+	switch {
+	case m.Resize != nil && m.Signal == nil && !m.CloseStdin:
+		if err := checkResize(*m.Resize); err != nil {
+			return err, nil
+		}
+		return at.to.resize(ctx, m.Resize.Rows, m.Resize.Cols), nil
+	case m.Signal != nil && m.Resize == nil && !m.CloseStdin:
+		return at.to.signal(ctx, int(*m.Signal)), nil
+	case m.CloseStdin && m.Resize == nil && m.Signal == nil:
+		return at.src.CloseWrite(), nil
+	}
+	return &lifecycle.InvalidError{Message: "a text message must be one of resize, signal and close_stdin; input is binary"}, nil
+}
+
+// lineSplitter makes lines of the two streams' output.
+type lineSplitter struct {
+	part [2][]byte // of a line whose end hasn't come
+	from [2]int64  // the place after which it begins
+	last int64
+}
+
+// feed gives the lines that a chunk completes.
+func (s *lineSplitter) feed(c runtime.Chunk, emit func(apitype.AttachLine) error) error {
+	i := 0
+	if c.Stderr {
+		i = 1
+	}
+	at := c.Seq - int64(len(c.Data))
+	for data := c.Data; len(data) > 0; {
+		if len(s.part[i]) == 0 {
+			s.from[i] = at
+		}
+		n := min(len(data), maxEvent-len(s.part[i]))
+		end := bytes.IndexByte(data[:n], '\n')
+		if end >= 0 {
+			n = end
+		}
+		s.part[i] = append(s.part[i], data[:n]...)
+		data, at = data[n:], at+int64(n)
+		held := 0
+		switch {
+		case end >= 0:
+			data, at = data[1:], at+1
+		case len(s.part[i]) < maxEvent:
+			continue
+		default:
+			held = incomplete(s.part[i])
+		}
+		whole := len(s.part[i]) - held
+		l := s.line(i, s.part[i][:whole], at-int64(held))
+		l.Partial = end < 0
+		s.part[i] = append(s.part[i][:0], s.part[i][whole:]...)
+		s.from[i] = at - int64(held)
+		if err := emit(l); err != nil {
+			return err
+		}
+	}
+	s.last = c.Seq
+	return nil
+}
+
+// rest gives what no line's end has come after.
+func (s *lineSplitter) rest(emit func(apitype.AttachLine) error) error {
+	for i := range s.part {
+		if len(s.part[i]) == 0 {
+			continue
+		}
+		l := s.line(i, s.part[i], s.last)
+		l.Partial = true
+		s.part[i] = s.part[i][:0]
+		if err := emit(l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *lineSplitter) line(stream int, b []byte, seq int64) apitype.AttachLine {
+	l := apitype.AttachLine{Stream: apitype.EventStdout, Seq: seq, Line: strings.ToValidUTF8(string(b), "\ufffd")}
+	if stream == 1 {
+		l.Stream = apitype.EventStderr
+	}
+	if other := 1 - stream; len(s.part[other]) > 0 && s.from[other] < seq {
+		from := s.from[other]
+		l.Resume = &from
+	}
+	return l
+}

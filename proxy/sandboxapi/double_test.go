@@ -1,0 +1,393 @@
+package sandboxapi_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime"
+)
+
+// tape is a command or process: its output, which can be played from anywhere, and its
+// input.
+type tape struct {
+	mu      sync.Mutex
+	changed chan struct{} // closed at the next change
+	chunks  []runtime.Chunk
+	first   int64 // what is not after it is gone
+	last    int64
+	end     error // after the last chunk; nil: it runs
+	endless func(read int64) runtime.Chunk
+
+	input   bytes.Buffer
+	closed  bool // the input
+	stuck   bool // it doesn't take input
+	playing int  // streams that are open
+	played  int64
+	holder  *play // who is attached
+}
+
+func newTape() *tape { return &tape{changed: make(chan struct{})} }
+
+// change does something, and tells those who wait.
+func (t *tape) change(f func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f()
+	close(t.changed)
+	t.changed = make(chan struct{})
+}
+
+func (t *tape) print(stderr bool, text string) {
+	t.change(func() {
+		t.last += int64(len(text))
+		t.chunks = append(t.chunks, runtime.Chunk{Seq: t.last, Stderr: stderr, Data: []byte(text)})
+	})
+}
+
+func (t *tape) finish(err error) { t.change(func() { t.end = err }) }
+
+// read looks at the tape's state.
+func (t *tape) read(f func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f()
+}
+
+// play is one who follows a tape.
+type play struct {
+	t      *tape
+	pos    int64
+	quit   chan struct{}
+	once   sync.Once
+	ousted bool
+	quiet  bool // takes no input
+	buf    []byte
+}
+
+func (t *tape) play(from int64) (*play, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if from >= 0 && from < t.first {
+		return nil, &lifecycle.GoneError{Message: "the output is kept from further on only", FirstSeq: t.first}
+	}
+	t.playing++
+	return &play{t: t, pos: max(from, t.first), quit: make(chan struct{})}, nil
+}
+
+func (p *play) Next() (runtime.Chunk, error) {
+	for {
+		p.t.mu.Lock()
+		changed := p.t.changed
+		c, err, ok := p.next()
+		p.t.mu.Unlock()
+		select {
+		case <-p.quit:
+			return runtime.Chunk{}, net.ErrClosed
+		default:
+		}
+		if ok {
+			return c, err
+		}
+		select {
+		case <-changed:
+		case <-p.quit:
+		}
+	}
+}
+
+func (p *play) next() (runtime.Chunk, error, bool) { //nolint:revive // the last tells whether the others mean anything
+	for i := range p.buf {
+		p.buf[i] = 'X' // who has kept the last chunk's bytes will see
+	}
+	if p.ousted {
+		return runtime.Chunk{}, errdefs.ErrAborted, true
+	}
+	if p.t.endless != nil {
+		c := p.t.endless(p.t.played)
+		p.t.played += int64(len(c.Data))
+		c.Seq = p.t.played
+		return c, nil, true
+	}
+	for _, c := range p.t.chunks {
+		if c.Seq > p.pos {
+			skip := int64(len(c.Data)) - (c.Seq - p.pos)
+			p.pos = c.Seq
+			p.buf = append(p.buf[:0], c.Data[skip:]...)
+			c.Data = p.buf
+			return c, nil, true
+		}
+	}
+	return runtime.Chunk{}, p.t.end, p.t.end != nil
+}
+
+var errInputClosed = &lifecycle.ProcessError{ID: "job", Class: errdefs.ErrFailedPrecondition, Message: "its input is closed"}
+
+func (p *play) Write(b []byte) (int, error) {
+	p.t.mu.Lock()
+	defer p.t.mu.Unlock()
+	for p.t.stuck {
+		changed := p.t.changed
+		p.t.mu.Unlock()
+		select {
+		case <-changed:
+		case <-p.quit:
+			p.t.mu.Lock()
+			return 0, net.ErrClosed
+		}
+		p.t.mu.Lock()
+	}
+	if p.t.closed || p.quiet {
+		return 0, errInputClosed
+	}
+	return p.t.input.Write(b)
+}
+
+func (p *play) CloseWrite() error {
+	p.t.change(func() { p.t.closed = true })
+	return nil
+}
+
+func (p *play) Close() error {
+	p.once.Do(func() {
+		close(p.quit)
+		p.t.change(func() {
+			p.t.playing--
+			if p.t.holder == p {
+				p.t.holder = nil
+			}
+		})
+	})
+	return nil
+}
+
+type execPlay struct {
+	*play
+	s *streams
+}
+
+func (p execPlay) Ended() lifecycle.Execution { return p.s.ended }
+
+type processPlay struct {
+	*play
+	s *streams
+}
+
+func (p processPlay) Ended() lifecycle.Process { return p.s.processEnded }
+
+// streams are the commands and processes of a scripted manager: one of each, which
+// share a tape.
+type streams struct {
+	tape         *tape
+	execution    lifecycle.Execution
+	ended        lifecycle.Execution
+	process      lifecycle.Process
+	processEnded lifecycle.Process
+
+	mu       sync.Mutex
+	started  lifecycle.StartRequest
+	asked    lifecycle.ProcessRequest
+	signals  []int
+	sizes    [][2]int
+	killed   int
+	attachAt int64
+}
+
+func newStreams() *streams {
+	code := 0
+	start := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)
+	s := &streams{
+		tape: newTape(),
+		execution: lifecycle.Execution{
+			ID: "job-1", SessionID: sessionID, Backend: "fake", Path: runtime.PathAgent, Command: []string{"make"},
+			Status: lifecycle.ExecRunning, StartedAt: start, Timeout: 30 * time.Second,
+		},
+		process: lifecycle.Process{ID: "tools", SessionID: sessionID, Command: []string{"a", "b"}, State: "running", StartedAt: start},
+	}
+	s.ended, s.processEnded = s.execution, s.process
+	s.ended.Status, s.ended.ExitCode, s.ended.EndedAt = lifecycle.ExecCompleted, &code, start.Add(1500*time.Millisecond)
+	s.ended.CPUTime, s.ended.PeakMemoryBytes = 12*time.Millisecond, 4096
+	s.processEnded.State, s.processEnded.ExitCode, s.processEnded.EndedAt = "exited", &code, start.Add(time.Second)
+	return s
+}
+
+// note remembers what was asked for.
+func (s *streams) note(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+func (s *scripted) StartExec(_ context.Context, req lifecycle.StartRequest) (lifecycle.Execution, error) {
+	s.streams.note(func() { s.streams.started = req })
+	_, err := s.outcome()
+	return s.streams.execution, errors.Join(err, s.execErr)
+}
+
+func (s *scripted) Execution(context.Context, string, string, string) (lifecycle.Execution, error) {
+	_, err := s.outcome()
+	return s.streams.execution, err
+}
+
+func (s *scripted) Executions(context.Context, string, string) ([]lifecycle.Execution, error) {
+	_, err := s.outcome()
+	return []lifecycle.Execution{s.streams.execution}, err
+}
+
+func (s *scripted) AttachExec(_ context.Context, _, _, _ string, from int64) (lifecycle.ExecStream, error) {
+	if _, err := s.outcome(); err != nil {
+		return nil, err
+	}
+	s.streams.note(func() { s.streams.attachAt = from })
+	p, err := s.streams.tape.play(from)
+	if err != nil {
+		return nil, err
+	}
+	return execPlay{p, s.streams}, nil
+}
+
+func (s *scripted) WriteExec(ctx context.Context, _, _, _ string, r io.Reader, end bool) error {
+	if _, err := s.outcome(); err != nil {
+		return err
+	}
+	p, err := s.streams.tape.play(-1)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
+	defer func() { _ = p.Close() }()
+	if _, err := io.Copy(struct{ io.Writer }{p}, r); err != nil {
+		return err
+	}
+	if end {
+		return p.CloseWrite()
+	}
+	return nil
+}
+
+func (s *scripted) SignalExec(_ context.Context, _, _, _ string, signal int) error {
+	s.streams.note(func() { s.streams.signals = append(s.streams.signals, signal) })
+	_, err := s.outcome()
+	return err
+}
+
+func (s *scripted) KillExec(context.Context, string, string, string) (lifecycle.Execution, error) {
+	s.streams.note(func() { s.streams.killed++ })
+	_, err := s.outcome()
+	return s.streams.execution, err
+}
+
+func (s *scripted) ResizeExec(_ context.Context, _, _, _ string, rows, cols int) error {
+	s.streams.note(func() { s.streams.sizes = append(s.streams.sizes, [2]int{rows, cols}) })
+	_, err := s.outcome()
+	return err
+}
+
+func (s *scripted) StartProcess(_ context.Context, req lifecycle.ProcessRequest) (lifecycle.Process, error) {
+	s.streams.note(func() { s.streams.asked = req })
+	_, err := s.outcome()
+	return s.streams.process, err
+}
+
+func (s *scripted) Process(context.Context, string, string, string) (lifecycle.Process, error) {
+	_, err := s.outcome()
+	return s.streams.process, err
+}
+
+func (s *scripted) Processes(context.Context, string, string) ([]lifecycle.Process, error) {
+	_, err := s.outcome()
+	return []lifecycle.Process{s.streams.process}, err
+}
+
+func (s *scripted) AttachProcess(_ context.Context, _, _, id string, from int64, takeOver bool) (lifecycle.ProcessStream, error) {
+	if _, err := s.outcome(); err != nil {
+		return nil, err
+	}
+	t := s.streams.tape
+	p, err := t.play(from)
+	if err != nil {
+		return nil, err
+	}
+	attached := false
+	t.change(func() {
+		switch {
+		case t.holder == nil:
+		case takeOver:
+			t.holder.ousted = true
+		default:
+			attached = true
+			return
+		}
+		t.holder = p
+	})
+	if attached {
+		_ = p.Close()
+		return nil, &lifecycle.ProcessError{ID: id, Class: errdefs.ErrAlreadyExists, Message: "somebody is attached"}
+	}
+	return processPlay{p, s.streams}, nil
+}
+
+func (s *scripted) FollowProcess(_ context.Context, _, _, _ string, from int64) (lifecycle.ProcessStream, error) {
+	if _, err := s.outcome(); err != nil {
+		return nil, err
+	}
+	p, err := s.streams.tape.play(from)
+	if err != nil {
+		return nil, err
+	}
+	p.quiet = true
+	return processPlay{p, s.streams}, nil
+}
+
+func (s *scripted) SignalProcess(ctx context.Context, tenant, key, id string, signal int) error {
+	return s.SignalExec(ctx, tenant, key, id, signal)
+}
+
+func (s *scripted) ResizeProcess(ctx context.Context, tenant, key, id string, rows, cols int) error {
+	return s.ResizeExec(ctx, tenant, key, id, rows, cols)
+}
+
+func (s *scripted) StopProcess(context.Context, string, string, string) (lifecycle.Process, error) {
+	_, err := s.outcome()
+	return s.streams.processEnded, err
+}
+
+func (s *scripted) WaitProcess(ctx context.Context, _, _, _ string) (lifecycle.Process, error) {
+	if _, err := s.outcome(); err != nil {
+		return lifecycle.Process{}, err
+	}
+	t := s.streams.tape
+	for {
+		var changed chan struct{}
+		ended := false
+		t.read(func() { changed, ended = t.changed, t.end != nil })
+		if ended {
+			return s.streams.processEnded, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return lifecycle.Process{}, ctx.Err()
+		}
+	}
+}
+
+// eventually waits for what another goroutine is about to do.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for range 10_000 {
+		if ok() {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Fatalf("it never came to: %s", what)
+}

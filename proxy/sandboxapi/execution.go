@@ -1,0 +1,374 @@
+package sandboxapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/julienschmidt/httprouter"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+const (
+	killTimeout = 30 * time.Second // for a command whose caller went away
+	bodyStall   = time.Minute      // for some more of a body that is passed on as it comes
+	maxSide     = 1000             // rows or columns of a terminal
+)
+
+var memberID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$`)
+
+// member is a command or a process of a sandbox, as a path names it.
+type member struct{ tenant, key, id string }
+
+// member gives what the path names, and refuses a query that the call doesn't have.
+func (a *api) member(r *http.Request, param string, queries ...string) (member, error) {
+	tenant, key, err := a.key(r, queries...)
+	if err != nil {
+		return member{}, err
+	}
+	m := member{tenant, key, httprouter.ParamsFromContext(r.Context()).ByName(param)}
+	return m, checkID(param+"_id", m.id)
+}
+
+func checkID(field, id string) error {
+	if !memberID.MatchString(id) {
+		return &lifecycle.InvalidError{Field: field, Message: "must be up to 128 letters, digits and _.:-, of which the first is a letter or digit"}
+	}
+	return nil
+}
+
+// startExec starts a command, and streams it if that is asked for.
+func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
+	tenant, key, err := a.key(r, "stream", "raw")
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	streamed, err := boolQuery(q, "stream")
+	if err != nil {
+		return err
+	}
+	streamed = streamed || acceptedStream(r) != ""
+	opts, req, err := startRequest(w, r, tenant, key, q)
+	if err != nil {
+		return err
+	}
+	req.Follow = streamed
+	x, err := a.manager.StartExec(r.Context(), req)
+	if err != nil {
+		return err
+	}
+	proxy.ExchangeOf(r.Context()).SessionID = x.SessionID
+	w.Header().Set("Location", base+"/"+url.PathEscape(key)+"/execs/"+url.PathEscape(x.ID))
+	m := member{tenant, key, x.ID}
+	switch {
+	case streamed:
+		return a.followExec(w, r, m, x, -1, opts, nil)
+	case x.Existing:
+		return proxy.WriteJSON(w, http.StatusOK, jsonType, execution(x))
+	}
+	return proxy.WriteJSON(w, http.StatusCreated, jsonType, execution(x))
+}
+
+// execStreamed runs a command to its end while it streams it. A caller that goes away
+// takes the command along, unless it has a name to come back for.
+func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
+	tenant, key, err := a.key(r, "raw")
+	if err != nil {
+		return err
+	}
+	opts, req, err := startRequest(w, r, tenant, key, r.URL.Query())
+	if err != nil {
+		return err
+	}
+	req.Follow = true
+	x, err := a.manager.StartExec(r.Context(), req)
+	if err != nil {
+		return err
+	}
+	proxy.ExchangeOf(r.Context()).SessionID = x.SessionID
+	m := member{tenant, key, x.ID}
+	var kill func()
+	if req.ExecID == "" {
+		kill = func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), killTimeout)
+			defer cancel()
+			_, _ = a.manager.KillExec(ctx, m.tenant, m.key, m.id) // the sandbox's end or the timeout ends it all the same
+		}
+	}
+	err = a.followExec(w, r, m, x, -1, opts, kill)
+	if err != nil && kill != nil {
+		kill()
+	}
+	return err
+}
+
+// startRequest reads the body of a command that is to be started.
+func startRequest(w http.ResponseWriter, r *http.Request, tenant, key string, q url.Values) (streamOptions, lifecycle.StartRequest, error) {
+	var req lifecycle.StartRequest
+	opts, err := streamOptionsOf(r, q)
+	if err != nil {
+		return opts, req, err
+	}
+	var body apitype.ExecRequest
+	if err := proxy.DecodeBody(w, r, maxExecBody, false, &body); err != nil {
+		return opts, req, err
+	}
+	if body.OutputLimit != nil {
+		return opts, req, &lifecycle.InvalidError{Field: "output_limit", Message: "is for answers that are whole; nothing of a stream is left out"}
+	}
+	if body.ExecID != "" {
+		if err := checkID("exec_id", body.ExecID); err != nil {
+			return opts, req, err
+		}
+	}
+	if err := checkSize(body.TTY, body.Rows, body.Cols); err != nil {
+		return opts, req, err
+	}
+	if body.KeepBytes < 0 || body.KeepBytes > 4<<20 {
+		return opts, req, &lifecycle.InvalidError{Field: "keep_bytes", Message: "must be at most 4 MiB, or 0 for 1 MiB"}
+	}
+	opts.raw = opts.raw || body.Raw
+	body.Raw = false
+	exec, err := execRequest(r, tenant, key, body)
+	if err != nil {
+		return opts, req, err
+	}
+	return opts, lifecycle.StartRequest{
+		ExecRequest: exec, ExecID: body.ExecID, OpenStdin: body.StdinOpen, TTY: body.TTY, Rows: body.Rows, Cols: body.Cols, KeepBytes: body.KeepBytes,
+	}, nil
+}
+
+// checkSize checks a terminal's first size, which may be left out.
+func checkSize(tty bool, rows, cols int) error {
+	for _, side := range []struct {
+		name string
+		n    int
+	}{{"rows", rows}, {"cols", cols}} {
+		if side.n < 0 || side.n > maxSide {
+			return &lifecycle.InvalidError{Field: side.name, Message: "must be at most 1,000"}
+		}
+		if side.n > 0 && !tty {
+			return &lifecycle.InvalidError{Field: side.name, Message: "needs a terminal: tty"}
+		}
+	}
+	return nil
+}
+
+// streamExec follows a command.
+func (a *api) streamExec(w http.ResponseWriter, r *http.Request) error {
+	m, err := a.member(r, "exec", "after", "raw")
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	opts, err := streamOptionsOf(r, q)
+	if err != nil {
+		return err
+	}
+	from, err := after(r, q)
+	if err != nil {
+		return err
+	}
+	x, err := a.manager.Execution(r.Context(), m.tenant, m.key, m.id)
+	if err != nil {
+		return err
+	}
+	return a.followExec(w, r, m, x, from, opts, nil)
+}
+
+func (a *api) followExec(w http.ResponseWriter, r *http.Request, m member, x lifecycle.Execution, from int64, opts streamOptions, kill func()) error {
+	s, err := a.manager.AttachExec(r.Context(), m.tenant, m.key, m.id, from)
+	if err != nil {
+		return err
+	}
+	shown := execution(x)
+	return a.stream(w, r, followed{
+		source: s, kill: kill,
+		start: apitype.StreamEvent{Event: apitype.EventStart, Seq: startsAt(from, x.FirstSeq), Execution: &shown},
+		exit:  func() apitype.Exit { return execution(s.Ended()).Exit },
+	}, opts)
+}
+
+// startsAt is the place after which the output begins.
+func startsAt(from, first int64) int64 {
+	if from < 0 {
+		return max(first, 0)
+	}
+	return from
+}
+
+func (a *api) listExecs(w http.ResponseWriter, r *http.Request) error {
+	tenant, key, err := a.key(r)
+	if err != nil {
+		return err
+	}
+	list, err := a.manager.Executions(r.Context(), tenant, key)
+	if err != nil {
+		return err
+	}
+	out := apitype.ExecutionList{Execs: make([]apitype.Execution, len(list))}
+	for i, x := range list {
+		out.Execs[i] = execution(x)
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+}
+
+func (a *api) getExec(w http.ResponseWriter, r *http.Request) error {
+	return a.answerExec(w, r, a.manager.Execution)
+}
+
+// killExec kills a command with all its descendants.
+func (a *api) killExec(w http.ResponseWriter, r *http.Request) error {
+	return a.answerExec(w, r, a.manager.KillExec)
+}
+
+func (a *api) answerExec(w http.ResponseWriter, r *http.Request, call func(ctx context.Context, tenant, key, id string) (lifecycle.Execution, error)) error {
+	m, err := a.member(r, "exec")
+	if err != nil {
+		return err
+	}
+	x, err := call(r.Context(), m.tenant, m.key, m.id)
+	if err != nil {
+		return err
+	}
+	proxy.ExchangeOf(r.Context()).SessionID = x.SessionID
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, execution(x))
+}
+
+func (a *api) signalExec(w http.ResponseWriter, r *http.Request) error {
+	m, err := a.member(r, "exec")
+	if err != nil {
+		return err
+	}
+	sig, err := signalOf(w, r)
+	if err != nil {
+		return err
+	}
+	if err := a.manager.SignalExec(r.Context(), m.tenant, m.key, m.id, sig); err != nil {
+		return err
+	}
+	return a.answerExec(w, r, a.manager.Execution)
+}
+
+func (a *api) resizeExec(w http.ResponseWriter, r *http.Request) error {
+	m, err := a.member(r, "exec")
+	if err != nil {
+		return err
+	}
+	rows, cols, err := sizeOf(w, r)
+	if err != nil {
+		return err
+	}
+	if err := a.manager.ResizeExec(r.Context(), m.tenant, m.key, m.id, rows, cols); err != nil {
+		return err
+	}
+	return a.answerExec(w, r, a.manager.Execution)
+}
+
+func signalOf(w http.ResponseWriter, r *http.Request) (int, error) {
+	var body apitype.SignalRequest
+	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
+		return 0, err
+	}
+	if body.Signal == 0 {
+		return 0, &lifecycle.InvalidError{Field: "signal", Message: "is mandatory"}
+	}
+	return int(body.Signal), nil
+}
+
+func sizeOf(w http.ResponseWriter, r *http.Request) (rows, cols int, err error) {
+	var body apitype.ResizeRequest
+	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
+		return 0, 0, err
+	}
+	return body.Rows, body.Cols, checkResize(body)
+}
+
+func checkResize(b apitype.ResizeRequest) error {
+	if b.Rows < 1 || b.Rows > maxSide || b.Cols < 1 || b.Cols > maxSide {
+		return &lifecycle.InvalidError{Field: "rows", Message: "rows and cols must be from 1 to 1,000"}
+	}
+	return nil
+}
+
+// execStdin passes the body on to a command's input as it comes.
+func (a *api) execStdin(w http.ResponseWriter, r *http.Request) error {
+	m, err := a.member(r, "exec", "close")
+	if err != nil {
+		return err
+	}
+	end, err := boolQuery(r.URL.Query(), "close")
+	if err != nil {
+		return err
+	}
+	ctx, stop := proxy.UntilDrain(r.Context())
+	defer stop()
+	body := &passing{r: r.Body, rc: http.NewResponseController(w)}
+	err = a.manager.WriteExec(ctx, m.tenant, m.key, m.id, body, end)
+	if body.err != nil && !errors.Is(body.err, io.EOF) {
+		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
+			Detail: "the body could not be read to its end", Cause: body.err}
+	}
+	if err != nil {
+		return err
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.Written{Bytes: body.n})
+}
+
+// passing is a body of any length, which may take any time as long as it goes on.
+type passing struct {
+	r   io.Reader
+	rc  *http.ResponseController
+	n   int64
+	err error
+}
+
+func (p *passing) Read(b []byte) (int, error) {
+	_ = p.rc.SetReadDeadline(time.Now().Add(bodyStall)) // an in-process writer has none
+	n, err := p.r.Read(b)
+	p.n += int64(n)
+	if err != nil {
+		p.err = err
+		_ = p.rc.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}
+
+func execution(x lifecycle.Execution) apitype.Execution {
+	out := apitype.Execution{
+		ExecID: x.ID, SessionID: x.SessionID, Backend: x.Backend, ExecPath: x.Path, Command: slices.Concat([]string{}, x.Command), TTY: x.TTY,
+		Exit: apitype.Exit{
+			Status: string(x.Status), ExitCode: x.ExitCode, Signal: x.Signal, DurationMS: since(x.StartedAt, x.EndedAt),
+			CPUTimeMS: x.CPUTime.Milliseconds(), PeakMemoryBytes: x.PeakMemoryBytes,
+		},
+		StartedAt: x.StartedAt.UTC(), EndedAt: timeOrNil(x.EndedAt),
+		Timeout: apitype.Duration(x.Timeout), Overridden: overrides(x.Overridden),
+		Created: x.Created, Recreated: x.Recreated, Existing: x.Existing, FirstSeq: x.FirstSeq, NextSeq: x.NextSeq,
+	}
+	return out
+}
+
+// since is how long something took in milliseconds, or takes already.
+func since(start, end time.Time) int64 {
+	if end.IsZero() {
+		end = time.Now()
+	}
+	return max(end.Sub(start), 0).Milliseconds()
+}
+
+func timeOrNil(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	t = t.UTC()
+	return &t
+}

@@ -1,0 +1,237 @@
+package sandboxapi
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+// startProcess starts a managed process, and answers when it is ready.
+func (a *api) startProcess(w http.ResponseWriter, r *http.Request) error {
+	tenant, key, err := a.key(r)
+	if err != nil {
+		return err
+	}
+	var body apitype.ProcessRequest
+	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
+		return err
+	}
+	req, err := processRequest(r, tenant, key, body)
+	if err != nil {
+		return err
+	}
+	p, err := a.manager.StartProcess(r.Context(), req)
+	if err != nil {
+		return err
+	}
+	proxy.ExchangeOf(r.Context()).SessionID = p.SessionID
+	w.Header().Set("Location", base+"/"+url.PathEscape(key)+"/processes/"+url.PathEscape(p.ID))
+	return proxy.WriteJSON(w, http.StatusCreated, jsonType, process(p))
+}
+
+func processRequest(r *http.Request, tenant, key string, b apitype.ProcessRequest) (lifecycle.ProcessRequest, error) {
+	req := lifecycle.ProcessRequest{
+		Tenant: tenant, Key: key, ID: b.ProcessID, Command: b.Command, Args: b.Args, Env: b.Env, WorkingDir: b.Cwd,
+		Replace: b.Replace, TTY: b.TTY, Rows: b.Rows, Cols: b.Cols,
+	}
+	if b.Command == "" {
+		return req, &lifecycle.InvalidError{Field: "command", Message: "is mandatory"}
+	}
+	if b.ProcessID != "" {
+		if err := checkID("process_id", b.ProcessID); err != nil {
+			return req, err
+		}
+	}
+	if err := checkSize(b.TTY, b.Rows, b.Cols); err != nil {
+		return req, err
+	}
+	if b.Ready != nil {
+		ready, err := readiness(*b.Ready)
+		if err != nil {
+			return req, err
+		}
+		req.Ready = &ready
+	}
+	if b.Sandbox != nil {
+		if err := proxy.Require(r, proxy.ScopeSandboxesWrite); err != nil {
+			return req, err
+		}
+		create, err := createRequest(r, key, *b.Sandbox)
+		if err != nil {
+			return req, err
+		}
+		req.Create = &create
+	}
+	return req, nil
+}
+
+func readiness(b apitype.Readiness) (lifecycle.Readiness, error) {
+	out := lifecycle.Readiness{Port: b.Port, Line: b.Line}
+	switch {
+	case b.Port < 0 || b.Port > 65535:
+		return out, &lifecycle.InvalidError{Field: "ready.port", Message: "must be from 1 to 65535"}
+	case b.Port == 0 && b.Line == "":
+		return out, &lifecycle.InvalidError{Field: "ready", Message: "must have a port or a line"}
+	}
+	if b.Timeout != nil {
+		if out.Timeout = time.Duration(*b.Timeout); out.Timeout <= 0 {
+			return out, &lifecycle.InvalidError{Field: "ready.timeout", Message: "must be more than 0"}
+		}
+	}
+	return out, nil
+}
+
+func (a *api) listProcesses(w http.ResponseWriter, r *http.Request) error {
+	tenant, key, err := a.key(r)
+	if err != nil {
+		return err
+	}
+	list, err := a.manager.Processes(r.Context(), tenant, key)
+	if err != nil {
+		return err
+	}
+	out := apitype.ProcessList{Processes: make([]apitype.Process, len(list))}
+	for i, p := range list {
+		out.Processes[i] = process(p)
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+}
+
+func (a *api) getProcess(w http.ResponseWriter, r *http.Request) error {
+	return a.answerProcess(w, r, a.manager.Process)
+}
+
+func (a *api) stopProcess(w http.ResponseWriter, r *http.Request) error {
+	return a.answerProcess(w, r, a.manager.StopProcess)
+}
+
+func (a *api) answerProcess(w http.ResponseWriter, r *http.Request, call func(ctx context.Context, tenant, key, id string) (lifecycle.Process, error)) error {
+	m, err := a.member(r, "process")
+	if err != nil {
+		return err
+	}
+	p, err := call(r.Context(), m.tenant, m.key, m.id)
+	if err != nil {
+		return err
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, process(p))
+}
+
+func (a *api) signalProcess(w http.ResponseWriter, r *http.Request) error {
+	m, err := a.member(r, "process")
+	if err != nil {
+		return err
+	}
+	sig, err := signalOf(w, r)
+	if err != nil {
+		return err
+	}
+	if err := a.manager.SignalProcess(r.Context(), m.tenant, m.key, m.id, sig); err != nil {
+		return err
+	}
+	return a.answerProcess(w, r, a.manager.Process)
+}
+
+func (a *api) resizeProcess(w http.ResponseWriter, r *http.Request) error {
+	m, err := a.member(r, "process")
+	if err != nil {
+		return err
+	}
+	rows, cols, err := sizeOf(w, r)
+	if err != nil {
+		return err
+	}
+	if err := a.manager.ResizeProcess(r.Context(), m.tenant, m.key, m.id, rows, cols); err != nil {
+		return err
+	}
+	return a.answerProcess(w, r, a.manager.Process)
+}
+
+// waitProcess answers a process once it has ended, or as it is when the timeout runs
+// out before.
+func (a *api) waitProcess(w http.ResponseWriter, r *http.Request) error {
+	m, err := a.member(r, "process", "timeout")
+	if err != nil {
+		return err
+	}
+	ctx, stop := proxy.UntilDrain(r.Context())
+	defer stop()
+	if q := r.URL.Query(); q.Has("timeout") {
+		var d apitype.Duration
+		if err := d.UnmarshalJSON([]byte(`"` + q.Get("timeout") + `"`)); err != nil || d <= 0 {
+			return &lifecycle.InvalidError{Field: "timeout", Message: `must be more than 0: whole seconds, or a string like "1h30m"`}
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(d))
+		defer cancel()
+	}
+	p, err := a.manager.WaitProcess(ctx, m.tenant, m.key, m.id)
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		p, err = a.manager.Process(r.Context(), m.tenant, m.key, m.id)
+	}
+	if err != nil {
+		return err
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, process(p))
+}
+
+// processLogs streams what a process printed, beside whoever is attached.
+func (a *api) processLogs(w http.ResponseWriter, r *http.Request) error {
+	m, err := a.member(r, "process", "follow", "after", "raw")
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	follow, err := boolQuery(q, "follow")
+	if err != nil {
+		return err
+	}
+	opts, err := streamOptionsOf(r, q)
+	if err != nil {
+		return err
+	}
+	from, err := after(r, q)
+	if err != nil {
+		return err
+	}
+	p, err := a.manager.Process(r.Context(), m.tenant, m.key, m.id)
+	if err != nil {
+		return err
+	}
+	s, err := a.manager.FollowProcess(r.Context(), m.tenant, m.key, m.id, from)
+	if err != nil {
+		return err
+	}
+	shown := process(p)
+	f := followed{
+		source: s,
+		start:  apitype.StreamEvent{Event: apitype.EventStart, Seq: startsAt(from, p.FirstSeq), Process: &shown},
+		exit:   func() apitype.Exit { return processExit(s.Ended()) },
+	}
+	if !follow && p.State == processRunning {
+		f.until = &p.NextSeq
+	}
+	return a.stream(w, r, f, opts)
+}
+
+// processRunning is a process' state until it ends.
+const processRunning = "running"
+
+func process(p lifecycle.Process) apitype.Process {
+	return apitype.Process{
+		ProcessID: p.ID, SessionID: p.SessionID, Command: slices.Concat([]string{}, p.Command), TTY: p.TTY, State: p.State, Ready: p.Ready,
+		ExitCode: p.ExitCode, Signal: p.Signal, StartedAt: p.StartedAt.UTC(), EndedAt: timeOrNil(p.EndedAt),
+		Stderr: p.Stderr, Attached: p.Attached, FirstSeq: p.FirstSeq, NextSeq: p.NextSeq,
+	}
+}
+
+func processExit(p lifecycle.Process) apitype.Exit {
+	return apitype.Exit{Status: p.State, ExitCode: p.ExitCode, Signal: p.Signal, DurationMS: since(p.StartedAt, p.EndedAt)}
+}

@@ -1,0 +1,183 @@
+package sandboxapi
+
+import (
+	"strings"
+	"sync"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// maxBatch is how many bytes may pile up while a caller reads.
+const maxBatch = 256 << 10
+
+// batch is output that came since the last one was taken.
+type batch struct {
+	data   []byte
+	pieces []runtime.Chunk // of data, in order; no two neighbours could be one
+	starts []int           // of each piece in data
+}
+
+// add takes a chunk, as part of the last piece if they go together.
+func (b *batch) add(c runtime.Chunk) {
+	for {
+		n := min(len(c.Data), maxEvent)
+		part := runtime.Chunk{Seq: c.Seq - int64(len(c.Data)-n), Stderr: c.Stderr, Data: c.Data[:n]}
+		last := len(b.pieces) - 1
+		if last < 0 || b.pieces[last].Stderr != c.Stderr || len(b.data)-b.starts[last]+n > maxEvent {
+			b.pieces, b.starts = append(b.pieces, runtime.Chunk{Stderr: c.Stderr}), append(b.starts, len(b.data))
+			last++
+		}
+		b.data = append(b.data, part.Data...)
+		b.pieces[last].Seq = part.Seq
+		if c.Data = c.Data[n:]; len(c.Data) == 0 {
+			return
+		}
+	}
+}
+
+// seal gives the pieces their bytes, once nothing is added any more.
+func (b *batch) seal() {
+	for i := range b.pieces {
+		end := len(b.data)
+		if i+1 < len(b.starts) {
+			end = b.starts[i+1]
+		}
+		b.pieces[i].Data = b.data[b.starts[i]:end]
+	}
+}
+
+// pump reads a source ahead of its writer, by no more than a batch.
+type pump struct {
+	ready chan struct{} // there is something to take, or the end
+
+	src     source
+	done    chan struct{}
+	mu      sync.Mutex
+	room    sync.Cond
+	next    *batch
+	spare   *batch
+	err     error
+	stopped bool
+}
+
+// startPump reads from src until stop, which has to be called.
+func startPump(src source) *pump {
+	p := &pump{src: src, ready: make(chan struct{}, 1), done: make(chan struct{}), next: &batch{}, spare: &batch{}}
+	p.room.L = &p.mu
+	go func() {
+		defer close(p.done)
+		for p.put(src.Next()) {
+		}
+	}()
+	return p
+}
+
+// put waits for room, and tells whether to go on.
+func (p *pump) put(c runtime.Chunk, err error) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for !p.stopped && len(p.next.data) > 0 && len(p.next.data)+len(c.Data) > maxBatch {
+		p.room.Wait()
+	}
+	if p.stopped {
+		return false
+	}
+	if err == nil {
+		p.next.add(c)
+	}
+	p.err = err
+	select {
+	case p.ready <- struct{}{}:
+	default:
+	}
+	return err == nil
+}
+
+// take gives what there is, and the error with which the source ended, if it has. The
+// batch has to be given back before the next one is taken.
+func (p *pump) take() (*batch, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := p.next
+	p.next, p.spare = p.spare, nil
+	b.seal()
+	p.room.Signal()
+	return b, p.err
+}
+
+func (p *pump) give(b *batch) {
+	b.data, b.pieces, b.starts = b.data[:0], b.pieces[:0], b.starts[:0]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.spare = b
+}
+
+// stop closes the source and waits until nobody reads it any more. It may be called
+// again.
+func (p *pump) stop() {
+	p.mu.Lock()
+	again := p.stopped
+	p.stopped = true
+	p.room.Signal()
+	p.mu.Unlock()
+	if !again {
+		_ = p.src.Close()
+	}
+	<-p.done
+}
+
+// utf8Holder makes text of bytes that come in parts.
+type utf8Holder struct{ held []byte }
+
+// add gives the whole characters there are; what isn't one is replaced.
+func (h *utf8Holder) add(b []byte) string {
+	if len(h.held) > 0 {
+		b = append(h.held, b...)
+	}
+	whole := len(b) - incomplete(b)
+	s := strings.ToValidUTF8(string(b[:whole]), "\ufffd")
+	h.held = append([]byte(nil), b[whole:]...)
+	return s
+}
+
+// rest gives what is held back, replaced.
+func (h *utf8Holder) rest() string {
+	s := strings.ToValidUTF8(string(h.held), "\ufffd")
+	h.held = nil
+	return s
+}
+
+// position is how far a stream has come, and from where on some of what came is held
+// back still.
+type position struct {
+	last int64
+	from [2]int64 // after which the held bytes of each stream begin
+	held [2]bool
+}
+
+// reach notes that all is there up to a place.
+func (p *position) reach(seq int64) { p.last = max(p.last, seq) }
+
+// hold notes that the last n bytes of a stream are held back, some of which may have
+// been before its last chunk.
+func (p *position) hold(stream, n int, c runtime.Chunk) {
+	switch {
+	case n == 0:
+		p.held[stream] = false
+	case !p.held[stream] || n <= len(c.Data):
+		p.held[stream], p.from[stream] = true, c.Seq-int64(n)
+	}
+}
+
+func (p *position) release(stream int) { p.held[stream] = false }
+
+// resume is up to where everything was told.
+func (p *position) resume() int64 {
+	seq := p.last
+	for i := range p.held {
+		if p.held[i] {
+			seq = min(seq, p.from[i])
+		}
+	}
+	return seq
+}

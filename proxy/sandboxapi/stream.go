@@ -1,0 +1,260 @@
+package sandboxapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime"
+)
+
+const (
+	eventStream = "text/event-stream"
+	heartbeat   = 15 * time.Second
+	sendStall   = time.Minute // for one event or message to a caller that doesn't read
+	maxEvent    = 64 << 10    // bytes of output in one event or message
+)
+
+// source is what can be followed: a lifecycle.ExecStream or ProcessStream.
+type source interface {
+	Next() (runtime.Chunk, error)
+	io.Writer
+	CloseWrite() error
+	io.Closer
+}
+
+// followed is a source, what it is of, and what its end came to.
+type followed struct {
+	source
+	start apitype.StreamEvent // its first event; Seq is after which place the output begins
+	exit  func() apitype.Exit // once Next has said io.EOF
+	kill  func()              // called when the caller goes away; nil lets it run on
+	until *int64              // ends the stream there, without an exit; nil is at its end
+}
+
+// streamOptions are how a stream is to look.
+type streamOptions struct {
+	json bool // lines of JSON rather than server-sent events
+	raw  bool // bytes rather than text
+}
+
+// acceptedStream tells which form of stream the caller accepts before any other;
+// empty is none.
+func acceptedStream(r *http.Request) string {
+	for _, v := range r.Header.Values("Accept") {
+		for part := range strings.SplitSeq(v, ",") {
+			mt, _, _ := strings.Cut(part, ";")
+			if mt = strings.ToLower(strings.TrimSpace(mt)); mt == ndjson || mt == eventStream {
+				return mt
+			}
+		}
+	}
+	return ""
+}
+
+func streamOptionsOf(r *http.Request, q url.Values) (streamOptions, error) {
+	raw, err := boolQuery(q, "raw")
+	return streamOptions{json: acceptedStream(r) == ndjson, raw: raw}, err
+}
+
+// after tells where to go on: what a browser remembers goes before what the address
+// says. -1 is wherever there is something.
+func after(r *http.Request, q url.Values) (int64, error) {
+	field, s := "after", q.Get("after")
+	if id := r.Header.Get("Last-Event-ID"); id != "" {
+		field, s = "Last-Event-ID", id
+	} else if !q.Has("after") {
+		return -1, nil
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 {
+		return 0, &lifecycle.InvalidError{Field: field, Message: "must be the seq of an event, or 0"}
+	}
+	return n, nil
+}
+
+// stream answers what is followed, event by event, and closes it. Output goes out as
+// soon as it is there; what piles up while the caller reads goes out in larger events,
+// and no more than a little piles up before the source has to wait.
+func (a *api) stream(w http.ResponseWriter, r *http.Request, f followed, opts streamOptions) error {
+	ctx := r.Context()
+	if f.kill == nil { // it can be taken up again, so it need not hold up a server that goes down
+		var stop context.CancelFunc
+		ctx, stop = proxy.UntilDrain(ctx)
+		defer stop()
+	}
+	p := startPump(f.source)
+	defer p.stop()
+
+	e := &eventWriter{w: w, rc: http.NewResponseController(w), opts: opts}
+	err := a.copyEvents(ctx, e, p, f)
+	if err == nil {
+		return nil
+	}
+	if f.kill != nil {
+		p.stop()
+		f.kill()
+	}
+	panic(http.ErrAbortHandler) // so that nobody takes this for the end
+}
+
+func (a *api) copyEvents(ctx context.Context, e *eventWriter, p *pump, f followed) error {
+	e.header()
+	e.seq.reach(f.start.Seq)
+	start := f.start
+	if err := e.event(&start); err != nil {
+		return err
+	}
+	beat := time.NewTimer(a.heartbeat)
+	defer beat.Stop()
+	for {
+		if err := e.flush(); err != nil {
+			return err
+		}
+		beat.Reset(a.heartbeat)
+		if f.until != nil && e.seq.last >= *f.until {
+			return e.rest()
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-beat.C:
+			if err := e.beat(); err != nil {
+				return err
+			}
+		case <-p.ready:
+			b, end := p.take()
+			for _, c := range b.pieces {
+				if err := e.output(c); err != nil {
+					return err
+				}
+			}
+			p.give(b)
+			switch {
+			case errors.Is(end, io.EOF):
+				return e.exit(f.exit())
+			case end != nil:
+				return end
+			}
+		}
+	}
+}
+
+// eventWriter writes the events of one stream. Not safe for concurrent use.
+type eventWriter struct {
+	w    http.ResponseWriter
+	rc   *http.ResponseController
+	opts streamOptions
+	buf  bytes.Buffer // of one event
+	text [2]utf8Holder
+	seq  position
+}
+
+func (e *eventWriter) header() {
+	ct := eventStream
+	if e.opts.json {
+		ct = ndjson
+	}
+	h := e.w.Header()
+	h.Set("Content-Type", ct)
+	h.Set("X-Accel-Buffering", "no") // some proxies hold back what comes in parts, unless told
+	e.deadline()
+	e.w.WriteHeader(http.StatusOK)
+}
+
+func (e *eventWriter) deadline() {
+	_ = e.rc.SetWriteDeadline(time.Now().Add(sendStall)) // an in-process writer has none
+}
+
+func (e *eventWriter) flush() error {
+	e.deadline()
+	if err := e.rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	return nil
+}
+
+// event writes an event. Its Seq is set here.
+func (e *eventWriter) event(ev *apitype.StreamEvent) error {
+	ev.Seq = e.seq.resume()
+	e.buf.Reset()
+	if !e.opts.json {
+		e.buf.WriteString("id: ")
+		e.buf.WriteString(strconv.FormatInt(ev.Seq, 10))
+		e.buf.WriteString("\nevent: ")
+		e.buf.WriteString(ev.Event)
+		e.buf.WriteString("\ndata: ")
+	}
+	enc := json.NewEncoder(&e.buf) // ends the line
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(ev); err != nil {
+		return err
+	}
+	if !e.opts.json {
+		e.buf.WriteByte('\n')
+	}
+	e.deadline()
+	_, err := e.w.Write(e.buf.Bytes())
+	return err
+}
+
+// output writes a piece of output. What ends within a character is held back in part.
+func (e *eventWriter) output(c runtime.Chunk) error {
+	ev, i := apitype.StreamEvent{Event: apitype.EventStdout}, 0
+	if c.Stderr {
+		ev.Event, i = apitype.EventStderr, 1
+	}
+	e.seq.reach(c.Seq)
+	if e.opts.raw {
+		ev.DataBase64 = c.Data
+		return e.event(&ev)
+	}
+	ev.Data = e.text[i].add(c.Data)
+	e.seq.hold(i, len(e.text[i].held), c)
+	if ev.Data == "" {
+		return nil
+	}
+	return e.event(&ev)
+}
+
+// rest writes what was held back and won't be completed any more.
+func (e *eventWriter) rest() error {
+	for i, name := range []string{apitype.EventStdout, apitype.EventStderr} {
+		if data := e.text[i].rest(); data != "" {
+			e.seq.release(i)
+			if err := e.event(&apitype.StreamEvent{Event: name, Data: data}); err != nil {
+				return err
+			}
+		}
+	}
+	return e.flush()
+}
+
+func (e *eventWriter) exit(x apitype.Exit) error {
+	if err := e.rest(); err != nil {
+		return err
+	}
+	if err := e.event(&apitype.StreamEvent{Event: apitype.EventExit, Exit: &x}); err != nil {
+		return err
+	}
+	return e.flush()
+}
+
+func (e *eventWriter) beat() error {
+	if e.opts.json {
+		return e.event(&apitype.StreamEvent{Event: apitype.EventHeartbeat})
+	}
+	e.deadline()
+	_, err := io.WriteString(e.w, ": heartbeat\n\n")
+	return err
+}
