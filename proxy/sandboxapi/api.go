@@ -38,6 +38,7 @@ type Options struct {
 	Registry    prometheus.Registerer // nil: metrics are kept but not exported
 	Gatherer    prometheus.Gatherer   // what /metrics shows; nil: there is no /metrics
 	Tracer      trace.TracerProvider  // nil: no spans
+	SigningKey  []byte                // of signed URLs, at least 32 bytes; nil: a random one, and they end with the process
 	Heartbeat   time.Duration         // after how much silence a stream says that it lives; 0 is 15 s
 }
 
@@ -47,7 +48,7 @@ type manager interface {
 	inside
 	executions
 	processes
-
+	ways
 	service
 }
 
@@ -107,6 +108,7 @@ type api struct {
 	gate    *proxy.Gate
 	version string
 	docs    []byte
+	signer  signer
 
 	heartbeat time.Duration
 }
@@ -134,12 +136,17 @@ func New(opts Options) (http.Handler, error) {
 	}
 	gate, err := proxy.NewGate(proxy.GateOptions{
 		Tokens: opts.Tokens, TokenHeader: opts.TokenHeader, Hosts: opts.Hosts, Origins: opts.Origins,
+		AnyOrigin: func(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, signedPrefix) },
 		Fail: writeFault, Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
 	})
 	if err != nil {
 		return nil, err
 	}
-	a := &api{manager: opts.Manager, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, heartbeat: cmp.Or(opts.Heartbeat, heartbeat)}
+	sign, err := newSigner(opts.SigningKey)
+	if err != nil {
+		return nil, err
+	}
+	a := &api{manager: opts.Manager, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, signer: sign, heartbeat: cmp.Or(opts.Heartbeat, heartbeat)}
 
 	rt := httprouter.New()
 	rt.RedirectTrailingSlash, rt.RedirectFixedPath, rt.HandleOPTIONS = false, false, false
@@ -148,7 +155,7 @@ func New(opts Options) (http.Handler, error) {
 	rt.MethodNotAllowed = gate.Refuse(&proxy.Fault{Status: http.StatusMethodNotAllowed, Code: "method_not_allowed", Title: "Method not allowed",
 		Detail: "this path doesn't know the method; the Allow header lists those that it knows"})
 	handle := func(method, path string, scope proxy.Scope, h proxy.Handler) {
-		quiet := scope == proxy.ScopeNone || path == "/metrics"
+		quiet := scope == proxy.ScopeNone && path != signedPorts || path == "/metrics"
 		rt.Handler(method, colons.Replace(path), gate.Handle(proxy.Route{Name: path, Scope: scope, Quiet: quiet}, h))
 	}
 
@@ -181,6 +188,8 @@ func New(opts Options) (http.Handler, error) {
 	handle("GET", oneProcess+"/attach", proxy.ScopeSandboxesExec, a.attachProcess)
 	handle("GET", one+"/logs", proxy.ScopeSandboxesRead, a.logs)
 	handle("GET", one+"/stats", proxy.ScopeSandboxesRead, a.stats)
+	a.routeFiles(handle)
+	a.routePorts(handle)
 	handle("POST", legacyPath, proxy.ScopeSandboxesWrite, a.legacyCreate)
 	handle("GET", "/api/v1/status", proxy.ScopeStatusRead, a.status)
 	handle("GET", "/api/v1/errors", proxy.ScopeStatusRead, a.errors)
@@ -201,14 +210,14 @@ func New(opts Options) (http.Handler, error) {
 	return gate.Wrap(guard(rt, gate)), nil
 }
 
-// guard bounds the time for bodies, and refuses encoded slashes: the router would
-// take what is one segment to the caller for two.
+// guard bounds the time for bodies, and refuses encoded slashes in what is Berm's of a
+// path: the router would take what is one segment to the caller for two.
 func guard(next http.Handler, gate *proxy.Gate) http.Handler {
 	refuse := gate.Refuse(&proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
 		Detail: "the path contains an encoded slash"})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		proxy.BoundBody(w, r)
-		if strings.Contains(strings.ToLower(r.URL.EscapedPath()), "%2f") {
+		if strings.Contains(strings.ToLower(ownPath(r.URL.EscapedPath())), "%2f") {
 			refuse.ServeHTTP(w, r)
 			return
 		}
@@ -237,7 +246,7 @@ func writeFault(w http.ResponseWriter, r *http.Request, f proxy.Fault) {
 	}
 	p := apitype.Problem{
 		Type: "https://github.com/bermhq/berm/blob/main/docs/api.md#" + f.Code, Title: f.Title, Status: f.Status, Detail: f.Detail,
-		Instance: r.URL.EscapedPath(), Code: f.Code, RequestID: proxy.ExchangeOf(r.Context()).RequestID,
+		Instance: ownPath(r.URL.EscapedPath()), Code: f.Code, RequestID: proxy.ExchangeOf(r.Context()).RequestID,
 	}
 	for _, d := range f.Differences {
 		p.Differences = append(p.Differences, apitype.Difference(d))

@@ -1,0 +1,352 @@
+package sandboxapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/julienschmidt/httprouter"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+)
+
+const (
+	ports          = one + "/ports/{port}/*rest"
+	portHeaderTime = time.Minute // until a port has answered a request's header and body with a header
+	maxPortHeader  = 64 << 10    // bytes of an answer's header
+	cookiePrefix   = "berm-port-"
+)
+
+// anyMethod are the methods that are passed on to ports.
+var anyMethod = []string{
+	http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions,
+}
+
+// routePorts has the handlers of ports and of signed URLs.
+func (a *api) routePorts(handle func(method, path string, scope proxy.Scope, h proxy.Handler)) {
+	for _, method := range anyMethod {
+		handle(method, ports, proxy.ScopeSandboxesExec, a.port)
+		handle(method, signedPorts, proxy.ScopeNone, a.signedPort)
+	}
+	handle("POST", one+"/urls", proxy.ScopeSandboxesExec, a.signURL)
+}
+
+// ownPath gives as much of an escaped path as is Berm's: what follows is a port's.
+func ownPath(escaped string) string {
+	if strings.HasPrefix(escaped, signedPrefix) {
+		prefix, _ := cutPath(escaped, 3)
+		return prefix
+	}
+	if parts := strings.SplitN(escaped, "/", 8); len(parts) == 8 && strings.HasPrefix(escaped, base+"/") && parts[5] == "ports" {
+		return strings.Join(parts[:7], "/")
+	}
+	return escaped
+}
+
+// cutPath cuts a path after n of its parts, the empty one before the first slash
+// included. The tail begins with a slash, or is empty.
+func cutPath(escaped string, n int) (head, tail string) {
+	for i, c := range []byte(escaped) {
+		if c == '/' {
+			if n--; n < 0 {
+				return escaped[:i], escaped[i:]
+			}
+		}
+	}
+	return escaped, ""
+}
+
+// port passes a request on to a port in the sandbox.
+func (a *api) port(w http.ResponseWriter, r *http.Request) error {
+	ex := proxy.ExchangeOf(r.Context())
+	params := httprouter.ParamsFromContext(r.Context())
+	key, err := lifecycle.ParseKey(params.ByName("key"))
+	ex.Key = key
+	if err != nil {
+		return err
+	}
+	number, err := portOf(params.ByName("port"))
+	if err != nil {
+		return err
+	}
+	access, err := a.manager.Ports(r.Context(), ex.Caller.Tenant, key)
+	if err != nil {
+		return err
+	}
+	ex.SessionID = access.SessionID()
+	p := &passage{api: a, access: access, port: number}
+	p.prefix, p.tail = cutPath(r.URL.EscapedPath(), 7)
+	return p.serve(w, r)
+}
+
+func portOf(s string) (int, error) {
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 || n > 65535 || strconv.Itoa(n) != s {
+		return 0, &lifecycle.InvalidError{Field: "port", Message: "must be a whole number from 1 to 65535"}
+	}
+	return n, nil
+}
+
+// passage is one request on its way to a port. Whatever listens there is hostile: to
+// Berm, to Berm's other callers, and to the browser that shows its answers under Berm's
+// name.
+type passage struct {
+	api          *api
+	access       *lifecycle.PortAccess
+	port         int
+	prefix, tail string // of the escaped path; the tail is the port's
+	signed       bool   // let in by a signed URL, rather than by a token
+	failed       error
+}
+
+// serve answers. Each request has a connection of its own: one that was kept could have
+// been given up by the other side just when a request that can't be repeated goes out.
+func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
+	path, err := url.PathUnescape(p.tail)
+	if err != nil {
+		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: "the path can't be decoded"}
+	}
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Time{}) // a body may take its time
+	// Otherwise the server reads the rest of the body before an early answer, and that
+	// is lost (golang/go#40747). Only HTTP/1 needs it.
+	_ = rc.EnableFullDuplex()
+	if r.Header.Get("Upgrade") != "" {
+		ctx, stop := proxy.UntilDrain(r.Context())
+		defer stop()
+		r = r.WithContext(ctx)
+	}
+	common := w.Header().Clone() // what every answer of Berm's has
+	for name := range common {
+		w.Header().Del(name)
+	}
+	rp := &httputil.ReverseProxy{
+		Transport: &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				c, err := p.access.Dial(ctx, p.port)
+				if err != nil {
+					return nil, err
+				}
+				return &patientConn{Conn: c}, nil
+			},
+			DisableKeepAlives: true, DisableCompression: true,
+			ResponseHeaderTimeout: portHeaderTime, MaxResponseHeaderBytes: maxPortHeader,
+			ReadBufferSize: 32 << 10, WriteBufferSize: 32 << 10,
+		},
+		FlushInterval: -1,
+		ErrorLog:      log.New(io.Discard, "", 0), // the gate's log has it
+		Rewrite: func(pr *httputil.ProxyRequest) {
+			pr.Out.URL = &url.URL{
+				Scheme: "http", Host: p.host(), Path: path, RawPath: p.tail,
+				RawQuery: pr.In.URL.RawQuery, ForceQuery: pr.In.URL.ForceQuery,
+			}
+			pr.Out.Host = p.host()
+			p.cleanRequest(pr)
+		},
+		ModifyResponse: func(res *http.Response) error {
+			p.cleanResponse(res, r, common)
+			return nil
+		},
+		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) { p.failed = err },
+	}
+	rp.ServeHTTP(&portWriter{ResponseWriter: w, rc: rc}, r)
+	if p.failed == nil {
+		return nil
+	}
+	clear(w.Header())
+	for name, values := range common {
+		w.Header()[name] = values
+	}
+	return portFault(p.failed)
+}
+
+// portFault says what kept a request from being answered.
+func portFault(err error) error {
+	var timeout net.Error
+	var port *lifecycle.PortError
+	switch {
+	case proxy.FaultOf(err).Code != "internal" && !errors.Is(err, context.Canceled), errors.As(err, &port):
+		return err
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return &proxy.Fault{Status: http.StatusGatewayTimeout, Code: "port_timeout", Title: "No answer in time",
+			Detail: "what listens at the port took the request, and didn't answer within a minute", Cause: err}
+	}
+	return &proxy.Fault{Status: http.StatusBadGateway, Code: "port_failed", Title: "No answer",
+		Detail: "what listens at the port broke off before it had answered, or doesn't speak HTTP", Cause: err}
+}
+
+// host is what the port is called inside.
+func (p *passage) host() string { return net.JoinHostPort("localhost", strconv.Itoa(p.port)) }
+
+// cleanRequest takes out what is Berm's, or what the caller could make believe with.
+func (p *passage) cleanRequest(pr *httputil.ProxyRequest) {
+	h := pr.Out.Header
+	for name := range h {
+		if strings.HasPrefix(name, "X-Forwarded-") || slices.Contains([]string{"X-Real-Ip", "Forwarded"}, name) {
+			h.Del(name)
+		}
+	}
+	p.api.gate.StripCredentials(h, !p.signed)
+	pr.SetXForwarded()
+	h.Set("X-Request-Id", proxy.ExchangeOf(pr.In.Context()).RequestID)
+	origin := pr.In.Header.Get("Origin")
+	if origin != "" && (origin == h.Get("X-Forwarded-Proto")+"://"+pr.In.Host || p.signed && origin == "null") {
+		h.Set("Origin", "http://"+p.host()) // it is the port's own page that asks
+	}
+	if !p.signed {
+		h.Set("X-Forwarded-Prefix", p.prefix)
+		return
+	}
+	h.Del("Referer") // has the signature
+	// The browser's other cookies for this host name are somebody else's.
+	h.Del("Cookie")
+	for _, c := range pr.In.Cookies() {
+		if name, ok := strings.CutPrefix(c.Name, cookiePrefix); ok && name != "" {
+			pr.Out.AddCookie(&http.Cookie{Name: name, Value: c.Value, Quoted: c.Quoted})
+		}
+	}
+}
+
+// originWide are headers of an answer that would have an effect beyond it: on what else
+// a browser knows of Berm's origin, or on a web server between.
+var originWide = []string{
+	"Accept-Ch", "Alt-Svc", "Clear-Site-Data", "Critical-Ch", "Expect-Ct", "Nel", "Origin-Agent-Cluster", "Public-Key-Pins",
+	"Report-To", "Reporting-Endpoints", "Service-Worker-Allowed", "Set-Login", "Speculation-Rules", "Strict-Transport-Security",
+	"Supports-Loading-Mode", "X-Lighttpd-Send-File", "X-Sendfile",
+}
+
+// cleanResponse confines an answer. A page gets an origin of its own from the browser,
+// so that its scripts are strangers to Berm's API.
+func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http.Header) {
+	h := res.Header
+	for _, name := range originWide {
+		h.Del(name)
+	}
+	for name := range h {
+		if strings.HasPrefix(name, "X-Accel-") {
+			h.Del(name)
+		}
+	}
+	cookies := res.Cookies()
+	h.Del("Set-Cookie")
+	for _, c := range cookies {
+		if strings.HasPrefix(strings.ToLower(c.Name), "__host-") { // has to be for the whole host
+			continue
+		}
+		if p.signed {
+			c.Name = cookiePrefix + c.Name
+		}
+		c.Domain, c.Path = "", p.prefix+"/"
+		if v := c.String(); v != "" {
+			h.Add("Set-Cookie", v)
+		}
+	}
+	if loc := h.Get("Location"); loc != "" {
+		h.Set("Location", p.outside(loc, r))
+	}
+	h.Add("Content-Security-Policy", "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads")
+	for name, values := range common {
+		if name != "Cache-Control" || h.Get(name) == "" {
+			h[name] = values
+		}
+	}
+	if !p.signed {
+		return
+	}
+	h.Set("Referrer-Policy", "no-referrer") // the address is what lets one in
+	if r.Header.Get("Origin") == "null" {   // as its own page's is
+		for name := range h {
+			if strings.HasPrefix(name, "Access-Control-") {
+				h.Del(name)
+			}
+		}
+		h.Set("Access-Control-Allow-Origin", "null")
+		h.Set("Access-Control-Expose-Headers", "*")
+	}
+}
+
+// outside gives the address under which callers find what the port calls so.
+func (p *passage) outside(location string, r *http.Request) string {
+	u, err := url.Parse(location)
+	if err != nil {
+		return location
+	}
+	if u.Host != "" {
+		if name := strings.ToLower(u.Host); name != p.host() && name != strings.ToLower(r.Host) || u.Scheme != "http" && u.Scheme != "https" {
+			return location // somewhere else
+		}
+		u.Scheme, u.Host, u.User = "", "", nil
+		if u.Path == "" {
+			u.Path = "/"
+		}
+	}
+	if !strings.HasPrefix(u.Path, "/") || strings.HasPrefix(u.EscapedPath(), p.prefix+"/") {
+		return u.String()
+	}
+	tail := u.EscapedPath()
+	u.Path, u.RawPath = "", ""
+	return p.prefix + tail + u.String()
+}
+
+// portWriter gives each write its own deadline, and keeps to itself what a port says
+// before its answer.
+type portWriter struct {
+	http.ResponseWriter
+	rc *http.ResponseController
+}
+
+func (w *portWriter) WriteHeader(status int) {
+	if status >= 200 {
+		w.ResponseWriter.WriteHeader(status)
+	}
+}
+
+func (w *portWriter) Write(b []byte) (int, error) {
+	_ = w.rc.SetWriteDeadline(time.Now().Add(stall)) // an in-process writer has none
+	return w.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController through.
+func (w *portWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// patientConn lets an answer come after the other side has stopped listening: as long
+// as there may be something to read, what can't be written is as good as written.
+type patientConn struct {
+	net.Conn
+	over atomic.Bool
+}
+
+func (c *patientConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		c.over.Store(true)
+	}
+	return n, err
+}
+
+func (c *patientConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if err != nil && !c.over.Load() {
+		return len(b), nil
+	}
+	return n, err
+}
+
+// CloseWrite ends what is sent.
+func (c *patientConn) CloseWrite() error {
+	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}

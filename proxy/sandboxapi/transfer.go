@@ -1,0 +1,431 @@
+package sandboxapi
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime"
+)
+
+const (
+	tarType = "application/x-tar"
+	stall   = time.Minute // for one read or write with a caller that doesn't go on
+)
+
+type moveFunc = func(f *lifecycle.FileAccess, ctx context.Context, from, to string, replace bool) error
+
+// upload is a request's body whose every read has its own deadline.
+type upload struct {
+	r  io.Reader
+	rc *http.ResponseController
+}
+
+func newUpload(w http.ResponseWriter, r *http.Request) *upload {
+	return &upload{r: r.Body, rc: http.NewResponseController(w)}
+}
+
+func (u *upload) Read(b []byte) (int, error) {
+	_ = u.rc.SetReadDeadline(time.Now().Add(stall)) // an in-process reader has none
+	n, err := u.r.Read(b)
+	if err != nil && !errors.Is(err, io.EOF) {
+		err = &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
+			Detail: "the body could not be read to its end", Cause: err}
+	}
+	return n, err
+}
+
+func (u *upload) done() { _ = u.rc.SetReadDeadline(time.Now().Add(stall)) } // for what the server reads of the rest
+
+// sender writes an answer whose every write has its own deadline.
+type sender struct {
+	w  http.ResponseWriter
+	rc *http.ResponseController
+}
+
+func newSender(w http.ResponseWriter) sender { return sender{w, http.NewResponseController(w)} }
+
+func (s sender) Write(b []byte) (int, error) {
+	_ = s.rc.SetWriteDeadline(time.Now().Add(stall)) // an in-process writer has none
+	return s.w.Write(b)
+}
+
+// readFile sends a file's content, or a part of it.
+func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
+	files, name, err := a.filesAt(r)
+	if err != nil {
+		return err
+	}
+	if r.Method == http.MethodHead {
+		info, err := files.Stat(r.Context(), name)
+		if err != nil {
+			return err
+		}
+		if !info.Mode.IsRegular() {
+			return &lifecycle.InvalidError{Field: "path", Message: "is no regular file"}
+		}
+		d := &download{sender: newSender(w), r: r, name: name, length: -1}
+		return d.end(d.open(info))
+	}
+	d := &download{sender: newSender(w), r: r, name: name, length: -1}
+	if part, ok := rangeOf(r); ok {
+		info, err := files.Stat(r.Context(), name)
+		if err != nil {
+			return err
+		}
+		if d.offset, d.length, ok = part.of(info.Size); !ok && info.Mode.IsRegular() {
+			w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", info.Size))
+			return &proxy.Fault{Status: http.StatusRequestedRangeNotSatisfiable, Code: "range", Title: "No such range",
+				Detail: fmt.Sprintf("the file has %d bytes", info.Size)}
+		}
+		d.part = true
+	}
+	return d.end(files.Read(r.Context(), name, d.offset, d.length, d.open, d))
+}
+
+// download is the answer to the read of a file.
+type download struct {
+	sender
+	r              *http.Request
+	name           string
+	part           bool
+	offset, length int64 // of the part
+	begun          bool
+	left           int64 // bytes still to be sent; less than 0: not known
+}
+
+var errNotModified = errors.New("the caller has it already")
+
+// open sends the header.
+func (d *download) open(info runtime.FileInfo) error {
+	h := d.w.Header()
+	etag := fmt.Sprintf(`W/"%x-%x"`, info.ModTime.UnixNano(), info.Size)
+	h.Set("ETag", etag)
+	h.Set("Last-Modified", info.ModTime.UTC().Format(http.TimeFormat))
+	if noneMatch(d.r, etag) {
+		return errNotModified
+	}
+	status := http.StatusOK
+	switch {
+	case d.part && info.Size < d.offset+d.length:
+		return &lifecycle.FileError{Path: d.name, Class: errdefs.ErrFailedPrecondition, Message: "it has just become shorter; try again"}
+	case d.part:
+		status, d.left = http.StatusPartialContent, d.length
+		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", d.offset, d.offset+d.length-1, info.Size))
+	case info.Size == 0:
+		d.left = -1 // those of /proc say so, too, and have something to tell
+	default:
+		d.left = info.Size
+	}
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("Content-Disposition", attachment(path.Base(d.name)))
+	h.Set("Accept-Ranges", "bytes")
+	if d.left >= 0 {
+		h.Set("Content-Length", strconv.FormatInt(d.left, 10))
+	}
+	d.begun = true
+	_ = d.rc.SetWriteDeadline(time.Now().Add(stall))
+	d.w.WriteHeader(status)
+	return nil
+}
+
+// Write sends no more than was announced.
+func (d *download) Write(b []byte) (int, error) {
+	if d.left < 0 {
+		return d.sender.Write(b)
+	}
+	if int64(len(b)) <= d.left {
+		n, err := d.sender.Write(b)
+		d.left -= int64(n)
+		return n, err
+	}
+	n, err := d.sender.Write(b[:d.left])
+	d.left -= int64(n)
+	if err == nil {
+		err = errEnough // it has grown since
+	}
+	return n, err
+}
+
+// end answers an error if nothing has been answered yet; later, the only way to tell
+// of one is to break off, lest a part be taken for the whole.
+func (d *download) end(err error) error {
+	switch {
+	case errors.Is(err, errNotModified):
+		d.w.WriteHeader(http.StatusNotModified)
+		return nil
+	case !d.begun && err == nil:
+		return errors.New("the sandbox didn't say what the file is")
+	case !d.begun:
+		d.w.Header().Del("ETag")
+		d.w.Header().Del("Last-Modified")
+		return err
+	case d.r.Method == http.MethodHead:
+		return nil
+	case err != nil && !errors.Is(err, errEnough), d.left > 0:
+		panic(http.ErrAbortHandler)
+	}
+	return nil
+}
+
+// noneMatch tells whether the caller has this version.
+func noneMatch(r *http.Request, etag string) bool {
+	for _, v := range r.Header.Values("If-None-Match") {
+		for tag := range strings.SplitSeq(v, ",") {
+			if tag = strings.TrimSpace(tag); tag == "*" || strings.TrimPrefix(tag, "W/") == strings.TrimPrefix(etag, "W/") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// attachment keeps a browser from showing what comes from a sandbox.
+func attachment(name string) string {
+	if v := mime.FormatMediaType("attachment", map[string]string{"filename": strings.ToValidUTF8(name, "\ufffd")}); v != "" {
+		return v
+	}
+	return "attachment"
+}
+
+// byteRange is one range of bytes: from first to last, both included; first less than 0
+// is the last so many.
+type byteRange struct{ first, last int64 }
+
+// rangeOf reads the Range header. What the server needn't understand, it leaves: more
+// than one range, other units, and a condition, as the weak ETag can't meet one.
+func rangeOf(r *http.Request) (byteRange, bool) {
+	values := r.Header.Values("Range")
+	if len(values) != 1 || r.Header.Get("If-Range") != "" {
+		return byteRange{}, false
+	}
+	spec, ok := strings.CutPrefix(values[0], "bytes=")
+	from, to, dash := strings.Cut(spec, "-")
+	if !ok || !dash || strings.ContainsAny(spec, ", +") {
+		return byteRange{}, false
+	}
+	out := byteRange{last: -1}
+	var err error
+	if from == "" {
+		n, err := strconv.ParseInt(to, 10, 64)
+		return byteRange{first: -n, last: n}, err == nil && n >= 0
+	}
+	if out.first, err = strconv.ParseInt(from, 10, 64); err != nil {
+		return out, false
+	}
+	if to != "" {
+		if out.last, err = strconv.ParseInt(to, 10, 64); err != nil || out.last < out.first {
+			return out, false
+		}
+	}
+	return out, true
+}
+
+// of gives the range's place in a file of a size; false if it lies outside.
+func (b byteRange) of(size int64) (offset, length int64, ok bool) {
+	switch {
+	case b.first < 0: // the last so many
+		n := min(-b.first, size)
+		return size - n, n, n > 0
+	case b.first == 0 && b.last == 0 && size == 0, b.first >= size:
+		return 0, 0, false
+	case b.last < 0 || b.last >= size:
+		return b.first, size - b.first, true
+	}
+	return b.first, b.last - b.first + 1, true
+}
+
+// readTar sends a file or a tree as an archive.
+func (a *api) readTar(w http.ResponseWriter, r *http.Request) error {
+	files, name, err := a.filesAt(r)
+	if err != nil {
+		return err
+	}
+	t := &tarball{sender: newSender(w), name: path.Base(name)}
+	if t.name == "/" {
+		t.name = "root"
+	}
+	err = files.ReadTar(r.Context(), name, t)
+	switch {
+	case err != nil && !t.begun:
+		return err
+	case err != nil:
+		panic(http.ErrAbortHandler)
+	case !t.begun:
+		return errors.New("the sandbox sent no archive")
+	}
+	return nil
+}
+
+// tarball sends the header with the first byte.
+type tarball struct {
+	sender
+	name  string
+	begun bool
+}
+
+func (t *tarball) Write(b []byte) (int, error) {
+	if !t.begun {
+		t.begun = true
+		t.w.Header().Set("Content-Type", tarType)
+		t.w.Header().Set("Content-Disposition", attachment(t.name+".tar"))
+	}
+	return t.sender.Write(b)
+}
+
+// lineWriter answers JSON lines.
+type lineWriter struct {
+	sender
+	buf *bufio.Writer
+	n   int // of lines
+}
+
+func newLineWriter(w http.ResponseWriter) *lineWriter {
+	s := newSender(w)
+	return &lineWriter{sender: s, buf: bufio.NewWriterSize(s, 32<<10)}
+}
+
+func (l *lineWriter) write(v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if l.n++; l.n == 1 {
+		l.w.Header().Set("Content-Type", ndjson)
+	}
+	_, err = l.buf.Write(append(b, '\n'))
+	return err
+}
+
+// end answers an error, as long as no line has left, or breaks off.
+func (l *lineWriter) end(err error) error {
+	begun := l.n > 0
+	switch {
+	case err != nil && !errors.Is(err, errEnough) && !begun:
+		return err
+	case err != nil && !errors.Is(err, errEnough):
+		_ = l.buf.Flush()
+		panic(http.ErrAbortHandler)
+	case !begun:
+		l.w.Header().Set("Content-Type", ndjson)
+		l.w.WriteHeader(http.StatusOK)
+	}
+	_ = l.buf.Flush() // a caller that is gone is no error
+	return nil
+}
+
+// watchFiles tells of changes as they happen.
+func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
+	files, name, err := a.filesAt(r, "recursive")
+	if err != nil {
+		return err
+	}
+	recursive, err := boolQuery(r.URL.Query(), "recursive")
+	if err != nil {
+		return err
+	}
+	ctx, stop := proxy.UntilDrain(r.Context())
+	defer stop()
+	s := &fileEvents{sender: newSender(w)}
+	var beat sync.WaitGroup
+	defer beat.Wait()
+	beatCtx, quiet := context.WithCancel(ctx)
+	defer quiet()
+	err = files.Watch(ctx, name, recursive, func() {
+		_ = s.event(apitype.FileEvent{Type: "ready"})
+		beat.Go(func() { s.beat(beatCtx, a.heartbeat) })
+	}, func(e runtime.FileEvent) error {
+		out := apitype.FileEvent{Type: e.Type, Dir: e.Dir}
+		out.Path, out.PathBase64 = textOf(e.Path)
+		return s.event(out)
+	})
+	if s.begun() {
+		// Whatever ended it, its follower must not take this for the end of all changes.
+		panic(http.ErrAbortHandler)
+	}
+	if err == nil {
+		err = &lifecycle.UnavailableError{Err: errors.New("the server is going down")}
+	}
+	return err
+}
+
+// fileEvents is an answer of server-sent events; it may be used from many goroutines.
+type fileEvents struct {
+	mu sync.Mutex
+	sender
+	open bool
+	err  error // of the first write that failed: the caller is gone
+}
+
+func (s *fileEvents) event(e apitype.FileEvent) error {
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	return s.send(fmt.Appendf(nil, "event: %s\ndata: %s\n\n", eventName(e.Type), b))
+}
+
+// eventName lets nothing but a word through.
+func eventName(s string) string {
+	for _, r := range s {
+		if r < 'a' || r > 'z' {
+			return "unknown"
+		}
+	}
+	return s
+}
+
+func (s *fileEvents) send(b []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return s.err
+	}
+	if !s.open {
+		s.open = true
+		s.w.Header().Set("Content-Type", "text/event-stream")
+	}
+	if _, s.err = s.sender.Write(b); s.err == nil {
+		if err := s.rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
+			s.err = err
+		}
+	}
+	return s.err
+}
+
+func (s *fileEvents) begun() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open
+}
+
+// beat shows that the stream lives, until ctx ends.
+func (s *fileEvents) beat(ctx context.Context, every time.Duration) {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			if s.send([]byte(": heartbeat\n\n")) != nil {
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
