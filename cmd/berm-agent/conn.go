@@ -12,6 +12,10 @@ type conn struct {
 	r *wire.Reader
 	w *wire.Writer
 	c io.Closer
+	// out is what w writes to.
+	out io.Writer
+	// sent is called once, when the Result of the operation under way has been sent.
+	sent func()
 	// input is whether the operation under way takes Data, and hasn't had its End.
 	input bool
 }

@@ -53,20 +53,30 @@ func makeDirs(args []string) int {
 
 // lookUp finds a program as execvp(3) does, but never in the current directory
 // because of an empty entry.
-func lookUp(name string) (string, error) {
+func lookUp(name string) (string, error) { return lookUpFrom("", os.Getenv("PATH"), name) }
+
+// lookUpFrom does so from a directory, empty for the current one, to which what it
+// answers is relative.
+func lookUpFrom(from, list, name string) (string, error) {
 	if name == "" {
 		return "", syscall.ENOENT
 	}
+	absolute := func(path string) string {
+		if from == "" || path[0] == '/' {
+			return path
+		}
+		return from + "/" + path
+	}
 	if strings.Contains(name, "/") {
-		return name, executable(name)
+		return name, executable(absolute(name))
 	}
 	var failed error = syscall.ENOENT
-	for dir := range strings.SplitSeq(os.Getenv("PATH"), ":") {
+	for dir := range strings.SplitSeq(list, ":") {
 		if dir == "" {
 			continue
 		}
 		path := dir + "/" + name
-		err := executable(path)
+		err := executable(absolute(path))
 		if err == nil {
 			return path, nil
 		}

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -17,7 +16,8 @@ const exitSignal = 128
 
 // runInit is the first process of a container: it starts the command, forwards
 // signals to it and reaps whatever is orphaned, until the command ends:
-// "init DIR -- CMD [ARG…]". The directory is made if it is missing and can be.
+// "init DIR -- CMD [ARG…]". The directory is made if it is missing and can be. Where
+// Berm has its socket in the container, it serves Berm meanwhile.
 func runInit(args []string) int {
 	if len(args) < 3 || args[1] != "--" {
 		return complain("usage: berm-agent init DIR -- CMD [ARG…]", exitUsage)
@@ -34,11 +34,7 @@ func runInit(args []string) int {
 	if err != nil {
 		return complain(dir+": "+reason(err), exitNotExecutable)
 	}
-	// Threads count against the sandbox's limit. Next to nothing is allocated, so the
-	// collector, which has threads of its own, is for an emergency only.
-	runtime.GOMAXPROCS(1)
-	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(16 << 20)
+	limitMemory()
 
 	signals := make(chan os.Signal, 256)
 	signal.Notify(signals)
@@ -48,13 +44,28 @@ func runInit(args []string) int {
 	if pid == 0 {
 		return code
 	}
+	kids := &nursery{}
+	serves := serving()
+	if serves {
+		srv, err := newServer(pid)
+		if err != nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			return complain("read the limit of open files: "+reason(err), exitNotExecutable)
+		}
+		kids = &srv.kids
+		go newLink(srv, bermSocket).run()
+	}
 	for {
 		// After any signal: one SIGCHLD may stand for many, or be lost while the
 		// channel is full.
-		if status, ended := reap(pid); ended {
+		if status, ended := kids.reap(); ended {
 			return exitCode(status)
 		}
-		if sig, ok := (<-signals).(syscall.Signal); ok && sig != syscall.SIGCHLD {
+		sig, ok := (<-signals).(syscall.Signal)
+		if serves && sig == syscall.SIGPIPE { // this process' own, when Berm or a command has gone
+			continue
+		}
+		if ok && sig != syscall.SIGCHLD {
 			_ = syscall.Kill(pid, sig) // it isn't reaped yet, so it is there
 		}
 	}
@@ -100,21 +111,6 @@ func fork(path string, args []string) (int, error) {
 		Files: []uintptr{0, 1, 2},
 		Sys:   &syscall.SysProcAttr{Setpgid: true},
 	})
-}
-
-// reap takes note of every child that has ended, and tells of the one with this pid.
-func reap(pid int) (status syscall.WaitStatus, ended bool) {
-	for {
-		var s syscall.WaitStatus
-		got, err := syscall.Wait4(-1, &s, syscall.WNOHANG, nil)
-		switch {
-		case errors.Is(err, syscall.EINTR):
-		case err != nil || got == 0:
-			return status, ended
-		case got == pid:
-			status, ended = s, true
-		}
-	}
 }
 
 func exitCode(status syscall.WaitStatus) int {

@@ -16,6 +16,8 @@ func run(args []string) int {
 		switch args[0] {
 		case "init":
 			return runInit(args[1:])
+		case "serve":
+			return runServe(args[1:])
 		case "log", "max": // names in a URI's query, which come in any order
 			return runLog(args)
 		case "exec":
@@ -24,5 +26,5 @@ func run(args []string) int {
 			return makeDirs(args[1:])
 		}
 	}
-	return complain("usage: berm-agent init|exec|mkdir|log …", exitUsage)
+	return complain("usage: berm-agent init|serve|exec|mkdir|log …", exitUsage)
 }

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"runtime"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+)
+
+// limitMemory keeps this process small: a sandbox's limits count it, with its threads.
+// What is allocated goes into output and answers, and is let go of soon.
+func limitMemory() {
+	runtime.GOMAXPROCS(1)
+	debug.SetGCPercent(50)
+	debug.SetMemoryLimit(16 << 20)
+}
+
+// quiet is how long nothing has been done when memory is given back.
+const quiet = time.Second
+
+// tidier gives the memory that isn't used any more back to the kernel, once it is quiet.
+type tidier struct{ armed, active atomic.Bool }
+
+// note says that something was done.
+func (t *tidier) note() {
+	t.active.Store(true)
+	if t.armed.CompareAndSwap(false, true) {
+		time.AfterFunc(quiet, t.check)
+	}
+}
+
+func (t *tidier) check() {
+	if t.active.Swap(false) {
+		time.AfterFunc(quiet, t.check)
+		return
+	}
+	t.armed.Store(false)
+	debug.FreeOSMemory()
+}

@@ -1,0 +1,526 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+const (
+	defaultKeep = 64 << 10
+	maxKeep     = 4 << 20
+	maxLabel    = 1 << 10
+	maxID       = 128
+	maxCommand  = 4 << 10 // of a ProcessInfo's
+	maxTimeout  = int64(1<<63-1) / int64(time.Millisecond)
+)
+
+// process is a command that was started, or couldn't be.
+type process struct {
+	srv     *server
+	id      string
+	label   string
+	command []string
+	tty     bool
+	keep    int
+	order   int // among all
+
+	// These are set before anybody else knows the process.
+	supervisor *supervisor // nil if there was nothing to start
+	pid        int
+	begun      uint64 // no later than it, in ticks
+	kills      int    // for want of memory, before it
+	timer      *time.Timer
+	outputs    []*os.File
+
+	readers sync.WaitGroup
+	exited  chan struct{} // closed when the command has ended; its output may go on
+
+	inputMu sync.Mutex // one writes at a time
+
+	mu       sync.Mutex
+	change   sync.Cond // of what is below
+	ring     *wire.Ring
+	attached *attachment
+	input    *os.File // nil when it is ended
+	terminal *os.File // nil if there is none, or it is gone
+	info     wire.ProcessInfo
+	lost     bool // the supervisor was killed
+	slain    bool // by SIGKILL of ours
+	listed   bool // it is kept when it has ended
+	ended    bool // with all of its output
+	endedAt  time.Time
+	drainBy  time.Time // when the output is to end at the latest; zero until exited
+}
+
+func precondition(format string, args ...any) *wire.Failure {
+	return &wire.Failure{Class: wire.ClassPrecondition, Message: fmt.Sprintf(format, args...)}
+}
+
+// checkID allows what a process can be called.
+func checkID(id string) error {
+	ok := id != "" && len(id) <= maxID
+	for i := 0; ok && i < len(id); i++ {
+		c := id[i]
+		ok = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || i > 0 && strings.IndexByte("_.:-", c) >= 0
+	}
+	if !ok {
+		return invalid("%s can't be a process' ID: that is [A-Za-z0-9][A-Za-z0-9_.:-]{0,%d}", quote(id), maxID-1)
+	}
+	return nil
+}
+
+// checkStart refuses what can't be started whatever is in the container.
+func checkStart(s *wire.Start) error {
+	if s == nil {
+		return invalid("there is nothing to start")
+	}
+	if err := checkID(s.ID); err != nil {
+		return err
+	}
+	switch {
+	case len(s.Command) == 0:
+		return invalid("the command is empty")
+	case len(s.Label) > maxLabel:
+		return invalid("a label of %d bytes, at most %d", len(s.Label), maxLabel)
+	case s.Dir != "" && !strings.HasPrefix(s.Dir, "/"):
+		return invalid("the working directory %s isn't absolute", quote(s.Dir))
+	case s.TimeoutMS < 0 || s.TimeoutMS > maxTimeout:
+		return invalid("a timeout of %d ms", s.TimeoutMS)
+	case s.KeepBytes < 0 || s.KeepBytes > maxKeep:
+		return invalid("%d bytes of output to keep, at most %d", s.KeepBytes, maxKeep)
+	}
+	for _, e := range s.Env {
+		if strings.IndexByte(e, '=') < 1 {
+			return invalid("the environment has %s, which isn't NAME=value", quote(e))
+		}
+	}
+	for _, list := range [][]string{s.Command, s.Env, {s.Dir}} {
+		for _, text := range list {
+			if strings.IndexByte(text, 0) >= 0 {
+				return invalid("%s has a NUL", quote(text))
+			}
+		}
+	}
+	return checkSize(s.Rows, s.Cols)
+}
+
+// newProcess makes one that hasn't been started.
+func newProcess(srv *server, s *wire.Start) *process {
+	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, keep: s.KeepBytes, exited: make(chan struct{})}
+	if p.keep == 0 {
+		p.keep = defaultKeep
+	}
+	p.ring = wire.NewRing(p.keep)
+	p.change.L = &p.mu
+	p.info = wire.ProcessInfo{ID: p.id, Label: p.label, Command: p.command, Running: true, TTY: p.tty}
+	return p
+}
+
+// cutCommand is the beginning of a command, as it is told.
+func cutCommand(command []string) []string {
+	var out []string
+	room := maxCommand
+	for _, arg := range command {
+		if room <= 0 {
+			break
+		}
+		if len(arg) > room {
+			for room > 0 && !utf8.RuneStart(arg[room]) {
+				room--
+			}
+			arg = arg[:room]
+		}
+		out = append(out, strings.Clone(arg))
+		room -= len(arg) + 1
+	}
+	return out
+}
+
+// launch starts a process that is reserved in the table. Its error says that nothing
+// was; that the program can't be executed is none.
+func (p *process) launch(s *wire.Start) error {
+	if s.Dir != "" {
+		if _, err := os.Stat(s.Dir); errors.Is(err, fs.ErrNotExist) {
+			if err := os.MkdirAll(s.Dir, 0o755); err != nil {
+				return invalid("the working directory %s can't be made: %s", quote(s.Dir), reason(err))
+			}
+		}
+	}
+	env := merge(p.srv.env, s.Env)
+	if _, ok := lookEnv(env, "TERM"); s.TTY && !ok {
+		env = append(env, "TERM=xterm")
+	}
+	p.kills, p.begun = p.srv.oom.count(), ticksNow()
+	p.info.StartedAt = time.Now().UnixNano()
+	found, err := findIn(s.Dir, s.Command[0], env)
+	if err != nil {
+		p.fail(err, s)
+		return nil
+	}
+	run := &program{path: found, argv: s.Command, env: env, dir: s.Dir, tty: s.TTY, files: p.srv.files}
+	mine, err := p.open(run, s)
+	for _, f := range run.stdio {
+		if f != nil {
+			defer func() { _ = f.Close() }() // a terminal is there thrice
+		}
+	}
+	if err == nil {
+		p.supervisor, err = p.srv.kids.add(func() (*supervisor, error) { return p.srv.supervise(run) })
+	}
+	var early report
+	if err == nil {
+		early, err = p.awaitPid()
+	}
+	if err != nil {
+		for _, f := range mine {
+			_ = f.Close()
+		}
+		p.input, p.terminal = nil, nil
+		return noRoom(err)
+	}
+	p.outputs = mine
+	for i, f := range mine {
+		p.readers.Add(1)
+		go p.read(f, i == 1)
+	}
+	if s.TimeoutMS > 0 {
+		p.timer = time.AfterFunc(time.Duration(s.TimeoutMS)*time.Millisecond, p.expire)
+	}
+	go p.watch(early, s)
+	return nil
+}
+
+// noRoom is the failure to start anything at all.
+func noRoom(err error) error {
+	var failure *wire.Failure
+	switch {
+	case errors.As(err, &failure):
+		return err
+	case classOf(err) == wire.ClassExhausted:
+		return &wire.Failure{Class: wire.ClassExhausted, Message: "there is no room for another process: " + reason(err)}
+	}
+	return failureOf(err)
+}
+
+// findIn finds a program from a directory, which is to be entered.
+func findIn(dir, name string, env []string) (string, error) {
+	if dir != "" {
+		if err := unix.Access(dir, unix.X_OK); err != nil {
+			return "", &chdirError{err}
+		}
+		if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+			return "", &chdirError{syscall.ENOTDIR}
+		}
+	}
+	list, _ := lookEnv(env, "PATH")
+	return lookUpFrom(dir, list, name)
+}
+
+// chdirError says why a directory can't be entered.
+type chdirError struct{ error }
+
+func (e *chdirError) Unwrap() error { return e.error }
+
+// lookEnv finds a variable.
+func lookEnv(env []string, name string) (string, bool) {
+	for _, e := range env {
+		if rest, ok := strings.CutPrefix(e, name); ok && strings.HasPrefix(rest, "=") {
+			return rest[1:], true
+		}
+	}
+	return "", false
+}
+
+// merge puts variables over others. The last of a name counts.
+func merge(env, over []string) []string {
+	out := slices.Clone(env)
+	at := make(map[string]int, len(out))
+	for i, e := range out {
+		name, _, _ := strings.Cut(e, "=")
+		at[name] = i
+	}
+	for _, e := range over {
+		name, _, _ := strings.Cut(e, "=")
+		if i, ok := at[name]; ok {
+			out[i] = e
+			continue
+		}
+		at[name] = len(out)
+		out = append(out, e)
+	}
+	return out
+}
+
+// open makes what the program reads from and writes to, and gives this process' sides
+// of the output.
+func (p *process) open(run *program, s *wire.Start) (mine []*os.File, err error) {
+	if s.TTY {
+		master, its, err := openPTY(s.Rows, s.Cols)
+		if err != nil {
+			return nil, err
+		}
+		run.stdio = [3]*os.File{its, its, its}
+		p.input, p.terminal = master, master
+		return []*os.File{master}, nil
+	}
+	var in *os.File
+	if run.stdio[0], in, err = pipe(); err != nil {
+		return nil, err
+	}
+	if s.Stdin {
+		p.input = in
+	} else {
+		_ = in.Close()
+	}
+	for i := 1; i <= 2; i++ {
+		var r *os.File
+		if r, run.stdio[i], err = pipe(); err != nil {
+			break
+		}
+		mine = append(mine, r)
+	}
+	if err != nil && s.Stdin {
+		_ = in.Close()
+	}
+	return mine, err
+}
+
+// awaitPid waits for the supervisor's first word. Another that came before it, from
+// the command, it gives back.
+func (p *process) awaitPid() (early report, err error) {
+	for {
+		r, err := readReport(p.supervisor.reports)
+		switch {
+		case err != nil: // it was killed at once
+			return early, nil
+		case r.kind != reportPid:
+			early = r
+		case r.value <= 0:
+			_ = p.supervisor.reports.Close()
+			return early, syscall.Errno(-r.value)
+		default:
+			p.pid = int(r.value)
+			return early, nil
+		}
+	}
+}
+
+// watch waits for the end of the command, and then for that of its output.
+func (p *process) watch(r report, s *wire.Start) {
+	var failure error
+	var end *report
+	for err := error(nil); err == nil && end == nil; r, err = readReport(p.supervisor.reports) {
+		switch r.kind {
+		case reportChdir:
+			failure = &chdirError{syscall.Errno(r.value)}
+		case reportTTY, reportExec:
+			failure = syscall.Errno(r.value)
+		case reportEnd:
+			last := r
+			end = &last
+		}
+	}
+	_ = p.supervisor.reports.Close()
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	p.mu.Lock()
+	p.note(end)
+	input := p.input
+	p.input = nil
+	p.drainBy = time.Now().Add(maxDrain)
+	p.mu.Unlock()
+	if input != nil && !p.tty {
+		_ = input.Close()
+	}
+	close(p.exited)
+	if failure != nil {
+		p.explain(failure, s)
+	}
+	for _, f := range p.outputs {
+		p.bound(f)
+	}
+	p.readers.Wait()
+	p.end()
+}
+
+// note takes down how the command ended; nil: nobody knows, as its supervisor was killed.
+func (p *process) note(end *report) {
+	p.endedAt = time.Now()
+	p.info.EndedAt = p.endedAt.UnixNano()
+	if end == nil {
+		p.lost = true
+		p.info.ExitCode, p.info.Signal = exitSignal+int(unix.SIGKILL), int(unix.SIGKILL)
+		return
+	}
+	status := syscall.WaitStatus(end.value)
+	p.info.ExitCode = exitCode(status)
+	if status.Signaled() {
+		p.info.Signal = int(status.Signal())
+	}
+	p.info.CPUTime = end.usage.Utime.Nano() + end.usage.Stime.Nano()
+	p.info.PeakMemoryBytes = end.usage.Maxrss << 10
+	if p.info.ExitCode == exitSignal+int(unix.SIGKILL) && !p.slain {
+		p.info.OOMKilled = p.kills >= 0 && p.srv.oom.count() > p.kills
+	}
+}
+
+// fail ends a process that never began.
+func (p *process) fail(err error, s *wire.Start) {
+	p.endedAt = time.Now()
+	p.info.EndedAt = p.endedAt.UnixNano()
+	close(p.exited)
+	p.explain(err, s)
+	p.end()
+}
+
+// explain says why there is no command, as a shell would.
+func (p *process) explain(err error, s *wire.Start) {
+	code, text := exitNotExecutable, s.Command[0]+": "+reason(err)
+	var dir *chdirError
+	switch {
+	case errors.As(err, &dir):
+		text = s.Dir + ": " + reason(dir.error)
+	case errors.Is(err, fs.ErrNotExist):
+		code, text = exitNotFound, s.Command[0]+": not found"
+	}
+	p.mu.Lock()
+	p.info.ExitCode, p.info.Signal = code, 0
+	p.mu.Unlock()
+	p.push(!p.tty, []byte("berm-agent: "+text+"\n"))
+}
+
+// end is when there is no more output.
+func (p *process) end() {
+	p.mu.Lock()
+	if p.terminal != nil {
+		_ = p.terminal.Close()
+		p.terminal = nil
+	}
+	p.ended = true
+	p.info.Running = false
+	p.change.Broadcast()
+	p.mu.Unlock()
+	p.srv.processes.trim()
+	p.srv.tidy.note()
+}
+
+// tell is what is known of it.
+func (p *process) tell() *wire.ProcessInfo {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	info := p.info
+	if info.Running { // the end is told when it is complete
+		info = wire.ProcessInfo{ID: p.id, Label: p.label, Command: p.command, Running: true, TTY: p.tty, StartedAt: p.info.StartedAt}
+	}
+	info.FirstSeq, info.NextSeq = p.ring.Bounds()
+	return &info
+}
+
+func (p *process) mustRun() error {
+	select {
+	case <-p.exited:
+		return precondition("process %s has ended", p.id)
+	default:
+		return nil
+	}
+}
+
+// control does something with the terminal.
+func (p *process) control(do func(fd int) error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.terminal == nil {
+		return precondition("process %s has ended", p.id)
+	}
+	raw, err := p.terminal.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if ctlErr := raw.Control(func(fd uintptr) { err = do(int(fd)) }); ctlErr != nil {
+		return ctlErr
+	}
+	return err
+}
+
+// send sends a signal to the process' group, or that in the foreground of its terminal.
+func (p *process) send(sig syscall.Signal) error {
+	if err := p.mustRun(); err != nil {
+		return err
+	}
+	group := p.pid
+	if p.tty {
+		_ = p.control(func(fd int) error {
+			if n, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP); err == nil && n > 1 {
+				group = n
+			}
+			return nil
+		})
+	}
+	if group <= 1 {
+		return precondition("process %s has no process group that can be signalled", p.id)
+	}
+	if sig == unix.SIGKILL {
+		p.mu.Lock()
+		p.slain = true
+		p.mu.Unlock()
+	}
+	err := unix.Kill(-group, sig)
+	if errors.Is(err, unix.ESRCH) { // it is about to make it
+		err = unix.Kill(p.pid, sig)
+	}
+	if errors.Is(err, unix.ESRCH) {
+		return precondition("process %s has ended", p.id)
+	}
+	return err
+}
+
+// killTree kills the process with all its descendants, and returns when they are gone.
+// False: some aren't.
+func (p *process) killTree(timeout bool) bool {
+	deadline := time.Now().Add(killTimeout)
+	gone := true
+	if p.mustRun() == nil {
+		p.mu.Lock()
+		if p.drainBy.IsZero() {
+			p.slain = true
+			p.info.TimedOut = p.info.TimedOut || timeout
+			p.info.Killed = p.info.Killed || !timeout
+		}
+		p.mu.Unlock()
+		kids, pid := &p.srv.kids, p.supervisor.pid
+		gone = kids.killBelow(pid, deadline)
+		p.mu.Lock()
+		p.info.NotKilled = timeout && !gone
+		p.mu.Unlock()
+		kids.signal(pid, unix.SIGCONT)
+		if gone || timeout {
+			// It has nothing to wait for, or mustn't.
+			late := time.AfterFunc(max(time.Until(deadline), killTimeout/10), func() { kids.signal(pid, unix.SIGKILL) })
+			<-p.exited
+			late.Stop()
+		}
+	}
+	p.mu.Lock()
+	lost := p.lost
+	p.mu.Unlock()
+	if lost {
+		gone = p.srv.kids.killOrphans(p.begun, deadline) && gone
+	}
+	return gone
+}
+
+// expire is the end of the timeout.
+func (p *process) expire() { p.killTree(true) }

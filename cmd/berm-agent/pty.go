@@ -1,0 +1,99 @@
+package main
+
+import (
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+const (
+	defaultRows = 24
+	defaultCols = 80
+)
+
+// openPTY makes a terminal: this process' side of it, and that of a program.
+func openPTY(rows, cols int) (mine, its *os.File, err error) {
+	const master = "/dev/ptmx"
+	fd, err := unix.Open(master, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, &os.PathError{Op: "open", Path: master, Err: err}
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.Close(fd)
+		}
+	}()
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		return nil, nil, &os.PathError{Op: "unlock", Path: master, Err: err}
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		return nil, nil, &os.PathError{Op: "find the other side of", Path: master, Err: err}
+	}
+	if rows == 0 {
+		rows = defaultRows
+	}
+	if cols == 0 {
+		cols = defaultCols
+	}
+	if err := setSize(fd, rows, cols); err != nil {
+		return nil, nil, &os.PathError{Op: "set the size of", Path: master, Err: err}
+	}
+	its, err = os.OpenFile("/dev/pts/"+strconv.Itoa(n), unix.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fd), master), its, nil
+}
+
+func setSize(fd, rows, cols int) error {
+	return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(rows), Col: uint16(cols)})
+}
+
+// checkSize allows what a terminal can be; 0 is its default.
+func checkSize(rows, cols int) error {
+	const most = 1<<16 - 1
+	if rows < 0 || rows > most || cols < 0 || cols > most {
+		return invalid("a terminal of %d rows and %d columns, at most %d of each", rows, cols, most)
+	}
+	return nil
+}
+
+// endOfFile is the character that ends a terminal's input.
+func endOfFile(fd int) []byte {
+	if t, err := unix.IoctlGetTermios(fd, unix.TCGETS); err == nil {
+		return t.Cc[unix.VEOF : unix.VEOF+1]
+	}
+	return []byte{4}
+}
+
+// resize is OpResize.
+func (srv *server) resize(c *conn, req *wire.Request) (any, error) {
+	p, err := srv.find(req)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkSize(req.Process.Rows, req.Process.Cols); err != nil {
+		return nil, err
+	}
+	if !p.tty {
+		return nil, precondition("process %s has no terminal", p.id)
+	}
+	if err := p.mustRun(); err != nil {
+		return nil, err
+	}
+	if err := c.ready(); err != nil {
+		return nil, err
+	}
+	rows, cols := req.Process.Rows, req.Process.Cols
+	if rows == 0 {
+		rows = defaultRows
+	}
+	if cols == 0 {
+		cols = defaultCols
+	}
+	return nil, p.control(func(fd int) error { return setSize(fd, rows, cols) })
+}

@@ -1,0 +1,332 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Every command has a supervisor above it: a process that has nothing to do but to be
+// the parent of all that the command leaves behind, so that the whole tree can be told
+// from others, whatever it does with sessions, groups and environment. It is a fork of
+// this process that never executes anything, has no thread but one and next to no
+// memory of its own. It ends as soon as the command has, and what then still runs
+// becomes init's.
+
+// program is what a supervisor is to execute.
+type program struct {
+	path  string // found already; relative to dir if it isn't absolute
+	argv  []string
+	env   []string
+	dir   string // empty is this process' own
+	stdio [3]*os.File
+	tty   bool           // stdio is a terminal, which is to be the controlling one
+	files syscall.Rlimit // of open files
+}
+
+// report is what a supervisor, or the command before there is one, has to tell.
+type report struct {
+	kind  int32
+	value int32
+	usage syscall.Rusage
+}
+
+const (
+	reportPid   = iota + 1 // the command's, or -errno if there is none
+	reportChdir            // errno: why the directory can't be entered
+	reportTTY              // errno: why there is no terminal
+	reportExec             // errno: why the program can't be executed
+	reportEnd              // how the command ended
+)
+
+// readReport reads the next of them. The error is io.EOF when the supervisor is gone.
+func readReport(r io.Reader) (report, error) {
+	var out report
+	if _, err := io.ReadFull(r, unsafe.Slice((*byte)(unsafe.Pointer(&out)), unsafe.Sizeof(out))); err != nil {
+		return report{}, io.EOF
+	}
+	return out, nil
+}
+
+// supervisor is a supervisor that was forked.
+type supervisor struct {
+	pid     int
+	reports *os.File // nothing can be read any more when it is gone
+}
+
+// supervise forks a supervisor. What comes of the command is in its reports. The error
+// is the kernel's: EAGAIN, ENOMEM, EMFILE, ….
+func supervise(p *program) (*supervisor, error) {
+	mine, its, err := pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = its.Close() }()
+	block, j, err := newJob(p)
+	if err == nil {
+		for i, f := range p.stdio {
+			j.fds[i] = fdOf(f)
+		}
+		j.fds[3] = fdOf(its)
+		beforeFork()
+		pid, errno := j.fork()
+		afterFork()
+		err = syscall.Munmap(block)
+		if errno != 0 {
+			err = errno
+		}
+		if err == nil {
+			return &supervisor{pid: int(pid), reports: mine}, nil
+		}
+	}
+	_ = mine.Close()
+	return nil, err
+}
+
+// pipe makes one whose first end this process waits at without a thread.
+func pipe() (r, w *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "|"), os.NewFile(uintptr(fds[1]), "|"), nil
+}
+
+// fdOf is a file's number. File.Fd would make it block.
+func fdOf(f *os.File) (fd uintptr) {
+	if c, err := f.SyscallConn(); err == nil {
+		_ = c.Control(func(n uintptr) { fd = n })
+	}
+	return fd
+}
+
+// job is a program as system calls take it. It begins a block of memory that holds all
+// that it points to and is outside of Go's heap, which the supervisor gives up.
+type job struct {
+	path, argv, env, dir uintptr // dir may be 0
+	shell, shellArgv     uintptr // for a script that doesn't name its interpreter
+	fds                  [4]uintptr
+	tty                  bool
+	files                syscall.Rlimit
+	report               report // to be written: each process has its own
+}
+
+func newJob(p *program) (block []byte, j *job, err error) {
+	const shell = "/bin/sh"
+	words := len(p.argv) + 1 + len(p.argv) + 2 + len(p.env) + 1
+	text := int(unsafe.Sizeof(*j)) + words*int(unsafe.Sizeof(uintptr(0)))
+	size := text
+	for _, list := range [][]string{p.argv, p.env, {p.path, p.dir, shell, "sh"}} {
+		for _, s := range list {
+			size += len(s) + 1
+		}
+	}
+	block, err = syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		return nil, nil, err
+	}
+	base := uintptr(unsafe.Pointer(&block[0]))
+	j = (*job)(unsafe.Pointer(&block[0]))
+	vectors := base + unsafe.Sizeof(*j)
+	vector := unsafe.Slice((*uintptr)(unsafe.Pointer(&block[unsafe.Sizeof(*j)])), words)
+	str := func(s string) uintptr {
+		at := base + uintptr(text)
+		text += copy(block[text:], s) + 1
+		return at
+	}
+	next := 0
+	list := func(of ...uintptr) uintptr {
+		at := vectors + uintptr(next)*unsafe.Sizeof(uintptr(0))
+		next += copy(vector[next:], of) + 1
+		return at
+	}
+	var argv, env []uintptr
+	for _, s := range p.argv {
+		argv = append(argv, str(s))
+	}
+	for _, s := range p.env {
+		env = append(env, str(s))
+	}
+	*j = job{path: str(p.path), shell: str(shell), tty: p.tty, files: p.files}
+	j.argv, j.env = list(argv...), list(env...)
+	j.shellArgv = list(append([]uintptr{str("sh"), j.path}, argv[1:]...)...)
+	if p.dir != "" {
+		j.dir = str(p.dir)
+	}
+	return block, j, nil
+}
+
+// The runtime's own part in a fork: no signal, no growth of the stack.
+//
+//go:linkname beforeFork syscall.runtime_BeforeFork
+func beforeFork()
+
+//go:linkname afterFork syscall.runtime_AfterFork
+func afterFork()
+
+// From here on there is one thread of many, with memory as the others left it: no
+// lock can be taken, nothing allocated, no stack grown, and no signal handled. See
+// forkAndExecInChild in package syscall.
+
+//go:nosplit
+//go:noinline
+//go:norace
+//go:nocheckptr
+func (j *job) fork() (uintptr, syscall.Errno) {
+	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno == 0 && pid == 0 {
+		supervisorMain(j)
+	}
+	return pid, errno
+}
+
+const (
+	arenaSize   = 64 << 20 // of Go's heap, on every Linux of 64 bits
+	stackMargin = 16 << 10 // more than what is in use of a goroutine's stack here
+	highFD      = 16       // above those that a command has, and its supervisor
+	reportFD    = 3
+	maxSignal   = 64
+	maxFD       = 16 << 10 // where close_range isn't to be had
+)
+
+//go:nosplit
+//go:noinline
+//go:norace
+//go:nocheckptr
+func supervisorMain(j *job) {
+	var errno syscall.Errno
+	var i, pid, command uintptr
+	var status int32
+	var action [4]uint64 // nothing but zeros: the default
+
+	for i = 1; i <= maxSignal; i++ {
+		syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, i, uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
+	}
+	if _, _, errno = syscall.RawSyscall6(syscall.SYS_PRCTL, unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0, 0); errno != 0 {
+		goto failed
+	}
+	syscall.RawSyscall6(syscall.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&supervisorName)), 0, 0, 0, 0)
+	for i = range uintptr(len(j.fds)) { // out of the way first
+		if j.fds[i], _, errno = syscall.RawSyscall(syscall.SYS_FCNTL, j.fds[i], syscall.F_DUPFD_CLOEXEC, highFD); errno != 0 {
+			goto failed
+		}
+	}
+	for i = range uintptr(reportFD) {
+		if _, _, errno = syscall.RawSyscall(syscall.SYS_DUP3, j.fds[i], i, 0); errno != 0 {
+			goto failed
+		}
+	}
+	if _, _, errno = syscall.RawSyscall(syscall.SYS_DUP3, j.fds[reportFD], reportFD, syscall.O_CLOEXEC); errno != 0 {
+		goto failed
+	}
+	j.fds[reportFD] = reportFD
+	if _, _, errno = syscall.RawSyscall(unix.SYS_CLOSE_RANGE, reportFD+1, maxUint32, 0); errno != 0 {
+		for i = reportFD + 1; i < maxFD; i++ {
+			syscall.RawSyscall(syscall.SYS_CLOSE, i, 0, 0)
+		}
+	}
+	// All that was Go's heap, but for this stack: neither this process nor what the
+	// kernel counts as the command's is to have it.
+	i = uintptr(unsafe.Pointer(&action)) &^ (stackMargin - 1)
+	pid = i &^ (arenaSize - 1)
+	if i-pid > stackMargin {
+		syscall.RawSyscall(syscall.SYS_MADVISE, pid, i-pid-stackMargin, syscall.MADV_DONTNEED)
+	}
+	if i += 2 * stackMargin; i-pid < arenaSize {
+		syscall.RawSyscall(syscall.SYS_MADVISE, i, pid+arenaSize-i, syscall.MADV_DONTNEED)
+	}
+
+	command, _, errno = syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 {
+		goto failed
+	}
+	if command == 0 {
+		commandMain(j)
+	}
+	for i = range uintptr(reportFD) {
+		syscall.RawSyscall(syscall.SYS_CLOSE, i, 0, 0)
+	}
+	j.report.kind, j.report.value = reportPid, int32(command)
+	syscall.RawSyscall(syscall.SYS_WRITE, reportFD, uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
+	for {
+		pid, _, errno = syscall.RawSyscall6(syscall.SYS_WAIT4, ^uintptr(0), uintptr(unsafe.Pointer(&status)), 0,
+			uintptr(unsafe.Pointer(&j.report.usage)), 0, 0)
+		if errno == 0 && pid == command {
+			j.report.kind, j.report.value = reportEnd, status
+			break
+		}
+		if errno == syscall.ECHILD {
+			syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 1, 0, 0)
+		}
+	}
+	syscall.RawSyscall(syscall.SYS_WRITE, reportFD, uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
+	for {
+		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 0, 0, 0)
+	}
+failed:
+	j.report.kind, j.report.value = reportPid, -int32(errno)
+	syscall.RawSyscall(syscall.SYS_WRITE, j.fds[reportFD], uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
+	for {
+		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 1, 0, 0)
+	}
+}
+
+const maxUint32 = 1<<32 - 1
+
+var supervisorName = [...]byte{'b', 'e', 'r', 'm', '-', 'e', 'x', 'e', 'c', 0}
+
+//go:nosplit
+//go:noinline
+//go:norace
+//go:nocheckptr
+func commandMain(j *job) {
+	var errno syscall.Errno
+	var none uint64 // no signal is blocked
+
+	syscall.RawSyscall(syscall.SYS_SETSID, 0, 0, 0)
+	if j.tty {
+		if _, _, errno = syscall.RawSyscall(syscall.SYS_IOCTL, 0, syscall.TIOCSCTTY, 0); errno != 0 {
+			j.report.kind = reportTTY
+			goto failed
+		}
+	}
+	if j.dir != 0 {
+		if _, _, errno = syscall.RawSyscall(syscall.SYS_CHDIR, j.dir, 0, 0); errno != 0 {
+			j.report.kind = reportChdir
+			goto failed
+		}
+	}
+	syscall.RawSyscall6(syscall.SYS_PRLIMIT64, 0, syscall.RLIMIT_NOFILE, uintptr(unsafe.Pointer(&j.files)), 0, 0, 0)
+	syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&none)), 0, 8, 0, 0)
+	_, _, errno = syscall.RawSyscall(syscall.SYS_EXECVE, j.path, j.argv, j.env)
+	if errno == syscall.ENOEXEC {
+		_, _, errno = syscall.RawSyscall(syscall.SYS_EXECVE, j.shell, j.shellArgv, j.env)
+	}
+	j.report.kind = reportExec
+failed:
+	j.report.value = int32(errno)
+	syscall.RawSyscall(syscall.SYS_WRITE, reportFD, uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
+	for {
+		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, exitNotExecutable, 0, 0)
+	}
+}
+
+// fileLimit is the limit of open files that this process was started with, which is
+// what its children are to have: Go raises its own. That is undone on the way to an
+// execve, also one that fails.
+func fileLimit() (syscall.Rlimit, error) {
+	var own syscall.Rlimit
+	if err := syscall.Exec("/", []string{""}, nil); err == nil {
+		return own, errors.New("a directory was executed")
+	}
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &own); err != nil {
+		return own, err
+	}
+	raised := own
+	raised.Cur = raised.Max
+	return own, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &raised)
+}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// nursery is what this process has for children: a command of its own, if it is a
+// container's first process, supervisors, and orphans.
+type nursery struct {
+	main int // pid of the command; 0 for none
+
+	// mu is held while a supervisor is forked and while any are reaped, so that a
+	// number in the map is a supervisor's, alive or not, for as long as it is held.
+	mu          sync.Mutex
+	supervisors map[int]bool
+}
+
+// add forks a supervisor.
+func (n *nursery) add(fork func() (*supervisor, error)) (*supervisor, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s, err := fork()
+	if err != nil {
+		return nil, err
+	}
+	if n.supervisors == nil {
+		n.supervisors = map[int]bool{}
+	}
+	n.supervisors[s.pid] = true
+	return s, nil
+}
+
+// reap takes note of every child that has ended, and tells how the command did.
+func (n *nursery) reap() (status syscall.WaitStatus, ended bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for {
+		var s syscall.WaitStatus
+		got, err := syscall.Wait4(-1, &s, syscall.WNOHANG, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil || got <= 0:
+			return status, ended
+		case got == n.main:
+			status, ended = s, true
+		default:
+			delete(n.supervisors, got)
+		}
+	}
+}
+
+// signal signals a supervisor; false if there is none any more.
+func (n *nursery) signal(pid int, sig syscall.Signal) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.supervisors[pid] && unix.Kill(pid, sig) == nil
+}
+
+// task is a process as the kernel tells of it.
+type task struct {
+	pid, parent int
+	state       byte
+	threads     int
+	start       uint64 // in ticks since the machine was started
+}
+
+// over tells of a process that runs no more, though it may be there: one whose first
+// thread alone has ended looks the same.
+func (t task) over() bool { return t.state == 'X' || t.state == 'Z' && t.threads <= 1 }
+
+// ticksPerSecond is what the kernel has told user space on every machine since 2.4.
+const ticksPerSecond = 100
+
+// ticksNow is the time of a process that were started now.
+func ticksNow() uint64 {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) != nil {
+		return 0
+	}
+	return uint64(ts.Nano()) / (uint64(time.Second) / ticksPerSecond)
+}
+
+// tasks are all processes that can be seen, by pid.
+func tasks() (map[int]task, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	all := map[int]task{}
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if t, ok := readTask(pid); ok {
+			all[pid] = t
+		}
+	}
+	return all, nil
+}
+
+func readTask(pid int) (task, bool) {
+	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return task{}, false
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var b [1 << 10]byte
+	n, err := unix.Read(fd, b[:])
+	if err != nil {
+		return task{}, false
+	}
+	return parseTask(b[:n])
+}
+
+// parseTask reads what proc_pid_stat(5) describes. The name may hold anything.
+func parseTask(b []byte) (t task, ok bool) {
+	open, end := bytes.IndexByte(b, ' '), bytes.LastIndexByte(b, ')')
+	if open < 0 || end < 0 {
+		return t, false
+	}
+	rest := bytes.Fields(b[end+1:])
+	if len(rest) < 20 || len(rest[0]) != 1 {
+		return t, false
+	}
+	var errs [4]error
+	t.state = rest[0][0]
+	t.pid, errs[0] = strconv.Atoi(string(b[:open]))
+	t.parent, errs[1] = strconv.Atoi(string(rest[1]))
+	t.threads, errs[2] = strconv.Atoi(string(rest[17]))
+	t.start, errs[3] = strconv.ParseUint(string(rest[19]), 10, 64)
+	return t, errors.Join(errs[:]...) == nil
+}
+
+// below are the descendants, that run, of those that roots holds.
+func below(all map[int]task, roots map[int]bool) map[int]task {
+	in := map[int]bool{}
+	var isIn func(pid, depth int) bool
+	isIn = func(pid, depth int) bool {
+		if known, ok := in[pid]; ok {
+			return known
+		}
+		t, ok := all[pid]
+		// The list is not of one moment, so that it may even have a circle.
+		is := ok && depth < len(all) && (roots[t.parent] || isIn(t.parent, depth+1))
+		in[pid] = is
+		return is
+	}
+	out := map[int]task{}
+	for pid, t := range all {
+		if !t.over() && !roots[pid] && isIn(pid, 0) {
+			out[pid] = t
+		}
+	}
+	return out
+}
+
+// killTimeout is for the whole of a kill.
+const killTimeout = 5 * time.Second
+
+// killBelow kills all that is below a supervisor, and leaves that stopped: it ends by
+// itself when it goes on. False: some of it isn't gone by the deadline.
+func (n *nursery) killBelow(pid int, deadline time.Time) bool {
+	// Else it could end before what it is to be the parent of.
+	if !n.signal(pid, unix.SIGSTOP) {
+		return true
+	}
+	roots := map[int]bool{pid: true}
+	return n.killAll(deadline, func(all map[int]task) map[int]task { return below(all, roots) })
+}
+
+// killOrphans kills what has come to this process from others, since a time, with all
+// that is below it: where a supervisor was killed, that is what it had, and no less.
+func (n *nursery) killOrphans(since uint64, deadline time.Time) bool {
+	return n.killAll(deadline, func(all map[int]task) map[int]task { return n.orphans(all, since) })
+}
+
+func (n *nursery) orphans(all map[int]task, since uint64) map[int]task {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	roots, own := map[int]bool{}, os.Getpid()
+	for pid, t := range all {
+		if t.parent == own && pid != n.main && !n.supervisors[pid] && t.start >= since {
+			roots[pid] = true
+		}
+	}
+	out := below(all, roots)
+	for pid := range roots {
+		if !all[pid].over() {
+			out[pid] = all[pid]
+		}
+	}
+	return out
+}
+
+// killAll kills what prey picks, until it picks nothing. All stand still before any
+// dies: in that way those who fork run out of numbers, not the other way round.
+func (n *nursery) killAll(deadline time.Time, prey func(all map[int]task) map[int]task) bool {
+	stopped := map[int]uint64{}
+	for delay := time.Millisecond; ; {
+		all, err := tasks()
+		if err != nil {
+			return false
+		}
+		found, fresh := prey(all), false
+		if len(found) == 0 {
+			return true
+		}
+		for pid, t := range found {
+			if start, ok := stopped[pid]; !ok || start != t.start {
+				stopped[pid], fresh = t.start, true
+				_ = unix.Kill(pid, unix.SIGSTOP) // if it can't be, it won't be gone
+			}
+		}
+		late := time.Now().After(deadline)
+		if fresh && !late {
+			continue
+		}
+		for pid := range found {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		if late {
+			return false
+		}
+		time.Sleep(delay)
+		delay = min(2*delay, 50*time.Millisecond)
+	}
+}
