@@ -56,7 +56,7 @@ func (m *Manager) Exec(ctx context.Context, req ExecRequest) (ExecResult, error)
 		return res, err
 	}
 	span.SetAttributes(attribute.String("berm.session_id", res.SessionID), attribute.String("berm.status", string(res.Status)))
-	m.metrics.commands.WithLabelValues(string(res.Status)).Inc()
+	m.metrics.command(res.Status, res.Path)
 	return res, nil
 }
 

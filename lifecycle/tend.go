@@ -163,7 +163,7 @@ func (m *Manager) endLocked(rec *record, proc string, status ExecStatus) bool {
 		m.passTurnLocked(keyID{rec.sb.Tenant, rec.sb.Key})
 	}
 	if t.kind == kindExec {
-		m.metrics.commands.WithLabelValues(string(status)).Inc()
+		m.metrics.command(status, runtime.PathAgent)
 	}
 	close(t.done)
 	return true
