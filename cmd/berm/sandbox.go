@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,22 +47,23 @@ func (f *clientFlags) connect() (*client.Client, error) {
 	if f.output != "table" && f.output != "json" {
 		return nil, &exitError{code: exitUsage, err: fmt.Errorf("--output is %q, want table or json", f.output)}
 	}
-	url := f.url
-	if url == "" {
-		url = os.Getenv("BERM_URL")
-	}
-	if url == "" {
-		url = defaultURL
-	}
-	token := os.Getenv("BERM_TOKEN")
-	if f.tokenFile != "" {
-		data, err := os.ReadFile(f.tokenFile)
-		if err != nil {
-			return nil, fmt.Errorf("read the token: %w", err)
-		}
-		token = strings.TrimSpace(string(data))
+	url, token, err := f.server()
+	if err != nil {
+		return nil, err
 	}
 	return client.New(client.Options{BaseURL: url, Token: token})
+}
+
+// server is where the server is, and what to show it.
+func (f *clientFlags) server() (url, token string, err error) {
+	if url = cmp.Or(f.url, os.Getenv("BERM_URL"), defaultURL); f.tokenFile == "" {
+		return url, os.Getenv("BERM_TOKEN"), nil
+	}
+	data, err := os.ReadFile(f.tokenFile)
+	if err != nil {
+		return "", "", fmt.Errorf("read the token: %w", err)
+	}
+	return url, strings.TrimSpace(string(data)), nil
 }
 
 // explain turns an answer's problem into what a person has to know.

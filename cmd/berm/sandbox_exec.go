@@ -17,6 +17,7 @@ const (
 
 	exitTimedOut = 124 // as timeout(1) has it
 	exitKilled   = 137 // as a shell has it
+	exitSignal   = 128 // and the signal's number
 )
 
 func newExecCommand(flags *clientFlags) *cobra.Command {
@@ -100,13 +101,20 @@ func (f *clientFlags) exec(cmd *cobra.Command, key string, req apitype.ExecReque
 	if res.StdoutTruncated || res.StderrTruncated {
 		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "berm: the output was longer than --output-limit, and was cut")
 	}
+	return endCode(apitype.AttachEnd{ExitCode: res.ExitCode, Status: res.Status}, time.Duration(res.Timeout))
+}
+
+// endCode is the exit code for how a command ended, and what to say about it.
+func endCode(end apitype.AttachEnd, timeout time.Duration) (int, error) {
 	switch {
-	case res.ExitCode != nil:
-		return *res.ExitCode, nil
-	case res.Status == "timed_out":
-		return exitTimedOut, fmt.Errorf("the command was killed after %s", time.Duration(res.Timeout))
-	case res.Status == "oom_killed":
+	case end.Status == "timed_out":
+		return exitTimedOut, fmt.Errorf("the command was killed after %s", timeout)
+	case end.Status == "oom_killed":
 		return exitKilled, errors.New("the command was killed for want of memory")
+	case end.ExitCode != nil:
+		return *end.ExitCode, nil
+	case end.Signal > 0:
+		return exitSignal + end.Signal, nil
 	}
-	return exitKilled, fmt.Errorf("the command was ended: %s", res.Status)
+	return exitKilled, fmt.Errorf("the command was ended: %s", end.Status)
 }

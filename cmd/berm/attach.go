@@ -1,0 +1,304 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/url"
+	"os"
+	"os/signal"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+)
+
+const (
+	killTime     = 10 * time.Second
+	inputSize    = 128 << 10        // bytes sent at once
+	reattachTime = 30 * time.Second // for a server that is started again
+)
+
+var (
+	// errCutOff says that an attachment ended before what it was attached to.
+	errCutOff = errors.New("the connection was cut off")
+	// errPipe says that nobody reads the output any more.
+	errPipe = errors.New("nobody reads the output")
+)
+
+// connection leads to a command or process.
+type connection interface {
+	// follow copies the output until the end, and tells how it came. errCutOff: it
+	// could be taken up again after what seq says then.
+	follow(ctx context.Context, stdout, stderr io.Writer) (apitype.AttachEnd, error)
+	seq() int64 // -1 if nothing has come
+	write(ctx context.Context, input []byte) error
+	control(ctx context.Context, c apitype.AttachControl) error
+	close()
+}
+
+// session is this program in the place of a command's or process' terminal, or of its
+// input and output.
+type session struct {
+	attach   func(ctx context.Context, after int64) (connection, error) // -1 is all there is
+	in       io.Reader                                                  // nil gives no input
+	stdout   io.Writer
+	stderr   io.Writer
+	terminal *terminal // nil if there is none
+	kill     func()    // for who can't wait; nil: leaves it running
+	detach   bool      // an interrupt leaves it running
+}
+
+// run stays with the command until its end.
+func (s *session) run(ctx context.Context) (apitype.AttachEnd, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	// A write that nobody reads is to be an error, and not the end of this program.
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE)
+	defer signal.Stop(broken)
+	if s.terminal != nil {
+		restore, err := s.terminal.raw()
+		if err != nil {
+			return apitype.AttachEnd{}, err
+		}
+		defer restore()
+	}
+	var now current
+	defer forwardSignals(ctx, func(sig apitype.Signal) {
+		if s.detach && sig == apitype.Signal(syscall.SIGINT) {
+			cancel(errDetached)
+			return
+		}
+		if !now.send(ctx, apitype.AttachControl{Signal: &sig}) {
+			cancel(&exitError{code: exitSignal + int(sig)}) // while there is nobody to send it to
+		}
+	}, func(sig syscall.Signal) {
+		if s.kill != nil {
+			s.kill()
+		}
+		cancel(&exitError{code: exitSignal + int(sig)})
+	})()
+	if s.terminal != nil {
+		defer onResize(ctx, func() { s.resize(ctx, &now) })()
+	}
+	end, err := s.follow(ctx, cancel, &now)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if errors.Is(err, errPipe) {
+		if s.kill != nil {
+			s.kill()
+		}
+		err = &exitError{code: exitSignal + int(syscall.SIGPIPE)}
+	}
+	return end, err
+}
+
+// follow attaches, and does it again where it was cut off, unless input may have been
+// lost with the connection.
+func (s *session) follow(ctx context.Context, cancel context.CancelCauseFunc, now *current) (apitype.AttachEnd, error) {
+	var after int64 = -1
+	deadline := time.Now().Add(reattachTime)
+	for first := true; ; first = false {
+		c, err := s.attach(ctx, after)
+		var end apitype.AttachEnd
+		if err == nil {
+			now.set(c)
+			if s.terminal != nil {
+				s.resize(ctx, now)
+			}
+			if first && s.in != nil {
+				go s.input(ctx, cancel, c)
+			}
+			end, err = c.follow(ctx, s.stdout, s.stderr)
+			now.set(nil)
+			c.close()
+			if seq := c.seq(); seq > after {
+				after, deadline = seq, time.Now().Add(reattachTime)
+			}
+		}
+		if err == nil || !errors.Is(err, errCutOff) || c == nil && first || s.in != nil || ctx.Err() != nil || time.Now().After(deadline) {
+			return end, err
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (s *session) resize(ctx context.Context, now *current) {
+	if size := s.terminal.size(); size.Rows > 0 && size.Cols > 0 {
+		now.send(ctx, apitype.AttachControl{Resize: &size})
+	}
+}
+
+// input gives the command this program's input.
+func (s *session) input(ctx context.Context, cancel context.CancelCauseFunc, c connection) {
+	r := s.in
+	if s.terminal != nil {
+		r = &detachReader{r: r}
+	}
+	buf := make([]byte, inputSize)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 && c.write(ctx, buf[:n]) != nil {
+			return // whoever reads the output learns of what there is to know
+		}
+		switch {
+		case err == nil:
+			continue
+		case errors.Is(err, errDetached):
+			cancel(err)
+			return
+		case !errors.Is(err, io.EOF):
+			_, _ = fmt.Fprintln(s.stderr, "berm: read standard input: "+err.Error())
+		}
+		_ = c.control(ctx, apitype.AttachControl{CloseStdin: true})
+		return
+	}
+}
+
+// current is the connection of the moment, if there is one.
+type current struct {
+	mu sync.Mutex
+	c  connection
+}
+
+func (n *current) set(c connection) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.c = c
+}
+
+// send tells whether there was one to send it on.
+func (n *current) send(ctx context.Context, ctl apitype.AttachControl) bool {
+	n.mu.Lock()
+	c := n.c
+	n.mu.Unlock()
+	if c != nil {
+		_ = c.control(ctx, ctl) // whoever reads the output learns of what there is to know
+	}
+	return c != nil
+}
+
+// printTo writes output.
+func printTo(w io.Writer, data []byte) error {
+	_, err := w.Write(data)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EPIPE), errors.Is(err, io.ErrClosedPipe):
+		return errPipe
+	}
+	return fmt.Errorf("print the output: %w", err)
+}
+
+// attachment is a connection by WebSocket, in bytes.
+type attachment struct {
+	ws   *websocket.Conn
+	at   int64
+	fail func(text string) // tells what couldn't be done
+}
+
+// attach opens a WebSocket to what the path leads to.
+func (d door) attach(ctx context.Context, path string, query url.Values, after int64, fail func(text string)) (connection, error) {
+	query = maps.Clone(query)
+	if after >= 0 {
+		query.Set("after", strconv.FormatInt(after, 10))
+	}
+	ws, err := d.websocket(ctx, path, query)
+	var refused *client.Error
+	switch {
+	case errors.As(err, &refused) && refused.RetryAfter == 0:
+		return nil, err
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", errCutOff, err)
+	}
+	return &attachment{ws: ws, at: -1, fail: fail}, nil
+}
+
+func (a *attachment) seq() int64 { return a.at }
+
+func (a *attachment) close() { _ = a.ws.CloseNow() }
+
+func (a *attachment) follow(ctx context.Context, stdout, stderr io.Writer) (apitype.AttachEnd, error) {
+	for {
+		kind, data, err := a.ws.Read(ctx)
+		switch {
+		case err != nil:
+			return attachEnd(err)
+		case kind == websocket.MessageText:
+			err = a.text(data)
+		case len(data) > 0 && data[0] == streamStdout:
+			err = printTo(stdout, data[1:])
+			a.at += int64(len(data) - 1)
+		case len(data) > 0 && data[0] == streamStderr:
+			err = printTo(stderr, data[1:])
+			a.at += int64(len(data) - 1)
+		default:
+			err = errors.New("the server sent output of no known stream")
+		}
+		if err != nil {
+			return apitype.AttachEnd{}, err
+		}
+	}
+}
+
+// The streams of a binary message, its first byte.
+const (
+	streamStdout = 1
+	streamStderr = 2
+)
+
+// attachEnd reads the close frame.
+func attachEnd(err error) (end apitype.AttachEnd, _ error) {
+	var closed websocket.CloseError
+	switch {
+	case !errors.As(err, &closed):
+		return end, fmt.Errorf("%w: %w", errCutOff, err)
+	case closed.Code == websocket.StatusNormalClosure && json.Unmarshal([]byte(closed.Reason), &end) == nil && end.Status != "":
+		return end, nil
+	case closed.Code == websocket.StatusGoingAway, closed.Code == websocket.StatusServiceRestart:
+		return end, fmt.Errorf("%w: %s", errCutOff, cmp.Or(closed.Reason, "the server goes down"))
+	}
+	return end, fmt.Errorf("the server ended the attachment: %s (%d)", cmp.Or(closed.Reason, "it gave no reason"), closed.Code)
+}
+
+func (a *attachment) text(data []byte) error {
+	var m struct {
+		apitype.AttachStart
+		apitype.AttachError
+	}
+	if err := json.Unmarshal(data, &m); err != nil {
+		return fmt.Errorf("the server sent a message that isn't JSON: %w", err)
+	}
+	if m.Error.Code != "" || m.Error.Detail != "" {
+		a.fail(cmp.Or(m.Error.Detail, m.Error.Code))
+		return nil
+	}
+	a.at = m.Seq
+	return nil
+}
+
+func (a *attachment) write(ctx context.Context, input []byte) error {
+	return a.ws.Write(ctx, websocket.MessageBinary, input)
+}
+
+func (a *attachment) control(ctx context.Context, c apitype.AttachControl) error {
+	data, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	return a.ws.Write(ctx, websocket.MessageText, data)
+}

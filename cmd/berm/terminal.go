@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+// terminal is where the program's caller sits, if it is a terminal.
+type terminal struct {
+	in, out int // file descriptors
+}
+
+// terminalOf tells whether both ends are terminals: one to read keys from, one whose
+// size counts.
+func terminalOf(in io.Reader, out io.Writer) (*terminal, error) {
+	inFile, _ := in.(*os.File)
+	if inFile == nil || !term.IsTerminal(int(inFile.Fd())) {
+		return nil, errors.New("--tty needs a terminal as standard input")
+	}
+	outFile, _ := out.(*os.File)
+	if outFile == nil || !term.IsTerminal(int(outFile.Fd())) {
+		return nil, errors.New("--tty needs a terminal as standard output")
+	}
+	return &terminal{in: int(inFile.Fd()), out: int(outFile.Fd())}, nil
+}
+
+// raw hands every key on as it is. The function that it returns sets things right again.
+func (t *terminal) raw() (restore func(), err error) {
+	state, err := term.MakeRaw(t.in)
+	if err != nil {
+		return nil, fmt.Errorf("make the terminal raw: %w", err)
+	}
+	return func() { _ = term.Restore(t.in, state) }, nil
+}
+
+// size is 0, 0 if the terminal doesn't know.
+func (t *terminal) size() apitype.ResizeRequest {
+	cols, rows, err := term.GetSize(t.out)
+	if err != nil {
+		return apitype.ResizeRequest{}
+	}
+	return apitype.ResizeRequest{Rows: rows, Cols: cols}
+}
+
+// forwarded are the signals that go on to the command.
+var forwarded = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
+
+// impatient many of a signal within a second are meant for this program.
+const impatient = 3
+
+// forwardSignals hands on what comes, until ctx ends; and calls leave for who can't
+// wait. The function that it returns has to be called.
+func forwardSignals(ctx context.Context, send func(apitype.Signal), leave func(syscall.Signal)) (stop func()) {
+	came := make(chan os.Signal, 16)
+	signal.Notify(came, forwarded...)
+	go func() {
+		var last syscall.Signal
+		var since time.Time
+		count := 0
+		for {
+			select {
+			case s := <-came:
+				sig, _ := s.(syscall.Signal)
+				if sig != last || time.Since(since) > time.Second {
+					last, since, count = sig, time.Now(), 0
+				}
+				if count++; count >= impatient {
+					leave(sig)
+					return
+				}
+				send(apitype.Signal(sig))
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func() { signal.Stop(came) }
+}
+
+// onResize calls f whenever the terminal's size changes, until ctx ends. The function
+// that it returns has to be called.
+func onResize(ctx context.Context, f func()) (stop func()) {
+	changed := make(chan os.Signal, 1)
+	signal.Notify(changed, syscall.SIGWINCH)
+	go func() {
+		for {
+			select {
+			case <-changed:
+				f()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func() { signal.Stop(changed) }
+}
+
+// Detaching leaves the process running: Ctrl-P Ctrl-Q, as Docker has it.
+const (
+	detachFirst  = 'P' & 0x1f
+	detachSecond = 'Q' & 0x1f
+)
+
+var errDetached = errors.New("detached")
+
+// detachReader reads keys up to the two that detach, and ends with errDetached there.
+type detachReader struct {
+	r    io.Reader
+	held bool // the first was the last key, and hasn't been given
+	err  error
+}
+
+func (d *detachReader) Read(p []byte) (int, error) {
+	if len(p) < 2 {
+		return 0, io.ErrShortBuffer
+	}
+	for d.err == nil {
+		var n int
+		n, d.err = d.r.Read(p[1:])
+		at := 1 // where what is to be given begins
+		if d.held && n > 0 {
+			at, p[0], d.held = 0, detachFirst, false
+		}
+		keys := p[at : 1+n]
+		for i, key := range keys {
+			if key == detachSecond && i > 0 && keys[i-1] == detachFirst {
+				d.err = errDetached
+				return copy(p, keys[:i-1]), errDetached
+			}
+		}
+		if len(keys) > 0 && keys[len(keys)-1] == detachFirst && d.err == nil {
+			d.held, keys = true, keys[:len(keys)-1]
+		}
+		if len(keys) > 0 {
+			return copy(p, keys), nil
+		}
+	}
+	if d.held {
+		d.held = false
+		p[0] = detachFirst
+		return 1, nil
+	}
+	return 0, d.err
+}
