@@ -137,6 +137,8 @@ type door struct {
 	*openapitest.Checker
 	t       *testing.T
 	url     string
+	handler http.Handler
+	stop    func() // waits until all requests are answered
 	client  *http.Client
 	manager *scripted
 	metrics *gatherer
@@ -164,7 +166,7 @@ func newDoor(t *testing.T) *door {
 	}
 	srv := httptest.NewServer(h)
 	t.Cleanup(srv.Close)
-	d.url, d.client = srv.URL, &http.Client{Transport: d.Transport(nil)}
+	d.url, d.handler, d.stop, d.client = srv.URL, h, srv.Close, &http.Client{Transport: d.Transport(nil)}
 	d.calm()
 	return d
 }

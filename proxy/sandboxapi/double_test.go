@@ -32,6 +32,7 @@ type tape struct {
 	stuck   bool // it doesn't take input
 	playing int  // streams that are open
 	played  int64
+	taken   int64 // up to where the last who asked for more has read
 	holder  *play // who is attached
 }
 
@@ -111,8 +112,12 @@ func (p *play) next() (runtime.Chunk, error, bool) { //nolint:revive // the last
 	if p.ousted {
 		return runtime.Chunk{}, errdefs.ErrAborted, true
 	}
+	p.t.taken = p.pos
 	if p.t.endless != nil {
 		c := p.t.endless(p.t.played)
+		if len(c.Data) == 0 {
+			return c, io.EOF, true
+		}
 		p.t.played += int64(len(c.Data))
 		c.Seq = p.t.played
 		return c, nil, true

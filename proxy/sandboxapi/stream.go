@@ -144,7 +144,7 @@ func (a *api) copyEvents(ctx context.Context, e *eventWriter, p *pump, f followe
 			case errors.Is(end, io.EOF):
 				return e.exit(f.exit())
 			case end != nil:
-				return end
+				return errors.Join(end, e.flush())
 			}
 		}
 	}

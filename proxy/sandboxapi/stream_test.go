@@ -1,0 +1,506 @@
+package sandboxapi_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/sandboxapi"
+	rt "github.com/bermhq/berm/runtime"
+)
+
+const (
+	execsPath  = "/api/v1/sandboxes/k/execs"
+	streamPath = execsPath + "/job-1/stream"
+	logsOfPath = "/api/v1/sandboxes/k/processes/tools/logs"
+)
+
+var (
+	asSSE    = withHeader("Accept", "text/event-stream")
+	asNDJSON = withHeader("Accept", "application/x-ndjson")
+)
+
+// running gives a tape that goes on, instead of one that has ended.
+func (d *door) running() *tape {
+	d.manager.streams.tape = newTape()
+	return d.manager.streams.tape
+}
+
+// open sends a request and answers as soon as its answer begins.
+func (d *door) open(ctx context.Context, method, path, body string, change ...func(*http.Request)) *http.Response {
+	d.t.Helper()
+	r, err := http.NewRequestWithContext(ctx, method, d.url+path, strings.NewReader(body))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	r.Header.Set("X-API-Token", master)
+	r.Header.Set("Content-Type", "application/json")
+	for _, f := range change {
+		f(r)
+	}
+	resp, err := d.client.Do(r)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() { _ = resp.Body.Close() })
+	if resp.StatusCode != http.StatusOK {
+		b, _ := io.ReadAll(resp.Body)
+		d.t.Fatalf("%s %s: %d %s", method, path, resp.StatusCode, b)
+	}
+	return resp
+}
+
+// events reads JSON lines.
+func events(t *testing.T, body string) []apitype.StreamEvent {
+	t.Helper()
+	var out []apitype.StreamEvent
+	for line := range strings.Lines(body) {
+		var ev apitype.StreamEvent
+		if err := json.Unmarshal([]byte(line), &ev); err != nil {
+			t.Fatalf("%v: %q", err, line)
+		}
+		out = append(out, ev)
+	}
+	return out
+}
+
+// short gives what of the events is output, and how they begin and end.
+func short(evs []apitype.StreamEvent) []string {
+	var out []string
+	for _, ev := range evs {
+		out = append(out, fmt.Sprintf("%d %s %s%s", ev.Seq, ev.Event, ev.Data, ev.DataBase64))
+	}
+	return out
+}
+
+func TestStreamForms(t *testing.T) {
+	d := newDoor(t)
+	tape := d.running()
+	tape.print(false, "a<b>\n")
+	tape.print(true, "no\xffe\n")
+	tape.finish(io.EOF)
+	const start = `"execution":{"exec_id":"job-1","session_id":"` + sessionID + `","backend":"fake","exec_path":"agent","command":["make"],"tty":false,` +
+		`"status":"running","exit_code":null,"signal":0,"duration_ms":0,"cpu_time_ms":0,"peak_memory_bytes":0,` +
+		`"started_at":"2026-01-02T15:04:05Z","ended_at":null,"timeout":"30s","overridden":[],` +
+		`"created":false,"recreated":false,"existing":false,"first_seq":0,"next_seq":0}`
+	const exit = `"status":"completed","exit_code":0,"signal":0,"duration_ms":1500,"cpu_time_ms":12,"peak_memory_bytes":4096`
+	sse := "id: 0\nevent: start\ndata: {\"event\":\"start\",\"seq\":0," + start + "}\n\n" +
+		"id: 5\nevent: stdout\ndata: {\"event\":\"stdout\",\"seq\":5,\"data\":\"a<b>\\n\"}\n\n" +
+		"id: 10\nevent: stderr\ndata: {\"event\":\"stderr\",\"seq\":10,\"data\":\"no\ufffde\\n\"}\n\n" +
+		"id: 10\nevent: exit\ndata: {\"event\":\"exit\",\"seq\":10," + exit + "}\n\n"
+	lines := `{"event":"start","seq":0,` + start + "}\n" +
+		`{"event":"stdout","seq":5,"data":"a<b>\n"}` + "\n" +
+		"{\"event\":\"stderr\",\"seq\":10,\"data\":\"no\ufffde\\n\"}\n" +
+		`{"event":"exit","seq":10,` + exit + "}\n"
+	raw := strings.NewReplacer(`"data":"a<b>\n"`, `"data_base64":"YTxiPgo="`, "\"data\":\"no\ufffde\\n\"", `"data_base64":"bm//ZQo="`)
+
+	body := `{"command":["make"]}`
+	for name, tt := range map[string]struct {
+		method, path, body string
+		change             []func(*http.Request)
+		contentType, want  string
+	}{
+		"follow":             {"GET", streamPath, "", nil, "text/event-stream", sse},
+		"follow in lines":    {"GET", streamPath, "", []func(*http.Request){asNDJSON}, "application/x-ndjson", lines},
+		"follow raw":         {"GET", streamPath + "?raw=true", "", nil, "text/event-stream", raw.Replace(sse)},
+		"exec":               {"POST", execPath, body, []func(*http.Request){asSSE}, "text/event-stream", sse},
+		"exec in lines":      {"POST", execPath, body, []func(*http.Request){asNDJSON}, "application/x-ndjson", lines},
+		"exec raw":           {"POST", execPath, `{"command":["make"],"raw":true}`, []func(*http.Request){asNDJSON}, "application/x-ndjson", raw.Replace(lines)},
+		"start":              {"POST", execsPath + "?stream=true", body, nil, "text/event-stream", sse},
+		"start in lines":     {"POST", execsPath, body, []func(*http.Request){asNDJSON}, "application/x-ndjson", lines},
+		"the first accepted": {"GET", streamPath, "", []func(*http.Request){withHeader("Accept", "text/html, Application/X-NDJSON;q=0.9, text/event-stream")}, "application/x-ndjson", lines},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := d.want(200, "", tt.method, tt.path, tt.body, tt.change...)
+			if a.Header.Get("Content-Type") != tt.contentType {
+				t.Errorf("got %s", a.Header.Get("Content-Type"))
+			}
+			running := a.body[strings.Index(a.body, `"duration_ms":`)+14:] // it runs still, who knows for how long
+			running = strings.Replace(a.body, `"duration_ms":`+running[:strings.IndexByte(running, ',')], `"duration_ms":0`, 1)
+			if diff := cmp.Diff(tt.want, running); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// The first byte must not wait for a second.
+func TestStreamAtOnce(t *testing.T) {
+	for _, tt := range []struct{ method, path, body string }{
+		{"GET", streamPath, ""}, {"POST", execPath, `{"command":["a"]}`}, {"POST", execsPath, `{"command":["a"]}`}, {"GET", logsOfPath + "?follow=true", ""},
+	} {
+		d := newDoor(t)
+		tape := d.running()
+		resp := d.open(t.Context(), tt.method, tt.path, tt.body, asNDJSON)
+		lines := bufio.NewReader(resp.Body)
+		next := func(want string) {
+			t.Helper()
+			line, err := lines.ReadString('\n')
+			if evs := events(t, line); err != nil || short(evs)[0] != want {
+				t.Errorf("%s: got %q, %v; want %s", tt.path, line, err, want)
+			}
+		}
+		next("0 start ")
+		for i := range 3 {
+			tape.print(i == 1, "x")
+			next(fmt.Sprintf("%d %s x", i+1, []string{"stdout", "stderr"}[i%2]))
+		}
+		tape.finish(io.EOF)
+		next("3 exit ")
+		if rest, err := io.ReadAll(lines); len(rest) > 0 || err != nil {
+			t.Errorf("%s: after the end: %q, %v", tt.path, rest, err)
+		}
+	}
+}
+
+func TestStreamCharacters(t *testing.T) {
+	type chunk struct {
+		stderr bool
+		text   string
+	}
+	for name, tt := range map[string]struct {
+		chunks []chunk
+		want   []string
+	}{
+		"cut in two":   {[]chunk{{false, "a\xc3"}, {false, "\xbcb"}}, []string{"1 stdout a", "4 stdout üb"}},
+		"cut in four":  {[]chunk{{false, "\xf0"}, {false, "\x9f"}, {false, "\x98"}, {false, "\x80"}}, []string{"4 stdout 😀"}},
+		"never ended":  {[]chunk{{false, "a\xe2\x82"}}, []string{"1 stdout a", "3 stdout \ufffd"}},
+		"not UTF-8":    {[]chunk{{false, "\xff\xfe"}, {false, "\x80"}}, []string{"2 stdout \ufffd", "3 stdout \ufffd"}},
+		"broken off":   {[]chunk{{false, "\xc3"}, {false, "a"}}, []string{"2 stdout \ufffda"}},
+		"other stream": {[]chunk{{false, "a\xc3"}, {true, "e"}, {false, "\xbc"}}, []string{"1 stdout a", "1 stderr e", "4 stdout ü"}},
+		"both streams": {
+			[]chunk{{false, "a\xe2"}, {true, "\xc3"}, {false, "\x82"}, {true, "\xbc"}, {false, "\xac"}},
+			[]string{"1 stdout a", "1 stderr ü", "6 stdout €"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDoor(t)
+			tape := d.running()
+			resp := d.open(t.Context(), "GET", streamPath, "", asNDJSON)
+			for _, c := range tt.chunks {
+				tape.print(c.stderr, c.text)
+				// So that they come one by one.
+				eventually(t, "taken", func() bool { return d.manager.streams.taken() == tape.last })
+				time.Sleep(time.Millisecond)
+			}
+			tape.finish(io.EOF)
+			b, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := short(events(t, string(b)))
+			want := append(append([]string{"0 start "}, tt.want...), fmt.Sprintf("%d exit ", tape.last))
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// However output is cut into chunks, what comes out is what went in.
+func TestStreamCuts(t *testing.T) {
+	const text = "aü€😀\xff\xe2\x82b😀"
+	want := strings.ToValidUTF8(text, "\ufffd")
+	d := newDoor(t)
+	for i := range len(text) + 1 {
+		for j := i; j <= len(text); j++ {
+			tape := d.running()
+			for _, part := range []string{text[:i], text[i:j], text[j:]} {
+				if part != "" {
+					tape.print(false, part)
+				}
+			}
+			tape.finish(io.EOF)
+			got := ""
+			for _, ev := range events(t, d.want(200, "", "GET", streamPath, "", asNDJSON).body) {
+				got += ev.Data
+			}
+			if strings.ReplaceAll(got, "\ufffd\ufffd", "\ufffd") != want {
+				t.Errorf("cut at %d and %d: got %q", i, j, got)
+			}
+		}
+	}
+}
+
+func TestStreamResumes(t *testing.T) {
+	d := newDoor(t)
+	tape := d.running()
+	for i := range 10 {
+		tape.print(i%2 == 1, fmt.Sprintf("line %d\n", i))
+	}
+	tape.finish(io.EOF)
+	const whole = "line 0\nline 1\nline 2\nline 3\nline 4\nline 5\nline 6\nline 7\nline 8\nline 9\n"
+	for from := range len(whole) + 1 {
+		for name, a := range map[string]answer{
+			"after":         d.want(200, "", "GET", fmt.Sprintf("%s?after=%d", streamPath, from), "", asNDJSON),
+			"Last-Event-ID": d.want(200, "", "GET", streamPath+"?after=0", "", asNDJSON, withHeader("Last-Event-ID", fmt.Sprint(from))),
+			"a log":         d.want(200, "", "GET", fmt.Sprintf("%s?follow=true&after=%d", logsOfPath, from), "", asNDJSON),
+		} {
+			evs, got := events(t, a.body), ""
+			for _, ev := range evs {
+				got += ev.Data
+			}
+			if evs[0].Seq != int64(from) || got != whole[from:] {
+				t.Errorf("%s %d: got %d %q", name, from, evs[0].Seq, got)
+			}
+		}
+	}
+	tape.change(func() { tape.first = 20 })
+	for _, path := range []string{streamPath, logsOfPath} {
+		p := d.want(410, "output_gone", "GET", path+"?after=19", "").problem(t)
+		if p.FirstSeq == nil || *p.FirstSeq != 20 {
+			t.Errorf("got %+v", p)
+		}
+		d.want(200, "", "GET", path+"?after=20", "")
+		d.want(200, "", "GET", path, "")
+		for _, bad := range []string{"?after=-1", "?after=x", "?after=", "?raw=1"} {
+			d.want(422, "validation", "GET", path+bad, "")
+		}
+		d.want(422, "validation", "GET", path, "", withHeader("Last-Event-ID", "x"))
+	}
+}
+
+// beating is a door whose streams say soon that they live.
+func beating(t *testing.T, every time.Duration) *door {
+	t.Helper()
+	d := newDoor(t)
+	pol, err := policy.Parse(nil, policy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := sandboxapi.New(sandboxapi.Options{Manager: d.manager, Policy: func() *policy.Policy { return pol }, Heartbeat: every})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(h)
+	t.Cleanup(srv.Close)
+	d.url = srv.URL
+	return d
+}
+
+func TestStreamHeartbeat(t *testing.T) {
+	d := beating(t, 5*time.Millisecond)
+	tape := d.running()
+	tape.print(false, "x")
+	for accept, want := range map[string]string{
+		"application/x-ndjson": `{"event":"heartbeat","seq":1}` + "\n",
+		"text/event-stream":    ": heartbeat\n",
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		resp := d.open(ctx, "GET", streamPath, "", withHeader("Accept", accept))
+		lines := bufio.NewReader(resp.Body)
+		for beats := 0; beats < 3; {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			if line == want {
+				beats++
+			}
+		}
+		cancel()
+	}
+}
+
+// taken is how many bytes the tape's last reader has read.
+func (s *streams) taken() int64 {
+	s.tape.mu.Lock()
+	defer s.tape.mu.Unlock()
+	return s.tape.taken
+}
+
+// A caller who doesn't read holds up the process, and nothing piles up.
+func TestStreamSlowReader(t *testing.T) {
+	d := newDoor(t)
+	tape := d.running()
+	text := bytes.Repeat([]byte("x"), 64<<10)
+	tape.endless = func(int64) rt.Chunk { return rt.Chunk{Data: text} }
+
+	l := &pipeListener{conns: make(chan net.Conn), quit: make(chan struct{})}
+	srv := &httptest.Server{Listener: l, Config: &http.Server{Handler: d.handler}}
+	srv.Start()
+	defer srv.Close()
+	client, server := net.Pipe() // which holds nothing
+	defer func() { _ = client.Close() }()
+	l.conns <- server
+	if _, err := io.WriteString(client, "GET "+streamPath+" HTTP/1.1\r\nHost: localhost\r\nX-API-Token: "+master+"\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(client, make([]byte, 500)); err != nil {
+		t.Fatal(err)
+	}
+	played := func() (n int64) {
+		tape.read(func() { n = tape.played })
+		return n
+	}
+	const most = 1 << 20
+	eventually(t, "some is read ahead", func() bool { return played() >= 128<<10 })
+	for range 50 {
+		runtime.Gosched()
+		time.Sleep(time.Millisecond)
+		if n := played(); n > most {
+			t.Fatalf("%d bytes were read ahead", n)
+		}
+	}
+	before := played()
+	if _, err := io.CopyN(io.Discard, client, 2<<20); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it goes on", func() bool { return played() > before+1<<20 })
+	if n := played(); n > before+2<<20+most {
+		t.Errorf("%d bytes were read for 2 MiB", n-before)
+	}
+	_ = client.Close()
+	eventually(t, "it is let go", func() bool { return tape.idle() })
+}
+
+// idle tells whether nobody follows the tape.
+func (t *tape) idle() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.playing == 0
+}
+
+// pipeListener accepts what it is given.
+type pipeListener struct {
+	conns chan net.Conn
+	quit  chan struct{}
+	once  sync.Once
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.quit:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error {
+	l.once.Do(func() { close(l.quit) })
+	return nil
+}
+
+func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
+
+func TestStreamCallerGone(t *testing.T) {
+	for name, tt := range map[string]struct {
+		method, path, body string
+		killed             int
+	}{
+		"exec":            {"POST", execPath, `{"command":["a"]}`, 1},
+		"exec with an ID": {"POST", execPath, `{"command":["a"],"exec_id":"job-1"}`, 0},
+		"start":           {"POST", execsPath, `{"command":["a"]}`, 0},
+		"follow":          {"GET", streamPath, "", 0},
+		"log":             {"GET", logsOfPath + "?follow=true", "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDoor(t)
+			tape := d.running()
+			tape.print(false, "x")
+			ctx, cancel := context.WithCancel(t.Context())
+			resp := d.open(ctx, tt.method, tt.path, tt.body, asSSE)
+			if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+			eventually(t, "it is let go", tape.idle)
+			killed := func() (n int) {
+				d.manager.streams.note(func() { n = d.manager.streams.killed })
+				return n
+			}
+			eventually(t, "it is killed if it has to be", func() bool { return killed() == tt.killed })
+			d.stop() // waits for the handler
+			if killed() != tt.killed {
+				t.Errorf("it was killed %d times, want %d", killed(), tt.killed)
+			}
+		})
+	}
+}
+
+// A source that fails must not look as if it had ended.
+func TestStreamBreaksOff(t *testing.T) {
+	d := newDoor(t)
+	tape := d.running()
+	tape.print(false, "x")
+	tape.finish(&lifecycle.UnavailableError{Err: io.ErrClosedPipe})
+	resp := d.open(t.Context(), "GET", streamPath, "", asNDJSON)
+	b, err := io.ReadAll(resp.Body)
+	if err == nil || !strings.Contains(string(b), `"data":"x"`) || strings.Contains(string(b), `"event":"exit"`) {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+// Much output comes through whole, and in fewer events than chunks.
+func TestStreamMuch(t *testing.T) {
+	d := newDoor(t)
+	d.client = &http.Client{} // to check so much against the document takes long
+	tape := d.running()
+	const chunks, size = 20_000, 1000
+	text := bytes.Repeat([]byte("0123456789"), size/10)
+	tape.endless = func(read int64) rt.Chunk {
+		if read == chunks*size {
+			return rt.Chunk{}
+		}
+		return rt.Chunk{Data: text, Stderr: read/size%1000 == 999}
+	}
+	resp := d.open(t.Context(), "GET", streamPath+"?raw=true", "", asNDJSON)
+	dec := json.NewDecoder(resp.Body)
+	var n, events int
+	var last int64
+	for {
+		var ev apitype.StreamEvent
+		if err := dec.Decode(&ev); err != nil {
+			t.Fatal(err)
+		}
+		if ev.Event == apitype.EventExit {
+			break
+		}
+		events++
+		n += len(ev.DataBase64)
+		if ev.Seq != int64(n) || ev.Seq < last || len(ev.DataBase64) > 64<<10 {
+			t.Fatalf("seq is %d after %d bytes and %d, with %d", ev.Seq, n, last, len(ev.DataBase64))
+		}
+		last = ev.Seq
+	}
+	if n != chunks*size || events >= chunks {
+		t.Errorf("got %d bytes in %d events", n, events)
+	}
+}
+
+func TestManyStreams(t *testing.T) {
+	d := newDoor(t)
+	tape := d.running()
+	tape.print(false, "x")
+	tape.finish(io.EOF)
+	d.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}
+	once := func() {
+		d.want(200, "", "GET", streamPath, "", asSSE)
+	}
+	once()
+	before := runtime.NumGoroutine()
+	for range 1000 {
+		once()
+	}
+	eventually(t, "all goroutines are gone", func() bool { return runtime.NumGoroutine() <= before+2 })
+	if !tape.idle() {
+		t.Error("a stream was left open")
+	}
+}
