@@ -136,8 +136,8 @@ func New(opts Options) (http.Handler, error) {
 	}
 	gate, err := proxy.NewGate(proxy.GateOptions{
 		Tokens: opts.Tokens, TokenHeader: opts.TokenHeader, Hosts: opts.Hosts, Origins: opts.Origins,
-		AnyOrigin: func(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, signedPrefix) },
-		Fail: writeFault, Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
+		AnyOrigin: func(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, signedPrefix) }, Fail: writeFault,
+		Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
 	})
 	if err != nil {
 		return nil, err

@@ -203,9 +203,12 @@ func attachment(name string) string {
 	return "attachment"
 }
 
-// byteRange is one range of bytes: from first to last, both included; first less than 0
-// is the last so many.
-type byteRange struct{ first, last int64 }
+// byteRange is one range of bytes: from first to last, both included, or to the end if
+// last is less than 0; or the end, of last bytes.
+type byteRange struct {
+	first, last int64
+	end         bool
+}
 
 // rangeOf reads the Range header. What the server needn't understand, it leaves: more
 // than one range, other units, and a condition, as the weak ETag can't meet one.
@@ -223,7 +226,7 @@ func rangeOf(r *http.Request) (byteRange, bool) {
 	var err error
 	if from == "" {
 		n, err := strconv.ParseInt(to, 10, 64)
-		return byteRange{first: -n, last: n}, err == nil && n >= 0
+		return byteRange{last: n, end: true}, err == nil && n >= 0
 	}
 	if out.first, err = strconv.ParseInt(from, 10, 64); err != nil {
 		return out, false
@@ -239,10 +242,10 @@ func rangeOf(r *http.Request) (byteRange, bool) {
 // of gives the range's place in a file of a size; false if it lies outside.
 func (b byteRange) of(size int64) (offset, length int64, ok bool) {
 	switch {
-	case b.first < 0: // the last so many
-		n := min(-b.first, size)
+	case b.end:
+		n := min(b.last, size)
 		return size - n, n, n > 0
-	case b.first == 0 && b.last == 0 && size == 0, b.first >= size:
+	case b.first >= size:
 		return 0, 0, false
 	case b.last < 0 || b.last >= size:
 		return b.first, size - b.first, true
