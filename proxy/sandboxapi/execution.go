@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
-	"slices"
 	"time"
 
 	"github.com/julienschmidt/httprouter"
@@ -345,7 +344,7 @@ func (p *passing) Read(b []byte) (int, error) {
 
 func execution(x lifecycle.Execution) apitype.Execution {
 	out := apitype.Execution{
-		ExecID: x.ID, SessionID: x.SessionID, Backend: x.Backend, ExecPath: x.Path, Command: slices.Concat([]string{}, x.Command), TTY: x.TTY,
+		ExecID: x.ID, SessionID: x.SessionID, Backend: x.Backend, ExecPath: x.Path, Command: append([]string{}, x.Command...), TTY: x.TTY,
 		Exit: apitype.Exit{
 			Status: string(x.Status), ExitCode: x.ExitCode, Signal: x.Signal, DurationMS: since(x.StartedAt, x.EndedAt),
 			CPUTimeMS: x.CPUTime.Milliseconds(), PeakMemoryBytes: x.PeakMemoryBytes,

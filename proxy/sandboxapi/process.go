@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
-	"slices"
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -226,7 +225,7 @@ const processRunning = "running"
 
 func process(p lifecycle.Process) apitype.Process {
 	return apitype.Process{
-		ProcessID: p.ID, SessionID: p.SessionID, Command: slices.Concat([]string{}, p.Command), TTY: p.TTY, State: p.State, Ready: p.Ready,
+		ProcessID: p.ID, SessionID: p.SessionID, Command: append([]string{}, p.Command...), TTY: p.TTY, State: p.State, Ready: p.Ready,
 		ExitCode: p.ExitCode, Signal: p.Signal, StartedAt: p.StartedAt.UTC(), EndedAt: timeOrNil(p.EndedAt),
 		Stderr: p.Stderr, Attached: p.Attached, FirstSeq: p.FirstSeq, NextSeq: p.NextSeq,
 	}
