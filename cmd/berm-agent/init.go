@@ -44,7 +44,7 @@ func runInit(args []string) int {
 	if pid == 0 {
 		return code
 	}
-	kids := &nursery{}
+	kids := &nursery{main: pid}
 	serves := serving()
 	if serves {
 		srv, err := newServer(pid)
