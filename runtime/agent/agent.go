@@ -1,0 +1,456 @@
+// Package agent makes of a container engine one that works inside its containers
+// through Berm's own program, which is each container's first process: a command costs
+// about a millisecond there, and processes, files and ports are reached at all.
+//
+// Each container has a directory of its own, which it sees read-only, with a socket at
+// which Berm listens and the program dials. What comes from there is hostile: only the
+// container's first process is heard, everything is bounded, and what is said is
+// believed of that container alone. A container in which nobody answers is served by
+// the engine's own exec, as are commands of another user than the program's.
+package agent
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// Engine is what a backend must offer to be wrapped.
+type Engine interface {
+	runtime.Runtime
+	runtime.Pauser
+	runtime.Logger
+	runtime.Statser
+	runtime.Watcher
+	runtime.Networker
+}
+
+// Options of a Runtime.
+type Options struct {
+	// Engine is the backend. Mandatory. The Runtime closes it if it can be closed.
+	Engine Engine
+	// Program is the path of the program berm-agent on the engine's host. Mandatory.
+	Program string
+	// Root is an absolute directory of this Runtime's own, made with mode 0700 if it
+	// is missing. It has a directory for each container. Mandatory.
+	Root string
+	// HostRoot is Root as the engine sees it; empty is Root.
+	HostRoot string
+	// Logger is told what becomes of the programs; nil discards.
+	Logger *slog.Logger
+}
+
+// Runtime is an engine whose containers are worked in through the program. It has all
+// abilities of an Engine, and besides runtime.Insider and runtime.Sweeper.
+//
+// A container gets the program and a directory from Create, unless its Spec has an
+// Agent already: one without a Dir has the program alone, and is reached through the
+// engine; one with a Dir is somebody else's.
+//
+// It may be used from many goroutines at once.
+type Runtime struct {
+	Engine
+
+	opts Options
+	log  *slog.Logger
+	root *os.File // Root, locked
+	pace pace
+	runs string // begins the ID of each command that Exec runs
+	last atomic.Uint64
+
+	mu     sync.Mutex
+	closed bool
+	boxes  map[string]*box // by the name of the directory
+	byID   map[string]*box // by the container's id; those without a directory, too
+	served map[*served]struct{}
+	tasks  sync.WaitGroup // all goroutines
+}
+
+var (
+	_ Engine          = (*Runtime)(nil)
+	_ runtime.Insider = (*Runtime)(nil)
+	_ runtime.Sweeper = (*Runtime)(nil)
+	_ io.Closer       = (*Runtime)(nil)
+)
+
+// pace is how long things may take. Tests are in more of a hurry.
+type pace struct {
+	hello  time.Duration // a new connection's first word
+	reject time.Duration // until the next connection is looked at, after one that was refused
+	dial   time.Duration // until the program has dialled
+	brief  time.Duration // the same where nothing says that it will
+
+	// A program that doesn't answer a request may be held up by the container's own
+	// work, which holds the engine's exec up as well, so that it isn't given up
+	// easily. First the engine is asked whether the container is frozen or dead.
+	look  time.Duration
+	ready time.Duration
+
+	kill   time.Duration // of a command, the program's own 5 s for it included
+	drain  time.Duration // of a killed command's last output
+	rejoin time.Duration // after a connection broke in mid-command
+	answer time.Duration // to what takes no time inside
+}
+
+var usualPace = pace{
+	hello: 5 * time.Second, reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond,
+	look: 500 * time.Millisecond, ready: 5 * time.Second,
+	kill: 7 * time.Second, drain: time.Second, rejoin: 5 * time.Second, answer: 15 * time.Second,
+}
+
+// New wraps an engine. It listens at once for the programs of all containers that an
+// earlier Runtime with the same Root made, and fails if that one isn't closed.
+func New(opts Options) (*Runtime, error) {
+	switch {
+	case opts.Engine == nil:
+		return nil, errors.New("agent: an Engine is needed")
+	case !filepath.IsAbs(opts.Program):
+		return nil, fmt.Errorf("agent: the program's path %q must be absolute", opts.Program)
+	case !filepath.IsAbs(opts.Root) || opts.HostRoot != "" && !filepath.IsAbs(opts.HostRoot):
+		return nil, fmt.Errorf("agent: the root %q, and as the engine sees it %q, must be absolute", opts.Root, opts.HostRoot)
+	}
+	if opts.HostRoot == "" {
+		opts.HostRoot = opts.Root
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	root, err := lockRoot(opts.Root)
+	if err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	r := &Runtime{
+		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: usualPace, runs: runPrefix + uuid.NewString()[:13] + ":",
+		boxes: map[string]*box{}, byID: map[string]*box{}, served: map[*served]struct{}{},
+	}
+	if err := r.scan(); err != nil {
+		r.stop()
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	return r, nil
+}
+
+func lockRoot(path string) (*os.File, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := root.Stat()
+	if err == nil && info.Mode().Perm()&0o077 != 0 {
+		err = fmt.Errorf("%s can be entered by others than its owner; mode 0700 keeps them out", path)
+	}
+	if err == nil && unix.Flock(int(root.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		err = fmt.Errorf("%s is in use by another process", path)
+	}
+	if err != nil {
+		_ = root.Close()
+		return nil, err
+	}
+	return root, nil
+}
+
+var dirPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// dirName is the name of a container's directory. The container's own name is unique in
+// the engine, and known again after a restart.
+func dirName(container string) string {
+	sum := sha256.Sum256([]byte(container))
+	return hex.EncodeToString(sum[:16])
+}
+
+// scan listens in every directory that is there.
+func (r *Runtime) scan() error {
+	entries, err := os.ReadDir(r.opts.Root)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !e.IsDir() || !dirPattern.MatchString(e.Name()) {
+			continue
+		}
+		b := r.newBox(e.Name())
+		if err := b.listen(); err != nil {
+			r.log.Warn("agent_not_heard", "dir", b.dir, "error", err)
+			continue
+		}
+		r.boxes[b.name] = b
+	}
+	return nil
+}
+
+// Close ends all connections, and closes the engine's client. Containers and their
+// processes go on; calls that are under way fail. Processes that were started in
+// containers without a socket end.
+func (r *Runtime) Close() error {
+	r.stop()
+	if c, ok := r.Engine.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+func (r *Runtime) stop() {
+	r.mu.Lock()
+	r.closed = true
+	boxes := slices.AppendSeq(slices.Collect(maps.Values(r.boxes)), maps.Values(r.byID)) // some in both
+	serving := slices.Collect(maps.Keys(r.served))
+	r.mu.Unlock()
+	for _, b := range boxes {
+		b.close()
+	}
+	for _, s := range serving {
+		s.cancel()
+		s.end()
+	}
+	r.tasks.Wait()
+	_ = r.root.Close()
+}
+
+// Create makes a container with the program in it, and listens for it.
+func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
+	if spec.Name == "" || spec.Agent != nil && spec.Agent.Dir != "" {
+		return r.Engine.Create(ctx, spec)
+	}
+	if spec.Agent != nil {
+		if spec.Agent.Program == "" {
+			spec.Agent = &runtime.Agent{Program: r.opts.Program}
+		}
+		return r.Engine.Create(ctx, spec)
+	}
+	b, err := r.reserve(spec.Name)
+	if err != nil {
+		return runtime.Container{}, fmt.Errorf("create container %q: %w", spec.Name, err)
+	}
+	spec.Agent = &runtime.Agent{Program: r.opts.Program, Dir: filepath.Join(r.opts.HostRoot, b.name)}
+	c, err := r.Engine.Create(ctx, spec)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b.creates--
+	if err != nil {
+		r.release(b)
+		return runtime.Container{}, err
+	}
+	b.id = c.ID
+	r.byID[c.ID] = b
+	b.meet(c)
+	return c, nil
+}
+
+// reserve gives the box of a container that is about to be made. There may be one
+// already: of a container that has the name, so that the new one won't be, or of one
+// that is no more.
+func (r *Runtime) reserve(name string) (*box, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, errClosed
+	}
+	b := r.boxes[dirName(name)]
+	if b == nil {
+		b = r.newBox(dirName(name))
+		b.fresh = true
+		if err := b.make(); err != nil {
+			return nil, runtime.Unavailable(err)
+		}
+		r.boxes[b.name] = b
+	}
+	b.creates++
+	b.uses++
+	return b, nil
+}
+
+// release removes a box that no container has; the lock is held. What an earlier Runtime
+// left may belong to one that this one hasn't met yet.
+func (r *Runtime) release(b *box) {
+	if b.creates == 0 && b.id == "" && b.fresh {
+		r.drop(b)
+	}
+}
+
+// drop removes a box; the lock is held.
+func (r *Runtime) drop(b *box) {
+	if b.name == "" {
+		return
+	}
+	if r.boxes[b.name] == b {
+		delete(r.boxes, b.name)
+	}
+	b.close()
+	if err := os.RemoveAll(b.dir); err != nil {
+		r.log.Error("agent_dir_left", "dir", b.dir, "error", err)
+	}
+}
+
+// Remove kills a container, and removes it with all that Create made for it.
+func (r *Runtime) Remove(ctx context.Context, id string) error {
+	b := r.known(id)
+	if b == nil {
+		if c, err := r.Engine.Inspect(ctx, id); err == nil {
+			r.mu.Lock()
+			b = r.boxes[dirName(c.Name)]
+			r.mu.Unlock()
+		}
+	}
+	if err := r.Engine.Remove(ctx, id); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.byID, id)
+	if b == nil || b.id != "" && b.id != id {
+		return nil
+	}
+	b.id = ""
+	b.part()
+	if b.creates == 0 {
+		r.drop(b)
+	}
+	return nil
+}
+
+// known gives the box of a container that this Runtime has met.
+func (r *Runtime) known(id string) *box {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.byID[id]
+}
+
+// box finds a container's box.
+func (r *Runtime) box(ctx context.Context, id string) (*box, error) {
+	if b := r.known(id); b != nil {
+		return b, nil
+	}
+	c, err := r.Engine.Inspect(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, errClosed
+	}
+	b := r.byID[c.ID]
+	if b == nil {
+		if b = r.boxes[dirName(c.Name)]; b == nil {
+			b = r.newBox("")
+		}
+		b.id = c.ID
+		r.byID[c.ID] = b
+	}
+	b.meet(c)
+	return b, nil
+}
+
+// Sweep removes what is left of containers that are no more, the engine's own parts
+// and Berm's directories.
+func (r *Runtime) Sweep(ctx context.Context) error {
+	var err error
+	if s, ok := r.Engine.(runtime.Sweeper); ok {
+		err = s.Sweep(ctx)
+	}
+	if own := r.sweep(ctx); own != nil {
+		err = errors.Join(err, fmt.Errorf("sweep the agents' directories: %w", own))
+	}
+	return err
+}
+
+func (r *Runtime) sweep(ctx context.Context) error {
+	r.mu.Lock()
+	uses := map[*box]uint64{} // before the engine is asked: what comes after stays
+	for _, b := range r.boxes {
+		if b.creates == 0 {
+			uses[b] = b.uses
+		}
+	}
+	for _, b := range r.byID {
+		uses[b] = b.uses
+	}
+	r.mu.Unlock()
+
+	list, err := r.Engine.List(ctx, nil)
+	if err != nil {
+		return err
+	}
+	names, ids := map[string]bool{}, map[string]bool{}
+	for _, c := range list {
+		names[dirName(c.Name)], ids[c.ID] = true, true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for b, n := range uses {
+		if b.creates > 0 || b.uses != n {
+			continue
+		}
+		if b.id != "" && !ids[b.id] {
+			delete(r.byID, b.id)
+		}
+		if b.name != "" && !names[b.name] && r.boxes[b.name] == b {
+			r.drop(b)
+		}
+	}
+	return r.sweepStrays(names)
+}
+
+// sweepStrays removes directories that no box has, and no container; the lock is held,
+// and under it each that is made gets its box.
+func (r *Runtime) sweepStrays(names map[string]bool) error {
+	entries, err := os.ReadDir(r.opts.Root)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var left error
+	for _, e := range entries {
+		if dirPattern.MatchString(e.Name()) && r.boxes[e.Name()] == nil && !names[e.Name()] {
+			left = errors.Join(left, os.RemoveAll(filepath.Join(r.opts.Root, e.Name())))
+		}
+	}
+	return left
+}
+
+// Pause freezes a container's processes, the program's too.
+func (r *Runtime) Pause(ctx context.Context, id string) error {
+	err := r.Engine.Pause(ctx, id)
+	if b := r.known(id); b != nil && !errdefs.IsFailedPrecondition(err) {
+		b.paused.Store(true) // or maybe: who needs to know asks the engine
+	}
+	return err
+}
+
+// Resume lets them go on.
+func (r *Runtime) Resume(ctx context.Context, id string) error {
+	err := r.Engine.Resume(ctx, id)
+	if b := r.known(id); b != nil && err == nil {
+		b.paused.Store(false)
+	}
+	return err
+}
+
+// runPrefix begins the IDs of commands, which aren't listed as processes.
+const runPrefix = "berm:run:"
+
+func (r *Runtime) nextRun() string { return r.runs + strconv.FormatUint(r.last.Add(1), 36) }
+
+var errClosed = runtime.Unavailable(errors.New("this client of the engine is closed"))

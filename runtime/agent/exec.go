@@ -1,0 +1,494 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// overtime is how long after the caller's deadline the program ends a command by itself,
+// if Berm isn't there any more to do so.
+const overtime = 15 * time.Second
+
+// Exec runs a command in a running container, to its end: through the program when it
+// is there and has the user that is asked for, and through the engine otherwise, which
+// the result's Path tells.
+//
+// A connection that breaks under a command without input is made again, and the command
+// goes on where it was. If that can't be, or it has input, it is killed, and the error
+// is ErrInterrupted; also ErrNotKilled if that couldn't be either.
+//
+// Two things hold it up that it can't help: a Stdout or Stderr that blocks, and, in
+// a goroutine that outlives the call, a Stdin whose Read does.
+func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.ExecResult, error) {
+	op := "run command in container " + id
+	if err := validateExec(e); err != nil {
+		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, err)
+	}
+	if ctx.Err() != nil {
+		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, runtime.Ended(ctx))
+	}
+	b, err := r.box(ctx, id)
+	if err == nil && b.name != "" {
+		res, err := b.exec(ctx, id, e)
+		if !errors.Is(err, errAbsent) {
+			if err != nil {
+				return res, fmt.Errorf("%s: %w", op, err)
+			}
+			return res, nil
+		}
+	}
+	// What is wrong, it says itself.
+	res, err := r.Engine.Exec(ctx, id, e)
+	if err == nil {
+		res.Path = runtime.PathEngine
+	}
+	return res, err
+}
+
+func validateExec(e runtime.Exec) error {
+	switch {
+	case len(e.Command) == 0:
+		return runtime.Invalid("the command is empty")
+	case e.WorkingDir != "" && !path.IsAbs(e.WorkingDir):
+		return runtime.Invalid("the working directory %q is not absolute", e.WorkingDir)
+	}
+	return validateText(slices.Concat(e.Command, e.Env, []string{e.WorkingDir}))
+}
+
+// validateText refuses what would arrive as something else.
+func validateText(all []string) error {
+	for _, s := range all {
+		if strings.IndexByte(s, 0) >= 0 || !utf8.ValidString(s) {
+			return runtime.Invalid("a command, its environment and its directory are UTF-8 without zero bytes, which %.100q is not", s)
+		}
+	}
+	return nil
+}
+
+// fits tells whether the program's user is the one that is asked for.
+func fits(user string) func(*conn) bool {
+	if user == "" {
+		return nil
+	}
+	return func(c *conn) bool {
+		uid, gid, both := strings.Cut(user, ":")
+		return uid == strconv.Itoa(c.uid) && (!both || gid == strconv.Itoa(c.gid))
+	}
+}
+
+// run is a command under way.
+type run struct {
+	*call
+	e       runtime.Exec
+	process string      // its ID
+	seq     int64       // output that was delivered
+	closed  atomic.Bool // all of its input has been sent
+	info    *wire.ProcessInfo
+	deliver error // of Stdout or Stderr
+}
+
+// The ways in which following a command ends early.
+var (
+	errBroken  = errors.New("the connection to the container's agent broke")
+	errDeliver = errors.New("output can't be delivered")
+)
+
+// exec gives errors that are classed already, or errAbsent when nothing was done.
+func (b *box) exec(ctx context.Context, id string, e runtime.Exec) (runtime.ExecResult, error) {
+	if b.paused.Load() {
+		if err := b.thaw(ctx); err != nil {
+			return runtime.ExecResult{}, err
+		}
+	}
+	x := &run{e: e, process: b.r.nextRun()}
+	start := &wire.Start{ID: x.process, Command: e.Command, Env: e.Env, Dir: e.WorkingDir, Stdin: e.Stdin != nil}
+	if deadline, ok := ctx.Deadline(); ok {
+		start.TimeoutMS = max(time.Until(deadline), 0).Milliseconds() + overtime.Milliseconds()
+	}
+	request, err := json.Marshal(&wire.Request{Op: wire.OpRun, Start: start})
+	if err != nil {
+		return runtime.ExecResult{}, err
+	}
+	if len(request) > wire.MaxRequest {
+		return runtime.ExecResult{}, runtime.Invalid("the command has %d bytes, and may have %d", len(request), wire.MaxRequest)
+	}
+	x.call, err = b.start(ctx, id, request, fits(e.User))
+	var refusal *wire.Failure
+	switch {
+	case errors.As(err, &refusal) && refusal.Class == wire.ClassInvalid:
+		return runtime.ExecResult{}, failed(refusal)
+	case errors.As(err, &refusal): // the engine is asked what to make of it
+		return runtime.ExecResult{}, errAbsent
+	case err != nil:
+		return runtime.ExecResult{}, err
+	}
+	if e.Stdin == nil {
+		x.closed.Store(true)
+	} else {
+		go x.feed(x.conn)
+	}
+	if err := x.wait(ctx); err != nil {
+		return runtime.ExecResult{Path: runtime.PathAgent}, err
+	}
+	return runtime.ExecResult{
+		ExitCode: x.info.ExitCode, OOMKilled: x.info.OOMKilled, Path: runtime.PathAgent,
+		CPUTime: time.Duration(x.info.CPUTime), PeakMemoryBytes: x.info.PeakMemoryBytes,
+	}, nil
+}
+
+// thaw is for a container that was paused when Berm last heard of it: errAbsent leaves it
+// to the engine to say what is so.
+func (b *box) thaw(ctx context.Context) error {
+	b.ask(ctx)
+	if b.paused.Load() {
+		return errAbsent
+	}
+	return nil
+}
+
+// feed copies the input, and lives as long as its Read takes.
+func (x *run) feed(c *conn) {
+	buf := buffers.Get().(*[wire.MaxData]byte)
+	defer buffers.Put(buf)
+	for {
+		n, err := x.e.Stdin.Read(buf[:])
+		if n > 0 {
+			if _, err := c.input(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			if c.w.Send(wire.KindEnd) == nil {
+				x.closed.Store(true)
+			}
+			return
+		}
+	}
+}
+
+// wait follows the command to its end, whatever happens to the connection.
+func (x *run) wait(ctx context.Context) error {
+	for rejoined := 0; ; rejoined++ {
+		before := x.seq
+		err := x.follow()
+		switch {
+		case err == nil:
+			x.finish()
+			return nil
+		case ctx.Err() != nil:
+			return x.kill(ctx, runtime.Ended(ctx))
+		case errors.Is(err, errDeliver):
+			return x.kill(ctx, fmt.Errorf("deliver output: %w", x.deliver))
+		}
+		var failure *wire.Failure
+		if errors.As(err, &failure) {
+			x.finish()
+			return x.neverRan(failure)
+		}
+		x.drop()
+		if x.seq > before {
+			rejoined = 0
+		}
+		next, err := x.rejoin(ctx, rejoined)
+		if err != nil {
+			return err
+		}
+		x.call = next
+	}
+}
+
+// follow delivers output until the command has ended: then there is info.
+func (x *run) follow() error {
+	for {
+		kind, payload, err := x.r.Next()
+		if err != nil {
+			return fmt.Errorf("%w: %w", errBroken, err)
+		}
+		switch kind {
+		case wire.KindOutput:
+			o, err := wire.ParseOutput(payload)
+			if err != nil || o.Seq-int64(len(o.Data)) != x.seq {
+				return fmt.Errorf("%w: output of another place than %d", errBroken, x.seq)
+			}
+			x.seq = o.Seq
+			to := x.e.Stdout
+			if o.Stderr {
+				to = x.e.Stderr
+			}
+			if to == nil || x.deliver != nil {
+				continue
+			}
+			if _, x.deliver = to.Write(o.Data); x.deliver != nil {
+				return errDeliver
+			}
+		case wire.KindResult:
+			info, err := parseEnded(payload)
+			if err != nil {
+				return fmt.Errorf("%w: %w", errBroken, err)
+			}
+			x.info = info
+			return nil
+		case wire.KindFailure:
+			failure, err := parseFailure(payload)
+			if err != nil {
+				return fmt.Errorf("%w: %w", errBroken, err)
+			}
+			return failure
+		default:
+			return fmt.Errorf("%w: a frame of kind %d", errBroken, kind)
+		}
+	}
+}
+
+// neverRan is the error of a command that the program couldn't start after all. Unless
+// it is the command's own fault, the engine may know better.
+func (x *run) neverRan(failure *wire.Failure) error {
+	if failure.Class == wire.ClassInvalid || x.seq > 0 || x.e.Stdin != nil {
+		return failed(failure)
+	}
+	return errAbsent
+}
+
+// parseEnded reads how a command ended.
+func parseEnded(payload []byte) (*wire.ProcessInfo, error) {
+	info := new(wire.ProcessInfo)
+	if err := wire.Decode(payload, info); err != nil {
+		return nil, err
+	}
+	if info.Running || !plausible(info) {
+		return nil, fmt.Errorf("%w: how a command ended", wire.ErrProtocol)
+	}
+	return info, nil
+}
+
+// finish gives the connection back, if it can be used again.
+func (x *run) finish() {
+	if x.closed.Load() {
+		x.done()
+	} else {
+		x.drop()
+	}
+}
+
+// interrupted is the error of a command whose container ended under it.
+func interrupted(how string) error {
+	return runtime.WithClass(
+		errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted),
+		fmt.Errorf("%w: it is %s", runtime.ErrInterrupted, how),
+	)
+}
+
+// notKilled adds to an error that processes may still run, without changing its class.
+func notKilled(err, why error) error {
+	return fmt.Errorf("%w; %w: %v", err, runtime.ErrNotKilled, why) //nolint:errorlint // why has a class of its own
+}
+
+// rejoin takes the command up again after its connection broke. With input, nobody
+// knows how much of that has arrived.
+func (x *run) rejoin(ctx context.Context, tries int) (*call, error) {
+	if x.e.Stdin != nil || tries >= 3 {
+		return nil, x.abandon(ctx, interrupted("out of reach"))
+	}
+	next, err := x.b.rejoin(ctx, x.id, x.process, x.seq, x.pid)
+	var refusal *wire.Failure
+	switch {
+	case errors.As(err, &refusal):
+		return nil, x.abandon(ctx, interrupted("not telling all of the command's output any more"))
+	case errors.Is(err, errAbsent):
+		return nil, x.abandon(ctx, interrupted("out of reach"))
+	case ctx.Err() != nil:
+		return nil, x.abandon(ctx, runtime.Ended(ctx))
+	}
+	return next, err
+}
+
+// rejoin attaches to a process whose connection broke, from a place in its output on.
+// Pid is of who was at its other end. The error is ErrInterrupted when the container has
+// ended, errAbsent, a *wire.Failure, the context's, or Unavailable with ErrNotKilled.
+func (b *box) rejoin(ctx context.Context, id, process string, seq int64, pid int) (*call, error) {
+	request, err := json.Marshal(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: process, From: seq}})
+	if err != nil {
+		return nil, err
+	}
+	soon, cancel := context.WithTimeout(ctx, b.r.pace.rejoin)
+	defer cancel()
+	away := false
+	for delay := time.Millisecond; soon.Err() == nil; delay = min(2*delay, 200*time.Millisecond) {
+		c, err := b.inspect(soon)
+		switch {
+		case errdefs.IsNotFound(err):
+			return nil, interrupted("removed")
+		case err != nil:
+			away = away || errdefs.IsUnavailable(err)
+		case c.State != runtime.StateRunning && c.State != runtime.StatePaused:
+			return nil, interrupted("dead")
+		case c.Pid != 0 && pid != 0 && c.Pid != pid:
+			return nil, interrupted("another by now") // somebody has restarted it
+		default:
+			away = false
+			x, err := b.start(soon, id, request, nil)
+			var refusal *wire.Failure
+			switch {
+			case errors.As(err, &refusal):
+				return nil, refusal
+			case err == nil && x.release():
+				return x.under(ctx), nil
+			case err == nil:
+				x.drop()
+			}
+		}
+		select {
+		case <-soon.Done():
+		case <-b.done:
+			return nil, notKilled(errClosed, errors.New("nobody is there to do it"))
+		case <-time.After(delay):
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil, runtime.Ended(ctx)
+	case away:
+		return nil, notKilled(runtime.Unavailable(errBroken), errors.New("the engine is gone"))
+	}
+	return nil, errAbsent
+}
+
+// under puts a call that was released under another context.
+func (x *call) under(ctx context.Context) *call {
+	y := &call{conn: x.conn, b: x.b, id: x.id, ctx: ctx, stopped: make(chan struct{})}
+	y.stop = context.AfterFunc(ctx, func() {
+		_ = y.nc.SetDeadline(past)
+		close(y.stopped)
+	})
+	return y
+}
+
+// abandon kills a command that has no connection any more.
+func (x *run) abandon(ctx context.Context, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.b.r.pace.kill)
+	defer cancel()
+	why := x.killTree(ctx, func() bool { return true })
+	if errdefs.IsUnavailable(why) {
+		err = runtime.Unavailable(errBroken)
+	}
+	if why != nil {
+		err = notKilled(err, why)
+	}
+	return err
+}
+
+// kill ends a command with all its descendants, and delivers the last of its output.
+// The error is err, or says also that it couldn't.
+func (x *run) kill(ctx context.Context, err error) error {
+	x.release()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.b.r.pace.kill)
+	defer cancel()
+	// It may not have begun yet, although it was told to, or be over.
+	over := func() bool {
+		_ = x.nc.SetDeadline(time.Now().Add(50 * time.Millisecond))
+		return x.over()
+	}
+	if why := x.killTree(ctx, over); why != nil {
+		x.drop()
+		return notKilled(err, why)
+	}
+	_ = x.nc.SetDeadline(time.Now().Add(x.b.r.pace.drain))
+	if x.over() {
+		x.finish()
+	} else {
+		x.drop()
+	}
+	return err
+}
+
+// over reads on, and tells whether the command is known to be over.
+func (x *run) over() bool {
+	if x.info != nil {
+		return true
+	}
+	err := x.follow()
+	for errors.Is(err, errDeliver) { // once
+		err = x.follow()
+	}
+	return err == nil
+}
+
+// killTree has the program kill the command, through another connection. Over tells
+// what to make of a command that the program doesn't know.
+func (x *run) killTree(ctx context.Context, over func() bool) error {
+	request, err := json.Marshal(&wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: x.process}})
+	if err != nil {
+		return err
+	}
+	for {
+		err := x.b.settle(ctx, x.id, request)
+		var refusal *wire.Failure
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &refusal) && refusal.Class == wire.ClassNotFound:
+			if over() {
+				return nil
+			}
+		case errors.As(err, &refusal):
+			return refusal
+		}
+		c, err := x.b.inspect(ctx)
+		switch {
+		case errdefs.IsNotFound(err), err == nil && c.State != runtime.StateRunning && c.State != runtime.StatePaused:
+			return nil // all in the container is dead
+		case err == nil && c.State == runtime.StatePaused:
+			return errors.New("the container is paused")
+		}
+		select {
+		case <-ctx.Done():
+			if errdefs.IsUnavailable(err) {
+				return err
+			}
+			return errSilent
+		case <-x.b.done:
+			return errClosed
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// settle does an operation that has no input and no answer. A refusal is a
+// *wire.Failure.
+func (b *box) settle(ctx context.Context, id string, request []byte) error {
+	x, err := b.start(ctx, id, request, nil)
+	if err != nil {
+		return err
+	}
+	kind, payload, err := x.r.Next()
+	switch {
+	case err == nil && kind == wire.KindResult:
+		x.done()
+		return nil
+	case err == nil && kind == wire.KindFailure:
+		var refusal *wire.Failure
+		if refusal, err = parseFailure(payload); err == nil {
+			x.done()
+			return refusal
+		}
+	}
+	x.drop()
+	if ctx.Err() != nil {
+		return runtime.Ended(ctx)
+	}
+	return errBroken
+}

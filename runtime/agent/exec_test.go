@@ -1,0 +1,698 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+func TestExec(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", prints("hi\n", 3))
+	for range 20 { // on one connection
+		var out bytes.Buffer
+		res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"say"}, Stdout: &out})
+		if err != nil || res.ExitCode != 3 || res.Path != runtime.PathAgent || out.String() != "hi\n" {
+			t.Fatalf("%+v, %v, %q", res, err, &out)
+		}
+	}
+}
+
+// What the program makes no answer to, or none that can be understood, before it was
+// told to go, the engine does.
+func TestExecFallsBack(t *testing.T) {
+	frame := func(kind wire.Kind, size uint32) string {
+		return string(binary.BigEndian.AppendUint32([]byte{byte(kind)}, size))
+	}
+	raw := func(s string) func(*program) { return func(p *program) { _, _ = io.WriteString(p.nc, s) } }
+	for name, answer := range map[string]func(p *program){
+		"silent":            func(*program) {},
+		"hangs up":          func(p *program) { _ = p.nc.Close() },
+		"garbage":           raw(strings.Repeat("garbage ", 1000)),
+		"huge length":       raw(frame(wire.KindResult, 1<<32-1)),
+		"no such kind":      raw(frame(200, 0)),
+		"half a frame":      raw(frame(wire.KindFailure, 100) + "{"),
+		"result, not ready": func(p *program) { p.json(wire.KindResult, wire.ProcessInfo{}) },
+		"output, not ready": func(p *program) { p.output(2, "hi") },
+		"second hello":      func(p *program) { p.json(wire.KindHello, wire.Hello{Version: 1}) },
+		"failure":           func(p *program) { p.json(wire.KindFailure, wire.Failure{Class: wire.ClassNotFound}) },
+		"unreadable":        func(p *program) { p.send(wire.KindFailure, "}") },
+		"failure after go": func(p *program) {
+			if p.ready() {
+				p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExhausted, Message: "no more processes"})
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			id := b.create(t, "x")
+			var asked atomic.Int64
+			for range 3 {
+				b.serve(t, "x", func(p *program, _ *wire.Request) {
+					asked.Add(1)
+					answer(p)
+				})
+			}
+			var out bytes.Buffer
+			res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"echo", "hi"}, Stdout: &out})
+			if err != nil || res.Path != runtime.PathEngine || out.String() != "hi\n" {
+				t.Errorf("%+v, %v, %q", res, err, &out)
+			}
+			if asked.Load() == 0 {
+				t.Error("the program wasn't asked")
+			}
+		})
+	}
+}
+
+// Once it was told to go, nobody else runs the command.
+func TestExecMisled(t *testing.T) {
+	for name, tt := range map[string]struct {
+		answer func(p *program, id string)
+		out    string
+	}{
+		"hangs up":         {func(*program, string) {}, ""},
+		"garbage":          {func(p *program, _ string) { _, _ = io.WriteString(p.nc, "garbage garbage") }, ""},
+		"seq backwards":    {func(p *program, _ string) { p.output(4, "abcd"); p.output(3, "c") }, "abcd"},
+		"seq jumps":        {func(p *program, _ string) { p.output(1<<40, "c") }, ""},
+		"data":             {func(p *program, _ string) { p.send(wire.KindData, "x") }, ""},
+		"items":            {func(p *program, _ string) { p.send(wire.KindItem, "{}") }, ""},
+		"still running":    {func(p *program, id string) { p.json(wire.KindResult, wire.ProcessInfo{ID: id, Running: true}) }, ""},
+		"odd exit code":    {func(p *program, id string) { p.json(wire.KindResult, wire.ProcessInfo{ID: id, ExitCode: 256}) }, ""},
+		"negative time":    {func(p *program, id string) { p.json(wire.KindResult, wire.ProcessInfo{ID: id, CPUTime: -1}) }, ""},
+		"unreadable end":   {func(p *program, _ string) { p.send(wire.KindResult, "[") }, ""},
+		"ready once more":  {func(p *program, _ string) { p.send(wire.KindReady, "") }, ""},
+		"large and broken": {func(p *program, _ string) { p.output(1<<16, strings.Repeat("x", 1<<16)) }, strings.Repeat("x", 1<<16)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.pace.rejoin = 100 * time.Millisecond
+			id := b.create(t, "x")
+			var kills atomic.Int64
+			for range 4 {
+				b.serve(t, "x", func(p *program, req *wire.Request) {
+					switch req.Op {
+					case wire.OpRun:
+						if p.ready() {
+							tt.answer(p, req.Start.ID)
+						}
+						_ = p.nc.Close()
+					case wire.OpAttach:
+						p.json(wire.KindFailure, wire.Failure{Class: wire.ClassNotFound})
+					case wire.OpKill:
+						kills.Add(1)
+						if p.ready() {
+							p.send(wire.KindResult, "null")
+						}
+					}
+				})
+			}
+			var out bytes.Buffer
+			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"echo", "hi"}, Stdout: &out})
+			if !errdefs.IsFailedPrecondition(err) || !errors.Is(err, runtime.ErrInterrupted) || errors.Is(err, runtime.ErrNotKilled) {
+				t.Error(err)
+			}
+			if out.String() != tt.out || kills.Load() == 0 {
+				t.Errorf("%d bytes of output, %d kills", out.Len(), kills.Load())
+			}
+			if n := b.engine.Calls("exec"); n != 0 {
+				t.Errorf("the engine ran it, too")
+			}
+		})
+	}
+}
+
+// A command goes on where it was when its connection breaks.
+func TestExecRejoins(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	var from atomic.Int64
+	for range 3 {
+		b.serve(t, "x", func(p *program, req *wire.Request) {
+			if !p.ready() {
+				return
+			}
+			switch req.Op {
+			case wire.OpRun:
+				p.output(6, "first ")
+				_ = p.nc.Close()
+			case wire.OpAttach:
+				from.Store(req.Process.From)
+				p.output(12, "second")
+				p.json(wire.KindResult, wire.ProcessInfo{ID: req.Process.ID, ExitCode: 4})
+			}
+		})
+	}
+	var out bytes.Buffer
+	res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdout: &out})
+	if err != nil || res.ExitCode != 4 || out.String() != "first second" || from.Load() != 6 {
+		t.Errorf("%+v, %v, %q from %d on", res, err, &out, from.Load())
+	}
+}
+
+// runner answers as the program does, for commands that end when they are killed.
+type runner struct {
+	mu      sync.Mutex
+	killed  map[string]chan struct{}
+	refusal *wire.Failure // of kills
+}
+
+func (s *runner) of(id string) chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.killed == nil {
+		s.killed = map[string]chan struct{}{}
+	}
+	if s.killed[id] == nil {
+		s.killed[id] = make(chan struct{})
+	}
+	return s.killed[id]
+}
+
+func (s *runner) answer(p *program, req *wire.Request) {
+	if !p.ready() {
+		return
+	}
+	switch req.Op {
+	case wire.OpRun:
+		p.output(7, "partial")
+		<-s.of(req.Start.ID)
+		p.output(11, "last")
+		p.json(wire.KindResult, wire.ProcessInfo{ID: req.Start.ID, ExitCode: 137, Signal: 9, Killed: true})
+	case wire.OpKill:
+		if s.refusal != nil {
+			p.json(wire.KindFailure, s.refusal)
+			return
+		}
+		close(s.of(req.Process.ID))
+		p.send(wire.KindResult, "null")
+	}
+}
+
+func TestExecCanceled(t *testing.T) {
+	cause := errors.New("the cause")
+	for name, refusal := range map[string]*wire.Failure{
+		"killed": nil, "not killed": {Class: wire.ClassNotKilled, Message: "some survived"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			id := b.create(t, "x")
+			s := &runner{refusal: refusal}
+			b.serve(t, "x", s.answer)
+			b.serve(t, "x", s.answer)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			out := writerFunc(func(p []byte) (int, error) {
+				cancel(cause)
+				return len(p), nil
+			})
+			_, err := b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}, Stdout: out})
+			if !errors.Is(err, cause) || !errdefs.IsCanceled(err) || errors.Is(err, runtime.ErrNotKilled) != (refusal != nil) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// Output that can't be delivered ends the command.
+func TestExecWriterFails(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	s := new(runner)
+	b.serve(t, "x", s.answer)
+	b.serve(t, "x", s.answer)
+	full := errors.New("full")
+	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdout: writerFunc(func([]byte) (int, error) { return 0, full })})
+	if !errors.Is(err, full) || errors.Is(err, runtime.ErrNotKilled) {
+		t.Error(err)
+	}
+}
+
+// Before it was told to go the command never was, and hanging up is enough.
+func TestExecCanceledBeforeReady(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	asked, gone := make(chan struct{}), make(chan bool, 1)
+	p := b.greeted(t, "x")
+	go func() {
+		p.next()
+		close(asked)
+		gone <- p.hungUp()
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-asked
+		cancel()
+	}()
+	_, err := b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}})
+	if !errdefs.IsCanceled(err) || errors.Is(err, runtime.ErrNotKilled) || !<-gone {
+		t.Error(err)
+	}
+	if n := b.engine.Calls("exec"); n != 0 {
+		t.Error("the engine ran it")
+	}
+}
+
+func TestExecContainerEnds(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
+		if p.ready() {
+			if err := b.engine.Remove(context.WithoutCancel(t.Context()), id); err != nil {
+				t.Error(err)
+			}
+			_ = p.nc.Close()
+		}
+	})
+	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}})
+	if !errdefs.IsFailedPrecondition(err) || !errors.Is(err, runtime.ErrInterrupted) || errors.Is(err, runtime.ErrNotKilled) {
+		t.Error(err)
+	}
+}
+
+func TestExecStdin(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", func(p *program, req *wire.Request) {
+		if !req.Start.Stdin || !p.ready() {
+			return
+		}
+		var seq int64
+		for {
+			kind, payload, err := p.r.Next()
+			if err != nil || kind == wire.KindEnd {
+				break
+			}
+			seq += int64(len(payload))
+			p.output(seq, string(payload))
+		}
+		p.json(wire.KindResult, wire.ProcessInfo{ID: req.Start.ID})
+	})
+	sent := bytes.Repeat([]byte("0123456789"), 100_000)
+	var out bytes.Buffer
+	res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"cat"}, Stdin: bytes.NewReader(sent), Stdout: &out})
+	if err != nil || res.Path != runtime.PathAgent || !bytes.Equal(out.Bytes(), sent) {
+		t.Errorf("%+v, %v, %d bytes", res, err, out.Len())
+	}
+}
+
+// An input that never ends holds nothing up, and its connection isn't used again.
+func TestExecStdinLeftOpen(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	p := b.serve(t, "x", prints("", 0))
+	r, w := io.Pipe()
+	defer func() { _ = w.Close() }()
+	if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}, Stdin: r}); err != nil {
+		t.Error(err)
+	}
+	if !p.hungUp() {
+		t.Error("the connection was kept")
+	}
+}
+
+func TestExecUser(t *testing.T) {
+	for user, path := range map[string]string{
+		"": runtime.PathAgent, "1000": runtime.PathAgent, "1000:1000": runtime.PathAgent,
+		"1000:0": runtime.PathEngine, "0": runtime.PathEngine, "0:0": runtime.PathEngine, "nobody": runtime.PathEngine,
+	} {
+		b := newBed(t)
+		id := b.create(t, "x")
+		b.serve(t, "x", prints("", 0))
+		res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}, User: user})
+		if err != nil || res.Path != path {
+			t.Errorf("user %q: %+v, %v", user, res, err)
+		}
+	}
+}
+
+func TestExecRefused(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	for name, e := range map[string]runtime.Exec{
+		"no command":         {},
+		"relative directory": {Command: []string{"x"}, WorkingDir: "y"},
+		"zero byte":          {Command: []string{"x\x00"}},
+		"not UTF-8":          {Command: []string{"x"}, Env: []string{"A=\xff"}},
+	} {
+		if _, err := b.Exec(t.Context(), id, e); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
+		p.json(wire.KindFailure, wire.Failure{Class: wire.ClassInvalid, Message: strings.Repeat("é", maxReason)})
+	})
+	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, WorkingDir: "/no"})
+	if !errdefs.IsInvalidArgument(err) || len(err.Error()) > 2*maxReason {
+		t.Error(err)
+	}
+}
+
+// Only the container's first process is heard.
+func TestPeer(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.engine.setPid(1)
+	b.known(id).ask(t.Context())
+	if p := b.dial(t, "x"); !p.hungUp() {
+		t.Error("another process was taken in")
+	}
+	// One that came before the engine told who is the first is found out.
+	other := newBed(t)
+	other.engine.setPid(1)
+	c := other.create(t, "y")
+	other.known(c).meet(runtime.Container{})
+	p := other.serve(t, "y", prints("forged\n", 0))
+	var out bytes.Buffer
+	res, err := other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo", "true"}, Stdout: &out})
+	if err != nil || res.Path != runtime.PathEngine || out.String() != "true\n" || !p.hungUp() {
+		t.Errorf("%+v, %v, %q", res, err, &out)
+	}
+	// And one whose process is the first only now is taken.
+	other.engine.setPid(os.Getpid())
+	var served *program
+	for served == nil {
+		res, err = other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p := other.greeted(t, "y"); other.known(c).pidIs(os.Getpid()) {
+			go p.serve(prints("", 0))
+			served = p
+		}
+	}
+	if res, err = other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo"}}); err != nil || res.Path != runtime.PathAgent {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func (b *box) pidIs(pid int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.pid == pid
+}
+
+func TestHello(t *testing.T) {
+	for name, say := range map[string]func(*program){
+		"nothing":       func(*program) {},
+		"garbage":       func(p *program) { _, _ = io.WriteString(p.nc, "GET / HTTP/1.1\r\n\r\n") },
+		"other version": func(p *program) { p.json(wire.KindHello, wire.Hello{Version: 2}) },
+		"no user":       func(p *program) { p.json(wire.KindHello, wire.Hello{Version: 1, UID: -1}) },
+		"request":       func(p *program) { p.json(wire.KindRequest, wire.Request{Op: wire.OpPing}) },
+		"long":          func(p *program) { p.send(wire.KindHello, `{"version":1,"x":"`+strings.Repeat("x", maxHello)+`"}`) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			id := b.create(t, "x")
+			p := b.dial(t, "x")
+			say(p)
+			if !p.hungUp() {
+				t.Error("it was taken in")
+			}
+			if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathEngine {
+				t.Errorf("%+v, %v", res, err)
+			}
+		})
+	}
+}
+
+// However many connections a container makes, few are kept.
+func TestFlood(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	box := b.known(id)
+	for range 2 * maxHellos {
+		b.dial(t, "x") // and says nothing
+	}
+	for range 2 * maxConns {
+		b.greeted(t, "x")
+	}
+	await(t, "the connections to be looked at", func() bool {
+		box.mu.Lock()
+		defer box.mu.Unlock()
+		if box.hellos > maxHellos || len(box.conns) > maxConns || len(box.idle) > maxIdle {
+			t.Fatalf("%d unfinished, %d in all, %d idle", box.hellos, len(box.conns), len(box.idle))
+		}
+		return box.hellos == 0 && len(box.idle) == maxIdle && len(box.conns) == maxIdle
+	})
+}
+
+func await(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// A new Runtime finds the containers of the one before.
+func TestRestart(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	if _, err := New(Options{Engine: b.engine, Program: "/p", Root: b.root}); err == nil {
+		t.Error("two have one root")
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t)
+	b.serve(t, "x", prints("", 5))
+	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); err != nil || res.ExitCode != 5 || res.Path != runtime.PathAgent {
+		t.Errorf("%+v, %v", res, err)
+	}
+	// Without its directory it is the engine's.
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(b.root, dirName("x"))); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t)
+	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathEngine {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func TestDirectories(t *testing.T) {
+	b := newBed(t)
+	dirs := func() int {
+		entries, err := os.ReadDir(b.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	id := b.create(t, "x")
+	_, err := b.Create(t.Context(), runtime.Spec{Name: "x", Image: "none", Command: []string{"x"}})
+	if err == nil || dirs() != 1 {
+		t.Errorf("of a name that is taken: %v, and %d directories", err, dirs())
+	}
+	if _, err := b.Create(t.Context(), runtime.Spec{Name: "y", Image: "none", Command: []string{"x"}}); err == nil || dirs() != 1 {
+		t.Errorf("of an image that isn't there: %v, and %d directories", err, dirs())
+	}
+	off, err := b.Create(t.Context(), runtime.Spec{Name: "off", Image: "berm.local/busybox:latest", Agent: &runtime.Agent{}})
+	if err != nil || dirs() != 1 {
+		t.Errorf("without a directory: %v, and %d directories", err, dirs())
+	}
+	info, err := os.Stat(filepath.Join(b.root, dirName("x"), wire.Socket))
+	if err != nil || info.Mode().Perm() != 0o666 {
+		t.Errorf("%v, %v", info, err)
+	}
+	for _, id := range []string{id, off.ID} {
+		if err := b.Remove(t.Context(), id); err != nil || dirs() != 0 && id == off.ID {
+			t.Errorf("removed: %v, and %d directories", err, dirs())
+		}
+	}
+	// Behind Berm's back.
+	id = b.create(t, "z")
+	kept := b.create(t, "kept")
+	if err := b.engine.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(b.root, dirName("stray")), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Sweep(t.Context()); err != nil || dirs() != 1 {
+		t.Errorf("swept: %v, and %d directories", err, dirs())
+	}
+	b.serve(t, "kept", prints("", 0))
+	if res, err := b.Exec(t.Context(), kept, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathAgent {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func TestPaused(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", prints("", 0))
+	if err := b.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); !errdefs.IsFailedPrecondition(err) {
+		t.Error(err)
+	}
+	if err := b.engine.Resume(t.Context(), id); err != nil { // somebody else
+		t.Fatal(err)
+	}
+	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathAgent {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func TestNothingLeaks(t *testing.T) {
+	files := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	goroutines, open := goruntime.NumGoroutine(), files()
+	t.Run("used", testUsed) // what it opened itself, it has closed after
+	await(t, "the goroutines to end", func() bool { return goruntime.NumGoroutine() <= goroutines })
+	await(t, "the files to be closed", func() bool { return files() <= open })
+}
+
+func testUsed(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	s := new(runner)
+	for range 5 {
+		b.serve(t, "x", s.answer)
+		b.dial(t, "x")
+	}
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if _, err := b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}}); !errdefs.IsDeadlineExceeded(err) {
+			t.Error(err)
+		}
+		cancel()
+	}
+	underWay := make(chan error)
+	go func() {
+		_, err := b.Exec(context.Background(), id, runtime.Exec{Command: []string{"x"}})
+		underWay <- err
+	}()
+	await(t, "the command to run", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.killed) == 4
+	})
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-underWay; !errdefs.IsUnavailable(err) || !errors.Is(err, runtime.ErrNotKilled) {
+		t.Errorf("a command under way: %v", err)
+	}
+	for _, done := range s.killed {
+		select {
+		case <-done:
+		default:
+			close(done)
+		}
+	}
+}
+
+// FuzzAgentSays has a container say anything: before it is asked, and after.
+func FuzzAgentSays(f *testing.F) {
+	seed := func(frames ...func(*program)) []byte {
+		var buf bytes.Buffer
+		p := &program{w: wire.NewWriter(&buf)}
+		for _, frame := range frames {
+			frame(p)
+		}
+		return buf.Bytes()
+	}
+	ready := func(p *program) { p.send(wire.KindReady, "") }
+	f.Add([]byte(nil), uint8(0))
+	f.Add([]byte("garbage"), uint8(1))
+	f.Add(seed(ready, func(p *program) { p.output(2, "hi") }, func(p *program) { p.json(wire.KindResult, wire.ProcessInfo{ID: "x"}) }), uint8(0))
+	f.Add(seed(ready, func(p *program) { p.json(wire.KindItem, wire.FileInfo{Path: []byte("/x")}) }, func(p *program) { p.send(wire.KindResult, "null") }), uint8(2))
+	f.Add(seed(ready, func(p *program) { p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExists}) }), uint8(3))
+	f.Add(seed(ready, func(p *program) { p.json(wire.KindItem, wire.FileEvent{Type: "ready"}) }), uint8(4))
+	b := newBed(f)
+	b.pace = pace{
+		hello: 100 * time.Millisecond, reject: time.Millisecond, dial: 50 * time.Millisecond, brief: time.Millisecond, look: 5 * time.Millisecond,
+		ready: 10 * time.Millisecond, kill: 10 * time.Millisecond, drain: time.Millisecond, rejoin: 10 * time.Millisecond, answer: 20 * time.Millisecond,
+	}
+	b.engine.exec = func(context.Context, runtime.Exec) (runtime.ExecResult, error) {
+		return runtime.ExecResult{ExitCode: 127}, nil
+	}
+	id := b.create(f, "x")
+	f.Fuzz(func(t *testing.T, said []byte, op uint8) {
+		p := b.greeted(t, "x")
+		go func() {
+			if p.next() != nil {
+				_, _ = p.nc.Write(said)
+			}
+			_ = p.nc.Close()
+		}()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		var err error
+		switch op % 8 {
+		case 0:
+			_, err = b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}})
+		case 1:
+			_, err = b.Stat(ctx, id, "/x")
+		case 2:
+			n := 0
+			err = b.Glob(ctx, id, "/", "*", 3, func(f runtime.FileInfo) error {
+				if n++; n > 3 || len(f.Path) > maxPath || f.Path[0] != '/' || f.Size < 0 {
+					t.Errorf("number %d: %+v", n, f)
+				}
+				return nil
+			})
+		case 3:
+			_, err = b.Process(ctx, id, "p")
+		case 4:
+			err = b.WatchFiles(ctx, id, "/", true, nil, func(runtime.FileEvent) error { return nil })
+		case 5:
+			var out bytes.Buffer
+			err = b.ReadFile(ctx, id, "/x", 0, 10, nil, &out)
+			if out.Len() > 10 {
+				t.Errorf("%d bytes of 10", out.Len())
+			}
+		case 6:
+			var a runtime.Attachment
+			if a, err = b.Attach(ctx, id, "p", 0); err == nil {
+				var seq int64
+				for err == nil {
+					var c runtime.Chunk
+					if c, err = a.Next(); err == nil && c.Seq <= seq {
+						t.Errorf("%d after %d", c.Seq, seq)
+					}
+					seq = c.Seq
+				}
+				_ = a.Close()
+			}
+		case 7:
+			_, err = b.ListProcesses(ctx, id)
+		}
+		if ctx.Err() != nil {
+			t.Errorf("it took too long: %v", err)
+		}
+	})
+}

@@ -1,0 +1,431 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// Bounds of processes.
+const (
+	maxListed   = 4096
+	maxLabel    = 1 << 10
+	maxKeep     = 4 << 20
+	maxTerminal = math.MaxUint16
+	maxSignal   = 64
+)
+
+var processPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$`)
+
+func validateProcess(p runtime.Process) error {
+	switch {
+	case !processPattern.MatchString(p.ID) || strings.HasPrefix(p.ID, runPrefix):
+		return runtime.Invalid("the process ID %.200q isn't of the form [A-Za-z0-9][A-Za-z0-9_.:-]{0,127}, or begins with %q", p.ID, runPrefix)
+	case len(p.Label) > maxLabel:
+		return runtime.Invalid("the process' label has %d bytes, and may have %d", len(p.Label), maxLabel)
+	case len(p.Command) == 0:
+		return runtime.Invalid("the command is empty")
+	case p.WorkingDir != "" && !path.IsAbs(p.WorkingDir):
+		return runtime.Invalid("the working directory %q is not absolute", p.WorkingDir)
+	case p.Timeout < 0 || p.KeepBytes < 0 || p.KeepBytes > maxKeep:
+		return runtime.Invalid("a timeout of %s and %d bytes of output: neither may be negative, nor the output more than %d", p.Timeout, p.KeepBytes, maxKeep)
+	}
+	if err := validateSize(p.Rows, p.Cols); err != nil {
+		return err
+	}
+	return validateText(slices.Concat(p.Command, p.Env, []string{p.WorkingDir, p.Label}))
+}
+
+func validateSize(rows, cols int) error {
+	if rows < 0 || rows > maxTerminal || cols < 0 || cols > maxTerminal {
+		return runtime.Invalid("a terminal of %d rows and %d columns: each can be 0 to %d", rows, cols, maxTerminal)
+	}
+	return nil
+}
+
+func wireStart(p runtime.Process) *wire.Start {
+	start := &wire.Start{
+		ID: p.ID, Label: p.Label, Command: p.Command, Env: p.Env, Dir: p.WorkingDir, Stdin: p.Stdin,
+		TTY: p.TTY, Rows: p.Rows, Cols: p.Cols, KeepBytes: p.KeepBytes,
+	}
+	if p.Timeout > 0 {
+		start.TimeoutMS = max(p.Timeout.Milliseconds(), 1)
+	}
+	return start
+}
+
+// plausible tells whether what is said of a process can be.
+func plausible(p *wire.ProcessInfo) bool {
+	return p.ExitCode >= 0 && p.ExitCode <= 255 && p.Signal >= 0 && p.Signal <= maxSignal && p.CPUTime >= 0 && p.PeakMemoryBytes >= 0 &&
+		p.FirstSeq >= 0 && p.FirstSeq <= p.NextSeq && len(p.Label) <= maxLabel && p.StartedAt >= 0 && p.EndedAt >= 0
+}
+
+// parseProcess reads what is said of the process of that ID; empty is of any.
+func parseProcess(payload []byte, id string) (runtime.ProcessInfo, error) {
+	var p wire.ProcessInfo
+	if err := wire.Decode(payload, &p); err != nil {
+		return runtime.ProcessInfo{}, err
+	}
+	return processInfo(&p, id)
+}
+
+func processInfo(p *wire.ProcessInfo, id string) (runtime.ProcessInfo, error) {
+	if !plausible(p) || id != "" && p.ID != id || !processPattern.MatchString(p.ID) {
+		return runtime.ProcessInfo{}, fmt.Errorf("%w: what a process is", wire.ErrProtocol)
+	}
+	return runtime.ProcessInfo{
+		ID: p.ID, Label: p.Label, Command: p.Command, Running: p.Running, TTY: p.TTY,
+		StartedAt: fromNanoseconds(p.StartedAt), EndedAt: fromNanoseconds(p.EndedAt),
+		ExitCode: p.ExitCode, Signal: p.Signal, TimedOut: p.TimedOut, Killed: p.Killed, OOMKilled: p.OOMKilled, NotKilled: p.NotKilled,
+		CPUTime: time.Duration(p.CPUTime), PeakMemoryBytes: p.PeakMemoryBytes, FirstSeq: p.FirstSeq, NextSeq: p.NextSeq,
+	}, nil
+}
+
+func fromNanoseconds(n int64) time.Time {
+	if n == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, n).UTC()
+}
+
+// about is an operation on a process: it says what failed.
+func about(what, id, process string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s process %q in container %s: %w", what, process, id, err)
+}
+
+// reach begins an operation on processes. Of those that the program in the container
+// knows, none but it can tell: errAbsent when there is none, by design.
+func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*call, *box, error) {
+	if ctx.Err() != nil {
+		return nil, nil, runtime.Ended(ctx)
+	}
+	b, err := r.box(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	if b.name == "" {
+		return nil, b, errAbsent
+	}
+	x, err := r.openIn(ctx, b, id, req)
+	if errors.Is(err, errAbsent) {
+		if err = b.excuse(ctx); err == nil {
+			err = errAbsent
+		}
+	}
+	return x, b, err
+}
+
+// errLost is for processes that the program in the container knows, if they are.
+var errLost = runtime.Precondition("the container's agent doesn't answer")
+
+// Start starts a process. In a container whose program isn't reached by a socket, it
+// runs below one that the engine starts, and its output is kept here: it ends with this
+// Runtime.
+func (r *Runtime) Start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, error) {
+	info, err := r.start(ctx, id, p)
+	return info, about("start", id, p.ID, err)
+}
+
+func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, error) {
+	if err := validateProcess(p); err != nil {
+		return runtime.ProcessInfo{}, err
+	}
+	x, b, err := r.reach(ctx, id, &wire.Request{Op: wire.OpStart, Start: wireStart(p)})
+	switch {
+	case errors.Is(err, errAbsent):
+		return r.startServed(ctx, b, id, p)
+	case err != nil:
+		return runtime.ProcessInfo{}, err
+	}
+	return x.process(p.ID)
+}
+
+// process waits for a Result that is a ProcessInfo.
+func (x *call) process(id string) (runtime.ProcessInfo, error) {
+	x.within(time.Now().Add(x.b.r.pace.answer))
+	kind, payload, err := x.next()
+	if err != nil {
+		return runtime.ProcessInfo{}, err
+	}
+	if kind != wire.KindResult {
+		return runtime.ProcessInfo{}, x.unexpected("something else than a result")
+	}
+	info, err := parseProcess(payload, id)
+	if err != nil {
+		return runtime.ProcessInfo{}, x.unexpected(err.Error())
+	}
+	x.done()
+	return info, nil
+}
+
+// Process tells of a process.
+func (r *Runtime) Process(ctx context.Context, id, process string) (runtime.ProcessInfo, error) {
+	x, b, err := r.reach(ctx, id, &wire.Request{Op: wire.OpProcess, Process: &wire.Process{ID: process}})
+	var info runtime.ProcessInfo
+	switch {
+	case errors.Is(err, errAbsent) || b != nil && errdefs.IsNotFound(err):
+		var h *held
+		if h, err = b.find(process, err); err == nil {
+			info = h.info()
+		}
+	case err == nil:
+		info, err = x.process(process)
+	}
+	return info, about("look at", id, process, err)
+}
+
+// ListProcesses tells of all processes.
+func (r *Runtime) ListProcesses(ctx context.Context, id string) ([]runtime.ProcessInfo, error) {
+	var out []runtime.ProcessInfo
+	x, b, err := r.reach(ctx, id, &wire.Request{Op: wire.OpList})
+	if err == nil {
+		x.within(time.Now().Add(r.pace.answer))
+		err = x.items(maxListed, func(payload []byte) error {
+			info, err := parseProcess(payload, "")
+			if err == nil && !strings.HasPrefix(info.ID, runPrefix) {
+				out = append(out, info)
+			}
+			return err
+		})
+	} else if errors.Is(err, errAbsent) {
+		err = nil
+		if b.name != "" && b.heldCount() == 0 {
+			err = errLost
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the processes of container %s: %w", id, err)
+	}
+	out = append(out, b.heldInfos()...)
+	slices.SortStableFunc(out, func(a, b runtime.ProcessInfo) int { return a.StartedAt.Compare(b.StartedAt) })
+	return out, nil
+}
+
+// control is an operation without an answer on a process that the program knows; here
+// is for one that is held here.
+func (r *Runtime) control(ctx context.Context, what, id string, req *wire.Request, within time.Duration, here func(*held) error) error {
+	process := req.Process.ID
+	x, b, err := r.reach(ctx, id, req)
+	switch {
+	case errors.Is(err, errAbsent) || b != nil && errdefs.IsNotFound(err):
+		var h *held
+		if h, err = b.find(process, err); err == nil {
+			err = here(h)
+		}
+	case err == nil:
+		x.within(time.Now().Add(within))
+		err = x.result(nil)
+	}
+	return about(what, id, process, err)
+}
+
+// Signal sends a signal to a process' group.
+func (r *Runtime) Signal(ctx context.Context, id, process string, signal int) error {
+	if signal < 1 || signal > maxSignal {
+		return about("signal", id, process, runtime.Invalid("there is no signal %d: 1 to %d are", signal, maxSignal))
+	}
+	req := &wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: process, Signal: signal}}
+	return r.control(ctx, "signal", id, req, r.pace.answer, func(h *held) error { return h.signal(ctx, signal) })
+}
+
+// Kill kills a process with all its descendants.
+func (r *Runtime) Kill(ctx context.Context, id, process string) error {
+	req := &wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: process}}
+	return r.control(ctx, "kill", id, req, r.pace.answer, func(h *held) error { return h.kill(ctx) })
+}
+
+// Resize sets the size of a process' terminal.
+func (r *Runtime) Resize(ctx context.Context, id, process string, rows, cols int) error {
+	if err := validateSize(rows, cols); err != nil {
+		return about("resize the terminal of", id, process, err)
+	}
+	req := &wire.Request{Op: wire.OpResize, Process: &wire.Process{ID: process, Rows: rows, Cols: cols}}
+	return r.control(ctx, "resize the terminal of", id, req, r.pace.answer, func(*held) error {
+		return runtime.WithClass(errdefs.ErrNotImplemented, errors.New("it isn't reached by a socket"))
+	})
+}
+
+// Forget drops what is kept of a process that has ended.
+func (r *Runtime) Forget(ctx context.Context, id, process string) error {
+	req := &wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: process}}
+	x, b, err := r.reach(ctx, id, req)
+	if err == nil {
+		x.within(time.Now().Add(r.pace.answer))
+		err = x.result(nil)
+	}
+	if b != nil && (err == nil || errors.Is(err, errAbsent) || errdefs.IsNotFound(err)) {
+		err = b.forget(process)
+	}
+	return about("forget", id, process, err)
+}
+
+// Attach takes a process over, from a place in its output on. Its context is for that
+// alone: the attachment lasts until it is closed, and outlives a connection that breaks.
+func (r *Runtime) Attach(ctx context.Context, id, process string, from int64) (runtime.Attachment, error) {
+	a, err := r.attach(ctx, id, process, from)
+	if err != nil {
+		return nil, about("attach to", id, process, err)
+	}
+	return a, nil
+}
+
+func (r *Runtime) attach(ctx context.Context, id, process string, from int64) (runtime.Attachment, error) {
+	if from < -1 {
+		return nil, runtime.Invalid("output can't be had from %d on: 0 is the beginning, and -1 all that there is", from)
+	}
+	x, b, err := r.reach(ctx, id, &wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: process, From: from}})
+	switch {
+	case errors.Is(err, errAbsent) || b != nil && errdefs.IsNotFound(err):
+		h, err := b.find(process, err)
+		if err != nil {
+			return nil, err
+		}
+		return h.attach(from)
+	case err != nil:
+		return nil, err
+	}
+	if !x.release() {
+		x.drop()
+		return nil, runtime.Ended(ctx)
+	}
+	a := &attachment{r: r, id: id, process: process, seq: from}
+	a.ctx, a.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	a.x.Store(x.under(a.ctx))
+	return a, nil
+}
+
+// attachment is one to a process that the program knows.
+type attachment struct {
+	r           *Runtime
+	id, process string
+	ctx         context.Context // ends with Close
+	cancel      context.CancelCauseFunc
+	x           atomic.Pointer[call]
+	writing     sync.Mutex
+
+	// Of Next alone.
+	seq  int64 // -1 before the first output of all that there is
+	info runtime.ProcessInfo
+	err  error
+}
+
+var errDetached = errors.New("the attachment was closed")
+
+func (a *attachment) Next() (runtime.Chunk, error) {
+	for a.err == nil {
+		x := a.x.Load()
+		kind, payload, err := x.r.Next()
+		switch {
+		case err == nil && kind == wire.KindOutput:
+			o, perr := wire.ParseOutput(payload)
+			if perr == nil && len(o.Data) == 0 {
+				continue
+			}
+			if perr == nil && (a.seq == -1 || o.Seq-int64(len(o.Data)) == a.seq) {
+				a.seq = o.Seq
+				return runtime.Chunk{Seq: o.Seq, Stderr: o.Stderr, Data: o.Data}, nil
+			}
+			err = fmt.Errorf("%w: output of another place than %d", wire.ErrProtocol, a.seq)
+		case err == nil && kind == wire.KindResult:
+			if a.info, err = parseProcess(payload, a.process); err == nil && !a.info.Running {
+				a.err = io.EOF
+				x.drop()
+				continue
+			}
+			err = fmt.Errorf("%w: the end of a process that runs", wire.ErrProtocol)
+		case err == nil && kind == wire.KindFailure:
+			var f *wire.Failure
+			if f, err = parseFailure(payload); err == nil {
+				a.err = about("follow", a.id, a.process, failed(f))
+				x.drop()
+				continue
+			}
+		case err == nil:
+			err = fmt.Errorf("%w: a frame of kind %d", wire.ErrProtocol, kind)
+		}
+		x.drop()
+		a.err = a.again(x, err)
+	}
+	return runtime.Chunk{}, a.err
+}
+
+// again attaches once more after the connection broke.
+func (a *attachment) again(x *call, err error) error {
+	if a.ctx.Err() != nil {
+		return errDetached
+	}
+	if errors.Is(err, wire.ErrProtocol) {
+		return about("follow", a.id, a.process, x.broken(err))
+	}
+	next, err := x.b.rejoin(a.ctx, a.id, a.process, a.seq, x.pid)
+	var refusal *wire.Failure
+	switch {
+	case errors.As(err, &refusal):
+		err = failed(refusal)
+	case errors.Is(err, errAbsent):
+		err = errLost
+	case a.ctx.Err() != nil:
+		if next != nil {
+			next.drop()
+		}
+		return errDetached
+	}
+	if err != nil {
+		return about("follow", a.id, a.process, err)
+	}
+	a.writing.Lock()
+	defer a.writing.Unlock()
+	a.x.Store(next)
+	if a.ctx.Err() != nil { // closed meanwhile, with the one before
+		next.drop()
+		return errDetached
+	}
+	return nil
+}
+
+func (a *attachment) Info() runtime.ProcessInfo { return a.info }
+
+// Write sends input. What was on its way when the connection broke may be lost.
+func (a *attachment) Write(p []byte) (int, error) {
+	a.writing.Lock()
+	x := a.x.Load()
+	a.writing.Unlock()
+	n, err := x.input(p)
+	if err != nil {
+		err = about("write to", a.id, a.process, runtime.Precondition("%w", err))
+	}
+	return n, err
+}
+
+func (a *attachment) CloseWrite() error {
+	a.writing.Lock()
+	x := a.x.Load()
+	a.writing.Unlock()
+	if err := x.w.Send(wire.KindEnd); err != nil {
+		return about("close the input of", a.id, a.process, runtime.Precondition("%w", err))
+	}
+	return nil
+}
+
+func (a *attachment) Close() error {
+	a.cancel(errDetached)
+	a.x.Load().drop()
+	return nil
+}
