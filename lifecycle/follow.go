@@ -23,7 +23,7 @@ func (m *Manager) WriteExec(ctx context.Context, tenant, key, execID string, r i
 		return &ProcessError{ID: execID, Class: errdefs.ErrFailedPrecondition, Message: fmt.Sprintf("command %q has ended, or was started without an open input", execID)}
 	}
 	sb := m.snapshot(rec)
-	h, err := m.openHub(ctx, rec, sb, info.ID, -1, execRing)
+	h, err := m.openHub(ctx, rec, sb, info.ID, -1, execRing, false)
 	if err != nil {
 		return m.explain(ctx, rec, sb, execID, err)
 	}

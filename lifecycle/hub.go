@@ -64,8 +64,9 @@ type part struct {
 }
 
 // openHub answers the hub of a process, and makes one that begins at from if there is
-// none. It must be released.
-func (m *Manager) openHub(ctx context.Context, rec *record, sb Sandbox, proc string, from int64, limit int) (*hub, error) {
+// none. It must be released. Whoever is about to become its reader expects to, and the
+// output waits until then.
+func (m *Manager) openHub(ctx context.Context, rec *record, sb Sandbox, proc string, from int64, limit int, expect bool) (*hub, error) {
 	m.mu.Lock()
 	h := rec.inside.hubs[proc]
 	if h == nil {
@@ -74,7 +75,7 @@ func (m *Manager) openHub(ctx context.Context, rec *record, sb Sandbox, proc str
 			return nil, errClosing
 		}
 		h = &hub{
-			m: m, rec: rec, sb: sb, proc: proc, limit: limit, next: from,
+			m: m, rec: rec, sb: sb, proc: proc, limit: limit, next: from, reserved: expect,
 			input: make(chan struct{}, 1), opened: make(chan struct{}),
 		}
 		h.changed = sync.NewCond(&h.mu)
@@ -88,9 +89,13 @@ func (m *Manager) openHub(ctx context.Context, rec *record, sb Sandbox, proc str
 	}
 	h.refs++
 	m.mu.Unlock()
+	if expect {
+		h.expect(true)
+	}
 	select {
 	case <-h.opened:
 	case <-ctx.Done():
+		h.expect(false)
 		h.release()
 		return nil, context.Cause(ctx)
 	}
@@ -228,11 +233,11 @@ func (h *hub) firstLocked() int64 {
 	return h.parts[0].end - int64(len(h.parts[0].data))
 }
 
-// has tells whether output can be given from a place on.
-func (h *hub) has(from int64) bool {
+// bounds are the places from which output can be given; -1 if they aren't known yet.
+func (h *hub) bounds() (first, next int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.next < 0 || from >= h.firstLocked()
+	return h.firstLocked(), h.next
 }
 
 // ended tells whether the process has, and its output is all there.
@@ -242,19 +247,21 @@ func (h *hub) ended() bool {
 	return errors.Is(h.err, io.EOF)
 }
 
-// reserve has the process wait for its reader for a while.
-func (h *hub) reserve() {
+// expect has the output wait for a reader, or no more.
+func (h *hub) expect(reader bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reserved = reader && h.reader == nil
+	h.changed.Broadcast()
+}
+
+// expectSoon has the output, which waits for a reader, do so for a while only.
+func (h *hub) expectSoon() {
 	h.m.mu.Lock()
 	h.refs++
 	h.m.mu.Unlock()
-	h.mu.Lock()
-	h.reserved = true
-	h.mu.Unlock()
 	time.AfterFunc(followedWait, func() {
-		h.mu.Lock()
-		h.reserved = false
-		h.changed.Broadcast()
-		h.mu.Unlock()
+		h.expect(false)
 		h.release()
 	})
 }

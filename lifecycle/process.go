@@ -186,7 +186,7 @@ func (m *Manager) Process(ctx context.Context, tenant, key, id string) (Process,
 	if info.NextSeq > info.FirstSeq && !info.TTY {
 		ctx, cancel := context.WithTimeout(ctx, stderrWait)
 		defer cancel()
-		if h, err := m.openHub(ctx, rec, m.snapshot(rec), info.ID, -1, processRing); err == nil {
+		if h, err := m.openHub(ctx, rec, m.snapshot(rec), info.ID, -1, processRing, false); err == nil {
 			p.Stderr = h.stderr(ctx, info.NextSeq)
 			h.release()
 		}
@@ -230,12 +230,12 @@ func (m *Manager) readProcess(ctx context.Context, tenant, key, id string, from 
 	if err != nil {
 		return nil, err
 	}
-	from, err = place(info, from)
+	from, err = m.place(rec, info, from)
 	if err != nil {
 		return nil, err
 	}
 	sb := m.snapshot(rec)
-	h, err := m.openHub(ctx, rec, sb, info.ID, -1, processRing)
+	h, err := m.openHub(ctx, rec, sb, info.ID, -1, processRing, !follow)
 	if err != nil {
 		return nil, m.explain(ctx, rec, sb, id, err)
 	}
@@ -310,7 +310,7 @@ func (m *Manager) stop(ctx context.Context, rec *record, sb Sandbox, proc string
 
 func (m *Manager) stopNow(ctx context.Context, rec *record, sb Sandbox, proc string) error {
 	input, cancel := context.WithTimeout(ctx, stopInput)
-	if h, err := m.openHub(input, rec, sb, proc, -1, processRing); err == nil {
+	if h, err := m.openHub(input, rec, sb, proc, -1, processRing, false); err == nil {
 		_ = h.write(input, nil, true) // it may be closed, or never read: the signal follows
 		defer h.release()
 	}
@@ -527,7 +527,7 @@ func (m *Manager) listens(ctx context.Context, sb Sandbox, proc string, port int
 // says waits until a process has printed a text, on either stream. It only follows, so
 // that whoever attaches meanwhile is not in its way.
 func (m *Manager) says(ctx context.Context, rec *record, sb Sandbox, proc, text string) bool {
-	h, err := m.openHub(ctx, rec, sb, proc, -1, processRing)
+	h, err := m.openHub(ctx, rec, sb, proc, -1, processRing, false)
 	if err != nil {
 		return false
 	}

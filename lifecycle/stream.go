@@ -181,11 +181,15 @@ func (m *Manager) processFor(ctx context.Context, cmd *command, req StartRequest
 	if err != nil {
 		return runtime.Process{}, nil, err
 	}
+	keep := cmp.Or(req.KeepBytes, keepBytes)
+	if req.Follow {
+		keep = max(keep, keepBytes) // for what comes before it can be taken hold of
+	}
 	l := label{Hash: req.hash(), TimeoutMS: timeout.Milliseconds(), Stdin: req.OpenStdin, Serialized: req.Serialize}
 	return runtime.Process{
 		ID: string(kindExec) + req.ExecID, Label: l.String(), Command: req.Command, Env: cmd.env, WorkingDir: cwd,
 		Stdin: req.OpenStdin || len(req.Stdin) > 0, TTY: req.TTY, Rows: req.Rows, Cols: req.Cols,
-		Timeout: timeout, KeepBytes: cmp.Or(req.KeepBytes, keepBytes),
+		Timeout: timeout, KeepBytes: keep,
 	}, slices.Concat(cmd.overridden, clamped), nil
 }
 
@@ -232,7 +236,7 @@ func (m *Manager) started(rec *record, info runtime.ProcessInfo, turn bool) bool
 // takeHold takes hold of a command that was just started, for the one who is to read it,
 // and gives it the input that came with it.
 func (m *Manager) takeHold(ctx context.Context, rec *record, sb Sandbox, proc string, req StartRequest) error {
-	h, err := m.openHub(ctx, rec, sb, proc, 0, execRing)
+	h, err := m.openHub(ctx, rec, sb, proc, 0, execRing, req.Follow)
 	switch {
 	case err != nil && len(req.Stdin) == 0:
 		return nil // who comes to read is told
@@ -240,7 +244,7 @@ func (m *Manager) takeHold(ctx context.Context, rec *record, sb Sandbox, proc st
 		return m.explain(ctx, rec, sb, req.ExecID, err)
 	}
 	if req.Follow {
-		h.reserve()
+		h.expectSoon()
 	}
 	if len(req.Stdin) == 0 {
 		h.release()
@@ -358,42 +362,49 @@ func (m *Manager) AttachExec(ctx context.Context, tenant, key, execID string, fr
 		return nil, err
 	}
 	sb := m.snapshot(rec)
-	from, err = place(info, from)
+	from, err = m.place(rec, info, from)
 	if err != nil {
 		return nil, err
 	}
 	var h *hub
 	for range startAttempts {
-		if h, err = m.openHub(ctx, rec, sb, info.ID, from, execRing); err != nil {
+		if h, err = m.openHub(ctx, rec, sb, info.ID, from, execRing, true); err != nil {
 			return nil, m.explain(ctx, rec, sb, execID, err)
 		}
-		if h.has(from) {
+		if first, _ := h.bounds(); from >= first {
 			break
 		}
 		// What is wanted is kept in the sandbox only: whoever follows makes way.
+		h.expect(false)
 		h.retire()
 		h.release()
 		h = nil
 	}
 	if h == nil {
-		return nil, &GoneError{Message: "others follow the command", FirstSeq: -1}
+		return nil, &GoneError{Message: "others follow the command from another place", FirstSeq: -1}
 	}
 	m.touch(rec)
 	return &execStream{stream: newStream(h, from, true, false), m: m, id: execID, info: info}, nil
 }
 
-// place is where a reader begins.
-func place(info runtime.ProcessInfo, from int64) (int64, error) {
+// place is where a reader begins. Output is kept in the sandbox, and what has been taken
+// from there in the hub.
+func (m *Manager) place(rec *record, info runtime.ProcessInfo, from int64) (int64, error) {
+	first, next := max(info.FirstSeq, 0), info.NextSeq
+	m.mu.Lock()
+	if h := rec.inside.hubs[info.ID]; h != nil {
+		if f, n := h.bounds(); f >= 0 {
+			first, next = min(first, f), max(next, n)
+		}
+	}
+	m.mu.Unlock()
 	switch {
 	case from == -1:
-		return max(info.FirstSeq, 0), nil
+		return first, nil
 	case from < -1:
 		return 0, &InvalidError{Field: "from", Message: "must be -1 or more"}
-	case from < info.FirstSeq, from > info.NextSeq:
-		return 0, &GoneError{
-			Message:  fmt.Sprintf("output is kept from %d to %d", info.FirstSeq, info.NextSeq),
-			FirstSeq: info.FirstSeq,
-		}
+	case from < first, from > next:
+		return 0, &GoneError{Message: fmt.Sprintf("output is kept from %d to %d", first, next), FirstSeq: first}
 	}
 	return from, nil
 }

@@ -1,0 +1,636 @@
+package lifecycle_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+// follow is a start of a shell script in sandbox k, which is made if need be.
+func follow(id, script string) lifecycle.StartRequest {
+	create := request("k")
+	return lifecycle.StartRequest{ExecID: id, ExecRequest: lifecycle.ExecRequest{
+		Tenant: "a", Key: "k", Create: &create, Command: []string{"sh", "-c", script},
+	}}
+}
+
+func (w *world) startExec(req lifecycle.StartRequest) lifecycle.Execution {
+	w.t.Helper()
+	e, err := w.StartExec(context.Background(), req)
+	if err != nil {
+		w.t.Fatalf("start %q: %v", req.ExecID, err)
+	}
+	return e
+}
+
+func (w *world) attachExec(id string, from int64) lifecycle.ExecStream {
+	w.t.Helper()
+	s, err := w.AttachExec(context.Background(), "a", "k", id, from)
+	if err != nil {
+		w.t.Fatalf("attach to %q from %d: %v", id, from, err)
+	}
+	w.t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+type nexter interface {
+	Next() (runtime.Chunk, error)
+}
+
+// readAll reads a stream to its end, and checks that nothing is missing.
+func readAll(t *testing.T, s nexter, from int64) (stdout, stderr string) {
+	t.Helper()
+	var out, errs strings.Builder
+	for {
+		c, err := s.Next()
+		if errors.Is(err, io.EOF) {
+			return out.String(), errs.String()
+		}
+		if err != nil {
+			t.Fatalf("after %d: %v", from, err)
+		}
+		if c.Seq != from+int64(len(c.Data)) {
+			t.Fatalf("a chunk of %d bytes ends at %d, after one that ended at %d", len(c.Data), c.Seq, from)
+		}
+		from = c.Seq
+		if c.Stderr {
+			errs.Write(c.Data)
+		} else {
+			out.Write(c.Data)
+		}
+	}
+}
+
+func (w *world) kill(id string) {
+	w.t.Helper()
+	if _, err := w.KillExec(context.Background(), "a", "k", id); err != nil {
+		w.t.Errorf("kill %s: %v", id, err)
+	}
+}
+
+func (w *world) execution(id string) lifecycle.Execution {
+	w.t.Helper()
+	e, err := w.Execution(context.Background(), "a", "k", id)
+	if err != nil {
+		w.t.Fatalf("execution %s: %v", id, err)
+	}
+	return e
+}
+
+func TestStartExec(t *testing.T) {
+	w := newWorld(t, setup{})
+	e := w.startExec(follow("", "echo out; echo err >&2; exit 3"))
+	if e.ID == "" || e.SessionID == "" || e.Backend != "fake" || e.Path != runtime.PathAgent || !e.Created || e.Existing || e.Timeout != 30*time.Second {
+		t.Errorf("started: %+v", e)
+	}
+	s := w.attachExec(e.ID, 0)
+	if out, errs := readAll(t, s, 0); out != "out\n" || errs != "err\n" {
+		t.Errorf("from the beginning: %q, %q", out, errs)
+	}
+	ended := s.Ended()
+	if ended.Status != lifecycle.ExecCompleted || ended.ExitCode == nil || *ended.ExitCode != 3 || ended.EndedAt.IsZero() || ended.CPUTime == 0 || ended.PeakMemoryBytes == 0 {
+		t.Errorf("ended: %+v", ended)
+	}
+	for from, want := range map[int64]string{-1: "out\nerr\n", 4: "err\n", 6: "r\n", 8: ""} {
+		s := w.attachExec(e.ID, from)
+		if out, errs := readAll(t, s, max(from, 0)); out+errs != want || s.Ended().Status != lifecycle.ExecCompleted {
+			t.Errorf("from %d: %q, %+v", from, out+errs, s.Ended())
+		}
+		_ = s.Close()
+	}
+	var gone *lifecycle.GoneError
+	if _, err := w.AttachExec(context.Background(), "a", "k", e.ID, 9); !errors.As(err, &gone) || gone.FirstSeq != 0 {
+		t.Errorf("from beyond the end: %v", err)
+	}
+	if got := w.execution(e.ID); got.Status != lifecycle.ExecCompleted || got.Timeout != 30*time.Second || got.NextSeq != 8 {
+		t.Errorf("asked afterwards: %+v", got)
+	}
+	if all, err := w.Executions(context.Background(), "a", "k"); err != nil || len(all) != 1 || all[0].ID != e.ID {
+		t.Errorf("list: %+v, %v", all, err)
+	}
+	if n := w.Status(context.Background(), "a").RunningCommands; n != 0 {
+		t.Errorf("%d commands run", n)
+	}
+	if n := w.metric("berm_sandbox_commands_total{status=completed}"); n != 1 {
+		t.Errorf("%v commands were counted", n)
+	}
+}
+
+func TestStartExecRefusals(t *testing.T) {
+	w := newWorld(t, setup{})
+	w.create(request("k"))
+	for name, change := range map[string]func(*lifecycle.StartRequest){
+		"no command":   func(r *lifecycle.StartRequest) { r.Command = nil },
+		"id":           func(r *lifecycle.StartRequest) { r.ExecID = "../x" },
+		"long id":      func(r *lifecycle.StartRequest) { r.ExecID = strings.Repeat("x", 124) },
+		"rows":         func(r *lifecycle.StartRequest) { r.Rows = -1 },
+		"keep":         func(r *lifecycle.StartRequest) { r.KeepBytes = 4<<20 + 1 },
+		"key":          func(r *lifecycle.StartRequest) { r.Key = "?" },
+		"working dir":  func(r *lifecycle.StartRequest) { r.WorkingDir = "relative" },
+		"timeout":      func(r *lifecycle.StartRequest) { r.Timeout = ptr(int64(-1)) },
+		"name of env":  func(r *lifecycle.StartRequest) { r.Env = map[string]string{"A=B": ""} },
+		"NUL argument": func(r *lifecycle.StartRequest) { r.Command = []string{"a\x00"} },
+	} {
+		req := follow("x", "true")
+		change(&req)
+		if _, err := w.StartExec(context.Background(), req); !errdefs.IsInvalidArgument(err) && lifecycle.ErrorType(err) != "policy_denied" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	var none *lifecycle.ProcessError
+	for name, err := range map[string]error{
+		"attach": func() error { _, err := w.AttachExec(context.Background(), "a", "k", "none", 0); return err }(),
+		"get":    func() error { _, err := w.Execution(context.Background(), "a", "k", "none"); return err }(),
+		"kill":   func() error { _, err := w.KillExec(context.Background(), "a", "k", "none"); return err }(),
+		"signal": w.SignalExec(context.Background(), "a", "k", "none", 15),
+		"resize": w.ResizeExec(context.Background(), "a", "k", "none", 1, 1),
+		"write":  w.WriteExec(context.Background(), "a", "k", "none", strings.NewReader("x"), true),
+		"prefix": func() error { _, err := w.Execution(context.Background(), "a", "k", "../x"); return err }(),
+	} {
+		if !errors.As(err, &none) || !errdefs.IsNotFound(err) {
+			t.Errorf("%s of what isn't there: %v", name, err)
+		}
+	}
+	if err := w.SignalExec(context.Background(), "a", "k", "none", 65); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("signal 65: %v", err)
+	}
+	if _, err := w.Execution(context.Background(), "b", "k", "none"); !errdefs.IsNotFound(err) || errors.As(err, &none) {
+		t.Errorf("another tenant's sandbox: %v", err)
+	}
+}
+
+// bare is an engine that has no agent.
+type bare struct{ runtime.Runtime }
+
+func TestWithoutAgent(t *testing.T) {
+	for name, s := range map[string]setup{
+		"backend": {wrap: func(f *runtimetest.Fake) runtime.Runtime { return bare{f} }},
+		"container": {fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+			if strings.HasPrefix(op, "process") {
+				return errdefs.ErrNotImplemented
+			}
+			return nil
+		}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, s)
+			w.create(request("k"))
+			var unsupported *lifecycle.UnsupportedError
+			_, startErr := w.StartExec(context.Background(), follow("", "true"))
+			_, listErr := w.Executions(context.Background(), "a", "k")
+			_, processErr := w.StartProcess(context.Background(), process("p", "cat"))
+			for _, err := range []error{startErr, listErr, processErr, w.SignalExec(context.Background(), "a", "k", "x", 15)} {
+				if !errors.As(err, &unsupported) || !errdefs.IsNotImplemented(err) || unsupported.Key != "k" {
+					t.Errorf("%v", err)
+				}
+			}
+			if res := w.exec("k", "echo", "x"); !res.OK() || res.Path != runtime.PathEngine {
+				t.Errorf("a plain command: %+v", res)
+			}
+			if st := w.Status(context.Background(), "a"); st.RunningCommands != 0 || st.RunningProcesses != 0 {
+				t.Errorf("status: %+v", st)
+			}
+		})
+	}
+}
+
+func TestStartExecIdempotent(t *testing.T) {
+	w := newWorld(t, setup{settings: lifecycle.Settings{MaxCommands: 1}})
+	first := w.startExec(follow("x", "sleep 100"))
+	again := w.startExec(follow("x", "sleep 100")) // though no other could be started
+	if first.Existing || !again.Existing || again.Created || again.StartedAt != first.StartedAt {
+		t.Errorf("first %+v\nagain %+v", first, again)
+	}
+	var clash *lifecycle.ProcessError
+	if _, err := w.StartExec(context.Background(), follow("x", "sleep 99")); !errors.As(err, &clash) || !errdefs.IsAlreadyExists(err) {
+		t.Errorf("another command: %v", err)
+	}
+	other := follow("x", "sleep 100")
+	other.Create.Request.PidsLimit = ptr(int64(5))
+	var conflict *lifecycle.ConflictError
+	if _, err := w.StartExec(context.Background(), other); !errors.As(err, &conflict) {
+		t.Errorf("for another sandbox: %v", err)
+	}
+	var full *lifecycle.CapacityError
+	if _, err := w.StartExec(context.Background(), follow("y", "true")); !errors.As(err, &full) || full.RetryAfter == 0 {
+		t.Errorf("one too many: %v", err)
+	}
+	w.kill("x")
+	if e := w.startExec(follow("x", "sleep 100")); !e.Existing || e.Status != lifecycle.ExecKilled || e.ExitCode != nil {
+		t.Errorf("asked again after its end: %+v", e)
+	}
+	w.startExec(follow("y", "true")) // there is room again, at once
+	w.eventually("it ends", func() bool { return w.execution("y").Status == lifecycle.ExecCompleted })
+	if e := w.startExec(follow("z", "true")); e.Existing {
+		t.Errorf("another: %+v", e)
+	}
+	if _, err := w.StartExec(context.Background(), follow("y", "false")); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("one that has ended, differently: %v", err)
+	}
+}
+
+func TestStartExecAtOnce(t *testing.T) {
+	w := newWorld(t, setup{})
+	var wg sync.WaitGroup
+	fresh := make(chan bool, 20)
+	for range cap(fresh) {
+		wg.Go(func() {
+			e, err := w.StartExec(context.Background(), follow("x", "sleep 100"))
+			if err != nil {
+				t.Error(err)
+			}
+			fresh <- !e.Existing
+		})
+	}
+	wg.Wait()
+	close(fresh)
+	n := 0
+	for f := range fresh {
+		if f {
+			n++
+		}
+	}
+	if running := w.Status(context.Background(), "a").RunningCommands; n != 1 || running != 1 {
+		t.Errorf("%d were started, %d run", n, running)
+	}
+}
+
+func TestAttachTakesOver(t *testing.T) {
+	w := newWorld(t, setup{})
+	w.startExec(follow("x", "echo one; sleep 100"))
+	old := w.attachExec("x", 0)
+	if c, err := old.Next(); err != nil || string(c.Data) != "one\n" {
+		t.Fatalf("%q, %v", c.Data, err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := old.Next()
+		ended <- err
+	}()
+	s := w.attachExec("x", 0)
+	var lost *lifecycle.ProcessError
+	if err := <-ended; !errors.As(err, &lost) || !errdefs.IsAborted(err) {
+		t.Errorf("the old one: %v", err)
+	}
+	w.kill("x")
+	if out, _ := readAll(t, s, 0); out != "one\n" || s.Ended().Status != lifecycle.ExecKilled {
+		t.Errorf("the new one: %q, %+v", out, s.Ended())
+	}
+}
+
+func TestStreamClose(t *testing.T) {
+	w := newWorld(t, setup{})
+	w.startExec(follow("x", "sleep 100"))
+	s := w.attachExec("x", 0)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Next()
+		ended <- err
+	}()
+	time.Sleep(5 * time.Millisecond)
+	_, _ = s.Close(), s.Close()
+	if err := <-ended; !errdefs.IsCanceled(err) {
+		t.Errorf("Next of a stream that was closed: %v", err)
+	}
+	if e := w.execution("x"); e.Status != lifecycle.ExecRunning {
+		t.Errorf("the command: %+v", e)
+	}
+}
+
+func TestExecInput(t *testing.T) {
+	w := newWorld(t, setup{})
+	req := follow("given", "cat")
+	req.Stdin = []byte("all of it")
+	w.startExec(req)
+	if out, _ := readAll(t, w.attachExec("given", 0), 0); out != "all of it" {
+		t.Errorf("given at the start: %q", out)
+	}
+	req.Stdin = []byte("something else")
+	if _, err := w.StartExec(context.Background(), req); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("with other input: %v", err)
+	}
+
+	req = follow("open", "cat")
+	req.OpenStdin, req.Stdin = true, []byte("one ")
+	w.startExec(req)
+	s := w.attachExec("open", 0)
+	if c, err := s.Next(); err != nil || string(c.Data) != "one " {
+		t.Errorf("%q, %v", c.Data, err)
+	}
+	if _, err := io.WriteString(s, "two "); err != nil {
+		t.Error(err)
+	}
+	if err := w.WriteExec(context.Background(), "a", "k", "open", strings.NewReader("three "), false); err != nil {
+		t.Errorf("beside the reader: %v", err)
+	}
+	if err := w.WriteExec(context.Background(), "a", "k", "open", strings.NewReader(""), true); err != nil {
+		t.Errorf("the end: %v", err)
+	}
+	if out, _ := readAll(t, s, 4); out != "two three " {
+		t.Errorf("read %q", out)
+	}
+	_ = s.Close()
+
+	req = follow("lonely", "cat")
+	req.OpenStdin = true
+	w.startExec(req)
+	if err := w.WriteExec(context.Background(), "a", "k", "lonely", strings.NewReader("nobody reads"), true); err != nil {
+		t.Errorf("without a reader: %v", err)
+	}
+	if out, _ := readAll(t, w.attachExec("lonely", 0), 0); out != "nobody reads" {
+		t.Errorf("read %q", out)
+	}
+
+	w.startExec(follow("none", "sleep 100"))
+	for _, id := range []string{"none", "lonely"} {
+		var closed *lifecycle.ProcessError
+		if err := w.WriteExec(context.Background(), "a", "k", id, strings.NewReader("x"), false); !errors.As(err, &closed) || !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s takes no input: %v", id, err)
+		}
+	}
+}
+
+// What isn't taken holds up who writes, and nobody else.
+func TestInputThatIsntTaken(t *testing.T) {
+	w := newWorld(t, setup{})
+	req := follow("x", "sleep 100")
+	req.OpenStdin = true
+	w.startExec(req)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	much := bytes.NewReader(make([]byte, 1<<20))
+	if err := w.WriteExec(ctx, "a", "k", "x", much, true); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("write: %v", err)
+	}
+	s := w.attachExec("x", 0)
+	w.kill("x")
+	if readAll(t, s, 0); s.Ended().Status != lifecycle.ExecKilled {
+		t.Errorf("%+v", s.Ended())
+	}
+}
+
+// printer is an engine where "print" waits for the end of its input, and then prints so
+// many blocks of 4 KiB, every third of them as an error.
+func printer(blocks int) runtimetest.FakeOptions {
+	return runtimetest.FakeOptions{Exec: func(_ context.Context, _ runtime.Container, e runtime.Exec) (runtime.ExecResult, error) {
+		if e.Command[0] != "print" {
+			return runtime.ExecResult{}, errors.ErrUnsupported
+		}
+		_, _ = io.ReadAll(e.Stdin)
+		for i := range blocks {
+			out := e.Stdout
+			if i%3 == 2 {
+				out = e.Stderr
+			}
+			if _, err := fmt.Fprintf(out, "%04095d\n", i); err != nil {
+				return runtime.ExecResult{}, nil
+			}
+		}
+		return runtime.ExecResult{}, nil
+	}}
+}
+
+func printing(id string) lifecycle.StartRequest {
+	req := follow(id, "")
+	req.Command, req.OpenStdin = []string{"print"}, true
+	return req
+}
+
+func (w *world) endInput(id string) {
+	w.t.Helper()
+	if err := w.WriteExec(context.Background(), "a", "k", id, strings.NewReader(""), true); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// A reader holds the command up, and so misses nothing, however late and slow it is.
+func TestMuchOutput(t *testing.T) {
+	const blocks = 1000
+	w := newWorld(t, setup{fake: printer(blocks)})
+	req := printing("x")
+	req.KeepBytes, req.Follow = 64<<10, true
+	w.startExec(req)
+	w.endInput("x")
+	time.Sleep(20 * time.Millisecond) // all would be printed by now
+	if e := w.execution("x"); e.FirstSeq != 0 || e.Status != lifecycle.ExecRunning {
+		t.Errorf("before anybody reads: %+v", e)
+	}
+	s := w.attachExec("x", 0)
+	c, err := s.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seq := c.Seq
+	time.Sleep(20 * time.Millisecond)
+	if e := w.execution("x"); e.Status != lifecycle.ExecRunning {
+		t.Errorf("while its reader sleeps: %+v", e)
+	}
+	out, errs := readAll(t, s, seq)
+	if n := int(seq) + len(out) + len(errs); n != blocks<<12 || !strings.HasSuffix(out, "999\n") || s.Ended().NextSeq != blocks<<12 {
+		t.Errorf("%d bytes of %d, %+v", n, blocks<<12, s.Ended())
+	}
+	_ = s.Close()
+	var gone *lifecycle.GoneError
+	if _, err := w.AttachExec(context.Background(), "a", "k", "x", 0); !errors.As(err, &gone) || gone.FirstSeq <= 0 || !errdefs.IsOutOfRange(err) {
+		t.Fatalf("what is gone: %v", err)
+	}
+	out, errs = readAll(t, w.attachExec("x", gone.FirstSeq), gone.FirstSeq)
+	if len(out)+len(errs) != blocks<<12-int(gone.FirstSeq) {
+		t.Errorf("what is kept: %d bytes from %d", len(out)+len(errs), gone.FirstSeq)
+	}
+}
+
+// Without a reader, and once nobody comes for what waits, nothing is held up.
+func TestOutputNobodyReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{fake: printer(1000)})
+		for id, waits := range map[string]time.Duration{"alone": 0, "awaited": 5 * time.Second} {
+			req := printing(id)
+			req.KeepBytes, req.Follow = 64<<10, waits > 0
+			start := time.Now()
+			w.startExec(req)
+			w.endInput(id)
+			synctest.Wait()
+			for w.execution(id).Status == lifecycle.ExecRunning {
+				time.Sleep(time.Millisecond)
+			}
+			if took := time.Since(start); took < waits || took > waits+time.Second {
+				t.Errorf("%s: it took %s", id, took)
+			}
+		}
+		w.stop()
+	})
+}
+
+// A place that the readers' hub has no more, but the sandbox has, takes the command over.
+func TestAttachBehindTheHub(t *testing.T) {
+	w := newWorld(t, setup{fake: printer(100)}) // more than a hub keeps
+	w.startExec(printing("x"))
+	w.endInput("x")
+	w.eventually("it ends", func() bool { return w.execution("x").Status != lifecycle.ExecRunning })
+	slow := w.attachExec("x", 300_000)
+	if _, err := slow.Next(); err != nil {
+		t.Fatal(err)
+	}
+	out, errs := readAll(t, w.attachExec("x", 0), 0)
+	if len(out)+len(errs) != 100<<12 {
+		t.Errorf("%d bytes", len(out)+len(errs))
+	}
+}
+
+func TestExecSignals(t *testing.T) {
+	w := newWorld(t, setup{})
+	w.startExec(follow("x", "sleep 100"))
+	if err := w.SignalExec(context.Background(), "a", "k", "x", 15); err != nil {
+		t.Fatal(err)
+	}
+	s := w.attachExec("x", 0)
+	readAll(t, s, 0)
+	if e := s.Ended(); e.Status != lifecycle.ExecCompleted || e.Signal != 15 || *e.ExitCode != 143 {
+		t.Errorf("after TERM: %+v", e)
+	}
+	var ended *lifecycle.ProcessError
+	if err := w.SignalExec(context.Background(), "a", "k", "x", 15); !errors.As(err, &ended) || !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("again: %v", err)
+	}
+	if e, err := w.KillExec(context.Background(), "a", "k", "x"); err != nil || e.Status != lifecycle.ExecCompleted {
+		t.Errorf("killed after its end: %+v, %v", e, err)
+	}
+	req := follow("tty", "sleep 100")
+	req.TTY = true
+	if e := w.startExec(req); !e.TTY {
+		t.Errorf("%+v", e)
+	}
+	if err := w.ResizeExec(context.Background(), "a", "k", "tty", 40, 100); err != nil {
+		t.Error(err)
+	}
+	if err := w.ResizeExec(context.Background(), "a", "k", "x", 40, 100); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("without a terminal: %v", err)
+	}
+	if e, err := w.KillExec(context.Background(), "a", "k", "tty"); err != nil || e.Status != lifecycle.ExecKilled || e.ExitCode != nil {
+		t.Errorf("kill: %+v, %v", e, err)
+	}
+}
+
+func TestFollowedTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{})
+		req := follow("x", "echo begun; sleep 100")
+		req.Timeout = ptr(int64(2))
+		start := time.Now()
+		w.startExec(req)
+		s := w.attachExec("x", 0)
+		out, _ := readAll(t, s, 0)
+		if e := s.Ended(); out != "begun\n" || e.Status != lifecycle.ExecTimedOut || e.ExitCode != nil || e.Timeout != 2*time.Second || time.Since(start) != 2*time.Second {
+			t.Errorf("%q, %+v after %s", out, e, time.Since(start))
+		}
+		_ = s.Close()
+		w.stop()
+	})
+}
+
+func TestFollowedUnderASandboxThatEnds(t *testing.T) {
+	for _, end := range []string{"kill", "delete"} {
+		t.Run(end, func(t *testing.T) {
+			w := newWorld(t, setup{})
+			sb := w.create(request("k")).Sandbox
+			w.startExec(follow("x", "echo begun; sleep 100"))
+			s := w.attachExec("x", 0)
+			if _, err := s.Next(); err != nil {
+				t.Fatal(err)
+			}
+			if end == "kill" {
+				w.fake.Die(sb.ContainerID)
+			} else if _, err := w.Delete(context.Background(), "a", "k"); err != nil {
+				t.Fatal(err)
+			}
+			readAll(t, s, 6)
+			if e := s.Ended(); e.Status != lifecycle.ExecKilled || e.ExitCode != nil || e.EndedAt.IsZero() {
+				t.Errorf("%+v", e)
+			}
+			if n := w.Status(context.Background(), "a").RunningCommands; n != 0 {
+				t.Errorf("%d commands run", n)
+			}
+			if end == "delete" {
+				if _, err := w.Execution(context.Background(), "a", "k", "x"); !errdefs.IsNotFound(err) {
+					t.Errorf("asked afterwards: %v", err)
+				}
+				return
+			}
+			if e := w.execution("x"); e.Status != lifecycle.ExecKilled {
+				t.Errorf("asked afterwards: %+v", e)
+			}
+			if all, err := w.Executions(context.Background(), "a", "k"); err != nil || len(all) != 1 {
+				t.Errorf("list: %v, %v", all, err)
+			}
+			var state *lifecycle.StateError
+			if _, err := w.AttachExec(context.Background(), "a", "k", "x", 0); !errors.As(err, &state) {
+				t.Errorf("attach: %v", err)
+			}
+			// Nothing is run twice unless it is asked for by another name.
+			if e := w.startExec(follow("x", "echo begun; sleep 100")); !e.Existing || e.Status != lifecycle.ExecKilled {
+				t.Errorf("asked for again: %+v", e)
+			}
+			if e := w.startExec(follow("y", "true")); !e.Recreated {
+				t.Errorf("the next: %+v", e)
+			}
+		})
+	}
+}
+
+func TestFollowedQuota(t *testing.T) {
+	for name, attached := range map[string]bool{"attached": true, "alone": false} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			write := runtimetest.FakeOptions{Exec: func(_ context.Context, _ runtime.Container, e runtime.Exec) (runtime.ExecResult, error) {
+				if e.Command[0] != "write" {
+					return runtime.ExecResult{}, errors.ErrUnsupported
+				}
+				_, _ = io.ReadAll(e.Stdin)
+				_, _ = io.WriteString(e.Stdout, "written\n")
+				return runtime.ExecResult{}, os.WriteFile(filepath.Join(dir, "f"), make([]byte, 3<<20), 0o600)
+			}}
+			w := newWorld(t, setup{fake: write, policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
+			req := follow("x", "")
+			req.Create.Request.HostPath, req.Create.Request.WorkspaceQuotaMB = &dir, ptr(int64(2))
+			req.Command, req.OpenStdin = []string{"write"}, true
+			w.startExec(req)
+			if attached {
+				s := w.attachExec("x", 0)
+				if err := s.CloseWrite(); err != nil {
+					t.Fatal(err)
+				}
+				if out, _ := readAll(t, s, 0); out != "written\n" || !s.Ended().QuotaExceeded || s.Ended().Status != lifecycle.ExecCompleted {
+					t.Errorf("%q, %+v", out, s.Ended())
+				}
+				_ = s.Close()
+			} else if err := w.WriteExec(context.Background(), "a", "k", "x", strings.NewReader(""), true); err != nil {
+				t.Fatal(err)
+			}
+			w.eventually("the sandbox is stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })
+			if e := w.execution("x"); e.Status != lifecycle.ExecCompleted || !e.QuotaExceeded || e.ExitCode == nil {
+				t.Errorf("asked afterwards: %+v", e)
+			}
+			var quota *lifecycle.QuotaError
+			req.ExecID = "y"
+			if _, err := w.StartExec(context.Background(), req); !errors.As(err, &quota) {
+				t.Errorf("the next: %v", err)
+			}
+		})
+	}
+}
