@@ -1,0 +1,314 @@
+package lifecycle_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+func (w *world) files(key string) *lifecycle.FileAccess {
+	w.t.Helper()
+	f, err := w.Files(context.Background(), "a", key)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return f
+}
+
+func write(f *lifecycle.FileAccess, name, content string) error {
+	_, err := f.Write(context.Background(), runtime.FileWrite{Path: name}, strings.NewReader(content))
+	return err
+}
+
+func TestFilesOfASandbox(t *testing.T) {
+	w := newWorld(t, setup{})
+	ctx := t.Context()
+	var missing *lifecycle.NotFoundError
+	if _, err := w.Files(ctx, "a", "k"); !errors.As(err, &missing) {
+		t.Fatalf("without a sandbox: %v", err)
+	}
+	sb := w.create(request("k")).Sandbox
+	if _, err := w.Files(ctx, "b", "k"); !errors.As(err, &missing) {
+		t.Errorf("another tenant's: %v", err)
+	}
+	f := w.files("k")
+	if f.SessionID() != sb.SessionID {
+		t.Errorf("session %s, want %s", f.SessionID(), sb.SessionID)
+	}
+	if err := errors.Join(write(f, "/tmp/x", "hello"), write(f, "/tmp/w", "")); err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := f.Read(ctx, "/tmp/x", 1, 3, nil, &b); err != nil || b.String() != "ell" {
+		t.Errorf("got %q, %v", b.String(), err)
+	}
+
+	var file *lifecycle.FileError
+	var invalid *lifecycle.InvalidError
+	_, err := f.Stat(ctx, "/tmp/none")
+	if !errors.As(err, &file) || !errdefs.IsNotFound(err) || file.Path != "/tmp/none" || errors.As(err, &missing) {
+		t.Errorf("a file that isn't there: %v", err)
+	}
+	err = f.Copy(ctx, "/tmp/w", "/tmp/x", false)
+	if !errors.As(err, &file) || !errdefs.IsAlreadyExists(err) || file.Path != "/tmp/x" {
+		t.Errorf("a file in the way: %v", err)
+	}
+	if err := f.Remove(ctx, "/tmp", false); !errors.As(err, &file) || !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a directory that isn't empty: %v", err)
+	}
+	if err := f.List(ctx, "/tmp/x", 1, nil); !errors.As(err, &invalid) {
+		t.Errorf("a list of a file: %v", err)
+	}
+	for _, name := range []string{"", "x", "/a\x00", "/" + strings.Repeat("x", 4096)} {
+		if _, err := f.Stat(ctx, name); !errors.As(err, &invalid) {
+			t.Errorf("%.10q: %v", name, err)
+		}
+		if err := f.Move(ctx, "/tmp/x", name, false); !errors.As(err, &invalid) || invalid.Field != "to" {
+			t.Errorf("%.10q: %v", name, err)
+		}
+	}
+	if got := w.fake.Calls("file_stat"); got != 1 {
+		t.Errorf("%d calls of stat; malformed paths went through", got)
+	}
+
+	// What comes from the caller's side goes back to it as it is.
+	boo := errors.New("boo")
+	for name, err := range map[string]error{
+		"reader": second(f.Write(ctx, runtime.FileWrite{Path: "/tmp/y"}, iotest.ErrReader(boo))),
+		"open":   f.Read(ctx, "/tmp/x", 0, -1, func(runtime.FileInfo) error { return boo }, io.Discard),
+		"item":   f.List(ctx, "/tmp", 1, func(runtime.FileInfo) error { return boo }),
+		"tar":    f.ReadTar(ctx, "/tmp", brokenWriter{boo}),
+	} {
+		if !errors.Is(err, boo) || err.Error() != "boo" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := f.Stat(ctx, "/tmp/y"); !errdefs.IsNotFound(err) {
+		t.Errorf("half a file was left: %v", err)
+	}
+
+	if _, err := w.Pause(ctx, "a", "k"); err != nil {
+		t.Fatal(err)
+	}
+	var state *lifecycle.StateError
+	if _, err := f.Stat(ctx, "/tmp/x"); !errors.As(err, &state) {
+		t.Errorf("paused: %v", err)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+type brokenWriter struct{ err error }
+
+func (w brokenWriter) Write([]byte) (int, error) { return 0, w.err }
+
+// TestFilesOfAFullWorkspace checks that space can be freed, and isn't filled further.
+func TestFilesOfAFullWorkspace(t *testing.T) {
+	dir := t.TempDir()
+	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
+	ctx := t.Context()
+	req := request("k")
+	req.Request.HostPath = ptr(dir)
+	req.Request.WorkspaceQuotaMB = ptr(int64(2))
+	old := w.create(req).Sandbox.SessionID
+	f := w.files("k")
+	var quota *lifecycle.QuotaError
+	// A write brings no more than there is room for.
+	if _, err := f.Write(ctx, runtime.FileWrite{Path: "/workspace/x"}, bytes.NewReader(make([]byte, 2<<20))); err != nil {
+		t.Errorf("up to the quota: %v", err)
+	}
+	err := second(f.Write(ctx, runtime.FileWrite{Path: "/workspace/y"}, bytes.NewReader(make([]byte, 2<<20+1))))
+	if !errors.As(err, &quota) || quota.UsedBytes <= quota.QuotaBytes {
+		t.Errorf("one byte more: %v", err)
+	}
+	if _, err := f.Stat(ctx, "/workspace/y"); !errdefs.IsNotFound(err) {
+		t.Errorf("it was written: %v", err)
+	}
+
+	big := filepath.Join(dir, "big")
+	if err := os.WriteFile(big, make([]byte, 3<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, err := range map[string]error{
+		"write": write(f, "/workspace/z", ""),
+		"mkdir": f.Mkdir(ctx, "/workspace/z", 0o755, false),
+		"copy":  f.Copy(ctx, "/workspace/x", "/workspace/z", false),
+		"tar":   f.WriteTar(ctx, "/workspace", strings.NewReader("")),
+	} {
+		if !errors.As(err, &quota) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := f.Move(ctx, "/workspace/x", "/workspace/z", false); err != nil {
+		t.Errorf("move: %v", err)
+	}
+
+	// Stopped over its quota, it is made again for its files, and for nothing else.
+	if err := w.fake.Remove(ctx, w.fake.Containers()[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })
+	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errors.As(err, &quota) {
+		t.Errorf("a command: %v", err)
+	}
+	f = w.files("k")
+	if f.SessionID() == old {
+		t.Error("it wasn't made again")
+	}
+	if err := write(f, "/workspace/z", ""); !errors.As(err, &quota) {
+		t.Errorf("write: %v", err)
+	}
+	if err := f.List(ctx, "/workspace", 1, func(runtime.FileInfo) error { return nil }); err != nil {
+		t.Error(err)
+	}
+	if err := f.Mkdir(ctx, "/tmp/d", 0, false); !errors.As(err, &quota) {
+		t.Errorf("mkdir elsewhere: %v", err)
+	}
+	if err := os.Remove(big); err != nil { // the engine in memory doesn't see the host's directory
+		t.Fatal(err)
+	}
+	if err := write(f, "/workspace/z", "x"); err != nil {
+		t.Errorf("with space freed: %v", err)
+	}
+}
+
+func TestFilesKeepFromIdlingOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{})
+		req := request("k")
+		req.Request.IdleTTL = ptr(time.Minute)
+		w.create(req)
+		f := w.files("k")
+		time.Sleep(50 * time.Second)
+		if err := write(f, "/tmp/x", "x"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Second)
+		if got := w.status("k"); got != lifecycle.StatusRunning {
+			t.Fatalf("50 s after a write: %s", got)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- f.Watch(ctx, "/", true, nil, func(runtime.FileEvent) error { return nil }) }()
+		time.Sleep(10 * time.Minute)
+		if swept := w.sweep(); swept.Expired != 0 || w.status("k") != lifecycle.StatusRunning {
+			t.Fatal("it idled out under a watch")
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		time.Sleep(59 * time.Second)
+		if got := w.status("k"); got != lifecycle.StatusRunning {
+			t.Errorf("59 s after a watch: %s", got)
+		}
+		time.Sleep(time.Second)
+		var missing *lifecycle.NotFoundError
+		if _, err := f.Stat(context.Background(), "/"); !errors.As(err, &missing) {
+			t.Errorf("expired: %v", err)
+		}
+		if swept := w.sweep(); swept.Cleaned != 1 {
+			t.Errorf("swept %+v", swept)
+		}
+		w.stop()
+	})
+}
+
+func TestFilesCallsAreCapped(t *testing.T) {
+	w := newWorld(t, setup{})
+	w.create(request("k"))
+	f := w.files("k")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ready, done := make(chan struct{}), make(chan error)
+	const most = 64
+	for range most {
+		go func() {
+			done <- f.Watch(ctx, "/", false, func() { ready <- struct{}{} }, func(runtime.FileEvent) error { return nil })
+		}()
+	}
+	for range most {
+		<-ready
+	}
+	var full *lifecycle.CapacityError
+	if _, err := f.Stat(ctx, "/"); !errors.As(err, &full) {
+		t.Errorf("one more: %v", err)
+	}
+	cancel()
+	for range most {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := f.Stat(t.Context(), "/"); err != nil {
+		t.Errorf("after they had ended: %v", err)
+	}
+}
+
+// deaf is an engine that doesn't tell of what happens.
+type deaf struct {
+	runtime.Runtime
+	runtime.Insider
+}
+
+// TestFilesOfADeadContainer checks that it isn't taken for a file that isn't there.
+func TestFilesOfADeadContainer(t *testing.T) {
+	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return deaf{f, f} }})
+	w.create(request("k"))
+	f := w.files("k")
+	if err := w.fake.Remove(t.Context(), w.fake.Containers()[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	var state *lifecycle.StateError
+	if _, err := f.Stat(t.Context(), "/tmp"); !errors.As(err, &state) || state.Status != lifecycle.StatusStopped {
+		t.Errorf("got %v", err)
+	}
+	if got := w.status("k"); got != lifecycle.StatusStopped {
+		t.Errorf("it is %s", got)
+	}
+	again := w.files("k")
+	if _, err := again.Stat(t.Context(), "/tmp"); err != nil || again.SessionID() == f.SessionID() {
+		t.Errorf("the next: %v", err)
+	}
+}
+
+func TestFilesWithoutAnAgent(t *testing.T) {
+	var cant *lifecycle.UnsupportedError
+	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return struct{ runtime.Runtime }{f} }})
+	w.create(request("k"))
+	if _, err := w.Files(t.Context(), "a", "k"); !errors.As(err, &cant) {
+		t.Errorf("files: %v", err)
+	}
+	if _, err := w.Ports(t.Context(), "a", "k"); !errors.As(err, &cant) {
+		t.Errorf("ports: %v", err)
+	}
+	for class, want := range map[error]any{
+		errdefs.ErrNotImplemented: &cant, errdefs.ErrUnavailable: new(*lifecycle.UnavailableError),
+		errdefs.ErrPermissionDenied: new(*lifecycle.FileError), errdefs.ErrResourceExhausted: new(*lifecycle.FileError),
+	} {
+		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+			if op == "file_stat" || op == "dial" {
+				return class
+			}
+			return nil
+		}}})
+		w.create(request("k"))
+		if _, err := w.files("k").Stat(t.Context(), "/"); !errors.As(err, want) || !errors.Is(err, class) {
+			t.Errorf("%v: %v", class, err)
+		}
+	}
+}
