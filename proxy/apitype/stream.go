@@ -49,11 +49,12 @@ type ExecutionList struct {
 
 // The kinds of StreamEvent.
 const (
-	EventStart     = "start"     // the first: what is followed
-	EventStdout    = "stdout"    // output
-	EventStderr    = "stderr"    // output
-	EventExit      = "exit"      // the last: how it ended
-	EventHeartbeat = "heartbeat" // nothing has happened for a while
+	EventStart     = "start"      // the first: what is followed
+	EventStdout    = "stdout"     // output
+	EventStderr    = "stderr"     // output
+	EventExit      = "exit"       // the last: how it ended
+	EventTakenOver = "taken_over" // the last: somebody else follows now, in place of this caller
+	EventHeartbeat = "heartbeat"  // nothing has happened for a while
 )
 
 // StreamEvent is one line of a stream in application/x-ndjson, and the data of one event

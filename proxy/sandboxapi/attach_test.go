@@ -125,7 +125,7 @@ func TestAttachControl(t *testing.T) {
 	c := d.dial(attachPath)
 	for message, code := range map[string]string{
 		``: "malformed", `x`: "malformed", `{}`: "validation", `[]`: "validation", `{"signal":"NONE"}`: "validation", `{"signal":65}`: "validation",
-		`{"resize":{"rows":0,"cols":1}}`: "validation", `{"resize":{"rows":1}}`: "validation", `{"resize":{"rows":1,"cols":1001}}`: "validation",
+		`{"resize":{"rows":0,"cols":1}}`: "validation", `{"resize":{"rows":1}}`: "validation", `{"resize":{"rows":1,"cols":4097}}`: "validation",
 		`{"signal":1,"close_stdin":true}`: "validation", `{"stdin":"x"}`: "malformed", `{"close_stdin":false}`: "validation",
 		strings.Repeat(" ", 5000): "too_large",
 	} {

@@ -19,10 +19,10 @@ import (
 const (
 	killTimeout = 30 * time.Second // for a command whose caller went away
 	bodyStall   = time.Minute      // for some more of a body that is passed on as it comes
-	maxSide     = 1000             // rows or columns of a terminal
+	maxSide     = 4096             // rows or columns of a terminal
 )
 
-var memberID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$`)
+var memberID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,122}$`)
 
 // member is a command or a process of a sandbox, as a path names it.
 type member struct{ tenant, key, id string }
@@ -39,7 +39,7 @@ func (a *api) member(r *http.Request, param string, queries ...string) (member, 
 
 func checkID(field, id string) error {
 	if !memberID.MatchString(id) {
-		return &lifecycle.InvalidError{Field: field, Message: "must be up to 128 letters, digits and _.:-, of which the first is a letter or digit"}
+		return &lifecycle.InvalidError{Field: field, Message: "must be up to 123 letters, digits and _.:-, of which the first is a letter or digit"}
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func checkSize(tty bool, rows, cols int) error {
 		n    int
 	}{{"rows", rows}, {"cols", cols}} {
 		if side.n < 0 || side.n > maxSide {
-			return &lifecycle.InvalidError{Field: side.name, Message: "must be at most 1,000"}
+			return &lifecycle.InvalidError{Field: side.name, Message: "must be at most 4,096"}
 		}
 		if side.n > 0 && !tty {
 			return &lifecycle.InvalidError{Field: side.name, Message: "needs a terminal: tty"}
@@ -294,7 +294,7 @@ func sizeOf(w http.ResponseWriter, r *http.Request) (rows, cols int, err error) 
 
 func checkResize(b apitype.ResizeRequest) error {
 	if b.Rows < 1 || b.Rows > maxSide || b.Cols < 1 || b.Cols > maxSide {
-		return &lifecycle.InvalidError{Field: "rows", Message: "rows and cols must be from 1 to 1,000"}
+		return &lifecycle.InvalidError{Field: "rows", Message: "rows and cols must be from 1 to 4,096"}
 	}
 	return nil
 }

@@ -28,14 +28,14 @@ func TestStartExecTranslates(t *testing.T) {
 		want lifecycle.StartRequest
 	}{
 		"least": {`{"command":["true"]}`, lifecycle.StartRequest{ExecRequest: lifecycle.ExecRequest{Command: []string{"true"}}}},
-		"most": {`{"command":"cat","env":{"A":"b"},"cwd":"/w","timeout":9,"stdin":"in","stdin_open":true,"tty":true,"rows":1,"cols":1000,
+		"most": {`{"command":"cat","env":{"A":"b"},"cwd":"/w","timeout":9,"stdin":"in","stdin_open":true,"tty":true,"rows":1,"cols":4096,
 			"keep_bytes":4194304,"exec_id":"a.b:c","serialize":true,"raw":true,"sandbox":{}}`,
 			lifecycle.StartRequest{
 				ExecRequest: lifecycle.ExecRequest{
 					Command: []string{"/bin/sh", "-c", "cat"}, Env: map[string]string{"A": "b"}, WorkingDir: "/w", Timeout: ptr[int64](9),
 					Stdin: []byte("in"), Serialize: true, Create: &lifecycle.CreateRequest{Tenant: "red", Key: "k", MaxSandboxes: 7},
 				},
-				ExecID: "a.b:c", OpenStdin: true, TTY: true, Rows: 1, Cols: 1000, KeepBytes: 4 << 20,
+				ExecID: "a.b:c", OpenStdin: true, TTY: true, Rows: 1, Cols: 4096, KeepBytes: 4 << 20,
 			}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -66,8 +66,8 @@ func TestStartExecInvalid(t *testing.T) {
 	d := newDoor(t)
 	for _, body := range []string{
 		`{}`, `{"command":[]}`, `{"command":["a"],"output_limit":1}`, `{"command":["a"],"exec_id":"-a"}`, `{"command":["a"],"exec_id":"a b"}`,
-		`{"command":["a"],"exec_id":"` + strings.Repeat("a", 129) + `"}`, `{"command":["a"],"rows":24}`, `{"command":["a"],"tty":true,"rows":-1}`,
-		`{"command":["a"],"tty":true,"cols":1001}`, `{"command":["a"],"keep_bytes":-1}`, `{"command":["a"],"keep_bytes":4194305}`,
+		`{"command":["a"],"exec_id":"` + strings.Repeat("a", 124) + `"}`, `{"command":["a"],"rows":24}`, `{"command":["a"],"tty":true,"rows":-1}`,
+		`{"command":["a"],"tty":true,"cols":4097}`, `{"command":["a"],"keep_bytes":-1}`, `{"command":["a"],"keep_bytes":4194305}`,
 	} {
 		d.want(422, "validation", "POST", execsPath, body)
 		d.want(422, "validation", "POST", execPath, body, asSSE)
@@ -82,7 +82,7 @@ func TestStartExecInvalid(t *testing.T) {
 	}
 	for _, method := range []string{"GET", "DELETE"} {
 		d.want(422, "validation", method, execsPath+"/-a", "")
-		d.want(422, "validation", method, processesPath+"/"+strings.Repeat("a", 129), "")
+		d.want(422, "validation", method, processesPath+"/"+strings.Repeat("a", 124), "")
 	}
 }
 
@@ -127,7 +127,7 @@ func TestExecAnswers(t *testing.T) {
 		d.want(422, "validation", "POST", execsPath+"/job-1/signal", body)
 		d.want(422, "validation", "POST", processesPath+"/tools/signal", body)
 	}
-	for _, body := range []string{`{}`, `{"rows":1}`, `{"rows":0,"cols":1}`, `{"rows":1,"cols":1001}`, `{"rows":-1,"cols":-1}`} {
+	for _, body := range []string{`{}`, `{"rows":1}`, `{"rows":0,"cols":1}`, `{"rows":1,"cols":4097}`, `{"rows":-1,"cols":-1}`} {
 		d.want(422, "validation", "POST", execsPath+"/job-1/resize", body)
 		d.want(422, "validation", "POST", processesPath+"/tools/resize", body)
 	}

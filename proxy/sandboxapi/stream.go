@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
@@ -143,6 +145,8 @@ func (a *api) copyEvents(ctx context.Context, e *eventWriter, p *pump, f followe
 			switch {
 			case errors.Is(end, io.EOF):
 				return e.exit(f.exit())
+			case errdefs.IsAborted(end): // said in words, or the two would take turns for ever
+				return e.last(&apitype.StreamEvent{Event: apitype.EventTakenOver})
 			case end != nil:
 				return errors.Join(end, e.flush())
 			}
@@ -244,7 +248,12 @@ func (e *eventWriter) exit(x apitype.Exit) error {
 	if err := e.rest(); err != nil {
 		return err
 	}
-	if err := e.event(&apitype.StreamEvent{Event: apitype.EventExit, Exit: &x}); err != nil {
+	return e.last(&apitype.StreamEvent{Event: apitype.EventExit, Exit: &x})
+}
+
+// last writes the event after which there is none.
+func (e *eventWriter) last(ev *apitype.StreamEvent) error {
+	if err := e.event(ev); err != nil {
 		return err
 	}
 	return e.flush()

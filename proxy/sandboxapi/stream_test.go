@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -445,6 +446,22 @@ func TestStreamBreaksOff(t *testing.T) {
 	b, err := io.ReadAll(resp.Body)
 	if err == nil || !strings.Contains(string(b), `"data":"x"`) || strings.Contains(string(b), `"event":"exit"`) {
 		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+// Who follows learns that somebody else does now.
+func TestStreamTakenOver(t *testing.T) {
+	d := newDoor(t)
+	tape := d.running()
+	tape.print(false, "x")
+	tape.finish(errdefs.ErrAborted)
+	got := short(events(t, d.want(200, "", "GET", streamPath, "", asNDJSON).body))
+	if diff := cmp.Diff([]string{"0 start ", "1 stdout x", "1 taken_over "}, got); diff != "" {
+		t.Error(diff)
+	}
+	d.want(200, "", "POST", execPath, `{"command":["a"]}`, asSSE)
+	if d.manager.streams.killed != 0 {
+		t.Error("the command was killed though somebody follows it")
 	}
 }
 
