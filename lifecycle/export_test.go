@@ -16,10 +16,18 @@ func NewTextCollector(limit int) *TextCollector {
 // Collected is collected.
 func (c *TextCollector) Collected() (string, bool) { return c.collected() }
 
-// Held counts what the manager remembers: keys, containers, creates under way, and
-// ended containers that somebody may ask about.
-func (m *Manager) Held() [4]int {
+// Held counts what the manager remembers: keys, containers, creates under way,
+// ended containers that somebody may ask about, and keys where somebody has the turn.
+func (m *Manager) Held() [5]int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return [4]int{len(m.slots), len(m.containers), len(m.making), len(m.ended)}
+	return [5]int{len(m.slots), len(m.containers), len(m.making), len(m.ended), len(m.lines)}
+}
+
+// Hubs counts the holds on processes of a tenant's sandbox.
+func (m *Manager) Hubs(tenant, key string) int {
+	rec := m.recordOf(keyID{tenant, key})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(rec.inside.hubs)
 }
