@@ -17,17 +17,21 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/hold"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent"
 	"github.com/bermhq/berm/runtime/containerd"
 	"github.com/bermhq/berm/runtime/docker"
 )
 
 // openRuntime makes the client of an engine, which needn't be up yet; what it keeps
-// of its own lies below stateDir. A nil logger discards.
+// of its own lies below stateDir. It knows nothing of the agent, and so any number may
+// be open beside a server. A nil logger discards.
 func openRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (runtime.Runtime, error) {
 	if cfg.Kind == "docker" {
 		opts, err := dockerOptions(cfg)
@@ -48,12 +52,85 @@ func openRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (runtime.
 	return containerd.New(opts)
 }
 
+// withAgent has an engine's sandboxes worked in through the agent. Where that can't be,
+// it answers the engine as it is, and the log says why.
+func withAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v view, log *slog.Logger) (runtime.Runtime, error) {
+	if cfg.AgentDir == config.AgentNone {
+		log.Info("agent_off", "error", "engine.agent_dir is none")
+		return rt, nil
+	}
+	engine, ok := rt.(agent.Engine)
+	if !ok {
+		return rt, fmt.Errorf("the client of %s lacks what the agent needs", cfg.Kind) // a defect of ours
+	}
+	opts := agent.Options{Engine: engine, Root: filepath.Join(stateDir, "agents"), HostRoot: cfg.AgentDir, Logger: log}
+	program, err := putAgent(cfg, opts.Root, v)
+	var off *agentOffError
+	if errors.As(err, &off) {
+		log.Warn("agent_off", "error", off.Error())
+		return rt, nil
+	}
+	if err != nil {
+		return rt, err
+	}
+	opts.Program = filepath.Join(cmp.Or(cfg.AgentDir, opts.Root), program)
+	inside, err := agent.New(opts)
+	if err != nil {
+		return rt, err
+	}
+	return inside, nil
+}
+
+// agentOffError says why there can't be an agent.
+type agentOffError struct{ reason string }
+
+func (e *agentOffError) Error() string { return e.reason }
+
+// putAgent puts the agent's program where the engine can give it to sandboxes, and
+// answers its path below the root.
+func putAgent(cfg config.Engine, root string, v view) (string, error) {
+	switch {
+	case cfg.AgentDir != "":
+	case engineSocket(cfg) == "":
+		return "", &agentOffError{"the engine may be on another machine; if it is on this one, engine.agent_dir says where it sees " + root}
+	case !v.root:
+		return "", &agentOffError{"the engine doesn't share Berm's file system; engine.agent_dir says where it sees " + root}
+	}
+	program, err := agentProgram(cfg)
+	if errors.Is(err, errNoAgent) {
+		return "", &agentOffError{err.Error()}
+	}
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return "", err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(root, &fs); err != nil {
+		return "", &os.PathError{Op: "statfs", Path: root, Err: err}
+	}
+	if fs.Flags&unix.ST_NOEXEC != 0 {
+		return "", &agentOffError{"state_dir is on a file system that is mounted noexec"}
+	}
+	path, err := runtime.PutProgram(filepath.Join(root, "bin"), program)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Rel(root, path)
+}
+
 // checkEngine tells what is wrong with an engine's settings, without asking the
 // engine or making anything.
 func checkEngine(cfg config.Engine, stateDir string) error {
 	if cfg.Kind != "docker" {
 		_, err := containerdOptions(cfg, stateDir)
 		return err
+	}
+	if cfg.AgentFile != "" {
+		if _, err := agentProgram(cfg); err != nil {
+			return err
+		}
 	}
 	opts, err := dockerOptions(cfg)
 	if err != nil {
@@ -178,11 +255,11 @@ func peer(ctx context.Context, socket string) (int, error) {
 		return 0, err
 	}
 	defer func() { _ = conn.Close() }()
-	unix, ok := conn.(*net.UnixConn)
+	local, ok := conn.(*net.UnixConn)
 	if !ok {
 		return 0, errors.New("not a unix socket")
 	}
-	raw, err := unix.SyscallConn()
+	raw, err := local.SyscallConn()
 	if err != nil {
 		return 0, err
 	}

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -98,6 +101,58 @@ func TestAgentProgram(t *testing.T) {
 	cfg.RegistryAuthFile = file
 	if err := checkEngine(cfg, "/state"); err == nil || !strings.Contains(err.Error(), "engine.registry_auth_file") {
 		t.Errorf("credentials that can't be read: %v", err)
+	}
+}
+
+// Where the agent can't be given to sandboxes, they go without, and the log says why.
+func TestPutAgent(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "berm-agent")
+	write(t, file, "\x7fELF and so on")
+	local := config.Engine{Kind: "docker", Address: "unix:///nonexistent", AgentFile: file}
+	remote := local
+	remote.Address = "tcp://192.0.2.1:2376"
+	told := func(cfg config.Engine) config.Engine {
+		cfg.AgentDir = "/elsewhere"
+		return cfg
+	}
+	for name, tt := range map[string]struct {
+		cfg  config.Engine
+		view view
+		off  string // empty: it is put there
+	}{
+		"same root":           {local, view{root: true}, ""},
+		"another root":        {local, view{asked: true}, "doesn't share Berm's file system"},
+		"another root, told":  {told(local), view{asked: true}, ""},
+		"another machine":     {remote, view{root: true, asked: true}, "may be on another machine"},
+		"no machine but ours": {told(remote), view{root: true, asked: true}, ""},
+	} {
+		root := filepath.Join(dir, name, "agents")
+		program, err := putAgent(tt.cfg, root, tt.view)
+		if tt.off != "" {
+			var off *agentOffError
+			if !errors.As(err, &off) || !strings.Contains(err.Error(), tt.off) || !strings.Contains(err.Error(), root) {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if data, err := os.ReadFile(filepath.Join(root, program)); err != nil || string(data) != "\x7fELF and so on" {
+			t.Errorf("%s: %q, %v", name, data, err)
+		}
+	}
+	local.AgentFile = filepath.Join(dir, "missing")
+	if _, err := putAgent(local, dir, view{root: true}); err == nil || !strings.Contains(err.Error(), "engine.agent_file") {
+		t.Errorf("a program that was named and isn't there: %v", err)
+	}
+	none := config.Engine{Kind: "docker", AgentDir: config.AgentNone}
+	var log bytes.Buffer
+	rt, err := withAgent(nil, none, dir, view{root: true}, slog.New(slog.NewTextHandler(&log, nil)))
+	if rt != nil || err != nil || !strings.Contains(log.String(), "agent_off") {
+		t.Errorf("turned off: %v, %v, %s", rt, err, &log)
 	}
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -51,6 +50,9 @@ func startEngineWith(t testing.TB, kind string, opts engine.Options) *testEngine
 	engine.Require(t, kind)
 	e := &testEngine{config: config.Engine{Kind: kind, CallTimeout: 30 * time.Second}}
 	var err error
+	if e.config.AgentFile, err = engine.PutAgent(t.Context(), t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
 	if kind == "docker" {
 		err = e.startDocker(t, opts)
 	} else {
@@ -75,7 +77,8 @@ func (e *testEngine) startDocker(t testing.TB, opts engine.Options) error {
 	if err != nil {
 		return err
 	}
-	e.daemon, e.config.Address, e.env = d, d.Host(), []string{"DOCKER_HOST=" + d.Host()}
+	e.daemon, e.config.Address = d, d.Host()
+	e.env = []string{"DOCKER_HOST=" + d.Host(), "BERM_ENGINE_AGENT_FILE=" + e.config.AgentFile}
 	return nil
 }
 
@@ -85,14 +88,6 @@ func (e *testEngine) startContainerd(t testing.TB, opts engine.Options) error {
 		return err
 	}
 	e.daemon, e.containerd = d, d
-	agent, err := engine.BuildAgent(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.config.AgentFile = filepath.Join(t.TempDir(), "berm-agent")
-	if err := os.WriteFile(e.config.AgentFile, agent, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	e.config.Address, e.config.Namespace = d.Address(), d.Namespace()
 	e.config.CgroupParent, e.config.Netns = d.CgroupParent(), d.Netns()
 	e.env = append(engineEnv(e.config), "CONTAINERD_ADDRESS="+d.Address())
@@ -144,9 +139,7 @@ func wantEmpty(t *testing.T, e *testEngine, servers ...*demoServer) {
 			t.Errorf("networks are left: %v, %v", networks, err)
 		}
 	}
-	if e.containerd != nil {
-		e.wantNoParts(t, servers)
-	}
+	e.wantNoParts(t, servers)
 }
 
 // containersOf counts the server's containers on the engine.

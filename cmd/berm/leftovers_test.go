@@ -4,13 +4,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
-// wantNoParts checks that nothing of sandboxes is left on a containerd and its host,
-// below the servers' directories included, once what ends by itself, such as shims and
+// wantNoParts checks that nothing of sandboxes is left below the servers' directories,
+// nor on a containerd and its host, once what ends by itself, such as shims and
 // what the collector of containerd is at, has had its time.
 func (e *testEngine) wantNoParts(t *testing.T, servers []*demoServer) {
 	t.Helper()
@@ -33,6 +34,10 @@ func (e *testEngine) parts(t *testing.T, servers []*demoServer) []string {
 	t.Helper()
 	var left []string
 	for _, server := range servers {
+		left = append(left, agents(t, server)...)
+		if e.containerd == nil {
+			continue
+		}
 		root := filepath.Join(server.stateDir(), "containerd")
 		found, err := e.containerd.Leftovers(t.Context(), root)
 		if err != nil {
@@ -45,8 +50,21 @@ func (e *testEngine) parts(t *testing.T, servers []*demoServer) []string {
 		}
 		left = append(left, networks...)
 	}
+	if e.containerd == nil {
+		return left
+	}
 	left = append(left, e.roots(t)...)
 	return append(left, e.links(t)...)
+}
+
+// agents are what is below a server's directory for them but the program.
+func agents(t *testing.T, server *demoServer) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(server.stateDir(), "agents", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(found, func(path string) bool { return filepath.Base(path) == "bin" })
 }
 
 // roots are the root file systems of containers, mounted in the engine's directory.

@@ -118,7 +118,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 func literals(t *testing.T, argument int, methods ...string) []string {
 	t.Helper()
 	found := map[string]bool{}
-	for _, dir := range []string{"cmd/berm", "lifecycle", "proxy", "policy", "runtime/docker", "runtime/containerd"} {
+	for _, dir := range []string{"cmd/berm", "lifecycle", "proxy", "policy", "runtime/docker", "runtime/containerd", "runtime/agent"} {
 		err := filepath.WalkDir("../../"+dir, func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err
@@ -189,7 +189,7 @@ func wantDocumented(t *testing.T, rows [][]string, inCode []string) {
 func TestLogsAreDocumented(t *testing.T) {
 	inCode := slices.Concat(
 		literals(t, 1, "DebugContext", "InfoContext", "WarnContext", "ErrorContext"),
-		literals(t, 2, "LogAttrs"), literals(t, 0, "Debug", "Info", "Warn"),
+		literals(t, 2, "LogAttrs"), literals(t, 0, "Debug", "Info", "Warn", "Error"),
 	)
 	wantDocumented(t, section(t, "Logs"), inCode)
 }

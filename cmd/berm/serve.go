@@ -149,6 +149,9 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		return err
 	}
 	undo.add(func() error { closeRuntime(rt); return nil })
+	if rt, err = withAgent(rt, cfg.Engine, cfg.StateDir, shared, log); err != nil {
+		return err
+	}
 	manager, err = lifecycle.New(lifecycle.Options{
 		Runtime: rt, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes,
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
