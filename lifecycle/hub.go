@@ -177,10 +177,15 @@ func (h *hub) run(ctx context.Context, from int64) {
 func (h *hub) mayRead() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for !h.closing && (h.reserved || h.reader != nil && h.next-max(h.reader.pos, h.firstLocked()) >= int64(h.limit/2)) {
+	for !h.closing && h.heldLocked() {
 		h.changed.Wait()
 	}
 	return !h.closing
+}
+
+// heldLocked tells whether a reader holds the process up.
+func (h *hub) heldLocked() bool {
+	return h.reserved || h.reader != nil && h.next-max(h.reader.pos, h.firstLocked()) >= int64(h.limit/2)
 }
 
 // add takes what the attachment gave, and tells whether there will be more.
@@ -282,7 +287,7 @@ func (h *hub) stderr(ctx context.Context, upTo int64) string {
 	})()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for h.next < upTo && h.err == nil && !h.closing && h.reader == nil && !h.reserved && ctx.Err() == nil {
+	for h.next < upTo && h.err == nil && !h.closing && !h.heldLocked() && ctx.Err() == nil {
 		h.changed.Wait()
 	}
 	var text []byte

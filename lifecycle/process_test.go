@@ -1,9 +1,437 @@
 package lifecycle_test
 
-import "github.com/bermhq/berm/lifecycle"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
 
 // process is a start of a managed process in sandbox k.
 func process(id string, command string, args ...string) lifecycle.ProcessRequest {
 	create := request("k")
 	return lifecycle.ProcessRequest{Tenant: "a", Key: "k", Create: &create, ID: id, Command: command, Args: args}
+}
+
+func (w *world) startProcess(req lifecycle.ProcessRequest) lifecycle.Process {
+	w.t.Helper()
+	p, err := w.StartProcess(context.Background(), req)
+	if err != nil {
+		w.t.Fatalf("start process %q: %v", req.ID, err)
+	}
+	return p
+}
+
+func (w *world) attachProcess(id string, from int64, takeOver bool) lifecycle.ProcessStream {
+	w.t.Helper()
+	s, err := w.AttachProcess(context.Background(), "a", "k", id, from, takeOver)
+	if err != nil {
+		w.t.Fatalf("attach to process %q: %v", id, err)
+	}
+	w.t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func (w *world) process(id string) lifecycle.Process {
+	w.t.Helper()
+	p, err := w.Process(context.Background(), "a", "k", id)
+	if err != nil {
+		w.t.Fatalf("process %q: %v", id, err)
+	}
+	return p
+}
+
+func (w *world) processClass(want func(error) bool, err error) {
+	w.t.Helper()
+	var of *lifecycle.ProcessError
+	if !errors.As(err, &of) || !want(err) {
+		w.t.Errorf("the error is of another class: %v", err)
+	}
+}
+
+func TestProcess(t *testing.T) {
+	w := newWorld(t, setup{})
+	p := w.startProcess(process("", "sh", "-c", "echo out; echo err >&2; cat; exit 4"))
+	if p.ID != "default" || p.State != "running" || p.SessionID == "" || p.Ready != nil || p.ExitCode != nil {
+		t.Errorf("started: %+v", p)
+	}
+	_, err := w.StartProcess(context.Background(), process("default", "cat"))
+	w.processClass(errdefs.IsAlreadyExists, err)
+	if n := w.Status(context.Background(), "a").RunningProcesses; n != 1 {
+		t.Errorf("%d processes run", n)
+	}
+	s := w.attachProcess("", 0, false)
+	if p := w.process(""); !p.Attached || p.State != "running" {
+		t.Errorf("attached to: %+v", p)
+	}
+	if _, err := io.WriteString(s, "in"); err != nil {
+		t.Error(err)
+	}
+	if err := s.CloseWrite(); err != nil {
+		t.Error(err)
+	}
+	if out, errs := readAll(t, s, 0); out != "out\nin" || errs != "err\n" {
+		t.Errorf("%q, %q", out, errs)
+	}
+	if p := s.Ended(); p.State != "exited" || p.ExitCode == nil || *p.ExitCode != 4 || p.EndedAt.IsZero() {
+		t.Errorf("ended: %+v", p)
+	}
+	_ = s.Close()
+	if p := w.process("default"); p.State != "exited" || p.Stderr != "err\n" || p.Attached || p.NextSeq != 10 {
+		t.Errorf("asked afterwards: %+v", p)
+	}
+	if n := w.Status(context.Background(), "a").RunningProcesses; n != 0 {
+		t.Errorf("%d processes run", n)
+	}
+	// One that has ended makes way.
+	if p := w.startProcess(process("", "cat")); p.State != "running" || p.NextSeq != 0 {
+		t.Errorf("started again: %+v", p)
+	}
+	all, err := w.Processes(context.Background(), "a", "k")
+	if err != nil || len(all) != 1 || all[0].State != "running" {
+		t.Errorf("list: %+v, %v", all, err)
+	}
+	if _, err := w.Processes(context.Background(), "b", "k"); !errdefs.IsNotFound(err) {
+		t.Errorf("another tenant's: %v", err)
+	}
+	_, err = w.Process(context.Background(), "a", "k", "none")
+	w.processClass(errdefs.IsNotFound, err)
+	if n := w.Hubs("a", "k"); n != 0 {
+		t.Errorf("%d holds on processes are left", n)
+	}
+}
+
+func TestProcessRefusals(t *testing.T) {
+	w := newWorld(t, setup{})
+	for name, change := range map[string]func(*lifecycle.ProcessRequest){
+		"no command":     func(r *lifecycle.ProcessRequest) { r.Command = "" },
+		"id":             func(r *lifecycle.ProcessRequest) { r.ID = "a/b" },
+		"no readiness":   func(r *lifecycle.ProcessRequest) { r.Ready = &lifecycle.Readiness{} },
+		"port":           func(r *lifecycle.ProcessRequest) { r.Ready = &lifecycle.Readiness{Port: 65536} },
+		"line":           func(r *lifecycle.ProcessRequest) { r.Ready = &lifecycle.Readiness{Line: "a\nb"} },
+		"time":           func(r *lifecycle.ProcessRequest) { r.Ready = &lifecycle.Readiness{Line: "a", Timeout: time.Hour} },
+		"screen":         func(r *lifecycle.ProcessRequest) { r.Rows = 5000 },
+		"key":            func(r *lifecycle.ProcessRequest) { r.Key = "" },
+		"working dir":    func(r *lifecycle.ProcessRequest) { r.WorkingDir = "x" },
+		"NUL in its arg": func(r *lifecycle.ProcessRequest) { r.Args = []string{"\x00"} },
+	} {
+		req := process("", "cat")
+		change(&req)
+		if _, err := w.StartProcess(context.Background(), req); !errdefs.IsInvalidArgument(err) && lifecycle.ErrorType(err) != "policy_denied" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestProcessReplace(t *testing.T) {
+	w := newWorld(t, setup{settings: lifecycle.Settings{MaxProcesses: 1}})
+	w.startProcess(process("p", "cat"))
+	old := w.attachProcess("p", 0, false)
+	req := process("p", "sh", "-c", "echo new; cat")
+	req.Replace = true
+	if p := w.startProcess(req); p.State != "running" {
+		t.Errorf("%+v", p)
+	}
+	readAll(t, old, 0)
+	if p := old.Ended(); p.State != "exited" || p.ExitCode == nil {
+		t.Errorf("the old one: %+v", p)
+	}
+	s := w.attachProcess("p", 0, false)
+	if c, err := s.Next(); err != nil || string(c.Data) != "new\n" {
+		t.Errorf("the new one: %q, %v", c.Data, err)
+	}
+	var full *lifecycle.CapacityError
+	if _, err := w.StartProcess(context.Background(), process("q", "cat")); !errors.As(err, &full) || full.RetryAfter == 0 {
+		t.Errorf("one too many: %v", err)
+	}
+	if _, err := w.StopProcess(context.Background(), "a", "k", "p"); err != nil {
+		t.Error(err)
+	}
+	w.startProcess(process("q", "cat"))
+}
+
+func TestProcessAttach(t *testing.T) {
+	w := newWorld(t, setup{})
+	w.startProcess(process("p", "sh", "-c", "echo one; cat"))
+	first := w.attachProcess("p", 0, false)
+	_, err := w.AttachProcess(context.Background(), "a", "k", "p", 0, false)
+	w.processClass(errdefs.IsAlreadyExists, err)
+	// One who only follows isn't in the way, sees the same, and has no input.
+	f, err := w.FollowProcess(context.Background(), "a", "k", "p", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := io.WriteString(f, "x"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("input of a follower: %v", err)
+	}
+	second := w.attachProcess("p", 0, true)
+	if _, err := io.WriteString(second, "two\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Next(); !errdefs.IsAborted(err) {
+		t.Errorf("the first: %v", err)
+	}
+	if err := second.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	for name, s := range map[string]nexter{"second": second, "follower": f} {
+		if out, _ := readAll(t, s, 0); out != "one\ntwo\n" {
+			t.Errorf("the %s read %q", name, out)
+		}
+	}
+	if p := f.Ended(); p.State != "exited" || *p.ExitCode != 0 {
+		t.Errorf("the follower's end: %+v", p)
+	}
+	_ = second.Close()
+	w.attachProcess("p", -1, false)
+}
+
+// A follower that is too slow is told so; a process that nobody holds up goes on.
+func TestSlowFollower(t *testing.T) {
+	w := newWorld(t, setup{fake: printer(200)})
+	w.startProcess(process("p", "print"))
+	f, err := w.FollowProcess(context.Background(), "a", "k", "p", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := w.attachProcess("p", 0, false).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	s := w.attachProcess("p", 0, true)
+	if out, errs := readAll(t, s, 0); len(out)+len(errs) != 200<<12 {
+		t.Errorf("the reader got %d bytes", len(out)+len(errs))
+	}
+	var gone *lifecycle.GoneError
+	if _, err := f.Next(); !errors.As(err, &gone) || gone.FirstSeq <= 0 {
+		t.Errorf("the follower: %v", err)
+	}
+}
+
+func TestProcessStderr(t *testing.T) {
+	long := strings.Repeat("x", 100<<10) + "end"
+	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Exec: func(_ context.Context, _ runtime.Container, e runtime.Exec) (runtime.ExecResult, error) {
+		if e.Command[0] != "complain" {
+			return runtime.ExecResult{}, errors.ErrUnsupported
+		}
+		_, _ = io.WriteString(e.Stderr, long)
+		_, _ = io.WriteString(e.Stdout, "\xff")
+		_, _ = io.ReadAll(e.Stdin)
+		_, _ = io.WriteString(e.Stderr, "\xff")
+		return runtime.ExecResult{}, nil
+	}}})
+	w.startProcess(process("p", "complain"))
+	w.eventually("it complains", func() bool { return w.process("p").NextSeq > 100<<10 })
+	if p := w.process("p"); len(p.Stderr) != 64<<10 || !strings.HasSuffix(p.Stderr, "xend") {
+		t.Errorf("%d bytes, ending in %q", len(p.Stderr), p.Stderr[max(0, len(p.Stderr)-10):])
+	}
+	s := w.attachProcess("p", 0, false) // that doesn't read
+	if err := s.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if p := w.process("p"); !strings.Contains(p.Stderr, "x") {
+		t.Errorf("beside a reader: %q", p.Stderr)
+	}
+	readAll(t, s, 0)
+	_ = s.Close()
+	if p := w.process("p"); !strings.HasSuffix(p.Stderr, "xend\ufffd") {
+		t.Errorf("at the end: %q", p.Stderr[max(0, len(p.Stderr)-10):])
+	}
+}
+
+func TestStopProcess(t *testing.T) {
+	for _, tt := range []struct {
+		name, script string
+		took         time.Duration
+		code         int
+	}{
+		{"at the end of its input", "cat; exit 0", 0, 0},
+		{"at TERM", "sleep 1000", 0, 143},
+		{"at KILL", "trap '' TERM; sleep 1000", 5 * time.Second, 137},
+		{"by itself meanwhile", "trap '' TERM; sleep 2; exit 7", 2 * time.Second, 7},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, setup{})
+				w.startProcess(process("p", "sh", "-c", tt.script))
+				synctest.Wait()
+				s := w.attachProcess("p", 0, false)
+				start := time.Now()
+				p, err := w.StopProcess(context.Background(), "a", "k", "p")
+				took := time.Since(start)
+				// TERM may come before the end of its input is seen.
+				if err != nil || p.State != "exited" || p.ExitCode == nil || *p.ExitCode != tt.code && (tt.code != 0 || *p.ExitCode != 143) {
+					t.Errorf("%+v, %v", p, err)
+				}
+				if took < tt.took || took > tt.took+600*time.Millisecond {
+					t.Errorf("it took %s, want %s", took, tt.took)
+				}
+				readAll(t, s, 0)
+				if p := s.Ended(); p.State != "exited" || p.ExitCode == nil {
+					t.Errorf("who was attached: %+v", p)
+				}
+				if again, err := w.StopProcess(context.Background(), "a", "k", "p"); err != nil || again.EndedAt != p.EndedAt {
+					t.Errorf("again: %+v, %v", again, err)
+				}
+				_ = s.Close()
+				w.stop()
+			})
+		})
+	}
+}
+
+// Whoever asked may leave: what has begun is brought to its end.
+func TestStopProcessWithoutCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{})
+		w.startProcess(process("p", "sh", "-c", "trap '' TERM; sleep 1000"))
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if _, err := w.StopProcess(ctx, "a", "k", "p"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("stop: %v", err)
+		}
+		if p := w.process("p"); p.State != "running" {
+			t.Errorf("after a second: %+v", p)
+		}
+		time.Sleep(5 * time.Second)
+		if p := w.process("p"); p.State != "exited" {
+			t.Errorf("after six: %+v", p)
+		}
+		w.stop()
+	})
+}
+
+func TestWaitProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{})
+		w.startProcess(process("p", "sh", "-c", "sleep 60; exit 3"))
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if _, err := w.WaitProcess(ctx, "a", "k", "p"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("for a second: %v", err)
+		}
+		p, err := w.WaitProcess(context.Background(), "a", "k", "p")
+		if err != nil || p.State != "exited" || *p.ExitCode != 3 {
+			t.Errorf("to its end: %+v, %v", p, err)
+		}
+		w.startProcess(process("q", "cat"))
+		s := w.attachProcess("q", 0, false)
+		done := make(chan lifecycle.Process, 1)
+		go func() {
+			p, err := w.WaitProcess(context.Background(), "a", "k", "q")
+			if err != nil {
+				t.Error(err)
+			}
+			done <- p
+		}()
+		time.Sleep(time.Second)
+		w.fake.Die(w.fake.Containers()[0].ID)
+		for _, p := range []lifecycle.Process{<-done, func() lifecycle.Process { readAll(t, s, 0); return s.Ended() }()} {
+			if p.State != "exited" || p.ExitCode != nil || p.EndedAt.IsZero() {
+				t.Errorf("one whose sandbox died: %+v", p)
+			}
+		}
+		if st := w.Status(context.Background(), "a"); st.RunningProcesses != 0 {
+			t.Errorf("%d processes run", st.RunningProcesses)
+		}
+		_ = s.Close()
+		w.stop()
+	})
+}
+
+func TestProcessReady(t *testing.T) {
+	for _, tt := range []struct {
+		name, script string
+		ready        lifecycle.Readiness
+		want         bool
+		took         time.Duration
+		state        string
+	}{
+		{"line", "sleep 3; echo it is ready now; cat", lifecycle.Readiness{Line: "is ready"}, true, 3 * time.Second, "running"},
+		{"line of errors", "sleep 3; echo ready >&2; cat", lifecycle.Readiness{Line: "ready"}, true, 3 * time.Second, "running"},
+		{"line in pieces", "printf re; sleep 1; printf ad; printf x >&2; printf y; cat", lifecycle.Readiness{Line: "ready"}, true, time.Second, "running"},
+		{"never", "echo nothing; cat", lifecycle.Readiness{Line: "ready"}, false, 30 * time.Second, "running"},
+		{"not in time", "sleep 3; echo ready; cat", lifecycle.Readiness{Line: "ready", Timeout: time.Second}, false, time.Second, "running"},
+		{"ended", "sleep 2; echo red; exit 1", lifecycle.Readiness{Line: "ready"}, false, 2 * time.Second, "exited"},
+		{"port", "cat", lifecycle.Readiness{Port: 80}, true, 2 * time.Second, "running"},
+		{"another port", "cat", lifecycle.Readiness{Port: 81}, false, 30 * time.Second, "running"},
+		{"ended without a port", "sleep 1; exit 0", lifecycle.Readiness{Port: 81}, false, time.Second, "exited"},
+		{"port or line", "sleep 1; echo ready; cat", lifecycle.Readiness{Port: 80, Line: "ready"}, true, time.Second, "running"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, setup{})
+				go func() {
+					time.Sleep(2 * time.Second)
+					w.fake.Listen(80, func(c net.Conn) { _ = c.Close() })
+				}()
+				req := process("p", "sh", "-c", tt.script)
+				req.Ready = &tt.ready
+				start := time.Now()
+				p := w.startProcess(req)
+				took := time.Since(start)
+				if p.Ready == nil || *p.Ready != tt.want || p.State != tt.state || took < tt.took || took > tt.took+time.Second {
+					t.Errorf("after %s: %+v, %v", took, p, p.Ready)
+				}
+				if again := w.process("p"); again.Ready == nil || *again.Ready != tt.want {
+					t.Errorf("asked again: %+v", again)
+				}
+				if tt.state == "running" { // nothing of the output is lost to who comes now
+					s := w.attachProcess("p", 0, false)
+					if err := s.CloseWrite(); err != nil {
+						t.Error(err)
+					}
+					readAll(t, s, 0)
+					_ = s.Close()
+				}
+				time.Sleep(time.Minute)
+				w.stop()
+			})
+		})
+	}
+}
+
+func TestProcessesAtOnce(t *testing.T) {
+	w := newWorld(t, setup{})
+	w.create(request("k"))
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	started := map[string]int{}
+	for i := range 40 {
+		wg.Go(func() {
+			id := fmt.Sprint("p", i%4)
+			req := process(id, "cat")
+			req.Create = nil
+			if _, err := w.StartProcess(context.Background(), req); err == nil {
+				mu.Lock()
+				started[id]++
+				mu.Unlock()
+			} else if !errdefs.IsAlreadyExists(err) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := w.Status(context.Background(), "a").RunningProcesses; n != 4 || len(started) != 4 {
+		t.Errorf("%d run, %v were started", n, started)
+	}
+	for id, n := range started {
+		if n != 1 {
+			t.Errorf("%s was started %d times", id, n)
+		}
+	}
 }
