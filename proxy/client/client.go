@@ -114,6 +114,8 @@ type call struct {
 // repeatable calls may be made again after whatever error that asks for it.
 func repeatable(*Error) bool { return true }
 
+func never(*Error) bool { return false }
+
 // reply is an answer that says yes.
 type reply struct {
 	status     int
@@ -155,9 +157,7 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error
 	if call.body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
-	}
+	c.authorize(req.Header)
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return reply{}, err
@@ -182,6 +182,23 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error
 		return reply{}, fmt.Errorf("decode answer: %w", err)
 	}
 	return rep, nil
+}
+
+// authorize shows the token.
+func (c *Client) authorize(h http.Header) {
+	if c.token != "" {
+		h.Set("Authorization", "Bearer "+c.token)
+	}
+}
+
+// out makes a call and decodes its answer.
+func out[T any](ctx context.Context, c *Client, call call) (*T, error) {
+	var v T
+	call.out = &v
+	if _, err := c.do(ctx, call); err != nil {
+		return nil, err
+	}
+	return &v, nil
 }
 
 func errorOf(resp *http.Response, data []byte) *Error {

@@ -97,3 +97,35 @@ func ExampleClient_List() {
 	// a
 	// b
 }
+
+func ExampleClient_ExecStream() {
+	_, url, stop := startBerm(runtimetest.FakeOptions{})
+	defer stop()
+	ctx := context.Background()
+
+	c, err := client.New(client.Options{BaseURL: url, Token: red})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	req := apitype.ExecRequest{
+		Command: apitype.Command{"sh", "-c", "echo one; exit 3"},
+		ExecID:  "job-1", // so that a broken connection doesn't end it
+		Sandbox: &apitype.SandboxRequest{},
+	}
+	for ev, err := range c.ExecStream(ctx, "build-42", req) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		switch ev.Event {
+		case apitype.EventStdout, apitype.EventStderr:
+			fmt.Print(ev.Data)
+		case apitype.EventExit:
+			fmt.Println(ev.Status, *ev.ExitCode)
+		}
+	}
+	// Output:
+	// one
+	// completed 3
+}

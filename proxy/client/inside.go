@@ -85,7 +85,6 @@ func (c *Client) Errors(ctx context.Context) ([]apitype.ErrorEntry, error) {
 
 // Ready is nil when the service can make and use sandboxes. It asks once.
 func (c *Client) Ready(ctx context.Context) error {
-	never := func(*Error) bool { return false }
 	_, err := c.do(ctx, call{method: http.MethodGet, path: "/readyz", out: &apitype.Health{}, again: never})
 	return err
 }

@@ -1,0 +1,182 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+func execPath(key, id, call string) string { return pathOf(key, "/execs/"+url.PathEscape(id)+call) }
+
+func processPath(key, id, call string) string {
+	return pathOf(key, "/processes/"+url.PathEscape(id)+call)
+}
+
+// StartExec starts a command, and answers while it runs. It is repeated only when there
+// was no room for it, or it has an ExecID, so that it never runs twice.
+func (c *Client) StartExec(ctx context.Context, key string, req apitype.ExecRequest) (*apitype.Execution, error) {
+	again := func(e *Error) bool { return e.Code == "capacity" || req.ExecID != "" }
+	return out[apitype.Execution](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/execs"), body: req, again: again})
+}
+
+// Execution answers a command that was started.
+func (c *Client) Execution(ctx context.Context, key, execID string) (*apitype.Execution, error) {
+	return out[apitype.Execution](ctx, c, call{method: http.MethodGet, path: execPath(key, execID, ""), again: repeatable})
+}
+
+// Executions answers a sandbox's commands in the order they were started.
+func (c *Client) Executions(ctx context.Context, key string) ([]apitype.Execution, error) {
+	list, err := out[apitype.ExecutionList](ctx, c, call{method: http.MethodGet, path: pathOf(key, "/execs"), again: repeatable})
+	if err != nil {
+		return nil, err
+	}
+	return list.Execs, nil
+}
+
+// KillExec kills a command with all its descendants. One that has ended is no error.
+func (c *Client) KillExec(ctx context.Context, key, execID string) (*apitype.Execution, error) {
+	return out[apitype.Execution](ctx, c, call{method: http.MethodDelete, path: execPath(key, execID, ""), again: repeatable})
+}
+
+// SignalExec sends a signal to a command's process group.
+func (c *Client) SignalExec(ctx context.Context, key, execID string, signal apitype.Signal) (*apitype.Execution, error) {
+	return out[apitype.Execution](ctx, c, call{
+		method: http.MethodPost, path: execPath(key, execID, "/signal"), body: apitype.SignalRequest{Signal: signal}, again: never,
+	})
+}
+
+// ResizeExec sets the size of a command's terminal.
+func (c *Client) ResizeExec(ctx context.Context, key, execID string, rows, cols int) (*apitype.Execution, error) {
+	return out[apitype.Execution](ctx, c, call{
+		method: http.MethodPost, path: execPath(key, execID, "/resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols}, again: repeatable,
+	})
+}
+
+// WriteExec sends all of r to a command's input, and closes that then if end is set. It
+// answers how many bytes the command has taken. It is never repeated.
+func (c *Client) WriteExec(ctx context.Context, key, execID string, r io.Reader, end bool) (int64, error) {
+	u := c.base + execPath(key, execID, "/stdin")
+	if end {
+		u += "?close=true"
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, u, r)
+	if err != nil {
+		return 0, err
+	}
+	req.Header.Set("Content-Type", "application/octet-stream")
+	c.authorize(req.Header)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return 0, fmt.Errorf("read answer: %w", err)
+	}
+	if resp.StatusCode/100 != 2 {
+		return 0, errorOf(resp, data)
+	}
+	var w apitype.Written
+	if err := json.Unmarshal(data, &w); err != nil {
+		return 0, fmt.Errorf("decode answer: %w", err)
+	}
+	return w.Bytes, nil
+}
+
+// StartProcess starts a managed process, and answers when it is ready. It is repeated
+// only when there was no room for it.
+func (c *Client) StartProcess(ctx context.Context, key string, req apitype.ProcessRequest) (*apitype.Process, error) {
+	again := func(e *Error) bool { return e.Code == "capacity" }
+	return out[apitype.Process](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/processes"), body: req, again: again})
+}
+
+// Process answers a managed process.
+func (c *Client) Process(ctx context.Context, key, processID string) (*apitype.Process, error) {
+	return out[apitype.Process](ctx, c, call{method: http.MethodGet, path: processPath(key, processID, ""), again: repeatable})
+}
+
+// Processes answers a sandbox's managed processes in the order they were started.
+func (c *Client) Processes(ctx context.Context, key string) ([]apitype.Process, error) {
+	list, err := out[apitype.ProcessList](ctx, c, call{method: http.MethodGet, path: pathOf(key, "/processes"), again: repeatable})
+	if err != nil {
+		return nil, err
+	}
+	return list.Processes, nil
+}
+
+// StopProcess closes a process' input, sends TERM to its group, and kills what is left
+// after 5 s.
+func (c *Client) StopProcess(ctx context.Context, key, processID string) (*apitype.Process, error) {
+	return out[apitype.Process](ctx, c, call{method: http.MethodDelete, path: processPath(key, processID, ""), again: repeatable})
+}
+
+// SignalProcess sends a signal to a process' group.
+func (c *Client) SignalProcess(ctx context.Context, key, processID string, signal apitype.Signal) (*apitype.Process, error) {
+	return out[apitype.Process](ctx, c, call{
+		method: http.MethodPost, path: processPath(key, processID, "/signal"), body: apitype.SignalRequest{Signal: signal}, again: never,
+	})
+}
+
+// ResizeProcess sets the size of a process' terminal.
+func (c *Client) ResizeProcess(ctx context.Context, key, processID string, rows, cols int) (*apitype.Process, error) {
+	return out[apitype.Process](ctx, c, call{
+		method: http.MethodPost, path: processPath(key, processID, "/resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols}, again: repeatable,
+	})
+}
+
+// WaitProcess waits until a process has ended, for at most timeout; 0 is as long as it
+// takes. State tells whether it has.
+func (c *Client) WaitProcess(ctx context.Context, key, processID string, timeout time.Duration) (*apitype.Process, error) {
+	q := url.Values{}
+	if timeout != 0 {
+		q.Set("timeout", timeout.String())
+	}
+	return out[apitype.Process](ctx, c, call{method: http.MethodPost, path: processPath(key, processID, "/wait"), query: q, again: repeatable})
+}
+
+// AttachOptions are how to attach to a command or process.
+type AttachOptions struct {
+	Lines    bool   // messages are lines, rather than bytes
+	After    *int64 // place in the output after which to go on; nil is from wherever there is something
+	TakeOver bool   // take the place of who is attached; with processes only
+}
+
+// Handshake is what a WebSocket library needs to attach: this package has none.
+type Handshake struct {
+	URL        string       // http or https, as the libraries take it
+	Header     http.Header  // carries the token
+	HTTPClient *http.Client // which knows the way, to a unix socket, say
+}
+
+// AttachExec gives the handshake that attaches to a command. What the messages are is
+// told by apitype.AttachStart, AttachLine, AttachControl, AttachError and AttachEnd.
+func (c *Client) AttachExec(key, execID string, opts AttachOptions) Handshake {
+	opts.TakeOver = false // the newest always does
+	return c.handshake(execPath(key, execID, "/attach"), opts)
+}
+
+// AttachProcess gives the handshake that attaches to a managed process, as AttachExec.
+func (c *Client) AttachProcess(key, processID string, opts AttachOptions) Handshake {
+	return c.handshake(processPath(key, processID, "/attach"), opts)
+}
+
+func (c *Client) handshake(path string, opts AttachOptions) Handshake {
+	q := StreamOptions{After: opts.After}.query()
+	q.Set("frames", "bytes")
+	if opts.Lines {
+		q.Set("frames", "lines")
+	}
+	if opts.TakeOver {
+		q.Set("take_over", "true")
+	}
+	h := Handshake{URL: c.base + path + "?" + q.Encode(), Header: http.Header{}, HTTPClient: c.http}
+	c.authorize(h.Header)
+	return h
+}

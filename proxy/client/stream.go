@@ -1,0 +1,211 @@
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+const (
+	ndjson     = "application/x-ndjson"
+	maxEvent   = 8 << 20                // bytes of one event
+	maxSilence = time.Minute            // without even a heartbeat
+	firstPause = 100 * time.Millisecond // before a stream is taken up again; twice as long each time
+	maxPause   = 5 * time.Second
+)
+
+// ErrTakenOver ends a stream in whose place somebody else follows the command now.
+var ErrTakenOver = errors.New("somebody else follows the command now")
+
+// errBroken is a stream that broke off.
+var errBroken = errors.New("the stream broke off")
+
+// StreamOptions choose what of a stream is wanted, and how.
+type StreamOptions struct {
+	// After is the Seq of the last event that is known; it goes on from there. Nil is
+	// from wherever there is something.
+	After *int64
+	Raw   bool // output in DataBase64, rather than as text in Data
+}
+
+func (o StreamOptions) query() url.Values {
+	q := url.Values{}
+	if o.After != nil {
+		q.Set("after", strconv.FormatInt(*o.After, 10))
+	}
+	if o.Raw {
+		q.Set("raw", "true")
+	}
+	return q
+}
+
+// ExecStream runs a command and gives what it prints as it prints it, from an
+// EventStart to an EventExit; heartbeats are left out. A stream that breaks off is taken
+// up again, as often in a row as Options.Retries says, but only if the request has an
+// ExecID: without one, the command ends with the stream. So it does when the caller
+// breaks the loop. The sequence ends after the first error, and can be run once.
+func (c *Client) ExecStream(ctx context.Context, key string, req apitype.ExecRequest) iter.Seq2[apitype.StreamEvent, error] {
+	again := func(e *Error) bool { return e.Code == "capacity" || req.ExecID != "" }
+	first := call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, again: again}
+	if req.ExecID == "" {
+		return c.events(ctx, first, nil)
+	}
+	return c.events(ctx, first, func(after int64) call {
+		return call{
+			method: http.MethodGet, path: execPath(key, req.ExecID, "/stream"), again: repeatable,
+			query: StreamOptions{After: &after, Raw: req.Raw}.query(),
+		}
+	})
+}
+
+// FollowExec gives what a command prints as ExecStream does. It takes the place of who
+// followed before, and leaves the command running when the caller breaks the loop.
+func (c *Client) FollowExec(ctx context.Context, key, execID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
+	return c.follow(ctx, execPath(key, execID, "/stream"), opts, url.Values{})
+}
+
+// FollowProcess gives what a managed process prints as ExecStream does, beside whoever
+// is attached to it.
+func (c *Client) FollowProcess(ctx context.Context, key, processID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
+	return c.follow(ctx, processPath(key, processID, "/logs"), opts, url.Values{"follow": {"true"}})
+}
+
+// ProcessLogs gives what is kept of a managed process' output, and doesn't wait for
+// more. There is an EventExit only if it has ended.
+func (c *Client) ProcessLogs(ctx context.Context, key, processID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
+	q := opts.query()
+	first := call{method: http.MethodGet, path: processPath(key, processID, "/logs"), query: q, again: repeatable}
+	return func(yield func(apitype.StreamEvent, error) bool) {
+		s := &eventStream{c: c, yield: yield}
+		if _, err := s.read(ctx, first); err != nil && !errors.Is(err, io.EOF) && !s.left {
+			yield(apitype.StreamEvent{}, err)
+		}
+	}
+}
+
+func (c *Client) follow(ctx context.Context, path string, opts StreamOptions, q url.Values) iter.Seq2[apitype.StreamEvent, error] {
+	get := func(opts StreamOptions) call {
+		query := opts.query()
+		for name, v := range q {
+			query[name] = v
+		}
+		return call{method: http.MethodGet, path: path, query: query, again: repeatable}
+	}
+	return c.events(ctx, get(opts), func(after int64) call { return get(StreamOptions{After: &after, Raw: opts.Raw}) })
+}
+
+// events gives the events of a stream, and of those that go on where it broke off. Resume
+// is nil if none can.
+func (c *Client) events(ctx context.Context, first call, resume func(after int64) call) iter.Seq2[apitype.StreamEvent, error] {
+	return func(yield func(apitype.StreamEvent, error) bool) {
+		s := &eventStream{c: c, yield: yield, seq: -1}
+		next, pause := first, firstPause
+		for tries := 0; ; tries++ {
+			more, err := s.read(ctx, next)
+			switch {
+			case s.left || err == nil:
+				return
+			case errors.Is(err, io.EOF):
+				err = errBroken // without an exit, whatever it looked like
+			}
+			if more {
+				tries, pause = 0, firstPause
+			}
+			var refused *Error
+			if errors.As(err, &refused) || errors.Is(err, ErrTakenOver) || ctx.Err() != nil || resume == nil || s.seq < 0 || tries >= c.retries {
+				yield(apitype.StreamEvent{}, err)
+				return
+			}
+			if waitErr := wait(ctx, pause); waitErr != nil {
+				yield(apitype.StreamEvent{}, errors.Join(waitErr, err))
+				return
+			}
+			pause = min(2*pause, maxPause)
+			next = resume(s.seq)
+		}
+	}
+}
+
+// eventStream hands on what one stream after another gives.
+type eventStream struct {
+	c     *Client
+	yield func(apitype.StreamEvent, error) bool
+	seq   int64 // of the last event; -1 before the first
+	left  bool  // the caller wants no more
+}
+
+// read reads one stream. The error is nil after the last event, and io.EOF if there was
+// none; more says that there was output.
+func (s *eventStream) read(ctx context.Context, call call) (more bool, err error) {
+	call.header = http.Header{"Accept": {ndjson}}
+	rep, err := s.c.do(ctx, call)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = rep.body.Close() }()
+	var silent atomic.Bool
+	alarm := time.AfterFunc(maxSilence, func() {
+		silent.Store(true)
+		_ = rep.body.Close()
+	})
+	defer alarm.Stop()
+	lines := bufio.NewScanner(rep.body)
+	lines.Buffer(nil, maxEvent)
+	lines.Split(wholeLines)
+	for lines.Scan() {
+		alarm.Reset(maxSilence)
+		var ev apitype.StreamEvent
+		if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
+			return more, fmt.Errorf("decode event: %w", err)
+		}
+		again := s.seq >= 0
+		s.seq = ev.Seq
+		switch ev.Event {
+		case apitype.EventHeartbeat:
+			continue
+		case apitype.EventTakenOver:
+			return more, ErrTakenOver
+		case apitype.EventStart:
+			if again {
+				continue
+			}
+		default:
+			more = true
+		}
+		alarm.Stop() // the caller may take any time
+		if s.left = !s.yield(ev, nil); s.left || ev.Event == apitype.EventExit {
+			return more, nil
+		}
+		alarm.Reset(maxSilence)
+	}
+	if silent.Load() {
+		return more, fmt.Errorf("%w: nothing came for %s", errBroken, maxSilence)
+	}
+	if err := lines.Err(); err != nil {
+		return more, fmt.Errorf("%w: %w", errBroken, err)
+	}
+	return more, io.EOF
+}
+
+// wholeLines splits into lines, without what comes after the last line's end.
+func wholeLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
+	if i := bytes.IndexByte(data, '\n'); i >= 0 {
+		return i + 1, data[:i], nil
+	}
+	if atEOF {
+		return len(data), nil, nil
+	}
+	return 0, nil, nil
+}
