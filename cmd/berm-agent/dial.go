@@ -17,7 +17,7 @@ const (
 	dialTimeout = 5 * time.Second
 	// stallCheck is how often it is asked whether Berm is still there while the other
 	// side takes nothing.
-	stallCheck = 10 * time.Second
+	stallCheck = 2 * time.Second
 )
 
 func dialPort(c *conn, req *wire.Request) (any, error) {

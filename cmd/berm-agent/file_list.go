@@ -83,6 +83,9 @@ func (w *walk) below(dir fileDesc, path string) error {
 
 func (w *walk) into(dir fileDesc, path string, device uint64, depth int) error {
 	names, err := readNames(dir, path, maxEntries-w.held)
+	if missing(err) && depth > 1 { // removed since it was opened
+		return nil
+	}
 	if err != nil {
 		return err
 	}

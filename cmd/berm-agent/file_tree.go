@@ -119,8 +119,13 @@ func (r *removal) tree(parent fileDesc, base, full string) error {
 	for {
 		name, err := r.empty(dir)
 		if err != nil {
-			if errors.Is(err, errGone) {
+			switch {
+			case errors.Is(err, errGone):
 				return errGone
+			case name == "":
+				return at(where(), err)
+			case isMount(dir, name):
+				return failed(wire.ClassPrecondition, join(where(), name), "a file system is mounted there: it can't be removed")
 			}
 			return at(join(where(), name), err)
 		}
@@ -132,11 +137,7 @@ func (r *removal) tree(parent fileDesc, base, full string) error {
 			return err
 		}
 		if name != "" {
-			inner := join(where(), name)
-			if isMount(dir, name) {
-				return failed(wire.ClassPrecondition, inner, "a file system is mounted there: it can't be removed")
-			}
-			next, err := r.enter(dir, name, inner)
+			next, err := r.enter(dir, name, join(where(), name))
 			if missing(err) {
 				continue
 			}
@@ -185,7 +186,7 @@ func (r *removal) empty(dir fileDesc) (string, error) {
 		}
 		n := 0
 		err := again(func() (err error) { n, err = unix.ReadDirent(int(dir), buf); return err })
-		if err != nil {
+		if err != nil && !missing(err) { // it is when somebody else has removed it
 			return "", err
 		}
 		_, _, names := unix.ParseDirent(buf[:max(n, 0)], -1, nil)

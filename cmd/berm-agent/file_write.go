@@ -155,6 +155,9 @@ func (t *target) extend(up *upload) error {
 	if err == nil {
 		err = regular(t.path, &st)
 	}
+	if err == nil && fd.virtual() { // this process' own, maybe
+		err = failed(wire.ClassInvalid, t.path, "it is the kernel's: it can't be written from outside")
+	}
 	if err == nil && made {
 		err = at(t.path, unix.Fchmod(int(fd), t.mode))
 	}

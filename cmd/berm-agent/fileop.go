@@ -94,6 +94,9 @@ func makeDir(c *conn, f *wire.File) (any, error) {
 		mode = 0o755
 	}
 	st, err := statAt(unix.AT_FDCWD, name, name, 0)
+	if missing(err) { // a link that leads nowhere is there, too
+		st, err = statAt(unix.AT_FDCWD, name, name, unix.AT_SYMLINK_NOFOLLOW)
+	}
 	switch {
 	case err == nil && (!f.Parents || !is(&st, unix.S_IFDIR)):
 		return nil, failed(wire.ClassExists, name, "it is there already, as %s", kindOf(st.Mode))
@@ -118,10 +121,10 @@ func makeDir(c *conn, f *wire.File) (any, error) {
 	err = again(func() error { return unix.Mkdir(name, mode) })
 	if err == unix.EEXIST && f.Parents { //nolint:errorlint // system calls give nothing else
 		st, err := statAt(unix.AT_FDCWD, name, name, 0)
-		if err == nil && !is(&st, unix.S_IFDIR) {
-			err = at(name, unix.EEXIST)
+		if err != nil || !is(&st, unix.S_IFDIR) {
+			return nil, at(name, unix.EEXIST)
 		}
-		return nil, err
+		return nil, nil
 	}
 	if err == nil {
 		err = again(func() error { return unix.Chmod(name, mode) }) // whatever the umask

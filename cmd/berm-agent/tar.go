@@ -85,7 +85,7 @@ func (p *packing) add(e *entry) error {
 		Mode:    int64(e.st.Mode & 0o7777),
 		Uid:     int(e.st.Uid),
 		Gid:     int(e.st.Gid),
-		ModTime: time.Unix(e.st.Mtim.Unix()),
+		ModTime: time.Unix(e.st.Mtim.Sec, 0), // the archive has no more, and would round it up
 	}
 	if e.path == p.root {
 		h.Name = p.prefix
