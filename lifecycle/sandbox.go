@@ -170,8 +170,8 @@ type ExecResult struct {
 	StdoutTruncated   bool
 	StderrTruncated   bool
 	Duration          time.Duration
-	CPUTime           time.Duration // of the command and the children it waited for; 0 if not known
-	PeakMemoryBytes   int64         // likewise
+	CPUTime           time.Duration     // of the command and the children it waited for; 0 if not known
+	PeakMemoryBytes   int64             // likewise
 	Timeout           time.Duration     // as it was in force
 	Overridden        []policy.Override // a clamped timeout
 	Recreated         bool              // the sandbox's container had died and was made anew

@@ -292,7 +292,7 @@ func (c *pairConn) Close() error                { return errors.Join(c.Conn.Clos
 
 func (c *pairConn) SetWriteDeadline(t time.Time) error { return c.out.SetWriteDeadline(t) }
 func (c *pairConn) SetDeadline(t time.Time) error {
-	return errors.Join(c.Conn.SetReadDeadline(t), c.out.SetWriteDeadline(t))
+	return errors.Join(c.SetReadDeadline(t), c.out.SetWriteDeadline(t))
 }
 
 // cutOff ends what goes on inside a container with it; f.mu is held.

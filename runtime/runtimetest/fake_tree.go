@@ -66,11 +66,11 @@ type fakePlace struct {
 const maxLinks = 40
 
 // find follows a path. The error is about a directory on the way.
-func (root *fakeFile) find(name string, follow bool) (fakePlace, error) {
+func (f *fakeFile) find(name string, follow bool) (fakePlace, error) {
 	if !path.IsAbs(name) || len(name) > 4096 || strings.ContainsRune(name, 0) {
 		return fakePlace{}, runtime.Invalid("%.100q is no absolute path", name)
 	}
-	above := []fakePlace{{path: "/", file: root}}
+	above := []fakePlace{{path: "/", file: f}}
 	todo := strings.Split(name, "/")
 	for links := 0; len(todo) > 0; {
 		step := todo[0]
@@ -104,8 +104,8 @@ func (root *fakeFile) find(name string, follow bool) (fakePlace, error) {
 }
 
 // there is find for what has to be there.
-func (root *fakeFile) there(name string, follow bool) (fakePlace, error) {
-	at, err := root.find(name, follow)
+func (f *fakeFile) there(name string, follow bool) (fakePlace, error) {
+	at, err := f.find(name, follow)
 	if err == nil && at.file == nil {
 		err = fmt.Errorf("%s: %w", name, errdefs.ErrNotFound)
 	}
@@ -113,12 +113,12 @@ func (root *fakeFile) there(name string, follow bool) (fakePlace, error) {
 }
 
 // mkdir makes a directory with those above it, and finds one that is there.
-func (root *fakeFile) mkdir(name string, mode fs.FileMode) error {
+func (f *fakeFile) mkdir(name string, mode fs.FileMode) error {
 	for i := 1; i <= len(name); i++ {
 		if i < len(name) && name[i] != '/' {
 			continue
 		}
-		at, err := root.find(name[:i], true)
+		at, err := f.find(name[:i], true)
 		switch {
 		case err != nil:
 			return err
