@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -31,7 +32,7 @@ func (m *Manager) WriteExec(ctx context.Context, tenant, key, execID string, r i
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := r.Read(buf)
-		last := err == io.EOF //nolint:errorlint // a reader's own end
+		last := errors.Is(err, io.EOF)
 		if n > 0 || last && end {
 			if werr := h.write(ctx, buf[:n], last && end); werr != nil {
 				return m.explain(ctx, rec, sb, execID, werr)

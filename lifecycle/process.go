@@ -323,7 +323,13 @@ func (m *Manager) stopNow(ctx context.Context, rec *record, sb Sandbox, proc str
 		_, _ = m.awaitEnd(grace, rec, sb, proc)
 		cancel()
 	}
-	return m.killOrEnd(ctx, rec, sb, proc) // what its end has left behind, too
+	if err := m.killOrEnd(ctx, rec, sb, proc); err != nil { // what its end has left behind, too
+		return err
+	}
+	if info, err := m.ask(ctx, sb, proc); err == nil { // else it went with its sandbox
+		m.seen(rec, info)
+	}
+	return nil
 }
 
 // WaitProcess waits for a process' end.
