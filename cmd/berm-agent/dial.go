@@ -44,8 +44,9 @@ func dialPort(c *conn, req *wire.Request) (any, error) {
 		case err := <-in:
 			if err != nil {
 				_ = s.Close()
-				if sending {
-					<-out // it must not send after the failure
+				// The other side must not send after the failure.
+				if sending && errors.Is(<-out, errGone) {
+					return nil, errGone
 				}
 				return nil, err
 			}

@@ -240,7 +240,7 @@ func (f *temp) put(base string, mode uint32, replace bool) error {
 	err := unix.Fchmod(int(f.fd), mode)
 	fd := f.fd
 	f.fd = -1
-	if closed := unix.Close(int(fd)); err == nil && closed != unix.EINTR { //nolint:errorlint // system calls give nothing else
+	if closed := unix.Close(int(fd)); err == nil && !errors.Is(closed, unix.EINTR) {
 		err = closed
 	}
 	if err == nil {
@@ -270,7 +270,7 @@ func rename(fromDir fileDesc, from string, toDir fileDesc, to string, replace bo
 	err := again(func() error {
 		return unix.Renameat2(int(fromDir), from, int(toDir), to, unix.RENAME_NOREPLACE)
 	})
-	if err != unix.EINVAL && err != unix.ENOSYS { //nolint:errorlint // system calls give nothing else
+	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) {
 		return err
 	}
 	// A file system that can't, a network's for one.

@@ -119,7 +119,7 @@ func makeDir(c *conn, f *wire.File) (any, error) {
 		}
 	}
 	err = again(func() error { return unix.Mkdir(name, mode) })
-	if err == unix.EEXIST && f.Parents { //nolint:errorlint // system calls give nothing else
+	if errors.Is(err, unix.EEXIST) && f.Parents {
 		st, err := statAt(unix.AT_FDCWD, name, name, 0)
 		if err != nil || !is(&st, unix.S_IFDIR) {
 			return nil, at(name, unix.EEXIST)
@@ -250,7 +250,7 @@ func (fd fileDesc) Read(p []byte) (n int, err error) {
 		return 0, nil
 	}
 	err = again(func() error { n, err = unix.Read(int(fd), p); return err })
-	if n <= 0 && (err == nil || err == unix.EAGAIN) { //nolint:errorlint // system calls give nothing else
+	if n <= 0 && (err == nil || errors.Is(err, unix.EAGAIN)) {
 		return 0, io.EOF
 	}
 	return max(n, 0), err

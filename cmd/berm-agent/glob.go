@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"io/fs"
 	"path"
 	"strings"
@@ -48,7 +49,7 @@ func globFiles(c *conn, f *wire.File) (any, error) {
 		states = append(states[:e.depth], here)
 		return nil
 	}}
-	if err := w.below(root, name); err != fs.SkipAll { //nolint:errorlint // it is visit's own
+	if err := w.below(root, name); !errors.Is(err, fs.SkipAll) {
 		return nil, err
 	}
 	return nil, nil
