@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,6 +26,7 @@ const (
 	ports          = one + "/ports/{port}/*rest"
 	portHeaderTime = time.Minute // until a port has answered a request's header and body with a header
 	maxPortHeader  = 64 << 10    // bytes of an answer's header
+	bodyLinger     = 5 * time.Second
 	cookiePrefix   = "berm-port-"
 )
 
@@ -59,7 +61,7 @@ func ownPath(escaped string) string {
 func cutPath(escaped string, n int) (head, tail string) {
 	for i, c := range []byte(escaped) {
 		if c == '/' {
-			if n--; n < 0 {
+			if n--; n == 0 {
 				return escaped[:i], escaped[i:]
 			}
 		}
@@ -160,7 +162,7 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 		},
 		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) { p.failed = err },
 	}
-	rp.ServeHTTP(&portWriter{ResponseWriter: w, rc: rc}, r)
+	p.pass(rp, w, r)
 	if p.failed == nil {
 		return nil
 	}
@@ -169,6 +171,18 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 		w.Header()[name] = values
 	}
 	return portFault(p.failed)
+}
+
+// pass has the request answered, and lets nobody touch its body afterwards.
+func (p *passage) pass(rp *httputil.ReverseProxy, w http.ResponseWriter, r *http.Request) {
+	pw := &portWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
+	if r.ContentLength != 0 {
+		pw.body = &portBody{ReadCloser: r.Body}
+		r = r.WithContext(r.Context()) // a copy
+		r.Body = pw.body
+		defer pw.body.end(pw.rc)
+	}
+	rp.ServeHTTP(pw, r)
 }
 
 // portFault says what kept a request from being answered.
@@ -303,13 +317,19 @@ func (p *passage) outside(location string, r *http.Request) string {
 // before its answer.
 type portWriter struct {
 	http.ResponseWriter
-	rc *http.ResponseController
+	rc   *http.ResponseController
+	body *portBody // nil if there is none
 }
 
 func (w *portWriter) WriteHeader(status int) {
-	if status >= 200 {
-		w.ResponseWriter.WriteHeader(status)
+	if status < 200 {
+		return
 	}
+	if w.body != nil && !w.body.all.Load() {
+		// What is left of the body must not be taken for the next request.
+		w.Header().Set("Connection", "close")
+	}
+	w.ResponseWriter.WriteHeader(status)
 }
 
 func (w *portWriter) Write(b []byte) (int, error) {
@@ -319,6 +339,46 @@ func (w *portWriter) Write(b []byte) (int, error) {
 
 // Unwrap lets http.ResponseController through.
 func (w *portWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// portBody is a request's body, on its way to a port that may answer before it has all.
+// The goroutine that reads it can outlive the answer, and would then be in the way of the
+// server's own reading.
+type portBody struct {
+	io.ReadCloser
+	all atomic.Bool // was read
+
+	mu   sync.Mutex
+	over bool
+}
+
+func (b *portBody) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.over {
+		return 0, http.ErrBodyReadAfterClose
+	}
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		b.all.Store(true)
+	}
+	return n, err
+}
+
+// Close leaves it to the server.
+func (b *portBody) Close() error { return nil }
+
+// end takes the body away from who reads it, and gives the server a moment to read some
+// of the rest: to be closed with something unread would cost the caller the answer.
+func (b *portBody) end(rc *http.ResponseController) {
+	if b.all.Load() {
+		return
+	}
+	_ = rc.SetReadDeadline(time.Now()) // an in-process reader has none
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.over = true
+	_ = rc.SetReadDeadline(time.Now().Add(bodyLinger))
+}
 
 // patientConn lets an answer come after the other side has stopped listening: as long
 // as there may be something to read, what can't be written is as good as written.

@@ -1,0 +1,498 @@
+package sandboxapi_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+const portPath = "/api/v1/sandboxes/k/ports/8000"
+
+// connListener takes the connections that the engine in memory makes.
+type connListener struct {
+	conns chan net.Conn
+	done  chan struct{}
+}
+
+func (l *connListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *connListener) Close() error   { return nil }
+func (l *connListener) Addr() net.Addr { return &net.TCPAddr{} }
+
+// notedConn tells of its end.
+type notedConn struct {
+	net.Conn
+	ended func()
+}
+
+func (c *notedConn) Close() error {
+	c.ended()
+	return c.Conn.Close()
+}
+
+// serve has a handler listen at a port of all sandboxes.
+func (h *house) serve(port int, handler http.Handler) {
+	l := &connListener{conns: make(chan net.Conn), done: make(chan struct{})}
+	srv := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
+	h.fake.Listen(port, func(c net.Conn) {
+		ended := make(chan struct{})
+		select {
+		case l.conns <- &notedConn{c, sync.OnceFunc(func() { close(ended) })}:
+			<-ended
+		case <-l.done:
+			_ = c.Close()
+		}
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = srv.Serve(l) })
+	h.t.Cleanup(func() {
+		h.fake.Listen(port, nil)
+		close(l.done)
+		_ = srv.Close()
+		wg.Wait()
+	})
+}
+
+func TestPorts(t *testing.T) {
+	h := newHouse(t, nil)
+	h.send(502, "port_unreachable", "GET", portPath+"/", "")
+	var got *http.Request
+	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		got = r
+		w.Header().Set("X-Own", "yes")
+		w.WriteHeader(http.StatusTeapot)
+		_, _ = w.Write(b)
+	}))
+	for _, method := range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} {
+		body := map[bool]string{true: "some body"}[strings.HasPrefix(method, "P")]
+		a := h.send(418, "", method, portPath+"/a%2Fb//c/../d?q=1;r=%zz", body)
+		if a.body != body || a.Header.Get("X-Own") != "yes" || got.Method != method || got.RequestURI != "/a%2Fb//c/../d?q=1;r=%zz" || got.Host != "localhost:8000" {
+			t.Errorf("%s: got %s %s of %s, %q, %v", method, got.Method, got.RequestURI, got.Host, a.body, a.Header)
+		}
+	}
+	for _, tt := range []struct {
+		status     int
+		code, path string
+		token      string
+	}{
+		{404, "no_route", portPath, master},
+		{422, "validation", "/api/v1/sandboxes/k/ports/0/", master},
+		{422, "validation", "/api/v1/sandboxes/k/ports/65536/", master},
+		{422, "validation", "/api/v1/sandboxes/k/ports/080/", master},
+		{422, "validation", "/api/v1/sandboxes/k/ports/http/", master},
+		{422, "validation", "/api/v1/sandboxes/k%20/ports/8000x/", master},
+		{400, "malformed", "/api/v1/sandboxes/k%2fports%2f8000/x", master},
+		{400, "malformed", "/api/v1/sandboxes/k/ports%2f8000/x", master},
+		{400, "malformed", "/api/v1/sandboxes/k/logs/%2f", master},
+		{404, "not_found", "/api/v1/sandboxes/other/ports/8000/", master},
+		{403, "forbidden", portPath + "/", reader},
+		{401, "unauthorized", portPath + "/", "token-of-a-stranger"},
+		{502, "port_unreachable", "/api/v1/sandboxes/k/ports/8001/", master},
+	} {
+		h.send(tt.status, tt.code, "GET", tt.path, "", withToken(tt.token))
+	}
+	h.send(403, "origin_refused", "GET", portPath+"/", "", withHeader("Origin", "https://evil.example"))
+
+	h.fake.Listen(8002, func(c net.Conn) { _, _ = io.WriteString(c, "SSH-2.0-x\r\n"); _ = c.Close() })
+	h.send(502, "port_failed", "GET", "/api/v1/sandboxes/k/ports/8002/", "")
+	h.fake.Listen(8003, func(c net.Conn) { _ = c.Close() })
+	a := h.send(502, "port_failed", "GET", "/api/v1/sandboxes/k/ports/8003/", "")
+	if a.Header.Get("X-Request-Id") == "" || a.Header.Get("X-Content-Type-Options") != "nosniff" || a.Header.Get("Cache-Control") != "no-store" {
+		t.Errorf("got %v", a.Header)
+	}
+	h.fake.Listen(8004, func(c net.Conn) {
+		_, _ = http.ReadRequest(bufio.NewReader(c))
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nX: "+strings.Repeat("x", 1<<20))
+		_ = c.Close()
+	})
+	h.send(502, "port_failed", "GET", "/api/v1/sandboxes/k/ports/8004/", "")
+	if _, err := h.Pause(t.Context(), "red", "k"); err != nil {
+		t.Fatal(err)
+	}
+	h.send(409, "wrong_state", "GET", portPath+"/", "")
+}
+
+// TestPortHeaders checks what passes between callers and ports, and what doesn't.
+func TestPortHeaders(t *testing.T) {
+	h := newHouse(t, nil)
+	var got http.Header
+	answer := http.Header{}
+	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got = r.Header
+		for name, values := range answer {
+			w.Header()[name] = values
+		}
+		if r.URL.Path == "/hint" {
+			w.Header().Set("Link", "</x>; rel=preload")
+			w.WriteHeader(http.StatusEarlyHints)
+		}
+	}))
+	a := h.send(200, "", "GET", portPath+"/", "", func(r *http.Request) {
+		r.Header = http.Header{
+			"X-Api-Token": {master}, "X-Own": {"1"}, "Connection": {"x-hop, close"}, "X-Hop": {"1"}, "Te": {"trailers"},
+			"Proxy-Authorization": {"Basic x"}, "Keep-Alive": {"1"}, "Upgrade-Insecure-Requests": {"1"},
+			"X-Forwarded-For": {"6.6.6.6"}, "X-Forwarded-Host": {"evil.example"}, "X-Forwarded-Proto": {"https"}, "X-Forwarded-User": {"root"},
+			"X-Forwarded-Prefix": {"/evil"}, "X-Real-Ip": {"6.6.6.6"}, "Forwarded": {"for=6.6.6.6"}, "Cookie": {"own=1"},
+			"Authorization": {"Basic own"}, "Origin": nil, "X-Request-Id": {"req-1"},
+		}
+	})
+	for name, want := range map[string]string{
+		"X-Api-Token": "", "X-Own": "1", "X-Hop": "", "Proxy-Authorization": "", "Keep-Alive": "", "Te": "trailers",
+		"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Host": strings.TrimPrefix(h.url, "http://"), "X-Forwarded-Proto": "http", "X-Forwarded-User": "",
+		"X-Forwarded-Prefix": portPath, "X-Real-Ip": "", "Forwarded": "", "Cookie": "own=1", "Authorization": "Basic own", "X-Request-Id": "req-1",
+	} {
+		if v := strings.Join(got.Values(name), "|"); v != want {
+			t.Errorf("%s reached the port as %q, want %q", name, v, want)
+		}
+	}
+	if a.Header.Get("X-Request-Id") != "req-1" {
+		t.Errorf("got %v", a.Header)
+	}
+	h.send(200, "", "GET", portPath+"/", "", withToken(""), withHeader("Authorization", "Bearer "+master))
+	if v := got.Values("Authorization"); len(v) != 0 {
+		t.Errorf("a token reached the port: %q", v)
+	}
+
+	answer = http.Header{
+		"Set-Cookie": {
+			"a=1; Domain=example.com; Path=/; HttpOnly; SameSite=Strict", "b=2", "__Host-c=3; Path=/; Secure", "bad name=4", "d=5; Path=/api/v1; Max-Age=60",
+		},
+		"Service-Worker-Allowed": {"/"}, "Clear-Site-Data": {`"*"`}, "Strict-Transport-Security": {"max-age=1"}, "Alt-Svc": {"h3"},
+		"X-Accel-Redirect": {"/secret"}, "X-Sendfile": {"/etc/shadow"}, "Nel": {"{}"}, "Report-To": {"{}"},
+		"X-Content-Type-Options": {"own"}, "X-Request-Id": {"own"}, "Content-Security-Policy": {"sandbox allow-same-origin"},
+		"Content-Type": {"text/html"}, "Refresh": {"1"},
+	}
+	a = h.send(200, "", "GET", portPath+"/", "")
+	for _, name := range []string{"Service-Worker-Allowed", "Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "X-Accel-Redirect", "X-Sendfile", "Nel", "Report-To"} {
+		if v := a.Header.Values(name); len(v) != 0 {
+			t.Errorf("%s came through as %q", name, v)
+		}
+	}
+	for name, want := range map[string][]string{
+		"Set-Cookie": {
+			"a=1; Path=" + portPath + "/; HttpOnly; SameSite=Strict", "b=2; Path=" + portPath + "/", "d=5; Path=" + portPath + "/; Max-Age=60",
+		},
+		"X-Content-Type-Options": {"nosniff"}, "Content-Type": {"text/html"}, "Cache-Control": {"no-store"},
+		"Content-Security-Policy": {"sandbox allow-same-origin", "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"},
+	} {
+		if v := a.Header.Values(name); !slices.Equal(v, want) {
+			t.Errorf("%s is %q, want %q", name, v, want)
+		}
+	}
+	if v := a.Header.Values("X-Request-Id"); len(v) != 1 || v[0] == "own" {
+		t.Errorf("X-Request-Id is %q", v)
+	}
+	answer = http.Header{"Cache-Control": {"max-age=60"}}
+	a = h.send(200, "", "GET", portPath+"/hint", "")
+	if v := a.Header.Values("Cache-Control"); !slices.Equal(v, []string{"max-age=60"}) || a.Header.Get("X-Content-Type-Options") != "nosniff" {
+		t.Errorf("got %v", a.Header)
+	}
+	for from, to := range map[string]string{
+		"/login?a=b#c":                 portPath + "/login?a=b#c",
+		"/a%2Fb":                       portPath + "/a%2Fb",
+		"relative":                     "relative",
+		"http://localhost:8000/x":      portPath + "/x",
+		"http://localhost:8000":        portPath + "/",
+		h.url + "/x":                   portPath + "/x",
+		portPath + "/x":                portPath + "/x",
+		"https://example.com/x":        "https://example.com/x",
+		"//example.com/x":              "//example.com/x",
+		"http://localhost:8001/":       "http://localhost:8001/",
+		"http://user@localhost:8000/x": portPath + "/x",
+	} {
+		answer = http.Header{"Location": {from}}
+		if a := h.send(200, "", "GET", portPath+"/", ""); a.Header.Get("Location") != to {
+			t.Errorf("%s became %s, want %s", from, a.Header.Get("Location"), to)
+		}
+	}
+}
+
+// TestEarlyAnswers has a port answer before it has read what it is sent, which an
+// ordinary reverse proxy loses some answers to.
+func TestEarlyAnswers(t *testing.T) {
+	h := newHouse(t, nil)
+	h.fake.Listen(8000, func(c net.Conn) {
+		defer func() { _ = c.Close() }()
+		if _, err := http.ReadRequest(bufio.NewReaderSize(c, 16)); err == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 413 Payload Too Large\r\nContent-Length: 7\r\nConnection: close\r\n\r\ntoo big")
+		}
+	})
+	body := bytes.Repeat([]byte("x"), 200<<10)
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}
+	defer client.CloseIdleConnections()
+	var wg sync.WaitGroup
+	var lost atomic.Int64
+	work := make(chan struct{})
+	for range 8 {
+		wg.Go(func() {
+			for range work {
+				resp, err := client.Do(h.request("POST", portPath+"/", bytes.NewReader(body)))
+				if err != nil {
+					t.Log(err)
+					lost.Add(1)
+					continue
+				}
+				b, err := io.ReadAll(resp.Body)
+				_ = resp.Body.Close()
+				if err != nil || resp.StatusCode != 413 || string(b) != "too big" {
+					t.Log(resp.StatusCode, string(b), err)
+					lost.Add(1)
+				}
+			}
+		})
+	}
+	for range 1000 {
+		work <- struct{}{}
+	}
+	close(work)
+	wg.Wait()
+	if n := lost.Load(); n > 0 {
+		t.Errorf("%d of 1000 answers were lost", n)
+	}
+}
+
+// TestPortStreams checks that nothing waits for the rest, either way.
+func TestPortStreams(t *testing.T) {
+	h := newHouse(t, nil)
+	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rc := http.NewResponseController(w)
+		_ = rc.EnableFullDuplex()
+		w.WriteHeader(200)
+		_ = rc.Flush()
+		buf := make([]byte, 16)
+		for {
+			n, err := r.Body.Read(buf)
+			if n > 0 {
+				_, _ = w.Write(buf[:n])
+				_ = rc.Flush()
+			}
+			if err != nil {
+				return
+			}
+		}
+	}))
+	out, in := io.Pipe()
+	resp, err := h.client.Do(h.request("POST", portPath+"/", out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	buf := make([]byte, 5)
+	for _, text := range []string{"hello", "world"} {
+		if _, err := io.WriteString(in, text); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(resp.Body, buf); err != nil || string(buf) != text {
+			t.Fatalf("got %q, %v", buf, err)
+		}
+	}
+	_ = in.Close()
+	if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) > 0 {
+		t.Errorf("then came %q, %v", rest, err)
+	}
+
+	// A port that breaks off isn't taken for one that has said all.
+	h.fake.Listen(8001, func(c net.Conn) {
+		_, _ = http.ReadRequest(bufio.NewReader(c))
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\npart")
+		_ = c.Close()
+	})
+	resp, err = h.client.Do(h.request("GET", "/api/v1/sandboxes/k/ports/8001/", nil))
+	if err == nil {
+		defer func() { _ = resp.Body.Close() }()
+		_, err = io.ReadAll(resp.Body)
+	}
+	if err == nil {
+		t.Error("a part was taken for the whole")
+	}
+}
+
+func TestPortWebSocket(t *testing.T) {
+	h := newHouse(t, nil)
+	var origin string
+	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		origin = r.Header.Get("Origin")
+		c, err := websocket.Accept(w, r, nil)
+		if err != nil {
+			return
+		}
+		defer func() { _ = c.CloseNow() }()
+		c.SetReadLimit(-1)
+		for {
+			kind, b, err := c.Read(r.Context())
+			if err != nil {
+				return
+			}
+			if string(b) == "bye" {
+				_ = c.Close(4000, "as you wish")
+				return
+			}
+			if err := c.Write(r.Context(), kind, b); err != nil {
+				return
+			}
+		}
+	}))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	dial := func() *websocket.Conn {
+		t.Helper()
+		c, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(h.url, "http")+portPath+"/ws", &websocket.DialOptions{ //nolint:bodyclose // the library's
+			HTTPHeader: http.Header{"X-Api-Token": {master}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetReadLimit(2 << 20)
+		return c
+	}
+	c := dial()
+	for _, text := range []string{"hello", strings.Repeat("x", 1<<20)} {
+		if err := c.Write(ctx, websocket.MessageText, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		if _, b, err := c.Read(ctx); err != nil || string(b) != text {
+			t.Fatalf("got %d bytes, %v", len(b), err)
+		}
+	}
+	if err := c.Write(ctx, websocket.MessageText, []byte("bye")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.Read(ctx); websocket.CloseStatus(err) != 4000 {
+		t.Errorf("it closed with %v", err)
+	}
+	if origin != "" {
+		t.Errorf("an origin was made up: %s", origin)
+	}
+	c = dial()
+	if _, err := h.Delete(ctx, "red", "k"); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.Read(ctx); err == nil || ctx.Err() != nil {
+		t.Errorf("the sandbox is gone, and the connection isn't: %v", err)
+	}
+	_ = c.CloseNow()
+}
+
+// TestPortHalfClose checks that one side of a switched connection can end alone.
+func TestPortHalfClose(t *testing.T) {
+	h := newHouse(t, nil)
+	h.fake.Listen(8000, func(c net.Conn) {
+		defer func() { _ = c.Close() }()
+		r := bufio.NewReader(c)
+		if _, err := http.ReadRequest(r); err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n")
+		b, err := io.ReadAll(r)
+		_, _ = fmt.Fprintf(c, "%d bytes, %v", len(b), err)
+	})
+	c, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	_, _ = fmt.Fprintf(c, "GET %s/ HTTP/1.1\r\nHost: localhost\r\nX-Api-Token: %s\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n", portPath, master)
+	r := bufio.NewReader(c)
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil || resp.StatusCode != 101 {
+		t.Fatalf("got %+v, %v", resp, err)
+	}
+	_, _ = io.WriteString(c, "hello")
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(r); err != nil || string(b) != "5 bytes, <nil>" {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+// counted counts connections that are open.
+type counted struct {
+	*runtimetest.Fake
+	open atomic.Int64
+}
+
+func (c *counted) Dial(ctx context.Context, id string, port int) (net.Conn, error) {
+	conn, err := c.Fake.Dial(ctx, id, port)
+	if err != nil {
+		return nil, err
+	}
+	c.open.Add(1)
+	return &notedConn{conn, sync.OnceFunc(func() { c.open.Add(-1) })}, nil
+}
+
+// TestPortsLeaveNothing checks that no connection outlives its request.
+func TestPortsLeaveNothing(t *testing.T) {
+	var c counted
+	h := newHouse(t, func(f *runtimetest.Fake) runtime.Runtime { c.Fake = f; return &c })
+	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/wait" {
+			w.WriteHeader(200)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		}
+	}))
+	for range 20 {
+		h.send(200, "", "GET", portPath+"/", "")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	resp, err := h.client.Do(h.request("GET", portPath+"/wait", nil).WithContext(ctx))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	_ = resp.Body.Close()
+	soon(t, "no connection is left", func() bool { return c.open.Load() == 0 })
+}
+
+// TestOrigins checks that a port's own pages can ask it, though the browser
+// calls them strangers.
+func TestOrigins(t *testing.T) {
+	h := newHouse(t, nil)
+	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Access-Control-Allow-Origin", r.Header.Get("Origin"))
+		_, _ = io.WriteString(w, r.Header.Get("Origin"))
+	}))
+	path := h.signed("k", 8000, "1h").Path
+	a := h.send(200, "", "GET", path, "", withToken(""), withHeader("Origin", "null"))
+	if a.body != "http://localhost:8000" || a.Header.Get("Access-Control-Allow-Origin") != "null" || a.Header.Get("Access-Control-Allow-Credentials") != "" {
+		t.Errorf("got %s, %v", a.body, a.Header)
+	}
+	a = h.send(200, "", "GET", path, "", withToken(""), withHeader("Origin", h.url))
+	if a.body != "http://localhost:8000" {
+		t.Errorf("got %s", a.body)
+	}
+	a = h.send(200, "", "GET", path, "", withToken(""), withHeader("Origin", "https://evil.example"))
+	if a.body != "https://evil.example" {
+		t.Errorf("got %s", a.body)
+	}
+	a = h.send(204, "", "OPTIONS", path, "", withToken(""), withHeader("Origin", "null"), withHeader("Access-Control-Request-Method", "PUT"),
+		withHeader("Access-Control-Request-Headers", "content-type"))
+	if a.Header.Get("Access-Control-Allow-Origin") != "null" || !strings.Contains(a.Header.Get("Access-Control-Allow-Methods"), "PUT") ||
+		a.Header.Get("Access-Control-Allow-Headers") != "content-type" {
+		t.Errorf("got %v", a.Header)
+	}
+}
