@@ -155,6 +155,7 @@ type Manager struct {
 	mu          sync.Mutex
 	slots       map[keyID]*slot
 	lines       map[keyID]*line                                  // of keys where somebody has the turn
+	starting    map[processID]struct{}                           // managed processes that are being started
 	containers  map[string]keyID                                 // container ID to key, of all records
 	making      map[string]struct{}                              // session IDs of creates under way
 	ended       map[string]struct{}                              // containers that ended while creates, or a reconciliation, were under way
@@ -218,6 +219,7 @@ func New(opts Options) (*Manager, error) {
 		engine:     semaphore.NewWeighted(int64(s.EngineParallel)),
 		slots:      map[keyID]*slot{},
 		lines:      map[keyID]*line{},
+		starting:   map[processID]struct{}{},
 		containers: map[string]keyID{},
 		making:     map[string]struct{}{},
 		ended:      map[string]struct{}{},

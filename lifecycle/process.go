@@ -75,16 +75,59 @@ func (m *Manager) startProcess(ctx context.Context, req ProcessRequest) (Process
 	if m.insider == nil {
 		return Process{}, &UnsupportedError{Key: id.key}
 	}
-	// First, as the one that is replaced makes room for the new one.
-	if rec := m.recordOf(id); rec != nil && m.snapshot(rec).Status == StatusRunning {
-		if err := m.makeRoom(ctx, rec, m.snapshot(rec), req); err != nil {
-			return Process{}, err
+	rec, info, err := m.startOnly(ctx, processID{id, req.ID}, exec, cmd, req)
+	if err != nil {
+		return Process{}, err
+	}
+	m.log.InfoContext(ctx, "process_started", append(sandboxAttrs(m.snapshot(rec)), "process_id", req.ID)...)
+	if req.Ready != nil {
+		sb := m.snapshot(rec)
+		ready := m.awaitReady(ctx, rec, sb, info.ID, *req.Ready)
+		if ctx.Err() != nil {
+			return Process{}, fmt.Errorf("wait for process %s: %w", req.ID, context.Cause(ctx))
+		}
+		m.mu.Lock()
+		if rec.inside.ready == nil {
+			rec.inside.ready = map[string]bool{}
+		}
+		rec.inside.ready[info.ID] = ready
+		m.mu.Unlock()
+		if now, err := m.ask(ctx, sb, info.ID); err == nil {
+			info = now
+			m.seen(rec, info)
 		}
 	}
-	var (
-		rec  *record
-		info runtime.ProcessInfo
-	)
+	return m.process(rec, info), nil
+}
+
+// processID is a managed process of a key.
+type processID struct {
+	keyID
+	process string
+}
+
+// startOnly starts a process, unless another call is about to start it.
+func (m *Manager) startOnly(ctx context.Context, id processID, exec ExecRequest, cmd *command, req ProcessRequest) (rec *record, info runtime.ProcessInfo, err error) {
+	m.mu.Lock()
+	_, taken := m.starting[id]
+	if !taken {
+		m.starting[id] = struct{}{}
+	}
+	m.mu.Unlock()
+	if taken {
+		return nil, info, processRuns(req.ID)
+	}
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.starting, id)
+	}()
+	// First, as the one that is replaced makes room for the new one.
+	if rec := m.recordOf(id.keyID); rec != nil && m.snapshot(rec).Status == StatusRunning {
+		if err := m.makeRoom(ctx, rec, m.snapshot(rec), req); err != nil {
+			return nil, info, err
+		}
+	}
 	err = m.inSandbox(ctx, exec, kindProcess, func(in *record, sb Sandbox, _ ExecResult) (bool, error) {
 		cwd, err := m.prepare(ctx, cmd, sb)
 		if err != nil {
@@ -110,28 +153,7 @@ func (m *Manager) startProcess(ctx context.Context, req ProcessRequest) (Process
 		rec = in
 		return m.started(in, info, false), nil
 	})
-	if err != nil {
-		return Process{}, err
-	}
-	m.log.InfoContext(ctx, "process_started", append(sandboxAttrs(m.snapshot(rec)), "process_id", req.ID)...)
-	if req.Ready != nil {
-		sb := m.snapshot(rec)
-		ready := m.awaitReady(ctx, rec, sb, info.ID, *req.Ready)
-		if ctx.Err() != nil {
-			return Process{}, fmt.Errorf("wait for process %s: %w", req.ID, context.Cause(ctx))
-		}
-		m.mu.Lock()
-		if rec.inside.ready == nil {
-			rec.inside.ready = map[string]bool{}
-		}
-		rec.inside.ready[info.ID] = ready
-		m.mu.Unlock()
-		if now, err := m.ask(ctx, sb, info.ID); err == nil {
-			info = now
-			m.seen(rec, info)
-		}
-	}
-	return m.process(rec, info), nil
+	return rec, info, err
 }
 
 func processRuns(id string) error {

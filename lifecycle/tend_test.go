@@ -411,22 +411,23 @@ func TestInsideStorm(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	w.create(request("k"))
-	for _, e := range must(w.Executions(context.Background(), "a", "k")) {
-		_, _ = w.KillExec(context.Background(), "a", "k", e.ID)
+	if _, err := w.Create(context.Background(), request("k")); err != nil {
+		t.Fatal(err)
 	}
-	for _, p := range must(w.Processes(context.Background(), "a", "k")) {
-		_, _ = w.StopProcess(context.Background(), "a", "k", p.ID)
-	}
+	w.eventually("all is ended", func() bool {
+		w.exec("k", "true") // which makes it again if need be
+		execs, err1 := w.Executions(context.Background(), "a", "k")
+		for _, e := range execs {
+			_, _ = w.KillExec(context.Background(), "a", "k", e.ID)
+		}
+		processes, err2 := w.Processes(context.Background(), "a", "k")
+		for _, p := range processes {
+			_, _ = w.StopProcess(context.Background(), "a", "k", p.ID)
+		}
+		return err1 == nil && err2 == nil
+	})
 	w.eventually("nothing is counted", func() bool {
 		st := w.Status(context.Background(), "a")
 		return st.RunningCommands == 0 && st.RunningProcesses == 0 && w.Held()[4] == 0
 	})
-}
-
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
 }
