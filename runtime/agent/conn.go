@@ -190,6 +190,9 @@ func (b *box) inspect(ctx context.Context) (runtime.Container, error) {
 	b.r.mu.Lock()
 	id := b.id
 	b.r.mu.Unlock()
+	if id == "" {
+		return runtime.Container{}, runtime.WithClass(errdefs.ErrNotFound, errors.New("the container is gone"))
+	}
 	return b.r.Engine.Inspect(ctx, id)
 }
 

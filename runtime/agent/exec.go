@@ -354,7 +354,7 @@ func (b *box) rejoin(ctx context.Context, id, process string, seq int64, pid int
 		select {
 		case <-soon.Done():
 		case <-b.done:
-			return nil, notKilled(errClosed, errors.New("nobody is there to do it"))
+			return nil, b.left()
 		case <-time.After(delay):
 		}
 	}
@@ -365,6 +365,16 @@ func (b *box) rejoin(ctx context.Context, id, process string, seq int64, pid int
 		return nil, notKilled(runtime.Unavailable(errBroken), errors.New("the engine is gone"))
 	}
 	return nil, errAbsent
+}
+
+// left is the error of a command whose box is closed.
+func (b *box) left() error {
+	b.r.mu.Lock()
+	defer b.r.mu.Unlock()
+	if b.r.closed {
+		return notKilled(errClosed, errors.New("nobody is there to do it"))
+	}
+	return interrupted("removed")
 }
 
 // under puts a call that was released under another context.

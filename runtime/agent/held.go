@@ -186,6 +186,7 @@ func (h *held) pump() {
 	case err == nil:
 		started := h.about.StartedAt
 		h.about, h.about.StartedAt = info, started
+		h.about.Killed = info.Killed || h.killed
 	case h.killed:
 		h.about.Killed, h.about.Signal, h.about.ExitCode = true, 9, 128+9
 	default:

@@ -40,6 +40,13 @@ type Harness struct {
 	// LocalNetworks says that networks are the backend's own, so that the calls about
 	// them alone work without an engine.
 	LocalNetworks bool
+	// ExecAlone says that commands may run without the engine having a part in it, so
+	// that one that is away, or hangs, may or may not keep them from it.
+	ExecAlone bool
+	// Reopen, when not nil, makes a client that keeps what it has on the host in a
+	// directory, where one that was closed has left it; the case about processes that
+	// outlive their client needs it.
+	Reopen func(t *testing.T, dir string) runtime.Runtime
 	// Registry, when not empty, has an image Registry + "/contract:latest", which
 	// isn't in the store, and no other; the cases about pulls need it.
 	Registry string
@@ -124,6 +131,9 @@ func Run(t *testing.T, h Harness) {
 	}
 	if _, ok := rt.(runtime.Sweeper); ok {
 		alone = append(alone, sweeperCases()...)
+	}
+	if _, ok := rt.(runtime.Insider); ok {
+		together = append(together, agentCases(h)...)
 	}
 	if h.Hang != nil {
 		alone = append(alone, hangCases()...)

@@ -1,6 +1,7 @@
 package runtimetest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -290,7 +291,10 @@ func testMainKilled(t *testing.T, b *bed) {
 		}
 	}
 	c := b.create(t, b.spec())
-	b.shell(t, c.ID, "kill -KILL "+b.mainPid(t, c.ID))
+	kill := []string{"kill", "-KILL", b.mainPid(t, c.ID)}
+	if _, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: kill}); err != nil && !errors.Is(err, runtime.ErrInterrupted) {
+		t.Error(err)
+	}
 	if c = b.awaitState(t, c.ID, runtime.StateExited); c.ExitCode != 137 || c.OOMKilled || c.FinishedAt.IsZero() {
 		t.Errorf("by a command: %+v", c)
 	}

@@ -1,0 +1,152 @@
+package agent_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent"
+	"github.com/bermhq/berm/runtime/containerd"
+	"github.com/bermhq/berm/runtime/docker"
+	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+const (
+	testImage       = "berm.local/agenttest:latest"
+	configuredImage = "berm.local/configured:latest"
+)
+
+// importer is what a private engine has for images.
+type importer interface {
+	ImportBusybox(ctx context.Context, name string, changes ...string) error
+}
+
+// prepare gives a harness that lacks what is the engine's own.
+func prepare(t *testing.T, e importer, registry engine.RegistryOptions) runtimetest.Harness {
+	t.Helper()
+	if err := e.ImportBusybox(t.Context(), testImage); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.ImportBusybox(t.Context(), configuredImage, runtimetest.ConfiguredChanges()...); err != nil {
+		t.Fatal(err)
+	}
+	archive, err := engine.BusyboxArchive(t.Context(), runtimetest.ArchiveImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shop, err := engine.StartRegistry(t.Context(), registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := shop.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := shop.Push(t.Context(), "contract:latest"); err != nil {
+		t.Fatal(err)
+	}
+	program, err := engine.PutAgent(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return runtimetest.Harness{
+		Image: testImage, Configured: configuredImage, Agent: program, Real: true, ExecAlone: true,
+		Archive: archive, Registry: shop.Host(),
+	}
+}
+
+// wrap makes a Runtime with a root of its own, or one that is given.
+func wrap(t testing.TB, backend agent.Engine, program, root string) *agent.Runtime {
+	t.Helper()
+	if root == "" {
+		root = filepath.Join(t.TempDir(), "agents")
+	}
+	r, err := agent.New(agent.Options{Engine: backend, Program: program, Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	return r
+}
+
+// stop makes a process hear nothing until resume is called.
+func stop(t *testing.T, pid int) (resume func()) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestDockerContract(t *testing.T) {
+	engine.Require(t, "docker")
+	d, err := engine.StartDocker(t.Context(), engine.Options{})
+	if err != nil {
+		engine.Lacking(t, "docker", err)
+	}
+	closeAfter(t, d.Close)
+	h := prepare(t, d, engine.RegistryOptions{Netns: d.Netns()})
+	open := func(t testing.TB, root string, timeout time.Duration) *agent.Runtime {
+		backend, err := docker.New(docker.Options{Host: d.Host(), CallTimeout: timeout})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return wrap(t, backend, h.Agent, root)
+	}
+	h.New = func(t *testing.T) runtime.Runtime { return open(t, "", 0) }
+	h.Reopen = func(t *testing.T, dir string) runtime.Runtime { return open(t, filepath.Join(dir, "agents"), 0) }
+	h.Engine, h.Outside = d, d.Outside()
+	h.Hang = func(t *testing.T) (runtime.Runtime, func()) { return open(t, "", time.Second), stop(t, d.Pid()) }
+	runtimetest.Run(t, h)
+}
+
+func TestContainerdContract(t *testing.T) {
+	engine.Require(t, "containerd")
+	c, err := engine.StartContainerd(t.Context(), engine.Options{})
+	if err != nil {
+		engine.Lacking(t, "containerd", err)
+	}
+	closeAfter(t, c.Close)
+	h := prepare(t, c, engine.RegistryOptions{})
+	program, err := os.ReadFile(h.Agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func(t testing.TB, root string, timeout time.Duration) *agent.Runtime {
+		backend, err := containerd.New(containerd.Options{
+			Address: c.Address(), Namespace: c.Namespace(), Root: c.Root(), Agent: program,
+			CgroupParent: c.CgroupParent(), Netns: c.Netns(), CallTimeout: timeout,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return wrap(t, backend, h.Agent, root)
+	}
+	h.New = func(t *testing.T) runtime.Runtime { return open(t, "", 0) }
+	h.Reopen = func(t *testing.T, dir string) runtime.Runtime { return open(t, filepath.Join(dir, "agents"), 0) }
+	h.Engine, h.LocalNetworks, h.Outside = c, true, c.Outside()
+	h.Hang = func(t *testing.T) (runtime.Runtime, func()) { return open(t, "", time.Second), stop(t, c.Pid()) }
+	runtimetest.Run(t, h)
+	if left, err := c.Leftovers(t.Context(), c.Root()); err != nil || len(left) > 0 {
+		t.Errorf("left: %q, %v", left, err)
+	}
+}
+
+// closeAfter closes an engine when all that uses it is closed.
+func closeAfter(t *testing.T, f func() error) {
+	t.Cleanup(func() {
+		if err := f(); err != nil {
+			t.Error(err)
+		}
+	})
+}

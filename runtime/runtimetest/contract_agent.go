@@ -1,0 +1,547 @@
+package runtimetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// agentCases are about work inside a container.
+func agentCases(h Harness) []contractCase {
+	cases := []contractCase{
+		{"agent/process", testProcess},
+		{"agent/process that can't be", testProcessRefused},
+		{"agent/process with input", testProcessInput},
+		{"agent/process from a place on", testProcessFrom},
+		{"agent/process taken over", testProcessTakenOver},
+		{"agent/process signaled", testProcessSignaled},
+		{"agent/process with a timeout", testProcessTimeout},
+		{"agent/files", testFiles},
+		{"agent/files in lists", testFileLists},
+		{"agent/files watched", testFilesWatched},
+		{"agent/tar", testTar},
+	}
+	if h.Real {
+		cases = append(cases,
+			contractCase{"agent/process killed with its tree", testProcessKilled},
+			contractCase{"agent/process with a terminal", testProcessTerminal},
+			contractCase{"agent/files of others", testFilesOfOthers},
+			contractCase{"agent/dial", testDial},
+		)
+	}
+	if h.Real && h.ExecAlone {
+		cases = append(cases,
+			contractCase{"agent/path", testExecPath},
+			contractCase{"agent/exec like the engine's", testExecAlike},
+			contractCase{"agent/not reached", testAgentOff},
+		)
+	}
+	if h.Reopen != nil {
+		cases = append(cases, contractCase{"agent/process outlives its client", testProcessOutlives})
+	}
+	return cases
+}
+
+func (b *bed) inside() runtime.Insider { return b.rt.(runtime.Insider) }
+
+func (b *bed) start(t *testing.T, id string, p runtime.Process) runtime.ProcessInfo {
+	t.Helper()
+	info, err := b.inside().Start(b.ctx, id, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+func (b *bed) attach(t *testing.T, id, process string, from int64) runtime.Attachment {
+	t.Helper()
+	a, err := b.inside().Attach(b.ctx, id, process, from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close() })
+	return a
+}
+
+// rest is all output that is to come, that on stderr in brackets, and how it ends.
+func rest(t *testing.T, a runtime.Attachment) (string, runtime.ProcessInfo) {
+	t.Helper()
+	var out [2]strings.Builder
+	for {
+		chunk, err := a.Next()
+		if errors.Is(err, io.EOF) {
+			if out[1].Len() > 0 {
+				out[0].WriteString("[" + out[1].String() + "]")
+			}
+			return out[0].String(), a.Info()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		if chunk.Stderr {
+			n = 1
+		}
+		out[n].Write(chunk.Data)
+	}
+}
+
+// until reads output until it contains a text, and answers its last place.
+func until(t *testing.T, a runtime.Attachment, text string) int64 {
+	t.Helper()
+	var out []byte
+	for {
+		chunk, err := a.Next()
+		if err != nil {
+			t.Fatalf("after %q: %v", out, err)
+		}
+		if out = append(out, chunk.Data...); bytes.Contains(out, []byte(text)) {
+			return chunk.Seq
+		}
+	}
+}
+
+func sh(id, script string) runtime.Process {
+	return runtime.Process{ID: id, Command: []string{"sh", "-c", script}}
+}
+
+func testProcess(t *testing.T, b *bed) {
+	c, in := b.create(t, b.spec()), b.inside()
+	p := sh("p", "echo out; echo err >&2; exit 3")
+	p.Label = "a label"
+	info := b.start(t, c.ID, p)
+	if info.ID != "p" || info.Label != p.Label || time.Since(info.StartedAt).Abs() > time.Minute {
+		t.Errorf("started: %+v", info)
+	}
+	out, info := rest(t, b.attach(t, c.ID, "p", 0))
+	if out != "out\n[err\n]" || info.ExitCode != 3 || info.Running || info.EndedAt.IsZero() || info.NextSeq != 8 || info.Signal != 0 {
+		t.Errorf("%q, %+v", out, info)
+	}
+	again, err := in.Process(b.ctx, c.ID, "p")
+	if err != nil || again.ExitCode != 3 || again.Running || again.Label != p.Label || !slices.Equal(again.Command, p.Command) {
+		t.Errorf("%+v, %v", again, err)
+	}
+	_, err = in.Start(b.ctx, c.ID, p)
+	class(t, "an ID that is taken", err, errdefs.IsAlreadyExists, "AlreadyExists")
+	b.start(t, c.ID, sh("q", "sleep 1000"))
+	list, err := in.ListProcesses(b.ctx, c.ID)
+	if err != nil || len(list) != 2 || list[0].ID != "p" || list[1].ID != "q" || !list[1].Running {
+		t.Errorf("%+v, %v", list, err)
+	}
+	class(t, "forget one that runs", in.Forget(b.ctx, c.ID, "q"), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	for range 2 {
+		if err := in.Kill(b.ctx, c.ID, "q"); err != nil {
+			t.Error(err)
+		}
+	}
+	if q, err := in.Process(b.ctx, c.ID, "q"); err != nil || q.Running || !q.Killed || q.ExitCode != 137 {
+		t.Errorf("killed: %+v, %v", q, err)
+	}
+	for _, id := range []string{"p", "q", "p"} {
+		if err := in.Forget(b.ctx, c.ID, id); err != nil {
+			t.Error(err)
+		}
+	}
+	if list, err := in.ListProcesses(b.ctx, c.ID); err != nil || len(list) != 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	b.start(t, c.ID, p) // the ID is free again
+}
+
+func testProcessRefused(t *testing.T, b *bed) {
+	c, in := b.create(t, b.spec()), b.inside()
+	for name, p := range map[string]runtime.Process{
+		"no ID": sh("", "true"), "odd ID": sh("a b", "true"), "long ID": sh(strings.Repeat("x", 129), "true"),
+		"no command": {ID: "p"}, "relative directory": {ID: "p", Command: []string{"true"}, WorkingDir: "x"},
+		"long label": {ID: "p", Command: []string{"true"}, Label: strings.Repeat("x", 1025)},
+		"much kept":  {ID: "p", Command: []string{"true"}, KeepBytes: 4<<20 + 1},
+	} {
+		_, err := in.Start(b.ctx, c.ID, p)
+		class(t, name, err, errdefs.IsInvalidArgument, "InvalidArgument")
+	}
+	b.start(t, c.ID, runtime.Process{ID: "missing", Command: []string{"no-such-program"}})
+	if _, info := rest(t, b.attach(t, c.ID, "missing", 0)); info.ExitCode != 127 {
+		t.Errorf("a program that isn't there: %+v", info)
+	}
+	for what, call := range map[string]func(id, process string) error{
+		"look":   func(id, p string) error { _, err := in.Process(b.ctx, id, p); return err },
+		"attach": func(id, p string) error { _, err := in.Attach(b.ctx, id, p, 0); return err },
+		"signal": func(id, p string) error { return in.Signal(b.ctx, id, p, 15) },
+		"kill":   func(id, p string) error { return in.Kill(b.ctx, id, p) },
+	} {
+		class(t, what+" of none", call(c.ID, "none"), errdefs.IsNotFound, "NotFound")
+		class(t, what+" in none", call(noID, "p"), errdefs.IsNotFound, "NotFound")
+	}
+	class(t, "signal of one that has ended", in.Signal(b.ctx, c.ID, "missing", 15), errdefs.IsFailedPrecondition, "FailedPrecondition")
+}
+
+func testProcessInput(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	p := runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true}
+	b.start(t, c.ID, p)
+	a := b.attach(t, c.ID, "p", 0)
+	if _, err := io.WriteString(a, "first\n"); err != nil {
+		t.Fatal(err)
+	}
+	seq := until(t, a, "first\n")
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	a = b.attach(t, c.ID, "p", seq)
+	if _, err := io.WriteString(a, "second\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if out, info := rest(t, a); out != "second\n" || info.ExitCode != 0 || info.NextSeq != 13 {
+		t.Errorf("%q, %+v", out, info)
+	}
+	// Without it there is none.
+	p.ID, p.Stdin = "q", false
+	b.start(t, c.ID, p)
+	if out, info := rest(t, b.attach(t, c.ID, "q", 0)); out != "" || info.ExitCode != 0 {
+		t.Errorf("%q, %+v", out, info)
+	}
+}
+
+func testProcessFrom(t *testing.T, b *bed) {
+	c, in := b.create(t, b.spec()), b.inside()
+	p := sh("p", "echo 0123456789; echo abcdefghi; exit 4")
+	p.KeepBytes = 12
+	b.start(t, c.ID, p)
+	b.await(t, "it to end", func() bool {
+		info, err := in.Process(b.ctx, c.ID, "p")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return !info.Running
+	})
+	for from, want := range map[int64]string{-1: "9\nabcdefghi\n", 9: "9\nabcdefghi\n", 11: "abcdefghi\n", 15: "efghi\n", 21: ""} {
+		if out, info := rest(t, b.attach(t, c.ID, "p", from)); out != want || info.ExitCode != 4 || info.FirstSeq != 9 || info.NextSeq != 21 {
+			t.Errorf("from %d: %q, %+v", from, out, info)
+		}
+	}
+	for _, from := range []int64{0, 8, 22, 1 << 40} {
+		_, err := in.Attach(b.ctx, c.ID, "p", from)
+		class(t, fmt.Sprintf("from %d", from), err, errdefs.IsOutOfRange, "OutOfRange")
+	}
+	_, err := in.Attach(b.ctx, c.ID, "p", -2)
+	class(t, "from -2", err, errdefs.IsInvalidArgument, "InvalidArgument")
+}
+
+func testProcessTakenOver(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	b.start(t, c.ID, runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true})
+	first := b.attach(t, c.ID, "p", 0)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := first.Next()
+		failed <- err
+	}()
+	second := b.attach(t, c.ID, "p", 0)
+	class(t, "the first", <-failed, errdefs.IsAborted, "Aborted")
+	if _, err := io.WriteString(second, "x\n"); err != nil {
+		t.Fatal(err)
+	}
+	until(t, second, "x\n")
+}
+
+func testProcessSignaled(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	b.start(t, c.ID, sh("p", "sleep 1000"))
+	if err := b.inside().Signal(b.ctx, c.ID, "p", 15); err != nil {
+		t.Fatal(err)
+	}
+	if _, info := rest(t, b.attach(t, c.ID, "p", 0)); info.ExitCode != 143 || info.Signal != 15 || info.Killed || info.TimedOut {
+		t.Errorf("%+v", info)
+	}
+}
+
+func testProcessTimeout(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	p := sh("p", "sleep 1000")
+	p.Timeout = 300 * time.Millisecond
+	b.start(t, c.ID, p)
+	if _, info := rest(t, b.attach(t, c.ID, "p", 0)); info.ExitCode != 137 || !info.TimedOut || info.NotKilled {
+		t.Errorf("%+v", info)
+	}
+}
+
+// testProcessKilled kills the same trees as testCancelKills.
+func testProcessKilled(t *testing.T, b *bed) {
+	for name, script := range map[string]string{
+		"setsid":      "setsid sleep 70001 & setsid setsid sleep 70002 & sleep 70003",
+		"double fork": "(sleep 70001 &) ; (setsid sh -c 'sleep 70002; true' &) ; sleep 70003",
+		"emptied env": "env -i setsid sleep 70001 & sleep 70003",
+	} {
+		for _, timeout := range []time.Duration{0, time.Second} {
+			c := b.create(t, b.spec())
+			p := sh("p", script)
+			p.Timeout = timeout
+			b.start(t, c.ID, p)
+			b.start(t, c.ID, sh("spared", "sleep 60000"))
+			b.await(t, "the processes to start", func() bool {
+				ps := b.output(t, c.ID, "ps", "-o", "args")
+				return strings.Contains(ps, "sleep 70001") && strings.Contains(ps, "sleep 70003")
+			})
+			if timeout == 0 {
+				if err := b.inside().Kill(b.ctx, c.ID, "p"); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			} else if _, info := rest(t, b.attach(t, c.ID, "p", 0)); !info.TimedOut || info.NotKilled {
+				t.Errorf("%s: %+v", name, info)
+			}
+			if ps := b.output(t, c.ID, "ps", "-o", "stat,args"); strings.Contains(ps, "7000") || !strings.Contains(ps, "60000") {
+				t.Errorf("%s, timeout %s:\n%s", name, timeout, ps)
+			}
+		}
+	}
+}
+
+func testProcessTerminal(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	p := sh("p", "test -t 0 && test -t 1 && test -t 2 && stty size; read x; stty size; echo $x >&2; exit 6")
+	p.TTY, p.Stdin, p.Rows, p.Cols = true, true, 30, 100
+	b.start(t, c.ID, p)
+	a := b.attach(t, c.ID, "p", 0)
+	until(t, a, "30 100")
+	if err := b.inside().Resize(b.ctx, c.ID, "p", 40, 120); err != nil {
+		t.Error(err)
+	}
+	if _, err := io.WriteString(a, "typed\n"); err != nil {
+		t.Fatal(err)
+	}
+	until(t, a, "40 120")
+	if out, info := rest(t, a); !strings.HasSuffix(out, "typed\r\n") || info.ExitCode != 6 || !info.TTY {
+		t.Errorf("%q, %+v", out, info)
+	}
+	b.start(t, c.ID, sh("q", "sleep 1000"))
+	class(t, "resize without a terminal", b.inside().Resize(b.ctx, c.ID, "q", 1, 1), errdefs.IsFailedPrecondition, "FailedPrecondition")
+}
+
+// testProcessOutlives has a second client find what a first one started.
+func testProcessOutlives(t *testing.T, b *bed) {
+	dir := t.TempDir()
+	first := b.Reopen(t, dir)
+	c, err := first.Create(b.ctx, b.spec())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := sh("p", "echo before; read x; echo after; exit 5")
+	p.Stdin, p.Label = true, "kept"
+	if _, err := first.(runtime.Insider).Start(b.ctx, c.ID, p); err != nil {
+		t.Fatal(err)
+	}
+	a, err := first.(runtime.Insider).Attach(b.ctx, c.ID, "p", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seq := until(t, a, "before\n")
+	if err := first.(io.Closer).Close(); err != nil {
+		t.Fatal(err)
+	}
+	if chunk, err := a.Next(); err == nil {
+		t.Errorf("after the client was closed: %+v", chunk)
+	}
+	_ = a.Close()
+
+	second := b.Reopen(t, dir)
+	in := second.(runtime.Insider)
+	if info, err := in.Process(b.ctx, c.ID, "p"); err != nil || !info.Running || info.Label != "kept" {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if a, err = in.Attach(b.ctx, c.ID, "p", seq); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close() })
+	if _, err := io.WriteString(a, "go on\n"); err != nil {
+		t.Error(err)
+	}
+	if out, info := rest(t, a); out != "after\n" || info.ExitCode != 5 {
+		t.Errorf("%q, %+v", out, info)
+	}
+	res, err := second.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}})
+	if err != nil || res.Path != runtime.PathAgent {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func testExecPath(t *testing.T, b *bed) {
+	for _, tt := range []struct{ own, user, want string }{
+		{"", "", runtime.PathAgent}, {"", "0:0", runtime.PathAgent}, {"", "1000:1000", runtime.PathEngine}, {"", "root", runtime.PathEngine},
+		{"1000:1000", "", runtime.PathAgent}, {"1000:1000", "1000:1000", runtime.PathAgent}, {"1000:1000", "0:0", runtime.PathEngine},
+		{"1000:1000", "1000:0", runtime.PathEngine},
+	} {
+		spec := b.spec()
+		spec.User = tt.own
+		c := b.create(t, spec)
+		res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}, User: tt.user})
+		if err != nil || res.Path != tt.want {
+			t.Errorf("as %q in a container of %q: %+v, %v; want %s", tt.user, tt.own, res, err, tt.want)
+		}
+	}
+	c := b.create(t, b.spec())
+	res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "i=0; while test $i -lt 100000; do i=$((i+1)); done"}})
+	if err != nil || res.CPUTime <= 0 || res.CPUTime > time.Minute || res.PeakMemoryBytes < 1<<10 {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+// testExecAlike: what a command is and may be doesn't depend on its way in. An engine is
+// made to go its own by a name for the user.
+func testExecAlike(t *testing.T, b *bed) {
+	for _, user := range []struct{ own, name string }{{"", "root"}, {"65534:65534", "nobody"}} {
+		spec := b.spec()
+		spec.User, spec.ReadOnlyRootfs, spec.Env, spec.CapAdd = user.own, true, []string{"A=container"}, []string{"CAP_NET_BIND_SERVICE"}
+		spec.Tmpfs = []runtime.Tmpfs{{Target: "/tmp", SizeBytes: 1 << 20}}
+		spec.PidsLimit, spec.WorkingDir = 50, "/tmp"
+		c := b.create(t, spec)
+		for name, tt := range map[string]struct {
+			command []string
+			varies  string // in what is printed
+		}{
+			"status": {[]string{"grep", "-vE", "^(Pid|Tgid|Ngid|PPid|NSpid|NStgid|NSpgid|NSsid|Vm.*|Rss.*|Hugetlb.*|.*ctxt_switches|State|Threads|Name|SigQ|.*_allowed.*|FDSize|.*thp.*|.*THP.*):", "/proc/self/status"}, ""},
+			"limits": {[]string{"cat", "/proc/self/limits"}, ""},
+			"cgroup": {[]string{"cat", "/proc/self/cgroup"}, ""},
+			"mounts": {[]string{"cat", "/proc/self/mountinfo"}, ""},
+			"spaces": {[]string{"sh", "-c", "for n in cgroup ipc mnt net pid uts user; do readlink /proc/self/ns/$n; done"}, ""},
+			"files":  {[]string{"sh", "-c", "ls /proc/$$/fd; readlink /proc/$$/root; pwd"}, ""},
+			"env":    {[]string{"sh", "-c", "tr '\\0' '\\n' </proc/$$/environ | sort"}, `(?m)^BERM_EXEC_ID=.*\n`},
+			"oom":    {[]string{"cat", "/proc/self/oom_score_adj"}, ""},
+			"nice":   {[]string{"sh", "-c", "cut -d' ' -f18,19,40,41 /proc/self/stat"}, ""},
+			"id":     {[]string{"id"}, ""},
+		} {
+			got := map[string]string{}
+			for _, as := range []string{"", user.name} {
+				var out bytes.Buffer
+				res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: tt.command, User: as, Stdout: &out, Stderr: &out, Env: []string{"B=command"}})
+				if err != nil || res.ExitCode != 0 {
+					t.Errorf("%s as %q: %+v, %v, %s", name, as, res, err, &out)
+				}
+				text := out.String()
+				if tt.varies != "" {
+					text = regexp.MustCompile(tt.varies).ReplaceAllString(text, "")
+				}
+				got[res.Path] = text
+			}
+			if len(got) != 2 || got[runtime.PathAgent] != got[runtime.PathEngine] {
+				t.Errorf("%s of %s:\n%s\nand through the engine:\n%s", name, user.name, got[runtime.PathAgent], got[runtime.PathEngine])
+			}
+		}
+	}
+}
+
+// testAgentOff: a container whose program isn't reached by a socket is worked in all the
+// same, through the engine.
+func testAgentOff(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.Agent = &runtime.Agent{Program: b.Agent}
+	c, in := b.create(t, spec), b.inside()
+	if res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathEngine {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if _, err := in.WriteFile(b.ctx, c.ID, runtime.FileWrite{Path: "/tmp/x"}, strings.NewReader("content")); err != nil {
+		t.Error(err)
+	}
+	var out bytes.Buffer
+	if err := in.ReadFile(b.ctx, c.ID, "/tmp/x", 0, -1, nil, &out); err != nil || out.String() != "content" {
+		t.Errorf("%q, %v", &out, err)
+	}
+	_, err := in.Stat(b.ctx, c.ID, "/none")
+	class(t, "a file that isn't there", err, errdefs.IsNotFound, "NotFound")
+	b.serve(t, c, "echo hello")
+	b.dialed(t, c.ID, "hello\n")
+
+	p := sh("p", "echo out; read x; echo $x; exit 7")
+	p.Stdin = true
+	b.start(t, c.ID, p)
+	a := b.attach(t, c.ID, "p", 0)
+	until(t, a, "out\n")
+	if _, err := io.WriteString(a, "typed\n"); err != nil {
+		t.Error(err)
+	}
+	if out, info := rest(t, a); out != "typed\n" || info.ExitCode != 7 {
+		t.Errorf("%q, %+v", out, info)
+	}
+	b.start(t, c.ID, sh("q", "setsid sleep 70001 & sleep 70003"))
+	b.await(t, "the processes to start", func() bool { return strings.Contains(b.output(t, c.ID, "ps", "-o", "args"), "sleep 70001") })
+	if err := in.Kill(b.ctx, c.ID, "q"); err != nil {
+		t.Error(err)
+	}
+	if ps := b.output(t, c.ID, "ps", "-o", "args"); strings.Contains(ps, "7000") {
+		t.Errorf("still there:\n%s", ps)
+	}
+	list, err := in.ListProcesses(b.ctx, c.ID)
+	if err != nil || len(list) != 2 || list[0].Running || !list[1].Killed {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if err := in.Forget(b.ctx, c.ID, "p"); err != nil {
+		t.Error(err)
+	}
+}
+
+func testDial(t *testing.T, b *bed) {
+	c, in := b.create(t, b.spec()), b.inside() // with no network
+	_, err := in.Dial(b.ctx, c.ID, 7777)
+	class(t, "a port that nobody listens at", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
+	for _, port := range []int{0, -1, 65536} {
+		_, err := in.Dial(b.ctx, c.ID, port)
+		class(t, fmt.Sprintf("port %d", port), err, errdefs.IsInvalidArgument, "InvalidArgument")
+	}
+	b.serve(t, c, "cat")
+	ctx, cancel := context.WithCancel(b.ctx)
+	conn, err := in.Dial(ctx, c.ID, 7777)
+	cancel() // it was for the way there
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Error(err)
+	}
+	var timeout interface{ Timeout() bool }
+	if _, err := conn.Read(make([]byte, 1)); !errors.As(err, &timeout) || !timeout.Timeout() {
+		t.Errorf("a read past its deadline: %v", err)
+	}
+	_ = conn.SetReadDeadline(time.Time{})
+	sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+	go func() {
+		_, _ = conn.Write(sent)
+		_ = conn.(interface{ CloseWrite() error }).CloseWrite()
+	}()
+	if got, err := io.ReadAll(conn); err != nil || !bytes.Equal(got, sent) {
+		t.Errorf("%d bytes of %d came back, %v", len(got), len(sent), err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err == nil {
+		t.Error("it was read from after it was closed")
+	}
+}
+
+// dialed checks what a server at port 7777 says.
+func (b *bed) dialed(t *testing.T, id, want string) {
+	t.Helper()
+	conn, err := b.inside().Dial(b.ctx, id, 7777)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer func() { _ = conn.Close() }()
+	if got, err := io.ReadAll(conn); err != nil || string(got) != want {
+		t.Errorf("%q, %v", got, err)
+	}
+}
