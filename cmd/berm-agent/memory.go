@@ -12,7 +12,6 @@ import (
 func limitMemory() {
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(50)
-	debug.SetMemoryLimit(16 << 20)
 }
 
 // quiet is how long nothing has been done when memory is given back.

@@ -155,12 +155,18 @@ func (p *process) hold(from int64) (*attachment, error) {
 		return nil, err
 	}
 	at := &attachment{seq: first}
-	if p.attached != nil && p.input != nil {
-		_ = p.input.SetWriteDeadline(time.Now()) // whoever is writing has lost it
-	}
 	p.attached = at
-	p.change.Broadcast()
+	p.awaken()
 	return at, nil
+}
+
+// awaken has all look at what they wait for again, those who write input too; with
+// p.mu.
+func (p *process) awaken() {
+	if p.input != nil {
+		_ = p.input.SetWriteDeadline(time.Now())
+	}
+	p.change.Broadcast()
 }
 
 // place is where output begins; with p.mu.
@@ -183,7 +189,7 @@ func (p *process) release(at *attachment) {
 	if p.attached == at {
 		p.attached = nil
 	}
-	p.change.Broadcast()
+	p.awaken()
 }
 
 // follow serves an attachment to the end of the process, or until it ends itself.

@@ -177,17 +177,16 @@ func (p *process) launch(s *wire.Start) error {
 		}
 	}
 	if err == nil {
-		p.supervisor, err = p.srv.kids.add(func() (*supervisor, error) { return p.srv.supervise(run) })
+		p.supervisor, err = p.srv.kids.add(func() (*supervisor, error) { return supervise(run) })
 	}
 	var early report
 	if err == nil {
 		early, err = p.awaitPid()
 	}
 	if err != nil {
-		for _, f := range mine {
-			_ = f.Close()
+		for _, f := range append(mine, p.input) {
+			_ = f.Close() // nil and one that is closed do no harm
 		}
-		p.input, p.terminal = nil, nil
 		return noRoom(err)
 	}
 	p.outputs = mine
@@ -276,7 +275,7 @@ func (p *process) open(run *program, s *wire.Start) (mine []*os.File, err error)
 		return []*os.File{master}, nil
 	}
 	var in *os.File
-	if run.stdio[0], in, err = pipe(); err != nil {
+	if in, run.stdio[0], err = pipe(writeEnd); err != nil {
 		return nil, err
 	}
 	if s.Stdin {
@@ -286,13 +285,10 @@ func (p *process) open(run *program, s *wire.Start) (mine []*os.File, err error)
 	}
 	for i := 1; i <= 2; i++ {
 		var r *os.File
-		if r, run.stdio[i], err = pipe(); err != nil {
+		if r, run.stdio[i], err = pipe(readEnd); err != nil {
 			break
 		}
 		mine = append(mine, r)
-	}
-	if err != nil && s.Stdin {
-		_ = in.Close()
 	}
 	return mine, err
 }
@@ -319,25 +315,26 @@ func (p *process) awaitPid() (early report, err error) {
 
 // watch waits for the end of the command, and then for that of its output.
 func (p *process) watch(r report, s *wire.Start) {
-	var failure error
-	var end *report
-	for err := error(nil); err == nil && end == nil; r, err = readReport(p.supervisor.reports) {
+	var failure, err error
+	for err == nil && r.kind != reportEnd {
 		switch r.kind {
 		case reportChdir:
 			failure = &chdirError{syscall.Errno(r.value)}
 		case reportTTY, reportExec:
 			failure = syscall.Errno(r.value)
-		case reportEnd:
-			last := r
-			end = &last
 		}
+		r, err = readReport(p.supervisor.reports)
 	}
 	_ = p.supervisor.reports.Close()
 	if p.timer != nil {
 		p.timer.Stop()
 	}
 	p.mu.Lock()
-	p.note(end)
+	if err == nil {
+		p.note(&r)
+	} else {
+		p.note(nil)
+	}
 	input := p.input
 	p.input = nil
 	p.drainBy = time.Now().Add(maxDrain)

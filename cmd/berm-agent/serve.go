@@ -22,8 +22,8 @@ type server struct {
 	kids      nursery
 	processes table
 	tidy      tidier
-	// supervise starts a program; tests of the protocol start none.
-	supervise func(*program) (*supervisor, error)
+	// launch starts a process; tests of the protocol start none.
+	launch func(*process, *wire.Start) error
 	// other gives the operations that aren't about processes.
 	other func(wire.Op) handler
 }
@@ -34,7 +34,7 @@ func newServer(main int) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	srv := &server{env: os.Environ(), files: files, oom: openOOM(), supervise: supervise, other: fileHandler}
+	srv := &server{env: os.Environ(), files: files, oom: openOOM(), launch: (*process).launch, other: fileHandler}
 	srv.kids.main = main
 	return srv, nil
 }

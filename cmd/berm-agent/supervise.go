@@ -61,7 +61,7 @@ type supervisor struct {
 // supervise forks a supervisor. What comes of the command is in its reports. The error
 // is the kernel's: EAGAIN, ENOMEM, EMFILE, ….
 func supervise(p *program) (*supervisor, error) {
-	mine, its, err := pipe()
+	mine, its, err := pipe(readEnd)
 	if err != nil {
 		return nil, err
 	}
@@ -87,13 +87,24 @@ func supervise(p *program) (*supervisor, error) {
 	return nil, err
 }
 
-// pipe makes one whose first end this process waits at without a thread.
-func pipe() (r, w *os.File, err error) {
+// Which end of a pipe is this process' own.
+const (
+	readEnd  = 0
+	writeEnd = 1
+)
+
+// pipe makes one. This process waits at its own end without a thread; the other is as
+// a program expects it.
+func pipe(own int) (mine, its *os.File, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 		return nil, nil, err
 	}
-	return os.NewFile(uintptr(fds[0]), "|"), os.NewFile(uintptr(fds[1]), "|"), nil
+	if err := unix.SetNonblock(fds[own], true); err != nil {
+		_, _ = unix.Close(fds[0]), unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[own]), "|"), os.NewFile(uintptr(fds[1-own]), "|"), nil
 }
 
 // fdOf is a file's number. File.Fd would make it block.

@@ -166,7 +166,7 @@ func (srv *server) begin(s *wire.Start, at *attachment) (*process, error) {
 	}
 	p := newProcess(srv, s)
 	p.order, p.attached = order, at
-	if err := p.launch(s); err != nil {
+	if err := srv.launch(p, s); err != nil {
 		srv.processes.put(s.ID, nil)
 		return nil, err
 	}
