@@ -37,9 +37,9 @@ func listen(t *testing.T, network, address string, serve func(*net.TCPConn)) int
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-func beginDial(t *testing.T, port int) (*session, *answer) {
+func beginDial(t *testing.T, port int) (*session, *reply) {
 	t.Helper()
-	s, a := begin(t, &wire.Request{Op: wire.OpDial, Port: port}, 0), &answer{}
+	s, a := begin(t, &wire.Request{Op: wire.OpDial, Port: port}, 0), &reply{}
 	s.next(a)
 	return s, a
 }
@@ -133,7 +133,7 @@ func TestDialHalfClosed(t *testing.T) {
 
 func TestDialFails(t *testing.T) {
 	for _, port := range []int{-1, 0, 65536, 1 << 40} {
-		s, a := begin(t, &wire.Request{Op: wire.OpDial, Port: port}, 0), &answer{}
+		s, a := begin(t, &wire.Request{Op: wire.OpDial, Port: port}, 0), &reply{}
 		s.next(a)
 		a.fails(t, wire.ClassInvalid, strconv.Itoa(port))
 	}

@@ -123,7 +123,7 @@ func TestReadOfAChangingFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := begin(t, &wire.Request{Op: wire.OpRead, File: &wire.File{Path: []byte(path), Length: -1}}, 0)
-			a := &answer{}
+			a := &reply{}
 			for len(a.data) == 0 {
 				s.next(a)
 			}

@@ -184,14 +184,17 @@ func (r *removal) empty(dir fileDesc) (string, error) {
 		if _, err := unix.Seek(int(dir), 0, unix.SEEK_SET); err != nil {
 			return "", err
 		}
-		n := 0
-		err := again(func() (err error) { n, err = unix.ReadDirent(int(dir), buf); return err })
-		if err != nil && !missing(err) { // it is when somebody else has removed it
-			return "", err
-		}
-		_, _, names := unix.ParseDirent(buf[:max(n, 0)], -1, nil)
-		if len(names) == 0 {
-			return "", nil
+		var names []string
+		for len(names) == 0 { // a signal cuts the answer short, maybe to . and ..
+			n := 0
+			err := again(func() (err error) { n, err = unix.ReadDirent(int(dir), buf); return err })
+			if err != nil && !missing(err) { // it is when somebody else has removed it
+				return "", err
+			}
+			if n <= 0 {
+				return "", nil
+			}
+			_, _, names = unix.ParseDirent(buf[:n], -1, nil)
 		}
 		for _, name := range names {
 			if !r.own {

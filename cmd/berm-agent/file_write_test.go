@@ -115,7 +115,7 @@ func TestWrite(t *testing.T) {
 func begun(t *testing.T, f *wire.File, dir string) *session {
 	t.Helper()
 	s := begin(t, &wire.Request{Op: wire.OpWrite, File: f}, 0)
-	if s.next(&answer{}); s.w.Send(wire.KindData, []byte("half")) != nil {
+	if s.next(&reply{}); s.w.Send(wire.KindData, []byte("half")) != nil {
 		t.Fatal("no Data")
 	}
 	await(t, "a temporary file", func() bool {
@@ -169,7 +169,7 @@ func TestWriteMeetsAnother(t *testing.T) {
 			if err := s.w.Send(wire.KindEnd); err != nil {
 				t.Fatal(err)
 			}
-			a := &answer{}
+			a := &reply{}
 			s.next(a)
 			if a.fails(t, tt.class); s.wait() == nil || s.input {
 				t.Error("the input has ended")
@@ -190,7 +190,7 @@ func TestWriteOnAFullDisk(t *testing.T) {
 	}
 	// It reads on no more, and says so.
 	s := begin(t, &wire.Request{Op: wire.OpWrite, File: &wire.File{Path: []byte(dir + "/g")}}, 0)
-	a := &answer{}
+	a := &reply{}
 	s.next(a)
 	for s.w.Send(wire.KindData, upload[:50_000]) == nil {
 		select {
@@ -221,7 +221,7 @@ func TestWriteByAnotherUser(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}
-	write := func(name string) *answer {
+	write := func(name string) *reply {
 		return operateAs(t, user, wire.OpWrite, &wire.File{Path: []byte(dir + "/" + name)}, []byte("new"))
 	}
 	write("f").fails(t, wire.ClassPermission)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -92,8 +93,8 @@ func (s *session) start(req *wire.Request, uid int) {
 	}()
 }
 
-// answer is all that an operation sent.
-type answer struct {
+// reply is all that an operation sent.
+type reply struct {
 	ready   bool
 	items   [][]byte
 	data    []byte
@@ -103,7 +104,7 @@ type answer struct {
 }
 
 // next reads a frame into the answer; false at the end.
-func (s *session) next(a *answer) bool {
+func (s *session) next(a *reply) bool {
 	s.t.Helper()
 	kind, payload, err := s.r.Next()
 	if err != nil {
@@ -149,15 +150,15 @@ func (s *session) wait() error {
 }
 
 // operate does a whole operation. Upload, unless nil, is its Data.
-func operate(t *testing.T, op wire.Op, f *wire.File, upload []byte) *answer {
+func operate(t *testing.T, op wire.Op, f *wire.File, upload []byte) *reply {
 	t.Helper()
 	return operateAs(t, 0, op, f, upload)
 }
 
-func operateAs(t *testing.T, uid int, op wire.Op, f *wire.File, upload []byte) *answer {
+func operateAs(t *testing.T, uid int, op wire.Op, f *wire.File, upload []byte) *reply {
 	t.Helper()
 	s := begin(t, &wire.Request{Op: op, File: f}, uid)
-	a := &answer{}
+	a := &reply{}
 	more := s.next(a)
 	if more && a.ready && upload != nil {
 		go func() {
@@ -177,7 +178,7 @@ func operateAs(t *testing.T, uid int, op wire.Op, f *wire.File, upload []byte) *
 }
 
 // fails checks that an operation failed in a certain way.
-func (a *answer) fails(t *testing.T, class wire.Class, words ...string) {
+func (a *reply) fails(t *testing.T, class wire.Class, words ...string) {
 	t.Helper()
 	if a.failure == nil {
 		t.Errorf("it was done: %s", a.result)
@@ -193,7 +194,7 @@ func (a *answer) fails(t *testing.T, class wire.Class, words ...string) {
 	}
 }
 
-func (a *answer) succeeds(t *testing.T) *answer {
+func (a *reply) succeeds(t *testing.T) *reply {
 	t.Helper()
 	if a.failure != nil {
 		t.Errorf("%s: %s", a.failure.Class, a.failure.Message)
@@ -210,7 +211,7 @@ func decode[T any](t *testing.T, b []byte) (v T) {
 }
 
 // names are the items' paths below a directory, sizes and types left out.
-func (a *answer) names(t *testing.T, dir string) []string {
+func (a *reply) names(t *testing.T, dir string) []string {
 	t.Helper()
 	var names []string
 	for _, item := range a.items {
@@ -304,7 +305,7 @@ func in(t *testing.T, dir string) []string {
 func equal(t *testing.T, got, want []string) {
 	t.Helper()
 	if !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
+		t.Errorf("%.2000s, want %.2000s", fmt.Sprintf("%q", got), fmt.Sprintf("%q", want))
 	}
 }
 
@@ -435,7 +436,7 @@ func TestHangUp(t *testing.T) {
 	} {
 		t.Run(string(req.Op), func(t *testing.T) {
 			s := begin(t, req, 0)
-			if s.next(&answer{}); s.file.Close() != nil {
+			if s.next(&reply{}); s.file.Close() != nil {
 				t.Fatal("it can't be closed")
 			}
 			if err := s.wait(); !errors.Is(err, errGone) {

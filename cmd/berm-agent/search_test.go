@@ -11,7 +11,7 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-func (a *answer) matches(t *testing.T, dir string) []string {
+func (a *reply) matches(t *testing.T, dir string) []string {
 	t.Helper()
 	var lines []string
 	for _, item := range a.items {

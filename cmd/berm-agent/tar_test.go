@@ -134,7 +134,7 @@ func TestReadTar(t *testing.T) {
 
 func TestReadTarOfTheRoot(t *testing.T) {
 	s := begin(t, &wire.Request{Op: wire.OpTarRead, File: &wire.File{Path: []byte("/")}}, 0)
-	a := &answer{}
+	a := &reply{}
 	for len(a.data) < 4096 {
 		s.next(a)
 	}
@@ -162,7 +162,7 @@ func TestReadTarOfAChangingFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := begin(t, &wire.Request{Op: wire.OpTarRead, File: &wire.File{Path: []byte(dir)}}, 0)
-			a := &answer{}
+			a := &reply{}
 			for len(a.data) == 0 {
 				s.next(a)
 			}

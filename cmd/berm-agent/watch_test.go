@@ -15,7 +15,7 @@ import (
 func watch(t *testing.T, dir string, recursive bool) *session {
 	t.Helper()
 	s := begin(t, &wire.Request{Op: wire.OpWatch, File: &wire.File{Path: []byte(dir), Recursive: recursive}}, 0)
-	a := &answer{}
+	a := &reply{}
 	s.next(a)
 	s.next(a)
 	if len(a.items) != 1 || decode[wire.FileEvent](t, a.items[0]).Type != eventReady {
@@ -28,7 +28,7 @@ func watch(t *testing.T, dir string, recursive bool) *session {
 func (s *session) until(dir, last string) (events []string) {
 	s.t.Helper()
 	for {
-		a := &answer{}
+		a := &reply{}
 		if s.next(a); len(a.items) == 0 {
 			s.t.Fatalf("it ended, after %q, before %q: %v", events, last, a.failure)
 		}
@@ -54,7 +54,7 @@ func (s *session) stop() {
 	if err := s.w.Send(wire.KindEnd); err != nil {
 		s.t.Fatal(err)
 	}
-	a := &answer{}
+	a := &reply{}
 	for s.next(a) {
 	}
 	if err := s.wait(); err != nil || s.input || a.result == nil {
@@ -167,7 +167,7 @@ func TestWatchOverflows(t *testing.T) {
 		}
 	}
 	s := begin(t, &wire.Request{Op: wire.OpWatch, File: &wire.File{Path: []byte(dir), Recursive: true}}, 0)
-	a := &answer{}
+	a := &reply{}
 	for len(a.items) < 2 {
 		s.next(a)
 	}
