@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"net/url"
+	"net/http"
 	"os"
 	"os/signal"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -25,6 +23,7 @@ import (
 const (
 	killTime     = 10 * time.Second
 	inputSize    = 128 << 10        // bytes sent at once
+	maxMessage   = 1 << 20          // bytes that are taken
 	reattachTime = 30 * time.Second // for a server that is started again
 )
 
@@ -41,6 +40,7 @@ type connection interface {
 	// could be taken up again after what seq says then.
 	follow(ctx context.Context, stdout, stderr io.Writer) (apitype.AttachEnd, error)
 	seq() int64 // -1 if nothing has come
+	// write sends input. An error that isn't errCutOff ends the session.
 	write(ctx context.Context, input []byte) error
 	control(ctx context.Context, c apitype.AttachControl) error
 	close()
@@ -152,8 +152,13 @@ func (s *session) input(ctx context.Context, cancel context.CancelCauseFunc, c c
 	buf := make([]byte, inputSize)
 	for {
 		n, err := r.Read(buf)
-		if n > 0 && c.write(ctx, buf[:n]) != nil {
-			return // whoever reads the output learns of what there is to know
+		if n > 0 {
+			if err := c.write(ctx, buf[:n]); err != nil {
+				if !errors.Is(err, errCutOff) { // of which the output's reader learns as well
+					cancel(fmt.Errorf("send the input: %w", err))
+				}
+				return
+			}
 		}
 		switch {
 		case err == nil:
@@ -211,21 +216,28 @@ type attachment struct {
 	fail func(text string) // tells what couldn't be done
 }
 
-// attach opens a WebSocket to what the path leads to.
-func (d door) attach(ctx context.Context, path string, query url.Values, after int64, fail func(text string)) (connection, error) {
-	query = maps.Clone(query)
-	if after >= 0 {
-		query.Set("after", strconv.FormatInt(after, 10))
-	}
-	ws, err := d.websocket(ctx, path, query)
-	var refused *client.Error
+// attach opens a WebSocket. An answer that says no is a *client.Error.
+func attach(ctx context.Context, to client.Handshake, fail func(text string)) (connection, error) {
+	ws, resp, err := websocket.Dial(ctx, to.URL, &websocket.DialOptions{HTTPClient: to.HTTPClient, HTTPHeader: to.Header}) //nolint:bodyclose // it is read already, or is the connection
 	switch {
-	case errors.As(err, &refused) && refused.RetryAfter == 0:
-		return nil, err
-	case err != nil:
+	case err == nil:
+	case resp == nil || resp.StatusCode == http.StatusSwitchingProtocols || resp.StatusCode == http.StatusServiceUnavailable:
 		return nil, fmt.Errorf("%w: %w", errCutOff, err)
+	default:
+		return nil, refused(resp)
 	}
+	ws.SetReadLimit(maxMessage)
 	return &attachment{ws: ws, at: -1, fail: fail}, nil
+}
+
+// refused is the error of a handshake that was answered otherwise.
+func refused(resp *http.Response) error {
+	e := &client.Error{Status: resp.StatusCode}
+	// What the library keeps of the body may be cut off.
+	if json.NewDecoder(resp.Body).Decode(&e.Problem) == nil {
+		e.Code = e.Problem.Code
+	}
+	return e
 }
 
 func (a *attachment) seq() int64 { return a.at }
@@ -292,7 +304,10 @@ func (a *attachment) text(data []byte) error {
 }
 
 func (a *attachment) write(ctx context.Context, input []byte) error {
-	return a.ws.Write(ctx, websocket.MessageBinary, input)
+	if err := a.ws.Write(ctx, websocket.MessageBinary, input); err != nil {
+		return fmt.Errorf("%w: %w", errCutOff, err)
+	}
+	return nil
 }
 
 func (a *attachment) control(ctx context.Context, c apitype.AttachControl) error {

@@ -90,10 +90,13 @@ func attachTo(t *testing.T, answers ...func(p farEnd)) *session {
 			t.Errorf("%d connections, want %d", n, len(answers))
 		}
 	})
-	d := door{base: server.URL, token: "secret", transport: http.DefaultTransport}
 	s := &session{stdout: &bytes.Buffer{}, stderr: &bytes.Buffer{}}
 	s.attach = func(ctx context.Context, after int64) (connection, error) {
-		return d.attach(ctx, "/attach", url.Values{"x": {"y"}}, after, func(text string) { _, _ = fmt.Fprintln(s.stderr, text) })
+		to := client.Handshake{URL: server.URL + "/attach", Header: http.Header{"Authorization": {"Bearer secret"}}}
+		if after >= 0 {
+			to.URL += fmt.Sprintf("?after=%d", after)
+		}
+		return attach(ctx, to, func(text string) { _, _ = fmt.Fprintln(s.stderr, text) })
 	}
 	return s
 }
@@ -114,9 +117,6 @@ func (s *session) wantEnd(t *testing.T, stdout, stderr string) {
 
 func TestSession(t *testing.T) {
 	s := attachTo(t, func(p farEnd) {
-		if got := p.query.Encode(); got != "x=y" {
-			t.Errorf("the query is %s", got)
-		}
 		p.send(`{"seq":0}`, "\x01out", "\x02err", "\x01", "\x01put", `{"error":{"code":"x","detail":"no such signal"}}`)
 		p.end(ended)
 	})
@@ -207,8 +207,7 @@ func TestSessionRefused(t *testing.T) {
 		_, _ = io.WriteString(w, `{"code":"process_conflict","detail":"somebody is attached"}`)
 	}))
 	defer server.Close()
-	d := door{base: server.URL, transport: http.DefaultTransport}
-	_, err := d.attach(t.Context(), "/", url.Values{}, -1, nil)
+	_, err := attach(t.Context(), client.Handshake{URL: server.URL}, nil)
 	var answer *client.Error
 	if !errors.As(err, &answer) || answer.Status != http.StatusConflict || answer.Code != "process_conflict" || answer.Problem.Detail != "somebody is attached" {
 		t.Errorf("error %v", err)

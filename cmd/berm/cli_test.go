@@ -154,7 +154,7 @@ func TestSandboxCommands(t *testing.T) {
 		{args: "sandbox exec mine -- exit 7", code: 7},
 		{args: "sandbox exec mine --stdin -- cat", stdin: "from standard input", stdout: []string{"from standard input"}},
 		{args: "sandbox exec mine --timeout 1s -- sleep 60", code: 124, stderr: []string{"killed after 1s"}},
-		{args: "sandbox exec mine --output-limit 3 -- echo hello", stderr: []string{"was cut"}},
+		{args: "sandbox exec mine -o json --output-limit 3 -- echo hello", stdout: []string{`"stdout_truncated": true`}, stderr: []string{"was cut"}},
 		{args: "sandbox exec mine -o json -- echo hello", stdout: []string{`"exit_code": 0`}},
 		{args: "sandbox exec mine -o json -- exit 7", code: 7, stdout: []string{`"exit_code": 7`}},
 		{args: "sandbox exec nosuch -- true", code: 125, stderr: []string{"nosuch"}},
@@ -260,6 +260,9 @@ func TestHelpIsWhole(t *testing.T) {
 	for _, args := range [][]string{
 		{"serve"}, {"config", "print"}, {"config", "check"}, {"policy", "explain"}, {"demo"},
 		{"sandbox", "create"}, {"sandbox", "ls"}, {"sandbox", "show"}, {"sandbox", "exec"}, {"sandbox", "renew"}, {"sandbox", "rm"},
+		{"sandbox", "shell"}, {"sandbox", "ps"},
+		{"sandbox", "process", "start"}, {"sandbox", "process", "list"}, {"sandbox", "process", "logs"}, {"sandbox", "process", "stop"},
+		{"sandbox", "process", "signal"}, {"sandbox", "process", "wait"}, {"sandbox", "process", "attach"},
 	} {
 		stdout, _, code := berm(t, "", append(args, "--help")...)
 		if code != 0 || !strings.Contains(stdout, "Examples:") {

@@ -1,102 +1,170 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
 )
 
 const (
-	maxStdin    = 16 << 20 // bytes; what the API takes
-	outputLimit = 4 << 20  // bytes per stream; all that the API gives
+	maxStdin    = 16 << 20 // bytes; what the API takes in one call
+	outputLimit = 4 << 20  // bytes per stream; all that the API gives in one answer
 
 	exitTimedOut = 124 // as timeout(1) has it
 	exitKilled   = 137 // as a shell has it
 	exitSignal   = 128 // and the signal's number
 )
 
+// execFlags are how a command is to be run.
+type execFlags struct {
+	env                []string
+	cwd, id            string
+	timeout            time.Duration
+	limit              int
+	stdin, tty, detach bool
+}
+
 func newExecCommand(flags *clientFlags) *cobra.Command {
-	var env []string
-	var cwd string
-	var timeout time.Duration
-	var limit int
-	var stdin bool
+	var e execFlags
 	cmd := &cobra.Command{
-		Use:   "exec KEY -- COMMAND [ARG...]",
-		Short: "Run a command in a sandbox to its end",
-		Long: `Run a command in a sandbox to its end, and print what it printed. The exit code is
+		Use:   "exec KEY [flags] -- COMMAND [ARG...]",
+		Short: "Run a command in a sandbox",
+		Long: `Run a command in a sandbox, and print what it prints as it comes. The exit code is
 the command's own; 124 if it ran out of time, 137 if it was killed, and 125 if it
-couldn't be run at all.`,
+couldn't be run at all.
+
+Signals go on to the command; three of a kind within a second kill it, and so does the end
+of what reads its output. Ctrl-P Ctrl-Q on a terminal leaves it running. With -o json
+the command runs to its end, and the whole result is printed; with --detach, only what
+was started.`,
 		Example: `  berm sandbox exec mine -- ls -la /
-  berm sandbox exec mine --timeout 2m --env CI=1 -- make test
-  berm sandbox exec mine --stdin -- wc -l < file`,
+  berm sandbox exec mine --timeout 2m -e CI=1 -w /workspace/src -- make test
+  tar c . | berm sandbox exec mine -i -- tar x
+  berm sandbox exec mine -it -- top
+  berm sandbox exec mine -d -- ./long-job`,
 		Args: cobra.MinimumNArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			req := apitype.ExecRequest{Command: args[1:], Cwd: cwd, OutputLimit: &limit, Raw: flags.output != "json"}
-			code, err := func() (int, error) {
-				var err error
-				if req.Env, err = environment(env); err != nil {
-					return 0, err
-				}
-				if cmd.Flags().Changed("timeout") {
-					req.Timeout = apitype.SecondsOf(seconds(timeout))
-				}
-				if stdin {
-					if req.StdinBase64, err = io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxStdin+1)); err != nil {
-						return 0, fmt.Errorf("read standard input: %w", err)
-					}
-					if len(req.StdinBase64) > maxStdin {
-						return 0, fmt.Errorf("standard input is larger than %d bytes", maxStdin)
-					}
-				}
-				return flags.exec(cmd, args[0], req)
-			}()
-			if err == nil && code == 0 {
-				return nil
-			}
-			var exit *exitError
-			if errors.As(err, &exit) {
-				return exit
-			}
-			if code == 0 {
-				code = exitExec
-			}
-			return &exitError{code: code, err: err}
-		},
 	}
-	cmd.Flags().StringArrayVar(&env, "env", nil, "NAME=VALUE, or NAME to take it from here; may be given many times")
-	cmd.Flags().StringVar(&cwd, "cwd", "", "working directory (default the mounted directory)")
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "longest run (default and maximum are the profile's)")
-	cmd.Flags().IntVar(&limit, "output-limit", outputLimit, "bytes of each stream that are kept")
-	cmd.Flags().BoolVar(&stdin, "stdin", false, "give the command this standard input, read to its end first")
+	cmd.RunE = commandAction(func(cmd *cobra.Command, args []string) (int, error) {
+		return flags.exec(cmd, args[0], args[1:], e)
+	})
+	f := cmd.Flags()
+	f.SetInterspersed(true)
+	f.StringArrayVarP(&e.env, "env", "e", nil, "NAME=VALUE, or NAME to take it from here; may be given many times")
+	f.StringVarP(&e.cwd, "workdir", "w", "", "working directory (default the mounted directory)")
+	f.StringVar(&e.cwd, "cwd", "", "the same as --workdir")
+	f.DurationVar(&e.timeout, "timeout", 0, "longest run (default and maximum are the profile's)")
+	f.BoolVarP(&e.stdin, "stdin", "i", false, "give the command this standard input")
+	f.BoolVarP(&e.tty, "tty", "t", false, "give the command a terminal, in the place of this one")
+	f.BoolVarP(&e.detach, "detach", "d", false, "leave the command running, and print its id")
+	f.StringVar(&e.id, "id", "", "name of the command; one that is there under it is followed, rather than started")
+	f.IntVar(&e.limit, "output-limit", outputLimit, "with -o json, bytes of each stream that are kept")
+	_ = f.MarkHidden("cwd")
 	return cmd
 }
 
-// exec runs the command and prints what came of it. An error beside a code is what
-// to say about it.
-func (f *clientFlags) exec(cmd *cobra.Command, key string, req apitype.ExecRequest) (int, error) {
+// commandAction turns a function that gives a command's exit code into a cobra
+// command's body. An error beside a code is what to say about it.
+func commandAction(f func(cmd *cobra.Command, args []string) (int, error)) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		code, err := f(cmd, args)
+		var exit *exitError
+		switch {
+		case err == nil && code == 0:
+			return nil
+		case errors.As(err, &exit):
+			return exit
+		case code == 0:
+			code = exitExec
+		}
+		return &exitError{code: code, err: err}
+	}
+}
+
+// check refuses flags that can't go together.
+func (e execFlags) check(output string) error {
+	for _, wrong := range []struct {
+		is   bool
+		text string
+	}{
+		{e.detach && (e.stdin || e.tty), "--detach can't go together with --stdin or --tty: nobody is there to type"},
+		{e.tty && output == "json", "--tty can't go together with -o json"},
+		{e.id != "" && output == "json" && !e.detach, "--id can't go together with -o json, but for --detach"},
+	} {
+		if wrong.is {
+			return &exitError{code: exitUsage, err: errors.New(wrong.text)}
+		}
+	}
+	return nil
+}
+
+func (f *clientFlags) exec(cmd *cobra.Command, key string, command []string, e execFlags) (int, error) {
 	c, err := f.connect()
 	if err != nil {
 		return 0, err
+	}
+	if err := e.check(f.output); err != nil {
+		return 0, err
+	}
+	req := apitype.ExecRequest{Command: command, Cwd: e.cwd, ExecID: e.id}
+	if req.Env, err = environment(e.env); err != nil {
+		return 0, err
+	}
+	if cmd.Flags().Changed("timeout") {
+		req.Timeout = apitype.SecondsOf(seconds(e.timeout))
+	}
+	switch {
+	case e.detach:
+		return 0, f.execDetached(cmd, c, key, req)
+	case f.output == "json":
+		req.OutputLimit = &e.limit
+		return execWhole(cmd, c, key, req, e.stdin)
+	}
+	return f.execStreamed(cmd, c, key, req, e)
+}
+
+func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest) error {
+	x, err := c.StartExec(cmd.Context(), key, req)
+	if err != nil {
+		return explain(err)
+	}
+	if f.output == "json" {
+		return writeJSON(cmd.OutOrStdout(), x)
+	}
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), x.ExecID)
+	return err
+}
+
+// execWhole runs the command to its end, and prints the result.
+func execWhole(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest, stdin bool) (int, error) {
+	if stdin {
+		var err error
+		if req.StdinBase64, err = io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxStdin+1)); err != nil {
+			return 0, fmt.Errorf("read standard input: %w", err)
+		}
+		if len(req.StdinBase64) > maxStdin {
+			return 0, fmt.Errorf("standard input is larger than %d bytes, which is all that goes together with -o json", maxStdin)
+		}
 	}
 	res, err := c.Exec(cmd.Context(), key, req)
 	if err != nil {
 		return 0, explain(err)
 	}
-	if f.output == "json" {
-		err = writeJSON(cmd.OutOrStdout(), res)
-	} else {
-		_, outErr := cmd.OutOrStdout().Write(res.StdoutBase64)
-		_, errErr := cmd.ErrOrStderr().Write(res.StderrBase64)
-		err = errors.Join(outErr, errErr)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("print the output: %w", err)
+	if err := writeJSON(cmd.OutOrStdout(), res); err != nil {
+		return 0, fmt.Errorf("print the result: %w", err)
 	}
 	if res.StdoutTruncated || res.StderrTruncated {
 		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "berm: the output was longer than --output-limit, and was cut")
@@ -117,4 +185,135 @@ func endCode(end apitype.AttachEnd, timeout time.Duration) (int, error) {
 		return exitSignal + end.Signal, nil
 	}
 	return exitKilled, fmt.Errorf("the command was ended: %s", end.Status)
+}
+
+// execStreamed starts the command, and stays with it.
+func (f *clientFlags) execStreamed(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest, e execFlags) (int, error) {
+	s := &session{stdout: cmd.OutOrStdout(), stderr: cmd.ErrOrStderr()}
+	if e.tty {
+		var err error
+		if s.terminal, err = terminalOf(cmd.InOrStdin(), cmd.OutOrStdout()); err != nil {
+			return 0, &exitError{code: exitUsage, err: err}
+		}
+		size := s.terminal.size()
+		req.TTY, req.Rows, req.Cols = true, size.Rows, size.Cols
+		req.Env = withTerm(req.Env)
+	}
+	if e.stdin || e.tty {
+		s.in, req.StdinOpen = cmd.InOrStdin(), true
+	}
+	if req.ExecID == "" {
+		req.ExecID = "cli-" + strings.ToLower(rand.Text()) // a name, for the calls about it
+	}
+	x := execution{c: c, key: key, req: req}
+	x.req.Raw = true
+	s.attach = x.attach
+	s.kill = func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), killTime)
+		defer cancel()
+		_, _ = c.KillExec(ctx, key, req.ExecID) // its own timeout ends it all the same
+	}
+	end, err := s.run(cmd.Context())
+	switch {
+	case errors.Is(err, errDetached):
+		_, err = fmt.Fprintf(s.stderr, "berm: detached; the command goes on as %s\n", req.ExecID)
+		return 0, err
+	case err != nil:
+		return 0, explain(err)
+	}
+	return endCode(end, time.Duration(x.started.Timeout))
+}
+
+// withTerm has the command know what kind of terminal this is.
+func withTerm(env map[string]string) map[string]string {
+	if _, ok := env["TERM"]; ok {
+		return env
+	}
+	env = maps.Clone(env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	env["TERM"] = cmp.Or(os.Getenv("TERM"), "xterm")
+	return env
+}
+
+// execution is a command that this program starts and follows: its output as a stream
+// of events, which the client takes up again by itself, and calls for all else.
+type execution struct {
+	c       *client.Client
+	key     string
+	req     apitype.ExecRequest
+	started apitype.Execution
+	next    func() (apitype.StreamEvent, error, bool)
+	stop    func()
+	at      int64
+}
+
+// attach starts the command.
+func (x *execution) attach(ctx context.Context, _ int64) (connection, error) {
+	x.next, x.stop = iter.Pull2(x.c.ExecStream(ctx, x.key, x.req))
+	ev, err, _ := x.next()
+	if err == nil && (ev.Event != apitype.EventStart || ev.Execution == nil) {
+		err = fmt.Errorf("the server began the stream with the event %q", ev.Event)
+	}
+	if err != nil {
+		x.stop()
+		return nil, err
+	}
+	x.started, x.at = *ev.Execution, ev.Seq
+	return x, nil
+}
+
+func (x *execution) seq() int64 { return x.at }
+
+func (x *execution) close() { x.stop() }
+
+func (x *execution) follow(_ context.Context, stdout, stderr io.Writer) (apitype.AttachEnd, error) {
+	for {
+		ev, err, ok := x.next()
+		switch {
+		case !ok:
+			return apitype.AttachEnd{}, errors.New("the server didn't say how the command ended")
+		case err != nil:
+			return apitype.AttachEnd{}, fmt.Errorf("the command %s is out of sight: %w", x.req.ExecID, explain(err))
+		case ev.Event == apitype.EventStdout:
+			err = printTo(stdout, ev.DataBase64)
+		case ev.Event == apitype.EventStderr:
+			err = printTo(stderr, ev.DataBase64)
+		case ev.Event == apitype.EventExit && ev.Exit != nil:
+			return apitype.AttachEnd{ExitCode: ev.ExitCode, Signal: ev.Signal, Status: ev.Status}, nil
+		}
+		if err != nil {
+			return apitype.AttachEnd{}, err
+		}
+		x.at = ev.Seq
+	}
+}
+
+func (x *execution) write(ctx context.Context, input []byte) error {
+	return x.input(ctx, input, false)
+}
+
+// input sends input, or that there is no more. What the command doesn't take any more
+// is no error.
+func (x *execution) input(ctx context.Context, input []byte, end bool) error {
+	_, err := x.c.WriteExec(ctx, x.key, x.req.ExecID, bytes.NewReader(input), end)
+	var answer *client.Error
+	if errors.As(err, &answer) && answer.Code == "process_ended" {
+		return errCutOff
+	}
+	return err
+}
+
+func (x *execution) control(ctx context.Context, ctl apitype.AttachControl) error {
+	var err error
+	switch {
+	case ctl.CloseStdin:
+		err = x.input(ctx, nil, true)
+	case ctl.Signal != nil:
+		_, err = x.c.SignalExec(ctx, x.key, x.req.ExecID, *ctl.Signal)
+	case ctl.Resize != nil:
+		_, err = x.c.ResizeExec(ctx, x.key, x.req.ExecID, ctl.Resize.Rows, ctl.Resize.Cols)
+	}
+	return err
 }

@@ -1,0 +1,399 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+)
+
+const (
+	defaultProcess = "default" // the ID of a process that was given none
+	maxShown       = 80        // characters of a command in a list
+)
+
+func newProcessCommand(flags *clientFlags) *cobra.Command {
+	cmd := group("process", "Start, follow and stop long-running processes in a sandbox",
+		newProcessStartCommand(flags), newProcessListCommand(flags), newProcessLogsCommand(flags), newProcessStopCommand(flags),
+		newProcessSignalCommand(flags), newProcessWaitCommand(flags), newProcessAttachCommand(flags))
+	cmd.Long = `Start, follow and stop long-running processes in a sandbox.
+
+A process has an ID, "` + defaultProcess + `" if none is said, no longest run, and its input stays open. A
+running one keeps its sandbox from idling out.`
+	return cmd
+}
+
+// processID is the second argument, if it is there.
+func processID(args []string) string {
+	if len(args) > 1 {
+		return args[1]
+	}
+	return defaultProcess
+}
+
+func newProcessStartCommand(flags *clientFlags) *cobra.Command {
+	var req apitype.ProcessRequest
+	var env []string
+	var ready apitype.Readiness
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "start KEY [flags] -- COMMAND [ARG...]",
+		Short: "Start a process",
+		Long: `Start a process, and print what was started. With --ready-port or --ready-line it
+waits until the process is ready, and fails if it doesn't get there.`,
+		Example: `  berm sandbox process start mine -- python3 -m http.server 8000
+  berm sandbox process start mine --id web --ready-port 8000 -- python3 -m http.server 8000
+  berm sandbox process start mine --id tools --replace -e DEBUG=1 -- ./server --stdio`,
+		Args: cobra.MinimumNArgs(2),
+		RunE: action(func(cmd *cobra.Command, args []string) error {
+			c, err := flags.connect()
+			if err != nil {
+				return err
+			}
+			req.Command, req.Args = args[1], args[2:]
+			if req.Env, err = environment(env); err != nil {
+				return err
+			}
+			if ready.Port != 0 || ready.Line != "" {
+				req.Ready = &ready
+				if cmd.Flags().Changed("ready-timeout") {
+					ready.Timeout = (*apitype.Duration)(&timeout)
+				}
+			}
+			p, err := c.StartProcess(cmd.Context(), args[0], req)
+			if err != nil {
+				return explain(err)
+			}
+			if err := flags.printProcess(cmd.OutOrStdout(), p); err != nil {
+				return err
+			}
+			if p.Ready != nil && !*p.Ready {
+				return fmt.Errorf("process %s didn't get ready in time; it is %s", p.ProcessID, p.State)
+			}
+			return nil
+		}),
+	}
+	f := cmd.Flags()
+	f.StringVar(&req.ProcessID, "id", defaultProcess, "ID of the process")
+	f.BoolVar(&req.Replace, "replace", false, "stop the process of this ID first, if one runs")
+	f.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE, or NAME to take it from here; may be given many times")
+	f.StringVarP(&req.Cwd, "workdir", "w", "", "working directory (default the mounted directory)")
+	f.BoolVarP(&req.TTY, "tty", "t", false, "give the process a terminal")
+	f.IntVar(&ready.Port, "ready-port", 0, "wait until somebody listens at this port")
+	f.StringVar(&ready.Line, "ready-line", "", "wait for a line of output that contains this")
+	f.DurationVar(&timeout, "ready-timeout", 0, "how long to wait for that (default 30s)")
+	return cmd
+}
+
+func newProcessListCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list KEY",
+		Aliases: []string{"ls"},
+		Short:   "List a sandbox's processes",
+		Example: "  berm sandbox process list mine",
+		Args:    cobra.ExactArgs(1),
+		RunE: action(func(cmd *cobra.Command, args []string) error {
+			c, err := flags.connect()
+			if err != nil {
+				return err
+			}
+			list, err := c.Processes(cmd.Context(), args[0])
+			if err != nil {
+				return explain(err)
+			}
+			if flags.output == "json" {
+				return writeJSON(cmd.OutOrStdout(), list)
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
+			_, _ = fmt.Fprintln(w, "ID\tSTATUS\tATTACHED\tSTARTED\tCOMMAND") // Flush tells of errors
+			for _, p := range list {
+				_, _ = fmt.Fprintf(w, "%s\t%s\t%t\t%s\t%s\n", p.ProcessID, processStatus(p), p.Attached, p.StartedAt.Format(time.RFC3339), oneLine(p.Command))
+			}
+			return w.Flush()
+		}),
+	}
+}
+
+// processStatus is a process' state, and how it came to it.
+func processStatus(p apitype.Process) string {
+	return statusOf(p.State, p.ExitCode, p.Signal)
+}
+
+func statusOf(state string, code *int, signal int) string {
+	switch {
+	case signal > 0:
+		return fmt.Sprintf("%s (signal %d)", state, signal)
+	case code != nil:
+		return fmt.Sprintf("%s (%d)", state, *code)
+	}
+	return state
+}
+
+// oneLine shows a command so that nothing in it can be taken for anything else.
+func oneLine(command []string) string {
+	words := make([]string, len(command))
+	for i, word := range command {
+		words[i] = word
+		if word == "" || strings.ContainsFunc(word, func(r rune) bool { return r <= ' ' || r == '"' || !strconv.IsPrint(r) }) {
+			words[i] = strconv.Quote(word)
+		}
+	}
+	line := []rune(strings.Join(words, " "))
+	if len(line) > maxShown {
+		return string(line[:maxShown]) + "…"
+	}
+	return string(line)
+}
+
+func newProcessLogsCommand(flags *clientFlags) *cobra.Command {
+	var follow bool
+	var after int64
+	cmd := &cobra.Command{
+		Use:   "logs KEY [ID]",
+		Short: "Print what a process has printed",
+		Long: `Print what a process has printed, as far as it is kept, on standard output and
+standard error as it was. With -o json it comes as events, one in a line.`,
+		Example: `  berm sandbox process logs mine web
+  berm sandbox process logs mine web --follow`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: action(func(cmd *cobra.Command, args []string) error {
+			c, err := flags.connect()
+			if err != nil {
+				return err
+			}
+			opts := client.StreamOptions{Raw: true}
+			if after >= 0 {
+				opts.After = &after
+			}
+			events := c.ProcessLogs(cmd.Context(), args[0], processID(args), opts)
+			if follow {
+				events = c.FollowProcess(cmd.Context(), args[0], processID(args), opts)
+			}
+			for ev, err := range events {
+				switch {
+				case err != nil:
+					return explain(err)
+				case flags.output == "json":
+					err = json.NewEncoder(cmd.OutOrStdout()).Encode(ev)
+				case ev.Event == apitype.EventStdout:
+					err = printTo(cmd.OutOrStdout(), ev.DataBase64)
+				case ev.Event == apitype.EventStderr:
+					err = printTo(cmd.ErrOrStderr(), ev.DataBase64)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		}),
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the process ends")
+	cmd.Flags().Int64Var(&after, "after", -1, "only what follows this place in the output (default all that is kept)")
+	return cmd
+}
+
+func newProcessStopCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "stop KEY [ID]",
+		Short: "Stop a process",
+		Long: `Stop a process: its input is closed, it gets TERM, and whatever is left of it after
+five seconds is killed.`,
+		Example: "  berm sandbox process stop mine web",
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: action(func(cmd *cobra.Command, args []string) error {
+			return flags.onProcess(cmd, args, (*client.Client).StopProcess)
+		}),
+	}
+}
+
+func newProcessSignalCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "signal KEY ID SIGNAL",
+		Short: "Send a signal to a process",
+		Example: `  berm sandbox process signal mine web HUP
+  berm sandbox process signal mine default 9`,
+		Args: cobra.ExactArgs(3),
+		RunE: action(func(cmd *cobra.Command, args []string) error {
+			sig, err := apitype.ParseSignal(args[2])
+			if err != nil {
+				return &exitError{code: exitUsage, err: fmt.Errorf("signal %q: %w", args[2], err)}
+			}
+			return flags.onProcess(cmd, args, func(c *client.Client, ctx context.Context, key, id string) (*apitype.Process, error) {
+				return c.SignalProcess(ctx, key, id, sig)
+			})
+		}),
+	}
+}
+
+func newProcessWaitCommand(flags *clientFlags) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "wait KEY [ID]",
+		Short:   "Wait for a process' end; its exit code is this command's",
+		Example: "  berm sandbox process wait mine web",
+		Args:    cobra.RangeArgs(1, 2),
+	}
+	cmd.RunE = commandAction(func(cmd *cobra.Command, args []string) (int, error) {
+		c, err := flags.connect()
+		if err != nil {
+			return 0, err
+		}
+		p, err := c.WaitProcess(cmd.Context(), args[0], processID(args), 0)
+		if err != nil {
+			return 0, explain(err)
+		}
+		if err := flags.printProcess(cmd.OutOrStdout(), p); err != nil {
+			return 0, err
+		}
+		return endCode(apitype.AttachEnd{ExitCode: p.ExitCode, Signal: p.Signal, Status: p.State}, 0)
+	})
+	return cmd
+}
+
+// onProcess makes a call about a process, and prints what it is after it.
+func (f *clientFlags) onProcess(cmd *cobra.Command, args []string, do func(*client.Client, context.Context, string, string) (*apitype.Process, error)) error {
+	c, err := f.connect()
+	if err != nil {
+		return err
+	}
+	p, err := do(c, cmd.Context(), args[0], processID(args))
+	if err != nil {
+		return explain(err)
+	}
+	return f.printProcess(cmd.OutOrStdout(), p)
+}
+
+func (f *clientFlags) printProcess(w io.Writer, p *apitype.Process) error {
+	if f.output == "json" {
+		return writeJSON(w, p)
+	}
+	_, err := fmt.Fprintf(w, "%s: %s\n", p.ProcessID, processStatus(*p))
+	return err
+}
+
+func newProcessAttachCommand(flags *clientFlags) *cobra.Command {
+	var takeOver, noInput bool
+	var after int64
+	cmd := &cobra.Command{
+		Use:   "attach KEY [ID]",
+		Short: "Take the place of a process' input and output",
+		Long: `Take the place of a process' input and output, until it ends; its exit code is this
+command's. Ctrl-C leaves it running, and so do Ctrl-P Ctrl-Q where it has a terminal,
+to which Ctrl-C goes then. The end of standard input closes the process' own.`,
+		Example: `  berm sandbox process attach mine tools
+  berm sandbox process attach mine tools --take-over --no-stdin`,
+		Args: cobra.RangeArgs(1, 2),
+	}
+	cmd.RunE = commandAction(func(cmd *cobra.Command, args []string) (int, error) {
+		c, err := flags.connect()
+		if err != nil {
+			return 0, err
+		}
+		p, err := c.Process(cmd.Context(), args[0], processID(args))
+		if err != nil {
+			return 0, explain(err)
+		}
+		s := &session{stdout: cmd.OutOrStdout(), stderr: cmd.ErrOrStderr(), detach: true}
+		if !noInput {
+			s.in = cmd.InOrStdin()
+		}
+		if p.TTY && !noInput {
+			// Without a terminal here, lines of input still reach the one there.
+			s.terminal, _ = terminalOf(cmd.InOrStdin(), cmd.OutOrStdout())
+		}
+		return attachProcess(cmd.Context(), c, s, args[0], p.ProcessID, client.AttachOptions{TakeOver: takeOver}, after)
+	})
+	f := cmd.Flags()
+	f.BoolVar(&takeOver, "take-over", false, "in the place of who is attached already")
+	f.BoolVar(&noInput, "no-stdin", false, "leave the process' input alone")
+	f.Int64Var(&after, "after", -1, "only what follows this place in the output (default all that is kept)")
+	return cmd
+}
+
+// attachProcess stays with a process until its end. From is the place in the output
+// after which to begin; -1 is wherever there is something.
+func attachProcess(ctx context.Context, c *client.Client, s *session, key, id string, opts client.AttachOptions, from int64) (int, error) {
+	s.attach = func(ctx context.Context, after int64) (connection, error) {
+		if after = max(from, after); after >= 0 {
+			opts.After = &after
+		}
+		return attach(ctx, c.AttachProcess(key, id, opts), func(text string) {
+			_, _ = fmt.Fprintln(s.stderr, "berm: "+text)
+		})
+	}
+	end, err := s.run(ctx)
+	switch {
+	case errors.Is(err, errDetached):
+		_, err = fmt.Fprintf(s.stderr, "berm: detached; the process goes on as %s\n", id)
+		return 0, err
+	case errors.Is(err, errCutOff):
+		return 0, fmt.Errorf("%w; the process goes on as %s, if the sandbox does", err, id)
+	case err != nil:
+		return 0, explain(err)
+	}
+	return endCode(end, 0)
+}
+
+func newPsCommand(flags *clientFlags) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "ps KEY",
+		Short: "List what runs in a sandbox: commands and processes",
+		Example: `  berm sandbox ps mine
+  berm sandbox ps mine --all -o json`,
+		Args: cobra.ExactArgs(1),
+		RunE: action(func(cmd *cobra.Command, args []string) error {
+			c, err := flags.connect()
+			if err != nil {
+				return err
+			}
+			list := struct {
+				Execs     []apitype.Execution `json:"execs"`
+				Processes []apitype.Process   `json:"processes"`
+			}{[]apitype.Execution{}, []apitype.Process{}}
+			execs, err := c.Executions(cmd.Context(), args[0])
+			if err != nil {
+				return explain(err)
+			}
+			processes, err := c.Processes(cmd.Context(), args[0])
+			if err != nil {
+				return explain(err)
+			}
+			for _, x := range execs {
+				if all || x.Status == stateRunning {
+					list.Execs = append(list.Execs, x)
+				}
+			}
+			for _, p := range processes {
+				if all || p.State == stateRunning {
+					list.Processes = append(list.Processes, p)
+				}
+			}
+			if flags.output == "json" {
+				return writeJSON(cmd.OutOrStdout(), list)
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
+			_, _ = fmt.Fprintln(w, "KIND\tID\tSTATUS\tSTARTED\tCOMMAND") // Flush tells of errors
+			for _, x := range list.Execs {
+				_, _ = fmt.Fprintf(w, "exec\t%s\t%s\t%s\t%s\n", x.ExecID, statusOf(x.Status, x.ExitCode, x.Signal), x.StartedAt.Format(time.RFC3339), oneLine(x.Command))
+			}
+			for _, p := range list.Processes {
+				_, _ = fmt.Fprintf(w, "process\t%s\t%s\t%s\t%s\n", p.ProcessID, processStatus(p), p.StartedAt.Format(time.RFC3339), oneLine(p.Command))
+			}
+			return w.Flush()
+		}),
+	}
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "also those that have ended")
+	return cmd
+}
+
+const stateRunning = "running"
