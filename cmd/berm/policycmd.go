@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,7 +46,7 @@ func ownPaths(cfg *config.Config) []string {
 		paths = append(paths, socket)
 	}
 	for _, path := range []string{
-		cfg.PolicyFile, cfg.Security.TokenFile, cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile, cfg.Engine.AgentFile,
+		cfg.PolicyFile, cfg.Security.TokenFile, cfg.Security.SigningKeyFile, cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile, cfg.Engine.AgentFile,
 		cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot,
 	} {
 		if path != "" {
@@ -88,8 +89,9 @@ func checkParts(ctx context.Context, cfg *config.Config) error {
 	if err == nil {
 		err = proxy.CheckExposure(cfg.HTTP.Listen, tokens.Len())
 	}
+	_, keyErr := loadSigningKey(cfg.Security)
 	_, headersErr := otelHeaders(cfg.Otel)
-	return errors.Join(policyErr, err, headersErr, checkEngine(cfg.Engine, cfg.StateDir))
+	return errors.Join(policyErr, err, keyErr, headersErr, checkEngine(cfg.Engine, cfg.StateDir))
 }
 
 // loadTokens gives nil when none are configured.
@@ -105,6 +107,28 @@ func loadTokens(cfg config.Security) (*proxy.Tokens, error) {
 		return tokens, nil
 	}
 	return nil, nil
+}
+
+// minSigningKey is in bytes.
+const minSigningKey = 32
+
+// loadSigningKey gives nil when none is configured. White space around it isn't part of
+// it.
+func loadSigningKey(cfg config.Security) ([]byte, error) {
+	key, from := []byte(cfg.SigningKey), "BERM_SECURITY_SIGNING_KEY"
+	if cfg.SigningKeyFile != "" {
+		var err error
+		if key, err = os.ReadFile(cfg.SigningKeyFile); err != nil {
+			return nil, fmt.Errorf("security.signing_key_file: %w", err)
+		}
+		from = "security.signing_key_file"
+	} else if cfg.SigningKey == "" {
+		return nil, nil
+	}
+	if key = bytes.TrimSpace(key); len(key) < minSigningKey {
+		return nil, fmt.Errorf("%s: the key has %d characters, want at least %d", from, len(key), minSigningKey)
+	}
+	return key, nil
 }
 
 // maxRequestFile bounds what explain reads, as the API bounds a body.

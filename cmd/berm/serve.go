@@ -92,6 +92,10 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	if err := proxy.CheckExposure(cfg.HTTP.Listen, tokens.Len()); err != nil {
 		return err
 	}
+	signingKey, err := loadSigningKey(cfg.Security)
+	if err != nil {
+		return err
+	}
 	mode, err := cfg.HTTP.FileMode()
 	if err != nil {
 		return err
@@ -167,7 +171,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	}
 	api := sandboxapi.Options{
 		Manager: manager, Policy: policies.Policy, Tokens: tokens, TokenHeader: cfg.Security.TokenHeader,
-		Hosts: cfg.HTTP.AllowedHosts, Origins: cfg.HTTP.AllowedOrigins, Version: version,
+		Hosts: cfg.HTTP.AllowedHosts, Origins: cfg.HTTP.AllowedOrigins, Version: version, SigningKey: signingKey,
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	}
 	if cfg.Metrics.Enabled {

@@ -109,6 +109,9 @@ type Security struct {
 	TokenHeader string `yaml:"token_header" doc:"header that carries a token, beside Authorization: Bearer"`
 	Tokens      string `yaml:"tokens" secret:"true" doc:"the tokens: one bare token, or the YAML of token_file"`
 	TokenFile   string `yaml:"token_file" doc:"file with the tokens, absolute"`
+
+	SigningKey     string `yaml:"signing_key" secret:"true" doc:"key of signed URLs, at least 32 characters; without one a random key is made at each start, and what it signed ends with the process"`
+	SigningKeyFile string `yaml:"signing_key_file" doc:"file with that key, absolute"`
 }
 
 // Default gives the defaults.

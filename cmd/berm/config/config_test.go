@@ -73,6 +73,7 @@ func TestEnvironmentSetsEveryKey(t *testing.T) {
 		"BERM_SANDBOX_CHAT_MOUNT_PATH": "/mc", "BERM_SANDBOX_DEPENDENCIES_MOUNT_PATH": "/md",
 		"BERM_SANDBOX_LAMBDA_TOOLS_MOUNT_PATH": "/ml", "BERM_SANDBOX_VOLUME_MOUNT_PATH": "/mv",
 		"BERM_SECURITY_TOKEN_HEADER": "X-T", "BERM_SECURITY_TOKENS": "secret", "BERM_SECURITY_TOKEN_FILE": "",
+		"BERM_SECURITY_SIGNING_KEY": "key", "BERM_SECURITY_SIGNING_KEY_FILE": "",
 		"BERM_STATE_DIR": "/s", "BERM_POLICY_FILE": "/p",
 	}
 	var environ []string
@@ -142,6 +143,7 @@ func TestErrors(t *testing.T) {
 		"env name twice": {file: "sandbox: {env: {A: 1, A: 2}}\n", want: []string{"sandbox.env: want a mapping"}},
 		"secret in file": {file: "security: {tokens: hush}\n", want: []string{"a secret doesn't belong into the file; set BERM_SECURITY_TOKENS"}},
 		"two secrets":    {env: []string{"BERM_SECURITY_TOKENS=hush", "BERM_SECURITY_TOKEN_FILE=/t"}, want: []string{"security.token_file: BERM_SECURITY_TOKENS is set as well"}},
+		"two keys":       {env: []string{"BERM_SECURITY_SIGNING_KEY=hush", "BERM_SECURITY_SIGNING_KEY_FILE=/k"}, want: []string{"security.signing_key_file: BERM_SECURITY_SIGNING_KEY is set as well"}},
 		"listen":         {file: "http: {listen: '127.0.0.1'}\n", want: []string{"http.listen: want host:port"}},
 		"listen port":    {file: "http: {listen: '127.0.0.1:http'}\n", want: []string{"http.listen: want host:port"}},
 		"listen unix":    {file: "http: {listen: 'unix://berm.sock'}\n", want: []string{"http.listen: want unix:// and an absolute path"}},

@@ -54,6 +54,8 @@ func (c *Config) validate() []error {
 	p.unless(headerPattern.MatchString(c.Security.TokenHeader), "security.token_header", "%q is no name of a header", c.Security.TokenHeader)
 	p.unless(c.Security.Tokens == "" || c.Security.TokenFile == "", "security.token_file", "BERM_SECURITY_TOKENS is set as well; choose one")
 	p.file("security.token_file", c.Security.TokenFile)
+	p.unless(c.Security.SigningKey == "" || c.Security.SigningKeyFile == "", "security.signing_key_file", "BERM_SECURITY_SIGNING_KEY is set as well; choose one")
+	p.file("security.signing_key_file", c.Security.SigningKeyFile)
 	p.file("policy_file", c.PolicyFile)
 	p.unless(path.IsAbs(c.StateDir), "state_dir", "want an absolute path, not %q", c.StateDir)
 	p.unless(c.Engine.Kind != "containerd" || len(c.StateDir) <= maxContainerdStateDir, "state_dir",
