@@ -149,13 +149,11 @@ func connect(to unix.Sockaddr, family int) (*os.File, error) {
 	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR) {
 		err = connected(fd)
 	}
-	if err == nil {
-		err = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	}
 	if err != nil {
 		_ = unix.Close(fd)
 		return nil, err
 	}
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // if it is broken off already, a read says so
 	return os.NewFile(uintptr(fd), "port"), nil
 }
 

@@ -57,6 +57,8 @@ func classOf(err error) wire.Class {
 		return wire.ClassInvalid
 	case unix.ENOTEMPTY, unix.EBUSY, unix.ETXTBSY, unix.ECONNREFUSED:
 		return wire.ClassPrecondition
+	case unix.ECONNRESET, unix.ECONNABORTED, unix.EPIPE:
+		return wire.ClassAborted
 	}
 	return wire.ClassInternal
 }

@@ -37,6 +37,7 @@ func TestFailureOf(t *testing.T) {
 		{at(unix.ENOTEMPTY), wire.ClassPrecondition, `"/a": directory not empty`},
 		{at(unix.EIO), wire.ClassInternal, `"/a": input/output error`},
 		{&os.LinkError{Op: "rename", Old: "/a", New: "/b", Err: unix.EXDEV}, wire.ClassInternal, `"/a" to "/b": it is on another file system`},
+		{unix.ECONNRESET, wire.ClassAborted, "connection reset by peer"},
 		{unix.ENOMEM, wire.ClassExhausted, "cannot allocate memory"},
 		{match, wire.ClassInvalid, "syntax error in pattern"},
 		{errors.New("what else"), wire.ClassInternal, "what else"},
