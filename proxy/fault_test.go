@@ -56,6 +56,11 @@ func TestFaultOf(t *testing.T) {
 		"too large":             {&http.MaxBytesError{Limit: 1}, 413, "too_large", false},
 		"own":                   {&proxy.Fault{Status: 418, Code: "teapot", Detail: "x"}, 418, "teapot", false},
 		"anything":              {inner, 500, "internal", false},
+		"output gone":           {&lifecycle.GoneError{Message: "gone", FirstSeq: 7}, 410, "output_gone", false},
+		"no such process":       {&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrNotFound, Message: "none"}, 404, "process_not_found", false},
+		"process there":         {&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrAlreadyExists, Message: "runs"}, 409, "process_conflict", false},
+		"process ended":         {&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrFailedPrecondition, Message: "ended"}, 409, "process_ended", false},
+		"no agent":              {&lifecycle.UnsupportedError{Key: "k", Err: inner}, 501, "not_supported", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, err := range []error{tt.err, fmt.Errorf("wrapped: %w", tt.err)} {
@@ -72,6 +77,11 @@ func TestFaultOf(t *testing.T) {
 	f := proxy.FaultOf(&lifecycle.CapacityError{Message: "full", RetryAfter: time.Minute})
 	if f.RetryAfter != time.Minute {
 		t.Errorf("the retry is after %v", f.RetryAfter)
+	}
+	for first, want := range map[int64]bool{-1: false, 0: true, 7: true} {
+		if f := proxy.FaultOf(&lifecycle.GoneError{Message: "gone", FirstSeq: first}); (f.FirstSeq != nil) != want || want && *f.FirstSeq != first {
+			t.Errorf("first_seq %d: got %v", first, f.FirstSeq)
+		}
 	}
 	if f := proxy.FaultOf(fmt.Errorf("in context: %w", inner)); f.Error() != "in context: "+inner.Error() {
 		t.Errorf("the log would say %q", f.Error())

@@ -91,8 +91,8 @@ type ServeOptions struct {
 }
 
 // Serve answers requests on l until ctx ends, then takes no more, lets those in
-// flight finish, and breaks off what hasn't by the end of the drain timeout. It
-// closes l.
+// flight finish, also those that have taken over their connection, and breaks off what
+// hasn't by the end of the drain timeout. It closes l.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOptions) error {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
@@ -102,8 +102,13 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 	}
 	base, stop := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), drainKey{}, ctx))
 	defer stop()
+	var handlers sync.WaitGroup
 	srv := &http.Server{
-		Handler:           h,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			handlers.Add(1)
+			defer handlers.Done()
+			h.ServeHTTP(w, r)
+		}),
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
@@ -122,12 +127,30 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 	grace, cancel := context.WithTimeout(base, opts.DrainTimeout)
 	defer cancel()
 	err := srv.Shutdown(grace)
+	if err == nil {
+		err = wait(grace, &handlers) // for those of connections that the server doesn't know any more
+	}
 	if err != nil {
 		opts.Logger.WarnContext(ctx, "requests_broken_off", "error", err.Error())
 		stop()
 		err = srv.Close()
 	}
 	return errors.Join(err, notClosed(<-served))
+}
+
+// wait waits for a group until ctx ends. What waits on is ended by the group's end.
+func wait(ctx context.Context, g *sync.WaitGroup) error {
+	done := make(chan struct{})
+	go func() {
+		g.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // notClosed leaves out what Serve says after every shutdown.

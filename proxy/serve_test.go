@@ -159,6 +159,48 @@ func TestServeEndsStreamsAtOnce(t *testing.T) {
 	}
 }
 
+// A handler that has taken over its connection is waited for like any other.
+func TestServeWaitsForTakenOver(t *testing.T) {
+	for name, drain := range map[string]time.Duration{"ends": time.Hour, "goes on": 20 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			began, end, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			url, stop, done := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				c, _, err := http.NewResponseController(w).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer func() { _ = c.Close() }()
+				close(began)
+				select {
+				case <-end:
+				case <-r.Context().Done():
+				}
+				close(ended)
+			}), drain)
+			go func() {
+				if resp, err := http.Get(url); err == nil {
+					_ = resp.Body.Close()
+				}
+			}()
+			<-began
+			stop()
+			if name == "ends" {
+				select {
+				case err := <-done:
+					t.Fatalf("it didn't wait: %v", err)
+				case <-time.After(20 * time.Millisecond):
+				}
+				close(end)
+			}
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			<-ended
+		})
+	}
+}
+
 func TestServeBreaksOff(t *testing.T) {
 	began, ended := make(chan struct{}), make(chan struct{})
 	url, stop, done := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {

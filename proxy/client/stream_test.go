@@ -299,11 +299,12 @@ func TestStreamSilence(t *testing.T) {
 		calls := 0
 		hc := &http.Client{Transport: transport(func(*http.Request) *http.Response {
 			calls++
+			again := calls > 1
 			a := answer(200, "", "")
 			r, w := io.Pipe()
 			a.Body = r
 			go func() {
-				if _, err := io.WriteString(w, `{"event":"start","seq":0}`+"\n"); err == nil && calls > 1 {
+				if _, err := io.WriteString(w, `{"event":"start","seq":0}`+"\n"); err == nil && again {
 					_, _ = io.WriteString(w, `{"event":"exit","seq":0,"status":"completed"}`+"\n")
 				}
 			}()

@@ -173,11 +173,12 @@ func (at *socket) run(ctx context.Context, beat time.Duration, end func() apityp
 	all.Go(func() { cancel(at.ping(ctx, beat)) })
 
 	err := at.output(ctx)
-	status, reason := websocket.StatusNormalClosure, ""
+	var status websocket.StatusCode
+	var reason string
 	switch cause := context.Cause(ctx); {
 	case errors.Is(err, io.EOF):
 		b, _ := json.Marshal(end())
-		reason = string(b)
+		status, reason = websocket.StatusNormalClosure, string(b)
 	case errors.Is(cause, errNotLines):
 		status, reason = websocket.StatusUnsupportedData, cause.Error()
 	case errors.Is(cause, errCallerGone):

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/julienschmidt/httprouter"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -89,21 +90,24 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	req.Follow = true
-	x, err := a.manager.StartExec(r.Context(), req)
-	if err != nil {
-		return err
-	}
-	proxy.ExchangeOf(r.Context()).SessionID = x.SessionID
-	m := member{tenant, key, x.ID}
 	var kill func()
 	if req.ExecID == "" {
+		req.ExecID = uuid.NewString() // so that it can be killed even if its start isn't answered
 		kill = func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), killTimeout)
 			defer cancel()
-			_, _ = a.manager.KillExec(ctx, m.tenant, m.key, m.id) // the sandbox's end or the timeout ends it all the same
+			_, _ = a.manager.KillExec(ctx, tenant, key, req.ExecID) // its sandbox's end or its timeout ends it all the same
 		}
 	}
-	err = a.followExec(w, r, m, x, -1, opts, kill)
+	x, err := a.manager.StartExec(r.Context(), req)
+	if err != nil {
+		if kill != nil && r.Context().Err() != nil {
+			kill()
+		}
+		return err
+	}
+	proxy.ExchangeOf(r.Context()).SessionID = x.SessionID
+	err = a.followExec(w, r, member{tenant, key, x.ID}, x, -1, opts, kill)
 	if err != nil && kill != nil {
 		kill()
 	}

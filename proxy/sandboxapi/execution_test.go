@@ -50,6 +50,12 @@ func TestStartExecTranslates(t *testing.T) {
 			tt.want.Follow = true
 			for _, path := range []string{execPath, execsPath} {
 				d.want(200, "", "POST", path, tt.body, asSSE)
+				if started := &d.manager.streams.started; path == execPath && tt.want.ExecID == "" {
+					if started.ExecID == "" {
+						t.Error("it can't be killed before its start is answered")
+					}
+					started.ExecID = ""
+				}
 				if diff := cmp.Diff(tt.want, d.manager.streams.started); diff != "" {
 					t.Errorf("%s: %s", path, diff)
 				}
