@@ -111,6 +111,16 @@ func (p *process) bound(f *os.File) {
 	_ = f.SetReadDeadline(by) // it is open
 }
 
+// maxUnsent is how many times output is added before what there is has to be sent: a
+// ring keeps small pieces in a small number only.
+const maxUnsent = 32
+
+// next is where the output ends; with p.mu.
+func (p *process) next() int64 {
+	_, next := p.ring.Bounds()
+	return next
+}
+
 // attachment is a connection's hold on a process.
 type attachment struct {
 	seq  int64 // up to where it has been sent
@@ -124,13 +134,13 @@ func (p *process) add(stderr bool, data []byte) {
 	for len(data) > 0 {
 		n := len(data)
 		if at := p.attached; at != nil {
-			_, next := p.ring.Bounds()
-			room := p.keep - int(next-at.seq)
-			if room <= 0 {
+			room := p.keep - int(p.next()-at.seq)
+			if room <= 0 || p.unsent >= maxUnsent {
 				p.change.Wait()
 				continue
 			}
 			n = min(n, room)
+			p.unsent++
 		}
 		p.ring.Add(stderr, data[:n])
 		p.change.Broadcast()
@@ -155,7 +165,9 @@ func (p *process) hold(from int64) (*attachment, error) {
 		return nil, err
 	}
 	at := &attachment{seq: first}
-	p.attached = at
+	if p.attached, p.unsent = at, maxUnsent; first == p.next() {
+		p.unsent = 0
+	}
 	p.awaken()
 	return at, nil
 }
@@ -253,6 +265,9 @@ func (p *process) deliver(c *conn, at *attachment) error {
 		}
 		p.mu.Lock()
 		at.seq = o.Seq
+		if p.attached == at && p.next() == at.seq {
+			p.unsent = 0
+		}
 		p.change.Broadcast()
 		p.mu.Unlock()
 	}

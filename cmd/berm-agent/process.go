@@ -53,6 +53,7 @@ type process struct {
 	change   sync.Cond // of what is below
 	ring     *wire.Ring
 	attached *attachment
+	unsent   int      // how often output was added since it was all sent
 	input    *os.File // nil when it is ended
 	terminal *os.File // nil if there is none, or it is gone
 	info     wire.ProcessInfo
@@ -152,7 +153,7 @@ func cutCommand(command []string) []string {
 // was; that the program can't be executed is none.
 func (p *process) launch(s *wire.Start) error {
 	if s.Dir != "" {
-		if _, err := os.Stat(s.Dir); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(s.Dir); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 			if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 				return invalid("the working directory %s can't be made: %s", quote(s.Dir), reason(err))
 			}
@@ -216,11 +217,11 @@ func noRoom(err error) error {
 // findIn finds a program from a directory, which is to be entered.
 func findIn(dir, name string, env []string) (string, error) {
 	if dir != "" {
-		if err := unix.Access(dir, unix.X_OK); err != nil {
-			return "", &chdirError{err}
-		}
 		if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 			return "", &chdirError{syscall.ENOTDIR}
+		}
+		if err := unix.Access(dir, unix.X_OK); err != nil {
+			return "", &chdirError{err}
 		}
 	}
 	list, _ := lookEnv(env, "PATH")

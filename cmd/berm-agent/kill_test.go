@@ -1,0 +1,204 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// hiding are the ways a process gets away from who started it; all end in "sleep 4712".
+var hiding = map[string]string{
+	"plainly":           "sleep 4712",
+	"in the background": "sleep 4712 & sleep 4712 & wait",
+	"session":           "setsid -f sleep 4712; sleep 4712",
+	"forked twice":      "( (setsid sleep 4712 &) & ); sleep 4712",
+	"nohup":             "nohup setsid sleep 4712 >/dev/null 2>&1 </dev/null & sleep 4712",
+	"no environment":    "env -i setsid -f /bin/sh -c '/bin/sleep 4712 & exec /bin/sleep 4712'; exec sleep 4712",
+	"deaf":              "trap '' TERM INT HUP; (trap '' TERM; setsid -f sleep 4712); sleep 4712",
+	"a crowd":           "i=0; while [ $i -lt 30 ]; do setsid -f sleep 4712; i=$((i + 1)); done; sleep 4712",
+	"stopped":           "setsid -f sleep 4712; sleep 0.05; kill -STOP $$",
+	"breeding":          "breed() { setsid -f sh -c 'sleep 0.01; sleep 4712'; sleep 0.005; }; while :; do breed; done",
+}
+
+func TestKill(t *testing.T) {
+	for user, uid := range users {
+		s := newSandbox(t, uid)
+		k := s.accept()
+		k.start(&wire.Start{ID: "bystander", Command: []string{"sleep", "4713"}})
+		for name, script := range hiding {
+			t.Run(user+"/"+name, func(t *testing.T) {
+				k.t = t
+				k.start(&wire.Start{ID: "x", Command: []string{"sh", "-c", script}})
+				await(t, "its start", func() bool { return strings.Contains(k.inside(), "sleep 4712") })
+				if a := k.ask(wire.OpKill, "x"); a.failure != nil {
+					t.Fatal(a.failure)
+				}
+				if left := k.inside(); left != "sleep 4713 \n" {
+					t.Errorf("left:\n%s", left)
+				}
+				if info := k.await("x"); info.ExitCode != 137 || info.Signal != 9 || !info.Killed || info.OOMKilled || info.TimedOut {
+					t.Errorf("%+v", info)
+				}
+				if a := k.ask(wire.OpForget, "x"); a.failure != nil {
+					t.Fatal(a.failure)
+				}
+			})
+		}
+		if info := k.ask(wire.OpProcess, "bystander").info; !info.Running {
+			t.Errorf("bystander: %+v", info)
+		}
+	}
+}
+
+func TestTimeout(t *testing.T) {
+	s := newSandbox(t, 65534)
+	k := s.accept()
+	for name, script := range hiding {
+		t.Run(name, func(t *testing.T) {
+			k.t = t
+			begun := time.Now()
+			a := k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"sh", "-c", "echo begun; " + script}, TimeoutMS: 200}})
+			if took := time.Since(begun); took < 200*time.Millisecond || took > 10*time.Second {
+				t.Errorf("it took %s", took)
+			}
+			if a.failure != nil || !a.info.TimedOut || a.info.NotKilled || a.info.Killed || a.info.ExitCode != 137 || a.stdout.String() != "begun\n" {
+				t.Errorf("%+v", a)
+			}
+			if left := k.inside(); left != "" {
+				t.Errorf("left:\n%s", left)
+			}
+		})
+	}
+	// Also when Berm is gone.
+	a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "alone", Command: []string{"sleep", "4712"}, TimeoutMS: 300}})
+	if !ok {
+		t.Fatal(a.failure)
+	}
+	if err := k.conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	k = s.accept()
+	k.t = t
+	if info := k.await("alone"); !info.TimedOut || info.ExitCode != 137 {
+		t.Errorf("%+v", info)
+	}
+}
+
+// What a command leaves behind when it ends goes on, as with an engine's exec.
+func TestDaemonsLive(t *testing.T) {
+	k := newSandbox(t, 0).accept()
+	if a := k.run("x", "setsid -f sleep 4714 >/dev/null 2>&1; exit 3"); a.info.ExitCode != 3 {
+		t.Errorf("%+v", a)
+	}
+	await(t, "the daemon", func() bool {
+		return strings.Join(strings.Fields(k.run("y", "ps -eo ppid,args | grep ' sleep 471[4]'").stdout.String()), " ") == "1 sleep 4714"
+	})
+}
+
+// A sandbox can kill the supervisors. It gains nothing but a lie about itself.
+func TestSupervisorKilled(t *testing.T) {
+	for user, uid := range users {
+		t.Run(user, func(t *testing.T) {
+			k := newSandbox(t, uid).accept()
+			if a := k.run("daemon", "setsid -f sleep 4716 >/dev/null 2>&1"); a.failure != nil {
+				t.Fatal(a.failure)
+			}
+			time.Sleep(20 * time.Millisecond) // the clock that tells what began when ticks in 10
+			k.start(&wire.Start{ID: "x", Command: []string{"sh", "-c", "echo one; kill -KILL $PPID; setsid -f sleep 4715; sleep 4715"}})
+			info := k.await("x")
+			if info.ExitCode != 137 || info.Signal != 9 || info.Killed {
+				t.Errorf("%+v", info)
+			}
+			k.start(&wire.Start{ID: "bystander", Command: []string{"sleep", "4713"}})
+			if a := k.ask(wire.OpKill, "x"); a.failure != nil {
+				t.Error(a.failure)
+			}
+			if left := k.inside(); !strings.Contains(left, "sleep 4716") || !strings.Contains(left, "sleep 4713") || strings.Contains(left, "4715") {
+				t.Errorf("left:\n%s%+v", left, k.ask(wire.OpProcess, "bystander").info)
+			}
+			// All of them at once.
+			a := k.run("y", "for p in $(grep -lx berm-exec /proc/[0-9]*/comm); do kill -KILL $(basename $(dirname $p)); done")
+			if a.failure != nil || a.info.Signal != 9 || a.info.OOMKilled {
+				t.Errorf("%+v", a)
+			}
+			if info := k.await("bystander"); info.Signal != 9 {
+				t.Errorf("%+v", info)
+			}
+			if a := k.run("z", "echo well"); a.stdout.String() != "well\n" {
+				t.Errorf("%+v", a)
+			}
+		})
+	}
+}
+
+// Kill returns although a sandbox does what it can against it.
+func TestKillIsBounded(t *testing.T) {
+	k := newSandbox(t, 0).accept()
+	k.start(&wire.Start{ID: "saviour", Command: []string{"sh", "-c", "while :; do kill -CONT -1; done"}})
+	k.start(&wire.Start{ID: "x", Command: []string{"sh", "-c", "while :; do setsid -f sleep 4712; sleep 0.001; done"}})
+	begun := time.Now()
+	a := k.ask(wire.OpKill, "x")
+	took := time.Since(begun)
+	t.Logf("%v after %s", a.failure, took)
+	if took > killTimeout+5*time.Second || a.failure != nil && a.class() != wire.ClassNotKilled {
+		t.Errorf("%v after %s", a.failure, took)
+	}
+}
+
+func TestSignal(t *testing.T) {
+	k, _ := serveStdio(t)
+	k.start(&wire.Start{ID: "x", Command: []string{"sh", "-c", "trap 'echo term; exit 5' TERM; (trap 'echo child' TERM; echo ready; while :; do sleep 0.01; done) & wait"}})
+	await(t, "its start", func() bool { return k.ask(wire.OpProcess, "x").info.NextSeq == int64(len("ready\n")) })
+	if a := k.do(&wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: "x", Signal: 15}}); a.failure != nil {
+		t.Fatal(a.failure)
+	}
+	if info := k.await("x"); info.ExitCode != 5 || info.Killed || info.Signal != 0 {
+		t.Errorf("%+v", info)
+	}
+	a := k.do(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x"}})
+	if out := a.stdout.String(); !strings.Contains(out, "term\n") || !strings.Contains(out, "child\n") {
+		t.Errorf("%q", out)
+	}
+	k.start(&wire.Start{ID: "y", Command: []string{"sleep", "1000"}})
+	if a := k.do(&wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: "y", Signal: 9}}); a.failure != nil { // at once
+		t.Fatal(a.failure)
+	}
+	if info := k.await("y"); info.ExitCode != 137 || info.Signal != 9 {
+		t.Errorf("%+v", info)
+	}
+	if left, err := shell("ps -eo args | grep -c '[w]hile :; do sleep 0.01; done) & wait' || true"); err != nil || left != "0\n" {
+		// A child of x that goes on is no failure of the signal's; it has had its own.
+		t.Logf("%s processes of x went on", left)
+	}
+}
+
+// A supervisor has no memory of its own to speak of, and next to no files.
+func TestSupervisorIsSmall(t *testing.T) {
+	k, cmd := serveStdio(t)
+	for i := range 10 {
+		k.start(&wire.Start{ID: fmt.Sprint("p", i), Command: []string{"sleep", "1000"}})
+	}
+	kids := children(cmd.Process.Pid)
+	if len(kids) != 10 {
+		t.Fatalf("children: %v", kids)
+	}
+	for _, pid := range kids {
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kib := anonymous(t, pid); len(files) != 1 || len(threads) != 1 || kib > 512 {
+			t.Errorf("%d files, %d threads, %d KiB", len(files), len(threads), kib)
+		} else if pid == kids[0] {
+			t.Logf("%d KiB, most of it shared", kib)
+		}
+	}
+}

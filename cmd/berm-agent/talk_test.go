@@ -1,0 +1,291 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+// talk is Berm's side of a connection.
+type talk struct {
+	t    *testing.T
+	conn net.Conn
+	r    *wire.Reader
+	w    *wire.Writer
+}
+
+func newTalk(t *testing.T, c net.Conn) *talk {
+	t.Helper()
+	k := &talk{t: t, conn: c, r: wire.NewReader(c), w: wire.NewWriter(c)}
+	t.Cleanup(func() { _ = c.Close() }) // it may be closed
+	k.patience(20 * time.Second)
+	payload, err := k.r.Expect(wire.KindHello)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hello wire.Hello
+	if err := wire.Decode(payload, &hello); err != nil || hello.Version != wire.Version {
+		t.Fatalf("hello %+v, %v", hello, err)
+	}
+	return k
+}
+
+func (k *talk) patience(d time.Duration) {
+	k.t.Helper()
+	if err := k.conn.SetDeadline(time.Now().Add(d)); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// outcome is what came of an operation.
+type outcome struct {
+	stdout, stderr bytes.Buffer
+	seq            int64 // of the last output
+	items          []wire.ProcessInfo
+	info           wire.ProcessInfo
+	failure        *wire.Failure
+}
+
+func (a *outcome) class() wire.Class {
+	if a.failure == nil {
+		return ""
+	}
+	return a.failure.Class
+}
+
+// begin asks for an operation; false if it was refused before it began.
+func (k *talk) begin(req *wire.Request) (*outcome, bool) {
+	k.t.Helper()
+	a := &outcome{}
+	if err := k.w.SendJSON(wire.KindRequest, req); err != nil {
+		k.t.Fatal(err)
+	}
+	kind, payload, err := k.r.Next()
+	switch {
+	case err != nil:
+		k.t.Fatal(err)
+	case kind == wire.KindFailure:
+		if err := wire.Decode(payload, &a.failure); err != nil {
+			k.t.Fatal(err)
+		}
+		return a, false
+	case kind != wire.KindReady:
+		k.t.Fatalf("a frame of kind %d in place of Ready", kind)
+	}
+	if err := k.w.Send(wire.KindGo); err != nil {
+		k.t.Fatal(err)
+	}
+	return a, true
+}
+
+// next takes a frame; false after the last.
+func (k *talk) next(a *outcome) bool {
+	k.t.Helper()
+	kind, payload, err := k.r.Next()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	switch kind {
+	case wire.KindOutput:
+		o, err := wire.ParseOutput(payload)
+		if err != nil {
+			k.t.Fatal(err)
+		}
+		a.seq = o.Seq
+		if o.Stderr {
+			a.stderr.Write(o.Data)
+		} else {
+			a.stdout.Write(o.Data)
+		}
+		return true
+	case wire.KindItem:
+		var info wire.ProcessInfo
+		if err := wire.Decode(payload, &info); err != nil {
+			k.t.Fatal(err)
+		}
+		a.items = append(a.items, info)
+		return true
+	case wire.KindResult:
+		err = wire.Decode(payload, &a.info)
+	case wire.KindFailure:
+		err = wire.Decode(payload, &a.failure)
+	default:
+		k.t.Fatalf("a frame of kind %d", kind)
+	}
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return false
+}
+
+func (k *talk) end() {
+	k.t.Helper()
+	if err := k.w.Send(wire.KindEnd); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// takesInput tells of the operations that do.
+func takesInput(op wire.Op) bool { return op == wire.OpRun || op == wire.OpAttach }
+
+// do does an operation without input.
+func (k *talk) do(req *wire.Request) *outcome {
+	k.t.Helper()
+	a, ok := k.begin(req)
+	if !ok {
+		return a
+	}
+	if takesInput(req.Op) {
+		k.end()
+	}
+	for k.next(a) {
+	}
+	return a
+}
+
+// run runs a shell script.
+func (k *talk) run(id, script string) *outcome {
+	k.t.Helper()
+	return k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: id, Command: []string{"sh", "-c", script}}})
+}
+
+func (k *talk) start(s *wire.Start) {
+	k.t.Helper()
+	if a := k.do(&wire.Request{Op: wire.OpStart, Start: s}); a.failure != nil {
+		k.t.Fatal(a.failure)
+	}
+}
+
+// ask does one of the operations that have nothing but a process' ID.
+func (k *talk) ask(op wire.Op, id string) *outcome {
+	k.t.Helper()
+	return k.do(&wire.Request{Op: op, Process: &wire.Process{ID: id}})
+}
+
+// await polls a process until it has ended.
+func (k *talk) await(id string) wire.ProcessInfo {
+	k.t.Helper()
+	var info wire.ProcessInfo
+	await(k.t, "the end of "+id, func() bool {
+		a := k.ask(wire.OpProcess, id)
+		if a.failure != nil {
+			k.t.Fatal(a.failure)
+		}
+		info = a.info
+		return !info.Running
+	})
+	return info
+}
+
+// shell runs a script at the test's own side.
+func shell(script string) (string, error) {
+	out, err := exec.Command("sh", "-c", script).Output()
+	return string(out), err
+}
+
+// serveStdio runs the agent for one connection.
+func serveStdio(t *testing.T) (*talk, *exec.Cmd) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	its, mine := os.NewFile(uintptr(fds[0]), "its"), os.NewFile(uintptr(fds[1]), "mine")
+	cmd := exec.Command(agent, "serve")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = its, its, os.Stderr
+	startCmd(t, cmd)
+	c, err := net.FileConn(mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []*os.File{its, mine} {
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return newTalk(t, c), cmd
+}
+
+// sandbox is a container as far as the agent can tell: it is the first process in
+// namespaces of processes and mounts, and its socket's directory is where it has to be.
+type sandbox struct {
+	t   *testing.T
+	dir string // of the socket
+	cmd *exec.Cmd
+	pid int // of the agent
+	l   net.Listener
+}
+
+// users are those that sandboxes are tried as.
+var users = map[string]int{"root": 0, "nobody": 65534}
+
+func newSandbox(t *testing.T, uid int) *sandbox {
+	t.Helper()
+	engine.Require(t, "containerd") // root, for namespaces
+	dir, err := os.MkdirTemp("", "b-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // a temporary one
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := &sandbox{t: t, dir: dir}
+	s.listen()
+	script := `mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/berm &&
+		mount --bind "$1" /run/berm && mount -o remount,bind,ro /run/berm && cd / &&
+		exec setpriv --reuid "$2" --regid "$2" --clear-groups "$0" init / -- sleep 1000`
+	s.cmd = exec.Command("sh", "-c", script, agent, dir, fmt.Sprint(uid))
+	s.cmd.Stderr = os.Stderr
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
+	startCmd(t, s.cmd)
+	s.pid = s.cmd.Process.Pid
+	return s
+}
+
+// listen is Berm's start; the test's end is its end at the latest.
+func (s *sandbox) listen() {
+	s.t.Helper()
+	path := filepath.Join(s.dir, wire.Socket)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = l.Close() }) // it may be closed
+	if err := os.Chmod(path, 0o777); err != nil {
+		s.t.Fatal(err)
+	}
+	s.l = l
+}
+
+// accept takes the next connection.
+func (s *sandbox) accept() *talk {
+	s.t.Helper()
+	if err := s.l.(*net.UnixListener).SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		s.t.Fatal(err)
+	}
+	c, err := s.l.Accept()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return newTalk(s.t, c)
+}
+
+// inside are the command lines of all processes in the sandbox but the agent and its
+// command.
+func (k *talk) inside() string {
+	k.t.Helper()
+	a := k.run("look", `for p in /proc/[0-9]*; do [ $p = /proc/$$ ] || tr '\0' ' ' <$p/cmdline 2>/dev/null; echo; done | grep -v -e 'init / -- sleep 1000' -e '^sleep 1000 $' -e '^$' -e '^tr ' -e '^grep ' -e '^sh -c for p in'`)
+	return a.stdout.String()
+}
