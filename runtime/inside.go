@@ -88,6 +88,8 @@ type Process struct {
 	// TTY gives the process a terminal of that size; its output is all stdout.
 	TTY        bool
 	Rows, Cols int // 0 is 24 and 80
+	// Hold has the output wait a few seconds for an attachment, from the first byte.
+	Hold bool
 	// Timeout kills it with its descendants; 0 is none.
 	Timeout time.Duration
 	// KeepBytes is how much of the output is kept; 0 is 64 KiB, at most 4 MiB.

@@ -225,6 +225,9 @@ func (srv *server) run(c *conn, req *wire.Request) (any, error) {
 	return info, nil
 }
 
+// holdFor is how long output waits for the first attachment.
+const holdFor = 5 * time.Second
+
 // start is OpStart.
 func (srv *server) start(c *conn, req *wire.Request) (any, error) {
 	if err := srv.check(req.Start); err != nil {
@@ -233,9 +236,16 @@ func (srv *server) start(c *conn, req *wire.Request) (any, error) {
 	if err := c.ready(); err != nil {
 		return nil, err
 	}
-	p, err := srv.begin(req.Start, nil)
+	var at *attachment
+	if req.Start.Hold {
+		at = &attachment{}
+	}
+	p, err := srv.begin(req.Start, at)
 	if err != nil {
 		return nil, err
+	}
+	if at != nil { // in the place of the one that is to come
+		time.AfterFunc(holdFor, func() { p.release(at) })
 	}
 	return p.tell(), nil
 }

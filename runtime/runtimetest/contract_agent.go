@@ -24,6 +24,7 @@ func agentCases(h Harness) []contractCase {
 		{"agent/process that can't be", testProcessRefused},
 		{"agent/process with input", testProcessInput},
 		{"agent/process from a place on", testProcessFrom},
+		{"agent/process whose output waits", testProcessHeld},
 		{"agent/process taken over", testProcessTakenOver},
 		{"agent/process signaled", testProcessSignaled},
 		{"agent/process with a timeout", testProcessTimeout},
@@ -239,6 +240,42 @@ func testProcessFrom(t *testing.T, b *bed) {
 	}
 	_, err := in.Attach(b.ctx, c.ID, "p", -2)
 	class(t, "from -2", err, errdefs.IsInvalidArgument, "InvalidArgument")
+}
+
+// testProcessHeld: nothing is lost to who comes soon, and nothing waits forever for who
+// doesn't.
+func testProcessHeld(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	for _, id := range []string{"awaited", "forgotten"} {
+		p := sh(id, "echo 0123456789; echo abcdefghi; exit 4")
+		p.KeepBytes, p.Hold = 12, true
+		begun := time.Now()
+		b.start(t, c.ID, p)
+		if id == "awaited" {
+			time.Sleep(100 * time.Millisecond)
+			a, err := b.inside().Attach(b.ctx, c.ID, id, 0)
+			if err != nil && time.Since(begun) > 4*time.Second {
+				continue // the machine was too slow to tell
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if out, info := rest(t, a); out != "0123456789\nabcdefghi\n" || info.ExitCode != 4 {
+				t.Errorf("%q, %+v", out, info)
+			}
+			continue
+		}
+		b.await(t, "it to end", func() bool {
+			info, err := b.inside().Process(b.ctx, c.ID, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return !info.Running
+		})
+		if took := time.Since(begun); took < 4*time.Second {
+			t.Errorf("the output waited for %s only", took)
+		}
+	}
 }
 
 func testProcessTakenOver(t *testing.T, b *bed) {

@@ -131,6 +131,9 @@ var (
 
 // Attach implements runtime.Processes.
 func (f *Fake) Attach(ctx context.Context, id, process string, from int64) (runtime.Attachment, error) {
+	if from < -1 {
+		return nil, runtime.Invalid("output after %d", from)
+	}
 	_, p, err := f.process(ctx, "process_attach", id, process)
 	if err != nil {
 		return nil, err
@@ -143,19 +146,25 @@ func (f *Fake) Attach(ctx context.Context, id, process string, from int64) (runt
 		f.mu.Unlock()
 		return nil, err
 	}
-	a := &fakeAttachment{p: p, down: f.down, at: from}
-	a.ctx, a.end = context.WithCancelCause(context.Background())
-	if old := p.attached; old != nil {
-		old.end(errTaken)
-	}
-	p.attached = a
-	p.notify()
+	a := p.attach(f.down, from)
 	f.mu.Unlock()
 	if err := f.after("process_attach", id); err != nil {
 		_ = a.Close()
 		return nil, err
 	}
 	return a, nil
+}
+
+// attach takes a process over; f.mu is held.
+func (p *fakeProcess) attach(down <-chan struct{}, at int64) *fakeAttachment {
+	a := &fakeAttachment{p: p, down: down, at: at}
+	a.ctx, a.end = context.WithCancelCause(context.Background())
+	if old := p.attached; old != nil {
+		old.end(errTaken)
+	}
+	p.attached = a
+	p.notify()
+	return a
 }
 
 // over is why an attachment is of no use any more; f.mu is held.

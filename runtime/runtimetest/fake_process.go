@@ -145,6 +145,10 @@ func (f *Fake) start(c *fakeContainer, spec runtime.Process) (*fakeProcess, erro
 	if spec.Timeout > 0 {
 		timer = time.AfterFunc(spec.Timeout, func() { p.cancel(errTimed) })
 	}
+	if spec.Hold {
+		a := p.attach(f.down, 0)
+		time.AfterFunc(5*time.Second, func() { _ = a.Close() })
+	}
 	c.processes = append(c.processes, p)
 	info := c.info
 	go func() {

@@ -67,6 +67,7 @@ type Start struct {
 	TTY       bool     `json:"tty,omitempty"`
 	Rows      int      `json:"rows,omitempty"`
 	Cols      int      `json:"cols,omitempty"`
+	Hold      bool     `json:"hold,omitempty"`
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
 	KeepBytes int      `json:"keep_bytes,omitempty"`
 }
