@@ -51,8 +51,14 @@ func watchFiles(c *conn, f *wire.File) (any, error) {
 			return nil, err
 		}
 	}
+	w.ready = true
 	if err := w.send(eventReady, "", false); err != nil {
 		return nil, err
+	}
+	if w.full {
+		if err := w.send(eventOverflow, "", false); err != nil {
+			return nil, err
+		}
 	}
 	ended := make(chan bool, 1)
 	go func() {
@@ -81,7 +87,8 @@ type watching struct {
 	recursive bool
 	root      int
 	paths     map[int32]string // of the directories, by their watch
-	full      bool             // a directory isn't watched, and that was told
+	ready     bool             // that was told
+	full      bool             // a directory isn't watched; that was told, once ready
 }
 
 func (w *watching) send(kind, path string, dir bool) error {
@@ -224,8 +231,8 @@ func (w *watching) watch(dir string) error {
 		}
 		return nil
 	}
-	if missing(err) || errors.Is(err, unix.ENOTDIR) {
-		return nil // gone, or another by now
+	if missing(err) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, fs.ErrPermission) {
+		return nil // gone, another by now, or not this user's to see
 	}
 	return w.overflow()
 }
@@ -235,5 +242,8 @@ func (w *watching) overflow() error {
 		return nil
 	}
 	w.full = true
+	if !w.ready {
+		return nil
+	}
 	return w.send(eventOverflow, "", false)
 }

@@ -171,7 +171,7 @@ func TestWatchOverflows(t *testing.T) {
 	for len(a.items) < 2 {
 		s.next(a)
 	}
-	if first, second := decode[wire.FileEvent](t, a.items[0]), decode[wire.FileEvent](t, a.items[1]); first.Type != eventOverflow || second.Type != eventReady {
+	if first, second := decode[wire.FileEvent](t, a.items[0]), decode[wire.FileEvent](t, a.items[1]); first.Type != eventReady || second.Type != eventOverflow {
 		t.Errorf("%+v, %+v", first, second)
 	}
 	// Those that are watched are.
@@ -214,4 +214,25 @@ func TestWatchFails(t *testing.T) {
 	if err := s.wait(); !errors.Is(err, errGone) {
 		t.Errorf("%v", err)
 	}
+}
+
+// What this user may not see is left out, and no reason to look again.
+func TestWatchByAnotherUser(t *testing.T) {
+	mustRoot(t)
+	dir := t.TempDir()
+	open(t, dir)
+	plant(t, dir, map[string]string{"secret/": "", "z/": ""})
+	if err := os.Chmod(dir+"/secret", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := begin(t, &wire.Request{Op: wire.OpWatch, File: &wire.File{Path: []byte(dir), Recursive: true}}, 1234)
+	a := &reply{}
+	for len(a.items) == 0 {
+		s.next(a)
+	}
+	plant(t, dir, map[string]string{"secret/x": "", "z/x": ""})
+	if first := s.until(dir, "create /z/x")[0]; first != "create /z/x" {
+		t.Errorf("%s", first)
+	}
+	s.stop()
 }
