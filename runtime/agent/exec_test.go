@@ -634,15 +634,22 @@ func FuzzAgentSays(f *testing.F) {
 	f.Add(seed(ready, func(p *program) { p.json(wire.KindItem, wire.FileEvent{Type: "ready"}) }), uint8(4))
 	b := newBed(f)
 	b.pace = pace{
-		hello: 100 * time.Millisecond, reject: time.Millisecond, dial: 50 * time.Millisecond, brief: time.Millisecond, look: 5 * time.Millisecond,
+		hello: time.Minute, reject: time.Millisecond, dial: time.Millisecond, brief: time.Millisecond, look: 5 * time.Millisecond,
 		ready: 10 * time.Millisecond, kill: 10 * time.Millisecond, drain: time.Millisecond, rejoin: 10 * time.Millisecond, answer: 20 * time.Millisecond,
 	}
 	b.engine.exec = func(context.Context, runtime.Exec) (runtime.ExecResult, error) {
 		return runtime.ExecResult{ExitCode: 127}, nil
 	}
 	id := b.create(f, "x")
+	box := b.known(id)
+	idle := func() bool {
+		box.mu.Lock()
+		defer box.mu.Unlock()
+		return len(box.idle) > 0
+	}
 	f.Fuzz(func(t *testing.T, said []byte, op uint8) {
 		p := b.greeted(t, "x")
+		await(t, "it to be taken in", idle)
 		go func() {
 			if p.next() != nil {
 				_, _ = p.nc.Write(said)
