@@ -192,8 +192,7 @@ func (m *Manager) dead(ctx context.Context, rec *record, sb Sandbox) bool {
 func (m *Manager) endSeen(ctx context.Context, rec *record, info runtime.ProcessInfo) bool {
 	m.mu.Lock()
 	sb := rec.sb
-	first := rec.inside.running[info.ID] != nil
-	m.seenLocked(rec, info)
+	first := m.seenLocked(rec, info)
 	over := rec.inside.over
 	m.mu.Unlock()
 	if !first {

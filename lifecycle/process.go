@@ -136,6 +136,7 @@ func (m *Manager) startOnly(ctx context.Context, id processID, exec ExecRequest,
 		p := runtime.Process{
 			ID: string(kindProcess) + req.ID, Command: exec.Command, Env: cmd.env, WorkingDir: cwd,
 			Stdin: true, TTY: req.TTY, Rows: req.Rows, Cols: req.Cols, KeepBytes: processRing,
+			Hold: req.Ready != nil && req.Ready.Line != "",
 		}
 		info, err = m.startIn(ctx, sb, p)
 		for n := 0; errdefs.IsAlreadyExists(err) && n < startAttempts; n++ {

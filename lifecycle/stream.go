@@ -181,15 +181,11 @@ func (m *Manager) processFor(ctx context.Context, cmd *command, req StartRequest
 	if err != nil {
 		return runtime.Process{}, nil, err
 	}
-	keep := cmp.Or(req.KeepBytes, keepBytes)
-	if req.Follow {
-		keep = max(keep, keepBytes) // for what comes before it can be taken hold of
-	}
 	l := label{Hash: req.hash(), TimeoutMS: timeout.Milliseconds(), Stdin: req.OpenStdin, Serialized: req.Serialize}
 	return runtime.Process{
 		ID: string(kindExec) + req.ExecID, Label: l.String(), Command: req.Command, Env: cmd.env, WorkingDir: cwd,
 		Stdin: req.OpenStdin || len(req.Stdin) > 0, TTY: req.TTY, Rows: req.Rows, Cols: req.Cols,
-		Timeout: timeout, KeepBytes: keep,
+		Hold: req.Follow, Timeout: timeout, KeepBytes: cmp.Or(req.KeepBytes, keepBytes),
 	}, slices.Concat(cmd.overridden, clamped), nil
 }
 

@@ -42,16 +42,17 @@ const (
 
 // inside is what is known of the processes in a sandbox; guarded by Manager.mu.
 type inside struct {
-	running map[string]*tracked // by runtime ID: those not known to have ended
-	hubs    map[string]*hub     // by runtime ID: those that somebody is attached to
-	ready   map[string]bool     // by runtime ID: of processes, if it was asked for
-	last    map[string]lastOf   // by ExecID: commands that ended with their container
-	kick    chan struct{}       // holds one; nil unless tended
-	unsure  bool                // what runs in it isn't known yet
-	since   time.Time           // when that began
-	measure bool                // something ended, and the workspace is to be measured
-	over    bool                // its workspace is over its quota: to be stopped
-	doomed  bool                // something can't be killed: to be ended
+	running map[string]*tracked  // by runtime ID: those not known to have ended
+	ended   map[string]time.Time // by runtime ID, when those that have ended were started
+	hubs    map[string]*hub      // by runtime ID: those that somebody is attached to
+	ready   map[string]bool      // by runtime ID: of processes, if it was asked for
+	last    map[string]lastOf    // by ExecID: commands that ended with their container
+	kick    chan struct{}        // holds one; nil unless tended
+	unsure  bool                 // what runs in it isn't known yet
+	since   time.Time            // when that began
+	measure bool                 // something ended, and the workspace is to be measured
+	over    bool                 // its workspace is over its quota: to be stopped
+	doomed  bool                 // something can't be killed: to be ended
 }
 
 // lastOf is a command whose container is gone.
@@ -157,6 +158,10 @@ func (m *Manager) endLocked(rec *record, proc string, status ExecStatus) bool {
 		return false
 	}
 	delete(rec.inside.running, proc)
+	if rec.inside.ended == nil {
+		rec.inside.ended = map[string]time.Time{}
+	}
+	rec.inside.ended[proc] = t.info.StartedAt
 	*rec.counter(t.kind)--
 	rec.sb.LastUsedAt, rec.stale = time.Now().UTC(), true
 	if t.turn {
@@ -176,10 +181,17 @@ func (m *Manager) seen(rec *record, info runtime.ProcessInfo) {
 	m.seenLocked(rec, info)
 }
 
-func (m *Manager) seenLocked(rec *record, info runtime.ProcessInfo) {
+// seenLocked tells whether it is from this that the process is known to have ended. News
+// may come late: of a process that is known to have ended, or of one whose ID another
+// has by now.
+func (m *Manager) seenLocked(rec *record, info runtime.ProcessInfo) (ended bool) {
 	k, _ := kindOf(info.ID)
-	switch t := rec.inside.running[info.ID]; {
+	t := rec.inside.running[info.ID]
+	over, known := rec.inside.ended[info.ID]
+	switch {
 	case k == "" || !m.aliveLocked(rec):
+	case t != nil && info.StartedAt.Before(t.info.StartedAt):
+	case t == nil && info.Running && known && !info.StartedAt.After(over):
 	case info.Running && t != nil:
 		t.info = info
 	case info.Running:
@@ -190,7 +202,9 @@ func (m *Manager) seenLocked(rec *record, info runtime.ProcessInfo) {
 			rec.inside.measure = true
 		}
 		m.tendLocked(rec)
+		return true
 	}
+	return false
 }
 
 // aliveLocked tells whether a record is its key's sandbox, and its container alive.
@@ -368,6 +382,11 @@ func (m *Manager) listed(rec *record, infos []runtime.ProcessInfo) {
 			m.endLocked(rec, proc, ExecKilled)
 		}
 		t.missed = !there[proc] // it may have been started after the list was made
+	}
+	for proc := range rec.inside.ended {
+		if !there[proc] {
+			delete(rec.inside.ended, proc)
+		}
 	}
 	for proc := range rec.inside.ready {
 		if !there[proc] && rec.inside.running[proc] == nil {
