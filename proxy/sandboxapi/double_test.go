@@ -32,7 +32,6 @@ type tape struct {
 	stuck   bool // it doesn't take input
 	playing int  // streams that are open
 	played  int64
-	taken   int64 // up to where the last who asked for more has read
 	holder  *play // who is attached
 }
 
@@ -112,7 +111,6 @@ func (p *play) next() (runtime.Chunk, error, bool) { //nolint:revive // the last
 	if p.ousted {
 		return runtime.Chunk{}, errdefs.ErrAborted, true
 	}
-	p.t.taken = p.pos
 	if p.t.endless != nil {
 		c := p.t.endless(p.t.played)
 		if len(c.Data) == 0 {
