@@ -23,7 +23,7 @@ func (a *api) statusOf(c proxy.Caller, s lifecycle.ServiceStatus, pol *policy.Po
 	return apitype.Status{
 		Version: a.version, Tenant: c.Tenant,
 		Backend:         apitype.Backend{Name: s.Backend.Backend, Available: s.Available, Reason: s.Reason, Version: s.Backend.Version},
-		ActiveSandboxes: s.ActiveSandboxes, MaxSandboxes: c.MaxSandboxes, RunningProcesses: s.RunningCommands,
+		ActiveSandboxes: s.ActiveSandboxes, MaxSandboxes: c.MaxSandboxes, RunningProcesses: s.RunningCommands + s.RunningProcesses,
 		Profile: pr.Name, Profiles: pol.Profiles(), RecentErrors: len(a.gate.RecentErrors(c.Tenant)),
 		Limits: apitype.Limits{
 			CPUs: pr.CPUs, MaxCPUs: pr.MaxCPUs, MemoryMB: pr.MemoryMB, MaxMemoryMB: pr.MaxMemoryMB,
