@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -143,7 +144,11 @@ func clearStage(ctx context.Context, srv *demoServer) error {
 	if err != nil {
 		return err
 	}
-	defer closeRuntime(rt)
+	defer func() { closeRuntime(rt) }()
+	cfg := srv.opts.engine
+	if rt, err = withAgent(rt, cfg, srv.stateDir(), engineView(ctx, cfg), slog.New(slog.DiscardHandler)); err != nil {
+		return err
+	}
 	owned := map[string]string{lifecycle.LabelOwner: srv.instance}
 	containers, err := rt.List(ctx, owned)
 	if err != nil {
@@ -158,6 +163,9 @@ func clearStage(ctx context.Context, srv *demoServer) error {
 	}
 	if n, ok := rt.(runtime.Networker); ok {
 		errs = append(errs, n.RemoveNetwork(ctx, srv.network))
+	}
+	for _, left := range agentDirs(srv.stateDir()) {
+		errs = append(errs, fmt.Errorf("%s is left of a sandbox", left))
 	}
 	return errors.Join(errs...)
 }

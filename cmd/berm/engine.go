@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -81,6 +82,15 @@ func withAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v view, l
 	return inside, nil
 }
 
+// agentDirs are what is in the agents' directory but the program.
+func agentDirs(stateDir string) []string {
+	found, _ := filepath.Glob(filepath.Join(stateDir, "agents", "*")) // the error is of patterns
+	return slices.DeleteFunc(found, func(path string) bool { return filepath.Base(path) == agentBin })
+}
+
+// agentBin is where the program is, in the agents' directory.
+const agentBin = "bin"
+
 // agentOffError says why there can't be an agent.
 type agentOffError struct{ reason string }
 
@@ -113,7 +123,7 @@ func putAgent(cfg config.Engine, root string, v view) (string, error) {
 	if fs.Flags&unix.ST_NOEXEC != 0 {
 		return "", &agentOffError{"state_dir is on a file system that is mounted noexec"}
 	}
-	path, err := runtime.PutProgram(filepath.Join(root, "bin"), program)
+	path, err := runtime.PutProgram(filepath.Join(root, agentBin), program)
 	if err != nil {
 		return "", err
 	}

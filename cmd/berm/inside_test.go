@@ -76,7 +76,7 @@ func testAgent(t *testing.T, kind string) {
 	if got := path("without"); got != "engine" {
 		t.Errorf("without the agent, the command went through the %s", got)
 	}
-	if got := agents(t, server); len(got) != 1 {
+	if got := agentDirs(server.stateDir()); len(got) != 1 {
 		t.Errorf("directories: %v", got)
 	}
 
@@ -108,7 +108,7 @@ func testAgent(t *testing.T, kind string) {
 			t.Error(errors.Join(err, errors.New(key)))
 		}
 	}
-	if got := agents(t, server); len(got) > 0 {
+	if got := agentDirs(server.stateDir()); len(got) > 0 {
 		t.Errorf("left: %v", got)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,7 +33,7 @@ func (e *testEngine) parts(t *testing.T, servers []*demoServer) []string {
 	t.Helper()
 	var left []string
 	for _, server := range servers {
-		left = append(left, agents(t, server)...)
+		left = append(left, agentDirs(server.stateDir())...)
 		if e.containerd == nil {
 			continue
 		}
@@ -55,16 +54,6 @@ func (e *testEngine) parts(t *testing.T, servers []*demoServer) []string {
 	}
 	left = append(left, e.roots(t)...)
 	return append(left, e.links(t)...)
-}
-
-// agents are what is below a server's directory for them but the program.
-func agents(t *testing.T, server *demoServer) []string {
-	t.Helper()
-	found, err := filepath.Glob(filepath.Join(server.stateDir(), "agents", "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return slices.DeleteFunc(found, func(path string) bool { return filepath.Base(path) == "bin" })
 }
 
 // roots are the root file systems of containers, mounted in the engine's directory.
