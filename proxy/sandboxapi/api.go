@@ -40,6 +40,7 @@ type Options struct {
 	Tracer      trace.TracerProvider  // nil: no spans
 	SigningKey  []byte                // of signed URLs, at least 32 bytes; nil: a random one, and they end with the process
 	Heartbeat   time.Duration         // after how much silence a stream says that it lives; 0 is 15 s
+	PortTimeout time.Duration         // for a port to begin its answer once it has a request; 0 is a minute
 }
 
 // manager is what the API needs of *lifecycle.Manager.
@@ -110,7 +111,8 @@ type api struct {
 	docs    []byte
 	signer  signer
 
-	heartbeat time.Duration
+	heartbeat   time.Duration
+	portTimeout time.Duration
 }
 
 const (
@@ -146,7 +148,7 @@ func New(opts Options) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &api{manager: opts.Manager, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, signer: sign, heartbeat: cmp.Or(opts.Heartbeat, heartbeat)}
+	a := &api{manager: opts.Manager, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, signer: sign, heartbeat: cmp.Or(opts.Heartbeat, heartbeat), portTimeout: cmp.Or(opts.PortTimeout, time.Minute)}
 
 	rt := httprouter.New()
 	rt.RedirectTrailingSlash, rt.RedirectFixedPath, rt.HandleOPTIONS = false, false, false

@@ -43,6 +43,7 @@ type scripted struct {
 	logs    func(stdout, stderr io.Writer) error // nil prints nothing
 	delete  lifecycle.DeleteResult
 	streams *streams // commands and processes
+	house   *house   // whose files and ports there are; nil: none
 
 	created lifecycle.CreateRequest // of the last call, as are the others
 	execed  lifecycle.ExecRequest
@@ -159,7 +160,7 @@ func newDoor(t *testing.T) *door {
 	}
 	d := &door{Checker: openapitest.New(t), t: t, manager: &scripted{}, metrics: &gatherer{}}
 	h, err := sandboxapi.New(sandboxapi.Options{
-		Manager: d.manager, Policy: func() *policy.Policy { return pol }, Tokens: tokens, Gatherer: d.metrics, Version: "1.2.3",
+		Manager: d.manager, Policy: func() *policy.Policy { return pol }, Tokens: tokens, Gatherer: d.metrics, Version: "1.2.3", PortTimeout: 2 * time.Second,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -419,6 +420,8 @@ func TestEveryAnswer(t *testing.T) {
 		t.Errorf("Retry-After is %q", a.Header.Get("Retry-After"))
 	}
 	legacyAnswers(d)
+	fileAnswers(d)
+	portAnswers(d)
 
 	for _, unseen := range d.Unseen() {
 		t.Errorf("documented, but it never came: %s", unseen)

@@ -74,7 +74,8 @@ func TestGuide(t *testing.T) {
 		t.Errorf("codes: %s", diff)
 	}
 	for path := range doc.Paths {
-		path = strings.NewReplacer("{key}", "build-42", "{exec}", "job-1", "{process}", "tools").Replace(path)
+		path = strings.NewReplacer("{key}", "build-42", "{exec}", "job-1", "{process}", "tools",
+			"{port}", "8000", "{path}", "index.html", "{signature}", "eyJ0IjoiYnVpbGQifQ.5c0g").Replace(path)
 		if !strings.Contains(string(guide), "$URL"+path) && path != "/docs" {
 			t.Errorf("%s is missing", path)
 		}

@@ -23,11 +23,10 @@ import (
 )
 
 const (
-	ports          = one + "/ports/{port}/*rest"
-	portHeaderTime = time.Minute // until a port has answered a request's header and body with a header
-	maxPortHeader  = 64 << 10    // bytes of an answer's header
-	bodyLinger     = 5 * time.Second
-	cookiePrefix   = "berm-port-"
+	ports         = one + "/ports/{port}/*rest"
+	maxPortHeader = 64 << 10 // bytes of an answer's header
+	bodyLinger    = 5 * time.Second
+	cookiePrefix  = "berm-port-"
 )
 
 // anyMethod are the methods that are passed on to ports.
@@ -138,12 +137,12 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				c, err := p.access.Dial(ctx, p.port)
 				if err != nil {
-					return nil, err
+					return nil, &dialError{err}
 				}
-				return &patientConn{Conn: c}, nil
+				return newPatientConn(c), nil
 			},
 			DisableKeepAlives: true, DisableCompression: true,
-			ResponseHeaderTimeout: portHeaderTime, MaxResponseHeaderBytes: maxPortHeader,
+			ResponseHeaderTimeout: p.api.portTimeout, MaxResponseHeaderBytes: maxPortHeader,
 			ReadBufferSize: 32 << 10, WriteBufferSize: 32 << 10,
 		},
 		FlushInterval: -1,
@@ -185,16 +184,19 @@ func (p *passage) pass(rp *httputil.ReverseProxy, w http.ResponseWriter, r *http
 	rp.ServeHTTP(pw, r)
 }
 
+// dialError is an error of the way to the port, rather than of what listens there.
+type dialError struct{ error }
+
 // portFault says what kept a request from being answered.
 func portFault(err error) error {
+	var dial *dialError
 	var timeout net.Error
-	var port *lifecycle.PortError
 	switch {
-	case proxy.FaultOf(err).Code != "internal" && !errors.Is(err, context.Canceled), errors.As(err, &port):
-		return err
+	case errors.As(err, &dial):
+		return dial.error
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return &proxy.Fault{Status: http.StatusGatewayTimeout, Code: "port_timeout", Title: "No answer in time",
-			Detail: "what listens at the port took the request, and didn't answer within a minute", Cause: err}
+			Detail: "what listens at the port took the request, and didn't answer in time", Cause: err}
 	}
 	return &proxy.Fault{Status: http.StatusBadGateway, Code: "port_failed", Title: "No answer",
 		Detail: "what listens at the port broke off before it had answered, or doesn't speak HTTP", Cause: err}
@@ -381,13 +383,22 @@ func (b *portBody) end(rc *http.ResponseController) {
 }
 
 // patientConn lets an answer come after the other side has stopped listening: as long
-// as there may be something to read, what can't be written is as good as written.
+// as there may be something to read, what can't be written is as good as written. What
+// the other side says before it was asked waits: the transport would print it.
 type patientConn struct {
 	net.Conn
-	over atomic.Bool
+	over  atomic.Bool
+	asked chan struct{}
+	ask   func() // closes it
+}
+
+func newPatientConn(c net.Conn) *patientConn {
+	asked := make(chan struct{})
+	return &patientConn{Conn: c, asked: asked, ask: sync.OnceFunc(func() { close(asked) })}
 }
 
 func (c *patientConn) Read(b []byte) (int, error) {
+	<-c.asked
 	n, err := c.Conn.Read(b)
 	if err != nil {
 		c.over.Store(true)
@@ -396,11 +407,17 @@ func (c *patientConn) Read(b []byte) (int, error) {
 }
 
 func (c *patientConn) Write(b []byte) (int, error) {
+	c.ask()
 	n, err := c.Conn.Write(b)
 	if err != nil && !c.over.Load() {
 		return len(b), nil
 	}
 	return n, err
+}
+
+func (c *patientConn) Close() error {
+	c.ask()
+	return c.Conn.Close()
 }
 
 // CloseWrite ends what is sent.

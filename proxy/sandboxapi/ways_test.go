@@ -2,22 +2,182 @@ package sandboxapi_test
 
 import (
 	"context"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy/apitype"
 )
 
-func (s *scripted) Files(context.Context, string, string) (*lifecycle.FileAccess, error) {
+func (s *scripted) Files(ctx context.Context, tenant, key string) (*lifecycle.FileAccess, error) {
 	if _, err := s.outcome(); err != nil {
 		return nil, err
 	}
-	return nil, errdefs.ErrNotImplemented
+	if s.house == nil {
+		return nil, errdefs.ErrNotImplemented
+	}
+	return s.house.Files(ctx, tenant, key)
 }
 
-func (s *scripted) Ports(context.Context, string, string) (*lifecycle.PortAccess, error) {
+func (s *scripted) Ports(ctx context.Context, tenant, key string) (*lifecycle.PortAccess, error) {
 	if _, err := s.outcome(); err != nil {
 		return nil, err
 	}
-	return nil, errdefs.ErrNotImplemented
+	if s.house == nil {
+		return nil, errdefs.ErrNotImplemented
+	}
+	return s.house.Ports(ctx, tenant, key)
+}
+
+// wayOp is a call of files or ports.
+type wayOp struct {
+	method, path, body, kind string // kind is the body's type
+	status                   int
+	exec                     bool // the scope that it takes; otherwise sandboxes:read
+}
+
+func (o wayOp) typed(r *http.Request) {
+	if o.kind != "" {
+		r.Header.Set("Content-Type", o.kind)
+	}
+}
+
+// answers goes through the statuses that all these calls have.
+func (o wayOp) answers(d *door, more ...outcome) {
+	d.t.Helper()
+	want := func(status int, code string, change ...func(*http.Request)) {
+		d.t.Helper()
+		if o.method == "HEAD" {
+			code = ""
+		}
+		d.want(status, code, o.method, o.path, o.body, append([]func(*http.Request){o.typed}, change...)...)
+	}
+	want(o.status, "")
+	want(421, "host_refused", withHost("evil.example"))
+	want(403, "origin_refused", withHeader("Origin", "https://evil.example"))
+	want(401, "unauthorized", withToken(""))
+	if !o.exec {
+		want(403, "forbidden", withToken(powerless))
+	}
+	d.want(400, map[bool]string{true: "malformed"}[o.method != "HEAD"], o.method, o.path+map[bool]string{true: "&", false: "?"}[strings.Contains(o.path, "?")]+"colour=red", o.body, o.typed)
+	for _, x := range slices.Concat(engine, []outcome{missing, wrongState, capacity, cant}, more) {
+		d.manager.err = x.err
+		want(x.status, x.code)
+	}
+	d.manager.err = nil
+	if o.kind == "application/json" {
+		d.want(413, "too_large", o.method, o.path, strings.Repeat(" ", 1<<20+1))
+		d.want(415, "unsupported_media_type", o.method, o.path, o.body, withHeader("Content-Type", "text/plain"))
+		d.want(400, "malformed", o.method, o.path, `{"colour":"red"}`)
+	}
+}
+
+// fileAnswers goes through every status of the files calls.
+func fileAnswers(d *door) {
+	d.calm()
+	d.manager.house = newHouse(d.t, nil)
+	for _, name := range []string{"/d/f", "/d/g", "/d/h"} {
+		d.manager.house.put(name, "find me\n")
+	}
+	const octets, tarball, object = "application/octet-stream", "application/x-tar", "application/json"
+	for _, op := range []wayOp{
+		{"GET", at("", "/d/f"), "", "", 200, false},
+		{"HEAD", at("", "/d/f"), "", "", 200, false},
+		{"GET", at("/stat", "/d/f"), "", "", 200, false},
+		{"GET", at("/list", "/d", "depth", "2", "limit", "2"), "", "", 200, false},
+		{"GET", at("/glob", "/d", "pattern", "*"), "", "", 200, false},
+		{"GET", at("/search", "/d", "pattern", "me", "literal", "true", "ignore_case", "false", "include", "*"), "", "", 200, false},
+		{"GET", at("/tar", "/d"), "", "", 200, false},
+		{"DELETE", at("", "/d/h", "recursive", "true"), "", "", 204, true},
+		{"POST", filesPath + "/move", `{"from":"/d/g","to":"/d/h"}`, object, 204, true},
+	} {
+		op.answers(d)
+	}
+	for _, op := range []wayOp{
+		{"PUT", at("", "/d/x", "mode", "0600", "mkdir", "true", "append", "false"), "x", octets, 200, true},
+		{"PUT", at("/tar", "/d"), string(make([]byte, 1024)), tarball, 204, true},
+		{"POST", filesPath + "/mkdir", `{"path":"/d/e","mode":"0700","parents":true}`, object, 204, true},
+		{"POST", filesPath + "/copy", `{"from":"/d/f","to":"/d/c"}`, object, 204, true},
+	} {
+		op.answers(d, quota)
+	}
+	// A watch has no end to wait for.
+	watch := wayOp{"GET", at("/watch", "/none", "recursive", "true"), "", "", 404, false}
+	watch.answers(d)
+	r, err := http.NewRequest("GET", d.url+at("/watch", "/d"), nil)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	r.Header.Set("X-API-Token", master)
+	resp, err := d.client.Do(r)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if _, err := io.ReadFull(resp.Body, make([]byte, len("event: ready\n"))); err != nil {
+		d.t.Error(err)
+	}
+	_ = resp.Body.Close()
+
+	d.want(206, "", "GET", at("", "/d/f"), "", withHeader("Range", "bytes=1-2"))
+	d.want(416, "range", "GET", at("", "/d/f"), "", withHeader("Range", "bytes=100-"))
+	d.want(304, "", "GET", at("", "/d/f"), "", withHeader("If-None-Match", "*"))
+	d.want(304, "", "HEAD", at("", "/d/f"), "", withHeader("If-None-Match", "*"))
+	d.want(200, "", "GET", at("/list", "/d"), "", withHeader("Accept", "application/x-ndjson"))
+	d.want(200, "", "GET", at("/glob", "/d", "pattern", "*"), "", withHeader("Accept", "application/x-ndjson"))
+	d.want(200, "", "GET", at("/search", "/d", "pattern", "me"), "", withHeader("Accept", "application/x-ndjson"))
+	d.want(412, "precondition_failed", "PUT", at("", "/d/f"), "x", withHeader("Content-Type", octets), withHeader("If-None-Match", "*"))
+	for _, path := range []string{at("", "/d/f"), at("/tar", "/d")} {
+		d.want(415, "unsupported_media_type", "PUT", path, "x", withHeader("Content-Type", octets), withHeader("Content-Encoding", "br"))
+	}
+}
+
+// portAnswers goes through every status of the ports' calls.
+func portAnswers(d *door) {
+	d.calm()
+	h := newHouse(d.t, nil)
+	d.manager.house = h
+	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
+	stop := make(chan struct{})
+	h.fake.Listen(8001, func(c net.Conn) {
+		go func() { _, _ = io.Copy(io.Discard, c) }()
+		<-stop // says nothing
+		_ = c.Close()
+	})
+	defer close(stop)
+	wayOp{"POST", "/api/v1/sandboxes/k/urls", `{"port":8000,"ttl":"1h"}`, "application/json", 201, true}.answers(d)
+
+	sign := func(body string) string {
+		var u apitype.PortURL
+		d.want(201, "", "POST", "/api/v1/sandboxes/k/urls", body).decode(d.t, &u)
+		return u.Path
+	}
+	open, dead, mute := sign(`{"port":8000}`), sign(`{"port":8002}`), sign(`{"port":8001}`)
+	outcomes := slices.Concat(engine[:2], []outcome{wrongState, capacity, cant})
+	d.want(200, "", "GET", portPath+"/x", "")
+	d.want(401, "unauthorized", "GET", portPath+"/x", "", withToken(""))
+	d.want(403, "origin_refused", "GET", portPath+"/x", "", withHeader("Origin", "https://evil.example"))
+	d.want(421, "host_refused", "GET", portPath+"/x", "", withHost("evil.example"))
+	d.want(422, "validation", "GET", "/api/v1/sandboxes/k/ports/99999/x", "")
+	d.want(400, "malformed", "GET", "/api/v1/sandboxes/k%2f/ports/8000/x", "")
+	d.want(502, "port_unreachable", "GET", "/api/v1/sandboxes/k/ports/8002/x", "")
+	d.want(504, "port_timeout", "GET", "/api/v1/sandboxes/k/ports/8001/x", "")
+	d.want(200, "", "GET", open+"x", "", withToken(""))
+	d.want(421, "host_refused", "GET", open+"x", "", withHost("evil.example"))
+	d.want(403, "url_invalid", "GET", "/p/x/x", "", withToken(""))
+	d.want(502, "port_unreachable", "GET", dead+"x", "", withToken(""))
+	d.want(504, "port_timeout", "GET", mute+"x", "", withToken(""))
+	for _, o := range outcomes {
+		d.manager.err = o.err
+		d.want(o.status, o.code, "GET", portPath+"/x", "")
+		d.want(o.status, o.code, "GET", open+"x", "", withToken(""))
+	}
+	d.manager.err = missing.err
+	d.want(404, "not_found", "GET", portPath+"/x", "")
+	d.want(410, "url_expired", "GET", open+"x", "", withToken(""))
+	d.manager.err = nil
 }

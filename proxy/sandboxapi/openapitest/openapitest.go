@@ -158,7 +158,7 @@ func (c *Checker) check(r *http.Request, body []byte, resp *http.Response) {
 			c.header(what, append(slices.Clone(at), "headers", name), h, resp.Header.Values(name))
 		}
 	}
-	c.body(what, at, resp)
+	c.body(what, at, resp, r.Method == http.MethodHead)
 }
 
 // refused expects an answer outside of the documented operations: an error.
@@ -274,9 +274,16 @@ func (c *Checker) header(what string, at []string, h any, values []string) {
 }
 
 // body checks an answer's body. What may be a stream is checked while it is read.
-func (c *Checker) body(what string, at []string, resp *http.Response) {
+// To HEAD, there is none, but for its type.
+func (c *Checker) body(what string, at []string, resp *http.Response, head bool) {
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		return // to what isn't HTTP
+	}
+	if child(c.doc, append(slices.Clone(at), "content")...) == nil {
+		if b := drain(resp); len(b) > 0 || resp.Header.Get("Content-Type") != "" {
+			c.t.Errorf("%s: a body isn't documented: %s", what, b)
+		}
+		return
 	}
 	mt, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	if err != nil || child(c.doc, append(slices.Clone(at), "content", mt)...) == nil {
@@ -285,6 +292,7 @@ func (c *Checker) body(what string, at []string, resp *http.Response) {
 	}
 	schema := append(slices.Clone(at), "content", mt, "schema")
 	switch {
+	case head:
 	case strings.HasSuffix(mt, "json") && !strings.HasSuffix(mt, "ndjson"):
 		c.valid(what, drain(resp), schema...)
 	case strings.HasSuffix(mt, "ndjson"):

@@ -1,0 +1,299 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+// unlessFull repeats calls that aren't the same twice: only when there was no room for them.
+func unlessFull(e *Error) bool { return e.Code == "capacity" }
+
+func filesPath(key, call string) string { return pathOf(key, "/files"+call) }
+
+// fileQuery names a file, by its bytes if they aren't text.
+func fileQuery(name string) url.Values {
+	if utf8.ValidString(name) {
+		return url.Values{"path": {name}}
+	}
+	return url.Values{"path_base64": {base64.RawURLEncoding.EncodeToString([]byte(name))}}
+}
+
+// split puts a name where the API takes it.
+func split(name string) (text string, raw []byte) {
+	if utf8.ValidString(name) {
+		return name, nil
+	}
+	return "", []byte(name)
+}
+
+// done makes a call whose answer has no body.
+func (c *Client) done(ctx context.Context, call call) error {
+	rep, err := c.do(ctx, call)
+	if err != nil {
+		return err
+	}
+	return rep.body.Close()
+}
+
+// upload sends all of r. It is never repeated. Out is nil if nothing is answered.
+func (c *Client) upload(ctx context.Context, path string, q url.Values, h http.Header, r io.Reader, out any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, c.base+path+"?"+q.Encode(), r)
+	if err != nil {
+		return err
+	}
+	for name, v := range h {
+		req.Header[name] = v
+	}
+	c.authorize(req.Header)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	switch {
+	case err != nil:
+		return fmt.Errorf("read answer: %w", err)
+	case resp.StatusCode/100 != 2:
+		return errorOf(resp, data)
+	case out == nil:
+		return nil
+	}
+	if err := json.Unmarshal(data, out); err != nil {
+		return fmt.Errorf("decode answer: %w", err)
+	}
+	return nil
+}
+
+// StatFile tells what a file in a sandbox is; of a link, what its target is. Names are
+// absolute, and may have any bytes but NUL, here and in all calls.
+func (c *Client) StatFile(ctx context.Context, key, name string) (*apitype.FileInfo, error) {
+	return out[apitype.FileInfo](ctx, c, call{method: http.MethodGet, path: filesPath(key, "/stat"), query: fileQuery(name), again: repeatable})
+}
+
+// ReadFile opens a file from an offset on; a length of 0 is to its end. The caller closes
+// it. A read that ends without io.EOF hasn't seen all of it.
+func (c *Client) ReadFile(ctx context.Context, key, name string, offset, length int64) (io.ReadCloser, error) {
+	h := http.Header{}
+	switch {
+	case length > 0:
+		h.Set("Range", fmt.Sprintf("bytes=%d-%d", offset, offset+length-1))
+	case offset > 0:
+		h.Set("Range", fmt.Sprintf("bytes=%d-", offset))
+	}
+	rep, err := c.do(ctx, call{method: http.MethodGet, path: filesPath(key, ""), query: fileQuery(name), header: h, again: repeatable})
+	return rep.body, err
+}
+
+// WriteOptions say how to write a file.
+type WriteOptions struct {
+	Mode    fs.FileMode // permissions of a new file; 0 is 0644
+	Mkdir   bool        // make the directories above it
+	Append  bool
+	NoClash bool // refuse to write over one that is there: code precondition_failed
+}
+
+// WriteFile writes all of r to a file, whole or not at all, or appends to it. It is never
+// repeated.
+func (c *Client) WriteFile(ctx context.Context, key, name string, r io.Reader, opts WriteOptions) (*apitype.FileInfo, error) {
+	q, h := fileQuery(name), http.Header{"Content-Type": {"application/octet-stream"}}
+	if opts.Mode != 0 {
+		q.Set("mode", octal(opts.Mode))
+	}
+	if opts.Mkdir {
+		q.Set("mkdir", "true")
+	}
+	if opts.Append {
+		q.Set("append", "true")
+	}
+	if opts.NoClash {
+		h.Set("If-None-Match", "*")
+	}
+	var info apitype.FileInfo
+	if err := c.upload(ctx, filesPath(key, ""), q, h, r, &info); err != nil {
+		return nil, err
+	}
+	return &info, nil
+}
+
+func octal(mode fs.FileMode) string { return fmt.Sprintf("%04o", uint32(mode)) }
+
+// ListFiles gives what is in a directory, sorted, and what is in those below it down to a
+// depth; 0 is 1, the directory alone. It ends after the first error.
+func (c *Client) ListFiles(ctx context.Context, key, dir string, depth int) iter.Seq2[apitype.FileInfo, error] {
+	q := fileQuery(dir)
+	if depth != 0 {
+		q.Set("depth", strconv.Itoa(depth))
+	}
+	return func(yield func(apitype.FileInfo, error) bool) {
+		rep, err := c.do(ctx, call{
+			method: http.MethodGet, path: filesPath(key, "/list"), query: q, header: http.Header{"Accept": {ndjson}}, again: repeatable,
+		})
+		if err != nil {
+			yield(apitype.FileInfo{}, err)
+			return
+		}
+		defer func() { _ = rep.body.Close() }()
+		for dec := json.NewDecoder(rep.body); ; {
+			var info apitype.FileInfo
+			switch err := dec.Decode(&info); {
+			case err == io.EOF: //nolint:errorlint // io.ErrUnexpectedEOF isn't the end
+				return
+			case err != nil:
+				yield(apitype.FileInfo{}, fmt.Errorf("read list: %w", err))
+				return
+			case !yield(info, nil):
+				return
+			}
+		}
+	}
+}
+
+// Mkdir makes a directory; with parents also those above it, and then it may be there. A
+// mode of 0 is 0755.
+func (c *Client) Mkdir(ctx context.Context, key, name string, mode fs.FileMode, parents bool) error {
+	req := apitype.MkdirRequest{Parents: parents}
+	req.Path, req.PathBase64 = split(name)
+	if mode != 0 {
+		req.Mode = octal(mode)
+	}
+	return c.done(ctx, call{method: http.MethodPost, path: filesPath(key, "/mkdir"), body: req, again: unlessFull})
+}
+
+// MoveFile moves a file or a directory. With replace, what is at to makes way, but for a
+// directory that isn't empty.
+func (c *Client) MoveFile(ctx context.Context, key, from, to string, replace bool) error {
+	return c.moveFile(ctx, key, "/move", from, to, replace)
+}
+
+// CopyFile copies a file or a whole tree, replacing as MoveFile does.
+func (c *Client) CopyFile(ctx context.Context, key, from, to string, replace bool) error {
+	return c.moveFile(ctx, key, "/copy", from, to, replace)
+}
+
+func (c *Client) moveFile(ctx context.Context, key, how, from, to string, replace bool) error {
+	req := apitype.MoveRequest{Replace: replace}
+	req.From, req.FromBase64 = split(from)
+	req.To, req.ToBase64 = split(to)
+	return c.done(ctx, call{method: http.MethodPost, path: filesPath(key, how), body: req, again: unlessFull})
+}
+
+// RemoveFile removes a file or a directory; one that isn't empty only if recursive.
+func (c *Client) RemoveFile(ctx context.Context, key, name string, recursive bool) error {
+	q := fileQuery(name)
+	if recursive {
+		q.Set("recursive", "true")
+	}
+	return c.done(ctx, call{method: http.MethodDelete, path: filesPath(key, ""), query: q, again: unlessFull})
+}
+
+// GlobFiles finds paths below a directory by a pattern in which ** stands for any number
+// of directories; at most limit, 0 is 1,000.
+func (c *Client) GlobFiles(ctx context.Context, key, dir, pattern string, limit int) (*apitype.FileList, error) {
+	q := fileQuery(dir)
+	q.Set("pattern", pattern)
+	if limit != 0 {
+		q.Set("limit", strconv.Itoa(limit))
+	}
+	return out[apitype.FileList](ctx, c, call{method: http.MethodGet, path: filesPath(key, "/glob"), query: q, again: repeatable})
+}
+
+// SearchOptions say what to look for.
+type SearchOptions struct {
+	Pattern    string // in the syntax of Go's regexp, unless Literal
+	Literal    bool
+	IgnoreCase bool
+	Include    string // pattern of base names; empty is all
+	Limit      int    // matches; 0 is 1,000
+}
+
+// SearchFiles finds lines in the regular files below a path.
+func (c *Client) SearchFiles(ctx context.Context, key, name string, opts SearchOptions) (*apitype.FileMatches, error) {
+	q := fileQuery(name)
+	q.Set("pattern", opts.Pattern)
+	if opts.Literal {
+		q.Set("literal", "true")
+	}
+	if opts.IgnoreCase {
+		q.Set("ignore_case", "true")
+	}
+	if opts.Include != "" {
+		q.Set("include", opts.Include)
+	}
+	if opts.Limit != 0 {
+		q.Set("limit", strconv.Itoa(opts.Limit))
+	}
+	return out[apitype.FileMatches](ctx, c, call{method: http.MethodGet, path: filesPath(key, "/search"), query: q, again: repeatable})
+}
+
+// ReadTar opens an archive of a file or a tree, under its base name. The caller closes it.
+func (c *Client) ReadTar(ctx context.Context, key, name string) (io.ReadCloser, error) {
+	rep, err := c.do(ctx, call{method: http.MethodGet, path: filesPath(key, "/tar"), query: fileQuery(name), again: repeatable})
+	return rep.body, err
+}
+
+// WriteTar unpacks an archive into a directory. It is never repeated; if it fails, what
+// was unpacked by then stays.
+func (c *Client) WriteTar(ctx context.Context, key, dir string, r io.Reader) error {
+	return c.upload(ctx, filesPath(key, "/tar"), fileQuery(dir), http.Header{"Content-Type": {"application/x-tar"}}, r, nil)
+}
+
+// WatchFiles tells of changes below a directory: first an event "ready", from when on
+// they are seen. It goes on until the caller breaks the loop or ctx ends, and ends after
+// the first error. It isn't taken up again, as changes in between would be lost.
+func (c *Client) WatchFiles(ctx context.Context, key, dir string, recursive bool) iter.Seq2[apitype.FileEvent, error] {
+	q := fileQuery(dir)
+	if recursive {
+		q.Set("recursive", "true")
+	}
+	return func(yield func(apitype.FileEvent, error) bool) {
+		rep, err := c.do(ctx, call{method: http.MethodGet, path: filesPath(key, "/watch"), query: q, again: repeatable})
+		if err != nil {
+			yield(apitype.FileEvent{}, err)
+			return
+		}
+		defer func() { _ = rep.body.Close() }()
+		alarm := time.AfterFunc(maxSilence, func() { _ = rep.body.Close() })
+		defer alarm.Stop()
+		lines := bufio.NewScanner(rep.body)
+		lines.Buffer(nil, maxEvent)
+		for lines.Scan() {
+			alarm.Reset(maxSilence)
+			data, ok := strings.CutPrefix(lines.Text(), "data: ")
+			if !ok {
+				continue
+			}
+			var e apitype.FileEvent
+			if err := json.Unmarshal([]byte(data), &e); err != nil {
+				yield(apitype.FileEvent{}, fmt.Errorf("decode event: %w", err))
+				return
+			}
+			alarm.Stop() // the caller may take any time
+			if !yield(e, nil) {
+				return
+			}
+			alarm.Reset(maxSilence)
+		}
+		switch err := lines.Err(); {
+		case ctx.Err() != nil:
+		case err != nil:
+			yield(apitype.FileEvent{}, fmt.Errorf("%w: %w", errBroken, err))
+		default:
+			yield(apitype.FileEvent{}, errBroken)
+		}
+	}
+}

@@ -1,0 +1,62 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+// Port gives a client whose requests all go to a port of a sandbox, whatever host their
+// URL names: http://localhost/path, say. It follows no redirects. Berm's token takes the
+// place of a request's own Authorization; where that is needed, use a PortURL.
+func (c *Client) Port(key string, port int) *http.Client {
+	return &http.Client{
+		Transport:     portTransport{c: c, path: pathOf(key, "/ports/"+strconv.Itoa(port))},
+		CheckRedirect: c.http.CheckRedirect,
+	}
+}
+
+// portTransport sends requests by way of Berm.
+type portTransport struct {
+	c    *Client
+	path string
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t portTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	tail := r.URL.EscapedPath()
+	if !strings.HasPrefix(tail, "/") {
+		tail = "/" + tail
+	}
+	if r.URL.ForceQuery || r.URL.RawQuery != "" {
+		tail += "?" + r.URL.RawQuery
+	}
+	u, err := url.Parse(t.c.base + t.path + tail)
+	if err != nil {
+		return nil, err
+	}
+	out := r.Clone(r.Context())
+	out.URL, out.Host = u, ""
+	t.c.authorize(out.Header)
+	next := t.c.http.Transport
+	if next == nil {
+		next = http.DefaultTransport
+	}
+	return next.RoundTrip(out)
+}
+
+// PortURL makes a URL that lets whoever has it use a port of a sandbox, without a token,
+// for a while: from one second to seven days; 0 is an hour. It ends with the sandbox.
+func (c *Client) PortURL(ctx context.Context, key string, port int, ttl time.Duration) (*apitype.PortURL, error) {
+	req := apitype.PortURLRequest{Port: port}
+	if ttl != 0 {
+		d := apitype.Duration(ttl)
+		req.TTL = &d
+	}
+	return out[apitype.PortURL](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/urls"), body: req, again: repeatable})
+}
