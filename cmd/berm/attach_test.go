@@ -35,7 +35,7 @@ func (p farEnd) send(messages ...string) {
 		if m == "" || m[0] < ' ' {
 			kind = websocket.MessageBinary
 		}
-		if err := p.Write(p.t.Context(), kind, []byte(m)); err != nil {
+		if err := p.Write(context.Background(), kind, []byte(m)); err != nil {
 			p.t.Error(err)
 		}
 	}
@@ -43,7 +43,7 @@ func (p farEnd) send(messages ...string) {
 
 // wants reads a message.
 func (p farEnd) wants(want string) {
-	_, got, err := p.Read(p.t.Context())
+	_, got, err := p.Read(context.Background())
 	if err != nil || string(got) != want {
 		p.t.Errorf("the server was sent %q, %v, want %q", got, err, want)
 	}
@@ -56,12 +56,15 @@ func (p farEnd) end(reason string) { _ = p.Close(websocket.StatusNormalClosure, 
 func attachTo(t *testing.T, answers ...func(p farEnd)) *session {
 	t.Helper()
 	var mu sync.Mutex
+	var handlers sync.WaitGroup // as the server's Close waits for no WebSocket
 	n := 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		n++
 		i := n - 1
 		mu.Unlock()
+		handlers.Add(1)
+		defer handlers.Done()
 		if r.URL.Path != "/attach" || r.Header.Get("Authorization") != "Bearer secret" {
 			t.Errorf("the request is for %s, with %v", r.URL, r.Header)
 		}
@@ -82,8 +85,9 @@ func attachTo(t *testing.T, answers ...func(p farEnd)) *session {
 		defer func() { _ = ws.CloseNow() }()
 		answers[i](farEnd{ws, t, r.URL.Query()})
 	}))
-	t.Cleanup(server.Close)
 	t.Cleanup(func() {
+		server.Close()
+		handlers.Wait()
 		mu.Lock()
 		defer mu.Unlock()
 		if n != len(answers) {
@@ -190,7 +194,7 @@ func TestSessionFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := attachTo(t, func(p farEnd) {
 				tt.answer(p)
-				_, _, _ = p.Read(t.Context()) // until the other side is gone
+				_, _, _ = p.Read(context.Background()) // until the other side is gone
 			})
 			s.in = strings.NewReader("") // so that nothing is tried again
 			if _, err := s.run(t.Context()); err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -223,7 +227,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 func TestSessionBrokenPipe(t *testing.T) {
 	s := attachTo(t, func(p farEnd) {
 		p.send(`{"seq":0}`, "\x01out")
-		_, _, _ = p.Read(t.Context())
+		_, _, _ = p.Read(context.Background())
 	})
 	s.stdout = writerFunc(func([]byte) (int, error) { return 0, syscall.EPIPE })
 	killed := false
@@ -258,7 +262,7 @@ func TestSessionSignals(t *testing.T) {
 	s = attachTo(t, func(p farEnd) {
 		p.wants("ready")
 		self(syscall.SIGINT)
-		_, _, _ = p.Read(t.Context())
+		_, _, _ = p.Read(context.Background())
 	})
 	in, typed = io.Pipe()
 	defer func() { _ = typed.Close() }()
@@ -288,7 +292,7 @@ func TestSessionTerminal(t *testing.T) {
 		p.send(`{"seq":0}`, "\x01line\n")
 		_, _ = keyboard.WriteString("b\x10\x11")
 		p.wants("b")
-		_, _, _ = p.Read(t.Context())
+		_, _, _ = p.Read(context.Background())
 	})
 	s.in, s.stdout, s.terminal = tty, tty, term
 	if _, err := s.run(t.Context()); !errors.Is(err, errDetached) {
