@@ -153,7 +153,8 @@ func cutCommand(command []string) []string {
 // was; that the program can't be executed is none.
 func (p *process) launch(s *wire.Start) error {
 	if s.Dir != "" {
-		if _, err := os.Stat(s.Dir); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		info, err := os.Stat(s.Dir)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || err == nil && !info.IsDir() {
 			if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 				return invalid("the working directory %s can't be made: %s", quote(s.Dir), reason(err))
 			}

@@ -34,27 +34,26 @@ func TestRun(t *testing.T) {
 		code, signal   int
 		stdout, stderr string
 	}{
-		"success":             {start: wire.Start{Command: []string{"true"}}},
-		"both streams":        {start: wire.Start{Command: []string{"sh", "-c", "echo out; echo err >&2; exit 7"}}, code: 7, stdout: "out\n", stderr: "err\n"},
-		"killed":              {start: wire.Start{Command: []string{"sh", "-c", "kill -KILL $$"}}, code: 137, signal: 9},
-		"terminated":          {start: wire.Start{Command: []string{"sh", "-c", "kill $$"}}, code: 143, signal: 15},
-		"arguments":           {start: wire.Start{Command: []string{"sh", "-c", `printf '<%s>' "$@"`, "0", "", "a b", "ü"}}, stdout: "<><a b><ü>"},
-		"no input":            {start: wire.Start{Command: []string{"cat"}}},
-		"environment":         {start: wire.Start{Command: []string{"sh", "-c", "echo $OUTER $OVER $NEW"}, Env: []string{"NEW=1", "OVER=x", "OVER=y", "NEW=new"}}, stdout: "outer y new\n"},
-		"directory":           {start: wire.Start{Command: []string{"pwd"}, Dir: dir}, stdout: dir + "\n"},
-		"directory is made":   {start: wire.Start{Command: []string{"pwd"}, Dir: dir + "/new/below"}, stdout: dir + "/new/below\n"},
-		"directory is a file": {start: wire.Start{Command: []string{"pwd"}, Dir: plain}, code: 126, stderr: "berm-agent: " + plain + ": not a directory\n"},
-		"program in it":       {start: wire.Start{Command: []string{"./script", "a"}, Dir: dir}, code: 1, stdout: "./script 1\n"},
-		"relative PATH":       {start: wire.Start{Command: []string{"script"}, Dir: filepath.Dir(dir), Env: []string{"PATH=/nowhere:" + filepath.Base(dir)}}, stdout: filepath.Base(dir) + "/script 0\n"},
-		"its own PATH":        {start: wire.Start{Command: []string{"script", "1", "2"}, Env: []string{"PATH=" + dir}}, code: 2, stdout: script + " 2\n"},
-		"no PATH":             {start: wire.Start{Command: []string{"true"}, Env: []string{"PATH="}}, code: 127, stderr: "berm-agent: true: not found\n"},
-		"missing":             {start: wire.Start{Command: []string{"no-such-program"}}, code: 127, stderr: "berm-agent: no-such-program: not found\n"},
-		"missing, by path":    {start: wire.Start{Command: []string{"/no/such"}}, code: 127, stderr: "berm-agent: /no/such: not found\n"},
-		"empty name":          {start: wire.Start{Command: []string{""}}, code: 127, stderr: "berm-agent: : not found\n"},
-		"no interpreter":      {start: wire.Start{Command: []string{lost}}, code: 127, stderr: "berm-agent: " + lost + ": not found\n"},
-		"not executable":      {start: wire.Start{Command: []string{plain}}, code: 126, stderr: "berm-agent: " + plain + ": permission denied\n"},
-		"a directory":         {start: wire.Start{Command: []string{dir}}, code: 126, stderr: "berm-agent: " + dir + ": is a directory\n"},
-		"too long":            {start: wire.Start{Command: []string{"true", strings.Repeat("x", 200<<10)}}, code: 126, stderr: "berm-agent: true: argument list too long\n"},
+		"success":           {start: wire.Start{Command: []string{"true"}}},
+		"both streams":      {start: wire.Start{Command: []string{"sh", "-c", "echo out; echo err >&2; exit 7"}}, code: 7, stdout: "out\n", stderr: "err\n"},
+		"killed":            {start: wire.Start{Command: []string{"sh", "-c", "kill -KILL $$"}}, code: 137, signal: 9},
+		"terminated":        {start: wire.Start{Command: []string{"sh", "-c", "kill $$"}}, code: 143, signal: 15},
+		"arguments":         {start: wire.Start{Command: []string{"sh", "-c", `printf '<%s>' "$@"`, "0", "", "a b", "ü"}}, stdout: "<><a b><ü>"},
+		"no input":          {start: wire.Start{Command: []string{"cat"}}},
+		"environment":       {start: wire.Start{Command: []string{"sh", "-c", "echo $OUTER $OVER $NEW"}, Env: []string{"NEW=1", "OVER=x", "OVER=y", "NEW=new"}}, stdout: "outer y new\n"},
+		"directory":         {start: wire.Start{Command: []string{"pwd"}, Dir: dir}, stdout: dir + "\n"},
+		"directory is made": {start: wire.Start{Command: []string{"pwd"}, Dir: dir + "/new/below"}, stdout: dir + "/new/below\n"},
+		"program in it":     {start: wire.Start{Command: []string{"./script", "a"}, Dir: dir}, code: 1, stdout: "./script 1\n"},
+		"relative PATH":     {start: wire.Start{Command: []string{"script"}, Dir: filepath.Dir(dir), Env: []string{"PATH=/nowhere:" + filepath.Base(dir)}}, stdout: filepath.Base(dir) + "/script 0\n"},
+		"its own PATH":      {start: wire.Start{Command: []string{"script", "1", "2"}, Env: []string{"PATH=" + dir}}, code: 2, stdout: script + " 2\n"},
+		"no PATH":           {start: wire.Start{Command: []string{"true"}, Env: []string{"PATH="}}, code: 127, stderr: "berm-agent: true: not found\n"},
+		"missing":           {start: wire.Start{Command: []string{"no-such-program"}}, code: 127, stderr: "berm-agent: no-such-program: not found\n"},
+		"missing, by path":  {start: wire.Start{Command: []string{"/no/such"}}, code: 127, stderr: "berm-agent: /no/such: not found\n"},
+		"empty name":        {start: wire.Start{Command: []string{""}}, code: 127, stderr: "berm-agent: : not found\n"},
+		"no interpreter":    {start: wire.Start{Command: []string{lost}}, code: 127, stderr: "berm-agent: " + lost + ": not found\n"},
+		"not executable":    {start: wire.Start{Command: []string{plain}}, code: 126, stderr: "berm-agent: " + plain + ": permission denied\n"},
+		"a directory":       {start: wire.Start{Command: []string{dir}}, code: 126, stderr: "berm-agent: " + dir + ": is a directory\n"},
+		"too long":          {start: wire.Start{Command: []string{"true", strings.Repeat("x", 200<<10)}}, code: 126, stderr: "berm-agent: true: argument list too long\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k.t = t
@@ -74,6 +73,21 @@ func TestRun(t *testing.T) {
 				t.Errorf("it is still known: %+v", got)
 			}
 		})
+	}
+}
+
+// A working directory that is something else, or can't be made, is no end of a command.
+func TestRunDirectoryRefused(t *testing.T) {
+	k, _ := serveStdio(t)
+	plain := filepath.Join(t.TempDir(), "plain")
+	if err := os.WriteFile(plain, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{plain, plain + "/below"} {
+		a := k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"pwd"}, Dir: dir}})
+		if a.failure == nil || a.failure.Class != wire.ClassInvalid {
+			t.Errorf("%s: %+v, %+v", dir, a.failure, a.info)
+		}
 	}
 }
 
