@@ -192,6 +192,7 @@ func (r *Runtime) scan() error {
 			continue
 		}
 		b := r.newBox(e.Name())
+		b.inherited = true
 		if err := b.listen(); err != nil {
 			r.log.Warn("agent_not_heard", "dir", b.dir, "error", err)
 			continue
@@ -308,7 +309,7 @@ func (r *Runtime) drop(b *box) {
 func (r *Runtime) Remove(ctx context.Context, id string) error {
 	b := r.known(id)
 	if b == nil {
-		if c, err := r.Engine.Inspect(ctx, id); err == nil {
+		if c, err := r.Inspect(ctx, id); err == nil {
 			r.mu.Lock()
 			b = r.boxes[dirName(c.Name)]
 			r.mu.Unlock()
@@ -343,7 +344,7 @@ func (r *Runtime) box(ctx context.Context, id string) (*box, error) {
 	if b := r.known(id); b != nil {
 		return b, nil
 	}
-	c, err := r.Engine.Inspect(ctx, id)
+	c, err := r.Inspect(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -374,7 +375,28 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 	if own := r.sweep(ctx); own != nil {
 		err = errors.Join(err, fmt.Errorf("sweep the agents' directories: %w", own))
 	}
+	r.tidy(ctx)
 	return err
+}
+
+// tidy has the programs forget commands of an earlier Runtime, which nobody waits for
+// any more, once they have ended. What can't be done now can wait.
+func (r *Runtime) tidy(ctx context.Context) {
+	r.mu.Lock()
+	var inherited []*box
+	for _, b := range r.boxes {
+		if b.inherited && b.id != "" {
+			inherited = append(inherited, b)
+		}
+	}
+	r.mu.Unlock()
+	for _, b := range inherited {
+		if b.tidy(ctx) {
+			r.mu.Lock()
+			b.inherited = false
+			r.mu.Unlock()
+		}
+	}
 }
 
 func (r *Runtime) sweep(ctx context.Context) error {
@@ -390,7 +412,7 @@ func (r *Runtime) sweep(ctx context.Context) error {
 	}
 	r.mu.Unlock()
 
-	list, err := r.Engine.List(ctx, nil)
+	list, err := r.List(ctx, nil)
 	if err != nil {
 		return err
 	}

@@ -37,8 +37,11 @@ type box struct {
 	creates int    // calls of Create under way
 	uses    uint64 // how many there ever were
 	fresh   bool   // the directory was made by this Runtime
+	// The program may still know commands of an earlier Runtime.
+	inherited bool
 
 	paused atomic.Bool // the container may be
+	missed atomic.Bool // that the program didn't answer has been told
 
 	mu      sync.Mutex
 	ln      *net.UnixListener
@@ -362,6 +365,13 @@ func (b *box) pick(ctx context.Context, asked *bool) (c *conn, owned bool, err e
 		b.met, b.until = false, time.Time{}
 	}
 	return nil, false, err
+}
+
+// connected tells whether the program has a connection that isn't in use.
+func (b *box) connected() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.idle) > 0
 }
 
 // unwait takes a waiter back, and gives what it may have got meanwhile; the lock is held.

@@ -307,21 +307,27 @@ func (r *Runtime) openIn(ctx context.Context, b *box, id string, req *wire.Reque
 	return x, err
 }
 
+// errUnfit says that the program isn't the right one for a request.
+var errUnfit = errors.New("the program has another user")
+
 // start makes a request on one connection after the other, until one isn't dead. Fit,
-// when not nil, says whether a connection's program will do. The error is errAbsent, the
-// context's or a *wire.Failure.
+// when not nil, says whether a connection's program will do. The error is errAbsent,
+// errUnfit, the context's or a *wire.Failure.
 func (b *box) start(ctx context.Context, id string, request []byte, fit func(*conn) bool) (*call, error) {
 	if b.name == "" {
 		return nil, errAbsent
 	}
-	for range maxRetries {
+	for dead := range maxRetries {
+		if dead > 0 && !b.connected() && !b.runs(ctx) {
+			return nil, errAbsent // which is why
+		}
 		c, err := b.take(ctx)
 		if err != nil {
 			return nil, err
 		}
 		if fit != nil && !fit(c) {
 			b.put(c)
-			return nil, errAbsent
+			return nil, errUnfit
 		}
 		x, err := b.begin(ctx, id, c, request)
 		switch {

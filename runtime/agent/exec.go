@@ -44,11 +44,16 @@ func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 	b, err := r.box(ctx, id)
 	if err == nil && b.name != "" {
 		res, err := b.exec(ctx, id, e)
-		if !errors.Is(err, errAbsent) {
-			if err != nil {
-				return res, fmt.Errorf("%s: %w", op, err)
-			}
+		switch {
+		case err == nil:
+			b.missed.Store(false)
 			return res, nil
+		case errors.Is(err, errAbsent):
+			if !b.paused.Load() && !b.missed.Swap(true) {
+				r.log.WarnContext(ctx, "agent_absent", "container", id)
+			}
+		case !errors.Is(err, errUnfit):
+			return res, fmt.Errorf("%s: %w", op, err)
 		}
 	}
 	// What is wrong, it says itself.
@@ -99,6 +104,7 @@ type run struct {
 	closed  atomic.Bool // all of its input has been sent
 	info    *wire.ProcessInfo
 	deliver error // of Stdout or Stderr
+	kept    bool  // by the program, until it is told to forget it
 }
 
 // The ways in which following a command ends early.
@@ -107,7 +113,8 @@ var (
 	errDeliver = errors.New("output can't be delivered")
 )
 
-// exec gives errors that are classed already, or errAbsent when nothing was done.
+// exec gives errors that are classed already, or errAbsent or errUnfit when nothing was
+// done.
 func (b *box) exec(ctx context.Context, id string, e runtime.Exec) (runtime.ExecResult, error) {
 	if b.paused.Load() {
 		if err := b.thaw(ctx); err != nil {
@@ -188,6 +195,7 @@ func (x *run) wait(ctx context.Context) error {
 		switch {
 		case err == nil:
 			x.finish()
+			x.forget(ctx)
 			return nil
 		case ctx.Err() != nil:
 			return x.kill(ctx, runtime.Ended(ctx))
@@ -200,6 +208,7 @@ func (x *run) wait(ctx context.Context) error {
 			return x.neverRan(failure)
 		}
 		x.drop()
+		x.kept = true
 		if x.seq > before {
 			rejoined = 0
 		}
@@ -281,6 +290,18 @@ func (x *run) finish() {
 		x.done()
 	} else {
 		x.drop()
+	}
+}
+
+// forget has the program drop a command that it keeps because its connection ended first.
+func (x *run) forget(ctx context.Context) {
+	if !x.kept {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.b.r.pace.drain)
+	defer cancel()
+	if request, err := json.Marshal(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: x.process}}); err == nil {
+		_ = x.b.settle(ctx, x.id, request) // it keeps so many only anyway
 	}
 }
 
@@ -396,8 +417,9 @@ func (x *run) abandon(ctx context.Context, err error) error {
 		err = runtime.Unavailable(errBroken)
 	}
 	if why != nil {
-		err = notKilled(err, why)
+		return notKilled(err, why)
 	}
+	x.forget(ctx)
 	return err
 }
 
@@ -421,6 +443,8 @@ func (x *run) kill(ctx context.Context, err error) error {
 		x.finish()
 	} else {
 		x.drop()
+		x.kept = true
+		x.forget(ctx)
 	}
 	return err
 }
@@ -501,4 +525,38 @@ func (b *box) settle(ctx context.Context, id string, request []byte) error {
 		return runtime.Ended(ctx)
 	}
 	return errBroken
+}
+
+// tidy has the program forget commands of an earlier Runtime that have ended. True when
+// there is none any more.
+func (b *box) tidy(ctx context.Context) bool {
+	b.r.mu.Lock()
+	id := b.id
+	b.r.mu.Unlock()
+	if !b.connected() || id == "" {
+		return false
+	}
+	x, err := b.r.openIn(ctx, b, id, &wire.Request{Op: wire.OpList})
+	if err != nil {
+		return false
+	}
+	x.within(time.Now().Add(b.r.pace.answer))
+	var over []string
+	running := false
+	err = x.items(maxListed, func(payload []byte) error {
+		info, err := parseProcess(payload, "")
+		if err == nil && strings.HasPrefix(info.ID, runPrefix) && !strings.HasPrefix(info.ID, b.r.runs) {
+			if info.Running {
+				running = true
+			} else {
+				over = append(over, info.ID)
+			}
+		}
+		return err
+	})
+	for _, process := range over {
+		request, _ := json.Marshal(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: process}}) // of strings
+		err = errors.Join(err, b.settle(ctx, id, request))
+	}
+	return err == nil && !running
 }

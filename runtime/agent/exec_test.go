@@ -168,6 +168,55 @@ func TestExecRejoins(t *testing.T) {
 	}
 }
 
+// What an earlier Runtime's commands have left with the program is dropped.
+func TestTidy(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t)
+	running := atomic.Bool{}
+	running.Store(true)
+	var forgotten sync.Map
+	for range 2 {
+		b.serve(t, "x", func(p *program, req *wire.Request) {
+			if !p.ready() {
+				return
+			}
+			if req.Op == wire.OpForget {
+				forgotten.Store(req.Process.ID, true)
+			} else {
+				p.item(wire.ProcessInfo{ID: "own"})
+				p.item(wire.ProcessInfo{ID: runPrefix + "old:1", Running: running.Load()})
+				p.item(wire.ProcessInfo{ID: runPrefix + "old:2"})
+				p.item(wire.ProcessInfo{ID: b.runs + "1"})
+			}
+			p.send(wire.KindResult, "{}")
+		})
+	}
+	list, err := b.ListProcesses(t.Context(), id)
+	if err != nil || len(list) != 1 || list[0].ID != "own" {
+		t.Errorf("%+v, %v", list, err)
+	}
+	for _, want := range []map[string]bool{{"old:1": false, "old:2": true}, {"old:1": true, "old:2": true}} {
+		if err := b.Sweep(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for process, gone := range want {
+			if _, ok := forgotten.Load(runPrefix + process); ok != gone {
+				t.Errorf("%s forgotten: %t", process, ok)
+			}
+		}
+		running.Store(false)
+	}
+	for _, process := range []string{"own", b.runs + "1"} {
+		if _, ok := forgotten.Load(process); ok {
+			t.Errorf("%s was forgotten", process)
+		}
+	}
+}
+
 // runner answers as the program does, for commands that end when they are killed.
 type runner struct {
 	mu      sync.Mutex
@@ -393,8 +442,7 @@ func TestPeer(t *testing.T) {
 	other.engine.setPid(os.Getpid())
 	var served *program
 	for served == nil {
-		res, err = other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo"}})
-		if err != nil {
+		if _, err := other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo"}}); err != nil {
 			t.Fatal(err)
 		}
 		if p := other.greeted(t, "y"); other.known(c).pidIs(os.Getpid()) {

@@ -19,6 +19,7 @@ import (
 const (
 	maxHeld   = 64 // processes of a container
 	usualKeep = 64 << 10
+	holdFor   = 5 * time.Second // that output waits for the first attachment
 )
 
 // holding are a container's processes whose connection is here, by ID.
@@ -112,6 +113,12 @@ func (r *Runtime) startServed(ctx context.Context, b *box, id string, p runtime.
 	}
 	h.ring, h.changed.L = wire.NewRing(int(h.keep)), &h.mu
 	h.about = runtime.ProcessInfo{ID: p.ID, Label: p.Label, Command: slices.Clone(p.Command), Running: true, TTY: p.TTY, StartedAt: time.Now().UTC()}
+
+	if p.Hold {
+		soon := &heldAttachment{h: h} // in the place of the one that is to come
+		h.attached = soon
+		time.AfterFunc(holdFor, func() { _ = soon.Close() })
+	}
 
 	b.held.mu.Lock()
 	switch {
