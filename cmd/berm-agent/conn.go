@@ -14,6 +14,9 @@ type conn struct {
 	c io.Closer
 	// out is what w writes to.
 	out io.Writer
+	// drain, unless nil, takes the rest of what Berm sends for an operation that has
+	// ended, in place of input; false if Berm never ends that.
+	drain func() bool
 	// sent is called once, when the Result of the operation under way has been sent.
 	sent func()
 	// input is whether the operation under way takes Data, and hasn't had its End.

@@ -207,23 +207,57 @@ func (p *process) release(at *attachment) {
 // follow serves an attachment to the end of the process, or until it ends itself.
 func (p *process) follow(c *conn, at *attachment) (*wire.ProcessInfo, error) {
 	defer p.release(at)
-	stopped := make(chan struct{})
-	go func() { p.feed(c, at); close(stopped) }()
+	f := &feeder{stopped: make(chan struct{})}
+	c.input = false // it's the feeder's
+	go p.feed(c, at, f)
 	err := p.deliver(c, at)
 	if errors.Is(err, errGone) {
 		_ = c.c.Close()
 	}
 	p.release(at)
-	// Berm says nothing between its End and this operation's, so nothing is lost.
-	if d, ok := c.c.(interface{ SetReadDeadline(time.Time) error }); ok {
+	if !f.finish() {
+		c.drain = f.wait
+	} else if d, ok := c.c.(interface{ SetReadDeadline(time.Time) error }); ok {
+		// Berm says nothing between its End and this operation's, so nothing is lost.
 		_ = d.SetReadDeadline(time.Now())
-		<-stopped
+		<-f.stopped
 		_ = d.SetReadDeadline(time.Time{})
 	}
 	if err != nil {
 		return nil, err
 	}
 	return p.tell(), nil
+}
+
+// feeder is what takes a process' input from Berm, up to Berm's End, and beyond that
+// while the operation goes on: so that it is noticed when Berm hangs up.
+type feeder struct {
+	mu      sync.Mutex
+	ended   bool // End has come
+	over    bool // the operation has ended
+	stopped chan struct{}
+}
+
+// finish says that the operation has ended, and tells whether End has come.
+func (f *feeder) finish() (ended bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.over = true
+	return f.ended
+}
+
+// end says that End has come, and tells whether the operation has ended.
+func (f *feeder) end() (over bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended = true
+	return f.over
+}
+
+// wait waits for the End; false if it never comes.
+func (f *feeder) wait() bool {
+	<-f.stopped
+	return f.finish()
 }
 
 // deliver sends the output, to the end of the process.
@@ -274,17 +308,20 @@ func (p *process) deliver(c *conn, at *attachment) error {
 }
 
 // feed gives Berm's input to the process, and notices when Berm hangs up.
-func (p *process) feed(c *conn, at *attachment) {
-	for {
+func (p *process) feed(c *conn, at *attachment, f *feeder) {
+	defer close(f.stopped)
+	for ended := false; ; {
 		kind, payload, err := c.r.Next()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return // the operation has ended
-		case err == nil && kind == wire.KindData && c.input:
+		case err == nil && kind == wire.KindData && !ended:
 			p.write(at, payload)
-		case err == nil && kind == wire.KindEnd && c.input:
-			c.input = false
+		case err == nil && kind == wire.KindEnd && !ended:
 			p.endInput(at)
+			if ended = true; f.end() {
+				return
+			}
 		default:
 			p.release(at)
 			return

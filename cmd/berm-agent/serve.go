@@ -58,7 +58,7 @@ func (srv *server) serve(c *conn, busy func(), idle func() bool) {
 		if err := wire.Decode(payload, &req); err != nil {
 			return
 		}
-		c.input, c.sent = false, nil
+		c.input, c.drain, c.sent = false, nil, nil
 		result, err := srv.do(c, &req)
 		srv.tidy.note()
 		if !c.finish(result, err) || !idle() {
@@ -93,6 +93,9 @@ func (c *conn) finish(result any, err error) bool {
 	}
 	// Large frames have left large buffers.
 	c.w = wire.NewWriter(c.out)
+	if err == nil && c.drain != nil && !c.drain() {
+		return false
+	}
 	for err == nil && c.input { // what was on its way meanwhile
 		var kind wire.Kind
 		switch kind, _, err = c.r.Next(); {

@@ -225,6 +225,8 @@ type sandbox struct {
 	cmd *exec.Cmd
 	pid int // of the agent
 	l   net.Listener
+	// A control group of memory, unless empty, and where the sandbox sees it.
+	group, seen string
 }
 
 // users are those that sandboxes are tried as.
@@ -233,6 +235,13 @@ var users = map[string]int{"root": 0, "nobody": 65534}
 func newSandbox(t *testing.T, uid int) *sandbox {
 	t.Helper()
 	engine.Require(t, "containerd") // root, for namespaces
+	s := prepareSandbox(t)
+	s.boot(uid)
+	return s
+}
+
+func prepareSandbox(t *testing.T) *sandbox {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "b-")
 	if err != nil {
 		t.Fatal(err)
@@ -243,15 +252,21 @@ func newSandbox(t *testing.T, uid int) *sandbox {
 	}
 	s := &sandbox{t: t, dir: dir}
 	s.listen()
-	script := `mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/berm &&
-		mount --bind "$1" /run/berm && mount -o remount,bind,ro /run/berm && cd / &&
-		exec setpriv --reuid "$2" --regid "$2" --clear-groups "$0" init / -- sleep 1000`
-	s.cmd = exec.Command("sh", "-c", script, agent, dir, fmt.Sprint(uid))
+	return s
+}
+
+func (s *sandbox) boot(uid int) {
+	s.t.Helper()
+	script := `if [ -n "$3" ]; then echo 0 >"$3/cgroup.procs" || exit; fi
+		mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/berm &&
+		mount --bind "$1" /run/berm && mount -o remount,bind,ro /run/berm || exit
+		if [ -n "$3" ]; then mount --bind "$3" "$4" || exit; fi
+		cd / && exec setpriv --reuid "$2" --regid "$2" --clear-groups "$0" init / -- sleep 1000`
+	s.cmd = exec.Command("sh", "-c", script, agent, s.dir, fmt.Sprint(uid), s.group, s.seen)
 	s.cmd.Stderr = os.Stderr
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS}
-	startCmd(t, s.cmd)
+	startCmd(s.t, s.cmd)
 	s.pid = s.cmd.Process.Pid
-	return s
 }
 
 // listen is Berm's start; the test's end is its end at the latest.

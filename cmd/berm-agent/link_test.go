@@ -1,0 +1,299 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+func TestLink(t *testing.T) {
+	for user, uid := range users {
+		t.Run(user, func(t *testing.T) {
+			s := newSandbox(t, uid)
+			k := s.accept()
+			raw, err := k.conn.(*net.UnixConn).SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var peer *unix.Ucred
+			if ctlErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); ctlErr != nil || err != nil {
+				t.Fatal(ctlErr, err)
+			}
+			if int(peer.Pid) != s.pid || int(peer.Uid) != uid {
+				t.Errorf("%+v dials, want process %d of user %d", peer, s.pid, uid)
+			}
+			if a := k.run("x", "id -u; pwd"); a.stdout.String() != fmt.Sprintf("%d\n/\n", uid) {
+				t.Errorf("%q, %q", &a.stdout, &a.stderr)
+			}
+		})
+	}
+}
+
+// pending is how many connections can be accepted, once no more come.
+func (s *sandbox) pending() []*talk {
+	s.t.Helper()
+	var out []*talk
+	for {
+		if err := s.l.(*net.UnixListener).SetDeadline(time.Now().Add(700 * time.Millisecond)); err != nil {
+			s.t.Fatal(err)
+		}
+		c, err := s.l.Accept()
+		if err != nil {
+			return out
+		}
+		out = append(out, newTalk(s.t, c))
+	}
+}
+
+func TestLinkKeepsSomeIdle(t *testing.T) {
+	s := newSandbox(t, 0)
+	idle := s.pending()
+	if len(idle) != minIdle {
+		t.Fatalf("%d connections, want %d", len(idle), minIdle)
+	}
+	var busy []*talk
+	for i := range 20 {
+		k := s.connection(&idle)
+		a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: fmt.Sprint(i), Command: []string{"cat"}, Stdin: true}})
+		if !ok {
+			t.Fatal(a.failure)
+		}
+		busy = append(busy, k)
+	}
+	if idle = append(idle, s.pending()...); len(idle) != minIdle {
+		t.Errorf("%d idle connections, want %d", len(idle), minIdle)
+	}
+	for _, k := range busy {
+		k.end()
+		for k.next(&outcome{}) {
+		}
+	}
+	open := 0
+	for _, k := range append(busy, idle...) {
+		k.patience(200 * time.Millisecond)
+		if _, _, err := k.r.Next(); os.IsTimeout(err) {
+			open++
+		}
+	}
+	if open != maxIdle {
+		t.Errorf("%d connections are open, want %d", open, maxIdle)
+	}
+}
+
+// connection takes one that is idle.
+func (s *sandbox) connection(idle *[]*talk) *talk {
+	if list := *idle; len(list) > 0 {
+		*idle = list[1:]
+		return list[0]
+	}
+	return s.accept()
+}
+
+func TestRedial(t *testing.T) {
+	s := newSandbox(t, 65534)
+	k := s.accept()
+	k.start(&wire.Start{ID: "x", Command: []string{"sleep", "1000"}})
+	if err := s.l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	before := cpuTime(t, s.pid)
+	time.Sleep(time.Second)
+	if spent := cpuTime(t, s.pid) - before; spent > 100*time.Millisecond {
+		t.Errorf("%s spent on a second of waiting", spent)
+	}
+	if _, err := os.Lstat(filepath.Join(s.dir, wire.Socket)); !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	s.listen()
+	begun := time.Now()
+	k = s.accept()
+	t.Logf("dialled after %s", time.Since(begun))
+	if info := k.ask(wire.OpProcess, "x").info; !info.Running {
+		t.Errorf("%+v", info)
+	}
+	// One who drops what it takes isn't dialled without end.
+	dropped := 0
+	for until := time.Now().Add(2 * time.Second); time.Now().Before(until); dropped++ {
+		if err := s.accept().conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if dropped > 30 {
+		t.Errorf("%d connections in 2 s", dropped)
+	}
+	if a := s.accept().run("y", "echo well"); a.stdout.String() != "well\n" {
+		t.Errorf("%+v", a)
+	}
+}
+
+// cpuTime is what a process has used.
+func cpuTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid)) // of its first thread
+	if err != nil {
+		t.Fatal(err)
+	}
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sum time.Duration
+	for _, path := range tasks {
+		if b, err = os.ReadFile(path); err != nil {
+			continue // it has ended
+		}
+		var ns int64
+		if _, err := fmt.Sscan(string(b), &ns); err != nil {
+			t.Fatal(err)
+		}
+		sum += time.Duration(ns)
+	}
+	return sum
+}
+
+// hangUp begins a run and breaks the connection once some of its output has come.
+func hangUp(t *testing.T, s *sandbox, start *wire.Start) *outcome {
+	t.Helper()
+	k := s.accept()
+	a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: start})
+	if !ok {
+		t.Fatal(a.failure)
+	}
+	for a.seq == 0 && k.next(a) {
+	}
+	if err := k.conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func TestAttachAfterABreak(t *testing.T) {
+	s := newSandbox(t, 0)
+	a := hangUp(t, s, &wire.Start{ID: "x", Label: "mine", Command: []string{"sh", "-c", "echo one; sleep 0.2; echo two >&2; sleep 0.2; read line; echo $line"}, Stdin: true})
+	k := s.accept()
+	b, ok := k.begin(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x", From: a.seq}})
+	if !ok {
+		t.Fatal(b.failure)
+	}
+	if err := k.w.Send(wire.KindData, []byte("three\n")); err != nil {
+		t.Fatal(err)
+	}
+	for k.next(b) {
+	}
+	if b.failure != nil || a.stdout.String() != "one\n" || b.stdout.String() != "three\n" || b.stderr.String() != "two\n" || b.info.NextSeq != 14 || b.info.Label != "mine" {
+		t.Errorf("%+v, then %+v", a, b)
+	}
+	k.end()
+	// It is kept, and its output can be had again, from any place.
+	for from, want := range map[int64]string{0: "one\nthree\n", -1: "one\nthree\n", 2: "e\nthree\n", 9: "hree\n", 14: ""} {
+		a := k.do(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x", From: from}})
+		if a.failure != nil || a.stdout.String() != want || a.info.Running {
+			t.Errorf("from %d: %+v", from, a)
+		}
+	}
+}
+
+// Nothing is lost that Berm has taken the connection's end for, whatever was on its way.
+func TestBreakInMuchOutput(t *testing.T) {
+	s := newSandbox(t, 0)
+	const lines = 400_000
+	start := &wire.Start{ID: "x", Command: []string{"sh", "-c", fmt.Sprintf("seq %d; sleep 0.5", lines)}, KeepBytes: maxKeep}
+	a := hangUp(t, s, start)
+	k := s.accept()
+	b := k.do(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x", From: a.seq}})
+	if b.failure != nil {
+		t.Fatal(b.failure)
+	}
+	want, err := shell(fmt.Sprintf("seq %d", lines))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := a.stdout.String() + b.stdout.String(); got != want {
+		t.Errorf("%d bytes, want %d", len(got), len(want))
+	}
+	// Without an attachment the oldest makes room, and that can be told.
+	start.ID, start.KeepBytes = "y", 1000
+	hangUp(t, s, start)
+	info := k.await("y")
+	if info.NextSeq != int64(len(want)) || info.FirstSeq != info.NextSeq-1000 {
+		t.Errorf("%+v", info)
+	}
+	if a := k.do(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "y", From: -1}}); a.stdout.String() != want[len(want)-1000:] {
+		t.Errorf("%q", &a.stdout)
+	}
+	if a := k.do(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "y", From: info.FirstSeq - 1}}); a.class() != wire.ClassOutOfRange {
+		t.Errorf("%+v", a)
+	}
+}
+
+func TestTakeOver(t *testing.T) {
+	s := newSandbox(t, 0)
+	first, second := s.accept(), s.accept()
+	a, ok := first.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"sh", "-c", "echo one; sleep 0.3; cat | wc -c"}, Stdin: true}})
+	if !ok {
+		t.Fatal(a.failure)
+	}
+	for a.seq == 0 && first.next(a) {
+	}
+	stop := make(chan struct{})
+	go func() { // more than the process takes, so that somebody waits for it
+		defer close(stop)
+		for range 8 {
+			if first.w.Send(wire.KindData, make([]byte, wire.MaxData)) != nil {
+				return
+			}
+		}
+	}()
+	b, ok := second.begin(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x", From: -1}})
+	if !ok {
+		t.Fatal(b.failure)
+	}
+	for first.next(a) {
+	}
+	if a.class() != wire.ClassAborted {
+		t.Errorf("%+v", a)
+	}
+	<-stop
+	second.end()
+	for second.next(b) {
+	}
+	if b.failure != nil || b.info.ExitCode != 0 || b.stdout.Len() < len("one\n0\n") {
+		t.Errorf("%+v", b)
+	}
+	first.end()
+	if a := first.run("y", "echo well"); a.stdout.String() != "well\n" {
+		t.Errorf("%+v", a)
+	}
+	if info := first.ask(wire.OpProcess, "x").info; info.Running || info.ID != "x" {
+		t.Errorf("it isn't kept: %+v", info)
+	}
+}
+
+// Garbage ends its connection, and nothing else.
+func TestGarbage(t *testing.T) {
+	s := newSandbox(t, 0)
+	for _, garbage := range []string{"GET / HTTP/1.1\r\n\r\n", "\x02\x00\x00\x00\x01{", "\x02\xff\xff\xff\xff", "\x04\x00\x00\x00\x00", "\x02\x00\x00\x00\x04null\x05\x00\x00\x00\x00"} {
+		k := s.accept()
+		if _, err := k.conn.Write([]byte(garbage)); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.conn.(*net.UnixConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		for err := error(nil); err == nil; _, _, err = k.r.Next() {
+		}
+	}
+	if a := s.accept().run("x", "echo well"); a.stdout.String() != "well\n" {
+		t.Errorf("%+v", a)
+	}
+}

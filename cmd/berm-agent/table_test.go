@@ -1,0 +1,78 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// bounded is a server whose processes run until they are ended by hand.
+func bounded() *server {
+	srv := &server{launch: func(*process, *wire.Start) error { return nil }}
+	srv.tidy.armed.Store(true) // no timer
+	return srv
+}
+
+func (srv *server) mustBegin(t *testing.T, id string) *process {
+	t.Helper()
+	p, err := srv.begin(&wire.Start{ID: id, Command: []string{"x"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestTableIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := bounded()
+		for i := range maxEnded + 10 {
+			srv.mustBegin(t, fmt.Sprint("ended", i)).fail(unix.ENOENT, &wire.Start{Command: []string{"x"}})
+			time.Sleep(time.Second)
+		}
+		if all := srv.processes.all(); len(all) != maxEnded || all[0].id != "ended10" {
+			t.Fatalf("%d are kept, the first is %s", len(all), all[0].id)
+		}
+		for i := range maxProcesses {
+			srv.mustBegin(t, fmt.Sprint("running", i))
+		}
+		if all := srv.processes.all(); len(all) != maxProcesses || all[0].id != "running0" || all[0].order > all[1].order {
+			t.Fatalf("%d are known, the first is %s", len(all), all[0].id)
+		}
+		_, err := srv.begin(&wire.Start{ID: "more", Command: []string{"x"}}, nil)
+		if err == nil || failureOf(err).Class != wire.ClassExhausted {
+			t.Errorf("one more: %v", err)
+		}
+	})
+}
+
+func TestEndedAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := bounded()
+		srv.mustBegin(t, "running")
+		srv.mustBegin(t, "ended").fail(unix.ENOENT, &wire.Start{Command: []string{"x"}})
+		time.Sleep(keepEnded)
+		if _, err := srv.processes.find("ended"); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Millisecond)
+		if _, err := srv.processes.find("ended"); err == nil {
+			t.Error("it is kept for longer than an hour")
+		}
+		if _, err := srv.processes.find("running"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestNothingStartsAtTheEnd(t *testing.T) {
+	srv := bounded()
+	srv.processes.close()
+	if _, err := srv.begin(&wire.Start{ID: "x", Command: []string{"x"}}, nil); err == nil {
+		t.Error("a process was started")
+	}
+}
