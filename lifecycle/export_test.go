@@ -1,5 +1,7 @@
 package lifecycle
 
+import "time"
+
 // What the fuzzers of package lifecycle_test need to see.
 
 // Split is split.
@@ -30,4 +32,14 @@ func (m *Manager) Hubs(tenant, key string) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(rec.inside.hubs)
+}
+
+// LabelTimeout reads the timeout from what a sandbox says is a label, and KindOf the
+// kind and the caller's name from what it says is an ID.
+func LabelTimeout(s string) time.Duration { return parseLabel(s).timeout() }
+
+// KindOf is kindOf.
+func KindOf(s string) (string, string) {
+	k, id := kindOf(s)
+	return string(k), id
 }

@@ -431,3 +431,19 @@ func TestInsideStorm(t *testing.T) {
 		return st.RunningCommands == 0 && st.RunningProcesses == 0 && w.Held()[4] == 0 && w.Hubs("a", "k") == 0
 	})
 }
+
+// Whatever a sandbox says is an ID or a label of ours, it is harmless.
+func FuzzSaid(f *testing.F) {
+	for _, s := range []string{"exec.x", "proc.default", "exec.", "exec.a/b", `{"h":"x","t":30000,"i":true}`, `{"t":1e99}`, `{"t":-1}`, "[", `{"t":9223372036854775807}`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if d := lifecycle.LabelTimeout(s); d < 0 || d > 11*365*24*time.Hour {
+			t.Errorf("a timeout of %s", d)
+		}
+		k, id := lifecycle.KindOf(s)
+		if k != "" && (k+id != s || id == "" || len(s) > 128 || strings.ContainsAny(id, "/ \n\x00")) {
+			t.Errorf("kind %q of %q", k, id)
+		}
+	})
+}
