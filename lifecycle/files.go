@@ -307,7 +307,7 @@ func (a *FileAccess) failed(ctx context.Context, name string, err error) error {
 		return &FileError{Path: name, Class: errdefs.ErrPermissionDenied, Message: "the sandbox's user may not do this"}
 	case errdefs.IsResourceExhausted(err):
 		return &FileError{Path: name, Class: errdefs.ErrResourceExhausted, Message: "the sandbox has no room for it"}
-	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err):
+	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInternal(err):
 		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, err)
 	}
 	// The file, or the container?
@@ -321,7 +321,7 @@ func (a *FileAccess) failed(ctx context.Context, name string, err error) error {
 	case errdefs.IsNotFound(err):
 		return &FileError{Path: name, Class: errdefs.ErrNotFound, Message: "there is no such file"}
 	}
-	return &FileError{Path: name, Class: errdefs.ErrFailedPrecondition, Message: "what is there doesn't allow this: it is of another kind, or isn't empty"}
+	return &FileError{Path: name, Class: errdefs.ErrFailedPrecondition, Message: "the sandbox can't do this with what is there: it may be of another kind, or not empty"}
 }
 
 // FileError says what keeps a call from using a file.

@@ -135,7 +135,7 @@ func (p *PortAccess) failed(ctx context.Context, port int, err error) error {
 		return &PortError{Port: port, Message: "nobody took the connection in time"}
 	case errdefs.IsUnavailable(err):
 		return &UnavailableError{Err: fmt.Errorf("dial port %d in sandbox %s: %w", port, p.sb.Key, err)}
-	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err):
+	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInternal(err):
 		return fmt.Errorf("dial port %d in sandbox %s: %w", port, p.sb.Key, err)
 	}
 	switch dead := p.m.lookAgain(ctx, p.rec, p.sb); {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -151,7 +152,7 @@ func (c *Client) ListFiles(ctx context.Context, key, dir string, depth int) iter
 		for dec := json.NewDecoder(rep.body); ; {
 			var info apitype.FileInfo
 			switch err := dec.Decode(&info); {
-			case err == io.EOF: //nolint:errorlint // io.ErrUnexpectedEOF isn't the end
+			case errors.Is(err, io.EOF):
 				return
 			case err != nil:
 				yield(apitype.FileInfo{}, fmt.Errorf("read list: %w", err))

@@ -76,7 +76,10 @@ func TestFiles(t *testing.T) {
 	if diff := cmp.Diff([]string{"/d/a.txt", "/d/e", "/d/e/f", "/d/e/\ufffd", "/d/g", "/d/\ufffd+ &"}, names); diff != "" {
 		t.Error(diff)
 	}
-	for range b.ListFiles(ctx, "k", "/d", 0) {
+	for info, err := range b.ListFiles(ctx, "k", "/d", 0) {
+		if err != nil || info.Path != "/d/a.txt" {
+			t.Errorf("got %+v, %v", info, err)
+		}
 		break
 	}
 	for _, err := range b.ListFiles(ctx, "k", "/none", 0) {

@@ -359,7 +359,7 @@ func TestPortWebSocket(t *testing.T) {
 	defer cancel()
 	dial := func() *websocket.Conn {
 		t.Helper()
-		c, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(h.url, "http")+portPath+"/ws", &websocket.DialOptions{ //nolint:bodyclose // the library's
+		c, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(h.url, "http")+portPath+"/ws", &websocket.DialOptions{
 			HTTPHeader: http.Header{"X-Api-Token": {master}},
 		})
 		if err != nil {

@@ -32,8 +32,9 @@ type moveFunc = func(f *lifecycle.FileAccess, ctx context.Context, from, to stri
 
 // upload is a request's body whose every read has its own deadline.
 type upload struct {
-	r  io.Reader
-	rc *http.ResponseController
+	r   io.Reader
+	rc  *http.ResponseController
+	all bool // was read
 }
 
 func newUpload(w http.ResponseWriter, r *http.Request) *upload {
@@ -43,14 +44,23 @@ func newUpload(w http.ResponseWriter, r *http.Request) *upload {
 func (u *upload) Read(b []byte) (int, error) {
 	_ = u.rc.SetReadDeadline(time.Now().Add(stall)) // an in-process reader has none
 	n, err := u.r.Read(b)
-	if err != nil && !errors.Is(err, io.EOF) {
+	switch {
+	case errors.Is(err, io.EOF):
+		u.all = true
+		_ = u.rc.SetReadDeadline(time.Time{}) // what is done with it may take its time
+	case err != nil:
 		err = &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
 			Detail: "the body could not be read to its end", Cause: err}
 	}
 	return n, err
 }
 
-func (u *upload) done() { _ = u.rc.SetReadDeadline(time.Now().Add(stall)) } // for what the server reads of the rest
+// done gives the server a moment to read some of the rest, if there is one.
+func (u *upload) done() {
+	if !u.all {
+		_ = u.rc.SetReadDeadline(time.Now().Add(bodyLinger))
+	}
+}
 
 // sender writes an answer whose every write has its own deadline.
 type sender struct {
@@ -403,7 +413,7 @@ func (s *fileEvents) send(b []byte) error {
 		s.open = true
 		s.w.Header().Set("Content-Type", "text/event-stream")
 	}
-	if _, s.err = s.sender.Write(b); s.err == nil {
+	if _, s.err = s.Write(b); s.err == nil {
 		if err := s.rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
 			s.err = err
 		}
