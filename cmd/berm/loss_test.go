@@ -5,12 +5,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
 // An engine that hangs: every call answers within its deadline, and the server
@@ -25,10 +25,11 @@ func testHungEngine(t *testing.T, kind string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(e.Pid(), syscall.SIGSTOP); err != nil {
+	thaw, err := engine.Freeze(e.Pid())
+	defer func() { _ = thaw() }() // for a test that ends early
+	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = syscall.Kill(e.Pid(), syscall.SIGCONT) }() // for a test that ends early
 	began := time.Now()
 	var refused *client.Error
 	// The first call meets an engine that nobody knows to hang.
@@ -48,7 +49,7 @@ func testHungEngine(t *testing.T, kind string) {
 	if took := time.Since(began); took > time.Second {
 		t.Errorf("once it is known to hang, a command took %s to fail", took)
 	}
-	if err := syscall.Kill(e.Pid(), syscall.SIGCONT); err != nil {
+	if err := thaw(); err != nil {
 		t.Fatal(err)
 	}
 	s.awaitReady()

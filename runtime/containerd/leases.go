@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/containerd/containerd/v2/core/leases"
 )
@@ -15,6 +16,12 @@ import (
 // labelHolder names the process that a lease was taken by, for as long as a call of its
 // lasts. It stands on leases that aren't of one container.
 const labelHolder = labelPrefix + "holder"
+
+// callLease begins the names of such leases.
+const callLease = "call-"
+
+// underWay are those of them that a call of this process is using.
+var underWay sync.Map
 
 // holder tells this process from all others of the host, also from one that gets its
 // number later.
@@ -39,9 +46,14 @@ func holderGone(name string) bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && now.start != begun
 }
 
-// sweepLeases ends the leases of this root whose holders have ended, so that the
-// engine's collector takes what they were for.
+// sweepLeases ends the leases of this root whose holders have ended, or this process's
+// own that it couldn't end in time, so that the engine's collector takes what they were
+// for.
 func (r *Runtime) sweepLeases(ctx context.Context) error {
+	own, err := holder()
+	if err != nil {
+		return err
+	}
 	service := r.client.LeasesService()
 	held, err := service.List(ctx, "labels."+strconv.Quote(labelRoot)+"=="+strconv.Quote(r.opts.Root)+",labels."+strconv.Quote(labelHolder))
 	if err != nil {
@@ -49,7 +61,8 @@ func (r *Runtime) sweepLeases(ctx context.Context) error {
 	}
 	var errs []error
 	for _, l := range held {
-		if !holderGone(l.Labels[labelHolder]) {
+		name := l.Labels[labelHolder]
+		if _, used := underWay.Load(l.ID); name == own && used || name != own && !holderGone(name) {
 			continue
 		}
 		if err := absent(service.Delete(ctx, l, leases.SynchronousDelete)); err != nil {

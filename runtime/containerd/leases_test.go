@@ -50,6 +50,7 @@ func TestSweepLeases(t *testing.T) {
 	for id, labels := range map[string]map[string]string{
 		"stale":   {labelRoot: r.opts.Root, labelHolder: stale},
 		"held":    {labelRoot: r.opts.Root, labelHolder: own},
+		"lost":    {labelRoot: r.opts.Root, labelHolder: own},
 		"others":  {labelRoot: r.opts.Root + "x", labelHolder: stale},
 		"foreign": {},
 	} {
@@ -59,6 +60,8 @@ func TestSweepLeases(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = service.Delete(r.namespaced(context.Background()), l) })
 	}
+	underWay.Store("leases-held", true)
+	t.Cleanup(func() { underWay.Delete("leases-held") })
 	if err := r.Sweep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +73,7 @@ func TestSweepLeases(t *testing.T) {
 	for _, l := range left {
 		there[l.ID] = true
 	}
-	for id, want := range map[string]bool{"stale": false, "held": true, "others": true, "foreign": true} {
+	for id, want := range map[string]bool{"stale": false, "held": true, "lost": false, "others": true, "foreign": true} {
 		if there["leases-"+id] != want {
 			t.Errorf("%s: there is %t, want %t", id, there["leases-"+id], want)
 		}

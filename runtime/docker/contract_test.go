@@ -2,10 +2,10 @@ package docker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -110,12 +110,12 @@ func TestContract(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = impatient.Close() })
-			pid := d.Pid()
-			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
+			thaw, err := engine.Freeze(d.Pid())
+			if err != nil {
+				t.Fatal(errors.Join(err, thaw()))
 			}
 			return impatient, func() {
-				if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+				if err := thaw(); err != nil {
 					t.Error(err)
 				}
 			}
