@@ -260,9 +260,12 @@ func TestHelpIsWhole(t *testing.T) {
 	for _, args := range [][]string{
 		{"serve"}, {"config", "print"}, {"config", "check"}, {"policy", "explain"}, {"demo"},
 		{"sandbox", "create"}, {"sandbox", "ls"}, {"sandbox", "show"}, {"sandbox", "exec"}, {"sandbox", "renew"}, {"sandbox", "rm"},
-		{"sandbox", "shell"}, {"sandbox", "ps"},
+		{"sandbox", "shell"}, {"sandbox", "ps"}, {"sandbox", "port"},
 		{"sandbox", "process", "start"}, {"sandbox", "process", "list"}, {"sandbox", "process", "logs"}, {"sandbox", "process", "stop"},
 		{"sandbox", "process", "signal"}, {"sandbox", "process", "wait"}, {"sandbox", "process", "attach"},
+		{"sandbox", "files", "ls"}, {"sandbox", "files", "cat"}, {"sandbox", "files", "put"}, {"sandbox", "files", "get"},
+		{"sandbox", "files", "cp"}, {"sandbox", "files", "mv"}, {"sandbox", "files", "rm"}, {"sandbox", "files", "mkdir"},
+		{"sandbox", "files", "stat"}, {"sandbox", "files", "find"}, {"sandbox", "files", "grep"}, {"sandbox", "files", "tar"}, {"sandbox", "files", "watch"},
 	} {
 		stdout, _, code := berm(t, "", append(args, "--help")...)
 		if code != 0 || !strings.Contains(stdout, "Examples:") {

@@ -30,8 +30,8 @@ func newSandboxCommand() *cobra.Command {
 	var flags clientFlags
 	cmd := group("sandbox", "Make, use and remove sandboxes through a server",
 		newCreateCommand(&flags), newListCommand(&flags), newShowCommand(&flags),
-		newExecCommand(&flags), newShellCommand(&flags), newPsCommand(&flags), newProcessCommand(&flags),
-		newRenewCommand(&flags), newRemoveCommand(&flags))
+		newExecCommand(&flags), newShellCommand(&flags), newPsCommand(&flags), newProcessCommand(&flags), newFilesCommand(&flags),
+		newPortCommand(&flags), newRenewCommand(&flags), newRemoveCommand(&flags))
 	cmd.Long = `Make, use and remove sandboxes through a server.
 
 The server is that of --url or BERM_URL (` + defaultURL + ` by default; unix:///path

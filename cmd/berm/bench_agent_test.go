@@ -1,0 +1,296 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime"
+)
+
+// pair is a server and the engine's own client, at work in one and the same container.
+type pair struct {
+	berm *bermContender
+	raw  interface {
+		contender
+		runner
+	}
+	key string // the sandbox'
+	id  string // the container's
+	pid int    // of its init
+}
+
+func newPairs(b *testing.B) (*bench, []pair) {
+	b.Helper()
+	s := newBench(b)
+	var pairs []pair
+	for i := 0; i < len(s.all); i += 2 {
+		p := pair{berm: s.all[i+1].(*bermContender), key: "model-false"}
+		p.raw = s.all[i].(interface {
+			contender
+			runner
+		})
+		p.id = p.berm.model(b, false)
+		c, err := p.berm.engine.open(b, p.berm.server).Inspect(b.Context(), p.id)
+		s.must(err)
+		p.pid = c.Pid
+		pairs = append(pairs, p)
+	}
+	return s, pairs
+}
+
+// run streams a command's output.
+func (c *bermContender) run(ctx context.Context, key string, command []string, stdout io.Writer) error {
+	for ev, err := range c.ExecStream(ctx, key, apitype.ExecRequest{Command: command, Raw: true}) {
+		switch {
+		case err != nil:
+			return err
+		case ev.Event == apitype.EventStdout:
+			if _, err := stdout.Write(ev.DataBase64); err != nil {
+				return err
+			}
+		case ev.Event == apitype.EventStart && ev.Execution.ExecPath != runtime.PathAgent:
+			return fmt.Errorf("the command went by way of the %s", ev.Execution.ExecPath)
+		case ev.Event == apitype.EventExit && (ev.ExitCode == nil || *ev.ExitCode != 0):
+			return fmt.Errorf("%+v", ev.Exit)
+		}
+	}
+	return nil
+}
+
+func (c *bermContender) writeFile(ctx context.Context, key, name, content string) error {
+	_, err := c.WriteFile(ctx, key, name, strings.NewReader(content), client.WriteOptions{})
+	return err
+}
+
+func (c *bermContender) readFile(ctx context.Context, key, name string) (string, error) {
+	r, err := c.ReadFile(ctx, key, name, 0, -1)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = r.Close() }()
+	b, err := io.ReadAll(r)
+	return string(b), err
+}
+
+// way is one way of doing a thing.
+type way struct {
+	name string
+	do   func() (time.Duration, error)
+}
+
+// whole measures all that a function does.
+func whole(f func() error) func() (time.Duration, error) {
+	return func() (time.Duration, error) {
+		began := time.Now()
+		err := f()
+		return time.Since(began), err
+	}
+}
+
+// turns measures ways in turns, each time in another order. Of each two, the first is
+// compared with the second.
+func turns(b *testing.B, ways []way, unit func(name string, f figures) string) {
+	b.Helper()
+	all := make([]figures, len(ways))
+	order := make([]int, len(ways))
+	for i := range order {
+		order[i] = i
+	}
+	for b.Loop() {
+		for _, i := range order {
+			d, err := ways[i].do()
+			if err != nil {
+				b.Fatalf("%s: %v", ways[i].name, err)
+			}
+			all[i] = append(all[i], d)
+		}
+		order = append(order[1:], order[0])
+	}
+	b.ReportMetric(0, "ns/op") // the sum of all, which says nothing
+	for i, w := range ways {
+		b.Logf("%-20s %s   %s", w.name, all[i], unit(w.name, all[i]))
+		b.ReportMetric(all[i].at(.5), strings.ReplaceAll(w.name, " ", "-")+"-p50-ms")
+	}
+	for i := 0; i+1 < len(ways); i += 2 {
+		over, under := all[i], all[i+1]
+		paired := make([]float64, len(over))
+		for n := range over {
+			paired[n] = float64(over[n]) / float64(under[n])
+		}
+		slices.Sort(paired)
+		b.Logf("%-20s / %-20s ratio of the medians %.4f, median of the rounds' ratios %.4f",
+			ways[i].name, ways[i+1].name, over.at(.5)/under.at(.5), paired[len(paired)/2])
+		b.ReportMetric(over.at(.5)/under.at(.5), "ratio-to-"+ways[i+1].name)
+	}
+}
+
+func noUnit(string, figures) string { return "" }
+
+// per gives what a round's n things come to in a second, by the median.
+func per(n float64, what string) func(string, figures) string {
+	return func(_ string, f figures) string { return fmt.Sprintf("%.1f %s/s", n*1000/f.at(.5), what) }
+}
+
+// firstByte is a writer that remembers when it was first written to.
+type firstByte struct{ at atomic.Int64 }
+
+func (f *firstByte) Write(p []byte) (int, error) {
+	f.at.CompareAndSwap(0, time.Now().UnixNano())
+	return len(p), nil
+}
+
+// counter is a writer that counts.
+type counter struct{ n int64 }
+
+func (c *counter) Write(p []byte) (int, error) {
+	c.n += int64(len(p))
+	return len(p), nil
+}
+
+// BenchmarkInside measures what is done in a sandbox over the REST API against the same
+// done in the same container with the engine's own client, interleaved, in one run.
+func BenchmarkInside(b *testing.B) {
+	_, pairs := newPairs(b)
+	ctx := b.Context()
+	both := func(ours func(p pair) func() (time.Duration, error), theirs func(p pair) func() (time.Duration, error)) []way {
+		var ways []way
+		for _, p := range pairs {
+			ways = append(ways, way{p.berm.String(), ours(p)}, way{p.raw.String(), theirs(p)})
+		}
+		return ways
+	}
+	weighInside := func(b *testing.B, when string) {
+		for _, p := range pairs {
+			w := weigh(b, p.pid)
+			b.Logf("%-20s init %s: %s", p.berm, when, w)
+			b.ReportMetric(float64(w.private), p.berm.kind+"-init-private-KiB")
+		}
+	}
+	b.Run("init memory, idle", func(b *testing.B) {
+		for b.Loop() {
+			continue
+		}
+		b.ReportMetric(0, "ns/op")
+		weighInside(b, "idle")
+	})
+	b.Run("exec", func(b *testing.B) {
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error { return p.berm.exec(ctx, p.key) })
+			},
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error { return p.raw.exec(ctx, p.id) })
+			}), noUnit)
+	})
+	b.Run("exec, 16 in parallel", func(b *testing.B) {
+		const workers, each = 16, 4
+		parallel := func(exec func() error) func() (time.Duration, error) {
+			return whole(func() error {
+				var g errgroup.Group
+				for range workers {
+					g.Go(func() error {
+						for range each {
+							if err := exec(); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+				}
+				return g.Wait()
+			})
+		}
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) {
+				return parallel(func() error { return p.berm.exec(ctx, p.key) })
+			},
+			func(p pair) func() (time.Duration, error) {
+				return parallel(func() error { return p.raw.exec(ctx, p.id) })
+			}), per(workers*each, "commands"))
+	})
+	b.Run("first byte of a stream", func(b *testing.B) {
+		// It goes on after that: what is buffered to the end comes late.
+		command := []string{"sh", "-c", "echo hi; sleep 0.2"}
+		first := func(r runner, key string) func() (time.Duration, error) {
+			return func() (time.Duration, error) {
+				var out firstByte
+				began := time.Now()
+				if err := r.run(ctx, key, command, &out); err != nil {
+					return 0, err
+				}
+				return time.Duration(out.at.Load() - began.UnixNano()), nil
+			}
+		}
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) { return first(p.berm, p.key) },
+			func(p pair) func() (time.Duration, error) { return first(p.raw, p.id) }), noUnit)
+	})
+	b.Run("256 MiB of output", func(b *testing.B) {
+		const size = 256 << 20
+		command := []string{"head", "-c", fmt.Sprint(size), "/dev/zero"}
+		read := func(r runner, key string) func() (time.Duration, error) {
+			return whole(func() error {
+				var out counter
+				err := r.run(ctx, key, command, &out)
+				if err == nil && out.n != size {
+					err = fmt.Errorf("%d bytes came", out.n)
+				}
+				return err
+			})
+		}
+		before := map[string]weight{}
+		for _, p := range pairs {
+			before[p.berm.kind] = weigh(b, p.berm.server.cmd.Process.Pid)
+		}
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) { return read(p.berm, p.key) },
+			func(p pair) func() (time.Duration, error) { return read(p.raw, p.id) }), per(size>>20, "MiB"))
+		for _, p := range pairs {
+			after := weigh(b, p.berm.server.cmd.Process.Pid)
+			b.Logf("%-20s server before: %s", p.berm, before[p.berm.kind])
+			b.Logf("%-20s server after:  %s", p.berm, after)
+		}
+		weighInside(b, "after it")
+	})
+	content := strings.Repeat("0123456789abcde\n", 256)
+	b.Run("write 4 KiB", func(b *testing.B) {
+		// The engines' own copies don't reach a tmpfs, nor into a read-only root.
+		command := []string{"sh", "-c", `printf %s "$0" > /tmp/theirs`, content}
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error { return p.berm.writeFile(ctx, p.key, "/tmp/ours", content) })
+			},
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error { return p.raw.run(ctx, p.id, command, io.Discard) })
+			}), noUnit)
+	})
+	b.Run("read 4 KiB", func(b *testing.B) {
+		same := func(got string, err error) error {
+			if err == nil && got != content {
+				err = fmt.Errorf("%d bytes came: %.40q", len(got), got)
+			}
+			return err
+		}
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error { return same(p.berm.readFile(ctx, p.key, "/tmp/ours")) })
+			},
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error {
+					var out strings.Builder
+					err := p.raw.run(ctx, p.id, []string{"cat", "/tmp/theirs"}, &out)
+					return same(out.String(), err)
+				})
+			}), noUnit)
+	})
+}

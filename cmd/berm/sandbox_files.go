@@ -1,0 +1,484 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+)
+
+const (
+	stdio        = "-" // in the place of a local file
+	exitNotFound = 1   // of grep, as grep has it
+)
+
+func newFilesCommand(flags *clientFlags) *cobra.Command {
+	cmd := group("files", "Look at, bring, take and change files in a sandbox",
+		newFilesListCommand(flags), newFilesCatCommand(flags), newFilesPutCommand(flags), newFilesGetCommand(flags),
+		newFilesMoveCommand(flags, "cp", "Copy a file or a tree within a sandbox", (*client.Client).CopyFile),
+		newFilesMoveCommand(flags, "mv", "Move a file or a tree within a sandbox", (*client.Client).MoveFile),
+		newFilesRemoveCommand(flags), newFilesMkdirCommand(flags), newFilesStatCommand(flags), newFilesFindCommand(flags),
+		newFilesGrepCommand(flags), newFilesTarCommand(flags), newFilesWatchCommand(flags))
+	cmd.Long = `Look at, bring, take and change files in a sandbox, as the sandbox's user sees them.
+
+Paths in the sandbox are absolute.`
+	return cmd
+}
+
+// filesAction is the body of a command that uses a sandbox's files.
+func (f *clientFlags) filesAction(do func(cmd *cobra.Command, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
+	return action(func(cmd *cobra.Command, args []string) error {
+		c, err := f.connect()
+		if err != nil {
+			return err
+		}
+		return explain(do(cmd, c, args))
+	})
+}
+
+// shown is a name or text from a sandbox as it can be printed: nothing in it moves a
+// terminal's cursor, or looks like anything else.
+func shown(s string) string {
+	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		return strconv.Quote(s)
+	}
+	return s
+}
+
+// shownPath is a path, of which the text says all unless the bytes are there, too.
+func shownPath(text string, raw []byte) string {
+	if len(raw) > 0 {
+		return shown(string(raw))
+	}
+	return shown(text)
+}
+
+// shownLine is a line of a file as it can be printed.
+func shownLine(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\t' && unicode.IsControl(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, s)
+}
+
+func (f *clientFlags) printFiles(w io.Writer, list *apitype.FileList) error {
+	if f.output == "json" {
+		return writeJSON(w, list)
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, info := range list.Files {
+		name := shownPath(info.Path, info.PathBase64)
+		if info.Target != "" {
+			name += " -> " + shownPath(info.Target, info.TargetBase64)
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%d:%d\t%d\t%s\t%s\n", info.Type, info.Mode, info.UID, info.GID, info.Size,
+			info.ModifiedAt.Format(time.RFC3339), name) // Flush tells of errors
+	}
+	return table.Flush()
+}
+
+// cutShort says that there is more than was asked for.
+func cutShort(cmd *cobra.Command, truncated bool) {
+	if truncated {
+		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "berm: there may be more; see --limit")
+	}
+}
+
+func newFilesListCommand(flags *clientFlags) *cobra.Command {
+	var depth, limit int
+	cmd := &cobra.Command{
+		Use:   "ls KEY PATH",
+		Short: "List a directory",
+		Example: `  berm sandbox files ls mine /workspace
+  berm sandbox files ls mine / --depth 2 -o json`,
+		Args: cobra.ExactArgs(2),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			list := &apitype.FileList{Files: []apitype.FileInfo{}}
+			for info, err := range c.ListFiles(cmd.Context(), args[0], args[1], depth) {
+				if err != nil {
+					return err
+				}
+				if list.Truncated = len(list.Files) >= limit; list.Truncated {
+					break
+				}
+				list.Files = append(list.Files, info)
+			}
+			cutShort(cmd, list.Truncated)
+			return flags.printFiles(cmd.OutOrStdout(), list)
+		}),
+	}
+	cmd.Flags().IntVar(&depth, "depth", 1, "how far down; 1 is the directory alone")
+	cmd.Flags().IntVar(&limit, "limit", 10_000, "at most so many")
+	return cmd
+}
+
+func newFilesCatCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "cat KEY PATH...",
+		Short:   "Print files",
+		Example: "  berm sandbox files cat mine /workspace/log.txt",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			for _, name := range args[1:] {
+				if err := copyFrom(cmd, c, args[0], name, cmd.OutOrStdout()); err != nil {
+					return err
+				}
+			}
+			return nil
+		}),
+	}
+}
+
+// copyFrom copies a sandbox's file to w.
+func copyFrom(cmd *cobra.Command, c *client.Client, key, name string, w io.Writer) error {
+	r, err := c.ReadFile(cmd.Context(), key, name, 0, -1)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	if _, err := io.Copy(w, r); err != nil {
+		return fmt.Errorf("copy %s: %w", name, err)
+	}
+	return nil
+}
+
+func newFilesPutCommand(flags *clientFlags) *cobra.Command {
+	var opts client.WriteOptions
+	var mode string
+	cmd := &cobra.Command{
+		Use:   "put KEY FILE PATH",
+		Short: "Write a file into a sandbox",
+		Long: `Write a local file, or standard input if that is "-", into a sandbox: whole, or not
+at all. A PATH that ends in a slash is a directory to put it in.`,
+		Example: `  berm sandbox files put mine data.csv /workspace/
+  echo hello | berm sandbox files put mine - /tmp/greeting --mode 0600`,
+		Args: cobra.ExactArgs(3),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			from, to := args[1], args[2]
+			if strings.HasSuffix(to, "/") {
+				if from == stdio {
+					return &exitError{code: exitUsage, err: errors.New("standard input has no name of its own: say the whole path")}
+				}
+				to += filepath.Base(from)
+			}
+			var err error
+			if opts.Mode, err = octal(mode); err != nil {
+				return err
+			}
+			r := cmd.InOrStdin()
+			if from != stdio {
+				file, err := os.Open(from)
+				if err != nil {
+					return err
+				}
+				defer func() { _ = file.Close() }()
+				if !cmd.Flags().Changed("mode") {
+					info, err := file.Stat()
+					if err != nil {
+						return err
+					}
+					opts.Mode = info.Mode().Perm()
+				}
+				r = file
+			}
+			info, err := c.WriteFile(cmd.Context(), args[0], to, r, opts)
+			if err != nil {
+				return err
+			}
+			return flags.printFile(cmd.OutOrStdout(), info)
+		}),
+	}
+	f := cmd.Flags()
+	f.StringVar(&mode, "mode", "", "permissions of a new file, octal (default those of the local file)")
+	f.BoolVarP(&opts.Mkdir, "parents", "p", false, "make the directories above it")
+	f.BoolVarP(&opts.Append, "append", "a", false, "add to the end of the file")
+	f.BoolVarP(&opts.NoClash, "no-clobber", "n", false, "fail if the file is there")
+	return cmd
+}
+
+// octal reads permissions; none is 0.
+func octal(s string) (fs.FileMode, error) {
+	if s == "" {
+		return 0, nil
+	}
+	mode, err := strconv.ParseUint(s, 8, 9)
+	if err != nil {
+		return 0, &exitError{code: exitUsage, err: fmt.Errorf("--mode is %q, want octal permissions, from 0000 to 0777", s)}
+	}
+	return fs.FileMode(mode), nil
+}
+
+func (f *clientFlags) printFile(w io.Writer, info *apitype.FileInfo) error {
+	if f.output == "json" {
+		return writeJSON(w, info)
+	}
+	return f.printFiles(w, &apitype.FileList{Files: []apitype.FileInfo{*info}})
+}
+
+func newFilesGetCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "get KEY PATH [FILE]",
+		Short: "Take a file out of a sandbox",
+		Long: `Take a file out of a sandbox: to a local file, which is replaced as a whole; to the
+file's own name in this directory if none is said; to standard output if it is "-".`,
+		Example: `  berm sandbox files get mine /workspace/result.csv
+  berm sandbox files get mine /workspace/result.csv out/today.csv`,
+		Args: cobra.RangeArgs(2, 3),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			to := path.Base(args[1])
+			if len(args) == 3 {
+				to = args[2]
+			} else if to == "/" || to == "." || to == ".." {
+				return &exitError{code: exitUsage, err: fmt.Errorf("%s is no file's name: say where to", args[1])}
+			}
+			if to == stdio {
+				return copyFrom(cmd, c, args[0], args[1], cmd.OutOrStdout())
+			}
+			return replaceFile(to, func(w io.Writer) error { return copyFrom(cmd, c, args[0], args[1], w) })
+		}),
+	}
+}
+
+// replaceFile writes a file beside it first, so that it is whole or not there.
+func replaceFile(name string, write func(io.Writer) error) error {
+	if info, err := os.Stat(name); err == nil && info.IsDir() {
+		return fmt.Errorf("%s is a directory", name)
+	}
+	file, err := os.CreateTemp(filepath.Dir(name), ".berm-")
+	if err != nil {
+		return err
+	}
+	err = errors.Join(write(file), file.Chmod(0o644), file.Close())
+	if err == nil {
+		err = os.Rename(file.Name(), name)
+	}
+	if err != nil {
+		_ = os.Remove(file.Name())
+	}
+	return err
+}
+
+func newFilesRemoveCommand(flags *clientFlags) *cobra.Command {
+	var recursive bool
+	cmd := &cobra.Command{
+		Use:   "rm KEY PATH...",
+		Short: "Remove files",
+		Example: `  berm sandbox files rm mine /tmp/a /tmp/b
+  berm sandbox files rm mine -r /workspace/build`,
+		Args: cobra.MinimumNArgs(2),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			var errs []error
+			for _, name := range args[1:] {
+				errs = append(errs, explain(c.RemoveFile(cmd.Context(), args[0], name, recursive)))
+			}
+			return errors.Join(errs...)
+		}),
+	}
+	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "directories with all that is in them")
+	return cmd
+}
+
+func newFilesMkdirCommand(flags *clientFlags) *cobra.Command {
+	var mode string
+	var parents bool
+	cmd := &cobra.Command{
+		Use:     "mkdir KEY PATH...",
+		Short:   "Make directories",
+		Example: "  berm sandbox files mkdir mine -p /workspace/a/b",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			perm, err := octal(mode)
+			if err != nil {
+				return err
+			}
+			var errs []error
+			for _, name := range args[1:] {
+				errs = append(errs, explain(c.Mkdir(cmd.Context(), args[0], name, perm, parents)))
+			}
+			return errors.Join(errs...)
+		}),
+	}
+	cmd.Flags().StringVar(&mode, "mode", "", "permissions, octal (default 0755)")
+	cmd.Flags().BoolVarP(&parents, "parents", "p", false, "also the directories above; one that is there is no error")
+	return cmd
+}
+
+func newFilesStatCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "stat KEY PATH",
+		Short:   "Tell what a file is",
+		Example: "  berm sandbox files stat mine /workspace -o json",
+		Args:    cobra.ExactArgs(2),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			info, err := c.StatFile(cmd.Context(), args[0], args[1])
+			if err != nil {
+				return err
+			}
+			return flags.printFile(cmd.OutOrStdout(), info)
+		}),
+	}
+}
+
+func newFilesFindCommand(flags *clientFlags) *cobra.Command {
+	var limit int
+	cmd := &cobra.Command{
+		Use:   "find KEY PATH PATTERN",
+		Short: "Find files below a directory by their names",
+		Long: `Find files below a directory by a pattern, in which * stands for anything in one
+name, and ** for any number of directories.`,
+		Example: `  berm sandbox files find mine /workspace '**/*.go'`,
+		Args:    cobra.ExactArgs(3),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			list, err := c.GlobFiles(cmd.Context(), args[0], args[1], args[2], limit)
+			if err != nil {
+				return err
+			}
+			cutShort(cmd, list.Truncated)
+			if flags.output == "json" {
+				return writeJSON(cmd.OutOrStdout(), list)
+			}
+			for _, info := range list.Files {
+				if _, err := fmt.Fprintln(cmd.OutOrStdout(), shownPath(info.Path, info.PathBase64)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}),
+	}
+	cmd.Flags().IntVar(&limit, "limit", 0, "at most so many (default 1000)")
+	return cmd
+}
+
+func newFilesGrepCommand(flags *clientFlags) *cobra.Command {
+	var opts client.SearchOptions
+	cmd := &cobra.Command{
+		Use:   "grep KEY PATTERN PATH",
+		Short: "Find lines in files",
+		Long: `Find lines in a file, or in all those below a directory, by a regular expression in
+Go's syntax. The exit code is 1 when there is none.`,
+		Example: `  berm sandbox files grep mine 'func \w+Sandbox' /workspace --include '*.go'
+  berm sandbox files grep mine -F -i todo /workspace`,
+		Args: cobra.ExactArgs(3),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			opts.Pattern = args[1]
+			found, err := c.SearchFiles(cmd.Context(), args[0], args[2], opts)
+			if err != nil {
+				return err
+			}
+			cutShort(cmd, found.Truncated)
+			if flags.output == "json" {
+				err = writeJSON(cmd.OutOrStdout(), found)
+			}
+			for _, m := range found.Matches {
+				if err == nil && flags.output != "json" {
+					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s:%d:%s\n", shownPath(m.Path, m.PathBase64), m.Line, shownLine(m.Text))
+				}
+			}
+			if err == nil && len(found.Matches) == 0 {
+				err = &exitError{code: exitNotFound}
+			}
+			return err
+		}),
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&opts.Literal, "fixed-strings", "F", false, "the pattern is what to find, and no expression")
+	f.BoolVarP(&opts.IgnoreCase, "ignore-case", "i", false, "upper and lower case are the same")
+	f.StringVar(&opts.Include, "include", "", "only files whose name matches, like '*.go'")
+	f.IntVar(&opts.Limit, "limit", 0, "at most so many (default 1000)")
+	return cmd
+}
+
+func newFilesTarCommand(flags *clientFlags) *cobra.Command {
+	var extract bool
+	cmd := &cobra.Command{
+		Use:   "tar KEY PATH",
+		Short: "Take a tree out of a sandbox as a tar archive, or unpack one there",
+		Long: `Write a file or a tree of a sandbox to standard output as a tar archive, or, with
+--extract, unpack the archive from standard input in the directory PATH.`,
+		Example: `  berm sandbox files tar mine /workspace > workspace.tar
+  tar c src | berm sandbox files tar mine --extract /workspace`,
+		Args: cobra.ExactArgs(2),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			if extract {
+				return c.WriteTar(cmd.Context(), args[0], args[1], cmd.InOrStdin())
+			}
+			r, err := c.ReadTar(cmd.Context(), args[0], args[1])
+			if err != nil {
+				return err
+			}
+			defer func() { _ = r.Close() }()
+			if _, err := io.Copy(cmd.OutOrStdout(), r); err != nil {
+				return fmt.Errorf("copy the archive: %w", err)
+			}
+			return nil
+		}),
+	}
+	cmd.Flags().BoolVarP(&extract, "extract", "x", false, "unpack, instead of packing")
+	return cmd
+}
+
+func newFilesWatchCommand(flags *clientFlags) *cobra.Command {
+	var recursive bool
+	cmd := &cobra.Command{
+		Use:   "watch KEY PATH",
+		Short: "Tell of changes in a directory as they happen",
+		Long: `Tell of changes in a directory as they happen, one in a line, until Ctrl-C. The first
+line, "ready", says that changes from then on are seen.`,
+		Example: "  berm sandbox files watch mine /workspace --recursive",
+		Args:    cobra.ExactArgs(2),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			for e, err := range c.WatchFiles(cmd.Context(), args[0], args[1], recursive) {
+				if err != nil {
+					return err
+				}
+				switch {
+				case flags.output == "json":
+					err = json.NewEncoder(cmd.OutOrStdout()).Encode(e)
+				case e.Path == "":
+					_, err = fmt.Fprintln(cmd.OutOrStdout(), shown(e.Type))
+				default:
+					_, err = fmt.Fprintln(cmd.OutOrStdout(), shown(e.Type), shownPath(e.Path, e.PathBase64))
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		}),
+	}
+	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "also in all directories below")
+	return cmd
+}
+
+func newFilesMoveCommand(flags *clientFlags, name, short string, do func(c *client.Client, ctx context.Context, key, from, to string, replace bool) error) *cobra.Command {
+	var replace bool
+	cmd := &cobra.Command{
+		Use:     name + " KEY FROM TO",
+		Short:   short,
+		Example: "  berm sandbox files " + name + " mine /workspace/a /workspace/b --replace",
+		Args:    cobra.ExactArgs(3),
+		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			return do(c, cmd.Context(), args[0], args[1], args[2], replace)
+		}),
+	}
+	cmd.Flags().BoolVar(&replace, "replace", false, "replace what is there, but for a directory that isn't empty")
+	return cmd
+}

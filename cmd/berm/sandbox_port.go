@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/proxy/client"
+)
+
+func newPortCommand(flags *clientFlags) *cobra.Command {
+	var listen string
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use:   "port KEY PORT",
+		Short: "Reach what listens at a port in a sandbox",
+		Long: `Print a URL under which whoever has it can use a port of the sandbox by HTTP, for as
+long as --ttl says. With --listen, serve that port at a local address until Ctrl-C
+instead; then no URL is given out.
+
+What listens there is a stranger. It gets all that is sent, and a browser shows its pages
+under the address.`,
+		Example: `  berm sandbox port mine 8000
+  berm sandbox port mine 8000 --ttl 10m
+  berm sandbox port mine 8000 --listen 127.0.0.1:0`,
+		Args: cobra.ExactArgs(2),
+		RunE: action(func(cmd *cobra.Command, args []string) error {
+			port, err := strconv.Atoi(args[1])
+			if err != nil || port < 1 || port > 65535 {
+				return &exitError{code: exitUsage, err: fmt.Errorf("port is %q, want a number from 1 to 65535", args[1])}
+			}
+			c, err := flags.connect()
+			if err != nil {
+				return err
+			}
+			if listen != "" {
+				return flags.forwardPort(cmd, c, args[0], port, listen)
+			}
+			signed, err := c.PortURL(cmd.Context(), args[0], port, ttl)
+			if err != nil {
+				return explain(err)
+			}
+			if base, _, err := flags.server(); err == nil && !strings.HasPrefix(base, "unix:") {
+				signed.URL = strings.TrimSuffix(base, "/") + signed.Path // by the name that it is known by here
+			}
+			if flags.output == "json" {
+				return writeJSON(cmd.OutOrStdout(), signed)
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), signed.URL)
+			return err
+		}),
+	}
+	cmd.Flags().StringVar(&listen, "listen", "", "local address to serve the port at, like 127.0.0.1:8000; port 0 is any")
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "life of the URL, up to 168h (default 1h)")
+	return cmd
+}
+
+// forwardPort serves a sandbox's port at a local address, until it is interrupted.
+func (f *clientFlags) forwardPort(cmd *cobra.Command, c *client.Client, key string, port int, listen string) error {
+	addr, err := netip.ParseAddrPort(strings.Replace(listen, "localhost:", "127.0.0.1:", 1))
+	if err != nil || !addr.Addr().IsLoopback() {
+		return &exitError{code: exitUsage, err: fmt.Errorf("--listen is %q, want a loopback address, like 127.0.0.1:8000", listen)}
+	}
+	base, _, err := f.server()
+	if err != nil {
+		return err
+	}
+	fw := &forwarder{transport: c.Port(key, port).Transport, origin: originOf(base), prefix: "/api/v1/sandboxes/" + url.PathEscape(key) + "/ports/" + strconv.Itoa(port)}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr.String())
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: fw.handler(), ReadHeaderTimeout: time.Minute, ErrorLog: log.New(cmd.ErrOrStderr(), "berm: ", 0)}
+	if _, err := fmt.Fprintf(cmd.OutOrStdout(), "http://%s/\n", l.Addr()); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if server.Shutdown(closing) != nil {
+		_ = server.Close() // what goes on by then is broken off
+	}
+	return nil
+}
+
+// originOf is a server's, by its URL.
+func originOf(base string) string {
+	u, err := url.Parse(base)
+	if err != nil || u.Scheme == "unix" {
+		return "http://localhost" // as the client calls it
+	}
+	return u.Scheme + "://" + u.Host
+}
+
+// forwarder passes requests on to a sandbox's port, through the server.
+type forwarder struct {
+	transport http.RoundTripper // leads to the port
+	origin    string            // the server's
+	prefix    string            // of the port's path there, escaped
+}
+
+func (fw *forwarder) handler() http.Handler {
+	rp := &httputil.ReverseProxy{
+		Transport:     fw.transport,
+		FlushInterval: -1,
+		Rewrite: func(pr *httputil.ProxyRequest) {
+			pr.Out.URL.Scheme, pr.Out.URL.Host = "http", "localhost"
+			if pr.In.Header.Get("Origin") == "http://"+pr.In.Host {
+				pr.Out.Header.Set("Origin", fw.origin) // the port's own page asks
+			}
+			pr.Out.Header.Del("Authorization")
+		},
+		ModifyResponse: fw.modify,
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			http.Error(w, "berm: "+err.Error(), http.StatusBadGateway)
+		},
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// Another name may be a stranger's that leads here, and its pages would read
+		// the answers.
+		name := (&url.URL{Host: r.Host}).Hostname()
+		if ip, err := netip.ParseAddr(name); name != "localhost" && (err != nil || !ip.IsLoopback()) {
+			http.Error(w, "berm: the Host isn't a loopback address", http.StatusMisdirectedRequest)
+			return
+		}
+		rp.ServeHTTP(w, r)
+	})
+}
+
+// modify brings an answer back from below the server's path to where the port is here.
+func (fw *forwarder) modify(res *http.Response) error {
+	h := res.Header
+	if rest, ok := strings.CutPrefix(h.Get("Location"), fw.prefix); ok && strings.HasPrefix(rest, "/") {
+		h.Set("Location", rest)
+	}
+	cookies := res.Cookies()
+	h.Del("Set-Cookie")
+	for _, c := range cookies {
+		if rest, ok := strings.CutPrefix(c.Path, fw.prefix); ok {
+			c.Path = rest
+		}
+		h.Add("Set-Cookie", c.String())
+	}
+	// The address here is the port's alone, so that its pages need not be kept from
+	// what else is there.
+	policies := slices.DeleteFunc(h.Values("Content-Security-Policy"), func(v string) bool { return strings.HasPrefix(v, "sandbox allow-scripts ") })
+	h.Del("Content-Security-Policy")
+	for _, v := range policies {
+		h.Add("Content-Security-Policy", v)
+	}
+	return nil
+}
