@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -82,7 +83,7 @@ func FuzzServe(f *testing.F) {
 		r := wire.NewReader(&s.out)
 		for i := 0; ; i++ {
 			kind, payload, err := r.Next()
-			if err == io.EOF && i > 0 {
+			if errors.Is(err, io.EOF) && i > 0 {
 				return
 			}
 			if err != nil || (i == 0) != (kind == wire.KindHello) {

@@ -75,15 +75,8 @@ func TestTimeout(t *testing.T) {
 		})
 	}
 	// Also when Berm is gone.
-	a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "alone", Command: []string{"sleep", "4712"}, TimeoutMS: 300}})
-	if !ok {
-		t.Fatal(a.failure)
-	}
-	if err := k.conn.Close(); err != nil {
-		t.Fatal(err)
-	}
+	hangUp(t, s, &wire.Start{ID: "alone", Command: []string{"sh", "-c", "echo begun; sleep 4712"}, TimeoutMS: 300})
 	k = s.accept()
-	k.t = t
 	if info := k.await("alone"); !info.TimedOut || info.ExitCode != 137 {
 		t.Errorf("%+v", info)
 	}

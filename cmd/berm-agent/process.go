@@ -59,7 +59,6 @@ type process struct {
 	info     wire.ProcessInfo
 	lost     bool // the supervisor was killed
 	slain    bool // by SIGKILL of ours
-	listed   bool // it is kept when it has ended
 	ended    bool // with all of its output
 	endedAt  time.Time
 	drainBy  time.Time // when the output is to end at the latest; zero until exited

@@ -215,12 +215,12 @@ func supervisorMain(j *job) {
 	var action [4]uint64 // nothing but zeros: the default
 
 	for i = 1; i <= maxSignal; i++ {
-		syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, i, uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
+		_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, i, uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
 	}
 	if _, _, errno = syscall.RawSyscall6(syscall.SYS_PRCTL, unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0, 0); errno != 0 {
 		goto failed
 	}
-	syscall.RawSyscall6(syscall.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&supervisorName)), 0, 0, 0, 0)
+	_, _, _ = syscall.RawSyscall6(syscall.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&supervisorName)), 0, 0, 0, 0)
 	for i = range uintptr(len(j.fds)) { // out of the way first
 		if j.fds[i], _, errno = syscall.RawSyscall(syscall.SYS_FCNTL, j.fds[i], syscall.F_DUPFD_CLOEXEC, highFD); errno != 0 {
 			goto failed
@@ -237,7 +237,7 @@ func supervisorMain(j *job) {
 	j.fds[reportFD] = reportFD
 	if _, _, errno = syscall.RawSyscall(unix.SYS_CLOSE_RANGE, reportFD+1, maxUint32, 0); errno != 0 {
 		for i = reportFD + 1; i < maxFD; i++ {
-			syscall.RawSyscall(syscall.SYS_CLOSE, i, 0, 0)
+			_, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, i, 0, 0)
 		}
 	}
 	// All that was Go's heap, but for this stack: neither this process nor what the
@@ -245,10 +245,10 @@ func supervisorMain(j *job) {
 	i = uintptr(unsafe.Pointer(&action)) &^ (stackMargin - 1)
 	pid = i &^ (arenaSize - 1)
 	if i-pid > stackMargin {
-		syscall.RawSyscall(syscall.SYS_MADVISE, pid, i-pid-stackMargin, syscall.MADV_DONTNEED)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_MADVISE, pid, i-pid-stackMargin, syscall.MADV_DONTNEED)
 	}
 	if i += 2 * stackMargin; i-pid < arenaSize {
-		syscall.RawSyscall(syscall.SYS_MADVISE, i, pid+arenaSize-i, syscall.MADV_DONTNEED)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_MADVISE, i, pid+arenaSize-i, syscall.MADV_DONTNEED)
 	}
 
 	command, _, errno = syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
@@ -259,10 +259,10 @@ func supervisorMain(j *job) {
 		commandMain(j)
 	}
 	for i = range uintptr(reportFD) {
-		syscall.RawSyscall(syscall.SYS_CLOSE, i, 0, 0)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, i, 0, 0)
 	}
 	j.report.kind, j.report.value = reportPid, int32(command)
-	syscall.RawSyscall(syscall.SYS_WRITE, reportFD, uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
+	_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, reportFD, uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
 	for {
 		pid, _, errno = syscall.RawSyscall6(syscall.SYS_WAIT4, ^uintptr(0), uintptr(unsafe.Pointer(&status)), 0,
 			uintptr(unsafe.Pointer(&j.report.usage)), 0, 0)
@@ -271,18 +271,18 @@ func supervisorMain(j *job) {
 			break
 		}
 		if errno == syscall.ECHILD {
-			syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 1, 0, 0)
+			_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 1, 0, 0)
 		}
 	}
-	syscall.RawSyscall(syscall.SYS_WRITE, reportFD, uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
+	_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, reportFD, uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
 	for {
-		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 0, 0, 0)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 0, 0, 0)
 	}
 failed:
 	j.report.kind, j.report.value = reportPid, -int32(errno)
-	syscall.RawSyscall(syscall.SYS_WRITE, j.fds[reportFD], uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
+	_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, j.fds[reportFD], uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
 	for {
-		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 1, 0, 0)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 1, 0, 0)
 	}
 }
 
@@ -298,7 +298,7 @@ func commandMain(j *job) {
 	var errno syscall.Errno
 	var none uint64 // no signal is blocked
 
-	syscall.RawSyscall(syscall.SYS_SETSID, 0, 0, 0)
+	_, _, _ = syscall.RawSyscall(syscall.SYS_SETSID, 0, 0, 0)
 	if j.tty {
 		if _, _, errno = syscall.RawSyscall(syscall.SYS_IOCTL, 0, syscall.TIOCSCTTY, 0); errno != 0 {
 			j.report.kind = reportTTY
@@ -311,8 +311,8 @@ func commandMain(j *job) {
 			goto failed
 		}
 	}
-	syscall.RawSyscall6(syscall.SYS_PRLIMIT64, 0, syscall.RLIMIT_NOFILE, uintptr(unsafe.Pointer(&j.files)), 0, 0, 0)
-	syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&none)), 0, 8, 0, 0)
+	_, _, _ = syscall.RawSyscall6(syscall.SYS_PRLIMIT64, 0, syscall.RLIMIT_NOFILE, uintptr(unsafe.Pointer(&j.files)), 0, 0, 0)
+	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&none)), 0, 8, 0, 0)
 	_, _, errno = syscall.RawSyscall(syscall.SYS_EXECVE, j.path, j.argv, j.env)
 	if errno == syscall.ENOEXEC {
 		_, _, errno = syscall.RawSyscall(syscall.SYS_EXECVE, j.shell, j.shellArgv, j.env)
@@ -320,9 +320,9 @@ func commandMain(j *job) {
 	j.report.kind = reportExec
 failed:
 	j.report.value = int32(errno)
-	syscall.RawSyscall(syscall.SYS_WRITE, reportFD, uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
+	_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, reportFD, uintptr(unsafe.Pointer(&j.report)), unsafe.Sizeof(j.report))
 	for {
-		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, exitNotExecutable, 0, 0)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, exitNotExecutable, 0, 0)
 	}
 }
 
