@@ -307,8 +307,8 @@ func (r *Runtime) openIn(ctx context.Context, b *box, id string, req *wire.Reque
 	return x, err
 }
 
-// errUnfit says that the program isn't the right one for a request.
-var errUnfit = errors.New("the program has another user")
+// errUnfit says that the program is there, and isn't the one to do what is asked for.
+var errUnfit = errors.New("the program has another user, or can't")
 
 // start makes a request on one connection after the other, until one isn't dead. Fit,
 // when not nil, says whether a connection's program will do. The error is errAbsent,

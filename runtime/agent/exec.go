@@ -23,6 +23,8 @@ import (
 // if Berm isn't there any more to do so.
 const overtime = 15 * time.Second
 
+const farAway = 365 * 24 * time.Hour // a deadline that is none
+
 // Exec runs a command in a running container, to its end: through the program when it
 // is there and has the user that is asked for, and through the engine otherwise, which
 // the result's Path tells.
@@ -50,7 +52,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 			return res, nil
 		case errors.Is(err, errAbsent):
 			if !b.paused.Load() && !b.missed.Swap(true) {
-				r.log.WarnContext(ctx, "agent_absent", "container", id)
+				r.log.WarnContext(ctx, "agent_absent", "container_id", id)
 			}
 		case !errors.Is(err, errUnfit):
 			return res, fmt.Errorf("%s: %w", op, err)
@@ -123,8 +125,8 @@ func (b *box) exec(ctx context.Context, id string, e runtime.Exec) (runtime.Exec
 	}
 	x := &run{e: e, process: b.r.nextRun()}
 	start := &wire.Start{ID: x.process, Command: e.Command, Env: e.Env, Dir: e.WorkingDir, Stdin: e.Stdin != nil}
-	if deadline, ok := ctx.Deadline(); ok {
-		start.TimeoutMS = max(time.Until(deadline), 0).Milliseconds() + overtime.Milliseconds()
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < farAway {
+		start.TimeoutMS = (max(time.Until(deadline), 0) + overtime).Milliseconds()
 	}
 	request, err := json.Marshal(&wire.Request{Op: wire.OpRun, Start: start})
 	if err != nil {
@@ -139,7 +141,7 @@ func (b *box) exec(ctx context.Context, id string, e runtime.Exec) (runtime.Exec
 	case errors.As(err, &refusal) && refusal.Class == wire.ClassInvalid:
 		return runtime.ExecResult{}, failed(refusal)
 	case errors.As(err, &refusal): // the engine is asked what to make of it
-		return runtime.ExecResult{}, errAbsent
+		return runtime.ExecResult{}, errUnfit
 	case err != nil:
 		return runtime.ExecResult{}, err
 	}
@@ -269,7 +271,7 @@ func (x *run) neverRan(failure *wire.Failure) error {
 	if failure.Class == wire.ClassInvalid || x.seq > 0 || x.e.Stdin != nil {
 		return failed(failure)
 	}
-	return errAbsent
+	return errUnfit
 }
 
 // parseEnded reads how a command ended.

@@ -441,7 +441,10 @@ func TestPeer(t *testing.T) {
 	// And one whose process is the first only now is taken.
 	other.engine.setPid(os.Getpid())
 	var served *program
-	for served == nil {
+	for end := time.Now().Add(20 * time.Second); served == nil; {
+		if time.Now().After(end) {
+			t.Fatal("the engine isn't asked who the first process is")
+		}
 		if _, err := other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo"}}); err != nil {
 			t.Fatal(err)
 		}

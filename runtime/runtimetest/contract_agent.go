@@ -46,6 +46,7 @@ func agentCases(h Harness) []contractCase {
 			contractCase{"agent/path", testExecPath},
 			contractCase{"agent/exec like the engine's", testExecAlike},
 			contractCase{"agent/not reached", testAgentOff},
+			contractCase{"agent/impostor", testImpostor},
 		)
 	}
 	if h.Reopen != nil {
@@ -477,6 +478,23 @@ func testExecAlike(t *testing.T, b *bed) {
 			if len(got) != 2 || got[runtime.PathAgent] != got[runtime.PathEngine] {
 				t.Errorf("%s of %s:\n%s\nand through the engine:\n%s", name, user.name, got[runtime.PathAgent], got[runtime.PathEngine])
 			}
+		}
+	}
+}
+
+// testImpostor: of those in a container that say they are its program, only its first
+// process is heard. The impostor is the same program; what it ran would have it above.
+func testImpostor(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	b.start(t, c.ID, runtime.Process{ID: "impostor", Command: []string{runtime.AgentProgram, "init", "/", "--", "sleep", "70001"}})
+	b.await(t, "the impostor to serve", func() bool {
+		return strings.Contains(b.output(t, c.ID, "ps", "-o", "args"), "\nsleep 70001")
+	})
+	for end := time.Now().Add(time.Second); time.Now().Before(end); {
+		var out bytes.Buffer
+		res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "cut -d' ' -f4 /proc/$PPID/stat"}, Stdout: &out})
+		if err != nil || res.Path != runtime.PathAgent || out.String() != "1\n" {
+			t.Fatalf("%+v, %v, below process %s", res, err, &out)
 		}
 	}
 }
