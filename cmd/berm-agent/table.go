@@ -20,16 +20,21 @@ const (
 type table struct {
 	mu     sync.Mutex
 	byID   map[string]*process // nil: about to be started
+	change sync.Cond           // of what is nil there
 	last   int                 // order of the newest
 	closed bool
 }
 
-// find gives a process.
+// find gives a process. One that is being started is waited for.
 func (t *table) find(id string) (*process, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.trimLocked(time.Now())
-	if p := t.byID[id]; p != nil {
+	p, ok := t.byID[id]
+	for t.change.L = &t.mu; ok && p == nil; p, ok = t.byID[id] {
+		t.change.Wait()
+	}
+	if ok {
 		return p, nil
 	}
 	return nil, &wire.Failure{Class: wire.ClassNotFound, Message: "there is no process " + id}
@@ -78,6 +83,7 @@ func (t *table) reserve(id string) (order int, err error) {
 func (t *table) put(id string, p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.change.Broadcast()
 	if p == nil {
 		delete(t.byID, id)
 		return
