@@ -120,7 +120,9 @@ var usualPace = pace{
 
 // New wraps an engine. It listens at once for the programs of all containers that an
 // earlier Runtime with the same Root made, and fails if that one isn't closed.
-func New(opts Options) (*Runtime, error) {
+func New(opts Options) (*Runtime, error) { return newRuntime(opts, usualPace) }
+
+func newRuntime(opts Options, p pace) (*Runtime, error) {
 	switch {
 	case opts.Engine == nil:
 		return nil, errors.New("agent: an Engine is needed")
@@ -140,7 +142,7 @@ func New(opts Options) (*Runtime, error) {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	r := &Runtime{
-		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: usualPace, runs: runPrefix + uuid.NewString()[:13] + ":",
+		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: p, runs: runPrefix + uuid.NewString()[:13] + ":",
 		boxes: map[string]*box{}, byID: map[string]*box{}, served: map[*served]struct{}{},
 	}
 	if err := r.scan(); err != nil {

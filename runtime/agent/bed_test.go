@@ -73,16 +73,19 @@ type bed struct {
 	*Runtime
 	engine *engine
 	root   string
+	pace   pace
 }
 
-func newBed(t testing.TB) *bed {
+func newBed(t testing.TB) *bed { return newBedOf(t, hurry) }
+
+func newBedOf(t testing.TB, p pace) *bed {
 	t.Helper()
 	root, err := os.MkdirTemp("", "berm") // a short path
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	b := &bed{engine: &engine{Fake: runtimetest.NewFake(runtimetest.FakeOptions{}), pid: os.Getpid()}, root: root}
+	b := &bed{engine: &engine{Fake: runtimetest.NewFake(runtimetest.FakeOptions{}), pid: os.Getpid()}, root: root, pace: p}
 	b.open(t)
 	return b
 }
@@ -90,11 +93,10 @@ func newBed(t testing.TB) *bed {
 // open makes the Runtime, the next one after it was closed.
 func (b *bed) open(t testing.TB) {
 	t.Helper()
-	r, err := New(Options{Engine: b.engine, Program: "/berm-agent", Root: b.root})
+	r, err := newRuntime(Options{Engine: b.engine, Program: "/berm-agent", Root: b.root}, b.pace)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.pace = hurry
 	b.Runtime = r
 	t.Cleanup(func() { _ = r.Close() })
 }

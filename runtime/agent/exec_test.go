@@ -103,8 +103,9 @@ func TestExecMisled(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBed(t)
-			b.pace.rejoin = 100 * time.Millisecond
+			brisk := hurry
+			brisk.rejoin = 100 * time.Millisecond
+			b := newBedOf(t, brisk)
 			id := b.create(t, "x")
 			var kills atomic.Int64
 			for range 4 {
@@ -683,11 +684,10 @@ func FuzzAgentSays(f *testing.F) {
 	f.Add(seed(ready, func(p *program) { p.json(wire.KindItem, wire.FileInfo{Path: []byte("/x")}) }, func(p *program) { p.send(wire.KindResult, "null") }), uint8(2))
 	f.Add(seed(ready, func(p *program) { p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExists}) }), uint8(3))
 	f.Add(seed(ready, func(p *program) { p.json(wire.KindItem, wire.FileEvent{Type: "ready"}) }), uint8(4))
-	b := newBed(f)
-	b.pace = pace{
+	b := newBedOf(f, pace{
 		hello: time.Minute, reject: time.Millisecond, dial: time.Millisecond, brief: time.Millisecond, look: 5 * time.Millisecond,
 		ready: 10 * time.Millisecond, kill: 10 * time.Millisecond, drain: time.Millisecond, rejoin: 10 * time.Millisecond, answer: 20 * time.Millisecond,
-	}
+	})
 	b.engine.exec = func(context.Context, runtime.Exec) (runtime.ExecResult, error) {
 		return runtime.ExecResult{ExitCode: 127}, nil
 	}
