@@ -310,7 +310,7 @@ func (b *box) ask(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.r.pace.ready)
 	defer cancel()
-	if c, err := b.r.Engine.Inspect(ctx, id); err == nil {
+	if c, err := b.r.Inspect(ctx, id); err == nil {
 		b.meet(c)
 	}
 }

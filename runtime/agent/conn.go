@@ -193,7 +193,7 @@ func (b *box) inspect(ctx context.Context) (runtime.Container, error) {
 	if id == "" {
 		return runtime.Container{}, runtime.WithClass(errdefs.ErrNotFound, errors.New("the container is gone"))
 	}
-	return b.r.Engine.Inspect(ctx, id)
+	return b.r.Inspect(ctx, id)
 }
 
 // done ends a call after which the connection can be used again.

@@ -2,9 +2,9 @@ package agent_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
@@ -75,14 +75,15 @@ func wrap(t testing.TB, backend agent.Engine, program, root string) *agent.Runti
 	return r
 }
 
-// stop makes a process hear nothing until resume is called.
-func stop(t *testing.T, pid int) (resume func()) {
+// freeze makes an engine hear nothing until resume is called.
+func freeze(t *testing.T, pid int) (resume func()) {
 	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
+	thaw, err := engine.Freeze(pid)
+	if err != nil {
+		t.Fatal(errors.Join(err, thaw()))
 	}
 	return func() {
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		if err := thaw(); err != nil {
 			t.Error(err)
 		}
 	}
@@ -106,7 +107,7 @@ func TestDockerContract(t *testing.T) {
 	h.New = func(t *testing.T) runtime.Runtime { return open(t, "", 0) }
 	h.Reopen = func(t *testing.T, dir string) runtime.Runtime { return open(t, filepath.Join(dir, "agents"), 0) }
 	h.Engine, h.Outside = d, d.Outside()
-	h.Hang = func(t *testing.T) (runtime.Runtime, func()) { return open(t, "", time.Second), stop(t, d.Pid()) }
+	h.Hang = func(t *testing.T) (runtime.Runtime, func()) { return open(t, "", time.Second), freeze(t, d.Pid()) }
 	runtimetest.Run(t, h)
 }
 
@@ -135,8 +136,12 @@ func TestContainerdContract(t *testing.T) {
 	h.New = func(t *testing.T) runtime.Runtime { return open(t, "", 0) }
 	h.Reopen = func(t *testing.T, dir string) runtime.Runtime { return open(t, filepath.Join(dir, "agents"), 0) }
 	h.Engine, h.LocalNetworks, h.Outside = c, true, c.Outside()
-	h.Hang = func(t *testing.T) (runtime.Runtime, func()) { return open(t, "", time.Second), stop(t, c.Pid()) }
+	h.Hang = func(t *testing.T) (runtime.Runtime, func()) { return open(t, "", time.Second), freeze(t, c.Pid()) }
 	runtimetest.Run(t, h)
+	// What an engine that was killed kept isn't found before.
+	if err := open(t, "", 0).Sweep(t.Context()); err != nil {
+		t.Error(err)
+	}
 	if left, err := c.Leftovers(t.Context(), c.Root()); err != nil || len(left) > 0 {
 		t.Errorf("left: %q, %v", left, err)
 	}

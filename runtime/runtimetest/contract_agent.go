@@ -361,8 +361,7 @@ func testProcessTerminal(t *testing.T, b *bed) {
 	if _, err := io.WriteString(a, "typed\n"); err != nil {
 		t.Fatal(err)
 	}
-	until(t, a, "40 120")
-	if out, info := rest(t, a); !strings.HasSuffix(out, "typed\r\n") || info.ExitCode != 6 || !info.TTY {
+	if out, info := rest(t, a); !strings.HasSuffix(out, "40 120\r\ntyped\r\n") || info.ExitCode != 6 || !info.TTY {
 		t.Errorf("%q, %+v", out, info)
 	}
 	b.start(t, c.ID, sh("q", "sleep 1000"))
