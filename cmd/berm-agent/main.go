@@ -1,5 +1,5 @@
-// Command berm-agent is Berm's own program at a sandbox's side: its init process, and
-// on the host the writer of its log. It is put into every sandbox, so it is small,
+// Command berm-agent is Berm's own program at a sandbox's side: its init process, which
+// also does what Berm asks for in there, and on the host the writer of its log. It is put into every sandbox, so it is small,
 // starts fast, and uses little but the kernel.
 package main
 

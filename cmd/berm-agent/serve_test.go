@@ -260,6 +260,30 @@ func TestThousandRuns(t *testing.T) {
 	t.Logf("%d KiB of its own", anonymous(t, cmd.Process.Pid))
 }
 
+// A sandbox that has been worked in pays for it no longer than that.
+func TestIdleIsSmall(t *testing.T) {
+	k, cmd := serveStdio(t)
+	for range 200 {
+		k.run("x", "true")
+	}
+	k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"head", "-c", fmt.Sprint(64 << 20), "/dev/zero"}}})
+	busy, kib := anonymous(t, cmd.Process.Pid), 0
+	await(t, "the memory to be given back", func() bool {
+		kib = anonymous(t, cmd.Process.Pid)
+		return kib < 3<<10
+	})
+	t.Logf("%d KiB at work, %d KiB idle", busy, kib)
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var threads int
+	_, after, _ := strings.Cut(string(status), "\nThreads:")
+	if _, err := fmt.Sscan(after, &threads); err != nil || threads > 10 {
+		t.Errorf("%d threads, %v", threads, err)
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	k, _ := serveStdio(t)
 	k.start(&wire.Start{ID: "there", Command: []string{"sleep", "1000"}})
