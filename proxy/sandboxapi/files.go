@@ -2,6 +2,7 @@ package sandboxapi
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"net/http"
@@ -21,6 +22,7 @@ import (
 const (
 	defaultFound = 1000
 	maxFound     = 10_000
+	maxFoundSize = 16 << 20 // bytes of one answer that isn't in lines
 )
 
 // routeFiles has the handlers of files calls.
@@ -167,19 +169,39 @@ func (a *api) listFiles(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out := apitype.FileList{Files: []apitype.FileInfo{}}
-	err = files.List(r.Context(), name, depth, func(info runtime.FileInfo) error {
-		if len(out.Files) == limit {
-			out.Truncated = true
-			return errEnough
-		}
-		out.Files = append(out.Files, fileInfo(info))
-		return nil
-	})
+	out := newFindings(limit)
+	err = files.List(r.Context(), name, depth, func(info runtime.FileInfo) error { return out.add(fileInfo(info)) })
+	return out.answer(w, "files", err)
+}
+
+// findings are the items of one answer, up to a number of them and of bytes.
+type findings struct {
+	limit, size int
+	items       []json.RawMessage
+	truncated   bool
+}
+
+func newFindings(limit int) *findings { return &findings{limit: limit, items: []json.RawMessage{}} }
+
+func (f *findings) add(v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if len(f.items) == f.limit || f.size+len(b) > maxFoundSize {
+		f.truncated = true
+		return errEnough
+	}
+	f.size += len(b)
+	f.items = append(f.items, b)
+	return nil
+}
+
+func (f *findings) answer(w http.ResponseWriter, name string, err error) error {
 	if err != nil && !errors.Is(err, errEnough) {
 		return err
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, map[string]any{name: f.items, "truncated": f.truncated})
 }
 
 func (a *api) globFiles(w http.ResponseWriter, r *http.Request) error {
@@ -198,16 +220,10 @@ func (a *api) globFiles(w http.ResponseWriter, r *http.Request) error {
 			return l.write(fileInfo(info))
 		}))
 	}
-	out := apitype.FileList{Files: []apitype.FileInfo{}}
-	err = files.Glob(r.Context(), name, q.Get("pattern"), limit, func(info runtime.FileInfo) error {
-		out.Files = append(out.Files, fileInfo(info))
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	out.Truncated = len(out.Files) >= limit
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+	out := newFindings(limit)
+	err = files.Glob(r.Context(), name, q.Get("pattern"), limit, func(info runtime.FileInfo) error { return out.add(fileInfo(info)) })
+	out.truncated = out.truncated || len(out.items) == limit // more isn't asked for
+	return out.answer(w, "files", err)
 }
 
 func (a *api) searchFiles(w http.ResponseWriter, r *http.Request) error {
@@ -230,16 +246,10 @@ func (a *api) searchFiles(w http.ResponseWriter, r *http.Request) error {
 		l := newLineWriter(w)
 		return l.end(files.Search(r.Context(), s, func(m runtime.FileMatch) error { return l.write(fileMatch(m)) }))
 	}
-	out := apitype.FileMatches{Matches: []apitype.FileMatch{}}
-	err = files.Search(r.Context(), s, func(m runtime.FileMatch) error {
-		out.Matches = append(out.Matches, fileMatch(m))
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	out.Truncated = len(out.Matches) >= s.Limit
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+	out := newFindings(s.Limit)
+	err = files.Search(r.Context(), s, func(m runtime.FileMatch) error { return out.add(fileMatch(m)) })
+	out.truncated = out.truncated || len(out.items) == s.Limit
+	return out.answer(w, "matches", err)
 }
 
 func (a *api) mkdir(w http.ResponseWriter, r *http.Request) error {
@@ -320,6 +330,8 @@ func (a *api) removeFile(w http.ResponseWriter, r *http.Request) error {
 
 // writeFile takes a file's content as it comes.
 func (a *api) writeFile(w http.ResponseWriter, r *http.Request) error {
+	body := newUpload(w, r)
+	defer body.done()
 	f, err := fileWrite(r)
 	if err != nil {
 		return err
@@ -329,8 +341,6 @@ func (a *api) writeFile(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	f.Path = name
-	body := newUpload(w, r)
-	defer body.done()
 	info, err := files.Write(r.Context(), f, body)
 	if f.NoClash && errdefs.IsAlreadyExists(err) {
 		return &proxy.Fault{Status: http.StatusPreconditionFailed, Code: "precondition_failed", Title: "Precondition failed",
@@ -379,6 +389,8 @@ func plainBody(r *http.Request) error {
 }
 
 func (a *api) writeTar(w http.ResponseWriter, r *http.Request) error {
+	body := newUpload(w, r)
+	defer body.done()
 	if err := plainBody(r); err != nil {
 		return err
 	}
@@ -386,8 +398,6 @@ func (a *api) writeTar(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	body := newUpload(w, r)
-	defer body.done()
 	if err := files.WriteTar(r.Context(), name, body); err != nil {
 		return err
 	}

@@ -562,6 +562,20 @@ func TestBrokenAnswers(t *testing.T) {
 		t.Error("half a list was taken for the whole")
 	}
 	h.send(500, "internal", "GET", at("/list", "/d"), "")
+	// However long the names are, an answer isn't.
+	o.set(func() {
+		o.list = func(f func(runtime.FileInfo) error) error {
+			for {
+				if err := f(runtime.FileInfo{Path: "/" + strings.Repeat("\x01", 4000)}); err != nil {
+					return err
+				}
+			}
+		}
+	})
+	a := h.send(200, "", "GET", at("/list", "/d", "limit", "10000"), "")
+	if len(a.body) > 17<<20 || !strings.HasSuffix(a.body, `"truncated":true}`+"\n") {
+		t.Errorf("got %d bytes, …%s", len(a.body), a.body[max(0, len(a.body)-20):])
+	}
 
 	// What a caller breaks off isn't written.
 	var got error

@@ -177,9 +177,14 @@ func (p *passage) pass(rp *httputil.ReverseProxy, w http.ResponseWriter, r *http
 	pw := &portWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
 	if r.ContentLength != 0 {
 		pw.body = &portBody{ReadCloser: r.Body}
+		last := lastRequest(r)
 		r = r.WithContext(r.Context()) // a copy
 		r.Body = pw.body
-		defer pw.body.end(pw.rc)
+		whole := false // the answer
+		defer func() { pw.endBody(whole && last) }()
+		rp.ServeHTTP(pw, r)
+		whole = true
+		return
 	}
 	rp.ServeHTTP(pw, r)
 }
@@ -321,6 +326,7 @@ type portWriter struct {
 	http.ResponseWriter
 	rc   *http.ResponseController
 	body *portBody // nil if there is none
+	sent bool      // the header
 }
 
 func (w *portWriter) WriteHeader(status int) {
@@ -331,6 +337,7 @@ func (w *portWriter) WriteHeader(status int) {
 		// What is left of the body must not be taken for the next request.
 		w.Header().Set("Connection", "close")
 	}
+	w.sent = true
 	w.ResponseWriter.WriteHeader(status)
 }
 
@@ -369,17 +376,25 @@ func (b *portBody) Read(p []byte) (int, error) {
 // Close leaves it to the server.
 func (b *portBody) Close() error { return nil }
 
-// end takes the body away from who reads it, and gives the server a moment to read some
-// of the rest: to be closed with something unread would cost the caller the answer.
-func (b *portBody) end(rc *http.ResponseController) {
+// endBody takes the body away from who reads it, and gives the server a moment to read
+// some of the rest: to be closed with something unread would cost the caller the answer.
+// With drain, it is read here, as the server won't.
+func (w *portWriter) endBody(drain bool) {
+	b := w.body
 	if b.all.Load() {
 		return
 	}
-	_ = rc.SetReadDeadline(time.Now()) // an in-process reader has none
+	_ = w.rc.SetReadDeadline(time.Now()) // an in-process reader has none
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.over = true
-	_ = rc.SetReadDeadline(time.Now().Add(bodyLinger))
+	_ = w.rc.SetReadDeadline(time.Now().Add(bodyLinger))
+	if drain {
+		if w.sent {
+			_ = w.rc.Flush()
+		}
+		_, _ = io.Copy(io.Discard, b.ReadCloser)
+	}
 }
 
 // patientConn lets an answer come after the other side has stopped listening: as long

@@ -241,12 +241,13 @@ func TestEarlyAnswers(t *testing.T) {
 		}
 	})
 	body := bytes.Repeat([]byte("x"), 200<<10)
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}
-	defer client.CloseIdleConnections()
+	kept := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}
+	defer kept.CloseIdleConnections()
 	var wg sync.WaitGroup
 	var lost atomic.Int64
 	work := make(chan struct{})
-	for range 8 {
+	for i := range 8 {
+		client := []*http.Client{kept, h.client}[i%2] // who comes again, and who doesn't
 		wg.Go(func() {
 			for range work {
 				resp, err := client.Do(h.request("POST", portPath+"/", bytes.NewReader(body)))

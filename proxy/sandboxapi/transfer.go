@@ -32,14 +32,20 @@ type moveFunc = func(f *lifecycle.FileAccess, ctx context.Context, from, to stri
 
 // upload is a request's body whose every read has its own deadline.
 type upload struct {
-	r   io.Reader
-	rc  *http.ResponseController
-	all bool // was read
+	r    io.Reader
+	rc   *http.ResponseController
+	last bool // request of its connection
+	all  bool // was read
 }
 
 func newUpload(w http.ResponseWriter, r *http.Request) *upload {
-	return &upload{r: r.Body, rc: http.NewResponseController(w)}
+	return &upload{r: r.Body, rc: http.NewResponseController(w), last: lastRequest(r)}
 }
+
+// lastRequest tells whether the server will close the connection without a look at what
+// is left of the body. To a caller that is still sending, that loses the answer. One that
+// waits to be told to send isn't.
+func lastRequest(r *http.Request) bool { return r.Close && r.Header.Get("Expect") == "" }
 
 func (u *upload) Read(b []byte) (int, error) {
 	_ = u.rc.SetReadDeadline(time.Now().Add(stall)) // an in-process reader has none
@@ -55,10 +61,14 @@ func (u *upload) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// done gives the server a moment to read some of the rest, if there is one.
+// done gives a moment to the rest, if there is one.
 func (u *upload) done() {
-	if !u.all {
-		_ = u.rc.SetReadDeadline(time.Now().Add(bodyLinger))
+	if u.all {
+		return
+	}
+	_ = u.rc.SetReadDeadline(time.Now().Add(bodyLinger))
+	if u.last {
+		_, _ = io.Copy(io.Discard, u.r)
 	}
 }
 
