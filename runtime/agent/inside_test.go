@@ -130,6 +130,8 @@ func TestProcessesMisled(t *testing.T) {
 		"signal":          func(p *wire.ProcessInfo) { p.Signal = 65 },
 		"places":          func(p *wire.ProcessInfo) { p.FirstSeq, p.NextSeq = 2, 1 },
 		"negative places": func(p *wire.ProcessInfo) { p.FirstSeq = -1 },
+		"command":         func(p *wire.ProcessInfo) { p.Command = make([]string, maxCommand+2) },
+		"long command":    func(p *wire.ProcessInfo) { p.Command = []string{strings.Repeat("x", maxCommand+1)} },
 		"label":           func(p *wire.ProcessInfo) { p.Label = strings.Repeat("x", maxLabel+1) },
 		"time":            func(p *wire.ProcessInfo) { p.StartedAt = -1 },
 		"memory":          func(p *wire.ProcessInfo) { p.PeakMemoryBytes = -1 },

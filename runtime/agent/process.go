@@ -22,7 +22,8 @@ import (
 
 // Bounds of processes.
 const (
-	maxListed   = 4096
+	maxListed   = 1024
+	maxCommand  = 4 << 10 // of what is told of one: its bytes, and a separator for each argument
 	maxLabel    = 1 << 10
 	maxKeep     = 4 << 20
 	maxTerminal = math.MaxUint16
@@ -70,7 +71,11 @@ func wireStart(p runtime.Process) *wire.Start {
 
 // plausible tells whether what is said of a process can be.
 func plausible(p *wire.ProcessInfo) bool {
-	return p.ExitCode >= 0 && p.ExitCode <= 255 && p.Signal >= 0 && p.Signal <= maxSignal && p.CPUTime >= 0 && p.PeakMemoryBytes >= 0 &&
+	size := 0
+	for _, arg := range p.Command {
+		size += len(arg) + 1
+	}
+	return size <= maxCommand+1 && p.ExitCode >= 0 && p.ExitCode <= 255 && p.Signal >= 0 && p.Signal <= maxSignal && p.CPUTime >= 0 && p.PeakMemoryBytes >= 0 &&
 		p.FirstSeq >= 0 && p.FirstSeq <= p.NextSeq && len(p.Label) <= maxLabel && p.StartedAt >= 0 && p.EndedAt >= 0
 }
 
