@@ -22,6 +22,7 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/sandboxapi"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
+	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
@@ -30,6 +31,11 @@ const testToken = "a-token-for-tests-only"
 // startAPI serves the API on an engine in memory, and gives its URL. What goes over
 // the wire is held against the OpenAPI document.
 func startAPI(t *testing.T) string {
+	t.Helper()
+	return startAPIOn(t, runtimetest.NewFake(runtimetest.FakeOptions{}))
+}
+
+func startAPIOn(t *testing.T, rt runtime.Runtime) string {
 	t.Helper()
 	p, err := policy.Parse(nil, policy.Options{DefaultImage: runtimetest.DefaultImage})
 	if err != nil {
@@ -40,7 +46,7 @@ func startAPI(t *testing.T) string {
 		t.Fatal(err)
 	}
 	manager, err := lifecycle.New(lifecycle.Options{
-		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: func() *policy.Policy { return p },
+		Runtime: rt, Policy: func() *policy.Policy { return p },
 		Store: db, Holder: hold.Verifier{}, Owner: "test", Settings: lifecycle.Settings{Command: []string{"sleep", "infinity"}},
 	})
 	if err != nil {

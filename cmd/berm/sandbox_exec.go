@@ -50,7 +50,8 @@ couldn't be run at all.
 Signals go on to the command; three of a kind within a second kill it, and so does the end
 of what reads its output. Ctrl-P Ctrl-Q on a terminal leaves it running. With -o json
 the command runs to its end, and the whole result is printed; with --detach, only what
-was started.`,
+was started. A sandbox without Berm's program in it gives the output, up to
+--output-limit, when the command has ended, and has no terminals.`,
 		Example: `  berm sandbox exec mine -- ls -la /
   berm sandbox exec mine --timeout 2m -e CI=1 -w /workspace/src -- make test
   tar c . | berm sandbox exec mine -i -- tar x
@@ -71,7 +72,7 @@ was started.`,
 	f.BoolVarP(&e.tty, "tty", "t", false, "give the command a terminal, in the place of this one")
 	f.BoolVarP(&e.detach, "detach", "d", false, "leave the command running, and print its id")
 	f.StringVar(&e.id, "id", "", "name of the command; one that is there under it is followed, rather than started")
-	f.IntVar(&e.limit, "output-limit", outputLimit, "with -o json, bytes of each stream that are kept")
+	f.IntVar(&e.limit, "output-limit", outputLimit, "bytes of each stream that are kept where it isn't streamed")
 	_ = f.MarkHidden("cwd")
 	return cmd
 }
@@ -130,10 +131,19 @@ func (f *clientFlags) exec(cmd *cobra.Command, key string, command []string, e e
 	case e.detach:
 		return 0, f.execDetached(cmd, c, key, req)
 	case f.output == "json":
-		req.OutputLimit = &e.limit
-		return execWhole(cmd, c, key, req, e.stdin)
+		return execWhole(cmd, c, key, req, e, func(res *apitype.ExecResult) error { return writeJSON(cmd.OutOrStdout(), res) })
 	}
-	return f.execStreamed(cmd, c, key, req, e)
+	code, err := f.execStreamed(cmd, c, key, req, e)
+	var answer *client.Error
+	if errors.As(err, &answer) && answer.Code == "not_supported" && !e.tty && e.id == "" {
+		req.Raw = true
+		return execWhole(cmd, c, key, req, e, func(res *apitype.ExecResult) error {
+			_, outErr := cmd.OutOrStdout().Write(res.StdoutBase64)
+			_, errErr := cmd.ErrOrStderr().Write(res.StderrBase64)
+			return errors.Join(outErr, errErr)
+		})
+	}
+	return code, explain(err)
 }
 
 func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest) error {
@@ -149,21 +159,22 @@ func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key str
 }
 
 // execWhole runs the command to its end, and prints the result.
-func execWhole(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest, stdin bool) (int, error) {
-	if stdin {
+func execWhole(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest, e execFlags, print func(*apitype.ExecResult) error) (int, error) {
+	req.OutputLimit = &e.limit
+	if e.stdin {
 		var err error
 		if req.StdinBase64, err = io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxStdin+1)); err != nil {
 			return 0, fmt.Errorf("read standard input: %w", err)
 		}
 		if len(req.StdinBase64) > maxStdin {
-			return 0, fmt.Errorf("standard input is larger than %d bytes, which is all that goes together with -o json", maxStdin)
+			return 0, fmt.Errorf("standard input is larger than %d bytes, which is all that a command takes that isn't streamed", maxStdin)
 		}
 	}
 	res, err := c.Exec(cmd.Context(), key, req)
 	if err != nil {
 		return 0, explain(err)
 	}
-	if err := writeJSON(cmd.OutOrStdout(), res); err != nil {
+	if err := print(res); err != nil {
 		return 0, fmt.Errorf("print the result: %w", err)
 	}
 	if res.StdoutTruncated || res.StderrTruncated {
@@ -219,7 +230,7 @@ func (f *clientFlags) execStreamed(cmd *cobra.Command, c *client.Client, key str
 		_, err = fmt.Fprintf(s.stderr, "berm: detached; the command goes on as %s\n", req.ExecID)
 		return 0, err
 	case err != nil:
-		return 0, explain(err)
+		return 0, err
 	}
 	return endCode(end, time.Duration(x.started.Timeout))
 }
