@@ -451,7 +451,7 @@ func testExecAlike(t *testing.T, b *bed) {
 		}{
 			"status": {[]string{"grep", "-vE", "^(Pid|Tgid|Ngid|PPid|NSpid|NStgid|NSpgid|NSsid|Vm.*|Rss.*|Hugetlb.*|.*ctxt_switches|State|Threads|Name|SigQ|.*_allowed.*|FDSize|.*thp.*|.*THP.*):", "/proc/self/status"}, ""},
 			// Some versions of runc leave the limit of open files as they have it themselves.
-			"limits": {[]string{"cat", "/proc/self/limits"}, `(?m)^Max open files +[0-9]+`},
+			"limits": {[]string{"cat", "/proc/self/limits"}, `(?m)^Max open files +[0-9]+ +`},
 			"cgroup": {[]string{"cat", "/proc/self/cgroup"}, ""},
 			"mounts": {[]string{"cat", "/proc/self/mountinfo"}, ""},
 			"spaces": {[]string{"sh", "-c", "for n in cgroup ipc mnt net pid uts user; do readlink /proc/self/ns/$n; done"}, ""},
