@@ -13,6 +13,7 @@ import (
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime"
 )
 
 // soakExecs is how many commands a soak runs: 200, or as BERM_SOAK_EXECS says.
@@ -160,7 +161,7 @@ func testSoak(t *testing.T, kind string) {
 					if err != nil {
 						return fmt.Errorf("command %d: %w", n, err)
 					}
-					if res.ExitCode == nil || *res.ExitCode != soakExit(n) || res.Stdout != fmt.Sprintf("out %d\n", n) || res.Stderr != fmt.Sprintf("err %d\n", n) {
+					if res.ExecPath != runtime.PathAgent || res.ExitCode == nil || *res.ExitCode != soakExit(n) || res.Stdout != fmt.Sprintf("out %d\n", n) || res.Stderr != fmt.Sprintf("err %d\n", n) {
 						return fmt.Errorf("command %d: %+v", n, res)
 					}
 				}
@@ -171,32 +172,36 @@ func testSoak(t *testing.T, kind string) {
 			t.Fatal(err)
 		}
 	}
+	serverFresh, insideFresh := weigh(t, server.cmd.Process.Pid), weigh(t, container.Pid)
 	// The first ones have everything opened that stays open.
 	warm := total / 4
 	run(0, warm)
-	idle := weight{fds: 1 << 20, children: 1 << 20}
-	serverBefore, insideBefore := settled(t, server.cmd.Process.Pid, idle, 0), settled(t, container.Pid, idle, 0)
+	serverBefore := settled(t, server.cmd.Process.Pid, serverFresh, 2*workers)
+	insideBefore := settled(t, container.Pid, insideFresh, 2*workers)
 	began := time.Now()
 	run(warm, total)
 	rate := float64(total-warm) / time.Since(began).Seconds()
 	// A connection or two may have been opened since, as many workers as there are.
-	serverAfter := settled(t, server.cmd.Process.Pid, serverBefore, 2*workers)
-	insideAfter := settled(t, container.Pid, insideBefore, workers)
+	serverAfter := settled(t, server.cmd.Process.Pid, serverFresh, 4*workers)
+	insideAfter := settled(t, container.Pid, insideFresh, 3*workers)
 	t.Logf("%.1f commands a second", rate)
 	t.Logf("server before: %s", serverBefore)
 	t.Logf("server after:  %s", serverAfter)
 	t.Logf("inside before: %s", insideBefore)
 	t.Logf("inside after:  %s", insideAfter)
 	for _, p := range []struct {
-		name          string
-		before, after weight
-		slack         int // fds
-		growth        int // kB that are no leak, however many commands there were
-	}{{"the server", serverBefore, serverAfter, 2 * workers, 48 << 10}, {"the sandbox's init", insideBefore, insideAfter, workers, 8 << 10}} {
+		name                 string
+		fresh, before, after weight
+		slack                int // fds
+		growth               int // kB that are no leak, however many commands there were
+	}{
+		{"the server", serverFresh, serverBefore, serverAfter, 2 * workers, 48 << 10},
+		{"the sandbox's init", insideFresh, insideBefore, insideAfter, workers, 8 << 10},
+	} {
 		if p.after.fds > p.before.fds+p.slack {
 			t.Errorf("%s has %d fds, and had %d", p.name, p.after.fds, p.before.fds)
 		}
-		if p.after.zombies > 0 || p.after.children > p.before.children {
+		if p.after.zombies > 0 || p.after.children > p.fresh.children {
 			t.Errorf("%s has children: %v", p.name, p.after.childrenNames)
 		}
 		if p.after.rss > p.before.rss+p.growth {
