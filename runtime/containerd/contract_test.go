@@ -162,14 +162,11 @@ func TestContract(t *testing.T) {
 	wantNothingLeft(t, c)
 }
 
-// wantNothingLeft checks that nothing of any container is left after a sweep: what an
+// wantNothingLeft checks that nothing of any container is left after sweeps: what an
 // engine that was killed kept isn't found before.
 func wantNothingLeft(t *testing.T, c *engine.Containerd) {
 	t.Helper()
-	if err := newRuntime(t, c).Sweep(t.Context()); err != nil {
-		t.Error(err)
-	}
-	left, err := c.Leftovers(t.Context(), c.Root())
+	left, err := c.Settled(t.Context(), c.Root(), newRuntime(t, c).Sweep)
 	if err != nil || len(left) > 0 {
 		t.Errorf("left: %q, %v", left, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // Leftovers lists what is there of containers, in the engine and on its host: for an
@@ -166,4 +167,20 @@ func cniResults(root string) ([]string, error) {
 		}
 	}
 	return out, nil
+}
+
+// settleTime is for what still goes on by itself when those who asked for it are gone.
+const settleTime = 20 * time.Second
+
+// Settled sweeps until nothing is left, and tells of what is when that takes too long.
+func (c *Containerd) Settled(ctx context.Context, root string, sweep func(context.Context) error) ([]string, error) {
+	for deadline := time.Now().Add(settleTime); ; time.Sleep(100 * time.Millisecond) {
+		if err := sweep(ctx); err != nil {
+			return nil, err
+		}
+		left, err := c.Leftovers(ctx, root)
+		if err != nil || len(left) == 0 || time.Now().After(deadline) {
+			return left, err
+		}
+	}
 }
