@@ -138,11 +138,8 @@ func TestContainerdContract(t *testing.T) {
 	h.Engine, h.LocalNetworks, h.Outside = c, true, c.Outside()
 	h.Hang = func(t *testing.T) (runtime.Runtime, func()) { return open(t, "", time.Second), freeze(t, c.Pid()) }
 	runtimetest.Run(t, h)
-	// What an engine that was killed kept isn't found before.
-	if err := open(t, "", 0).Sweep(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if left, err := c.Leftovers(t.Context(), c.Root()); err != nil || len(left) > 0 {
+	left, err := c.Settled(t.Context(), c.Root(), open(t, "", 0).Sweep)
+	if err != nil || len(left) > 0 {
 		t.Errorf("left: %q, %v", left, err)
 	}
 }
