@@ -110,12 +110,14 @@ type pace struct {
 	drain  time.Duration // of a killed command's last output
 	rejoin time.Duration // after a connection broke in mid-command
 	answer time.Duration // to what takes no time inside
+	leave  time.Duration // of a program that the engine started, once its input has ended
 }
 
 var usualPace = pace{
 	hello: 5 * time.Second, reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond,
 	look: 500 * time.Millisecond, ready: 5 * time.Second,
 	kill: 7 * time.Second, drain: time.Second, rejoin: 5 * time.Second, answer: 15 * time.Second,
+	leave: 5 * time.Second,
 }
 
 // New wraps an engine. It listens at once for the programs of all containers that an

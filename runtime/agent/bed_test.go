@@ -66,6 +66,7 @@ var hurry = pace{
 	hello: 200 * time.Millisecond, reject: time.Millisecond, dial: 300 * time.Millisecond, brief: 10 * time.Millisecond,
 	look: 50 * time.Millisecond, ready: 300 * time.Millisecond,
 	kill: time.Second, drain: 200 * time.Millisecond, rejoin: 2 * time.Second, answer: time.Second,
+	leave: 100 * time.Millisecond,
 }
 
 // bed is a Runtime over an engine in memory.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -14,10 +15,7 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-const (
-	serveTime = 15 * time.Second // for the engine to start the program
-	leaveTime = 5 * time.Second  // for it to end, once its input has
-)
+const serveTime = 15 * time.Second // for the engine to start the program
 
 // Exit codes of a program that isn't there, can't be run, or is too old to serve.
 var unserved = map[int]bool{2: true, 126: true, 127: true}
@@ -26,20 +24,29 @@ var unserved = map[int]bool{2: true, 126: true, 127: true}
 // connection to it in place of its input and output.
 type served struct {
 	mine   net.Conn
+	leave  time.Duration // for it to end by itself
+	ending sync.Once
+	ctx    context.Context    // ends with it
 	cancel context.CancelFunc // kills it with its descendants
 	done   chan struct{}      // closed when it has ended
 	code   int                // with done
 	err    error              // with done
 }
 
-// end hangs up; it ends by itself.
-func (s *served) end() { _ = s.mine.Close() }
+// end hangs up. Then it ends by itself; one that doesn't, as it was stopped, is killed.
+func (s *served) end() {
+	s.ending.Do(func() {
+		_ = s.mine.Close()
+		timer := time.AfterFunc(s.leave, s.cancel)
+		context.AfterFunc(s.ctx, func() { timer.Stop() })
+	})
+}
 
 // serve starts the program in a container.
 func (r *Runtime) serve(ctx context.Context, id string) (*conn, error) {
 	mine, its := net.Pipe()
 	execCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	s := &served{mine: mine, cancel: cancel, done: make(chan struct{})}
+	s := &served{mine: mine, leave: r.pace.leave, ctx: execCtx, cancel: cancel, done: make(chan struct{})}
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
@@ -74,7 +81,7 @@ func (r *Runtime) serve(ctx context.Context, id string) (*conn, error) {
 	}
 	select {
 	case <-s.done:
-	case <-time.After(leaveTime):
+	case <-time.After(s.leave):
 		cancel()
 		return nil, runtime.Precondition("the container's agent doesn't answer: %w", err)
 	}
