@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 )
 
@@ -81,8 +82,12 @@ var ErrProtocol = errors.New("what came isn't of the protocol")
 
 // Reader reads frames. It isn't safe for several goroutines.
 type Reader struct {
-	r   *bufio.Reader
-	buf []byte
+	r    *bufio.Reader
+	head [frameHead]byte
+	got  int    // bytes of the head
+	buf  []byte // what has come of the payload
+
+	interrupted bool
 }
 
 // NewReader reads from r through a buffer of its own.
@@ -92,44 +97,60 @@ func NewReader(r io.Reader) *Reader { return &Reader{r: bufio.NewReaderSize(r, 4
 const keepBuffer = outputHead + MaxData
 
 // Next reads a frame. The payload is good until the next call. The error is io.EOF
-// between two frames only.
+// between two frames only. After one that the transport got over, a deadline's, the next
+// call goes on where this one ended, in the middle of a frame too.
 func (r *Reader) Next() (Kind, []byte, error) {
-	var head [frameHead]byte
-	if _, err := io.ReadFull(r.r, head[:]); err != nil {
-		return 0, nil, err
-	}
-	kind, size := Kind(head[0]), binary.BigEndian.Uint32(head[1:])
-	if err := check(kind, uint64(size)); err != nil {
-		return 0, nil, err
-	}
-	payload, err := r.payload(int(size))
-	if errors.Is(err, io.EOF) {
+	kind, payload, err := r.next()
+	if errors.Is(err, io.EOF) && r.got > 0 {
 		err = io.ErrUnexpectedEOF
 	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		r.interrupted = true
+	}
+	return kind, payload, err
+}
+
+// Interrupted tells whether a deadline ever ended a call of Next.
+func (r *Reader) Interrupted() bool { return r.interrupted }
+
+func (r *Reader) next() (Kind, []byte, error) {
+	if r.got == 0 {
+		if cap(r.buf) > keepBuffer {
+			r.buf = nil
+		}
+		r.buf = r.buf[:0]
+	}
+	n, err := io.ReadFull(r.r, r.head[r.got:])
+	r.got += n
 	if err != nil {
 		return 0, nil, err
 	}
-	return kind, payload, nil
+	kind, size := Kind(r.head[0]), binary.BigEndian.Uint32(r.head[1:])
+	if err := check(kind, uint64(size)); err != nil {
+		return 0, nil, err
+	}
+	if err := r.payload(int(size)); err != nil {
+		return 0, nil, err
+	}
+	r.got = 0
+	return kind, r.buf, nil
 }
 
 // payload grows the buffer only as bytes come: a size alone costs its sender nothing.
-func (r *Reader) payload(size int) ([]byte, error) {
-	if cap(r.buf) > keepBuffer {
-		r.buf = nil
-	}
-	r.buf = r.buf[:0]
+func (r *Reader) payload(size int) error {
 	for len(r.buf) < size {
 		have := len(r.buf)
 		step := min(size-have, max(keepBuffer, have))
 		if cap(r.buf) < have+step {
 			r.buf = append(make([]byte, 0, have+step), r.buf...)
 		}
-		r.buf = r.buf[:have+step]
-		if _, err := io.ReadFull(r.r, r.buf[have:]); err != nil {
-			return nil, err
+		n, err := io.ReadFull(r.r, r.buf[have:have+step])
+		r.buf = r.buf[:have+n]
+		if err != nil {
+			return err
 		}
 	}
-	return r.buf, nil
+	return nil
 }
 
 // Expect reads a frame of one kind.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -81,6 +82,71 @@ func TestNextFails(t *testing.T) {
 		r := NewReader(io.MultiReader(strings.NewReader(in), iotest.ErrReader(broken)))
 		if _, payload, err := r.Next(); !errors.Is(err, broken) || payload != nil {
 			t.Errorf("after %q: %q, %v", in, payload, err)
+		}
+	}
+}
+
+// pausing has a deadline pass after each of its parts.
+type pausing struct {
+	parts []string
+	now   bool
+}
+
+func (p *pausing) Read(b []byte) (int, error) {
+	if len(p.parts) == 0 {
+		return 0, io.EOF
+	}
+	if p.now = !p.now; !p.now {
+		return 0, os.ErrDeadlineExceeded
+	}
+	n := copy(b, p.parts[0])
+	if p.parts[0] = p.parts[0][n:]; p.parts[0] == "" {
+		p.parts = p.parts[1:]
+	} else {
+		p.now = false
+	}
+	return n, nil
+}
+
+// After a deadline in the middle of a frame, it is that frame which goes on: what is in
+// it is never read as one.
+func TestNextGoesOn(t *testing.T) {
+	forged := frame(KindResult, 2, "{}")
+	in := frame(KindOutput, 29, "123456789"+forged+forged+"abcdef") + frame(KindEnd, 0, "") + frame(KindData, 9, forged+"xy")
+	want, err := readAll(NewReader(strings.NewReader(in)))
+	if len(want) != 3 || !errors.Is(err, io.EOF) {
+		t.Fatalf("%q, %v", want, err)
+	}
+	for at := range len(in) + 1 {
+		r := NewReader(&pausing{parts: []string{in[:at], in[at:]}})
+		if got, err := readAll(r); !slices.Equal(got, want) || !errors.Is(err, io.EOF) || !r.Interrupted() {
+			t.Errorf("cut at %d: %q, %v, interrupted: %t", at, got, err, r.Interrupted())
+		}
+	}
+	r := NewReader(&pausing{parts: strings.Split(in, "")})
+	if got, err := readAll(r); !slices.Equal(got, want) || !errors.Is(err, io.EOF) {
+		t.Errorf("cut everywhere: %q, %v", got, err)
+	}
+	// The end in the middle of a frame is noticed after it, too.
+	r = NewReader(&pausing{parts: []string{in[:3], "", in[3:9]}})
+	if got, err := readAll(r); len(got) > 0 || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("cut off: %q, %v", got, err)
+	}
+	if r := NewReader(strings.NewReader(in)); r.Interrupted() {
+		t.Error("a new one was interrupted")
+	}
+}
+
+// readAll reads on whenever a deadline has passed.
+func readAll(r *Reader) (frames []string, err error) {
+	for {
+		kind, payload, err := r.Next()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+		case err != nil:
+			return frames, err
+		default:
+			frames = append(frames, frame(kind, uint32(len(payload)), string(payload)))
 		}
 	}
 }
