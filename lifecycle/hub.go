@@ -306,11 +306,24 @@ func (h *hub) stderr(ctx context.Context, upTo int64) string {
 // write has the process take input, which is copied. It returns when ctx ends, and may
 // leave some of it to be taken later.
 func (h *hub) write(ctx context.Context, p []byte, end bool) error {
+	if err := h.takeInput(ctx); err != nil {
+		return err
+	}
+	return h.feed(ctx, p, end)
+}
+
+// takeInput waits until nobody else writes.
+func (h *hub) takeInput(ctx context.Context) error {
 	select {
 	case h.input <- struct{}{}:
+		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// feed is write for who has taken the input, and gives it back.
+func (h *hub) feed(ctx context.Context, p []byte, end bool) error {
 	p = slices.Clone(p)
 	done := make(chan error, 1)
 	go func() { // ends with the hub at the latest

@@ -246,10 +246,15 @@ func (m *Manager) takeHold(ctx context.Context, rec *record, sb Sandbox, proc st
 		h.release()
 		return nil
 	}
+	if err := h.takeInput(ctx); err != nil { // at once, so that nobody retires the hub before
+		h.release()
+		return m.explain(ctx, rec, sb, req.ExecID, err)
+	}
 	if !m.goTend(func() {
 		defer h.release()
-		_ = h.write(m.tending, req.Stdin, !req.OpenStdin) // what it doesn't take is lost with it
+		_ = h.feed(m.tending, req.Stdin, !req.OpenStdin) // what it doesn't take is lost with it
 	}) {
+		<-h.input
 		h.release()
 		return errClosing
 	}
@@ -351,13 +356,15 @@ func (m *Manager) Executions(ctx context.Context, tenant, key string) ([]Executi
 
 // AttachExec follows a command from a place on: the Seq after which to go on, 0 for the
 // beginning, -1 for all that is kept. It takes the place of who followed before. The
-// error is *GoneError when some of what should follow isn't kept any more.
+// error is *GoneError when some of what should follow isn't kept any more. While the
+// command's input is written, less may be kept.
 func (m *Manager) AttachExec(ctx context.Context, tenant, key, execID string, from int64) (ExecStream, error) {
 	rec, info, err := m.find(ctx, tenant, key, kindExec, execID)
 	if err != nil {
 		return nil, err
 	}
 	sb := m.snapshot(rec)
+	anywhere := from == -1
 	from, err = m.place(rec, info, from)
 	if err != nil {
 		return nil, err
@@ -367,11 +374,20 @@ func (m *Manager) AttachExec(ctx context.Context, tenant, key, execID string, fr
 		if h, err = m.openHub(ctx, rec, sb, info.ID, from, execRing, true); err != nil {
 			return nil, m.explain(ctx, rec, sb, execID, err)
 		}
-		if first, _ := h.bounds(); from >= first {
+		first, _ := h.bounds()
+		fed := len(h.input) > 0 // a new attachment would cut the input off
+		if fed && anywhere {
+			from = -1
+		}
+		if from == -1 || from >= first {
 			break
 		}
 		// What is wanted is kept in the sandbox only: whoever follows makes way.
 		h.expect(false)
+		if fed {
+			h.release()
+			return nil, &GoneError{Message: fmt.Sprintf("output is kept from %d on only while the command's input is written", first), FirstSeq: first}
+		}
 		h.retire()
 		h.release()
 		h = nil

@@ -493,6 +493,44 @@ func TestAttachBehindTheHub(t *testing.T) {
 	}
 }
 
+// Whoever attaches doesn't cut off the input that a command was started with.
+func TestAttachWhileInputIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const printed = 200 << 10 // more than a hub keeps
+		reads := make(chan struct{})
+		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Exec: func(_ context.Context, _ runtime.Container, e runtime.Exec) (runtime.ExecResult, error) {
+			if e.Command[0] != "count" {
+				return runtime.ExecResult{}, errors.ErrUnsupported
+			}
+			_, _ = e.Stdout.Write(make([]byte, printed))
+			<-reads
+			n, err := io.Copy(io.Discard, e.Stdin)
+			_, _ = fmt.Fprint(e.Stdout, n, err)
+			return runtime.ExecResult{}, nil
+		}}})
+		req := follow("x", "")
+		req.Command, req.Stdin = []string{"count"}, make([]byte, 1<<20)
+		w.startExec(req)
+		synctest.Wait()
+		var gone *lifecycle.GoneError
+		if _, err := w.AttachExec(t.Context(), "a", "k", "x", 0); !errors.As(err, &gone) || gone.FirstSeq <= 0 {
+			t.Fatalf("from the beginning: %v", err)
+		}
+		from := w.attachExec("x", gone.FirstSeq)
+		if c, err := from.Next(); err != nil || c.Seq != gone.FirstSeq+int64(len(c.Data)) {
+			t.Errorf("from %d: %d, %v", gone.FirstSeq, c.Seq, err)
+		}
+		s := w.attachExec("x", -1)
+		close(reads)
+		out, _ := readAll(t, s, gone.FirstSeq)
+		if want := "1048576 <nil>"; strings.Trim(out, "\x00") != want || len(out) != printed-int(gone.FirstSeq)+len(want) {
+			t.Errorf("%d bytes, ending in %q", len(out), out[max(0, len(out)-30):])
+		}
+		_, _ = from.Close(), s.Close()
+		w.stop()
+	})
+}
+
 func TestExecSignals(t *testing.T) {
 	w := newWorld(t, setup{})
 	w.startExec(follow("x", "sleep 100"))
