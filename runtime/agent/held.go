@@ -181,8 +181,9 @@ func (h *held) begin(ctx context.Context, r *Runtime, id string, p runtime.Proce
 func (h *held) pump() {
 	info, err := h.read()
 	if err != nil {
-		// What is left of it has nobody any more.
+		// What is left of it has nobody any more, and what it says no reader.
 		h.x.served.cancel()
+		h.x.served.end()
 		<-h.x.served.done
 	}
 	h.x.drop()
