@@ -672,3 +672,36 @@ func TestFollowedQuota(t *testing.T) {
 		})
 	}
 }
+
+// What goes on running doesn't escape the quota.
+func TestQuotaOfWhatRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		w := newWorld(t, setup{policy: longCommands + "mounts: {allowed_roots: [" + dir + "]}\n"})
+		req := process("p", "cat")
+		req.Create.Request.HostPath, req.Create.Request.WorkspaceQuotaMB = &dir, ptr(int64(2))
+		w.startProcess(req)
+		exec := follow("x", "sleep 100000")
+		exec.Create, exec.Timeout = nil, ptr(int64(3600))
+		w.startExec(exec)
+		write := func(size int) {
+			if err := os.WriteFile(filepath.Join(dir, "f"), make([]byte, size), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write(1 << 20)
+		time.Sleep(5 * time.Minute)
+		if st := w.status("k"); st != lifecycle.StatusRunning {
+			t.Fatalf("within its quota, it is %s", st)
+		}
+		write(3 << 20)
+		time.Sleep(2 * time.Minute)
+		if st := w.status("k"); st != lifecycle.StatusStopped {
+			t.Errorf("over its quota, it is %s", st)
+		}
+		if e := w.execution("x"); e.Status != lifecycle.ExecKilled || !e.QuotaExceeded {
+			t.Errorf("the command: %+v", e)
+		}
+		w.stop()
+	})
+}

@@ -21,6 +21,7 @@ const (
 	lookFirst   = 250 * time.Millisecond // after a start; each look doubles it
 	lookMost    = 5 * time.Second
 	lookTimeout = 5 * time.Second
+	measureGap  = time.Minute // between two measurements of a workspace while something runs
 	unsureMost  = time.Minute // for a program that doesn't answer after a start of Berm
 
 	overdueKill = 10 * time.Second // past its timeout, a command is killed from outside
@@ -50,7 +51,7 @@ type inside struct {
 	kick    chan struct{}        // holds one; nil unless tended
 	unsure  bool                 // what runs in it isn't known yet
 	since   time.Time            // when that began
-	measure bool                 // something ended, and the workspace is to be measured
+	measure bool                 // the workspace is to be measured: something ended, or has run for a while
 	over    bool                 // its workspace is over its quota: to be stopped
 	doomed  bool                 // something can't be killed: to be ended
 }
@@ -221,7 +222,9 @@ func (m *Manager) loseLocked(rec *record) {
 			info := t.info
 			info.Running, info.Killed, info.EndedAt = false, true, now
 			info.TimedOut = !t.deadline.IsZero() && now.After(t.deadline)
-			rec.keepLast(id, m.executionLocked(rec, info), t.label.Hash)
+			e := m.executionLocked(rec, info)
+			e.QuotaExceeded = rec.inside.over
+			rec.keepLast(id, e, t.label.Hash)
 			m.endLocked(rec, proc, statusOfEnd(info))
 		} else {
 			m.endLocked(rec, proc, "")
@@ -276,6 +279,7 @@ func (m *Manager) tend(rec *record, kick <-chan struct{}) {
 	}
 	m.mu.Unlock()
 	due := time.Now().Add(wait)
+	measured := time.Now()
 	for {
 		timer := time.NewTimer(time.Until(due))
 		select {
@@ -295,6 +299,10 @@ func (m *Manager) tend(rec *record, kick <-chan struct{}) {
 			if l := m.lines[keyID{rec.sb.Tenant, rec.sb.Key}]; l != nil && len(l.waiting) > 0 {
 				wait = lookFirst
 			}
+			if time.Since(measured) >= measureGap {
+				measured = time.Now()
+				m.measureLocked(rec)
+			}
 			m.mu.Unlock()
 			due = time.Now().Add(wait)
 		}
@@ -306,6 +314,14 @@ func (m *Manager) tend(rec *record, kick <-chan struct{}) {
 			return
 		}
 		m.mu.Unlock()
+	}
+}
+
+// measureLocked has a workspace measured in which something may have written.
+func (m *Manager) measureLocked(rec *record) {
+	dir, _ := workspace(rec.sb.Spec)
+	if dir != "" && len(rec.inside.running) > 0 && rec.sb.Status == StatusRunning {
+		rec.inside.measure = true
 	}
 }
 
@@ -447,7 +463,7 @@ func (m *Manager) doom(rec *record) {
 	m.tendLocked(rec)
 }
 
-// enforce does to a sandbox what the end of a command asks for.
+// enforce does to a sandbox what the end of a command, or a measurement, asks for.
 func (m *Manager) enforce(ctx context.Context, rec *record) {
 	m.mu.Lock()
 	sb, alive := rec.sb, m.aliveLocked(rec)
