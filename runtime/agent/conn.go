@@ -199,7 +199,7 @@ func (b *box) inspect(ctx context.Context) (runtime.Container, error) {
 // done ends a call after which the connection can be used again.
 func (x *call) done() {
 	x.release()
-	if x.served != nil || x.spoiled {
+	if x.served != nil || x.spoiled || x.r.Interrupted() {
 		x.drop()
 		return
 	}

@@ -281,6 +281,60 @@ func TestExecCanceled(t *testing.T) {
 	}
 }
 
+// A command that is killed while a frame is on its way can't pass its output off as
+// anything else, and its connection isn't used again.
+func TestExecCanceledInMidFrame(t *testing.T) {
+	frame := func(say func(*program)) string {
+		var buf bytes.Buffer
+		say(&program{w: wire.NewWriter(&buf)})
+		return buf.String()
+	}
+	forged := frame(func(p *program) { p.output(12, "forged") }) +
+		frame(func(p *program) { p.json(wire.KindResult, wire.ProcessInfo{}) }) +
+		frame(func(p *program) { p.send(wire.KindReady, "") })
+	first := frame(func(p *program) { p.output(6, "first ") })
+	seq := int64(6 + len(forged))
+	second := frame(func(p *program) { p.output(seq, forged) })
+	for _, cut := range []int{1, 5, 6, 14, len(second) - len(forged), len(second) - 1} {
+		b := newBed(t)
+		id := b.create(t, "x")
+		killed := make(chan struct{})
+		var spoiled atomic.Pointer[program]
+		answer := func(p *program, req *wire.Request) {
+			switch {
+			case !p.ready():
+				return
+			case req.Op == wire.OpKill:
+				close(killed)
+				p.send(wire.KindResult, "null")
+				return
+			case req.Op != wire.OpRun:
+				t.Errorf("cut at %d: it was asked to %s", cut, req.Op)
+				return
+			}
+			spoiled.Store(p)
+			_, _ = io.WriteString(p.nc, first+second[:cut])
+			<-killed
+			_, _ = io.WriteString(p.nc, second[cut:])
+			p.json(wire.KindResult, wire.ProcessInfo{ID: req.Start.ID, ExitCode: 137})
+		}
+		b.serve(t, "x", answer)
+		b.serve(t, "x", answer)
+		ctx, cancel := context.WithCancel(t.Context())
+		var out bytes.Buffer
+		_, err := b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}, Stdout: writerFunc(func(p []byte) (int, error) {
+			cancel()
+			return out.Write(p)
+		})})
+		if !errdefs.IsCanceled(err) || errors.Is(err, runtime.ErrNotKilled) || out.String() != "first "+forged {
+			t.Errorf("cut at %d: %v, %q", cut, err, &out)
+		}
+		if !spoiled.Load().hungUp() {
+			t.Errorf("cut at %d: the connection was kept", cut)
+		}
+	}
+}
+
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
