@@ -40,7 +40,7 @@ type Options struct {
 	Tracer      trace.TracerProvider  // nil: no spans
 	SigningKey  []byte                // of signed URLs, at least 32 bytes; nil: a random one, and they end with the process
 	Heartbeat   time.Duration         // after how much silence a stream says that it lives; 0 is 15 s
-	PortTimeout time.Duration         // for a port to begin its answer once it has a request; 0 is a minute
+	PortTimeout time.Duration         // for a port to take each part of a request, and then to begin its answer; 0 is a minute
 }
 
 // manager is what the API needs of *lifecycle.Manager.

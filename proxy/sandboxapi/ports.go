@@ -132,6 +132,7 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 	for name := range common {
 		w.Header().Del(name)
 	}
+	var conn *patientConn
 	rp := &httputil.ReverseProxy{
 		Transport: &http.Transport{
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -139,7 +140,8 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 				if err != nil {
 					return nil, &dialError{err}
 				}
-				return newPatientConn(c), nil
+				conn = newPatientConn(c, p.api.portTimeout)
+				return conn, nil
 			},
 			DisableKeepAlives: true, DisableCompression: true,
 			ResponseHeaderTimeout: p.api.portTimeout, MaxResponseHeaderBytes: maxPortHeader,
@@ -156,6 +158,9 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 			p.cleanRequest(pr)
 		},
 		ModifyResponse: func(res *http.Response) error {
+			if res.StatusCode == http.StatusSwitchingProtocols {
+				conn.switched()
+			}
 			p.cleanResponse(res, r, common)
 			return nil
 		},
@@ -403,13 +408,25 @@ func (w *portWriter) endBody(drain bool) {
 type patientConn struct {
 	net.Conn
 	over  atomic.Bool
+	deaf  atomic.Bool // some of a write is lost, and nothing may follow it
 	asked chan struct{}
 	ask   func() // closes it
+
+	mu    sync.Mutex
+	limit time.Duration // of one write; 0 is none
 }
 
-func newPatientConn(c net.Conn) *patientConn {
+func newPatientConn(c net.Conn, limit time.Duration) *patientConn {
 	asked := make(chan struct{})
-	return &patientConn{Conn: c, asked: asked, ask: sync.OnceFunc(func() { close(asked) })}
+	return &patientConn{Conn: c, asked: asked, ask: sync.OnceFunc(func() { close(asked) }), limit: limit}
+}
+
+// switched lets writes take their time from now on: what is sent is no request any more.
+func (c *patientConn) switched() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.limit = 0
+	_ = c.SetWriteDeadline(time.Time{})
 }
 
 func (c *patientConn) Read(b []byte) (int, error) {
@@ -423,9 +440,25 @@ func (c *patientConn) Read(b []byte) (int, error) {
 
 func (c *patientConn) Write(b []byte) (int, error) {
 	c.ask()
-	n, err := c.Conn.Write(b)
+	n, err := c.write(b)
 	if err != nil && !c.over.Load() {
 		return len(b), nil
+	}
+	return n, err
+}
+
+func (c *patientConn) write(b []byte) (int, error) {
+	if c.deaf.Load() {
+		return 0, net.ErrClosed
+	}
+	c.mu.Lock()
+	if c.limit > 0 {
+		_ = c.SetWriteDeadline(time.Now().Add(c.limit))
+	}
+	c.mu.Unlock()
+	n, err := c.Conn.Write(b)
+	if err != nil {
+		c.deaf.Store(true)
 	}
 	return n, err
 }

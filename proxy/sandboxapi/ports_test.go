@@ -17,6 +17,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/bermhq/berm/proxy/sandboxapi"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
@@ -433,7 +434,7 @@ func TestPortHalfClose(t *testing.T) {
 // counted counts connections that are open.
 type counted struct {
 	*runtimetest.Fake
-	open atomic.Int64
+	open, all atomic.Int64
 }
 
 func (c *counted) Dial(ctx context.Context, id string, port int) (net.Conn, error) {
@@ -442,6 +443,7 @@ func (c *counted) Dial(ctx context.Context, id string, port int) (net.Conn, erro
 		return nil, err
 	}
 	c.open.Add(1)
+	c.all.Add(1)
 	return &notedConn{conn, sync.OnceFunc(func() { c.open.Add(-1) })}, nil
 }
 
@@ -467,6 +469,62 @@ func TestPortsLeaveNothing(t *testing.T) {
 	cancel()
 	_ = resp.Body.Close()
 	soon(t, "no connection is left", func() bool { return c.open.Load() == 0 })
+}
+
+// TestPortThatDoesntRead checks that such a one keeps no connection once its caller is
+// gone, and that the caller who stays is told.
+func TestPortThatDoesntRead(t *testing.T) {
+	var c counted
+	h := newHouse(t, func(f *runtimetest.Fake) runtime.Runtime { c.Fake = f; return &c },
+		func(o *sandboxapi.Options) { o.PortTimeout = 20 * time.Millisecond })
+	over := make(chan struct{})
+	defer close(over)
+	h.fake.Listen(8000, func(c net.Conn) { <-over; _ = c.Close() })
+	conn, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = fmt.Fprintf(conn, "POST %s/ HTTP/1.1\r\nHost: localhost\r\nX-Api-Token: %s\r\nContent-Length: 1000000\r\n\r\n%s",
+		portPath, master, strings.Repeat("x", 100_000))
+	_ = conn.Close()
+	soon(t, "no connection is left", func() bool { return c.all.Load() == 1 && c.open.Load() == 0 })
+	h.send(504, "port_timeout", "POST", portPath+"/", strings.Repeat("x", 1<<20))
+}
+
+// TestPatienceAfterSwitch checks that the limit of writes is one of requests alone.
+func TestPatienceAfterSwitch(t *testing.T) {
+	t.Parallel()
+	const limit = time.Second
+	h := newHouse(t, nil, func(o *sandboxapi.Options) { o.PortTimeout = limit })
+	h.fake.Listen(8000, func(c net.Conn) {
+		defer func() { _ = c.Close() }()
+		r := bufio.NewReader(c)
+		if _, err := http.ReadRequest(r); err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n")
+		<-time.After(limit + limit/2) // all the while somebody writes
+		b, err := io.ReadAll(r)
+		_, _ = fmt.Fprintf(c, "%d bytes, %v", len(b), err)
+	})
+	c, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	_, _ = fmt.Fprintf(c, "GET %s/ HTTP/1.1\r\nHost: localhost\r\nX-Api-Token: %s\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n", portPath, master)
+	r := bufio.NewReader(c)
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil || resp.StatusCode != 101 {
+		t.Fatalf("got %+v, %v", resp, err)
+	}
+	_, _ = io.WriteString(c, strings.Repeat("x", 200_000))
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(r); err != nil || string(b) != "200000 bytes, <nil>" {
+		t.Errorf("got %q, %v", b, err)
+	}
 }
 
 // TestOrigins checks that a port's own pages can ask it, though the browser
