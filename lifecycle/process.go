@@ -124,6 +124,11 @@ func (m *Manager) startOnly(ctx context.Context, id processID, exec ExecRequest,
 	}()
 	// First, as the one that is replaced makes room for the new one.
 	if rec := m.recordOf(id.keyID); rec != nil && m.snapshot(rec).Status == StatusRunning {
+		if req.Replace { // nothing is stopped for one that may not start
+			if err := m.mayStart(ctx, exec, cmd); err != nil {
+				return nil, info, err
+			}
+		}
 		if err := m.makeRoom(ctx, rec, m.snapshot(rec), req); err != nil {
 			return nil, info, err
 		}
@@ -155,6 +160,15 @@ func (m *Manager) startOnly(ctx context.Context, id processID, exec ExecRequest,
 		return m.started(in, info, false), nil
 	})
 	return rec, info, err
+}
+
+// mayStart checks what a start checks before it starts something.
+func (m *Manager) mayStart(ctx context.Context, exec ExecRequest, cmd *command) error {
+	rec, _, err := m.sandboxFor(ctx, exec)
+	if err == nil {
+		_, err = m.prepare(ctx, cmd, m.snapshot(rec))
+	}
+	return err
 }
 
 func processRuns(id string) error {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -160,6 +162,49 @@ func TestProcessReplace(t *testing.T) {
 		t.Error(err)
 	}
 	w.startProcess(process("q", "cat"))
+}
+
+// A process isn't stopped for one that may not take its place.
+func TestProcessReplaceRefused(t *testing.T) {
+	dir := t.TempDir()
+	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
+	replacing := func() lifecycle.ProcessRequest {
+		req := process("p", "cat")
+		req.Create.Request.HostPath, req.Create.Request.WorkspaceQuotaMB = &dir, ptr(int64(2))
+		req.Replace = true
+		return req
+	}
+	first := w.startProcess(replacing())
+	for _, tt := range []struct {
+		name   string
+		change func(*lifecycle.ProcessRequest)
+		want   func(error) bool
+	}{
+		{"working dir", func(r *lifecycle.ProcessRequest) { r.WorkingDir = "relative" }, func(err error) bool {
+			return lifecycle.ErrorType(err) == "policy_denied" || errdefs.IsInvalidArgument(err)
+		}},
+		{"another spec", func(r *lifecycle.ProcessRequest) { r.Create.Request.PidsLimit = ptr(int64(5)) }, func(err error) bool {
+			var conflict *lifecycle.ConflictError
+			return errors.As(err, &conflict)
+		}},
+		{"quota", func(*lifecycle.ProcessRequest) {
+			if err := os.WriteFile(filepath.Join(dir, "f"), make([]byte, 3<<20), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, func(err error) bool {
+			var quota *lifecycle.QuotaError
+			return errors.As(err, &quota)
+		}},
+	} {
+		req := replacing()
+		tt.change(&req)
+		if _, err := w.StartProcess(context.Background(), req); !tt.want(err) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if p := w.process("p"); p.State != lifecycle.ProcessRunning || !p.StartedAt.Equal(first.StartedAt) {
+			t.Errorf("%s: the old one: %+v", tt.name, p)
+		}
+	}
 }
 
 func TestProcessAttach(t *testing.T) {
