@@ -210,9 +210,10 @@ func (at *socket) ping(ctx context.Context, every time.Duration) error {
 		}
 		wait, cancel := context.WithTimeout(ctx, pongStall)
 		err := at.c.Ping(wait)
+		late := wait.Err() != nil
 		cancel()
 		switch {
-		case err == nil || at.busy.Load():
+		case err == nil || late && at.busy.Load():
 			missed = 0
 		default:
 			missed++

@@ -1,0 +1,86 @@
+package sandboxapi_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy/sandboxapi"
+)
+
+// piped is the API behind pipes, so that it can run on a clock of its own.
+type piped struct {
+	t       *testing.T
+	streams *streams
+	manager *scripted
+	client  *http.Client
+}
+
+func newPiped(t *testing.T) *piped {
+	t.Helper()
+	d := &piped{t: t, streams: newStreams()}
+	d.manager = &scripted{streams: d.streams}
+	pol, err := policy.Parse(nil, policy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := sandboxapi.New(sandboxapi.Options{Manager: d.manager, Policy: func() *policy.Policy { return pol }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &pipeListener{conns: make(chan net.Conn), quit: make(chan struct{})}
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	tr := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		client, server := net.Pipe()
+		l.conns <- server
+		return client, nil
+	}}
+	d.client = &http.Client{Transport: tr}
+	t.Cleanup(func() {
+		tr.CloseIdleConnections()
+		_ = srv.Close()
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// A caller is waited for whose pong can't be seen behind input that the process doesn't
+// take, but not one who is gone.
+func TestAttachDeadBehindInput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newPiped(t)
+		tape := d.streams.tape
+		tape.change(func() { tape.stuck = true })
+		c, _, err := websocket.Dial(t.Context(), "http://localhost"+attachPath, &websocket.DialOptions{
+			HTTPClient: d.client, OnPingReceived: func(context.Context, []byte) bool { return false },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Write(t.Context(), websocket.MessageBinary, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		c.CloseRead(t.Context())
+		time.Sleep(5 * time.Minute)
+		if tape.idle() {
+			t.Error("it was let go though its caller is there")
+		}
+		_ = c.CloseNow()
+		time.Sleep(2 * time.Minute)
+		if !tape.idle() {
+			t.Error("it wasn't let go though its caller is gone")
+		}
+		tape.change(func() { tape.stuck = false })
+	})
+}
