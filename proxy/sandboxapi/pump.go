@@ -7,8 +7,11 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// maxBatch is how many bytes may pile up while a caller reads.
-const maxBatch = 256 << 10
+// What may pile up while a caller reads.
+const (
+	maxBatch  = 256 << 10 // bytes
+	maxPieces = 1024      // each of which becomes an event
+)
 
 // batch is output that came since the last one was taken.
 type batch struct {
@@ -76,7 +79,7 @@ func startPump(src source) *pump {
 func (p *pump) put(c runtime.Chunk, err error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for !p.stopped && len(p.next.data) > 0 && len(p.next.data)+len(c.Data) > maxBatch {
+	for !p.stopped && len(p.next.data) > 0 && (len(p.next.data)+len(c.Data) > maxBatch || len(p.next.pieces) >= maxPieces) {
 		p.room.Wait()
 	}
 	if p.stopped {
