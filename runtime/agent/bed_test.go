@@ -117,6 +117,8 @@ type program struct {
 	nc net.Conn
 	r  *wire.Reader
 	w  *wire.Writer
+
+	gone bool // Berm has said Go in this operation
 }
 
 // dial dials as the program in a container does.
@@ -171,7 +173,20 @@ func (p *program) next() *wire.Request {
 func (p *program) ready() bool {
 	p.send(wire.KindReady, "")
 	_, err := p.r.Expect(wire.KindGo)
-	return err == nil
+	p.gone = err == nil
+	return p.gone
+}
+
+// end waits for the end of an operation's input; false if something else comes.
+func (p *program) end() bool {
+	for {
+		switch kind, _, err := p.r.Next(); {
+		case err != nil:
+			return false
+		case kind != wire.KindData:
+			return kind == wire.KindEnd
+		}
+	}
 }
 
 func (p *program) serve(f func(*program, *wire.Request)) {
@@ -181,7 +196,11 @@ func (p *program) serve(f func(*program, *wire.Request)) {
 		if req == nil {
 			return
 		}
+		p.gone = false
 		f(p, req)
+		if p.gone && (req.Op == wire.OpRun || req.Op == wire.OpAttach) && !p.end() {
+			return
+		}
 	}
 }
 

@@ -146,7 +146,7 @@ func (b *box) exec(ctx context.Context, id string, e runtime.Exec) (runtime.Exec
 		return runtime.ExecResult{}, err
 	}
 	if e.Stdin == nil {
-		x.closed.Store(true)
+		x.endInput(x.conn)
 	} else {
 		go x.feed(x.conn)
 	}
@@ -181,13 +181,14 @@ func (x *run) feed(c *conn) {
 			}
 		}
 		if err != nil {
-			if c.w.Send(wire.KindEnd) == nil {
-				x.closed.Store(true)
-			}
+			x.endInput(c)
 			return
 		}
 	}
 }
+
+// endInput says that no more comes: before that the program takes no other request.
+func (x *run) endInput(c *conn) { x.closed.Store(c.w.Send(wire.KindEnd) == nil) }
 
 // wait follows the command to its end, whatever happens to the connection.
 func (x *run) wait(ctx context.Context) error {
@@ -219,6 +220,7 @@ func (x *run) wait(ctx context.Context) error {
 			return err
 		}
 		x.call = next
+		x.endInput(x.conn) // none is taken up again that has one
 	}
 }
 
