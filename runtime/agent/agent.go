@@ -297,13 +297,13 @@ func (r *Runtime) release(b *box) {
 
 // drop removes a box; the lock is held.
 func (r *Runtime) drop(b *box) {
+	b.close()
 	if b.name == "" {
 		return
 	}
 	if r.boxes[b.name] == b {
 		delete(r.boxes, b.name)
 	}
-	b.close()
 	if err := os.RemoveAll(b.dir); err != nil {
 		r.log.Error("agent_dir_left", "dir", b.dir, "error", err)
 	}
@@ -432,6 +432,9 @@ func (r *Runtime) sweep(ctx context.Context) error {
 		}
 		if b.id != "" && !ids[b.id] {
 			delete(r.byID, b.id)
+			if b.name == "" {
+				r.drop(b)
+			}
 		}
 		if b.name != "" && !names[b.name] && r.boxes[b.name] == b {
 			r.drop(b)

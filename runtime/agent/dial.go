@@ -38,7 +38,24 @@ func (r *Runtime) dial(ctx context.Context, id string, port int) (net.Conn, erro
 	}
 	near, far := net.Pipe()
 	p := &portConn{Conn: near, x: x, port: portAddr{id, port}}
-	r.tasks.Go(func() { p.copy(far) })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		p.drop()
+		return nil, errClosed
+	}
+	over := make(chan struct{})
+	r.tasks.Go(func() {
+		defer close(over)
+		p.copy(far)
+	})
+	r.tasks.Go(func() { // what the caller doesn't read would hold copy up
+		select {
+		case <-over:
+		case <-x.b.done:
+			_ = near.Close()
+		}
+	})
 	return p, nil
 }
 

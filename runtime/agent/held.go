@@ -24,8 +24,9 @@ const (
 
 // holding are a container's processes whose connection is here, by ID.
 type holding struct {
-	mu sync.Mutex
-	m  map[string]*held
+	mu     sync.Mutex
+	m      map[string]*held
+	closed bool // with the box
 }
 
 // held is a process that runs below a program which the engine started. All that is
@@ -93,10 +94,11 @@ func (b *box) forget(process string) error {
 	return nil
 }
 
-// letGo ends all waiting for attachments.
+// letGo ends all waiting for attachments, for good.
 func (b *box) letGo() {
 	b.held.mu.Lock()
 	defer b.held.mu.Unlock()
+	b.held.closed = true
 	for _, h := range b.held.m {
 		h.mu.Lock()
 		h.killed = true
@@ -122,6 +124,9 @@ func (r *Runtime) startServed(ctx context.Context, b *box, id string, p runtime.
 
 	b.held.mu.Lock()
 	switch {
+	case b.held.closed:
+		b.held.mu.Unlock()
+		return runtime.ProcessInfo{}, runtime.Unavailable(errors.New("the container is gone, or this client of the engine is closed"))
 	case b.held.m[p.ID] != nil:
 		b.held.mu.Unlock()
 		return runtime.ProcessInfo{}, runtime.WithClass(errdefs.ErrAlreadyExists, errors.New("there is one of this ID; forget it first"))

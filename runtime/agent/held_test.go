@@ -2,7 +2,9 @@ package agent
 
 import (
 	"context"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -46,4 +48,72 @@ func TestHeldGarbage(t *testing.T) {
 	if _, err := a.Next(); err == nil || errdefs.IsAborted(err) {
 		t.Error(err)
 	}
+}
+
+// closes tells that Close waits for nobody who doesn't read.
+func (b *bed) closes(t testing.TB) {
+	t.Helper()
+	closed := make(chan error, 1)
+	go func() { closed <- b.Close() }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the Runtime doesn't close")
+	}
+}
+
+func TestUnreadAttachment(t *testing.T) {
+	for name, end := range map[string]func(*bed, string) error{
+		"closed":  func(*bed, string) error { return nil },
+		"removed": func(b *bed, id string) error { return b.Remove(context.Background(), id) },
+		"swept": func(b *bed, id string) error {
+			if err := b.engine.Remove(context.Background(), id); err != nil {
+				return err
+			}
+			return b.Sweep(context.Background())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			full := make(chan struct{})
+			b, id := started(t, func(_ context.Context, p *program) {
+				for n := range int64(4) {
+					p.output((n+1)*wire.MaxData, strings.Repeat("x", wire.MaxData))
+					if n == 1 {
+						close(full)
+					}
+				}
+			})
+			b.hold(t, id, runtime.Process{Hold: true})
+			a, err := b.Attach(t.Context(), id, "p", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			<-full
+			if err := end(b, id); err != nil {
+				t.Error(err)
+			}
+			b.closes(t)
+			_ = a.Close()
+		})
+	}
+}
+
+func TestUnreadPort(t *testing.T) {
+	b, id := answers(t, func(p *program) { p.endless(func() error { return p.w.Send(wire.KindData, []byte("x")) }) })
+	nc, err := b.Dial(t.Context(), id, 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nc.Read(make([]byte, 1)); err != nil {
+		t.Error(err)
+	}
+	b.closes(t)
+	if _, err := nc.Read(make([]byte, 1)); err == nil {
+		t.Error("it can be read after its Runtime was closed")
+	}
+	_ = nc.Close()
 }
