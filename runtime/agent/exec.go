@@ -208,7 +208,7 @@ func (x *run) wait(ctx context.Context) error {
 		var failure *wire.Failure
 		if errors.As(err, &failure) {
 			x.finish()
-			return x.neverRan(failure)
+			return x.refused(ctx, failure)
 		}
 		x.drop()
 		x.kept = true
@@ -267,10 +267,14 @@ func (x *run) follow() error {
 	}
 }
 
-// neverRan is the error of a command that the program couldn't start after all. Unless
-// it is the command's own fault, the engine may know better.
-func (x *run) neverRan(failure *wire.Failure) error {
-	if failure.Class == wire.ClassInvalid || x.seq > 0 || x.e.Stdin != nil {
+// refused is the error of a command that the program has given up. The engine may know
+// better how to start it, but only one of which nothing can have begun is started again.
+func (x *run) refused(ctx context.Context, failure *wire.Failure) error {
+	switch {
+	case x.kept || x.seq > 0 || failure.Class == wire.ClassAborted || failure.Class == wire.ClassOutOfRange:
+		x.kept = true
+		return x.abandon(ctx, interrupted("not telling all of the command's output any more"))
+	case failure.Class == wire.ClassInvalid || x.e.Stdin != nil:
 		return failed(failure)
 	}
 	return errUnfit

@@ -176,6 +176,61 @@ func TestExecRejoins(t *testing.T) {
 	}
 }
 
+// A command that may have begun is killed when the program gives it up, and the engine
+// doesn't start it once more.
+func TestExecGivenUp(t *testing.T) {
+	type answer func(p *program, req *wire.Request)
+	fails := func(class wire.Class) answer {
+		return func(p *program, _ *wire.Request) { p.json(wire.KindFailure, wire.Failure{Class: class}) }
+	}
+	breaks := func(p *program, _ *wire.Request) { _ = p.nc.Close() }
+	for name, tt := range map[string]struct {
+		run, attach answer
+		begun       bool
+	}{
+		"taken over":             {run: fails(wire.ClassAborted), begun: true},
+		"output lost":            {run: fails(wire.ClassOutOfRange), begun: true},
+		"after output":           {run: func(p *program, r *wire.Request) { p.output(1, "x"); fails(wire.ClassExhausted)(p, r) }, begun: true},
+		"taken over, rejoined":   {run: breaks, attach: fails(wire.ClassAborted), begun: true},
+		"output lost, rejoined":  {run: breaks, attach: fails(wire.ClassOutOfRange), begun: true},
+		"another time, rejoined": {run: breaks, attach: fails(wire.ClassExhausted), begun: true},
+		"invalid, rejoined":      {run: breaks, attach: fails(wire.ClassInvalid), begun: true},
+		"no room":                {run: fails(wire.ClassExhausted)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			id := b.create(t, "x")
+			var kills atomic.Int64
+			for range 3 {
+				b.serve(t, "x", func(p *program, req *wire.Request) {
+					if !p.ready() {
+						return
+					}
+					switch req.Op {
+					case wire.OpRun:
+						tt.run(p, req)
+					case wire.OpAttach:
+						tt.attach(p, req)
+					case wire.OpKill:
+						kills.Add(1)
+						fallthrough
+					default:
+						p.send(wire.KindResult, "null")
+					}
+				})
+			}
+			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}})
+			if errors.Is(err, runtime.ErrInterrupted) != tt.begun || errors.Is(err, runtime.ErrNotKilled) || !tt.begun && err != nil {
+				t.Error(err)
+			}
+			if n := b.engine.Calls("exec"); (n == 0) != tt.begun || (kills.Load() > 0) != tt.begun {
+				t.Errorf("the engine ran it %d times, and it was killed %d times", n, kills.Load())
+			}
+		})
+	}
+}
+
 // What an earlier Runtime's commands have left with the program is dropped.
 func TestTidy(t *testing.T) {
 	b := newBed(t)
