@@ -1,6 +1,7 @@
 package sandboxapi
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -145,7 +146,13 @@ func (a *api) signedPort(w http.ResponseWriter, r *http.Request) error {
 	}
 	p := &passage{api: a, access: access, port: c.Port, signed: true}
 	p.prefix, p.tail = cutPath(r.URL.EscapedPath(), 3)
-	return p.serve(w, r)
+	ctx, cancel := context.WithDeadline(r.Context(), time.Unix(c.Expires, 0)) // also what goes on by then
+	defer cancel()
+	err = p.serve(w, r.WithContext(ctx))
+	if err != nil && ctx.Err() != nil && r.Context().Err() == nil {
+		return expired
+	}
+	return err
 }
 
 // preflight lets the port's own pages ask: to the browser, which gave them an origin of

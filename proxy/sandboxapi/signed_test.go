@@ -2,9 +2,11 @@ package sandboxapi_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -16,6 +18,8 @@ import (
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/sandboxapi"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
 // signed has a signed URL made.
@@ -145,6 +149,66 @@ func TestSignedURLs(t *testing.T) {
 	}
 	if !strings.Contains(log.String(), "level=INFO msg=http_request") {
 		t.Error("uses of signed URLs aren't in the log")
+	}
+}
+
+// TestSignedURLsEnd checks that nothing outlives the URL that let it in.
+func TestSignedURLsEnd(t *testing.T) {
+	t.Parallel()
+	var c counted
+	h := newHouse(t, func(f *runtimetest.Fake) runtime.Runtime { c.Fake = f; return &c })
+	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/silent" {
+			<-r.Context().Done()
+			return
+		}
+		rc := http.NewResponseController(w)
+		if r.Header.Get("Upgrade") == "" {
+			_ = rc.Flush()
+			<-r.Context().Done()
+			return
+		}
+		conn, rw, err := rc.Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n")
+		_, _ = io.Copy(io.Discard, rw)
+	}))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for name, tt := range map[string]struct {
+		path, upgrade string
+		status        int
+	}{
+		"answer":   {"", "", 200},
+		"upgraded": {"", "own", 101},
+		"silent":   {"silent", "", 410},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := c.all.Load()
+			status := 0
+			for ttl := 1; status != tt.status || c.all.Load() == before; ttl *= 2 { // until it is used in time
+				r := h.request("GET", h.signed("k", 8000, fmt.Sprint(ttl, "s")).Path+tt.path, nil, withToken("")).WithContext(ctx)
+				if tt.upgrade != "" {
+					r.Header.Set("Connection", "Upgrade")
+					r.Header.Set("Upgrade", tt.upgrade)
+				}
+				resp, err := h.client.Do(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				_ = resp.Body.Close()
+				status = resp.StatusCode
+			}
+			if ctx.Err() != nil {
+				t.Fatal("it goes on")
+			}
+			soon(t, "no connection is left", func() bool { return c.open.Load() == 0 })
+		})
 	}
 }
 
