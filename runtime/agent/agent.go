@@ -384,8 +384,11 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 }
 
 // tidy has the programs forget commands of an earlier Runtime, which nobody waits for
-// any more, once they have ended. What can't be done now can wait.
+// any more, once they have ended. What can't be done now can wait: a program that doesn't
+// answer holds a sweep up for a while only, however many there are.
 func (r *Runtime) tidy(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
+	defer cancel()
 	r.mu.Lock()
 	var inherited []*box
 	for _, b := range r.boxes {
@@ -394,12 +397,30 @@ func (r *Runtime) tidy(ctx context.Context) {
 		}
 	}
 	r.mu.Unlock()
-	for _, b := range inherited {
+	atOnce(ctx, inherited, func(b *box) {
 		if b.tidy(ctx) {
 			r.mu.Lock()
 			b.inherited = false
 			r.mu.Unlock()
 		}
+	})
+}
+
+// atOnce does f for many containers side by side, until ctx ends.
+func atOnce[T any](ctx context.Context, all []T, f func(T)) {
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	slots := make(chan struct{}, 16)
+	for _, one := range all {
+		select {
+		case <-ctx.Done():
+			return
+		case slots <- struct{}{}:
+		}
+		tasks.Go(func() {
+			f(one)
+			<-slots
+		})
 	}
 }
 

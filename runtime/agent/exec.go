@@ -516,6 +516,7 @@ func (b *box) settle(ctx context.Context, id string, request []byte) error {
 	if err != nil {
 		return err
 	}
+	x.within(time.Now().Add(b.r.pace.answer))
 	kind, payload, err := x.r.Next()
 	switch {
 	case err == nil && kind == wire.KindResult:
@@ -535,9 +536,14 @@ func (b *box) settle(ctx context.Context, id string, request []byte) error {
 	return errBroken
 }
 
-// tidy has the program forget commands of an earlier Runtime that have ended. True when
-// there is none any more.
+// maxTidied is how many commands tidy has forgotten at a time.
+const maxTidied = 64
+
+// tidy has the program forget commands of an earlier Runtime that have ended, not all of
+// many at once. True when there is none any more.
 func (b *box) tidy(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, b.r.pace.ready)
+	defer cancel()
 	b.r.mu.Lock()
 	id := b.id
 	b.r.mu.Unlock()
@@ -548,14 +554,13 @@ func (b *box) tidy(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
-	x.within(time.Now().Add(b.r.pace.answer))
 	var over []string
-	running := false
+	more := false
 	err = x.items(maxListed, func(payload []byte) error {
 		info, err := parseProcess(payload, "")
 		if err == nil && strings.HasPrefix(info.ID, runPrefix) && !strings.HasPrefix(info.ID, b.r.runs) {
-			if info.Running {
-				running = true
+			if info.Running || len(over) >= maxTidied {
+				more = true
 			} else {
 				over = append(over, info.ID)
 			}
@@ -564,7 +569,9 @@ func (b *box) tidy(ctx context.Context) bool {
 	})
 	for _, process := range over {
 		request, _ := json.Marshal(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: process}}) // of strings
-		err = errors.Join(err, b.settle(ctx, id, request))
+		if err == nil {
+			err = b.settle(ctx, id, request)
+		}
 	}
-	return err == nil && !running
+	return err == nil && !more
 }

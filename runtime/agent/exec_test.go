@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	goruntime "runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -276,6 +277,109 @@ func TestTidy(t *testing.T) {
 	for _, process := range []string{"own", b.runs + "1"} {
 		if _, ok := forgotten.Load(process); ok {
 			t.Errorf("%s was forgotten", process)
+		}
+	}
+}
+
+// Programs that don't answer hold a sweep up for a while only.
+func TestTidySilent(t *testing.T) {
+	brisk := hurry
+	brisk.ready, brisk.answer = 200*time.Millisecond, 400*time.Millisecond
+	for name, silent := range map[string]wire.Op{"list": wire.OpList, "forget": wire.OpForget} {
+		t.Run(name, func(t *testing.T) {
+			b := newBedOf(t, brisk)
+			names := []string{"a", "b", "c", "d"}
+			var ids []string
+			for _, name := range names {
+				ids = append(ids, b.create(t, name))
+			}
+			if err := b.Close(); err != nil {
+				t.Fatal(err)
+			}
+			b.open(t)
+			stop := make(chan struct{})
+			defer close(stop)
+			var asked atomic.Int64
+			for i, name := range names {
+				for range 2 {
+					b.serve(t, name, func(p *program, req *wire.Request) {
+						if !p.ready() {
+							return
+						}
+						if req.Op == silent {
+							asked.Add(1)
+							<-stop
+						}
+						if req.Op == wire.OpList {
+							for n := range maxListed {
+								p.item(wire.ProcessInfo{ID: runPrefix + "old:" + strconv.Itoa(n)})
+							}
+						}
+						p.send(wire.KindResult, "{}")
+					})
+				}
+				box, err := b.box(t.Context(), ids[i])
+				if err != nil {
+					t.Fatal(err)
+				}
+				await(t, "it to dial", func() bool { return box.connections() == 2 && box.connected() })
+			}
+			swept := make(chan error, 1)
+			go func() { swept <- b.Sweep(t.Context()) }()
+			select {
+			case err := <-swept:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(20 * time.Second):
+				t.Error("it is held up")
+			}
+			if asked.Load() != int64(len(names)) {
+				t.Errorf("%d were asked", asked.Load())
+			}
+		})
+	}
+}
+
+// Of many commands that are left, some are dropped with each sweep.
+func TestTidyMany(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t)
+	var left sync.Map
+	for n := range maxTidied + 2 {
+		left.Store(runPrefix+"old:"+strconv.Itoa(n), true)
+	}
+	for range 2 {
+		b.serve(t, "x", func(p *program, req *wire.Request) {
+			switch {
+			case !p.ready():
+				return
+			case req.Op == wire.OpForget:
+				left.Delete(req.Process.ID)
+			default:
+				left.Range(func(process, _ any) bool {
+					p.item(wire.ProcessInfo{ID: process.(string)})
+					return true
+				})
+			}
+			p.send(wire.KindResult, "{}")
+		})
+	}
+	if _, err := b.ListProcesses(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{2, 0} {
+		if err := b.Sweep(t.Context()); err != nil {
+			t.Error(err)
+		}
+		n := 0
+		left.Range(func(any, any) bool { n++; return true })
+		if n != want {
+			t.Errorf("%d are left, want %d", n, want)
 		}
 	}
 }
