@@ -235,6 +235,10 @@ func (p *passage) cleanRequest(pr *httputil.ProxyRequest) {
 		return
 	}
 	h.Del("Referer") // has the signature
+	h["Authorization"] = slices.DeleteFunc(h["Authorization"], func(v string) bool {
+		scheme, _, _ := strings.Cut(v, " ")
+		return slices.Contains(browserSchemes, strings.ToLower(scheme))
+	})
 	// The browser's other cookies for this host name are somebody else's.
 	h.Del("Cookie")
 	for _, c := range pr.In.Cookies() {
@@ -251,6 +255,13 @@ var originWide = []string{
 	"Report-To", "Reporting-Endpoints", "Service-Worker-Allowed", "Set-Login", "Speculation-Rules", "Strict-Transport-Security",
 	"Supports-Loading-Mode", "X-Lighttpd-Send-File", "X-Sendfile",
 }
+
+// authentication are headers of an answer that have a browser ask its user for
+// credentials, and keep them for all of an origin.
+var authentication = []string{"Www-Authenticate", "Authentication-Info", "Proxy-Authenticate", "Proxy-Authentication-Info"}
+
+// browserSchemes are those by which browsers then show them, to any port of that origin.
+var browserSchemes = []string{"basic", "digest", "negotiate", "ntlm"}
 
 // cleanResponse confines an answer. A page gets an origin of its own from the browser,
 // so that its scripts are strangers to Berm's API.
@@ -289,6 +300,9 @@ func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http
 	}
 	if !p.signed {
 		return
+	}
+	for _, name := range authentication {
+		h.Del(name)
 	}
 	h.Set("Referrer-Policy", "no-referrer") // the address is what lets one in
 	if r.Header.Get("Origin") == "null" {   // as its own page's is

@@ -152,6 +152,38 @@ func TestSignedURLs(t *testing.T) {
 	}
 }
 
+// TestSignedURLCredentials checks that a browser isn't asked for credentials that it would
+// show to every sandbox, and that none go in.
+func TestSignedURLCredentials(t *testing.T) {
+	h := newHouse(t, nil)
+	var got []string
+	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got = r.Header["Authorization"]
+		for _, name := range []string{"WWW-Authenticate", "Authentication-Info", "Proxy-Authenticate", "Proxy-Authentication-Info"} {
+			w.Header().Set(name, `Basic realm="x"`)
+		}
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	path := h.signed("k", 8000, "1h").Path
+	for value, passes := range map[string]bool{
+		"Basic dTpw": false, "basic dTpw": false, "Basic": false, "Digest username=u": false, "Negotiate x": false, "NTLM x": false,
+		"Bearer own": true, "Token own": true,
+	} {
+		a := h.send(401, "", "GET", path, "", withToken(""), withHeader("Authorization", value))
+		if passes != (len(got) == 1 && got[0] == value) || !passes && len(got) > 0 {
+			t.Errorf("%s reached the port as %q", value, got)
+		}
+		for name := range a.Header {
+			if strings.Contains(name, "Authenticat") {
+				t.Errorf("%s came through", name)
+			}
+		}
+	}
+	if a := h.send(401, "", "GET", portPath+"/", ""); a.Header.Get("WWW-Authenticate") == "" {
+		t.Error("who has a token isn't told what the port wants")
+	}
+}
+
 // TestSignedURLsEnd checks that nothing outlives the URL that let it in.
 func TestSignedURLsEnd(t *testing.T) {
 	t.Parallel()
