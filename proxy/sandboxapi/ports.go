@@ -271,7 +271,7 @@ func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http
 		h.Del(name)
 	}
 	for name := range h {
-		if strings.HasPrefix(name, "X-Accel-") {
+		if strings.HasPrefix(name, "X-Accel-") || name == "Surrogate-Control" || strings.HasSuffix(name, "-Cache-Control") {
 			h.Del(name)
 		}
 	}
@@ -293,13 +293,15 @@ func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http
 		h.Set("Location", p.outside(loc, r))
 	}
 	h.Add("Content-Security-Policy", "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads")
-	for name, values := range common {
-		if name != "Cache-Control" || h.Get(name) == "" {
-			h[name] = values
-		}
+	keep := storable(h)
+	for name, values := range common { // among them Cache-Control: no-store, as whose the answer is doesn't show in the address
+		h[name] = values
 	}
 	if !p.signed {
 		return
+	}
+	if keep {
+		h.Set("Cache-Control", "private, no-cache")
 	}
 	for _, name := range authentication {
 		h.Del(name)
@@ -314,6 +316,12 @@ func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http
 		h.Set("Access-Control-Allow-Origin", "null")
 		h.Set("Access-Control-Expose-Headers", "*")
 	}
+}
+
+// storable tells whether an answer says how it may be kept.
+func storable(h http.Header) bool {
+	said := strings.ToLower(strings.Join(h.Values("Cache-Control"), ","))
+	return strings.Trim(said, ", ") != "" && !strings.Contains(said, "no-store")
 }
 
 // outside gives the address under which callers find what the port calls so.

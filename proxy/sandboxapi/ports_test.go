@@ -208,7 +208,7 @@ func TestPortHeaders(t *testing.T) {
 	}
 	answer = http.Header{"Cache-Control": {"max-age=60"}}
 	a = h.send(200, "", "GET", portPath+"/hint", "")
-	if v := a.Header.Values("Cache-Control"); !slices.Equal(v, []string{"max-age=60"}) || a.Header.Get("X-Content-Type-Options") != "nosniff" {
+	if v := a.Header.Values("Cache-Control"); !slices.Equal(v, []string{"no-store"}) || a.Header.Get("X-Content-Type-Options") != "nosniff" {
 		t.Errorf("got %v", a.Header)
 	}
 	for from, to := range map[string]string{
@@ -227,6 +227,38 @@ func TestPortHeaders(t *testing.T) {
 		answer = http.Header{"Location": {from}}
 		if a := h.send(200, "", "GET", portPath+"/", ""); a.Header.Get("Location") != to {
 			t.Errorf("%s became %s, want %s", from, a.Header.Get("Location"), to)
+		}
+	}
+}
+
+// TestPortCaching checks that no cache between callers can give one's answer to another.
+func TestPortCaching(t *testing.T) {
+	h := newHouse(t, nil)
+	said := http.Header{}
+	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for name, values := range said {
+			w.Header()[name] = values
+		}
+	}))
+	path := h.signed("k", 8000, "1h").Path
+	for value, want := range map[string]string{
+		"": "no-store", ",": "no-store", "No-Store": "no-store", "no-store, max-age=60": "no-store",
+		"public, max-age=60": "private, no-cache", "s-maxage=60": "private, no-cache", "immutable": "private, no-cache",
+	} {
+		said = http.Header{"Cache-Control": {value}, "Cdn-Cache-Control": {value}, "Surrogate-Control": {value}}
+		for _, a := range []struct {
+			answer
+			want string
+		}{
+			{h.send(200, "", "GET", portPath+"/", ""), "no-store"},
+			{h.send(200, "", "GET", path, "", withToken("")), want},
+		} {
+			if v := a.Header.Values("Cache-Control"); !slices.Equal(v, []string{a.want}) {
+				t.Errorf("%q became %q, want %q", value, v, a.want)
+			}
+			if a.Header.Values("Cdn-Cache-Control") != nil || a.Header.Values("Surrogate-Control") != nil {
+				t.Errorf("%q: got %v", value, a.Header)
+			}
 		}
 	}
 }
