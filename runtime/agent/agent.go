@@ -376,11 +376,21 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 	if s, ok := r.Engine.(runtime.Sweeper); ok {
 		err = s.Sweep(ctx)
 	}
-	if own := r.sweep(ctx); own != nil {
+	unmet, own := r.sweep(ctx)
+	if own != nil {
 		err = errors.Join(err, fmt.Errorf("sweep the agents' directories: %w", own))
 	}
+	r.meet(ctx, unmet)
 	r.tidy(ctx)
 	return err
+}
+
+// meet asks the engine who is the first process in containers of an earlier Runtime, as
+// anybody in them is let in before. What can't be done now can wait.
+func (r *Runtime) meet(ctx context.Context, ids []string) {
+	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
+	defer cancel()
+	atOnce(ctx, ids, func(id string) { _, _ = r.box(ctx, id) })
 }
 
 // tidy has the programs forget commands of an earlier Runtime, which nobody waits for
@@ -424,7 +434,8 @@ func atOnce[T any](ctx context.Context, all []T, f func(T)) {
 	}
 }
 
-func (r *Runtime) sweep(ctx context.Context) error {
+// sweep gives the ids of containers whose box doesn't know them yet.
+func (r *Runtime) sweep(ctx context.Context) (unmet []string, err error) {
 	r.mu.Lock()
 	uses := map[*box]uint64{} // before the engine is asked: what comes after stays
 	for _, b := range r.boxes {
@@ -439,7 +450,7 @@ func (r *Runtime) sweep(ctx context.Context) error {
 
 	list, err := r.List(ctx, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	names, ids := map[string]bool{}, map[string]bool{}
 	for _, c := range list {
@@ -461,7 +472,12 @@ func (r *Runtime) sweep(ctx context.Context) error {
 			r.drop(b)
 		}
 	}
-	return r.sweepStrays(names)
+	for _, c := range list {
+		if b := r.boxes[dirName(c.Name)]; b != nil && b.id == "" && b.creates == 0 {
+			unmet = append(unmet, c.ID)
+		}
+	}
+	return unmet, r.sweepStrays(names)
 }
 
 // sweepStrays removes directories that no box has, and no container; the lock is held,

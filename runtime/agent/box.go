@@ -22,7 +22,9 @@ const (
 	maxHellos = 64 // connections that haven't said Hello
 	maxConns  = 256
 	maxIdle   = 16
-	youth     = 10 * time.Second // since a container was made, in which its program is expected
+	// Connections that are taken in at once while nobody knows who the first process is.
+	maxStrangers = 4
+	youth        = 10 * time.Second // since a container was made, in which its program is expected
 )
 
 // box is what there is of a container here: its directory and socket, and the
@@ -51,6 +53,7 @@ type box struct {
 	met     bool          // it has said Hello, and not been missing since
 	refused bool          // a connection was, since the engine was last asked
 	hellos  int
+	strange int // connections taken in since the pid was known
 	conns   map[*conn]struct{}
 	idle    []*conn // the one that was used last is the last
 	waiting []chan *conn
@@ -147,6 +150,9 @@ func (b *box) meet(c runtime.Container) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.pid, b.refused = c.Pid, false
+	if b.pid != 0 {
+		b.strange = 0
+	}
 	for i := len(b.idle) - 1; i >= 0; i-- {
 		if !b.owns(b.idle[i]) {
 			b.shut(b.idle[i])
@@ -174,10 +180,11 @@ func (b *box) shut(c *conn) {
 func (b *box) accept(ln *net.UnixListener) {
 	for {
 		nc, err := ln.AcceptUnix()
-		if err == nil && b.admit(nc) {
+		admitted := err == nil && b.admit(nc)
+		if admitted && !b.crowded() {
 			continue
 		}
-		if err == nil {
+		if err == nil && !admitted {
 			_ = nc.Close()
 		}
 		// Who knocks without end, or takes all files there are, waits.
@@ -212,9 +219,19 @@ func (b *box) admit(nc *net.UnixConn) bool {
 		return false
 	}
 	b.hellos++
+	if b.pid == 0 {
+		b.strange++
+	}
 	b.conns[c] = struct{}{}
 	b.r.tasks.Go(func() { b.greet(c) })
 	return true
+}
+
+// crowded tells whether many came that may be anybody.
+func (b *box) crowded() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.strange >= maxStrangers
 }
 
 // peer gives the pid of who dialled, as this process sees it; 0 if it doesn't.
@@ -262,6 +279,10 @@ func (b *box) put(c *conn) {
 		return
 	}
 	if len(b.idle) >= maxIdle {
+		if !b.owns(c) { // the first process' own may be among them
+			b.shut(c)
+			return
+		}
 		b.shut(b.idle[0]) // the likeliest to be dead
 	}
 	b.idle = append(b.idle, c)

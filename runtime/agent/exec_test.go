@@ -734,6 +734,65 @@ func TestFlood(t *testing.T) {
 	})
 }
 
+// While nobody knows who the first process is, the others in its container are let in
+// slowly, and drive nobody out.
+func TestStrangers(t *testing.T) {
+	slow := hurry
+	slow.hello, slow.reject = time.Minute, time.Hour
+	b := newBedOf(t, slow)
+	box := b.known(b.create(t, "x"))
+	box.meet(runtime.Container{})
+	for range 3 * maxStrangers {
+		b.dial(t, "x")
+	}
+	await(t, "the first to be let in", func() bool { return box.connections() == maxStrangers })
+	time.Sleep(50 * time.Millisecond) // for those that shouldn't be
+	if n := box.connections(); n != maxStrangers {
+		t.Errorf("%d were let in at once, want %d", n, maxStrangers)
+	}
+
+	b = newBed(t)
+	b.engine.setPid(1)
+	box = b.known(b.create(t, "x"))
+	box.meet(runtime.Container{})
+	first := func() *conn {
+		box.mu.Lock()
+		defer box.mu.Unlock()
+		if len(box.idle) == 0 {
+			return nil
+		}
+		return box.idle[0]
+	}
+	for range maxIdle {
+		b.greeted(t, "x")
+	}
+	await(t, "them to be let in", func() bool {
+		box.mu.Lock()
+		defer box.mu.Unlock()
+		return len(box.idle) == maxIdle
+	})
+	oldest := first()
+	if late := b.greeted(t, "x"); !late.hungUp() || first() != oldest {
+		t.Error("one more drove the oldest out")
+	}
+}
+
+// The first sweep finds out who the first processes are.
+func TestSweepMeets(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t)
+	if err := b.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if box := b.known(id); box == nil || !box.pidIs(os.Getpid()) {
+		t.Error("it isn't known")
+	}
+}
+
 func await(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
