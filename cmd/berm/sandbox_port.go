@@ -135,7 +135,11 @@ func (fw *forwarder) handler() http.Handler {
 		},
 		ModifyResponse: fw.modify,
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			http.Error(w, "berm: "+err.Error(), http.StatusBadGateway)
+			status := http.StatusBadGateway
+			if errors.Is(err, client.ErrDotSegment) {
+				status = http.StatusBadRequest
+			}
+			http.Error(w, "berm: "+err.Error(), status)
 		},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

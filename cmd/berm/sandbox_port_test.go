@@ -45,6 +45,7 @@ func TestForwarder(t *testing.T) {
 		"foreign origin":  {"POST", "/x", "http://foreign", "", 200, "POST " + prefix + "/x own=false foreign=true"},
 		"localhost":       {"GET", "/", "", "localhost:1", 200, "GET " + prefix + "/ own=false foreign=false"},
 		"another name":    {"GET", "/", "", "evil.example", 421, "Host isn't a loopback address"},
+		"dots":            {"GET", "/%2e%2e%2f%2e%2e%2fx", "", "", 400, "for a segment"},
 		"another address": {"GET", "/", "", "192.0.2.1:80", 421, "Host isn't a loopback address"},
 	} {
 		t.Run(name, func(t *testing.T) {

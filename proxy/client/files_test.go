@@ -232,6 +232,11 @@ func TestPort(t *testing.T) {
 	if want := `POST localhost:8000 /a%2Fb?q=1;2 body ""`; err != nil || string(got) != want {
 		t.Errorf("got %s, %v, want %s", got, err, want)
 	}
+	for _, tail := range []string{"../x", "a/..", ".", "%2e%2e%2fx", "%2E", `..%5cx`} {
+		if resp, err := c.Port("k", 8000).Get("http://whatever/" + tail); !errors.Is(err, client.ErrDotSegment) {
+			t.Errorf("%s: %v, %v", tail, resp, err)
+		}
+	}
 	u, err := b.PortURL(ctx, "k", 8000, time.Minute)
 	if err != nil || time.Until(u.ExpiresAt) > 62*time.Second || u.URL != b.url+u.Path {
 		t.Fatalf("got %+v, %v", u, err)

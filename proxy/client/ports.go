@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -13,7 +14,8 @@ import (
 
 // Port gives a client whose requests all go to a port of a sandbox, whatever host their
 // URL names: http://localhost/path, say. It follows no redirects. Berm's token takes the
-// place of a request's own Authorization; where that is needed, use a PortURL.
+// place of a request's own Authorization; where one that isn't a browser's is needed, use
+// a PortURL.
 func (c *Client) Port(key string, port int) *http.Client {
 	return &http.Client{
 		Transport:     portTransport{c: c, path: pathOf(key, "/ports/"+strconv.Itoa(port))},
@@ -21,17 +23,46 @@ func (c *Client) Port(key string, port int) *http.Client {
 	}
 }
 
+// ErrDotSegment says that a path for a port has "." or ".." for a segment, escaped or not.
+// Somebody on the way could take it to lead to another place of Berm's API.
+var ErrDotSegment = errors.New(`the path has "." or ".." for a segment; only others may be in it`)
+
 // portTransport sends requests by way of Berm.
 type portTransport struct {
 	c    *Client
 	path string
 }
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip implements http.RoundTripper. It may fail with ErrDotSegment.
 func (t portTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	out, err := t.request(r)
+	if err != nil {
+		if r.Body != nil {
+			_ = r.Body.Close()
+		}
+		return nil, err
+	}
+	next := t.c.http.Transport
+	if next == nil {
+		next = http.DefaultTransport
+	}
+	return next.RoundTrip(out)
+}
+
+// request is what is sent instead.
+func (t portTransport) request(r *http.Request) (*http.Request, error) {
 	tail := r.URL.EscapedPath()
 	if !strings.HasPrefix(tail, "/") {
 		tail = "/" + tail
+	}
+	decoded, err := url.PathUnescape(tail)
+	if err != nil {
+		return nil, err
+	}
+	for _, segment := range strings.Split(strings.ReplaceAll(decoded, `\`, "/"), "/") {
+		if segment == "." || segment == ".." {
+			return nil, ErrDotSegment
+		}
 	}
 	if r.URL.ForceQuery || r.URL.RawQuery != "" {
 		tail += "?" + r.URL.RawQuery
@@ -43,11 +74,7 @@ func (t portTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	out := r.Clone(r.Context())
 	out.URL, out.Host = u, ""
 	t.c.authorize(out.Header)
-	next := t.c.http.Transport
-	if next == nil {
-		next = http.DefaultTransport
-	}
-	return next.RoundTrip(out)
+	return out, nil
 }
 
 // PortURL makes a URL that lets whoever has it use a port of a sandbox, without a token,

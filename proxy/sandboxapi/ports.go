@@ -118,6 +118,10 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: "the path can't be decoded"}
 	}
+	if dotted(path) {
+		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
+			Detail: `the port's path has "." or ".." for a segment, which who passes it on could resolve; only others may be in it`}
+	}
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Time{}) // a body may take its time
 	// Otherwise the server reads the rest of the body before an early answer, and that
@@ -175,6 +179,17 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 		w.Header()[name] = values
 	}
 	return portFault(p.failed)
+}
+
+// dotted tells whether a decoded path has a segment that means another place. Some take
+// a backslash for a slash.
+func dotted(path string) bool {
+	for _, segment := range strings.FieldsFunc(path, func(c rune) bool { return c == '/' || c == '\\' }) {
+		if segment == "." || segment == ".." {
+			return true
+		}
+	}
+	return false
 }
 
 // pass has the request answered, and lets nobody touch its body afterwards.

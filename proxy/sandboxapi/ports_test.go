@@ -89,8 +89,8 @@ func TestPorts(t *testing.T) {
 	}))
 	for _, method := range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} {
 		body := map[bool]string{true: "some body"}[strings.HasPrefix(method, "P")]
-		a := h.send(418, "", method, portPath+"/a%2Fb//c/../d?q=1;r=%zz", body)
-		if a.body != body || a.Header.Get("X-Own") != "yes" || got.Method != method || got.RequestURI != "/a%2Fb//c/../d?q=1;r=%zz" || got.Host != "localhost:8000" {
+		a := h.send(418, "", method, portPath+"/a%2Fb//c/...d/..e?q=1;r=%zz", body)
+		if a.body != body || a.Header.Get("X-Own") != "yes" || got.Method != method || got.RequestURI != "/a%2Fb//c/...d/..e?q=1;r=%zz" || got.Host != "localhost:8000" {
 			t.Errorf("%s: got %s %s of %s, %q, %v", method, got.Method, got.RequestURI, got.Host, a.body, a.Header)
 		}
 	}
@@ -114,6 +114,11 @@ func TestPorts(t *testing.T) {
 		{502, "port_unreachable", "/api/v1/sandboxes/k/ports/8001/", master},
 	} {
 		h.send(tt.status, tt.code, "GET", tt.path, "", withToken(tt.token))
+	}
+	signed := strings.TrimSuffix(h.signed("k", 8000, "1h").Path, "/")
+	for _, tail := range []string{"/../x", "/a/..", "/.", "/./x", "/..%2f..%2fx", "/%2e%2e%2Fx", "/%2E/x", "/a/..%5cx"} {
+		h.send(400, "malformed", "GET", portPath+tail, "")
+		h.send(400, "malformed", "GET", signed+tail, "", withToken(""))
 	}
 	h.send(403, "origin_refused", "GET", portPath+"/", "", withHeader("Origin", "https://evil.example"))
 
