@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"strconv"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -65,7 +64,7 @@ func dialPort(c *conn, req *wire.Request) (any, error) {
 }
 
 // toPort takes Data until its End.
-func toPort(up *upload, s *os.File) error {
+func toPort(up *upload, s *socket) error {
 	for {
 		b, err := up.next()
 		if errors.Is(err, io.EOF) {
@@ -89,7 +88,7 @@ func toPort(up *upload, s *os.File) error {
 }
 
 // fromPort sends Data, and its End.
-func fromPort(c *conn, s *os.File) error {
+func fromPort(c *conn, s *socket) error {
 	buf := buffers.Get().(*[wire.MaxData]byte)
 	defer buffers.Put(buf)
 	for {
@@ -114,7 +113,7 @@ func broken(err error) error {
 }
 
 // shutDown ends the writing side.
-func shutDown(s *os.File) error {
+func shutDown(s *socket) error {
 	raw, err := s.SyscallConn()
 	if err != nil {
 		return broken(err)
@@ -124,7 +123,7 @@ func shutDown(s *os.File) error {
 }
 
 // dial connects to a port, of either loopback address.
-func dial(port int) (*os.File, error) {
+func dial(port int) (*socket, error) {
 	s, err := connect(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}, unix.AF_INET)
 	if err == nil {
 		return s, nil
@@ -140,41 +139,39 @@ func dial(port int) (*os.File, error) {
 	return nil, &wire.Failure{Class: failureOf(err).Class, Message: "port " + strconv.Itoa(port) + ": " + reason(err)}
 }
 
-func connect(to unix.Sockaddr, family int) (*os.File, error) {
+// connect waits for the connection without a thread.
+func connect(to unix.Sockaddr, family int) (*socket, error) {
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	err = unix.Connect(fd, to)
-	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR) {
-		err = connected(fd)
+	_ = kernel.do(func() error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }) // a little faster
+	try := func() error { return kernel.do(func() error { return unix.Connect(fd, to) }) }
+	err = try()
+	s, failed := newSocket(os.NewFile(uintptr(fd), "port"))
+	if failed != nil {
+		return nil, failed
 	}
+	_ = s.SetWriteDeadline(time.Now().Add(dialTimeout)) // a socket has them
+	if waiting(err) {
+		// Once it can be written to, to connect again says what has come of it.
+		if late := s.raw.Write(func(uintptr) bool {
+			if err = try(); errors.Is(err, unix.EISCONN) {
+				err = nil
+			}
+			return !waiting(err)
+		}); late != nil {
+			err = unix.ETIMEDOUT
+		}
+	}
+	_ = s.SetWriteDeadline(time.Time{})
 	if err != nil {
-		_ = unix.Close(fd)
+		_ = s.Close()
 		return nil, err
 	}
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // if it is broken off already, a read says so
-	return os.NewFile(uintptr(fd), "port"), nil
+	return s, nil
 }
 
-// connected waits for a connection.
-func connected(fd int) error {
-	for deadline := time.Now().Add(dialTimeout); ; {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-		left := time.Until(deadline)
-		if left <= 0 {
-			return unix.ETIMEDOUT
-		}
-		n, err := unix.Poll(p, int(left.Milliseconds())+1)
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			return err
-		}
-		if n > 0 {
-			number, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-			if err == nil && number != 0 {
-				err = syscall.Errno(number)
-			}
-			return err
-		}
-	}
+func waiting(err error) bool {
+	return errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EALREADY) || errors.Is(err, unix.EINTR)
 }

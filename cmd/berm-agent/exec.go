@@ -89,7 +89,8 @@ func lookUpFrom(from, list, name string) (string, error) {
 
 // executable looks for what the kernel would say less clearly, or take a directory for.
 func executable(path string) error {
-	info, err := os.Stat(path)
+	var info fs.FileInfo
+	err := again(func() (err error) { info, err = os.Stat(path); return err })
 	switch {
 	case errors.Is(err, syscall.ENOTDIR):
 		return syscall.ENOENT

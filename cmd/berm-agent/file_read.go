@@ -28,7 +28,7 @@ func readFile(c *conn, f *wire.File) (any, error) {
 		left = min(left, f.Length)
 	}
 	if f.Offset > 0 {
-		if _, err := unix.Seek(int(fd), f.Offset, unix.SEEK_SET); err != nil {
+		if err := again(func() error { _, err := unix.Seek(int(fd), f.Offset, unix.SEEK_SET); return err }); err != nil {
 			return nil, at(name, err)
 		}
 	}

@@ -163,7 +163,7 @@ func (r *removal) tree(parent fileDesc, base, full string) error {
 			return failed(wire.ClassPrecondition, where(), "it was moved while it was being removed")
 		}
 		// If it isn't empty after all, it is found again.
-		_ = unix.Unlinkat(int(dir), last.name, unix.AT_REMOVEDIR)
+		_ = again(func() error { return unix.Unlinkat(int(dir), last.name, unix.AT_REMOVEDIR) })
 		steps = steps[:len(steps)-1]
 	}
 	return at(full, again(func() error { return unix.Unlinkat(int(parent), base, unix.AT_REMOVEDIR) }))
@@ -171,7 +171,7 @@ func (r *removal) tree(parent fileDesc, base, full string) error {
 
 func (r *removal) enter(parent fileDesc, name, full string) (fileDesc, error) {
 	if r.own {
-		_ = unix.Fchmodat(int(parent), name, 0o700, 0) // opening it says what is wrong
+		_ = again(func() error { return unix.Fchmodat(int(parent), name, 0o700, 0) }) // opening it says what is wrong
 	}
 	return openAt(int(parent), name, full, dirFlags, 0)
 }
@@ -181,7 +181,7 @@ func (r *removal) enter(parent fileDesc, name, full string) (fileDesc, error) {
 func (r *removal) empty(dir fileDesc) (string, error) {
 	buf := make([]byte, 4<<10) // small: it is read again after every directory in it
 	for {
-		if _, err := unix.Seek(int(dir), 0, unix.SEEK_SET); err != nil {
+		if err := again(func() error { _, err := unix.Seek(int(dir), 0, unix.SEEK_SET); return err }); err != nil {
 			return "", err
 		}
 		var names []string
@@ -398,7 +398,9 @@ func (j *copying) file(from, to *place, device uint64) error {
 		return err
 	}
 	if j.owner {
-		_ = unix.Fchownat(int(to.dir), to.base, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW)
+		_ = again(func() error {
+			return unix.Fchownat(int(to.dir), to.base, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW)
+		})
 	}
 	if !is(&st, unix.S_IFLNK) {
 		err = again(func() error { return unix.Fchmodat(int(to.dir), to.base, st.Mode&0o1777, 0) })
@@ -467,7 +469,7 @@ func (j *copying) content(from, to *place) error {
 		return err
 	}
 	err = j.bytes(out, in, extent(in, &st))
-	if closed := unix.Close(int(out)); err == nil && !errors.Is(closed, unix.EINTR) {
+	if closed := disk.do(func() error { return unix.Close(int(out)) }); err == nil && !errors.Is(closed, unix.EINTR) {
 		err = closed
 	}
 	return about(to.full, err)

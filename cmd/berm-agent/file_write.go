@@ -159,7 +159,7 @@ func (t *target) extend(up *upload) error {
 		err = failed(wire.ClassInvalid, t.path, "it is the kernel's: it can't be written from outside")
 	}
 	if err == nil && made {
-		err = at(t.path, unix.Fchmod(int(fd), t.mode))
+		err = at(t.path, again(func() error { return unix.Fchmod(int(fd), t.mode) }))
 	}
 	if err != nil {
 		return err
@@ -221,7 +221,7 @@ func newTemp(dir fileDesc, full string) (*temp, error) {
 	if err != nil {
 		return nil, err
 	}
-	_ = unix.Flock(int(f.fd), unix.LOCK_EX|unix.LOCK_NB) // only sweep asks, and not before an hour has gone
+	_ = again(func() error { return unix.Flock(int(f.fd), unix.LOCK_EX|unix.LOCK_NB) }) // only sweep asks, and not before an hour has gone
 	return f, nil
 }
 
@@ -230,17 +230,17 @@ func (f *temp) own(uid, gid int) {
 	if uid == os.Getuid() && gid == os.Getgid() {
 		return
 	}
-	if unix.Fchown(int(f.fd), uid, gid) != nil {
-		_ = unix.Fchown(int(f.fd), -1, gid)
+	if again(func() error { return unix.Fchown(int(f.fd), uid, gid) }) != nil {
+		_ = again(func() error { return unix.Fchown(int(f.fd), -1, gid) })
 	}
 }
 
 // put ends the file, and gives it its name.
 func (f *temp) put(base string, mode uint32, replace bool) error {
-	err := unix.Fchmod(int(f.fd), mode)
+	err := again(func() error { return unix.Fchmod(int(f.fd), mode) })
 	fd := f.fd
 	f.fd = -1
-	if closed := unix.Close(int(fd)); err == nil && !errors.Is(closed, unix.EINTR) {
+	if closed := disk.do(func() error { return unix.Close(int(fd)) }); err == nil && !errors.Is(closed, unix.EINTR) {
 		err = closed
 	}
 	if err == nil {
@@ -258,7 +258,7 @@ func (f *temp) drop() {
 		f.fd.close()
 	}
 	if f.name != "" {
-		_ = unix.Unlinkat(int(f.dir), f.name, 0)
+		_ = again(func() error { return unix.Unlinkat(int(f.dir), f.name, 0) })
 	}
 }
 
@@ -274,7 +274,7 @@ func rename(fromDir fileDesc, from string, toDir fileDesc, to string, replace bo
 		return err
 	}
 	// A file system that can't, a network's for one.
-	if unix.Linkat(int(fromDir), from, int(toDir), to, 0) == nil {
+	if again(func() error { return unix.Linkat(int(fromDir), from, int(toDir), to, 0) }) == nil {
 		return again(func() error { return unix.Unlinkat(int(fromDir), from, 0) })
 	}
 	if _, err := statAt(int(toDir), to, to, unix.AT_SYMLINK_NOFOLLOW); err == nil {
@@ -338,8 +338,8 @@ func removeStale(dir fileDesc, name string) {
 		return
 	}
 	defer fd.close()
-	if int(st.Uid) == os.Getuid() && time.Since(time.Unix(st.Mtim.Unix())) > staleAfter && unix.Flock(int(fd), unix.LOCK_EX|unix.LOCK_NB) == nil {
-		_ = unix.Unlinkat(int(dir), name, 0)
+	if int(st.Uid) == os.Getuid() && time.Since(time.Unix(st.Mtim.Unix())) > staleAfter && again(func() error { return unix.Flock(int(fd), unix.LOCK_EX|unix.LOCK_NB) }) == nil {
+		_ = again(func() error { return unix.Unlinkat(int(dir), name, 0) })
 	}
 }
 
@@ -347,7 +347,7 @@ func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
 // makeParents makes a directory and those above it that are missing.
 func makeParents(dir string) error {
-	err := os.MkdirAll(dir, 0o755)
+	err := again(func() error { return os.MkdirAll(dir, 0o755) })
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, fs.ErrExist) {
 		return failed(wire.ClassInvalid, dir, "something in it isn't a directory")
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -236,8 +237,9 @@ func (c *conn) gone() bool {
 	gone := false
 	err = raw.Control(func(fd uintptr) {
 		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		n, err := unix.Poll(p, 0)
-		gone = err == nil && n > 0
+		var none unix.Timespec
+		n, _, errno := syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&p[0])), 1, uintptr(unsafe.Pointer(&none)), 0, 0, 0)
+		gone = errno == 0 && n > 0
 	})
 	return gone || err != nil
 }
@@ -271,7 +273,7 @@ func (fd fileDesc) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (fd fileDesc) close() { _ = unix.Close(int(fd)) }
+func (fd fileDesc) close() { _ = disk.do(func() error { return unix.Close(int(fd)) }) }
 
 // openAt opens a file in a directory, never for a program that is started meanwhile to
 // inherit, as a terminal of this process, or waiting for another.
@@ -347,10 +349,10 @@ func (fd fileDesc) virtual() bool {
 	return false
 }
 
-// again makes a system call until no signal interrupts it.
+// again makes a system call about files until no signal interrupts it.
 func again(call func() error) error {
 	for {
-		if err := call(); err != unix.EINTR { //nolint:errorlint // system calls give nothing else
+		if err := disk.do(call); err != unix.EINTR { //nolint:errorlint // system calls give nothing else
 			return err
 		}
 	}

@@ -40,12 +40,15 @@ func runInit(args []string) int {
 	signal.Notify(signals)
 	signal.Reset(syscall.SIGURG) // Go's scheduler sends it to its own threads
 
+	serves := serving()
+	if serves {
+		keepThreads(spareThreads())
+	}
 	pid, code := start(command)
 	if pid == 0 {
 		return code
 	}
 	kids := &nursery{main: pid}
-	serves := serving()
 	if serves {
 		srv, err := newServer(pid)
 		if err != nil {

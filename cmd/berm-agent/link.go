@@ -14,9 +14,9 @@ import (
 const bermDir = "/run/berm"
 
 const (
-	minIdle  = 2   // connections that wait for an operation
-	maxIdle  = 8   // no more of them are kept
-	maxConns = 256 // with those at work
+	minIdle  = 2    // connections that wait for an operation
+	maxIdle  = 8    // no more of them are kept
+	maxConns = 1024 // with those at work
 
 	minRedial = 20 * time.Millisecond
 	maxRedial = 500 * time.Millisecond
@@ -69,7 +69,7 @@ func (l *link) run() {
 func longer(delay time.Duration) time.Duration { return min(max(2*delay, minRedial), maxRedial) }
 
 // serve serves a connection, which counts as idle, to its end.
-func (l *link) serve(f *os.File) {
+func (l *link) serve(f *socket) {
 	begun, used, idle := time.Now(), false, true
 	l.srv.serve(newConn(f, f, f), func() {
 		l.mu.Lock()
@@ -100,7 +100,7 @@ func (l *link) serve(f *os.File) {
 	l.change.Signal()
 }
 
-func dialUnix(path string) (*os.File, error) {
+func dialUnix(path string) (*socket, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func dialUnix(path string) (*os.File, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	return os.NewFile(uintptr(fd), "berm"), nil
+	return newSocket(os.NewFile(uintptr(fd), "berm"))
 }
 
 // serving is whether this container is Berm's to work in.

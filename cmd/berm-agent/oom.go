@@ -30,7 +30,8 @@ func (c *oomCounter) count() int {
 		return -1
 	}
 	var b [1 << 10]byte
-	n, _ := c.f.ReadAt(b[:], 0) // with io.EOF
+	n := 0
+	_ = kernel.do(func() (err error) { n, err = c.f.ReadAt(b[:], 0); return err }) // io.EOF
 	for line := range bytes.Lines(b[:n]) {
 		if name, value, ok := bytes.Cut(bytes.TrimSpace(line), []byte(" ")); ok && string(name) == "oom_kill" {
 			if count, err := strconv.Atoi(string(value)); err == nil {

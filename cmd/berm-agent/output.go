@@ -27,7 +27,7 @@ var chunks = sync.Pool{New: func() any { return new([wire.MaxData]byte) }}
 func (p *process) read(f *os.File, stderr bool) {
 	defer p.readers.Done()
 	if !p.tty { // a terminal is for both directions
-		defer func() { _ = f.Close() }()
+		defer shut(f)
 	}
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -80,7 +80,8 @@ func (p *process) take(access func(func(fd uintptr) bool) error, stderr bool) (n
 
 func readOnce(fd int, b []byte) (n int, err error) {
 	for {
-		if n, err = unix.Read(fd, b); !errors.Is(err, unix.EINTR) {
+		err = kernel.do(func() error { n, err = unix.Read(fd, b); return err })
+		if !errors.Is(err, unix.EINTR) {
 			return n, err
 		}
 	}
@@ -343,7 +344,7 @@ func (p *process) write(at *attachment, data []byte) {
 		}
 		_ = input.SetWriteDeadline(time.Time{}) // it may be closed
 		p.mu.Unlock()
-		n, err := input.Write(data)
+		n, err := gated{input}.Write(data)
 		data = data[n:]
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return
@@ -363,7 +364,7 @@ func (p *process) endInput(at *attachment) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.attached == at && p.input != nil && !p.tty {
-		_ = p.input.Close()
+		shut(p.input)
 		p.input = nil
 	}
 }

@@ -152,9 +152,10 @@ func cutCommand(command []string) []string {
 // was; that the program can't be executed is none.
 func (p *process) launch(s *wire.Start) error {
 	if s.Dir != "" {
-		info, err := os.Stat(s.Dir)
+		var info fs.FileInfo
+		err := again(func() (err error) { info, err = os.Stat(s.Dir); return err })
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || err == nil && !info.IsDir() {
-			if err := os.MkdirAll(s.Dir, 0o755); err != nil {
+			if err := again(func() error { return os.MkdirAll(s.Dir, 0o755) }); err != nil {
 				return invalid("the working directory %s can't be made: %s", quote(s.Dir), reason(err))
 			}
 		}
@@ -171,14 +172,18 @@ func (p *process) launch(s *wire.Start) error {
 		return nil
 	}
 	run := &program{path: found, argv: s.Command, env: env, dir: s.Dir, tty: s.TTY, files: p.srv.files}
-	mine, err := p.open(run, s)
+	var mine []*os.File
+	err = kernel.do(func() (err error) { mine, err = p.open(run, s); return err })
 	for _, f := range run.stdio {
 		if f != nil {
-			defer func() { _ = f.Close() }() // a terminal is there thrice
+			defer shut(f) // a terminal is there thrice
 		}
 	}
 	if err == nil {
-		p.supervisor, err = p.srv.kids.add(func() (*supervisor, error) { return supervise(run) })
+		p.supervisor, err = p.srv.kids.add(func() (sup *supervisor, err error) {
+			err = kernel.do(func() error { sup, err = supervise(run); return err })
+			return sup, err
+		})
 	}
 	var early report
 	if err == nil {
@@ -186,7 +191,7 @@ func (p *process) launch(s *wire.Start) error {
 	}
 	if err != nil {
 		for _, f := range append(mine, p.input) {
-			_ = f.Close() // nil and one that is closed do no harm
+			shut(f)
 		}
 		return noRoom(err)
 	}
@@ -217,10 +222,11 @@ func noRoom(err error) error {
 // findIn finds a program from a directory, which is to be entered.
 func findIn(dir, name string, env []string) (string, error) {
 	if dir != "" {
-		if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		var info fs.FileInfo
+		if again(func() (err error) { info, err = os.Stat(dir); return err }) == nil && !info.IsDir() {
 			return "", &chdirError{syscall.ENOTDIR}
 		}
-		if err := unix.Access(dir, unix.X_OK); err != nil {
+		if err := again(func() error { return unix.Access(dir, unix.X_OK) }); err != nil {
 			return "", &chdirError{err}
 		}
 	}
@@ -298,14 +304,14 @@ func (p *process) open(run *program, s *wire.Start) (mine []*os.File, err error)
 // the command, it gives back.
 func (p *process) awaitPid() (early report, err error) {
 	for {
-		r, err := readReport(p.supervisor.reports)
+		r, err := readReport(gated{p.supervisor.reports})
 		switch {
 		case err != nil: // it was killed at once
 			return early, nil
 		case r.kind != reportPid:
 			early = r
 		case r.value <= 0:
-			_ = p.supervisor.reports.Close()
+			shut(p.supervisor.reports)
 			return early, syscall.Errno(-r.value)
 		default:
 			p.pid = int(r.value)
@@ -324,9 +330,9 @@ func (p *process) watch(r report, s *wire.Start) {
 		case reportTTY, reportExec:
 			failure = syscall.Errno(r.value)
 		}
-		r, err = readReport(p.supervisor.reports)
+		r, err = readReport(gated{p.supervisor.reports})
 	}
-	_ = p.supervisor.reports.Close()
+	shut(p.supervisor.reports)
 	if p.timer != nil {
 		p.timer.Stop()
 	}
@@ -341,7 +347,7 @@ func (p *process) watch(r report, s *wire.Start) {
 	p.drainBy = time.Now().Add(maxDrain)
 	p.mu.Unlock()
 	if input != nil && !p.tty {
-		_ = input.Close()
+		shut(input)
 	}
 	close(p.exited)
 	if failure != nil {
@@ -404,7 +410,7 @@ func (p *process) explain(err error, s *wire.Start) {
 func (p *process) end() {
 	p.mu.Lock()
 	if p.terminal != nil {
-		_ = p.terminal.Close()
+		shut(p.terminal)
 		p.terminal = nil
 	}
 	p.ended = true
@@ -447,7 +453,7 @@ func (p *process) control(do func(fd int) error) error {
 	if err != nil {
 		return err
 	}
-	if ctlErr := raw.Control(func(fd uintptr) { err = do(int(fd)) }); ctlErr != nil {
+	if ctlErr := raw.Control(func(fd uintptr) { err = kernel.do(func() error { return do(int(fd)) }) }); ctlErr != nil {
 		return ctlErr
 	}
 	return err

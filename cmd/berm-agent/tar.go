@@ -377,7 +377,7 @@ func (u *unpacking) finish(d madeDir) error {
 		return err
 	}
 	defer fd.close()
-	err = unix.Fchmod(int(fd), d.mode)
+	err = again(func() error { return unix.Fchmod(int(fd), d.mode) })
 	if err == nil {
 		err = setTime(dir, path.Base(d.name), d.modified)
 	}
@@ -450,6 +450,6 @@ func replaceWith(dir fileDesc, base, full string, create func(temp string) error
 	}
 	err := rename(dir, temp, dir, base, true)
 	// Two names of one file: rename leaves both.
-	_ = unix.Unlinkat(int(dir), temp, 0)
+	_ = again(func() error { return unix.Unlinkat(int(dir), temp, 0) })
 	return at(full, err)
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -43,8 +44,7 @@ func (n *nursery) reap() (status syscall.WaitStatus, ended bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for {
-		var s syscall.WaitStatus
-		got, err := syscall.Wait4(-1, &s, syscall.WNOHANG, nil)
+		got, s, err := endedChild()
 		switch {
 		case errors.Is(err, syscall.EINTR):
 		case err != nil || got <= 0:
@@ -55,6 +55,17 @@ func (n *nursery) reap() (status syscall.WaitStatus, ended bool) {
 			delete(n.supervisors, got)
 		}
 	}
+}
+
+// endedChild takes note of a child that has ended, if any has. It takes no other
+// thread's place, as it never waits.
+func endedChild() (pid int, status syscall.WaitStatus, err error) {
+	var s int32
+	got, _, errno := syscall.RawSyscall6(syscall.SYS_WAIT4, ^uintptr(0), uintptr(unsafe.Pointer(&s)), syscall.WNOHANG, 0, 0, 0)
+	if errno != 0 {
+		return 0, 0, errno
+	}
+	return int(got), syscall.WaitStatus(s), nil
 }
 
 // signal signals a supervisor; false if there is none any more.
@@ -89,7 +100,12 @@ func ticksNow() uint64 {
 }
 
 // tasks are all processes that can be seen, by pid.
-func tasks() (map[int]task, error) {
+func tasks() (all map[int]task, err error) {
+	err = kernel.do(func() error { all, err = readTasks(); return err })
+	return all, err
+}
+
+func readTasks() (map[int]task, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil, err

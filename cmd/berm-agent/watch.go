@@ -35,10 +35,14 @@ func watchFiles(c *conn, f *wire.File) (any, error) {
 	if err != nil {
 		return nil, at(string(f.Path), err)
 	}
-	w := &watching{c: c, fd: fd, file: os.NewFile(uintptr(fd), "inotify"), recursive: f.Recursive, paths: make(map[int32]string)}
+	file, err := newSocket(os.NewFile(uintptr(fd), "inotify"))
+	if err != nil {
+		return nil, err
+	}
+	w := &watching{c: c, fd: fd, file: file, recursive: f.Recursive, paths: make(map[int32]string)}
 	defer func() { _ = w.file.Close() }()
 	root := trim(string(f.Path))
-	if w.root, err = unix.InotifyAddWatch(fd, root, watched); err != nil {
+	if err = again(func() (err error) { w.root, err = unix.InotifyAddWatch(fd, root, watched); return err }); err != nil {
 		return nil, at(root, err)
 	}
 	w.paths[int32(w.root)] = root
@@ -83,7 +87,7 @@ func watchFiles(c *conn, f *wire.File) (any, error) {
 type watching struct {
 	c         *conn
 	fd        int
-	file      *os.File
+	file      *socket
 	recursive bool
 	root      int
 	paths     map[int32]string // of the directories, by their watch
@@ -224,7 +228,8 @@ func (w *watching) watch(dir string) error {
 	if len(w.paths) >= maxWatches {
 		return w.overflow()
 	}
-	wd, err := unix.InotifyAddWatch(w.fd, dir, watched|unix.IN_DONT_FOLLOW)
+	var wd int
+	err := again(func() (err error) { wd, err = unix.InotifyAddWatch(w.fd, dir, watched|unix.IN_DONT_FOLLOW); return err })
 	if err == nil {
 		if wd != w.root {
 			w.paths[int32(wd)] = dir

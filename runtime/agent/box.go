@@ -20,7 +20,7 @@ import (
 // Bounds of what a container can have of Berm.
 const (
 	maxHellos = 64 // connections that haven't said Hello
-	maxConns  = 256
+	maxConns  = 1024
 	maxIdle   = 16
 	// Connections that are taken in at once while nobody knows who the first process is.
 	maxStrangers = 4

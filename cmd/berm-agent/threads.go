@@ -1,0 +1,194 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Go makes a thread whenever all that it has are in system calls, and ends the program
+// if it can't. Commands may leave no room for one at any time, so this program makes
+// all its threads at its start, and no more of them are in system calls at once:
+// what may take long goes through a gate, and what can't takes no other thread's place.
+
+// gate bounds how many threads are in system calls of a kind. It isn't to be entered
+// twice by one goroutine.
+type gate chan struct{}
+
+var (
+	// disk is for files, whose system may be slow, or dead.
+	disk = make(gate, 3)
+	// kernel is for what is in memory: pipes, terminals, processes. It is entered with
+	// other locks held, and none is taken in it.
+	kernel = make(gate, 1)
+)
+
+func (g gate) do(call func() error) error {
+	g <- struct{}{}
+	defer func() { <-g }()
+	return call()
+}
+
+// spareThreads are for both gates, for one who waits for events while another works,
+// and for the goroutine that dials Berm.
+func spareThreads() int { return cap(disk) + cap(kernel) + 2 }
+
+// keepThreads makes threads by having as many goroutines wait in system calls at once.
+// Go keeps them. Where there is no room for them right now, none is made.
+func keepThreads(n int) {
+	if !roomFor(2 * n) { // with some for commands
+		return
+	}
+	var fds [2]int
+	if unix.Pipe2(fds[:], unix.O_CLOEXEC) != nil {
+		return
+	}
+	var begun, all sync.WaitGroup
+	begun.Add(n)
+	for range n {
+		all.Go(func() {
+			var b [1]byte
+			begun.Done()
+			_, _ = syscall.Read(fds[0], b[:]) // until the other end is closed
+		})
+	}
+	begun.Wait() // each runs when the one before it has left it its turn
+	_ = unix.Close(fds[1])
+	all.Wait()
+	_ = unix.Close(fds[0])
+}
+
+// shut closes a pipe, a terminal or a socket; nil and one that is closed do no harm.
+func shut(f *os.File) { _ = kernel.do(f.Close) }
+
+// socket is one, or another file of this process' own that never makes anybody
+// wait in a system call: reading and writing it takes no other thread's place.
+type socket struct {
+	*os.File
+	raw syscall.RawConn
+}
+
+func newSocket(f *os.File) (*socket, error) {
+	raw, err := f.SyscallConn()
+	return &socket{f, raw}, err
+}
+
+func (s *socket) Close() error { return kernel.do(s.File.Close) }
+
+func (s *socket) Read(b []byte) (int, error) {
+	return transfer(s.raw.Read, b, func(fd uintptr, b []byte) (int, error) { return rawTransfer(syscall.SYS_READ, fd, b) })
+}
+
+func (s *socket) Write(b []byte) (int, error) {
+	return writeAll(s.raw, b, func(fd uintptr, b []byte) (int, error) { return rawTransfer(syscall.SYS_WRITE, fd, b) })
+}
+
+func rawTransfer(call, fd uintptr, b []byte) (int, error) {
+	for {
+		n, _, errno := syscall.RawSyscall(call, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+		switch errno {
+		case 0:
+			return int(n), nil
+		case syscall.EINTR:
+		default:
+			return 0, errno
+		}
+	}
+}
+
+// transfer reads or writes once, when access, of a RawConn, says that it can be.
+func transfer(access func(func(fd uintptr) bool) error, b []byte, once func(uintptr, []byte) (int, error)) (n int, err error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	var failed error
+	err = access(func(fd uintptr) bool {
+		n, failed = once(fd, b)
+		return failed != syscall.EAGAIN //nolint:errorlint // system calls give nothing else
+	})
+	switch {
+	case err != nil:
+		return 0, err
+	case failed != nil:
+		return 0, failed
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+func writeAll(raw syscall.RawConn, b []byte, once func(uintptr, []byte) (int, error)) (done int, err error) {
+	for done < len(b) && err == nil {
+		var n int
+		n, err = transfer(raw.Write, b[done:], once)
+		done += n
+	}
+	return done, err
+}
+
+// gated is a pipe or terminal that others have the other side of.
+type gated struct{ *os.File }
+
+func (g gated) Read(b []byte) (int, error) {
+	raw, err := g.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	return transfer(raw.Read, b, func(fd uintptr, b []byte) (int, error) { return readOnce(int(fd), b) })
+}
+
+func (g gated) Write(b []byte) (int, error) {
+	raw, err := g.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	return writeAll(raw, b, func(fd uintptr, b []byte) (n int, err error) {
+		err = kernel.do(func() error { n, err = unix.Write(int(fd), b); return err })
+		if errors.Is(err, unix.EINTR) {
+			return 0, unix.EAGAIN
+		}
+		return max(n, 0), err
+	})
+}
+
+// roomFor is whether so many processes or threads can be made. One that has ended
+// counts until its parent has taken note.
+func roomFor(n int) bool {
+	made := 0
+	for made < n && forkNothing() {
+		made++
+	}
+	for range made {
+		for {
+			_, err := syscall.Wait4(-1, nil, 0, nil)
+			if !errors.Is(err, syscall.EINTR) {
+				break
+			}
+		}
+	}
+	return made == n
+}
+
+// forkNothing forks a process that ends at once.
+func forkNothing() bool {
+	beforeFork()
+	errno := forkEnd()
+	afterFork()
+	return errno == 0
+}
+
+//go:nosplit
+//go:noinline
+//go:norace
+func forkEnd() syscall.Errno {
+	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
+	for errno == 0 && pid == 0 {
+		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 0, 0, 0)
+	}
+	return errno
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+// crowd gives the sandbox a control group with room for so many processes and threads.
+func (s *sandbox) crowd(most int) {
+	s.t.Helper()
+	root := "/sys/fs/cgroup"
+	if _, err := os.Stat(root + "/pids"); err == nil {
+		root += "/pids"
+	}
+	group := filepath.Join(root, fmt.Sprintf("berm-agent-test-%d", os.Getpid()))
+	if err := os.Mkdir(group, 0o755); err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() {
+		await(s.t, "the control group's end", func() bool { return os.Remove(group) == nil })
+	})
+	if err := os.WriteFile(filepath.Join(group, "pids.max"), []byte(strconv.Itoa(most)), 0); err != nil {
+		s.t.Fatal(err)
+	}
+	s.group, s.seen = group, root
+}
+
+func (s *sandbox) crowded() int {
+	s.t.Helper()
+	b, err := os.ReadFile(filepath.Join(s.group, "pids.current"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+// disperse ends the processes in the control group whose command line is such.
+func (s *sandbox) disperse(line string) {
+	s.t.Helper()
+	b, err := os.ReadFile(filepath.Join(s.group, "cgroup.procs"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for _, word := range strings.Fields(string(b)) {
+		its, _ := os.ReadFile("/proc/" + word + "/cmdline") // it may be gone
+		if pid, err := strconv.Atoi(word); err == nil && string(bytes.ReplaceAll(its, []byte{0}, []byte{' '})) == line {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+}
+
+// tries does an operation, whatever comes of it, and gives the class of its failure.
+func (k *talk) tries(req *wire.Request) (wire.Class, error) {
+	if err := k.w.SendJSON(wire.KindRequest, req); err != nil {
+		return "", err
+	}
+	for {
+		kind, payload, err := k.r.Next()
+		switch {
+		case err != nil:
+			return "", err
+		case kind == wire.KindReady:
+			if err := k.w.Send(wire.KindGo); err != nil {
+				return "", err
+			}
+			if takesInput(req.Op) || req.Op == wire.OpDial {
+				_ = k.w.Send(wire.KindEnd) // what is wrong, the next read says
+			}
+		case kind == wire.KindResult:
+			return "", nil
+		case kind == wire.KindFailure:
+			var failure wire.Failure
+			err := wire.Decode(payload, &failure)
+			return failure.Class, err
+		}
+	}
+}
+
+// deafPort is a port that takes no connection in.
+func deafPort(t *testing.T) int {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := name.(*unix.SockaddrInet4).Port
+	for {
+		c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.0.0.1:%d", port), 300*time.Millisecond)
+		if err != nil {
+			return port
+		}
+		t.Cleanup(func() { _ = c.Close() })
+	}
+}
+
+// A sandbox that is full of processes is served on, as far as can be, and lives.
+func TestFull(t *testing.T) {
+	engine.Require(t, "containerd") // root, for a control group
+	for name, tt := range map[string]struct {
+		most int
+		fill bool
+	}{"by commands": {40, true}, "hardly": {30, false}} {
+		t.Run(name, func(t *testing.T) {
+			s := prepareSandbox(t)
+			s.crowd(tt.most)
+			s.boot(0)
+			k := s.accept()
+			k.patience(2 * time.Minute)
+			idle := s.crowded()
+			t.Logf("%d tasks before the first command", idle)
+			if idle > 13 { // with the command of its own
+				t.Errorf("%d tasks when nothing is done", idle)
+			}
+			if tt.fill {
+				k.run("fill", "while sleep 2000 & do :; done >/dev/null 2>&1")
+				if n := s.crowded(); n < tt.most-3 {
+					t.Fatalf("%d tasks of %d", n, tt.most)
+				}
+			}
+			port := deafPort(t)
+			tree := []byte("/etc")
+			var all sync.WaitGroup
+			until := time.Now().Add(4 * time.Second)
+			for i := range 32 {
+				k := s.accept()
+				k.patience(2 * time.Minute)
+				all.Go(func() {
+					for n := 0; time.Now().Before(until); n++ {
+						req := []*wire.Request{
+							{Op: wire.OpRun, Start: &wire.Start{ID: fmt.Sprintf("x%d-%d", i, n), Command: []string{"true"}}},
+							{Op: wire.OpSearch, File: &wire.File{Path: tree, Pattern: "zebra"}},
+							{Op: wire.OpRead, File: &wire.File{Path: []byte("/bin/sh"), Length: -1}},
+							{Op: wire.OpDial, Port: port},
+							{Op: wire.OpTarRead, File: &wire.File{Path: []byte("/etc")}},
+						}[(i+n)%5]
+						class, err := k.tries(req)
+						if err != nil || class != "" && req.Op != wire.OpDial && class != wire.ClassExhausted {
+							t.Errorf("%s: %s, %v", req.Op, class, err)
+							return
+						}
+					}
+				})
+			}
+			all.Wait()
+			await(t, "the commands' end", func() bool {
+				s.disperse("sleep 2000 ")
+				return s.crowded() <= idle
+			})
+			if a := k.run("after", "echo well"); a.stdout.String() != "well\n" {
+				t.Errorf("%+v", a)
+			}
+		})
+	}
+}
