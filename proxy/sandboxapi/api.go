@@ -111,6 +111,7 @@ type api struct {
 	docs    []byte
 	signer  signer
 
+	open        bool // there are no tokens
 	heartbeat   time.Duration
 	portTimeout time.Duration
 }
@@ -148,7 +149,7 @@ func New(opts Options) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &api{manager: opts.Manager, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, signer: sign, heartbeat: cmp.Or(opts.Heartbeat, heartbeat), portTimeout: cmp.Or(opts.PortTimeout, time.Minute)}
+	a := &api{manager: opts.Manager, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, signer: sign, open: opts.Tokens.Len() == 0, heartbeat: cmp.Or(opts.Heartbeat, heartbeat), portTimeout: cmp.Or(opts.PortTimeout, time.Minute)}
 
 	rt := httprouter.New()
 	rt.RedirectTrailingSlash, rt.RedirectFixedPath, rt.HandleOPTIONS = false, false, false

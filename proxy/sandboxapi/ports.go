@@ -245,6 +245,15 @@ func (p *passage) cleanRequest(pr *httputil.ProxyRequest) {
 	if origin != "" && (origin == h.Get("X-Forwarded-Proto")+"://"+pr.In.Host || p.signed && origin == "null") {
 		h.Set("Origin", "http://"+p.host()) // it is the port's own page that asks
 	}
+	if p.tokenless() {
+		// The browser's other cookies for this host name are somebody else's.
+		h.Del("Cookie")
+		for _, c := range pr.In.Cookies() {
+			if name, ok := strings.CutPrefix(c.Name, cookiePrefix); ok && name != "" {
+				pr.Out.AddCookie(&http.Cookie{Name: name, Value: c.Value, Quoted: c.Quoted})
+			}
+		}
+	}
 	if !p.signed {
 		h.Set("X-Forwarded-Prefix", p.prefix)
 		return
@@ -254,14 +263,10 @@ func (p *passage) cleanRequest(pr *httputil.ProxyRequest) {
 		scheme, _, _ := strings.Cut(v, " ")
 		return slices.Contains(browserSchemes, strings.ToLower(scheme))
 	})
-	// The browser's other cookies for this host name are somebody else's.
-	h.Del("Cookie")
-	for _, c := range pr.In.Cookies() {
-		if name, ok := strings.CutPrefix(c.Name, cookiePrefix); ok && name != "" {
-			pr.Out.AddCookie(&http.Cookie{Name: name, Value: c.Value, Quoted: c.Quoted})
-		}
-	}
 }
+
+// tokenless tells whether callers need no token, so that any page in a browser can be one.
+func (p *passage) tokenless() bool { return p.signed || p.api.open }
 
 // originWide are headers of an answer that would have an effect beyond it: on what else
 // a browser knows of Berm's origin, or on a web server between.
@@ -296,7 +301,7 @@ func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http
 		if strings.HasPrefix(strings.ToLower(c.Name), "__host-") { // has to be for the whole host
 			continue
 		}
-		if p.signed {
+		if p.tokenless() {
 			c.Name = cookiePrefix + c.Name
 		}
 		c.Domain, c.Path = "", p.prefix+"/"

@@ -236,6 +236,25 @@ func TestPortHeaders(t *testing.T) {
 	}
 }
 
+// TestPortCookiesWithoutTokens checks that a browser's cookies of other local programs
+// don't go in.
+func TestPortCookiesWithoutTokens(t *testing.T) {
+	h := newHouse(t, nil, func(o *sandboxapi.Options) { o.Tokens = nil })
+	h.send(201, "", "PUT", "/api/v1/sandboxes/k", "")
+	var got []string
+	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got = r.Header["Cookie"]
+		http.SetCookie(w, &http.Cookie{Name: "own", Value: "1"})
+	}))
+	a := h.send(200, "", "GET", portPath+"/", "", withHeader("Cookie", "session=somebody-elses; berm-port-own=1; berm-port-=x"))
+	if !slices.Equal(got, []string{"own=1"}) {
+		t.Errorf("the port got %q", got)
+	}
+	if c := a.Header.Values("Set-Cookie"); !slices.Equal(c, []string{"berm-port-own=1; Path=" + portPath + "/"}) {
+		t.Errorf("got %q", c)
+	}
+}
+
 // TestPortCaching checks that no cache between callers can give one's answer to another.
 func TestPortCaching(t *testing.T) {
 	h := newHouse(t, nil)
