@@ -63,12 +63,6 @@ func (b *box) find(process string, err error) (*held, error) {
 	return nil, errNoProcess
 }
 
-func (b *box) heldCount() int {
-	b.held.mu.Lock()
-	defer b.held.mu.Unlock()
-	return len(b.held.m)
-}
-
 func (b *box) heldInfos() []runtime.ProcessInfo {
 	b.held.mu.Lock()
 	defer b.held.mu.Unlock()

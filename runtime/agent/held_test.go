@@ -117,3 +117,25 @@ func TestUnreadPort(t *testing.T) {
 	}
 	_ = nc.Close()
 }
+
+// While the program of a container with a socket is silent, its processes aren't known,
+// and none is started beside it.
+func TestSilentProgram(t *testing.T) {
+	b := newBed(t)
+	b.engine.exec = func(context.Context, runtime.Exec) (runtime.ExecResult, error) {
+		t.Error("the engine was asked to start a program")
+		return runtime.ExecResult{ExitCode: 127}, nil
+	}
+	id := b.create(t, "x")
+	b.serve(t, "x", func(p *program, _ *wire.Request) { p.hungUp() })
+	_, err := b.Start(t.Context(), id, runtime.Process{ID: "p", Command: []string{"x"}})
+	if !errdefs.IsUnavailable(err) {
+		t.Errorf("start: %v", err)
+	}
+	if _, err := b.ListProcesses(t.Context(), id); !errdefs.IsUnavailable(err) {
+		t.Errorf("list: %v", err)
+	}
+	if err := b.Kill(t.Context(), id, "p"); !errdefs.IsUnavailable(err) {
+		t.Errorf("kill: %v", err)
+	}
+}

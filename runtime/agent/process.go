@@ -137,8 +137,9 @@ func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*cal
 	return x, b, err
 }
 
-// errLost is for processes that the program in the container knows, if they are.
-var errLost = runtime.Precondition("the container's agent doesn't answer")
+// errLost is for processes that the program in the container knows, if they are. None is
+// started elsewhere meanwhile: there would be two of one ID.
+var errLost = runtime.Unavailable(errors.New("the container's agent doesn't answer"))
 
 // Start starts a process. In a container whose program isn't reached by a socket, it
 // runs below one that the engine starts, and its output is kept here: it ends with this
@@ -154,8 +155,10 @@ func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runt
 	}
 	x, b, err := r.reach(ctx, id, &wire.Request{Op: wire.OpStart, Start: wireStart(p)})
 	switch {
-	case errors.Is(err, errAbsent):
+	case errors.Is(err, errAbsent) && b.name == "":
 		return r.startServed(ctx, b, id, p)
+	case errors.Is(err, errAbsent):
+		return runtime.ProcessInfo{}, errLost
 	case err != nil:
 		return runtime.ProcessInfo{}, err
 	}
@@ -211,7 +214,7 @@ func (r *Runtime) ListProcesses(ctx context.Context, id string) ([]runtime.Proce
 		})
 	} else if errors.Is(err, errAbsent) {
 		err = nil
-		if b.name != "" && b.heldCount() == 0 {
+		if b.name != "" {
 			err = errLost
 		}
 	}
