@@ -33,7 +33,7 @@ type holding struct {
 // known of it is here.
 type held struct {
 	b *box
-	x *call // of which only the input is used by others than pump
+	x *call // of which only the input is used by others than pump: by feed
 
 	mu       sync.Mutex
 	changed  sync.Cond
@@ -43,6 +43,10 @@ type held struct {
 	attached *heldAttachment // nil while nobody is
 	killed   bool
 	err      error // how it was lost, in place of an end
+
+	input  []byte // written, and not yet sent; MaxData bytes at most
+	ended  bool   // no more is to come
+	unsent error  // why none can be sent any more
 }
 
 var errNoProcess = runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such process"))
@@ -164,16 +168,47 @@ func (h *held) begin(ctx context.Context, r *Runtime, id string, p runtime.Proce
 		x.drop()
 		return runtime.Ended(ctx)
 	}
-	h.mu.Lock()
-	h.x = x.under(context.WithoutCancel(ctx))
-	h.mu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return errClosed // and the program is being killed
 	}
+	h.mu.Lock()
+	h.x = x.under(context.WithoutCancel(ctx))
+	h.mu.Unlock()
 	r.tasks.Go(h.pump)
+	r.tasks.Go(h.feed)
 	return nil
+}
+
+// feed sends what attachments write, until the input or the process ends. They don't
+// send it themselves, as what was begun can't be left, and those that follow would wait
+// with them.
+func (h *held) feed() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for {
+		for h.about.Running && len(h.input) == 0 && !h.ended {
+			h.changed.Wait()
+		}
+		if !h.about.Running {
+			return
+		}
+		data, last := h.input, len(h.input) == 0
+		h.mu.Unlock()
+		var err error
+		if last {
+			err = h.x.w.Send(wire.KindEnd)
+		} else {
+			err = h.x.w.Send(wire.KindData, data)
+		}
+		h.mu.Lock()
+		h.input, h.unsent = h.input[:0], err
+		h.changed.Broadcast()
+		if last || err != nil {
+			return
+		}
+	}
 }
 
 // pump takes what the process prints until it ends.
@@ -354,10 +389,8 @@ func (a *heldAttachment) Next() (runtime.Chunk, error) {
 
 func (a *heldAttachment) Info() runtime.ProcessInfo { return a.h.info() }
 
-// own says whether the process is still this attachment's.
+// own says whether the process' input is still this attachment's; the lock is held.
 func (a *heldAttachment) own() error {
-	a.h.mu.Lock()
-	defer a.h.mu.Unlock()
 	switch {
 	case a.closed:
 		return errDetached
@@ -365,26 +398,50 @@ func (a *heldAttachment) own() error {
 		return runtime.WithClass(errdefs.ErrAborted, errors.New("another has taken the process over"))
 	case !a.h.about.Running:
 		return runtime.Precondition("the process has ended")
+	case a.h.unsent != nil:
+		return runtime.Precondition("%w", a.h.unsent)
 	}
 	return nil
 }
 
+// Write waits for room for the last of p. Close, and who takes the process over, end it.
 func (a *heldAttachment) Write(p []byte) (int, error) {
-	if err := a.own(); err != nil {
-		return 0, err
+	h := a.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for sent := 0; ; {
+		err := a.own()
+		if err == nil && h.ended {
+			err = runtime.Precondition("the process' input has ended")
+		}
+		switch {
+		case err != nil || sent == len(p):
+			return sent, err
+		case len(h.input) > 0:
+			h.changed.Wait()
+		default:
+			part := p[sent:min(sent+wire.MaxData, len(p))]
+			h.input = append(h.input, part...)
+			sent += len(part)
+			h.changed.Broadcast()
+			if sent == len(p) {
+				return sent, nil
+			}
+		}
 	}
-	n, err := a.h.x.input(p)
-	if err != nil {
-		err = runtime.Precondition("%w", err)
-	}
-	return n, err
 }
 
+// CloseWrite ends the input after what was written, and doesn't wait for it to be sent.
 func (a *heldAttachment) CloseWrite() error {
+	h := a.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if err := a.own(); err != nil {
 		return err
 	}
-	return a.h.x.w.Send(wire.KindEnd)
+	h.ended = true
+	h.changed.Broadcast()
+	return nil
 }
 
 func (a *heldAttachment) Close() error {

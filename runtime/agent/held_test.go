@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -138,4 +140,78 @@ func TestSilentProgram(t *testing.T) {
 	if err := b.Kill(t.Context(), id, "p"); !errdefs.IsUnavailable(err) {
 		t.Errorf("kill: %v", err)
 	}
+}
+
+// A Write that the process doesn't take ends with its attachment, holds the next one up
+// no more than it must, and cuts no frame.
+func TestHeldInput(t *testing.T) {
+	read, got := make(chan struct{}), make(chan string, 1)
+	b, id := started(t, func(_ context.Context, p *program) {
+		<-read
+		var all strings.Builder
+		for {
+			kind, data, err := p.r.Next()
+			if err != nil || kind != wire.KindData {
+				got <- all.String()
+				p.json(wire.KindResult, wire.ProcessInfo{ID: "p"})
+				return
+			}
+			all.Write(data)
+		}
+	})
+	b.hold(t, id, runtime.Process{Stdin: true})
+	attach := func() (runtime.Attachment, chan error) {
+		a, err := b.Attach(t.Context(), id, "p", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		written := make(chan error, 1)
+		go func() {
+			_, err := io.WriteString(a, strings.Repeat("x", 3*wire.MaxData))
+			written <- err
+		}()
+		return a, written
+	}
+	ends := func(what string, written chan error, is func(error) bool) {
+		t.Helper()
+		select {
+		case err := <-written:
+			if !is(err) {
+				t.Errorf("%s: %v", what, err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%s: the write goes on", what)
+		}
+	}
+	_, taken := attach()
+	await(t, "some to be written", func() bool {
+		h, err := b.known(id).find("p", errAbsent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.input) > 0
+	})
+	closed, written := attach()
+	ends("taken over", taken, errdefs.IsAborted)
+	if err := closed.Close(); err != nil {
+		t.Error(err)
+	}
+	ends("closed", written, func(err error) bool { return errors.Is(err, errDetached) })
+	last, err := b.Attach(t.Context(), id, "p", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(read)
+	if _, err := io.WriteString(last, "last"); err != nil {
+		t.Error(err)
+	}
+	if err := last.CloseWrite(); err != nil {
+		t.Error(err)
+	}
+	if all := <-got; !strings.HasSuffix(all, "xlast") || len(all) >= 3*wire.MaxData {
+		t.Errorf("%d bytes, the last %q", len(all), all[max(0, len(all)-8):])
+	}
+	await(t, "the process to end", b.over(t, id))
 }
