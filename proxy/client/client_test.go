@@ -387,3 +387,36 @@ func TestNew(t *testing.T) {
 		t.Error("an HTTP client for a unix socket was taken")
 	}
 }
+
+// The server ends a wait after an hour; the caller's goes on.
+func TestWaitProcessGoesOn(t *testing.T) {
+	for timeout, want := range map[time.Duration]string{0: "exited", 90 * time.Minute: "running"} {
+		synctest.Test(t, func(t *testing.T) {
+			var asked []string
+			c, err := client.New(client.Options{BaseURL: "http://localhost", HTTPClient: &http.Client{Transport: transport(func(r *http.Request) *http.Response {
+				asked = append(asked, r.URL.Query().Get("timeout"))
+				wait, state := time.Hour, "running"
+				if d, err := time.ParseDuration(asked[len(asked)-1]); err == nil {
+					wait = min(wait, d)
+				}
+				if len(asked) == 3 {
+					state = "exited"
+				}
+				time.Sleep(wait)
+				return answer(200, "", `{"process_id":"p","state":"`+state+`"}`)
+			})}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := c.WaitProcess(t.Context(), "k", "p", timeout)
+			if err != nil || p.State != want {
+				t.Errorf("for %s: %+v, %v after %q", timeout, p, err, asked)
+			}
+			if timeout != 0 {
+				if diff := cmp.Diff([]string{"1h30m0s", "30m0s"}, asked); diff != "" {
+					t.Error(diff)
+				}
+			}
+		})
+	}
+}

@@ -134,11 +134,22 @@ func (c *Client) ResizeProcess(ctx context.Context, key, processID string, rows,
 // WaitProcess waits until a process has ended, for at most timeout; 0 is as long as it
 // takes. State tells whether it has.
 func (c *Client) WaitProcess(ctx context.Context, key, processID string, timeout time.Duration) (*apitype.Process, error) {
-	q := url.Values{}
-	if timeout != 0 {
-		q.Set("timeout", timeout.String())
+	for until := time.Now().Add(timeout); ; {
+		q := url.Values{}
+		if timeout != 0 {
+			q.Set("timeout", timeout.String())
+		}
+		p, err := out[apitype.Process](ctx, c, call{method: http.MethodPost, path: processPath(key, processID, "/wait"), query: q, again: repeatable})
+		if err != nil || p.State != "running" {
+			return p, err
+		}
+		// The server waits for an hour at most.
+		if timeout != 0 {
+			if timeout = time.Until(until); timeout <= 0 {
+				return p, nil
+			}
+		}
 	}
-	return out[apitype.Process](ctx, c, call{method: http.MethodPost, path: processPath(key, processID, "/wait"), query: q, again: repeatable})
 }
 
 // AttachOptions are how to attach to a command or process.

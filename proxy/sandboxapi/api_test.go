@@ -41,9 +41,11 @@ type scripted struct {
 	execErr error
 	more    string                               // of List
 	logs    func(stdout, stderr io.Writer) error // nil prints nothing
-	delete  lifecycle.DeleteResult
-	streams *streams // commands and processes
-	house   *house   // whose files and ports there are; nil: none
+	// followLogs has Logs go on until the tape or its context ends.
+	followLogs bool
+	delete     lifecycle.DeleteResult
+	streams    *streams // commands and processes
+	house      *house   // whose files and ports there are; nil: none
 
 	created lifecycle.CreateRequest // of the last call, as are the others
 	execed  lifecycle.ExecRequest
@@ -99,9 +101,13 @@ func (s *scripted) Exec(_ context.Context, req lifecycle.ExecRequest) (lifecycle
 	return s.exec, errors.Join(err, s.execErr)
 }
 
-func (s *scripted) Logs(_ context.Context, _, _ string, opts runtime.LogOptions, stdout, stderr io.Writer) error {
+func (s *scripted) Logs(ctx context.Context, _, _ string, opts runtime.LogOptions, stdout, stderr io.Writer) error {
 	s.logged = opts
-	if _, err := s.outcome(); err != nil || s.logs == nil {
+	if _, err := s.outcome(); err != nil || s.logs == nil && !s.followLogs {
+		return err
+	}
+	if s.followLogs {
+		_, err := s.WaitProcess(ctx, "", "", "")
 		return err
 	}
 	return s.logs(stdout, stderr)

@@ -202,6 +202,7 @@ type streams struct {
 	sizes    [][2]int
 	killed   int
 	attachAt int64
+	waiting  int // calls that wait for an end
 }
 
 func newStreams() *streams {
@@ -367,6 +368,8 @@ func (s *scripted) WaitProcess(ctx context.Context, _, _, _ string) (lifecycle.P
 	if _, err := s.outcome(); err != nil {
 		return lifecycle.Process{}, err
 	}
+	s.streams.note(func() { s.streams.waiting++ })
+	defer s.streams.note(func() { s.streams.waiting-- })
 	t := s.streams.tape
 	for {
 		var changed chan struct{}

@@ -181,6 +181,9 @@ func (a *api) streamExec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := skipBody(w, r); err != nil {
+		return err
+	}
 	x, err := a.manager.Execution(r.Context(), m.tenant, m.key, m.id)
 	if err != nil {
 		return err

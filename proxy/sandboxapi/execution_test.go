@@ -254,6 +254,49 @@ func TestWaitProcess(t *testing.T) {
 	}
 }
 
+// A body that nobody needs doesn't hide that its caller has left.
+func TestCallerGoneBehindBody(t *testing.T) {
+	for name, tt := range map[string]struct{ method, path string }{
+		"wait":         {"POST", processesPath + "/tools/wait"},
+		"command":      {"GET", streamPath},
+		"process' log": {"GET", logsOfPath + "?follow=true"},
+		"sandbox' log": {"GET", "/api/v1/sandboxes/k/logs?follow=true"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDoor(t)
+			d.client = &http.Client{} // the checker knows that there is no body
+			tape, s := d.running(), d.manager.streams
+			defer tape.finish(io.EOF)
+			d.manager.followLogs = true
+			busy := func() (n int) {
+				s.note(func() { n = s.waiting })
+				tape.read(func() { n += tape.playing })
+				return n
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			r, err := http.NewRequestWithContext(ctx, tt.method, d.url+tt.path, strings.NewReader("{}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("X-API-Token", master)
+			gone := make(chan struct{})
+			go func() {
+				defer close(gone)
+				if resp, err := d.client.Do(r); err == nil {
+					_, _ = io.Copy(io.Discard, resp.Body)
+					_ = resp.Body.Close()
+				}
+			}()
+			eventually(t, "it is waited for", func() bool { return busy() == 1 })
+			cancel()
+			<-gone
+			eventually(t, "it is let go", func() bool { return busy() == 0 })
+			d.want(400, "malformed", tt.method, tt.path, strings.Repeat("x", 5000))
+		})
+	}
+}
+
 func TestProcessLogs(t *testing.T) {
 	d := newDoor(t)
 	tape := d.running()

@@ -35,6 +35,9 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := skipBody(w, r); err != nil {
+		return err
+	}
 	ctx := r.Context()
 	if opts.Follow {
 		var stop context.CancelFunc

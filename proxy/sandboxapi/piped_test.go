@@ -3,8 +3,10 @@ package sandboxapi_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,6 +57,21 @@ func newPiped(t *testing.T) *piped {
 	return d
 }
 
+// post answers the body of what has to be an answer of 200.
+func (d *piped) post(path string) string {
+	d.t.Helper()
+	resp, err := d.client.Post("http://localhost"+path, "", nil)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		d.t.Fatalf("%s: %d %s, %v", path, resp.StatusCode, b, err)
+	}
+	return string(b)
+}
+
 // A caller is waited for whose pong can't be seen behind input that the process doesn't
 // take, but not one who is gone.
 func TestAttachDeadBehindInput(t *testing.T) {
@@ -82,5 +99,21 @@ func TestAttachDeadBehindInput(t *testing.T) {
 			t.Error("it wasn't let go though its caller is gone")
 		}
 		tape.change(func() { tape.stuck = false })
+	})
+}
+
+// Nobody waits for longer than an hour in one call.
+func TestWaitProcessIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newPiped(t)
+		for query, want := range map[string]time.Duration{"": time.Hour, "?timeout=2h": time.Hour, "?timeout=90s": 90 * time.Second} {
+			start := time.Now()
+			if body := d.post(processesPath + "/tools/wait" + query); !strings.Contains(body, `"state":"running"`) {
+				t.Errorf("%q: %s", query, body)
+			}
+			if took := time.Since(start); took != want {
+				t.Errorf("%q: it took %s", query, took)
+			}
+		}
 	})
 }

@@ -153,6 +153,9 @@ func (a *api) resizeProcess(w http.ResponseWriter, r *http.Request) error {
 	return a.answerProcess(w, r, a.manager.Process)
 }
 
+// maxWait is how long a caller can wait for a process in one call.
+const maxWait = time.Hour
+
 // waitProcess answers a process once it has ended, or as it is when the timeout runs
 // out before.
 func (a *api) waitProcess(w http.ResponseWriter, r *http.Request) error {
@@ -160,17 +163,19 @@ func (a *api) waitProcess(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := proxy.UntilDrain(r.Context())
-	defer stop()
+	d := apitype.Duration(maxWait)
 	if q := r.URL.Query(); q.Has("timeout") {
-		var d apitype.Duration
 		if err := d.UnmarshalJSON([]byte(`"` + q.Get("timeout") + `"`)); err != nil || d <= 0 {
 			return &lifecycle.InvalidError{Field: "timeout", Message: `must be more than 0: whole seconds, or a string like "1h30m"`}
 		}
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(d))
-		defer cancel()
 	}
+	if err := skipBody(w, r); err != nil {
+		return err
+	}
+	ctx, stop := proxy.UntilDrain(r.Context())
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, min(time.Duration(d), maxWait))
+	defer cancel()
 	p, err := a.manager.WaitProcess(ctx, m.tenant, m.key, m.id)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		p, err = a.manager.Process(r.Context(), m.tenant, m.key, m.id)
@@ -198,6 +203,9 @@ func (a *api) processLogs(w http.ResponseWriter, r *http.Request) error {
 	}
 	from, err := after(r, q)
 	if err != nil {
+		return err
+	}
+	if err := skipBody(w, r); err != nil {
 		return err
 	}
 	p, err := a.manager.Process(r.Context(), m.tenant, m.key, m.id)

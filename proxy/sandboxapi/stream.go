@@ -27,6 +27,20 @@ const (
 	maxEvent    = 64 << 10    // bytes of output in one event or message
 )
 
+// maxUnused is how many bytes of a body are let through to a call that has none.
+const maxUnused = 4 << 10
+
+// skipBody reads a body that means nothing to its end. Until that has come, net/http
+// doesn't look at the connection, and a call that takes long can't see its caller leave.
+func skipBody(w http.ResponseWriter, r *http.Request) error {
+	if _, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxUnused)); err != nil {
+		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
+			Detail: "this call has no body; one of up to 4 KiB is ignored", Cause: err}
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // an in-process writer has none
+	return nil
+}
+
 // source is what can be followed: a lifecycle.ExecStream or ProcessStream.
 type source interface {
 	Next() (runtime.Chunk, error)
