@@ -299,6 +299,7 @@ func TestFilesWithoutAnAgent(t *testing.T) {
 	for class, want := range map[error]any{
 		errdefs.ErrNotImplemented: &cant, errdefs.ErrUnavailable: new(*lifecycle.UnavailableError),
 		errdefs.ErrPermissionDenied: new(*lifecycle.FileError), errdefs.ErrResourceExhausted: new(*lifecycle.FileError),
+		errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted): new(*lifecycle.UnavailableError),
 	} {
 		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
 			if op == "file_stat" || op == "dial" {

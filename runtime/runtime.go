@@ -81,7 +81,8 @@ type Runtime interface {
 // still be running in the container.
 var ErrNotKilled = errors.New("the command's processes could not be killed")
 
-// ErrInterrupted marks an error of Exec whose container ended while the command ran.
+// ErrInterrupted marks an error of Exec whose container ended while the command ran, and
+// one of an Insider whose program in the container broke off in mid-operation.
 var ErrInterrupted = errors.New("the container ended while the command ran")
 
 // Pauser is the optional ability to freeze a container's processes. Pausing a

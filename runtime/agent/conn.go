@@ -356,7 +356,8 @@ func (b *box) excuse(ctx context.Context) error {
 }
 
 // broken is the error for a connection that failed in an operation. What isn't of the
-// protocol is a matter of the container, and its state isn't as it should be.
+// protocol is a matter of the container, and its state isn't as it should be:
+// FailedPrecondition and ErrInterrupted.
 func (x *call) broken(err error) error {
 	if x.ctx.Err() != nil {
 		return runtime.Ended(x.ctx)
@@ -366,7 +367,10 @@ func (x *call) broken(err error) error {
 	if why := x.b.excuse(ctx); why != nil && !errdefs.IsUnavailable(why) && ctx.Err() == nil {
 		return why
 	}
-	return runtime.Precondition("the container's agent broke off: %w", err)
+	return runtime.WithClass(
+		errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted),
+		fmt.Errorf("the container's agent broke off: %w", err),
+	)
 }
 
 // next reads a frame of the operation. A Failure is an error, after which the call is
