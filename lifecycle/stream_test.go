@@ -384,6 +384,29 @@ func TestInputThatIsntTaken(t *testing.T) {
 	}
 }
 
+// Who writes what is never read may have left, and is not waited for without end.
+func TestInputThatIsNeverTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{policy: longCommands})
+		req := follow("x", "sleep 100000")
+		req.OpenStdin, req.Timeout = true, ptr(int64(7200))
+		w.startExec(req)
+		for range 2 { // the second one waits for the first, if at all
+			start := time.Now()
+			err := w.WriteExec(t.Context(), "a", "k", "x", bytes.NewReader(make([]byte, 1<<20)), true)
+			w.processClass(errdefs.IsAborted, err)
+			if took := time.Since(start); took != 2*time.Minute {
+				t.Errorf("it took %s", took)
+			}
+		}
+		if e := w.execution("x"); e.Status != lifecycle.ExecRunning {
+			t.Errorf("the command: %+v", e)
+		}
+		w.kill("x")
+		w.stop()
+	})
+}
+
 // printer is an engine where "print" waits for the end of its input, and then prints so
 // many blocks of 4 KiB, every third of them as an error.
 func printer(blocks int) runtimetest.FakeOptions {
