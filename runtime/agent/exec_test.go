@@ -618,54 +618,6 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-func TestDirectories(t *testing.T) {
-	b := newBed(t)
-	dirs := func() int {
-		entries, err := os.ReadDir(b.root)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(entries)
-	}
-	id := b.create(t, "x")
-	_, err := b.Create(t.Context(), runtime.Spec{Name: "x", Image: "none", Command: []string{"x"}})
-	if err == nil || dirs() != 1 {
-		t.Errorf("of a name that is taken: %v, and %d directories", err, dirs())
-	}
-	if _, err := b.Create(t.Context(), runtime.Spec{Name: "y", Image: "none", Command: []string{"x"}}); err == nil || dirs() != 1 {
-		t.Errorf("of an image that isn't there: %v, and %d directories", err, dirs())
-	}
-	off, err := b.Create(t.Context(), runtime.Spec{Name: "off", Image: "berm.local/busybox:latest", Agent: &runtime.Agent{}})
-	if err != nil || dirs() != 1 {
-		t.Errorf("without a directory: %v, and %d directories", err, dirs())
-	}
-	info, err := os.Stat(filepath.Join(b.root, dirName("x"), wire.Socket))
-	if err != nil || info.Mode().Perm() != 0o666 {
-		t.Errorf("%v, %v", info, err)
-	}
-	for _, id := range []string{id, off.ID} {
-		if err := b.Remove(t.Context(), id); err != nil || dirs() != 0 && id == off.ID {
-			t.Errorf("removed: %v, and %d directories", err, dirs())
-		}
-	}
-	// Behind Berm's back.
-	id = b.create(t, "z")
-	kept := b.create(t, "kept")
-	if err := b.engine.Remove(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(b.root, dirName("stray")), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Sweep(t.Context()); err != nil || dirs() != 1 {
-		t.Errorf("swept: %v, and %d directories", err, dirs())
-	}
-	b.serve(t, "kept", prints("", 0))
-	if res, err := b.Exec(t.Context(), kept, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathAgent {
-		t.Errorf("%+v, %v", res, err)
-	}
-}
-
 func TestPaused(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
