@@ -35,8 +35,9 @@ func (g gate) do(call func() error) error {
 }
 
 // spareThreads are for both gates, for one who waits for events while another works,
-// and for the goroutine that dials Berm.
-func spareThreads() int { return cap(disk) + cap(kernel) + 2 }
+// for the goroutine that dials Berm, and two for calls too short to have a gate that the
+// kernel happens to interrupt.
+func spareThreads() int { return cap(disk) + cap(kernel) + 4 }
 
 // keepThreads makes threads by having as many goroutines wait in system calls at once.
 // Go keeps them. Where there is no room for them right now, none is made.
