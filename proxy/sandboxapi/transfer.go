@@ -362,6 +362,9 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := skipBody(w, r); err != nil {
+		return err
+	}
 	ctx, stop := proxy.UntilDrain(r.Context())
 	defer stop()
 	s := &fileEvents{sender: newSender(w)}
