@@ -225,7 +225,7 @@ func attackForkBomb(a *attack) {
 		}
 	})
 	beside.Go(func() {
-		_, err := a.exec(2, "setsid", "sh", "-c", "trap '' TERM HUP; exec "+attackerPath+" bomb")
+		_, err := a.exec(2, "setsid", "sh", "-c", "trap '' TERM HUP; "+attackerPath+" bomb & wait")
 		a.answered("another bomb", err)
 	})
 	for range 5 {
@@ -242,6 +242,12 @@ func attackForkBomb(a *attack) {
 		cancel()
 	}
 	beside.Wait()
+	// What a command leaves when it ends by itself may stay, and this leaves no room.
+	ctx, cancel := a.deadline()
+	defer cancel()
+	if _, err := a.c.Delete(ctx, a.key); err != nil {
+		a.Fatal(err)
+	}
 	a.heals()
 }
 

@@ -345,7 +345,7 @@ func (a *attack) heals() {
 	}
 	a.await("a command through the agent", func() bool {
 		word := rand.Text()
-		res, err := a.exec(60, "echo", word)
+		res, err := a.exec(10, "echo", word)
 		a.answered("a command after the attack", err)
 		// An engine that can't start a command in a full sandbox may say so as the command.
 		if err == nil && res.Status == "completed" && (res.OK || res.ExecPath == "agent") && (res.Stdout != word+"\n" || !res.OK) {
