@@ -161,6 +161,6 @@ func testExecOOM(t *testing.T, b *bed) {
 // eatMemory wants a buffer of 300 MiB, and fills it.
 var eatMemory = []string{"dd", "if=/dev/zero", "of=/dev/null", "bs=300M", "count=1"}
 
-// eatMemoryLater is for a main process: what it does in its first moments, an engine
-// may miss.
-var eatMemoryLater = []string{"sh", "-c", "sleep 0.5; exec " + strings.Join(eatMemory, " ")}
+// eatMemoryLater is for a main process: what it does in its first moments, or its last,
+// an engine may miss.
+var eatMemoryLater = []string{"sh", "-c", "sleep 1; " + strings.Join(eatMemory, " ") + "; code=$?; sleep 1; exit $code"}
