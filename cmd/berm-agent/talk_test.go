@@ -214,7 +214,12 @@ func serveStdio(t *testing.T) (*talk, *exec.Cmd) {
 			t.Fatal(err)
 		}
 	}
-	return newTalk(t, c), cmd
+	k := newTalk(t, c)
+	t.Cleanup(func() { // or what it runs would outlive it, killed as it is then
+		_ = c.Close()
+		await(t, "what it ran to end", func() bool { return len(children(cmd.Process.Pid)) == 0 })
+	})
+	return k, cmd
 }
 
 // sandbox is a container as far as the agent can tell: it is the first process in
