@@ -11,7 +11,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 SOURCES     := cmd lifecycle policy proxy runtime
 
 .DEFAULT_GOAL := help
-.PHONY: help build agent demo run test test-unit lint check bench fuzz image clean compiler bin/berm-engine
+.PHONY: help build agent demo run test attack test-unit lint check bench fuzz image clean compiler bin/berm-engine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,11 @@ test: compiler agent bin/berm-engine ## run all tests, with the race detector, o
 	bin/berm-engine --private -- true
 	bin/berm-engine --private --engine containerd -- true
 	BERM_REQUIRE=docker,containerd $(GO) test -race -count=1 -timeout 30m ./...
+
+attack: compiler agent bin/berm-engine ## attack servers on private engines from inside their sandboxes
+	bin/berm-engine --private -- true
+	bin/berm-engine --private --engine containerd -- true
+	BERM_REQUIRE=docker,containerd $(GO) test -tags attack -count=1 -timeout 30m -run '^TestAttacks$$' ./cmd/berm
 
 test-unit: compiler agent ## run the tests that need no engine
 	$(GO) test -race -count=1 -short ./...
