@@ -355,6 +355,8 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 		return res, m.whyNotStarted(ctx, rec, sb, err)
 	case errdefs.IsUnavailable(err):
 		return res, &UnavailableError{Err: fmt.Errorf("run in sandbox %s: %w", sb.Key, err)}
+	case errdefs.IsResourceExhausted(err):
+		return res, noRoom(sb)
 	default:
 		return res, fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
 	}

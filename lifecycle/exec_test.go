@@ -370,3 +370,19 @@ func FuzzParseKey(f *testing.F) {
 		}
 	})
 }
+
+// A command that couldn't be started has no result, and that is no fault of the engine's.
+func TestExecNoRoom(t *testing.T) {
+	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+		if op == "exec" {
+			return fmt.Errorf("run: %w", runtime.ErrNoRoom)
+		}
+		return nil
+	}}})
+	w.create(request("k"))
+	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
+	var capacity *lifecycle.CapacityError
+	if !errors.As(err, &capacity) || capacity.RetryAfter <= 0 || res.Status != "" || res.ExitCode != nil {
+		t.Errorf("%+v, %v", res, err)
+	}
+}

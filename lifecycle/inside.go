@@ -125,7 +125,7 @@ func (m *Manager) explain(ctx context.Context, rec *record, sb Sandbox, id strin
 	case errdefs.IsAborted(err):
 		return &ProcessError{ID: id, Class: errdefs.ErrAborted, Message: "another has taken it over"}
 	case errdefs.IsResourceExhausted(err):
-		return &CapacityError{Message: fmt.Sprintf("sandbox %q has no room for more processes", sb.Key), RetryAfter: time.Second}
+		return noRoom(sb)
 	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err):
 		return what
 	}
@@ -139,6 +139,11 @@ func (m *Manager) explain(ctx context.Context, rec *record, sb Sandbox, id strin
 		return noProcess(id)
 	}
 	return &ProcessError{ID: id, Class: errdefs.ErrFailedPrecondition, Message: fmt.Sprintf("%q has ended, or has no input or terminal", id)}
+}
+
+// noRoom is the error of a command or process that the sandbox couldn't start.
+func noRoom(sb Sandbox) error {
+	return &CapacityError{Message: fmt.Sprintf("sandbox %q has no room for another process: nothing was started", sb.Key), RetryAfter: time.Second}
 }
 
 // goTend has f run until Run ends, at which it must end; false when that is now.

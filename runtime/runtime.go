@@ -9,6 +9,8 @@ import (
 	"errors"
 	"io"
 	"time"
+
+	"github.com/containerd/errdefs"
 )
 
 // Runtime is a container engine as Berm sees it.
@@ -24,6 +26,7 @@ import (
 //   - InvalidArgument: the engine refuses the value; asking again won't help.
 //   - FailedPrecondition: the object isn't in a state that allows the call
 //     (an exec in a container that isn't running, say).
+//   - ResourceExhausted: the container has no room for what is asked.
 //   - Unavailable: the engine can't be reached or didn't answer in time.
 //   - Canceled, DeadlineExceeded: the caller's context ended.
 type Runtime interface {
@@ -66,7 +69,8 @@ type Runtime interface {
 	// It returns when the process has exited and its output has been delivered; a
 	// descendant that keeps the output open delays it by no more than a second.
 	// A command that is missing or not executable ends with exit code 126 or 127,
-	// as a shell would have it.
+	// as a shell would have it. One that couldn't be started for another reason has
+	// no result: see ErrNoRoom.
 	//
 	// When ctx ends first, the process and all its descendants are killed, the
 	// container lives on, and the error is of ctx's class and wraps
@@ -80,6 +84,12 @@ type Runtime interface {
 // ErrNotKilled marks an error of Exec after which processes of the command may
 // still be running in the container.
 var ErrNotKilled = errors.New("the command's processes could not be killed")
+
+// ErrNoRoom is the error of an Exec whose command never started, as the container can
+// start nothing now: it has as many processes as it may, or too little memory. It is a
+// ResourceExhausted.
+var ErrNoRoom = WithClass(errdefs.ErrResourceExhausted,
+	errors.New("the command can't be started: there may be no room for another process, or too little memory"))
 
 // ErrInterrupted marks an error of Exec whose container ended while the command ran, and
 // one of an Insider whose program in the container broke off in mid-operation.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"sync"
 	"time"
@@ -92,8 +91,6 @@ type execution struct {
 	hunt   *hunt // nil when its processes can't be seen from here
 	oom    chan oomCount
 	result runtime.ExecResult
-	// refused says that the engine's runtime couldn't start anything, the agent neither.
-	refused bool
 }
 
 type oomCount struct {
@@ -138,8 +135,8 @@ func (r *Runtime) run(ctx context.Context, id string, c command) (*execution, er
 		}
 	}
 	x.pipes.drain()
-	if err == nil && x.result.ExitCode == exitNoThread && x.pipes.stderr.begins(noThread) && x.pipes.stdout.bytes.Load() == 0 {
-		err = x.refuse()
+	if err == nil && x.result.ExitCode == runtime.ExitNoThread && x.pipes.stderr.begins(runtime.NoThread) && x.pipes.stdout.bytes.Load() == 0 {
+		err = runtime.ErrNoRoom
 	}
 	x.dispose(ctx)
 	if err == nil && x.pipes.err() != nil {
@@ -269,8 +266,8 @@ func (x *execution) feed(ctx context.Context) {
 	}
 }
 
-// refusal says why the engine didn't start the command. If the container could have
-// run it, that is a result, as it is with a shell.
+// refusal says why the engine didn't start the command. A program that isn't there is
+// no reason: the agent is, and says so.
 func (x *execution) refusal(ctx context.Context, err error) error {
 	if runtime.HasClass(err) || !errdefs.IsUnknown(err) && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
 		return classify(ctx, err)
@@ -289,27 +286,7 @@ func (x *execution) refusal(ctx context.Context, err error) error {
 	}
 	// It names files of the host.
 	x.r.log.WarnContext(ctx, "command_not_started", "container_id", x.id, "error", err)
-	return x.refuse()
-}
-
-// What the agent ends with where the limit of processes leaves no room for its threads,
-// and what it says then: both are those of Go's runtime.
-const (
-	exitNoThread = 2
-	noThread     = "runtime: failed to create new OS thread"
-)
-
-// refuse makes the result that of a command that could not be started.
-func (x *execution) refuse() error {
-	x.refused = true
-	x.result.ExitCode = exitNotStarted
-	if x.Stderr != nil {
-		const why = "berm: the command can't be started: there may be no room for another process, or too little memory\n"
-		if _, err := io.WriteString(x.Stderr, why); err != nil {
-			return fmt.Errorf("deliver output: %w", err)
-		}
-	}
-	return nil
+	return runtime.ErrNoRoom
 }
 
 // wait waits for the command's end, and says how it ended.

@@ -23,8 +23,7 @@ const (
 	// its descendants: it is how they are told from other processes.
 	markerEnv = "BERM_EXEC_ID"
 
-	exitNotStarted = 126
-	exitSIGKILL    = 128 + int(unix.SIGKILL)
+	exitSIGKILL = 128 + int(unix.SIGKILL)
 )
 
 // errNoDir says that a command's working directory has to be made first.
@@ -75,8 +74,6 @@ func (r *Runtime) makeDir(ctx context.Context, id string, e runtime.Exec) error 
 	switch {
 	case err != nil:
 		return err
-	case x.refused:
-		return runtime.Precondition("the working directory %q couldn't be made, as nothing can be started", e.WorkingDir)
 	case x.result.ExitCode != 0:
 		return runtime.Invalid("the working directory %q can't be made", e.WorkingDir)
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/bermhq/berm/runtime"
 )
 
 // testPipes opens pipes, and the ends that the engine's shim would.
@@ -178,14 +180,14 @@ func TestPipesWithoutContainer(t *testing.T) {
 func TestPipesBeginning(t *testing.T) {
 	p, stdout, stderr := testPipes(t, false)
 	p.copyOut(nil, nil)
-	for _, part := range []string{noThread[:10], noThread[10:], strings.Repeat("x", 1000)} {
+	for _, part := range []string{runtime.NoThread[:10], runtime.NoThread[10:], strings.Repeat("x", 1000)} {
 		if _, err := io.WriteString(stderr, part); err != nil {
 			t.Fatal(err)
 		}
 	}
 	_, _ = stdout.Close(), stderr.Close()
 	p.drain()
-	if !p.stderr.begins(noThread) || p.stdout.begins(noThread) || len(p.stderr.head) > headSize {
+	if !p.stderr.begins(runtime.NoThread) || p.stdout.begins(runtime.NoThread) || len(p.stderr.head) > headSize {
 		t.Errorf("it begins with %q, and %q", p.stderr.head, p.stdout.head)
 	}
 }

@@ -61,56 +61,6 @@ func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 	return res, nil
 }
 
-// exec gives errors that are classed already.
-func (r *Runtime) exec(ctx context.Context, s *session, id string, e runtime.Exec) (runtime.ExecResult, error) {
-	again := e
-	if e.Stdin != nil && e.WorkingDir != "" {
-		stdin := &replay{src: e.Stdin}
-		e.Stdin, again.Stdin = stdin.reader(), stdin.reader()
-	}
-	x, err := r.run(ctx, s, id, e)
-	if err != nil || x.refusal == nil {
-		return x.result, err
-	}
-	// The process never was. It may be that the container is no longer, or that the
-	// working directory isn't yet.
-	if err := x.alive(ctx); errdefs.IsFailedPrecondition(err) {
-		return runtime.ExecResult{}, runtime.Precondition("the container isn't running")
-	}
-	if e.WorkingDir != "" {
-		made, err := r.makeDir(ctx, s, id, e)
-		if err != nil {
-			return runtime.ExecResult{}, err
-		}
-		if made {
-			if x, err = r.run(ctx, s, id, again); err != nil || x.refusal == nil {
-				return x.result, err
-			}
-		}
-	}
-	if e.Stderr != nil {
-		if _, err := e.Stderr.Write(x.refusal); err != nil {
-			return runtime.ExecResult{}, fmt.Errorf("deliver output: %w", err)
-		}
-	}
-	return x.result, nil
-}
-
-// makeDir makes the command's working directory, as the command's user. False
-// means that the container has no program for it.
-func (r *Runtime) makeDir(ctx context.Context, s *session, id string, e runtime.Exec) (bool, error) {
-	x, err := r.run(ctx, s, id, runtime.Exec{Command: []string{"mkdir", "-p", "--", e.WorkingDir}, WorkingDir: "/", User: e.User})
-	switch {
-	case err != nil:
-		return false, err
-	case x.refusal != nil:
-		return false, nil
-	case x.result.ExitCode != 0:
-		return false, runtime.Invalid("the working directory %q can't be made", e.WorkingDir)
-	}
-	return true, nil
-}
-
 // execution is one command, from its start to its end. Its errors are classed.
 type execution struct {
 	r         *Runtime

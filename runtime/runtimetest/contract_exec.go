@@ -125,6 +125,47 @@ func testExecRefused(t *testing.T, b *bed) {
 	class(t, "a relative directory", err, errdefs.IsInvalidArgument, "InvalidArgument")
 }
 
+// testExecNoRoom: a command that can't be started, as the limit of processes leaves no
+// room for it, has no exit code; one that isn't there has.
+func testExecNoRoom(t *testing.T, b *bed) {
+	for name, agent := range map[string]*runtime.Agent{"engine's init": nil, "agent": b.agent(t)} {
+		t.Run(name, func(t *testing.T) {
+			spec := b.spec()
+			spec.Agent, spec.PidsLimit = agent, 24
+			spec.Command = []string{"sh", "-c", "until [ -e /full ]; do sleep 0.1; done; (while true; do sleep 70002 & done); exec sleep 70003"}
+			c := b.create(t, spec)
+			for _, dir := range []string{"", "/new/dir"} {
+				_, stderr, code := b.run(t, c.ID, runtime.Exec{Command: []string{"no-such-program"}, WorkingDir: dir})
+				if code != 126 && code != 127 || !strings.Contains(stderr, "no-such-program") {
+					t.Errorf("a program that isn't there, in %q: exit code %d, %q", dir, code, stderr)
+				}
+			}
+			b.output(t, c.ID, "touch", "/full")
+			b.await(t, "the container to be full", func() bool {
+				stats, err := b.rt.(runtime.Statser).Stats(b.ctx, c.ID)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return stats.Pids >= spec.PidsLimit-1
+			})
+			for _, dir := range []string{"", "/", "/other/dir"} {
+				for range 2 {
+					var stdout, stderr bytes.Buffer
+					res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{
+						Command: []string{"echo", "alive"}, WorkingDir: dir, Stdin: strings.NewReader("x"), Stdout: &stdout, Stderr: &stderr,
+					})
+					switch {
+					case err == nil && (res.ExitCode != 0 || stdout.String() != "alive\n"):
+						t.Errorf("in %q: exit code %d, %q, %q", dir, res.ExitCode, stdout.String(), stderr.String())
+					case err != nil && (!errors.Is(err, runtime.ErrNoRoom) || !errdefs.IsResourceExhausted(err)):
+						t.Errorf("in %q: %v", dir, err)
+					}
+				}
+			}
+		})
+	}
+}
+
 func testExecCanceled(t *testing.T, b *bed) {
 	c := b.create(t, b.spec())
 	for _, tt := range []struct {

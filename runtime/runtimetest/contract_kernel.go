@@ -18,6 +18,7 @@ import (
 
 func kernelCases() []contractCase {
 	return []contractCase{
+		{"exec/no room", testExecNoRoom},
 		{"create/hostname", testHostname},
 		{"create/missing program", testCreateMissingProgram},
 		{"create/mounts", testMounts},
