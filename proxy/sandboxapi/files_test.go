@@ -547,7 +547,37 @@ func TestBrokenAnswers(t *testing.T) {
 	o.set(func() { o.read = func(func(runtime.FileInfo) error, io.Writer) error { return nil } })
 	h.send(500, "internal", "GET", at("", "/f"), "")
 
+	// As long as nothing was sent, an error is answered like any other.
 	h.put2(o, "/r", "0123456789")
+	for _, tt := range []struct {
+		name, code string
+		status     int
+		read       func(func(runtime.FileInfo) error, io.Writer) error
+	}{
+		{"failed at once", "internal", 500, say(10, "", boo)},
+		{"of /proc, failed at once", "internal", 500, say(0, "", boo)},
+		{"shrunk to nothing", "file_wrong_kind", 409, say(10, "", nil)},
+	} {
+		o.set(func() { o.read = tt.read })
+		for _, header := range []string{"", "bytes=2-8"} {
+			if tt.name == "of /proc, failed at once" && header != "" {
+				continue // it has no range
+			}
+			a := h.send(tt.status, tt.code, "GET", at("", "/workspace/r"), "", withHeader("Range", header))
+			if ct := a.Header.Get("Content-Type"); ct != "application/problem+json" || a.ContentLength != int64(len(a.body)) {
+				t.Errorf("%s, %s: %s of %d bytes", tt.name, header, ct, a.ContentLength)
+			}
+			for _, name := range []string{"ETag", "Last-Modified", "Content-Disposition", "Content-Range", "Accept-Ranges"} {
+				if v := a.Header.Get(name); v != "" {
+					t.Errorf("%s, %s: %s is %q", tt.name, header, name, v)
+				}
+			}
+		}
+	}
+	o.set(func() { o.read = say(0, "", nil) })
+	if a := h.send(200, "", "GET", at("", "/workspace/r"), ""); a.body != "" || a.Header.Get("ETag") == "" {
+		t.Errorf("an empty file: %q, %v", a.body, a.Header)
+	}
 	o.set(func() { o.read = say(4, "0", nil) }) // shorter by the time it is read
 	h.send(409, "file_wrong_kind", "GET", at("", "/workspace/r"), "", withHeader("Range", "bytes=2-8"))
 

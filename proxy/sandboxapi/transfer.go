@@ -125,13 +125,15 @@ type download struct {
 	name           string
 	part           bool
 	offset, length int64 // of the part
-	begun          bool
 	left           int64 // bytes still to be sent; less than 0: not known
+	status         int   // of the answer, once it is known
+	sent           bool  // the header was
 }
 
 var errNotModified = errors.New("the caller has it already")
 
-// open sends the header.
+// open makes the header, which goes out with the first bytes: until then, an error can
+// still be answered.
 func (d *download) open(info runtime.FileInfo) error {
 	h := d.w.Header()
 	etag := fmt.Sprintf(`W/"%x-%x"`, info.ModTime.UnixNano(), info.Size)
@@ -140,12 +142,12 @@ func (d *download) open(info runtime.FileInfo) error {
 	if noneMatch(d.r, etag) {
 		return errNotModified
 	}
-	status := http.StatusOK
+	d.status = http.StatusOK
 	switch {
 	case d.part && info.Size < d.offset+d.length:
-		return &lifecycle.FileError{Path: d.name, Class: errdefs.ErrFailedPrecondition, Message: "it has just become shorter; try again"}
+		return d.shorter()
 	case d.part:
-		status, d.left = http.StatusPartialContent, d.length
+		d.status, d.left = http.StatusPartialContent, d.length
 		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", d.offset, d.offset+d.length-1, info.Size))
 	case info.Size == 0:
 		d.left = -1 // those of /proc say so, too, and have something to tell
@@ -158,14 +160,28 @@ func (d *download) open(info runtime.FileInfo) error {
 	if d.left >= 0 {
 		h.Set("Content-Length", strconv.FormatInt(d.left, 10))
 	}
-	d.begun = true
-	_ = d.rc.SetWriteDeadline(time.Now().Add(stall))
-	d.w.WriteHeader(status)
 	return nil
+}
+
+func (d *download) shorter() error {
+	return &lifecycle.FileError{Path: d.name, Class: errdefs.ErrFailedPrecondition, Message: "it has just become shorter; try again"}
+}
+
+// begin sends the header, once.
+func (d *download) begin() {
+	if !d.sent {
+		d.sent = true
+		_ = d.rc.SetWriteDeadline(time.Now().Add(stall))
+		d.w.WriteHeader(d.status)
+	}
 }
 
 // Write sends no more than was announced.
 func (d *download) Write(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	d.begin()
 	if d.left < 0 {
 		return d.sender.Write(b)
 	}
@@ -189,18 +205,24 @@ func (d *download) end(err error) error {
 	case errors.Is(err, errNotModified):
 		d.w.WriteHeader(http.StatusNotModified)
 		return nil
-	case !d.begun && err == nil:
-		return errors.New("the sandbox didn't say what the file is")
-	case !d.begun:
-		d.w.Header().Del("ETag")
-		d.w.Header().Del("Last-Modified")
-		return err
-	case d.r.Method == http.MethodHead:
+	case err == nil && d.status == 0:
+		err = errors.New("the sandbox didn't say what the file is")
+	case err == nil && d.left > 0 && d.r.Method != http.MethodHead:
+		err = d.shorter()
+	}
+	switch {
+	case err == nil, errors.Is(err, errEnough):
+		d.begin()
 		return nil
-	case err != nil && !errors.Is(err, errEnough), d.left > 0:
+	case d.sent:
 		panic(http.ErrAbortHandler)
 	}
-	return nil
+	for _, name := range []string{
+		"ETag", "Last-Modified", "Content-Type", "Content-Disposition", "Accept-Ranges", "Content-Length", "Content-Range",
+	} {
+		d.w.Header().Del(name)
+	}
+	return err
 }
 
 // noneMatch tells whether the caller has this version.
