@@ -27,6 +27,7 @@ func become(args []string) int {
 	if err := os.Chdir(dir); err != nil {
 		return complain(dir+": "+reason(err), exitNotExecutable)
 	}
+	setHome()
 	path, err := lookUp(command[0])
 	if err == nil {
 		err = syscall.Exec(path, command, os.Environ())
@@ -36,6 +37,14 @@ func become(args []string) int {
 		code = exitNotFound
 	}
 	return complain(command[0]+": "+reason(err), code)
+}
+
+// setHome sees to it that there is a home, as every OCI runtime but crun does for a user
+// whom the container's files don't know.
+func setHome() {
+	if os.Getenv("HOME") == "" {
+		_ = os.Setenv("HOME", "/") // can't fail
+	}
 }
 
 // makeDirs makes directories, with those above them: "mkdir -- DIR…".

@@ -3,7 +3,9 @@ package main
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -84,6 +86,31 @@ func TestBecomeFails(t *testing.T) {
 		if got := become(tt.args); got != tt.want {
 			t.Errorf("%s: exit code %d, want %d", tt.name, got, tt.want)
 		}
+	}
+}
+
+// What only crun leaves to be done.
+func TestHome(t *testing.T) {
+	for _, tt := range []struct {
+		env  []string
+		want string
+	}{{[]string{}, "/"}, {[]string{"HOME="}, "/"}, {[]string{"HOME=/root"}, "/root"}} {
+		for _, mode := range []string{"exec", "init"} {
+			cmd := exec.CommandContext(t.Context(), agent, mode, "/", "--", "/bin/sh", "-c", "echo $HOME")
+			cmd.Env = tt.env
+			if out, err := cmd.CombinedOutput(); err != nil || string(out) != tt.want+"\n" {
+				t.Errorf("%s with %q: home %q, want %q; %v", mode, tt.env, out, tt.want, err)
+			}
+		}
+	}
+}
+
+// crun is looked for in the PATH of whoever calls.
+func TestBecomeCrun(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), agent, "--root", "/nowhere", "state", "x")
+	cmd.Env = []string{"PATH=/nowhere"}
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "crun: no such file") {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

@@ -35,6 +35,7 @@ func runInit(args []string) int {
 		return complain(dir+": "+reason(err), exitNotExecutable)
 	}
 	limitMemory()
+	setHome()
 
 	signals := make(chan os.Signal, 256)
 	signal.Notify(signals)

@@ -111,8 +111,15 @@ func startRegistry(t testing.TB, opts engine.RegistryOptions) *engine.Registry {
 	return shop
 }
 
-func TestContract(t *testing.T) {
+func TestContract(t *testing.T) { testContract(t, "") }
+
+// TestContractCrun runs the contract with crun, by way of the agent where cgroups are
+// hybrid.
+func TestContractCrun(t *testing.T) { testContract(t, "crun") }
+
+func testContract(t *testing.T, class string) {
 	c := testEngine(t)
+	requireClass(t, class)
 	shop := startRegistry(t, engine.RegistryOptions{})
 	if err := shop.Push(t.Context(), "contract:latest"); err != nil {
 		t.Fatal(err)
@@ -138,6 +145,8 @@ func TestContract(t *testing.T) {
 		Image:         testImage,
 		Configured:    configuredImage,
 		Agent:         agent,
+		Class:         class,
+		DeepMounts:    runtimeClasses[class].deep,
 		Real:          true,
 		Engine:        c,
 		Registry:      shop.Host(),
@@ -160,6 +169,14 @@ func TestContract(t *testing.T) {
 		},
 	})
 	wantNothingLeft(t, c)
+}
+
+// requireClass ends a test that needs a runtime class whose program isn't here.
+func requireClass(t testing.TB, class string) {
+	t.Helper()
+	if needs := runtimeClasses[class].needs; !installed(needs) {
+		engine.Lacking(t, "containerd", fmt.Errorf("%s isn't installed", needs))
+	}
 }
 
 // wantNothingLeft checks that nothing of any container is left after sweeps: what an

@@ -259,7 +259,11 @@ func (c *creation) register(ctx context.Context, netns string) error {
 	if err != nil {
 		return fmt.Errorf("encode the OCI spec: %w", err)
 	}
-	options, err := c.class.options()
+	agent, err := c.r.agentPath()
+	if err != nil {
+		return err
+	}
+	options, err := c.class.options(agent)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,9 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
 	"github.com/google/go-cmp/cmp"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -164,6 +166,37 @@ func TestClassOf(t *testing.T) {
 	for _, name := range []string{"io.containerd.runc.v2", "/usr/bin/env", "RUNC"} {
 		if _, err := classOf(name); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+func TestClassOptions(t *testing.T) {
+	binary := func(class string) string {
+		c, err := classOf(class)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := c.options("/the/agent")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out == nil {
+			return "none"
+		}
+		v, err := typeurl.UnmarshalAny(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v.(*options.Options).BinaryName
+	}
+	saved := hybridCgroups
+	t.Cleanup(func() { hybridCgroups = saved })
+	for hybrid, crun := range map[bool]string{true: "/the/agent", false: "crun"} {
+		hybridCgroups = func() bool { return hybrid }
+		for class, want := range map[string]string{"": "", "runc": "", "crun": crun, "runsc": "none", "kata": "none"} {
+			if got := binary(class); got != want {
+				t.Errorf("hybrid cgroups %t, class %q: %q, want %q", hybrid, class, got, want)
+			}
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -41,7 +42,38 @@ func (c *creation) vet(pid uint32, linux *specs.Linux) error {
 			return err
 		}
 	}
+	if err := vetCgroups(root); err != nil {
+		return err
+	}
 	return c.vetAgent(root)
+}
+
+// vetCgroups is an error when a hierarchy of cgroups can be written in a container:
+// what is there are its limits.
+func vetCgroups(root int) error {
+	fd, err := unix.Openat2(root, cgroupRoot, &unix.OpenHow{
+		Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", cgroupRoot, err)
+	}
+	dir := os.NewFile(uintptr(fd), cgroupRoot)
+	defer func() { _ = dir.Close() }()
+	entries, err := dir.ReadDir(-1)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if path := filepath.Join(cgroupRoot, e.Name()); e.IsDir() {
+			if err := vetPath(root, path, isReadOnly); err != nil {
+				return fmt.Errorf("a container could change its limits: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 var errAstray = errors.New("the image, or what is mounted, covers a place of the kernel's or Berm's own")

@@ -28,6 +28,11 @@ type Harness struct {
 	Configured string
 	// Agent is the path of the program berm-agent, on the engine's host. Mandatory.
 	Agent string
+	// Class is the RuntimeClass of the containers. Empty is the engine's default.
+	Class string
+	// DeepMounts says that mounts would show what is mounted below their sources, so
+	// that Create refuses one with anything there.
+	DeepMounts bool
 	// Real says that commands run in a kernel, this machine's, on whose files the
 	// engine works, too.
 	Real bool
@@ -196,7 +201,7 @@ func (b *bed) clean(t *testing.T) {
 func (b *bed) spec() runtime.Spec {
 	return runtime.Spec{
 		Name: fmt.Sprintf("%s-%d", b.name, b.count.Add(1)), Image: b.Image,
-		Command: []string{"sleep", "100000"}, Labels: maps.Clone(b.labels),
+		Command: []string{"sleep", "100000"}, Labels: maps.Clone(b.labels), RuntimeClass: b.Class,
 	}
 }
 
