@@ -6,6 +6,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -35,8 +36,8 @@ func (g gate) do(call func() error) error {
 }
 
 // spareThreads are for both gates, for one who waits for events while another works,
-// for the goroutine that dials Berm, and two for calls too short to have a gate that the
-// kernel happens to interrupt.
+// and for the goroutine that dials Berm. Two more are for the moment between the end of
+// a call and the thread's own, in which the next one through the gate may be at work.
 func spareThreads() int { return cap(disk) + cap(kernel) + 4 }
 
 // keepThreads makes threads by having as many goroutines wait in system calls at once.
@@ -62,6 +63,23 @@ func keepThreads(n int) {
 	_ = unix.Close(fds[1])
 	all.Wait()
 	_ = unix.Close(fds[0])
+}
+
+// kill signals a process, or a group. It never waits: it takes no other thread's place.
+func kill(pid int, sig syscall.Signal) error {
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_KILL, uintptr(pid), uintptr(sig), 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// sinceBoot is the kernel's clock that goes on while the machine sleeps; 0 if there is none.
+func sinceBoot() time.Duration {
+	var ts unix.Timespec
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, unix.CLOCK_BOOTTIME, uintptr(unsafe.Pointer(&ts)), 0); errno != 0 {
+		return 0
+	}
+	return time.Duration(ts.Nano())
 }
 
 // shut closes a pipe, a terminal or a socket; nil and one that is closed do no harm.

@@ -72,7 +72,7 @@ func endedChild() (pid int, status syscall.WaitStatus, err error) {
 func (n *nursery) signal(pid int, sig syscall.Signal) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.supervisors[pid] && unix.Kill(pid, sig) == nil
+	return n.supervisors[pid] && kill(pid, sig) == nil
 }
 
 // task is a process as the kernel tells of it.
@@ -92,11 +92,7 @@ const ticksPerSecond = 100
 
 // ticksNow is the time of a process that were started now.
 func ticksNow() uint64 {
-	var ts unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) != nil {
-		return 0
-	}
-	return uint64(ts.Nano()) / (uint64(time.Second) / ticksPerSecond)
+	return uint64(sinceBoot() / (time.Second / ticksPerSecond))
 }
 
 // tasks are all processes that can be seen, by pid.
@@ -238,7 +234,7 @@ func (n *nursery) killAll(deadline time.Time, prey func(all map[int]task) map[in
 		for pid, t := range found {
 			if start, ok := stopped[pid]; !ok || start != t.start {
 				stopped[pid], fresh = t.start, true
-				_ = unix.Kill(pid, unix.SIGSTOP) // if it can't be, it won't be gone
+				_ = kill(pid, unix.SIGSTOP) // if it can't be, it won't be gone
 			}
 		}
 		late := time.Now().After(deadline)
@@ -246,7 +242,7 @@ func (n *nursery) killAll(deadline time.Time, prey func(all map[int]task) map[in
 			continue
 		}
 		for pid := range found {
-			_ = unix.Kill(pid, unix.SIGKILL)
+			_ = kill(pid, unix.SIGKILL)
 		}
 		if late {
 			return false
