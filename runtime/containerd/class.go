@@ -71,8 +71,8 @@ var hybridCgroups = sync.OnceValue(func() bool {
 })
 
 // hierarchies are the places of cgroups in a container that have to be made read-only,
-// each by itself: those of version 1, which crun mounts to be written, whatever the
-// spec says. In them are the container's own limits.
+// each by itself: those of version 1, which crun leaves writable when only the place
+// above them is listed. In them are the container's own limits.
 func (c runtimeClass) hierarchies() []string {
 	if c.binary != "crun" {
 		return nil

@@ -1,10 +1,13 @@
 package docker
 
 import (
+	"bytes"
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/docker/docker/api/types/volume"
@@ -103,5 +106,45 @@ func TestNameCollision(t *testing.T) {
 	}
 	if _, err := r.Inspect(t.Context(), c.ID); err == nil {
 		t.Error("its own container was not found again")
+	}
+}
+
+// TestCrun makes a container with another runtime than the engine's own, by way of the
+// agent, as crun refuses hybrid cgroups.
+func TestCrun(t *testing.T) {
+	agent, err := engine.PutAgent(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := exec.LookPath("crun"); err != nil {
+		engine.Lacking(t, "docker", err)
+	}
+	engine.Require(t, "docker")
+	d, err := startEngine(t.Context(), engine.Options{Runtimes: map[string]string{"crun": agent}})
+	if err != nil {
+		engine.Lacking(t, "docker", err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	r := newRuntime(t, d.Host())
+	c, err := r.Create(t.Context(), runtime.Spec{
+		Name: "crun", Image: testImage, Command: []string{"sleep", "100000"}, RuntimeClass: "crun", MemoryBytes: 64 << 20,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	result, err := r.Exec(t.Context(), c.ID, runtime.Exec{Stdout: &out, Stderr: &out, Command: []string{"sh", "-c", `
+		cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null
+		find /sys/fs/cgroup -type f | while read -r f; do (: >>"$f") 2>/dev/null && echo "$f"; done
+		find /sys/fs/cgroup -type d | while read -r d; do mkdir "$d/new" 2>/dev/null && echo "$d"; done; true`}})
+	if err != nil || result.ExitCode != 0 || strings.TrimSpace(out.String()) != "67108864" {
+		t.Errorf("%+v, %v: %s", result, err, &out)
+	}
+	if err := r.Remove(t.Context(), c.ID); err != nil {
+		t.Error(err)
 	}
 }

@@ -58,6 +58,26 @@ func containerConfig(spec runtime.Spec, nonce string) *container.Config {
 // writable, of half of the host's memory.
 var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger", "/sys/fs/cgroup"}
 
+// hierarchies are where version 1 of cgroups may be mounted below that. With another
+// runtime than runc they are listed, too: crun leaves them writable when only the place
+// above them is, and in them are a container's own limits. What isn't there is passed over.
+var hierarchies = []string{
+	"blkio", "cpu", "cpu,cpuacct", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "misc", "net_cls",
+	"net_cls,net_prio", "net_prio", "perf_event", "pids", "rdma", "systemd",
+}
+
+// readonly are the paths that nothing in a container may write to.
+func readonly(class string, info runtime.Info) []string {
+	if class == "" || class == "runc" || info.CgroupVersion != "1" {
+		return readonlyPaths
+	}
+	out := slices.Clone(readonlyPaths)
+	for _, name := range hierarchies {
+		out = append(out, path.Join("/sys/fs/cgroup", name))
+	}
+	return out
+}
+
 // hostConfig is the part of the spec that confines the program. Volumes are the
 // paths that the image declares as such; they matter with a read-only root only.
 func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.HostConfig {
@@ -71,7 +91,7 @@ func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.Host
 		SecurityOpt:    []string{"no-new-privileges", s.seccomp},
 		Init:           &engineInit,
 		ReadonlyRootfs: spec.ReadOnlyRootfs,
-		ReadonlyPaths:  readonlyPaths,
+		ReadonlyPaths:  readonly(spec.RuntimeClass, s.info),
 		RestartPolicy:  container.RestartPolicy{Name: container.RestartPolicyDisabled},
 		Runtime:        spec.RuntimeClass,
 		ShmSize:        shmBytes,

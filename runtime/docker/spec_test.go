@@ -14,6 +14,18 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
+func TestReadonly(t *testing.T) {
+	for _, tt := range []struct {
+		class, version string
+		want           bool
+	}{{"", "1", false}, {"runc", "1", false}, {"crun", "1", true}, {"crun", "2", false}} {
+		got := readonly(tt.class, runtime.Info{CgroupVersion: tt.version})
+		if !slices.Contains(got, "/sys/fs/cgroup") || slices.Contains(got, "/sys/fs/cgroup/memory") != tt.want {
+			t.Errorf("class %q, version %s of cgroups: %q", tt.class, tt.version, got)
+		}
+	}
+}
+
 func TestHostConfig(t *testing.T) {
 	yes, pids := true, int64(9)
 	s := &session{seccomp: "seccomp={}", info: runtime.Info{CPUs: 2}}

@@ -107,6 +107,11 @@ func (d *Docker) startDockerd(ctx context.Context) error {
 	} else if major < 24 {
 		config["deprecated-key-path"] = d.place.path("key.json") // else in /etc/docker
 	}
+	runtimes := make(map[string]any)
+	for name, program := range d.opts.Runtimes {
+		runtimes[name] = map[string]string{"path": program}
+	}
+	config["runtimes"] = runtimes
 	b, err := json.Marshal(config)
 	if err != nil {
 		return err

@@ -22,6 +22,9 @@ type Options struct {
 	// NoNetns starts the daemon in this process's network namespace, where it
 	// reaches loopback, but has no networks and must not be asked for any.
 	NoNetns bool
+	// Runtimes are OCI runtimes by the names of their classes, the paths of programs,
+	// for a Docker Engine to offer besides its own.
+	Runtimes map[string]string
 	// StartTimeout is how long a daemon may take to answer. 0 is 30 s.
 	StartTimeout time.Duration
 }
