@@ -108,6 +108,7 @@ type passage struct {
 	port         int
 	prefix, tail string // of the escaped path; the tail is the port's
 	signed       bool   // let in by a signed URL, rather than by a token
+	conn         *patientConn
 	failed       error
 }
 
@@ -136,7 +137,6 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 	for name := range common {
 		w.Header().Del(name)
 	}
-	var conn *patientConn
 	rp := &httputil.ReverseProxy{
 		Transport: &http.Transport{
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -144,8 +144,8 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 				if err != nil {
 					return nil, &dialError{err}
 				}
-				conn = newPatientConn(c, p.api.portTimeout)
-				return conn, nil
+				p.conn = newPatientConn(c, p.api.portTimeout)
+				return p.conn, nil
 			},
 			DisableKeepAlives: true, DisableCompression: true,
 			ResponseHeaderTimeout: p.api.portTimeout, MaxResponseHeaderBytes: maxPortHeader,
@@ -163,7 +163,7 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 		},
 		ModifyResponse: func(res *http.Response) error {
 			if res.StatusCode == http.StatusSwitchingProtocols {
-				conn.switched()
+				p.conn.switched()
 			}
 			p.cleanResponse(res, r, common)
 			return nil
@@ -194,7 +194,12 @@ func dotted(path string) bool {
 
 // pass has the request answered, and lets nobody touch its body afterwards.
 func (p *passage) pass(rp *httputil.ReverseProxy, w http.ResponseWriter, r *http.Request) {
-	pw := &portWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
+	pw := &portWriter{ResponseWriter: w, rc: http.NewResponseController(w), p: p}
+	defer func() {
+		if pw.tunnel != nil {
+			pw.tunnel.stop()
+		}
+	}()
 	if r.ContentLength != 0 {
 		pw.body = &portBody{ReadCloser: r.Body}
 		last := lastRequest(r)
@@ -253,16 +258,16 @@ func (p *passage) cleanRequest(pr *httputil.ProxyRequest) {
 				pr.Out.AddCookie(&http.Cookie{Name: name, Value: c.Value, Quoted: c.Quoted})
 			}
 		}
+		h["Authorization"] = slices.DeleteFunc(h["Authorization"], func(v string) bool {
+			scheme, _, _ := strings.Cut(v, " ")
+			return slices.Contains(browserSchemes, strings.ToLower(scheme))
+		})
 	}
-	if !p.signed {
+	if p.signed {
+		h.Del("Referer") // has the signature
+	} else {
 		h.Set("X-Forwarded-Prefix", p.prefix)
-		return
 	}
-	h.Del("Referer") // has the signature
-	h["Authorization"] = slices.DeleteFunc(h["Authorization"], func(v string) bool {
-		scheme, _, _ := strings.Cut(v, " ")
-		return slices.Contains(browserSchemes, strings.ToLower(scheme))
-	})
 }
 
 // tokenless tells whether callers need no token, so that any page in a browser can be one.
@@ -277,7 +282,8 @@ var originWide = []string{
 }
 
 // authentication are headers of an answer that have a browser ask its user for
-// credentials, and keep them for all of an origin.
+// credentials, and keep them for all of an origin. Who comes with a token is no browser,
+// and is told what the port wants.
 var authentication = []string{"Www-Authenticate", "Authentication-Info", "Proxy-Authenticate", "Proxy-Authentication-Info"}
 
 // browserSchemes are those by which browsers then show them, to any port of that origin.
@@ -313,6 +319,11 @@ func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http
 		h.Set("Location", p.outside(loc, r))
 	}
 	h.Add("Content-Security-Policy", "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads")
+	if p.tokenless() {
+		for _, name := range authentication {
+			h.Del(name)
+		}
+	}
 	keep := storable(h)
 	for name, values := range common { // among them Cache-Control: no-store, as whose the answer is doesn't show in the address
 		h[name] = values
@@ -322,9 +333,6 @@ func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http
 	}
 	if keep {
 		h.Set("Cache-Control", "private, no-cache")
-	}
-	for _, name := range authentication {
-		h.Del(name)
 	}
 	h.Set("Referrer-Policy", "no-referrer") // the address is what lets one in
 	if r.Header.Get("Origin") == "null" {   // as its own page's is
@@ -371,9 +379,11 @@ func (p *passage) outside(location string, r *http.Request) string {
 // before its answer.
 type portWriter struct {
 	http.ResponseWriter
-	rc   *http.ResponseController
-	body *portBody // nil if there is none
-	sent bool      // the header
+	rc     *http.ResponseController
+	p      *passage
+	body   *portBody // nil if there is none
+	sent   bool      // the header
+	tunnel *tunnel   // once the connection has switched to another protocol
 }
 
 func (w *portWriter) WriteHeader(status int) {
@@ -449,10 +459,12 @@ func (w *portWriter) endBody(drain bool) {
 // the other side says before it was asked waits: the transport would print it.
 type patientConn struct {
 	net.Conn
-	over  atomic.Bool
-	deaf  atomic.Bool // some of a write is lost, and nothing may follow it
-	asked chan struct{}
-	ask   func() // closes it
+	over    atomic.Bool  // it has been read to its end
+	moves   atomic.Int64 // reads, and writes from their beginning to their end
+	writing atomic.Bool
+	deaf    atomic.Bool // some of a write is lost, and nothing may follow it
+	asked   chan struct{}
+	ask     func() // closes it
 
 	mu    sync.Mutex
 	limit time.Duration // of one write; 0 is none
@@ -474,6 +486,7 @@ func (c *patientConn) switched() {
 func (c *patientConn) Read(b []byte) (int, error) {
 	<-c.asked
 	n, err := c.Conn.Read(b)
+	c.moves.Add(1)
 	if err != nil {
 		c.over.Store(true)
 	}
@@ -498,7 +511,11 @@ func (c *patientConn) write(b []byte) (int, error) {
 		_ = c.SetWriteDeadline(time.Now().Add(c.limit))
 	}
 	c.mu.Unlock()
+	c.moves.Add(1)
+	c.writing.Store(true)
 	n, err := c.Conn.Write(b)
+	c.writing.Store(false)
+	c.moves.Add(1)
 	if err != nil {
 		c.deaf.Store(true)
 	}

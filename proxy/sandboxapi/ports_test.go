@@ -236,15 +236,16 @@ func TestPortHeaders(t *testing.T) {
 	}
 }
 
-// TestPortCookiesWithoutTokens checks that a browser's cookies of other local programs
-// don't go in.
-func TestPortCookiesWithoutTokens(t *testing.T) {
+// TestPortWithoutTokens checks that a browser's cookies of other local programs, and what
+// it logs in with elsewhere, don't go in.
+func TestPortWithoutTokens(t *testing.T) {
 	h := newHouse(t, nil, func(o *sandboxapi.Options) { o.Tokens = nil })
 	h.send(201, "", "PUT", "/api/v1/sandboxes/k", "")
-	var got []string
+	var got, credentials []string
 	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		got = r.Header["Cookie"]
+		got, credentials = r.Header["Cookie"], r.Header["Authorization"]
 		http.SetCookie(w, &http.Cookie{Name: "own", Value: "1"})
+		w.Header().Set("WWW-Authenticate", `Basic realm="another's"`)
 	}))
 	a := h.send(200, "", "GET", portPath+"/", "", withHeader("Cookie", "session=somebody-elses; berm-port-own=1; berm-port-=x"))
 	if !slices.Equal(got, []string{"own=1"}) {
@@ -252,6 +253,17 @@ func TestPortCookiesWithoutTokens(t *testing.T) {
 	}
 	if c := a.Header.Values("Set-Cookie"); !slices.Equal(c, []string{"berm-port-own=1; Path=" + portPath + "/"}) {
 		t.Errorf("got %q", c)
+	}
+	if v := a.Header.Values("WWW-Authenticate"); len(v) > 0 {
+		t.Errorf("a browser is asked for %q", v)
+	}
+	h.send(200, "", "GET", portPath+"/", "", withHeader("Authorization", "Basic dTpw"))
+	if len(credentials) > 0 {
+		t.Errorf("what a browser has for another port reached this one: %q", credentials)
+	}
+	h.send(200, "", "GET", portPath+"/", "", withHeader("Authorization", "Bearer own"))
+	if !slices.Equal(credentials, []string{"Bearer own"}) {
+		t.Errorf("the port got %q", credentials)
 	}
 }
 
@@ -467,17 +479,7 @@ func TestPortHalfClose(t *testing.T) {
 		b, err := io.ReadAll(r)
 		_, _ = fmt.Fprintf(c, "%d bytes, %v", len(b), err)
 	})
-	c, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close() }()
-	_, _ = fmt.Fprintf(c, "GET %s/ HTTP/1.1\r\nHost: localhost\r\nX-Api-Token: %s\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n", portPath, master)
-	r := bufio.NewReader(c)
-	resp, err := http.ReadResponse(r, nil)
-	if err != nil || resp.StatusCode != 101 {
-		t.Fatalf("got %+v, %v", resp, err)
-	}
+	c, r := h.switched()
 	_, _ = io.WriteString(c, "hello")
 	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
@@ -560,27 +562,83 @@ func TestPatienceAfterSwitch(t *testing.T) {
 		}
 		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n")
 		<-time.After(limit + limit/2) // all the while somebody writes
-		b, err := io.ReadAll(r)
-		_, _ = fmt.Fprintf(c, "%d bytes, %v", len(b), err)
+		n, err := io.CopyN(io.Discard, r, 200_000)
+		_, _ = fmt.Fprintf(c, "%d bytes, %v", n, err)
 	})
+	c, r := h.switched()
+	_, _ = io.WriteString(c, strings.Repeat("x", 200_000))
+	if b, err := io.ReadAll(r); err != nil || string(b) != "200000 bytes, <nil>" {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+// TestSideThatStays checks that neither side of a switched connection keeps it once the
+// other has gone.
+func TestSideThatStays(t *testing.T) {
+	var c counted
+	h := newHouse(t, func(f *runtimetest.Fake) runtime.Runtime { c.Fake = f; return &c },
+		func(o *sandboxapi.Options) { o.PortTimeout = 100 * time.Millisecond })
+	over := make(chan struct{})
+	defer close(over)
+	port := func(then func(net.Conn)) {
+		h.fake.Listen(8000, func(c net.Conn) {
+			if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+				_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n")
+				then(c)
+			}
+			_ = c.Close()
+		})
+	}
+	left := func(what string, n int64) {
+		t.Helper()
+		soon(t, what, func() bool { return c.all.Load() == n && c.open.Load() == 0 })
+	}
+	dead := func(net.Conn) { <-over }
+	port(dead)
+	conn, _ := h.switched()
+	_ = conn.Close()
+	left("a port that does nothing is left", 1)
+
+	port(dead)
+	conn, _ = h.switched()
+	_ = conn.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+	_, _ = conn.Write(make([]byte, 32<<20)) // more than fits in between
+	_ = conn.Close()
+	left("a port that doesn't read is left", 2)
+
+	port(func(net.Conn) {})
+	conn, r := h.switched()
+	if b, err := io.ReadAll(r); err != nil || len(b) > 0 {
+		t.Errorf("got %q, %v", b, err)
+	}
+	left("a caller that does nothing is left", 3)
+	_ = conn.Close()
+
+	port(dead)
+	conn, _ = h.switched()
+	time.Sleep(300 * time.Millisecond) // for what mustn't happen
+	if c.open.Load() != 1 {
+		t.Error("a connection of two that are just silent was closed")
+	}
+	_ = conn.Close()
+	left("it is left", 4)
+}
+
+// switched is a connection with port 8000 that has switched to a protocol of its own.
+func (h *house) switched() (net.Conn, *bufio.Reader) {
+	h.t.Helper()
 	c, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
 	if err != nil {
-		t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	defer func() { _ = c.Close() }()
+	h.t.Cleanup(func() { _ = c.Close() })
 	_, _ = fmt.Fprintf(c, "GET %s/ HTTP/1.1\r\nHost: localhost\r\nX-Api-Token: %s\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n", portPath, master)
 	r := bufio.NewReader(c)
 	resp, err := http.ReadResponse(r, nil)
 	if err != nil || resp.StatusCode != 101 {
-		t.Fatalf("got %+v, %v", resp, err)
+		h.t.Fatalf("got %+v, %v", resp, err)
 	}
-	_, _ = io.WriteString(c, strings.Repeat("x", 200_000))
-	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
-	if b, err := io.ReadAll(r); err != nil || string(b) != "200000 bytes, <nil>" {
-		t.Errorf("got %q, %v", b, err)
-	}
+	return c, r
 }
 
 // TestOrigins checks that a port's own pages can ask it, though the browser
