@@ -30,6 +30,8 @@ type Harness struct {
 	Agent string
 	// Class is the RuntimeClass of the containers. Empty is the engine's default.
 	Class string
+	// Only names the cases to run, by how their names begin. Nil is all.
+	Only []string
 	// DeepMounts says that mounts would show what is mounted below their sources, so
 	// that Create refuses one with anything there.
 	DeepMounts bool
@@ -146,6 +148,9 @@ func Run(t *testing.T, h Harness) {
 	if h.Engine != nil {
 		alone = append(alone, engineCases()...)
 	}
+	for _, cases := range []*[]contractCase{&together, &alone} {
+		*cases = slices.DeleteFunc(*cases, func(c contractCase) bool { return !h.wants(c.name) })
+	}
 	t.Run("together", func(t *testing.T) {
 		for _, c := range together {
 			t.Run(c.name, func(t *testing.T) {
@@ -157,6 +162,11 @@ func Run(t *testing.T, h Harness) {
 	for _, c := range alone {
 		t.Run(c.name, func(t *testing.T) { c.run(t, newBed(t, h, rt)) })
 	}
+}
+
+// wants tells whether a case is to be run.
+func (h Harness) wants(name string) bool {
+	return h.Only == nil || slices.ContainsFunc(h.Only, func(begin string) bool { return strings.HasPrefix(name, begin) })
 }
 
 func newBed(t *testing.T, h Harness, rt runtime.Runtime) *bed {
