@@ -17,6 +17,10 @@ func limitMemory() {
 // quiet is how long nothing has been done when memory is given back.
 const quiet = time.Second
 
+// worthFreeing is how much heap there is before any is given back. To collect garbage
+// takes half a megabyte for good, for Go's own books.
+const worthFreeing = 1 << 20
+
 // tidier gives the memory that isn't used any more back to the kernel, once it is quiet.
 type tidier struct{ armed, active atomic.Bool }
 
@@ -34,5 +38,11 @@ func (t *tidier) check() {
 		return
 	}
 	t.armed.Store(false)
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	if m.HeapSys-m.HeapReleased < worthFreeing {
+		return
+	}
+	runtime.GC() // what is in a pool survives one
 	debug.FreeOSMemory()
 }

@@ -21,7 +21,7 @@ const (
 )
 
 // chunks are for output on its way: only who has some takes one.
-var chunks = sync.Pool{New: func() any { return new([wire.MaxData]byte) }}
+var chunks = sync.Pool{New: func() any { return new(wire.OutputFrame) }}
 
 // read takes the output from a pipe or terminal to its end.
 func (p *process) read(f *os.File, stderr bool) {
@@ -33,9 +33,15 @@ func (p *process) read(f *os.File, stderr bool) {
 	if err != nil {
 		return
 	}
+	var flow rush
+	defer flow.end()
 	for err == nil {
-		if _, err = p.take(raw.Read, stderr); err == nil {
+		var n int
+		if n, err = p.take(raw.Read, stderr); err == nil {
 			p.bound(f)
+			if !p.tty {
+				flow.pause(raw, n)
+			}
 		}
 	}
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -57,11 +63,11 @@ var errOutput = errors.New("no output")
 
 // take reads once, as access allows, and adds what there was.
 func (p *process) take(access func(func(fd uintptr) bool) error, stderr bool) (n int, err error) {
-	var buf *[wire.MaxData]byte
+	var buf *wire.OutputFrame
 	var failed error
 	err = access(func(fd uintptr) bool {
-		buf = chunks.Get().(*[wire.MaxData]byte)
-		if n, failed = readOnce(int(fd), buf[:]); failed == nil && n > 0 {
+		buf = chunks.Get().(*wire.OutputFrame)
+		if n, failed = readOnce(int(fd), buf.Data()); failed == nil && n > 0 {
 			return true
 		}
 		chunks.Put(buf)
@@ -73,7 +79,7 @@ func (p *process) take(access func(func(fd uintptr) bool) error, stderr bool) (n
 	case failed != nil || n <= 0: // EIO is a terminal's end
 		return 0, errOutput
 	}
-	p.add(stderr, buf[:n])
+	p.add(stderr, buf.Data()[:n])
 	chunks.Put(buf)
 	return n, nil
 }
@@ -112,16 +118,6 @@ func (p *process) bound(f *os.File) {
 	_ = f.SetReadDeadline(by) // it is open
 }
 
-// maxUnsent is how many times output is added before what there is has to be sent: a
-// ring keeps small pieces in a small number only.
-const maxUnsent = 32
-
-// next is where the output ends; with p.mu.
-func (p *process) next() int64 {
-	_, next := p.ring.Bounds()
-	return next
-}
-
 // attachment is a connection's hold on a process.
 type attachment struct {
 	seq  int64 // up to where it has been sent
@@ -135,13 +131,12 @@ func (p *process) add(stderr bool, data []byte) {
 	for len(data) > 0 {
 		n := len(data)
 		if at := p.attached; at != nil {
-			room := p.keep - int(p.next()-at.seq)
-			if room <= 0 || p.unsent >= maxUnsent {
+			room := p.ring.Room(stderr, at.seq)
+			if room <= 0 {
 				p.change.Wait()
 				continue
 			}
 			n = min(n, room)
-			p.unsent++
 		}
 		p.ring.Add(stderr, data[:n])
 		p.change.Broadcast()
@@ -166,9 +161,7 @@ func (p *process) hold(from int64) (*attachment, error) {
 		return nil, err
 	}
 	at := &attachment{seq: first}
-	if p.attached, p.unsent = at, maxUnsent; first == p.next() {
-		p.unsent = 0
-	}
+	p.attached = at
 	p.awaken()
 	return at, nil
 }
@@ -264,7 +257,7 @@ func (f *feeder) wait() bool {
 // deliver sends the output, to the end of the process.
 func (p *process) deliver(c *conn, at *attachment) error {
 	for {
-		buf := (*[wire.MaxData]byte)(nil)
+		buf := (*wire.OutputFrame)(nil)
 		p.mu.Lock()
 		o, ok := p.ring.After(at.seq)
 		for p.attached == at && len(o.Data) == 0 && ok && !p.ended {
@@ -272,11 +265,8 @@ func (p *process) deliver(c *conn, at *attachment) error {
 			o, ok = p.ring.After(at.seq)
 		}
 		if len(o.Data) > 0 {
-			buf = chunks.Get().(*[wire.MaxData]byte)
-			if over := len(o.Data) - len(buf); over > 0 {
-				o.Data, o.Seq = o.Data[:len(buf)], o.Seq-int64(over)
-			}
-			o.Data = buf[:copy(buf[:], o.Data)]
+			buf = chunks.Get().(*wire.OutputFrame)
+			o.Data = buf.Data()[:copy(buf.Data(), o.Data)] // it is no more than MaxData
 		}
 		mine, gone := p.attached == at, at.gone
 		if !ok { // nobody was attached while it was printed
@@ -293,16 +283,13 @@ func (p *process) deliver(c *conn, at *attachment) error {
 		case buf == nil:
 			return nil
 		}
-		err := c.w.SendOutput(o)
+		err := c.w.SendFrame(buf, o)
 		chunks.Put(buf)
 		if err != nil {
 			return errGone
 		}
 		p.mu.Lock()
 		at.seq = o.Seq
-		if p.attached == at && p.next() == at.seq {
-			p.unsent = 0
-		}
 		p.change.Broadcast()
 		p.mu.Unlock()
 	}

@@ -53,7 +53,6 @@ type process struct {
 	change   sync.Cond // of what is below
 	ring     *wire.Ring
 	attached *attachment
-	unsent   int      // how often output was added since it was all sent
 	input    *os.File // nil when it is ended
 	terminal *os.File // nil if there is none, or it is gone
 	info     wire.ProcessInfo
@@ -481,9 +480,9 @@ func (p *process) send(sig syscall.Signal) error {
 		p.slain = true
 		p.mu.Unlock()
 	}
-	err := unix.Kill(-group, sig)
+	err := kill(-group, sig)
 	if errors.Is(err, unix.ESRCH) { // it is about to make it
-		err = unix.Kill(p.pid, sig)
+		err = kill(p.pid, sig)
 	}
 	if errors.Is(err, unix.ESRCH) {
 		return precondition("process %s has ended", p.id)

@@ -91,6 +91,7 @@ func (c *conn) finish(result any, err error) bool {
 	if err == nil && c.sent != nil {
 		c.sent()
 	}
+	c.sent = nil // it has hold of the process, whose output is large
 	// Large frames have left large buffers.
 	c.w = wire.NewWriter(c.out)
 	if err == nil && c.drain != nil && !c.drain() {

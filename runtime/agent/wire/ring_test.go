@@ -61,7 +61,7 @@ func TestRing(t *testing.T) {
 		"one byte":       {max: 1, largest: 3, exact: true},
 		"small":          {max: 50, largest: 20, exact: true},
 		"many parts":     {max: 5000, largest: 300, exact: true},
-		"larger parts":   {max: 64 << 10, largest: 3 * partSize, exact: true},
+		"larger parts":   {max: 64 << 10, largest: 3 * minRing, exact: true},
 		"larger than it": {max: 100, largest: 400, exact: true},
 		"taking turns":   {max: 1 << 10, largest: 2, alternate: true},
 	} {
@@ -86,8 +86,8 @@ func TestRing(t *testing.T) {
 				if kept := next - first; kept > int64(tt.max) || tt.exact && kept != min(next, int64(tt.max)) {
 					t.Fatalf("seed %d: %d bytes of %d are kept", seed, kept, next)
 				}
-				if len(r.parts) > r.maxParts() {
-					t.Fatalf("seed %d: %d parts", seed, len(r.parts))
+				if len(r.runs) > r.maxRuns() {
+					t.Fatalf("seed %d: %d parts", seed, len(r.runs))
 				}
 				want.check(t, r, first)
 				want.check(t, r, first+rnd.Int64N(next-first+1))
@@ -107,8 +107,8 @@ func TestRingWithoutRoom(t *testing.T) {
 		for i := range 10 {
 			r.Add(i%2 == 0, []byte("abc"))
 		}
-		if first, next := r.Bounds(); first != 30 || next != 30 || len(r.parts) > 0 {
-			t.Errorf("%d: from %d to %d in %d parts", size, first, next, len(r.parts))
+		if first, next := r.Bounds(); first != 30 || next != 30 || len(r.runs) > 0 {
+			t.Errorf("%d: from %d to %d in %d parts", size, first, next, len(r.runs))
 		}
 		if o, ok := r.After(30); !ok || o.Seq != 30 || len(o.Data) > 0 {
 			t.Errorf("%d: %+v, %t", size, o, ok)
@@ -132,8 +132,8 @@ func TestRingTakingTurns(t *testing.T) {
 	for i := range size {
 		r.Add(i%2 == 0, []byte{'x'})
 	}
-	if len(r.parts) > 64+size/64 {
-		t.Errorf("%d parts", len(r.parts))
+	if len(r.runs) > 64+size/64 {
+		t.Errorf("%d parts", len(r.runs))
 	}
 	if first, next := r.Bounds(); next != size || next-first < size/64 {
 		t.Errorf("from %d to %d", first, next)

@@ -220,11 +220,31 @@ func (w *Writer) SendJSON(kind Kind, v any) error {
 // SendOutput writes an Output.
 func (w *Writer) SendOutput(o Output) error {
 	var head [outputHead]byte
-	if o.Stderr {
-		head[0] = 1
-	}
-	binary.BigEndian.PutUint64(head[1:], uint64(o.Seq))
+	o.head(head[:])
 	return w.Send(KindOutput, head[:], o.Data)
+}
+
+// OutputFrame is room for an Output, whose data is put where it is to be sent from.
+type OutputFrame [frameHead + outputHead + MaxData]byte
+
+// Data is where the data goes.
+func (f *OutputFrame) Data() []byte { return f[frameHead+outputHead:] }
+
+// SendFrame writes an Output whose data is the beginning of f.Data().
+func (w *Writer) SendFrame(f *OutputFrame, o Output) error {
+	size := outputHead + len(o.Data)
+	if err := check(KindOutput, uint64(size)); err != nil {
+		return err
+	}
+	f[0] = byte(KindOutput)
+	binary.BigEndian.PutUint32(f[1:], uint32(size))
+	o.head(f[frameHead:])
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err == nil {
+		_, w.err = w.w.Write(f[:frameHead+size])
+	}
+	return w.err
 }
 
 // Output is what a process printed.
@@ -232,6 +252,15 @@ type Output struct {
 	Seq    int64 // bytes of both streams up to the end of this
 	Stderr bool
 	Data   []byte
+}
+
+// head writes what comes before the data.
+func (o Output) head(b []byte) {
+	b[0] = 0
+	if o.Stderr {
+		b[0] = 1
+	}
+	binary.BigEndian.PutUint64(b[1:], uint64(o.Seq))
 }
 
 // ParseOutput takes a frame of KindOutput apart. Data is part of the payload.
