@@ -41,9 +41,10 @@ func (g gate) do(call func() error) error {
 func spareThreads() int { return cap(disk) + cap(kernel) + 4 }
 
 // keepThreads makes threads by having as many goroutines wait in system calls at once.
-// Go keeps them. Where there is no room for them right now, none is made.
+// Go keeps them. Where there is no room for them right now, which Berm sees to, none is
+// made.
 func keepThreads(n int) {
-	if !roomFor(2 * n) { // with some for commands
+	if !roomFor(n + 2) { // with those that Go may make for itself meanwhile
 		return
 	}
 	var fds [2]int

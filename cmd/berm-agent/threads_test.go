@@ -165,7 +165,7 @@ func TestFull(t *testing.T) {
 	for name, tt := range map[string]struct {
 		most int
 		fill bool
-	}{"by commands": {40, true}, "hardly": {30, false}} {
+	}{"by commands": {40, true}, "hardly": {30, false}, "at the least": {20, true}} {
 		t.Run(name, func(t *testing.T) {
 			s := prepareSandbox(t)
 			s.crowd(tt.most)
@@ -186,6 +186,9 @@ func TestFull(t *testing.T) {
 			port := deafPort(t)
 			tree := []byte("/etc")
 			threads := s.threads()
+			if threads <= spareThreads() {
+				t.Errorf("%d threads, none to spare", threads)
+			}
 			var all sync.WaitGroup
 			var ended atomic.Int64
 			until := time.Now().Add(4 * time.Second)

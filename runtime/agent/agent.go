@@ -234,10 +234,19 @@ func (r *Runtime) stop() {
 	_ = r.root.Close()
 }
 
-// Create makes a container with the program in it, and listens for it.
+// minPids is the least limit that a container gets: its program has up to 16 threads,
+// and ends if it can't make them; then there is the main process, a supervisor for a
+// command, and the command, for which two are left at the worst.
+const minPids = 20
+
+// Create makes a container with the program in it, and listens for it. A PidsLimit that
+// leaves that program no room is raised to 20.
 func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
 	if spec.Name == "" || spec.Agent != nil && spec.Agent.Dir != "" {
 		return r.Engine.Create(ctx, spec)
+	}
+	if spec.PidsLimit > 0 {
+		spec.PidsLimit = max(spec.PidsLimit, minPids)
 	}
 	if spec.Agent != nil {
 		if spec.Agent.Program == "" {
