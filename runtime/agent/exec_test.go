@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	goruntime "runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -721,7 +722,10 @@ func FuzzAgentSays(f *testing.F) {
 		defer box.mu.Unlock()
 		return len(box.idle) > 0
 	}
+	debug.SetTraceback("all")
 	f.Fuzz(func(t *testing.T, said []byte, op uint8) {
+		hangs := time.AfterFunc(2*time.Minute, func() { panic("it doesn't end") }) // which nothing else would tell
+		defer hangs.Stop()
 		p := b.greeted(t, "x")
 		await(t, "it to be taken in", idle)
 		go func() {
