@@ -162,7 +162,7 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 	sb.ContainerID = c.ID
 	sb.Endpoint = Endpoint{IP: c.IP, Port: m.opts.Settings.AgentPort}
 	sb.Enforcement = Enforcement{Mounts: mode}
-	if sb.Spec.WorkspaceQuotaMB > 0 {
+	if dir, _ := workspace(sb.Spec); dir != "" {
 		sb.Enforcement.WorkspaceQuota = "soft"
 	}
 	switch {
