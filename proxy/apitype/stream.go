@@ -63,7 +63,10 @@ type StreamEvent struct {
 	Event string `json:"event"`
 	// Seq is the place in the output, in bytes of both streams, up to which everything
 	// was told; asked for what is after it, the stream goes on.
-	Seq        int64      `json:"seq"`
+	Seq int64 `json:"seq"`
+	// Resume is what to go on after, if Seq alone would have some of one stream's output
+	// told again: while the other waits for the rest of a character. Empty otherwise.
+	Resume     string     `json:"resume,omitempty"`
 	Data       string     `json:"data,omitempty"`        // output as text
 	DataBase64 []byte     `json:"data_base64,omitempty"` // output as bytes, if they were asked for
 	Execution  *Execution `json:"execution,omitempty"`   // with EventStart
@@ -143,9 +146,9 @@ type AttachLine struct {
 	// Partial says that the line goes on in the next message of the stream: it is very
 	// long, or the output ends without a line's end.
 	Partial bool `json:"partial,omitempty"`
-	// Resume is where to go on after, if that isn't Seq: a line of the other stream
-	// began before this one ended. Lines up to Seq come again then.
-	Resume *int64 `json:"resume,omitempty"`
+	// Resume is what to go on after, if that isn't Seq: a line of the other stream
+	// began before this one ended, say. Empty otherwise.
+	Resume string `json:"resume,omitempty"`
 }
 
 // AttachStart is the first message of an attachment in bytes: after which place in the

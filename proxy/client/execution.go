@@ -156,6 +156,7 @@ func (c *Client) WaitProcess(ctx context.Context, key, processID string, timeout
 type AttachOptions struct {
 	Lines    bool   // messages are lines, rather than bytes
 	After    *int64 // place in the output after which to go on; nil is from wherever there is something
+	Resume   string // of the last apitype.AttachLine, if it isn't empty; goes before After
 	TakeOver bool   // take the place of who is attached; with processes only
 }
 
@@ -179,7 +180,7 @@ func (c *Client) AttachProcess(key, processID string, opts AttachOptions) Handsh
 }
 
 func (c *Client) handshake(path string, opts AttachOptions) Handshake {
-	q := StreamOptions{After: opts.After}.query()
+	q := StreamOptions{After: opts.After, Resume: opts.Resume}.query()
 	q.Set("frames", "bytes")
 	if opts.Lines {
 		q.Set("frames", "lines")

@@ -37,12 +37,18 @@ type StreamOptions struct {
 	// After is the Seq of the last event that is known; it goes on from there. Nil is
 	// from wherever there is something.
 	After *int64
-	Raw   bool // output in DataBase64, rather than as text in Data
+	// Resume, if it isn't empty, is that of the last event that is known, and goes before
+	// After.
+	Resume string
+	Raw    bool // output in DataBase64, rather than as text in Data
 }
 
 func (o StreamOptions) query() url.Values {
 	q := url.Values{}
-	if o.After != nil {
+	switch {
+	case o.Resume != "":
+		q.Set("after", o.Resume)
+	case o.After != nil:
 		q.Set("after", strconv.FormatInt(*o.After, 10))
 	}
 	if o.Raw {
@@ -62,10 +68,11 @@ func (c *Client) ExecStream(ctx context.Context, key string, req apitype.ExecReq
 	if req.ExecID == "" {
 		return c.events(ctx, first, nil)
 	}
-	return c.events(ctx, first, func(after int64) call {
+	return c.events(ctx, first, func(after StreamOptions) call {
+		after.Raw = req.Raw
 		return call{
 			method: http.MethodGet, path: execPath(key, req.ExecID, "/stream"), again: repeatable,
-			query: StreamOptions{After: &after, Raw: req.Raw}.query(),
+			query: after.query(),
 		}
 	})
 }
@@ -103,12 +110,15 @@ func (c *Client) follow(ctx context.Context, path string, opts StreamOptions, q 
 		}
 		return call{method: http.MethodGet, path: path, query: query, again: repeatable}
 	}
-	return c.events(ctx, get(opts), func(after int64) call { return get(StreamOptions{After: &after, Raw: opts.Raw}) })
+	return c.events(ctx, get(opts), func(after StreamOptions) call {
+		after.Raw = opts.Raw
+		return get(after)
+	})
 }
 
 // events gives the events of a stream, and of those that go on where it broke off. Resume
 // is nil if none can.
-func (c *Client) events(ctx context.Context, first call, resume func(after int64) call) iter.Seq2[apitype.StreamEvent, error] {
+func (c *Client) events(ctx context.Context, first call, resume func(after StreamOptions) call) iter.Seq2[apitype.StreamEvent, error] {
 	return func(yield func(apitype.StreamEvent, error) bool) {
 		s := &eventStream{c: c, yield: yield, seq: -1}
 		next, pause := first, firstPause
@@ -133,17 +143,18 @@ func (c *Client) events(ctx context.Context, first call, resume func(after int64
 				return
 			}
 			pause = min(2*pause, maxPause)
-			next = resume(s.seq)
+			next = resume(StreamOptions{After: &s.seq, Resume: s.resume})
 		}
 	}
 }
 
 // eventStream hands on what one stream after another gives.
 type eventStream struct {
-	c     *Client
-	yield func(apitype.StreamEvent, error) bool
-	seq   int64 // of the last event; -1 before the first
-	left  bool  // the caller wants no more
+	c      *Client
+	yield  func(apitype.StreamEvent, error) bool
+	seq    int64  // of the last event; -1 before the first
+	resume string // likewise
+	left   bool   // the caller wants no more
 }
 
 // read reads one stream. The error is nil after the last event, and io.EOF if there was
@@ -171,7 +182,7 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 			return more, fmt.Errorf("decode event: %w", err)
 		}
 		again := s.seq >= 0
-		s.seq = ev.Seq
+		s.seq, s.resume = ev.Seq, ev.Resume
 		switch ev.Event {
 		case apitype.EventHeartbeat:
 			continue

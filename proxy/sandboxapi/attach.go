@@ -108,6 +108,9 @@ func (a *api) attach(w http.ResponseWriter, r *http.Request, to attachable) erro
 	if err != nil {
 		return err
 	}
+	if !lines && from.resume() != "" {
+		return &lifecycle.InvalidError{Field: "after", Message: "must be one place for bytes, of which nothing is held back"}
+	}
 	if !wantsWebSocket(r) {
 		w.Header().Set("Upgrade", "websocket")
 		return &proxy.Fault{Status: http.StatusUpgradeRequired, Code: "upgrade_required", Title: "WebSocket needed",
@@ -115,7 +118,7 @@ func (a *api) attach(w http.ResponseWriter, r *http.Request, to attachable) erro
 	}
 	ctx, stop := proxy.UntilDrain(r.Context())
 	defer stop()
-	src, end, err := to.open(ctx, from)
+	src, end, err := to.open(ctx, from.seq())
 	if err != nil {
 		return err
 	}
@@ -153,7 +156,7 @@ type socket struct {
 	src   source
 	to    attachable
 	lines bool
-	from  int64
+	from  place
 	buf   bytes.Buffer // of the message that goes out
 	// busy says that input waits for its process to take it, while which no pong is seen.
 	busy atomic.Bool
@@ -226,6 +229,7 @@ func (at *socket) ping(ctx context.Context, every time.Duration) error {
 // or what kept it from going on.
 func (at *socket) output(ctx context.Context) error {
 	var split lineSplitter
+	split.start(at.from)
 	for begun := false; ; begun = true {
 		c, err := at.src.Next()
 		if ctx.Err() != nil {
@@ -384,21 +388,21 @@ func (at *socket) control(ctx context.Context, r io.Reader) (refused, err error)
 
 // lineSplitter makes lines of the two streams' output.
 type lineSplitter struct {
-	part [2][]byte // of a line whose end hasn't come
-	from [2]int64  // the place after which it begins
-	last int64
+	position           // what is held is of a line whose end hasn't come
+	part     [2][]byte // that
 }
 
 // feed gives the lines that a chunk completes.
 func (s *lineSplitter) feed(c runtime.Chunk, emit func(apitype.AttachLine) error) error {
-	i := 0
-	if c.Stderr {
-		i = 1
+	i := streamOf(c)
+	if c = s.told.fresh(c); len(c.Data) == 0 {
+		s.reach(c.Seq)
+		return nil
 	}
 	at := c.Seq - int64(len(c.Data))
 	for data := c.Data; len(data) > 0; {
 		if len(s.part[i]) == 0 {
-			s.from[i] = at
+			s.held[i], s.from[i] = true, at
 		}
 		n := min(len(data), maxEvent-len(s.part[i]))
 		end := bytes.IndexByte(data[:n], '\n')
@@ -417,15 +421,16 @@ func (s *lineSplitter) feed(c runtime.Chunk, emit func(apitype.AttachLine) error
 			held = incomplete(s.part[i])
 		}
 		whole := len(s.part[i]) - held
+		s.reach(at - int64(held))
+		s.held[i], s.from[i] = held > 0, at-int64(held)
 		l := s.line(i, s.part[i][:whole], at-int64(held))
 		l.Partial = end < 0
 		s.part[i] = append(s.part[i][:0], s.part[i][whole:]...)
-		s.from[i] = at - int64(held)
 		if err := emit(l); err != nil {
 			return err
 		}
 	}
-	s.last = c.Seq
+	s.reach(c.Seq)
 	return nil
 }
 
@@ -435,6 +440,7 @@ func (s *lineSplitter) rest(emit func(apitype.AttachLine) error) error {
 		if len(s.part[i]) == 0 {
 			continue
 		}
+		s.release(i)
 		l := s.line(i, s.part[i], s.last)
 		l.Partial = true
 		s.part[i] = s.part[i][:0]
@@ -450,9 +456,8 @@ func (s *lineSplitter) line(stream int, b []byte, seq int64) apitype.AttachLine 
 	if stream == 1 {
 		l.Stream = apitype.EventStderr
 	}
-	if other := 1 - stream; len(s.part[other]) > 0 && s.from[other] < seq {
-		from := s.from[other]
-		l.Resume = &from
+	if at := s.place(); at[0] != seq || at[1] != seq {
+		l.Resume = at.String()
 	}
 	return l
 }

@@ -149,7 +149,7 @@ func TestAttachLines(t *testing.T) {
 	tape.print(false, "one\ntw")
 	expect(t, c, `text: {"stream":"stdout","seq":4,"line":"one"}`)
 	tape.print(true, "e<1>\n\n")
-	expect(t, c, `text: {"stream":"stderr","seq":11,"line":"e\u003c1\u003e","resume":4}`, `text: {"stream":"stderr","seq":12,"line":"","resume":4}`)
+	expect(t, c, `text: {"stream":"stderr","seq":11,"line":"e\u003c1\u003e","resume":"4,11"}`, `text: {"stream":"stderr","seq":12,"line":"","resume":"4,12"}`)
 	tape.print(false, "o\xc3")
 	tape.print(false, "\xbc\nrest")
 	expect(t, c, `text: {"stream":"stdout","seq":16,"line":"twoü"}`)
@@ -161,14 +161,15 @@ func TestAttachLines(t *testing.T) {
 	})
 	tape.print(true, "\xffx")
 	tape.finish(io.EOF)
-	expect(t, c, `text: {"stream":"stdout","seq":22,"line":"rest","partial":true,"resume":20}`, `text: {"stream":"stderr","seq":22,"line":"`+"\ufffd"+`x","partial":true}`)
+	expect(t, c, `text: {"stream":"stdout","seq":22,"line":"rest","partial":true,"resume":"22,20"}`, `text: {"stream":"stderr","seq":22,"line":"`+"\ufffd"+`x","partial":true}`)
 	if ce := closed(t, c); ce.Code != websocket.StatusNormalClosure {
 		t.Errorf("closed with %v", ce)
 	}
 
 	c = d.dial(attachPath + "?frames=lines&after=4")
-	expect(t, c, `text: {"stream":"stderr","seq":11,"line":"e\u003c1\u003e","resume":4}`)
+	expect(t, c, `text: {"stream":"stderr","seq":11,"line":"e\u003c1\u003e","resume":"4,11"}`)
 	_ = c.CloseNow()
+	d.want(422, "validation", "GET", attachPath+"?after=4,11", "", handshake)
 
 	d.running()
 	c = d.dial(attachPath + "?frames=lines")
@@ -176,6 +177,36 @@ func TestAttachLines(t *testing.T) {
 	if ce := closed(t, c); ce.Code != websocket.StatusUnsupportedData {
 		t.Errorf("closed with %v", ce)
 	}
+}
+
+func TestAttachResumesExactly(t *testing.T) {
+	d := newDoor(t)
+	tape := d.running()
+	for _, h := range halves {
+		tape.print(h.stderr, h.text)
+	}
+	tape.finish(io.EOF)
+	resumesExactly(t, func(after string) (out []told) {
+		c := d.dial(attachPath + "?frames=lines&after=" + after)
+		defer func() { _ = c.CloseNow() }()
+		for {
+			_, b, err := c.Read(t.Context())
+			if err != nil {
+				return out
+			}
+			var l apitype.AttachLine
+			if err := json.Unmarshal(b, &l); err != nil {
+				t.Fatal(err)
+			}
+			e := told{place: placeOf(l.Seq, l.Resume)}
+			if l.Stream == "stderr" {
+				e.stderr = l.Line + "|"
+			} else {
+				e.stdout = l.Line + "|"
+			}
+			out = append(out, e)
+		}
+	})
 }
 
 // A line without an end must not be kept whole.

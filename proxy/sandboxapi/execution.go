@@ -71,7 +71,7 @@ func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
 	m := member{tenant, key, x.ID}
 	switch {
 	case streamed:
-		return a.followExec(w, r, m, x, -1, opts, nil)
+		return a.followExec(w, r, m, x, anywhere, opts, nil)
 	case x.Existing:
 		return proxy.WriteJSON(w, http.StatusOK, jsonType, execution(x))
 	}
@@ -107,7 +107,7 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	proxy.ExchangeOf(r.Context()).SessionID = x.SessionID
-	err = a.followExec(w, r, member{tenant, key, x.ID}, x, -1, opts, kill)
+	err = a.followExec(w, r, member{tenant, key, x.ID}, x, anywhere, opts, kill)
 	if err != nil && kill != nil {
 		kill()
 	}
@@ -191,25 +191,25 @@ func (a *api) streamExec(w http.ResponseWriter, r *http.Request) error {
 	return a.followExec(w, r, m, x, from, opts, nil)
 }
 
-func (a *api) followExec(w http.ResponseWriter, r *http.Request, m member, x lifecycle.Execution, from int64, opts streamOptions, kill func()) error {
-	s, err := a.manager.AttachExec(r.Context(), m.tenant, m.key, m.id, from)
+func (a *api) followExec(w http.ResponseWriter, r *http.Request, m member, x lifecycle.Execution, from place, opts streamOptions, kill func()) error {
+	s, err := a.manager.AttachExec(r.Context(), m.tenant, m.key, m.id, from.seq())
 	if err != nil {
 		return err
 	}
 	shown := execution(x)
 	return a.stream(w, r, followed{
-		source: s, kill: kill,
+		source: s, kill: kill, told: from,
 		start: apitype.StreamEvent{Event: apitype.EventStart, Seq: startsAt(from, x.FirstSeq), Execution: &shown},
 		exit:  func() apitype.Exit { return execution(s.Ended()).Exit },
 	}, opts)
 }
 
 // startsAt is the place after which the output begins.
-func startsAt(from, first int64) int64 {
-	if from < 0 {
+func startsAt(from place, first int64) int64 {
+	if from == anywhere {
 		return max(first, 0)
 	}
-	return from
+	return from.seq()
 }
 
 func (a *api) listExecs(w http.ResponseWriter, r *http.Request) error {

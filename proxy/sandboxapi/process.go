@@ -212,15 +212,15 @@ func (a *api) processLogs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	s, err := a.manager.FollowProcess(r.Context(), m.tenant, m.key, m.id, from)
+	s, err := a.manager.FollowProcess(r.Context(), m.tenant, m.key, m.id, from.seq())
 	if err != nil {
 		return err
 	}
 	shown := process(p)
 	f := followed{
-		source: s,
-		start:  apitype.StreamEvent{Event: apitype.EventStart, Seq: startsAt(from, p.FirstSeq), Process: &shown},
-		exit:   func() apitype.Exit { return processExit(s.Ended()) },
+		source: s, told: from,
+		start: apitype.StreamEvent{Event: apitype.EventStart, Seq: startsAt(from, p.FirstSeq), Process: &shown},
+		exit:  func() apitype.Exit { return processExit(s.Ended()) },
 	}
 	if !follow && p.State == processRunning {
 		f.until = &p.NextSeq

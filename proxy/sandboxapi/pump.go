@@ -149,38 +149,3 @@ func (h *utf8Holder) rest() string {
 	h.held = nil
 	return s
 }
-
-// position is how far a stream has come, and from where on some of what came is held
-// back still.
-type position struct {
-	last int64
-	from [2]int64 // after which the held bytes of each stream begin
-	held [2]bool
-}
-
-// reach notes that all is there up to a place.
-func (p *position) reach(seq int64) { p.last = max(p.last, seq) }
-
-// hold notes that the last n bytes of a stream are held back, some of which may have
-// been before its last chunk.
-func (p *position) hold(stream, n int, c runtime.Chunk) {
-	switch {
-	case n == 0:
-		p.held[stream] = false
-	case !p.held[stream] || n <= len(c.Data):
-		p.held[stream], p.from[stream] = true, c.Seq-int64(n)
-	}
-}
-
-func (p *position) release(stream int) { p.held[stream] = false }
-
-// resume is up to where everything was told.
-func (p *position) resume() int64 {
-	seq := p.last
-	for i := range p.held {
-		if p.held[i] {
-			seq = min(seq, p.from[i])
-		}
-	}
-	return seq
-}

@@ -8,13 +8,11 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/runtime"
@@ -53,6 +51,7 @@ type source interface {
 type followed struct {
 	source
 	start apitype.StreamEvent // its first event; Seq is after which place the output begins
+	told  place               // by an earlier stream; or anywhere
 	exit  func() apitype.Exit // once Next has said io.EOF
 	kill  func()              // called when the caller goes away; nil lets it run on
 	until *int64              // ends the stream there, without an exit; nil is at its end
@@ -83,22 +82,6 @@ func streamOptionsOf(r *http.Request, q url.Values) (streamOptions, error) {
 	return streamOptions{json: acceptedStream(r) == ndjson, raw: raw}, err
 }
 
-// after tells where to go on: what a browser remembers goes before what the address
-// says. -1 is wherever there is something.
-func after(r *http.Request, q url.Values) (int64, error) {
-	field, s := "after", q.Get("after")
-	if id := r.Header.Get("Last-Event-ID"); id != "" {
-		field, s = "Last-Event-ID", id
-	} else if !q.Has("after") {
-		return -1, nil
-	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n < 0 {
-		return 0, &lifecycle.InvalidError{Field: field, Message: "must be the seq of an event, or 0"}
-	}
-	return n, nil
-}
-
 // stream answers what is followed, event by event, and closes it. Output goes out as
 // soon as it is there; what piles up while the caller reads goes out in larger events,
 // and no more than a little piles up before the source has to wait.
@@ -127,6 +110,7 @@ func (a *api) stream(w http.ResponseWriter, r *http.Request, f followed, opts st
 func (a *api) copyEvents(ctx context.Context, e *eventWriter, p *pump, f followed) error {
 	e.header()
 	e.seq.reach(f.start.Seq)
+	e.seq.start(f.told)
 	start := f.start
 	if err := e.event(&start); err != nil {
 		return err
@@ -202,13 +186,14 @@ func (e *eventWriter) flush() error {
 	return nil
 }
 
-// event writes an event. Its Seq is set here.
+// event writes an event. Its Seq and Resume are set here.
 func (e *eventWriter) event(ev *apitype.StreamEvent) error {
-	ev.Seq = e.seq.resume()
+	at := e.seq.place()
+	ev.Seq, ev.Resume = at.seq(), at.resume()
 	e.buf.Reset()
 	if !e.opts.json {
 		e.buf.WriteString("id: ")
-		e.buf.WriteString(strconv.FormatInt(ev.Seq, 10))
+		e.buf.WriteString(at.String())
 		e.buf.WriteString("\nevent: ")
 		e.buf.WriteString(ev.Event)
 		e.buf.WriteString("\ndata: ")
@@ -228,11 +213,14 @@ func (e *eventWriter) event(ev *apitype.StreamEvent) error {
 
 // output writes a piece of output. What ends within a character is held back in part.
 func (e *eventWriter) output(c runtime.Chunk) error {
-	ev, i := apitype.StreamEvent{Event: apitype.EventStdout}, 0
+	ev, i := apitype.StreamEvent{Event: apitype.EventStdout}, streamOf(c)
 	if c.Stderr {
-		ev.Event, i = apitype.EventStderr, 1
+		ev.Event = apitype.EventStderr
 	}
 	e.seq.reach(c.Seq)
+	if c = e.seq.told.fresh(c); len(c.Data) == 0 {
+		return nil
+	}
 	if e.opts.raw {
 		ev.DataBase64 = c.Data
 		return e.event(&ev)

@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -275,10 +277,87 @@ func TestStreamResumes(t *testing.T) {
 		}
 		d.want(200, "", "GET", path+"?after=20", "")
 		d.want(200, "", "GET", path, "")
-		for _, bad := range []string{"?after=-1", "?after=x", "?after=", "?raw=1"} {
+		for _, bad := range []string{"?after=-1", "?after=x", "?after=", "?after=1,", "?after=1,2,3", "?after=20,-1", "?raw=1"} {
 			d.want(422, "validation", "GET", path+bad, "")
 		}
 		d.want(422, "validation", "GET", path, "", withHeader("Last-Event-ID", "x"))
+	}
+}
+
+// halves are pieces of two streams that cut characters and lines, while the other goes on.
+var halves = []struct {
+	stderr bool
+	text   string
+}{
+	{false, "a\xc3"}, {true, "e\n"}, {true, "f\xe2"}, {false, "\xbcb\xf0\x9f"}, {true, "\x82"}, {false, "\x98"}, {true, "\xacg\n\nh"}, {false, "\x80c\nd"}, {true, "i"},
+}
+
+// told is what an event told of each stream, and the place to go on after.
+type told struct {
+	place, stdout, stderr string
+}
+
+func placeOf(seq int64, resume string) string {
+	if resume != "" {
+		return resume
+	}
+	return strconv.FormatInt(seq, 10)
+}
+
+// resumesExactly breaks a stream off after each of its events, and what goes on there
+// again, and wants nothing told twice or left out.
+func resumesExactly(t *testing.T, goOn func(after string) []told) {
+	t.Helper()
+	join := func(events []told) (all told) {
+		for _, e := range events {
+			all.stdout += e.stdout
+			all.stderr += e.stderr
+		}
+		return all
+	}
+	whole := goOn("0")
+	want := join(whole)
+	if want.stdout == "" || want.stderr == "" {
+		t.Fatalf("nothing was told: %+v", whole)
+	}
+	for i, e := range whole {
+		before, rest := whole[:i+1], goOn(e.place)
+		if got := join(slices.Concat(before, rest)); got != want {
+			t.Errorf("from %s on: got %q, want %q", e.place, got, want)
+		}
+		for j, f := range rest {
+			if got := join(slices.Concat(before, rest[:j+1], goOn(f.place))); got != want {
+				t.Errorf("from %s, and then from %s on: got %q, want %q", e.place, f.place, got, want)
+			}
+		}
+	}
+}
+
+func TestStreamResumesExactly(t *testing.T) {
+	d := newDoor(t)
+	tape := d.running()
+	for _, h := range halves {
+		tape.print(h.stderr, h.text)
+	}
+	tape.finish(io.EOF)
+	for _, path := range []string{streamPath, logsOfPath + "?follow=true"} {
+		resumesExactly(t, func(after string) (out []told) {
+			for _, ev := range events(t, d.want(200, "", "GET", path, "", asNDJSON, withHeader("Last-Event-ID", after)).body) {
+				e := told{place: placeOf(ev.Seq, ev.Resume)}
+				switch ev.Event {
+				case "stdout":
+					e.stdout = ev.Data
+				case "stderr":
+					e.stderr = ev.Data
+				}
+				out = append(out, e)
+			}
+			return out
+		})
+	}
+	body := d.want(200, "", "GET", streamPath+"?after=0", "", withHeader("Accept", "text/event-stream")).body
+	if !strings.Contains(body, "id: 1,5\nevent: stderr\ndata: {\"event\":\"stderr\",\"seq\":1,\"resume\":\"1,5\",\"data\":\"e\\nf\"}\n\n") {
+		t.Errorf("got %s", body)
 	}
 }
 
