@@ -186,7 +186,7 @@ func TestSupervisorIsSmall(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if kib := anonymous(t, pid); len(files) != 1 || len(threads) != 1 || kib > 512 {
+		if kib := anonymous(t, pid); len(files) != 1 || len(threads) != 1 || kib > 256 {
 			t.Errorf("%d files, %d threads, %d KiB", len(files), len(threads), kib)
 		} else if pid == kids[0] {
 			t.Logf("%d KiB, most of it shared", kib)

@@ -416,7 +416,7 @@ func (p *process) end() {
 	p.info.Running = false
 	p.change.Broadcast()
 	p.mu.Unlock()
-	p.srv.processes.trim()
+	p.srv.processes.over(p)
 	p.srv.tidy.note()
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"reflect"
 	"syscall"
 	"unsafe"
 
@@ -121,6 +122,8 @@ type job struct {
 	path, argv, env, dir uintptr // dir may be 0
 	shell, shellArgv     uintptr // for a script that doesn't name its interpreter
 	fds                  [4]uintptr
+	size                 uintptr // of the block
+	apart                bool    // the program is below programEnd
 	tty                  bool
 	files                syscall.Rlimit
 	report               report // to be written: each process has its own
@@ -162,7 +165,10 @@ func newJob(p *program) (block []byte, j *job, err error) {
 	for _, s := range p.env {
 		env = append(env, str(s))
 	}
-	*j = job{path: str(p.path), shell: str(shell), tty: p.tty, files: p.files}
+	*j = job{
+		size: uintptr(size), apart: reflect.ValueOf(supervisorMain).Pointer() < programEnd,
+		path: str(p.path), shell: str(shell), tty: p.tty, files: p.files,
+	}
 	j.argv, j.env = list(argv...), list(env...)
 	j.shellArgv = list(append([]uintptr{str("sh"), j.path}, argv[1:]...)...)
 	if p.dir != "" {
@@ -183,11 +189,23 @@ func afterFork()
 // lock can be taken, nothing allocated, no stack grown, and no signal handled. See
 // forkAndExecInChild in package syscall.
 
+// fork copies of this process' memory no more than the program itself, this stack and
+// the job, which is much faster: copying takes time, and so does every page that this
+// process writes to next. And the supervisor has no memory then that it doesn't
+// use, nor does the kernel count that as the command's. What is left out once stays so,
+// whoever forks, so that any who do have only this way. One at a time may.
+//
 //go:nosplit
 //go:noinline
 //go:norace
 //go:nocheckptr
 func (j *job) fork() (uintptr, syscall.Errno) {
+	if j.apart {
+		at := uintptr(unsafe.Pointer(&j)) &^ (stackMargin - 1)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_MADVISE, programEnd, memoryEnd-programEnd, syscall.MADV_DONTFORK)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_MADVISE, at-stackMargin, 3*stackMargin, syscall.MADV_DOFORK)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_MADVISE, uintptr(unsafe.Pointer(j)), j.size, syscall.MADV_DOFORK)
+	}
 	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno == 0 && pid == 0 {
 		supervisorMain(j)
@@ -196,7 +214,8 @@ func (j *job) fork() (uintptr, syscall.Errno) {
 }
 
 const (
-	arenaSize   = 64 << 20 // of Go's heap, on every Linux of 64 bits
+	programEnd  = 1 << 32  // where the linker has put all of it below
+	memoryEnd   = 1 << 48  // or later: there is nothing behind it
 	stackMargin = 16 << 10 // more than what is in use of a goroutine's stack here
 	highFD      = 16       // above those that a command has, and its supervisor
 	reportFD    = 3
@@ -239,16 +258,6 @@ func supervisorMain(j *job) {
 		for i = reportFD + 1; i < maxFD; i++ {
 			_, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, i, 0, 0)
 		}
-	}
-	// All that was Go's heap, but for this stack: neither this process nor what the
-	// kernel counts as the command's is to have it.
-	i = uintptr(unsafe.Pointer(&action)) &^ (stackMargin - 1)
-	pid = i &^ (arenaSize - 1)
-	if i-pid > stackMargin {
-		_, _, _ = syscall.RawSyscall(syscall.SYS_MADVISE, pid, i-pid-stackMargin, syscall.MADV_DONTNEED)
-	}
-	if i += 2 * stackMargin; i-pid < arenaSize {
-		_, _, _ = syscall.RawSyscall(syscall.SYS_MADVISE, i, pid+arenaSize-i, syscall.MADV_DONTNEED)
 	}
 
 	command, _, errno = syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)

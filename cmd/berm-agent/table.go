@@ -21,6 +21,7 @@ type table struct {
 	mu     sync.Mutex
 	byID   map[string]*process // nil: about to be started
 	change sync.Cond           // of what is nil there
+	ended  []*process          // the first to have ended first
 	last   int                 // order of the newest
 	closed bool
 }
@@ -52,7 +53,7 @@ func (t *table) roomLocked(id string) error {
 	if _, ok := t.byID[id]; ok {
 		return &wire.Failure{Class: wire.ClassExists, Message: "process " + id + " is there already"}
 	}
-	if len(t.byID) >= maxProcesses && t.oldestEnded() == nil {
+	if len(t.byID) >= maxProcesses && t.oldestEnded() < 0 {
 		return &wire.Failure{Class: wire.ClassExhausted, Message: "1,024 processes are running, and no more can be kept"}
 	}
 	if t.closed {
@@ -69,7 +70,7 @@ func (t *table) reserve(id string) (order int, err error) {
 		return 0, err
 	}
 	if len(t.byID) >= maxProcesses {
-		delete(t.byID, t.oldestEnded().id)
+		t.dropEnded(t.oldestEnded())
 	}
 	if t.byID == nil {
 		t.byID = map[string]*process{}
@@ -95,44 +96,51 @@ func (t *table) put(id string, p *process) {
 func (t *table) forget(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.byID[p.id] == p {
-		delete(t.byID, p.id)
+	if t.byID[p.id] != p {
+		return
+	}
+	delete(t.byID, p.id)
+	for i, e := range slices.Backward(t.ended) { // it is mostly the last
+		if e == p {
+			t.ended = slices.Delete(t.ended, i, i+1)
+			return
+		}
 	}
 }
 
-// trim forgets what has ended long ago, or before too many others.
-func (t *table) trim() {
+// over notes that a process has ended, with all its output, and forgets others that did
+// so long ago, or before too many.
+func (t *table) over(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if known, ok := t.byID[p.id]; ok && (known == p || known == nil) { // nil: it is about to be put there
+		t.ended = append(t.ended, p)
+	}
 	t.trimLocked(time.Now())
 }
 
 func (t *table) trimLocked(now time.Time) {
-	ended := t.ended()
-	for i, p := range ended {
-		if i < len(ended)-maxEnded || now.Sub(p.endedAt) > keepEnded {
-			delete(t.byID, p.id)
+	for {
+		i := t.oldestEnded()
+		if i < 0 || len(t.ended)-i <= maxEnded && now.Sub(t.ended[i].endedAt) <= keepEnded {
+			return
 		}
+		t.dropEnded(i)
 	}
 }
 
-// ended are those that have, the first first. One that is attached is in use.
-func (t *table) ended() []*process {
-	var out []*process
-	for _, p := range t.byID {
-		if p != nil && p.isEnded() {
-			out = append(out, p)
-		}
-	}
-	slices.SortFunc(out, func(a, b *process) int { return a.endedAt.Compare(b.endedAt) })
-	return out
+// oldestEnded is the place of the one among the ended that has first, but for those that
+// are attached and so in use; -1 if there is none.
+func (t *table) oldestEnded() int {
+	return slices.IndexFunc(t.ended, func(p *process) bool { return !p.inUse() })
 }
 
-func (t *table) oldestEnded() *process {
-	if ended := t.ended(); len(ended) > 0 {
-		return ended[0]
+// dropEnded forgets the one in this place among the ended.
+func (t *table) dropEnded(i int) {
+	if p := t.ended[i]; t.byID[p.id] == p {
+		delete(t.byID, p.id)
 	}
-	return nil
+	t.ended = slices.Delete(t.ended, i, i+1)
 }
 
 // all are in the order they were started.
@@ -157,11 +165,11 @@ func (t *table) close() {
 	t.closed = true
 }
 
-// isEnded tells of one that has, with all its output, and that nobody is attached to.
-func (p *process) isEnded() bool {
+// inUse is whether a connection is attached to it.
+func (p *process) inUse() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.ended && p.attached == nil
+	return p.attached != nil
 }
 
 // begin starts a process, with an attachment if it is to have one from the first byte.
