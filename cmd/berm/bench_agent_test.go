@@ -130,7 +130,7 @@ func turns(b *testing.B, ways []way, unit func(name string, f figures) string) {
 		slices.Sort(paired)
 		b.Logf("%-20s / %-20s ratio of the medians %.4f, median of the rounds' ratios %.4f",
 			ways[i].name, ways[i+1].name, over.at(.5)/under.at(.5), paired[len(paired)/2])
-		b.ReportMetric(over.at(.5)/under.at(.5), "ratio-to-"+ways[i+1].name)
+		b.ReportMetric(over.at(.5)/under.at(.5), "ratio-to-"+strings.ReplaceAll(ways[i+1].name, " ", "-"))
 	}
 }
 

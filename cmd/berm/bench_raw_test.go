@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -97,6 +98,7 @@ func (c *dockerContender) remove(ctx context.Context, key string) error {
 // specs of Berm's, but no writer of their own for what they print.
 type containerdContender struct {
 	*containerd.Client
+	name   string
 	engine *testEngine
 	dir    string
 	image  containerd.Image
@@ -106,7 +108,7 @@ type containerdContender struct {
 	execs  atomic.Int64
 }
 
-func (c *containerdContender) String() string { return "containerd" }
+func (c *containerdContender) String() string { return c.name }
 
 // benchNetwork is set up as Berm sets its own up: what would masquerade is a rule of
 // the whole network, not of a container.
@@ -126,7 +128,8 @@ func newContainerdContender(b *testing.B, e *testEngine, berm *bermContender) *c
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = raw.Close() })
-	c := &containerdContender{Client: raw, engine: e, dir: e.dir(b), models: map[bool]containers.Container{}, specs: map[bool]*oci.Spec{}}
+	name := strings.TrimPrefix(berm.String(), "berm over ")
+	c := &containerdContender{Client: raw, name: name, engine: e, dir: e.dir(b), models: map[bool]containers.Container{}, specs: map[bool]*oci.Spec{}}
 	must := func(err error) {
 		if err != nil {
 			b.Helper()

@@ -47,15 +47,39 @@ type contender interface {
 // bermContender is a server, over its REST API.
 type bermContender struct {
 	*client.Client
-	kind   string
-	engine *testEngine
-	server *demoServer
+	kind    string
+	profile string // of benchPolicy; empty is the default
+	engine  *testEngine
+	server  *demoServer
 }
 
-func (c *bermContender) String() string { return "berm over " + c.kind }
+// benchPolicy has profiles for what a sandbox may do without.
+const benchPolicy = `version: 1
+profiles:
+  plain: {agent: off}
+  crun: {runtime_class: crun}
+  plain-crun: {agent: off, runtime_class: crun}
+`
+
+// as is the same server, asked for sandboxes of a profile.
+func (c *bermContender) as(profile string) *bermContender {
+	out := *c
+	out.profile = profile
+	return &out
+}
+
+func (c *bermContender) String() string {
+	if c.profile == "" {
+		return "berm over " + c.kind
+	}
+	return "berm over " + c.kind + ", " + c.profile
+}
 
 func (c *bermContender) create(ctx context.Context, key string, network bool) error {
 	var req apitype.SandboxRequest
+	if c.profile != "" {
+		req.Profile = &c.profile
+	}
 	if on := "on"; network {
 		req.Network = &on
 	}
@@ -95,7 +119,7 @@ func (c *bermContender) remove(ctx context.Context, key string) error {
 // model gives the container of a sandbox that stays for as long as the benchmark.
 func (c *bermContender) model(b *testing.B, network bool) (containerID string) {
 	b.Helper()
-	key := fmt.Sprintf("model-%t", network)
+	key := fmt.Sprintf("model%s-%t", c.profile, network)
 	if err := c.create(b.Context(), key, network); err != nil {
 		b.Fatal(err)
 	}
@@ -123,7 +147,9 @@ func newBench(b *testing.B) *bench {
 			c.server.binary, err = filepath.Abs(bin)
 			s.must(err)
 		}
-		c.server.env = append(c.server.env, "BERM_SANDBOX_CLEANUP_INTERVAL=30s") // the default
+		policyFile := filepath.Join(b.TempDir(), "policy.yaml")
+		s.must(os.WriteFile(policyFile, []byte(benchPolicy), 0o600))
+		c.server.env = append(c.server.env, "BERM_POLICY_FILE="+policyFile, "BERM_SANDBOX_CLEANUP_INTERVAL=30s") // 30s is the default
 		b.Cleanup(c.server.stop)
 		if err := c.server.start(b.Context()); err != nil {
 			b.Fatalf("%v\n%s", err, c.server.logTail())
