@@ -312,6 +312,7 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 	res.SessionID = sb.SessionID
 	res.Backend = m.backend()
 	res.Timeout = timeout
+	res.QuotaEnforcement = sb.Enforcement.WorkspaceQuota
 	res.Overridden = slices.Concat(cmd.overridden, clamped)
 
 	stdout, stderr := cmd.collectors()

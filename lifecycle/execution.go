@@ -51,6 +51,9 @@ type Execution struct {
 	// QuotaExceeded says that the workspace was over its quota when the command had
 	// ended; the sandbox is stopped then, and the output goes with it.
 	QuotaExceeded bool
+	// QuotaEnforcement is how the workspace's quota is held, as in Enforcement; empty
+	// without one.
+	QuotaEnforcement string
 	// Output is kept from FirstSeq on; NextSeq is the Seq of the last.
 	FirstSeq, NextSeq int64
 }

@@ -178,6 +178,7 @@ type ExecResult struct {
 	Created           bool              // the sandbox was made for this command
 	SessionTerminated bool              // the command couldn't be killed, so the sandbox was
 	QuotaExceeded     bool              // the workspace is over its quota now; the sandbox was stopped
+	QuotaEnforcement  string            // as in Enforcement; empty without a quota
 }
 
 // OK means completed with exit code 0.

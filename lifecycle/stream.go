@@ -476,7 +476,7 @@ func (m *Manager) executionLocked(rec *record, info runtime.ProcessInfo) Executi
 		ID: id, SessionID: rec.sb.SessionID, Backend: m.info.Backend, Path: runtime.PathAgent,
 		Command: info.Command, TTY: info.TTY, Status: ExecRunning,
 		StartedAt: info.StartedAt, Timeout: parseLabel(info.Label).timeout(),
-		FirstSeq: info.FirstSeq, NextSeq: info.NextSeq,
+		FirstSeq: info.FirstSeq, NextSeq: info.NextSeq, QuotaEnforcement: rec.sb.Enforcement.WorkspaceQuota,
 	}
 	if info.Running {
 		return e

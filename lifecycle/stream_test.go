@@ -676,7 +676,7 @@ func TestFollowedQuota(t *testing.T) {
 				if err := s.CloseWrite(); err != nil {
 					t.Fatal(err)
 				}
-				if out, _ := readAll(t, s, 0); out != "written\n" || !s.Ended().QuotaExceeded || s.Ended().Status != lifecycle.ExecCompleted {
+				if out, _ := readAll(t, s, 0); out != "written\n" || !s.Ended().QuotaExceeded || s.Ended().QuotaEnforcement != "soft" || s.Ended().Status != lifecycle.ExecCompleted {
 					t.Errorf("%q, %+v", out, s.Ended())
 				}
 				_ = s.Close()
@@ -684,7 +684,7 @@ func TestFollowedQuota(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.eventually("the sandbox is stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })
-			if e := w.execution("x"); e.Status != lifecycle.ExecCompleted || !e.QuotaExceeded || e.ExitCode == nil {
+			if e := w.execution("x"); e.Status != lifecycle.ExecCompleted || !e.QuotaExceeded || e.QuotaEnforcement != "soft" || e.ExitCode == nil {
 				t.Errorf("asked afterwards: %+v", e)
 			}
 			var quota *lifecycle.QuotaError

@@ -232,6 +232,9 @@ func (f *clientFlags) execStreamed(cmd *cobra.Command, c *client.Client, key str
 	case err != nil:
 		return 0, err
 	}
+	if end.QuotaExceeded {
+		_, _ = fmt.Fprintln(s.stderr, "berm: the command left the workspace over its quota; the sandbox was stopped, its files are kept")
+	}
 	return endCode(end, time.Duration(x.started.Timeout))
 }
 
@@ -292,7 +295,8 @@ func (x *execution) follow(_ context.Context, stdout, stderr io.Writer) (apitype
 		case ev.Event == apitype.EventStderr:
 			err = printTo(stderr, ev.DataBase64)
 		case ev.Event == apitype.EventExit && ev.Exit != nil:
-			return apitype.AttachEnd{ExitCode: ev.ExitCode, Signal: ev.Signal, Status: ev.Status}, nil
+			full := ev.WorkspaceQuota != nil && ev.WorkspaceQuota.Exceeded
+			return apitype.AttachEnd{ExitCode: ev.ExitCode, Signal: ev.Signal, Status: ev.Status, QuotaExceeded: full}, nil
 		}
 		if err != nil {
 			return apitype.AttachEnd{}, err

@@ -77,6 +77,8 @@ type ExecResult struct {
 	Created           bool       `json:"created"`            // the sandbox was made for this command
 	Recreated         bool       `json:"recreated"`          // its container had died and was made anew
 	SessionTerminated bool       `json:"session_terminated"` // the command could not be killed, so the sandbox was
+
+	WorkspaceQuota *WorkspaceQuota `json:"workspace_quota,omitempty"` // nil without one
 }
 
 // LogChunk is one line of the answer to a logs call that asked for

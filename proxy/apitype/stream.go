@@ -40,6 +40,16 @@ type Exit struct {
 	DurationMS      int64  `json:"duration_ms"`       // so far, if it runs
 	CPUTimeMS       int64  `json:"cpu_time_ms"`       // 0 if not known
 	PeakMemoryBytes int64  `json:"peak_memory_bytes"` // 0 if not known
+
+	WorkspaceQuota *WorkspaceQuota `json:"workspace_quota,omitempty"` // of a command's sandbox; nil if it has none
+}
+
+// WorkspaceQuota is how a command left the workspace.
+type WorkspaceQuota struct {
+	Enforcement string `json:"enforcement"` // "hard" or "soft", as in Enforcement
+	// Exceeded says that the workspace was over its quota when the command had ended. The
+	// sandbox is stopped then, and its files are kept.
+	Exceeded bool `json:"exceeded"`
 }
 
 // ExecutionList is a sandbox's commands in the order they were started.
@@ -179,6 +189,8 @@ type AttachEnd struct {
 	ExitCode *int   `json:"exit_code"`
 	Signal   int    `json:"signal,omitempty"`
 	Status   string `json:"status"`
+	// QuotaExceeded is as in WorkspaceQuota.
+	QuotaExceeded bool `json:"quota_exceeded,omitempty"`
 }
 
 // Signal is a signal's number on Linux. In JSON it comes as a number or a name (15,

@@ -56,7 +56,7 @@ func (a *api) attachExec(w http.ResponseWriter, r *http.Request) error {
 			}
 			return s, func() apitype.AttachEnd {
 				x := s.Ended()
-				return apitype.AttachEnd{ExitCode: x.ExitCode, Signal: x.Signal, Status: string(x.Status)}
+				return apitype.AttachEnd{ExitCode: x.ExitCode, Signal: x.Signal, Status: string(x.Status), QuotaExceeded: x.QuotaExceeded}
 			}, nil
 		},
 		signal: func(ctx context.Context, n int) error { return a.manager.SignalExec(ctx, m.tenant, m.key, m.id, n) },

@@ -94,5 +94,13 @@ func execResult(res lifecycle.ExecResult) apitype.ExecResult {
 		CPUTimeMS: int64(res.CPUTime / time.Millisecond), PeakMemoryBytes: res.PeakMemoryBytes,
 		Timeout: apitype.Duration(res.Timeout), Overridden: overrides(res.Overridden),
 		Created: res.Created, Recreated: res.Recreated, SessionTerminated: res.SessionTerminated,
+		WorkspaceQuota: workspaceQuota(res.QuotaEnforcement, res.QuotaExceeded),
 	}
+}
+
+func workspaceQuota(enforcement string, exceeded bool) *apitype.WorkspaceQuota {
+	if enforcement == "" {
+		return nil
+	}
+	return &apitype.WorkspaceQuota{Enforcement: enforcement, Exceeded: exceeded}
 }

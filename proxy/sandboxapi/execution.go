@@ -355,6 +355,7 @@ func execution(x lifecycle.Execution) apitype.Execution {
 		Exit: apitype.Exit{
 			Status: string(x.Status), ExitCode: x.ExitCode, Signal: x.Signal, DurationMS: since(x.StartedAt, x.EndedAt),
 			CPUTimeMS: x.CPUTime.Milliseconds(), PeakMemoryBytes: x.PeakMemoryBytes,
+			WorkspaceQuota: workspaceQuota(x.QuotaEnforcement, x.QuotaExceeded),
 		},
 		StartedAt: x.StartedAt.UTC(), EndedAt: timeOrNil(x.EndedAt),
 		Timeout: apitype.Duration(x.Timeout), Overridden: overrides(x.Overridden),
