@@ -26,6 +26,8 @@ const (
 	maxCommandSize  = 1 << 20   // bytes of all arguments
 	outputLimit     = 4000      // code points, unless the caller says otherwise
 	maxOutputLimit  = 4 << 20   // code points that a caller can ask for
+
+	endKnown = 2 * time.Second // in which an engine knows of a container's end
 )
 
 // errTimedOut is the cause of a command's end by its own timeout.
@@ -365,10 +367,23 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 	return res, m.quotaAfter(ctx, rec, sb, &res)
 }
 
-// whyNotStarted looks at a container that refused to start a command.
+// whyNotStarted looks at a container that refused to start a command. The refusal may
+// have come of seeing the container's end before the engine does: then it waits for that.
 func (m *Manager) whyNotStarted(ctx context.Context, rec *record, sb Sandbox, refusal error) error {
-	if err := m.lookAgain(ctx, rec, sb); err != nil {
-		return err
+	for until, wait := time.Now().Add(endKnown), askFirst; ; wait *= 2 {
+		if err := m.lookAgain(ctx, rec, sb); err != nil {
+			return err
+		}
+		if !errdefs.IsFailedPrecondition(refusal) || time.Now().After(until) {
+			break
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
 	}
 	// It lives, and the engine has lost the command: it was restarted in between, say.
 	return &UnavailableError{Err: errors.New("run in sandbox " + sb.Key + ": " + refusal.Error())} // without its class

@@ -164,6 +164,7 @@ type Manager struct {
 	reconciling bool                                             // likewise
 	closing     bool                                             // no new creates
 	down        error                                            // why nothing that needs the engine can be done; nil when it can
+	known       bool                                             // what isn't in slots isn't there; else down says why not
 	info        runtime.Info
 
 	tookOver bool // the first reconciliation is done; of Run's goroutine alone

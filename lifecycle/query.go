@@ -15,7 +15,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Get answers the sandbox of a key; *NotFoundError if there is none.
+// Get answers the sandbox of a key; *NotFoundError if there is none, *UnavailableError
+// as long as that isn't known.
 func (m *Manager) Get(_ context.Context, tenant, key string) (Sandbox, error) {
 	key, err := ParseKey(key)
 	if err != nil {
@@ -27,6 +28,9 @@ func (m *Manager) Get(_ context.Context, tenant, key string) (Sandbox, error) {
 		if sb, ok := s.snapshotLocked(time.Now()); ok {
 			return sb, nil
 		}
+	}
+	if !m.known {
+		return Sandbox{}, &UnavailableError{Err: m.down}
 	}
 	return Sandbox{}, &NotFoundError{Key: key}
 }
@@ -53,7 +57,7 @@ func (s *slot) snapshotLocked(now time.Time) (Sandbox, bool) {
 }
 
 // List answers the tenant's sandboxes in the order of their keys, and the last
-// key if there are more.
+// key if there are more. *UnavailableError as long as they aren't known.
 func (m *Manager) List(_ context.Context, tenant string, opts ListOptions) ([]Sandbox, string, error) {
 	if opts.Limit < 0 || opts.Limit > 100 {
 		return nil, "", &InvalidError{Field: "limit", Message: "must be from 1 to 100"}
@@ -64,6 +68,10 @@ func (m *Manager) List(_ context.Context, tenant string, opts ListOptions) ([]Sa
 	now := time.Now()
 	var found []Sandbox
 	m.mu.Lock()
+	if !m.known {
+		defer m.mu.Unlock()
+		return nil, "", &UnavailableError{Err: m.down}
+	}
 	for id, s := range m.slots {
 		if id.tenant != tenant || id.key <= opts.After {
 			continue

@@ -190,7 +190,7 @@ func (m *Manager) setDown(ctx context.Context, err error) {
 func (m *Manager) setUp(ctx context.Context) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.down = nil
+	m.down, m.known = nil, true
 	m.metrics.available.Set(1)
 	m.log.InfoContext(ctx, "engine_available", "backend", m.info.Backend, "version", m.info.Version)
 }
