@@ -33,7 +33,7 @@ test: compiler crun agent bin/berm-engine ## run all tests, with the race detect
 attack: compiler agent bin/berm-engine ## attack servers on private engines from inside their sandboxes
 	bin/berm-engine --private -- true
 	bin/berm-engine --private --engine containerd -- true
-	BERM_REQUIRE=docker,containerd $(GO) test -tags attack -count=1 -timeout 30m -run '^TestAttacks$$' ./cmd/berm
+	BERM_REQUIRE=docker,containerd $(GO) test -race -count=1 -timeout 30m -run '^TestAttack' ./cmd/berm
 
 test-unit: compiler agent ## run the tests that need no engine
 	$(GO) test -race -count=1 -short ./...

@@ -1,5 +1,3 @@
-//go:build attack
-
 package main
 
 import (
@@ -14,8 +12,10 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 	"unicode/utf8"
 
@@ -80,9 +80,87 @@ func archive(a *attack, entries ...tar.Header) []byte {
 	return buf.Bytes()
 }
 
+// trappedCall is a call that takes a path, by the client's method.
+type trappedCall struct {
+	name string
+	do   func(ctx context.Context, a *attack, path string) error
+}
+
+var trappedCalls = []trappedCall{
+	{"StatFile", func(ctx context.Context, a *attack, path string) error { return second(a.c.StatFile(ctx, a.key, path)) }},
+	{"ReadFile", func(ctx context.Context, a *attack, path string) error {
+		return drain(a.c.ReadFile(ctx, a.key, path, 0, 0))
+	}},
+	{"ReadFile part", func(ctx context.Context, a *attack, path string) error {
+		return drain(a.c.ReadFile(ctx, a.key, path, 1<<40, 1<<20))
+	}},
+	{"ListFiles", func(ctx context.Context, a *attack, path string) error {
+		return count(a.c.ListFiles(ctx, a.key, path, 100))
+	}},
+	{"GlobFiles", func(ctx context.Context, a *attack, path string) error {
+		return second(a.c.GlobFiles(ctx, a.key, path, "**/*", 0))
+	}},
+	{"SearchFiles", func(ctx context.Context, a *attack, path string) error {
+		return second(a.c.SearchFiles(ctx, a.key, path, client.SearchOptions{Pattern: "needle.*thread"}))
+	}},
+	{"ReadTar", func(ctx context.Context, a *attack, path string) error { return drain(a.c.ReadTar(ctx, a.key, path)) }},
+	{"CopyFile", func(ctx context.Context, a *attack, path string) error {
+		return a.c.CopyFile(ctx, a.key, path, "/tmp/copy", true)
+	}},
+	{"WriteFile more", func(ctx context.Context, a *attack, path string) error {
+		return second(a.c.WriteFile(ctx, a.key, path, strings.NewReader("x"), clientWrite{Append: true}))
+	}},
+	{"WriteFile new", func(ctx context.Context, a *attack, path string) error {
+		return second(a.c.WriteFile(ctx, a.key, path, strings.NewReader("x"), clientWrite{NoClash: true, Mkdir: true}))
+	}},
+	{"WriteTar", func(ctx context.Context, a *attack, path string) error {
+		return a.c.WriteTar(ctx, a.key, path, bytes.NewReader(archive(a, tar.Header{Name: "x/y", Mode: 0o644})))
+	}},
+	{"WatchFiles", func(ctx context.Context, a *attack, path string) error {
+		for _, err := range a.c.WatchFiles(ctx, a.key, path, true) {
+			return err
+		}
+		return nil
+	}},
+	{"Exec", func(ctx context.Context, a *attack, path string) error {
+		return second(a.c.Exec(ctx, a.key, apitype.ExecRequest{Command: apitype.Command{"true"}, Cwd: path, Timeout: apitype.SecondsOf(10)}))
+	}},
+	{"Mkdir", func(ctx context.Context, a *attack, path string) error {
+		return a.c.Mkdir(ctx, a.key, path+"/a/b", 0, true)
+	}},
+	{"CopyFile over", func(ctx context.Context, a *attack, path string) error {
+		return a.c.CopyFile(ctx, a.key, "/etc/passwd", path, true)
+	}},
+	{"WriteFile", func(ctx context.Context, a *attack, path string) error {
+		return second(a.c.WriteFile(ctx, a.key, path, strings.NewReader("x"), clientWrite{}))
+	}},
+	{"MoveFile", func(ctx context.Context, a *attack, path string) error {
+		return a.c.MoveFile(ctx, a.key, path, "/tmp/moved", true)
+	}},
+	{"MoveFile over", func(ctx context.Context, a *attack, path string) error {
+		return a.c.MoveFile(ctx, a.key, "/tmp/own", path, true)
+	}},
+	{"RemoveFile", func(ctx context.Context, a *attack, path string) error {
+		return a.c.RemoveFile(ctx, a.key, path, true)
+	}},
+}
+
+// No call of the client's is forgotten.
+func TestAttackTrapsAll(t *testing.T) {
+	all := reflect.TypeFor[*client.Client]()
+	for i := range all.NumMethod() {
+		name := all.Method(i).Name
+		if !strings.HasSuffix(strings.TrimSuffix(name, "s"), "File") && !strings.HasSuffix(name, "Tar") && !strings.HasSuffix(name, "dir") {
+			continue
+		}
+		if !slices.ContainsFunc(trappedCalls, func(call trappedCall) bool { return call.name == name }) {
+			t.Errorf("%s isn't led into traps", name)
+		}
+	}
+}
+
 // Whatever a path leads to, each call is answered, or can be given up.
 func attackTraps(a *attack) {
-	const endless = 3 * time.Second // for what may go on for ever
 	paths := []string{
 		"/dev/zero", "/dev/full", "/dev/random", "/dev/tty", "/dev/ptmx", "/proc/kmsg", "/proc/kcore", "/proc/self/mem", "/proc/1/mem",
 		"/proc/self/pagemap", "/proc/self/fd/0", "/proc/1/fd/0", "/proc/self/root/proc/self/root/dev/zero", "/proc/self/clear_refs",
@@ -91,61 +169,35 @@ func attackTraps(a *attack) {
 	}
 	lay := `mkdir -p /tmp/t && cd /tmp/t && mkfifo fifo; ln -s fifo tofifo; ln -s loop loop; ln -s . self; ln -s ../t up; ln -s /dev/zero tozero
 		[ -e sock ] || { nc -l -s local:/tmp/t/sock 2>/dev/null & }
-		true`
+		echo own >/tmp/own`
 	for _, path := range paths {
 		a.must("sh", "-c", lay)
-		for _, call := range []struct {
-			name string
-			do   func(ctx context.Context) error
-		}{
-			{"stat", func(ctx context.Context) error { return second(a.c.StatFile(ctx, a.key, path)) }},
-			{"read", func(ctx context.Context) error { return drain(a.c.ReadFile(ctx, a.key, path, 0, 0)) }},
-			{"read part", func(ctx context.Context) error { return drain(a.c.ReadFile(ctx, a.key, path, 1<<40, 1<<20)) }},
-			{"list", func(ctx context.Context) error { return count(a.c.ListFiles(ctx, a.key, path, 100)) }},
-			{"glob", func(ctx context.Context) error { return second(a.c.GlobFiles(ctx, a.key, path, "**/*", 0)) }},
-			{"search", func(ctx context.Context) error {
-				return second(a.c.SearchFiles(ctx, a.key, path, client.SearchOptions{Pattern: "needle.*thread"}))
-			}},
-			{"pack", func(ctx context.Context) error { return drain(a.c.ReadTar(ctx, a.key, path)) }},
-			{"copy", func(ctx context.Context) error { return a.c.CopyFile(ctx, a.key, path, "/tmp/copy", true) }},
-			{"append", func(ctx context.Context) error {
-				return second(a.c.WriteFile(ctx, a.key, path, strings.NewReader("x"), clientWrite{Append: true}))
-			}},
-			{"unpack", func(ctx context.Context) error {
-				return a.c.WriteTar(ctx, a.key, path, bytes.NewReader(archive(a, tar.Header{Name: "x/y", Mode: 0o644})))
-			}},
-			{"watch", func(ctx context.Context) error {
-				for _, err := range a.c.WatchFiles(ctx, a.key, path, true) {
-					return err
-				}
-				return nil
-			}},
-			{"mkdir", func(ctx context.Context) error { return a.c.Mkdir(ctx, a.key, path+"/a/b", 0, true) }},
-			{"write", func(ctx context.Context) error {
-				return second(a.c.WriteFile(ctx, a.key, path, strings.NewReader("x"), clientWrite{}))
-			}},
-			{"move", func(ctx context.Context) error { return a.c.MoveFile(ctx, a.key, path, "/tmp/moved", true) }},
-			{"remove", func(ctx context.Context) error { return a.c.RemoveFile(ctx, a.key, path, true) }},
-		} {
-			whole := strings.HasPrefix(path, "/proc") || strings.HasPrefix(path, "/sys") // trees that are long, or grow
-			ctx, cancel := a.deadline()
-			if whole {
-				ctx, cancel = context.WithTimeout(a.Context(), endless)
-			}
-			began := time.Now()
-			err := call.do(ctx)
-			cancel()
-			if took := time.Since(began); took > endless/2 {
-				a.Logf("%s %s took %s: %v", call.name, path, took, err)
-			}
-			if whole && errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errCut) {
-				continue
-			}
-			a.answered(call.name+" "+path, err)
+		for _, call := range trappedCalls {
+			a.trap(call.name+" "+path, path, func(ctx context.Context) error { return call.do(ctx, a, path) })
 		}
 		a.must("rm", "-rf", "/tmp/copy", "/tmp/moved", "/tmp/t")
 	}
 	a.heals()
+}
+
+// trap does a call on a path.
+func (a *attack) trap(what, path string, do func(context.Context) error) {
+	const endless = 3 * time.Second                                              // for what may go on for ever
+	whole := strings.HasPrefix(path, "/proc") || strings.HasPrefix(path, "/sys") // trees that are long, or grow
+	ctx, cancel := a.deadline()
+	if whole {
+		ctx, cancel = context.WithTimeout(a.Context(), endless)
+	}
+	defer cancel()
+	began := time.Now()
+	err := do(ctx)
+	if took := time.Since(began); took > endless/2 {
+		a.Logf("%s took %s: %v", what, took, err)
+	}
+	if whole && errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errCut) {
+		return
+	}
+	a.answered(what, err)
 }
 
 // errCut is an answer that was broken off: the server couldn't go on.

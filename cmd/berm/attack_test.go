@@ -1,5 +1,3 @@
-//go:build attack
-
 package main
 
 import (
@@ -28,11 +26,12 @@ const (
 	// of magnitude more than each of the deadlines that stand behind it.
 	patience = 90 * time.Second
 
-	// What an attack may leave a server with, and what it may have meanwhile.
+	// What an attack may leave a server with, and what it may have meanwhile. The race
+	// detector multiplies memory.
 	attackFDs      = 50
 	attackFDsPeak  = 400
-	attackRSS      = 64 << 10 // kB
-	attackRSSPeak  = 128 << 10
+	attackRSS      = 128 << 10 // kB
+	attackRSSPeak  = 256 << 10
 	attackerPath   = "/tmp/attacker"
 	attackMark     = "ATTACK_MARK"
 	attackedMemory = 256 // MB
@@ -59,12 +58,17 @@ type attack struct {
 // What runs in a sandbox hurts that sandbox at most: the server answers in time, and
 // stays small; the other sandboxes go on; the host sees nothing of it, and nothing is
 // left when the sandbox is deleted.
-func TestAttacks(t *testing.T) { onEachEngine(t, testAttacks) }
-
-func testAttacks(t *testing.T, kind string) {
+func TestAttacks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short")
 	}
+	onEachEngine(t, func(t *testing.T, kind string) {
+		t.Parallel() // most of their time they wait
+		testAttacks(t, kind)
+	})
+}
+
+func testAttacks(t *testing.T, kind string) {
 	s := newSiege(t, kind)
 	for _, tt := range []struct {
 		name   string
@@ -78,6 +82,8 @@ func testAttacks(t *testing.T, kind string) {
 		{"impostor", attackImpostor},
 		{"limits of init", attackLimits},
 		{"fork bomb", attackForkBomb},
+		{"fork bombs", attackForkBombs},
+		{"tight", attackTight},
 		{"output", attackOutput},
 		{"output unread", attackOutputUnread},
 		{"open files", attackOpenFiles},
@@ -103,7 +109,6 @@ func newSiege(t *testing.T, kind string) *siege {
 	t.Helper()
 	goruntime.LockOSThread() // the server dies with the thread that starts it
 	t.Cleanup(goruntime.UnlockOSThread)
-	t.Setenv("RUN_AS_BERM", "1")
 	s := &siege{e: startEngine(t, kind), attacker: buildAttacker(t)}
 	dir := s.e.dir(t)
 	workspace, policyFile := filepath.Join(dir, "workspace"), filepath.Join(dir, "policy.yaml")
@@ -112,7 +117,7 @@ func newSiege(t *testing.T, kind string) *siege {
 	}
 	write(t, policyFile, "version: 1\nmounts: {allowed_roots: ["+workspace+"]}\n")
 	s.server = newDemoServer(dir, demoOptions{engine: s.e.config, image: testImage, listen: "127.0.0.1:0"})
-	s.server.env = append(s.server.env, "BERM_POLICY_FILE="+policyFile)
+	s.server.env = append(s.server.env, asBerm, "BERM_POLICY_FILE="+policyFile)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the server's log ends with:\n%s", s.server.logTail())
@@ -177,7 +182,10 @@ func (s *siege) run(t *testing.T, f func(*attack)) {
 func (a *attack) create(req apitype.SandboxRequest) {
 	a.Helper()
 	memory, pids := int64(attackedMemory), int64(attackedPids)
-	req.MemoryMB, req.PidsLimit, req.Env = &memory, &pids, map[string]string{attackMark: a.mark}
+	if req.PidsLimit == nil {
+		req.PidsLimit = &pids
+	}
+	req.MemoryMB, req.Env = &memory, map[string]string{attackMark: a.mark}
 	ctx, cancel := a.deadline()
 	defer cancel()
 	if _, err := a.c.Create(ctx, a.key, req); err != nil {
@@ -345,16 +353,33 @@ func (a *attack) heals() {
 	if _, err := a.c.Get(ctx, a.key); errors.As(err, &refused) && refused.Status == http.StatusNotFound {
 		a.create(apitype.SandboxRequest{})
 	}
-	a.await("a command through the agent", func() bool {
-		word := rand.Text()
-		res, err := a.exec(10, "echo", word)
-		a.answered("a command after the attack", err)
-		// An engine that can't start a command in a full sandbox may say so as the command.
-		if err == nil && res.Status == "completed" && (res.OK || res.ExecPath == "agent") && (res.Stdout != word+"\n" || !res.OK) {
-			a.Fatalf("a command's output is wrong: %+v", res)
-		}
-		return err == nil && res.OK && res.ExecPath == "agent"
-	})
+	a.await("a command through the agent", func() bool { return a.echoes(10) == "agent" })
+}
+
+// healed checks that after a while they are, in the same sandbox.
+func (a *attack) healed(session string) {
+	a.Helper()
+	a.heals()
+	if a.session() != session {
+		a.Error("the sandbox was made anew")
+	}
+}
+
+// echoes runs a command that may be refused, or cut short, but never answered wrongly:
+// the way it went, or nothing.
+func (a *attack) echoes(seconds int64) (path string) {
+	a.Helper()
+	word := rand.Text()
+	res, err := a.exec(seconds, "echo", word)
+	a.answered("a command", err)
+	switch {
+	case err != nil || res.Status != "completed":
+		return ""
+	case !res.OK || res.Stdout != word+"\n":
+		a.Errorf("a command's output is wrong: %+v", res)
+		return ""
+	}
+	return res.ExecPath
 }
 
 // begin starts the attacker in a mode that goes on, and waits until it is at it. End has
