@@ -171,7 +171,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	}
 	api := sandboxapi.Options{
 		Manager: manager, Policy: policies.Policy, Tokens: tokens, TokenHeader: cfg.Security.TokenHeader,
-		Hosts: cfg.HTTP.AllowedHosts, Origins: cfg.HTTP.AllowedOrigins, Version: version, SigningKey: signingKey,
+		Hosts: cfg.HTTP.AllowedHosts, Origins: cfg.HTTP.AllowedOrigins, Version: version, SigningKey: signingKey, PortTimeout: cfg.Sandbox.PortTimeout,
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	}
 	if cfg.Metrics.Enabled {
@@ -233,6 +233,7 @@ func newTelemetry(ctx context.Context, cfg *config.Config, instance string, stde
 func settings(s config.Sandbox, policies *policyKeeper) lifecycle.Settings {
 	out := lifecycle.Settings{
 		AgentPort: s.Port, Env: s.Env, Command: s.Command, MaxSandboxes: s.MaxSandboxes, AdoptLegacy: s.AdoptLegacy,
+		MaxCommands: s.MaxCommands, MaxQueued: s.MaxQueued, MaxProcesses: s.MaxProcesses,
 		ChatsRoot: s.ChatsRoot, ChatMountPath: s.ChatMountPath,
 		DependenciesRoot: s.DependenciesRoot, DependenciesPath: s.DependenciesMountPath,
 		ToolsRoot: s.LambdaToolsRoot, ToolsPath: s.LambdaToolsMountPath,

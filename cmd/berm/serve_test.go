@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 )
 
@@ -173,5 +174,15 @@ func (l *waitLog) wait(t *testing.T, text string) {
 		case <-time.After(10 * time.Second):
 			t.Fatalf("the log doesn't say %q:\n%s", text, l)
 		}
+	}
+}
+
+// What the operator sets for sandboxes gets where it is heeded.
+func TestSettings(t *testing.T) {
+	s := config.Default().Sandbox
+	s.MaxSandboxes, s.MaxCommands, s.MaxQueued, s.MaxProcesses = 2, 3, 4, 5
+	got := settings(s, nil)
+	if got.MaxSandboxes != 2 || got.MaxCommands != 3 || got.MaxQueued != 4 || got.MaxProcesses != 5 {
+		t.Errorf("got %+v", got)
 	}
 }

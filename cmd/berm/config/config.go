@@ -89,6 +89,10 @@ type Sandbox struct {
 	IdleTTL         time.Duration     `yaml:"idle_ttl" doc:"life of a sandbox that nobody uses; 0 is forever"`
 	CleanupInterval time.Duration     `yaml:"cleanup_interval" doc:"time between two sweeps"`
 	MaxSandboxes    int               `yaml:"max_sandboxes" doc:"most sandboxes at once, over all tenants; 0 is no cap"`
+	MaxCommands     int               `yaml:"max_commands" doc:"most commands running at once in one sandbox, 1 to 512"`
+	MaxQueued       int               `yaml:"max_queued" doc:"most commands waiting in one sandbox for their turn, as serialize asks for, 1 to 10000"`
+	MaxProcesses    int               `yaml:"max_processes" doc:"most managed processes running at once in one sandbox, 1 to 256"`
+	PortTimeout     time.Duration     `yaml:"port_timeout" doc:"for what listens at a port in a sandbox to take each part of a request, and then to begin its answer, 1s to 1h"`
 	Command         []string          `yaml:"command" doc:"main process of every sandbox; an empty list is the image's own"`
 	Env             map[string]string `yaml:"env" secret:"values" doc:"environment of every sandbox; secrets belong into the policy's env.inject"`
 	AdoptLegacy     bool              `yaml:"adopt_legacy" doc:"take over containers that carry the old service's labels"`
@@ -129,6 +133,10 @@ func Default() *Config {
 			Network:               "berm-sandbox",
 			TTL:                   time.Hour,
 			CleanupInterval:       30 * time.Second,
+			MaxCommands:           64,
+			MaxQueued:             64,
+			MaxProcesses:          16,
+			PortTimeout:           time.Minute,
 			Command:               []string{"sleep", "infinity"},
 			ChatMountPath:         "/chat",
 			DependenciesMountPath: "/dependencies",

@@ -67,7 +67,8 @@ func TestEnvironmentSetsEveryKey(t *testing.T) {
 		"BERM_ENGINE_CGROUP_PARENT": "/p", "BERM_ENGINE_NETNS": "/n", "BERM_ENGINE_SUBNETS": "10.0.0.0/20", "BERM_ENGINE_CNI_PLUGIN_DIRS": "/b",
 		"BERM_ENGINE_AGENT_FILE": "/f", "BERM_ENGINE_AGENT_DIR": "none", "BERM_SANDBOX_IMAGE": "busybox", "BERM_SANDBOX_NETWORK": "net",
 		"BERM_SANDBOX_PORT": "80", "BERM_SANDBOX_TTL": "5m", "BERM_SANDBOX_IDLE_TTL": "5m",
-		"BERM_SANDBOX_CLEANUP_INTERVAL": "5s", "BERM_SANDBOX_MAX_SANDBOXES": "5", "BERM_SANDBOX_COMMAND": `["a,b", c]`,
+		"BERM_SANDBOX_CLEANUP_INTERVAL": "5s", "BERM_SANDBOX_MAX_SANDBOXES": "5", "BERM_SANDBOX_MAX_COMMANDS": "5",
+		"BERM_SANDBOX_MAX_QUEUED": "5", "BERM_SANDBOX_MAX_PROCESSES": "5", "BERM_SANDBOX_PORT_TIMEOUT": "5s", "BERM_SANDBOX_COMMAND": `["a,b", c]`,
 		"BERM_SANDBOX_ENV": `{"A": "1"}`, "BERM_SANDBOX_ADOPT_LEGACY": "true", "BERM_SANDBOX_CREATE_ROOTS": "true",
 		"BERM_SANDBOX_CHATS_ROOT": "/c", "BERM_SANDBOX_DEPENDENCIES_ROOT": "/d", "BERM_SANDBOX_LAMBDA_TOOLS_ROOT": "/l",
 		"BERM_SANDBOX_CHAT_MOUNT_PATH": "/mc", "BERM_SANDBOX_DEPENDENCIES_MOUNT_PATH": "/md",
@@ -189,7 +190,13 @@ func TestErrors(t *testing.T) {
 		"mount paths":     {file: "sandbox: {chat_mount_path: /a/, volume_mount_path: /b/../a}\n", want: []string{"sandbox.volume_mount_path: is the same as sandbox.chat_mount_path"}},
 		"mount over root": {file: "sandbox: {chat_mount_path: /a/..}\n", want: []string{"sandbox.chat_mount_path: want an absolute path below /"}},
 		"max sandboxes":   {file: "sandbox: {max_sandboxes: -1}\n", want: []string{"sandbox.max_sandboxes: must not"}},
-		"token header":    {file: "security: {token_header: 'a b'}\n", want: []string{"security.token_header"}},
+		"none at all": {file: "sandbox: {max_commands: 0, max_queued: 0, max_processes: 0, port_timeout: 0s}\n", want: []string{
+			"sandbox.max_commands: want 1 to 512", "sandbox.max_queued: want 1 to 10000", "sandbox.max_processes: want 1 to 256", "sandbox.port_timeout: want 1s to 1h",
+		}},
+		"too many": {file: "sandbox: {max_commands: 513, max_queued: 10001, max_processes: 257, port_timeout: 61m}\n", want: []string{
+			"sandbox.max_commands: want 1 to 512", "sandbox.max_queued: want 1 to 10000", "sandbox.max_processes: want 1 to 256", "sandbox.port_timeout: want 1s to 1h",
+		}},
+		"token header": {file: "security: {token_header: 'a b'}\n", want: []string{"security.token_header"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
