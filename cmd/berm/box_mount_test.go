@@ -180,7 +180,7 @@ func (r *boxRow) swap(path, evil string) {
 		}
 	})
 	made, refused := 0, 0
-	for i := 0; i < 10 || made+refused == 0; i++ {
+	for i := 0; i < 6 || made+refused == 0; i++ {
 		x := r.on(r.main, fmt.Sprint(i))
 		_, err := x.c.Create(r.ctx, x.key, apitype.SandboxRequest{HostPath: &path})
 		var no *client.Error

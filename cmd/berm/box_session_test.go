@@ -243,11 +243,14 @@ func sessionIdle(r *boxRow) {
 			r.Errorf("%s at %s: %+v", use.name, before, sb)
 		}
 	}
-	before := r.get()
-	r.await("a little time to pass", func() bool { return time.Since(before.LastUsedAt) > 100*time.Millisecond })
-	if sb := r.get(); !sb.LastUsedAt.Equal(before.LastUsedAt) {
-		r.Errorf("looking at it is no use: %+v", sb)
-	}
+	before := r.get().LastUsedAt // what was closed a moment ago may count yet
+	r.await("looking at it to be no use", func() bool {
+		time.Sleep(100 * time.Millisecond)
+		now := r.get().LastUsedAt
+		same := now.Equal(before)
+		before = now
+		return same
+	})
 }
 
 // echoed sends the process a line, and reads it back.
@@ -280,26 +283,30 @@ func (r *boxRow) proxied() error {
 
 // A sandbox that nobody uses ends, but not while something runs in it.
 func sessionIdleEnd(r *boxRow) {
-	idle := func(name string) boxSandbox {
-		x := r.on(r.main, name)
-		x.create(apitype.SandboxRequest{IdleTTL: new(apitype.Duration(2 * time.Second)), TTL: new(apitype.Duration(time.Hour))})
-		return x
+	const idle = 4 * time.Second
+	request := func(idle time.Duration) *apitype.SandboxRequest {
+		return &apitype.SandboxRequest{IdleTTL: new(apitype.Duration(idle)), TTL: new(apitype.Duration(time.Hour))}
 	}
-	command, process := idle("command"), idle("process")
+	command, process, unused := r.on(r.main, "command"), r.on(r.main, "process"), r.on(r.main, "unused")
+	dir := r.makeDir(r, "roots", "root", command.key)
+	req := request(idle)
+	req.HostPath = &dir
 	over := make(chan error, 1)
 	go func() {
-		res, err := command.c.Exec(r.ctx, command.key, apitype.ExecRequest{Command: shell("touch /tmp/on; until test -e /tmp/off; do sleep 0.1; done"), Timeout: apitype.SecondsOf(110)})
+		res, err := command.c.Exec(r.ctx, command.key, apitype.ExecRequest{
+			Command: shell("touch on; until test -e off; do sleep 0.1; done"), Timeout: apitype.SecondsOf(110), Sandbox: req,
+		})
 		if err == nil && !res.OK {
 			err = fmt.Errorf("%+v", res)
 		}
 		over <- err
 	}()
-	command.await("the command to run", func() bool { return exists(command.inside("/tmp/on")) })
-	if _, err := process.c.StartProcess(r.ctx, process.key, apitype.ProcessRequest{Command: "cat"}); err != nil {
+	if _, err := process.c.StartProcess(r.ctx, process.key, apitype.ProcessRequest{Command: "cat", Sandbox: request(idle)}); err != nil {
 		r.Fatal(err)
 	}
+	r.await("the command to run", func() bool { return exists(dir + "/on") })
 	since := time.Now()
-	unused := idle("unused")
+	unused.create(*request(time.Second))
 	gone := func(x boxSandbox) func() bool {
 		return func() bool {
 			_, err := x.c.Get(x.ctx, x.key)
@@ -308,13 +315,13 @@ func sessionIdleEnd(r *boxRow) {
 	}
 	r.await("the unused one to end", gone(unused))
 	unused.wantNone()
-	r.await("twice the idle time", func() bool { return time.Since(since) > 4*time.Second })
+	r.await("more than the idle time", func() bool { return time.Since(since) > idle+time.Second })
 	for _, x := range []boxSandbox{command, process} {
 		if sb := x.get(); sb.Status != "running" {
 			r.Errorf("%+v", sb)
 		}
 	}
-	write(r.T, command.inside("/tmp/off"), "")
+	write(r.T, dir+"/off", "")
 	if err := <-over; err != nil {
 		r.Error(err)
 	}
