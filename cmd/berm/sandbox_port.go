@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log"
@@ -34,7 +36,9 @@ long as --ttl says. With --listen, serve that port at a local address until Ctrl
 instead; then no URL is given out.
 
 What listens there is a stranger. It gets all that is sent, and a browser shows its pages
-under the address.`,
+under the address. Of a browser's cookies, which are the same for all local addresses, it
+gets only those that it has set: the browser keeps them as berm-…-NAME. It can't have the
+browser ask for a login.`,
 		Example: `  berm sandbox port mine 8000
   berm sandbox port mine 8000 --ttl 10m
   berm sandbox port mine 8000 --listen 127.0.0.1:0`,
@@ -132,6 +136,12 @@ func (fw *forwarder) handler() http.Handler {
 				pr.Out.Header.Set("Origin", fw.origin) // the port's own page asks
 			}
 			pr.Out.Header.Del("Authorization")
+			pr.Out.Header.Del("Cookie") // most are other local programs'
+			for _, c := range pr.In.Cookies() {
+				if name, ok := strings.CutPrefix(c.Name, fw.cookiePrefix()); ok && name != "" {
+					pr.Out.AddCookie(&http.Cookie{Name: name, Value: c.Value, Quoted: c.Quoted})
+				}
+			}
 		},
 		ModifyResponse: fw.modify,
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
@@ -154,6 +164,13 @@ func (fw *forwarder) handler() http.Handler {
 	})
 }
 
+// cookiePrefix begins the names by which the browser keeps the cookies of this port of this
+// sandbox, today's and tomorrow's: to a browser, all ports of a machine are one.
+func (fw *forwarder) cookiePrefix() string {
+	sum := sha256.Sum256([]byte(fw.origin + fw.prefix))
+	return "berm-" + hex.EncodeToString(sum[:8]) + "-"
+}
+
 // modify brings an answer back from below the server's path to where the port is here.
 func (fw *forwarder) modify(res *http.Response) error {
 	h := res.Header
@@ -166,8 +183,10 @@ func (fw *forwarder) modify(res *http.Response) error {
 		if rest, ok := strings.CutPrefix(c.Path, fw.prefix); ok {
 			c.Path = rest
 		}
+		c.Name = fw.cookiePrefix() + c.Name
 		h.Add("Set-Cookie", c.String())
 	}
+	h.Del("WWW-Authenticate") // the answer to which isn't passed on
 	// The address here is the port's alone, so that its pages need not be kept from
 	// what else is there.
 	policies := slices.DeleteFunc(h.Values("Content-Security-Policy"), func(v string) bool { return strings.HasPrefix(v, "sandbox allow-scripts ") })

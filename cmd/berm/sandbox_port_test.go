@@ -23,8 +23,13 @@ func TestForwarder(t *testing.T) {
 		http.SetCookie(w, &http.Cookie{Name: "a", Value: "b", Path: strings.TrimPrefix(prefix, "/berm") + "/"})
 		w.Header().Add("Content-Security-Policy", "default-src 'self'")
 		w.Header().Add("Content-Security-Policy", "sandbox allow-scripts allow-forms")
+		w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+		_, err := r.Cookie("echo")
+		if got := r.Header["Cookie"]; len(got) > 1 || len(got) == 1 && (got[0] != "echo=1" || err != nil) {
+			t.Errorf("the port got %q", got)
+		}
 		own := r.Header.Get("Origin") == server.URL
-		_, _ = fmt.Fprintf(w, "%s %s own=%t foreign=%t", r.Method, r.RequestURI, own, r.Header.Get("Origin") == "http://foreign")
+		_, _ = fmt.Fprintf(w, "%s %s own=%t foreign=%t echo=%t", r.Method, r.RequestURI, own, r.Header.Get("Origin") == "http://foreign", err == nil)
 	}))
 	defer server.Close()
 	c, err := client.New(client.Options{BaseURL: server.URL + "/berm", Token: "secret"})
@@ -34,6 +39,21 @@ func TestForwarder(t *testing.T) {
 	fw := &forwarder{transport: c.Port("a/b", 8000).Transport, origin: originOf(server.URL + "/berm"), prefix: strings.TrimPrefix(prefix, "/berm")}
 	local := httptest.NewServer(fw.handler())
 	defer local.Close()
+	other := &forwarder{origin: fw.origin, prefix: fw.prefix + "1"}
+	req, err := http.NewRequest(http.MethodGet, local.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Cookie", fw.cookiePrefix()+"echo=1")
+	resp, err := local.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if err != nil || !strings.HasSuffix(string(body), "echo=true") {
+		t.Errorf("its own cookie doesn't come back: %s, %v", body, err)
+	}
 	for name, tt := range map[string]struct {
 		method, path, origin, host string
 		status                     int
@@ -55,6 +75,7 @@ func TestForwarder(t *testing.T) {
 			}
 			req.Host = tt.host
 			req.Header.Set("Authorization", "Basic of-the-caller")
+			req.Header.Set("Cookie", "session=of-another-program; berm-port-x=1; "+fw.cookiePrefix()+"=1; "+other.cookiePrefix()+"a=1")
 			if tt.origin != "" {
 				req.Header.Set("Origin", tt.origin)
 			}
@@ -74,8 +95,11 @@ func TestForwarder(t *testing.T) {
 			if got := h.Get("Location"); got != "/login?x=1" {
 				t.Errorf("the location is %q", got)
 			}
-			if got := h.Get("Set-Cookie"); got != "a=b; Path=/" {
+			if got := h.Get("Set-Cookie"); got != fw.cookiePrefix()+"a=b; Path=/" {
 				t.Errorf("the cookie is %q", got)
+			}
+			if got := h.Values("WWW-Authenticate"); len(got) > 0 {
+				t.Errorf("a login is asked for: %q", got)
 			}
 			if got := h.Values("Content-Security-Policy"); len(got) != 1 || got[0] != "default-src 'self'" {
 				t.Errorf("the policies are %q", got)
