@@ -98,12 +98,16 @@ func (*StateError) FailedPrecondition() {}
 // UnsupportedError says that the sandbox can't do what was asked, as it has no agent,
 // or its backend none of this.
 type UnsupportedError struct {
-	Key string
-	Err error // what says so; may be nil
+	Key     string
+	Message string // what can't be done; empty is all of it
+	Err     error  // what says so; may be nil
 }
 
 // Error names the sandbox.
 func (e *UnsupportedError) Error() string {
+	if e.Message != "" {
+		return fmt.Sprintf("sandbox %q: %s", e.Key, e.Message)
+	}
 	return fmt.Sprintf("sandbox %q has no agent that could do this; plain commands run without", e.Key)
 }
 

@@ -100,10 +100,14 @@ func (m *Manager) act(ctx context.Context, tenant, key, id, op string, f func(ct
 	if err != nil {
 		return err
 	}
-	if err := m.call(ctx, op, func(ctx context.Context) error { return f(ctx, sb.ContainerID) }); err != nil {
-		return m.explain(ctx, rec, sb, id, err)
+	err = m.call(ctx, op, func(ctx context.Context) error { return f(ctx, sb.ContainerID) })
+	switch {
+	case err == nil:
+		return nil
+	case errdefs.IsNotImplemented(err): // it runs all the same
+		return &UnsupportedError{Key: sb.Key, Message: "it has no agent that is always there, so that what runs in it can only be killed", Err: err}
 	}
-	return nil
+	return m.explain(ctx, rec, sb, id, err)
 }
 
 // explain says what an error of the runtime's means. Its own words may be the

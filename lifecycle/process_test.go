@@ -480,3 +480,29 @@ func TestProcessesAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// Where an agent is started beside what runs, that can only be killed, and who asks for
+// more is told so.
+func TestProcessThatCanOnlyBeKilled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+			if op == "process_signal" || op == "process_resize" {
+				return errdefs.ErrNotImplemented
+			}
+			return nil
+		}}})
+		w.startProcess(process("p", "cat"))
+		for _, err := range []error{
+			w.SignalProcess(context.Background(), "a", "k", "p", 1), w.ResizeProcess(context.Background(), "a", "k", "p", 10, 10),
+		} {
+			var unsupported *lifecycle.UnsupportedError
+			if !errors.As(err, &unsupported) || !strings.Contains(err.Error(), "can only be killed") {
+				t.Errorf("%v", err)
+			}
+		}
+		if p, err := w.StopProcess(context.Background(), "a", "k", "p"); err != nil || p.State != lifecycle.ProcessExited {
+			t.Errorf("stopped: %+v, %v", p, err)
+		}
+		w.stop()
+	})
+}
