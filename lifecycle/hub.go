@@ -18,11 +18,13 @@ import (
 
 // Bounds of a hub.
 const (
-	execRing     = 64 << 10  // bytes of a command's output kept for those who are attached
+	execRing     = 128 << 10 // bytes of a command's output kept for those who are attached
 	processRing  = 256 << 10 // of a managed process'; as much as the sandbox keeps
 	maxStderr    = 64 << 10  // bytes of a managed process' standard error that are shown
 	maxParts     = 4096
-	partSize     = 4 << 10 // up to where a part grows by what follows it
+	partSize     = 4 << 10  // up to where a part grows by what follows it
+	spareSize    = 16 << 10 // from where on a part's memory is used again
+	maxSpare     = 2
 	followedWait = 5 * time.Second
 )
 
@@ -47,7 +49,8 @@ type hub struct {
 
 	mu       sync.Mutex
 	changed  *sync.Cond
-	parts    []part // oldest first
+	parts    []part   // oldest first
+	spare    [][]byte // of large parts that were dropped
 	bytes    int
 	next     int64 // where the output goes on; -1 until that is known
 	reader   *stream
@@ -60,7 +63,7 @@ type hub struct {
 type part struct {
 	end    int64
 	stderr bool
-	data   []byte // never changed, only appended to
+	data   []byte
 }
 
 // openHub answers the hub of a process, and makes one that begins at from if there is
@@ -216,18 +219,33 @@ func (h *hub) add(c runtime.Chunk, err error) bool {
 		h.parts[last].data = append(h.parts[last].data, c.Data...)
 		h.parts[last].end = c.Seq
 	} else {
-		h.parts = append(h.parts, part{c.Seq, c.Stderr, slices.Clone(c.Data)})
+		h.parts = append(h.parts, part{c.Seq, c.Stderr, append(h.roomLocked(len(c.Data)), c.Data...)})
 	}
 	drop := 0
 	for drop < len(h.parts)-1 && (h.bytes-len(h.parts[drop].data) >= h.limit || len(h.parts)-drop > maxParts) {
 		if h.reader != nil && h.parts[drop].end > h.reader.pos {
 			break
 		}
-		h.bytes -= len(h.parts[drop].data)
+		data := h.parts[drop].data
+		h.bytes -= len(data)
+		if cap(data) >= spareSize && len(h.spare) < maxSpare {
+			h.spare = append(h.spare, data[:0])
+		}
 		drop++
 	}
 	h.parts = slices.Delete(h.parts, 0, drop)
 	return true
+}
+
+// roomLocked is memory for a part: of a dropped one, or none.
+func (h *hub) roomLocked(size int) []byte {
+	last := len(h.spare) - 1
+	if size < spareSize || last < 0 || cap(h.spare[last]) < size {
+		return nil
+	}
+	data := h.spare[last]
+	h.spare = h.spare[:last]
+	return data
 }
 
 // firstLocked is from where on there is output.
@@ -351,6 +369,7 @@ type stream struct {
 	follow bool
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
+	chunk  []byte // that was given last
 
 	// Guarded by the hub's mu.
 	pos    int64 // -1 is where the output begins
@@ -399,10 +418,10 @@ func (s *stream) next() (runtime.Chunk, error) {
 		}
 		if i, _ := slices.BinarySearchFunc(h.parts, s.pos+1, func(p part, at int64) int { return cmp.Compare(p.end, at) }); i < len(h.parts) {
 			p := h.parts[i]
-			data := p.data[len(p.data)-int(p.end-s.pos):]
+			s.chunk = append(s.chunk[:0], p.data[len(p.data)-int(p.end-s.pos):]...)
 			s.pos = p.end
 			h.changed.Broadcast()
-			return runtime.Chunk{Seq: p.end, Stderr: p.stderr, Data: data[:len(data):len(data)]}, nil
+			return runtime.Chunk{Seq: p.end, Stderr: p.stderr, Data: s.chunk}, nil
 		}
 		switch {
 		case h.closing && !errors.Is(h.err, io.EOF):

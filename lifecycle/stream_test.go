@@ -519,7 +519,7 @@ func TestAttachBehindTheHub(t *testing.T) {
 // Whoever attaches doesn't cut off the input that a command was started with.
 func TestAttachWhileInputIsHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const printed = 200 << 10 // more than a hub keeps
+		const printed = 800 << 10 // more than a hub keeps
 		reads := make(chan struct{})
 		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Exec: func(_ context.Context, _ runtime.Container, e runtime.Exec) (runtime.ExecResult, error) {
 			if e.Command[0] != "count" {

@@ -120,6 +120,7 @@ func never(*Error) bool { return false }
 type reply struct {
 	status     int
 	retryAfter time.Duration
+	header     http.Header
 	body       io.ReadCloser // with a call that has no out
 }
 
@@ -162,7 +163,7 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error
 	if err != nil {
 		return reply{}, err
 	}
-	rep := reply{status: resp.StatusCode, retryAfter: retryAfter(resp)}
+	rep := reply{status: resp.StatusCode, retryAfter: retryAfter(resp), header: resp.Header}
 	if resp.StatusCode/100 == 2 && call.out == nil {
 		rep.body = resp.Body
 		return rep, nil

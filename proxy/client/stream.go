@@ -64,14 +64,18 @@ func (o StreamOptions) query() url.Values {
 // breaks the loop. The sequence ends after the first error, and can be run once.
 func (c *Client) ExecStream(ctx context.Context, key string, req apitype.ExecRequest) iter.Seq2[apitype.StreamEvent, error] {
 	again := func(e *Error) bool { return e.Code == "capacity" || req.ExecID != "" }
-	first := call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, again: again}
+	var accept http.Header
+	if req.Raw { // bytes as they are; or in text, from a server that doesn't know better
+		accept = http.Header{"Accept": {apitype.Multiplexed + ", " + ndjson}}
+	}
+	first := call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, header: accept, again: again}
 	if req.ExecID == "" {
 		return c.events(ctx, first, nil)
 	}
 	return c.events(ctx, first, func(after StreamOptions) call {
 		after.Raw = req.Raw
 		return call{
-			method: http.MethodGet, path: execPath(key, req.ExecID, "/stream"), again: repeatable,
+			method: http.MethodGet, path: execPath(key, req.ExecID, "/stream"), header: accept, again: repeatable,
 			query: after.query(),
 		}
 	})
@@ -121,6 +125,9 @@ func (c *Client) follow(ctx context.Context, path string, opts StreamOptions, q 
 func (c *Client) events(ctx context.Context, first call, resume func(after StreamOptions) call) iter.Seq2[apitype.StreamEvent, error] {
 	return func(yield func(apitype.StreamEvent, error) bool) {
 		s := &eventStream{c: c, yield: yield, seq: -1}
+		if req, ok := first.body.(apitype.ExecRequest); ok {
+			s.command = req.Command
+		}
 		next, pause := first, firstPause
 		for tries := 0; ; tries++ {
 			more, err := s.read(ctx, next)
@@ -155,12 +162,16 @@ type eventStream struct {
 	seq    int64  // of the last event; -1 before the first
 	resume string // likewise
 	left   bool   // the caller wants no more
+	// command is what was asked for, which no header has room for.
+	command []string
 }
 
 // read reads one stream. The error is nil after the last event, and io.EOF if there was
 // none; more says that there was output.
 func (s *eventStream) read(ctx context.Context, call call) (more bool, err error) {
-	call.header = http.Header{"Accept": {ndjson}}
+	if call.header == nil {
+		call.header = http.Header{"Accept": {ndjson}}
+	}
 	rep, err := s.c.do(ctx, call)
 	if err != nil {
 		return false, err
@@ -172,15 +183,13 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 		_ = rep.body.Close()
 	})
 	defer alarm.Stop()
-	lines := bufio.NewScanner(rep.body)
-	lines.Buffer(nil, maxEvent)
-	lines.Split(wholeLines)
-	for lines.Scan() {
-		alarm.Reset(maxSilence)
+	next, err := eventsOf(rep)
+	for err == nil {
 		var ev apitype.StreamEvent
-		if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
-			return more, fmt.Errorf("decode event: %w", err)
+		if ev, err = next(); err != nil {
+			break
 		}
+		alarm.Reset(maxSilence)
 		again := s.seq >= 0
 		s.seq, s.resume = ev.Seq, ev.Resume
 		switch ev.Event {
@@ -192,6 +201,9 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 			if again {
 				continue
 			}
+			if ev.Execution != nil && len(ev.Execution.Command) == 0 {
+				ev.Execution.Command = s.command
+			}
 		default:
 			more = true
 		}
@@ -202,12 +214,36 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 		alarm.Reset(maxSilence)
 	}
 	if silent.Load() {
-		return more, fmt.Errorf("%w: nothing came for %s", errBroken, maxSilence)
+		err = fmt.Errorf("%w: nothing came for %s", errBroken, maxSilence)
 	}
-	if err := lines.Err(); err != nil {
-		return more, fmt.Errorf("%w: %w", errBroken, err)
+	return more, err
+}
+
+// eventsOf gives what reads an answer's events. Its error is io.EOF after the last.
+func eventsOf(rep reply) (next func() (apitype.StreamEvent, error), err error) {
+	if rep.header.Get("Content-Type") == apitype.Multiplexed {
+		return framedEvents(rep)
 	}
-	return more, io.EOF
+	lines := bufio.NewScanner(rep.body)
+	lines.Buffer(nil, maxEvent)
+	lines.Split(wholeLines)
+	return func() (ev apitype.StreamEvent, err error) {
+		if lines.Scan() {
+			err = decodeEvent(lines.Bytes(), &ev)
+			return ev, err
+		}
+		if err := lines.Err(); err != nil {
+			return ev, fmt.Errorf("%w: %w", errBroken, err)
+		}
+		return ev, io.EOF
+	}, nil
+}
+
+func decodeEvent(b []byte, ev *apitype.StreamEvent) error {
+	if err := json.Unmarshal(b, ev); err != nil {
+		return fmt.Errorf("decode event: %w", err)
+	}
+	return nil
 }
 
 // wholeLines splits into lines, without what comes after the last line's end.

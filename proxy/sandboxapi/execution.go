@@ -56,7 +56,7 @@ func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	streamed = streamed || acceptedStream(r) != ""
+	streamed = streamed || acceptedStream(r, execForms) != ""
 	opts, req, err := startRequest(w, r, tenant, key, q)
 	if err != nil {
 		return err
@@ -117,7 +117,7 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 // startRequest reads the body of a command that is to be started.
 func startRequest(w http.ResponseWriter, r *http.Request, tenant, key string, q url.Values) (streamOptions, lifecycle.StartRequest, error) {
 	var req lifecycle.StartRequest
-	opts, err := streamOptionsOf(r, q)
+	opts, err := streamOptionsOf(r, q, execForms)
 	if err != nil {
 		return opts, req, err
 	}
@@ -173,7 +173,7 @@ func (a *api) streamExec(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	q := r.URL.Query()
-	opts, err := streamOptionsOf(r, q)
+	opts, err := streamOptionsOf(r, q, execForms)
 	if err != nil {
 		return err
 	}
@@ -192,7 +192,13 @@ func (a *api) streamExec(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) followExec(w http.ResponseWriter, r *http.Request, m member, x lifecycle.Execution, from place, opts streamOptions, kill func()) error {
-	s, err := a.manager.AttachExec(r.Context(), m.tenant, m.key, m.id, from.seq())
+	var s lifecycle.ExecStream
+	var err error
+	if opts.frames {
+		s, from, err = a.attachExact(r.Context(), m, x, from)
+	} else {
+		s, err = a.manager.AttachExec(r.Context(), m.tenant, m.key, m.id, from.seq())
+	}
 	if err != nil {
 		return err
 	}

@@ -197,7 +197,7 @@ func (a *api) processLogs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	opts, err := streamOptionsOf(r, q)
+	opts, err := streamOptionsOf(r, q, eventForms)
 	if err != nil {
 		return err
 	}

@@ -10,11 +10,12 @@ import (
 // What may pile up while a caller reads.
 const (
 	maxBatch  = 256 << 10 // bytes
-	maxPieces = 1024      // each of which becomes an event
+	maxPieces = 1024      // each of which becomes an event, or a frame
 )
 
 // batch is output that came since the last one was taken.
 type batch struct {
+	piece  int // bytes in one at most
 	data   []byte
 	pieces []runtime.Chunk // of data, in order; no two neighbours could be one
 	starts []int           // of each piece in data
@@ -23,10 +24,10 @@ type batch struct {
 // add takes a chunk, as part of the last piece if they go together.
 func (b *batch) add(c runtime.Chunk) {
 	for {
-		n := min(len(c.Data), maxEvent)
+		n := min(len(c.Data), b.piece)
 		part := runtime.Chunk{Seq: c.Seq - int64(len(c.Data)-n), Stderr: c.Stderr, Data: c.Data[:n]}
 		last := len(b.pieces) - 1
-		if last < 0 || b.pieces[last].Stderr != c.Stderr || len(b.data)-b.starts[last]+n > maxEvent {
+		if last < 0 || b.pieces[last].Stderr != c.Stderr || len(b.data)-b.starts[last]+n > b.piece {
 			b.pieces, b.starts = append(b.pieces, runtime.Chunk{Stderr: c.Stderr}), append(b.starts, len(b.data))
 			last++
 		}
@@ -63,9 +64,10 @@ type pump struct {
 	stopped bool
 }
 
-// startPump reads from src until stop, which has to be called.
-func startPump(src source) *pump {
-	p := &pump{src: src, ready: make(chan struct{}, 1), done: make(chan struct{}), next: &batch{}, spare: &batch{}}
+// startPump reads from src until stop, which has to be called. It gives pieces of up to
+// so many bytes.
+func startPump(src source, piece int) *pump {
+	p := &pump{src: src, ready: make(chan struct{}, 1), done: make(chan struct{}), next: &batch{piece: piece}, spare: &batch{piece: piece}}
 	p.room.L = &p.mu
 	go func() {
 		defer close(p.done)

@@ -31,7 +31,7 @@ func (f *flicker) Close() error              { close(f.closed); return nil }
 // What comes in many small pieces is held back sooner than its bytes say.
 func TestPumpPieces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := startPump(&flicker{closed: make(chan struct{})})
+		p := startPump(&flicker{closed: make(chan struct{})}, maxEvent)
 		defer p.stop()
 		for range 3 {
 			synctest.Wait() // until it waits for room

@@ -3,11 +3,11 @@ package sandboxapi
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,17 +59,18 @@ type followed struct {
 
 // streamOptions are how a stream is to look.
 type streamOptions struct {
-	json bool // lines of JSON rather than server-sent events
-	raw  bool // bytes rather than text
+	json   bool // lines of JSON rather than server-sent events
+	raw    bool // bytes rather than text
+	frames bool // none but bytes, in frames
 }
 
 // acceptedStream tells which form of stream the caller accepts before any other;
 // empty is none.
-func acceptedStream(r *http.Request) string {
+func acceptedStream(r *http.Request, forms []string) string {
 	for _, v := range r.Header.Values("Accept") {
 		for part := range strings.SplitSeq(v, ",") {
 			mt, _, _ := strings.Cut(part, ";")
-			if mt = strings.ToLower(strings.TrimSpace(mt)); mt == ndjson || mt == eventStream {
+			if mt = strings.ToLower(strings.TrimSpace(mt)); slices.Contains(forms, mt) {
 				return mt
 			}
 		}
@@ -77,9 +78,10 @@ func acceptedStream(r *http.Request) string {
 	return ""
 }
 
-func streamOptionsOf(r *http.Request, q url.Values) (streamOptions, error) {
+func streamOptionsOf(r *http.Request, q url.Values, forms []string) (streamOptions, error) {
 	raw, err := boolQuery(q, "raw")
-	return streamOptions{json: acceptedStream(r) == ndjson, raw: raw}, err
+	form := acceptedStream(r, forms)
+	return streamOptions{json: form == ndjson, raw: raw, frames: form == multiplexed}, err
 }
 
 // stream answers what is followed, event by event, and closes it. Output goes out as
@@ -92,7 +94,11 @@ func (a *api) stream(w http.ResponseWriter, r *http.Request, f followed, opts st
 		ctx, stop = proxy.UntilDrain(ctx)
 		defer stop()
 	}
-	p := startPump(f.source)
+	piece := maxEvent
+	if opts.frames {
+		piece = maxBatch
+	}
+	p := startPump(f.source, piece)
 	defer p.stop()
 
 	e := &eventWriter{w: w, rc: http.NewResponseController(w), opts: opts}
@@ -108,18 +114,18 @@ func (a *api) stream(w http.ResponseWriter, r *http.Request, f followed, opts st
 }
 
 func (a *api) copyEvents(ctx context.Context, e *eventWriter, p *pump, f followed) error {
-	e.header()
 	e.seq.reach(f.start.Seq)
 	e.seq.start(f.told)
-	start := f.start
-	if err := e.event(&start); err != nil {
+	if err := e.begin(f.start); err != nil {
 		return err
 	}
 	beat := time.NewTimer(a.heartbeat)
 	defer beat.Stop()
 	for {
-		if err := e.flush(); err != nil {
-			return err
+		if len(p.ready) == 0 { // else more of it goes out at once
+			if err := e.flush(); err != nil {
+				return err
+			}
 		}
 		beat.Reset(a.heartbeat)
 		if f.until != nil && e.seq.last >= *f.until {
@@ -162,16 +168,27 @@ type eventWriter struct {
 	seq  position
 }
 
-func (e *eventWriter) header() {
+// begin writes the header, and the first event.
+func (e *eventWriter) begin(start apitype.StreamEvent) error {
+	h := e.w.Header()
 	ct := eventStream
-	if e.opts.json {
+	switch {
+	case e.opts.frames:
+		ct = multiplexed
+		if err := startHeader(h, start); err != nil {
+			return err
+		}
+	case e.opts.json:
 		ct = ndjson
 	}
-	h := e.w.Header()
 	h.Set("Content-Type", ct)
 	h.Set("X-Accel-Buffering", "no") // some proxies hold back what comes in parts, unless told
 	e.deadline()
 	e.w.WriteHeader(http.StatusOK)
+	if e.opts.frames {
+		return nil
+	}
+	return e.event(&start)
 }
 
 func (e *eventWriter) deadline() {
@@ -191,20 +208,22 @@ func (e *eventWriter) event(ev *apitype.StreamEvent) error {
 	at := e.seq.place()
 	ev.Seq, ev.Resume = at.seq(), at.resume()
 	e.buf.Reset()
-	if !e.opts.json {
+	events := !e.opts.json && !e.opts.frames
+	if events {
 		e.buf.WriteString("id: ")
 		e.buf.WriteString(at.String())
 		e.buf.WriteString("\nevent: ")
 		e.buf.WriteString(ev.Event)
 		e.buf.WriteString("\ndata: ")
 	}
-	enc := json.NewEncoder(&e.buf) // ends the line
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(ev); err != nil {
+	if err := e.encode(ev); err != nil {
 		return err
 	}
-	if !e.opts.json {
+	if events {
 		e.buf.WriteByte('\n')
+	}
+	if e.opts.frames {
+		return e.frame(frameEvent, e.buf.Bytes())
 	}
 	e.deadline()
 	_, err := e.w.Write(e.buf.Bytes())
@@ -213,6 +232,9 @@ func (e *eventWriter) event(ev *apitype.StreamEvent) error {
 
 // output writes a piece of output. What ends within a character is held back in part.
 func (e *eventWriter) output(c runtime.Chunk) error {
+	if e.opts.frames {
+		return e.outputFrame(c)
+	}
 	ev, i := apitype.StreamEvent{Event: apitype.EventStdout}, streamOf(c)
 	if c.Stderr {
 		ev.Event = apitype.EventStderr
@@ -262,6 +284,9 @@ func (e *eventWriter) last(ev *apitype.StreamEvent) error {
 }
 
 func (e *eventWriter) beat() error {
+	if e.opts.frames {
+		return e.frame(1, nil)
+	}
 	if e.opts.json {
 		return e.event(&apitype.StreamEvent{Event: apitype.EventHeartbeat})
 	}
