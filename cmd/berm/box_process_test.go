@@ -211,7 +211,7 @@ func (x boxSandbox) dial(id string, opts client.AttachOptions) (*attached, error
 	ws, resp, err := websocket.Dial(x.ctx, to.URL, &websocket.DialOptions{HTTPHeader: to.Header, OnPingReceived: func(context.Context, []byte) bool {
 		a.pings.Add(1)
 		return true
-	}}) //nolint:bodyclose // it is read already, or is the connection
+	}})
 	if err != nil && resp != nil {
 		return nil, refused(resp)
 	}

@@ -29,13 +29,15 @@ import (
 // each kind, or is held on real engines by another test:
 //
 //	promise                                            test
-//	networks reach out, are apart, are internal        runtime/containerd TestNetworkReach; "network …" of TestContract
-//	no host mount, device, privilege comes along       TestContract "mounts", "devices", "privileges", "namespaces"
-//	swap is limited along with the memory              TestContract "limits"
-//	a killed command takes its whole tree along,       TestContract "exec canceled: …" and "kill …", of every shape
-//	  whatever shape it has
-//	files calls: what they can and can't               TestFilesAndPorts; TestContract "files …"
+//	networks reach out, are apart, are internal        runtime/containerd TestNetworkReach; TestContract network/…
+//	no host mount, device, privilege comes along       TestContract create/mounts, …/devices, …/privileges, …/namespaces
+//	swap is limited along with the memory              TestContract create/limits
+//	a killed command takes its whole tree along,       TestContract exec/cancel kills/…
+//	  whatever shape it has, and whoever's it is
+//	files calls: what they can and can't               TestFilesAndPorts; TestContract agent/files…
 //	ports are reached without a network                TestFilesAndPorts
+//	processes are signaled, have terminals, are        TestContract agent/process…; TestCommandLineInside
+//	  found again after a restart
 //	commands on a terminal, their signals and sizes    TestCommandLineInside
 //	an image that is missing is pulled meanwhile       TestCreateThatPulls
 //	an engine that goes away and comes back            TestHungEngine, TestStormKillingTheEngine
