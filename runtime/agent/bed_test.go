@@ -23,6 +23,7 @@ type engine struct {
 	*runtimetest.Fake
 	mu   sync.Mutex
 	pid  int
+	spec runtime.Spec // of the last that was made
 	exec func(context.Context, runtime.Exec) (runtime.ExecResult, error)
 }
 
@@ -46,6 +47,9 @@ func (e *engine) with(c runtime.Container, err error) (runtime.Container, error)
 }
 
 func (e *engine) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
+	e.mu.Lock()
+	e.spec = spec
+	e.mu.Unlock()
 	return e.with(e.Fake.Create(ctx, spec))
 }
 

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent/wire"
+	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
 // What an earlier Runtime's commands have left with the program is dropped.
@@ -271,5 +273,21 @@ func TestDirectories(t *testing.T) {
 	b.serve(t, "kept", prints("", 0))
 	if res, err := b.Exec(t.Context(), kept, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathAgent {
 		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+// The program has room under any limit of processes, and no limit stays none.
+func TestLeastLimit(t *testing.T) {
+	b := newBed(t)
+	for name, agent := range map[string]*runtime.Agent{"with-a-socket": nil, "without": {}} {
+		for asked, want := range map[int64]int64{0: 0, 1: minPids, minPids: minPids, 128: 128} {
+			spec := runtime.Spec{Name: fmt.Sprint(name, asked), Image: runtimetest.DefaultImage, Command: []string{"sleep"}, PidsLimit: asked, Agent: agent}
+			if _, err := b.Create(t.Context(), spec); err != nil {
+				t.Fatal(err)
+			}
+			if got := b.engine.spec.PidsLimit; got != want {
+				t.Errorf("%s: %d became %d, want %d", name, asked, got, want)
+			}
+		}
 	}
 }
