@@ -325,6 +325,6 @@ type Event struct {
 	Type        EventType
 	ContainerID string
 	Labels      map[string]string
-	ExitCode    int // with EventExit
+	ExitCode    int // with EventExit; 137 if the engine has lost it
 	Time        time.Time
 }

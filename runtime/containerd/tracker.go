@@ -90,12 +90,16 @@ func (t *tracker) due() <-chan time.Time {
 	return time.After(time.Until(t.held[0].until))
 }
 
-// flush gives what there is to tell by now.
+// flush gives what there is to tell by now. An exit that hasn't come by the time that
+// its removal is told won't come: a shim may end before it has told the engine, and
+// what was removed has ended.
 func (t *tracker) flush(now time.Time) []runtime.Event {
 	for len(t.held) > 0 && !now.Before(t.held[0].until) {
 		e := t.held[0].event
 		t.held = t.held[1:]
-		t.out = append(t.out, e)
+		exit := e
+		exit.Type, exit.ExitCode, exit.Labels = runtime.EventExit, exitLost, maps.Clone(e.Labels)
+		t.out = append(t.out, exit, e)
 		delete(t.known, e.ContainerID)
 	}
 	out := t.out

@@ -30,7 +30,7 @@ func TestTracker(t *testing.T) {
 		{"two exits", false, []runtime.EventType{start, exit, exit, removed}, "start@0 exit@0 removed@0"},
 		{"removed before the exit", false, []runtime.EventType{start, removed, exit}, "start@0 exit@0 removed@0"},
 		{"removed before two exits", false, []runtime.EventType{start, removed, exit, exit}, "start@0 exit@0 removed@0"},
-		{"removed, and no exit", false, []runtime.EventType{start, removed}, "start@0 removed@2"},
+		{"removed, and no exit", false, []runtime.EventType{start, removed}, "start@0 exit@2 removed@2"},
 		{"out of memory", false, []runtime.EventType{start, oom, exit, removed}, "start@0 oom@0 exit@0 removed@0"},
 		{"out of memory, late", false, []runtime.EventType{start, exit, oom, removed}, "start@0 exit@0 oom@0 removed@0"},
 		{"out of memory, too late", false, []runtime.EventType{start, exit, removed, oom}, "start@0 exit@0 removed@0"},
@@ -88,7 +88,7 @@ func TestTrackerHolds(t *testing.T) {
 		for _, e := range tr.flush(time.Now()) {
 			got = append(got, e.ContainerID+" "+string(e.Type))
 		}
-		want := []string{"b exit", "b removed", "a removed", "c removed"}
+		want := []string{"b exit", "b removed", "a exit", "a removed", "c exit", "c removed"}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
 		}
