@@ -23,6 +23,8 @@ type StartRequest struct {
 	// Follow says that the caller is about to attach: the output waits for that a few
 	// seconds, instead of making room for what follows.
 	Follow bool
+	// Once says that nobody comes back for output that was followed to its end.
+	Once bool
 }
 
 // ExecRunning is the status of an Execution that hasn't ended.

@@ -127,7 +127,7 @@ func (m *Manager) startExec(ctx context.Context, req StartRequest) (e Execution,
 		goesOn := m.started(rec, info, turn)
 		turn = turn && !goesOn
 		e = m.execution(rec, info)
-		e.Overridden, e.Created, e.Recreated = overridden, made.Created, made.Recreated
+		e.Overridden, e.Created, e.Recreated = slices.Concat(made.Overridden, overridden), made.Created, made.Recreated
 		if info.Running && (req.Follow || len(req.Stdin) > 0) {
 			err = m.takeHold(ctx, rec, sb, p.ID, req)
 		}
@@ -185,7 +185,7 @@ func (m *Manager) processFor(ctx context.Context, cmd *command, req StartRequest
 	return runtime.Process{
 		ID: string(kindExec) + req.ExecID, Label: l.String(), Command: req.Command, Env: cmd.env, WorkingDir: cwd,
 		Stdin: req.OpenStdin || len(req.Stdin) > 0, TTY: req.TTY, Rows: req.Rows, Cols: req.Cols,
-		Hold: req.Follow, Timeout: timeout, KeepBytes: cmp.Or(req.KeepBytes, keepBytes),
+		Hold: req.Follow, Once: req.Once, Timeout: timeout, KeepBytes: cmp.Or(req.KeepBytes, keepBytes),
 	}, slices.Concat(cmd.overridden, clamped), nil
 }
 

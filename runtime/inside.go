@@ -90,6 +90,9 @@ type Process struct {
 	Rows, Cols int // 0 is 24 and 80
 	// Hold has the output wait a few seconds for an attachment, from the first byte.
 	Hold bool
+	// Once lets go of the output when an attachment was given it to its end, rather than
+	// keep it until the process is forgotten.
+	Once bool
 	// Timeout kills it with its descendants; 0 is none.
 	Timeout time.Duration
 	// KeepBytes is how much of the output is kept; 0 is 64 KiB, at most 4 MiB.

@@ -223,6 +223,15 @@ func (p *process) follow(c *conn, at *attachment) (*wire.ProcessInfo, error) {
 	return p.tell(), nil
 }
 
+// told is when the output was sent to its end.
+func (p *process) told() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.once && p.attached == nil {
+		p.ring.Clear()
+	}
+}
+
 // feeder is what takes a process' input from Berm, up to Berm's End, and beyond that
 // while the operation goes on: so that it is noticed when Berm hangs up.
 type feeder struct {

@@ -34,7 +34,8 @@ type process struct {
 	command []string
 	tty     bool
 	keep    int
-	order   int // among all
+	once    bool // the output is to be given once
+	order   int  // among all
 
 	// These are set before anybody else knows the process.
 	supervisor *supervisor // nil if there was nothing to start
@@ -117,7 +118,7 @@ func checkStart(s *wire.Start) error {
 
 // newProcess makes one that hasn't been started.
 func newProcess(srv *server, s *wire.Start) *process {
-	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, keep: s.KeepBytes, exited: make(chan struct{})}
+	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, keep: s.KeepBytes, once: s.Once, exited: make(chan struct{})}
 	if p.keep == 0 {
 		p.keep = defaultKeep
 	}

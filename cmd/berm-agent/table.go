@@ -284,7 +284,12 @@ func (srv *server) attach(c *conn, req *wire.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p.follow(c, at)
+	info, err := p.follow(c, at)
+	if err != nil {
+		return nil, err
+	}
+	c.sent = p.told
+	return info, nil
 }
 
 // process is OpProcess.

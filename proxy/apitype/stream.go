@@ -72,8 +72,8 @@ const (
 // for an event, three zeros, and their number as a big endian uint32. An event, as a
 // StreamEvent in JSON, is in the last frame only. Frames of no bytes are heartbeats.
 //
-// The first event is in the header StartHeader, without its command. Seq is in neither
-// event needed: each byte of stdout and stderr counts one, from that of the first on.
+// The first event is in the header StartHeader, without its command. From its Seq on, each
+// byte of stdout and stderr counts one.
 const (
 	Multiplexed = "application/vnd.docker.multiplexed-stream"
 	StartHeader = "Berm-Start"

@@ -93,6 +93,7 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 	var kill func()
 	if req.ExecID == "" {
 		req.ExecID = uuid.NewString() // so that it can be killed even if its start isn't answered
+		req.Once = true
 		kill = func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), killTimeout)
 			defer cancel()

@@ -61,7 +61,7 @@ func validateSize(rows, cols int) error {
 func wireStart(p runtime.Process) *wire.Start {
 	start := &wire.Start{
 		ID: p.ID, Label: p.Label, Command: p.Command, Env: p.Env, Dir: p.WorkingDir, Stdin: p.Stdin,
-		TTY: p.TTY, Rows: p.Rows, Cols: p.Cols, Hold: p.Hold, KeepBytes: p.KeepBytes,
+		TTY: p.TTY, Rows: p.Rows, Cols: p.Cols, Hold: p.Hold, Once: p.Once, KeepBytes: p.KeepBytes,
 	}
 	if p.Timeout > 0 {
 		start.TimeoutMS = max(p.Timeout.Milliseconds(), 1)

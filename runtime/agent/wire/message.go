@@ -68,6 +68,7 @@ type Start struct {
 	Rows      int      `json:"rows,omitempty"`
 	Cols      int      `json:"cols,omitempty"`
 	Hold      bool     `json:"hold,omitempty"`
+	Once      bool     `json:"once,omitempty"`
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
 	KeepBytes int      `json:"keep_bytes,omitempty"`
 }

@@ -52,6 +52,12 @@ func (r *Ring) Add(stderr bool, data []byte) {
 	}
 }
 
+// Clear drops all that is kept, with its memory.
+func (r *Ring) Clear() {
+	r.drop(r.size)
+	r.buf, r.runs = nil, nil
+}
+
 // drop makes room of the oldest.
 func (r *Ring) drop(n int) {
 	if n <= 0 {

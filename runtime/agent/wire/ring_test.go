@@ -140,6 +140,33 @@ func TestRingTakingTurns(t *testing.T) {
 	}
 }
 
+// What there is room for takes nothing away from who reads.
+func TestRingRoom(t *testing.T) {
+	for _, size := range []int{0, 1, 6, 100, 5000} {
+		seed := rand.Uint64()
+		rnd := rand.New(rand.NewPCG(seed, 0))
+		r := NewRing(size)
+		seq := int64(0)
+		for range 3000 {
+			stderr := rnd.IntN(2) == 0
+			n := min(r.Room(stderr, seq), 1+rnd.IntN(3))
+			r.Add(stderr, make([]byte, max(0, n)))
+			first, next := r.Bounds()
+			if first > seq || n < 0 || size > 0 && n == 0 && next == seq {
+				t.Fatalf("seed %d: from %d to %d, read up to %d, room for %d", seed, first, next, seq, n)
+			}
+			if n == 0 || rnd.IntN(50) == 0 {
+				seq += rnd.Int64N(next - seq + 1)
+			}
+		}
+		r.Clear()
+		if first, next := r.Bounds(); first != next || r.buf != nil {
+			t.Errorf("from %d to %d", first, next)
+		}
+		r.Add(true, []byte("x"))
+	}
+}
+
 func BenchmarkRing(b *testing.B) {
 	const size = 4 << 20
 	r := NewRing(size)
