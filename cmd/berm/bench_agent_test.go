@@ -1,9 +1,14 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -65,6 +70,40 @@ func (c *bermContender) run(ctx context.Context, key string, command []string, s
 		}
 	}
 	return nil
+}
+
+// runInJSON streams a command's output as the client did before it knew a shorter form.
+func (c *bermContender) runInJSON(ctx context.Context, key string, exec apitype.ExecRequest, size int) error {
+	body, err := json.Marshal(exec)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.server.url+"/api/v1/sandboxes/"+key+"/exec", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	for name, value := range map[string]string{
+		"Authorization": "Bearer " + c.server.token, "Content-Type": "application/json", "Accept": "application/x-ndjson",
+	} {
+		req.Header.Set(name, value)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var ev apitype.StreamEvent
+		if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
+			return err
+		}
+		if size -= len(ev.DataBase64); ev.Event == apitype.EventExit && size == 0 {
+			return nil
+		}
+	}
+	return fmt.Errorf("%d bytes didn't come: %w", size, lines.Err())
 }
 
 func (c *bermContender) writeFile(ctx context.Context, key, name, content string) error {
@@ -139,6 +178,26 @@ func noUnit(string, figures) string { return "" }
 // per gives what a round's n things come to in a second, by the median.
 func per(n float64, what string) func(string, figures) string {
 	return func(_ string, f figures) string { return fmt.Sprintf("%.1f %s/s", n*1000/f.at(.5), what) }
+}
+
+// forgetPeak has a process' peak memory counted from now on.
+func forgetPeak(b *testing.B, pid int) {
+	b.Helper()
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// peak is the most memory that a process has had.
+func peak(b *testing.B, pid int) string {
+	b.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	value, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(value)
 }
 
 // firstByte is a writer that remembers when it was first written to.
@@ -251,6 +310,8 @@ func BenchmarkInside(b *testing.B) {
 		before := map[string]weight{}
 		for _, p := range pairs {
 			before[p.berm.kind] = weigh(b, p.berm.server.cmd.Process.Pid)
+			forgetPeak(b, p.berm.server.cmd.Process.Pid)
+			forgetPeak(b, p.pid)
 		}
 		turns(b, both(
 			func(p pair) func() (time.Duration, error) { return read(p.berm, p.key) },
@@ -259,8 +320,20 @@ func BenchmarkInside(b *testing.B) {
 			after := weigh(b, p.berm.server.cmd.Process.Pid)
 			b.Logf("%-20s server before: %s", p.berm, before[p.berm.kind])
 			b.Logf("%-20s server after:  %s", p.berm, after)
+			b.Logf("%-20s resident at most: server %s, init %s", p.berm, peak(b, p.berm.server.cmd.Process.Pid), peak(b, p.pid))
 		}
+		time.Sleep(3 * time.Second) // it gives memory back when it has been idle for a while
 		weighInside(b, "after it")
+	})
+	b.Run("256 MiB of output, in JSON", func(b *testing.B) {
+		const size = 256 << 20
+		req := apitype.ExecRequest{Command: []string{"head", "-c", fmt.Sprint(size), "/dev/zero"}, Raw: true}
+		ways := make([]way, 0, 2*len(pairs))
+		for _, p := range pairs {
+			ways = append(ways, way{p.berm.String() + " in JSON", whole(func() error { return p.berm.runInJSON(ctx, p.key, req, size) })},
+				way{p.berm.String(), whole(func() error { return p.berm.run(ctx, p.key, req.Command, io.Discard) })})
+		}
+		turns(b, ways, per(size>>20, "MiB"))
 	})
 	content := strings.Repeat("0123456789abcde\n", 256)
 	b.Run("write 4 KiB", func(b *testing.B) {

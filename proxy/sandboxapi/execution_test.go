@@ -50,7 +50,8 @@ func TestStartExecTranslates(t *testing.T) {
 			tt.want.Follow = true
 			for _, path := range []string{execPath, execsPath} {
 				d.want(200, "", "POST", path, tt.body, asSSE)
-				if started := &d.manager.streams.started; path == execPath && tt.want.ExecID == "" {
+				tt.want.Once = path == execPath && tt.want.ExecID == ""
+				if started := &d.manager.streams.started; tt.want.Once {
 					if started.ExecID == "" {
 						t.Error("it can't be killed before its start is answered")
 					}
