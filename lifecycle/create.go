@@ -127,6 +127,7 @@ func (m *Manager) create(ctx context.Context, req CreateRequest, patient bool) (
 				}
 				if sb.Status != StatusStopped {
 					m.drop(want.id)
+					sb.Overridden = want.overridden
 					return CreateResult{Sandbox: sb, Result: ResultReused}, nil
 				}
 				if err := want.keep(sb, m.opts.Policy()); err != nil {
@@ -144,7 +145,13 @@ func (m *Manager) create(ctx context.Context, req CreateRequest, patient bool) (
 			return CreateResult{}, err
 		}
 	}
-	return m.await(ctx, f, joined, patient)
+	res, err := m.await(ctx, f, joined, patient)
+	var pulling *PullingError
+	if errors.As(err, &pulling) {
+		pulling.Sandbox.Overridden = want.overridden
+	}
+	res.Sandbox.Overridden = want.overridden // of this request, whoever's made the sandbox
+	return res, err
 }
 
 // await waits for a flight to end, or to turn out long.

@@ -167,7 +167,7 @@ func (m *Manager) sandboxFor(ctx context.Context, req ExecRequest) (*record, Exe
 		if err != nil {
 			return nil, res, err
 		}
-		res.Created, res.Recreated = made.Result == ResultCreated, made.Recreated
+		res.Created, res.Recreated, res.Overridden = made.Result == ResultCreated, made.Recreated, made.Sandbox.Overridden
 	}
 	rec, made, err := m.awake(ctx, id)
 	res.Recreated = res.Recreated || made
@@ -315,7 +315,7 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 	res.Backend = m.backend()
 	res.Timeout = timeout
 	res.QuotaEnforcement = sb.Enforcement.WorkspaceQuota
-	res.Overridden = slices.Concat(cmd.overridden, clamped)
+	res.Overridden = slices.Concat(res.Overridden, cmd.overridden, clamped)
 
 	stdout, stderr := cmd.collectors()
 	exec := runtime.Exec{

@@ -158,6 +158,7 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 		}
 		return sb, err
 	}
+	sb.LastUsedAt = time.Now().UTC() // before, nobody could
 	sb.Status = statusOf(c.State)
 	sb.ContainerID = c.ID
 	sb.Endpoint = Endpoint{IP: c.IP, Port: m.opts.Settings.AgentPort}

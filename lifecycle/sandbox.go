@@ -173,7 +173,7 @@ type ExecResult struct {
 	CPUTime           time.Duration     // of the command and the children it waited for; 0 if not known
 	PeakMemoryBytes   int64             // likewise
 	Timeout           time.Duration     // as it was in force
-	Overridden        []policy.Override // a clamped timeout
+	Overridden        []policy.Override // of the command's request, and of the create's that came along
 	Recreated         bool              // the sandbox's container had died and was made anew
 	Created           bool              // the sandbox was made for this command
 	SessionTerminated bool              // the command couldn't be killed, so the sandbox was
