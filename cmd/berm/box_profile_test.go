@@ -85,9 +85,19 @@ func profileLocked(r *boxRow) {
 	for _, dir := range []string{"/", "/workspace/", "/extra/"} {
 		r.fails("touch " + dir + "file")
 	}
+	once := apitype.SandboxRequest{Profile: new("offline_readonly"), HostPath: &dir, Network: new("lab"), ExtraMounts: []apitype.MountRequest{
+		{HostPath: r.makeDir(r, "roots", "root", r.key+"-extra"), MountPath: "/extra"},
+	}}
+	if again := r.create(once); again.Result != "reused" || len(again.Overridden) != 1 || again.Overridden[0].Requested != "lab" {
+		r.Errorf("once more, otherwise: %+v", again) // it is what this request asked for that counts
+	}
+	res := r.exec(apitype.ExecRequest{Command: apitype.Command{"true"}, Sandbox: &once, Timeout: apitype.SecondsOf(61)})
+	if len(res.Overridden) != 2 || res.Overridden[0].Requested != "lab" || res.Overridden[1].Field != "timeout" {
+		r.Errorf("with a command: %+v", res)
+	}
 	if again := r.create(apitype.SandboxRequest{Profile: new("offline_readonly"), HostPath: &dir, Network: new("off"), ExtraMounts: []apitype.MountRequest{
 		{HostPath: r.makeDir(r, "roots", "root", r.key+"-extra"), MountPath: "/extra"},
-	}}); again.Result != "reused" {
+	}}); again.Result != "reused" || len(again.Overridden) != 0 {
 		r.Errorf("asked for as it is: %+v", again)
 	}
 }

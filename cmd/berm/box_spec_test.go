@@ -144,11 +144,15 @@ func specHostPathMode(r *boxRow) {
 	file := filepath.Join(dir, "file")
 	for _, mode := range []string{"", "rw", "ro", "none"} {
 		x := r.on(r.main, "mode"+mode)
-		sb := x.create(apitype.SandboxRequest{HostPath: &dir, HostPathMode: &mode})
+		req := apitype.SandboxRequest{HostPath: &dir, HostPathMode: &mode}
+		if mode == "none" {
+			req.ExtraMounts = []apitype.MountRequest{{HostPath: dir, MountPath: "/extra"}}
+		}
+		sb := x.create(req)
 		switch mode {
 		case "none":
 			o := slices.IndexFunc(sb.Overridden, func(o apitype.Override) bool { return o.Field == "host_path" })
-			if x.mountOptions("/workspace") != "" || sb.Spec.HostPath != "" || o < 0 {
+			if x.mountOptions("/workspace")+x.mountOptions("/extra") != "" || sb.Spec.HostPath != "" || o < 0 || len(sb.Overridden) != 2 {
 				r.Errorf("none: %+v", sb)
 			}
 		case "ro":
