@@ -12,11 +12,11 @@ const (
 	NoThread     = "runtime: failed to create new OS thread"
 )
 
-// CheckAgent is for backends. It refuses an Agent whose paths aren't absolute, and
+// checkAgent refuses an Agent whose paths aren't absolute, and
 // mounts in the way of its places in the container: at them, below, or above, where the
 // engine would have to make them in a directory that is mounted. In a tmpfs above
 // AgentDir it can.
-func CheckAgent(spec Spec) error {
+func checkAgent(spec Spec) error {
 	a := spec.Agent
 	if a == nil {
 		return nil

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,11 +66,8 @@ func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 }
 
 func validateExec(e runtime.Exec) error {
-	switch {
-	case len(e.Command) == 0:
-		return runtime.Invalid("the command is empty")
-	case e.WorkingDir != "" && !path.IsAbs(e.WorkingDir):
-		return runtime.Invalid("the working directory %q is not absolute", e.WorkingDir)
+	if err := runtime.CheckExec(e); err != nil {
+		return err
 	}
 	return validateText(slices.Concat(e.Command, e.Env, []string{e.WorkingDir}))
 }

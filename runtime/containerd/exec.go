@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
@@ -54,11 +53,8 @@ func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 }
 
 func validateExec(e runtime.Exec) error {
-	switch {
-	case len(e.Command) == 0:
-		return runtime.Invalid("the command is empty")
-	case e.WorkingDir != "" && !path.IsAbs(e.WorkingDir):
-		return runtime.Invalid("the working directory %q is not absolute", e.WorkingDir)
+	if err := runtime.CheckExec(e); err != nil {
+		return err
 	}
 	for _, s := range slices.Concat(e.Command, []string{e.WorkingDir}) {
 		if strings.ContainsRune(s, 0) {

@@ -34,21 +34,11 @@ func (r *Runtime) sweepNetworks(ctx context.Context) error {
 }
 
 func (r *Runtime) sweepNetwork(wait, work context.Context, dir string, fw firewall) error {
-	unlock, err := r.lockNetwork(wait, dir, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	n, unlock, err := r.holdNetwork(wait, dir)
+	if n == nil || err != nil {
 		return err
 	}
 	defer unlock()
-	n, err := readNetwork(dir)
-	if err != nil {
-		return err
-	}
-	if n == nil {
-		return os.RemoveAll(dir)
-	}
 	fail := func(err error) error {
 		if err == nil {
 			return nil

@@ -230,21 +230,11 @@ func (r *Runtime) Networks(ctx context.Context, labels map[string]string) ([]run
 func (r *Runtime) RemoveNetwork(ctx context.Context, name string) error {
 	return r.netCall(ctx, fmt.Sprintf("remove network %q", name), func(wait, work context.Context) error {
 		dir := r.networkDir(name)
-		unlock, err := r.lockNetwork(wait, dir, false)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
+		n, unlock, err := r.holdNetwork(wait, dir)
+		if n == nil || err != nil {
 			return err
 		}
 		defer unlock()
-		n, err := readNetwork(dir)
-		if err != nil {
-			return err
-		}
-		if n == nil {
-			return os.RemoveAll(dir) // half made
-		}
 		users, err := n.users()
 		if err != nil {
 			return err
@@ -254,6 +244,26 @@ func (r *Runtime) RemoveNetwork(ctx context.Context, name string) error {
 		}
 		return r.clearNetwork(work, n)
 	})
+}
+
+// holdNetwork locks a network, until unlock is called, and reads it. Nil is none: what is
+// left of one that was half made is removed.
+func (r *Runtime) holdNetwork(wait context.Context, dir string) (n *network, unlock func(), err error) {
+	unlock, err = r.lockNetwork(wait, dir, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if n, err = readNetwork(dir); n == nil && err == nil {
+		err = os.RemoveAll(dir)
+	}
+	if n == nil || err != nil {
+		unlock()
+		return nil, nil, err
+	}
+	return n, unlock, nil
 }
 
 // clearNetwork removes a network without users, whatever state it is in. It is

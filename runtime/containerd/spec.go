@@ -51,36 +51,18 @@ func validate(spec runtime.Spec) error {
 	switch {
 	case !namePattern.MatchString(spec.Name):
 		return runtime.Invalid("name %q: letters, digits and _.- are allowed, at most 255, the first a letter or digit", spec.Name)
-	case spec.Image == "":
-		return runtime.Invalid("the image is missing")
-	case spec.Command != nil && len(spec.Command) == 0:
-		return runtime.Invalid("the command is empty")
-	case spec.CPUs < 0 || math.IsNaN(spec.CPUs) || spec.MemoryBytes < 0 || spec.PidsLimit < 0 || spec.LogMaxBytes < 0:
-		return runtime.Invalid("a limit is negative or not a number")
-	case spec.WorkingDir != "" && !path.IsAbs(spec.WorkingDir):
-		return runtime.Invalid("the working directory %q is not absolute", spec.WorkingDir)
 	case spec.Hostname != "" && (len(spec.Hostname) > 64 || !hostPattern.MatchString(spec.Hostname)):
 		return runtime.Invalid("host name %q: letters, digits, - and . are allowed, at most 64", spec.Hostname)
 	}
 	if err := checkEnv(spec.Env); err != nil {
 		return err
 	}
-	for _, m := range spec.Mounts {
-		if !path.IsAbs(m.Source) || !path.IsAbs(m.Target) || path.Clean(m.Target) == "/" {
-			return runtime.Invalid("mount of %q at %q: both must be absolute, and the target not the root", m.Source, m.Target)
-		}
-	}
-	for _, t := range spec.Tmpfs {
-		if !path.IsAbs(t.Target) || path.Clean(t.Target) == "/" || t.SizeBytes <= 0 {
-			return runtime.Invalid("tmpfs at %q of %d bytes: an absolute path below the root and a size are needed", t.Target, t.SizeBytes)
-		}
-	}
 	for _, c := range spec.CapAdd {
 		if !slices.Contains(capabilities(), c) {
 			return runtime.Invalid("capability %q is unknown", c)
 		}
 	}
-	if err := runtime.CheckAgent(spec); err != nil {
+	if err := runtime.CheckSpec(spec); err != nil {
 		return err
 	}
 	for k, v := range spec.Labels {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"path"
 	"slices"
 	"time"
 
@@ -41,11 +40,8 @@ func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 	if err := checkID(id); err != nil {
 		return runtime.ExecResult{}, fmt.Errorf("run command in container %q: %w", id, err)
 	}
-	if len(e.Command) == 0 {
-		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, runtime.Invalid("the command is empty"))
-	}
-	if e.WorkingDir != "" && !path.IsAbs(e.WorkingDir) {
-		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, runtime.Invalid("the working directory %q is not absolute", e.WorkingDir))
+	if err := runtime.CheckExec(e); err != nil {
+		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, err)
 	}
 	connectCtx, cancel := context.WithTimeout(ctx, r.timeout)
 	s, err := r.connect(connectCtx)

@@ -191,26 +191,8 @@ func validate(spec runtime.Spec) error {
 	switch {
 	case spec.Name == "":
 		return runtime.Invalid("the name is missing")
-	case spec.Image == "":
-		return runtime.Invalid("the image is missing")
-	case spec.Command != nil && len(spec.Command) == 0:
-		return runtime.Invalid("the command is empty")
-	case spec.CPUs < 0 || math.IsNaN(spec.CPUs) || spec.MemoryBytes < 0 || spec.PidsLimit < 0 || spec.LogMaxBytes < 0:
-		return runtime.Invalid("a limit is negative or not a number")
-	case spec.WorkingDir != "" && !path.IsAbs(spec.WorkingDir):
-		return runtime.Invalid("the working directory %q is not absolute", spec.WorkingDir)
 	case slices.Contains([]string{"host", "none", "default"}, spec.Network), container.NetworkMode(spec.Network).IsContainer():
 		return runtime.Invalid("network %q is one of the engine's own modes", spec.Network)
-	}
-	for _, m := range spec.Mounts {
-		if !path.IsAbs(m.Source) || !path.IsAbs(m.Target) {
-			return runtime.Invalid("mount of %q at %q: both must be absolute", m.Source, m.Target)
-		}
-	}
-	for _, t := range spec.Tmpfs {
-		if !path.IsAbs(t.Target) || t.SizeBytes <= 0 {
-			return runtime.Invalid("tmpfs at %q of %d bytes: an absolute path and a size are needed", t.Target, t.SizeBytes)
-		}
 	}
 	for _, c := range spec.CapAdd {
 		if strings.EqualFold(c, "ALL") || strings.EqualFold(c, "CAP_ALL") {
@@ -220,5 +202,5 @@ func validate(spec runtime.Spec) error {
 	if a := spec.Agent; a != nil && a.Program == "" {
 		return runtime.Invalid("the agent has a directory but no program")
 	}
-	return runtime.CheckAgent(spec)
+	return runtime.CheckSpec(spec)
 }

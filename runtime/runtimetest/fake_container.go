@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -74,36 +73,21 @@ CAP_MAC_OVERRIDE CAP_MAC_ADMIN CAP_SYSLOG CAP_WAKE_ALARM CAP_BLOCK_SUSPEND CAP_A
 CAP_PERFMON CAP_BPF CAP_CHECKPOINT_RESTORE`
 
 func checkSpec(spec runtime.Spec) error {
-	absolute := spec.WorkingDir == "" || path.IsAbs(spec.WorkingDir)
-	for _, t := range spec.Tmpfs {
-		if t.SizeBytes <= 0 {
-			return fmt.Errorf("tmpfs at %s without a size: %w", t.Target, errdefs.ErrInvalidArgument)
-		}
-		absolute = absolute && path.IsAbs(t.Target)
+	if err := runtime.CheckSpec(spec); err != nil {
+		return err
+	}
+	if spec.Name == "" || strings.ContainsAny(spec.Name, "/ ") {
+		return fmt.Errorf("name %q: %w", spec.Name, errdefs.ErrInvalidArgument)
 	}
 	for _, m := range spec.Mounts {
 		if _, err := os.Stat(m.Source); err != nil {
 			return fmt.Errorf("mount: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
-		absolute = absolute && path.IsAbs(m.Source) && path.IsAbs(m.Target)
 	}
 	for _, c := range spec.CapAdd {
 		if !slices.Contains(strings.Fields(capabilities), c) {
 			return fmt.Errorf("capability %q: %w", c, errdefs.ErrInvalidArgument)
 		}
-	}
-	if err := runtime.CheckAgent(spec); err != nil {
-		return err
-	}
-	switch {
-	case !absolute:
-		return fmt.Errorf("a path isn't absolute: %w", errdefs.ErrInvalidArgument)
-	case spec.Name == "" || strings.ContainsAny(spec.Name, "/ "):
-		return fmt.Errorf("name %q: %w", spec.Name, errdefs.ErrInvalidArgument)
-	case spec.Command != nil && len(spec.Command) == 0:
-		return fmt.Errorf("empty command: %w", errdefs.ErrInvalidArgument)
-	case spec.CPUs < 0 || spec.MemoryBytes < 0 || spec.PidsLimit < 0 || spec.LogMaxBytes < 0:
-		return fmt.Errorf("negative limit: %w", errdefs.ErrInvalidArgument)
 	}
 	return nil
 }

@@ -1,0 +1,44 @@
+package runtime
+
+import (
+	"math"
+	"path"
+)
+
+// CheckSpec is for backends. It refuses a Spec that makes no sense whatever the engine,
+// as an InvalidArgument: what the engine would take for something else, or not at all.
+func CheckSpec(spec Spec) error {
+	switch {
+	case spec.Image == "":
+		return Invalid("the image is missing")
+	case spec.Command != nil && len(spec.Command) == 0:
+		return Invalid("the command is empty")
+	case spec.CPUs < 0 || math.IsNaN(spec.CPUs) || spec.MemoryBytes < 0 || spec.PidsLimit < 0 || spec.LogMaxBytes < 0:
+		return Invalid("a limit is negative or not a number")
+	case spec.WorkingDir != "" && !path.IsAbs(spec.WorkingDir):
+		return Invalid("the working directory %q is not absolute", spec.WorkingDir)
+	}
+	for _, m := range spec.Mounts {
+		if !path.IsAbs(m.Source) || !path.IsAbs(m.Target) || path.Clean(m.Target) == "/" {
+			return Invalid("mount of %q at %q: both must be absolute, and the target not the root", m.Source, m.Target)
+		}
+	}
+	for _, t := range spec.Tmpfs {
+		if !path.IsAbs(t.Target) || path.Clean(t.Target) == "/" || t.SizeBytes <= 0 {
+			return Invalid("tmpfs at %q of %d bytes: an absolute path below the root and a size are needed", t.Target, t.SizeBytes)
+		}
+	}
+	return checkAgent(spec)
+}
+
+// CheckExec is for backends. It refuses a command that makes no sense whatever the engine,
+// as an InvalidArgument.
+func CheckExec(e Exec) error {
+	switch {
+	case len(e.Command) == 0:
+		return Invalid("the command is empty")
+	case e.WorkingDir != "" && !path.IsAbs(e.WorkingDir):
+		return Invalid("the working directory %q is not absolute", e.WorkingDir)
+	}
+	return nil
+}
