@@ -72,17 +72,22 @@ func execRequest(r *http.Request, tenant, key string, b apitype.ExecRequest) (li
 	if len(req.Stdin) > maxStdin {
 		return req, &lifecycle.InvalidError{Field: "stdin", Message: "must be at most 16 MiB"}
 	}
-	if b.Sandbox != nil {
-		if err := proxy.Require(r, proxy.ScopeSandboxesWrite); err != nil {
-			return req, err
-		}
-		create, err := createRequest(r, key, *b.Sandbox)
-		if err != nil {
-			return req, err
-		}
-		req.Create = &create
+	var err error
+	req.Create, err = sandboxRequest(r, key, b.Sandbox)
+	return req, err
+}
+
+// sandboxRequest is the sandbox that a call makes if there is none, nil for none. Who may
+// not make one is refused.
+func sandboxRequest(r *http.Request, key string, b *apitype.SandboxRequest) (*lifecycle.CreateRequest, error) {
+	if b == nil {
+		return nil, nil //nolint:nilnil // that is its meaning
 	}
-	return req, nil
+	if err := proxy.Require(r, proxy.ScopeSandboxesWrite); err != nil {
+		return nil, err
+	}
+	create, err := createRequest(r, key, *b)
+	return &create, err
 }
 
 func execResult(res lifecycle.ExecResult) apitype.ExecResult {

@@ -6,11 +6,9 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"regexp"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/julienschmidt/httprouter"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
@@ -20,30 +18,7 @@ import (
 const (
 	killTimeout = 30 * time.Second // for a command whose caller went away
 	bodyStall   = time.Minute      // for some more of a body that is passed on as it comes
-	maxSide     = 4096             // rows or columns of a terminal
 )
-
-var memberID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,122}$`)
-
-// member is a command or a process of a sandbox, as a path names it.
-type member struct{ tenant, key, id string }
-
-// member gives what the path names, and refuses a query that the call doesn't have.
-func (a *api) member(r *http.Request, param string, queries ...string) (member, error) {
-	tenant, key, err := a.key(r, queries...)
-	if err != nil {
-		return member{}, err
-	}
-	m := member{tenant, key, httprouter.ParamsFromContext(r.Context()).ByName(param)}
-	return m, checkID(param+"_id", m.id)
-}
-
-func checkID(field, id string) error {
-	if !memberID.MatchString(id) {
-		return &lifecycle.InvalidError{Field: field, Message: "must be up to 123 letters, digits and _.:-, of which the first is a letter or digit"}
-	}
-	return nil
-}
 
 // startExec starts a command, and streams it if that is asked for.
 func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
@@ -217,100 +192,6 @@ func startsAt(from place, first int64) int64 {
 		return max(first, 0)
 	}
 	return from.seq()
-}
-
-func (a *api) listExecs(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r)
-	if err != nil {
-		return err
-	}
-	list, err := a.manager.Executions(r.Context(), tenant, key)
-	if err != nil {
-		return err
-	}
-	out := apitype.ExecutionList{Execs: make([]apitype.Execution, len(list))}
-	for i, x := range list {
-		out.Execs[i] = execution(x)
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
-}
-
-func (a *api) getExec(w http.ResponseWriter, r *http.Request) error {
-	return a.answerExec(w, r, a.manager.Execution)
-}
-
-// killExec kills a command with all its descendants.
-func (a *api) killExec(w http.ResponseWriter, r *http.Request) error {
-	return a.answerExec(w, r, a.manager.KillExec)
-}
-
-func (a *api) answerExec(w http.ResponseWriter, r *http.Request, call func(ctx context.Context, tenant, key, id string) (lifecycle.Execution, error)) error {
-	m, err := a.member(r, "exec")
-	if err != nil {
-		return err
-	}
-	x, err := call(r.Context(), m.tenant, m.key, m.id)
-	if err != nil {
-		return err
-	}
-	proxy.ExchangeOf(r.Context()).SessionID = x.SessionID
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, execution(x))
-}
-
-func (a *api) signalExec(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "exec")
-	if err != nil {
-		return err
-	}
-	sig, err := signalOf(w, r)
-	if err != nil {
-		return err
-	}
-	if err := a.manager.SignalExec(r.Context(), m.tenant, m.key, m.id, sig); err != nil {
-		return err
-	}
-	return a.answerExec(w, r, a.manager.Execution)
-}
-
-func (a *api) resizeExec(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "exec")
-	if err != nil {
-		return err
-	}
-	rows, cols, err := sizeOf(w, r)
-	if err != nil {
-		return err
-	}
-	if err := a.manager.ResizeExec(r.Context(), m.tenant, m.key, m.id, rows, cols); err != nil {
-		return err
-	}
-	return a.answerExec(w, r, a.manager.Execution)
-}
-
-func signalOf(w http.ResponseWriter, r *http.Request) (int, error) {
-	var body apitype.SignalRequest
-	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
-		return 0, err
-	}
-	if body.Signal == 0 {
-		return 0, &lifecycle.InvalidError{Field: "signal", Message: "is mandatory"}
-	}
-	return int(body.Signal), nil
-}
-
-func sizeOf(w http.ResponseWriter, r *http.Request) (rows, cols int, err error) {
-	var body apitype.ResizeRequest
-	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
-		return 0, 0, err
-	}
-	return body.Rows, body.Cols, checkResize(body)
-}
-
-func checkResize(b apitype.ResizeRequest) error {
-	if b.Rows < 1 || b.Rows > maxSide || b.Cols < 1 || b.Cols > maxSide {
-		return &lifecycle.InvalidError{Field: "rows", Message: "rows and cols must be from 1 to 4,096"}
-	}
-	return nil
 }
 
 // execStdin passes the body on to a command's input as it comes.

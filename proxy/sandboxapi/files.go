@@ -82,6 +82,14 @@ func (a *api) filesAt(r *http.Request, queries ...string) (*lifecycle.FileAccess
 	return files, name, err
 }
 
+// filesBelow also tells whether all that is below the path is meant.
+func (a *api) filesBelow(r *http.Request) (files *lifecycle.FileAccess, name string, recursive bool, err error) {
+	if files, name, err = a.filesAt(r, "recursive"); err == nil {
+		recursive, err = boolQuery(r.URL.Query(), "recursive")
+	}
+	return files, name, recursive, err
+}
+
 // base64Query takes both alphabets, with or without padding; a plus that wasn't
 // escaped is a space in a query.
 func base64Query(s string) ([]byte, error) {
@@ -313,11 +321,7 @@ func (a *api) moveFile(do moveFunc) proxy.Handler {
 }
 
 func (a *api) removeFile(w http.ResponseWriter, r *http.Request) error {
-	files, name, err := a.filesAt(r, "recursive")
-	if err != nil {
-		return err
-	}
-	recursive, err := boolQuery(r.URL.Query(), "recursive")
+	files, name, recursive, err := a.filesBelow(r)
 	if err != nil {
 		return err
 	}

@@ -58,17 +58,9 @@ func processRequest(r *http.Request, tenant, key string, b apitype.ProcessReques
 		}
 		req.Ready = &ready
 	}
-	if b.Sandbox != nil {
-		if err := proxy.Require(r, proxy.ScopeSandboxesWrite); err != nil {
-			return req, err
-		}
-		create, err := createRequest(r, key, *b.Sandbox)
-		if err != nil {
-			return req, err
-		}
-		req.Create = &create
-	}
-	return req, nil
+	var err error
+	req.Create, err = sandboxRequest(r, key, b.Sandbox)
+	return req, err
 }
 
 func readiness(b apitype.Readiness) (lifecycle.Readiness, error) {
@@ -85,72 +77,6 @@ func readiness(b apitype.Readiness) (lifecycle.Readiness, error) {
 		}
 	}
 	return out, nil
-}
-
-func (a *api) listProcesses(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r)
-	if err != nil {
-		return err
-	}
-	list, err := a.manager.Processes(r.Context(), tenant, key)
-	if err != nil {
-		return err
-	}
-	out := apitype.ProcessList{Processes: make([]apitype.Process, len(list))}
-	for i, p := range list {
-		out.Processes[i] = process(p)
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
-}
-
-func (a *api) getProcess(w http.ResponseWriter, r *http.Request) error {
-	return a.answerProcess(w, r, a.manager.Process)
-}
-
-func (a *api) stopProcess(w http.ResponseWriter, r *http.Request) error {
-	return a.answerProcess(w, r, a.manager.StopProcess)
-}
-
-func (a *api) answerProcess(w http.ResponseWriter, r *http.Request, call func(ctx context.Context, tenant, key, id string) (lifecycle.Process, error)) error {
-	m, err := a.member(r, "process")
-	if err != nil {
-		return err
-	}
-	p, err := call(r.Context(), m.tenant, m.key, m.id)
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, process(p))
-}
-
-func (a *api) signalProcess(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "process")
-	if err != nil {
-		return err
-	}
-	sig, err := signalOf(w, r)
-	if err != nil {
-		return err
-	}
-	if err := a.manager.SignalProcess(r.Context(), m.tenant, m.key, m.id, sig); err != nil {
-		return err
-	}
-	return a.answerProcess(w, r, a.manager.Process)
-}
-
-func (a *api) resizeProcess(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "process")
-	if err != nil {
-		return err
-	}
-	rows, cols, err := sizeOf(w, r)
-	if err != nil {
-		return err
-	}
-	if err := a.manager.ResizeProcess(r.Context(), m.tenant, m.key, m.id, rows, cols); err != nil {
-		return err
-	}
-	return a.answerProcess(w, r, a.manager.Process)
 }
 
 // maxWait is how long a caller can wait for a process in one call.

@@ -376,11 +376,7 @@ func (l *lineWriter) end(err error) error {
 
 // watchFiles tells of changes as they happen.
 func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
-	files, name, err := a.filesAt(r, "recursive")
-	if err != nil {
-		return err
-	}
-	recursive, err := boolQuery(r.URL.Query(), "recursive")
+	files, name, recursive, err := a.filesBelow(r)
 	if err != nil {
 		return err
 	}
