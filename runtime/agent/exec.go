@@ -270,6 +270,8 @@ func (x *run) refused(ctx context.Context, failure *wire.Failure) error {
 	case x.kept || x.seq > 0 || failure.Class == wire.ClassAborted || failure.Class == wire.ClassOutOfRange:
 		x.kept = true
 		return x.abandon(ctx, interrupted("not telling all of the command's output any more"))
+	case failure.Class == wire.ClassExhausted && x.e.Stdin != nil: // some of which may be read
+		return fmt.Errorf("%w: %w", runtime.ErrNoRoom, failure)
 	case failure.Class == wire.ClassInvalid || x.e.Stdin != nil:
 		return failed(failure)
 	}

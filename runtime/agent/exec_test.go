@@ -491,6 +491,21 @@ func TestExecRefused(t *testing.T) {
 	}
 }
 
+// The engine can't be given a command whose input may be read, where there is no room.
+func TestExecNoRoom(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
+		if p.ready() {
+			p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExhausted, Message: "full"})
+		}
+	})
+	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdin: strings.NewReader("y")})
+	if !errors.Is(err, runtime.ErrNoRoom) || !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "full") {
+		t.Error(err)
+	}
+}
+
 // Only the container's first process is heard.
 func TestPeer(t *testing.T) {
 	b := newBed(t)

@@ -191,7 +191,7 @@ func testStatsCounts(t *testing.T, b *bed) {
 	if after.TxBytes-before.TxBytes < 30000 || after.RxBytes <= before.RxBytes || after.TxBytes > 10<<20 {
 		t.Errorf("after 30000 bytes were sent: %+v, before %+v", after, before)
 	}
-	if after.Pids < before.Pids+4 || after.Pids > before.Pids+10 {
+	if after.Pids < before.Pids+4 || after.Pids > before.Pids+30 { // the first process may have made its threads meanwhile
 		t.Errorf("after 4 processes more: %d, before %d", after.Pids, before.Pids)
 	}
 	if after.CPUUsage < before.CPUUsage+10*time.Millisecond {
