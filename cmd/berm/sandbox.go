@@ -55,6 +55,18 @@ func (f *clientFlags) connect() (*client.Client, error) {
 	return client.New(client.Options{BaseURL: url, Token: token})
 }
 
+// clientAction is the body of a command that calls the server. What the server refuses
+// it with is explained.
+func (f *clientFlags) clientAction(do func(cmd *cobra.Command, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
+	return action(func(cmd *cobra.Command, args []string) error {
+		c, err := f.connect()
+		if err != nil {
+			return err
+		}
+		return explain(do(cmd, c, args))
+	})
+}
+
 // server is where the server is, and what to show it.
 func (f *clientFlags) server() (url, token string, err error) {
 	if url = cmp.Or(f.url, os.Getenv("BERM_URL"), defaultURL); f.tokenFile == "" {
@@ -91,15 +103,11 @@ func newListCommand(flags *clientFlags) *cobra.Command {
 		Short:   "List your sandboxes",
 		Example: "  berm sandbox ls --status running --metadata team=blue",
 		Args:    cobra.NoArgs,
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
-			c, err := flags.connect()
-			if err != nil {
-				return err
-			}
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, _ []string) error {
 			sandboxes := []apitype.Sandbox{}
 			for sb, err := range c.List(cmd.Context(), opts) {
 				if err != nil {
-					return explain(err)
+					return err
 				}
 				sandboxes = append(sandboxes, sb)
 			}
@@ -134,14 +142,10 @@ func newShowCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Show all there is to know about a sandbox",
 		Example: "  berm sandbox show mine -o json",
 		Args:    cobra.ExactArgs(1),
-		RunE: action(func(cmd *cobra.Command, args []string) error {
-			c, err := flags.connect()
-			if err != nil {
-				return err
-			}
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			sb, err := c.Get(cmd.Context(), args[0])
 			if err != nil {
-				return explain(err)
+				return err
 			}
 			return flags.print(cmd.OutOrStdout(), sb)
 		}),
@@ -155,14 +159,10 @@ func newRenewCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Give a sandbox more time",
 		Example: "  berm sandbox renew mine --ttl 1h",
 		Args:    cobra.ExactArgs(1),
-		RunE: action(func(cmd *cobra.Command, args []string) error {
-			c, err := flags.connect()
-			if err != nil {
-				return err
-			}
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			sb, err := c.Renew(cmd.Context(), args[0], ttl)
 			if err != nil {
-				return explain(err)
+				return err
 			}
 			return flags.print(cmd.OutOrStdout(), sb)
 		}),
@@ -178,11 +178,7 @@ func newRemoveCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Remove sandboxes",
 		Example: "  berm sandbox rm mine yours",
 		Args:    cobra.MinimumNArgs(1),
-		RunE: action(func(cmd *cobra.Command, args []string) error {
-			c, err := flags.connect()
-			if err != nil {
-				return err
-			}
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			var errs []error
 			results := []apitype.DeleteResult{}
 			for _, key := range args {

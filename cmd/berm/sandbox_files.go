@@ -41,17 +41,6 @@ Paths in the sandbox are absolute.`
 	return cmd
 }
 
-// filesAction is the body of a command that uses a sandbox's files.
-func (f *clientFlags) filesAction(do func(cmd *cobra.Command, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
-	return action(func(cmd *cobra.Command, args []string) error {
-		c, err := f.connect()
-		if err != nil {
-			return err
-		}
-		return explain(do(cmd, c, args))
-	})
-}
-
 // shown is a name or text from a sandbox as it can be printed: nothing in it moves a
 // terminal's cursor, or looks like anything else.
 func shown(s string) string {
@@ -110,7 +99,7 @@ func newFilesListCommand(flags *clientFlags) *cobra.Command {
 		Example: `  berm sandbox files ls mine /workspace
   berm sandbox files ls mine / --depth 2 -o json`,
 		Args: cobra.ExactArgs(2),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			list := &apitype.FileList{Files: []apitype.FileInfo{}}
 			for info, err := range c.ListFiles(cmd.Context(), args[0], args[1], depth) {
 				if err != nil {
@@ -136,7 +125,7 @@ func newFilesCatCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Print files",
 		Example: "  berm sandbox files cat mine /workspace/log.txt",
 		Args:    cobra.MinimumNArgs(2),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			for _, name := range args[1:] {
 				if err := copyFrom(cmd, c, args[0], name, cmd.OutOrStdout()); err != nil {
 					return err
@@ -171,7 +160,7 @@ at all. A PATH that ends in a slash is a directory to put it in.`,
 		Example: `  berm sandbox files put mine data.csv /workspace/
   echo hello | berm sandbox files put mine - /tmp/greeting --mode 0600`,
 		Args: cobra.ExactArgs(3),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			from, to := args[1], args[2]
 			if strings.HasSuffix(to, "/") {
 				if from == stdio {
@@ -242,7 +231,7 @@ file's own name in this directory if none is said; to standard output if it is "
 		Example: `  berm sandbox files get mine /workspace/result.csv
   berm sandbox files get mine /workspace/result.csv out/today.csv`,
 		Args: cobra.RangeArgs(2, 3),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			to := path.Base(args[1])
 			if len(args) == 3 {
 				to = args[2]
@@ -284,7 +273,7 @@ func newFilesRemoveCommand(flags *clientFlags) *cobra.Command {
 		Example: `  berm sandbox files rm mine /tmp/a /tmp/b
   berm sandbox files rm mine -r /workspace/build`,
 		Args: cobra.MinimumNArgs(2),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			var errs []error
 			for _, name := range args[1:] {
 				errs = append(errs, explain(c.RemoveFile(cmd.Context(), args[0], name, recursive)))
@@ -304,7 +293,7 @@ func newFilesMkdirCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Make directories",
 		Example: "  berm sandbox files mkdir mine -p /workspace/a/b",
 		Args:    cobra.MinimumNArgs(2),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			perm, err := octal(mode)
 			if err != nil {
 				return err
@@ -327,7 +316,7 @@ func newFilesStatCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Tell what a file is",
 		Example: "  berm sandbox files stat mine /workspace -o json",
 		Args:    cobra.ExactArgs(2),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			info, err := c.StatFile(cmd.Context(), args[0], args[1])
 			if err != nil {
 				return err
@@ -346,7 +335,7 @@ func newFilesFindCommand(flags *clientFlags) *cobra.Command {
 name, and ** for any number of directories.`,
 		Example: `  berm sandbox files find mine /workspace '**/*.go'`,
 		Args:    cobra.ExactArgs(3),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			list, err := c.GlobFiles(cmd.Context(), args[0], args[1], args[2], limit)
 			if err != nil {
 				return err
@@ -377,7 +366,7 @@ Go's syntax. The exit code is 1 when there is none.`,
 		Example: `  berm sandbox files grep mine 'func \w+Sandbox' /workspace --include '*.go'
   berm sandbox files grep mine -F -i todo /workspace`,
 		Args: cobra.ExactArgs(3),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			opts.Pattern = args[1]
 			found, err := c.SearchFiles(cmd.Context(), args[0], args[2], opts)
 			if err != nil {
@@ -416,7 +405,7 @@ func newFilesTarCommand(flags *clientFlags) *cobra.Command {
 		Example: `  berm sandbox files tar mine /workspace > workspace.tar
   tar c src | berm sandbox files tar mine --extract /workspace`,
 		Args: cobra.ExactArgs(2),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			if extract {
 				return c.WriteTar(cmd.Context(), args[0], args[1], cmd.InOrStdin())
 			}
@@ -444,7 +433,7 @@ func newFilesWatchCommand(flags *clientFlags) *cobra.Command {
 line, "ready", says that changes from then on are seen.`,
 		Example: "  berm sandbox files watch mine /workspace --recursive",
 		Args:    cobra.ExactArgs(2),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			for e, err := range c.WatchFiles(cmd.Context(), args[0], args[1], recursive) {
 				if err != nil {
 					return err
@@ -475,7 +464,7 @@ func newFilesMoveCommand(flags *clientFlags, name, short string, do func(c *clie
 		Short:   short,
 		Example: "  berm sandbox files " + name + " mine /workspace/a /workspace/b --replace",
 		Args:    cobra.ExactArgs(3),
-		RunE: flags.filesAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			return do(c, cmd.Context(), args[0], args[1], args[2], replace)
 		}),
 	}

@@ -55,12 +55,9 @@ waits until the process is ready, and fails if it doesn't get there.`,
   berm sandbox process start mine --id web --ready-port 8000 -- python3 -m http.server 8000
   berm sandbox process start mine --id tools --replace -e DEBUG=1 -- ./server --stdio`,
 		Args: cobra.MinimumNArgs(2),
-		RunE: action(func(cmd *cobra.Command, args []string) error {
-			c, err := flags.connect()
-			if err != nil {
-				return err
-			}
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			req.Command, req.Args = args[1], args[2:]
+			var err error
 			if req.Env, err = environment(env); err != nil {
 				return err
 			}
@@ -72,7 +69,7 @@ waits until the process is ready, and fails if it doesn't get there.`,
 			}
 			p, err := c.StartProcess(cmd.Context(), args[0], req)
 			if err != nil {
-				return explain(err)
+				return err
 			}
 			if err := flags.printProcess(cmd.OutOrStdout(), p); err != nil {
 				return err
@@ -102,14 +99,10 @@ func newProcessListCommand(flags *clientFlags) *cobra.Command {
 		Short:   "List a sandbox's processes",
 		Example: "  berm sandbox process list mine",
 		Args:    cobra.ExactArgs(1),
-		RunE: action(func(cmd *cobra.Command, args []string) error {
-			c, err := flags.connect()
-			if err != nil {
-				return err
-			}
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			list, err := c.Processes(cmd.Context(), args[0])
 			if err != nil {
-				return explain(err)
+				return err
 			}
 			if flags.output == "json" {
 				return writeJSON(cmd.OutOrStdout(), list)
@@ -166,11 +159,7 @@ standard error as it was. With -o json it comes as events, one in a line.`,
 		Example: `  berm sandbox process logs mine web
   berm sandbox process logs mine web --follow`,
 		Args: cobra.RangeArgs(1, 2),
-		RunE: action(func(cmd *cobra.Command, args []string) error {
-			c, err := flags.connect()
-			if err != nil {
-				return err
-			}
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			opts := client.StreamOptions{Raw: true}
 			if after >= 0 {
 				opts.After = &after
@@ -182,7 +171,7 @@ standard error as it was. With -o json it comes as events, one in a line.`,
 			for ev, err := range events {
 				switch {
 				case err != nil:
-					return explain(err)
+					return err
 				case flags.output == "json":
 					err = json.NewEncoder(cmd.OutOrStdout()).Encode(ev)
 				case ev.Event == apitype.EventStdout:
@@ -351,22 +340,18 @@ func newPsCommand(flags *clientFlags) *cobra.Command {
 		Example: `  berm sandbox ps mine
   berm sandbox ps mine --all -o json`,
 		Args: cobra.ExactArgs(1),
-		RunE: action(func(cmd *cobra.Command, args []string) error {
-			c, err := flags.connect()
-			if err != nil {
-				return err
-			}
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			list := struct {
 				Execs     []apitype.Execution `json:"execs"`
 				Processes []apitype.Process   `json:"processes"`
 			}{[]apitype.Execution{}, []apitype.Process{}}
 			execs, err := c.Executions(cmd.Context(), args[0])
 			if err != nil {
-				return explain(err)
+				return err
 			}
 			processes, err := c.Processes(cmd.Context(), args[0])
 			if err != nil {
-				return explain(err)
+				return err
 			}
 			for _, x := range execs {
 				if all || x.Status == stateRunning {
