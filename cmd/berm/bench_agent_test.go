@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -200,6 +201,25 @@ func peak(b *testing.B, pid int) string {
 	return strings.TrimSpace(value)
 }
 
+// cpuTime is how long a process has worked, in hundredths of a second.
+func cpuTime(b *testing.B, pid int) (t time.Duration) {
+	b.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	// pid (name) state parent …; user and system time are the 14th and 15th.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	for _, ticks := range fields[11:13] {
+		n, err := strconv.Atoi(ticks)
+		if err != nil {
+			b.Fatal(err)
+		}
+		t += time.Duration(n) * 10 * time.Millisecond
+	}
+	return t
+}
+
 // firstByte is a writer that remembers when it was first written to.
 type firstByte struct{ at atomic.Int64 }
 
@@ -307,9 +327,10 @@ func BenchmarkInside(b *testing.B) {
 				return err
 			})
 		}
-		before := map[string]weight{}
+		before, worked := map[string]weight{}, map[string][2]time.Duration{}
 		for _, p := range pairs {
 			before[p.berm.kind] = weigh(b, p.berm.server.cmd.Process.Pid)
+			worked[p.berm.kind] = [2]time.Duration{cpuTime(b, p.berm.server.cmd.Process.Pid), cpuTime(b, p.pid)}
 			forgetPeak(b, p.berm.server.cmd.Process.Pid)
 			forgetPeak(b, p.pid)
 		}
@@ -317,10 +338,10 @@ func BenchmarkInside(b *testing.B) {
 			func(p pair) func() (time.Duration, error) { return read(p.berm, p.key) },
 			func(p pair) func() (time.Duration, error) { return read(p.raw, p.id) }), per(size>>20, "MiB"))
 		for _, p := range pairs {
-			after := weigh(b, p.berm.server.cmd.Process.Pid)
-			b.Logf("%-20s server before: %s", p.berm, before[p.berm.kind])
-			b.Logf("%-20s server after:  %s", p.berm, after)
-			b.Logf("%-20s resident at most: server %s, init %s", p.berm, peak(b, p.berm.server.cmd.Process.Pid), peak(b, p.pid))
+			pid, was := p.berm.server.cmd.Process.Pid, worked[p.berm.kind]
+			b.Logf("%-20s server private %d kB, before %d kB, resident at most %s; init at most %s; CPU time of a round %s and %s",
+				p.berm, weigh(b, pid).private, before[p.berm.kind].private, peak(b, pid), peak(b, p.pid),
+				(cpuTime(b, pid)-was[0])/time.Duration(b.N), (cpuTime(b, p.pid)-was[1])/time.Duration(b.N))
 		}
 		time.Sleep(3 * time.Second) // it gives memory back when it has been idle for a while
 		weighInside(b, "after it")
