@@ -255,8 +255,7 @@ func (m *Manager) remake(ctx context.Context, id keyID) (bool, error) {
 func (m *Manager) begin(rec *record, k kind) (Sandbox, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := time.Now()
-	sb := rec.snapshotLocked(now)
+	sb := rec.snapshotLocked(time.Now())
 	switch sb.Status {
 	case StatusRunning:
 	case StatusStopped: // just now, or it has made way for the one that is made anew
@@ -264,33 +263,41 @@ func (m *Manager) begin(rec *record, k kind) (Sandbox, error) {
 	default:
 		return sb, &StateError{Key: sb.Key, Status: sb.Status, Want: "commands need it running; resume or create it first"}
 	}
-	n, most, what := rec.counter(k), m.opts.Settings.MaxCommands, "commands"
+	most, what := m.opts.Settings.MaxCommands, "commands running"
 	if k == kindProcess {
-		most, what = m.opts.Settings.MaxProcesses, "processes"
+		most, what = m.opts.Settings.MaxProcesses, "processes running"
 	}
+	return sb, rec.enterLocked(rec.counter(k), most, what)
+}
+
+// enterLocked counts in one more of what a sandbox has only so many of at once.
+func (r *record) enterLocked(n *int, most int, what string) error {
 	if *n >= most {
-		return sb, &CapacityError{
-			Message:    fmt.Sprintf("sandbox %q runs %d %s, which is as many as it may", sb.Key, *n, what),
+		return &CapacityError{
+			Message:    fmt.Sprintf("sandbox %q has %d %s, which is as many as it may", r.sb.Key, *n, what),
 			RetryAfter: time.Second,
 		}
 	}
 	*n++
-	rec.sb.LastUsedAt, rec.stale = now.UTC(), true
-	return sb, nil
+	r.usedLocked()
+	return nil
 }
+
+// usedLocked notes that the sandbox was used, so that its idle time starts anew.
+func (r *record) usedLocked() { r.sb.LastUsedAt, r.stale = time.Now().UTC(), true }
 
 func (m *Manager) finish(rec *record, k kind) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	*rec.counter(k)--
-	rec.sb.LastUsedAt, rec.stale = time.Now().UTC(), true
+	rec.usedLocked()
 }
 
-// touch notes that the sandbox was used, so that its idle time starts anew.
+// touch notes that the sandbox was used.
 func (m *Manager) touch(rec *record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	rec.sb.LastUsedAt, rec.stale = time.Now().UTC(), true
+	rec.usedLocked()
 }
 
 // prepare checks that a command may start in a sandbox, and answers where.
@@ -359,6 +366,9 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 	case errdefs.IsUnavailable(err):
 		return res, &UnavailableError{Err: fmt.Errorf("run in sandbox %s: %w", sb.Key, err)}
 	case errdefs.IsResourceExhausted(err):
+		if dead := m.lookAgain(ctx, rec, sb); dead != nil { // where nothing can be started either
+			return res, dead
+		}
 		return res, noRoom(sb)
 	default:
 		return res, fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
