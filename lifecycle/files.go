@@ -261,8 +261,7 @@ func (a *FileAccess) do(ctx context.Context, op, name string, f func(context.Con
 func (a *FileAccess) begin() error {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
-	now := time.Now()
-	switch sb := a.rec.snapshotLocked(now); sb.Status {
+	switch sb := a.rec.snapshotLocked(time.Now()); sb.Status {
 	case StatusRunning:
 	case StatusExpired:
 		return &NotFoundError{Key: sb.Key}
@@ -271,22 +270,14 @@ func (a *FileAccess) begin() error {
 	default:
 		return &StateError{Key: sb.Key, Status: sb.Status, Want: "its files need it running; resume or create it first"}
 	}
-	if a.rec.files >= maxFileCalls {
-		return &CapacityError{
-			Message:    fmt.Sprintf("sandbox %q has %d files calls under way, which is as many as it may", a.sb.Key, a.rec.files),
-			RetryAfter: time.Second,
-		}
-	}
-	a.rec.files++
-	a.rec.sb.LastUsedAt, a.rec.stale = now.UTC(), true
-	return nil
+	return a.rec.enterLocked(&a.rec.files, maxFileCalls, "files calls under way")
 }
 
 func (a *FileAccess) finish() {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
 	a.rec.files--
-	a.rec.sb.LastUsedAt, a.rec.stale = time.Now().UTC(), true
+	a.rec.usedLocked()
 }
 
 // failed says what an error of the runtime's means. Its own words may be the

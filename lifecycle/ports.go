@@ -106,19 +106,10 @@ func (p *PortAccess) Dial(ctx context.Context, port int) (net.Conn, error) {
 func (p *PortAccess) begin() error {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
-	now := time.Now()
-	if err := p.running(p.rec.snapshotLocked(now)); err != nil {
+	if err := p.running(p.rec.snapshotLocked(time.Now())); err != nil {
 		return err
 	}
-	if p.rec.conns >= maxPortConns {
-		return &CapacityError{
-			Message:    fmt.Sprintf("sandbox %q has %d connections to its ports, which is as many as it may", p.sb.Key, p.rec.conns),
-			RetryAfter: time.Second,
-		}
-	}
-	p.rec.conns++
-	p.rec.sb.LastUsedAt, p.rec.stale = now.UTC(), true
-	return nil
+	return p.rec.enterLocked(&p.rec.conns, maxPortConns, "connections to its ports")
 }
 
 func (p *PortAccess) end() {

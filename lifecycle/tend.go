@@ -164,7 +164,7 @@ func (m *Manager) endLocked(rec *record, proc string, status ExecStatus) bool {
 	}
 	rec.inside.ended[proc] = t.info.StartedAt
 	*rec.counter(t.kind)--
-	rec.sb.LastUsedAt, rec.stale = time.Now().UTC(), true
+	rec.usedLocked()
 	if t.turn {
 		m.passTurnLocked(keyID{rec.sb.Tenant, rec.sb.Key})
 	}
