@@ -88,8 +88,8 @@ type execution struct {
 	settled chan struct{} // closed when the engine is done with starting it
 
 	pipes  *pipes
-	hunt   *hunt // nil when its processes can't be seen from here
-	oom    chan oomCount
+	hunt   *hunt    // nil when its processes can't be seen from here
+	oom    oomCount // before it was started
 	result runtime.ExecResult
 }
 
@@ -215,7 +215,7 @@ func (x *execution) begin(ctx, callCtx context.Context) (started bool, err error
 	if x.c.habitat != nil {
 		x.hunt = &hunt{habitat: x.c.habitat, name: markerEnv, value: x.marker, since: since}
 	}
-	x.countOOM(ctx)
+	x.oom.kills, x.oom.err = x.r.oomCount(callCtx, x.id)
 	res, err := x.r.client.TaskService().Start(callCtx, &tasks.StartRequest{ContainerID: x.id, ExecID: x.marker})
 	if err = errgrpc.ToNative(err); err != nil {
 		x.dispose(ctx)
@@ -361,14 +361,8 @@ func (x *execution) conclude(ctx context.Context, code int) error {
 	}
 	callCtx, cancel := x.r.bounded(ctx)
 	defer cancel()
-	var before oomCount
-	select {
-	case before = <-x.oom:
-	case <-ctx.Done():
-		return runtime.Ended(ctx)
-	}
 	kills, err := x.r.oomCount(callCtx, x.id)
-	if x.result.OOMKilled = before.err == nil && err == nil && kills > before.kills; x.result.OOMKilled {
+	if x.result.OOMKilled = x.oom.err == nil && err == nil && kills > x.oom.kills; x.result.OOMKilled {
 		return nil
 	}
 	// Whoever ends a container may end the commands in it first.
@@ -385,17 +379,6 @@ func (x *execution) conclude(ctx context.Context, code int) error {
 		return x.lost(ctx, err)
 	}
 	return nil
-}
-
-// countOOM counts what the kernel has killed so far, beside the start.
-func (x *execution) countOOM(ctx context.Context) {
-	x.oom = make(chan oomCount, 1)
-	ctx, cancel := x.r.bounded(context.WithoutCancel(ctx))
-	go func() {
-		defer cancel()
-		kills, err := x.r.oomCount(ctx, x.id)
-		x.oom <- oomCount{kills, err}
-	}()
 }
 
 // kill ends the command with all its descendants. Nil means that they are gone.

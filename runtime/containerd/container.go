@@ -228,6 +228,9 @@ func (r *Runtime) remove(ctx context.Context, p *place, id string) error {
 	if err := r.removeParts(ctx, id, there); err != nil {
 		return err
 	}
+	if err := r.removeSockets(id); err != nil { // a shim that was killed has left them
+		return err
+	}
 	var g errgroup.Group
 	if there {
 		g.Go(func() error { return absent(r.client.ContainerService().Delete(ctx, id)) })
@@ -303,15 +306,23 @@ func (r *Runtime) endTask(ctx context.Context, id string) (known bool, err error
 	return true, r.killTask(ctx, id, t.Process)
 }
 
+// noticeTime is how long the engine may take to notice that a shim has died.
+const noticeTime = 2 * time.Second
+
 // deleteTask deletes a task that has ended, with its shim and its sandbox. What isn't
-// there is no error.
+// there is no error. Until the engine notices that a shim has died, which it then cleans
+// up after, what it answers has no class.
 func (r *Runtime) deleteTask(ctx context.Context, id string) error {
 	sandbox := make(chan error, 1)
 	go func() { sandbox <- r.removeSandbox(ctx, id) }()
-	_, err := r.client.TaskService().Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: id})
-	if err = native(err); errdefs.IsNotFound(err) {
-		err = nil
-	}
+	noticed, cancel := context.WithTimeout(ctx, noticeTime)
+	defer cancel()
+	var err error
+	_ = await(noticed, func() (bool, error) {
+		_, err = r.client.TaskService().Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: id})
+		err = absent(native(err))
+		return !errdefs.IsUnknown(err), nil
+	})
 	return errors.Join(err, <-sandbox)
 }
 
@@ -337,7 +348,7 @@ func (r *Runtime) killTask(ctx context.Context, id string, first *tasktypes.Proc
 		}
 	}
 	_, err := service.Wait(ctx, &tasks.WaitRequest{ContainerID: id})
-	if err = native(err); err != nil && !errdefs.IsNotFound(err) {
+	if err = native(err); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsUnknown(err) { // see deleteTask
 		return err
 	}
 	return nil

@@ -8,12 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -221,4 +223,38 @@ func TestRemoveRemains(t *testing.T) {
 	if err := r.removeRemains(t.Context(), mine); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestDeadShim kills a container's shim under the engine, which leaves its socket.
+func TestDeadShim(t *testing.T) {
+	c := testEngine(t)
+	r := newRuntime(t, c)
+	made, err := r.Create(t.Context(), runtime.Spec{Name: "dead-shim", Image: testImage, Command: []string{"sleep", "100000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, err := r.shims()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range running {
+		if s.id == made.ID {
+			if err := unix.Kill(s.pid, unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := await(t.Context(), func() (bool, error) { // the engine finds out by itself
+		now, err := r.Inspect(t.Context(), made.ID)
+		return now.State == runtime.StateExited, err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := c.Leftovers(t.Context(), c.Root()); err != nil || !slices.Contains(left, "socket "+shimSocket(r, made.ID)) {
+		t.Errorf("the socket of a dead shim isn't told of: %q, %v", left, err)
+	}
+	if err := r.Remove(t.Context(), made.ID); err != nil {
+		t.Fatal(err)
+	}
+	wantNothingLeft(t, c)
 }

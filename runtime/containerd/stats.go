@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -130,7 +131,17 @@ func (r *Runtime) oomKills(ctx context.Context, t client.Task) (uint64, error) {
 	return r.oomCount(ctx, t.ID())
 }
 
+// oomCount asks the kernel, which takes no time, or the engine, where the container's
+// cgroup isn't.
 func (r *Runtime) oomCount(ctx context.Context, id string) (uint64, error) {
+	own := filepath.Join(r.opts.CgroupParent, id)
+	for _, file := range []string{
+		filepath.Join(cgroupRoot, "memory", own, "memory.oom_control"), filepath.Join(cgroupRoot, own, "memory.events"),
+	} {
+		if b, err := readLimited(file, 1<<16); err == nil {
+			return parseOOM(string(b))
+		}
+	}
 	metrics, err := r.metrics(ctx, id)
 	if err != nil {
 		return 0, err
@@ -142,4 +153,14 @@ func (r *Runtime) oomCount(ctx context.Context, id string) (uint64, error) {
 		return m.GetMemoryEvents().GetOomKill(), nil
 	}
 	return 0, fmt.Errorf("metrics of type %T aren't known", metrics)
+}
+
+// parseOOM reads memory.oom_control of version 1 of cgroups, or memory.events of version 2.
+func parseOOM(words string) (uint64, error) {
+	for line := range strings.Lines(words) {
+		if name, count, ok := strings.Cut(strings.TrimSpace(line), " "); ok && name == "oom_kill" {
+			return strconv.ParseUint(count, 10, 64)
+		}
+	}
+	return 0, nil // kernels before 4.13 don't count
 }

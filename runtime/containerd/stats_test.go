@@ -63,3 +63,19 @@ func TestParseTraffic(t *testing.T) {
 		}
 	}
 }
+
+func TestParseOOM(t *testing.T) {
+	for words, want := range map[string]uint64{
+		"oom_kill_disable 0\nunder_oom 0\noom_kill 3\n":               3,
+		"low 0\nhigh 0\nmax 7\noom 1\noom_kill 2\noom_group_kill 0\n": 2,
+		"oom_kill_disable 0\nunder_oom 0\n":                           0,
+		"":                                                            0,
+	} {
+		if got, err := parseOOM(words); err != nil || got != want {
+			t.Errorf("%q: %d, %v; want %d", words, got, err, want)
+		}
+	}
+	if _, err := parseOOM("oom_kill many"); err == nil {
+		t.Error("many was understood")
+	}
+}

@@ -3,12 +3,15 @@ package engine
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -81,6 +84,38 @@ func (c *Containerd) Leftovers(ctx context.Context, root string) ([]string, erro
 		return nil, err
 	}
 	add("process", shims...)
+	sockets, err := c.place.sockets(c.Namespace())
+	add("socket", sockets...)
+	return out, err
+}
+
+var idPattern = regexp.MustCompile(`[0-9a-f]{64}`)
+
+// sockets lists those that shims of the engine have listened at, in the directory that
+// is the same for all engines. Their names are made of the containers' IDs, or stand
+// themselves in the engine's log.
+func (p *place) sockets(namespace string) ([]string, error) {
+	log, err := os.ReadFile(p.path("containerd.log"))
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[string]bool)
+	for _, id := range idPattern.FindAllString(string(log), -1) {
+		if names[id] {
+			continue
+		}
+		names[id] = true // it may be such a name
+		for _, of := range []string{id, id + "/debug"} {
+			name := sha256.Sum256([]byte(filepath.Join(p.path("containerd.sock"), namespace, of)))
+			names[hex.EncodeToString(name[:])] = true
+		}
+	}
+	var out []string
+	for name := range names {
+		if _, err := os.Lstat(filepath.Join(shimSocketDir, name)); err == nil {
+			out = append(out, filepath.Join(shimSocketDir, name))
+		}
+	}
 	return out, nil
 }
 

@@ -174,6 +174,12 @@ func (p *place) noteShared(paths map[string]bool) {
 			paths[socket] = true
 		}
 	}
+	for _, namespace := range []string{"berm", "moby"} { // of those whose bundles are gone
+		sockets, _ := p.sockets(namespace) // without a log nothing has run
+		for _, socket := range sockets {
+			paths[socket] = true
+		}
+	}
 }
 
 // removeCNIResults removes what libcni noted about containers whose network
