@@ -16,6 +16,7 @@ type StartRequest struct {
 	// ExecID is the caller's own name for the command: asking again with the same one
 	// answers the command that is there. Empty lets Berm choose. [A-Za-z0-9][A-Za-z0-9_.:-]{0,122}
 	ExecID     string
+	NewID      bool // ExecID is nobody else's, so that no command can be there already
 	OpenStdin  bool // Write to the stream is its input; otherwise it has Stdin or none
 	TTY        bool // a terminal, whose output is all stdout; implies OpenStdin
 	Rows, Cols int  // of the terminal; 0 is 24 and 80

@@ -88,13 +88,14 @@ func (m *Manager) startExec(ctx context.Context, req StartRequest) (e Execution,
 	if m.insider == nil {
 		return e, &UnsupportedError{Key: id.key}
 	}
-	named := req.ExecID != ""
+	if req.ExecID == "" {
+		req.ExecID, req.NewID = uuid.NewString(), true
+	}
+	named := !req.NewID
 	if named {
 		if e, found, err := m.existing(ctx, id, req); found || err != nil {
 			return e, err
 		}
-	} else {
-		req.ExecID = uuid.NewString()
 	}
 	turn := false
 	if req.Serialize {

@@ -92,6 +92,20 @@ func (w *world) execution(id string) lifecycle.Execution {
 	return e
 }
 
+func TestNewIDsAreNotLookedFor(t *testing.T) {
+	w := newWorld(t, setup{})
+	w.startExec(follow("named", "true")) // and makes the sandbox
+	for req, want := range map[*lifecycle.StartRequest]int{{}: 0, {ExecID: "new", NewID: true}: 0, {ExecID: "other"}: 1} {
+		start := follow(req.ExecID, "sleep 1000")
+		start.NewID = req.NewID
+		before := w.fake.Calls("process")
+		w.startExec(start)
+		if n := w.fake.Calls("process") - before; n != want {
+			t.Errorf("ID %q, new %t: the agent was asked for it %d times, want %d", req.ExecID, req.NewID, n, want)
+		}
+	}
+}
+
 func TestStartExec(t *testing.T) {
 	w := newWorld(t, setup{})
 	e := w.startExec(follow("", "echo out; echo err >&2; exit 3"))

@@ -67,7 +67,7 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 	req.Follow = true
 	var kill func()
 	if req.ExecID == "" {
-		req.ExecID = uuid.NewString() // so that it can be killed even if its start isn't answered
+		req.ExecID, req.NewID = uuid.NewString(), true // so that it can be killed even if its start isn't answered
 		req.Once = true
 		kill = func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), killTimeout)

@@ -51,6 +51,7 @@ func TestStartExecTranslates(t *testing.T) {
 			for _, path := range []string{execPath, execsPath} {
 				d.want(200, "", "POST", path, tt.body, asSSE)
 				tt.want.Once = path == execPath && tt.want.ExecID == ""
+				tt.want.NewID = tt.want.Once
 				if started := &d.manager.streams.started; tt.want.Once {
 					if started.ExecID == "" {
 						t.Error("it can't be killed before its start is answered")
