@@ -55,7 +55,7 @@ func (r *rush) pause(pipe syscall.RawConn, n int) {
 // Go's own are a millisecond off in a program that has nothing else to do.
 func (r *rush) begin(pipe syscall.RawConn) bool {
 	_ = pipe.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, rushPipe) })
-	r.span = time.Duration(pipeSize(pipe)) * time.Nanosecond
+	r.span = time.Duration(min(pipeSize(pipe), rushPipe)) * time.Nanosecond // a byte each
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
 	if err != nil {
 		return false
