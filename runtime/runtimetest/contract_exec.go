@@ -131,8 +131,11 @@ func testExecNoRoom(t *testing.T, b *bed) {
 	for name, agent := range map[string]*runtime.Agent{"engine's init": nil, "agent": b.agent(t)} {
 		t.Run(name, func(t *testing.T) {
 			spec := b.spec()
-			spec.Agent, spec.PidsLimit = agent, 24
-			spec.Command = []string{"sh", "-c", "until [ -e /full ]; do sleep 0.1; done; (while true; do sleep 70002 & done); exec sleep 70003"}
+			spec.Agent, spec.PidsLimit = agent, 32
+			// Who fills it up ends with the first process too many, which may be one of
+			// touch's: there are others, for later.
+			spec.Command = []string{"sh", "-c", `until [ -e /full ]; do sleep 0.1; done
+				for i in 1 2 4 8 16 32; do (sleep $i; while true; do sleep 70002 & done) & done; exec sleep 70003`}
 			c := b.create(t, spec)
 			for _, dir := range []string{"", "/new/dir"} {
 				_, stderr, code := b.run(t, c.ID, runtime.Exec{Command: []string{"no-such-program"}, WorkingDir: dir})
