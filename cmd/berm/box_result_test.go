@@ -252,7 +252,7 @@ func resultEdges(r *boxRow) {
 // Whatever a command prints, the server keeps little of it.
 func resultBounded(r *boxRow) {
 	r.create(apitype.SandboxRequest{})
-	const size = 192 << 20
+	const size = 96 << 20
 	peak := func() int { return weigh(r.T, r.s.cmd.Process.Pid).rss }
 	before, most := peak(), 0
 	over := make(chan *apitype.ExecResult, 1)
@@ -271,7 +271,7 @@ func resultBounded(r *boxRow) {
 				r.Errorf("%+v", res)
 			}
 			// Others run beside; a server that kept it all would have more than all of it.
-			if most > before+size>>10/2 {
+			if most > before+(size>>10)*2/3 {
 				r.Errorf("the server had %d kB before, and %d kB meanwhile", before, most)
 			}
 			return
