@@ -34,13 +34,15 @@ type ContainerRequest struct {
 	LogDriver       string // empty is the engine's default
 	LogOptions      map[string]string
 	Restart         string // "", "no", "on-failure", "always", "unless-stopped"
-	DNS             []string
-	ExtraHosts      []string
+	DNS             []string // servers
+	DNSOptions      []string
+	DNSSearch       []string
+	ExtraHosts      []string // as "name:address"
 
 	CPUs           float64 // 0 is not given
 	MemoryBytes    int64   // 0 is not given
 	SwapBytes      int64   // memory and swap together; 0 is not given, -1 unlimited
-	PidsLimit      *int64  // nil is not given; 0 and -1 are unlimited
+	PidsLimit      *int64  // nil is not given, as is 0 of a new container; else 0 and below are unlimited
 	ShmBytes       int64   // 0 is not given
 	OOMScoreAdj    int
 	OOMKillDisable bool
@@ -84,6 +86,9 @@ type ContainerNetwork struct {
 	ID    string // of the network (named) or the container, as the engine resolved Asked; empty if there is none
 	Name  string // the engine's name of the network
 	Own   bool   // the network, or the container, is the caller's
+	// Internal says that the network is known to have no way out of the host. Own ones
+	// that have one are refused where the profile allows none.
+	Internal bool
 	// Options that no policy allows, by their names in the API.
 	Options []string
 }
@@ -126,7 +131,7 @@ type ContainerSpec struct {
 	Volumes []ContainerMount `json:"volumes,omitempty"` // of type volume
 	Tmpfs   []ContainerMount `json:"tmpfs,omitempty"`   // with their size
 
-	Network  string             `json:"network"` // "none", "networks", or "container"
+	Network  string             `json:"network"` // see SpecNetworkNone
 	Networks []ContainerNetwork `json:"networks,omitempty"`
 	Internal bool               `json:"-"` // networks that the caller makes have no way out
 	Ports    []ContainerPort    `json:"ports,omitempty"`
@@ -140,6 +145,8 @@ type ContainerSpec struct {
 	LogOptions      map[string]string `json:"log_options,omitempty"`
 	Restart         string            `json:"restart"`
 	DNS             []string          `json:"dns,omitempty"`
+	DNSOptions      []string          `json:"dns_options,omitempty"`
+	DNSSearch       []string          `json:"dns_search,omitempty"`
 	ExtraHosts      []string          `json:"extra_hosts,omitempty"`
 
 	CPUs           float64 `json:"cpus"`
@@ -161,6 +168,21 @@ type ContainerVerdict struct {
 
 // Allowed tells whether the request may go ahead.
 func (v ContainerVerdict) Allowed() bool { return len(v.Denials) == 0 }
+
+// Err is nil for an allowed verdict, else a *DeniedError.
+func (v ContainerVerdict) Err() error {
+	if v.Allowed() {
+		return nil
+	}
+	return &DeniedError{Reasons: v.Denials}
+}
+
+// The values of ContainerSpec.Network.
+const (
+	SpecNetworkNone      = "none"
+	SpecNetworkNetworks  = "networks"  // those of Networks; one without an ID goes by its name, and may have to be made
+	SpecNetworkContainer = "container" // that of the container whose ID is in Networks[0]
+)
 
 // EngineAPI is what a profile allows clients of the engine's own API, beside what the
 // rest of the policy says of every container.

@@ -59,7 +59,8 @@ type Profile struct {
 	CapAdd           []string      `json:"cap_add"`       // sorted, never nil
 	RuntimeClass     string        `json:"runtime_class"` // empty is the engine's default
 	Agent            string        `json:"agent"`         // "on" or "off"
-	Locked           []string      `json:"locked"`        // sorted, never nil
+	EngineAPI        EngineAPI     `json:"engine_api"`
+	Locked           []string      `json:"locked"` // sorted, never nil
 }
 
 // Profiles gives the names of all profiles, sorted.
