@@ -33,7 +33,7 @@ type ContainerRequest struct {
 	Runtime         string // empty is the engine's default
 	LogDriver       string // empty is the engine's default
 	LogOptions      map[string]string
-	Restart         string // "", "no", "on-failure", "always", "unless-stopped"
+	Restart         string   // "", "no", "on-failure", "always", "unless-stopped"
 	DNS             []string // servers
 	DNSOptions      []string
 	DNSSearch       []string

@@ -39,10 +39,10 @@ func fill(v **time.Duration, operator, builtin time.Duration) {
 	*v = &operator
 }
 
-func (j *judge) times(req Request) {
-	j.v.Spec.MaxLifetime = j.policy.ttl.maxLifetime
-	j.v.Spec.TTL = j.lifetime("ttl", req.TTL, j.profile.TTL)
-	j.v.Spec.IdleTTL = j.lifetime("idle_ttl", req.IdleTTL, j.profile.IdleTTL)
+func (j *sandboxJudge) times(req Request) {
+	j.spec.MaxLifetime = j.policy.ttl.maxLifetime
+	j.spec.TTL = j.lifetime("ttl", req.TTL, j.profile.TTL)
+	j.spec.IdleTTL = j.lifetime("idle_ttl", req.IdleTTL, j.profile.IdleTTL)
 }
 
 func (j *judge) lifetime(field string, asked *time.Duration, own time.Duration) time.Duration {
