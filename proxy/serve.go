@@ -88,6 +88,8 @@ func (l *unixListener) Close() error {
 type ServeOptions struct {
 	DrainTimeout time.Duration // for requests in flight once ctx has ended; 0 is 30 s
 	Logger       *slog.Logger  // nil discards
+	// ConnContext adds to the context of a connection's requests. Nil adds nothing.
+	ConnContext func(ctx context.Context, c net.Conn) context.Context
 }
 
 // Serve answers requests on l until ctx ends, then takes no more, lets those in
@@ -110,6 +112,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 			h.ServeHTTP(w, r)
 		}),
 		BaseContext:       func(net.Listener) context.Context { return base },
+		ConnContext:       opts.ConnContext,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
