@@ -2,10 +2,12 @@ package engineapi
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/url"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 // call is one request on its way. It belongs to its goroutine.
@@ -50,3 +52,17 @@ func (c *call) profile() (policy.Profile, error) {
 	}
 	return p, nil
 }
+
+// operation asks whether the caller's profile allows one of the things that can be
+// switched off.
+func (c *call) operation(op string) error {
+	err := c.rules.Operation(c.caller.Profile, op)
+	var d *policy.DeniedError
+	if errors.As(err, &d) {
+		return c.allow(d.Reasons)
+	}
+	return err
+}
+
+// strictJSON reads one JSON value, as strictly as a body.
+func strictJSON(data []byte, v any) error { return proxy.DecodeJSON(data, v) }

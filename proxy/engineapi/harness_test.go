@@ -12,8 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/client"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	private "github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -156,4 +159,33 @@ func TestPing(t *testing.T) {
 	if got.APIVersion != want.APIVersion || got.OSType != want.OSType {
 		t.Errorf("ping: %+v, want %+v", got, want)
 	}
+}
+
+// made has the engine itself make a container with the labels of one that a tenant made
+// through the door, and removes it at the test's end.
+func (d *testDoor) made(direct *client.Client, tenant, name string, config container.Config) string {
+	d.t.Helper()
+	if config.Image == "" {
+		config.Image = testImage
+	}
+	if config.Cmd == nil {
+		config.Cmd = []string{"sleep", "1000"}
+	}
+	config.Labels = map[string]string{
+		lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: tenant,
+	}
+	got, err := direct.ContainerCreate(context.Background(), &config, &container.HostConfig{NetworkMode: "none"}, nil, nil, name)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() {
+		err := direct.ContainerRemove(context.Background(), got.ID, container.RemoveOptions{Force: true, RemoveVolumes: true})
+		if err != nil && !errdefs.IsNotFound(err) {
+			d.t.Error(err)
+		}
+	})
+	if err := direct.ContainerStart(context.Background(), got.ID, container.StartOptions{}); err != nil {
+		d.t.Fatal(err)
+	}
+	return got.ID
 }

@@ -36,6 +36,7 @@ var unmatched = &route{template: "unmatched", serve: func(*call) error { return 
 // routes are all endpoints that there are; whatever isn't among them is refused.
 var routes = compile(slices.Concat(
 	systemRoutes(),
+	containerRoutes(),
 ))
 
 func compile(list []route) []route {
