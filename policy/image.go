@@ -170,6 +170,9 @@ func (p imagePattern) match(i image) bool {
 	return true
 }
 
+// wide tells whether a pattern is of whole registries.
+func (p imagePattern) wide() bool { return p.all || p.prefix && !strings.Contains(p.repo, "/") }
+
 func (l *loader) loadImages() {
 	f := &l.file.Images
 	if f.Allow == nil {

@@ -208,8 +208,21 @@ func cleanPath(p string) (clean, why string) {
 	return path.Clean(p), ""
 }
 
-// cleanTarget is cleanPath for a mount's place in the container.
+// cleanTarget is cleanInner for a container with Berm's own program in it.
 func cleanTarget(p string) (clean, why string) {
+	if clean, why = cleanInner(p); why != "" {
+		return "", why
+	}
+	for _, place := range agentPlaces {
+		if under(clean, place) || under(place, clean) {
+			return "", "is in the way of Berm's own " + place
+		}
+	}
+	return clean, ""
+}
+
+// cleanInner is cleanPath for a mount's place in a container.
+func cleanInner(p string) (clean, why string) {
 	clean, why = cleanPath(p)
 	if why != "" {
 		return "", why
@@ -220,11 +233,6 @@ func cleanTarget(p string) (clean, why string) {
 	for _, dir := range kernelDirs {
 		if under(clean, dir) {
 			return "", "lies in " + dir
-		}
-	}
-	for _, place := range agentPlaces {
-		if under(clean, place) || under(place, clean) {
-			return "", "is in the way of Berm's own " + place
 		}
 	}
 	return clean, ""
