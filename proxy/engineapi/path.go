@@ -21,14 +21,17 @@ const (
 
 func (v version) String() string { return "1." + strconv.Itoa(int(v)) }
 
-// segment is what a name in a path may consist of, beside the slashes of images' names.
+// maxName bounds each segment of a path, in bytes.
 const maxName = 512
 
+// segment is a part of a path between slashes, as it was sent and with its escapes
+// decoded once. Only names may have any.
+type segment struct{ raw, name string }
+
 // splitPath reads a request's path as it was sent: an optional version, and segments.
-// Only within a segment may there be escapes, which are decoded once. What the engine
-// would redirect, clean, or read otherwise than it looks is refused.
-func splitPath(raw string) (v version, segments []string, err error) {
-	bad := func(why string) (version, []string, error) {
+// What the engine would redirect, clean, or read otherwise than it looks is refused.
+func splitPath(raw string) (v version, segments []segment, err error) {
+	bad := func(why string) (version, []segment, error) {
 		return 0, nil, malformed("the path " + why)
 	}
 	if !strings.HasPrefix(raw, "/") || len(raw) > 4096 {
@@ -38,9 +41,6 @@ func splitPath(raw string) (v version, segments []string, err error) {
 		name, err := url.PathUnescape(part)
 		if err != nil {
 			return bad("has an escape that is none")
-		}
-		if i == 0 && part != name {
-			return bad("begins with an escape")
 		}
 		switch {
 		case name == "":
@@ -54,7 +54,7 @@ func splitPath(raw string) (v version, segments []string, err error) {
 			v = n
 			continue
 		}
-		segments = append(segments, name)
+		segments = append(segments, segment{part, name})
 	}
 	if len(segments) == 0 {
 		return bad("names no endpoint")
@@ -96,7 +96,7 @@ func (c *call) match() (*route, error) {
 	}
 	rt, name := lookup(c.r.Method, segments)
 	if rt == nil {
-		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s /%s is not an endpoint that may be used", method(c.r), shorten(strings.Join(segments, "/"))),
+		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s %s is not an endpoint that may be used", method(c.r), shorten(raw)),
 			"the endpoints of docs/engine-proxy.md")
 	}
 	if c.version, err = c.engine.negotiate(c.ctx, v); err != nil {
@@ -111,7 +111,7 @@ func (c *call) match() (*route, error) {
 
 // lookup matches a method and a path with the table. A template has at most one name,
 // which may span several segments if it is an image's.
-func lookup(method string, segments []string) (*route, string) {
+func lookup(method string, segments []segment) (*route, string) {
 	for i := range routes {
 		if rt := &routes[i]; rt.method == method {
 			if name, ok := rt.fits(segments); ok {
@@ -122,20 +122,28 @@ func lookup(method string, segments []string) (*route, string) {
 	return nil, ""
 }
 
-func (rt *route) fits(segments []string) (name string, ok bool) {
+func (rt *route) fits(segments []segment) (name string, ok bool) {
 	at := slices.IndexFunc(rt.segments, func(s string) bool { return s[0] == '{' })
 	if at < 0 {
-		return "", slices.Equal(rt.segments, segments)
+		return "", literally(rt.segments, segments)
 	}
 	after := rt.segments[at+1:]
 	end := len(segments) - len(after)
 	if end <= at || !rt.long && end != at+1 {
 		return "", false
 	}
-	if !slices.Equal(segments[:at], rt.segments[:at]) || !slices.Equal(segments[end:], after) {
+	if !literally(rt.segments[:at], segments[:at]) || !literally(after, segments[end:]) {
 		return "", false
 	}
-	return strings.Join(segments[at:end], "/"), true
+	for _, s := range segments[at:end] {
+		name += "/" + s.name
+	}
+	return name[1:], true
+}
+
+// literally tells whether segments are those of a template, without escapes.
+func literally(template []string, segments []segment) bool {
+	return slices.EqualFunc(template, segments, func(want string, s segment) bool { return s.raw == want })
 }
 
 // parse reads the query, and looks at what the headers say of the body.
