@@ -43,7 +43,8 @@ type Door struct {
 	gate    *proxy.Gate
 	engine  *engine
 	metrics *metrics
-	known   owners
+	known   owners // tenants of containers and networks
+	execs   owners // containers of execs
 }
 
 // New makes a Door. The engine needn't be up.

@@ -13,29 +13,29 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 )
 
-// owners remembers whose containers and networks are, by full ID: neither labels nor IDs
-// of one ever change.
+// owners remembers what never changes, by full ID: whose a container or a network is,
+// or which container an exec is in.
 type owners struct {
 	mu   sync.Mutex
-	byID map[string]string // tenant
+	byID map[string]string
 }
 
 const maxOwners = 16 << 10
 
-func (o *owners) get(id string) (tenant string, ok bool) {
+func (o *owners) get(id string) (owner string, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	tenant, ok = o.byID[id]
-	return tenant, ok
+	owner, ok = o.byID[id]
+	return owner, ok
 }
 
-func (o *owners) put(id, tenant string) {
+func (o *owners) put(id, owner string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.byID == nil || len(o.byID) >= maxOwners {
 		o.byID = map[string]string{}
 	}
-	o.byID[id] = tenant
+	o.byID[id] = owner
 }
 
 func (o *owners) drop(id string) {
@@ -113,6 +113,13 @@ func (c *call) execID(id string) (exec, containerID string, err error) {
 	if !fullID.MatchString(id) {
 		return "", "", missing // the engine takes no prefixes of these
 	}
+	if known, ok := c.execs.get(id); ok {
+		if _, err := c.containerID(known); err != nil {
+			return "", "", missing
+		}
+		c.about(id)
+		return id, known, nil
+	}
 	var ex struct{ ContainerID string }
 	err = c.engine.get(c.ctx, c.version, "/exec/"+id+"/json", nil, &ex)
 	if statusOf(err) != 0 {
@@ -124,6 +131,7 @@ func (c *call) execID(id string) (exec, containerID string, err error) {
 	if _, err := c.containerID(ex.ContainerID); err != nil {
 		return "", "", missing
 	}
+	c.execs.put(id, ex.ContainerID)
 	c.about(id)
 	return id, ex.ContainerID, nil
 }

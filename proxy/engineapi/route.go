@@ -37,6 +37,8 @@ var unmatched = &route{template: "unmatched", serve: func(*call) error { return 
 var routes = compile(slices.Concat(
 	systemRoutes(),
 	containerRoutes(),
+	execRoutes(),
+	attachRoutes(),
 ))
 
 func compile(list []route) []route {
