@@ -214,3 +214,16 @@ func (j *containerJudge) networkOption(name, value string) {
 		j.invalid(ruleNetworkOptions, field, value, allowed, fmt.Sprintf("network option %s is %q; allowed is %s", name, shorten(value), allowed))
 	}
 }
+
+// NetworkJoin judges a network that a container of the caller's is to be connected to
+// after it was made, as one of a container's creation. The error is a *DeniedError.
+func (p *Policy) NetworkJoin(profile string, n ContainerNetwork) error {
+	j, ok := p.containerJudge(profile)
+	if ok {
+		j.networks(ContainerRequest{Networks: []ContainerNetwork{n}})
+		for _, o := range j.overridden {
+			j.deny(o.Rule, n.Field, n.Asked, j.networksInWords(), fmt.Sprintf("network %q is refused: the profile locks its network", shorten(n.Asked)))
+		}
+	}
+	return j.err()
+}

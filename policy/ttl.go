@@ -59,3 +59,14 @@ func (j *judge) lifetime(field string, asked *time.Duration, own time.Duration) 
 	}
 	return v
 }
+
+// ObjectTTL judges how long something lives that a caller makes through the engine's own
+// API, a network or a volume: ttl from now, and at most until most from now. Nil is the
+// profile's. The error is a *DeniedError.
+func (p *Policy) ObjectTTL(profile string, asked *time.Duration) (ttl, most time.Duration, err error) {
+	j, ok := p.containerJudge(profile)
+	if ok {
+		ttl = j.lifetime("ttl", asked, j.profile.TTL)
+	}
+	return ttl, p.ttl.maxLifetime, j.err()
+}

@@ -102,6 +102,13 @@ func (c *call) answer(status int, v any) error {
 	return nil
 }
 
+// ok answers 200 without a body, as the engine does to some calls.
+func (c *call) ok() error {
+	c.w.Header().Set("Api-Version", c.version.String())
+	c.w.WriteHeader(http.StatusOK)
+	return nil
+}
+
 // done answers that there is nothing to say.
 func (c *call) done() error {
 	c.w.Header().Set("Api-Version", c.version.String())

@@ -53,16 +53,18 @@ func (c *call) profile() (policy.Profile, error) {
 	return p, nil
 }
 
-// operation asks whether the caller's profile allows one of the things that can be
-// switched off.
-func (c *call) operation(op string) error {
-	err := c.rules.Operation(c.caller.Profile, op)
+// judged is allow for an error of the policy's; others are given back.
+func (c *call) judged(err error) error {
 	var d *policy.DeniedError
 	if errors.As(err, &d) {
 		return c.allow(d.Reasons)
 	}
 	return err
 }
+
+// operation asks whether the caller's profile allows one of the things that can be
+// switched off.
+func (c *call) operation(op string) error { return c.judged(c.rules.Operation(c.caller.Profile, op)) }
 
 // strictJSON reads one JSON value, as strictly as a body.
 func strictJSON(data []byte, v any) error { return proxy.DecodeJSON(data, v) }

@@ -22,10 +22,26 @@ func switchedOff(key, what string) error {
 	return denied("engine_api."+key, "", what+" is off in the caller's profile", "engine_api."+key+": on")
 }
 
+// errNotFound is what every notFound is, for errors.Is.
+var errNotFound = errors.New("not found")
+
 // notFound is what the engine says of what isn't there, and the door of what is
 // somebody else's.
 func notFound(message string) error {
-	return &proxy.Fault{Status: http.StatusNotFound, Code: "not_found", Title: "Not found", Detail: message}
+	return &missing{proxy.Fault{Status: http.StatusNotFound, Code: "not_found", Title: "Not found", Detail: message}}
+}
+
+// missing is a fault of class errNotFound.
+type missing struct{ fault proxy.Fault }
+
+func (m *missing) Error() string        { return m.fault.Detail }
+func (m *missing) Is(target error) bool { return target == errNotFound }
+func (m *missing) As(target any) bool {
+	f, ok := target.(**proxy.Fault)
+	if ok {
+		*f = &m.fault
+	}
+	return ok
 }
 
 func conflict(message string) error {

@@ -45,6 +45,7 @@ type Door struct {
 	metrics *metrics
 	known   owners // tenants of containers and networks
 	execs   owners // containers of execs
+	rooms   rooms
 }
 
 // New makes a Door. The engine needn't be up.

@@ -39,6 +39,8 @@ var routes = compile(slices.Concat(
 	containerRoutes(),
 	execRoutes(),
 	attachRoutes(),
+	networkRoutes(),
+	volumeRoutes(),
 ))
 
 func compile(list []route) []route {
