@@ -189,3 +189,12 @@ func (d *testDoor) made(direct *client.Client, tenant, name string, config conta
 	}
 	return got.ID
 }
+
+func readFile(t testing.TB, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}

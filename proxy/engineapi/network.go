@@ -228,33 +228,6 @@ func (c *call) pruneNetworks() error {
 	return c.forward(ask{path: "/networks/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
 }
 
-// endpointBody is how a container is to join a network; what the engine itself fills in
-// may be there, as clients send back what they were told, but isn't looked at.
-type endpointBody struct {
-	IPAMConfig *struct {
-		IPv4Address  string   `json:"IPv4Address"`
-		IPv6Address  string   `json:"IPv6Address"`
-		LinkLocalIPs []string `json:"LinkLocalIPs"`
-	} `json:"IPAMConfig"`
-	Links      []string          `json:"Links"`
-	Aliases    []string          `json:"Aliases"`
-	MacAddress string            `json:"MacAddress"`
-	DriverOpts map[string]string `json:"DriverOpts"`
-	GwPriority int               `json:"GwPriority"`
-
-	NetworkID           string   `json:"NetworkID"`
-	EndpointID          string   `json:"EndpointID"`
-	Gateway             string   `json:"Gateway"`
-	IPAddress           string   `json:"IPAddress"`
-	IPPrefixLen         int      `json:"IPPrefixLen"`
-	IPv6Gateway         string   `json:"IPv6Gateway"`
-	GlobalIPv6Address   string   `json:"GlobalIPv6Address"`
-	GlobalIPv6PrefixLen int      `json:"GlobalIPv6PrefixLen"`
-	DNSNames            []string `json:"DNSNames"`
-}
-
-const maxAliases = 64
-
 // endpoint gives the settings that are sent on, and the names of those that aren't allowed.
 func (b *endpointBody) endpoint() (*network.EndpointSettings, []string, error) {
 	out, options := &network.EndpointSettings{}, []string{}

@@ -41,6 +41,7 @@ var routes = compile(slices.Concat(
 	attachRoutes(),
 	networkRoutes(),
 	volumeRoutes(),
+	eventRoutes(),
 ))
 
 func compile(list []route) []route {
