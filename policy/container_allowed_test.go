@@ -73,7 +73,9 @@ func TestContainerAllows(t *testing.T) {
 		{"restart", "open", ContainerRequest{Restart: "on-failure"}, func(s ContainerSpec) any { return s.Restart }, "on-failure"},
 		{"no restart", "tight", ContainerRequest{Restart: "no"}, func(s ContainerSpec) any { return s.Restart }, "no"},
 		{"dns", "open", ContainerRequest{DNS: []string{"1.1.1.1", "fd00::1"}, DNSOptions: []string{"ndots:1"}, DNSSearch: []string{".", "a.b"}, ExtraHosts: []string{"db:10.0.0.2", "d=::1", "e:[::1]"}},
-			func(s ContainerSpec) any { return len(s.DNS) + len(s.DNSOptions) + len(s.DNSSearch) + len(s.ExtraHosts) }, 8},
+			func(s ContainerSpec) any {
+				return len(s.DNS) + len(s.DNSOptions) + len(s.DNSSearch) + len(s.ExtraHosts)
+			}, 8},
 
 		{"no log", "", logs("none"), func(s ContainerSpec) any { return []any{s.LogDriver, len(s.LogOptions)} }, []any{"none", 0}},
 		{"log size", "", logs("local", "max-size", "10M", "compress", "false", "mode", "non-blocking", "max-buffer-size", "4m"), func(s ContainerSpec) any { return s.LogOptions },
@@ -126,7 +128,7 @@ func TestContainerOverrides(t *testing.T) {
 			Profile: "p", Image: "python:3.11-slim", CPUs: 9, MemoryBytes: math.MaxInt64, PidsLimit: ptr(int64(-1)), ShmBytes: math.MaxInt64, LogOptions: map[string]string{"max-size": "1g"},
 			Ulimits: []ContainerUlimit{{"nofile", 101, -1}}, Mounts: []ContainerMount{{Field: "M", Type: "tmpfs", Target: "/x", SizeBytes: math.MaxInt64}}}, []Override{
 			{"M", int64(math.MaxInt64), int64(64 << 20), ruleOverMax}, {"HostConfig.Ulimits.nofile", int64(101), int64(100), ruleOverMax}, {"HostConfig.Ulimits.nofile", int64(-1), int64(100), ruleOverMax},
-			{"HostConfig.LogConfig.Config.max-size", int64(1 << 30), int64(30 << 20), ruleOverMax}, {"HostConfig.NanoCpus", 9.0, 2.0, ruleOverMax}, {"HostConfig.Memory", int64(math.MaxInt64), int64(2 << 30), ruleOverMax},
+			{"HostConfig.LogConfig.Config", int64(1 << 30), int64(30 << 20), ruleOverMax}, {"HostConfig.NanoCpus", 9.0, 2.0, ruleOverMax}, {"HostConfig.Memory", int64(math.MaxInt64), int64(2 << 30), ruleOverMax},
 			{"HostConfig.PidsLimit", int64(-1), int64(512), ruleOverMax}, {"HostConfig.ShmSize", int64(math.MaxInt64), int64(64 << 20), ruleOverMax}}},
 	}
 	for _, tt := range tests {

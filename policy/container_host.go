@@ -17,6 +17,7 @@ const (
 	maxLogFiles  = 100
 	minLogBytes  = 64 << 10 // of one file
 	maxLogBuffer = 4 << 20
+	maxBytes     = 1 << 50 // that can be given; with maxLogFiles of them within 64 bits
 )
 
 // ports judges what is published on the host.
@@ -153,7 +154,7 @@ var logOptions = map[string]func(string) bool{
 // logSize sees to it that the files of a log hold no more than the profile's maximum
 // in all, and fills in what wasn't given.
 func (j *containerJudge) logSize(options map[string]string) {
-	const field = "HostConfig.LogConfig.Config.max-size"
+	const field = "HostConfig.LogConfig.Config" // of all files
 	most := j.api.LogMaxMB << 20
 	files, given := wholeNumber(options["max-file"])
 	size := parseBytes(options["max-size"])
@@ -167,7 +168,7 @@ func (j *containerJudge) logSize(options map[string]string) {
 		size = most / files
 	}
 	if size > most/files {
-		size = atMost(&j.judge, field, size, most/files)
+		size = atMost(&j.judge, field, size*files, most) / files
 	}
 	options["max-file"], options["max-size"] = strconv.FormatInt(files, 10), strconv.FormatInt(size, 10)
 }
@@ -193,8 +194,9 @@ func parseBytes(s string) int64 {
 		return -1
 	}
 	n, err := strconv.ParseInt(m[1], 10, 64)
-	if err != nil {
+	shift := map[string]int{"": 0, "b": 0, "k": 10, "m": 20, "g": 30}[m[2]]
+	if err != nil || n > maxBytes>>shift {
 		return -1
 	}
-	return n << map[string]int{"": 0, "b": 0, "k": 10, "m": 20, "g": 30}[m[2]]
+	return n << shift
 }

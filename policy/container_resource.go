@@ -26,7 +26,7 @@ func (j *containerJudge) resources(req ContainerRequest) {
 	}
 	// Docker's own client sends 0 where nothing was asked for.
 	if req.PidsLimit == nil || *req.PidsLimit == 0 {
-		s.PidsLimit = j.judge.pids(nil)
+		s.PidsLimit = j.pids(nil)
 	} else {
 		s.PidsLimit = j.pidsOrUnlimited(*req.PidsLimit)
 	}

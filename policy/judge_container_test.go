@@ -221,8 +221,8 @@ func hostTests() []bad {
 		{"log driver of the profile", "tight", logs("json-file"), ruleLogDriver, "HostConfig.LogConfig.Type"},
 		{"log option", "", logs("", "syslog-address", "tcp://x"), ruleLogOptions, "HostConfig.LogConfig.Config.syslog-address"},
 		{"option of none", "", logs("none", "max-size", "1m"), ruleLogOptions, "HostConfig.LogConfig.Config.max-size"},
-		{"log too large", "", logs("", "max-size", "31m", "max-file", "1"), ruleOverMax, "HostConfig.LogConfig.Config.max-size"},
-		{"log too large in all", "", logs("local", "max-size", "11m", "max-file", "3"), ruleOverMax, "HostConfig.LogConfig.Config.max-size"},
+		{"log too large", "", logs("", "max-size", "31m", "max-file", "1"), ruleOverMax, "HostConfig.LogConfig.Config"},
+		{"log too large in all", "", logs("local", "max-size", "11m", "max-file", "3"), ruleOverMax, "HostConfig.LogConfig.Config"},
 		{"dns off", "", ContainerRequest{DNS: []string{"1.1.1.1"}}, ruleDNS, "HostConfig.Dns"},
 		{"dns options off", "", ContainerRequest{DNSOptions: []string{"ndots:1"}}, ruleDNS, "HostConfig.DnsOptions"},
 		{"domains off", "", ContainerRequest{DNSSearch: []string{"x"}}, ruleDNS, "HostConfig.DnsSearch"},
@@ -243,7 +243,7 @@ func hostTests() []bad {
 		tests = append(tests, bad{fmt.Sprint("port ", i), "open", r, rulePortSyntax, "P"})
 	}
 	for _, o := range [][2]string{
-		{"max-size", "-1"}, {"max-size", "0"}, {"max-size", "1"}, {"max-size", "x"}, {"max-size", ""}, {"max-size", "1.5m"}, {"max-size", "10 m"}, {"max-size", "1t"}, {"max-size", "9999999999999m"}, {"max-size", "1mib"},
+		{"max-size", "-1"}, {"max-size", "0"}, {"max-size", "1"}, {"max-size", "x"}, {"max-size", ""}, {"max-size", "1.5m"}, {"max-size", "10 m"}, {"max-size", "1t"}, {"max-size", "9999999999999m"}, {"max-size", "1mib"}, {"max-size", "17179869185g"}, {"max-size", "1048577g"},
 		{"max-file", "0"}, {"max-file", "-1"}, {"max-file", "101"}, {"max-file", "1e3"}, {"max-file", "99999999999999999999"}, {"compress", "yes"}, {"mode", "x"}, {"max-buffer-size", "5m"}, {"max-buffer-size", "-1"},
 	} {
 		tests = append(tests, bad{"log " + o[0] + " " + o[1], "", logs("", o[0], o[1]), ruleLogOptions, "HostConfig.LogConfig.Config." + o[0]})
