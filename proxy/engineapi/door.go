@@ -28,8 +28,11 @@ type Options struct {
 	Owner  string                                      // ID of this instance, on all that it makes; mandatory
 	// Mounts tells of the directories that containers made by other doors have. Nil is none.
 	Mounts func() []policy.Mount
-	Hosts  []string // further names that the Host header may carry over TCP, without port
-	Audit  *Audit   // where decisions are written; nil is nowhere
+	// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
+	// there. Nil: a network that isn't there is refused.
+	EnsureNetwork func(ctx context.Context, name string) error
+	Hosts         []string // further names that the Host header may carry over TCP, without port
+	Audit         *Audit   // where decisions are written; nil is nowhere
 
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
@@ -46,6 +49,7 @@ type Door struct {
 	known   owners // tenants of containers and networks
 	execs   owners // containers of execs
 	rooms   rooms
+	places  places
 }
 
 // New makes a Door. The engine needn't be up.

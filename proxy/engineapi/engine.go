@@ -149,6 +149,13 @@ func (e *engine) get(ctx context.Context, v version, path string, query url.Valu
 
 // post sends in as JSON, if it isn't nil, and reads the answer into out, unless that is nil.
 func (e *engine) post(ctx context.Context, v version, path string, query url.Values, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return e.slowPost(ctx, v, path, query, in, out)
+}
+
+// slowPost is post for as long as ctx lasts.
+func (e *engine) slowPost(ctx context.Context, v version, path string, query url.Values, in, out any) error {
 	a := ask{method: http.MethodPost, version: v, path: path, query: query}
 	if in != nil {
 		body, err := json.Marshal(in)
@@ -157,13 +164,18 @@ func (e *engine) post(ctx context.Context, v version, path string, query url.Val
 		}
 		a.body, a.length, a.header = bytes.NewReader(body), int64(len(body)), http.Header{"Content-Type": {"application/json"}}
 	}
-	return e.do(ctx, a, out)
+	return e.doSlow(ctx, a, out)
 }
 
 // do sends a request and reads its answer whole. An answer of 300 or more is an error.
 func (e *engine) do(ctx context.Context, a ask, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	return e.doSlow(ctx, a, into)
+}
+
+// doSlow is do for as long as ctx lasts.
+func (e *engine) doSlow(ctx context.Context, a ask, into any) error {
 	resp, err := e.send(ctx, a)
 	if err != nil {
 		return err

@@ -101,10 +101,10 @@ func (c *call) createExec() error {
 	return c.answer(http.StatusCreated, made)
 }
 
-// decode reads the call's body, one strict JSON object.
+// decode reads the call's body, one strict JSON object, in which null is what is left out.
 func (c *call) decode(v any) error {
 	proxy.BoundBody(c.w, c.r)
-	return proxy.DecodeBody(c.w, c.r, proxy.MaxBody, false, v)
+	return proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, v)
 }
 
 // detachKeys checks a key sequence such as "ctrl-p,ctrl-q".

@@ -37,10 +37,12 @@ var unmatched = &route{template: "unmatched", serve: func(*call) error { return 
 var routes = compile(slices.Concat(
 	systemRoutes(),
 	containerRoutes(),
+	createRoutes(),
 	execRoutes(),
 	attachRoutes(),
 	networkRoutes(),
 	volumeRoutes(),
+	imageRoutes(),
 	eventRoutes(),
 ))
 
