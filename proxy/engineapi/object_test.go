@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -187,25 +188,27 @@ func TestVolumes(t *testing.T) {
 func TestCapOfObjects(t *testing.T) {
 	host, direct := testEngine(t)
 	c := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {max_objects: 3}}}\n").client("cap")
-	results := make(chan error)
-	for range 8 {
-		go func() {
-			v, err := c.VolumeCreate(t.Context(), volume.CreateOptions{})
-			if err == nil {
-				defer direct.VolumeRemove(context.Background(), v.Name, true)
-			}
-			results <- err
-			results <- nil // keeps the volume until all have been counted
-		}()
-	}
+	var mu sync.Mutex
 	var failed []error
+	var made []string
+	var wg sync.WaitGroup
 	for range 8 {
-		if err := <-results; err != nil {
-			failed = append(failed, err)
-		}
+		wg.Go(func() {
+			v, err := c.VolumeCreate(t.Context(), volume.CreateOptions{})
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed = append(failed, err)
+				return
+			}
+			made = append(made, v.Name)
+		})
 	}
-	for range 8 {
-		<-results
+	wg.Wait()
+	for _, name := range made {
+		if err := direct.VolumeRemove(t.Context(), name, true); err != nil {
+			t.Error(err)
+		}
 	}
 	if len(failed) < 5 || !strings.Contains(failed[0].Error(), "max_objects") {
 		t.Errorf("%d of 8 failed: %v", len(failed), failed)

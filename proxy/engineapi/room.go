@@ -37,7 +37,8 @@ func (r *rooms) leave(key string) {
 }
 
 // room makes sure that the caller may have one more container, network or volume, also
-// if others of its tenant are being made. The caller calls leave once it is made.
+// if others of its tenant are being made. The caller calls leave once it is made. One that
+// is just being finished may count twice, so that the last place can be refused for a moment.
 func (c *call) room(kind string) (leave func(), err error) {
 	p, err := c.profile()
 	if err != nil || p.EngineAPI.MaxObjects == 0 {
@@ -49,7 +50,7 @@ func (c *call) room(kind string) (leave func(), err error) {
 	there, err := c.count(kind)
 	if err == nil && there+making > p.EngineAPI.MaxObjects {
 		err = &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
-			Detail: fmt.Sprintf("there are %d %s already, the most that profile %s allows (engine_api.max_objects)", there, kind, p.Name)}
+			Detail: fmt.Sprintf("there are %d %s, and %d being made; profile %s allows %d (engine_api.max_objects)", there, kind, making, p.Name, p.EngineAPI.MaxObjects)}
 	}
 	if err != nil {
 		leave()
