@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -259,6 +260,55 @@ func TestVolumeCreate(t *testing.T) {
 	for _, tt := range tests {
 		if d := cmp.Diff(tt.want, rulesOf(t, p.VolumeCreate(tt.profile, tt.req))); d != "" {
 			t.Errorf("%s: %s", tt.name, d)
+		}
+	}
+}
+
+func TestNetworkJoin(t *testing.T) {
+	p := containerPolicies(t)
+	own := ContainerNetwork{Field: "network", Asked: "x", Mode: NetNamed, ID: "a", Name: "x", Own: true}
+	internal := own
+	internal.Internal = true
+	tests := []struct {
+		name, profile string
+		n             ContainerNetwork
+		want          []string
+	}{
+		{"own", "open", own, nil},
+		{"own, inside", "", internal, nil},
+		{"own, with a way out", "", own, []string{ruleInternal}},
+		{"the policy's", "", ContainerNetwork{Field: "network", Asked: "team-net", Mode: NetNamed, ID: "b", Name: "team-net"}, nil},
+		{"the policy's, locked", "fixed", ContainerNetwork{Field: "network", Asked: "team-net", Mode: NetNamed, ID: "b", Name: "team-net"}, []string{"profiles.fixed.locked"}},
+		{"theirs", "open", ContainerNetwork{Field: "network", Asked: "y", Mode: NetNamed, ID: "b", Name: "y"}, []string{ruleNetworkForeign}},
+		{"host", "open", ContainerNetwork{Field: "network", Asked: "host", Mode: NetHost}, []string{ruleNetworkHost}},
+		{"profile", "gone", own, []string{ruleProfileUnknown}},
+	}
+	for _, tt := range tests {
+		if d := cmp.Diff(tt.want, rulesOf(t, p.NetworkJoin(tt.profile, tt.n))); d != "" {
+			t.Errorf("%s: %s", tt.name, d)
+		}
+	}
+}
+
+func TestObjectTTL(t *testing.T) {
+	p := containerPolicies(t)
+	tests := []struct {
+		profile string
+		asked   *time.Duration
+		ttl     time.Duration
+		want    []string
+	}{
+		{"", nil, time.Hour, nil},
+		{"", ptr(time.Minute), time.Minute, nil},
+		{"", ptr(48 * time.Hour), 24 * time.Hour, nil},
+		{"fixed", ptr(time.Minute), time.Hour, nil},
+		{"", ptr(time.Duration(0)), 0, []string{ruleTTLRange}},
+		{"gone", nil, 0, []string{ruleProfileUnknown}},
+	}
+	for _, tt := range tests {
+		ttl, most, err := p.ObjectTTL(tt.profile, tt.asked)
+		if d := cmp.Diff(tt.want, rulesOf(t, err)); d != "" || ttl != tt.ttl || most != 24*time.Hour {
+			t.Errorf("%q %v: %v %v %s", tt.profile, tt.asked, ttl, most, d)
 		}
 	}
 }

@@ -260,7 +260,6 @@ func (j *judge) image(ref *string, trusted bool) string {
 	if j.profile.locked("image") && (err != nil || img.String() != own) {
 		j.override(lockedRule(j.profile.Name), "image", asked, own)
 		img, _ = parseImage(own)
-		trusted = false
 	}
 	rules := j.policy.images
 	run := rules.pinned(img)

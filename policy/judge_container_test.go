@@ -207,6 +207,8 @@ func networkTests() []bad {
 		{"own with a way out of a locked profile", "fixed", oneNet(ContainerNetwork{Mode: NetNamed, Own: true, ID: id}), ruleInternal, "N"},
 		{"none and one", "open", ContainerRequest{Networks: []ContainerNetwork{{Field: "N", Mode: NetNone}, {Mode: NetNamed, Name: "team-net"}}}, ruleNetworkMixed, "N"},
 		{"container and one", "open", ContainerRequest{Networks: []ContainerNetwork{{Field: "N", Mode: NetContainer, Own: true, ID: id}, {Mode: NetNone}}}, ruleNetworkMixed, "N"},
+		{"container and a network", "open", ContainerRequest{Networks: []ContainerNetwork{{Field: "N", Mode: NetContainer, Own: true, ID: id}, {Mode: NetNamed, Name: "team-net"}}}, ruleNetworkMixed, "N"},
+		{"a network and a container", "open", ContainerRequest{Networks: []ContainerNetwork{{Mode: NetDefault}, {Field: "N", Mode: NetContainer, Own: true, ID: id}}}, ruleNetworkMixed, "N"},
 		{"too many", "open", ContainerRequest{Networks: nets}, ruleNetworkTooMany, "NetworkingConfig.EndpointsConfig"},
 	}
 }

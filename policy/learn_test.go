@@ -11,7 +11,7 @@ import (
 )
 
 func learnHost() Options {
-	h := fakeHost{"/srv": "/srv", "/srv/a": "/srv/a", "/srv/link": "/srv/a", "/srv/out": "/etc", "/srv/default": "/srv/default", "/home": "/home", "/data/x": "/data/x"}
+	h := fakeHost{"/srv": "/srv", "/srv/a": "/srv/a", "/srv/link": "/srv/a", "/srv/out": "/etc", "/srv/cut…": "/srv/cut…", "/srv/default": "/srv/default", "/home": "/home", "/data/x": "/data/x"}
 	return Options{Resolve: h.resolve, MakeDir: func(string) error { return nil }, Secret: func(SecretSource) (string, error) { return "hunter2", nil }}
 }
 
@@ -146,7 +146,7 @@ func TestLearnPrints(t *testing.T) {
 		Mounts: []ContainerMount{{Field: "M", Type: "bind", Source: "/etc", Target: "/x"}, {Field: "M", Type: "bind", Source: "/data", Target: "/y"}}})
 	open := p.Container(ContainerRequest{Profile: "open", Image: "debian", MemoryBytes: 2 << 30,
 		Mounts: []ContainerMount{{Field: "M", Type: "bind", Source: "/data/x", Target: "/x"}, {Field: "M", Type: "bind", Source: "/data", Target: "/y"}}})
-	out, err := p.Learn([]LearnRecord{{"tight", tight.Denials}, {"open", open.Denials}, {"", nil}, {"gone", []Reason{{Rule: ruleProfileUnknown, Message: "there is none"}}}})
+	out, err := p.Learn([]LearnRecord{{"tight", tight.Denials}, {"open", open.Denials}, {"", nil}, {"gone", []Reason{{Rule: ruleProfileUnknown, Message: "there is none\nmounts: {}"}}}, {"", []Reason{{Rule: ruleAllowedRoots, Value: "/srv/cut…", Message: "cut"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +183,8 @@ version: 1
 # - containers.capabilities: capability "ALL" is refused, whatever the policy; allowed is none
 # - containers.privileged: privileged containers are refused; allowed are single capabilities of none
 # - images.syntax: image "%s" is not an image reference
-# - profiles.unknown: there is none
+# - mounts.allowed_roots: cut
+# - profiles.unknown: there is none?mounts: {}
 `, `evil\\n- x: *\\u202e`)
 	if d := cmp.Diff(want, string(out)); d != "" {
 		t.Error(d)
