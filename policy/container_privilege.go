@@ -63,7 +63,6 @@ var securityDefaults = map[string][]string{
 func (j *containerJudge) securityOptions(asked []string) {
 	j.spec.NoNewPrivileges = true
 	const field, allowed = "HostConfig.SecurityOpt", "no-new-privileges, seccomp=builtin and apparmor=docker-default"
-	seen := map[string]string{}
 	for _, opt := range asked {
 		name, value := opt, ""
 		if i := strings.IndexAny(opt, "=:"); i >= 0 {
@@ -72,15 +71,7 @@ func (j *containerJudge) securityOptions(asked []string) {
 		if !slices.Contains(securityDefaults[name], value) {
 			// Not all of it: it could be a whole seccomp profile.
 			j.deny(ruleSecurityOpt, field, opt, allowed, fmt.Sprintf("security option %q is refused; allowed is %s", shorten(opt), allowed))
-			continue
 		}
-		if value == "" {
-			value = "true"
-		}
-		if before, ok := seen[name]; ok && before != value {
-			j.deny(ruleSecurityOpt, field, opt, "each option once", fmt.Sprintf("security option %q is there twice, with different values", shorten(name)))
-		}
-		seen[name] = value
 	}
 }
 

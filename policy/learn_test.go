@@ -108,6 +108,15 @@ func TestLearn(t *testing.T) {
 	}
 }
 
+// What only leads to what is never mounted isn't learnt, as the file couldn't be read.
+func TestLearnNoRefusedRoot(t *testing.T) {
+	judge := func(p *Policy) []Reason { return p.Sandbox(Request{HostPath: ptr("/srv/out")}).Denials }
+	denials, learnt := relearn(t, "version: 1", judge, "")
+	if len(denials) != 1 || !strings.Contains(learnt, "# - mounts.disabled: ") {
+		t.Errorf("%+v\n%s", denials, learnt)
+	}
+}
+
 func reasons(err error) []Reason {
 	var denied *DeniedError
 	if !errors.As(err, &denied) {
