@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"testing"
+	"time"
 
 	"github.com/docker/docker/pkg/stdcopy"
 )
@@ -16,4 +17,14 @@ func readStream(t *testing.T, r io.Reader) string {
 		t.Fatal(err)
 	}
 	return b.String()
+}
+
+// eventually waits until ok; a test's own deadline is the end of its patience.
+func eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it didn't come to be")
+		}
+	}
 }
