@@ -43,6 +43,7 @@ var routes = compile(slices.Concat(
 	networkRoutes(),
 	volumeRoutes(),
 	imageRoutes(),
+	buildRoutes(),
 	eventRoutes(),
 ))
 
