@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/build"
+	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -236,5 +237,40 @@ func TestImages(t *testing.T) {
 	_ = r.Close()
 	if err != nil || !bytes.Contains(saved, []byte("berm.local/busybox")) || bytes.Contains(saved, []byte("secret.local")) {
 		t.Errorf("save: %d bytes, %v", len(saved), err)
+	}
+}
+
+func TestCommit(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, `version: 1
+images: {allow: ["berm.local/*"]}
+profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], redact_env: ["*_TOKEN"]}}}
+`)
+	id := d.made(direct, "mine", "commit", container.Config{Env: []string{"API_TOKEN=hunter2", "PLAIN=seen"}})
+	foreign := d.made(direct, "other", "commit-other", container.Config{})
+	c, ctx := d.client("mine"), t.Context()
+	made, err := c.ContainerCommit(ctx, id, container.CommitOptions{Reference: "commit.local/mine/x:1", Comment: "a comment"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer direct.ImageRemove(ctx, "commit.local/mine/x:1", image.RemoveOptions{})
+	img, err := direct.ImageInspect(ctx, "commit.local/mine/x:1")
+	if err != nil || img.ID != made.ID || img.Config.Labels[lifecycle.LabelTenant] != "mine" {
+		t.Errorf("committed: %+v, %v", img.Config, err)
+	}
+	if env := strings.Join(img.Config.Env, " "); strings.Contains(env, "hunter2") || !strings.Contains(env, "PLAIN=seen") {
+		t.Errorf("env: %q", env)
+	}
+	for name, options := range map[string]container.CommitOptions{
+		"tag":     {Reference: testImage},
+		"changes": {Changes: []string{"USER 0"}},
+		"config":  {Config: &container.Config{User: "0"}},
+	} {
+		if _, err := c.ContainerCommit(ctx, id, options); !errdefs.IsPermissionDenied(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := c.ContainerCommit(ctx, foreign, container.CommitOptions{}); !errdefs.IsNotFound(err) {
+		t.Errorf("another's container: %v", err)
 	}
 }

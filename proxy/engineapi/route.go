@@ -44,6 +44,7 @@ var routes = compile(slices.Concat(
 	volumeRoutes(),
 	imageRoutes(),
 	buildRoutes(),
+	commitRoutes(),
 	eventRoutes(),
 ))
 
