@@ -48,7 +48,7 @@ func (c *call) attach() error {
 	if err != nil {
 		return err
 	}
-	return c.hijack(ask{path: "/containers/" + id + "/attach", query: query}, c.flag("stdin"))
+	return c.hijack(ask{path: "/containers/" + id + "/attach", query: query}, true) // a client without input ends it at once
 }
 
 // attachWS passes a WebSocket's handshake on as one of its own; what follows is between

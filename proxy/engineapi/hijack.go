@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"bytes"
 	"bufio"
 	"context"
 	"errors"
@@ -91,7 +92,10 @@ func (c *call) hijack(a ask, stdin bool) error {
 	}
 	stop := context.AfterFunc(c.ctx, func() { _ = caller.Close(); _ = up.Close() })
 	defer stop()
-	pump(caller, buffered.Reader, up, fromEngine, stdin)
+	// Past what is buffered, that reader would take the end of the caller's input for the
+	// end of the request.
+	rest, _ := buffered.Peek(buffered.Reader.Buffered())
+	pump(caller, io.MultiReader(bytes.NewReader(rest), conn), up, fromEngine, stdin)
 	return nil
 }
 
