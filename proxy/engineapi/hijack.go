@@ -1,8 +1,8 @@
 package engineapi
 
 import (
-	"bytes"
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
