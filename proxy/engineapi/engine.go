@@ -32,6 +32,7 @@ type engine struct {
 
 	mu      sync.Mutex
 	version atomic.Pointer[engineVersion]
+	ncpu    atomic.Int64 // the host's CPUs; 0 is not known yet
 }
 
 type engineVersion struct {
@@ -240,4 +241,20 @@ func (e *engine) max(ctx context.Context) (version, error) {
 	}
 	e.version.Store(&engineVersion{max: min(v, newest), when: time.Now()})
 	return min(v, newest), nil
+}
+
+// cpus is how many CPUs the engine's host has.
+func (e *engine) cpus(ctx context.Context, v version) (int64, error) {
+	if n := e.ncpu.Load(); n > 0 {
+		return n, nil
+	}
+	var info struct{ NCPU int64 }
+	if err := e.get(ctx, v, "/info", nil, &info); err != nil {
+		return 0, err
+	}
+	if info.NCPU < 1 {
+		return 0, errors.New("info: the engine's answer has no CPUs")
+	}
+	e.ncpu.Store(info.NCPU)
+	return info.NCPU, nil
 }

@@ -214,6 +214,9 @@ func (c *call) finish(p *plan) error {
 	if s.User == "" {
 		s.User = p.image.Config.User
 	}
+	if err := c.boundCPUs(s); err != nil {
+		return err
+	}
 	for i := range s.Networks {
 		n := &s.Networks[i]
 		if n.ID != "" || n.Mode != policy.NetNamed {
@@ -251,6 +254,19 @@ func (c *call) finish(p *plan) error {
 	}
 	p.labels = c.stamp(maps.Clone(p.body.Labels), s.TTL, s.MaxLifetime)
 	p.labels[lifecycle.LabelEffective] = string(label)
+	return nil
+}
+
+// boundCPUs makes the limit no more than the host has, which the engine would refuse.
+func (c *call) boundCPUs(s *policy.ContainerSpec) error {
+	if s.CPUs <= 1 {
+		return nil
+	}
+	n, err := c.engine.cpus(c.ctx, c.version)
+	if err != nil {
+		return err
+	}
+	s.CPUs = min(s.CPUs, float64(n))
 	return nil
 }
 

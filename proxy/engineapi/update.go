@@ -38,6 +38,9 @@ func (c *call) updateContainer() error {
 	if err != nil {
 		return err
 	}
+	if err := c.boundCPUs(&verdict.Spec); err != nil {
+		return err
+	}
 	var change any = &body // of mode audit
 	if verdict.Allowed() {
 		change = body.encode(verdict.Spec)
