@@ -9,11 +9,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
 	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/api/types/volume"
@@ -254,4 +257,411 @@ func rawCreate(t *testing.T, address, query, body string) (int, string) {
 		t.Fatal(err)
 	}
 	return resp.StatusCode, told.Message + told.ID
+}
+
+// TestCreateRefused sends what no client of ours would. Nothing of it may come to be.
+func TestCreateRefused(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	if err := os.MkdirAll(dir+"/a", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d := doorTo(t, host, workRules(dir))
+	left := sweepOwn(t, direct, d)
+	address := d.listen(Caller{Name: "refused", Tenant: "refused"})
+	bodies := map[string]string{
+		"privileged":                `"HostConfig":{"Privileged":true}`,
+		"top level":                 `"Privileged":true`,
+		"top level, no HostConfig":  `"HostConfig":null,"Binds":["/:/x"]`,
+		"case":                      `"HostConfig":{"privileged":true}`,
+		"folded":                    "\"HostConfig\":{\"Privileged\":false,\"Bind\u017f\":[\"/:/x\"]}",
+		"kelvin":                    "\"HostConfig\":{\"Networ\u212aMode\":\"host\"}",
+		"twice":                     `"HostConfig":{},"HostConfig":{"Privileged":true}`,
+		"an array":                  `"HostConfig":[{"Privileged":true}]`,
+		"host path":                 `"HostConfig":{"Binds":["/etc:/x:ro"]}`,
+		"proc":                      `"HostConfig":{"Mounts":[{"Type":"bind","Source":"/proc/self/root/etc","Target":"/x"}]}`,
+		"dots":                      `"HostConfig":{"Binds":["` + dir + `/a/../../../etc:/x"]}`,
+		"made":                      `"HostConfig":{"Mounts":[{"Type":"bind","Source":"` + dir + `/new","Target":"/x","BindOptions":{"CreateMountpoint":true}}]}`,
+		"made by Binds":             `"HostConfig":{"Binds":["` + dir + `/new:/x"]}`,
+		"type in capitals":          `"HostConfig":{"Mounts":[{"Type":"BIND","Source":"/","Target":"/x"}]}`,
+		"no type":                   `"HostConfig":{"Mounts":[{"Source":"/","Target":"/x"}]}`,
+		"image mount":               `"HostConfig":{"Mounts":[{"Type":"image","Source":"x","Target":"/x"}]}`,
+		"cluster mount":             `"HostConfig":{"Mounts":[{"Type":"cluster","Source":"x","Target":"/x","ClusterOptions":{}}]}`,
+		"pipe":                      `"HostConfig":{"Mounts":[{"Type":"npipe","Source":"x","Target":"/x"}]}`,
+		"volume at the host":        `"HostConfig":{"Mounts":[{"Type":"volume","Target":"/x","VolumeOptions":{"DriverConfig":{"Name":"local","Options":{"type":"none","o":"bind","device":"/"}}}}]}`,
+		"volume at the host, again": `"HostConfig":{"Mounts":[{"Type":"volume","Source":"refused-v","Target":"/x","VolumeOptions":{"DriverConfig":{"Options":{"type":"overlay","o":"lowerdir=/etc"}}}}]}`,
+		"volume of a path":          `"HostConfig":{"Mounts":[{"Type":"volume","Source":"/etc","Target":"/x"}]}`,
+		"volume's part":             `"HostConfig":{"Mounts":[{"Type":"volume","Source":"refused-v","Target":"/x","VolumeOptions":{"Subpath":"../.."}}]}`,
+		"plug-in":                   `"HostConfig":{"Mounts":[{"Type":"volume","Source":"refused-v","Target":"/x","VolumeOptions":{"DriverConfig":{"Name":"nfs"}}}]}`,
+		"tmpfs of a kind":           `"HostConfig":{"Mounts":[{"Type":"tmpfs","Target":"/x","TmpfsOptions":{"Options":[["mpol","bind:0"]]}}]}`,
+		"tmpfs with a setuid bit":   `"HostConfig":{"Tmpfs":{"/x":"mode=4777"}}`,
+		"large tmpfs":               `"HostConfig":{"Tmpfs":{"/x":"size=100g"}}`,
+		"mount over proc":           `"HostConfig":{"Tmpfs":{"/proc/x":""}}`,
+		"mount over the root":       `"HostConfig":{"Tmpfs":{"/":""}}`,
+		"the engine's socket":       `"HostConfig":{"Binds":["/run/docker.sock:/x"]}`,
+		"volumes of another":        `"HostConfig":{"VolumesFrom":["x"]}`,
+		"masked paths":              `"HostConfig":{"MaskedPaths":[]}`,
+		"a dummy masked path":       `"HostConfig":{"MaskedPaths":["/x"]}`,
+		"read-only paths":           `"HostConfig":{"ReadonlyPaths":[]}`,
+		"capability":                `"HostConfig":{"CapAdd":["CAP_SYS_ADMIN"]}`,
+		"capability in small":       `"HostConfig":{"CapAdd":["sys_admin"]}`,
+		"all":                       `"HostConfig":{"CapAdd":"ALL"}`,
+		"Capabilities":              `"HostConfig":{"Capabilities":["CAP_SYS_ADMIN"]}`,
+		"seccomp":                   `"HostConfig":{"SecurityOpt":["seccomp:unconfined"]}`,
+		"seccomp inline":            `"HostConfig":{"SecurityOpt":["seccomp={\"defaultAction\":\"SCMP_ACT_ALLOW\"}"]}`,
+		"new privileges at last":    `"HostConfig":{"SecurityOpt":["no-new-privileges:true","no-new-privileges:false"]}`,
+		"pid of another":            `"HostConfig":{"PidMode":"container:x"}`,
+		"ipc of another":            `"HostConfig":{"IpcMode":"container:x"}`,
+		"uts":                       `"HostConfig":{"UTSMode":"host"}`,
+		"users":                     `"HostConfig":{"UsernsMode":"host"}`,
+		"cgroups":                   `"HostConfig":{"CgroupnsMode":"host"}`,
+		"cgroup":                    `"HostConfig":{"Cgroup":"container:x"}`,
+		"cgroup parent":             `"HostConfig":{"CgroupParent":"../../x"}`,
+		"host network":              `"HostConfig":{"NetworkMode":"host"}`,
+		"host by endpoint":          `"NetworkingConfig":{"EndpointsConfig":{"host":{}}}`,
+		"host beside none":          `"HostConfig":{"NetworkMode":"none"},"NetworkingConfig":{"EndpointsConfig":{"host":{}}}`,
+		"another's network":         `"HostConfig":{"NetworkMode":"container:x"}`,
+		"devices":                   `"HostConfig":{"Devices":[{"PathOnHost":"/dev","PathInContainer":"/x","CgroupPermissions":"rwm"}]}`,
+		"device requests":           `"HostConfig":{"DeviceRequests":[{"Driver":"nvidia","Count":-1,"Capabilities":[["gpu"]]}]}`,
+		"device rules":              `"HostConfig":{"DeviceCgroupRules":["a *:* rwm"]}`,
+		"links":                     `"HostConfig":{"Links":["x:y"]}`,
+		"log":                       `"HostConfig":{"LogConfig":{"Type":"gelf","Config":{"gelf-address":"udp://192.0.2.1:1"}}}`,
+		"log option":                `"HostConfig":{"LogConfig":{"Type":"json-file","Config":{"env":"PATH"}}}`,
+		"annotations":               `"HostConfig":{"Annotations":{"a":"b"}}`,
+		"isolation":                 `"HostConfig":{"Isolation":"hyperv"}`,
+		"runtime":                   `"HostConfig":{"Runtime":"other"}`,
+		"runtime elsewhere":         `"Runtime":"other"`,
+		"storage":                   `"HostConfig":{"StorageOpt":{"size":"1G"}}`,
+		"sysctl":                    `"HostConfig":{"Sysctls":{"kernel.core_pattern":"|/x"}}`,
+		"ulimit":                    `"HostConfig":{"Ulimits":[{"Name":"nofile","Soft":-1,"Hard":-1}]}`,
+		"rt":                        `"HostConfig":{"Ulimits":[{"Name":"rtprio","Soft":99,"Hard":99}]}`,
+		"oom":                       `"HostConfig":{"OomScoreAdj":-1000}`,
+		"label":                     `"Labels":{"berm.tenant":"other"}`,
+		"label in capitals":         `"Labels":{"BERM.owner":"other"}`,
+		"port":                      `"HostConfig":{"PortBindings":{"80/tcp":[{"HostIp":"0.0.0.0","HostPort":"8080"}]}}`,
+		"port by name":              `"HostConfig":{"PortBindings":{"http/tcp":[{"HostPort":"8080"}]}}`,
+		"negative health check":     `"Healthcheck":{"Test":["CMD","x"],"Interval":-1}`,
+		"fast health check":         `"Healthcheck":{"Test":["CMD","x"],"Interval":1000000}`,
+		"hostname":                  `"Hostname":"a\nb"`,
+		"working place":             `"WorkingDir":"a"`,
+		"NUL":                       `"Cmd":["a\u0000b"]`,
+		"environment":               `"Env":["A=\u0000"]`,
+		"secret":                    `"Env":["SECRET_A=1"]`,
+	}
+	for name, body := range bodies {
+		t.Run(name, func(t *testing.T) {
+			status, message := rawCreate(t, address, "", `{"Image":"`+testImage+`",`+body+`}`)
+			if status != 400 && status != 403 && status != 404 {
+				t.Errorf("%d: %s", status, message)
+			}
+			if strings.Contains(message, "SECRET_A=1") {
+				t.Errorf("the message tells a value: %s", message)
+			}
+		})
+	}
+	for name, tt := range map[string]struct{ query, body string }{
+		"trailing":     {"", `{"Image":"` + testImage + `"}{}`},
+		"repeated":     {"?name=a&name=b", `{"Image":"` + testImage + `"}`},
+		"unknown":      {"?checkpoint=b", `{"Image":"` + testImage + `"}`},
+		"name":         {"?name=a/b", `{"Image":"` + testImage + `"}`},
+		"name as ID":   {"?name=" + strings.Repeat("a", 64), `{"Image":"` + testImage + `"}`},
+		"no image":     {"", `{"Image":""}`},
+		"image's path": {"", `{"Image":"../containers/x"}`},
+		"image dots":   {"", `{"Image":"a/../../b"}`},
+		"other image":  {"", `{"Image":"alpine"}`},
+		"missing":      {"", `{"Image":"berm.local/missing"}`},
+		"not JSON":     {"", `Image=x`},
+		"platform":     {"?platform=../x", `{"Image":"` + testImage + `"}`},
+	} {
+		if status, message := rawCreate(t, address, tt.query, tt.body); status < 400 || status >= 500 {
+			t.Errorf("%s: %d: %s", name, status, message)
+		}
+	}
+	if status, message := rawCreate(t, address, "", `{"Image":"berm.local/missing"}`); status != 404 || message != "No such image: berm.local/missing:latest" {
+		t.Errorf("an image that isn't there: %d, %s", status, message)
+	}
+	if all := left(); len(all) != 0 {
+		t.Errorf("left: %v", all)
+	}
+	if _, err := os.Stat(dir + "/new"); !os.IsNotExist(err) {
+		t.Errorf("a missing source was made: %v", err)
+	}
+}
+
+func TestCreateOthers(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {max_objects: 3}}}\n")
+	sweepOwn(t, direct, d)
+	c, other := d.client("mine"), d.client("theirs")
+	theirs := create(t, other, &container.HostConfig{Binds: []string{"others-vol:/v"}}, "others-name")
+
+	_, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "others-name")
+	if err == nil || !strings.Contains(err.Error(), "already in use") || strings.Contains(err.Error(), theirs[:12]) {
+		t.Errorf("a taken name: %v", err)
+	}
+	for _, ref := range []string{theirs, theirs[:12], theirs[:3], "others-name", "missing"} {
+		_, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: container.NetworkMode("container:" + ref)}, nil, nil, "")
+		if !client.IsErrNotFound(err) || !strings.Contains(err.Error(), "No such container: "+ref) {
+			t.Errorf("another's network by %s: %v", ref, err)
+		}
+	}
+	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Binds: []string{"others-vol:/v"}}, nil, nil, "")
+	deniedBy(t, err, "mounts.volume_foreign")
+	// One that no door made.
+	if _, err := direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "others-host"}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = direct.VolumeRemove(context.Background(), "others-host", true) })
+	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: "others-host", Target: "/v"}}}, nil, nil, "")
+	deniedBy(t, err, "mounts.volume_foreign")
+
+	own := create(t, c, nil, "mine-1")
+	shared := create(t, c, &container.HostConfig{NetworkMode: "container:mine-1"}, "mine-2")
+	if mode := inspect(t, direct, shared).HostConfig.NetworkMode; mode != container.NetworkMode("container:"+own) {
+		t.Errorf("network mode: %s", mode)
+	}
+	create(t, c, nil, "")
+	if _, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, ""); err == nil || !strings.Contains(err.Error(), "max_objects") {
+		t.Errorf("one too many: %v", err)
+	}
+}
+
+func TestCreateNetworks(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, basePolicy+"networks: {on: {engine_network: create-on}, team: {engine_network: create-team}}\nprofiles: {default: {network: \"on\", engine_api: {networks: own}}}\n")
+	sweepOwn(t, direct, d)
+	c := d.client("nets")
+	_, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "")
+	deniedBy(t, err, "networks.missing")
+	made := 0
+	d.opts.EnsureNetwork = func(ctx context.Context, name string) error {
+		made++
+		_, err := direct.NetworkCreate(ctx, name, network.CreateOptions{Driver: "bridge"})
+		return err
+	}
+	t.Cleanup(func() {
+		for _, name := range []string{"create-on", "create-team"} {
+			_ = direct.NetworkRemove(context.Background(), name)
+		}
+	})
+	joined := func(id string) (names []string) {
+		for name := range inspect(t, direct, id).NetworkSettings.Networks {
+			names = append(names, name)
+		}
+		return names
+	}
+	first := create(t, c, nil, "")
+	if got := joined(first); !slices.Equal(got, []string{"create-on"}) || made != 1 {
+		t.Errorf("by default: %v, made %d", got, made)
+	}
+	if err := startIt(t, c, first); err != nil {
+		t.Error(err)
+	}
+	team := create(t, c, &container.HostConfig{NetworkMode: "create-team"}, "")
+	if got := joined(team); !slices.Equal(got, []string{"create-team"}) {
+		t.Errorf("by name: %v", got)
+	}
+	own, err := c.NetworkCreate(t.Context(), "create-own", network.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := create(t, c, &container.HostConfig{NetworkMode: "create-own"}, "create-peer")
+	ct, err := c.ContainerCreate(t.Context(), sleeper, nil, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{
+		own.ID: {Aliases: []string{"web.example"}, Links: []string{peer[:12] + ":db"}},
+	}}, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := joined(ct.ID); !slices.Equal(got, []string{"create-own"}) {
+		t.Errorf("by endpoint: %v", got)
+	}
+	for _, id := range []string{peer, ct.ID} {
+		if err := startIt(t, c, id); err != nil {
+			t.Error(err)
+		}
+	}
+	e := inspect(t, direct, ct.ID).NetworkSettings.Networks["create-own"]
+	if !slices.Contains(e.Aliases, "web.example") || !slices.Equal(e.Links, []string{"create-peer:db"}) {
+		t.Errorf("endpoint: %+v", e)
+	}
+	// Names on a network that others are on, too.
+	at := func(e *network.EndpointSettings) *network.NetworkingConfig {
+		return &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{"create-team": e}}
+	}
+	for name, e := range map[string]*network.EndpointSettings{
+		"alias": {Aliases: []string{"pypi.org"}}, "options": {DriverOpts: map[string]string{"a": "b"}}, "links": {Links: []string{"create-peer:x"}},
+		"address": {IPAMConfig: &network.EndpointIPAMConfig{IPv4Address: "172.18.0.9"}}, "MAC": {MacAddress: "02:42:ac:11:00:02"},
+	} {
+		if name == "MAC" {
+			continue // the client of this version sends it elsewhere
+		}
+		_, err := c.ContainerCreate(t.Context(), sleeper, nil, at(e), nil, "")
+		if err == nil || !strings.Contains(err.Error(), "networks.options") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, err = c.ContainerCreate(t.Context(), sleeper, nil, at(&network.EndpointSettings{}), nil, "pypi.org")
+	deniedBy(t, err, "request.name")
+	cfg := *sleeper
+	cfg.Hostname = "pypi.org"
+	_, err = c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, "")
+	deniedBy(t, err, "request.name")
+	// Another caller's network of the name of one of the policy's.
+	if err := direct.ContainerRemove(t.Context(), team, container.RemoveOptions{Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := direct.NetworkRemove(t.Context(), "create-team"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := direct.NetworkCreate(t.Context(), "create-team", network.CreateOptions{Labels: map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "other"}}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: "create-team"}, nil, nil, "")
+	deniedBy(t, err, "networks.foreign")
+}
+
+func TestCreateAudit(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	c := newClient(t, d.listen(Caller{Name: "audit", Tenant: "audit", Audit: true}))
+	ct, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{PidMode: "host", Resources: container.Resources{Memory: 64 << 20}}, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := inspect(t, direct, ct.ID)
+	if got.HostConfig.PidMode != "host" || got.HostConfig.Memory != 64<<20 || got.Config.Labels[lifecycle.LabelTenant] != "audit" || got.Config.Labels[lifecycle.LabelExpiresAt] == "" {
+		t.Errorf("made in mode audit: %+v, %v", got.HostConfig, got.Config.Labels)
+	}
+	enforced := newClient(t, d.listen(Caller{Name: "enforced", Tenant: "audit"}))
+	deniedBy(t, startIt(t, enforced, ct.ID), "verify.start")
+	if err := startIt(t, c, ct.ID); err != nil {
+		t.Error(err)
+	}
+	log, err := os.ReadFile(d.audit)
+	if err != nil || !strings.Contains(string(log), VerdictWouldDeny) || !strings.Contains(string(log), "containers.namespaces") {
+		t.Errorf("the audit log: %s, %v", log, err)
+	}
+}
+
+func TestCreateImages(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	left := sweepOwn(t, direct, d)
+	c := d.client("images")
+	img, err := direct.ImageInspect(t.Context(), testImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := func(image string) *container.Config { return &container.Config{Image: image, Cmd: []string{"true"}} }
+	hex := strings.TrimPrefix(img.ID, "sha256:")
+	for _, ref := range []string{img.ID, hex, hex[:12], testImage, strings.TrimSuffix(testImage, ":latest")} {
+		ct, err := c.ContainerCreate(t.Context(), cfg(ref), nil, nil, nil, "")
+		if err != nil {
+			t.Errorf("%s: %v", ref, err)
+			continue
+		}
+		if got := inspect(t, direct, ct.ID); got.Image != img.ID {
+			t.Errorf("%s: %s", ref, got.Image)
+		}
+	}
+	// Images that a container of the host's was committed to, with labels of all kinds.
+	base, err := direct.ContainerCreate(t.Context(), cfg(testImage), nil, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = direct.ContainerRemove(context.Background(), base.ID, container.RemoveOptions{Force: true})
+	})
+	commit := func(name string, cfg container.Config) string {
+		t.Helper()
+		made, err := direct.ContainerCommit(t.Context(), base.ID, container.CommitOptions{Reference: name, Config: &cfg})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			for _, what := range left() {
+				if id, ok := strings.CutPrefix(what, "container "); ok {
+					_ = direct.ContainerRemove(context.Background(), id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+				}
+			}
+			_, _ = direct.ImageRemove(context.Background(), made.ID, image.RemoveOptions{Force: true})
+		})
+		return made.ID
+	}
+	ours := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "images"}
+	theirs := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "other"}
+	trusted := commit("elsewhere.local/mine:1", container.Config{Labels: ours, User: "1000"})
+	for _, ref := range []string{"elsewhere.local/mine:1", trusted, trusted[7:19]} {
+		ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: ref, Cmd: []string{"true"}}, nil, nil, nil, "")
+		if err != nil {
+			t.Errorf("the caller's own by %s: %v", ref, err)
+			continue
+		}
+		if got := inspect(t, direct, ct.ID); got.Config.User != "1000" || got.Image != trusted {
+			t.Errorf("the caller's own by %s: %+v", ref, got.Config)
+		}
+	}
+	foreign := commit("elsewhere.local/theirs:1", container.Config{Labels: theirs})
+	for _, ref := range []string{"elsewhere.local/theirs:1", foreign, foreign[7:19]} {
+		if _, err := c.ContainerCreate(t.Context(), cfg(ref), nil, nil, nil, ""); err == nil || !strings.Contains(err.Error(), "denied by policy") && !strings.Contains(err.Error(), "No such image") {
+			t.Errorf("another's by %s: %v", ref, err)
+		}
+	}
+	commit("berm.local/labelled:1", container.Config{Labels: map[string]string{"berm.key": "x"}})
+	_, err = c.ContainerCreate(t.Context(), cfg("berm.local/labelled:1"), nil, nil, nil, "")
+	deniedBy(t, err, "labels.reserved")
+	commit("berm.local/volumes:1", container.Config{Volumes: map[string]struct{}{"/data": {}, "/taken": {}}, ExposedPorts: nat.PortSet{"80/tcp": {}}, Env: []string{"GONE=1", "KEPT=1"}, Cmd: []string{"env"}})
+	ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: "berm.local/volumes:1", Env: []string{"GONE"}}, &container.HostConfig{Tmpfs: map[string]string{"/taken/": ""}}, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := inspect(t, direct, ct.ID)
+	if len(got.Mounts) != 1 || got.Mounts[0].Destination != "/data" {
+		t.Errorf("mounts: %+v", got.Mounts)
+	} else if v, err := direct.VolumeInspect(t.Context(), got.Mounts[0].Name); err != nil || v.Labels[lifecycle.LabelTenant] != "images" {
+		t.Errorf("the image's volume: %+v, %v", v, err)
+	}
+	if out, _ := finish(t, c, direct, ct.ID); strings.Contains(out, "GONE") || !strings.Contains(out, "KEPT=1") {
+		t.Errorf("the environment: %s", out)
+	}
+}
+
+// TestCreateAtOnce has nested directories asked for at once, and no more than one of the
+// two come to be; and as many containers as there is room for.
+func TestCreateAtOnce(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	if err := os.MkdirAll(dir+"/a/b", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d := doorTo(t, host, strings.ReplaceAll(workRules(dir), "ports: loopback", "max_objects: 4"))
+	left := sweepOwn(t, direct, d)
+	c := d.client("once")
+	for range 3 {
+		var wg sync.WaitGroup
+		var made atomic.Int32
+		for _, bind := range []string{dir + "/a:/x", dir + "/a/b:/x"} {
+			wg.Go(func() {
+				if _, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Binds: []string{bind}}, nil, nil, ""); err == nil {
+					made.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if made.Load() > 1 {
+			t.Errorf("%d were made", made.Load())
+		}
+		for _, what := range left() {
+			_ = direct.ContainerRemove(t.Context(), strings.TrimPrefix(what, "container "), container.RemoveOptions{Force: true})
+		}
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() { _, _ = c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "") })
+	}
+	wg.Wait()
+	if n := len(left()); n > 4 {
+		t.Errorf("%d containers, more than 4", n)
+	}
 }

@@ -208,8 +208,26 @@ func familiar(ref string) string {
 	return shorten(ref)
 }
 
-// finish resolves what the policy names, and stamps the labels.
+// finish completes the spec, and stamps the labels.
 func (c *call) finish(p *plan) error {
+	s := &p.spec
+	if !p.audited { // or it goes through as it was asked for
+		if err := c.complete(p); err != nil {
+			return err
+		}
+	}
+	label, err := json.Marshal(effective{ContainerSpec: *s, ImageID: p.image.ID, Audit: p.audited})
+	if err != nil {
+		return fmt.Errorf("encode the effective spec: %w", err)
+	}
+	p.labels = c.stamp(maps.Clone(p.body.Labels), s.TTL, s.MaxLifetime)
+	p.labels[lifecycle.LabelEffective] = string(label)
+	return nil
+}
+
+// complete fills in what the judged spec leaves to the engine: the image's user, the
+// host's CPUs, the policy's networks, and the containers of links.
+func (c *call) complete(p *plan) error {
 	s := &p.spec
 	if s.User == "" {
 		s.User = p.image.Config.User
@@ -248,12 +266,6 @@ func (c *call) finish(p *plan) error {
 			p.warnings = append(p.warnings, m.Field+": the option to label it for SELinux isn't passed on")
 		}
 	}
-	label, err := json.Marshal(effective{ContainerSpec: *s, ImageID: p.image.ID, Audit: p.audited})
-	if err != nil {
-		return fmt.Errorf("encode the effective spec: %w", err)
-	}
-	p.labels = c.stamp(maps.Clone(p.body.Labels), s.TTL, s.MaxLifetime)
-	p.labels[lifecycle.LabelEffective] = string(label)
 	return nil
 }
 

@@ -122,7 +122,7 @@ func (c *call) differences(want effective, ct *container.InspectResponse, v vers
 
 // What every engine masks, and has read-only, in a container's /proc and /sys.
 var (
-	maskedPaths   = []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sched_debug", "/proc/scsi", "/sys/firmware"}
+	maskedPaths   = []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"}
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
@@ -182,11 +182,22 @@ func (d *differences) closed(h *container.HostConfig) {
 		len(h.BlkioDeviceReadIOps) == 0 && len(h.BlkioDeviceWriteIOps) == 0 && h.BlkioWeight == 0, "HostConfig.BlkioWeight")
 }
 
+// hasOptions tells whether the log has the options that were sent; an engine may
+// add those of its own configuration.
+func hasOptions(got, sent map[string]string) bool {
+	for name, value := range sent {
+		if have, ok := got[name]; !ok || have != value {
+			return false
+		}
+	}
+	return true
+}
+
 func (d *differences) limits(s policy.ContainerSpec, h *container.HostConfig) {
 	d.add(h.ShmSize == s.ShmBytes, "HostConfig.ShmSize")
 	d.add(h.OomScoreAdj == s.OOMScoreAdj, "HostConfig.OomScoreAdj")
 	d.add(h.CPUShares <= defaultShares, "HostConfig.CpuShares")
-	d.add(h.LogConfig.Type == s.LogDriver && (maps.Equal(h.LogConfig.Config, s.LogOptions)), "HostConfig.LogConfig")
+	d.add(h.LogConfig.Type == s.LogDriver && hasOptions(h.LogConfig.Config, s.LogOptions), "HostConfig.LogConfig")
 	d.add(sameSet(h.DNS, s.DNS) && sameSet(h.DNSOptions, s.DNSOptions) && sameSet(h.DNSSearch, s.DNSSearch), "HostConfig.Dns")
 	d.add(sameSet(h.ExtraHosts, s.ExtraHosts), "HostConfig.ExtraHosts")
 	want := portMap(s.Ports)
