@@ -71,7 +71,7 @@ func (e EngineAPI) validate(p *problems, http HTTP, kind string) {
 		at := fmt.Sprintf("engine_api.listeners[%d]", i)
 		l.validate(p, at)
 		other, clash := taken[listenKey(l.Address)]
-		p.unless(!clash, at+".address", "is the same as %s", other)
+		p.unless(!clash || strings.HasSuffix(l.Address, ":0"), at+".address", "is the same as %s", other)
 		taken[listenKey(l.Address)] = at + ".address"
 		for j, c := range l.Callers {
 			p.unless(c.Mode != ModeAudit || e.AuditLog != "", fmt.Sprintf("%s.callers[%d].mode", at, j), "audit needs engine_api.audit_log")
