@@ -72,8 +72,11 @@ func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any) err
 	if err != nil {
 		return err
 	}
-	return decodeJSON(body, v, true)
+	return DecodeJSONNulls(body, v)
 }
+
+// DecodeJSONNulls is to DecodeNulls what DecodeJSON is to DecodeBody.
+func DecodeJSONNulls(data []byte, v any) error { return decodeJSON(data, v, true) }
 
 // DecodeJSON reads one JSON value into v, a non-nil pointer to a struct, and is
 // stricter than encoding/json: names must match exactly, unknown and repeated ones

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/bermhq/berm/proxy"
 )
 
 // createBody is the body of a container's creation: every field that some version of
@@ -16,8 +18,8 @@ import (
 // was read only in mode audit.
 type createBody struct {
 	configBody
-	HostConfig       *hostBody       `json:"HostConfig,omitempty"`
-	NetworkingConfig *networkingBody `json:"NetworkingConfig,omitempty"`
+	HostConfig       *hostBody                  `json:"HostConfig,omitempty"`
+	NetworkingConfig map[string]json.RawMessage `json:"NetworkingConfig,omitempty"` // see endpoints
 }
 
 type configBody struct {
@@ -228,8 +230,21 @@ type tmpfsBody struct {
 	Options   [][]string `json:"Options,omitempty"`
 }
 
-type networkingBody struct {
-	EndpointsConfig map[string]*endpointBody `json:"EndpointsConfig"`
+// endpoints reads NetworkingConfig, of which EndpointsConfig is the only field. The Python
+// client has null beside it, by the network's name.
+func (b *createBody) endpoints() (map[string]*endpointBody, error) {
+	const field = "EndpointsConfig"
+	for name, raw := range b.NetworkingConfig {
+		if name != field && raw != nil {
+			return nil, malformed(fmt.Sprintf("unknown field %q", "NetworkingConfig."+shorten(name)))
+		}
+	}
+	if b.NetworkingConfig[field] == nil {
+		return nil, nil
+	}
+	var list map[string]*endpointBody
+	err := proxy.DecodeJSONNulls(b.NetworkingConfig[field], &list)
+	return list, err
 }
 
 // endpointBody is how a container joins a network. From NetworkID on it is what the

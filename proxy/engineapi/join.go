@@ -44,9 +44,9 @@ func (c *call) policyNetwork(name string) (*network.Inspect, error) {
 // one set, in which each is there once.
 func (c *call) joins(b *createBody) ([]policy.ContainerNetwork, map[string]*endpointBody, error) {
 	mode := b.HostConfig.NetworkMode
-	var asked map[string]*endpointBody
-	if b.NetworkingConfig != nil {
-		asked = b.NetworkingConfig.EndpointsConfig
+	asked, err := b.endpoints()
+	if err != nil {
+		return nil, nil, err
 	}
 	if b.NetworkDisabled && isDefaultNetwork(mode) {
 		mode = policy.NetNone
