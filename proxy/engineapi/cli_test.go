@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -157,5 +158,37 @@ func refusedRuns(dir string) map[string]refusedRun {
 		"others' volumes":  {[]string{"--volumes-from", "x"}, "fields.refused"},
 		"name like an ID":  {[]string{"--name", "0123456789ab"}, "request.name"},
 		"unlimited pids":   {[]string{"--pids-limit", "-1"}, "resources.over_max"},
+	}
+}
+
+// TestInteractiveByCLI has a terminal, and input that ends.
+func TestInteractiveByCLI(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	left := sweepOwn(t, direct, d)
+	address := d.listen(Caller{Name: "tty", Tenant: "tty"})
+	for name, binary := range dockerCLIs {
+		t.Run(name, func(t *testing.T) {
+			if _, err := os.Stat(binary); err != nil {
+				t.Skipf("%s isn't here", binary)
+			}
+			for what, tt := range map[string]struct{ line, in, want string }{
+				"input":    {binary + " run --rm -i " + testImage + " wc -c", strings.Repeat("x", 100_000), "100000\n"},
+				"terminal": {"script -qec '" + binary + " run --rm -it " + testImage + " sh -c \"tty; exit 3\"' /dev/null; echo code $?", "", "/dev/pts/0\r\ncode 3\n"},
+			} {
+				t.Run(what, func(t *testing.T) {
+					cmd := exec.CommandContext(t.Context(), "sh", "-c", tt.line)
+					cmd.Env = append(os.Environ(), "DOCKER_HOST="+address, "DOCKER_CONFIG="+t.TempDir(), "TERM=dumb")
+					cmd.Stdin = strings.NewReader(tt.in)
+					out, err := cmd.Output()
+					if err != nil || !strings.HasSuffix(string(out), tt.want) { // a terminal echoes the end of its own input
+						t.Errorf("%q, %v, want %q", out, err, tt.want)
+					}
+				})
+			}
+			if all := left(); len(all) != 0 {
+				t.Errorf("left: %v", all)
+			}
+		})
 	}
 }
