@@ -29,9 +29,16 @@ const (
 	LabelEffective = "berm.effective"  // the effective spec itself, as JSON, without env
 	LabelEnv       = "berm.env"        // names of the caller's variables, comma-separated
 
+	LabelDoor   = "berm.door"   // DoorEngine on what the Docker Engine API made; nothing on sandboxes
+	LabelCaller = "berm.caller" // the name of the caller that made it, with LabelDoor only
+
 	LabelAgentID = "berm.agent_id"         // only if given
 	LabelVolume  = "berm.volume_host_path" // only if given
 )
+
+// DoorEngine is the LabelDoor of what came to be through the Docker Engine API. Such a
+// thing is no sandbox: it has a tenant and an end, but no key.
+const DoorEngine = "engine"
 
 // The unprefixed labels of the old sandbox service. Containers that carry all six
 // can be adopted.

@@ -523,6 +523,15 @@ func statusOf(s runtime.State) Status {
 	}
 }
 
+// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
+// there. The error is an *UnavailableError while the engine is away.
+func (m *Manager) EnsureNetwork(ctx context.Context, name string) error {
+	if err := m.available(); err != nil {
+		return err
+	}
+	return m.ensureNetwork(ctx, name)
+}
+
 // ensureNetwork makes an engine network, once for each engine that comes up.
 func (m *Manager) ensureNetwork(ctx context.Context, name string) error {
 	if name == "" {

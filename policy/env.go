@@ -44,8 +44,8 @@ func (p *Policy) InjectedEnv() []string {
 // error is a *DeniedError.
 func (p *Policy) ExecEnv(env map[string]string) (map[string]string, []Override, error) {
 	j := &judge{policy: p}
-	j.env(env)
-	return j.v.Spec.Env, j.v.Overridden, j.v.Err()
+	judged := j.env(env)
+	return judged, j.overridden, j.err()
 }
 
 func (l *loader) loadEnv() {
@@ -152,18 +152,19 @@ func matchAny(patterns []string, name string) bool {
 	return false
 }
 
-// env judges a request's variables. No reason ever carries a value.
-func (j *judge) env(asked map[string]string) {
+// env judges a request's variables, and gives those that are in force. No reason ever
+// carries a value.
+func (j *judge) env(asked map[string]string) map[string]string {
 	rules := j.policy.env
 	if len(asked) > maxEnvVars {
 		j.invalid(ruleEnvSyntax, "env", fmt.Sprint(len(asked)), fmt.Sprintf("%d variables at most", maxEnvVars),
 			fmt.Sprintf("env has %d variables, more than %d", len(asked), maxEnvVars))
-		return
+		return nil
 	}
 	env, size := map[string]string{}, 0
 	for _, name := range sortedKeys(asked) {
 		value := asked[name]
-		field := "env." + shorten(name)
+		field := j.name("env") + "." + shorten(name)
 		size += len(name) + len(value) + 2
 		if why := badEnvName(name); why != "" {
 			j.invalid(ruleEnvSyntax, field, name, envSyntax, fmt.Sprintf("env name %q %s", shorten(name), why))
@@ -200,5 +201,5 @@ func (j *judge) env(asked map[string]string) {
 	for name, value := range rules.pin {
 		env[name] = value
 	}
-	j.v.Spec.Env = env
+	return env
 }

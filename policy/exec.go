@@ -10,10 +10,8 @@ import (
 // then listed. The error is a *DeniedError.
 func (p *Policy) ExecTimeout(profile string, seconds *int64) (time.Duration, []Override, error) {
 	j := &judge{policy: p}
-	var ok bool
-	if j.profile, ok = p.Profile(profile); !ok {
-		j.unknownProfile(profile)
-		return 0, nil, j.v.Err()
+	if !j.takeProfile(profile) {
+		return 0, nil, j.err()
 	}
 	timeout := j.profile.Timeout
 	switch most := j.profile.MaxTimeout; {
@@ -30,7 +28,7 @@ func (p *Policy) ExecTimeout(profile string, seconds *int64) (time.Duration, []O
 	default:
 		timeout = time.Duration(*seconds) * time.Second
 	}
-	return timeout, j.v.Overridden, j.v.Err()
+	return timeout, j.overridden, j.err()
 }
 
 // WorkingDir gives a command's working directory, cleaned. Empty is the mount
@@ -49,11 +47,11 @@ func WorkingDir(s Spec, cwd string) (string, error) {
 	clean, why := cleanPath(cwd)
 	if why != "" {
 		j.invalid(ruleCwdSyntax, "cwd", cwd, "an absolute path", fmt.Sprintf("working directory %q %s", shorten(cwd), why))
-		return "", j.v.Err()
+		return "", j.err()
 	}
 	if mounted && !under(clean, s.MountPath) {
 		j.deny(ruleCwdOutside, "cwd", cwd, s.MountPath+" or below", fmt.Sprintf("working directory %q is outside of the mount; allowed is %s or below", shorten(cwd), s.MountPath))
-		return "", j.v.Err()
+		return "", j.err()
 	}
 	return clean, nil
 }

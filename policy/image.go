@@ -170,6 +170,9 @@ func (p imagePattern) match(i image) bool {
 	return true
 }
 
+// wide tells whether a pattern is of whole registries.
+func (p imagePattern) wide() bool { return p.all || p.prefix && !strings.Contains(p.repo, "/") }
+
 func (l *loader) loadImages() {
 	f := &l.file.Images
 	if f.Allow == nil {
@@ -236,11 +239,14 @@ func (p *Policy) implicit(i image) bool {
 	return false
 }
 
-func (j *judge) image(req Request) {
+// image judges the reference that is asked for, nil is the profile's, and gives the one
+// that is run. A trusted image, which is the caller's own, needs neither a place on the
+// allow-list nor a digest.
+func (j *judge) image(ref *string, trusted bool) string {
 	own := j.profile.Image
 	asked := own
-	if v := given(req.Image); v != nil {
-		asked = *v
+	if ref != nil {
+		asked = *ref
 	}
 	img, err := parseImage(asked)
 	if err != nil && !j.profile.locked("image") {
@@ -249,7 +255,7 @@ func (j *judge) image(req Request) {
 			rule = ruleImageID
 		}
 		j.invalid(rule, "image", asked, "a reference such as "+own, fmt.Sprintf("image %q %v", shorten(asked), err))
-		return
+		return ""
 	}
 	if j.profile.locked("image") && (err != nil || img.String() != own) {
 		j.override(lockedRule(j.profile.Name), "image", asked, own)
@@ -257,13 +263,15 @@ func (j *judge) image(req Request) {
 	}
 	rules := j.policy.images
 	run := rules.pinned(img)
-	j.v.Spec.Image = run.String()
 	if run != img && asked != own {
 		j.override(ruleImagePins, "image", asked, run.String())
 	}
 	tagged := image{name: img.name, tag: img.tag}
 	if pin := rules.pins[tagged.String()]; img.tag != "" && pin != "" && run.digest != pin {
 		j.deny(ruleImagePins, "image", asked, pin, fmt.Sprintf("image %q is pinned to %s by the policy", shorten(asked), pin))
+	}
+	if trusted {
+		return run.String()
 	}
 	if !j.policy.implicit(img) && !slices.ContainsFunc(rules.allow, func(p imagePattern) bool { return p.match(img) }) {
 		allowed := strings.Join(j.policy.allowedImages(), ", ")
@@ -273,6 +281,7 @@ func (j *judge) image(req Request) {
 		j.deny(ruleRequireDigest, "image", asked, "a reference with a digest, or one that the policy pins",
 			fmt.Sprintf("image %q has no digest, which the policy demands", shorten(asked)))
 	}
+	return run.String()
 }
 
 // allowedImages says in patterns and references what images may be asked for.

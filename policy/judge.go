@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -9,69 +10,106 @@ import (
 	"unicode/utf8"
 )
 
-// judge is one request's judgement under way.
+// judge is one request's judgement under way: what the sandbox API's requests and
+// those of the engine's own API have in common.
 type judge struct {
-	policy  *Policy
-	profile Profile
-	v       Verdict
+	policy     *Policy
+	profile    Profile
+	names      map[string]string // a field's name in the request, where it isn't the sandbox API's
+	overridden []Override
+	denials    []Reason
+}
+
+// sandboxJudge judges a request of the sandbox API.
+type sandboxJudge struct {
+	judge
+	spec Spec
 }
 
 // Sandbox judges a request. The verdict holds every denial, not just the first,
 // and every value of the request that the policy replaced.
 func (p *Policy) Sandbox(req Request) Verdict {
-	j := &judge{policy: p}
-	var ok bool
-	if j.profile, ok = p.Profile(req.Profile); !ok {
-		j.unknownProfile(req.Profile)
-		return j.v
+	j := &sandboxJudge{judge: judge{policy: p}}
+	if !j.takeProfile(req.Profile) {
+		return Verdict{Denials: j.denials}
 	}
-	s := &j.v.Spec
+	s := &j.spec
 	s.Profile = j.profile.Name
 	s.CapAdd, s.User, s.RuntimeClass, s.Agent = j.profile.CapAdd, j.profile.User, j.profile.RuntimeClass, j.profile.Agent
-	j.image(req)
+	s.Image = j.image(given(req.Image), false)
 	j.network(req)
 	j.resources(req)
-	s.ReadOnlyRootfs = pick(j, "read_only_rootfs", req.ReadOnlyRootfs, j.profile.ReadOnlyRootfs)
+	s.ReadOnlyRootfs = pick(&j.judge, "read_only_rootfs", req.ReadOnlyRootfs, j.profile.ReadOnlyRootfs)
 	if s.ReadOnlyRootfs {
 		s.TmpfsMB = tmpfsMB
 	}
 	j.mounts(req)
-	j.env(req.Env)
+	s.Env = j.env(req.Env)
 	j.times(req)
-	return j.v
+	return Verdict{Spec: j.spec, Overridden: j.overridden, Denials: j.denials}
 }
 
-func (j *judge) unknownProfile(name string) {
+// err is nil where nothing was denied, else a *DeniedError.
+func (j *judge) err() error {
+	if len(j.denials) == 0 {
+		return nil
+	}
+	return &DeniedError{Reasons: j.denials}
+}
+
+// name is what the request calls a field.
+func (j *judge) name(field string) string { return cmp.Or(j.names[field], field) }
+
+// takeProfile takes the profile of this name, or refuses the request.
+func (j *judge) takeProfile(name string) bool {
+	var ok bool
+	if j.profile, ok = j.policy.Profile(name); ok {
+		return true
+	}
 	known := strings.Join(j.policy.Profiles(), ", ")
 	j.invalid(ruleProfileUnknown, "profile", name, known, fmt.Sprintf("there is no profile %q; the policy has %s", shorten(name), known))
+	return false
 }
 
-func (j *judge) resources(req Request) {
-	s, p := &j.v.Spec, j.profile
-	s.CPUs = pick(j, "cpus", req.CPUs, p.CPUs)
-	if !finite(s.CPUs) || s.CPUs < minCPUs {
-		j.outOfRange("cpus", s.CPUs, fmt.Sprintf("a finite number, at least %v", minCPUs))
-	} else {
-		s.CPUs = atMost(j, "cpus", s.CPUs, p.MaxCPUs)
-	}
-	s.MemoryMB = pick(j, "memory_mb", req.MemoryMB, p.MemoryMB)
-	if s.MemoryMB < minMemoryMB {
-		j.outOfRange("memory_mb", s.MemoryMB, fmt.Sprintf("at least %d", minMemoryMB))
-	}
-	s.MemoryMB = atMost(j, "memory_mb", s.MemoryMB, p.MaxMemoryMB)
-	s.PidsLimit = pick(j, "pids_limit", req.PidsLimit, p.PidsLimit)
-	if s.PidsLimit < 1 {
-		j.outOfRange("pids_limit", s.PidsLimit, "at least 1")
-	}
-	s.PidsLimit = atMost(j, "pids_limit", s.PidsLimit, p.MaxPidsLimit)
-	s.WorkspaceQuotaMB = pick(j, "workspace_quota_mb", req.WorkspaceQuotaMB, p.WorkspaceQuotaMB)
+func (j *sandboxJudge) resources(req Request) {
+	s, p := &j.spec, j.profile
+	s.CPUs = j.cpus(req.CPUs)
+	s.MemoryMB = j.memory(req.MemoryMB, 1)
+	s.PidsLimit = j.pids(req.PidsLimit)
+	s.WorkspaceQuotaMB = pick(&j.judge, "workspace_quota_mb", req.WorkspaceQuotaMB, p.WorkspaceQuotaMB)
 	if s.WorkspaceQuotaMB < 0 || s.WorkspaceQuotaMB > maxMB {
 		j.outOfRange("workspace_quota_mb", s.WorkspaceQuotaMB, fmt.Sprintf("0 (unlimited) to %d", int64(maxMB)))
 	}
 }
 
+func (j *judge) cpus(asked *float64) float64 {
+	v := pick(j, "cpus", asked, j.profile.CPUs)
+	if !finite(v) || v < minCPUs {
+		j.outOfRange("cpus", v, fmt.Sprintf("a finite number, at least %v", minCPUs))
+		return v
+	}
+	return atMost(j, "cpus", v, j.profile.MaxCPUs)
+}
+
+// memory judges memory in a unit of which a MiB has perMB.
+func (j *judge) memory(asked *int64, perMB int64) int64 {
+	v := pick(j, "memory_mb", asked, j.profile.MemoryMB*perMB)
+	if v < minMemoryMB*perMB {
+		j.outOfRange("memory_mb", v, fmt.Sprintf("at least %d", minMemoryMB*perMB))
+	}
+	return atMost(j, "memory_mb", v, j.profile.MaxMemoryMB*perMB)
+}
+
+func (j *judge) pids(asked *int64) int64 {
+	v := pick(j, "pids_limit", asked, j.profile.PidsLimit)
+	if v < 1 {
+		j.outOfRange("pids_limit", v, "at least 1")
+	}
+	return atMost(j, "pids_limit", v, j.profile.MaxPidsLimit)
+}
+
 func (j *judge) outOfRange(field string, v any, allowed string) {
-	j.invalid(ruleRange, field, fmt.Sprint(v), allowed, fmt.Sprintf("%s %v is out of range, it must be %s", field, v, allowed))
+	j.invalid(ruleRange, field, fmt.Sprint(v), allowed, fmt.Sprintf("%s %v is out of range, it must be %s", j.name(field), v, allowed))
 }
 
 func atMost[T int64 | float64](j *judge, field string, v, most T) T {
@@ -83,7 +121,7 @@ func atMost[T int64 | float64](j *judge, field string, v, most T) T {
 		return most
 	}
 	j.deny(ruleOverMax, field, fmt.Sprint(v), fmt.Sprintf("at most %v", most),
-		fmt.Sprintf("%s %v is over the maximum of profile %s, %v", field, v, j.profile.Name, most))
+		fmt.Sprintf("%s %v is over the maximum of profile %s, %v", j.name(field), v, j.profile.Name, most))
 	return v
 }
 
@@ -109,7 +147,7 @@ func given(s *string) *string {
 }
 
 func (j *judge) override(rule, field string, requested, effective any) {
-	j.v.Overridden = append(j.v.Overridden, Override{Field: field, Requested: shown(requested), Effective: shown(effective), Rule: rule})
+	j.overridden = append(j.overridden, Override{Field: j.name(field), Requested: shown(requested), Effective: shown(effective), Rule: rule})
 }
 
 // shown makes a value fit for people and JSON.
@@ -128,12 +166,21 @@ func shown(v any) any {
 }
 
 func (j *judge) deny(rule, field, value, allowed, message string) {
-	j.v.Denials = append(j.v.Denials, Reason{Rule: rule, Field: field, Value: shorten(value), Allowed: allowed, Message: message})
+	j.refuse(Reason{Rule: rule, Field: field, Value: shorten(value), Allowed: allowed, Message: message})
 }
 
 func (j *judge) invalid(rule, field, value, allowed, message string) {
-	j.deny(rule, field, value, allowed, message)
-	j.v.Denials[len(j.v.Denials)-1].Invalid = true
+	j.refuse(Reason{Rule: rule, Field: field, Value: shorten(value), Allowed: allowed, Message: message, Invalid: true})
+}
+
+// maxReasons bounds an answer: a request is small, and could have a bad value every
+// few bytes.
+const maxReasons = 1024
+
+func (j *judge) refuse(r Reason) {
+	if r.Field = j.name(r.Field); len(j.denials) < maxReasons {
+		j.denials = append(j.denials, r)
+	}
 }
 
 const maxShown = 256

@@ -88,7 +88,10 @@ profiles:
   big: {extends: network_extended, network: team, host_path_mode: ro, mount_path: /w/, timeout: 45s, max_timeout: 600s,
         cpus: 3, max_cpus: 4, memory_mb: 4096, max_memory_mb: 8192, pids_limit: 600, max_pids_limit: 700,
         read_only_rootfs: true, workspace_quota_mb: 10, ttl: 30m, idle_ttl: 5m, user: 1000:1000,
-        cap_add: [net_bind_service, CAP_CHOWN, CHOWN], runtime_class: runsc, agent: off, locked: [user_x]}
+        cap_add: [net_bind_service, CAP_CHOWN, CHOWN], runtime_class: runsc, agent: off, locked: [user_x],
+        engine_api: {capabilities: [net_raw, CAP_NET_RAW, kill], volumes: off, networks: off, ports: loopback, port_range: 1-2, log_drivers: [local], log_max_mb: 3,
+          restart: [], runtimes: [kata], sysctls: [net.core.somaxconn], users: non_root, dns: off, tmpfs_mb: 5, max_ulimit: 6, pull: off, build: on, commit: on,
+          tags: [acme/*], archive: off, exec: off, redact_env: ["*KEY*"], max_objects: 0}}
 mounts: {allowed_roots: [/srv/data/, /srv/more], shared_root: /srv/more, path_map: [{engine: /srv/data, local: /data}], hold: required}
 networks: {team: {engine_network: team-net, internal: true, isolated: false}, on: {}}
 env:
@@ -269,7 +272,7 @@ func TestParseProblems(t *testing.T) {
 	}
 }
 
-const knownProfileKeys = "agent, cap_add, cpus, extends, host_path_mode, idle_ttl, image, locked, max_cpus, max_memory_mb, max_pids_limit, " +
+const knownProfileKeys = "agent, cap_add, cpus, engine_api, extends, host_path_mode, idle_ttl, image, locked, max_cpus, max_memory_mb, max_pids_limit, " +
 	"max_timeout, memory_mb, mount_path, network, pids_limit, read_only_rootfs, runtime_class, timeout, ttl, user, workspace_quota_mb"
 
 func TestParseOtherProblems(t *testing.T) {
@@ -332,7 +335,10 @@ func TestProfilesTable(t *testing.T) {
 		want := Profile{
 			Name: tt.name, Image: "python:3.11-slim", Network: tt.network, HostPathMode: tt.mode, MountPath: "/workspace",
 			Timeout: 30 * time.Second, MaxTimeout: tt.maxTimeout, CPUs: tt.cpus, MaxCPUs: 2, MemoryMB: tt.memory, MaxMemoryMB: 2048,
-			PidsLimit: tt.pids, MaxPidsLimit: 512, ReadOnlyRootfs: tt.readOnly, TTL: time.Hour, CapAdd: []string{}, Agent: "on", Locked: tt.locked,
+			PidsLimit: tt.pids, MaxPidsLimit: 512, ReadOnlyRootfs: tt.readOnly, TTL: time.Hour, CapAdd: []string{}, Agent: "on", EngineAPI: builtinEngineAPI(), Locked: tt.locked,
+		}
+		if tt.network == "on" {
+			want.EngineAPI.Networks, want.EngineAPI.DNS = "own", "on"
 		}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%s: %s", tt.name, d)

@@ -28,14 +28,14 @@ var (
 )
 
 // mounts judges the host path and the extra mounts, all alike.
-func (j *judge) mounts(req Request) {
-	s := &j.v.Spec
-	s.HostPathMode = pick(j, "host_path_mode", given(req.HostPathMode), j.profile.HostPathMode)
+func (j *sandboxJudge) mounts(req Request) {
+	s := &j.spec
+	s.HostPathMode = pick(&j.judge, "host_path_mode", given(req.HostPathMode), j.profile.HostPathMode)
 	if !slices.Contains(modes, s.HostPathMode) {
 		j.badMode("host_path_mode", s.HostPathMode, modes)
 	}
-	s.MountPath = j.target("mount_path", pick(j, "mount_path", given(req.MountPath), j.profile.MountPath))
-	asked := pick(j, "host_path", given(req.HostPath), j.policy.mounts.defaultWorkspace)
+	s.MountPath = j.target("mount_path", pick(&j.judge, "mount_path", given(req.MountPath), j.profile.MountPath))
+	asked := pick(&j.judge, "host_path", given(req.HostPath), j.policy.mounts.defaultWorkspace)
 	extra := req.ExtraMounts
 	if len(extra) > 0 && j.profile.locked("extra_mounts") {
 		j.override(lockedRule(j.profile.Name), "extra_mounts", showMounts(extra), []string{})
@@ -56,7 +56,7 @@ func (j *judge) mounts(req Request) {
 }
 
 // modeNone mounts nothing, and says so of what was asked for all the same.
-func (j *judge) modeNone(req Request, extra []MountRequest) {
+func (j *sandboxJudge) modeNone(req Request, extra []MountRequest) {
 	if p := given(req.HostPath); p != nil {
 		j.override(ruleModeNone, "host_path", *p, "")
 	}
@@ -73,8 +73,8 @@ func showMounts(reqs []MountRequest) []string {
 	return s
 }
 
-func (j *judge) extraMounts(reqs []MountRequest) {
-	s := &j.v.Spec
+func (j *sandboxJudge) extraMounts(reqs []MountRequest) {
+	s := &j.spec
 	if len(reqs) > maxExtraMount {
 		j.invalid(ruleTooMany, "extra_mounts", fmt.Sprint(len(reqs)), fmt.Sprintf("at most %d", maxExtraMount),
 			fmt.Sprintf("extra_mounts has %d entries, more than %d", len(reqs), maxExtraMount))
@@ -116,8 +116,8 @@ func (j *judge) target(field, asked string) string {
 
 // overlaps refuses targets that lie in each other: the engine would make the inner
 // one's directory inside the outer one's, on the host.
-func (j *judge) overlaps() {
-	s, targets := &j.v.Spec, j.v.Spec.Mounts
+func (j *sandboxJudge) overlaps() {
+	s, targets := &j.spec, j.spec.Mounts
 	if s.ReadOnlyRootfs {
 		targets = append([]Mount{{MountPath: tmpfsTarget}}, targets...)
 	}
@@ -140,7 +140,7 @@ func (j *judge) mount(field, asked string) (Mount, bool) {
 	m, reason := j.policy.mounts.judge(asked)
 	if reason != nil {
 		reason.Field, reason.Value = field, shorten(asked)
-		j.v.Denials = append(j.v.Denials, *reason)
+		j.refuse(*reason)
 		return m, false
 	}
 	return m, true
@@ -208,8 +208,21 @@ func cleanPath(p string) (clean, why string) {
 	return path.Clean(p), ""
 }
 
-// cleanTarget is cleanPath for a mount's place in the container.
+// cleanTarget is cleanInner for a container with Berm's own program in it.
 func cleanTarget(p string) (clean, why string) {
+	if clean, why = cleanInner(p); why != "" {
+		return "", why
+	}
+	for _, place := range agentPlaces {
+		if under(clean, place) || under(place, clean) {
+			return "", "is in the way of Berm's own " + place
+		}
+	}
+	return clean, ""
+}
+
+// cleanInner is cleanPath for a mount's place in a container.
+func cleanInner(p string) (clean, why string) {
 	clean, why = cleanPath(p)
 	if why != "" {
 		return "", why
@@ -220,11 +233,6 @@ func cleanTarget(p string) (clean, why string) {
 	for _, dir := range kernelDirs {
 		if under(clean, dir) {
 			return "", "lies in " + dir
-		}
-	}
-	for _, place := range agentPlaces {
-		if under(clean, place) || under(place, clean) {
-			return "", "is in the way of Berm's own " + place
 		}
 	}
 	return clean, ""

@@ -72,9 +72,9 @@ func (l *loader) loadNetworks() {
 	}
 }
 
-func (j *judge) network(req Request) {
-	name := pick(j, "network", given(req.Network), j.profile.Network)
-	j.v.Spec.Network = name
+func (j *sandboxJudge) network(req Request) {
+	name := pick(&j.judge, "network", given(req.Network), j.profile.Network)
+	j.spec.Network = name
 	if name == networkOff {
 		return
 	}
@@ -83,5 +83,5 @@ func (j *judge) network(req Request) {
 		allowed := orList(append([]string{networkOff}, sortedKeys(j.policy.networks)...))
 		j.deny(ruleNetworkUnknown, "network", name, allowed, fmt.Sprintf("network %q is not one of the policy's; allowed is %s", shorten(name), allowed))
 	}
-	j.v.Spec.EngineNetwork = n.EngineNetwork
+	j.spec.EngineNetwork = n.EngineNetwork
 }

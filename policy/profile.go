@@ -59,7 +59,8 @@ type Profile struct {
 	CapAdd           []string      `json:"cap_add"`       // sorted, never nil
 	RuntimeClass     string        `json:"runtime_class"` // empty is the engine's default
 	Agent            string        `json:"agent"`         // "on" or "off"
-	Locked           []string      `json:"locked"`        // sorted, never nil
+	EngineAPI        EngineAPI     `json:"engine_api"`
+	Locked           []string      `json:"locked"` // sorted, never nil
 }
 
 // Profiles gives the names of all profiles, sorted.
@@ -71,7 +72,7 @@ func (p *Policy) Profile(name string) (Profile, bool) {
 		name = defaultProfile
 	}
 	pr, ok := p.profiles[name]
-	pr.CapAdd, pr.Locked = slices.Clone(pr.CapAdd), slices.Clone(pr.Locked)
+	pr.CapAdd, pr.Locked, pr.EngineAPI = slices.Clone(pr.CapAdd), slices.Clone(pr.Locked), pr.EngineAPI.clone()
 	return pr, ok
 }
 
@@ -84,7 +85,7 @@ func (p Profile) overlay() overlay {
 		Timeout: &p.Timeout, MaxTimeout: &p.MaxTimeout, CPUs: &p.CPUs, MaxCPUs: &p.MaxCPUs,
 		MemoryMB: &p.MemoryMB, MaxMemoryMB: &p.MaxMemoryMB, PidsLimit: &p.PidsLimit, MaxPidsLimit: &p.MaxPidsLimit,
 		ReadOnlyRootfs: &p.ReadOnlyRootfs, WorkspaceQuotaMB: &p.WorkspaceQuotaMB, TTL: &p.TTL, IdleTTL: &p.IdleTTL,
-		User: &p.User, CapAdd: p.CapAdd, RuntimeClass: &p.RuntimeClass, Agent: &p.Agent, Locked: p.Locked,
+		User: &p.User, CapAdd: p.CapAdd, RuntimeClass: &p.RuntimeClass, Agent: &p.Agent, EngineAPI: p.EngineAPI.file(), Locked: p.Locked,
 	}
 }
 
@@ -98,11 +99,16 @@ func builtinProfiles() map[string]overlay {
 	}
 	offline := table("off", "ro", 60*time.Second, 0.5, 256, 64, true)
 	offline.Locked = []string{"network", "host_path_mode", "read_only_rootfs"}
+	basic := table("on", "rw", 120*time.Second, 1, 512, 128, true)
+	extended := table("on", "rw", 300*time.Second, 2, 1024, 256, false)
+	own, on := wordOwn, wordOn
+	basic.EngineAPI = &engineAPIFile{Networks: &own, DNS: &on}
+	extended.EngineAPI = basic.EngineAPI
 	return map[string]overlay{
 		defaultProfile:     table("off", "rw", 120*time.Second, 1, 512, 128, true),
 		"offline_readonly": offline,
-		"network_basic":    table("on", "rw", 120*time.Second, 1, 512, 128, true),
-		"network_extended": table("on", "rw", 300*time.Second, 2, 1024, 256, false),
+		"network_basic":    basic,
+		"network_extended": extended,
 	}
 }
 
@@ -130,6 +136,13 @@ func (l *loader) loadProfiles() {
 			l.problem("images.require_digest", "image %s of profile %s has no digest, and no pin gives it one", p.Image, name)
 		}
 	}
+	// Only now, so that a profile doesn't inherit what its parent's cap_add allowed.
+	for name, p := range l.policy.profiles {
+		p.EngineAPI.Capabilities = append(slices.Clone(p.EngineAPI.Capabilities), p.CapAdd...)
+		slices.Sort(p.EngineAPI.Capabilities)
+		p.EngineAPI.Capabilities = slices.Compact(p.EngineAPI.Capabilities)
+		l.policy.profiles[name] = p
+	}
 }
 
 // profile resolves one profile, and those that it extends before it.
@@ -140,7 +153,7 @@ func (l *loader) profile(name string, builtin, all map[string]overlay, above []s
 	p := Profile{
 		Image: cmp.Or(l.opts.DefaultImage, defaultImage), MountPath: "/workspace", Timeout: 30 * time.Second,
 		MaxCPUs: 2, MaxMemoryMB: 2048, MaxPidsLimit: 512, TTL: l.policy.ttl.normal, IdleTTL: l.policy.ttl.idle,
-		CapAdd: []string{}, Agent: AgentOn, Locked: []string{},
+		CapAdd: []string{}, Agent: AgentOn, EngineAPI: builtinEngineAPI(), Locked: []string{},
 	}
 	own := l.file.Profiles[name]
 	if name != defaultProfile {
@@ -186,12 +199,9 @@ func (o overlay) apply(p *Profile) {
 	set(&p.User, o.User)
 	set(&p.RuntimeClass, o.RuntimeClass)
 	set(&p.Agent, o.Agent)
-	if o.CapAdd != nil {
-		p.CapAdd = slices.Clone(o.CapAdd)
-	}
-	if o.Locked != nil {
-		p.Locked = slices.Clone(o.Locked)
-	}
+	setList(&p.CapAdd, o.CapAdd)
+	o.EngineAPI.apply(&p.EngineAPI)
+	setList(&p.Locked, o.Locked)
 }
 
 func set[T any](dst, v *T) {
@@ -262,11 +272,9 @@ func (l *loader) checkProfile(p *Profile, own overlay) {
 	if words := []string{AgentOn, AgentOff}; own.Agent != nil && !slices.Contains(words, p.Agent) {
 		l.problem(path+".agent", "is %q, must be %s", p.Agent, orList(words))
 	}
+	l.checkEngineAPI(path+".engine_api", &p.EngineAPI, own.EngineAPI)
 	for i, c := range p.CapAdd {
-		c = strings.ToUpper(c)
-		if !strings.HasPrefix(c, "CAP_") {
-			c = "CAP_" + c
-		}
+		c = capabilityName(c)
 		if !capability.MatchString(c) || c == "CAP_ALL" {
 			l.problem(path+".cap_add", "%q is not the name of one capability", p.CapAdd[i])
 		}

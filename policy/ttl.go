@@ -39,10 +39,10 @@ func fill(v **time.Duration, operator, builtin time.Duration) {
 	*v = &operator
 }
 
-func (j *judge) times(req Request) {
-	j.v.Spec.MaxLifetime = j.policy.ttl.maxLifetime
-	j.v.Spec.TTL = j.lifetime("ttl", req.TTL, j.profile.TTL)
-	j.v.Spec.IdleTTL = j.lifetime("idle_ttl", req.IdleTTL, j.profile.IdleTTL)
+func (j *sandboxJudge) times(req Request) {
+	j.spec.MaxLifetime = j.policy.ttl.maxLifetime
+	j.spec.TTL = j.lifetime("ttl", req.TTL, j.profile.TTL)
+	j.spec.IdleTTL = j.lifetime("idle_ttl", req.IdleTTL, j.profile.IdleTTL)
 }
 
 func (j *judge) lifetime(field string, asked *time.Duration, own time.Duration) time.Duration {
@@ -58,4 +58,15 @@ func (j *judge) lifetime(field string, asked *time.Duration, own time.Duration) 
 		return most
 	}
 	return v
+}
+
+// ObjectTTL judges how long something lives that a caller makes through the engine's own
+// API, a network or a volume: ttl from now, and at most until most from now. Nil is the
+// profile's. The error is a *DeniedError.
+func (p *Policy) ObjectTTL(profile string, asked *time.Duration) (ttl, most time.Duration, err error) {
+	j, ok := p.containerJudge(profile)
+	if ok {
+		ttl = j.lifetime("ttl", asked, j.profile.TTL)
+	}
+	return ttl, p.ttl.maxLifetime, j.err()
 }

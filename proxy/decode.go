@@ -36,32 +36,56 @@ func BoundBody(w http.ResponseWriter, r *http.Request) {
 // DecodeBody reads a JSON body of at most limit bytes into v, as DecodeJSON does.
 // No body at all leaves v as it is when that is allowed.
 func DecodeBody(w http.ResponseWriter, r *http.Request, limit int64, optional bool, v any) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
-	if err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
-			return err
-		}
-		return malformed("the body could not be read to its end")
-	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
-	if len(body) == 0 && optional {
-		return nil
-	}
-	mt, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	if cs, ok := params["charset"]; err != nil || mt != "application/json" || ok && !strings.EqualFold(cs, "utf-8") {
-		return &Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
-			Detail: "the body must be application/json"}
+	body, err := readJSON(w, r, limit, optional)
+	if err != nil || body == nil {
+		return err
 	}
 	return DecodeJSON(body, v)
 }
 
+// readJSON reads a body that says that it is JSON; nil is none at all.
+func readJSON(w http.ResponseWriter, r *http.Request, limit int64, optional bool) ([]byte, error) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			return nil, err
+		}
+		return nil, malformed("the body could not be read to its end")
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	if len(body) == 0 && optional {
+		return nil, nil
+	}
+	mt, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if cs, ok := params["charset"]; err != nil || mt != "application/json" || ok && !strings.EqualFold(cs, "utf-8") {
+		return nil, &Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
+			Detail: "the body must be application/json"}
+	}
+	return body, nil
+}
+
+// DecodeNulls is DecodeBody for an API whose clients write null for what they leave out:
+// at every place but the whole body it stands for the zero value.
+func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any) error {
+	body, err := readJSON(w, r, limit, false)
+	if err != nil {
+		return err
+	}
+	return DecodeJSONNulls(body, v)
+}
+
+// DecodeJSONNulls is to DecodeNulls what DecodeJSON is to DecodeBody.
+func DecodeJSONNulls(data []byte, v any) error { return decodeJSON(data, v, true) }
+
 // DecodeJSON reads one JSON value into v, a non-nil pointer to a struct, and is
 // stricter than encoding/json: names must match exactly, unknown and repeated ones
 // are refused, as are trailing data, invalid UTF-8 and deep nesting; null is for
-// pointers, maps and slices only. Malformed JSON is a Fault of 400, a value of the wrong kind a
+// pointers, maps and slices only. An embedded struct's fields are its own. Malformed JSON is a Fault of 400, a value of the wrong kind a
 // *lifecycle.InvalidError.
-func DecodeJSON(data []byte, v any) error {
+func DecodeJSON(data []byte, v any) error { return decodeJSON(data, v, false) }
+
+func decodeJSON(data []byte, v any, nulls bool) error {
 	if !utf8.Valid(data) {
 		return malformed("the body is not UTF-8")
 	}
@@ -71,7 +95,10 @@ func DecodeJSON(data []byte, v any) error {
 	if err := checkSyntax(data); err != nil {
 		return err
 	}
-	d := decoder{json.NewDecoder(bytes.NewReader(data))}
+	d := decoder{json.NewDecoder(bytes.NewReader(data)), nulls}
+	if nulls {
+		return d.plain(reflect.ValueOf(v).Elem(), "")
+	}
 	return d.value(reflect.ValueOf(v).Elem(), "")
 }
 
@@ -104,7 +131,10 @@ func malformed(detail string) *Fault {
 }
 
 // decoder reads valid JSON token by token, guided by the type that is wanted.
-type decoder struct{ *json.Decoder }
+type decoder struct {
+	*json.Decoder
+	nulls bool // null is the zero value of everything
+}
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
 
@@ -118,7 +148,7 @@ func (d decoder) value(v reflect.Value, path string) error {
 			v.Set(p)
 		}
 		return err
-	case t.Kind() == reflect.Map && !reflect.PointerTo(t).Implements(unmarshaler),
+	case d.nulls, t.Kind() == reflect.Map && !reflect.PointerTo(t).Implements(unmarshaler),
 		t.Kind() == reflect.Slice && t.Elem().Kind() != reflect.Uint8 && !reflect.PointerTo(t).Implements(unmarshaler):
 		_, err := d.orNull(v, path)
 		return err
@@ -135,7 +165,7 @@ func (d decoder) orNull(v reflect.Value, path string) (null bool, err error) {
 	if string(raw) == "null" {
 		return true, nil
 	}
-	return false, decoder{json.NewDecoder(bytes.NewReader(raw))}.plain(v, path)
+	return false, decoder{json.NewDecoder(bytes.NewReader(raw)), d.nulls}.plain(v, path)
 }
 
 func (d decoder) plain(v reflect.Value, path string) error {
@@ -262,7 +292,13 @@ func kindName(t reflect.Type) string {
 
 func fieldNamed(v reflect.Value, name string) (reflect.Value, bool) {
 	for i := range v.NumField() {
-		tag, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
+		field := v.Type().Field(i)
+		if field.Anonymous && field.Type.Kind() == reflect.Struct {
+			if f, ok := fieldNamed(v.Field(i), name); ok {
+				return f, true
+			}
+		}
+		tag, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 		if tag == name && tag != "" && tag != "-" {
 			return v.Field(i), true
 		}

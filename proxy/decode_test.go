@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -149,4 +150,44 @@ func FuzzDecodeJSON(f *testing.F) {
 			t.Fatalf("%q came out as %q: %v", in, out, err)
 		}
 	})
+}
+
+func TestDecodeNulls(t *testing.T) {
+	type inner struct {
+		A string `json:"A"`
+		B int64  `json:"B"`
+	}
+	type whole struct {
+		inner
+		C    bool              `json:"C"`
+		D    []inner           `json:"D"`
+		E    map[string]string `json:"E"`
+		Size [2]uint           `json:"Size"`
+		F    *inner            `json:"F"`
+	}
+	decode := func(body string) (w whole, err error) {
+		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		err = proxy.DecodeNulls(httptest.NewRecorder(), r, 1024, &w)
+		return w, err
+	}
+	for in, want := range map[string]whole{
+		`{}`: {},
+		`{"A":null,"B":null,"C":null,"D":null,"E":null,"Size":null,"F":null}`: {},
+		`{"A":"x","B":1,"D":[null,{"A":null}],"E":{"k":null},"F":{"B":null}}`: {inner: inner{A: "x", B: 1}, D: []inner{{}, {}}, E: map[string]string{"k": ""}, F: &inner{}},
+		`{"Size":[1,2]}`: {Size: [2]uint{1, 2}},
+	} {
+		got, err := decode(in)
+		if err != nil {
+			t.Errorf("%s: %v", in, err)
+		}
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(whole{})); diff != "" {
+			t.Errorf("%s: %s", in, diff)
+		}
+	}
+	for _, in := range []string{`null`, `[]`, ``, `{"inner":{}}`, `{"a":"x"}`, `{"A":"x","A":null}`, `{"F":{"b":1}}`, `{"C":1}`, `{} {}`, `{"A":"` + strings.Repeat("x", 1024) + `"}`} {
+		if got, err := decode(in); err == nil {
+			t.Errorf("%s was taken as %+v", in, got)
+		}
+	}
 }

@@ -69,11 +69,25 @@ func TestNewGateRefuses(t *testing.T) {
 		}
 	}
 	reg := prometheus.NewRegistry()
-	for i := range 2 {
-		_, err := proxy.NewGate(proxy.GateOptions{Fail: writeFault, Registry: reg})
-		if (err != nil) != (i == 1) {
-			t.Errorf("gate %d on one registry: %v", i+1, err)
+	reg.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "berm_http_request_duration_seconds", Help: "another's"}))
+	if _, err := proxy.NewGate(proxy.GateOptions{Fail: writeFault, Registry: reg}); err == nil {
+		t.Error("a gate whose metric's name is another's was made")
+	}
+}
+
+// Each door has a Gate, and all count on one registry.
+func TestGatesShareARegistry(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	for range 2 {
+		g, err := proxy.NewGate(proxy.GateOptions{Fail: writeFault, Registry: reg})
+		if err != nil {
+			t.Fatal(err)
 		}
+		ask(g.Wrap(g.Refuse(errors.New("x"))), nil)
+	}
+	families, err := reg.Gather()
+	if err != nil || len(families) != 1 || families[0].GetMetric()[0].GetHistogram().GetSampleCount() != 2 {
+		t.Errorf("gathered %v, %v", families, err)
 	}
 }
 

@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"errors"
+
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -17,5 +19,13 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	if r == nil {
 		return m, nil
 	}
-	return m, r.Register(m.duration)
+	err := r.Register(m.duration)
+	var there prometheus.AlreadyRegisteredError
+	if errors.As(err, &there) { // by another door's Gate
+		if own, ok := there.ExistingCollector.(*prometheus.HistogramVec); ok {
+			m.duration = own
+			return m, nil
+		}
+	}
+	return m, err
 }

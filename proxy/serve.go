@@ -36,6 +36,12 @@ func CheckExposure(address string, tokens int) error {
 // Listen opens "host:port" or "unix:///path". A unix socket gets the mode, is
 // never there with another, and replaces one that nobody listens on any more.
 func Listen(ctx context.Context, address string, mode fs.FileMode) (net.Listener, error) {
+	return ListenOwned(ctx, address, mode, -1, -1)
+}
+
+// ListenOwned is Listen with an owner for the unix socket, which it has from the start
+// too; -1 leaves the user or the group as it is.
+func ListenOwned(ctx context.Context, address string, mode fs.FileMode, uid, gid int) (net.Listener, error) {
 	var lc net.ListenConfig
 	path, ok := strings.CutPrefix(address, unixScheme)
 	if !ok {
@@ -65,7 +71,7 @@ func Listen(ctx context.Context, address string, mode fs.FileMode) (net.Listener
 		return nil, fmt.Errorf("listen on %s: %w", address, err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(tmp, mode), os.Rename(tmp, path)); err != nil {
+	if err := errors.Join(os.Chown(tmp, uid, gid), os.Chmod(tmp, mode), os.Rename(tmp, path)); err != nil {
 		_ = l.Close()
 		return nil, fmt.Errorf("listen on %s: %w", address, err)
 	}
@@ -88,6 +94,8 @@ func (l *unixListener) Close() error {
 type ServeOptions struct {
 	DrainTimeout time.Duration // for requests in flight once ctx has ended; 0 is 30 s
 	Logger       *slog.Logger  // nil discards
+	// ConnContext adds to the context of a connection's requests. Nil adds nothing.
+	ConnContext func(ctx context.Context, c net.Conn) context.Context
 }
 
 // Serve answers requests on l until ctx ends, then takes no more, lets those in
@@ -110,6 +118,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 			h.ServeHTTP(w, r)
 		}),
 		BaseContext:       func(net.Listener) context.Context { return base },
+		ConnContext:       opts.ConnContext,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,

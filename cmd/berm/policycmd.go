@@ -42,13 +42,21 @@ func ownPaths(cfg *config.Config) []string {
 	if dir := cfg.Engine.AgentDir; dir != "" && dir != config.AgentNone {
 		paths = append(paths, dir)
 	}
-	if socket, ok := strings.CutPrefix(cfg.HTTP.Listen, "unix://"); ok {
-		paths = append(paths, socket)
+	own := []string{cfg.EngineAPI.AuditLog}
+	addresses := []string{cfg.HTTP.Listen}
+	for _, l := range cfg.EngineAPI.Listeners {
+		addresses = append(addresses, l.Address)
+		own = append(own, l.TLSCertFile, l.TLSKeyFile, l.ClientCAFile)
 	}
-	for _, path := range []string{
+	for _, address := range addresses {
+		if socket, ok := strings.CutPrefix(address, "unix://"); ok {
+			own = append(own, socket)
+		}
+	}
+	for _, path := range append(own,
 		cfg.PolicyFile, cfg.Security.TokenFile, cfg.Security.SigningKeyFile, cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile, cfg.Engine.AgentFile,
 		cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot,
-	} {
+	) {
 		if path != "" {
 			paths = append(paths, path)
 		}
@@ -84,10 +92,17 @@ func readPolicy(ctx context.Context, cfg *config.Config, secret func(policy.Secr
 
 // checkParts checks what the configuration refers to, and says all that is wrong.
 func checkParts(ctx context.Context, cfg *config.Config) error {
-	_, policyErr := readPolicy(ctx, cfg, policy.ReadSecret)
+	p, policyErr := readPolicy(ctx, cfg, policy.ReadSecret)
+	if policyErr == nil {
+		policyErr = hasProfiles(cfg.EngineAPI)(p)
+	}
 	tokens, err := loadTokens(cfg.Security)
 	if err == nil {
-		err = proxy.CheckExposure(cfg.HTTP.Listen, tokens.Len())
+		err = checkExposure(cfg.HTTP, tokens.Len())
+	}
+	for _, l := range cfg.EngineAPI.Listeners {
+		_, tlsErr := listenerTLS(l)
+		err = errors.Join(err, tlsErr)
 	}
 	_, keyErr := loadSigningKey(cfg.Security)
 	_, headersErr := otelHeaders(cfg.Otel)

@@ -8,7 +8,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
-	"strings"
 	"syscall"
 	"time"
 
@@ -22,8 +21,6 @@ import (
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/policy"
-	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/proxy/sandboxapi"
 )
 
 // flushTimeout bounds the sending of the last telemetry.
@@ -89,14 +86,10 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	if err != nil {
 		return err
 	}
-	if err := proxy.CheckExposure(cfg.HTTP.Listen, tokens.Len()); err != nil {
+	if err := checkExposure(cfg.HTTP, tokens.Len()); err != nil {
 		return err
 	}
 	signingKey, err := loadSigningKey(cfg.Security)
-	if err != nil {
-		return err
-	}
-	mode, err := cfg.HTTP.FileMode()
 	if err != nil {
 		return err
 	}
@@ -132,7 +125,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		log.WarnContext(ctx, "mounts_not_held", "error", why.Error())
 	}
 	policies, err := newPolicyKeeper(policyKeeperOptions{
-		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared), Check: holdable(holder, why), Logger: log, Registry: tel.registry,
+		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared), Check: allOf(holdable(holder, why), hasProfiles(cfg.EngineAPI)), Logger: log, Registry: tel.registry,
 	})
 	if err != nil {
 		return err
@@ -148,12 +141,13 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		return err
 	}
 	undo.add(db.Close)
-	rt, err := openRuntime(cfg.Engine, cfg.StateDir, log)
+	engine, err := openRuntime(cfg.Engine, cfg.StateDir, log)
 	if err != nil {
 		return err
 	}
-	undo.add(func() error { closeRuntime(rt); return nil })
-	if rt, err = withAgent(rt, cfg.Engine, cfg.StateDir, shared, log); err != nil {
+	undo.add(func() error { closeRuntime(engine); return nil })
+	rt, err := withAgent(engine, cfg.Engine, cfg.StateDir, shared, log)
+	if err != nil {
 		return err
 	}
 	manager, err = lifecycle.New(lifecycle.Options{
@@ -169,33 +163,28 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	if err != nil {
 		return err
 	}
-	api := sandboxapi.Options{
-		Manager: manager, Policy: policies.Policy, Tokens: tokens, TokenHeader: cfg.Security.TokenHeader,
-		Hosts: cfg.HTTP.AllowedHosts, Origins: cfg.HTTP.AllowedOrigins, Version: version, SigningKey: signingKey, PortTimeout: cfg.Sandbox.PortTimeout,
-		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
+	parts := doorParts{
+		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel,
 	}
-	if cfg.Metrics.Enabled {
-		api.Gatherer = tel.registry
+	var fronts []front
+	if len(cfg.EngineAPI.Listeners) > 0 {
+		if fronts, err = parts.engineAPI(ctx, &undo); err != nil {
+			return err
+		}
 	}
-	handler, err := sandboxapi.New(api)
-	if err != nil {
-		return err
+	if cfg.HTTP.Listen != config.ListenNone {
+		f, address, err := parts.sandboxAPI(ctx, &undo)
+		if err != nil {
+			return err
+		}
+		fronts = append(fronts, f)
+		if err := st.announce(address); err != nil {
+			return err
+		}
+		undo.add(st.withdraw)
+		log.InfoContext(ctx, "serving", "address", address, "version", version, "engine", cfg.Engine.Kind,
+			"instance", owner, "state_dir", cfg.StateDir, "policy_file", cfg.PolicyFile, "tokens", tokens.Len())
 	}
-	listener, err := proxy.Listen(ctx, cfg.HTTP.Listen, mode)
-	if err != nil {
-		return err
-	}
-	undo.add(func() error { _ = listener.Close(); return nil }) // closed already if it was served
-	address := cfg.HTTP.Listen
-	if !strings.HasPrefix(address, "unix://") {
-		address = listener.Addr().String()
-	}
-	if err := st.announce(address); err != nil {
-		return err
-	}
-	undo.add(st.withdraw)
-	log.InfoContext(ctx, "serving", "address", address, "version", version, "engine", cfg.Engine.Kind,
-		"instance", owner, "state_dir", cfg.StateDir, "policy_file", cfg.PolicyFile, "tokens", tokens.Len())
 
 	// What the requests in flight need goes on until they are done.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -205,11 +194,11 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	group.Go(func() error { return sweeper.Run(background) })
 	group.Go(func() error { return policies.Run(background, hup) })
 	group.Go(func() error { return trimLoop(background, log) })
-	front, closeFront := context.WithCancel(ctx)
-	defer closeFront()
-	context.AfterFunc(background, closeFront) // one of them failed
+	open, closeFronts := context.WithCancel(ctx)
+	defer closeFronts()
+	context.AfterFunc(background, closeFronts) // one of them failed
 
-	err = proxy.Serve(front, listener, handler, proxy.ServeOptions{DrainTimeout: cfg.HTTP.DrainTimeout, Logger: log})
+	err = serveFronts(open, fronts)
 	stop()
 	err = errors.Join(err, group.Wait())
 	log.InfoContext(ctx, "stopped")

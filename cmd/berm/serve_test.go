@@ -29,21 +29,34 @@ type child struct {
 // startChild starts a server on a unix socket whose engine isn't there.
 func startChild(t *testing.T, dir string, args ...string) *child {
 	t.Helper()
+	return startChildWith(t, dir, nil, "serving", args...)
+}
+
+// startChildWith starts a server on a unix socket, and returns when its log has the
+// message. A nil engine isn't there.
+func startChildWith(t *testing.T, dir string, e *testEngine, message string, args ...string) *child {
+	t.Helper()
 	socket := filepath.Join(dir, "berm.sock")
 	c := &child{dir: filepath.Join(dir, "state"), log: newWaitLog()}
 	c.http.Transport = openapitest.New(t).Transport(&http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}})
-	args = append([]string{"serve", "--listen", "unix://" + socket, "--state-dir", c.dir,
-		"--engine-address", "unix://" + filepath.Join(dir, "no-engine.sock")}, args...)
+	address := "unix://" + filepath.Join(dir, "no-engine.sock")
+	if e != nil {
+		address = e.config.Address
+	}
+	args = append([]string{"serve", "--listen", "unix://" + socket, "--state-dir", c.dir, "--engine-address", address}, args...)
 	c.cmd = exec.CommandContext(t.Context(), os.Args[0], args...)
 	c.cmd.Env = append(os.Environ(), asBerm)
 	c.cmd.Stdout, c.cmd.Stderr = c.log, c.log
+	if e != nil {
+		c.cmd.Env = append(c.cmd.Env, engineEnv(e.config)...)
+	}
 	if err := c.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.cmd.Process.Kill(); _ = c.cmd.Wait() })
-	c.log.wait(t, "msg=serving")
+	c.log.wait(t, "msg="+message+" ")
 	return c
 }
 

@@ -5,9 +5,11 @@ package docker
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -281,4 +283,27 @@ func goArch(machine string) string {
 		return "loong64"
 	}
 	return machine
+}
+
+// Dial connects to the engine as every call does, TLS included, for who speaks to it in
+// other words.
+func (r *Runtime) Dial(ctx context.Context) (net.Conn, error) {
+	address := r.url.Host
+	if r.url.Port() == "" { // a unix socket's path is the dialler's own
+		address = net.JoinHostPort(r.url.Hostname(), r.url.Scheme)
+	}
+	conn, err := r.transport.DialContext(ctx, "tcp", address)
+	if err != nil || r.url.Scheme != "https" {
+		return conn, err
+	}
+	cfg := r.transport.TLSClientConfig.Clone()
+	if cfg.ServerName == "" {
+		cfg.ServerName = r.url.Hostname()
+	}
+	secured := tls.Client(conn, cfg)
+	if err := secured.HandshakeContext(ctx); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("engine at %s: %w", r.host, err)
+	}
+	return secured, nil
 }

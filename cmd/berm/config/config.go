@@ -11,23 +11,24 @@ import (
 // which unit; Default gives the defaults. A secret is never read from the file:
 // its value comes from the environment, or from a file that a second key names.
 type Config struct {
-	HTTP       HTTP     `yaml:"http"`
-	Logging    Logging  `yaml:"logging"`
-	Metrics    Metrics  `yaml:"metrics"`
-	Tracing    Tracing  `yaml:"tracing"`
-	Otel       Otel     `yaml:"otel"`
-	Engine     Engine   `yaml:"engine"`
-	Sandbox    Sandbox  `yaml:"sandbox"`
-	Security   Security `yaml:"security"`
-	StateDir   string   `yaml:"state_dir" doc:"directory of the database, the lock, the instance's id and the bound address; absolute; one process at a time"`
-	PolicyFile string   `yaml:"policy_file" doc:"policy file, absolute, reloaded on SIGHUP and when it changes; empty is the built-in policy"`
+	HTTP       HTTP      `yaml:"http"`
+	EngineAPI  EngineAPI `yaml:"engine_api"`
+	Logging    Logging   `yaml:"logging"`
+	Metrics    Metrics   `yaml:"metrics"`
+	Tracing    Tracing   `yaml:"tracing"`
+	Otel       Otel      `yaml:"otel"`
+	Engine     Engine    `yaml:"engine"`
+	Sandbox    Sandbox   `yaml:"sandbox"`
+	Security   Security  `yaml:"security"`
+	StateDir   string    `yaml:"state_dir" doc:"directory of the database, the lock, the instance's id and the bound address; absolute; one process at a time"`
+	PolicyFile string    `yaml:"policy_file" doc:"policy file, absolute, reloaded on SIGHUP and when it changes; empty is the built-in policy"`
 
 	source map[string]string // by key; a key that isn't in it has its default
 }
 
 // HTTP is the door that callers use.
 type HTTP struct {
-	Listen         string        `yaml:"listen" doc:"host:port, or unix:///path for a unix socket; without tokens only loopback and unix sockets are allowed"`
+	Listen         string        `yaml:"listen" doc:"host:port, or unix:///path for a unix socket; without tokens only loopback and unix sockets are allowed; none turns the sandbox API off, with its probes and /metrics"`
 	SocketMode     string        `yaml:"socket_mode" doc:"file mode of the unix socket, octal"`
 	AllowedHosts   []string      `yaml:"allowed_hosts" doc:"further names that a Host header may carry, beside loopback's and the listen address"`
 	AllowedOrigins []string      `yaml:"allowed_origins" doc:"values that an Origin header may have; none are allowed by default"`

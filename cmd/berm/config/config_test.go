@@ -75,7 +75,8 @@ func TestEnvironmentSetsEveryKey(t *testing.T) {
 		"BERM_SANDBOX_LAMBDA_TOOLS_MOUNT_PATH": "/ml", "BERM_SANDBOX_VOLUME_MOUNT_PATH": "/mv",
 		"BERM_SECURITY_TOKEN_HEADER": "X-T", "BERM_SECURITY_TOKENS": "secret", "BERM_SECURITY_TOKEN_FILE": "",
 		"BERM_SECURITY_SIGNING_KEY": "key", "BERM_SECURITY_SIGNING_KEY_FILE": "",
-		"BERM_STATE_DIR": "/s", "BERM_POLICY_FILE": "/p",
+		"BERM_STATE_DIR": "/s", "BERM_POLICY_FILE": "/p", "BERM_ENGINE_API_LISTENERS": "",
+		"BERM_ENGINE_API_AUDIT_LOG": "/a", "BERM_ENGINE_API_ALLOWED_HOSTS": "berm",
 	}
 	var environ []string
 	for name, value := range values {
@@ -145,6 +146,7 @@ func TestErrors(t *testing.T) {
 		"secret in file": {file: "security: {tokens: hush}\n", want: []string{"a secret doesn't belong into the file; set BERM_SECURITY_TOKENS"}},
 		"two secrets":    {env: []string{"BERM_SECURITY_TOKENS=hush", "BERM_SECURITY_TOKEN_FILE=/t"}, want: []string{"security.token_file: BERM_SECURITY_TOKENS is set as well"}},
 		"two keys":       {env: []string{"BERM_SECURITY_SIGNING_KEY=hush", "BERM_SECURITY_SIGNING_KEY_FILE=/k"}, want: []string{"security.signing_key_file: BERM_SECURITY_SIGNING_KEY is set as well"}},
+		"nothing served": {file: "http: {listen: none}\n", want: []string{"http.listen: is none"}},
 		"listen":         {file: "http: {listen: '127.0.0.1'}\n", want: []string{"http.listen: want host:port"}},
 		"listen port":    {file: "http: {listen: '127.0.0.1:http'}\n", want: []string{"http.listen: want host:port"}},
 		"listen unix":    {file: "http: {listen: 'unix://berm.sock'}\n", want: []string{"http.listen: want unix:// and an absolute path"}},
@@ -284,7 +286,13 @@ func TestPrintReadsBack(t *testing.T) {
 }
 
 func TestEveryKeyIsDescribed(t *testing.T) {
-	for _, f := range fields(Default()) {
+	all := fields(Default())
+	for _, f := range all {
+		if list, ok := listOf(f.value.Type()); ok {
+			all = append(all, elements(f.key, list)...)
+		}
+	}
+	for _, f := range all {
 		if f.doc == "" {
 			t.Errorf("%s has no doc tag", f.key)
 		}

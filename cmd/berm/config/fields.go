@@ -59,7 +59,36 @@ func Reference() string {
 		} else if text := fmt.Sprint(f.value); f.value.Kind() != reflect.Map && !ok && text != "" {
 			value = "`" + text + "`"
 		}
+		if list, ok := listOf(f.value.Type()); ok {
+			value = "`[]`"
+			fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", key, f.env(), value, f.doc)
+			for _, e := range elements(f.key, list) {
+				fmt.Fprintf(&b, "| `%s` | | | %s |\n", e.key, e.doc)
+			}
+			continue
+		}
 		fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", key, f.env(), value, f.doc)
 	}
 	return b.String()
+}
+
+// listOf is the type of a list's elements, if they are mappings of keys.
+func listOf(t reflect.Type) (reflect.Type, bool) {
+	if t.Kind() != reflect.Slice || t.Elem().Kind() != reflect.Struct {
+		return nil, false
+	}
+	return t.Elem(), true
+}
+
+// elements are the keys of a list's mappings, those of lists in them after each. Their
+// value isn't set.
+func elements(key string, t reflect.Type) (list []field) {
+	for i := range t.NumField() {
+		f := newField(key+"[].", t.Field(i), reflect.Value{})
+		list = append(list, f)
+		if sub, ok := listOf(t.Field(i).Type); ok {
+			list = append(list, elements(f.key, sub)...)
+		}
+	}
+	return list
 }

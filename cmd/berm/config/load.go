@@ -124,9 +124,14 @@ func (l *loader) mapping(prefix string, n *yaml.Node) {
 		case f.secret == "true":
 			l.errorf("line %d: %s: a secret doesn't belong into the file; set %s, or name a file", name.Line, key, f.env())
 		default:
-			if err := set(f, value); err != nil {
-				l.errorf("line %d: %s: %w", name.Line, key, err)
-			} else {
+			flaws := set(key, f.value, value)
+			for _, flaw := range flaws {
+				if flaw.line == value.Line {
+					flaw.line = name.Line
+				}
+				l.errorf("line %d: %s: %w", flaw.line, flaw.key, flaw.err)
+			}
+			if len(flaws) == 0 {
 				l.config.source[key] = "file"
 			}
 		}
@@ -167,13 +172,15 @@ func (l *loader) flags(flags map[string]string) {
 	}
 }
 
-// override sets a field from text: strings as they are, lists comma-separated,
+// override sets a field from text: strings as they are, lists of texts comma-separated,
 // everything else, and lists in brackets, as YAML.
 func (l *loader) override(f field, text, source string) {
 	node := yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}
+	bare := strings.TrimSpace(text)
+	_, mappings := listOf(f.value.Type())
 	switch kind := f.value.Kind(); {
 	case kind == reflect.String:
-	case kind == reflect.Slice && !strings.HasPrefix(strings.TrimSpace(text), "["):
+	case kind == reflect.Slice && !strings.HasPrefix(bare, "[") && (!mappings || bare == ""):
 		node = yaml.Node{Kind: yaml.SequenceNode}
 		for part := range strings.SplitSeq(text, ",") {
 			if part = strings.TrimSpace(part); part != "" {
@@ -189,21 +196,80 @@ func (l *loader) override(f field, text, source string) {
 		}
 		node = *doc.Content[0]
 	}
-	if err := set(f, &node); err != nil {
-		l.errorf("%s (from %s): %w", f.key, source, err)
-		return
+	flaws := set(f.key, f.value, &node)
+	for _, flaw := range flaws {
+		l.errorf("%s (from %s): %w", flaw.key, source, flaw.err)
 	}
-	l.config.source[f.key] = source
+	if len(flaws) == 0 {
+		l.config.source[f.key] = source
+	}
 }
 
-// set decodes a node into a field. Errors don't quote what may be a secret.
-func set(f field, n *yaml.Node) error {
-	if err := plain(n); err != nil {
-		return err
+// flaw is what is wrong with a value, and where in it.
+type flaw struct {
+	key  string
+	line int
+	err  error
+}
+
+// set decodes a node into the value of a key. Errors don't quote what may be a secret.
+func set(key string, value reflect.Value, n *yaml.Node) []flaw {
+	if _, ok := listOf(value.Type()); ok {
+		return setList(key, value, n)
 	}
-	fresh := reflect.New(f.value.Type())
+	err := plain(n)
+	if err == nil {
+		err = setPlain(value, n)
+	}
+	if err != nil {
+		return []flaw{{key, n.Line, err}}
+	}
+	return nil
+}
+
+// setList decodes a list of mappings, each of which has the keys of a struct.
+func setList(key string, value reflect.Value, n *yaml.Node) (flaws []flaw) {
+	if n.Kind != yaml.SequenceNode || n.Anchor != "" {
+		return []flaw{{key, n.Line, errors.New("want a list of mappings")}}
+	}
+	list := reflect.MakeSlice(value.Type(), len(n.Content), len(n.Content))
+	for i, item := range n.Content {
+		flaws = append(flaws, setStruct(fmt.Sprintf("%s[%d]", key, i), list.Index(i), item)...)
+	}
+	if len(flaws) == 0 {
+		value.Set(list)
+	}
+	return flaws
+}
+
+func setStruct(key string, value reflect.Value, n *yaml.Node) (flaws []flaw) {
+	if n.Kind != yaml.MappingNode || n.Anchor != "" {
+		return []flaw{{key, n.Line, errors.New("want a mapping of keys")}}
+	}
+	known := map[string]reflect.Value{}
+	for i := range value.NumField() {
+		known[value.Type().Field(i).Tag.Get("yaml")] = value.Field(i)
+	}
+	seen := map[string]bool{}
+	for i := 0; i < len(n.Content); i += 2 {
+		name, sub := n.Content[i], key+"."+n.Content[i].Value
+		switch v, ok := known[name.Value]; {
+		case seen[name.Value]:
+			flaws = append(flaws, flaw{sub, name.Line, errors.New("given twice")})
+		case !ok:
+			flaws = append(flaws, flaw{sub, name.Line, errors.New("unknown key")})
+		default:
+			flaws = append(flaws, set(sub, v, n.Content[i+1])...)
+		}
+		seen[name.Value] = true
+	}
+	return flaws
+}
+
+func setPlain(value reflect.Value, n *yaml.Node) error {
+	fresh := reflect.New(value.Type())
 	want, shape := "text", yaml.ScalarNode
-	switch f.value.Interface().(type) {
+	switch value.Interface().(type) {
 	case bool:
 		want = "true or false"
 	case int, int64:
@@ -214,13 +280,18 @@ func set(f field, n *yaml.Node) error {
 		want = "a duration such as 30s, 15m or 1h30m"
 	case []string:
 		want, shape = "a list of texts", yaml.SequenceNode
+	case []uint32:
+		want, shape = "a list of whole numbers", yaml.SequenceNode
+		if slices.ContainsFunc(n.Content, func(n *yaml.Node) bool { return n.ShortTag() != "!!int" }) {
+			shape = 0 // 0.5 is no 0
+		}
 	case map[string]string:
 		want, shape = "a mapping of names to texts, each name once", yaml.MappingNode
 	}
 	if n.Kind != shape || n.Decode(fresh.Interface()) != nil {
 		return fmt.Errorf("want %s", want)
 	}
-	f.value.Set(fresh.Elem())
+	value.Set(fresh.Elem())
 	return nil
 }
 

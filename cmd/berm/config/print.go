@@ -39,7 +39,7 @@ func (c *Config) Print(w io.Writer) error {
 		if source == "" {
 			source = "default"
 		}
-		if value.Kind == yaml.MappingNode && len(value.Content) > 0 {
+		if value.Style != yaml.FlowStyle && len(value.Content) > 0 {
 			key.HeadComment += "\n" + source
 		} else {
 			value.LineComment = source
@@ -72,7 +72,7 @@ func printed(f field) (*yaml.Node, error) {
 		return &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle}, nil
 	}
 	err := node.Encode(f.value.Interface())
-	if node.Kind == yaml.SequenceNode {
+	if node.Kind == yaml.SequenceNode && (len(node.Content) == 0 || node.Content[0].Kind == yaml.ScalarNode) {
 		node.Style = yaml.FlowStyle
 	}
 	return &node, err

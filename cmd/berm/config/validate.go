@@ -44,6 +44,7 @@ func (c *Config) validate() []error {
 	c.Engine.validate(&p)
 	c.Otel.validate(&p)
 	c.Sandbox.validate(&p)
+	c.EngineAPI.validate(&p, c.HTTP, c.Engine.Kind)
 
 	_, err := c.Logging.SlogLevel()
 	p.unless(err == nil, "logging.level", "want debug, info, warn or error, not %q", c.Logging.Level)
@@ -115,20 +116,31 @@ func (p *problems) file(key, name string) {
 	p.unless(name == "" || path.IsAbs(name), key, "want an absolute path, not %q", name)
 }
 
+// socket checks the path of a unix socket.
+func (p *problems) socket(key, address, name string) {
+	p.unless(path.IsAbs(name), key, "want unix:// and an absolute path, not %q", address)
+	p.unless(len(name) < 108, key, "a socket's path has at most 107 bytes")
+}
+
+func isHostPort(s string) bool {
+	_, port, err := net.SplitHostPort(s)
+	_, perr := strconv.ParseUint(port, 10, 16)
+	return err == nil && perr == nil
+}
+
+func isHost(s string) bool { return s != "" && !strings.ContainsAny(s, "/ ") }
+
 func (h HTTP) validate(p *problems) {
 	if name, ok := strings.CutPrefix(h.Listen, "unix://"); ok {
-		p.unless(path.IsAbs(name), "http.listen", "want unix:// and an absolute path, not %q", h.Listen)
-		p.unless(len(name) < 108, "http.listen", "a socket's path has at most 107 bytes")
+		p.socket("http.listen", h.Listen, name)
 	} else {
-		_, port, err := net.SplitHostPort(h.Listen)
-		n, perr := strconv.ParseUint(port, 10, 16)
-		p.unless(err == nil && perr == nil && n < 1<<16, "http.listen", "want host:port or unix:///path, not %q", h.Listen)
+		p.unless(h.Listen == ListenNone || isHostPort(h.Listen), "http.listen", "want host:port, unix:///path or none, not %q", h.Listen)
 	}
 	_, err := h.FileMode()
 	p.unless(err == nil, "http.socket_mode", "want an octal file mode up to 0777, not %q", h.SocketMode)
 	p.unless(h.DrainTimeout > 0, "http.drain_timeout", "must be more than 0")
 	for _, host := range h.AllowedHosts {
-		p.unless(host != "" && !strings.ContainsAny(host, "/ "), "http.allowed_hosts", "%q is no host name", host)
+		p.unless(isHost(host), "http.allowed_hosts", "%q is no host name", host)
 	}
 	for _, origin := range h.AllowedOrigins {
 		u, err := url.Parse(origin)
@@ -138,8 +150,10 @@ func (h HTTP) validate(p *problems) {
 }
 
 // FileMode is SocketMode as a mode.
-func (h HTTP) FileMode() (fs.FileMode, error) {
-	n, err := strconv.ParseUint(h.SocketMode, 8, 32)
+func (h HTTP) FileMode() (fs.FileMode, error) { return parseMode(h.SocketMode) }
+
+func parseMode(s string) (fs.FileMode, error) {
+	n, err := strconv.ParseUint(s, 8, 32)
 	if err != nil || n > 0o777 {
 		return 0, errors.New("not an octal file mode")
 	}

@@ -1,0 +1,175 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"io/fs"
+	"net"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// EngineAPI is the door for clients of the Docker Engine API.
+type EngineAPI struct {
+	Listeners    []Listener `yaml:"listeners" doc:"where the Docker Engine API is served; an empty list turns this door off"`
+	AuditLog     string     `yaml:"audit_log" doc:"file that every decision is appended to, as JSON lines; absolute; made with mode 0600, and again when it was moved away; empty writes none"`
+	AllowedHosts []string   `yaml:"allowed_hosts" doc:"further names that a Host header may carry over TCP, beside loopback's and the address that was called"`
+}
+
+// Listener is one address of the Docker Engine API, with whoever may call there.
+type Listener struct {
+	Address      string   `yaml:"address" doc:"unix:///path or tcp://host:port"`
+	SocketMode   string   `yaml:"socket_mode" doc:"file mode of the unix socket, octal; empty is 0660"`
+	Owner        string   `yaml:"owner" doc:"owner of the unix socket, uid:gid in numbers; empty is Berm's own"`
+	TLSCertFile  string   `yaml:"tls_cert_file" doc:"certificate of the TCP listener with its chain, PEM, absolute; read at the start"`
+	TLSKeyFile   string   `yaml:"tls_key_file" doc:"key of that certificate, PEM, absolute"`
+	ClientCAFile string   `yaml:"client_ca_file" doc:"certificates, PEM, absolute, by one of which a client's has to be signed; without it a TCP listener has to be on loopback"`
+	AllowPlain   bool     `yaml:"allow_plain" doc:"let a TCP listener without client certificates be elsewhere than on loopback: whoever reaches it is its caller"`
+	Callers      []Caller `yaml:"callers" doc:"who may call, the others are refused"`
+}
+
+// Caller is someone who may call on a listener, and as whom. One without UIDs and Certs
+// is everybody who is none of the others.
+type Caller struct {
+	Name    string   `yaml:"name" doc:"name in the audit log, the log and the labels of what is made"`
+	Tenant  string   `yaml:"tenant" doc:"whose everything is that the caller makes; it sees nothing else"`
+	Profile string   `yaml:"profile" doc:"profile of the policy; empty is default"`
+	Mode    string   `yaml:"mode" doc:"enforce, or audit: what the policy denies is let through, and written into the audit log; empty is enforce"`
+	UIDs    []uint32 `yaml:"uids" doc:"users at the other end of a unix socket, as numbers"`
+	Certs   []string `yaml:"certs" doc:"client certificates: the subject's common name, or sha256: and the digest of the certificate in lower-case hex"`
+}
+
+const (
+	// ListenNone is the HTTP.Listen that turns the sandbox API off.
+	ListenNone = "none"
+
+	// ModeEnforce is a Caller's mode unless it has another: what the policy denies is denied.
+	ModeEnforce = "enforce"
+	// ModeAudit lets through what the policy denies, and has it written down.
+	ModeAudit = "audit"
+
+	defaultSocketMode = "0660"
+)
+
+var (
+	callerPattern      = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$`)
+	ownerPattern       = regexp.MustCompile(`^[0-9]{1,10}:[0-9]{1,10}$`)
+	fingerprintPattern = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+)
+
+func (e EngineAPI) validate(p *problems, http HTTP, kind string) {
+	p.unless(http.Listen != ListenNone || len(e.Listeners) > 0, "http.listen", "is none, and engine_api.listeners is empty: nothing would be served")
+	p.unless(len(e.Listeners) == 0 || kind == "docker", "engine_api.listeners", "need engine.kind: docker")
+	p.file("engine_api.audit_log", e.AuditLog)
+	for _, host := range e.AllowedHosts {
+		p.unless(isHost(host), "engine_api.allowed_hosts", "%q is no host name", host)
+	}
+	taken := map[string]string{listenKey(http.Listen): "http.listen"}
+	for i, l := range e.Listeners {
+		at := fmt.Sprintf("engine_api.listeners[%d]", i)
+		l.validate(p, at)
+		other, clash := taken[listenKey(l.Address)]
+		p.unless(!clash || strings.HasSuffix(l.Address, ":0"), at+".address", "is the same as %s", other)
+		taken[listenKey(l.Address)] = at + ".address"
+		for j, c := range l.Callers {
+			p.unless(c.Mode != ModeAudit || e.AuditLog != "", fmt.Sprintf("%s.callers[%d].mode", at, j), "audit needs engine_api.audit_log")
+		}
+	}
+}
+
+// listenKey is what two spellings of one address have in common.
+func listenKey(address string) string {
+	if name, ok := strings.CutPrefix(address, "unix://"); ok {
+		return path.Clean(name)
+	}
+	return strings.TrimPrefix(address, "tcp://")
+}
+
+func (l Listener) validate(p *problems, at string) {
+	name, unix := strings.CutPrefix(l.Address, "unix://")
+	host, tcp := strings.CutPrefix(l.Address, "tcp://")
+	switch {
+	case unix:
+		p.socket(at+".address", l.Address, name)
+		p.unless(!l.AllowPlain, at+".allow_plain", "is for tcp:// only")
+	case tcp:
+		p.unless(isHostPort(host), at+".address", "want tcp://host:port, not %q", l.Address)
+		p.unless(l.SocketMode == "" && l.Owner == "", at+".address", "socket_mode and owner are for unix:// only")
+		p.unless(l.ClientCAFile != "" || l.AllowPlain || l.onLoopback(), at+".client_ca_file",
+			"is missing: without client certificates, %s lets everybody in who reaches it; listen on loopback, or accept it with allow_plain: true", l.Address)
+	default:
+		p.unless(false, at+".address", "want unix:///path or tcp://host:port, not %q", l.Address)
+	}
+	_, err := l.FileMode()
+	p.unless(err == nil, at+".socket_mode", "want an octal file mode up to 0777, not %q", l.SocketMode)
+	_, _, err = l.Owners()
+	p.unless(err == nil, at+".owner", "want uid:gid in numbers, not %q", l.Owner)
+	p.unless(!unix || l.TLSCertFile+l.TLSKeyFile+l.ClientCAFile == "", at+".tls_cert_file", "TLS is for tcp:// only")
+	p.unless((l.TLSCertFile == "") == (l.TLSKeyFile == ""), at+".tls_key_file", "a certificate and its key belong together")
+	p.unless(l.ClientCAFile == "" || l.TLSCertFile != "", at+".client_ca_file", "needs tls_cert_file and tls_key_file")
+	p.file(at+".tls_cert_file", l.TLSCertFile)
+	p.file(at+".tls_key_file", l.TLSKeyFile)
+	p.file(at+".client_ca_file", l.ClientCAFile)
+	l.validateCallers(p, at, unix)
+}
+
+func (l Listener) validateCallers(p *problems, at string, unix bool) {
+	p.unless(len(l.Callers) > 0, at+".callers", "names nobody")
+	taken := map[string]bool{}
+	once := func(key, kind, value string) {
+		p.unless(!taken[kind+value], key, "%q is another caller's as well", value)
+		taken[kind+value] = true
+	}
+	for i, c := range l.Callers {
+		key := fmt.Sprintf("%s.callers[%d]", at, i)
+		p.unless(callerPattern.MatchString(c.Name), key+".name", "want up to 64 letters, digits, '_', '.', ':' and '-', not %q", c.Name)
+		p.unless(callerPattern.MatchString(c.Tenant), key+".tenant", "want up to 64 letters, digits, '_', '.', ':' and '-', not %q", c.Tenant)
+		p.unless(c.Mode == "" || c.Mode == ModeEnforce || c.Mode == ModeAudit, key+".mode", "want enforce or audit, not %q", c.Mode)
+		p.unless(unix || len(c.UIDs) == 0, key+".uids", "only a unix socket tells them")
+		p.unless(l.ClientCAFile != "" || len(c.Certs) == 0, key+".certs", "need client_ca_file")
+		once(key+".name", "name ", c.Name)
+		for _, uid := range c.UIDs {
+			once(key+".uids", "uid ", strconv.FormatUint(uint64(uid), 10))
+		}
+		for _, cert := range c.Certs {
+			digest := strings.HasPrefix(strings.ToLower(cert), "sha256:")
+			p.unless(cert != "" && (!digest || fingerprintPattern.MatchString(cert)), key+".certs", "%q is neither a common name nor sha256: and 64 digits of lower-case hex", cert)
+			once(key+".certs", "cert ", cert)
+		}
+		if c.Anybody() {
+			once(key, "any", "everybody else")
+		}
+	}
+}
+
+// Anybody tells whether the caller is everybody who is none of the others.
+func (c Caller) Anybody() bool { return len(c.UIDs) == 0 && len(c.Certs) == 0 }
+
+// FileMode is SocketMode as a mode.
+func (l Listener) FileMode() (fs.FileMode, error) {
+	return parseMode(cmp.Or(l.SocketMode, defaultSocketMode))
+}
+
+// Owners is Owner in numbers; -1 leaves it as it is.
+func (l Listener) Owners() (uid, gid int, err error) {
+	if l.Owner == "" {
+		return -1, -1, nil
+	}
+	if !ownerPattern.MatchString(l.Owner) {
+		return 0, 0, fmt.Errorf("%q is not uid:gid", l.Owner)
+	}
+	user, group, _ := strings.Cut(l.Owner, ":")
+	u, err := strconv.ParseUint(user, 10, 31)
+	if err != nil {
+		return 0, 0, err
+	}
+	g, err := strconv.ParseUint(group, 10, 31)
+	return int(u), int(g), err
+}
+
+func (l Listener) onLoopback() bool {
+	host, _, err := net.SplitHostPort(strings.TrimPrefix(l.Address, "tcp://"))
+	return err == nil && loopback(host)
+}

@@ -1,0 +1,238 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi"
+	"github.com/bermhq/berm/proxy/sandboxapi"
+	"github.com/bermhq/berm/runtime"
+)
+
+// front is a listener of a door, ready to be served.
+type front struct {
+	listener net.Listener
+	handler  http.Handler
+	opts     proxy.ServeOptions
+}
+
+// serveFronts serves all of them until ctx ends, or one of them fails.
+func serveFronts(ctx context.Context, fronts []front) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, f := range fronts {
+		group.Go(func() error { return proxy.Serve(ctx, f.listener, f.handler, f.opts) })
+	}
+	return group.Wait()
+}
+
+// doorParts are what the doors are made of.
+type doorParts struct {
+	cfg        *config.Config
+	manager    *lifecycle.Manager
+	engine     runtime.Runtime // without the agent
+	policies   *policyKeeper
+	tokens     *proxy.Tokens
+	signingKey []byte
+	owner      string
+	log        *slog.Logger
+	tel        *telemetry
+}
+
+// sandboxAPI opens the door of the sandbox API, and tells its address.
+func (d *doorParts) sandboxAPI(ctx context.Context, undo *cleanup) (front, string, error) {
+	cfg := d.cfg.HTTP
+	api := sandboxapi.Options{
+		Manager: d.manager, Policy: d.policies.Policy, Tokens: d.tokens, TokenHeader: d.cfg.Security.TokenHeader,
+		Hosts: cfg.AllowedHosts, Origins: cfg.AllowedOrigins, Version: version, SigningKey: d.signingKey, PortTimeout: d.cfg.Sandbox.PortTimeout,
+		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
+	}
+	if d.cfg.Metrics.Enabled {
+		api.Gatherer = d.tel.registry
+	}
+	handler, err := sandboxapi.New(api)
+	if err != nil {
+		return front{}, "", err
+	}
+	mode, err := cfg.FileMode()
+	if err != nil {
+		return front{}, "", err
+	}
+	listener, err := proxy.Listen(ctx, cfg.Listen, mode)
+	if err != nil {
+		return front{}, "", err
+	}
+	undo.add(func() error { _ = listener.Close(); return nil }) // closed already if it was served
+	address := cfg.Listen
+	if !strings.HasPrefix(address, "unix://") {
+		address = listener.Addr().String()
+	}
+	return front{listener, handler, proxy.ServeOptions{DrainTimeout: cfg.DrainTimeout, Logger: d.log}}, address, nil
+}
+
+// engineAPI opens the door of the Docker Engine API, all its listeners.
+func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) ([]front, error) {
+	dialer, ok := d.engine.(interface {
+		Dial(ctx context.Context) (net.Conn, error)
+	})
+	if !ok {
+		return nil, errors.New("engine_api.listeners need an engine that speaks the Docker Engine API")
+	}
+	opts := engineapi.Options{
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			// Nobody gets to the engine before it is known what sandboxes have mounted.
+			if err := d.manager.Ready(ctx); err != nil {
+				return nil, err
+			}
+			return dialer.Dial(ctx)
+		},
+		Policy: d.policies.Policy, Owner: d.owner, Hosts: d.cfg.EngineAPI.AllowedHosts,
+		Mounts:        func() []policy.Mount { return d.manager.OtherMounts("") },
+		EnsureNetwork: d.manager.EnsureNetwork,
+		Logger:        d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
+	}
+	if path := d.cfg.EngineAPI.AuditLog; path != "" {
+		audit, err := engineapi.OpenAudit(path)
+		if err != nil {
+			return nil, err
+		}
+		undo.add(audit.Close)
+		opts.Audit = audit
+	}
+	door, err := engineapi.New(opts)
+	if err != nil {
+		return nil, err
+	}
+	undo.add(door.Close)
+	var fronts []front
+	for _, l := range d.cfg.EngineAPI.Listeners {
+		listener, err := listenEngineAPI(ctx, l)
+		if err != nil {
+			return nil, err
+		}
+		undo.add(func() error { _ = listener.Close(); return nil }) // closed already if it was served
+		fronts = append(fronts, front{listener, door.Handler(callersOf(l)), proxy.ServeOptions{
+			DrainTimeout: d.cfg.HTTP.DrainTimeout, Logger: d.log, ConnContext: engineapi.ConnContext,
+		}})
+		address := l.Address
+		if strings.HasPrefix(address, "tcp://") { // the port may have been left to the system
+			address = "tcp://" + listener.Addr().String()
+		}
+		d.log.InfoContext(ctx, "serving_engine_api", "address", address, "tls", l.TLSCertFile != "", "callers", len(l.Callers))
+		if l.AllowPlain && l.ClientCAFile == "" {
+			d.log.WarnContext(ctx, "engine_api_open", "address", l.Address,
+				"error", "whoever reaches this address is its caller: keep it in a network of those who may")
+		}
+	}
+	return fronts, nil
+}
+
+func listenEngineAPI(ctx context.Context, l config.Listener) (net.Listener, error) {
+	secured, err := listenerTLS(l)
+	if err != nil {
+		return nil, err
+	}
+	mode, err := l.FileMode()
+	if err != nil {
+		return nil, err
+	}
+	uid, gid, err := l.Owners()
+	if err != nil {
+		return nil, err
+	}
+	listener, err := proxy.ListenOwned(ctx, strings.TrimPrefix(l.Address, "tcp://"), mode, uid, gid)
+	if err != nil || secured == nil {
+		return listener, err
+	}
+	return tls.NewListener(listener, secured), nil
+}
+
+// listenerTLS is nil for a listener without TLS.
+func listenerTLS(l config.Listener) (*tls.Config, error) {
+	if l.TLSCertFile == "" {
+		return nil, nil
+	}
+	cert, err := tls.LoadX509KeyPair(l.TLSCertFile, l.TLSKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("engine_api: certificate of %s: %w", l.Address, err)
+	}
+	// A hijacked connection can't be one of several streams.
+	secured := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{cert}, NextProtos: []string{"http/1.1"}}
+	if l.ClientCAFile == "" {
+		return secured, nil
+	}
+	pem, err := os.ReadFile(l.ClientCAFile)
+	if err != nil {
+		return nil, fmt.Errorf("engine_api: client certificates of %s: %w", l.Address, err)
+	}
+	secured.ClientCAs, secured.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
+	if !secured.ClientCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("engine_api: client certificates of %s: %s has no certificate", l.Address, l.ClientCAFile)
+	}
+	return secured, nil
+}
+
+// callersOf are a listener's callers as the door knows them.
+func callersOf(l config.Listener) engineapi.Callers {
+	out := engineapi.Callers{UIDs: map[uint32]engineapi.Caller{}, Certs: map[string]engineapi.Caller{}}
+	for _, c := range l.Callers {
+		caller := engineapi.Caller{Name: c.Name, Tenant: c.Tenant, Profile: c.Profile, Audit: c.Mode == config.ModeAudit}
+		for _, uid := range c.UIDs {
+			out.UIDs[uid] = caller
+		}
+		for _, cert := range c.Certs {
+			out.Certs[cert] = caller
+		}
+		if c.Anybody() {
+			out.Any = &caller
+		}
+	}
+	return out
+}
+
+// checkExposure refuses a sandbox API that strangers can reach.
+func checkExposure(cfg config.HTTP, tokens int) error {
+	if cfg.Listen == config.ListenNone {
+		return nil
+	}
+	return proxy.CheckExposure(cfg.Listen, tokens)
+}
+
+// hasProfiles refuses a policy that lacks a profile of a configured caller.
+func hasProfiles(cfg config.EngineAPI) func(*policy.Policy) error {
+	return func(p *policy.Policy) error {
+		for _, l := range cfg.Listeners {
+			for _, c := range l.Callers {
+				if _, ok := p.Profile(c.Profile); !ok {
+					return fmt.Errorf("policy: there is no profile %q, which caller %s of %s has", c.Profile, c.Name, l.Address)
+				}
+			}
+		}
+		return nil
+	}
+}
+
+// allOf joins checks of a policy.
+func allOf(checks ...func(*policy.Policy) error) func(*policy.Policy) error {
+	return func(p *policy.Policy) error {
+		for _, check := range checks {
+			if err := check(p); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}

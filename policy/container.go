@@ -1,0 +1,212 @@
+package policy
+
+import "time"
+
+// ContainerRequest is a container as a client of the engine's own API asks for it,
+// freed of that API's spellings and defaults: what the client left out is zero. Every
+// field of a kind that could widen what the container may do is here; what couldn't
+// (its command, its working directory, its health check) isn't.
+//
+// Every string that a Reason is to name comes with the Field it was in, in the API's
+// own terms, such as "HostConfig.Binds[0]".
+type ContainerRequest struct {
+	Profile string // empty is "default"
+
+	Image   string            // the reference that is judged
+	Trusted bool              // the image is the caller's own: built or committed by it
+	Env     map[string]string // as given, without the image's own
+	User    string            // as given; empty is the image's own
+	Groups  []string          // HostConfig.GroupAdd
+	TTL     *time.Duration    // nil is the profile's
+
+	Mounts   []ContainerMount
+	Networks []ContainerNetwork // all that it joins; empty is the same as one of mode "default"
+	Ports    []ContainerPort
+
+	CapAdd, CapDrop []string
+	SecurityOpt     []string
+	Privileged      bool
+	Namespaces      []ContainerNamespace // pid, ipc, uts, cgroup, userns as far as given
+	Devices         []string             // of Devices, DeviceRequests and DeviceCgroupRules, one text each
+	Sysctls         map[string]string
+	Ulimits         []ContainerUlimit
+	Runtime         string // empty is the engine's default
+	LogDriver       string // empty is the engine's default
+	LogOptions      map[string]string
+	Restart         string   // "", "no", "on-failure", "always", "unless-stopped"
+	DNS             []string // servers
+	DNSOptions      []string
+	DNSSearch       []string
+	ExtraHosts      []string // as "name:address"
+
+	CPUs           float64 // 0 is not given
+	MemoryBytes    int64   // 0 is not given
+	SwapBytes      int64   // memory and swap together; 0 is not given, -1 unlimited
+	PidsLimit      *int64  // nil is not given, as is 0 of a new container; else 0 and below are unlimited
+	ShmBytes       int64   // 0 is not given
+	OOMScoreAdj    int
+	OOMKillDisable bool
+	ReadOnlyRootfs bool
+
+	// Other holds what was given in fields that no policy allows, by field: "cgroup
+	// parent", "storage options", with the value as it may be shown.
+	Other []OtherField
+}
+
+// OtherField is a field of the engine's API that no policy allows to be set.
+type OtherField struct{ Field, Value string }
+
+// ContainerMount is a mount that a container asks for.
+type ContainerMount struct {
+	Field     string
+	Type      string // "bind", "volume" or "tmpfs"
+	Source    string // a host path, or a volume's name; empty for tmpfs and for an anonymous volume
+	Own       bool   // of a volume: it is the caller's, or isn't there yet
+	Target    string // in the container
+	ReadOnly  bool
+	SizeBytes int64 // of tmpfs; 0 is not given
+	// Options that no policy allows, as "propagation=rshared", by their names in the API.
+	Options []string
+}
+
+// The modes of a ContainerNetwork.
+const (
+	NetDefault   = "default"   // nothing was said, or "bridge"
+	NetNone      = "none"      // no network
+	NetHost      = "host"      // the host's
+	NetContainer = "container" // another container's
+	NetNamed     = "named"     // the network ID
+)
+
+// ContainerNetwork is a network that a container asks to join.
+type ContainerNetwork struct {
+	Field string
+	Asked string // as the client named it
+	Mode  string
+	ID    string // of the network (named) or the container, as the engine resolved Asked; empty if there is none
+	Name  string // the engine's name of the network
+	Own   bool   // the network, or the container, is the caller's
+	// Internal says that the network is known to have no way out of the host. Own ones
+	// that have one are refused where the profile allows none.
+	Internal bool
+	// Options that no policy allows, by their names in the API.
+	Options []string
+}
+
+// ContainerPort is a port that is to be published on the host.
+type ContainerPort struct {
+	Field    string
+	HostIP   string // empty is every address
+	HostPort int    // 0 is any that is free
+	Port     int    // in the container
+	Protocol string // "tcp", "udp" or "sctp"
+}
+
+// ContainerNamespace says whose namespace a container wants.
+type ContainerNamespace struct {
+	Field string
+	Kind  string // "pid", "ipc", "uts", "cgroup" or "userns"
+	Mode  string // as given: "host", "container:ID", "private", "shareable", "none"
+}
+
+// ContainerUlimit is a resource limit of a container's processes.
+type ContainerUlimit struct {
+	Name       string
+	Soft, Hard int64
+}
+
+// ContainerSpec is a judged container of the engine's API: what it gets. What isn't in
+// it stays at the engine's default, or is one of those fields that can't widen anything.
+type ContainerSpec struct {
+	Profile string            `json:"profile"`
+	Image   string            `json:"image"` // normalised, with the digest where the policy pins one
+	Env     map[string]string `json:"-"`     // the request's, filtered and pinned; what is injected comes from InjectedEnv
+	User    string            `json:"user,omitempty"`
+	Groups  []string          `json:"groups,omitempty"`
+
+	TTL         time.Duration `json:"ttl"`
+	MaxLifetime time.Duration `json:"max_lifetime"`
+
+	Binds   []Mount          `json:"binds,omitempty"`   // MountPath is the target
+	Volumes []ContainerMount `json:"volumes,omitempty"` // of type volume
+	Tmpfs   []ContainerMount `json:"tmpfs,omitempty"`   // with their size
+
+	Network  string             `json:"network"` // see SpecNetworkNone
+	Networks []ContainerNetwork `json:"networks,omitempty"`
+	Internal bool               `json:"-"` // networks that the caller makes have no way out
+	Ports    []ContainerPort    `json:"ports,omitempty"`
+
+	Capabilities    []string          `json:"capabilities"` // all that it has: CAP_…, sorted
+	NoNewPrivileges bool              `json:"no_new_privileges"`
+	Sysctls         map[string]string `json:"sysctls,omitempty"`
+	Ulimits         []ContainerUlimit `json:"ulimits,omitempty"`
+	Runtime         string            `json:"runtime,omitempty"` // empty is the engine's default
+	LogDriver       string            `json:"log_driver"`
+	LogOptions      map[string]string `json:"log_options,omitempty"`
+	Restart         string            `json:"restart"`
+	DNS             []string          `json:"dns,omitempty"`
+	DNSOptions      []string          `json:"dns_options,omitempty"`
+	DNSSearch       []string          `json:"dns_search,omitempty"`
+	ExtraHosts      []string          `json:"extra_hosts,omitempty"`
+
+	CPUs           float64 `json:"cpus"`
+	MemoryBytes    int64   `json:"memory_bytes"`
+	SwapBytes      int64   `json:"swap_bytes"` // memory and swap together; never unlimited
+	PidsLimit      int64   `json:"pids_limit"`
+	ShmBytes       int64   `json:"shm_bytes"`
+	OOMScoreAdj    int     `json:"oom_score_adj"`
+	ReadOnlyRootfs bool    `json:"read_only_rootfs"`
+}
+
+// ContainerVerdict is the answer to a ContainerRequest. It is allowed when there are no
+// Denials; only then is Spec whole.
+type ContainerVerdict struct {
+	Spec       ContainerSpec
+	Overridden []Override // what was clamped, pinned or injected over the request's own
+	Denials    []Reason
+}
+
+// Allowed tells whether the request may go ahead.
+func (v ContainerVerdict) Allowed() bool { return len(v.Denials) == 0 }
+
+// Err is nil for an allowed verdict, else a *DeniedError.
+func (v ContainerVerdict) Err() error {
+	if v.Allowed() {
+		return nil
+	}
+	return &DeniedError{Reasons: v.Denials}
+}
+
+// The values of ContainerSpec.Network.
+const (
+	SpecNetworkNone      = "none"
+	SpecNetworkNetworks  = "networks"  // those of Networks; one without an ID goes by its name, and may have to be made
+	SpecNetworkContainer = "container" // that of the container whose ID is in Networks[0]
+)
+
+// EngineAPI is what a profile allows clients of the engine's own API, beside what the
+// rest of the policy says of every container.
+type EngineAPI struct {
+	Capabilities []string `json:"capabilities"` // a container may have these; sorted, never nil. Those of cap_add are among them
+	Volumes      string   `json:"volumes"`      // "own": it may make and use volumes of its own; "off": none
+	Networks     string   `json:"networks"`     // "own": it may make networks; "internal": only such without a way out; "off": none
+	Ports        string   `json:"ports"`        // "off", "loopback": on the host's loopback address; "any"
+	PortRange    string   `json:"port_range"`   // "1024-65535": host ports that may be asked for
+	LogDrivers   []string `json:"log_drivers"`  // the first is the default
+	LogMaxMB     int64    `json:"log_max_mb"`   // the most that one container's log may hold on the host
+	Restart      []string `json:"restart"`      // restart policies that may be asked for
+	Runtimes     []string `json:"runtimes"`     // beside the profile's runtime_class
+	Sysctls      []string `json:"sysctls"`      // names of namespaced ones that may be set
+	Users        string   `json:"users"`        // "any", or "non_root": a numeric user other than 0
+	DNS          string   `json:"dns"`          // "on": servers, options and extra hosts may be given; "off"
+	TmpfsMB      int64    `json:"tmpfs_mb"`     // the most that one tmpfs, and /dev/shm, may hold
+	MaxUlimit    int64    `json:"max_ulimit"`   // of open files and processes
+	Pull         string   `json:"pull"`         // "on", "off"
+	Build        string   `json:"build"`        // "on", "off"
+	Commit       string   `json:"commit"`       // "on", "off": commit, and import and load of images
+	Tags         []string `json:"tags"`         // patterns of images.allow: names that the caller may give to images
+	Archive      string   `json:"archive"`      // "on", "off": files in and out of containers, and export
+	Exec         string   `json:"exec"`         // "on", "off"
+	RedactEnv    []string `json:"redact_env"`   // globs: variables whose values aren't shown; injected ones never are
+	MaxObjects   int64    `json:"max_objects"`  // containers, networks and volumes of one caller, of each kind; 0 is no cap
+}

@@ -1,0 +1,202 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const (
+	maxPorts     = 128
+	maxDNS       = 32 // servers, options, domains and hosts, of each
+	loopback     = "127.0.0.1"
+	logFiles     = 3 // of one log, unless the request says
+	maxLogFiles  = 100
+	minLogBytes  = 64 << 10 // of one file
+	maxLogBuffer = 4 << 20
+	maxBytes     = 1 << 50 // that can be given; with maxLogFiles of them within 64 bits
+)
+
+// ports judges what is published on the host.
+func (j *containerJudge) ports(asked []ContainerPort) {
+	if len(asked) > maxPorts {
+		j.invalid(rulePortSyntax, "HostConfig.PortBindings", fmt.Sprint(len(asked)), fmt.Sprintf("at most %d", maxPorts), fmt.Sprintf("there are %d ports, more than %d", len(asked), maxPorts))
+		return
+	}
+	low, high, _ := parsePortRange(j.api.PortRange)
+	for _, p := range asked {
+		shown := fmt.Sprintf("%s:%d:%d/%s", p.HostIP, p.HostPort, p.Port, p.Protocol)
+		if p.HostPort < 0 || p.HostPort > 65535 || p.Port < 1 || p.Port > 65535 || !slices.Contains([]string{"tcp", "udp", "sctp"}, p.Protocol) {
+			j.invalid(rulePortSyntax, p.Field, shown, "ports up to 65535, of tcp, udp or sctp", fmt.Sprintf("%q is no port to be published", shorten(shown)))
+			continue
+		}
+		if j.api.Ports == wordOff {
+			j.deny(rulePorts, p.Field, shown, "no ports, as long as the profile's engine_api.ports is off", fmt.Sprintf("port %q is refused: profile %s has engine_api.ports off", shorten(shown), j.profile.Name))
+			continue
+		}
+		if p.HostPort != 0 && (p.HostPort < low || p.HostPort > high) {
+			allowed := fmt.Sprintf("0 (any that is free), and %d to %d", low, high)
+			j.deny(rulePortRange, p.Field, strconv.Itoa(p.HostPort), allowed, fmt.Sprintf("host port %d is refused; allowed is %s", p.HostPort, allowed))
+		}
+		p.HostIP = j.portAddress(p)
+		j.spec.Ports = append(j.spec.Ports, p)
+	}
+}
+
+// portAddress moves what would be on every address to the loopback one, where the
+// profile allows no other.
+func (j *containerJudge) portAddress(p ContainerPort) string {
+	ip, err := netip.ParseAddr(p.HostIP)
+	switch {
+	case p.HostIP == "" && j.api.Ports == wordLoopback:
+		j.override(rulePortAddress, p.Field, "", loopback)
+		return loopback
+	case p.HostIP == "":
+	case err != nil || ip.Zone() != "":
+		j.invalid(rulePortAddress, p.Field, p.HostIP, "an IP address", fmt.Sprintf("host address %q is no IP address", shorten(p.HostIP)))
+	case j.api.Ports == wordLoopback && (!ip.IsLoopback() || ip.Is4In6()):
+		j.deny(rulePortAddress, p.Field, p.HostIP, "127.0.0.1 and ::1", fmt.Sprintf("host address %q is refused: profile %s publishes on the loopback address only", shorten(p.HostIP), j.profile.Name))
+	}
+	return p.HostIP
+}
+
+var dnsWord = regexp.MustCompile(`^[A-Za-z0-9_.][A-Za-z0-9_.:-]{0,252}$`)
+
+// dns judges what is said of names.
+func (j *containerJudge) dns(req ContainerRequest) {
+	j.spec.DNS = j.dnsList("HostConfig.Dns", req.DNS, "IP addresses other than the loopback one's", func(s string) bool {
+		ip, err := netip.ParseAddr(s)
+		ip = ip.Unmap()
+		// An engine may ask a loopback server from the host's side.
+		return err == nil && ip.Zone() == "" && !ip.IsLoopback() && !ip.IsUnspecified() && !ip.IsMulticast()
+	})
+	j.spec.DNSOptions = j.dnsList("HostConfig.DnsOptions", req.DNSOptions, "words as ndots:1", dnsWord.MatchString)
+	j.spec.DNSSearch = j.dnsList("HostConfig.DnsSearch", req.DNSSearch, "domain names", dnsWord.MatchString)
+	j.spec.ExtraHosts = j.dnsList("HostConfig.ExtraHosts", req.ExtraHosts, "a name and an IP address, as db:10.0.0.2; not host-gateway", func(s string) bool {
+		i := strings.IndexAny(s, ":=")
+		if i < 0 || !dnsWord.MatchString(s[:i]) {
+			return false
+		}
+		ip, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s[i+1:], "["), "]"))
+		return err == nil && ip.Zone() == ""
+	})
+}
+
+func (j *containerJudge) dnsList(field string, asked []string, allowed string, good func(string) bool) []string {
+	if len(asked) > maxDNS {
+		j.invalid(ruleDNSSyntax, field, fmt.Sprint(len(asked)), fmt.Sprintf("at most %d", maxDNS), fmt.Sprintf("%s has %d entries, more than %d", field, len(asked), maxDNS))
+		return nil
+	}
+	if len(asked) > 0 && j.api.DNS != wordOn {
+		j.deny(ruleDNS, field, asked[0], "none, as long as the profile's engine_api.dns is off", fmt.Sprintf("%s is refused: profile %s has engine_api.dns off", field, j.profile.Name))
+		return nil
+	}
+	for _, s := range asked {
+		if !good(s) {
+			j.deny(ruleDNSSyntax, field, s, allowed, fmt.Sprintf("%s %q is refused; allowed are %s", field, shorten(s), allowed))
+		}
+	}
+	return asked
+}
+
+// logs bounds what a container's log may hold on the host. The engine's log drivers
+// that send it elsewhere would reach out for the caller.
+func (j *containerJudge) logs(req ContainerRequest) {
+	const field = "HostConfig.LogConfig"
+	driver := req.LogDriver
+	if driver == "" {
+		driver = j.api.LogDrivers[0]
+	}
+	j.spec.LogDriver = driver
+	if !slices.Contains(j.api.LogDrivers, driver) {
+		allowed := orList(j.api.LogDrivers)
+		j.deny(ruleLogDriver, field+".Type", driver, allowed, fmt.Sprintf("log driver %q is refused; allowed is %s", shorten(driver), allowed))
+		return
+	}
+	options := map[string]string{}
+	forms := logOptions
+	if driver == logNone {
+		forms = nil
+	}
+	for _, name := range sortedKeys(req.LogOptions) {
+		value, good := req.LogOptions[name], forms[name]
+		switch {
+		case good == nil:
+			allowed := inList(sortedKeys(forms), "none")
+			j.deny(ruleLogOptions, field+".Config."+shorten(name), name, allowed, fmt.Sprintf("log option %q is refused; allowed is %s", shorten(name), allowed))
+		case !good(value):
+			j.deny(ruleLogOptions, field+".Config."+name, value, logValues,
+				fmt.Sprintf("log option %s has a value of %q, which is refused; allowed is %s", name, shorten(value), logValues))
+		default:
+			options[name] = value
+		}
+	}
+	if driver != logNone {
+		j.logSize(options)
+		j.spec.LogOptions = options
+	}
+}
+
+const logValues = "max-size from 64k, max-file up to 100, compress true or false, mode blocking or non-blocking, max-buffer-size up to 4m"
+
+// logOptions are those that a caller may give, by what a good value is.
+var logOptions = map[string]func(string) bool{
+	"max-size":        func(s string) bool { return parseBytes(s) >= minLogBytes },
+	"max-file":        func(s string) bool { n, ok := wholeNumber(s); return ok && n >= 1 && n <= maxLogFiles },
+	"compress":        func(s string) bool { return s == "true" || s == "false" },
+	"mode":            func(s string) bool { return s == "blocking" || s == "non-blocking" },
+	"max-buffer-size": func(s string) bool { n := parseBytes(s); return n >= 1 && n <= maxLogBuffer },
+}
+
+// logSize sees to it that the files of a log hold no more than the profile's maximum
+// in all, and fills in what wasn't given.
+func (j *containerJudge) logSize(options map[string]string) {
+	const field = "HostConfig.LogConfig.Config" // of all files
+	most := j.api.LogMaxMB << 20
+	files, given := wholeNumber(options["max-file"])
+	size := parseBytes(options["max-size"])
+	if !given {
+		files = logFiles
+		if size > 0 {
+			files = min(max(most/size, 1), logFiles)
+		}
+	}
+	if size < 0 {
+		size = most / files
+	}
+	if size > most/files {
+		size = atMost(&j.judge, field, size*files, most) / files
+	}
+	options["max-file"], options["max-size"] = strconv.FormatInt(files, 10), strconv.FormatInt(size, 10)
+}
+
+var (
+	decimal    = regexp.MustCompile(`^(0|[1-9][0-9]{0,17})$`)
+	byteNumber = regexp.MustCompile(`^([1-9][0-9]{0,11})([bkmg]?)$`)
+)
+
+func wholeNumber(s string) (int64, bool) {
+	if !decimal.MatchString(s) {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	return n, err == nil
+}
+
+// parseBytes reads a number of bytes as engines write it; units are taken as the larger
+// ones that engines know by that letter. Less than 0 is no such number.
+func parseBytes(s string) int64 {
+	m := byteNumber.FindStringSubmatch(strings.ToLower(s))
+	if m == nil {
+		return -1
+	}
+	n, err := strconv.ParseInt(m[1], 10, 64)
+	shift := map[string]int{"": 0, "b": 0, "k": 10, "m": 20, "g": 30}[m[2]]
+	if err != nil || n > maxBytes>>shift {
+		return -1
+	}
+	return n << shift
+}

@@ -1,0 +1,153 @@
+package policy
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+const (
+	mountBind   = "bind"
+	mountVolume = "volume"
+	mountTmpfs  = "tmpfs"
+	maxMounts   = 64
+)
+
+var (
+	mountTypes = []string{mountBind, mountVolume, mountTmpfs}
+	volumeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+)
+
+// mounts judges binds as the sandbox API's mounts are, and volumes and tmpfs by the
+// profile's own rules.
+func (j *containerJudge) mounts(req ContainerRequest) {
+	binds := 0
+	for _, m := range req.Mounts {
+		if m.Type == mountBind {
+			binds++
+		}
+	}
+	if len(req.Mounts) > maxMounts || binds > maxExtraMount {
+		allowed := fmt.Sprintf("at most %d, and %d binds among them", maxMounts, maxExtraMount)
+		j.invalid(ruleTooMany, "HostConfig.Mounts", fmt.Sprint(len(req.Mounts)), allowed, fmt.Sprintf("there are %d mounts, %d of them binds; allowed is %s", len(req.Mounts), binds, allowed))
+		return
+	}
+	for i, m := range req.Mounts {
+		if len(m.Options) > 0 {
+			options := strings.Join(m.Options, ", ")
+			j.deny(ruleMountOptions, m.Field, options, "no options but read-only, and the size of a tmpfs",
+				fmt.Sprintf("mount option %q is refused; allowed is read-only, and the size of a tmpfs", shorten(options)))
+		}
+		asked := m.Target
+		m.Target = j.containerTarget(m.Field, asked)
+		j.nested(m, req.Mounts[:i])
+		switch m.Type {
+		case mountBind:
+			j.bind(m)
+		case mountVolume:
+			j.volume(m)
+		case mountTmpfs:
+			m.SizeBytes, m.Source = j.tmpfsBytes(m.Field, m.SizeBytes), ""
+			j.spec.Tmpfs = append(j.spec.Tmpfs, m)
+		default:
+			j.deny(ruleMountType, m.Field, m.Type, orList(mountTypes), fmt.Sprintf("a mount of type %q is refused; allowed is %s", shorten(m.Type), orList(mountTypes)))
+		}
+	}
+}
+
+// containerTarget judges a mount's place in the container. Berm's own program isn't in
+// containers of the engine's API.
+func (j *containerJudge) containerTarget(field, asked string) string {
+	clean, why := cleanInner(asked)
+	if why != "" {
+		j.invalid(ruleTarget, field, asked, "an absolute path other than /, and not in "+orList(kernelDirs), fmt.Sprintf("mount path %q %s", shorten(asked), why))
+	}
+	return clean
+}
+
+// nested refuses a target that is there twice, or lies below that of a bind: the engine
+// would make its directory on the host. In volumes and tmpfs that is the caller's own.
+func (j *containerJudge) nested(m ContainerMount, others []ContainerMount) {
+	for _, o := range others {
+		outer, why := cleanInner(o.Target)
+		if why != "" || m.Target == "" {
+			continue
+		}
+		if m.Target == outer || o.Type == mountBind && under(m.Target, outer) || m.Type == mountBind && under(outer, m.Target) {
+			j.invalid(ruleTargetOverlap, m.Field, m.Target, "mount paths that don't lie in those of binds", fmt.Sprintf("mount paths %s and %s lie in each other, and a bind is among them or they are the same", outer, m.Target))
+		}
+	}
+}
+
+func (j *containerJudge) bind(m ContainerMount) {
+	switch {
+	case j.profile.HostPathMode == modeNone:
+		j.deny(ruleModeNone, m.Field, m.Source, "no binds, as long as the profile's host_path_mode is none", fmt.Sprintf("bind %q is refused: profile %s has host_path_mode none", shorten(m.Source), j.profile.Name))
+		return
+	case j.profile.locked("extra_mounts"):
+		j.deny(lockedRule(j.profile.Name), m.Field, m.Source, "no binds, as long as the profile locks extra_mounts", fmt.Sprintf("bind %q is refused: profile %s locks extra_mounts", shorten(m.Source), j.profile.Name))
+		return
+	}
+	judged, ok := j.mount(m.Field, m.Source)
+	judged.MountPath, judged.Mode = m.Target, modeRW
+	if m.ReadOnly {
+		judged.Mode = modeRO
+	}
+	if judged.Mode == modeRW && j.profile.HostPathMode == modeRO && j.profile.locked("host_path_mode") {
+		j.override(lockedRule(j.profile.Name), m.Field, modeRW, modeRO)
+		judged.Mode = modeRO
+	}
+	if ok {
+		j.spec.Binds = append(j.spec.Binds, judged)
+	}
+}
+
+func (j *containerJudge) volume(m ContainerMount) {
+	switch anonymous := m.Source == ""; {
+	case j.api.Volumes != wordOwn:
+		j.deny(ruleVolumes, m.Field, m.Source, "no volumes, as long as the profile's engine_api.volumes is off", fmt.Sprintf("volume %q is refused: profile %s has engine_api.volumes off", shorten(m.Source), j.profile.Name))
+		return
+	case anonymous:
+	case !j.volumeName(m.Field, m.Source):
+		return
+	case !m.Own:
+		// As if it weren't there: whose it is, is nobody else's business.
+		j.deny(ruleVolumeForeign, m.Field, m.Source, "the caller's own volumes", fmt.Sprintf("volume %q is not one of the caller's", shorten(m.Source)))
+		return
+	}
+	j.spec.Volumes = append(j.spec.Volumes, m)
+}
+
+func (j *containerJudge) volumeName(field, name string) bool {
+	ok := volumeName.MatchString(name)
+	if !ok {
+		j.invalid(ruleVolumeName, field, name, "letters, digits, _, . and -, 128 at most", fmt.Sprintf("%q is not a volume's name", shorten(name)))
+	}
+	return ok
+}
+
+// VolumeCreate judges a volume that a caller wants to make. An allowed one is of the
+// local driver, without options. The error is a *DeniedError.
+func (p *Policy) VolumeCreate(profile string, req VolumeCreateRequest) error {
+	j, ok := p.containerJudge(profile)
+	if !ok {
+		return j.err()
+	}
+	if j.api.Volumes != wordOwn {
+		j.deny(ruleVolumes, "Name", req.Name, "no volumes, as long as the profile's engine_api.volumes is off", fmt.Sprintf("volume %q is refused: profile %s has engine_api.volumes off", shorten(req.Name), j.profile.Name))
+	}
+	if req.Name != "" {
+		j.volumeName("Name", req.Name)
+	}
+	if !slices.Contains([]string{"", "local"}, req.Driver) {
+		j.deny(ruleVolumeOptions, "Driver", req.Driver, "local", fmt.Sprintf("volume driver %q is refused; allowed is local", shorten(req.Driver)))
+	}
+	for _, name := range sortedKeys(req.Options) {
+		j.deny(ruleVolumeOptions, "DriverOpts."+shorten(name), name, "no options", fmt.Sprintf("volume option %q is refused: none is allowed", shorten(name)))
+	}
+	for _, o := range req.Other {
+		j.otherField(o)
+	}
+	return j.err()
+}

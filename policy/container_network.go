@@ -1,0 +1,229 @@
+package policy
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const maxNetworks = 32
+
+// networks judges all that a container joins, as one set.
+func (j *containerJudge) networks(req ContainerRequest) {
+	asked := req.Networks
+	if len(asked) > maxNetworks {
+		j.invalid(ruleNetworkTooMany, "NetworkingConfig.EndpointsConfig", fmt.Sprint(len(asked)), fmt.Sprintf("at most %d", maxNetworks), fmt.Sprintf("there are %d networks, more than %d", len(asked), maxNetworks))
+		return
+	}
+	if len(asked) == 0 {
+		asked = []ContainerNetwork{{Field: j.name("network"), Mode: NetDefault}}
+	}
+	s, none := &j.spec, false
+	for _, n := range asked {
+		if len(n.Options) > 0 {
+			options := strings.Join(n.Options, ", ")
+			j.deny(ruleNetworkOptions, n.Field, options, "the option left out", fmt.Sprintf("network option %q is refused: leave it out", shorten(options)))
+		}
+		switch n.Mode {
+		case NetDefault:
+			j.defaultNetwork(n)
+		case NetNone:
+			none = true
+		case NetHost:
+			j.deny(ruleNetworkHost, n.Field, n.Asked, j.networksInWords(), "the host's network is refused; allowed is "+j.networksInWords())
+		case NetContainer:
+			j.containersNetwork(n, len(asked))
+		case NetNamed:
+			j.namedNetwork(n)
+		default:
+			j.foreignNetwork(n)
+		}
+	}
+	switch {
+	case none && len(s.Networks) > 0:
+		j.invalid(ruleNetworkMixed, asked[0].Field, NetNone, "none, or networks", "no network and networks can't be asked for at once")
+	case s.Network == "" && len(s.Networks) > 0:
+		s.Network = SpecNetworkNetworks
+	case s.Network == "":
+		s.Network = SpecNetworkNone
+	}
+	s.Internal = j.internal()
+}
+
+// internal tells whether networks of the caller's own must have no way out: a profile
+// that locks its network would otherwise have another one.
+func (j *containerJudge) internal() bool {
+	return j.api.Networks != wordOwn || j.profile.locked("network")
+}
+
+func (j *containerJudge) networksInWords() string {
+	names := []string{NetNone}
+	for _, name := range sortedKeys(j.policy.networks) {
+		names = append(names, j.policy.networks[name].EngineNetwork)
+	}
+	return orList(append(names, "the caller's own"))
+}
+
+// join adds a network once.
+func (j *containerJudge) join(n ContainerNetwork) {
+	same := func(o ContainerNetwork) bool { return o.Name == n.Name && (o.ID == n.ID || o.ID == "" || n.ID == "") }
+	if i := slices.IndexFunc(j.spec.Networks, same); i >= 0 {
+		if j.spec.Networks[i].ID == "" {
+			j.spec.Networks[i] = n
+		}
+		return
+	}
+	j.spec.Networks = append(j.spec.Networks, n)
+}
+
+// defaultNetwork is the profile's, which the engine knows by its name.
+func (j *containerJudge) defaultNetwork(n ContainerNetwork) {
+	if j.profile.Network != networkOff {
+		j.join(ContainerNetwork{Field: n.Field, Asked: n.Asked, Mode: NetNamed, Name: j.policy.networks[j.profile.Network].EngineNetwork})
+	}
+}
+
+func (j *containerJudge) containersNetwork(n ContainerNetwork, all int) {
+	if !n.Own || n.ID == "" {
+		j.deny(ruleNetworkForeign, n.Field, n.Asked, "the network of one of the caller's own containers", fmt.Sprintf("container %q is not one of the caller's", shorten(n.Asked)))
+		return
+	}
+	if all > 1 {
+		j.invalid(ruleNetworkMixed, n.Field, n.Asked, "another container's network by itself", "another container's network and networks can't be asked for at once")
+	}
+	j.spec.Network = SpecNetworkContainer
+	j.spec.Networks = append(j.spec.Networks, n)
+}
+
+// namedNetwork allows the policy's networks, and the caller's own.
+func (j *containerJudge) namedNetwork(n ContainerNetwork) {
+	if n.Own {
+		j.ownNetwork(n)
+		return
+	}
+	for name, rule := range j.policy.networks {
+		if rule.EngineNetwork != n.Name || n.Name == "" {
+			continue
+		}
+		if j.profile.locked("network") && name != j.profile.Network {
+			effective := NetNone
+			if j.profile.Network != networkOff {
+				effective = j.policy.networks[j.profile.Network].EngineNetwork
+			}
+			j.override(lockedRule(j.profile.Name), n.Field, n.Asked, effective)
+			j.defaultNetwork(n)
+			return
+		}
+		j.join(n)
+		return
+	}
+	j.foreignNetwork(n)
+}
+
+func (j *containerJudge) ownNetwork(n ContainerNetwork) {
+	switch {
+	case j.api.Networks == wordOff:
+		j.networksOff(n.Field, n.Asked)
+	case n.ID == "":
+		j.foreignNetwork(n)
+	case j.internal() && !n.Internal:
+		j.deny(ruleInternal, n.Field, n.Asked, "networks without a way out", fmt.Sprintf("network %q is refused: profile %s allows only own networks that are internal", shorten(n.Asked), j.profile.Name))
+	default:
+		j.join(n)
+	}
+}
+
+func (j *containerJudge) networksOff(field, name string) {
+	j.deny(ruleNetworkOwn, field, name, "no networks of the caller's own, as long as the profile's engine_api.networks is off",
+		fmt.Sprintf("network %q is refused: profile %s has engine_api.networks off", shorten(name), j.profile.Name))
+}
+
+// foreignNetwork says the same of a network that is somebody else's and of one that
+// isn't there.
+func (j *containerJudge) foreignNetwork(n ContainerNetwork) {
+	j.deny(ruleNetworkForeign, n.Field, n.Asked, j.networksInWords(), fmt.Sprintf("network %q is not one of the caller's or of the policy's; allowed is %s", shorten(n.Asked), j.networksInWords()))
+}
+
+// networkOptions are those that a network of a caller's own may have, by what their
+// value must look like.
+var networkOptions = map[string]*regexp.Regexp{
+	"com.docker.network.bridge.enable_icc":           regexp.MustCompile(`^(true|false)$`),
+	"com.docker.network.bridge.enable_ip_masquerade": regexp.MustCompile(`^(true|false)$`),
+	"com.docker.network.driver.mtu":                  regexp.MustCompile(`^[1-9][0-9]{2,4}$`),
+}
+
+const maxMTU, minMTU = 9000, 576
+
+// NetworkCreate judges a network that a caller wants to make. The error is a
+// *DeniedError.
+func (p *Policy) NetworkCreate(profile string, req NetworkCreateRequest) (NetworkSpec, []Override, error) {
+	j, ok := p.containerJudge(profile)
+	if !ok {
+		return NetworkSpec{}, nil, j.err()
+	}
+	if j.api.Networks == wordOff {
+		j.networksOff("Name", req.Name)
+	}
+	if !j.ownNetworkName(req.Name) {
+		const allowed = "letters, digits, _, . and -, 128 at most, other than an ID and the names of the engine's and the policy's own networks"
+		j.deny(ruleNetworkName, "Name", req.Name, allowed, fmt.Sprintf("network name %q is refused; allowed is %s", shorten(req.Name), allowed))
+	}
+	if req.Driver != "" && req.Driver != "bridge" {
+		j.deny(ruleNetworkOptions, "Driver", req.Driver, "bridge", fmt.Sprintf("network driver %q is refused; allowed is bridge", shorten(req.Driver)))
+	}
+	for _, name := range sortedKeys(req.Options) {
+		j.networkOption(name, req.Options[name])
+	}
+	for _, o := range req.Other {
+		j.otherField(o)
+	}
+	spec := NetworkSpec{Name: req.Name, Internal: req.Internal, Options: req.Options}
+	if !spec.Internal && j.internal() {
+		j.override(ruleInternal, "Internal", false, true)
+		spec.Internal = true
+	}
+	return spec, j.overridden, j.err()
+}
+
+// ownNetworkName tells whether a caller may give a network this name: an engine goes by
+// names and IDs alike, and may have two networks of one name.
+func (j *containerJudge) ownNetworkName(name string) bool {
+	if !engineNetworkName.MatchString(name) || slices.Contains(reservedNetworks, name) || len(name) >= 12 && hexOnly.MatchString(name) {
+		return false
+	}
+	for _, rule := range j.policy.networks {
+		if rule.EngineNetwork == name {
+			return false
+		}
+	}
+	return true
+}
+
+func (j *containerJudge) networkOption(name, value string) {
+	field, form := "Options."+shorten(name), networkOptions[name]
+	if form == nil {
+		allowed := orList(sortedKeys(networkOptions))
+		j.deny(ruleNetworkOptions, field, name, allowed, fmt.Sprintf("network option %q is refused; allowed is %s", shorten(name), allowed))
+		return
+	}
+	mtu, err := strconv.Atoi(value)
+	if !form.MatchString(value) || err == nil && (mtu < minMTU || mtu > maxMTU) {
+		allowed := fmt.Sprintf("true and false, or of the mtu %d to %d", minMTU, maxMTU)
+		j.invalid(ruleNetworkOptions, field, value, allowed, fmt.Sprintf("network option %s is %q; allowed is %s", name, shorten(value), allowed))
+	}
+}
+
+// NetworkJoin judges a network that a container of the caller's is to be connected to
+// after it was made, as one of a container's creation. The error is a *DeniedError.
+func (p *Policy) NetworkJoin(profile string, n ContainerNetwork) error {
+	j, ok := p.containerJudge(profile)
+	if ok {
+		j.networks(ContainerRequest{Networks: []ContainerNetwork{n}})
+		for _, o := range j.overridden {
+			j.deny(o.Rule, n.Field, n.Asked, j.networksInWords(), fmt.Sprintf("network %q is refused: the profile locks its network", shorten(n.Asked)))
+		}
+	}
+	return j.err()
+}

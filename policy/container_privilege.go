@@ -1,0 +1,144 @@
+package policy
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const capabilityAll = "CAP_ALL"
+
+func (j *containerJudge) capabilitiesInWords() string {
+	return inList(j.api.Capabilities, "none")
+}
+
+// capabilities gives what the engine gives by default, as far as the profile allows
+// it, with what is added and without what is dropped. What is in both is dropped.
+func (j *containerJudge) capabilities(req ContainerRequest) {
+	has, dropped := map[string]bool{}, map[string]bool{}
+	for _, c := range req.CapDrop {
+		name := capabilityName(c)
+		if name != capabilityAll && !slices.Contains(knownCapabilities, name) {
+			j.invalid(ruleCapability, "HostConfig.CapDrop", c, "ALL, and the names of capabilities", fmt.Sprintf("capability %q doesn't exist", shorten(c)))
+		}
+		dropped[name] = true
+	}
+	if !dropped[capabilityAll] {
+		for _, c := range engineCapabilities {
+			has[c] = slices.Contains(j.api.Capabilities, c)
+		}
+	}
+	for _, c := range req.CapAdd {
+		name, allowed := capabilityName(c), j.capabilitiesInWords()
+		switch {
+		case name == capabilityAll:
+			j.deny(ruleCapability, "HostConfig.CapAdd", c, allowed, fmt.Sprintf("capability %q is refused, whatever the policy; allowed is %s", shorten(c), allowed))
+		case !slices.Contains(knownCapabilities, name):
+			j.invalid(ruleCapability, "HostConfig.CapAdd", c, allowed, fmt.Sprintf("capability %q doesn't exist; allowed is %s", shorten(c), allowed))
+		case !slices.Contains(j.api.Capabilities, name):
+			j.deny(ruleCapability, "HostConfig.CapAdd", c, allowed, fmt.Sprintf("capability %q is not one of profile %s's; allowed is %s", shorten(c), j.profile.Name, allowed))
+		default:
+			has[name] = true
+		}
+	}
+	j.spec.Capabilities = []string{}
+	for _, c := range sortedKeys(has) {
+		if has[c] && !dropped[c] {
+			j.spec.Capabilities = append(j.spec.Capabilities, c)
+		}
+	}
+}
+
+// securityDefaults are the security options that ask for no more than the default, and
+// their values. Empty is the name by itself.
+var securityDefaults = map[string][]string{
+	"no-new-privileges": {"", "true"},
+	"seccomp":           {"builtin"},
+	"apparmor":          {"docker-default"},
+}
+
+// securityOptions allows what is the default anyway. No new privileges is always on.
+func (j *containerJudge) securityOptions(asked []string) {
+	j.spec.NoNewPrivileges = true
+	const field, allowed = "HostConfig.SecurityOpt", "no-new-privileges, seccomp=builtin and apparmor=docker-default"
+	for _, opt := range asked {
+		name, value := opt, ""
+		if i := strings.IndexAny(opt, "=:"); i >= 0 {
+			name, value = opt[:i], opt[i+1:]
+		}
+		if !slices.Contains(securityDefaults[name], value) {
+			// Not all of it: it could be a whole seccomp profile.
+			j.deny(ruleSecurityOpt, field, opt, allowed, fmt.Sprintf("security option %q is refused; allowed is %s", shorten(opt), allowed))
+		}
+	}
+}
+
+// namespaces allows a container's own ones only.
+func (j *containerJudge) namespaces(asked []ContainerNamespace) {
+	for _, n := range asked {
+		if n.Mode == "" || n.Mode == "private" && n.Kind != "userns" {
+			continue
+		}
+		j.deny(ruleNamespace, n.Field, n.Mode, "the container's own: leave it out",
+			fmt.Sprintf("%s namespace %q is refused; allowed is the container's own", shorten(n.Kind), shorten(n.Mode)))
+	}
+}
+
+const maxGroups = 64
+
+var nonRootUser = regexp.MustCompile(`^([1-9][0-9]{0,9})(:([1-9][0-9]{0,9}))?$`)
+
+// user judges who the container's process is. An empty user is the image's own, unless
+// the profile names one.
+func (j *containerJudge) user(asked string, groups []string) {
+	const field = "User"
+	own := j.profile.User
+	if own != "" && asked != "" && asked != own {
+		j.deny(ruleUser, field, asked, own, fmt.Sprintf("user %q is refused: profile %s runs as %s", shorten(asked), j.profile.Name, own))
+	}
+	j.spec.User = asked
+	if asked == "" {
+		j.spec.User = own
+	}
+	if len(asked) > maxEnvName {
+		j.invalid(ruleUser, field, asked, "a user, or two numbers as 1000:1000", fmt.Sprintf("user is over %d bytes long", maxEnvName))
+	}
+	if len(groups) > maxGroups {
+		j.invalid(ruleUser, "HostConfig.GroupAdd", fmt.Sprint(len(groups)), fmt.Sprintf("at most %d", maxGroups), fmt.Sprintf("GroupAdd has %d entries, more than %d", len(groups), maxGroups))
+		return
+	}
+	j.spec.Groups = groups
+	if j.api.Users != wordNonRoot {
+		return
+	}
+	const allowed = "a number other than 0, with or without a group's number, as 1000:1000"
+	if !isNonRoot(j.spec.User) {
+		message := fmt.Sprintf("user %q is refused; allowed is %s", shorten(j.spec.User), allowed)
+		if j.spec.User == "" {
+			message = "a user must be given, as the image's own could be root; allowed is " + allowed
+		}
+		j.deny(ruleUser, field, j.spec.User, allowed, message)
+	}
+	for _, g := range groups {
+		if !isNonRoot(g) || strings.Contains(g, ":") {
+			j.deny(ruleUser, "HostConfig.GroupAdd", g, "numbers other than 0", fmt.Sprintf("group %q is refused; allowed are numbers other than 0", shorten(g)))
+		}
+	}
+}
+
+// isNonRoot tells whether an engine takes a user for a number other than 0, and its
+// group too if it is given.
+func isNonRoot(user string) bool {
+	m := nonRootUser.FindStringSubmatch(user)
+	if m == nil {
+		return false
+	}
+	for _, id := range []string{m[1], m[3]} {
+		if _, err := strconv.ParseInt(id, 10, 32); id != "" && err != nil {
+			return false // too large: what an engine makes of it is anybody's guess
+		}
+	}
+	return true
+}

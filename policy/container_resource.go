@@ -1,0 +1,130 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+const maxSysctlBytes = 256
+
+func (j *containerJudge) resources(req ContainerRequest) {
+	s := &j.spec
+	var cpus *float64
+	if req.CPUs != 0 {
+		cpus = &req.CPUs
+	}
+	s.CPUs = j.cpus(cpus)
+	var memory *int64
+	if req.MemoryBytes != 0 {
+		memory = &req.MemoryBytes
+	}
+	s.MemoryBytes = j.memory(memory, 1<<20)
+	if s.SwapBytes = s.MemoryBytes; req.SwapBytes != 0 && req.SwapBytes != s.SwapBytes {
+		j.swap(req.SwapBytes)
+	}
+	// Docker's own client sends 0 where nothing was asked for.
+	if req.PidsLimit == nil || *req.PidsLimit == 0 {
+		s.PidsLimit = j.pids(nil)
+	} else {
+		s.PidsLimit = j.pidsOrUnlimited(*req.PidsLimit)
+	}
+	s.ShmBytes = j.tmpfsBytes("HostConfig.ShmSize", req.ShmBytes)
+	s.OOMScoreAdj = req.OOMScoreAdj
+	if req.OOMScoreAdj < 0 || req.OOMScoreAdj > 1000 {
+		j.deny(ruleOOM, "HostConfig.OomScoreAdj", fmt.Sprint(req.OOMScoreAdj), "0 to 1000", fmt.Sprintf("OomScoreAdj %d is refused; allowed is 0 to 1000", req.OOMScoreAdj))
+	}
+}
+
+// swap overrides what is asked for: a container has none.
+func (j *containerJudge) swap(asked int64) {
+	var effective any = j.spec.SwapBytes
+	if j.spec.SwapBytes == 0 {
+		effective = "unchanged"
+	}
+	j.override(ruleSwap, "HostConfig.MemorySwap", asked, effective)
+}
+
+// pidsOrUnlimited judges a limit that, at 0 and below, is none to the engine: that is
+// over every maximum.
+func (j *containerJudge) pidsOrUnlimited(asked int64) int64 {
+	if asked > 0 || j.profile.locked("pids_limit") {
+		return j.pids(&asked)
+	}
+	return j.unlimited("pids_limit", asked, j.profile.MaxPidsLimit)
+}
+
+// unlimited clamps or refuses what would be without a limit.
+func (j *containerJudge) unlimited(field string, asked, most int64) int64 {
+	if j.policy.clamp {
+		j.override(ruleOverMax, field, asked, most)
+		return most
+	}
+	j.deny(ruleOverMax, field, fmt.Sprint(asked), fmt.Sprintf("at most %d", most),
+		fmt.Sprintf("%s %d is unlimited, over the maximum of profile %s, %d", j.name(field), asked, j.profile.Name, most))
+	return most
+}
+
+// tmpfsBytes judges the size of a tmpfs; 0 is the most that the profile allows, or for
+// the sake of /dev/shm the engine's 64 MiB if that is less.
+func (j *containerJudge) tmpfsBytes(field string, asked int64) int64 {
+	most := j.api.TmpfsMB << 20
+	switch {
+	case asked == 0 && field == "HostConfig.ShmSize":
+		return min(most, tmpfsMB<<20)
+	case asked == 0:
+		return most
+	case asked < 0:
+		j.outOfRange(field, asked, "at least 1")
+	}
+	return atMost(&j.judge, field, asked, most)
+}
+
+func (j *containerJudge) sysctls(asked map[string]string) {
+	j.spec.Sysctls = asked
+	for _, name := range sortedKeys(asked) {
+		field := "HostConfig.Sysctls." + shorten(name)
+		if !slices.Contains(j.api.Sysctls, name) {
+			allowed := inList(j.api.Sysctls, "none")
+			j.deny(ruleSysctl, field, name, allowed, fmt.Sprintf("sysctl %q is not one of profile %s's; allowed is %s", shorten(name), j.profile.Name, allowed))
+			continue
+		}
+		if v := asked[name]; len(v) > maxSysctlBytes || strings.ContainsFunc(v, unicode.IsControl) {
+			j.invalid(ruleSysctl, field, v, fmt.Sprintf("a line of at most %d bytes", maxSysctlBytes), fmt.Sprintf("the value of sysctl %s is no line of at most %d bytes", name, maxSysctlBytes))
+		}
+	}
+}
+
+// ulimits allows those of open files and processes up to the profile's maximum, and no
+// core dumps: where one goes is the host's business.
+func (j *containerJudge) ulimits(asked []ContainerUlimit) {
+	most := map[string]int64{"nofile": j.api.MaxUlimit, "nproc": j.api.MaxUlimit, "core": 0}
+	const allowed = "nofile and nproc, and core of 0"
+	seen := map[string]bool{}
+	for _, u := range asked {
+		high, ok := most[u.Name]
+		field := "HostConfig.Ulimits." + shorten(u.Name)
+		switch {
+		case !ok:
+			j.deny(ruleUlimit, field, u.Name, allowed, fmt.Sprintf("ulimit %q is refused; allowed is %s", shorten(u.Name), allowed))
+			continue
+		case seen[u.Name]:
+			j.invalid(ruleUlimit, field, u.Name, "each limit once", fmt.Sprintf("ulimit %s is there twice", u.Name))
+			continue
+		case u.Hard >= 0 && (u.Soft > u.Hard || u.Soft < 0):
+			j.invalid(ruleUlimit, field, fmt.Sprintf("%d:%d", u.Soft, u.Hard), "a soft limit that isn't over the hard one", fmt.Sprintf("ulimit %s has a soft limit of %d, over its hard one of %d", u.Name, u.Soft, u.Hard))
+			continue
+		}
+		seen[u.Name] = true
+		u.Soft, u.Hard = j.ulimit(field, u.Soft, high), j.ulimit(field, u.Hard, high)
+		j.spec.Ulimits = append(j.spec.Ulimits, u)
+	}
+}
+
+func (j *containerJudge) ulimit(field string, v, most int64) int64 {
+	if v < 0 {
+		return j.unlimited(field, v, most)
+	}
+	return atMost(&j.judge, field, v, most)
+}

@@ -1,0 +1,164 @@
+package policy
+
+import (
+	"errors"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestEngineAPIOfTheFile(t *testing.T) {
+	p := mustParse(t, strings.Replace(fullPolicy, "user_x", "image", 1), fullOptions())
+	got, _ := p.Profile("big")
+	want := EngineAPI{
+		Capabilities: []string{"CAP_CHOWN", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW"}, Volumes: "off", Networks: "off", Ports: "loopback", PortRange: "1-2",
+		LogDrivers: []string{"local"}, LogMaxMB: 3, Restart: []string{}, Runtimes: []string{"kata"}, Sysctls: []string{"net.core.somaxconn"}, Users: "non_root", DNS: "off",
+		TmpfsMB: 5, MaxUlimit: 6, Pull: "off", Build: "on", Commit: "on", Tags: []string{"acme/*"}, Archive: "off", Exec: "off", RedactEnv: []string{"*KEY*"},
+	}
+	if d := cmp.Diff(want, got.EngineAPI); d != "" {
+		t.Error(d)
+	}
+	// A caller can't change the policy through what it was given.
+	got.EngineAPI.Capabilities[0], got.EngineAPI.Tags[0] = "x", "x"
+	if again, _ := p.Profile("big"); !cmp.Equal(want, again.EngineAPI) {
+		t.Error("the policy has been changed from outside")
+	}
+}
+
+func TestEngineAPIInheritance(t *testing.T) {
+	p := mustParse(t, `
+profiles:
+  parent: {extends: network_basic, cap_add: [NET_ADMIN], engine_api: {volumes: off, capabilities: [KILL], tags: [a/*]}}
+  child: {extends: parent, cap_add: [], engine_api: {tags: [], pull: off}}
+  plain: {extends: parent}
+`, Options{})
+	get := func(name string) EngineAPI { pr, _ := p.Profile(name); return pr.EngineAPI }
+	if e := get("child"); e.Volumes != "off" || e.Networks != "own" || e.DNS != "on" || e.Pull != "off" || len(e.Tags) != 0 || !slices.Equal(e.Capabilities, []string{"CAP_KILL"}) {
+		t.Errorf("%+v", e)
+	}
+	if e := get("plain"); !slices.Equal(e.Tags, []string{"a/*"}) || !slices.Equal(e.Capabilities, []string{"CAP_KILL", "CAP_NET_ADMIN"}) || e.Pull != "on" {
+		t.Errorf("%+v", e)
+	}
+	if e := get("default"); e.Networks != "internal" || e.DNS != "off" || slices.Contains(e.Capabilities, "CAP_NET_RAW") || len(e.Capabilities) != 12 {
+		t.Errorf("%+v", e)
+	}
+}
+
+func TestEngineAPIProblems(t *testing.T) {
+	const yaml = `version: 1
+profiles:
+  a:
+    engine_api:
+      capabilities: [ALL, cap_all, KILLS, "*"]
+      volumes: on
+      networks: host
+      ports: yes
+      port_range: 5-1
+      log_drivers: [syslog, local, local]
+      log_max_mb: 0
+      restart: [never]
+      runtimes: [""]
+      sysctls: [kernel.core_pattern, "net.*", net/x]
+      users: root
+      dns: maybe
+      tmpfs_mb: -1
+      max_ulimit: 0
+      pull: x
+      build: x
+      commit: x
+      tags: [UPPER]
+      archive: x
+      exec: x
+      redact_env: ["["]
+      max_objects: -1
+  b: {engine_api: {nothing: 1}}
+  c: {engine_api: {log_drivers: []}}
+  d: {extends: a, engine_api: {volumes: own}}
+`
+	want := []string{
+		`line 5: profiles.a.engine_api.capabilities: "ALL" is not the name of one capability`, `line 5: profiles.a.engine_api.capabilities: "cap_all" is not the name of one capability`,
+		`line 5: profiles.a.engine_api.capabilities: "KILLS" is not the name of one capability`, `line 5: profiles.a.engine_api.capabilities: "*" is not the name of one capability`,
+		`line 6: profiles.a.engine_api.volumes: is "on", must be own or off`, `line 7: profiles.a.engine_api.networks: is "host", must be own, internal or off`,
+		`line 8: profiles.a.engine_api.ports: is "yes", must be off, loopback or any`,
+		`line 9: profiles.a.engine_api.port_range: "5-1" is not two ports from 1 to 65535, as 1024-65535, the lower one first`,
+		`line 10: profiles.a.engine_api.log_drivers[0]: "syslog" must be json-file, local or none`, `line 10: profiles.a.engine_api.log_drivers[2]: "local" is there twice`,
+		"line 11: profiles.a.engine_api.log_max_mb: is 0, must be from 1 to 1099511627776",
+		`line 12: profiles.a.engine_api.restart[0]: "never" must be no, on-failure, always or unless-stopped`, `line 13: profiles.a.engine_api.runtimes[0]: "" is not a runtime's name`,
+		`line 14: profiles.a.engine_api.sysctls[0]: "kernel.core_pattern" is not the name of a sysctl that a container has for itself`,
+		`line 14: profiles.a.engine_api.sysctls[1]: "net.*" is not the name of a sysctl that a container has for itself`,
+		`line 14: profiles.a.engine_api.sysctls[2]: "net/x" is not the name of a sysctl that a container has for itself`,
+		`line 15: profiles.a.engine_api.users: is "root", must be any or non_root`, `line 16: profiles.a.engine_api.dns: is "maybe", must be off or on`,
+		"line 17: profiles.a.engine_api.tmpfs_mb: is -1, must be from 1 to 1099511627776", "line 18: profiles.a.engine_api.max_ulimit: is 0, must be from 1 to 1073741824",
+		`line 19: profiles.a.engine_api.pull: is "x", must be on or off`, `line 20: profiles.a.engine_api.build: is "x", must be on or off`, `line 21: profiles.a.engine_api.commit: is "x", must be on or off`,
+		`line 22: profiles.a.engine_api.tags[0]: "UPPER" is no pattern: is not an image reference`,
+		`line 23: profiles.a.engine_api.archive: is "x", must be on or off`, `line 24: profiles.a.engine_api.exec: is "x", must be on or off`,
+		`line 25: profiles.a.engine_api.redact_env[0]: "[" is not a pattern`, "line 26: profiles.a.engine_api.max_objects: is -1, must be from 0 to 1048576",
+		"line 27: profiles.b.engine_api.nothing: is not a known key (known here: archive, build, capabilities, commit, dns, exec, log_drivers, log_max_mb, max_objects, max_ulimit, networks, " +
+			"port_range, ports, pull, redact_env, restart, runtimes, sysctls, tags, tmpfs_mb, users, volumes)",
+		"line 28: profiles.c.engine_api.log_drivers: must name at least one of json-file, local or none",
+	}
+	_, err := Parse([]byte(yaml), Options{Resolve: fakeHost{}.resolve})
+	var le *LoadError
+	if !errors.As(err, &le) {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, p := range le.Problems {
+		got = append(got, p.String())
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
+
+// Each field of the block is one of the file, is inherited, and is printed again.
+func TestEngineAPIFieldsAreAllThere(t *testing.T) {
+	var f engineAPIFile
+	v := reflect.ValueOf(&f).Elem()
+	for i := range v.NumField() {
+		switch field := v.Field(i); field.Interface().(type) {
+		case *string:
+			field.Set(reflect.ValueOf(ptr("x")))
+		case *int64:
+			field.Set(reflect.ValueOf(ptr(int64(7))))
+		case []string:
+			field.Set(reflect.ValueOf([]string{"y"}))
+		default:
+			t.Fatalf("%s is of another kind", v.Type().Field(i).Name)
+		}
+	}
+	var e EngineAPI
+	f.apply(&e)
+	et := reflect.TypeFor[EngineAPI]()
+	for i := range et.NumField() {
+		if reflect.ValueOf(e).Field(i).IsZero() {
+			t.Errorf("%s is not taken from the file", et.Field(i).Name)
+		}
+		if j := slices.Index(keys(v.Type()), et.Field(i).Tag.Get("json")); j < 0 {
+			t.Errorf("%s has no key", et.Field(i).Name)
+		}
+	}
+	if d := cmp.Diff(&f, e.file()); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestDocsListTheEngineAPIKeys(t *testing.T) {
+	_, text, _ := strings.Cut(readDocs(t), "\n#### engine_api\n")
+	_, text, _ = strings.Cut(text, "| key |")
+	text, _, _ = strings.Cut(text, "\n\n")
+	var rows []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(text, -1) {
+		rows = append(rows, m[1])
+	}
+	want := keys(reflect.TypeFor[engineAPIFile]())
+	slices.Sort(rows)
+	slices.Sort(want)
+	if d := cmp.Diff(want, rows); d != "" {
+		t.Error(d)
+	}
+}

@@ -1,0 +1,117 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+)
+
+// passed are the headers of the engine's answers that callers get to see.
+var passed = []string{
+	"Content-Type", "Content-Length", "Docker-Experimental", "Ostype", "Builder-Version", "Server",
+	"X-Docker-Container-Path-Stat", "Pragma", "Last-Modified",
+}
+
+var buffers = sync.Pool{New: func() any { b := make([]byte, bufferSize); return &b }}
+
+// ask makes the request to the engine that the call's own stands for, by default with
+// its method, and gives its answer.
+func (c *call) ask(a ask) (*http.Response, error) {
+	if a.method == "" {
+		a.method = c.r.Method
+	}
+	a.version = c.version
+	return c.engine.send(c.ctx, a)
+}
+
+// forward asks the engine and relays what it answers, whatever that is. Stream says
+// that every piece of it is to be passed on at once.
+func (c *call) forward(a ask, stream bool) error {
+	resp, err := c.ask(a)
+	if err != nil {
+		return err
+	}
+	return c.relay(resp, stream)
+}
+
+// relay gives the caller the engine's answer.
+func (c *call) relay(resp *http.Response, stream bool) error {
+	if resp.StatusCode >= 400 {
+		return failure(resp)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	c.head(resp)
+	if stream {
+		_ = http.NewResponseController(c.w).Flush()
+	}
+	c.copy(resp.Body, stream)
+	return nil
+}
+
+// head answers with the engine's status and headers.
+func (c *call) head(resp *http.Response) {
+	h := c.w.Header()
+	for _, name := range passed {
+		if values := resp.Header[name]; len(values) > 0 {
+			h[name] = values
+		}
+	}
+	h.Set("Api-Version", c.version.String())
+	c.w.WriteHeader(resp.StatusCode)
+}
+
+// copy passes a body on. An answer that the engine breaks off is broken off here too,
+// so that nobody takes a part for the whole.
+func (c *call) copy(body io.Reader, stream bool) {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	flusher := http.NewResponseController(c.w)
+	for {
+		n, err := body.Read(*buf)
+		if n > 0 {
+			if _, werr := c.w.Write((*buf)[:n]); werr != nil {
+				panic(http.ErrAbortHandler)
+			}
+			if stream {
+				_ = flusher.Flush()
+			}
+		}
+		switch {
+		case err == io.EOF:
+			return
+		case err != nil:
+			panic(http.ErrAbortHandler)
+		}
+	}
+}
+
+// answer gives the caller JSON of the door's own.
+func (c *call) answer(status int, v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	h := c.w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Api-Version", c.version.String())
+	h.Set("Content-Length", strconv.Itoa(len(body)+1))
+	c.w.WriteHeader(status)
+	_, _ = c.w.Write(append(body, '\n'))
+	return nil
+}
+
+// ok answers 200 without a body, as the engine does to some calls.
+func (c *call) ok() error {
+	c.w.Header().Set("Api-Version", c.version.String())
+	c.w.WriteHeader(http.StatusOK)
+	return nil
+}
+
+// done answers that there is nothing to say.
+func (c *call) done() error {
+	c.w.Header().Set("Api-Version", c.version.String())
+	c.w.WriteHeader(http.StatusNoContent)
+	return nil
+}

@@ -1,0 +1,163 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+)
+
+// The verdicts of a Record.
+const (
+	VerdictAllowed   = "allowed"
+	VerdictDenied    = "denied"
+	VerdictWouldDeny = "would_deny" // let through in mode audit
+	VerdictFailed    = "failed"     // neither: the engine's answer, or that there was none
+)
+
+// Record is one decision, as the audit log has it.
+type Record struct {
+	Time      time.Time       `json:"time"`
+	RequestID string          `json:"request_id"`
+	Caller    string          `json:"caller,omitempty"`
+	Tenant    string          `json:"tenant,omitempty"`
+	Profile   string          `json:"profile,omitempty"`
+	Peer      string          `json:"peer"` // the user and process, the certificate or the address at the other end
+	Method    string          `json:"method"`
+	Route     string          `json:"route"` // the template
+	Version   string          `json:"api_version,omitempty"`
+	Verdict   string          `json:"verdict"`
+	Rule      string          `json:"rule,omitempty"`    // the first that denied
+	Reasons   []policy.Reason `json:"reasons,omitempty"` // why; never with a secret
+	Objects   []string        `json:"objects,omitempty"` // IDs of what it was about
+	Error     string          `json:"error,omitempty"`   // what the caller was told, if neither allowed nor denied
+}
+
+// Audit is the audit log: one JSON object per line, appended to a file that may be moved
+// away and is then made again. It is safe for many goroutines. A nil Audit writes nothing.
+type Audit struct {
+	path string
+
+	mu     sync.Mutex
+	file   *os.File
+	looked time.Time // when the file was last compared with what the path leads to
+	broken error     // of the last write
+}
+
+// OpenAudit opens a log, which must be writable: mode 0600 if it has to be made.
+func OpenAudit(path string) (*Audit, error) {
+	if !filepath.IsAbs(path) {
+		return nil, fmt.Errorf("audit log %q: the path must be absolute", path)
+	}
+	a := &Audit{path: path}
+	return a, a.open()
+}
+
+func (a *Audit) open() error {
+	f, err := os.OpenFile(a.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("audit log: %w", err)
+	}
+	if a.file != nil {
+		_ = a.file.Close()
+	}
+	a.file, a.looked = f, time.Now()
+	return nil
+}
+
+// rotated tells whether the path leads elsewhere by now. It looks once a second.
+func (a *Audit) rotated() bool {
+	if time.Since(a.looked) < time.Second {
+		return false
+	}
+	a.looked = time.Now()
+	here, err := a.file.Stat()
+	if err != nil {
+		return true
+	}
+	there, err := os.Stat(a.path)
+	return err != nil || !os.SameFile(here, there)
+}
+
+// write appends a record. One that fails makes ok false until one succeeds.
+func (a *Audit) write(r Record) {
+	if a == nil {
+		return
+	}
+	line, err := json.Marshal(r)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil && (a.broken != nil || a.rotated()) {
+		err = a.open()
+	}
+	if err == nil {
+		_, err = a.file.Write(append(line, '\n'))
+	}
+	a.broken = err
+}
+
+// ok tells whether the last record could be written. After one that couldn't it tries
+// again to open the file.
+func (a *Audit) ok() bool {
+	if a == nil {
+		return true
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.broken == nil
+}
+
+// Close closes the file.
+func (a *Audit) Close() error {
+	if a == nil {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.file.Close()
+}
+
+// close writes down what was decided about the call.
+func (c *call) close(err error) {
+	r := Record{
+		Time: time.Now().UTC(), RequestID: proxy.ExchangeOf(c.ctx).RequestID, Peer: peerName(c.r), Method: method(c.r),
+		Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile,
+		Route: unmatched.template, Verdict: VerdictAllowed, Objects: c.objects,
+	}
+	if c.route != nil {
+		r.Route = c.route.template
+	}
+	if c.version != 0 {
+		r.Version = c.version.String()
+	}
+	r.judged(err, c.reasons)
+	c.opts.Audit.write(r)
+	c.metrics.requests.WithLabelValues(r.Route, r.Verdict).Inc()
+}
+
+// judged fills in what came of a call.
+func (r *Record) judged(err error, reasons []policy.Reason) {
+	var d *policy.DeniedError
+	switch {
+	case errors.As(err, &d):
+		r.Verdict, r.Reasons = VerdictDenied, d.Reasons
+	case err != nil:
+		f := proxy.FaultOf(err)
+		r.Verdict, r.Error = VerdictFailed, f.Detail
+		if f.Status == http.StatusBadRequest && statusOf(err) == 0 {
+			r.Verdict, r.Rule = VerdictDenied, "request."+f.Code // by the door itself
+		}
+	case len(reasons) > 0:
+		r.Verdict, r.Reasons = VerdictWouldDeny, reasons
+	}
+	if len(r.Reasons) > 0 {
+		r.Rule = r.Reasons[0].Rule
+	}
+}

@@ -1,0 +1,379 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"path"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/bermhq/berm/proxy"
+)
+
+// createBody is the body of a container's creation: every field that some version of
+// the API from 1.24 to 1.51 has, and that some client sends. It is written back as it
+// was read only in mode audit.
+type createBody struct {
+	configBody
+	HostConfig       *hostBody                  `json:"HostConfig,omitempty"`
+	NetworkingConfig map[string]json.RawMessage `json:"NetworkingConfig,omitempty"` // see endpoints
+}
+
+type configBody struct {
+	Hostname        string              `json:"Hostname"`
+	Domainname      string              `json:"Domainname"`
+	User            string              `json:"User"`
+	AttachStdin     bool                `json:"AttachStdin"`
+	AttachStdout    bool                `json:"AttachStdout"`
+	AttachStderr    bool                `json:"AttachStderr"`
+	ExposedPorts    map[string]struct{} `json:"ExposedPorts,omitempty"`
+	Tty             bool                `json:"Tty"`
+	OpenStdin       bool                `json:"OpenStdin"`
+	StdinOnce       bool                `json:"StdinOnce"`
+	Env             []string            `json:"Env"`
+	Cmd             words               `json:"Cmd"`
+	Healthcheck     *healthBody         `json:"Healthcheck,omitempty"`
+	ArgsEscaped     bool                `json:"ArgsEscaped,omitempty"`
+	Image           string              `json:"Image"`
+	Volumes         map[string]struct{} `json:"Volumes"`
+	WorkingDir      string              `json:"WorkingDir"`
+	Entrypoint      words               `json:"Entrypoint"`
+	NetworkDisabled bool                `json:"NetworkDisabled,omitempty"`
+	MacAddress      string              `json:"MacAddress,omitempty"`
+	OnBuild         []string            `json:"OnBuild"`
+	Labels          map[string]string   `json:"Labels"`
+	StopSignal      string              `json:"StopSignal,omitempty"`
+	StopTimeout     *int64              `json:"StopTimeout,omitempty"`
+	Shell           words               `json:"Shell,omitempty"`
+	Runtime         string              `json:"Runtime,omitempty"` // where some clients put it, and no engine reads it
+}
+
+type healthBody struct {
+	Test          []string `json:"Test,omitempty"`
+	Interval      int64    `json:"Interval,omitempty"`
+	Timeout       int64    `json:"Timeout,omitempty"`
+	StartPeriod   int64    `json:"StartPeriod,omitempty"`
+	StartInterval int64    `json:"StartInterval,omitempty"`
+	Retries       int64    `json:"Retries,omitempty"`
+}
+
+type hostBody struct {
+	resourcesBody
+	Binds           []string              `json:"Binds"`
+	ContainerIDFile string                `json:"ContainerIDFile"`
+	LogConfig       logBody               `json:"LogConfig"`
+	NetworkMode     string                `json:"NetworkMode"`
+	PortBindings    map[string][]portBody `json:"PortBindings"`
+	RestartPolicy   restartBody           `json:"RestartPolicy"`
+	AutoRemove      bool                  `json:"AutoRemove"`
+	VolumeDriver    string                `json:"VolumeDriver"`
+	VolumesFrom     []string              `json:"VolumesFrom"`
+	ConsoleSize     [2]uint               `json:"ConsoleSize"`
+	Annotations     map[string]string     `json:"Annotations,omitempty"`
+	CapAdd          words                 `json:"CapAdd"`
+	CapDrop         words                 `json:"CapDrop"`
+	Capabilities    []string              `json:"Capabilities,omitempty"` // of one version that was taken back
+	CgroupnsMode    string                `json:"CgroupnsMode,omitempty"`
+	DNS             []string              `json:"Dns"`
+	DNSOptions      []string              `json:"DnsOptions"`
+	DNSSearch       []string              `json:"DnsSearch"`
+	ExtraHosts      []string              `json:"ExtraHosts"`
+	GroupAdd        []string              `json:"GroupAdd"`
+	IpcMode         string                `json:"IpcMode"`
+	Cgroup          string                `json:"Cgroup"`
+	Links           []string              `json:"Links"`
+	OomScoreAdj     int                   `json:"OomScoreAdj"`
+	PidMode         string                `json:"PidMode"`
+	Privileged      bool                  `json:"Privileged"`
+	PublishAllPorts bool                  `json:"PublishAllPorts"`
+	ReadonlyRootfs  bool                  `json:"ReadonlyRootfs"`
+	SecurityOpt     []string              `json:"SecurityOpt"`
+	StorageOpt      map[string]string     `json:"StorageOpt,omitempty"`
+	Tmpfs           map[string]string     `json:"Tmpfs,omitempty"`
+	UTSMode         string                `json:"UTSMode"`
+	UsernsMode      string                `json:"UsernsMode"`
+	ShmSize         int64                 `json:"ShmSize"`
+	Sysctls         map[string]string     `json:"Sysctls,omitempty"`
+	Runtime         string                `json:"Runtime,omitempty"`
+	Isolation       string                `json:"Isolation"`
+	Mounts          []mountBody           `json:"Mounts,omitempty"`
+	MaskedPaths     []string              `json:"MaskedPaths"`
+	ReadonlyPaths   []string              `json:"ReadonlyPaths"`
+	Init            *bool                 `json:"Init,omitempty"`
+}
+
+// resourcesBody are the fields that can be changed later as well.
+type resourcesBody struct {
+	CPUShares            int64           `json:"CpuShares"`
+	Memory               int64           `json:"Memory"`
+	NanoCPUs             int64           `json:"NanoCpus"`
+	CgroupParent         string          `json:"CgroupParent"`
+	BlkioWeight          int64           `json:"BlkioWeight"`
+	BlkioWeightDevice    []blkioBody     `json:"BlkioWeightDevice"`
+	BlkioDeviceReadBps   []blkioBody     `json:"BlkioDeviceReadBps"`
+	BlkioDeviceWriteBps  []blkioBody     `json:"BlkioDeviceWriteBps"`
+	BlkioDeviceReadIOps  []blkioBody     `json:"BlkioDeviceReadIOps"`
+	BlkioDeviceWriteIOps []blkioBody     `json:"BlkioDeviceWriteIOps"`
+	CPUPeriod            int64           `json:"CpuPeriod"`
+	CPUQuota             int64           `json:"CpuQuota"`
+	CPURealtimePeriod    int64           `json:"CpuRealtimePeriod"`
+	CPURealtimeRuntime   int64           `json:"CpuRealtimeRuntime"`
+	CpusetCpus           string          `json:"CpusetCpus"`
+	CpusetMems           string          `json:"CpusetMems"`
+	Devices              []deviceBody    `json:"Devices"`
+	DeviceCgroupRules    []string        `json:"DeviceCgroupRules"`
+	DeviceRequests       []deviceRequest `json:"DeviceRequests"`
+	DiskQuota            int64           `json:"DiskQuota,omitempty"`
+	KernelMemory         int64           `json:"KernelMemory,omitempty"`
+	KernelMemoryTCP      int64           `json:"KernelMemoryTCP,omitempty"`
+	MemoryReservation    int64           `json:"MemoryReservation"`
+	MemorySwap           int64           `json:"MemorySwap"`
+	MemorySwappiness     *int64          `json:"MemorySwappiness"`
+	OomKillDisable       *bool           `json:"OomKillDisable"`
+	PidsLimit            *int64          `json:"PidsLimit"`
+	Ulimits              []ulimitBody    `json:"Ulimits"`
+	CPUCount             int64           `json:"CpuCount"`
+	CPUPercent           int64           `json:"CpuPercent"`
+	IOMaximumIOps        int64           `json:"IOMaximumIOps"`
+	IOMaximumBandwidth   int64           `json:"IOMaximumBandwidth"`
+}
+
+type updateBody struct {
+	resourcesBody
+	RestartPolicy restartBody `json:"RestartPolicy"`
+}
+
+type logBody struct {
+	Type   string            `json:"Type"`
+	Config map[string]string `json:"Config"`
+}
+
+type portBody struct {
+	HostIP   string `json:"HostIp"`
+	HostPort string `json:"HostPort"`
+}
+
+type restartBody struct {
+	Name              string `json:"Name"`
+	MaximumRetryCount int64  `json:"MaximumRetryCount"`
+}
+
+type blkioBody struct {
+	Path   string `json:"Path"`
+	Weight int64  `json:"Weight,omitempty"`
+	Rate   int64  `json:"Rate,omitempty"`
+}
+
+type deviceBody struct {
+	PathOnHost        string `json:"PathOnHost"`
+	PathInContainer   string `json:"PathInContainer"`
+	CgroupPermissions string `json:"CgroupPermissions"`
+}
+
+type deviceRequest struct {
+	Driver       string            `json:"Driver"`
+	Count        int64             `json:"Count"`
+	DeviceIDs    []string          `json:"DeviceIDs"`
+	Capabilities [][]string        `json:"Capabilities"`
+	Options      map[string]string `json:"Options"`
+}
+
+type ulimitBody struct {
+	Name string `json:"Name"`
+	Soft int64  `json:"Soft"`
+	Hard int64  `json:"Hard"`
+}
+
+type mountBody struct {
+	Type           string       `json:"Type,omitempty"`
+	Source         string       `json:"Source,omitempty"`
+	Target         string       `json:"Target,omitempty"`
+	ReadOnly       bool         `json:"ReadOnly,omitempty"`
+	Consistency    string       `json:"Consistency,omitempty"`
+	BindOptions    *bindBody    `json:"BindOptions,omitempty"`
+	VolumeOptions  *volumeBody  `json:"VolumeOptions,omitempty"`
+	ImageOptions   *subpathBody `json:"ImageOptions,omitempty"`
+	TmpfsOptions   *tmpfsBody   `json:"TmpfsOptions,omitempty"`
+	ClusterOptions *struct{}    `json:"ClusterOptions,omitempty"`
+}
+
+type bindBody struct {
+	Propagation            string `json:"Propagation,omitempty"`
+	NonRecursive           bool   `json:"NonRecursive,omitempty"`
+	CreateMountpoint       bool   `json:"CreateMountpoint,omitempty"`
+	ReadOnlyNonRecursive   bool   `json:"ReadOnlyNonRecursive,omitempty"`
+	ReadOnlyForceRecursive bool   `json:"ReadOnlyForceRecursive,omitempty"`
+}
+
+type volumeBody struct {
+	NoCopy       bool              `json:"NoCopy,omitempty"`
+	Labels       map[string]string `json:"Labels,omitempty"`
+	Subpath      string            `json:"Subpath,omitempty"`
+	DriverConfig *driverBody       `json:"DriverConfig,omitempty"`
+}
+
+type driverBody struct {
+	Name    string            `json:"Name,omitempty"`
+	Options map[string]string `json:"Options,omitempty"`
+}
+
+type subpathBody struct {
+	Subpath string `json:"Subpath,omitempty"`
+}
+
+type tmpfsBody struct {
+	SizeBytes int64      `json:"SizeBytes,omitempty"`
+	Mode      int64      `json:"Mode,omitempty"`
+	Options   [][]string `json:"Options,omitempty"`
+}
+
+// endpoints reads NetworkingConfig, of which EndpointsConfig is the only field. The Python
+// client has null beside it, by the network's name.
+func (b *createBody) endpoints() (map[string]*endpointBody, error) {
+	const field = "EndpointsConfig"
+	for name, raw := range b.NetworkingConfig {
+		if name != field && raw != nil {
+			return nil, malformed(fmt.Sprintf("unknown field %q", "NetworkingConfig."+shorten(name)))
+		}
+	}
+	if b.NetworkingConfig[field] == nil {
+		return nil, nil
+	}
+	var list map[string]*endpointBody
+	err := proxy.DecodeJSONNulls(b.NetworkingConfig[field], &list)
+	return list, err
+}
+
+// endpointBody is how a container joins a network. From NetworkID on it is what the
+// engine reports; clients send it back, and nobody reads it.
+type endpointBody struct {
+	IPAMConfig          *addressBody      `json:"IPAMConfig"`
+	Links               []string          `json:"Links"`
+	Aliases             []string          `json:"Aliases"`
+	MacAddress          string            `json:"MacAddress"`
+	DriverOpts          map[string]string `json:"DriverOpts"`
+	GwPriority          int64             `json:"GwPriority,omitempty"`
+	NetworkID           string            `json:"NetworkID"`
+	EndpointID          string            `json:"EndpointID"`
+	Gateway             string            `json:"Gateway"`
+	IPAddress           string            `json:"IPAddress"`
+	IPPrefixLen         int64             `json:"IPPrefixLen"`
+	IPv6Gateway         string            `json:"IPv6Gateway"`
+	GlobalIPv6Address   string            `json:"GlobalIPv6Address"`
+	GlobalIPv6PrefixLen int64             `json:"GlobalIPv6PrefixLen"`
+	DNSNames            []string          `json:"DNSNames"`
+}
+
+type addressBody struct {
+	IPv4Address  string   `json:"IPv4Address,omitempty"`
+	IPv6Address  string   `json:"IPv6Address,omitempty"`
+	LinkLocalIPs []string `json:"LinkLocalIPs,omitempty"`
+}
+
+// words is a command: a list of its words, or one of them by itself.
+type words []string
+
+// UnmarshalJSON reads either form.
+func (w *words) UnmarshalJSON(data []byte) error {
+	if len(data) > 0 && data[0] == '"' {
+		var word string
+		if err := json.Unmarshal(data, &word); err != nil {
+			return err
+		}
+		*w = words{word}
+		return nil
+	}
+	var list []string
+	if json.Unmarshal(data, &list) != nil {
+		return errors.New("must be a string, or an array of strings")
+	}
+	*w = list
+	return nil
+}
+
+const (
+	maxWords       = 8192
+	maxExposed     = 1024
+	maxStopSeconds = 3600
+	minHealthPause = 100 * time.Millisecond
+)
+
+var (
+	hostName   = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$`)
+	domainName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,251}[a-zA-Z0-9])?$`)
+	stopSignal = regexp.MustCompile(`^[A-Za-z0-9+-]{1,16}$`)
+	cpuset     = regexp.MustCompile(`^[0-9,-]{0,256}$`)
+	platform   = regexp.MustCompile(`^[a-z0-9]{1,32}(/[a-z0-9_]{1,32}){0,2}$`)
+)
+
+// check bounds what is passed on without being asked of the policy: it has no effect
+// outside of the container.
+func (b *createBody) check() error {
+	switch {
+	case b.Hostname != "" && !hostName.MatchString(b.Hostname):
+		return malformed("invalid hostname format: " + shorten(b.Hostname))
+	case b.Domainname != "" && !domainName.MatchString(b.Domainname):
+		return malformed("invalid domainname format: " + shorten(b.Domainname))
+	case b.WorkingDir != "" && (!path.IsAbs(b.WorkingDir) || len(b.WorkingDir) > 4096 || strings.ContainsRune(b.WorkingDir, 0)):
+		return malformed("the working directory '" + shorten(b.WorkingDir) + "' is invalid, it needs to be an absolute path")
+	case b.StopSignal != "" && !stopSignal.MatchString(b.StopSignal):
+		return malformed("Invalid signal: " + shorten(b.StopSignal))
+	case b.StopTimeout != nil && (*b.StopTimeout < 0 || *b.StopTimeout > maxStopSeconds):
+		return malformed(fmt.Sprintf("StopTimeout is not from 0 to %d seconds", maxStopSeconds))
+	case len(b.Cmd)+len(b.Entrypoint)+len(b.Shell) > maxWords:
+		return malformed(fmt.Sprintf("the command has more than %d words", maxWords))
+	case len(b.ExposedPorts) > maxExposed:
+		return malformed(fmt.Sprintf("there are more than %d exposed ports", maxExposed))
+	case b.HostConfig.RestartPolicy.MaximumRetryCount < 0 || b.HostConfig.RestartPolicy.MaximumRetryCount > math.MaxInt32:
+		return malformed("maximum retry count cannot be negative, or that large")
+	case b.HostConfig.ConsoleSize[0] > 1<<16 || b.HostConfig.ConsoleSize[1] > 1<<16:
+		return malformed("a terminal's size is not a number of characters")
+	}
+	for _, w := range [][]string{b.Cmd, b.Entrypoint, b.Shell} {
+		for _, s := range w {
+			if strings.ContainsRune(s, 0) {
+				return malformed("the command has a NUL in it")
+			}
+		}
+	}
+	if err := b.Healthcheck.check(); err != nil {
+		return err
+	}
+	return b.HostConfig.resourcesBody.check()
+}
+
+// check refuses a health check that would keep the engine busy.
+func (h *healthBody) check() error {
+	if h == nil {
+		return nil
+	}
+	for name, ns := range map[string]int64{"Interval": h.Interval, "Timeout": h.Timeout, "StartPeriod": h.StartPeriod, "StartInterval": h.StartInterval} {
+		if ns != 0 && (ns < int64(minHealthPause) || ns > int64(24*time.Hour)) {
+			return malformed(fmt.Sprintf("Healthcheck.%s is not 0 or from %v to 24h, in nanoseconds", name, minHealthPause))
+		}
+	}
+	if h.Retries < 0 || h.Retries > 1000 || len(h.Test) > maxWords {
+		return malformed("Healthcheck.Retries is not from 0 to 1000, or its command too long")
+	}
+	return nil
+}
+
+// check bounds the resources that the policy isn't asked of.
+func (r *resourcesBody) check() error {
+	switch {
+	case !cpuset.MatchString(r.CpusetCpus) || !cpuset.MatchString(r.CpusetMems):
+		return malformed("Invalid value for cpuset cpus or mems")
+	case r.MemorySwappiness != nil && (*r.MemorySwappiness < -1 || *r.MemorySwappiness > 100):
+		return malformed(fmt.Sprintf("Invalid value: %d, valid memory swappiness range is 0-100", *r.MemorySwappiness))
+	case r.MemoryReservation < 0:
+		return malformed("the memory reservation is negative")
+	case r.NanoCPUs != 0 && (r.CPUPeriod != 0 || r.CPUQuota != 0):
+		return malformed("Conflicting options: Nano CPUs and CPU Period or Quota cannot both be set")
+	case r.CPUPeriod < 0 || r.CPUQuota < -1 || r.NanoCPUs < 0 || r.CPUShares < 0:
+		return malformed("a CPU limit is negative")
+	}
+	return nil
+}

@@ -1,0 +1,315 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/network"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bermhq/berm/policy"
+)
+
+// What becomes of each field of a create's body. A field of the engine's that isn't here
+// was added by a newer version of its types, and has to be thought about.
+var (
+	// harmlessFields are bounded, and have no effect outside of the container.
+	harmlessFields = []string{
+		"Hostname", "Domainname", "AttachStdin", "AttachStdout", "AttachStderr", "ExposedPorts", "Tty", "OpenStdin", "StdinOnce", "Cmd", "Healthcheck",
+		"WorkingDir", "Entrypoint", "Labels", "StopSignal", "StopTimeout", "Shell",
+		"HostConfig.AutoRemove", "HostConfig.ConsoleSize", "HostConfig.Init", "HostConfig.CpusetCpus", "HostConfig.CpusetMems",
+		"HostConfig.MemoryReservation", "HostConfig.MemorySwappiness",
+	}
+	// droppedFields mean nothing to an engine on Linux, or are done otherwise.
+	droppedFields = []string{"ArgsEscaped", "HostConfig.ContainerIDFile"}
+	// judgedFields are the policy's to judge.
+	judgedFields = []string{
+		"User", "Env", "Image", "Volumes", "NetworkDisabled",
+		"HostConfig.Binds", "HostConfig.LogConfig", "HostConfig.NetworkMode", "HostConfig.PortBindings", "HostConfig.RestartPolicy",
+		"HostConfig.CapAdd", "HostConfig.CapDrop", "HostConfig.CgroupnsMode", "HostConfig.Dns", "HostConfig.DnsOptions", "HostConfig.DnsSearch",
+		"HostConfig.ExtraHosts", "HostConfig.GroupAdd", "HostConfig.IpcMode", "HostConfig.OomScoreAdj", "HostConfig.PidMode", "HostConfig.Privileged",
+		"HostConfig.PublishAllPorts", "HostConfig.ReadonlyRootfs", "HostConfig.SecurityOpt", "HostConfig.Tmpfs", "HostConfig.UTSMode",
+		"HostConfig.UsernsMode", "HostConfig.ShmSize", "HostConfig.Sysctls", "HostConfig.Runtime", "HostConfig.Mounts",
+		"HostConfig.Memory", "HostConfig.NanoCpus", "HostConfig.CpuPeriod", "HostConfig.CpuQuota", "HostConfig.Devices", "HostConfig.DeviceCgroupRules",
+		"HostConfig.DeviceRequests", "HostConfig.MemorySwap", "HostConfig.OomKillDisable", "HostConfig.PidsLimit", "HostConfig.Ulimits",
+		"NetworkingConfig.EndpointsConfig",
+	}
+	// zeroFields are refused, unless they are left out.
+	zeroFields = []string{
+		"MacAddress", "OnBuild", "Runtime", "HostConfig.VolumeDriver", "HostConfig.VolumesFrom", "HostConfig.Annotations", "HostConfig.Capabilities",
+		"HostConfig.Cgroup", "HostConfig.Links", "HostConfig.StorageOpt", "HostConfig.Isolation", "HostConfig.MaskedPaths", "HostConfig.ReadonlyPaths",
+		"HostConfig.CpuShares", "HostConfig.CgroupParent", "HostConfig.BlkioWeight", "HostConfig.BlkioWeightDevice", "HostConfig.BlkioDeviceReadBps",
+		"HostConfig.BlkioDeviceWriteBps", "HostConfig.BlkioDeviceReadIOps", "HostConfig.BlkioDeviceWriteIOps", "HostConfig.CpuRealtimePeriod",
+		"HostConfig.CpuRealtimeRuntime", "HostConfig.DiskQuota", "HostConfig.KernelMemory", "HostConfig.KernelMemoryTCP", "HostConfig.CpuCount",
+		"HostConfig.CpuPercent", "HostConfig.IOMaximumIOps", "HostConfig.IOMaximumBandwidth",
+	}
+)
+
+// jsonNames gives the names of a struct's fields in JSON, embedded ones' among them.
+func jsonNames(t reflect.Type, prefix string) (names []string) {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case f.Anonymous && tag == "":
+			names = append(names, jsonNames(f.Type, prefix)...)
+		case tag == "-":
+		case tag == "":
+			names = append(names, prefix+f.Name)
+		default:
+			names = append(names, prefix+tag)
+		}
+	}
+	return names
+}
+
+func TestEveryField(t *testing.T) {
+	known := slices.Concat(harmlessFields, droppedFields, judgedFields, zeroFields)
+	for name, names := range map[string][]string{
+		"the engine's": slices.Concat(jsonNames(reflect.TypeFor[container.Config](), ""), jsonNames(reflect.TypeFor[container.HostConfig](), "HostConfig."),
+			jsonNames(reflect.TypeFor[network.NetworkingConfig](), "NetworkingConfig.")),
+		"the door's": slices.Concat(jsonNames(reflect.TypeFor[configBody](), ""), jsonNames(reflect.TypeFor[hostBody](), "HostConfig."),
+			[]string{"NetworkingConfig.EndpointsConfig"}),
+	} {
+		for _, field := range names {
+			if n := len(slices.DeleteFunc(slices.Clone(known), func(s string) bool { return s != field })); n != 1 {
+				t.Errorf("%s field %s is in %d of the lists", name, field, n)
+			}
+		}
+	}
+	// What is inside of them.
+	for _, pair := range []struct{ theirs, ours reflect.Type }{
+		{reflect.TypeFor[container.Config](), reflect.TypeFor[configBody]()},
+		{reflect.TypeFor[container.HostConfig](), reflect.TypeFor[hostBody]()},
+		{reflect.TypeFor[container.Resources](), reflect.TypeFor[resourcesBody]()},
+		{reflect.TypeFor[container.UpdateConfig](), reflect.TypeFor[updateBody]()},
+		{reflect.TypeFor[container.HealthConfig](), reflect.TypeFor[healthBody]()},
+		{reflect.TypeFor[network.EndpointSettings](), reflect.TypeFor[endpointBody]()},
+		{reflect.TypeFor[network.EndpointIPAMConfig](), reflect.TypeFor[addressBody]()},
+		{reflect.TypeFor[mount.Mount](), reflect.TypeFor[mountBody]()},
+		{reflect.TypeFor[mount.BindOptions](), reflect.TypeFor[bindBody]()},
+		{reflect.TypeFor[mount.VolumeOptions](), reflect.TypeFor[volumeBody]()},
+		{reflect.TypeFor[mount.TmpfsOptions](), reflect.TypeFor[tmpfsBody]()},
+		{reflect.TypeFor[mount.ImageOptions](), reflect.TypeFor[subpathBody]()},
+		{reflect.TypeFor[mount.ClusterOptions](), reflect.TypeFor[struct{}]()},
+		{reflect.TypeFor[mount.Driver](), reflect.TypeFor[driverBody]()},
+		{reflect.TypeFor[container.DeviceRequest](), reflect.TypeFor[deviceRequest]()},
+		{reflect.TypeFor[container.DeviceMapping](), reflect.TypeFor[deviceBody]()},
+		{reflect.TypeFor[container.LogConfig](), reflect.TypeFor[logBody]()},
+		{reflect.TypeFor[container.RestartPolicy](), reflect.TypeFor[restartBody]()},
+		{reflect.TypeFor[container.Ulimit](), reflect.TypeFor[ulimitBody]()},
+	} {
+		ours := jsonNames(pair.ours, "")
+		for _, name := range jsonNames(pair.theirs, "") {
+			if !slices.Contains(ours, name) {
+				t.Errorf("%s has no %s", pair.ours, name)
+			}
+		}
+	}
+}
+
+// fill sets a value to something that isn't its zero.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString("7")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int64:
+		v.SetInt(7777)
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0))
+	case reflect.Map:
+		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+		fill(key)
+		v.Set(reflect.MakeMap(v.Type()))
+		v.SetMapIndex(key, value)
+	}
+}
+
+func TestZeroFieldsAreReported(t *testing.T) {
+	for _, field := range zeroFields {
+		b := &createBody{HostConfig: &hostBody{}}
+		v, name := reflect.ValueOf(&b.configBody).Elem(), field
+		if rest, ok := strings.CutPrefix(field, "HostConfig."); ok {
+			v, name = reflect.ValueOf(b.HostConfig).Elem(), rest
+		}
+		f := fieldByJSON(v, name)
+		fill(f)
+		if got := b.refused(); len(got) != 1 || got[0].Field != field {
+			t.Errorf("%s: %v", field, got)
+		}
+	}
+	empty := &createBody{HostConfig: &hostBody{}}
+	if got := empty.refused(); len(got) != 0 {
+		t.Errorf("nothing given: %v", got)
+	}
+}
+
+func fieldByJSON(v reflect.Value, name string) reflect.Value {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if f.Anonymous {
+			if in := fieldByJSON(v.Field(i), name); in.IsValid() {
+				return in
+			}
+		} else if tag == name {
+			return v.Field(i)
+		}
+	}
+	return reflect.Value{}
+}
+
+// TestBodiesOfClients takes what clients send, written by their own types.
+func TestBodiesOfClients(t *testing.T) {
+	zero, err := json.Marshal(container.CreateRequest{
+		Config: &container.Config{Image: "x"}, HostConfig: &container.HostConfig{}, NetworkingConfig: &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{"default": {}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, body := range map[string]string{
+		"Go, all zero":  string(zero),
+		"Python":        `{"Image":"x","Cmd":"ls","Env":null,"Volumes":{"/data":{}},"HostConfig":{"NetworkMode":"n","LogConfig":{"Type":null,"Config":null},"Ulimits":[{"Name":"nofile","Soft":1,"Hard":2}],"RestartPolicy":null,"Binds":null},"NetworkingConfig":{"EndpointsConfig":{"n":null},"n":null},"Healthcheck":{"Test":null,"Interval":null},"Runtime":null}`,
+		"no HostConfig": `{"Image":"x","HostConfig":null,"NetworkingConfig":null}`,
+		"19.03":         `{"Image":"x","HostConfig":{"Capabilities":null,"KernelMemory":0,"KernelMemoryTCP":0,"MemorySwappiness":-1,"OomKillDisable":false,"PidsLimit":0,"ConsoleSize":[0,0],"DeviceRequests":null}}`,
+	} {
+		var b createBody
+		if err := decodeNulls(body, &b); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if b.HostConfig == nil {
+			b.HostConfig = &hostBody{}
+		}
+		if err := b.check(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := b.endpoints(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := b.refused(); len(got) > 0 {
+			t.Errorf("%s: %v", name, got)
+		}
+		again, err := json.Marshal(&b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var twice createBody
+		if err := decodeNulls(string(again), &twice); err != nil {
+			t.Errorf("%s, written again: %v", name, err)
+		}
+		if diff := cmp.Diff(b, twice, cmp.AllowUnexported(createBody{}, hostBody{})); diff != "" {
+			t.Errorf("%s, written again: %s", name, diff)
+		}
+	}
+	for name, body := range map[string]string{
+		"top level":           `{"Image":"x","Privileged":true}`,
+		"top level binds":     `{"Image":"x","Binds":["/:/x"]}`,
+		"case":                `{"Image":"x","hostconfig":{"Privileged":true}}`,
+		"folding":             `{"Image":"x","HostConfig":{"Bind` + "\u017f" + `":["/:/x"]}}`,
+		"escape and case":     `{"Image":"x","HostConfig":{"\u0070rivileged":true}}`,
+		"twice":               `{"Image":"x","HostConfig":{},"HostConfig":{"Privileged":true}}`,
+		"twice by an escape":  `{"Image":"x","HostConfig":{"Privileged":false,"\u0050rivileged":true}}`,
+		"trailing":            `{"Image":"x"}{"Image":"y"}`,
+		"unknown":             `{"Image":"x","HostConfig":{"Checkpoint":"x"}}`,
+		"unknown in a mount":  `{"Image":"x","HostConfig":{"Mounts":[{"Type":"bind","Options":[]}]}}`,
+		"volume with options": `{"Image":"x","Volumes":{"/x":{"Source":"/"}}}`,
+		"array":               `[{"Image":"x"}]`,
+		"null":                `null`,
+		"number for text":     `{"Image":7}`,
+	} {
+		var b createBody
+		if decodeNulls(body, &b) == nil {
+			t.Errorf("%s was taken: %+v", name, b)
+		}
+	}
+}
+
+func TestParseBind(t *testing.T) {
+	volume := func(source, target string) mounted {
+		return mounted{ContainerMount: policy.ContainerMount{Type: "volume", Own: true, Source: source, Target: target}}
+	}
+	bind := func(source, target string) mounted {
+		return mounted{ContainerMount: policy.ContainerMount{Type: "bind", Own: true, Source: source, Target: target}}
+	}
+	readOnly := func(m mounted) mounted { m.ReadOnly = true; return m }
+	options := func(m mounted, o ...string) mounted { m.Options = o; return m }
+	noCopy, label := volume("v", "/x"), readOnly(bind("/a", "/x"))
+	noCopy.noCopy, label.label = true, true
+	for raw, want := range map[string]mounted{
+		"/x":                  volume("", "/x"),
+		"v:/x":                volume("v", "/x"),
+		"v:/x/../y/":          volume("v", "/y"),
+		"/a:/x":               bind("/a", "/x"),
+		"/a/../b/:/x":         bind("/b", "/x"),
+		"/a:/x:rw":            bind("/a", "/x"),
+		"/a:/x:ro":            readOnly(bind("/a", "/x")),
+		"/a:/x:z,ro":          label,
+		"v:/x:nocopy":         noCopy,
+		"/a:/x:rprivate":      bind("/a", "/x"),
+		"/a:/x:ro,rslave":     options(readOnly(bind("/a", "/x")), "propagation=rslave"),
+		"/a:/x:rshared":       options(bind("/a", "/x"), "propagation=rshared"),
+		"v:/x:private":        options(volume("v", "/x"), "propagation=private"),
+		"/a:/x:cached":        bind("/a", "/x"),
+		"../a:/x":             volume("../a", "/x"), // no name of a volume's, which the policy says
+		"./a:/x:delegated":    volume("./a", "/x"),
+		"/a:relative/../../y": bind("/a", "../y"),
+	} {
+		if got, err := parseBind(raw); err != nil {
+			t.Errorf("%s: %v", raw, err)
+		} else if diff := cmp.Diff(want, got, cmp.AllowUnexported(mounted{})); diff != "" {
+			t.Errorf("%s: %s", raw, diff)
+		}
+	}
+	for _, raw := range []string{"", ":", "a:", ":/x", "/a:/x:", "/a:/x:ro:rw", "/a:/x:ro,rw", "/a:/x:ro,ro", "/a:/x:bogus", "/a:/x:,", "/a:/x:nocopy", "/a:/x:shared,private", "/a:/x:RO"} {
+		if got, err := parseBind(raw); err == nil {
+			t.Errorf("%s was taken as %+v", raw, got)
+		}
+	}
+}
+
+func TestTmpfsFlags(t *testing.T) {
+	for flags, want := range map[string]string{
+		"": "", "rw,exec": "exec", "noexec,mode=0755,uid=5": "noexec,mode=755,uid=5", "nosuid,nodev": "", "mode=1777": "mode=1777",
+	} {
+		var m mounted
+		if err := m.tmpfsFlags(strings.Split(flags, ",")); err != nil || m.flags != want || len(m.Options) > 0 {
+			t.Errorf("%q: %+v, %v", flags, m, err)
+		}
+	}
+	for _, flags := range []string{"suid", "dev", "mode=4755", "mode=x", "shared", "bind", "remount", "nr_inodes=0", "size", "uid=-1", "EXEC", "mpol=bind:0", "context=x"} {
+		var m mounted
+		if err := m.tmpfsFlags([]string{flags}); err != nil || len(m.Options) != 1 {
+			t.Errorf("%q: %+v, %v", flags, m, err)
+		}
+	}
+	for _, size := range []string{"size=", "size=50%", "size=-1", "size=0", "size=9999999999g", "size=1t"} {
+		var m mounted
+		if err := m.tmpfsFlags([]string{size}); err == nil {
+			t.Errorf("%q was taken as %+v", size, m)
+		}
+	}
+	var m mounted
+	if err := m.tmpfsFlags([]string{"size=2m"}); err != nil || m.SizeBytes != 2<<20 {
+		t.Errorf("2m is %d, %v", m.SizeBytes, err)
+	}
+}
+
+func decodeNulls(body string, v any) error {
+	r := httptest.NewRequest(http.MethodPost, "/containers/create", strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	return (&call{w: httptest.NewRecorder(), r: r}).decode(v)
+}

@@ -1,0 +1,450 @@
+package engineapi
+
+import (
+	"archive/tar"
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+)
+
+const (
+	maxContext   = 1 << 30 // of a build, in bytes
+	maxBuildTags = 16
+)
+
+func buildRoutes() []route {
+	return []route{{
+		method: http.MethodPost, template: "/build", body: tarBody, change: true, serve: (*call).build,
+		query: []string{
+			"dockerfile", "t*", "q", "nocache", "pull", "rm", "forcerm", "memory", "memswap", "cpushares", "cpusetcpus", "cpusetmems", "cpuperiod",
+			"cpuquota", "buildargs", "shmsize", "labels", "networkmode", "platform", "target", "version", "buildid", "cachefrom", "ulimits",
+			"cgroupparent", "extrahosts", "remote", "squash", "isolation", "session", "outputs", "securityopt",
+		},
+	}}
+}
+
+// neverBuilt are parameters that may only be there without a value, or with one that
+// says nothing.
+var neverBuilt = []string{"cachefrom", "ulimits", "cgroupparent", "extrahosts", "remote", "squash", "isolation", "session", "outputs", "securityopt", "cpusetcpus", "cpusetmems"}
+
+// build has the engine's classic builder make an image of the caller's from files that
+// come with the request. The image gets its names only when it has been looked at.
+func (c *call) build() error {
+	if err := c.operation(policy.OpBuild); err != nil {
+		return err
+	}
+	query, tags, err := c.buildQuery()
+	if err != nil {
+		return err
+	}
+	labels, err := c.buildLabels()
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(labels)
+	if err != nil {
+		return err
+	}
+	query.Set("labels", string(text))
+	files, err := c.spool()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = files.Close() }()
+	size, err := files.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	if _, err := files.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	header, err := registryAuth(c.r.Header, "X-Registry-Config")
+	if err != nil {
+		return err
+	}
+	if header == nil {
+		header = http.Header{}
+	}
+	header.Set("Content-Type", "application/x-tar")
+	resp, err := c.ask(ask{path: "/build", query: query, header: header, body: struct{ io.Reader }{files}, length: size})
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return failure(resp)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	c.head(resp)
+	id := c.relayBuild(resp.Body)
+	if id == "" {
+		return nil // it failed, and the caller has been told why
+	}
+	c.finishBuild(id, labels, tags)
+	return nil
+}
+
+// buildQuery judges the parameters, and gives those that go to the engine, and the names
+// that the image is to have.
+func (c *call) buildQuery() (url.Values, []url.Values, error) {
+	p, err := c.profile()
+	if err != nil {
+		return nil, nil, err
+	}
+	if v := c.query.Get("version"); v != "" && v != "1" {
+		return nil, nil, denied("build.builder", "version", "only the classic builder can be used", "version 1: DOCKER_BUILDKIT=0")
+	}
+	for _, name := range neverBuilt {
+		if v := c.query.Get(name); v != "" && !slices.Contains([]string{"0", "false", "[]", "{}", "null"}, v) {
+			return nil, nil, denied("build.options", name, fmt.Sprintf("the parameter %q of a build is refused", name), "none")
+		}
+	}
+	period := int64(100_000)
+	query := url.Values{
+		"version": {"1"}, "rm": {"1"}, "forcerm": {"1"}, "dockerfile": {"Dockerfile"},
+		"memory": {strconv.FormatInt(p.MemoryMB<<20, 10)}, "memswap": {strconv.FormatInt(p.MemoryMB<<20, 10)},
+		"cpuperiod": {strconv.FormatInt(period, 10)}, "cpuquota": {strconv.FormatInt(int64(p.CPUs*float64(period)), 10)},
+		"shmsize": {strconv.FormatInt(p.EngineAPI.TmpfsMB<<20, 10)},
+	}
+	for _, name := range []string{"q", "nocache", "pull"} {
+		if c.flag(name) {
+			query.Set(name, "1")
+		}
+	}
+	if target := c.query.Get("target"); target != "" {
+		if !baseImage.MatchString(target) {
+			return nil, nil, malformed("the target is no stage's name")
+		}
+		query.Set("target", target)
+	}
+	if v := c.query.Get("platform"); v != "" {
+		if !platform.MatchString(v) {
+			return nil, nil, malformed("the platform is none")
+		}
+		query.Set("platform", v)
+	}
+	if query["buildargs"], err = c.buildArgs(); err != nil {
+		return nil, nil, err
+	}
+	mode, err := c.buildNetwork(p)
+	if err != nil {
+		return nil, nil, err
+	}
+	query.Set("networkmode", mode)
+	var tags []url.Values
+	for _, t := range c.query["t"] {
+		if t == "" {
+			continue
+		}
+		target, err := c.target(t, "")
+		if err != nil {
+			return nil, nil, err
+		}
+		tags = append(tags, target)
+	}
+	if len(tags) > maxBuildTags {
+		return nil, nil, malformed(fmt.Sprintf("there are more than %d names", maxBuildTags))
+	}
+	return query, tags, nil
+}
+
+// buildArgs judges build arguments as a command's environment.
+func (c *call) buildArgs() ([]string, error) {
+	text := c.query.Get("buildargs")
+	if text == "" {
+		return nil, nil
+	}
+	var args map[string]*string
+	if err := strictJSON([]byte(text), &args); err != nil {
+		return nil, malformed("the build arguments are not one JSON object of texts")
+	}
+	asked := map[string]string{}
+	for name, value := range args {
+		if value != nil {
+			asked[name] = *value
+		}
+	}
+	env, _, err := c.rules.ExecEnv(asked)
+	if err := c.judged(err); err != nil {
+		return nil, err
+	}
+	maps.DeleteFunc(env, func(name, _ string) bool { _, ok := asked[name]; return !ok }) // what is pinned isn't a build's
+	out, err := json.Marshal(env)
+	return []string{string(out)}, err
+}
+
+// buildNetwork is the network that the build's commands have: the profile's, or none.
+func (c *call) buildNetwork(p policy.Profile) (string, error) {
+	asked := c.query.Get("networkmode")
+	if asked == "none" || p.Network == "off" && isDefaultNetwork(asked) {
+		return "none", nil
+	}
+	if isDefaultNetwork(asked) {
+		i := slices.IndexFunc(c.rules.Networks(), func(r policy.NetworkRule) bool { return r.Name == p.Network })
+		if i < 0 {
+			return "none", nil
+		}
+		asked = c.rules.Networks()[i].EngineNetwork
+	}
+	n, err := c.resolve(asked, true)
+	if err != nil {
+		return "", err
+	}
+	n.Field = "networkmode"
+	if err := c.judged(c.rules.NetworkJoin(c.caller.Profile, n)); err != nil {
+		return "", err
+	}
+	if n.Mode != policy.NetNamed || n.ID == "" {
+		return "", denied("networks.foreign", "networkmode", "a build can only have a network of the policy's or of the caller's own", "none, or such a network")
+	}
+	return n.ID, nil
+}
+
+// buildLabels are the labels that the image will have.
+func (c *call) buildLabels() (map[string]string, error) {
+	var own map[string]string
+	if text := c.query.Get("labels"); text != "" && strictJSON([]byte(text), &own) != nil {
+		return nil, malformed("the labels are not one JSON object of texts")
+	}
+	ttl, err := callersLabels(own)
+	if err != nil {
+		return nil, err
+	}
+	life, most, err := c.rules.ObjectTTL(c.caller.Profile, ttl)
+	if err := c.judged(err); err != nil {
+		return nil, err
+	}
+	return c.stamp(own, life, most), nil
+}
+
+// spool writes the build's files anew, into a file that has no name any more, with the
+// Dockerfile under its usual name, and judges the images that this takes from.
+func (c *call) spool() (*os.File, error) {
+	name := path.Clean("/" + c.query.Get("dockerfile"))[1:]
+	if c.query.Get("dockerfile") == "" {
+		name = "Dockerfile"
+	}
+	f, err := os.CreateTemp("", "berm-build-*")
+	if err != nil {
+		return nil, fmt.Errorf("keep the build's files: %w", err)
+	}
+	_ = os.Remove(f.Name())
+	body, err := plainTar(http.MaxBytesReader(c.w, c.r.Body, maxContext))
+	var dockerfile []byte
+	if err == nil {
+		dockerfile, err = rewrite(f, body, name)
+	}
+	if err == nil {
+		err = c.judgeDockerfile(dockerfile)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (c *call) judgeDockerfile(dockerfile []byte) error {
+	images, err := baseImages(dockerfile)
+	if err != nil {
+		return denied("build.dockerfile", "Dockerfile", "the Dockerfile is refused: "+err.Error(), "see the documentation")
+	}
+	for _, ref := range images {
+		img, err := c.lookUpImage(ref)
+		if err != nil {
+			return err
+		}
+		if img != nil && c.own(img.Config.Labels) {
+			continue
+		}
+		run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
+		if err := c.judged(err); err != nil {
+			return err
+		}
+		if run != "" && !sameImage(run, ref) {
+			return denied("images.pins", "Dockerfile", fmt.Sprintf("image %q is pinned by the policy", shorten(ref)), "FROM "+run)
+		}
+	}
+	return nil
+}
+
+// builtFrom is where the engine finds the Dockerfile, whatever the caller calls it.
+const builtFrom = "Dockerfile"
+
+// rewrite copies an archive, file by file, and gives the Dockerfile's content. What the
+// caller had under the Dockerfile's place is left out if its Dockerfile is another.
+func rewrite(to io.Writer, from io.Reader, name string) ([]byte, error) {
+	var dockerfile []byte
+	found := false
+	out := bufio.NewWriterSize(to, bufferSize)
+	tw, tr := tar.NewWriter(out), tar.NewReader(from)
+	for {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, archiveError(err)
+		}
+		place, err := placeOf(h)
+		switch {
+		case err != nil:
+			return nil, err
+		case place == name && h.Typeflag != tar.TypeReg, strings.HasPrefix(name, place+"/") && h.Typeflag != tar.TypeDir:
+			return nil, malformed("the Dockerfile is no regular file of the archive")
+		case place == name && found:
+			return nil, malformed("the Dockerfile is in the archive twice")
+		case place == name:
+			found = true
+			if dockerfile, err = io.ReadAll(io.LimitReader(tr, maxDockerfile+1)); err != nil {
+				return nil, archiveError(err)
+			}
+			continue // it comes last, so that nothing takes its place
+		case place == builtFrom || strings.HasPrefix(place, builtFrom+"/"):
+			continue
+		}
+		if err := tw.WriteHeader(&tar.Header{
+			Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode & 0o7777, Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime,
+		}); err != nil {
+			return nil, archiveError(err)
+		}
+		if _, err := io.Copy(tw, tr); err != nil {
+			return nil, archiveError(err)
+		}
+	}
+	if !found {
+		return nil, malformed("Cannot locate specified Dockerfile: " + shorten(name))
+	}
+	err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: builtFrom, Size: int64(len(dockerfile)), Mode: 0o644})
+	if err == nil {
+		_, err = tw.Write(dockerfile)
+	}
+	if err := errors.Join(err, tw.Close(), out.Flush()); err != nil {
+		return nil, fmt.Errorf("keep the build's files: %w", err)
+	}
+	return dockerfile, nil
+}
+
+// placeOf is where a file of an archive lies, which must be in it.
+func placeOf(h *tar.Header) (string, error) {
+	if !slices.Contains([]byte{tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink}, h.Typeflag) {
+		return "", malformed("the archive has something else than files, directories and links")
+	}
+	if slices.Contains(strings.Split(h.Name, "/"), "..") {
+		return "", malformed("the archive has a path that leads out of it")
+	}
+	return strings.TrimPrefix(path.Clean("/"+h.Name), "/"), nil
+}
+
+func archiveError(err error) error {
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		return &proxy.Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large", Detail: fmt.Sprintf("the build's files are larger than %d bytes", int64(maxContext))}
+	}
+	return malformed("the body is not a tar archive")
+}
+
+// buildMessage is one line of what a build says.
+type buildMessage struct {
+	Stream      string `json:"stream,omitempty"`
+	Error       string `json:"error,omitempty"`
+	ErrorDetail *struct {
+		Message string `json:"message,omitempty"`
+	} `json:"errorDetail,omitempty"`
+	Aux *struct{ ID string } `json:"aux,omitempty"`
+}
+
+var builtID = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+
+// relayBuild passes on what the engine says, line by line, and gives the image's ID.
+func (c *call) relayBuild(body io.Reader) (id string) {
+	flusher := http.NewResponseController(c.w)
+	dec := json.NewDecoder(body)
+	for {
+		var raw json.RawMessage
+		if err := dec.Decode(&raw); errors.Is(err, io.EOF) {
+			return id
+		} else if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		var m buildMessage
+		if json.Unmarshal(raw, &m) == nil && m.Aux != nil && builtID.MatchString(m.Aux.ID) {
+			id = m.Aux.ID
+		}
+		if _, err := c.w.Write(append(raw, '\r', '\n')); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		_ = flusher.Flush()
+	}
+}
+
+// finishBuild looks at the image, and gives it its names. One that isn't what was asked for
+// is removed.
+func (c *call) finishBuild(id string, want map[string]string, tags []url.Values) {
+	c.about(id)
+	img, err := c.lookUpImage(id)
+	if err == nil && img == nil {
+		err = errors.New("the image is gone")
+	}
+	if err == nil {
+		for name, value := range img.Config.Labels {
+			if strings.HasPrefix(strings.ToLower(name), labelPrefix) && want[name] != value {
+				err = denied("verify.build", "", "the image has labels that are Berm's own", "other labels")
+			}
+		}
+		if !c.own(img.Config.Labels) {
+			err = denied("verify.build", "", "the image lacks the labels that it was built with", "none")
+		}
+	}
+	if err != nil {
+		c.undo("image", id, "/images/"+id, nil)
+		c.say(buildMessage{Error: proxyText(err)})
+		return
+	}
+	for _, target := range tags {
+		if err := c.engine.post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil); err != nil {
+			c.say(buildMessage{Error: proxyText(err)})
+			return
+		}
+		if !c.flag("q") {
+			c.say(buildMessage{Stream: "Successfully tagged " + familiar(target.Get("repo")+":"+target.Get("tag")) + "\n"})
+		}
+	}
+}
+
+// proxyText is an error as the caller may read it.
+func proxyText(err error) string {
+	f := proxy.FaultOf(err)
+	if len(f.Reasons) > 0 {
+		return denial(f.Reasons)
+	}
+	return f.Detail
+}
+
+// say adds a line to what the build says.
+func (c *call) say(m buildMessage) {
+	if m.Error != "" {
+		m.ErrorDetail = &struct {
+			Message string `json:"message,omitempty"`
+		}{m.Error}
+	}
+	line, err := json.Marshal(m)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	_, _ = c.w.Write(append(line, '\r', '\n'))
+	_ = http.NewResponseController(c.w).Flush()
+}

@@ -1,0 +1,276 @@
+package engineapi
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/build"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/image"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+func TestBaseImages(t *testing.T) {
+	for name, tt := range map[string]struct {
+		dockerfile string
+		images     []string // nil: refused
+	}{
+		"one":                  {"FROM busybox\nRUN true\n", []string{"busybox"}},
+		"lower case":           {"from busybox\n", []string{"busybox"}},
+		"platform":             {"FROM --platform=linux/amd64 busybox:1\n", []string{"busybox:1"}},
+		"stages":               {"FROM golang AS Build\nFROM scratch\nCOPY --from=build /a /b\nCOPY --from=0 /a /b\n", []string{"golang"}},
+		"copy from an image":   {"FROM busybox\nCOPY --chown=0:0 --from=evil/x:1 /a /b\n", []string{"busybox", "evil/x:1"}},
+		"continued":            {"FROM \\\n  busy\\\nbox\n", []string{"busybox"}},
+		"comment in between":   {"FROM \\\n# FROM evil\n\n  busybox\n", []string{"busybox"}},
+		"carriage returns":     {"FROM busybox\r\nRUN true\r\n", []string{"busybox"}},
+		"onbuild copy":         {"FROM busybox\nONBUILD COPY --from=evil /a /b\n", []string{"busybox", "evil"}},
+		"add json":             {"FROM busybox\nADD [\"a b\", \"/c\"]\n", []string{"busybox"}},
+		"nothing":              {"", nil},
+		"no FROM":              {"RUN true\n", nil},
+		"variable":             {"ARG X=busybox\nFROM $X\n", nil},
+		"escape directive":     {"# escape=`\nFROM busybox\n", nil},
+		"syntax directive":     {"#syntax = evil/frontend\nFROM busybox\n", nil},
+		"two backslashes":      {"FROM busybox\nRUN echo \\\\\nFROM evil\n", nil},
+		"here-document":        {"FROM busybox\nRUN <<EOF\nFROM x\nEOF\n", nil},
+		"mount":                {"FROM busybox\nRUN --mount=type=bind,from=evil true\n", nil},
+		"quoted from":          {"FROM busybox\nCOPY --fr\"om\"=evil /a /b\n", nil},
+		"escaped from":         {"FROM busybox\nCOPY --fr\\om=evil /a /b\n", nil},
+		"variable from":        {"FROM busybox\nCOPY --from=$X /a /b\n", nil},
+		"add url":              {"FROM busybox\nADD http://x/ /y\n", nil},
+		"add variable":         {"FROM busybox\nADD $X /y\n", nil},
+		"add escaped":          {"FROM busybox\nADD http:\\//x /y\n", nil},
+		"add quoted":           {"FROM busybox\nADD ht\"tp:/\"/x /y\n", nil},
+		"add almost json":      {"FROM busybox\nADD [ ht\"tp:/\"/x /y\n", nil},
+		"add json escaped":     {"FROM busybox\nADD [\"http\\u003a//x\", \"/y\"]\n", nil},
+		"add git":              {"FROM busybox\nADD git@github.com:a/b.git /y\n", nil},
+		"onbuild add":          {"FROM busybox\nONBUILD ADD http://x/ /y\n", nil},
+		"onbuild onbuild":      {"FROM busybox\nONBUILD ONBUILD RUN true\n", nil},
+		"label":                {"FROM busybox\nLABEL berm.tenant=other\n", nil},
+		"unknown":              {"FROM busybox\nINCLUDE x\n", nil},
+		"other line break":     {"FROM busybox\nRUN true\u2028FROM evil\n", nil},
+		"lone carriage return": {"FROM busybox\nRUN true\rFROM evil\n", nil},
+	} {
+		got, err := baseImages([]byte(tt.dockerfile))
+		if !slices.Equal(got, tt.images) || (err == nil) != (tt.images != nil) {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+}
+
+func FuzzBaseImages(f *testing.F) {
+	f.Add("FROM busybox AS x\nCOPY --from=x a b\n")
+	f.Fuzz(func(t *testing.T, dockerfile string) {
+		images, err := baseImages([]byte(dockerfile))
+		if err == nil && !strings.Contains(strings.ToUpper(dockerfile), "FROM") {
+			t.Error("taken without a FROM")
+		}
+		for _, img := range images {
+			if !strings.Contains(strings.ReplaceAll(dockerfile, "\\", ""), img) && !strings.Contains(dockerfile, "\\") {
+				t.Errorf("%q isn't in it", img)
+			}
+		}
+	})
+}
+
+const buildPolicy = `version: 1
+images: {allow: ["berm.local/*"]}
+profiles: {default: {engine_api: {build: "on", tags: ["built.local/mine/*"]}}}
+`
+
+// contextOf is an archive with a Dockerfile, and what else is given.
+func contextOf(t *testing.T, dockerfile string, more ...tar.Header) io.Reader {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range append(more, tar.Header{Name: "Dockerfile", Typeflag: tar.TypeReg, Size: int64(len(dockerfile)), Mode: 0o644}) {
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		if h.Name == "Dockerfile" && h.Typeflag == tar.TypeReg {
+			if _, err := io.WriteString(w, dockerfile); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return &b
+}
+
+func TestBuild(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, buildPolicy)
+	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
+	const tag = "built.local/mine/app:1"
+	dockerfile := "FROM " + testImage + "\nLABEL a=b\nRUN echo built > /proof && ls /sys/class/net > /nets\n"
+	resp, err := mine.ImageBuild(ctx, contextOf(t, dockerfile), build.ImageBuildOptions{Tags: []string{tag}, Version: build.BuilderV1, Remove: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if err != nil || !bytes.Contains(said, []byte("Successfully tagged "+tag)) || bytes.Contains(said, []byte(`"error"`)) {
+		t.Fatalf("build: %v\n%s", err, said)
+	}
+	defer direct.ImageRemove(ctx, tag, image.RemoveOptions{Force: true})
+	img, err := direct.ImageInspect(ctx, tag)
+	if err != nil || img.Config.Labels[lifecycle.LabelTenant] != "mine" || img.Config.Labels["a"] != "b" {
+		t.Fatalf("built: %+v, %v", img.Config, err)
+	}
+	if list, err := mine.ImageList(ctx, image.ListOptions{}); err != nil || !slices.ContainsFunc(list, func(i image.Summary) bool { return i.ID == img.ID }) {
+		t.Errorf("the builder doesn't see it: %v", err)
+	}
+	for _, ref := range []string{tag, img.ID, strings.TrimPrefix(img.ID, "sha256:")[:12]} {
+		if _, err := other.ImageInspect(ctx, ref); !errdefs.IsNotFound(err) {
+			t.Errorf("another sees %s: %v", ref, err)
+		}
+	}
+	if _, err := mine.ImageRemove(ctx, tag, image.RemoveOptions{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := direct.ImageInspect(ctx, img.ID); !errdefs.IsNotFound(err) {
+		t.Errorf("removed, and still there: %v", err)
+	}
+}
+
+func TestBuildsThatAreRefused(t *testing.T) {
+	host, direct := testEngine(t)
+	c, ctx := doorTo(t, host, buildPolicy).client("mine"), t.Context()
+	good := "FROM " + testImage + "\n"
+	for name, tt := range map[string]struct {
+		dockerfile string
+		more       []tar.Header
+		options    build.ImageBuildOptions
+	}{
+		"base":          {dockerfile: "FROM evil.local/x\n"},
+		"copy":          {dockerfile: good + "COPY --from=evil.local/x /a /b\n"},
+		"remote":        {dockerfile: good, options: build.ImageBuildOptions{RemoteContext: "http://127.0.0.1/x"}},
+		"network":       {dockerfile: good, options: build.ImageBuildOptions{NetworkMode: "host"}},
+		"tag":           {dockerfile: good, options: build.ImageBuildOptions{Tags: []string{testImage}}},
+		"another's tag": {dockerfile: good, options: build.ImageBuildOptions{Tags: []string{"built.local/other/x"}}},
+		"label":         {dockerfile: good, options: build.ImageBuildOptions{Labels: map[string]string{"berm.owner": "x"}}},
+		"extra host":    {dockerfile: good, options: build.ImageBuildOptions{ExtraHosts: []string{"x:host-gateway"}}},
+		"cgroup parent": {dockerfile: good, options: build.ImageBuildOptions{CgroupParent: "/"}},
+		"cache":         {dockerfile: good, options: build.ImageBuildOptions{CacheFrom: []string{"evil.local/x"}}},
+		"link":          {dockerfile: good, more: []tar.Header{{Name: "Dockerfile", Typeflag: tar.TypeSymlink, Linkname: "x"}}},
+		"device":        {dockerfile: good, more: []tar.Header{{Name: "sda", Typeflag: tar.TypeBlock, Devmajor: 8}}},
+		"leads out":     {dockerfile: good, more: []tar.Header{{Name: "../x", Typeflag: tar.TypeDir}}},
+		"no Dockerfile": {dockerfile: good, options: build.ImageBuildOptions{Dockerfile: "other"}},
+	} {
+		tt.options.Version = build.BuilderV1
+		resp, err := c.ImageBuild(ctx, contextOf(t, tt.dockerfile, tt.more...), tt.options)
+		if err == nil {
+			said, _ := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			t.Errorf("%s: %s", name, said)
+		} else if !errdefs.IsPermissionDenied(err) && !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := direct.ImageInspect(ctx, testImage); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestImages(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "version: 1\nimages: {allow: [\"berm.local/*\"]}\nprofiles: {default: {engine_api: {tags: [\"tags.local/mine/*\"]}}}\n")
+	c, ctx := d.client("mine"), t.Context()
+	const secret = "secret.local/other:1"
+	if err := direct.ImageTag(ctx, testImage, secret); err != nil {
+		t.Fatal(err)
+	}
+	defer direct.ImageRemove(ctx, secret, image.RemoveOptions{})
+	list, err := c.ImageList(ctx, image.ListOptions{})
+	if err != nil || len(list) != 1 || !slices.Equal(list[0].RepoTags, []string{testImage}) {
+		t.Errorf("list: %+v, %v", list, err)
+	}
+	img, err := c.ImageInspect(ctx, testImage)
+	if err != nil || !slices.Equal(img.RepoTags, []string{testImage}) {
+		t.Errorf("inspect: %+v, %v", img.RepoTags, err)
+	}
+	history, err := c.ImageHistory(ctx, img.ID)
+	if err != nil || len(history) == 0 || slices.Contains(history[0].Tags, secret) {
+		t.Errorf("history: %+v, %v", history, err)
+	}
+	if err := c.ImageTag(ctx, testImage, "tags.local/mine/x:1"); err != nil {
+		t.Error(err)
+	}
+	for _, target := range []string{testImage, "python:3.11-slim", "tags.local/other/x", "other.local/x"} {
+		if err := c.ImageTag(ctx, testImage, target); !errdefs.IsPermissionDenied(err) && !errdefs.IsInvalidArgument(err) {
+			t.Errorf("tag %s: %v", target, err)
+		}
+	}
+	if _, err := direct.ImageRemove(ctx, "tags.local/mine/x:1", image.RemoveOptions{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.ImageRemove(ctx, testImage, image.RemoveOptions{Force: true}); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("by force: %v", err)
+	}
+	if _, err := c.ImageRemove(ctx, secret, image.RemoveOptions{}); !errdefs.IsNotFound(err) {
+		t.Errorf("remove a name that isn't seen: %v", err)
+	}
+	if _, err := c.ImageRemove(ctx, img.ID, image.RemoveOptions{}); !errdefs.IsConflict(err) {
+		t.Errorf("remove by ID what has another's name: %v", err)
+	}
+	if _, err := c.ImagePull(ctx, "evil.local/x", image.PullOptions{}); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("pull: %v", err)
+	}
+	if _, err := c.ImageImport(ctx, image.ImportSource{SourceName: "http://127.0.0.1/x"}, "x", image.ImportOptions{}); err == nil {
+		t.Error("import was taken")
+	}
+	if _, err := c.ImageLoad(ctx, bytes.NewReader(nil)); err == nil {
+		t.Error("load was taken")
+	}
+	r, err := c.ImageSave(ctx, []string{testImage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved, err := io.ReadAll(r)
+	_ = r.Close()
+	if err != nil || !bytes.Contains(saved, []byte("berm.local/busybox")) || bytes.Contains(saved, []byte("secret.local")) {
+		t.Errorf("save: %d bytes, %v", len(saved), err)
+	}
+}
+
+func TestCommit(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, `version: 1
+images: {allow: ["berm.local/*"]}
+profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], redact_env: ["*_TOKEN"]}}}
+`)
+	id := d.made(direct, "mine", "commit", container.Config{Env: []string{"API_TOKEN=hunter2", "PLAIN=seen"}})
+	foreign := d.made(direct, "other", "commit-other", container.Config{})
+	c, ctx := d.client("mine"), t.Context()
+	made, err := c.ContainerCommit(ctx, id, container.CommitOptions{Reference: "commit.local/mine/x:1", Comment: "a comment"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer direct.ImageRemove(ctx, "commit.local/mine/x:1", image.RemoveOptions{})
+	img, err := direct.ImageInspect(ctx, "commit.local/mine/x:1")
+	if err != nil || img.ID != made.ID || img.Config.Labels[lifecycle.LabelTenant] != "mine" {
+		t.Errorf("committed: %+v, %v", img.Config, err)
+	}
+	if env := strings.Join(img.Config.Env, " "); strings.Contains(env, "hunter2") || !strings.Contains(env, "PLAIN=seen") {
+		t.Errorf("env: %q", env)
+	}
+	for name, options := range map[string]container.CommitOptions{
+		"tag":     {Reference: testImage},
+		"changes": {Changes: []string{"USER 0"}},
+		"config":  {Config: &container.Config{User: "0"}},
+	} {
+		if _, err := c.ContainerCommit(ctx, id, options); !errdefs.IsPermissionDenied(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := c.ContainerCommit(ctx, foreign, container.CommitOptions{}); !errdefs.IsNotFound(err) {
+		t.Errorf("another's container: %v", err)
+	}
+}

@@ -1,0 +1,194 @@
+package engineapi
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/docker/docker/api/types/container"
+)
+
+var dockerCLIs = map[string]string{"distribution": "/usr/bin/docker", "newer": "/usr/local/bin/docker"}
+
+func TestRunByCLI(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	for _, sub := range []string{"/a/inner", "/b"} {
+		if err := os.MkdirAll(dir+sub, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("/etc", dir+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	d := doorTo(t, host, workRules(dir))
+	left := sweepOwn(t, direct, d)
+	address := d.listen(Caller{Name: "cli", Tenant: "cli"})
+	for name, binary := range dockerCLIs {
+		t.Run(name, func(t *testing.T) {
+			docker := func(args ...string) (string, string, error) { return dockerCLI(t, binary, address, args...) }
+			must := func(args ...string) string {
+				t.Helper()
+				out, errs, err := docker(args...)
+				if err != nil {
+					t.Fatalf("docker %v: %v: %s", args, err, errs)
+				}
+				return strings.TrimSpace(out)
+			}
+			must("network", "create", "--internal", "cli-"+name)
+			for what, tt := range map[string]struct {
+				args []string
+				want string
+			}{
+				"environment":   {[]string{"-e", "A=1", "-e", "B=2", testImage, "sh", "-c", "echo $A$B"}, "12"},
+				"bind":          {[]string{"-v", dir + "/a:/a", testImage, "sh", "-c", "touch /a/x && echo ok"}, "ok"},
+				"bind, ro":      {[]string{"-v", dir + "/a:/a:ro", testImage, "sh", "-c", "touch /a/y 2>/dev/null || echo ro"}, "ro"},
+				"mount":         {[]string{"--mount", "type=bind,src=" + dir + "/b,dst=/b", testImage, "ls", "-d", "/b"}, "/b"},
+				"volume":        {[]string{"-v", "cli-vol-" + name + ":/v", testImage, "sh", "-c", "touch /v/x && ls /v"}, "x"},
+				"anonymous":     {[]string{"-v", "/v", testImage, "sh", "-c", "touch /v/x && ls /v"}, "x"},
+				"tmpfs":         {[]string{"--tmpfs", "/t:size=64k", testImage, "sh", "-c", "df -k /t | tail -1 | awk '{print $2}'"}, "64"},
+				"own network":   {[]string{"--network", "cli-" + name, "--network-alias", "me", testImage, "sh", "-c", "ip -o link | grep -c eth0"}, "1"},
+				"no network":    {[]string{testImage, "sh", "-c", "ip -o link | grep -c eth0 || true"}, "0"},
+				"memory":        {[]string{"--memory", "100m", "--cpus", "0.5", testImage, "echo", "ok"}, "ok"},
+				"user":          {[]string{"-u", "1000:1000", testImage, "id", "-u"}, "1000"},
+				"read-only":     {[]string{"--read-only", testImage, "sh", "-c", "touch /x 2>/dev/null || echo ro"}, "ro"},
+				"init":          {[]string{"--init", "--hostname", "h", testImage, "hostname"}, "h"},
+				"working place": {[]string{"-w", "/w", "--entrypoint", "pwd", testImage}, "/w"},
+				"port":          {[]string{"-p", "127.0.0.1::80", testImage, "echo", "ok"}, "ok"},
+				"limits":        {[]string{"--ulimit", "nofile=100:200", "--pids-limit", "50", testImage, "sh", "-c", "ulimit -n"}, "100"},
+				"privileges":    {[]string{testImage, "sh", "-c", "grep -c '^NoNewPrivs:.1' /proc/self/status"}, "1"},
+			} {
+				t.Run(what, func(t *testing.T) {
+					if out := must(append([]string{"run", "--rm"}, tt.args...)...); out != tt.want {
+						t.Errorf("it said %q, want %q", out, tt.want)
+					}
+				})
+			}
+			t.Run("detached", func(t *testing.T) {
+				id := must("run", "-d", "--name", "cli-"+name, testImage, "sh", "-c", "echo hello")
+				if out, code := finished(t, direct, id); out != "hello\n" || code != 0 {
+					t.Errorf("it said %q with %d", out, code)
+				}
+				if _, errs, err := docker("run", "--name", "cli-"+name, testImage); err == nil || !strings.Contains(errs, "already in use") || strings.Contains(errs, id[:12]) {
+					t.Errorf("a taken name: %v, %q", err, errs)
+				}
+				must("rm", "cli-"+name)
+			})
+			t.Run("exit code", func(t *testing.T) {
+				if _, _, err := docker("run", "--rm", testImage, "sh", "-c", "exit 7"); err == nil || !strings.Contains(err.Error(), "7") {
+					t.Errorf("exit code: %v", err)
+				}
+			})
+			must("network", "rm", "cli-"+name)
+			must("volume", "rm", "cli-vol-"+name)
+			for what, tt := range refusedRuns(dir) {
+				t.Run("refused: "+what, func(t *testing.T) {
+					out, errs, err := docker(append(append([]string{"run", "--rm"}, tt.args...), testImage, "true")...)
+					line, rest, _ := strings.Cut(strings.TrimSpace(errs), "\n")
+					if err == nil || !strings.Contains(line, "denied by policy: ") || !strings.Contains(line, "(rule "+tt.rule+")") || !strings.Contains(line, "llowed") || strings.Contains(rest, "denied") {
+						t.Errorf("%v, %q, %q", err, out, errs)
+					}
+				})
+			}
+			if all := left(); len(all) != 0 {
+				t.Errorf("left: %v", all)
+			}
+		})
+	}
+	if list, err := direct.ContainerList(t.Context(), container.ListOptions{All: true}); err != nil || len(list) != 0 {
+		t.Logf("others' containers: %d, %v", len(list), err)
+	}
+}
+
+type refusedRun struct {
+	args []string
+	rule string
+}
+
+func refusedRuns(dir string) map[string]refusedRun {
+	return map[string]refusedRun{
+		"a bind elsewhere": {[]string{"-v", "/etc:/x"}, "mounts.always_refused"},
+		"the engine":       {[]string{"-v", "/var/run/docker.sock:/s"}, "mounts.always_refused"},
+		"the root":         {[]string{"-v", "/:/x"}, "mounts.always_refused"},
+		"through proc":     {[]string{"-v", "/proc/self/root/etc:/x"}, "mounts.always_refused"},
+		"a link out":       {[]string{"-v", dir + "/link:/x"}, "mounts.always_refused"},
+		"a missing one":    {[]string{"-v", dir + "/missing:/x"}, "mounts.not_a_directory"},
+		"propagation":      {[]string{"-v", dir + "/a:/x:rshared"}, "mounts.options"},
+		"one in another":   {[]string{"-v", dir + "/a:/x", "-v", dir + "/a/inner:/y"}, "mounts.exposed"},
+		"volume driver":    {[]string{"--mount", "type=volume,src=v,dst=/x,volume-opt=type=none,volume-opt=o=bind,volume-opt=device=/"}, "mounts.options"},
+		"anonymous driver": {[]string{"--mount", "type=volume,dst=/x,volume-opt=type=none,volume-opt=o=bind,volume-opt=device=/"}, "mounts.options"},
+		"other driver":     {[]string{"--volume-driver", "nfs"}, "fields.refused"},
+		"tmpfs flags":      {[]string{"--tmpfs", "/x:suid"}, "mounts.options"},
+		"privileged":       {[]string{"--privileged"}, "containers.privileged"},
+		"capability":       {[]string{"--cap-add", "SYS_ADMIN"}, "containers.capabilities"},
+		"all capabilities": {[]string{"--cap-add", "all"}, "containers.capabilities"},
+		"seccomp":          {[]string{"--security-opt", "seccomp=unconfined"}, "containers.security_opt"},
+		"systempaths":      {[]string{"--security-opt", "systempaths=unconfined"}, "fields.refused"},
+		"apparmor":         {[]string{"--security-opt", "apparmor=unconfined"}, "containers.security_opt"},
+		"new privileges":   {[]string{"--security-opt", "no-new-privileges:false"}, "containers.security_opt"},
+		"pids":             {[]string{"--pid", "host"}, "containers.namespaces"},
+		"ipc":              {[]string{"--ipc", "host"}, "containers.namespaces"},
+		"uts":              {[]string{"--uts", "host"}, "containers.namespaces"},
+		"users":            {[]string{"--userns", "host"}, "containers.namespaces"},
+		"cgroups":          {[]string{"--cgroupns", "host"}, "containers.namespaces"},
+		"cgroup parent":    {[]string{"--cgroup-parent", "/x"}, "fields.refused"},
+		"host network":     {[]string{"--network", "host"}, "networks.host"},
+		"another network":  {[]string{"--network", "nobodys"}, "networks.foreign"},
+		"device":           {[]string{"--device", "/dev/null"}, "containers.devices"},
+		"gpus":             {[]string{"--gpus", "all"}, "containers.devices"},
+		"device rule":      {[]string{"--device-cgroup-rule", "a *:* rwm"}, "containers.devices"},
+		"sysctl":           {[]string{"--sysctl", "net.ipv4.ip_forward=1"}, "containers.sysctls"},
+		"log driver":       {[]string{"--log-driver", "syslog"}, "logs.driver"},
+		"runtime":          {[]string{"--runtime", "other"}, "containers.runtime"},
+		"oom":              {[]string{"--oom-score-adj", "-500"}, "resources.oom"},
+		"no oom":           {[]string{"--oom-kill-disable", "-m", "64m"}, "resources.oom"},
+		"links":            {[]string{"--link", "x:y"}, "fields.refused"},
+		"storage":          {[]string{"--storage-opt", "size=1G"}, "fields.refused"},
+		"blkio":            {[]string{"--blkio-weight", "500"}, "fields.refused"},
+		"device rate":      {[]string{"--device-read-bps", "/dev/sda:1mb"}, "fields.refused"},
+		"cpu weight":       {[]string{"--cpu-shares", "100000"}, "fields.refused"},
+		"other image":      {[]string{"alpine"}, "images.allow"},
+		"label":            {[]string{"--label", "berm.owner=x"}, "labels.reserved"},
+		"port":             {[]string{"-p", "0.0.0.0:8080:80"}, "ports.address"},
+		"low port":         {[]string{"-p", "127.0.0.1:80:80"}, "ports.range"},
+		"dns":              {[]string{"--dns", "0.0.0.0"}, "dns.syntax"},
+		"host gateway":     {[]string{"--add-host", "h:host-gateway"}, "dns.syntax"},
+		"secret":           {[]string{"-e", "SECRET_X=1"}, "env.deny"},
+		"others' volumes":  {[]string{"--volumes-from", "x"}, "fields.refused"},
+		"name like an ID":  {[]string{"--name", "0123456789ab"}, "request.name"},
+		"unlimited pids":   {[]string{"--pids-limit", "-1"}, "resources.over_max"},
+	}
+}
+
+// TestInteractiveByCLI has a terminal, and input that ends.
+func TestInteractiveByCLI(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	left := sweepOwn(t, direct, d)
+	address := d.listen(Caller{Name: "tty", Tenant: "tty"})
+	for name, binary := range dockerCLIs {
+		t.Run(name, func(t *testing.T) {
+			if _, err := os.Stat(binary); err != nil {
+				t.Skipf("%s isn't here", binary)
+			}
+			for what, tt := range map[string]struct{ line, in, want string }{
+				"input":    {binary + " run --rm -i " + testImage + " wc -c", strings.Repeat("x", 100_000), "100000\n"},
+				"terminal": {"script -qec '" + binary + " run --rm -it " + testImage + " sh -c \"tty; exit 3\"' /dev/null; echo code $?", "", "/dev/pts/0\r\ncode 3\n"},
+			} {
+				t.Run(what, func(t *testing.T) {
+					cmd := exec.CommandContext(t.Context(), "sh", "-c", tt.line)
+					cmd.Env = append(os.Environ(), "DOCKER_HOST="+address, "DOCKER_CONFIG="+t.TempDir(), "TERM=dumb")
+					cmd.Stdin = strings.NewReader(tt.in)
+					out, err := cmd.Output()
+					if err != nil || !strings.HasSuffix(string(out), tt.want) { // a terminal echoes the end of its own input
+						t.Errorf("%q, %v, want %q", out, err, tt.want)
+					}
+				})
+			}
+			if all := left(); len(all) != 0 {
+				t.Errorf("left: %v", all)
+			}
+		})
+	}
+}

@@ -1,0 +1,118 @@
+package engineapi
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/bermhq/berm/policy"
+)
+
+func commitRoutes() []route {
+	return []route{{
+		method: http.MethodPost, template: "/commit", body: jsonBody, change: true, serve: (*call).commit,
+		query: []string{"container", "repo", "tag", "comment", "author", "pause", "changes*"},
+	}}
+}
+
+const maxComment = 4 << 10
+
+// commit makes an image of the caller's of one of its containers. What the policy keeps
+// back of the container's environment doesn't get into it.
+func (c *call) commit() error {
+	if err := c.operation(policy.OpCommit); err != nil {
+		return err
+	}
+	if c.r.ContentLength != 0 {
+		var config *configBody
+		if err := c.decode(&config); err != nil {
+			return err
+		}
+		if config != nil && !reflect.ValueOf(*config).IsZero() {
+			return denied("commit.config", "", "an image can't be given another configuration than the container's", "none")
+		}
+	}
+	for _, change := range c.query["changes"] {
+		if change != "" {
+			return denied("commit.config", "changes", "an image can't be given another configuration than the container's", "none")
+		}
+	}
+	ct, _, err := c.container(c.query.Get("container"))
+	if err != nil {
+		return err
+	}
+	var target url.Values
+	if c.query.Get("repo") != "" {
+		if target, err = c.target(c.query.Get("repo"), c.query.Get("tag")); err != nil {
+			return err
+		}
+	}
+	life, most, err := c.rules.ObjectTTL(c.caller.Profile, nil)
+	if err != nil {
+		return err
+	}
+	labels := c.stamp(nil, life, most)
+	query := url.Values{"container": {ct.ID}, "pause": {"1"}}
+	if c.query.Get("pause") != "" && !c.flag("pause") {
+		query.Set("pause", "0")
+	}
+	for _, name := range []string{"comment", "author"} {
+		if v := c.query.Get(name); len(v) > maxComment {
+			return malformed(fmt.Sprintf("the %s is over %d bytes", name, maxComment))
+		} else if v != "" {
+			query.Set(name, v)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		query.Add("changes", "LABEL "+name+"="+dockerfileQuote(labels[name]))
+	}
+	for _, e := range ct.Config.Env {
+		if name, _, _ := strings.Cut(e, "="); c.rules.Redacted(c.caller.Profile, name) {
+			query.Add("changes", "ENV "+name+`=""`)
+		}
+	}
+	var made struct {
+		ID string `json:"Id"`
+	}
+	if err := c.engine.post(c.ctx, c.version, "/commit", query, nil, &made); err != nil {
+		return err
+	}
+	if !builtID.MatchString(made.ID) {
+		return fmt.Errorf("commit: the engine's answer has no ID")
+	}
+	if err := c.committed(made.ID, labels, target); err != nil {
+		c.undo("image", made.ID, "/images/"+made.ID, nil)
+		return err
+	}
+	return c.answer(http.StatusCreated, made)
+}
+
+// committed looks at a new image before it gets its name.
+func (c *call) committed(id string, labels map[string]string, target url.Values) error {
+	c.about(id)
+	img, err := c.lookUpImage(id)
+	if err != nil {
+		return err
+	}
+	if img == nil || !c.own(img.Config.Labels) {
+		return denied("verify.commit", "", "the image lacks the labels that it was made with", "none")
+	}
+	for name, value := range labels {
+		if img.Config.Labels[name] != value {
+			return denied("verify.commit", "", "the image has other labels than it was made with", "none")
+		}
+	}
+	if target == nil {
+		return nil
+	}
+	return c.engine.post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil)
+}
+
+// dockerfileQuote writes a text as one word of a Dockerfile.
+func dockerfileQuote(s string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `$`, `\$`).Replace(s) + `"`
+}

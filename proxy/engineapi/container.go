@@ -1,0 +1,190 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+func containerRoutes() []route {
+	const one = "/containers/{id}"
+	post := func(what string, query ...string) route {
+		return route{method: http.MethodPost, template: one + "/" + what, query: query, change: true}
+	}
+	with := func(rt route, serve func(*call) error) route {
+		rt.serve = serve
+		return rt
+	}
+	return []route{
+		{method: http.MethodGet, template: "/containers/json", query: []string{"all", "limit", "size", "filters", "before", "since"}, serve: (*call).listContainers},
+		{method: http.MethodGet, template: one + "/json", query: []string{"size"}, serve: (*call).inspectContainer},
+		with(post("stop", "t", "signal"), (*call).signalContainer),
+		with(post("kill", "signal"), (*call).signalContainer),
+		with(post("pause"), (*call).signalContainer),
+		with(post("unpause"), (*call).signalContainer),
+		with(post("rename", "name"), (*call).renameContainer),
+		{method: http.MethodDelete, template: one, query: []string{"v", "force", "link"}, change: true, serve: (*call).removeContainer},
+		{method: http.MethodPost, template: "/containers/prune", query: []string{"filters"}, change: true, since: 25, serve: (*call).pruneContainers},
+		{method: http.MethodGet, template: one + "/export", serve: (*call).exportContainer},
+		{method: http.MethodHead, template: one + "/archive", query: []string{"path"}, serve: (*call).statArchive},
+		{method: http.MethodGet, template: one + "/archive", query: []string{"path"}, serve: (*call).getArchive},
+		{method: http.MethodPut, template: one + "/archive", query: []string{"path", "noOverwriteDirNonDir", "copyUIDGID"}, body: tarBody, change: true, serve: (*call).putArchive},
+	}
+}
+
+// listContainers has the engine leave out what isn't the caller's.
+func (c *call) listContainers() error {
+	f, err := c.filters("ancestor", "before", "since", "exited", "expose", "health", "id", "label", "name", "network", "publish", "status", "volume")
+	if err != nil {
+		return err
+	}
+	query := url.Values{}
+	for _, name := range []string{"all", "size"} {
+		if c.flag(name) {
+			query.Set(name, "1")
+		}
+	}
+	if n, err := c.number("limit"); err != nil || n < -1 {
+		return malformed(`the query parameter "limit" is not a number of containers`)
+	} else if n > 0 {
+		query.Set("limit", c.query.Get("limit"))
+	}
+	for _, name := range []string{"before", "since"} {
+		if ref := c.query.Get(name); ref != "" {
+			f[name] = append(f[name], ref)
+		}
+		for i, ref := range f[name] { // or it would tell whether somebody else's is there
+			if f[name][i], err = c.containerID(ref); err != nil {
+				return err
+			}
+		}
+	}
+	query.Set("filters", c.onlyOwn(f).String())
+	return c.forward(ask{path: "/containers/json", query: query}, false)
+}
+
+// inspectContainer shows all but the values of variables that the policy keeps back.
+func (c *call) inspectContainer() error {
+	ct, raw, err := c.container(c.name)
+	if err != nil {
+		return err
+	}
+	if c.flag("size") {
+		query := url.Values{"size": {"1"}}
+		if err := c.engine.get(c.ctx, c.version, "/containers/"+ct.ID+"/json", query, &raw); err != nil {
+			return err
+		}
+	}
+	redacted, changed := c.redact(ct.Config.Env)
+	if !changed {
+		return c.answer(http.StatusOK, raw)
+	}
+	var whole, config map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &whole); err != nil {
+		return fmt.Errorf("inspect container: %w", err)
+	}
+	if err := json.Unmarshal(whole["Config"], &config); err != nil {
+		return fmt.Errorf("inspect container: %w", err)
+	}
+	if config["Env"], err = json.Marshal(redacted); err != nil {
+		return fmt.Errorf("inspect container: %w", err)
+	}
+	if whole["Config"], err = json.Marshal(config); err != nil {
+		return fmt.Errorf("inspect container: %w", err)
+	}
+	return c.answer(http.StatusOK, whole)
+}
+
+// redact gives an environment as the caller may see it, and tells whether that differs.
+func (c *call) redact(env []string) (shown []string, changed bool) {
+	shown = make([]string, len(env))
+	for i, e := range env {
+		name, _, _ := strings.Cut(e, "=")
+		shown[i] = e
+		if c.rules.Redacted(c.caller.Profile, name) {
+			shown[i], changed = name+"=[redacted]", true
+		}
+	}
+	return shown, changed
+}
+
+// signalContainer stops, kills, pauses or resumes.
+func (c *call) signalContainer() error {
+	id, err := c.containerID(c.name)
+	if err != nil {
+		return err
+	}
+	query := url.Values{}
+	if signal := c.query.Get("signal"); signal != "" {
+		if !signalName.MatchString(signal) {
+			return malformed("Invalid signal: " + shorten(signal))
+		}
+		query.Set("signal", signal)
+	}
+	if c.query.Get("t") != "" {
+		if _, err := c.number("t"); err != nil {
+			return err
+		}
+		query.Set("t", c.query.Get("t"))
+	}
+	what := c.route.segments[len(c.route.segments)-1]
+	return c.forward(ask{path: "/containers/" + id + "/" + what, query: query}, false)
+}
+
+func (c *call) renameContainer() error {
+	id, err := c.containerID(c.name)
+	if err != nil {
+		return err
+	}
+	name := strings.TrimPrefix(c.query.Get("name"), "/")
+	if !objectName.MatchString(name) {
+		return malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
+	}
+	err = c.engine.post(c.ctx, c.version, "/containers/"+id+"/rename", url.Values{"name": {name}}, nil, nil)
+	if statusOf(err) == http.StatusConflict {
+		return nameTaken(name)
+	}
+	if err != nil {
+		return err
+	}
+	return c.done()
+}
+
+// nameTaken doesn't say by whom, as the engine would.
+func nameTaken(name string) error {
+	return conflict(fmt.Sprintf("Conflict. The container name %q is already in use. You have to remove (or rename) that container to be able to reuse that name.", "/"+name))
+}
+
+func (c *call) removeContainer() error {
+	if c.flag("link") {
+		return denied("endpoints.query", "link", "links between containers can't be removed, as there are none", "no link parameter")
+	}
+	id, err := c.containerID(c.name)
+	if err != nil {
+		return err
+	}
+	query := url.Values{}
+	for _, name := range []string{"v", "force"} {
+		if c.flag(name) {
+			query.Set(name, "1")
+		}
+	}
+	resp, err := c.ask(ask{path: "/containers/" + id, query: query})
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode < 300 || resp.StatusCode == http.StatusNotFound {
+		c.known.drop(id)
+	}
+	return c.relay(resp, false)
+}
+
+func (c *call) pruneContainers() error {
+	f, err := c.filters("until", "label", "label!")
+	if err != nil {
+		return err
+	}
+	return c.forward(ask{path: "/containers/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+}

@@ -1,0 +1,324 @@
+package engineapi
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	dockerfilters "github.com/docker/docker/api/types/filters"
+)
+
+func TestListsOnlyOwn(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	mine := d.made(direct, "mine", "list-mine", container.Config{})
+	d.made(direct, "other", "list-other", container.Config{})
+	c := d.client("mine")
+	for name, args := range map[string]dockerfilters.Args{
+		"all":                  dockerfilters.NewArgs(),
+		"by a label of others": dockerfilters.NewArgs(dockerfilters.Arg("label", "berm.tenant=mine")),
+		"by status":            dockerfilters.NewArgs(dockerfilters.Arg("status", "running")),
+		"by name":              dockerfilters.NewArgs(dockerfilters.Arg("name", "list-")),
+	} {
+		got, err := c.ContainerList(t.Context(), container.ListOptions{All: true, Filters: args})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if len(got) != 1 || got[0].ID != mine {
+			t.Errorf("%s: %d containers", name, len(got))
+		}
+	}
+	got, err := c.ContainerList(t.Context(), container.ListOptions{Filters: dockerfilters.NewArgs(dockerfilters.Arg("label", "berm.tenant=other"))})
+	if err != nil || len(got) != 0 {
+		t.Errorf("another's tenant label: %d containers, %v", len(got), err)
+	}
+	for _, since := range []string{"list-other", "nobody"} {
+		_, err := c.ContainerList(t.Context(), container.ListOptions{Since: since, Filters: dockerfilters.NewArgs(dockerfilters.Arg("since", since))})
+		if !errdefs.IsNotFound(err) {
+			t.Errorf("since %s: %v", since, err)
+		}
+	}
+}
+
+// What is another's is told apart from what isn't there by no answer.
+func TestForeignContainerIsNotThere(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	id := d.made(direct, "other", "foreign-container", container.Config{})
+	c := d.client("mine")
+	ctx := t.Context()
+	calls := map[string]func(ref string) error{
+		"inspect": func(ref string) error { _, err := c.ContainerInspect(ctx, ref); return err },
+		"stop":    func(ref string) error { return c.ContainerStop(ctx, ref, container.StopOptions{}) },
+		"kill":    func(ref string) error { return c.ContainerKill(ctx, ref, "KILL") },
+		"pause":   func(ref string) error { return c.ContainerPause(ctx, ref) },
+		"unpause": func(ref string) error { return c.ContainerUnpause(ctx, ref) },
+		"rename":  func(ref string) error { return c.ContainerRename(ctx, ref, "stolen") },
+		"remove":  func(ref string) error { return c.ContainerRemove(ctx, ref, container.RemoveOptions{Force: true}) },
+		"export":  func(ref string) error { _, err := c.ContainerExport(ctx, ref); return err },
+		"stat":    func(ref string) error { _, err := c.ContainerStatPath(ctx, ref, "/etc"); return err },
+		"get":     func(ref string) error { _, _, err := c.CopyFromContainer(ctx, ref, "/etc/passwd"); return err },
+		"put": func(ref string) error {
+			return c.CopyToContainer(ctx, ref, "/", bytes.NewReader(make([]byte, 1024)), container.CopyToContainerOptions{})
+		},
+	}
+	for name, call := range calls {
+		for _, ref := range []string{id, id[:12], id[:3], "foreign-container"} {
+			err := call(ref)
+			if !errdefs.IsNotFound(err) {
+				t.Errorf("%s %s: %v", name, ref, err)
+				continue
+			}
+			missing := call("0123456789ab")
+			if strings.ReplaceAll(err.Error(), ref, "") != strings.ReplaceAll(missing.Error(), "0123456789ab", "") {
+				t.Errorf("%s: %q is not what is said of one that isn't there: %q", name, err, missing)
+			}
+		}
+	}
+	if ct, err := direct.ContainerInspect(ctx, id); err != nil || !ct.State.Running || ct.State.Paused {
+		t.Errorf("the foreign container was reached: %+v, %v", ct.State, err)
+	}
+}
+
+func TestContainerLife(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	id := d.made(direct, "mine", "life", container.Config{})
+	d.made(direct, "other", "life-other", container.Config{})
+	c, ctx := d.client("mine"), t.Context()
+	state := func() container.State {
+		ct, err := direct.ContainerInspect(ctx, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return *ct.State
+	}
+	if err := c.ContainerPause(ctx, "life"); err != nil || !state().Paused {
+		t.Errorf("pause: %v, %+v", err, state())
+	}
+	if err := c.ContainerUnpause(ctx, id[:12]); err != nil || state().Paused {
+		t.Errorf("unpause: %v, %+v", err, state())
+	}
+	err := c.ContainerRename(ctx, id, "life-other")
+	if !errdefs.IsConflict(err) || strings.Contains(err.Error(), "by container") {
+		t.Errorf("rename to a name that is taken: %v", err)
+	}
+	if err := c.ContainerRename(ctx, id, "life-2"); err != nil {
+		t.Error(err)
+	}
+	if err := c.ContainerKill(ctx, "life-2", "KILL"); err != nil {
+		t.Error(err)
+	}
+	if err := c.ContainerRemove(ctx, "life-2", container.RemoveOptions{Force: true, RemoveVolumes: true}); err != nil {
+		t.Error(err)
+	}
+	if _, err := direct.ContainerInspect(ctx, id); !errdefs.IsNotFound(err) {
+		t.Errorf("removed, and still there: %v", err)
+	}
+	if _, err := c.ContainersPrune(ctx, dockerfilters.NewArgs()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPruneLeavesOthers(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	mine := d.made(direct, "mine", "prune-mine", container.Config{Cmd: []string{"true"}})
+	other := d.made(direct, "other", "prune-other", container.Config{Cmd: []string{"true"}})
+	for _, id := range []string{mine, other} {
+		waited, failed := direct.ContainerWait(t.Context(), id, container.WaitConditionNotRunning)
+		select {
+		case <-waited:
+		case err := <-failed:
+			t.Fatal(err)
+		}
+	}
+	report, err := d.client("mine").ContainersPrune(t.Context(), dockerfilters.NewArgs())
+	if err != nil || !slices.Equal(report.ContainersDeleted, []string{mine}) {
+		t.Errorf("prune: %+v, %v", report, err)
+	}
+	if _, err := direct.ContainerInspect(t.Context(), other); err != nil {
+		t.Errorf("another's container: %v", err)
+	}
+}
+
+func TestInspectHidesWhatThePolicyHides(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {redact_env: [\"*_TOKEN\"]}}}\n")
+	id := d.made(direct, "mine", "redact", container.Config{Env: []string{"API_TOKEN=hunter2", "PLAIN=seen"}})
+	ct, raw, err := d.client("mine").ContainerInspectWithRaw(t.Context(), id, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(raw, []byte("hunter2")) || !slices.Contains(ct.Config.Env, "API_TOKEN=[redacted]") || !slices.Contains(ct.Config.Env, "PLAIN=seen") {
+		t.Errorf("env: %q", ct.Config.Env)
+	}
+	want, err := direct.ContainerInspect(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ct.ID != want.ID || ct.Config.Image != want.Config.Image || ct.HostConfig.NetworkMode != want.HostConfig.NetworkMode || ct.SizeRootFs == nil {
+		t.Errorf("inspect lost something: %+v", ct)
+	}
+}
+
+func tarOf(t *testing.T, name, content string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	if err := w.WriteHeader(&tar.Header{Name: name, Size: int64(len(content)), Mode: 0o644}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(w, content); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func TestArchive(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	id := d.made(direct, "mine", "archive", container.Config{})
+	c, ctx := d.client("mine"), t.Context()
+	if err := c.CopyToContainer(ctx, id, "/tmp", bytes.NewReader(tarOf(t, "f", "content")), container.CopyToContainerOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	stat, err := c.ContainerStatPath(ctx, "archive", "/tmp/f")
+	if err != nil || stat.Size != 7 {
+		t.Errorf("stat: %+v, %v", stat, err)
+	}
+	r, _, err := c.CopyFromContainer(ctx, id, "/tmp/f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	tr := tar.NewReader(r)
+	if _, err := tr.Next(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(tr); err != nil || string(got) != "content" {
+		t.Errorf("came back as %q, %v", got, err)
+	}
+	if _, _, err := c.CopyFromContainer(ctx, id, "/nowhere"); !errdefs.IsNotFound(err) {
+		t.Errorf("a path that isn't there: %v", err)
+	}
+}
+
+func TestArchiveIsPlain(t *testing.T) {
+	var zipped bytes.Buffer
+	z := gzip.NewWriter(&zipped)
+	_, _ = z.Write(tarOf(t, "f", strings.Repeat("x", 5000)))
+	_ = z.Close()
+	padded := func(begin string) []byte { return append([]byte(begin), make([]byte, 1024)...) }
+	for name, tt := range map[string]struct {
+		body []byte
+		ok   bool
+	}{
+		"tar":               {tarOf(t, "f", "x"), true},
+		"empty tar":         {make([]byte, 1024), true},
+		"gzip":              {append(zipped.Bytes(), make([]byte, 1024)...), false},
+		"bzip2":             {padded("BZh91AY"), false},
+		"a name like bzip2": {tarOf(t, "BZhello", "x"), false},
+		"xz":                {padded("\xfd7zXZ\x00"), false},
+		"zstd":              {padded("\x28\xb5\x2f\xfd"), false},
+		"skippable zstd":    {padded("\x5a\x2a\x4d\x18"), false},
+		"nothing":           {nil, false},
+		"text":              {bytes.Repeat([]byte("hello "), 200), false},
+		"a wrong check sum": {append(append([]byte{}, 'X'), tarOf(t, "f", "x")[1:]...), false},
+	} {
+		r, err := plainTar(bytes.NewReader(tt.body))
+		if (err == nil) != tt.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, tt.body) {
+				t.Errorf("%s: came through changed", name)
+			}
+		}
+	}
+}
+
+func TestSwitchedOff(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {archive: \"off\"}}}\n")
+	id := d.made(direct, "mine", "off", container.Config{})
+	_, _, err := d.client("mine").CopyFromContainer(t.Context(), id, "/etc/passwd")
+	if !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "archive") {
+		t.Errorf("copy with archive off: %v", err)
+	}
+	auditing := newClient(t, d.listen(Caller{Name: "auditor", Tenant: "mine", Audit: true}))
+	r, _, err := auditing.CopyFromContainer(t.Context(), id, "/etc/passwd")
+	if err != nil {
+		t.Fatalf("copy in mode audit: %v", err)
+	}
+	_ = r.Close()
+}
+
+// TestUnknown goes through what no route takes.
+func TestUnknown(t *testing.T) {
+	host, _ := testEngine(t)
+	address := doorTo(t, host, "").listen(Caller{Name: "a", Tenant: "a"})
+	for _, tt := range []struct {
+		method, target string
+		status         int
+	}{
+		{"GET", "/containers/json", 200},
+		{"GET", "/v1.41/containers/json", 200},
+		{"GET", "/v1.24/containers/json", 200},
+		{"GET", "/v1.23/containers/json", 400},
+		{"GET", "/v1.99/containers/json", 400},
+		{"GET", "/v1.41.0/containers/json", 403},
+		{"GET", "/v01.41/containers/json", 403},
+		{"GET", "/v1.041/containers/json", 403},
+		{"GET", "//containers/json", 400},
+		{"GET", "/./containers/json", 400},
+		{"GET", "/v1.41/../containers/json", 400},
+		{"GET", "/%2e/containers/json", 400},
+		{"GET", "/%63ontainers/json", 403},
+		{"GET", "/containers/%6ason", 403},
+		{"GET", "/containers%2fjson", 400},
+		{"GET", "/containers/json/", 400},
+		{"GET", "/Containers/json", 403},
+		{"GET", "/containers/json%00", 400},
+		{"GET", "/containers/json%253f", 400},
+		{"GET", "/containers/json?all=1&all=1", 400},
+		{"GET", "/containers/json?ALL=1", 403},
+		{"GET", "/containers/json?filters=%7B%22label%22%3A%5B%22a%22%5D%2C%22label%22%3A%5B%5D%7D", 400},
+		{"GET", "/containers/json?filters=%7B%22is-task%22%3A%5B%22a%22%5D%7D", 403},
+		{"GET", "/containers/json?filters=%7B%22label%22%3A%7B%22a%22%3Afalse%7D%7D", 400},
+		{"POST", "/containers/json", 403},
+		{"POST", "/swarm/init", 403},
+		{"GET", "/debug/pprof/", 400},
+		{"GET", "/plugins", 403},
+		{"POST", "/session", 403},
+		{"POST", "/grpc", 403},
+		{"POST", "/auth", 403},
+		{"TRACE", "/_ping", 403},
+	} {
+		req, err := http.NewRequest(tt.method, "http://docker", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.URL.Opaque = tt.target
+		resp, err := raw(address).Do(req)
+		if err != nil {
+			t.Errorf("%s %s: %v", tt.method, tt.target, err)
+			continue
+		}
+		body, _ := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if resp.StatusCode != tt.status {
+			t.Errorf("%s %s: %d %s, want %d", tt.method, tt.target, resp.StatusCode, body, tt.status)
+		}
+	}
+}

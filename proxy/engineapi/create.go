@@ -1,0 +1,217 @@
+package engineapi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+// makeTimeout bounds what makes or starts a container, whoever waits for it.
+const makeTimeout = 10 * time.Minute
+
+func createRoutes() []route {
+	return []route{
+		{method: http.MethodPost, template: "/containers/create", query: []string{"name", "platform"}, body: jsonBody, change: true, serve: (*call).createContainer},
+		{method: http.MethodPost, template: "/containers/{id}/start", query: []string{"detachKeys"}, change: true, serve: (*call).startContainer},
+		{method: http.MethodPost, template: "/containers/{id}/restart", query: []string{"t", "signal"}, change: true, serve: (*call).startContainer},
+		{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: (*call).updateContainer},
+	}
+}
+
+var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// createContainer makes a container of what the policy makes of the body, and looks at
+// what came to be before it tells of it.
+func (c *call) createContainer() error {
+	var body createBody
+	if err := c.decode(&body); err != nil {
+		return err
+	}
+	query := url.Values{}
+	if name := strings.TrimPrefix(c.query.Get("name"), "/"); name != "" {
+		query.Set("name", name)
+	}
+	if pf := c.query.Get("platform"); pf != "" {
+		if !platform.MatchString(pf) {
+			return malformed("the platform is none: " + shorten(pf))
+		}
+		query.Set("platform", pf)
+	}
+	p, err := c.plan(&body)
+	if err != nil {
+		return err
+	}
+	leave, err := c.room("containers")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	made, err := c.make(p, query)
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusCreated, made)
+}
+
+// made is the answer to a create.
+type made struct {
+	ID       string `json:"Id"`
+	Warnings []string
+}
+
+// make does what is planned, whole or not at all: from here on nobody's leaving stops it.
+func (c *call) make(p *plan, query url.Values) (made, error) {
+	client := c.ctx
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(client), makeTimeout)
+	defer cancel()
+	c.ctx = ctx
+	defer func() { c.ctx = client }()
+	var undo undoing
+	m, err := c.makeWith(p, query, &undo)
+	if err == nil && client.Err() != nil {
+		err = context.Cause(client) // nobody would ever know of it
+	}
+	if err != nil {
+		undo.run(ctx, c.log)
+	}
+	return m, err
+}
+
+func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) {
+	out := made{Warnings: slices.Clone(p.warnings)}
+	session := p.labels[lifecycle.LabelSessionID]
+	release, err := c.claim(session, "", p.spec.Binds)
+	if err != nil {
+		return out, err
+	}
+	defer release()
+	if err := c.makeVolumes(p, undo); err != nil {
+		return out, err
+	}
+	v, err := c.engine.max(c.ctx)
+	if err != nil {
+		return out, err
+	}
+	if v < 40 && len(p.spec.Binds) > 0 {
+		return out, denied("mounts.engine", "HostConfig.Mounts", "the engine is too old for binds that leave out what is mounted below them", "volumes")
+	}
+	var body any = p.encode(c.rules.InjectedEnv(), v)
+	if p.audited {
+		body = p.asAsked()
+	}
+	// An answer that is lost doesn't mean that there is no container.
+	undo.add(func(ctx context.Context) error { return c.removeSession(ctx, v, session) })
+	var answer made
+	if err := c.engine.slowPost(c.ctx, v, "/containers/create", query, body, &answer); err != nil {
+		return out, c.createError(err, query.Get("name"))
+	}
+	if !fullID.MatchString(answer.ID) {
+		return out, errors.New("create container: the engine's answer has no ID")
+	}
+	c.about(answer.ID)
+	out.ID, out.Warnings = answer.ID, append(answer.Warnings, out.Warnings...)
+	if out.Warnings == nil {
+		out.Warnings = []string{}
+	}
+	if err := c.verifyMade(p, answer.ID, v); err != nil {
+		return out, err
+	}
+	c.known.put(answer.ID, c.caller.Tenant)
+	return out, nil
+}
+
+// asAsked is the body as it came, with the labels of the door's.
+func (p *plan) asAsked() *createBody {
+	b := *p.body
+	b.Labels = p.labels
+	return &b
+}
+
+// createError doesn't tell of others' containers.
+func (c *call) createError(err error, name string) error {
+	if statusOf(err) == http.StatusConflict && strings.Contains(err.Error(), "already in use") {
+		return nameTaken(name)
+	}
+	return err
+}
+
+// makeVolumes makes the volumes that aren't there, so that they are labelled from the
+// start.
+func (c *call) makeVolumes(p *plan, undo *undoing) error {
+	for _, name := range p.missing {
+		if p.audited && !slices.ContainsFunc(p.spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
+			continue
+		}
+		if _, err := c.makeVolume(name, nil, nil); err != nil {
+			return err
+		}
+		undo.add(func(ctx context.Context) error {
+			return missingIsFine(c.engine.do(ctx, ask{method: http.MethodDelete, version: c.version, path: "/volumes/" + name}, nil))
+		})
+	}
+	return nil
+}
+
+// removeSession removes the container that a create made, if it made one.
+func (c *call) removeSession(ctx context.Context, v version, session string) error {
+	list, err := c.containersWith(ctx, v, lifecycle.LabelSessionID+"="+session, lifecycle.LabelOwner+"="+c.opts.Owner)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, ct := range list {
+		errs = append(errs, c.removeByForce(ctx, v, ct.ID))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *call) removeByForce(ctx context.Context, v version, id string) error {
+	c.known.drop(id)
+	query := url.Values{"force": {"1"}, "v": {"1"}}
+	return missingIsFine(c.engine.do(ctx, ask{method: http.MethodDelete, version: v, path: "/containers/" + id, query: query}, nil))
+}
+
+func missingIsFine(err error) error {
+	if statusOf(err) == http.StatusNotFound {
+		return nil
+	}
+	return err
+}
+
+// containersWith lists the containers, running or not, that have all the labels.
+func (c *call) containersWith(ctx context.Context, v version, labels ...string) ([]container.Summary, error) {
+	var list []container.Summary
+	query := url.Values{"all": {"1"}, "filters": {filters{"label": labels}.String()}}
+	return list, c.engine.get(ctx, v, "/containers/json", query, &list)
+}
+
+// undoing takes back what was done, the last first.
+type undoing []func(context.Context) error
+
+func (u *undoing) add(f func(context.Context) error) { *u = append(*u, f) }
+
+// run has its own time, as that of what went before may be up. What can't be taken back
+// carries its labels, so that the sweep finds it.
+func (u undoing) run(ctx context.Context, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	for _, f := range slices.Backward(u) {
+		if err := f(ctx); err != nil {
+			log.ErrorContext(ctx, "engine_api_undo_failed", "error", err)
+		}
+	}
+}

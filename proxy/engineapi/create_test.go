@@ -1,0 +1,670 @@
+package engineapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/api/types/volume"
+	"github.com/docker/docker/client"
+	"github.com/docker/go-connections/nat"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+// dockerCLI runs a real Docker client against a caller's listener.
+func dockerCLI(t *testing.T, binary, host string, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	if _, err := os.Stat(binary); err != nil {
+		t.Skipf("%s isn't here", binary)
+	}
+	cmd := exec.CommandContext(t.Context(), binary, args...)
+	cmd.Env = append(os.Environ(), "DOCKER_HOST="+host, "DOCKER_CONFIG="+t.TempDir(), "DOCKER_CONTEXT=")
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	return out.String(), errs.String(), err
+}
+
+// sweepOwn removes in the end what the door's callers made, and gives what there is.
+func sweepOwn(t *testing.T, direct *client.Client, d *testDoor) (left func() []string) {
+	t.Helper()
+	owned := dockerfilters.NewArgs(dockerfilters.Arg("label", lifecycle.LabelOwner+"="+d.opts.Owner))
+	left = func() (all []string) {
+		t.Helper()
+		ctx := context.Background()
+		list, err := direct.ContainerList(ctx, container.ListOptions{All: true, Filters: owned})
+		if err != nil {
+			t.Error(err)
+		}
+		for _, ct := range list {
+			all = append(all, "container "+ct.ID)
+		}
+		networks, err := direct.NetworkList(ctx, network.ListOptions{Filters: owned})
+		if err != nil {
+			t.Error(err)
+		}
+		for _, n := range networks {
+			all = append(all, "network "+n.ID)
+		}
+		volumes, err := direct.VolumeList(ctx, volume.ListOptions{Filters: owned})
+		if err != nil {
+			t.Error(err)
+		}
+		for _, v := range volumes.Volumes {
+			all = append(all, "volume "+v.Name)
+		}
+		return all
+	}
+	t.Cleanup(func() {
+		ctx := context.Background()
+		for _, what := range left() {
+			kind, id, _ := strings.Cut(what, " ")
+			var err error
+			switch kind {
+			case "container":
+				err = direct.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+			case "network":
+				err = direct.NetworkRemove(ctx, id)
+			case "volume":
+				err = direct.VolumeRemove(ctx, id, true)
+			}
+			if err != nil && !client.IsErrNotFound(err) {
+				t.Error(err)
+			}
+		}
+	})
+	return left
+}
+
+// finish starts a container, waits for its end, and gives its output and exit code.
+func finish(t *testing.T, c, direct *client.Client, id string) (string, int64) {
+	t.Helper()
+	if err := c.ContainerStart(t.Context(), id, container.StartOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return finished(t, direct, id)
+}
+
+func finished(t *testing.T, direct *client.Client, id string) (string, int64) {
+	t.Helper()
+	done, failed := direct.ContainerWait(t.Context(), id, container.WaitConditionNotRunning)
+	var code int64
+	select {
+	case r := <-done:
+		code = r.StatusCode
+	case err := <-failed:
+		t.Fatal(err)
+	}
+	r, err := direct.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, ShowStderr: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	return readStream(t, r), code
+}
+
+func inspect(t *testing.T, direct *client.Client, id string) container.InspectResponse {
+	t.Helper()
+	ct, err := direct.ContainerInspect(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ct
+}
+
+// workRules allow binds below dir, and what most tests want.
+func workRules(dir string) string {
+	return basePolicy + "mounts: {allowed_roots: [" + dir + `], hold: auto}
+env: {deny: ["SECRET*"], pin: {PINNED: "yes"}}
+ttl: {default: 1h, max_lifetime: 2h}
+profiles:
+  default:
+    max_memory_mb: 256
+    memory_mb: 64
+    engine_api: {ports: loopback, dns: "on"}
+`
+}
+
+func workDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/var/tmp", "berm-engineapi-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestCreateWhole(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	if err := os.MkdirAll(dir+"/ro", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(dir+"/rw", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/ro/f", []byte("from the host\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := doorTo(t, host, workRules(dir))
+	left := sweepOwn(t, direct, d)
+	c := d.client("whole")
+	net, err := c.NetworkCreate(t.Context(), "whole-net", network.CreateOptions{Internal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, init := 3, true
+	script := `cat /ro/f; echo x > /rw/g; echo $A $PINNED; touch /ro/h 2>/dev/null || echo read-only; touch /vol/v /anon/a /tmpfs/t && echo written; hostname; pwd`
+	ct, err := c.ContainerCreate(t.Context(), &container.Config{
+		Image: testImage, Cmd: []string{"sh", "-c", script}, Env: []string{"A=1", "A=2", "PATH"}, Hostname: "box", Domainname: "example", WorkingDir: "/work",
+		Labels: map[string]string{"mine": "1", "berm.ttl": "90m"}, StopSignal: "SIGINT", StopTimeout: &stop, ExposedPorts: nat.PortSet{"80/tcp": {}},
+		Volumes: map[string]struct{}{"/anon": {}, "/vol": {}}, Healthcheck: &container.HealthConfig{Test: []string{"CMD", "true"}, Interval: time.Minute},
+	}, &container.HostConfig{
+		Binds:        []string{dir + "/ro:/ro:ro", dir + "/rw:/rw:rw", "whole-vol:/vol"},
+		Tmpfs:        map[string]string{"/tmpfs": "size=1m,mode=700"},
+		Mounts:       []mount.Mount{{Type: mount.TypeTmpfs, Target: "/tmpfs2", TmpfsOptions: &mount.TmpfsOptions{SizeBytes: 4096}}},
+		NetworkMode:  "whole-net",
+		PortBindings: nat.PortMap{"80/tcp": {{HostPort: ""}}},
+		Resources:    container.Resources{Memory: 100 << 20, NanoCPUs: 5e8, MemorySwap: 300 << 20},
+		Init:         &init, CapDrop: []string{"KILL"}, CapAdd: []string{"net_bind_service"},
+		DNS: []string{"192.0.2.53"}, ExtraHosts: []string{"db:192.0.2.7"},
+	}, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{net.ID[:12]: {Aliases: []string{"web"}}}}, nil, "whole")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(ct.Warnings)
+	out, code := finish(t, c, direct, ct.ID)
+	if want := "from the host\n2 yes\nread-only\nwritten\nbox\n/work\n"; out != want || code != 0 {
+		t.Errorf("it said %q with %d, want %q", out, code, want)
+	}
+	if b, err := os.ReadFile(dir + "/rw/g"); err != nil || string(b) != "x\n" {
+		t.Errorf("on the host: %q, %v", b, err)
+	}
+	got := inspect(t, direct, ct.ID)
+	h := got.HostConfig
+	if h.Memory != 100<<20 || h.MemorySwap != 100<<20 || h.NanoCPUs != 5e8 || h.PidsLimit == nil || *h.PidsLimit != 128 || h.Privileged {
+		t.Errorf("limits: %+v", h.Resources)
+	}
+	if !slices.Equal(h.SecurityOpt, []string{"no-new-privileges"}) || !slices.Equal(h.CapDrop, []string{"ALL"}) || slices.Contains(h.CapAdd, "CAP_KILL") ||
+		slices.Contains(h.CapAdd, "CAP_NET_RAW") || h.IpcMode != "private" || h.CgroupnsMode != "private" || h.LogConfig.Config["max-size"] == "" {
+		t.Errorf("privileges: %+v", h)
+	}
+	if len(h.Binds) != 0 || h.PortBindings["80/tcp"][0].HostIP != "127.0.0.1" || got.Config.StopSignal != "SIGINT" || *got.Config.StopTimeout != 3 {
+		t.Errorf("host config: %+v", h)
+	}
+	labels := got.Config.Labels
+	expires, _ := time.Parse(time.RFC3339Nano, labels[lifecycle.LabelExpiresAt])
+	if labels[lifecycle.LabelOwner] != d.opts.Owner || labels[lifecycle.LabelTenant] != "whole" || labels["mine"] != "1" || labels["berm.ttl"] != "90m" ||
+		time.Until(expires) < 80*time.Minute || time.Until(expires) > 91*time.Minute {
+		t.Errorf("labels: %v", labels)
+	}
+	if e := got.NetworkSettings.Networks["whole-net"]; e == nil || e.NetworkID != net.ID || !slices.Contains(e.Aliases, "web") || len(got.NetworkSettings.Networks) != 1 {
+		t.Errorf("networks: %+v", got.NetworkSettings.Networks)
+	}
+	volumes := 0
+	for _, m := range got.Mounts {
+		if m.Type == mount.TypeVolume {
+			volumes++
+			v, err := direct.VolumeInspect(t.Context(), m.Name)
+			if err != nil || v.Labels[lifecycle.LabelOwner] != d.opts.Owner || v.Labels[lifecycle.LabelExpiresAt] == "" {
+				t.Errorf("volume %s: %v, %v", m.Name, v.Labels, err)
+			}
+		}
+	}
+	if volumes != 2 {
+		t.Errorf("volumes: %+v", got.Mounts)
+	}
+	if err := c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{RemoveVolumes: true}); err != nil {
+		t.Fatal(err)
+	}
+	if l := left(); len(l) != 2 { // the network and the volume with a name
+		t.Errorf("left: %v", l)
+	}
+}
+
+// rawCreate posts a body as it is.
+func rawCreate(t *testing.T, address, query, body string) (int, string) {
+	t.Helper()
+	resp, err := raw(address).Post("http://docker/v1.41/containers/create"+query, "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var told struct {
+		Message string
+		ID      string `json:"Id"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&told); err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, told.Message + told.ID
+}
+
+// TestCreateRefused sends what no client of ours would. Nothing of it may come to be.
+func TestCreateRefused(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	if err := os.MkdirAll(dir+"/a", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d := doorTo(t, host, workRules(dir))
+	left := sweepOwn(t, direct, d)
+	address := d.listen(Caller{Name: "refused", Tenant: "refused"})
+	bodies := map[string]string{
+		"privileged":                `"HostConfig":{"Privileged":true}`,
+		"top level":                 `"Privileged":true`,
+		"top level, no HostConfig":  `"HostConfig":null,"Binds":["/:/x"]`,
+		"case":                      `"HostConfig":{"privileged":true}`,
+		"folded":                    "\"HostConfig\":{\"Privileged\":false,\"Bind\u017f\":[\"/:/x\"]}",
+		"kelvin":                    "\"HostConfig\":{\"Networ\u212aMode\":\"host\"}",
+		"twice":                     `"HostConfig":{},"HostConfig":{"Privileged":true}`,
+		"an array":                  `"HostConfig":[{"Privileged":true}]`,
+		"host path":                 `"HostConfig":{"Binds":["/etc:/x:ro"]}`,
+		"proc":                      `"HostConfig":{"Mounts":[{"Type":"bind","Source":"/proc/self/root/etc","Target":"/x"}]}`,
+		"dots":                      `"HostConfig":{"Binds":["` + dir + `/a/../../../etc:/x"]}`,
+		"made":                      `"HostConfig":{"Mounts":[{"Type":"bind","Source":"` + dir + `/new","Target":"/x","BindOptions":{"CreateMountpoint":true}}]}`,
+		"made by Binds":             `"HostConfig":{"Binds":["` + dir + `/new:/x"]}`,
+		"type in capitals":          `"HostConfig":{"Mounts":[{"Type":"BIND","Source":"/","Target":"/x"}]}`,
+		"no type":                   `"HostConfig":{"Mounts":[{"Source":"/","Target":"/x"}]}`,
+		"image mount":               `"HostConfig":{"Mounts":[{"Type":"image","Source":"x","Target":"/x"}]}`,
+		"cluster mount":             `"HostConfig":{"Mounts":[{"Type":"cluster","Source":"x","Target":"/x","ClusterOptions":{}}]}`,
+		"pipe":                      `"HostConfig":{"Mounts":[{"Type":"npipe","Source":"x","Target":"/x"}]}`,
+		"volume at the host":        `"HostConfig":{"Mounts":[{"Type":"volume","Target":"/x","VolumeOptions":{"DriverConfig":{"Name":"local","Options":{"type":"none","o":"bind","device":"/"}}}}]}`,
+		"volume at the host, again": `"HostConfig":{"Mounts":[{"Type":"volume","Source":"refused-v","Target":"/x","VolumeOptions":{"DriverConfig":{"Options":{"type":"overlay","o":"lowerdir=/etc"}}}}]}`,
+		"volume of a path":          `"HostConfig":{"Mounts":[{"Type":"volume","Source":"/etc","Target":"/x"}]}`,
+		"volume's part":             `"HostConfig":{"Mounts":[{"Type":"volume","Source":"refused-v","Target":"/x","VolumeOptions":{"Subpath":"../.."}}]}`,
+		"plug-in":                   `"HostConfig":{"Mounts":[{"Type":"volume","Source":"refused-v","Target":"/x","VolumeOptions":{"DriverConfig":{"Name":"nfs"}}}]}`,
+		"tmpfs of a kind":           `"HostConfig":{"Mounts":[{"Type":"tmpfs","Target":"/x","TmpfsOptions":{"Options":[["mpol","bind:0"]]}}]}`,
+		"tmpfs with a setuid bit":   `"HostConfig":{"Tmpfs":{"/x":"mode=4777"}}`,
+		"large tmpfs":               `"HostConfig":{"Tmpfs":{"/x":"size=100g"}}`,
+		"mount over proc":           `"HostConfig":{"Tmpfs":{"/proc/x":""}}`,
+		"mount over the root":       `"HostConfig":{"Tmpfs":{"/":""}}`,
+		"the engine's socket":       `"HostConfig":{"Binds":["/run/docker.sock:/x"]}`,
+		"volumes of another":        `"HostConfig":{"VolumesFrom":["x"]}`,
+		"masked paths":              `"HostConfig":{"MaskedPaths":[]}`,
+		"a dummy masked path":       `"HostConfig":{"MaskedPaths":["/x"]}`,
+		"read-only paths":           `"HostConfig":{"ReadonlyPaths":[]}`,
+		"capability":                `"HostConfig":{"CapAdd":["CAP_SYS_ADMIN"]}`,
+		"capability in small":       `"HostConfig":{"CapAdd":["sys_admin"]}`,
+		"all":                       `"HostConfig":{"CapAdd":"ALL"}`,
+		"Capabilities":              `"HostConfig":{"Capabilities":["CAP_SYS_ADMIN"]}`,
+		"seccomp":                   `"HostConfig":{"SecurityOpt":["seccomp:unconfined"]}`,
+		"seccomp inline":            `"HostConfig":{"SecurityOpt":["seccomp={\"defaultAction\":\"SCMP_ACT_ALLOW\"}"]}`,
+		"new privileges at last":    `"HostConfig":{"SecurityOpt":["no-new-privileges:true","no-new-privileges:false"]}`,
+		"pid of another":            `"HostConfig":{"PidMode":"container:x"}`,
+		"ipc of another":            `"HostConfig":{"IpcMode":"container:x"}`,
+		"uts":                       `"HostConfig":{"UTSMode":"host"}`,
+		"users":                     `"HostConfig":{"UsernsMode":"host"}`,
+		"cgroups":                   `"HostConfig":{"CgroupnsMode":"host"}`,
+		"cgroup":                    `"HostConfig":{"Cgroup":"container:x"}`,
+		"cgroup parent":             `"HostConfig":{"CgroupParent":"../../x"}`,
+		"host network":              `"HostConfig":{"NetworkMode":"host"}`,
+		"host by endpoint":          `"NetworkingConfig":{"EndpointsConfig":{"host":{}}}`,
+		"host beside none":          `"HostConfig":{"NetworkMode":"none"},"NetworkingConfig":{"EndpointsConfig":{"host":{}}}`,
+		"unknown beside networks":   `"NetworkingConfig":{"endpointsconfig":{"host":{}}}`,
+		"unknown in an endpoint":    `"NetworkingConfig":{"EndpointsConfig":{"none":{"aliases":[]}}}`,
+		"network twice":             `"NetworkingConfig":{"EndpointsConfig":{"none":{},"none":{}}}`,
+		"another's network":         `"HostConfig":{"NetworkMode":"container:x"}`,
+		"devices":                   `"HostConfig":{"Devices":[{"PathOnHost":"/dev","PathInContainer":"/x","CgroupPermissions":"rwm"}]}`,
+		"device requests":           `"HostConfig":{"DeviceRequests":[{"Driver":"nvidia","Count":-1,"Capabilities":[["gpu"]]}]}`,
+		"device rules":              `"HostConfig":{"DeviceCgroupRules":["a *:* rwm"]}`,
+		"links":                     `"HostConfig":{"Links":["x:y"]}`,
+		"log":                       `"HostConfig":{"LogConfig":{"Type":"gelf","Config":{"gelf-address":"udp://192.0.2.1:1"}}}`,
+		"log option":                `"HostConfig":{"LogConfig":{"Type":"json-file","Config":{"env":"PATH"}}}`,
+		"annotations":               `"HostConfig":{"Annotations":{"a":"b"}}`,
+		"isolation":                 `"HostConfig":{"Isolation":"hyperv"}`,
+		"runtime":                   `"HostConfig":{"Runtime":"other"}`,
+		"runtime elsewhere":         `"Runtime":"other"`,
+		"storage":                   `"HostConfig":{"StorageOpt":{"size":"1G"}}`,
+		"sysctl":                    `"HostConfig":{"Sysctls":{"kernel.core_pattern":"|/x"}}`,
+		"ulimit":                    `"HostConfig":{"Ulimits":[{"Name":"nofile","Soft":-1,"Hard":-1}]}`,
+		"rt":                        `"HostConfig":{"Ulimits":[{"Name":"rtprio","Soft":99,"Hard":99}]}`,
+		"oom":                       `"HostConfig":{"OomScoreAdj":-1000}`,
+		"label":                     `"Labels":{"berm.tenant":"other"}`,
+		"label in capitals":         `"Labels":{"BERM.owner":"other"}`,
+		"port":                      `"HostConfig":{"PortBindings":{"80/tcp":[{"HostIp":"0.0.0.0","HostPort":"8080"}]}}`,
+		"port by name":              `"HostConfig":{"PortBindings":{"http/tcp":[{"HostPort":"8080"}]}}`,
+		"negative health check":     `"Healthcheck":{"Test":["CMD","x"],"Interval":-1}`,
+		"fast health check":         `"Healthcheck":{"Test":["CMD","x"],"Interval":1000000}`,
+		"hostname":                  `"Hostname":"a\nb"`,
+		"working place":             `"WorkingDir":"a"`,
+		"NUL":                       `"Cmd":["a\u0000b"]`,
+		"environment":               `"Env":["A=\u0000"]`,
+		"secret":                    `"Env":["SECRET_A=1"]`,
+	}
+	for name, body := range bodies {
+		t.Run(name, func(t *testing.T) {
+			status, message := rawCreate(t, address, "", `{"Image":"`+testImage+`",`+body+`}`)
+			if status != 400 && status != 403 && status != 404 {
+				t.Errorf("%d: %s", status, message)
+			}
+			if strings.Contains(message, "SECRET_A=1") {
+				t.Errorf("the message tells a value: %s", message)
+			}
+		})
+	}
+	for name, tt := range map[string]struct{ query, body string }{
+		"trailing":     {"", `{"Image":"` + testImage + `"}{}`},
+		"repeated":     {"?name=a&name=b", `{"Image":"` + testImage + `"}`},
+		"unknown":      {"?checkpoint=b", `{"Image":"` + testImage + `"}`},
+		"name":         {"?name=a/b", `{"Image":"` + testImage + `"}`},
+		"name as ID":   {"?name=" + strings.Repeat("a", 64), `{"Image":"` + testImage + `"}`},
+		"no image":     {"", `{"Image":""}`},
+		"image's path": {"", `{"Image":"../containers/x"}`},
+		"image dots":   {"", `{"Image":"a/../../b"}`},
+		"other image":  {"", `{"Image":"alpine"}`},
+		"missing":      {"", `{"Image":"berm.local/missing"}`},
+		"not JSON":     {"", `Image=x`},
+		"platform":     {"?platform=../x", `{"Image":"` + testImage + `"}`},
+	} {
+		if status, message := rawCreate(t, address, tt.query, tt.body); status < 400 || status >= 500 {
+			t.Errorf("%s: %d: %s", name, status, message)
+		}
+	}
+	if status, message := rawCreate(t, address, "", `{"Image":"berm.local/missing"}`); status != 404 || message != "No such image: berm.local/missing:latest" {
+		t.Errorf("an image that isn't there: %d, %s", status, message)
+	}
+	if all := left(); len(all) != 0 {
+		t.Errorf("left: %v", all)
+	}
+	if _, err := os.Stat(dir + "/new"); !os.IsNotExist(err) {
+		t.Errorf("a missing source was made: %v", err)
+	}
+}
+
+func TestCreateOthers(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {max_objects: 3}}}\n")
+	sweepOwn(t, direct, d)
+	c, other := d.client("mine"), d.client("theirs")
+	theirs := create(t, other, &container.HostConfig{Binds: []string{"others-vol:/v"}}, "others-name")
+
+	_, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "others-name")
+	if err == nil || !strings.Contains(err.Error(), "already in use") || strings.Contains(err.Error(), theirs[:12]) {
+		t.Errorf("a taken name: %v", err)
+	}
+	for _, ref := range []string{theirs, theirs[:12], theirs[:3], "others-name", "missing"} {
+		_, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: container.NetworkMode("container:" + ref)}, nil, nil, "")
+		if !client.IsErrNotFound(err) || !strings.Contains(err.Error(), "No such container: "+ref) {
+			t.Errorf("another's network by %s: %v", ref, err)
+		}
+	}
+	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Binds: []string{"others-vol:/v"}}, nil, nil, "")
+	deniedBy(t, err, "mounts.volume_foreign")
+	// One that no door made.
+	if _, err := direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "others-host"}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = direct.VolumeRemove(context.Background(), "others-host", true) })
+	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: "others-host", Target: "/v"}}}, nil, nil, "")
+	deniedBy(t, err, "mounts.volume_foreign")
+
+	own := create(t, c, nil, "mine-1")
+	shared := create(t, c, &container.HostConfig{NetworkMode: "container:mine-1"}, "mine-2")
+	if mode := inspect(t, direct, shared).HostConfig.NetworkMode; mode != container.NetworkMode("container:"+own) {
+		t.Errorf("network mode: %s", mode)
+	}
+	create(t, c, nil, "")
+	if _, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, ""); err == nil || !strings.Contains(err.Error(), "max_objects") {
+		t.Errorf("one too many: %v", err)
+	}
+}
+
+func TestCreateNetworks(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, basePolicy+"networks: {on: {engine_network: create-on}, team: {engine_network: create-team}}\nprofiles: {default: {network: \"on\", engine_api: {networks: own}}}\n")
+	sweepOwn(t, direct, d)
+	c := d.client("nets")
+	_, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "")
+	deniedBy(t, err, "networks.missing")
+	made := 0
+	d.opts.EnsureNetwork = func(ctx context.Context, name string) error {
+		made++
+		_, err := direct.NetworkCreate(ctx, name, network.CreateOptions{Driver: "bridge"})
+		return err
+	}
+	t.Cleanup(func() {
+		for _, name := range []string{"create-on", "create-team"} {
+			_ = direct.NetworkRemove(context.Background(), name)
+		}
+	})
+	joined := func(id string) (names []string) {
+		for name := range inspect(t, direct, id).NetworkSettings.Networks {
+			names = append(names, name)
+		}
+		return names
+	}
+	first := create(t, c, nil, "")
+	if got := joined(first); !slices.Equal(got, []string{"create-on"}) || made != 1 {
+		t.Errorf("by default: %v, made %d", got, made)
+	}
+	if err := startIt(t, c, first); err != nil {
+		t.Error(err)
+	}
+	team := create(t, c, &container.HostConfig{NetworkMode: "create-team"}, "")
+	if got := joined(team); !slices.Equal(got, []string{"create-team"}) {
+		t.Errorf("by name: %v", got)
+	}
+	own, err := c.NetworkCreate(t.Context(), "create-own", network.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := create(t, c, &container.HostConfig{NetworkMode: "create-own"}, "create-peer")
+	ct, err := c.ContainerCreate(t.Context(), sleeper, nil, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{
+		own.ID: {Aliases: []string{"web.example"}, Links: []string{peer[:12] + ":db"}},
+	}}, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := joined(ct.ID); !slices.Equal(got, []string{"create-own"}) {
+		t.Errorf("by endpoint: %v", got)
+	}
+	for _, id := range []string{peer, ct.ID} {
+		if err := startIt(t, c, id); err != nil {
+			t.Error(err)
+		}
+	}
+	e := inspect(t, direct, ct.ID).NetworkSettings.Networks["create-own"]
+	if !slices.Contains(e.Aliases, "web.example") || !slices.Equal(e.Links, []string{"create-peer:db"}) {
+		t.Errorf("endpoint: %+v", e)
+	}
+	// Names on a network that others are on, too.
+	at := func(e *network.EndpointSettings) *network.NetworkingConfig {
+		return &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{"create-team": e}}
+	}
+	for name, e := range map[string]*network.EndpointSettings{
+		"alias": {Aliases: []string{"pypi.org"}}, "options": {DriverOpts: map[string]string{"a": "b"}}, "links": {Links: []string{"create-peer:x"}},
+		"address": {IPAMConfig: &network.EndpointIPAMConfig{IPv4Address: "172.18.0.9"}}, "MAC": {MacAddress: "02:42:ac:11:00:02"},
+	} {
+		if name == "MAC" {
+			continue // the client of this version sends it elsewhere
+		}
+		_, err := c.ContainerCreate(t.Context(), sleeper, nil, at(e), nil, "")
+		if err == nil || !strings.Contains(err.Error(), "networks.options") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	_, err = c.ContainerCreate(t.Context(), sleeper, nil, at(&network.EndpointSettings{}), nil, "pypi.org")
+	deniedBy(t, err, "request.name")
+	cfg := *sleeper
+	cfg.Hostname = "pypi.org"
+	_, err = c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, "")
+	deniedBy(t, err, "request.name")
+	// Another caller's network of the name of one of the policy's.
+	if err := direct.ContainerRemove(t.Context(), team, container.RemoveOptions{Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := direct.NetworkRemove(t.Context(), "create-team"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := direct.NetworkCreate(t.Context(), "create-team", network.CreateOptions{Labels: map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "other"}}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: "create-team"}, nil, nil, "")
+	deniedBy(t, err, "networks.foreign")
+}
+
+func TestCreateAudit(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	c := newClient(t, d.listen(Caller{Name: "audit", Tenant: "audit", Audit: true}))
+	ct, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{PidMode: "host", Resources: container.Resources{Memory: 64 << 20}}, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := inspect(t, direct, ct.ID)
+	if got.HostConfig.PidMode != "host" || got.HostConfig.Memory != 64<<20 || got.Config.Labels[lifecycle.LabelTenant] != "audit" || got.Config.Labels[lifecycle.LabelExpiresAt] == "" {
+		t.Errorf("made in mode audit: %+v, %v", got.HostConfig, got.Config.Labels)
+	}
+	enforced := newClient(t, d.listen(Caller{Name: "enforced", Tenant: "audit"}))
+	deniedBy(t, startIt(t, enforced, ct.ID), "verify.start")
+	if err := startIt(t, c, ct.ID); err != nil {
+		t.Error(err)
+	}
+	log, err := os.ReadFile(d.audit)
+	if err != nil || !strings.Contains(string(log), VerdictWouldDeny) || !strings.Contains(string(log), "containers.namespaces") {
+		t.Errorf("the audit log: %s, %v", log, err)
+	}
+}
+
+func TestCreateImages(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	left := sweepOwn(t, direct, d)
+	c := d.client("images")
+	img, err := direct.ImageInspect(t.Context(), testImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := func(image string) *container.Config { return &container.Config{Image: image, Cmd: []string{"true"}} }
+	hex := strings.TrimPrefix(img.ID, "sha256:")
+	for _, ref := range []string{img.ID, hex, hex[:12], testImage, strings.TrimSuffix(testImage, ":latest")} {
+		ct, err := c.ContainerCreate(t.Context(), cfg(ref), nil, nil, nil, "")
+		if err != nil {
+			t.Errorf("%s: %v", ref, err)
+			continue
+		}
+		if got := inspect(t, direct, ct.ID); got.Image != img.ID {
+			t.Errorf("%s: %s", ref, got.Image)
+		}
+	}
+	// Images that a container of the host's was committed to, with labels of all kinds.
+	base, err := direct.ContainerCreate(t.Context(), cfg(testImage), nil, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = direct.ContainerRemove(context.Background(), base.ID, container.RemoveOptions{Force: true})
+	})
+	commit := func(name string, cfg container.Config) string {
+		t.Helper()
+		made, err := direct.ContainerCommit(t.Context(), base.ID, container.CommitOptions{Reference: name, Config: &cfg})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			for _, what := range left() {
+				if id, ok := strings.CutPrefix(what, "container "); ok {
+					_ = direct.ContainerRemove(context.Background(), id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+				}
+			}
+			_, _ = direct.ImageRemove(context.Background(), made.ID, image.RemoveOptions{Force: true})
+		})
+		return made.ID
+	}
+	ours := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "images"}
+	theirs := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "other"}
+	trusted := commit("elsewhere.local/mine:1", container.Config{Labels: ours, User: "1000"})
+	for _, ref := range []string{"elsewhere.local/mine:1", trusted, trusted[7:19]} {
+		ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: ref, Cmd: []string{"true"}}, nil, nil, nil, "")
+		if err != nil {
+			t.Errorf("the caller's own by %s: %v", ref, err)
+			continue
+		}
+		if got := inspect(t, direct, ct.ID); got.Config.User != "1000" || got.Image != trusted {
+			t.Errorf("the caller's own by %s: %+v", ref, got.Config)
+		}
+	}
+	foreign := commit("elsewhere.local/theirs:1", container.Config{Labels: theirs})
+	for _, ref := range []string{"elsewhere.local/theirs:1", foreign, foreign[7:19]} {
+		if _, err := c.ContainerCreate(t.Context(), cfg(ref), nil, nil, nil, ""); err == nil || !strings.Contains(err.Error(), "denied by policy") && !strings.Contains(err.Error(), "No such image") {
+			t.Errorf("another's by %s: %v", ref, err)
+		}
+	}
+	commit("berm.local/labelled:1", container.Config{Labels: map[string]string{"berm.key": "x"}})
+	_, err = c.ContainerCreate(t.Context(), cfg("berm.local/labelled:1"), nil, nil, nil, "")
+	deniedBy(t, err, "labels.reserved")
+	commit("berm.local/volumes:1", container.Config{Volumes: map[string]struct{}{"/data": {}, "/taken": {}}, ExposedPorts: nat.PortSet{"80/tcp": {}}, Env: []string{"GONE=1", "KEPT=1"}, Cmd: []string{"env"}})
+	ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: "berm.local/volumes:1", Env: []string{"GONE"}}, &container.HostConfig{Tmpfs: map[string]string{"/taken/": ""}}, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := inspect(t, direct, ct.ID)
+	if len(got.Mounts) != 1 || got.Mounts[0].Destination != "/data" {
+		t.Errorf("mounts: %+v", got.Mounts)
+	} else if v, err := direct.VolumeInspect(t.Context(), got.Mounts[0].Name); err != nil || v.Labels[lifecycle.LabelTenant] != "images" {
+		t.Errorf("the image's volume: %+v, %v", v, err)
+	}
+	if out, _ := finish(t, c, direct, ct.ID); strings.Contains(out, "GONE") || !strings.Contains(out, "KEPT=1") {
+		t.Errorf("the environment: %s", out)
+	}
+}
+
+// TestCreateAtOnce has nested directories asked for at once, and no more than one of the
+// two come to be; and as many containers as there is room for.
+func TestCreateAtOnce(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	if err := os.MkdirAll(dir+"/a/b", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d := doorTo(t, host, strings.ReplaceAll(workRules(dir), "ports: loopback", "max_objects: 4"))
+	left := sweepOwn(t, direct, d)
+	c := d.client("once")
+	for range 3 {
+		var wg sync.WaitGroup
+		var made atomic.Int32
+		for _, bind := range []string{dir + "/a:/x", dir + "/a/b:/x"} {
+			wg.Go(func() {
+				if _, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Binds: []string{bind}}, nil, nil, ""); err == nil {
+					made.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if made.Load() > 1 {
+			t.Errorf("%d were made", made.Load())
+		}
+		for _, what := range left() {
+			_ = direct.ContainerRemove(t.Context(), strings.TrimPrefix(what, "container "), container.RemoveOptions{Force: true})
+		}
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() { _, _ = c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "") })
+	}
+	wg.Wait()
+	if n := len(left()); n > 4 {
+		t.Errorf("%d containers, more than 4", n)
+	}
+}

@@ -1,0 +1,107 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+)
+
+// denied is a refusal that isn't the policy's but the door's own.
+func denied(rule, field, message, allowed string) error {
+	return &policy.DeniedError{Reasons: []policy.Reason{{Rule: rule, Field: field, Allowed: allowed, Message: message}}}
+}
+
+// switchedOff refuses what the caller's profile doesn't allow at all.
+func switchedOff(key, what string) error {
+	return denied("engine_api."+key, "", what+" is off in the caller's profile", "engine_api."+key+": on")
+}
+
+// errNotFound is what every notFound is, for errors.Is.
+var errNotFound = errors.New("not found")
+
+// notFound is what the engine says of what isn't there, and the door of what is
+// somebody else's.
+func notFound(message string) error {
+	return &missing{proxy.Fault{Status: http.StatusNotFound, Code: "not_found", Title: "Not found", Detail: message}}
+}
+
+// missing is a fault of class errNotFound.
+type missing struct{ fault proxy.Fault }
+
+func (m *missing) Error() string        { return m.fault.Detail }
+func (m *missing) Is(target error) bool { return target == errNotFound }
+func (m *missing) As(target any) bool {
+	f, ok := target.(**proxy.Fault)
+	if ok {
+		*f = &m.fault
+	}
+	return ok
+}
+
+func conflict(message string) error {
+	return &proxy.Fault{Status: http.StatusConflict, Code: "conflict", Title: "Conflict", Detail: message}
+}
+
+// fail answers an error as the engine does.
+func fail(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
+	message := f.Detail
+	if len(f.Reasons) > 0 {
+		message = denial(f.Reasons)
+	}
+	if f.Code == "policy_denied" || f.Status == http.StatusMisdirectedRequest {
+		f.Status = http.StatusForbidden
+	}
+	if f.Status == http.StatusUnprocessableEntity {
+		f.Status = http.StatusBadRequest
+	}
+	body, err := json.Marshal(map[string]string{"message": message})
+	if err != nil {
+		body = []byte(`{"message":"the error can't be told"}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(f.Status)
+	_, _ = w.Write(append(body, '\n'))
+}
+
+// denial says in one line what was refused, by which rule, and what would be allowed.
+func denial(reasons []policy.Reason) string {
+	parts := make([]string, len(reasons))
+	for i, r := range reasons {
+		part := r.Message
+		if r.Field != "" {
+			part = r.Field + ": " + part
+		}
+		if r.Allowed != "" && !strings.Contains(r.Message, r.Allowed) {
+			part += "; allowed: " + r.Allowed
+		}
+		parts[i] = part + " (rule " + r.Rule + ")"
+	}
+	return "denied by policy: " + strings.Join(parts, "; ")
+}
+
+// ruleOf is the rule that an error is a denial by; empty if it is none.
+func ruleOf(err error) string {
+	var d *policy.DeniedError
+	if errors.As(err, &d) && len(d.Reasons) > 0 {
+		return d.Reasons[0].Rule
+	}
+	return ""
+}
+
+// shorten makes a caller's text fit to be shown.
+func shorten(s string) string {
+	const most = 128
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		s = strings.Trim(strconv.Quote(s), `"`)
+	}
+	return s
+}

@@ -1,0 +1,131 @@
+// Package engineapi is the second door: it answers the Docker Engine API to existing
+// clients, judged by the same policy as the first.
+//
+// It forwards nothing. A request is matched with the door's own table of routes, its
+// path, query and body are decoded strictly, names become the IDs of objects that are
+// the caller's own, what would be made is judged, and then the door writes a request of
+// its own for the engine. What came to be is looked at again before the caller hears of it.
+package engineapi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+)
+
+// Options of New.
+type Options struct {
+	Dial   func(ctx context.Context) (net.Conn, error) // to the engine; mandatory
+	Policy func() *policy.Policy                       // the policy in force; mandatory
+	Owner  string                                      // ID of this instance, on all that it makes; mandatory
+	// Mounts tells of the directories that containers made by other doors have. Nil is none.
+	Mounts func() []policy.Mount
+	// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
+	// there. Nil: a network that isn't there is refused.
+	EnsureNetwork func(ctx context.Context, name string) error
+	Hosts         []string // further names that the Host header may carry over TCP, without port
+	Audit         *Audit   // where decisions are written; nil is nowhere
+
+	Logger   *slog.Logger          // nil discards
+	Registry prometheus.Registerer // nil: metrics are kept but not exported
+	Tracer   trace.TracerProvider  // nil: no spans
+}
+
+// Door serves the Docker Engine API. It is safe for many goroutines.
+type Door struct {
+	opts    Options
+	log     *slog.Logger
+	gate    *proxy.Gate
+	engine  *engine
+	metrics *metrics
+	known   owners // tenants of containers and networks
+	execs   owners // containers of execs
+	rooms   rooms
+	places  places
+}
+
+// New makes a Door. The engine needn't be up.
+func New(opts Options) (*Door, error) {
+	switch {
+	case opts.Dial == nil:
+		return nil, errors.New("engineapi: Dial is mandatory")
+	case opts.Policy == nil:
+		return nil, errors.New("engineapi: Policy is mandatory")
+	case opts.Owner == "":
+		return nil, errors.New("engineapi: Owner is mandatory")
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.Mounts == nil {
+		opts.Mounts = func() []policy.Mount { return nil }
+	}
+	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial)}
+	var err error
+	if d.metrics, err = newMetrics(opts.Registry); err != nil {
+		return nil, err
+	}
+	d.gate, err = proxy.NewGate(proxy.GateOptions{
+		Hosts: opts.Hosts, Fail: fail, Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
+	})
+	return d, err
+}
+
+// Close lets go of idle connections to the engine.
+func (d *Door) Close() error {
+	d.engine.transport.CloseIdleConnections()
+	return nil
+}
+
+// Handler answers the requests of one listener, whose connections are told apart by
+// callers. Its server needs ConnContext.
+func (d *Door) Handler(callers Callers) http.Handler {
+	return d.gate.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		d.serve(w, r, callers)
+	}))
+}
+
+// serve takes one request from its line to its answer, and writes down what was decided.
+func (d *Door) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
+	c := &call{Door: d, w: w, r: r, ctx: r.Context(), rules: d.opts.Policy()}
+	rt, err := c.open(callers)
+	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
+		defer func() { c.close(err) }() // also of an answer that is broken off
+		if err == nil {
+			err = rt.serve(c)
+		}
+		return err
+	}).ServeHTTP(w, r)
+}
+
+// open finds out who calls and what for. The route is never nil.
+func (c *call) open(callers Callers) (*route, error) {
+	caller, ok := callers.of(c.r)
+	if !ok {
+		return unmatched, denied("callers.unknown", "", "this connection is none of the configured callers'", "the users and certificates of the listener's callers")
+	}
+	c.caller = caller
+	ex := proxy.ExchangeOf(c.ctx)
+	ex.Caller = proxy.Caller{Name: caller.Name, Tenant: caller.Tenant}
+	rt, err := c.match()
+	if err != nil {
+		return unmatched, err
+	}
+	c.route = rt
+	if err := c.parse(); err != nil {
+		return rt, err
+	}
+	if rt.change && !c.opts.Audit.ok() {
+		return rt, &proxy.Fault{Status: http.StatusServiceUnavailable, Code: "audit_unavailable", Title: "No audit log",
+			Detail: "Berm can't write its audit log, and so refuses what would change anything"}
+	}
+	return rt, nil
+}

@@ -1,0 +1,256 @@
+package engineapi
+
+import (
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/go-connections/nat"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+const noNewPrivileges = "no-new-privileges"
+
+// encode writes the request for the engine: what was judged, and what concerns nobody
+// but the container.
+func (p *plan) encode(injected []string, v version) container.CreateRequest {
+	b, s := p.body, p.spec
+	cfg := &container.Config{
+		Hostname: b.Hostname, Domainname: b.Domainname, User: s.User,
+		AttachStdin: b.AttachStdin, AttachStdout: b.AttachStdout, AttachStderr: b.AttachStderr,
+		ExposedPorts: b.exposed(), Tty: b.Tty, OpenStdin: b.OpenStdin, StdinOnce: b.StdinOnce,
+		Env: p.env(injected), Cmd: []string(b.Cmd), Entrypoint: []string(b.Entrypoint), Shell: []string(b.Shell),
+		Image: p.imageRef, WorkingDir: b.WorkingDir, Labels: p.labels, StopSignal: b.StopSignal,
+		Healthcheck: b.Healthcheck.encode(),
+	}
+	if b.StopTimeout != nil {
+		seconds := int(*b.StopTimeout)
+		cfg.StopTimeout = &seconds
+	}
+	req := container.CreateRequest{Config: cfg, HostConfig: p.host(v)}
+	req.NetworkingConfig = p.networking(req.HostConfig)
+	return req
+}
+
+// env is the judged environment in the order in which it was asked for, what the image
+// is to lose of its own, and what the policy adds.
+func (p *plan) env(injected []string) []string {
+	var out []string
+	done := map[string]bool{}
+	for _, e := range injected {
+		name, _, _ := strings.Cut(e, "=")
+		done[name] = true
+	}
+	add := func(name string) {
+		value, ok := p.spec.Env[name]
+		if ok && !done[name] {
+			out = append(out, name+"="+value)
+		}
+		done[name] = done[name] || ok
+	}
+	for _, e := range p.body.Env {
+		name, _, _ := strings.Cut(e, "=")
+		add(name)
+	}
+	for _, name := range sortedKeys(p.spec.Env) {
+		add(name)
+	}
+	for _, e := range p.body.Env {
+		if !strings.Contains(e, "=") && !done[e] && variable.MatchString(e) {
+			out, done[e] = append(out, e), true
+		}
+	}
+	return append(out, injected...)
+}
+
+func (b *createBody) exposed() nat.PortSet {
+	if len(b.ExposedPorts) == 0 {
+		return nil
+	}
+	set := nat.PortSet{}
+	for key := range b.ExposedPorts {
+		if port, protocol, err := parsePort(key); err == nil {
+			set[natPort(port, protocol)] = struct{}{}
+		}
+	}
+	return set
+}
+
+func natPort(port int, protocol string) nat.Port {
+	return nat.Port(strconv.Itoa(port) + "/" + protocol)
+}
+
+func (h *healthBody) encode() *container.HealthConfig {
+	if h == nil {
+		return nil
+	}
+	return &container.HealthConfig{
+		Test: h.Test, Interval: time.Duration(h.Interval), Timeout: time.Duration(h.Timeout),
+		StartPeriod: time.Duration(h.StartPeriod), StartInterval: time.Duration(h.StartInterval), Retries: int(h.Retries),
+	}
+}
+
+// host is what confines the container. What isn't in the judged spec is the engine's
+// default, or closed.
+func (p *plan) host(v version) *container.HostConfig {
+	b, s := p.body.HostConfig, p.spec
+	h := &container.HostConfig{
+		LogConfig:     container.LogConfig{Type: s.LogDriver, Config: s.LogOptions},
+		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(s.Restart)},
+		AutoRemove:    b.AutoRemove, ConsoleSize: b.ConsoleSize, Init: b.Init,
+		CapDrop: []string{"ALL"}, CapAdd: s.Capabilities, SecurityOpt: []string{noNewPrivileges},
+		DNS: s.DNS, DNSOptions: s.DNSOptions, DNSSearch: s.DNSSearch, ExtraHosts: s.ExtraHosts, GroupAdd: s.Groups,
+		IpcMode: container.IPCModePrivate, OomScoreAdj: s.OOMScoreAdj, PortBindings: portMap(s.Ports),
+		ReadonlyRootfs: s.ReadOnlyRootfs, Tmpfs: p.tmpfs(), ShmSize: s.ShmBytes, Sysctls: s.Sysctls, Runtime: s.Runtime,
+		Mounts: p.mountList(),
+		Resources: container.Resources{
+			Memory: s.MemoryBytes, MemorySwap: s.SwapBytes, NanoCPUs: nanoCPUs(s.CPUs), PidsLimit: &s.PidsLimit,
+		},
+	}
+	b.harmless(&h.Resources)
+	for _, u := range s.Ulimits {
+		h.Ulimits = append(h.Ulimits, &container.Ulimit{Name: u.Name, Soft: u.Soft, Hard: u.Hard})
+	}
+	if s.Restart == string(container.RestartPolicyOnFailure) {
+		h.RestartPolicy.MaximumRetryCount = int(b.RestartPolicy.MaximumRetryCount)
+	}
+	if v >= 41 {
+		h.CgroupnsMode = container.CgroupnsModePrivate
+	}
+	return h
+}
+
+// harmless passes on what only makes the container's own life harder.
+func (r *resourcesBody) harmless(to *container.Resources) {
+	to.CPUShares, to.CpusetCpus, to.CpusetMems = r.CPUShares, r.CpusetCpus, r.CpusetMems
+	to.MemoryReservation = r.MemoryReservation
+	if to.Memory > 0 {
+		to.MemoryReservation = min(r.MemoryReservation, to.Memory)
+	}
+	if r.MemorySwappiness != nil && *r.MemorySwappiness >= 0 {
+		to.MemorySwappiness = r.MemorySwappiness
+	}
+}
+
+func nanoCPUs(cpus float64) int64 { return int64(math.Round(cpus * 1e9)) }
+
+func portMap(ports []policy.ContainerPort) nat.PortMap {
+	if len(ports) == 0 {
+		return nil
+	}
+	m := nat.PortMap{}
+	for _, p := range ports {
+		b := nat.PortBinding{HostIP: p.HostIP}
+		if p.HostPort != 0 {
+			b.HostPort = strconv.Itoa(p.HostPort)
+		}
+		key := natPort(p.Port, p.Protocol)
+		m[key] = append(m[key], b)
+	}
+	return m
+}
+
+// mountList are the binds and the volumes. A bind takes the source's own file system and
+// none that is mounted below it: those were never judged, and older engines would leave
+// them writable below a read-only one. Nothing makes a source that is missing.
+func (p *plan) mountList() []mount.Mount {
+	var out []mount.Mount
+	for _, m := range p.spec.Binds {
+		out = append(out, mount.Mount{
+			Type: mount.TypeBind, Source: m.Source, Target: m.MountPath, ReadOnly: m.Mode == "ro",
+			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: true},
+		})
+	}
+	for _, v := range p.spec.Volumes {
+		options := &mount.VolumeOptions{NoCopy: p.asked(v.Target).noCopy}
+		if v.Source == "" {
+			options.Labels = p.volumeLabels()
+		}
+		out = append(out, mount.Mount{Type: mount.TypeVolume, Source: v.Source, Target: v.Target, ReadOnly: v.ReadOnly, VolumeOptions: options})
+	}
+	return out
+}
+
+// volumeLabels are those of volumes that are made for the container.
+func (p *plan) volumeLabels() map[string]string {
+	labels := map[string]string{}
+	for name, value := range p.labels {
+		if stamped(name) && name != lifecycle.LabelEffective {
+			labels[name] = value
+		}
+	}
+	return labels
+}
+
+func (p *plan) asked(target string) mounted {
+	i := slices.IndexFunc(p.mounts, func(m mounted) bool { return m.Target == target })
+	if i < 0 {
+		return mounted{}
+	}
+	return p.mounts[i]
+}
+
+func (p *plan) tmpfs() map[string]string {
+	if len(p.spec.Tmpfs) == 0 {
+		return nil
+	}
+	m := map[string]string{}
+	for _, t := range p.spec.Tmpfs {
+		mode := "rw"
+		if t.ReadOnly {
+			mode = "ro"
+		}
+		m[t.Target] = mode + ",nosuid,nodev,size=" + strconv.FormatInt(t.SizeBytes, 10)
+		flags := p.asked(t.Target).flags
+		if !slices.Contains(strings.Split(flags, ","), "exec") && !slices.Contains(strings.Split(flags, ","), "noexec") {
+			m[t.Target] += ",noexec" // as is the engine's default
+		}
+		if flags != "" {
+			m[t.Target] += "," + flags
+		}
+	}
+	return m
+}
+
+// networking names each network by its ID, in the mode and as an endpoint.
+func (p *plan) networking(h *container.HostConfig) *network.NetworkingConfig {
+	s := p.spec
+	switch s.Network {
+	case policy.SpecNetworkNone:
+		h.NetworkMode = policy.NetNone
+		return nil
+	case policy.SpecNetworkContainer:
+		h.NetworkMode = container.NetworkMode("container:" + s.Networks[0].ID)
+		return nil
+	}
+	h.NetworkMode = container.NetworkMode(s.Networks[0].ID)
+	cfg := &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{}}
+	for _, n := range s.Networks {
+		cfg.EndpointsConfig[n.ID] = p.endpoints[n.ID].encode(n.Own)
+	}
+	return cfg
+}
+
+func (e *endpointBody) encode(own bool) *network.EndpointSettings {
+	out := &network.EndpointSettings{}
+	if e == nil {
+		return out
+	}
+	out.GwPriority = int(e.GwPriority)
+	if !own {
+		return out
+	}
+	out.Aliases, out.Links = e.Aliases, e.Links
+	if e.IPAMConfig != nil && net.ParseIP(e.IPAMConfig.IPv4Address) != nil {
+		out.IPAMConfig = &network.EndpointIPAMConfig{IPv4Address: e.IPAMConfig.IPv4Address}
+	}
+	return out
+}

@@ -1,0 +1,180 @@
+package engineapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+)
+
+func execRoutes() []route {
+	return []route{
+		{method: http.MethodPost, template: "/containers/{id}/exec", body: jsonBody, change: true, serve: (*call).createExec},
+		{method: http.MethodPost, template: "/exec/{id}/start", body: jsonBody, change: true, serve: (*call).startExec},
+		{method: http.MethodPost, template: "/exec/{id}/resize", query: []string{"h", "w"}, serve: (*call).resizeExec},
+		{method: http.MethodGet, template: "/exec/{id}/json", serve: (*call).inspectExec},
+	}
+}
+
+const maxExecArgs = 4096 // of a command's words and variables, each
+
+// execBody is the body of an exec's creation, with every field that clients send.
+type execBody struct {
+	User         string   `json:"User"`
+	Privileged   bool     `json:"Privileged"`
+	Tty          bool     `json:"Tty"`
+	ConsoleSize  *[2]uint `json:"ConsoleSize,omitempty"`
+	AttachStdin  bool     `json:"AttachStdin"`
+	AttachStderr bool     `json:"AttachStderr"`
+	AttachStdout bool     `json:"AttachStdout"`
+	Detach       bool     `json:"Detach"`
+	DetachKeys   string   `json:"DetachKeys"`
+	Env          []string `json:"Env"`
+	WorkingDir   string   `json:"WorkingDir"`
+	Cmd          []string `json:"Cmd"`
+	Container    string   `json:"Container,omitempty"` // some clients repeat the path's; it isn't looked at
+}
+
+// createExec makes an exec in a container of the caller's. Its variables and user are
+// judged as those of the container were.
+func (c *call) createExec() error {
+	if err := c.operation(policy.OpExec); err != nil {
+		return err
+	}
+	var body execBody
+	if err := c.decode(&body); err != nil {
+		return err
+	}
+	if len(body.Cmd) == 0 || len(body.Cmd) > maxExecArgs || len(body.Env) > maxExecArgs {
+		return malformed("No exec command specified, or too long a one")
+	}
+	if err := detachKeys(body.DetachKeys); err != nil {
+		return err
+	}
+	if body.WorkingDir != "" && (body.WorkingDir[0] != '/' || len(body.WorkingDir) > 4096) {
+		return malformed("the working directory is not an absolute path")
+	}
+	if c.version < 42 {
+		body.ConsoleSize = nil
+	}
+	id, err := c.containerID(c.name)
+	if err != nil {
+		return err
+	}
+	asked := map[string]string{}
+	for _, e := range body.Env {
+		name, value, _ := strings.Cut(e, "=")
+		asked[name] = value
+	}
+	env, _, err := c.rules.ContainerExec(c.caller.Profile, body.Privileged, body.User, asked)
+	var d *policy.DeniedError
+	switch {
+	case errors.As(err, &d):
+		if err := c.allow(d.Reasons); err != nil {
+			return err
+		}
+		env = asked
+	case err != nil:
+		return err
+	}
+	body.Container, body.Env = "", make([]string, 0, len(env))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		body.Env = append(body.Env, name+"="+env[name])
+	}
+	var made struct {
+		ID string `json:"Id"`
+	}
+	if err := c.engine.post(c.ctx, c.version, "/containers/"+id+"/exec", nil, body, &made); err != nil {
+		return err
+	}
+	c.about(made.ID)
+	c.execs.put(made.ID, id)
+	return c.answer(http.StatusCreated, made)
+}
+
+// decode reads the call's body, one strict JSON object, in which null is what is left out.
+func (c *call) decode(v any) error {
+	proxy.BoundBody(c.w, c.r)
+	return proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, v)
+}
+
+// detachKeys checks a key sequence such as "ctrl-p,ctrl-q".
+func detachKeys(keys string) error {
+	if len(keys) > 64 || !printable(keys) {
+		return malformed("the detach keys are none")
+	}
+	return nil
+}
+
+// startExec runs an exec; unless it is to be detached, the connection becomes its streams.
+func (c *call) startExec() error {
+	if err := c.operation(policy.OpExec); err != nil {
+		return err
+	}
+	var body struct {
+		Detach      bool     `json:"Detach"`
+		Tty         bool     `json:"Tty"`
+		ConsoleSize *[2]uint `json:"ConsoleSize,omitempty"`
+	}
+	if err := c.decode(&body); err != nil {
+		return err
+	}
+	if c.version < 42 {
+		body.ConsoleSize = nil
+	}
+	id, _, err := c.execID(c.name)
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(body)
+	if err != nil {
+		return fmt.Errorf("encode the request: %w", err)
+	}
+	a := ask{path: "/exec/" + id + "/start", body: bytes.NewReader(b), length: int64(len(b)), header: http.Header{"Content-Type": {"application/json"}}}
+	if body.Detach {
+		return c.forward(a, false)
+	}
+	return c.hijack(a, true)
+}
+
+func (c *call) resizeExec() error {
+	id, _, err := c.execID(c.name)
+	if err != nil {
+		return err
+	}
+	query, err := c.size()
+	if err != nil {
+		return err
+	}
+	return c.forward(ask{path: "/exec/" + id + "/resize", query: query}, false)
+}
+
+// size reads a terminal's height and width.
+func (c *call) size() (url.Values, error) {
+	query := url.Values{}
+	for _, name := range []string{"h", "w"} {
+		n, err := c.number(name)
+		if err != nil || n < 0 || n > 1<<16 {
+			return nil, malformed("a terminal's size is not a number of characters")
+		}
+		query.Set(name, strconv.FormatInt(n, 10))
+	}
+	return query, nil
+}
+
+func (c *call) inspectExec() error {
+	id, _, err := c.execID(c.name)
+	if err != nil {
+		return err
+	}
+	return c.forward(ask{path: "/exec/" + id + "/json"}, false)
+}

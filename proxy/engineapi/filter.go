@@ -1,0 +1,84 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// filters are the values of a list's filters, by name.
+type filters map[string][]string
+
+// maxFilters bounds the values of all filters together.
+const maxFilters = 256
+
+// filters reads the query's filters, of which every name has to be known. Both forms are
+// taken that clients write: a list of values, and a map of them to true.
+func (c *call) filters(known ...string) (filters, error) {
+	out := filters{}
+	text := c.query.Get("filters")
+	if text == "" {
+		return out, nil
+	}
+	var names map[string]json.RawMessage
+	if err := strictJSON([]byte(text), &names); err != nil {
+		return nil, malformed("the filters are not one JSON object")
+	}
+	total := 0
+	for name, raw := range names {
+		if !slices.Contains(known, name) {
+			return nil, denied("endpoints.filter", name, fmt.Sprintf("the filter %q is not known", shorten(name)), "one of: "+strings.Join(known, ", "))
+		}
+		values, err := filterValues(raw)
+		if err != nil {
+			return nil, malformed(fmt.Sprintf("the filter %q is neither a list of texts nor a map of them to true", name))
+		}
+		if total += len(values); total > maxFilters {
+			return nil, malformed(fmt.Sprintf("there are more than %d filters", maxFilters))
+		}
+		out[name] = values
+	}
+	return out, nil
+}
+
+func filterValues(raw json.RawMessage) ([]string, error) {
+	var list []string
+	if len(raw) > 0 && raw[0] == '[' {
+		return list, strictJSON(raw, &list)
+	}
+	var set map[string]bool
+	if err := strictJSON(raw, &set); err != nil {
+		return nil, err
+	}
+	for value, on := range set {
+		if !on {
+			return nil, fmt.Errorf("%q is false", value)
+		}
+	}
+	return slices.Sorted(maps.Keys(set)), nil
+}
+
+// String is the filters as the engine reads them in a query.
+func (f filters) String() string {
+	sets := make(map[string]map[string]bool, len(f))
+	for name, values := range f {
+		sets[name] = make(map[string]bool, len(values))
+		for _, v := range values {
+			sets[name][v] = true
+		}
+	}
+	text, err := json.Marshal(sets)
+	if err != nil {
+		return "" // maps of texts can be encoded
+	}
+	return string(text)
+}
+
+// onlyOwn adds what keeps a list to the caller's own. Labels that are asked for go on
+// top, as all of them have to match.
+func (c *call) onlyOwn(f filters) filters {
+	f["label"] = append(f["label"], c.ownLabels()...)
+	return f
+}

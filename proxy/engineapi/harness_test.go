@@ -1,0 +1,200 @@
+package engineapi
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/client"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	private "github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+const testImage = "berm.local/busybox:latest"
+
+// shared is one private engine for all tests of the package that want one.
+var shared struct {
+	once   sync.Once
+	engine *private.Docker
+	err    error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if shared.engine != nil {
+		if err := shared.engine.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// testEngine is the shared engine, with testImage, as its own client sees it.
+func testEngine(t testing.TB) (host string, direct *client.Client) {
+	t.Helper()
+	private.Require(t, "docker")
+	shared.once.Do(func() {
+		shared.engine, shared.err = private.StartDocker(context.Background(), private.Options{})
+		if shared.err == nil {
+			shared.err = shared.engine.ImportBusybox(context.Background(), testImage)
+		}
+	})
+	if shared.err != nil {
+		private.Lacking(t, "docker", shared.err)
+	}
+	return shared.engine.Host(), newClient(t, shared.engine.Host())
+}
+
+func newClient(t testing.TB, host string) *client.Client {
+	t.Helper()
+	c, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// testDoor is a door before an engine, and a listener for each caller.
+type testDoor struct {
+	*Door
+	t     testing.TB
+	dir   string
+	audit string // the audit log's path
+}
+
+// basePolicy allows testImage; a test's own text goes after it.
+const basePolicy = "version: 1\nimages: {allow: [\"berm.local/*\"]}\n"
+
+// doorTo makes a door before the engine at host. Rules is the policy file; empty is basePolicy.
+func doorTo(t testing.TB, host, rules string) *testDoor {
+	t.Helper()
+	if rules == "" {
+		rules = basePolicy
+	}
+	p, err := policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &testDoor{t: t, dir: t.TempDir()}
+	d.audit = filepath.Join(d.dir, "audit.log")
+	audit, err := OpenAudit(d.audit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = audit.Close() })
+	d.Door, err = New(Options{
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
+		},
+		Policy: func() *policy.Policy { return p }, Owner: "test-" + filepath.Base(d.dir) + fmt.Sprint(time.Now().UnixNano()), Audit: audit,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+// listen serves a caller on a unix socket of its own, and gives its address.
+func (d *testDoor) listen(c Caller) string {
+	d.t.Helper()
+	address := "unix://" + filepath.Join(d.dir, c.Name+".sock")
+	l, err := proxy.Listen(context.Background(), address, 0o600)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() {
+		served <- proxy.Serve(ctx, l, d.Handler(Callers{Any: &c}), proxy.ServeOptions{ConnContext: ConnContext, DrainTimeout: time.Second})
+	}()
+	d.t.Cleanup(func() {
+		cancel()
+		if err := <-served; err != nil && ctx.Err() == nil {
+			d.t.Error(err)
+		}
+	})
+	return address
+}
+
+// client is the Docker client of a caller of the tenant's.
+func (d *testDoor) client(tenant string) *client.Client {
+	d.t.Helper()
+	return newClient(d.t, d.listen(Caller{Name: tenant, Tenant: tenant}))
+}
+
+// raw speaks HTTP to a caller's listener, for what no client would say.
+func raw(address string) *http.Client {
+	path := strings.TrimPrefix(address, "unix://")
+	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	}, DisableKeepAlives: true}}
+}
+
+func TestPing(t *testing.T) {
+	host, direct := testEngine(t)
+	c := doorTo(t, host, "").client("a")
+	got, err := c.Ping(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := direct.Ping(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.APIVersion != want.APIVersion || got.OSType != want.OSType {
+		t.Errorf("ping: %+v, want %+v", got, want)
+	}
+}
+
+// made has the engine itself make a container with the labels of one that a tenant made
+// through the door, and removes it at the test's end.
+func (d *testDoor) made(direct *client.Client, tenant, name string, config container.Config) string {
+	d.t.Helper()
+	if config.Image == "" {
+		config.Image = testImage
+	}
+	if config.Cmd == nil {
+		config.Cmd = []string{"sleep", "1000"}
+	}
+	config.Labels = map[string]string{
+		lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: tenant,
+	}
+	got, err := direct.ContainerCreate(context.Background(), &config, &container.HostConfig{NetworkMode: "none"}, nil, nil, name)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() {
+		err := direct.ContainerRemove(context.Background(), got.ID, container.RemoveOptions{Force: true, RemoveVolumes: true})
+		if err != nil && !errdefs.IsNotFound(err) {
+			d.t.Error(err)
+		}
+	})
+	if err := direct.ContainerStart(context.Background(), got.ID, container.StartOptions{}); err != nil {
+		d.t.Fatal(err)
+	}
+	return got.ID
+}
+
+func readFile(t testing.TB, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}

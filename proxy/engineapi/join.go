@@ -1,0 +1,197 @@
+package engineapi
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/docker/docker/api/types/network"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+// lookUpNetwork finds anybody's network by its ID, its name, or the start of its ID; nil
+// if there is none.
+func (c *call) lookUpNetwork(ref string) (*network.Inspect, error) {
+	n, _, err := c.anyNetwork(ref)
+	if errors.Is(err, errNotFound) {
+		return nil, nil
+	}
+	return n, err
+}
+
+// policyNetwork finds one of the policy's networks by the engine's name, and has it made
+// if it isn't there; nil if it can't be had. What a caller gave that name isn't it.
+func (c *call) policyNetwork(name string) (*network.Inspect, error) {
+	n, err := c.lookUpNetwork(name)
+	if err == nil && n == nil && c.opts.EnsureNetwork != nil {
+		if err := c.opts.EnsureNetwork(c.ctx, name); err != nil {
+			return nil, fmt.Errorf("make network %s: %w", name, err)
+		}
+		n, err = c.lookUpNetwork(name)
+	}
+	if err != nil || n == nil || n.Name != name || n.Labels[lifecycle.LabelDoor] == lifecycle.DoorEngine {
+		return nil, err
+	}
+	return n, nil
+}
+
+// joins says what networks a container asks to join: NetworkMode and EndpointsConfig are
+// one set, in which each is there once.
+func (c *call) joins(b *createBody) ([]policy.ContainerNetwork, map[string]*endpointBody, error) {
+	mode := b.HostConfig.NetworkMode
+	asked, err := b.endpoints()
+	if err != nil {
+		return nil, nil, err
+	}
+	if b.NetworkDisabled && isDefaultNetwork(mode) {
+		mode = policy.NetNone
+	}
+	var list []policy.ContainerNetwork
+	if len(asked) == 0 || !isDefaultNetwork(mode) {
+		n, err := c.resolve(mode, true)
+		if err != nil {
+			return nil, nil, err
+		}
+		n.Field = "HostConfig.NetworkMode"
+		list = append(list, n)
+	}
+	endpoints := map[string]*endpointBody{}
+	taken := map[string]bool{}
+	for _, ref := range slices.Sorted(maps.Keys(asked)) {
+		n, err := c.resolve(ref, false)
+		if err != nil {
+			return nil, nil, err
+		}
+		n.Field = fmt.Sprintf("NetworkingConfig.EndpointsConfig[%q]", shorten(ref))
+		if n.Options, err = c.endpointOptions(asked[ref], n); err != nil {
+			return nil, nil, err
+		}
+		key := n.Mode + ":" + n.ID
+		if n.ID == "" && n.Mode == policy.NetNamed {
+			key += n.Asked
+		}
+		if taken[key] {
+			return nil, nil, malformed(fmt.Sprintf("the network %q is there twice", shorten(ref)))
+		}
+		taken[key] = true
+		if n.ID != "" && asked[ref] != nil {
+			endpoints[n.ID] = asked[ref]
+		}
+		same := func(o policy.ContainerNetwork) bool {
+			return o.Mode == n.Mode && o.ID == n.ID && (n.ID != "" || n.Mode != policy.NetNamed || o.Asked == n.Asked)
+		}
+		if i := slices.IndexFunc(list, same); i >= 0 {
+			list[i].Options = n.Options
+			continue
+		}
+		list = append(list, n)
+	}
+	return list, endpoints, nil
+}
+
+func isDefaultNetwork(name string) bool { return name == "" || name == "default" || name == "bridge" }
+
+// resolve finds out what a client means by a network's name. Only as a network mode can
+// it be another container's.
+func (c *call) resolve(ref string, mode bool) (policy.ContainerNetwork, error) {
+	n := policy.ContainerNetwork{Asked: ref}
+	if of, ok := strings.CutPrefix(ref, "container:"); ok && mode {
+		ct, _, err := c.container(of)
+		if err != nil {
+			return n, err
+		}
+		n.Mode, n.ID = policy.NetContainer, ct.ID
+		n.Own = !ct.HostConfig.NetworkMode.IsHost() && !ct.HostConfig.NetworkMode.IsContainer()
+		return n, nil
+	}
+	switch {
+	case isDefaultNetwork(ref):
+		n.Mode = policy.NetDefault
+		return n, nil
+	case ref == policy.NetNone, ref == policy.NetHost:
+		n.Mode = ref
+		return n, nil
+	}
+	n.Mode = policy.NetNamed
+	info, err := c.lookUpNetwork(ref)
+	if err == nil && info == nil && slices.ContainsFunc(c.rules.Networks(), func(r policy.NetworkRule) bool { return r.EngineNetwork == ref }) {
+		info, err = c.policyNetwork(ref)
+	}
+	if err != nil || info == nil {
+		return n, err
+	}
+	switch {
+	case info.Driver == "host":
+		n.Mode = policy.NetHost
+	case info.Driver == "null":
+		n.Mode = policy.NetNone
+	case info.Name == "bridge":
+		n.Mode = policy.NetDefault
+	case c.own(info.Labels):
+		n.ID, n.Name, n.Own, n.Internal = info.ID, info.Name, true, info.Internal
+	case info.Labels[lifecycle.LabelDoor] != lifecycle.DoorEngine:
+		n.ID, n.Name, n.Internal = info.ID, info.Name, info.Internal
+	} // another caller's stays one that isn't there, whatever its name
+	return n, nil
+}
+
+const maxAliases = 64
+
+// endpointOptions gives what of an endpoint no policy allows. On a network that others
+// share, a name of one's own would be theirs to be misled by.
+func (c *call) endpointOptions(e *endpointBody, n policy.ContainerNetwork) ([]string, error) {
+	if e == nil {
+		return nil, nil
+	}
+	var options []string
+	add := func(given bool, name string, value any) {
+		if given {
+			options = append(options, fmt.Sprintf("%s=%v", name, value))
+		}
+	}
+	add(e.MacAddress != "", "MacAddress", e.MacAddress)
+	add(len(e.DriverOpts) > 0, "DriverOpts", slices.Sorted(maps.Keys(e.DriverOpts)))
+	add(!n.Own && len(e.Aliases) > 0, "Aliases", e.Aliases)
+	add(!n.Own && len(e.Links) > 0, "Links", e.Links)
+	add(e.GwPriority < -1<<31 || e.GwPriority > 1<<31, "GwPriority", e.GwPriority)
+	if a := e.IPAMConfig; a != nil {
+		ip, err := netip.ParseAddr(a.IPv4Address)
+		add(a.IPv4Address != "" && (!n.Own || err != nil || !ip.Is4()), "IPAMConfig.IPv4Address", a.IPv4Address)
+		add(a.IPv6Address != "", "IPAMConfig.IPv6Address", a.IPv6Address)
+		add(len(a.LinkLocalIPs) > 0, "IPAMConfig.LinkLocalIPs", a.LinkLocalIPs)
+	}
+	if len(e.Aliases) > maxAliases || len(e.Links) > maxAliases {
+		return nil, malformed(fmt.Sprintf("a network has more than %d aliases or links", maxAliases))
+	}
+	for _, alias := range e.Aliases {
+		if !domainName.MatchString(alias) {
+			return nil, malformed(fmt.Sprintf("%q can't be an alias", shorten(alias)))
+		}
+	}
+	return options, nil
+}
+
+// ownLinks has an endpoint's links lead to containers of the caller's, by their names.
+func (c *call) ownLinks(links []string) ([]string, error) {
+	var out []string
+	for _, link := range links {
+		ref, alias, ok := strings.Cut(link, ":")
+		if !ok {
+			alias = ref
+		}
+		if !domainName.MatchString(alias) {
+			return nil, malformed(fmt.Sprintf("%q can't be an alias", shorten(alias)))
+		}
+		ct, _, err := c.container(ref)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, strings.TrimPrefix(ct.Name, "/")+":"+alias)
+	}
+	return out, nil
+}

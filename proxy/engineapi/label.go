@@ -1,0 +1,72 @@
+package engineapi
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+const (
+	labelPrefix = "berm."
+	labelTTL    = "berm.ttl" // by which a caller asks for a life other than its profile's
+
+	maxLabels     = 512
+	maxLabelBytes = 256 << 10
+)
+
+// callersLabels checks the labels that a caller gives, and takes out the TTL that it asks
+// for; nil if it doesn't.
+func callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
+	size := 0
+	for name, value := range labels {
+		size += len(name) + len(value)
+		switch {
+		case name == labelTTL:
+			d, err := time.ParseDuration(value)
+			if err != nil || d <= 0 {
+				return nil, malformed("label " + labelTTL + " is not a duration such as 90m")
+			}
+			ttl = &d
+		case strings.HasPrefix(strings.ToLower(name), labelPrefix):
+			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused: labels that begin with %s are Berm's own", shorten(name), labelPrefix),
+				"other labels, and "+labelTTL)
+		}
+	}
+	if len(labels) > maxLabels || size > maxLabelBytes {
+		return nil, malformed(fmt.Sprintf("there are more than %d labels, or more than %d bytes of them", maxLabels, maxLabelBytes))
+	}
+	return ttl, nil
+}
+
+// stamp gives the labels of something that the caller makes now: its own, and those that
+// say whose it is and when it ends.
+func (c *call) stamp(own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
+	labels := maps.Clone(own)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	now := time.Now().UTC()
+	profile := c.caller.Profile
+	if profile == "" {
+		profile = "default"
+	}
+	for name, value := range map[string]string{
+		lifecycle.LabelOwner:     c.opts.Owner,
+		lifecycle.LabelDoor:      lifecycle.DoorEngine,
+		lifecycle.LabelTenant:    c.caller.Tenant,
+		lifecycle.LabelCaller:    c.caller.Name,
+		lifecycle.LabelProfile:   profile,
+		lifecycle.LabelSessionID: uuid.NewString(),
+		lifecycle.LabelCreatedAt: now.Format(time.RFC3339Nano),
+		lifecycle.LabelExpiresAt: now.Add(ttl).Format(time.RFC3339Nano),
+		lifecycle.LabelDeadline:  now.Add(maxLifetime).Format(time.RFC3339Nano),
+	} {
+		labels[name] = value
+	}
+	return labels
+}

@@ -1,0 +1,252 @@
+package engineapi
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/bermhq/berm/policy"
+)
+
+// mounted is a mount that a container asks for, and what of it concerns only itself.
+type mounted struct {
+	policy.ContainerMount
+	noCopy bool   // of a volume: what the image has there isn't copied into it
+	flags  string // of a tmpfs: "noexec,mode=755"
+	label  bool   // it asks for a label of the host's, which isn't passed on
+}
+
+// mounts are all mounts that the body asks for, in all of the ways that there are to do so.
+func (b *createBody) mounts() ([]mounted, error) {
+	h := b.HostConfig
+	var list []mounted
+	for i, raw := range h.Binds {
+		m, err := parseBind(raw)
+		if err != nil {
+			return nil, err
+		}
+		m.Field = fmt.Sprintf("HostConfig.Binds[%d]", i)
+		list = append(list, m)
+	}
+	for i, m := range h.Mounts {
+		got, err := m.parse()
+		if err != nil {
+			return nil, err
+		}
+		got.Field = fmt.Sprintf("HostConfig.Mounts[%d]", i)
+		list = append(list, got)
+	}
+	for _, target := range slices.Sorted(maps.Keys(h.Tmpfs)) {
+		m := mounted{ContainerMount: policy.ContainerMount{Type: "tmpfs", Target: path.Clean(target), Field: fmt.Sprintf("HostConfig.Tmpfs[%q]", shorten(target))}}
+		if err := m.tmpfsFlags(strings.Split(h.Tmpfs[target], ",")); err != nil {
+			return nil, err
+		}
+		list = append(list, m)
+	}
+	list = anonymous(list, b.Volumes, "Volumes")
+	for _, m := range list {
+		if strings.Contains(m.Target, ":") {
+			return nil, malformed(fmt.Sprintf("%s: the mount path %q has a colon", m.Field, shorten(m.Target)))
+		}
+	}
+	return list, nil
+}
+
+// anonymous adds a volume without a name at each place where nothing is mounted yet.
+func anonymous(list []mounted, places map[string]struct{}, field string) []mounted {
+	for _, place := range slices.Sorted(maps.Keys(places)) {
+		target := path.Clean(place)
+		if !slices.ContainsFunc(list, func(m mounted) bool { return m.Target == target }) {
+			list = append(list, mounted{ContainerMount: policy.ContainerMount{Type: "volume", Own: true, Target: target, Field: fmt.Sprintf("%s[%q]", field, shorten(place))}})
+		}
+	}
+	return list
+}
+
+var (
+	propagations = []string{"private", "rprivate", "shared", "rshared", "slave", "rslave"}
+	consistency  = []string{"", "default", "consistent", "cached", "delegated"}
+)
+
+// parseBind reads "source:target:options", of which source and options may be missing,
+// as the engine does.
+func parseBind(raw string) (mounted, error) {
+	bad := malformed("invalid volume specification: '" + shorten(raw) + "'")
+	parts := strings.Split(raw, ":")
+	if len(parts) > 3 || slices.Contains(parts, "") {
+		return mounted{}, bad
+	}
+	m := mounted{ContainerMount: policy.ContainerMount{Type: "volume", Own: true}}
+	if len(parts) == 1 {
+		m.Target = path.Clean(parts[0])
+		return m, nil
+	}
+	m.Source, m.Target = parts[0], path.Clean(parts[1])
+	if path.IsAbs(m.Source) {
+		m.Type, m.Source = "bind", path.Clean(m.Source)
+	}
+	if len(parts) == 2 {
+		return m, nil
+	}
+	seen := map[string]bool{}
+	for _, option := range strings.Split(parts[2], ",") {
+		kind := option
+		switch {
+		case option == "ro" || option == "rw":
+			kind, m.ReadOnly = "mode", option == "ro"
+		case option == "z" || option == "Z":
+			kind, m.label = "label", true
+		case option == "nocopy" && m.Type == "volume":
+			m.noCopy = true
+		case slices.Contains(propagations, option):
+			kind = "propagation"
+			m.propagation(option)
+		case option != "" && slices.Contains(consistency, option):
+			kind = "consistency"
+		default:
+			return mounted{}, bad
+		}
+		if seen[kind] {
+			return mounted{}, bad
+		}
+		seen[kind] = true
+	}
+	return m, nil
+}
+
+// propagation takes none but the private one, and that of binds only.
+func (m *mounted) propagation(p string) {
+	if p != "" && p != "rprivate" && p != "private" || p != "" && m.Type != "bind" {
+		m.Options = append(m.Options, "propagation="+p)
+	}
+}
+
+// parse reads a mount of the form that has a field for everything.
+func (b *mountBody) parse() (mounted, error) {
+	m := mounted{ContainerMount: policy.ContainerMount{Type: b.Type, Source: b.Source, Target: path.Clean(b.Target), ReadOnly: b.ReadOnly}}
+	option := func(given bool, name, value string) {
+		if given {
+			m.Options = append(m.Options, name+"="+value)
+		}
+	}
+	if !slices.Contains(consistency, b.Consistency) {
+		return m, malformed("a mount's consistency is none that there is")
+	}
+	option(b.ImageOptions != nil, "ImageOptions", "…")
+	option(b.ClusterOptions != nil, "ClusterOptions", "…")
+	if o := b.BindOptions; o != nil {
+		// That a missing source be made isn't done, and mounts below it are left out anyway.
+		m.propagation(o.Propagation)
+		option(b.Type != "bind" && *o != bindBody{}, "BindOptions", "…")
+	}
+	if o := b.VolumeOptions; o != nil {
+		m.noCopy = o.NoCopy
+		option(b.Type != "volume" && (o.NoCopy || len(o.Labels) > 0), "VolumeOptions", "…")
+		option(o.Subpath != "", "Subpath", o.Subpath)
+		if d := o.DriverConfig; d != nil {
+			option(d.Name != "" && d.Name != "local", "DriverConfig.Name", d.Name)
+			option(len(d.Options) > 0, "DriverConfig.Options", strings.Join(slices.Sorted(maps.Keys(d.Options)), " "))
+		}
+	}
+	if o := b.TmpfsOptions; o != nil {
+		option(b.Type != "tmpfs", "TmpfsOptions", "…")
+		m.SizeBytes = o.SizeBytes
+		flags := []string{}
+		for _, words := range o.Options {
+			flags = append(flags, strings.Join(words, "="))
+		}
+		if o.Mode != 0 {
+			flags = append(flags, "mode="+strconv.FormatInt(o.Mode, 8))
+		}
+		if err := m.tmpfsFlags(flags); err != nil {
+			return m, err
+		}
+	}
+	m.Own = m.Type == "volume"
+	if m.Type == "bind" {
+		m.Source = path.Clean(m.Source)
+	}
+	if m.Type == "tmpfs" && m.Source != "" || m.Type == "bind" && b.Source == "" {
+		return m, malformed("invalid mount config for type \"" + m.Type + "\": its source is missing, or must be")
+	}
+	return m, nil
+}
+
+// tmpfsFlags reads a tmpfs's flags. Those that only concern its own files are kept.
+func (m *mounted) tmpfsFlags(flags []string) error {
+	var kept []string
+	for _, flag := range flags {
+		name, value, given := strings.Cut(flag, "=")
+		n, err := strconv.ParseUint(value, 10, 31)
+		mode, modeErr := strconv.ParseUint(value, 8, 16)
+		switch {
+		case flag == "", flag == "rw", flag == "nosuid", flag == "nodev":
+		case flag == "ro":
+			m.ReadOnly = true
+		case flag == "exec", flag == "noexec", flag == "noatime", flag == "nodiratime", flag == "relatime":
+			kept = append(kept, flag)
+		case name == "size" && given:
+			if m.SizeBytes, err = tmpfsSize(value); err != nil {
+				return err
+			}
+		case name == "mode" && modeErr == nil && mode <= 0o1777:
+			kept = append(kept, "mode="+strconv.FormatUint(mode, 8))
+		case (name == "uid" || name == "gid") && err == nil:
+			kept = append(kept, name+"="+strconv.FormatUint(n, 10))
+		default:
+			m.Options = append(m.Options, shorten(flag))
+		}
+	}
+	m.flags = strings.Join(kept, ",")
+	return nil
+}
+
+// tmpfsSize reads a size as the kernel does for a tmpfs; a share of the memory isn't one.
+func tmpfsSize(s string) (int64, error) {
+	shift := 0
+	if s != "" {
+		switch s[len(s)-1] {
+		case 'k', 'K':
+			shift = 10
+		case 'm', 'M':
+			shift = 20
+		case 'g', 'G':
+			shift = 30
+		}
+	}
+	number := s
+	if shift != 0 {
+		number = s[:len(s)-1]
+	}
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n <= 0 || n > 1<<62>>shift {
+		return 0, malformed(fmt.Sprintf("the size %q of a tmpfs is not a number of bytes", shorten(s)))
+	}
+	return n << shift, nil
+}
+
+// lookUpVolumes finds out whose the volumes are, and which aren't there.
+func (c *call) lookUpVolumes(list []mounted) (missing []string, err error) {
+	for i := range list {
+		m := &list[i]
+		if m.Type != "volume" || !volumeName.MatchString(m.Source) {
+			continue // what is no name is the policy's to refuse
+		}
+		v, _, err := c.anyVolume(m.Source)
+		switch {
+		case errors.Is(err, errNotFound):
+			if !slices.Contains(missing, m.Source) {
+				missing = append(missing, m.Source)
+			}
+		case err != nil:
+			return nil, err
+		default:
+			m.Own = c.own(v.Labels) && v.Driver == "local" && len(v.Options) == 0
+		}
+	}
+	return missing, nil
+}

@@ -1,0 +1,338 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"net/url"
+
+	"github.com/docker/docker/api/types/network"
+
+	"github.com/bermhq/berm/policy"
+)
+
+func networkRoutes() []route {
+	return []route{
+		{method: http.MethodGet, template: "/networks", query: []string{"filters"}, serve: (*call).listNetworks},
+		{method: http.MethodPost, template: "/networks/create", body: jsonBody, change: true, serve: (*call).createNetwork},
+		{method: http.MethodGet, template: "/networks/{id}", query: []string{"verbose", "scope"}, serve: (*call).inspectNetwork},
+		{method: http.MethodDelete, template: "/networks/{id}", change: true, serve: (*call).removeNetwork},
+		{method: http.MethodPost, template: "/networks/{id}/connect", body: jsonBody, change: true, serve: (*call).connectNetwork},
+		{method: http.MethodPost, template: "/networks/{id}/disconnect", body: jsonBody, change: true, serve: (*call).disconnectNetwork},
+		{method: http.MethodPost, template: "/networks/prune", query: []string{"filters"}, change: true, since: 25, serve: (*call).pruneNetworks},
+	}
+}
+
+func noNetwork(ref string) error { return notFound("network " + shorten(ref) + " not found") }
+
+// network gives a network of the caller's, by its ID, a prefix of it, or its name.
+func (c *call) network(ref string) (*network.Inspect, json.RawMessage, error) {
+	n, raw, err := c.anyNetwork(ref)
+	if err == nil && !c.own(n.Labels) {
+		err = noNetwork(ref)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	c.about(n.ID)
+	return n, raw, nil
+}
+
+// anyNetwork is network for a network that may be anybody's.
+func (c *call) anyNetwork(ref string) (*network.Inspect, json.RawMessage, error) {
+	if !volumeName.MatchString(ref) {
+		return nil, nil, noNetwork(ref)
+	}
+	var raw json.RawMessage
+	err := c.engine.get(c.ctx, c.version, "/networks/"+ref, nil, &raw)
+	if s := statusOf(err); s == http.StatusNotFound || s == http.StatusBadRequest || s == http.StatusConflict {
+		return nil, nil, noNetwork(ref) // also of a name or a prefix that several have
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	var n network.Inspect
+	if err := json.Unmarshal(raw, &n); err != nil || !fullID.MatchString(n.ID) {
+		return nil, nil, fmt.Errorf("inspect network: the engine's answer can't be read: %w", err)
+	}
+	return &n, raw, nil
+}
+
+func (c *call) listNetworks() error {
+	f, err := c.filters("dangling", "driver", "id", "label", "name", "scope", "type")
+	if err != nil {
+		return err
+	}
+	return c.forward(ask{path: "/networks", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+}
+
+func (c *call) inspectNetwork() error {
+	_, raw, err := c.network(c.name)
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, raw)
+}
+
+// networkBody is the body of a network's creation, with every field that clients send.
+type networkBody struct {
+	Name           string            `json:"Name"`
+	CheckDuplicate bool              `json:"CheckDuplicate"`
+	Driver         string            `json:"Driver"`
+	Scope          string            `json:"Scope"`
+	EnableIPv4     *bool             `json:"EnableIPv4"`
+	EnableIPv6     *bool             `json:"EnableIPv6"`
+	Internal       bool              `json:"Internal"`
+	Attachable     bool              `json:"Attachable"`
+	Ingress        bool              `json:"Ingress"`
+	ConfigOnly     bool              `json:"ConfigOnly"`
+	ConfigFrom     *configFrom       `json:"ConfigFrom"`
+	IPAM           *ipamBody         `json:"IPAM"`
+	Options        map[string]string `json:"Options"`
+	Labels         map[string]string `json:"Labels"`
+}
+
+type configFrom struct {
+	Network string `json:"Network"`
+}
+
+type ipamBody struct {
+	Driver  string            `json:"Driver"`
+	Options map[string]string `json:"Options"`
+	Config  []ipamConfig      `json:"Config"`
+}
+
+type ipamConfig struct {
+	Subnet     string            `json:"Subnet"`
+	IPRange    string            `json:"IPRange"`
+	Gateway    string            `json:"Gateway"`
+	AuxAddress map[string]string `json:"AuxiliaryAddresses"`
+}
+
+// other are the fields that were given and no policy allows.
+func (b *networkBody) other() []policy.OtherField {
+	var list []policy.OtherField
+	refuse := func(given bool, field, value string) {
+		if given {
+			list = append(list, policy.OtherField{Field: field, Value: shorten(value)})
+		}
+	}
+	refuse(b.Scope != "" && b.Scope != "local", "Scope", b.Scope)
+	refuse(b.EnableIPv4 != nil && !*b.EnableIPv4, "EnableIPv4", "false")
+	refuse(b.EnableIPv6 != nil && *b.EnableIPv6, "EnableIPv6", "true")
+	refuse(b.Ingress, "Ingress", "true")
+	refuse(b.ConfigOnly, "ConfigOnly", "true")
+	refuse(b.ConfigFrom != nil && b.ConfigFrom.Network != "", "ConfigFrom", "{…}")
+	if b.IPAM != nil {
+		refuse(b.IPAM.Driver != "" && b.IPAM.Driver != "default", "IPAM.Driver", b.IPAM.Driver)
+		refuse(len(b.IPAM.Options) > 0, "IPAM.Options", "{…}")
+		for i, config := range b.IPAM.Config {
+			given := config.Subnet != "" || config.IPRange != "" || config.Gateway != "" || len(config.AuxAddress) > 0
+			refuse(given, fmt.Sprintf("IPAM.Config[%d]", i), config.Subnet)
+		}
+	}
+	return list
+}
+
+func (c *call) createNetwork() error {
+	var body networkBody
+	if err := c.decode(&body); err != nil {
+		return err
+	}
+	spec, _, err := c.rules.NetworkCreate(c.caller.Profile, policy.NetworkCreateRequest{
+		Name: body.Name, Driver: body.Driver, Internal: body.Internal, Options: body.Options, Other: body.other(),
+	})
+	if err := c.judged(err); err != nil {
+		return err
+	}
+	ttl, err := callersLabels(body.Labels)
+	if err != nil {
+		return err
+	}
+	life, most, err := c.rules.ObjectTTL(c.caller.Profile, ttl)
+	if err := c.judged(err); err != nil {
+		return err
+	}
+	leave, err := c.room("networks")
+	if err != nil {
+		return err
+	}
+	defer leave()
+	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: c.stamp(body.Labels, life, most)}
+	var made struct {
+		ID      string `json:"Id"`
+		Warning string
+	}
+	create := struct {
+		network.CreateOptions
+		Name           string
+		CheckDuplicate bool
+	}{network.CreateOptions{
+		Driver: want.Driver, Internal: want.Internal, Options: want.Options, Labels: want.Labels, IPAM: &network.IPAM{Driver: "default"},
+	}, want.Name, true}
+	if err := c.engine.post(c.ctx, c.version, "/networks/create", nil, create, &made); err != nil {
+		return err
+	}
+	if err := c.verifyNetwork(made.ID, want); err != nil {
+		c.undo("network", made.ID, "/networks/"+made.ID, nil)
+		return err
+	}
+	c.known.put(made.ID, c.caller.Tenant)
+	return c.answer(http.StatusCreated, made)
+}
+
+// verifyNetwork compares what came to be with what was asked for.
+func (c *call) verifyNetwork(id string, want network.Inspect) error {
+	if !fullID.MatchString(id) {
+		return fmt.Errorf("create network: the engine's answer has no ID")
+	}
+	n, _, err := c.network(id)
+	if err != nil {
+		return err
+	}
+	switch {
+	case n.Name != want.Name, n.Driver != want.Driver, n.Scope != "local", n.Internal != want.Internal, n.EnableIPv6, n.Ingress, n.ConfigOnly,
+		n.ConfigFrom.Network != "", !maps.Equal(n.Labels, want.Labels), !sameOptions(n.Options, want.Options):
+		return denied("verify.create", "", "the engine made another network than it was asked for", "a local bridge network")
+	}
+	return nil
+}
+
+// sameOptions compares a network's options with those that were asked for, leaving out
+// what newer engines note of their own.
+func sameOptions(got, want map[string]string) bool {
+	got = maps.Clone(got)
+	for name, value := range map[string]string{"com.docker.network.enable_ipv4": "true", "com.docker.network.enable_ipv6": "false"} {
+		if got[name] == value && want[name] == "" {
+			delete(got, name)
+		}
+	}
+	return maps.Equal(got, want) || len(got) == 0 && len(want) == 0
+}
+
+func (c *call) removeNetwork() error {
+	n, _, err := c.network(c.name)
+	if err != nil {
+		return err
+	}
+	return c.forward(ask{path: "/networks/" + n.ID}, false)
+}
+
+func (c *call) pruneNetworks() error {
+	f, err := c.filters("until", "label", "label!")
+	if err != nil {
+		return err
+	}
+	return c.forward(ask{path: "/networks/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+}
+
+// endpoint gives the settings that are sent on, and the names of those that aren't allowed.
+func (b *endpointBody) endpoint() (*network.EndpointSettings, []string, error) {
+	out, options := &network.EndpointSettings{}, []string{}
+	if b == nil {
+		return out, nil, nil
+	}
+	if len(b.Links) > 0 {
+		options = append(options, "Links")
+	}
+	if b.MacAddress != "" {
+		options = append(options, "MacAddress")
+	}
+	if len(b.DriverOpts) > 0 {
+		options = append(options, "DriverOpts")
+	}
+	if b.GwPriority != 0 {
+		options = append(options, "GwPriority")
+	}
+	if len(b.Aliases) > maxAliases {
+		return nil, nil, malformed(fmt.Sprintf("there are more than %d aliases", maxAliases))
+	}
+	for _, alias := range b.Aliases {
+		if !volumeName.MatchString(alias) {
+			return nil, nil, malformed("the alias " + shorten(alias) + " is no name")
+		}
+	}
+	out.Aliases = b.Aliases
+	if b.IPAMConfig != nil {
+		if b.IPAMConfig.IPv6Address != "" || len(b.IPAMConfig.LinkLocalIPs) > 0 {
+			options = append(options, "IPAMConfig")
+		}
+		if v4 := b.IPAMConfig.IPv4Address; v4 != "" {
+			if ip, err := netip.ParseAddr(v4); err != nil || !ip.Is4() {
+				return nil, nil, malformed("the address " + shorten(v4) + " is none of IPv4")
+			}
+			out.IPAMConfig = &network.EndpointIPAMConfig{IPv4Address: v4}
+		}
+	}
+	return out, options, nil
+}
+
+// connectNetwork has a container of the caller's join a network that it could have been
+// made with.
+func (c *call) connectNetwork() error {
+	var body struct {
+		Container      string        `json:"Container"`
+		EndpointConfig *endpointBody `json:"EndpointConfig"`
+	}
+	if err := c.decode(&body); err != nil {
+		return err
+	}
+	settings, options, err := body.EndpointConfig.endpoint()
+	if err != nil {
+		return err
+	}
+	n, _, err := c.anyNetwork(c.name)
+	if err != nil {
+		return err
+	}
+	own := c.own(n.Labels)
+	join := policy.ContainerNetwork{
+		Field: "network", Asked: c.name, Mode: policy.NetNamed, ID: n.ID, Name: n.Name, Own: own, Internal: n.Internal, Options: options,
+	}
+	if err := c.rules.NetworkJoin(c.caller.Profile, join); err != nil {
+		if !own && len(options) == 0 && !c.caller.Audit {
+			return noNetwork(c.name)
+		}
+		if err := c.judged(err); err != nil {
+			return err
+		}
+	}
+	id, err := c.containerID(body.Container)
+	if err != nil {
+		return err
+	}
+	c.about(n.ID)
+	err = c.engine.post(c.ctx, c.version, "/networks/"+n.ID+"/connect", nil, network.ConnectOptions{Container: id, EndpointConfig: settings}, nil)
+	if err != nil {
+		return err
+	}
+	return c.ok()
+}
+
+func (c *call) disconnectNetwork() error {
+	var body struct {
+		Container string `json:"Container"`
+		Force     bool   `json:"Force"`
+	}
+	if err := c.decode(&body); err != nil {
+		return err
+	}
+	id, err := c.containerID(body.Container)
+	if err != nil {
+		return err
+	}
+	n, _, err := c.anyNetwork(c.name)
+	if err != nil {
+		return err
+	}
+	if _, joined := n.Containers[id]; !joined && !c.own(n.Labels) {
+		return noNetwork(c.name)
+	}
+	err = c.engine.post(c.ctx, c.version, "/networks/"+n.ID+"/disconnect", nil, network.DisconnectOptions{Container: id, Force: body.Force}, nil)
+	if err != nil {
+		return err
+	}
+	return c.ok()
+}

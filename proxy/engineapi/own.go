@@ -1,0 +1,137 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync"
+
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+// owners remembers what never changes, by full ID: whose a container or a network is,
+// or which container an exec is in.
+type owners struct {
+	mu   sync.Mutex
+	byID map[string]string
+}
+
+const maxOwners = 16 << 10
+
+func (o *owners) get(id string) (owner string, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	owner, ok = o.byID[id]
+	return owner, ok
+}
+
+func (o *owners) put(id, owner string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.byID == nil || len(o.byID) >= maxOwners {
+		o.byID = map[string]string{}
+	}
+	o.byID[id] = owner
+}
+
+func (o *owners) drop(id string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.byID, id)
+}
+
+// own tells whether labels are those of something of the caller's.
+func (c *call) own(labels map[string]string) bool {
+	return labels[lifecycle.LabelOwner] == c.opts.Owner && labels[lifecycle.LabelDoor] == lifecycle.DoorEngine &&
+		labels[lifecycle.LabelTenant] == c.caller.Tenant && c.caller.Tenant != ""
+}
+
+// ownLabels select what is the caller's in the filters of lists.
+func (c *call) ownLabels() []string {
+	return []string{
+		lifecycle.LabelOwner + "=" + c.opts.Owner, lifecycle.LabelDoor + "=" + lifecycle.DoorEngine,
+		lifecycle.LabelTenant + "=" + c.caller.Tenant,
+	}
+}
+
+var (
+	fullID     = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	objectName = regexp.MustCompile(`^/?[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
+)
+
+// containerID gives the full ID of a container of the caller's, by its ID, a prefix of it, or its name.
+// What isn't there and what is somebody else's is not found, in the same words.
+func (c *call) containerID(ref string) (string, error) {
+	if tenant, ok := c.known.get(ref); ok && fullID.MatchString(ref) {
+		if tenant != c.caller.Tenant {
+			return "", noContainer(ref)
+		}
+		c.about(ref)
+		return ref, nil
+	}
+	ct, _, err := c.container(ref)
+	if err != nil {
+		return "", err
+	}
+	return ct.ID, nil
+}
+
+// container inspects a container of the caller's, and gives the engine's own words as well.
+func (c *call) container(ref string) (*container.InspectResponse, json.RawMessage, error) {
+	if !objectName.MatchString(ref) {
+		return nil, nil, noContainer(ref)
+	}
+	var raw json.RawMessage
+	err := c.engine.get(c.ctx, c.version, "/containers/"+strings.TrimPrefix(ref, "/")+"/json", nil, &raw)
+	if statusOf(err) == http.StatusNotFound || statusOf(err) == http.StatusBadRequest {
+		return nil, nil, noContainer(ref) // also of a prefix that several containers have
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	var ct container.InspectResponse
+	if err := json.Unmarshal(raw, &ct); err != nil || ct.ContainerJSONBase == nil || ct.Config == nil || !fullID.MatchString(ct.ID) {
+		return nil, nil, fmt.Errorf("inspect container: the engine's answer can't be read: %w", err)
+	}
+	if !c.own(ct.Config.Labels) {
+		return nil, nil, noContainer(ref)
+	}
+	c.known.put(ct.ID, c.caller.Tenant)
+	c.about(ct.ID)
+	return &ct, raw, nil
+}
+
+func noContainer(ref string) error { return notFound("No such container: " + shorten(ref)) }
+
+// execID checks that an exec is of a container of the caller's, and gives that container's ID.
+func (c *call) execID(id string) (exec, containerID string, err error) {
+	missing := notFound("No such exec instance: " + shorten(id))
+	if !fullID.MatchString(id) {
+		return "", "", missing // the engine takes no prefixes of these
+	}
+	if known, ok := c.execs.get(id); ok {
+		if _, err := c.containerID(known); err != nil {
+			return "", "", missing
+		}
+		c.about(id)
+		return id, known, nil
+	}
+	var ex struct{ ContainerID string }
+	err = c.engine.get(c.ctx, c.version, "/exec/"+id+"/json", nil, &ex)
+	if statusOf(err) != 0 {
+		return "", "", missing
+	}
+	if err != nil {
+		return "", "", err
+	}
+	if _, err := c.containerID(ex.ContainerID); err != nil {
+		return "", "", missing
+	}
+	c.execs.put(id, ex.ContainerID)
+	c.about(id)
+	return id, ex.ContainerID, nil
+}

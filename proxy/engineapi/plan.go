@@ -1,0 +1,302 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/distribution/reference"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+// plan is a judged container that isn't there yet.
+type plan struct {
+	body      *createBody
+	spec      policy.ContainerSpec
+	image     imageInfo
+	imageRef  string                   // as the engine is told
+	mounts    []mounted                // all that were asked for
+	missing   []string                 // names of volumes that have to be made
+	endpoints map[string]*endpointBody // by the network's ID
+	labels    map[string]string
+	audited   bool // it was denied, and goes through in mode audit as it was asked for
+	warnings  []string
+}
+
+// imageInfo is what the door has to know of an image.
+type imageInfo struct {
+	ID                    string `json:"Id"`
+	RepoTags, RepoDigests []string
+	Config                struct {
+		User                  string
+		Labels                map[string]string
+		Volumes, ExposedPorts map[string]struct{}
+	}
+}
+
+// effective is what a container was allowed, as its label keeps it.
+type effective struct {
+	policy.ContainerSpec
+	ImageID string `json:"image_id"`
+	Audit   bool   `json:"audit,omitempty"` // it was denied, and made in mode audit
+}
+
+// plan judges what is asked for. Nothing is made by it, but a network of the policy's.
+func (c *call) plan(b *createBody) (*plan, error) {
+	if b.HostConfig == nil {
+		b.HostConfig = &hostBody{}
+	}
+	ttl, err := callersLabels(b.Labels)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.check(); err != nil {
+		return nil, err
+	}
+	if _, err := reference.ParseAnyReference(b.Image); err != nil {
+		return nil, malformed(fmt.Sprintf("invalid reference format: %q", shorten(b.Image)))
+	}
+	req, err := b.request()
+	if err != nil {
+		return nil, err
+	}
+	req.Profile, req.TTL = c.caller.Profile, ttl
+	p := &plan{body: b}
+	if req.Networks, p.endpoints, err = c.joins(b); err != nil {
+		return nil, err
+	}
+	if err := c.judge(p, req); err != nil {
+		return nil, err
+	}
+	return p, c.finish(p)
+}
+
+// judge asks the policy. An image in whose stead the policy has another is looked up
+// again by that one's name, as its volumes and ports are the container's.
+func (c *call) judge(p *plan, req policy.ContainerRequest) error {
+	asked, byID := p.body.Image, ""
+	for range 3 {
+		img, err := c.lookUpImage(asked)
+		if err != nil {
+			return err
+		}
+		again, named := req, asked
+		if img != nil {
+			again.Trusted = c.own(img.Config.Labels)
+			if named = c.nameOf(asked, img, again.Trusted); named != asked {
+				byID = img.ID
+			}
+			p.image = *img
+		}
+		again.Image = named
+		if again.Ports, err = p.body.published(req.Ports, p.image.Config.ExposedPorts); err != nil {
+			return err
+		}
+		if p.mounts, err = p.body.mounts(); err != nil {
+			return err
+		}
+		p.mounts = anonymous(p.mounts, p.image.Config.Volumes, "the image's VOLUME")
+		if p.missing, err = c.lookUpVolumes(p.mounts); err != nil {
+			return err
+		}
+		again.Mounts = nil
+		for _, m := range p.mounts {
+			again.Mounts = append(again.Mounts, m.ContainerMount)
+		}
+		verdict := c.rules.Container(again)
+		if err := c.allow(verdict.Denials); err != nil {
+			return err
+		}
+		p.spec, p.audited, p.imageRef = verdict.Spec, !verdict.Allowed(), verdict.Spec.Image
+		if p.audited || again.Trusted && named == p.spec.Image || sameImage(named, p.spec.Image) {
+			return c.settle(p, img, byID, verdict.Overridden)
+		}
+		asked = p.spec.Image
+	}
+	return fmt.Errorf("the policy has no end of images in the stead of %q", shorten(p.body.Image))
+}
+
+// settle makes sure that the image is there, and nothing in it is taken for Berm's.
+func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.Override) error {
+	if img == nil {
+		return notFound("No such image: " + familiar(p.body.Image))
+	}
+	for name := range img.Config.Labels {
+		if strings.HasPrefix(strings.ToLower(name), labelPrefix) && !(c.own(img.Config.Labels) && stamped(name)) {
+			return denied("labels.reserved", "Image", fmt.Sprintf("the image has a label %q, which is Berm's own", shorten(name)), "images without such labels")
+		}
+	}
+	if byID != "" {
+		if img.ID != byID {
+			return denied("images.pins", "Image", "the image of this ID is not the one that the policy has in its stead", p.spec.Image)
+		}
+		p.imageRef = img.ID
+	}
+	for _, o := range overridden {
+		p.warnings = append(p.warnings, fmt.Sprintf("%s: %v instead of %v (rule %s)", o.Field, o.Effective, o.Requested, o.Rule))
+	}
+	return nil
+}
+
+// stamped tells whether a label is one that every container of the door gets.
+func stamped(name string) bool {
+	return slices.Contains([]string{
+		lifecycle.LabelOwner, lifecycle.LabelDoor, lifecycle.LabelTenant, lifecycle.LabelCaller, lifecycle.LabelProfile, lifecycle.LabelSessionID,
+		lifecycle.LabelCreatedAt, lifecycle.LabelExpiresAt, lifecycle.LabelDeadline, lifecycle.LabelEffective,
+	}, name)
+}
+
+var imageID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{4,64}$`)
+
+// nameOf gives a name that the policy can judge for an image that may be asked for by its
+// ID, or the start of it.
+func (c *call) nameOf(asked string, img *imageInfo, own bool) string {
+	hex := strings.TrimPrefix(asked, "sha256:")
+	if !imageID.MatchString(asked) || !strings.HasPrefix(img.ID, "sha256:"+hex) {
+		return asked
+	}
+	if slices.ContainsFunc(img.RepoTags, func(tag string) bool { return sameImage(tag, asked) }) {
+		return asked
+	}
+	if own {
+		return img.ID
+	}
+	names := slices.Concat(img.RepoTags, img.RepoDigests)
+	for _, name := range names {
+		if _, _, err := c.rules.ImageRef(c.caller.Profile, name); err == nil {
+			return name
+		}
+	}
+	if len(names) > 0 {
+		return names[0]
+	}
+	return asked
+}
+
+// lookUpImage finds an image that the engine has; nil if it has none of that name.
+func (c *call) lookUpImage(ref string) (*imageInfo, error) {
+	var img imageInfo
+	err := c.engine.get(c.ctx, c.version, "/images/"+ref+"/json", nil, &img)
+	switch {
+	case statusOf(err) == http.StatusNotFound:
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case img.ID == "":
+		return nil, fmt.Errorf("inspect image: the engine's answer has no ID")
+	}
+	return &img, nil
+}
+
+func sameImage(a, b string) bool {
+	left, errLeft := reference.ParseDockerRef(a)
+	right, errRight := reference.ParseDockerRef(b)
+	return errLeft == nil && errRight == nil && left.String() == right.String()
+}
+
+// familiar is an image's name as the engine says that it isn't there.
+func familiar(ref string) string {
+	if named, err := reference.ParseNormalizedNamed(ref); err == nil {
+		return reference.FamiliarString(reference.TagNameOnly(named))
+	}
+	return shorten(ref)
+}
+
+// finish completes the spec, and stamps the labels.
+func (c *call) finish(p *plan) error {
+	s := &p.spec
+	if !p.audited { // or it goes through as it was asked for
+		if err := c.complete(p); err != nil {
+			return err
+		}
+	}
+	label, err := json.Marshal(effective{ContainerSpec: *s, ImageID: p.image.ID, Audit: p.audited})
+	if err != nil {
+		return fmt.Errorf("encode the effective spec: %w", err)
+	}
+	p.labels = c.stamp(maps.Clone(p.body.Labels), s.TTL, s.MaxLifetime)
+	p.labels[lifecycle.LabelEffective] = string(label)
+	return nil
+}
+
+// complete fills in what the judged spec leaves to the engine: the image's user, the
+// host's CPUs, the policy's networks, and the containers of links.
+func (c *call) complete(p *plan) error {
+	s := &p.spec
+	if s.User == "" {
+		s.User = p.image.Config.User
+	}
+	if err := c.boundCPUs(s); err != nil {
+		return err
+	}
+	for i := range s.Networks {
+		n := &s.Networks[i]
+		if n.ID != "" || n.Mode != policy.NetNamed {
+			continue
+		}
+		info, err := c.policyNetwork(n.Name)
+		if err != nil {
+			return err
+		}
+		if info == nil {
+			return denied("networks.missing", n.Field, fmt.Sprintf("the policy's network %s isn't there, and can't be made", n.Name), "another network, or none")
+		}
+		n.ID, n.Internal = info.ID, info.Internal
+	}
+	if err := p.names(c.query.Get("name")); err != nil {
+		return err
+	}
+	for _, e := range p.endpoints {
+		if e == nil || len(e.Links) == 0 {
+			continue
+		}
+		var err error
+		if e.Links, err = c.ownLinks(e.Links); err != nil {
+			return err
+		}
+	}
+	for _, m := range p.mounts {
+		if m.label {
+			p.warnings = append(p.warnings, m.Field+": the option to label it for SELinux isn't passed on")
+		}
+	}
+	return nil
+}
+
+// boundCPUs makes the limit no more than the host has, which the engine would refuse.
+func (c *call) boundCPUs(s *policy.ContainerSpec) error {
+	if s.CPUs <= 1 {
+		return nil
+	}
+	n, err := c.engine.cpus(c.ctx, c.version)
+	if err != nil {
+		return err
+	}
+	s.CPUs = min(s.CPUs, float64(n))
+	return nil
+}
+
+var hexName = regexp.MustCompile(`^/?[0-9a-f]{12,64}$`)
+
+// names refuses what could be taken for another's: a container's name that reads as the
+// start of an ID, and on a network that others share any name that reads as a host's on
+// the Internet, as the engine's name server answers for them there.
+func (p *plan) names(name string) error {
+	if name != "" && !objectName.MatchString(name) {
+		return malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
+	}
+	if hexName.MatchString(name) {
+		return denied("request.name", "name", fmt.Sprintf("the name %q reads as an ID", shorten(name)), "another name")
+	}
+	shared := slices.ContainsFunc(p.spec.Networks, func(n policy.ContainerNetwork) bool { return n.Mode == policy.NetNamed && !n.Own })
+	if shared && strings.Contains(name+p.body.Hostname, ".") {
+		return denied("request.name", "name", "on a network that others share, neither the name nor the hostname may have a dot", "names without a dot")
+	}
+	return nil
+}

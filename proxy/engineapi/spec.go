@@ -1,0 +1,213 @@
+package engineapi
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/bermhq/berm/policy"
+)
+
+// request says what the body asks for in the policy's terms, but for its mounts, its
+// networks and its image.
+func (b *createBody) request() (policy.ContainerRequest, error) {
+	h := b.HostConfig
+	req := policy.ContainerRequest{
+		Env: map[string]string{}, User: b.User, Groups: h.GroupAdd,
+		CapAdd: h.CapAdd, CapDrop: h.CapDrop, SecurityOpt: h.SecurityOpt, Privileged: h.Privileged,
+		Namespaces: h.namespaces(), Devices: h.devices(), Sysctls: h.Sysctls, Runtime: h.Runtime,
+		LogDriver: h.LogConfig.Type, LogOptions: h.LogConfig.Config, Restart: h.RestartPolicy.Name,
+		DNS: h.DNS, DNSOptions: h.DNSOptions, DNSSearch: h.DNSSearch, ExtraHosts: h.ExtraHosts,
+		ShmBytes: h.ShmSize, OOMScoreAdj: h.OomScoreAdj, ReadOnlyRootfs: h.ReadonlyRootfs,
+		Other: b.refused(),
+	}
+	for _, e := range b.Env {
+		if name, value, ok := strings.Cut(e, "="); ok {
+			req.Env[name] = value // the last one counts
+		} else {
+			delete(req.Env, name)
+		}
+	}
+	h.resources(&req)
+	var err error
+	req.Ports, err = h.ports()
+	return req, err
+}
+
+// resources fills in what can be changed later as well.
+func (r *resourcesBody) resources(req *policy.ContainerRequest) {
+	req.MemoryBytes, req.SwapBytes, req.PidsLimit = r.Memory, r.MemorySwap, r.PidsLimit
+	req.CPUs = r.cpus()
+	req.OOMKillDisable = r.OomKillDisable != nil && *r.OomKillDisable
+	for _, u := range r.Ulimits {
+		req.Ulimits = append(req.Ulimits, policy.ContainerUlimit{Name: u.Name, Soft: u.Soft, Hard: u.Hard})
+	}
+	if req.PidsLimit != nil && *req.PidsLimit == 0 {
+		req.PidsLimit = nil // as clients write what they leave out
+	}
+}
+
+// cpus is the limit in CPUs; 0 is none.
+func (r *resourcesBody) cpus() float64 {
+	if r.NanoCPUs != 0 {
+		return float64(r.NanoCPUs) / 1e9
+	}
+	if r.CPUQuota <= 0 {
+		return 0
+	}
+	period := r.CPUPeriod
+	if period == 0 {
+		period = 100_000
+	}
+	return float64(r.CPUQuota) / float64(period)
+}
+
+func (h *hostBody) namespaces() []policy.ContainerNamespace {
+	var list []policy.ContainerNamespace
+	for _, n := range []policy.ContainerNamespace{
+		{Field: "HostConfig.PidMode", Kind: "pid", Mode: h.PidMode},
+		{Field: "HostConfig.IpcMode", Kind: "ipc", Mode: h.IpcMode},
+		{Field: "HostConfig.UTSMode", Kind: "uts", Mode: h.UTSMode},
+		{Field: "HostConfig.CgroupnsMode", Kind: "cgroup", Mode: h.CgroupnsMode},
+		{Field: "HostConfig.UsernsMode", Kind: "userns", Mode: h.UsernsMode},
+	} {
+		if n.Mode != "" {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+func (r *resourcesBody) devices() []string {
+	var list []string
+	for _, d := range r.Devices {
+		list = append(list, d.PathOnHost+":"+d.PathInContainer+":"+d.CgroupPermissions)
+	}
+	for _, d := range r.DeviceRequests {
+		list = append(list, fmt.Sprintf("request of driver %q for %v", d.Driver, d.Capabilities))
+	}
+	for _, rule := range r.DeviceCgroupRules {
+		list = append(list, "cgroup rule "+rule)
+	}
+	return list
+}
+
+// others collects fields that may only be left out.
+type others []policy.OtherField
+
+func (o *others) add(given bool, field string, value any) {
+	if given {
+		*o = append(*o, policy.OtherField{Field: field, Value: shorten(fmt.Sprint(value))})
+	}
+}
+
+// refused are the fields that no policy allows, as far as they are given.
+func (b *createBody) refused() []policy.OtherField {
+	var o others
+	h := b.HostConfig
+	o.add(b.MacAddress != "", "MacAddress", b.MacAddress)
+	o.add(len(b.OnBuild) > 0, "OnBuild", b.OnBuild)
+	o.add(b.Runtime != "" && b.Runtime != h.Runtime, "Runtime", b.Runtime)
+	o.add(h.VolumeDriver != "" && h.VolumeDriver != "local", "HostConfig.VolumeDriver", h.VolumeDriver)
+	o.add(len(h.VolumesFrom) > 0, "HostConfig.VolumesFrom", h.VolumesFrom)
+	o.add(len(h.Annotations) > 0, "HostConfig.Annotations", slices.Sorted(maps.Keys(h.Annotations)))
+	o.add(len(h.Capabilities) > 0, "HostConfig.Capabilities", h.Capabilities)
+	o.add(h.Cgroup != "", "HostConfig.Cgroup", h.Cgroup)
+	o.add(len(h.Links) > 0, "HostConfig.Links", h.Links)
+	o.add(len(h.StorageOpt) > 0, "HostConfig.StorageOpt", slices.Sorted(maps.Keys(h.StorageOpt)))
+	o.add(h.Isolation != "" && h.Isolation != "default", "HostConfig.Isolation", h.Isolation)
+	o.add(h.MaskedPaths != nil, "HostConfig.MaskedPaths", h.MaskedPaths)
+	o.add(h.ReadonlyPaths != nil, "HostConfig.ReadonlyPaths", h.ReadonlyPaths)
+	return append(o, h.resourcesBody.refused("HostConfig.")...)
+}
+
+// defaultShares is the weight of a container that asks for none.
+const defaultShares = 1024
+
+func (r *resourcesBody) refused(at string) []policy.OtherField {
+	var o others
+	o.add(r.CPUShares > defaultShares, at+"CpuShares", r.CPUShares)
+	o.add(r.CgroupParent != "", at+"CgroupParent", r.CgroupParent)
+	for name, n := range map[string]int64{
+		"BlkioWeight": r.BlkioWeight, "CpuRealtimePeriod": r.CPURealtimePeriod, "CpuRealtimeRuntime": r.CPURealtimeRuntime,
+		"DiskQuota": r.DiskQuota, "KernelMemory": r.KernelMemory, "KernelMemoryTCP": r.KernelMemoryTCP, "CpuCount": r.CPUCount,
+		"CpuPercent": r.CPUPercent, "IOMaximumIOps": r.IOMaximumIOps, "IOMaximumBandwidth": r.IOMaximumBandwidth,
+	} {
+		o.add(n != 0, at+name, n)
+	}
+	for name, list := range map[string][]blkioBody{
+		"BlkioWeightDevice": r.BlkioWeightDevice, "BlkioDeviceReadBps": r.BlkioDeviceReadBps, "BlkioDeviceWriteBps": r.BlkioDeviceWriteBps,
+		"BlkioDeviceReadIOps": r.BlkioDeviceReadIOps, "BlkioDeviceWriteIOps": r.BlkioDeviceWriteIOps,
+	} {
+		o.add(len(list) > 0, at+name, len(list))
+	}
+	slices.SortFunc(o, func(a, b policy.OtherField) int { return strings.Compare(a.Field, b.Field) })
+	return o
+}
+
+// ports are those to be published, in the order of their numbers.
+func (h *hostBody) ports() ([]policy.ContainerPort, error) {
+	var list []policy.ContainerPort
+	for _, key := range slices.Sorted(maps.Keys(h.PortBindings)) {
+		port, protocol, err := parsePort(key)
+		if err != nil {
+			return nil, err
+		}
+		field := fmt.Sprintf("HostConfig.PortBindings[%q]", key)
+		bindings := h.PortBindings[key]
+		if len(bindings) == 0 {
+			bindings = []portBody{{}}
+		}
+		for _, b := range bindings {
+			p := policy.ContainerPort{Field: field, HostIP: b.HostIP, Port: port, Protocol: protocol}
+			if b.HostPort != "" {
+				n, err := strconv.ParseUint(b.HostPort, 10, 16)
+				if err != nil {
+					return nil, malformed(fmt.Sprintf("%s: the host port %q is not a port's number; ranges aren't taken", field, shorten(b.HostPort)))
+				}
+				p.HostPort = int(n)
+			}
+			list = append(list, p)
+		}
+	}
+	return list, nil
+}
+
+// published adds the ports that PublishAllPorts stands for: the exposed ones, which the
+// image's are among, that have no place of their own.
+func (b *createBody) published(have []policy.ContainerPort, image map[string]struct{}) ([]policy.ContainerPort, error) {
+	if !b.HostConfig.PublishAllPorts {
+		return have, nil
+	}
+	all := maps.Clone(b.ExposedPorts)
+	if all == nil {
+		all = map[string]struct{}{}
+	}
+	maps.Copy(all, image)
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		port, protocol, err := parsePort(key)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(have, func(p policy.ContainerPort) bool { return p.Port == port && p.Protocol == protocol }) {
+			have = append(have, policy.ContainerPort{Field: "HostConfig.PublishAllPorts", Port: port, Protocol: protocol})
+		}
+	}
+	return have, nil
+}
+
+// parsePort reads "80/tcp", or "80".
+func parsePort(s string) (port int, protocol string, err error) {
+	number, protocol, ok := strings.Cut(s, "/")
+	if !ok {
+		protocol = "tcp"
+	}
+	protocol = strings.ToLower(protocol)
+	n, err := strconv.ParseUint(number, 10, 16)
+	if err != nil || n == 0 || !slices.Contains([]string{"tcp", "udp", "sctp"}, protocol) {
+		return 0, "", malformed(fmt.Sprintf("%q is not a port as 80/tcp", shorten(s)))
+	}
+	return int(n), protocol, nil
+}

@@ -1,0 +1,147 @@
+package engineapi
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/bermhq/berm/policy"
+)
+
+// startContainer starts a container, or ends and starts it, after another look: what was
+// allowed must still be what is there, and its directories where they were.
+func (c *call) startContainer() error {
+	query, wait, err := c.startQuery()
+	if err != nil {
+		return err
+	}
+	id, err := c.containerID(c.name)
+	if err != nil {
+		return err
+	}
+	client := c.ctx
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(client), makeTimeout+wait)
+	defer cancel()
+	c.ctx = ctx // what is begun is verified, whoever waits for it
+	defer func() { c.ctx = client }()
+	v, err := c.engine.max(ctx)
+	if err != nil {
+		return err
+	}
+	ct, err := c.inspect(id, v)
+	if err != nil {
+		return err
+	}
+	if err := expired(ct); err != nil {
+		return err
+	}
+	e, err := effectiveOf(ct)
+	if err != nil {
+		return err
+	}
+	a := ask{path: "/containers/" + id + "/" + path.Base(c.route.template), query: query}
+	if e.Audit {
+		if err := c.allow([]policy.Reason{{Rule: "verify.start", Message: "the container was denied, and made in mode audit", Allowed: "a new container"}}); err != nil {
+			return err
+		}
+		return c.forward(a, false)
+	}
+	if err := c.judged(c.verifyStart(e, ct, v)); err != nil {
+		return err
+	}
+	return c.startStanding(a, e, ct, v)
+}
+
+// startStanding starts a container between two looks at its directories. What the engine
+// has mounted that wasn't judged doesn't run on.
+func (c *call) startStanding(a ask, e effective, ct *container.InspectResponse, v version) error {
+	release, err := c.claim(ct.ID, ct.ID, e.Binds)
+	if err != nil {
+		return err
+	}
+	defer release()
+	for _, m := range e.Binds {
+		if now, err := c.rules.EnginePath(m.Local); err != nil || now != m.Source {
+			return exchanged(m)
+		}
+	}
+	places, err := stand(e.Binds)
+	if err != nil {
+		return err
+	}
+	defer places.close()
+	resp, err := c.ask(a)
+	if err != nil {
+		c.stopUnseen(ct.ID, e, places, v)
+		return err
+	}
+	if resp.StatusCode >= 400 {
+		return failure(resp)
+	}
+	if err := c.judged(c.verifyStarted(ct.ID, e, places, v)); err != nil {
+		_ = resp.Body.Close()
+		c.removeUnfit(ct.ID, v)
+		return err
+	}
+	return c.relay(resp, false)
+}
+
+// verifyStarted looks at a container that was just started, unless it is gone already.
+func (c *call) verifyStarted(id string, e effective, places *standing, v version) error {
+	if err := places.same(); err != nil {
+		return err
+	}
+	ct, err := c.inspect(id, v)
+	if statusOf(err) == http.StatusNotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return c.verifyStart(e, ct, v)
+}
+
+// stopUnseen is for a start whose answer was lost: the container may run all the same.
+func (c *call) stopUnseen(id string, e effective, places *standing, v version) {
+	client := c.ctx
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(client), undoTimeout)
+	defer cancel()
+	c.ctx = ctx
+	defer func() { c.ctx = client }()
+	if err := c.verifyStarted(id, e, places, v); err != nil {
+		c.removeUnfit(id, v)
+	}
+}
+
+// startQuery reads what a restart may be told, and how long the container may take to end.
+func (c *call) startQuery() (url.Values, time.Duration, error) {
+	query, wait := url.Values{}, time.Duration(0)
+	if keys := c.query.Get("detachKeys"); keys != "" {
+		if err := detachKeys(keys); err != nil {
+			return nil, 0, err
+		}
+		query.Set("detachKeys", keys)
+	}
+	if signal := c.query.Get("signal"); signal != "" {
+		if !signalName.MatchString(signal) {
+			return nil, 0, malformed("Invalid signal: " + shorten(signal))
+		}
+		query.Set("signal", signal)
+	}
+	if c.query.Get("t") != "" {
+		n, err := c.number("t")
+		if err != nil || n < -1 || n > maxStopSeconds {
+			return nil, 0, malformed("the time to end is not a number of seconds")
+		}
+		query.Set("t", strconv.FormatInt(n, 10))
+	}
+	if path.Base(c.route.template) == "restart" {
+		wait = maxStopSeconds * time.Second
+	}
+	return query, wait, nil
+}

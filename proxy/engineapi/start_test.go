@@ -1,0 +1,366 @@
+package engineapi
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/client"
+
+	"github.com/bermhq/berm/policy"
+)
+
+var sleeper = &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}}
+
+func create(t *testing.T, c *client.Client, h *container.HostConfig, name string) string {
+	t.Helper()
+	ct, err := c.ContainerCreate(t.Context(), sleeper, h, nil, nil, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ct.ID
+}
+
+// deniedBy checks that an error is a denial by a rule.
+func deniedBy(t *testing.T, err error, rule string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), "denied by policy: ") || !strings.Contains(err.Error(), "(rule "+rule+")") {
+		t.Errorf("got %v, want a denial by %s", err, rule)
+	}
+}
+
+func startIt(t *testing.T, c *client.Client, id string) error {
+	t.Helper()
+	return c.ContainerStart(t.Context(), id, container.StartOptions{})
+}
+
+func restartIt(t *testing.T, c *client.Client, id string) error {
+	t.Helper()
+	zero := 0
+	return c.ContainerRestart(t.Context(), id, container.StopOptions{Timeout: &zero})
+}
+
+func TestStartLooksAgain(t *testing.T) {
+	host, direct := testEngine(t)
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, "")
+	sweepOwn(t, direct, d)
+	c := d.client("again")
+	id := create(t, c, &container.HostConfig{ReadonlyRootfs: true}, "")
+	for _, name := range []string{"privileged", "capability", "host network", "bind", "mount", "memory", "pids gone", "unmasked", "image", "user"} {
+		l.set(func(l *liar) { l.change = lies[name] })
+		for what, do := range map[string]func(*testing.T, *client.Client, string) error{"start": startIt, "restart": restartIt} {
+			t.Run(name+", "+what, func(t *testing.T) { deniedBy(t, do(t, c, id), "verify.start") })
+		}
+	}
+	l.set(func(*liar) {})
+	if inspect(t, direct, id).State.Running {
+		t.Error("it runs")
+	}
+	if err := startIt(t, c, id); err != nil {
+		t.Fatal(err)
+	}
+	if err := startIt(t, c, id); err != nil { // 304
+		t.Errorf("start of one that runs: %v", err)
+	}
+	if err := restartIt(t, c, id); err != nil {
+		t.Error(err)
+	}
+	// What is seen only once it runs is ended.
+	looks := 0
+	l.set(func(l *liar) {
+		l.change = func(m map[string]any) {
+			if looks++; looks > 1 {
+				put("HostConfig.Privileged", true)(m)
+			}
+		}
+	})
+	deniedBy(t, restartIt(t, c, id), "verify.start")
+	l.set(func(*liar) {})
+	if _, err := direct.ContainerInspect(t.Context(), id); !client.IsErrNotFound(err) {
+		t.Errorf("it is there: %v", err)
+	}
+}
+
+func TestStartAnswerLost(t *testing.T) {
+	host, direct := testEngine(t)
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, "")
+	sweepOwn(t, direct, d)
+	c := d.client("lost")
+	id := create(t, c, nil, "")
+	looks := 0
+	l.set(func(l *liar) {
+		l.lose = func(m, p string) bool { return m == http.MethodPost && strings.HasSuffix(p, "/start") }
+		l.change = func(m map[string]any) {
+			if looks++; looks > 1 {
+				put("HostConfig.Privileged", true)(m)
+			}
+		}
+	})
+	if err := startIt(t, c, id); err == nil {
+		t.Error("no error")
+	}
+	l.set(func(*liar) {})
+	if _, err := direct.ContainerInspect(t.Context(), id); !client.IsErrNotFound(err) {
+		t.Errorf("it is there: %v", err)
+	}
+}
+
+func TestStartBody(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	address := d.listen(Caller{Name: "body", Tenant: "body"})
+	c := newClient(t, address)
+	id := create(t, c, nil, "")
+	for _, path := range []string{"/v1.24/containers/" + id + "/start", "/containers/" + id + "/start", "/containers/" + id + "/restart"} {
+		for _, body := range []string{`{"Privileged":true}`, `{}`} {
+			resp, err := raw(address).Post("http://docker"+path, "application/json", strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+			if resp.StatusCode != http.StatusBadRequest {
+				t.Errorf("%s with %s: %d", path, body, resp.StatusCode)
+			}
+		}
+	}
+	for _, query := range []string{"?checkpoint=x", "?checkpoint-dir=/etc", "?detachKeys=a&detachKeys=b"} {
+		resp, err := raw(address).Post("http://docker/containers/"+id+"/start"+query, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusForbidden && resp.StatusCode != http.StatusBadRequest {
+			t.Errorf("%s: %d", query, resp.StatusCode)
+		}
+	}
+	if inspect(t, direct, id).State.Running {
+		t.Error("it runs")
+	}
+	other := d.client("body2")
+	for what, err := range map[string]error{"start": startIt(t, other, id), "restart": restartIt(t, other, id[:12])} {
+		if !client.IsErrNotFound(err) {
+			t.Errorf("%s of another's: %v", what, err)
+		}
+	}
+}
+
+func TestExpiredIsNotStarted(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	c := d.client("expired")
+	cfg := *sleeper
+	cfg.Labels = map[string]string{"berm.ttl": "1s"}
+	ct, err := c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool {
+		err := startIt(t, c, ct.ID)
+		if err == nil { // it was quicker than its time
+			zero := 0
+			return c.ContainerStop(t.Context(), ct.ID, container.StopOptions{Timeout: &zero}) != nil
+		}
+		return strings.Contains(err.Error(), "(rule ttl.expired)")
+	})
+}
+
+func TestExchangedDirectory(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	mkdir := func(name string) string {
+		t.Helper()
+		if err := os.MkdirAll(dir+name, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return dir + name
+	}
+	mkdir("/a/inner")
+	mkdir("/b")
+	mkdir("/c")
+	d := doorTo(t, host, workRules(dir))
+	sweepOwn(t, direct, d)
+	c, other := d.client("place"), d.client("place2")
+	binds := func(b ...string) *container.HostConfig { return &container.HostConfig{Binds: b} }
+
+	outer := create(t, c, binds(dir+"/a:/a"), "")
+	for name, who := range map[string]*client.Client{"its own": c, "another's": other} {
+		for _, mode := range []string{"", ":ro"} {
+			_, err := who.ContainerCreate(t.Context(), sleeper, binds(dir+"/a/inner:/x"+mode), nil, nil, "")
+			deniedBy(t, err, "mounts.exposed")
+			if err == nil {
+				t.Log(name)
+			}
+		}
+	}
+	if err := c.ContainerRemove(t.Context(), outer, container.RemoveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	inner := create(t, other, binds(dir+"/a/inner:/x:ro"), "")
+	_, err := c.ContainerCreate(t.Context(), sleeper, binds(dir+"/a:/a"), nil, nil, "")
+	deniedBy(t, err, "mounts.exposed")
+	create(t, c, binds(dir+"/a:/a:ro"), "") // who can't write there can't exchange anything
+	if err := startIt(t, other, inner); err != nil {
+		t.Error(err)
+	}
+
+	// A sandbox of the other door, which comes later.
+	late := create(t, c, binds(dir+"/c:/c"), "")
+	d.opts.Mounts = func() []policy.Mount { return []policy.Mount{{Source: dir, Mode: "rw"}} }
+	deniedBy(t, startIt(t, c, late), "mounts.exposed")
+	d.opts.Mounts = func() []policy.Mount { return nil }
+	if err := startIt(t, c, late); err != nil {
+		t.Error(err)
+	}
+
+	// One that leads elsewhere by now.
+	moved := create(t, c, binds(dir+"/b:/b"), "")
+	if err := os.Rename(dir+"/b", dir+"/b2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/etc", dir+"/b"); err != nil {
+		t.Fatal(err)
+	}
+	deniedBy(t, startIt(t, c, moved), "verify.start")
+	if err := os.Remove(dir + "/b"); err != nil {
+		t.Fatal(err)
+	}
+	if err := startIt(t, c, moved); err == nil {
+		t.Error("it was started without its directory")
+	}
+	if _, err := os.Lstat(dir + "/b"); !os.IsNotExist(err) {
+		t.Errorf("the engine made it: %v", err)
+	}
+}
+
+// TestExchangedMeanwhile exchanges the directory while the engine starts the container.
+func TestExchangedMeanwhile(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	if err := os.MkdirAll(dir+"/a", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, workRules(dir))
+	sweepOwn(t, direct, d)
+	c := d.client("meanwhile")
+	id := create(t, c, &container.HostConfig{Binds: []string{dir + "/a:/a"}}, "")
+	l.set(func(l *liar) {
+		l.refuse = func(m, p string) bool {
+			if strings.HasSuffix(p, "/start") {
+				_ = os.Rename(dir+"/a", dir+"/was")
+				_ = os.Symlink("/etc", dir+"/a")
+			}
+			return false
+		}
+	})
+	deniedBy(t, startIt(t, c, id), "verify.start")
+	l.set(func(*liar) {})
+	if _, err := direct.ContainerInspect(t.Context(), id); !client.IsErrNotFound(err) {
+		t.Errorf("it is there: %v", err)
+	}
+}
+
+// TestNetworkOfTheSameName has a container's network removed, and another caller take its name.
+func TestNetworkOfTheSameName(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	c, other := d.client("name"), d.client("name2")
+	n, err := c.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := create(t, c, &container.HostConfig{NetworkMode: "same-name"}, "")
+	if err := c.NetworkRemove(t.Context(), n.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true}); err != nil {
+		t.Fatal(err)
+	}
+	deniedBy(t, startIt(t, c, id), "verify.start")
+	// A network of another caller's can't be named, by whatever of its names.
+	theirs, err := direct.NetworkInspect(t.Context(), "same-name", network.InspectOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ref := range []string{"same-name", theirs.ID, theirs.ID[:12], theirs.ID[:4]} {
+		_, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: container.NetworkMode(ref)}, nil, nil, "")
+		deniedBy(t, err, "networks.foreign")
+		_, err = c.ContainerCreate(t.Context(), sleeper, nil, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{ref: {}}}, nil, "")
+		deniedBy(t, err, "networks.foreign")
+	}
+}
+
+func TestUpdate(t *testing.T) {
+	host, direct := testEngine(t)
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, basePolicy+"profiles: {default: {memory_mb: 64, max_memory_mb: 128, pids_limit: 50, max_pids_limit: 60, engine_api: {restart: [\"no\", on-failure]}}}\nresources: {over_max: refuse}\n")
+	sweepOwn(t, direct, d)
+	c := d.client("update")
+	id := create(t, c, nil, "")
+	update := func(u container.UpdateConfig) error {
+		_, err := c.ContainerUpdate(t.Context(), id, u)
+		return err
+	}
+	pids, unlimited := int64(55), int64(-1)
+	good := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: "on-failure", MaximumRetryCount: 2}}
+	good.Memory, good.PidsLimit, good.NanoCPUs = 100<<20, &pids, 5e8
+	if err := update(good); err != nil {
+		t.Fatal(err)
+	}
+	h := inspect(t, direct, id).HostConfig
+	if h.Memory != 100<<20 || h.MemorySwap != 100<<20 || *h.PidsLimit != 55 || h.NanoCPUs != 5e8 || h.RestartPolicy.Name != "on-failure" || h.RestartPolicy.MaximumRetryCount != 2 {
+		t.Errorf("after the update: %+v", h)
+	}
+	if err := startIt(t, c, id); err != nil {
+		t.Errorf("start after an update: %v", err)
+	}
+	for rule, change := range map[string]func(*container.UpdateConfig){
+		"resources.over_max": func(u *container.UpdateConfig) { u.Memory = 1 << 30 },
+		"resources.range":    func(u *container.UpdateConfig) { u.Memory = -1 },
+		"containers.restart": func(u *container.UpdateConfig) { u.RestartPolicy.Name = "always" },
+		"containers.devices": func(u *container.UpdateConfig) { u.DeviceCgroupRules = []string{"a *:* rwm"} },
+		"fields.refused":     func(u *container.UpdateConfig) { u.CgroupParent = "/x" },
+		"resources.oom":      func(u *container.UpdateConfig) { yes := true; u.OomKillDisable = &yes },
+		"fields.refused, more": func(u *container.UpdateConfig) {
+			u.Ulimits = []*container.Ulimit{{Name: "nofile", Soft: 1 << 30, Hard: 1 << 30}}
+		},
+	} {
+		var u container.UpdateConfig
+		change(&u)
+		rule, _, _ = strings.Cut(rule, ",")
+		err := update(u)
+		if rule == "resources.range" {
+			if err == nil {
+				t.Error("negative memory was taken")
+			}
+			continue
+		}
+		deniedBy(t, err, rule)
+	}
+	u := container.UpdateConfig{}
+	u.PidsLimit = &unlimited
+	deniedBy(t, update(u), "resources.over_max")
+	if now := inspect(t, direct, id).HostConfig; now.Memory != h.Memory || *now.PidsLimit != 55 || now.RestartPolicy != h.RestartPolicy {
+		t.Errorf("after refusals: %+v", now)
+	}
+	other := d.client("update2")
+	if _, err := other.ContainerUpdate(t.Context(), id, good); !client.IsErrNotFound(err) {
+		t.Errorf("another's: %v", err)
+	}
+	// An engine that does something else.
+	l.set(func(l *liar) { l.change = put("HostConfig.Memory", 1<<40) })
+	deniedBy(t, update(good), "verify.update")
+	l.set(func(*liar) {})
+	if _, err := direct.ContainerInspect(context.Background(), id); !client.IsErrNotFound(err) {
+		t.Errorf("it is there: %v", err)
+	}
+}

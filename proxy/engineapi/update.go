@@ -1,0 +1,104 @@
+package engineapi
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/bermhq/berm/policy"
+)
+
+// updateContainer changes a container's resources and restart policy, within what its
+// profile allows a new one.
+func (c *call) updateContainer() error {
+	var body updateBody
+	if err := c.decode(&body); err != nil {
+		return err
+	}
+	if err := body.check(); err != nil {
+		return err
+	}
+	if n := body.RestartPolicy.MaximumRetryCount; n < 0 || n > 1<<31-1 {
+		return malformed("maximum retry count cannot be negative, or that large")
+	}
+	req := policy.ContainerRequest{
+		Profile: c.caller.Profile, Restart: body.RestartPolicy.Name, Devices: body.devices(), Other: body.refused(""),
+	}
+	body.resources(&req)
+	if len(req.Ulimits) > 0 {
+		req.Other = append(req.Other, policy.OtherField{Field: "Ulimits", Value: req.Ulimits[0].Name})
+		req.Ulimits = nil
+	}
+	verdict := c.rules.ContainerUpdate(c.caller.Profile, req)
+	if err := c.allow(verdict.Denials); err != nil {
+		return err
+	}
+	ct, _, err := c.container(c.name)
+	if err != nil {
+		return err
+	}
+	if err := c.boundCPUs(&verdict.Spec); err != nil {
+		return err
+	}
+	var change any = &body // of mode audit
+	if verdict.Allowed() {
+		change = body.encode(verdict.Spec)
+	}
+	client := c.ctx
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(client), askTimeout)
+	defer cancel()
+	c.ctx = ctx
+	defer func() { c.ctx = client }()
+	v, err := c.engine.max(ctx)
+	if err != nil {
+		return err
+	}
+	answer := struct{ Warnings []string }{[]string{}}
+	err = c.engine.post(ctx, v, "/containers/"+ct.ID+"/update", nil, change, &answer)
+	if verdict.Allowed() {
+		if verr := c.verifyUpdate(ct.ID, v); verr != nil {
+			return verr
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, answer)
+}
+
+// encode leaves out what stays as it is. Memory and swap go together, so that there is
+// no swap.
+func (b *updateBody) encode(s policy.ContainerSpec) container.UpdateConfig {
+	u := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(s.Restart)}}
+	if s.Restart == string(container.RestartPolicyOnFailure) {
+		u.RestartPolicy.MaximumRetryCount = int(b.RestartPolicy.MaximumRetryCount)
+	}
+	u.Memory, u.MemorySwap, u.NanoCPUs = s.MemoryBytes, s.SwapBytes, nanoCPUs(s.CPUs)
+	if s.PidsLimit != 0 {
+		u.PidsLimit = &s.PidsLimit
+	}
+	b.harmless(&u.Resources)
+	return u
+}
+
+// verifyUpdate looks at what became of the container, also after an update that failed
+// half-way. One that is out of bounds goes.
+func (c *call) verifyUpdate(id string, v version) error {
+	ct, err := c.inspect(id, v)
+	if statusOf(err) == http.StatusNotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	e, err := effectiveOf(ct)
+	if err != nil || e.Audit || c.withinLimits(e, ct.HostConfig) {
+		return nil
+	}
+	if err := c.judged(denied("verify.update", "HostConfig.Resources", "the container is not as it was allowed after the update", "limits of the profile")); err != nil {
+		c.removeUnfit(id, v)
+		return err
+	}
+	return nil
+}

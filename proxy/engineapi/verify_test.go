@@ -1,0 +1,261 @@
+package engineapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/client"
+)
+
+// liar is an engine that isn't quite what it seems: the real one behind a stand-in that
+// changes or loses answers.
+type liar struct {
+	host string
+
+	mu     sync.Mutex
+	change func(inspected map[string]any)        // what a container's inspect tells
+	lose   func(method, path string) (lose bool) // asked after the engine has done its part
+	refuse func(method, path string) bool        // asked before
+}
+
+func (l *liar) set(f func(*liar)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.change, l.lose, l.refuse = nil, nil, nil
+	f(l)
+}
+
+func (l *liar) now() (func(map[string]any), func(method, path string) bool, func(method, path string) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.change, l.lose, l.refuse
+}
+
+var inspectPath = regexp.MustCompile(`^/v[0-9.]+/containers/[0-9a-f]{64}/json$`)
+
+func startLiar(t *testing.T, host string) *liar {
+	t.Helper()
+	dir := t.TempDir()
+	l := &liar{host: "unix://" + filepath.Join(dir, "e.sock")}
+	rp := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: "docker"}) },
+		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
+		}, DisableKeepAlives: true},
+		ModifyResponse: func(r *http.Response) error {
+			change, _, _ := l.now()
+			if change == nil || !inspectPath.MatchString(r.Request.URL.Path) || r.StatusCode != http.StatusOK {
+				return nil
+			}
+			var told map[string]any
+			if err := json.NewDecoder(r.Body).Decode(&told); err != nil {
+				return err
+			}
+			_ = r.Body.Close()
+			change(told)
+			b, err := json.Marshal(told)
+			r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
+			r.Header.Set("Content-Length", strconv.Itoa(len(b)))
+			return err
+		},
+	}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, lose, refuse := l.now()
+		if refuse != nil && refuse(r.Method, r.URL.Path) {
+			w.WriteHeader(http.StatusInternalServerError)
+			_, _ = io.WriteString(w, `{"message":"no"}`)
+			return
+		}
+		if lose != nil && lose(r.Method, r.URL.Path) {
+			rp.ServeHTTP(&nowhere{header: http.Header{}}, r)
+			panic(http.ErrAbortHandler)
+		}
+		rp.ServeHTTP(w, r)
+	})}
+	ln, err := net.Listen("unix", strings.TrimPrefix(l.host, "unix://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = srv.Serve(ln) }()
+	t.Cleanup(func() { _ = srv.Close() })
+	return l
+}
+
+// nowhere is where lost answers go.
+type nowhere struct{ header http.Header }
+
+func (n *nowhere) Header() http.Header         { return n.header }
+func (n *nowhere) Write(b []byte) (int, error) { return len(b), nil }
+func (n *nowhere) WriteHeader(int)             {}
+
+// put sets what a path such as "HostConfig.Privileged" leads to.
+func put(path string, value any) func(map[string]any) {
+	return func(m map[string]any) {
+		names := strings.Split(path, ".")
+		for _, name := range names[:len(names)-1] {
+			m = m[name].(map[string]any)
+		}
+		m[names[len(names)-1]] = value
+	}
+}
+
+// lies are what an engine could make of a container instead.
+var lies = map[string]func(map[string]any){
+	"privileged":        put("HostConfig.Privileged", true),
+	"capability":        put("HostConfig.CapAdd", []string{"SYS_ADMIN"}),
+	"no drop":           put("HostConfig.CapDrop", nil),
+	"privileges":        put("HostConfig.SecurityOpt", nil),
+	"seccomp":           put("HostConfig.SecurityOpt", []string{"no-new-privileges", "seccomp=unconfined"}),
+	"unmasked":          put("HostConfig.MaskedPaths", []string{}),
+	"writable proc":     put("HostConfig.ReadonlyPaths", []string{}),
+	"host pids":         put("HostConfig.PidMode", "host"),
+	"shareable ipc":     put("HostConfig.IpcMode", "shareable"),
+	"host uts":          put("HostConfig.UTSMode", "host"),
+	"host users":        put("HostConfig.UsernsMode", "host"),
+	"host cgroups":      put("HostConfig.CgroupnsMode", "host"),
+	"cgroup parent":     put("HostConfig.CgroupParent", "/x"),
+	"host network":      put("HostConfig.NetworkMode", "host"),
+	"bridge":            put("NetworkSettings.Networks", map[string]any{"bridge": map[string]any{}}),
+	"device":            put("HostConfig.Devices", []any{map[string]any{"PathOnHost": "/dev/sda"}}),
+	"device rule":       put("HostConfig.DeviceCgroupRules", []string{"a *:* rwm"}),
+	"bind":              put("HostConfig.Binds", []string{"/:/x"}),
+	"mount":             put("Mounts", []any{map[string]any{"Type": "bind", "Source": "/", "Destination": "/x", "RW": true}}),
+	"host config mount": put("HostConfig.Mounts", []any{map[string]any{"Type": "bind", "Source": "/", "Target": "/x"}}),
+	"tmpfs":             put("HostConfig.Tmpfs", map[string]any{"/x": ""}),
+	"volumes from":      put("HostConfig.VolumesFrom", []string{"x"}),
+	"links":             put("HostConfig.Links", []string{"x:y"}),
+	"memory":            put("HostConfig.Memory", 0),
+	"swap":              put("HostConfig.MemorySwap", 1<<40),
+	"pids":              put("HostConfig.PidsLimit", 0),
+	"pids gone":         put("HostConfig.PidsLimit", nil),
+	"cpus":              put("HostConfig.NanoCpus", 0),
+	"shm":               put("HostConfig.ShmSize", 1<<40),
+	"no oom":            put("HostConfig.OomKillDisable", true),
+	"oom score":         put("HostConfig.OomScoreAdj", -1000),
+	"restart":           put("HostConfig.RestartPolicy.Name", "always"),
+	"log driver":        put("HostConfig.LogConfig.Type", "syslog"),
+	"log options":       put("HostConfig.LogConfig.Config", map[string]any{}),
+	"sysctl":            put("HostConfig.Sysctls", map[string]any{"kernel.x": "1"}),
+	"group":             put("HostConfig.GroupAdd", []string{"0"}),
+	"ports":             put("HostConfig.PortBindings", map[string]any{"80/tcp": []any{map[string]any{"HostIp": "", "HostPort": "80"}}}),
+	"all ports":         put("HostConfig.PublishAllPorts", true),
+	"writable root":     put("HostConfig.ReadonlyRootfs", false),
+	"user":              put("Config.User", "0"),
+	"image":             put("Image", "sha256:"+strings.Repeat("0", 64)),
+	"owner":             put("Config.Labels.berm#owner", "x"),
+	"label":             put("Config.Labels.berm#key", "x"),
+	"environment":       put("Config.Env", []string{"A=2"}),
+	"environment twice": put("Config.Env", []string{"A=1", "A=2"}),
+	"id":                put("Id", strings.Repeat("0", 64)),
+	"health check":      put("Config.Healthcheck", map[string]any{"Test": []string{"CMD", "x"}, "Interval": 1000000}),
+	"annotations":       put("HostConfig.Annotations", map[string]any{"a": "b"}),
+}
+
+func TestVerifyCreate(t *testing.T) {
+	host, direct := testEngine(t)
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, "")
+	left := sweepOwn(t, direct, d)
+	c := d.client("verify")
+	create := func(name string) error {
+		_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Env: []string{"A=1"}, User: "1000"}, &container.HostConfig{ReadonlyRootfs: true}, nil, nil, name)
+		return err
+	}
+	if err := create("verify-honest"); err != nil {
+		t.Fatal(err)
+	}
+	for name, lie := range lies {
+		t.Run(name, func(t *testing.T) {
+			l.set(func(l *liar) {
+				l.change = func(m map[string]any) {
+					if strings.HasPrefix(name, "owner") || name == "label" {
+						labels := m["Config"].(map[string]any)["Labels"].(map[string]any)
+						labels[map[string]string{"owner": "berm.owner", "label": "berm.key"}[name]] = "x"
+						return
+					}
+					lie(m)
+				}
+			})
+			defer l.set(func(*liar) {})
+			err := create("verify-lie")
+			if err == nil || !strings.Contains(err.Error(), "verify.create") {
+				t.Errorf("create: %v", err)
+			}
+			if all := left(); len(all) != 1 {
+				t.Errorf("left: %v", all)
+			}
+		})
+	}
+}
+
+func TestCreateUndone(t *testing.T) {
+	host, direct := testEngine(t)
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, "")
+	left := sweepOwn(t, direct, d)
+	c := d.client("undone")
+	is := func(method, path string) func(string, string) bool {
+		re := regexp.MustCompile(path)
+		return func(m, p string) bool { return m == method && re.MatchString(p) }
+	}
+	for name, set := range map[string]func(*liar){
+		"image refused":           func(l *liar) { l.refuse = is(http.MethodGet, "/images/") },
+		"volume refused":          func(l *liar) { l.refuse = is(http.MethodPost, "/volumes/create$") },
+		"create refused":          func(l *liar) { l.refuse = is(http.MethodPost, "/containers/create$") },
+		"create's answer lost":    func(l *liar) { l.lose = is(http.MethodPost, "/containers/create$") },
+		"inspect refused":         func(l *liar) { l.refuse = is(http.MethodGet, "/containers/[0-9a-f]{64}/json$") },
+		"inspect's answer lost":   func(l *liar) { l.lose = is(http.MethodGet, "/containers/[0-9a-f]{64}/json$") },
+		"network lookup refused":  func(l *liar) { l.refuse = is(http.MethodGet, "/networks/") },
+		"container count refused": func(l *liar) { l.refuse = is(http.MethodGet, "/containers/json$") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l.set(set)
+			defer l.set(func(*liar) {})
+			_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Volumes: map[string]struct{}{"/a": {}}},
+				&container.HostConfig{Binds: []string{"undone-vol:/v"}, NetworkMode: "undone-none"}, nil, nil, "undone")
+			if name == "network lookup refused" {
+				if err == nil {
+					t.Error("no error")
+				}
+			} else if _, err = c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Volumes: map[string]struct{}{"/a": {}}},
+				&container.HostConfig{Binds: []string{"undone-vol:/v"}}, nil, nil, "undone"); err == nil {
+				t.Error("no error")
+			}
+			if all := left(); len(all) != 0 {
+				t.Errorf("left: %v", all)
+			}
+		})
+	}
+	// The client leaves while the engine makes it.
+	ctx, cancel := context.WithCancel(t.Context())
+	l.set(func(l *liar) {
+		l.refuse = func(m, p string) bool {
+			if m == http.MethodPost && strings.HasSuffix(p, "/containers/create") {
+				cancel()
+				<-ctx.Done()
+			}
+			return false
+		}
+	})
+	if _, err := c.ContainerCreate(ctx, &container.Config{Image: testImage}, &container.HostConfig{Binds: []string{"undone-vol:/v"}}, nil, nil, "undone"); err == nil {
+		t.Error("the client wasn't told that it had left")
+	}
+	l.set(func(*liar) {})
+	eventually(t, func() bool { return len(left()) == 0 })
+	if _, err := direct.ContainerInspect(t.Context(), "undone"); !client.IsErrNotFound(err) {
+		t.Errorf("it is there: %v", err)
+	}
+}

@@ -1,0 +1,180 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+
+	"github.com/docker/docker/api/types/volume"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+func volumeRoutes() []route {
+	return []route{
+		{method: http.MethodGet, template: "/volumes", query: []string{"filters"}, serve: (*call).listVolumes},
+		{method: http.MethodPost, template: "/volumes/create", body: jsonBody, change: true, serve: (*call).createVolume},
+		{method: http.MethodGet, template: "/volumes/{name}", serve: (*call).inspectVolume},
+		{method: http.MethodDelete, template: "/volumes/{name}", query: []string{"force"}, change: true, serve: (*call).removeVolume},
+		{method: http.MethodPost, template: "/volumes/prune", query: []string{"filters"}, change: true, since: 25, serve: (*call).pruneVolumes},
+	}
+}
+
+var volumeName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
+
+func noVolume(name string) error { return notFound("get " + shorten(name) + ": no such volume") }
+
+// volume gives a volume of the caller's, by its name, which may be another's tomorrow.
+func (c *call) volume(name string) (*volume.Volume, json.RawMessage, error) {
+	v, raw, err := c.anyVolume(name)
+	if err == nil && !c.own(v.Labels) {
+		err = noVolume(name)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	c.about(v.Name)
+	return v, raw, nil
+}
+
+// anyVolume is volume for a volume that may be anybody's.
+func (c *call) anyVolume(name string) (*volume.Volume, json.RawMessage, error) {
+	if !volumeName.MatchString(name) {
+		return nil, nil, noVolume(name)
+	}
+	var raw json.RawMessage
+	err := c.engine.get(c.ctx, c.version, "/volumes/"+name, nil, &raw)
+	if statusOf(err) == http.StatusNotFound {
+		return nil, nil, noVolume(name)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	var v volume.Volume
+	if err := json.Unmarshal(raw, &v); err != nil || v.Name != name {
+		return nil, nil, fmt.Errorf("inspect volume: the engine's answer can't be read: %w", err)
+	}
+	return &v, raw, nil
+}
+
+func (c *call) listVolumes() error {
+	f, err := c.filters("dangling", "driver", "label", "name")
+	if err != nil {
+		return err
+	}
+	return c.forward(ask{path: "/volumes", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+}
+
+func (c *call) inspectVolume() error {
+	_, raw, err := c.volume(c.name)
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, raw)
+}
+
+// createVolume makes a volume, or answers the caller's own of this name, as the engine does.
+func (c *call) createVolume() error {
+	var body struct {
+		Name              string            `json:"Name"`
+		Driver            string            `json:"Driver"`
+		DriverOpts        map[string]string `json:"DriverOpts"`
+		Labels            map[string]string `json:"Labels"`
+		ClusterVolumeSpec *json.RawMessage  `json:"ClusterVolumeSpec,omitempty"`
+	}
+	if err := c.decode(&body); err != nil {
+		return err
+	}
+	req := policy.VolumeCreateRequest{Name: body.Name, Driver: body.Driver, Options: body.DriverOpts}
+	if body.ClusterVolumeSpec != nil {
+		req.Other = append(req.Other, policy.OtherField{Field: "ClusterVolumeSpec", Value: "{…}"})
+	}
+	if err := c.judged(c.rules.VolumeCreate(c.caller.Profile, req)); err != nil {
+		return err
+	}
+	if body.Name != "" {
+		switch v, raw, err := c.anyVolume(body.Name); {
+		case err == nil && c.own(v.Labels):
+			return c.answer(http.StatusCreated, raw)
+		case err == nil:
+			return volumeTaken(body.Name)
+		case errors.Is(err, errNotFound):
+		default:
+			return err
+		}
+	}
+	raw, err := c.makeVolume(body.Name, body.DriverOpts, body.Labels)
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusCreated, raw)
+}
+
+func volumeTaken(name string) error {
+	return conflict(fmt.Sprintf("the volume name %q is taken", shorten(name)))
+}
+
+// makeVolume makes a volume of the caller's, of the local driver. Options are only ever
+// those of a caller in mode audit.
+func (c *call) makeVolume(name string, options, own map[string]string) (json.RawMessage, error) {
+	ttl, err := callersLabels(own)
+	if err != nil {
+		return nil, err
+	}
+	life, most, err := c.rules.ObjectTTL(c.caller.Profile, ttl)
+	if err := c.judged(err); err != nil {
+		return nil, err
+	}
+	leave, err := c.room("volumes")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	labels := c.stamp(own, life, most)
+	var raw json.RawMessage
+	create := volume.CreateOptions{Name: name, Driver: "local", DriverOpts: options, Labels: labels}
+	if err := c.engine.post(c.ctx, c.version, "/volumes/create", nil, create, &raw); err != nil {
+		return nil, err
+	}
+	var made volume.Volume
+	if err := json.Unmarshal(raw, &made); err != nil {
+		return nil, fmt.Errorf("create volume: the engine's answer can't be read: %w", err)
+	}
+	// The engine answers with another's volume of the name, if there is one by now.
+	if made.Labels[lifecycle.LabelSessionID] != labels[lifecycle.LabelSessionID] {
+		return nil, volumeTaken(made.Name)
+	}
+	if !c.caller.Audit && (made.Driver != "local" || len(made.Options) > 0) {
+		c.undo("volume", made.Name, "/volumes/"+made.Name, url.Values{"force": {"1"}})
+		return nil, denied("verify.create", "Driver", "the engine made another volume than it was asked for", "a local volume without options")
+	}
+	c.about(made.Name)
+	return raw, nil
+}
+
+func (c *call) removeVolume() error {
+	v, _, err := c.volume(c.name)
+	if err != nil {
+		return err
+	}
+	query := url.Values{}
+	if c.flag("force") {
+		query.Set("force", "1")
+	}
+	return c.forward(ask{path: "/volumes/" + v.Name, query: query}, false)
+}
+
+func (c *call) pruneVolumes() error {
+	f, err := c.filters("label", "label!", "all")
+	if err != nil {
+		return err
+	}
+	if c.version < 42 {
+		delete(f, "all") // it is what older engines do
+	}
+	return c.forward(ask{path: "/volumes/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+}
