@@ -105,7 +105,7 @@ func (m *Manager) act(ctx context.Context, tenant, key, id, op string, f func(ct
 	case err == nil:
 		return nil
 	case errdefs.IsNotImplemented(err): // it runs all the same
-		return &UnsupportedError{Key: sb.Key, Message: "it has no agent that is always there, so that what runs in it can only be killed", Err: err}
+		return &UnsupportedError{Key: sb.Key, Message: "its agent is older than this Berm, so that what runs in it can only be killed", Err: err}
 	}
 	return m.explain(ctx, rec, sb, id, err)
 }

@@ -481,8 +481,8 @@ func TestProcessesAtOnce(t *testing.T) {
 	}
 }
 
-// Where an agent is started beside what runs, that can only be killed, and who asks for
-// more is told so.
+// With an agent of an older Berm, what runs may be such that it can only be killed, and who
+// asks for more is told so.
 func TestProcessThatCanOnlyBeKilled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {

@@ -120,8 +120,9 @@ func (p *process) bound(f *os.File) {
 
 // attachment is a connection's hold on a process.
 type attachment struct {
-	seq  int64 // up to where it has been sent
-	gone bool  // Berm has hung up
+	control bool  // as in wire.Start
+	seq     int64 // up to where it has been sent
+	gone    bool  // Berm has hung up
 }
 
 // add keeps output. While there is an attachment, it waits until that has room for it.
@@ -307,18 +308,24 @@ func (p *process) deliver(c *conn, at *attachment) error {
 // feed gives Berm's input to the process, and notices when Berm hangs up.
 func (p *process) feed(c *conn, at *attachment, f *feeder) {
 	defer close(f.stopped)
+	to := sink(inputNow{p, at})
+	if at.control {
+		to = p.inputAside(c, at, f)
+	}
+	defer to.close()
 	for ended := false; ; {
 		kind, payload, err := c.r.Next()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return // the operation has ended
 		case err == nil && kind == wire.KindData && !ended:
-			p.write(at, payload)
+			to.write(payload)
 		case err == nil && kind == wire.KindEnd && !ended:
-			p.endInput(at)
+			to.end()
 			if ended = true; f.end() {
 				return
 			}
+		case err == nil && kind == wire.KindRequest && at.control && p.controlled(payload):
 		default:
 			p.release(at)
 			return

@@ -346,8 +346,8 @@ func (p *process) watch(r report, s *wire.Start) {
 	p.input = nil
 	p.drainBy = time.Now().Add(maxDrain)
 	p.mu.Unlock()
-	if input != nil && !p.tty {
-		shut(input)
+	if input != nil {
+		p.closeInput(input)
 	}
 	close(p.exited)
 	if failure != nil {
@@ -358,6 +358,17 @@ func (p *process) watch(r report, s *wire.Start) {
 	}
 	p.readers.Wait()
 	p.end()
+}
+
+// closeInput closes what isn't p.input any more; a terminal's is closed at the end. Whoever
+// writes to it lets it go first: closing waits for that, in the gate that writing needs.
+func (p *process) closeInput(input *os.File) {
+	_ = input.SetWriteDeadline(time.Now())
+	p.inputMu.Lock()
+	defer p.inputMu.Unlock()
+	if !p.tty {
+		shut(input)
+	}
 }
 
 // note takes down how the command ended; nil: nobody knows, as its supervisor was killed.

@@ -33,12 +33,6 @@ func openPTY(rows, cols int) (mine, its *os.File, err error) {
 	if err != nil {
 		return nil, nil, &os.PathError{Op: "find the other side of", Path: master, Err: err}
 	}
-	if rows == 0 {
-		rows = defaultRows
-	}
-	if cols == 0 {
-		cols = defaultCols
-	}
 	if err := setSize(fd, rows, cols); err != nil {
 		return nil, nil, &os.PathError{Op: "set the size of", Path: master, Err: err}
 	}
@@ -49,7 +43,14 @@ func openPTY(rows, cols int) (mine, its *os.File, err error) {
 	return os.NewFile(uintptr(fd), master), its, nil
 }
 
+// setSize takes 0 for the default.
 func setSize(fd, rows, cols int) error {
+	if rows == 0 {
+		rows = defaultRows
+	}
+	if cols == 0 {
+		cols = defaultCols
+	}
 	return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(rows), Col: uint16(cols)})
 }
 
@@ -88,12 +89,10 @@ func (srv *server) resize(c *conn, req *wire.Request) (any, error) {
 	if err := c.ready(); err != nil {
 		return nil, err
 	}
-	rows, cols := req.Process.Rows, req.Process.Cols
-	if rows == 0 {
-		rows = defaultRows
-	}
-	if cols == 0 {
-		cols = defaultCols
-	}
-	return nil, p.control(func(fd int) error { return setSize(fd, rows, cols) })
+	return nil, p.resize(req.Process.Rows, req.Process.Cols)
+}
+
+// resize sets the size of the terminal.
+func (p *process) resize(rows, cols int) error {
+	return p.control(func(fd int) error { return setSize(fd, rows, cols) })
 }

@@ -43,7 +43,7 @@ func newServer(main int) (*server, error) {
 // any more. Busy, unless nil, is called when one has begun, and idle when the next can:
 // its false ends the connection.
 func (srv *server) serve(c *conn, busy func(), idle func() bool) {
-	hello := wire.Hello{Version: wire.Version, UID: os.Getuid(), GID: os.Getgid()}
+	hello := wire.Hello{Version: wire.Version, UID: os.Getuid(), GID: os.Getgid(), Control: true}
 	if c.w.SendJSON(wire.KindHello, hello) != nil {
 		return
 	}

@@ -363,3 +363,33 @@ func TestServeEnds(t *testing.T) {
 		t.Errorf("%s are left, %v", out, err)
 	}
 }
+
+// A process that ends while it is written to holds nothing up, also with a terminal.
+func TestEndsUnderInput(t *testing.T) {
+	k, _ := serveStdio(t)
+	for range 20 {
+		for _, tty := range []bool{false, true} {
+			a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{
+				ID: "x", Command: []string{"sh", "-c", "exec sleep 0.05 >/dev/null 2>&1"}, Stdin: true, TTY: tty,
+			}})
+			if !ok {
+				t.Fatal(a.failure)
+			}
+			sent := make(chan error, 1)
+			go func() {
+				var err error
+				for range 8 {
+					err = k.w.Send(wire.KindData, make([]byte, wire.MaxData))
+				}
+				sent <- err
+			}()
+			for k.next(a) {
+				a.stdout.Reset()
+			}
+			if err := <-sent; err != nil || a.failure != nil || a.info.ExitCode != 0 {
+				t.Fatalf("%+v, %v", a, err)
+			}
+			k.end()
+		}
+	}
+}

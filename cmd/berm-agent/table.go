@@ -226,7 +226,7 @@ func (srv *server) run(c *conn, req *wire.Request) (any, error) {
 		return nil, err
 	}
 	c.input = true
-	at := &attachment{}
+	at := &attachment{control: req.Start.Control}
 	p, err := srv.begin(req.Start, at)
 	if err != nil {
 		return nil, err
@@ -323,9 +323,8 @@ func (srv *server) signal(c *conn, req *wire.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	sig := unix.Signal(req.Process.Signal)
-	if sig < 1 || sig > maxSignal {
-		return nil, invalid("there is no signal %d, only 1 to %d", sig, maxSignal)
+	if err := checkSignal(req.Process.Signal); err != nil {
+		return nil, err
 	}
 	if err := p.mustRun(); err != nil {
 		return nil, err
@@ -333,7 +332,14 @@ func (srv *server) signal(c *conn, req *wire.Request) (any, error) {
 	if err := c.ready(); err != nil {
 		return nil, err
 	}
-	return nil, p.send(sig)
+	return nil, p.send(unix.Signal(req.Process.Signal))
+}
+
+func checkSignal(sig int) error {
+	if sig < 1 || sig > maxSignal {
+		return invalid("there is no signal %d, only 1 to %d", sig, maxSignal)
+	}
+	return nil
 }
 
 // kill is OpKill.

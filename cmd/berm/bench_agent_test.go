@@ -142,21 +142,32 @@ func whole(f func() error) func() (time.Duration, error) {
 // machine for some milliseconds, and would be the burden of whoever comes next.
 const aftermath = 20 * time.Millisecond
 
-// turns measures ways in turns, each time in another order: in a fixed one, however it is
-// rotated, the same always come after the same. Of each two, the first is compared with
-// the second.
+// shuffled has n do one after the other, each time in another order: in a fixed one,
+// however it is rotated, the same always come after the same.
+func shuffled(n int, do func(i int)) {
+	for _, i := range rand.Perm(n) {
+		do(i)
+	}
+}
+
+// rested measures after a rest.
+func rested(do func() (time.Duration, error)) (time.Duration, error) {
+	time.Sleep(aftermath)
+	return do()
+}
+
+// turns measures ways in turns. Of each two, the first is compared with the second.
 func turns(b *testing.B, ways []way, unit func(name string, f figures) string) {
 	b.Helper()
 	all := make([]figures, len(ways))
 	for b.Loop() {
-		for _, i := range rand.Perm(len(ways)) {
-			time.Sleep(aftermath)
-			d, err := ways[i].do()
+		shuffled(len(ways), func(i int) {
+			d, err := rested(ways[i].do)
 			if err != nil {
 				b.Fatalf("%s: %v", ways[i].name, err)
 			}
 			all[i] = append(all[i], d)
-		}
+		})
 	}
 	b.ReportMetric(0, "ns/op") // the sum of all, which says nothing
 	for i, w := range ways {

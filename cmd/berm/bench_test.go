@@ -192,15 +192,13 @@ func (f figures) String() string {
 	return fmt.Sprintf("n=%-4d p50 %8.2f  p90 %8.2f  p99 %8.2f ms", len(f), f.at(.5), f.at(.9), f.at(.99))
 }
 
-// rounds measures the contenders in turns, each time in another order, for what one
-// leaves its engine to do is not always to be the same one's burden. Before and after
-// aren't measured.
+// rounds measures the contenders in turns, as turns does. Before and after aren't
+// measured.
 func (s *bench) rounds(b *testing.B, before, measured, after func(c contender, key string) error) {
 	b.Helper()
 	all := make([]figures, len(s.all))
-	order := []int{0, 1, 2, 3}
 	for b.Loop() {
-		for _, i := range order {
+		shuffled(len(s.all), func(i int) {
 			c, key := s.all[i], s.key()
 			check := func(err error) {
 				if err != nil {
@@ -210,12 +208,13 @@ func (s *bench) rounds(b *testing.B, before, measured, after func(c contender, k
 			if before != nil {
 				check(before(c, key))
 			}
-			all[i] = append(all[i], took(func() { check(measured(c, key)) }))
+			d, err := rested(whole(func() error { return measured(c, key) }))
+			check(err)
+			all[i] = append(all[i], d)
 			if after != nil {
 				check(after(c, key))
 			}
-		}
-		order = append(order[1:], order[0])
+		})
 	}
 	b.ReportMetric(0, "ns/op") // the sum of all, which says nothing
 	for i, c := range s.all {

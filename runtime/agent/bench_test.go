@@ -2,11 +2,18 @@ package agent_test
 
 import (
 	"context"
+	"errors"
 	"io"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent"
+	"github.com/bermhq/berm/runtime/containerd"
 	"github.com/bermhq/berm/runtime/docker"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
@@ -14,25 +21,8 @@ import (
 // BenchmarkExec measures commands in one sandbox: one after the other, 16 side by side,
 // and one that prints much.
 func BenchmarkExec(b *testing.B) {
-	engine.Require(b, "docker")
 	ctx := context.Background()
-	d, err := engine.StartDocker(ctx, engine.Options{})
-	if err != nil {
-		engine.Lacking(b, "docker", err)
-	}
-	b.Cleanup(func() { _ = d.Close() })
-	if err := d.ImportBusybox(ctx, testImage); err != nil {
-		b.Fatal(err)
-	}
-	program, err := engine.PutAgent(ctx, b.TempDir())
-	if err != nil {
-		b.Fatal(err)
-	}
-	backend, err := docker.New(docker.Options{Host: d.Host()})
-	if err != nil {
-		b.Fatal(err)
-	}
-	r := wrap(b, backend, program, "")
+	r, _ := benchDocker(b)
 	c, err := r.Create(ctx, runtime.Spec{Name: "bench", Image: testImage, Command: []string{"sleep", "100000"}})
 	if err != nil {
 		b.Fatal(err)
@@ -70,6 +60,170 @@ func BenchmarkExec(b *testing.B) {
 			}
 		}
 	})
+}
+
+// benchDocker gives a Runtime on a private Docker, and the program's path.
+func benchDocker(b *testing.B) (*agent.Runtime, string) {
+	b.Helper()
+	engine.Require(b, "docker")
+	d, err := engine.StartDocker(context.Background(), engine.Options{})
+	if err != nil {
+		engine.Lacking(b, "docker", err)
+	}
+	b.Cleanup(func() { _ = d.Close() })
+	program := benchProgram(b, d)
+	backend, err := docker.New(docker.Options{Host: d.Host()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return wrap(b, backend, program, ""), program
+}
+
+// benchContainerd does so on containerd.
+func benchContainerd(b *testing.B) (*agent.Runtime, string) {
+	b.Helper()
+	engine.Require(b, "containerd")
+	c, err := engine.StartContainerd(context.Background(), engine.Options{})
+	if err != nil {
+		engine.Lacking(b, "containerd", err)
+	}
+	b.Cleanup(func() { _ = c.Close() })
+	path := benchProgram(b, c)
+	program, err := os.ReadFile(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	backend, err := containerd.New(containerd.Options{
+		Address: c.Address(), Namespace: c.Namespace(), Root: c.Root(), Agent: program, CgroupParent: c.CgroupParent(), Netns: c.Netns(),
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return wrap(b, backend, path, ""), path
+}
+
+func benchProgram(b *testing.B, e importer) string {
+	b.Helper()
+	if err := e.ImportBusybox(context.Background(), testImage); err != nil {
+		b.Fatal(err)
+	}
+	program, err := engine.PutAgent(context.Background(), b.TempDir())
+	if err != nil {
+		b.Fatal(err)
+	}
+	return program
+}
+
+// place is a container, and how its program is reached.
+type place struct {
+	name string
+	r    *agent.Runtime
+	id   string
+}
+
+// BenchmarkReach measures the program reached by its socket against one that is reached
+// by the input and output of an engine's exec, in turns: an operation from nothing, a
+// line to a process there and back, and 64 MiB of its output.
+func BenchmarkReach(b *testing.B) {
+	var places []place
+	for name, open := range map[string]func(*testing.B) (*agent.Runtime, string){"docker": benchDocker, "containerd": benchContainerd} {
+		r, program := open(b)
+		for how, a := range map[string]*runtime.Agent{"socket": nil, "stdio": {Program: program}} {
+			c, err := r.Create(b.Context(), runtime.Spec{Name: "bench-" + how, Image: testImage, Command: []string{"sleep", "100000"}, Agent: a})
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(func() { _ = r.Remove(context.Background(), c.ID) })
+			places = append(places, place{name + "-" + how, r, c.ID})
+		}
+	}
+	for _, m := range []struct {
+		name    string
+		measure func(place, *testing.B) time.Duration
+	}{{"operation", place.operation}, {"line", place.line}, {"64 MiB", place.bulk}} {
+		b.Run(m.name, func(b *testing.B) {
+			took := map[string][]time.Duration{}
+			for b.Loop() {
+				for _, i := range rand.Perm(len(places)) {
+					took[places[i].name] = append(took[places[i].name], m.measure(places[i], b))
+				}
+			}
+			b.ReportMetric(0, "ns/op") // the sum of all
+			for name, all := range took {
+				slices.Sort(all)
+				b.ReportMetric(float64(all[len(all)/2].Microseconds())/1000, name+"-p50-ms")
+			}
+		})
+	}
+}
+
+func (p place) operation(b *testing.B) time.Duration {
+	begun := time.Now()
+	if _, err := p.r.Stat(b.Context(), p.id, "/tmp"); err != nil {
+		b.Fatal(p.name, err)
+	}
+	return time.Since(begun)
+}
+
+func (p place) line(b *testing.B) time.Duration {
+	const lines = 20
+	a := p.follow(b, "cat")
+	begun := time.Now()
+	for range lines {
+		if _, err := io.WriteString(a, "line\n"); err != nil {
+			b.Fatal(p.name, err)
+		}
+		if chunk, err := a.Next(); err != nil || string(chunk.Data) != "line\n" {
+			b.Fatalf("%s: %q, %v", p.name, chunk.Data, err)
+		}
+	}
+	took := time.Since(begun)
+	p.leave(b, a)
+	return took / lines
+}
+
+func (p place) bulk(b *testing.B) time.Duration {
+	const size = 64 << 20
+	a := p.follow(b, "read x; head -c "+strconv.Itoa(size)+" /dev/zero")
+	begun, n := time.Now(), 0
+	if _, err := io.WriteString(a, "\n"); err != nil {
+		b.Fatal(p.name, err)
+	}
+	for n < size {
+		chunk, err := a.Next()
+		if err != nil {
+			b.Fatalf("%s: after %d bytes: %v", p.name, n, err)
+		}
+		n += len(chunk.Data)
+	}
+	took := time.Since(begun)
+	p.leave(b, a)
+	return took
+}
+
+func (p place) follow(b *testing.B, script string) runtime.Attachment {
+	_, err := p.r.Start(b.Context(), p.id, runtime.Process{ID: "p", Command: []string{"sh", "-c", script}, Stdin: true})
+	if err != nil {
+		b.Fatal(p.name, err)
+	}
+	a, err := p.r.Attach(b.Context(), p.id, "p", 0)
+	if err != nil {
+		b.Fatal(p.name, err)
+	}
+	return a
+}
+
+func (p place) leave(b *testing.B, a runtime.Attachment) {
+	err := p.r.Kill(b.Context(), p.id, "p")
+	for err == nil {
+		_, err = a.Next()
+	}
+	if errors.Is(err, io.EOF) {
+		err = errors.Join(a.Close(), p.r.Forget(b.Context(), p.id, "p"))
+	}
+	if err != nil {
+		b.Fatal(p.name, err)
+	}
 }
 
 // counter counts what is written.

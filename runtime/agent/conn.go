@@ -27,13 +27,15 @@ const (
 
 // conn is a connection with the program, which one operation at a time has for itself.
 type conn struct {
-	nc     net.Conn
-	r      *wire.Reader
-	w      *wire.Writer
-	pid    int // of who dialled; 0 where that can't be seen
-	uid    int
-	gid    int
-	served *served // the engine's exec at its other end; nil for one that was dialled
+	nc  net.Conn
+	r   *wire.Reader
+	w   *wire.Writer
+	pid int // of who dialled; 0 where that can't be seen
+	uid int
+	gid int
+	// control says that the program knows wire.Start's.
+	control bool
+	served  *served // the engine's exec at its other end; nil for one that was dialled
 }
 
 func newConn(nc net.Conn) *conn { return &conn{nc: nc, w: wire.NewWriter(nc)} }
@@ -60,7 +62,7 @@ func (c *conn) greet(within time.Duration) error {
 	case hello.UID < 0 || hello.UID > maxID || hello.GID < 0 || hello.GID > maxID:
 		return fmt.Errorf("%w: user %d, group %d", wire.ErrProtocol, hello.UID, hello.GID)
 	}
-	c.uid, c.gid = hello.UID, hello.GID
+	c.uid, c.gid, c.control = hello.UID, hello.GID, hello.Control
 	return c.nc.SetReadDeadline(time.Time{})
 }
 

@@ -46,7 +46,12 @@ type held struct {
 
 	input  []byte // written, and not yet sent; MaxData bytes at most
 	ended  bool   // no more is to come
-	unsent error  // why none can be sent any more
+	closed bool   // and that was sent
+	unsent error  // why nothing can be sent any more
+
+	control bool // as in wire.Start; what follows is for that alone
+	unready bool // Ready hasn't come since input was sent
+	wish    *wish
 }
 
 var errNoProcess = runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such process"))
@@ -148,7 +153,9 @@ func (r *Runtime) startServed(ctx context.Context, b *box, id string, p runtime.
 }
 
 func (h *held) begin(ctx context.Context, r *Runtime, id string, p runtime.Process) error {
-	request, err := json.Marshal(&wire.Request{Op: wire.OpRun, Start: wireStart(p)})
+	start := wireStart(p)
+	start.Control = true // a program that doesn't know it won't
+	request, err := json.Marshal(&wire.Request{Op: wire.OpRun, Start: start})
 	if err != nil {
 		return err
 	}
@@ -174,41 +181,11 @@ func (h *held) begin(ctx context.Context, r *Runtime, id string, p runtime.Proce
 		return errClosed // and the program is being killed
 	}
 	h.mu.Lock()
-	h.x = x.under(context.WithoutCancel(ctx))
+	h.x, h.control = x.under(context.WithoutCancel(ctx)), c.control
 	h.mu.Unlock()
 	r.tasks.Go(h.pump)
 	r.tasks.Go(h.feed)
 	return nil
-}
-
-// feed sends what attachments write, until the input or the process ends. They don't
-// send it themselves, as what was begun can't be left, and those that follow would wait
-// with them.
-func (h *held) feed() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for {
-		for h.about.Running && len(h.input) == 0 && !h.ended {
-			h.changed.Wait()
-		}
-		if !h.about.Running {
-			return
-		}
-		data, last := h.input, len(h.input) == 0
-		h.mu.Unlock()
-		var err error
-		if last {
-			err = h.x.w.Send(wire.KindEnd)
-		} else {
-			err = h.x.w.Send(wire.KindData, data)
-		}
-		h.mu.Lock()
-		h.input, h.unsent = h.input[:0], err
-		h.changed.Broadcast()
-		if last || err != nil {
-			return
-		}
-	}
 }
 
 // pump takes what the process prints until it ends.
@@ -250,6 +227,10 @@ func (h *held) read() (runtime.ProcessInfo, error) {
 				return runtime.ProcessInfo{}, err
 			}
 			h.add(o)
+		case wire.KindReady:
+			if err := h.ready(); err != nil {
+				return runtime.ProcessInfo{}, err
+			}
 		case wire.KindResult:
 			info, err := parseProcess(payload, h.about.ID)
 			if err == nil && info.Running {
@@ -322,16 +303,6 @@ func (h *held) kill(ctx context.Context) error {
 		return s.err
 	}
 	return nil
-}
-
-func (h *held) signal(ctx context.Context, signal int) error {
-	if !h.info().Running {
-		return runtime.Precondition("it has ended")
-	}
-	if signal == 9 {
-		return h.kill(ctx)
-	}
-	return runtime.WithClass(errdefs.ErrNotImplemented, errors.New("it isn't reached by a socket, and can only be killed"))
 }
 
 func (h *held) attach(from int64) (runtime.Attachment, error) {

@@ -265,9 +265,7 @@ func (r *Runtime) Resize(ctx context.Context, id, process string, rows, cols int
 		return about("resize the terminal of", id, process, err)
 	}
 	req := &wire.Request{Op: wire.OpResize, Process: &wire.Process{ID: process, Rows: rows, Cols: cols}}
-	return r.control(ctx, "resize the terminal of", id, req, r.pace.answer, func(*held) error {
-		return runtime.WithClass(errdefs.ErrNotImplemented, errors.New("it isn't reached by a socket"))
-	})
+	return r.control(ctx, "resize the terminal of", id, req, r.pace.answer, func(h *held) error { return h.resize(ctx, rows, cols) })
 }
 
 // Forget drops what is kept of a process that has ended.

@@ -13,11 +13,16 @@ import (
 // container without a socket.
 func started(t testing.TB, f func(context.Context, *program)) (*bed, string) {
 	t.Helper()
+	return startedAs(t, wire.Hello{Version: wire.Version}, f)
+}
+
+func startedAs(t testing.TB, hello wire.Hello, f func(context.Context, *program)) (*bed, string) {
+	t.Helper()
 	b := newBed(t)
 	b.engine.exec = func(ctx context.Context, x runtime.Exec) (runtime.ExecResult, error) {
 		nc := x.Stdin.(net.Conn)
 		p := &program{t: t, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
-		p.json(wire.KindHello, wire.Hello{Version: wire.Version})
+		p.json(wire.KindHello, hello)
 		if p.next() != nil && p.ready() {
 			f(ctx, p)
 		}

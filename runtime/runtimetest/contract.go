@@ -95,6 +95,8 @@ type bed struct {
 	name   string          // the prefix of all names
 	labels map[string]string
 	count  atomic.Int64
+
+	unreached bool // no container's program is reached by a socket
 }
 
 // Run runs the contract suite: every promise of runtime.Runtime, and those of each
@@ -209,10 +211,14 @@ func (b *bed) clean(t *testing.T) {
 
 // spec is of a container that sleeps; each has a name of its own.
 func (b *bed) spec() runtime.Spec {
-	return runtime.Spec{
+	spec := runtime.Spec{
 		Name: fmt.Sprintf("%s-%d", b.name, b.count.Add(1)), Image: b.Image,
 		Command: []string{"sleep", "100000"}, Labels: maps.Clone(b.labels), RuntimeClass: b.Class,
 	}
+	if b.unreached {
+		spec.Agent = &runtime.Agent{Program: b.Agent}
+	}
+	return spec
 }
 
 func (b *bed) create(t *testing.T, spec runtime.Spec) runtime.Container {

@@ -46,6 +46,9 @@ func agentCases(h Harness) []contractCase {
 			contractCase{"agent/path", testExecPath},
 			contractCase{"agent/exec like the engine's", testExecAlike},
 			contractCase{"agent/not reached", testAgentOff},
+			contractCase{"agent/not reached, signaled", unreached(testProcessSignaled)},
+			contractCase{"agent/not reached, with a terminal", unreached(testProcessTerminal)},
+			contractCase{"agent/not reached, with input", unreached(testProcessInput)},
 			contractCase{"agent/impostor", testImpostor},
 		)
 	}
@@ -305,6 +308,47 @@ func testProcessSignaled(t *testing.T, b *bed) {
 	if _, info := rest(t, b.attach(t, c.ID, "p", 0)); info.ExitCode != 143 || info.Signal != 15 || info.Killed || info.TimedOut {
 		t.Errorf("%+v", info)
 	}
+	if !b.Real {
+		return
+	}
+	class(t, "signal one that has ended", b.inside().Signal(b.ctx, c.ID, "p", 15), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	// All of its group get it, also while its input is full.
+	p := sh("q", `(trap '' HUP; exec sleep 70004) & trap 'echo hup' HUP; trap 'echo term; exit 5' TERM; echo ready; while :; do sleep 0.1; done`)
+	p.Stdin = true
+	b.start(t, c.ID, p)
+	a := b.attach(t, c.ID, "q", 0)
+	until(t, a, "ready\n")
+	written := make(chan error, 1)
+	go func() {
+		_, err := a.Write(make([]byte, 1<<20))
+		written <- err
+	}()
+	select {
+	case err := <-written:
+		t.Errorf("written: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	for _, signal := range []int{1, 15} {
+		if err := b.inside().Signal(b.ctx, c.ID, "q", signal); err != nil {
+			t.Fatal(err)
+		}
+		if signal == 1 {
+			until(t, a, "hup\n")
+		}
+	}
+	if out, info := rest(t, a); !strings.HasPrefix(out, "term\n") || info.ExitCode != 5 || info.Signal != 0 {
+		t.Errorf("%q, %+v", out, info)
+	}
+	<-written
+	b.await(t, "its child to end", func() bool { return !strings.Contains(b.output(t, c.ID, "ps", "-o", "args"), "70004") })
+}
+
+// unreached is a case in a container whose program isn't reached by a socket.
+func unreached(run func(*testing.T, *bed)) func(*testing.T, *bed) {
+	return func(t *testing.T, b *bed) {
+		b.unreached = true
+		run(t, b)
+	}
 }
 
 func testProcessTimeout(t *testing.T, b *bed) {
@@ -502,9 +546,8 @@ func testImpostor(t *testing.T, b *bed) {
 // testAgentOff: a container whose program isn't reached by a socket is worked in all the
 // same, through the engine.
 func testAgentOff(t *testing.T, b *bed) {
-	spec := b.spec()
-	spec.Agent = &runtime.Agent{Program: b.Agent}
-	c, in := b.create(t, spec), b.inside()
+	b.unreached = true
+	c, in := b.create(t, b.spec()), b.inside()
 	if res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathEngine {
 		t.Errorf("%+v, %v", res, err)
 	}
