@@ -333,6 +333,7 @@ func (m *Manager) inspectAll(ctx context.Context, pol *policy.Policy) ([]found, 
 	if err := list(map[string]string{LabelOwner: m.opts.Owner}); err != nil {
 		return nil, err
 	}
+	listed = slices.DeleteFunc(listed, func(c runtime.Container) bool { return isObject(c.Labels) })
 	ours := len(listed)
 	var legacy policy.Spec
 	if m.opts.Settings.AdoptLegacy {

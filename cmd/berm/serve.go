@@ -21,6 +21,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 )
 
 // flushTimeout bounds the sending of the last telemetry.
@@ -150,8 +151,9 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	if err != nil {
 		return err
 	}
+	collector, _ := engine.(runtime.Collector) // the agent's part hides it
 	manager, err = lifecycle.New(lifecycle.Options{
-		Runtime: rt, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes,
+		Runtime: rt, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes,
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	})
 	if err != nil {
