@@ -109,9 +109,11 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) 
 	if v < 40 && len(p.spec.Binds) > 0 {
 		return out, denied("mounts.engine", "HostConfig.Mounts", "the engine is too old for binds that leave out what is mounted below them", "volumes")
 	}
-	var body any = p.encode(c.rules.InjectedEnv(), v)
+	var body any
 	if p.audited {
 		body = p.asAsked()
+	} else {
+		body = p.encode(c.rules.InjectedEnv(), v)
 	}
 	// An answer that is lost doesn't mean that there is no container.
 	undo.add(func(ctx context.Context) error { return c.removeSession(ctx, v, session) })

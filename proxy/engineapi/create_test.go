@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -509,6 +510,20 @@ func TestCreateNetworks(t *testing.T) {
 	cfg.Hostname = "pypi.org"
 	_, err = c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, "")
 	deniedBy(t, err, "request.name")
+	dotted := create(t, c, &container.HostConfig{NetworkMode: "create-own"}, "nets.example")
+	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", dotted, nil), "request.name")
+	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", ct.ID, &network.EndpointSettings{Aliases: []string{"pypi.org"}}), "networks.options")
+	if err := c.NetworkConnect(t.Context(), "create-team", ct.ID, nil); err != nil {
+		t.Error(err)
+	}
+	if err := restartIt(t, c, ct.ID); err != nil {
+		t.Errorf("restart of one that was connected since: %v", err)
+	}
+	deniedBy(t, c.ContainerRename(t.Context(), ct.ID, "pypi.org"), "request.name")
+	deniedBy(t, c.ContainerRename(t.Context(), ct.ID, "0123456789ab"), "request.name")
+	if err := c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}); err != nil {
+		t.Error(err)
+	}
 	// Another caller's network of the name of one of the policy's.
 	if err := direct.ContainerRemove(t.Context(), team, container.RemoveOptions{Force: true}); err != nil {
 		t.Fatal(err)
@@ -594,7 +609,9 @@ func TestCreateImages(t *testing.T) {
 	}
 	ours := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "images"}
 	theirs := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "other"}
-	trusted := commit("elsewhere.local/mine:1", container.Config{Labels: ours, User: "1000"})
+	withTTL := maps.Clone(ours)
+	withTTL["berm.ttl"] = "5m"
+	trusted := commit("elsewhere.local/mine:1", container.Config{Labels: withTTL, User: "1000"})
 	for _, ref := range []string{"elsewhere.local/mine:1", trusted, trusted[7:19]} {
 		ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: ref, Cmd: []string{"true"}}, nil, nil, nil, "")
 		if err != nil {

@@ -288,6 +288,9 @@ func (c *call) connectNetwork() error {
 		return err
 	}
 	own := c.own(n.Labels)
+	if !own && (len(settings.Aliases) > 0 || settings.IPAMConfig != nil) {
+		options = append(options, "Aliases or IPAMConfig") // others are on it as well
+	}
 	join := policy.ContainerNetwork{
 		Field: "network", Asked: c.name, Mode: policy.NetNamed, ID: n.ID, Name: n.Name, Own: own, Internal: n.Internal, Options: options,
 	}
@@ -299,9 +302,15 @@ func (c *call) connectNetwork() error {
 			return err
 		}
 	}
-	id, err := c.containerID(body.Container)
+	ct, _, err := c.container(body.Container)
 	if err != nil {
 		return err
+	}
+	id := ct.ID
+	if !own {
+		if err := sharedName(ct.Name + ct.Config.Hostname); err != nil {
+			return err
+		}
 	}
 	c.about(n.ID)
 	err = c.engine.post(c.ctx, c.version, "/networks/"+n.ID+"/connect", nil, network.ConnectOptions{Container: id, EndpointConfig: settings}, nil)

@@ -128,7 +128,7 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 		return notFound("No such image: " + familiar(p.body.Image))
 	}
 	for name := range img.Config.Labels {
-		if strings.HasPrefix(strings.ToLower(name), labelPrefix) && !(c.own(img.Config.Labels) && stamped(name)) {
+		if strings.HasPrefix(strings.ToLower(name), labelPrefix) && !(c.own(img.Config.Labels) && (stamped(name) || name == labelTTL)) {
 			return denied("labels.reserved", "Image", fmt.Sprintf("the image has a label %q, which is Berm's own", shorten(name)), "images without such labels")
 		}
 	}
@@ -286,16 +286,33 @@ var hexName = regexp.MustCompile(`^/?[0-9a-f]{12,64}$`)
 
 // names refuses what could be taken for another's: a container's name that reads as the
 // start of an ID, and on a network that others share any name that reads as a host's on
-// the Internet, as the engine's name server answers for them there.
+// the Internet.
 func (p *plan) names(name string) error {
 	if name != "" && !objectName.MatchString(name) {
 		return malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
 	}
+	if err := idName(name); err != nil {
+		return err
+	}
+	shared := slices.ContainsFunc(p.spec.Networks, func(n policy.ContainerNetwork) bool { return n.Mode == policy.NetNamed && !n.Own })
+	if !shared {
+		return nil
+	}
+	return sharedName(name + p.body.Hostname)
+}
+
+// idName refuses a container's name that reads as the start of an ID.
+func idName(name string) error {
 	if hexName.MatchString(name) {
 		return denied("request.name", "name", fmt.Sprintf("the name %q reads as an ID", shorten(name)), "another name")
 	}
-	shared := slices.ContainsFunc(p.spec.Networks, func(n policy.ContainerNetwork) bool { return n.Mode == policy.NetNamed && !n.Own })
-	if shared && strings.Contains(name+p.body.Hostname, ".") {
+	return nil
+}
+
+// sharedName refuses a name that reads as a host's on the Internet: on a network that
+// others share, the engine's name server gives them this container for it.
+func sharedName(name string) error {
+	if strings.Contains(name, ".") {
 		return denied("request.name", "name", "on a network that others share, neither the name nor the hostname may have a dot", "names without a dot")
 	}
 	return nil
