@@ -27,8 +27,15 @@ func (c *call) ask(a ask) (*http.Response, error) {
 }
 
 // forward asks the engine and relays what it answers, whatever that is. Stream says
-// that every piece of it is to be passed on at once.
+// that every piece of it is to be passed on at once, for as long as it takes.
 func (c *call) forward(a ask, stream bool) error {
+	if stream {
+		leave, err := c.stream()
+		if err != nil {
+			return err
+		}
+		defer leave()
+	}
 	resp, err := c.ask(a)
 	if err != nil {
 		return err

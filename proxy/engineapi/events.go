@@ -35,6 +35,11 @@ func (c *call) events() error {
 	if len(f) > 0 {
 		query.Set("filters", f.String())
 	}
+	leave, err := c.stream()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	resp, err := c.ask(ask{path: "/events", query: query})
 	if err != nil {
 		return err
