@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
@@ -376,6 +377,11 @@ func TestCreateRefused(t *testing.T) {
 		"missing":      {"", `{"Image":"berm.local/missing"}`},
 		"not JSON":     {"", `Image=x`},
 		"platform":     {"?platform=../x", `{"Image":"` + testImage + `"}`},
+		"many mounts":  {"", `{"Image":"` + testImage + `","Volumes":{` + many(200_000/8, `"/%x":{}`) + `}}`},
+		"many nets":    {"", `{"Image":"` + testImage + `","NetworkingConfig":{"EndpointsConfig":{` + many(1000, `"n%x":{}`) + `}}}`},
+		"many ports":   {"", `{"Image":"` + testImage + `","HostConfig":{"PublishAllPorts":true},"ExposedPorts":{` + many(30_000, `"1%d/tcp":{}`) + `}}`},
+		"many names":   {"", `{"Image":"` + testImage + `","Env":[` + many(50_000, `"A%x"`) + `]}`},
+		"large":        {"", `{"Image":"` + testImage + `","Cmd":["` + strings.Repeat("x", 1<<20) + `"]}`},
 	} {
 		if status, message := rawCreate(t, address, tt.query, tt.body); status < 400 || status >= 500 {
 			t.Errorf("%s: %d: %s", name, status, message)
@@ -392,12 +398,21 @@ func TestCreateRefused(t *testing.T) {
 	}
 }
 
+// many joins n of a form, each with a number of its own.
+func many(n int, form string) string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = fmt.Sprintf(form, i)
+	}
+	return strings.Join(list, ",")
+}
+
 func TestCreateOthers(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {max_objects: 3}}}\n")
 	sweepOwn(t, direct, d)
 	c, other := d.client("mine"), d.client("theirs")
-	theirs := create(t, other, &container.HostConfig{Binds: []string{"others-vol:/v"}}, "others-name")
+	theirs := makeOne(t, other, &container.HostConfig{Binds: []string{"others-vol:/v"}}, "others-name")
 
 	_, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "others-name")
 	if err == nil || !strings.Contains(err.Error(), "already in use") || strings.Contains(err.Error(), theirs[:12]) {
@@ -419,12 +434,12 @@ func TestCreateOthers(t *testing.T) {
 	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: "others-host", Target: "/v"}}}, nil, nil, "")
 	deniedBy(t, err, "mounts.volume_foreign")
 
-	own := create(t, c, nil, "mine-1")
-	shared := create(t, c, &container.HostConfig{NetworkMode: "container:mine-1"}, "mine-2")
+	own := makeOne(t, c, nil, "mine-1")
+	shared := makeOne(t, c, &container.HostConfig{NetworkMode: "container:mine-1"}, "mine-2")
 	if mode := inspect(t, direct, shared).HostConfig.NetworkMode; mode != container.NetworkMode("container:"+own) {
 		t.Errorf("network mode: %s", mode)
 	}
-	create(t, c, nil, "")
+	makeOne(t, c, nil, "")
 	if _, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, ""); err == nil || !strings.Contains(err.Error(), "max_objects") {
 		t.Errorf("one too many: %v", err)
 	}
@@ -454,14 +469,14 @@ func TestCreateNetworks(t *testing.T) {
 		}
 		return names
 	}
-	first := create(t, c, nil, "")
+	first := makeOne(t, c, nil, "")
 	if got := joined(first); !slices.Equal(got, []string{"create-on"}) || made != 1 {
 		t.Errorf("by default: %v, made %d", got, made)
 	}
 	if err := startIt(t, c, first); err != nil {
 		t.Error(err)
 	}
-	team := create(t, c, &container.HostConfig{NetworkMode: "create-team"}, "")
+	team := makeOne(t, c, &container.HostConfig{NetworkMode: "create-team"}, "")
 	if got := joined(team); !slices.Equal(got, []string{"create-team"}) {
 		t.Errorf("by name: %v", got)
 	}
@@ -469,7 +484,7 @@ func TestCreateNetworks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	peer := create(t, c, &container.HostConfig{NetworkMode: "create-own"}, "create-peer")
+	peer := makeOne(t, c, &container.HostConfig{NetworkMode: "create-own"}, "create-peer")
 	ct, err := c.ContainerCreate(t.Context(), sleeper, nil, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{
 		own.ID: {Aliases: []string{"web.example"}, Links: []string{peer[:12] + ":db"}},
 	}}, nil, "")
@@ -510,7 +525,7 @@ func TestCreateNetworks(t *testing.T) {
 	cfg.Hostname = "pypi.org"
 	_, err = c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, "")
 	deniedBy(t, err, "request.name")
-	dotted := create(t, c, &container.HostConfig{NetworkMode: "create-own"}, "nets.example")
+	dotted := makeOne(t, c, &container.HostConfig{NetworkMode: "create-own"}, "nets.example")
 	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", dotted, nil), "request.name")
 	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", ct.ID, &network.EndpointSettings{Aliases: []string{"pypi.org"}}), "networks.options")
 	if err := c.NetworkConnect(t.Context(), "create-team", ct.ID, nil); err != nil {

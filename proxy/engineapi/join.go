@@ -48,6 +48,9 @@ func (c *call) joins(b *createBody) ([]policy.ContainerNetwork, map[string]*endp
 	if err != nil {
 		return nil, nil, err
 	}
+	if len(asked) > maxLookedUp {
+		return nil, nil, malformed(fmt.Sprintf("there are more than %d networks", maxLookedUp))
+	}
 	if b.NetworkDisabled && isDefaultNetwork(mode) {
 		mode = policy.NetNone
 	}

@@ -94,6 +94,9 @@ func (c *call) judge(p *plan, req policy.ContainerRequest) error {
 			}
 			p.image = *img
 		}
+		if len(p.image.Config.Volumes) > maxLookedUp || len(p.image.Config.ExposedPorts) > maxListed {
+			return denied("request.image", "Image", "the image declares more volumes or ports than anybody needs", "another image")
+		}
 		again.Image = named
 		if again.Ports, err = p.body.published(req.Ports, p.image.Config.ExposedPorts); err != nil {
 			return err

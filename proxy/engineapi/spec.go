@@ -172,6 +172,9 @@ func (h *hostBody) ports() ([]policy.ContainerPort, error) {
 			list = append(list, p)
 		}
 	}
+	if len(list) > maxListed {
+		return nil, malformed(fmt.Sprintf("there are more than %d ports", maxListed))
+	}
 	return list, nil
 }
 

@@ -16,7 +16,7 @@ import (
 
 var sleeper = &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}}
 
-func create(t *testing.T, c *client.Client, h *container.HostConfig, name string) string {
+func makeOne(t *testing.T, c *client.Client, h *container.HostConfig, name string) string {
 	t.Helper()
 	ct, err := c.ContainerCreate(t.Context(), sleeper, h, nil, nil, name)
 	if err != nil {
@@ -50,7 +50,7 @@ func TestStartLooksAgain(t *testing.T) {
 	d := doorTo(t, l.host, "")
 	sweepOwn(t, direct, d)
 	c := d.client("again")
-	id := create(t, c, &container.HostConfig{ReadonlyRootfs: true}, "")
+	id := makeOne(t, c, &container.HostConfig{ReadonlyRootfs: true}, "")
 	for _, name := range []string{"privileged", "capability", "host network", "bind", "mount", "memory", "pids gone", "unmasked", "image", "user"} {
 		l.set(func(l *liar) { l.change = lies[name] })
 		for what, do := range map[string]func(*testing.T, *client.Client, string) error{"start": startIt, "restart": restartIt} {
@@ -92,7 +92,7 @@ func TestStartAnswerLost(t *testing.T) {
 	d := doorTo(t, l.host, "")
 	sweepOwn(t, direct, d)
 	c := d.client("lost")
-	id := create(t, c, nil, "")
+	id := makeOne(t, c, nil, "")
 	looks := 0
 	l.set(func(l *liar) {
 		l.lose = func(m, p string) bool { return m == http.MethodPost && strings.HasSuffix(p, "/start") }
@@ -117,7 +117,7 @@ func TestStartBody(t *testing.T) {
 	sweepOwn(t, direct, d)
 	address := d.listen(Caller{Name: "body", Tenant: "body"})
 	c := newClient(t, address)
-	id := create(t, c, nil, "")
+	id := makeOne(t, c, nil, "")
 	for _, path := range []string{"/v1.24/containers/" + id + "/start", "/containers/" + id + "/start", "/containers/" + id + "/restart"} {
 		for _, body := range []string{`{"Privileged":true}`, `{}`} {
 			resp, err := raw(address).Post("http://docker"+path, "application/json", strings.NewReader(body))
@@ -190,7 +190,7 @@ func TestExchangedDirectory(t *testing.T) {
 	c, other := d.client("place"), d.client("place2")
 	binds := func(b ...string) *container.HostConfig { return &container.HostConfig{Binds: b} }
 
-	outer := create(t, c, binds(dir+"/a:/a"), "")
+	outer := makeOne(t, c, binds(dir+"/a:/a"), "")
 	for name, who := range map[string]*client.Client{"its own": c, "another's": other} {
 		for _, mode := range []string{"", ":ro"} {
 			_, err := who.ContainerCreate(t.Context(), sleeper, binds(dir+"/a/inner:/x"+mode), nil, nil, "")
@@ -203,16 +203,16 @@ func TestExchangedDirectory(t *testing.T) {
 	if err := c.ContainerRemove(t.Context(), outer, container.RemoveOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	inner := create(t, other, binds(dir+"/a/inner:/x:ro"), "")
+	inner := makeOne(t, other, binds(dir+"/a/inner:/x:ro"), "")
 	_, err := c.ContainerCreate(t.Context(), sleeper, binds(dir+"/a:/a"), nil, nil, "")
 	deniedBy(t, err, "mounts.exposed")
-	create(t, c, binds(dir+"/a:/a:ro"), "") // who can't write there can't exchange anything
+	makeOne(t, c, binds(dir+"/a:/a:ro"), "") // who can't write there can't exchange anything
 	if err := startIt(t, other, inner); err != nil {
 		t.Error(err)
 	}
 
 	// A sandbox of the other door, which comes later.
-	late := create(t, c, binds(dir+"/c:/c"), "")
+	late := makeOne(t, c, binds(dir+"/c:/c"), "")
 	d.opts.Mounts = func() []policy.Mount { return []policy.Mount{{Source: dir, Mode: "rw"}} }
 	deniedBy(t, startIt(t, c, late), "mounts.exposed")
 	d.opts.Mounts = func() []policy.Mount { return nil }
@@ -221,7 +221,7 @@ func TestExchangedDirectory(t *testing.T) {
 	}
 
 	// One that leads elsewhere by now.
-	moved := create(t, c, binds(dir+"/b:/b"), "")
+	moved := makeOne(t, c, binds(dir+"/b:/b"), "")
 	if err := os.Rename(dir+"/b", dir+"/b2"); err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +251,7 @@ func TestExchangedMeanwhile(t *testing.T) {
 	d := doorTo(t, l.host, workRules(dir))
 	sweepOwn(t, direct, d)
 	c := d.client("meanwhile")
-	id := create(t, c, &container.HostConfig{Binds: []string{dir + "/a:/a"}}, "")
+	id := makeOne(t, c, &container.HostConfig{Binds: []string{dir + "/a:/a"}}, "")
 	l.set(func(l *liar) {
 		l.refuse = func(m, p string) bool {
 			if strings.HasSuffix(p, "/start") {
@@ -278,7 +278,7 @@ func TestNetworkOfTheSameName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := create(t, c, &container.HostConfig{NetworkMode: "same-name"}, "")
+	id := makeOne(t, c, &container.HostConfig{NetworkMode: "same-name"}, "")
 	if err := c.NetworkRemove(t.Context(), n.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +305,7 @@ func TestUpdate(t *testing.T) {
 	d := doorTo(t, l.host, basePolicy+"profiles: {default: {memory_mb: 64, max_memory_mb: 128, pids_limit: 50, max_pids_limit: 60, engine_api: {restart: [\"no\", on-failure]}}}\nresources: {over_max: refuse}\n")
 	sweepOwn(t, direct, d)
 	c := d.client("update")
-	id := create(t, c, nil, "")
+	id := makeOne(t, c, nil, "")
 	update := func(u container.UpdateConfig) error {
 		_, err := c.ContainerUpdate(t.Context(), id, u)
 		return err
