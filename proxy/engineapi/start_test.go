@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"os"
 	"strings"
@@ -244,27 +245,36 @@ func TestExchangedDirectory(t *testing.T) {
 func TestExchangedMeanwhile(t *testing.T) {
 	host, direct := testEngine(t)
 	dir := workDir(t)
-	if err := os.MkdirAll(dir+"/a", 0o755); err != nil {
-		t.Fatal(err)
-	}
 	l := startLiar(t, host)
 	d := doorTo(t, l.host, workRules(dir))
 	sweepOwn(t, direct, d)
 	c := d.client("meanwhile")
-	id := makeOne(t, c, &container.HostConfig{Binds: []string{dir + "/a:/a"}}, "")
-	l.set(func(l *liar) {
-		l.refuse = func(m, p string) bool {
-			if strings.HasSuffix(p, "/start") {
-				_ = os.Rename(dir+"/a", dir+"/was")
-				_ = os.Symlink("/etc", dir+"/a")
+	for name, put := range map[string]func(path string) error{
+		"a link":    func(path string) error { return os.Symlink("/etc", path) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o755) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			place := dir + "/" + strings.ReplaceAll(name, " ", "")
+			if err := os.Mkdir(place, 0o755); err != nil {
+				t.Fatal(err)
 			}
-			return false
-		}
-	})
-	deniedBy(t, startIt(t, c, id), "verify.start")
-	l.set(func(*liar) {})
-	if _, err := direct.ContainerInspect(t.Context(), id); !client.IsErrNotFound(err) {
-		t.Errorf("it is there: %v", err)
+			id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
+			l.set(func(l *liar) {
+				l.refuse = func(_, path string) bool {
+					if strings.HasSuffix(path, "/start") {
+						if err := errors.Join(os.Rename(place, place+".was"), put(place)); err != nil {
+							t.Error(err)
+						}
+					}
+					return false
+				}
+			})
+			deniedBy(t, startIt(t, c, id), "verify.start")
+			l.set(func(*liar) {})
+			if _, err := direct.ContainerInspect(t.Context(), id); !client.IsErrNotFound(err) {
+				t.Errorf("it is there: %v", err)
+			}
+		})
 	}
 }
 
