@@ -344,7 +344,7 @@ func (b *createBody) check() error {
 	if err := b.Healthcheck.check(); err != nil {
 		return err
 	}
-	return b.HostConfig.resourcesBody.check()
+	return b.HostConfig.check()
 }
 
 // checkLengths bounds what the policy would have to go through, and the engine be asked of.

@@ -348,10 +348,10 @@ func FuzzCreateBody(f *testing.F) {
 		}
 		p := plan{body: &b, mounts: mounts, labels: map[string]string{}, spec: policy.ContainerSpec{Network: policy.SpecNetworkNone}}
 		for _, m := range mounts {
-			switch {
-			case m.Type == "tmpfs":
+			switch m.Type {
+			case "tmpfs":
 				p.spec.Tmpfs = append(p.spec.Tmpfs, m.ContainerMount)
-			case m.Type == "volume":
+			case "volume":
 				p.spec.Volumes = append(p.spec.Volumes, m.ContainerMount)
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	dockerfilters "github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/image"
@@ -85,7 +86,7 @@ func sweepOwn(t *testing.T, direct *client.Client, d *testDoor) (left func() []s
 			case "volume":
 				err = direct.VolumeRemove(ctx, id, true)
 			}
-			if err != nil && !client.IsErrNotFound(err) {
+			if err != nil && !errdefs.IsNotFound(err) {
 				t.Error(err)
 			}
 		}
@@ -420,7 +421,7 @@ func TestCreateOthers(t *testing.T) {
 	}
 	for _, ref := range []string{theirs, theirs[:12], theirs[:3], "others-name", "missing"} {
 		_, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: container.NetworkMode("container:" + ref)}, nil, nil, "")
-		if !client.IsErrNotFound(err) || !strings.Contains(err.Error(), "No such container: "+ref) {
+		if !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "No such container: "+ref) {
 			t.Errorf("another's network by %s: %v", ref, err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/client"
@@ -82,7 +83,7 @@ func TestStartLooksAgain(t *testing.T) {
 	})
 	deniedBy(t, restartIt(t, c, id), "verify.start")
 	l.set(func(*liar) {})
-	if _, err := direct.ContainerInspect(t.Context(), id); !client.IsErrNotFound(err) {
+	if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
 		t.Errorf("it is there: %v", err)
 	}
 }
@@ -107,7 +108,7 @@ func TestStartAnswerLost(t *testing.T) {
 		t.Error("no error")
 	}
 	l.set(func(*liar) {})
-	if _, err := direct.ContainerInspect(t.Context(), id); !client.IsErrNotFound(err) {
+	if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
 		t.Errorf("it is there: %v", err)
 	}
 }
@@ -146,7 +147,7 @@ func TestStartBody(t *testing.T) {
 	}
 	other := d.client("body2")
 	for what, err := range map[string]error{"start": startIt(t, other, id), "restart": restartIt(t, other, id[:12])} {
-		if !client.IsErrNotFound(err) {
+		if !errdefs.IsNotFound(err) {
 			t.Errorf("%s of another's: %v", what, err)
 		}
 	}
@@ -271,7 +272,7 @@ func TestExchangedMeanwhile(t *testing.T) {
 			})
 			deniedBy(t, startIt(t, c, id), "verify.start")
 			l.set(func(*liar) {})
-			if _, err := direct.ContainerInspect(t.Context(), id); !client.IsErrNotFound(err) {
+			if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
 				t.Errorf("it is there: %v", err)
 			}
 		})
@@ -363,14 +364,14 @@ func TestUpdate(t *testing.T) {
 		t.Errorf("after refusals: %+v", now)
 	}
 	other := d.client("update2")
-	if _, err := other.ContainerUpdate(t.Context(), id, good); !client.IsErrNotFound(err) {
+	if _, err := other.ContainerUpdate(t.Context(), id, good); !errdefs.IsNotFound(err) {
 		t.Errorf("another's: %v", err)
 	}
 	// An engine that does something else.
 	l.set(func(l *liar) { l.change = put("HostConfig.Memory", 1<<40) })
 	deniedBy(t, update(good), "verify.update")
 	l.set(func(*liar) {})
-	if _, err := direct.ContainerInspect(context.Background(), id); !client.IsErrNotFound(err) {
+	if _, err := direct.ContainerInspect(context.Background(), id); !errdefs.IsNotFound(err) {
 		t.Errorf("it is there: %v", err)
 	}
 }
