@@ -19,7 +19,7 @@ func containerRoutes() []route {
 		return rt
 	}
 	return []route{
-		{method: http.MethodGet, template: "/containers/json", query: []string{"all", "limit", "size", "filters", "before", "since"}, serve: (*call).listContainers},
+		{method: http.MethodGet, template: "/containers/json", query: []string{"all", "limit", "size", "filters", "before", "since", "trunc_cmd"}, serve: (*call).listContainers},
 		{method: http.MethodGet, template: one + "/json", query: []string{"size"}, serve: (*call).inspectContainer},
 		with(post("stop", "t", "signal"), (*call).signalContainer),
 		with(post("kill", "signal"), (*call).signalContainer),
