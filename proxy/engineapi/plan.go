@@ -170,16 +170,12 @@ func (c *call) nameOf(asked string, img *imageInfo, own bool) string {
 	if own {
 		return img.ID
 	}
-	names := slices.Concat(img.RepoTags, img.RepoDigests)
-	for _, name := range names {
+	for _, name := range slices.Concat(img.RepoTags, img.RepoDigests) {
 		if _, _, err := c.rules.ImageRef(c.caller.Profile, name); err == nil {
 			return name
 		}
 	}
-	if len(names) > 0 {
-		return names[0]
-	}
-	return asked
+	return asked // the denial is not to tell of an image that the caller may not see
 }
 
 // lookUpImage finds an image that the engine has; nil if it has none of that name.
