@@ -77,7 +77,6 @@ compiler:
 		echo 'installing gcc and libc6-dev, which the race detector needs'; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends gcc libc6-dev; }
 
-
 compose:
 	@command -v docker-compose >/dev/null || { \
 		echo 'installing docker-compose, which is tested as a client'; \
