@@ -152,8 +152,9 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		return err
 	}
 	collector, _ := engine.(runtime.Collector) // the agent's part hides it
+	guard := &doorGuard{Holder: holder}
 	manager, err = lifecycle.New(lifecycle.Options{
-		Runtime: rt, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes,
+		Runtime: rt, Collector: collector, Policy: policies.Policy, Store: db, Holder: guard, Owner: owner, Settings: sandboxes,
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	})
 	if err != nil {
@@ -166,7 +167,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		return err
 	}
 	parts := doorParts{
-		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel,
+		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, guard: guard,
 	}
 	var fronts []front
 	if len(cfg.EngineAPI.Listeners) > 0 {

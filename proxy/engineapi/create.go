@@ -195,10 +195,10 @@ func missingIsFine(err error) error {
 }
 
 // containersWith lists the containers, running or not, that have all the labels.
-func (c *call) containersWith(ctx context.Context, v version, labels ...string) ([]container.Summary, error) {
+func (d *Door) containersWith(ctx context.Context, v version, labels ...string) ([]container.Summary, error) {
 	var list []container.Summary
 	query := url.Values{"all": {"1"}, "filters": {filters{"label": labels}.String()}}
-	return list, c.engine.get(ctx, v, "/containers/json", query, &list)
+	return list, d.engine.get(ctx, v, "/containers/json", query, &list)
 }
 
 // undoing takes back what was done, the last first.

@@ -222,6 +222,23 @@ func TestExchangedDirectory(t *testing.T) {
 		t.Error(err)
 	}
 
+	// A sandbox of the other door that is about to be made.
+	for name, tt := range map[string]struct {
+		mount policy.Mount
+		both  bool
+		clear bool
+	}{
+		"around":            {policy.Mount{Source: dir, Mode: "rw"}, false, false},
+		"around, read-only": {policy.Mount{Source: dir, Mode: "ro"}, true, true},
+		"the same":          {policy.Mount{Source: dir + "/c", Mode: "rw"}, true, true},
+		"inside, held":      {policy.Mount{Source: dir + "/c/x", Mode: "rw"}, false, true},
+		"inside":            {policy.Mount{Source: dir + "/c/x", Mode: "ro"}, true, false},
+	} {
+		if err := d.KeepClear(t.Context(), []policy.Mount{tt.mount}, tt.both); (err == nil) != tt.clear {
+			t.Errorf("a sandbox %s: %v", name, err)
+		}
+	}
+
 	// One that leads elsewhere by now.
 	moved := makeOne(t, c, binds(dir+"/b:/b"), "")
 	if err := os.Rename(dir+"/b", dir+"/b2"); err != nil {
