@@ -68,7 +68,8 @@ func copyPooled(w io.Writer, r io.Reader) (int64, error) {
 //
 // A unix socket tells at once. Over TLS a peer ends its input by a message, so that one
 // whose TCP connection has ended is gone. Over plain TCP it is only seen when something
-// is sent: when the engine says something, or by the kernel's keep-alive.
+// is sent: when the engine says something, or by the kernel's keep-alive. Over both, the
+// end comes after what the peer said, and isn't seen before there is room for that.
 func awaitHangup(conn net.Conn, ended <-chan struct{}) bool {
 	signs := int16(unix.POLLHUP | unix.POLLERR | unix.POLLNVAL)
 	if t, ok := conn.(*tls.Conn); ok {
