@@ -495,6 +495,9 @@ func TestCreateNetworks(t *testing.T) {
 	if got := joined(ct.ID); !slices.Equal(got, []string{"create-own"}) {
 		t.Errorf("by endpoint: %v", got)
 	}
+	if e := inspect(t, direct, ct.ID).NetworkSettings.Networks["create-own"]; e.NetworkID != own.ID {
+		t.Errorf("the engine would look for the network by its name: %+v", e)
+	}
 	for _, id := range []string{peer, ct.ID} {
 		if err := startIt(t, c, id); err != nil {
 			t.Error(err)

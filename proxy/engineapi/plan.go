@@ -36,6 +36,7 @@ type imageInfo struct {
 	Config                struct {
 		User                  string
 		Labels                map[string]string
+		OnBuild               []string
 		Volumes, ExposedPorts map[string]struct{}
 	}
 }
@@ -142,7 +143,7 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 		p.imageRef = img.ID
 	}
 	for _, o := range overridden {
-		p.warnings = append(p.warnings, fmt.Sprintf("%s: %v instead of %v (rule %s)", o.Field, o.Effective, o.Requested, o.Rule))
+		p.warnings = append(p.warnings, fmt.Sprintf("%s: %v instead of %q (rule %s)", o.Field, o.Effective, fmt.Sprint(o.Requested), o.Rule))
 	}
 	return nil
 }
