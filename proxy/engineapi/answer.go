@@ -17,12 +17,14 @@ var passed = []string{
 var buffers = sync.Pool{New: func() any { b := make([]byte, bufferSize); return &b }}
 
 // ask makes the request to the engine that the call's own stands for, by default with
-// its method, and gives its answer.
+// its method and in its version, and gives its answer.
 func (c *call) ask(a ask) (*http.Response, error) {
 	if a.method == "" {
 		a.method = c.r.Method
 	}
-	a.version = c.version
+	if a.version == 0 {
+		a.version = c.version
+	}
 	return c.engine.send(c.ctx, a)
 }
 

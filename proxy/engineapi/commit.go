@@ -72,6 +72,9 @@ func (c *call) commit() error {
 	}
 	for _, e := range ct.Config.Env {
 		if name, _, _ := strings.Cut(e, "="); c.rules.Redacted(c.caller.Profile, name) {
+			if !variable.MatchString(name) { // or it could be more than a name
+				return denied("commit.env", "", fmt.Sprintf("the variable %q can't be kept out of the image", shorten(name)), "other names")
+			}
 			query.Add("changes", "ENV "+name+`=""`)
 		}
 	}
@@ -109,7 +112,7 @@ func (c *call) committed(id string, labels map[string]string, target url.Values)
 	if target == nil {
 		return nil
 	}
-	return c.engine.post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil)
+	return c.tag(id, target)
 }
 
 // dockerfileQuote writes a text as one word of a Dockerfile.

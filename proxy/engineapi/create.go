@@ -158,7 +158,7 @@ func (c *call) makeVolumes(p *plan, undo *undoing) error {
 		if p.audited && !slices.ContainsFunc(p.spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
 			continue
 		}
-		if _, err := c.makeVolume(name, nil, nil); err != nil {
+		if _, err := c.makeVolume(name, "", nil, nil); err != nil {
 			return err
 		}
 		undo.add(func(ctx context.Context) error {

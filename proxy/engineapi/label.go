@@ -43,6 +43,11 @@ func callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
 	return ttl, nil
 }
 
+// whose are the labels that say whose something is, as own reads them.
+func (c *call) whose() map[string]string {
+	return map[string]string{lifecycle.LabelOwner: c.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: c.caller.Tenant}
+}
+
 // stamp gives the labels of something that the caller makes now: its own, and those that
 // say whose it is and when it ends.
 func (c *call) stamp(own map[string]string, ttl, maxLifetime time.Duration) map[string]string {

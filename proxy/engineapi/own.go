@@ -50,6 +50,11 @@ func (c *call) own(labels map[string]string) bool {
 		labels[lifecycle.LabelTenant] == c.caller.Tenant && c.caller.Tenant != ""
 }
 
+// others tells whether labels are those of something that another caller made.
+func (c *call) others(labels map[string]string) bool {
+	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngine && !c.own(labels)
+}
+
 // ownLabels select what is the caller's in the filters of lists.
 func (c *call) ownLabels() []string {
 	return []string{

@@ -173,7 +173,8 @@ func (c *call) diskUsage() error {
 		Images, Containers, Volumes, BuildCache []json.RawMessage
 		BuilderSize                             int64
 	}
-	if err := c.engine.get(c.ctx, c.version, "/system/df", query, &of); err != nil {
+	// It may have to walk through all volumes, for as long as the caller waits.
+	if err := c.engine.doSlow(c.ctx, ask{method: http.MethodGet, version: c.version, path: "/system/df", query: query}, &of); err != nil {
 		return err
 	}
 	of.LayersSize, of.BuilderSize, of.BuildCache = 0, 0, []json.RawMessage{}
