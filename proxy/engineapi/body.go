@@ -306,7 +306,7 @@ var (
 	hostName   = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$`)
 	domainName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,251}[a-zA-Z0-9])?$`)
 	stopSignal = regexp.MustCompile(`^[A-Za-z0-9+-]{1,16}$`)
-	cpuset     = regexp.MustCompile(`^[0-9,-]{0,256}$`)
+	cpuset     = regexp.MustCompile(`^([0-9]{1,4}(-[0-9]{1,4})?(,|$)){0,64}$`) // engines have counted to the end of any range
 	platform   = regexp.MustCompile(`^[a-z0-9]{1,32}(/[a-z0-9_]{1,32}){0,2}$`)
 )
 
