@@ -261,13 +261,18 @@ func (c *call) connectNetwork() error {
 	if err := c.decode(&body); err != nil {
 		return err
 	}
-	id, err := c.joinable(c.name, body.EndpointConfig)
+	id, own, err := c.joinable(c.name, body.EndpointConfig)
 	if err != nil {
 		return err
 	}
-	container, err := c.containerID(body.Container)
+	ct, _, err := c.container(body.Container)
 	if err != nil {
 		return err
+	}
+	if !own {
+		if err := sharedName(ct.Name + ct.Config.Hostname); err != nil {
+			return err
+		}
 	}
 	settings := body.EndpointConfig
 	if settings != nil && len(settings.Links) > 0 {
@@ -276,22 +281,22 @@ func (c *call) connectNetwork() error {
 		}
 	}
 	c.about(id)
-	join := network.ConnectOptions{Container: container, EndpointConfig: settings.encode(true)}
+	join := network.ConnectOptions{Container: ct.ID, EndpointConfig: settings.encode(true)}
 	if err := c.engine.post(c.ctx, c.version, "/networks/"+id+"/connect", nil, join, nil); err != nil {
 		return err
 	}
 	return c.ok()
 }
 
-// joinable judges a network for a container that is there already, and gives its ID. Of
-// one that isn't the caller's or the policy's it says that it isn't there.
-func (c *call) joinable(ref string, settings *endpointBody) (id string, err error) {
+// joinable judges a network for a container that is there already, gives its ID, and tells
+// whether it is the caller's own. Of one that isn't, or the policy's, it says that it isn't there.
+func (c *call) joinable(ref string, settings *endpointBody) (id string, own bool, err error) {
 	info, err := c.namedNetwork(ref)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	if info == nil || c.others(info.Labels) {
-		return "", noNetwork(ref)
+		return "", false, noNetwork(ref)
 	}
 	join := policy.ContainerNetwork{Field: "network", Asked: ref, Mode: policy.NetNamed}
 	c.means(&join, info)
@@ -299,14 +304,14 @@ func (c *call) joinable(ref string, settings *endpointBody) (id string, err erro
 		join.Mode, join.Name = policy.NetNamed, info.Name
 	}
 	if join.Options, err = c.endpointOptions(settings, join); err != nil {
-		return "", err
+		return "", false, err
 	}
 	err = c.rules.NetworkJoin(c.caller.Profile, join)
 	var denial *policy.DeniedError
 	if errors.As(err, &denial) && !c.caller.Audit && !join.Own && !slices.ContainsFunc(denial.Reasons, func(r policy.Reason) bool { return r.Rule != "networks.foreign" && r.Rule != "networks.host" }) {
-		return "", noNetwork(ref)
+		return "", false, noNetwork(ref)
 	}
-	return info.ID, c.judged(err)
+	return info.ID, join.Own, c.judged(err)
 }
 
 func (c *call) disconnectNetwork() error {
