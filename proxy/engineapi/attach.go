@@ -13,8 +13,8 @@ func attachRoutes() []route {
 	const one = "/containers/{id}"
 	streams := []string{"detachKeys", "logs", "stream", "stdin", "stdout", "stderr"}
 	return []route{
-		{method: http.MethodPost, template: one + "/attach", query: streams, serve: (*call).attach},
-		{method: http.MethodGet, template: one + "/attach/ws", query: streams, serve: (*call).attachWS},
+		{method: http.MethodPost, template: one + "/attach", query: streams, change: true, serve: (*call).attach},
+		{method: http.MethodGet, template: one + "/attach/ws", query: streams, change: true, serve: (*call).attachWS},
 		{method: http.MethodPost, template: one + "/resize", query: []string{"h", "w"}, serve: (*call).resizeContainer},
 		{method: http.MethodGet, template: one + "/logs", query: []string{"follow", "stdout", "stderr", "since", "until", "timestamps", "tail", "details"}, serve: (*call).logs},
 		{method: http.MethodGet, template: one + "/stats", query: []string{"stream", "one-shot"}, serve: (*call).stats},

@@ -1,12 +1,14 @@
 package engineapi
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os/exec"
 	"slices"
@@ -221,6 +223,21 @@ func TestExecIsJudged(t *testing.T) {
 	}
 }
 
+// In mode audit what would be denied is let through, and written down.
+func TestExecInModeAudit(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, execRules)
+	c := newClient(t, d.listen(Caller{Name: "watched", Tenant: "watched", Audit: true}))
+	id := d.made(direct, "watched", "exec-watched", container.Config{Env: []string{"GIVEN=1"}})
+	options := container.ExecOptions{Cmd: []string{"sh", "-c", "echo $SECRET_A ${GIVEN-unset}; id -u"}, Env: []string{"SECRET_A=x", "GIVEN"}, User: "0"}
+	if out, errs, _, err := runExec(t, c, id, options, nil); err != nil || string(out) != "x unset\n0\n" {
+		t.Errorf("it said %q, %q, %v", out, errs, err)
+	}
+	if log := readFile(t, d.audit); !bytes.Contains(log, []byte(VerdictWouldDeny)) || !bytes.Contains(log, []byte("env.deny")) || !bytes.Contains(log, []byte("containers.user")) {
+		t.Errorf("the audit log: %s", log)
+	}
+}
+
 // Bodies that no client sends are refused, those of every client that there is aren't.
 func TestExecBodies(t *testing.T) {
 	host, direct := testEngine(t)
@@ -270,6 +287,31 @@ func TestExecBodies(t *testing.T) {
 		if status, answer := sendJSON(t, address, "/v1.41/exec/"+made.ID+"/start", body); status/100 != 4 {
 			t.Errorf("start, %s: %d %s", name, status, answer)
 		}
+	}
+	// A body in chunks, and input right behind it.
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", strings.TrimPrefix(address, "unix://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_, body = sendJSON(t, address, "/v1.41/containers/"+id+"/exec", `{"Cmd":["cat"],"AttachStdin":true,"AttachStdout":true}`)
+	var cat struct{ ID string }
+	if err := json.Unmarshal([]byte(body), &cat); err != nil {
+		t.Fatal(body, err)
+	}
+	_, err = io.WriteString(conn, "POST /v1.41/exec/"+cat.ID+"/start HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n2\r\n{}\r\n0\r\n\r\nearly")
+	if err != nil {
+		t.Fatal(err)
+	}
+	br := bufio.NewReader(conn)
+	if resp, err := http.ReadResponse(br, nil); err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatal(resp, err)
+	}
+	if err := conn.(half).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if got := readStream(t, br); got != "early" {
+		t.Errorf("a command heard %q", got)
 	}
 	if status, answer := sendJSON(t, address, "/v1.41/exec/"+made.ID+"/start", `{"Detach":true,"Tty":false,"ConsoleSize":[1,2]}`); status != 200 {
 		t.Errorf("start: %d %s", status, answer)

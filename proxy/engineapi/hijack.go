@@ -15,7 +15,7 @@ import (
 )
 
 // maxStreams bounds what one tenant may keep open at a time: connections taken over, and
-// answers that go on until the caller leaves. Each holds up to four files and 150 KiB.
+// answers that go on until the caller leaves. Each holds two files and up to 200 KiB.
 const maxStreams = 256
 
 // stream counts one more connection that stays open. The caller calls leave at its end.
