@@ -232,7 +232,7 @@ func (c *call) buildLabels() (map[string]string, error) {
 	if err := c.judged(err); err != nil {
 		return nil, err
 	}
-	return c.stamp(own, life, most), nil
+	return c.stampImage(own, life, most), nil
 }
 
 // spool writes the build's files anew, into a file that has no name any more, with a
@@ -295,11 +295,11 @@ func (c *call) judgeDockerfile(text []byte, auths map[string]json.RawMessage) ([
 // policy allows, which is pulled if it isn't there or the caller wants it anew.
 func (c *call) base(ref string, auths map[string]json.RawMessage) (*imageInfo, error) {
 	img, err := c.lookUpImage(ref)
-	if err != nil || img != nil && c.own(img.Config.Labels) {
+	if err != nil || img != nil && c.ownImage(img.Config.Labels) {
 		return img, err
 	}
 	run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
-	if err != nil && img != nil && c.others(img.Config.Labels) {
+	if err != nil && img != nil && c.othersImage(img.Config.Labels) {
 		return nil, noImage(ref) // in mode audit as well
 	}
 	if err := c.judged(err); err != nil {
@@ -497,7 +497,7 @@ func (c *call) finishBuild(id string, want map[string]string, tags []url.Values)
 	case err != nil:
 	case img == nil:
 		err = errors.New("the image is gone")
-	case !c.own(img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
+	case !c.ownImage(img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
 		err = denied("verify.build", "", "the image lacks the labels that it was built with", "none") // and may be anybody's
 	default:
 		if err = foreignLabels(img.Config.Labels, want); err != nil {

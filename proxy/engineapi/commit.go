@@ -55,7 +55,7 @@ func (c *call) commit() error {
 	if err != nil {
 		return err
 	}
-	labels := c.stamp(nil, life, most)
+	labels := c.stampImage(nil, life, most)
 	query := url.Values{"container": {ct.ID}, "pause": {"1"}}
 	if c.query.Get("pause") != "" && !c.flag("pause") {
 		query.Set("pause", "0")
@@ -101,7 +101,7 @@ func (c *call) committed(id string, labels map[string]string, target url.Values)
 	if err != nil {
 		return err
 	}
-	if img == nil || !c.own(img.Config.Labels) {
+	if img == nil || !c.ownImage(img.Config.Labels) {
 		return denied("verify.commit", "", "the image lacks the labels that it was made with", "none")
 	}
 	for name, value := range labels {

@@ -626,8 +626,8 @@ func TestCreateImages(t *testing.T) {
 		})
 		return made.ID
 	}
-	ours := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "images"}
-	theirs := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "other"}
+	ours := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: "images"}
+	theirs := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: "other"}
 	withTTL := maps.Clone(ours)
 	withTTL["berm.ttl"] = "5m"
 	trusted := commit("elsewhere.local/mine:1", container.Config{Labels: withTTL, User: "1000"})

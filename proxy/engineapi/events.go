@@ -144,7 +144,7 @@ func (s *witness) sees(e events.Message) bool {
 			return v.Labels, nil
 		})
 	case events.ImageEventType:
-		return s.own(attributes) // of an image that the caller built
+		return s.ownImage(attributes)
 	}
 	return false
 }

@@ -34,7 +34,7 @@ func noImage(ref string) error { return notFound("No such image: " + familiar(re
 // listed says which of an image's names the caller may see; not at all if nothing of it
 // is the caller's business.
 func (c *call) listed(tags, digests []string, labels map[string]string) (shownTags, shownDigests []string, ok bool) {
-	own := c.own(labels)
+	own := c.ownImage(labels)
 	visible := func(names []string) []string {
 		return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 			return !own && !c.rules.ListsImage(c.caller.Profile, []string{name})
@@ -335,7 +335,7 @@ func (c *call) tagImage() error {
 		return err
 	}
 	name := target.Get("repo") + ":" + target.Get("tag")
-	if !c.own(img.Config.Labels) && !c.rules.ListsImage(c.caller.Profile, []string{name}) {
+	if !c.ownImage(img.Config.Labels) && !c.rules.ListsImage(c.caller.Profile, []string{name}) {
 		err := c.allow([]policy.Reason{{Rule: "images.tag", Field: "repo", Allowed: "names that are on the policy's allow-list, or images of one's own",
 			Message: fmt.Sprintf("the image isn't the caller's own, and so would not be found by the name %q", shorten(name))}})
 		if err != nil {
@@ -364,7 +364,7 @@ func (c *call) tag(id string, target url.Values) error {
 	if err != nil {
 		return err
 	}
-	if there != nil && c.others(there.Config.Labels) {
+	if there != nil && c.othersImage(there.Config.Labels) {
 		return conflict(fmt.Sprintf("the image name %q is taken", familiar(name)))
 	}
 	return c.engine.post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil)
@@ -400,7 +400,7 @@ func (c *call) removeImage() error {
 	if err != nil {
 		return err
 	}
-	own := c.own(img.Config.Labels)
+	own := c.ownImage(img.Config.Labels)
 	if c.flag("force") && !own {
 		return denied("images.force", "force", "an image that isn't the caller's own can't be removed by force, as others may be using it", "no force")
 	}

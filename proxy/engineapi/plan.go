@@ -89,7 +89,7 @@ func (c *call) judge(p *plan, req policy.ContainerRequest) error {
 		}
 		again, named := req, asked
 		if img != nil {
-			again.Trusted = c.own(img.Config.Labels)
+			again.Trusted = c.ownImage(img.Config.Labels)
 			if named = c.nameOf(asked, img, again.Trusted); named != asked {
 				byID = img.ID
 			}
@@ -132,7 +132,7 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 		return notFound("No such image: " + familiar(p.body.Image))
 	}
 	for name := range img.Config.Labels {
-		if strings.HasPrefix(strings.ToLower(name), labelPrefix) && !(c.own(img.Config.Labels) && (stamped(name) || name == labelTTL)) {
+		if strings.HasPrefix(strings.ToLower(name), labelPrefix) && !(c.ownImage(img.Config.Labels) && (stamped(name) || name == labelTTL)) {
 			return denied("labels.reserved", "Image", fmt.Sprintf("the image has a label %q, which is Berm's own", shorten(name)), "images without such labels")
 		}
 	}

@@ -91,16 +91,19 @@ func (c *call) prunableImages(f filters) ([]prunable, error) {
 		before = min(before, seconds)
 	}
 	all := slices.ContainsFunc(f["dangling"], func(s string) bool { return s == "false" || s == "0" })
-	ask := filters{"label": f["label"]}
+	ask := filters{"label": slices.Clone(f["label"])}
+	for name, value := range c.whose() {
+		ask["label"] = append(ask["label"], name+"="+value)
+	}
 	if !all {
 		ask["dangling"] = []string{"true"}
 	}
 	var list []prunable
-	if err := c.engine.get(c.ctx, c.version, "/images/json", url.Values{"filters": {c.onlyOwn(ask).String()}}, &list); err != nil {
+	if err := c.engine.get(c.ctx, c.version, "/images/json", url.Values{"filters": {ask.String()}}, &list); err != nil {
 		return nil, err
 	}
 	list = slices.DeleteFunc(list, func(img prunable) bool {
-		return !builtID.MatchString(img.ID) || !c.own(img.Labels) || img.Created > before || hasLabel(img.Labels, f["label!"])
+		return !builtID.MatchString(img.ID) || !c.ownImage(img.Labels) || img.Created > before || hasLabel(img.Labels, f["label!"])
 	})
 	if len(list) == 0 {
 		return nil, nil
