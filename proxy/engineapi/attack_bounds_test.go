@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 // bounds is siegeRules again, in the words of the engine: what may come to be at most.
 type bounds struct {
 	owner, tenant, dir, image string
+	shared                    string          // the ID of a network on which others are too
 	networks, containers      map[string]bool // IDs of the attacker's own
 }
 
@@ -123,7 +125,8 @@ func (b bounds) unused(h *container.HostConfig) (e excess) {
 func (b bounds) ports(ports nat.PortMap) (e excess) {
 	for port, list := range ports {
 		for _, p := range list {
-			e.unless(p.HostIP == "127.0.0.1" || p.HostIP == "::1", "PortBindings", fmt.Sprint(port, p.HostIP))
+			ip, err := netip.ParseAddr(p.HostIP)
+			e.unless(err == nil && ip.IsLoopback() && !ip.Is4In6(), "PortBindings", fmt.Sprint(port, p.HostIP))
 		}
 	}
 	return e
@@ -165,7 +168,7 @@ func (b bounds) mounts(h *container.HostConfig) (e excess) {
 func (b bounds) allowed(path string) bool {
 	real, err := filepath.EvalSymlinks(path)
 	info, statErr := os.Stat(path)
-	return err == nil && statErr == nil && info.IsDir() && strings.HasPrefix(real, b.dir+"/")
+	return err == nil && statErr == nil && info.IsDir() && strings.HasPrefix(real+"/", b.dir+"/")
 }
 
 // inspected judges a container that is there.
@@ -177,12 +180,15 @@ func (b bounds) inspected(s *siege, ct container.InspectResponse) (e excess) {
 		e.unless(slices.Contains(h.MaskedPaths, path), "MaskedPaths", "")
 	}
 	e.unless(slices.Contains(h.ReadonlyPaths, "/proc/sys") && slices.Contains(h.ReadonlyPaths, "/proc/sysrq-trigger"), "ReadonlyPaths", "")
-	for name := range ct.NetworkSettings.Networks {
+	for name, endpoint := range ct.NetworkSettings.Networks {
 		id := name
 		if n, err := s.direct.NetworkInspect(s.Context(), name, network.InspectOptions{}); err == nil {
 			id = n.ID
 		}
 		e.unless(name == "none" || b.networks[id], "Networks", name)
+		if id == b.shared {
+			e = append(e, b.amongOthers(ct, endpoint)...)
+		}
 	}
 	for _, m := range ct.Mounts {
 		switch m.Type {
@@ -197,6 +203,16 @@ func (b bounds) inspected(s *siege, ct container.InspectResponse) (e excess) {
 			e.unless(b.leadsInside(ct.State.Pid, m.Destination), "mounted for real", m.Destination)
 		}
 	}
+	return e
+}
+
+// amongOthers judges what a container is called where others look names up.
+func (b bounds) amongOthers(ct container.InspectResponse, endpoint *network.EndpointSettings) (e excess) {
+	e.unless(!strings.ContainsAny(ct.Name+ct.Config.Hostname, "."), "name on a shared network", ct.Name)
+	for _, alias := range endpoint.Aliases {
+		e.unless(strings.HasPrefix(ct.ID, alias), "alias on a shared network", alias)
+	}
+	e.unless(len(endpoint.Links) == 0 && (endpoint.IPAMConfig == nil || endpoint.IPAMConfig.IPv4Address == ""), "endpoint on a shared network", endpoint.IPAMConfig)
 	return e
 }
 

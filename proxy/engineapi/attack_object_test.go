@@ -74,6 +74,26 @@ func TestAttackObjects(t *testing.T) {
 	add("connect with a MAC", post("/networks/siege-own-net/connect", `{"Container":"siege-own","EndpointConfig":{"MacAddress":"02:42:ac:11:00:09"}}`))
 	add("connect with options", post("/networks/siege-own-net/connect", `{"Container":"siege-own","EndpointConfig":{"DriverOpts":{"a":"b"}}}`))
 	add("connect with another's links", post("/networks/siege-own-net/connect", `{"Container":"siege-own","EndpointConfig":{"Links":["siege-v-one:x"]}}`))
+	for name, fields := range map[string]string{
+		"by another's name": `"Aliases":["pypi.org"]`, "by a short name": `"Aliases":["db"]`, "by an address": `"IPAMConfig":{"IPv4Address":"172.31.0.9"}`, "with links": `"Links":["siege-own:db"]`,
+	} {
+		add("connect with others "+name, post("/networks/siege-shared/connect", `{"Container":"siege-own","EndpointConfig":{`+fields+`}}`))
+		add("join others "+name, post("/containers/create", `{"Image":"`+testImage+`","NetworkingConfig":{"EndpointsConfig":{"siege-shared":{`+fields+`}}}}`))
+	}
+	add("connect with others", post("/networks/siege-shared/connect", `{"Container":"siege-own"}`), "neutral")
+	add("join others as a host", post("/containers/create?name=pypi.org", `{"Image":"`+testImage+`","HostConfig":{"NetworkMode":"siege-shared"}}`))
+	vectors = append(vectors, vector{name: "rename among others", act: func(s *siege, address string) bool {
+		r := s.ask(address, "POST", "/v1.41/networks/siege-shared/connect", "application/json", `{"Container":"siege-own"}`)
+		if r.status != http.StatusOK {
+			s.Errorf("connect: %+v", r)
+		}
+		return s.ask(address, "POST", "/v1.41/containers/siege-own/rename?name=pypi.org", "", "").status >= 300
+	}}, vector{name: "connect among others by a name of a host", act: func(s *siege, address string) bool {
+		if r := s.ask(address, "POST", "/v1.41/containers/siege-own/rename?name=pypi.org", "", ""); r.status != http.StatusNoContent {
+			return true
+		}
+		return s.ask(address, "POST", "/v1.41/networks/siege-shared/connect", "application/json", `{"Container":"{own}"}`).status >= 300
+	}})
 	for _, name := range []string{"siege-v-one", "aaaaaaaaaaaa", "{victim12}", "a/b", ""} {
 		add("rename/"+name, post("/containers/{own}/rename?name="+name, ""))
 	}
@@ -142,7 +162,6 @@ var imageAttacks = map[string]string{
 	"load":                        "/images/load",
 	"push":                        "/images/{image}/push",
 	"search":                      "/images/search?term=x",
-	"build cache":                 "/build/prune",
 	"commit another's":            "/commit?container=siege-v-one&repo=siege.local/mine",
 	"commit another's by ID":      "/commit?container={victim12}",
 	"commit the operator's":       "/commit?container={operator}&repo=siege.local/mine",

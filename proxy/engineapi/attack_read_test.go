@@ -119,7 +119,7 @@ func TestAttackLists(t *testing.T) {
 			return false
 		}})
 	}
-	for _, kind := range []string{"containers", "networks", "volumes", "images"} {
+	for _, kind := range []string{"containers", "networks", "volumes", "images", "build"} {
 		for _, query := range []string{"", `?filters={"label":["berm.tenant=victim"]}`, `?filters={"label!":["berm.tenant"]}`, `?filters={"until":["1s"]}`, `?filters={"all":["true"]}`} {
 			path := "/v1.41/" + kind + "/prune" + escapeQuery(query)
 			vectors = append(vectors, vector{name: kind + "/prune" + query, neutral: true, request: request("POST", path, "", "")},
