@@ -159,6 +159,9 @@ func (c *call) makeVolume(name, driver string, options, own map[string]string) (
 
 func (c *call) removeVolume() error {
 	v, _, err := c.volume(c.name)
+	if errors.Is(err, errNotFound) && c.flag("force") {
+		return c.done() // as the engine says of what isn't there
+	}
 	if err != nil {
 		return err
 	}
