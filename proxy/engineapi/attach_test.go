@@ -330,7 +330,7 @@ func TestTopShowsNoEnv(t *testing.T) {
 	}
 	for _, args := range []string{
 		"axewww", "e", "eaux", "auxe", "-ef e", "-auxe", "-axe", "-ef -o pid,args", "-o pid,environ", "-o pid=PID", "-o ppid=PID,args", "E", "-C x e",
-		"-ef\te", "-ef\ne", "aux e", "-u xe", "--version", "--help a", "-p 1 e", "-q 1", "-o pid -o environ", "-ewww e", "-eo pid,args e", "-e eo pid",
+		"-ef\te", "-ef\ne", "aux e", "-u xe", "--version", "--help a", "-p 1 e", "-q 1", "-o pid -o environ", "-ewww e", "-eo pid,args e", "-e eo pid", "axeo pid,args", "axewo pid,args", "-eo pid,args,e",
 	} {
 		if got, err := c.ContainerTop(t.Context(), id, strings.Split(args, " ")); err == nil || !strings.Contains(err.Error(), "denied by policy") {
 			t.Errorf("%q: %v, %v", args, got, err)
