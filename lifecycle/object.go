@@ -64,8 +64,6 @@ func (m *Manager) listObjects(ctx context.Context, kind ObjectKind, add func(lab
 	networks, ok := m.opts.Runtime.(runtime.Networker)
 	switch {
 	case kind == ObjectContainer:
-		// Not one that somebody else made of an image that a caller built, whose labels it has.
-		selector[LabelEffective] = ""
 		return m.call(ctx, "list", func(ctx context.Context) error {
 			list, err := m.opts.Runtime.List(ctx, selector)
 			for _, c := range list {

@@ -16,7 +16,7 @@ import (
 func objectLabels(ttl time.Duration) map[string]string {
 	now := time.Now().UTC()
 	return map[string]string{
-		lifecycle.LabelOwner: "owner", lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "a", lifecycle.LabelEffective: "{}",
+		lifecycle.LabelOwner: "owner", lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "a",
 		lifecycle.LabelExpiresAt: now.Add(ttl).Format(time.RFC3339Nano), lifecycle.LabelDeadline: now.Add(time.Hour).Format(time.RFC3339Nano),
 	}
 }
@@ -100,8 +100,7 @@ func TestCollectObject(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.fake.AddVolume(runtime.Volume{Name: "v", Labels: objectLabels(-time.Second)}, c.ID)
-	somebodys := objectLabels(-time.Second) // of an image that a caller built
-	delete(somebodys, lifecycle.LabelEffective)
+	somebodys := with(objectLabels(-time.Second), lifecycle.LabelDoor, lifecycle.DoorEngineImage) // made of a caller's image
 	if _, err := w.fake.Create(ctx, runtime.Spec{Name: "somebodys", Image: runtimetest.DefaultImage, Labels: somebodys}); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
+	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -55,7 +57,10 @@ engine_api:
       callers: [{name: ci, tenant: ci}]
     - address: unix://`+b.dir+`/other.sock
       callers: [{name: other, tenant: other}]
+    - address: unix://`+b.dir+`/audited.sock
+      callers: [{name: audited, tenant: audited, mode: audit}]
 sandbox: {cleanup_interval: 100ms}
+engine: {address: "`+b.engine.config.Address+`"}
 `)
 	b.args = []string{"--config", filepath.Join(b.dir, "berm.yaml"), "--policy", filepath.Join(b.dir, "policy.yaml")}
 	b.start(t)
@@ -204,12 +209,39 @@ func TestDockerClient(t *testing.T) {
 		if out, err := b.run(t, cli, "-H", "unix://"+b.dir+"/other.sock", "logs", "web"); err == nil || !strings.Contains(out, "No such container: web") {
 			t.Errorf("another tenant: %v, %q", err, out)
 		}
+		if out, err := b.run(t, cli, "run", "--rm", "--cap-add", "SYS_PTRACE", testImage, "true"); err == nil || !strings.Contains(out, "denied by policy") {
+			t.Errorf("a capability: %v, %q", err, out)
+		}
 		docker("rm", "-f", "web")
 		docker("network", "rm", "net")
 		docker("volume", "rm", "data")
 		if left := b.made(t); len(left) != 0 {
 			t.Errorf("after %s there are %v", cli, left)
 		}
+	}
+	learnt, stderr, code := berm(t, "", append([]string{"policy", "learn", filepath.Join(b.dir, "audit.log")}, b.args...)...)
+	if code != 0 || !strings.Contains(learnt, "- CAP_SYS_PTRACE\n") || !strings.Contains(learnt, "# - mounts.always_refused: ") {
+		t.Errorf("learnt with exit code %d, %s:\n%s", code, stderr, learnt)
+	}
+}
+
+// In mode audit everything goes through, and the log says what wouldn't have.
+func TestDockerClientAudited(t *testing.T) {
+	b := newClientBed(t)
+	write(t, filepath.Join(b.dir, "work", "x"), "")
+	cli := clis(t)[0]
+	args := []string{"-H", "unix://" + b.dir + "/audited.sock", "run", "--rm", "--network", "bridge", "--cap-add", "SYS_PTRACE", testImage, "grep", "CapEff", "/proc/self/status"}
+	out := b.must(t, cli, args...)
+	caps, err := strconv.ParseUint(strings.TrimSpace(strings.TrimPrefix(out, "CapEff:")), 16, 64)
+	if err != nil || caps&(1<<unix.CAP_SYS_PTRACE) == 0 {
+		t.Errorf("%q has no SYS_PTRACE: %v", out, err)
+	}
+	log, err := os.ReadFile(filepath.Join(b.dir, "audit.log"))
+	if err != nil || !strings.Contains(string(log), `"verdict":"would_deny","rule":"containers.capabilities"`) {
+		t.Errorf("%v, the audit log:\n%s", err, log)
+	}
+	if left := b.made(t); len(left) != 0 {
+		t.Errorf("left: %v", left)
 	}
 }
 

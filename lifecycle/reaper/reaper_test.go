@@ -148,7 +148,7 @@ func TestSweepCollectsObjects(t *testing.T) {
 	}
 	past := time.Now().UTC().Add(-time.Second).Format(time.RFC3339Nano)
 	labels := map[string]string{
-		lifecycle.LabelOwner: "owner", lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "a", lifecycle.LabelEffective: "{}",
+		lifecycle.LabelOwner: "owner", lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "a",
 		lifecycle.LabelExpiresAt: past, lifecycle.LabelDeadline: past,
 	}
 	ctx := context.Background()
