@@ -93,6 +93,13 @@ func (m *Manager) listObjects(ctx context.Context, kind ObjectKind, add func(lab
 	return nil
 }
 
+// hasObjects tells whether there may be containers of the engine's own API.
+func (m *Manager) hasObjects(ctx context.Context) bool {
+	there := false
+	err := m.listObjects(ctx, ObjectContainer, func(labels map[string]string, _, _ string) { there = there || isObject(labels) })
+	return there || err != nil
+}
+
 // objectEnd is the earlier of the two ends that labels name.
 func objectEnd(labels map[string]string) (time.Time, bool) {
 	expires, err := time.Parse(time.RFC3339Nano, labels[LabelExpiresAt])
