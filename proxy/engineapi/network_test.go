@@ -347,7 +347,9 @@ func TestEventsByCLI(t *testing.T) {
 			t.Errorf("%s filtered: %v, %s\n%s", name, err, errs, out)
 		}
 	}
-	req, err := http.NewRequestWithContext(ctx, "GET", "http://docker/v1.41/events?filters=%7B%22event%22%3A%5B%22destroy%22%5D%7D", nil)
+	patient, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(patient, "GET", "http://docker/v1.41/events?filters=%7B%22event%22%3A%5B%22destroy%22%5D%7D", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
