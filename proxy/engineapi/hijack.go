@@ -36,8 +36,9 @@ type half interface {
 }
 
 // upgrade sends a request whose answer takes the connection over. Any other answer is an
-// error. The caller closes the connection, and reads what the engine says from the reader.
-func (e *engine) upgrade(ctx context.Context, a ask) (half, io.Reader, *http.Response, error) {
+// error. The caller closes the connection, and reads what the engine says from the reader;
+// the header is the answer's.
+func (e *engine) upgrade(ctx context.Context, a ask) (half, io.Reader, http.Header, error) {
 	req, err := e.request(ctx, a)
 	if err != nil {
 		return nil, nil, nil, err
@@ -75,7 +76,7 @@ func (e *engine) upgrade(ctx context.Context, a ask) (half, io.Reader, *http.Res
 		}
 		return nil, nil, nil, failure(resp)
 	}
-	return conn, behind(br, conn), resp, nil
+	return conn, behind(br, conn), resp.Header, nil
 }
 
 // behind reads what is buffered of a connection, then the connection.
@@ -95,7 +96,7 @@ func (c *call) hijack(a ask) error {
 		a.method = c.r.Method
 	}
 	a.version = c.version
-	up, fromEngine, resp, err := c.engine.upgrade(c.ctx, a)
+	up, fromEngine, told, err := c.engine.upgrade(c.ctx, a)
 	if err != nil {
 		return err
 	}
@@ -111,7 +112,7 @@ func (c *call) hijack(a ask) error {
 	}
 	stop := context.AfterFunc(c.ctx, func() { _ = caller.Close(); _ = up.Close() })
 	defer stop()
-	if err := errors.Join(caller.SetDeadline(time.Time{}), c.greet(caller, resp)); err != nil {
+	if err := errors.Join(caller.SetDeadline(time.Time{}), c.greet(caller, told)); err != nil {
 		return nil // the caller is gone
 	}
 	// Past what is buffered, that reader would take the end of the caller's input for the
@@ -122,15 +123,15 @@ func (c *call) hijack(a ask) error {
 }
 
 // greet answers as the engine does to one who asked for an upgrade, and to one who didn't.
-func (c *call) greet(caller net.Conn, resp *http.Response) error {
-	kind := resp.Header.Get("Content-Type")
+func (c *call) greet(caller net.Conn, told http.Header) error {
+	kind := told.Get("Content-Type")
 	if kind == "" {
 		kind = "application/vnd.docker.raw-stream"
 	}
 	head := "HTTP/1.1 200 OK\r\nContent-Type: " + kind + "\r\n"
 	switch {
-	case resp.Header.Get("Sec-Websocket-Accept") != "":
-		head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + resp.Header.Get("Sec-Websocket-Accept") + "\r\n"
+	case told.Get("Sec-Websocket-Accept") != "":
+		head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + told.Get("Sec-Websocket-Accept") + "\r\n"
 	case c.r.Header.Get("Upgrade") != "":
 		head = "HTTP/1.1 101 UPGRADED\r\nContent-Type: " + kind + "\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
 	}

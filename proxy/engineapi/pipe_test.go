@@ -39,12 +39,12 @@ const standInTenant = "piped"
 
 func (s *standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Api-Version", "1.41")
-	switch path := strings.TrimPrefix(r.URL.Path, "/v1.41"); {
-	case path == "/_ping":
-	case path == "/containers/"+standInID+"/json":
+	switch strings.TrimPrefix(r.URL.Path, "/v1.41") {
+	case "/_ping":
+	case "/containers/" + standInID + "/json":
 		_, _ = fmt.Fprintf(w, `{"Id":%q,"Config":{"Labels":{%q:%q,%q:%q,%q:%q}}}`, standInID,
 			lifecycle.LabelOwner, s.owner(), lifecycle.LabelDoor, lifecycle.DoorEngine, lifecycle.LabelTenant, standInTenant)
-	case path == "/containers/"+standInID+"/attach":
+	case "/containers/" + standInID + "/attach":
 		conn, rw, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			s.t.Error(err)
@@ -262,7 +262,7 @@ func stuff(t *testing.T, conn half) {
 }
 
 // unread waits until there is something that the caller hasn't read.
-func unread(t *testing.T, conn half) {
+func unread(t *testing.T, _ half) {
 	t.Helper()
 	time.Sleep(100 * time.Millisecond)
 }
