@@ -115,6 +115,7 @@ func (c *call) hijack(a ask) error {
 	if err := errors.Join(caller.SetDeadline(time.Time{}), c.greet(caller, told)); err != nil {
 		return nil // the caller is gone
 	}
+	c.close(nil) // now, as the connection may stay for days
 	// Past what is buffered, that reader would take the end of the caller's input for the
 	// end of the request.
 	p := pipe{caller: caller, engine: up, fromCaller: behind(buffered.Reader, conn), fromEngine: fromEngine}

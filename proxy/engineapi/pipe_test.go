@@ -382,6 +382,10 @@ func TestPipeCap(t *testing.T) {
 	if _, err := c.ContainerLogs(t.Context(), standInID, logs); err == nil || !strings.Contains(err.Error(), "256 streams") {
 		t.Errorf("one too many: %v", err)
 	}
+	eventually(t, func() bool { // and each is written down while it is open
+		log := readFile(t, d.audit)
+		return bytes.Count(log, []byte(`"route":"/containers/{id}/attach","api_version":"1.41","verdict":"allowed"`)) == maxStreams
+	})
 	_ = conns[0].Close()
 	eventually(t, func() bool { return d.streams() == maxStreams-1 })
 	r, err := c.ContainerLogs(t.Context(), standInID, logs)
