@@ -164,7 +164,7 @@ func (m *Manager) collectNetworks(ctx context.Context, keep func(name string) bo
 	}
 	removed := 0
 	for _, n := range listed {
-		if keep(n.Name) {
+		if keep(n.Name) || isObject(n.Labels) {
 			continue
 		}
 		err := m.call(ctx, "remove_network", func(ctx context.Context) error { return nw.RemoveNetwork(ctx, n.Name) })

@@ -138,7 +138,7 @@ func newWorld(t *testing.T, s setup) *world {
 		engine = s.wrap(w.fake)
 	}
 	w.Manager, err = lifecycle.New(lifecycle.Options{
-		Runtime: engine, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
+		Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
 		Holder: hold.Verifier{}, Owner: s.owner, Settings: s.settings, Registry: w.reg,
 		Logger: s.logger, Tracer: s.tracer,
 	})

@@ -29,7 +29,7 @@ const (
 	LabelEffective = "berm.effective"  // the effective spec itself, as JSON, without env
 	LabelEnv       = "berm.env"        // names of the caller's variables, comma-separated
 
-	LabelDoor   = "berm.door"   // DoorEngine on what the Docker Engine API made; nothing on sandboxes
+	LabelDoor   = "berm.door"   // DoorEngine or DoorEngineImage on what the Docker Engine API made; nothing on sandboxes
 	LabelCaller = "berm.caller" // the name of the caller that made it, with LabelDoor only
 
 	LabelAgentID = "berm.agent_id"         // only if given
@@ -39,6 +39,10 @@ const (
 // DoorEngine is the LabelDoor of what came to be through the Docker Engine API. Such a
 // thing is no sandbox: it has a tenant and an end, but no key.
 const DoorEngine = "engine"
+
+// DoorEngineImage is the LabelDoor of images that came to be there. What somebody makes of
+// one past Berm has its labels, and must not be taken for its maker's.
+const DoorEngineImage = "engine-image"
 
 // The unprefixed labels of the old sandbox service. Containers that carry all six
 // can be adopted.

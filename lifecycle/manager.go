@@ -28,15 +28,17 @@ const DefaultTenant = "default"
 
 // Options configure a Manager.
 type Options struct {
-	Runtime  runtime.Runtime       // mandatory
-	Policy   func() *policy.Policy // mandatory: the policy in force; asked once per call
-	Store    Store                 // mandatory
-	Holder   Holder                // mandatory: what keeps a judged directory from being swapped
-	Owner    string                // mandatory: this instance's id; nothing that carries another's is touched
-	Settings Settings              // the operator's settings; the zero value is usable
-	Logger   *slog.Logger          // nil discards
-	Registry prometheus.Registerer // nil: metrics are kept but not exported
-	Tracer   trace.TracerProvider  // nil: no spans
+	Runtime runtime.Runtime       // mandatory
+	Policy  func() *policy.Policy // mandatory: the policy in force; asked once per call
+	Store   Store                 // mandatory
+	// Collector removes what callers of the engine's own API made; nil: there are none.
+	Collector runtime.Collector
+	Holder    Holder                // mandatory: what keeps a judged directory from being swapped
+	Owner     string                // mandatory: this instance's id; nothing that carries another's is touched
+	Settings  Settings              // the operator's settings; the zero value is usable
+	Logger    *slog.Logger          // nil discards
+	Registry  prometheus.Registerer // nil: metrics are kept but not exported
+	Tracer    trace.TracerProvider  // nil: no spans
 }
 
 // Settings are what the operator sets for every sandbox.

@@ -70,8 +70,8 @@ func (m *Manager) close(ctx context.Context) {
 	m.mu.Lock()
 	down := m.down
 	m.mu.Unlock()
-	if down != nil {
-		return
+	if down != nil || m.hasObjects(ctx) {
+		return // a stopped container's network would be another one when it is made again
 	}
 	if _, err := m.collectNetworks(ctx, func(string) bool { return false }); err != nil {
 		m.log.WarnContext(ctx, "networks_clean_failed", "error", err)
@@ -333,6 +333,7 @@ func (m *Manager) inspectAll(ctx context.Context, pol *policy.Policy) ([]found, 
 	if err := list(map[string]string{LabelOwner: m.opts.Owner}); err != nil {
 		return nil, err
 	}
+	listed = slices.DeleteFunc(listed, func(c runtime.Container) bool { return isObject(c.Labels) })
 	ours := len(listed)
 	var legacy policy.Spec
 	if m.opts.Settings.AdoptLegacy {

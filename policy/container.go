@@ -203,7 +203,7 @@ type EngineAPI struct {
 	MaxUlimit    int64    `json:"max_ulimit"`   // of open files and processes
 	Pull         string   `json:"pull"`         // "on", "off"
 	Build        string   `json:"build"`        // "on", "off"
-	Commit       string   `json:"commit"`       // "on", "off": commit, and import and load of images
+	Commit       string   `json:"commit"`       // "on", "off": images from containers
 	Tags         []string `json:"tags"`         // patterns of images.allow: names that the caller may give to images
 	Archive      string   `json:"archive"`      // "on", "off": files in and out of containers, and export
 	Exec         string   `json:"exec"`         // "on", "off"

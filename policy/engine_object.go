@@ -10,7 +10,7 @@ import (
 const (
 	OpPull    = "pull"
 	OpBuild   = "build"
-	OpCommit  = "commit" // and import and load
+	OpCommit  = "commit"
 	OpArchive = "archive"
 	OpExec    = "exec"
 )

@@ -9,6 +9,7 @@ import (
 	"mime"
 	"net/http"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -165,16 +166,19 @@ func (d decoder) orNull(v reflect.Value, path string) (null bool, err error) {
 	if string(raw) == "null" {
 		return true, nil
 	}
+	if isLeaf(v.Type()) {
+		return false, setLeaf(v, raw, path)
+	}
 	return false, decoder{json.NewDecoder(bytes.NewReader(raw)), d.nulls}.plain(v, path)
 }
 
 func (d decoder) plain(v reflect.Value, path string) error {
 	t := v.Type()
-	if reflect.PointerTo(t).Implements(unmarshaler) {
+	if isLeaf(t) {
 		return d.leaf(v, path)
 	}
-	switch {
-	case t.Kind() == reflect.Struct:
+	switch t.Kind() {
+	case reflect.Struct:
 		if err := d.open('{', path, "an object"); err != nil {
 			return err
 		}
@@ -185,7 +189,7 @@ func (d decoder) plain(v reflect.Value, path string) error {
 			}
 			return d.value(f, at)
 		})
-	case t.Kind() == reflect.Map:
+	case reflect.Map:
 		if err := d.open('{', path, "an object"); err != nil {
 			return err
 		}
@@ -198,22 +202,34 @@ func (d decoder) plain(v reflect.Value, path string) error {
 			v.SetMapIndex(reflect.ValueOf(name), e)
 			return nil
 		})
-	case t.Kind() == reflect.Slice && t.Elem().Kind() != reflect.Uint8:
-		if err := d.open('[', path, "an array"); err != nil {
-			return err
-		}
-		v.Set(reflect.MakeSlice(t, 0, 0))
-		for i := 0; d.More(); i++ {
-			e := reflect.New(t.Elem()).Elem()
-			if err := d.value(e, fmt.Sprintf("%s[%d]", path, i)); err != nil {
-				return err
-			}
-			v.Set(reflect.Append(v, e))
-		}
-		_, err := d.Token()
+	}
+	if err := d.open('[', path, "an array"); err != nil {
 		return err
 	}
-	return d.leaf(v, path)
+	v.Set(reflect.MakeSlice(t, 0, 0))
+	for i := 0; d.More(); i++ {
+		e := reflect.New(t.Elem()).Elem()
+		if err := d.value(e, path+"["+strconv.Itoa(i)+"]"); err != nil {
+			return err
+		}
+		v.Set(reflect.Append(v, e))
+	}
+	_, err := d.Token()
+	return err
+}
+
+// isLeaf tells whether a value of the type has no further fields.
+func isLeaf(t reflect.Type) bool {
+	if reflect.PointerTo(t).Implements(unmarshaler) {
+		return true
+	}
+	switch t.Kind() {
+	case reflect.Struct, reflect.Map:
+		return false
+	case reflect.Slice:
+		return t.Elem().Kind() == reflect.Uint8
+	}
+	return true
 }
 
 func (d decoder) open(want json.Delim, path, what string) error {
@@ -258,6 +274,10 @@ func (d decoder) leaf(v reflect.Value, path string) error {
 	if err := d.Decode(&raw); err != nil {
 		return malformed("the body is not one valid JSON value")
 	}
+	return setLeaf(v, raw, path)
+}
+
+func setLeaf(v reflect.Value, raw json.RawMessage, path string) error {
 	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
 		if err := u.UnmarshalJSON(raw); err != nil {
 			return &lifecycle.InvalidError{Field: path, Message: err.Error()}

@@ -133,6 +133,20 @@ type Networker interface {
 	RemoveNetwork(ctx context.Context, name string) error
 }
 
+// Collector is the optional ability to tell of and remove what others make through the
+// engine's own API, beside containers. Names may be taken again once they are free there,
+// and those of networks may be several's.
+type Collector interface {
+	// Volumes lists the volumes that carry all the given labels.
+	Volumes(ctx context.Context, labels map[string]string) ([]Volume, error)
+	// RemoveVolume removes a volume with what is in it; one that isn't there is no
+	// error, one that a container has, running or not, is FailedPrecondition.
+	RemoveVolume(ctx context.Context, name string) error
+	// RemoveNetworkID removes the network with this Network.ID; one that isn't there is
+	// no error, one that containers use is FailedPrecondition.
+	RemoveNetworkID(ctx context.Context, id string) error
+}
+
 // Sweeper is the optional ability to find what List doesn't tell of: parts of
 // containers whose Create or Remove was cut short by the end of this process or of
 // the engine. A backend whose engine keeps no such parts doesn't have it.
@@ -191,6 +205,13 @@ type Network struct {
 	// Isolated keeps the containers on the network from reaching each other.
 	Isolated bool
 	// CreatedAt is filled in by Networks only.
+	CreatedAt time.Time
+}
+
+// Volume is a volume in the engine's keeping.
+type Volume struct {
+	Name      string
+	Labels    map[string]string
 	CreatedAt time.Time
 }
 

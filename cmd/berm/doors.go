@@ -16,6 +16,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hold"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
@@ -50,6 +51,24 @@ type doorParts struct {
 	owner      string
 	log        *slog.Logger
 	tel        *telemetry
+	guard      *doorGuard
+}
+
+// doorGuard holds sandboxes' mounts once they are known not to be around directories of
+// what the Docker Engine API made, if that is served.
+type doorGuard struct {
+	lifecycle.Holder
+	door *engineapi.Door // set before anything is made; nil is no such door
+}
+
+// Hold is lifecycle.Holder's.
+func (g *doorGuard) Hold(ctx context.Context, sessionID string, mounts []policy.Mount) ([]string, func() error, error) {
+	if g.door != nil {
+		if err := g.door.KeepClear(ctx, mounts, g.Mode() != hold.ModeHeld); err != nil {
+			return nil, nil, err
+		}
+	}
+	return g.Holder.Hold(ctx, sessionID, mounts)
 }
 
 // sandboxAPI opens the door of the sandbox API, and tells its address.
@@ -117,6 +136,7 @@ func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) ([]front, erro
 		return nil, err
 	}
 	undo.add(door.Close)
+	d.guard.door = door
 	var fronts []front
 	for _, l := range d.cfg.EngineAPI.Listeners {
 		listener, err := listenEngineAPI(ctx, l)

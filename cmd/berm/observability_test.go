@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
 	"log/slog"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -22,6 +25,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/hold"
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/proxy/sandboxapi"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
@@ -96,6 +100,11 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := sandboxapi.New(sandboxapi.Options{Manager: manager, Policy: inForce, Registry: got}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := engineapi.New(engineapi.Options{
+		Dial: func(context.Context) (net.Conn, error) { return nil, errors.New("unused") }, Policy: inForce, Owner: "o", Registry: got,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := newPolicyKeeper(policyKeeperOptions{

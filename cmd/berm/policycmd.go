@@ -180,7 +180,7 @@ that can't be told.`,
 	explain.Flags().BoolVar(&asJSON, "json", false, "print the verdict as JSON")
 	markFiles(explain.Flags(), "file")
 	_ = explain.MarkFlagRequired("file") // fails for unknown flags only
-	return group("policy", "Ask the policy", explain)
+	return group("policy", "Ask the policy", explain, newLearnCommand())
 }
 
 func explainRequest(cmd *cobra.Command, file string) (policy.Verdict, error) {

@@ -21,6 +21,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 )
 
 // flushTimeout bounds the sending of the last telemetry.
@@ -150,8 +151,10 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	if err != nil {
 		return err
 	}
+	collector, _ := engine.(runtime.Collector) // the agent's part hides it
+	guard := &doorGuard{Holder: holder}
 	manager, err = lifecycle.New(lifecycle.Options{
-		Runtime: rt, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes,
+		Runtime: rt, Collector: collector, Policy: policies.Policy, Store: db, Holder: guard, Owner: owner, Settings: sandboxes,
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	})
 	if err != nil {
@@ -164,7 +167,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		return err
 	}
 	parts := doorParts{
-		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel,
+		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, guard: guard,
 	}
 	var fronts []front
 	if len(cfg.EngineAPI.Listeners) > 0 {

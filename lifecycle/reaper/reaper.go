@@ -88,12 +88,13 @@ type Swept struct {
 	Cleaned  int // of those, and of orphans, the ones removed
 	Orphans  int // containers that no record knew
 	Networks int // networks removed
+	Objects  int // containers, networks and volumes of the engine's own API that had ended, removed
 	Errors   int // failed removals
 }
 
 // Sweep collects all that has ended by now: sandboxes past their end, this
 // instance's containers that no record knows, what the engine has of neither, then
-// its stray networks. One failure doesn't keep the others from being swept.
+// its stray networks, and what callers of the engine's own API made. One failure doesn't keep the others from being swept.
 func (r *Reaper) Sweep(ctx context.Context) (swept Swept, err error) {
 	ctx, span := r.tracer.Start(ctx, "sweep", trace.WithNewRoot())
 	defer func() {
@@ -122,12 +123,45 @@ func (r *Reaper) Sweep(ctx context.Context) (swept Swept, err error) {
 		})
 	}
 	b.wait()
-	swept.Cleaned, swept.Errors = b.done, len(b.errs)
+	swept.Cleaned = b.done
 	r.manager.SweepEngine(ctx) // before the networks, which what it removes may be using
 	if lerr == nil {
 		swept.Networks, lerr = r.manager.CollectNetworks(ctx)
 	}
-	return swept, errors.Join(append(b.errs, lerr)...)
+	errs := append(b.errs, lerr)
+	swept.Errors = len(b.errs)
+	for _, kind := range lifecycle.ObjectKinds() {
+		of, err := r.objects(ctx, kind, began)
+		swept.Objects += of.done
+		swept.Errors += len(of.errs)
+		errs = append(append(errs, of.errs...), err)
+	}
+	return swept, errors.Join(errs...)
+}
+
+// objects removes what has ended of one kind. The error is that it can't be told.
+func (r *Reaper) objects(ctx context.Context, kind lifecycle.ObjectKind, now time.Time) (*batch, error) {
+	b := &batch{}
+	ended, err := r.manager.EndedObjects(ctx, kind, now)
+	if err != nil {
+		return b, err
+	}
+	for _, o := range ended {
+		b.do(func() (bool, error) {
+			removed, err := r.manager.CollectObject(ctx, o)
+			switch {
+			case err != nil:
+				r.metrics.objects.WithLabelValues(string(kind), string(lifecycle.ResultError)).Inc()
+				r.log.WarnContext(ctx, "object_clean_failed", "kind", string(kind), "id", o.ID, "tenant", o.Tenant, "error", err)
+			case removed:
+				r.metrics.objects.WithLabelValues(string(kind), string(lifecycle.ResultDeleted)).Inc()
+				r.log.InfoContext(ctx, "object_cleaned", "kind", string(kind), "id", o.ID, "tenant", o.Tenant, "expires_at", o.Ends)
+			}
+			return removed, err
+		})
+	}
+	b.wait()
+	return b, nil
 }
 
 // collect removes one ended sandbox.
@@ -191,6 +225,7 @@ func (b *batch) wait() { b.wg.Wait() }
 
 type metrics struct {
 	cleanups *prometheus.CounterVec
+	objects  *prometheus.CounterVec
 	errors   *prometheus.CounterVec
 }
 
@@ -199,6 +234,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		cleanups: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_sandbox_cleanups_total", Help: "Sandboxes and orphans that sweeps tried to collect, by what came of it.",
 		}, []string{"result"}),
+		objects: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berm_engine_api_cleanups_total", Help: "Containers, networks and volumes of the engine's own API that sweeps tried to collect, by kind and what came of it.",
+		}, []string{"kind", "result"}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_sandbox_cleanup_errors_total", Help: "Failed collections, by error type.",
 		}, []string{"error_type"}),
@@ -206,8 +244,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	// What was never counted is told as 0, so that a rate has a start.
 	m.cleanups.WithLabelValues(string(lifecycle.ResultDeleted))
 	m.cleanups.WithLabelValues(string(lifecycle.ResultError))
+	for _, kind := range lifecycle.ObjectKinds() {
+		m.objects.WithLabelValues(string(kind), string(lifecycle.ResultDeleted))
+		m.objects.WithLabelValues(string(kind), string(lifecycle.ResultError))
+	}
 	if reg != nil {
-		reg.MustRegister(m.cleanups, m.errors)
+		reg.MustRegister(m.cleanups, m.objects, m.errors)
 	}
 	return m
 }

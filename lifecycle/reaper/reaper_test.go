@@ -21,6 +21,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
@@ -37,7 +38,7 @@ func start(t testing.TB, fake *runtimetest.Fake) *lifecycle.Manager {
 		t.Fatal(err)
 	}
 	m, err := lifecycle.New(lifecycle.Options{
-		Runtime: fake, Policy: func() *policy.Policy { return pol }, Store: st, Holder: hold.Verifier{}, Owner: "owner",
+		Runtime: fake, Collector: fake, Policy: func() *policy.Policy { return pol }, Store: st, Holder: hold.Verifier{}, Owner: "owner",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +116,7 @@ berm_sandbox_cleanup_errors_total{error_type="internal"} 1
 # TYPE berm_sandbox_cleanups_total counter
 berm_sandbox_cleanups_total{result="deleted"} 1
 berm_sandbox_cleanups_total{result="error"} 1
-`)); err != nil {
+`), "berm_sandbox_cleanup_errors_total", "berm_sandbox_cleanups_total"); err != nil {
 		t.Error(err)
 	}
 	names := map[string]int{}
@@ -127,6 +128,57 @@ berm_sandbox_cleanups_total{result="error"} 1
 	}
 	if names["sweep"] != 3 || names["sweep.sandbox"] != 2 {
 		t.Errorf("spans: %v", names)
+	}
+}
+
+// Containers go before the networks and volumes that they use, in one sweep.
+func TestSweepCollectsObjects(t *testing.T) {
+	var broken atomic.Bool
+	fake := runtimetest.NewFake(runtimetest.FakeOptions{Fail: func(op, _ string) error {
+		if op == "remove_volume" && broken.Load() {
+			return errors.New("broken")
+		}
+		return nil
+	}})
+	m := start(t, fake)
+	reg := prometheus.NewPedanticRegistry()
+	r, err := reaper.New(reaper.Options{Manager: m, Registry: reg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	past := time.Now().UTC().Add(-time.Second).Format(time.RFC3339Nano)
+	labels := map[string]string{
+		lifecycle.LabelOwner: "owner", lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "a",
+		lifecycle.LabelExpiresAt: past, lifecycle.LabelDeadline: past,
+	}
+	ctx := context.Background()
+	if err := fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: labels}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Network: "n", Labels: labels})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake.AddVolume(runtime.Volume{Name: "v", Labels: labels}, c.ID)
+	broken.Store(true)
+	if swept, err := r.Sweep(ctx); err == nil || swept != (reaper.Swept{Objects: 2, Errors: 1}) {
+		t.Errorf("with a broken engine: %+v, %v", swept, err)
+	}
+	broken.Store(false)
+	if swept, err := r.Sweep(ctx); err != nil || swept != (reaper.Swept{Objects: 1}) {
+		t.Errorf("afterwards: %+v, %v", swept, err)
+	}
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(`
+# HELP berm_engine_api_cleanups_total Containers, networks and volumes of the engine's own API that sweeps tried to collect, by kind and what came of it.
+# TYPE berm_engine_api_cleanups_total counter
+berm_engine_api_cleanups_total{kind="container",result="deleted"} 1
+berm_engine_api_cleanups_total{kind="container",result="error"} 0
+berm_engine_api_cleanups_total{kind="network",result="deleted"} 1
+berm_engine_api_cleanups_total{kind="network",result="error"} 0
+berm_engine_api_cleanups_total{kind="volume",result="deleted"} 1
+berm_engine_api_cleanups_total{kind="volume",result="error"} 1
+`), "berm_engine_api_cleanups_total"); err != nil {
+		t.Error(err)
 	}
 }
 

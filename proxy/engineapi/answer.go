@@ -17,18 +17,27 @@ var passed = []string{
 var buffers = sync.Pool{New: func() any { b := make([]byte, bufferSize); return &b }}
 
 // ask makes the request to the engine that the call's own stands for, by default with
-// its method, and gives its answer.
+// its method and in its version, and gives its answer.
 func (c *call) ask(a ask) (*http.Response, error) {
 	if a.method == "" {
 		a.method = c.r.Method
 	}
-	a.version = c.version
+	if a.version == 0 {
+		a.version = c.version
+	}
 	return c.engine.send(c.ctx, a)
 }
 
 // forward asks the engine and relays what it answers, whatever that is. Stream says
-// that every piece of it is to be passed on at once.
+// that every piece of it is to be passed on at once, for as long as it takes.
 func (c *call) forward(a ask, stream bool) error {
+	if stream {
+		leave, err := c.stream()
+		if err != nil {
+			return err
+		}
+		defer leave()
+	}
 	resp, err := c.ask(a)
 	if err != nil {
 		return err

@@ -13,8 +13,8 @@ func attachRoutes() []route {
 	const one = "/containers/{id}"
 	streams := []string{"detachKeys", "logs", "stream", "stdin", "stdout", "stderr"}
 	return []route{
-		{method: http.MethodPost, template: one + "/attach", query: streams, serve: (*call).attach},
-		{method: http.MethodGet, template: one + "/attach/ws", query: streams, serve: (*call).attachWS},
+		{method: http.MethodPost, template: one + "/attach", query: streams, change: true, serve: (*call).attach},
+		{method: http.MethodGet, template: one + "/attach/ws", query: streams, change: true, serve: (*call).attachWS},
 		{method: http.MethodPost, template: one + "/resize", query: []string{"h", "w"}, serve: (*call).resizeContainer},
 		{method: http.MethodGet, template: one + "/logs", query: []string{"follow", "stdout", "stderr", "since", "until", "timestamps", "tail", "details"}, serve: (*call).logs},
 		{method: http.MethodGet, template: one + "/stats", query: []string{"stream", "one-shot"}, serve: (*call).stats},
@@ -48,7 +48,7 @@ func (c *call) attach() error {
 	if err != nil {
 		return err
 	}
-	return c.hijack(ask{path: "/containers/" + id + "/attach", query: query}, true) // a client without input ends it at once
+	return c.hijack(ask{path: "/containers/" + id + "/attach", query: query})
 }
 
 // attachWS passes a WebSocket's handshake on as one of its own; what follows is between
@@ -70,7 +70,7 @@ func (c *call) attachWS() error {
 	return c.hijack(ask{path: "/containers/" + id + "/attach/ws", query: query, header: http.Header{
 		"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Version": {"13"}, "Origin": {"http://docker"},
 		"Sec-Websocket-Key": {base64.StdEncoding.EncodeToString(key)},
-	}}, true)
+	}})
 }
 
 func (c *call) resizeContainer() error {
@@ -129,12 +129,17 @@ func (c *call) stats() error {
 	return c.forward(ask{path: "/containers/" + id + "/stats", query: query}, true)
 }
 
-// psArgs are options of ps that show no environment, as "e" does in its BSD form.
-var psArgs = []string{"-ef", "-e", "-f", "-eF", "-A", "aux", "ax", "-l", "-el", "-efl"}
+// psArgs are options of ps that show no environment, as a BSD "e" does. What ps doesn't
+// understand as it stands it reads again as BSD options, so that it's whole texts that
+// are known, not letters.
+var psArgs = []string{
+	"-e", "-A", "-f", "-F", "-l", "-ef", "-eF", "-el", "-efl", "-elf", "-fe", "-efww",
+	"aux", "auxw", "auxww", "axu", "faux", "auxf", "ax", "axf", "axjf", "axl", "-aux", "-ax", "u", "l",
+}
 
 const psColumn = `(pid|ppid|pgid|sid|uid|user|gid|group|comm|args|cmd|etime|time|stat|state|rss|vsz|pcpu|pmem|%cpu|%mem|nlwp|pri|ni|tty|start|stime)`
 
-var psColumns = regexp.MustCompile(`^(-o|-eo|axo|o) ?` + psColumn + `(,` + psColumn + `)*$`)
+var psColumns = regexp.MustCompile(`^(-o|-eo|-Ao|-e -o|-A -o|axo|ax o|o) ?` + psColumn + `(,` + psColumn + `)*$`)
 
 // top lists a container's processes. The engine gives the options to the host's ps.
 func (c *call) top() error {

@@ -124,8 +124,12 @@ func (a *Audit) Close() error {
 	return a.file.Close()
 }
 
-// close writes down what was decided about the call.
+// close writes down what was decided about the call, once.
 func (c *call) close(err error) {
+	if c.written {
+		return
+	}
+	c.written = true
 	r := Record{
 		Time: time.Now().UTC(), RequestID: proxy.ExchangeOf(c.ctx).RequestID, Peer: peerName(c.r), Method: method(c.r),
 		Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile,

@@ -296,7 +296,8 @@ func (w *words) UnmarshalJSON(data []byte) error {
 
 const (
 	maxWords       = 8192
-	maxExposed     = 1024
+	maxListed      = 1024 // entries of a list that costs nothing but its length
+	maxLookedUp    = 128  // mounts, and networks: the engine is asked of each
 	maxStopSeconds = 3600
 	minHealthPause = 100 * time.Millisecond
 )
@@ -305,7 +306,7 @@ var (
 	hostName   = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$`)
 	domainName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,251}[a-zA-Z0-9])?$`)
 	stopSignal = regexp.MustCompile(`^[A-Za-z0-9+-]{1,16}$`)
-	cpuset     = regexp.MustCompile(`^[0-9,-]{0,256}$`)
+	cpuset     = regexp.MustCompile(`^([0-9]{1,4}(-[0-9]{1,4})?(,|$)){0,64}$`) // engines have counted to the end of any range
 	platform   = regexp.MustCompile(`^[a-z0-9]{1,32}(/[a-z0-9_]{1,32}){0,2}$`)
 )
 
@@ -325,8 +326,6 @@ func (b *createBody) check() error {
 		return malformed(fmt.Sprintf("StopTimeout is not from 0 to %d seconds", maxStopSeconds))
 	case len(b.Cmd)+len(b.Entrypoint)+len(b.Shell) > maxWords:
 		return malformed(fmt.Sprintf("the command has more than %d words", maxWords))
-	case len(b.ExposedPorts) > maxExposed:
-		return malformed(fmt.Sprintf("there are more than %d exposed ports", maxExposed))
 	case b.HostConfig.RestartPolicy.MaximumRetryCount < 0 || b.HostConfig.RestartPolicy.MaximumRetryCount > math.MaxInt32:
 		return malformed("maximum retry count cannot be negative, or that large")
 	case b.HostConfig.ConsoleSize[0] > 1<<16 || b.HostConfig.ConsoleSize[1] > 1<<16:
@@ -339,10 +338,32 @@ func (b *createBody) check() error {
 			}
 		}
 	}
+	if err := b.checkLengths(); err != nil {
+		return err
+	}
 	if err := b.Healthcheck.check(); err != nil {
 		return err
 	}
-	return b.HostConfig.resourcesBody.check()
+	return b.HostConfig.check()
+}
+
+// checkLengths bounds what the policy would have to go through, and the engine be asked of.
+func (b *createBody) checkLengths() error {
+	h := b.HostConfig
+	for field, n := range map[string]int{
+		"ExposedPorts": len(b.ExposedPorts), "Env": len(b.Env) / 4, "OnBuild": len(b.OnBuild), "CapAdd": len(h.CapAdd), "CapDrop": len(h.CapDrop),
+		"SecurityOpt": len(h.SecurityOpt), "Dns": len(h.DNS) + len(h.DNSOptions) + len(h.DNSSearch), "ExtraHosts": len(h.ExtraHosts),
+		"GroupAdd": len(h.GroupAdd), "PortBindings": len(h.PortBindings), "Sysctls": len(h.Sysctls), "LogConfig": len(h.LogConfig.Config),
+		"Ulimits": len(h.Ulimits), "Devices": len(h.Devices) + len(h.DeviceRequests) + len(h.DeviceCgroupRules),
+	} {
+		if n > maxListed {
+			return malformed(fmt.Sprintf("%s has more entries than anybody needs", field))
+		}
+	}
+	if len(h.Binds)+len(h.Mounts)+len(h.Tmpfs)+len(b.Volumes) > maxLookedUp {
+		return malformed(fmt.Sprintf("there are more than %d mounts", maxLookedUp))
+	}
+	return nil
 }
 
 // check refuses a health check that would keep the engine busy.

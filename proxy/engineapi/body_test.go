@@ -313,3 +313,63 @@ func decodeNulls(body string, v any) error {
 	r.Header.Set("Content-Type", "application/json")
 	return (&call{w: httptest.NewRecorder(), r: r}).decode(v)
 }
+
+// FuzzCreateBody looks for bodies that aren't refused for what they ask for, but break
+// something on the way to the policy.
+func FuzzCreateBody(f *testing.F) {
+	for _, body := range []string{
+		`{"Image":"x","HostConfig":{"Binds":["/a:/b:ro","v:/x:nocopy","/y"],"Tmpfs":{"/t":"size=1m,mode=755"},"PortBindings":{"80/tcp":[{"HostPort":"8080"}]}}}`,
+		`{"Image":"x","HostConfig":{"Mounts":[{"Type":"volume","Target":"/x","VolumeOptions":{"DriverConfig":{"Options":{"o":"bind"}}}}],"PublishAllPorts":true},"ExposedPorts":{"80":{}}}`,
+		`{"Image":"x","Env":["A=1","B"],"Cmd":"x","NetworkingConfig":{"EndpointsConfig":{"n":{"Aliases":["a"]}}},"HostConfig":{"CpuQuota":1,"Devices":[{}]}}`,
+	} {
+		f.Add(body)
+	}
+	f.Fuzz(func(t *testing.T, body string) {
+		var b createBody
+		if decodeNulls(body, &b) != nil {
+			return
+		}
+		if b.HostConfig == nil {
+			b.HostConfig = &hostBody{}
+		}
+		if b.check() != nil {
+			return
+		}
+		req, err := b.request()
+		if err != nil {
+			return
+		}
+		mounts, err := b.mounts()
+		if err != nil {
+			return
+		}
+		if req.Ports, err = b.published(req.Ports, nil); err != nil {
+			return
+		}
+		p := plan{body: &b, mounts: mounts, labels: map[string]string{}, spec: policy.ContainerSpec{Network: policy.SpecNetworkNone}}
+		for _, m := range mounts {
+			switch m.Type {
+			case "tmpfs":
+				p.spec.Tmpfs = append(p.spec.Tmpfs, m.ContainerMount)
+			case "volume":
+				p.spec.Volumes = append(p.spec.Volumes, m.ContainerMount)
+			}
+		}
+		h := p.encode(nil, newest).HostConfig
+		if h.Privileged || len(h.Binds) > 0 || len(h.Devices) > 0 || len(h.VolumesFrom) > 0 || h.PidMode != "" || h.MaskedPaths != nil || h.CgroupParent != "" {
+			t.Errorf("%s: %+v", body, h)
+		}
+		for _, m := range h.Mounts {
+			if m.VolumeOptions != nil && (m.VolumeOptions.DriverConfig != nil || m.VolumeOptions.Subpath != "") {
+				t.Errorf("%s: %+v", body, m)
+			}
+		}
+		for _, options := range h.Tmpfs {
+			for _, o := range strings.Split(options, ",") {
+				if slices.Contains([]string{"suid", "dev", "bind", "remount", "shared"}, o) {
+					t.Errorf("%s: %s", body, options)
+				}
+			}
+		}
+	})
+}

@@ -3,6 +3,8 @@ package engineapi
 import (
 	"archive/tar"
 	"bufio"
+	"cmp"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,13 +19,18 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
 
 const (
 	maxContext   = 1 << 30 // of a build, in bytes
+	maxBases     = 32      // images that it takes from
 	maxBuildTags = 16
+	maxBuilds    = 4 // of a tenant at once
+
+	tellsID version = 30 // from which on a build tells its image's ID
 )
 
 func buildRoutes() []route {
@@ -46,6 +53,11 @@ var neverBuilt = []string{"cachefrom", "ulimits", "cgroupparent", "extrahosts", 
 func (c *call) build() error {
 	if err := c.operation(policy.OpBuild); err != nil {
 		return err
+	}
+	key := "builds " + c.caller.Tenant
+	defer c.rooms.leave(key)
+	if c.rooms.enter(key) > maxBuilds {
+		return &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity", Detail: fmt.Sprintf("%d builds are running", maxBuilds)}
 	}
 	query, tags, err := c.buildQuery()
 	if err != nil {
@@ -72,15 +84,10 @@ func (c *call) build() error {
 	if _, err := files.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	header, err := registryAuth(c.r.Header, "X-Registry-Config")
-	if err != nil {
-		return err
-	}
-	if header == nil {
-		header = http.Header{}
-	}
-	header.Set("Content-Type", "application/x-tar")
-	resp, err := c.ask(ask{path: "/build", query: query, header: header, body: struct{ io.Reader }{files}, length: size})
+	resp, err := c.ask(ask{
+		path: "/build", query: query, header: http.Header{"Content-Type": {"application/x-tar"}}, body: struct{ io.Reader }{files}, length: size,
+		version: max(c.version, tellsID),
+	})
 	if err != nil {
 		return err
 	}
@@ -119,10 +126,8 @@ func (c *call) buildQuery() (url.Values, []url.Values, error) {
 		"cpuperiod": {strconv.FormatInt(period, 10)}, "cpuquota": {strconv.FormatInt(int64(p.CPUs*float64(period)), 10)},
 		"shmsize": {strconv.FormatInt(p.EngineAPI.TmpfsMB<<20, 10)},
 	}
-	for _, name := range []string{"q", "nocache", "pull"} {
-		if c.flag(name) {
-			query.Set(name, "1")
-		}
+	if c.flag("nocache") {
+		query.Set("nocache", "1")
 	}
 	if target := c.query.Get("target"); target != "" {
 		if !baseImage.MatchString(target) {
@@ -227,15 +232,19 @@ func (c *call) buildLabels() (map[string]string, error) {
 	if err := c.judged(err); err != nil {
 		return nil, err
 	}
-	return c.stamp(own, life, most), nil
+	return c.stampImage(own, life, most), nil
 }
 
-// spool writes the build's files anew, into a file that has no name any more, with the
-// Dockerfile under its usual name, and judges the images that this takes from.
+// spool writes the build's files anew, into a file that has no name any more, with a
+// Dockerfile of the door's own under its usual name.
 func (c *call) spool() (*os.File, error) {
 	name := path.Clean("/" + c.query.Get("dockerfile"))[1:]
 	if c.query.Get("dockerfile") == "" {
-		name = "Dockerfile"
+		name = builtFrom
+	}
+	auths, err := registryAuths(c.r.Header)
+	if err != nil {
+		return nil, err
 	}
 	f, err := os.CreateTemp("", "berm-build-*")
 	if err != nil {
@@ -243,12 +252,8 @@ func (c *call) spool() (*os.File, error) {
 	}
 	_ = os.Remove(f.Name())
 	body, err := plainTar(http.MaxBytesReader(c.w, c.r.Body, maxContext))
-	var dockerfile []byte
 	if err == nil {
-		dockerfile, err = rewrite(f, body, name)
-	}
-	if err == nil {
-		err = c.judgeDockerfile(dockerfile)
+		err = rewrite(f, body, name, func(text []byte) ([]byte, error) { return c.judgeDockerfile(text, auths) })
 	}
 	if err != nil {
 		_ = f.Close()
@@ -257,37 +262,109 @@ func (c *call) spool() (*os.File, error) {
 	return f, nil
 }
 
-func (c *call) judgeDockerfile(dockerfile []byte) error {
-	images, err := baseImages(dockerfile)
-	if err != nil {
+// judgeDockerfile gives a Dockerfile in which every image is named by its ID, having
+// judged what that is.
+func (c *call) judgeDockerfile(text []byte, auths map[string]json.RawMessage) ([]byte, error) {
+	refuse := func(err error) error {
 		return denied("build.dockerfile", "Dockerfile", "the Dockerfile is refused: "+err.Error(), "see the documentation")
 	}
-	for _, ref := range images {
-		img, err := c.lookUpImage(ref)
+	d, err := readDockerfile(text)
+	if err != nil {
+		return nil, refuse(err)
+	}
+	if len(d.images) > maxBases {
+		return nil, refuse(fmt.Errorf("it is of more than %d images", maxBases))
+	}
+	ids := map[string]string{}
+	for _, ref := range d.images {
+		img, err := c.base(ref, auths)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if img != nil && c.own(img.Config.Labels) {
-			continue
+		for _, trigger := range img.Config.OnBuild {
+			if err := onBuild(trigger); err != nil {
+				return nil, refuse(fmt.Errorf("image %s has %q for builds: %w", shorten(ref), shorten(trigger), err))
+			}
 		}
-		run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
-		if err := c.judged(err); err != nil {
-			return err
+		ids[ref] = img.ID
+	}
+	return d.encode(ids, c.whose()), nil
+}
+
+// base gives an image that a build takes from: one of the caller's own, or one that the
+// policy allows, which is pulled if it isn't there or the caller wants it anew.
+func (c *call) base(ref string, auths map[string]json.RawMessage) (*imageInfo, error) {
+	img, err := c.lookUpImage(ref)
+	if err != nil || img != nil && c.ownImage(img.Config.Labels) {
+		return img, err
+	}
+	run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
+	if err != nil && img != nil && c.othersImage(img.Config.Labels) {
+		return nil, noImage(ref) // in mode audit as well
+	}
+	if err := c.judged(err); err != nil {
+		return nil, err
+	}
+	run = cmp.Or(run, ref) // of mode audit
+	if img, err = c.lookUpImage(run); err != nil {
+		return nil, err
+	}
+	if img == nil || c.flag("pull") {
+		if err := c.fetch(run, auths); err != nil {
+			return nil, err
 		}
-		if run != "" && !sameImage(run, ref) {
-			return denied("images.pins", "Dockerfile", fmt.Sprintf("image %q is pinned by the policy", shorten(ref)), "FROM "+run)
+		if img, err = c.lookUpImage(run); err != nil {
+			return nil, err
 		}
 	}
-	return nil
+	if img == nil {
+		return nil, noImage(run)
+	}
+	return img, nil
+}
+
+// fetch pulls an image that has been judged, and says nothing of how it goes.
+func (c *call) fetch(ref string, auths map[string]json.RawMessage) error {
+	if err := c.operation(policy.OpPull); err != nil {
+		return err
+	}
+	query, err := pullQuery(ref, c.query.Get("platform"))
+	if err != nil {
+		return err
+	}
+	header := http.Header{}
+	if auth := auths[registryOf(ref)]; auth != nil {
+		header.Set("X-Registry-Auth", base64.URLEncoding.EncodeToString(auth))
+	}
+	resp, err := c.ask(ask{method: http.MethodPost, path: "/images/create", query: query, header: header})
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return failure(resp)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	for dec := json.NewDecoder(resp.Body); ; {
+		var m buildMessage
+		switch err := dec.Decode(&m); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return unavailable(c.ctx, err)
+		case m.Error != "":
+			return &engineError{status: http.StatusNotFound, message: m.Error}
+		}
+	}
 }
 
 // builtFrom is where the engine finds the Dockerfile, whatever the caller calls it.
 const builtFrom = "Dockerfile"
 
-// rewrite copies an archive, file by file, and gives the Dockerfile's content. What the
-// caller had under the Dockerfile's place is left out if its Dockerfile is another.
-func rewrite(to io.Writer, from io.Reader, name string) ([]byte, error) {
+// rewrite copies an archive, file by file, with what judge makes of the Dockerfile. What
+// the caller had under the Dockerfile's place is left out if its Dockerfile is another.
+func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]byte, error)) error {
 	var dockerfile []byte
+	var size int64
 	found := false
 	out := bufio.NewWriterSize(to, bufferSize)
 	tw, tr := tar.NewWriter(out), tar.NewReader(from)
@@ -297,20 +374,23 @@ func rewrite(to io.Writer, from io.Reader, name string) ([]byte, error) {
 			break
 		}
 		if err != nil {
-			return nil, archiveError(err)
+			return archiveError(err)
+		}
+		if size += tarBlock + min(max(h.Size, 0), maxContext); size > maxContext {
+			return contextTooLarge() // as a sparse file may be that comes as a small one
 		}
 		place, err := placeOf(h)
 		switch {
 		case err != nil:
-			return nil, err
+			return err
 		case place == name && h.Typeflag != tar.TypeReg, strings.HasPrefix(name, place+"/") && h.Typeflag != tar.TypeDir:
-			return nil, malformed("the Dockerfile is no regular file of the archive")
+			return malformed("the Dockerfile is no regular file of the archive")
 		case place == name && found:
-			return nil, malformed("the Dockerfile is in the archive twice")
+			return malformed("the Dockerfile is in the archive twice")
 		case place == name:
 			found = true
 			if dockerfile, err = io.ReadAll(io.LimitReader(tr, maxDockerfile+1)); err != nil {
-				return nil, archiveError(err)
+				return archiveError(err)
 			}
 			continue // it comes last, so that nothing takes its place
 		case place == builtFrom || strings.HasPrefix(place, builtFrom+"/"):
@@ -319,23 +399,27 @@ func rewrite(to io.Writer, from io.Reader, name string) ([]byte, error) {
 		if err := tw.WriteHeader(&tar.Header{
 			Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode & 0o7777, Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime,
 		}); err != nil {
-			return nil, archiveError(err)
+			return archiveError(err)
 		}
 		if _, err := io.Copy(tw, tr); err != nil {
-			return nil, archiveError(err)
+			return archiveError(err)
 		}
 	}
 	if !found {
-		return nil, malformed("Cannot locate specified Dockerfile: " + shorten(name))
+		return malformed("Cannot locate specified Dockerfile: " + shorten(name))
 	}
-	err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: builtFrom, Size: int64(len(dockerfile)), Mode: 0o644})
+	dockerfile, err := judge(dockerfile)
+	if err != nil {
+		return err
+	}
+	err = tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: builtFrom, Size: int64(len(dockerfile)), Mode: 0o644})
 	if err == nil {
 		_, err = tw.Write(dockerfile)
 	}
 	if err := errors.Join(err, tw.Close(), out.Flush()); err != nil {
-		return nil, fmt.Errorf("keep the build's files: %w", err)
+		return fmt.Errorf("keep the build's files: %w", err)
 	}
-	return dockerfile, nil
+	return nil
 }
 
 // placeOf is where a file of an archive lies, which must be in it.
@@ -352,9 +436,13 @@ func placeOf(h *tar.Header) (string, error) {
 func archiveError(err error) error {
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
-		return &proxy.Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large", Detail: fmt.Sprintf("the build's files are larger than %d bytes", int64(maxContext))}
+		return contextTooLarge()
 	}
 	return malformed("the body is not a tar archive")
+}
+
+func contextTooLarge() error {
+	return &proxy.Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large", Detail: fmt.Sprintf("the build's files are larger than %d bytes", int64(maxContext))}
 }
 
 // buildMessage is one line of what a build says.
@@ -369,20 +457,29 @@ type buildMessage struct {
 
 var builtID = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
-// relayBuild passes on what the engine says, line by line, and gives the image's ID.
+// relayBuild passes on what the engine says, line by line, and gives the image's ID; none
+// if the build failed. Whoever wants it quiet hears of a failure only.
 func (c *call) relayBuild(body io.Reader) (id string) {
 	flusher := http.NewResponseController(c.w)
 	dec := json.NewDecoder(body)
+	failed := false
 	for {
 		var raw json.RawMessage
-		if err := dec.Decode(&raw); errors.Is(err, io.EOF) {
+		switch err := dec.Decode(&raw); {
+		case errors.Is(err, io.EOF) && failed:
+			return ""
+		case errors.Is(err, io.EOF):
 			return id
-		} else if err != nil {
+		case err != nil:
 			panic(http.ErrAbortHandler)
 		}
 		var m buildMessage
 		if json.Unmarshal(raw, &m) == nil && m.Aux != nil && builtID.MatchString(m.Aux.ID) {
-			id = m.Aux.ID
+			id = m.Aux.ID // of a stage; the last one's is the build's
+		}
+		failed = failed || m.Error != ""
+		if c.flag("q") && m.Error == "" {
+			continue
 		}
 		if _, err := c.w.Write(append(raw, '\r', '\n')); err != nil {
 			panic(http.ErrAbortHandler)
@@ -396,33 +493,42 @@ func (c *call) relayBuild(body io.Reader) (id string) {
 func (c *call) finishBuild(id string, want map[string]string, tags []url.Values) {
 	c.about(id)
 	img, err := c.lookUpImage(id)
-	if err == nil && img == nil {
+	switch {
+	case err != nil:
+	case img == nil:
 		err = errors.New("the image is gone")
-	}
-	if err == nil {
-		for name, value := range img.Config.Labels {
-			if strings.HasPrefix(strings.ToLower(name), labelPrefix) && want[name] != value {
-				err = denied("verify.build", "", "the image has labels that are Berm's own", "other labels")
-			}
+	case !c.ownImage(img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
+		err = denied("verify.build", "", "the image lacks the labels that it was built with", "none") // and may be anybody's
+	default:
+		if err = foreignLabels(img.Config.Labels, want); err != nil {
+			c.undo("image", id, "/images/"+id, nil)
 		}
-		if !c.own(img.Config.Labels) {
-			err = denied("verify.build", "", "the image lacks the labels that it was built with", "none")
-		}
-	}
-	if err != nil {
-		c.undo("image", id, "/images/"+id, nil)
-		c.say(buildMessage{Error: proxyText(err)})
-		return
 	}
 	for _, target := range tags {
-		if err := c.engine.post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil); err != nil {
-			c.say(buildMessage{Error: proxyText(err)})
-			return
+		if err != nil {
+			break
 		}
-		if !c.flag("q") {
+		if err = c.tag(id, target); err == nil && !c.flag("q") {
 			c.say(buildMessage{Stream: "Successfully tagged " + familiar(target.Get("repo")+":"+target.Get("tag")) + "\n"})
 		}
 	}
+	switch {
+	case err != nil:
+		c.say(buildMessage{Error: proxyText(err)})
+	case c.flag("q"):
+		c.say(buildMessage{Stream: id + "\n"})
+	}
+}
+
+// foreignLabels is an error if an image has labels that are Berm's own and that it wasn't
+// given. The life that was asked for an image that it was made of is no such.
+func foreignLabels(got, want map[string]string) error {
+	for name, value := range got {
+		if strings.HasPrefix(strings.ToLower(name), labelPrefix) && want[name] != value && name != labelTTL && name != lifecycle.LabelEffective {
+			return denied("verify.build", "", "the image has labels that are Berm's own", "other labels")
+		}
+	}
+	return nil
 }
 
 // proxyText is an error as the caller may read it.

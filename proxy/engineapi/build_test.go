@@ -29,7 +29,18 @@ func TestBaseImages(t *testing.T) {
 		"continued":            {"FROM \\\n  busy\\\nbox\n", []string{"busybox"}},
 		"comment in between":   {"FROM \\\n# FROM evil\n\n  busybox\n", []string{"busybox"}},
 		"carriage returns":     {"FROM busybox\r\nRUN true\r\n", []string{"busybox"}},
-		"onbuild copy":         {"FROM busybox\nONBUILD COPY --from=evil /a /b\n", []string{"busybox", "evil"}},
+		"onbuild copy":         {"FROM busybox\nONBUILD COPY --from=evil /a /b\n", nil},
+		"onbuild copy a file":  {"FROM busybox\nONBUILD COPY /a /b\n", []string{"busybox"}},
+		"onbuild stage":        {"FROM busybox AS evil\nFROM busybox\nONBUILD COPY --from=evil /a /b\n", nil},
+		"its own stage":        {"FROM busybox AS evil\nCOPY --from=evil /a /b\n", []string{"busybox", "evil"}},
+		"a later stage":        {"FROM busybox\nCOPY --from=evil /a /b\nFROM busybox AS evil\n", []string{"busybox", "evil"}},
+		"stage of a stage":     {"FROM busybox AS a\nFROM a AS b\nCOPY --from=b /a /b\n", []string{"busybox", "b"}},
+		"two froms":            {"FROM busybox AS a\nFROM busybox\nCOPY --from=a --from=evil /a /b\n", nil},
+		"stage's name":         {"FROM busybox AS a/b\n", nil},
+		"quoted label":         {"FROM busybox\nLABEL a=b \"be\"rm.tenant=other\n", nil},
+		"escaped label":        {"FROM busybox\nLABEL b\\erm.tenant other\n", nil},
+		"label by a variable":  {"FROM busybox\nARG X=berm.tenant\nLABEL $X=other\n", nil},
+		"labels":               {"FROM busybox\nLABEL a=\"b c $D\" e='f' g=$H\n", []string{"busybox"}},
 		"add json":             {"FROM busybox\nADD [\"a b\", \"/c\"]\n", []string{"busybox"}},
 		"nothing":              {"", nil},
 		"no FROM":              {"RUN true\n", nil},
@@ -56,7 +67,11 @@ func TestBaseImages(t *testing.T) {
 		"other line break":     {"FROM busybox\nRUN true\u2028FROM evil\n", nil},
 		"lone carriage return": {"FROM busybox\nRUN true\rFROM evil\n", nil},
 	} {
-		got, err := baseImages([]byte(tt.dockerfile))
+		var got []string
+		d, err := readDockerfile([]byte(tt.dockerfile))
+		if err == nil {
+			got = d.images
+		}
 		if !slices.Equal(got, tt.images) || (err == nil) != (tt.images != nil) {
 			t.Errorf("%s: %q, %v", name, got, err)
 		}
@@ -66,11 +81,18 @@ func TestBaseImages(t *testing.T) {
 func FuzzBaseImages(f *testing.F) {
 	f.Add("FROM busybox AS x\nCOPY --from=x a b\n")
 	f.Fuzz(func(t *testing.T, dockerfile string) {
-		images, err := baseImages([]byte(dockerfile))
-		if err == nil && !strings.Contains(strings.ToUpper(dockerfile), "FROM") {
+		d, err := readDockerfile([]byte(dockerfile))
+		if err != nil {
+			return
+		}
+		if !strings.Contains(strings.ToUpper(dockerfile), "FROM") {
 			t.Error("taken without a FROM")
 		}
-		for _, img := range images {
+		again, err := readDockerfile(d.encode(nil, map[string]string{"a": "b"}))
+		if err != nil || !slices.Equal(again.images, d.images) {
+			t.Errorf("written again it says %v, %v", again, err)
+		}
+		for _, img := range d.images {
 			if !strings.Contains(strings.ReplaceAll(dockerfile, "\\", ""), img) && !strings.Contains(dockerfile, "\\") {
 				t.Errorf("%q isn't in it", img)
 			}
@@ -181,7 +203,7 @@ func TestBuildsThatAreRefused(t *testing.T) {
 
 func TestImages(t *testing.T) {
 	host, direct := testEngine(t)
-	d := doorTo(t, host, "version: 1\nimages: {allow: [\"berm.local/*\"]}\nprofiles: {default: {engine_api: {tags: [\"tags.local/mine/*\"]}}}\n")
+	d := doorTo(t, host, "version: 1\nimages: {allow: [\"berm.local/*\", \"tags.local/mine/*\"]}\nprofiles: {default: {engine_api: {tags: [\"tags.local/mine/*\", \"tags.local/unlisted/*\"]}}}\n")
 	c, ctx := d.client("mine"), t.Context()
 	const secret = "secret.local/other:1"
 	if err := direct.ImageTag(ctx, testImage, secret); err != nil {
@@ -203,13 +225,16 @@ func TestImages(t *testing.T) {
 	if err := c.ImageTag(ctx, testImage, "tags.local/mine/x:1"); err != nil {
 		t.Error(err)
 	}
-	for _, target := range []string{testImage, "python:3.11-slim", "tags.local/other/x", "other.local/x"} {
+	for _, target := range []string{testImage, "python:3.11-slim", "tags.local/other/x", "tags.local/unlisted/x", "other.local/x"} {
 		if err := c.ImageTag(ctx, testImage, target); !errdefs.IsPermissionDenied(err) && !errdefs.IsInvalidArgument(err) {
 			t.Errorf("tag %s: %v", target, err)
 		}
 	}
-	if _, err := direct.ImageRemove(ctx, "tags.local/mine/x:1", image.RemoveOptions{}); err != nil {
+	if _, err := c.ImageRemove(ctx, "tags.local/mine/x:1", image.RemoveOptions{}); err != nil {
 		t.Error(err)
+	}
+	if img, err := direct.ImageInspect(ctx, testImage); err != nil || slices.Contains(img.RepoTags, "tags.local/mine/x:1") {
+		t.Errorf("removed, and still there: %v, %v", img.RepoTags, err)
 	}
 	if _, err := c.ImageRemove(ctx, testImage, image.RemoveOptions{Force: true}); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("by force: %v", err)

@@ -26,6 +26,7 @@ type call struct {
 
 	objects []string        // IDs of what the call was about, for the audit log
 	reasons []policy.Reason // what the policy denied, in mode audit as well
+	written bool            // the decision is in the audit log already
 }
 
 // about notes which object a call works on.

@@ -55,7 +55,7 @@ func (c *call) commit() error {
 	if err != nil {
 		return err
 	}
-	labels := c.stamp(nil, life, most)
+	labels := c.stampImage(nil, life, most)
 	query := url.Values{"container": {ct.ID}, "pause": {"1"}}
 	if c.query.Get("pause") != "" && !c.flag("pause") {
 		query.Set("pause", "0")
@@ -72,6 +72,9 @@ func (c *call) commit() error {
 	}
 	for _, e := range ct.Config.Env {
 		if name, _, _ := strings.Cut(e, "="); c.rules.Redacted(c.caller.Profile, name) {
+			if !variable.MatchString(name) { // or it could be more than a name
+				return denied("commit.env", "", fmt.Sprintf("the variable %q can't be kept out of the image", shorten(name)), "other names")
+			}
 			query.Add("changes", "ENV "+name+`=""`)
 		}
 	}
@@ -98,7 +101,7 @@ func (c *call) committed(id string, labels map[string]string, target url.Values)
 	if err != nil {
 		return err
 	}
-	if img == nil || !c.own(img.Config.Labels) {
+	if img == nil || !c.ownImage(img.Config.Labels) {
 		return denied("verify.commit", "", "the image lacks the labels that it was made with", "none")
 	}
 	for name, value := range labels {
@@ -109,7 +112,7 @@ func (c *call) committed(id string, labels map[string]string, target url.Values)
 	if target == nil {
 		return nil
 	}
-	return c.engine.post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil)
+	return c.tag(id, target)
 }
 
 // dockerfileQuote writes a text as one word of a Dockerfile.

@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -18,7 +19,7 @@ func containerRoutes() []route {
 		return rt
 	}
 	return []route{
-		{method: http.MethodGet, template: "/containers/json", query: []string{"all", "limit", "size", "filters", "before", "since"}, serve: (*call).listContainers},
+		{method: http.MethodGet, template: "/containers/json", query: []string{"all", "limit", "size", "filters", "before", "since", "trunc_cmd"}, serve: (*call).listContainers},
 		{method: http.MethodGet, template: one + "/json", query: []string{"size"}, serve: (*call).inspectContainer},
 		with(post("stop", "t", "signal"), (*call).signalContainer),
 		with(post("kill", "signal"), (*call).signalContainer),
@@ -141,6 +142,9 @@ func (c *call) renameContainer() error {
 	name := strings.TrimPrefix(c.query.Get("name"), "/")
 	if !objectName.MatchString(name) {
 		return malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
+	}
+	if err := errors.Join(idName(name), sharedName(name)); err != nil {
+		return err
 	}
 	err = c.engine.post(c.ctx, c.version, "/containers/"+id+"/rename", url.Values{"name": {name}}, nil, nil)
 	if statusOf(err) == http.StatusConflict {

@@ -109,9 +109,11 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) 
 	if v < 40 && len(p.spec.Binds) > 0 {
 		return out, denied("mounts.engine", "HostConfig.Mounts", "the engine is too old for binds that leave out what is mounted below them", "volumes")
 	}
-	var body any = p.encode(c.rules.InjectedEnv(), v)
+	var body any
 	if p.audited {
 		body = p.asAsked()
+	} else {
+		body = p.encode(c.rules.InjectedEnv(), v)
 	}
 	// An answer that is lost doesn't mean that there is no container.
 	undo.add(func(ctx context.Context) error { return c.removeSession(ctx, v, session) })
@@ -156,7 +158,7 @@ func (c *call) makeVolumes(p *plan, undo *undoing) error {
 		if p.audited && !slices.ContainsFunc(p.spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
 			continue
 		}
-		if _, err := c.makeVolume(name, nil, nil); err != nil {
+		if _, err := c.makeVolume(name, "", nil, nil); err != nil {
 			return err
 		}
 		undo.add(func(ctx context.Context) error {
@@ -193,10 +195,10 @@ func missingIsFine(err error) error {
 }
 
 // containersWith lists the containers, running or not, that have all the labels.
-func (c *call) containersWith(ctx context.Context, v version, labels ...string) ([]container.Summary, error) {
+func (d *Door) containersWith(ctx context.Context, v version, labels ...string) ([]container.Summary, error) {
 	var list []container.Summary
 	query := url.Values{"all": {"1"}, "filters": {filters{"label": labels}.String()}}
-	return list, c.engine.get(ctx, v, "/containers/json", query, &list)
+	return list, d.engine.get(ctx, v, "/containers/json", query, &list)
 }
 
 // undoing takes back what was done, the last first.

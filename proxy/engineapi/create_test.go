@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	dockerfilters "github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/image"
@@ -83,7 +86,7 @@ func sweepOwn(t *testing.T, direct *client.Client, d *testDoor) (left func() []s
 			case "volume":
 				err = direct.VolumeRemove(ctx, id, true)
 			}
-			if err != nil && !client.IsErrNotFound(err) {
+			if err != nil && !errdefs.IsNotFound(err) {
 				t.Error(err)
 			}
 		}
@@ -375,6 +378,11 @@ func TestCreateRefused(t *testing.T) {
 		"missing":      {"", `{"Image":"berm.local/missing"}`},
 		"not JSON":     {"", `Image=x`},
 		"platform":     {"?platform=../x", `{"Image":"` + testImage + `"}`},
+		"many mounts":  {"", `{"Image":"` + testImage + `","Volumes":{` + many(200_000/8, `"/%x":{}`) + `}}`},
+		"many nets":    {"", `{"Image":"` + testImage + `","NetworkingConfig":{"EndpointsConfig":{` + many(1000, `"n%x":{}`) + `}}}`},
+		"many ports":   {"", `{"Image":"` + testImage + `","HostConfig":{"PublishAllPorts":true},"ExposedPorts":{` + many(30_000, `"1%d/tcp":{}`) + `}}`},
+		"many names":   {"", `{"Image":"` + testImage + `","Env":[` + many(50_000, `"A%x"`) + `]}`},
+		"large":        {"", `{"Image":"` + testImage + `","Cmd":["` + strings.Repeat("x", 1<<20) + `"]}`},
 	} {
 		if status, message := rawCreate(t, address, tt.query, tt.body); status < 400 || status >= 500 {
 			t.Errorf("%s: %d: %s", name, status, message)
@@ -391,12 +399,21 @@ func TestCreateRefused(t *testing.T) {
 	}
 }
 
+// many joins n of a form, each with a number of its own.
+func many(n int, form string) string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = fmt.Sprintf(form, i)
+	}
+	return strings.Join(list, ",")
+}
+
 func TestCreateOthers(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {max_objects: 3}}}\n")
 	sweepOwn(t, direct, d)
 	c, other := d.client("mine"), d.client("theirs")
-	theirs := create(t, other, &container.HostConfig{Binds: []string{"others-vol:/v"}}, "others-name")
+	theirs := makeOne(t, other, &container.HostConfig{Binds: []string{"others-vol:/v"}}, "others-name")
 
 	_, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "others-name")
 	if err == nil || !strings.Contains(err.Error(), "already in use") || strings.Contains(err.Error(), theirs[:12]) {
@@ -404,7 +421,7 @@ func TestCreateOthers(t *testing.T) {
 	}
 	for _, ref := range []string{theirs, theirs[:12], theirs[:3], "others-name", "missing"} {
 		_, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: container.NetworkMode("container:" + ref)}, nil, nil, "")
-		if !client.IsErrNotFound(err) || !strings.Contains(err.Error(), "No such container: "+ref) {
+		if !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "No such container: "+ref) {
 			t.Errorf("another's network by %s: %v", ref, err)
 		}
 	}
@@ -418,12 +435,12 @@ func TestCreateOthers(t *testing.T) {
 	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: "others-host", Target: "/v"}}}, nil, nil, "")
 	deniedBy(t, err, "mounts.volume_foreign")
 
-	own := create(t, c, nil, "mine-1")
-	shared := create(t, c, &container.HostConfig{NetworkMode: "container:mine-1"}, "mine-2")
+	own := makeOne(t, c, nil, "mine-1")
+	shared := makeOne(t, c, &container.HostConfig{NetworkMode: "container:mine-1"}, "mine-2")
 	if mode := inspect(t, direct, shared).HostConfig.NetworkMode; mode != container.NetworkMode("container:"+own) {
 		t.Errorf("network mode: %s", mode)
 	}
-	create(t, c, nil, "")
+	makeOne(t, c, nil, "")
 	if _, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, ""); err == nil || !strings.Contains(err.Error(), "max_objects") {
 		t.Errorf("one too many: %v", err)
 	}
@@ -453,14 +470,14 @@ func TestCreateNetworks(t *testing.T) {
 		}
 		return names
 	}
-	first := create(t, c, nil, "")
+	first := makeOne(t, c, nil, "")
 	if got := joined(first); !slices.Equal(got, []string{"create-on"}) || made != 1 {
 		t.Errorf("by default: %v, made %d", got, made)
 	}
 	if err := startIt(t, c, first); err != nil {
 		t.Error(err)
 	}
-	team := create(t, c, &container.HostConfig{NetworkMode: "create-team"}, "")
+	team := makeOne(t, c, &container.HostConfig{NetworkMode: "create-team"}, "")
 	if got := joined(team); !slices.Equal(got, []string{"create-team"}) {
 		t.Errorf("by name: %v", got)
 	}
@@ -468,7 +485,7 @@ func TestCreateNetworks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	peer := create(t, c, &container.HostConfig{NetworkMode: "create-own"}, "create-peer")
+	peer := makeOne(t, c, &container.HostConfig{NetworkMode: "create-own"}, "create-peer")
 	ct, err := c.ContainerCreate(t.Context(), sleeper, nil, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{
 		own.ID: {Aliases: []string{"web.example"}, Links: []string{peer[:12] + ":db"}},
 	}}, nil, "")
@@ -477,6 +494,9 @@ func TestCreateNetworks(t *testing.T) {
 	}
 	if got := joined(ct.ID); !slices.Equal(got, []string{"create-own"}) {
 		t.Errorf("by endpoint: %v", got)
+	}
+	if e := inspect(t, direct, ct.ID).NetworkSettings.Networks["create-own"]; e.NetworkID != own.ID {
+		t.Errorf("the engine would look for the network by its name: %+v", e)
 	}
 	for _, id := range []string{peer, ct.ID} {
 		if err := startIt(t, c, id); err != nil {
@@ -509,6 +529,20 @@ func TestCreateNetworks(t *testing.T) {
 	cfg.Hostname = "pypi.org"
 	_, err = c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, "")
 	deniedBy(t, err, "request.name")
+	dotted := makeOne(t, c, &container.HostConfig{NetworkMode: "create-own"}, "nets.example")
+	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", dotted, nil), "request.name")
+	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", ct.ID, &network.EndpointSettings{Aliases: []string{"pypi.org"}}), "networks.options")
+	if err := c.NetworkConnect(t.Context(), "create-team", ct.ID, nil); err != nil {
+		t.Error(err)
+	}
+	if err := restartIt(t, c, ct.ID); err != nil {
+		t.Errorf("restart of one that was connected since: %v", err)
+	}
+	deniedBy(t, c.ContainerRename(t.Context(), ct.ID, "pypi.org"), "request.name")
+	deniedBy(t, c.ContainerRename(t.Context(), ct.ID, "0123456789ab"), "request.name")
+	if err := c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}); err != nil {
+		t.Error(err)
+	}
 	// Another caller's network of the name of one of the policy's.
 	if err := direct.ContainerRemove(t.Context(), team, container.RemoveOptions{Force: true}); err != nil {
 		t.Fatal(err)
@@ -592,9 +626,11 @@ func TestCreateImages(t *testing.T) {
 		})
 		return made.ID
 	}
-	ours := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "images"}
-	theirs := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "other"}
-	trusted := commit("elsewhere.local/mine:1", container.Config{Labels: ours, User: "1000"})
+	ours := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: "images"}
+	theirs := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: "other"}
+	withTTL := maps.Clone(ours)
+	withTTL["berm.ttl"] = "5m"
+	trusted := commit("elsewhere.local/mine:1", container.Config{Labels: withTTL, User: "1000"})
 	for _, ref := range []string{"elsewhere.local/mine:1", trusted, trusted[7:19]} {
 		ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: ref, Cmd: []string{"true"}}, nil, nil, nil, "")
 		if err != nil {

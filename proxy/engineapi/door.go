@@ -50,6 +50,7 @@ type Door struct {
 	execs   owners // containers of execs
 	rooms   rooms
 	places  places
+	tagging chan struct{} // held by whoever gives an image a name
 }
 
 // New makes a Door. The engine needn't be up.
@@ -68,7 +69,7 @@ func New(opts Options) (*Door, error) {
 	if opts.Mounts == nil {
 		opts.Mounts = func() []policy.Mount { return nil }
 	}
-	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial)}
+	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1)}
 	var err error
 	if d.metrics, err = newMetrics(opts.Registry); err != nil {
 		return nil, err

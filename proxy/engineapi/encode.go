@@ -234,7 +234,9 @@ func (p *plan) networking(h *container.HostConfig) *network.NetworkingConfig {
 	h.NetworkMode = container.NetworkMode(s.Networks[0].ID)
 	cfg := &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{}}
 	for _, n := range s.Networks {
-		cfg.EndpointsConfig[n.ID] = p.endpoints[n.ID].encode(n.Own)
+		e := p.endpoints[n.ID].encode(n.Own)
+		e.NetworkID = n.ID // or the engine would take whatever has the name at a start of its own
+		cfg.EndpointsConfig[n.ID] = e
 	}
 	return cfg
 }

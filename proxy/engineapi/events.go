@@ -35,6 +35,15 @@ func (c *call) events() error {
 	if len(f) > 0 {
 		query.Set("filters", f.String())
 	}
+	leave, err := c.stream()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	mine := witness{call: c, objects: map[string]bool{}}
+	if err := mine.seed(); err != nil {
+		return err
+	}
 	resp, err := c.ask(ask{path: "/events", query: query})
 	if err != nil {
 		return err
@@ -46,7 +55,6 @@ func (c *call) events() error {
 	c.head(resp)
 	flusher := http.NewResponseController(c.w)
 	_ = flusher.Flush()
-	mine := witness{call: c, objects: map[string]bool{}}
 	bounded := &io.LimitedReader{R: resp.Body}
 	dec := json.NewDecoder(bounded)
 	for {
@@ -76,6 +84,29 @@ type witness struct {
 
 const maxWitnessed = 16 << 10
 
+// seed notes the networks and volumes that are the caller's when it begins to look, or it
+// would not hear of their end.
+func (s *witness) seed() error {
+	query := url.Values{"filters": {s.onlyOwn(filters{}).String()}}
+	var networks []struct {
+		ID string `json:"Id"`
+	}
+	if err := s.engine.get(s.ctx, s.version, "/networks", query, &networks); err != nil {
+		return err
+	}
+	for _, n := range networks {
+		s.objects["network "+n.ID] = true
+	}
+	var volumes struct{ Volumes []struct{ Name string } }
+	if err := s.engine.get(s.ctx, s.version, "/volumes", query, &volumes); err != nil {
+		return err
+	}
+	for _, v := range volumes.Volumes {
+		s.objects["volume "+v.Name] = true
+	}
+	return nil
+}
+
 // sees tells whether an event is about something of the caller's. Of networks and volumes
 // events don't carry the labels, so that it looks; of those that are gone by then it goes
 // by what it saw before.
@@ -85,6 +116,9 @@ func (s *witness) sees(e events.Message) bool {
 	case events.ContainerEventType:
 		return s.own(attributes)
 	case events.NetworkEventType:
+		if tenant, ok := s.known.get(attributes["container"]); ok && tenant == s.caller.Tenant {
+			return true // it joins or leaves, be it a network of the policy's
+		}
 		if tenant, ok := s.known.get(e.Actor.ID); ok {
 			return tenant == s.caller.Tenant
 		}
@@ -110,7 +144,7 @@ func (s *witness) sees(e events.Message) bool {
 			return v.Labels, nil
 		})
 	case events.ImageEventType:
-		return s.own(attributes) // of an image that the caller built
+		return s.ownImage(attributes)
 	}
 	return false
 }

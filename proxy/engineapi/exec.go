@@ -3,9 +3,9 @@ package engineapi
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -38,6 +38,7 @@ type execBody struct {
 	AttachStdout bool     `json:"AttachStdout"`
 	Detach       bool     `json:"Detach"`
 	DetachKeys   string   `json:"DetachKeys"`
+	LowerKeys    string   `json:"detachKeys,omitempty"` // as the Python client spells it; becomes DetachKeys
 	Env          []string `json:"Env"`
 	WorkingDir   string   `json:"WorkingDir"`
 	Cmd          []string `json:"Cmd"`
@@ -57,6 +58,9 @@ func (c *call) createExec() error {
 	if len(body.Cmd) == 0 || len(body.Cmd) > maxExecArgs || len(body.Env) > maxExecArgs {
 		return malformed("No exec command specified, or too long a one")
 	}
+	if body.LowerKeys != "" {
+		body.DetachKeys, body.LowerKeys = body.LowerKeys, ""
+	}
 	if err := detachKeys(body.DetachKeys); err != nil {
 		return err
 	}
@@ -70,26 +74,10 @@ func (c *call) createExec() error {
 	if err != nil {
 		return err
 	}
-	asked := map[string]string{}
-	for _, e := range body.Env {
-		name, value, _ := strings.Cut(e, "=")
-		asked[name] = value
-	}
-	env, _, err := c.rules.ContainerExec(c.caller.Profile, body.Privileged, body.User, asked)
-	var d *policy.DeniedError
-	switch {
-	case errors.As(err, &d):
-		if err := c.allow(d.Reasons); err != nil {
-			return err
-		}
-		env = asked
-	case err != nil:
+	if body.Env, err = c.execEnv(&body); err != nil {
 		return err
 	}
-	body.Container, body.Env = "", make([]string, 0, len(env))
-	for _, name := range slices.Sorted(maps.Keys(env)) {
-		body.Env = append(body.Env, name+"="+env[name])
-	}
+	body.Container = ""
 	var made struct {
 		ID string `json:"Id"`
 	}
@@ -99,6 +87,31 @@ func (c *call) createExec() error {
 	c.about(made.ID)
 	c.execs.put(made.ID, id)
 	return c.answer(http.StatusCreated, made)
+}
+
+// execEnv judges an exec's variables and user, and gives the variables that it gets.
+func (c *call) execEnv(body *execBody) ([]string, error) {
+	asked, unset := map[string]string{}, map[string]bool{}
+	for _, e := range body.Env {
+		name, value, set := strings.Cut(e, "=") // a name alone takes the container's variable away
+		asked[name], unset[name] = value, !set
+	}
+	env, _, err := c.rules.ContainerExec(c.caller.Profile, body.Privileged, body.User, asked)
+	if err := c.judged(err); err != nil {
+		return nil, err
+	}
+	if err != nil {
+		env = asked // mode audit
+	}
+	list := make([]string, 0, len(env))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		if unset[name] && env[name] == "" {
+			list = append(list, name)
+			continue
+		}
+		list = append(list, name+"="+env[name])
+	}
+	return list, nil
 }
 
 // decode reads the call's body, one strict JSON object, in which null is what is left out.
@@ -143,7 +156,7 @@ func (c *call) startExec() error {
 	if body.Detach {
 		return c.forward(a, false)
 	}
-	return c.hijack(a, true)
+	return c.hijack(a)
 }
 
 func (c *call) resizeExec() error {
@@ -163,8 +176,8 @@ func (c *call) size() (url.Values, error) {
 	query := url.Values{}
 	for _, name := range []string{"h", "w"} {
 		n, err := c.number(name)
-		if err != nil || n < 0 || n > 1<<16 {
-			return nil, malformed("a terminal's size is not a number of characters")
+		if err != nil || n < 0 || n > math.MaxUint16 || !c.query.Has(name) {
+			return nil, malformed("a terminal's size is not a number of lines and one of columns")
 		}
 		query.Set(name, strconv.FormatInt(n, 10))
 	}

@@ -9,12 +9,25 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/bermhq/berm/proxy"
 )
+
+// maxStreams bounds what one tenant may keep open at a time: connections taken over, and
+// answers that go on until the caller leaves. Each holds two files and up to 200 KiB.
+const maxStreams = 256
+
+// stream counts one more connection that stays open. The caller calls leave at its end.
+func (c *call) stream() (leave func(), err error) {
+	key := "streams " + c.caller.Tenant
+	if c.rooms.enter(key) > maxStreams {
+		c.rooms.leave(key)
+		return nil, &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
+			Detail: fmt.Sprintf("%d streams (attach, exec, logs, stats, wait, events, pull) are open, which is the most that one tenant may have", maxStreams)}
+	}
+	return func() { c.rooms.leave(key) }, nil
+}
 
 // half is a connection of which one direction can be closed alone.
 type half interface {
@@ -23,9 +36,9 @@ type half interface {
 }
 
 // upgrade sends a request whose answer takes the connection over. Any other answer is an
-// error. The caller closes the connection; what the engine said after its answer's header
-// is still in the reader.
-func (e *engine) upgrade(ctx context.Context, a ask) (half, *bufio.Reader, *http.Response, error) {
+// error. The caller closes the connection, and reads what the engine says from the reader;
+// the header is the answer's.
+func (e *engine) upgrade(ctx context.Context, a ask) (half, io.Reader, http.Header, error) {
 	req, err := e.request(ctx, a)
 	if err != nil {
 		return nil, nil, nil, err
@@ -45,7 +58,7 @@ func (e *engine) upgrade(ctx context.Context, a ask) (half, *bufio.Reader, *http
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	br := bufio.NewReaderSize(conn, bufferSize)
+	br := bufio.NewReader(conn)
 	if err := req.Write(conn); err != nil {
 		_ = conn.Close()
 		return nil, nil, nil, unavailable(ctx, err)
@@ -63,17 +76,27 @@ func (e *engine) upgrade(ctx context.Context, a ask) (half, *bufio.Reader, *http
 		}
 		return nil, nil, nil, failure(resp)
 	}
-	return conn, br, resp, nil
+	return conn, behind(br, conn), resp.Header, nil
 }
 
-// hijack connects the caller with the engine, both ways, until one of them is gone. Stdin
-// says that the caller's end of sending isn't the end of all.
-func (c *call) hijack(a ask, stdin bool) error {
+// behind reads what is buffered of a connection, then the connection.
+func behind(buffered *bufio.Reader, conn net.Conn) io.Reader {
+	rest, _ := buffered.Peek(buffered.Buffered())
+	return io.MultiReader(bytes.NewReader(bytes.Clone(rest)), conn)
+}
+
+// hijack connects the caller with the engine, both ways, until one of them is gone.
+func (c *call) hijack(a ask) error {
+	leave, err := c.stream()
+	if err != nil {
+		return err
+	}
+	defer leave()
 	if a.method == "" {
 		a.method = c.r.Method
 	}
 	a.version = c.version
-	up, fromEngine, resp, err := c.engine.upgrade(c.ctx, a)
+	up, fromEngine, told, err := c.engine.upgrade(c.ctx, a)
 	if err != nil {
 		return err
 	}
@@ -87,94 +110,32 @@ func (c *call) hijack(a ask, stdin bool) error {
 	if !ok {
 		return nil // nobody can be told any more; listeners have only such connections
 	}
-	if err := errors.Join(caller.SetDeadline(time.Time{}), c.greet(caller, resp)); err != nil {
-		return nil // the caller is gone
-	}
 	stop := context.AfterFunc(c.ctx, func() { _ = caller.Close(); _ = up.Close() })
 	defer stop()
+	if err := errors.Join(caller.SetDeadline(time.Time{}), c.greet(caller, told)); err != nil {
+		return nil // the caller is gone
+	}
+	c.close(nil) // now, as the connection may stay for days
 	// Past what is buffered, that reader would take the end of the caller's input for the
 	// end of the request.
-	rest, _ := buffered.Peek(buffered.Reader.Buffered())
-	pump(caller, io.MultiReader(bytes.NewReader(rest), conn), up, fromEngine, stdin)
+	p := pipe{caller: caller, engine: up, fromCaller: behind(buffered.Reader, conn), fromEngine: fromEngine}
+	p.run()
 	return nil
 }
 
 // greet answers as the engine does to one who asked for an upgrade, and to one who didn't.
-func (c *call) greet(caller net.Conn, resp *http.Response) error {
-	kind := resp.Header.Get("Content-Type")
+func (c *call) greet(caller net.Conn, told http.Header) error {
+	kind := told.Get("Content-Type")
 	if kind == "" {
 		kind = "application/vnd.docker.raw-stream"
 	}
 	head := "HTTP/1.1 200 OK\r\nContent-Type: " + kind + "\r\n"
-	switch c.r.Header.Get("Upgrade") {
-	case "":
-	case "websocket":
-		head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + resp.Header.Get("Sec-Websocket-Accept") + "\r\n"
-	default:
+	switch {
+	case told.Get("Sec-Websocket-Accept") != "":
+		head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + told.Get("Sec-Websocket-Accept") + "\r\n"
+	case c.r.Header.Get("Upgrade") != "":
 		head = "HTTP/1.1 101 UPGRADED\r\nContent-Type: " + kind + "\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
 	}
 	_, err := io.WriteString(caller, head+"Api-Version: "+c.version.String()+"\r\n\r\n")
 	return err
-}
-
-// pump copies both ways. It returns when the engine has said all, or the caller is gone.
-func pump(caller half, fromCaller io.Reader, up half, fromEngine io.Reader, stdin bool) {
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	ended := make(chan struct{}) // the engine's side
-	wg.Go(func() {
-		_, err := copyPooled(up, fromCaller)
-		if !stdin || err != nil {
-			_ = up.Close() // it wasn't its input that ended, but the caller
-			return
-		}
-		_ = up.CloseWrite()
-		awaitHangup(caller, ended)
-		_ = up.Close()
-	})
-	_, _ = copyPooled(caller, fromEngine)
-	close(ended)
-	_ = caller.Close()
-}
-
-func copyPooled(w io.Writer, r io.Reader) (int64, error) {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, *buf)
-}
-
-// hangupPoll is how often a caller that has ended its input is looked at.
-const hangupPoll = 250 * time.Millisecond
-
-// awaitHangup waits until a connection whose peer has ended its input is closed by the
-// peer altogether, as far as the kernel can tell: at once for a unix socket. It returns
-// when ended is closed, too.
-func awaitHangup(conn net.Conn, ended <-chan struct{}) {
-	sc, ok := conn.(syscall.Conn)
-	if !ok {
-		<-ended
-		return
-	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return
-	}
-	tick := time.NewTicker(hangupPoll)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ended:
-			return
-		case <-tick.C:
-		}
-		gone := true
-		err := raw.Control(func(fd uintptr) {
-			fds := []unix.PollFd{{Fd: int32(fd)}}
-			_, err := unix.Poll(fds, 0)
-			gone = err == nil && fds[0].Revents&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0
-		})
-		if err != nil || gone {
-			return
-		}
-	}
 }

@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -23,7 +24,6 @@ func imageRoutes() []route {
 		{method: http.MethodGet, template: one + "/history", serve: (*call).imageHistory},
 		{method: http.MethodPost, template: one + "/tag", query: []string{"repo", "tag"}, change: true, serve: (*call).tagImage},
 		{method: http.MethodDelete, template: one, query: []string{"force", "noprune"}, change: true, serve: (*call).removeImage},
-		{method: http.MethodPost, template: "/images/prune", query: []string{"filters"}, change: true, since: 25, serve: (*call).pruneImages},
 		{method: http.MethodGet, template: one + "/get", serve: (*call).saveImage},
 		{method: http.MethodGet, template: "/images/get", query: []string{"names*"}, serve: (*call).saveImages},
 	}
@@ -34,7 +34,7 @@ func noImage(ref string) error { return notFound("No such image: " + familiar(re
 // listed says which of an image's names the caller may see; not at all if nothing of it
 // is the caller's business.
 func (c *call) listed(tags, digests []string, labels map[string]string) (shownTags, shownDigests []string, ok bool) {
-	own := c.own(labels)
+	own := c.ownImage(labels)
 	visible := func(names []string) []string {
 		return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 			return !own && !c.rules.ListsImage(c.caller.Profile, []string{name})
@@ -79,6 +79,8 @@ func (c *call) listImages() error {
 			f[name][i] = img.ID
 		}
 	}
+	names := f["reference"]
+	delete(f, "reference") // the engine would match names that aren't the caller's to know
 	query := url.Values{}
 	for _, name := range []string{"all", "digests", "shared-size"} {
 		if c.flag(name) {
@@ -94,7 +96,7 @@ func (c *call) listImages() error {
 	}
 	shown := []map[string]json.RawMessage{}
 	for _, entry := range all {
-		ok, err := c.trim(entry)
+		ok, err := c.trim(entry, names)
 		if err != nil {
 			return err
 		}
@@ -105,9 +107,10 @@ func (c *call) listImages() error {
 	return c.answer(http.StatusOK, shown)
 }
 
-// trim takes the names from an image's description that the caller may not see, and tells
-// whether it may see it at all.
-func (c *call) trim(entry map[string]json.RawMessage) (bool, error) {
+// trim takes the names from an image's description that the caller may not see, or that
+// don't match any of the patterns, if there are any. It tells whether the image is to be
+// seen at all.
+func (c *call) trim(entry map[string]json.RawMessage, patterns []string) (bool, error) {
 	var img struct {
 		RepoTags, RepoDigests []string
 		Labels                map[string]string
@@ -125,6 +128,15 @@ func (c *call) trim(entry map[string]json.RawMessage) (bool, error) {
 	}
 	tags, digests, ok := c.listed(img.RepoTags, img.RepoDigests, img.Labels)
 	var err error
+	if len(patterns) > 0 {
+		if tags, err = matching(tags, patterns); err != nil {
+			return false, err
+		}
+		if digests, err = matching(digests, patterns); err != nil {
+			return false, err
+		}
+		ok = ok && len(tags)+len(digests) > 0
+	}
 	if entry["RepoTags"], err = json.Marshal(tags); err != nil {
 		return false, err
 	}
@@ -132,6 +144,28 @@ func (c *call) trim(entry map[string]json.RawMessage) (bool, error) {
 		return false, err
 	}
 	return ok, nil
+}
+
+// matching keeps the names that match one of the patterns, as the engine reads them.
+func matching(names, patterns []string) ([]string, error) {
+	out := []string{}
+	for _, name := range names {
+		ref, err := reference.ParseDockerRef(name)
+		if err != nil {
+			continue // of an image without a name
+		}
+		for _, pattern := range patterns {
+			ok, err := reference.FamiliarMatch(pattern, ref)
+			if err != nil {
+				return nil, malformed("the filter \"reference\" has a pattern that is none")
+			}
+			if ok {
+				out = append(out, name)
+				break
+			}
+		}
+	}
+	return out, nil
 }
 
 func (c *call) inspectImage() error {
@@ -143,7 +177,7 @@ func (c *call) inspectImage() error {
 	if err := c.engine.get(c.ctx, c.version, "/images/"+img.ID+"/json", nil, &told); err != nil {
 		return err
 	}
-	if ok, err := c.trim(told); err != nil || !ok {
+	if ok, err := c.trim(told, nil); err != nil || !ok {
 		return noImage(c.name)
 	}
 	return c.answer(http.StatusOK, told)
@@ -159,12 +193,18 @@ func (c *call) imageHistory() error {
 	if err := c.engine.get(c.ctx, c.version, "/images/"+img.ID+"/history", nil, &layers); err != nil {
 		return err
 	}
-	for _, layer := range layers {
+	for i, layer := range layers {
 		var tags []string
-		if err := json.Unmarshal(layer["Tags"], &tags); err != nil {
-			return fmt.Errorf("the engine's history of an image can't be read: %w", err)
+		if raw := layer["Tags"]; raw != nil {
+			if err := json.Unmarshal(raw, &tags); err != nil {
+				return fmt.Errorf("the engine's history of an image can't be read: %w", err)
+			}
 		}
-		tags, _, _ = c.listed(tags, nil, nil)
+		var labels map[string]string
+		if i == 0 { // the image itself
+			labels = img.Config.Labels
+		}
+		tags, _, _ = c.listed(tags, nil, labels)
 		if layer["Tags"], err = json.Marshal(tags); err != nil {
 			return err
 		}
@@ -192,55 +232,96 @@ func (c *call) pullImage() error {
 	if run == "" {
 		run = ref // of mode audit
 	}
-	named, err := reference.ParseNormalizedNamed(run)
+	query, err := pullQuery(run, c.query.Get("platform"))
 	if err != nil {
-		return malformed("invalid reference format")
+		return err
 	}
-	named = reference.TagNameOnly(named)
-	query := url.Values{"fromImage": {named.Name()}}
-	switch n := named.(type) {
-	case reference.Digested:
-		query.Set("tag", n.Digest().String())
-	case reference.Tagged:
-		query.Set("tag", n.Tag())
-	}
-	if p := c.query.Get("platform"); p != "" {
-		if !platform.MatchString(p) {
-			return malformed("the platform is none")
-		}
-		query.Set("platform", p)
-	}
-	auth, err := registryAuth(c.r.Header, "X-Registry-Auth")
+	auth, err := registryAuth(c.r.Header)
 	if err != nil {
 		return err
 	}
 	return c.forward(ask{path: "/images/create", query: query, header: auth}, true)
 }
 
+// pullQuery asks the engine for one image: without a tag it would bring all of the repository.
+func pullQuery(ref, of string) (url.Values, error) {
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
+		return nil, malformed("invalid reference format")
+	}
+	query := url.Values{"fromImage": {named.Name()}}
+	switch n := reference.TagNameOnly(named).(type) {
+	case reference.Digested:
+		query.Set("tag", n.Digest().String())
+	case reference.Tagged:
+		query.Set("tag", n.Tag())
+	}
+	if of == "" {
+		return query, nil
+	}
+	if !platform.MatchString(of) {
+		return nil, malformed("the platform is none")
+	}
+	query.Set("platform", of)
+	return query, nil
+}
+
 const maxRegistryAuth = 32 << 10
 
 // registryAuth takes the header with which a client gives its credentials of a registry
 // to the engine: a JSON object in base64. The header may be missing.
-func registryAuth(h http.Header, name string) (http.Header, error) {
+func registryAuth(h http.Header) (http.Header, error) {
+	const name = "X-Registry-Auth"
+	var auth map[string]json.RawMessage
+	if err := registryHeader(h, name, &auth); err != nil || auth == nil {
+		return nil, err
+	}
+	text, err := json.Marshal(auth)
+	if err != nil {
+		return nil, err
+	}
+	return http.Header{name: {base64.URLEncoding.EncodeToString(text)}}, nil
+}
+
+// registryAuths takes the header with which a client gives a build its credentials of
+// registries, by their names.
+func registryAuths(h http.Header) (map[string]json.RawMessage, error) {
+	var auths map[string]json.RawMessage
+	return auths, registryHeader(h, "X-Registry-Config", &auths)
+}
+
+func registryHeader(h http.Header, name string, into *map[string]json.RawMessage) error {
 	text := h.Get(name)
 	if text == "" {
-		return nil, nil
+		return nil
 	}
 	bad := malformed("the header " + name + " is not a JSON object in base64")
 	if len(text) > maxRegistryAuth || len(h.Values(name)) > 1 {
-		return nil, bad
+		return bad
 	}
-	decoded, err := base64.URLEncoding.DecodeString(text)
+	decoded, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(text, "="))
 	if err != nil {
-		if decoded, err = base64.RawURLEncoding.DecodeString(text); err != nil {
-			return nil, bad
-		}
+		return bad
 	}
-	var object map[string]json.RawMessage
-	if strictJSON(decoded, &object) != nil {
-		return nil, bad
+	if string(decoded) == "null" { // some clients' way of having none
+		return nil
 	}
-	return http.Header{name: {base64.URLEncoding.EncodeToString(decoded)}}, nil
+	if strictJSON(decoded, into) != nil {
+		return bad
+	}
+	return nil
+}
+
+// registryOf is an image's registry, as clients name it in a build's credentials.
+func registryOf(ref string) string {
+	named, err := reference.ParseNormalizedNamed(ref)
+	switch {
+	case err != nil:
+		return ""
+	case reference.Domain(named) == "docker.io":
+		return "https://index.docker.io/v1/"
+	}
+	return reference.Domain(named)
 }
 
 // tagImage gives a name of the caller's to an image that it may see.
@@ -253,13 +334,40 @@ func (c *call) tagImage() error {
 	if err != nil {
 		return err
 	}
-	err = c.engine.post(c.ctx, c.version, "/images/"+img.ID+"/tag", target, nil, nil)
-	if err != nil {
+	name := target.Get("repo") + ":" + target.Get("tag")
+	if !c.ownImage(img.Config.Labels) && !c.rules.ListsImage(c.caller.Profile, []string{name}) {
+		err := c.allow([]policy.Reason{{Rule: "images.tag", Field: "repo", Allowed: "names that are on the policy's allow-list, or images of one's own",
+			Message: fmt.Sprintf("the image isn't the caller's own, and so would not be found by the name %q", shorten(name))}})
+		if err != nil {
+			return err
+		}
+	}
+	if err := c.tag(img.ID, target); err != nil {
 		return err
 	}
 	c.w.Header().Set("Api-Version", c.version.String())
 	c.w.WriteHeader(http.StatusCreated)
 	return nil
+}
+
+// tag gives an image a name that was judged, unless somebody else's has it. It is done for
+// one caller at a time, or two could find it free.
+func (c *call) tag(id string, target url.Values) error {
+	select {
+	case c.tagging <- struct{}{}:
+		defer func() { <-c.tagging }()
+	case <-c.ctx.Done():
+		return context.Cause(c.ctx)
+	}
+	name := target.Get("repo") + ":" + target.Get("tag")
+	there, err := c.lookUpImage(name)
+	if err != nil {
+		return err
+	}
+	if there != nil && c.othersImage(there.Config.Labels) {
+		return conflict(fmt.Sprintf("the image name %q is taken", familiar(name)))
+	}
+	return c.engine.post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil)
 }
 
 // target judges a name that the caller wants to give to an image, and gives it as the
@@ -285,44 +393,39 @@ func (c *call) target(repo, tag string) (url.Values, error) {
 }
 
 // removeImage takes a name from an image, and the image away with its last one. By its ID
-// only an image goes of which every name is the caller's to take.
+// only an image goes of which every name is the caller's to take. What isn't the caller's
+// own it can only remove if it could pull it again.
 func (c *call) removeImage() error {
-	if c.flag("force") {
-		return denied("images.force", "force", "an image can't be removed by force, as others may be using it", "no force")
-	}
 	img, err := c.visibleImage(c.name)
 	if err != nil {
 		return err
 	}
+	own := c.ownImage(img.Config.Labels)
+	if c.flag("force") && !own {
+		return denied("images.force", "force", "an image that isn't the caller's own can't be removed by force, as others may be using it", "no force")
+	}
+	if !own {
+		if err := c.operation(policy.OpPull); err != nil {
+			return err
+		}
+	}
 	ref := img.ID
-	named, err := reference.ParseNormalizedNamed(c.name)
-	byName := err == nil && slices.ContainsFunc(slices.Concat(img.RepoTags, img.RepoDigests), func(name string) bool { return sameImage(name, c.name) })
-	switch {
-	case byName:
-		ref = reference.FamiliarString(reference.TagNameOnly(named))
+	names := slices.Concat(img.RepoTags, img.RepoDigests)
+	if slices.ContainsFunc(names, func(name string) bool { return sameImage(name, c.name) }) {
+		ref = familiar(c.name)
 		if _, _, ok := c.listed([]string{ref}, nil, img.Config.Labels); !ok {
 			return noImage(c.name)
 		}
-	case !c.own(img.Config.Labels):
-		tags, _, _ := c.listed(img.RepoTags, nil, nil)
-		if len(tags) != len(img.RepoTags) {
-			return conflict("the image has further names, which are not the caller's to take: remove it by name")
-		}
+	} else if tags, digests, _ := c.listed(img.RepoTags, img.RepoDigests, img.Config.Labels); len(tags)+len(digests) != len(names) {
+		return conflict("the image has further names, which are not the caller's to take: remove it by name")
 	}
 	query := url.Values{}
-	if c.flag("noprune") {
-		query.Set("noprune", "1")
+	for _, name := range []string{"force", "noprune"} {
+		if c.flag(name) {
+			query.Set(name, "1")
+		}
 	}
 	return c.forward(ask{path: "/images/" + ref, query: query}, false)
-}
-
-// pruneImages removes the images that the caller built and nobody uses.
-func (c *call) pruneImages() error {
-	f, err := c.filters("dangling", "until", "label", "label!")
-	if err != nil {
-		return err
-	}
-	return c.forward(ask{path: "/images/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
 }
 
 func (c *call) saveImage() error { return c.save([]string{c.name}) }
@@ -345,7 +448,7 @@ func (c *call) save(refs []string) error {
 		if err != nil {
 			return err
 		}
-		name := img.ID
+		name := img.ID // by which it has no name in the archive
 		if slices.ContainsFunc(img.RepoTags, func(tag string) bool { return sameImage(tag, ref) }) {
 			if _, _, ok := c.listed([]string{ref}, nil, img.Config.Labels); ok {
 				name = familiar(ref)

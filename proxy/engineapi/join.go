@@ -40,6 +40,15 @@ func (c *call) policyNetwork(name string) (*network.Inspect, error) {
 	return n, nil
 }
 
+// namedNetwork is lookUpNetwork, and has a network made that is the policy's.
+func (c *call) namedNetwork(ref string) (*network.Inspect, error) {
+	info, err := c.lookUpNetwork(ref)
+	if err == nil && info == nil && slices.ContainsFunc(c.rules.Networks(), func(r policy.NetworkRule) bool { return r.EngineNetwork == ref }) {
+		return c.policyNetwork(ref)
+	}
+	return info, err
+}
+
 // joins says what networks a container asks to join: NetworkMode and EndpointsConfig are
 // one set, in which each is there once.
 func (c *call) joins(b *createBody) ([]policy.ContainerNetwork, map[string]*endpointBody, error) {
@@ -47,6 +56,9 @@ func (c *call) joins(b *createBody) ([]policy.ContainerNetwork, map[string]*endp
 	asked, err := b.endpoints()
 	if err != nil {
 		return nil, nil, err
+	}
+	if len(asked) > maxLookedUp {
+		return nil, nil, malformed(fmt.Sprintf("there are more than %d networks", maxLookedUp))
 	}
 	if b.NetworkDisabled && isDefaultNetwork(mode) {
 		mode = policy.NetNone
@@ -118,13 +130,16 @@ func (c *call) resolve(ref string, mode bool) (policy.ContainerNetwork, error) {
 		return n, nil
 	}
 	n.Mode = policy.NetNamed
-	info, err := c.lookUpNetwork(ref)
-	if err == nil && info == nil && slices.ContainsFunc(c.rules.Networks(), func(r policy.NetworkRule) bool { return r.EngineNetwork == ref }) {
-		info, err = c.policyNetwork(ref)
-	}
+	info, err := c.namedNetwork(ref)
 	if err != nil || info == nil {
 		return n, err
 	}
+	c.means(&n, info)
+	return n, nil
+}
+
+// means fills in what a network is to the policy.
+func (c *call) means(n *policy.ContainerNetwork, info *network.Inspect) {
 	switch {
 	case info.Driver == "host":
 		n.Mode = policy.NetHost
@@ -137,7 +152,6 @@ func (c *call) resolve(ref string, mode bool) (policy.ContainerNetwork, error) {
 	case info.Labels[lifecycle.LabelDoor] != lifecycle.DoorEngine:
 		n.ID, n.Name, n.Internal = info.ID, info.Name, info.Internal
 	} // another caller's stays one that isn't there, whatever its name
-	return n, nil
 }
 
 const maxAliases = 64

@@ -43,6 +43,18 @@ func callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
 	return ttl, nil
 }
 
+// whose are the labels that say whose an image is, as ownImage reads them.
+func (c *call) whose() map[string]string {
+	return map[string]string{lifecycle.LabelOwner: c.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: c.caller.Tenant}
+}
+
+// stampImage is stamp for an image.
+func (c *call) stampImage(own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
+	labels := c.stamp(own, ttl, maxLifetime)
+	maps.Copy(labels, c.whose())
+	return labels
+}
+
 // stamp gives the labels of something that the caller makes now: its own, and those that
 // say whose it is and when it ends.
 func (c *call) stamp(own map[string]string, ttl, maxLifetime time.Duration) map[string]string {

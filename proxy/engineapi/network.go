@@ -2,12 +2,14 @@ package engineapi
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
-	"net/netip"
 	"net/url"
+	"slices"
 
+	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/policy"
@@ -69,11 +71,32 @@ func (c *call) listNetworks() error {
 }
 
 func (c *call) inspectNetwork() error {
-	_, raw, err := c.network(c.name)
+	n, raw, err := c.network(c.name)
 	if err != nil {
 		return err
 	}
-	return c.answer(http.StatusOK, raw)
+	if len(n.Containers) == 0 {
+		return c.answer(http.StatusOK, raw)
+	}
+	var whole, there map[string]json.RawMessage
+	err = json.Unmarshal(raw, &whole)
+	if err == nil {
+		err = json.Unmarshal(whole["Containers"], &there)
+	}
+	if err != nil {
+		return fmt.Errorf("inspect network: the engine's answer can't be read: %w", err)
+	}
+	for id := range there { // somebody else could have connected another
+		if _, err := c.containerID(id); errors.Is(err, errNotFound) {
+			delete(there, id)
+		} else if err != nil {
+			return err
+		}
+	}
+	if whole["Containers"], err = json.Marshal(there); err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, whole)
 }
 
 // networkBody is the body of a network's creation, with every field that clients send.
@@ -228,47 +251,6 @@ func (c *call) pruneNetworks() error {
 	return c.forward(ask{path: "/networks/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
 }
 
-// endpoint gives the settings that are sent on, and the names of those that aren't allowed.
-func (b *endpointBody) endpoint() (*network.EndpointSettings, []string, error) {
-	out, options := &network.EndpointSettings{}, []string{}
-	if b == nil {
-		return out, nil, nil
-	}
-	if len(b.Links) > 0 {
-		options = append(options, "Links")
-	}
-	if b.MacAddress != "" {
-		options = append(options, "MacAddress")
-	}
-	if len(b.DriverOpts) > 0 {
-		options = append(options, "DriverOpts")
-	}
-	if b.GwPriority != 0 {
-		options = append(options, "GwPriority")
-	}
-	if len(b.Aliases) > maxAliases {
-		return nil, nil, malformed(fmt.Sprintf("there are more than %d aliases", maxAliases))
-	}
-	for _, alias := range b.Aliases {
-		if !volumeName.MatchString(alias) {
-			return nil, nil, malformed("the alias " + shorten(alias) + " is no name")
-		}
-	}
-	out.Aliases = b.Aliases
-	if b.IPAMConfig != nil {
-		if b.IPAMConfig.IPv6Address != "" || len(b.IPAMConfig.LinkLocalIPs) > 0 {
-			options = append(options, "IPAMConfig")
-		}
-		if v4 := b.IPAMConfig.IPv4Address; v4 != "" {
-			if ip, err := netip.ParseAddr(v4); err != nil || !ip.Is4() {
-				return nil, nil, malformed("the address " + shorten(v4) + " is none of IPv4")
-			}
-			out.IPAMConfig = &network.EndpointIPAMConfig{IPv4Address: v4}
-		}
-	}
-	return out, options, nil
-}
-
 // connectNetwork has a container of the caller's join a network that it could have been
 // made with.
 func (c *call) connectNetwork() error {
@@ -279,36 +261,57 @@ func (c *call) connectNetwork() error {
 	if err := c.decode(&body); err != nil {
 		return err
 	}
-	settings, options, err := body.EndpointConfig.endpoint()
+	id, own, err := c.joinable(c.name, body.EndpointConfig)
 	if err != nil {
 		return err
 	}
-	n, _, err := c.anyNetwork(c.name)
+	ct, _, err := c.container(body.Container)
 	if err != nil {
 		return err
 	}
-	own := c.own(n.Labels)
-	join := policy.ContainerNetwork{
-		Field: "network", Asked: c.name, Mode: policy.NetNamed, ID: n.ID, Name: n.Name, Own: own, Internal: n.Internal, Options: options,
-	}
-	if err := c.rules.NetworkJoin(c.caller.Profile, join); err != nil {
-		if !own && len(options) == 0 && !c.caller.Audit {
-			return noNetwork(c.name)
-		}
-		if err := c.judged(err); err != nil {
+	if !own {
+		if err := sharedName(ct.Name + ct.Config.Hostname); err != nil {
 			return err
 		}
 	}
-	id, err := c.containerID(body.Container)
-	if err != nil {
-		return err
+	settings := body.EndpointConfig
+	if settings != nil && len(settings.Links) > 0 {
+		if settings.Links, err = c.ownLinks(settings.Links); err != nil {
+			return err
+		}
 	}
-	c.about(n.ID)
-	err = c.engine.post(c.ctx, c.version, "/networks/"+n.ID+"/connect", nil, network.ConnectOptions{Container: id, EndpointConfig: settings}, nil)
-	if err != nil {
+	c.about(id)
+	join := network.ConnectOptions{Container: ct.ID, EndpointConfig: settings.encode(true)}
+	if err := c.engine.post(c.ctx, c.version, "/networks/"+id+"/connect", nil, join, nil); err != nil {
 		return err
 	}
 	return c.ok()
+}
+
+// joinable judges a network for a container that is there already, gives its ID, and tells
+// whether it is the caller's own. Of one that isn't, or the policy's, it says that it isn't there.
+func (c *call) joinable(ref string, settings *endpointBody) (id string, own bool, err error) {
+	info, err := c.namedNetwork(ref)
+	if err != nil {
+		return "", false, err
+	}
+	if info == nil || c.others(info.Labels) {
+		return "", false, noNetwork(ref)
+	}
+	join := policy.ContainerNetwork{Field: "network", Asked: ref, Mode: policy.NetNamed}
+	c.means(&join, info)
+	if join.Mode == policy.NetDefault { // the engine's own bridge, and not the profile's network
+		join.Mode, join.Name = policy.NetNamed, info.Name
+	}
+	if join.Options, err = c.endpointOptions(settings, join); err != nil {
+		return "", false, err
+	}
+	err = c.rules.NetworkJoin(c.caller.Profile, join)
+	var denial *policy.DeniedError
+	if errors.As(err, &denial) && !c.caller.Audit && !join.Own && !slices.ContainsFunc(denial.Reasons, func(r policy.Reason) bool { return r.Rule != "networks.foreign" && r.Rule != "networks.host" }) {
+		return "", false, noNetwork(ref)
+	}
+	return info.ID, join.Own, c.judged(err)
 }
 
 func (c *call) disconnectNetwork() error {
@@ -319,7 +322,7 @@ func (c *call) disconnectNetwork() error {
 	if err := c.decode(&body); err != nil {
 		return err
 	}
-	id, err := c.containerID(body.Container)
+	ct, _, err := c.container(body.Container)
 	if err != nil {
 		return err
 	}
@@ -327,12 +330,22 @@ func (c *call) disconnectNetwork() error {
 	if err != nil {
 		return err
 	}
-	if _, joined := n.Containers[id]; !joined && !c.own(n.Labels) {
+	if !c.own(n.Labels) && !joined(ct, n) {
 		return noNetwork(c.name)
 	}
-	err = c.engine.post(c.ctx, c.version, "/networks/"+n.ID+"/disconnect", nil, network.DisconnectOptions{Container: id, Force: body.Force}, nil)
-	if err != nil {
+	c.about(n.ID)
+	leave := network.DisconnectOptions{Container: ct.ID, Force: body.Force}
+	if err := c.engine.post(c.ctx, c.version, "/networks/"+n.ID+"/disconnect", nil, leave, nil); err != nil {
 		return err
 	}
 	return c.ok()
+}
+
+// joined tells whether a container, which needn't run, has joined a network.
+func joined(ct *container.InspectResponse, n *network.Inspect) bool {
+	if ct.NetworkSettings == nil {
+		return false
+	}
+	endpoint, ok := ct.NetworkSettings.Networks[n.Name]
+	return ok && (endpoint == nil || endpoint.NetworkID == "" || endpoint.NetworkID == n.ID)
 }

@@ -44,10 +44,29 @@ func (o *owners) drop(id string) {
 	delete(o.byID, id)
 }
 
-// own tells whether labels are those of something of the caller's.
+// own tells whether labels are those of a container, a network or a volume of the caller's.
 func (c *call) own(labels map[string]string) bool {
-	return labels[lifecycle.LabelOwner] == c.opts.Owner && labels[lifecycle.LabelDoor] == lifecycle.DoorEngine &&
-		labels[lifecycle.LabelTenant] == c.caller.Tenant && c.caller.Tenant != ""
+	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngine && c.tenants(labels)
+}
+
+// ownImage tells whether labels are those of an image of the caller's. What is made of one
+// past this door has them too.
+func (c *call) ownImage(labels map[string]string) bool {
+	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngineImage && c.tenants(labels)
+}
+
+func (c *call) tenants(labels map[string]string) bool {
+	return labels[lifecycle.LabelOwner] == c.opts.Owner && labels[lifecycle.LabelTenant] == c.caller.Tenant && c.caller.Tenant != ""
+}
+
+// others tells whether labels are those of something that another caller made.
+func (c *call) others(labels map[string]string) bool {
+	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngine && !c.own(labels)
+}
+
+// othersImage is others for an image.
+func (c *call) othersImage(labels map[string]string) bool {
+	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngineImage && !c.ownImage(labels)
 }
 
 // ownLabels select what is the caller's in the filters of lists.

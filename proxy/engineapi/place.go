@@ -1,10 +1,13 @@
 package engineapi
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 
+	"github.com/docker/docker/api/types/mount"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -58,30 +61,70 @@ func (c *call) claim(who, id string, mounts []policy.Mount) (release func(), err
 	c.places.enter(who, mounts)
 	release = func() { c.places.leave(who) }
 	others := append(c.places.others(who), c.opts.Mounts()...)
-	there, err := c.containersWith(c.ctx, c.version, lifecycle.LabelOwner+"="+c.opts.Owner, lifecycle.LabelDoor+"="+lifecycle.DoorEngine)
+	there, err := c.binds(c.ctx, c.version, id)
+	if err == nil {
+		err = exposed(mounts, append(others, there...))
+		var d *policy.DeniedError
+		if errors.As(err, &d) {
+			d.Reasons[0].Field = "HostConfig.Mounts"
+			err = c.allow(d.Reasons)
+		}
+	}
 	if err != nil {
 		release()
 		return nil, err
 	}
-	for _, ct := range there {
-		if ct.ID == id {
-			continue
-		}
+	return release, nil
+}
+
+// binds are the binds of all containers that this door made, running or not, but for one.
+func (d *Door) binds(ctx context.Context, v version, except string) ([]policy.Mount, error) {
+	list, err := d.containersWith(ctx, v, lifecycle.LabelOwner+"="+d.opts.Owner, lifecycle.LabelDoor+"="+lifecycle.DoorEngine)
+	if err != nil {
+		return nil, err
+	}
+	var out []policy.Mount
+	for _, ct := range list {
 		for _, m := range ct.Mounts {
-			if m.Type == "bind" {
+			if m.Type == mount.TypeBind && ct.ID != except {
 				mode := "ro"
 				if m.RW {
 					mode = "rw"
 				}
-				others = append(others, policy.Mount{Source: m.Source, Mode: mode})
+				out = append(out, policy.Mount{Source: m.Source, Mode: mode})
 			}
 		}
 	}
-	if err := c.judged(exposed(mounts, others)); err != nil {
-		release()
-		return nil, err
+	return out, nil
+}
+
+// KeepClear is for another door that is about to make a container with these mounts,
+// which Options.Mounts has to have among its own by then. It is a *policy.DeniedError if
+// a container of this door has a directory in one of them that could be written to: the
+// engine starts such containers again by itself, wherever the path leads by then. With
+// both it is one as well if one of the mounts lies in a directory that a container of
+// this door can write to, which matters where mounts aren't held.
+func (d *Door) KeepClear(ctx context.Context, mounts []policy.Mount, both bool) error {
+	if len(mounts) == 0 {
+		return nil
 	}
-	return release, nil
+	v, err := d.engine.max(ctx)
+	if err != nil {
+		return err
+	}
+	theirs := d.places.others("")
+	there, err := d.binds(ctx, v, "")
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		for _, o := range append(theirs, there...) {
+			if m.Mode != "ro" && inside(o.Source, m.Source) || both && o.Mode != "ro" && inside(m.Source, o.Source) {
+				return policy.Exposed(m)
+			}
+		}
+	}
+	return nil
 }
 
 // exposed is an error if a mount lies in another that can be written to.

@@ -36,6 +36,7 @@ type imageInfo struct {
 	Config                struct {
 		User                  string
 		Labels                map[string]string
+		OnBuild               []string
 		Volumes, ExposedPorts map[string]struct{}
 	}
 }
@@ -88,11 +89,14 @@ func (c *call) judge(p *plan, req policy.ContainerRequest) error {
 		}
 		again, named := req, asked
 		if img != nil {
-			again.Trusted = c.own(img.Config.Labels)
+			again.Trusted = c.ownImage(img.Config.Labels)
 			if named = c.nameOf(asked, img, again.Trusted); named != asked {
 				byID = img.ID
 			}
 			p.image = *img
+		}
+		if len(p.image.Config.Volumes) > maxLookedUp || len(p.image.Config.ExposedPorts) > maxListed {
+			return denied("request.image", "Image", "the image declares more volumes or ports than anybody needs", "another image")
 		}
 		again.Image = named
 		if again.Ports, err = p.body.published(req.Ports, p.image.Config.ExposedPorts); err != nil {
@@ -128,7 +132,7 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 		return notFound("No such image: " + familiar(p.body.Image))
 	}
 	for name := range img.Config.Labels {
-		if strings.HasPrefix(strings.ToLower(name), labelPrefix) && !(c.own(img.Config.Labels) && stamped(name)) {
+		if strings.HasPrefix(strings.ToLower(name), labelPrefix) && !(c.ownImage(img.Config.Labels) && (stamped(name) || name == labelTTL)) {
 			return denied("labels.reserved", "Image", fmt.Sprintf("the image has a label %q, which is Berm's own", shorten(name)), "images without such labels")
 		}
 	}
@@ -139,7 +143,7 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 		p.imageRef = img.ID
 	}
 	for _, o := range overridden {
-		p.warnings = append(p.warnings, fmt.Sprintf("%s: %v instead of %v (rule %s)", o.Field, o.Effective, o.Requested, o.Rule))
+		p.warnings = append(p.warnings, fmt.Sprintf("%s: %v instead of %q (rule %s)", o.Field, o.Effective, fmt.Sprint(o.Requested), o.Rule))
 	}
 	return nil
 }
@@ -167,16 +171,12 @@ func (c *call) nameOf(asked string, img *imageInfo, own bool) string {
 	if own {
 		return img.ID
 	}
-	names := slices.Concat(img.RepoTags, img.RepoDigests)
-	for _, name := range names {
+	for _, name := range slices.Concat(img.RepoTags, img.RepoDigests) {
 		if _, _, err := c.rules.ImageRef(c.caller.Profile, name); err == nil {
 			return name
 		}
 	}
-	if len(names) > 0 {
-		return names[0]
-	}
-	return asked
+	return asked // the denial is not to tell of an image that the caller may not see
 }
 
 // lookUpImage finds an image that the engine has; nil if it has none of that name.
@@ -286,16 +286,33 @@ var hexName = regexp.MustCompile(`^/?[0-9a-f]{12,64}$`)
 
 // names refuses what could be taken for another's: a container's name that reads as the
 // start of an ID, and on a network that others share any name that reads as a host's on
-// the Internet, as the engine's name server answers for them there.
+// the Internet.
 func (p *plan) names(name string) error {
 	if name != "" && !objectName.MatchString(name) {
 		return malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
 	}
+	if err := idName(name); err != nil {
+		return err
+	}
+	shared := slices.ContainsFunc(p.spec.Networks, func(n policy.ContainerNetwork) bool { return n.Mode == policy.NetNamed && !n.Own })
+	if !shared {
+		return nil
+	}
+	return sharedName(name + p.body.Hostname)
+}
+
+// idName refuses a container's name that reads as the start of an ID.
+func idName(name string) error {
 	if hexName.MatchString(name) {
 		return denied("request.name", "name", fmt.Sprintf("the name %q reads as an ID", shorten(name)), "another name")
 	}
-	shared := slices.ContainsFunc(p.spec.Networks, func(n policy.ContainerNetwork) bool { return n.Mode == policy.NetNamed && !n.Own })
-	if shared && strings.Contains(name+p.body.Hostname, ".") {
+	return nil
+}
+
+// sharedName refuses a name that reads as a host's on the Internet: on a network that
+// others share, the engine's name server gives them this container for it.
+func sharedName(name string) error {
+	if strings.Contains(name, ".") {
 		return denied("request.name", "name", "on a network that others share, neither the name nor the hostname may have a dot", "names without a dot")
 	}
 	return nil

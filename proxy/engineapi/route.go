@@ -45,6 +45,7 @@ var routes = compile(slices.Concat(
 	imageRoutes(),
 	buildRoutes(),
 	commitRoutes(),
+	pruneRoutes(),
 	eventRoutes(),
 ))
 

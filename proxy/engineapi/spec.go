@@ -120,7 +120,7 @@ func (b *createBody) refused() []policy.OtherField {
 	o.add(h.Isolation != "" && h.Isolation != "default", "HostConfig.Isolation", h.Isolation)
 	o.add(h.MaskedPaths != nil, "HostConfig.MaskedPaths", h.MaskedPaths)
 	o.add(h.ReadonlyPaths != nil, "HostConfig.ReadonlyPaths", h.ReadonlyPaths)
-	return append(o, h.resourcesBody.refused("HostConfig.")...)
+	return append(o, h.refused("HostConfig.")...)
 }
 
 // defaultShares is the weight of a container that asks for none.
@@ -171,6 +171,9 @@ func (h *hostBody) ports() ([]policy.ContainerPort, error) {
 			}
 			list = append(list, p)
 		}
+	}
+	if len(list) > maxListed {
+		return nil, malformed(fmt.Sprintf("there are more than %d ports", maxListed))
 	}
 	return list, nil
 }

@@ -2,11 +2,13 @@ package engineapi
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/client"
@@ -16,7 +18,7 @@ import (
 
 var sleeper = &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}}
 
-func create(t *testing.T, c *client.Client, h *container.HostConfig, name string) string {
+func makeOne(t *testing.T, c *client.Client, h *container.HostConfig, name string) string {
 	t.Helper()
 	ct, err := c.ContainerCreate(t.Context(), sleeper, h, nil, nil, name)
 	if err != nil {
@@ -50,7 +52,7 @@ func TestStartLooksAgain(t *testing.T) {
 	d := doorTo(t, l.host, "")
 	sweepOwn(t, direct, d)
 	c := d.client("again")
-	id := create(t, c, &container.HostConfig{ReadonlyRootfs: true}, "")
+	id := makeOne(t, c, &container.HostConfig{ReadonlyRootfs: true}, "")
 	for _, name := range []string{"privileged", "capability", "host network", "bind", "mount", "memory", "pids gone", "unmasked", "image", "user"} {
 		l.set(func(l *liar) { l.change = lies[name] })
 		for what, do := range map[string]func(*testing.T, *client.Client, string) error{"start": startIt, "restart": restartIt} {
@@ -81,7 +83,7 @@ func TestStartLooksAgain(t *testing.T) {
 	})
 	deniedBy(t, restartIt(t, c, id), "verify.start")
 	l.set(func(*liar) {})
-	if _, err := direct.ContainerInspect(t.Context(), id); !client.IsErrNotFound(err) {
+	if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
 		t.Errorf("it is there: %v", err)
 	}
 }
@@ -92,7 +94,7 @@ func TestStartAnswerLost(t *testing.T) {
 	d := doorTo(t, l.host, "")
 	sweepOwn(t, direct, d)
 	c := d.client("lost")
-	id := create(t, c, nil, "")
+	id := makeOne(t, c, nil, "")
 	looks := 0
 	l.set(func(l *liar) {
 		l.lose = func(m, p string) bool { return m == http.MethodPost && strings.HasSuffix(p, "/start") }
@@ -106,7 +108,7 @@ func TestStartAnswerLost(t *testing.T) {
 		t.Error("no error")
 	}
 	l.set(func(*liar) {})
-	if _, err := direct.ContainerInspect(t.Context(), id); !client.IsErrNotFound(err) {
+	if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
 		t.Errorf("it is there: %v", err)
 	}
 }
@@ -117,7 +119,7 @@ func TestStartBody(t *testing.T) {
 	sweepOwn(t, direct, d)
 	address := d.listen(Caller{Name: "body", Tenant: "body"})
 	c := newClient(t, address)
-	id := create(t, c, nil, "")
+	id := makeOne(t, c, nil, "")
 	for _, path := range []string{"/v1.24/containers/" + id + "/start", "/containers/" + id + "/start", "/containers/" + id + "/restart"} {
 		for _, body := range []string{`{"Privileged":true}`, `{}`} {
 			resp, err := raw(address).Post("http://docker"+path, "application/json", strings.NewReader(body))
@@ -145,7 +147,7 @@ func TestStartBody(t *testing.T) {
 	}
 	other := d.client("body2")
 	for what, err := range map[string]error{"start": startIt(t, other, id), "restart": restartIt(t, other, id[:12])} {
-		if !client.IsErrNotFound(err) {
+		if !errdefs.IsNotFound(err) {
 			t.Errorf("%s of another's: %v", what, err)
 		}
 	}
@@ -190,7 +192,7 @@ func TestExchangedDirectory(t *testing.T) {
 	c, other := d.client("place"), d.client("place2")
 	binds := func(b ...string) *container.HostConfig { return &container.HostConfig{Binds: b} }
 
-	outer := create(t, c, binds(dir+"/a:/a"), "")
+	outer := makeOne(t, c, binds(dir+"/a:/a"), "")
 	for name, who := range map[string]*client.Client{"its own": c, "another's": other} {
 		for _, mode := range []string{"", ":ro"} {
 			_, err := who.ContainerCreate(t.Context(), sleeper, binds(dir+"/a/inner:/x"+mode), nil, nil, "")
@@ -203,16 +205,16 @@ func TestExchangedDirectory(t *testing.T) {
 	if err := c.ContainerRemove(t.Context(), outer, container.RemoveOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	inner := create(t, other, binds(dir+"/a/inner:/x:ro"), "")
+	inner := makeOne(t, other, binds(dir+"/a/inner:/x:ro"), "")
 	_, err := c.ContainerCreate(t.Context(), sleeper, binds(dir+"/a:/a"), nil, nil, "")
 	deniedBy(t, err, "mounts.exposed")
-	create(t, c, binds(dir+"/a:/a:ro"), "") // who can't write there can't exchange anything
+	makeOne(t, c, binds(dir+"/a:/a:ro"), "") // who can't write there can't exchange anything
 	if err := startIt(t, other, inner); err != nil {
 		t.Error(err)
 	}
 
 	// A sandbox of the other door, which comes later.
-	late := create(t, c, binds(dir+"/c:/c"), "")
+	late := makeOne(t, c, binds(dir+"/c:/c"), "")
 	d.opts.Mounts = func() []policy.Mount { return []policy.Mount{{Source: dir, Mode: "rw"}} }
 	deniedBy(t, startIt(t, c, late), "mounts.exposed")
 	d.opts.Mounts = func() []policy.Mount { return nil }
@@ -220,8 +222,25 @@ func TestExchangedDirectory(t *testing.T) {
 		t.Error(err)
 	}
 
+	// A sandbox of the other door that is about to be made.
+	for name, tt := range map[string]struct {
+		mount policy.Mount
+		both  bool
+		clear bool
+	}{
+		"around":            {policy.Mount{Source: dir, Mode: "rw"}, false, false},
+		"around, read-only": {policy.Mount{Source: dir, Mode: "ro"}, true, true},
+		"the same":          {policy.Mount{Source: dir + "/c", Mode: "rw"}, true, true},
+		"inside, held":      {policy.Mount{Source: dir + "/c/x", Mode: "rw"}, false, true},
+		"inside":            {policy.Mount{Source: dir + "/c/x", Mode: "ro"}, true, false},
+	} {
+		if err := d.KeepClear(t.Context(), []policy.Mount{tt.mount}, tt.both); (err == nil) != tt.clear {
+			t.Errorf("a sandbox %s: %v", name, err)
+		}
+	}
+
 	// One that leads elsewhere by now.
-	moved := create(t, c, binds(dir+"/b:/b"), "")
+	moved := makeOne(t, c, binds(dir+"/b:/b"), "")
 	if err := os.Rename(dir+"/b", dir+"/b2"); err != nil {
 		t.Fatal(err)
 	}
@@ -244,27 +263,36 @@ func TestExchangedDirectory(t *testing.T) {
 func TestExchangedMeanwhile(t *testing.T) {
 	host, direct := testEngine(t)
 	dir := workDir(t)
-	if err := os.MkdirAll(dir+"/a", 0o755); err != nil {
-		t.Fatal(err)
-	}
 	l := startLiar(t, host)
 	d := doorTo(t, l.host, workRules(dir))
 	sweepOwn(t, direct, d)
 	c := d.client("meanwhile")
-	id := create(t, c, &container.HostConfig{Binds: []string{dir + "/a:/a"}}, "")
-	l.set(func(l *liar) {
-		l.refuse = func(m, p string) bool {
-			if strings.HasSuffix(p, "/start") {
-				_ = os.Rename(dir+"/a", dir+"/was")
-				_ = os.Symlink("/etc", dir+"/a")
+	for name, put := range map[string]func(path string) error{
+		"a link":    func(path string) error { return os.Symlink("/etc", path) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o755) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			place := dir + "/" + strings.ReplaceAll(name, " ", "")
+			if err := os.Mkdir(place, 0o755); err != nil {
+				t.Fatal(err)
 			}
-			return false
-		}
-	})
-	deniedBy(t, startIt(t, c, id), "verify.start")
-	l.set(func(*liar) {})
-	if _, err := direct.ContainerInspect(t.Context(), id); !client.IsErrNotFound(err) {
-		t.Errorf("it is there: %v", err)
+			id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
+			l.set(func(l *liar) {
+				l.refuse = func(_, path string) bool {
+					if strings.HasSuffix(path, "/start") {
+						if err := errors.Join(os.Rename(place, place+".was"), put(place)); err != nil {
+							t.Error(err)
+						}
+					}
+					return false
+				}
+			})
+			deniedBy(t, startIt(t, c, id), "verify.start")
+			l.set(func(*liar) {})
+			if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
+				t.Errorf("it is there: %v", err)
+			}
+		})
 	}
 }
 
@@ -278,7 +306,7 @@ func TestNetworkOfTheSameName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := create(t, c, &container.HostConfig{NetworkMode: "same-name"}, "")
+	id := makeOne(t, c, &container.HostConfig{NetworkMode: "same-name"}, "")
 	if err := c.NetworkRemove(t.Context(), n.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +333,7 @@ func TestUpdate(t *testing.T) {
 	d := doorTo(t, l.host, basePolicy+"profiles: {default: {memory_mb: 64, max_memory_mb: 128, pids_limit: 50, max_pids_limit: 60, engine_api: {restart: [\"no\", on-failure]}}}\nresources: {over_max: refuse}\n")
 	sweepOwn(t, direct, d)
 	c := d.client("update")
-	id := create(t, c, nil, "")
+	id := makeOne(t, c, nil, "")
 	update := func(u container.UpdateConfig) error {
 		_, err := c.ContainerUpdate(t.Context(), id, u)
 		return err
@@ -353,14 +381,14 @@ func TestUpdate(t *testing.T) {
 		t.Errorf("after refusals: %+v", now)
 	}
 	other := d.client("update2")
-	if _, err := other.ContainerUpdate(t.Context(), id, good); !client.IsErrNotFound(err) {
+	if _, err := other.ContainerUpdate(t.Context(), id, good); !errdefs.IsNotFound(err) {
 		t.Errorf("another's: %v", err)
 	}
 	// An engine that does something else.
 	l.set(func(l *liar) { l.change = put("HostConfig.Memory", 1<<40) })
 	deniedBy(t, update(good), "verify.update")
 	l.set(func(*liar) {})
-	if _, err := direct.ContainerInspect(context.Background(), id); !client.IsErrNotFound(err) {
+	if _, err := direct.ContainerInspect(context.Background(), id); !errdefs.IsNotFound(err) {
 		t.Errorf("it is there: %v", err)
 	}
 }

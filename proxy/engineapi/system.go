@@ -142,14 +142,14 @@ func (c *call) info() error {
 type labelled struct{ Labels map[string]string }
 
 // ownEntries keeps the caller's own of a list, as the engine tells them.
-func (c *call) ownEntries(list []json.RawMessage) ([]json.RawMessage, error) {
+func ownEntries(list []json.RawMessage, isOwn func(labels map[string]string) bool) ([]json.RawMessage, error) {
 	own := []json.RawMessage{}
 	for _, raw := range list {
 		var of labelled
 		if err := json.Unmarshal(raw, &of); err != nil {
 			return nil, fmt.Errorf("the engine's list can't be read: %w", err)
 		}
-		if c.own(of.Labels) {
+		if isOwn(of.Labels) {
 			own = append(own, raw)
 		}
 	}
@@ -173,12 +173,17 @@ func (c *call) diskUsage() error {
 		Images, Containers, Volumes, BuildCache []json.RawMessage
 		BuilderSize                             int64
 	}
-	if err := c.engine.get(c.ctx, c.version, "/system/df", query, &of); err != nil {
+	// It may have to walk through all volumes, for as long as the caller waits.
+	if err := c.engine.doSlow(c.ctx, ask{method: http.MethodGet, version: c.version, path: "/system/df", query: query}, &of); err != nil {
 		return err
 	}
 	of.LayersSize, of.BuilderSize, of.BuildCache = 0, 0, []json.RawMessage{}
 	for _, list := range []*[]json.RawMessage{&of.Images, &of.Containers, &of.Volumes} {
-		own, err := c.ownEntries(*list)
+		isOwn := c.own
+		if list == &of.Images {
+			isOwn = c.ownImage
+		}
+		own, err := ownEntries(*list, isOwn)
 		if err != nil {
 			return err
 		}

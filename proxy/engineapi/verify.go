@@ -46,7 +46,7 @@ func (c *call) verifyMade(p *plan, id string, v version) error {
 	want := maps.Clone(p.labels)
 	for name := range ct.Config.Labels {
 		if _, asked := want[name]; !asked {
-			d.add(!strings.HasPrefix(strings.ToLower(name), labelPrefix), "Config.Labels")
+			d.add(!strings.HasPrefix(strings.ToLower(name), labelPrefix) || name == labelTTL, "Config.Labels") // an image's is of no effect
 		}
 	}
 	for name, value := range want {
@@ -263,7 +263,8 @@ func (c *call) networkDifferences(d *differences, s policy.ContainerSpec, ct *co
 	case policy.SpecNetworkContainer:
 		d.add(mode == "container:"+s.Networks[0].ID && len(ct.NetworkSettings.Networks) == 0, "HostConfig.NetworkMode")
 	default:
-		d.add(len(s.Networks) > 0 && mode == s.Networks[0].ID, "HostConfig.NetworkMode")
+		// Some engines tell it by its name; whose that is, is looked up below.
+		d.add(len(s.Networks) > 0 && (mode == s.Networks[0].ID || mode != "" && mode == s.Networks[0].Name), "HostConfig.NetworkMode")
 	}
 	for name, endpoint := range ct.NetworkSettings.Networks {
 		if name == policy.NetNone && s.Network == policy.SpecNetworkNone {

@@ -16,8 +16,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/client"
 )
 
 // liar is an engine that isn't quite what it seems: the real one behind a stand-in that
@@ -255,7 +255,7 @@ func TestCreateUndone(t *testing.T) {
 	}
 	l.set(func(*liar) {})
 	eventually(t, func() bool { return len(left()) == 0 })
-	if _, err := direct.ContainerInspect(t.Context(), "undone"); !client.IsErrNotFound(err) {
+	if _, err := direct.ContainerInspect(t.Context(), "undone"); !errdefs.IsNotFound(err) {
 		t.Errorf("it is there: %v", err)
 	}
 }

@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -107,7 +108,7 @@ func (c *call) createVolume() error {
 			return err
 		}
 	}
-	raw, err := c.makeVolume(body.Name, body.DriverOpts, body.Labels)
+	raw, err := c.makeVolume(body.Name, body.Driver, body.DriverOpts, body.Labels)
 	if err != nil {
 		return err
 	}
@@ -118,9 +119,9 @@ func volumeTaken(name string) error {
 	return conflict(fmt.Sprintf("the volume name %q is taken", shorten(name)))
 }
 
-// makeVolume makes a volume of the caller's, of the local driver. Options are only ever
-// those of a caller in mode audit.
-func (c *call) makeVolume(name string, options, own map[string]string) (json.RawMessage, error) {
+// makeVolume makes a volume of the caller's. A driver other than the local one and options
+// are only ever those of a caller in mode audit.
+func (c *call) makeVolume(name, driver string, options, own map[string]string) (json.RawMessage, error) {
 	ttl, err := callersLabels(own)
 	if err != nil {
 		return nil, err
@@ -136,7 +137,7 @@ func (c *call) makeVolume(name string, options, own map[string]string) (json.Raw
 	defer leave()
 	labels := c.stamp(own, life, most)
 	var raw json.RawMessage
-	create := volume.CreateOptions{Name: name, Driver: "local", DriverOpts: options, Labels: labels}
+	create := volume.CreateOptions{Name: name, Driver: cmp.Or(driver, "local"), DriverOpts: options, Labels: labels}
 	if err := c.engine.post(c.ctx, c.version, "/volumes/create", nil, create, &raw); err != nil {
 		return nil, err
 	}
@@ -158,6 +159,9 @@ func (c *call) makeVolume(name string, options, own map[string]string) (json.Raw
 
 func (c *call) removeVolume() error {
 	v, _, err := c.volume(c.name)
+	if errors.Is(err, errNotFound) && c.flag("force") {
+		return c.done() // as the engine says of what isn't there
+	}
 	if err != nil {
 		return err
 	}

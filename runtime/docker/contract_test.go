@@ -9,6 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/volume"
+	"github.com/docker/docker/client"
+
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -74,6 +78,27 @@ func newRuntime(t testing.TB, host string) *Runtime {
 	return r
 }
 
+// makeVolume makes a volume, and if it is to be used a container that has it.
+func makeVolume(t *testing.T, host, name string, labels map[string]string, used bool) {
+	t.Helper()
+	c, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	if _, err := c.VolumeCreate(t.Context(), volume.CreateOptions{Name: name, Labels: labels}); err != nil {
+		t.Fatal(err)
+	}
+	if !used {
+		return
+	}
+	_, err = c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: labels, Cmd: []string{"true"}},
+		&container.HostConfig{Binds: []string{name + ":/v"}}, nil, nil, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestContract(t *testing.T) {
 	d := testEngine(t)
 	shop, err := engine.StartRegistry(t.Context(), engine.RegistryOptions{Netns: d.Netns()}) // where the engine reaches it
@@ -104,6 +129,9 @@ func TestContract(t *testing.T) {
 		Engine:     d,
 		Registry:   shop.Host(),
 		Outside:    d.Outside(),
+		MakeVolume: func(t *testing.T, name string, labels map[string]string, used bool) {
+			makeVolume(t, d.Host(), name, labels, used)
+		},
 		Hang: func(t *testing.T) (runtime.Runtime, func()) {
 			impatient, err := New(Options{Host: d.Host(), CallTimeout: time.Second})
 			if err != nil {

@@ -68,6 +68,10 @@ type Harness struct {
 	// "outside", and that ordinary networks lead to while internal ones mustn't; the
 	// case about internal networks needs it.
 	Outside string
+	// MakeVolume makes a volume of this name and with these labels; if it is to be used,
+	// also a container with the same labels that has it. Mandatory when the runtime is a
+	// Collector.
+	MakeVolume func(t *testing.T, name string, labels map[string]string, used bool)
 }
 
 // ArchiveImage is the name in Harness.Archive.
@@ -135,6 +139,9 @@ func Run(t *testing.T, h Harness) {
 	if _, ok := rt.(runtime.Networker); ok {
 		together = append(together, networkerCases(h)...)
 	}
+	if _, ok := rt.(runtime.Collector); ok {
+		together = append(together, collectorCases()...)
+	}
 	if _, ok := rt.(runtime.Importer); ok {
 		together = append(together, importerCases()...)
 	}
@@ -194,6 +201,7 @@ func (b *bed) clean(t *testing.T) {
 			t.Errorf("clean up: %v", err)
 		}
 	}
+	b.cleanVolumes(ctx, t)
 	n, ok := b.rt.(runtime.Networker)
 	if !ok {
 		return

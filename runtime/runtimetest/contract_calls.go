@@ -46,6 +46,11 @@ func (b *bed) calls(rt runtime.Runtime, id string) map[string]func(context.Conte
 		calls["networks"] = func(ctx context.Context) error { _, err := n.Networks(ctx, nil); return err }
 		calls["remove network"] = func(ctx context.Context) error { return n.RemoveNetwork(ctx, b.name) }
 	}
+	if c, ok := rt.(runtime.Collector); ok {
+		calls["volumes"] = func(ctx context.Context) error { _, err := c.Volumes(ctx, nil); return err }
+		calls["remove volume"] = func(ctx context.Context) error { return c.RemoveVolume(ctx, b.name) }
+		calls["remove network by id"] = func(ctx context.Context) error { return c.RemoveNetworkID(ctx, noID) }
+	}
 	return calls
 }
 

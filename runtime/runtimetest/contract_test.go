@@ -3,6 +3,7 @@ package runtimetest
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/bermhq/berm/runtime"
 )
@@ -29,6 +30,17 @@ func TestFakeContract(t *testing.T) {
 		New:   func(*testing.T) runtime.Runtime { return f },
 		Image: DefaultImage, Configured: "berm.local/configured", Agent: "/berm-agent",
 		Engine: fakeEngine{f}, Registry: "registry.test",
+		MakeVolume: func(t *testing.T, name string, labels map[string]string, used bool) {
+			user := ""
+			if used {
+				c, err := f.Create(t.Context(), runtime.Spec{Name: name, Image: DefaultImage, Labels: labels})
+				if err != nil {
+					t.Fatal(err)
+				}
+				user = c.ID
+			}
+			f.AddVolume(runtime.Volume{Name: name, Labels: labels, CreatedAt: time.Now()}, user)
+		},
 	})
 	if cs := f.Containers(); len(cs) != 0 {
 		t.Errorf("the suite left %d containers", len(cs))

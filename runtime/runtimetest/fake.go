@@ -23,15 +23,15 @@ const DefaultImage = "berm.local/busybox:latest"
 // DefaultImage, whose registry is empty, and where nothing fails.
 //
 // Operations are named "info", "image", "pull", "ensure_network", "networks",
-// "remove_network", "create", "inspect", "list", "remove", "exec", "pause",
+// "remove_network", "volumes", "remove_volume", "create", "inspect", "list", "remove", "exec", "pause",
 // "resume", "logs", "stats", "watch" and "sweep", and of runtime.Insider "process_start",
 // "process_attach", "process", "process_list", "process_signal", "process_kill",
 // "process_resize", "process_forget", "file_stat", "file_read", "file_write", "file_list",
 // "file_mkdir", "file_move", "file_copy", "file_remove", "file_glob", "file_search",
 // "file_tar_read", "file_tar_write" (once for each file, too), "file_watch" and "dial". The id that goes with one is the
 // container's; the image reference with "image" and "pull"; the name with
-// "create" and the network operations; empty with "info", "list", "networks",
-// "watch" and "sweep". Hooks are called from many goroutines at once.
+// "create" and the network and volume operations; empty with "info", "list", "networks",
+// "volumes", "watch" and "sweep". Hooks are called from many goroutines at once.
 type FakeOptions struct {
 	// Images are in the store from the start, by reference. Nil is DefaultImage
 	// alone. An image without an ID gets one made from its reference.
@@ -75,6 +75,7 @@ type Fake struct {
 	images     map[string]runtime.Image
 	registry   map[string]runtime.Image
 	networks   map[string]*fakeNetwork
+	volumes    map[string]*fakeVolume
 	containers map[string]*fakeContainer
 	names      map[string]*fakeContainer
 	watchers   map[*fakeWatcher]struct{}
@@ -89,6 +90,7 @@ var (
 	_ runtime.Statser   = (*Fake)(nil)
 	_ runtime.Watcher   = (*Fake)(nil)
 	_ runtime.Networker = (*Fake)(nil)
+	_ runtime.Collector = (*Fake)(nil)
 	_ runtime.Sweeper   = (*Fake)(nil)
 	_ runtime.Insider   = (*Fake)(nil)
 )
@@ -102,13 +104,14 @@ func NewFake(opts FakeOptions) *Fake {
 		images:     make(map[string]runtime.Image),
 		registry:   make(map[string]runtime.Image),
 		networks:   make(map[string]*fakeNetwork),
+		volumes:    make(map[string]*fakeVolume),
 		containers: make(map[string]*fakeContainer),
 		names:      make(map[string]*fakeContainer),
 		watchers:   make(map[*fakeWatcher]struct{}),
 		ports:      make(map[int]func(net.Conn)),
 	}
 	for _, op := range []string{
-		"info", "image", "pull", "ensure_network", "networks", "remove_network", "create", "inspect",
+		"info", "image", "pull", "ensure_network", "networks", "remove_network", "volumes", "remove_volume", "create", "inspect",
 		"list", "remove", "exec", "pause", "resume", "logs", "stats", "watch", "sweep",
 		"process_start", "process_attach", "process", "process_list", "process_signal", "process_kill", "process_resize", "process_forget",
 		"file_stat", "file_read", "file_write", "file_list", "file_mkdir", "file_move", "file_copy", "file_remove", "file_glob",

@@ -89,6 +89,11 @@ func findImage(store map[string]runtime.Image, ref string) (runtime.Image, error
 	return runtime.Image{}, fmt.Errorf("image %s: %w", ref, errdefs.ErrNotFound)
 }
 
+type fakeVolume struct {
+	info      runtime.Volume
+	container string // that has it
+}
+
 type fakeNetwork struct {
 	info runtime.Network
 	next netip.Addr
@@ -156,6 +161,59 @@ func (f *Fake) Networks(ctx context.Context, labels map[string]string) ([]runtim
 	}
 	f.mu.Unlock()
 	return ns, f.after("networks", "")
+}
+
+// AddVolume puts a volume into the engine, and takes the one of its name out. It is in
+// use as long as the container is there; an empty id is none.
+func (f *Fake) AddVolume(v runtime.Volume, containerID string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.volumes[v.Name] = &fakeVolume{info: v, container: containerID}
+}
+
+// Volumes implements runtime.Collector.
+func (f *Fake) Volumes(ctx context.Context, labels map[string]string) ([]runtime.Volume, error) {
+	if _, err := f.begin(ctx, "volumes", ""); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	var vs []runtime.Volume
+	for _, v := range f.volumes {
+		if hasLabels(v.info.Labels, labels) {
+			vs = append(vs, v.info)
+		}
+	}
+	f.mu.Unlock()
+	return vs, f.after("volumes", "")
+}
+
+// RemoveVolume implements runtime.Collector.
+func (f *Fake) RemoveVolume(ctx context.Context, name string) error {
+	if _, err := f.begin(ctx, "remove_volume", name); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	v := f.volumes[name]
+	if v != nil && f.containers[v.container] != nil {
+		f.mu.Unlock()
+		return fmt.Errorf("volume %s is in use: %w", name, errdefs.ErrFailedPrecondition)
+	}
+	delete(f.volumes, name)
+	f.mu.Unlock()
+	return f.after("remove_volume", name)
+}
+
+// RemoveNetworkID implements runtime.Collector.
+func (f *Fake) RemoveNetworkID(ctx context.Context, id string) error {
+	f.mu.Lock()
+	name := ""
+	for _, n := range f.networks {
+		if n.info.ID == id {
+			name = n.info.Name
+		}
+	}
+	f.mu.Unlock()
+	return f.RemoveNetwork(ctx, name)
 }
 
 // RemoveNetwork implements runtime.Networker.

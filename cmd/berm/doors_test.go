@@ -1,0 +1,56 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A sandbox that can write to a directory around one that a container of the other door
+// has could exchange that: the two can't be there at once, whichever is first.
+func TestDoorsKeepClear(t *testing.T) {
+	b := newClientBed(t)
+	outer := filepath.Join(b.dir, "work", "a")
+	inner := filepath.Join(outer, "b")
+	if err := os.MkdirAll(inner, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(method, key, body string) (int, string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://localhost/api/v1/sandboxes/"+key, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := b.http.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = resp.Body.Close() }()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(text)
+	}
+	around := `{"image":"` + testImage + `","host_path":"` + outer + `","host_path_mode":"rw"}`
+	cli := clis(t)[0]
+
+	id := b.must(t, cli, "create", "--restart", "always", "-v", inner+":/x", testImage, "sleep", "600")
+	if status, text := ask(http.MethodPut, "around", around); status != http.StatusForbidden || !strings.Contains(text, "mounts.exposed") {
+		t.Errorf("a sandbox around it: %d, %s", status, text)
+	}
+	b.must(t, cli, "rm", id)
+	if status, text := ask(http.MethodPut, "around", around); status != http.StatusCreated {
+		t.Errorf("a sandbox by itself: %d, %s", status, text)
+	}
+	if text, err := b.run(t, cli, "create", "-v", inner+":/x", testImage, "sleep", "600"); err == nil || !strings.Contains(text, "mounts.exposed") {
+		t.Errorf("a container in it: %v, %s", err, text)
+	}
+	if status, text := ask(http.MethodDelete, "around", ""); status != http.StatusOK {
+		t.Errorf("delete: %d, %s", status, text)
+	}
+}

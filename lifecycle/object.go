@@ -1,0 +1,136 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// ObjectKind is what an Object is.
+type ObjectKind string
+
+// The kinds of objects, in the order in which they can be removed: what comes later may
+// be in use by what comes before.
+const (
+	ObjectContainer ObjectKind = "container"
+	ObjectNetwork   ObjectKind = "network"
+	ObjectVolume    ObjectKind = "volume"
+)
+
+// ObjectKinds gives all of them in that order.
+func ObjectKinds() []ObjectKind { return []ObjectKind{ObjectContainer, ObjectNetwork, ObjectVolume} }
+
+// Object is something that a caller of the engine's own API made. All that is known of
+// it is in its labels.
+type Object struct {
+	Kind   ObjectKind
+	ID     string // the engine's; of a volume its name
+	Name   string // empty for a container
+	Tenant string
+	Ends   time.Time
+}
+
+// isObject tells whether labels are an object's. A sandbox's container has a key, even if
+// its image has put the door on it.
+func isObject(labels map[string]string) bool {
+	return labels[LabelDoor] == DoorEngine && labels[LabelKey] == ""
+}
+
+// EndedObjects answers this instance's objects of a kind that have ended at now, whether
+// or not they are in use. Those whose labels don't say when they end are left out.
+func (m *Manager) EndedObjects(ctx context.Context, kind ObjectKind, now time.Time) ([]Object, error) {
+	if err := m.available(); err != nil {
+		return nil, err
+	}
+	var ended []Object
+	add := func(labels map[string]string, id, name string) {
+		ends, ok := objectEnd(labels)
+		if ok && isObject(labels) && !ends.After(now) {
+			ended = append(ended, Object{Kind: kind, ID: id, Name: name, Tenant: labels[LabelTenant], Ends: ends})
+		}
+	}
+	if err := m.listObjects(ctx, kind, add); err != nil {
+		return nil, fmt.Errorf("list what the engine's own API made: %w", err)
+	}
+	return ended, nil
+}
+
+func (m *Manager) listObjects(ctx context.Context, kind ObjectKind, add func(labels map[string]string, id, name string)) error {
+	selector := map[string]string{LabelOwner: m.opts.Owner, LabelDoor: DoorEngine}
+	networks, ok := m.opts.Runtime.(runtime.Networker)
+	switch {
+	case kind == ObjectContainer:
+		return m.call(ctx, "list", func(ctx context.Context) error {
+			list, err := m.opts.Runtime.List(ctx, selector)
+			for _, c := range list {
+				add(c.Labels, c.ID, "")
+			}
+			return err
+		})
+	case m.opts.Collector == nil:
+		return nil
+	case kind == ObjectVolume:
+		return m.call(ctx, "volumes", func(ctx context.Context) error {
+			list, err := m.opts.Collector.Volumes(ctx, selector)
+			for _, v := range list {
+				add(v.Labels, v.Name, v.Name)
+			}
+			return err
+		})
+	case ok:
+		return m.call(ctx, "networks", func(ctx context.Context) error {
+			list, err := networks.Networks(ctx, selector)
+			for _, n := range list {
+				add(n.Labels, n.ID, n.Name)
+			}
+			return err
+		})
+	}
+	return nil
+}
+
+// hasObjects tells whether there may be containers of the engine's own API.
+func (m *Manager) hasObjects(ctx context.Context) bool {
+	there := false
+	err := m.listObjects(ctx, ObjectContainer, func(labels map[string]string, _, _ string) { there = there || isObject(labels) })
+	return there || err != nil
+}
+
+// objectEnd is the earlier of the two ends that labels name.
+func objectEnd(labels map[string]string) (time.Time, bool) {
+	expires, err := time.Parse(time.RFC3339Nano, labels[LabelExpiresAt])
+	if err != nil {
+		return time.Time{}, false
+	}
+	deadline, err := time.Parse(time.RFC3339Nano, labels[LabelDeadline])
+	return earlier(expires, deadline), err == nil
+}
+
+// CollectObject removes an object that EndedObjects answered: a container by force and
+// with its anonymous volumes; a network and a volume only if nothing uses it, else the
+// answer is false and the next sweep's time will come.
+func (m *Manager) CollectObject(ctx context.Context, o Object) (bool, error) {
+	if err := m.available(); err != nil {
+		return false, err
+	}
+	var err error
+	switch o.Kind {
+	case ObjectContainer:
+		err = m.remove(ctx, o.ID)
+	case ObjectNetwork:
+		err = m.call(ctx, "remove_network", func(ctx context.Context) error { return m.opts.Collector.RemoveNetworkID(ctx, o.ID) })
+	case ObjectVolume:
+		err = m.call(ctx, "remove_volume", func(ctx context.Context) error { return m.opts.Collector.RemoveVolume(ctx, o.ID) })
+	}
+	if errdefs.IsFailedPrecondition(err) && o.Kind != ObjectContainer {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("collect %s %s: %w", o.Kind, o.ID, err)
+	}
+	return true, nil
+}

@@ -1,0 +1,130 @@
+package lifecycle_test
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+// objectLabels are those of an object of this instance's that ends after ttl.
+func objectLabels(ttl time.Duration) map[string]string {
+	now := time.Now().UTC()
+	return map[string]string{
+		lifecycle.LabelOwner: "owner", lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "a",
+		lifecycle.LabelExpiresAt: now.Add(ttl).Format(time.RFC3339Nano), lifecycle.LabelDeadline: now.Add(time.Hour).Format(time.RFC3339Nano),
+	}
+}
+
+func with(labels map[string]string, name, value string) map[string]string {
+	labels[name] = value
+	return labels
+}
+
+// Objects are none of the first door's business before their end, whoever looks.
+func TestObjectsAreLeftAlone(t *testing.T) {
+	fake := runtimetest.NewFake(runtimetest.FakeOptions{})
+	ctx := context.Background()
+	c, err := fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Labels: objectLabels(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	var log strings.Builder
+	w := newWorld(t, setup{engine: fake, logger: slog.New(slog.NewTextHandler(&log, nil))})
+	if orphans, err := w.Orphans(ctx, time.Now().Add(time.Hour)); err != nil || len(orphans) != 0 {
+		t.Errorf("orphans: %+v, %v", orphans, err)
+	}
+	if _, err := w.CollectNetworks(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := w.EnsureNetwork(ctx, "shared"); err != nil {
+		t.Fatal(err)
+	}
+	w.stop() // which takes away networks that nobody uses, unless there may be stopped containers on them
+	if networks, err := fake.Networks(ctx, nil); err != nil || len(networks) != 3 { // with the policy's own
+		t.Errorf("networks: %+v, %v", networks, err)
+	}
+	if cs := fake.Containers(); len(cs) != 1 || cs[0].ID != c.ID {
+		t.Errorf("containers: %+v", cs)
+	}
+	if strings.Contains(log.String(), "malformed") {
+		t.Errorf("the log tells of them:\n%s", &log)
+	}
+}
+
+func TestEndedObjects(t *testing.T) {
+	w := newWorld(t, setup{})
+	ctx := context.Background()
+	for name, labels := range map[string]map[string]string{
+		"ended":    objectLabels(-time.Second),
+		"live":     objectLabels(time.Hour),
+		"deadline": with(objectLabels(time.Hour), lifecycle.LabelDeadline, time.Now().Add(-time.Second).Format(time.RFC3339)),
+		"foreign":  with(objectLabels(-time.Second), lifecycle.LabelOwner, "other"),
+		"sandbox":  with(objectLabels(-time.Second), lifecycle.LabelKey, "k"), // its image has the door on it
+		"no door":  with(objectLabels(-time.Second), lifecycle.LabelDoor, ""),
+		"garbled":  with(objectLabels(-time.Second), lifecycle.LabelExpiresAt, "soon"),
+		"no end":   with(objectLabels(-time.Second), lifecycle.LabelDeadline, ""),
+	} {
+		w.fake.AddVolume(runtime.Volume{Name: name, Labels: labels}, "")
+	}
+	ended, err := w.EndedObjects(ctx, lifecycle.ObjectVolume, time.Now())
+	if err != nil || len(ended) != 2 {
+		t.Fatalf("%+v, %v", ended, err)
+	}
+	for _, o := range ended {
+		if o.ID != "ended" && o.ID != "deadline" || o.Tenant != "a" || o.Kind != lifecycle.ObjectVolume {
+			t.Errorf("%+v", o)
+		}
+	}
+	w.fake.SetDown(true)
+	if _, err := w.EndedObjects(ctx, lifecycle.ObjectVolume, time.Now()); err == nil {
+		t.Error("an engine that is away told of objects")
+	}
+	w.fake.SetDown(false)
+}
+
+// What is in use goes only with what uses it.
+func TestCollectObject(t *testing.T) {
+	w := newWorld(t, setup{})
+	ctx := context.Background()
+	if err := w.fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(-time.Second)}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := w.fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Network: "n", Labels: objectLabels(-time.Second)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.fake.AddVolume(runtime.Volume{Name: "v", Labels: objectLabels(-time.Second)}, c.ID)
+	somebodys := with(objectLabels(-time.Second), lifecycle.LabelDoor, lifecycle.DoorEngineImage) // made of a caller's image
+	if _, err := w.fake.Create(ctx, runtime.Spec{Name: "somebodys", Image: runtimetest.DefaultImage, Labels: somebodys}); err != nil {
+		t.Fatal(err)
+	}
+	collect := func(kind lifecycle.ObjectKind) bool {
+		t.Helper()
+		ended, err := w.EndedObjects(ctx, kind, time.Now())
+		if err != nil || len(ended) != 1 {
+			t.Fatalf("%s: %+v, %v", kind, ended, err)
+		}
+		removed, err := w.CollectObject(ctx, ended[0])
+		if err != nil {
+			t.Error(err)
+		}
+		return removed
+	}
+	if collect(lifecycle.ObjectNetwork) || collect(lifecycle.ObjectVolume) {
+		t.Error("what is in use was removed")
+	}
+	for _, kind := range lifecycle.ObjectKinds() {
+		if !collect(kind) {
+			t.Errorf("the %s is left", kind)
+		}
+	}
+}

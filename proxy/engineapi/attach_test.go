@@ -1,0 +1,444 @@
+package engineapi
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+)
+
+// pipeListener accepts connections that never leave the process.
+type pipeListener struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newPipeListener() *pipeListener {
+	return &pipeListener{conns: make(chan net.Conn), done: make(chan struct{})}
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error   { l.once.Do(func() { close(l.done) }); return nil }
+func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Net: "unix"} }
+
+func (l *pipeListener) dial(ctx context.Context) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	select {
+	case l.conns <- theirs:
+		return ours, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Streams on which nothing is said for 15 minutes go on.
+func TestIdleStreams(t *testing.T) {
+	for _, path := range []string{"/logs?follow=1&stdout=1", "/stats", "/wait"} {
+		t.Run(path, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { idleStream(t, path) }) })
+	}
+}
+
+func idleStream(t *testing.T, path string) {
+	rules, err := policy.Parse([]byte(basePolicy), policy.Options{DefaultImage: testImage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const owner = "idle"
+	front, back := newPipeListener(), newPipeListener()
+	engine := &http.Server{Handler: &standIn{t: t, owner: func() string { return owner }, handler: func(w http.ResponseWriter, _ *http.Request) {
+		flusher := http.NewResponseController(w)
+		_ = flusher.Flush()
+		for range 3 {
+			time.Sleep(15 * time.Minute)
+			_, _ = io.WriteString(w, "x")
+			_ = flusher.Flush()
+		}
+	}}}
+	go func() { _ = engine.Serve(back) }()
+	d, err := New(Options{Dial: back.dial, Policy: func() *policy.Policy { return rules }, Owner: owner})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() {
+		served <- proxy.Serve(ctx, front, d.Handler(Callers{Any: &Caller{Name: "a", Tenant: standInTenant}}), proxy.ServeOptions{})
+	}()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return front.dial(ctx) }}
+	defer func() { // all goroutines have to end within the bubble
+		transport.CloseIdleConnections()
+		cancel()
+		if err := errors.Join(<-served, d.Close(), engine.Close()); err != nil {
+			t.Error(err)
+		}
+	}()
+	method := http.MethodGet
+	if path == "/wait" {
+		method = http.MethodPost
+	}
+	start := time.Now()
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://localhost/v1.41/containers/"+standInID+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if took := time.Since(start); took != 0 {
+		t.Errorf("the answer began after %s", took)
+	}
+	for i := range 3 {
+		buf := make([]byte, 8)
+		n, err := resp.Body.Read(buf)
+		if n != 1 || time.Since(start) != time.Duration(i+1)*15*time.Minute {
+			t.Fatalf("after %s: %q, %v", time.Since(start), buf[:n], err)
+		}
+	}
+	if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) != 0 {
+		t.Errorf("in the end: %q, %v", rest, err)
+	}
+}
+
+// TestIdleLogs is what the clock above can't show, for as long as BERM_SOAK_IDLE says.
+func TestIdleLogs(t *testing.T) {
+	idle, err := time.ParseDuration(os.Getenv("BERM_SOAK_IDLE"))
+	if err != nil {
+		t.Skip("set BERM_SOAK_IDLE to 15m to leave streams idle for so long")
+	}
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	c := d.client("idle")
+	script := fmt.Sprintf("read x; echo one; sleep %d; echo two", int(idle.Seconds()))
+	id := d.made(direct, "idle", "idle", container.Config{Cmd: []string{"sh", "-c", script}, OpenStdin: true})
+	logs, err := c.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, Follow: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = logs.Close() }()
+	attached, err := c.ContainerAttach(t.Context(), id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer attached.Close()
+	done, failed := c.ContainerWait(t.Context(), id, container.WaitConditionNextExit)
+	start := time.Now()
+	if _, err := io.WriteString(attached.Conn, "\n"); err != nil {
+		t.Fatal(err)
+	}
+	for name, r := range map[string]io.Reader{"logs": logs, "attach": attached.Reader} {
+		if got := readStream(t, r); got != "one\ntwo\n" || time.Since(start) < idle {
+			t.Errorf("%s: %q after %s", name, got, time.Since(start))
+		}
+	}
+	select {
+	case <-done:
+	case err := <-failed:
+		t.Error(err)
+	}
+}
+
+// A caller that leaves a stream is the end of the engine's call.
+func TestStreamCallerVanishes(t *testing.T) {
+	began, ended := make(chan struct{}), make(chan struct{})
+	d := standInDoor(t, &standIn{handler: func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).Flush()
+		began <- struct{}{}
+		<-r.Context().Done()
+		ended <- struct{}{}
+	}})
+	for way, dial := range dialers(t, d) {
+		for _, line := range []string{"GET %s/logs?follow=1&stdout=1", "GET %s/stats", "POST %s/wait"} {
+			t.Run(way+" "+line, func(t *testing.T) {
+				conn := dial()
+				if _, err := fmt.Fprintf(conn, line+" HTTP/1.1\r\nHost: localhost\r\n\r\n", "/v1.41/containers/"+standInID); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
+					t.Fatal(err)
+				}
+				<-began
+				start := time.Now()
+				_ = conn.Close()
+				<-ended
+				t.Logf("noticed after %s", time.Since(start).Round(time.Millisecond))
+				eventually(t, func() bool { return d.streams() == 0 })
+			})
+		}
+	}
+}
+
+// A reader that pauses holds up the command that writes, and nothing piles up between.
+func TestSlowReader(t *testing.T) {
+	const size, most = 200 << 20, 8 << 20
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	address := d.listen(Caller{Name: "slow", Tenant: "slow"})
+	c := newClient(t, address)
+	id := d.made(direct, "slow", "slow", container.Config{Cmd: []string{"sh", "-c", "yes 0123456789012345678901234567890123456789012345678901234567890 | head -c 20000000; exec sleep 1000"}})
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	paused := func(t *testing.T, r io.Reader) {
+		t.Helper()
+		before := heap()
+		if _, err := io.CopyN(io.Discard, r, 1<<20); err != nil {
+			t.Fatal(err)
+		}
+		var grown int64
+		for range 20 {
+			time.Sleep(50 * time.Millisecond)
+			grown = max(grown, heap()-before)
+		}
+		t.Logf("the heap grew by %d KiB", grown>>10)
+		if grown > most {
+			t.Errorf("the heap grew by %d MiB", grown>>20)
+		}
+	}
+	t.Run("exec", func(t *testing.T) {
+		made, err := c.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"head", "-c", fmt.Sprint(size), "/dev/zero"}, AttachStdout: true, Tty: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := c.ContainerExecAttach(t.Context(), made.ID, container.ExecAttachOptions{Tty: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		paused(t, conn.Reader)
+		if n, err := io.Copy(io.Discard, conn.Reader); err != nil || n != size-1<<20 {
+			t.Errorf("%d bytes more, %v", n, err)
+		}
+	})
+	t.Run("logs", func(t *testing.T) {
+		logs, err := c.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, Follow: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = logs.Close() }()
+		paused(t, logs)
+	})
+}
+
+// Over a WebSocket a container's terminal is spoken to.
+func TestAttachWebSocket(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	address := d.listen(Caller{Name: "ws", Tenant: "ws"})
+	id := d.made(direct, "ws", "ws", container.Config{Cmd: []string{"sh", "-c", "stty -echo; while read x; do echo got $x; done"}, OpenStdin: true, Tty: true})
+	options := &websocket.DialOptions{HTTPClient: raw(address)}
+	conn, _, err := websocket.Dial(t.Context(), "http://localhost/v1.41/containers/ws/attach/ws?stream=1&stdin=1&stdout=1&stderr=1", options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.CloseNow() }()
+	var heard string
+	for i := range 3 {
+		if err := conn.Write(t.Context(), websocket.MessageText, fmt.Appendf(nil, "line-%d\n", i)); err != nil {
+			t.Fatal(err)
+		}
+		for !strings.Contains(heard, fmt.Sprintf("got line-%d", i)) {
+			_, b, err := conn.Read(t.Context())
+			if err != nil {
+				t.Fatal(heard, err)
+			}
+			heard += string(b)
+		}
+	}
+	for what, header := range map[string]http.Header{
+		"no upgrade":   {"Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"MDEyMzQ1Njc4OWFiY2RlZg=="}},
+		"a short key":  {"Upgrade": {"websocket"}, "Connection": {"Upgrade"}, "Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"MDEy"}},
+		"another page": {"Upgrade": {"websocket"}, "Connection": {"Upgrade"}, "Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"MDEyMzQ1Njc4OWFiY2RlZg=="}, "Origin": {"http://evil.example"}},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost/v1.41/containers/"+id+"/attach/ws?stream=1", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header = header
+		resp, err := raw(address).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode/100 != 4 {
+			t.Errorf("%s: %s", what, resp.Status)
+		}
+	}
+}
+
+// The engine's ps doesn't show what variables a process has.
+func TestTopShowsNoEnv(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	address := d.listen(Caller{Name: "top", Tenant: "top"})
+	c := newClient(t, address)
+	id := d.made(direct, "top", "top", container.Config{Env: []string{"MARK=hidden-here"}, Cmd: []string{"sleep", "1000"}})
+	if got, err := direct.ContainerTop(t.Context(), id, []string{"axewww"}); err != nil || !strings.Contains(fmt.Sprint(got), "hidden-here") {
+		t.Fatalf("the engine shows it no more: %v, %v", got, err)
+	}
+	columns := []string{"-o pid,args", "-o pid,cmd,user", "-eo pid,args", "-e -o pid,args", "-A -o pid,args", "axo pid,args", "-opid,args"}
+	for _, args := range slices.Concat([]string{""}, psArgs, columns) {
+		var fields []string
+		if args != "" {
+			fields = strings.Split(args, " ")
+		}
+		got, err := c.ContainerTop(t.Context(), id, fields)
+		if err != nil {
+			if _, there := direct.ContainerTop(t.Context(), id, fields); there == nil {
+				t.Errorf("%q: %v", args, err)
+			}
+			continue
+		}
+		if said := fmt.Sprint(got); strings.Contains(said, "hidden-here") || len(got.Processes) != 1 {
+			t.Errorf("%q: %s", args, said)
+		}
+	}
+	for _, args := range []string{
+		"axewww", "e", "eaux", "auxe", "-ef e", "-auxe", "-axe", "-ef -o pid,args", "-o pid,environ", "-o pid=PID", "-o ppid=PID,args", "E", "-C x e",
+		"-ef\te", "-ef\ne", "aux e", "-u xe", "--version", "--help a", "-p 1 e", "-q 1", "-o pid -o environ", "-ewww e", "-eo pid,args e", "-e eo pid", "axeo pid,args", "axewo pid,args", "-eo pid,args,e",
+	} {
+		if got, err := c.ContainerTop(t.Context(), id, strings.Split(args, " ")); err == nil || !strings.Contains(err.Error(), "denied by policy") {
+			t.Errorf("%q: %v, %v", args, got, err)
+		}
+	}
+}
+
+// What older versions of the API don't know isn't sent in them.
+func TestStreamsByVersion(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	address := d.listen(Caller{Name: "versions", Tenant: "versions"})
+	id := d.made(direct, "versions", "versions", container.Config{Cmd: []string{"sh", "-c", "echo hello; exec sleep 1000"}})
+	for path, want := range map[string]int{
+		"/v1.24/containers/%s/stats?stream=0":             200,
+		"/v1.40/containers/%s/stats?stream=0&one-shot=1":  200,
+		"/v1.41/containers/%s/stats?stream=0&one-shot=1":  200,
+		"/v1.41/containers/%s/stats?one-shot=1&stream=no": 200,
+		"/v1.24/containers/%s/logs?stdout=1&tail=all":     200,
+		"/v1.41/containers/%s/logs?stdout=1&details=0":    200,
+		"/v1.41/containers/%s/logs?stdout=1&details=1":    403,
+		"/v1.41/containers/%s/logs?stdout=1&since=a%%20b": 400,
+		"/v1.41/containers/%s/logs":                       400,
+		"/v1.41/containers/%s/changes?x=1":                403,
+		"/v1.24/containers/%s/changes":                    200,
+	} {
+		resp, err := raw(address).Get("http://localhost" + fmt.Sprintf(path, id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if err != nil || resp.StatusCode != want {
+			t.Errorf("%s: %d %s, %v", path, resp.StatusCode, b, err)
+		}
+	}
+	for path, want := range map[string]int{
+		"/v1.41/containers/%s/wait?condition=other":  400,
+		"/v1.41/containers/%s/resize":                400,
+		"/v1.41/containers/%s/resize?h=1":            400,
+		"/v1.41/containers/%s/resize?h=65536&w=1":    400,
+		"/v1.41/containers/%s/resize?h=-1&w=1":       400,
+		"/v1.41/containers/%s/resize?h=1&w=1&h=2":    400,
+		"/v1.41/containers/%s/resize?h=24&w=80":      200,
+		"/v1.41/containers/%s/attach?detachKeys=a+b": 400,
+	} {
+		if status, body := sendJSON(t, address, fmt.Sprintf(path, id), ""); status != want {
+			t.Errorf("%s: %d %s", path, status, body)
+		}
+	}
+	for version, want := range map[string]int{"/v1.24": 137, "/v1.29": 137, "/v1.30": 137, "/v1.41": 137} {
+		name := "wait-" + filepath.Base(version)
+		other := d.made(direct, "versions", name, container.Config{})
+		if err := direct.ContainerKill(t.Context(), other, "KILL"); err != nil {
+			t.Fatal(err)
+		}
+		status, body := sendJSON(t, address, version+"/containers/"+name+"/wait?condition=not-running", "")
+		if status != 200 || !strings.Contains(body, fmt.Sprintf(`"StatusCode":%d`, want)) {
+			t.Errorf("wait %s: %d %s", version, status, body)
+		}
+	}
+}
+
+// pythonStreams is what users of the Python client do with streams.
+const pythonStreams = `
+import docker, sys
+c = docker.DockerClient(base_url=sys.argv[1], version="auto")
+ct = c.containers.get("py-streams")
+code, out = ct.exec_run(["sh", "-c", "echo $A; pwd; exit 3"], environment={"A": "1"}, workdir="/tmp", user="1000")
+assert (code, out) == (3, b"1\n/tmp\n"), (code, out)
+code, out = ct.exec_run("sh -c 'echo out; echo err >&2'", demux=True)
+assert (code, out) == (0, (b"out\n", b"err\n")), (code, out)
+assert b"".join(ct.exec_run("seq 3", stream=True).output) == b"1\n2\n3\n"
+assert ct.exec_run("true", detach=True).output in ("", b"")
+made = c.api.exec_create(ct.id, "cat", stdin=True, detach_keys="ctrl-a")
+s = c.api.exec_start(made["Id"], socket=True)
+s._sock.sendall(b"hello")
+import socket
+s._sock.shutdown(socket.SHUT_WR)
+got = b""
+while chunk := s.read(100):
+    got += chunk
+assert got == b"\x01\x00\x00\x00\x00\x00\x00\x05hello", got
+c.api.exec_inspect(made["Id"])
+assert b"hello\n" in ct.logs(), ct.logs()
+assert next(ct.logs(stream=True, follow=True)) == b"hello\n"
+assert b"sleep" in str(ct.top()).encode() and b"sleep" in str(ct.top(ps_args="aux")).encode()
+assert ct.stats(stream=False)["name"] == "/py-streams"
+assert "read" in next(ct.stats(decode=True))
+ct.diff()
+ct.resize(24, 80)
+ct.kill()
+assert ct.wait()["StatusCode"] == 137
+assert ct.wait(condition="not-running")["StatusCode"] == 137
+print("done")
+`
+
+func TestPythonStreams(t *testing.T) {
+	if err := exec.CommandContext(t.Context(), "python3", "-c", "import docker").Run(); err != nil {
+		t.Skip("the Python client isn't here")
+	}
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	d.made(direct, "pys", "py-streams", container.Config{Cmd: []string{"sh", "-c", "echo hello; exec sleep 1000"}})
+	cmd := exec.CommandContext(t.Context(), "python3", "-c", pythonStreams, d.listen(Caller{Name: "pys", Tenant: "pys"}))
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Run(); err != nil || said.String() != "done\n" {
+		t.Errorf("%v: %s", err, said.String())
+	}
+}

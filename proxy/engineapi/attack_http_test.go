@@ -1,0 +1,137 @@
+package engineapi
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/proxy"
+)
+
+func now() string { return strconv.FormatInt(time.Now().Unix(), 10) }
+
+const privileged = `{"Image":"` + testImage + `","HostConfig":{"Privileged":true}}`
+
+// paths are spellings of paths, and endpoints, none of which is to be answered as one
+// that may be used.
+var paths = []string{
+	"//containers/json", "/v1.41//containers/json", "/v1.41/./containers/json", "/v1.41/x/../containers/json", "/v1.41/containers/%2e%2e/containers/json", "/v1.41/containers/{own}/..%2f{victim}/json",
+	"/v1.41/containers%2Fjson", "/v1.41/%63ontainers/json", "/v1.41/containers/json/", "/v1.41/Containers/json", "/v1.41/containers/JSON", "/V1.41/containers/json", "/v1.41/containers/json%00",
+	"/v1.41/containers/{victim}%2Fjson", "/v1.41/containers/{own}%252F..%252F{victim}/json", "/v1.41/containers/{own}/json%3Fx", "/v1.41/containers/%2F{victim}/json", "/v1.41/containers/siege%2Down/json/",
+	"/v01.41/containers/json", "/v1.41.0/containers/json", "/v1.041/containers/json", "/v1./containers/json", "/v./containers/json", "/v1.23/containers/json", "/v1.12/containers/json", "/v0.1/containers/json",
+	"/v9.99/containers/json", "/v1.52/containers/json", "/v1.999999999999999999999/containers/json", "/v1.41/v1.41/containers/json", "/v1.41/v1.24/containers/json", "/v2.0/containers/json",
+	"http://docker/v1.41/containers/json", "https://docker/containers/json", "http:/v1.41/containers/json", "*", "containers/json", "/v1.41/containers/json#x", "/v1.41/containers/json?all=1;size=1", "/v1.41/containers/json?all=1&all=0",
+	"/v1.41/containers/json?ALL=1", "/v1.41/containers/json?%61ll=1&all=1", "/v1.41/containers/json?x", "/v1.41/containers/json?all=%zz", "/v1.41", "/", "", "/v1.41/", "/v1.41/_ping/", "/_ping/..",
+	"/debug/pprof/", "/debug/pprof/cmdline", "/v1.41/swarm", "/v1.41/nodes", "/v1.41/services", "/v1.41/tasks", "/v1.41/secrets", "/v1.41/configs", "/v1.41/plugins", "/v1.41/plugins/privileges?remote=x",
+	"/v1.41/distribution/x/json", "/v1.41/images/search?term=x", "/v1.41/containers/{own}/checkpoints", "/v1.41/images/../containers/{victim}/json", "/v1.41/images/%2e%2e/containers/{victim}/json",
+	"/v1.41/images/get?names=../containers/{victim}", "/v1.41/images/get?names=..%2fcontainers%2f{victim}%3f", "/v1.41/images/x%2f..%2f..%2fcontainers%2f{victim}/json", "/v1.41/volumes/..%2fcontainers%2f{victim}%2fjson",
+	"/v1.41/networks/..%2fcontainers%2f{victim}%2fjson", "/v1.41/exec/..%2fcontainers%2f{victim}/json", "/v1.41/volumes/../containers/{victim}/json",
+}
+
+// posts are calls that no version of the API that the door speaks has, or that no policy allows.
+var posts = []string{
+	"/session", "/grpc", "/v1.41/session", "/v1.41/grpc", "/auth", "/v1.41/auth", "/v1.41/build/prune", "/v1.41/build/cancel?id=x", "/v1.41/images/load", "/v1.41/images/{image}/push", "/v1.41/swarm/init", "/v1.41/swarm/join",
+	"/v1.41/services/create", "/v1.41/secrets/create", "/v1.41/configs/create", "/v1.41/plugins/pull?remote=x", "/v1.41/plugins/create?name=x", "/v1.41/containers/{own}/checkpoints",
+	"/v1.41/containers/{own}/start?checkpoint=x&checkpoint-dir=/etc", "/v1.41/containers/{own}/start?checkpoint-dir=/", "/v1.23/containers/{own}/copy", "/v1.41/containers/{own}/copy", "/v1.12/containers/{own}/start",
+	"/v1.23/containers/{own}/start", "/v1.41/containers/{own}/start", "/v1.41/containers/{own}/restart", "/v1.41/containers/{own}/exec/start", "/v1.41/commit?container={own}&config=x", "/v1.41/containers/create?checkpoint=x",
+	"/containers/create?name=a&name=b", "/v1.41/containers/create?name=..%2fx", "/v1.41/containers/create?name=aaaaaaaaaaaa", "/v1.41/containers/create?platform=linux%2famd64%00",
+}
+
+// TestAttackHTTP plays on how a request is read.
+func TestAttackHTTP(t *testing.T) {
+	s := startSiege(t)
+	var vectors []vector
+	add := func(name, text string, neutral bool) {
+		vectors = append(vectors, vector{name: name, request: text, neutral: neutral})
+	}
+	for _, path := range paths {
+		add("path "+path, "GET "+path+" HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n", path == "/v1.41/containers/json?all=1;size=1" || strings.HasPrefix(path, "/v1.41/containers/json?%61ll"))
+	}
+	for _, path := range posts {
+		add("post "+path, request("POST", path, "application/json", privileged), false)
+		add("upgrade "+path, strings.Replace(request("POST", path, "application/json", privileged), "Connection: close", "Connection: Upgrade\r\nUpgrade: h2c", 1), false)
+	}
+	head := "POST /v1.41/containers/create HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n"
+	for _, contentType := range []string{"", "text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16", "application/json, text/plain", "multipart/form-data; boundary=x", "application/x-tar", "application/json+x"} {
+		add("type "+contentType, request("POST", "/v1.41/containers/create", contentType, privileged), false)
+		add("type of a good one "+contentType, request("POST", "/v1.41/containers/create", contentType, `{"Image":"`+testImage+`"}`), strings.HasPrefix(contentType, "application/json;"))
+	}
+	json := head + "Content-Type: application/json\r\n"
+	chunked := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(privileged), privileged)
+	good := `{"Image":"` + testImage + `"}`
+	add("chunked", json+"Transfer-Encoding: chunked\r\n\r\n"+chunked, false)
+	add("chunked and a length", json+"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n"+chunked, false)
+	add("a length and chunked", json+"Content-Length: "+strconv.Itoa(len(good))+"\r\nTransfer-Encoding: chunked\r\n\r\n"+chunked, false)
+	add("chunked twice", json+"Transfer-Encoding: chunked, chunked\r\n\r\n"+chunked, false)
+	add("chunked in capitals", json+"Transfer-Encoding: CHUNKED\r\n\r\n"+chunked, false)
+	add("chunked by a tab", json+"Transfer-Encoding:\tchunked\r\n\r\n"+chunked, false)
+	add("chunked with a space", json+"Transfer-Encoding : chunked\r\nContent-Length: 0\r\n\r\n"+chunked, false)
+	add("gzip", json+"Content-Encoding: gzip\r\nContent-Length: {length}\r\n\r\n"+privileged, false)
+	add("two lengths", json+"Content-Length: 2\r\nContent-Length: {length}\r\n\r\n"+privileged, false)
+	add("no length", json+"\r\n"+privileged, false)
+	add("length of 0", json+"Content-Length: 0\r\n\r\n"+privileged, false)
+	add("negative length", json+"Content-Length: -1\r\n\r\n"+privileged, false)
+	add("two types", json+"Content-Type: text/plain\r\nContent-Length: {length}\r\n\r\n"+privileged, false)
+	add("folded header", head+"X-A: a\r\n Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"+privileged, false)
+	add("method override", strings.Replace(request("POST", "/v1.41/containers/{victim}/wait", "", ""), "Connection", "X-HTTP-Method-Override: DELETE\r\nConnection", 1), false)
+	add("HTTP/1.0", strings.Replace(json, "HTTP/1.1", "HTTP/1.0", 1)+"Content-Length: {length}\r\n\r\n"+privileged, false)
+	add("HTTP/2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", false)
+	add("no host", strings.Replace(json, "Host: docker\r\n", "", 1)+"Content-Length: {length}\r\n\r\n"+privileged, false)
+	add("two requests", strings.Replace(request("GET", "/_ping", "", ""), "close", "keep-alive", 1)+request("DELETE", "/v1.41/containers/{victim}?force=1", "", ""), true)
+	add("one within another", strings.Replace(request("GET", "/v1.41/containers/json", "", request("DELETE", "/v1.41/containers/{victim}?force=1", "", "")), "close", "keep-alive", 1), false)
+	for name, body := range map[string]string{
+		"second document": privileged + good, "good, then bad": good + privileged, "rubbish": good + "x", "BOM": "\ufeff" + privileged, "BOM of a good one": "\ufeff" + good, "array": "[" + privileged + "]",
+		"text": strconv.Quote(privileged), "null": "null", "nothing": "", "comment": "/*x*/" + privileged, "NaN": `{"Image":"` + testImage + `","HostConfig":{"Memory":NaN}}`, "UTF-16": "\xfe\xff\x00{\x00}",
+		"not UTF-8": `{"Image":"` + testImage + `","Env":["A=` + "\xff" + `"]}`, "deep": `{"Image":"` + testImage + `","X":` + strings.Repeat("[", 20000) + strings.Repeat("]", 20000) + "}", "huge number": `{"Image":"` + testImage + `","HostConfig":{"Memory":1e400}}`,
+		"over the most": `{"Image":"` + testImage + `","Labels":{"a":"` + strings.Repeat("x", 1<<20) + `"},"HostConfig":{"Privileged":true}}`, "good, over the most": `{"Image":"` + testImage + `"` + strings.Repeat(" ", 1<<20) + `}`,
+		"keys in each other": `{"Image":"` + testImage + `","HostConfig":{"Mounts":[{"Type":"volume","Source":"a","Target":"/x"}],"Mounts":[{"Type":"bind","Source":"/etc"}]}}`,
+		"elements merged":    `{"Image":"` + testImage + `","HostConfig":{"Mounts":[{"Type":"bind","Source":"{dir}/share","Target":"/x"}],"mounts":[{"Source":"/etc"}]}}`,
+		"surrogates":         `{"Image":"` + testImage + `","\ud800HostConfig":{"Privileged":true}}`, "NUL key": `{"Image":"` + testImage + `","HostConfig\u0000":{"Privileged":true}}`, "text for a flag": `{"Image":"` + testImage + `","HostConfig":{"Privileged":"true"}}`,
+	} {
+		add("body "+name, request("POST", "/v1.41/containers/create", "application/json", body), false)
+	}
+	s.attack(vectors)
+}
+
+// TestAttackTCP is what a page in somebody's browser could have it send.
+func TestAttackTCP(t *testing.T) {
+	s := startSiege(t)
+	l, err := proxy.Listen(t.Context(), "127.0.0.1:0", 0)
+	s.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() {
+		served <- proxy.Serve(ctx, l, s.d.Handler(Callers{Any: &Caller{Name: "tcp", Tenant: "attacker"}}), proxy.ServeOptions{ConnContext: ConnContext, DrainTimeout: time.Second})
+	}()
+	defer func() { cancel(); <-served }()
+	s.door = "tcp://" + l.Addr().String()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	s.must(err)
+	if r := s.ask(s.door, "GET", "/_ping", "", ""); r.status != 403 { // by the name of the engine's own clients
+		t.Logf("Host docker: %d", r.status)
+	}
+	local := "Host: 127.0.0.1:" + port
+	if r := s.say(s.door, strings.Replace(request("GET", "/_ping", "", ""), "Host: docker", local, 1)); r.status != 200 {
+		t.Errorf("ping: %+v", r)
+	}
+	var vectors []vector
+	for name, header := range map[string]string{
+		"host": "Host: attacker.example", "host by port": "Host: attacker.example:" + port, "rebound": "Host: 127.0.0.1.attacker.example", "user": "Host: a@127.0.0.1", "two hosts": local + "\r\nHost: 127.0.0.1", "no host": "X: y", "empty host": "Host: ",
+		"origin": local + "\r\nOrigin: http://attacker.example", "origin null": local + "\r\nOrigin: null", "origin of its own": local + "\r\nOrigin: http://127.0.0.1:" + port,
+	} {
+		for _, text := range []string{request("POST", "/v1.41/containers/siege-own/stop?t=0", "", ""), request("POST", "/v1.41/containers/prune", "text/plain", ""), request("GET", "/v1.41/containers/json", "", "")} {
+			vectors = append(vectors, vector{name: name + " " + strings.Fields(text)[1], request: strings.Replace(text, "Host: docker", header, 1)})
+		}
+	}
+	vectors = append(vectors, vector{name: "absolute", request: strings.Replace(request("GET", "http://attacker.example/containers/json", "", ""), "Host: docker", local, 1)},
+		vector{name: "connect", request: "CONNECT 192.0.2.1:80 HTTP/1.1\r\n" + local + "\r\n\r\n"},
+		vector{name: "options", request: strings.Replace(request("OPTIONS", "/v1.41/containers/json", "", ""), "Host: docker", local+"\r\nOrigin: http://attacker.example\r\nAccess-Control-Request-Method: DELETE", 1)})
+	s.attack(vectors)
+	if ct := s.inspect(s.own); !ct.State.Running {
+		t.Error("a page has stopped a container")
+	}
+}

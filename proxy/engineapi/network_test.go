@@ -1,0 +1,394 @@
+package engineapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/api/types/volume"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+// say sends a JSON body, or none, and gives the answer.
+func say(t *testing.T, address, method, path, body string) (int, string) {
+	t.Helper()
+	var r io.Reader
+	if body != "" {
+		r = strings.NewReader(body)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://docker"+path, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := raw(address).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	told, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, strings.TrimSpace(string(told))
+}
+
+// TestOwnNetworkByCLI has containers find each other.
+func TestOwnNetworkByCLI(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	left := sweepOwn(t, direct, d)
+	address := d.listen(Caller{Name: "nets", Tenant: "nets"})
+	for name, binary := range dockerCLIs {
+		t.Run(name, func(t *testing.T) {
+			must := func(args ...string) string {
+				t.Helper()
+				out, errs, err := dockerCLI(t, binary, address, args...)
+				if err != nil {
+					t.Fatalf("docker %v: %v: %s", args, err, errs)
+				}
+				return strings.TrimSpace(out)
+			}
+			net := must("network", "create", "--label", "a=b", "nets-"+name)
+			must("run", "-d", "--name", "nets-1-"+name, "--network", net[:12], "--network-alias", "db", testImage, "sh", "-c", "mkdir /w; echo served > /w/f; httpd -f -p 80 -h /w")
+			client := []string{"run", "--rm", "--network", "nets-" + name, testImage}
+			script := func(name string) []string {
+				return []string{"sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do wget -q -O - http://" + name + "/f && break; sleep 1; done"}
+			}
+			fetch := func(name string) string { return must(append(slices.Clone(client), script(name)...)...) }
+			for _, alias := range []string{"db", "nets-1-" + name} {
+				if out := fetch(alias); out != "served" {
+					t.Errorf("%s says %q", alias, out)
+				}
+			}
+			if n, err := direct.NetworkInspect(t.Context(), net, network.InspectOptions{}); err != nil || !n.Internal {
+				t.Errorf("there is a way out: %+v, %v", n, err)
+			}
+			must("run", "-d", "--name", "nets-2-"+name, "--network", net, testImage, "sleep", "1000")
+			must("network", "disconnect", "nets-"+name, "nets-2-"+name)
+			must("network", "connect", "--alias", "late", "--link", "nets-1-"+name+":linked", net, "nets-2-"+name)
+			if out := must(append([]string{"exec", "nets-2-" + name}, script("linked")...)...); out != "served" {
+				t.Errorf("through a link: %q", out)
+			}
+			if out := must("network", "inspect", "-f", "{{len .Containers}}", net); out != "2" {
+				t.Errorf("inspect: %s containers", out)
+			}
+			if out := must("network", "ls", "-q", "--no-trunc", "--filter", "name=nets-", "--filter", "driver=bridge"); out != net {
+				t.Errorf("ls: %q", out)
+			}
+			must("rm", "-f", "nets-1-"+name, "nets-2-"+name)
+			must("network", "prune", "-f")
+			if all := left(); len(all) != 0 {
+				t.Errorf("left: %v", all)
+			}
+		})
+	}
+}
+
+// TestNetworksOfThePolicy joins them late, and leaves them.
+func TestNetworksOfThePolicy(t *testing.T) {
+	host, direct := testEngine(t)
+	ctx := t.Context()
+	ids := map[string]string{}
+	for _, name := range []string{"policy-net", "unlisted-net"} {
+		made, err := direct.NetworkCreate(ctx, name, network.CreateOptions{Internal: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[name] = made.ID
+		t.Cleanup(func() { _ = direct.NetworkRemove(context.Background(), made.ID) })
+	}
+	d := doorTo(t, host, basePolicy+"networks: {team: {engine_network: policy-net}}\n")
+	sweepOwn(t, direct, d)
+	c, other := d.client("mine"), d.client("other")
+	id := d.made(direct, "mine", "policy-mine", container.Config{})
+	if err := direct.NetworkDisconnect(ctx, "none", id, true); err != nil {
+		t.Fatal(err)
+	}
+	for _, ref := range []string{"unlisted-net", ids["unlisted-net"], ids["unlisted-net"][:12], "bridge", "host"} {
+		if err := c.NetworkConnect(ctx, ref, id, nil); !errdefs.IsNotFound(err) {
+			t.Errorf("connect to %s: %v", ref, err)
+		}
+		if err := c.NetworkDisconnect(ctx, ref, id, true); !errdefs.IsNotFound(err) {
+			t.Errorf("disconnect from %s: %v", ref, err)
+		}
+	}
+	if err := c.NetworkConnect(ctx, "policy-net", id, &network.EndpointSettings{Aliases: []string{"db"}}); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("a name of one's own where others are: %v", err)
+	}
+	if err := c.NetworkConnect(ctx, ids["policy-net"][:12], id, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.NetworkConnect(ctx, "policy-net", id, nil); !errdefs.IsNotFound(err) {
+		t.Errorf("another's container: %v", err)
+	}
+	if err := other.NetworkDisconnect(ctx, "policy-net", id, true); !errdefs.IsNotFound(err) {
+		t.Errorf("another's container: %v", err)
+	}
+	if err := direct.ContainerKill(ctx, id, "KILL"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { ct, err := direct.ContainerInspect(ctx, id); return err == nil && !ct.State.Running })
+	if err := c.NetworkDisconnect(ctx, "policy-net", id, false); err != nil {
+		t.Errorf("leave it, stopped: %v", err)
+	}
+	if _, err := c.NetworkInspect(ctx, "policy-net", network.InspectOptions{}); !errdefs.IsNotFound(err) {
+		t.Errorf("the policy's network shows whom it joins: %v", err)
+	}
+	auditing := newClient(t, d.listen(Caller{Name: "auditor", Tenant: "mine", Audit: true}))
+	if err := auditing.NetworkConnect(ctx, "unlisted-net", id, nil); err != nil {
+		t.Errorf("in mode audit: %v", err)
+	}
+	mine, err := other.NetworkCreate(ctx, "policy-other", network.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := auditing.NetworkConnect(ctx, mine.ID, id, nil); !errdefs.IsNotFound(err) {
+		t.Errorf("another's network in mode audit: %v", err)
+	}
+}
+
+// TestObjectsInAudit does what the policy denies, and looks for what was written down.
+func TestObjectsInAudit(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {pull: \"off\", build: \"off\", commit: \"off\"}}}\n")
+	sweepOwn(t, direct, d)
+	ownImages(t, direct, d)
+	ctx := t.Context()
+	c := newClient(t, d.listen(Caller{Name: "audit", Tenant: "audit", Audit: true}))
+	id := d.made(direct, "audit", "audit-ct", container.Config{})
+	v, err := c.VolumeCreate(ctx, volume.CreateOptions{Name: "audit-vol", DriverOpts: map[string]string{"type": "tmpfs", "device": "tmpfs"}})
+	if err != nil || v.Labels[lifecycle.LabelTenant] != "audit" {
+		t.Errorf("volume: %+v, %v", v, err)
+	}
+	n, err := c.NetworkCreate(ctx, "audit-net", network.CreateOptions{Options: map[string]string{"com.docker.network.bridge.name": "br-audit"}})
+	if err != nil {
+		t.Errorf("network: %v", err)
+	} else if got, err := direct.NetworkInspect(ctx, n.ID, network.InspectOptions{}); err != nil || got.Labels[lifecycle.LabelTenant] != "audit" || got.Options["com.docker.network.bridge.name"] != "br-audit" {
+		t.Errorf("network: %+v, %v", got, err)
+	}
+	made, err := c.ContainerCommit(ctx, id, container.CommitOptions{Reference: "audit.local/x:1"})
+	if err != nil {
+		t.Errorf("commit: %v", err)
+	} else if img, err := direct.ImageInspect(ctx, made.ID); err != nil || img.Config.Labels[lifecycle.LabelTenant] != "audit" {
+		t.Errorf("commit: %+v, %v", img, err)
+	}
+	if _, err := c.VolumeCreate(ctx, volume.CreateOptions{Labels: map[string]string{"berm.tenant": "other"}}); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("another's label: %v", err)
+	}
+	for _, want := range []string{"/volumes/create", "/networks/create", "/commit"} {
+		eventually(t, func() bool {
+			for line := range bytes.Lines(readFile(t, d.audit)) {
+				var r Record
+				if json.Unmarshal(line, &r) == nil && r.Route == want && r.Verdict == VerdictWouldDeny && len(r.Reasons) > 0 {
+					return true
+				}
+			}
+			return false
+		})
+	}
+}
+
+// TestVolumesAtOnce has two tenants want one name.
+func TestVolumesAtOnce(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	tenants := []string{"one", "two"}
+	for round := range 10 {
+		name := "at-once-" + string(rune('a'+round))
+		var got [2]error
+		var wg sync.WaitGroup
+		for i, tenant := range tenants {
+			c := newClient(t, d.listen(Caller{Name: tenant + name, Tenant: tenant}))
+			wg.Go(func() {
+				v, err := c.VolumeCreate(t.Context(), volume.CreateOptions{Name: name, Labels: map[string]string{"by": tenant}})
+				if got[i] = err; err == nil && v.Labels["by"] != tenant {
+					t.Errorf("%s got what another made: %v", tenant, v.Labels)
+				}
+			})
+		}
+		wg.Wait()
+		if (got[0] == nil) == (got[1] == nil) || got[0] != nil && !errdefs.IsConflict(got[0]) || got[1] != nil && !errdefs.IsConflict(got[1]) {
+			t.Errorf("%v and %v", got[0], got[1])
+		}
+	}
+	if _, err := direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "at-once-foreign", Labels: map[string]string{lifecycle.LabelTenant: "one"}}); err != nil {
+		t.Fatal(err)
+	}
+	defer direct.VolumeRemove(context.Background(), "at-once-foreign", true)
+	c := d.client("one")
+	if _, err := c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "at-once-foreign"}); !errdefs.IsConflict(err) {
+		t.Errorf("what only looks like one's own: %v", err)
+	}
+	if err := c.VolumeRemove(t.Context(), "at-once-foreign", false); !errdefs.IsNotFound(err) {
+		t.Errorf("what only looks like one's own: %v", err)
+	}
+}
+
+// TestOldVersions asks each endpoint as clients of several ages do.
+func TestOldVersions(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	address := d.listen(Caller{Name: "old", Tenant: "old"})
+	for _, v := range []string{"v1.24", "v1.30", "v1.41"} {
+		id := d.made(direct, "old", "old-"+v, container.Config{})
+		for _, tt := range []struct {
+			method, path, body string
+			status             int
+			has                string
+		}{
+			{"GET", "/_ping", "", 200, "OK"},
+			{"GET", "/version", "", 200, `"ApiVersion":"1.`},
+			{"GET", "/info", "", 200, `"Containers":`},
+			{"GET", "/containers/json?all=1", "", 200, id},
+			{"GET", "/containers/json?size=1&limit=1", "", 200, `"SizeRootFs":`},
+			{"GET", "/containers/json?filters=%7B%22status%22%3A%5B%22running%22%5D%7D", "", 200, id},
+			{"GET", "/containers/" + id[:12] + "/json?size=1", "", 200, `"SizeRw":`},
+			{"GET", "/images/json", "", 200, testImage},
+			{"GET", "/images/json?filters=%7B%22reference%22%3A%7B%22berm.local%2F%2A%22%3Atrue%7D%7D", "", 200, testImage},
+			{"GET", "/images/json?filters=%7B%22reference%22%3A%5B%22nobody%2F%2A%22%5D%7D", "", 200, "[]"},
+			{"GET", "/images/" + testImage + "/json", "", 200, testImage},
+			{"GET", "/images/" + testImage + "/history", "", 200, `"CreatedBy":`},
+			{"POST", "/networks/create", `{"Name":"old-` + v + `","Driver":null,"Options":null,"IPAM":{"Driver":"default","Config":[]},"CheckDuplicate":true,"Internal":false,"EnableIPv6":false,"Attachable":true,"Labels":{"com.docker.compose.network":"x","com.docker.compose.version":"1.25.0"}}`, 201, `"Id":`},
+			{"GET", "/networks", "", 200, "old-" + v},
+			{"GET", "/networks/old-" + v, "", 200, `"com.docker.compose.network"`},
+			{"POST", "/networks/old-" + v + "/disconnect", `{"Container":"nobody","Force":true}`, 404, "No such container"},
+			{"DELETE", "/networks/old-" + v, "", 204, ""},
+			{"POST", "/volumes/create", `{"Name":"old-` + v + `","Driver":"local","DriverOpts":null,"Labels":null}`, 201, `"Mountpoint":`},
+			{"GET", "/volumes", "", 200, "old-" + v},
+			{"GET", "/volumes/old-" + v, "", 200, `"Scope":"local"`},
+			{"DELETE", "/volumes/old-" + v, "", 204, ""},
+			{"DELETE", "/volumes/old-" + v, "", 404, "no such volume"},
+			{"DELETE", "/volumes/old-" + v + "?force=1", "", 204, ""},
+			{"GET", "/events?since=0&until=1", "", 200, ""},
+			{"POST", "/containers/" + id + "/pause", "", 204, ""},
+			{"POST", "/containers/" + id + "/unpause", "", 204, ""},
+			{"POST", "/containers/" + id + "/rename?name=old2-" + v[3:], "", 204, ""},
+			{"POST", "/containers/" + id + "/kill", "", 204, ""},
+			{"POST", "/containers/prune?filters=%7B%22label%22%3A%5B%22nobody%22%5D%7D", "", map[bool]int{true: 403, false: 200}[v == "v1.24"], ""},
+			{"POST", "/images/prune", "", map[bool]int{true: 403, false: 200}[v == "v1.24"], ""},
+			{"POST", "/volumes/prune", "", map[bool]int{true: 403, false: 200}[v == "v1.24"], ""},
+			{"POST", "/networks/prune", "", map[bool]int{true: 403, false: 200}[v == "v1.24"], ""},
+			{"POST", "/build/prune", "", map[bool]int{true: 200, false: 403}[v == "v1.41"], ""},
+			{"GET", "/system/df", "", map[bool]int{true: 403, false: 200}[v == "v1.24"], ""},
+			{"DELETE", "/containers/" + id + "?force=1&v=1", "", 204, ""},
+		} {
+			status, told := say(t, address, tt.method, "/"+v+tt.path, tt.body)
+			if status != tt.status || !strings.Contains(told, tt.has) {
+				t.Errorf("%s /%s%s: %d %.300s, want %d and %q", tt.method, v, tt.path, status, told, tt.status, tt.has)
+			}
+		}
+	}
+}
+
+// TestEventsByCLI asks for what was, and for what ends while it listens.
+func TestEventsByCLI(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	c, other, ctx := d.client("mine"), d.client("other"), t.Context()
+	address := d.listen(Caller{Name: "events", Tenant: "mine"})
+	since := time.Now().Add(-time.Second).Format(time.RFC3339Nano)
+	net, err := c.NetworkCreate(ctx, "evcli-mine", network.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := other.NetworkCreate(ctx, "evcli-other", network.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, who := range []string{"mine", "other"} {
+		if _, err := map[string]interface {
+			VolumeCreate(context.Context, volume.CreateOptions) (volume.Volume, error)
+		}{"mine": c, "other": other}[who].VolumeCreate(ctx, volume.CreateOptions{Name: "evcli-" + who}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	id := d.made(direct, "mine", "evcli-mine", container.Config{})
+	foreign := d.made(direct, "other", "evcli-other", container.Config{})
+	for ct, n := range map[string]string{id: net.ID, foreign: theirs.ID} {
+		if err := direct.NetworkDisconnect(ctx, "none", ct, true); err != nil {
+			t.Fatal(err)
+		}
+		if err := direct.NetworkConnect(ctx, n, ct, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A door that never heard of them goes by what is there when it begins to look.
+	d.known, d.execs = owners{}, owners{}
+	for name, binary := range dockerCLIs {
+		out, errs, err := dockerCLI(t, binary, address, "events", "--since", since, "--until", time.Now().Add(time.Second).Format(time.RFC3339Nano), "--format", "{{json .}}")
+		if err != nil || strings.Contains(out, "evcli-other") || strings.Contains(out, foreign) || strings.Contains(out, theirs.ID) {
+			t.Errorf("%s: %v, %s\n%s", name, err, errs, out)
+		}
+		for _, want := range []string{`"Action":"create","Actor":{"ID":"` + net.ID, `"Action":"connect","Actor":{"ID":"` + net.ID, `"Actor":{"ID":"evcli-mine"`, `"Actor":{"ID":"` + id} {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s: no %s in %s", name, want, out)
+			}
+		}
+		out, errs, err = dockerCLI(t, binary, address, "events", "--since", since, "--until", time.Now().Format(time.RFC3339Nano), "--filter", "type=volume", "--filter", "event=create")
+		if err != nil || strings.Count(out, "\n") != 1 {
+			t.Errorf("%s filtered: %v, %s\n%s", name, err, errs, out)
+		}
+	}
+	patient, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(patient, "GET", "http://docker/v1.41/events?filters=%7B%22event%22%3A%5B%22destroy%22%5D%7D", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := raw(address).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for _, ref := range []string{id, foreign} {
+		if err := direct.ContainerRemove(ctx, ref, container.RemoveOptions{Force: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, who := range []string{"other", "mine"} {
+		if err := direct.NetworkRemove(ctx, "evcli-"+who); err != nil {
+			t.Fatal(err)
+		}
+		if err := direct.VolumeRemove(ctx, "evcli-"+who, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dec := json.NewDecoder(resp.Body)
+	for _, want := range []string{id, net.ID, "evcli-mine"} {
+		var e struct{ Actor struct{ ID string } }
+		if err := dec.Decode(&e); err != nil || e.Actor.ID != want {
+			t.Errorf("the end of %s: %+v, %v", want, e, err)
+		}
+	}
+}
+
+// TestPruneOfImagesLeavesThoseOfNobody has an image without a configuration.
+func TestPruneOfImagesLeavesThoseOfNobody(t *testing.T) {
+	host, direct := testEngine(t)
+	c := doorTo(t, host, "").client("mine")
+	loadBare(t, direct, "bare.local/x:1")
+	if _, err := c.ImagesPrune(t.Context(), dockerfilters.NewArgs(dockerfilters.Arg("dangling", "false"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := direct.ImageInspect(t.Context(), "bare.local/x:1"); err != nil {
+		t.Errorf("it is gone: %v", err)
+	}
+}

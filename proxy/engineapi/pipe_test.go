@@ -1,0 +1,397 @@
+package engineapi
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+)
+
+// standIn is an engine with one container, of which a test says itself what its
+// connections do.
+type standIn struct {
+	t       testing.TB
+	owner   func() string
+	hijack  func(conn net.Conn, buffered *bufio.Reader, greeting string)
+	handler http.HandlerFunc // of what isn't told below
+}
+
+var standInID = strings.Repeat("ab", 32)
+
+const standInTenant = "piped"
+
+func (s *standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Api-Version", "1.41")
+	switch strings.TrimPrefix(r.URL.Path, "/v1.41") {
+	case "/_ping":
+	case "/containers/" + standInID + "/json":
+		_, _ = fmt.Fprintf(w, `{"Id":%q,"Config":{"Labels":{%q:%q,%q:%q,%q:%q}}}`, standInID,
+			lifecycle.LabelOwner, s.owner(), lifecycle.LabelDoor, lifecycle.DoorEngine, lifecycle.LabelTenant, standInTenant)
+	case "/containers/" + standInID + "/attach":
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			s.t.Error(err)
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		s.hijack(conn, rw.Reader, "HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n")
+	default:
+		s.handler(w, r)
+	}
+}
+
+// standInDoor is a door before a stand-in.
+func standInDoor(t *testing.T, s *standIn) *testDoor {
+	t.Helper()
+	address := "unix://" + filepath.Join(t.TempDir(), "s")
+	l, err := proxy.Listen(t.Context(), address, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.t = t
+	srv := httptest.NewUnstartedServer(s)
+	_ = srv.Listener.Close()
+	srv.Listener = l
+	srv.Start()
+	t.Cleanup(srv.Close)
+	d := doorTo(t, address, "")
+	s.owner = func() string { return d.opts.Owner }
+	return d
+}
+
+// listenOn serves the stand-in's tenant on a listener, and gives what ends it.
+func (d *testDoor) listenOn(l net.Listener, drain time.Duration) (end func()) {
+	d.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = proxy.Serve(ctx, l, d.Handler(Callers{Any: &Caller{Name: standInTenant, Tenant: standInTenant}}), proxy.ServeOptions{ConnContext: ConnContext, DrainTimeout: drain})
+	}()
+	end = sync.OnceFunc(func() { cancel(); <-served })
+	d.t.Cleanup(end)
+	return end
+}
+
+// streams is how many the door has open for the stand-in's tenant.
+func (d *testDoor) streams() int64 {
+	d.rooms.mu.Lock()
+	defer d.rooms.mu.Unlock()
+	return d.rooms.making["streams "+standInTenant]
+}
+
+// dialers connect with a door in every way that there is.
+func dialers(t *testing.T, d *testDoor) map[string]func() half {
+	t.Helper()
+	var lc net.ListenConfig
+	unixL, err1 := proxy.Listen(t.Context(), "unix://"+filepath.Join(d.dir, "d.sock"), 0o600)
+	tcpL, err2 := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	tlsL, err3 := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err := errors.Join(err1, err2, err3); err != nil {
+		t.Fatal(err)
+	}
+	certs := httptest.NewUnstartedServer(nil)
+	certs.StartTLS()
+	config := certs.TLS.Clone()
+	config.NextProtos = []string{"http/1.1"}
+	certs.Close()
+	d.listenOn(unixL, time.Second)
+	d.listenOn(tcpL, time.Second)
+	d.listenOn(tls.NewListener(tlsL, config), time.Second)
+	dial := func(network, address string, secure bool) func() half {
+		return func() half {
+			t.Helper()
+			conn, err := (&net.Dialer{}).DialContext(t.Context(), network, address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if secure {
+				conn = tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // it's a test's own
+			}
+			t.Cleanup(func() { _ = conn.Close() })
+			return conn.(half)
+		}
+	}
+	return map[string]func() half{
+		"unix": dial("unix", filepath.Join(d.dir, "d.sock"), false),
+		"tcp":  dial("tcp", tcpL.Addr().String(), false),
+		"tls":  dial("tcp", tlsL.Addr().String(), true),
+	}
+}
+
+const attachRequest = "POST /v1.41/containers/%s/attach?stream=1&stdin=1&stdout=1 HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
+
+// attachTo attaches over a connection, with more said at once, and gives the status and
+// what the engine says.
+func attachTo(t *testing.T, conn net.Conn, headers, more string) (int, io.Reader) {
+	t.Helper()
+	if _, err := io.WriteString(conn, fmt.Sprintf(attachRequest, standInID, headers)+more); err != nil {
+		t.Fatal(err)
+	}
+	br := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(br, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, br
+}
+
+const upgradeHeaders = "Connection: Upgrade\r\nUpgrade: tcp\r\n"
+
+// What is said along with the request and with the answer's header is kept, and the end of
+// the caller's input isn't the end of what it hears.
+func TestPipeHalfClose(t *testing.T) {
+	d := standInDoor(t, &standIn{hijack: func(conn net.Conn, br *bufio.Reader, greeting string) {
+		_, _ = io.WriteString(conn, greeting+"first,")
+		// Past what is buffered, the server's reader ends with the request.
+		rest, _ := br.Peek(br.Buffered())
+		in, err := io.ReadAll(io.MultiReader(bytes.NewReader(rest), conn))
+		_, _ = fmt.Fprintf(conn, "%s,%v", in, err)
+	}})
+	for name, dial := range dialers(t, d) {
+		for headers, want := range map[string]int{upgradeHeaders: 101, "": 200} {
+			t.Run(fmt.Sprint(name, " ", want), func(t *testing.T) {
+				conn := dial()
+				status, r := attachTo(t, conn, headers, "early,")
+				if status != want {
+					t.Errorf("status %d", status)
+				}
+				_, err := io.WriteString(conn, "late")
+				if err := errors.Join(err, conn.CloseWrite()); err != nil {
+					t.Fatal(err)
+				}
+				if got, err := io.ReadAll(r); err != nil || string(got) != "first,early,late,<nil>" {
+					t.Errorf("it heard %q, %v", got, err)
+				}
+				eventually(t, func() bool { return d.streams() == 0 })
+			})
+		}
+	}
+}
+
+// A caller that vanishes is the end of the connection to the engine, whatever it left
+// behind and whether or not the engine takes it.
+func TestPipeCallerVanishes(t *testing.T) {
+	type engineSide struct {
+		conn net.Conn
+		done chan struct{}
+	}
+	engines := make(chan engineSide)
+	d := standInDoor(t, &standIn{hijack: func(conn net.Conn, _ *bufio.Reader, greeting string) {
+		_, _ = io.WriteString(conn, greeting+"x")
+		e := engineSide{conn, make(chan struct{})}
+		engines <- e
+		<-e.done
+	}})
+	ways := dialers(t, d)
+	for name, tt := range map[string]struct {
+		way    string
+		before func(t *testing.T, conn half)
+		taking bool // the engine takes the input
+		engine string
+	}{
+		"unix":                    {way: "unix", taking: true},
+		"unix, after its input":   {way: "unix", taking: true, before: endInput},
+		"unix, behind its input":  {way: "unix", before: stuff},
+		"tls":                     {way: "tls", taking: true},
+		"tls, after its input":    {way: "tls", taking: true, before: endInput},
+		"tcp, with the engine's":  {way: "tcp", taking: true, engine: "more"},
+		"tcp, with unread output": {way: "tcp", taking: true, before: unread},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := ways[tt.way]()
+			if tt.way == "tcp" && tt.before != nil {
+				if _, err := fmt.Fprintf(conn, attachRequest, standInID, upgradeHeaders); err != nil {
+					t.Fatal(err)
+				}
+			} else if _, r := attachTo(t, conn, upgradeHeaders, ""); r != nil {
+				if _, err := io.ReadFull(r, make([]byte, 1)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			e := <-engines
+			defer close(e.done)
+			if tt.before != nil {
+				tt.before(t, conn)
+			}
+			start := time.Now()
+			_ = conn.Close()
+			if tt.engine != "" {
+				eventually(t, func() bool { _, err := io.WriteString(e.conn, tt.engine); return err != nil })
+			}
+			if tt.taking {
+				_, _ = io.Copy(io.Discard, e.conn)
+			}
+			eventually(t, func() bool { return d.streams() == 0 })
+			t.Logf("noticed after %s", time.Since(start).Round(time.Millisecond))
+		})
+	}
+}
+
+func endInput(t *testing.T, conn half) {
+	t.Helper()
+	if err := conn.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stuff says more than anybody on the way can hold.
+func stuff(t *testing.T, conn half) {
+	t.Helper()
+	for err := error(nil); err == nil; {
+		_ = conn.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
+		_, err = conn.Write(make([]byte, 64<<10))
+	}
+}
+
+// unread waits until there is something that the caller hasn't read.
+func unread(t *testing.T, _ half) {
+	t.Helper()
+	time.Sleep(100 * time.Millisecond)
+}
+
+// What a caller said before it left reaches the engine.
+func TestPipeLastWords(t *testing.T) {
+	const size = 100_000
+	heard := make(chan int64, 1)
+	d := standInDoor(t, &standIn{hijack: func(conn net.Conn, _ *bufio.Reader, greeting string) {
+		_, _ = io.WriteString(conn, greeting)
+		n, _ := io.Copy(io.Discard, conn)
+		heard <- n
+	}})
+	for name, dial := range dialers(t, d) {
+		t.Run(name, func(t *testing.T) {
+			conn := dial()
+			attachTo(t, conn, upgradeHeaders, "")
+			if _, err := conn.Write(make([]byte, size)); err != nil {
+				t.Fatal(err)
+			}
+			_ = conn.Close()
+			if n := <-heard; n != size {
+				t.Errorf("%d bytes of %d", n, size)
+			}
+		})
+	}
+}
+
+// The engine's end is the caller's, who hears all that was said before: also one that
+// reads slowly, and still says something that nobody takes.
+func TestPipeEngineEnds(t *testing.T) {
+	said := make([]byte, 4<<20)
+	_, _ = rand.Read(said)
+	for name, hijack := range map[string]func(conn net.Conn){
+		"closed": func(conn net.Conn) { _, _ = conn.Write(said) },
+		"deaf": func(conn net.Conn) {
+			_, _ = conn.Write(said)
+			_ = conn.(half).CloseWrite()
+			<-t.Context().Done() // it stays open, and full
+		},
+	} {
+		d := standInDoor(t, &standIn{hijack: func(conn net.Conn, _ *bufio.Reader, greeting string) {
+			_, _ = io.WriteString(conn, greeting)
+			hijack(conn)
+		}})
+		for way, dial := range dialers(t, d) {
+			t.Run(name+" "+way, func(t *testing.T) {
+				conn := dial()
+				_, r := attachTo(t, conn, upgradeHeaders, "")
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					for err := error(nil); err == nil; {
+						_, err = conn.Write(make([]byte, 64<<10))
+					}
+				})
+				time.Sleep(200 * time.Millisecond)
+				got, err := io.ReadAll(r)
+				if err != nil || !bytes.Equal(got, said) {
+					t.Errorf("%d of %d bytes, %v", len(got), len(said), err)
+				}
+				_ = conn.Close()
+				wg.Wait()
+				eventually(t, func() bool { return d.streams() == 0 })
+			})
+		}
+	}
+}
+
+// The server's drain ends what hasn't ended by its timeout.
+func TestPipeDrain(t *testing.T) {
+	engineEnded := make(chan struct{})
+	d := standInDoor(t, &standIn{hijack: func(conn net.Conn, _ *bufio.Reader, greeting string) {
+		_, _ = io.WriteString(conn, greeting)
+		_, _ = io.Copy(io.Discard, conn)
+		close(engineEnded)
+	}})
+	path := filepath.Join(d.dir, "drain.sock")
+	l, err := proxy.Listen(t.Context(), "unix://"+path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := d.listenOn(l, 100*time.Millisecond)
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_, r := attachTo(t, conn, upgradeHeaders, "")
+	end()
+	_, _ = io.Copy(io.Discard, r)
+	<-engineEnded
+	eventually(t, func() bool { return d.streams() == 0 })
+}
+
+// A tenant can't keep more than so many streams open.
+func TestPipeCap(t *testing.T) {
+	d := standInDoor(t, &standIn{hijack: func(conn net.Conn, _ *bufio.Reader, greeting string) {
+		_, _ = io.WriteString(conn, greeting)
+		_, _ = io.Copy(io.Discard, conn)
+	}, handler: func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}})
+	dial := dialers(t, d)["unix"]
+	conns := make([]half, maxStreams)
+	for i := range conns {
+		conns[i] = dial()
+		if status, _ := attachTo(t, conns[i], upgradeHeaders, ""); status != http.StatusSwitchingProtocols {
+			t.Fatalf("number %d: %d", i, status)
+		}
+	}
+	if status, _ := attachTo(t, dial(), upgradeHeaders, ""); status != http.StatusTooManyRequests {
+		t.Errorf("one too many: %d", status)
+	}
+	c := newClient(t, "unix://"+filepath.Join(d.dir, "d.sock"))
+	logs := container.LogsOptions{ShowStdout: true, Follow: true}
+	if _, err := c.ContainerLogs(t.Context(), standInID, logs); err == nil || !strings.Contains(err.Error(), "256 streams") {
+		t.Errorf("one too many: %v", err)
+	}
+	eventually(t, func() bool { // and each is written down while it is open
+		log := readFile(t, d.audit)
+		return bytes.Count(log, []byte(`"route":"/containers/{id}/attach","api_version":"1.41","verdict":"allowed"`)) == maxStreams
+	})
+	_ = conns[0].Close()
+	eventually(t, func() bool { return d.streams() == maxStreams-1 })
+	r, err := c.ContainerLogs(t.Context(), standInID, logs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = r.Close()
+	eventually(t, func() bool { return d.streams() == maxStreams-1 })
+}

@@ -1,0 +1,132 @@
+package engineapi
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	timetypes "github.com/docker/docker/api/types/time"
+)
+
+func pruneRoutes() []route {
+	return []route{
+		{method: http.MethodPost, template: "/images/prune", query: []string{"filters"}, change: true, since: 25, serve: (*call).pruneImages},
+		{method: http.MethodPost, template: "/build/prune", change: true, since: 31, serve: (*call).pruneBuilds,
+			query: []string{"filters", "all", "keep-storage", "reserved-space", "max-used-space", "min-free-space"}},
+	}
+}
+
+// pruneBuilds does nothing: what builds leave in the engine's cache is nobody's to see,
+// and the builder of that cache is not behind this door.
+func (c *call) pruneBuilds() error {
+	return c.answer(http.StatusOK, struct {
+		CachesDeleted  []string
+		SpaceReclaimed int64
+	}{CachesDeleted: []string{}})
+}
+
+// prunable is an image of a list, or of what takes the disk's space.
+type prunable struct {
+	ID               string `json:"Id"`
+	RepoTags         []string
+	Labels           map[string]string
+	Created          int64 // seconds since 1970
+	Size, SharedSize int64 // bytes
+}
+
+// pruneImages removes the images that the caller built and nobody uses: one by one, as
+// the engine's own way takes every image that was made without a configuration.
+func (c *call) pruneImages() error {
+	f, err := c.filters("dangling", "until", "label", "label!")
+	if err != nil {
+		return err
+	}
+	list, err := c.prunableImages(f)
+	if err != nil {
+		return err
+	}
+	told := struct {
+		ImagesDeleted  []map[string]string
+		SpaceReclaimed int64
+	}{ImagesDeleted: []map[string]string{}}
+	for _, img := range list {
+		refs := slices.DeleteFunc(img.RepoTags, func(tag string) bool { return strings.HasPrefix(tag, "<none>") })
+		if len(refs) == 0 {
+			refs = []string{img.ID}
+		}
+		for _, ref := range refs {
+			var gone []map[string]string
+			err := c.engine.do(c.ctx, ask{method: http.MethodDelete, version: c.version, path: "/images/" + ref}, &gone)
+			if s := statusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
+				continue // it is in use, or gone
+			}
+			if err != nil {
+				return err
+			}
+			told.ImagesDeleted = append(told.ImagesDeleted, gone...)
+			if slices.ContainsFunc(gone, func(m map[string]string) bool { return m["Deleted"] == img.ID }) {
+				told.SpaceReclaimed += img.Size - img.SharedSize
+				c.about(img.ID)
+			}
+		}
+	}
+	return c.answer(http.StatusOK, told)
+}
+
+// prunableImages lists those of the caller's own images that the filters leave, with what
+// would be free without them.
+func (c *call) prunableImages(f filters) ([]prunable, error) {
+	before := time.Now().Unix()
+	for _, until := range f["until"] {
+		stamp, err := timetypes.GetTimestamp(until, time.Now())
+		if err != nil {
+			return nil, malformed("the filter \"until\" is not a time")
+		}
+		seconds, _, err := timetypes.ParseTimestamps(stamp, 0)
+		if err != nil {
+			return nil, malformed("the filter \"until\" is not a time")
+		}
+		before = min(before, seconds)
+	}
+	all := slices.ContainsFunc(f["dangling"], func(s string) bool { return s == "false" || s == "0" })
+	ask := filters{"label": slices.Clone(f["label"])}
+	for name, value := range c.whose() {
+		ask["label"] = append(ask["label"], name+"="+value)
+	}
+	if !all {
+		ask["dangling"] = []string{"true"}
+	}
+	var list []prunable
+	if err := c.engine.get(c.ctx, c.version, "/images/json", url.Values{"filters": {ask.String()}}, &list); err != nil {
+		return nil, err
+	}
+	list = slices.DeleteFunc(list, func(img prunable) bool {
+		return !builtID.MatchString(img.ID) || !c.ownImage(img.Labels) || img.Created > before || hasLabel(img.Labels, f["label!"])
+	})
+	if len(list) == 0 {
+		return nil, nil
+	}
+	var disk struct{ Images []prunable }
+	if err := c.engine.get(c.ctx, c.version, "/system/df", nil, &disk); err != nil {
+		return nil, err
+	}
+	for i := range list {
+		at := slices.IndexFunc(disk.Images, func(img prunable) bool { return img.ID == list[i].ID })
+		list[i].SharedSize = list[i].Size
+		if at >= 0 {
+			list[i].SharedSize = max(disk.Images[at].SharedSize, 0)
+		}
+	}
+	return list, nil
+}
+
+// hasLabel tells whether one of the labels is there, each "name" or "name=value".
+func hasLabel(labels map[string]string, any []string) bool {
+	return slices.ContainsFunc(any, func(s string) bool {
+		name, want, valued := strings.Cut(s, "=")
+		got, ok := labels[name]
+		return ok && (!valued || got == want)
+	})
+}
