@@ -20,7 +20,8 @@ import (
 // Processes that run for long.
 var boxProcesses = []boxCase{
 	{"pings", processPings}, // first, as they come every 15 s
-	{"stop", processStop},
+	{"stop", processStop("default")},
+	{"stop by the engine", processStop("plain")},
 	{"spec", processSpec},
 	{"state", processState},
 	{"several, and conflicts", processConflict},
@@ -142,7 +143,11 @@ func processReplace(r *boxRow) {
 }
 
 // A stop closes the input, sends TERM to the group, and kills what is left after 5 s.
-func processStop(r *boxRow) {
+func processStop(profile string) func(r *boxRow) {
+	return func(r *boxRow) { stopsProcesses(r, profile) }
+}
+
+func stopsProcesses(r *boxRow, profile string) {
 	mark := map[string]string{"BOX_MARK": r.key}
 	start := func(id, script string) {
 		r.Helper()
@@ -162,7 +167,7 @@ func processStop(r *boxRow) {
 		}
 		return p
 	}
-	r.create(apitype.SandboxRequest{})
+	r.create(apitype.SandboxRequest{Profile: &profile})
 	// The input is closed first: it is over before the signal, or with it.
 	start("input", "trap 'echo signal >> /tmp/how' TERM; touch /tmp/input; cat; echo closed >> /tmp/how; exit 4")
 	if p := stop("input"); p.ExitCode == nil || *p.ExitCode != 4 || !strings.Contains(r.sh("cat /tmp/how"), "closed") {
