@@ -141,7 +141,7 @@ func TestBuild(t *testing.T) {
 	if err != nil || !bytes.Contains(said, []byte("Successfully tagged "+tag)) || bytes.Contains(said, []byte(`"error"`)) {
 		t.Fatalf("build: %v\n%s", err, said)
 	}
-	defer direct.ImageRemove(ctx, tag, image.RemoveOptions{Force: true})
+	defer func() { _, _ = direct.ImageRemove(ctx, tag, image.RemoveOptions{Force: true}) }()
 	img, err := direct.ImageInspect(ctx, tag)
 	if err != nil || img.Config.Labels[lifecycle.LabelTenant] != "mine" || img.Config.Labels["a"] != "b" {
 		t.Fatalf("built: %+v, %v", img.Config, err)
@@ -209,7 +209,7 @@ func TestImages(t *testing.T) {
 	if err := direct.ImageTag(ctx, testImage, secret); err != nil {
 		t.Fatal(err)
 	}
-	defer direct.ImageRemove(ctx, secret, image.RemoveOptions{})
+	defer func() { _, _ = direct.ImageRemove(ctx, secret, image.RemoveOptions{}) }()
 	list, err := c.ImageList(ctx, image.ListOptions{})
 	if err != nil || len(list) != 1 || !slices.Equal(list[0].RepoTags, []string{testImage}) {
 		t.Errorf("list: %+v, %v", list, err)
@@ -278,7 +278,7 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer direct.ImageRemove(ctx, "commit.local/mine/x:1", image.RemoveOptions{})
+	defer func() { _, _ = direct.ImageRemove(ctx, "commit.local/mine/x:1", image.RemoveOptions{}) }()
 	img, err := direct.ImageInspect(ctx, "commit.local/mine/x:1")
 	if err != nil || img.ID != made.ID || img.Config.Labels[lifecycle.LabelTenant] != "mine" {
 		t.Errorf("committed: %+v, %v", img.Config, err)

@@ -336,7 +336,7 @@ func (c *call) tagImage() error {
 	}
 	name := target.Get("repo") + ":" + target.Get("tag")
 	if !c.ownImage(img.Config.Labels) && !c.rules.ListsImage(c.caller.Profile, []string{name}) {
-		err := c.allow([]policy.Reason{{Rule: "images.tag", Field: "repo", Allowed: "names that are on the policy's allow-list, or images of one's own",
+		err := c.allow([]policy.Reason{{Rule: "images.tags", Field: "repo", Allowed: "names that are on the policy's allow-list, or images of one's own",
 			Message: fmt.Sprintf("the image isn't the caller's own, and so would not be found by the name %q", shorten(name))}})
 		if err != nil {
 			return err
