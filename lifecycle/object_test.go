@@ -48,7 +48,7 @@ func TestObjectsAreLeftAlone(t *testing.T) {
 	if err := w.EnsureNetwork(ctx, "shared"); err != nil {
 		t.Fatal(err)
 	}
-	w.stop() // which takes away networks that nobody uses, unless there may be stopped containers on them
+	w.stop()                                                                        // which takes away networks that nobody uses, unless there may be stopped containers on them
 	if networks, err := fake.Networks(ctx, nil); err != nil || len(networks) != 3 { // with the policy's own
 		t.Errorf("networks: %+v, %v", networks, err)
 	}
