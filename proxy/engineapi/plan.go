@@ -181,6 +181,9 @@ func (c *call) nameOf(asked string, img *imageInfo, own bool) string {
 
 // lookUpImage finds an image that the engine has; nil if it has none of that name.
 func (c *call) lookUpImage(ref string) (*imageInfo, error) {
+	if _, err := reference.ParseAnyReference(ref); err != nil {
+		return nil, nil // or the engine could be led elsewhere by it
+	}
 	var img imageInfo
 	err := c.engine.get(c.ctx, c.version, "/images/"+ref+"/json", nil, &img)
 	switch {
