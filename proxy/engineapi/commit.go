@@ -46,6 +46,9 @@ func (c *call) commit() error {
 	if err != nil {
 		return err
 	}
+	if err := c.confined(); err != nil {
+		return err
+	}
 	var target url.Values
 	if c.query.Get("repo") != "" {
 		if target, err = c.target(c.query.Get("repo"), c.query.Get("tag")); err != nil {
@@ -76,6 +79,11 @@ func (c *call) commit() error {
 			return denied("commit.env", "", fmt.Sprintf("the variable %q is kept back from the caller, and the engine would keep it in the image", shorten(name)), "containers without such variables")
 		}
 	}
+	leave, err := c.room("images", 1)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	var made struct {
 		ID string `json:"Id"`
 	}
