@@ -32,6 +32,8 @@ type Object struct {
 	Name   string // empty for a container
 	Tenant string
 	Ends   time.Time
+
+	session string // tells a volume from the next one of its name; empty if nothing does
 }
 
 // isObject tells whether labels are an object's. A sandbox's container has a key, even if
@@ -50,7 +52,7 @@ func (m *Manager) EndedObjects(ctx context.Context, kind ObjectKind, now time.Ti
 	add := func(labels map[string]string, id, name string) {
 		ends, ok := objectEnd(labels)
 		if ok && isObject(labels) && !ends.After(now) {
-			ended = append(ended, Object{Kind: kind, ID: id, Name: name, Tenant: labels[LabelTenant], Ends: ends})
+			ended = append(ended, Object{Kind: kind, ID: id, Name: name, Tenant: labels[LabelTenant], Ends: ends, session: labels[LabelSessionID]})
 		}
 	}
 	if err := m.listObjects(ctx, kind, add); err != nil {
@@ -112,7 +114,8 @@ func objectEnd(labels map[string]string) (time.Time, bool) {
 
 // CollectObject removes an object that EndedObjects answered: a container by force and
 // with its anonymous volumes; a network and a volume only if nothing uses it, else the
-// answer is false and the next sweep's time will come.
+// answer is false and the next sweep's time will come. It is false as well if the volume
+// of this name is another by now.
 func (m *Manager) CollectObject(ctx context.Context, o Object) (bool, error) {
 	if err := m.available(); err != nil {
 		return false, err
@@ -124,7 +127,13 @@ func (m *Manager) CollectObject(ctx context.Context, o Object) (bool, error) {
 	case ObjectNetwork:
 		err = m.call(ctx, "remove_network", func(ctx context.Context) error { return m.opts.Collector.RemoveNetworkID(ctx, o.ID) })
 	case ObjectVolume:
-		err = m.call(ctx, "remove_volume", func(ctx context.Context) error { return m.opts.Collector.RemoveVolume(ctx, o.ID) })
+		var there bool
+		if there, err = m.sameVolume(ctx, o); err == nil && !there {
+			return false, nil
+		}
+		if err == nil {
+			err = m.call(ctx, "remove_volume", func(ctx context.Context) error { return m.opts.Collector.RemoveVolume(ctx, o.ID) })
+		}
 	}
 	if errdefs.IsFailedPrecondition(err) && o.Kind != ObjectContainer {
 		return false, nil
@@ -133,4 +142,12 @@ func (m *Manager) CollectObject(ctx context.Context, o Object) (bool, error) {
 		return false, fmt.Errorf("collect %s %s: %w", o.Kind, o.ID, err)
 	}
 	return true, nil
+}
+
+// sameVolume looks whether the volume of this name is still the one that has ended.
+func (m *Manager) sameVolume(ctx context.Context, o Object) (same bool, err error) {
+	err = m.listObjects(ctx, ObjectVolume, func(labels map[string]string, id, _ string) {
+		same = same || id == o.ID && isObject(labels) && labels[LabelSessionID] == o.session
+	})
+	return same, err
 }

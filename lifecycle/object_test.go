@@ -48,7 +48,7 @@ func TestObjectsAreLeftAlone(t *testing.T) {
 	if err := w.EnsureNetwork(ctx, "shared"); err != nil {
 		t.Fatal(err)
 	}
-	w.stop() // which takes away networks that nobody uses, unless there may be stopped containers on them
+	w.stop()                                                                        // which takes away networks that nobody uses, unless there may be stopped containers on them
 	if networks, err := fake.Networks(ctx, nil); err != nil || len(networks) != 3 { // with the policy's own
 		t.Errorf("networks: %+v, %v", networks, err)
 	}
@@ -125,6 +125,27 @@ func TestCollectObject(t *testing.T) {
 	for _, kind := range lifecycle.ObjectKinds() {
 		if !collect(kind) {
 			t.Errorf("the %s is left", kind)
+		}
+	}
+}
+
+// A volume's name may be another's by the time that it is collected.
+func TestCollectObjectExchanged(t *testing.T) {
+	w := newWorld(t, setup{})
+	ctx := context.Background()
+	w.fake.AddVolume(runtime.Volume{Name: "v", Labels: with(objectLabels(-time.Second), lifecycle.LabelSessionID, "one")}, "")
+	ended, err := w.EndedObjects(ctx, lifecycle.ObjectVolume, time.Now())
+	if err != nil || len(ended) != 1 {
+		t.Fatalf("%+v, %v", ended, err)
+	}
+	next := with(objectLabels(time.Hour), lifecycle.LabelSessionID, "two")
+	for _, labels := range []map[string]string{next, nil} {
+		w.fake.AddVolume(runtime.Volume{Name: "v", Labels: labels}, "")
+		if removed, err := w.CollectObject(ctx, ended[0]); removed || err != nil {
+			t.Errorf("collected: %t, %v", removed, err)
+		}
+		if list, err := w.fake.Volumes(ctx, nil); err != nil || len(list) != 1 {
+			t.Errorf("volumes: %+v, %v", list, err)
 		}
 	}
 }

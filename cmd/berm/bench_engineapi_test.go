@@ -46,7 +46,7 @@ type doorBench struct {
 const (
 	benchArchive = 400 << 20 // bytes
 	benchLine    = 1 << 10
-	benchLines   = 8 << 10
+	benchLines   = 2 << 10
 )
 
 func newDoor(b *testing.B, path string) *door {
@@ -273,7 +273,7 @@ func BenchmarkEngineAPI(b *testing.B) {
 			})
 		})
 		b.Run("logs"+at, func(b *testing.B) {
-			s.rounds(b, connections, connections, func(ctx context.Context, d *door) error {
+			s.rounds(b, connections, max(8, connections), func(ctx context.Context, d *door) error {
 				n, err := d.get(ctx, "/v1.41/containers/"+s.chatter+"/logs?stdout=1")
 				if err == nil && n < benchLine*benchLines/2 {
 					err = fmt.Errorf("a log of %d bytes", n)

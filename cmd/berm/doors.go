@@ -55,10 +55,10 @@ type doorParts struct {
 }
 
 // doorGuard holds sandboxes' mounts once they are known not to be around directories of
-// what the Docker Engine API made, if that is served.
+// what the Docker Engine API made, now or when that was still served.
 type doorGuard struct {
 	lifecycle.Holder
-	door *engineapi.Door // set before anything is made; nil is no such door
+	door *engineapi.Door // set before anything is made; nil: the engine can't have anything of such a door's
 }
 
 // Hold is lifecycle.Holder's.
@@ -102,13 +102,15 @@ func (d *doorParts) sandboxAPI(ctx context.Context, undo *cleanup) (front, strin
 	return front{listener, handler, proxy.ServeOptions{DrainTimeout: cfg.DrainTimeout, Logger: d.log}}, address, nil
 }
 
-// engineAPI opens the door of the Docker Engine API, all its listeners.
-func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) ([]front, error) {
+// engineDoor makes the door of the Docker Engine API and has it guard sandboxes' mounts,
+// whether or not it has listeners: what it made in earlier runs may still be there. It is
+// nil for an engine that doesn't speak that API.
+func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 	dialer, ok := d.engine.(interface {
 		Dial(ctx context.Context) (net.Conn, error)
 	})
 	if !ok {
-		return nil, errors.New("engine_api.listeners need an engine that speaks the Docker Engine API")
+		return nil, nil
 	}
 	opts := engineapi.Options{
 		Dial: func(ctx context.Context) (net.Conn, error) {
@@ -123,7 +125,7 @@ func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) ([]front, erro
 		EnsureNetwork: d.manager.EnsureNetwork,
 		Logger:        d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}
-	if path := d.cfg.EngineAPI.AuditLog; path != "" {
+	if path := d.cfg.EngineAPI.AuditLog; path != "" && len(d.cfg.EngineAPI.Listeners) > 0 {
 		audit, err := engineapi.OpenAudit(path)
 		if err != nil {
 			return nil, err
@@ -131,12 +133,27 @@ func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) ([]front, erro
 		undo.add(audit.Close)
 		opts.Audit = audit
 	}
+	if len(d.cfg.EngineAPI.Listeners) == 0 {
+		opts.Registry = nil // nobody calls it
+	}
 	door, err := engineapi.New(opts)
 	if err != nil {
 		return nil, err
 	}
 	undo.add(door.Close)
 	d.guard.door = door
+	return door, nil
+}
+
+// engineAPI opens the door of the Docker Engine API, all its listeners.
+func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) ([]front, error) {
+	door, err := d.engineDoor(undo)
+	if err != nil {
+		return nil, err
+	}
+	if door == nil && len(d.cfg.EngineAPI.Listeners) > 0 {
+		return nil, errors.New("engine_api.listeners need an engine that speaks the Docker Engine API")
+	}
 	var fronts []front
 	for _, l := range d.cfg.EngineAPI.Listeners {
 		listener, err := listenEngineAPI(ctx, l)

@@ -43,6 +43,22 @@ func TestDoorsKeepClear(t *testing.T) {
 	if status, text := ask(http.MethodPut, "around", around); status != http.StatusForbidden || !strings.Contains(text, "mounts.exposed") {
 		t.Errorf("a sandbox around it: %d, %s", status, text)
 	}
+	// Nor once the other door is switched off: its containers live on.
+	conf := filepath.Join(b.dir, "berm.yaml")
+	served := string(readBytes(t, conf))
+	head, _, _ := strings.Cut(served, "  listeners:")
+	_, tail, _ := strings.Cut(served, "sandbox:")
+	for _, text := range []string{head + "sandbox:" + tail, served} {
+		b.signal(t, os.Interrupt)
+		if err := b.cmd.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		write(t, conf, text)
+		b.start(t)
+		if status, text := ask(http.MethodPut, "around", around); status != http.StatusForbidden || !strings.Contains(text, "mounts.exposed") {
+			t.Errorf("a sandbox around it in a later run: %d, %s", status, text)
+		}
+	}
 	b.must(t, cli, "rm", id)
 	if status, text := ask(http.MethodPut, "around", around); status != http.StatusCreated {
 		t.Errorf("a sandbox by itself: %d, %s", status, text)
@@ -53,4 +69,13 @@ func TestDoorsKeepClear(t *testing.T) {
 	if status, text := ask(http.MethodDelete, "around", ""); status != http.StatusOK {
 		t.Errorf("delete: %d, %s", status, text)
 	}
+}
+
+func readBytes(t *testing.T, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }

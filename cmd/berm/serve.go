@@ -169,11 +169,9 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	parts := doorParts{
 		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, guard: guard,
 	}
-	var fronts []front
-	if len(cfg.EngineAPI.Listeners) > 0 {
-		if fronts, err = parts.engineAPI(ctx, &undo); err != nil {
-			return err
-		}
+	fronts, err := parts.engineAPI(ctx, &undo)
+	if err != nil {
+		return err
 	}
 	if cfg.HTTP.Listen != config.ListenNone {
 		f, address, err := parts.sandboxAPI(ctx, &undo)

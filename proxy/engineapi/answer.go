@@ -38,7 +38,7 @@ func (c *call) forward(a ask, stream bool) error {
 		}
 		defer leave()
 	}
-	resp, err := c.ask(a)
+	resp, err := c.ask(a) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
 	}

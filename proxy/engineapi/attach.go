@@ -48,6 +48,9 @@ func (c *call) attach() error {
 	if err != nil {
 		return err
 	}
+	if err := c.confined(); err != nil {
+		return err
+	}
 	return c.hijack(ask{path: "/containers/" + id + "/attach", query: query})
 }
 
@@ -65,6 +68,9 @@ func (c *call) attachWS() error {
 	}
 	id, err := c.containerID(c.name)
 	if err != nil {
+		return err
+	}
+	if err := c.confined(); err != nil {
 		return err
 	}
 	return c.hijack(ask{path: "/containers/" + id + "/attach/ws", query: query, header: http.Header{

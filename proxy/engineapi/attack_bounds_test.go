@@ -257,6 +257,7 @@ func (b bounds) volume(v volume.Volume) (e excess) {
 }
 
 func (b bounds) imageOf(img image.InspectResponse) (e excess) {
+	//nolint:staticcheck // engines with the classic builder tell it
 	if len(img.RepoTags) > 0 || img.Parent == "" { // else it may be a step of a build, which has no labels yet
 		e = b.labels(img.Config.Labels)
 	}

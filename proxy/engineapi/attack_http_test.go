@@ -107,7 +107,12 @@ func TestAttackTCP(t *testing.T) {
 	go func() {
 		served <- proxy.Serve(ctx, l, s.d.Handler(Callers{Any: &Caller{Name: "tcp", Tenant: "attacker"}}), proxy.ServeOptions{ConnContext: ConnContext, DrainTimeout: time.Second})
 	}()
-	defer func() { cancel(); <-served }()
+	defer func() {
+		cancel()
+		if err := <-served; err != nil && ctx.Err() == nil {
+			t.Error(err)
+		}
+	}()
 	s.door = "tcp://" + l.Addr().String()
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	s.must(err)

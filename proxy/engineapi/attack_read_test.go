@@ -62,7 +62,9 @@ func TestAttackReads(t *testing.T) {
 					for _, f := range s.tells(s.expand(text), r) {
 						s.Error(f)
 					}
-					if r.status != http.StatusNotFound && r.status != http.StatusForbidden {
+					// By force, what isn't there is removed without a word.
+					gone := r.status == http.StatusNoContent && words[0] == http.MethodDelete && kind == "volume"
+					if r.status != http.StatusNotFound && r.status != http.StatusForbidden && !gone {
 						s.Errorf("%d, as if it were there: %s", r.status, r.body)
 					}
 					if harmless == call && i == 0 {

@@ -299,7 +299,8 @@ const (
 	maxListed      = 1024 // entries of a list that costs nothing but its length
 	maxLookedUp    = 128  // mounts, and networks: the engine is asked of each
 	maxStopSeconds = 3600
-	minHealthPause = 100 * time.Millisecond
+	minHealthPause = time.Second
+	minHealthTime  = time.Millisecond // as the engine has it
 )
 
 var (
@@ -371,9 +372,16 @@ func (h *healthBody) check() error {
 	if h == nil {
 		return nil
 	}
-	for name, ns := range map[string]int64{"Interval": h.Interval, "Timeout": h.Timeout, "StartPeriod": h.StartPeriod, "StartInterval": h.StartInterval} {
-		if ns != 0 && (ns < int64(minHealthPause) || ns > int64(24*time.Hour)) {
-			return malformed(fmt.Sprintf("Healthcheck.%s is not 0 or from %v to 24h, in nanoseconds", name, minHealthPause))
+	for _, f := range []struct {
+		name  string
+		ns    int64
+		least time.Duration
+	}{
+		{"Interval", h.Interval, minHealthPause}, {"StartInterval", h.StartInterval, minHealthPause},
+		{"Timeout", h.Timeout, minHealthTime}, {"StartPeriod", h.StartPeriod, minHealthTime},
+	} {
+		if f.ns != 0 && (f.ns < int64(f.least) || f.ns > int64(24*time.Hour)) {
+			return malformed(fmt.Sprintf("Healthcheck.%s is not 0 or from %v to 24h, in nanoseconds", f.name, f.least))
 		}
 	}
 	if h.Retries < 0 || h.Retries > 1000 || len(h.Test) > maxWords {

@@ -263,7 +263,7 @@ func TestBuildsOfImagesByOtherWays(t *testing.T) {
 	if err := direct.ImageTag(ctx, testImage, "hidden"); err != nil {
 		t.Fatal(err)
 	}
-	defer direct.ImageRemove(ctx, "hidden", image.RemoveOptions{})
+	defer func() { _, _ = direct.ImageRemove(ctx, "hidden", image.RemoveOptions{}) }()
 	trigger, err := direct.ContainerCreate(ctx, &container.Config{Image: testImage}, nil, nil, nil, "")
 	if err != nil {
 		t.Fatal(err)
@@ -273,7 +273,7 @@ func TestBuildsOfImagesByOtherWays(t *testing.T) {
 	if err := errors.Join(err, direct.ContainerRemove(ctx, trigger.ID, container.RemoveOptions{})); err != nil {
 		t.Fatal(err)
 	}
-	defer direct.ImageRemove(ctx, triggering, image.RemoveOptions{})
+	defer func() { _, _ = direct.ImageRemove(ctx, triggering, image.RemoveOptions{}) }()
 	for name, dockerfile := range map[string]string{
 		"its own stage":      "FROM " + testImage + " AS hidden\nCOPY --from=hidden /etc /x\n",
 		"a trigger":          "FROM " + triggering + "\nRUN true\n",

@@ -27,6 +27,8 @@ type call struct {
 	objects []string        // IDs of what the call was about, for the audit log
 	reasons []policy.Reason // what the policy denied, in mode audit as well
 	written bool            // the decision is in the audit log already
+
+	unconfined bool // the container that was looked up last was denied, and made in mode audit
 }
 
 // about notes which object a call works on.

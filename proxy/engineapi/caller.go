@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -69,7 +70,8 @@ func (c Callers) of(r *http.Request) (Caller, bool) {
 		if caller, ok := c.Certs["sha256:"+hex.EncodeToString(sum[:])]; ok {
 			return caller, true
 		}
-		if caller, ok := c.Certs[cert.Subject.CommonName]; ok && cert.Subject.CommonName != "" {
+		name := cert.Subject.CommonName
+		if caller, ok := c.Certs[name]; ok && name != "" && !strings.HasPrefix(name, "sha256:") { // which is another certificate's digest
 			return caller, true
 		}
 	}

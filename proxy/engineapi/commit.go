@@ -21,8 +21,9 @@ func commitRoutes() []route {
 
 const maxComment = 4 << 10
 
-// commit makes an image of the caller's of one of its containers. What the policy keeps
-// back of the container's environment doesn't get into it.
+// commit makes an image of the caller's of one of its containers. A container with variables
+// that the policy keeps back is refused, as the engine notes all of its configuration in
+// the image, whatever that is given instead.
 func (c *call) commit() error {
 	if err := c.operation(policy.OpCommit); err != nil {
 		return err
@@ -43,6 +44,9 @@ func (c *call) commit() error {
 	}
 	ct, _, err := c.container(c.query.Get("container"))
 	if err != nil {
+		return err
+	}
+	if err := c.confined(); err != nil {
 		return err
 	}
 	var target url.Values
@@ -72,12 +76,14 @@ func (c *call) commit() error {
 	}
 	for _, e := range ct.Config.Env {
 		if name, _, _ := strings.Cut(e, "="); c.rules.Redacted(c.caller.Profile, name) {
-			if !variable.MatchString(name) { // or it could be more than a name
-				return denied("commit.env", "", fmt.Sprintf("the variable %q can't be kept out of the image", shorten(name)), "other names")
-			}
-			query.Add("changes", "ENV "+name+`=""`)
+			return denied("commit.env", "", fmt.Sprintf("the variable %q is kept back from the caller, and the engine would keep it in the image", shorten(name)), "containers without such variables")
 		}
 	}
+	leave, err := c.room("images", 1)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	var made struct {
 		ID string `json:"Id"`
 	}

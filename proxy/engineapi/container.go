@@ -175,7 +175,7 @@ func (c *call) removeContainer() error {
 			query.Set(name, "1")
 		}
 	}
-	resp, err := c.ask(ask{path: "/containers/" + id, query: query})
+	resp, err := c.ask(ask{path: "/containers/" + id, query: query}) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,9 @@ package engineapi
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -55,16 +57,31 @@ func (c *call) createContainer() error {
 	if err != nil {
 		return err
 	}
-	leave, err := c.room("containers")
+	leave, err := c.room("containers", 1)
 	if err != nil {
 		return err
 	}
 	defer leave()
+	leaveVolumes, err := c.room("volumes", p.anonymous())
+	if err != nil {
+		return err
+	}
+	defer leaveVolumes()
 	made, err := c.make(p, query)
 	if err != nil {
 		return err
 	}
 	return c.answer(http.StatusCreated, made)
+}
+
+// anonymous is how many volumes without a name come to be with the container.
+func (p *plan) anonymous() (n int64) {
+	for _, m := range p.mounts {
+		if m.Type == "volume" && m.Source == "" {
+			n++
+		}
+	}
+	return n
 }
 
 // made is the answer to a create.
@@ -111,7 +128,9 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) 
 	}
 	var body any
 	if p.audited {
-		body = p.asAsked()
+		if body, err = c.asAsked(p); err != nil {
+			return out, err
+		}
 	} else {
 		body = p.encode(c.rules.InjectedEnv(), v)
 	}
@@ -132,15 +151,10 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) 
 	if err := c.verifyMade(p, answer.ID, v); err != nil {
 		return out, err
 	}
-	c.known.put(answer.ID, c.caller.Tenant)
+	if !p.audited {
+		c.known.put(answer.ID, c.caller.Tenant)
+	}
 	return out, nil
-}
-
-// asAsked is the body as it came, with the labels of the door's.
-func (p *plan) asAsked() *createBody {
-	b := *p.body
-	b.Labels = p.labels
-	return &b
 }
 
 // createError doesn't tell of others' containers.
@@ -158,31 +172,41 @@ func (c *call) makeVolumes(p *plan, undo *undoing) error {
 		if p.audited && !slices.ContainsFunc(p.spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
 			continue
 		}
-		if _, err := c.makeVolume(name, "", nil, nil); err != nil {
+		raw, err := c.makeVolume(name, "", nil, nil)
+		if err != nil {
 			return err
 		}
-		undo.add(func(ctx context.Context) error {
-			return missingIsFine(c.engine.do(ctx, ask{method: http.MethodDelete, version: c.version, path: "/volumes/" + name}, nil))
-		})
+		var made labelled
+		if err := json.Unmarshal(raw, &made); err != nil {
+			return fmt.Errorf("create volume: %w", err)
+		}
+		undo.add(func(ctx context.Context) error { return c.removeMade(ctx, name, made.Labels[lifecycle.LabelSessionID]) })
 	}
 	return nil
 }
 
+// removeMade removes a volume that was made, unless another has its name by now.
+func (c *call) removeMade(ctx context.Context, name, session string) error {
+	var now labelled
+	err := c.engine.get(ctx, c.version, "/volumes/"+name, nil, &now)
+	if err != nil || now.Labels[lifecycle.LabelSessionID] != session {
+		return missingIsFine(err)
+	}
+	return missingIsFine(c.engine.do(ctx, ask{method: http.MethodDelete, version: c.version, path: "/volumes/" + name}, nil))
+}
+
 // removeSession removes the container that a create made, if it made one.
 func (c *call) removeSession(ctx context.Context, v version, session string) error {
-	list, err := c.containersWith(ctx, v, lifecycle.LabelSessionID+"="+session, lifecycle.LabelOwner+"="+c.opts.Owner)
-	if err != nil {
-		return err
-	}
 	var errs []error
-	for _, ct := range list {
+	err := c.eachContainer(ctx, v, func(ct *listed) {
 		errs = append(errs, c.removeByForce(ctx, v, ct.ID))
-	}
-	return errors.Join(errs...)
+	}, lifecycle.LabelSessionID+"="+session, lifecycle.LabelOwner+"="+c.opts.Owner)
+	return errors.Join(append(errs, err)...)
 }
 
 func (c *call) removeByForce(ctx context.Context, v version, id string) error {
 	c.known.drop(id)
+	c.transfers.end(id)
 	query := url.Values{"force": {"1"}, "v": {"1"}}
 	return missingIsFine(c.engine.do(ctx, ask{method: http.MethodDelete, version: v, path: "/containers/" + id, query: query}, nil))
 }
@@ -194,11 +218,24 @@ func missingIsFine(err error) error {
 	return err
 }
 
-// containersWith lists the containers, running or not, that have all the labels.
-func (d *Door) containersWith(ctx context.Context, v version, labels ...string) ([]container.Summary, error) {
-	var list []container.Summary
+// listed is what the door goes by of a container in a list.
+type listed struct {
+	ID     string `json:"Id"`
+	State  string
+	Mounts []container.MountPoint
+}
+
+// eachContainer gives f the containers, running or not, that have all the labels.
+func (d *Door) eachContainer(ctx context.Context, v version, f func(*listed), labels ...string) error {
 	query := url.Values{"all": {"1"}, "filters": {filters{"label": labels}.String()}}
-	return list, d.engine.get(ctx, v, "/containers/json", query, &list)
+	return d.engine.each(ctx, v, "/containers/json", query, func(_ string, entry json.RawMessage) error {
+		var ct listed
+		if err := json.Unmarshal(entry, &ct); err != nil {
+			return err
+		}
+		f(&ct)
+		return nil
+	})
 }
 
 // undoing takes back what was done, the last first.

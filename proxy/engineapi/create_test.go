@@ -348,6 +348,8 @@ func TestCreateRefused(t *testing.T) {
 		"port by name":              `"HostConfig":{"PortBindings":{"http/tcp":[{"HostPort":"8080"}]}}`,
 		"negative health check":     `"Healthcheck":{"Test":["CMD","x"],"Interval":-1}`,
 		"fast health check":         `"Healthcheck":{"Test":["CMD","x"],"Interval":1000000}`,
+		"busy health check":         `"Healthcheck":{"Test":["CMD","x"],"Interval":999000000}`,
+		"busy at the start":         `"Healthcheck":{"Test":["CMD","x"],"StartInterval":999000000}`,
 		"hostname":                  `"Hostname":"a\nb"`,
 		"working place":             `"WorkingDir":"a"`,
 		"NUL":                       `"Cmd":["a\u0000b"]`,

@@ -17,11 +17,6 @@ func denied(rule, field, message, allowed string) error {
 	return &policy.DeniedError{Reasons: []policy.Reason{{Rule: rule, Field: field, Allowed: allowed, Message: message}}}
 }
 
-// switchedOff refuses what the caller's profile doesn't allow at all.
-func switchedOff(key, what string) error {
-	return denied("engine_api."+key, "", what+" is off in the caller's profile", "engine_api."+key+": on")
-}
-
 // errNotFound is what every notFound is, for errors.Is.
 var errNotFound = errors.New("not found")
 
@@ -83,15 +78,6 @@ func denial(reasons []policy.Reason) string {
 		parts[i] = part + " (rule " + r.Rule + ")"
 	}
 	return "denied by policy: " + strings.Join(parts, "; ")
-}
-
-// ruleOf is the rule that an error is a denial by; empty if it is none.
-func ruleOf(err error) string {
-	var d *policy.DeniedError
-	if errors.As(err, &d) && len(d.Reasons) > 0 {
-		return d.Reasons[0].Rule
-	}
-	return ""
 }
 
 // shorten makes a caller's text fit to be shown.

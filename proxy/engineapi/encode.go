@@ -170,10 +170,8 @@ func (p *plan) mountList() []mount.Mount {
 		})
 	}
 	for _, v := range p.spec.Volumes {
-		options := &mount.VolumeOptions{NoCopy: p.asked(v.Target).noCopy}
-		if v.Source == "" {
-			options.Labels = p.volumeLabels()
-		}
+		// A named one is there, but may have been removed again by the time that the engine looks.
+		options := &mount.VolumeOptions{NoCopy: p.asked(v.Target).noCopy, Labels: p.volumeLabels()}
 		out = append(out, mount.Mount{Type: mount.TypeVolume, Source: v.Source, Target: v.Target, ReadOnly: v.ReadOnly, VolumeOptions: options})
 	}
 	return out

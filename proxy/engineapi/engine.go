@@ -200,6 +200,104 @@ func (e *engine) doSlow(ctx context.Context, a ask, into any) error {
 	return nil
 }
 
+// maxEntry bounds one entry of a list of the engine's, in bytes.
+const maxEntry = 16 << 20
+
+// each asks for a list and gives one entry after the other to f, so that no list is too
+// long, whoever filled it. The answer is a list, or an object with lists, whose names f
+// gets; what else is in that is left out.
+func (e *engine) each(ctx context.Context, v version, path string, query url.Values, f func(list string, entry json.RawMessage) error) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return e.eachSlow(ctx, v, path, query, f)
+}
+
+// eachSlow is each for as long as ctx lasts.
+func (e *engine) eachSlow(ctx context.Context, v version, path string, query url.Values, f func(list string, entry json.RawMessage) error) error {
+	resp, err := e.send(ctx, ask{method: http.MethodGet, version: v, path: path, query: query})
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return failure(resp)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	bounded := &io.LimitedReader{R: resp.Body}
+	err = (&lister{bounded: bounded, dec: json.NewDecoder(bounded), f: f}).read()
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("GET %s: %w", path, err)
+	}
+	return nil
+}
+
+// lister reads the lists of an answer.
+type lister struct {
+	bounded *io.LimitedReader
+	dec     *json.Decoder
+	f       func(list string, entry json.RawMessage) error
+}
+
+func (l *lister) token() (json.Token, error) {
+	l.bounded.N = maxEntry
+	return l.dec.Token()
+}
+
+func (l *lister) read() error {
+	token, err := l.token()
+	if err != nil || token != json.Delim('{') {
+		return l.value("", token, err)
+	}
+	for {
+		name, err := l.token()
+		if err != nil || name == json.Delim('}') {
+			return err
+		}
+		token, err := l.token()
+		if err := l.value(fmt.Sprint(name), token, err); err != nil {
+			return err
+		}
+	}
+}
+
+// value reads the rest of what begins with a token.
+func (l *lister) value(name string, first json.Token, err error) error {
+	if err == nil && first == json.Delim('[') {
+		return l.entries(name)
+	}
+	for depth := 0; err == nil; first, err = l.token() {
+		switch first {
+		case json.Delim('{'), json.Delim('['):
+			depth++
+		case json.Delim('}'), json.Delim(']'):
+			depth--
+		}
+		if depth == 0 {
+			return nil
+		}
+	}
+	return err
+}
+
+func (l *lister) entries(name string) error {
+	for {
+		l.bounded.N = maxEntry
+		if !l.dec.More() {
+			_, err := l.token() // the list's end, or what is wrong
+			return err
+		}
+		var entry json.RawMessage
+		if err := l.dec.Decode(&entry); err != nil {
+			return err
+		}
+		if err := l.f(name, entry); err != nil {
+			return err
+		}
+	}
+}
+
 // negotiate gives the version in which the engine is spoken to for a client that asks
 // for one; 0 is a client that names none, and takes the newest.
 func (e *engine) negotiate(ctx context.Context, asked version) (version, error) {

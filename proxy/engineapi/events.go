@@ -1,13 +1,17 @@
 package engineapi
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
 	"net/url"
+	"time"
 
 	"github.com/docker/docker/api/types/events"
+
+	"github.com/bermhq/berm/lifecycle"
 )
 
 func eventRoutes() []route {
@@ -40,7 +44,7 @@ func (c *call) events() error {
 		return err
 	}
 	defer leave()
-	mine := witness{call: c, objects: map[string]bool{}}
+	mine := witness{call: c, since: map[string]int64{}, past: query.Has("since")}
 	if err := mine.seed(); err != nil {
 		return err
 	}
@@ -52,15 +56,14 @@ func (c *call) events() error {
 		return failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
+	c.close(nil) // now, as it may go on for days
 	c.head(resp)
 	flusher := http.NewResponseController(c.w)
 	_ = flusher.Flush()
-	bounded := &io.LimitedReader{R: resp.Body}
-	dec := json.NewDecoder(bounded)
+	lines := bufio.NewReaderSize(resp.Body, bufferSize)
 	for {
-		bounded.N = maxEvent
-		var raw json.RawMessage
-		if err := dec.Decode(&raw); errors.Is(err, io.EOF) && bounded.N > 0 {
+		raw, err := nextEvent(lines)
+		if errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			panic(http.ErrAbortHandler) // or a part would be taken for the whole
@@ -69,17 +72,43 @@ func (c *call) events() error {
 		if json.Unmarshal(raw, &e) != nil || !mine.sees(e) {
 			continue
 		}
-		if _, err := c.w.Write(append(raw, '\n')); err != nil {
+		if _, err := c.w.Write(raw); err != nil {
 			panic(http.ErrAbortHandler)
 		}
 		_ = flusher.Flush()
 	}
 }
 
+// nextEvent reads the next line, each of which is an event. One that is too long is left
+// out: no caller's is, and what others have made of theirs must not end the stream.
+func nextEvent(r *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for long := false; ; {
+		part, err := r.ReadSlice('\n')
+		if long = long || len(line)+len(part) > maxEvent; !long {
+			line = append(line, part...)
+		}
+		switch {
+		case errors.Is(err, bufio.ErrBufferFull):
+		case errors.Is(err, io.EOF) && (long || len(line) > 0):
+			return nil, io.ErrUnexpectedEOF
+		case err != nil:
+			return nil, err
+		case !long:
+			return line, nil
+		default:
+			line, long = nil, false
+		}
+	}
+}
+
 // witness decides which events a caller gets to see.
 type witness struct {
 	*call
-	objects map[string]bool // whether networks and volumes are the caller's, as last seen
+	// since tells when the networks and volumes that are the caller's were made, in
+	// nanoseconds, as last seen; 0 is long ago.
+	since map[string]int64
+	past  bool // it asks for what was before as well, when a volume's name may have been another's
 }
 
 const maxWitnessed = 16 << 10
@@ -95,16 +124,31 @@ func (s *witness) seed() error {
 		return err
 	}
 	for _, n := range networks {
-		s.objects["network "+n.ID] = true
+		s.since["network "+n.ID] = 0
 	}
-	var volumes struct{ Volumes []struct{ Name string } }
-	if err := s.engine.get(s.ctx, s.version, "/volumes", query, &volumes); err != nil {
-		return err
+	return s.engine.each(s.ctx, s.version, "/volumes", query, func(list string, entry json.RawMessage) error {
+		var v struct {
+			Name   string
+			Labels map[string]string
+		}
+		if list != "Volumes" {
+			return nil
+		}
+		if err := json.Unmarshal(entry, &v); err != nil {
+			return err
+		}
+		s.since["volume "+v.Name] = madeAt(v.Labels)
+		return nil
+	})
+}
+
+// madeAt is when labels say that a volume was made, before which its name was another's.
+func madeAt(labels map[string]string) int64 {
+	at, err := time.Parse(time.RFC3339Nano, labels[lifecycle.LabelCreatedAt])
+	if err != nil {
+		return 0
 	}
-	for _, v := range volumes.Volumes {
-		s.objects["volume "+v.Name] = true
-	}
-	return nil
+	return at.UnixNano()
 }
 
 // sees tells whether an event is about something of the caller's. Of networks and volumes
@@ -122,41 +166,57 @@ func (s *witness) sees(e events.Message) bool {
 		if tenant, ok := s.known.get(e.Actor.ID); ok {
 			return tenant == s.caller.Tenant
 		}
-		return s.look("network "+e.Actor.ID, func() (map[string]string, error) {
+		_, own := s.look("network "+e.Actor.ID, func() (map[string]string, error) {
 			n, _, err := s.anyNetwork(e.Actor.ID)
 			if err != nil {
 				return nil, err
 			}
 			return n.Labels, nil
 		})
+		return own
 	case events.VolumeEventType:
 		key := "volume " + e.Actor.ID
 		if e.Action == events.ActionDestroy {
-			was := s.objects[key]
-			delete(s.objects, key)
+			since, was := s.since[key]
+			if was = was && s.current(since, e); was {
+				delete(s.since, key)
+			}
 			return was
 		}
-		return s.look(key, func() (map[string]string, error) {
+		since, own := s.look(key, func() (map[string]string, error) {
 			v, _, err := s.anyVolume(e.Actor.ID)
 			if err != nil {
 				return nil, err
 			}
 			return v.Labels, nil
 		})
+		return own && s.current(since, e)
 	case events.ImageEventType:
 		return s.ownImage(attributes)
 	}
 	return false
 }
 
-func (s *witness) look(key string, labels func() (map[string]string, error)) bool {
+// current tells whether a volume was the one that it is now when an event came. The clocks
+// of the engine and of the labels needn't be one, so that it matters only for the past.
+func (s *witness) current(since int64, e events.Message) bool {
+	return !s.past || since <= e.TimeNano
+}
+
+// look tells whether something is the caller's, and since when.
+func (s *witness) look(key string, labels func() (map[string]string, error)) (since int64, own bool) {
 	got, err := labels()
 	if err != nil {
-		return s.objects[key]
+		since, own = s.since[key]
+		return since, own
 	}
-	if len(s.objects) >= maxWitnessed {
-		clear(s.objects)
+	if len(s.since) >= maxWitnessed {
+		clear(s.since)
 	}
-	s.objects[key] = s.own(got)
-	return s.objects[key]
+	delete(s.since, key)
+	if own = s.own(got); own {
+		since = madeAt(got)
+		s.since[key] = since
+	}
+	return since, own
 }

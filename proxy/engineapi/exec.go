@@ -74,6 +74,9 @@ func (c *call) createExec() error {
 	if err != nil {
 		return err
 	}
+	if err := c.confined(); err != nil {
+		return err
+	}
 	if body.Env, err = c.execEnv(&body); err != nil {
 		return err
 	}
@@ -146,6 +149,9 @@ func (c *call) startExec() error {
 	}
 	id, _, err := c.execID(c.name)
 	if err != nil {
+		return err
+	}
+	if err := c.confined(); err != nil {
 		return err
 	}
 	b, err := json.Marshal(body)

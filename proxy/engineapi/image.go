@@ -137,6 +137,7 @@ func (c *call) trim(entry map[string]json.RawMessage, patterns []string) (bool, 
 		}
 		ok = ok && len(tags)+len(digests) > 0
 	}
+	delete(entry, "ContainerConfig") // of what the image was made of: a container's environment, and what is redacted in it
 	if entry["RepoTags"], err = json.Marshal(tags); err != nil {
 		return false, err
 	}
@@ -336,7 +337,7 @@ func (c *call) tagImage() error {
 	}
 	name := target.Get("repo") + ":" + target.Get("tag")
 	if !c.ownImage(img.Config.Labels) && !c.rules.ListsImage(c.caller.Profile, []string{name}) {
-		err := c.allow([]policy.Reason{{Rule: "images.tag", Field: "repo", Allowed: "names that are on the policy's allow-list, or images of one's own",
+		err := c.allow([]policy.Reason{{Rule: "images.tags", Field: "repo", Allowed: "names that are on the policy's allow-list, or images of one's own",
 			Message: fmt.Sprintf("the image isn't the caller's own, and so would not be found by the name %q", shorten(name))}})
 		if err != nil {
 			return err
@@ -392,9 +393,35 @@ func (c *call) target(repo, tag string) (url.Values, error) {
 	return url.Values{"repo": {tagged.Name()}, "tag": {tagged.Tag()}}, nil
 }
 
+// replaceable refuses to remove what isn't the caller's own and can't be brought back: only
+// an image goes that came from a registry, if the caller may pull, or a name that it may
+// give to images itself.
+func (c *call) replaceable(img *imageInfo, names []string) error {
+	if c.othersImage(img.Config.Labels) {
+		return denied("images.foreign", "", "the image isn't the caller's own", "images of one's own")
+	}
+	var pulled []string
+	for _, digest := range img.RepoDigests {
+		repo, _, _ := strings.Cut(digest, "@")
+		pulled = append(pulled, repo)
+	}
+	for _, name := range names {
+		if _, err := c.rules.TagRef(c.caller.Profile, name); err == nil {
+			continue
+		}
+		if err := c.operation(policy.OpPull); err != nil {
+			return err
+		}
+		named, err := reference.ParseNormalizedNamed(name)
+		if err != nil || !slices.Contains(pulled, reference.FamiliarName(named)) && !slices.Contains(pulled, named.Name()) {
+			return denied("images.foreign", "", fmt.Sprintf("the image %q isn't the caller's own, and came from no registry", shorten(name)), "images of one's own, and those that can be pulled again")
+		}
+	}
+	return nil
+}
+
 // removeImage takes a name from an image, and the image away with its last one. By its ID
-// only an image goes of which every name is the caller's to take. What isn't the caller's
-// own it can only remove if it could pull it again.
+// only an image goes of which every name is the caller's to take.
 func (c *call) removeImage() error {
 	img, err := c.visibleImage(c.name)
 	if err != nil {
@@ -404,20 +431,22 @@ func (c *call) removeImage() error {
 	if c.flag("force") && !own {
 		return denied("images.force", "force", "an image that isn't the caller's own can't be removed by force, as others may be using it", "no force")
 	}
-	if !own {
-		if err := c.operation(policy.OpPull); err != nil {
-			return err
-		}
-	}
 	ref := img.ID
 	names := slices.Concat(img.RepoTags, img.RepoDigests)
+	taken := names
 	if slices.ContainsFunc(names, func(name string) bool { return sameImage(name, c.name) }) {
 		ref = familiar(c.name)
 		if _, _, ok := c.listed([]string{ref}, nil, img.Config.Labels); !ok {
 			return noImage(c.name)
 		}
+		taken = []string{ref}
 	} else if tags, digests, _ := c.listed(img.RepoTags, img.RepoDigests, img.Config.Labels); len(tags)+len(digests) != len(names) {
 		return conflict("the image has further names, which are not the caller's to take: remove it by name")
+	}
+	if !own {
+		if err := c.replaceable(img, taken); err != nil {
+			return err
+		}
 	}
 	query := url.Values{}
 	for _, name := range []string{"force", "noprune"} {

@@ -118,7 +118,7 @@ func (c *call) resolve(ref string, mode bool) (policy.ContainerNetwork, error) {
 			return n, err
 		}
 		n.Mode, n.ID = policy.NetContainer, ct.ID
-		n.Own = !ct.HostConfig.NetworkMode.IsHost() && !ct.HostConfig.NetworkMode.IsContainer()
+		n.Own = (c.caller.Audit || !c.unconfined) && !ct.HostConfig.NetworkMode.IsHost() && !ct.HostConfig.NetworkMode.IsContainer()
 		return n, nil
 	}
 	switch {

@@ -1,8 +1,10 @@
 package engineapi
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"strings"
 	"time"
 
@@ -16,15 +18,27 @@ const (
 	labelTTL    = "berm.ttl" // by which a caller asks for a life other than its profile's
 
 	maxLabels     = 512
-	maxLabelBytes = 256 << 10
+	maxLabelBytes = 32 << 10 // of a caller's own, as the engine's lists and events have them
+
+	// What else is in lists and events of every container.
+	maxImageLabelBytes = 256 << 10
+	maxEffectiveBytes  = 256 << 10
 )
+
+// encodedBytes is how much room something takes in the engine's answers, where what is a
+// byte here may be six.
+func encodedBytes(v any) int {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return math.MaxInt // it can't be encoded
+	}
+	return len(b)
+}
 
 // callersLabels checks the labels that a caller gives, and takes out the TTL that it asks
 // for; nil if it doesn't.
 func callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
-	size := 0
 	for name, value := range labels {
-		size += len(name) + len(value)
 		switch {
 		case name == labelTTL:
 			d, err := time.ParseDuration(value)
@@ -37,8 +51,8 @@ func callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
 				"other labels, and "+labelTTL)
 		}
 	}
-	if len(labels) > maxLabels || size > maxLabelBytes {
-		return nil, malformed(fmt.Sprintf("there are more than %d labels, or more than %d bytes of them", maxLabels, maxLabelBytes))
+	if len(labels) > maxLabels || encodedBytes(labels) > maxLabelBytes {
+		return nil, malformed(fmt.Sprintf("there are more than %d labels, or more than %d bytes of them, as JSON", maxLabels, maxLabelBytes))
 	}
 	return ttl, nil
 }

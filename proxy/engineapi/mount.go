@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/docker/docker/api/types/volume"
+
 	"github.com/bermhq/berm/policy"
 )
 
@@ -244,9 +246,16 @@ func (c *call) lookUpVolumes(list []mounted) (missing []string, err error) {
 			}
 		case err != nil:
 			return nil, err
+		case c.caller.Audit && c.others(v.Labels):
+			return nil, noVolume(m.Source)
 		default:
-			m.Own = c.own(v.Labels) && v.Driver == "local" && len(v.Options) == 0
+			m.Own = c.ownVolume(v)
 		}
 	}
 	return missing, nil
+}
+
+// ownVolume tells whether a volume is the caller's, and nothing but a directory of the engine's.
+func (c *call) ownVolume(v *volume.Volume) bool {
+	return c.own(v.Labels) && v.Driver == "local" && len(v.Options) == 0
 }

@@ -27,6 +27,10 @@ func networkRoutes() []route {
 	}
 }
 
+// inhibitOption leaves a bridge without an address of the host's. An internal network has
+// no way out, but the host would be there.
+const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
+
 func noNetwork(ref string) error { return notFound("network " + shorten(ref) + " not found") }
 
 // network gives a network of the caller's, by its ID, a prefix of it, or its name.
@@ -184,6 +188,13 @@ func (c *call) createNetwork() error {
 	}
 	defer leave()
 	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: c.stamp(body.Labels, life, most)}
+	if want.Internal {
+		want.Options = maps.Clone(want.Options)
+		if want.Options == nil {
+			want.Options = map[string]string{}
+		}
+		want.Options[inhibitOption] = "true"
+	}
 	var made struct {
 		ID      string `json:"Id"`
 		Warning string

@@ -230,7 +230,7 @@ func TestVolumesAtOnce(t *testing.T) {
 	if _, err := direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "at-once-foreign", Labels: map[string]string{lifecycle.LabelTenant: "one"}}); err != nil {
 		t.Fatal(err)
 	}
-	defer direct.VolumeRemove(context.Background(), "at-once-foreign", true)
+	defer func() { _ = direct.VolumeRemove(context.Background(), "at-once-foreign", true) }()
 	c := d.client("one")
 	if _, err := c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "at-once-foreign"}); !errdefs.IsConflict(err) {
 		t.Errorf("what only looks like one's own: %v", err)

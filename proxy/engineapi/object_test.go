@@ -30,7 +30,7 @@ func TestNetworks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer direct.NetworkRemove(context.Background(), made.ID)
+	defer func() { _ = direct.NetworkRemove(context.Background(), made.ID) }()
 	n, err := direct.NetworkInspect(ctx, made.ID, network.InspectOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func TestVolumes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer direct.VolumeRemove(context.Background(), "volumes-mine", true)
+	defer func() { _ = direct.VolumeRemove(context.Background(), "volumes-mine", true) }()
 	again, err := mine.VolumeCreate(ctx, volume.CreateOptions{Name: "volumes-mine"})
 	if err != nil || again.CreatedAt != made.CreatedAt {
 		t.Errorf("made twice: %+v, %v", again, err)
@@ -234,11 +234,11 @@ func TestEvents(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer direct.NetworkRemove(context.Background(), n.ID)
+		defer func() { _ = direct.NetworkRemove(context.Background(), n.ID) }()
 		if _, err := c.VolumeCreate(ctx, volume.CreateOptions{Name: "events-" + tenant}); err != nil {
 			t.Fatal(err)
 		}
-		defer direct.VolumeRemove(context.Background(), "events-"+tenant, true)
+		defer func() { _ = direct.VolumeRemove(context.Background(), "events-"+tenant, true) }()
 		if err := c.VolumeRemove(ctx, "events-"+tenant, false); err != nil {
 			t.Fatal(err)
 		}

@@ -90,6 +90,7 @@ func (c *call) containerID(ref string) (string, error) {
 			return "", noContainer(ref)
 		}
 		c.about(ref)
+		c.unconfined = false
 		return ref, nil
 	}
 	ct, _, err := c.container(ref)
@@ -119,7 +120,10 @@ func (c *call) container(ref string) (*container.InspectResponse, json.RawMessag
 	if !c.own(ct.Config.Labels) {
 		return nil, nil, noContainer(ref)
 	}
-	c.known.put(ct.ID, c.caller.Tenant)
+	if c.unconfined = auditMade(ct.Config.Labels); !c.unconfined {
+		c.known.put(ct.ID, c.caller.Tenant) // of the others every call has to know
+	}
+	c.ends.put(ct.ID, ct.Config.Labels[lifecycle.LabelExpiresAt])
 	c.about(ct.ID)
 	return &ct, raw, nil
 }

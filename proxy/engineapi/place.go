@@ -79,12 +79,8 @@ func (c *call) claim(who, id string, mounts []policy.Mount) (release func(), err
 
 // binds are the binds of all containers that this door made, running or not, but for one.
 func (d *Door) binds(ctx context.Context, v version, except string) ([]policy.Mount, error) {
-	list, err := d.containersWith(ctx, v, lifecycle.LabelOwner+"="+d.opts.Owner, lifecycle.LabelDoor+"="+lifecycle.DoorEngine)
-	if err != nil {
-		return nil, err
-	}
 	var out []policy.Mount
-	for _, ct := range list {
+	err := d.eachContainer(ctx, v, func(ct *listed) {
 		for _, m := range ct.Mounts {
 			if m.Type == mount.TypeBind && ct.ID != except {
 				mode := "ro"
@@ -94,8 +90,8 @@ func (d *Door) binds(ctx context.Context, v version, except string) ([]policy.Mo
 				out = append(out, policy.Mount{Source: m.Source, Mode: mode})
 			}
 		}
-	}
-	return out, nil
+	}, lifecycle.LabelOwner+"="+d.opts.Owner, lifecycle.LabelDoor+"="+lifecycle.DoorEngine)
+	return out, err
 }
 
 // KeepClear is for another door that is about to make a container with these mounts,

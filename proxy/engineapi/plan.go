@@ -136,6 +136,9 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 			return denied("labels.reserved", "Image", fmt.Sprintf("the image has a label %q, which is Berm's own", shorten(name)), "images without such labels")
 		}
 	}
+	if encodedBytes(img.Config.Labels) > maxImageLabelBytes {
+		return denied("request.image", "Image", fmt.Sprintf("the image has more than %d bytes of labels, as JSON", maxImageLabelBytes), "another image")
+	}
 	if byID != "" {
 		if img.ID != byID {
 			return denied("images.pins", "Image", "the image of this ID is not the one that the policy has in its stead", p.spec.Image)
@@ -181,6 +184,9 @@ func (c *call) nameOf(asked string, img *imageInfo, own bool) string {
 
 // lookUpImage finds an image that the engine has; nil if it has none of that name.
 func (c *call) lookUpImage(ref string) (*imageInfo, error) {
+	if _, err := reference.ParseAnyReference(ref); err != nil {
+		return nil, nil // or the engine could be led elsewhere by it
+	}
 	var img imageInfo
 	err := c.engine.get(c.ctx, c.version, "/images/"+ref+"/json", nil, &img)
 	switch {
@@ -222,6 +228,9 @@ func (c *call) finish(p *plan) error {
 	}
 	p.labels = c.stamp(maps.Clone(p.body.Labels), s.TTL, s.MaxLifetime)
 	p.labels[lifecycle.LabelEffective] = string(label)
+	if encodedBytes(string(label)) > maxEffectiveBytes {
+		return malformed("it asks for more mounts, networks, ports, hosts and limits than anybody needs")
+	}
 	return nil
 }
 

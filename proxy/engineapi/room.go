@@ -18,35 +18,36 @@ type rooms struct {
 }
 
 // enter counts one more, and gives how many there are with it.
-func (r *rooms) enter(key string) int64 {
+func (r *rooms) enter(key string) int64 { return r.add(key, 1) }
+
+func (r *rooms) leave(key string) { r.add(key, -1) }
+
+// add counts n more, or fewer.
+func (r *rooms) add(key string, n int64) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.making == nil {
 		r.making = map[string]int64{}
 	}
-	r.making[key]++
-	return r.making[key]
-}
-
-func (r *rooms) leave(key string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.making[key]--; r.making[key] == 0 {
+	r.making[key] += n
+	left := r.making[key]
+	if left == 0 {
 		delete(r.making, key)
 	}
+	return left
 }
 
-// room makes sure that the caller may have one more container, network or volume, also
-// if others of its tenant are being made. The caller calls leave once it is made. One that
+// room makes sure that the caller may have n more containers, networks, volumes or images,
+// also if others of its tenant are being made. The caller calls leave once they are made. One that
 // is just being finished may count twice, so that the last place can be refused for a moment.
-func (c *call) room(kind string) (leave func(), err error) {
+func (c *call) room(kind string, n int64) (leave func(), err error) {
 	p, err := c.profile()
-	if err != nil || p.EngineAPI.MaxObjects == 0 {
+	if err != nil || p.EngineAPI.MaxObjects == 0 || n == 0 {
 		return func() {}, err
 	}
 	key := kind + " " + c.caller.Tenant
-	making := c.rooms.enter(key)
-	leave = func() { c.rooms.leave(key) }
+	making := c.rooms.add(key, n)
+	leave = func() { c.rooms.add(key, -n) }
 	there, err := c.count(kind)
 	if err == nil && there+making > p.EngineAPI.MaxObjects {
 		err = &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
@@ -60,21 +61,28 @@ func (c *call) room(kind string) (leave func(), err error) {
 }
 
 // count asks the engine how many of its objects are the caller's.
-func (c *call) count(kind string) (int64, error) {
+func (c *call) count(kind string) (n int64, err error) {
 	query := url.Values{"filters": {c.onlyOwn(filters{}).String()}}
-	var list []json.RawMessage
+	path := "/" + kind
 	switch kind {
 	case "containers":
+		path = "/containers/json"
 		query.Set("all", "1")
-		err := c.engine.get(c.ctx, c.version, "/containers/json", query, &list)
-		return int64(len(list)), err
-	case "networks":
-		err := c.engine.get(c.ctx, c.version, "/networks", query, &list)
-		return int64(len(list)), err
+	case "images":
+		path = "/images/json"
+		own := filters{}
+		for name, value := range c.whose() {
+			own["label"] = append(own["label"], name+"="+value)
+		}
+		query.Set("filters", own.String())
 	}
-	var volumes struct{ Volumes []json.RawMessage }
-	err := c.engine.get(c.ctx, c.version, "/volumes", query, &volumes)
-	return int64(len(volumes.Volumes)), err
+	err = c.engine.each(c.ctx, c.version, path, query, func(list string, _ json.RawMessage) error {
+		if list == "" || list == "Volumes" { // and not its warnings
+			n++
+		}
+		return nil
+	})
+	return n, err
 }
 
 // undo removes what the door made and the caller must not have. It doesn't end with the

@@ -2,7 +2,6 @@ package engineapi
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -102,13 +101,8 @@ func (c *call) info() error {
 	if err := c.engine.get(c.ctx, c.version, "/info", nil, &of); err != nil {
 		return err
 	}
-	var own []container.Summary
-	query := url.Values{"all": {"1"}, "filters": {c.onlyOwn(filters{}).String()}}
-	if err := c.engine.get(c.ctx, c.version, "/containers/json", query, &own); err != nil {
-		return err
-	}
 	told := system.Info{
-		Name: "berm", Containers: len(own),
+		Name:   "berm",
 		Driver: of.Driver, LoggingDriver: p.EngineAPI.LogDrivers[0], CgroupDriver: of.CgroupDriver, CgroupVersion: of.CgroupVersion,
 		MemoryLimit: of.MemoryLimit, SwapLimit: of.SwapLimit, CPUCfsPeriod: of.CPUCfsPeriod, CPUCfsQuota: of.CPUCfsQuota,
 		CPUShares: of.CPUShares, CPUSet: of.CPUSet, PidsLimit: of.PidsLimit, OomKillDisable: of.OomKillDisable,
@@ -125,7 +119,8 @@ func (c *call) info() error {
 			told.Runtimes[name] = system.RuntimeWithStatus{}
 		}
 	}
-	for _, ct := range own {
+	err = c.eachContainer(c.ctx, c.version, func(ct *listed) {
+		told.Containers++
 		switch ct.State {
 		case container.StateRunning:
 			told.ContainersRunning++
@@ -134,6 +129,9 @@ func (c *call) info() error {
 		default:
 			told.ContainersStopped++
 		}
+	}, c.ownLabels()...)
+	if err != nil {
+		return err
 	}
 	return c.answer(http.StatusOK, told)
 }
@@ -141,23 +139,7 @@ func (c *call) info() error {
 // labelled is what tells whose an entry of a list is.
 type labelled struct{ Labels map[string]string }
 
-// ownEntries keeps the caller's own of a list, as the engine tells them.
-func ownEntries(list []json.RawMessage, isOwn func(labels map[string]string) bool) ([]json.RawMessage, error) {
-	own := []json.RawMessage{}
-	for _, raw := range list {
-		var of labelled
-		if err := json.Unmarshal(raw, &of); err != nil {
-			return nil, fmt.Errorf("the engine's list can't be read: %w", err)
-		}
-		if isOwn(of.Labels) {
-			own = append(own, raw)
-		}
-	}
-	return own, nil
-}
-
-// diskUsage is of the caller's own containers, volumes and images. What all layers take
-// together is nobody's business.
+// diskUsage is of the caller's own containers, volumes and images.
 func (c *call) diskUsage() error {
 	query := url.Values{}
 	for _, kind := range c.query["type"] {
@@ -169,25 +151,30 @@ func (c *call) diskUsage() error {
 		}
 	}
 	var of struct {
-		LayersSize                              int64
+		LayersSize                              int64 // what all layers take together is nobody's business
 		Images, Containers, Volumes, BuildCache []json.RawMessage
 		BuilderSize                             int64
 	}
-	// It may have to walk through all volumes, for as long as the caller waits.
-	if err := c.engine.doSlow(c.ctx, ask{method: http.MethodGet, version: c.version, path: "/system/df", query: query}, &of); err != nil {
-		return err
+	of.BuildCache = []json.RawMessage{}
+	lists := map[string]*[]json.RawMessage{"Images": &of.Images, "Containers": &of.Containers, "Volumes": &of.Volumes}
+	for _, list := range lists {
+		*list = []json.RawMessage{}
 	}
-	of.LayersSize, of.BuilderSize, of.BuildCache = 0, 0, []json.RawMessage{}
-	for _, list := range []*[]json.RawMessage{&of.Images, &of.Containers, &of.Volumes} {
-		isOwn := c.own
-		if list == &of.Images {
+	// It may have to walk through all volumes, for as long as the caller waits.
+	err := c.engine.eachSlow(c.ctx, c.version, "/system/df", query, func(name string, entry json.RawMessage) error {
+		list, isOwn := lists[name], c.own
+		if name == "Images" {
 			isOwn = c.ownImage
 		}
-		own, err := ownEntries(*list, isOwn)
-		if err != nil {
+		var is labelled
+		if err := json.Unmarshal(entry, &is); err != nil || list == nil || !isOwn(is.Labels) {
 			return err
 		}
-		*list = own
+		*list = append(*list, entry)
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	return c.answer(http.StatusOK, of)
 }

@@ -3,6 +3,7 @@ package engineapi
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -63,11 +64,36 @@ func (c *call) verifyMade(p *plan, id string, v version) error {
 		d.add(sameResources(p.spec, ct.HostConfig), "HostConfig.Resources")
 		d.add(restartIs(ct.HostConfig, p.spec.Restart), "HostConfig.RestartPolicy")
 	}
+	if err := c.verifyVolumes(&d, p.audited, ct); err != nil {
+		return err
+	}
 	slices.Sort(d)
 	d = slices.Compact(d)
 	if err := d.err("verify.create"); err != nil {
 		c.log.WarnContext(c.ctx, "engine_api_not_as_allowed", "container", id, "fields", []string(d))
 		return err
+	}
+	return nil
+}
+
+// verifyVolumes looks again whose the volumes are: until the container was there, which
+// keeps them, their names could be taken by others.
+func (c *call) verifyVolumes(d *differences, audited bool, ct *container.InspectResponse) error {
+	for _, m := range ct.Mounts {
+		if m.Type != mount.TypeVolume {
+			continue
+		}
+		v, _, err := c.anyVolume(m.Name)
+		switch {
+		case errors.Is(err, errNotFound):
+			d.add(false, "Mounts")
+		case err != nil:
+			return err
+		case audited:
+			d.add(!c.others(v.Labels), "Mounts")
+		default:
+			d.add(c.ownVolume(v), "Mounts")
+		}
 	}
 	return nil
 }

@@ -16,6 +16,10 @@ import (
 // iccOption of the bridge driver lets containers on one bridge reach each other.
 const iccOption = "com.docker.network.bridge.enable_icc"
 
+// inhibitOption of the bridge driver leaves the bridge without an address of the host's,
+// at which containers would reach what listens there, also from an internal network.
+const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
+
 // EnsureNetwork makes a bridge network unless one of its name is there.
 //
 // Engines below API 1.44 check the name before they make the network, not while
@@ -42,9 +46,12 @@ func ensureNetwork(ctx context.Context, s *session, n runtime.Network) error {
 	if found, err := networksNamed(ctx, s, n.Name); err != nil || len(found) > 0 {
 		return err
 	}
-	opts := network.CreateOptions{Driver: "bridge", Internal: n.Internal, Labels: n.Labels}
+	opts := network.CreateOptions{Driver: "bridge", Internal: n.Internal, Labels: n.Labels, Options: map[string]string{}}
 	if n.Isolated {
-		opts.Options = map[string]string{iccOption: "false"}
+		opts.Options[iccOption] = "false"
+	}
+	if n.Internal {
+		opts.Options[inhibitOption] = "true"
 	}
 	made, err := s.NetworkCreate(ctx, n.Name, opts)
 	if errdefs.IsConflict(err) {

@@ -1,0 +1,166 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+// asAsked is a body that was denied, as it goes through in mode audit: as it came, but
+// with the door's own labels, and with IDs where it names what may be somebody else's.
+// What is another caller's isn't there in this mode either.
+func (c *call) asAsked(p *plan) (*createBody, error) {
+	if c.othersImage(p.image.Config.Labels) {
+		return nil, notFound("No such image: " + familiar(p.body.Image))
+	}
+	b, h := *p.body, *p.body.HostConfig
+	b.HostConfig, b.Labels = &h, p.labels
+	var err error
+	for _, mode := range []*string{&h.PidMode, &h.IpcMode, &h.UTSMode, &h.UsernsMode, &h.CgroupnsMode, &h.Cgroup} {
+		if *mode, err = c.askedMode(*mode); err != nil {
+			return nil, err
+		}
+	}
+	h.VolumesFrom = slices.Clone(h.VolumesFrom)
+	for i, from := range h.VolumesFrom {
+		ref, mode, given := strings.Cut(from, ":")
+		if h.VolumesFrom[i], err = c.containerID(ref); err != nil {
+			return nil, err
+		}
+		if given {
+			h.VolumesFrom[i] += ":" + mode
+		}
+	}
+	if h.Links, err = c.ownLinks(h.Links); err != nil {
+		return nil, err
+	}
+	if h.Mounts, err = c.askedMounts(p); err != nil {
+		return nil, err
+	}
+	if h.NetworkMode, err = c.askedMode(h.NetworkMode); err != nil {
+		return nil, err
+	}
+	if !strings.HasPrefix(h.NetworkMode, "container:") {
+		if h.NetworkMode, err = c.askedNetwork(h.NetworkMode); err != nil {
+			return nil, err
+		}
+	}
+	return &b, c.askedEndpoints(&b)
+}
+
+// askedMode is a namespace's mode, in which a container has to be the caller's.
+func (c *call) askedMode(mode string) (string, error) {
+	ref, ok := strings.CutPrefix(mode, "container:")
+	if !ok {
+		return mode, nil
+	}
+	id, err := c.containerID(ref)
+	return "container:" + id, err
+}
+
+// askedNetwork gives the ID of a network that isn't another caller's, or the name of one
+// of the engine's own.
+func (c *call) askedNetwork(ref string) (string, error) {
+	if ref == "" || ref == "default" {
+		return ref, nil
+	}
+	n, err := c.resolve(ref, false)
+	switch {
+	case err != nil:
+		return "", err
+	case n.Mode == policy.NetDefault:
+		return "bridge", nil
+	case n.Mode != policy.NetNamed:
+		return n.Mode, nil
+	case n.ID == "":
+		return "", noNetwork(ref)
+	}
+	return n.ID, nil
+}
+
+func (c *call) askedEndpoints(b *createBody) error {
+	asked, err := b.endpoints()
+	if err != nil || len(asked) == 0 {
+		return err
+	}
+	out := map[string]*endpointBody{}
+	for ref, e := range asked {
+		name, err := c.askedNetwork(ref)
+		if err != nil {
+			return err
+		}
+		if e != nil {
+			named := *e
+			named.NetworkID = ""
+			if fullID.MatchString(name) {
+				named.NetworkID = name
+			}
+			if named.Links, err = c.ownLinks(e.Links); err != nil {
+				return err
+			}
+			e = &named
+		}
+		out[name] = e
+	}
+	raw, err := json.Marshal(out)
+	b.NetworkingConfig = map[string]json.RawMessage{"EndpointsConfig": raw}
+	return err
+}
+
+// askedMounts labels the volumes that the engine may make.
+func (c *call) askedMounts(p *plan) ([]mountBody, error) {
+	list := slices.Clone(p.body.HostConfig.Mounts)
+	for i := range list {
+		m := &list[i]
+		if m.Type == "image" {
+			img, err := c.lookUpImage(m.Source)
+			if err != nil {
+				return nil, err
+			}
+			if img == nil || c.othersImage(img.Config.Labels) {
+				return nil, notFound("No such image: " + familiar(m.Source))
+			}
+		}
+		if m.Type != "volume" && m.VolumeOptions == nil {
+			continue
+		}
+		if m.Source != "" && !volumeName.MatchString(m.Source) {
+			return nil, malformed(fmt.Sprintf("%q can't be a volume's name", shorten(m.Source)))
+		}
+		options := volumeBody{}
+		if m.VolumeOptions != nil {
+			options = *m.VolumeOptions
+		}
+		if _, err := callersLabels(options.Labels); err != nil {
+			return nil, err
+		}
+		labels := maps.Clone(options.Labels)
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		maps.Copy(labels, p.volumeLabels())
+		options.Labels, m.VolumeOptions = labels, &options
+	}
+	return list, nil
+}
+
+// auditMade tells whether labels are those of a container that was denied, and made in
+// mode audit.
+func auditMade(labels map[string]string) bool {
+	var e struct{ Audit bool }
+	return labels[lifecycle.LabelEffective] != "" && json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) == nil && e.Audit
+}
+
+// confined refuses to work in a container that was denied, and made in mode audit, to
+// those whom the policy binds. It goes by the container that was looked up last.
+func (c *call) confined() error {
+	if !c.unconfined {
+		return nil
+	}
+	return c.allow([]policy.Reason{{Rule: "verify.start", Message: "the container was denied, and made in mode audit", Allowed: "a new container"}})
+}

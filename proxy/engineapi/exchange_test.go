@@ -1,0 +1,347 @@
+package engineapi
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/events"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/api/types/volume"
+	"github.com/docker/docker/client"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+// TestVolumeExchanged has a volume's name change hands after it was judged, while the
+// engine is asked for the container.
+func TestVolumeExchanged(t *testing.T) {
+	host, direct := testEngine(t)
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, "")
+	left := sweepOwn(t, direct, d)
+	attacker, victim := d.client("exchanger"), d.client("exchanged")
+	whose := func(name string) string {
+		t.Helper()
+		v, err := direct.VolumeInspect(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v.Labels[lifecycle.LabelTenant]
+	}
+	for _, tt := range []struct {
+		name    string
+		there   bool // before the create
+		taken   bool // by the victim
+		refused bool // the create by the engine
+	}{
+		{name: "exchange-taken", there: true, taken: true},
+		{name: "exchange-made-taken", taken: true},
+		{name: "exchange-gone", there: true},
+		{name: "exchange-undone", taken: true, refused: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.there {
+				if _, err := attacker.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			l.set(func(l *liar) {
+				l.refuse = func(method, path string) bool {
+					if method != http.MethodPost || !strings.HasSuffix(path, "/containers/create") {
+						return false
+					}
+					if err := direct.VolumeRemove(t.Context(), tt.name, false); err != nil {
+						t.Error(err)
+					}
+					if tt.taken {
+						labels := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "exchanged", lifecycle.LabelSessionID: "x"}
+						if _, err := direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name, Labels: labels}); err != nil {
+							t.Error(err)
+						}
+					}
+					return tt.refused
+				}
+			})
+			ct, err := attacker.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Binds: []string{tt.name + ":/v"}}, nil, nil, "")
+			l.set(func(*liar) {})
+			if tt.taken {
+				if err == nil {
+					t.Errorf("it has the victim's volume")
+				}
+				if got := whose(tt.name); got != "exchanged" {
+					t.Errorf("the volume is %q's", got)
+				}
+				if _, err := victim.VolumeInspect(t.Context(), tt.name); err != nil {
+					t.Error(err)
+				}
+				if slices.ContainsFunc(left(), func(s string) bool { return strings.HasPrefix(s, "container ") }) {
+					t.Errorf("left: %v", left())
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := whose(tt.name); got != "exchanger" {
+				t.Errorf("the volume that the engine made is %q's", got)
+			}
+			if err := direct.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestAuditKeepsApart has a caller in mode audit ask for what is another tenant's.
+func TestAuditKeepsApart(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {networks: own}}}\n")
+	left := sweepOwn(t, direct, d)
+	victim := d.client("apart-victim")
+	c := newClient(t, d.listen(Caller{Name: "apart-audit", Tenant: "apart", Audit: true}))
+	if _, err := victim.VolumeCreate(t.Context(), volume.CreateOptions{Name: "apart-vol"}); err != nil {
+		t.Fatal(err)
+	}
+	made, err := victim.NetworkCreate(t.Context(), "apart-net", network.CreateOptions{Internal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := d.made(direct, "apart-victim", "apart-ct", container.Config{})
+	before := len(left())
+	for name, h := range map[string]*container.HostConfig{
+		"bind":             {Binds: []string{"apart-vol:/v"}},
+		"mount":            {Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: "apart-vol", Target: "/v"}}},
+		"network":          {NetworkMode: "apart-net"},
+		"network by ID":    {NetworkMode: container.NetworkMode(made.ID)},
+		"container's net":  {NetworkMode: "container:apart-ct"},
+		"pids":             {PidMode: "container:apart-ct"},
+		"pids by ID":       {PidMode: container.PidMode("container:" + id)},
+		"ipc":              {IpcMode: "container:apart-ct"},
+		"volumes from":     {VolumesFrom: []string{"apart-ct:ro"}},
+		"links":            {Links: []string{"apart-ct:x"}},
+		"forged":           {Privileged: true, Mounts: []mount.Mount{{Type: mount.TypeVolume, Target: "/v", VolumeOptions: &mount.VolumeOptions{Labels: map[string]string{lifecycle.LabelTenant: "apart-victim"}}}}},
+		"with what's more": {Privileged: true, Binds: []string{"apart-vol:/v"}},
+	} {
+		if _, err := c.ContainerCreate(t.Context(), sleeper, h, nil, nil, ""); err == nil {
+			t.Errorf("%s: it was made", name)
+		}
+	}
+	config := &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{"apart-net": {}}}
+	if _, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Privileged: true}, config, nil, ""); err == nil {
+		t.Error("endpoint: it was made")
+	}
+	if got := left(); len(got) != before {
+		t.Errorf("left: %v", got)
+	}
+
+	// One's own goes through, by ID.
+	own, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "apart-own")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ContainerStart(t.Context(), own.ID, container.StartOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.NetworkCreate(t.Context(), "apart-own-net", network.CreateOptions{Internal: true}); err != nil {
+		t.Fatal(err)
+	}
+	config = &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{"apart-own-net": {Aliases: []string{"a"}}}}
+	ct, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
+		PidMode: "container:apart-own", NetworkMode: "apart-own-net",
+		Mounts: []mount.Mount{{Type: mount.TypeVolume, Target: "/v", VolumeOptions: &mount.VolumeOptions{Labels: map[string]string{"mine": "1"}}}},
+	}, config, nil, "apart-made")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ContainerStart(t.Context(), ct.ID, container.StartOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	got := inspect(t, direct, ct.ID)
+	if string(got.HostConfig.PidMode) != "container:"+own.ID || !fullID.MatchString(string(got.HostConfig.NetworkMode)) || len(got.Mounts) != 1 {
+		t.Fatalf("%+v", got.HostConfig)
+	}
+	v, err := direct.VolumeInspect(t.Context(), got.Mounts[0].Name)
+	if err != nil || v.Labels["mine"] != "1" || v.Labels[lifecycle.LabelTenant] != "apart" || v.Labels[lifecycle.LabelExpiresAt] == "" {
+		t.Errorf("the volume: %+v, %v", v, err)
+	}
+
+	// Whom the policy binds doesn't get in there.
+	bound := d.client("apart")
+	in := func(c *client.Client) error {
+		_, err := c.ContainerExecCreate(t.Context(), ct.ID, container.ExecOptions{Cmd: []string{"true"}})
+		return err
+	}
+	for range 2 {
+		deniedBy(t, in(bound), "verify.start")
+	}
+	if err := in(c); err != nil {
+		t.Error(err)
+	}
+	deniedBy(t, in(bound), "verify.start")
+	_, err = bound.ContainerAttach(t.Context(), ct.ID, container.AttachOptions{Stream: true, Stdout: true})
+	if err == nil {
+		t.Error("attach: no error")
+	}
+	_, _, err = bound.CopyFromContainer(t.Context(), ct.ID, "/etc")
+	if err == nil {
+		t.Error("archive: no error")
+	}
+	_, err = bound.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: container.NetworkMode("container:" + ct.ID)}, nil, nil, "")
+	if err == nil {
+		t.Error("network: no error")
+	}
+	if err := bound.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLabelBounds has labels be as large in lists as they are there, and not as they come.
+func TestLabelBounds(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	c := d.client("labels")
+	for text, ok := range map[string]bool{strings.Repeat("a", 30<<10): true, strings.Repeat("<", 30<<10): false, strings.Repeat("\x01", 6<<10): false} {
+		_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"l": text}}, nil, nil, nil, "")
+		if (err == nil) != ok {
+			t.Errorf("a container with a label of %d %q: %v", len(text), text[:1], err)
+		}
+		if _, err = c.VolumeCreate(t.Context(), volume.CreateOptions{Labels: map[string]string{"l": text}}); (err == nil) != ok {
+			t.Errorf("a volume with a label of %d %q: %v", len(text), text[:1], err)
+		}
+	}
+}
+
+// TestLongLists reads lists that are longer than any that is read whole, with little memory.
+func TestLongLists(t *testing.T) {
+	const entries = 3000
+	entry := `{"Id":"x","State":"running","Labels":{"l":"` + strings.Repeat("x", 32<<10) + `"},"Mounts":[{"Type":"bind","Source":"/a","RW":true}]}`
+	engine := serveEngine(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Api-Version", "1.41")
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/containers/json"):
+			_, _ = io.WriteString(w, "[")
+			for i := range entries {
+				_, _ = io.WriteString(w, strings.Repeat(",", min(i, 1))+entry)
+			}
+			_, _ = io.WriteString(w, "]")
+		case strings.HasSuffix(r.URL.Path, "/volumes"):
+			_, _ = io.WriteString(w, `{"Warnings":["w"],"X":{"Volumes":[1]},"Volumes":[{"Name":"a"},{"Name":"b"}],"N":null}`)
+		case strings.HasSuffix(r.URL.Path, "/networks"):
+			_, _ = io.WriteString(w, `[{"Id":"a"}`)
+		}
+	})
+	d := doorTo(t, engine, "")
+	c := &call{Door: d.Door, ctx: t.Context(), version: 41, caller: Caller{Tenant: "a"}}
+	var was, is runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&was)
+	peak := uint64(0)
+	n := 0
+	err := c.eachContainer(t.Context(), 41, func(*listed) {
+		if n++; n%500 == 0 {
+			runtime.GC()
+			runtime.ReadMemStats(&is)
+			peak = max(peak, is.HeapAlloc)
+		}
+	})
+	if err != nil || n != entries || peak > was.HeapAlloc+(16<<20) {
+		t.Errorf("%d entries, %v, %d MiB more than before", n, err, (peak-was.HeapAlloc)>>20)
+	}
+	if mounts, err := c.binds(t.Context(), 41, ""); err != nil || len(mounts) != entries {
+		t.Errorf("%d binds, %v", len(mounts), err)
+	}
+	for kind, want := range map[string]int64{"containers": entries, "volumes": 2} {
+		if n, err := c.count(kind); err != nil || n != want {
+			t.Errorf("%d %s, %v", n, kind, err)
+		}
+	}
+	if n, err := c.count("networks"); err == nil {
+		t.Errorf("a list that is broken off counts %d", n)
+	}
+}
+
+func TestNextEvent(t *testing.T) {
+	long := strings.Repeat("x", maxEvent)
+	r := bufio.NewReaderSize(strings.NewReader("{}\n"+long+"\n{\"a\":1}\n"+long+long+"\n{}\npart"), 16<<10)
+	for _, want := range []string{"{}\n", "{\"a\":1}\n", "{}\n"} {
+		if line, err := nextEvent(r); string(line) != want || err != nil {
+			t.Fatalf("%.20q, %v, want %q", line, err, want)
+		}
+	}
+	if _, err := nextEvent(r); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a part: %v", err)
+	}
+	if _, err := nextEvent(bufio.NewReader(strings.NewReader(""))); !errors.Is(err, io.EOF) {
+		t.Errorf("the end: %v", err)
+	}
+}
+
+// TestEventsOfOthersLast has an event of somebody else's be longer than any may be, and a
+// volume's name be another's before.
+func TestEventsOfOthersLast(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	begin := time.Now().Add(-time.Second)
+	former, c := d.client("events-former"), d.client("events-now")
+	if _, err := former.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := former.VolumeRemove(t.Context(), "events-reused", false); err != nil {
+		t.Fatal(err)
+	}
+	big, err := direct.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"l": strings.Repeat("<", maxEvent/4)}}, nil, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := direct.ContainerRemove(t.Context(), big.ID, container.RemoveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}); err != nil {
+		t.Fatal(err)
+	}
+	seen, failed := c.Events(t.Context(), events.ListOptions{Since: begin.Format(time.RFC3339Nano), Until: time.Now().Add(time.Second).Format(time.RFC3339Nano)})
+	var got []string
+	for done := false; !done; {
+		select {
+		case e := <-seen:
+			text, _ := json.Marshal(e.Actor)
+			got = append(got, string(e.Type)+" "+string(e.Action)+" "+e.Actor.ID+" "+string(text[:min(len(text), 80)]))
+		case err := <-failed:
+			if !errors.Is(err, io.EOF) {
+				t.Error(err)
+			}
+			done = true
+		}
+	}
+	if len(got) != 1 || !strings.HasPrefix(got[0], "volume create events-reused ") {
+		t.Errorf("events: %q", got)
+	}
+}
+
+// serveEngine stands in for an engine.
+func serveEngine(t *testing.T, f http.HandlerFunc) (host string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "e.sock")
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: f, ReadHeaderTimeout: time.Minute}
+	go func() { _ = srv.Serve(ln) }()
+	t.Cleanup(func() { _ = srv.Close() })
+	return "unix://" + path
+}

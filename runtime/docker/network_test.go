@@ -1,0 +1,58 @@
+package docker
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/network"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// TestInternalNetworkLacksTheHost: what listens on all of the host's addresses is out of
+// reach from an internal network, and not from another.
+func TestInternalNetworkLacksTheHost(t *testing.T) {
+	r := newRuntime(t, testEngine(t).Host())
+	s, err := r.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := s.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"nc", "-ll", "-p", "17778", "-e", "echo", "reached"}},
+		&container.HostConfig{NetworkMode: "host"}, nil, nil, "lacks-host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.ContainerRemove(context.Background(), server.ID, container.RemoveOptions{Force: true}); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := s.ContainerStart(t.Context(), server.ID, container.StartOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for name, internal := range map[string]bool{"internal": true, "open": false} {
+		t.Run(name, func(t *testing.T) {
+			name := "lacks-host-" + name
+			t.Cleanup(func() {
+				if err := r.RemoveNetwork(context.Background(), name); err != nil {
+					t.Error(err)
+				}
+			})
+			if err := r.EnsureNetwork(t.Context(), runtime.Network{Name: name, Internal: internal}); err != nil {
+				t.Fatal(err)
+			}
+			n, err := s.NetworkInspect(t.Context(), name, network.InspectOptions{})
+			if err != nil || len(n.IPAM.Config) == 0 {
+				t.Fatalf("%+v, %v", n, err)
+			}
+			c := sandbox(t, r, func(s *runtime.Spec) { s.Network = name })
+			gateway, _, _ := strings.Cut(strings.Replace(n.IPAM.Config[0].Subnet, ".0/", ".1/", 1), "/")
+			out, _, _ := sh(t, r, c.ID, "for i in 1 2 3; do nc -w 2 "+gateway+" 17778 && break; sleep 1; done")
+			if (strings.TrimSpace(out) == "reached") == internal {
+				t.Errorf("internal %t: the host, at %s, says %q", internal, gateway, out)
+			}
+		})
+	}
+}
