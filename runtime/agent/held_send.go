@@ -15,6 +15,7 @@ import (
 // wish is what the program is asked to do with the process while that runs.
 type wish struct {
 	request []byte
+	sending bool
 	sent    bool
 }
 
@@ -28,8 +29,9 @@ func (h *held) feed() {
 		var err error
 		switch w := h.wish; {
 		case w != nil && !w.sent:
+			w.sending = true
 			err = h.send(wire.KindRequest, w.request)
-			w.sent = err == nil
+			w.sending, w.sent = false, err == nil
 		case len(h.input) > 0 && !h.unready:
 			h.unready = h.control
 			err = h.send(wire.KindData, h.input)
@@ -94,6 +96,7 @@ func (h *held) ask(ctx context.Context, req *wire.Request) error {
 		switch {
 		case h.x == nil:
 			return errNoProcess // it is being started
+		case mine.sending && ctx.Err() == nil: // what it is told may be what ends it
 		case !h.about.Running || h.killed:
 			return errOver
 		case !h.control:

@@ -173,16 +173,18 @@ func (b *bed) status(t *testing.T, id, pid string) map[string]string {
 
 // mainPid is the pid of the main process in the container, which may have an init
 // process above it.
-func (b *bed) mainPid(t *testing.T, id string) string {
+func (b *bed) mainPid(t *testing.T, id string) (pid string) {
 	t.Helper()
-	for line := range strings.Lines(b.output(t, id, "ps", "-o", "pid,args")) {
-		pid, args, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if strings.TrimSpace(args) == "sleep 100000" {
-			return pid
+	b.await(t, "the main process", func() bool { // init starts it when it has started itself
+		for line := range strings.Lines(b.output(t, id, "ps", "-o", "pid,args")) {
+			p, args, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if strings.TrimSpace(args) == "sleep 100000" {
+				pid = p
+			}
 		}
-	}
-	t.Fatal("no main process")
-	return ""
+		return pid != ""
+	})
+	return pid
 }
 
 func testPrivileges(t *testing.T, b *bed) {

@@ -105,9 +105,7 @@ func (b *bed) wantAgent(t *testing.T, id, command string) {
 	if !strings.HasPrefix(first, runtime.AgentProgram+" init ") || !strings.HasSuffix(strings.TrimSpace(first), " -- "+command) {
 		t.Errorf("the first process is %q", first)
 	}
-	if got := b.output(t, id, "ps", "-o", "ppid,args"); !strings.Contains(got, "  1 "+command) {
-		t.Errorf("its child isn't the command: %s", got)
-	}
+	b.await(t, "the command to be its child", func() bool { return strings.Contains(b.output(t, id, "ps", "-o", "ppid,args"), "  1 "+command) })
 }
 
 func testAgentAlone(t *testing.T, b *bed) {
