@@ -226,6 +226,11 @@ func TestLabelBounds(t *testing.T) {
 			t.Errorf("a volume with a label of %d %q: %v", len(text), text[:1], err)
 		}
 	}
+	for text, ok := range map[string]bool{strings.Repeat("a", 100<<10): true, strings.Repeat("\x01", 100<<10): false} {
+		if _, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{text}}, nil, nil, nil, ""); (err == nil) != ok {
+			t.Errorf("a command of %d %q: %v", len(text), text[:1], err)
+		}
+	}
 }
 
 // TestLongLists reads lists that are longer than any that is read whole, with little memory.
