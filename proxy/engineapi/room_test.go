@@ -68,7 +68,7 @@ func TestImagesAreCounted(t *testing.T) {
 	if _, err := c.ContainerCommit(ctx, id, container.CommitOptions{}); !full(err) {
 		t.Errorf("commit another: %v", err)
 	}
-	if _, err := c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nLABEL a=counted\n"), build.ImageBuildOptions{Version: build.BuilderV1}); !full(err) { //nolint:bodyclose // there is none
+	if _, err := c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nLABEL a=counted\n"), build.ImageBuildOptions{Version: build.BuilderV1}); !full(err) {
 		t.Errorf("build another: %v", err)
 	}
 	if _, err := c.ImageRemove(ctx, made.ID, image.RemoveOptions{}); err != nil {
