@@ -19,7 +19,7 @@ const (
 	// transferStall is how long a caller may take for another 64 KiB of an archive.
 	transferStall = 30 * time.Second
 	// transferTime bounds a whole archive.
-	transferTime = 30 * time.Minute
+	transferTime = 10 * time.Minute
 )
 
 // transfers are the archives that go in and out of containers now. The engine holds a
