@@ -179,11 +179,3 @@ func (c *call) removeContainer() error {
 	}
 	return c.relay(resp, false)
 }
-
-func (c *call) pruneContainers() error {
-	f, err := c.filters("until", "label", "label!")
-	if err != nil {
-		return err
-	}
-	return c.forward(ask{path: "/containers/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
-}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/docker/docker/api/types/container"
+	dockerfilters "github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -75,6 +76,34 @@ func TestStalledArchive(t *testing.T) {
 			eventually(t, func() bool { return free(t, direct, id) })
 		})
 	}
+}
+
+// TestPruneBesideArchive has another tenant prune while an archive stands still.
+func TestPruneBesideArchive(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	address := d.listen(Caller{Name: "beside", Tenant: "beside"})
+	id := bigFile(t, d, direct, "beside")
+	other := d.client("beside2")
+	made, kept := makeOne(t, other, nil, ""), makeOne(t, other, nil, "")
+	if err := startIt(t, other, kept); err != nil {
+		t.Fatal(err)
+	}
+	conn := hold(t, address, fmt.Sprintf(getBig, id))
+	eventually(t, func() bool { return !free(t, direct, id) })
+	ctx, cancel := context.WithTimeout(t.Context(), transferStall/2)
+	defer cancel()
+	report, err := other.ContainersPrune(ctx, dockerfilters.NewArgs(dockerfilters.Arg("until", "1h")))
+	if err != nil || len(report.ContainersDeleted) != 0 {
+		t.Errorf("prune of what is older than an hour: %+v, %v", report, err)
+	}
+	report, err = other.ContainersPrune(ctx, dockerfilters.NewArgs(dockerfilters.Arg("label!", "none")))
+	if err != nil || len(report.ContainersDeleted) != 1 || report.ContainersDeleted[0] != made {
+		t.Errorf("prune: %+v, %v", report, err)
+	}
+	_ = conn.Close()
+	eventually(t, func() bool { return free(t, direct, id) })
 }
 
 // TestTrickledArchive gives a byte now and then.
