@@ -252,9 +252,9 @@ func (d decoder) object(path string, field func(name, at string) error) error {
 			return err
 		}
 		name, _ := tok.(string)
-		at := name
+		at := cut(name)
 		if path != "" {
-			at = path + "." + name
+			at = path + "." + at
 		}
 		if seen[name] {
 			return malformed(fmt.Sprintf("field %q is there twice", at))
@@ -266,6 +266,15 @@ func (d decoder) object(path string, field func(name, at string) error) error {
 	}
 	_, err := d.Token()
 	return err
+}
+
+// cut makes a field's name one that can be told, and written down.
+func cut(name string) string {
+	const most = 128
+	if len(name) <= most {
+		return name
+	}
+	return strings.ToValidUTF8(name[:most], "") + "…"
 }
 
 // leaf reads a value that has no further fields.

@@ -46,6 +46,33 @@ func TestDecodeJSON(t *testing.T) {
 	}
 }
 
+// TestDecodeJSONLongNames holds that what is told of a body is short, whatever its names.
+func TestDecodeJSONLongNames(t *testing.T) {
+	long := strings.Repeat("é", 1<<18)
+	for name, in := range map[string]string{
+		"unknown": `{"` + long + `":1}`,
+		"twice":   `{"env":{"` + long + `":"1","` + long + `":"2"}}`,
+		"kind":    `{"env":{"` + long + `":1}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got apitype.SandboxRequest
+			err := proxy.DecodeJSON([]byte(in), &got)
+			var invalid *lifecycle.InvalidError
+			told := ""
+			if errors.As(err, &invalid) {
+				told = invalid.Field
+			}
+			if err == nil || len(err.Error()) > 512 || len(told) > 512 {
+				t.Errorf("%d bytes are told, and a field of %d", len(err.Error()), len(told))
+			}
+		})
+	}
+	var got apitype.SandboxRequest
+	if err := proxy.DecodeJSON([]byte(`{"env":{"`+long+`":"1"}}`), &got); err != nil || got.Env[long] != "1" {
+		t.Errorf("a long name of a map: %v", err)
+	}
+}
+
 func TestDecodeJSONMalformed(t *testing.T) {
 	for name, tt := range map[string]struct{ in, detail string }{
 		"nothing":                {``, "not one valid JSON value"},

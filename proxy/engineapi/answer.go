@@ -51,6 +51,7 @@ func (c *call) relay(resp *http.Response, stream bool) error {
 		return failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
+	c.close(nil) // now, as the answer may go on for days
 	c.head(resp)
 	if stream {
 		_ = http.NewResponseController(c.w).Flush()

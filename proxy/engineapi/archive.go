@@ -27,7 +27,9 @@ func (c *call) archivable() (id string, query url.Values, err error) {
 	if c.route.segments[2] == "archive" && (path == "" || len(path) > 4096 || !utf8.ValidString(path) || strings.ContainsFunc(path, unicode.IsControl)) {
 		return "", nil, malformed("the path is missing, or is none")
 	}
-	id, err = c.containerID(c.name)
+	if id, err = c.containerID(c.name); err == nil {
+		err = c.confined()
+	}
 	return id, url.Values{"path": {path}}, err
 }
 
@@ -53,7 +55,9 @@ func (c *call) getArchive() error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/containers/" + id + "/archive", query: query}, false)
+	return c.transfer(id, func(io.Reader) error {
+		return c.forward(ask{path: "/containers/" + id + "/archive", query: query}, false)
+	})
 }
 
 func (c *call) exportContainer() error {
@@ -61,7 +65,9 @@ func (c *call) exportContainer() error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/containers/" + id + "/export"}, false)
+	return c.transfer(id, func(io.Reader) error {
+		return c.forward(ask{path: "/containers/" + id + "/export"}, false)
+	})
 }
 
 // putArchive takes plain tar only: what is compressed, some engines have unpacked by
@@ -76,14 +82,17 @@ func (c *call) putArchive() error {
 			query.Set(name, "1")
 		}
 	}
-	body, err := plainTar(c.r.Body)
-	if err != nil {
-		return err
-	}
-	return c.forward(ask{
-		path: "/containers/" + id + "/archive", query: query, body: body, length: c.r.ContentLength,
-		header: http.Header{"Content-Type": {"application/x-tar"}},
-	}, false)
+	return c.transfer(id, func(r io.Reader) error {
+		body, err := plainTar(r)
+		if err != nil {
+			return err
+		}
+		c.close(nil) // now, as it may take long
+		return c.forward(ask{
+			path: "/containers/" + id + "/archive", query: query, body: body, length: c.r.ContentLength,
+			header: http.Header{"Content-Type": {"application/x-tar"}},
+		}, false)
+	})
 }
 
 // compressed are how the archives begin that engines unpack by themselves.

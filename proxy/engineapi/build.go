@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"cmp"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
@@ -29,6 +31,8 @@ const (
 	maxBases     = 32      // images that it takes from
 	maxBuildTags = 16
 	maxBuilds    = 4 // of a tenant at once
+	maxBuildTime = time.Hour
+	lastWords    = 10 * time.Second // to tell a client that its build has run out of time
 
 	tellsID version = 30 // from which on a build tells its image's ID
 )
@@ -72,11 +76,18 @@ func (c *call) build() error {
 		return err
 	}
 	query.Set("labels", string(text))
+	leave, err := c.room("images", 1)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	defer c.buildBefore(labels)()
 	files, err := c.spool()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = files.Close() }()
+	_ = http.NewResponseController(c.w).SetReadDeadline(time.Time{}) // or the client would seem to leave when it is over
 	size, err := files.Seek(0, io.SeekEnd)
 	if err != nil {
 		return err
@@ -102,6 +113,26 @@ func (c *call) build() error {
 	}
 	c.finishBuild(id, labels, tags)
 	return nil
+}
+
+// buildBefore has the call end in time, whether it waits for the client or the engine: it
+// lasts no longer than what it makes may live. The caller calls done after it.
+func (c *call) buildBefore(labels map[string]string) (done func()) {
+	until := time.Now().Add(maxBuildTime)
+	if expires, err := time.Parse(time.RFC3339Nano, labels[lifecycle.LabelExpiresAt]); err == nil && expires.Before(until) {
+		until = expires
+	}
+	client := c.ctx
+	ctx, cancel := context.WithDeadline(client, until)
+	c.ctx = ctx
+	conn := http.NewResponseController(c.w)
+	_ = conn.SetReadDeadline(until) // an in-process writer has none
+	_ = conn.SetWriteDeadline(until.Add(lastWords))
+	return func() {
+		cancel()
+		c.ctx = client
+		_ = conn.SetWriteDeadline(time.Time{}) // that of reading bounds what the server still reads, and is its own with the next request
+	}
 }
 
 // buildQuery judges the parameters, and gives those that go to the engine, and the names
@@ -470,6 +501,9 @@ func (c *call) relayBuild(body io.Reader) (id string) {
 			return ""
 		case errors.Is(err, io.EOF):
 			return id
+		case errors.Is(c.ctx.Err(), context.DeadlineExceeded):
+			c.say(buildMessage{Error: fmt.Sprintf("the build was ended: it may take %v, and no longer than what it makes is to live", maxBuildTime)})
+			return ""
 		case err != nil:
 			panic(http.ErrAbortHandler)
 		}

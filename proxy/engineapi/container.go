@@ -21,7 +21,7 @@ func containerRoutes() []route {
 	return []route{
 		{method: http.MethodGet, template: "/containers/json", query: []string{"all", "limit", "size", "filters", "before", "since", "trunc_cmd"}, serve: (*call).listContainers},
 		{method: http.MethodGet, template: one + "/json", query: []string{"size"}, serve: (*call).inspectContainer},
-		with(post("stop", "t", "signal"), (*call).signalContainer),
+		with(post("stop", "t", "signal"), (*call).stopContainer),
 		with(post("kill", "signal"), (*call).signalContainer),
 		with(post("pause"), (*call).signalContainer),
 		with(post("unpause"), (*call).signalContainer),
@@ -111,7 +111,7 @@ func (c *call) redact(env []string) (shown []string, changed bool) {
 	return shown, changed
 }
 
-// signalContainer stops, kills, pauses or resumes.
+// signalContainer kills, pauses or resumes.
 func (c *call) signalContainer() error {
 	id, err := c.containerID(c.name)
 	if err != nil {
@@ -123,12 +123,6 @@ func (c *call) signalContainer() error {
 			return malformed("Invalid signal: " + shorten(signal))
 		}
 		query.Set("signal", signal)
-	}
-	if c.query.Get("t") != "" {
-		if _, err := c.number("t"); err != nil {
-			return err
-		}
-		query.Set("t", c.query.Get("t"))
 	}
 	what := c.route.segments[len(c.route.segments)-1]
 	return c.forward(ask{path: "/containers/" + id + "/" + what, query: query}, false)
@@ -175,6 +169,7 @@ func (c *call) removeContainer() error {
 			query.Set(name, "1")
 		}
 	}
+	c.transfers.end(id)
 	resp, err := c.ask(ask{path: "/containers/" + id, query: query}) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
@@ -183,12 +178,4 @@ func (c *call) removeContainer() error {
 		c.known.drop(id)
 	}
 	return c.relay(resp, false)
-}
-
-func (c *call) pruneContainers() error {
-	f, err := c.filters("until", "label", "label!")
-	if err != nil {
-		return err
-	}
-	return c.forward(ask{path: "/containers/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
 }

@@ -48,9 +48,13 @@ type Door struct {
 	metrics *metrics
 	known   owners // tenants of containers and networks
 	execs   owners // containers of execs
+	ends    owners // when containers' time is up, as their label has it
 	rooms   rooms
 	places  places
-	tagging chan struct{} // held by whoever gives an image a name
+	turns   turns // of starts and restarts
+
+	transfers transfers
+	tagging   chan struct{} // held by whoever gives an image a name
 }
 
 // New makes a Door. The engine needn't be up.
@@ -70,6 +74,7 @@ func New(opts Options) (*Door, error) {
 		opts.Mounts = func() []policy.Mount { return nil }
 	}
 	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1)}
+	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	var err error
 	if d.metrics, err = newMetrics(opts.Registry); err != nil {
 		return nil, err

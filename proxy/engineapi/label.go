@@ -23,6 +23,7 @@ const (
 	// What else is in lists and events of every container.
 	maxImageLabelBytes = 256 << 10
 	maxEffectiveBytes  = 256 << 10
+	maxCommandBytes    = 512 << 10
 )
 
 // encodedBytes is how much room something takes in the engine's answers, where what is a

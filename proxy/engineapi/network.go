@@ -182,7 +182,7 @@ func (c *call) createNetwork() error {
 	if err := c.judged(err); err != nil {
 		return err
 	}
-	leave, err := c.room("networks")
+	leave, err := c.room("networks", 1)
 	if err != nil {
 		return err
 	}

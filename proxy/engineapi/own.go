@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"regexp"
 	"strings"
 	"sync"
@@ -107,8 +108,11 @@ func (c *call) container(ref string) (*container.InspectResponse, json.RawMessag
 	}
 	var raw json.RawMessage
 	err := c.engine.get(c.ctx, c.version, "/containers/"+strings.TrimPrefix(ref, "/")+"/json", nil, &raw)
-	if statusOf(err) == http.StatusNotFound || statusOf(err) == http.StatusBadRequest {
-		return nil, nil, noContainer(ref) // also of a prefix that several containers have
+	if statusOf(err) == http.StatusNotFound {
+		return nil, nil, noContainer(ref)
+	}
+	if statusOf(err) == http.StatusBadRequest {
+		return c.shadowed(ref)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -118,7 +122,7 @@ func (c *call) container(ref string) (*container.InspectResponse, json.RawMessag
 		return nil, nil, fmt.Errorf("inspect container: the engine's answer can't be read: %w", err)
 	}
 	if !c.own(ct.Config.Labels) {
-		return nil, nil, noContainer(ref)
+		return c.shadowed(ref)
 	}
 	if c.unconfined = auditMade(ct.Config.Labels); !c.unconfined {
 		c.known.put(ct.ID, c.caller.Tenant) // of the others every call has to know
@@ -126,6 +130,35 @@ func (c *call) container(ref string) (*container.InspectResponse, json.RawMessag
 	c.ends.put(ct.ID, ct.Config.Labels[lifecycle.LabelExpiresAt])
 	c.about(ct.ID)
 	return &ct, raw, nil
+}
+
+var idStart = regexp.MustCompile(`^[0-9a-f]{1,63}$`)
+
+// shadowed is container for the start of an ID that is another caller's container's too,
+// or its name: others' names and IDs are not to be in the way.
+func (c *call) shadowed(ref string) (*container.InspectResponse, json.RawMessage, error) {
+	if !idStart.MatchString(ref) {
+		return nil, nil, noContainer(ref)
+	}
+	var ids []string
+	query := url.Values{"all": {"1"}, "filters": {c.onlyOwn(filters{"id": {ref}}).String()}}
+	err := c.engine.each(c.ctx, c.version, "/containers/json", query, func(_ string, entry json.RawMessage) error {
+		var ct listed
+		if err := json.Unmarshal(entry, &ct); err != nil {
+			return err
+		}
+		if fullID.MatchString(ct.ID) && strings.HasPrefix(ct.ID, ref) {
+			ids = append(ids, ct.ID)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(ids) != 1 {
+		return nil, nil, noContainer(ref)
+	}
+	return c.container(ids[0])
 }
 
 func noContainer(ref string) error { return notFound("No such container: " + shorten(ref)) }

@@ -60,6 +60,9 @@ func (c *call) plan(b *createBody) (*plan, error) {
 	if err := b.check(); err != nil {
 		return nil, err
 	}
+	if encodedBytes([]words{b.Cmd, b.Entrypoint}) > maxCommandBytes {
+		return nil, malformed(fmt.Sprintf("the command has more than %d bytes, as JSON", maxCommandBytes))
+	}
 	if _, err := reference.ParseAnyReference(b.Image); err != nil {
 		return nil, malformed(fmt.Sprintf("invalid reference format: %q", shorten(b.Image)))
 	}

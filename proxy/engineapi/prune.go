@@ -27,6 +27,68 @@ func (c *call) pruneBuilds() error {
 	}{CachesDeleted: []string{}})
 }
 
+// pruneContainers removes the caller's containers that don't run, one by one: the engine's
+// own way waits for every container's lock, another tenant's too.
+func (c *call) pruneContainers() error {
+	f, err := c.filters("until", "label", "label!")
+	if err != nil {
+		return err
+	}
+	before, err := f.before()
+	if err != nil {
+		return err
+	}
+	query := url.Values{"all": {"1"}, "size": {"1"}}
+	query.Set("filters", c.onlyOwn(filters{"label": slices.Clone(f["label"]), "status": {"created", "exited", "dead"}}).String())
+	var list []struct {
+		ID      string `json:"Id"`
+		Labels  map[string]string
+		Created int64 // seconds since 1970
+		SizeRw  int64 // bytes
+	}
+	if err := c.engine.get(c.ctx, c.version, "/containers/json", query, &list); err != nil {
+		return err
+	}
+	told := struct {
+		ContainersDeleted []string
+		SpaceReclaimed    int64
+	}{ContainersDeleted: []string{}}
+	for _, ct := range list {
+		if !fullID.MatchString(ct.ID) || !c.own(ct.Labels) || ct.Created > before || hasLabel(ct.Labels, f["label!"]) {
+			continue
+		}
+		err := c.engine.do(c.ctx, ask{method: http.MethodDelete, version: c.version, path: "/containers/" + ct.ID}, nil)
+		if s := statusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
+			continue // it runs by now, or is gone
+		}
+		if err != nil {
+			return err
+		}
+		c.known.drop(ct.ID)
+		c.about(ct.ID)
+		told.ContainersDeleted = append(told.ContainersDeleted, ct.ID)
+		told.SpaceReclaimed += ct.SizeRw
+	}
+	return c.answer(http.StatusOK, told)
+}
+
+// before is the second since 1970 after which what was made isn't to be pruned.
+func (f filters) before() (int64, error) {
+	before := time.Now().Unix()
+	for _, until := range f["until"] {
+		stamp, err := timetypes.GetTimestamp(until, time.Now())
+		if err != nil {
+			return 0, malformed("the filter \"until\" is not a time")
+		}
+		seconds, _, err := timetypes.ParseTimestamps(stamp, 0)
+		if err != nil {
+			return 0, malformed("the filter \"until\" is not a time")
+		}
+		before = min(before, seconds)
+	}
+	return before, nil
+}
+
 // prunable is an image of a list, or of what takes the disk's space.
 type prunable struct {
 	ID               string `json:"Id"`
@@ -78,17 +140,9 @@ func (c *call) pruneImages() error {
 // prunableImages lists those of the caller's own images that the filters leave, with what
 // would be free without them.
 func (c *call) prunableImages(f filters) ([]prunable, error) {
-	before := time.Now().Unix()
-	for _, until := range f["until"] {
-		stamp, err := timetypes.GetTimestamp(until, time.Now())
-		if err != nil {
-			return nil, malformed("the filter \"until\" is not a time")
-		}
-		seconds, _, err := timetypes.ParseTimestamps(stamp, 0)
-		if err != nil {
-			return nil, malformed("the filter \"until\" is not a time")
-		}
-		before = min(before, seconds)
+	before, err := f.before()
+	if err != nil {
+		return nil, err
 	}
 	all := slices.ContainsFunc(f["dangling"], func(s string) bool { return s == "false" || s == "0" })
 	ask := filters{"label": slices.Clone(f["label"])}

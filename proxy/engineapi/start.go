@@ -24,12 +24,18 @@ func (c *call) startContainer() error {
 	if err != nil {
 		return err
 	}
-	client := c.ctx
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(client), makeTimeout+wait)
-	defer cancel()
-	c.ctx = ctx // what is begun is verified, whoever waits for it
-	defer func() { c.ctx = client }()
-	v, err := c.engine.max(ctx)
+	leave, err := c.act("starts "+id, maxActs)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	over, err := c.turns.take(c.ctx, id)
+	if err != nil {
+		return err
+	}
+	defer over()
+	defer c.detach(makeTimeout + wait)() // what is begun is verified, whoever waits for it
+	v, err := c.engine.max(c.ctx)
 	if err != nil {
 		return err
 	}
@@ -57,6 +63,35 @@ func (c *call) startContainer() error {
 	return c.startStanding(a, e, ct, v)
 }
 
+// detach has the call go on when its caller leaves, for so long at most. The caller of
+// detach calls back when it is over.
+func (c *call) detach(most time.Duration) (back func()) {
+	client := c.ctx
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(client), most)
+	c.ctx = ctx
+	return func() { cancel(); c.ctx = client }
+}
+
+// stopContainer stops a container. The engine goes on with it when the caller has left,
+// so the call does too: it counts for as long.
+func (c *call) stopContainer() error {
+	query, wait, err := c.startQuery()
+	if err != nil {
+		return err
+	}
+	id, err := c.containerID(c.name)
+	if err != nil {
+		return err
+	}
+	leave, err := c.act("stops "+id, maxStops)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	defer c.detach(makeTimeout + wait)()
+	return c.forward(ask{path: "/containers/" + id + "/stop", query: query}, false)
+}
+
 // startStanding starts a container between two looks at its directories. What the engine
 // has mounted that wasn't judged doesn't run on.
 func (c *call) startStanding(a ask, e effective, ct *container.InspectResponse, v version) error {
@@ -69,6 +104,9 @@ func (c *call) startStanding(a ask, e effective, ct *container.InspectResponse, 
 		if now, err := c.rules.EnginePath(m.Local); err != nil || now != m.Source {
 			return exchanged(m)
 		}
+	}
+	if err := c.judged(c.stillAllowed(e, ct.HostConfig)); err != nil {
+		return err
 	}
 	places, err := stand(e.Binds)
 	if err != nil {
@@ -118,7 +156,8 @@ func (c *call) stopUnseen(id string, e effective, places *standing, v version) {
 	}
 }
 
-// startQuery reads what a restart may be told, and how long the container may take to end.
+// startQuery reads what a start, a restart or a stop may be told, and how long the container
+// may take to end. An end that is waited for as long as it takes is bounded.
 func (c *call) startQuery() (url.Values, time.Duration, error) {
 	query, wait := url.Values{}, time.Duration(0)
 	if keys := c.query.Get("detachKeys"); keys != "" {
@@ -138,9 +177,12 @@ func (c *call) startQuery() (url.Values, time.Duration, error) {
 		if err != nil || n < -1 || n > maxStopSeconds {
 			return nil, 0, malformed("the time to end is not a number of seconds")
 		}
+		if n < 0 {
+			n = maxStopSeconds
+		}
 		query.Set("t", strconv.FormatInt(n, 10))
 	}
-	if path.Base(c.route.template) == "restart" {
+	if path.Base(c.route.template) != "start" {
 		wait = maxStopSeconds * time.Second
 	}
 	return query, wait, nil

@@ -130,7 +130,7 @@ func (c *call) makeVolume(name, driver string, options, own map[string]string) (
 	if err := c.judged(err); err != nil {
 		return nil, err
 	}
-	leave, err := c.room("volumes")
+	leave, err := c.room("volumes", 1)
 	if err != nil {
 		return nil, err
 	}

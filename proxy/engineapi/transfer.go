@@ -1,0 +1,177 @@
+package engineapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+)
+
+const (
+	// maxTransfers bounds the archives of one tenant that go in and out at a time.
+	maxTransfers = 16
+	// transferStall is how long a caller may take for another 64 KiB of an archive.
+	transferStall = 30 * time.Second
+	// transferTime bounds a whole archive.
+	transferTime = 10 * time.Minute
+)
+
+// transfers are the archives that go in and out of containers now. The engine holds a
+// container's lock for as long as one lasts: nobody can remove it meanwhile, nor look at it.
+type transfers struct {
+	stall, most time.Duration
+
+	mu   sync.Mutex
+	ends map[string]map[*call]context.CancelCauseFunc // by the container's ID
+}
+
+func (t *transfers) enter(id string, c *call, end context.CancelCauseFunc) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ends == nil {
+		t.ends = map[string]map[*call]context.CancelCauseFunc{}
+	}
+	if t.ends[id] == nil {
+		t.ends[id] = map[*call]context.CancelCauseFunc{}
+	}
+	t.ends[id][c] = end
+}
+
+func (t *transfers) leave(id string, c *call) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if delete(t.ends[id], c); len(t.ends[id]) == 0 {
+		delete(t.ends, id)
+	}
+}
+
+// end breaks off what goes in and out of a container that is to be removed.
+func (t *transfers) end(id string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, end := range t.ends[id] {
+		end(conflict("the container is being removed"))
+	}
+}
+
+// slow is what a caller is told whose archive took too long.
+func slow(what string) error {
+	return &proxy.Fault{Status: http.StatusRequestTimeout, Code: "too_slow", Title: "Too slow", Detail: "the archive is broken off: " + what}
+}
+
+// transfer serves an archive of a container: not for longer than the container has to
+// live, nor for a caller that doesn't go on taking or giving it.
+func (c *call) transfer(id string, serve func(body io.Reader) error) (err error) {
+	until, err := c.until(id)
+	if err != nil {
+		return err
+	}
+	key := "transfers " + c.caller.Tenant
+	defer c.rooms.leave(key)
+	if c.rooms.enter(key) > maxTransfers {
+		return &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
+			Detail: fmt.Sprintf("%d archives go in and out of containers, which is the most that one tenant may have", maxTransfers)}
+	}
+	client, w := c.ctx, c.w
+	limited, cancel := context.WithDeadlineCause(client, until, slow("its time is up"))
+	defer cancel()
+	ctx, end := context.WithCancelCause(limited)
+	defer end(nil)
+	c.transfers.enter(id, c, end)
+	defer c.transfers.leave(id, c)
+	conn := http.NewResponseController(w)
+	stop := context.AfterFunc(ctx, func() { // an in-process writer has no deadlines
+		if c.r.ContentLength != 0 {
+			_ = conn.SetReadDeadline(time.Unix(1, 0))
+		} else {
+			_ = conn.SetWriteDeadline(time.Unix(1, 0))
+		}
+	})
+	stall := c.transfers.stall
+	c.ctx, c.w = ctx, &patientWriter{ResponseWriter: w, ctx: ctx, stall: stall}
+	defer func() {
+		if c.ctx, c.w = client, w; stop() || err != nil {
+			_ = conn.SetWriteDeadline(time.Time{}) // for the error, or the connection's next answer
+		}
+	}()
+	err = serve(&patientReader{Reader: c.r.Body, conn: conn, ctx: ctx, end: end, stall: stall, left: stall})
+	if err != nil && ctx.Err() != nil && client.Err() == nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// until is when an archive of a container has to be over.
+func (c *call) until(id string) (time.Time, error) {
+	label, ok := c.ends.get(id)
+	if !ok {
+		ct, _, err := c.container(id)
+		if err != nil {
+			return time.Time{}, err
+		}
+		label = ct.Config.Labels[lifecycle.LabelExpiresAt]
+	}
+	until := time.Now().Add(c.transfers.most)
+	if expires, err := time.Parse(time.RFC3339Nano, label); err == nil && expires.Before(until) {
+		until = expires
+	}
+	if !time.Now().Before(until) {
+		return until, denied("ttl.expired", "", "the container's time is up", "a new container")
+	}
+	return until, nil
+}
+
+// patientWriter breaks off an answer that its caller doesn't take.
+type patientWriter struct {
+	http.ResponseWriter
+	ctx   context.Context //nolint:containedctx // as long as the writer
+	stall time.Duration
+}
+
+func (w *patientWriter) Write(b []byte) (int, error) {
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.stall))
+	if w.ctx.Err() != nil { // or its deadline would have been overridden
+		return 0, context.Cause(w.ctx)
+	}
+	return w.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController through.
+func (w *patientWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// patientReader breaks off a body that its caller doesn't go on giving. The time that the
+// engine takes isn't the caller's.
+type patientReader struct {
+	io.Reader
+	conn        *http.ResponseController
+	ctx         context.Context //nolint:containedctx // as long as the reader
+	end         context.CancelCauseFunc
+	stall, left time.Duration // for a piece, and for what is missing of it
+	piece       int           // bytes of it that are there
+}
+
+func (r *patientReader) Read(b []byte) (int, error) {
+	begun := time.Now()
+	_ = r.conn.SetReadDeadline(begun.Add(r.left))
+	if r.ctx.Err() != nil { // or its deadline would have been overridden
+		return 0, context.Cause(r.ctx)
+	}
+	n, err := r.Reader.Read(b)
+	r.left -= time.Since(begun)
+	if r.piece += n; r.piece >= bufferSize {
+		r.left, r.piece = r.stall, 0
+	}
+	switch {
+	case errors.Is(err, io.EOF):
+		_ = r.conn.SetReadDeadline(time.Time{})
+	case err != nil && r.left <= 0:
+		r.end(slow("it doesn't go on"))
+	}
+	return n, err
+}
