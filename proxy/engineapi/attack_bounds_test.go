@@ -239,7 +239,11 @@ func (b bounds) network(n network.Inspect) (e excess) {
 	e.unless(n.Driver == "bridge" && n.Scope == "local", "Driver", n.Driver)
 	e.unless(n.Internal, "Internal", false)
 	e.unless(!n.EnableIPv6 && !n.Ingress && !n.ConfigOnly && n.ConfigFrom.Network == "" && !n.Attachable, "network", "options")
-	for name := range n.Options {
+	for name, value := range n.Options {
+		if name == "com.docker.network.bridge.inhibit_ipv4" { // it keeps the host out
+			e.unless(value == "true", "Options", name)
+			continue
+		}
 		e.unless(slices.Contains([]string{"com.docker.network.bridge.enable_icc", "com.docker.network.bridge.enable_ip_masquerade", "com.docker.network.driver.mtu"}, name), "Options", name)
 	}
 	e.unless(len(n.IPAM.Options) == 0 && n.IPAM.Driver == "default", "IPAM", n.IPAM.Driver)
