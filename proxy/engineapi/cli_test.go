@@ -9,7 +9,14 @@ import (
 	"github.com/docker/docker/api/types/container"
 )
 
-var dockerCLIs = map[string]string{"distribution": "/usr/bin/docker", "newer": "/usr/local/bin/docker"}
+// dockerCLIs are Docker's clients: that of the distribution, and a newer one if it is here.
+var dockerCLIs = func() map[string]string {
+	clis := map[string]string{"distribution": "/usr/bin/docker"}
+	if _, err := os.Stat("/usr/local/bin/docker"); err == nil {
+		clis["newer"] = "/usr/local/bin/docker"
+	}
+	return clis
+}()
 
 func TestRunByCLI(t *testing.T) {
 	host, direct := testEngine(t)

@@ -27,13 +27,14 @@ import (
 	"github.com/docker/go-connections/nat"
 
 	"github.com/bermhq/berm/lifecycle"
+	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
 // dockerCLI runs a real Docker client against a caller's listener.
 func dockerCLI(t *testing.T, binary, host string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	if _, err := os.Stat(binary); err != nil {
-		t.Skipf("%s isn't here", binary)
+		private.Lacking(t, "docker", err)
 	}
 	cmd := exec.CommandContext(t.Context(), binary, args...)
 	cmd.Env = append(os.Environ(), "DOCKER_HOST="+host, "DOCKER_CONFIG="+t.TempDir(), "DOCKER_CONTEXT=")

@@ -331,7 +331,11 @@ func TestEventsByCLI(t *testing.T) {
 		}
 	}
 	// A door that never heard of them goes by what is there when it begins to look.
-	d.known, d.execs = owners{}, owners{}
+	for _, o := range []*owners{&d.known, &d.execs} {
+		o.mu.Lock()
+		o.byID = nil
+		o.mu.Unlock()
+	}
 	for name, binary := range dockerCLIs {
 		out, errs, err := dockerCLI(t, binary, address, "events", "--since", since, "--until", time.Now().Add(time.Second).Format(time.RFC3339Nano), "--format", "{{json .}}")
 		if err != nil || strings.Contains(out, "evcli-other") || strings.Contains(out, foreign) || strings.Contains(out, theirs.ID) {
