@@ -93,17 +93,14 @@ type made struct {
 // make does what is planned, whole or not at all: from here on nobody's leaving stops it.
 func (c *call) make(p *plan, query url.Values) (made, error) {
 	client := c.ctx
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(client), makeTimeout)
-	defer cancel()
-	c.ctx = ctx
-	defer func() { c.ctx = client }()
+	defer c.detach(makeTimeout)()
 	var undo undoing
 	m, err := c.makeWith(p, query, &undo)
 	if err == nil && client.Err() != nil {
 		err = context.Cause(client) // nobody would ever know of it
 	}
 	if err != nil {
-		undo.run(ctx, c.log)
+		undo.run(c.ctx, c.log)
 	}
 	return m, err
 }

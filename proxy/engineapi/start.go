@@ -146,11 +146,7 @@ func (c *call) verifyStarted(id string, e effective, places *standing, v version
 
 // stopUnseen is for a start whose answer was lost: the container may run all the same.
 func (c *call) stopUnseen(id string, e effective, places *standing, v version) {
-	client := c.ctx
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(client), undoTimeout)
-	defer cancel()
-	c.ctx = ctx
-	defer func() { c.ctx = client }()
+	defer c.detach(undoTimeout)()
 	if err := c.verifyStarted(id, e, places, v); err != nil {
 		c.removeUnfit(id, v)
 	}

@@ -1,7 +1,6 @@
 package engineapi
 
 import (
-	"context"
 	"net/http"
 
 	"github.com/docker/docker/api/types/container"
@@ -45,17 +44,13 @@ func (c *call) updateContainer() error {
 	if verdict.Allowed() {
 		change = body.encode(verdict.Spec)
 	}
-	client := c.ctx
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(client), askTimeout)
-	defer cancel()
-	c.ctx = ctx
-	defer func() { c.ctx = client }()
-	v, err := c.engine.max(ctx)
+	defer c.detach(askTimeout)()
+	v, err := c.engine.max(c.ctx)
 	if err != nil {
 		return err
 	}
 	answer := struct{ Warnings []string }{[]string{}}
-	err = c.engine.post(ctx, v, "/containers/"+ct.ID+"/update", nil, change, &answer)
+	err = c.engine.post(c.ctx, v, "/containers/"+ct.ID+"/update", nil, change, &answer)
 	if verdict.Allowed() {
 		if verr := c.verifyUpdate(ct.ID, v); verr != nil {
 			return verr
