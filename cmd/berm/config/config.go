@@ -19,6 +19,7 @@ type Config struct {
 	Otel       Otel      `yaml:"otel"`
 	Engine     Engine    `yaml:"engine"`
 	Sandbox    Sandbox   `yaml:"sandbox"`
+	Storage    Storage   `yaml:"storage"`
 	Security   Security  `yaml:"security"`
 	StateDir   string    `yaml:"state_dir" doc:"directory of the database, the lock, the instance's id and the bound address; absolute; one process at a time"`
 	PolicyFile string    `yaml:"policy_file" doc:"policy file, absolute, reloaded on SIGHUP and when it changes; empty is the built-in policy"`
@@ -99,7 +100,7 @@ type Sandbox struct {
 	AdoptLegacy     bool              `yaml:"adopt_legacy" doc:"take over containers that carry the old service's labels"`
 	CreateRoots     bool              `yaml:"create_roots" doc:"make chats_root, dependencies_root and lambda_tools_root if missing"`
 
-	ChatsRoot        string `yaml:"chats_root" doc:"absolute; holds one directory per chat for POST /api/v1/create; empty mounts none"`
+	ChatsRoot        string `yaml:"chats_root" doc:"absolute; holds one directory per chat, which the sandbox of that key mounts; workspaces, chats and their files need it; empty mounts none"`
 	DependenciesRoot string `yaml:"dependencies_root" doc:"absolute; mounted read-only for POST /api/v1/create; empty mounts none"`
 	LambdaToolsRoot  string `yaml:"lambda_tools_root" doc:"absolute; mounted read-only for POST /api/v1/create; empty mounts none"`
 
@@ -108,6 +109,19 @@ type Sandbox struct {
 	LambdaToolsMountPath  string `yaml:"lambda_tools_mount_path" doc:"where lambda_tools_root is seen in the sandbox"`
 	VolumeMountPath       string `yaml:"volume_mount_path" doc:"where a request's volume_host_path is seen in the sandbox"`
 }
+
+// Storage is what outlives sandboxes: workspaces and their chats, in Sandbox.ChatsRoot.
+type Storage struct {
+	WorkspaceQuotaMB int    `yaml:"workspace_quota_mb" doc:"most that all chats of one user's workspace may hold together, in MiB; 0 is no limit"`
+	ProjectQuotas    string `yaml:"project_quotas" doc:"auto has the kernel hold the quota where the file system of chats_root offers project quotas; required refuses to start where it doesn't; off measures"`
+}
+
+// The values of Storage.ProjectQuotas.
+const (
+	ProjectQuotasAuto     = "auto"
+	ProjectQuotasRequired = "required"
+	ProjectQuotasOff      = "off"
+)
 
 // Security is who may call.
 type Security struct {
@@ -144,6 +158,7 @@ func Default() *Config {
 			LambdaToolsMountPath:  "/lambda-tools",
 			VolumeMountPath:       "/volume",
 		},
+		Storage:  Storage{WorkspaceQuotaMB: 10 << 10, ProjectQuotas: ProjectQuotasAuto},
 		StateDir: "/var/lib/berm",
 	}
 }

@@ -73,6 +73,7 @@ func TestEnvironmentSetsEveryKey(t *testing.T) {
 		"BERM_SANDBOX_CHATS_ROOT": "/c", "BERM_SANDBOX_DEPENDENCIES_ROOT": "/d", "BERM_SANDBOX_LAMBDA_TOOLS_ROOT": "/l",
 		"BERM_SANDBOX_CHAT_MOUNT_PATH": "/mc", "BERM_SANDBOX_DEPENDENCIES_MOUNT_PATH": "/md",
 		"BERM_SANDBOX_LAMBDA_TOOLS_MOUNT_PATH": "/ml", "BERM_SANDBOX_VOLUME_MOUNT_PATH": "/mv",
+		"BERM_STORAGE_WORKSPACE_QUOTA_MB": "5", "BERM_STORAGE_PROJECT_QUOTAS": "off",
 		"BERM_SECURITY_TOKEN_HEADER": "X-T", "BERM_SECURITY_TOKENS": "secret", "BERM_SECURITY_TOKEN_FILE": "",
 		"BERM_SECURITY_SIGNING_KEY": "key", "BERM_SECURITY_SIGNING_KEY_FILE": "",
 		"BERM_STATE_DIR": "/s", "BERM_POLICY_FILE": "/p", "BERM_ENGINE_API_LISTENERS": "",
@@ -192,6 +193,7 @@ func TestErrors(t *testing.T) {
 		"mount paths":     {file: "sandbox: {chat_mount_path: /a/, volume_mount_path: /b/../a}\n", want: []string{"sandbox.volume_mount_path: is the same as sandbox.chat_mount_path"}},
 		"mount over root": {file: "sandbox: {chat_mount_path: /a/..}\n", want: []string{"sandbox.chat_mount_path: want an absolute path below /"}},
 		"max sandboxes":   {file: "sandbox: {max_sandboxes: -1}\n", want: []string{"sandbox.max_sandboxes: must not"}},
+		"storage":         {file: "storage: {workspace_quota_mb: -1, project_quotas: hard}\n", want: []string{"storage.workspace_quota_mb: want 0 to", "storage.project_quotas: want auto, required or off"}},
 		"none at all": {file: "sandbox: {max_commands: 0, max_queued: 0, max_processes: 0, port_timeout: 0s}\n", want: []string{
 			"sandbox.max_commands: want 1 to 512", "sandbox.max_queued: want 1 to 10000", "sandbox.max_processes: want 1 to 256", "sandbox.port_timeout: want 1s to 1h",
 		}},

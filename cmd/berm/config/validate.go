@@ -44,6 +44,7 @@ func (c *Config) validate() []error {
 	c.Engine.validate(&p)
 	c.Otel.validate(&p)
 	c.Sandbox.validate(&p)
+	c.Storage.validate(&p)
 	c.EngineAPI.validate(&p, c.HTTP, c.Engine.Kind)
 
 	_, err := c.Logging.SlogLevel()
@@ -195,6 +196,19 @@ func (o Otel) validate(p *problems) {
 func loopback(host string) bool {
 	ip, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && ip.IsLoopback()
+}
+
+// maxWorkspaceQuotaMB is a pebibyte.
+const maxWorkspaceQuotaMB = 1 << 30
+
+func (s Storage) validate(p *problems) {
+	p.unless(s.WorkspaceQuotaMB >= 0 && s.WorkspaceQuotaMB <= maxWorkspaceQuotaMB, "storage.workspace_quota_mb",
+		"want 0 to %d, not %d", maxWorkspaceQuotaMB, s.WorkspaceQuotaMB)
+	switch s.ProjectQuotas {
+	case ProjectQuotasAuto, ProjectQuotasRequired, ProjectQuotasOff:
+	default:
+		p.unless(false, "storage.project_quotas", "want auto, required or off, not %q", s.ProjectQuotas)
+	}
 }
 
 func (s Sandbox) validate(p *problems) {
