@@ -71,8 +71,8 @@ type Store interface {
 	// DeleteChat removes a chat with all its files and changes; none is no error.
 	DeleteChat(ctx context.Context, tenant, id string) error
 
-	// Files lists a chat's files by name.
-	Files(ctx context.Context, tenant, chatID string) ([]File, error)
+	// Files lists a chat's files by name (as bytes), those after a given one, at most limit.
+	Files(ctx context.Context, tenant, chatID, after string, limit int) ([]File, error)
 	// File is of errdefs' NotFound class if the tenant has no such file.
 	File(ctx context.Context, tenant, id string) (File, error)
 	// FileNamed likewise.
@@ -177,6 +177,7 @@ type Report struct {
 	Adopted  int // files that had no record, and have one now
 	Dropped  int // records whose file was gone
 	Removed  int // left-over directories and files of unfinished changes
+	Remade   int // chats whose directory was gone, and is empty now
 	Failed   int // chats that couldn't be looked at
 }
 
