@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -106,7 +107,8 @@ type call struct {
 	method, path string
 	query        url.Values
 	header       http.Header
-	body         any               // nil is none
+	body         any               // to be sent as JSON; nil is none
+	size         int64             // bytes, of what upload sends; 0: not known, unless its reader tells
 	out          any               // pointer to decode the answer into; nil leaves the body to the caller
 	again        func(*Error) bool // whether it may be repeated after this error
 }
@@ -145,20 +147,32 @@ func (c *Client) do(ctx context.Context, call call) (reply, error) {
 	}
 }
 
-func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error) {
+// request is what is sent for a call.
+func (c *Client) request(ctx context.Context, call call, body io.Reader) (*http.Request, error) {
+	if err := checkPath(call.path); err != nil {
+		return nil, err
+	}
 	u := c.base + call.path
 	if len(call.query) > 0 {
 		u += "?" + call.query.Encode()
 	}
-	req, err := http.NewRequestWithContext(ctx, call.method, u, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, call.method, u, body)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(req.Header, call.header)
+	c.authorize(req.Header)
+	return req, nil
+}
+
+func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error) {
+	req, err := c.request(ctx, call, bytes.NewReader(body))
 	if err != nil {
 		return reply{}, err
 	}
-	maps.Copy(req.Header, call.header)
 	if call.body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	c.authorize(req.Header)
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return reply{}, err
@@ -185,6 +199,35 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error
 	return rep, nil
 }
 
+// upload sends all of r. It is never repeated. A call without out has nothing answered.
+func (c *Client) upload(ctx context.Context, call call, r io.Reader) error {
+	req, err := c.request(ctx, call, r)
+	if err != nil {
+		return err
+	}
+	if call.size > 0 {
+		req.ContentLength = call.size
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	switch {
+	case err != nil:
+		return fmt.Errorf("read answer: %w", err)
+	case resp.StatusCode/100 != 2:
+		return errorOf(resp, data)
+	case call.out == nil:
+		return nil
+	}
+	if err := json.Unmarshal(data, call.out); err != nil {
+		return fmt.Errorf("decode answer: %w", err)
+	}
+	return nil
+}
+
 // authorize shows the token.
 func (c *Client) authorize(h http.Header) {
 	if c.token != "" {
@@ -200,6 +243,34 @@ func out[T any](ctx context.Context, c *Client, call call) (*T, error) {
 		return nil, err
 	}
 	return &v, nil
+}
+
+// pages gives the items of a list, page by page. It ends after the first error.
+func pages[Page, T any](ctx context.Context, c *Client, path string, q url.Values, of func(*Page) (items []T, next string, err error)) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		var none T
+		q := maps.Clone(q) // so that the sequence can be run twice
+		for {
+			page, err := out[Page](ctx, c, call{method: http.MethodGet, path: path, query: q, again: repeatable})
+			if err != nil {
+				yield(none, err)
+				return
+			}
+			items, next, err := of(page)
+			for _, item := range items {
+				if !yield(item, nil) {
+					return
+				}
+			}
+			if err != nil {
+				yield(none, err)
+			}
+			if err != nil || next == "" {
+				return
+			}
+			q.Set("cursor", next)
+		}
+	}
 }
 
 func errorOf(resp *http.Response, data []byte) *Error {

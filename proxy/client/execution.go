@@ -2,8 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -61,31 +59,16 @@ func (c *Client) ResizeExec(ctx context.Context, key, execID string, rows, cols 
 // WriteExec sends all of r to a command's input, and closes that then if end is set. It
 // answers how many bytes the command has taken. It is never repeated.
 func (c *Client) WriteExec(ctx context.Context, key, execID string, r io.Reader, end bool) (int64, error) {
-	u := c.base + execPath(key, execID, "/stdin")
+	q := url.Values{}
 	if end {
-		u += "?close=true"
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPut, u, r)
-	if err != nil {
-		return 0, err
-	}
-	req.Header.Set("Content-Type", "application/octet-stream")
-	c.authorize(req.Header)
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	if err != nil {
-		return 0, fmt.Errorf("read answer: %w", err)
-	}
-	if resp.StatusCode/100 != 2 {
-		return 0, errorOf(resp, data)
+		q.Set("close", "true")
 	}
 	var w apitype.Written
-	if err := json.Unmarshal(data, &w); err != nil {
-		return 0, fmt.Errorf("decode answer: %w", err)
+	err := c.upload(ctx, call{
+		method: http.MethodPut, path: execPath(key, execID, "/stdin"), query: q, header: http.Header{"Content-Type": {octets}}, out: &w,
+	}, r)
+	if err != nil {
+		return 0, err
 	}
 	return w.Bytes, nil
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
+const octets = "application/octet-stream"
+
 // unlessFull repeats calls that aren't the same twice: only when there was no room for them.
 func unlessFull(e *Error) bool { return e.Code == "capacity" }
 
@@ -50,36 +52,6 @@ func (c *Client) done(ctx context.Context, call call) error {
 	return rep.body.Close()
 }
 
-// upload sends all of r. It is never repeated. Out is nil if nothing is answered.
-func (c *Client) upload(ctx context.Context, path string, q url.Values, h http.Header, r io.Reader, out any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPut, c.base+path+"?"+q.Encode(), r)
-	if err != nil {
-		return err
-	}
-	for name, v := range h {
-		req.Header[name] = v
-	}
-	c.authorize(req.Header)
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	switch {
-	case err != nil:
-		return fmt.Errorf("read answer: %w", err)
-	case resp.StatusCode/100 != 2:
-		return errorOf(resp, data)
-	case out == nil:
-		return nil
-	}
-	if err := json.Unmarshal(data, out); err != nil {
-		return fmt.Errorf("decode answer: %w", err)
-	}
-	return nil
-}
-
 // StatFile tells what a file in a sandbox is; of a link, what its target is. Names are
 // absolute, and may have any bytes but NUL, here and in all calls.
 func (c *Client) StatFile(ctx context.Context, key, name string) (*apitype.FileInfo, error) {
@@ -89,6 +61,11 @@ func (c *Client) StatFile(ctx context.Context, key, name string) (*apitype.FileI
 // ReadFile opens a file from an offset on; a length of 0 is to its end. The caller closes
 // it. A read that ends without io.EOF hasn't seen all of it.
 func (c *Client) ReadFile(ctx context.Context, key, name string, offset, length int64) (io.ReadCloser, error) {
+	return c.open(ctx, filesPath(key, ""), fileQuery(name), offset, length)
+}
+
+// open opens an answer from an offset on; a length of 0 is to its end.
+func (c *Client) open(ctx context.Context, path string, q url.Values, offset, length int64) (io.ReadCloser, error) {
 	h := http.Header{}
 	switch {
 	case length > 0:
@@ -96,9 +73,11 @@ func (c *Client) ReadFile(ctx context.Context, key, name string, offset, length 
 	case offset > 0:
 		h.Set("Range", fmt.Sprintf("bytes=%d-", offset))
 	}
-	rep, err := c.do(ctx, call{method: http.MethodGet, path: filesPath(key, ""), query: fileQuery(name), header: h, again: repeatable})
+	rep, err := c.do(ctx, call{method: http.MethodGet, path: path, query: q, header: h, again: repeatable})
 	return rep.body, err
 }
+
+func tarHeader() http.Header { return http.Header{"Content-Type": {"application/x-tar"}} }
 
 // WriteOptions say how to write a file.
 type WriteOptions struct {
@@ -111,7 +90,7 @@ type WriteOptions struct {
 // WriteFile writes all of r to a file, whole or not at all, or appends to it. It is never
 // repeated.
 func (c *Client) WriteFile(ctx context.Context, key, name string, r io.Reader, opts WriteOptions) (*apitype.FileInfo, error) {
-	q, h := fileQuery(name), http.Header{"Content-Type": {"application/octet-stream"}}
+	q, h := fileQuery(name), http.Header{"Content-Type": {octets}}
 	if opts.Mode != 0 {
 		q.Set("mode", octal(opts.Mode))
 	}
@@ -125,7 +104,7 @@ func (c *Client) WriteFile(ctx context.Context, key, name string, r io.Reader, o
 		h.Set("If-None-Match", "*")
 	}
 	var info apitype.FileInfo
-	if err := c.upload(ctx, filesPath(key, ""), q, h, r, &info); err != nil {
+	if err := c.upload(ctx, call{method: http.MethodPut, path: filesPath(key, ""), query: q, header: h, out: &info}, r); err != nil {
 		return nil, err
 	}
 	return &info, nil
@@ -243,14 +222,13 @@ func (c *Client) SearchFiles(ctx context.Context, key, name string, opts SearchO
 
 // ReadTar opens an archive of a file or a tree, under its base name. The caller closes it.
 func (c *Client) ReadTar(ctx context.Context, key, name string) (io.ReadCloser, error) {
-	rep, err := c.do(ctx, call{method: http.MethodGet, path: filesPath(key, "/tar"), query: fileQuery(name), again: repeatable})
-	return rep.body, err
+	return c.open(ctx, filesPath(key, "/tar"), fileQuery(name), 0, 0)
 }
 
 // WriteTar unpacks an archive into a directory. It is never repeated; if it fails, what
 // was unpacked by then stays.
 func (c *Client) WriteTar(ctx context.Context, key, dir string, r io.Reader) error {
-	return c.upload(ctx, filesPath(key, "/tar"), fileQuery(dir), http.Header{"Content-Type": {"application/x-tar"}}, r, nil)
+	return c.upload(ctx, call{method: http.MethodPut, path: filesPath(key, "/tar"), query: fileQuery(dir), header: tarHeader()}, r)
 }
 
 // WatchFiles tells of changes below a directory: first an event "ready", from when on

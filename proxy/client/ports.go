@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -23,9 +24,38 @@ func (c *Client) Port(key string, port int) *http.Client {
 	}
 }
 
-// ErrDotSegment says that a path for a port has "." or ".." for a segment, escaped or not.
-// Somebody on the way could take it to lead to another place of Berm's API.
+// ErrDotSegment says that a path has "." or ".." for a segment, escaped or not: that of a
+// port, or one that a key, an ID or a file's name is a part of. Somebody on the way could
+// take it to lead to another place of Berm's API. Nothing was sent.
 var ErrDotSegment = errors.New(`the path has "." or ".." for a segment; only others may be in it`)
+
+// dotSegment finds such a segment in an escaped path.
+func dotSegment(escaped string) (bool, error) {
+	decoded, err := url.PathUnescape(escaped)
+	if err != nil {
+		return false, err
+	}
+	for segment := range strings.SplitSeq(strings.ReplaceAll(decoded, `\`, "/"), "/") {
+		if segment == "." || segment == ".." {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// checkPath refuses a call's path if what the caller has put into it would change where it
+// leads.
+func checkPath(escaped string) error {
+	switch dots, err := dotSegment(escaped); {
+	case err != nil:
+		return err
+	case dots:
+		return fmt.Errorf("%s: %w", escaped, ErrDotSegment)
+	case strings.Contains(escaped, "//"), strings.HasSuffix(escaped, "/"):
+		return fmt.Errorf("%s: a key, an ID or a name is empty", escaped)
+	}
+	return nil
+}
 
 // portTransport sends requests by way of Berm.
 type portTransport struct {
@@ -55,14 +85,11 @@ func (t portTransport) request(r *http.Request) (*http.Request, error) {
 	if !strings.HasPrefix(tail, "/") {
 		tail = "/" + tail
 	}
-	decoded, err := url.PathUnescape(tail)
-	if err != nil {
+	switch dots, err := dotSegment(tail); {
+	case err != nil:
 		return nil, err
-	}
-	for _, segment := range strings.Split(strings.ReplaceAll(decoded, `\`, "/"), "/") {
-		if segment == "." || segment == ".." {
-			return nil, ErrDotSegment
-		}
+	case dots:
+		return nil, ErrDotSegment
 	}
 	if r.URL.ForceQuery || r.URL.RawQuery != "" {
 		tail += "?" + r.URL.RawQuery

@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"iter"
-	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -112,23 +111,7 @@ func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[apitype.S
 	for name, v := range opts.Metadata {
 		q.Set("metadata."+name, v)
 	}
-	return func(yield func(apitype.Sandbox, error) bool) {
-		q := maps.Clone(q) // so that the sequence can be run twice
-		for {
-			var page apitype.SandboxList
-			if _, err := c.do(ctx, call{method: http.MethodGet, path: sandboxes, query: q, out: &page, again: repeatable}); err != nil {
-				yield(apitype.Sandbox{}, err)
-				return
-			}
-			for _, sb := range page.Sandboxes {
-				if !yield(sb, nil) {
-					return
-				}
-			}
-			if page.NextCursor == "" {
-				return
-			}
-			q.Set("cursor", page.NextCursor)
-		}
-	}
+	return pages(ctx, c, sandboxes, q, func(page *apitype.SandboxList) ([]apitype.Sandbox, string, error) {
+		return page.Sandboxes, page.NextCursor, nil
+	})
 }

@@ -1,0 +1,174 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"mime/multipart"
+	"net/http"
+	"net/textproto"
+	"net/url"
+
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+// ErrMoreFiles says that a chat has more files than the server ever lists.
+var ErrMoreFiles = errors.New("the chat has more files than are listed")
+
+func chatFilePath(chatID, name string) string {
+	return chatPath(chatID, "/files/"+url.PathEscape(name))
+}
+
+// fileIDPath is below a file of whichever chat.
+func fileIDPath(fileID, call string) string { return "/api/v1/files/" + url.PathEscape(fileID) + call }
+
+// ChatFiles gives a chat's files in the order of their names, page by page, also those that
+// its sandbox has written; a page size of 0 is the server's. It ends after the first error,
+// which is ErrMoreFiles after the last file that is listed if there are others.
+func (c *Client) ChatFiles(ctx context.Context, chatID string, pageSize int) iter.Seq2[apitype.ChatFile, error] {
+	return pages(ctx, c, chatPath(chatID, "/files"), pageQuery(pageSize), func(page *apitype.ChatFileList) ([]apitype.ChatFile, string, error) {
+		if page.Truncated && page.NextCursor == "" {
+			return page.Files, "", ErrMoreFiles
+		}
+		return page.Files, page.NextCursor, nil
+	})
+}
+
+// ChatFile answers a file by its ID.
+func (c *Client) ChatFile(ctx context.Context, fileID string) (*apitype.ChatFile, error) {
+	return out[apitype.ChatFile](ctx, c, call{method: http.MethodGet, path: fileIDPath(fileID, ""), again: repeatable})
+}
+
+// ChatFileNamed answers a file of a chat by its name.
+func (c *Client) ChatFileNamed(ctx context.Context, chatID, name string) (*apitype.ChatFile, error) {
+	list, err := out[apitype.ChatFileList](ctx, c, call{
+		method: http.MethodGet, path: chatPath(chatID, "/files"), query: url.Values{"name": {name}}, again: repeatable,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(list.Files) != 1 {
+		return nil, fmt.Errorf("decode answer: %d files have the name %q", len(list.Files), name)
+	}
+	return &list.Files[0], nil
+}
+
+// PutChatFileOptions say how to write a file of a chat.
+type PutChatFileOptions struct {
+	ContentType string // empty: not known
+	NoClash     bool   // refuse to write over one that is there: code precondition_failed
+	// Size of what is written, in bytes. If it is known, an upload that the quota has no
+	// room for is refused before it begins. 0: not known, unless the reader is one of the
+	// standard library's that are in memory.
+	Size int64
+}
+
+// PutChatFile writes all of r to a file of a chat, whole or not at all, and closes r if that
+// can be closed. It is never repeated.
+func (c *Client) PutChatFile(ctx context.Context, chatID, name string, r io.Reader, opts PutChatFileOptions) (*apitype.ChatFile, error) {
+	h := http.Header{}
+	if opts.ContentType != "" {
+		h.Set("Content-Type", opts.ContentType)
+	}
+	if opts.NoClash {
+		h.Set("If-None-Match", "*")
+	}
+	var f apitype.ChatFile
+	err := c.upload(ctx, call{method: http.MethodPut, path: chatFilePath(chatID, name), header: h, size: opts.Size, out: &f}, r)
+	if err != nil {
+		return nil, err
+	}
+	return &f, nil
+}
+
+// NewChatFile is a file to be written.
+type NewChatFile struct {
+	Name        string
+	ContentType string // empty: not known
+	Content     io.Reader
+}
+
+// PutChatFiles writes several files of a chat, at most 1000: all of them or none. Each is
+// read before the next one is asked for, in a goroutine that has ended when this returns;
+// an error of the sequence, or of a reader, ends it and is returned. It is never repeated.
+func (c *Client) PutChatFiles(ctx context.Context, chatID string, files iter.Seq2[NewChatFile, error]) ([]apitype.ChatFile, error) {
+	r, w := io.Pipe()
+	form := multipart.NewWriter(w)
+	read := make(chan error, 1)
+	go func() {
+		err := writeForm(form, files)
+		_ = w.CloseWithError(err) // nil is the end; the reader gets it
+		read <- err
+	}()
+	var list apitype.UploadedFiles
+	err := c.upload(ctx, call{
+		method: http.MethodPost, path: chatPath(chatID, "/files"), header: http.Header{"Content-Type": {form.FormDataContentType()}}, out: &list,
+	}, r)
+	_ = r.Close() // what hasn't been sent won't be
+	if readErr := <-read; readErr != nil && !errors.Is(readErr, io.ErrClosedPipe) {
+		return nil, readErr
+	}
+	if err != nil {
+		return nil, err
+	}
+	return list.Files, nil
+}
+
+// writeForm writes each file as a part, to the form's end.
+func writeForm(form *multipart.Writer, files iter.Seq2[NewChatFile, error]) error {
+	for f, err := range files {
+		if err != nil {
+			return err
+		}
+		h := textproto.MIMEHeader{"Content-Disposition": {multipart.FileContentDisposition("file", f.Name)}}
+		if f.ContentType != "" {
+			h.Set("Content-Type", f.ContentType)
+		}
+		part, err := form.CreatePart(h)
+		if err != nil {
+			return err
+		}
+		if _, err := io.Copy(part, f.Content); err != nil {
+			return err
+		}
+	}
+	return form.Close()
+}
+
+// ReadChatFile opens a file of a chat from an offset on; a length of 0 is to its end. The
+// caller closes it. A read that ends without io.EOF hasn't seen all of it.
+func (c *Client) ReadChatFile(ctx context.Context, chatID, name string, offset, length int64) (io.ReadCloser, error) {
+	return c.open(ctx, chatFilePath(chatID, name), nil, offset, length)
+}
+
+// ReadChatFileID opens a file by its ID, as ReadChatFile does.
+func (c *Client) ReadChatFileID(ctx context.Context, fileID string, offset, length int64) (io.ReadCloser, error) {
+	return c.open(ctx, fileIDPath(fileID, "/content"), nil, offset, length)
+}
+
+// DeleteChatFile removes a file of a chat.
+func (c *Client) DeleteChatFile(ctx context.Context, chatID, name string) error {
+	return c.done(ctx, call{method: http.MethodDelete, path: chatFilePath(chatID, name), again: repeatable})
+}
+
+// DeleteChatFileID removes a file by its ID.
+func (c *Client) DeleteChatFileID(ctx context.Context, fileID string) error {
+	return c.done(ctx, call{method: http.MethodDelete, path: fileIDPath(fileID, ""), again: repeatable})
+}
+
+// DeleteChatFiles removes all files of a chat but its history, and answers how many.
+func (c *Client) DeleteChatFiles(ctx context.Context, chatID string) (int, error) {
+	res, err := out[apitype.DeletedFiles](ctx, c, call{method: http.MethodDelete, path: chatPath(chatID, "/files"), again: repeatable})
+	if err != nil {
+		return 0, err
+	}
+	return res.Deleted, nil
+}
+
+// SignFileURL makes a URL that lets whoever has it read or write one file of a chat, without
+// a token, for a while. It ends with the chat.
+func (c *Client) SignFileURL(ctx context.Context, chatID string, req apitype.FileURLRequest) (*apitype.FileURL, error) {
+	return out[apitype.FileURL](ctx, c, call{method: http.MethodPost, path: chatPath(chatID, "/file-urls"), body: req, again: repeatable})
+}

@@ -1,0 +1,73 @@
+package client
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+// chatPath is below a chat.
+func chatPath(chatID, call string) string { return "/api/v1/chats/" + url.PathEscape(chatID) + call }
+
+// EnsureChat answers a chat of a workspace, and makes it if there is none. The sandbox
+// whose key is the chat's ID mounts what the chat holds. Code chat_conflict: it belongs to
+// another workspace.
+func (c *Client) EnsureChat(ctx context.Context, chatID, workspaceID string) (*apitype.Chat, error) {
+	return out[apitype.Chat](ctx, c, call{
+		method: http.MethodPut, path: chatPath(chatID, ""), body: apitype.ChatRequest{WorkspaceID: workspaceID}, again: repeatable,
+	})
+}
+
+// Chat answers a chat.
+func (c *Client) Chat(ctx context.Context, chatID string) (*apitype.Chat, error) {
+	return out[apitype.Chat](ctx, c, call{method: http.MethodGet, path: chatPath(chatID, ""), again: repeatable})
+}
+
+// DeleteChat removes a chat with all that it holds. Code chat_has_active_sandbox: delete its
+// sandbox first. Code chat_not_found: there is none, or not any more.
+func (c *Client) DeleteChat(ctx context.Context, chatID string) error {
+	return c.done(ctx, call{method: http.MethodDelete, path: chatPath(chatID, ""), again: repeatable})
+}
+
+// History opens a chat's history from an offset on; a length of 0 is to its end. The caller
+// closes it. A read that ends without io.EOF hasn't seen all of it.
+func (c *Client) History(ctx context.Context, chatID string, offset, length int64) (io.ReadCloser, error) {
+	return c.open(ctx, chatPath(chatID, "/history"), nil, offset, length)
+}
+
+// PutHistory replaces a chat's history by all of r, whole or not at all. It is never
+// repeated.
+func (c *Client) PutHistory(ctx context.Context, chatID string, r io.Reader) (*apitype.ChatHistory, error) {
+	return c.writeHistory(ctx, http.MethodPut, chatID, r)
+}
+
+// AppendHistory adds all of r to a chat's history, or nothing. It is never repeated.
+func (c *Client) AppendHistory(ctx context.Context, chatID string, r io.Reader) (*apitype.ChatHistory, error) {
+	return c.writeHistory(ctx, http.MethodPost, chatID, r)
+}
+
+func (c *Client) writeHistory(ctx context.Context, method, chatID string, r io.Reader) (*apitype.ChatHistory, error) {
+	var h apitype.ChatHistory
+	err := c.upload(ctx, call{
+		method: method, path: chatPath(chatID, "/history"), header: http.Header{"Content-Type": {"text/markdown; charset=utf-8"}}, out: &h,
+	}, r)
+	if err != nil {
+		return nil, err
+	}
+	return &h, nil
+}
+
+// ReadChatTar opens an archive of all that a chat's directory holds, its history as well.
+// The caller closes it.
+func (c *Client) ReadChatTar(ctx context.Context, chatID string) (io.ReadCloser, error) {
+	return c.open(ctx, chatPath(chatID, "/tar"), nil, 0, 0)
+}
+
+// WriteChatTar unpacks an archive over a chat's directory, all of it or nothing. It is
+// never repeated.
+func (c *Client) WriteChatTar(ctx context.Context, chatID string, r io.Reader) error {
+	return c.upload(ctx, call{method: http.MethodPut, path: chatPath(chatID, "/tar"), header: tarHeader()}, r)
+}

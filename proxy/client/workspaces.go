@@ -1,0 +1,49 @@
+package client
+
+import (
+	"context"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+// workspacePath is below a workspace.
+func workspacePath(workspaceID, call string) string {
+	return "/api/v1/workspaces/" + url.PathEscape(workspaceID) + call
+}
+
+// EnsureWorkspace answers the workspace of a user, and makes it if there is none. A user
+// has exactly one.
+func (c *Client) EnsureWorkspace(ctx context.Context, userID string) (*apitype.Workspace, error) {
+	path := "/api/v1/users/" + url.PathEscape(userID) + "/workspace"
+	return out[apitype.Workspace](ctx, c, call{method: http.MethodPut, path: path, again: repeatable})
+}
+
+// Workspace answers a workspace.
+func (c *Client) Workspace(ctx context.Context, workspaceID string) (*apitype.Workspace, error) {
+	return out[apitype.Workspace](ctx, c, call{method: http.MethodGet, path: workspacePath(workspaceID, ""), again: repeatable})
+}
+
+// WorkspaceUsage measures what all chats of a workspace hold.
+func (c *Client) WorkspaceUsage(ctx context.Context, workspaceID string) (*apitype.WorkspaceUsage, error) {
+	return out[apitype.WorkspaceUsage](ctx, c, call{method: http.MethodGet, path: workspacePath(workspaceID, "/usage"), again: repeatable})
+}
+
+// Chats gives a workspace's chats in the order of their IDs, page by page; a page size of
+// 0 is the server's. It ends after the first error.
+func (c *Client) Chats(ctx context.Context, workspaceID string, pageSize int) iter.Seq2[apitype.Chat, error] {
+	return pages(ctx, c, workspacePath(workspaceID, "/chats"), pageQuery(pageSize), func(page *apitype.ChatList) ([]apitype.Chat, string, error) {
+		return page.Chats, page.NextCursor, nil
+	})
+}
+
+func pageQuery(size int) url.Values {
+	q := url.Values{}
+	if size != 0 {
+		q.Set("limit", strconv.Itoa(size))
+	}
+	return q
+}
