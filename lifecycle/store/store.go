@@ -1,6 +1,8 @@
 // Package store keeps, in one SQLite file, what a container's labels can't hold:
-// renewals, last uses, metadata, and what it takes to make a sandbox again. Losing
-// the file loses no sandbox. Environments are in it: nobody but the owner may read it.
+// renewals, last uses, metadata, and what it takes to make a sandbox again; and the
+// records of workspaces, chats and files. Losing the file loses no sandbox and no
+// content, but whose content it was. Environments are in it: nobody but the owner may
+// read it.
 package store
 
 import (
@@ -56,11 +58,12 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the store: %w", err)
 	}
-	if err := f.Close(); err != nil {
+	if err := errors.Join(f.Close(), syncDir(filepath.Dir(path))); err != nil {
 		return nil, fmt.Errorf("open the store: %w", err)
 	}
 	// NORMAL loses nothing when this process dies, and at most the last moments
-	// when the machine does; labels make up for those.
+	// when the machine does; labels make up for those, and durably does where
+	// nothing would.
 	q := url.Values{"_pragma": {
 		fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()),
 		"journal_mode(WAL)", "synchronous(NORMAL)", "foreign_keys(1)", "cache_size(-512)",
@@ -72,9 +75,18 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	db.SetMaxOpenConns(1) // one writer at a time is all that SQLite has
 	s := &Store{db: db}
 	if err := s.migrate(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("open the store %s: %w (with the file moved away, berm starts without it, and no sandbox is lost)", path, err), db.Close())
+		return nil, errors.Join(fmt.Errorf("open the store %s: %w (with the file moved away, berm starts without it: no sandbox is lost, but whose the chats are)", path, err), db.Close())
 	}
 	return s, nil
+}
+
+// syncDir has a directory's entries survive a crash of the machine.
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // migrate applies what the file's schema lacks, all or nothing.
@@ -178,7 +190,7 @@ func (s *Store) Put(ctx context.Context, r lifecycle.Record) error {
 
 // Touch writes last uses, by session. Sessions that aren't there are skipped.
 func (s *Store) Touch(ctx context.Context, lastUsed map[string]time.Time) error {
-	return s.inTx(ctx, func(tx *sql.Tx) error {
+	return inTx(ctx, s.db, func(tx *sql.Tx) error {
 		for session, at := range lastUsed {
 			if _, err := tx.ExecContext(ctx, "UPDATE sandboxes SET last_used_at = ? WHERE session_id = ?", nanos(at), session); err != nil {
 				return err
@@ -190,7 +202,7 @@ func (s *Store) Touch(ctx context.Context, lastUsed map[string]time.Time) error 
 
 // Delete removes records by session; those that aren't there are no error.
 func (s *Store) Delete(ctx context.Context, sessionIDs ...string) error {
-	return s.inTx(ctx, func(tx *sql.Tx) error {
+	return inTx(ctx, s.db, func(tx *sql.Tx) error {
 		for _, session := range sessionIDs {
 			if _, err := tx.ExecContext(ctx, "DELETE FROM sandboxes WHERE session_id = ?", session); err != nil {
 				return err
@@ -198,21 +210,6 @@ func (s *Store) Delete(ctx context.Context, sessionIDs ...string) error {
 		}
 		return nil
 	})
-}
-
-func (s *Store) inTx(ctx context.Context, f func(*sql.Tx) error) error {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return fmt.Errorf("write the store: %w", err)
-	}
-	defer func() { _ = tx.Rollback() }() // does nothing after the commit
-	if err := f(tx); err != nil {
-		return fmt.Errorf("write the store: %w", err)
-	}
-	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("write the store: %w", err)
-	}
-	return nil
 }
 
 // nanos is a time as the store has it. One that is further away than it can tell, in

@@ -1,0 +1,146 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+)
+
+// scanner is a row.
+type scanner interface{ Scan(dest ...any) error }
+
+// querier is the database, or a transaction.
+type querier interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// one answers the row of a query; of errdefs' NotFound class if there is none.
+func one[T any](ctx context.Context, q querier, scan func(scanner) (T, error), query string, args ...any) (T, error) {
+	v, err := scan(q.QueryRowContext(ctx, query, args...))
+	if err != nil {
+		var none T
+		return none, failed("read", err)
+	}
+	return v, nil
+}
+
+// list answers all rows of a query.
+func list[T any](ctx context.Context, q querier, scan func(scanner) (T, error), query string, args ...any) ([]T, error) {
+	rows, err := q.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, failed("read", err)
+	}
+	defer func() { _ = rows.Close() }() // rows.Err tells of all that can go wrong
+	var all []T
+	for rows.Next() {
+		v, err := scan(rows)
+		if err != nil {
+			return nil, failed("read", err)
+		}
+		all = append(all, v)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, failed("read", err)
+	}
+	return all, nil
+}
+
+// ensure answers the row of a query for a key; if there is none, it is inserted durably,
+// and made is true.
+func ensure[T any](ctx context.Context, s *Store, scan func(scanner) (T, error), query string, key []any, insert string, values ...any) (got T, made bool, err error) {
+	got, err = one(ctx, s.db, scan, query, key...)
+	if !errdefs.IsNotFound(err) {
+		return got, false, err
+	}
+	err = s.durably(ctx, func(tx *sql.Tx) error {
+		made, err = changed(tx.ExecContext(ctx, insert, values...))
+		if err == nil {
+			got, err = one(ctx, tx, scan, query, key...)
+		}
+		return err
+	})
+	if err != nil {
+		var none T
+		return none, false, err
+	}
+	return got, made, nil
+}
+
+// each runs a statement once for each of some values.
+func each[T any](ctx context.Context, tx *sql.Tx, query string, values []T, args func(T) []any) error {
+	stmt, err := tx.PrepareContext(ctx, query)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stmt.Close() }() // goes with the transaction at the latest
+	for _, v := range values {
+		if _, err := stmt.ExecContext(ctx, args(v)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// changed tells whether a statement changed anything.
+func changed(res sql.Result, err error) (bool, error) {
+	if err != nil {
+		return false, err
+	}
+	n, err := res.RowsAffected()
+	return n > 0, err
+}
+
+// durably is inTx with the commit on the disk when it returns, and so all that was
+// committed before: a crash of the machine doesn't undo it.
+func (s *Store) durably(ctx context.Context, f func(*sql.Tx) error) error {
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return failed("write", err)
+	}
+	defer func() { _ = conn.Close() }() // gives it back
+	if _, err := conn.ExecContext(ctx, "PRAGMA synchronous = FULL"); err != nil {
+		return failed("write", err)
+	}
+	// Should this fail, later commits take longer than they need to.
+	defer func() { _, _ = conn.ExecContext(context.WithoutCancel(ctx), "PRAGMA synchronous = NORMAL") }()
+	return inTx(ctx, conn, f)
+}
+
+// inTx runs f in a transaction. If it fails, nothing has changed.
+func inTx(ctx context.Context, db interface {
+	BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error)
+}, f func(*sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return failed("write", err)
+	}
+	defer func() { _ = tx.Rollback() }() // does nothing after the commit
+	if err := f(tx); err != nil {
+		return failed("write", err)
+	}
+	return failed("write", tx.Commit())
+}
+
+// failed gives an error its class, and says what was being done to the store.
+func failed(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var e *sqlite.Error
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		err = errdefs.ErrNotFound
+	case !errors.As(err, &e):
+	case e.Code() == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: // what it belongs to isn't there
+		err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
+	case e.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE, e.Code() == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY:
+		err = fmt.Errorf("%w: %w", errdefs.ErrAlreadyExists, err)
+	}
+	return fmt.Errorf("%s the store: %w", doing, err)
+}

@@ -1,0 +1,49 @@
+package store
+
+import (
+	"context"
+
+	"github.com/bermhq/berm/lifecycle/workspace"
+)
+
+var _ workspace.Store = (*Store)(nil)
+
+// firstProject is the first workspace's project; each one after it gets the next. It is
+// out of the way of Docker, which counts from 1, and of Kubernetes, which counts from 1048577.
+const firstProject = 0x62000000
+
+const workspaceColumns = "w.tenant, w.workspace_id, w.user_id, w.created_at, w.project"
+
+func scanWorkspace(row scanner) (w workspace.Workspace, err error) {
+	var created int64
+	err = row.Scan(&w.Tenant, &w.ID, &w.UserID, &created, &w.Project)
+	w.CreatedAt = instant(created)
+	return w, err
+}
+
+// EnsureWorkspace is workspace.Store's. It is durable. Of errdefs' AlreadyExists class if
+// w's ID is another user's.
+func (s *Store) EnsureWorkspace(ctx context.Context, w workspace.Workspace) (got workspace.Workspace, made bool, err error) {
+	return ensure(ctx, s, scanWorkspace,
+		"SELECT "+workspaceColumns+" FROM workspaces w WHERE tenant = ? AND user_id = ?", []any{w.Tenant, w.UserID},
+		`INSERT INTO workspaces (tenant, workspace_id, user_id, created_at, project)
+			SELECT ?, ?, ?, ?, COALESCE(MAX(project) + 1, ?) FROM workspaces WHERE true ON CONFLICT (tenant, user_id) DO NOTHING`,
+		w.Tenant, w.ID, w.UserID, nanos(w.CreatedAt), firstProject)
+}
+
+// Workspace is workspace.Store's.
+func (s *Store) Workspace(ctx context.Context, tenant, id string) (workspace.Workspace, error) {
+	return one(ctx, s.db, scanWorkspace, "SELECT "+workspaceColumns+" FROM workspaces w WHERE tenant = ? AND workspace_id = ?", tenant, id)
+}
+
+// WorkspaceOf is workspace.Store's.
+func (s *Store) WorkspaceOf(ctx context.Context, tenant, chatID string) (workspace.Workspace, error) {
+	return one(ctx, s.db, scanWorkspace, "SELECT "+workspaceColumns+
+		" FROM chats c JOIN workspaces w USING (tenant, workspace_id) WHERE c.tenant = ? AND c.chat_id = ?", tenant, chatID)
+}
+
+// ChatIDs is workspace.Store's. A workspace that isn't there has none.
+func (s *Store) ChatIDs(ctx context.Context, tenant, workspaceID string) ([]string, error) {
+	return list(ctx, s.db, func(row scanner) (id string, err error) { return id, row.Scan(&id) },
+		"SELECT chat_id FROM chats WHERE tenant = ? AND workspace_id = ? ORDER BY chat_id", tenant, workspaceID)
+}
