@@ -217,8 +217,9 @@ type Volume struct {
 
 // Spec is a container to be made. What it doesn't offer can't be asked for: every
 // container drops all capabilities but CapAdd, can't gain privileges, runs under
-// the default seccomp profile narrowed to the machine's own architecture, has
-// private namespaces, masked and read-only /proc paths, an init process that reaps,
+// the default seccomp profile narrowed to the machine's own architecture, which
+// can't change the project that a file's quota is counted in either, has private
+// namespaces, masked and read-only /proc paths, an init process that reaps,
 // swap equal to none, and is never restarted by the engine.
 type Spec struct {
 	Name           string            // mandatory; unique in the engine

@@ -1,6 +1,10 @@
 package runtime
 
-import specs "github.com/opencontainers/runtime-spec/specs-go"
+import (
+	"slices"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
 
 // seccompArch names architectures, given in Go's terms, as seccomp does.
 var seccompArch = map[string]specs.Arch{
@@ -18,4 +22,48 @@ var seccompArch = map[string]specs.Arch{
 func SeccompArch(arch string) (specs.Arch, bool) {
 	native, ok := seccompArch[arch]
 	return native, ok
+}
+
+// projectIoctls are the types and numbers, the low 16 bits of a request, of the
+// ioctl_fs(2) requests FS_IOC_FSSETXATTR, which changes a file's project, and
+// FS_IOC_SETFLAGS, which clears the mark by which what is made in a directory is of the
+// directory's project. A file's owner may make both. The bits above, size and direction,
+// aren't compared: they differ between architectures, and the kernel ignores the upper
+// half of the register.
+var projectIoctls = []uint64{'X'<<8 | 32, 'f'<<8 | 2}
+
+// SeccompNames takes the system calls by which a process could take its files out of a
+// project quota out of those that a profile allows: file_setattr(2) and ioctl(2), of which
+// SeccompIoctls gives the rest back. It is for backends.
+func SeccompNames(allowed []string) []string {
+	return slices.DeleteFunc(slices.Clone(allowed), func(name string) bool {
+		return name == "ioctl" || name == "file_setattr"
+	})
+}
+
+// SeccompIoctls are rules that allow all of ioctl(2) but the requests that SeccompNames
+// is about. A filter can't say "other than", so each rule allows the requests that begin
+// as a refused one does and differ from it in the next bit. It is for backends.
+func SeccompIoctls() []specs.LinuxSyscall {
+	const bits = 16
+	var rules []specs.LinuxSyscall
+	var split func(prefix uint64, bit int, refused []uint64)
+	split = func(prefix uint64, bit int, refused []uint64) {
+		if len(refused) == 0 {
+			rules = append(rules, specs.LinuxSyscall{
+				Names: []string{"ioctl"}, Action: specs.ActAllow,
+				Args: []specs.LinuxSeccompArg{{Index: 1, Op: specs.OpMaskedEqual, Value: (1<<bits - 1) &^ (1<<bit - 1), ValueTwo: prefix}},
+			})
+			return
+		}
+		if bit == 0 {
+			return
+		}
+		bit--
+		for _, half := range []uint64{prefix, prefix | 1<<bit} {
+			split(half, bit, slices.DeleteFunc(slices.Clone(refused), func(r uint64) bool { return r>>bit != half>>bit }))
+		}
+	}
+	split(0, bits, projectIoctls)
+	return rules
 }

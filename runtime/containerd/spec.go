@@ -133,8 +133,13 @@ func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 	if !ok {
 		return nil, fmt.Errorf("there is no seccomp profile for architecture %q", c.r.host.Architecture)
 	}
-	s.Linux.Seccomp = seccomp.DefaultProfile(s)
-	s.Linux.Seccomp.Architectures = []specs.Arch{native} // as with Docker: the others are doors that nobody needs
+	profile := seccomp.DefaultProfile(s)
+	profile.Architectures = []specs.Arch{native} // as with Docker: the others are doors that nobody needs
+	for i := range profile.Syscalls {
+		profile.Syscalls[i].Names = runtime.SeccompNames(profile.Syscalls[i].Names)
+	}
+	profile.Syscalls = append(profile.Syscalls, runtime.SeccompIoctls()...)
+	s.Linux.Seccomp = profile
 	if apparmorhost.HostSupports() {
 		if err := apparmor.LoadDefaultProfile(apparmorProfile); err != nil {
 			return nil, fmt.Errorf("load the AppArmor profile %s: %w", apparmorProfile, err)

@@ -20,6 +20,7 @@ func syscallCases() []contractCase {
 	return []contractCase{
 		{"create/foreign system calls", testForeignSyscalls},
 		{"create/refused system calls", testRefusedSyscalls},
+		{"create/refused ioctl requests", testIoctls},
 		{"create/set-user-id programs", testSetuid},
 	}
 }
@@ -104,6 +105,8 @@ func testRefusedSyscalls(t *testing.T, b *bed) {
 		"io_uring_setup": errnoOf(425, 1, 0),
 		"unshare":        errnoOf(272, 0x10000000, 0), // a user namespace
 		"userfaultfd":    errnoOf(323, 1, 0),
+		"a project":      errnoOf(16, 0xffffffff, 0x401c5820), // FS_IOC_FSSETXATTR
+		"flags":          errnoOf(16, 0xffffffff, 0x40086602), // FS_IOC_SETFLAGS
 	}
 	programs := map[string][]byte{"getpid": tinyELF(t, 64, errnoOf(39, 0, 0))}
 	for name, code := range calls {
@@ -117,6 +120,40 @@ func testRefusedSyscalls(t *testing.T, b *bed) {
 	}
 	if _, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/getpid"}}); code == eperm {
 		t.Error("getpid is refused, too: the programs prove nothing")
+	}
+}
+
+// testIoctls makes ioctl requests with all values of the lower 16 bits, on no file, which
+// is another error than what the profile refuses: FS_IOC_FSSETXATTR and FS_IOC_SETFLAGS,
+// whatever is above, and nothing else.
+func testIoctls(t *testing.T, b *bed) {
+	// The exit code is the number of those that answered EPERM.
+	count := func(above uint64) []byte {
+		code := []byte{0x31, 0xdb, 0x45, 0x31, 0xe4} // xor ebx, ebx; xor r12d, r12d
+		loop := len(code)
+		code = binary.LittleEndian.AppendUint64(append(code, 0x48, 0xbe), above) // movabs rsi
+		code = append(code, 0x48, 0x09, 0xde, 0xbf, 0xff, 0xff, 0xff, 0xff,      // or rsi, rbx; mov edi, -1
+			0x31, 0xd2, 0xb8, 16, 0, 0, 0, 0x0f, 0x05, // xor edx, edx; mov eax, 16; syscall
+			0x83, 0xf8, 0xff, 0x75, 3, 0x41, 0xff, 0xc4, // cmp eax, -1; jne +3; inc r12d
+			0xff, 0xc3, 0x81, 0xfb, 0, 0, 1, 0) // inc ebx; cmp ebx, 65536
+		code = append(code, 0x75, byte(loop-len(code)-2))                    // jne loop
+		return append(code, 0x44, 0x89, 0xe7, 0xb8, 60, 0, 0, 0, 0x0f, 0x05) // mov edi, r12d; exit
+	}
+	c := b.programs(t, map[string][]byte{
+		"usual":    tinyELF(t, 64, count(0x401c0000)),
+		"extended": tinyELF(t, 64, count(0xffffffff80040000)), // as C libraries with an int do
+		"none":     tinyELF(t, 64, count(0)),
+		// file_setattr(2): not there, or refused, but never a complaint about its arguments.
+		"file_setattr": tinyELF(t, 64, errnoOf(469, 0xffffffff, 0)),
+	})
+	for _, name := range []string{"usual", "extended", "none"} {
+		if _, _, refused := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/" + name}}); refused != 2 {
+			t.Errorf("%s: %d requests are refused, want 2", name, refused)
+		}
+	}
+	const eperm, enosys = 1, 38
+	if _, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/file_setattr"}}); code != eperm && code != enosys {
+		t.Errorf("file_setattr: error number %d, want EPERM or ENOSYS", code)
 	}
 }
 
