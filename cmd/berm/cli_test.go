@@ -272,6 +272,9 @@ func TestHelpIsWhole(t *testing.T) {
 		{"sandbox", "files", "ls"}, {"sandbox", "files", "cat"}, {"sandbox", "files", "put"}, {"sandbox", "files", "get"},
 		{"sandbox", "files", "cp"}, {"sandbox", "files", "mv"}, {"sandbox", "files", "rm"}, {"sandbox", "files", "mkdir"},
 		{"sandbox", "files", "stat"}, {"sandbox", "files", "find"}, {"sandbox", "files", "grep"}, {"sandbox", "files", "tar"}, {"sandbox", "files", "watch"},
+		{"workspace", "ensure"}, {"workspace", "get"}, {"workspace", "usage"}, {"workspace", "chats"},
+		{"chat", "create"}, {"chat", "get"}, {"chat", "list"}, {"chat", "delete"}, {"chat", "history"}, {"chat", "tar"}, {"chat", "untar"},
+		{"file", "list"}, {"file", "put"}, {"file", "get"}, {"file", "cat"}, {"file", "rm"}, {"file", "url"},
 	} {
 		stdout, _, code := berm(t, "", append(args, "--help")...)
 		if code != 0 || !strings.Contains(stdout, "Examples:") {

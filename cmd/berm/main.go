@@ -88,7 +88,8 @@ func newRootCommand() *cobra.Command {
   berm sandbox exec demo -- echo hello
   berm sandbox rm demo`,
 	}
-	root.AddCommand(newServeCommand(), newConfigCommand(), newPolicyCommand(), newSandboxCommand(), newDemoCommand(), newVersionCommand())
+	root.AddCommand(newServeCommand(), newConfigCommand(), newPolicyCommand(), newSandboxCommand(),
+		newWorkspaceCommand(), newChatCommand(), newFileCommand(), newDemoCommand(), newVersionCommand())
 	return root
 }
 

@@ -21,7 +21,7 @@ import (
 
 const defaultURL = "http://127.0.0.1:7070"
 
-// clientFlags are how the sandbox commands reach a server, and how they print.
+// clientFlags are how the commands that need a server reach it, and how they print.
 type clientFlags struct {
 	url, tokenFile, output string
 }
@@ -32,15 +32,23 @@ func newSandboxCommand() *cobra.Command {
 		newCreateCommand(&flags), newListCommand(&flags), newShowCommand(&flags),
 		newExecCommand(&flags), newShellCommand(&flags), newPsCommand(&flags), newProcessCommand(&flags), newFilesCommand(&flags),
 		newPortCommand(&flags), newRenewCommand(&flags), newRemoveCommand(&flags))
-	cmd.Long = `Make, use and remove sandboxes through a server.
+	flags.add(cmd)
+	return cmd
+}
+
+// add gives a group of commands the flags, and says in its help what they are for.
+func (f *clientFlags) add(cmd *cobra.Command) {
+	if cmd.Long == "" {
+		cmd.Long = cmd.Short + "."
+	}
+	cmd.Long += `
 
 The server is that of --url or BERM_URL (` + defaultURL + ` by default; unix:///path
 for a unix socket), the token that of --token-file or BERM_TOKEN.`
-	cmd.PersistentFlags().StringVar(&flags.url, "url", "", "the server (default $BERM_URL, else "+defaultURL+")")
-	cmd.PersistentFlags().StringVar(&flags.tokenFile, "token-file", "", "file with the token (default $BERM_TOKEN)")
-	cmd.PersistentFlags().StringVarP(&flags.output, "output", "o", "table", "table or json")
+	cmd.PersistentFlags().StringVar(&f.url, "url", "", "the server (default $BERM_URL, else "+defaultURL+")")
+	cmd.PersistentFlags().StringVar(&f.tokenFile, "token-file", "", "file with the token (default $BERM_TOKEN)")
+	cmd.PersistentFlags().StringVarP(&f.output, "output", "o", "table", "table or json")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
-	return cmd
 }
 
 // connect makes the client, and checks how to print.
@@ -77,6 +85,15 @@ func (f *clientFlags) server() (url, token string, err error) {
 		return "", "", fmt.Errorf("read the token: %w", err)
 	}
 	return url, strings.TrimSpace(string(data)), nil
+}
+
+// here gives a signed URL the name that the server is known by here.
+func (f *clientFlags) here(signed, path string) string {
+	base, _, err := f.server()
+	if err != nil || strings.HasPrefix(base, "unix:") {
+		return signed
+	}
+	return strings.TrimSuffix(base, "/") + path
 }
 
 // explain turns an answer's problem into what a person has to know.

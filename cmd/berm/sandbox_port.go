@@ -59,9 +59,7 @@ browser ask for a login.`,
 			if err != nil {
 				return explain(err)
 			}
-			if base, _, err := flags.server(); err == nil && !strings.HasPrefix(base, "unix:") {
-				signed.URL = strings.TrimSuffix(base, "/") + signed.Path // by the name that it is known by here
-			}
+			signed.URL = flags.here(signed.URL, signed.Path)
 			if flags.output == "json" {
 				return writeJSON(cmd.OutOrStdout(), signed)
 			}

@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+)
+
+func newChatCommand() *cobra.Command {
+	var flags clientFlags
+	cmd := group("chat", "Make, use and delete chats, whose content outlives sandboxes",
+		newChatCreateCommand(&flags), newChatGetCommand(&flags), newChatListCommand(&flags), newChatDeleteCommand(&flags),
+		newChatHistoryCommand(&flags), newChatTarCommand(&flags), newChatUntarCommand(&flags))
+	cmd.Long = `Make, use and delete chats, whose content outlives sandboxes.
+
+A chat has a history and files; see "berm file". The sandbox whose key is the chat's ID
+mounts them.`
+	flags.add(cmd)
+	return cmd
+}
+
+// owner is whose a chat is, as flags say it.
+type owner struct{ workspace, user string }
+
+func (o *owner) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&o.workspace, "workspace", "", "ID of the workspace")
+	cmd.Flags().StringVar(&o.user, "user", "", "user whose workspace it is; made if there is none")
+	cmd.MarkFlagsOneRequired("workspace", "user")
+	cmd.MarkFlagsMutuallyExclusive("workspace", "user")
+}
+
+// workspaceID asks the server for that of a user.
+func (o *owner) workspaceID(ctx context.Context, c *client.Client) (string, error) {
+	if o.workspace != "" {
+		return o.workspace, nil
+	}
+	w, err := c.EnsureWorkspace(ctx, o.user)
+	if err != nil {
+		return "", err
+	}
+	return w.WorkspaceID, nil
+}
+
+func (f *clientFlags) printChat(out io.Writer, ch *apitype.Chat) error {
+	if f.output == "json" {
+		return writeJSON(out, ch)
+	}
+	return printRows(out, "chat", shown(ch.ChatID), "workspace", shown(ch.WorkspaceID), "created", ch.CreatedAt.Format(time.RFC3339))
+}
+
+func newChatCreateCommand(flags *clientFlags) *cobra.Command {
+	var of owner
+	cmd := &cobra.Command{
+		Use:   "create CHAT",
+		Short: "Make a chat, or get the one that is there",
+		Long: `Make a chat in a workspace, or get the one that is there. It is an error if that
+belongs to another workspace.`,
+		Example: `  berm chat create chat-42 --user user-7
+  berm chat create chat-42 --workspace 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7`,
+		Args: cobra.ExactArgs(1),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			id, err := of.workspaceID(cmd.Context(), c)
+			if err != nil {
+				return err
+			}
+			ch, err := c.EnsureChat(cmd.Context(), args[0], id)
+			if err != nil {
+				return err
+			}
+			return flags.printChat(cmd.OutOrStdout(), ch)
+		}),
+	}
+	of.add(cmd)
+	return cmd
+}
+
+func newChatGetCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "get CHAT",
+		Short:   "Show which workspace a chat belongs to",
+		Example: "  berm chat get chat-42 -o json",
+		Args:    cobra.ExactArgs(1),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			ch, err := c.Chat(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return flags.printChat(cmd.OutOrStdout(), ch)
+		}),
+	}
+}
+
+func newChatListCommand(flags *clientFlags) *cobra.Command {
+	var of owner
+	cmd := &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List a workspace's chats",
+		Example: "  berm chat list --user user-7",
+		Args:    cobra.NoArgs,
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, _ []string) error {
+			id, err := of.workspaceID(cmd.Context(), c)
+			if err != nil {
+				return err
+			}
+			return flags.listChats(cmd.Context(), cmd.OutOrStdout(), c, id)
+		}),
+	}
+	of.add(cmd)
+	return cmd
+}
+
+func newChatDeleteCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "delete CHAT...",
+		Aliases: []string{"rm"},
+		Short:   "Delete chats with all that they hold",
+		Long: `Delete chats with all that they hold. A chat that has a live sandbox isn't: delete
+that first.`,
+		Example: "  berm chat delete chat-42",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			var errs []error
+			for _, id := range args {
+				errs = append(errs, explain(c.DeleteChat(cmd.Context(), id)))
+			}
+			return errors.Join(errs...)
+		}),
+	}
+}
+
+func newChatHistoryCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "history CHAT [show | set FILE | append FILE]",
+		Short: "Show a chat's history, replace it, or add to it",
+		Long: `Show a chat's history, replace it by a local file, or add one to its end: all of the
+file, or nothing. A FILE of "-" is standard input.`,
+		Example: `  berm chat history chat-42
+  berm chat history chat-42 set history.md
+  echo '- and one more line' | berm chat history chat-42 append -`,
+		Args: cobra.RangeArgs(1, 3),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			verb := "show"
+			if len(args) > 1 {
+				verb = args[1]
+			}
+			write := map[string]func(*client.Client, context.Context, string, io.Reader) (*apitype.ChatHistory, error){
+				"set": (*client.Client).PutHistory, "append": (*client.Client).AppendHistory,
+			}[verb]
+			switch {
+			case verb == "show" && len(args) < 3:
+				r, err := c.History(cmd.Context(), args[0], 0, 0)
+				return copyAll(cmd.OutOrStdout(), r, err)
+			case write == nil || len(args) < 3:
+				return &exitError{code: exitUsage, err: errors.New("say show, set FILE or append FILE after the chat")}
+			}
+			local, err := openLocal(cmd, args[2])
+			if err != nil {
+				return err
+			}
+			defer local.close()
+			h, err := write(c, cmd.Context(), args[0], local.content)
+			if err != nil {
+				return err
+			}
+			if flags.output == "json" {
+				return writeJSON(cmd.OutOrStdout(), h)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d bytes\n", h.SizeBytes)
+			return err
+		}),
+	}
+}
+
+func newChatTarCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "tar CHAT [FILE]",
+		Short: "Take all that a chat holds out as a tar archive",
+		Long: `Write all that a chat's directory holds, its history and subdirectories as well, to a
+local file as a tar archive; to standard output if none is said, or "-".`,
+		Example: `  berm chat tar chat-42 chat-42.tar
+  berm chat tar chat-42 | tar t`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			to := stdio
+			if len(args) > 1 {
+				to = args[1]
+			}
+			return download(cmd, to, func() (io.ReadCloser, error) { return c.ReadChatTar(cmd.Context(), args[0]) })
+		}),
+	}
+}
+
+func newChatUntarCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "untar CHAT [FILE]",
+		Short: "Unpack a tar archive over what a chat holds",
+		Long: `Unpack a tar archive over what a chat's directory holds: all of it, or nothing. It
+comes from standard input if no local file is said, or "-".`,
+		Example: `  berm chat untar chat-43 chat-42.tar
+  tar c notes | berm chat untar chat-42`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			from := stdio
+			if len(args) > 1 {
+				from = args[1]
+			}
+			local, err := openLocal(cmd, from)
+			if err != nil {
+				return err
+			}
+			defer local.close()
+			return c.WriteChatTar(cmd.Context(), args[0], local.content)
+		}),
+	}
+}

@@ -1,0 +1,281 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+)
+
+func newFileCommand() *cobra.Command {
+	var flags clientFlags
+	cmd := group("file", "Bring, take, list and delete the files of chats",
+		newFileListCommand(&flags), newFilePutCommand(&flags), newFileGetCommand(&flags), newFileCatCommand(&flags),
+		newFileRemoveCommand(&flags), newFileURLCommand(&flags))
+	cmd.Long = `Bring, take, list and delete the files of chats.
+
+A chat's files are there without a sandbox; its sandbox sees them, and what that writes
+beside them is one of them. For all that is in a sandbox, see "berm sandbox files".`
+	flags.add(cmd)
+	return cmd
+}
+
+func (f *clientFlags) printChatFiles(out io.Writer, files []apitype.ChatFile) error {
+	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	_, _ = fmt.Fprintln(w, "NAME\tSIZE\tTYPE\tMODIFIED\tID") // Flush tells of errors
+	for _, file := range files {
+		kind := "-"
+		if file.ContentType != nil {
+			kind = shown(*file.ContentType)
+		}
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", shown(file.Name), file.SizeBytes, kind, file.ModifiedAt.Format(time.RFC3339), shown(file.FileID))
+	}
+	return w.Flush()
+}
+
+func newFileListCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list CHAT",
+		Aliases: []string{"ls"},
+		Short:   "List a chat's files",
+		Example: "  berm file list chat-42 -o json",
+		Args:    cobra.ExactArgs(1),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			files := []apitype.ChatFile{}
+			for file, err := range c.ChatFiles(cmd.Context(), args[0], 0) {
+				if errors.Is(err, client.ErrMoreFiles) {
+					_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "berm: "+err.Error())
+					break
+				}
+				if err != nil {
+					return err
+				}
+				files = append(files, file)
+			}
+			if flags.output == "json" {
+				return writeJSON(cmd.OutOrStdout(), files)
+			}
+			return flags.printChatFiles(cmd.OutOrStdout(), files)
+		}),
+	}
+}
+
+func newFilePutCommand(flags *clientFlags) *cobra.Command {
+	var name string
+	var opts client.PutChatFileOptions
+	cmd := &cobra.Command{
+		Use:   "put CHAT FILE...",
+		Short: "Write local files into a chat",
+		Long: `Write a local file, or standard input if that is "-", into a chat: whole, or not at
+all. Several files, 1000 at most, come together: all of them, or none. They keep their
+names.`,
+		Example: `  berm file put chat-42 report.csv --content-type text/csv
+  berm file put chat-42 *.png
+  date | berm file put chat-42 - --name today.txt --no-clash`,
+		Args: cobra.MinimumNArgs(2),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			if len(args) > 2 {
+				if name != "" || opts.NoClash {
+					return &exitError{code: exitUsage, err: errors.New("--name and --no-clash go with one file only")}
+				}
+				return flags.putFiles(cmd, c, args[0], args[1:], opts.ContentType)
+			}
+			as, err := nameFor(args[1], name)
+			if err != nil {
+				return err
+			}
+			local, err := openLocal(cmd, args[1])
+			if err != nil {
+				return err
+			}
+			defer local.close()
+			opts := opts
+			opts.Size = local.size
+			file, err := c.PutChatFile(cmd.Context(), args[0], as, local.content, opts)
+			if err != nil {
+				return err
+			}
+			local.close()
+			if flags.output == "json" {
+				return writeJSON(cmd.OutOrStdout(), file)
+			}
+			return flags.printChatFiles(cmd.OutOrStdout(), []apitype.ChatFile{*file})
+		}),
+	}
+	f := cmd.Flags()
+	f.StringVar(&name, "name", "", "name in the chat (default that of the local file)")
+	f.StringVar(&opts.ContentType, "content-type", "", "what the content is, like text/csv")
+	f.BoolVarP(&opts.NoClash, "no-clash", "n", false, "fail if the file is there")
+	return cmd
+}
+
+// nameFor is what a local file is called in a chat.
+func nameFor(local, name string) (string, error) {
+	switch {
+	case name != "":
+		return name, nil
+	case local == stdio:
+		return "", &exitError{code: exitUsage, err: errors.New("standard input has no name of its own: say --name")}
+	}
+	return filepath.Base(local), nil
+}
+
+// putFiles brings several files together.
+func (f *clientFlags) putFiles(cmd *cobra.Command, c *client.Client, chatID string, locals []string, contentType string) error {
+	files, err := c.PutChatFiles(cmd.Context(), chatID, func(yield func(client.NewChatFile, error) bool) {
+		put := func(path string) bool {
+			name, err := nameFor(path, "")
+			if err != nil {
+				return yield(client.NewChatFile{}, err)
+			}
+			local, err := openLocal(cmd, path)
+			if err != nil {
+				return yield(client.NewChatFile{}, err)
+			}
+			defer local.close()
+			return yield(client.NewChatFile{Name: name, ContentType: contentType, Content: local.content}, nil)
+		}
+		for _, path := range locals {
+			if !put(path) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if f.output == "json" {
+		return writeJSON(cmd.OutOrStdout(), files)
+	}
+	return f.printChatFiles(cmd.OutOrStdout(), files)
+}
+
+func newFileGetCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "get CHAT NAME [FILE]",
+		Short: "Take a file out of a chat",
+		Long: `Take a file out of a chat: to a local file, which is replaced as a whole; to the
+file's own name in this directory if none is said; to standard output if it is "-".`,
+		Example: `  berm file get chat-42 report.csv
+  berm file get chat-42 report.csv out/today.csv`,
+		Args: cobra.RangeArgs(2, 3),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			to := args[1]
+			switch {
+			case len(args) == 3:
+				to = args[2]
+			case to == stdio, to == "", filepath.Base(to) != to, !filepath.IsLocal(to):
+				return &exitError{code: exitUsage, err: fmt.Errorf("%s can't be a file here: say where to", shown(to))}
+			}
+			return download(cmd, to, func() (io.ReadCloser, error) { return c.ReadChatFile(cmd.Context(), args[0], args[1], 0, 0) })
+		}),
+	}
+}
+
+func newFileCatCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "cat CHAT NAME...",
+		Short:   "Print a chat's files",
+		Example: "  berm file cat chat-42 notes.txt",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			for _, name := range args[1:] {
+				r, err := c.ReadChatFile(cmd.Context(), args[0], name, 0, 0)
+				if err := copyAll(cmd.OutOrStdout(), r, err); err != nil {
+					return err
+				}
+			}
+			return nil
+		}),
+	}
+}
+
+func newFileRemoveCommand(flags *clientFlags) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:     "rm CHAT [NAME...]",
+		Aliases: []string{"delete"},
+		Short:   "Delete files of a chat",
+		Example: `  berm file rm chat-42 report.csv notes.txt
+  berm file rm chat-42 --all`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			names := args[1:]
+			if all == (len(names) > 0) {
+				return &exitError{code: exitUsage, err: errors.New("say either names or --all")}
+			}
+			if all {
+				n, err := c.DeleteChatFiles(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				if flags.output == "json" {
+					return writeJSON(cmd.OutOrStdout(), apitype.DeletedFiles{Deleted: n})
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d deleted\n", n)
+				return err
+			}
+			var errs []error
+			for _, name := range names {
+				errs = append(errs, explain(c.DeleteChatFile(cmd.Context(), args[0], name)))
+			}
+			return errors.Join(errs...)
+		}),
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "all files of the chat but its history")
+	return cmd
+}
+
+func newFileURLCommand(flags *clientFlags) *cobra.Command {
+	req := apitype.FileURLRequest{}
+	var ttl time.Duration
+	var contentType string
+	var maxBytes int64
+	cmd := &cobra.Command{
+		Use:   "url CHAT NAME",
+		Short: "Give out a URL that reads or writes one file of a chat",
+		Long: `Print a URL under which whoever has it can read one file of a chat, or write it with
+--method PUT, without a token, for as long as --ttl says, and while the chat is there.`,
+		Example: `  berm file url chat-42 report.csv --ttl 10m
+  curl -T photo.png "$(berm file url chat-42 photo.png --method PUT --content-type image/png --max-bytes 5000000)"`,
+		Args: cobra.ExactArgs(2),
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			req := req
+			req.Name = args[1]
+			if ttl != 0 {
+				d := apitype.Duration(ttl)
+				req.TTL = &d
+			}
+			if contentType != "" {
+				req.ContentType = &contentType
+			}
+			if cmd.Flags().Changed("max-bytes") {
+				req.MaxBytes = &maxBytes
+			}
+			signed, err := c.SignFileURL(cmd.Context(), args[0], req)
+			if err != nil {
+				return err
+			}
+			signed.URL = flags.here(signed.URL, signed.Path)
+			if flags.output == "json" {
+				return writeJSON(cmd.OutOrStdout(), signed)
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), shown(signed.URL))
+			return err
+		}),
+	}
+	f := cmd.Flags()
+	f.StringVar(&req.Method, "method", "GET", "GET or PUT")
+	f.DurationVar(&ttl, "ttl", 0, "life of the URL, up to 168h (default 1h)")
+	f.StringVar(&contentType, "content-type", "", "with PUT: what the upload's Content-Type has to be (default any)")
+	f.Int64Var(&maxBytes, "max-bytes", 0, "with PUT: most bytes of the upload (default what the quota has room for)")
+	_ = cmd.RegisterFlagCompletionFunc("method", cobra.FixedCompletions([]cobra.Completion{"GET", "PUT"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+const (
+	progressAfter = time.Second // a transfer is long from then on
+	progressEvery = 200 * time.Millisecond
+)
+
+// progress tells a person how far a transfer has come that takes long. It has to be closed.
+// What is being sent may still be read then: the HTTP client takes its time to notice that
+// the server has refused it.
+type progress struct {
+	to    io.Writer
+	total int64 // bytes; 0: not known
+
+	mu     sync.Mutex
+	done   int64
+	next   time.Time // to say something
+	said   bool
+	closed bool
+}
+
+// newProgress is nil where nobody would see it.
+func newProgress(to io.Writer, total int64) *progress {
+	if file, _ := to.(*os.File); file == nil || !term.IsTerminal(int(file.Fd())) {
+		return nil
+	}
+	return &progress{to: to, total: total, next: time.Now().Add(progressAfter)}
+}
+
+// follow has p see what is read from r.
+func (p *progress) follow(r io.Reader) io.Reader {
+	if p == nil {
+		return r
+	}
+	return io.TeeReader(r, p)
+}
+
+// Write counts. It never fails.
+func (p *progress) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done += int64(len(b))
+	if now := time.Now(); !p.closed && !now.Before(p.next) {
+		p.next, p.said = now.Add(progressEvery), true
+		text := inMiB(p.done)
+		if p.total > 0 {
+			text += fmt.Sprintf(" of %s (%d%%)", inMiB(p.total), 100*min(p.done, p.total)/p.total)
+		}
+		_, _ = fmt.Fprintf(p.to, "\r\x1b[K%s", text)
+	}
+	return len(b), nil
+}
+
+func inMiB(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
+
+// close wipes the line, so that what follows stands alone. It may be called more than once.
+func (p *progress) close() {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.said && !p.closed {
+		_, _ = fmt.Fprint(p.to, "\r\x1b[K")
+	}
+	p.closed = true
+}
+
+// local is a local file that is being sent, or standard input.
+type local struct {
+	content  io.Reader
+	size     int64 // bytes; 0: not known
+	file     *os.File
+	progress *progress
+}
+
+// openLocal opens a file by its name; "-" is standard input. It has to be closed.
+func openLocal(cmd *cobra.Command, name string) (*local, error) {
+	if name == stdio {
+		return &local{content: cmd.InOrStdin()}, nil
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && info.IsDir() {
+		err = fmt.Errorf("%s is a directory", name)
+	}
+	if err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	l := &local{file: file}
+	if info.Mode().IsRegular() {
+		l.size = info.Size()
+	}
+	l.progress = newProgress(cmd.ErrOrStderr(), l.size)
+	l.content = l.progress.follow(file)
+	return l, nil
+}
+
+// close may be called more than once.
+func (l *local) close() {
+	l.progress.close()
+	if l.file != nil {
+		_ = l.file.Close()
+	}
+}
+
+// download copies what open gives to a local file, which is replaced as a whole; "-" is
+// standard output.
+func download(cmd *cobra.Command, to string, open func() (io.ReadCloser, error)) error {
+	if to == stdio {
+		r, err := open()
+		return copyAll(cmd.OutOrStdout(), r, err)
+	}
+	return replaceFile(to, func(w io.Writer) error {
+		r, err := open()
+		if err != nil {
+			return err
+		}
+		p := newProgress(cmd.ErrOrStderr(), 0)
+		defer p.close()
+		defer func() { _ = r.Close() }()
+		_, err = io.Copy(w, p.follow(r))
+		return err
+	})
+}
+
+// copyAll copies an answer that was opened to w, and closes it.
+func copyAll(w io.Writer, r io.ReadCloser, err error) error {
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	_, err = io.Copy(w, r)
+	return err
+}
