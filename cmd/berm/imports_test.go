@@ -71,8 +71,10 @@ func mayImport(pkg, dep string) bool {
 		return dep == "proxy/apitype"
 	case in("proxy")(pkg):
 		return ancestor || leaf || dep == "lifecycle" || dep == "proxy/apitype"
+	case pkg == "lifecycle/usage":
+		return false // so that the whole of lifecycle may measure with it
 	case in("lifecycle")(pkg):
-		return ancestor || leaf
+		return ancestor || leaf || dep == "lifecycle/usage"
 	case in("policy", "runtime")(pkg):
 		return ancestor
 	}
@@ -194,6 +196,10 @@ func TestImportRule(t *testing.T) {
 		"lifecycle to its child":      {"lifecycle", module + "/lifecycle/store", false},
 		"child to lifecycle":          {"lifecycle/store", module + "/lifecycle", true},
 		"lifecycle's siblings":        {"lifecycle/store", module + "/lifecycle/hold", false},
+		"lifecycle to its measure":    {"lifecycle", module + "/lifecycle/usage", true},
+		"siblings to the measure":     {"lifecycle/workspace", module + "/lifecycle/usage", true},
+		"proxy to the measure":        {"proxy/sandboxapi", module + "/lifecycle/usage", false},
+		"the measure alone":           {"lifecycle/usage", module + "/lifecycle", false},
 		"name that begins alike":      {"lifecycle", module + "/runtimes", false},
 		"policy is a leaf":            {"policy", module + "/runtime", false},
 		"runtime is a leaf":           {"runtime", module + "/policy", false},
