@@ -12,6 +12,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -123,6 +125,9 @@ func publicFault(err error) Fault {
 	case errors.As(err, &cant):
 		return Fault{Status: http.StatusNotImplemented, Code: "not_supported", Title: "Not supported", Detail: cant.Error()}
 	}
+	if f, ok := faultOfStorage(err); ok {
+		return f
+	}
 
 	f := faultOfClass(err)
 	if errors.As(err, &start) && f.Code != "backend_unavailable" {
@@ -153,6 +158,52 @@ func faultOfFile(err *lifecycle.FileError) Fault {
 		f.Code, f.Title = "file_exists", "File exists"
 	case errdefs.IsPermissionDenied(err):
 		f.Status, f.Code, f.Title = http.StatusForbidden, "file_denied", "Not the sandbox user's to do"
+	case errdefs.IsResourceExhausted(err):
+		f.Status, f.Code, f.Title = http.StatusInsufficientStorage, "no_space", "No space left"
+	}
+	return f
+}
+
+// faultOfStorage maps what is said of workspaces, chats and their files; false is
+// another error.
+func faultOfStorage(err error) (Fault, bool) {
+	var (
+		noWorkspace *workspace.NotFoundError
+		full        *workspace.QuotaError
+		noChat      *chat.NotFoundError
+		conflict    *chat.ConflictError
+		active      *lifecycle.ActiveError
+		noFile      *chat.FileNotFoundError
+		file        *chat.FileError
+		tooLarge    *chat.TooLargeError
+	)
+	switch {
+	case errors.As(err, &noWorkspace):
+		return Fault{Status: http.StatusNotFound, Code: "workspace_not_found", Title: "No such workspace", Detail: noWorkspace.Error()}, true
+	case errors.As(err, &full):
+		return Fault{Status: http.StatusInsufficientStorage, Code: "workspace_quota_exceeded", Title: "Workspace quota exceeded", Detail: full.Error()}, true
+	case errors.As(err, &noChat):
+		return Fault{Status: http.StatusNotFound, Code: "chat_not_found", Title: "No such chat", Detail: noChat.Error()}, true
+	case errors.As(err, &conflict):
+		return Fault{Status: http.StatusConflict, Code: "chat_conflict", Title: "Chat of another workspace", Detail: conflict.Error()}, true
+	case errors.As(err, &active):
+		return Fault{Status: http.StatusConflict, Code: "chat_has_active_sandbox", Title: "Chat has a sandbox", Detail: active.Error()}, true
+	case errors.As(err, &noFile):
+		return Fault{Status: http.StatusNotFound, Code: "chat_file_not_found", Title: "No such file", Detail: noFile.Error()}, true
+	case errors.As(err, &file):
+		return faultOfChatFile(file), true
+	case errors.As(err, &tooLarge):
+		return Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large", Detail: tooLarge.Error()}, true
+	}
+	return Fault{}, false
+}
+
+// faultOfChatFile maps what is said of one file of a chat.
+func faultOfChatFile(err *chat.FileError) Fault {
+	f := Fault{Status: http.StatusConflict, Code: "chat_file_wrong_kind", Title: "File of another kind", Detail: err.Error()}
+	switch {
+	case errdefs.IsAlreadyExists(err): // which is an error only to those who asked for that
+		f.Status, f.Code, f.Title = http.StatusPreconditionFailed, "precondition_failed", "Precondition failed"
 	case errdefs.IsResourceExhausted(err):
 		f.Status, f.Code, f.Title = http.StatusInsufficientStorage, "no_space", "No space left"
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
@@ -60,6 +62,18 @@ func TestFaultOf(t *testing.T) {
 		"no such process":       {&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrNotFound, Message: "none"}, 404, "process_not_found", false},
 		"process there":         {&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrAlreadyExists, Message: "runs"}, 409, "process_conflict", false},
 		"process ended":         {&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrFailedPrecondition, Message: "ended"}, 409, "process_ended", false},
+		"no such workspace":     {&workspace.NotFoundError{ID: "w"}, 404, "workspace_not_found", false},
+		"workspace full":        {&workspace.QuotaError{UsedBytes: 2, QuotaBytes: 1}, 507, "workspace_quota_exceeded", false},
+		"chat too much":         {&workspace.QuotaError{Chat: "c", QuotaBytes: 1}, 507, "workspace_quota_exceeded", false},
+		"no such chat":          {&chat.NotFoundError{ID: "c"}, 404, "chat_not_found", false},
+		"another's chat":        {&chat.ConflictError{ID: "c", WorkspaceID: "w"}, 409, "chat_conflict", false},
+		"active":                {&lifecycle.ActiveError{Key: "c", SessionID: "s"}, 409, "chat_has_active_sandbox", false},
+		"no such chat file":     {&chat.FileNotFoundError{Name: "f"}, 404, "chat_file_not_found", false},
+		"chat file there":       {&chat.FileError{Name: "f", Class: errdefs.ErrAlreadyExists, Message: "is there"}, 412, "precondition_failed", false},
+		"chat file, other kind": {&chat.FileError{Name: "f", Class: errdefs.ErrFailedPrecondition, Message: "is a directory"}, 409, "chat_file_wrong_kind", false},
+		"chat file, no space":   {&chat.FileError{Name: "f", Class: errdefs.ErrResourceExhausted, Message: "finds no space"}, 507, "no_space", false},
+		"history too large":     {&chat.TooLargeError{Limit: 1}, 413, "too_large", false},
+		"storage away":          {&lifecycle.UnavailableError{Err: &chat.NotFoundError{ID: "c"}}, 503, "backend_unavailable", true},
 		"no agent":              {&lifecycle.UnsupportedError{Key: "k", Err: inner}, 501, "not_supported", false},
 	} {
 		t.Run(name, func(t *testing.T) {

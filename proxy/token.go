@@ -27,6 +27,8 @@ const (
 	ScopeSandboxesRead  Scope = "sandboxes:read"
 	ScopeSandboxesWrite Scope = "sandboxes:write"
 	ScopeSandboxesExec  Scope = "sandboxes:exec"
+	ScopeStorageRead    Scope = "storage:read"  // of workspaces, chats and their files
+	ScopeStorageWrite   Scope = "storage:write" // likewise
 	ScopeStatusRead     Scope = "status:read"
 	ScopeAll            Scope = "*"
 )
@@ -224,7 +226,7 @@ func (p *tokenParser) token(n *yaml.Node) {
 }
 
 func (p *tokenParser) scopes(n *yaml.Node) []Scope {
-	known := []Scope{ScopeSandboxesRead, ScopeSandboxesWrite, ScopeSandboxesExec, ScopeStatusRead, ScopeAll}
+	known := []Scope{ScopeSandboxesRead, ScopeSandboxesWrite, ScopeSandboxesExec, ScopeStorageRead, ScopeStorageWrite, ScopeStatusRead, ScopeAll}
 	var out []Scope
 	if n.Kind != yaml.SequenceNode || len(n.Content) == 0 {
 		p.errorf(n, "scopes must be a list with something in it")

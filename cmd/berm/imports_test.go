@@ -70,9 +70,11 @@ func mayImport(pkg, dep string) bool {
 	case in("proxy/client")(pkg):
 		return dep == "proxy/apitype"
 	case in("proxy")(pkg):
-		return ancestor || leaf || dep == "lifecycle" || dep == "proxy/apitype"
+		return ancestor || leaf || dep == "lifecycle" || dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "proxy/apitype"
 	case pkg == "lifecycle/usage":
 		return false // so that the whole of lifecycle may measure with it
+	case pkg == "lifecycle/chat" && dep == "lifecycle/workspace":
+		return true // what holds chats, and their quota
 	case in("lifecycle")(pkg):
 		return ancestor || leaf || dep == "lifecycle/usage"
 	case in("policy", "runtime")(pkg):
@@ -198,6 +200,10 @@ func TestImportRule(t *testing.T) {
 		"lifecycle's siblings":        {"lifecycle/store", module + "/lifecycle/hold", false},
 		"lifecycle to its measure":    {"lifecycle", module + "/lifecycle/usage", true},
 		"siblings to the measure":     {"lifecycle/workspace", module + "/lifecycle/usage", true},
+		"proxy to chats":              {"proxy", module + "/lifecycle/chat", true},
+		"proxy to the store":          {"proxy/sandboxapi", module + "/lifecycle/store", false},
+		"chats to workspaces":         {"lifecycle/chat", module + "/lifecycle/workspace", true},
+		"workspaces to chats":         {"lifecycle/workspace", module + "/lifecycle/chat", false},
 		"proxy to the measure":        {"proxy/sandboxapi", module + "/lifecycle/usage", false},
 		"the measure alone":           {"lifecycle/usage", module + "/lifecycle", false},
 		"name that begins alike":      {"lifecycle", module + "/runtimes", false},

@@ -28,6 +28,8 @@ import (
 // Options configure the API.
 type Options struct {
 	Manager     manager               // mandatory: a *lifecycle.Manager
+	Workspaces  workspaces            // a *workspace.Service; nil: there are none, and no chats, which callers are told
+	Chats       chats                 // a *chat.Service; likewise
 	Policy      func() *policy.Policy // mandatory: the policy in force, for the status
 	Tokens      *proxy.Tokens         // nil: everybody is let in, as tenant "default" with every scope
 	TokenHeader string                // header that carries a token; empty is X-API-Token
@@ -104,12 +106,14 @@ type service interface {
 
 // api has a handler for each call.
 type api struct {
-	manager manager
-	policy  func() *policy.Policy
-	gate    *proxy.Gate
-	version string
-	docs    []byte
-	signer  signer
+	manager    manager
+	workspaces workspaces
+	chats      chats
+	policy     func() *policy.Policy
+	gate       *proxy.Gate
+	version    string
+	docs       []byte
+	signer     signer
 
 	open        bool // there are no tokens
 	heartbeat   time.Duration
@@ -139,7 +143,9 @@ func New(opts Options) (http.Handler, error) {
 	}
 	gate, err := proxy.NewGate(proxy.GateOptions{
 		Tokens: opts.Tokens, TokenHeader: opts.TokenHeader, Hosts: opts.Hosts, Origins: opts.Origins,
-		AnyOrigin: func(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, signedPrefix) }, Fail: writeFault,
+		AnyOrigin: func(r *http.Request) bool {
+			return strings.HasPrefix(r.URL.Path, signedPrefix) || strings.HasPrefix(r.URL.Path, filePrefix)
+		}, Fail: writeFault,
 		Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
 	})
 	if err != nil {
@@ -149,7 +155,10 @@ func New(opts Options) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &api{manager: opts.Manager, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, signer: sign, open: opts.Tokens.Len() == 0, heartbeat: cmp.Or(opts.Heartbeat, heartbeat), portTimeout: cmp.Or(opts.PortTimeout, time.Minute)}
+	a := &api{
+		manager: opts.Manager, workspaces: opts.Workspaces, chats: opts.Chats, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, signer: sign,
+		open: opts.Tokens.Len() == 0, heartbeat: cmp.Or(opts.Heartbeat, heartbeat), portTimeout: cmp.Or(opts.PortTimeout, time.Minute),
+	}
 
 	rt := httprouter.New()
 	rt.RedirectTrailingSlash, rt.RedirectFixedPath, rt.HandleOPTIONS = false, false, false
@@ -158,7 +167,7 @@ func New(opts Options) (http.Handler, error) {
 	rt.MethodNotAllowed = gate.Refuse(&proxy.Fault{Status: http.StatusMethodNotAllowed, Code: "method_not_allowed", Title: "Method not allowed",
 		Detail: "this path doesn't know the method; the Allow header lists those that it knows"})
 	handle := func(method, path string, scope proxy.Scope, h proxy.Handler) {
-		quiet := scope == proxy.ScopeNone && path != signedPorts || path == "/metrics"
+		quiet := scope == proxy.ScopeNone && path != signedPorts && path != signedFiles || path == "/metrics"
 		rt.Handler(method, colons.Replace(path), gate.Handle(proxy.Route{Name: path, Scope: scope, Quiet: quiet}, h))
 	}
 
@@ -194,6 +203,7 @@ func New(opts Options) (http.Handler, error) {
 	handle("GET", one+"/stats", proxy.ScopeSandboxesRead, a.stats)
 	a.routeFiles(handle)
 	a.routePorts(handle)
+	a.routeStorage(handle)
 	handle("POST", legacyPath, proxy.ScopeSandboxesWrite, a.legacyCreate)
 	handle("GET", "/api/v1/status", proxy.ScopeStatusRead, a.status)
 	handle("GET", "/api/v1/errors", proxy.ScopeStatusRead, a.errors)

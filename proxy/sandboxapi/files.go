@@ -369,18 +369,25 @@ func fileWrite(r *http.Request) (f runtime.FileWrite, err error) {
 	if f.Append, err = boolQuery(q, "append"); err != nil {
 		return f, err
 	}
+	f.NoClash, err = wholeBody(r)
+	return f, err
+}
+
+// wholeBody tells whether what the body is for mustn't be there. Other conditions, a part
+// and what would have to be decoded are refused.
+func wholeBody(r *http.Request) (noClash bool, err error) {
 	switch v := r.Header.Values("If-None-Match"); {
 	case len(v) == 1 && v[0] == "*":
-		f.NoClash = true
+		noClash = true
 	case len(v) > 0:
-		return f, &lifecycle.InvalidError{Field: "If-None-Match", Message: "can only be * here"}
+		return false, &lifecycle.InvalidError{Field: "If-None-Match", Message: "can only be * here"}
 	}
 	for _, name := range []string{"If-Match", "If-Unmodified-Since", "Content-Range"} {
 		if r.Header.Get(name) != "" {
-			return f, &lifecycle.InvalidError{Field: name, Message: "isn't supported; send the whole file, with If-None-Match: * if it mustn't be there"}
+			return false, &lifecycle.InvalidError{Field: name, Message: "isn't supported; send the whole file, with If-None-Match: * if it mustn't be there"}
 		}
 	}
-	return f, plainBody(r)
+	return noClash, plainBody(r)
 }
 
 // plainBody refuses what would have to be decoded.

@@ -48,7 +48,7 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 }
 
 func listOptions(r *http.Request, tenant string) (lifecycle.ListOptions, error) {
-	opts := lifecycle.ListOptions{Limit: maxLimit}
+	opts := lifecycle.ListOptions{}
 	if err := knownQuery(r, "status", "limit", "cursor", metadataQuery); err != nil {
 		return opts, err
 	}
@@ -70,21 +70,38 @@ func listOptions(r *http.Request, tenant string) (lifecycle.ListOptions, error) 
 			return opts, &lifecycle.InvalidError{Field: "status", Message: fmt.Sprintf("must be one of %v", statuses)}
 		}
 	}
-	if q.Has("limit") {
-		n, err := strconv.Atoi(q.Get("limit"))
-		if err != nil || n < 1 || n > maxLimit {
-			return opts, &lifecycle.InvalidError{Field: "limit", Message: fmt.Sprintf("must be a whole number from 1 to %d", maxLimit)}
+	var err error
+	opts.Limit, opts.After, err = pageQuery(q, tenant, maxLimit)
+	if err == nil && opts.After != "" {
+		if key, bad := lifecycle.ParseKey(opts.After); bad != nil || key != opts.After {
+			err = badCursor()
 		}
-		opts.Limit = n
+	}
+	return opts, err
+}
+
+// pageQuery tells which part of a list is wanted: at most limit, which is most unless
+// there is less, of those that come after one.
+func pageQuery(q url.Values, tenant string, most int) (limit int, after string, err error) {
+	limit = most
+	if q.Has("limit") {
+		limit, err = strconv.Atoi(q.Get("limit"))
+		if err != nil || limit < 1 || limit > most {
+			return 0, "", &lifecycle.InvalidError{Field: "limit", Message: fmt.Sprintf("must be a whole number from 1 to %d", most)}
+		}
 	}
 	if q.Has("cursor") {
 		c, err := parseCursor(q.Get("cursor"))
-		if err != nil || c.Tenant != tenant {
-			return opts, &lifecycle.InvalidError{Field: "cursor", Message: "must be the next_cursor of an earlier answer"}
+		if err != nil || c.Tenant != tenant || c.After == "" {
+			return 0, "", badCursor()
 		}
-		opts.After = c.After
+		after = c.After
 	}
-	return opts, nil
+	return limit, after, nil
+}
+
+func badCursor() error {
+	return &lifecycle.InvalidError{Field: "cursor", Message: "must be the next_cursor of an earlier answer"}
 }
 
 // cursor is where a list goes on. It opens nothing that the caller couldn't have
@@ -105,14 +122,7 @@ func parseCursor(s string) (cursor, error) {
 	if err != nil {
 		return c, err
 	}
-	if err := proxy.DecodeJSON(b, &c); err != nil {
-		return c, err
-	}
-	key, err := lifecycle.ParseKey(c.After)
-	if err == nil && key != c.After {
-		err = &lifecycle.InvalidError{Field: "cursor", Message: "has another key than it seems"}
-	}
-	return c, err
+	return c, proxy.DecodeJSON(b, &c)
 }
 
 // knownQuery refuses a query string that doesn't parse, repeats a parameter, or has

@@ -23,6 +23,7 @@ import (
 const (
 	signedPrefix  = "/p/"
 	signedPorts   = signedPrefix + "{signature}/*rest"
+	portPurpose   = "berm signed port url 1"
 	minSigningKey = 32 // bytes
 	defaultURLTTL = time.Hour
 	maxURLTTL     = 7 * 24 * time.Hour
@@ -54,30 +55,61 @@ func newSigner(key []byte) (signer, error) {
 	return signer{key}, nil
 }
 
-func (s signer) mac(text string) []byte {
+// mac is good for one purpose: what was signed for another isn't taken for it.
+func (s signer) mac(purpose, text string) []byte {
 	h := hmac.New(sha256.New, s.key)
-	h.Write([]byte("berm signed port url 1\x00" + text))
+	h.Write([]byte(purpose + "\x00" + text))
 	return h.Sum(nil)
 }
 
-func (s signer) sign(c claim) (string, error) {
-	b, err := json.Marshal(c)
+func (s signer) sign(purpose string, claim any) (string, error) {
+	b, err := json.Marshal(claim)
 	if err != nil {
 		return "", err
 	}
 	text := base64.RawURLEncoding.EncodeToString(b)
-	return text + "." + base64.RawURLEncoding.EncodeToString(s.mac(text)), nil
+	return text + "." + base64.RawURLEncoding.EncodeToString(s.mac(purpose, text)), nil
 }
 
-// open gives what was signed; false if it wasn't by this key.
-func (s signer) open(signature string) (c claim, ok bool) {
+// open reads what was signed into claim; false if it wasn't by this key, or for another
+// purpose.
+func (s signer) open(purpose, signature string, claim any) bool {
 	text, sum, _ := strings.Cut(signature, ".")
 	mac, err := base64.RawURLEncoding.Strict().DecodeString(sum)
-	if err != nil || !hmac.Equal(mac, s.mac(text)) {
-		return claim{}, false
+	if err != nil || !hmac.Equal(mac, s.mac(purpose, text)) {
+		return false
 	}
 	b, err := base64.RawURLEncoding.DecodeString(text)
-	return c, err == nil && json.Unmarshal(b, &c) == nil
+	return err == nil && json.Unmarshal(b, claim) == nil
+}
+
+// opened reads what the request's address allows.
+func (s signer) opened(r *http.Request, purpose string, claim any) error {
+	if !s.open(purpose, httprouter.ParamsFromContext(r.Context()).ByName("signature"), claim) {
+		return &proxy.Fault{Status: http.StatusForbidden, Code: "url_invalid", Title: "Invalid address",
+			Detail: "this address wasn't given out by this server, or not since it was started"}
+	}
+	return nil
+}
+
+// expiry is when what is signed now ends: in whole seconds, rounded up.
+func expiry(wanted *apitype.Duration) (time.Time, error) {
+	ttl := defaultURLTTL
+	if wanted != nil {
+		ttl = time.Duration(*wanted)
+	}
+	if ttl < time.Second || ttl > maxURLTTL {
+		return time.Time{}, &lifecycle.InvalidError{Field: "ttl", Message: "must be from one second to seven days"}
+	}
+	return time.Now().Add(ttl + time.Second - 1).Truncate(time.Second).UTC(), nil
+}
+
+// absolute gives the URL of a path, on the server as the caller knows it.
+func absolute(r *http.Request, path string) string {
+	if r.TLS != nil {
+		return "https://" + r.Host + path
+	}
+	return "http://" + r.Host + path
 }
 
 // signURL makes a URL for a port that needs no token.
@@ -90,40 +122,31 @@ func (a *api) signURL(w http.ResponseWriter, r *http.Request) error {
 	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
 		return err
 	}
-	ttl := defaultURLTTL
-	if body.TTL != nil {
-		ttl = time.Duration(*body.TTL)
-	}
-	switch {
-	case body.Port < 1 || body.Port > 65535:
+	if body.Port < 1 || body.Port > 65535 {
 		return &lifecycle.InvalidError{Field: "port", Message: "must be from 1 to 65535"}
-	case ttl < time.Second || ttl > maxURLTTL:
-		return &lifecycle.InvalidError{Field: "ttl", Message: "must be from one second to seven days"}
+	}
+	expires, err := expiry(body.TTL)
+	if err != nil {
+		return err
 	}
 	access, err := a.manager.Ports(r.Context(), tenant, key)
 	if err != nil {
 		return err
 	}
 	proxy.ExchangeOf(r.Context()).SessionID = access.SessionID()
-	expires := time.Now().Add(ttl + time.Second - 1).Truncate(time.Second).UTC()
-	signature, err := a.signer.sign(claim{Tenant: tenant, Key: key, Session: access.SessionID(), Port: body.Port, Expires: expires.Unix()})
+	signature, err := a.signer.sign(portPurpose, claim{Tenant: tenant, Key: key, Session: access.SessionID(), Port: body.Port, Expires: expires.Unix()})
 	if err != nil {
 		return err
 	}
-	scheme := "http://"
-	if r.TLS != nil {
-		scheme = "https://"
-	}
 	path := signedPrefix + signature + "/"
-	return proxy.WriteJSON(w, http.StatusCreated, jsonType, apitype.PortURL{URL: scheme + r.Host + path, Path: path, ExpiresAt: expires})
+	return proxy.WriteJSON(w, http.StatusCreated, jsonType, apitype.PortURL{URL: absolute(r, path), Path: path, ExpiresAt: expires})
 }
 
 // signedPort passes a request on to the port that its address allows.
 func (a *api) signedPort(w http.ResponseWriter, r *http.Request) error {
-	c, ok := a.signer.open(httprouter.ParamsFromContext(r.Context()).ByName("signature"))
-	if !ok {
-		return &proxy.Fault{Status: http.StatusForbidden, Code: "url_invalid", Title: "Invalid address",
-			Detail: "this address wasn't given out by this server, or not since it was started"}
+	var c claim
+	if err := a.signer.opened(r, portPurpose, &c); err != nil {
+		return err
 	}
 	ex := proxy.ExchangeOf(r.Context())
 	ex.Caller.Tenant, ex.Key, ex.SessionID = c.Tenant, c.Key, c.Session

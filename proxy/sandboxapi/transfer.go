@@ -109,9 +109,7 @@ func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		if d.offset, d.length, ok = part.of(info.Size); !ok && info.Mode.IsRegular() {
-			w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", info.Size))
-			return &proxy.Fault{Status: http.StatusRequestedRangeNotSatisfiable, Code: "range", Title: "No such range",
-				Detail: fmt.Sprintf("the file has %d bytes", info.Size)}
+			return noRange(w, info.Size)
 		}
 		d.part = true
 	}
@@ -295,6 +293,13 @@ func (b byteRange) of(size int64) (offset, length int64, ok bool) {
 	return b.first, b.last - b.first + 1, true
 }
 
+// noRange refuses a range that lies outside of a file.
+func noRange(w http.ResponseWriter, size int64) error {
+	w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", size))
+	return &proxy.Fault{Status: http.StatusRequestedRangeNotSatisfiable, Code: "range", Title: "No such range",
+		Detail: fmt.Sprintf("the file has %d bytes", size)}
+}
+
 // readTar sends a file or a tree as an archive.
 func (a *api) readTar(w http.ResponseWriter, r *http.Request) error {
 	files, name, err := a.filesAt(r)
@@ -305,16 +310,7 @@ func (a *api) readTar(w http.ResponseWriter, r *http.Request) error {
 	if t.name == "/" {
 		t.name = "root"
 	}
-	err = files.ReadTar(r.Context(), name, t)
-	switch {
-	case err != nil && !t.begun:
-		return err
-	case err != nil:
-		panic(http.ErrAbortHandler)
-	case !t.begun:
-		return errors.New("the sandbox sent no archive")
-	}
-	return nil
+	return t.end(files.ReadTar(r.Context(), name, t))
 }
 
 // tarball sends the header with the first byte.
@@ -331,6 +327,19 @@ func (t *tarball) Write(b []byte) (int, error) {
 		t.w.Header().Set("Content-Disposition", attachment(t.name+".tar"))
 	}
 	return t.sender.Write(b)
+}
+
+// end answers an error, as long as nothing has left, or breaks off.
+func (t *tarball) end(err error) error {
+	switch {
+	case err != nil && !t.begun:
+		return err
+	case err != nil:
+		panic(http.ErrAbortHandler)
+	case !t.begun:
+		return errors.New("there came no archive")
+	}
+	return nil
 }
 
 // lineWriter answers JSON lines.

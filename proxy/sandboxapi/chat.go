@@ -1,0 +1,127 @@
+package sandboxapi
+
+import (
+	"context"
+	"io"
+	"net/http"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+// ensureChat is get-or-create.
+func (a *api) ensureChat(w http.ResponseWriter, r *http.Request) error {
+	tenant, chatID, err := a.chat(r)
+	if err != nil {
+		return err
+	}
+	var body apitype.ChatRequest
+	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
+		return err
+	}
+	if body.WorkspaceID == "" {
+		return &lifecycle.InvalidError{Field: "workspace_id", Message: "is mandatory"}
+	}
+	c, made, err := a.chats.Ensure(r.Context(), tenant, chatID, body.WorkspaceID)
+	if err != nil {
+		return err
+	}
+	return proxy.WriteJSON(w, okOrCreated(made), jsonType, chatOf(c))
+}
+
+func (a *api) getChat(w http.ResponseWriter, r *http.Request) error {
+	tenant, chatID, err := a.chat(r)
+	if err != nil {
+		return err
+	}
+	c, err := a.chats.Get(r.Context(), tenant, chatID)
+	if err != nil {
+		return err
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, chatOf(c))
+}
+
+func (a *api) deleteChat(w http.ResponseWriter, r *http.Request) error {
+	tenant, chatID, err := a.chat(r)
+	if err != nil {
+		return err
+	}
+	if err := a.chats.Delete(r.Context(), tenant, chatID); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// readHistory sends the history, or a part of it.
+func (a *api) readHistory(w http.ResponseWriter, r *http.Request) error {
+	tenant, chatID, err := a.chat(r)
+	if err != nil {
+		return err
+	}
+	c, err := a.chats.History(r.Context(), tenant, chatID)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	return sendContent(w, r, c, "text/markdown; charset=utf-8")
+}
+
+type historyFunc = func(c chats, ctx context.Context, tenant, chatID string, size int64, r io.Reader) (chat.File, error)
+
+// writeHistory replaces the history, or appends to it.
+func (a *api) writeHistory(write historyFunc) proxy.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		body := newUpload(w, r)
+		defer body.done()
+		tenant, chatID, err := a.chat(r)
+		if err != nil {
+			return err
+		}
+		noClash, err := wholeBody(r)
+		if err != nil {
+			return err
+		}
+		if noClash {
+			return &lifecycle.InvalidError{Field: "If-None-Match", Message: "can't be met: every chat has a history"}
+		}
+		f, err := write(a.chats, r.Context(), tenant, chatID, r.ContentLength, body)
+		if err != nil {
+			return err
+		}
+		return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.ChatHistory{SizeBytes: f.Size, ModifiedAt: f.ModifiedAt.UTC()})
+	}
+}
+
+// readChatTar sends all that the chat's directory holds as an archive.
+func (a *api) readChatTar(w http.ResponseWriter, r *http.Request) error {
+	tenant, chatID, err := a.chat(r)
+	if err != nil {
+		return err
+	}
+	t := &tarball{sender: newSender(w), name: chatID}
+	return t.end(a.chats.ReadTar(r.Context(), tenant, chatID, t))
+}
+
+func (a *api) writeChatTar(w http.ResponseWriter, r *http.Request) error {
+	body := newUpload(w, r)
+	defer body.done()
+	if err := plainBody(r); err != nil {
+		return err
+	}
+	tenant, chatID, err := a.chat(r)
+	if err != nil {
+		return err
+	}
+	if err := a.chats.WriteTar(r.Context(), tenant, chatID, body); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func chatOf(c chat.Chat) apitype.Chat {
+	return apitype.Chat{ChatID: c.ID, WorkspaceID: c.WorkspaceID, CreatedAt: c.CreatedAt.UTC()}
+}

@@ -1,0 +1,127 @@
+package sandboxapi
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"strings"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+const (
+	maxParts      = 1000
+	maxPartHeader = 64 << 10 // bytes, with all else that isn't a file's
+	maxBoundary   = 70       // RFC 2046, 5.1.1
+)
+
+// uploadChatFiles takes several files as they come.
+func (a *api) uploadChatFiles(w http.ResponseWriter, r *http.Request) error {
+	body := newUpload(w, r)
+	defer body.done()
+	tenant, chatID, err := a.chat(r)
+	if err != nil {
+		return err
+	}
+	if err := plainBody(r); err != nil {
+		return err
+	}
+	p, err := newFileParts(r, body)
+	if err != nil {
+		return err
+	}
+	files, err := a.chats.PutAll(r.Context(), tenant, chatID, p.next)
+	if err != nil {
+		return err
+	}
+	return proxy.WriteJSON(w, http.StatusCreated, jsonType, apitype.UploadedFiles{Files: each(files, chatFileOf)})
+}
+
+// fileParts are the files of a multipart body, one after the other.
+type fileParts struct {
+	*multipart.Reader
+	source *partSource
+	names  map[string]bool
+}
+
+func newFileParts(r *http.Request, body io.Reader) (*fileParts, error) {
+	mt, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if b := params["boundary"]; err != nil || mt != "multipart/form-data" || b == "" || len(b) > maxBoundary {
+		return nil, &proxy.Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
+			Detail: "the body must be multipart/form-data, with a boundary"}
+	}
+	// A last boundary needs no line end, but a reader that is told of the body's end by
+	// io.EOF would take it for the end of the parts, wherever it comes.
+	source := &partSource{r: io.MultiReader(body, strings.NewReader("\r\n"))}
+	return &fileParts{Reader: multipart.NewReader(source, params["boundary"]), source: source, names: map[string]bool{}}, nil
+}
+
+// next is chat.Service's: it gives one file after the other, until io.EOF.
+func (p *fileParts) next() (f chat.PutFile, r io.Reader, err error) {
+	p.source.left = maxPartHeader
+	part, err := p.NextRawPart()
+	p.source.left = -1
+	var own *proxy.Fault
+	switch {
+	case errors.Is(err, io.EOF) && len(p.names) == 0:
+		return f, nil, &lifecycle.InvalidError{Field: "body", Message: "has no file in it"}
+	case errors.Is(err, io.EOF), errors.As(err, &own):
+		return f, nil, err
+	case err != nil:
+		return f, nil, badParts("the body isn't valid as multipart/form-data", err)
+	case len(p.names) == maxParts:
+		return f, nil, &lifecycle.InvalidError{Field: "body", Message: fmt.Sprintf("has more than %d files in it", maxParts)}
+	}
+	disposition, params, err := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
+	name, ok := params["filename"]
+	if err != nil || disposition != "form-data" || !ok {
+		return f, nil, &lifecycle.InvalidError{Field: "body", Message: "must have nothing but files in it: every part is form-data with a filename"}
+	}
+	if p.names[name] {
+		return f, nil, &lifecycle.InvalidError{Field: "filename", Message: fmt.Sprintf("%q is there twice", name)}
+	}
+	p.names[name] = true
+	if e := part.Header.Get("Content-Transfer-Encoding"); e != "" && !plainTransfer[strings.ToLower(e)] {
+		return f, nil, &proxy.Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
+			Detail: "files must come without a Content-Transfer-Encoding"}
+	}
+	kind, err := contentType(part.Header.Values("Content-Type")...)
+	return chat.PutFile{Name: name, ContentType: kind, Size: -1}, part, err
+}
+
+// plainTransfer are encodings that leave the bytes as they are.
+var plainTransfer = map[string]bool{"7bit": true, "8bit": true, "binary": true}
+
+// partSource is a body on its way to what takes it apart. Its end is an error, as the
+// last boundary comes before.
+type partSource struct {
+	r    io.Reader
+	left int // bytes that may be read; less than 0: any
+}
+
+func (s *partSource) Read(b []byte) (int, error) {
+	if s.left == 0 {
+		return 0, badParts(fmt.Sprintf("there are more than %d bytes before a file, or after the last", maxPartHeader), nil)
+	}
+	if s.left > 0 && len(b) > s.left {
+		b = b[:s.left]
+	}
+	n, err := s.r.Read(b)
+	if s.left > 0 {
+		s.left -= n
+	}
+	if errors.Is(err, io.EOF) {
+		err = badParts("the body ends before its last boundary", nil)
+	}
+	return n, err
+}
+
+func badParts(detail string, cause error) error {
+	return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail, Cause: cause}
+}

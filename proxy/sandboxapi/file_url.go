@@ -1,0 +1,201 @@
+package sandboxapi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+const (
+	filePrefix  = "/f/"
+	signedFiles = filePrefix + "{signature}"
+	filePurpose = "berm signed file url 1"
+)
+
+// fileClaim is what a signed URL of a file allows: to read it, or to write it, until a
+// time.
+type fileClaim struct {
+	Tenant      string `json:"t"`
+	Chat        string `json:"c"`
+	Made        int64  `json:"m"` // when the chat was, in nanoseconds since 1970: another of its ID isn't meant
+	Name        string `json:"n"`
+	Put         bool   `json:"p,omitempty"`
+	ContentType string `json:"k,omitempty"` // which the upload must have; empty is any
+	MaxBytes    int64  `json:"b,omitempty"` // of the upload; 0 is no limit
+	Expires     int64  `json:"e"`           // seconds since 1970
+}
+
+// signFileURL makes a URL for a file that needs no token.
+func (a *api) signFileURL(w http.ResponseWriter, r *http.Request) error {
+	tenant, chatID, err := a.chat(r)
+	if err != nil {
+		return err
+	}
+	var body apitype.FileURLRequest
+	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
+		return err
+	}
+	c := fileClaim{Tenant: tenant, Chat: chatID, Name: body.Name}
+	if err := c.allow(r, body); err != nil {
+		return err
+	}
+	expires, err := expiry(body.TTL)
+	if err != nil {
+		return err
+	}
+	found, err := a.chats.Get(r.Context(), tenant, chatID)
+	if err != nil {
+		return err
+	}
+	var missing *chat.FileNotFoundError // which it may be, as long as it could be there
+	if _, err := a.chats.FileNamed(r.Context(), tenant, chatID, body.Name); err != nil && !errors.As(err, &missing) {
+		return err
+	}
+	c.Made, c.Expires = found.CreatedAt.UnixNano(), expires.Unix()
+	signature, err := a.signer.sign(filePurpose, c)
+	if err != nil {
+		return err
+	}
+	path := filePrefix + signature
+	return proxy.WriteJSON(w, http.StatusCreated, jsonType, apitype.FileURL{
+		URL: absolute(r, path), Path: path, Method: body.Method, ExpiresAt: expires,
+	})
+}
+
+// allow notes what is asked for, if the caller may do that.
+func (c *fileClaim) allow(r *http.Request, body apitype.FileURLRequest) (err error) {
+	switch body.Method {
+	case http.MethodGet:
+		if body.ContentType != nil || body.MaxBytes != nil {
+			return &lifecycle.InvalidError{Field: "method", Message: "must be PUT for content_type and max_bytes"}
+		}
+		return nil
+	case http.MethodPut:
+	default:
+		return &lifecycle.InvalidError{Field: "method", Message: "must be GET or PUT"}
+	}
+	c.Put = true
+	if body.MaxBytes != nil {
+		if c.MaxBytes = *body.MaxBytes; c.MaxBytes < 1 {
+			return &lifecycle.InvalidError{Field: "max_bytes", Message: "must be at least 1"}
+		}
+	}
+	if body.ContentType != nil {
+		if c.ContentType, err = contentType(*body.ContentType); err != nil {
+			return err
+		}
+	}
+	return proxy.Require(r, proxy.ScopeStorageWrite)
+}
+
+// methods are those that the claim is for.
+func (c *fileClaim) methods() string {
+	if c.Put {
+		return http.MethodPut
+	}
+	return http.MethodGet + ", " + http.MethodHead
+}
+
+// fileClaim gives what the request's address allows, to pages of any origin.
+func (a *api) fileClaim(w http.ResponseWriter, r *http.Request) (c fileClaim, err error) {
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", "*")
+	h.Set("Access-Control-Expose-Headers", "*")
+	h.Set("Referrer-Policy", "no-referrer") // the address is what lets one in
+	if err := a.signer.opened(r, filePurpose, &c); err != nil {
+		return c, err
+	}
+	ex := proxy.ExchangeOf(r.Context())
+	ex.Caller.Tenant, ex.Key = c.Tenant, c.Chat
+	if time.Now().Unix() >= c.Expires {
+		return c, errFileURLExpired
+	}
+	return c, knownQuery(r)
+}
+
+var errFileURLExpired = &proxy.Fault{Status: http.StatusGone, Code: "url_expired", Title: "Address expired",
+	Detail: "the time of this address is over, or the chat that it was for is gone"}
+
+// usable fails if the address is for another method, or its chat is gone.
+func (a *api) usable(ctx context.Context, c fileClaim, put bool) error {
+	if c.Put != put {
+		return &proxy.Fault{Status: http.StatusForbidden, Code: "url_invalid", Title: "Invalid address",
+			Detail: "this address is for " + c.methods() + " only"}
+	}
+	found, err := a.chats.Get(ctx, c.Tenant, c.Chat)
+	var missing *chat.NotFoundError
+	if errors.As(err, &missing) || err == nil && found.CreatedAt.UnixNano() != c.Made {
+		return errFileURLExpired
+	}
+	return err
+}
+
+// readSignedFile sends the file that the address is for.
+func (a *api) readSignedFile(w http.ResponseWriter, r *http.Request) error {
+	c, err := a.fileClaim(w, r)
+	if err != nil {
+		return err
+	}
+	file, err := a.chats.Content(r.Context(), c.Tenant, c.Chat, c.Name)
+	if err == nil {
+		defer func() { _ = file.Close() }()
+	}
+	// Once it is open: it could be that of a chat which was made in between.
+	if err := a.usable(r.Context(), c, false); err != nil {
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	return sendContent(w, r, file, cmp.Or(file.Info.ContentType, octetStream))
+}
+
+// writeSignedFile takes the file that the address is for.
+func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request) error {
+	body := newUpload(w, r)
+	defer body.done()
+	c, err := a.fileClaim(w, r)
+	if err != nil {
+		return err
+	}
+	if err := a.usable(r.Context(), c, true); err != nil {
+		return err
+	}
+	f, err := chatFilePut(r, c.Name)
+	if err != nil {
+		return err
+	}
+	if c.ContentType != "" && !strings.EqualFold(f.ContentType, c.ContentType) {
+		return &proxy.Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
+			Detail: "this address takes a Content-Type of " + c.ContentType + " only"}
+	}
+	content := io.Reader(body)
+	if c.MaxBytes > 0 {
+		if f.Size > c.MaxBytes {
+			return &http.MaxBytesError{Limit: c.MaxBytes}
+		}
+		content = http.MaxBytesReader(w, io.NopCloser(body), c.MaxBytes)
+	}
+	return a.putChatFile(w, r, c.Tenant, c.Chat, f, content)
+}
+
+// askSignedFile tells a browser what its pages may do.
+func (a *api) askSignedFile(w http.ResponseWriter, r *http.Request) error {
+	c, err := a.fileClaim(w, r)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Access-Control-Allow-Methods", c.methods())
+	w.Header().Set("Access-Control-Allow-Headers", "Content-Type, If-None-Match, Range, X-Request-Id")
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

@@ -1,0 +1,83 @@
+package sandboxapi
+
+import (
+	"cmp"
+	"net/http"
+
+	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+// ensureWorkspace is get-or-create.
+func (a *api) ensureWorkspace(w http.ResponseWriter, r *http.Request) error {
+	if err := knownQuery(r); err != nil {
+		return err
+	}
+	if err := skipBody(w, r); err != nil {
+		return err
+	}
+	ws, made, err := a.workspaces.Ensure(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "user_id"))
+	if err != nil {
+		return err
+	}
+	return proxy.WriteJSON(w, okOrCreated(made), jsonType, workspaceOf(ws))
+}
+
+func okOrCreated(made bool) int {
+	if made {
+		return http.StatusCreated
+	}
+	return http.StatusOK
+}
+
+func (a *api) getWorkspace(w http.ResponseWriter, r *http.Request) error {
+	if err := knownQuery(r); err != nil {
+		return err
+	}
+	ws, err := a.workspaces.Get(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "workspace_id"))
+	if err != nil {
+		return err
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, workspaceOf(ws))
+}
+
+func (a *api) workspaceUsage(w http.ResponseWriter, r *http.Request) error {
+	if err := knownQuery(r); err != nil {
+		return err
+	}
+	u, err := a.workspaces.Usage(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "workspace_id"))
+	if err != nil {
+		return err
+	}
+	out := apitype.WorkspaceUsage{WorkspaceID: u.WorkspaceID, UsedBytes: u.UsedBytes, Enforcement: cmp.Or(u.Enforcement, "none")}
+	if u.QuotaBytes > 0 {
+		out.QuotaBytes = &u.QuotaBytes
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+}
+
+// listChats answers a page of a workspace's chats.
+func (a *api) listChats(w http.ResponseWriter, r *http.Request) error {
+	if err := knownQuery(r, "limit", "cursor"); err != nil {
+		return err
+	}
+	tenant := proxy.ExchangeOf(r.Context()).Caller.Tenant
+	limit, after, err := pageQuery(r.URL.Query(), tenant, maxLimit)
+	if err != nil {
+		return err
+	}
+	page, more, err := a.chats.List(r.Context(), tenant, param(r, "workspace_id"), after, limit)
+	if err != nil {
+		return err
+	}
+	out := apitype.ChatList{Chats: each(page, chatOf)}
+	if more && len(page) > 0 {
+		out.NextCursor = cursor{Tenant: tenant, After: page[len(page)-1].ID}.String()
+	}
+	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+}
+
+func workspaceOf(w workspace.Workspace) apitype.Workspace {
+	return apitype.Workspace{WorkspaceID: w.ID, UserID: w.UserID, CreatedAt: w.CreatedAt.UTC()}
+}
