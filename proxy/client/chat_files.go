@@ -41,16 +41,20 @@ func (c *Client) ChatFile(ctx context.Context, fileID string) (*apitype.ChatFile
 	return out[apitype.ChatFile](ctx, c, call{method: http.MethodGet, path: fileIDPath(fileID, ""), again: repeatable})
 }
 
-// ChatFileNamed answers a file of a chat by its name.
+// ChatFileNamed answers a file of a chat by its name. Code chat_file_not_found: it has none.
 func (c *Client) ChatFileNamed(ctx context.Context, chatID, name string) (*apitype.ChatFile, error) {
-	list, err := out[apitype.ChatFileList](ctx, c, call{
-		method: http.MethodGet, path: chatPath(chatID, "/files"), query: url.Values{"name": {name}}, again: repeatable,
+	var list apitype.ChatFileList
+	rep, err := c.do(ctx, call{
+		method: http.MethodGet, path: chatPath(chatID, "/files"), query: url.Values{"name": {name}}, out: &list, again: repeatable,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if len(list.Files) != 1 {
-		return nil, fmt.Errorf("decode answer: %d files have the name %q", len(list.Files), name)
+	if len(list.Files) == 0 {
+		p := apitype.Problem{
+			Status: http.StatusNotFound, Code: "chat_file_not_found", Detail: fmt.Sprintf("there is no file %q", name), RequestID: rep.header.Get("X-Request-Id"),
+		}
+		return nil, &Error{Status: p.Status, Code: p.Code, Problem: p}
 	}
 	return &list.Files[0], nil
 }

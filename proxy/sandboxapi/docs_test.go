@@ -76,8 +76,7 @@ func TestGuide(t *testing.T) {
 	for path := range doc.Paths {
 		path = strings.NewReplacer("{key}", "build-42", "{exec}", "job-1", "{process}", "tools",
 			"{port}", "8000", "{path}", "index.html", "{signature}", "eyJ0IjoiYnVpbGQifQ.5c0g",
-			"{user_id}", "ada", "{workspace_id}", "7b0e9d52-3c1f-4a86-9d0e-5f2c7a1b8e44", "{chat_id}", "chat-7", "{name}", "report.pdf",
-			"{file_id}", "c1f7a0b6-52d4-4c8e-8f59-0a6e1d3b7c20").Replace(path)
+			"{user_id}", "user-7", "{workspace_id}", "$WORKSPACE", "{chat_id}", "chat-42", "{name}", "report.csv", "{file_id}", "$FILE").Replace(path)
 		if !strings.Contains(string(guide), "$URL"+path) && path != "/docs" {
 			t.Errorf("%s is missing", path)
 		}
