@@ -72,7 +72,7 @@ func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 		return nil
 	}
 	if s.ChatsRoot != "" {
-		dir, err := chatDir(s.ChatsRoot, sb.Tenant, sb.Key)
+		dir, err := ChatDir(s.ChatsRoot, sb.Tenant, sb.Key, true)
 		if err != nil {
 			return nil, fmt.Errorf("chat directory: %w", err)
 		}
@@ -98,10 +98,10 @@ func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 	return mounts, nil
 }
 
-// chatDir answers a key's directory with every symbolic link of the root resolved,
-// and makes it if it is missing. A symbolic link in place of the directory, or on
-// the way to it below the root, is refused.
-func chatDir(chats, tenant, key string) (string, error) {
+// ChatDir answers a key's directory with every symbolic link of the root resolved. If it
+// is missing, it is made with mkdir, and else fs.ErrNotExist. A symbolic link in place
+// of the directory, or on the way to it below the root, is refused.
+func ChatDir(chats, tenant, key string, mkdir bool) (string, error) {
 	resolved, err := filepath.EvalSymlinks(chats)
 	if err != nil {
 		return "", err
@@ -121,8 +121,10 @@ func chatDir(chats, tenant, key string) (string, error) {
 			return "", fmt.Errorf("%q can't name a directory", name)
 		}
 		rel = filepath.Join(rel, name)
-		if err := root.Mkdir(rel, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-			return "", err
+		if mkdir {
+			if err := root.Mkdir(rel, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+				return "", err
+			}
 		}
 		fi, err := root.Lstat(rel)
 		if err != nil {

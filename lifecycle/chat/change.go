@@ -1,0 +1,282 @@
+package chat
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// step is a point that a change of a chat has come to.
+type step string
+
+// The steps, in their order: a process may die at any of them.
+const (
+	stepStaged    step = "staged"
+	stepReserved  step = "reserved"
+	stepIntended  step = "intended"
+	stepMerged    step = "merged"
+	stepFinished  step = "finished"
+	stepMovedAway step = "moved_away" // of a chat that is deleted
+	stepUnlinked  step = "unlinked"   // of a file that is deleted
+)
+
+func (s *Service) at(p step) error {
+	if s.step == nil {
+		return nil
+	}
+	return s.step(p)
+}
+
+// commit has what is staged take its place, all or none, and answers the files that have
+// records; made tells that there was nothing of the name of the first one. Prepare, if it
+// isn't nil, is called under the chat's lock, and may stage more.
+func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (files []File, made bool, err error) {
+	s := st.s
+	dir, leave, err := s.enter(ctx, st.chat)
+	if err != nil {
+		return nil, false, err
+	}
+	defer leave()
+	if prepare != nil {
+		if err := prepare(dir); err != nil {
+			return nil, false, err
+		}
+	}
+	replaced, made, err := st.makeWay(dir)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := checkMerge(st.dir, dir); err != nil {
+		return nil, false, err
+	}
+	change := Change{ID: st.id, Tenant: st.chat.Tenant, ChatID: st.chat.ID}
+	if change.Files, err = st.records(ctx); err != nil {
+		return nil, false, err
+	}
+	if err := st.sync(); err != nil {
+		return nil, false, err
+	}
+	if err := s.at(stepStaged); err != nil {
+		return nil, false, err
+	}
+	n, exact := st.counted()
+	if err := st.room.Commit(ctx, n, replaced); err != nil {
+		return nil, false, err
+	}
+	asCommitted := false
+	defer func() { st.room.Done(asCommitted) }()
+	ctx = context.WithoutCancel(ctx) // from here on it is all or nothing
+	if err := s.at(stepReserved); err != nil {
+		return nil, false, err
+	}
+	if err := s.opts.Store.PutChange(ctx, change); err != nil {
+		_ = s.opts.Store.FinishChange(ctx, change, nil) // should it have been put nevertheless
+		return nil, false, storeError(err)
+	}
+	st.kept = true
+	if err := s.finish(ctx, change, dir); err != nil {
+		if !isClash(err) {
+			s.pend(ctx, change, err)
+		}
+		return nil, false, err
+	}
+	asCommitted = exact
+	return change.Files, made, nil
+}
+
+// makeWay looks at what is in the places of staged files, and answers how many bytes go with
+// it.
+func (st *stage) makeWay(dir *os.Root) (replaced int64, made bool, err error) {
+	made = true
+	for i, f := range st.files {
+		fi, err := dir.Lstat(f.Name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			return 0, false, err
+		case f.NoClash:
+			return 0, false, &FileError{Name: f.Name, Class: errdefs.ErrAlreadyExists, Message: "is there already"}
+		case fi.Mode().IsRegular():
+			replaced += counted(fi)
+		case f.strict:
+			return 0, false, wrongKind(f.Name, "is not a regular file")
+		}
+		made = made && i > 0
+	}
+	return replaced, made, nil
+}
+
+// records answers those of the staged attachments, which keep the identity of their names.
+func (st *stage) records(ctx context.Context) ([]File, error) {
+	var names []string
+	for _, f := range st.files {
+		if f.record {
+			names = append(names, f.Name)
+		}
+	}
+	known, err := st.s.known(ctx, st.chat, names)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now().UTC()
+	var files []File
+	for _, f := range st.files {
+		if !f.record {
+			continue
+		}
+		file, ok := known[f.Name]
+		if !ok {
+			file = newFile(st.chat, f.Name, now)
+		}
+		file.ContentType = f.ContentType
+		files = append(files, file.with(f.info))
+	}
+	return files, nil
+}
+
+// sync makes the staging directory's entries durable.
+func (st *stage) sync() error {
+	staging, err := st.s.openStaging()
+	if err != nil {
+		return err
+	}
+	defer staging.Close()
+	return errors.Join(withDir(st.dir, (*os.File).Sync), withDir(staging, (*os.File).Sync))
+}
+
+// counted is what the staged files add to the chat; exact tells whether there is nothing else
+// staged, and nothing that makes way but what is at the top.
+func (st *stage) counted() (n int64, exact bool) {
+	if st.trees {
+		return st.bytes, false
+	}
+	for _, f := range st.files {
+		n += counted(f.info)
+	}
+	return n, true
+}
+
+// finish carries out a durable change, as far as that hasn't been done. The chat's lock
+// must be held. What has taken the place of a file meanwhile and is of another kind stays;
+// the error says so, and the change is over nevertheless. After any other error it isn't.
+func (s *Service) finish(ctx context.Context, change Change, dir *os.Root) error {
+	staging, err := s.openStaging()
+	if err != nil {
+		return err
+	}
+	defer staging.Close()
+	from, err := staging.OpenRoot(change.ID)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	here := func(string) bool { return false }
+	var clash error
+	if err == nil {
+		defer from.Close()
+		if err := s.at(stepIntended); err != nil {
+			return err
+		}
+		if clash = merge(from, dir); clash != nil && !isClash(clash) {
+			return clash
+		}
+		here = func(name string) bool {
+			_, err := from.Lstat(name)
+			return !errors.Is(err, fs.ErrNotExist)
+		}
+	} // else it was finished, and the machine died before it was forgotten
+	if err := s.at(stepMerged); err != nil {
+		return err
+	}
+	var files []File
+	for _, f := range change.Files {
+		fi, err := dir.Lstat(f.Name)
+		if err == nil && fi.Mode().IsRegular() && !here(f.Name) {
+			files = append(files, f.with(fi))
+		}
+	}
+	if err := s.opts.Store.FinishChange(ctx, change, files); err != nil && !errdefs.IsNotFound(err) {
+		return storeError(err)
+	}
+	if err := s.at(stepFinished); err != nil {
+		return err
+	}
+	s.unstage(ctx, change.ID)
+	return clash
+}
+
+// pend keeps a change that couldn't be finished, so that it is before the chat changes again.
+func (s *Service) pend(ctx context.Context, change Change, err error) {
+	s.log.ErrorContext(ctx, "chat_change_pending", "tenant", change.Tenant, "chat_id", change.ChatID, "change", change.ID, "error", err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := key{change.Tenant, change.ChatID}
+	s.staged[change.ID] = true
+	s.pending[k] = append(s.pending[k], change)
+}
+
+// finishPending finishes what couldn't be before. The chat's lock must be held.
+func (s *Service) finishPending(ctx context.Context, c Chat) error {
+	s.mu.Lock()
+	changes := s.pending[c.key()]
+	s.mu.Unlock()
+	if len(changes) == 0 {
+		return nil
+	}
+	ctx = context.WithoutCancel(ctx)
+	dir, err := s.layout(ctx, c, false)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	for i, change := range changes {
+		if err := s.finish(ctx, change, dir); err != nil && !isClash(err) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.pending[c.key()] = changes[i:]
+			return err
+		}
+		s.log.InfoContext(ctx, "chat_change_finished", append(c.attrs(), "change", change.ID)...)
+	}
+	s.mu.Lock()
+	delete(s.pending, c.key())
+	s.mu.Unlock()
+	// Usage was told of none of it; what it says now is for the next who adds something.
+	_ = s.opts.Workspaces.Left(ctx, c.Tenant, c.ID, true)
+	return nil
+}
+
+// rollForward finishes the changes that an earlier process didn't.
+func (s *Service) rollForward(ctx context.Context) error {
+	changes, err := s.opts.Store.Changes(ctx)
+	if err != nil {
+		return storeError(err)
+	}
+	for _, change := range changes {
+		k := key{change.Tenant, change.ChatID}
+		s.staged[change.ID] = true
+		s.pending[k] = append(s.pending[k], change)
+	}
+	for k, pending := range s.pending {
+		c, err := s.chat(ctx, k.tenant, k.chatID)
+		if isNoChat(err) {
+			continue // the change went with it
+		}
+		if err != nil {
+			return err
+		}
+		_, leave, err := s.enter(ctx, c)
+		if err != nil {
+			// Others aren't kept waiting for it, and it is tried again before the chat changes.
+			s.log.ErrorContext(ctx, "chat_change_pending", append(c.attrs(), "error", err)...)
+			continue
+		}
+		leave()
+		s.ended.Finished += len(pending)
+	}
+	return nil
+}

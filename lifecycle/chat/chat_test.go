@@ -1,0 +1,241 @@
+package chat_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/workspace"
+)
+
+func TestNewChecksOptions(t *testing.T) {
+	w := newWorld(t, 0)
+	whole := chat.Options{Root: w.root, Store: w.db, Workspaces: w.spaces, Sandboxes: w.boxes}
+	for name, spoil := range map[string]func(*chat.Options){
+		"root":       func(o *chat.Options) { o.Root = "" },
+		"no root":    func(o *chat.Options) { o.Root += "/none" },
+		"store":      func(o *chat.Options) { o.Store = nil },
+		"workspaces": func(o *chat.Options) { o.Workspaces = nil },
+		"sandboxes":  func(o *chat.Options) { o.Sandboxes = nil },
+	} {
+		opts := whole
+		spoil(&opts)
+		if _, err := chat.New(context.Background(), opts); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func TestEnsure(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	w := newWorld(t, 0)
+	other, _, err := w.spaces.Ensure(ctx, tenant, "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, made, err := w.Ensure(ctx, tenant, " 6BA7B810-9DAD-11D1-80B4-00C04FD430C8 ", w.space.ID)
+	if err != nil || !made || c.ID != "6ba7b810-9dad-11d1-80b4-00c04fd430c8" || c.WorkspaceID != w.space.ID {
+		t.Fatalf("made %+v, %v, %v", c, made, err)
+	}
+	if fi, err := os.Stat(filepath.Join(w.root, c.ID, chat.HistoryName)); err != nil || fi.Size() != 0 || fi.Mode().Perm() != 0o644 {
+		t.Errorf("the history is %v, %v", fi, err)
+	}
+	again, made, err := w.Ensure(ctx, tenant, c.ID, w.space.ID)
+	if err != nil || made || !again.CreatedAt.Equal(c.CreatedAt) {
+		t.Errorf("again %+v, %v, %v", again, made, err)
+	}
+	if _, _, err := w.Ensure(ctx, tenant, c.ID, other.ID); !errorIs[*chat.ConflictError](err) {
+		t.Errorf("another workspace: %v", err)
+	}
+	if _, _, err := w.Ensure(ctx, tenant, "new", "nothing"); !errorIs[*workspace.NotFoundError](err) {
+		t.Errorf("no workspace: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(w.root, "new")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a chat that was refused has a directory: %v", err)
+	}
+	if _, _, err := w.Ensure(ctx, tenant, ".staging", w.space.ID); !errorIs[*lifecycle.InvalidError](err) {
+		t.Errorf("a bad ID: %v", err)
+	}
+	if _, err := w.Get(ctx, "other", c.ID); !errorIs[*chat.NotFoundError](err) {
+		t.Errorf("another tenant's chat: %v", err)
+	}
+	for _, id := range []string{"b", "a"} {
+		w.ensure(tenant, id)
+	}
+	first, more, err := w.List(ctx, tenant, w.space.ID, "", 2)
+	if err != nil || !more {
+		t.Fatalf("list: %v, %v", more, err)
+	}
+	rest, more, err := w.List(ctx, tenant, w.space.ID, first[1].ID, 2)
+	if err != nil || more {
+		t.Fatalf("list: %v, %v", more, err)
+	}
+	var ids []string
+	for _, c := range append(first, rest...) {
+		ids = append(ids, c.ID)
+	}
+	if want := []string{c.ID, "a", "b", chatID}; !slices.Equal(ids, want) {
+		t.Errorf("listed %q, want %q", ids, want)
+	}
+	if _, _, err := w.List(ctx, tenant, "nothing", "", 2); !errorIs[*workspace.NotFoundError](err) {
+		t.Errorf("list of no workspace: %v", err)
+	}
+}
+
+// What a sandbox wrote before its key became a chat is the chat's.
+func TestEnsureAdopts(t *testing.T) {
+	t.Parallel()
+	w := openWorld(t, t.TempDir(), 0, nil)
+	if err := os.Mkdir(w.path(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(w.path(), 1234, 1235); err != nil {
+		t.Skip("files can't be given away here:", err)
+	}
+	w.write("old", "old")
+	w.ensure(tenant, chatID)
+	w.put("new", "new")
+	if got := w.names(10); !slices.Equal(got, []string{"new", "old"}) {
+		t.Errorf("files %q", got)
+	}
+	for _, name := range []string{"new", chat.HistoryName} {
+		fi, err := os.Stat(w.path(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := fi.Sys().(*syscall.Stat_t); st.Uid != 1234 || st.Gid != 1235 || fi.Mode() != 0o644 {
+			t.Errorf("%s belongs to %d:%d, mode %v", name, st.Uid, st.Gid, fi.Mode())
+		}
+	}
+	w.checkSound()
+}
+
+func TestTenantsAreApart(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	w := newWorld(t, 0)
+	w.ensure("b", chatID)
+	w.put("a", "mine")
+	if _, err := w.FileNamed(ctx, "b", chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
+		t.Errorf("another tenant's file: %v", err)
+	}
+	if _, _, err := w.Put(ctx, "b", chatID, chat.PutFile{Name: "a", Size: -1}, strings.NewReader("theirs")); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(w.root, ".tenants", "b", chatID, "a")); err != nil || string(b) != "theirs" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if got := w.read("a"); got != "mine" {
+		t.Errorf("read %q", got)
+	}
+	w.checkSound()
+}
+
+func TestDelete(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	w := newWorld(t, 1<<20)
+	file := w.put("a", "content")
+	if err := os.MkdirAll(w.path("d", "e"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	w.write("d/e/f", "deep")
+	w.boxes.set(chatID, true)
+	if err := w.Delete(ctx, tenant, chatID); !errorIs[*lifecycle.ActiveError](err) {
+		t.Fatalf("with a sandbox: %v", err)
+	}
+	if got := w.read("a"); got != "content" {
+		t.Errorf("read %q", got)
+	}
+	w.boxes.set(chatID, false)
+	if err := w.Delete(ctx, tenant, chatID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(w.path()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory: %v", err)
+	}
+	if err := w.Delete(ctx, tenant, chatID); !errorIs[*chat.NotFoundError](err) {
+		t.Errorf("again: %v", err)
+	}
+	if _, err := w.File(ctx, tenant, file.ID); !errorIs[*chat.FileNotFoundError](err) {
+		t.Errorf("its file: %v", err)
+	}
+	w.checkSound()
+	w.ensure(tenant, chatID)
+	if got := w.names(10); len(got) > 0 {
+		t.Errorf("made again, it has %q", got)
+	}
+	w.checkSound()
+}
+
+// A sandbox of a key that is no chat keeps its directory.
+func TestDeleteOfNoChat(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 0)
+	if err := os.Mkdir(filepath.Join(w.root, "box"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	w.boxes.set("box", true)
+	if err := w.Delete(context.Background(), tenant, "box"); !errorIs[*chat.NotFoundError](err) {
+		t.Errorf("error %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(w.root, "box")); err != nil {
+		t.Error(err)
+	}
+}
+
+// The store fails in the middle: the chat is as it was.
+func TestDeleteThatFails(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	broken := errors.New("broken")
+	dir := t.TempDir()
+	w := openWorld(t, dir, 0, func(step string) error {
+		if step == "moved_away" {
+			return broken
+		}
+		return nil
+	})
+	w.ensure(tenant, chatID)
+	file := w.put("a", "content")
+	if err := w.Delete(ctx, tenant, chatID); !errors.Is(err, broken) {
+		t.Fatalf("error %v", err)
+	}
+	got, err := w.File(ctx, tenant, file.ID)
+	if diff := cmp.Diff(file, got); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	w.checkSound()
+}
+
+func TestOpen(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 0)
+	dir, err := chat.Open(w.root, tenant, chatID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if _, err := dir.Lstat(chat.HistoryName); err != nil {
+		t.Error(err)
+	}
+	if _, err := chat.Open(w.root, tenant, "none"); !errorIs[*chat.NotFoundError](err) {
+		t.Errorf("none: %v", err)
+	}
+	if err := os.Symlink(w.path(), filepath.Join(w.root, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := chat.Open(w.root, tenant, "link"); err == nil || errorIs[*chat.NotFoundError](err) {
+		t.Errorf("link: %v", err)
+	}
+}

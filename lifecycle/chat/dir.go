@@ -1,0 +1,192 @@
+package chat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+// Open opens a chat's directory, for workspace.Options.Open: *NotFoundError if there is
+// none. The handle leads nowhere but into this chat.
+func Open(root, tenant, chatID string) (*os.Root, error) {
+	path, err := lifecycle.ChatDir(root, tenant, chatID, false)
+	if err == nil {
+		var dir *os.Root
+		if dir, err = os.OpenRoot(path); err == nil {
+			return dir, nil
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &NotFoundError{ID: chatID}
+	}
+	return nil, fmt.Errorf("open the directory of chat %q: %w", chatID, err)
+}
+
+// open opens a chat's directory to read what is in it. Should it be gone, it is made again.
+func (s *Service) open(ctx context.Context, c Chat) (*os.Root, error) {
+	dir, err := Open(s.root, c.Tenant, c.ID)
+	if !errdefs.IsNotFound(err) {
+		return dir, err
+	}
+	_, leave, err := s.enter(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return Open(s.root, c.Tenant, c.ID)
+}
+
+// layout opens a chat's directory, and sees that it is there, with a history, and part of
+// its workspace's project. The chat's lock must be held. Adopt is false if all that is
+// there belongs to the project already.
+func (s *Service) layout(ctx context.Context, c Chat, adopt bool) (_ *os.Root, err error) {
+	dir, err := Open(s.root, c.Tenant, c.ID)
+	missing := errdefs.IsNotFound(err)
+	if missing {
+		path, err := lifecycle.ChatDir(s.root, c.Tenant, c.ID, true)
+		if err != nil {
+			return nil, fmt.Errorf("make the directory of chat %q: %w", c.ID, ofSpace(c.ID, err))
+		}
+		if err := s.syncParents(path); err != nil {
+			return nil, err
+		}
+		if !adopt {
+			s.log.WarnContext(ctx, "chat_directory_remade", c.attrs()...)
+		}
+		dir, err = Open(s.root, c.Tenant, c.ID)
+		if err != nil {
+			return nil, err
+		}
+	} else if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = dir.Close()
+		}
+	}()
+	if missing || adopt {
+		if err := s.adopt(ctx, c, dir); err != nil {
+			return nil, err
+		}
+	}
+	return dir, makeHistory(dir)
+}
+
+// adopt puts a directory under the quota of a chat's workspace.
+func (s *Service) adopt(ctx context.Context, c Chat, dir *os.Root) error {
+	w, err := s.opts.Workspaces.Get(ctx, c.Tenant, c.WorkspaceID)
+	if err != nil {
+		return err
+	}
+	return withDir(dir, func(f *os.File) error { return s.opts.Workspaces.Adopt(w, f) })
+}
+
+// makeHistory makes an empty history if there is nothing of its name.
+func makeHistory(dir *os.Root) error {
+	if _, err := dir.Lstat(HistoryName); err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	o, err := ownerOf(dir)
+	if err != nil {
+		return err
+	}
+	f, err := dir.OpenFile(HistoryName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return nil // the sandbox was first, or links somewhere
+	}
+	if err != nil {
+		return ofSpace(HistoryName, err)
+	}
+	err = errors.Join(o.give(f), f.Sync(), f.Close())
+	return errors.Join(err, withDir(dir, (*os.File).Sync))
+}
+
+// owner is who files of a chat belong to: whoever has its directory.
+type owner struct{ uid, gid int }
+
+func ownerOf(dir *os.Root) (owner, error) {
+	fi, err := dir.Lstat(".")
+	if err != nil {
+		return owner{}, err
+	}
+	st := fi.Sys().(*syscall.Stat_t)
+	return owner{int(st.Uid), int(st.Gid)}, nil
+}
+
+// give has a new file be the owner's, and readable.
+func (o owner) give(f *os.File) error {
+	if o.uid != os.Geteuid() || o.gid != os.Getegid() {
+		if err := f.Chown(o.uid, o.gid); err != nil {
+			return err
+		}
+	}
+	return f.Chmod(0o644)
+}
+
+// withDir calls f with the directory itself.
+func withDir(dir *os.Root, f func(*os.File) error) error {
+	d, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(d), d.Close())
+}
+
+// syncParents makes the entries of a directory, and of those above it up to the root, durable.
+func (s *Service) syncParents(path string) error {
+	for path != s.root {
+		path = filepath.Dir(path)
+		d, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(d.Sync(), d.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unlink removes files, durably, and answers how many; a directory that has taken the place
+// of one stays.
+func unlink(dir *os.Root, names []string) (n int, err error) {
+	if len(names) == 0 {
+		return 0, nil
+	}
+	err = withDir(dir, func(d *os.File) error {
+		for _, name := range names {
+			done, err := unlinkFile(d, name)
+			if err != nil {
+				return err
+			}
+			if done {
+				n++
+			}
+		}
+		return d.Sync()
+	})
+	return n, err
+}
+
+// counted is what a file adds to what its chat holds: lifecycle/usage counts no more of a
+// sparse file than it takes, and one with several links may stay.
+func counted(fi fs.FileInfo) int64 {
+	st := fi.Sys().(*syscall.Stat_t)
+	if st.Nlink > 1 {
+		return 0
+	}
+	return min(fi.Size(), st.Blocks*512)
+}
+
+func (c Chat) attrs() []any {
+	return []any{"tenant", c.Tenant, "chat_id", c.ID, "workspace_id", c.WorkspaceID}
+}

@@ -1,0 +1,24 @@
+package chat
+
+import "context"
+
+// CrashAt makes a Service that tells at which step of a change it is; an error stops it
+// there.
+func CrashAt(ctx context.Context, opts Options, at func(step string) error) (*Service, error) {
+	return start(ctx, opts, func(s step) error { return at(string(s)) })
+}
+
+// Steps are those of what is written, in their order.
+func Steps() []string {
+	return []string{string(stepStaged), string(stepReserved), string(stepIntended), string(stepMerged), string(stepFinished)}
+}
+
+// StepsOfDelete are those of what is deleted.
+func StepsOfDelete() []string { return []string{string(stepUnlinked), string(stepMovedAway)} }
+
+// Locks is how many locks are held or waited for, and staging directories in use.
+func (s *Service) Locks() (locks, staged int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.locks), len(s.staged)
+}

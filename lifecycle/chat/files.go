@@ -1,0 +1,288 @@
+package chat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+)
+
+// FileList is one page of a chat's files.
+type FileList struct {
+	Files   []File
+	More    bool // there are others, after the last one
+	Unnamed int  // entries that are no attachments: directories, links, names that can't be one
+	Beyond  bool // the chat has more than MaxFiles, and not all are listed
+}
+
+// Files lists a chat's files by name, those after a given one, at most limit and no more
+// than 10,000. What a sandbox has written meanwhile is in it.
+func (s *Service) Files(ctx context.Context, tenant, chatID, after string, limit int) (list FileList, err error) {
+	defer func() { s.metrics.count("list", err) }()
+	c, err := s.chat(ctx, tenant, chatID)
+	if err != nil {
+		return FileList{}, err
+	}
+	dir, err := s.open(ctx, c)
+	if err != nil {
+		return FileList{}, err
+	}
+	defer dir.Close()
+	for {
+		p, err := readPage(ctx, dir, after, bounded(limit))
+		if err != nil {
+			return FileList{}, err
+		}
+		records, d, err := s.compare(ctx, c, p, after)
+		if err != nil {
+			return FileList{}, err
+		}
+		if len(d.missing)+len(d.stale) > 0 {
+			adopted, _, err := s.repair(ctx, c, d)
+			if err != nil {
+				return FileList{}, err
+			}
+			for _, f := range adopted {
+				records[f.Name] = f
+			}
+		}
+		list := FileList{More: p.more, Unnamed: p.unnamed, Beyond: p.beyond}
+		for _, name := range p.names {
+			f, ok := records[name]
+			fi, err := dir.Lstat(name)
+			if ok && err == nil && fi.Mode().IsRegular() {
+				list.Files = append(list.Files, f.with(fi))
+			}
+		}
+		if len(list.Files) > 0 || !p.more {
+			return list, nil
+		}
+		after = p.names[len(p.names)-1] // all of them have gone meanwhile
+	}
+}
+
+// File answers a file.
+func (s *Service) File(ctx context.Context, tenant, fileID string) (File, error) {
+	f, err := s.opts.Store.File(ctx, tenant, fileID)
+	if errdefs.IsNotFound(err) {
+		return File{}, &FileNotFoundError{Name: fileID}
+	}
+	if err != nil {
+		return File{}, storeError(err)
+	}
+	c, err := s.chat(ctx, tenant, f.ChatID)
+	if err != nil {
+		return File{}, err
+	}
+	return s.look(ctx, c, f.Name, func() (File, error) { return f, nil })
+}
+
+// FileNamed answers a file.
+func (s *Service) FileNamed(ctx context.Context, tenant, chatID, name string) (File, error) {
+	c, err := s.named(ctx, tenant, chatID, name)
+	if err != nil {
+		return File{}, err
+	}
+	return s.look(ctx, c, name, func() (File, error) { return s.record(ctx, c, name) })
+}
+
+// named checks a name, and answers the chat.
+func (s *Service) named(ctx context.Context, tenant, chatID, name string) (Chat, error) {
+	if err := checkName(name); err != nil {
+		return Chat{}, err
+	}
+	return s.chat(ctx, tenant, chatID)
+}
+
+// look answers a record with what its file says.
+func (s *Service) look(ctx context.Context, c Chat, name string, record func() (File, error)) (File, error) {
+	dir, err := s.open(ctx, c)
+	if err != nil {
+		return File{}, err
+	}
+	defer dir.Close()
+	fi, err := lstatRegular(dir, name)
+	if err != nil {
+		return File{}, err
+	}
+	f, err := record()
+	if err != nil {
+		return File{}, err
+	}
+	return f.with(fi), nil
+}
+
+func lstatRegular(dir *os.Root, name string) (fs.FileInfo, error) {
+	fi, err := dir.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, &FileNotFoundError{Name: name}
+	case err != nil:
+		return nil, err
+	case !fi.Mode().IsRegular():
+		return nil, wrongKind(name, "is not a regular file")
+	}
+	return fi, nil
+}
+
+// Content is an open file. The caller closes it. A sandbox may change it meanwhile.
+type Content struct {
+	*os.File
+	Info File   // of a history without an ID
+	ETag string // weak, with its quotes
+}
+
+// Content opens a file.
+func (s *Service) Content(ctx context.Context, tenant, chatID, name string) (_ *Content, err error) {
+	defer func() { s.metrics.count("read", err) }()
+	c, err := s.named(ctx, tenant, chatID, name)
+	if err != nil {
+		return nil, err
+	}
+	return s.content(ctx, c, name, func() (File, error) { return s.record(ctx, c, name) })
+}
+
+func (s *Service) content(ctx context.Context, c Chat, name string, record func() (File, error)) (*Content, error) {
+	dir, err := s.open(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	f, fi, err := openRegular(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	file, err := record()
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return &Content{File: f, Info: file.with(fi), ETag: etag(fi)}, nil
+}
+
+// etag changes with whatever is done to a file. It is weak, as two writes may be too close
+// for the file system's clock.
+func etag(fi fs.FileInfo) string {
+	st := fi.Sys().(*syscall.Stat_t)
+	return fmt.Sprintf(`W/"%x-%x-%x"`, st.Ctim.Nano(), st.Size, st.Ino)
+}
+
+// DeleteFile removes a file.
+func (s *Service) DeleteFile(ctx context.Context, tenant, chatID, name string) (err error) {
+	defer func() { s.metrics.count("delete_file", err) }()
+	c, err := s.named(ctx, tenant, chatID, name)
+	if err != nil {
+		return err
+	}
+	dir, leave, err := s.enter(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	fi, err := lstatRegular(dir, name)
+	gone := err
+	if err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx) // the record goes with the file
+	if gone == nil {
+		n, err := s.remove(ctx, c, dir, []string{name}, counted(fi))
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return wrongKind(name, "is not a regular file")
+		}
+	}
+	known, err := s.known(ctx, c, []string{name})
+	if err != nil {
+		return err
+	}
+	if f, ok := known[name]; ok {
+		if err := s.opts.Store.DeleteFiles(ctx, tenant, f.ID); err != nil {
+			return storeError(err)
+		}
+	}
+	return gone
+}
+
+// remove unlinks files, which frees so many bytes, and answers how many were there.
+func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []string, bytes int64) (int, error) {
+	w, err := s.opts.Workspaces.Get(ctx, c.Tenant, c.WorkspaceID)
+	if err != nil {
+		return 0, err
+	}
+	n, err := unlink(dir, names)
+	if err != nil {
+		return n, err
+	}
+	s.opts.Workspaces.Freed(w, c.ID, bytes)
+	return n, s.at(stepUnlinked)
+}
+
+// DeleteFiles removes all files of a chat but its history, and answers how many. What
+// isn't a file stays, and so may what a sandbox writes meanwhile.
+func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int, err error) {
+	defer func() { s.metrics.count("delete_file", err) }()
+	c, err := s.chat(ctx, tenant, chatID)
+	if err != nil {
+		return 0, err
+	}
+	// A sandbox that writes on and on doesn't keep this busy for ever.
+	for after, more := "", true; more && n < 10*MaxFiles; {
+		var deleted int
+		deleted, after, more, err = s.deletePage(ctx, c, after)
+		if n += deleted; err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// deletePage removes the files after a name, as many as are listed at once.
+func (s *Service) deletePage(ctx context.Context, c Chat, after string) (n int, last string, more bool, err error) {
+	dir, leave, err := s.enter(ctx, c)
+	if err != nil {
+		return 0, "", false, err
+	}
+	defer leave()
+	p, err := readPage(ctx, dir, after, maxPage)
+	if err != nil {
+		return 0, "", false, err
+	}
+	records, d, err := s.compare(ctx, c, p, after)
+	if err != nil {
+		return 0, "", false, err
+	}
+	ctx = context.WithoutCancel(ctx) // the records go with the files
+	var names, ids []string
+	var bytes int64
+	for _, name := range p.names {
+		if fi, err := lstatRegular(dir, name); err == nil {
+			bytes += counted(fi)
+			names = append(names, name)
+		}
+	}
+	if n, err = s.remove(ctx, c, dir, names, bytes); err != nil {
+		return n, "", false, err
+	}
+	for _, f := range records {
+		ids = append(ids, f.ID)
+	}
+	for _, f := range d.stale {
+		if _, err := lstatRegular(dir, f.Name); err != nil {
+			ids = append(ids, f.ID)
+		}
+	}
+	if err := s.opts.Store.DeleteFiles(ctx, c.Tenant, ids...); err != nil {
+		return n, "", false, storeError(err)
+	}
+	if p.more {
+		return n, p.names[len(p.names)-1], true, nil
+	}
+	return n, "", p.beyond && n > 0, nil // from the start again, for what wasn't seen
+}

@@ -1,0 +1,140 @@
+package chat
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/containerd/errdefs"
+)
+
+// additionName is what is added to a history, in its staging directory.
+const additionName = "addition"
+
+// History opens a chat's history. Should a sandbox have removed it, it is made again; what
+// else a sandbox has put in its place is a *FileError.
+func (s *Service) History(ctx context.Context, tenant, chatID string) (_ *Content, err error) {
+	defer func() { s.metrics.count("read", err) }()
+	c, err := s.chat(ctx, tenant, chatID)
+	if err != nil {
+		return nil, err
+	}
+	record := func() (File, error) { return c.history(), nil }
+	content, err := s.content(ctx, c, HistoryName, record)
+	if !errdefs.IsNotFound(err) {
+		return content, err
+	}
+	_, leave, err := s.enter(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return s.content(ctx, c, HistoryName, record)
+}
+
+func (c Chat) history() File {
+	return File{Tenant: c.Tenant, ChatID: c.ID, Name: HistoryName, CreatedAt: c.CreatedAt}
+}
+
+// PutHistory replaces a chat's history. *TooLargeError over MaxHistory. The size is that of
+// PutFile.
+func (s *Service) PutHistory(ctx context.Context, tenant, chatID string, size int64, r io.Reader) (_ File, err error) {
+	defer func() { s.metrics.count("write", err) }()
+	c, err := s.chat(ctx, tenant, chatID)
+	if err != nil {
+		return File{}, err
+	}
+	replaced, err := s.historySize(ctx, c)
+	if err != nil {
+		return File{}, err
+	}
+	return s.writeHistory(ctx, c, HistoryName, size, replaced, r, nil)
+}
+
+// AppendHistory adds to a chat's history, all of r or nothing, likewise. What is there is
+// copied, so that a crash leaves no half of an addition, and a sandbox that writes to the
+// history at the same moment may lose what it writes.
+func (s *Service) AppendHistory(ctx context.Context, tenant, chatID string, size int64, r io.Reader) (_ File, err error) {
+	defer func() { s.metrics.count("append", err) }()
+	c, err := s.chat(ctx, tenant, chatID)
+	if err != nil {
+		return File{}, err
+	}
+	return s.writeHistory(ctx, c, additionName, size, 0, r, func(ctx context.Context, st *stage, dir *os.Root) error {
+		return st.join(ctx, dir)
+	})
+}
+
+// writeHistory stages r under a name, and commits it as the history; join makes that of it.
+func (s *Service) writeHistory(ctx context.Context, c Chat, name string, size, replaced int64, r io.Reader,
+	join func(context.Context, *stage, *os.Root) error,
+) (File, error) {
+	if size > MaxHistory {
+		return File{}, &TooLargeError{Limit: MaxHistory}
+	}
+	st, err := s.stage(ctx, c, max(size, 0), replaced)
+	if err != nil {
+		return File{}, err
+	}
+	defer st.end(ctx)
+	fi, err := st.write(ctx, name, size, MaxHistory, r)
+	if err != nil {
+		return File{}, err
+	}
+	st.files = []staged{{PutFile: PutFile{Name: HistoryName}, info: fi}}
+	var prepare func(*os.Root) error
+	if join != nil {
+		prepare = func(dir *os.Root) error { return join(ctx, st, dir) }
+	}
+	if _, _, err := st.commit(ctx, prepare); err != nil {
+		return File{}, err
+	}
+	return c.history().with(st.files[0].info), nil
+}
+
+// join makes a new history of the one in a chat's directory and of what is staged.
+func (st *stage) join(ctx context.Context, dir *os.Root) error {
+	addition, err := st.dir.Open(additionName)
+	if err != nil {
+		return err
+	}
+	defer addition.Close()
+	parts := []io.Reader{addition}
+	old, fi, err := openRegular(dir, HistoryName)
+	switch {
+	case err == nil:
+		defer old.Close()
+		// Not more than it had: a sandbox may be writing.
+		parts = []io.Reader{io.LimitReader(old, fi.Size()), addition}
+		st.spare += counted(fi)
+	case !errdefs.IsNotFound(err):
+		return err
+	}
+	st.bytes = 0 // the addition won't stay beside it
+	if fi, err = st.write(ctx, HistoryName, -1, MaxHistory, io.MultiReader(parts...)); err != nil {
+		return err
+	}
+	st.files[0].info = fi
+	return st.dir.Remove(additionName)
+}
+
+// historySize is what makes way for a new history.
+func (s *Service) historySize(ctx context.Context, c Chat) (int64, error) {
+	dir, err := s.open(ctx, c)
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	fi, err := dir.Lstat(HistoryName)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	case !fi.Mode().IsRegular():
+		return 0, nil
+	}
+	return counted(fi), nil
+}

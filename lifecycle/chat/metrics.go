@@ -1,0 +1,48 @@
+package chat
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+type metrics struct {
+	operations *prometheus.CounterVec
+	repairs    *prometheus.CounterVec
+	written    prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		operations: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berm_chat_operations_total", Help: "Operations on chats and their files, by what they came to: ok, or an error type.",
+		}, []string{"operation", "result"}),
+		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berm_chat_repairs_total", Help: "Differences between records and content that were mended, by what was done.",
+		}, []string{"kind"}),
+		written: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "berm_chat_written_bytes_total", Help: "Bytes that were written for chats, whether or not they came to stay.",
+		}),
+	}
+	// What was never counted is told as 0, so that a rate has a start.
+	for _, op := range []string{"make", "delete", "list", "read", "write", "append", "delete_file", "archive", "unpack"} {
+		m.operations.WithLabelValues(op, "ok")
+	}
+	for _, kind := range []string{"adopted", "dropped", "removed", "remade"} {
+		m.repairs.WithLabelValues(kind)
+	}
+	if reg != nil {
+		reg.MustRegister(m.operations, m.repairs, m.written)
+	}
+	return m
+}
+
+func (m *metrics) count(operation string, err error) {
+	result := "ok"
+	if err != nil {
+		result = lifecycle.ErrorType(err)
+	}
+	m.operations.WithLabelValues(operation, result).Inc()
+}
+
+func (m *metrics) repaired(kind string, n int) { m.repairs.WithLabelValues(kind).Add(float64(n)) }

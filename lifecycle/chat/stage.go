@@ -1,0 +1,279 @@
+package chat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/workspace"
+)
+
+// stagingDir holds, below the root, what isn't in a chat's directory yet or any more. No
+// chat's ID begins with a dot, and no sandbox mounts it.
+const stagingDir = ".staging"
+
+// flushEvery is after how many bytes the kernel is told to begin to write them to the disk,
+// so that little is left to wait for at the end.
+const flushEvery = 8 << 20
+
+func (s *Service) makeStaging() error {
+	path := filepath.Join(s.root, stagingDir)
+	err := os.Mkdir(path, 0o700)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make the staging directory: %w", err)
+	}
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if !fi.IsDir() {
+		return fmt.Errorf("%s is not a directory", path)
+	}
+	if err := os.Chmod(path, 0o700); err != nil {
+		return err
+	}
+	return s.syncParents(path)
+}
+
+func (s *Service) openStaging() (*os.Root, error) {
+	return os.OpenRoot(filepath.Join(s.root, stagingDir))
+}
+
+// hold notes that a staging directory is in use.
+func (s *Service) hold(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.staged[id] = true
+}
+
+func (s *Service) letGo(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.staged, id)
+}
+
+func (s *Service) held(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.staged[id]
+}
+
+// unstage removes a staging directory. What can't be removed is left for the next start.
+func (s *Service) unstage(ctx context.Context, id string) {
+	defer s.letGo(id)
+	staging, err := s.openStaging()
+	if err == nil {
+		err = errors.Join(removeTree(staging, id), staging.Close())
+	}
+	if err != nil {
+		s.log.WarnContext(ctx, "staging_not_removed", "staging", id, "error", err)
+	}
+}
+
+// stage is what is going to be put into a chat's directory. It belongs to one goroutine.
+type stage struct {
+	s     *Service
+	id    string // of the change that it becomes
+	chat  Chat
+	space workspace.Workspace
+	dir   *os.Root
+	owner owner
+	room  *workspace.Reservation
+	bytes int64 // in it
+	spare int64 // bytes that make way, beyond those that were reserved in place of
+	asked int64 // bytes that there is room for
+	files []staged
+	trees bool // there may be directories and links in it
+	kept  bool // as a change
+}
+
+// staged is a file at the top of a stage.
+type staged struct {
+	PutFile
+	record bool // it is an attachment
+	strict bool // nothing but a regular file makes way for it
+	info   fs.FileInfo
+}
+
+// stage reserves room for n bytes, of which replaced make way for them, and makes a place
+// for them. Without an error, end must be called.
+func (s *Service) stage(ctx context.Context, c Chat, n, replaced int64) (_ *stage, err error) {
+	st := &stage{s: s, id: uuid.NewString(), chat: c, asked: n}
+	if st.space, err = s.opts.Workspaces.Get(ctx, c.Tenant, c.WorkspaceID); err != nil {
+		return nil, err
+	}
+	dir, err := s.open(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	st.owner, err = ownerOf(dir)
+	if err = errors.Join(err, dir.Close()); err != nil {
+		return nil, err
+	}
+	if st.room, err = s.opts.Workspaces.Reserve(ctx, st.space, c.ID, n, replaced); err != nil {
+		return nil, err
+	}
+	s.hold(st.id)
+	if err := st.make(); err != nil {
+		st.end(ctx)
+		return nil, st.writeError(ctx, "the staging directory", err)
+	}
+	return st, nil
+}
+
+func (st *stage) make() error {
+	staging, err := st.s.openStaging()
+	if err != nil {
+		return err
+	}
+	defer staging.Close()
+	if err := staging.Mkdir(st.id, 0o700); err != nil {
+		return err
+	}
+	if st.dir, err = staging.OpenRoot(st.id); err != nil {
+		return err
+	}
+	// The directory that it is moved into is in the project, and takes nothing of another.
+	return withDir(st.dir, func(d *os.File) error { return st.s.opts.Workspaces.Adopt(st.space, d) })
+}
+
+// end removes what hasn't become a change.
+func (st *stage) end(ctx context.Context) {
+	st.room.Release()
+	if st.dir != nil {
+		_ = st.dir.Close()
+	}
+	if !st.kept {
+		st.s.unstage(context.WithoutCancel(ctx), st.id)
+	}
+}
+
+// grow keeps room for so many bytes in all.
+func (st *stage) grow(ctx context.Context, bytes int64) error {
+	if want := bytes - st.spare; want > st.asked {
+		if err := st.room.Grow(ctx, want); err != nil {
+			return err
+		}
+		st.asked = want
+	}
+	return nil
+}
+
+// write makes a file of what r gives: size bytes, unless that is negative, and at most limit,
+// unless that is 0.
+func (st *stage) write(ctx context.Context, name string, size, limit int64, r io.Reader) (fs.FileInfo, error) {
+	if limit > 0 && size > limit {
+		return nil, &TooLargeError{Limit: limit}
+	}
+	if size > 0 {
+		if err := st.grow(ctx, st.bytes+size); err != nil {
+			return nil, err
+		}
+	}
+	f, err := st.dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, &lifecycle.InvalidError{Field: "name", Message: fmt.Sprintf("%q is given twice", name)}
+	}
+	if err != nil {
+		return nil, st.writeError(ctx, name, err)
+	}
+	err = st.fill(ctx, f, size, limit, r)
+	var fi fs.FileInfo
+	if err == nil {
+		err = errors.Join(st.owner.give(f), f.Sync())
+		if err == nil {
+			fi, err = f.Stat()
+		}
+		err = st.writeError(ctx, name, err)
+	}
+	if cerr := f.Close(); err == nil && cerr != nil {
+		err = st.writeError(ctx, name, cerr)
+	}
+	if err == nil {
+		st.bytes += fi.Size()
+	}
+	return fi, err
+}
+
+func (st *stage) fill(ctx context.Context, f *os.File, size, limit int64, r io.Reader) error {
+	buf := st.s.buffers.Get().(*[copyBuffer]byte)
+	defer st.s.buffers.Put(buf)
+	var n, flushed int64
+	defer func() { st.s.metrics.written.Add(float64(n)) }()
+	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		got, rerr := fill(r, buf[:])
+		total := n + int64(got)
+		switch {
+		case size >= 0 && total > size:
+			return sizeError(size, "more")
+		case limit > 0 && total > limit:
+			return &TooLargeError{Limit: limit}
+		}
+		if got > 0 {
+			if err := st.grow(ctx, st.bytes+total); err != nil {
+				return err
+			}
+			if _, err := f.Write(buf[:got]); err != nil {
+				return st.writeError(ctx, filepath.Base(f.Name()), err)
+			}
+			n = total
+		}
+		if n-flushed >= flushEvery {
+			// Whatever goes wrong here, the sync at the end tells of it.
+			_ = unix.SyncFileRange(int(f.Fd()), flushed, n-flushed, unix.SYNC_FILE_RANGE_WRITE)
+			flushed = n
+		}
+		switch {
+		case rerr == io.EOF && size >= 0 && n < size:
+			return sizeError(size, "fewer")
+		case rerr == io.EOF:
+			return nil
+		case rerr != nil:
+			return rerr
+		}
+	}
+}
+
+func sizeError(size int64, than string) error {
+	return &lifecycle.InvalidError{Field: "size", Message: fmt.Sprintf("%d bytes were announced, and %s came", size, than)}
+}
+
+// fill reads until the buffer is full or the reader fails, whose error is told as it is.
+func fill(r io.Reader, buf []byte) (n int, err error) {
+	for empty := 0; n < len(buf) && err == nil; {
+		var got int
+		got, err = r.Read(buf[n:])
+		n += got
+		if got > 0 {
+			empty = 0
+		} else if empty++; err == nil && empty >= 100 {
+			err = io.ErrNoProgress
+		}
+	}
+	return n, err
+}
+
+// writeError tells why something couldn't be written: the kernel's quota counts as the
+// workspace's own.
+func (st *stage) writeError(ctx context.Context, name string, err error) error {
+	if !errors.Is(err, syscall.EDQUOT) {
+		return ofSpace(name, err)
+	}
+	over := &workspace.QuotaError{WorkspaceID: st.space.ID}
+	if u, err := st.s.opts.Workspaces.Usage(ctx, st.chat.Tenant, st.space.ID); err == nil {
+		over.UsedBytes, over.QuotaBytes = u.UsedBytes, u.QuotaBytes
+	}
+	return over
+}

@@ -1,0 +1,105 @@
+package chat
+
+import (
+	"context"
+	"io"
+)
+
+// ReadTar writes an archive of all that a chat's directory holds: regular files,
+// directories and symbolic links.
+func (s *Service) ReadTar(ctx context.Context, tenant, chatID string, w io.Writer) (err error) {
+	defer func() { s.metrics.count("archive", err) }()
+	c, err := s.chat(ctx, tenant, chatID)
+	if err != nil {
+		return err
+	}
+	usage, err := s.opts.Workspaces.Usage(ctx, tenant, c.WorkspaceID)
+	if err != nil {
+		return err
+	}
+	dir, err := s.open(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	// More than the quota is what only sparse files can have.
+	return archive(dir, ctxWriter{ctx, w}, usage.QuotaBytes)
+}
+
+// ctxWriter fails once its context is done.
+type ctxWriter struct {
+	ctx context.Context
+	w   io.Writer
+}
+
+func (w ctxWriter) Write(p []byte) (int, error) {
+	if w.ctx.Err() != nil {
+		return 0, context.Cause(w.ctx)
+	}
+	return w.w.Write(p)
+}
+
+// ctxReader likewise.
+type ctxReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r ctxReader) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	return r.r.Read(p)
+}
+
+// WriteTar unpacks an archive over a chat's directory, all or nothing. Directories are
+// merged; room is kept for all that is in it, but for the attachments that make way.
+func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Reader) (err error) {
+	defer func() { s.metrics.count("unpack", err) }()
+	c, err := s.chat(ctx, tenant, chatID)
+	if err != nil {
+		return err
+	}
+	st, err := s.stage(ctx, c, 0, 0)
+	if err != nil {
+		return err
+	}
+	defer st.end(ctx)
+	err = unpack(ctxReader{ctx, r}, st.dir, unpackOptions{uid: st.owner.uid, gid: st.owner.gid, grow: func(total int64) error {
+		if err := st.grow(ctx, total); err != nil {
+			return err
+		}
+		s.metrics.written.Add(float64(total - st.bytes))
+		st.bytes = total
+		return nil
+	}})
+	if err != nil {
+		return st.writeError(ctx, "the archive", err)
+	}
+	if err := st.addUnpacked(ctx); err != nil {
+		return err
+	}
+	_, _, err = st.commit(ctx, nil)
+	return err
+}
+
+// addUnpacked notes the files at the top of what was unpacked.
+func (st *stage) addUnpacked(ctx context.Context) error {
+	st.trees = true
+	p, err := readPage(ctx, st.dir, "", maxScan)
+	if err != nil {
+		return err
+	}
+	for _, name := range p.names {
+		fi, err := lstatRegular(st.dir, name)
+		if err != nil {
+			return err
+		}
+		st.files = append(st.files, staged{PutFile: PutFile{Name: name}, record: true, info: fi})
+	}
+	fi, err := lstatRegular(st.dir, HistoryName)
+	if err == nil {
+		st.files = append(st.files, staged{PutFile: PutFile{Name: HistoryName}, info: fi})
+	}
+	return nil
+}

@@ -1,0 +1,279 @@
+package chat_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/lifecycle/workspace"
+)
+
+const (
+	tenant = "default"
+	chatID = "c1"
+)
+
+// boxes says which keys have a sandbox.
+type boxes struct {
+	mu   sync.Mutex
+	live map[string]bool
+}
+
+func (b *boxes) set(key string, live bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.live[key] = live
+}
+
+func (b *boxes) has(key string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.live[key]
+}
+
+func (b *boxes) WithoutSandbox(ctx context.Context, _, key string, f func(context.Context) error) error {
+	if b.has(key) {
+		return &lifecycle.ActiveError{Key: key, SessionID: "s"}
+	}
+	return f(ctx)
+}
+
+// world is a service over a real directory and a real store.
+type world struct {
+	t testing.TB
+	*chat.Service
+	spaces *workspace.Service
+	db     *store.Store
+	boxes  *boxes
+	root   string // the chats'
+	space  workspace.Workspace
+}
+
+// newWorld has one chat, chatID, in the workspace of the user "u".
+func newWorld(t testing.TB, quota int64) *world {
+	t.Helper()
+	w := openWorld(t, t.TempDir(), quota, nil)
+	w.ensure(tenant, chatID)
+	return w
+}
+
+func openWorld(t testing.TB, dir string, quota int64, at func(step string) error) *world {
+	t.Helper()
+	ctx := context.Background()
+	w := &world{t: t, root: filepath.Join(dir, "chats"), boxes: &boxes{live: map[string]bool{}}}
+	if err := os.MkdirAll(w.root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if w.db, err = store.Open(ctx, store.Options{Path: filepath.Join(dir, "berm.db")}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.db.Close() })
+	w.spaces, err = workspace.New(workspace.Options{
+		Store: w.db, QuotaBytes: quota,
+		Open: func(tenant, id string) (*os.Root, error) { return chat.Open(w.root, tenant, id) },
+		Live: func(_, id string) bool { return w.boxes.has(id) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts := chat.Options{Root: w.root, Store: w.db, Workspaces: w.spaces, Sandboxes: w.boxes}
+	if at == nil {
+		w.Service, err = chat.New(ctx, opts)
+	} else {
+		w.Service, err = chat.CrashAt(ctx, opts, at)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.space, _, err = w.spaces.Ensure(ctx, tenant, "u"); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// must gives what a call answered, unless it failed.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func (w *world) ensure(tenant, id string) chat.Chat {
+	w.t.Helper()
+	space, _, err := w.spaces.Ensure(context.Background(), tenant, "u")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c, _, err := w.Ensure(context.Background(), tenant, id, space.ID)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return c
+}
+
+func (w *world) path(elem ...string) string {
+	return filepath.Join(append([]string{w.root, chatID}, elem...)...)
+}
+
+func (w *world) put(name, content string) chat.File {
+	w.t.Helper()
+	f, _, err := w.Put(context.Background(), tenant, chatID, chat.PutFile{Name: name, Size: int64(len(content))}, strings.NewReader(content))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return f
+}
+
+func (w *world) read(name string) string {
+	w.t.Helper()
+	content, err := w.Content(context.Background(), tenant, chatID, name)
+	return w.drain(content, err)
+}
+
+func (w *world) history() string {
+	w.t.Helper()
+	content, err := w.History(context.Background(), tenant, chatID)
+	return w.drain(content, err)
+}
+
+func (w *world) drain(content *chat.Content, err error) string {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer content.Close()
+	b, err := io.ReadAll(content)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return string(b)
+}
+
+// names lists all files, by pages.
+func (w *world) names(limit int) []string {
+	w.t.Helper()
+	var names []string
+	for after, more := "", true; more; {
+		l, err := w.Files(context.Background(), tenant, chatID, after, limit)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		for _, f := range l.Files {
+			names = append(names, f.Name)
+		}
+		if more = l.More; more {
+			after = names[len(names)-1]
+		}
+	}
+	return names
+}
+
+func (w *world) write(name, content string) {
+	w.t.Helper()
+	if err := os.WriteFile(w.path(name), []byte(content), 0o644); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// sound says what is wrong with the records, the content, or what is between them.
+func (w *world) sound() error {
+	ctx := context.Background()
+	staging, err := os.ReadDir(filepath.Join(w.root, ".staging"))
+	if err != nil || len(staging) > 0 {
+		return fmt.Errorf("left in the staging directory: %v, %w", staging, err)
+	}
+	if changes, err := w.db.Changes(ctx); err != nil || len(changes) > 0 {
+		return fmt.Errorf("left changes: %v, %w", changes, err)
+	}
+	if locks, staged := w.Locks(); locks+staged > 0 {
+		return fmt.Errorf("%d locks and %d staging directories in use", locks, staged)
+	}
+	var total int64
+	err = w.db.EachChat(ctx, func(c chat.Chat) error {
+		dir := filepath.Join(w.root, c.ID)
+		if c.Tenant != lifecycle.DefaultTenant {
+			dir = filepath.Join(w.root, ".tenants", c.Tenant, c.ID)
+		}
+		records, err := w.db.Files(ctx, c.Tenant, c.ID, "", 1<<20)
+		if err != nil {
+			return err
+		}
+		known := map[string]chat.File{}
+		for _, f := range records {
+			known[f.Name] = f
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			fi, err := e.Info()
+			if err != nil {
+				return err
+			}
+			if c.Tenant == tenant {
+				total += fi.Size()
+			}
+			f, ok := known[e.Name()]
+			if e.Name() != chat.HistoryName && (!ok || f.Size != fi.Size()) {
+				return fmt.Errorf("%s has %d bytes, and its record says %+v", e.Name(), fi.Size(), f)
+			}
+			delete(known, e.Name())
+		}
+		if len(known) > 0 {
+			return fmt.Errorf("records without a file: %v", known)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	usage, err := w.spaces.Usage(ctx, tenant, w.space.ID)
+	if err == nil && usage.UsedBytes != total {
+		err = fmt.Errorf("usage is %d, and there are %d bytes", usage.UsedBytes, total)
+	}
+	return err
+}
+
+func (w *world) checkSound() {
+	w.t.Helper()
+	if err := w.sound(); err != nil {
+		w.t.Error(err)
+	}
+}
+
+// errorIs looks for an error's type.
+func errorIs[E error](err error) bool {
+	var want E
+	return errors.As(err, &want)
+}
+
+// slowly gives a reader's bytes few at a time, then what f answers.
+type reading struct {
+	io.Reader
+	f func() error
+}
+
+func (r reading) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if err == io.EOF && r.f != nil { //nolint:errorlint // as every io.Reader says it
+		if err := r.f(); err != nil {
+			return n, err
+		}
+	}
+	return n, err
+}
+
+func lines(n int, text string) string { return string(bytes.Repeat([]byte(text+"\n"), n)) }

@@ -1,0 +1,106 @@
+package chat
+
+import (
+	"context"
+	"errors"
+	"io"
+)
+
+// PutFile says what is to be written.
+type PutFile struct {
+	Name        string
+	ContentType string // empty: not known
+	Size        int64  // bytes; -1: not known. Fewer or more are an *lifecycle.InvalidError
+	NoClash     bool   // refuse to write over one that is there: errdefs' AlreadyExists
+}
+
+// Put writes a file, whole or not at all; made tells that there was none of the name.
+func (s *Service) Put(ctx context.Context, tenant, chatID string, f PutFile, r io.Reader) (file File, made bool, err error) {
+	defer func() { s.metrics.count("write", err) }()
+	c, err := s.named(ctx, tenant, chatID, f.Name)
+	if err != nil {
+		return File{}, false, err
+	}
+	replaced, err := s.early(ctx, c, f)
+	if err != nil {
+		return File{}, false, err
+	}
+	st, err := s.stage(ctx, c, max(f.Size, 0), replaced)
+	if err != nil {
+		return File{}, false, err
+	}
+	defer st.end(ctx)
+	if err := st.add(ctx, f, r); err != nil {
+		return File{}, false, err
+	}
+	files, made, err := st.commit(ctx, nil)
+	if err != nil {
+		return File{}, false, err
+	}
+	return files[0], made, nil
+}
+
+// PutAll writes several files, all or none. Next gives one after the other, until io.EOF.
+func (s *Service) PutAll(ctx context.Context, tenant, chatID string, next func() (PutFile, io.Reader, error)) (files []File, err error) {
+	defer func() { s.metrics.count("write", err) }()
+	c, err := s.chat(ctx, tenant, chatID)
+	if err != nil {
+		return nil, err
+	}
+	var st *stage
+	for {
+		f, r, err := next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err == nil {
+			err = checkName(f.Name)
+		}
+		if err != nil {
+			return nil, err
+		}
+		replaced, err := s.early(ctx, c, f)
+		if err != nil {
+			return nil, err
+		}
+		if st == nil {
+			if st, err = s.stage(ctx, c, max(f.Size, 0), replaced); err != nil {
+				return nil, err
+			}
+			defer st.end(ctx)
+		} else {
+			st.spare += replaced
+		}
+		if err := st.add(ctx, f, r); err != nil {
+			return nil, err
+		}
+	}
+	if st == nil {
+		return nil, nil
+	}
+	files, _, err = st.commit(ctx, nil)
+	return files, err
+}
+
+// early answers how many bytes make way for a file, and refuses it before its bytes come if it
+// is plain by then that it can't be written. What counts is decided when they are there.
+func (s *Service) early(ctx context.Context, c Chat, f PutFile) (replaced int64, err error) {
+	dir, err := s.open(ctx, c)
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	st := stage{files: []staged{{PutFile: f, strict: true}}}
+	replaced, _, err = st.makeWay(dir)
+	return replaced, err
+}
+
+// add stages an attachment.
+func (st *stage) add(ctx context.Context, f PutFile, r io.Reader) error {
+	fi, err := st.write(ctx, f.Name, f.Size, 0, r)
+	if err != nil {
+		return err
+	}
+	st.files = append(st.files, staged{PutFile: f, record: true, strict: true, info: fi})
+	return nil
+}
