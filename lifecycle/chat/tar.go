@@ -53,7 +53,7 @@ func (r ctxReader) Read(p []byte) (int, error) {
 }
 
 // WriteTar unpacks an archive over a chat's directory, all or nothing. Directories are
-// merged; room is kept for all that is in it, but for the attachments that make way.
+// merged. There has to be room for all that is in it beside what it takes the place of.
 func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Reader) (err error) {
 	defer func() { s.metrics.count("unpack", err) }()
 	c, err := s.chat(ctx, tenant, chatID)
