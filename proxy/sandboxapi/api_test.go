@@ -428,6 +428,7 @@ func TestEveryAnswer(t *testing.T) {
 	legacyAnswers(d)
 	fileAnswers(d)
 	portAnswers(d)
+	storageAnswers(d)
 
 	for _, unseen := range d.Unseen() {
 		t.Errorf("documented, but it never came: %s", unseen)

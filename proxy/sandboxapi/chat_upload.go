@@ -47,7 +47,7 @@ func (a *api) uploadChatFiles(w http.ResponseWriter, r *http.Request) error {
 type fileParts struct {
 	*multipart.Reader
 	source *partSource
-	names  map[string]bool
+	n      int // that have come
 }
 
 func newFileParts(r *http.Request, body io.Reader) (*fileParts, error) {
@@ -59,23 +59,24 @@ func newFileParts(r *http.Request, body io.Reader) (*fileParts, error) {
 	// A last boundary needs no line end, but a reader that is told of the body's end by
 	// io.EOF would take it for the end of the parts, wherever it comes.
 	source := &partSource{r: io.MultiReader(body, strings.NewReader("\r\n"))}
-	return &fileParts{Reader: multipart.NewReader(source, params["boundary"]), source: source, names: map[string]bool{}}, nil
+	return &fileParts{Reader: multipart.NewReader(source, params["boundary"]), source: source}, nil
 }
 
-// next is chat.Service's: it gives one file after the other, until io.EOF.
+// next gives one file after the other, until io.EOF. That no two have one name is the
+// chat's to see.
 func (p *fileParts) next() (f chat.PutFile, r io.Reader, err error) {
 	p.source.left = maxPartHeader
 	part, err := p.NextRawPart()
 	p.source.left = -1
 	var own *proxy.Fault
 	switch {
-	case errors.Is(err, io.EOF) && len(p.names) == 0:
+	case errors.Is(err, io.EOF) && p.n == 0:
 		return f, nil, &lifecycle.InvalidError{Field: "body", Message: "has no file in it"}
 	case errors.Is(err, io.EOF), errors.As(err, &own):
 		return f, nil, err
 	case err != nil:
 		return f, nil, badParts("the body isn't valid as multipart/form-data", err)
-	case len(p.names) == maxParts:
+	case p.n == maxParts:
 		return f, nil, &lifecycle.InvalidError{Field: "body", Message: fmt.Sprintf("has more than %d files in it", maxParts)}
 	}
 	disposition, params, err := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
@@ -83,10 +84,7 @@ func (p *fileParts) next() (f chat.PutFile, r io.Reader, err error) {
 	if err != nil || disposition != "form-data" || !ok {
 		return f, nil, &lifecycle.InvalidError{Field: "body", Message: "must have nothing but files in it: every part is form-data with a filename"}
 	}
-	if p.names[name] {
-		return f, nil, &lifecycle.InvalidError{Field: "filename", Message: fmt.Sprintf("%q is there twice", name)}
-	}
-	p.names[name] = true
+	p.n++
 	if e := part.Header.Get("Content-Transfer-Encoding"); e != "" && !plainTransfer[strings.ToLower(e)] {
 		return f, nil, &proxy.Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
 			Detail: "files must come without a Content-Transfer-Encoding"}

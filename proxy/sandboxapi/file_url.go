@@ -178,14 +178,31 @@ func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request) error {
 		return &proxy.Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
 			Detail: "this address takes a Content-Type of " + c.ContentType + " only"}
 	}
-	content := io.Reader(body)
+	// The chat that takes it is the one which was there before its first byte is read.
+	content := io.Reader(&lastLook{body, func() error { return a.usable(r.Context(), c, true) }})
 	if c.MaxBytes > 0 {
 		if f.Size > c.MaxBytes {
 			return &http.MaxBytesError{Limit: c.MaxBytes}
 		}
-		content = http.MaxBytesReader(w, io.NopCloser(body), c.MaxBytes)
+		content = http.MaxBytesReader(w, io.NopCloser(content), c.MaxBytes)
 	}
 	return a.putChatFile(w, r, c.Tenant, c.Chat, f, content)
+}
+
+// lastLook is a body that looks before it is read first.
+type lastLook struct {
+	io.Reader
+	look func() error
+}
+
+func (l *lastLook) Read(b []byte) (int, error) {
+	if l.look != nil {
+		if err := l.look(); err != nil {
+			return 0, err
+		}
+		l.look = nil
+	}
+	return l.Reader.Read(b)
 }
 
 // askSignedFile tells a browser what its pages may do.
