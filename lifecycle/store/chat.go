@@ -86,8 +86,9 @@ func (s *Store) DeleteChat(ctx context.Context, tenant, id string) error {
 }
 
 // Files is chat.Store's. A chat that isn't there has none.
-func (s *Store) Files(ctx context.Context, tenant, chatID string) ([]chat.File, error) {
-	return list(ctx, s.db, scanFile, "SELECT "+fileColumns+" FROM files WHERE tenant = ? AND chat_id = ? ORDER BY name", tenant, chatID)
+func (s *Store) Files(ctx context.Context, tenant, chatID, after string, limit int) ([]chat.File, error) {
+	return list(ctx, s.db, scanFile, "SELECT "+fileColumns+` FROM files
+		WHERE tenant = ? AND chat_id = ? AND name > ? ORDER BY name LIMIT ?`, tenant, chatID, after, max(limit, 0))
 }
 
 // File is chat.Store's.

@@ -192,7 +192,14 @@ func TestFiles(t *testing.T) {
 	}
 
 	s = open(t, path)
-	same(t, "after a restart", []chat.File{x, y}, must(s.Files(ctx, "a", "k")))
+	same(t, "after a restart", []chat.File{x, y}, must(s.Files(ctx, "a", "k", "", 100)))
+	for _, tt := range []struct {
+		after string
+		limit int
+		want  []chat.File
+	}{{"", 1, []chat.File{x}}, {"x", 1, []chat.File{y}}, {"w", 9, []chat.File{x, y}}, {"y", 9, nil}, {"", 0, nil}, {"", -1, nil}} {
+		same(t, fmt.Sprintf("after %q, at most %d", tt.after, tt.limit), tt.want, must(s.Files(ctx, "a", "k", tt.after, tt.limit)))
+	}
 	same(t, "by ID", x, must(s.File(ctx, "a", "1")))
 	same(t, "by name", y, must(s.FileNamed(ctx, "a", "k", "y")))
 	same(t, "another tenant's", "b", must(s.File(ctx, "b", "1")).Tenant)
@@ -210,14 +217,14 @@ func TestFiles(t *testing.T) {
 	if err := s.PutFiles(ctx, file(k, "7", "z"), file(l, "1", "z")); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("an ID that is taken: %v", err)
 	}
-	same(t, "all or none", []chat.File{x, y}, must(s.Files(ctx, "a", "k")))
+	same(t, "all or none", []chat.File{x, y}, must(s.Files(ctx, "a", "k", "", 100)))
 	if err := s.DeleteFiles(ctx, "b", "2"); err != nil { // the other tenant's, who has none of that ID
 		t.Fatal(err)
 	}
 	if err := s.DeleteFiles(ctx, "a", "1", "none"); err != nil {
 		t.Fatal(err)
 	}
-	same(t, "after deleting", []chat.File{y}, must(s.Files(ctx, "a", "k")))
+	same(t, "after deleting", []chat.File{y}, must(s.Files(ctx, "a", "k", "", 100)))
 	if err := errors.Join(s.PutFiles(ctx), s.DeleteFiles(ctx, "a")); err != nil {
 		t.Error(err)
 	}
@@ -254,7 +261,7 @@ func TestOddNames(t *testing.T) {
 	if err := s.FinishChange(ctx, changes[0], want); err != nil {
 		t.Fatal(err)
 	}
-	same(t, "files", want, must(s.Files(ctx, "a", "ka")))
+	same(t, "files", want, must(s.Files(ctx, "a", "ka", "", 100)))
 	for _, f := range want {
 		same(t, "by name", f, must(s.FileNamed(ctx, "a", "ka", f.Name)))
 	}
@@ -289,7 +296,7 @@ func TestChanges(t *testing.T) {
 	if err := s.FinishChange(ctx, chat.Change{ID: "1", Tenant: "a", ChatID: "l"}, nil); !errdefs.IsNotFound(err) {
 		t.Errorf("finished as another chat's: %v", err)
 	}
-	if files := must(s.Files(ctx, "a", "k")); files != nil {
+	if files := must(s.Files(ctx, "a", "k", "", 100)); files != nil {
 		t.Errorf("an unfinished change has files: %v", files)
 	}
 
@@ -301,7 +308,7 @@ func TestChanges(t *testing.T) {
 	if err := s.FinishChange(ctx, c, grown); err != nil {
 		t.Fatal(err)
 	}
-	same(t, "finished", grown, must(s.Files(ctx, "a", "k")))
+	same(t, "finished", grown, must(s.Files(ctx, "a", "k", "", 100)))
 	same(t, "left", []chat.Change{empty}, must(s.Changes(ctx)))
 	if err := s.FinishChange(ctx, c, grown); !errdefs.IsNotFound(err) {
 		t.Errorf("finished twice: %v", err)
@@ -320,13 +327,13 @@ func TestChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if changes, files := must(s.Changes(ctx)), must(s.Files(ctx, "a", "l")); changes != nil || files != nil {
+	if changes, files := must(s.Changes(ctx)), must(s.Files(ctx, "a", "l", "", 100)); changes != nil || files != nil {
 		t.Errorf("of a deleted chat there are %v and %v", changes, files)
 	}
 	if err := s.FinishChange(ctx, empty, nil); !errdefs.IsNotFound(err) {
 		t.Errorf("finished after the chat was deleted: %v", err)
 	}
-	same(t, "the other chat's", grown, must(s.Files(ctx, "a", "k")))
+	same(t, "the other chat's", grown, must(s.Files(ctx, "a", "k", "", 100)))
 }
 
 // copied answers a copy of an open database.
@@ -382,7 +389,7 @@ func TestClosed(t *testing.T) {
 	for name, err := range map[string]error{
 		"EnsureWorkspace": err2(first(s.EnsureWorkspace(ctx, space("a", "1", "u")))),
 		"EnsureChat":      err2(first(s.EnsureChat(ctx, k))),
-		"Files":           err2(s.Files(ctx, "a", "k")),
+		"Files":           err2(s.Files(ctx, "a", "k", "", 100)),
 		"FileNamed":       err2(s.FileNamed(ctx, "a", "k", "x")),
 		"PutFiles":        s.PutFiles(ctx, file(k, "1", "x")),
 		"DeleteChat":      s.DeleteChat(ctx, "a", "k"),
@@ -487,7 +494,7 @@ func TestManyChatsAtOnce(t *testing.T) {
 	}
 	var files int
 	if err := s.EachChat(ctx, func(c chat.Chat) error {
-		got, err := s.Files(ctx, c.Tenant, c.ID)
+		got, err := s.Files(ctx, c.Tenant, c.ID, "", 100)
 		files += len(got)
 		return err
 	}); err != nil || files != 10+n {
@@ -518,7 +525,7 @@ func TestPlans(t *testing.T) {
 		"SELECT * FROM chats c JOIN workspaces w USING (tenant, workspace_id) WHERE c.tenant = '' AND c.chat_id = ''",
 		"SELECT chat_id FROM chats WHERE tenant = '' AND workspace_id = '' AND chat_id > '' ORDER BY chat_id LIMIT 1",
 		"SELECT * FROM chats WHERE (tenant, chat_id) > ('', '') ORDER BY tenant, chat_id LIMIT 1",
-		"SELECT * FROM files WHERE tenant = '' AND chat_id = '' ORDER BY name",
+		"SELECT * FROM files WHERE tenant = '' AND chat_id = '' AND name > '' ORDER BY name LIMIT 1",
 		"SELECT * FROM files WHERE tenant = '' AND file_id = ''",
 		"DELETE FROM changes WHERE tenant = '' AND chat_id = ''",
 		"SELECT * FROM changes JOIN changed_files USING (change_id) WHERE change_id = '' ORDER BY name",
