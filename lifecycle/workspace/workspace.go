@@ -7,8 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
+	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/usage"
 )
+
+var _ lifecycle.Workspaces = (*Service)(nil)
 
 // Workspace is a user's. It is a value.
 type Workspace struct {
@@ -81,7 +93,10 @@ type QuotaError struct {
 
 // Error gives the figures.
 func (e *QuotaError) Error() string {
-	if e.Chat != "" {
+	switch {
+	case e.Chat != "" && e.QuotaBytes == 0:
+		return fmt.Sprintf("the directory of chat %q has too much in it to be measured", e.Chat)
+	case e.Chat != "":
 		return fmt.Sprintf("the directory of chat %q has too much in it to be measured, which counts as more than the quota of %d bytes", e.Chat, e.QuotaBytes)
 	}
 	return fmt.Sprintf("workspace quota exceeded: %d of %d bytes are used, and there is no room for this; free some space first", e.UsedBytes, e.QuotaBytes)
@@ -91,72 +106,184 @@ func (e *QuotaError) Error() string {
 func (*QuotaError) ResourceExhausted() {}
 
 // Service has the workspaces. It is safe for many goroutines.
+//
+// The kernel holds quotas where there are Projects ("hard"). Elsewhere ("soft") the
+// Service adds up what the chats hold; what a sandbox writes is known once that is measured
+// again, which is after each of its commands, and for an addition while it is live at most
+// every 5 seconds.
 type Service struct {
-	opts Options
+	opts    Options
+	measure func(context.Context, *os.Root) (int64, error)
+
+	mu       sync.Mutex // never held for long; not together with an account's
+	accounts map[string]*account
+	swept    time.Time // when idle accounts were looked for last
 }
 
 // New checks the options.
 func New(opts Options) (*Service, error) {
-	return nil, errors.ErrUnsupported
+	if opts.Store == nil || opts.Open == nil || opts.Live == nil {
+		return nil, errors.New("workspace: Store, Open and Live are mandatory")
+	}
+	if opts.QuotaBytes < 0 {
+		return nil, fmt.Errorf("workspace: a quota of %d bytes", opts.QuotaBytes)
+	}
+	return &Service{opts: opts, measure: usage.Allocated, accounts: map[string]*account{}}, nil
 }
 
-// Ensure answers the user's workspace, and makes it if there is none. Errors:
+// maxUserID is how long a user's ID may be, in bytes.
+const maxUserID = 255
+
+// checkUser refuses what can't be one segment of a URL's path, or can't be told apart in
+// a list.
+func checkUser(id string) error {
+	switch {
+	case id == "" || len(id) > maxUserID:
+		return &lifecycle.InvalidError{Field: "user_id", Message: fmt.Sprintf("must have 1 to %d bytes", maxUserID)}
+	case !utf8.ValidString(id) || strings.ContainsFunc(id, unicode.IsControl):
+		return &lifecycle.InvalidError{Field: "user_id", Message: "must be UTF-8 without control characters"}
+	case id == "." || id == ".." || strings.ContainsAny(id, `/\`):
+		return &lifecycle.InvalidError{Field: "user_id", Message: `must be neither "." nor "..", and have no "/" and no "\"`}
+	}
+	return nil
+}
+
+// Ensure answers the user's workspace, and makes it if there is none. A user's ID is 1 to
+// 255 bytes of UTF-8 without control characters, "/" and "\"; it isn't "." or "..". Errors:
 // *lifecycle.InvalidError, *lifecycle.UnavailableError.
 func (s *Service) Ensure(ctx context.Context, tenant, userID string) (w Workspace, made bool, err error) {
-	return w, false, errors.ErrUnsupported
+	if err := checkUser(userID); err != nil {
+		return w, false, err
+	}
+	w, made, err = s.opts.Store.EnsureWorkspace(ctx, Workspace{ID: uuid.NewString(), Tenant: tenant, UserID: userID, CreatedAt: time.Now().UTC()})
+	if err != nil {
+		return Workspace{}, false, unavailable(ctx, err)
+	}
+	return w, made, nil
 }
 
 // Get answers a workspace. Errors: *NotFoundError, *lifecycle.UnavailableError.
 func (s *Service) Get(ctx context.Context, tenant, id string) (Workspace, error) {
-	return Workspace{}, errors.ErrUnsupported
+	w, err := s.opts.Store.Workspace(ctx, tenant, id)
+	if errdefs.IsNotFound(err) {
+		return Workspace{}, &NotFoundError{ID: id}
+	}
+	if err != nil {
+		return Workspace{}, unavailable(ctx, err)
+	}
+	return w, nil
 }
 
 // Usage measures a workspace, as far as it may have changed since it was measured last.
 // Errors: as Get's, and *QuotaError for one that can't be measured.
 func (s *Service) Usage(ctx context.Context, tenant, id string) (Usage, error) {
-	return Usage{}, errors.ErrUnsupported
+	w, err := s.Get(ctx, tenant, id)
+	if err != nil {
+		return Usage{}, err
+	}
+	a := s.use(w.ID)
+	defer s.unuse(a)
+	t, err := s.total(ctx, a, w, "")
+	if err != nil {
+		return Usage{}, err
+	}
+	if t.chat != "" {
+		return Usage{}, s.over(w, t)
+	}
+	return Usage{WorkspaceID: w.ID, UsedBytes: t.used, QuotaBytes: s.opts.QuotaBytes, Enforcement: s.enforcement()}, nil
 }
 
-// Left is lifecycle.Workspaces'.
+// Left is lifecycle.Workspaces'. Errors besides: *lifecycle.UnavailableError.
 func (s *Service) Left(ctx context.Context, tenant, chatID string, changed bool) error {
-	return errors.ErrUnsupported
+	if s.opts.QuotaBytes == 0 {
+		return nil
+	}
+	w, err := s.opts.Store.WorkspaceOf(ctx, tenant, chatID)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return unavailable(ctx, err)
+	}
+	a := s.use(w.ID)
+	defer s.unuse(a)
+	a.sandboxed(chatID, changed)
+	t, err := s.total(ctx, a, w, chatID)
+	if err != nil {
+		return err
+	}
+	if quota := s.opts.QuotaBytes; t.chat != "" || t.used > quota {
+		return &lifecycle.QuotaError{UsedBytes: t.used, QuotaBytes: quota}
+	}
+	return nil
 }
 
-// Enforcement is lifecycle.Workspaces'.
-func (s *Service) Enforcement(tenant, chatID string) string { return "" }
-
-// Adopt puts a chat's directory under the workspace's project quota, where there are
-// project quotas.
-func (s *Service) Adopt(w Workspace, dir *os.File) error { return errors.ErrUnsupported }
-
-// Forget drops what is known of a chat that has been deleted, with all that it held.
-func (s *Service) Forget(w Workspace, chatID string) {}
-
-// Freed notes that a chat holds n bytes less.
-func (s *Service) Freed(w Workspace, chatID string, n int64) {}
-
-// Reserve keeps room for an addition of n bytes to a chat, of which replaced make way for
-// it. Without room it is a *QuotaError. The reservation must be released.
-func (s *Service) Reserve(ctx context.Context, w Workspace, chatID string, n, replaced int64) (*Reservation, error) {
-	return nil, errors.ErrUnsupported
+// Enforcement is lifecycle.Workspaces'. It is empty as well when the store can't tell.
+func (s *Service) Enforcement(tenant, chatID string) string {
+	if s.opts.QuotaBytes == 0 {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	defer cancel()
+	if _, err := s.opts.Store.WorkspaceOf(ctx, tenant, chatID); err != nil {
+		return ""
+	}
+	return s.enforcement()
 }
 
-// Reservation is room in a workspace. It belongs to one goroutine.
-type Reservation struct{}
+// storeTimeout is for a call of the store that nobody else bounds.
+const storeTimeout = 5 * time.Second
 
-// Grow has it keep room for n bytes in all.
-func (r *Reservation) Grow(ctx context.Context, n int64) error { return errors.ErrUnsupported }
-
-// Commit turns the reservation into use, before what was written takes its place: n bytes,
-// in place of replaced. If there is no room for that any more it is a *QuotaError, and
-// nothing has changed. Done must be called afterwards, whether or not that went well.
-func (r *Reservation) Commit(ctx context.Context, n, replaced int64) error {
-	return errors.ErrUnsupported
+func (s *Service) enforcement() string {
+	switch {
+	case s.opts.QuotaBytes == 0:
+		return ""
+	case s.opts.Projects != nil:
+		return "hard"
+	}
+	return "soft"
 }
 
-// Done ends a committed change. What it changed in truth may be other than was committed;
-// then the chat is measured anew.
-func (r *Reservation) Done(asCommitted bool) {}
+// Adopt puts a chat's directory, or one that what is to be moved there is made in, under
+// the workspace's project quota, where there are project quotas; also when the quota is
+// none now, as it may be another one later. Errors: *lifecycle.UnavailableError.
+func (s *Service) Adopt(w Workspace, dir *os.File) error {
+	if s.opts.Projects == nil {
+		return nil
+	}
+	a := s.use(w.ID)
+	defer s.unuse(a)
+	if err := s.limit(a, w); err != nil {
+		return err
+	}
+	if err := s.opts.Projects.Adopt(dir, w.Project); err != nil {
+		return &lifecycle.UnavailableError{Err: fmt.Errorf("workspace %s: %w", w.ID, err)}
+	}
+	return nil
+}
 
-// Release gives back what wasn't committed; it may be called more than once.
-func (r *Reservation) Release() {}
+// limit tells the kernel the quota, once for as long as the account is known: it may have
+// another one from an earlier configuration.
+func (s *Service) limit(a *account, w Workspace) error {
+	if a.limited.Load() {
+		return nil
+	}
+	if err := s.opts.Projects.Limit(w.Project, s.opts.QuotaBytes); err != nil {
+		return &lifecycle.UnavailableError{Err: fmt.Errorf("workspace %s: %w", w.ID, err)}
+	}
+	a.limited.Store(true)
+	return nil
+}
+
+// over says that a workspace has no room.
+func (s *Service) over(w Workspace, t total) error {
+	return &QuotaError{WorkspaceID: w.ID, UsedBytes: t.used, QuotaBytes: s.opts.QuotaBytes, Chat: t.chat}
+}
+
+// unavailable is what a failed call of the store means to callers.
+func unavailable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return &lifecycle.UnavailableError{Err: err}
+}

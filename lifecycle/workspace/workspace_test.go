@@ -1,0 +1,904 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/usage"
+)
+
+// world is a store, sandboxes and directories, all in memory; the directories hold nothing
+// but a number of bytes.
+type world struct {
+	mu      sync.Mutex
+	spaces  map[string]Workspace // by tenant and user
+	chats   map[string]string    // workspaces, by chat
+	live    map[string]bool
+	bytes   map[string]int64
+	failing error // of the store
+	broken  error // of measurements
+	walks   int
+	during  func(chatID string) // is called while a chat is measured
+}
+
+func newWorld() *world {
+	return &world{spaces: map[string]Workspace{}, chats: map[string]string{}, live: map[string]bool{}, bytes: map[string]int64{}}
+}
+
+func (w *world) EnsureWorkspace(_ context.Context, ws Workspace) (Workspace, bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.failing != nil {
+		return ws, false, w.failing
+	}
+	k := ws.Tenant + "/" + ws.UserID
+	got, there := w.spaces[k]
+	if !there {
+		ws.Project = uint32(len(w.spaces) + 1)
+		got = ws
+		w.spaces[k] = got
+	}
+	return got, !there, nil
+}
+
+func (w *world) find(tenant, id string) (Workspace, error) {
+	if w.failing != nil {
+		return Workspace{}, w.failing
+	}
+	for _, ws := range w.spaces {
+		if ws.Tenant == tenant && ws.ID == id {
+			return ws, nil
+		}
+	}
+	return Workspace{}, fmt.Errorf("nothing: %w", errdefs.ErrNotFound)
+}
+
+func (w *world) Workspace(_ context.Context, tenant, id string) (Workspace, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.find(tenant, id)
+}
+
+func (w *world) WorkspaceOf(_ context.Context, tenant, chatID string) (Workspace, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.find(tenant, w.chats[chatID])
+}
+
+func (w *world) ChatIDs(_ context.Context, _, id string) (ids []string, _ error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for chat, of := range w.chats {
+		if of == id {
+			ids = append(ids, chat)
+		}
+	}
+	return ids, w.failing
+}
+
+// set changes the world.
+func (w *world) set(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+}
+
+// holds has a chat's directory hold some bytes, which nobody is told.
+func (w *world) holds(chatID string, bytes int64) { w.set(func() { w.bytes[chatID] = bytes }) }
+
+func (w *world) isLive(chatID string, live bool) { w.set(func() { w.live[chatID] = live }) }
+
+func (w *world) walked() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.walks
+}
+
+// service is of the world, with a quota, and one workspace with the chats.
+func (w *world) service(t *testing.T, opts Options, chats ...string) (*Service, Workspace) {
+	t.Helper()
+	dir := t.TempDir()
+	opts.Store = w
+	opts.Live = func(_, chatID string) bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.live[chatID]
+	}
+	opts.Open = func(_, chatID string) (*os.Root, error) {
+		w.mu.Lock()
+		_, there := w.bytes[chatID]
+		w.mu.Unlock()
+		if !there {
+			return nil, fmt.Errorf("no directory: %w", errdefs.ErrNotFound)
+		}
+		path := filepath.Join(dir, chatID)
+		if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+		return os.OpenRoot(path)
+	}
+	s, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.measure = func(ctx context.Context, root *os.Root) (int64, error) {
+		chat := filepath.Base(root.Name())
+		w.mu.Lock()
+		w.walks++
+		bytes, broken, during := w.bytes[chat], w.broken, w.during
+		w.mu.Unlock()
+		if during != nil {
+			during(chat)
+		}
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
+		return bytes, broken
+	}
+	ws, made, err := s.Ensure(context.Background(), "t", "u")
+	if err != nil || !made {
+		t.Fatalf("made %v, %v", made, err)
+	}
+	for _, chat := range chats {
+		w.chats[chat] = ws.ID
+	}
+	return s, ws
+}
+
+func used(t *testing.T, s *Service, w Workspace, want int64) {
+	t.Helper()
+	if u, err := s.Usage(context.Background(), w.Tenant, w.ID); err != nil || u.UsedBytes != want {
+		t.Errorf("%d bytes are used, want %d, %v", u.UsedBytes, want, err)
+	}
+}
+
+// over tells whether an error is of a quota, and fails the test when it is of anything else.
+func over(t *testing.T, err error) bool {
+	t.Helper()
+	var soft *QuotaError
+	var left *lifecycle.QuotaError
+	switch {
+	case err == nil:
+		return false
+	case errors.As(err, &soft), errors.As(err, &left):
+		return true
+	}
+	t.Errorf("%v", err)
+	return true
+}
+
+func isUnavailable(err error) bool {
+	var e *lifecycle.UnavailableError
+	return errors.As(err, &e)
+}
+
+func TestUsers(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s, _ := w.service(t, Options{})
+	for name, id := range map[string]string{
+		"empty": "", "long": strings.Repeat("u", 256), "dot": ".", "dots": "..", "slash": "a/b", "backslash": `a\b`, "null": "a\x00",
+		"newline": "a\n", "delete": "a\x7f", "c1": "a\u0085", "no UTF-8": "a\xff",
+	} {
+		_, made, err := s.Ensure(t.Context(), "t", id)
+		var invalid *lifecycle.InvalidError
+		if made || !errors.As(err, &invalid) || invalid.Field != "user_id" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, id := range []string{"x", "...", "a b", "ä@例.org", strings.Repeat("u", 255), "'--", "%2f"} {
+		one, made, err := s.Ensure(t.Context(), "t", id)
+		if err != nil || !made || one.UserID != id || one.Tenant != "t" || len(one.ID) != 36 || one.CreatedAt.Location() != time.UTC {
+			t.Errorf("%q: %+v, %v, %v", id, one, made, err)
+		}
+		again, made, err := s.Ensure(t.Context(), "t", id)
+		if err != nil || made || again != one {
+			t.Errorf("%q again: %+v, %v, %v", id, again, made, err)
+		}
+		got, err := s.Get(t.Context(), "t", one.ID)
+		if err != nil || got != one {
+			t.Errorf("%q: %+v, %v", id, got, err)
+		}
+		var missing *NotFoundError
+		if _, err := s.Get(t.Context(), "other", one.ID); !errors.As(err, &missing) || missing.ID != one.ID {
+			t.Errorf("another tenant's: %v", err)
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	t.Parallel()
+	open := func(string, string) (*os.Root, error) { return nil, errdefs.ErrNotFound }
+	live := func(string, string) bool { return false }
+	for name, opts := range map[string]Options{
+		"store": {Open: open, Live: live}, "open": {Store: newWorld(), Live: live}, "live": {Store: newWorld(), Open: open},
+		"quota": {Store: newWorld(), Open: open, Live: live, QuotaBytes: -1},
+	} {
+		if _, err := New(opts); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// TestReal measures real directories, as nothing else here does.
+func TestReal(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s, ws := w.service(t, Options{QuotaBytes: 100}, "k", "none")
+	s.measure = usage.Allocated
+	w.holds("k", 0)
+	root, err := s.opts.Open("t", "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := root.WriteFile("f", make([]byte, 70), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	used(t, s, ws, 70)
+}
+
+func TestArithmetic(t *testing.T) {
+	t.Parallel()
+	type step struct {
+		chat        string
+		n, replaced int64
+		refused     bool
+	}
+	for name, tt := range map[string]struct {
+		holds int64 // in chat k
+		steps []step
+		used  int64 // in the end
+	}{
+		"to the byte":              {0, []step{{"k", 60, 0, false}, {"l", 40, 0, false}, {"l", 1, 0, true}}, 100},
+		"one too many":             {0, []step{{"k", 101, 0, true}}, 0},
+		"nothing into a full one":  {100, []step{{"k", 0, 0, false}}, 100},
+		"replaced":                 {100, []step{{"k", 40, 40, false}, {"k", 41, 40, true}}, 100},
+		"replaced by less":         {100, []step{{"k", 30, 40, false}, {"k", 10, 0, false}, {"k", 1, 0, true}}, 100},
+		"over, and less of it":     {150, []step{{"k", 30, 40, false}, {"k", 1, 0, true}, {"l", 1, 0, true}}, 140},
+		"more than it can replace": {50, []step{{"k", 101, 1000, true}, {"k", 100, 1000, false}}, 100},
+		"nothing there to replace": {0, []step{{"l", 101, 1000, true}, {"l", 100, 1000, false}}, 100},
+		"huge":                     {50, []step{{"k", math.MaxInt64, 0, true}, {"k", math.MaxInt64, math.MaxInt64, true}, {"k", 50, 0, false}}, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld()
+			s, ws := w.service(t, Options{QuotaBytes: 100}, "k", "l")
+			w.holds("k", tt.holds)
+			for i, st := range tt.steps {
+				r, err := s.Reserve(t.Context(), ws, st.chat, st.n, st.replaced)
+				if over(t, err) != st.refused {
+					t.Fatalf("step %d: %v", i, err)
+				}
+				if st.refused {
+					continue
+				}
+				if err := r.Commit(t.Context(), st.n, st.replaced); err != nil {
+					t.Fatalf("step %d: %v", i, err)
+				}
+				r.Done(true)
+				r.Release()
+				r.Release()
+			}
+			used(t, s, ws, tt.used)
+			if n := s.accounts[ws.ID].reserved; n != 0 {
+				t.Errorf("%d bytes are still reserved", n)
+			}
+			if walks := w.walked(); walks > 1 { // l has no directory
+				t.Errorf("measured %d times", walks)
+			}
+		})
+	}
+}
+
+func TestReservations(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	w := newWorld()
+	s, ws := w.service(t, Options{QuotaBytes: 100}, "k", "l")
+	one, err := s.Reserve(ctx, ws, "k", 60, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Reserve(ctx, ws, "l", 41, 0); !over(t, err) {
+		t.Error("a second one went beyond the quota")
+	}
+	used(t, s, ws, 0) // what is reserved isn't used
+	if err := one.Grow(ctx, 101); !over(t, err) {
+		t.Error("it grew beyond the quota")
+	}
+	for _, n := range []int64{10, 100} {
+		if err := one.Grow(ctx, n); err != nil {
+			t.Errorf("grow to %d: %v", n, err)
+		}
+	}
+	if _, err := s.Reserve(ctx, ws, "l", 1, 0); !over(t, err) {
+		t.Error("a second one went beyond the quota")
+	}
+	one.Release()
+	one.Done(true)
+	two, err := s.Reserve(ctx, ws, "l", 100, 0)
+	if err != nil {
+		t.Fatalf("what was released isn't there: %v", err)
+	}
+	if err := two.Commit(ctx, 30, 0); err != nil { // less came than was reserved
+		t.Fatal(err)
+	}
+	two.Done(true)
+	two.Release()
+	used(t, s, ws, 30)
+	three, err := s.Reserve(ctx, ws, "l", 10, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := three.Commit(ctx, 71, 0); !over(t, err) { // more came than there is room for
+		t.Error("committed beyond the quota")
+	}
+	three.Done(true)
+	three.Release()
+	used(t, s, ws, 30)
+	for _, bad := range [][2]int64{{-1, 0}, {0, -1}} {
+		if _, err := s.Reserve(ctx, ws, "l", bad[0], bad[1]); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("reserve %d: %v", bad, err)
+		}
+	}
+	if n := s.accounts[ws.ID]; n.reserved != 0 || n.users != 0 {
+		t.Errorf("left: %d bytes, %d users", n.reserved, n.users)
+	}
+}
+
+func TestTogether(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s, ws := w.service(t, Options{QuotaBytes: 100}, "k", "l", "m")
+	var (
+		wg     sync.WaitGroup
+		mu     sync.Mutex
+		passed int64
+	)
+	for i := range 60 {
+		wg.Go(func() {
+			chat := string("klm"[i%3])
+			r, err := s.Reserve(t.Context(), ws, chat, 0, 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer r.Release()
+			for n := range int64(7) {
+				if over(t, r.Grow(t.Context(), n+1)) {
+					return
+				}
+			}
+			if i%4 == 0 || over(t, r.Commit(t.Context(), 7, 0)) { // some give up
+				return
+			}
+			mu.Lock()
+			passed += 7
+			mu.Unlock()
+			w.set(func() { w.bytes[chat] += 7 })
+			r.Done(i%5 != 0)
+		})
+	}
+	wg.Wait()
+	if passed > 100 || passed == 0 {
+		t.Errorf("%d bytes passed", passed)
+	}
+	used(t, s, ws, passed)
+	a := s.accounts[ws.ID]
+	if a.reserved != 0 || a.users != 0 {
+		t.Errorf("left: %d bytes, %d users", a.reserved, a.users)
+	}
+	for chat, f := range a.chats {
+		if f.changing != 0 || f.pending != 0 || f.walk != nil {
+			t.Errorf("chat %s: %+v", chat, f)
+		}
+	}
+}
+
+func TestFresh(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		s, ws := w.service(t, Options{QuotaBytes: 100}, "k", "l")
+		w.holds("k", 1)
+		w.holds("l", 1)
+		used(t, s, ws, 2)
+		w.holds("k", 10)
+		time.Sleep(24 * time.Hour)
+		used(t, s, ws, 2) // nobody can have written to it
+		w.isLive("k", true)
+		used(t, s, ws, 2+9) // now somebody could
+		w.holds("k", 20)
+		time.Sleep(5 * time.Second)
+		used(t, s, ws, 11)
+		time.Sleep(time.Millisecond)
+		used(t, s, ws, 21)
+		w.holds("k", 30)
+		w.isLive("k", false)
+		used(t, s, ws, 31) // whatever it did at last
+		w.holds("k", 40)
+		time.Sleep(24 * time.Hour)
+		used(t, s, ws, 31)
+		if n := w.walked(); n != 5 {
+			t.Errorf("measured %d times, want 5", n)
+		}
+		// A command, of a sandbox that is gone before anybody asks.
+		if err := s.Left(t.Context(), "t", "k", false); err != nil {
+			t.Fatal(err)
+		}
+		w.holds("k", 50)
+		if err := s.Left(t.Context(), "t", "k", true); err != nil {
+			t.Fatal(err)
+		}
+		used(t, s, ws, 51)
+		w.holds("k", 5)
+		s.Freed(ws, "k", 0)
+		used(t, s, ws, 51)
+		s.Freed(ws, "k", 45)
+		used(t, s, ws, 6)
+		w.set(func() { delete(w.chats, "k") })
+		s.Forget(ws, "k")
+		used(t, s, ws, 1)
+		w.set(func() { w.chats["k"] = ws.ID; delete(w.bytes, "k") })
+		used(t, s, ws, 1)
+	})
+}
+
+func TestLeft(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		w := newWorld()
+		s, _ := w.service(t, Options{QuotaBytes: 100}, "k", "l")
+		w.holds("k", 100)
+		w.isLive("k", true)
+		for _, key := range []string{"k", "l", "no chat"} {
+			if err := s.Left(ctx, "t", key, false); err != nil {
+				t.Errorf("%s of a full workspace: %v", key, err)
+			}
+		}
+		if err := s.Left(ctx, "other", "k", true); err != nil {
+			t.Errorf("another tenant's key: %v", err)
+		}
+		w.holds("k", 101)
+		if err := s.Left(ctx, "t", "k", false); err != nil {
+			t.Errorf("measured too often: %v", err)
+		}
+		err := s.Left(ctx, "t", "k", true)
+		var q *lifecycle.QuotaError
+		if !errors.As(err, &q) || *q != (lifecycle.QuotaError{UsedBytes: 101, QuotaBytes: 100}) {
+			t.Errorf("over: %v", err)
+		}
+		if err := s.Left(ctx, "t", "l", false); !over(t, err) {
+			t.Errorf("the other chat of the workspace: %v", err)
+		}
+		for key, want := range map[string]string{"k": "soft", "no chat": ""} {
+			if got := s.Enforcement("t", key); got != want {
+				t.Errorf("enforcement of %s is %q", key, got)
+			}
+		}
+	})
+}
+
+func TestNoQuota(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	w := newWorld()
+	s, ws := w.service(t, Options{}, "k")
+	w.holds("k", 100)
+	r, err := s.Reserve(ctx, ws, "k", math.MaxInt64, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(r.Grow(ctx, math.MaxInt64), r.Commit(ctx, math.MaxInt64, 0), s.Left(ctx, "t", "k", true)); err != nil {
+		t.Error(err)
+	}
+	r.Done(true)
+	r.Release()
+	if n := w.walked(); n != 0 {
+		t.Errorf("measured %d times", n)
+	}
+	used(t, s, ws, 100)
+	w.holds("k", 200)
+	used(t, s, ws, 200)
+	u, err := s.Usage(ctx, "t", ws.ID)
+	if want := (Usage{WorkspaceID: ws.ID, UsedBytes: 200}); err != nil || u != want || s.Enforcement("t", "k") != "" {
+		t.Errorf("%+v, %v", u, err)
+	}
+	w.broken = usage.ErrUnbounded
+	if _, err := s.Usage(ctx, "t", ws.ID); !over(t, err) || strings.Contains(err.Error(), "quota") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestWalkBeforeCommit has a commit come while the chat is being measured: the walk saw
+// what was there before.
+func TestWalkBeforeCommit(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		s, ws := w.service(t, Options{QuotaBytes: 1000}, "k")
+		w.holds("k", 10)
+		r, err := s.Reserve(t.Context(), ws, "k", 100, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Release()
+		s.Freed(ws, "k", 1)
+		goOn := make(chan struct{})
+		w.during = func(string) { <-goOn }
+		go used(t, s, ws, 110)
+		synctest.Wait()
+		a := s.accounts[ws.ID]
+		a.mu.Lock()
+		a.chats["k"].stale = false // as for one whose own measurement has just ended
+		a.mu.Unlock()
+		if err := r.Commit(t.Context(), 100, 0); err != nil {
+			t.Fatal(err)
+		}
+		w.holds("k", 110)
+		r.Done(true)
+		close(goOn)
+		synctest.Wait()
+		used(t, s, ws, 110)
+		if n := w.walked(); n != 2 { // what is known holds without what that walk saw
+			t.Errorf("measured %d times, want 2", n)
+		}
+	})
+}
+
+// TestWalkWithinCommit measures a chat while what was committed is on its way there.
+func TestWalkWithinCommit(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s, ws := w.service(t, Options{QuotaBytes: 159}, "k")
+	w.holds("k", 10)
+	r, err := s.Reserve(t.Context(), ws, "k", 100, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Release()
+	if err := r.Commit(t.Context(), 100, 0); err != nil {
+		t.Fatal(err)
+	}
+	w.holds("k", 60)
+	if err := s.Left(t.Context(), "t", "k", true); !over(t, err) {
+		t.Error("what wasn't there yet doesn't count")
+	}
+	if n := w.walked(); n != 1+maxWalks {
+		t.Errorf("measured %d times, want %d", n, 1+maxWalks)
+	}
+	w.holds("k", 110)
+	r.Done(true)
+	used(t, s, ws, 110)
+}
+
+func TestCommitFindsLess(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s, ws := w.service(t, Options{QuotaBytes: 100}, "k")
+	w.holds("k", 50)
+	w.isLive("k", true)
+	r, err := s.Reserve(t.Context(), ws, "k", 50, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.holds("k", 51)
+	if err := s.Left(t.Context(), "t", "k", true); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Commit(t.Context(), 50, 0); !over(t, err) {
+		t.Error("committed beyond the quota")
+	}
+	r.Done(true)
+	r.Release()
+	used(t, s, ws, 51)
+}
+
+func TestNotAsCommitted(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s, ws := w.service(t, Options{QuotaBytes: 100}, "k")
+	for _, forget := range []bool{false, true} {
+		r, err := s.Reserve(t.Context(), ws, "k", 10, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Commit(t.Context(), 10, 0); err != nil {
+			t.Fatal(err)
+		}
+		w.holds("k", 3)
+		if !forget {
+			r.Done(false)
+		}
+		r.Release()
+		used(t, s, ws, 3)
+	}
+}
+
+func TestUnmeasurable(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	w := newWorld()
+	s, ws := w.service(t, Options{QuotaBytes: 100}, "k", "l")
+	w.holds("k", 1)
+	w.broken = usage.ErrUnbounded
+	for range 2 {
+		_, err := s.Reserve(ctx, ws, "l", 1, 0)
+		var q *QuotaError
+		if !errors.As(err, &q) || q.Chat != "k" || q.WorkspaceID != ws.ID || q.UsedBytes <= q.QuotaBytes || !strings.Contains(err.Error(), `"k"`) {
+			t.Errorf("reserve: %v", err)
+		}
+	}
+	if err := s.Left(ctx, "t", "l", false); !over(t, err) {
+		t.Error("left")
+	}
+	if _, err := s.Usage(ctx, "t", ws.ID); !over(t, err) {
+		t.Error("usage")
+	}
+	if r, err := s.Reserve(ctx, ws, "k", 1, 1); err != nil { // what frees, or adds nothing, goes on
+		t.Error(err)
+	} else {
+		r.Release()
+	}
+	if n := w.walked(); n != 1 {
+		t.Errorf("measured %d times", n)
+	}
+	w.set(func() { w.broken = nil })
+	s.Freed(ws, "k", 1)
+	used(t, s, ws, 1)
+}
+
+func TestOneWalk(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		s, ws := w.service(t, Options{QuotaBytes: 100}, "k")
+		w.holds("k", 7)
+		goOn := make(chan struct{})
+		w.during = func(string) { <-goOn }
+		// The first is cancelled in the middle; those who wait for it go on without.
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			if _, err := s.Usage(ctx, "t", ws.ID); !errors.Is(err, context.Canceled) {
+				t.Errorf("cancelled: %v", err)
+			}
+		}()
+		synctest.Wait()
+		for range 10 {
+			go used(t, s, ws, 7)
+		}
+		waiting, leave := context.WithCancel(t.Context())
+		go func() {
+			if _, err := s.Reserve(waiting, ws, "k", 1, 0); !errors.Is(err, context.Canceled) {
+				t.Errorf("cancelled while it waited: %v", err)
+			}
+		}()
+		synctest.Wait()
+		leave()
+		synctest.Wait()
+		if n := w.walked(); n != 1 {
+			t.Errorf("measured %d times at once", n)
+		}
+		a := s.accounts[ws.ID]
+		a.mu.Lock() // no lock is held meanwhile, or this would hang
+		if a.reserved != 0 {
+			t.Errorf("%d bytes are reserved", a.reserved)
+		}
+		a.mu.Unlock()
+		cancel()
+		close(goOn)
+		synctest.Wait()
+		if n := w.walked(); n != 2 {
+			t.Errorf("measured %d times, want 2", n)
+		}
+	})
+}
+
+// TestWaitsForItsOwn asks after a change while an older measurement is under way, which
+// must not be the answer.
+func TestWaitsForItsOwn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		s, ws := w.service(t, Options{QuotaBytes: 100}, "k")
+		w.holds("k", 1)
+		goOn := make(chan struct{})
+		w.during = func(string) { <-goOn }
+		go func() { _, _ = s.Usage(t.Context(), "t", ws.ID) }()
+		synctest.Wait()
+		w.holds("k", 101)
+		for range 3 {
+			go func() {
+				if err := s.Left(t.Context(), "t", "k", true); !over(t, err) {
+					t.Error("an old figure was the answer")
+				}
+			}()
+		}
+		synctest.Wait()
+		close(goOn)
+		synctest.Wait()
+		if n := w.walked(); n > 3 {
+			t.Errorf("measured %d times", n)
+		}
+	})
+}
+
+func TestFailures(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	w := newWorld()
+	s, ws := w.service(t, Options{QuotaBytes: 100}, "k")
+	w.holds("k", 1)
+	r, err := s.Reserve(ctx, ws, "k", 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := map[string]func(context.Context) error{
+		"ensure":  func(ctx context.Context) error { _, _, err := s.Ensure(ctx, "t", "u"); return err },
+		"get":     func(ctx context.Context) error { _, err := s.Get(ctx, "t", ws.ID); return err },
+		"usage":   func(ctx context.Context) error { _, err := s.Usage(ctx, "t", ws.ID); return err },
+		"left":    func(ctx context.Context) error { return s.Left(ctx, "t", "k", true) },
+		"reserve": func(ctx context.Context) error { _, err := s.Reserve(ctx, ws, "k", 1, 0); return err },
+		"commit":  func(ctx context.Context) error { return r.Commit(ctx, 1, 0) },
+	}
+	w.failing = errors.New("disk full")
+	gone, cancel := context.WithCancelCause(ctx)
+	cause := errors.New("the caller went away")
+	cancel(cause)
+	for name, call := range calls {
+		if err := call(ctx); !isUnavailable(err) || !errors.Is(err, w.failing) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := call(gone); !errors.Is(err, cause) || isUnavailable(err) {
+			t.Errorf("%s, cancelled: %v", name, err)
+		}
+	}
+	if got := s.Enforcement("t", "k"); got != "" {
+		t.Errorf("enforcement %q", got)
+	}
+	w.failing, w.broken = nil, errors.New("too many open files")
+	s.Freed(ws, "k", 1)
+	for _, name := range []string{"usage", "left", "reserve", "commit"} {
+		if err := calls[name](ctx); !isUnavailable(err) || !errors.Is(err, w.broken) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	w.broken = nil
+	r.Done(true)
+	r.Release()
+	used(t, s, ws, 1)
+}
+
+func TestIdle(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		s, ws := w.service(t, Options{QuotaBytes: 100}, "k")
+		kept, err := s.Reserve(t.Context(), ws, "k", 60, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var last Workspace
+		for i := range 10 {
+			if last, _, err = s.Ensure(t.Context(), "t", fmt.Sprint(i)); err != nil {
+				t.Fatal(err)
+			}
+			used(t, s, last, 0)
+		}
+		time.Sleep(2 * idleFor)
+		s.Forget(last, "k")
+		if last, _, err = s.Ensure(t.Context(), "t", "last"); err != nil {
+			t.Fatal(err)
+		}
+		used(t, s, last, 0)
+		if n := len(s.accounts); n != 2 { // the last, and the one that has a reservation
+			t.Errorf("%d accounts are kept", n)
+		}
+		if _, err := s.Reserve(t.Context(), ws, "k", 41, 0); !over(t, err) {
+			t.Error("a reservation was forgotten")
+		}
+		kept.Release()
+	})
+}
+
+// kernel has project quotas.
+type kernel struct {
+	limit, used map[uint32]int64
+	adopted     map[string]uint32
+	failing     error
+}
+
+func (k *kernel) Limit(project uint32, bytes int64) error {
+	k.limit[project] = bytes
+	return k.failing
+}
+
+func (k *kernel) Used(project uint32) (int64, error) { return k.used[project], k.failing }
+
+func (k *kernel) Adopt(dir *os.File, project uint32) error {
+	k.adopted[dir.Name()] = project
+	return k.failing
+}
+
+func TestHard(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	k := &kernel{limit: map[uint32]int64{}, used: map[uint32]int64{}, adopted: map[string]uint32{}}
+	w := newWorld()
+	s, ws := w.service(t, Options{QuotaBytes: 100, Projects: k}, "k")
+	w.holds("k", 1000)
+	k.used[ws.Project] = 60
+	u, err := s.Usage(ctx, "t", ws.ID)
+	if want := (Usage{WorkspaceID: ws.ID, UsedBytes: 60, QuotaBytes: 100, Enforcement: "hard"}); err != nil || u != want {
+		t.Errorf("%+v, %v", u, err)
+	}
+	if k.limit[ws.Project] != 100 || s.Enforcement("t", "k") != "hard" {
+		t.Errorf("limits %v", k.limit)
+	}
+	if _, err := s.Reserve(ctx, ws, "k", 41, 0); !over(t, err) {
+		t.Error("reserved beyond the quota")
+	}
+	r, err := s.Reserve(ctx, ws, "k", 40, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.used[ws.Project] = 100 // it has been written
+	if err := errors.Join(r.Commit(ctx, 40, 0), s.Left(ctx, "t", "k", true)); err != nil {
+		t.Error(err)
+	}
+	r.Done(true)
+	r.Release()
+	k.used[ws.Project] = 101
+	if err := s.Left(ctx, "t", "k", true); !over(t, err) {
+		t.Error("over the quota")
+	}
+	dir, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if err := s.Adopt(ws, dir); err != nil || k.adopted[dir.Name()] != ws.Project {
+		t.Errorf("adopted %v, %v", k.adopted, err)
+	}
+	k.failing = errors.New("no such device")
+	other, _, err := s.Ensure(ctx, "t", "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ws := range []Workspace{ws, other} {
+		_, err := s.Usage(ctx, "t", ws.ID)
+		if !isUnavailable(err) || !isUnavailable(s.Adopt(ws, dir)) {
+			t.Errorf("%v", err)
+		}
+	}
+	if n := w.walked(); n != 0 {
+		t.Errorf("measured %d times", n)
+	}
+
+	// Without a quota an earlier limit goes.
+	k.failing = nil
+	s, ws = newWorld().service(t, Options{Projects: k})
+	if err := s.Adopt(ws, dir); err != nil || k.limit[ws.Project] != 0 {
+		t.Errorf("limits %v, %v", k.limit, err)
+	}
+	// Nor is one needed where there are no projects.
+	s, ws = newWorld().service(t, Options{QuotaBytes: 1})
+	if err := s.Adopt(ws, dir); err != nil {
+		t.Error(err)
+	}
+}
