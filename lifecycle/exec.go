@@ -128,7 +128,7 @@ func (m *Manager) inSandboxOnce(ctx context.Context, req ExecRequest, k kind, f 
 			m.finish(rec, k)
 		}
 	}()
-	goesOn, err = f(rec, sb, made)
+	goesOn, err = f(rec, m.enforced(rec, sb), made)
 	return err
 }
 
@@ -155,7 +155,7 @@ func (m *Manager) sandboxFor(ctx context.Context, req ExecRequest) (*record, Exe
 	}
 	if rec := m.recordOf(id); rec != nil { // over its quota, it isn't even made again
 		if sb := m.snapshot(rec); sb.Status == StatusStopped {
-			if err := m.quotaLeft(ctx, sb); err != nil {
+			if err := m.quotaLeft(ctx, sb, false); err != nil {
 				return nil, res, err
 			}
 		}
@@ -302,7 +302,7 @@ func (m *Manager) touch(rec *record) {
 
 // prepare checks that a command may start in a sandbox, and answers where.
 func (m *Manager) prepare(ctx context.Context, cmd *command, sb Sandbox) (cwd string, err error) {
-	if err := m.quotaLeft(ctx, sb); err != nil {
+	if err := m.quotaLeft(ctx, sb, false); err != nil {
 		return "", err
 	}
 	return policy.WorkingDir(sb.Spec, cmd.req.WorkingDir)

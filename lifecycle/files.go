@@ -225,11 +225,16 @@ func (a *FileAccess) Watch(ctx context.Context, name string, recursive bool, rea
 func (a *FileAccess) add(ctx context.Context, op, name string, r io.Reader, f func(context.Context, io.Reader) error) error {
 	return a.do(ctx, op, name, func(ctx context.Context, k *kept) error {
 		used, quota, err := workspaceUse(ctx, a.sb)
+		if err == nil {
+			err = a.m.chatLeft(ctx, a.sb, false)
+		}
 		if err != nil {
 			return k.note(err)
 		}
+		// However it ends, what comes next is to know how much there is now.
+		defer func() { _ = a.m.chatLeft(context.WithoutCancel(ctx), a.sb, true) }()
 		if r != nil {
-			r = &inflow{r: r, k: k, used: used, quota: quota}
+			r = &inflow{r: r, k: k, used: used, quota: quota, left: func() error { return a.m.chatLeft(ctx, a.sb, true) }, due: leftEvery}
 		}
 		return f(ctx, r)
 	})
@@ -389,14 +394,26 @@ func (o outflow) Write(b []byte) (int, error) {
 type inflow struct {
 	r           io.Reader
 	k           *kept
-	used, quota int64 // no quota is 0
+	used, quota int64        // no quota is 0
+	left        func() error // chatLeft
+	due         int64        // bytes until it is asked
 }
+
+// leftEvery is how many bytes, with which a chat's workspace may come to be over its
+// quota, are written between two measurements.
+const leftEvery = 16 << 20
 
 func (i *inflow) Read(b []byte) (int, error) {
 	n, err := i.r.Read(b)
 	i.used += int64(n)
 	if i.quota > 0 && i.used > i.quota {
 		return 0, i.k.note(&QuotaError{UsedBytes: i.used, QuotaBytes: i.quota})
+	}
+	if i.due -= int64(n); i.due <= 0 {
+		i.due = leftEvery
+		if lerr := i.left(); lerr != nil {
+			return 0, i.k.note(lerr)
+		}
 	}
 	if err != nil && !errors.Is(err, io.EOF) { // io.ErrUnexpectedEOF is none
 		return n, i.k.note(err)

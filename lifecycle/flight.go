@@ -162,10 +162,7 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 	sb.Status = statusOf(c.State)
 	sb.ContainerID = c.ID
 	sb.Endpoint = Endpoint{IP: c.IP, Port: m.opts.Settings.AgentPort}
-	sb.Enforcement = Enforcement{Mounts: mode}
-	if dir, _ := workspace(sb.Spec); dir != "" {
-		sb.Enforcement.WorkspaceQuota = "soft"
-	}
+	sb.Enforcement = Enforcement{Mounts: mode, WorkspaceQuota: m.quotaEnforcement(sb)}
 	switch {
 	case c.ID == "":
 		err = errors.New("the engine gave the container no id")

@@ -114,6 +114,8 @@ type setup struct {
 	tracer   trace.TracerProvider
 	wrap     func(*runtimetest.Fake) runtime.Runtime // what the manager gets instead of the fake
 	wait     bool                                    // don't wait until it is ready
+
+	workspaces lifecycle.Workspaces
 }
 
 func newWorld(t *testing.T, s setup) *world {
@@ -140,7 +142,7 @@ func newWorld(t *testing.T, s setup) *world {
 	w.Manager, err = lifecycle.New(lifecycle.Options{
 		Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
 		Holder: hold.Verifier{}, Owner: s.owner, Settings: s.settings, Registry: w.reg,
-		Logger: s.logger, Tracer: s.tracer,
+		Logger: s.logger, Tracer: s.tracer, Workspaces: s.workspaces,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -207,5 +207,5 @@ func (m *Manager) endSeen(ctx context.Context, rec *record, info runtime.Process
 	if !first {
 		return over
 	}
-	return m.measured(rec, m.quotaLeft(ctx, sb))
+	return m.measured(rec, m.quotaLeft(ctx, sb, true))
 }

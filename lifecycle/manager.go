@@ -31,6 +31,8 @@ type Options struct {
 	Runtime runtime.Runtime       // mandatory
 	Policy  func() *policy.Policy // mandatory: the policy in force; asked once per call
 	Store   Store                 // mandatory
+	// Workspaces has the quotas of the workspaces that chats belong to; nil: there are none.
+	Workspaces Workspaces
 	// Collector removes what callers of the engine's own API made; nil: there are none.
 	Collector runtime.Collector
 	Holder    Holder                // mandatory: what keeps a judged directory from being swapped

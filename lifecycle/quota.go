@@ -3,25 +3,65 @@ package lifecycle
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
-	"syscall"
-	"time"
 
+	"github.com/bermhq/berm/lifecycle/usage"
 	"github.com/bermhq/berm/policy"
 )
 
-// Bounds of one measurement. A workspace that can't be measured within them counts
-// as full: a tenant must not escape its quota by making it hard to count.
-const (
-	maxWalkEntries = 1_000_000
-	maxWalkTime    = 10 * time.Second
-)
+// quotaLeft is a *QuotaError when the sandbox's workspace is over its own quota, or its
+// chat's workspace over that one's. With changed, something in the sandbox may have
+// written since it was measured last.
+func (m *Manager) quotaLeft(ctx context.Context, sb Sandbox, changed bool) error {
+	if _, _, err := workspaceUse(ctx, sb); err != nil {
+		return err
+	}
+	return m.chatLeft(ctx, sb, changed)
+}
 
-// quotaLeft is a *QuotaError when the sandbox's workspace is over its quota.
-func (m *Manager) quotaLeft(ctx context.Context, sb Sandbox) error {
-	_, _, err := workspaceUse(ctx, sb)
+// chatLeft is a *QuotaError when the workspace of the sandbox's chat is over its quota.
+func (m *Manager) chatLeft(ctx context.Context, sb Sandbox, changed bool) error {
+	if m.opts.Workspaces == nil {
+		return nil
+	}
+	err := m.opts.Workspaces.Left(ctx, sb.Tenant, sb.Key, changed)
+	var over *QuotaError
+	if !changed && errors.As(err, &over) { // what was in the way may have been removed
+		err = m.opts.Workspaces.Left(ctx, sb.Tenant, sb.Key, true)
+	}
 	return err
+}
+
+// mayHaveQuota tells whether there may be something to measure. It asks nobody, so that
+// it can be called with mu held.
+func (m *Manager) mayHaveQuota(sb Sandbox) bool {
+	dir, _ := workspace(sb.Spec)
+	return dir != "" || m.opts.Workspaces != nil
+}
+
+// quotaEnforcement is how the sandbox's own quota is held, else that of its chat's
+// workspace; empty without both.
+func (m *Manager) quotaEnforcement(sb Sandbox) string {
+	if dir, _ := workspace(sb.Spec); dir != "" {
+		return "soft"
+	}
+	if m.opts.Workspaces == nil {
+		return ""
+	}
+	return m.opts.Workspaces.Enforcement(sb.Tenant, sb.Key)
+}
+
+// enforced notes how the quota is held now: since the sandbox was made, its directory may
+// have become a chat's.
+func (m *Manager) enforced(rec *record, sb Sandbox) Sandbox {
+	now := m.quotaEnforcement(sb)
+	if now == sb.Enforcement.WorkspaceQuota {
+		return sb
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	rec.sb.Enforcement.WorkspaceQuota, sb.Enforcement.WorkspaceQuota = now, now
+	return sb
 }
 
 // workspaceUse measures the sandbox's workspace, in bytes; a quota of 0 is none. Over
@@ -31,8 +71,13 @@ func workspaceUse(ctx context.Context, sb Sandbox) (used, quota int64, err error
 	if dir == "" {
 		return 0, 0, nil
 	}
-	used, err = measure(ctx, dir)
-	if err != nil && !errors.Is(err, errUnbounded) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer root.Close()
+	used, err = usage.Sizes(ctx, root)
+	if err != nil && !errors.Is(err, usage.ErrUnbounded) {
 		return 0, 0, err
 	}
 	if used > quota || err != nil {
@@ -46,7 +91,7 @@ func workspaceUse(ctx context.Context, sb Sandbox) (used, quota int64, err error
 func (m *Manager) quotaAfter(ctx context.Context, rec *record, sb Sandbox, res *ExecResult) error {
 	ctx = context.WithoutCancel(ctx) // nobody escapes it by going away
 	var over *QuotaError
-	err := m.quotaLeft(ctx, sb)
+	err := m.quotaLeft(ctx, sb, true)
 	if !errors.As(err, &over) {
 		return err
 	}
@@ -56,7 +101,7 @@ func (m *Manager) quotaAfter(ctx context.Context, rec *record, sb Sandbox, res *
 
 // stopOverQuota stops a sandbox whose workspace is over its quota; its files stay.
 func (m *Manager) stopOverQuota(ctx context.Context, rec *record, sb Sandbox) error {
-	m.log.WarnContext(ctx, "workspace_quota_exceeded", append(sandboxAttrs(sb), "quota_mb", sb.Spec.WorkspaceQuotaMB)...)
+	m.log.WarnContext(ctx, "workspace_quota_exceeded", append(sandboxAttrs(sb), "quota_mb", sb.Spec.WorkspaceQuotaMB, "enforcement", sb.Enforcement.WorkspaceQuota)...)
 	id := keyID{sb.Tenant, sb.Key}
 	if _, err := m.hold(ctx, id, false); err != nil {
 		return err
@@ -83,58 +128,4 @@ func workspace(spec policy.Spec) (dir string, quota int64) {
 		}
 	}
 	return "", 0
-}
-
-var errUnbounded = errors.New("too much to measure")
-
-// tree opens directories only: whoever opened a fifo that has just taken a
-// directory's place would wait for as long as the tenant likes.
-type tree struct{ root *os.Root }
-
-func (t tree) Open(name string) (fs.File, error) {
-	return t.root.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY, 0)
-}
-
-// measure adds up the sizes of the regular files and symbolic links below dir. A
-// file with several links counts once, links are never followed, and what vanishes
-// meanwhile is skipped. The error is errUnbounded when the bounds were hit.
-func measure(ctx context.Context, dir string) (int64, error) {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return 0, err
-	}
-	defer root.Close()
-	type file struct{ dev, ino uint64 }
-	var (
-		used    int64
-		entries int
-		linked  = map[file]struct{}{}
-		until   = time.Now().Add(maxWalkTime)
-	)
-	err = fs.WalkDir(tree{root}, ".", func(_ string, d fs.DirEntry, err error) error {
-		entries++
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case entries > maxWalkEntries, entries%1024 == 0 && time.Now().After(until):
-			return errUnbounded
-		}
-		if err != nil || !(d.Type().IsRegular() || d.Type()&fs.ModeSymlink != 0) {
-			return nil // vanished, unreadable, or nothing that takes room
-		}
-		fi, err := d.Info()
-		if err != nil {
-			return nil
-		}
-		if st, ok := fi.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 {
-			f := file{st.Dev, st.Ino}
-			if _, seen := linked[f]; seen {
-				return nil
-			}
-			linked[f] = struct{}{}
-		}
-		used += fi.Size()
-		return nil
-	})
-	return used, err
 }

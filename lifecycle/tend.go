@@ -199,9 +199,7 @@ func (m *Manager) seenLocked(rec *record, info runtime.ProcessInfo) (ended bool)
 		m.trackLocked(rec, info, false, false)
 	case m.endLocked(rec, info.ID, statusOfEnd(info)):
 		rec.inside.doomed = rec.inside.doomed || info.NotKilled
-		if dir, _ := workspace(rec.sb.Spec); dir != "" {
-			rec.inside.measure = true
-		}
+		rec.inside.measure = rec.inside.measure || m.mayHaveQuota(rec.sb)
 		m.tendLocked(rec)
 		return true
 	}
@@ -319,8 +317,7 @@ func (m *Manager) tend(rec *record, kick <-chan struct{}) {
 
 // measureLocked has a workspace measured in which something may have written.
 func (m *Manager) measureLocked(rec *record) {
-	dir, _ := workspace(rec.sb.Spec)
-	if dir != "" && len(rec.inside.running) > 0 && rec.sb.Status == StatusRunning {
+	if m.mayHaveQuota(rec.sb) && len(rec.inside.running) > 0 && rec.sb.Status == StatusRunning {
 		rec.inside.measure = true
 	}
 }
@@ -477,7 +474,7 @@ func (m *Manager) enforce(ctx context.Context, rec *record) {
 		return
 	}
 	if measure {
-		m.measured(rec, m.quotaLeft(ctx, sb))
+		m.measured(rec, m.quotaLeft(ctx, sb, true))
 	}
 	m.mu.Lock()
 	stop := rec.inside.over && m.aliveLocked(rec)
