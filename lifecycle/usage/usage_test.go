@@ -319,8 +319,12 @@ func TestPlaceIsTaken(t *testing.T) {
 		"nothing": func(string) error { return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Somewhere in its race with the walk, each instant is met.
 			dir, aside := t.TempDir(), t.TempDir()
+			must(t, take(dir+"/taken"))
+			if fd, err := openDir(unix.AT_FDCWD, dir+"/taken"); err == nil {
+				t.Fatalf("it opened as %d", fd)
+			}
+			_ = os.Remove(dir + "/taken")
 			for i := range 50 {
 				must(t, os.Mkdir(fmt.Sprintf("%s/%d", dir, i), 0o700))
 			}
@@ -340,7 +344,7 @@ func TestPlaceIsTaken(t *testing.T) {
 					}
 				}
 			})
-			for range 200 {
+			for range 60 {
 				if got, err := sizes(t, t.Context(), dir, nil); got > 50*int64(len(outside)) || err != nil {
 					t.Errorf("%d, %v", got, err)
 					break
