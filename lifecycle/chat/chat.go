@@ -120,6 +120,7 @@ type Service struct {
 	root    string // without symbolic links
 	log     *slog.Logger
 	metrics *metrics
+	most    int              // MaxFiles
 	buffers sync.Pool        // of *[copyBuffer]byte
 	step    func(step) error // of tests: stops a change on its way; nil in service
 	mu      sync.Mutex       // guards what follows
@@ -150,7 +151,7 @@ func start(ctx context.Context, opts Options, at func(step) error) (*Service, er
 		return nil, errors.New("chat: Sandboxes is mandatory")
 	}
 	s := &Service{
-		opts: opts, step: at, log: opts.Logger, metrics: newMetrics(opts.Registry),
+		opts: opts, step: at, most: MaxFiles, log: opts.Logger, metrics: newMetrics(opts.Registry),
 		buffers: sync.Pool{New: func() any { return new([copyBuffer]byte) }},
 		locks:   map[key]*lock{}, staged: map[string]bool{}, pending: map[key][]Change{},
 	}

@@ -108,7 +108,7 @@ func (s *Service) checkChat(ctx context.Context, c Chat, r *Report) error {
 		}
 	}()
 	for after, more := "", true; more; {
-		p, err := readPage(ctx, dir, after, maxPage)
+		p, err := readPage(ctx, dir, after, maxPage, s.most)
 		if err != nil {
 			return err
 		}

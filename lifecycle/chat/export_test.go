@@ -16,6 +16,9 @@ func Steps() []string {
 // StepsOfDelete are those of what is deleted.
 func StepsOfDelete() []string { return []string{string(stepUnlinked), string(stepMovedAway)} }
 
+// SetMost has a chat have no more files that are listed.
+func (s *Service) SetMost(n int) { s.most = n }
+
 // Locks is how many locks are held or waited for, and staging directories in use.
 func (s *Service) Locks() (locks, staged int) {
 	s.mu.Lock()

@@ -33,7 +33,7 @@ func (s *Service) Files(ctx context.Context, tenant, chatID, after string, limit
 	}
 	defer dir.Close()
 	for {
-		p, err := readPage(ctx, dir, after, bounded(limit))
+		p, err := readPage(ctx, dir, after, bounded(limit), s.most)
 		if err != nil {
 			return FileList{}, err
 		}
@@ -232,31 +232,39 @@ func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int
 	if err != nil {
 		return 0, err
 	}
-	// A sandbox that writes on and on doesn't keep this busy for ever.
-	for after, more := "", true; more && n < 10*MaxFiles; {
-		var deleted int
-		deleted, after, more, err = s.deletePage(ctx, c, after)
-		if n += deleted; err != nil {
+	after, again := "", false
+	for n < 10*MaxFiles { // a sandbox that writes on and on doesn't keep this busy for ever
+		p, deleted, err := s.deletePage(ctx, c, after)
+		n += deleted
+		again = again || p.beyond && deleted > 0
+		switch {
+		case err != nil:
 			return n, err
+		case p.more:
+			after = p.names[len(p.names)-1]
+		case again: // from the start, for what wasn't seen
+			after, again = "", false
+		default:
+			return n, nil
 		}
 	}
 	return n, nil
 }
 
 // deletePage removes the files after a name, as many as are listed at once.
-func (s *Service) deletePage(ctx context.Context, c Chat, after string) (n int, last string, more bool, err error) {
+func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page, n int, err error) {
 	dir, leave, err := s.enter(ctx, c)
 	if err != nil {
-		return 0, "", false, err
+		return page{}, 0, err
 	}
 	defer leave()
-	p, err := readPage(ctx, dir, after, maxPage)
+	p, err = readPage(ctx, dir, after, maxPage, s.most)
 	if err != nil {
-		return 0, "", false, err
+		return page{}, 0, err
 	}
 	records, d, err := s.compare(ctx, c, p, after)
 	if err != nil {
-		return 0, "", false, err
+		return page{}, 0, err
 	}
 	ctx = context.WithoutCancel(ctx) // the records go with the files
 	var names, ids []string
@@ -268,7 +276,7 @@ func (s *Service) deletePage(ctx context.Context, c Chat, after string) (n int, 
 		}
 	}
 	if n, err = s.remove(ctx, c, dir, names, bytes); err != nil {
-		return n, "", false, err
+		return p, n, err
 	}
 	for _, f := range records {
 		ids = append(ids, f.ID)
@@ -279,10 +287,7 @@ func (s *Service) deletePage(ctx context.Context, c Chat, after string) (n int, 
 		}
 	}
 	if err := s.opts.Store.DeleteFiles(ctx, c.Tenant, ids...); err != nil {
-		return n, "", false, storeError(err)
+		return p, n, storeError(err)
 	}
-	if p.more {
-		return n, p.names[len(p.names)-1], true, nil
-	}
-	return n, "", p.beyond && n > 0, nil // from the start again, for what wasn't seen
+	return p, n, nil
 }

@@ -13,9 +13,6 @@ import (
 	"github.com/google/uuid"
 )
 
-// maxScan is how many entries of a directory are looked at for one listing.
-const maxScan = 2 * MaxFiles
-
 // fewNames is up to how many records are asked for one by one.
 const fewNames = 32
 
@@ -83,8 +80,9 @@ type page struct {
 }
 
 // readPage answers the first names after a given one, at most limit. It holds few more than
-// that, however many there are.
-func readPage(ctx context.Context, dir *os.Root, after string, limit int) (p page, err error) {
+// that, and looks at no more than most attachments, and twice as many entries, however many
+// there are.
+func readPage(ctx context.Context, dir *os.Root, after string, limit, most int) (p page, err error) {
 	d, err := openTop(dir)
 	if err != nil {
 		return page{}, err
@@ -111,7 +109,7 @@ func readPage(ctx context.Context, dir *os.Root, after string, limit int) (p pag
 			if attachment {
 				files++
 			}
-			if entries > maxScan || files > MaxFiles {
+			if entries > 2*most || files > most {
 				p.beyond = true
 				break
 			}

@@ -86,7 +86,7 @@ func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Read
 // addUnpacked notes the files at the top of what was unpacked.
 func (st *stage) addUnpacked(ctx context.Context) error {
 	st.trees = true
-	p, err := readPage(ctx, st.dir, "", maxScan)
+	p, err := readPage(ctx, st.dir, "", maxEntries, maxEntries)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -224,7 +225,10 @@ func (w *world) sound() error {
 				return err
 			}
 			if c.Tenant == tenant {
-				total += fi.Size()
+				total += size(filepath.Join(dir, e.Name()))
+			}
+			if !fi.Mode().IsRegular() {
+				continue
 			}
 			f, ok := known[e.Name()]
 			if e.Name() != chat.HistoryName && (!ok || f.Size != fi.Size()) {
@@ -245,6 +249,18 @@ func (w *world) sound() error {
 		err = fmt.Errorf("usage is %d, and there are %d bytes", usage.UsedBytes, total)
 	}
 	return err
+}
+
+// size is what the regular files below a path make together.
+func size(path string) (total int64) {
+	_ = filepath.WalkDir(path, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			fi, _ := d.Info()
+			total += fi.Size()
+		}
+		return err
+	})
+	return total
 }
 
 func (w *world) checkSound() {

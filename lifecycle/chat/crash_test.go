@@ -1,0 +1,317 @@
+package chat_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bermhq/berm/lifecycle/chat"
+)
+
+// operations change a chat from a state to another. Of what Put and its like write, the
+// change is durable once it has come to the step "intended".
+var operations = map[string]struct {
+	do    func(w *world) error
+	after map[string]string // what differs from before; empty: it isn't there
+	steps []string          // nil: all of what is written
+}{
+	"put": {
+		do:    func(w *world) error { return putOnly(w, "new", "new") },
+		after: map[string]string{"new": "new"},
+	},
+	"replace": {
+		do:    func(w *world) error { return putOnly(w, "a", "other, longer") },
+		after: map[string]string{"a": "other, longer"},
+	},
+	"put all": {
+		do: func(w *world) error {
+			return second(w.PutAll(context.Background(), tenant, chatID, several("a=A", "n1=1", "n2=2", "n3=3")))
+		},
+		after: map[string]string{"a": "A", "n1": "1", "n2": "2", "n3": "3"},
+	},
+	"append": {
+		do: func(w *world) error {
+			return second(w.AppendHistory(context.Background(), tenant, chatID, -1, strings.NewReader("said more")))
+		},
+		after: map[string]string{"history.md": "said\nsaid more"},
+	},
+	"tar": {
+		do: func(w *world) error {
+			var archive strings.Builder
+			if err := w.ReadTar(context.Background(), tenant, "model", &archive); err != nil {
+				return err
+			}
+			return w.WriteTar(context.Background(), tenant, chatID, strings.NewReader(archive.String()))
+		},
+		after: map[string]string{"a": "from tar", "d/e/f": "deep", "d/kept": "kept", "history.md": ""},
+	},
+	"delete file": {
+		do:    func(w *world) error { return w.DeleteFile(context.Background(), tenant, chatID, "a") },
+		after: map[string]string{"a": "gone"},
+		steps: []string{"unlinked"},
+	},
+	"delete files": {
+		do:    func(w *world) error { return second(w.DeleteFiles(context.Background(), tenant, chatID)) },
+		after: map[string]string{"a": "gone", "b": "gone"},
+		steps: []string{"unlinked"},
+	},
+	"delete chat": {
+		do:    func(w *world) error { return w.Delete(context.Background(), tenant, chatID) },
+		after: map[string]string{"a": "gone", "b": "gone", "d/kept": "gone", "history.md": ""},
+		steps: []string{"moved_away"},
+	},
+}
+
+func putOnly(w *world, name, content string) error {
+	_, _, err := w.Put(context.Background(), tenant, chatID, chat.PutFile{Name: name, Size: -1}, strings.NewReader(content))
+	return err
+}
+
+var before = map[string]string{"a": "a", "b": "b", "d/kept": "kept", "history.md": "said\n"}
+
+func prepare(t *testing.T, dir string) {
+	w := openWorld(t, dir, 1<<20, nil)
+	w.ensure(tenant, chatID)
+	w.put("a", "a")
+	w.put("b", "b")
+	if _, err := w.PutHistory(context.Background(), tenant, chatID, -1, strings.NewReader("said\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(w.path("d"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	w.write("d/kept", "kept")
+	w.ensure(tenant, "model")
+	model := filepath.Join(w.root, "model")
+	for _, err := range []error{
+		os.MkdirAll(filepath.Join(model, "d", "e"), 0o755), os.WriteFile(filepath.Join(model, "d", "e", "f"), []byte("deep"), 0o644),
+		os.WriteFile(filepath.Join(model, "a"), []byte("from tar"), 0o644),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := w.Check(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	_ = w.db.Close()
+}
+
+// state is all that a chat's directory holds.
+func (w *world) state() map[string]string {
+	state := map[string]string{}
+	err := filepath.WalkDir(w.path(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		rel, _ := filepath.Rel(w.path(), path)
+		state[rel] = string(b)
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return state
+}
+
+func afterwards(changes map[string]string) map[string]string {
+	state := maps.Clone(before)
+	for name, content := range changes {
+		if state[name] = content; content == "gone" {
+			delete(state, name)
+		}
+	}
+	return state
+}
+
+const crashVariable = "BERM_CHAT_CRASH" // DIR:OPERATION:STEP
+
+// TestCrashing is the process that dies; without the variable it does nothing.
+func TestCrashing(t *testing.T) {
+	spec := os.Getenv(crashVariable)
+	if spec == "" {
+		t.Skip("is run by TestCrash")
+	}
+	parts := strings.Split(spec, ":")
+	w := openWorld(t, parts[0], 1<<20, func(step string) error {
+		switch parts[2] {
+		case step:
+			os.Exit(7)
+		case step + " half":
+			// As if it had come to half of its files.
+			staged, err := filepath.Glob(filepath.Join(parts[0], "chats", ".staging", "*", "*"))
+			if err != nil || len(staged) < 2 {
+				t.Fatalf("staged: %q, %v", staged, err)
+			}
+			for _, path := range staged[:len(staged)/2] {
+				if err := os.Rename(path, filepath.Join(parts[0], "chats", chatID, filepath.Base(path))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			os.Exit(7)
+		}
+		return nil
+	})
+	t.Fatalf("it lives: %v", operations[parts[1]].do(w))
+}
+
+// The process dies at each step: what comes after it finds the old or the new state, whole.
+func TestCrash(t *testing.T) {
+	t.Parallel()
+	model := t.TempDir()
+	prepare(t, model)
+	for name, op := range operations {
+		steps := op.steps
+		if steps == nil {
+			steps = chat.Steps()
+		}
+		if name == "put all" {
+			steps = append(steps, "intended half")
+		}
+		for _, step := range steps {
+			t.Run(name+" "+step, func(t *testing.T) {
+				t.Parallel()
+				dir := t.TempDir()
+				if err := os.CopyFS(dir, os.DirFS(model)); err != nil {
+					t.Fatal(err)
+				}
+				cmd := exec.Command(os.Args[0], "-test.run=^TestCrashing$")
+				cmd.Env = append(os.Environ(), crashVariable+"="+strings.Join([]string{dir, name, step}, ":"))
+				out, err := cmd.CombinedOutput()
+				if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != 7 {
+					t.Fatalf("%v: %s", err, out)
+				}
+				want := afterwards(op.after)
+				if step == "staged" || step == "reserved" {
+					want = before
+				}
+				w := openWorld(t, dir, 1<<20, nil)
+				if step == "moved_away" { // its content is gone, and it isn't
+					if _, err := os.Stat(w.path()); !errors.Is(err, os.ErrNotExist) {
+						t.Errorf("its directory: %v", err)
+					}
+				}
+				r, err := w.Check(context.Background())
+				if err != nil || r.Failed > 0 {
+					t.Errorf("check: %+v, %v", r, err)
+				}
+				if diff := cmp.Diff(want, w.state()); diff != "" {
+					t.Error(diff)
+				}
+				w.checkSound()
+			})
+		}
+	}
+}
+
+// A step fails in a process that lives on: the change is there or not, and the next one
+// finds all in order.
+func TestFailure(t *testing.T) {
+	t.Parallel()
+	model := t.TempDir()
+	prepare(t, model)
+	broken := errors.New("broken")
+	for name, op := range operations {
+		if op.steps != nil {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, step := range chat.Steps() {
+				dir := t.TempDir()
+				if err := os.CopyFS(dir, os.DirFS(model)); err != nil {
+					t.Fatal(err)
+				}
+				fail := true
+				w := openWorld(t, dir, 1<<20, func(at string) error {
+					if fail && at == step {
+						return broken
+					}
+					return nil
+				})
+				if err := op.do(w); !errors.Is(err, broken) {
+					t.Fatalf("%s: %v", step, err)
+				}
+				want := afterwards(op.after)
+				if step == "staged" || step == "reserved" {
+					want = before
+					if diff := cmp.Diff(want, w.state()); diff != "" {
+						t.Errorf("%s: at once: %s", step, diff)
+					}
+				} else if err := putOnly(w, "later", ""); !errors.Is(err, broken) {
+					t.Errorf("%s: a change went before one that isn't finished: %v", step, err)
+				}
+				fail = false
+				w.put("later", "later")
+				want = maps.Clone(want)
+				want["later"] = "later"
+				if diff := cmp.Diff(want, w.state()); diff != "" {
+					t.Errorf("%s: %s", step, diff)
+				}
+				w.checkSound()
+			}
+		})
+	}
+}
+
+// What couldn't be finished goes with its chat.
+func TestDeleteUnfinished(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	broken := errors.New("broken")
+	w := openWorld(t, t.TempDir(), 0, func(step string) error {
+		if step == "intended" {
+			return broken
+		}
+		return nil
+	})
+	w.ensure(tenant, chatID)
+	if err := putOnly(w, "a", "a"); !errors.Is(err, broken) {
+		t.Fatal(err)
+	}
+	if r, err := w.Check(ctx); err != nil || r.Removed != 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if err := w.Delete(ctx, tenant, chatID); err != nil {
+		t.Fatal(err)
+	}
+	w.ensure(tenant, chatID)
+	if got := w.names(10); len(got) > 0 {
+		t.Errorf("files %q", got)
+	}
+	w.checkSound()
+}
+
+// A sandbox puts a directory in the way when it is too late to refuse the change: the rest
+// comes, and the call says so.
+func TestLateClash(t *testing.T) {
+	t.Parallel()
+	var w *world
+	w = openWorld(t, t.TempDir(), 0, func(step string) error {
+		if step == "intended" {
+			return os.Mkdir(w.path("b"), 0o755)
+		}
+		return nil
+	})
+	w.ensure(tenant, chatID)
+	if _, err := w.PutAll(context.Background(), tenant, chatID, several("a=a", "b=b")); !errorIs[*chat.FileError](err) {
+		t.Errorf("error %v", err)
+	}
+	if got := w.names(10); !slices.Equal(got, []string{"a"}) && len(got) > 0 {
+		t.Errorf("files %q", got)
+	}
+	if err := os.Remove(w.path("b")); err != nil {
+		t.Fatal(err)
+	}
+	w.checkSound()
+}

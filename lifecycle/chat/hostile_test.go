@@ -1,0 +1,208 @@
+package chat_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/lifecycle/chat"
+)
+
+// A sandbox plants things in its chat's directory: none is followed, opened or listed, no
+// call waits for one, and another chat and what is outside stay as they are.
+func TestPlanted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	outside := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(outside, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, plant := range map[string]func(w *world, path string) error{
+		"link outside":    func(_ *world, path string) error { return os.Symlink(outside, path) },
+		"link to a chat":  func(_ *world, path string) error { return os.Symlink("../other/secret", path) },
+		"link inside":     func(_ *world, path string) error { return os.Symlink("good", path) },
+		"dangling link":   func(_ *world, path string) error { return os.Symlink("../new", path) },
+		"link to itself":  func(_ *world, path string) error { return os.Symlink(filepath.Base(path), path) },
+		"fifo":            func(_ *world, path string) error { return unix.Mkfifo(path, 0o666) },
+		"device":          func(_ *world, path string) error { return unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))) },
+		"socket":          func(_ *world, path string) error { return unix.Mknod(path, unix.S_IFSOCK|0o666, 0) },
+		"directory":       func(_ *world, path string) error { return os.Mkdir(path, 0o755) },
+		"empty directory": func(_ *world, path string) error { return os.Mkdir(path, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1<<20)
+			w.ensure(tenant, "other")
+			if _, _, err := w.Put(ctx, tenant, "other", chat.PutFile{Name: "secret", Size: -1}, strings.NewReader("secret")); err != nil {
+				t.Fatal(err)
+			}
+			w.put("good", "good")
+			if err := plant(w, w.path("bad")); errors.Is(err, unix.EPERM) {
+				t.Skip("can't be made here")
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			before, err := os.Lstat(w.path("bad"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, err := w.Files(ctx, tenant, chatID, "", 10)
+			if err != nil || len(l.Files) != 1 || l.Unnamed != 1 {
+				t.Errorf("listed %+v, %v", l, err)
+			}
+			body := strings.NewReader("new")
+			for call, err := range map[string]error{
+				"content": second(w.Content(ctx, tenant, chatID, "bad")),
+				"named":   second(w.FileNamed(ctx, tenant, chatID, "bad")),
+				"put": func() error {
+					_, _, err := w.Put(ctx, tenant, chatID, chat.PutFile{Name: "bad", Size: -1}, body)
+					return err
+				}(),
+				"put all": second(w.PutAll(ctx, tenant, chatID, several("a=a", "bad=new"))),
+				"delete":  w.DeleteFile(ctx, tenant, chatID, "bad"),
+			} {
+				if !errorIs[*chat.FileError](err) || !errdefs.IsFailedPrecondition(err) {
+					t.Errorf("%s: %v", call, err)
+				}
+			}
+			if err := w.ReadTar(ctx, tenant, chatID, io.Discard); err != nil {
+				t.Errorf("tar: %v", err)
+			}
+			if _, err := w.Check(ctx); err != nil {
+				t.Error(err)
+			}
+			if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 1 || err != nil {
+				t.Errorf("deleted %d, %v", n, err)
+			}
+			if after, err := os.Lstat(w.path("bad")); err != nil || !os.SameFile(before, after) {
+				t.Errorf("it has gone: %v", err)
+			}
+			if b, err := os.ReadFile(filepath.Join(w.root, "other", "secret")); err != nil || string(b) != "secret" {
+				t.Errorf("the other chat's file: %q, %v", b, err)
+			}
+			if err := w.Delete(ctx, tenant, chatID); err != nil {
+				t.Errorf("delete the chat: %v", err)
+			}
+			if b, err := os.ReadFile(outside); err != nil || string(b) != "secret" {
+				t.Errorf("outside: %q, %v", b, err)
+			}
+			if _, err := os.Lstat(filepath.Join(w.root, "new")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("a link was followed: %v", err)
+			}
+			w.checkSound()
+		})
+	}
+}
+
+func TestNamesOfSandboxes(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	w := newWorld(t, 0)
+	for _, name := range []string{"ok", "back\\slash", "new\nline", "\xff\xfe", "del\x7f", ".dot"} {
+		w.write(name, "x")
+	}
+	l, err := w.Files(ctx, tenant, chatID, "", 10)
+	if err != nil || len(l.Files) != 2 || l.Unnamed != 4 {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 2 || err != nil {
+		t.Errorf("deleted %d, %v", n, err)
+	}
+	if err := w.Delete(ctx, tenant, chatID); err != nil {
+		t.Error(err)
+	}
+	w.checkSound()
+}
+
+// A file has a second name in the same chat: each is a file, and a new one takes the place
+// of one only.
+func TestHardLink(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 10)
+	w.put("a", "12345")
+	if err := os.Link(w.path("a"), w.path("b")); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.names(10); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("listed %q", got)
+	}
+	w.put("a", "67890")
+	if a, b := w.read("a"), w.read("b"); a != "67890" || b != "12345" {
+		t.Errorf("a is %q, b is %q", a, b)
+	}
+	w.checkSound()
+}
+
+// A huge sparse file is no way to fill a quota, or to have it filled.
+func TestSparse(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	w := newWorld(t, 1<<20)
+	w.write("sparse", "")
+	if err := os.Truncate(w.path("sparse"), 1<<40); err != nil {
+		t.Skip(err)
+	}
+	f, err := w.FileNamed(ctx, tenant, chatID, "sparse")
+	if err != nil || f.Size != 1<<40 {
+		t.Errorf("%+v, %v", f, err)
+	}
+	if err := w.ReadTar(ctx, tenant, chatID, io.Discard); !errorIs[*chat.FileError](err) {
+		t.Errorf("tar: %v", err)
+	}
+	w.put("a", strings.Repeat("a", 1<<20))
+	if err := w.DeleteFile(ctx, tenant, chatID, "a"); err != nil {
+		t.Fatal(err)
+	}
+	// It doesn't make way for more than it takes.
+	if _, _, err := w.Put(ctx, tenant, chatID, chat.PutFile{Name: "sparse", Size: 2 << 20}, strings.NewReader("")); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("in its place: %v", err)
+	}
+	w.put("sparse", "small")
+	w.checkSound()
+}
+
+// A directory with more files than are listed.
+func TestBeyond(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	w := newWorld(t, 0)
+	const most, more = 200, 50
+	w.SetMost(most)
+	for i := range most + more {
+		w.write(fmt.Sprintf("f%06d", i), "")
+	}
+	l, err := w.Files(ctx, tenant, chatID, "", 10)
+	if err != nil || len(l.Files) != 10 || !l.More || !l.Beyond {
+		t.Errorf("%d files, more %v, beyond %v, %v", len(l.Files), l.More, l.Beyond, err)
+	}
+	r, err := w.Check(ctx)
+	if err != nil || r.Adopted != most-10 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if got := w.names(7); len(got) != most {
+		t.Errorf("listed %d", len(got))
+	}
+	if n, err := w.DeleteFiles(ctx, tenant, chatID); n != most+more || err != nil {
+		t.Errorf("deleted %d, %v", n, err)
+	}
+	for range 2*most + 1 {
+		if err := os.Mkdir(w.path(fmt.Sprint("d", len(l.Files))), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		l.Files = append(l.Files, chat.File{})
+	}
+	if l, err := w.Files(ctx, tenant, chatID, "", 10); err != nil || !l.Beyond {
+		t.Errorf("of many directories %+v, %v", l, err)
+	}
+	w.checkSound()
+}
