@@ -15,8 +15,10 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/hold"
 	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
@@ -45,10 +47,25 @@ func startAPIOn(t *testing.T, rt runtime.Runtime) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	manager, err := lifecycle.New(lifecycle.Options{
-		Runtime: rt, Policy: func() *policy.Policy { return p },
-		Store: db, Holder: hold.Verifier{}, Owner: "test", Settings: lifecycle.Settings{Command: []string{"sleep", "infinity"}},
+	root := t.TempDir()
+	var manager *lifecycle.Manager
+	workspaces, err := workspace.New(workspace.Options{
+		Store: db, QuotaBytes: 1 << 20,
+		Open: func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },
+		Live: func(tenant, chatID string) bool { return manager.HasSandbox(tenant, chatID) },
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager, err = lifecycle.New(lifecycle.Options{
+		Runtime: rt, Policy: func() *policy.Policy { return p },
+		Store: db, Workspaces: workspaces, Holder: hold.Verifier{}, Owner: "test",
+		Settings: lifecycle.Settings{Command: []string{"sleep", "infinity"}, ChatsRoot: root, ChatMountPath: "/chat"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	chats, err := chat.New(t.Context(), chat.Options{Root: root, Store: db, Workspaces: workspaces, Sandboxes: manager})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +73,9 @@ func startAPIOn(t *testing.T, rt runtime.Runtime) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler, err := sandboxapi.New(sandboxapi.Options{Manager: manager, Policy: func() *policy.Policy { return p }, Tokens: tokens})
+	handler, err := sandboxapi.New(sandboxapi.Options{
+		Manager: manager, Workspaces: workspaces, Chats: chats, Policy: func() *policy.Policy { return p }, Tokens: tokens,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

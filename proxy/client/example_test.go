@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/bermhq/berm/proxy/apitype"
@@ -96,6 +99,113 @@ func ExampleClient_List() {
 	// Output:
 	// a
 	// b
+}
+
+// A chat outlives its sandboxes: a file goes up, a command works on it, and what that made
+// comes down.
+func Example_chat() {
+	_, url, stop := startBerm(runtimetest.FakeOptions{})
+	defer stop()
+	ctx := context.Background()
+
+	c, err := client.New(client.Options{BaseURL: url, Token: red})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	w, err := c.EnsureWorkspace(ctx, "user-7")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if _, err := c.EnsureChat(ctx, "chat-42", w.WorkspaceID); err != nil {
+		fmt.Println(err)
+		return
+	}
+	f, err := c.PutChatFile(ctx, "chat-42", "draft.txt", strings.NewReader("hello"), client.PutChatFileOptions{ContentType: "text/plain"})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(f.Name, f.SizeBytes)
+
+	// The sandbox of the same key has the chat's directory.
+	res, err := c.Exec(ctx, "chat-42", apitype.ExecRequest{
+		Command: apitype.Command{"sh", "-c", "tr a-z A-Z </chat/draft.txt >/chat/final.txt"},
+		Sandbox: &apitype.SandboxRequest{},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(res.Status)
+
+	r, err := c.ReadChatFile(ctx, "chat-42", "final.txt", 0, 0)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = r.Close() }()
+	content, err := io.ReadAll(r)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%s\n", content)
+	// Output:
+	// draft.txt 5
+	// completed
+	// HELLO
+}
+
+func ExampleClient_PutChatFiles() {
+	_, url, stop := startBerm(runtimetest.FakeOptions{})
+	defer stop()
+	ctx := context.Background()
+
+	c, err := client.New(client.Options{BaseURL: url, Token: red})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	w, err := c.EnsureWorkspace(ctx, "user-7")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if _, err := c.EnsureChat(ctx, "chat-42", w.WorkspaceID); err != nil {
+		fmt.Println(err)
+		return
+	}
+	// Each file is opened when its turn comes, and closed when it has been sent.
+	local := func(yield func(client.NewChatFile, error) bool) {
+		for _, name := range []string{"client.go", "chats.go"} {
+			file, err := os.Open(name)
+			if err != nil {
+				yield(client.NewChatFile{}, err)
+				return
+			}
+			more := yield(client.NewChatFile{Name: name, ContentType: "text/x-go", Content: file}, nil)
+			_ = file.Close()
+			if !more {
+				return
+			}
+		}
+	}
+	if _, err := c.PutChatFiles(ctx, "chat-42", local); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for f, err := range c.ChatFiles(ctx, "chat-42", 0) {
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(f.Name, *f.ContentType)
+	}
+	// Output:
+	// chats.go text/x-go
+	// client.go text/x-go
 }
 
 func ExampleClient_ExecStream() {

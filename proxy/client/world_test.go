@@ -2,21 +2,27 @@ package client_test
 
 import (
 	"context"
-	"maps"
+	"errors"
 	"net/http"
 	"net/http/httptest"
-	"slices"
-	"sync"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/proxy/sandboxapi"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
+	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
@@ -25,38 +31,8 @@ const (
 	blue = "token-of-the-blue-tenant"
 )
 
-// memStore is a store in memory.
-type memStore struct {
-	mu      sync.Mutex
-	records map[string]lifecycle.Record
-}
-
-func (s *memStore) Records(context.Context) ([]lifecycle.Record, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.records)), nil
-}
-
-func (s *memStore) Put(_ context.Context, r lifecycle.Record) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.records[r.SessionID] = r
-	return nil
-}
-
-func (s *memStore) Touch(context.Context, map[string]time.Time) error { return nil }
-
-func (s *memStore) Delete(_ context.Context, ids ...string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, id := range ids {
-		delete(s.records, id)
-	}
-	return nil
-}
-
-func (s *memStore) Fresh() bool                { return true }
-func (s *memStore) Ping(context.Context) error { return nil }
+// quota is of each workspace, in bytes.
+const quota = 1 << 20
 
 // startBerm runs the whole server, but for its engine, which is a fake.
 func startBerm(opts runtimetest.FakeOptions) (fake *runtimetest.Fake, url string, stop func()) {
@@ -65,7 +41,6 @@ func startBerm(opts runtimetest.FakeOptions) (fake *runtimetest.Fake, url string
 			panic(err)
 		}
 	}
-	fake = runtimetest.NewFake(opts)
 	pol, err := policy.Parse([]byte("{version: 1, images: {allow: ['registry.local/*']}}"), policy.Options{DefaultImage: runtimetest.DefaultImage})
 	must(err)
 	tokens, err := proxy.ParseTokens([]byte(`tokens:
@@ -74,11 +49,31 @@ func startBerm(opts runtimetest.FakeOptions) (fake *runtimetest.Fake, url string
 `))
 	must(err)
 	current := func() *policy.Policy { return pol }
-	m, err := lifecycle.New(lifecycle.Options{
-		Runtime: fake, Policy: current, Store: &memStore{records: map[string]lifecycle.Record{}}, Holder: hold.Verifier{}, Owner: "owner",
+	dir, err := os.MkdirTemp("", "berm-client-")
+	must(err)
+	db, err := store.Open(context.Background(), store.Options{Path: filepath.Join(dir, "berm.db")})
+	must(err)
+	root := filepath.Join(dir, "chats")
+	must(os.Mkdir(root, 0o755))
+	var m *lifecycle.Manager
+	workspaces, err := workspace.New(workspace.Options{
+		Store: db, QuotaBytes: quota,
+		Open: func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },
+		Live: func(tenant, chatID string) bool { return m.HasSandbox(tenant, chatID) },
 	})
 	must(err)
-	h, err := sandboxapi.New(sandboxapi.Options{Manager: m, Policy: current, Tokens: tokens, Version: "1.2.3"})
+	if opts.Exec == nil {
+		opts.Exec = inChat(root)
+	}
+	fake = runtimetest.NewFake(opts)
+	m, err = lifecycle.New(lifecycle.Options{
+		Runtime: fake, Policy: current, Store: db, Workspaces: workspaces, Holder: hold.Verifier{}, Owner: "owner",
+		Settings: lifecycle.Settings{ChatsRoot: root, ChatMountPath: chatMount},
+	})
+	must(err)
+	chats, err := chat.New(context.Background(), chat.Options{Root: root, Store: db, Workspaces: workspaces, Sandboxes: m})
+	must(err)
+	h, err := sandboxapi.New(sandboxapi.Options{Manager: m, Workspaces: workspaces, Chats: chats, Policy: current, Tokens: tokens, Version: "1.2.3"})
 	must(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -91,6 +86,26 @@ func startBerm(opts runtimetest.FakeOptions) (fake *runtimetest.Fake, url string
 		srv.Close()
 		cancel()
 		<-done
+		must(db.Close())
+		must(os.RemoveAll(dir))
+	}
+}
+
+// chatMount is where a sandbox has its chat's directory.
+const chatMount = "/chat"
+
+// inChat stands in for the engine's mounts: the shell commands that name the chat's
+// directory are run on this machine, in that.
+func inChat(root string) func(context.Context, runtime.Container, runtime.Exec) (runtime.ExecResult, error) {
+	return func(ctx context.Context, c runtime.Container, e runtime.Exec) (runtime.ExecResult, error) {
+		if len(e.Command) != 3 || !strings.Contains(e.Command[2], chatMount) {
+			return runtime.ExecResult{}, errors.ErrUnsupported
+		}
+		dir := filepath.Join(root, ".tenants", c.Labels[lifecycle.LabelTenant], c.Labels[lifecycle.LabelKey])
+		cmd := exec.CommandContext(ctx, "sh", "-c", strings.ReplaceAll(e.Command[2], chatMount, dir))
+		cmd.Stdout, cmd.Stderr = e.Stdout, e.Stderr
+		err := cmd.Run()
+		return runtime.ExecResult{ExitCode: cmd.ProcessState.ExitCode()}, err
 	}
 }
 

@@ -1,0 +1,253 @@
+package client_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+// newChat is a server, and a chat "k" of the red tenant's.
+func newChat(t *testing.T) (*berm, *apitype.Workspace) {
+	t.Helper()
+	b := newBerm(t, runtimetest.FakeOptions{})
+	w, err := b.EnsureWorkspace(t.Context(), "user 7%")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, err := b.EnsureChat(t.Context(), "k", w.WorkspaceID); err != nil || c.ChatID != "k" || c.WorkspaceID != w.WorkspaceID {
+		t.Fatalf("got %+v, %v", c, err)
+	}
+	return b, w
+}
+
+// all reads an answer that was opened.
+func all(t *testing.T, r io.ReadCloser, err error) string {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(r)
+	if err = errors.Join(err, r.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return string(got)
+}
+
+func TestWorkspaces(t *testing.T) {
+	t.Parallel()
+	b, w := newChat(t)
+	ctx := t.Context()
+	for _, again := range []func() (*apitype.Workspace, error){
+		func() (*apitype.Workspace, error) { return b.EnsureWorkspace(ctx, "user 7%") },
+		func() (*apitype.Workspace, error) { return b.Workspace(ctx, w.WorkspaceID) },
+	} {
+		got, err := again()
+		if diff := cmp.Diff(w, got); err != nil || diff != "" {
+			t.Errorf("%v, %s", err, diff)
+		}
+	}
+	if w.UserID != "user 7%" || w.CreatedAt.IsZero() {
+		t.Errorf("got %+v", w)
+	}
+	u, err := b.WorkspaceUsage(ctx, w.WorkspaceID)
+	if err != nil || u.UsedBytes != 0 || u.QuotaBytes == nil || *u.QuotaBytes != quota || u.Enforcement != "soft" {
+		t.Errorf("got %+v, %v", u, err)
+	}
+	_, err = b.as(t, blue, 0).Workspace(ctx, w.WorkspaceID)
+	wantCode(t, err, "workspace_not_found")
+	_, err = b.WorkspaceUsage(ctx, "3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7")
+	wantCode(t, err, "workspace_not_found")
+	_, err = b.EnsureWorkspace(ctx, strings.Repeat("u", 256))
+	wantCode(t, err, "validation")
+}
+
+func TestChats(t *testing.T) {
+	t.Parallel()
+	b, w := newChat(t)
+	ctx := t.Context()
+	want := []string{"c-1", "c-2", "k"}
+	for _, id := range want[:2] {
+		if _, err := b.EnsureChat(ctx, id, w.WorkspaceID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, size := range []int{0, 1, 2} {
+		seq := b.Chats(ctx, w.WorkspaceID, size)
+		for range 2 {
+			var got []string
+			for c, err := range seq {
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, c.ChatID)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("by %d: %s", size, diff)
+			}
+		}
+	}
+	for _, err := range b.Chats(ctx, "3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7", 0) {
+		wantCode(t, err, "workspace_not_found")
+	}
+	if c, err := b.Chat(ctx, "k"); err != nil || c.WorkspaceID != w.WorkspaceID {
+		t.Errorf("got %+v, %v", c, err)
+	}
+	_, err := b.as(t, blue, 0).Chat(ctx, "k")
+	wantCode(t, err, "chat_not_found")
+	other, err := b.EnsureWorkspace(ctx, "another")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.EnsureChat(ctx, "k", other.WorkspaceID)
+	wantCode(t, err, "chat_conflict")
+
+	if _, err := b.Create(ctx, "k", apitype.SandboxRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, b.DeleteChat(ctx, "k"), "chat_has_active_sandbox")
+	if _, err := b.Delete(ctx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.DeleteChat(ctx, "k"); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, b.DeleteChat(ctx, "k"), "chat_not_found")
+}
+
+func TestHistory(t *testing.T) {
+	t.Parallel()
+	b, _ := newChat(t)
+	ctx := t.Context()
+	r, err := b.History(ctx, "k", 0, 0)
+	if got := all(t, r, err); got != "" {
+		t.Errorf("a new one has %q", got)
+	}
+	if h, err := b.PutHistory(ctx, "k", strings.NewReader("# one\n")); err != nil || h.SizeBytes != 6 || h.ModifiedAt.IsZero() {
+		t.Errorf("got %+v, %v", h, err)
+	}
+	if h, err := b.AppendHistory(ctx, "k", io.LimitReader(strings.NewReader("two\nthree"), 4)); err != nil || h.SizeBytes != 10 {
+		t.Errorf("got %+v, %v", h, err)
+	}
+	for _, part := range []struct {
+		offset, length int64
+		want           string
+	}{{0, 0, "# one\ntwo\n"}, {6, 0, "two\n"}, {2, 3, "one"}} {
+		r, err := b.History(ctx, "k", part.offset, part.length)
+		if got := all(t, r, err); got != part.want {
+			t.Errorf("from %d: %q", part.offset, got)
+		}
+	}
+	_, err = b.History(ctx, "none", 0, 0)
+	wantCode(t, err, "chat_not_found")
+	_, err = b.AppendHistory(ctx, "none", strings.NewReader("x"))
+	wantCode(t, err, "chat_not_found")
+	_, err = b.PutHistory(ctx, "k", strings.NewReader(strings.Repeat("x", quota+1)))
+	wantCode(t, err, "workspace_quota_exceeded")
+}
+
+func TestChatTar(t *testing.T) {
+	t.Parallel()
+	b, w := newChat(t)
+	ctx := t.Context()
+	var archive bytes.Buffer
+	tw := tar.NewWriter(&archive)
+	if err := errors.Join(
+		tw.WriteHeader(&tar.Header{Name: "notes/", Typeflag: tar.TypeDir, Mode: 0o755}),
+		tw.WriteHeader(&tar.Header{Name: "notes/in.txt", Mode: 0o644, Size: 2}), second(io.WriteString(tw, "hi")),
+		tw.WriteHeader(&tar.Header{Name: "top.txt", Mode: 0o644, Size: 3}), second(io.WriteString(tw, "top")), tw.Close(),
+	); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.WriteChatTar(ctx, "k", &archive); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := b.ChatFileNamed(ctx, "k", "top.txt"); err != nil || f.SizeBytes != 3 {
+		t.Errorf("got %+v, %v", f, err)
+	}
+	// What one chat gives, another takes.
+	if _, err := b.EnsureChat(ctx, "copy", w.WorkspaceID); err != nil {
+		t.Fatal(err)
+	}
+	r, err := b.ReadChatTar(ctx, "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.WriteChatTar(ctx, "copy", r); err != nil {
+		t.Fatal(err)
+	}
+	r, err = b.ReadChatTar(ctx, "copy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for tr := tar.NewReader(r); ; {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(tr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[strings.TrimPrefix(h.Name, "./")] = string(content)
+	}
+	_ = r.Close()
+	delete(got, "")
+	if diff := cmp.Diff(map[string]string{"history.md": "", "notes/": "", "notes/in.txt": "hi", "top.txt": "top"}, got); diff != "" {
+		t.Error(diff)
+	}
+	wantCode(t, b.WriteChatTar(ctx, "none", strings.NewReader("")), "chat_not_found")
+	_, err = b.ReadChatTar(ctx, "none")
+	wantCode(t, err, "chat_not_found")
+}
+
+// What would change where a path leads isn't sent.
+func TestOddPaths(t *testing.T) {
+	t.Parallel()
+	c, err := client.New(client.Options{BaseURL: "http://127.0.0.1:1"}) // where nobody is
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	for _, name := range []string{".", "..", "../x", "a/../b", `..\x`, `a\.`, "/.."} {
+		for _, err := range []error{
+			c.DeleteChat(ctx, name), c.DeleteChatFile(ctx, "k", name), c.DeleteChatFileID(ctx, name), second(c.Workspace(ctx, name)),
+			second(c.PutChatFile(ctx, "k", name, strings.NewReader("x"), client.PutChatFileOptions{})),
+			second(c.EnsureWorkspace(ctx, name)), second(c.PutHistory(ctx, name, strings.NewReader("x"))), second(c.Delete(ctx, name)),
+			second(c.PutChatFiles(ctx, name, parts(client.NewChatFile{Name: "a", Content: strings.NewReader("x")}))),
+		} {
+			if !errors.Is(err, client.ErrDotSegment) {
+				t.Errorf("%q: %v", name, err)
+			}
+		}
+	}
+	for i, err := range []error{
+		c.DeleteChatFile(ctx, "k", ""), c.DeleteChatFile(ctx, "", "a"), c.DeleteChat(ctx, ""), second(c.Get(ctx, "")),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "is empty") {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	for _, name := range []string{"...", "a..b", ".a", "%2e%2e", "a b", "é"} {
+		if err := c.DeleteChatFile(ctx, "k", name); err == nil || errors.Is(err, client.ErrDotSegment) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	// It is refused in the client, whatever a server would say.
+	if _, err := c.Chat(ctx, ".."); err == nil || err.Error() != fmt.Sprintf("/api/v1/chats/..: %v", client.ErrDotSegment) {
+		t.Errorf("got %v", err)
+	}
+}
