@@ -445,11 +445,27 @@ func TestFresh(t *testing.T) {
 			t.Fatal(err)
 		}
 		used(t, s, ws, 51)
+		// A sandbox whose call was no command.
+		w.isLive("k", true)
+		if err := s.Left(t.Context(), "t", "k", false); err != nil {
+			t.Fatal(err)
+		}
+		w.isLive("k", false)
+		w.holds("k", 60)
+		used(t, s, ws, 61)
 		w.holds("k", 5)
 		s.Freed(ws, "k", 0)
-		used(t, s, ws, 51)
-		s.Freed(ws, "k", 45)
+		used(t, s, ws, 61)
+		s.Freed(ws, "k", 55)
 		used(t, s, ws, 6)
+		// Something goes where the walk has been.
+		s.Freed(ws, "k", 1)
+		w.during = func(string) {
+			w.set(func() { w.during = nil; w.bytes["k"] = 2 })
+			s.Freed(ws, "k", 3)
+		}
+		used(t, s, ws, 6)
+		used(t, s, ws, 3)
 		w.set(func() { delete(w.chats, "k") })
 		s.Forget(ws, "k")
 		used(t, s, ws, 1)
@@ -607,6 +623,29 @@ func TestCommitFindsLess(t *testing.T) {
 	r.Done(true)
 	r.Release()
 	used(t, s, ws, 51)
+}
+
+func TestGrowsAnew(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		s, ws := w.service(t, Options{QuotaBytes: 100}, "k")
+		w.holds("k", 50)
+		w.isLive("k", true)
+		r, err := s.Reserve(t.Context(), ws, "k", 10, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Release()
+		w.holds("k", 80)
+		if err := r.Grow(t.Context(), 30); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(liveFor + growFor)
+		if err := r.Grow(t.Context(), 31); !over(t, err) {
+			t.Error("it never looks at what the sandbox writes")
+		}
+	})
 }
 
 func TestNotAsCommitted(t *testing.T) {
