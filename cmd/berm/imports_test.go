@@ -75,6 +75,8 @@ func mayImport(pkg, dep string) bool {
 		return false // so that the whole of lifecycle may measure with it
 	case pkg == "lifecycle/chat" && dep == "lifecycle/workspace":
 		return true // what holds chats, and their quota
+	case pkg == "lifecycle/store" && (dep == "lifecycle/workspace" || dep == "lifecycle/chat"):
+		return true // whose stores it is
 	case in("lifecycle")(pkg):
 		return ancestor || leaf || dep == "lifecycle/usage"
 	case in("policy", "runtime")(pkg):
@@ -203,6 +205,8 @@ func TestImportRule(t *testing.T) {
 		"proxy to chats":              {"proxy", module + "/lifecycle/chat", true},
 		"proxy to the store":          {"proxy/sandboxapi", module + "/lifecycle/store", false},
 		"chats to workspaces":         {"lifecycle/chat", module + "/lifecycle/workspace", true},
+		"the store to chats":          {"lifecycle/store", module + "/lifecycle/chat", true},
+		"chats to the store":          {"lifecycle/chat", module + "/lifecycle/store", false},
 		"workspaces to chats":         {"lifecycle/workspace", module + "/lifecycle/chat", false},
 		"proxy to the measure":        {"proxy/sandboxapi", module + "/lifecycle/usage", false},
 		"the measure alone":           {"lifecycle/usage", module + "/lifecycle", false},
