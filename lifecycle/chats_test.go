@@ -185,22 +185,23 @@ func TestSandboxBecomesAChats(t *testing.T) {
 		t.Errorf("enforcement: %+v", sb.Enforcement)
 	}
 	q.hold("k", 0)
-	if res := w.exec("k", "true"); res.QuotaEnforcement != "hard" {
-		t.Errorf("a command: %+v", res)
+	w.exec("k", "true")
+	if res := w.exec("k", "fill"); !res.QuotaExceeded || res.QuotaEnforcement != "hard" {
+		t.Errorf("fill: %+v", res)
 	}
 	sb, err := w.Get(context.Background(), "a", "k")
 	if err != nil || sb.Enforcement.WorkspaceQuota != "hard" {
 		t.Errorf("enforcement: %+v, %v", sb.Enforcement, err)
-	}
-	if res := w.exec("k", "fill"); !res.QuotaExceeded {
-		t.Errorf("fill: %+v", res)
 	}
 }
 
 func TestFollowedChatQuota(t *testing.T) {
 	for name, attached := range map[string]bool{"attached": true, "alone": false} {
 		t.Run(name, func(t *testing.T) {
-			w := filling(t, chatQuotas("k"))
+			q := chatQuotas()
+			w := filling(t, q)
+			w.create(request("k"))
+			q.hold("k", 0) // a chat's from now on
 			req := follow("x", "")
 			req.Command, req.OpenStdin = []string{"fill"}, true
 			w.startExec(req)

@@ -51,13 +51,14 @@ func (m *Manager) quotaEnforcement(sb Sandbox) string {
 	return m.opts.Workspaces.Enforcement(sb.Tenant, sb.Key)
 }
 
-// enforced notes how the quota is held now: since the sandbox was made, its directory may
-// have become a chat's.
+// enforced notes how the quota is held that the sandbox has turned out to be over: its
+// directory may have become a chat's since it was made. Commands that aren't over any
+// don't wait for who would have to be asked.
 func (m *Manager) enforced(rec *record, sb Sandbox) Sandbox {
-	now := m.quotaEnforcement(sb)
-	if now == sb.Enforcement.WorkspaceQuota {
+	if sb.Enforcement.WorkspaceQuota != "" {
 		return sb
 	}
+	now := m.quotaEnforcement(sb)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	rec.sb.Enforcement.WorkspaceQuota, sb.Enforcement.WorkspaceQuota = now, now
@@ -95,7 +96,8 @@ func (m *Manager) quotaAfter(ctx context.Context, rec *record, sb Sandbox, res *
 	if !errors.As(err, &over) {
 		return err
 	}
-	res.QuotaExceeded = true
+	sb = m.enforced(rec, sb)
+	res.QuotaExceeded, res.QuotaEnforcement = true, sb.Enforcement.WorkspaceQuota
 	return m.stopOverQuota(ctx, rec, sb)
 }
 

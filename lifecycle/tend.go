@@ -498,6 +498,7 @@ func (m *Manager) measured(rec *record, err error) bool {
 	if !errors.As(err, &over) {
 		return false
 	}
+	m.enforced(rec, m.snapshot(rec))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	rec.inside.over = m.aliveLocked(rec)
