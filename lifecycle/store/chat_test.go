@@ -142,8 +142,17 @@ func TestChats(t *testing.T) {
 		}
 	}
 
-	for i := range pageSize + 5 {
-		chatIn(t, s, "c", "4", fmt.Sprintf("k%04d", i))
+	chatIn(t, s, "c", "4", "k0000")
+	err = inTx(ctx, s.db, func(tx *sql.Tx) error { // at once, as each of them would be synced
+		for i := 1; i < pageSize+5; i++ {
+			if _, err := tx.ExecContext(ctx, "INSERT INTO chats VALUES ('c', ?, '4', 0)", fmt.Sprintf("k%04d", i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	var all []string
 	err = s.EachChat(ctx, func(c chat.Chat) error {
