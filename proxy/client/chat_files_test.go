@@ -83,6 +83,9 @@ func TestChatFiles(t *testing.T) {
 			}
 		}
 	}
+	if f, err := b.PutChatFile(ctx, "k", "short", io.MultiReader(strings.NewReader("x")), client.PutChatFileOptions{Size: 2}); err == nil {
+		t.Errorf("fewer bytes than were announced made %+v", f)
+	}
 	replaced, err := b.PutChatFile(ctx, "k", "a.txt", strings.NewReader("new"), client.PutChatFileOptions{})
 	if err != nil || replaced.SizeBytes != 3 || replaced.ContentType != nil {
 		t.Errorf("got %+v, %v", replaced, err)
@@ -179,7 +182,7 @@ func TestPutChatFiles(t *testing.T) {
 			nil, "validation"},
 	} {
 		_, err := c.PutChatFiles(ctx, "k", tt.files)
-		if tt.err != nil && !errors.Is(err, tt.err) {
+		if tt.err != nil && err != tt.err { //nolint:errorlint // it comes as it is
 			t.Errorf("%s: %v", name, err)
 		}
 		if tt.code != "" {
