@@ -11,7 +11,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 SOURCES     := cmd lifecycle policy proxy runtime
 
 .DEFAULT_GOAL := help
-.PHONY: help build agent demo run test attack test-unit lint check bench fuzz image clean compiler crun compose bin/berm-engine
+.PHONY: help build agent demo run test attack test-unit lint check bench fuzz quota-vm image clean compiler crun compose bin/berm-engine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,11 @@ fuzz: ## run every fuzzer for FUZZTIME (1m)
 		echo "$$file $${func#func }"; \
 		$(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5x "./$$(dirname "$$file")"; \
 	done
+
+quota-vm: ## try project quotas on ext4 and XFS in a virtual machine (installs QEMU, downloads Debian's kernel)
+	@type qemu-system-x86_64 busybox /sbin/mkfs.xfs /sbin/mkfs.ext4 /sbin/depmod >/dev/null 2>&1 || { \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends qemu-system-x86 xfsprogs e2fsprogs busybox-static kmod; }
+	GO=$(GO) lifecycle/project/vm.sh
 
 image: build ## build the container image from bin/berm, without a network
 	docker build --tag $(IMAGE) --file compose/Dockerfile bin

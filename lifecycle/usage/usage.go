@@ -5,8 +5,8 @@ package usage
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -67,11 +67,32 @@ func measure(ctx context.Context, root *os.Root, b bounds, room func(*unix.Stat_
 		return 0, unreadable(err)
 	}
 	defer dir.Close()
-	w := walk{bounds: b, room: room, until: time.Now().Add(b.time)}
-	for range b.walks {
-		if err = w.tree(ctx, int(dir.Fd())); !errors.Is(err, errMoved) {
-			return w.used, err
-		}
+	w := walk{bounds: b, room: room}
+	w.File = func(_ int, _ string, st *unix.Stat_t) error {
+		w.count(st)
+		return nil
 	}
-	return w.used, fmt.Errorf("%w: %w", ErrUnbounded, err)
+	err = w.whole(ctx, dir)
+	return w.used, unreadable(err)
+}
+
+// Visitor is what Walk calls.
+type Visitor struct {
+	// Directory is called with the handle of every directory, of the first one too, before
+	// anything in it is looked at; nil isn't. The handle is valid during the call.
+	Directory func(fd int) error
+	// File is called with every regular file and symbolic link, mandatory. By the time, the
+	// name may be something else's.
+	File func(dir int, name string, st *unix.Stat_t) error
+}
+
+// Walk goes through the tree below an open directory as Sizes does, but for up to a
+// minute, and once more if a directory in it was moved. An error of the Visitor ends it,
+// unless that is one of what has vanished: ENOENT, ENOTDIR and ELOOP. It is safe for many
+// goroutines.
+func Walk(ctx context.Context, dir *os.File, v Visitor) error {
+	b := usual
+	b.time = time.Minute
+	defer runtime.KeepAlive(dir)
+	return (&walk{bounds: b, Visitor: v}).whole(ctx, dir)
 }

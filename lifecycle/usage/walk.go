@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ var errMoved = errors.New("a directory was moved meanwhile")
 // walk goes through trees depth first. It belongs to one goroutine.
 type walk struct {
 	bounds
+	Visitor
 	room  func(*unix.Stat_t) int64
 	until time.Time
 
@@ -54,7 +56,18 @@ type handle struct {
 	buf  [8 << 10]byte
 }
 
-// tree measures the tree below an open directory.
+// whole goes through the tree below an open directory, until nothing is moved meanwhile.
+func (w *walk) whole(ctx context.Context, dir *os.File) (err error) {
+	w.until = time.Now().Add(w.time)
+	for range w.walks {
+		if err = w.tree(ctx, int(dir.Fd())); !errors.Is(err, errMoved) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", ErrUnbounded, err)
+}
+
+// tree goes through the tree below an open directory.
 func (w *walk) tree(ctx context.Context, root int) error {
 	w.used, w.linked = 0, nil
 	defer func() {
@@ -78,7 +91,7 @@ func (w *walk) tree(ctx context.Context, root int) error {
 			err = w.leave()
 		}
 		if err != nil {
-			return unreadable(err)
+			return err
 		}
 	}
 	return nil
@@ -108,7 +121,7 @@ func (w *walk) entry(name string) error {
 	if err == nil {
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFREG, unix.S_IFLNK:
-			w.count(&st)
+			err = w.File(dir, name, &st)
 		case unix.S_IFDIR:
 			err = w.push(dir, name)
 		}
@@ -149,6 +162,11 @@ func (w *walk) push(at int, name string) error {
 		return err
 	}
 	w.path = append(w.path, level{handle: w.hold(fd)})
+	if w.Directory != nil {
+		if err := w.Directory(fd); err != nil {
+			return err
+		}
+	}
 	if len(w.path)-w.closed <= w.handles {
 		return nil
 	}
