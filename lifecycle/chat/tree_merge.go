@@ -61,12 +61,10 @@ func checkDirs(from, to *os.File, path string) error {
 		if err != nil {
 			return unlessMissing(err)
 		}
-		switch dir, there := isKind(&ours, unix.S_IFDIR), isKind(&theirs, unix.S_IFDIR); {
-		case !dir && there:
-			return wrongKind(path+name, inWayOfFile)
-		case dir && !there:
-			return wrongKind(path+name, inWayOfDir)
-		case !dir:
+		if !isKind(&ours, unix.S_IFDIR) {
+			if isKind(&theirs, unix.S_IFDIR) {
+				return wrongKind(path+name, inWayOfFile)
+			}
 			return nil
 		}
 		err = in(from, to, name, func(from, to *os.File) error { return checkDirs(from, to, path+name+"/") })

@@ -196,6 +196,43 @@ func TestMergeSwapped(t *testing.T) {
 	}
 }
 
+// A directory that vanishes while it is merged into doesn't stop the merge.
+func TestMergeVanishing(t *testing.T) {
+	t.Parallel()
+	base, root := quick(t)
+	to := filepath.Join(base, "tree")
+	b := rootOf(t, to)
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				_ = os.Mkdir(to+"/d", 0o755)
+				_ = os.RemoveAll(to + "/d")
+			}
+		}
+	}()
+	defer func() { close(end); <-ended }()
+	for range 300 {
+		plant(t, base, "from/d/", "from/d/a", "from/d/b")
+		a, err := os.OpenRoot(base + "/from")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = merge(a, b)
+		_ = a.Close()
+		if err != nil && !isFileError(err, errdefs.ErrFailedPrecondition) {
+			t.Fatal(err)
+		}
+		if err := removeTree(root, "from"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // What goes out as an archive comes in again.
 func TestArchiveRoundTrip(t *testing.T) {
 	t.Parallel()

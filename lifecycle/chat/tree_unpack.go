@@ -346,7 +346,7 @@ type source struct {
 
 func (s *source) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
-	if err != nil && err != io.EOF { //nolint:errorlint // as every io.Reader says it
+	if err != nil && err != io.EOF {
 		s.err = err
 	}
 	return n, err
@@ -369,7 +369,7 @@ func (m *metered) Read(p []byte) (int, error) {
 	n, err := m.r.Read(p[:min(int64(len(p)), m.left)])
 	m.left -= int64(n)
 	switch {
-	case err == io.EOF: //nolint:errorlint // as every io.Reader says it
+	case err == io.EOF:
 		m.ended = n == 0
 	case err != nil:
 		m.err = err
