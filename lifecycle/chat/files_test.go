@@ -93,10 +93,10 @@ func TestPutRefused(t *testing.T) {
 		{"longer than nothing", ctx, chat.PutFile{Name: "a"}, body(10, nil), errorIs[*lifecycle.InvalidError]},
 		{"quota at once", ctx, chat.PutFile{Name: "a", Size: 996}, body(0, func() error { return errors.New("was read") }), errorIs[*workspace.QuotaError]},
 		{"quota on the way", ctx, chat.PutFile{Name: "a", Size: -1}, body(996, nil), errorIs[*workspace.QuotaError]},
-		{"broken", ctx, chat.PutFile{Name: "a", Size: -1}, body(10, func() error { return broken }), func(err error) bool { return err == broken }},
-		{"cut off", ctx, chat.PutFile{Name: "a", Size: -1}, body(10, func() error { return io.ErrUnexpectedEOF }), func(err error) bool { return err == io.ErrUnexpectedEOF }},
+		{"broken", ctx, chat.PutFile{Name: "a", Size: -1}, body(10, func() error { return broken }), func(err error) bool { return errors.Is(err, broken) }},
+		{"cut off", ctx, chat.PutFile{Name: "a", Size: -1}, body(10, func() error { return io.ErrUnexpectedEOF }), func(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) }},
 		{"cancelled", cancelled, chat.PutFile{Name: "a", Size: -1}, body(10, func() error { cancel(); return nil }), func(err error) bool { return errors.Is(err, context.Canceled) }},
-		{"over another", ctx, chat.PutFile{Name: "there", Size: -1}, body(10, func() error { return broken }), func(err error) bool { return err == broken }},
+		{"over another", ctx, chat.PutFile{Name: "there", Size: -1}, body(10, func() error { return broken }), func(err error) bool { return errors.Is(err, broken) }},
 	} {
 		_, _, err := w.Put(tt.ctx, tenant, chatID, tt.file, tt.body)
 		if !tt.want(err) {

@@ -213,7 +213,7 @@ func (st *stage) fill(ctx context.Context, f *os.File, size, limit int64, r io.R
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		got, rerr := fill(r, buf[:])
+		got, end, rerr := fill(r, buf[:])
 		total := n + int64(got)
 		switch {
 		case size >= 0 && total > size:
@@ -236,12 +236,12 @@ func (st *stage) fill(ctx context.Context, f *os.File, size, limit int64, r io.R
 			flushed = n
 		}
 		switch {
-		case rerr == io.EOF && size >= 0 && n < size:
-			return sizeError(size, "fewer")
-		case rerr == io.EOF:
-			return nil
 		case rerr != nil:
 			return rerr
+		case end && size >= 0 && n < size:
+			return sizeError(size, "fewer")
+		case end:
+			return nil
 		}
 	}
 }
@@ -250,19 +250,25 @@ func sizeError(size int64, than string) error {
 	return &lifecycle.InvalidError{Field: "size", Message: fmt.Sprintf("%d bytes were announced, and %s came", size, than)}
 }
 
-// fill reads until the buffer is full or the reader fails, whose error is told as it is.
-func fill(r io.Reader, buf []byte) (n int, err error) {
-	for empty := 0; n < len(buf) && err == nil; {
-		var got int
-		got, err = r.Read(buf[n:])
+// fill reads until the buffer is full or the reader is at its end, or fails, whose error is
+// told as it is.
+func fill(r io.Reader, buf []byte) (n int, end bool, err error) {
+	for empty := 0; n < len(buf); {
+		got, err := r.Read(buf[n:])
 		n += got
-		if got > 0 {
+		if empty++; got > 0 {
 			empty = 0
-		} else if empty++; err == nil && empty >= 100 {
-			err = io.ErrNoProgress
+		}
+		switch {
+		case err == io.EOF:
+			return n, true, nil
+		case err != nil:
+			return n, false, err
+		case empty >= 100:
+			return n, false, io.ErrNoProgress
 		}
 	}
-	return n, err
+	return n, false, nil
 }
 
 // writeError tells why something couldn't be written: the kernel's quota counts as the

@@ -1,7 +1,6 @@
 package chat_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -101,14 +100,6 @@ func openWorld(t testing.TB, dir string, quota int64, at func(step string) error
 		t.Fatal(err)
 	}
 	return w
-}
-
-// must gives what a call answered, unless it failed.
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
 }
 
 func (w *world) ensure(tenant, id string) chat.Chat {
@@ -276,7 +267,7 @@ func errorIs[E error](err error) bool {
 	return errors.As(err, &want)
 }
 
-// slowly gives a reader's bytes few at a time, then what f answers.
+// reading gives a reader's bytes, and what f answers in place of the end.
 type reading struct {
 	io.Reader
 	f func() error
@@ -284,12 +275,10 @@ type reading struct {
 
 func (r reading) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
-	if err == io.EOF && r.f != nil { //nolint:errorlint // as every io.Reader says it
+	if err == io.EOF && r.f != nil {
 		if err := r.f(); err != nil {
 			return n, err
 		}
 	}
 	return n, err
 }
-
-func lines(n int, text string) string { return string(bytes.Repeat([]byte(text+"\n"), n)) }
