@@ -16,7 +16,9 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
@@ -52,6 +54,8 @@ type doorParts struct {
 	log        *slog.Logger
 	tel        *telemetry
 	guard      *doorGuard
+	workspaces *workspace.Service // nil without a root for chats, as chats
+	chats      *chat.Service
 }
 
 // doorGuard holds sandboxes' mounts once they are known not to be around directories of
@@ -78,6 +82,9 @@ func (d *doorParts) sandboxAPI(ctx context.Context, undo *cleanup) (front, strin
 		Manager: d.manager, Policy: d.policies.Policy, Tokens: d.tokens, TokenHeader: d.cfg.Security.TokenHeader,
 		Hosts: cfg.AllowedHosts, Origins: cfg.AllowedOrigins, Version: version, SigningKey: d.signingKey, PortTimeout: d.cfg.Sandbox.PortTimeout,
 		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
+	}
+	if d.chats != nil {
+		api.Workspaces, api.Chats = d.workspaces, d.chats
 	}
 	if d.cfg.Metrics.Enabled {
 		api.Gatherer = d.tel.registry

@@ -153,10 +153,22 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	}
 	collector, _ := engine.(runtime.Collector) // the agent's part hides it
 	guard := &doorGuard{Holder: holder}
-	manager, err = lifecycle.New(lifecycle.Options{
+	lasting, err := openWorkspaces(cfg, db, func() *lifecycle.Manager { return manager }, log)
+	if err != nil {
+		return err
+	}
+	managed := lifecycle.Options{
 		Runtime: rt, Collector: collector, Policy: policies.Policy, Store: db, Holder: guard, Owner: owner, Settings: sandboxes,
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
-	})
+	}
+	if lasting != nil {
+		managed.Workspaces = lasting
+	}
+	manager, err = lifecycle.New(managed)
+	if err != nil {
+		return err
+	}
+	chats, err := openChats(ctx, cfg, db, lasting, manager, tel)
 	if err != nil {
 		return err
 	}
@@ -168,6 +180,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	}
 	parts := doorParts{
 		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, guard: guard,
+		workspaces: lasting, chats: chats,
 	}
 	fronts, err := parts.engineAPI(ctx, &undo)
 	if err != nil {
@@ -195,6 +208,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	group.Go(func() error { return sweeper.Run(background) })
 	group.Go(func() error { return policies.Run(background, hup) })
 	group.Go(func() error { return trimLoop(background, log) })
+	group.Go(func() error { return checkChats(background, chats, log) })
 	open, closeFronts := context.WithCancel(ctx)
 	defer closeFronts()
 	context.AfterFunc(background, closeFronts) // one of them failed
