@@ -25,7 +25,7 @@ func TestSendFileStalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	sent := make(chan error, 1)
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "67108864")
 		_, err := f.Seek(0, io.SeekStart)
 		sent <- errors.Join(err, sendFile(w, f, size, within))

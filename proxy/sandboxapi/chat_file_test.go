@@ -208,19 +208,35 @@ func TestWriteChatFile(t *testing.T) {
 		d.want(422, "validation", "PUT", filePath, "x", withHeader(header, "*"))
 	}
 	d.want(422, "validation", "PUT", filePath, "x", withHeader("If-None-Match", `"e"`))
-	// What is there by now isn't what was written.
-	other := d.rebuilt(withShelf(t, s), func(o *sandboxapi.Options) { o.Chats = &overtaken{s} })
-	if a := other.want(201, "", "PUT", filePath, "x"); a.Header.Get("ETag") != "" {
-		t.Errorf("got %v", a.Header)
+}
+
+// TestOvertakenFile checks that what is there by now isn't taken for what was meant.
+func TestOvertakenFile(t *testing.T) {
+	t.Parallel()
+	d, s := newLibrary(t)
+	for name, overtake := range map[string]func(*chat.File){
+		"written once more": func(f *chat.File) { f.ModifiedAt = f.ModifiedAt.Add(1) },
+		"another":           func(f *chat.File) { f.ID = sessionID },
+	} {
+		d := d.rebuilt(withShelf(t, s), func(o *sandboxapi.Options) { o.Chats = &overtaken{s, overtake} })
+		if a := d.want(200, "", "PUT", filePath, "x"); a.Header.Get("ETag") != "" {
+			t.Errorf("%s: got %v", name, a.Header)
+		}
+		if name == "another" {
+			d.want(404, "chat_file_not_found", "GET", fileIDPath+"/content", "")
+		}
 	}
 }
 
-// overtaken is a shelf on which every file is written once more.
-type overtaken struct{ *shelf }
+// overtaken is a shelf on which every file has changed by the time that it is opened.
+type overtaken struct {
+	*shelf
+	change func(*chat.File)
+}
 
 func (o *overtaken) Content(ctx context.Context, tenant, chatID, name string) (*chat.Content, error) {
 	c, err := o.shelf.Content(ctx, tenant, chatID, name)
-	c.Info.ModifiedAt = c.Info.ModifiedAt.Add(1)
+	o.change(&c.Info)
 	return c, err
 }
 

@@ -184,7 +184,7 @@ func TestChatService(t *testing.T) {
 	for tr := tar.NewReader(strings.NewReader(packed)); ; {
 		hdr, err := tr.Next()
 		if err != nil {
-			if err != io.EOF { //nolint:errorlint // it is what ends an archive
+			if err != io.EOF {
 				t.Error(err)
 			}
 			break
