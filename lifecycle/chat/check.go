@@ -99,6 +99,9 @@ func (s *Service) checkChat(ctx context.Context, c Chat, r *Report) error {
 		return err
 	}
 	defer dir.Close()
+	// It may have been made when there were no project quotas, or while one was to be adopted
+	// this process may have been killed.
+	unheld := s.adopt(ctx, c, dir)
 	var adopted, dropped int
 	defer func() {
 		r.Adopted += adopted
@@ -128,7 +131,7 @@ func (s *Service) checkChat(ctx context.Context, c Chat, r *Report) error {
 			after = p.names[len(p.names)-1]
 		}
 	}
-	return nil
+	return unheld
 }
 
 // checkLayout sees that a chat has its directory and its history.

@@ -115,22 +115,22 @@ func (s *Service) stage(ctx context.Context, c Chat, n, replaced int64) (_ *stag
 	if err != nil {
 		return nil, err
 	}
-	st.owner, err = ownerOf(dir)
-	if err = errors.Join(err, dir.Close()); err != nil {
+	defer dir.Close()
+	if st.owner, err = ownerOf(dir); err != nil {
 		return nil, err
 	}
 	if st.room, err = s.opts.Workspaces.Reserve(ctx, st.space, c.ID, n, replaced); err != nil {
 		return nil, err
 	}
 	s.hold(st.id)
-	if err := st.make(); err != nil {
+	if err := st.make(dir); err != nil {
 		st.end(ctx)
 		return nil, st.writeError(ctx, "the staging directory", err)
 	}
 	return st, nil
 }
 
-func (st *stage) make() error {
+func (st *stage) make(chat *os.Root) error {
 	staging, err := st.s.openStaging()
 	if err != nil {
 		return err
@@ -143,7 +143,9 @@ func (st *stage) make() error {
 		return err
 	}
 	// The directory that it is moved into is in the project, and takes nothing of another.
-	return withDir(st.dir, func(d *os.File) error { return st.s.opts.Workspaces.Adopt(st.space, d) })
+	return withDir(chat, func(c *os.File) error {
+		return withDir(st.dir, func(d *os.File) error { return st.s.opts.Workspaces.Stage(st.space, d, c) })
+	})
 }
 
 // end removes what hasn't become a change.

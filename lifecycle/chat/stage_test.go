@@ -102,7 +102,7 @@ func TestProjects(t *testing.T) {
 	spaces, err := workspace.New(workspace.Options{
 		Store: w.db, QuotaBytes: 1 << 20, Projects: projects,
 		Open: func(tenant, id string) (*os.Root, error) { return chat.Open(w.root, tenant, id) },
-		Live: func(_, id string) bool { return false },
+		Live: func(string, string) bool { return false },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -115,6 +115,10 @@ func TestProjects(t *testing.T) {
 	w.put("a", "a")
 	if want := []string{"chats 0", ".staging 0"}; !slices.Equal(projects.dirs, want) {
 		t.Errorf("adopted %q, want %q", projects.dirs, want)
+	}
+	projects.dirs = nil
+	if _, err := w.Check(ctx); err != nil || !slices.Equal(projects.dirs, []string{"chats 2"}) {
+		t.Errorf("the check adopted %q: %v", projects.dirs, err)
 	}
 	projects.fail = errors.New("broken")
 	if err := putOnly(w, "b", "b"); !errors.Is(err, projects.fail) {

@@ -191,6 +191,12 @@ func TestKernelStaging(t *testing.T) {
 	if err := os.Link(other+"/f", mine+"/linked"); !errors.Is(err, unix.EXDEV) {
 		t.Error(err)
 	}
+	must(t, os.Mkdir(dir+"/follows", 0o700))
+	follows, err := os.Open(dir + "/follows")
+	must(t, err)
+	into, err := os.Open(mine)
+	must(t, err, Follow(follows, into), follows.Close(), into.Close())
+	must(t, os.WriteFile(dir+"/follows/f", nil, 0o600), os.Rename(dir+"/follows/f", mine+"/moved"))
 	must(t, os.Rename(mine+"/d", none+"/back")) // out of a project is free: it isn't any workspace's
 }
 

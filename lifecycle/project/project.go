@@ -244,6 +244,28 @@ func (q *Quotas) Adopt(dir *os.File, project uint32) error {
 	return nil
 }
 
+// Follow puts an open directory, and what is made in it from then on, into the project of
+// another if that keeps files of other projects from being moved in, as one does that was
+// adopted once, whether or not limits hold now. It takes no Quotas.
+func Follow(dir, like *os.File) error { return follow(&system{}, dir, like) }
+
+func follow(k kernel, dir, like *os.File) error {
+	want, err := k.attr(int(like.Fd()))
+	if err != nil || want.Flags&flagInherit == 0 {
+		return nil // the file system has no projects, or the directory takes all
+	}
+	attr, err := k.attr(int(dir.Fd()))
+	if err == nil {
+		attr.Project = want.Project
+		attr.Flags |= flagInherit
+		err = k.setAttr(int(dir.Fd()), attr)
+	}
+	if err != nil {
+		return fmt.Errorf("put %s into the project of %s: %w", dir.Name(), like.Name(), err)
+	}
+	return nil
+}
+
 // file puts a regular file into a project; what else has taken its name came from within
 // the project.
 func (q *Quotas) file(at int, name string, project uint32) error {

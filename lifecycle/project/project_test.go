@@ -235,6 +235,32 @@ func TestAdoptFails(t *testing.T) {
 	}
 }
 
+func TestFollow(t *testing.T) {
+	t.Parallel()
+	_, r, dir := standIn(t, t.TempDir())
+	_, other, like := standIn(t, t.TempDir())
+	ino, err := inode(int(like.Fd()))
+	must(t, err)
+	for _, plain := range []fsxattr{{}, {Project: 7}} {
+		r.attrs[ino] = plain
+		if must(t, follow(r, dir, like)); len(r.calls) != 0 {
+			t.Errorf("%+v was followed: %v", plain, r.calls)
+		}
+	}
+	r.attrs[ino] = fsxattr{Flags: flagInherit | 1, Project: 7}
+	must(t, follow(r, dir, like))
+	at, err := inode(int(dir.Fd()))
+	if must(t, err); r.attrs[at] != (fsxattr{Flags: flagInherit, Project: 7}) {
+		t.Errorf("%+v", r.attrs[at])
+	}
+	r.err = map[string]error{"setAttr": unix.EPERM}
+	if err := follow(r, dir, like); !errors.Is(err, unix.EPERM) {
+		t.Error(err)
+	}
+	other.err = map[string]error{"attr": unix.ENOTTY}
+	must(t, follow(other, dir, like), Follow(dir, like))
+}
+
 // A name may have become something else's since it was read.
 func TestFileChanged(t *testing.T) {
 	t.Parallel()

@@ -73,6 +73,9 @@ type Options struct {
 	// Live tells whether a chat has a sandbox, which may write to its directory. Mandatory.
 	Live     func(tenant, chatID string) bool
 	Projects Projects // nil: the file system offers none, and the quota is soft
+	// Follow puts a directory into the project of another, which may have been adopted when
+	// there were Projects, and takes nothing else since. Nil: there never were any.
+	Follow func(dir, like *os.File) error
 }
 
 // NotFoundError says that the tenant has no such workspace.
@@ -114,6 +117,7 @@ func (*QuotaError) ResourceExhausted() {}
 type Service struct {
 	opts    Options
 	measure func(context.Context, *os.Root) (int64, error)
+	owners  owners
 
 	mu       sync.Mutex // never held for long; not together with an account's
 	accounts map[string]*account
@@ -198,12 +202,9 @@ func (s *Service) Left(ctx context.Context, tenant, chatID string, changed bool)
 	if s.opts.QuotaBytes == 0 {
 		return nil
 	}
-	w, err := s.opts.Store.WorkspaceOf(ctx, tenant, chatID)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return unavailable(ctx, err)
+	w, there, err := s.owner(ctx, tenant, chatID)
+	if err != nil || !there {
+		return err
 	}
 	a := s.use(w.ID)
 	defer s.unuse(a)
@@ -225,7 +226,7 @@ func (s *Service) Enforcement(tenant, chatID string) string {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
-	if _, err := s.opts.Store.WorkspaceOf(ctx, tenant, chatID); err != nil {
+	if _, there, err := s.owner(ctx, tenant, chatID); err != nil || !there {
 		return ""
 	}
 	return s.enforcement()
@@ -244,9 +245,8 @@ func (s *Service) enforcement() string {
 	return "soft"
 }
 
-// Adopt puts a chat's directory, or one that what is to be moved there is made in, under
-// the workspace's project quota, where there are project quotas; also when the quota is
-// none now, as it may be another one later. Errors: *lifecycle.UnavailableError.
+// Adopt puts a chat's directory under the workspace's project quota, where there are
+// project quotas; also when the quota is none now, as it may be another one later. Errors: *lifecycle.UnavailableError.
 func (s *Service) Adopt(w Workspace, dir *os.File) error {
 	if s.opts.Projects == nil {
 		return nil
@@ -257,6 +257,18 @@ func (s *Service) Adopt(w Workspace, dir *os.File) error {
 		return err
 	}
 	if err := s.opts.Projects.Adopt(dir, w.Project); err != nil {
+		return &lifecycle.UnavailableError{Err: fmt.Errorf("workspace %s: %w", w.ID, err)}
+	}
+	return nil
+}
+
+// Stage puts a directory into the project of what is to be moved from it into a chat's own.
+// Errors: *lifecycle.UnavailableError.
+func (s *Service) Stage(w Workspace, dir, chat *os.File) error {
+	if s.opts.Projects != nil || s.opts.Follow == nil {
+		return s.Adopt(w, dir)
+	}
+	if err := s.opts.Follow(dir, chat); err != nil {
 		return &lifecycle.UnavailableError{Err: fmt.Errorf("workspace %s: %w", w.ID, err)}
 	}
 	return nil

@@ -935,9 +935,20 @@ func TestHard(t *testing.T) {
 	if err := s.Adopt(ws, dir); err != nil || k.limit[ws.Project] != 0 {
 		t.Errorf("limits %v, %v", k.limit, err)
 	}
+	if err := s.Stage(ws, dir, nil); err != nil || k.adopted[dir.Name()] != ws.Project {
+		t.Errorf("staged %v, %v", k.adopted, err)
+	}
 	// Nor is one needed where there are no projects.
 	s, ws = newWorld().service(t, Options{QuotaBytes: 1})
-	if err := s.Adopt(ws, dir); err != nil {
+	if err := errors.Join(s.Adopt(ws, dir), s.Stage(ws, dir, dir)); err != nil {
 		t.Error(err)
+	}
+	// Where there were some, what is staged is of the project that is there.
+	for _, fails := range []error{nil, errors.New("no such device")} {
+		followed := false
+		s, ws = newWorld().service(t, Options{Follow: func(*os.File, *os.File) error { followed = true; return fails }})
+		if err := s.Stage(ws, dir, dir); isUnavailable(err) != (fails != nil) || !followed {
+			t.Errorf("followed: %t, %v", followed, err)
+		}
 	}
 }
