@@ -5,7 +5,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/bermhq/berm/lifecycle"
+	"github.com/containerd/errdefs"
 )
 
 // asked is a store that counts, and lets something happen while it is asked.
@@ -68,7 +68,7 @@ func TestOwner(t *testing.T) {
 
 	// Neither is an error.
 	w.set(func() { w.failing = context.DeadlineExceeded })
-	if _, _, err := s.owner(t.Context(), "t", "e"); lifecycle.ErrorType(err) != "unavailable" {
+	if _, _, err := s.owner(t.Context(), "t", "e"); !errdefs.IsUnavailable(err) {
 		t.Errorf("a store that fails: %v", err)
 	}
 	w.set(func() { w.failing = nil })
