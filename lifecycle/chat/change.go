@@ -78,8 +78,8 @@ func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (
 		return nil, false, storeError(err)
 	}
 	st.kept = true
-	if err := s.finish(ctx, change, dir); err != nil {
-		if !isClash(err) {
+	if over, err := s.finish(ctx, change, dir); err != nil {
+		if !over {
 			s.pend(ctx, change, err)
 		}
 		return nil, false, err
@@ -162,27 +162,27 @@ func (st *stage) counted() (n int64, exact bool) {
 }
 
 // finish carries out a durable change, as far as that hasn't been done. The chat's lock
-// must be held. What has taken the place of a file meanwhile and is of another kind stays;
-// the error says so, and the change is over nevertheless. After any other error it isn't.
-func (s *Service) finish(ctx context.Context, change Change, dir *os.Root) error {
+// must be held. An error doesn't end it unless over says so: something of another kind has
+// taken the place of a file meanwhile, and stays, or nothing at all could be moved.
+func (s *Service) finish(ctx context.Context, change Change, dir *os.Root) (over bool, err error) {
 	staging, err := s.openStaging()
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer staging.Close()
 	from, err := staging.OpenRoot(change.ID)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return false, err
 	}
 	here := func(string) bool { return false }
-	var clash error
+	var failed error
 	if err == nil {
 		defer from.Close()
 		if err := s.at(stepIntended); err != nil {
-			return err
+			return false, err
 		}
-		if clash = merge(from, dir); clash != nil && !isClash(clash) {
-			return clash
+		if failed = merge(from, dir); failed != nil && !isClash(failed) && !untouched(from, change) {
+			return false, failed
 		}
 		here = func(name string) bool {
 			_, err := from.Lstat(name)
@@ -190,7 +190,7 @@ func (s *Service) finish(ctx context.Context, change Change, dir *os.Root) error
 		}
 	} // else it was finished, and the machine died before it was forgotten
 	if err := s.at(stepMerged); err != nil {
-		return err
+		return false, err
 	}
 	var files []File
 	for _, f := range change.Files {
@@ -200,13 +200,30 @@ func (s *Service) finish(ctx context.Context, change Change, dir *os.Root) error
 		}
 	}
 	if err := s.opts.Store.FinishChange(ctx, change, files); err != nil && !errdefs.IsNotFound(err) {
-		return storeError(err)
+		return false, storeError(err)
 	}
 	if err := s.at(stepFinished); err != nil {
-		return err
+		return false, err
 	}
 	s.unstage(ctx, change.ID)
-	return clash
+	return true, failed
+}
+
+// untouched tells whether nothing of a change has been moved. Of one with directories it
+// can't be told.
+func untouched(from *os.Root, change Change) bool {
+	d, err := openTop(from)
+	if err != nil {
+		return false
+	}
+	defer d.Close()
+	files := 0
+	err = eachName(d, func(name string) error {
+		_, err := lstatRegular(from, name)
+		files++
+		return err
+	})
+	return err == nil && files >= max(1, len(change.Files))
 }
 
 // pend keeps a change that couldn't be finished, so that it is before the chat changes again.
@@ -234,13 +251,14 @@ func (s *Service) finishPending(ctx context.Context, c Chat) error {
 	}
 	defer dir.Close()
 	for i, change := range changes {
-		if err := s.finish(ctx, change, dir); err != nil && !isClash(err) {
+		over, err := s.finish(ctx, change, dir)
+		if !over {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.pending[c.key()] = changes[i:]
 			return err
 		}
-		s.log.InfoContext(ctx, "chat_change_finished", append(c.attrs(), "change", change.ID)...)
+		s.log.InfoContext(ctx, "chat_change_finished", append(c.attrs(), "change", change.ID, "error", err)...)
 	}
 	s.mu.Lock()
 	delete(s.pending, c.key())

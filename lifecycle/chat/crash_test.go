@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -292,6 +291,29 @@ func TestDeleteUnfinished(t *testing.T) {
 	w.checkSound()
 }
 
+// Nothing could be moved at all: the change is given up, and the chat goes on.
+func TestNothingMoved(t *testing.T) {
+	t.Parallel()
+	var w *world
+	lost := false
+	w = openWorld(t, t.TempDir(), 0, func(step string) error {
+		if step == "intended" && !lost {
+			lost = true
+			return os.RemoveAll(w.path())
+		}
+		return nil
+	})
+	w.ensure(tenant, chatID)
+	if err := putOnly(w, "a", "a"); err == nil {
+		t.Error("no error")
+	}
+	w.put("b", "b")
+	if diff := cmp.Diff(map[string]string{"b": "b", "history.md": ""}, w.state()); diff != "" {
+		t.Error(diff)
+	}
+	w.checkSound()
+}
+
 // A sandbox puts a directory in the way when it is too late to refuse the change: the rest
 // comes, and the call says so.
 func TestLateClash(t *testing.T) {
@@ -307,7 +329,12 @@ func TestLateClash(t *testing.T) {
 	if _, err := w.PutAll(context.Background(), tenant, chatID, several("a=a", "b=b")); !errorIs[*chat.FileError](err) {
 		t.Errorf("error %v", err)
 	}
-	if got := w.names(10); !slices.Equal(got, []string{"a"}) && len(got) > 0 {
+	// The order in which they are moved is the file system's.
+	records, err := w.db.Files(context.Background(), tenant, chatID, "", 10)
+	if err != nil || len(records) > 1 || len(records) == 1 && records[0].Name != "a" {
+		t.Errorf("records %+v, %v", records, err)
+	}
+	if got := w.names(10); len(got) != len(records) {
 		t.Errorf("files %q", got)
 	}
 	if err := os.Remove(w.path("b")); err != nil {

@@ -16,6 +16,11 @@ func Steps() []string {
 // StepsOfDelete are those of what is deleted.
 func StepsOfDelete() []string { return []string{string(stepUnlinked), string(stepMovedAway)} }
 
+// Repair is what is done about files that seem to have no record, and the other way about.
+func (s *Service) Repair(ctx context.Context, c Chat, missing []string, stale []File) (adopted []File, dropped int, err error) {
+	return s.repair(ctx, c, drift{missing: missing, stale: stale})
+}
+
 // SetMost has a chat have no more files that are listed.
 func (s *Service) SetMost(n int) { s.most = n }
 

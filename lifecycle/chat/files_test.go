@@ -325,15 +325,22 @@ func TestTar(t *testing.T) {
 	if err != nil || len(l.Files) != 2 || l.Unnamed != 1 {
 		t.Errorf("%+v, %v", l, err)
 	}
-	w.put("big", strings.Repeat("x", 9_975))
+	w.put("a", "again")
+	if err := errors.Join(os.RemoveAll(w.path("d")), os.WriteFile(w.path("d"), nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())); !errdefs.IsFailedPrecondition(err) || w.read("a") != "again" {
+		t.Errorf("with a file in the way of a directory: %v, %q", err, w.read("a"))
+	}
+	w.put("big", strings.Repeat("x", 9_970))
 	if err := w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())); !errorIs[*workspace.QuotaError](err) {
 		t.Errorf("beyond the quota: %v", err)
 	}
 	if err := w.DeleteFile(ctx, tenant, chatID, "big"); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(w.path("d")); err != nil {
-		t.Fatal(err)
+	if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 3 || err != nil {
+		t.Errorf("deleted %d, %v", n, err)
 	}
 	w.checkSound()
 }

@@ -26,7 +26,7 @@ func (f File) with(fi fs.FileInfo) File {
 	return f
 }
 
-// known answers the records of names, which must be in order if there are many.
+// known answers the records of names.
 func (s *Service) known(ctx context.Context, c Chat, names []string) (map[string]File, error) {
 	files := make(map[string]File, len(names))
 	if len(names) > fewNames {
