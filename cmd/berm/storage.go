@@ -27,14 +27,16 @@ func openWorkspaces(cfg *config.Config, db *store.Store, manager func() *lifecyc
 	}
 	opts := workspace.Options{
 		Store: db, QuotaBytes: int64(cfg.Storage.WorkspaceQuotaMB) << 20,
-		Open: func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },
-		Live: func(tenant, chatID string) bool { return manager().HasSandbox(tenant, chatID) },
+		Open:   func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },
+		Live:   func(tenant, chatID string) bool { return manager().HasSandbox(tenant, chatID) },
+		Follow: project.Follow,
 	}
-	if cfg.Storage.ProjectQuotas != config.ProjectQuotasOff && opts.QuotaBytes > 0 {
+	if cfg.Storage.ProjectQuotas != config.ProjectQuotasOff {
 		projects, err := project.Open(root)
 		switch {
 		case err == nil:
-			opts.Projects = projects
+			opts.Projects = projects // without a quota, too: the limits of an earlier one are to go
+		case opts.QuotaBytes == 0:
 		case cfg.Storage.ProjectQuotas == config.ProjectQuotasRequired:
 			return nil, fmt.Errorf("storage.project_quotas is required, but the kernel can't hold workspaces to their quotas here: %w", err)
 		case errdefs.IsNotImplemented(err):

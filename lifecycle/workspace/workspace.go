@@ -246,7 +246,8 @@ func (s *Service) enforcement() string {
 }
 
 // Adopt puts a chat's directory under the workspace's project quota, where there are
-// project quotas; also when the quota is none now, as it may be another one later. Errors: *lifecycle.UnavailableError.
+// project quotas; also when the quota is none now, as it may be another one later.
+// Errors: *lifecycle.UnavailableError.
 func (s *Service) Adopt(w Workspace, dir *os.File) error {
 	if s.opts.Projects == nil {
 		return nil
