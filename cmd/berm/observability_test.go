@@ -21,9 +21,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/hold"
 	"github.com/bermhq/berm/lifecycle/reaper"
+	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/proxy/sandboxapi"
@@ -102,13 +104,28 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if _, err := sandboxapi.New(sandboxapi.Options{Manager: manager, Policy: inForce, Registry: got}); err != nil {
 		t.Fatal(err)
 	}
+	db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "berm.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	cfg := config.Default()
+	cfg.Sandbox.ChatsRoot = t.TempDir()
+	quiet := slog.New(slog.DiscardHandler)
+	workspaces, err := openWorkspaces(cfg, db, func() *lifecycle.Manager { return manager }, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openChats(t.Context(), cfg, db, workspaces, manager, quiet, got); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := engineapi.New(engineapi.Options{
 		Dial: func(context.Context) (net.Conn, error) { return nil, errors.New("unused") }, Policy: inForce, Owner: "o", Registry: got,
 	}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := newPolicyKeeper(policyKeeperOptions{
-		Logger: slog.New(slog.DiscardHandler), Registry: got,
+		Logger: quiet, Registry: got,
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -168,7 +168,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	if err != nil {
 		return err
 	}
-	chats, err := openChats(ctx, cfg, db, lasting, manager, tel)
+	chats, err := openChats(ctx, cfg, db, lasting, manager, log, tel.registry)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
@@ -49,12 +50,12 @@ func openWorkspaces(cfg *config.Config, db *store.Store, manager func() *lifecyc
 }
 
 // openChats makes the service of chats, nil without workspaces.
-func openChats(ctx context.Context, cfg *config.Config, db *store.Store, ws *workspace.Service, manager *lifecycle.Manager, tel *telemetry) (*chat.Service, error) {
+func openChats(ctx context.Context, cfg *config.Config, db *store.Store, ws *workspace.Service, manager *lifecycle.Manager, log *slog.Logger, reg prometheus.Registerer) (*chat.Service, error) {
 	if ws == nil {
 		return nil, nil
 	}
 	chats, err := chat.New(ctx, chat.Options{
-		Root: cfg.Sandbox.ChatsRoot, Store: db, Workspaces: ws, Sandboxes: manager, Logger: tel.logger, Registry: tel.registry,
+		Root: cfg.Sandbox.ChatsRoot, Store: db, Workspaces: ws, Sandboxes: manager, Logger: log, Registry: reg,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("sandbox.chats_root: %w", err)
