@@ -1,11 +1,13 @@
 package sandboxapi_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -337,5 +339,33 @@ func TestUploadChatFiles(t *testing.T) {
 	}
 	for _, kind := range []string{"", "text/plain", "multipart/mixed; boundary=b", "multipart/form-data", "multipart/form-data; boundary=" + strings.Repeat("b", 71), `multipart/form-data; boundary=""`} {
 		d.want(415, "unsupported_media_type", "POST", chatPath+"/files", many(1), withHeader("Content-Type", kind))
+	}
+}
+
+// TestRefusedChatUpload checks that who is refused is told before all has been sent.
+func TestRefusedChatUpload(t *testing.T) {
+	t.Parallel()
+	d, s := newLibrary(t)
+	put := d.signFile(`{"name":"x","method":"PUT"}`)
+	s.err = noRoom.err
+	for _, op := range []string{"PUT " + filePath, "POST " + chatPath + "/files", "PUT " + chatPath + "/history", "PUT " + chatPath + "/tar", "PUT " + put} {
+		c, err := net.Dial("tcp", strings.TrimPrefix(d.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+		_, err = io.WriteString(c, op+" HTTP/1.1\r\nHost: localhost\r\nX-API-Token: "+master+"\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 1073741824\r\n\r\nabc")
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatalf("%s: %v", op, err)
+		}
+		if resp.StatusCode != 507 {
+			t.Errorf("%s: got %d", op, resp.StatusCode)
+		}
+		_ = resp.Body.Close()
+		_ = c.Close()
 	}
 }
