@@ -3,6 +3,7 @@ package chat
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 )
 
 // fewNames is up to how many records are asked for one by one.
@@ -83,10 +85,18 @@ type page struct {
 // that, and looks at no more than most attachments, and twice as many entries, however many
 // there are.
 func readPage(ctx context.Context, dir *os.Root, after string, limit, most int) (p page, err error) {
-	d, err := openTop(dir)
+	top, err := openTop(dir)
 	if err != nil {
 		return page{}, err
 	}
+	defer top.Close()
+	// A directory that was opened by os.Root looks at each entry again when it is read; of
+	// this one the entries' kinds are told by the directory itself, where it knows them.
+	fd, err := unix.Openat(int(top.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return page{}, err
+	}
+	d := os.NewFile(uintptr(fd), fmt.Sprintf("/proc/self/fd/%d", fd))
 	defer d.Close()
 	cut := func() {
 		slices.Sort(p.names)
