@@ -5,9 +5,12 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle"
 )
 
 // step is a point that a change of a chat has come to.
@@ -20,9 +23,14 @@ const (
 	stepIntended  step = "intended"
 	stepMerged    step = "merged"
 	stepFinished  step = "finished"
-	stepMovedAway step = "moved_away" // of a chat that is deleted
+	stepDeleting  step = "deleting"   // of a chat that is deleted
+	stepMovedAway step = "moved_away" // likewise
 	stepUnlinked  step = "unlinked"   // of a file that is deleted
 )
+
+// deletion begins the ID of a change that takes a whole chat away, to the staging directory
+// of that name.
+const deletion = "deleted-"
 
 func (s *Service) at(p step) error {
 	if s.step == nil {
@@ -103,8 +111,8 @@ func (st *stage) makeWay(dir *os.Root) (replaced int64, made bool, err error) {
 			return 0, false, &FileError{Name: f.Name, Class: errdefs.ErrAlreadyExists, Message: "is there already"}
 		case fi.Mode().IsRegular():
 			replaced += counted(fi)
-		case f.strict:
-			return 0, false, wrongKind(f.Name, "is not a regular file")
+		case fi.IsDir():
+			return 0, false, wrongKind(f.Name, inWayOfFile)
 		}
 		made = made && i > 0
 	}
@@ -268,6 +276,17 @@ func (s *Service) finishPending(ctx context.Context, c Chat) error {
 	return nil
 }
 
+// finishDeletion deletes a chat whose directory an earlier process has moved away, and
+// leaves one alone that has its directory still, or again.
+func (s *Service) finishDeletion(ctx context.Context, change Change) error {
+	_, err := lifecycle.ChatDir(s.root, change.Tenant, change.ChatID, false)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return storeError(s.opts.Store.FinishChange(ctx, change, nil))
+	}
+	s.ended.Finished++
+	return storeError(s.opts.Store.DeleteChat(ctx, change.Tenant, change.ChatID))
+}
+
 // rollForward finishes the changes that an earlier process didn't.
 func (s *Service) rollForward(ctx context.Context) error {
 	changes, err := s.opts.Store.Changes(ctx)
@@ -276,6 +295,12 @@ func (s *Service) rollForward(ctx context.Context) error {
 	}
 	for _, change := range changes {
 		k := key{change.Tenant, change.ChatID}
+		if strings.HasPrefix(change.ID, deletion) {
+			if err := s.finishDeletion(ctx, change); err != nil {
+				return err
+			}
+			continue
+		}
 		s.staged[change.ID] = true
 		s.pending[k] = append(s.pending[k], change)
 	}

@@ -66,7 +66,7 @@ var operations = map[string]struct {
 	"delete chat": {
 		do:    func(w *world) error { return w.Delete(context.Background(), tenant, chatID) },
 		after: map[string]string{"a": "gone", "b": "gone", "d/kept": "gone", "history.md": ""},
-		steps: []string{"moved_away"},
+		steps: []string{"deleting", "moved_away"},
 	},
 }
 
@@ -191,14 +191,15 @@ func TestCrash(t *testing.T) {
 					t.Fatalf("%v: %s", err, out)
 				}
 				want := afterwards(op.after)
-				if step == "staged" || step == "reserved" {
+				if step == "staged" || step == "reserved" || step == "deleting" {
 					want = before
 				}
 				w := openWorld(t, dir, 1<<20, nil)
-				if step == "moved_away" { // its content is gone, and it isn't
-					if _, err := os.Stat(w.path()); !errors.Is(err, os.ErrNotExist) {
-						t.Errorf("its directory: %v", err)
+				if step == "moved_away" { // all of it is gone, or nothing
+					if c, err := w.Get(context.Background(), tenant, chatID); !errorIs[*chat.NotFoundError](err) {
+						t.Errorf("of a deleted chat there is %+v, %v", c, err)
 					}
+					w.ensure(tenant, chatID)
 				}
 				r, err := w.Check(context.Background())
 				if err != nil || r.Failed > 0 {
@@ -260,6 +261,34 @@ func TestFailure(t *testing.T) {
 				w.checkSound()
 			}
 		})
+	}
+}
+
+// A deletion that fails leaves the chat as it was, also for the next process.
+func TestFailedDeletion(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("broken")
+	for _, at := range []string{"deleting", "moved_away"} {
+		dir := t.TempDir()
+		prepare(t, dir)
+		w := openWorld(t, dir, 1<<20, func(step string) error {
+			if step == at {
+				return broken
+			}
+			return nil
+		})
+		if err := w.Delete(context.Background(), tenant, chatID); !errors.Is(err, broken) {
+			t.Errorf("%s: %v", at, err)
+		}
+		if changes, err := w.db.Changes(context.Background()); err != nil || len(changes) > 0 {
+			t.Errorf("%s: the next process would go on with %+v, %v", at, changes, err)
+		}
+		_ = w.db.Close()
+		w = openWorld(t, dir, 1<<20, nil)
+		if diff := cmp.Diff(before, w.state()); diff != "" {
+			t.Errorf("%s: %s", at, diff)
+		}
+		w.checkSound()
 	}
 }
 

@@ -42,6 +42,7 @@ func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string
 		}
 		_ = dir.Close()
 		c, made, err = s.opts.Store.EnsureChat(ctx, c)
+		s.opts.Workspaces.Changed(tenant, id)
 	}
 	if err != nil {
 		return Chat{}, false, storeError(err)
@@ -85,7 +86,7 @@ func (s *Service) Delete(ctx context.Context, tenant, chatID string) (err error)
 	if err != nil {
 		return err
 	}
-	id := uuid.NewString()
+	id := deletion + uuid.NewString()
 	s.hold(id)
 	defer s.letGo(id)
 	var left []string // staging directories
@@ -116,8 +117,17 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (left []strin
 		return nil, err
 	}
 	ctx = context.WithoutCancel(ctx) // from here on it is all or nothing
-	path, err := lifecycle.ChatDir(s.root, c.Tenant, c.ID, false)
+	defer s.opts.Workspaces.Changed(c.Tenant, c.ID)
+	// Noted first, so that a process that dies has deleted all of it, or nothing.
+	change := Change{ID: id, Tenant: c.Tenant, ChatID: c.ID}
+	if err := s.opts.Store.PutChange(ctx, change); err != nil {
+		return nil, storeError(err)
+	}
+	var path string
 	away := filepath.Join(s.root, stagingDir, id)
+	if err = s.at(stepDeleting); err == nil {
+		path, err = lifecycle.ChatDir(s.root, c.Tenant, c.ID, false)
+	}
 	if err == nil {
 		err = os.Rename(path, away)
 	}
@@ -138,7 +148,7 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (left []strin
 		if moved {
 			err = errors.Join(err, os.Rename(away, path))
 		}
-		return nil, err
+		return nil, errors.Join(err, storeError(s.opts.Store.FinishChange(ctx, change, nil)))
 	}
 	w, err := s.opts.Workspaces.Get(ctx, c.Tenant, now.WorkspaceID)
 	if err == nil {

@@ -13,9 +13,6 @@ func Steps() []string {
 	return []string{string(stepStaged), string(stepReserved), string(stepIntended), string(stepMerged), string(stepFinished)}
 }
 
-// StepsOfDelete are those of what is deleted.
-func StepsOfDelete() []string { return []string{string(stepUnlinked), string(stepMovedAway)} }
-
 // Repair is what is done about files that seem to have no record, and the other way about.
 func (s *Service) Repair(ctx context.Context, c Chat, missing []string, stale []File) (adopted []File, dropped int, err error) {
 	return s.repair(ctx, c, drift{missing: missing, stale: stale})

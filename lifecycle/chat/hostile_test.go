@@ -60,15 +60,9 @@ func TestPlanted(t *testing.T) {
 			if err != nil || len(l.Files) != 1 || l.Unnamed != 1 {
 				t.Errorf("listed %+v, %v", l, err)
 			}
-			body := strings.NewReader("new")
 			for call, err := range map[string]error{
 				"content": second(w.Content(ctx, tenant, chatID, "bad")),
 				"named":   second(w.FileNamed(ctx, tenant, chatID, "bad")),
-				"put": func() error {
-					_, _, err := w.Put(ctx, tenant, chatID, chat.PutFile{Name: "bad", Size: -1}, body)
-					return err
-				}(),
-				"put all": second(w.PutAll(ctx, tenant, chatID, several("a=a", "bad=new"))),
 				"delete":  w.DeleteFile(ctx, tenant, chatID, "bad"),
 			} {
 				if !errorIs[*chat.FileError](err) || !errdefs.IsFailedPrecondition(err) {
@@ -86,6 +80,21 @@ func TestPlanted(t *testing.T) {
 			}
 			if after, err := os.Lstat(w.path("bad")); err != nil || !os.SameFile(before, after) {
 				t.Errorf("it has gone: %v", err)
+			}
+			// A file takes the place of what isn't a directory, and of nothing else.
+			for i, put := range []func() error{
+				func() error { return putOnly(w, "bad", "new") },
+				func() error { return second(w.PutAll(ctx, tenant, chatID, several("a=a", "bad=new"))) },
+			} {
+				if err := put(); before.IsDir() {
+					if !errorIs[*chat.FileError](err) || !errdefs.IsFailedPrecondition(err) {
+						t.Errorf("written over: %v", err)
+					}
+				} else if b, rerr := os.ReadFile(w.path("bad")); err != nil || rerr != nil || string(b) != "new" {
+					t.Errorf("after it was written there is %q, %v, %v", b, err, rerr)
+				} else if err := errors.Join(os.Remove(w.path("bad")), plant(w, w.path("bad"))); err != nil && i == 0 {
+					t.Fatal(err)
+				}
 			}
 			if b, err := os.ReadFile(filepath.Join(w.root, "other", "secret")); err != nil || string(b) != "secret" {
 				t.Errorf("the other chat's file: %q, %v", b, err)

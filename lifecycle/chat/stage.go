@@ -100,7 +100,6 @@ type stage struct {
 type staged struct {
 	PutFile
 	record bool // it is an attachment
-	strict bool // nothing but a regular file makes way for it
 	info   fs.FileInfo
 }
 

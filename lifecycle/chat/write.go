@@ -90,7 +90,7 @@ func (s *Service) early(ctx context.Context, c Chat, f PutFile) (replaced int64,
 		return 0, err
 	}
 	defer dir.Close()
-	st := stage{files: []staged{{PutFile: f, strict: true}}}
+	st := stage{files: []staged{{PutFile: f}}}
 	replaced, _, err = st.makeWay(dir)
 	return replaced, err
 }
@@ -101,6 +101,6 @@ func (st *stage) add(ctx context.Context, f PutFile, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	st.files = append(st.files, staged{PutFile: f, record: true, strict: true, info: fi})
+	st.files = append(st.files, staged{PutFile: f, record: true, info: fi})
 	return nil
 }
