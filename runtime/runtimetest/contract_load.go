@@ -155,7 +155,8 @@ func testNothingLeftOpen(t *testing.T, b *bed) {
 			return ctx
 		}
 		if l, ok := b.rt.(runtime.Logger); ok {
-			if err := l.Logs(soon(), c.ID, runtime.LogOptions{Follow: true}, nil, nil); err != nil {
+			err := l.Logs(soon(), c.ID, runtime.LogOptions{Follow: true}, nil, nil)
+			if err != nil && !errdefs.IsDeadlineExceeded(err) { // a slow engine doesn't come to following
 				t.Errorf("logs: %v", err)
 			}
 		}

@@ -57,16 +57,15 @@ func StartRegistry(ctx context.Context, opts RegistryOptions) (*Registry, error)
 }
 
 func (o RegistryOptions) guard(next http.Handler) http.Handler {
-	if o.User == "" {
-		return next
-	}
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if user, password, _ := req.BasicAuth(); user == o.User && password == o.Password {
+		w.Header().Set("Content-Type", "application/json") // newer engines read an error of no other type
+		if user, password, _ := req.BasicAuth(); o.User == "" || user == o.User && password == o.Password {
 			next.ServeHTTP(w, req)
 			return
 		}
 		w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
-		http.Error(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`, http.StatusUnauthorized)
+		w.WriteHeader(http.StatusUnauthorized)
+		_, _ = io.WriteString(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`)
 	})
 }
 

@@ -44,6 +44,9 @@ func TestRegistry(t *testing.T) {
 		if resp.StatusCode != tt.want {
 			t.Errorf("%s: status %d, want %d", tt.name, resp.StatusCode, tt.want)
 		}
+		if got := resp.Header.Get("Content-Type"); tt.want != http.StatusOK && got != "application/json" {
+			t.Errorf("%s: an error of the type %s", tt.name, got)
+		}
 	}
 	http.DefaultClient.CloseIdleConnections()
 	if err := r.Close(); err != nil {
