@@ -52,11 +52,18 @@ func (e *FileError) Error() string { return fmt.Sprintf("%q %s", e.Name, e.Messa
 // Unwrap gives the class.
 func (e *FileError) Unwrap() error { return e.Class }
 
-// TooLargeError says that a body is larger than what it is for may be.
-type TooLargeError struct{ Limit int64 } // bytes
+// TooLargeError says that a body is larger than what it is for may be, or that a chat is
+// too large to be archived.
+type TooLargeError struct {
+	Limit   int64  // bytes; of an archive also directories, in depth, or files
+	Message string // of an archive; else empty
+}
 
 // Error gives the limit.
 func (e *TooLargeError) Error() string {
+	if e.Message != "" {
+		return e.Message
+	}
 	return fmt.Sprintf("it is larger than %d bytes, which is the most", e.Limit)
 }
 

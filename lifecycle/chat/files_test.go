@@ -1,11 +1,14 @@
 package chat_test
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -343,4 +346,55 @@ func TestTar(t *testing.T) {
 		t.Errorf("deleted %d, %v", n, err)
 	}
 	w.checkSound()
+}
+
+// An archive may have a name twice, and then the last one counts, also if it is smaller.
+func TestTarOfOneNameTwice(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1000)
+	var archive bytes.Buffer
+	tw := tar.NewWriter(&archive)
+	for _, size := range []int{600, 10, 700, 20} {
+		err := errors.Join(tw.WriteHeader(&tar.Header{Name: "a", Typeflag: tar.TypeReg, Size: int64(size), Mode: 0o644}),
+			second(tw.Write(bytes.Repeat([]byte("x"), size))))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.WriteTar(context.Background(), tenant, chatID, &archive); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.read("a"); len(got) != 20 {
+		t.Errorf("%d bytes", len(got))
+	}
+	w.checkSound()
+}
+
+// How large an archive may be has nothing to do with other chats, and is bounded without a
+// quota, too.
+func TestTarIsOfOneChat(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, quota := range []int64{0, 1000} {
+		w := newWorld(t, quota)
+		w.write("a", strings.Repeat("a", 10_000)) // by a sandbox, beyond the quota
+		other := filepath.Join(w.root, "other")
+		w.ensure(tenant, "other")
+		if err := errors.Join(os.RemoveAll(other), os.Symlink(chatID, other)); err != nil { // which can't be measured
+			t.Fatal(err)
+		}
+		if err := w.ReadTar(ctx, tenant, chatID, io.Discard); err != nil {
+			t.Errorf("quota %d: %v", quota, err)
+		}
+		w.write("sparse", "")
+		if err := os.Truncate(w.path("sparse"), 1<<40); err != nil {
+			t.Skip(err)
+		}
+		if err := w.ReadTar(ctx, tenant, chatID, io.Discard); !errorIs[*chat.TooLargeError](err) || errdefs.IsResourceExhausted(err) {
+			t.Errorf("quota %d: %v", quota, err)
+		}
+	}
 }

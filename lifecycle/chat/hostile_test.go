@@ -165,7 +165,7 @@ func TestSparse(t *testing.T) {
 	if err != nil || f.Size != 1<<40 {
 		t.Errorf("%+v, %v", f, err)
 	}
-	if err := w.ReadTar(ctx, tenant, chatID, io.Discard); !errorIs[*chat.FileError](err) {
+	if err := w.ReadTar(ctx, tenant, chatID, io.Discard); !errorIs[*chat.TooLargeError](err) {
 		t.Errorf("tar: %v", err)
 	}
 	w.put("a", strings.Repeat("a", 1<<20))

@@ -2,18 +2,25 @@ package chat
 
 import (
 	"context"
+	"errors"
 	"io"
+	"math"
+	"os"
+
+	"github.com/bermhq/berm/lifecycle/usage"
 )
 
+// minArchive is what an archive may always have in it where there is no quota, in bytes.
+const minArchive = 1 << 30
+
 // ReadTar writes an archive of all that a chat's directory holds: regular files,
-// directories and symbolic links.
+// directories and symbolic links. It is a *TooLargeError, as a rule before anything is
+// written, if there are more or deeper directories than can be archived, or if the sizes of
+// the files, where a sparse one counts in full, are together more than both the quota and
+// what is in the directory takes; without a quota, than both 1 GiB and four times that.
 func (s *Service) ReadTar(ctx context.Context, tenant, chatID string, w io.Writer) (err error) {
 	defer func() { s.metrics.count("archive", err) }()
 	c, err := s.chat(ctx, tenant, chatID)
-	if err != nil {
-		return err
-	}
-	usage, err := s.opts.Workspaces.Usage(ctx, tenant, c.WorkspaceID)
 	if err != nil {
 		return err
 	}
@@ -22,8 +29,24 @@ func (s *Service) ReadTar(ctx context.Context, tenant, chatID string, w io.Write
 		return err
 	}
 	defer dir.Close()
-	// More than the quota is what only sparse files can have.
-	return archive(dir, ctxWriter{ctx, w}, usage.QuotaBytes)
+	limit, err := s.archiveLimit(ctx, dir)
+	if err != nil {
+		return err
+	}
+	return archive(dir, ctxWriter{ctx, w}, limit)
+}
+
+// archiveLimit is how many bytes an archive of a directory may have in it: far more can only
+// be the zeros of sparse files. Other chats have no part in it.
+func (s *Service) archiveLimit(ctx context.Context, dir *os.Root) (int64, error) {
+	used, err := usage.Allocated(ctx, dir)
+	if err != nil && !errors.Is(err, usage.ErrUnbounded) { // then it is what was found
+		return 0, err
+	}
+	if quota := s.opts.Workspaces.QuotaBytes(); quota > 0 {
+		return max(quota, used), nil
+	}
+	return max(minArchive, 4*min(used, math.MaxInt64/4)), nil
 }
 
 // ctxWriter fails once its context is done.
@@ -65,11 +88,11 @@ func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Read
 		return err
 	}
 	defer st.end(ctx)
-	err = unpack(ctxReader{ctx, r}, st.dir, unpackOptions{uid: st.owner.uid, gid: st.owner.gid, grow: func(total int64) error {
+	err = unpack(ctxReader{ctx, r}, st.dir, unpackOptions{uid: st.owner.uid, gid: st.owner.gid, grow: func(total, more int64) error {
 		if err := st.grow(ctx, total); err != nil {
 			return err
 		}
-		s.metrics.written.Add(float64(total - st.bytes))
+		s.metrics.written.Add(float64(more))
 		st.bytes = total
 		return nil
 	}})

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,7 +29,7 @@ const (
 // filled up with zeros, and one that grows is cut off. Each name of a file with several
 // has the content.
 //
-// It is a *FileError, before anything is written, if files' sizes make more than limit
+// It is a *TooLargeError, before anything is written, if files' sizes make more than limit
 // bytes together (0: none), or the tree is deeper or wider than can be archived; also
 // later on, if a sandbox has it grow meanwhile.
 func archive(root *os.Root, w io.Writer, limit int64) error {
@@ -70,10 +69,10 @@ func (p *packer) below(dir *os.File, path string, depth int) error {
 // entry takes one file. What has vanished by now, or become another kind, isn't taken.
 func (p *packer) entry(dir *os.File, name, path string, depth int) error {
 	if depth > maxDepth {
-		return p.unbounded(path, fmt.Sprintf("has directories in it that are more than %d deep", maxDepth))
+		return tooLarge(path, maxDepth, "has directories in it that are more than %d deep")
 	}
 	if p.entries++; p.entries > maxArchived {
-		return p.unbounded(path, fmt.Sprintf("is one of more than %d files and directories, which can't be archived together", maxArchived))
+		return tooLarge(path, maxArchived, "is one of more than %d files and directories, which can't be archived together")
 	}
 	st, err := lstatAt(dir, name)
 	if err != nil {
@@ -90,10 +89,10 @@ func (p *packer) entry(dir *os.File, name, path string, depth int) error {
 	return nil
 }
 
-// unbounded names what is at the top, as the path may be very long.
-func (*packer) unbounded(path, message string) error {
+// tooLarge names what is at the top, as the path may be very long.
+func tooLarge(path string, limit int64, format string) error {
 	name, _, _ := strings.Cut(path, "/")
-	return &FileError{Name: name, Class: errdefs.ErrResourceExhausted, Message: message}
+	return &TooLargeError{Limit: limit, Message: fmt.Sprintf("%q "+format, name, limit)}
 }
 
 func unlessMissing(err error) error {
@@ -183,7 +182,7 @@ func (p *packer) add(path string, size int64) error {
 		limit = math.MaxInt64
 	}
 	if size > limit-p.total {
-		return &FileError{Name: path, Class: errdefs.ErrResourceExhausted, Message: fmt.Sprintf("makes the archive larger than %d bytes", limit)}
+		return tooLarge(path, limit, "makes the archive larger than %d bytes, the most there may be")
 	}
 	p.total += size
 	return nil

@@ -98,6 +98,11 @@ func isFileError(err, class error) bool {
 	return errors.As(err, &e) && errors.Is(err, class)
 }
 
+func isTooLarge(err error) bool {
+	var e *TooLargeError
+	return errors.As(err, &e)
+}
+
 func isInvalid(err error) bool {
 	var e *lifecycle.InvalidError
 	return errors.As(err, &e)

@@ -19,9 +19,10 @@ const maxHeaders = 4 << 20
 
 // unpackOptions say how an archive is unpacked.
 type unpackOptions struct {
-	// grow is called before bytes are written, with how many there will be then: those of
-	// the files, and of the links' targets. Its error ends the call. Nil grows as it may.
-	grow     func(total int64) error
+	// grow is called before bytes are written, with how many there will be then, those of
+	// the files and of the links' targets, and how many are to be written, which may make
+	// less of it: they take the place of others. Its error ends the call. Nil grows as it may.
+	grow     func(total, more int64) error
 	uid, gid int // of all that is made
 }
 
@@ -272,7 +273,7 @@ func (u *unpacker) room(dir *os.File, name, path string, size int64) error {
 	if u.grow == nil {
 		return nil
 	}
-	return u.grow(u.total)
+	return u.grow(u.total, size)
 }
 
 func (u *unpacker) regular(dir *os.File, name string, h *tar.Header) error {

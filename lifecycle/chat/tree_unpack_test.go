@@ -59,7 +59,7 @@ func TestUnpack(t *testing.T) {
 		o.uid, o.gid = 1234, 4321
 	}
 	var totals []int64
-	o.grow = func(total int64) error { totals = append(totals, total); return nil }
+	o.grow = func(total, _ int64) error { totals = append(totals, total); return nil }
 	suid := reg("./d/suid")
 	suid.Mode, suid.Uid = 0o7711, 99
 	world := tar.Header{Typeflag: tar.TypeDir, Name: "d/world/", Mode: 0o7777}
@@ -184,7 +184,7 @@ func TestUnpackPromises(t *testing.T) {
 	full := errors.New("full")
 	into, root := grown(t)
 	o := mine
-	o.grow = func(total int64) error {
+	o.grow = func(total, _ int64) error {
 		if total == 1<<33-1 {
 			return full
 		}
@@ -258,7 +258,7 @@ func FuzzUnpack(f *testing.F) {
 		const most = 1 << 20
 		var total int64
 		full := errors.New("full")
-		o.grow = func(n int64) error {
+		o.grow = func(n, _ int64) error {
 			if n > most {
 				return full
 			}

@@ -235,6 +235,9 @@ func (s *Service) Enforcement(tenant, chatID string) string {
 // storeTimeout is for a call of the store that nobody else bounds.
 const storeTimeout = 5 * time.Second
 
+// QuotaBytes is each workspace's quota; 0 is none.
+func (s *Service) QuotaBytes() int64 { return s.opts.QuotaBytes }
+
 func (s *Service) enforcement() string {
 	switch {
 	case s.opts.QuotaBytes == 0:
