@@ -136,7 +136,9 @@ type key struct{ tenant, chatID string }
 func (c Chat) key() key { return key{c.Tenant, c.ID} }
 
 // New checks the options and finishes the changes that an earlier process didn't. It makes
-// a directory of its own below the root, which must be there.
+// a directory of its own below the root, which must be there. If that directory is missing
+// while there are chats, it is an error that says what to do, and nothing is changed: the
+// file system that holds them may not be mounted.
 func New(ctx context.Context, opts Options) (*Service, error) { return start(ctx, opts, nil) }
 
 func start(ctx context.Context, opts Options, at func(step) error) (*Service, error) {
@@ -162,7 +164,7 @@ func start(ctx context.Context, opts Options, at func(step) error) (*Service, er
 	if s.root, err = filepath.EvalSymlinks(opts.Root); err != nil {
 		return nil, fmt.Errorf("the root of chats: %w", err)
 	}
-	if err := s.makeStaging(); err != nil {
+	if err := s.makeStaging(ctx); err != nil {
 		return nil, err
 	}
 	if err := s.rollForward(ctx); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 )
 
@@ -33,6 +34,65 @@ func TestNewChecksOptions(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
+}
+
+// An empty directory in the place of the root that the chats are in, as where a file system
+// isn't mounted: nothing is repaired or deleted, and nothing made.
+func TestNewWithoutContent(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	dir := t.TempDir()
+	prepare(t, dir)
+	root, away := filepath.Join(dir, "chats"), filepath.Join(dir, "away")
+	if err := errors.Join(os.Rename(root, away), os.Mkdir(root, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, root: root, boxes: &boxes{live: map[string]bool{}}}
+	var err error
+	if w.db, err = store.Open(ctx, store.Options{Path: filepath.Join(dir, "berm.db")}); err != nil {
+		t.Fatal(err)
+	}
+	defer w.db.Close()
+	unfinished := chat.Change{ID: "deleted-x", Tenant: tenant, ChatID: chatID}
+	if err := w.db.PutChange(ctx, unfinished); err != nil {
+		t.Fatal(err)
+	}
+	w.spaces, err = workspace.New(workspace.Options{
+		Store: w.db, Open: func(tenant, id string) (*os.Root, error) { return chat.Open(root, tenant, id) }, Live: func(string, string) bool { return false },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = chat.New(ctx, chat.Options{Root: root, Store: w.db, Workspaces: w.spaces, Sandboxes: w.boxes})
+	if err == nil || !strings.Contains(err.Error(), "mount") || !strings.Contains(err.Error(), "make the directory .staging") {
+		t.Errorf("error %v", err)
+	}
+	if made, err := os.ReadDir(root); err != nil || len(made) > 0 {
+		t.Errorf("made %v, %v", made, err)
+	}
+	if changes, err := w.db.Changes(ctx); err != nil || len(changes) != 1 {
+		t.Errorf("changes %v, %v", changes, err)
+	}
+	if err := errors.Join(w.db.FinishChange(ctx, unfinished, nil), w.db.Close(), os.Remove(root), os.Rename(away, root)); err != nil {
+		t.Fatal(err)
+	}
+	w = openWorld(t, dir, 1<<20, nil)
+	if r, err := w.Check(ctx); err != nil || r.Dropped+r.Remade > 0 {
+		t.Errorf("once it is mounted: %+v, %v", r, err)
+	}
+	if diff := cmp.Diff(before, w.state()); diff != "" {
+		t.Error(diff)
+	}
+	// The content is lost for good.
+	_ = w.db.Close()
+	if err := errors.Join(os.RemoveAll(root), os.MkdirAll(filepath.Join(root, ".staging"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	w = openWorld(t, dir, 1<<20, nil)
+	if r, err := w.Check(ctx); err != nil || r.Remade != 2 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	w.checkSound()
 }
 
 func TestEnsure(t *testing.T) {

@@ -18,16 +18,22 @@ import (
 )
 
 // stagingDir holds, below the root, what isn't in a chat's directory yet or any more. No
-// chat's ID begins with a dot, and no sandbox mounts it.
+// chat's ID begins with a dot, and no sandbox mounts it. It is made before the first chat,
+// and stays: a root without it isn't the one that the store's chats are in.
 const stagingDir = ".staging"
 
 // flushEvery is after how many bytes the kernel is told to begin to write them to the disk,
 // so that little is left to wait for at the end.
 const flushEvery = 8 << 20
 
-func (s *Service) makeStaging() error {
+func (s *Service) makeStaging(ctx context.Context) error {
 	path := filepath.Join(s.root, stagingDir)
-	err := os.Mkdir(path, 0o700)
+	_, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = s.checkNew(ctx); err == nil {
+			err = os.Mkdir(path, 0o700)
+		}
+	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make the staging directory: %w", err)
 	}
@@ -42,6 +48,18 @@ func (s *Service) makeStaging() error {
 		return err
 	}
 	return s.syncParents(path)
+}
+
+// checkNew refuses a root that was never used while there are chats: what they hold is
+// elsewhere, as on a file system that isn't mounted, and all their records would go.
+func (s *Service) checkNew(ctx context.Context) error {
+	some := errors.New("there are chats")
+	err := s.opts.Store.EachChat(ctx, func(Chat) error { return some })
+	if !errors.Is(err, some) {
+		return storeError(err)
+	}
+	return fmt.Errorf("there are chats, but %s has no directory %s, and so isn't where they are: mount the file system that holds them there; "+
+		"if what they held is lost for good, make the directory %[2]s in it, and they will be empty", s.root, stagingDir)
 }
 
 func (s *Service) openStaging() (*os.Root, error) {
