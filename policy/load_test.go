@@ -197,10 +197,10 @@ func TestParseProblems(t *testing.T) {
 		{"lifetime", "version: 1\nttl: {max_lifetime: 0, default: 1s}", []string{"line 2: ttl.max_lifetime: is 0s, must be at least 1s"}},
 		{"networks", "version: 1\nnetworks:\n  off: {engine_network: x}\n  a: {engine_network: host}\n  b: {}\n  c: {engine_network: berm-sandbox}\n  d: {engine_network: 'container:x'}", []string{
 			`line 2: networks.on.engine_network: "berm-sandbox" is that of network c already`,
-			"line 3: networks.off: a network's name is letters, digits, _, . and -, 64 at most, and none of off, host, none, bridge, default",
-			`line 4: networks.a.engine_network: "host" can't be used: name a network of its own, none of host, none, bridge, default`,
-			`line 5: networks.b.engine_network: "" can't be used: name a network of its own, none of host, none, bridge, default`,
-			`line 7: networks.d.engine_network: "container:x" can't be used: name a network of its own, none of host, none, bridge, default`}},
+			"line 3: networks.off: a network's name is letters, digits, _, . and -, 64 at most, and none of off, host, none, bridge, default, ingress, docker_gwbridge",
+			`line 4: networks.a.engine_network: "host" can't be used: name a network of its own, none of host, none, bridge, default, ingress, docker_gwbridge`,
+			`line 5: networks.b.engine_network: "" can't be used: name a network of its own, none of host, none, bridge, default, ingress, docker_gwbridge`,
+			`line 7: networks.d.engine_network: "container:x" can't be used: name a network of its own, none of host, none, bridge, default, ingress, docker_gwbridge`}},
 		{"images", "version: 1\nimages:\n  allow: ['', UPPER, 'a:[', 'a@sha256:1', 'a/*/b']\n  pins: {UPPER: x, alpine: b, 'c@sha256:" + someSum + "': d}", []string{
 			`line 3: images.allow[0]: "" is no pattern: is not an image reference`, `line 3: images.allow[1]: "UPPER" is no pattern: is not an image reference`,
 			`line 3: images.allow[2]: "a:[" is no pattern: a tag must be a pattern, and can't go with a digest`,

@@ -33,8 +33,9 @@ func (p *Policy) Networks() []NetworkRule {
 var (
 	networkName       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 	engineNetworkName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
-	// reservedNetworks are the engine's own: without isolation, or no networks.
-	reservedNetworks = []string{"host", "none", "bridge", "default"}
+	// reservedNetworks are the engine's own: without isolation, or no networks, or those of
+	// a swarm, of which ones that were there before would keep it.
+	reservedNetworks = []string{"host", "none", "bridge", "default", "ingress", "docker_gwbridge"}
 )
 
 func (l *loader) loadNetworks() {

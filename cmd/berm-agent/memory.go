@@ -18,11 +18,18 @@ func limitMemory() {
 const quiet = time.Second
 
 // worthFreeing is how much heap there is before any is given back. To collect garbage
-// takes half a megabyte for good, for Go's own books.
-const worthFreeing = 1 << 20
+// takes a megabyte for good, for Go's own books. Once they are there, it is done after
+// every moreFreeing that was allocated.
+const (
+	worthFreeing = 1 << 20
+	moreFreeing  = 128 << 10
+)
 
 // tidier gives the memory that isn't used any more back to the kernel, once it is quiet.
-type tidier struct{ armed, active atomic.Bool }
+type tidier struct {
+	armed, active atomic.Bool
+	freed         atomic.Uint64 // how much had ever been allocated the last time, in bytes
+}
 
 // note says that something was done.
 func (t *tidier) note() {
@@ -40,9 +47,10 @@ func (t *tidier) check() {
 	t.armed.Store(false)
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	if m.HeapSys-m.HeapReleased < worthFreeing {
+	if m.NumGC == 0 && m.HeapSys-m.HeapReleased < worthFreeing || m.TotalAlloc-t.freed.Load() < moreFreeing {
 		return
 	}
 	runtime.GC() // what is in a pool survives one
 	debug.FreeOSMemory()
+	t.freed.Store(m.TotalAlloc)
 }

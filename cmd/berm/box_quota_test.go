@@ -2,10 +2,15 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
@@ -17,6 +22,8 @@ var boxQuotas = []boxCase{
 	{"before a command", quotaBefore},
 	{"after a command", quotaAfterCommand},
 	{"without a mount", quotaWithoutMount},
+	{"bounded", quotaBounded},
+	{"in motion", quotaInMotion},
 }
 
 const mebibyte = 1 << 20
@@ -128,4 +135,69 @@ func quotaWithoutMount(r *boxRow) {
 	if sb.Enforcement.WorkspaceQuota != "" {
 		r.Errorf("what is said to be enforced: %+v", sb.Enforcement)
 	}
+}
+
+// quotaBounded has more in the workspace than is ever counted, though none of it takes
+// room: that is as if it were full.
+func quotaBounded(r *boxRow) {
+	const each, places = 20_000, 51 // together over a million
+	dir := r.makeDir(r, "roots", "root", r.key)
+	crowd := r.makeDir(r, "roots", "root", r.key, "crowd")
+	r.limited(dir)
+	r.sh("echo there is room")
+	// All of it goes with the file system in which it is.
+	if err := unix.Mount("none", crowd, "tmpfs", 0, ""); err != nil {
+		r.Fatal(err)
+	}
+	part := filepath.Join(crowd, "part")
+	unmount := sync.OnceFunc(func() {
+		if err := unix.Unmount(crowd, unix.MNT_DETACH); err != nil {
+			r.Error(err)
+		}
+	})
+	r.Cleanup(unmount)
+	if err := errors.Join(unix.Mount("", crowd, "", unix.MS_PRIVATE, ""), os.Mkdir(part, 0o755), unix.Mkfifo(part+"/0", 0o600)); err != nil {
+		r.Fatal(err)
+	}
+	for i := 1; i < each; i++ {
+		if err := os.Link(part+"/0", fmt.Sprint(part, "/", i)); err != nil {
+			r.Fatal(err)
+		}
+	}
+	r.sh("echo so much can be counted")
+	for i := 1; i < places; i++ {
+		place := fmt.Sprint(part, i)
+		if err := errors.Join(os.Mkdir(place, 0o755), unix.Mount(part, place, "", unix.MS_BIND, "")); err != nil {
+			r.Fatal(err)
+		}
+	}
+	_, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{Command: shell("touch /extra/ran")})
+	r.wantError(err, http.StatusInsufficientStorage, "quota_exceeded")
+	if exists(filepath.Join(r.root, r.key+"-extra", "ran")) {
+		r.Error("it was started")
+	}
+	unmount()
+	r.sh("echo there is room again")
+}
+
+// quotaInMotion has a workspace change while it is measured: what vanishes is nothing.
+func quotaInMotion(r *boxRow) {
+	dir := r.makeDir(r, "roots", "root", r.key)
+	r.limited(dir)
+	var stop atomic.Bool
+	var mover sync.WaitGroup
+	mover.Go(func() {
+		for i := 0; !stop.Load(); i++ {
+			below := fmt.Sprint(dir, "/", i%8)
+			if err := errors.Join(os.MkdirAll(below, 0o755), os.WriteFile(below+"/file", []byte("x"), 0o600), os.RemoveAll(below)); err != nil {
+				r.Error(err)
+				return
+			}
+		}
+	})
+	for range 10 {
+		r.sh("echo there is room")
+	}
+	stop.Store(true)
+	mover.Wait()
 }

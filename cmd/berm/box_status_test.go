@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ var boxStatus = []boxCase{
 	{"sandboxes at once", statusSandboxes},
 	{"processes at once", statusProcesses},
 	{"commands in a queue", statusQueue},
+	{"caps of the server", statusFull},
 }
 
 func (r *boxRow) status(c *client.Client) *apitype.Status {
@@ -218,5 +220,104 @@ func statusQueue(r *boxRow) {
 	all.Wait()
 	if got := strings.Count(r.sh("cat /tmp/ran"), "x"); got != 64 || full.Load() != 2 {
 		r.Errorf("%d waited, %d were refused", got, full.Load())
+	}
+}
+
+// statusFull reaches the caps that a server of its own is configured to.
+func statusFull(r *boxRow) {
+	goruntime.LockOSThread() // the server dies with the thread that starts it
+	r.Cleanup(goruntime.UnlockOSThread)
+	s := r.serve(r.T, "full", testImage, "", "BERM_SANDBOX_MAX_SANDBOXES=2", "BERM_SANDBOX_MAX_COMMANDS=2", "BERM_SANDBOX_MAX_QUEUED=1")
+	x := r.on(s, "a")
+	x.create(apitype.SandboxRequest{})
+	r.fullOfCommands(x)
+	r.fullOfTurns(x)
+
+	// Of sandboxes, the tenants have so many together.
+	other := r.leanly(s, r.key+"-b")
+	other.create(apitype.SandboxRequest{})
+	for _, more := range []boxSandbox{r.on(s, "c"), r.leanly(s, r.key+"-d")} {
+		_, err := more.c.Create(r.ctx, more.key, apitype.SandboxRequest{})
+		more.wantFull(err)
+		_, err = more.c.Exec(r.ctx, more.key, apitype.ExecRequest{Command: apitype.Command{"true"}, Sandbox: &apitype.SandboxRequest{}})
+		more.wantFull(err)
+		_, err = more.c.StartProcess(r.ctx, more.key, apitype.ProcessRequest{Command: "cat", Sandbox: &apitype.SandboxRequest{}})
+		more.wantFull(err)
+	}
+	if again := x.create(apitype.SandboxRequest{}); again.Result != "reused" || other.sh("echo in") != "in" {
+		r.Errorf("%+v", again)
+	}
+	for _, gone := range []boxSandbox{x, other} {
+		if _, err := gone.c.Delete(r.ctx, gone.key); err != nil {
+			r.Fatal(err)
+		}
+	}
+	// Nor do they have more when they come all at once.
+	var all sync.WaitGroup
+	var made atomic.Int32
+	for i := range 6 {
+		x := r.on(s, fmt.Sprint("at-once-", i))
+		all.Go(func() {
+			if _, err := x.c.Create(r.ctx, x.key, apitype.SandboxRequest{}); err != nil {
+				x.wantFull(err)
+				return
+			}
+			made.Add(1)
+		})
+	}
+	all.Wait()
+	if there := containersOf(r.T, r.e, s.demoServer); made.Load() != 2 || there != 2 {
+		r.Errorf("%d sandboxes were made, and there are %d containers", made.Load(), there)
+	}
+}
+
+// fullOfCommands has as many commands run as may, two, and one more.
+func (r *boxRow) fullOfCommands(x boxSandbox) {
+	r.Helper()
+	var all sync.WaitGroup
+	for i := range 2 {
+		all.Go(func() { x.sh(fmt.Sprintf("touch /tmp/on%d; until test -e /tmp/go; do sleep 0.1; done", i)) })
+		r.await("it to run", func() bool { return exists(x.inside(fmt.Sprint("/tmp/on", i))) })
+	}
+	more := apitype.ExecRequest{Command: shell("touch /tmp/ran")}
+	_, err := x.c.Exec(r.ctx, x.key, more)
+	x.wantFull(err)
+	_, err = x.c.StartExec(r.ctx, x.key, more)
+	x.wantFull(err)
+	x.start("p", "cat") // processes have a cap of their own
+	write(r.T, x.inside("/tmp/go"), "")
+	all.Wait()
+	if exists(x.inside("/tmp/ran")) {
+		r.Error("one too many was started")
+	}
+	x.sh("echo again")
+}
+
+// fullOfTurns has as many commands wait for their turn as may, one, and one more.
+func (r *boxRow) fullOfTurns(x boxSandbox) {
+	r.Helper()
+	var all sync.WaitGroup
+	var refused atomic.Int32
+	run := func(script string) {
+		all.Go(func() {
+			if _, err := x.c.Exec(r.ctx, x.key, apitype.ExecRequest{Command: shell(script), Serialize: true, Timeout: apitype.SecondsOf(110)}); err != nil {
+				x.wantFull(err)
+				refused.Add(1)
+			}
+		})
+	}
+	run("touch /tmp/first; until test -e /tmp/next; do sleep 0.1; done")
+	r.await("the first to run", func() bool { return exists(x.inside("/tmp/first")) })
+	for range 2 { // of which one waits
+		run("echo x >> /tmp/turns")
+	}
+	r.await("one to be refused", func() bool { return refused.Load() > 0 })
+	if exists(x.inside("/tmp/turns")) {
+		r.Error("somebody didn't wait")
+	}
+	write(r.T, x.inside("/tmp/next"), "")
+	all.Wait()
+	if got := x.sh("cat /tmp/turns"); got != "x" || refused.Load() != 1 {
+		r.Errorf("%q, and %d were refused", got, refused.Load())
 	}
 }

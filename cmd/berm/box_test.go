@@ -43,9 +43,8 @@ import (
 //	an engine that goes away and comes back            TestHungEngine, TestStormKillingTheEngine
 //	a restart finds sandboxes and processes again      TestAgent, TestStormKillingTheServer
 //	a thousand callers of one key share one create     TestManyKeysAtOnce
-//	a walk over a workspace is bounded, and skips      lifecycle TestQuotaOfADeepTree, TestQuotaOfATreeInMotion, as it is
-//	  what vanishes                                    the host's own files that are walked
-//	an engine's own caps and the server's              lifecycle TestCapacity, TestExecCap: the engine has no part in them
+//	a walk over a workspace is bounded in depth,       lifecycle TestQuotaOfADeepTree: it is the host's own files that
+//	  too                                              are walked
 func TestBox(t *testing.T) { onEachEngine(t, testBox) }
 
 // boxAtOnce is how many tests run at once: most of their time they wait.
@@ -191,12 +190,13 @@ func (b *box) makeDir(t testing.TB, path ...string) string {
 	return dir
 }
 
-// serve starts a server; without a policy if that is empty.
-func (b *box) serve(t *testing.T, name, image, policy string) *boxServer {
+// serve starts a server; without a policy if that is empty. Settings are further ones, as
+// in its environment.
+func (b *box) serve(t *testing.T, name, image, policy string, settings ...string) *boxServer {
 	t.Helper()
 	dir := b.makeDir(t, name)
 	server := newDemoServer(dir, demoOptions{engine: b.e.config, image: image, listen: "127.0.0.1:0"})
-	server.env = append(server.env, asBerm, "BERM_SECURITY_TOKENS="+boxTokens)
+	server.env = append(append(server.env, asBerm, "BERM_SECURITY_TOKENS="+boxTokens), settings...)
 	if policy != "" {
 		file := filepath.Join(dir, "policy.yaml")
 		write(t, file, "version: 1\n"+policy)

@@ -12,6 +12,7 @@ import (
 func TestDemo(t *testing.T) { onEachEngine(t, testDemo) }
 
 func testDemo(t *testing.T, kind string) {
+	t.Parallel() // much of its time it waits
 	e := startEngine(t, kind)
 	tmp := e.dir(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "demo", "--engine", kind)
@@ -38,6 +39,7 @@ func testDemo(t *testing.T, kind string) {
 func TestDemoInterrupted(t *testing.T) { onEachEngine(t, testDemoInterrupted) }
 
 func testDemoInterrupted(t *testing.T, kind string) {
+	t.Parallel() // much of its time it waits
 	e := startEngine(t, kind)
 	tmp := e.dir(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "demo", "--engine", kind)

@@ -18,6 +18,7 @@ import (
 func TestHungEngine(t *testing.T) { onEachEngine(t, testHungEngine) }
 
 func testHungEngine(t *testing.T, kind string) {
+	t.Parallel() // most of its time it waits
 	ctx := t.Context()
 	e := startEngine(t, kind)
 	s, server := newStorm(t, e)
@@ -77,6 +78,7 @@ func testHungEngine(t *testing.T, kind string) {
 func TestTwoInstancesAndALostStore(t *testing.T) { onEachEngine(t, testTwoInstancesAndALostStore) }
 
 func testTwoInstancesAndALostStore(t *testing.T, kind string) {
+	t.Parallel() // most of its time it waits
 	ctx := t.Context()
 	e := startEngine(t, kind)
 	one, server := newStorm(t, e)

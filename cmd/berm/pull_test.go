@@ -18,6 +18,7 @@ import (
 func TestCreateThatPulls(t *testing.T) { onEachEngine(t, testCreateThatPulls) }
 
 func testCreateThatPulls(t *testing.T, kind string) {
+	t.Parallel() // much of its time it waits
 	ctx := t.Context()
 	e := startEngine(t, kind)
 	opts := engine.RegistryOptions{User: "puller", Password: "p4ssw0rd"}

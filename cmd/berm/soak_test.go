@@ -144,6 +144,10 @@ func testSoak(t *testing.T, kind string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Once it answers, its own command runs, too.
+	if _, err := c.Exec(t.Context(), "soak", apitype.ExecRequest{Command: []string{"true"}}); err != nil {
+		t.Fatal(err)
+	}
 	container, err := e.open(t, server).Inspect(t.Context(), sb.ContainerID)
 	if err != nil {
 		t.Fatal(err)

@@ -187,7 +187,6 @@ func (s *storm) check(ctx context.Context) {
 // newStorm starts a server that mounts below dir, and a storm that calls it.
 func newStorm(t *testing.T, e *testEngine) (*storm, *demoServer) {
 	t.Helper()
-	t.Setenv("RUN_AS_BERM", "1") // the servers are this test binary
 	// They die with the thread that starts them, which must not be lent to others.
 	goruntime.LockOSThread()
 	t.Cleanup(goruntime.UnlockOSThread)
@@ -201,7 +200,7 @@ func newStorm(t *testing.T, e *testEngine) (*storm, *demoServer) {
 		t.Fatal(err)
 	}
 	server := newDemoServer(dir, demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
-	server.env = append(server.env, "BERM_POLICY_FILE="+policyFile)
+	server.env = append(server.env, asBerm, "BERM_POLICY_FILE="+policyFile)
 	t.Cleanup(func() {
 		server.stop()
 		if t.Failed() {
@@ -290,6 +289,7 @@ func testStormKillingTheServer(t *testing.T, kind string) {
 	if testing.Short() {
 		t.Skip("short")
 	}
+	t.Parallel() // much of its time it waits
 	e := startEngine(t, kind)
 	s, server := newStorm(t, e)
 	for range stormKills(t) {
@@ -317,6 +317,7 @@ func testStormKillingTheEngine(t *testing.T, kind string) {
 	if testing.Short() {
 		t.Skip("short")
 	}
+	t.Parallel() // much of its time it waits
 	// A dockerd that was killed in mid-start of a container takes its time over it.
 	e := startEngineWith(t, kind, engine.Options{StartTimeout: 2 * time.Minute})
 	s, server := newStorm(t, e)

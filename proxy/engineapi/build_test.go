@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -225,6 +226,12 @@ func TestImages(t *testing.T) {
 	img, err := c.ImageInspect(ctx, testImage)
 	if err != nil || !slices.Equal(img.RepoTags, []string{testImage}) {
 		t.Errorf("inspect: %+v, %v", img.RepoTags, err)
+	}
+	if driver := img.GraphDriver; driver.Name == "" || slices.ContainsFunc(slices.Collect(maps.Values(driver.Data)), func(v string) bool { return v != redacted }) {
+		t.Errorf("where its layers are: %+v", driver)
+	}
+	if told, err := direct.ImageInspect(ctx, testImage); err != nil || len(told.GraphDriver.Data) != len(img.GraphDriver.Data) || len(told.GraphDriver.Data) == 0 {
+		t.Errorf("what there is to hide: %+v, %v", told.GraphDriver, err)
 	}
 	history, err := c.ImageHistory(ctx, img.ID)
 	if err != nil || len(history) == 0 || slices.Contains(history[0].Tags, secret) {

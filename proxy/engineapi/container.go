@@ -78,7 +78,7 @@ func (c *call) inspectContainer() error {
 			return err
 		}
 	}
-	redacted, changed := c.redact(ct.Config.Env)
+	env, changed := c.redact(ct.Config.Env)
 	if !changed {
 		return c.answer(http.StatusOK, raw)
 	}
@@ -89,7 +89,7 @@ func (c *call) inspectContainer() error {
 	if err := json.Unmarshal(whole["Config"], &config); err != nil {
 		return fmt.Errorf("inspect container: %w", err)
 	}
-	if config["Env"], err = json.Marshal(redacted); err != nil {
+	if config["Env"], err = json.Marshal(env); err != nil {
 		return fmt.Errorf("inspect container: %w", err)
 	}
 	if whole["Config"], err = json.Marshal(config); err != nil {
@@ -98,6 +98,9 @@ func (c *call) inspectContainer() error {
 	return c.answer(http.StatusOK, whole)
 }
 
+// redacted stands for what the caller may not see.
+const redacted = "[redacted]"
+
 // redact gives an environment as the caller may see it, and tells whether that differs.
 func (c *call) redact(env []string) (shown []string, changed bool) {
 	shown = make([]string, len(env))
@@ -105,7 +108,7 @@ func (c *call) redact(env []string) (shown []string, changed bool) {
 		name, _, _ := strings.Cut(e, "=")
 		shown[i] = e
 		if c.rules.Redacted(c.caller.Profile, name) {
-			shown[i], changed = name+"=[redacted]", true
+			shown[i], changed = name+"="+redacted, true
 		}
 	}
 	return shown, changed

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
@@ -55,6 +56,8 @@ type Door struct {
 
 	transfers transfers
 	tagging   chan struct{} // held by whoever gives an image a name
+
+	hangupGrace time.Duration // as the constant
 }
 
 // New makes a Door. The engine needn't be up.
@@ -73,7 +76,7 @@ func New(opts Options) (*Door, error) {
 	if opts.Mounts == nil {
 		opts.Mounts = func() []policy.Mount { return nil }
 	}
-	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1)}
+	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1), hangupGrace: hangupGrace}
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	var err error
 	if d.metrics, err = newMetrics(opts.Registry); err != nil {

@@ -24,6 +24,10 @@ import (
 
 const testImage = "berm.local/busybox:latest"
 
+// patience is more than any call takes: one that never ends is to fail its test, and not
+// all of them.
+const patience = 3 * time.Minute
+
 // shared is one private engine for all tests of the package that want one.
 var shared struct {
 	once   sync.Once
@@ -60,7 +64,7 @@ func testEngine(t testing.TB) (host string, direct *client.Client) {
 
 func newClient(t testing.TB, host string) *client.Client {
 	t.Helper()
-	c, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
+	c, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation(), client.WithTimeout(patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +146,7 @@ func raw(address string) *http.Client {
 	path := strings.TrimPrefix(address, "unix://")
 	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", path)
-	}, DisableKeepAlives: true}}
+	}, DisableKeepAlives: true}, Timeout: patience}
 }
 
 func TestPing(t *testing.T) {

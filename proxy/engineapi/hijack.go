@@ -118,7 +118,7 @@ func (c *call) hijack(a ask) error {
 	c.close(nil) // now, as the connection may stay for days
 	// Past what is buffered, that reader would take the end of the caller's input for the
 	// end of the request.
-	p := pipe{caller: caller, engine: up, fromCaller: behind(buffered.Reader, conn), fromEngine: fromEngine}
+	p := pipe{caller: caller, engine: up, fromCaller: behind(buffered.Reader, conn), fromEngine: fromEngine, grace: c.hangupGrace}
 	p.run()
 	return nil
 }

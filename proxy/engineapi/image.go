@@ -181,7 +181,31 @@ func (c *call) inspectImage() error {
 	if ok, err := c.trim(told, nil); err != nil || !ok {
 		return noImage(c.name)
 	}
+	if err := hidePaths(told); err != nil {
+		return err
+	}
 	return c.answer(http.StatusOK, told)
+}
+
+// hidePaths keeps back where on the host an object's layers are.
+func hidePaths(told map[string]json.RawMessage) error {
+	raw, ok := told["GraphDriver"]
+	if !ok { // newer engines' image stores have none
+		return nil
+	}
+	var driver struct {
+		Data map[string]string
+		Name string
+	}
+	err := json.Unmarshal(raw, &driver)
+	if err != nil {
+		return fmt.Errorf("the engine's description of an image can't be read: %w", err)
+	}
+	for name := range driver.Data {
+		driver.Data[name] = redacted
+	}
+	told["GraphDriver"], err = json.Marshal(driver)
+	return err
 }
 
 // imageHistory tells how an image was built, and no other images' names.

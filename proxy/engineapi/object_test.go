@@ -113,6 +113,8 @@ func TestNetworksThatAreRefused(t *testing.T) {
 		"twice":         `{"Name":"refused","Name":"bridge"}`,
 		"after it":      `{"Name":"refused"}{}`,
 		"host":          `{"Name":"host"}`,
+		"swarm's":       `{"Name":"ingress"}`,
+		"gateway":       `{"Name":"docker_gwbridge"}`,
 	} {
 		resp, err := raw(address).Post("http://docker/networks/create", "application/json", strings.NewReader(body))
 		if err != nil {

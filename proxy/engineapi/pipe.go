@@ -21,6 +21,7 @@ const (
 type pipe struct {
 	caller, engine         half
 	fromCaller, fromEngine io.Reader // the connections, after what was read of them before
+	grace                  time.Duration
 }
 
 // run copies both ways, the end of the caller's input too. It returns when the engine
@@ -31,7 +32,7 @@ func (p *pipe) run() {
 	wg.Go(p.input)
 	wg.Go(func() {
 		if awaitHangup(p.caller, ended) {
-			_ = p.engine.SetDeadline(time.Now().Add(hangupGrace))
+			_ = p.engine.SetDeadline(time.Now().Add(p.grace))
 		}
 	})
 	_, _ = copyPooled(p.caller, p.fromEngine)

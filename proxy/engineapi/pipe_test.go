@@ -269,22 +269,30 @@ func unread(t *testing.T, _ half) {
 
 // What a caller said before it left reaches the engine.
 func TestPipeLastWords(t *testing.T) {
-	const size = 100_000
-	heard := make(chan int64, 1)
+	const size = 300_000 // more than there is room for before an engine that doesn't read
+	type hearing struct{ left, heard chan int64 }
+	engines := make(chan hearing)
 	d := standInDoor(t, &standIn{hijack: func(conn net.Conn, _ *bufio.Reader, greeting string) {
 		_, _ = io.WriteString(conn, greeting)
+		h := hearing{make(chan int64), make(chan int64, 1)}
+		engines <- h
+		<-h.left
 		n, _ := io.Copy(io.Discard, conn)
-		heard <- n
+		h.heard <- n
 	}})
+	d.hangupGrace = time.Minute // on a busy machine half a second may be too little
 	for name, dial := range dialers(t, d) {
 		t.Run(name, func(t *testing.T) {
 			conn := dial()
 			attachTo(t, conn, upgradeHeaders, "")
+			h := <-engines
 			if _, err := conn.Write(make([]byte, size)); err != nil {
 				t.Fatal(err)
 			}
 			_ = conn.Close()
-			if n := <-heard; n != size {
+			time.Sleep(2 * hangupPoll) // so that the door has seen it
+			close(h.left)
+			if n := <-h.heard; n != size {
 				t.Errorf("%d bytes of %d", n, size)
 			}
 		})

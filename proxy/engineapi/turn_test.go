@@ -98,11 +98,21 @@ func TestRestartsPileUp(t *testing.T) {
 
 func TestStopIsBounded(t *testing.T) {
 	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, "")
 	sweepOwn(t, direct, d)
 	address := d.listen(Caller{Name: "bound", Tenant: "bound"})
 	id := makeOne(t, newClient(t, address), nil, "")
-	for query, want := range map[string]int{"t=3601": 400, "t=-2": 400, "t=x": 400, "signal=a%20b": 400, "t=-1": 304, "t=3600": 304} {
+	for query, told := range map[string]string{ // what the engine is told, if it is
+		"t=3601": "", "t=-2": "", "t=x": "", "signal=a%20b": "", "t=-1": "t=3600", "t=3600": "t=3600", "t=0&signal=INT": "signal=INT&t=0",
+	} {
+		want := http.StatusNotModified // it isn't running
+		if told == "" {
+			want = http.StatusBadRequest
+		}
+		l.mu.Lock()
+		l.stop = nil
+		l.mu.Unlock()
 		resp, err := raw(address).Post("http://docker/containers/"+id+"/stop?"+query, "", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -111,6 +121,11 @@ func TestStopIsBounded(t *testing.T) {
 		if resp.StatusCode != want {
 			t.Errorf("%s: %d, want %d", query, resp.StatusCode, want)
 		}
+		l.mu.Lock()
+		if got := l.stop.Encode(); got != told {
+			t.Errorf("%s: the engine was told %q, want %q", query, got, told)
+		}
+		l.mu.Unlock()
 	}
 }
 

@@ -29,6 +29,7 @@ type liar struct {
 	change func(inspected map[string]any)        // what a container's inspect tells
 	lose   func(method, path string) (lose bool) // asked after the engine has done its part
 	refuse func(method, path string) bool        // asked before
+	stop   url.Values                            // how it was last told to stop a container
 }
 
 func (l *liar) set(f func(*liar)) {
@@ -74,6 +75,11 @@ func startLiar(t *testing.T, host string) *liar {
 	}
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, lose, refuse := l.now()
+		if strings.HasSuffix(r.URL.Path, "/stop") {
+			l.mu.Lock()
+			l.stop = r.URL.Query()
+			l.mu.Unlock()
+		}
 		if refuse != nil && refuse(r.Method, r.URL.Path) {
 			w.WriteHeader(http.StatusInternalServerError)
 			_, _ = io.WriteString(w, `{"message":"no"}`)

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// ownMemory is what a process has for itself, but for what is its program's file, in KiB.
+func ownMemory(t *testing.T, pid int) int {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(b), "\nRssAnon:")
+	n, err := strconv.Atoi(strings.Fields(after)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// idleMemory is how much memory of its own a sandbox' init has when it has worked and is
+// idle, in KiB. Of it 1,000 are what it has from the start, and another 1,000 Go's books of
+// a heap that was collected.
+const idleMemory = 2750
+
+// What work takes is given back after it.
+func TestMemoryIsGivenBack(t *testing.T) {
+	t.Parallel() // it waits for most of its time
+	s := newSandbox(t, 0)
+	k := s.accept()
+	k.patience(2 * time.Minute)
+	for round := range 2 {
+		for i := range 150 {
+			k.run(fmt.Sprint(i), "true")
+			k.ask(wire.OpForget, fmt.Sprint(i))
+		}
+		for i := range 4 {
+			k.run(fmt.Sprint("much", i), "head -c 8388608 /dev/zero")
+			k.ask(wire.OpForget, fmt.Sprint("much", i))
+		}
+		busy := ownMemory(t, s.pid)
+		await(t, "memory to be given back", func() bool { return ownMemory(t, s.pid) <= idleMemory })
+		t.Logf("round %d: %d KiB, and then %d", round, busy, ownMemory(t, s.pid))
+	}
+}
