@@ -88,7 +88,7 @@ func newRootCommand() *cobra.Command {
   berm sandbox exec demo -- echo hello
   berm sandbox rm demo`,
 	}
-	root.AddCommand(newServeCommand(), newConfigCommand(), newPolicyCommand(), newSandboxCommand(), newDemoCommand(), newHealthcheckCommand(), newVersionCommand())
+	root.AddCommand(newServeCommand(), newConfigCommand(), newPolicyCommand(), newSandboxCommand(), newDemoCommand(), newComposeCommand(), newHealthcheckCommand(), newVersionCommand())
 	return root
 }
 
