@@ -13,7 +13,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 SOURCES     := cmd lifecycle policy proxy runtime
 
 .DEFAULT_GOAL := help
-.PHONY: help build agent demo run test attack test-unit lint check bench fuzz image image-files clean compiler crun compose bin/berm-engine
+.PHONY: help build agent demo run test attack test-unit lint check bench fuzz image image-files image-layout clean compiler crun compose bin/berm-engine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,17 +62,22 @@ image: image-files ## build the container image from bin/, without a network, an
 		--build-arg REVISION=$(REVISION) --build-arg CREATED=$$(date -u +%Y-%m-%dT%H:%M:%SZ) bin/image
 	@docker image inspect --format '{{.Size}}' $(IMAGE) | awk '{ printf "$(IMAGE): %.1f MB\n", $$1 / 1e6 }'
 
+image-files: build
+	@$(MAKE) --no-print-directory image-layout
+
 # What the image holds: rootfs is root's, owned is what Berm writes to. That has the
 # user 65532 and the group 0, so that root needs no capability for it, either.
-image-files: build
+image-layout: BERM ?= bin/berm
+image-layout: LAYOUT ?= bin/image
+image-layout:
 	@test -s $(CA_BUNDLE) || { echo '$(CA_BUNDLE) is missing: install ca-certificates, or name another with CA_BUNDLE='; exit 1; }
-	rm -rf bin/image
-	install -d bin/image/rootfs/etc/ssl/certs bin/image/rootfs/var/lib bin/image/rootfs/run
-	install -d -m 1777 bin/image/rootfs/tmp
-	install -d -m 0770 bin/image/owned/lib/berm bin/image/owned/run/berm
-	install -m 0755 bin/berm bin/image/rootfs/berm
-	install -m 0644 compose/image/passwd compose/image/group bin/image/rootfs/etc/
-	install -m 0644 $(CA_BUNDLE) bin/image/rootfs/etc/ssl/certs/ca-certificates.crt
+	rm -rf $(LAYOUT)
+	install -d $(LAYOUT)/rootfs/etc/ssl/certs $(LAYOUT)/rootfs/var/lib $(LAYOUT)/rootfs/run
+	install -d -m 1777 $(LAYOUT)/rootfs/tmp
+	install -d -m 0770 $(LAYOUT)/owned/lib/berm $(LAYOUT)/owned/run/berm
+	install -m 0755 $(BERM) $(LAYOUT)/rootfs/berm
+	install -m 0644 compose/image/passwd compose/image/group $(LAYOUT)/rootfs/etc/
+	install -m 0644 $(CA_BUNDLE) $(LAYOUT)/rootfs/etc/ssl/certs/ca-certificates.crt
 
 clean: ## remove what was built
 	rm -rf bin cmd/berm/agent/berm-agent
