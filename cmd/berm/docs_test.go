@@ -148,7 +148,7 @@ engine_api:
 	}
 	url := "http://" + strings.TrimSpace(string(address))
 	w := &docsWorld{bin: t.TempDir(),
-		env: []string{asBerm, "BERM_URL=" + url, "BERM_TOKEN=" + testToken},
+		env: []string{asBerm, "BERM_ENGINE_AGENT_FILE=" + e.config.AgentFile, "BERM_URL=" + url, "BERM_TOKEN=" + testToken},
 		stand: map[string]string{
 			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots,
 		}}
@@ -188,6 +188,61 @@ engine_api:
 	request, create := got.spans["PUT /api/v1/sandboxes/{key}"], got.spans["sandbox.create"]
 	if request.trace == "" || create.parent == "" {
 		t.Errorf("the spans %+v and %+v belong to no trace", request, create)
+	}
+}
+
+var (
+	mdLink    = regexp.MustCompile(`\]\(([^)\s]*)\)`)
+	mdHeading = regexp.MustCompile("(?m)^#+ (.*)$")
+	mdAnchor  = regexp.MustCompile(`<a id="([^"]*)">`)
+	unslug    = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+)
+
+// Links between pages lead somewhere, down to the heading.
+func TestDocsLinks(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, err := filepath.Glob("../../*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	links := 0
+	for _, page := range append(pages, more...) {
+		data, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range mdLink.FindAllStringSubmatch(fence.ReplaceAllString(string(data), ""), -1) {
+			path, place, _ := strings.Cut(m[1], "#")
+			if strings.Contains(path, "://") {
+				continue
+			}
+			links++
+			target := page
+			if path != "" {
+				target = filepath.Join(filepath.Dir(page), path)
+			}
+			body, err := os.ReadFile(target)
+			if err != nil {
+				t.Errorf("%s: %v", page, err)
+				continue
+			}
+			places := map[string]bool{"": true}
+			for _, h := range mdHeading.FindAllStringSubmatch(string(body), -1) {
+				places[strings.ReplaceAll(unslug.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-")] = true
+			}
+			for _, a := range mdAnchor.FindAllStringSubmatch(string(body), -1) {
+				places[a[1]] = true
+			}
+			if !places[place] {
+				t.Errorf("%s: %s has no heading for #%s", page, target, place)
+			}
+		}
+	}
+	if links < 30 {
+		t.Errorf("%d links were followed", links)
 	}
 }
 
