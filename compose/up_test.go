@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -50,22 +51,35 @@ func must(t *testing.T, dir string, env []string, program string, args ...string
 	return out
 }
 
-// bermPath is where the program is, once it was built.
-var bermPath string
+// builds is a directory for what is built once, or empty.
+var builds string
+
+// program builds berm, once, and answers its path.
+var program = sync.OnceValues(func() (string, error) {
+	var err error
+	if builds, err = os.MkdirTemp("", "berm-compose-"); err != nil {
+		return "", err
+	}
+	return engine.BuildBerm(context.Background(), builds)
+})
 
 func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "berm-compose-")
-		if err == nil {
-			defer func() { _ = os.RemoveAll(dir) }()
-			bermPath, err = engine.BuildBerm(context.Background(), dir)
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		return m.Run()
-	}())
+	code := m.Run()
+	if err := os.RemoveAll(builds); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+// berm is the program's path.
+func berm(t *testing.T) string {
+	t.Helper()
+	path, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func write(t *testing.T, path, content string) {
@@ -80,6 +94,9 @@ func write(t *testing.T, path, content string) {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("it takes an engine, and half a minute")
+	}
 	engine.Require(t, "docker")
 	if _, err := exec.LookPath("docker-compose"); err != nil {
 		engine.Lacking(t, "compose", err)
@@ -130,7 +147,7 @@ services:
 func (b *bench) init(t *testing.T, name string, settings []string, args ...string) *stack {
 	t.Helper()
 	s := &stack{bench: b, name: name, dir: filepath.Join(t.TempDir(), name)}
-	must(t, ".", nil, bermPath, append([]string{"compose", "init", "--dir", s.dir, "--stack", name, "--image", bermImage}, args...)...)
+	must(t, ".", nil, berm(t), append([]string{"compose", "init", "--dir", s.dir, "--stack", name, "--image", bermImage}, args...)...)
 	files := []string{"compose.yaml"}
 	if slices.Contains(args, "--with-docker-api") {
 		files = append(files, "compose.override.yaml")
@@ -170,7 +187,15 @@ func (s *stack) up(t *testing.T) {
 			log, err := s.compose(ctx, "logs", "--no-color")
 			t.Logf("%s\n%v", log, err)
 		}
-		if _, err := s.compose(ctx, "down", "--volumes", "--timeout", "20"); err != nil {
+		_, err := s.compose(ctx, "stop", "--timeout", "20")
+		if err != nil {
+			t.Error(err)
+		}
+		out, err := command(ctx, ".", s.env, "docker", "inspect", "--format", "{{.State.ExitCode}}", s.name+"_berm_1")
+		if err != nil || out != "0" {
+			t.Errorf("the server ended with %s, %v", out, err)
+		}
+		if _, err := s.compose(ctx, "down", "--volumes"); err != nil {
 			t.Error(err)
 		}
 		for _, kind := range [][]string{{"ps", "--all"}, {"volume", "ls"}, {"network", "ls"}} {
@@ -274,7 +299,7 @@ func TestChecked(t *testing.T) {
 			} else {
 				files = []string{"compose.yaml"}
 			}
-			must(t, ".", nil, bermPath, args...)
+			must(t, ".", nil, berm(t), args...)
 			project := load(t, dir, nil, slices.Clone(files)...)
 			mounts := map[string]string{} // in the container, on this host
 			for _, v := range project.Services["berm"].Volumes {
@@ -295,14 +320,14 @@ func TestChecked(t *testing.T) {
 				}
 				env = append(env, key+"="+*value)
 			}
-			must(t, dir, env, bermPath, "config", "check")
+			must(t, dir, env, berm(t), "config", "check")
 			if _, err := exec.LookPath("docker-compose"); err != nil {
 				engine.Lacking(t, "compose", err)
 			}
 			must(t, dir, []string{"COMPOSE_FILE=" + strings.Join(files, ":")}, "docker-compose", "config", "--quiet")
 		})
 	}
-	if _, err := command(t.Context(), ".", []string{"BERM_HTTP_LISTEN=nowhere"}, bermPath, "config", "check"); err == nil {
+	if _, err := command(t.Context(), ".", []string{"BERM_HTTP_LISTEN=nowhere"}, berm(t), "config", "check"); err == nil {
 		t.Error("berm config check finds nothing wrong with anything")
 	}
 }
