@@ -62,7 +62,7 @@ func TestTelemetryGoesToTheCollector(t *testing.T) {
 		if err := l.UnmarshalText([]byte(level)); err != nil {
 			t.Fatal(err)
 		}
-		tel.logger.Log(t.Context(), l, row[0], "key", "k")
+		tel.logger.Log(t.Context(), l, row[0], "key", "k") //nolint:sloglint // the messages are the table's
 		if l >= slog.LevelInfo {
 			wantLogs[row[0]] = level
 		}
