@@ -6,18 +6,20 @@ GO          ?= go
 ENGINE      ?= docker
 FUZZTIME    ?= 1m
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-IMAGE       ?= berm:latest
+REVISION    ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+IMAGE       ?= berm:$(VERSION)
+CA_BUNDLE   ?= /etc/ssl/certs/ca-certificates.crt
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 SOURCES     := cmd lifecycle policy proxy runtime
 
 .DEFAULT_GOAL := help
-.PHONY: help build agent demo run test attack test-unit lint check bench fuzz quota-vm image clean compiler crun compose bin/berm-engine
+.PHONY: help build agent demo run test attack test-unit lint check bench fuzz quota-vm image image-files image-layout clean compiler crun compose bin/berm-engine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: agent ## build the one static binary, bin/berm
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/berm ./cmd/berm
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION) -X main.revision=$(REVISION)' -o bin/berm ./cmd/berm
 
 demo: build bin/berm-engine ## watch Berm make, reuse, refuse, use and collect sandboxes on a real engine
 	@bin/berm-engine --engine $(ENGINE) -- bin/berm demo --engine $(ENGINE)
@@ -60,8 +62,27 @@ quota-vm: ## try project quotas on ext4 and XFS in a virtual machine (installs Q
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends qemu-system-x86 xfsprogs e2fsprogs busybox-static kmod; }
 	GO=$(GO) lifecycle/project/vm.sh
 
-image: build ## build the container image from bin/berm, without a network
-	docker build --tag $(IMAGE) --file compose/Dockerfile bin
+image: image-files ## build the container image from bin/, without a network, and print its size
+	docker build --quiet --tag $(IMAGE) --file compose/Dockerfile --target local --build-arg VERSION=$(VERSION) \
+		--build-arg REVISION=$(REVISION) --build-arg CREATED=$$(date -u +%Y-%m-%dT%H:%M:%SZ) bin/image
+	@docker image inspect --format '{{.Size}}' $(IMAGE) | awk '{ printf "$(IMAGE): %.1f MB\n", $$1 / 1e6 }'
+
+image-files: build
+	@$(MAKE) --no-print-directory image-layout
+
+# What the image holds: rootfs is root's, owned is what Berm writes to. That has the
+# user 65532 and the group 0, so that root needs no capability for it, either.
+image-layout: BERM ?= bin/berm
+image-layout: LAYOUT ?= bin/image
+image-layout:
+	@test -s $(CA_BUNDLE) || { echo '$(CA_BUNDLE) is missing: install ca-certificates, or name another with CA_BUNDLE='; exit 1; }
+	rm -rf $(LAYOUT)
+	install -d $(LAYOUT)/rootfs/etc/ssl/certs $(LAYOUT)/rootfs/var/lib $(LAYOUT)/rootfs/run
+	install -d -m 1777 $(LAYOUT)/rootfs/tmp
+	install -d -m 0770 $(LAYOUT)/owned/lib/berm $(LAYOUT)/owned/run/berm
+	install -m 0755 $(BERM) $(LAYOUT)/rootfs/berm
+	install -m 0644 compose/image/passwd compose/image/group $(LAYOUT)/rootfs/etc/
+	install -m 0644 $(CA_BUNDLE) $(LAYOUT)/rootfs/etc/ssl/certs/ca-certificates.crt
 
 clean: ## remove what was built
 	rm -rf bin cmd/berm/agent/berm-agent

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/policy"
@@ -326,7 +327,7 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 
 	stdout, stderr := cmd.collectors()
 	exec := runtime.Exec{
-		Command: cmd.req.Command, Env: cmd.env, WorkingDir: cwd, User: sb.Spec.User,
+		Command: cmd.req.Command, Env: m.traced(ctx, cmd, sb), WorkingDir: cwd, User: sb.Spec.User,
 		Stdout: stdout, Stderr: stderr,
 	}
 	if len(cmd.req.Stdin) > 0 {
@@ -461,6 +462,36 @@ func (m *Manager) checkCommand(req ExecRequest) (*command, error) {
 		cmd.env = append(cmd.env, name+"="+env[name])
 	}
 	return cmd, nil
+}
+
+// traced gives the environment of a command, with the W3C trace context that it is run
+// in as TRACEPARENT and TRACESTATE: if there is one, if neither the caller nor the
+// operator set either, and as far as the policy lets a request set them.
+func (m *Manager) traced(ctx context.Context, cmd *command, sb Sandbox) []string {
+	fields := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, fields)
+	if len(fields) == 0 {
+		return cmd.env
+	}
+	vars := map[string]string{}
+	for name, value := range fields {
+		name = strings.ToUpper(name) // as OpenTelemetry has it for environments
+		for _, set := range []map[string]string{cmd.req.Env, sb.Spec.Env, m.opts.Settings.Env} {
+			if _, ok := set[name]; ok {
+				return cmd.env
+			}
+		}
+		vars[name] = value
+	}
+	judged, overridden, err := m.opts.Policy().ExecEnv(vars)
+	if err != nil || len(overridden) > 0 {
+		return cmd.env
+	}
+	env := slices.Clone(cmd.env)
+	for _, name := range slices.Sorted(maps.Keys(vars)) {
+		env = append(env, name+"="+judged[name])
+	}
+	return env
 }
 
 // terminate removes a sandbox whole.

@@ -73,7 +73,7 @@ func (m *Manager) labelsFor(sb Sandbox) (map[string]string, error) {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	l := map[string]string{
+	l := m.withLabels(map[string]string{
 		LabelOwner:     m.opts.Owner,
 		LabelTenant:    sb.Tenant,
 		LabelKey:       sb.Key,
@@ -85,7 +85,7 @@ func (m *Manager) labelsFor(sb Sandbox) (map[string]string, error) {
 		LabelSpec:      sb.Spec.Digest(),
 		LabelEffective: string(spec),
 		LabelEnv:       strings.Join(names, ","),
-	}
+	})
 	if sb.AgentID != "" {
 		l[LabelAgentID] = sb.AgentID
 	}
@@ -101,6 +101,16 @@ func (m *Manager) labelsFor(sb Sandbox) (map[string]string, error) {
 		l[LegacyPort] = strconv.Itoa(m.opts.Settings.AgentPort)
 	}
 	return l, nil
+}
+
+// withLabels adds the operator's to Berm's own, which they can't change.
+func (m *Manager) withLabels(own map[string]string) map[string]string {
+	for name, value := range m.opts.Labels {
+		if _, taken := own[name]; !taken {
+			own[name] = value
+		}
+	}
+	return own
 }
 
 // sandboxFromLabels rebuilds a sandbox from its container's labels and

@@ -37,6 +37,7 @@ type Options struct {
 	Collector runtime.Collector
 	Holder    Holder                // mandatory: what keeps a judged directory from being swapped
 	Owner     string                // mandatory: this instance's id; nothing that carries another's is touched
+	Labels    map[string]string     // further ones of every container and network; nil is none
 	Settings  Settings              // the operator's settings; the zero value is usable
 	Logger    *slog.Logger          // nil discards
 	Registry  prometheus.Registerer // nil: metrics are kept but not exported

@@ -544,7 +544,7 @@ func (m *Manager) ensureNetwork(ctx context.Context, name string) error {
 	if there {
 		return nil
 	}
-	n := runtime.Network{Name: name, Labels: map[string]string{LabelOwner: m.opts.Owner}, Isolated: true}
+	n := runtime.Network{Name: name, Labels: m.withLabels(map[string]string{LabelOwner: m.opts.Owner}), Isolated: true}
 	for _, rule := range m.opts.Policy().Networks() {
 		if rule.EngineNetwork == name {
 			n.Internal, n.Isolated = rule.Internal, rule.Isolated

@@ -184,7 +184,7 @@ func (m *Manager) processFor(ctx context.Context, cmd *command, req StartRequest
 	}
 	l := label{Hash: req.hash(), TimeoutMS: timeout.Milliseconds(), Stdin: req.OpenStdin, Serialized: req.Serialize}
 	return runtime.Process{
-		ID: string(kindExec) + req.ExecID, Label: l.String(), Command: req.Command, Env: cmd.env, WorkingDir: cwd,
+		ID: string(kindExec) + req.ExecID, Label: l.String(), Command: req.Command, Env: m.traced(ctx, cmd, sb), WorkingDir: cwd,
 		Stdin: req.OpenStdin || len(req.Stdin) > 0, TTY: req.TTY, Rows: req.Rows, Cols: req.Cols,
 		Hold: req.Follow, Once: req.Once, Timeout: timeout, KeepBytes: cmp.Or(req.KeepBytes, keepBytes),
 	}, slices.Concat(cmd.overridden, clamped), nil

@@ -27,6 +27,11 @@ type Options struct {
 	// system; asked only with InContainer. Nil is the function OnRootFS.
 	OnRootFS func(path string) (bool, error)
 
+	// PathMap says where directories of this process's view are on the engine's host, as
+	// far as the file doesn't: its own entries go first. One whose Local isn't there is
+	// passed over.
+	PathMap []PathMapping
+
 	// Refuse holds further paths, in the engine's terms, that are never mounted,
 	// nor is anything below or above them: the engine's socket, Berm's own state. A
 	// socket that is a symbolic link needs both paths here.
@@ -36,6 +41,15 @@ type Options struct {
 	DefaultTTL     time.Duration // unless the file says; 0 is one hour
 	DefaultIdleTTL time.Duration // unless the file says; 0 is never
 	EngineNetwork  string        // what network "on" is to the engine unless the file says; empty is berm-sandbox
+}
+
+// PathMapping is a directory that is mounted into this process's container.
+type PathMapping struct {
+	Engine string // where the engine's host has it, absolute and clean
+	Local  string // where it is here, absolute
+	// Volume says that it is a volume. The engine keeps those where nothing may be mounted
+	// from; below this one it may be, as far as the file allows it as a root.
+	Volume bool
 }
 
 // Problem is one thing that is wrong with a policy file.

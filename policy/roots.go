@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -25,7 +26,8 @@ type mapping struct{ engine, local, resolved string }
 type mountRules struct {
 	roots            []root
 	refusals         []string
-	maps             []mapping // the identity among them
+	maps             []mapping // the identity first; of two for one directory the last counts
+	volumes          []string  // Berm's own, where the engine keeps them
 	defaultWorkspace string    // empty if there is none
 	holdRequired     bool
 	resolve          func(string) (string, error)
@@ -50,11 +52,19 @@ func (p *Policy) EnginePath(local string) (string, error) {
 // refused, and which.
 func (r *mountRules) refused(p string) (string, bool) {
 	for _, entry := range r.refusals {
-		if under(entry, p) || entry != "/" && under(p, entry) {
+		if under(entry, p) || r.within(p, entry) {
 			return entry, true
 		}
 	}
 	return "", false
+}
+
+// within tells whether a path lies in one that is refused, and not in a volume in there
+// that Berm itself has.
+func (r *mountRules) within(p, entry string) bool {
+	return entry != "/" && under(p, entry) && !slices.ContainsFunc(r.volumes, func(v string) bool {
+		return v != entry && under(v, entry) && under(p, v)
+	})
 }
 
 func (r *mountRules) toLocal(engine string) string {
@@ -104,8 +114,12 @@ func (l *loader) loadMounts() {
 		return resolved, nil
 	}
 	r.maps = []mapping{{engine: "/", local: "/", resolved: "/"}}
+	for _, m := range l.opts.PathMap {
+		l.given(m)
+	}
+	given := len(r.maps)
 	for i := range f.PathMap {
-		l.mapping(fmt.Sprintf("mounts.path_map[%d]", i), &f.PathMap[i])
+		l.mapping(fmt.Sprintf("mounts.path_map[%d]", i), &f.PathMap[i], given)
 	}
 	l.refusals()
 	roots, at := f.AllowedRoots, "mounts.allowed_roots[%d]"
@@ -129,7 +143,22 @@ func (l *loader) loadMounts() {
 	}
 }
 
-func (l *loader) mapping(at string, m *pathMapping) {
+// given takes a mapping that the file needn't have.
+func (l *loader) given(m PathMapping) {
+	r := &l.policy.mounts
+	engine, why := cleanPath(m.Engine)
+	resolved, err := r.resolve(m.Local)
+	if why != "" || err != nil {
+		return
+	}
+	r.maps = append(r.maps, mapping{engine: engine, local: m.Local, resolved: resolved})
+	if m.Volume {
+		r.volumes = append(r.volumes, engine)
+	}
+}
+
+// mapping takes one of the file's, which come after the given ones.
+func (l *loader) mapping(at string, m *pathMapping, given int) {
 	engine, why := cleanPath(m.Engine)
 	if why != "" {
 		l.problem(at+".engine", "%q %s", m.Engine, why)
@@ -146,7 +175,7 @@ func (l *loader) mapping(at string, m *pathMapping) {
 		l.problem(at+".local", "%v", err)
 		return
 	}
-	for _, other := range r.maps[1:] {
+	for _, other := range r.maps[given:] {
 		if other.engine == engine || other.resolved == resolved {
 			l.problem(at, "maps what another entry maps already")
 			return
@@ -197,7 +226,7 @@ func (l *loader) root(at, asked string) {
 	x := root{engine: clean, source: r.toEngine(local), local: local}
 	for _, p := range []string{x.engine, x.source} {
 		for _, entry := range r.refusals {
-			if entry != "/" && under(p, entry) {
+			if r.within(p, entry) {
 				l.problem(at, "%s lies in %s, which is always refused, so that nothing in it could be mounted", clean, entry)
 				return
 			}

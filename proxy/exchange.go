@@ -38,7 +38,7 @@ type Exchange struct {
 func (g *Gate) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		ex := &Exchange{RequestID: requestID(r), start: time.Now(), route: "unmatched"}
-		ctx := g.trace.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
+		ctx := g.continued(r)
 		ctx, span := g.tracer.Start(ctx, method(r), trace.WithSpanKind(trace.SpanKindServer))
 		r = r.WithContext(context.WithValue(ctx, exchangeKey{}, ex))
 		w := &writer{ResponseWriter: rw}
@@ -59,6 +59,20 @@ func (g *Gate) Wrap(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// maxTraceState bounds what a caller's tracestate may hold, in bytes: what W3C asks that
+// at least be passed on. Engines and commands are given it.
+const maxTraceState = 512
+
+// continued gives a request's context, with the W3C trace context that came in. What is
+// malformed of it is left out, and so is a tracestate that is too long.
+func (g *Gate) continued(r *http.Request) context.Context {
+	ctx := g.trace.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
+	if sc := trace.SpanContextFromContext(ctx); len(sc.TraceState().String()) > maxTraceState {
+		ctx = trace.ContextWithRemoteSpanContext(ctx, sc.WithTraceState(trace.TraceState{}))
+	}
+	return ctx
 }
 
 // recovered logs a panic, answers it if nothing has been answered yet, and tells

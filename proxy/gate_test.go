@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/propagation"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
@@ -210,6 +211,37 @@ func TestGateRequestID(t *testing.T) {
 	a, b := ask(h, nil), ask(h, nil)
 	if a.Header().Get("X-Request-Id") == b.Header().Get("X-Request-Id") {
 		t.Error("two requests have the same id")
+	}
+}
+
+func TestGateContinuesTraces(t *testing.T) {
+	const parent = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+	tests := map[string]struct{ parent, state, want, wantState string }{
+		"none":            {},
+		"a state alone":   {state: "a=1"},
+		"malformed":       {parent: "00-0-0-01", state: "a=1"},
+		"a newline":       {parent: parent + "\n00", state: "a=1"},
+		"all":             {parent: parent, state: "a=1,b=2", want: parent, wantState: "a=1,b=2"},
+		"malformed state": {parent: parent, state: "a=1,=", want: parent},
+		"the longest":     {parent: parent, state: "a=" + strings.Repeat("x", 250) + ",b=" + strings.Repeat("x", 257), want: parent},
+		"long":            {parent: parent, state: "a=" + strings.Repeat("x", 253) + ",b=" + strings.Repeat("x", 254), want: parent, wantState: "a=" + strings.Repeat("x", 253) + ",b=" + strings.Repeat("x", 254)},
+		"too long":        {parent: parent, state: "a=" + strings.Repeat("x", 254) + ",b=" + strings.Repeat("x", 254), want: parent},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := propagation.MapCarrier{}
+			_, h := newDoor(t, proxy.GateOptions{}, func(_ http.ResponseWriter, r *http.Request) error {
+				propagation.TraceContext{}.Inject(r.Context(), got)
+				return nil
+			})
+			ask(h, func(r *http.Request) {
+				r.Header.Set("Traceparent", tt.parent)
+				r.Header.Set("Tracestate", tt.state)
+			})
+			if got["traceparent"] != tt.want || got["tracestate"] != tt.wantState {
+				t.Errorf("got %q", got)
+			}
+		})
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,7 +29,7 @@ var settingFlags = []struct {
 // addConfigFlags gives a command --config and the flags of the named settings;
 // all of them without a name.
 func addConfigFlags(cmd *cobra.Command, names ...string) {
-	cmd.Flags().String("config", "", "configuration file")
+	cmd.Flags().String("config", "", "configuration file (default $BERM_CONFIG)")
 	for _, f := range settingFlags {
 		if len(names) == 0 || slices.Contains(names, f.name) {
 			cmd.Flags().String(f.name, "", fmt.Sprintf("%s (over %s)", f.usage, f.key))
@@ -43,7 +44,7 @@ func loadConfig(cmd *cobra.Command) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts := config.Options{File: file, Environ: os.Environ(), Flags: map[string]string{}}
+	opts := config.Options{File: cmp.Or(file, os.Getenv("BERM_CONFIG")), Environ: os.Environ(), Flags: map[string]string{}}
 	for _, f := range settingFlags {
 		flag := cmd.Flags().Lookup(f.name)
 		if flag == nil || !flag.Changed {

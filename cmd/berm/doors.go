@@ -54,6 +54,7 @@ type doorParts struct {
 	log        *slog.Logger
 	tel        *telemetry
 	guard      *doorGuard
+	labels     map[string]string // see engineapi.Options.Labels
 	workspaces *workspace.Service // nil without a root for chats, as chats
 	chats      *chat.Service
 }
@@ -129,8 +130,8 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 		},
 		Policy: d.policies.Policy, Owner: d.owner, Hosts: d.cfg.EngineAPI.AllowedHosts,
 		Mounts:        func() []policy.Mount { return d.manager.OtherMounts("") },
-		EnsureNetwork: d.manager.EnsureNetwork,
-		Logger:        d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
+		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels,
+		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}
 	if path := d.cfg.EngineAPI.AuditLog; path != "" && len(d.cfg.EngineAPI.Listeners) > 0 {
 		audit, err := engineapi.OpenAudit(path)

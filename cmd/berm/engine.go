@@ -234,7 +234,7 @@ type view struct {
 func (v view) suits(kind string) error {
 	if kind == "containerd" && v.asked && (!v.root || !v.mounts) {
 		return errors.New("engine.kind: containerd needs a berm that shares the engine's root file system and mount namespace, and this one doesn't; " +
-			"run it on the engine's host, without a container around it")
+			"run it on the engine's host, or in a container with the host's processes (pid: host) and --enter-engine")
 	}
 	return nil
 }

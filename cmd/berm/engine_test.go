@@ -204,7 +204,7 @@ func TestOwnPathsAreRefused(t *testing.T) {
 	cfg.Engine.Address, cfg.HTTP.Listen = "unix://"+filepath.Join(dir, "engine.sock"), "unix://"+filepath.Join(dir, "berm.sock")
 	cfg.Security.TokenFile = filepath.Join(dir, "tokens")
 	cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot = filepath.Join(dir, "chats"), filepath.Join(dir, "deps"), filepath.Join(dir, "tools")
-	opts := policyOptions(cfg, view{root: true})
+	opts := policyOptions(cfg, view{root: true}, nil)
 	opts.Resolve = func(path string) (string, error) { return path, nil } // all of it is there
 	p, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), opts)
 	if err != nil {

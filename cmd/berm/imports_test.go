@@ -17,7 +17,7 @@ const module = "github.com/bermhq/berm"
 
 // topLevel is all that may stand at the root of the repository.
 var topLevel = []string{
-	".ci", ".git", ".gitattributes", ".github", ".gitignore", ".golangci.yml", "DEVELOPERS.md", "LICENSE", "Makefile", "README.md",
+	".ci", ".git", ".gitattributes", ".github", ".gitignore", ".golangci.yml", "CHANGELOG.md", "CONTRIBUTING.md", "DEVELOPERS.md", "LICENSE", "Makefile", "README.md", "SECURITY.md",
 	"bin", "cmd", "compose", "docs", "go.mod", "go.sum", "lifecycle", "policy", "proxy", "runtime",
 }
 

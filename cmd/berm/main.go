@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is stamped by the linker.
-var version = "devel"
+// Stamped by the linker: the version, and the commit for builds that can't see it.
+var version, revision = "devel", ""
 
 // Exit codes. A command that runs in a sandbox hands on its own.
 const (
@@ -89,7 +89,7 @@ func newRootCommand() *cobra.Command {
   berm sandbox rm demo`,
 	}
 	root.AddCommand(newServeCommand(), newConfigCommand(), newPolicyCommand(), newSandboxCommand(),
-		newWorkspaceCommand(), newChatCommand(), newFileCommand(), newDemoCommand(), newVersionCommand())
+		newWorkspaceCommand(), newChatCommand(), newFileCommand(), newDemoCommand(), newComposeCommand(), newHealthcheckCommand(), newVersionCommand())
 	return root
 }
 

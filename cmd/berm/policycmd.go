@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,9 +21,10 @@ import (
 )
 
 // policyOptions are what every policy of this configuration is read with.
-func policyOptions(cfg *config.Config, v view) policy.Options {
+func policyOptions(cfg *config.Config, v view, s *self) policy.Options {
 	return policy.Options{
 		InContainer:    !v.root,
+		PathMap:        s.mappings(),
 		Refuse:         ownPaths(cfg),
 		DefaultImage:   cfg.Sandbox.Image,
 		DefaultTTL:     cfg.Sandbox.TTL,
@@ -67,7 +69,13 @@ func ownPaths(cfg *config.Config) []string {
 // readPolicy reads the policy without changing anything: the default workspace,
 // which a server makes, is taken as made. Secret is policy.Options.Secret.
 func readPolicy(ctx context.Context, cfg *config.Config, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
-	opts := policyOptions(cfg, engineView(ctx, cfg.Engine))
+	v := engineView(ctx, cfg.Engine)
+	s, _ := findSelf(ctx, cfg.Engine, v, time.Second) // without it, less is known
+	located := *cfg
+	if err := s.settle(&located); err != nil {
+		located.Sandbox.Network = "" // a verdict can do without its name
+	}
+	opts := policyOptions(&located, v, s)
 	opts.Secret = secret
 	made := map[string]bool{}
 	opts.MakeDir = func(path string) error {

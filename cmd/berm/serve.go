@@ -28,6 +28,7 @@ import (
 const flushTimeout = 5 * time.Second
 
 func newServeCommand() *cobra.Command {
+	var enter bool
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve sandboxes over HTTP",
@@ -40,12 +41,18 @@ tokens, only a loopback address or a unix socket may be listened on.`,
 		Example: `  berm serve
   berm serve --config berm.yaml --policy policy.yaml
   berm serve --listen 0.0.0.0:7070 --token-file tokens.yaml
-  berm serve --listen unix:///run/berm.sock --state-dir /var/lib/berm`,
+  berm serve --listen unix:///run/berm.sock --state-dir /var/lib/berm
+  BERM_ENGINE_KIND=containerd berm serve --enter-engine`,
 		Args: cobra.NoArgs,
 		RunE: action(func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(cmd)
 			if err != nil {
 				return err
+			}
+			if enter {
+				if done, err := enterEngine(cmd.Context(), cfg.Engine); done || err != nil {
+					return err
+				}
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
@@ -54,6 +61,7 @@ tokens, only a loopback address or a unix socket may be listened on.`,
 		}),
 	}
 	addConfigFlags(cmd)
+	cmd.Flags().BoolVar(&enter, "enter-engine", false, "from a container: serve in the mount namespace of the engine's process, as containerd needs it")
 	return cmd
 }
 
@@ -119,6 +127,10 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	if err := shared.suits(cfg.Engine.Kind); err != nil {
 		return err
 	}
+	here, err := locate(ctx, cfg, shared, log)
+	if err != nil {
+		return err
+	}
 	var manager *lifecycle.Manager // makes the holds, and so is there before the first
 	others := func(sessionID string) []policy.Mount { return manager.OtherMounts(sessionID) }
 	holder, why := newHolder(filepath.Join(cfg.StateDir, "hold"), shared, others)
@@ -126,7 +138,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		log.WarnContext(ctx, "mounts_not_held", "error", why.Error())
 	}
 	policies, err := newPolicyKeeper(policyKeeperOptions{
-		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared), Check: allOf(holdable(holder, why), hasProfiles(cfg.EngineAPI)), Logger: log, Registry: tel.registry,
+		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared, here), Check: allOf(holdable(holder, why), hasProfiles(cfg.EngineAPI)), Logger: log, Registry: tel.registry,
 	})
 	if err != nil {
 		return err
@@ -158,7 +170,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		return err
 	}
 	managed := lifecycle.Options{
-		Runtime: rt, Collector: collector, Policy: policies.Policy, Store: db, Holder: guard, Owner: owner, Settings: sandboxes,
+		Runtime: rt, Collector: collector, Policy: policies.Policy, Store: db, Holder: guard, Owner: owner, Settings: sandboxes, Labels: here.labels(),
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	}
 	if lasting != nil {
@@ -179,7 +191,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		return err
 	}
 	parts := doorParts{
-		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, guard: guard,
+		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, guard: guard, labels: here.labels(),
 		workspaces: lasting, chats: chats,
 	}
 	fronts, err := parts.engineAPI(ctx, &undo)

@@ -2,51 +2,107 @@ package main
 
 import (
 	"bytes"
-	"net/http"
-	"net/http/httptest"
+	"log/slog"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 )
 
-func TestTelemetryGoesToTheCollector(t *testing.T) {
-	var mu sync.Mutex
-	got := map[string]string{} // header by path
-	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		got[r.URL.Path] = r.Header.Get("X-Key")
-	}))
-	defer collector.Close()
+// filled is a registry of which each vector has a child, or nothing of it would be sent.
+// The labels' values are their names.
+type filled struct{ *prometheus.Registry }
 
+func (f filled) Register(c prometheus.Collector) error {
+	desc := make(chan *prometheus.Desc, 16)
+	c.Describe(desc)
+	labels := strings.Split(metricLabels.FindStringSubmatch((<-desc).String())[1], ",")
+	switch vec := c.(type) {
+	case *prometheus.CounterVec:
+		vec.WithLabelValues(labels...).Inc()
+	case *prometheus.GaugeVec:
+		vec.WithLabelValues(labels...).Inc()
+	case *prometheus.HistogramVec:
+		vec.WithLabelValues(labels...).Observe(1)
+	}
+	return f.Registry.Register(c)
+}
+
+func (f filled) MustRegister(cs ...prometheus.Collector) {
+	for _, c := range cs {
+		if err := f.Register(c); err != nil {
+			panic(err)
+		}
+	}
+}
+
+// Everything that docs/observability.md lists arrives at a receiver of OTLP, as it says there.
+func TestTelemetryGoesToTheCollector(t *testing.T) {
+	c := newCollector(t)
 	headers := filepath.Join(t.TempDir(), "headers")
 	write(t, headers, "X-Key=hush\n")
 	cfg := config.Default()
-	cfg.Otel.Endpoint, cfg.Otel.HeadersFile = collector.URL, headers
+	cfg.Otel.Endpoint, cfg.Otel.HeadersFile = c.URL, headers
 	var stderr bytes.Buffer
 	tel, err := newTelemetry(t.Context(), cfg, "me", &stderr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tel.logger.Info("said")
-	tel.logger.Debug("whispered")
-	_, span := tel.tracer.Tracer("test").Start(t.Context(), "work")
-	span.End()
+	wantLogs, wantMetrics, wantSpans := map[string]string{}, map[string]string{}, map[string]bool{}
+	for _, row := range section(t, "Logs") {
+		level, _, _ := strings.Cut(row[1], " ") // the usual one of several
+		level = strings.ToUpper(strings.TrimSuffix(level, ";"))
+		var l slog.Level
+		if err := l.UnmarshalText([]byte(level)); err != nil {
+			t.Fatal(err)
+		}
+		tel.logger.Log(t.Context(), l, row[0], "key", "k") //nolint:sloglint // the messages are the table's
+		if l >= slog.LevelInfo {
+			wantLogs[row[0]] = level
+		}
+	}
+	registerAll(t, filled{tel.registry})
+	for _, row := range section(t, "Metrics") {
+		labels := slices.DeleteFunc(strings.Split(strings.ReplaceAll(row[2], " ", ""), ","), func(l string) bool { return l == "" })
+		slices.Sort(labels)
+		wantMetrics[row[0]] = row[1] + " " + strings.Join(labels, ",")
+	}
+	for _, row := range section(t, "Spans") {
+		_, span := tel.tracer.Tracer("test").Start(t.Context(), row[0])
+		span.End()
+		wantSpans[row[0]] = true
+	}
 	if err := tel.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	want := map[string]string{"/v1/logs": "hush", "/v1/metrics": "hush", "/v1/traces": "hush"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("what the collector got (-want +got):\n%s", diff)
+
+	got := c.got(t, "me")
+	if diff := cmp.Diff(wantLogs, got.logs); diff != "" {
+		t.Errorf("logs (-want +got):\n%s", diff)
 	}
-	if out := stderr.String(); !strings.Contains(out, "msg=said") || strings.Contains(out, "whispered") || strings.Contains(out, "hush") {
+	maps.DeleteFunc(got.metrics, func(name, _ string) bool {
+		return strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_")
+	})
+	if diff := cmp.Diff(wantMetrics, got.metrics); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+	for name := range wantSpans {
+		if _, ok := got.spans[name]; !ok {
+			t.Errorf("the span %s is missing", name)
+		}
+	}
+	for _, key := range got.keys {
+		if key != "hush" {
+			t.Errorf("a request had the key %q", key)
+		}
+	}
+	if out := stderr.String(); !strings.Contains(out, "msg=serving") || strings.Contains(out, "msg=agent_refused") || strings.Contains(out, "hush") {
 		t.Errorf("standard error got %q", out)
 	}
 }

@@ -136,7 +136,7 @@ func (c *call) askedMounts(p *plan) ([]mountBody, error) {
 		if m.VolumeOptions != nil {
 			options = *m.VolumeOptions
 		}
-		if _, err := callersLabels(options.Labels); err != nil {
+		if _, err := c.callersLabels(options.Labels); err != nil {
 			return nil, err
 		}
 		labels := maps.Clone(options.Labels)

@@ -255,7 +255,7 @@ func (c *call) buildLabels() (map[string]string, error) {
 	if text := c.query.Get("labels"); text != "" && strictJSON([]byte(text), &own) != nil {
 		return nil, malformed("the labels are not one JSON object of texts")
 	}
-	ttl, err := callersLabels(own)
+	ttl, err := c.callersLabels(own)
 	if err != nil {
 		return nil, err
 	}

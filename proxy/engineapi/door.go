@@ -32,8 +32,11 @@ type Options struct {
 	// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
 	// there. Nil: a network that isn't there is refused.
 	EnsureNetwork func(ctx context.Context, name string) error
-	Hosts         []string // further names that the Host header may carry over TCP, without port
-	Audit         *Audit   // where decisions are written; nil is nowhere
+	// Labels are further ones of every container, unless its caller gives one of these
+	// names itself, to which it can't give the value here. Nil is none.
+	Labels map[string]string
+	Hosts  []string // further names that the Host header may carry over TCP, without port
+	Audit  *Audit   // where decisions are written; nil is nowhere
 
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported

@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/propagation"
+
 	"github.com/bermhq/berm/proxy"
 )
 
@@ -77,6 +79,7 @@ func (e *engine) request(ctx context.Context, a ask) (*http.Request, error) {
 		req.Header[name] = values
 	}
 	req.Header["User-Agent"] = []string{"berm"}
+	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(req.Header))
 	if a.body != nil {
 		req.ContentLength = a.length
 	}

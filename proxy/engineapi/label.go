@@ -38,7 +38,7 @@ func encodedBytes(v any) int {
 
 // callersLabels checks the labels that a caller gives, and takes out the TTL that it asks
 // for; nil if it doesn't.
-func callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
+func (d *Door) callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
 	for name, value := range labels {
 		switch {
 		case name == labelTTL:
@@ -50,6 +50,9 @@ func callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
 		case strings.HasPrefix(strings.ToLower(name), labelPrefix):
 			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused: labels that begin with %s are Berm's own", shorten(name), labelPrefix),
 				"other labels, and "+labelTTL)
+		case d.opts.Labels[name] != "" && d.opts.Labels[name] == value:
+			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused with this value: it says what belongs to Berm's own stack", shorten(name)),
+				"another value")
 		}
 	}
 	if len(labels) > maxLabels || encodedBytes(labels) > maxLabelBytes {

@@ -174,7 +174,7 @@ func (c *call) createNetwork() error {
 	if err := c.judged(err); err != nil {
 		return err
 	}
-	ttl, err := callersLabels(body.Labels)
+	ttl, err := c.callersLabels(body.Labels)
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,7 @@ func (c *call) plan(b *createBody) (*plan, error) {
 	if b.HostConfig == nil {
 		b.HostConfig = &hostBody{}
 	}
-	ttl, err := callersLabels(b.Labels)
+	ttl, err := c.callersLabels(b.Labels)
 	if err != nil {
 		return nil, err
 	}
@@ -231,6 +231,9 @@ func (c *call) finish(p *plan) error {
 	}
 	p.labels = c.stamp(maps.Clone(p.body.Labels), s.TTL, s.MaxLifetime)
 	p.labels[lifecycle.LabelEffective] = string(label)
+	if !slices.ContainsFunc(sortedKeys(c.opts.Labels), func(name string) bool { return p.labels[name] != "" }) {
+		maps.Copy(p.labels, c.opts.Labels)
+	}
 	if encodedBytes(string(label)) > maxEffectiveBytes {
 		return malformed("it asks for more mounts, networks, ports, hosts and limits than anybody needs")
 	}

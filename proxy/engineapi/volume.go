@@ -122,7 +122,7 @@ func volumeTaken(name string) error {
 // makeVolume makes a volume of the caller's. A driver other than the local one and options
 // are only ever those of a caller in mode audit.
 func (c *call) makeVolume(name, driver string, options, own map[string]string) (json.RawMessage, error) {
-	ttl, err := callersLabels(own)
+	ttl, err := c.callersLabels(own)
 	if err != nil {
 		return nil, err
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
 	"github.com/bermhq/berm/runtime"
@@ -144,7 +145,8 @@ func New(opts Options) (*Runtime, error) {
 		return nil, err
 	}
 	// It dials when it is used, and again whenever the connection is lost.
-	if r.client, err = client.New(opts.Address, client.WithDefaultNamespace(opts.Namespace), client.WithTimeout(time.Second)); err != nil {
+	if r.client, err = client.New(opts.Address, client.WithDefaultNamespace(opts.Namespace), client.WithTimeout(time.Second),
+		client.WithExtraDialOpts([]grpc.DialOption{grpc.WithChainUnaryInterceptor(tracedCall), grpc.WithChainStreamInterceptor(tracedStream)})); err != nil {
 		return nil, fmt.Errorf("engine address %q: %w", opts.Address, err)
 	}
 	return r, nil

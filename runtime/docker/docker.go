@@ -142,6 +142,7 @@ type session struct {
 	http    http.RoundTripper
 	info    runtime.Info
 	seccomp string        // SecurityOpt value
+	root    string        // the engine's own directory
 	skew    time.Duration // of the engine's clock
 }
 
@@ -221,6 +222,7 @@ func (r *Runtime) negotiate(ctx context.Context) (*session, error) {
 		MemoryBytes:   info.MemTotal,
 		CgroupVersion: info.CgroupVersion,
 	}
+	s.root = info.DockerRootDir
 	if s.seccomp, err = seccompOption(s.info.Architecture); err != nil {
 		return nil, err
 	}

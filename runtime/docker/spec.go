@@ -101,7 +101,7 @@ func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.Host
 			MemorySwap: spec.MemoryBytes, // both together, so there is no swap
 			NanoCPUs:   nanoCPUs(spec.CPUs, s.info.CPUs),
 		},
-		Mounts: mounts(spec, volumes),
+		Mounts: mounts(spec, volumes, s.root),
 	}
 	if spec.Network == "" {
 		host.NetworkMode = "none"
@@ -127,21 +127,28 @@ func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.Host
 // read-only bind. The engine has no nosuid and nodev for binds; no-new-privileges
 // and the device cgroup do their work.
 //
+// The engine takes no private bind of what lies in its own directory, as volumes do, nor
+// does it need one: what is mounted there is its own doing.
+//
 // An image's volume becomes an anonymous volume, and so a place outside the root
 // file system that can be written. With a read-only root it is covered by an empty
 // file system that can't be: the engine makes no anonymous volume read-only, and
 // those with a name it wouldn't remove. Otherwise it is as writable as the root itself.
-func mounts(spec runtime.Spec, volumes []string) []mount.Mount {
+func mounts(spec runtime.Spec, volumes []string, engineRoot string) []mount.Mount {
 	var out []mount.Mount
 	taken := map[string]bool{}
 	for _, m := range slices.Concat(spec.Mounts, agentMounts(spec.Agent)) {
 		taken[path.Clean(m.Target)] = true
+		propagation := mount.PropagationRPrivate
+		if engineRoot != "" && strings.HasPrefix(m.Source, engineRoot) { // as the engine compares them
+			propagation = mount.PropagationRSlave
+		}
 		out = append(out, mount.Mount{
 			Type:        mount.TypeBind,
 			Source:      m.Source,
 			Target:      m.Target,
 			ReadOnly:    m.ReadOnly,
-			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: true},
+			BindOptions: &mount.BindOptions{Propagation: propagation, NonRecursive: true},
 		})
 	}
 	for _, t := range spec.Tmpfs {

@@ -28,7 +28,7 @@ func TestReadonly(t *testing.T) {
 
 func TestHostConfig(t *testing.T) {
 	yes, pids := true, int64(9)
-	s := &session{seccomp: "seccomp={}", info: runtime.Info{CPUs: 2}}
+	s := &session{seccomp: "seccomp={}", root: "/engine", info: runtime.Info{CPUs: 2}}
 	base := container.HostConfig{
 		NetworkMode:   "none",
 		IpcMode:       "private",
@@ -51,6 +51,7 @@ func TestHostConfig(t *testing.T) {
 	full.Tmpfs = map[string]string{"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=7"}
 	full.Mounts = []mount.Mount{
 		{Type: "bind", Source: "/s", Target: "/t/", ReadOnly: true, BindOptions: &mount.BindOptions{Propagation: "rprivate", NonRecursive: true}},
+		{Type: "bind", Source: "/engine/volumes/v/_data", Target: "/w", BindOptions: &mount.BindOptions{Propagation: "rslave", NonRecursive: true}},
 		{Type: "tmpfs", Target: "/v", ReadOnly: true, TmpfsOptions: &mount.TmpfsOptions{SizeBytes: 4096, Mode: 0o555}},
 	}
 	cases := []struct {
@@ -63,7 +64,7 @@ func TestHostConfig(t *testing.T) {
 		{"full", runtime.Spec{
 			Network: "net", CapAdd: []string{"CAP_CHOWN"}, ReadOnlyRootfs: true, RuntimeClass: "crun", LogMaxBytes: 1000,
 			MemoryBytes: 64, CPUs: 99, PidsLimit: 9, Tmpfs: []runtime.Tmpfs{{Target: "/tmp", SizeBytes: 7}},
-			Mounts: []runtime.Mount{{Source: "/s", Target: "/t/", ReadOnly: true}},
+			Mounts: []runtime.Mount{{Source: "/s", Target: "/t/", ReadOnly: true}, {Source: "/engine/volumes/v/_data", Target: "/w"}},
 		}, []string{"/t", "/tmp/", "/v", "/v/"}, full},
 	}
 	for _, tc := range cases {

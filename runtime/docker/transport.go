@@ -3,6 +3,9 @@ package docker
 import (
 	"net/http"
 	"sync/atomic"
+
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // roundTripper watches one session's answers for what the client would hide.
@@ -12,9 +15,13 @@ type roundTripper struct {
 	changed func()                 // called when an answer has another
 }
 
-// RoundTrip fails where only a proxy in front of the engine answered, and where the
+// RoundTrip tells the engine which trace a call belongs to. It fails where only a proxy in front of the engine answered, and where the
 // engine refuses a call because it is no longer the version that was negotiated.
 func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	if trace.SpanContextFromContext(req.Context()).IsValid() {
+		req = req.Clone(req.Context()) // a request given to a transport stays as it is
+		propagation.TraceContext{}.Inject(req.Context(), propagation.HeaderCarrier(req.Header))
+	}
 	resp, err := t.base.RoundTrip(req)
 	if err != nil {
 		return nil, err

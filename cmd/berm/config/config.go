@@ -85,7 +85,7 @@ type Engine struct {
 // Sandbox is what the operator sets for every sandbox.
 type Sandbox struct {
 	Image           string            `yaml:"image" doc:"image of profiles that name none"`
-	Network         string            `yaml:"network" doc:"the engine's network for sandboxes with network on; made if missing"`
+	Network         string            `yaml:"network" doc:"the engine's network for sandboxes with network on; made if missing; auto is the one network that Berm's own container is in"`
 	Port            int               `yaml:"port" doc:"port of the agent's service in a sandbox, shown as its endpoint; 0 is none"`
 	TTL             time.Duration     `yaml:"ttl" doc:"life of a sandbox from creation or renewal, unless the request or the policy says"`
 	IdleTTL         time.Duration     `yaml:"idle_ttl" doc:"life of a sandbox that nobody uses; 0 is forever"`

@@ -45,6 +45,9 @@ const (
 	// ListenNone is the HTTP.Listen that turns the sandbox API off.
 	ListenNone = "none"
 
+	// NetworkAuto is the Sandbox.Network that stands for the network of Berm's own container.
+	NetworkAuto = "auto"
+
 	// ModeEnforce is a Caller's mode unless it has another: what the policy denies is denied.
 	ModeEnforce = "enforce"
 	// ModeAudit lets through what the policy denies, and has it written down.

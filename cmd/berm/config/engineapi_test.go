@@ -199,3 +199,14 @@ func FuzzListeners(f *testing.F) {
 		}
 	})
 }
+
+// Whoever reaches a plain listener is its caller, which no sandbox is to be.
+func TestPlainBesideSandboxes(t *testing.T) {
+	const listener = "engine_api: {listeners: [{address: 'tcp://berm:2375', allow_plain: true, callers: [{name: a, tenant: a}]}]}\nsandbox: {network: "
+	if _, err := parse([]byte(listener+"auto}"), Options{}); err == nil || !strings.Contains(err.Error(), "engine_api.listeners[0].allow_plain: with sandbox.network: auto") {
+		t.Errorf("in the network of Berm's own: %v", err)
+	}
+	if _, err := parse([]byte(listener+"apart}"), Options{}); err != nil {
+		t.Errorf("in another network: %v", err)
+	}
+}

@@ -46,6 +46,10 @@ func (c *Config) validate() []error {
 	c.Sandbox.validate(&p)
 	c.Storage.validate(&p)
 	c.EngineAPI.validate(&p, c.HTTP, c.Engine.Kind)
+	for i, l := range c.EngineAPI.Listeners {
+		p.unless(!l.AllowPlain || c.Sandbox.Network != NetworkAuto, fmt.Sprintf("engine_api.listeners[%d].allow_plain", i),
+			"with sandbox.network: auto, sandboxes would reach this listener, and be its callers: name a network that Berm isn't in")
+	}
 
 	_, err := c.Logging.SlogLevel()
 	p.unless(err == nil, "logging.level", "want debug, info, warn or error, not %q", c.Logging.Level)

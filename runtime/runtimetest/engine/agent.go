@@ -42,11 +42,10 @@ func PutAgent(ctx context.Context, dir string) (string, error) {
 }
 
 func buildAgent(ctx context.Context) (program []byte, err error) {
-	mod, err := goCommand(ctx, "", "env", "GOMOD")
+	root, err := moduleRoot(ctx)
 	if err != nil {
 		return nil, err
 	}
-	root := filepath.Dir(string(bytes.TrimSpace(mod)))
 	if _, err := os.Stat(filepath.Join(root, "cmd", "berm-agent")); err != nil {
 		return nil, fmt.Errorf("find its sources: %w", err)
 	}
@@ -60,6 +59,15 @@ func buildAgent(ctx context.Context) (program []byte, err error) {
 		return nil, err
 	}
 	return os.ReadFile(out)
+}
+
+// moduleRoot is the directory of this module's sources.
+func moduleRoot(ctx context.Context) (string, error) {
+	mod, err := goCommand(ctx, "", "env", "GOMOD")
+	if err != nil {
+		return "", err
+	}
+	return filepath.Dir(string(bytes.TrimSpace(mod))), nil
 }
 
 func goCommand(ctx context.Context, dir string, args ...string) ([]byte, error) {

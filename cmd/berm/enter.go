@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	goruntime "runtime"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+)
+
+// drained are the signals that the server in the engine's mount namespace gets from
+// the process that started it there.
+var drained = []os.Signal{syscall.SIGTERM, os.Interrupt, syscall.SIGHUP}
+
+// enterEngine runs this very program again in the mount namespace of the process that
+// listens on the engine's socket, hands signals on to it, and returns when it has ended.
+// Done is false where that is this process's own already: then nothing was run.
+//
+// This process stays where it is, so that what a container's engine runs beside it, such
+// as a health check, still finds the container's files.
+func enterEngine(ctx context.Context, cfg config.Engine) (done bool, err error) {
+	socket := engineSocket(cfg)
+	if socket == "" {
+		return false, errors.New("--enter-engine: the engine has no unix socket on this machine")
+	}
+	pid, err := peer(ctx, socket)
+	if err != nil {
+		return false, fmt.Errorf("--enter-engine: find the engine's process: %w", err)
+	}
+	if pid == 0 {
+		return false, errors.New("--enter-engine: the engine's process can't be seen from here; give this container the host's process namespace (pid: host)")
+	}
+	namespace := filepath.Join("/proc", strconv.Itoa(pid), "ns/mnt")
+	if sameFile("/proc/self/ns/mnt", namespace) {
+		return false, nil
+	}
+	ns, err := os.Open(namespace)
+	if err != nil {
+		return false, fmt.Errorf("--enter-engine: %w; it takes the capabilities SYS_ADMIN, SYS_CHROOT and SYS_PTRACE", err)
+	}
+	defer func() { _ = ns.Close() }()
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return false, fmt.Errorf("--enter-engine: %w", err)
+	}
+	defer func() { _ = self.Close() }()
+
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, drained...)
+	defer signal.Stop(signals)
+	started, ended := make(chan *os.Process, 1), make(chan error, 1)
+	onOtherThread(func() { ended <- runEntered(ns, self, started) })
+	var child *os.Process
+	select {
+	case child = <-started: // what was signalled meanwhile waits
+	case err := <-ended:
+		return true, err
+	}
+	for {
+		select {
+		case s := <-signals:
+			_ = child.Signal(s) // one that has ended needs none
+		case err := <-ended:
+			var exit *exec.ExitError
+			if errors.As(err, &exit) {
+				return true, &exitError{code: max(exit.ExitCode(), exitFailure)} // it has said why
+			}
+			return true, err
+		}
+	}
+}
+
+// onOtherThread runs a function on a thread that ends with it, and so may be spoilt, and isn't
+// the first one: as that one is, the whole process is seen from outside.
+func onOtherThread(f func()) {
+	go func() {
+		goruntime.LockOSThread() // and never unlocked
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
+		}
+		locked := make(chan struct{})
+		go func() {
+			goruntime.LockOSThread() // and never unlocked
+			close(locked)
+			f()
+		}()
+		<-locked
+		goruntime.UnlockOSThread()
+	}()
+}
+
+// runEntered moves its thread into a mount namespace and runs a program there, with this
+// process's arguments, to its end.
+func runEntered(ns, program *os.File, started chan<- *os.Process) error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("--enter-engine: %w", os.NewSyscallError("unshare", err))
+	}
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("--enter-engine: %w; it takes the capabilities SYS_ADMIN and SYS_CHROOT", os.NewSyscallError("setns", err))
+	}
+	cmd := &exec.Cmd{
+		Path: fmt.Sprintf("/proc/self/fd/%d", program.Fd()), Args: os.Args, Dir: "/",
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		SysProcAttr: &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM},
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("--enter-engine: %w", err)
+	}
+	started <- cmd.Process
+	return cmd.Wait()
+}

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+)
+
+// Where it can't or needn't be entered, nothing is run; that it is entered where it
+// should be, the stack on containerd shows.
+func TestEnterEngine(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "engine.sock")
+	tests := map[string]struct {
+		cfg  config.Engine
+		want string // in the error; empty: there is none
+	}{
+		"elsewhere": {config.Engine{Kind: "docker", Address: "tcp://127.0.0.1:1"}, "no unix socket"},
+		"nobody":    {config.Engine{Kind: "containerd", Address: socket + "x"}, "no such file"},
+		"here":      {config.Engine{Kind: "containerd", Address: socket}, ""},
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	for name, tt := range tests {
+		done, err := enterEngine(t.Context(), tt.cfg)
+		if done || (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: done %v, %v, want %q", name, done, err, tt.want)
+		}
+	}
+}
+
+// The first thread is what others take for the process.
+func TestOnOtherThread(t *testing.T) {
+	t.Parallel()
+	for range 100 {
+		tid := make(chan int)
+		onOtherThread(func() { tid <- unix.Gettid() })
+		if <-tid == os.Getpid() {
+			t.Fatal("it ran on the first thread")
+		}
+	}
+}

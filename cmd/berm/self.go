@@ -1,0 +1,333 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/docker"
+)
+
+// Labels by which Docker Compose tells its projects apart. What Berm makes has these two
+// and none of the others that Compose asks for as well (its config-hash, or oneoff), so
+// that everybody sees what belongs to the project, and neither down nor --remove-orphans,
+// which deployments use with up, ends sandboxes that somebody works in.
+const (
+	labelProject = "com.docker.compose.project"
+	labelService = "com.docker.compose.service"
+	ownService   = "berm-sandbox"
+)
+
+// selfWait bounds the search for oneself at the start: an engine that comes up with its
+// host starts containers before it answers.
+const selfWait = 10 * time.Second
+
+// self is the container that this process runs in, as its engine knows it. Nil is none.
+type self struct {
+	id       string
+	project  string               // of Docker Compose; empty outside of one
+	paths    []policy.PathMapping // of what it has mounted, and nothing else
+	networks []string             // names of those that containers can be given
+}
+
+// clues are what the kernel tells a process of the container that it is in.
+type clues struct {
+	ids      []string // who it might be, the likeliest first
+	upperDir string   // of the root file system; empty unless it is an overlay
+	mounts   map[string]string
+}
+
+var (
+	containerID   = regexp.MustCompile(`[0-9a-f]{64}`)
+	shortID       = regexp.MustCompile(`^[0-9a-f]{12,64}$`)
+	engineFile    = regexp.MustCompile(`/([0-9a-f]{64})/(?:hostname|hosts|resolv\.conf)$`)
+	mountEscape   = regexp.MustCompile(`\\[0-7]{3}`)
+	upperDirValue = regexp.MustCompile(`(?:^|,)upperdir=([^,]*)`)
+)
+
+// maxGuesses bounds what the engine is asked about, and maxProc what is read of a file.
+const (
+	maxGuesses = 8
+	maxProc    = 4 << 20
+)
+
+// readClues reads from a directory like /proc/self.
+func readClues(proc, hostname string) (*clues, error) {
+	t := &clues{mounts: map[string]string{}}
+	cgroups, err := readProc(filepath.Join(proc, "cgroup"))
+	if err != nil {
+		return nil, err
+	}
+	for line := range bytes.Lines(cgroups) {
+		found := containerID.FindAllString(string(line), -1)
+		slices.Reverse(found) // an engine in a container has its own below that
+		t.guess(found...)
+	}
+	mounts, err := readProc(filepath.Join(proc, "mountinfo"))
+	if err != nil {
+		return nil, err
+	}
+	lines := bufio.NewScanner(bytes.NewReader(mounts))
+	lines.Buffer(nil, maxProc)
+	for lines.Scan() {
+		before, after, ok := strings.Cut(lines.Text(), " - ")
+		fields, source := strings.Fields(before), strings.Fields(after)
+		if !ok || len(fields) < 6 || len(source) < 3 {
+			return nil, errors.New("mountinfo can't be read")
+		}
+		root, target := unescapeMount(fields[3]), unescapeMount(fields[4])
+		t.mounts[target] = root // of several at one place, the last is seen
+		if m := engineFile.FindStringSubmatch(root); m != nil && path.Dir(target) == "/etc" {
+			t.guess(m[1])
+		}
+		if target == "/" && source[0] == "overlay" {
+			if m := upperDirValue.FindStringSubmatch(source[2]); m != nil {
+				t.upperDir = unescapeMount(m[1])
+			}
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, err
+	}
+	if shortID.MatchString(hostname) { // anything else might be another container's name
+		t.guess(hostname)
+	}
+	return t, nil
+}
+
+func readProc(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, maxProc))
+}
+
+func (t *clues) guess(ids ...string) {
+	for _, id := range ids {
+		if len(t.ids) < maxGuesses && !slices.Contains(t.ids, id) {
+			t.ids = append(t.ids, id)
+		}
+	}
+}
+
+// unescapeMount undoes what the kernel does to blanks and the like in mountinfo.
+func unescapeMount(s string) string {
+	return mountEscape.ReplaceAllStringFunc(s, func(octal string) string {
+		n, err := strconv.ParseUint(octal[1:], 8, 8)
+		if err != nil {
+			return octal
+		}
+		return string([]byte{byte(n)})
+	})
+}
+
+// fits tells whether a container can be the one that left the clues. One whose network
+// namespace this container shares isn't, though its ID is in both's mounts.
+func (t *clues) fits(d docker.Description) bool {
+	if !d.Running {
+		return false
+	}
+	if t.upperDir != "" && d.UpperDir != "" {
+		return t.upperDir == d.UpperDir || !path.IsAbs(t.upperDir) && strings.HasSuffix(d.UpperDir, "/"+t.upperDir)
+	}
+	// Without the root file system's word for it, all mounts have to be the same.
+	for _, m := range d.Mounts {
+		if !t.agrees(m) {
+			return false
+		}
+	}
+	for target := range t.mounts {
+		given := slices.ContainsFunc(d.Mounts, func(m docker.DescribedMount) bool { return below(target, m.Target) })
+		if !given && !usualMount(target) {
+			return false
+		}
+	}
+	return len(d.Mounts) > 0
+}
+
+// agrees tells whether the kernel shows at a mount's target what the engine says. It
+// knows a directory's path in its own file system only, which that on the host ends in,
+// or which ends in that where the host has a part of the file system mounted.
+func (t *clues) agrees(m docker.DescribedMount) bool {
+	root, ok := t.mounts[path.Clean(m.Target)]
+	return ok && (root == "/" || strings.HasSuffix(m.Source, root) || strings.HasSuffix(root, m.Source))
+}
+
+// usualMount tells whether engines mount something there without being asked to.
+func usualMount(target string) bool {
+	return slices.Contains([]string{"/", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/sbin/docker-init", "/run/secrets", "/tmp"}, target) ||
+		slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(dir string) bool { return below(target, dir) })
+}
+
+func below(target, dir string) bool {
+	return target == dir || strings.HasPrefix(target, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// describer is the part of an engine's client that tells of containers.
+type describer interface {
+	Describe(ctx context.Context, id string) (docker.Description, error)
+}
+
+// find asks the engine about every guess, again while it is away, until ctx ends.
+func (t *clues) find(ctx context.Context, engine describer) (*self, error) {
+	for {
+		found, err := t.ask(ctx, engine)
+		if !errdefs.IsUnavailable(err) {
+			return found, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// ask answers nil if the engine knows none of the guesses, or another container by it.
+func (t *clues) ask(ctx context.Context, engine describer) (*self, error) {
+	for _, id := range t.ids {
+		d, err := engine.Describe(ctx, id)
+		switch {
+		case errdefs.IsNotFound(err):
+		case err != nil:
+			return nil, err
+		case strings.HasPrefix(d.ID, id) && t.fits(d):
+			return t.self(d), nil
+		}
+	}
+	return nil, nil
+}
+
+// self is what counts of the container that was found.
+func (t *clues) self(d docker.Description) *self {
+	s := &self{id: d.ID, project: d.Labels[labelProject]}
+	for _, m := range d.Mounts {
+		if fi, err := os.Stat(m.Target); err == nil && fi.IsDir() && t.agrees(m) {
+			s.paths = append(s.paths, policy.PathMapping{Engine: path.Clean(m.Source), Local: path.Clean(m.Target), Volume: m.Volume})
+		}
+	}
+	for _, name := range d.Networks {
+		if !slices.Contains([]string{"host", "none", "bridge"}, name) {
+			s.networks = append(s.networks, name)
+		}
+	}
+	return s
+}
+
+// findSelf finds out whether this process is a container of the engine that it uses, and
+// which. Where the engine shares its root file system there is nothing to find, and an
+// error says only that it couldn't be found out.
+func findSelf(ctx context.Context, cfg config.Engine, v view, wait time.Duration) (*self, error) {
+	if v.root || cfg.Kind != "docker" {
+		return nil, nil
+	}
+	hostname, err := os.Hostname()
+	if err != nil {
+		return nil, err
+	}
+	t, err := readClues("/proc/self", hostname)
+	if err != nil || len(t.ids) == 0 {
+		return nil, err
+	}
+	opts, err := dockerOptions(cfg)
+	if err != nil {
+		return nil, err
+	}
+	engine, err := docker.New(opts)
+	if err != nil {
+		return nil, err
+	}
+	defer closeRuntime(engine)
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	return t.find(ctx, engine)
+}
+
+// locate has a configuration heed the container that this process is, if it is one: what
+// it says itself goes first.
+func locate(ctx context.Context, cfg *config.Config, v view, log *slog.Logger) (*self, error) {
+	s, err := findSelf(ctx, cfg.Engine, v, selfWait)
+	switch {
+	case err != nil:
+		log.WarnContext(ctx, "self_unknown", "error", err.Error())
+	case s != nil:
+		log.InfoContext(ctx, "self_found", "container", s.id, "project", s.project, "networks", s.networks, "mounts", len(s.paths))
+	}
+	return s, s.settle(cfg)
+}
+
+// settle sets what a configuration leaves to the container that this process is.
+func (s *self) settle(cfg *config.Config) error {
+	if cfg.Sandbox.Network == config.NetworkAuto {
+		name, err := s.network()
+		if err != nil {
+			return fmt.Errorf("sandbox.network is %s, but %w", config.NetworkAuto, err)
+		}
+		cfg.Sandbox.Network = name
+	}
+	if dir, ok := s.enginePath(filepath.Join(cfg.StateDir, "agents")); ok && cfg.Engine.AgentDir == "" {
+		cfg.Engine.AgentDir = dir
+	}
+	return nil
+}
+
+// network is the one that sandboxes are to share with this container.
+func (s *self) network() (string, error) {
+	switch {
+	case s == nil:
+		return "", errors.New("Berm isn't a container of its engine, or that couldn't be found out: name a network") //nolint:staticcheck // a name
+	case len(s.networks) == 0:
+		return "", errors.New("Berm's container is in no network of its own, only in one of the engine's: name a network") //nolint:staticcheck // a name
+	case len(s.networks) > 1:
+		return "", fmt.Errorf("Berm's container is in several networks: name one of %s", strings.Join(s.networks, ", ")) //nolint:staticcheck // a name
+	}
+	return s.networks[0], nil
+}
+
+// enginePath is where the engine's host has one of this container's paths, if it does.
+func (s *self) enginePath(local string) (string, bool) {
+	if s == nil {
+		return "", false
+	}
+	var best policy.PathMapping
+	for _, m := range s.paths {
+		if below(local, m.Local) && len(m.Local) > len(best.Local) {
+			best = m
+		}
+	}
+	return path.Join(best.Engine, strings.TrimPrefix(local, best.Local)), best.Local != ""
+}
+
+// mappings are for the policy. They may be of nil.
+func (s *self) mappings() []policy.PathMapping {
+	if s == nil {
+		return nil
+	}
+	return s.paths
+}
+
+// labels are those that what is made here has beside Berm's own.
+func (s *self) labels() map[string]string {
+	if s == nil || s.project == "" {
+		return nil
+	}
+	return map[string]string{labelProject: s.project, labelService: ownService}
+}

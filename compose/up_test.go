@@ -1,0 +1,333 @@
+package compose_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/compose-spec/compose-go/v2/types"
+
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+const (
+	bermImage = "berm.local/berm:1"
+	busybox   = "berm.local/busybox:1"
+	clients   = "berm.local/clients:1" // busybox, and testdata/clients
+)
+
+// bench is what the tests of one engine share.
+type bench struct {
+	engine *engine.Docker
+	env    []string
+}
+
+// command runs a program to its end, and answers what it printed.
+func command(ctx context.Context, dir string, env []string, program string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("%s %v: %w\n%s%s", filepath.Base(program), args, err, &out, &errs)
+	}
+	return strings.TrimSpace(out.String()), nil
+}
+
+func must(t *testing.T, dir string, env []string, program string, args ...string) string {
+	t.Helper()
+	out, err := command(t.Context(), dir, env, program, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// builds is a directory for what is built once, or empty.
+var builds string
+
+// program builds berm, once, and answers its path.
+var program = sync.OnceValues(func() (string, error) {
+	var err error
+	if builds, err = os.MkdirTemp("", "berm-compose-"); err != nil {
+		return "", err
+	}
+	return engine.BuildBerm(context.Background(), builds)
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := os.RemoveAll(builds); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+// berm is the program's path.
+func berm(t *testing.T) string {
+	t.Helper()
+	path, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it takes an engine, and half a minute")
+	}
+	engine.Require(t, "docker")
+	if _, err := exec.LookPath("docker-compose"); err != nil {
+		engine.Lacking(t, "compose", err)
+	}
+	dir := t.TempDir()
+	b := &bench{}
+	var err error
+	if b.engine, err = engine.StartDocker(t.Context(), engine.Options{}); err != nil {
+		engine.Lacking(t, "docker", err)
+	}
+	t.Cleanup(func() {
+		if err := b.engine.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	b.env = []string{"DOCKER_HOST=" + b.engine.Host(), "DOCKER_CONTEXT=", "DOCKER_CONFIG=" + dir, "DOCKER_BUILDKIT=0", "COMPOSE_INTERACTIVE_NO_CLI=1"}
+	if err := b.engine.ImportBusybox(t.Context(), busybox); err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.BuildBermImage(t.Context(), b.engine.Host(), bermImage, t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	small := filepath.Join(dir, "clients")
+	write(t, filepath.Join(small, "Dockerfile"), "FROM "+busybox+"\nCOPY clients /bin/docker\nCOPY clients /bin/curl\n")
+	must(t, ".", []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(small, "clients"), "./testdata/clients")
+	b.docker(t, "build", "-q", "-t", clients, small)
+	return b
+}
+
+func (b *bench) docker(t *testing.T, args ...string) string {
+	t.Helper()
+	return must(t, ".", b.env, "docker", args...)
+}
+
+// stack is one that `berm compose init` has written.
+type stack struct {
+	*bench
+	name, dir string
+	env       []string
+}
+
+// quick has a stack looked at more often than people need.
+const quick = `
+services:
+  berm: {healthcheck: {interval: 1s}}
+`
+
+func (b *bench) init(t *testing.T, name string, settings []string, args ...string) *stack {
+	t.Helper()
+	s := &stack{bench: b, name: name, dir: filepath.Join(t.TempDir(), name)}
+	must(t, ".", nil, berm(t), append([]string{"compose", "init", "--dir", s.dir, "--stack", name, "--image", bermImage}, args...)...)
+	files := []string{"compose.yaml"}
+	if slices.Contains(args, "--with-docker-api") {
+		files = append(files, "compose.override.yaml")
+	}
+	load(t, s.dir, settings, slices.Clone(files)...)
+	write(t, filepath.Join(s.dir, "quick.yaml"), quick)
+	socket := strings.TrimPrefix(b.engine.Host(), "unix://")
+	s.env = append(slices.Clone(b.env), "COMPOSE_FILE="+strings.Join(append(files, "quick.yaml"), ":"), "DOCKER_SOCKET="+socket,
+		"SANDBOX_IMAGE="+busybox, "APP_IMAGE="+clients, "CI_IMAGE="+clients)
+	s.env = append(s.env, settings...)
+	return s
+}
+
+// compose runs what the distribution has, which is older than the plug-in.
+func (s *stack) compose(ctx context.Context, args ...string) (string, error) {
+	return command(ctx, s.dir, s.env, "docker-compose", args...)
+}
+
+func (s *stack) must(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := s.compose(t.Context(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// up starts the stack and waits until all of it is healthy. At the test's end it takes
+// it down, and nothing of it may be left.
+func (s *stack) up(t *testing.T) {
+	t.Helper()
+	project := "label=com.docker.compose.project=" + s.name
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if t.Failed() {
+			log, err := s.compose(ctx, "logs", "--no-color")
+			t.Logf("%s\n%v", log, err)
+		}
+		_, err := s.compose(ctx, "stop", "--timeout", "20")
+		if err != nil {
+			t.Error(err)
+		}
+		out, err := command(ctx, ".", s.env, "docker", "inspect", "--format", "{{.State.ExitCode}}", s.name+"_berm_1")
+		if err != nil || out != "0" {
+			t.Errorf("the server ended with %s, %v", out, err)
+		}
+		if _, err := s.compose(ctx, "down", "--volumes"); err != nil {
+			t.Error(err)
+		}
+		for _, kind := range [][]string{{"ps", "--all"}, {"volume", "ls"}, {"network", "ls"}} {
+			left, err := command(ctx, ".", s.env, "docker", append(kind, "--quiet", "--filter", project)...)
+			if err != nil || left != "" {
+				t.Errorf("%s has left, of %s: %s%v", s.name, kind[0], left, err)
+			}
+		}
+	})
+	s.must(t, "up", "--detach")
+	deadline := time.After(90 * time.Second)
+	for {
+		states := strings.Split(s.docker(t, "ps", "--all", "--filter", project, "--format", "{{.Names}} {{.Status}}"), "\n")
+		if !slices.ContainsFunc(states, func(state string) bool { return !strings.Contains(state, "(healthy)") }) {
+			return
+		}
+		select {
+		case <-deadline:
+			t.Fatalf("not healthy: %s", states)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+// sandbox runs `berm sandbox` beside the server.
+func (s *stack) sandbox(t *testing.T, token string, args ...string) string {
+	t.Helper()
+	return s.must(t, append([]string{"exec", "-T", "berm", "/berm", "sandbox", "--token-file", token}, args...)...)
+}
+
+// job makes a sandbox, has it compute and removes it.
+func (s *stack) job(t *testing.T, token string) {
+	t.Helper()
+	s.sandbox(t, token, "create", "demo")
+	if got := s.sandbox(t, token, "exec", "demo", "--", "sh", "-c", "echo $((6 * 7))"); got != "42" {
+		t.Errorf("the job printed %q", got)
+	}
+	s.sandbox(t, token, "rm", "demo")
+	if log := s.must(t, "logs", "--no-color", "berm"); strings.Contains(log, "agent_off") {
+		t.Error("the agent is off")
+	}
+}
+
+// The stacks come up, do their job and go down, as `berm compose init` writes them.
+func TestUp(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	t.Run("minimal", func(t *testing.T) {
+		t.Parallel()
+		s := b.init(t, "minimal", nil, "--with-docker-api")
+		s.up(t)
+		s.job(t, "/run/secrets/token")
+		out := b.docker(t, "run", "--rm", "--network", "minimal_docker-api", "-e", "DOCKER_HOST=tcp://berm:2375", clients,
+			"docker", "run", "--rm", busybox, "sh", "-c", "echo $((6 * 7))")
+		if out != "42" {
+			t.Errorf("through the second door came %q", out)
+		}
+	})
+	t.Run("agent-app", func(t *testing.T) {
+		t.Parallel()
+		s := b.init(t, "agent-app", nil)
+		s.up(t) // app and ci are healthy when their jobs were done
+		if log := s.must(t, "logs", "--no-color", "app", "ci"); !strings.Contains(log, "the answer is 42") || !strings.Contains(log, "done in a container of its own") {
+			t.Errorf("the applications say:\n%s", log)
+		}
+		if out, err := s.compose(t.Context(), "exec", "-T", "app", "curl", "--max-time", "5", "http://berm:2375/_ping"); err == nil {
+			t.Errorf("app gets to the Docker Engine API: %s", out)
+		}
+		s.must(t, "stop", "-t", "1", "app", "ci")
+		s.sandbox(t, "/run/secrets/token", "rm", "app-job")
+	})
+	t.Run("containerd", func(t *testing.T) {
+		t.Parallel()
+		store := engine.ContainerdStore{Address: b.engine.Containerd(), Namespace: "berm"}
+		if err := store.ImportBusybox(t.Context(), busybox); err != nil {
+			t.Fatal(err)
+		}
+		run := t.TempDir()
+		s := b.init(t, "containerd", []string{
+			"CONTAINERD_SOCKET=" + b.engine.Containerd(), "CGROUP_PARENT=/" + filepath.Base(b.engine.Dir()),
+			"STATE_DIR=" + filepath.Join(b.engine.Dir(), "berm"), "RUN_DIR=" + run,
+		})
+		s.up(t)
+		s.job(t, filepath.Join(s.dir, "secrets", "token"))
+	})
+}
+
+// What the server is told by each stack is a valid configuration, and what the older Compose
+// is given a valid file.
+func TestChecked(t *testing.T) {
+	t.Parallel()
+	for name, files := range stacks() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "stack")
+			stack, with, _ := strings.Cut(name, " ")
+			args := []string{"compose", "init", "--dir", dir, "--stack", stack}
+			if with != "" {
+				args = append(args, "--with-docker-api")
+				files = []string{"compose.yaml", "compose.override.yaml"}
+			} else {
+				files = []string{"compose.yaml"}
+			}
+			must(t, ".", nil, berm(t), args...)
+			project := load(t, dir, nil, slices.Clone(files)...)
+			mounts := map[string]string{} // in the container, on this host
+			for _, v := range project.Services["berm"].Volumes {
+				if v.Type == types.VolumeTypeBind {
+					mounts[v.Target] = v.Source
+				}
+			}
+			for name, secret := range project.Secrets {
+				mounts["/run/secrets/"+name] = secret.File
+			}
+			var env []string
+			for key, value := range project.Services["berm"].Environment {
+				for target, source := range mounts {
+					if rest, ok := strings.CutPrefix(*value+"/", target+"/"); ok {
+						*value = filepath.Join(source, rest)
+						break
+					}
+				}
+				env = append(env, key+"="+*value)
+			}
+			must(t, dir, env, berm(t), "config", "check")
+			if _, err := exec.LookPath("docker-compose"); err != nil {
+				engine.Lacking(t, "compose", err)
+			}
+			must(t, dir, []string{"COMPOSE_FILE=" + strings.Join(files, ":")}, "docker-compose", "config", "--quiet")
+		})
+	}
+	if _, err := command(t.Context(), ".", []string{"BERM_HTTP_LISTEN=nowhere"}, berm(t), "config", "check"); err == nil {
+		t.Error("berm config check finds nothing wrong with anything")
+	}
+}

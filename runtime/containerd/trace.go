@@ -1,0 +1,28 @@
+package containerd
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/propagation"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+)
+
+// traced tells the engine which trace a call belongs to, if any, after W3C and in the
+// call's metadata, where OpenTelemetry looks for it.
+func traced(ctx context.Context) context.Context {
+	fields := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, fields)
+	for name, value := range fields {
+		ctx = metadata.AppendToOutgoingContext(ctx, name, value)
+	}
+	return ctx
+}
+
+func tracedCall(ctx context.Context, method string, in, out any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return invoke(traced(ctx), method, in, out, conn, opts...)
+}
+
+func tracedStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	return open(traced(ctx), desc, conn, method, opts...)
+}
