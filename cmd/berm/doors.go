@@ -54,7 +54,7 @@ type doorParts struct {
 	log        *slog.Logger
 	tel        *telemetry
 	guard      *doorGuard
-	labels     map[string]string // see engineapi.Options.Labels
+	labels     map[string]string  // see engineapi.Options.Labels
 	workspaces *workspace.Service // nil without a root for chats, as chats
 	chats      *chat.Service
 }
