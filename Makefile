@@ -10,7 +10,7 @@ REVISION    ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 IMAGE       ?= berm:$(VERSION)
 CA_BUNDLE   ?= /etc/ssl/certs/ca-certificates.crt
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
-SOURCES     := cmd lifecycle policy proxy runtime
+SOURCES     := cmd compose lifecycle policy proxy runtime
 
 .DEFAULT_GOAL := help
 .PHONY: help build agent demo run test attack test-unit lint check bench fuzz image image-files image-layout clean compiler crun compose bin/berm-engine
