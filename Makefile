@@ -10,10 +10,10 @@ REVISION    ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 IMAGE       ?= berm:$(VERSION)
 CA_BUNDLE   ?= /etc/ssl/certs/ca-certificates.crt
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
-SOURCES     := cmd lifecycle policy proxy runtime
+SOURCES     := cmd compose lifecycle policy proxy runtime
 
 .DEFAULT_GOAL := help
-.PHONY: help build agent demo run test attack test-unit lint check bench fuzz quota-vm image image-files image-layout clean compiler crun compose bin/berm-engine
+.PHONY: help build agent demo run test attack test-unit lint check bench fuzz quota-vm image image-files image-layout clean compiler crun compose curl bin/berm-engine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,7 @@ demo: build bin/berm-engine ## watch Berm make, reuse, refuse, use and collect s
 run: build bin/berm-engine ## keep a server and an engine up until Ctrl-C, and print how to call it
 	@bin/berm-engine --engine $(ENGINE) -- bin/berm demo --engine $(ENGINE) --keep-up
 
-test: compiler crun compose agent bin/berm-engine ## run all tests, with the race detector, on private engines (installs them if need be)
+test: compiler crun compose curl agent bin/berm-engine ## run all tests, with the race detector, on private engines (installs them if need be)
 	bin/berm-engine --private -- true
 	bin/berm-engine --private --engine containerd -- true
 	BERM_REQUIRE=docker,containerd,compose $(GO) test -race -count=1 -timeout 30m ./...
@@ -113,3 +113,8 @@ compose:
 	@command -v docker-compose >/dev/null || { \
 		echo 'installing docker-compose, which is tested as a client'; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends docker-compose; }
+
+curl:
+	@command -v curl >/dev/null || { \
+		echo 'installing curl, which the documentation calls the API with'; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends curl; }

@@ -205,10 +205,16 @@ func (s *stack) up(t *testing.T) {
 			}
 		}
 	})
+	s.start(t)
+}
+
+// start starts what isn't running, and waits until all is healthy.
+func (s *stack) start(t *testing.T) {
+	t.Helper()
 	s.must(t, "up", "--detach")
-	deadline := time.After(90 * time.Second)
+	deadline := time.After(3 * time.Minute)
 	for {
-		states := strings.Split(s.docker(t, "ps", "--all", "--filter", project, "--format", "{{.Names}} {{.Status}}"), "\n")
+		states := strings.Split(s.docker(t, "ps", "--all", "--filter", "label=com.docker.compose.project="+s.name, "--format", "{{.Names}} {{.Status}}"), "\n")
 		if !slices.ContainsFunc(states, func(state string) bool { return !strings.Contains(state, "(healthy)") }) {
 			return
 		}
@@ -279,7 +285,15 @@ func TestUp(t *testing.T) {
 			"STATE_DIR=" + filepath.Join(b.engine.Dir(), "berm"), "RUN_DIR=" + run,
 		})
 		s.up(t)
-		s.job(t, filepath.Join(s.dir, "secrets", "token"))
+		token := filepath.Join(s.dir, "secrets", "token")
+		s.job(t, token)
+		s.sandbox(t, token, "create", "kept")
+		s.must(t, "kill", "berm") // the server in the engine's namespace ends with its container
+		s.start(t)
+		if got := s.sandbox(t, token, "exec", "kept", "--", "echo", "still here"); got != "still here" {
+			t.Errorf("after a kill the sandbox says %q", got)
+		}
+		s.sandbox(t, token, "rm", "kept")
 	})
 }
 

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"os"
 	"testing"
 )
 
@@ -28,14 +29,20 @@ func TestGivenPathMap(t *testing.T) {
 func TestGivenVolume(t *testing.T) {
 	t.Parallel()
 	base := tree(t)
+	if err := os.Mkdir(base+"/outside/below", 0o755); err != nil {
+		t.Fatal(err)
+	}
 	const store = "/var/lib/docker/volumes/"
 	given := []PathMapping{
 		{Engine: store + "work/_data", Local: base + "/data", Volume: true},
 		{Engine: store + "bind", Local: base + "/real"}, // no volume
 		{Engine: store + "state/_data", Local: base + "/outside", Volume: true},
 	}
-	for root, ok := range map[string]bool{"/data": true, "/real": false, "/outside": false} {
-		_, err := Parse([]byte("version: 1\nmounts: {allowed_roots: ["+base+root+"]}"), Options{Resolve: ResolveDir, PathMap: given, Refuse: []string{base + "/outside"}})
+	for root, ok := range map[string]bool{
+		base + "/data": true, base + "/real": false, base + "/outside": false,
+		store + "work/_data": true, store + "bind": false, store + "state/_data": false, store + "state/_data/below": false,
+	} {
+		_, err := Parse([]byte("version: 1\nmounts: {allowed_roots: ["+root+"]}"), Options{Resolve: ResolveDir, PathMap: given, Refuse: []string{base + "/outside"}})
 		if (err == nil) != ok {
 			t.Errorf("root %s: %v", root, err)
 		}

@@ -299,22 +299,17 @@ func (o *stackOptions) tell(out io.Writer, files []stackFile) error {
 		fmt.Fprintf(&b, "  %s\n", f.path)
 	}
 	token := "/run/secrets/token"
-	switch o.stack {
-	case "containerd":
+	if o.stack == "containerd" { // whose server sees the host's files
 		token = filepath.Join(o.dir, secretsDir, "token")
-	case "observability":
-		token = "" // the container has the tokens' hashes only
 	}
 	b.WriteString("\nNext:\n")
 	if o.dir != workingDir() {
 		fmt.Fprintf(&b, "  cd %s\n", o.dir)
 	}
 	b.WriteString("  docker compose up -d\n")
-	if token != "" {
-		fmt.Fprintf(&b, "  docker compose exec berm /berm sandbox --token-file %s create demo\n", token)
-		fmt.Fprintf(&b, "  docker compose exec berm /berm sandbox --token-file %s exec demo -- echo hello\n", token)
-	} else {
-		b.WriteString("  berm sandbox --token-file secrets/token create demo\n")
+	fmt.Fprintf(&b, "  docker compose exec berm /berm sandbox --token-file %s create demo\n", token)
+	fmt.Fprintf(&b, "  docker compose exec berm /berm sandbox --token-file %s exec demo -- echo hello\n", token)
+	if o.stack == "observability" {
 		b.WriteString("  open http://127.0.0.1:3000 as admin, with the password of secrets/grafana\n")
 	}
 	if o.stack == "agent-app" {
@@ -323,7 +318,7 @@ func (o *stackOptions) tell(out io.Writer, files []stackFile) error {
 	if o.dockerAPI && o.stack != "agent-app" {
 		b.WriteString("Services with `networks: [docker-api]` and DOCKER_HOST=tcp://berm:2375 use Berm as their engine.\n")
 	}
-	fmt.Fprintf(&b, "The image is %s; what sandboxes may be is in policy/%s.yaml.\n", o.image, o.stack)
+	fmt.Fprintf(&b, "The image has to be there as %s, or as what BERM_IMAGE in .env says; make image builds it.\nWhat sandboxes may be is in policy/%s.yaml.\n", o.image, o.stack)
 	_, err := io.WriteString(out, b.String())
 	return err
 }

@@ -120,12 +120,15 @@ func (w *docsWorld) run(page string, blocks []runnable) {
 // What the documentation says that one can run can be run, and prints what it says. What
 // the server tells a collector meanwhile is documented, too.
 func TestDocs(t *testing.T) {
+	t.Parallel()
 	e := startEngine(t, "docker")
 	if err := e.ImportBusybox(t.Context(), "python:3.11-slim"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := exec.LookPath("docker"); err != nil {
-		engine.Lacking(t, "docker", err)
+	for _, program := range []string{"bash", "curl", "docker"} {
+		if _, err := exec.LookPath(program); err != nil {
+			engine.Lacking(t, "docker", err)
+		}
 	}
 	dir, roots, told := e.dir(t), t.TempDir(), newCollector(t)
 	door := filepath.Join(dir, "docker.sock")
