@@ -44,6 +44,10 @@ func (s *Service) at(p step) error {
 // isn't nil, is called under the chat's lock, and may stage more.
 func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (files []File, made bool, err error) {
 	s := st.s
+	// What takes long comes before the lock.
+	if err := st.room.Refresh(ctx); err != nil {
+		return nil, false, err
+	}
 	dir, leave, err := s.enter(ctx, st.chat)
 	if err != nil {
 		return nil, false, err
@@ -244,18 +248,28 @@ func (s *Service) pend(ctx context.Context, change Change, err error) {
 	s.pending[k] = append(s.pending[k], change)
 }
 
-// finishPending finishes what couldn't be before. The chat's lock must be held.
-func (s *Service) finishPending(ctx context.Context, c Chat) error {
+// finishPending finishes what couldn't be before, and answers what can't be now. The chat's
+// lock must be held.
+func (s *Service) finishPending(ctx context.Context, c Chat) *unfinished {
 	s.mu.Lock()
 	changes := s.pending[c.key()]
 	s.mu.Unlock()
 	if len(changes) == 0 {
 		return nil
 	}
+	left := func(changes []Change, err error) *unfinished {
+		u := &unfinished{err: err, names: map[string]bool{}}
+		for _, change := range changes {
+			for _, f := range change.Files {
+				u.names[f.Name] = true
+			}
+		}
+		return u
+	}
 	ctx = context.WithoutCancel(ctx)
 	dir, err := s.layout(ctx, c, false)
 	if err != nil {
-		return err
+		return left(changes, err)
 	}
 	defer dir.Close()
 	for i, change := range changes {
@@ -264,7 +278,7 @@ func (s *Service) finishPending(ctx context.Context, c Chat) error {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.pending[c.key()] = changes[i:]
-			return err
+			return left(changes[i:], err)
 		}
 		s.log.InfoContext(ctx, "chat_change_finished", append(c.attrs(), "change", change.ID, "error", err)...)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -261,6 +262,88 @@ func TestFailure(t *testing.T) {
 				w.checkSound()
 			}
 		})
+	}
+}
+
+// A change that can't be finished, as without space, keeps neither reads nor deletions of
+// other files waiting, which may make the room that it wants for.
+func TestHalfDone(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	broken := errors.New("broken")
+	for _, step := range []string{"intended", "merged"} {
+		dir := t.TempDir()
+		prepare(t, dir)
+		failing := true
+		w := openWorld(t, dir, 1<<20, func(at string) error {
+			if failing && at == step {
+				return broken
+			}
+			return nil
+		})
+		w.putHalf(broken)
+		if err := putOnly(w, "later", ""); !errors.Is(err, broken) {
+			t.Errorf("%s: an addition: %v", step, err)
+		}
+		w.write("found", "found")
+		if err := os.Remove(w.path(chat.HistoryName)); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.names(10); !slices.Equal(got, []string{"a", "b", "found"}) {
+			t.Errorf("%s: listed %q", step, got)
+		}
+		if got := w.read("b") + w.read("found") + w.history(); got != "bfound" {
+			t.Errorf("%s: read %q", step, got)
+		}
+		if err := w.DeleteFile(ctx, tenant, chatID, "found"); err != nil {
+			t.Errorf("%s: another file: %v", step, err)
+		}
+		if err := w.DeleteFile(ctx, tenant, chatID, "a"); !errors.Is(err, broken) {
+			t.Errorf("%s: a file of the change: %v", step, err)
+		}
+		if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 1 || !errors.Is(err, broken) {
+			t.Errorf("%s: all files: %d, %v", step, n, err)
+		}
+		if r, err := w.Check(ctx); err != nil || r.Adopted+r.Dropped+r.Removed+r.Failed > 0 {
+			t.Errorf("%s: %+v, %v", step, r, err)
+		}
+		failing = false
+		w.put("later", "later")
+		if diff := cmp.Diff(map[string]string{"a": "A", "new": "N", "later": "later", "d/kept": "kept", "history.md": ""}, w.state()); diff != "" {
+			t.Errorf("%s: %s", step, diff)
+		}
+		w.checkSound()
+	}
+}
+
+// The room that a change wants for comes with what is deleted: then that is finished, and
+// goes as well.
+func TestDeleteFilesFinishes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	prepare(t, dir)
+	full := errors.New("full")
+	var w *world
+	w = openWorld(t, dir, 1<<20, func(at string) error {
+		if _, err := os.Lstat(w.path("b")); at == "intended" && err == nil {
+			return full
+		}
+		return nil
+	})
+	w.putHalf(full)
+	if n, err := w.DeleteFiles(context.Background(), tenant, chatID); n != 3 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if got := w.names(10); len(got) > 0 {
+		t.Errorf("left %q", got)
+	}
+	w.checkSound()
+}
+
+func (w *world) putHalf(want error) {
+	w.t.Helper()
+	if _, err := w.PutAll(context.Background(), tenant, chatID, several("a=A", "new=N")); !errors.Is(err, want) {
+		w.t.Fatal(err)
 	}
 }
 

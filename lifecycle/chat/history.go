@@ -26,7 +26,7 @@ func (s *Service) History(ctx context.Context, tenant, chatID string) (_ *Conten
 	if !errdefs.IsNotFound(err) {
 		return content, err
 	}
-	_, leave, err := s.enter(ctx, c)
+	_, _, leave, err := s.enterHalf(ctx, c)
 	if err != nil {
 		return nil, err
 	}
