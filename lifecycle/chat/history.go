@@ -108,7 +108,7 @@ func (st *stage) join(ctx context.Context, dir *os.Root) error {
 		defer old.Close()
 		// Not more than it had: a sandbox may be writing.
 		parts = []io.Reader{io.LimitReader(old, fi.Size()), addition}
-		st.spare += counted(fi)
+		st.room.Replaces(counted(fi))
 	case !errdefs.IsNotFound(err):
 		return err
 	}
