@@ -3,6 +3,7 @@ package chat
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -44,6 +45,7 @@ func (s *Service) at(p step) error {
 // isn't nil, is called under the chat's lock, and may stage more.
 func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (files []File, made bool, err error) {
 	s := st.s
+	st.room.Wrote(st.bytes)
 	// What takes long comes before the lock.
 	if err := st.room.Refresh(ctx); err != nil {
 		return nil, false, err
@@ -124,6 +126,7 @@ func (st *stage) makeWay(dir *os.Root) (replaced int64, made bool, err error) {
 }
 
 // records answers those of the staged attachments, which keep the identity of their names.
+// A *FileError if the chat would have more than it may.
 func (st *stage) records(ctx context.Context) ([]File, error) {
 	var names []string
 	for _, f := range st.files {
@@ -137,12 +140,23 @@ func (st *stage) records(ctx context.Context) ([]File, error) {
 	}
 	now := time.Now().UTC()
 	var files []File
+	room := -1 // not known
 	for _, f := range st.files {
 		if !f.record {
 			continue
 		}
 		file, ok := known[f.Name]
 		if !ok {
+			if room < 0 {
+				if room, err = st.s.recordsLeft(ctx, st.chat); err != nil {
+					return nil, err
+				}
+			}
+			if room == 0 {
+				return nil, &FileError{Name: f.Name, Class: errdefs.ErrResourceExhausted,
+					Message: fmt.Sprintf("would be one of more than %d files of a chat, which is the most: delete some first", st.s.most)}
+			}
+			room--
 			file = newFile(st.chat, f.Name, now)
 		}
 		file.ContentType = f.ContentType
@@ -320,8 +334,12 @@ func (s *Service) rollForward(ctx context.Context) error {
 	}
 	for k, pending := range s.pending {
 		c, err := s.chat(ctx, k.tenant, k.chatID)
-		if isNoChat(err) {
-			continue // the change went with it
+		if isNoChat(err) { // the changes went with it
+			for _, change := range pending {
+				delete(s.staged, change.ID)
+			}
+			delete(s.pending, k)
+			continue
 		}
 		if err != nil {
 			return err

@@ -403,6 +403,35 @@ func TestDeleteUnfinished(t *testing.T) {
 	w.checkSound()
 }
 
+// A process died deleting a chat that had an unfinished change: nothing of that is left in
+// use.
+func TestDeletedUnfinished(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	dir := t.TempDir()
+	prepare(t, dir)
+	w := openWorld(t, dir, 0, nil)
+	staging := filepath.Join(w.root, ".staging")
+	for _, id := range []string{"00", "deleted-x", "ff"} {
+		if err := w.db.PutChange(ctx, chat.Change{ID: id, Tenant: tenant, ChatID: chatID}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, err := range []error{
+		os.Rename(w.path(), filepath.Join(staging, "deleted-x")), os.Mkdir(filepath.Join(staging, "00"), 0o700),
+		os.Mkdir(filepath.Join(staging, "ff"), 0o700), w.db.Close(),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	w = openWorld(t, dir, 0, nil)
+	if r, err := w.Check(ctx); err != nil || r.Removed != 3 || r.Finished != 1 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	w.checkSound()
+}
+
 // Nothing could be moved at all: the change is given up, and the chat goes on.
 func TestNothingMoved(t *testing.T) {
 	t.Parallel()

@@ -218,6 +218,11 @@ func (s *Service) repair(ctx context.Context, c Chat, d drift) (adopted []File, 
 		}
 	}
 	if len(fresh) > 0 {
+		left, err := s.recordsLeft(ctx, c)
+		if err != nil {
+			return nil, len(ids), err
+		}
+		fresh = fresh[:min(left, len(fresh))]
 		if err := s.opts.Store.PutFiles(ctx, fresh...); err != nil {
 			return nil, len(ids), storeError(err)
 		}
@@ -225,6 +230,12 @@ func (s *Service) repair(ctx context.Context, c Chat, d drift) (adopted []File, 
 	s.metrics.repaired("adopted", len(fresh))
 	s.metrics.repaired("dropped", len(ids))
 	return append(adopted, fresh...), len(ids), nil
+}
+
+// recordsLeft is how many more files of a chat can have records.
+func (s *Service) recordsLeft(ctx context.Context, c Chat) (int, error) {
+	n, err := s.opts.Store.CountFiles(ctx, c.Tenant, c.ID)
+	return max(s.most-n, 0), storeError(err)
 }
 
 // record answers the record of a file that is there, and makes it if a sandbox wrote the file.
