@@ -860,6 +860,8 @@ type kernel struct {
 	limit, used map[uint32]int64
 	adopted     map[string]uint32
 	failing     error
+	refusing    error // to adopt
+	tries       int   // to adopt
 }
 
 func (k *kernel) Limit(project uint32, bytes int64) error {
@@ -871,13 +873,14 @@ func (k *kernel) Used(project uint32) (int64, error) { return k.used[project], k
 
 func (k *kernel) Adopt(dir *os.File, project uint32) error {
 	k.adopted[dir.Name()] = project
-	return k.failing
+	k.tries++
+	return errors.Join(k.failing, k.refusing)
 }
 
 func TestHard(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	k := &kernel{limit: map[uint32]int64{}, used: map[uint32]int64{}, adopted: map[string]uint32{}}
+	k := newKernel()
 	w := newWorld()
 	s, ws := w.service(t, Options{QuotaBytes: 100, Projects: k}, "k")
 	w.holds("k", 1000)
