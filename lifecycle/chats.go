@@ -17,6 +17,10 @@ type Workspaces interface {
 	// Enforcement is "hard" or "soft", as in Enforcement, or empty when the key is of no
 	// chat, or its workspace has no quota.
 	Enforcement(tenant, key string) string
+	// Touched notes that a sandbox of the key has come, or has gone: it may have written to
+	// its chat's directory, which is measured before it next counts. It measures nothing,
+	// asks nobody and calls nothing of the Manager's, whose lock may be held.
+	Touched(tenant, key string)
 }
 
 // ActiveError says that a key has a live sandbox, in the way of what was to be done.

@@ -24,6 +24,7 @@ type quotas struct {
 	held, known map[string]int64 // by tenant and key
 	enforcement string
 	asked       []bool // with changed, of chats
+	touched     []string
 	err         error
 }
 
@@ -79,6 +80,21 @@ func (q *quotas) Enforcement(tenant, key string) string {
 		return q.enforcement
 	}
 	return ""
+}
+
+func (q *quotas) Touched(tenant, key string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.touched = append(q.touched, tenant+"/"+key)
+}
+
+// touches answers which chats were touched since the last time.
+func (q *quotas) touches() []string {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	touched := q.touched
+	q.touched = nil
+	return touched
 }
 
 // filling is a world with the chat k, whose directory is filled by the command fill, and

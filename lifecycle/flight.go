@@ -86,6 +86,7 @@ func (m *Manager) fly(ctx context.Context, f *flight, old *record) {
 	s := m.slots[f.want.id]
 	delete(m.making, f.starting.SessionID)
 	if err != nil {
+		m.touched(f.want.id) // it may have run for a while
 		f.err = &StartError{Err: err}
 		select {
 		case <-f.pulling: // its callers were sent away, and are to hear of it when they are back

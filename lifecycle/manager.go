@@ -323,6 +323,7 @@ func (m *Manager) publishLocked(id keyID, rec *record) {
 		delete(m.containers, s.record.sb.ContainerID)
 	}
 	s.record, s.failure = rec, nil
+	m.touched(id)
 	if rec.sb.ContainerID != "" {
 		m.containers[rec.sb.ContainerID] = id
 	}

@@ -32,6 +32,14 @@ func (m *Manager) chatLeft(ctx context.Context, sb Sandbox, changed bool) error 
 	return err
 }
 
+// touched has the chat of a key measured before it next counts. It may be called with mu
+// held.
+func (m *Manager) touched(id keyID) {
+	if m.opts.Workspaces != nil {
+		m.opts.Workspaces.Touched(id.tenant, id.key)
+	}
+}
+
 // mayHaveQuota tells whether there may be something to measure. It asks nobody, so that
 // it can be called with mu held.
 func (m *Manager) mayHaveQuota(sb Sandbox) bool {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 
@@ -123,7 +124,8 @@ func (g *Gate) Refuse(err error) http.Handler {
 func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 	ex := ExchangeOf(r.Context())
 	f := FaultOf(err)
-	if r.Context().Err() != nil {
+	// The server takes a caller for gone who has let a read's deadline pass.
+	if r.Context().Err() != nil && !errors.Is(f.Cause, os.ErrDeadlineExceeded) {
 		f = Fault{Status: StatusClientClosed, Code: "canceled", Title: "Request cancelled", Detail: "the caller went away", Cause: err}
 	}
 	ex.fault, ex.cause = f, &f

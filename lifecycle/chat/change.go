@@ -3,6 +3,7 @@ package chat
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -44,6 +45,11 @@ func (s *Service) at(p step) error {
 // isn't nil, is called under the chat's lock, and may stage more.
 func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (files []File, made bool, err error) {
 	s := st.s
+	st.room.Wrote(st.bytes)
+	// What takes long comes before the lock.
+	if err := st.room.Refresh(ctx); err != nil {
+		return nil, false, err
+	}
 	dir, leave, err := s.enter(ctx, st.chat)
 	if err != nil {
 		return nil, false, err
@@ -120,6 +126,7 @@ func (st *stage) makeWay(dir *os.Root) (replaced int64, made bool, err error) {
 }
 
 // records answers those of the staged attachments, which keep the identity of their names.
+// A *FileError if the chat would have more than it may.
 func (st *stage) records(ctx context.Context) ([]File, error) {
 	var names []string
 	for _, f := range st.files {
@@ -133,12 +140,23 @@ func (st *stage) records(ctx context.Context) ([]File, error) {
 	}
 	now := time.Now().UTC()
 	var files []File
+	room := -1 // not known
 	for _, f := range st.files {
 		if !f.record {
 			continue
 		}
 		file, ok := known[f.Name]
 		if !ok {
+			if room < 0 {
+				if room, err = st.s.recordsLeft(ctx, st.chat); err != nil {
+					return nil, err
+				}
+			}
+			if room == 0 {
+				return nil, &FileError{Name: f.Name, Class: errdefs.ErrResourceExhausted,
+					Message: fmt.Sprintf("would be one of more than %d files of a chat, which is the most: delete some first", st.s.most)}
+			}
+			room--
 			file = newFile(st.chat, f.Name, now)
 		}
 		file.ContentType = f.ContentType
@@ -244,18 +262,28 @@ func (s *Service) pend(ctx context.Context, change Change, err error) {
 	s.pending[k] = append(s.pending[k], change)
 }
 
-// finishPending finishes what couldn't be before. The chat's lock must be held.
-func (s *Service) finishPending(ctx context.Context, c Chat) error {
+// finishPending finishes what couldn't be before, and answers what can't be now. The chat's
+// lock must be held.
+func (s *Service) finishPending(ctx context.Context, c Chat) *unfinished {
 	s.mu.Lock()
 	changes := s.pending[c.key()]
 	s.mu.Unlock()
 	if len(changes) == 0 {
 		return nil
 	}
+	left := func(changes []Change, err error) *unfinished {
+		u := &unfinished{err: err, names: map[string]bool{}}
+		for _, change := range changes {
+			for _, f := range change.Files {
+				u.names[f.Name] = true
+			}
+		}
+		return u
+	}
 	ctx = context.WithoutCancel(ctx)
 	dir, err := s.layout(ctx, c, false)
 	if err != nil {
-		return err
+		return left(changes, err)
 	}
 	defer dir.Close()
 	for i, change := range changes {
@@ -264,7 +292,7 @@ func (s *Service) finishPending(ctx context.Context, c Chat) error {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.pending[c.key()] = changes[i:]
-			return err
+			return left(changes[i:], err)
 		}
 		s.log.InfoContext(ctx, "chat_change_finished", append(c.attrs(), "change", change.ID, "error", err)...)
 	}
@@ -306,8 +334,12 @@ func (s *Service) rollForward(ctx context.Context) error {
 	}
 	for k, pending := range s.pending {
 		c, err := s.chat(ctx, k.tenant, k.chatID)
-		if isNoChat(err) {
-			continue // the change went with it
+		if isNoChat(err) { // the changes went with it
+			for _, change := range pending {
+				delete(s.staged, change.ID)
+			}
+			delete(s.pending, k)
+			continue
 		}
 		if err != nil {
 			return err

@@ -75,6 +75,8 @@ type Store interface {
 
 	// Files lists a chat's files by name (as bytes), those after a given one, at most limit.
 	Files(ctx context.Context, tenant, chatID, after string, limit int) ([]File, error)
+	// CountFiles is how many files a chat has.
+	CountFiles(ctx context.Context, tenant, chatID string) (int, error)
 	// File is of errdefs' NotFound class if the tenant has no such file.
 	File(ctx context.Context, tenant, id string) (File, error)
 	// FileNamed likewise.

@@ -238,6 +238,43 @@ func TestDelete(t *testing.T) {
 	w.checkSound()
 }
 
+// The workspaces know at once which of them a chat belongs to, for the commands of its
+// sandbox.
+func TestOwnerIsKnown(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	w := newWorld(t, 1000)
+	w.write("much", strings.Repeat("x", 2000)) // the first user's workspace is full
+	left := func(when string, full bool) {
+		t.Helper()
+		if err := w.spaces.Left(ctx, tenant, "box", true); errorIs[*lifecycle.QuotaError](err) != full || !full && err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(w.root, "box"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	left("of no chat", false)
+	w.ensure(tenant, "box")
+	left("of a full workspace", true)
+	if err := w.Delete(ctx, tenant, "box"); err != nil {
+		t.Fatal(err)
+	}
+	left("deleted", false)
+	other, _, err := w.spaces.Ensure(ctx, tenant, "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := w.Ensure(ctx, tenant, "box", other.ID); err != nil {
+		t.Fatal(err)
+	}
+	left("of an empty workspace", false)
+	if err := os.WriteFile(filepath.Join(w.root, "box", "much"), make([]byte, 2000), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	left("that is full by now", true)
+}
+
 // A sandbox of a key that is no chat keeps its directory.
 func TestDeleteOfNoChat(t *testing.T) {
 	t.Parallel()

@@ -146,7 +146,7 @@ func (s *Service) checkLayout(ctx context.Context, c Chat, r *Report) error {
 		return err
 	}
 	gone := err != nil
-	_, leave, err := s.enter(ctx, c) // which makes what is missing
+	_, _, leave, err := s.enterHalf(ctx, c) // which makes what is missing
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -264,6 +265,88 @@ func TestFailure(t *testing.T) {
 	}
 }
 
+// A change that can't be finished, as without space, keeps neither reads nor deletions of
+// other files waiting, which may make the room that it wants for.
+func TestHalfDone(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	broken := errors.New("broken")
+	for _, step := range []string{"intended", "merged"} {
+		dir := t.TempDir()
+		prepare(t, dir)
+		failing := true
+		w := openWorld(t, dir, 1<<20, func(at string) error {
+			if failing && at == step {
+				return broken
+			}
+			return nil
+		})
+		w.putHalf(broken)
+		if err := putOnly(w, "later", ""); !errors.Is(err, broken) {
+			t.Errorf("%s: an addition: %v", step, err)
+		}
+		w.write("found", "found")
+		if err := os.Remove(w.path(chat.HistoryName)); err != nil {
+			t.Fatal(err)
+		}
+		if got := w.names(10); !slices.Equal(got, []string{"a", "b", "found"}) {
+			t.Errorf("%s: listed %q", step, got)
+		}
+		if got := w.read("b") + w.read("found") + w.history(); got != "bfound" {
+			t.Errorf("%s: read %q", step, got)
+		}
+		if err := w.DeleteFile(ctx, tenant, chatID, "found"); err != nil {
+			t.Errorf("%s: another file: %v", step, err)
+		}
+		if err := w.DeleteFile(ctx, tenant, chatID, "a"); !errors.Is(err, broken) {
+			t.Errorf("%s: a file of the change: %v", step, err)
+		}
+		if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 1 || !errors.Is(err, broken) {
+			t.Errorf("%s: all files: %d, %v", step, n, err)
+		}
+		if r, err := w.Check(ctx); err != nil || r.Adopted+r.Dropped+r.Removed+r.Failed > 0 {
+			t.Errorf("%s: %+v, %v", step, r, err)
+		}
+		failing = false
+		w.put("later", "later")
+		if diff := cmp.Diff(map[string]string{"a": "A", "new": "N", "later": "later", "d/kept": "kept", "history.md": ""}, w.state()); diff != "" {
+			t.Errorf("%s: %s", step, diff)
+		}
+		w.checkSound()
+	}
+}
+
+// The room that a change wants for comes with what is deleted: then that is finished, and
+// goes as well.
+func TestDeleteFilesFinishes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	prepare(t, dir)
+	full := errors.New("full")
+	var w *world
+	w = openWorld(t, dir, 1<<20, func(at string) error {
+		if _, err := os.Lstat(w.path("b")); at == "intended" && err == nil {
+			return full
+		}
+		return nil
+	})
+	w.putHalf(full)
+	if n, err := w.DeleteFiles(context.Background(), tenant, chatID); n != 3 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+	if got := w.names(10); len(got) > 0 {
+		t.Errorf("left %q", got)
+	}
+	w.checkSound()
+}
+
+func (w *world) putHalf(want error) {
+	w.t.Helper()
+	if _, err := w.PutAll(context.Background(), tenant, chatID, several("a=A", "new=N")); !errors.Is(err, want) {
+		w.t.Fatal(err)
+	}
+}
+
 // A deletion that fails leaves the chat as it was, also for the next process.
 func TestFailedDeletion(t *testing.T) {
 	t.Parallel()
@@ -316,6 +399,35 @@ func TestDeleteUnfinished(t *testing.T) {
 	w.ensure(tenant, chatID)
 	if got := w.names(10); len(got) > 0 {
 		t.Errorf("files %q", got)
+	}
+	w.checkSound()
+}
+
+// A process died deleting a chat that had an unfinished change: nothing of that is left in
+// use.
+func TestDeletedUnfinished(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	dir := t.TempDir()
+	prepare(t, dir)
+	w := openWorld(t, dir, 0, nil)
+	staging := filepath.Join(w.root, ".staging")
+	for _, id := range []string{"00", "deleted-x", "ff"} {
+		if err := w.db.PutChange(ctx, chat.Change{ID: id, Tenant: tenant, ChatID: chatID}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, err := range []error{
+		os.Rename(w.path(), filepath.Join(staging, "deleted-x")), os.Mkdir(filepath.Join(staging, "00"), 0o700),
+		os.Mkdir(filepath.Join(staging, "ff"), 0o700), w.db.Close(),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	w = openWorld(t, dir, 0, nil)
+	if r, err := w.Check(ctx); err != nil || r.Removed != 3 || r.Finished != 1 {
+		t.Errorf("%+v, %v", r, err)
 	}
 	w.checkSound()
 }

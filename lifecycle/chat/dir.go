@@ -36,7 +36,7 @@ func (s *Service) open(ctx context.Context, c Chat) (*os.Root, error) {
 	if !errdefs.IsNotFound(err) {
 		return dir, err
 	}
-	_, leave, err := s.enter(ctx, c)
+	_, _, leave, err := s.enterHalf(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func (s *Service) adopt(ctx context.Context, c Chat, dir *os.Root) error {
 	if err != nil {
 		return err
 	}
-	return withDir(dir, func(f *os.File) error { return s.opts.Workspaces.Adopt(w, f) })
+	return withDir(dir, func(f *os.File) error { return s.opts.Workspaces.Adopt(w, c.ID, f) })
 }
 
 // makeHistory makes an empty history if there is nothing of its name.

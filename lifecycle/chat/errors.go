@@ -42,7 +42,7 @@ func (*FileNotFoundError) NotFound() {}
 // FileError says why a file of a chat can't be used as it was to be.
 type FileError struct {
 	Name    string
-	Class   error // of errdefs: AlreadyExists, FailedPrecondition (of another kind) or ResourceExhausted (no space)
+	Class   error // of errdefs: AlreadyExists, FailedPrecondition (of another kind) or ResourceExhausted (no space, or too many files)
 	Message string
 }
 

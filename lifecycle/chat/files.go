@@ -178,11 +178,14 @@ func (s *Service) DeleteFile(ctx context.Context, tenant, chatID, name string) (
 	if err != nil {
 		return err
 	}
-	dir, leave, err := s.enter(ctx, c)
+	dir, half, leave, err := s.enterHalf(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer leave()
+	if err := half.has(name); err != nil {
+		return err
+	}
 	fi, err := lstatRegular(dir, name)
 	gone := err
 	if err != nil && !errdefs.IsNotFound(err) {
@@ -234,16 +237,18 @@ func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int
 	}
 	after, again := "", false
 	for n < 10*MaxFiles { // a sandbox that writes on and on doesn't keep this busy for ever
-		p, deleted, err := s.deletePage(ctx, c, after)
+		p, deleted, half, err := s.deletePage(ctx, c, after)
 		n += deleted
-		again = again || p.beyond && deleted > 0
+		again = again || (p.beyond || half != nil) && deleted > 0
 		switch {
 		case err != nil:
 			return n, err
 		case p.more:
 			after = p.names[len(p.names)-1]
-		case again: // from the start, for what wasn't seen
+		case again: // from the start, for what wasn't seen, or may be finished now
 			after, again = "", false
+		case half != nil:
+			return n, half.err
 		default:
 			return n, nil
 		}
@@ -251,35 +256,38 @@ func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int
 	return n, nil
 }
 
-// deletePage removes the files after a name, as many as are listed at once.
-func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page, n int, err error) {
-	dir, leave, err := s.enter(ctx, c)
+// deletePage removes the files after a name, as many as are listed at once, but those of
+// changes that can't be finished now.
+func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page, n int, half *unfinished, err error) {
+	dir, half, leave, err := s.enterHalf(ctx, c)
 	if err != nil {
-		return page{}, 0, err
+		return page{}, 0, nil, err
 	}
 	defer leave()
 	p, err = readPage(ctx, dir, after, maxPage, s.most)
 	if err != nil {
-		return page{}, 0, err
+		return page{}, 0, nil, err
 	}
 	records, d, err := s.compare(ctx, c, p, after)
 	if err != nil {
-		return page{}, 0, err
+		return page{}, 0, nil, err
 	}
 	ctx = context.WithoutCancel(ctx) // the records go with the files
 	var names, ids []string
 	var bytes int64
 	for _, name := range p.names {
-		if fi, err := lstatRegular(dir, name); err == nil {
+		if fi, err := lstatRegular(dir, name); err == nil && half.has(name) == nil {
 			bytes += counted(fi)
 			names = append(names, name)
 		}
 	}
 	if n, err = s.remove(ctx, c, dir, names, bytes); err != nil {
-		return p, n, err
+		return p, n, nil, err
 	}
 	for _, f := range records {
-		ids = append(ids, f.ID)
+		if half.has(f.Name) == nil {
+			ids = append(ids, f.ID)
+		}
 	}
 	for _, f := range d.stale {
 		if _, err := lstatRegular(dir, f.Name); err != nil {
@@ -287,7 +295,7 @@ func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page,
 		}
 	}
 	if err := s.opts.Store.DeleteFiles(ctx, c.Tenant, ids...); err != nil {
-		return p, n, storeError(err)
+		return p, n, nil, storeError(err)
 	}
-	return p, n, nil
+	return p, n, half, nil
 }

@@ -26,7 +26,7 @@ func (s *Service) History(ctx context.Context, tenant, chatID string) (_ *Conten
 	if !errdefs.IsNotFound(err) {
 		return content, err
 	}
-	_, leave, err := s.enter(ctx, c)
+	_, _, leave, err := s.enterHalf(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func (st *stage) join(ctx context.Context, dir *os.Root) error {
 		defer old.Close()
 		// Not more than it had: a sandbox may be writing.
 		parts = []io.Reader{io.LimitReader(old, fi.Size()), addition}
-		st.spare += counted(fi)
+		st.room.Replaces(counted(fi))
 	case !errdefs.IsNotFound(err):
 		return err
 	}

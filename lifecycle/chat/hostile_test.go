@@ -213,3 +213,37 @@ func TestBeyond(t *testing.T) {
 	}
 	w.checkSound()
 }
+
+// No more files have records than may, whoever makes them; what has one can be replaced.
+func TestMostFiles(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	w := newWorld(t, 0)
+	w.SetMost(3)
+	full := func(err error) bool { return errorIs[*chat.FileError](err) && errdefs.IsResourceExhausted(err) }
+	w.put("a", "a")
+	if _, err := w.PutAll(ctx, tenant, chatID, several("b=b", "c=c", "d=d")); !full(err) {
+		t.Errorf("three more: %v", err)
+	}
+	if _, err := w.PutAll(ctx, tenant, chatID, several("a=A", "b=b", "c=c")); err != nil {
+		t.Errorf("two more: %v", err)
+	}
+	if err := putOnly(w, "d", "d"); !full(err) {
+		t.Errorf("one more: %v", err)
+	}
+	w.put("c", "C")
+	w.write("0", "of a sandbox")
+	if _, err := w.FileNamed(ctx, tenant, chatID, "0"); !errorIs[*chat.FileNotFoundError](err) {
+		t.Errorf("a sandbox's: %v", err)
+	}
+	if got := w.names(10); len(got) > 3 {
+		t.Errorf("listed %q", got)
+	}
+	if err := w.DeleteFile(ctx, tenant, chatID, "b"); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := w.FileNamed(ctx, tenant, chatID, "0"); err != nil || f.ID == "" {
+		t.Errorf("a sandbox's, once there is room: %+v, %v", f, err)
+	}
+	w.checkSound()
+}

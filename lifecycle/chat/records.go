@@ -177,9 +177,10 @@ func (s *Service) compare(ctx context.Context, c Chat, p page, after string) (ma
 }
 
 // repair gives files that have no record one, and drops records whose file is gone. What it
-// is told may have changed meanwhile: it looks again, under the chat's lock.
+// is told may have changed meanwhile: it looks again, under the chat's lock. What a change
+// that can't be finished now has brought is left to that.
 func (s *Service) repair(ctx context.Context, c Chat, d drift) (adopted []File, dropped int, err error) {
-	dir, leave, err := s.enter(ctx, c)
+	dir, half, leave, err := s.enterHalf(ctx, c)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -187,7 +188,8 @@ func (s *Service) repair(ctx context.Context, c Chat, d drift) (adopted []File, 
 	var ids []string
 	for _, f := range d.stale {
 		// One that has another kind by now is no attachment any more.
-		if fi, err := dir.Lstat(f.Name); errors.Is(err, fs.ErrNotExist) || err == nil && !fi.Mode().IsRegular() {
+		fi, err := dir.Lstat(f.Name)
+		if half.has(f.Name) == nil && (errors.Is(err, fs.ErrNotExist) || err == nil && !fi.Mode().IsRegular()) {
 			ids = append(ids, f.ID)
 		}
 	}
@@ -211,9 +213,16 @@ func (s *Service) repair(ctx context.Context, c Chat, d drift) (adopted []File, 
 			adopted = append(adopted, f.with(fi))
 			continue
 		}
-		fresh = append(fresh, newFile(c, name, now).with(fi))
+		if half.has(name) == nil {
+			fresh = append(fresh, newFile(c, name, now).with(fi))
+		}
 	}
 	if len(fresh) > 0 {
+		left, err := s.recordsLeft(ctx, c)
+		if err != nil {
+			return nil, len(ids), err
+		}
+		fresh = fresh[:min(left, len(fresh))]
 		if err := s.opts.Store.PutFiles(ctx, fresh...); err != nil {
 			return nil, len(ids), storeError(err)
 		}
@@ -221,6 +230,12 @@ func (s *Service) repair(ctx context.Context, c Chat, d drift) (adopted []File, 
 	s.metrics.repaired("adopted", len(fresh))
 	s.metrics.repaired("dropped", len(ids))
 	return append(adopted, fresh...), len(ids), nil
+}
+
+// recordsLeft is how many more files of a chat can have records.
+func (s *Service) recordsLeft(ctx context.Context, c Chat) (int, error) {
+	n, err := s.opts.Store.CountFiles(ctx, c.Tenant, c.ID)
+	return max(s.most-n, 0), storeError(err)
 }
 
 // record answers the record of a file that is there, and makes it if a sandbox wrote the file.

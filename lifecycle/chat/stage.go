@@ -107,7 +107,6 @@ type stage struct {
 	owner owner
 	room  *workspace.Reservation
 	bytes int64 // in it
-	spare int64 // bytes that make way, beyond those that were reserved in place of
 	asked int64 // bytes that there is room for
 	files []staged
 	trees bool // there may be directories and links in it
@@ -178,11 +177,12 @@ func (st *stage) end(ctx context.Context) {
 
 // grow keeps room for so many bytes in all.
 func (st *stage) grow(ctx context.Context, bytes int64) error {
-	if want := bytes - st.spare; want > st.asked {
-		if err := st.room.Grow(ctx, want); err != nil {
+	st.room.Wrote(st.bytes)
+	if bytes > st.asked {
+		if err := st.room.Grow(ctx, bytes); err != nil {
 			return err
 		}
-		st.asked = want
+		st.asked = bytes
 	}
 	return nil
 }
@@ -248,6 +248,7 @@ func (st *stage) fill(ctx context.Context, f *os.File, size, limit int64, r io.R
 				return st.writeError(ctx, filepath.Base(f.Name()), err)
 			}
 			n = total
+			st.room.Wrote(st.bytes + n)
 		}
 		if n-flushed >= flushEvery {
 			// Whatever goes wrong here, the sync at the end tells of it.

@@ -69,7 +69,7 @@ func (s *Service) PutAll(ctx context.Context, tenant, chatID string, next func()
 			}
 			defer st.end(ctx)
 		} else {
-			st.spare += replaced
+			st.room.Replaces(replaced)
 		}
 		if err := st.add(ctx, f, r); err != nil {
 			return nil, err

@@ -91,6 +91,15 @@ func (s *Store) Files(ctx context.Context, tenant, chatID, after string, limit i
 		WHERE tenant = ? AND chat_id = ? AND name > ? ORDER BY name LIMIT ?`, tenant, chatID, after, max(limit, 0))
 }
 
+// CountFiles is chat.Store's. A chat that isn't there has none.
+func (s *Store) CountFiles(ctx context.Context, tenant, chatID string) (int, error) {
+	scan := func(row scanner) (n int, err error) {
+		err = row.Scan(&n)
+		return n, err
+	}
+	return one(ctx, s.db, scan, "SELECT COUNT(*) FROM files WHERE tenant = ? AND chat_id = ?", tenant, chatID)
+}
+
 // File is chat.Store's.
 func (s *Store) File(ctx context.Context, tenant, id string) (chat.File, error) {
 	return one(ctx, s.db, scanFile, "SELECT "+fileColumns+" FROM files WHERE tenant = ? AND file_id = ?", tenant, id)

@@ -209,6 +209,9 @@ func TestFiles(t *testing.T) {
 	}{{"", 1, []chat.File{x}}, {"x", 1, []chat.File{y}}, {"w", 9, []chat.File{x, y}}, {"y", 9, nil}, {"", 0, nil}, {"", -1, nil}} {
 		same(t, fmt.Sprintf("after %q, at most %d", tt.after, tt.limit), tt.want, must(s.Files(ctx, "a", "k", tt.after, tt.limit)))
 	}
+	same(t, "number", []int{2, 1, 0, 0}, []int{
+		must(s.CountFiles(ctx, "a", "k")), must(s.CountFiles(ctx, "b", "k")), must(s.CountFiles(ctx, "b", "l")), must(s.CountFiles(ctx, "a", "none")),
+	})
 	same(t, "by ID", x, must(s.File(ctx, "a", "1")))
 	same(t, "by name", y, must(s.FileNamed(ctx, "a", "k", "y")))
 	same(t, "another tenant's", "b", must(s.File(ctx, "b", "1")).Tenant)
@@ -399,6 +402,7 @@ func TestClosed(t *testing.T) {
 		"EnsureWorkspace": err2(first(s.EnsureWorkspace(ctx, space("a", "1", "u")))),
 		"EnsureChat":      err2(first(s.EnsureChat(ctx, k))),
 		"Files":           err2(s.Files(ctx, "a", "k", "", 100)),
+		"CountFiles":      err2(s.CountFiles(ctx, "a", "k")),
 		"FileNamed":       err2(s.FileNamed(ctx, "a", "k", "x")),
 		"PutFiles":        s.PutFiles(ctx, file(k, "1", "x")),
 		"DeleteChat":      s.DeleteChat(ctx, "a", "k"),
@@ -535,6 +539,7 @@ func TestPlans(t *testing.T) {
 		"SELECT chat_id FROM chats WHERE tenant = '' AND workspace_id = '' AND chat_id > '' ORDER BY chat_id LIMIT 1",
 		"SELECT * FROM chats WHERE (tenant, chat_id) > ('', '') ORDER BY tenant, chat_id LIMIT 1",
 		"SELECT * FROM files WHERE tenant = '' AND chat_id = '' AND name > '' ORDER BY name LIMIT 1",
+		"SELECT COUNT(*) FROM files WHERE tenant = '' AND chat_id = ''",
 		"SELECT * FROM files WHERE tenant = '' AND file_id = ''",
 		"DELETE FROM changes WHERE tenant = '' AND chat_id = ''",
 		"SELECT * FROM changes JOIN changed_files USING (change_id) WHERE change_id = '' ORDER BY name",

@@ -22,28 +22,39 @@ const (
 	maxWalks  = 3               // of one directory that uploads change meanwhile
 	idleFor   = time.Hour       // after which an account that nobody uses is forgotten
 	sweepWait = time.Minute     // between two looks for such accounts
+	adoptWait = time.Minute     // between two tries to adopt a chat
 )
 
-// account is what is known of a workspace. Forgetting it loses nothing but time.
+// account is what is known of a workspace. Forgetting it loses nothing but time, unless it
+// has been kept for good.
 type account struct {
+	tenant  string
 	limited atomic.Bool // the kernel has been told the quota
+	keep    atomic.Bool // it knows of a chat that wasn't held, which is told but once
 
 	// Of Service.mu.
 	users int // operations and reservations that have it
 	used  time.Time
 
+	kernel  sync.Mutex // held while the kernel is asked; before mu
+	written int64      // of what the kernel counts, but isn't used: staged, or about to go
+
 	mu       sync.Mutex // never held for long
 	reserved int64      // by reservations, not committed yet
+	credited int64      // of what the kernel counts, to reservations that replace it
 	chats    map[string]*figure
+	unheld   map[string]time.Time // chats that aren't in the project, by when that was tried last
 }
 
 // figure is what a chat's directory holds.
 type figure struct {
+	made      time.Time
 	bytes     int64
-	known     bool // it has been measured
-	unbounded bool // it has too much in it for that
-	stale     bool // something in it changed, nobody knows by how much
-	live      bool // it had a sandbox when it was measured, or since
+	credited  int64 // of them, to reservations that replace them
+	known     bool  // it has been measured
+	unbounded bool  // it has too much in it for that
+	stale     bool  // something in it changed, nobody knows by how much
+	live      bool  // it had a sandbox when it was measured, or since
 	at        time.Time
 	changing  int   // committed changes that aren't done
 	pending   int64 // bytes that they add
@@ -60,18 +71,18 @@ type walk struct {
 	live    bool  // a sandbox has made itself known
 }
 
-// use answers an account, which is kept until unuse.
-func (s *Service) use(id string) *account {
+// use answers a workspace's account, which is kept until unuse.
+func (s *Service) use(w Workspace) *account {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a := s.accounts[id]
+	a := s.accounts[w.ID]
 	if a == nil {
 		if now := time.Now(); now.Sub(s.swept) > sweepWait {
 			s.swept = now
-			maps.DeleteFunc(s.accounts, func(_ string, a *account) bool { return a.users == 0 && now.Sub(a.used) > idleFor })
+			maps.DeleteFunc(s.accounts, func(_ string, a *account) bool { return a.users == 0 && !a.keep.Load() && now.Sub(a.used) > idleFor })
 		}
-		a = &account{chats: map[string]*figure{}}
-		s.accounts[id] = a
+		a = &account{tenant: w.Tenant, chats: map[string]*figure{}, unheld: map[string]time.Time{}}
+		s.accounts[w.ID] = a
 	}
 	a.users++
 	return a
@@ -88,7 +99,7 @@ func (s *Service) unuse(a *account) {
 func (a *account) figureLocked(chatID string) *figure {
 	f := a.chats[chatID]
 	if f == nil {
-		f = &figure{}
+		f = &figure{made: time.Now()}
 		a.chats[chatID] = f
 	}
 	return f
@@ -99,12 +110,41 @@ func (a *account) sandboxed(chatID string, changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	f := a.figureLocked(chatID)
+	f.liveLocked()
+	if changed {
+		f.touchLocked()
+	}
+}
+
+// Touched is lifecycle.Workspaces'. What isn't known yet of a chat is measured anyway.
+func (s *Service) Touched(tenant, chatID string) {
+	w, known, _ := s.owners.get(ownedKey{tenant, chatID})
+	if known && w.ID == "" {
+		return
+	}
+	var accounts []*account
+	s.mu.Lock()
+	for id, a := range s.accounts {
+		if a.tenant == tenant && (!known || id == w.ID) {
+			accounts = append(accounts, a)
+		}
+	}
+	s.mu.Unlock()
+	for _, a := range accounts {
+		a.mu.Lock()
+		if f := a.chats[chatID]; f != nil {
+			f.liveLocked()
+			f.touchLocked()
+		}
+		a.mu.Unlock()
+	}
+}
+
+// liveLocked notes that the chat has a sandbox.
+func (f *figure) liveLocked() {
 	f.live = true
 	if f.walk != nil {
 		f.walk.live = true
-	}
-	if changed {
-		f.touchLocked()
 	}
 }
 
@@ -135,9 +175,62 @@ func (f *figure) holdsLocked(live bool) bool {
 	return !f.live
 }
 
+// unheld answers the chats that the kernel doesn't count, after another try to have it do so.
+func (s *Service) unheld(ctx context.Context, a *account, w Workspace) ([]string, error) {
+	a.mu.Lock()
+	var again []string
+	for id, tried := range a.unheld {
+		if time.Since(tried) > adoptWait {
+			again = append(again, id)
+			a.unheld[id] = time.Now()
+		}
+	}
+	a.mu.Unlock()
+	for _, id := range again {
+		if err := s.adoptAgain(ctx, a, w, id); err != nil {
+			return nil, err
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Sorted(maps.Keys(a.unheld)), nil
+}
+
+// adoptAgain adopts a chat's directory that couldn't be before; unless it is the workspace's
+// no more. That it still can't be is no error.
+func (s *Service) adoptAgain(ctx context.Context, a *account, w Workspace, chatID string) error {
+	root, err := s.opts.Open(w.Tenant, chatID) // first: should the chat go meanwhile, another's isn't touched
+	ids, lerr := s.opts.Store.ChatIDs(ctx, w.Tenant, w.ID)
+	if lerr == nil && !slices.Contains(ids, chatID) {
+		a.hold(chatID)
+	}
+	if err != nil {
+		return lerr
+	}
+	defer root.Close()
+	if lerr != nil || !slices.Contains(ids, chatID) {
+		return lerr
+	}
+	if dir, err := root.Open("."); err == nil {
+		_ = s.Adopt(w, chatID, dir) // which remembers how it went
+		_ = dir.Close()
+	}
+	return nil
+}
+
+// hold notes that the kernel counts a chat, or that it is no chat of the workspace.
+func (a *account) hold(chatID string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.unheld, chatID)
+}
+
 // Forget drops what is known of a chat that has been deleted, with all that it held.
 func (s *Service) Forget(w Workspace, chatID string) {
-	s.known(w, func(a *account) { delete(a.chats, chatID) })
+	s.known(w, func(a *account) {
+		delete(a.chats, chatID)
+		delete(a.unheld, chatID)
+	})
 }
 
 // Freed notes that n bytes of a chat were removed. How much room that gave is measured
@@ -174,51 +267,84 @@ type total struct {
 // total brings what is known of a workspace up to date, and adds it up. The chat counts
 // whether or not the store has it.
 func (s *Service) total(ctx context.Context, a *account, w Workspace, chatID string) (total, error) {
-	if s.enforcement() != "hard" {
-		_, t, err := s.soft(ctx, a, w, chatID)
-		return t, err
-	}
-	if err := s.limit(a, w); err != nil {
+	began := time.Now()
+	chats, err := s.fresh(ctx, a, w, chatID)
+	if err != nil {
 		return total{}, err
 	}
-	used, err := s.opts.Projects.Used(w.Project)
+	a.kernel.Lock()
+	defer a.kernel.Unlock()
+	counted, err := s.countedLocked(a, w)
 	if err != nil {
-		return total{}, &lifecycle.UnavailableError{Err: fmt.Errorf("workspace %s: %w", w.ID, err)}
-	}
-	return total{used: used}, nil
-}
-
-// soft is total where the kernel doesn't count, with the chats that were added up.
-func (s *Service) soft(ctx context.Context, a *account, w Workspace, chatID string) ([]string, total, error) {
-	ids, err := s.opts.Store.ChatIDs(ctx, w.Tenant, w.ID)
-	if err != nil {
-		return nil, total{}, unavailable(ctx, err)
-	}
-	if chatID != "" && !slices.Contains(ids, chatID) {
-		ids = append(ids, chatID)
-	}
-	for _, id := range ids {
-		if err := s.refresh(ctx, a, w.Tenant, id); err != nil {
-			return nil, total{}, err
-		}
+		return total{}, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return ids, a.sumLocked(ids, s.opts.QuotaBytes), nil
+	t := s.sumLocked(a, chats, began)
+	t.used = add(t.used, counted)
+	return t, nil
 }
 
-// sumLocked adds up what is known of some chats.
-func (a *account) sumLocked(ids []string, quota int64) total {
-	var t total
+// countedLocked is what the kernel counts and is used: neither staged nor about to be
+// replaced. The account's kernel must be held.
+func (s *Service) countedLocked(a *account, w Workspace) (int64, error) {
+	if s.enforcement() != "hard" {
+		return 0, nil
+	}
+	used, err := s.opts.Projects.Used(w.Project)
+	if err != nil {
+		return 0, &lifecycle.UnavailableError{Err: fmt.Errorf("workspace %s: %w", w.ID, err)}
+	}
+	return max(used-a.written, 0), nil
+}
+
+// fresh brings what is known of a workspace up to date, and answers the chats that count by
+// what was measured: all, or those that the kernel doesn't count.
+func (s *Service) fresh(ctx context.Context, a *account, w Workspace, chatID string) (ids []string, err error) {
+	if s.enforcement() == "hard" {
+		if err := s.limit(a, w); err != nil {
+			return nil, err
+		}
+		ids, err = s.unheld(ctx, a, w)
+	} else {
+		ids, err = s.opts.Store.ChatIDs(ctx, w.Tenant, w.ID)
+		if err == nil && chatID != "" && !slices.Contains(ids, chatID) {
+			ids = append(ids, chatID)
+		}
+	}
+	if err != nil {
+		return nil, unavailable(ctx, err)
+	}
 	for _, id := range ids {
-		f := a.figureLocked(id)
+		if err := s.refresh(ctx, a, w.Tenant, id); err != nil {
+			return nil, err
+		}
+	}
+	return ids, nil
+}
+
+// sumLocked adds up what is known of some chats, and of those that it is known of only
+// since they were listed.
+func (s *Service) sumLocked(a *account, ids []string, listed time.Time) total {
+	var t total
+	one := func(id string, f *figure) {
 		t.used = add(t.used, f.bytes)
 		if f.unbounded && t.chat == "" {
 			t.chat = id
 		}
 	}
+	for _, id := range ids {
+		if f := a.chats[id]; f != nil {
+			one(id, f)
+		}
+	}
+	for id, f := range a.chats {
+		if s.enforcement() != "hard" && !f.made.Before(listed) && !slices.Contains(ids, id) {
+			one(id, f)
+		}
+	}
 	if t.chat != "" {
-		t.used = max(t.used, add(quota, 1))
+		t.used = max(t.used, add(s.opts.QuotaBytes, 1))
 	}
 	return t
 }

@@ -185,7 +185,7 @@ func (s *Service) Usage(ctx context.Context, tenant, id string) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	a := s.use(w.ID)
+	a := s.use(w)
 	defer s.unuse(a)
 	t, err := s.total(ctx, a, w, "")
 	if err != nil {
@@ -206,7 +206,7 @@ func (s *Service) Left(ctx context.Context, tenant, chatID string, changed bool)
 	if err != nil || !there {
 		return err
 	}
-	a := s.use(w.ID)
+	a := s.use(w)
 	defer s.unuse(a)
 	a.sandboxed(chatID, changed)
 	t, err := s.total(ctx, a, w, chatID)
@@ -249,14 +249,28 @@ func (s *Service) enforcement() string {
 }
 
 // Adopt puts a chat's directory under the workspace's project quota, where there are
-// project quotas; also when the quota is none now, as it may be another one later.
-// Errors: *lifecycle.UnavailableError.
-func (s *Service) Adopt(w Workspace, dir *os.File) error {
+// project quotas; also when the quota is none now, as it may be another one later. A chat
+// of which that fails is measured, and it is tried again when its workspace is next asked
+// about, at most once a minute. Errors: *lifecycle.UnavailableError.
+func (s *Service) Adopt(w Workspace, chatID string, dir *os.File) error {
 	if s.opts.Projects == nil {
 		return nil
 	}
-	a := s.use(w.ID)
+	a := s.use(w)
 	defer s.unuse(a)
+	err := s.adopt(a, w, dir)
+	if err == nil {
+		a.hold(chatID)
+		return nil
+	}
+	a.keep.Store(true)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.unheld[chatID] = time.Now()
+	return err
+}
+
+func (s *Service) adopt(a *account, w Workspace, dir *os.File) error {
 	if err := s.limit(a, w); err != nil {
 		return err
 	}
@@ -269,8 +283,13 @@ func (s *Service) Adopt(w Workspace, dir *os.File) error {
 // Stage puts a directory into the project of what is to be moved from it into a chat's own.
 // Errors: *lifecycle.UnavailableError.
 func (s *Service) Stage(w Workspace, dir, chat *os.File) error {
-	if s.opts.Projects != nil || s.opts.Follow == nil {
-		return s.Adopt(w, dir)
+	switch {
+	case s.opts.Projects != nil:
+		a := s.use(w)
+		defer s.unuse(a)
+		return s.adopt(a, w, dir)
+	case s.opts.Follow == nil:
+		return nil
 	}
 	if err := s.opts.Follow(dir, chat); err != nil {
 		return &lifecycle.UnavailableError{Err: fmt.Errorf("workspace %s: %w", w.ID, err)}

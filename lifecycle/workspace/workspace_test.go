@@ -793,7 +793,7 @@ func TestFailures(t *testing.T) {
 		"usage":   func(ctx context.Context) error { _, err := s.Usage(ctx, "t", ws.ID); return err },
 		"left":    func(ctx context.Context) error { return s.Left(ctx, "t", "k", true) },
 		"reserve": func(ctx context.Context) error { _, err := s.Reserve(ctx, ws, "k", 1, 0); return err },
-		"commit":  func(ctx context.Context) error { return r.Commit(ctx, 1, 0) },
+		"refresh": r.Refresh,
 	}
 	w.failing = errors.New("disk full")
 	gone, cancel := context.WithCancelCause(ctx)
@@ -812,7 +812,7 @@ func TestFailures(t *testing.T) {
 	}
 	w.failing, w.broken = nil, errors.New("too many open files")
 	s.Freed(ws, "k", 1)
-	for _, name := range []string{"usage", "left", "reserve", "commit"} {
+	for _, name := range []string{"usage", "left", "reserve", "refresh"} {
 		if err := calls[name](ctx); !isUnavailable(err) || !errors.Is(err, w.broken) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -860,6 +860,8 @@ type kernel struct {
 	limit, used map[uint32]int64
 	adopted     map[string]uint32
 	failing     error
+	refusing    error // to adopt
+	tries       int   // to adopt
 }
 
 func (k *kernel) Limit(project uint32, bytes int64) error {
@@ -871,13 +873,14 @@ func (k *kernel) Used(project uint32) (int64, error) { return k.used[project], k
 
 func (k *kernel) Adopt(dir *os.File, project uint32) error {
 	k.adopted[dir.Name()] = project
-	return k.failing
+	k.tries++
+	return errors.Join(k.failing, k.refusing)
 }
 
 func TestHard(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	k := &kernel{limit: map[uint32]int64{}, used: map[uint32]int64{}, adopted: map[string]uint32{}}
+	k := newKernel()
 	w := newWorld()
 	s, ws := w.service(t, Options{QuotaBytes: 100, Projects: k}, "k")
 	w.holds("k", 1000)
@@ -896,7 +899,8 @@ func TestHard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.used[ws.Project] = 100 // it has been written
+	k.used[ws.Project] = 100
+	r.Wrote(40)
 	if err := errors.Join(r.Commit(ctx, 40, 0), s.Left(ctx, "t", "k", true)); err != nil {
 		t.Error(err)
 	}
@@ -911,7 +915,7 @@ func TestHard(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	if err := s.Adopt(ws, dir); err != nil || k.adopted[dir.Name()] != ws.Project {
+	if err := s.Adopt(ws, "k", dir); err != nil || k.adopted[dir.Name()] != ws.Project {
 		t.Errorf("adopted %v, %v", k.adopted, err)
 	}
 	k.failing = errors.New("no such device")
@@ -921,7 +925,7 @@ func TestHard(t *testing.T) {
 	}
 	for _, ws := range []Workspace{ws, other} {
 		_, err := s.Usage(ctx, "t", ws.ID)
-		if !isUnavailable(err) || !isUnavailable(s.Adopt(ws, dir)) {
+		if !isUnavailable(err) || !isUnavailable(s.Adopt(ws, "k", dir)) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -932,7 +936,7 @@ func TestHard(t *testing.T) {
 	// Without a quota an earlier limit goes.
 	k.failing = nil
 	s, ws = newWorld().service(t, Options{Projects: k})
-	if err := s.Adopt(ws, dir); err != nil || k.limit[ws.Project] != 0 {
+	if err := s.Adopt(ws, "k", dir); err != nil || k.limit[ws.Project] != 0 {
 		t.Errorf("limits %v, %v", k.limit, err)
 	}
 	if err := s.Stage(ws, dir, nil); err != nil || k.adopted[dir.Name()] != ws.Project {
@@ -940,7 +944,7 @@ func TestHard(t *testing.T) {
 	}
 	// Nor is one needed where there are no projects.
 	s, ws = newWorld().service(t, Options{QuotaBytes: 1})
-	if err := errors.Join(s.Adopt(ws, dir), s.Stage(ws, dir, dir)); err != nil {
+	if err := errors.Join(s.Adopt(ws, "k", dir), s.Stage(ws, dir, dir)); err != nil {
 		t.Error(err)
 	}
 	// Where there were some, what is staged is of the project that is there.

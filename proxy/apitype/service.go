@@ -8,7 +8,7 @@ type Problem struct {
 	Title       string       `json:"title"`
 	Status      int          `json:"status"`
 	Detail      string       `json:"detail"`
-	Instance    string       `json:"instance"` // the request's path
+	Instance    string       `json:"instance"` // the request's path; of a signed URL, what is before its signature
 	Code        string       `json:"code"`     // stable; what programs look at
 	RequestID   string       `json:"request_id"`
 	Differences []Difference `json:"differences,omitempty"` // with code sandbox_conflict

@@ -260,7 +260,7 @@ func writeFault(w http.ResponseWriter, r *http.Request, f proxy.Fault) {
 	}
 	p := apitype.Problem{
 		Type: "https://github.com/bermhq/berm/blob/main/docs/api.md#" + f.Code, Title: f.Title, Status: f.Status, Detail: f.Detail,
-		Instance: ownPath(r.URL.EscapedPath()), Code: f.Code, RequestID: proxy.ExchangeOf(r.Context()).RequestID,
+		Instance: instance(r), Code: f.Code, RequestID: proxy.ExchangeOf(r.Context()).RequestID,
 	}
 	for _, d := range f.Differences {
 		p.Differences = append(p.Differences, apitype.Difference(d))
@@ -274,4 +274,15 @@ func writeFault(w http.ResponseWriter, r *http.Request, f proxy.Fault) {
 	}
 	p.FirstSeq = f.FirstSeq
 	_ = proxy.WriteJSON(w, f.Status, "application/problem+json", p)
+}
+
+// instance is as much of the request's path as may be told: of a signed URL, what is before
+// its signature, as errors end up in logs.
+func instance(r *http.Request) string {
+	for _, prefix := range []string{signedPrefix, filePrefix} {
+		if strings.HasPrefix(r.URL.Path, prefix) {
+			return prefix
+		}
+	}
+	return ownPath(r.URL.EscapedPath())
 }

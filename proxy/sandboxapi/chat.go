@@ -73,9 +73,7 @@ type historyFunc = func(c chats, ctx context.Context, tenant, chatID string, siz
 
 // writeHistory replaces the history, or appends to it.
 func (a *api) writeHistory(write historyFunc) proxy.Handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		body := newUpload(w, r)
-		defer body.done()
+	return taking(func(w http.ResponseWriter, r *http.Request, body *upload) error {
 		tenant, chatID, err := a.chat(r)
 		if err != nil {
 			return err
@@ -92,7 +90,7 @@ func (a *api) writeHistory(write historyFunc) proxy.Handler {
 			return err
 		}
 		return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.ChatHistory{SizeBytes: f.Size, ModifiedAt: f.ModifiedAt.UTC()})
-	}
+	})
 }
 
 // readChatTar sends all that the chat's directory holds as an archive.
@@ -105,9 +103,7 @@ func (a *api) readChatTar(w http.ResponseWriter, r *http.Request) error {
 	return t.end(a.chats.ReadTar(r.Context(), tenant, chatID, t))
 }
 
-func (a *api) writeChatTar(w http.ResponseWriter, r *http.Request) error {
-	body := newUpload(w, r)
-	defer body.done()
+func (a *api) writeChatTar(w http.ResponseWriter, r *http.Request, body *upload) error {
 	if err := plainBody(r); err != nil {
 		return err
 	}

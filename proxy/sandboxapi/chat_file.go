@@ -73,9 +73,7 @@ func (a *api) readChatFile(w http.ResponseWriter, r *http.Request) error {
 }
 
 // writeChatFile takes a file's content as it comes.
-func (a *api) writeChatFile(w http.ResponseWriter, r *http.Request) error {
-	body := newUpload(w, r)
-	defer body.done()
+func (a *api) writeChatFile(w http.ResponseWriter, r *http.Request, body *upload) error {
 	tenant, chatID, err := a.chat(r)
 	if err != nil {
 		return err

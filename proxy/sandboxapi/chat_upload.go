@@ -22,9 +22,7 @@ const (
 )
 
 // uploadChatFiles takes several files as they come.
-func (a *api) uploadChatFiles(w http.ResponseWriter, r *http.Request) error {
-	body := newUpload(w, r)
-	defer body.done()
+func (a *api) uploadChatFiles(w http.ResponseWriter, r *http.Request, body *upload) error {
 	tenant, chatID, err := a.chat(r)
 	if err != nil {
 		return err

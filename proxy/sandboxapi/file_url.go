@@ -11,6 +11,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
 )
@@ -117,13 +118,15 @@ func (a *api) fileClaim(w http.ResponseWriter, r *http.Request) (c fileClaim, er
 	ex := proxy.ExchangeOf(r.Context())
 	ex.Caller.Tenant, ex.Key = c.Tenant, c.Chat
 	if time.Now().Unix() >= c.Expires {
-		return c, errFileURLExpired
+		return c, expiredFileURL(nil)
 	}
 	return c, knownQuery(r)
 }
 
-var errFileURLExpired = &proxy.Fault{Status: http.StatusGone, Code: "url_expired", Title: "Address expired",
-	Detail: "the time of this address is over, or the chat that it was for is gone"}
+func expiredFileURL(cause error) error {
+	return &proxy.Fault{Status: http.StatusGone, Code: "url_expired", Title: "Address expired",
+		Detail: "the time of this address is over, or the chat that it was for is gone", Cause: cause}
+}
 
 // usable fails if the address is for another method, or its chat is gone.
 func (a *api) usable(ctx context.Context, c fileClaim, put bool) error {
@@ -134,7 +137,7 @@ func (a *api) usable(ctx context.Context, c fileClaim, put bool) error {
 	found, err := a.chats.Get(ctx, c.Tenant, c.Chat)
 	var missing *chat.NotFoundError
 	if errors.As(err, &missing) || err == nil && found.CreatedAt.UnixNano() != c.Made {
-		return errFileURLExpired
+		return expiredFileURL(nil)
 	}
 	return err
 }
@@ -160,9 +163,7 @@ func (a *api) readSignedFile(w http.ResponseWriter, r *http.Request) error {
 }
 
 // writeSignedFile takes the file that the address is for.
-func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request) error {
-	body := newUpload(w, r)
-	defer body.done()
+func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request, body *upload) error {
 	c, err := a.fileClaim(w, r)
 	if err != nil {
 		return err
@@ -178,15 +179,28 @@ func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request) error {
 		return &proxy.Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
 			Detail: "this address takes a Content-Type of " + c.ContentType + " only"}
 	}
+	body.until = time.Unix(c.Expires, 0)
+	ctx, cancel := context.WithDeadline(r.Context(), body.until)
+	defer cancel()
 	// The chat that takes it is the one which was there before its first byte is read.
-	content := io.Reader(&lastLook{body, func() error { return a.usable(r.Context(), c, true) }})
+	content := io.Reader(&lastLook{body, func() error { return a.usable(ctx, c, true) }})
 	if c.MaxBytes > 0 {
 		if f.Size > c.MaxBytes {
 			return &http.MaxBytesError{Limit: c.MaxBytes}
 		}
 		content = http.MaxBytesReader(w, io.NopCloser(content), c.MaxBytes)
 	}
-	return a.putChatFile(w, r, c.Tenant, c.Chat, f, content)
+	err = a.putChatFile(w, r.WithContext(ctx), c.Tenant, c.Chat, f, content)
+	var full *workspace.QuotaError
+	switch {
+	case err != nil && ctx.Err() != nil && r.Context().Err() == nil:
+		return expiredFileURL(err)
+	case errors.As(err, &full): // what else the workspace holds isn't for whoever has the address
+		out := proxy.FaultOf(err)
+		out.Detail = "there is no room for this"
+		return &out
+	}
+	return err
 }
 
 // lastLook is a body that looks before it is read first.

@@ -25,7 +25,7 @@ type piped struct {
 	client  *http.Client
 }
 
-func newPiped(t *testing.T) *piped {
+func newPiped(t *testing.T, change ...func(*sandboxapi.Options)) *piped {
 	t.Helper()
 	d := &piped{t: t, streams: newStreams()}
 	d.manager = &scripted{streams: d.streams}
@@ -33,7 +33,11 @@ func newPiped(t *testing.T) *piped {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := sandboxapi.New(sandboxapi.Options{Manager: d.manager, Policy: func() *policy.Policy { return pol }})
+	opts := sandboxapi.Options{Manager: d.manager, Policy: func() *policy.Policy { return pol }}
+	for _, f := range change {
+		f(&opts)
+	}
+	h, err := sandboxapi.New(opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,7 +52,9 @@ type shelf struct {
 	list    chat.FileList
 	more    bool // chats
 	named   error
-	swap    func() // before a body is read
+	refused error         // of what is put
+	swap    func()        // before a body is read
+	work    time.Duration // on what is put, once it is read
 
 	mu      sync.Mutex
 	created time.Time // of the chat
@@ -142,12 +144,13 @@ func (s *shelf) Content(_ context.Context, tenant, chatID, name string) (*chat.C
 	return s.open(s.file(name))
 }
 
-func (s *shelf) Put(_ context.Context, tenant, chatID string, f chat.PutFile, r io.Reader) (chat.File, bool, error) {
-	if err := s.call(tenant, chatID, f.Name); err != nil {
+func (s *shelf) Put(ctx context.Context, tenant, chatID string, f chat.PutFile, r io.Reader) (chat.File, bool, error) {
+	if err := cmp.Or(s.call(tenant, chatID, f.Name), s.refused); err != nil {
 		return chat.File{}, false, err
 	}
 	file, err := s.read(f, r)
-	return file, s.made, err
+	time.Sleep(s.work)
+	return file, s.made, cmp.Or(err, ctx.Err())
 }
 
 func (s *shelf) PutAll(_ context.Context, tenant, chatID string, next func() (chat.PutFile, io.Reader, error)) (files []chat.File, err error) {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"mime"
 	"net/http"
 	"path"
@@ -29,48 +28,6 @@ const (
 )
 
 type moveFunc = func(f *lifecycle.FileAccess, ctx context.Context, from, to string, replace bool) error
-
-// upload is a request's body whose every read has its own deadline.
-type upload struct {
-	r    io.Reader
-	rc   *http.ResponseController
-	last bool // request of its connection
-	all  bool // was read
-}
-
-func newUpload(w http.ResponseWriter, r *http.Request) *upload {
-	return &upload{r: r.Body, rc: http.NewResponseController(w), last: lastRequest(r)}
-}
-
-// lastRequest tells whether the server will close the connection without a look at what
-// is left of the body. To a caller that is still sending, that loses the answer. One that
-// waits to be told to send isn't.
-func lastRequest(r *http.Request) bool { return r.Close && r.Header.Get("Expect") == "" }
-
-func (u *upload) Read(b []byte) (int, error) {
-	_ = u.rc.SetReadDeadline(time.Now().Add(stall)) // an in-process reader has none
-	n, err := u.r.Read(b)
-	switch {
-	case errors.Is(err, io.EOF):
-		u.all = true
-		_ = u.rc.SetReadDeadline(time.Time{}) // what is done with it may take its time
-	case err != nil:
-		err = &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
-			Detail: "the body could not be read to its end", Cause: err}
-	}
-	return n, err
-}
-
-// done gives a moment to the rest, if there is one.
-func (u *upload) done() {
-	if u.all {
-		return
-	}
-	_ = u.rc.SetReadDeadline(time.Now().Add(bodyLinger))
-	if u.last {
-		_, _ = io.Copy(io.Discard, u.r)
-	}
-}
 
 // sender writes an answer whose every write has its own deadline.
 type sender struct {

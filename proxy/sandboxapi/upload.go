@@ -1,0 +1,126 @@
+package sandboxapi
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/bermhq/berm/proxy"
+)
+
+// uploadPiece is how many bytes of what goes into storage have to come within one stall, of
+// the first of them within two: 1 KiB a second.
+const uploadPiece = 60 << 10
+
+// upload is a request's body whose every read has its own deadline.
+type upload struct {
+	r     io.Reader
+	rc    *http.ResponseController
+	last  bool      // request of its connection
+	all   bool      // was read
+	err   error     // what its reader was told that it couldn't read; nil: nothing
+	late  bool      // err is that it didn't come in time
+	until time.Time // when what lets its sender in ends; zero: never
+	pace  *pace     // nil: it may come as slowly as it likes, as long as it comes
+}
+
+// pace is what a sender may take. The time that its bytes are worked on isn't the sender's.
+type pace struct {
+	left  time.Duration // for what is missing of the piece
+	piece int           // bytes of it that are there
+}
+
+func (p *pace) came(n int, took time.Duration) {
+	p.left -= took
+	if p.piece += n; p.piece >= uploadPiece {
+		p.left, p.piece = stall, 0
+	}
+}
+
+func newUpload(w http.ResponseWriter, r *http.Request) *upload {
+	return &upload{r: r.Body, rc: http.NewResponseController(w), last: lastRequest(r)}
+}
+
+// lastRequest tells whether the server will close the connection without a look at what
+// is left of the body. To a caller that is still sending, that loses the answer. One that
+// waits to be told to send isn't.
+func lastRequest(r *http.Request) bool { return r.Close && r.Header.Get("Expect") == "" }
+
+// taking is a handler of what goes into storage, where room is kept for it: so it has a
+// pace. If its body can't be read to its end, that is the answer.
+func taking(h func(w http.ResponseWriter, r *http.Request, body *upload) error) proxy.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		body := newUpload(w, r)
+		body.pace = &pace{left: 2 * stall}
+		defer body.done()
+		err := h(w, r, body)
+		if err != nil && body.err != nil {
+			return body.err // rather than what has become of it
+		}
+		return err
+	}
+}
+
+func (u *upload) Read(b []byte) (n int, err error) {
+	if u.err != nil {
+		return 0, u.err
+	}
+	begun := time.Now()
+	deadline := begun.Add(stall)
+	if u.pace != nil && u.pace.left < stall {
+		deadline = begun.Add(u.pace.left)
+	}
+	over := !u.until.IsZero() && u.until.Before(deadline)
+	if over {
+		deadline = u.until
+	}
+	if !begun.Before(deadline) { // what the server has already could still be had
+		err = os.ErrDeadlineExceeded
+	} else {
+		_ = u.rc.SetReadDeadline(deadline) // an in-process reader has none
+		n, err = u.r.Read(b)
+	}
+	if u.pace != nil {
+		u.pace.came(n, time.Since(begun))
+	}
+	switch {
+	case errors.Is(err, io.EOF):
+		u.all = true
+		_ = u.rc.SetReadDeadline(time.Time{}) // what is done with it may take its time
+	case err != nil:
+		u.late = errors.Is(err, os.ErrDeadlineExceeded)
+		u.err = u.fault(over, err)
+		err = u.err
+	}
+	return n, err
+}
+
+// fault says why the body has no end.
+func (u *upload) fault(over bool, cause error) error {
+	if u.late && over {
+		return expiredFileURL(cause)
+	}
+	f := &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
+		Detail: "the body could not be read to its end", Cause: cause}
+	if u.late {
+		f.Detail = "the body stopped, or came too slowly"
+	}
+	return f
+}
+
+// done gives a moment to the rest, if there is one, and its sender had none.
+func (u *upload) done() {
+	switch {
+	case u.all:
+		return
+	case u.late:
+		_ = u.rc.SetReadDeadline(time.Now())
+	default:
+		_ = u.rc.SetReadDeadline(time.Now().Add(bodyLinger))
+	}
+	if u.last {
+		_, _ = io.Copy(io.Discard, u.r)
+	}
+}
