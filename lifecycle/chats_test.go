@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -533,4 +534,41 @@ func TestWithoutSandboxRaces(t *testing.T) {
 		t.Errorf("%d containers", n)
 	}
 	t.Logf("%d times first, %d times second", won, lost)
+}
+
+// Whatever a sandbox's life begins or ends with, what its chat holds may be another then.
+func TestSandboxTouchesItsChat(t *testing.T) {
+	q := chatQuotas("k")
+	broken := true
+	opts := runtimetest.FakeOptions{Fail: func(op, _ string) error {
+		if op == "create" && broken {
+			return errBroken
+		}
+		return nil
+	}}
+	w := newWorld(t, setup{workspaces: q, fake: opts})
+	touched := func(when string) {
+		t.Helper()
+		if !slices.Contains(q.touches(), "a/k") {
+			t.Errorf("%s: it wasn't touched", when)
+		}
+	}
+	if _, err := w.Create(context.Background(), request("k")); err == nil {
+		t.Fatal("it was made")
+	}
+	touched("not made")
+	broken = false
+	sb := w.create(request("k")).Sandbox
+	touched("made")
+	w.stop()
+	q.touches()
+	w = newWorld(t, setup{workspaces: q, engine: w.fake, store: w.store})
+	touched("found")
+	w.fake.Die(sb.ContainerID)
+	w.eventually("its end", func() bool { return w.status("k") == lifecycle.StatusStopped })
+	touched("dead")
+	if _, err := w.Delete(context.Background(), "a", "k"); err != nil {
+		t.Fatal(err)
+	}
+	touched("removed")
 }

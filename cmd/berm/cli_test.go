@@ -69,6 +69,7 @@ func startAPIOn(t *testing.T, rt runtime.Runtime) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = chats.Close(context.Background()) })
 	tokens, err := proxy.ParseTokens([]byte(testToken))
 	if err != nil {
 		t.Fatal(err)

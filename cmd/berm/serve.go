@@ -184,6 +184,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	if err != nil {
 		return err
 	}
+	undo.add(func() error { return closeChats(ctx, chats) })
 	sweeper, err := reaper.New(reaper.Options{
 		Manager: manager, Interval: cfg.Sandbox.CleanupInterval, Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	})

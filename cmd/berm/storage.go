@@ -63,6 +63,22 @@ func openChats(ctx context.Context, cfg *config.Config, db *store.Store, ws *wor
 	return chats, nil
 }
 
+// closeTimeout bounds the end of a removal, which is after the file that it is at.
+const closeTimeout = 10 * time.Second
+
+// closeChats ends the removal of deleted chats. The next start goes on with it.
+func closeChats(ctx context.Context, chats *chat.Service) error {
+	if chats == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	if err := chats.Close(ctx); err != nil {
+		return fmt.Errorf("end the removal of deleted chats: %w", err)
+	}
+	return nil
+}
+
 // checkChats brings the records and the content of all chats together, and tells of it.
 func checkChats(ctx context.Context, chats *chat.Service, log *slog.Logger) error {
 	if chats == nil {

@@ -27,6 +27,8 @@ const (
 	stepDeleting  step = "deleting"   // of a chat that is deleted
 	stepMovedAway step = "moved_away" // likewise
 	stepUnlinked  step = "unlinked"   // of a file that is deleted
+
+	stepDiscarding step = "discarding" // what a deleted chat held
 )
 
 // deletion begins the ID of a change that takes a whole chat away, to the staging directory
@@ -299,8 +301,7 @@ func (s *Service) finishPending(ctx context.Context, c Chat) *unfinished {
 	s.mu.Lock()
 	delete(s.pending, c.key())
 	s.mu.Unlock()
-	// Usage was told of none of it; what it says now is for the next who adds something.
-	_ = s.opts.Workspaces.Left(ctx, c.Tenant, c.ID, true)
+	s.opts.Workspaces.Touched(c.Tenant, c.ID) // usage was told of none of it
 	return nil
 }
 

@@ -111,7 +111,8 @@ type Options struct {
 	Registry   prometheus.Registerer // nil: metrics are kept but not exported
 }
 
-// Service has the chats. It is safe for many goroutines.
+// Service has the chats. It is safe for many goroutines. Close ends what it does behind its
+// callers' backs.
 //
 // The errors of its methods are *lifecycle.InvalidError, *NotFoundError,
 // *workspace.NotFoundError, *FileNotFoundError, *FileError, *workspace.QuotaError and
@@ -130,6 +131,7 @@ type Service struct {
 	staged  map[string]bool  // staging directories in use, by name
 	pending map[key][]Change // durable, but couldn't be finished yet
 	ended   Report           // what New did
+	trash   trash
 }
 
 // key names a chat: two tenants may use the same ID.

@@ -76,7 +76,11 @@ func (s *Service) removeOrphans(ctx context.Context) (removed int, err error) {
 		if s.held(name) {
 			return nil
 		}
-		if err := removeTree(staging, name); err != nil {
+		err := removeTree(ctx, staging, name)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
 			failed = append(failed, err) // others can go nevertheless
 			return nil
 		}

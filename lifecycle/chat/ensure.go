@@ -79,7 +79,8 @@ func (s *Service) List(ctx context.Context, tenant, workspaceID, after string, l
 }
 
 // Delete removes a chat with all that it holds. *lifecycle.ActiveError if it has a live
-// sandbox.
+// sandbox. When it returns, the chat is gone for good; the space that its files take is
+// given back afterwards, at the next start at the latest.
 func (s *Service) Delete(ctx context.Context, tenant, chatID string) (err error) {
 	defer func() { s.metrics.count("delete", err) }()
 	c, err := s.chat(ctx, tenant, chatID)
@@ -88,18 +89,18 @@ func (s *Service) Delete(ctx context.Context, tenant, chatID string) (err error)
 	}
 	id := deletion + uuid.NewString()
 	s.hold(id)
-	defer s.letGo(id)
 	var left []string // staging directories
 	err = s.opts.Sandboxes.WithoutSandbox(ctx, tenant, c.ID, func(ctx context.Context) error {
 		left, err = s.moveAway(ctx, c, id)
 		return err
 	})
 	if err != nil {
+		s.letGo(id)
 		return err
 	}
 	s.log.InfoContext(ctx, "chat_deleted", c.attrs()...)
 	for _, id := range append(left, id) {
-		s.unstage(ctx, id) // at length, and whether or not the caller waits: what is left goes at the next start
+		s.discard(ctx, id)
 	}
 	return nil
 }

@@ -27,3 +27,30 @@ func (s *Service) Locks() (locks, staged int) {
 	defer s.mu.Unlock()
 	return len(s.locks), len(s.staged)
 }
+
+// Settle waits until all that deleted chats held is removed.
+func (s *Service) Settle() {
+	for {
+		s.mu.Lock()
+		done := s.trash.done
+		s.mu.Unlock()
+		if done == nil {
+			return
+		}
+		<-done
+	}
+}
+
+// Ending is done once it has been asked so many times.
+type Ending struct {
+	context.Context
+	Left int
+}
+
+// Err tells whether it is done.
+func (e *Ending) Err() error {
+	if e.Left--; e.Left < 0 {
+		return context.Canceled
+	}
+	return nil
+}

@@ -85,14 +85,15 @@ func (s *Service) held(id string) bool {
 	return s.staged[id]
 }
 
-// unstage removes a staging directory. What can't be removed is left for the next start.
+// unstage removes a staging directory. What can't be removed, or not before the context is
+// done, is left for the next start.
 func (s *Service) unstage(ctx context.Context, id string) {
 	defer s.letGo(id)
 	staging, err := s.openStaging()
 	if err == nil {
-		err = errors.Join(removeTree(staging, id), staging.Close())
+		err = errors.Join(removeTree(ctx, staging, id), staging.Close())
 	}
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		s.log.WarnContext(ctx, "staging_not_removed", "staging", id, "error", err)
 	}
 }

@@ -2,6 +2,7 @@ package chat
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -227,7 +228,7 @@ func TestMergeVanishing(t *testing.T) {
 		if err != nil && !isFileError(err, errdefs.ErrFailedPrecondition) {
 			t.Fatal(err)
 		}
-		if err := removeTree(root, "from"); err != nil {
+		if err := removeTree(context.Background(), root, "from"); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,6 +1,7 @@
 package chat
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,12 +14,13 @@ import (
 const maxPending = 4096
 
 // removeTree removes what a single name in root stands for, with all below it. That it is
-// missing is no error. It may be ended at any instant, and called again.
+// missing is no error. It may be ended at any instant, by the context or otherwise, and
+// called again.
 //
 // However deep and wide the tree is, three handles are open at once, and time grows with
 // what there is to remove: a directory in a directory of the tree's top is moved to the
 // top before it is emptied, so that nothing ever lies deeper than that.
-func removeTree(root *os.Root, name string) error {
+func removeTree(ctx context.Context, root *os.Root, name string) error {
 	if !single(name) {
 		return fmt.Errorf("remove tree: %q isn't a single name", name)
 	}
@@ -39,7 +41,7 @@ func removeTree(root *os.Root, name string) error {
 		return err
 	}
 	defer top.Close()
-	r := &removal{top: top}
+	r := &removal{ctx: ctx, top: top}
 	if err := r.all(); err != nil {
 		return fmt.Errorf("remove tree %q: %w", name, err)
 	}
@@ -67,6 +69,7 @@ func unlinkFile(dir *os.File, name string) (done bool, err error) {
 
 // removal empties a tree's top.
 type removal struct {
+	ctx     context.Context // of the one call
 	top     *os.File
 	pending []string // directories in top that were moved there
 	number  int      // the last one that was given as a name
@@ -104,6 +107,9 @@ func (r *removal) all() error {
 // remove removes what is right in top. A directory that holds others than could be
 // remembered or moved stays, for the next round.
 func (r *removal) remove(name string) error {
+	if r.ctx.Err() != nil {
+		return context.Cause(r.ctx)
+	}
 	done, err := unlinkFile(r.top, name)
 	if done || err != nil {
 		r.steps++
@@ -120,6 +126,9 @@ func (r *removal) remove(name string) error {
 	for {
 		before, left := r.steps, false
 		err := eachName(dir, func(name string) error {
+			if r.ctx.Err() != nil {
+				return context.Cause(r.ctx)
+			}
 			done, err := unlinkFile(dir, name)
 			if err == nil && !done {
 				done, err = r.lift(dir, name)

@@ -1,6 +1,8 @@
 package chat
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -46,7 +48,7 @@ func quick(t *testing.T) (string, *os.Root) {
 	}
 	root := rootOf(t, dir)
 	t.Cleanup(func() {
-		if err := removeTree(root, "tree"); err != nil { // too deep for others
+		if err := removeTree(context.Background(), root, "tree"); err != nil { // too deep for others
 			t.Error(err)
 		}
 		if err := os.RemoveAll(dir); err != nil {
@@ -70,13 +72,13 @@ func TestRemoveTree(t *testing.T) {
 	dir, root := grown(t, "other", "file", "link->"+outside, "fifo|", "tree/", "tree/1", "tree/2/", "tree/2/3/", "tree/2/3/4", "tree/2/3/link->"+outside,
 		"tree/a/b/c/d/", "tree/a/b/c/e/", "tree/a/b/f/", "tree/a/fifo|", "tree/empty/")
 	for _, name := range []string{"missing", "file", "link", "fifo", "tree", "tree"} {
-		if err := removeTree(root, name); err != nil {
+		if err := removeTree(context.Background(), root, name); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		gone(t, filepath.Join(dir, name))
 	}
 	for _, name := range []string{"", ".", "..", "tree/2", "/"} {
-		if err := removeTree(root, name); err == nil {
+		if err := removeTree(context.Background(), root, name); err == nil {
 			t.Errorf("%q could be removed", name)
 		}
 	}
@@ -92,7 +94,7 @@ func TestRemoveDeepTree(t *testing.T) {
 	t.Parallel()
 	dir, root := quick(t)
 	deepen(t, filepath.Join(dir, "tree"), 20_000)
-	if err := removeTree(root, "tree"); err != nil {
+	if err := removeTree(context.Background(), root, "tree"); err != nil {
 		t.Fatal(err)
 	}
 	gone(t, filepath.Join(dir, "tree"))
@@ -107,7 +109,7 @@ func TestRemoveWideTree(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := removeTree(root, "tree"); err != nil {
+	if err := removeTree(context.Background(), root, "tree"); err != nil {
 		t.Fatal(err)
 	}
 	gone(t, filepath.Join(dir, "tree"))
@@ -122,7 +124,7 @@ func TestRemoveResumed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer top.Close()
-	r := &removal{top: top, pending: make([]string, maxPending)} // none can be remembered
+	r := &removal{ctx: context.Background(), top: top, pending: make([]string, maxPending)} // none can be remembered
 	for _, name := range []string{"2", "6"} {
 		if err := r.remove(name); err != nil {
 			t.Fatal(err)
@@ -131,8 +133,34 @@ func TestRemoveResumed(t *testing.T) {
 	if got := tree(t, filepath.Join(dir, "tree")); got["6/x/y"] == "" || got["2/1"] != "" {
 		t.Errorf("left: %v", got)
 	}
-	if err := removeTree(root, "tree"); err != nil {
+	if err := removeTree(context.Background(), root, "tree"); err != nil {
 		t.Fatal(err)
+	}
+	gone(t, filepath.Join(dir, "tree"))
+}
+
+// It ends with its context, wherever it is, and the next one goes on from there.
+func TestRemoveEnds(t *testing.T) {
+	t.Parallel()
+	planted := []string{"tree/"}
+	for i := range 20 {
+		planted = append(planted, fmt.Sprintf("tree/d/e/f/%d/", i), fmt.Sprintf("tree/d/e/f/%d/x", i), fmt.Sprintf("tree/d/%d", i), fmt.Sprintf("tree/%d", i))
+	}
+	dir, root := grown(t, planted...)
+	calls, before := 0, len(tree(t, dir))
+	for {
+		err := removeTree(&Ending{context.Background(), 10}, root, "tree")
+		if err == nil {
+			break
+		}
+		left := len(tree(t, dir))
+		if calls++; !errors.Is(err, context.Canceled) || before-left > 10 || calls > 1000 {
+			t.Fatalf("%v, with %d left of %d", err, left, before)
+		}
+		before = left
+	}
+	if calls < 5 {
+		t.Errorf("it ended %d times", calls)
 	}
 	gone(t, filepath.Join(dir, "tree"))
 }

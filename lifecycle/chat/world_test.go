@@ -96,6 +96,7 @@ func openWorld(t testing.TB, dir string, quota int64, at func(step string) error
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = w.Close(ctx) })
 	if w.space, _, err = w.spaces.Ensure(ctx, tenant, "u"); err != nil {
 		t.Fatal(err)
 	}
@@ -182,6 +183,7 @@ func (w *world) write(name, content string) {
 // sound says what is wrong with the records, the content, or what is between them.
 func (w *world) sound() error {
 	ctx := context.Background()
+	w.Settle()
 	staging, err := os.ReadDir(filepath.Join(w.root, ".staging"))
 	if err != nil || len(staging) > 0 {
 		return fmt.Errorf("left in the staging directory: %v, %w", staging, err)

@@ -43,6 +43,7 @@ func TestHardReservations(t *testing.T) {
 	if err := one.Commit(ctx, 60, 0); err != nil {
 		t.Fatal(err)
 	}
+	used(t, s, ws, 60)
 	one.Done(true)
 	one.Release()
 	used(t, s, ws, 60)
@@ -136,6 +137,8 @@ func TestCommitMeasuresNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer newer.Release()
+		s.Freed(ws, "l", 1)
+		time.Sleep(time.Hour)
 		n := w.walked()
 		if err := newer.Commit(ctx, 10, 0); err != nil {
 			t.Fatal(err)
@@ -183,12 +186,19 @@ func TestTouched(t *testing.T) {
 		}
 		used(t, s, ws, 7)
 		used(t, s, ws, 9)
+		w.isLive("k", true)
+		used(t, s, ws, 9)
+		w.holds("k", 8)
+		s.Touched("t", "k") // though it isn't old
+		used(t, s, ws, 8)
+		w.isLive("k", false)
+		used(t, s, ws, 8)
 		n := w.walked()
 		if err := s.Left(t.Context(), "t", "none", true); err != nil {
 			t.Fatal(err)
 		}
 		s.Touched("t", "none")
-		used(t, s, ws, 9)
+		used(t, s, ws, 8)
 		if w.walked() != n {
 			t.Error("measured for the key of no chat")
 		}

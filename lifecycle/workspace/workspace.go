@@ -110,7 +110,8 @@ func (*QuotaError) ResourceExhausted() {}
 
 // Service has the workspaces. It is safe for many goroutines.
 //
-// The kernel holds quotas where there are Projects ("hard"). Elsewhere ("soft") the
+// The kernel counts, and holds quotas, where there are Projects ("hard"): of sandboxes. As it
+// may exempt this process, additions are held to what it counts here. Elsewhere ("soft") the
 // Service adds up what the chats hold; what a sandbox writes is known once that is measured
 // again, which is after each of its commands, and for an addition while it is live at most
 // every 5 seconds.

@@ -86,6 +86,7 @@ func startBerm(opts runtimetest.FakeOptions) (fake *runtimetest.Fake, url string
 		srv.Close()
 		cancel()
 		<-done
+		must(chats.Close(context.Background()))
 		must(db.Close())
 		must(os.RemoveAll(dir))
 	}

@@ -58,6 +58,7 @@ func newArchive(t *testing.T) *archive {
 		if err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { _ = chats.Close(context.Background()) })
 		o.Workspaces, o.Chats = ws, chats
 	})
 	a.client.Transport = openapitest.New(t).Transport(a.client.Transport)
