@@ -150,6 +150,9 @@ func TestAttackTrapsAll(t *testing.T) {
 	all := reflect.TypeFor[*client.Client]()
 	for i := range all.NumMethod() {
 		name := all.Method(i).Name
+		if strings.Contains(name, "Chat") { // whose files have no paths; TestStorage attacks those
+			continue
+		}
 		if !strings.HasSuffix(strings.TrimSuffix(name, "s"), "File") && !strings.HasSuffix(name, "Tar") && !strings.HasSuffix(name, "dir") {
 			continue
 		}

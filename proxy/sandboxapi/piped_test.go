@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -48,7 +49,7 @@ func newPiped(t *testing.T, change ...func(*sandboxapi.Options)) *piped {
 	tr := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 		client, server := net.Pipe()
 		l.conns <- server
-		return client, nil
+		return &sending{Conn: client}, nil
 	}}
 	d.client = &http.Client{Transport: tr}
 	t.Cleanup(func() {
@@ -59,6 +60,26 @@ func newPiped(t *testing.T, change ...func(*sandboxapi.Options)) *piped {
 		}
 	})
 	return d
+}
+
+// sending is a caller's end that takes what its peer won't read any more, as a kernel does
+// for a while: a pipe would have the caller see that before the answer.
+type sending struct {
+	net.Conn
+	closed atomic.Bool
+}
+
+func (s *sending) Write(b []byte) (int, error) {
+	n, err := s.Conn.Write(b)
+	if errors.Is(err, io.ErrClosedPipe) && !s.closed.Load() {
+		return len(b), nil
+	}
+	return n, err
+}
+
+func (s *sending) Close() error {
+	s.closed.Store(true)
+	return s.Conn.Close()
 }
 
 // post answers the body of what has to be an answer of 200.
