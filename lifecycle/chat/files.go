@@ -172,7 +172,21 @@ func etag(fi fs.FileInfo) string {
 }
 
 // DeleteFile removes a file.
-func (s *Service) DeleteFile(ctx context.Context, tenant, chatID, name string) (err error) {
+func (s *Service) DeleteFile(ctx context.Context, tenant, chatID, name string) error {
+	return s.deleteFile(ctx, tenant, chatID, name, "")
+}
+
+// DeleteFileID removes a file by its ID, and none that has taken its name since.
+func (s *Service) DeleteFileID(ctx context.Context, tenant, fileID string) error {
+	f, err := s.File(ctx, tenant, fileID)
+	if err != nil {
+		return err
+	}
+	return s.deleteFile(ctx, tenant, f.ChatID, f.Name, f.ID)
+}
+
+// deleteFile removes a file; with an ID, only if it has that.
+func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id string) (err error) {
 	defer func() { s.metrics.count("delete_file", err) }()
 	c, err := s.named(ctx, tenant, chatID, name)
 	if err != nil {
@@ -185,6 +199,15 @@ func (s *Service) DeleteFile(ctx context.Context, tenant, chatID, name string) (
 	defer leave()
 	if err := half.has(name); err != nil {
 		return err
+	}
+	if id != "" {
+		known, err := s.known(ctx, c, []string{name})
+		if err != nil {
+			return err
+		}
+		if known[name].ID != id {
+			return &FileNotFoundError{Name: id}
+		}
 	}
 	fi, err := lstatRegular(dir, name)
 	gone := err

@@ -398,3 +398,54 @@ func TestTarIsOfOneChat(t *testing.T) {
 		}
 	}
 }
+
+// swapping is a store where something happens once a file was looked up.
+type swapping struct {
+	chat.Store
+	then func()
+}
+
+func (s swapping) File(ctx context.Context, tenant, id string) (chat.File, error) {
+	f, err := s.Store.File(ctx, tenant, id)
+	s.then()
+	return f, err
+}
+
+// A file that takes the name of one that is deleted by its ID meanwhile stays.
+func TestDeleteFileID(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	w := newWorld(t, 0)
+	w.put("a", "old")
+	old, err := w.FileNamed(ctx, tenant, chatID, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := chat.New(ctx, chat.Options{
+		Root: w.root, Workspaces: w.spaces, Sandboxes: w.boxes,
+		Store: swapping{w.db, func() {
+			if err := w.DeleteFile(ctx, tenant, chatID, "a"); err != nil {
+				t.Error(err)
+			}
+			w.put("a", "new")
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close(ctx) }()
+	if err := other.DeleteFileID(ctx, tenant, old.ID); !errorIs[*chat.FileNotFoundError](err) {
+		t.Errorf("the old one: %v", err)
+	}
+	now, err := w.FileNamed(ctx, tenant, chatID, "a")
+	if err != nil || now.ID == old.ID {
+		t.Fatalf("there is %+v, %v", now, err)
+	}
+	if err := w.DeleteFileID(ctx, tenant, now.ID); err != nil {
+		t.Error(err)
+	}
+	if _, err := w.FileNamed(ctx, tenant, chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
+		t.Errorf("the new one: %v", err)
+	}
+	w.checkSound()
+}

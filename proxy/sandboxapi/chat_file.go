@@ -198,7 +198,7 @@ func (a *api) deleteFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.chats.DeleteFile(r.Context(), f.Tenant, f.ChatID, f.Name); err != nil {
+	if err := a.chats.DeleteFileID(r.Context(), f.Tenant, f.ID); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

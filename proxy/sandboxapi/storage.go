@@ -39,6 +39,7 @@ type chatFiles interface {
 	Put(ctx context.Context, tenant, chatID string, f chat.PutFile, r io.Reader) (file chat.File, made bool, err error)
 	PutAll(ctx context.Context, tenant, chatID string, next func() (chat.PutFile, io.Reader, error)) ([]chat.File, error)
 	DeleteFile(ctx context.Context, tenant, chatID, name string) error
+	DeleteFileID(ctx context.Context, tenant, fileID string) error
 	DeleteFiles(ctx context.Context, tenant, chatID string) (int, error)
 }
 

@@ -177,6 +177,10 @@ func (s *shelf) DeleteFile(_ context.Context, tenant, chatID, name string) error
 	return s.call(tenant, chatID, name)
 }
 
+func (s *shelf) DeleteFileID(_ context.Context, tenant, fileID string) error {
+	return s.call(tenant, fileID)
+}
+
 func (s *shelf) DeleteFiles(_ context.Context, tenant, chatID string) (int, error) {
 	return 3, s.call(tenant, chatID)
 }
