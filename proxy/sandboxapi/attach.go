@@ -25,6 +25,7 @@ const (
 	maxMessage = 1 << 20          // bytes of a message that comes in
 	maxControl = 4 << 10          // bytes of one that is no input
 	pongStall  = 15 * time.Second // for the answer to a ping; two are let go
+	lastWrite  = time.Second      // for what is being written when the server goes down
 
 	// statusTakenOver closes an attachment in whose place another one has come.
 	statusTakenOver = websocket.StatusCode(4001)
@@ -200,6 +201,14 @@ func (at *socket) run(ctx context.Context, beat time.Duration, end func() apityp
 	cancel(nil)
 }
 
+// outlasting derives a context for a write that takes as long as d at most, and ends a
+// moment after ctx does: at once, the connection would break off without a word.
+func outlasting(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	out, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(lastWrite, cancel) })
+	return out, func() { stop(); cancel() }
+}
+
 // ping keeps the connection from looking dead to what is between, and finds out when
 // it is.
 func (at *socket) ping(ctx context.Context, every time.Duration) error {
@@ -211,7 +220,7 @@ func (at *socket) ping(ctx context.Context, every time.Duration) error {
 			return context.Cause(ctx)
 		case <-t.C:
 		}
-		wait, cancel := context.WithTimeout(ctx, pongStall)
+		wait, cancel := outlasting(ctx, pongStall)
 		err := at.c.Ping(wait)
 		late := wait.Err() != nil
 		cancel()
@@ -288,9 +297,9 @@ func (at *socket) sendJSON(ctx context.Context, v any) error {
 // send sends a message, within a minute. A caller who doesn't read it holds up the
 // process first, and then loses the connection.
 func (at *socket) send(ctx context.Context, t websocket.MessageType, b []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, sendStall)
+	out, cancel := outlasting(ctx, sendStall)
 	defer cancel()
-	if err := at.c.Write(ctx, t, b); err != nil {
+	if err := at.c.Write(out, t, b); err != nil {
 		return errors.Join(errCallerGone, err)
 	}
 	return nil
