@@ -83,6 +83,13 @@ func TestReadProcess(t *testing.T) {
 	if p.parent != os.Getpid() || p.start < before || p.start > after || p.over() {
 		t.Errorf("%+v, begun between %d and %d", p, before, after)
 	}
+	// Start returns when the old image is given up, a moment before the new one has its
+	// environment.
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+		if _, some := p.marker("MARK", "it"); some {
+			break
+		}
+	}
 	for _, tt := range []struct {
 		name, value string
 		mine, some  bool
