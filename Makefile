@@ -10,6 +10,7 @@ REVISION    ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 IMAGE       ?= berm:$(VERSION)
 CA_BUNDLE   ?= /etc/ssl/certs/ca-certificates.crt
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOTESTSUM   := gotest.tools/gotestsum@v1.13.0
 SOURCES     := cmd compose lifecycle policy proxy runtime
 
 .DEFAULT_GOAL := help
@@ -30,7 +31,7 @@ run: build bin/berm-engine ## keep a server and an engine up until Ctrl-C, and p
 test: compiler crun compose curl agent bin/berm-engine ## run all tests, with the race detector, on private engines (installs them if need be)
 	bin/berm-engine --private -- true
 	bin/berm-engine --private --engine containerd -- true
-	BERM_REQUIRE=docker,containerd,compose $(GO) test -race -count=1 -timeout 30m ./...
+	BERM_REQUIRE=docker,containerd,compose $(GO) run $(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout 30m ./...
 
 attack: compiler agent bin/berm-engine ## attack servers on private engines from inside their sandboxes
 	bin/berm-engine --private -- true
