@@ -192,7 +192,7 @@ func (r *Runtime) resolver(ctx context.Context, follower *follower) (out *regist
 			return user, secret, err
 		}
 	}
-	inner, ok := docker.NewResolver(docker.ResolverOptions{Hosts: config.ConfigureHosts(ctx, options)}).(remotes.ResolverWithOptions)
+	inner, ok := docker.NewResolver(docker.ResolverOptions{Hosts: config.ConfigureHosts(quiet(ctx), options)}).(remotes.ResolverWithOptions)
 	if !ok {
 		return nil, nil, errors.New("the resolver takes no options")
 	}
