@@ -167,6 +167,7 @@ func (x *call) request(request []byte) error {
 	if x.ctx.Err() != nil {
 		return runtime.Ended(x.ctx) // and it never was
 	}
+	x.within(asked.Add(x.b.r.pace.ready)) // it has answered: the wait for that is over
 	if err := x.w.Send(wire.KindGo); err != nil {
 		return absent(err)
 	}

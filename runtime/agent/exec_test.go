@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
@@ -362,6 +363,47 @@ func TestExecWriterFails(t *testing.T) {
 	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdout: writerFunc(func([]byte) (int, error) { return 0, full })})
 	if !errors.Is(err, full) || errors.Is(err, runtime.ErrNotKilled) {
 		t.Error(err)
+	}
+}
+
+// late is a connection whose reader is kept from running after it has read.
+type late struct {
+	net.Conn
+	by time.Duration
+}
+
+func (l late) Read(p []byte) (int, error) {
+	n, err := l.Conn.Read(p)
+	time.Sleep(l.by)
+	return n, err
+}
+
+// An answer in time is one, however late the request then goes on.
+func TestReadyAtTheLastMoment(t *testing.T) {
+	bed := newBed(t)
+	here, there := net.Pipe()
+	defer func() { _ = there.Close() }()
+	c := newConn(here)
+	c.r = wire.NewReader(late{Conn: here, by: bed.pace.look})
+	program := make(chan error, 1)
+	go func() {
+		r, w := wire.NewReader(there), wire.NewWriter(there)
+		_, err := r.Expect(wire.KindRequest)
+		if err == nil {
+			err = w.Send(wire.KindReady)
+		}
+		if err == nil {
+			_, err = r.Expect(wire.KindGo)
+		}
+		program <- err
+	}()
+	x, err := bed.newBox("").begin(t.Context(), "", c, []byte("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.drop()
+	if err := <-program; err != nil {
+		t.Fatal(err)
 	}
 }
 
