@@ -352,13 +352,16 @@ func (m *Manager) stopNow(ctx context.Context, rec *record, sb Sandbox, proc str
 		defer h.release()
 	}
 	cancel()
-	err := m.call(ctx, "process_signal", func(ctx context.Context) error {
-		return m.insider.Signal(ctx, sb.ContainerID, proc, 15)
+	err := m.insist(ctx, func(ctx context.Context) error {
+		return m.call(ctx, "process_signal", func(ctx context.Context) error {
+			return m.insider.Signal(ctx, sb.ContainerID, proc, 15)
+		})
 	})
 	if err == nil {
-		grace, cancel := context.WithTimeout(ctx, stopGrace)
-		_, _ = m.awaitEnd(grace, rec, sb, proc)
-		cancel()
+		_ = m.insist(ctx, func(ctx context.Context) error {
+			_, err := m.awaitEnd(ctx, rec, sb, proc)
+			return err
+		})
 	}
 	if err := m.killOrEnd(ctx, rec, sb, proc); err != nil { // what its end has left behind, too
 		return err
@@ -367,6 +370,28 @@ func (m *Manager) stopNow(ctx context.Context, rec *record, sb Sandbox, proc str
 		m.seen(rec, info)
 	}
 	return nil
+}
+
+// insist asks a sandbox that doesn't answer again, for as long as a process has to end by
+// itself: that nobody hears of it for a moment is no reason to kill it sooner.
+func (m *Manager) insist(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, stopGrace)
+	defer cancel()
+	for wait := askFirst; ; wait = min(2*wait, askMost) {
+		err := f(ctx)
+		if !errdefs.IsUnavailable(err) && !errors.Is(err, runtime.ErrInterrupted) {
+			return err
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+			continue
+		case <-m.tending.Done():
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		return err
+	}
 }
 
 // WaitProcess waits for a process' end.

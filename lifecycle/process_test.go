@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -332,6 +333,48 @@ func TestStopProcess(t *testing.T) {
 					t.Errorf("again: %+v, %v", again, err)
 				}
 				_ = s.Close()
+				w.stop()
+			})
+		})
+	}
+}
+
+// A sandbox that doesn't answer for a moment costs its process nothing of its time.
+func TestStopProcessThatIsSlowToAnswer(t *testing.T) {
+	const deaf = "trap '' TERM; sleep 1000"
+	for _, tt := range []struct {
+		name, op, script string
+		err              error
+		took             time.Duration
+		code             int
+	}{
+		{"the signal", "process_signal", deaf, errdefs.ErrUnavailable, 5 * time.Second, 137},
+		{"the signal, which is obeyed", "process_signal", "sleep 1000", errdefs.ErrUnavailable, 0, 143},
+		{"the question", "process", deaf, errdefs.ErrUnavailable, 5 * time.Second, 137},
+		{"the question, in the middle", "process", deaf, fmt.Errorf("%w: %w", errdefs.ErrFailedPrecondition, runtime.ErrInterrupted), 5 * time.Second, 137},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var stopping, failed atomic.Bool
+				w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+					if op == "process_attach" { // to close its input
+						stopping.Store(true)
+					}
+					if op == tt.op && stopping.Load() && failed.CompareAndSwap(false, true) {
+						return tt.err
+					}
+					return nil
+				}}})
+				w.startProcess(process("p", "sh", "-c", tt.script))
+				synctest.Wait()
+				start := time.Now()
+				p, err := w.StopProcess(context.Background(), "a", "k", "p")
+				if err != nil || p.ExitCode == nil || *p.ExitCode != tt.code || !failed.Load() {
+					t.Errorf("%+v, %v", p, err)
+				}
+				if took := time.Since(start); took < tt.took || took > tt.took+time.Second {
+					t.Errorf("it took %s, want %s", took, tt.took)
+				}
 				w.stop()
 			})
 		})

@@ -72,12 +72,13 @@ var hybridCgroups = sync.OnceValue(func() bool {
 
 // hierarchies are the places of cgroups in a container that have to be made read-only,
 // each by itself: those of version 1, which crun leaves writable when only the place
-// above them is listed. In them are the container's own limits.
-func (c runtimeClass) hierarchies() []string {
-	if c.binary != "crun" {
+// above them is listed. In them are the container's own limits. Of version 2 there is but
+// the one at the root, and below it other cgroups of the host.
+func (c runtimeClass) hierarchies(root string) []string {
+	if _, err := os.Stat(root + "/cgroup.procs"); c.binary != "crun" || err == nil {
 		return nil
 	}
-	found, _ := filepath.Glob(cgroupRoot + "/*/cgroup.procs") // the pattern is good
+	found, _ := filepath.Glob(root + "/*/cgroup.procs") // the pattern is good
 	var out []string
 	for _, file := range found {
 		dir := filepath.Dir(file)

@@ -127,7 +127,7 @@ func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 	// In version 1 that is a tmpfs which the OCI runtime leaves writable, of half of the
 	// host's memory; the option ro is for what is mounted in it.
 	s.Linux.ReadonlyPaths = append(s.Linux.ReadonlyPaths, cgroupRoot)
-	s.Linux.ReadonlyPaths = append(s.Linux.ReadonlyPaths, c.class.hierarchies()...)
+	s.Linux.ReadonlyPaths = append(s.Linux.ReadonlyPaths, c.class.hierarchies(cgroupRoot)...)
 	c.limit(s.Linux.Resources)
 	native, ok := runtime.SeccompArch(c.r.host.Architecture)
 	if !ok {

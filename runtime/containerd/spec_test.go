@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -198,6 +199,32 @@ func TestClassOptions(t *testing.T) {
 				t.Errorf("hybrid cgroups %t, class %q: %q, want %q", hybrid, class, got, want)
 			}
 		}
+	}
+}
+
+func TestClassHierarchies(t *testing.T) {
+	root := t.TempDir()
+	put := func(name string) string {
+		file := filepath.Join(root, name, "cgroup.procs")
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return filepath.Dir(file)
+	}
+	want := []string{put("cpu,cpuacct"), put("memory")}
+	if err := os.Symlink("cpu,cpuacct", filepath.Join(root, "cpu")); err != nil {
+		t.Fatal(err)
+	}
+	crun, runc := runtimeClasses["crun"], runtimeClasses["runc"]
+	if got := crun.hierarchies(root); !slices.Equal(got, want) {
+		t.Errorf("version 1: %q, want %q", got, want)
+	}
+	if got := runc.hierarchies(root); len(got) > 0 {
+		t.Errorf("runc: %q", got)
+	}
+	put("") // these are other cgroups of the one hierarchy now
+	if got := crun.hierarchies(root); len(got) > 0 {
+		t.Errorf("version 2: %q", got)
 	}
 }
 
