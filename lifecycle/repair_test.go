@@ -53,8 +53,11 @@ func TestRestoredStore(t *testing.T) {
 		for _, key := range []string{"renewed", "idle", "deleted", "replaced"} {
 			req := request(key)
 			req.Request.TTL, req.Metadata = ptr(time.Minute), map[string]string{"of": key}
+			if key != "renewed" {
+				req.Request.TTL = ptr(time.Hour)
+			}
 			if key == "idle" {
-				req.Request.TTL, req.Request.IdleTTL = ptr(time.Hour), ptr(time.Minute)
+				req.Request.IdleTTL = ptr(time.Minute)
 			}
 			w.create(req)
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -170,6 +171,7 @@ func TestBackupOfConfiguredInstance(t *testing.T) {
 }
 
 func TestStoreCommandsBesideOthers(t *testing.T) {
+	t.Parallel() // it waits for the disk
 	dir := t.TempDir()
 	a, file := filepath.Join(dir, "a"), filepath.Join(dir, "b.tar")
 	id := fillState(t, a, "one")
@@ -195,6 +197,18 @@ func TestStoreCommandsBesideOthers(t *testing.T) {
 	write(t, filepath.Join(a, stateScratch, "left"), "by one that was killed")
 	step{args: "store backup " + file + " --force --state-dir " + a, stderr: []string{"backed up"}}.run(t)
 	wantEmptyDir(t, filepath.Join(a, stateScratch))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, args := range [][]string{{"backup", filepath.Join(dir, "c.tar")}, {"restore", file, "--force"}} {
+		var errs bytes.Buffer
+		if code := run(ctx, append([]string{"store"}, append(args, "--state-dir", a)...), nil, io.Discard, &errs); code != 1 || !strings.Contains(errs.String(), "context canceled") {
+			t.Errorf("%s is cut off: exit code %d, %s", args[0], code, &errs)
+		}
+		wantEmptyDir(t, filepath.Join(a, stateScratch))
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "*c.tar*")); err != nil || left != nil {
+		t.Errorf("left: %q, %v", left, err)
+	}
 	if err := os.Mkdir(filepath.Join(a, statePending), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -214,6 +228,7 @@ func TestStoreCommandsBesideOthers(t *testing.T) {
 
 // Whatever isn't quite a backup is refused, and nothing is changed.
 func TestRestoreRefuses(t *testing.T) {
+	t.Parallel() // it waits for the disk
 	dir := t.TempDir()
 	a, file := filepath.Join(dir, "a"), filepath.Join(dir, "b.tar")
 	fillState(t, a, "one")
@@ -307,6 +322,7 @@ func TestRestoreRefuses(t *testing.T) {
 // Wherever a restore is cut off, the next process finds the old store or the new one, each
 // with its own instance, and the old one isn't lost.
 func TestRestoreCutOff(t *testing.T) {
+	t.Parallel() // it waits for the disk
 	dir := t.TempDir()
 	from, file := filepath.Join(dir, "from"), filepath.Join(dir, "b.tar")
 	fillState(t, from, "backed", "up")
