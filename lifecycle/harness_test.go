@@ -69,6 +69,18 @@ func (s *memStore) Delete(_ context.Context, ids ...string) error {
 	return nil
 }
 
+// backup is the store as it is now, as a restore brings it back.
+func (s *memStore) backup() *memStore {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := newStore()
+	for id, r := range s.records {
+		r.LastUsedAt = time.Time{}
+		b.records[id] = r
+	}
+	return b
+}
+
 func (s *memStore) Fresh() bool                { return s.fresh }
 func (s *memStore) Ping(context.Context) error { return nil }
 

@@ -93,7 +93,7 @@ type Record struct {
 	CreatedAt   time.Time
 	ExpiresAt   time.Time
 	Deadline    time.Time
-	LastUsedAt  time.Time
+	LastUsedAt  time.Time   // zero: the record is a backup's, and what happened since isn't known
 	Spec        policy.Spec // without Env, which follows
 	Env         map[string]string
 	AgentID     string

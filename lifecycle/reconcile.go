@@ -415,8 +415,8 @@ func settle(all []found) (keep, surplus []found) {
 }
 
 // takeOver makes records of the containers that are there, and answers what the
-// store is to know of those that it doesn't: the next start finds it no longer fresh.
-// Adopted ones aren't among them, as what they were made of isn't known.
+// store is to know of those that it doesn't, or that it knows from a backup: the next start
+// finds it no longer fresh. Adopted ones aren't among them, as what they were made of isn't known.
 func (m *Manager) takeOver(keep []found, stored []Record) (unknown []Record) {
 	bySession := make(map[string]Record, len(stored))
 	for _, r := range stored {
@@ -432,19 +432,22 @@ func (m *Manager) takeOver(keep []found, stored []Record) (unknown []Record) {
 		if !f.adopted {
 			sb.Endpoint.Port = m.opts.Settings.AgentPort
 		}
-		if r, ok := bySession[sb.SessionID]; ok {
+		r, known := bySession[sb.SessionID]
+		if known {
 			sb.ExpiresAt, sb.LastUsedAt = r.ExpiresAt, r.LastUsedAt
 			sb.Metadata, sb.Overridden, sb.Enforcement = r.Metadata, r.Overridden, r.Enforcement
-		} else {
-			if !f.adopted || m.opts.Store.Fresh() {
-				// What it was renewed to is lost, if it wasn't in a create that was cut
-				// off: one more TTL.
-				sb.ExpiresAt = earlier(now.Add(sb.Spec.TTL), sb.Deadline)
-				sb.LastUsedAt = now
+		}
+		old := known && r.LastUsedAt.IsZero() // a backup's
+		if old || !known && (!f.adopted || m.opts.Store.Fresh()) {
+			// What it was renewed to is lost, if it wasn't in a create that was cut
+			// off: one more TTL.
+			if more := earlier(now.Add(sb.Spec.TTL), sb.Deadline); more.After(sb.ExpiresAt) {
+				sb.ExpiresAt = more
 			}
-			if !f.adopted {
-				unknown = append(unknown, storeRecord(sb))
-			}
+			sb.LastUsedAt = now
+		}
+		if old || !known && !f.adopted {
+			unknown = append(unknown, storeRecord(sb))
 		}
 		if sb.Metadata == nil {
 			sb.Metadata = map[string]string{}
@@ -460,8 +463,8 @@ func (m *Manager) takeOver(keep []found, stored []Record) (unknown []Record) {
 }
 
 // takeBack makes records of what only the store still knows, to be made again when
-// it is used, and answers the sessions that it may forget: the ended, and the
-// replaced.
+// it is used, and answers the sessions that it may forget: the ended, the replaced, and
+// those of a backup, which may have been deleted since.
 func (m *Manager) takeBack(stored []Record) (gone []string) {
 	now := time.Now()
 	slices.SortFunc(stored, func(a, b Record) int { return b.CreatedAt.Compare(a.CreatedAt) }) // the newest first
@@ -470,7 +473,7 @@ func (m *Manager) takeBack(stored []Record) (gone []string) {
 	for _, r := range stored {
 		id := keyID{r.Tenant, r.Key}
 		rec := &record{sb: sandboxFromStore(r, m.opts.Settings.AgentPort)}
-		if s := m.slots[id]; s == nil && !rec.snapshotLocked(now).Expired(now) {
+		if s := m.slots[id]; s == nil && !r.LastUsedAt.IsZero() && !rec.snapshotLocked(now).Expired(now) {
 			m.publishLocked(id, rec)
 		} else if s == nil || s.record.sb.SessionID != r.SessionID {
 			gone = append(gone, r.SessionID)

@@ -44,6 +44,73 @@ func TestLostStoreIsWrittenAnew(t *testing.T) {
 	})
 }
 
+// A store that was restored from a backup is behind: what it still knows of live sandboxes
+// holds, but for their ends, and what has gone since isn't brought back.
+func TestRestoredStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		w := newWorld(t, setup{})
+		for _, key := range []string{"renewed", "idle", "deleted", "replaced"} {
+			req := request(key)
+			req.Request.TTL, req.Metadata = ptr(time.Minute), map[string]string{"of": key}
+			if key != "renewed" {
+				req.Request.TTL = ptr(time.Hour)
+			}
+			if key == "idle" {
+				req.Request.IdleTTL = ptr(time.Minute)
+			}
+			w.create(req)
+		}
+		backup := w.store.backup()
+		time.Sleep(50 * time.Second)
+		for _, key := range []string{"renewed", "idle"} {
+			if _, err := w.Renew(ctx, "a", key, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, key := range []string{"deleted", "replaced"} {
+			if _, err := w.Delete(ctx, "a", key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		again := w.create(request("replaced")).Sandbox
+		later := w.create(request("later")).Sandbox
+		w.stop()
+		time.Sleep(20 * time.Second) // past what the backup and the labels say
+		w = newWorld(t, setup{engine: w.fake, store: backup})
+		if swept := w.sweep(); swept.Cleaned != 0 {
+			t.Errorf("%+v", swept)
+		}
+		for _, key := range []string{"renewed", "idle"} {
+			if sb, err := w.Get(ctx, "a", key); err != nil || sb.Status != lifecycle.StatusRunning || sb.Metadata["of"] != key {
+				t.Errorf("%s: %+v, %v", key, sb, err)
+			}
+		}
+		for key, session := range map[string]string{"replaced": again.SessionID, "later": later.SessionID} {
+			if sb, err := w.Get(ctx, "a", key); err != nil || sb.SessionID != session {
+				t.Errorf("%s: %+v, %v", key, sb, err)
+			}
+		}
+		if sb, err := w.Get(ctx, "a", "deleted"); err == nil {
+			t.Errorf("what was deleted is back: %+v", sb)
+		}
+		if records, err := backup.Records(ctx); err != nil || len(records) != 4 {
+			t.Errorf("the store has %d records, %v", len(records), err)
+		}
+		w.stop()
+		time.Sleep(30 * time.Second)
+		w = newWorld(t, setup{engine: w.fake, store: backup})
+		if swept := w.sweep(); swept.Cleaned != 0 {
+			t.Errorf("at the second start: %+v", swept)
+		}
+		time.Sleep(time.Minute)
+		if swept := w.sweep(); swept.Cleaned != 2 {
+			t.Errorf("after one more TTL: %+v", swept)
+		}
+		w.stop()
+	})
+}
+
 // A delete that fails half-way may have killed the container, and then no create
 // may answer it as if it ran.
 func TestFailedRemovalThatKilled(t *testing.T) {

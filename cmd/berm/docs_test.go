@@ -151,9 +151,9 @@ engine_api:
 	}
 	url := "http://" + strings.TrimSpace(string(address))
 	w := &docsWorld{bin: t.TempDir(),
-		env: []string{asBerm, "BERM_ENGINE_AGENT_FILE=" + e.config.AgentFile, "BERM_URL=" + url, "BERM_TOKEN=" + testToken},
+		env: []string{asBerm, "BERM_ENGINE_AGENT_FILE=" + e.config.AgentFile, "BERM_URL=" + url, "BERM_TOKEN=" + testToken, "BERM_ENGINE_INSTANCE=docs"},
 		stand: map[string]string{
-			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots,
+			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots, "/var/lib/berm": c.dir,
 		}}
 	self, err := os.Executable()
 	if err != nil {

@@ -28,12 +28,13 @@ func yamlBlocks(t *testing.T, page string) (blocks []string) {
 	return blocks
 }
 
-// The examples of configurations and policies for the second door are valid, and that of
-// a policy has every key.
+// The examples of configurations and policies, for the second door and for an upgrade, are
+// valid, and that of a policy has every key.
 func TestEngineAPIExamples(t *testing.T) {
 	dir := t.TempDir()
 	var policies, configs int
-	for _, block := range append(yamlBlocks(t, "engine-proxy.md"), yamlBlocks(t, "from-other-proxies.md")...) {
+	blocks := slices.Concat(yamlBlocks(t, "engine-proxy.md"), yamlBlocks(t, "from-other-proxies.md"), yamlBlocks(t, "upgrade.md"))
+	for _, block := range blocks {
 		if !strings.Contains(block, "version: 1\n") {
 			configs++
 			write(t, filepath.Join(dir, "berm.yaml"), block)
@@ -54,7 +55,7 @@ func TestEngineAPIExamples(t *testing.T) {
 			wantEveryKey(t, block)
 		}
 	}
-	if policies < 2 || configs < 3 {
+	if policies < 3 || configs < 4 {
 		t.Errorf("%d policies, %d configurations", policies, configs)
 	}
 }

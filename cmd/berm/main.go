@@ -89,7 +89,7 @@ func newRootCommand() *cobra.Command {
   berm sandbox rm demo`,
 	}
 	root.AddCommand(newServeCommand(), newConfigCommand(), newPolicyCommand(), newSandboxCommand(),
-		newWorkspaceCommand(), newChatCommand(), newFileCommand(), newDemoCommand(), newComposeCommand(), newHealthcheckCommand(), newVersionCommand())
+		newWorkspaceCommand(), newChatCommand(), newFileCommand(), newStoreCommand(), newDemoCommand(), newComposeCommand(), newHealthcheckCommand(), newVersionCommand())
 	return root
 }
 

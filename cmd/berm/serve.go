@@ -122,6 +122,9 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 		return tel.Close(ctx)
 	})
 	log := tel.logger
+	if st.replaced != "" {
+		log.InfoContext(ctx, "restore_finished", "replaced", st.replaced)
+	}
 
 	shared := engineView(ctx, cfg.Engine)
 	if err := shared.suits(cfg.Engine.Kind); err != nil {
@@ -149,7 +152,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 			return err
 		}
 	}
-	db, err := store.Open(ctx, store.Options{Path: filepath.Join(cfg.StateDir, "berm.db")})
+	db, err := store.Open(ctx, store.Options{Path: filepath.Join(cfg.StateDir, stateStore)})
 	if err != nil {
 		return err
 	}

@@ -14,31 +14,63 @@ import (
 // state is the directory that a server keeps its things in, locked for as long as
 // it runs. The kernel frees the lock however the process ends.
 type state struct {
-	dir  string
-	lock *os.File
+	dir      string
+	lock     *os.File
+	replaced string // what a restore replaced that was cut off before, and is done now; empty if none was
 }
 
-// openState makes the directory if it is missing and takes its lock.
+// errLocked is of a lock that another process has.
+var errLocked = errors.New("another process has it locked")
+
+// openState makes the directory if it is missing, takes its lock, and finishes a restore
+// that was cut off.
 func openState(dir string) (*state, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the state directory: %w", err)
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open the state directory's lock: %w", err)
+	lock, err := lockFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE)
+	if errors.Is(err, errLocked) {
+		return nil, fmt.Errorf("another berm uses the state directory %s; stop it, or choose another with --state-dir", dir)
 	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = lock.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another berm uses the state directory %s; stop it, or choose another with --state-dir", dir)
-		}
+	if err != nil {
 		return nil, fmt.Errorf("lock the state directory: %w", err)
 	}
 	s := &state{dir: dir, lock: lock}
 	if err := s.withdraw(); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
 		return nil, errors.Join(fmt.Errorf("clean the state directory: %w", err), lock.Close())
 	}
+	if s.replaced, err = finishRestore(dir, os.Rename); err != nil {
+		return nil, errors.Join(fmt.Errorf("finish a restore that was cut off: %w", err), lock.Close())
+	}
 	return s, nil
+}
+
+// lockFile opens a file, or a directory, that is this process's alone until it is closed.
+func lockFile(path string, flag int) (*os.File, error) {
+	f, err := os.OpenFile(path, flag, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			err = errLocked
+		}
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return f, nil
+}
+
+// ownState refuses a state directory of another user: what is made in it now the server
+// couldn't use.
+func ownState(dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if uid := int(info.Sys().(*syscall.Stat_t).Uid); uid != os.Geteuid() {
+		return fmt.Errorf("%s belongs to the user with the id %d, as the server does: run this as that user", dir, uid)
+	}
+	return nil
 }
 
 // Close gives the lock back.
@@ -46,27 +78,37 @@ func (s *state) Close() error { return s.lock.Close() }
 
 // owner is the instance's id: the configured one, else one that is made once and kept.
 func (s *state) owner(configured string) (string, error) {
-	if configured != "" {
-		return configured, nil
+	id, err := instanceOf(s.dir, configured)
+	if id != "" || err != nil {
+		return id, err
 	}
-	path := filepath.Join(s.dir, "instance")
-	data, err := os.ReadFile(path)
-	if err == nil {
-		id, err := uuid.Parse(strings.TrimSpace(string(data)))
-		if err != nil {
-			// A new id would orphan every sandbox that carries the old one.
-			return "", fmt.Errorf("%s holds no instance id; restore it, or set engine.instance: %w", path, err)
-		}
-		return id.String(), nil
-	}
-	if !errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("read the instance id: %w", err)
-	}
-	id := uuid.NewString()
-	if err := writeFile(path, id+"\n"); err != nil {
+	id = uuid.NewString()
+	if err := writeFile(filepath.Join(s.dir, stateInstance), id+"\n"); err != nil {
 		return "", fmt.Errorf("keep the instance id: %w", err)
 	}
 	return id, nil
+}
+
+// instanceOf is the instance's id as it is known: the configured one, else the one that is
+// kept; empty if none is.
+func instanceOf(dir, configured string) (string, error) {
+	if configured != "" {
+		return configured, nil
+	}
+	path := filepath.Join(dir, stateInstance)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the instance id: %w", err)
+	}
+	id, err := uuid.Parse(strings.TrimSpace(string(data)))
+	if err != nil {
+		// A new id would orphan every sandbox that carries the old one.
+		return "", fmt.Errorf("%s holds no instance id; restore it, or set engine.instance: %w", path, err)
+	}
+	return id.String(), nil
 }
 
 // announce writes the address that the server listens on, for those that let the

@@ -36,14 +36,20 @@ type storageBed struct {
 
 func newStorageBed(t *testing.T, kind string) *storageBed {
 	t.Helper()
+	return newStorageBedOn(t, startEngine(t, kind))
+}
+
+// newStorageBedOn has more settings.
+func newStorageBedOn(t *testing.T, e *testEngine, env ...string) *storageBed {
+	t.Helper()
 	goruntime.LockOSThread() // the server dies with the thread that starts it
 	t.Cleanup(goruntime.UnlockOSThread)
-	e := startEngine(t, kind)
 	dir := e.dir(t)
 	b := &storageBed{T: t, root: filepath.Join(dir, "chats")}
 	b.server = newDemoServer(dir, demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
 	b.server.env = append(b.server.env, asBerm, "BERM_SANDBOX_CHATS_ROOT="+b.root, "BERM_SANDBOX_CREATE_ROOTS=true",
 		fmt.Sprintf("BERM_STORAGE_WORKSPACE_QUOTA_MB=%d", storageQuotaMB))
+	b.server.env = append(b.server.env, env...)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the server's log ends with:\n%s", b.server.logTail())

@@ -32,23 +32,32 @@ func one[T any](ctx context.Context, q querier, scan func(scanner) (T, error), q
 
 // list answers all rows of a query.
 func list[T any](ctx context.Context, q querier, scan func(scanner) (T, error), query string, args ...any) ([]T, error) {
-	rows, err := q.QueryContext(ctx, query, args...)
-	if err != nil {
-		return nil, failed("read", err)
-	}
-	defer func() { _ = rows.Close() }() // rows.Err tells of all that can go wrong
 	var all []T
-	for rows.Next() {
-		v, err := scan(rows)
-		if err != nil {
-			return nil, failed("read", err)
-		}
+	_, err := eachRow(ctx, q, func(row scanner) error {
+		v, err := scan(row)
 		all = append(all, v)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, failed("read", err)
+		return err
+	}, query, args...)
+	if err != nil {
+		return nil, err
 	}
 	return all, nil
+}
+
+// eachRow calls f with every row of a query, until it fails, and answers how many there were.
+func eachRow(ctx context.Context, q querier, f func(scanner) error, query string, args ...any) (n int, err error) {
+	rows, err := q.QueryContext(ctx, query, args...)
+	if err != nil {
+		return 0, failed("read", err)
+	}
+	defer func() { _ = rows.Close() }() // rows.Err tells of all that can go wrong
+	for rows.Next() {
+		if err := f(rows); err != nil {
+			return n, failed("read", err)
+		}
+		n++
+	}
+	return n, failed("read", rows.Err())
 }
 
 // ensure answers the row of a query for a key; if there is none, it is inserted durably,

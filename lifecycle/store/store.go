@@ -64,20 +64,25 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	// NORMAL loses nothing when this process dies, and at most the last moments
 	// when the machine does; labels make up for those, and durably does where
 	// nothing would.
-	q := url.Values{"_pragma": {
-		fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()),
-		"journal_mode(WAL)", "synchronous(NORMAL)", "foreign_keys(1)", "cache_size(-512)",
-	}, "_txlock": {"immediate"}}
-	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: q.Encode()}).String())
+	db, err := openFile(path, url.Values{"_txlock": {"immediate"}}, "journal_mode(WAL)", "synchronous(NORMAL)", "foreign_keys(1)")
 	if err != nil {
 		return nil, fmt.Errorf("open the store: %w", err)
 	}
-	db.SetMaxOpenConns(1) // one writer at a time is all that SQLite has
 	s := &Store{db: db}
 	if err := s.migrate(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("open the store %s: %w (with the file moved away, berm starts without it: no sandbox is lost, but whose the chats are)", path, err), db.Close())
 	}
 	return s, nil
+}
+
+// openFile has SQLite open a file by its absolute path, whatever is in that.
+func openFile(path string, query url.Values, pragmas ...string) (*sql.DB, error) {
+	query["_pragma"] = append(pragmas, fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "cache_size(-512)")
+	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: query.Encode()}).String())
+	if err == nil {
+		db.SetMaxOpenConns(1) // one writer at a time is all that SQLite has
+	}
+	return db, err
 }
 
 // syncDir has a directory's entries survive a crash of the machine.
@@ -91,7 +96,7 @@ func syncDir(path string) error {
 
 // migrate applies what the file's schema lacks, all or nothing.
 func (s *Store) migrate(ctx context.Context) error {
-	names, err := fs.Glob(migrations, "migrations/*.sql")
+	names, err := migrationNames()
 	if err != nil {
 		return err
 	}
@@ -100,27 +105,43 @@ func (s *Store) migrate(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }() // does nothing after the commit
-	var version int
-	if err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
+	version, err := versionOf(ctx, tx, len(names))
+	if err != nil {
 		return err
-	}
-	if version > len(names) {
-		return fmt.Errorf("its schema is version %d, and this berm knows %d: use the newer berm", version, len(names))
 	}
 	s.fresh = version == 0
 	for i, name := range names[version:] {
-		stmts, err := migrations.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		if _, err := tx.ExecContext(ctx, string(stmts)); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		if _, err := tx.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", version+i+1)); err != nil {
+		if err := applyMigration(ctx, tx, name, version+i+1); err != nil {
 			return err
 		}
 	}
 	return tx.Commit()
+}
+
+func migrationNames() ([]string, error) { return fs.Glob(migrations, "migrations/*.sql") }
+
+// versionOf is the schema's, which must not be above the newest that is known.
+func versionOf(ctx context.Context, q querier, newest int) (version int, err error) {
+	if err := q.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
+		return 0, err
+	}
+	if version > newest {
+		return 0, fmt.Errorf("its schema is version %d, and this berm knows %d: use the newer berm", version, newest)
+	}
+	return version, nil
+}
+
+// applyMigration makes the schema of version.
+func applyMigration(ctx context.Context, tx *sql.Tx, name string, version int) error {
+	stmts, err := migrations.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, string(stmts)); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	_, err = tx.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", version))
+	return err
 }
 
 // Close closes the file.
@@ -140,28 +161,28 @@ const columns = `session_id, tenant, key, container_id, created_at, expires_at, 
 
 // Records answers all that was put and not deleted.
 func (s *Store) Records(ctx context.Context) ([]lifecycle.Record, error) {
-	rows, err := s.db.QueryContext(ctx, "SELECT "+columns+" FROM sandboxes")
-	if err != nil {
-		return nil, fmt.Errorf("read the store: %w", err)
-	}
-	defer func() { _ = rows.Close() }() // rows.Err tells of all that can go wrong
-	var records []lifecycle.Record
-	for rows.Next() {
-		var r lifecycle.Record
+	return list(ctx, s.db, recordScanner(json.Unmarshal), "SELECT "+columns+" FROM sandboxes")
+}
+
+// recordScanner scans records, whose JSON is read by decode.
+func recordScanner(decode func([]byte, any) error) func(scanner) (lifecycle.Record, error) {
+	return func(row scanner) (r lifecycle.Record, err error) {
 		var created, expires, deadline, used int64
 		var spec, env, metadata, overridden, enforcement []byte
-		if err := rows.Scan(&r.SessionID, &r.Tenant, &r.Key, &r.ContainerID, &created, &expires, &deadline, &used,
+		if err := row.Scan(&r.SessionID, &r.Tenant, &r.Key, &r.ContainerID, &created, &expires, &deadline, &used,
 			&spec, &env, &r.AgentID, &r.VolumePath, &metadata, &overridden, &enforcement); err != nil {
-			return nil, fmt.Errorf("read the store: %w", err)
+			return r, err
 		}
-		r.CreatedAt, r.ExpiresAt, r.Deadline, r.LastUsedAt = instant(created), instant(expires), instant(deadline), instant(used)
-		if err := errors.Join(json.Unmarshal(spec, &r.Spec), json.Unmarshal(env, &r.Env), json.Unmarshal(metadata, &r.Metadata),
-			json.Unmarshal(overridden, &r.Overridden), json.Unmarshal(enforcement, &r.Enforcement)); err != nil {
-			return nil, fmt.Errorf("read the store: session %s: %w", r.SessionID, err)
+		r.CreatedAt, r.ExpiresAt, r.Deadline = instant(created), instant(expires), instant(deadline)
+		if used != unknownUse {
+			r.LastUsedAt = instant(used)
 		}
-		records = append(records, r)
+		if err := errors.Join(decode(spec, &r.Spec), decode(env, &r.Env), decode(metadata, &r.Metadata),
+			decode(overridden, &r.Overridden), decode(enforcement, &r.Enforcement)); err != nil {
+			return r, fmt.Errorf("session %s: %w", r.SessionID, err)
+		}
+		return r, nil
 	}
-	return records, rows.Err()
 }
 
 // Put writes a record over the one of the same session, durably.

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/proxy"
+)
+
+// A backup is a tar of two members: manifest.json, and the database as of one moment.
+const (
+	backupFormat = 1
+	manifestName = "manifest.json"
+	maxManifest  = 64 << 10 // bytes
+)
+
+// manifest says what a backup is of, and how its other members are known to be whole.
+type manifest struct {
+	Format   int       `json:"format"`
+	Berm     string    `json:"berm"`     // the version that made it
+	Schema   int       `json:"schema"`   // of the database
+	Instance string    `json:"instance"` // the id on what that instance made
+	Created  time.Time `json:"created"`
+	Members  []member  `json:"members"` // in their order
+}
+
+type member struct {
+	Name   string `json:"name"`
+	Size   int64  `json:"size"` // bytes
+	SHA256 string `json:"sha256"`
+}
+
+func (m manifest) String() string {
+	return fmt.Sprintf("a backup of %s, by berm %s, of instance %s", m.Created.Format(time.RFC3339), m.Berm, m.Instance)
+}
+
+// writeBackup writes the database at path, which nobody changes meanwhile, as a backup
+// that m tells of.
+func writeBackup(ctx context.Context, w io.Writer, m manifest, path string) error {
+	db, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close() }() // it was only read
+	sum := sha256.New()
+	size, err := io.Copy(sum, untilDone{ctx, db})
+	if err == nil {
+		_, err = db.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return err
+	}
+	m.Members = []member{{Name: stateStore, Size: size, SHA256: hex.EncodeToString(sum.Sum(nil))}}
+	head, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	t := tar.NewWriter(w)
+	header := func(name string, size int64) error {
+		return t.WriteHeader(&tar.Header{Name: name, Size: size, Mode: 0o600, ModTime: m.Created.Truncate(time.Second)})
+	}
+	if err := header(manifestName, int64(len(head))); err != nil {
+		return err
+	}
+	if _, err := t.Write(head); err != nil {
+		return err
+	}
+	if err := header(stateStore, size); err != nil {
+		return err
+	}
+	if _, err := io.Copy(t, untilDone{ctx, db}); err != nil {
+		return err
+	}
+	return t.Close()
+}
+
+// readBackup reads a backup, checks it, and leaves its database in the directory dir.
+func readBackup(ctx context.Context, r io.Reader, dir string) (m manifest, report store.Report, err error) {
+	if m, err = extractBackup(ctx, r, dir); err != nil {
+		return m, report, fmt.Errorf("read the backup: %w", err)
+	}
+	if report, err = store.Check(ctx, filepath.Join(dir, stateStore), dir); err != nil {
+		return m, report, err
+	}
+	if report.Schema != m.Schema {
+		return m, report, fmt.Errorf("the backup's manifest says schema %d, and its database has %d", m.Schema, report.Schema)
+	}
+	return m, report, nil
+}
+
+func extractBackup(ctx context.Context, r io.Reader, dir string) (m manifest, err error) {
+	t := tar.NewReader(untilDone{ctx, r})
+	if _, err := nextMember(t, manifestName); err != nil {
+		return m, err
+	}
+	head, err := io.ReadAll(io.LimitReader(t, maxManifest+1))
+	if err != nil {
+		return m, err
+	}
+	if m, err = parseManifest(head); err != nil {
+		return m, fmt.Errorf("%s: %w", manifestName, err)
+	}
+	want := m.Members[0]
+	size, err := nextMember(t, stateStore)
+	if err != nil {
+		return m, err
+	}
+	if size != want.Size {
+		return m, fmt.Errorf("%s has %d bytes, want %d", stateStore, size, want.Size)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, stateStore), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return m, err
+	}
+	sum := sha256.New()
+	_, err = io.Copy(io.MultiWriter(f, sum), t)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return m, fmt.Errorf("%s: %w", stateStore, err)
+	}
+	if hex.EncodeToString(sum.Sum(nil)) != want.SHA256 {
+		return m, fmt.Errorf("%s isn't what was backed up: its SHA-256 is another", stateStore)
+	}
+	if _, err := t.Next(); !errors.Is(err, io.EOF) {
+		return m, errors.Join(errors.New("there is more in it than there should be"), err)
+	}
+	return m, nil
+}
+
+// nextMember goes on to a member, and answers its size.
+func nextMember(t *tar.Reader, name string) (int64, error) {
+	h, err := t.Next()
+	switch {
+	case errors.Is(err, io.EOF):
+		return 0, fmt.Errorf("%s is missing", name)
+	case err != nil:
+		return 0, fmt.Errorf("%s: %w", name, err)
+	case h.Name != name || h.Typeflag != tar.TypeReg:
+		return 0, fmt.Errorf("there is %q where %s should be", h.Name, name)
+	}
+	return h.Size, nil
+}
+
+func parseManifest(data []byte) (m manifest, err error) {
+	if len(data) > maxManifest {
+		return m, fmt.Errorf("it has more than %d bytes", maxManifest)
+	}
+	var first struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(data, &first); err != nil {
+		return m, err
+	}
+	if first.Format > backupFormat {
+		return m, fmt.Errorf("its format is %d, and this berm knows %d: use the newer berm", first.Format, backupFormat)
+	}
+	if err := proxy.DecodeJSON(data, &m); err != nil {
+		return m, err
+	}
+	if m.Format != backupFormat || m.Instance == "" || m.Created.IsZero() || len(m.Members) != 1 || m.Members[0].Name != stateStore ||
+		strings.ContainsFunc(m.Instance+m.Berm, unicode.IsControl) {
+		return m, errors.New("it is not one of a backup")
+	}
+	return m, nil
+}
+
+// untilDone reads until the context is done.
+type untilDone struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (u untilDone) Read(p []byte) (int, error) {
+	if u.ctx.Err() != nil {
+		return 0, context.Cause(u.ctx)
+	}
+	return u.r.Read(p)
+}
+
+// putBackup makes a file, for its owner only, once all of it is on the disk. Without
+// replace, one that is there is an error.
+func putBackup(name string, replace bool, write func(io.Writer) error) error {
+	if err := mayPut(name, replace); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*")
+	if err != nil {
+		return err
+	}
+	err = errors.Join(write(f), f.Sync(), f.Close())
+	if err == nil {
+		err = mayPut(name, replace) // it took its time
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return syncPath(filepath.Dir(name))
+}
+
+func mayPut(name string, replace bool) error {
+	info, err := os.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is there, and is no file", name)
+	case !replace:
+		return fmt.Errorf("%s is there; --force replaces it", name)
+	}
+	return nil
+}
+
+// syncPath has a file, or the entries of a directory, survive a crash of the machine.
+func syncPath(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

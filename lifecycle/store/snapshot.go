@@ -1,0 +1,258 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+// unknownUse is the last use of sandboxes in a snapshot, where lifecycle.Record has the
+// zero time.
+const unknownUse = 0
+
+// maxDefects is how many defects of one kind are told.
+const maxDefects = 10
+
+// unsynced is for copies, which their maker has to sync.
+const unsynced = "synchronous(OFF)"
+
+// Report is what a sound store holds.
+type Report struct {
+	Schema     int // the version of its schema
+	Sandboxes  int
+	Workspaces int
+	Chats      int
+	Files      int
+	Changes    int // of chats, that weren't finished
+}
+
+// Empty tells whether there is nothing in the store.
+func (r Report) Empty() bool { return r == Report{Schema: r.Schema} }
+
+// Snapshot writes a copy of the database at path into a new file, as it is at one moment.
+// It may be in use meanwhile, also by another process, and isn't changed. In the copy,
+// sandboxes have no last use: whoever goes by it later can't know what happened since. It
+// isn't synced to the disk.
+func Snapshot(ctx context.Context, path, to string) error {
+	if err := snapshot(ctx, path, to); err != nil {
+		return fmt.Errorf("copy the store %s: %w", path, err)
+	}
+	return nil
+}
+
+func snapshot(ctx context.Context, path, to string) error {
+	db, err := openReadOnly(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close() }() // nothing was written
+	f, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if _, err := db.ExecContext(ctx, "VACUUM INTO ?", to); err != nil {
+		return err
+	}
+	copied, err := openFile(to, url.Values{}, unsynced)
+	if err != nil {
+		return err
+	}
+	_, err = copied.ExecContext(ctx, fmt.Sprintf("UPDATE sandboxes SET last_used_at = %d", unknownUse))
+	return errors.Join(err, copied.Close())
+}
+
+func openReadOnly(path string) (*sql.DB, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(path); err != nil { // which SQLite tells less well
+		return nil, err
+	}
+	return openFile(path, url.Values{"mode": {"ro"}}, "trusted_schema(0)", unsynced)
+}
+
+// Check reads all of the database at path, and tells what is in it; an error says what is
+// wrong. It may be in use meanwhile, and isn't changed. Of one with an older schema, a copy
+// is made in the directory scratch and brought up to date there.
+func Check(ctx context.Context, path, scratch string) (Report, error) {
+	r, err := check(ctx, path, scratch)
+	if err != nil {
+		return Report{}, fmt.Errorf("check the store %s: %w", path, err)
+	}
+	return r, nil
+}
+
+func check(ctx context.Context, path, scratch string) (r Report, err error) {
+	db, err := openReadOnly(path)
+	if err != nil {
+		return r, err
+	}
+	defer func() { _ = db.Close() }() // nothing was written
+	names, err := migrationNames()
+	if err != nil {
+		return r, err
+	}
+	tx, err := db.BeginTx(ctx, nil) // so that all is of one moment
+	if err != nil {
+		return r, err
+	}
+	defer func() { _ = tx.Rollback() }() // nothing was written
+	if r.Schema, err = versionOf(ctx, tx, len(names)); err != nil {
+		return r, err
+	}
+	if r.Schema == 0 {
+		return r, errors.New("there is no schema in it")
+	}
+	if err := errors.Join(checkFile(ctx, tx), checkSchema(ctx, tx, names[:r.Schema])); err != nil {
+		return r, err
+	}
+	if r.Schema == len(names) {
+		err = r.count(ctx, tx)
+		return r, err
+	}
+	to := filepath.Join(scratch, "migrated.db")
+	if err := snapshot(ctx, path, to); err != nil {
+		return r, err
+	}
+	s, err := Open(ctx, Options{Path: to})
+	if err != nil {
+		return r, err
+	}
+	err = errors.Join(r.count(ctx, s.db), s.Close(), os.Remove(to))
+	return r, err
+}
+
+// checkFile has SQLite look at every page, index and constraint.
+func checkFile(ctx context.Context, q querier) error {
+	text := func(row scanner) (s string, err error) { return s, row.Scan(&s) }
+	found, err := list(ctx, q, text, fmt.Sprintf("PRAGMA integrity_check(%d)", maxDefects))
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(found, []string{"ok"}) {
+		return fmt.Errorf("it is damaged: %s", strings.Join(found, "; "))
+	}
+	found, err = list(ctx, q, text, `SELECT COUNT(*) || ' of ' || "table" || ' without ' || parent FROM pragma_foreign_key_check GROUP BY "table", parent`)
+	if err == nil && len(found) > 0 {
+		err = fmt.Errorf("it has rows that belong to nothing: %s", strings.Join(found, "; "))
+	}
+	return err
+}
+
+// checkSchema compares the schema with what the migrations make: there is no trigger or
+// view that Berm didn't put there, and nothing is missing.
+func checkSchema(ctx context.Context, q querier, names []string) error {
+	db, err := sql.Open("sqlite", ":memory:")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = db.Close() }() // goes with it
+	db.SetMaxOpenConns(1)             // each has a memory of its own
+	const query = "SELECT type || ' ' || name || ': ' || COALESCE(sql, '') FROM sqlite_schema ORDER BY 1"
+	text := func(row scanner) (s string, err error) { return s, row.Scan(&s) }
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }() // it is gone anyhow
+	for i, name := range names {
+		if err := applyMigration(ctx, tx, name, i+1); err != nil {
+			return err
+		}
+	}
+	want, err := list(ctx, tx, text, query)
+	if err != nil {
+		return err
+	}
+	got, err := list(ctx, q, text, query)
+	if err == nil && !slices.Equal(got, want) {
+		err = fmt.Errorf("its tables aren't those of schema version %d", len(names))
+	}
+	return err
+}
+
+// count reads every record, strictly.
+func (r *Report) count(ctx context.Context, q querier) (err error) {
+	rows := func(n *int, query string, scan func(scanner) error) {
+		if err == nil {
+			*n, err = eachRow(ctx, q, scan, query)
+		}
+	}
+	records := recordScanner(decodeStrictly)
+	rows(&r.Sandboxes, "SELECT "+columns+" FROM sandboxes", func(row scanner) error {
+		rec, err := records(row)
+		if err != nil {
+			return err
+		}
+		if _, err := uuid.Parse(rec.SessionID); err != nil || rec.Tenant == "" {
+			return fmt.Errorf("session %q of tenant %q: no such can be", rec.SessionID, rec.Tenant)
+		}
+		return canonical(rec.Key)
+	})
+	rows(&r.Workspaces, "SELECT "+workspaceColumns+" FROM workspaces w", func(row scanner) error {
+		w, err := scanWorkspace(row)
+		if err == nil && (w.Tenant == "" || w.ID == "" || w.UserID == "") {
+			err = fmt.Errorf("workspace %q of user %q and tenant %q: no such can be", w.ID, w.UserID, w.Tenant)
+		}
+		return err
+	})
+	rows(&r.Chats, "SELECT "+chatColumns+" FROM chats", func(row scanner) error {
+		c, err := scanChat(row)
+		if err != nil {
+			return err
+		}
+		return canonical(c.ID)
+	})
+	file := func(row scanner) error {
+		f, err := scanFile(row)
+		if err == nil && (f.ID == "" || f.Name == "" || strings.Contains(f.Name, "/") || f.Size < 0) {
+			err = fmt.Errorf("file %q of chat %q: no such can be", f.Name, f.ChatID)
+		}
+		return err
+	}
+	rows(&r.Files, "SELECT "+fileColumns+" FROM files", file)
+	rows(new(int), "SELECT "+fileColumns+" FROM changes JOIN changed_files USING (change_id)", file)
+	rows(&r.Changes, "SELECT change_id FROM changes", func(row scanner) error {
+		var id string
+		return row.Scan(&id)
+	})
+	return err
+}
+
+// canonical refuses what is no key in its canonical form.
+func canonical(key string) error {
+	if got, err := lifecycle.ParseKey(key); err != nil || got != key {
+		return fmt.Errorf("%q is no key", key)
+	}
+	return nil
+}
+
+// decodeStrictly refuses fields that this version doesn't know.
+func decodeStrictly(data []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more than one JSON value")
+	}
+	return nil
+}

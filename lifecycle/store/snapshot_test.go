@@ -1,0 +1,255 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
+)
+
+// fill puts something of every kind into a store.
+func fill(t *testing.T, s *Store) {
+	t.Helper()
+	r := record(uuid.NewString())
+	k := chatIn(t, s, "a", "1", "k")
+	for _, err := range []error{
+		s.Put(t.Context(), r), s.PutFiles(t.Context(), file(k, "1", "x")),
+		s.PutChange(t.Context(), chat.Change{ID: "c", Tenant: "a", ChatID: "k", Files: []chat.File{file(k, "2", "y")}}),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+var filled = Report{Schema: 2, Sandboxes: 1, Workspaces: 1, Chats: 1, Files: 1, Changes: 1}
+
+func TestSnapshot(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	dir := t.TempDir()
+	path, to := filepath.Join(dir, "a b?c#d%20.db"), filepath.Join(dir, "copy")
+	s := open(t, path)
+	fill(t, s)
+	before := records(t, s)
+	same(t, "in use", filled, must(Check(ctx, path, dir)))
+	if err := Snapshot(ctx, path, to); err != nil {
+		t.Fatal(err)
+	}
+	if fi, err := os.Stat(to); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", fi.Mode(), err)
+	}
+	if left, err := filepath.Glob(to + "?*"); err != nil || left != nil {
+		t.Errorf("beside the copy: %q, %v", left, err)
+	}
+	same(t, "the copy", filled, must(Check(ctx, to, dir)))
+	got := open(t, to)
+	if got.Fresh() {
+		t.Error("the copy is fresh")
+	}
+	want := before[0]
+	want.LastUsedAt = time.Time{}
+	same(t, "record", []lifecycle.Record{want}, records(t, got))
+	same(t, "changes", must(s.Changes(ctx)), must(got.Changes(ctx)))
+	same(t, "what was copied", before, records(t, s))
+	if err := Snapshot(ctx, path, to); err == nil {
+		t.Error("a file was written over")
+	}
+	if err := Snapshot(ctx, filepath.Join(dir, "none"), filepath.Join(dir, "x")); !os.IsNotExist(unwrapAll(err)) {
+		t.Errorf("no store: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "none")); err == nil {
+		t.Error("a store was made")
+	}
+}
+
+// unwrapAll is for os.IsNotExist, which doesn't.
+func unwrapAll(err error) error {
+	for {
+		u, ok := err.(interface{ Unwrap() error })
+		if !ok {
+			return err
+		}
+		err = u.Unwrap()
+	}
+}
+
+// A snapshot is of one moment, whoever writes meanwhile, and after a kill.
+func TestSnapshotMeanwhile(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "berm.db")
+	s := open(t, path)
+	k := chatIn(t, s, "a", "1", "k")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	begun := make(chan struct{})
+	wg.Go(func() { // both files, or none
+		for i := 0; ctx.Err() == nil; i++ {
+			if err := s.PutFiles(t.Context(), file(k, fmt.Sprint("a", i), fmt.Sprint("a", i)), file(k, fmt.Sprint("b", i), fmt.Sprint("b", i))); err != nil {
+				t.Error(err)
+			}
+			if i == 0 {
+				close(begun)
+			}
+		}
+	})
+	<-begun
+	last := 0
+	for i := range 5 {
+		to := filepath.Join(dir, fmt.Sprint(i))
+		if err := Snapshot(t.Context(), path, to); err != nil {
+			t.Fatal(err)
+		}
+		r, err := Check(t.Context(), to, dir)
+		if err != nil || r.Files%2 != 0 || r.Files < max(last, 2) {
+			t.Errorf("after %d files: %+v, %v", last, r, err)
+		}
+		last = r.Files
+	}
+	cancel()
+	wg.Wait()
+	killed := copied(t, path)
+	if err := Snapshot(t.Context(), killed, filepath.Join(dir, "killed")); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "after a kill", must(Check(t.Context(), path, dir)), must(Check(t.Context(), filepath.Join(dir, "killed"), dir)))
+}
+
+func TestCheckFinds(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	sound := filepath.Join(dir, "sound")
+	s := open(t, sound)
+	fill(t, s)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	exec := func(stmts string) func(t *testing.T, path string) {
+		return func(t *testing.T, path string) {
+			db, err := sql.Open("sqlite", path)
+			if err == nil {
+				_, err = db.Exec(stmts)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = db.Close()
+		}
+	}
+	for name, tt := range map[string]struct {
+		harm func(t *testing.T, path string)
+		want string
+	}{
+		"nothing": {exec(""), ""},
+		"a page": {func(t *testing.T, path string) {
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = f.Close() }()
+			if _, err := f.WriteAt([]byte(strings.Repeat("x", 4096)), 2*4096); err != nil {
+				t.Fatal(err)
+			}
+		}, "malformed"},
+		"not a database": {func(t *testing.T, path string) {
+			if err := os.WriteFile(path, []byte(strings.Repeat("x", 8192)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, "not a database"},
+		"nothing in it":  {func(t *testing.T, path string) { _ = os.Truncate(path, 0) }, "no schema"},
+		"newer":          {exec("PRAGMA user_version = 1000"), "newer berm"},
+		"other tables":   {exec("DROP INDEX changes_of_chat"), "aren't those of schema version 2"},
+		"a trigger":      {exec("CREATE TRIGGER t AFTER DELETE ON chats BEGIN DELETE FROM files; END"), "aren't those"},
+		"no chat":        {exec("DELETE FROM chats"), "1 of files without chats"},
+		"no spec":        {exec("UPDATE sandboxes SET spec = '{'"), "unexpected EOF"},
+		"other spec":     {exec(`UPDATE sandboxes SET spec = '{"privileged": true}'`), "unknown field"},
+		"two specs":      {exec("UPDATE sandboxes SET spec = '{}{}'"), "more than one"},
+		"no key":         {exec("UPDATE sandboxes SET key = '../k'"), "is no key"},
+		"no session":     {exec("UPDATE sandboxes SET session_id = 's'"), "no such can be"},
+		"no user":        {exec("UPDATE workspaces SET user_id = ''"), "no such can be"},
+		"chat of no key": {exec("PRAGMA foreign_keys = 0; UPDATE chats SET chat_id = '.'; UPDATE files SET chat_id = '.'; UPDATE changes SET chat_id = '.'"), "is no key"},
+		"a path":         {exec("UPDATE files SET name = '../x'"), "no such can be"},
+		"a path to come": {exec("UPDATE changed_files SET name = '../x'"), "no such can be"},
+		"no number":      {exec("UPDATE files SET size = 'x'"), "size"},
+	} {
+		path := filepath.Join(t.TempDir(), "berm.db")
+		content, err := os.ReadFile(sound)
+		if err == nil {
+			err = os.WriteFile(path, content, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		tt.harm(t, path)
+		r, err := Check(t.Context(), path, dir)
+		if tt.want == "" {
+			if err != nil || r != filled {
+				t.Errorf("%s: %+v, %v", name, r, err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), tt.want) || r != (Report{}) {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+	if r, err := Check(t.Context(), filepath.Join(dir, "none"), dir); err == nil {
+		t.Errorf("no store: %+v", r)
+	}
+}
+
+// A store of each earlier schema can be copied and checked, and stays what it is.
+func TestCheckOlder(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	names := must(migrationNames())
+	for version := 1; version <= len(names); version++ {
+		dir := t.TempDir()
+		path, to := filepath.Join(dir, "berm.db"), filepath.Join(dir, "copy")
+		db, err := sql.Open("sqlite", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tx, err := db.Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, name := range names[:version] {
+			if err := applyMigration(ctx, tx, name, i+1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := tx.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		if err := (&Store{db: db}).Put(ctx, record(uuid.NewString())); err != nil {
+			t.Fatal(err)
+		}
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := Snapshot(ctx, path, to); err != nil {
+			t.Fatal(err)
+		}
+		want := Report{Schema: version, Sandboxes: 1}
+		for range 2 {
+			same(t, "the store", want, must(Check(ctx, path, dir)))
+			same(t, "the copy", want, must(Check(ctx, to, dir)))
+		}
+		entries := must(os.ReadDir(dir))
+		for _, e := range entries {
+			if e.Name() != "berm.db" && e.Name() != "copy" {
+				t.Errorf("%s is left", e.Name())
+			}
+		}
+	}
+}
