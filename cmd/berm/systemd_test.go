@@ -310,3 +310,47 @@ func TestKnock(t *testing.T) {
 		t.Errorf("one that is closed: %v", err)
 	}
 }
+
+// The units give the sockets the names that the documentation's configuration has, and
+// leave the service in the mount namespace that it has to share with the engine.
+func TestUnits(t *testing.T) {
+	dir := filepath.Join("..", "..", "docs")
+	guide, err := os.ReadFile(filepath.Join(dir, "operations.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := func(name string) map[string]string {
+		data, err := os.ReadFile(filepath.Join(dir, "systemd", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]string{}
+		for line := range strings.Lines(string(data)) {
+			if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok && !strings.HasPrefix(key, "#") {
+				out[key] = value
+			}
+		}
+		return out
+	}
+	for _, name := range []string{"berm.socket", "berm-docker.socket"} {
+		s := settings(name)
+		if !strings.Contains(string(guide), "systemd:"+s["FileDescriptorName"]) || s["Service"] != "berm.service" || s["SocketMode"] != "0660" {
+			t.Errorf("%s: %v", name, s)
+		}
+	}
+	service := settings("berm.service")
+	if service["Type"] != "notify" || service["WatchdogSec"] == "" {
+		t.Errorf("the service doesn't say how it is: %v", service)
+	}
+	for key, value := range service {
+		for _, prefix := range []string{
+			"PrivateTmp", "PrivateDevices", "PrivateMounts", "PrivateNetwork", "PrivateUsers", "ProtectSystem", "ProtectHome", "ProtectProc",
+			"ProcSubset", "ProtectKernel", "ProtectControlGroups", "ReadWrite", "ReadOnly", "Inaccessible", "Exec", "NoExec", "Bind", "TemporaryFileSystem",
+			"Root", "MountFlags", "MountImages", "MountAPIVFS", "Extension", "LogNamespace", "DynamicUser", "User", "RuntimeDirectory",
+		} {
+			if strings.HasPrefix(key, prefix) && key != "ExecStart" && key != "ExecReload" {
+				t.Errorf("the service has %s=%s", key, value)
+			}
+		}
+	}
+}
