@@ -52,6 +52,10 @@ func invalid(detail string) Fault {
 // FaultOf says how callers see an error. What they read comes from errors that
 // were made to be read; of all others only the class is told.
 func FaultOf(err error) Fault {
+	if errors.Is(err, ErrGoingDown) {
+		return Fault{Status: http.StatusServiceUnavailable, Code: "going_down", Title: "Server going down",
+			Detail: "the server is going down, and can't finish this", RetryAfter: retrySoon, Cause: err}
+	}
 	var own *Fault
 	if errors.As(err, &own) {
 		return *own

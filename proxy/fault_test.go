@@ -20,6 +20,8 @@ import (
 )
 
 func TestFaultOf(t *testing.T) {
+	ended, end := context.WithCancelCause(t.Context())
+	end(proxy.ErrGoingDown)
 	inner := errors.New("dial unix /var/run/docker.sock: password=hunter2")
 	reason := policy.Reason{Rule: "mounts.always_refused", Message: "not /etc"}
 	for name, tt := range map[string]struct {
@@ -44,6 +46,7 @@ func TestFaultOf(t *testing.T) {
 			503, "backend_unavailable", true},
 		"unavailable by class":  {fmt.Errorf("create: %w: %w", errdefs.ErrUnavailable, inner), 503, "backend_unavailable", true},
 		"deadline":              {fmt.Errorf("x: %w", context.DeadlineExceeded), 503, "backend_unavailable", true},
+		"going down":            {proxy.Explained(ended, &proxy.Fault{Status: 404, Code: "other"}), 503, "going_down", true},
 		"shutting down":         {fmt.Errorf("x: %w", context.Canceled), 503, "backend_unavailable", true},
 		"not implemented":       {errdefs.ErrNotImplemented, 501, "not_supported", false},
 		"start":                 {&lifecycle.StartError{Err: inner}, 503, "sandbox_start_failed", false},

@@ -123,9 +123,9 @@ func (g *Gate) Refuse(err error) http.Handler {
 // fail answers an error and is the one place where it is logged and remembered.
 func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 	ex := ExchangeOf(r.Context())
-	f := FaultOf(err)
+	f := FaultOf(Explained(r.Context(), err))
 	// The server takes a caller for gone who has let a read's deadline pass.
-	if r.Context().Err() != nil && !errors.Is(f.Cause, os.ErrDeadlineExceeded) {
+	if r.Context().Err() != nil && !GoingDown(r.Context()) && !errors.Is(f.Cause, os.ErrDeadlineExceeded) {
 		f = Fault{Status: StatusClientClosed, Code: "canceled", Title: "Request cancelled", Detail: "the caller went away", Cause: err}
 	}
 	ex.fault, ex.cause = f, &f

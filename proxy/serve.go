@@ -90,6 +90,13 @@ func (l *unixListener) Close() error {
 	return l.Listener.Close()
 }
 
+// ErrGoingDown is the cause with which a request's context ends when the server does.
+var ErrGoingDown = errors.New("the server is going down")
+
+// lastWords is how long requests that are broken off have to tell their callers so, and to
+// end what they began.
+const lastWords = 5 * time.Second
+
 // ServeOptions configure Serve.
 type ServeOptions struct {
 	DrainTimeout time.Duration // for requests in flight once ctx has ended; 0 is 30 s
@@ -99,8 +106,9 @@ type ServeOptions struct {
 }
 
 // Serve answers requests on l until ctx ends, then takes no more, lets those in
-// flight finish, also those that have taken over their connection, and breaks off what
-// hasn't by the end of the drain timeout. It closes l.
+// flight finish, also those that have taken over their connection, and ends the contexts
+// of what hasn't by the end of the drain timeout, with ErrGoingDown. What then doesn't
+// return within a few seconds is cut off. It closes l.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOptions) error {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
@@ -108,8 +116,8 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 	if opts.DrainTimeout == 0 {
 		opts.DrainTimeout = 30 * time.Second
 	}
-	base, stop := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), drainKey{}, ctx))
-	defer stop()
+	base, stop := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainKey{}, ctx))
+	defer stop(nil)
 	var handlers sync.WaitGroup
 	srv := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -141,7 +149,11 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 	}
 	if err != nil {
 		opts.Logger.WarnContext(ctx, "requests_broken_off", "error", err.Error())
-		stop()
+		stop(ErrGoingDown)
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
+		defer cancel()
+		_ = wait(last, &handlers)
+		_ = srv.Shutdown(last) // what they said is on its way
 		err = srv.Close()
 	}
 	return errors.Join(err, notClosed(<-served))
@@ -172,14 +184,30 @@ func notClosed(err error) error {
 
 type drainKey struct{}
 
-// UntilDrain derives a context that also ends when the server begins to drain:
-// for streams that would otherwise hold it up.
+// UntilDrain derives a context that also ends when the server begins to drain, with
+// ErrGoingDown: for streams that would otherwise hold it up.
 func UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
-	out, cancel := context.WithCancel(ctx)
-	drain, ok := ctx.Value(drainKey{}).(context.Context)
-	if !ok {
-		return out, cancel
+	out, cancel := context.WithCancelCause(ctx)
+	stop := func() bool { return true }
+	if drain, ok := ctx.Value(drainKey{}).(context.Context); ok {
+		stop = context.AfterFunc(drain, func() { cancel(ErrGoingDown) })
 	}
-	stop := context.AfterFunc(drain, cancel)
-	return out, func() { stop(); cancel() }
+	return out, func() { stop(); cancel(nil) }
+}
+
+// Draining tells whether the server of a request takes no more of them.
+func Draining(ctx context.Context) bool {
+	drain, ok := ctx.Value(drainKey{}).(context.Context)
+	return ok && drain.Err() != nil
+}
+
+// GoingDown tells whether a context ended because the server goes down.
+func GoingDown(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrGoingDown) }
+
+// Explained gives ErrGoingDown for an error that came of that.
+func Explained(ctx context.Context, err error) error {
+	if err != nil && GoingDown(ctx) {
+		return fmt.Errorf("%w: %w", ErrGoingDown, err)
+	}
+	return err
 }

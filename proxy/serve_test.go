@@ -2,6 +2,7 @@ package proxy_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -136,6 +137,9 @@ func TestServeEndsStreamsAtOnce(t *testing.T) {
 		defer cancel()
 		close(began)
 		<-ctx.Done()
+		if !proxy.GoingDown(ctx) || proxy.GoingDown(r.Context()) {
+			t.Error("it isn't told why, or the request is ended as well")
+		}
 		_, _ = io.WriteString(w, "the end")
 	}), time.Hour)
 	body := make(chan string, 1)
@@ -221,15 +225,81 @@ func TestServeBreaksOff(t *testing.T) {
 	}
 }
 
+// What is broken off says so, whether or not it has taken over its connection.
+func TestServeLastWords(t *testing.T) {
+	gate, err := proxy.NewGate(proxy.GateOptions{Fail: func(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
+		w.WriteHeader(f.Status)
+		_, _ = io.WriteString(w, f.Code)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, h := range map[string]proxy.Handler{
+		"503 going_down": func(_ http.ResponseWriter, r *http.Request) error {
+			<-r.Context().Done()
+			return r.Context().Err() // whatever it is
+		},
+		"200 the end": func(w http.ResponseWriter, r *http.Request) error {
+			c, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				return err
+			}
+			defer func() { _ = c.Close() }()
+			<-r.Context().Done()
+			if !proxy.GoingDown(r.Context()) || !proxy.Draining(r.Context()) {
+				t.Error("it isn't told why")
+			}
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nthe end")
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			began := make(chan struct{})
+			url, stop, done := serve(t, gate.Wrap(gate.Handle(proxy.Route{Name: "/"}, func(w http.ResponseWriter, r *http.Request) error {
+				if proxy.GoingDown(r.Context()) || proxy.Draining(r.Context()) {
+					t.Error("it goes down before it is told to")
+				}
+				close(began)
+				return h(w, r)
+			})), 20*time.Millisecond)
+			got := make(chan string, 1)
+			go func() {
+				resp, err := http.Get(url)
+				if err != nil {
+					got <- err.Error()
+					return
+				}
+				b, err := io.ReadAll(resp.Body)
+				_ = resp.Body.Close()
+				got <- fmt.Sprint(resp.StatusCode, " ", string(b))
+				if err != nil {
+					t.Error(err)
+				}
+			}()
+			<-began
+			stop()
+			if got := <-got; got != name {
+				t.Errorf("got %q", got)
+			}
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func TestUntilDrainOutsideOfServe(t *testing.T) {
 	parent, cancel := context.WithCancel(t.Context())
 	ctx, stop := proxy.UntilDrain(parent)
 	defer stop()
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || proxy.Draining(ctx) {
 		t.Error("it ended at once")
 	}
 	cancel()
 	<-ctx.Done()
+	if proxy.GoingDown(ctx) {
+		t.Error("a caller that leaves is no server that goes down")
+	}
 }
 
 // The standard library would answer OPTIONS * by itself, without asking who it is.

@@ -57,6 +57,7 @@ type doorParts struct {
 	labels     map[string]string  // see engineapi.Options.Labels
 	workspaces *workspace.Service // nil without a root for chats, as chats
 	chats      *chat.Service
+	sockets    passedSockets
 }
 
 // doorGuard holds sandboxes' mounts once they are known not to be around directories of
@@ -98,7 +99,10 @@ func (d *doorParts) sandboxAPI(ctx context.Context, undo *cleanup) (front, strin
 	if err != nil {
 		return front{}, "", err
 	}
-	listener, err := proxy.Listen(ctx, cfg.Listen, mode)
+	listener, passed := d.sockets[cfg.Listen]
+	if !passed {
+		listener, err = proxy.Listen(ctx, cfg.Listen, mode)
+	}
 	if err != nil {
 		return front{}, "", err
 	}
@@ -164,7 +168,7 @@ func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) ([]front, erro
 	}
 	var fronts []front
 	for _, l := range d.cfg.EngineAPI.Listeners {
-		listener, err := listenEngineAPI(ctx, l)
+		listener, err := d.listenEngineAPI(ctx, l)
 		if err != nil {
 			return nil, err
 		}
@@ -185,7 +189,7 @@ func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) ([]front, erro
 	return fronts, nil
 }
 
-func listenEngineAPI(ctx context.Context, l config.Listener) (net.Listener, error) {
+func (d *doorParts) listenEngineAPI(ctx context.Context, l config.Listener) (net.Listener, error) {
 	secured, err := listenerTLS(l)
 	if err != nil {
 		return nil, err
@@ -198,7 +202,11 @@ func listenEngineAPI(ctx context.Context, l config.Listener) (net.Listener, erro
 	if err != nil {
 		return nil, err
 	}
-	listener, err := proxy.ListenOwned(ctx, strings.TrimPrefix(l.Address, "tcp://"), mode, uid, gid)
+	address := strings.TrimPrefix(l.Address, "tcp://")
+	listener, passed := d.sockets[address]
+	if !passed {
+		listener, err = proxy.ListenOwned(ctx, address, mode, uid, gid)
+	}
 	if err != nil || secured == nil {
 		return listener, err
 	}
@@ -248,9 +256,9 @@ func callersOf(l config.Listener) engineapi.Callers {
 	return out
 }
 
-// checkExposure refuses a sandbox API that strangers can reach.
+// checkExposure refuses a sandbox API that strangers can reach, as far as it can be known.
 func checkExposure(cfg config.HTTP, tokens int) error {
-	if cfg.Listen == config.ListenNone {
+	if cfg.Listen == config.ListenNone || config.Passed(cfg.Listen) { // what is passed has an address once it is there
 		return nil
 	}
 	return proxy.CheckExposure(cfg.Listen, tokens)

@@ -119,6 +119,8 @@ func dialAddress(listen string) (network, address string, err error) {
 	}
 	host, port, err := net.SplitHostPort(listen)
 	switch {
+	case config.Passed(listen):
+		return "", "", errors.New("no server runs on this state directory, or only systemd knows its address")
 	case err != nil:
 		return "", "", fmt.Errorf("the server's address %q: %w", listen, err)
 	case port == "0" || port == "":

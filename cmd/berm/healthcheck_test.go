@@ -72,9 +72,10 @@ func TestHealthcheckSandboxAPI(t *testing.T) {
 	if err := checkHealth(t.Context(), cfg, true); err != nil {
 		t.Errorf("one that isn't ready, but there: %v", err)
 	}
-	cfg.HTTP.Listen = "127.0.0.1:0"
-	if err := checkHealth(t.Context(), cfg, true); err == nil || !strings.Contains(err.Error(), "no server runs") {
-		t.Errorf("a port that nobody announced: %v", err)
+	for _, cfg.HTTP.Listen = range []string{"127.0.0.1:0", "systemd:http"} {
+		if err := checkHealth(t.Context(), cfg, true); err == nil || !strings.Contains(err.Error(), "no server runs") {
+			t.Errorf("%s, which nobody announced: %v", cfg.HTTP.Listen, err)
+		}
 	}
 }
 

@@ -130,6 +130,9 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := newSettingsKeeper(nil, nil, &telemetry{}, got); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestMetricsAreDocumented(t *testing.T) {

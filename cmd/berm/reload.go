@@ -29,6 +29,8 @@ type policyKeeperOptions struct {
 	Check    func(*policy.Policy) error // refuses what can't be had here; nil refuses nothing
 	Logger   *slog.Logger               // mandatory
 	Registry prometheus.Registerer      // mandatory
+	// OnSignal does what a signal asks for, with the policy's part of it. Nil does that alone.
+	OnSignal func(ctx context.Context, reload func())
 }
 
 // policyKeeper holds the policy in force, and replaces it when its file changes.
@@ -42,20 +44,27 @@ type policyKeeper struct {
 
 // newPolicyKeeper loads the policy; the first one has to be good.
 func newPolicyKeeper(opts policyKeeperOptions) (*policyKeeper, error) {
-	k := &policyKeeper{opts: opts, reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "berm_policy_reloads_total",
-		Help: "Attempts to load a changed policy, by result (success, failure).",
-	}, []string{"result"})}
-	if err := opts.Registry.Register(k.reloads); err != nil {
+	reloads, err := countReloads(opts.Registry, "berm_policy_reloads_total", "Attempts to load a changed policy, by result (success, failure).")
+	if err != nil {
 		return nil, err
 	}
-	k.reloads.WithLabelValues("success")
-	k.reloads.WithLabelValues("failure")
+	if opts.OnSignal == nil {
+		opts.OnSignal = func(_ context.Context, reload func()) { reload() }
+	}
+	k := &policyKeeper{opts: opts, reloads: reloads}
 	data, err := k.read()
 	if err != nil {
 		return nil, err
 	}
 	return k, k.load(data)
+}
+
+// countReloads counts by result, from 0.
+func countReloads(registry prometheus.Registerer, name, help string) (*prometheus.CounterVec, error) {
+	reloads := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"result"})
+	reloads.WithLabelValues("success")
+	reloads.WithLabelValues("failure")
+	return reloads, registry.Register(reloads)
 }
 
 // Policy is the policy in force.
@@ -125,7 +134,7 @@ func (k *policyKeeper) Run(ctx context.Context, hup <-chan os.Signal) error {
 		case <-ctx.Done():
 			return nil
 		case <-hup:
-			k.reload(ctx, true)
+			k.opts.OnSignal(ctx, func() { k.reload(ctx, true) })
 		case <-watcher.Events:
 			timer.Reset(settle)
 		case err := <-watcher.Errors:

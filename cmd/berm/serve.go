@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -34,7 +35,11 @@ func newServeCommand() *cobra.Command {
 		Short: "Serve sandboxes over HTTP",
 		Long: `Serve sandboxes over HTTP until SIGTERM or SIGINT, then let the requests in flight
 finish. Sandboxes outlive the server; the next one on the same state directory
-knows them. SIGHUP reloads the policy, and so does a change of its file.
+knows them. SIGHUP reloads the policy, as a change of its file does, and reads the
+log's level again.
+
+Of systemd it takes sockets, where an address says systemd:NAME, and tells it when it
+is ready, reloads, still works (WatchdogSec=) and goes down.
 
 Flags go over environment variables, those over the configuration file. Without
 tokens, only a loopback address or a unix socket may be listened on.`,
@@ -50,6 +55,9 @@ tokens, only a loopback address or a unix socket may be listened on.`,
 				return err
 			}
 			if enter {
+				if os.Getenv("LISTEN_FDS") != "" {
+					return errors.New("--enter-engine: sockets of systemd can't be taken along")
+				}
 				if done, err := enterEngine(cmd.Context(), cfg.Engine); done || err != nil {
 					return err
 				}
@@ -57,7 +65,7 @@ tokens, only a loopback address or a unix socket may be listened on.`,
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			context.AfterFunc(ctx, stop) // a second signal ends the process at once
-			return serve(ctx, cfg, cmd.ErrOrStderr())
+			return serve(ctx, cfg, func() (*config.Config, error) { return loadConfig(cmd) }, cmd.ErrOrStderr())
 		}),
 	}
 	addConfigFlags(cmd)
@@ -79,8 +87,8 @@ func (c *cleanup) run() error {
 	return errors.Join(errs...)
 }
 
-// serve puts everything together and runs it until ctx ends.
-func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error) {
+// serve puts everything together and runs it until ctx ends. Read gives the settings anew.
+func serve(ctx context.Context, asRead *config.Config, read func() (*config.Config, error), stderr io.Writer) (err error) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50) // a sidecar's memory counts for more than its garbage collector's time
 	}
@@ -91,6 +99,11 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	signal.Notify(hup, syscall.SIGHUP)
 	undo.add(func() error { signal.Stop(hup); return nil })
 
+	sockets, cfg, err := takeSockets(asRead)
+	if err != nil {
+		return err
+	}
+	undo.add(sockets.Close)
 	tokens, err := loadTokens(cfg.Security)
 	if err != nil {
 		return err
@@ -125,6 +138,15 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	if st.replaced != "" {
 		log.InfoContext(ctx, "restore_finished", "replaced", st.replaced)
 	}
+	systemd, err := newNotifier(log)
+	if err != nil {
+		return err
+	}
+	undo.add(systemd.Close)
+	kept, err := newSettingsKeeper(asRead, read, tel, tel.registry)
+	if err != nil {
+		return err
+	}
 
 	shared := engineView(ctx, cfg.Engine)
 	if err := shared.suits(cfg.Engine.Kind); err != nil {
@@ -142,6 +164,12 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	}
 	policies, err := newPolicyKeeper(policyKeeperOptions{
 		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared, here), Check: allOf(holdable(holder, why), hasProfiles(cfg.EngineAPI)), Logger: log, Registry: tel.registry,
+		OnSignal: func(ctx context.Context, reload func()) {
+			systemd.reloading(ctx, func() {
+				reload()
+				kept.reload(ctx)
+			})
+		},
 	})
 	if err != nil {
 		return err
@@ -196,7 +224,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	}
 	parts := doorParts{
 		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, guard: guard, labels: here.labels(),
-		workspaces: lasting, chats: chats,
+		workspaces: lasting, chats: chats, sockets: sockets,
 	}
 	fronts, err := parts.engineAPI(ctx, &undo)
 	if err != nil {
@@ -228,6 +256,7 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 	open, closeFronts := context.WithCancel(ctx)
 	defer closeFronts()
 	context.AfterFunc(background, closeFronts) // one of them failed
+	group.Go(func() error { return systemd.Run(open, "serving", parts.works(fronts)) })
 
 	err = serveFronts(open, fronts)
 	stop()
@@ -238,11 +267,13 @@ func serve(ctx context.Context, cfg *config.Config, stderr io.Writer) (err error
 
 // newTelemetry makes what a server tells of itself with.
 func newTelemetry(ctx context.Context, cfg *config.Config, instance string, stderr io.Writer) (*telemetry, error) {
-	logger, err := localLogger(stderr, cfg.Logging)
+	level, err := cfg.Logging.SlogLevel()
 	if err != nil {
 		return nil, err
 	}
-	t := &telemetry{logger: logger, registry: prometheus.NewRegistry()}
+	t := &telemetry{level: new(slog.LevelVar), registry: prometheus.NewRegistry()}
+	t.level.Set(level)
+	t.logger = localLogger(stderr, cfg.Logging.Format, t.level)
 	t.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if cfg.Otel.Endpoint == "" {
 		return t, nil

@@ -30,6 +30,7 @@ import (
 // in a registry, and all of it, with the traces, to a collector if there is one.
 type telemetry struct {
 	logger   *slog.Logger
+	level    *slog.LevelVar // of all logs
 	registry *prometheus.Registry
 	tracer   trace.TracerProvider // nil without tracing
 
@@ -37,16 +38,12 @@ type telemetry struct {
 }
 
 // localLogger writes to standard error only.
-func localLogger(w io.Writer, cfg config.Logging) (*slog.Logger, error) {
-	level, err := cfg.SlogLevel()
-	if err != nil {
-		return nil, err
-	}
+func localLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level}
-	if cfg.Format == "json" {
-		return slog.New(slog.NewJSONHandler(w, opts)), nil
+	if format == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
 	}
-	return slog.New(slog.NewTextHandler(w, opts)), nil
+	return slog.New(slog.NewTextHandler(w, opts))
 }
 
 // connect adds a collector to what is already told.
@@ -57,10 +54,6 @@ func (t *telemetry) connect(ctx context.Context, cfg *config.Config, instance st
 		}
 	}()
 	headers, err := otelHeaders(cfg.Otel)
-	if err != nil {
-		return err
-	}
-	level, err := cfg.Logging.SlogLevel()
 	if err != nil {
 		return err
 	}
@@ -82,7 +75,7 @@ func (t *telemetry) connect(ctx context.Context, cfg *config.Config, instance st
 	logProvider := sdklog.NewLoggerProvider(sdklog.WithResource(res), sdklog.WithProcessor(sdklog.NewBatchProcessor(logs)))
 	t.closers = append(t.closers, logProvider.Shutdown)
 	t.logger = slog.New(slog.NewMultiHandler(local.Handler(),
-		minLevel{otelslog.NewHandler("berm", otelslog.WithLoggerProvider(logProvider)), level}))
+		minLevel{otelslog.NewHandler("berm", otelslog.WithLoggerProvider(logProvider)), t.level}))
 
 	metrics, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(base+"/v1/metrics"), otlpmetrichttp.WithHeaders(headers))
 	if err != nil {
@@ -139,11 +132,11 @@ func otelHeaders(cfg config.Otel) (map[string]string, error) {
 // minLevel keeps a handler from records below a level.
 type minLevel struct {
 	slog.Handler
-	level slog.Level
+	level slog.Leveler
 }
 
 func (h minLevel) Enabled(ctx context.Context, l slog.Level) bool {
-	return l >= h.level && h.Handler.Enabled(ctx, l)
+	return l >= h.level.Level() && h.Handler.Enabled(ctx, l)
 }
 
 func (h minLevel) WithAttrs(attrs []slog.Attr) slog.Handler {

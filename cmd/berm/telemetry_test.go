@@ -148,10 +148,7 @@ func TestOtelHeaders(t *testing.T) {
 
 func TestJSONLogs(t *testing.T) {
 	var out bytes.Buffer
-	log, err := localLogger(&out, config.Logging{Level: "warn", Format: "json"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := localLogger(&out, "json", slog.LevelWarn)
 	log.Info("quiet")
 	log.Warn("loud")
 	if got := out.String(); strings.Contains(got, "quiet") || !strings.Contains(got, `"msg":"loud"`) {

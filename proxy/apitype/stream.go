@@ -64,6 +64,7 @@ const (
 	EventStderr    = "stderr"     // output
 	EventExit      = "exit"       // the last: how it ended
 	EventTakenOver = "taken_over" // the last: somebody else follows now, in place of this caller
+	EventGoingDown = "going_down" // the last: the server goes down, and what is followed may go on
 	EventHeartbeat = "heartbeat"  // nothing has happened for a while
 )
 

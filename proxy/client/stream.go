@@ -197,6 +197,8 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 			continue
 		case apitype.EventTakenOver:
 			return more, ErrTakenOver
+		case apitype.EventGoingDown:
+			return more, fmt.Errorf("%w: the server is going down", errBroken)
 		case apitype.EventStart:
 			if again {
 				continue

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+
+	"github.com/bermhq/berm/proxy"
 )
 
 // passed are the headers of the engine's answers that callers get to see.
@@ -56,6 +58,9 @@ func (c *call) relay(resp *http.Response, stream bool) error {
 	if stream {
 		_ = http.NewResponseController(c.w).Flush()
 	}
+	if c.parting != nil && c.parting.form == unknown {
+		c.parting.form = formOf(resp.Header.Get("Content-Type"))
+	}
 	c.copy(resp.Body, stream)
 	return nil
 }
@@ -73,7 +78,8 @@ func (c *call) head(resp *http.Response) {
 }
 
 // copy passes a body on. An answer that the engine breaks off is broken off here too,
-// so that nobody takes a part for the whole.
+// so that nobody takes a part for the whole; so is one that the server's end breaks off,
+// after a word of that where there is one.
 func (c *call) copy(body io.Reader, stream bool) {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
@@ -84,6 +90,7 @@ func (c *call) copy(body io.Reader, stream bool) {
 			if _, werr := c.w.Write((*buf)[:n]); werr != nil {
 				panic(http.ErrAbortHandler)
 			}
+			_, _ = c.parting.Write((*buf)[:n])
 			if stream {
 				_ = flusher.Flush()
 			}
@@ -92,6 +99,10 @@ func (c *call) copy(body io.Reader, stream bool) {
 		case err == io.EOF:
 			return
 		case err != nil:
+			if proxy.GoingDown(c.ctx) {
+				_, _ = c.w.Write(c.parting.word())
+				_ = flusher.Flush()
+			}
 			panic(http.ErrAbortHandler)
 		}
 	}

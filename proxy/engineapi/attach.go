@@ -51,6 +51,7 @@ func (c *call) attach() error {
 	if err := c.confined(); err != nil {
 		return err
 	}
+	c.parting = &parting{}
 	return c.hijack(ask{path: "/containers/" + id + "/attach", query: query})
 }
 
@@ -117,6 +118,10 @@ func (c *call) logs() error {
 	if err != nil {
 		return err
 	}
+	if query.Has("follow") {
+		defer c.untilDrain()()
+	}
+	c.parting = &parting{}
 	return c.forward(ask{path: "/containers/" + id + "/logs", query: query}, true)
 }
 
@@ -132,6 +137,7 @@ func (c *call) stats() error {
 	if c.flag("one-shot") && c.version >= 41 {
 		query.Set("one-shot", "1")
 	}
+	defer c.untilDrain()()
 	return c.forward(ask{path: "/containers/" + id + "/stats", query: query}, true)
 }
 
@@ -186,5 +192,6 @@ func (c *call) wait() error {
 	if err != nil {
 		return err
 	}
+	c.parting = &parting{form: textLine} // which clients take for an error, as it isn't JSON
 	return c.forward(ask{path: "/containers/" + id + "/wait", query: query}, true)
 }

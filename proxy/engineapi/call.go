@@ -27,8 +27,16 @@ type call struct {
 	objects []string        // IDs of what the call was about, for the audit log
 	reasons []policy.Reason // what the policy denied, in mode audit as well
 	written bool            // the decision is in the audit log already
+	parting *parting        // what is said when the server's end breaks the answer off; nil is nothing
 
 	unconfined bool // the container that was looked up last was denied, and made in mode audit
+}
+
+// untilDrain has a call that its caller can make again end as soon as the server takes no
+// more calls, rather than hold that up.
+func (c *call) untilDrain() (stop context.CancelFunc) {
+	c.ctx, stop = proxy.UntilDrain(c.ctx)
+	return stop
 }
 
 // about notes which object a call works on.

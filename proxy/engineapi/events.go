@@ -44,6 +44,7 @@ func (c *call) events() error {
 		return err
 	}
 	defer leave()
+	defer c.untilDrain()()
 	mine := witness{call: c, since: map[string]int64{}, past: query.Has("since")}
 	if err := mine.seed(); err != nil {
 		return err

@@ -162,6 +162,10 @@ func (c *call) startExec() error {
 	if body.Detach {
 		return c.forward(a, false)
 	}
+	c.parting = &parting{form: framed}
+	if body.Tty {
+		c.parting.form = terminal
+	}
 	return c.hijack(a)
 }
 

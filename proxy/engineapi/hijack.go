@@ -85,7 +85,8 @@ func behind(buffered *bufio.Reader, conn net.Conn) io.Reader {
 	return io.MultiReader(bytes.NewReader(bytes.Clone(rest)), conn)
 }
 
-// hijack connects the caller with the engine, both ways, until one of them is gone.
+// hijack connects the caller with the engine, both ways, until one of them is gone, or the
+// server: then what goes on in the engine does so without the caller.
 func (c *call) hijack(a ask) error {
 	leave, err := c.stream()
 	if err != nil {
@@ -110,7 +111,10 @@ func (c *call) hijack(a ask) error {
 	if !ok {
 		return nil // nobody can be told any more; listeners have only such connections
 	}
-	stop := context.AfterFunc(c.ctx, func() { _ = caller.Close(); _ = up.Close() })
+	stop := context.AfterFunc(c.ctx, func() {
+		_ = up.Close()
+		_ = caller.SetWriteDeadline(time.Now().Add(c.hangupGrace))
+	})
 	defer stop()
 	if err := errors.Join(caller.SetDeadline(time.Time{}), c.greet(caller, told)); err != nil {
 		return nil // the caller is gone
@@ -118,8 +122,20 @@ func (c *call) hijack(a ask) error {
 	c.close(nil) // now, as the connection may stay for days
 	// Past what is buffered, that reader would take the end of the caller's input for the
 	// end of the request.
-	p := pipe{caller: caller, engine: up, fromCaller: behind(buffered.Reader, conn), fromEngine: fromEngine, grace: c.hangupGrace}
-	p.run()
+	p := pipe{caller: caller, engine: up, fromCaller: behind(buffered.Reader, conn), fromEngine: fromEngine, grace: c.hangupGrace, linger: linger}
+	if c.parting != nil {
+		if c.parting.form == unknown {
+			c.parting.form = formOf(told.Get("Content-Type"))
+		}
+		p.fromEngine = io.TeeReader(fromEngine, c.parting)
+	}
+	p.run(func() []byte {
+		if !proxy.GoingDown(c.ctx) {
+			return nil
+		}
+		p.linger = c.hangupGrace
+		return c.parting.word()
+	})
 	return nil
 }
 

@@ -21,12 +21,13 @@ const (
 type pipe struct {
 	caller, engine         half
 	fromCaller, fromEngine io.Reader // the connections, after what was read of them before
-	grace                  time.Duration
+	grace, linger          time.Duration
 }
 
 // run copies both ways, the end of the caller's input too. It returns when the engine
-// has said all or the caller is gone, and both connections are closed.
-func (p *pipe) run() {
+// has said all or the caller is gone, and both connections are closed. The caller is told
+// the last word, if there is one, after all that the engine said.
+func (p *pipe) run(last func() []byte) {
 	ended := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(p.input)
@@ -38,10 +39,11 @@ func (p *pipe) run() {
 	_, _ = copyPooled(p.caller, p.fromEngine)
 	close(ended)
 	_ = p.engine.Close()
+	_, _ = p.caller.Write(last())
 	// Closing while there is unread input would reset the connection, and the caller
 	// lose what it hasn't read yet.
 	_ = p.caller.CloseWrite()
-	_ = p.caller.SetReadDeadline(time.Now().Add(linger))
+	_ = p.caller.SetReadDeadline(time.Now().Add(p.linger))
 	wg.Wait()
 	_ = p.caller.Close()
 }

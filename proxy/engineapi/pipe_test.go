@@ -339,11 +339,12 @@ func TestPipeEngineEnds(t *testing.T) {
 	}
 }
 
-// The server's drain ends what hasn't ended by its timeout.
+// The server's drain ends what hasn't ended by its timeout, and says so.
 func TestPipeDrain(t *testing.T) {
+	const said = "\x01\x00\x00\x00\x00\x00\x00\x02hi"
 	engineEnded := make(chan struct{})
 	d := standInDoor(t, &standIn{hijack: func(conn net.Conn, _ *bufio.Reader, greeting string) {
-		_, _ = io.WriteString(conn, greeting)
+		_, _ = io.WriteString(conn, greeting+said)
 		_, _ = io.Copy(io.Discard, conn)
 		close(engineEnded)
 	}})
@@ -359,8 +360,13 @@ func TestPipeDrain(t *testing.T) {
 	}
 	defer func() { _ = conn.Close() }()
 	_, r := attachTo(t, conn, upgradeHeaders, "")
+	if _, err := io.ReadFull(r, make([]byte, len(said))); err != nil {
+		t.Fatal(err)
+	}
 	end()
-	_, _ = io.Copy(io.Discard, r)
+	if got, err := io.ReadAll(r); err != nil || string(got) != "\x02\x00\x00\x00\x00\x00\x00\x1fberm: the server is going down\n" {
+		t.Errorf("the last word is %q, %v", got, err)
+	}
 	<-engineEnded
 	eventually(t, func() bool { return d.streams() == 0 })
 }

@@ -213,7 +213,7 @@ func (a *api) execStdin(w http.ResponseWriter, r *http.Request) error {
 			Detail: "the body could not be read to its end", Cause: body.err}
 	}
 	if err != nil {
-		return err
+		return proxy.Explained(ctx, err)
 	}
 	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.Written{Bytes: body.n})
 }

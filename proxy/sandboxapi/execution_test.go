@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -336,7 +337,15 @@ func TestStreamsDrain(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	served := make(chan error, 1)
-	go func() { served <- proxy.Serve(ctx, l, d.handler, proxy.ServeOptions{}) }()
+	asked := make(chan struct{})
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" { // is answered when it isn't any more
+			close(asked)
+			<-ctx.Done()
+		}
+		d.handler.ServeHTTP(w, r)
+	})
+	go func() { served <- proxy.Serve(ctx, l, handler, proxy.ServeOptions{}) }()
 	d.url = "http://" + l.Addr().String()
 
 	followed := d.open(t.Context(), "GET", streamPath, "", asNDJSON)
@@ -347,13 +356,18 @@ func TestStreamsDrain(t *testing.T) {
 	c := d.dial(attachPath)
 	tape.print(false, "x")
 	expect(t, c, `text: {"seq":0}`, "binary: \x01x")
+	var answered sync.WaitGroup
+	answered.Go(func() { d.want(http.StatusServiceUnavailable, "going_down", "GET", "/readyz", "") })
+	<-asked
 	cancel()
-	if rest, err := io.ReadAll(lines); err == nil {
-		t.Errorf("the stream ended as if it were whole: %q", rest)
+	rest, err := io.ReadAll(lines)
+	if err == nil || !strings.HasSuffix(string(rest), `{"event":"going_down","seq":1}`+"\n") {
+		t.Errorf("the stream's end is %v after %q", err, rest)
 	}
 	if ce := closed(t, c); ce.Code != websocket.StatusGoingAway {
 		t.Errorf("closed with %v", ce)
 	}
+	answered.Wait()
 	if err := <-served; err != nil {
 		t.Error(err)
 	}

@@ -60,7 +60,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	err = a.manager.Logs(ctx, tenant, key, opts, stdout, stderr)
 	if err == nil && ctx.Err() != nil && r.Context().Err() == nil {
 		// Its follower must not take this for the sandbox's end.
-		err = &lifecycle.UnavailableError{Err: errors.New("the server is going down")}
+		err = proxy.ErrGoingDown
 	}
 	return s.end(err)
 }

@@ -107,7 +107,7 @@ func (a *api) waitProcess(w http.ResponseWriter, r *http.Request) error {
 		p, err = a.manager.Process(r.Context(), m.tenant, m.key, m.id)
 	}
 	if err != nil {
-		return err
+		return proxy.Explained(ctx, err)
 	}
 	return proxy.WriteJSON(w, http.StatusOK, jsonType, process(p))
 }

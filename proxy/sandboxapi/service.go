@@ -56,6 +56,9 @@ func (a *api) health(w http.ResponseWriter, _ *http.Request) error {
 
 // ready says whether calls can succeed.
 func (a *api) ready(w http.ResponseWriter, r *http.Request) error {
+	if proxy.Draining(r.Context()) {
+		return proxy.ErrGoingDown
+	}
 	if err := a.manager.Ready(r.Context()); err != nil {
 		f := proxy.FaultOf(&lifecycle.UnavailableError{Err: err})
 		f.Detail = "the service isn't ready: the container engine or the store can't be used"

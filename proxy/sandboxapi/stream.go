@@ -106,6 +106,9 @@ func (a *api) stream(w http.ResponseWriter, r *http.Request, f followed, opts st
 	if err == nil {
 		return nil
 	}
+	if errors.Is(err, proxy.ErrGoingDown) { // said, and broken off all the same
+		_ = e.last(&apitype.StreamEvent{Event: apitype.EventGoingDown})
+	}
 	if f.kill != nil {
 		p.stop()
 		f.kill()

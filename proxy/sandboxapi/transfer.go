@@ -369,7 +369,7 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 		panic(http.ErrAbortHandler)
 	}
 	if err == nil {
-		err = &lifecycle.UnavailableError{Err: errors.New("the server is going down")}
+		err = proxy.ErrGoingDown
 	}
 	return err
 }

@@ -29,7 +29,7 @@ type Config struct {
 
 // HTTP is the door that callers use.
 type HTTP struct {
-	Listen         string        `yaml:"listen" doc:"host:port, or unix:///path for a unix socket; without tokens only loopback and unix sockets are allowed; none turns the sandbox API off, with its probes and /metrics"`
+	Listen         string        `yaml:"listen" doc:"host:port, unix:///path for a unix socket, or systemd:NAME for the socket that systemd passes under that name; without tokens only loopback and unix sockets are allowed; none turns the sandbox API off, with its probes and /metrics"`
 	SocketMode     string        `yaml:"socket_mode" doc:"file mode of the unix socket, octal"`
 	AllowedHosts   []string      `yaml:"allowed_hosts" doc:"further names that a Host header may carry, beside loopback's and the listen address"`
 	AllowedOrigins []string      `yaml:"allowed_origins" doc:"values that an Origin header may have; none are allowed by default"`
@@ -38,7 +38,7 @@ type HTTP struct {
 
 // Logging is what is written to standard error.
 type Logging struct {
-	Level  string `yaml:"level" doc:"debug, info, warn or error"`
+	Level  string `yaml:"level" doc:"debug, info, warn or error; read again on SIGHUP"`
 	Format string `yaml:"format" doc:"text or json"`
 }
 

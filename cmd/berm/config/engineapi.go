@@ -20,7 +20,7 @@ type EngineAPI struct {
 
 // Listener is one address of the Docker Engine API, with whoever may call there.
 type Listener struct {
-	Address      string   `yaml:"address" doc:"unix:///path or tcp://host:port"`
+	Address      string   `yaml:"address" doc:"unix:///path, tcp://host:port, or systemd:NAME for the socket that systemd passes under that name"`
 	SocketMode   string   `yaml:"socket_mode" doc:"file mode of the unix socket, octal; empty is 0660"`
 	Owner        string   `yaml:"owner" doc:"owner of the unix socket, uid:gid in numbers; empty is Berm's own"`
 	TLSCertFile  string   `yaml:"tls_cert_file" doc:"certificate of the TCP listener with its chain, PEM, absolute; read at the start"`
@@ -93,7 +93,11 @@ func listenKey(address string) string {
 func (l Listener) validate(p *problems, at string) {
 	name, unix := strings.CutPrefix(l.Address, "unix://")
 	host, tcp := strings.CutPrefix(l.Address, "tcp://")
+	socket, passed := strings.CutPrefix(l.Address, systemdScheme)
 	switch {
+	case passed:
+		p.passed(at+".address", socket)
+		p.unless(l.SocketMode == "" && l.Owner == "", at+".address", "socket_mode and owner are for unix:// only; of a socket that is passed, its unit has them")
 	case unix:
 		p.socket(at+".address", l.Address, name)
 		p.unless(!l.AllowPlain, at+".allow_plain", "is for tcp:// only")
@@ -103,7 +107,7 @@ func (l Listener) validate(p *problems, at string) {
 		p.unless(l.ClientCAFile != "" || l.AllowPlain || l.onLoopback(), at+".client_ca_file",
 			"is missing: without client certificates, %s lets everybody in who reaches it; listen on loopback, or accept it with allow_plain: true", l.Address)
 	default:
-		p.unless(false, at+".address", "want unix:///path or tcp://host:port, not %q", l.Address)
+		p.unless(false, at+".address", "want unix:///path, tcp://host:port or systemd:NAME, not %q", l.Address)
 	}
 	_, err := l.FileMode()
 	p.unless(err == nil, at+".socket_mode", "want an octal file mode up to 0777, not %q", l.SocketMode)
@@ -115,7 +119,7 @@ func (l Listener) validate(p *problems, at string) {
 	p.file(at+".tls_cert_file", l.TLSCertFile)
 	p.file(at+".tls_key_file", l.TLSKeyFile)
 	p.file(at+".client_ca_file", l.ClientCAFile)
-	l.validateCallers(p, at, unix)
+	l.validateCallers(p, at, unix || passed) // what is passed shows when it is there
 }
 
 func (l Listener) validateCallers(p *problems, at string, unix bool) {

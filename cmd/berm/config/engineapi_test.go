@@ -110,7 +110,7 @@ func TestListenerErrors(t *testing.T) {
 		"null":            {unix("owner: , " + caller), []string{"engine_api.listeners[0].owner: has no value"}},
 		"anchor":          {"[&a {address: 'unix:///s', " + caller + "}, *a]", []string{"listeners[0]: want a mapping", "listeners[1]: want a mapping"}},
 		"lines":           {"\n  - address: unix:///s\n    callers:\n      - name: a\n        tenant: a\n        mdoe: x\n", []string{"line 7: engine_api.listeners[0].callers[0].mdoe"}},
-		"address":         {"[{address: '0.0.0.0:1', " + caller + "}]", []string{".address: want unix:///path or tcp://"}},
+		"address":         {"[{address: '0.0.0.0:1', " + caller + "}]", []string{".address: want unix:///path, tcp://host:port or systemd:NAME"}},
 		"relative":        {"[{address: 'unix://s', " + caller + "}]", []string{".address: want unix:// and an absolute path"}},
 		"no port":         {"[{address: 'tcp://127.0.0.1', allow_plain: true, " + caller + "}]", []string{".address: want tcp://host:port"}},
 		"twice there":     {"[{address: 'unix:///s', " + caller + "}, {address: 'unix:///x/../s', " + caller + "}]", []string{"[1].address: is the same as engine_api.listeners[0].address"}},

@@ -44,6 +44,17 @@ func newField(prefix string, t reflect.StructField, v reflect.Value) field {
 	return field{key: prefix + t.Tag.Get("yaml"), doc: t.Tag.Get("doc"), secret: t.Tag.Get("secret"), value: v}
 }
 
+// Changed lists the keys whose values differ, in the order of their declaration.
+func Changed(a, b *Config) (keys []string) {
+	other := fields(b)
+	for i, f := range fields(a) {
+		if !reflect.DeepEqual(f.value.Interface(), other[i].value.Interface()) {
+			keys = append(keys, f.key)
+		}
+	}
+	return keys
+}
+
 // Reference is the table of all keys, in Markdown.
 func Reference() string {
 	var b strings.Builder

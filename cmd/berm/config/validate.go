@@ -138,8 +138,10 @@ func isHost(s string) bool { return s != "" && !strings.ContainsAny(s, "/ ") }
 func (h HTTP) validate(p *problems) {
 	if name, ok := strings.CutPrefix(h.Listen, "unix://"); ok {
 		p.socket("http.listen", h.Listen, name)
+	} else if name, ok := strings.CutPrefix(h.Listen, systemdScheme); ok {
+		p.passed("http.listen", name)
 	} else {
-		p.unless(h.Listen == ListenNone || isHostPort(h.Listen), "http.listen", "want host:port, unix:///path or none, not %q", h.Listen)
+		p.unless(h.Listen == ListenNone || isHostPort(h.Listen), "http.listen", "want host:port, unix:///path, systemd:NAME or none, not %q", h.Listen)
 	}
 	_, err := h.FileMode()
 	p.unless(err == nil, "http.socket_mode", "want an octal file mode up to 0777, not %q", h.SocketMode)
