@@ -3,6 +3,7 @@ package compose_test
 import (
 	"bytes"
 	"context"
+	"debug/buildinfo"
 	"fmt"
 	"os"
 	"os/exec"
@@ -116,7 +117,7 @@ func newBench(t *testing.T) *bench {
 	if err := b.engine.ImportBusybox(t.Context(), busybox); err != nil {
 		t.Fatal(err)
 	}
-	if err := engine.BuildBermImage(t.Context(), b.engine.Host(), bermImage, t.TempDir()); err != nil {
+	if err := engine.BuildBermImage(t.Context(), b.engine.Host(), bermImage, berm(t)); err != nil {
 		t.Fatal(err)
 	}
 	small := filepath.Join(dir, "clients")
@@ -343,5 +344,22 @@ func TestChecked(t *testing.T) {
 	}
 	if _, err := command(t.Context(), ".", []string{"BERM_HTTP_LISTEN=nowhere"}, berm(t), "config", "check"); err == nil {
 		t.Error("berm config check finds nothing wrong with anything")
+	}
+}
+
+// What only tests import isn't in the program, whoever else brings it.
+func TestLinked(t *testing.T) {
+	t.Parallel()
+	info, err := buildinfo.ReadFile(berm(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dep := range info.Deps {
+		if slices.Contains([]string{"github.com/compose-spec/compose-go/v2", "github.com/google/go-cmp", "github.com/prometheus/prometheus"}, dep.Path) {
+			t.Errorf("%s is in berm", dep.Path)
+		}
+	}
+	if len(info.Deps) < 20 {
+		t.Errorf("berm has %d modules in it", len(info.Deps))
 	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"maps"
 	"os"
@@ -11,17 +10,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 )
-
-var promQL = parser.NewParser(parser.Options{})
 
 // scraped gives the labels of all that a scrape of a server has, by the name in queries,
 // those that Prometheus adds included.
@@ -58,7 +53,7 @@ func scraped(t *testing.T) map[string]map[string]bool {
 // labels of what it asks for.
 func checkQuery(t *testing.T, known map[string]map[string]bool, page, query string) map[string]bool {
 	t.Helper()
-	expr, err := promQL.ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))
+	expr, err := parser.ParseExpr(strings.ReplaceAll(query, "$__rate_interval", "5m"))
 	if err != nil {
 		t.Errorf("%s: %v", query, err)
 		return nil
@@ -161,109 +156,5 @@ func TestDashboard(t *testing.T) {
 		if !strings.Contains(queries, row[0]) {
 			t.Errorf("the dashboard doesn't show %s", row[0])
 		}
-	}
-}
-
-// rules is the form of a file of Prometheus' rules, as far as it is used.
-type rules struct {
-	Groups []struct {
-		Name  string
-		Rules []struct {
-			Alert, Expr, For    string
-			Labels, Annotations map[string]string
-		}
-	}
-}
-
-// Prometheus' own package for such files needs half of Kubernetes' client, so their form is
-// checked here.
-func TestAlerts(t *testing.T) {
-	data, err := os.ReadFile("../../compose/observability/alerts.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var file rules
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	dec.KnownFields(true)
-	if err := dec.Decode(&file); err != nil {
-		t.Fatal(err)
-	}
-	known, page, seen := scraped(t), observabilityPage(t), map[string]bool{}
-	for _, g := range file.Groups {
-		for _, rule := range g.Rules {
-			t.Run(rule.Alert, func(t *testing.T) {
-				if seen[rule.Alert] || !alertName.MatchString(rule.Alert) {
-					t.Error("its name is another's too, or none")
-				}
-				seen[rule.Alert] = true
-				names := checkQuery(t, known, page, rule.Expr)
-				if expr, err := promQL.ParseExpr(rule.Expr); err != nil || !compares(expr) {
-					t.Errorf("it doesn't compare, and so fires always: %v", err)
-				}
-				if _, err := model.ParseDuration(cmp.Or(rule.For, "0s")); err != nil {
-					t.Errorf("for: %v", err)
-				}
-				if !slices.Contains([]string{"critical", "warning", "info"}, rule.Labels["severity"]) {
-					t.Errorf("its severity is %q", rule.Labels["severity"])
-				}
-				for _, name := range []string{"summary", "description"} {
-					text := rule.Annotations[name]
-					if len(text) < 20 {
-						t.Errorf("its %s is %q", name, text)
-					}
-					for _, m := range placeholder.FindAllStringSubmatch(text, -1) {
-						if !names[m[1]] {
-							t.Errorf("its %s names %s, which there isn't", name, m[1])
-						}
-					}
-				}
-			})
-		}
-	}
-	if len(seen) < 5 {
-		t.Errorf("there are %d alerts", len(seen))
-	}
-}
-
-var alertName = regexp.MustCompile(`^Berm[A-Za-z]+$`)
-
-// compares tells whether a query's answer can be empty: it keeps what compares so.
-func compares(expr parser.Expr) bool {
-	binary, ok := expr.(*parser.BinaryExpr)
-	return ok && binary.Op.IsComparisonOperator() && !binary.ReturnBool
-}
-
-// Each counter of which an alert looks for an increase is there, with 0, before the first
-// one: increase doesn't see a counter that comes with its first.
-func TestAlertsSeeTheFirst(t *testing.T) {
-	data, err := os.ReadFile("../../compose/observability/alerts.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	reg := prometheus.NewRegistry()
-	registerAll(t, reg)
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	there := map[string]bool{}
-	for _, f := range families {
-		for _, m := range f.Metric {
-			for _, l := range m.Label {
-				there[f.GetName()+" "+l.GetName()+" "+l.GetValue()] = true
-			}
-		}
-	}
-	looked := 0
-	for _, m := range regexp.MustCompile(`increase\((\w+)\{(\w+)="(\w+)"\}\[\w+\]\)+ > 0`).FindAllStringSubmatch(string(data), -1) {
-		if m[1] == "berm_engine_api_requests_total" {
-			continue // has a series per route; the next request of that kind is seen
-		}
-		if looked++; !there[strings.Join(m[1:], " ")] {
-			t.Errorf("%s{%s=%q} isn't there before its first increase", m[1], m[2], m[3])
-		}
-	}
-	if looked < 3 {
-		t.Errorf("%d were found", looked)
 	}
 }

@@ -33,6 +33,8 @@ var confined = []struct {
 	{"github.com/spf13/cobra", in("cmd")},
 	{"go.yaml.in/yaml", in("cmd", "policy", "proxy")},
 	{"modernc.org/sqlite", in("lifecycle/store")},
+	{"github.com/prometheus/prometheus", in()}, // only tests
+	{"github.com/compose-spec/compose-go", in()},
 	// The Docker client speaks HTTP, and so do the registries that containerd's client
 	// pulls from, so the backends may name HTTP's types.
 	{"net/http", func(pkg string) bool {
@@ -224,6 +226,8 @@ func TestImportRule(t *testing.T) {
 		"docker client in lifecycle":  {"lifecycle", "github.com/docker/docker/client", false},
 		"docker client in backend":    {"runtime/docker", "github.com/docker/docker/client", true},
 		"docker client in cmd":        {"cmd/berm", "github.com/docker/docker/client", false},
+		"prometheus's client in cmd":  {"cmd/berm", "github.com/prometheus/client_golang/prometheus", true},
+		"prometheus itself in cmd":    {"cmd/berm", "github.com/prometheus/prometheus/promql/parser", false},
 		"unknown layer":               {"util", module + "/runtime", false},
 	}
 	for name, tt := range tests {

@@ -35,21 +35,21 @@ func BuildBerm(ctx context.Context, dir string) (string, error) {
 	return out, err
 }
 
-// BuildBermImage builds Berm's image, as `make image` does, on the Docker Engine at a
-// host. It needs the docker command, too, and a directory for what it builds.
-func BuildBermImage(ctx context.Context, host, ref, dir string) error {
+// BuildBermImage builds the image of a built berm, as `make image` does, on the Docker
+// Engine at a host. It needs the docker command, too.
+func BuildBermImage(ctx context.Context, host, ref, berm string) (err error) {
 	root, err := moduleRoot(ctx)
 	if err != nil {
 		return err
 	}
-	berm, err := BuildBerm(ctx, dir)
+	dir, err := os.MkdirTemp("", "berm-image-")
 	if err != nil {
-		return fmt.Errorf("build berm: %w", err)
+		return err
 	}
-	layout := exec.CommandContext(ctx, "make", "--no-print-directory", "image-layout", "BERM="+berm, "LAYOUT="+filepath.Join(dir, "image"))
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	layout := exec.CommandContext(ctx, "make", "--no-print-directory", "image-layout", "BERM="+berm, "LAYOUT="+dir)
 	layout.Dir = root
-	build := exec.CommandContext(ctx, "docker", "build", "--quiet", "--tag", ref, "--file", filepath.Join(root, "compose/Dockerfile"),
-		"--target", "local", filepath.Join(dir, "image"))
+	build := exec.CommandContext(ctx, "docker", "build", "--quiet", "--tag", ref, "--file", filepath.Join(root, "compose/Dockerfile"), "--target", "local", dir)
 	build.Env = append(os.Environ(), "DOCKER_HOST="+host, "DOCKER_CONTEXT=", "DOCKER_BUILDKIT=0")
 	for _, cmd := range []*exec.Cmd{layout, build} {
 		if out, err := cmd.CombinedOutput(); err != nil {
