@@ -84,6 +84,6 @@ type ExecResult struct {
 // LogChunk is one line of the answer to a logs call that asked for
 // application/x-ndjson.
 type LogChunk struct {
-	Stream string `json:"stream"` // "stdout" or "stderr"
+	Stream string `json:"stream"` // "stdout" or "stderr"; or EventGoingDown, the last, without data
 	Data   string `json:"data"`
 }

@@ -40,7 +40,7 @@ type FileMatches struct {
 // FileEvent is a change that a watch tells of.
 type FileEvent struct {
 	// Type is "ready", the first, from when on changes are seen; "create", "modify",
-	// "remove", "rename" or "attrib"; or "overflow": some were lost.
+	// "remove", "rename" or "attrib"; "overflow": some were lost; or EventGoingDown, the last.
 	Type       string `json:"type"`
 	Path       string `json:"path,omitempty"`
 	PathBase64 []byte `json:"path_base64,omitempty"`

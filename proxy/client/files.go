@@ -261,6 +261,10 @@ func (c *Client) WatchFiles(ctx context.Context, key, dir string, recursive bool
 				yield(apitype.FileEvent{}, fmt.Errorf("decode event: %w", err))
 				return
 			}
+			if e.Type == apitype.EventGoingDown {
+				yield(apitype.FileEvent{}, errGoingDown)
+				return
+			}
 			alarm.Stop() // the caller may take any time
 			if !yield(e, nil) {
 				return

@@ -32,6 +32,9 @@ var ErrTakenOver = errors.New("somebody else follows the command now")
 // errBroken is a stream that broke off.
 var errBroken = errors.New("the stream broke off")
 
+// errGoingDown is one that did as its server went down.
+var errGoingDown = fmt.Errorf("%w: the server is going down", errBroken)
+
 // StreamOptions choose what of a stream is wanted, and how.
 type StreamOptions struct {
 	// After is the Seq of the last event that is known; it goes on from there. Nil is
@@ -198,7 +201,7 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 		case apitype.EventTakenOver:
 			return more, ErrTakenOver
 		case apitype.EventGoingDown:
-			return more, fmt.Errorf("%w: the server is going down", errBroken)
+			return more, errGoingDown
 		case apitype.EventStart:
 			if again {
 				continue

@@ -266,6 +266,8 @@ func TestStreamTries(t *testing.T) {
 		"none goes on":        {[]string{start}, 5, "", "broke off"},
 		"not even begun":      {[]string{""}, 1, "", "broke off"},
 		"only heartbeats":     {[]string{start + `{"event":"heartbeat","seq":0}` + "\n", exit}, 2, "", ""},
+		"going down":          {[]string{start + line(1) + `{"event":"going_down","seq":1}` + "\n", start + line(2) + exit}, 2, "xx", ""},
+		"gone":                {[]string{start + `{"event":"going_down","seq":0}` + "\n"}, 5, "", "the server is going down"},
 		"taken over":          {[]string{start + line(1) + `{"event":"taken_over","seq":1}` + "\n"}, 1, "x", client.ErrTakenOver.Error()},
 		"not of our protocol": {[]string{start + "<html>\n"}, 5, "", "decode event"},
 	} {

@@ -353,6 +353,8 @@ func TestStreamsDrain(t *testing.T) {
 	if _, err := lines.ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
+	d.manager.followLogs = true
+	logs := d.open(t.Context(), "GET", logsPath+"?follow=true", "", asNDJSON)
 	c := d.dial(attachPath)
 	tape.print(false, "x")
 	expect(t, c, `text: {"seq":0}`, "binary: \x01x")
@@ -363,6 +365,9 @@ func TestStreamsDrain(t *testing.T) {
 	rest, err := io.ReadAll(lines)
 	if err == nil || !strings.HasSuffix(string(rest), `{"event":"going_down","seq":1}`+"\n") {
 		t.Errorf("the stream's end is %v after %q", err, rest)
+	}
+	if got, err := io.ReadAll(logs.Body); err == nil || string(got) != `{"stream":"going_down","data":""}`+"\n" {
+		t.Errorf("the log's end is %v after %q", err, got)
 	}
 	if ce := closed(t, c); ce.Code != websocket.StatusGoingAway {
 		t.Errorf("closed with %v", ce)

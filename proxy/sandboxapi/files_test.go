@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -50,6 +51,7 @@ type house struct {
 	t       *testing.T
 	fake    *runtimetest.Fake
 	url     string // of the server
+	handler http.Handler
 	session string
 	client  *http.Client // follows no redirects
 }
@@ -90,6 +92,7 @@ func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.Runtime, change
 	if err != nil {
 		t.Fatal(err)
 	}
+	h.handler = handler
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.Run(ctx) }()
@@ -661,6 +664,31 @@ func TestLongUpload(t *testing.T) {
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+func TestWatchDrains(t *testing.T) {
+	h := newHouse(t, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.url = "http://" + l.Addr().String()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	served := make(chan error, 1)
+	go func() { served <- proxy.Serve(ctx, l, h.handler, proxy.ServeOptions{}) }()
+	resp, err := h.client.Do(h.request("GET", at("/watch", "/workspace"), nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	cancel()
+	if got, err := io.ReadAll(resp.Body); err == nil || !strings.HasSuffix(string(got), "event: going_down\ndata: {\"type\":\"going_down\"}\n\n") {
+		t.Errorf("its end is %v after %q", err, got)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
 
 func TestWatchFiles(t *testing.T) {
 	h := newHouse(t, nil)

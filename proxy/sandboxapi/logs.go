@@ -58,9 +58,8 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 		stderr = &streamWriter{s: s, name: "stderr"}
 	}
 	err = a.manager.Logs(ctx, tenant, key, opts, stdout, stderr)
-	if err == nil && ctx.Err() != nil && r.Context().Err() == nil {
-		// Its follower must not take this for the sandbox's end.
-		err = proxy.ErrGoingDown
+	if proxy.GoingDown(ctx) {
+		err = proxy.ErrGoingDown // also if there was none: its follower must not take this for the sandbox's end
 	}
 	return s.end(err)
 }
@@ -154,7 +153,7 @@ func (s *logStream) write(b []byte) error {
 }
 
 // end answers an error if nothing has been answered yet; later, the only way to
-// tell of one is to break off.
+// tell of one is to break off, but that JSON has room for a word of the server's end.
 func (s *logStream) end(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,6 +162,11 @@ func (s *logStream) end(err error) error {
 	case err != nil && !s.begun:
 		return err
 	case err != nil:
+		if s.json && s.err == nil && errors.Is(err, proxy.ErrGoingDown) {
+			_ = s.rc.SetWriteDeadline(time.Now().Add(logStall))
+			_, _ = s.w.Write([]byte(`{"stream":"` + apitype.EventGoingDown + `","data":""}` + "\n"))
+			_ = s.rc.Flush()
+		}
 		panic(http.ErrAbortHandler)
 	case !s.begun:
 		s.header()

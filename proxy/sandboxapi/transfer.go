@@ -365,13 +365,16 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 		return s.event(out)
 	})
 	if s.begun() {
+		if proxy.GoingDown(ctx) {
+			_ = s.event(apitype.FileEvent{Type: apitype.EventGoingDown})
+		}
 		// Whatever ended it, its follower must not take this for the end of all changes.
 		panic(http.ErrAbortHandler)
 	}
 	if err == nil {
 		err = proxy.ErrGoingDown
 	}
-	return err
+	return proxy.Explained(ctx, err)
 }
 
 // fileEvents is an answer of server-sent events; it may be used from many goroutines.
@@ -393,7 +396,7 @@ func (s *fileEvents) event(e apitype.FileEvent) error {
 // eventName lets nothing but a word through.
 func eventName(s string) string {
 	for _, r := range s {
-		if r < 'a' || r > 'z' {
+		if (r < 'a' || r > 'z') && r != '_' {
 			return "unknown"
 		}
 	}
