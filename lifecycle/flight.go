@@ -99,6 +99,9 @@ func (m *Manager) fly(ctx context.Context, f *flight, old *record) {
 		if _, gone := m.ended[sb.ContainerID]; gone {
 			sb.Status = StatusStopped
 		}
+		if dir, _ := workspace(sb.Spec); dir != "" { // another may have come to share it meanwhile
+			sb.Enforcement.WorkspaceQuota = m.quotaEnforcement(sb)
+		}
 		rec := &record{sb: sb}
 		m.publishLocked(f.want.id, rec)
 		f.result = CreateResult{Sandbox: rec.snapshotLocked(time.Now()), Result: ResultCreated}
@@ -142,6 +145,17 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 	if err := m.ensureNetwork(ctx, f.want.spec.EngineNetwork); err != nil {
 		return sb, err
 	}
+	if f.recreated {
+		m.leave(m.snapshot(old).SessionID) // its container is gone
+	}
+	if err := m.enter(ctx, occupant(f.starting)); err != nil {
+		return sb, err
+	}
+	defer func() {
+		if err != nil {
+			m.leave(f.starting.SessionID)
+		}
+	}()
 	if err := m.engine.Acquire(ctx, 1); err != nil {
 		return sb, err
 	}
@@ -294,6 +308,7 @@ func (m *Manager) clear(ctx context.Context, id keyID, old *record) error {
 		m.changeStatus(old, StatusStopping, StatusStopped)
 		return &UnavailableError{Err: err}
 	}
+	m.leave(sb.SessionID)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.forgetLocked(id)

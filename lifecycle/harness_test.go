@@ -128,6 +128,7 @@ type setup struct {
 	wait     bool                                    // don't wait until it is ready
 
 	workspaces lifecycle.Workspaces
+	ceilings   lifecycle.Ceilings
 }
 
 func newWorld(t *testing.T, s setup) *world {
@@ -154,7 +155,7 @@ func newWorld(t *testing.T, s setup) *world {
 	w.Manager, err = lifecycle.New(lifecycle.Options{
 		Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
 		Holder: hold.Verifier{}, Owner: s.owner, Settings: s.settings, Registry: w.reg,
-		Logger: s.logger, Tracer: s.tracer, Workspaces: s.workspaces,
+		Logger: s.logger, Tracer: s.tracer, Workspaces: s.workspaces, Ceilings: s.ceilings,
 	})
 	if err != nil {
 		t.Fatal(err)

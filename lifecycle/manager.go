@@ -33,6 +33,8 @@ type Options struct {
 	Store   Store                 // mandatory
 	// Workspaces has the quotas of the workspaces that chats belong to; nil: there are none.
 	Workspaces Workspaces
+	// Ceilings has the kernel hold sandboxes' own workspaces to their quotas; nil: all are soft.
+	Ceilings Ceilings
 	// Collector removes what callers of the engine's own API made; nil: there are none.
 	Collector runtime.Collector
 	Holder    Holder                // mandatory: what keeps a judged directory from being swapped

@@ -48,9 +48,12 @@ func (m *Manager) mayHaveQuota(sb Sandbox) bool {
 }
 
 // quotaEnforcement is how the sandbox's own quota is held, else that of its chat's
-// workspace; empty without both.
+// workspace; empty without both. Of a sandbox that has its own it asks nobody.
 func (m *Manager) quotaEnforcement(sb Sandbox) string {
 	if dir, _ := workspace(sb.Spec); dir != "" {
+		if m.opts.Ceilings != nil && m.opts.Ceilings.Holds(sb.SessionID) {
+			return "hard"
+		}
 		return "soft"
 	}
 	if m.opts.Workspaces == nil {

@@ -77,7 +77,7 @@ func mayImport(pkg, dep string) bool {
 		return false // so that the whole of lifecycle may measure with it
 	case pkg == "lifecycle/chat" && dep == "lifecycle/workspace":
 		return true // what holds chats, and their quota
-	case pkg == "lifecycle/store" && (dep == "lifecycle/workspace" || dep == "lifecycle/chat"):
+	case pkg == "lifecycle/store" && (dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/ceiling"):
 		return true // whose stores it is
 	case in("lifecycle")(pkg):
 		return ancestor || leaf || dep == "lifecycle/usage"

@@ -200,8 +200,12 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 	if err != nil {
 		return err
 	}
+	ceilings, err := openCeilings(ctx, cfg, db, log)
+	if err != nil {
+		return err
+	}
 	managed := lifecycle.Options{
-		Runtime: rt, Collector: collector, Policy: policies.Policy, Store: db, Holder: guard, Owner: owner, Settings: sandboxes, Labels: here.labels(),
+		Runtime: rt, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: guard, Owner: owner, Settings: sandboxes, Labels: here.labels(),
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	}
 	if lasting != nil {

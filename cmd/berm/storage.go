@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/ceiling"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/project"
 	"github.com/bermhq/berm/lifecycle/store"
@@ -47,6 +49,30 @@ func openWorkspaces(cfg *config.Config, db *store.Store, manager func() *lifecyc
 		}
 	}
 	return workspace.New(opts)
+}
+
+// openCeilings makes what has the kernel hold sandboxes' own workspaces to their quotas.
+func openCeilings(ctx context.Context, cfg *config.Config, db *store.Store, log *slog.Logger) (*ceiling.Service, error) {
+	opts := ceiling.Options{
+		Store: db,
+		Find: func(dir string) (ceiling.Projects, error) {
+			q, err := project.Find(dir)
+			if err != nil {
+				return nil, err
+			}
+			return q, nil
+		},
+		Off:    cfg.Storage.ProjectQuotas == config.ProjectQuotasOff,
+		Logger: log,
+	}
+	if root := cfg.Sandbox.ChatsRoot; root != "" {
+		resolved, err := filepath.EvalSymlinks(root)
+		if err != nil {
+			return nil, fmt.Errorf("sandbox.chats_root: %w", err)
+		}
+		opts.Except = []string{resolved}
+	}
+	return ceiling.New(ctx, opts)
 }
 
 // openChats makes the service of chats, nil without workspaces.

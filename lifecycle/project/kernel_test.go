@@ -239,6 +239,38 @@ func TestKernelAdopts(t *testing.T) {
 	must(t, err)
 }
 
+// A directory that was taken is held to its limit; one that was let go of takes anything
+// from anywhere.
+func TestKernelTakesAndDrops(t *testing.T) {
+	q, dir, mine := kernelBed(t)
+	must(t, q.Limit(7, 0))
+	f, err := os.Open(mine)
+	must(t, err)
+	defer f.Close()
+	for range 2 {
+		must(t, q.Drop(f, 7), os.WriteFile(mine+"/f", make([]byte, 50_000), 0o600), os.Chown(mine+"/f", 1000, 1000))
+		if used := q.mustUse(t, 7); used != 0 {
+			t.Errorf("%d bytes are used after it was dropped", used)
+		}
+		must(t, q.Take(f, 7), q.Limit(7, 1<<20))
+		if got := tenant(t, "fill", mine+"/g"); !isNoRoom(got[strings.Index(got, " ")+1:]) {
+			t.Errorf("over the limit: %s", got)
+		}
+		if used := q.mustUse(t, 7); used < 50_000 || used > 1<<20 {
+			t.Errorf("%d bytes are used", used)
+		}
+		must(t, q.Limit(7, 0))
+		if got := tenant(t, "make", mine+"/h"); got != "done" {
+			t.Errorf("after the limit was lifted: %s", got)
+		}
+	}
+	must(t, q.Drop(f, 7), os.WriteFile(dir+"/other", nil, 0o600), os.Rename(dir+"/other", mine+"/other"))
+	must(t, os.Link(mine+"/f", dir+"/again"))
+	if err := q.Take(f, 7); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a file that is elsewhere as well was taken: %v", err)
+	}
+}
+
 // Without a filter of system calls a file's owner leaves its project, which is why
 // sandboxes have one.
 func TestKernelOwnerLeaves(t *testing.T) {

@@ -75,10 +75,22 @@ type Quotas struct {
 }
 
 // Open finds out whether the file system of a directory holds projects to their limits,
-// by filling one. It is a *UnsupportedError if the file system, its options, the kernel or
-// this process's privileges don't allow it. What it makes for that has no name, and goes
-// with the process. The caller closes the Quotas.
+// as Find and Try do. The caller closes the Quotas.
 func Open(dir string) (*Quotas, error) {
+	q, err := Find(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := q.Try(q.dir); err != nil {
+		return nil, errors.Join(err, q.Close())
+	}
+	return q, nil
+}
+
+// Find asks the kernel whether the file system of a directory holds projects to their
+// limits. It is a *UnsupportedError if it says no. Nothing is written, so that it doesn't
+// matter whether the directory is full. The caller closes the Quotas.
+func Find(dir string) (*Quotas, error) {
 	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, err
@@ -87,14 +99,14 @@ func Open(dir string) (*Quotas, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	q, err := open(f, k)
+	q, err := find(f, k)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return q, nil
 }
 
-func open(dir *os.File, k kernel) (*Quotas, error) {
+func find(dir *os.File, k kernel) (*Quotas, error) {
 	q := &Quotas{dir: dir, kernel: k}
 	unsupported := func(reason string, cause error) error {
 		return &UnsupportedError{Dir: dir.Name(), Reason: reason, Cause: cause}
@@ -115,23 +127,32 @@ func open(dir *os.File, k kernel) (*Quotas, error) {
 	case flags&stateEnforced == 0:
 		return nil, unsupported("projects are counted, but not held to their limits", nil)
 	}
-	if err := k.set(Probe, probeLimit/block); err != nil {
-		return nil, unsupported("limits can't be set; that takes CAP_SYS_ADMIN", err)
-	}
-	if reason, err := q.probe(); reason != "" {
-		return nil, unsupported(reason, err)
-	}
 	return q, nil
+}
+
+// Try finds out whether limits hold in an open directory of the file system, by filling a
+// project. It is a *UnsupportedError if the kernel or this process's privileges don't allow
+// it, or the directory is full. What it makes for that has no name, and goes with the
+// process.
+func (q *Quotas) Try(dir *os.File) error {
+	reason, err := "limits can't be set; that takes CAP_SYS_ADMIN", q.kernel.set(Probe, probeLimit/block)
+	if err == nil {
+		reason, err = q.probe(dir)
+	}
+	if reason != "" {
+		return &UnsupportedError{Dir: dir.Name(), Reason: reason, Cause: err}
+	}
+	return nil
 }
 
 // probe fills a file of the probe's project. It answers what went wrong; empty if the
 // limit held.
-func (q *Quotas) probe() (reason string, cause error) {
-	fd, err := unix.Openat(int(q.dir.Fd()), ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+func (q *Quotas) probe(dir *os.File) (reason string, cause error) {
+	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return "no file can be made to try it with", err
 	}
-	f := os.NewFile(uintptr(fd), q.dir.Name())
+	f := os.NewFile(uintptr(fd), dir.Name())
 	defer f.Close()
 	write := func() error {
 		_, err := f.WriteAt(make([]byte, probeWrite), 0)
@@ -229,17 +250,99 @@ func (q *Quotas) Adopt(dir *os.File, project uint32) error {
 	if err := valid(project); err != nil {
 		return err
 	}
+	return q.each(dir, project, func(fd int, directory bool) error { return q.assign(fd, project, directory) }, nil)
+}
+
+// maxLinked bounds how many files with several names are remembered.
+const maxLinked = 1 << 18
+
+// Take is Adopt for a tree that nobody else is to have a part in: an *OtherError if
+// something in it belongs to another project, or has a name outside of the tree as well.
+// After an error, Drop undoes what was done.
+func (q *Quotas) Take(dir *os.File, project uint32) error {
+	if err := valid(project); err != nil {
+		return err
+	}
+	names := map[uint64]uint64{} // how many weren't found, of files with several, by inode
+	err := q.each(dir, project, func(fd int, directory bool) error {
+		attr, err := q.kernel.attr(fd)
+		if err != nil {
+			return err
+		}
+		if attr.Project != 0 && attr.Project != project {
+			return &OtherError{fmt.Sprintf("a part of it belongs to project %d", attr.Project)}
+		}
+		if len(names) > maxLinked {
+			return &OtherError{"too many files in it have several names"}
+		}
+		return q.assign(fd, project, directory)
+	}, func(st *unix.Stat_t) {
+		if st.Nlink < 2 {
+			return
+		}
+		if _, known := names[st.Ino]; !known {
+			names[st.Ino] = uint64(st.Nlink) //nolint:unconvert // smaller on other architectures
+		}
+		names[st.Ino] = max(names[st.Ino], 1) - 1
+	})
+	if err != nil {
+		return err
+	}
+	for _, left := range names {
+		if left > 0 {
+			return &OtherError{"a file in it has another name elsewhere"}
+		}
+	}
+	return nil
+}
+
+// OtherError says why a tree can't have a project for itself.
+type OtherError struct{ Reason string }
+
+// Error gives the reason.
+func (e *OtherError) Error() string { return e.Reason }
+
+// FailedPrecondition puts the error into errdefs' FailedPrecondition class.
+func (*OtherError) FailedPrecondition() {}
+
+// Drop takes what belongs to a project, of an open directory and what is below it, out of
+// it, so that nothing is inherited any more. Errors are as Adopt's.
+func (q *Quotas) Drop(dir *os.File, project uint32) error {
+	if err := valid(project); err != nil {
+		return err
+	}
+	return q.each(dir, project, func(fd int, _ bool) error {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil || st.Dev != q.dev {
+			return err // another file system's never was in it
+		}
+		attr, err := q.kernel.attr(fd)
+		if err != nil || attr.Project != project {
+			return err
+		}
+		attr.Project = 0
+		attr.Flags &^= flagInherit
+		return q.kernel.setAttr(fd, attr)
+	}, nil)
+}
+
+// each calls do with every directory and regular file of a tree, and found, unless it is
+// nil, with what is known of a file before it is opened.
+func (q *Quotas) each(dir *os.File, project uint32, do func(fd int, directory bool) error, found func(*unix.Stat_t)) error {
 	err := usage.Walk(context.Background(), dir, usage.Visitor{
-		Directory: func(fd int) error { return q.assign(fd, project, true) },
+		Directory: func(fd int) error { return do(fd, true) },
 		File: func(at int, name string, st *unix.Stat_t) error {
 			if st.Mode&unix.S_IFMT != unix.S_IFREG {
 				return nil
 			}
-			return q.file(at, name, project)
+			if found != nil {
+				found(st)
+			}
+			return q.file(at, name, func(fd int) error { return do(fd, false) })
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("put %s into project %d: %w", dir.Name(), project, err)
+		return fmt.Errorf("put %s into project %d, or take it out: %w", dir.Name(), project, err)
 	}
 	return nil
 }
@@ -266,9 +369,9 @@ func follow(k kernel, dir, like *os.File) error {
 	return nil
 }
 
-// file puts a regular file into a project; what else has taken its name came from within
-// the project.
-func (q *Quotas) file(at int, name string, project uint32) error {
+// file calls do with a regular file; what else has taken its name came from within the
+// tree.
+func (q *Quotas) file(at int, name string, do func(fd int) error) error {
 	path, err := unix.Openat(at, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -283,7 +386,7 @@ func (q *Quotas) file(at int, name string, project uint32) error {
 		return fmt.Errorf("open %q: %w", name, err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	if err := q.assign(fd, project, false); err != nil {
+	if err := do(fd); err != nil {
 		return fmt.Errorf("%q: %w", name, err)
 	}
 	return nil

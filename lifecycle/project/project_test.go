@@ -107,7 +107,10 @@ func TestOpenRefuses(t *testing.T) {
 			t.Parallel()
 			_, r, f := standIn(t, t.TempDir())
 			r.err, r.flags = tt.err, tt.flags
-			_, err := open(f, r)
+			q, err := find(f, r)
+			if err == nil {
+				err = q.Try(f)
+			}
 			if !errdefs.IsNotImplemented(err) || !strings.Contains(fmt.Sprint(err), tt.reason) || !strings.Contains(fmt.Sprint(err), f.Name()) {
 				t.Errorf("%v; want one of %s", err, tt.reason)
 			}
@@ -209,6 +212,49 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
+// What a tree has to itself is taken, and let go of without a trace.
+func TestTakeAndDrop(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	must(t, os.MkdirAll(dir+"/tree/a/b", 0o700), os.WriteFile(dir+"/tree/f", nil, 0o600), os.Link(dir+"/tree/f", dir+"/tree/a/g"),
+		os.WriteFile(dir+"/tree/a/b/f", nil, 0o600), os.Symlink("f", dir+"/tree/l"))
+	q, r, _ := standIn(t, dir)
+	tree, err := os.Open(dir + "/tree")
+	must(t, err)
+	defer tree.Close()
+	must(t, q.Take(tree, 7), q.Take(tree, 7))
+	if len(r.attrs) != 5 {
+		t.Errorf("%+v", r.attrs)
+	}
+	for ino, a := range r.attrs {
+		if a.Project != 7 {
+			t.Errorf("%d: %+v", ino, a)
+		}
+	}
+	if err := q.Take(tree, 8); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "belongs to project 7") {
+		t.Errorf("what is another's was taken: %v", err)
+	}
+	must(t, q.Drop(tree, 8))
+	for ino, a := range r.attrs {
+		if a.Project != 7 {
+			t.Errorf("another's was dropped: %d: %+v", ino, a)
+		}
+	}
+	must(t, q.Drop(tree, 7))
+	for ino, a := range r.attrs {
+		if a != (fsxattr{}) {
+			t.Errorf("%d: %+v was left", ino, a)
+		}
+	}
+	must(t, os.Link(dir+"/tree/a/b/f", dir+"/elsewhere"))
+	if err := q.Take(tree, 7); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "another name") {
+		t.Errorf("a file that is elsewhere as well was taken: %v", err)
+	}
+	if err := errors.Join(q.Take(tree, 0), q.Drop(tree, Probe)); !errdefs.IsInvalidArgument(err) {
+		t.Error(err)
+	}
+}
+
 func TestAdoptFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -268,11 +314,11 @@ func TestFileChanged(t *testing.T) {
 	must(t, unix.Mkfifo(dir+"/fifo", 0o600), os.Symlink("/etc/passwd", dir+"/link"), os.Mkdir(dir+"/dir", 0o700))
 	q, r, f := standIn(t, dir)
 	for _, name := range []string{"fifo", "link", "dir"} {
-		if err := q.file(int(f.Fd()), name, 7); err != nil || len(r.calls) != 0 {
+		if err := q.file(int(f.Fd()), name, func(int) error { return errors.New("opened") }); err != nil || len(r.calls) != 0 {
 			t.Errorf("%s: %v, %v", name, r.calls, err)
 		}
 	}
-	if err := q.file(int(f.Fd()), "gone", 7); !errors.Is(err, fs.ErrNotExist) {
+	if err := q.file(int(f.Fd()), "gone", nil); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs this package's tests as root in a virtual machine, on file systems with project
+# Runs this package's tests, and those of the ceilings, as root in a virtual machine, on file systems with project
 # quotas, which few kernels and hosts have. `make quota-vm` calls it, after it has
 # installed what it takes. It leaves nothing behind.
 set -euo pipefail
@@ -8,7 +8,7 @@ cd "$(dirname "$0")"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work" # apt-get drops its privileges
-CGO_ENABLED=0 ${GO:-go} test -c -o "$work/root/project.test" .
+for package in project ceiling; do CGO_ENABLED=0 ${GO:-go} test -c -o "$work/root/$package.test" "../$package"; done
 cd "$work"
 mkdir -p root/{bin,proc,sys,dev,tmp,modules,ext4,xfs,counted,plain}
 
@@ -36,6 +36,7 @@ mount -t ext4 -o prjquota /dev/vda /ext4 && mount -t xfs -o prjquota /dev/vdb /x
 	for dir in /ext4 /xfs; do
 		echo "on $dir"
 		BERM_PROJECT_DIR=$dir BERM_PROJECT_LACKING=/plain:/counted:/tmp /project.test -test.v -test.run Kernel -test.timeout 2m || exit
+		BERM_PROJECT_DIR=$dir /ceiling.test -test.v -test.run Kernel -test.timeout 2m || exit
 	done
 	echo quota-vm: passed
 )

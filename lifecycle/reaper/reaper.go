@@ -94,7 +94,8 @@ type Swept struct {
 
 // Sweep collects all that has ended by now: sandboxes past their end, this
 // instance's containers that no record knows, what the engine has of neither, then
-// its stray networks, and what callers of the engine's own API made. One failure doesn't keep the others from being swept.
+// its stray networks, what callers of the engine's own API made, and the limits of workspaces
+// whose sandboxes are gone. One failure doesn't keep the others from being swept.
 func (r *Reaper) Sweep(ctx context.Context) (swept Swept, err error) {
 	ctx, span := r.tracer.Start(ctx, "sweep", trace.WithNewRoot())
 	defer func() {
@@ -136,6 +137,7 @@ func (r *Reaper) Sweep(ctx context.Context) (swept Swept, err error) {
 		swept.Errors += len(of.errs)
 		errs = append(append(errs, of.errs...), err)
 	}
+	errs = append(errs, r.manager.SweepCeilings(ctx)) // last, as it may take long
 	return swept, errors.Join(errs...)
 }
 

@@ -113,7 +113,7 @@ type Sandbox struct {
 // Storage is what outlives sandboxes: workspaces and their chats, in Sandbox.ChatsRoot.
 type Storage struct {
 	WorkspaceQuotaMB int    `yaml:"workspace_quota_mb" doc:"most that all chats of one user's workspace may hold together, in MiB; 0 is no limit"`
-	ProjectQuotas    string `yaml:"project_quotas" doc:"auto has the kernel hold the quota where the file system of chats_root offers project quotas; required refuses to start where it doesn't; off measures"`
+	ProjectQuotas    string `yaml:"project_quotas" doc:"auto has the kernel hold quotas where the file system offers project quotas; required refuses to start where that of chats_root doesn't; off measures"`
 }
 
 // The values of Storage.ProjectQuotas.

@@ -1,0 +1,450 @@
+package ceiling_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/ceiling"
+	"github.com/bermhq/berm/lifecycle/project"
+	"github.com/bermhq/berm/lifecycle/store"
+)
+
+const (
+	first = 0x63000000
+	quota = 1 << 20
+)
+
+// disk stands in for a file system that has project quotas. Of a tree it knows the
+// directory only.
+type disk struct {
+	mu     sync.Mutex
+	limits map[uint32]int64
+	tags   map[string]uint32
+	used   map[uint32]int64
+	fail   map[string]error // of a call
+	taking func()           // is called by Take
+}
+
+func newDisk() *disk {
+	return &disk{limits: map[uint32]int64{}, tags: map[string]uint32{}, used: map[uint32]int64{}, fail: map[string]error{}}
+}
+
+func (d *disk) find(string) (ceiling.Projects, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d, d.fail["find"]
+}
+
+func (d *disk) failing(call string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fail[call] = err
+}
+
+func (d *disk) Limit(project uint32, bytes int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fail["limit"] == nil {
+		d.limits[project] = bytes
+	}
+	return d.fail["limit"]
+}
+
+// Try fails in a directory that is held, as the kernel may in one that is full.
+func (d *disk) Try(dir *os.File) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.limits[d.tags[dir.Name()]] > 0 {
+		return errdefs.ErrNotImplemented
+	}
+	return d.fail["try"]
+}
+
+func (d *disk) Used(project uint32) (int64, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.used[project], d.fail["used"]
+}
+
+func (d *disk) Take(dir *os.File, project uint32) error {
+	d.mu.Lock()
+	taking := d.taking
+	d.mu.Unlock()
+	if taking != nil {
+		taking()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.tags[dir.Name()] != 0 && d.tags[dir.Name()] != project {
+		return errdefs.ErrFailedPrecondition
+	}
+	d.tags[dir.Name()] = project // a part of it, if that fails
+	return d.fail["take"]
+}
+
+func (d *disk) Drop(dir *os.File, project uint32) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fail["drop"] == nil && d.tags[dir.Name()] == project {
+		delete(d.tags, dir.Name())
+	}
+	return d.fail["drop"]
+}
+
+// bed is a service with directories.
+type bed struct {
+	*ceiling.Service
+	t    *testing.T
+	root string
+	disk *disk
+	path string // of the store
+	opts ceiling.Options
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{t: t, root: root, disk: newDisk(), path: filepath.Join(t.TempDir(), "berm.db")}
+	b.opts = ceiling.Options{Find: b.disk.find, Except: []string{b.dir("chats")}}
+	b.restart()
+	return b
+}
+
+// restart is another process that has the same store.
+func (b *bed) restart() {
+	b.t.Helper()
+	db, err := store.Open(b.t.Context(), store.Options{Path: b.path})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { _ = db.Close() }) // a temporary one
+	b.opts.Store = db
+	if b.Service, err = ceiling.New(b.t.Context(), b.opts); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bed) dir(name string) string {
+	b.t.Helper()
+	dir := filepath.Join(b.root, name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	return dir
+}
+
+// enter has a sandbox that may write to directories, the first of which has the quota
+// unless that is 0.
+func (b *bed) enter(session string, bytes int64, dirs ...string) (softened []string) {
+	b.t.Helper()
+	return b.enterAs(lifecycle.Occupant{SessionID: session, QuotaBytes: bytes}, dirs...)
+}
+
+func (b *bed) enterAs(o lifecycle.Occupant, dirs ...string) (softened []string) {
+	b.t.Helper()
+	for _, name := range dirs {
+		o.Dirs = append(o.Dirs, b.dir(name))
+	}
+	if o.QuotaBytes > 0 {
+		o.Workspace = o.Dirs[0]
+	}
+	softened, err := b.Enter(b.t.Context(), o)
+	if err != nil {
+		b.t.Fatalf("%s: %v", o.SessionID, err)
+	}
+	slices.Sort(softened)
+	return softened
+}
+
+func (b *bed) sweep() {
+	b.t.Helper()
+	if err := b.Sweep(b.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// want compares what is held, and what the disk has.
+func (b *bed) want(what string, held []string, tags map[string]uint32, limits map[uint32]int64) {
+	b.t.Helper()
+	got := map[string]uint32{}
+	b.disk.mu.Lock()
+	for dir, p := range b.disk.tags {
+		rel, err := filepath.Rel(b.root, dir)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		got[rel] = p
+	}
+	gotLimits := maps.Clone(b.disk.limits)
+	b.disk.mu.Unlock()
+	maps.DeleteFunc(gotLimits, func(_ uint32, bytes int64) bool { return bytes == 0 })
+	var holds []string
+	for _, session := range []string{"a", "b", "c"} {
+		if b.Holds(session) {
+			holds = append(holds, session)
+		}
+	}
+	if d := cmp.Diff(held, holds); d != "" {
+		b.t.Errorf("%s: held %s", what, d)
+	}
+	if d := cmp.Diff(tags, got); d != "" && len(tags)+len(got) > 0 {
+		b.t.Errorf("%s: tags %s", what, d)
+	}
+	if d := cmp.Diff(limits, gotLimits); d != "" && len(limits)+len(gotLimits) > 0 {
+		b.t.Errorf("%s: limits %s", what, d)
+	}
+}
+
+type (
+	tags   = map[string]uint32
+	limits = map[uint32]int64
+)
+
+// A workspace is held for as long as its sandbox is there, and nothing is left after it.
+func TestComesAndGoes(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.enter("a", quota, "x", "extra")
+	b.enter("b", 2*quota, "y")
+	b.enter("c", 0, "z")
+	b.sweep()
+	b.want("there", []string{"a", "b"}, tags{"x": first, "y": first + 1}, limits{first: quota, first + 1: 2 * quota})
+	b.Leave("a")
+	b.want("gone", []string{"b"}, tags{"x": first, "y": first + 1}, limits{first + 1: 2 * quota})
+	b.enter("c", 3*quota, "x") // the same directory's next
+	b.want("passed on", []string{"b", "c"}, tags{"x": first, "y": first + 1}, limits{first: 3 * quota, first + 1: 2 * quota})
+	b.Leave("c")
+	b.Leave("b")
+	b.Leave("nobody")
+	b.sweep()
+	b.want("swept", nil, nil, nil)
+	b.enter("a", quota, "x")
+	b.want("anew", []string{"a"}, tags{"x": first + 2}, limits{first + 2: quota}) // no number comes back
+}
+
+// No sandbox is held to another's limit, whichever comes first.
+func TestShared(t *testing.T) {
+	t.Parallel()
+	for name, other := range map[string]string{"same": "x", "above": ".", "below": "x/sub/sub"} {
+		for _, bytes := range []int64{0, quota} {
+			b := newBed(t)
+			b.enter("a", quota, "x")
+			b.enter("b", quota, "xx")
+			if d := cmp.Diff([]string{"a"}, b.enter("c", bytes, "elsewhere", other)); d != "" && other != "." {
+				t.Errorf("%s: softened %s", name, d)
+			}
+			if b.Holds("a") || b.disk.limits[first] != 0 || b.Holds("c") != (bytes > 0) {
+				t.Errorf("%s: %v, %v; limits %v", name, b.Holds("a"), b.Holds("c"), b.disk.limits)
+			}
+			b.Leave("c")
+			b.sweep()
+			if b.Holds("a") || b.disk.limits[first] != 0 {
+				t.Errorf("%s: what was shared once may be elsewhere", name)
+			}
+			b.Leave("a")
+			b.Leave("b")
+			b.sweep()
+			b.want(name, nil, nil, nil)
+
+			b.enter("b", bytes, other)
+			b.enter("a", quota, "x")
+			if b.Holds("a") || b.Holds("b") {
+				t.Errorf("%s, the other way round: %v, %v", name, b.Holds("a"), b.Holds("b"))
+			}
+		}
+	}
+}
+
+// What chats have, and what has been somebody else's, is let be.
+func TestOthersProjects(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.enter("a", quota, "chats/sub")
+	b.enter("b", quota, ".")
+	b.want("chats", nil, nil, nil)
+	b.Leave("a")
+	b.Leave("b")
+	b.disk.tags[b.dir("x")] = 7
+	b.enter("a", quota, "x")
+	b.want("another's", nil, tags{"x": 7}, nil)
+	b.disk.used[first+1], b.disk.used[first+2] = 1, 1
+	b.enter("b", quota, "y")
+	b.want("numbers in use", []string{"b"}, tags{"x": 7, "y": first + 3}, limits{first + 3: quota})
+}
+
+// A sandbox that comes while a tree is being taken isn't held to its limit.
+func TestSharedMeanwhile(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.disk.taking = func() {
+		b.disk.taking = nil
+		if d := cmp.Diff([]string{"a"}, b.enter("b", 0, "x/sub")); d != "" {
+			t.Error(d)
+		}
+		b.sweep() // leaves alone what is being taken
+	}
+	b.enter("a", quota, "x")
+	b.want("shared", nil, tags{"x": first}, nil)
+	b.Leave("a")
+	b.sweep()
+	b.want("still occupied", nil, tags{"x": first}, nil)
+	b.Leave("b")
+	b.sweep()
+	b.want("left", nil, nil, nil)
+}
+
+// Whatever fails leaves nothing behind that holds anybody to anything.
+func TestFails(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{"find", "try", "used", "take", "limit"} {
+		b := newBed(t)
+		b.disk.failing(call, errdefs.ErrNotImplemented)
+		o := lifecycle.Occupant{SessionID: "a", Dirs: []string{b.dir("x")}, Workspace: b.dir("x"), QuotaBytes: quota}
+		_, err := b.Enter(t.Context(), o)
+		if (err != nil) != (call == "used") || err != nil && !errdefs.IsUnavailable(err) {
+			t.Errorf("%s: %v", call, err)
+		}
+		b.disk.failing(call, nil)
+		b.Leave("a")
+		b.sweep()
+		b.want(call, nil, nil, nil)
+		b.enter("a", quota, "x")
+		if !b.Holds("a") {
+			t.Errorf("%s: it isn't held once that is over", call)
+		}
+	}
+	b := newBed(t)
+	b.enter("a", quota, "x")
+	b.disk.failing("limit", errors.New("broken"))
+	if _, err := b.Enter(t.Context(), lifecycle.Occupant{SessionID: "b", Dirs: []string{b.dir("x")}}); !errdefs.IsUnavailable(err) {
+		t.Errorf("a sandbox may come below another's limit: %v", err)
+	}
+	b.Leave("a")
+	if err := b.Sweep(t.Context()); err == nil || b.Holds("a") {
+		t.Errorf("%v", err)
+	}
+	b.disk.failing("limit", nil)
+	b.sweep()
+	b.want("at last", nil, nil, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.Enter(ctx, lifecycle.Occupant{SessionID: "c", Dirs: []string{b.dir("x")}, Workspace: b.dir("x"), QuotaBytes: 1}); !errors.Is(err, context.Canceled) {
+		t.Errorf("nobody waits for it: %v", err)
+	}
+}
+
+// After a crash, what lives on is held again, and the rest is let go of.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.enter("a", quota, "x")
+	b.enter("b", quota, "y")
+	b.enter("c", quota, "z")
+	b.restart()
+	b.enterAs(lifecycle.Occupant{SessionID: "a", QuotaBytes: quota, Resumed: true}, "x")
+	b.enterAs(lifecycle.Occupant{SessionID: "c", QuotaBytes: quota, Resumed: true}, "z")
+	b.sweep()
+	b.want("restart", []string{"a", "c"}, tags{"x": first, "z": first + 2}, limits{first: quota, first + 2: quota})
+
+	b.enter("b", 0, "x") // from now on it is shared
+	if err := os.Rename(b.dir("z"), filepath.Join(b.root, "moved")); err != nil {
+		t.Fatal(err)
+	}
+	b.opts.Off = true
+	b.restart()
+	b.enterAs(lifecycle.Occupant{SessionID: "a", QuotaBytes: quota, Resumed: true}, "x")
+	b.enter("b", quota, "y")
+	if err := os.RemoveAll(filepath.Join(b.root, "z")); err != nil {
+		t.Fatal(err)
+	}
+	b.sweep()
+	b.want("off", nil, tags{"x": first, "z": first + 2}, nil) // where it was moved, no limit holds
+	b.Leave("a")
+	b.sweep()
+	b.want("all gone", nil, tags{"z": first + 2}, nil)
+	left, err := b.opts.Store.Ceilings(t.Context())
+	if err != nil || len(left) != 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// The kernel itself holds a workspace, and lets go of it; make quota-vm has one that can.
+func TestKernelHolds(t *testing.T) {
+	at := os.Getenv("BERM_PROJECT_DIR")
+	if at == "" {
+		t.Skip("needs a directory with project quotas in BERM_PROJECT_DIR")
+	}
+	b := newBed(t)
+	var err error
+	if b.root, err = os.MkdirTemp(at, "ceiling-"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(b.root) }) // the machine is about to go
+	b.opts.Find = func(dir string) (ceiling.Projects, error) { return project.Find(dir) }
+	b.restart()
+	fill := func(name string, kb int) bool {
+		t.Helper()
+		cmd := exec.Command("/bin/busybox", "dd", "if=/dev/zero", "of="+filepath.Join(b.root, name, "f"), "bs=1k", fmt.Sprint("count=", kb))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}}
+		out, err := cmd.CombinedOutput()
+		t.Logf("%s: %s%v", name, out, err)
+		return err == nil
+	}
+	for _, name := range []string{"", "x", "x/sub", "y"} {
+		if err := os.Chmod(b.dir(name), 0o777); err != nil { //nolint:gosec // another user writes there
+			t.Fatal(err)
+		}
+	}
+	b.enter("a", quota, "x")
+	if !b.Holds("a") || fill("x", 2048) || !fill("y", 2048) || fill("x/sub", 1) {
+		t.Error("it isn't held")
+	}
+	b.restart()
+	b.enterAs(lifecycle.Occupant{SessionID: "a", QuotaBytes: quota, Resumed: true}, "x")
+	if !b.Holds("a") || fill("x", 2048) {
+		t.Error("it isn't held after a restart, while it is full")
+	}
+	b.enter("b", 0, "x/sub")
+	if b.Holds("a") || !fill("x", 2048) {
+		t.Error("it is held though it is shared")
+	}
+	b.Leave("a")
+	b.Leave("b")
+	b.sweep()
+	b.enter("c", 4*quota, "x")
+	if !b.Holds("c") || fill("x", 8192) || !fill("x", 3000) {
+		t.Error("the next one isn't held to its own")
+	}
+	b.Leave("c")
+	if !fill("x", 8192) {
+		t.Error("a limit was left behind")
+	}
+	b.sweep()
+	if left, err := b.opts.Store.Ceilings(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
+func TestNew(t *testing.T) {
+	for _, opts := range []ceiling.Options{{}, {Find: newDisk().find}} {
+		if _, err := ceiling.New(t.Context(), opts); err == nil {
+			t.Errorf("%+v", opts)
+		}
+	}
+}
