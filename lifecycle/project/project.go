@@ -104,16 +104,8 @@ func open(dir *os.File, k kernel) (*Quotas, error) {
 		return nil, fmt.Errorf("look at %s: %w", dir.Name(), err)
 	}
 	q.dev = st.Dev
-	if _, err := k.attr(int(dir.Fd())); err != nil {
-		return nil, unsupported("files have no project in this file system", err)
-	}
-	switch flags, err := k.state(); {
-	case err != nil:
-		return nil, unsupported("it isn't mounted with prjquota, or the kernel can't do it", err)
-	case flags&stateAccounted == 0:
-		return nil, unsupported("it isn't mounted with prjquota", nil)
-	case flags&stateEnforced == 0:
-		return nil, unsupported("projects are counted, but not held to their limits", nil)
+	if err := offered(dir, k); err != nil {
+		return nil, err
 	}
 	if err := k.set(Probe, probeLimit/block); err != nil {
 		return nil, unsupported("limits can't be set; that takes CAP_SYS_ADMIN", err)
@@ -122,6 +114,40 @@ func open(dir *os.File, k kernel) (*Quotas, error) {
 		return nil, unsupported(reason, err)
 	}
 	return q, nil
+}
+
+// Look finds out what Open does as far as that takes no change: whether the file system
+// of a directory says that it holds projects to their limits. It is a *UnsupportedError if
+// it doesn't.
+func Look(dir string) error {
+	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	k, err := newSystem(f)
+	if err != nil {
+		return err
+	}
+	return offered(f, k)
+}
+
+func offered(dir *os.File, k kernel) error {
+	unsupported := func(reason string, cause error) error {
+		return &UnsupportedError{Dir: dir.Name(), Reason: reason, Cause: cause}
+	}
+	if _, err := k.attr(int(dir.Fd())); err != nil {
+		return unsupported("files have no project in this file system", err)
+	}
+	switch flags, err := k.state(); {
+	case err != nil:
+		return unsupported("it isn't mounted with prjquota, or the kernel can't do it", err)
+	case flags&stateAccounted == 0:
+		return unsupported("it isn't mounted with prjquota", nil)
+	case flags&stateEnforced == 0:
+		return unsupported("projects are counted, but not held to their limits", nil)
+	}
+	return nil
 }
 
 // probe fills a file of the probe's project. It answers what went wrong; empty if the

@@ -312,3 +312,31 @@ func TestDeviceOf(t *testing.T) {
 		}
 	}
 }
+
+// Looking asks the kernel, and tells it nothing.
+func TestOfferedChangesNothing(t *testing.T) {
+	for _, tt := range []struct {
+		flags uint16
+		err   map[string]error
+		want  bool
+	}{
+		{stateAccounted | stateEnforced, nil, true},
+		{stateAccounted, nil, false},
+		{0, nil, false},
+		{stateAccounted | stateEnforced, map[string]error{"attr": unix.ENOTTY}, false},
+		{0, map[string]error{"state": unix.ENOSYS}, false},
+	} {
+		_, r, f := standIn(t, t.TempDir())
+		r.flags, r.err = tt.flags, tt.err
+		err := offered(f, r)
+		if (err == nil) != tt.want || err != nil && !errdefs.IsNotImplemented(err) || len(r.calls) > 0 {
+			t.Errorf("flags %#x, errors %v: %v, calls %q", tt.flags, tt.err, err, r.calls)
+		}
+	}
+	if err := Look("/proc"); !errdefs.IsNotImplemented(err) {
+		t.Errorf("/proc: %v", err)
+	}
+	if err := Look(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a directory that isn't there: %v", err)
+	}
+}
