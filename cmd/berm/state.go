@@ -49,24 +49,33 @@ func (s *state) owner(configured string) (string, error) {
 	if configured != "" {
 		return configured, nil
 	}
-	path := filepath.Join(s.dir, "instance")
-	data, err := os.ReadFile(path)
-	if err == nil {
-		id, err := uuid.Parse(strings.TrimSpace(string(data)))
-		if err != nil {
-			// A new id would orphan every sandbox that carries the old one.
-			return "", fmt.Errorf("%s holds no instance id; restore it, or set engine.instance: %w", path, err)
-		}
-		return id.String(), nil
+	id, err := keptInstance(s.dir)
+	if id != "" || err != nil {
+		return id, err
 	}
-	if !errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("read the instance id: %w", err)
-	}
-	id := uuid.NewString()
-	if err := writeFile(path, id+"\n"); err != nil {
+	id = uuid.NewString()
+	if err := writeFile(filepath.Join(s.dir, "instance"), id+"\n"); err != nil {
 		return "", fmt.Errorf("keep the instance id: %w", err)
 	}
 	return id, nil
+}
+
+// keptInstance is the instance's id that a state directory has; empty if it has none yet.
+func keptInstance(dir string) (string, error) {
+	path := filepath.Join(dir, "instance")
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the instance id: %w", err)
+	}
+	id, err := uuid.Parse(strings.TrimSpace(string(data)))
+	if err != nil {
+		// A new id would orphan every sandbox that carries the old one.
+		return "", fmt.Errorf("%s holds no instance id; restore it, or set engine.instance: %w", path, err)
+	}
+	return id.String(), nil
 }
 
 // announce writes the address that the server listens on, for those that let the
