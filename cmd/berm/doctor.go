@@ -47,14 +47,20 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
 			if limit <= 0 {
 				return &exitError{code: exitUsage, err: fmt.Errorf("--timeout is %s, want more than 0", limit)}
 			}
-			cfg, err := loadConfig(cmd)
-			if err == nil && enter {
-				if done, err := enterEngine(cmd.Context(), cfg.Engine); done || err != nil {
+			x := examination{limit: limit}
+			file, err := cmd.Flags().GetString("config")
+			if err != nil {
+				return err
+			}
+			x.file = cmp.Or(file, os.Getenv("BERM_CONFIG"))
+			if x.cfg, x.err = loadConfig(cmd); x.err == nil && enter {
+				done, err := enterEngine(cmd.Context(), x.cfg.Engine)
+				if done {
 					return err
 				}
+				x.outside = err
 			}
-			file, _ := cmd.Flags().GetString("config")
-			r := examine(cmd.Context(), limit, cmp.Or(file, os.Getenv("BERM_CONFIG")), cfg, err)
+			r := x.run(cmd.Context())
 			if output == "json" {
 				err = writeJSON(cmd.OutOrStdout(), r)
 			} else {
@@ -107,27 +113,34 @@ type report struct {
 	Findings []finding `json:"findings"`
 }
 
-// examine looks at everything. File is the configuration's, empty if it has none; a nil
-// configuration is one with an error.
-func examine(ctx context.Context, limit time.Duration, file string, cfg *config.Config, cfgErr error) report {
-	host, err := within(ctx, limit, func(context.Context) (hostFacts, error) { return lookAtHost("/", os.Geteuid()) })
-	if err != nil {
-		host.err = err
+// examination is of one configuration.
+type examination struct {
+	cfg     *config.Config // nil with an error
+	err     error
+	file    string        // that it is from; empty if it is from none
+	outside error         // why the engine's mount namespace couldn't be entered
+	limit   time.Duration // of each look at something
+}
+
+// run looks at everything.
+func (x examination) run(ctx context.Context) report {
+	host, err := within(ctx, x.limit, func(context.Context) (hostFacts, error) { return lookAtHost("/", os.Geteuid()) })
+	host.err = err
+	if x.err != nil {
+		return newReport(append(host.judge("docker", true), bad("config.file", strings.ReplaceAll(onOneLine(x.err).Error(), ":;", ":"), wontStart,
+			"berm config print shows every key, what it means and where its value comes from")))
 	}
-	var findings []finding
-	if cfg == nil {
-		findings = append(host.judge("docker", true), bad("config.file", strings.ReplaceAll(onOneLine(cfgErr).Error(), ":;", ":"), wontStart, "berm config print shows every key, what it means and where its value comes from"))
-		return newReport(findings)
+	e := lookAtEngine(ctx, x.limit, x.cfg)
+	p := lookAtPolicy(ctx, x.limit, e)
+	s := lookAtStorage(ctx, x.limit, e.cfg)
+	findings := append(host.judge(e.cfg.Engine.Kind, e.local()), okay("config.file", configSource(x.file)))
+	if x.outside != nil {
+		findings = append(findings, bad("engine.enter", onOneLine(x.outside).Error(), wontStart, "have the engine run before berm, or leave --enter-engine out on the engine's own host"))
 	}
-	e := lookAtEngine(ctx, limit, cfg)
-	p := lookAtPolicy(ctx, limit, e)
-	s := lookAtStorage(ctx, limit, e.cfg)
-	findings = append(host.judge(cfg.Engine.Kind, e.view.root), okay("config.file", configSource(file)))
 	findings = append(findings, e.judge(p.policy)...)
 	findings = append(findings, p.judge(e)...)
 	findings = append(findings, s.judge(e.cfg, host)...)
-	findings = append(findings, checkDoors(ctx, limit, e.cfg, s)...)
-	return newReport(findings)
+	return newReport(append(findings, checkDoors(ctx, x.limit, e.cfg, s)...))
 }
 
 func newReport(findings []finding) report {

@@ -32,6 +32,9 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 	if cfg.HTTP.Listen != config.ListenNone {
 		out = append(out, checkSigningKey(cfg.Security))
 	}
+	if !inContainer() { // where it is alone
+		out = append(out, checkSecrets(cfg)...)
+	}
 	for _, l := range cfg.EngineAPI.Listeners {
 		out = append(out, checkListener(ctx, limit, l, s.lockedBy != ""))
 	}
@@ -142,6 +145,20 @@ func checkSigningKey(cfg config.Security) finding {
 		return okay(id, "made at each start: signed URLs end with the server")
 	}
 	return okay(id, "given")
+}
+
+// checkSecrets tells of files with secrets that are every user's to read.
+func checkSecrets(cfg *config.Config) []finding {
+	var open []string
+	for _, file := range []string{cfg.Security.TokenFile, cfg.Security.SigningKeyFile, cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile} {
+		if fi, err := os.Stat(file); err == nil && fi.Mode().Perm()&0o004 != 0 {
+			open = append(open, file)
+		}
+	}
+	if len(open) == 0 {
+		return nil
+	}
+	return []finding{soft("doors.secrets", "every user of this machine can read "+some(open), "who reads a secret has what it is for", "chmod o-r "+strings.Join(open, " "))}
 }
 
 // checkListener looks at one of the Docker Engine API. Served says that a server has the

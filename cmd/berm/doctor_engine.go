@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
@@ -64,6 +62,10 @@ func lookAtEngine(ctx context.Context, limit time.Duration, given *config.Config
 	return e
 }
 
+// local tells whether the engine is on this machine, and its sandboxes' limits are this
+// kernel's.
+func (e *engineFacts) local() bool { return e.view.root && e.socket != "" }
+
 // surveyEngine gives a client that needn't be closed, as it ends with the program.
 func surveyEngine(ctx context.Context, limit time.Duration, cfg *config.Config, socket string) (runtime.Runtime, runtime.Survey, error) {
 	engine := cfg.Engine
@@ -81,7 +83,11 @@ func surveyEngine(ctx context.Context, limit time.Duration, cfg *config.Config, 
 	if !can {
 		return nil, runtime.Survey{}, fmt.Errorf("the client of %s can't tell how it is set up", engine.Kind) // a defect of ours
 	}
+	begun := time.Now()
 	survey, err := within(ctx, limit, s.Survey)
+	if err != nil && time.Since(begun) >= limit { // clients say so in words of their own
+		err = errStuck
+	}
 	return client, survey, err
 }
 
@@ -220,7 +226,7 @@ func (e *engineFacts) judgeReach() finding {
 	case errors.Is(e.err, syscall.ECONNREFUSED):
 		found = fmt.Sprintf("no %s listens at %s", kind, e.asked)
 		fix = "start it"
-	case errors.Is(e.err, errStuck) || errors.Is(e.err, context.DeadlineExceeded) || errdefs.IsDeadlineExceeded(e.err):
+	case errors.Is(e.err, errStuck):
 		found = fmt.Sprintf("%s at %s is there, but doesn't answer in time", kind, e.asked)
 	}
 	return bad(id, found, "no sandbox can be made; berm serve starts, and waits for it", fix)
@@ -328,7 +334,7 @@ func (e *engineFacts) judgeSecurity() finding {
 func (e *engineFacts) judgeLimits() finding {
 	const id = "engine.limits"
 	unlimited := slices.Clone(e.survey.Unlimited)
-	if e.view.root { // then host.swap says it, and whether there is any
+	if e.local() { // then host.swap says it, and whether there is any
 		unlimited = slices.DeleteFunc(unlimited, func(s string) bool { return s == "swap" })
 	}
 	switch {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"net"
 	"os"
@@ -35,30 +34,31 @@ func TestDoctorJudgesEngine(t *testing.T) {
 		grade  grade
 		found  string
 	}{
-		"all well":         {nil, "", "engine.reachable", gradeOK, "docker 28.0.0 at unix:///e.sock, API 1.47"},
-		"nobody":           {func(e *engineFacts) { e.err = syscall.ECONNREFUSED }, "", "engine.reachable", gradeBad, "no docker listens"},
-		"not for us":       {func(e *engineFacts) { e.err = syscall.EACCES }, "", "engine.reachable", gradeBad, "refuses this user"},
-		"hangs":            {func(e *engineFacts) { e.err = context.DeadlineExceeded }, "", "engine.reachable", gradeBad, "doesn't answer in time"},
-		"refused":          {func(e *engineFacts) { e.err = &refusedError{errors.New("no\nway")} }, "", "engine.reachable", gradeBad, "no; way"},
-		"open":             {func(e *engineFacts) { e.open = true }, "", "engine.socket", gradeBad, "every user"},
-		"open, and hangs":  {func(e *engineFacts) { e.open, e.err = true, errStuck }, "", "engine.socket", gradeBad, "every user"},
-		"plain TCP":        {func(e *engineFacts) { e.socket = "" }, "", "engine.socket", gradeSoft, "without TLS"},
-		"another's mounts": {func(e *engineFacts) { e.cfg.Engine.Kind, e.view.mounts = "containerd", false }, "", "engine.place", gradeBad, ""},
-		"a container":      {func(e *engineFacts) { e.inside, e.view.root = true, false }, "", "engine.self", gradeSoft, "not one that the engine knows"},
-		"this container":   {func(e *engineFacts) { e.self = &self{id: ownID} }, "", "engine.self", gradeOK, ownID[:12]},
-		"unknown":          {func(e *engineFacts) { e.selfErr = errStuck }, "", "engine.self", gradeSoft, "isn't known"},
-		"no network":       {func(e *engineFacts) { e.settled = errors.New("which?") }, "", "engine.network", gradeBad, "which?"},
-		"agent off":        {func(e *engineFacts) { e.agent = &agentOffError{"why"} }, "", "engine.agent", gradeSoft, "off: why"},
-		"agent unseen":     {func(e *engineFacts) { e.hidden = true }, "", "engine.agent", gradeSoft, "can't be seen"},
-		"agent wrong":      {func(e *engineFacts) { e.agent = errors.New("why") }, "", "engine.agent", gradeBad, "why"},
-		"storage driver":   {func(e *engineFacts) { e.survey.Storage = "vfs" }, "", "engine.setup", gradeSoft, "vfs"},
-		"live-restore":     {func(e *engineFacts) { e.survey.LiveRestore = true }, "", "engine.setup", gradeOK, "live-restore on"},
-		"no seccomp":       {func(e *engineFacts) { e.survey.Security = nil }, "", "engine.security", gradeBad, ""},
-		"rootless":         {func(e *engineFacts) { e.survey.Security = []string{"rootless", "seccomp"} }, "", "engine.security", gradeOK, "rootless, seccomp"},
-		"no pids":          {func(e *engineFacts) { e.survey.Unlimited = []string{"pids", "swap"} }, "", "engine.limits", gradeBad, "pids"},
-		"no swap here":     {func(e *engineFacts) { e.survey.Unlimited = []string{"swap"} }, "", "engine.limits", gradeOK, ""},
-		"no swap there":    {func(e *engineFacts) { e.survey.Unlimited, e.view.root = []string{"swap"}, false }, "", "engine.limits", gradeSoft, "swap"},
-		"clock":            {func(e *engineFacts) { e.survey.Skew = -90 * time.Second }, "", "engine.clock", gradeSoft, "-1m30s"},
+		"all well":           {nil, "", "engine.reachable", gradeOK, "docker 28.0.0 at unix:///e.sock, API 1.47"},
+		"nobody":             {func(e *engineFacts) { e.err = syscall.ECONNREFUSED }, "", "engine.reachable", gradeBad, "no docker listens"},
+		"not for us":         {func(e *engineFacts) { e.err = syscall.EACCES }, "", "engine.reachable", gradeBad, "refuses this user"},
+		"hangs":              {func(e *engineFacts) { e.err = errStuck }, "", "engine.reachable", gradeBad, "doesn't answer in time"},
+		"refused":            {func(e *engineFacts) { e.err = &refusedError{errors.New("no\nway")} }, "", "engine.reachable", gradeBad, "no; way"},
+		"open":               {func(e *engineFacts) { e.open = true }, "", "engine.socket", gradeBad, "every user"},
+		"open, and hangs":    {func(e *engineFacts) { e.open, e.err = true, errStuck }, "", "engine.socket", gradeBad, "every user"},
+		"plain TCP":          {func(e *engineFacts) { e.socket = "" }, "", "engine.socket", gradeSoft, "without TLS"},
+		"another's mounts":   {func(e *engineFacts) { e.cfg.Engine.Kind, e.view.mounts = "containerd", false }, "", "engine.place", gradeBad, ""},
+		"a container":        {func(e *engineFacts) { e.inside, e.view.root = true, false }, "", "engine.self", gradeSoft, "not one that the engine knows"},
+		"this container":     {func(e *engineFacts) { e.self = &self{id: ownID} }, "", "engine.self", gradeOK, ownID[:12]},
+		"unknown":            {func(e *engineFacts) { e.selfErr = errStuck }, "", "engine.self", gradeSoft, "isn't known"},
+		"no network":         {func(e *engineFacts) { e.settled = errors.New("which?") }, "", "engine.network", gradeBad, "which?"},
+		"agent off":          {func(e *engineFacts) { e.agent = &agentOffError{"why"} }, "", "engine.agent", gradeSoft, "off: why"},
+		"agent unseen":       {func(e *engineFacts) { e.hidden = true }, "", "engine.agent", gradeSoft, "can't be seen"},
+		"agent wrong":        {func(e *engineFacts) { e.agent = errors.New("why") }, "", "engine.agent", gradeBad, "why"},
+		"storage driver":     {func(e *engineFacts) { e.survey.Storage = "vfs" }, "", "engine.setup", gradeSoft, "vfs"},
+		"live-restore":       {func(e *engineFacts) { e.survey.LiveRestore = true }, "", "engine.setup", gradeOK, "live-restore on"},
+		"no seccomp":         {func(e *engineFacts) { e.survey.Security = nil }, "", "engine.security", gradeBad, ""},
+		"rootless":           {func(e *engineFacts) { e.survey.Security = []string{"rootless", "seccomp"} }, "", "engine.security", gradeOK, "rootless, seccomp"},
+		"no pids":            {func(e *engineFacts) { e.survey.Unlimited = []string{"pids", "swap"} }, "", "engine.limits", gradeBad, "pids"},
+		"no swap here":       {func(e *engineFacts) { e.survey.Unlimited = []string{"swap"} }, "", "engine.limits", gradeOK, ""},
+		"no swap there":      {func(e *engineFacts) { e.survey.Unlimited, e.view.root = []string{"swap"}, false }, "", "engine.limits", gradeSoft, "swap"},
+		"no swap at its TCP": {func(e *engineFacts) { e.survey.Unlimited, e.socket = []string{"swap"}, "" }, "", "engine.limits", gradeSoft, "swap"},
+		"clock":              {func(e *engineFacts) { e.survey.Skew = -90 * time.Second }, "", "engine.clock", gradeSoft, "-1m30s"},
 		"holders": {func(e *engineFacts) {
 			e.survey.Holders = []runtime.Holder{{ID: "1", Name: "ci"}, {ID: "2", Name: "ui"}}
 		}, "", "engine.socket_holders", gradeSoft, "2 running containers have the engine's socket: ci, ui"},

@@ -238,6 +238,9 @@ func TestDoctorListener(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
+	ca := newAuthority(t, t.TempDir())
+	ca.issue(t, "soon", "") // for an hour
+	soon := config.Listener{Address: "tcp://127.0.0.1:0", TLSCertFile: filepath.Join(ca.dir, "soon.pem"), TLSKeyFile: filepath.Join(ca.dir, "soon-key.pem")}
 	all, one := []config.Caller{{Name: "all"}}, []config.Caller{{Name: "one", UIDs: []uint32{1}}}
 	for name, tt := range map[string]struct {
 		listener config.Listener
@@ -253,6 +256,7 @@ func TestDoctorListener(t *testing.T) {
 		"for one of all":  {config.Listener{Address: "unix://" + dir + "/s", SocketMode: "0666", Callers: one}, false, gradeOK, "mode 0666"},
 		"audit":           {config.Listener{Address: "unix://" + dir + "/s", Callers: []config.Caller{{Name: "ci", Mode: config.ModeAudit}}}, false, gradeSoft, "mode: audit for ci"},
 		"plain":           {config.Listener{Address: "tcp://0.0.0.0:0", AllowPlain: true, Callers: all}, false, gradeSoft, "without client certificates"},
+		"ends soon":       {soon, false, gradeSoft, "certificate until"},
 		"nowhere to make": {config.Listener{Address: "unix:///nonexistent/s", Callers: all}, false, gradeBad, "can't be listened on"},
 	} {
 		f := checkListener(t.Context(), time.Minute, tt.listener, tt.served)
@@ -298,6 +302,25 @@ func TestDoctorTokens(t *testing.T) {
 		t.Run(name, func(t *testing.T) { wantFinding(t, findings, tt.id, tt.grade, "") })
 		if strings.Contains(fmt.Sprint(findings), "hush") {
 			t.Errorf("%s tells a secret: %+v", name, findings)
+		}
+	}
+}
+
+func TestDoctorSecrets(t *testing.T) {
+	t.Parallel()
+	cfg := config.Default()
+	cfg.Security.TokenFile, cfg.Otel.HeadersFile = filepath.Join(t.TempDir(), "token"), filepath.Join(t.TempDir(), "none")
+	write(t, cfg.Security.TokenFile, testToken)
+	for mode, open := range map[os.FileMode]bool{0o600: false, 0o640: false, 0o644: true} {
+		if err := os.Chmod(cfg.Security.TokenFile, mode); err != nil {
+			t.Fatal(err)
+		}
+		findings := checkSecrets(cfg)
+		if len(findings) > 0 != open {
+			t.Errorf("mode %o: %+v", mode, findings)
+		}
+		if open {
+			wantFinding(t, findings, "doors.secrets", gradeSoft, cfg.Security.TokenFile)
 		}
 	}
 }

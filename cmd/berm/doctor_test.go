@@ -132,6 +132,8 @@ func TestDoctorWithoutEngine(t *testing.T) {
 	if _, asked := gradesOf(r.Findings)["policy.images"]; asked {
 		t.Error("the engine is said to have been asked for images")
 	}
+	r = runDoctor(t, 1, "--engine-address", "unix://"+socket, "--enter-engine")
+	wantFinding(t, r.Findings, "engine.enter", gradeBad, "find the engine's process")
 	stdout, _, code := berm(t, "", "doctor", "--engine-address", "unix://"+socket, "--state-dir", filepath.Join(t.TempDir(), "state"), "--listen", "127.0.0.1:0")
 	if code != 1 || !strings.Contains(stdout, "bad   reachable") || strings.Contains(stdout, "\x1b") {
 		t.Errorf("exit code %d:\n%s", code, stdout)
@@ -149,7 +151,7 @@ func TestDoctorWithoutEngine(t *testing.T) {
 	r = runDoctor(t, 1, "--engine-address", "unix://"+socket, "--timeout", "200ms")
 	wantFinding(t, r.Findings, "engine.reachable", gradeBad, "docker at unix://"+socket+" is there, but doesn't answer in time")
 	r = runDoctor(t, 1, "--engine", "containerd", "--engine-address", socket, "--timeout", "200ms")
-	wantFinding(t, r.Findings, "engine.reachable", gradeBad, "")
+	wantFinding(t, r.Findings, "engine.reachable", gradeBad, "containerd at "+socket+" is there, but doesn't answer in time")
 }
 
 func TestDoctorUsage(t *testing.T) {
