@@ -284,7 +284,7 @@ func TestExplainHidesEnv(t *testing.T) {
 
 func TestHelpIsWhole(t *testing.T) {
 	for _, args := range [][]string{
-		{"serve"}, {"config", "print"}, {"config", "check"}, {"policy", "explain"}, {"demo"},
+		{"serve"}, {"config", "print"}, {"config", "check"}, {"policy", "explain"}, {"demo"}, {"doctor"},
 		{"sandbox", "create"}, {"sandbox", "ls"}, {"sandbox", "show"}, {"sandbox", "exec"}, {"sandbox", "renew"}, {"sandbox", "rm"},
 		{"sandbox", "shell"}, {"sandbox", "ps"}, {"sandbox", "port"},
 		{"sandbox", "process", "start"}, {"sandbox", "process", "list"}, {"sandbox", "process", "logs"}, {"sandbox", "process", "stop"},

@@ -99,35 +99,49 @@ func (e *agentOffError) Error() string { return e.reason }
 // putAgent puts the agent's program where the engine can give it to sandboxes, and
 // answers its path below the root.
 func putAgent(cfg config.Engine, root string, v view) (string, error) {
-	switch {
-	case cfg.AgentDir != "":
-	case engineSocket(cfg) == "":
-		return "", &agentOffError{"the engine may be on another machine; if it is on this one, engine.agent_dir says where it sees " + root}
-	case !v.root:
-		return "", &agentOffError{"the engine doesn't share Berm's file system; engine.agent_dir says where it sees " + root}
-	}
-	program, err := agentProgram(cfg)
-	if errors.Is(err, errNoAgent) {
-		return "", &agentOffError{err.Error()}
-	}
+	program, err := agentFor(cfg, root, v)
 	if err != nil {
 		return "", err
 	}
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return "", err
 	}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(root, &fs); err != nil {
-		return "", &os.PathError{Op: "statfs", Path: root, Err: err}
-	}
-	if fs.Flags&unix.ST_NOEXEC != 0 {
-		return "", &agentOffError{"state_dir is on a file system that is mounted noexec"}
+	if err := runsPrograms(root); err != nil {
+		return "", err
 	}
 	path, err := runtime.PutProgram(filepath.Join(root, agentBin), program)
 	if err != nil {
 		return "", err
 	}
 	return filepath.Rel(root, path)
+}
+
+// agentFor is the agent's program, where the engine can give it to sandboxes.
+func agentFor(cfg config.Engine, root string, v view) ([]byte, error) {
+	switch {
+	case cfg.AgentDir != "":
+	case engineSocket(cfg) == "":
+		return nil, &agentOffError{"the engine may be on another machine; if it is on this one, engine.agent_dir says where it sees " + root}
+	case !v.root:
+		return nil, &agentOffError{"the engine doesn't share Berm's file system; engine.agent_dir says where it sees " + root}
+	}
+	program, err := agentProgram(cfg)
+	if errors.Is(err, errNoAgent) {
+		return nil, &agentOffError{err.Error()}
+	}
+	return program, err
+}
+
+// runsPrograms is an *agentOffError where none can be run that lies in a directory.
+func runsPrograms(dir string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	if fs.Flags&unix.ST_NOEXEC != 0 {
+		return &agentOffError{"state_dir is on a file system that is mounted noexec"}
+	}
+	return nil
 }
 
 // checkEngine tells what is wrong with an engine's settings, without asking the
@@ -212,15 +226,22 @@ func agentProgram(cfg config.Engine) ([]byte, error) {
 
 // engineSocket is the path of the engine's unix socket, empty if it has none.
 func engineSocket(cfg config.Engine) string {
+	address := engineAddress(cfg)
 	if cfg.Kind == "containerd" {
-		address := cmp.Or(cfg.Address, os.Getenv("CONTAINERD_ADDRESS"), "/run/containerd/containerd.sock")
 		return strings.TrimPrefix(address, "unix://")
 	}
-	address := cmp.Or(cfg.Address, os.Getenv("DOCKER_HOST"), "unix:///var/run/docker.sock")
 	if u, err := url.Parse(address); err == nil && u.Scheme == "unix" {
 		return u.Path
 	}
 	return ""
+}
+
+// engineAddress is the address in force.
+func engineAddress(cfg config.Engine) string {
+	if cfg.Kind == "containerd" {
+		return cmp.Or(cfg.Address, os.Getenv("CONTAINERD_ADDRESS"), "/run/containerd/containerd.sock")
+	}
+	return cmp.Or(cfg.Address, os.Getenv("DOCKER_HOST"), "unix:///var/run/docker.sock")
 }
 
 // view is what the engine shares with this process.
@@ -305,11 +326,13 @@ func inContainer() bool {
 	return os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 }
 
+var errOtherMounts = errors.New("the engine doesn't share Berm's mount namespace")
+
 // newHolder pins mounts where that can be done, and compares them where it can't;
 // then the error says why, and nothing has failed. Others is hold.NewVerifier's.
 func newHolder(dir string, v view, others func(sessionID string) []policy.Mount) (lifecycle.Holder, error) {
 	if !v.mounts {
-		return hold.NewVerifier(others), errors.New("the engine doesn't share Berm's mount namespace")
+		return hold.NewVerifier(others), errOtherMounts
 	}
 	pinner, err := hold.NewPinner(dir)
 	if err != nil {

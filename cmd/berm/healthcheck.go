@@ -134,9 +134,22 @@ func dialAddress(listen string) (network, address string, err error) {
 
 // askHealth asks for a path. Enough says of a status other than 200 that it will do.
 func askHealth(ctx context.Context, listen, path string, enough func(status int) bool) error {
+	status, body, err := fetchHealth(ctx, listen, path)
+	if err != nil || status == http.StatusOK || enough != nil && enough(status) {
+		return err
+	}
+	var problem apitype.Problem
+	if json.Unmarshal(body, &problem) == nil && problem.Detail != "" {
+		return fmt.Errorf("the server at %s answered %d: %s", listen, status, problem.Detail)
+	}
+	return fmt.Errorf("the server at %s answered %d %s", listen, status, http.StatusText(status))
+}
+
+// fetchHealth asks the server that listens on an address.
+func fetchHealth(ctx context.Context, listen, path string) (status int, body []byte, err error) {
 	network, address, err := dialAddress(listen)
 	if err != nil {
-		return err
+		return 0, nil, err
 	}
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -150,25 +163,17 @@ func askHealth(ctx context.Context, listen, path string, enough func(status int)
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, nil)
 	if err != nil {
-		return err
+		return 0, nil, err
 	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
-		return fmt.Errorf("the server at %s doesn't answer: %w", listen, err)
+		return 0, nil, fmt.Errorf("the server at %s doesn't answer: %w", listen, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxHealth))
-	if err != nil {
-		return fmt.Errorf("the server at %s broke its answer off: %w", listen, err)
+	if body, err = io.ReadAll(io.LimitReader(resp.Body, maxHealth)); err != nil {
+		return 0, nil, fmt.Errorf("the server at %s broke its answer off: %w", listen, err)
 	}
-	if resp.StatusCode == http.StatusOK || enough != nil && enough(resp.StatusCode) {
-		return nil
-	}
-	var problem apitype.Problem
-	if json.Unmarshal(body, &problem) == nil && problem.Detail != "" {
-		return fmt.Errorf("the server at %s answered %d: %s", listen, resp.StatusCode, problem.Detail)
-	}
-	return fmt.Errorf("the server at %s answered %d %s", listen, resp.StatusCode, http.StatusText(resp.StatusCode))
+	return resp.StatusCode, body, nil
 }
 
 // greetTLS is nil when who listens there has the certificate of a file.

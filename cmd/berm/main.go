@@ -88,7 +88,7 @@ func newRootCommand() *cobra.Command {
   berm sandbox exec demo -- echo hello
   berm sandbox rm demo`,
 	}
-	root.AddCommand(newServeCommand(), newConfigCommand(), newPolicyCommand(), newSandboxCommand(),
+	root.AddCommand(newServeCommand(), newConfigCommand(), newDoctorCommand(), newPolicyCommand(), newSandboxCommand(),
 		newWorkspaceCommand(), newChatCommand(), newFileCommand(), newStoreCommand(), newDemoCommand(), newComposeCommand(), newHealthcheckCommand(), newVersionCommand())
 	return root
 }

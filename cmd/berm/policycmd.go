@@ -75,7 +75,12 @@ func readPolicy(ctx context.Context, cfg *config.Config, secret func(policy.Secr
 	if err := s.settle(&located); err != nil {
 		located.Sandbox.Network = "" // a verdict can do without its name
 	}
-	opts := policyOptions(&located, v, s)
+	return readPolicyAs(&located, v, s, secret)
+}
+
+// readPolicyAs is readPolicy for a configuration that heeds what is known already.
+func readPolicyAs(cfg *config.Config, v view, s *self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
+	opts := policyOptions(cfg, v, s)
 	opts.Secret = secret
 	made := map[string]bool{}
 	opts.MakeDir = func(path string) error {

@@ -152,18 +152,12 @@ func (n *notifier) Run(ctx context.Context, status string, works func(context.Co
 			return nil
 		case <-tick.C:
 		}
-		if err := within(ctx, n.every/3, works); err == nil {
+		if err := try(ctx, n.every/3, works); err == nil {
 			n.say(ctx, sdnotify.SdNotifyWatchdog)
 		} else if ctx.Err() == nil {
 			n.log.ErrorContext(ctx, "server_stuck", "error", err.Error())
 		}
 	}
-}
-
-func within(ctx context.Context, d time.Duration, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	return f(ctx)
 }
 
 // works tells whether the server still does what its callers need of it. That the engine is

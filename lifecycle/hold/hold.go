@@ -114,9 +114,9 @@ func pin(m policy.Mount, target string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	tree, err := cloneTree(fd, m.Local)
 	if err != nil {
-		return &fs.PathError{Op: "open_tree", Path: m.Local, Err: err}
+		return err
 	}
 	defer unix.Close(tree)
 	if err := os.Mkdir(target, 0o700); err != nil {
@@ -126,6 +126,30 @@ func pin(m policy.Mount, target string) error {
 		return &fs.PathError{Op: "move_mount", Path: target, Err: err}
 	}
 	return nil
+}
+
+// cloneTree clones the mount of an open directory. The clone goes with its descriptor.
+func cloneTree(fd int, path string) (int, error) {
+	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return -1, &fs.PathError{Op: "open_tree", Path: path, Err: err}
+	}
+	return tree, nil
+}
+
+// Try tells whether this process may pin, as NewPinner finds out, by an existing
+// directory and without making anything: an error says why not.
+func Try(dir string) error {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	defer unix.Close(fd)
+	tree, err := cloneTree(fd, dir)
+	if err != nil {
+		return fmt.Errorf("pin a directory: %w", err)
+	}
+	return unix.Close(tree)
 }
 
 // clearPins takes away the pins below base, and base. A pin that is no mount any

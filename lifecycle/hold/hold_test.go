@@ -259,3 +259,18 @@ func TestVerifierKeepsOutWhoCouldExchange(t *testing.T) {
 		}
 	})
 }
+
+// Trying makes nothing, and comes to what a pinner comes to.
+func TestTry(t *testing.T) {
+	dir := t.TempDir()
+	_, want := NewPinner(filepath.Join(t.TempDir(), "pins"))
+	if got := Try(dir); (got == nil) != (want == nil) || errors.Is(got, unix.EPERM) != errors.Is(want, unix.EPERM) {
+		t.Errorf("%v, and a pinner: %v", got, want)
+	}
+	if err := Try(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a directory that isn't there: %v", err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+}

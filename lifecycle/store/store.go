@@ -6,12 +6,15 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"embed"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"net/url"
@@ -83,6 +86,32 @@ func openFile(path string, query url.Values, pragmas ...string) (*sql.DB, error)
 		db.SetMaxOpenConns(1) // one writer at a time is all that SQLite has
 	}
 	return db, err
+}
+
+// Look tells the version of a database's schema, and the newest that Open knows, without
+// changing or locking the file: what a running process hasn't merged into it yet isn't seen.
+// A version of 0 is of one that has no schema there. It is an error of fs.ErrNotExist if there is no file,
+// and another if it is no database.
+func Look(path string) (version, known int, err error) {
+	names, err := migrationNames()
+	if err != nil {
+		return 0, 0, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, len(names), err
+	}
+	defer func() { _ = f.Close() }()
+	var header [100]byte // https://www.sqlite.org/fileformat.html#the_database_header
+	switch _, err := io.ReadFull(f, header[:]); {
+	case errors.Is(err, io.EOF):
+		return 0, len(names), nil
+	case err != nil && !errors.Is(err, io.ErrUnexpectedEOF):
+		return 0, len(names), fmt.Errorf("read %s: %w", path, err)
+	case err != nil, !bytes.HasPrefix(header[:], []byte("SQLite format 3\x00")):
+		return 0, len(names), fmt.Errorf("%s is no database", path)
+	}
+	return int(int32(binary.BigEndian.Uint32(header[60:]))), len(names), nil
 }
 
 // syncDir has a directory's entries survive a crash of the machine.

@@ -1,9 +1,11 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -232,5 +234,40 @@ func TestCeilings(t *testing.T) {
 	}
 	if _, err := s.Ceilings(ctx); err == nil {
 		t.Error("a closed store knows ceilings")
+	}
+}
+
+func TestLook(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "berm.db")
+	if _, _, err := Look(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	db, err := Open(t.Context(), Options{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	version, known, err := Look(path)
+	if err != nil || version != known || known == 0 {
+		t.Errorf("version %d of %d, %v", version, known, err)
+	}
+	after, err := os.ReadFile(path)
+	if entries, dirErr := os.ReadDir(dir); err != nil || dirErr != nil || len(entries) != 1 || !bytes.Equal(before, after) {
+		t.Errorf("looking changed something: %v, %v, %v", entries, err, dirErr)
+	}
+	for content, ok := range map[string]bool{"": true, "short": false, strings.Repeat("long", 100): false} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if version, _, err := Look(path); version != 0 || (err == nil) != ok {
+			t.Errorf("%.10q: version %d, %v", content, version, err)
+		}
 	}
 }

@@ -34,16 +34,19 @@ var plugins = []string{"loopback", "bridge", "host-local", "portmap"}
 // checkPlugins names a plug-in that isn't there, which CNI's library says in words only.
 func (r *Runtime) checkPlugins() error {
 	for _, name := range plugins {
-		found := slices.ContainsFunc(r.opts.PluginDirs, func(dir string) bool {
-			info, err := os.Stat(filepath.Join(dir, name))
-			return err == nil && info.Mode().IsRegular()
-		})
-		if !found {
+		if !r.hasPlugin(name) {
 			return runtime.Precondition("the CNI plug-in %s, of the package containernetworking-plugins, is in none of %s: networks need it",
 				name, strings.Join(r.opts.PluginDirs, ", "))
 		}
 	}
 	return nil
+}
+
+func (r *Runtime) hasPlugin(name string) bool {
+	return slices.ContainsFunc(r.opts.PluginDirs, func(dir string) bool {
+		info, err := os.Stat(filepath.Join(dir, name))
+		return err == nil && info.Mode().IsRegular()
+	})
 }
 
 // cni sets the plug-ins up for a network.

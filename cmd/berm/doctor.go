@@ -1,0 +1,201 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+)
+
+// stuckGrace is how much longer a look at something may take to say itself that it is stuck.
+const stuckGrace = 500 * time.Millisecond
+
+func newDoctorCommand() *cobra.Command {
+	var output string
+	var strict, enter bool
+	var limit time.Duration
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Look at the host, the engine and the configuration, and say what won't work, or not as hard as it could",
+		Long: `Look at all that berm serve would need with the same configuration file, environment
+and flags, and say of each what was found:
+
+  ok    as it should be
+  soft  it works, but a limit, a wall or a guarantee isn't there: what follows, and what to do
+  bad   berm serve would refuse to start, or be of no use or a danger: what follows, and what to do
+
+Nothing is started, made or changed, and a server that runs isn't disturbed. The exit
+code is 1 when something is bad, with --strict also when something is soft. Run it as
+the user, and in the container, that berm serve is to run as and in. NO_COLOR is heeded.`,
+		Example: `  berm doctor
+  berm doctor --config /etc/berm/berm.yaml --policy /etc/berm/policy.yaml
+  BERM_ENGINE_KIND=containerd berm doctor --strict
+  berm doctor -o json | jq -r '.findings[] | select(.grade != "ok") | .id'
+  docker exec berm /berm doctor`,
+		Args: cobra.NoArgs,
+		RunE: action(func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return &exitError{code: exitUsage, err: fmt.Errorf("--output is %q, want text or json", output)}
+			}
+			if limit <= 0 {
+				return &exitError{code: exitUsage, err: fmt.Errorf("--timeout is %s, want more than 0", limit)}
+			}
+			x := examination{limit: limit}
+			file, err := cmd.Flags().GetString("config")
+			if err != nil {
+				return err
+			}
+			x.file = cmp.Or(file, os.Getenv("BERM_CONFIG"))
+			if x.cfg, x.err = loadConfig(cmd); x.err == nil && enter {
+				done, err := enterEngine(cmd.Context(), x.cfg.Engine)
+				if done {
+					return err
+				}
+				x.outside = err
+			}
+			r := x.run(cmd.Context())
+			if output == "json" {
+				err = writeJSON(cmd.OutOrStdout(), r)
+			} else {
+				err = r.print(cmd.OutOrStdout())
+			}
+			if err == nil && (r.Grade == gradeBad || strict && r.Grade == gradeSoft) {
+				err = &exitError{code: exitFailure}
+			}
+			return err
+		}),
+	}
+	addConfigFlags(cmd)
+	cmd.Flags().DurationVar(&limit, "timeout", 10*time.Second, "how long each look at something may take")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cmd.Flags().BoolVar(&strict, "strict", false, "exit with 1 also when something is soft")
+	cmd.Flags().BoolVar(&enter, "enter-engine", false, "look from where berm serve --enter-engine works")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// A grade is what a check came to.
+type grade string
+
+const (
+	gradeOK   grade = "ok"
+	gradeSoft grade = "soft"
+	gradeBad  grade = "bad"
+)
+
+// finding is what a check came to. Several may have one ID, as listeners do.
+type finding struct {
+	ID    string `json:"id"` // stable: a group, a dot and a name
+	Grade grade  `json:"grade"`
+	Found string `json:"found"`
+	Means string `json:"means,omitempty"` // what follows from it; empty when it is ok
+	Fix   string `json:"fix,omitempty"`
+}
+
+func okay(id, found string) finding             { return finding{id, gradeOK, found, "", ""} }
+func soft(id, found, means, fix string) finding { return finding{id, gradeSoft, found, means, fix} }
+func bad(id, found, means, fix string) finding  { return finding{id, gradeBad, found, means, fix} }
+
+// wontStart is what follows from what berm serve refuses.
+const wontStart = "berm serve refuses to start"
+
+// report is all that was found.
+type report struct {
+	Berm     string    `json:"berm"`
+	Grade    grade     `json:"grade"` // the worst
+	Findings []finding `json:"findings"`
+}
+
+// examination is of one configuration.
+type examination struct {
+	cfg     *config.Config // nil with an error
+	err     error
+	file    string        // that it is from; empty if it is from none
+	outside error         // why the engine's mount namespace couldn't be entered
+	limit   time.Duration // of each look at something
+}
+
+// run looks at everything.
+func (x examination) run(ctx context.Context) report {
+	host, err := within(ctx, x.limit, func(context.Context) (hostFacts, error) { return lookAtHost("/", os.Geteuid()) })
+	host.err = err
+	if x.err != nil {
+		return newReport(append(host.judge("docker", true), bad("config.file", strings.ReplaceAll(onOneLine(x.err).Error(), ":;", ":"), wontStart,
+			"berm config print shows every key, what it means and where its value comes from")))
+	}
+	e := lookAtEngine(ctx, x.limit, x.cfg)
+	p := lookAtPolicy(ctx, x.limit, e)
+	s := lookAtStorage(ctx, x.limit, e.cfg)
+	findings := append(host.judge(e.cfg.Engine.Kind, e.local()), okay("config.file", configSource(x.file)))
+	if x.outside != nil {
+		findings = append(findings, bad("engine.enter", onOneLine(x.outside).Error(), wontStart, "have the engine run before berm, or leave --enter-engine out on the engine's own host"))
+	}
+	findings = append(findings, e.judge(p.policy)...)
+	findings = append(findings, p.judge(e)...)
+	findings = append(findings, s.judge(e.cfg, host)...)
+	return newReport(append(findings, checkDoors(ctx, x.limit, e.cfg, s)...))
+}
+
+func newReport(findings []finding) report {
+	r := report{Berm: versionLine(), Grade: gradeOK, Findings: findings}
+	for _, f := range findings {
+		if f.Grade == gradeBad || f.Grade == gradeSoft && r.Grade == gradeOK {
+			r.Grade = f.Grade
+		}
+	}
+	return r
+}
+
+// count is how many of a grade there are.
+func (r report) count(g grade) int {
+	n := 0
+	for _, f := range r.Findings {
+		if f.Grade == g {
+			n++
+		}
+	}
+	return n
+}
+
+var errStuck = errors.New("no answer in time")
+
+// within has a look at something take no longer than a limit. One that is stuck in the
+// kernel, as on a file system whose server is away, ends with the process.
+func within[T any](ctx context.Context, limit time.Duration, look func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	type outcome struct {
+		value T
+		err   error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		v, err := look(ctx)
+		done <- outcome{v, err}
+	}()
+	select {
+	case o := <-done:
+		return o.value, o.err
+	case <-ctx.Done():
+	}
+	select {
+	case o := <-done: // who heeds its context can say more
+		return o.value, o.err
+	case <-time.After(stuckGrace):
+		var none T
+		return none, errStuck
+	}
+}
+
+// try is within for what has no value.
+func try(ctx context.Context, limit time.Duration, look func(context.Context) error) error {
+	_, err := within(ctx, limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, look(ctx) })
+	return err
+}
