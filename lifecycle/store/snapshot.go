@@ -233,6 +233,13 @@ func (r *Report) count(ctx context.Context, q querier) (err error) {
 		var id string
 		return row.Scan(&id)
 	})
+	rows(new(int), "SELECT "+ceilingColumns+" FROM ceilings", func(row scanner) error {
+		c, err := scanCeiling(row)
+		if err == nil && (c.SessionID == "" || !filepath.IsAbs(c.Dir)) {
+			err = fmt.Errorf("a quota of session %q for the directory %q: no such can be", c.SessionID, c.Dir)
+		}
+		return err
+	})
 	return err
 }
 

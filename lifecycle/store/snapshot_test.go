@@ -22,6 +22,10 @@ func fill(t *testing.T, s *Store) {
 	t.Helper()
 	r := record(uuid.NewString())
 	k := chatIn(t, s, "a", "1", "k")
+	_, err := s.AddCeiling(t.Context(), r.SessionID, "/work/k")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, err := range []error{
 		s.Put(t.Context(), r), s.PutFiles(t.Context(), file(k, "1", "x")),
 		s.PutChange(t.Context(), chat.Change{ID: "c", Tenant: "a", ChatID: "k", Files: []chat.File{file(k, "2", "y")}}),
@@ -32,7 +36,7 @@ func fill(t *testing.T, s *Store) {
 	}
 }
 
-var filled = Report{Schema: 2, Sandboxes: 1, Workspaces: 1, Chats: 1, Files: 1, Changes: 1}
+var filled = Report{Schema: 3, Sandboxes: 1, Workspaces: 1, Chats: 1, Files: 1, Changes: 1}
 
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
@@ -170,7 +174,7 @@ func TestCheckFinds(t *testing.T) {
 		}, "not a database"},
 		"nothing in it":  {func(t *testing.T, path string) { _ = os.Truncate(path, 0) }, "no schema"},
 		"newer":          {exec("PRAGMA user_version = 1000"), "newer berm"},
-		"other tables":   {exec("DROP INDEX changes_of_chat"), "aren't those of schema version 2"},
+		"other tables":   {exec("DROP INDEX changes_of_chat"), "aren't those of schema version 3"},
 		"a trigger":      {exec("CREATE TRIGGER t AFTER DELETE ON chats BEGIN DELETE FROM files; END"), "aren't those"},
 		"no chat":        {exec("DELETE FROM chats"), "1 of files without chats"},
 		"no spec":        {exec("UPDATE sandboxes SET spec = '{'"), "unexpected EOF"},
@@ -182,6 +186,7 @@ func TestCheckFinds(t *testing.T) {
 		"chat of no key": {exec("PRAGMA foreign_keys = 0; UPDATE chats SET chat_id = '.'; UPDATE files SET chat_id = '.'; UPDATE changes SET chat_id = '.'"), "is no key"},
 		"a path":         {exec("UPDATE files SET name = '../x'"), "no such can be"},
 		"a path to come": {exec("UPDATE changed_files SET name = '../x'"), "no such can be"},
+		"no directory":   {exec("UPDATE ceilings SET dir = '../work'"), "no such can be"},
 		"no number":      {exec("UPDATE files SET size = 'x'"), "size"},
 	} {
 		path := filepath.Join(t.TempDir(), "berm.db")
