@@ -208,7 +208,7 @@ func openScratch(state string) (*scratch, error) {
 		return nil, err
 	}
 	if err := s.clear(); err != nil {
-		return nil, errors.Join(err, s.lock.Close())
+		return nil, errors.Join(err, unlockFile(s.lock))
 	}
 	return s, nil
 }
@@ -222,7 +222,7 @@ func (s *scratch) clear() error {
 }
 
 // Close removes what is in it.
-func (s *scratch) Close() error { return errors.Join(s.clear(), s.lock.Close()) }
+func (s *scratch) Close() error { return errors.Join(s.clear(), unlockFile(s.lock)) }
 
 // noRestorePending refuses a state directory that is between two stores.
 func noRestorePending(dir string) error {

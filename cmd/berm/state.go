@@ -37,10 +37,10 @@ func openState(dir string) (*state, error) {
 	}
 	s := &state{dir: dir, lock: lock}
 	if err := s.withdraw(); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
-		return nil, errors.Join(fmt.Errorf("clean the state directory: %w", err), lock.Close())
+		return nil, errors.Join(fmt.Errorf("clean the state directory: %w", err), unlockFile(lock))
 	}
 	if s.replaced, err = finishRestore(dir, os.Rename); err != nil {
-		return nil, errors.Join(fmt.Errorf("finish a restore that was cut off: %w", err), lock.Close())
+		return nil, errors.Join(fmt.Errorf("finish a restore that was cut off: %w", err), unlockFile(lock))
 	}
 	return s, nil
 }
@@ -73,8 +73,14 @@ func ownState(dir string) error {
 	return nil
 }
 
+// unlockFile is lockFile's opposite. To close the file isn't enough: a process that is
+// being started right now has it open until it runs its own program.
+func unlockFile(f *os.File) error {
+	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.Close())
+}
+
 // Close gives the lock back.
-func (s *state) Close() error { return s.lock.Close() }
+func (s *state) Close() error { return unlockFile(s.lock) }
 
 // owner is the instance's id: the configured one, else one that is made once and kept.
 func (s *state) owner(configured string) (string, error) {

@@ -85,7 +85,7 @@ func openReadOnly(path string) (*sql.DB, error) {
 	if _, err := os.Stat(path); err != nil { // which SQLite tells less well
 		return nil, err
 	}
-	return openFile(path, url.Values{"mode": {"ro"}}, "trusted_schema(0)", unsynced)
+	return openFile(path, url.Values{"mode": {"ro"}}, "trusted_schema(0)", "cell_size_check(1)", unsynced)
 }
 
 // Check reads all of the database at path, and tells what is in it; an error says what is

@@ -172,7 +172,7 @@ func TestCheckFinds(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "not a database"},
-		"nothing in it":  {func(t *testing.T, path string) { _ = os.Truncate(path, 0) }, "no schema"},
+		"nothing in it":  {func(_ *testing.T, path string) { _ = os.Truncate(path, 0) }, "no schema"},
 		"newer":          {exec("PRAGMA user_version = 1000"), "newer berm"},
 		"other tables":   {exec("DROP INDEX changes_of_chat"), "aren't those of schema version 3"},
 		"a trigger":      {exec("CREATE TRIGGER t AFTER DELETE ON chats BEGIN DELETE FROM files; END"), "aren't those"},
