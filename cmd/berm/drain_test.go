@@ -63,7 +63,7 @@ func TestDrain(t *testing.T) {
 	}()
 	streamed := bufio.NewReader(must("POST", "/exec", `{"command": ["sh", "-c", "echo begun; exec sleep 600"]}`, "application/x-ndjson").Body)
 	must("POST", "/processes", `{"process_id": "pty", "command": "sh", "tty": true}`, "")
-	pty, _, err := websocket.Dial(t.Context(), "ws://localhost/api/v1/sandboxes/a/processes/pty/attach", &websocket.DialOptions{HTTPClient: api}) //nolint:bodyclose // it is the connection
+	pty, _, err := websocket.Dial(t.Context(), "ws://localhost/api/v1/sandboxes/a/processes/pty/attach", &websocket.DialOptions{HTTPClient: api})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,8 @@ import (
 
 	"github.com/docker/docker/client"
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/cmd/berm/config"
 )
 
 // unit is what systemd is to a service: it passes sockets and hears what is said.
@@ -59,9 +61,9 @@ func (u *unit) listen(t *testing.T, name, network, address string) net.Listener 
 }
 
 // start runs berm serve as systemd would.
-func (u *unit) start(t *testing.T, config string, env ...string) *child {
+func (u *unit) start(t *testing.T, settings string, env ...string) *child {
 	t.Helper()
-	write(t, filepath.Join(u.dir, "berm.yaml"), config)
+	write(t, filepath.Join(u.dir, "berm.yaml"), settings)
 	c := &child{dir: filepath.Join(u.dir, "state"), log: newWaitLog()}
 	c.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(u.dir, "http.sock"))
@@ -234,6 +236,22 @@ func TestListenerOf(t *testing.T) {
 			t.Errorf("%s: %v", f.Name(), err)
 		}
 		_ = f.Close()
+	}
+}
+
+// No child takes itself for the one that sockets were passed to.
+func TestSocketsAreTakenOnce(t *testing.T) {
+	t.Setenv("LISTEN_PID", strconv.Itoa(os.Getpid()))
+	t.Setenv("LISTEN_FDS", "0")
+	t.Setenv("LISTEN_FDNAMES", "http")
+	sockets, cfg, err := takeSockets(config.Default())
+	if err != nil || len(sockets) != 0 || cfg.HTTP.Listen != config.Default().HTTP.Listen {
+		t.Errorf("got %v, %+v, %v", sockets, cfg, err)
+	}
+	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
+		if got, ok := os.LookupEnv(name); ok {
+			t.Errorf("%s is still %q", name, got)
+		}
 	}
 }
 
