@@ -20,8 +20,8 @@ import (
 // A server that goes down lets what is in flight finish for a while, and then nobody goes
 // without a word of why.
 func TestDrain(t *testing.T) {
-	t.Setenv("BERM_HTTP_DRAIN_TIMEOUT", "6s")
-	b := newClientBed(t)
+	t.Parallel()
+	b := newClientBed(t, "http: {drain_timeout: 6s}\n")
 	cli, work := clis(t)[0], filepath.Join(b.dir, "work")
 	api := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(b.dir, "berm.sock"))

@@ -84,7 +84,7 @@ func (u *unit) start(t *testing.T, settings string, env ...string) *child {
 // hear waits for what is said, leaving out what is said of the watchdog unless it is that.
 func (u *unit) hear(t *testing.T, want string) {
 	t.Helper()
-	if err := u.said.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := u.said.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	for buf := make([]byte, 4096); ; {
@@ -105,6 +105,7 @@ func (u *unit) hear(t *testing.T, want string) {
 // A service of systemd is there from the first connection to its socket, which outlives
 // it, and says how it is.
 func TestSystemd(t *testing.T) {
+	t.Parallel()
 	u := newUnit(t)
 	u.listen(t, "http", "unix", filepath.Join(u.dir, "http.sock"))
 	u.listen(t, "docker", "unix", filepath.Join(u.dir, "docker.sock"))
@@ -187,13 +188,12 @@ func TestSystemdRefusals(t *testing.T) {
 		names  []string
 		want   string
 	}{
-		"exposed":       {"http: {listen: 'systemd:a'}\n", []string{"a"}, "without a token, only a loopback address"},
-		"nobody's":      {"http: {listen: 'systemd:a'}\n", []string{"a", "b"}, "systemd has passed the socket b, and no address"},
-		"one name":      {"http: {listen: 'systemd:a'}\n", []string{"a", "a"}, "another socket of that address or name"},
-		"nothing there": {"http: {listen: 'systemd:a'}\n", nil, "http.listen: systemd has passed no socket of the name a"},
+		"exposed":  {"http: {listen: 'systemd:a'}\n", []string{"a"}, "without a token, only a loopback address"},
+		"one name": {"http: {listen: 'systemd:a'}\n", []string{"a", "a"}, "another socket of that address or name"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			u := newUnit(t)
 			for _, name := range tt.names {
 				u.listen(t, name, "tcp", "0.0.0.0:0")
