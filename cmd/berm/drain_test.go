@@ -20,8 +20,8 @@ import (
 // A server that goes down lets what is in flight finish for a while, and then nobody goes
 // without a word of why.
 func TestDrain(t *testing.T) {
-	t.Setenv("BERM_HTTP_DRAIN_TIMEOUT", "6s")
-	b := newClientBed(t)
+	t.Parallel()
+	b := newClientBed(t, "http: {drain_timeout: 6s}\n")
 	cli, work := clis(t)[0], filepath.Join(b.dir, "work")
 	api := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(b.dir, "berm.sock"))
@@ -63,7 +63,7 @@ func TestDrain(t *testing.T) {
 	}()
 	streamed := bufio.NewReader(must("POST", "/exec", `{"command": ["sh", "-c", "echo begun; exec sleep 600"]}`, "application/x-ndjson").Body)
 	must("POST", "/processes", `{"process_id": "pty", "command": "sh", "tty": true}`, "")
-	pty, _, err := websocket.Dial(t.Context(), "ws://localhost/api/v1/sandboxes/a/processes/pty/attach", &websocket.DialOptions{HTTPClient: api}) //nolint:bodyclose // it is the connection
+	pty, _, err := websocket.Dial(t.Context(), "ws://localhost/api/v1/sandboxes/a/processes/pty/attach", &websocket.DialOptions{HTTPClient: api})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,8 +33,8 @@ type clientBed struct {
 }
 
 // newClientBed starts a server on a private engine, whose callers may make networks and volumes,
-// and have directories below work mounted.
-func newClientBed(t *testing.T) *clientBed {
+// and have directories below work mounted. Settings are more sections of its configuration.
+func newClientBed(t *testing.T, settings ...string) *clientBed {
 	t.Helper()
 	b := &clientBed{engine: startEngine(t, "docker"), dir: t.TempDir()}
 	work := filepath.Join(b.dir, "work")
@@ -61,7 +61,7 @@ engine_api:
       callers: [{name: audited, tenant: audited, mode: audit}]
 sandbox: {cleanup_interval: 100ms}
 engine: {address: "`+b.engine.config.Address+`"}
-`)
+`+strings.Join(settings, ""))
 	b.args = []string{"--config", filepath.Join(b.dir, "berm.yaml"), "--policy", filepath.Join(b.dir, "policy.yaml")}
 	b.start(t)
 	return b

@@ -184,7 +184,7 @@ func (l *waitLog) wait(t *testing.T, text string) {
 		case p := <-l.writes:
 			since.Write(p)
 			l.all.Write(p)
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("the log doesn't say %q:\n%s", text, l)
 		}
 	}

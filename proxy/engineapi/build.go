@@ -504,6 +504,9 @@ func (c *call) relayBuild(body io.Reader) (id string) {
 		case errors.Is(c.ctx.Err(), context.DeadlineExceeded):
 			c.say(buildMessage{Error: fmt.Sprintf("the build was ended: it may take %v, and no longer than what it makes is to live", maxBuildTime)})
 			return ""
+		case err != nil && proxy.GoingDown(c.ctx):
+			c.say(buildMessage{Error: farewell})
+			return ""
 		case err != nil:
 			panic(http.ErrAbortHandler)
 		}

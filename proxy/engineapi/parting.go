@@ -7,6 +7,9 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
+// farewell is what callers are told by a server that goes down.
+var farewell = "berm: " + proxy.ErrGoingDown.Error()
+
 const frameHead = 8 // bytes before those of a frame: which stream they are of, three zeros, how many
 
 // parting is what a stream ends with that is broken off as the server goes down. What its
@@ -68,17 +71,16 @@ func (p *parting) word() []byte {
 	if p == nil {
 		return nil
 	}
-	text := "berm: " + proxy.ErrGoingDown.Error()
 	switch {
 	case p.form == framed && p.left == 0 && len(p.head) == 0:
-		frame := binary.BigEndian.AppendUint32([]byte{2, 0, 0, 0}, uint32(len(text)+1))
-		return append(frame, text+"\n"...)
+		frame := binary.BigEndian.AppendUint32([]byte{2, 0, 0, 0}, uint32(len(farewell)+1))
+		return append(frame, farewell+"\n"...)
 	case p.form == terminal:
-		return []byte("\r\n" + text + "\r\n")
+		return []byte("\r\n" + farewell + "\r\n")
 	case p.form == textLine:
-		return []byte(text + "\n")
+		return []byte(farewell + "\n")
 	case p.form == jsonLines && !p.mid:
-		b, _ := json.Marshal(map[string]any{"error": text, "errorDetail": map[string]string{"message": text}})
+		b, _ := json.Marshal(map[string]any{"error": farewell, "errorDetail": map[string]string{"message": farewell}})
 		return append(b, '\n')
 	}
 	return nil

@@ -2,11 +2,14 @@ package engineapi
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/bermhq/berm/proxy"
@@ -54,6 +57,16 @@ func TestParting(t *testing.T) {
 				t.Errorf("%s, by %d: %q, want %q", name, step, got, tt.want)
 			}
 		}
+	}
+}
+
+func TestBuildDrain(t *testing.T) {
+	ctx, end := context.WithCancelCause(t.Context())
+	end(proxy.ErrGoingDown)
+	w := httptest.NewRecorder()
+	c := call{w: w, ctx: ctx}
+	if id := c.relayBuild(iotest.ErrReader(ctx.Err())); id != "" || !strings.Contains(w.Body.String(), `"error":"berm: the server is going down"`) {
+		t.Errorf("%q, and %s", id, w.Body)
 	}
 }
 
