@@ -117,9 +117,9 @@ func (h hostFacts) judge(kind string, local bool) []finding {
 			"namespaces, capabilities and seccomp alone stand between a sandbox and the kernel", "turn one on, where the distribution has it (apparmor=1 security=apparmor on the kernel's command line)"))
 	}
 	if h.userns != "" {
-		return append(out, okay("host.user_namespaces", "up to "+h.userns+"; sandboxes can't make any"))
+		return append(out, okay("host.userns", "up to "+h.userns+"; sandboxes can't make any"))
 	}
-	return append(out, okay("host.user_namespaces", "none; Berm needs none"))
+	return append(out, okay("host.userns", "none; Berm needs none"))
 }
 
 func (h hostFacts) judgeUser(kind string) finding {

@@ -105,9 +105,12 @@ func (p *policyFacts) judge(e *engineFacts) []finding {
 func (p *policyFacts) judgeImages(cfg config.Engine) finding {
 	const id = "policy.images"
 	var absent, unknown []string
-	pull := "docker pull"
-	if cfg.Kind == "containerd" {
-		pull = "ctr --namespace " + cmp.Or(cfg.Namespace, "berm") + " images pull"
+	pull := "docker pull "
+	switch {
+	case cfg.Kind == "containerd":
+		pull = "ctr --address " + engineSocket(cfg) + " --namespace " + cmp.Or(cfg.Namespace, "berm") + " images pull "
+	case cfg.Address != "": // docker's own client doesn't know of it
+		pull = "DOCKER_HOST=" + cfg.Address + " " + pull
 	}
 	for _, img := range p.images {
 		switch {
@@ -121,9 +124,9 @@ func (p *policyFacts) judgeImages(cfg config.Engine) finding {
 	case len(unknown) > 0:
 		return soft(id, "can't be asked for: "+some(unknown), "whether they are there isn't known", "look at the engine's log")
 	case len(absent) > 0 && p.policy.PullPolicy() == policy.PullNever:
-		return bad(id, "the engine lacks "+some(absent), "nothing can be made of them, as the policy says images.pull: never", pull+" "+inFull(absent[0], cfg.Kind))
+		return bad(id, "the engine lacks "+some(absent), "nothing can be made of them, as the policy says images.pull: never", pull+inFull(absent[0], cfg.Kind))
 	case len(absent) > 0:
-		return soft(id, "the engine lacks "+some(absent), "the first create waits for the pull, or fails where the registry can't be reached", pull+" "+inFull(absent[0], cfg.Kind))
+		return soft(id, "the engine lacks "+some(absent), "the first create waits for the pull, or fails where the registry can't be reached", pull+inFull(absent[0], cfg.Kind))
 	}
 	return okay(id, fmt.Sprintf("the engine has those of all %d profiles", len(p.policy.Profiles())))
 }

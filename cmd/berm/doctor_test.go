@@ -235,10 +235,11 @@ func TestDoctorOnEngines(t *testing.T) {
 	onEachEngine(t, func(t *testing.T, kind string) {
 		e := startEngine(t, kind)
 		env := filepath.Join(e.dir(t), "berm.yaml")
-		write(t, env, "engine: {"+strings.Join([]string{
+		settings := "engine: {" + strings.Join([]string{
 			"kind: " + kind, "address: '" + e.config.Address + "'", "namespace: '" + e.config.Namespace + "'", "cgroup_parent: '" + e.config.CgroupParent + "'",
 			"netns: '" + e.config.Netns + "'", "agent_file: '" + e.config.AgentFile + "'",
-		}, ", ")+"}\nsandbox: {image: '"+testImage+"'}\n")
+		}, ", ") + "}\nsandbox: {image: '" + testImage + "'}\n"
+		write(t, env, settings)
 		r := runDoctor(t, 0, "--config", env, "--timeout", "1m")
 		for id, found := range map[string]string{
 			"config.file": env, "engine.reachable": kind, "engine.socket": "", "engine.agent": "", "engine.setup": "overlay", "engine.runtimes": "runc",
@@ -251,7 +252,13 @@ func TestDoctorOnEngines(t *testing.T) {
 		}
 		wantEmpty(t, e)
 
-		if kind != "docker" {
+		if kind == "containerd" {
+			for setting, g := range map[string]grade{"cni_plugin_dirs: [/nonexistent]": gradeSoft, "snapshotter: none-such": gradeBad} {
+				file := filepath.Join(t.TempDir(), "berm.yaml")
+				write(t, file, strings.Replace(settings, "engine: {", "engine: {"+setting+", ", 1))
+				code := map[grade]int{gradeSoft: 0, gradeBad: 1}[g]
+				wantFinding(t, runDoctor(t, code, "--config", file, "--timeout", "1m").Findings, "engine.parts", g, "missing: ")
+			}
 			return
 		}
 		// Beside a server that runs, which isn't disturbed.
