@@ -320,6 +320,9 @@ func TestFails(t *testing.T) {
 		if (err != nil) != (call == "used") || err != nil && !errdefs.IsUnavailable(err) {
 			t.Errorf("%s: %v", call, err)
 		}
+		if call != "limit" { // else the whole tree has it, and so nothing is in the way of who moves files
+			b.want(call+" failed", nil, nil, nil)
+		}
 		b.disk.failing(call, nil)
 		b.Leave("a")
 		b.sweep()
@@ -362,6 +365,15 @@ func TestRestart(t *testing.T) {
 	b.sweep()
 	b.want("restart", []string{"a", "c"}, tags{"x": first, "z": first + 2}, limits{first: quota, first + 2: quota})
 
+	b.restart()
+	b.enterAs(lifecycle.Occupant{SessionID: "b", QuotaBytes: quota, Resumed: true}, "x") // whoever was held there
+	b.enterAs(lifecycle.Occupant{SessionID: "c", QuotaBytes: quota, Resumed: true}, "z")
+	b.want("another's", []string{"c"}, tags{"x": first, "z": first + 2}, limits{first + 2: quota})
+	b.Leave("b")
+	b.sweep()
+	b.enter("a", quota, "x")
+	b.want("anew", []string{"a", "c"}, tags{"x": first + 3, "z": first + 2}, limits{first + 3: quota, first + 2: quota})
+
 	b.enter("b", 0, "x") // from now on it is shared
 	if err := os.Rename(b.dir("z"), filepath.Join(b.root, "moved")); err != nil {
 		t.Fatal(err)
@@ -374,7 +386,7 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.sweep()
-	b.want("off", nil, tags{"x": first, "z": first + 2}, nil) // where it was moved, no limit holds
+	b.want("off", nil, tags{"x": first + 3, "z": first + 2}, nil) // where it was moved, no limit holds
 	b.Leave("a")
 	b.sweep()
 	b.want("all gone", nil, tags{"z": first + 2}, nil)
