@@ -283,9 +283,13 @@ func TestOthersProjects(t *testing.T) {
 	b.disk.tags[b.dir("x")] = 7
 	b.enter("a", quota, "x")
 	b.want("another's", nil, tags{"x": 7}, nil)
-	b.disk.used[first+1], b.disk.used[first+2] = 1, 1
+	for i := range uint32(20) {
+		b.disk.used[first+1+i] = 1
+	}
 	b.enter("b", quota, "y")
-	b.want("numbers in use", []string{"b"}, tags{"x": 7, "y": first + 3}, limits{first + 3: quota})
+	b.want("too many numbers in use", nil, tags{"x": 7}, nil)
+	b.enter("c", quota, "z")
+	b.want("numbers in use", []string{"c"}, tags{"x": 7, "z": first + 21}, limits{first + 21: quota})
 }
 
 // A sandbox that comes while a tree is being taken isn't held to its limit.
