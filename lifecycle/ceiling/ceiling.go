@@ -202,6 +202,10 @@ func (s *Service) claim(ctx context.Context, o lifecycle.Occupant) error {
 			return nil
 		}
 		c, err := s.add(ctx, o, projects)
+		if errdefs.IsFailedPrecondition(err) {
+			s.soft(ctx, o, err)
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -242,7 +246,8 @@ func (s *Service) soft(ctx context.Context, o lifecycle.Occupant, err error) {
 // maxTaken is how many projects are tried that somebody else uses.
 const maxTaken = 16
 
-// add notes a new project, which nobody else uses.
+// add notes a new project, which nobody else uses. It is of errdefs' FailedPrecondition
+// class if none was found; later calls look further on.
 func (s *Service) add(ctx context.Context, o lifecycle.Occupant, projects Projects) (Ceiling, error) {
 	for range maxTaken {
 		c, err := s.opts.Store.AddCeiling(ctx, o.SessionID, o.Workspace)
@@ -257,7 +262,7 @@ func (s *Service) add(ctx context.Context, o lifecycle.Occupant, projects Projec
 			return Ceiling{}, err
 		}
 	}
-	return Ceiling{}, fmt.Errorf("%d projects are used by others", maxTaken)
+	return Ceiling{}, fmt.Errorf("%d projects are used by others: %w", maxTaken, errdefs.ErrFailedPrecondition)
 }
 
 // walk does what may take long, without the turn.

@@ -283,9 +283,13 @@ func TestOthersProjects(t *testing.T) {
 	b.disk.tags[b.dir("x")] = 7
 	b.enter("a", quota, "x")
 	b.want("another's", nil, tags{"x": 7}, nil)
-	b.disk.used[first+1], b.disk.used[first+2] = 1, 1
+	for i := range uint32(20) {
+		b.disk.used[first+1+i] = 1
+	}
 	b.enter("b", quota, "y")
-	b.want("numbers in use", []string{"b"}, tags{"x": 7, "y": first + 3}, limits{first + 3: quota})
+	b.want("too many numbers in use", nil, tags{"x": 7}, nil)
+	b.enter("c", quota, "z")
+	b.want("numbers in use", []string{"c"}, tags{"x": 7, "z": first + 21}, limits{first + 21: quota})
 }
 
 // A sandbox that comes while a tree is being taken isn't held to its limit.
@@ -319,6 +323,9 @@ func TestFails(t *testing.T) {
 		_, err := b.Enter(t.Context(), o)
 		if (err != nil) != (call == "used") || err != nil && !errdefs.IsUnavailable(err) {
 			t.Errorf("%s: %v", call, err)
+		}
+		if call != "limit" { // else the whole tree has it, and so nothing is in the way of who moves files
+			b.want(call+" failed", nil, nil, nil)
 		}
 		b.disk.failing(call, nil)
 		b.Leave("a")
@@ -362,6 +369,15 @@ func TestRestart(t *testing.T) {
 	b.sweep()
 	b.want("restart", []string{"a", "c"}, tags{"x": first, "z": first + 2}, limits{first: quota, first + 2: quota})
 
+	b.restart()
+	b.enterAs(lifecycle.Occupant{SessionID: "b", QuotaBytes: quota, Resumed: true}, "x") // whoever was held there
+	b.enterAs(lifecycle.Occupant{SessionID: "c", QuotaBytes: quota, Resumed: true}, "z")
+	b.want("another's", []string{"c"}, tags{"x": first, "z": first + 2}, limits{first + 2: quota})
+	b.Leave("b")
+	b.sweep()
+	b.enter("a", quota, "x")
+	b.want("anew", []string{"a", "c"}, tags{"x": first + 3, "z": first + 2}, limits{first + 3: quota, first + 2: quota})
+
 	b.enter("b", 0, "x") // from now on it is shared
 	if err := os.Rename(b.dir("z"), filepath.Join(b.root, "moved")); err != nil {
 		t.Fatal(err)
@@ -374,7 +390,7 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.sweep()
-	b.want("off", nil, tags{"x": first, "z": first + 2}, nil) // where it was moved, no limit holds
+	b.want("off", nil, tags{"x": first + 3, "z": first + 2}, nil) // where it was moved, no limit holds
 	b.Leave("a")
 	b.sweep()
 	b.want("all gone", nil, tags{"z": first + 2}, nil)
