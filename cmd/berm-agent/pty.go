@@ -36,11 +36,13 @@ func openPTY(rows, cols int) (mine, its *os.File, err error) {
 	if err := setSize(fd, rows, cols); err != nil {
 		return nil, nil, &os.PathError{Op: "set the size of", Path: master, Err: err}
 	}
-	its, err = os.OpenFile("/dev/pts/"+strconv.Itoa(n), unix.O_RDWR|unix.O_NOCTTY, 0)
+	// os.OpenFile would have it not block, which programs don't expect of a terminal.
+	other := "/dev/pts/" + strconv.Itoa(n)
+	itsFd, err := unix.Open(other, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, &os.PathError{Op: "open", Path: other, Err: err}
 	}
-	return os.NewFile(uintptr(fd), master), its, nil
+	return os.NewFile(uintptr(fd), master), os.NewFile(uintptr(itsFd), other), nil
 }
 
 // setSize takes 0 for the default.

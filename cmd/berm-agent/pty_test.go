@@ -57,3 +57,26 @@ func tryTerminal(t *testing.T, uid int) {
 		t.Errorf("%q, %+v, %+v", &a.stdout, a.info, a.failure)
 	}
 }
+
+// A program that takes its terminal as it is, as most do, waits at it.
+func TestTerminalWaits(t *testing.T) {
+	k := newSandbox(t, 0).accept()
+	a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", TTY: true, Stdin: true, Command: []string{"cat"}}})
+	if !ok {
+		t.Fatal(a.failure)
+	}
+	if err := k.w.Send(wire.KindData, []byte("hello\n")); err != nil {
+		t.Fatal(err)
+	}
+	for !strings.Contains(a.stdout.String(), "hello\r\nhello\r\n") {
+		if !k.next(a) {
+			t.Fatalf("it ended: %q, %+v", &a.stdout, a.info)
+		}
+	}
+	k.end()
+	for k.next(a) {
+	}
+	if a.failure != nil || a.info.ExitCode != 0 {
+		t.Errorf("%q, %+v, %+v", &a.stdout, a.info, a.failure)
+	}
+}

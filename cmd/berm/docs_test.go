@@ -134,9 +134,13 @@ func TestDocs(t *testing.T) {
 	door := filepath.Join(dir, "docker.sock")
 	write(t, filepath.Join(dir, "token"), testToken)
 	write(t, filepath.Join(dir, "policy.yaml"), "version: 1\nmounts: {allowed_roots: ["+roots+"], hold: auto}\n")
+	if err := os.Mkdir(filepath.Join(roots, "7"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	write(t, filepath.Join(dir, "berm.yaml"), `http: {listen: "127.0.0.1:0"}
 engine: {instance: docs}
 otel: {endpoint: "`+told.URL+`"}
+sandbox: {chats_root: "`+filepath.Join(dir, "chats")+`", create_roots: true}
 security: {token_file: `+dir+`/token}
 engine_api:
   listeners:
@@ -153,7 +157,7 @@ engine_api:
 	w := &docsWorld{bin: t.TempDir(),
 		env: []string{asBerm, "BERM_ENGINE_AGENT_FILE=" + e.config.AgentFile, "BERM_URL=" + url, "BERM_TOKEN=" + testToken, "BERM_ENGINE_INSTANCE=docs"},
 		stand: map[string]string{
-			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots, "/var/lib/berm": c.dir,
+			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots, "/var/lib/berm": c.dir, "/srv/volumes/7": filepath.Join(roots, "7"),
 		}}
 	self, err := os.Executable()
 	if err != nil {
