@@ -106,6 +106,18 @@ type oomCount struct {
 
 // run runs a command to its end, or to that of ctx, and then kills it.
 func (r *Runtime) run(ctx context.Context, id string, c command) (*execution, error) {
+	x, err := r.runOnce(ctx, id, c)
+	if errors.Is(err, errRefused) { // it was paused that moment, say, and runs again
+		c.ask = true
+		x, err = r.runOnce(ctx, id, c)
+	}
+	return x, err
+}
+
+// errRefused says that an engine which wasn't asked for the container takes no command for it.
+var errRefused = errors.New("the engine refused the command")
+
+func (r *Runtime) runOnce(ctx context.Context, id string, c command) (*execution, error) {
 	x := &execution{r: r, id: id, command: c, marker: uuid.NewString(), settled: make(chan struct{})}
 	leave, err := r.commands.gates.Enter(ctx, id, func(ctx context.Context) error {
 		select {
@@ -120,7 +132,7 @@ func (r *Runtime) run(ctx context.Context, id string, c command) (*execution, er
 	}
 	defer leave()
 	callCtx, cancel := r.bounded(ctx)
-	x.c, err = r.running(callCtx, id)
+	x.c, err = r.running(callCtx, id, c.ask)
 	cancel()
 	if err != nil {
 		return x, classify(ctx, err)
@@ -209,6 +221,9 @@ func (x *execution) start(ctx, waitCtx context.Context) (started bool, err error
 	}
 	if err != nil {
 		x.dispose(ctx)
+		if x.c.known && unexplained(err) {
+			return false, errRefused
+		}
 		return false, x.refusal(ctx, err)
 	}
 	return x.begin(ctx, callCtx, waitCtx)
@@ -275,13 +290,18 @@ func (x *execution) feed(ctx context.Context) {
 	}
 }
 
+// unexplained tells whether the container has to be looked at to know what an error means.
+// What OCI runtimes say comes without a class.
+func unexplained(err error) bool {
+	return !runtime.HasClass(err) && (errdefs.IsUnknown(err) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err))
+}
+
 // refusal says why the engine didn't start the command. A program that isn't there is
 // no reason: the agent is, and says so.
 func (x *execution) refusal(ctx context.Context, err error) error {
-	if runtime.HasClass(err) || !errdefs.IsUnknown(err) && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+	if !unexplained(err) {
 		return classify(ctx, err)
 	}
-	// What OCI runtimes say comes without a class.
 	callCtx, cancel := x.r.linger(x.r.namespaced(ctx))
 	defer cancel()
 	if _, err := x.r.runningPid(callCtx, x.id); err != nil {

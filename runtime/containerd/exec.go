@@ -85,6 +85,7 @@ type command struct {
 	runtime.Exec
 	mode    string // of the agent; empty is "exec"
 	dirMade bool   // so there is no need to look for the directory
+	ask     bool   // the engine for the container, whatever is remembered of it
 }
 
 // process is the command for the engine; base is the container's own process.
@@ -111,6 +112,7 @@ type container struct {
 	*habitat               // nil when its processes can't be seen from here
 	process  specs.Process // its own
 	pid      uint32        // of its first process, as the engine tells it
+	known    bool          // all this is remembered: the engine wasn't asked
 }
 
 func (c *container) close() {
@@ -122,16 +124,19 @@ func (c *container) close() {
 // gone tells whether it is known to have ended.
 func (c *container) gone() bool { return c.habitat != nil && c.dead() }
 
-// running finds a container to run something in. The engine is asked for its first
-// process only when that isn't known, or has ended.
-func (r *Runtime) running(ctx context.Context, id string) (*container, error) {
+// running finds a container to run something in. Unless it has to, the engine is asked for
+// its first process only when that isn't known, or has ended.
+func (r *Runtime) running(ctx context.Context, id string, ask bool) (*container, error) {
 	m, err := r.mainOf(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	out := &container{process: *m.spec}
-	if out.habitat = m.find(id); out.habitat != nil {
-		out.pid = uint32(out.init.pid) //nolint:gosec // the kernel's own limit is 22 bits
+	if !ask {
+		out.habitat = m.find(id)
+	}
+	if out.habitat != nil {
+		out.pid, out.known = uint32(out.init.pid), true //nolint:gosec // the kernel's own limit is 22 bits
 		return out, nil
 	}
 	if out.pid, err = r.runningPid(ctx, id); err != nil {
@@ -150,7 +155,8 @@ func (r *Runtime) running(ctx context.Context, id string) (*container, error) {
 		return nil, err
 	}
 	if out.habitat != nil && m.shimRefuses {
-		m.first.Store(&out.init)
+		first := out.init
+		m.first.Store(&first)
 	}
 	return out, nil
 }

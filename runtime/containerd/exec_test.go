@@ -264,19 +264,34 @@ func TestExecCanceledWhilePaused(t *testing.T) {
 // its end is asked for while it begins. What isn't known any more is asked for.
 func TestExecCalls(t *testing.T) {
 	c := testEngine(t)
-	r, id := newRuntime(t, c), sandbox(t, newRuntime(t, c))
+	r, other := newRuntime(t, c), newRuntime(t, c)
+	id := sandbox(t, other)
 	var (
 		mu      sync.Mutex
 		calls   []string
 		waiting chan struct{}
+		paused  bool // when the command comes, for that moment
 	)
 	see := func(ctx context.Context, method string, in, out any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		name := path.Base(method)
 		mu.Lock()
 		calls = append(calls, name)
-		waits := waiting
+		waits, pause := waiting, paused
+		paused = paused && name != "Exec"
 		mu.Unlock()
 		switch name {
+		case "Exec":
+			if !pause {
+				break
+			}
+			if err := other.Pause(ctx, id); err != nil {
+				t.Error(err)
+			}
+			defer func() {
+				if err := other.Resume(ctx, id); err != nil {
+					t.Error(err)
+				}
+			}()
 		case "Wait":
 			close(waits)
 		case "Start":
@@ -309,6 +324,7 @@ func TestExecCalls(t *testing.T) {
 		{"another with its number", func(p process) *process { p.start--; return &p }, asked},
 		{"outside", func(process) *process { p, _ := readProcess(os.Getpid()); return &p }, asked},
 		{"gone", func(p process) *process { p.pid = 1 << 23; return &p }, asked},
+		{"paused", func(p process) *process { return &p }, slices.Sorted(slices.Values(append([]string{"DeleteProcess", "Exec"}, asked...)))},
 		{"known again", func(p process) *process { return &p }, run},
 	} {
 		if tt.first != nil {
@@ -316,7 +332,7 @@ func TestExecCalls(t *testing.T) {
 			m.first.Store(tt.first(*m.first.Load()))
 		}
 		mu.Lock()
-		calls, waiting = nil, make(chan struct{})
+		calls, waiting, paused = nil, make(chan struct{}), tt.name == "paused"
 		mu.Unlock()
 		if out, code := shell(t, r, id, "echo hi"); out != "hi\n" || code != 0 {
 			t.Errorf("%s: %q, exit code %d", tt.name, out, code)
