@@ -13,7 +13,6 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
 	"github.com/google/uuid"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
@@ -40,10 +39,10 @@ const (
 type commands struct {
 	gates runtime.Gates
 
-	mu        sync.Mutex
-	processes map[string]*specs.Process // by container
-	chores    int
-	idle      chan struct{} // closed when the last chore under way ends
+	mu     sync.Mutex
+	mains  map[string]*mainProcess // by container
+	chores int
+	idle   chan struct{} // closed when the last chore under way ends
 }
 
 // background runs what nobody waits for but Close.
@@ -88,9 +87,16 @@ type execution struct {
 	settled chan struct{} // closed when the engine is done with starting it
 
 	pipes  *pipes
+	ended  <-chan end
 	hunt   *hunt    // nil when its processes can't be seen from here
 	oom    oomCount // before it was started
 	result runtime.ExecResult
+}
+
+// end is how the engine says that a command has ended.
+type end struct {
+	code uint32
+	err  error
 }
 
 type oomCount struct {
@@ -100,6 +106,18 @@ type oomCount struct {
 
 // run runs a command to its end, or to that of ctx, and then kills it.
 func (r *Runtime) run(ctx context.Context, id string, c command) (*execution, error) {
+	x, err := r.runOnce(ctx, id, c)
+	if errors.Is(err, errRefused) { // it was paused that moment, say, and runs again
+		c.ask = true
+		x, err = r.runOnce(ctx, id, c)
+	}
+	return x, err
+}
+
+// errRefused says that an engine which wasn't asked for the container takes no command for it.
+var errRefused = errors.New("the engine refused the command")
+
+func (r *Runtime) runOnce(ctx context.Context, id string, c command) (*execution, error) {
 	x := &execution{r: r, id: id, command: c, marker: uuid.NewString(), settled: make(chan struct{})}
 	leave, err := r.commands.gates.Enter(ctx, id, func(ctx context.Context) error {
 		select {
@@ -114,7 +132,7 @@ func (r *Runtime) run(ctx context.Context, id string, c command) (*execution, er
 	}
 	defer leave()
 	callCtx, cancel := r.bounded(ctx)
-	x.c, err = r.running(callCtx, id)
+	x.c, err = r.running(callCtx, id, c.ask)
 	cancel()
 	if err != nil {
 		return x, classify(ctx, err)
@@ -123,7 +141,9 @@ func (r *Runtime) run(ctx context.Context, id string, c command) (*execution, er
 	if c.mode == "" && c.WorkingDir != "" && !c.dirMade && !x.c.hasDir(c.WorkingDir) {
 		return x, errNoDir
 	}
-	started, err := x.start(ctx)
+	waitCtx, cancel := context.WithCancel(r.namespaced(context.WithoutCancel(ctx))) // see bounded
+	defer cancel()
+	started, err := x.start(ctx, waitCtx)
 	close(x.settled)
 	if !started || err != nil {
 		return x, err
@@ -153,9 +173,9 @@ func notKilled(err, why error) error {
 // errInterrupted is the error of a command whose container ended under it.
 var errInterrupted = runtime.WithClass(errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted), runtime.ErrInterrupted)
 
-// start has the engine start the command. Unless it was started, nothing of it is left,
-// or the error says so.
-func (x *execution) start(ctx context.Context) (started bool, err error) {
+// start has the engine start the command, and wait for its end until waitCtx ends. Unless
+// it was started, nothing of it is left, or the error says so.
+func (x *execution) start(ctx, waitCtx context.Context) (started bool, err error) {
 	process := x.process(&x.c.process, x.marker)
 	if err := become(process, x.c.pid, x.User); err != nil {
 		return false, classify(ctx, err)
@@ -201,13 +221,16 @@ func (x *execution) start(ctx context.Context) (started bool, err error) {
 	}
 	if err != nil {
 		x.dispose(ctx)
+		if x.c.known && unexplained(err) {
+			return false, errRefused
+		}
 		return false, x.refusal(ctx, err)
 	}
-	return x.begin(ctx, callCtx)
+	return x.begin(ctx, callCtx, waitCtx)
 }
 
 // begin is the second half of start; callCtx is for the engine's answer.
-func (x *execution) begin(ctx, callCtx context.Context) (started bool, err error) {
+func (x *execution) begin(ctx, callCtx, waitCtx context.Context) (started bool, err error) {
 	since, err := ticks()
 	if err != nil {
 		return false, err
@@ -216,6 +239,7 @@ func (x *execution) begin(ctx, callCtx context.Context) (started bool, err error
 		x.hunt = &hunt{habitat: x.c.habitat, name: markerEnv, value: x.marker, since: since}
 	}
 	x.oom.kills, x.oom.err = x.r.oomCount(callCtx, x.id)
+	x.awaitEnd(waitCtx) // it may be over before the engine says that it has begun
 	res, err := x.r.client.TaskService().Start(callCtx, &tasks.StartRequest{ContainerID: x.id, ExecID: x.marker})
 	if err = errgrpc.ToNative(err); err != nil {
 		x.dispose(ctx)
@@ -266,13 +290,18 @@ func (x *execution) feed(ctx context.Context) {
 	}
 }
 
+// unexplained tells whether the container has to be looked at to know what an error means.
+// What OCI runtimes say comes without a class.
+func unexplained(err error) bool {
+	return !runtime.HasClass(err) && (errdefs.IsUnknown(err) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err))
+}
+
 // refusal says why the engine didn't start the command. A program that isn't there is
 // no reason: the agent is, and says so.
 func (x *execution) refusal(ctx context.Context, err error) error {
-	if runtime.HasClass(err) || !errdefs.IsUnknown(err) && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+	if !unexplained(err) {
 		return classify(ctx, err)
 	}
-	// What OCI runtimes say comes without a class.
 	callCtx, cancel := x.r.linger(x.r.namespaced(ctx))
 	defer cancel()
 	if _, err := x.r.runningPid(callCtx, x.id); err != nil {
@@ -289,19 +318,18 @@ func (x *execution) refusal(ctx context.Context, err error) error {
 	return runtime.ErrNoRoom
 }
 
-// wait waits for the command's end, and says how it ended.
-func (x *execution) wait(ctx context.Context) error {
-	waitCtx, cancel := context.WithCancel(x.r.namespaced(context.WithoutCancel(ctx))) // see bounded
-	defer cancel()
-	type end struct {
-		code uint32
-		err  error
-	}
+// awaitEnd asks the engine for the command's end.
+func (x *execution) awaitEnd(ctx context.Context) {
 	ended := make(chan end, 1)
+	x.ended = ended
 	go func() {
-		res, err := x.r.client.TaskService().Wait(waitCtx, &tasks.WaitRequest{ContainerID: x.id, ExecID: x.marker})
+		res, err := x.r.client.TaskService().Wait(ctx, &tasks.WaitRequest{ContainerID: x.id, ExecID: x.marker})
 		ended <- end{res.GetExitStatus(), errgrpc.ToNative(err)}
 	}()
+}
+
+// wait waits for the command's end, and says how it ended.
+func (x *execution) wait(ctx context.Context) error {
 	tick := time.NewTicker(exitTick)
 	defer tick.Stop()
 	var over time.Time // when it was seen to be
@@ -309,7 +337,7 @@ func (x *execution) wait(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return runtime.Ended(ctx)
-		case e := <-ended:
+		case e := <-x.ended:
 			if e.err == nil {
 				return x.conclude(ctx, int(e.code))
 			}

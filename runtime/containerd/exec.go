@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
@@ -84,6 +85,7 @@ type command struct {
 	runtime.Exec
 	mode    string // of the agent; empty is "exec"
 	dirMade bool   // so there is no need to look for the directory
+	ask     bool   // the engine for the container, whatever is remembered of it
 }
 
 // process is the command for the engine; base is the container's own process.
@@ -110,6 +112,7 @@ type container struct {
 	*habitat               // nil when its processes can't be seen from here
 	process  specs.Process // its own
 	pid      uint32        // of its first process, as the engine tells it
+	known    bool          // all this is remembered: the engine wasn't asked
 }
 
 func (c *container) close() {
@@ -121,14 +124,21 @@ func (c *container) close() {
 // gone tells whether it is known to have ended.
 func (c *container) gone() bool { return c.habitat != nil && c.dead() }
 
-// running finds a container to run something in.
-func (r *Runtime) running(ctx context.Context, id string) (*container, error) {
-	out := new(container)
-	process, err := r.processOf(ctx, id)
+// running finds a container to run something in. Unless it has to, the engine is asked for
+// its first process only when that isn't known, or has ended.
+func (r *Runtime) running(ctx context.Context, id string, ask bool) (*container, error) {
+	m, err := r.mainOf(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	out.process = *process
+	out := &container{process: *m.spec}
+	if !ask {
+		out.habitat = m.find(id)
+	}
+	if out.habitat != nil {
+		out.pid, out.known = uint32(out.init.pid), true //nolint:gosec // the kernel's own limit is 22 bits
+		return out, nil
+	}
 	if out.pid, err = r.runningPid(ctx, id); err != nil {
 		return nil, err
 	}
@@ -143,6 +153,10 @@ func (r *Runtime) running(ctx context.Context, id string) (*container, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if out.habitat != nil && m.shimRefuses {
+		first := out.init
+		m.first.Store(&first)
 	}
 	return out, nil
 }
@@ -181,17 +195,40 @@ func (r *Runtime) taskProcess(ctx context.Context, id string) (*tasktypes.Proces
 	return nil, err
 }
 
-// maxProcesses bounds how many containers' own processes are remembered.
-const maxProcesses = 1024
+// maxMains bounds how many containers' main processes are remembered.
+const maxMains = 1024
 
-// processOf is a container's own process, as Create has described it. It never
-// changes, and is only read.
-func (r *Runtime) processOf(ctx context.Context, id string) (*specs.Process, error) {
+// mainProcess is what is remembered of a container's main process.
+type mainProcess struct {
+	spec        *specs.Process          // as Create has described it; it never changes, and is only read
+	shimRefuses bool                    // commands while the container is paused, by itself
+	first       atomic.Pointer[process] // as the host sees it; nil while it isn't known
+}
+
+// find looks for the first process that is known. Nil when there is none, or it has ended.
+func (m *mainProcess) find(container string) *habitat {
+	first := m.first.Load()
+	if first == nil {
+		return nil
+	}
+	h, err := openHabitat(container, first.pid)
+	if err != nil {
+		return nil
+	}
+	if !h.init.same(*first) || h.init.over() {
+		h.close()
+		return nil
+	}
+	return h
+}
+
+// mainOf is what is known of a container's main process.
+func (r *Runtime) mainOf(ctx context.Context, id string) (*mainProcess, error) {
 	r.commands.mu.Lock()
-	p := r.commands.processes[id]
+	m := r.commands.mains[id]
 	r.commands.mu.Unlock()
-	if p != nil {
-		return p, nil
+	if m != nil {
+		return m, nil
 	}
 	rec, err := r.record(ctx, id)
 	if err != nil {
@@ -201,13 +238,14 @@ func (r *Runtime) processOf(ctx context.Context, id string) (*specs.Process, err
 	if err != nil {
 		return nil, err
 	}
+	m = &mainProcess{spec: spec.Process, shimRefuses: rec.Runtime.Name == runcShim}
 	r.commands.mu.Lock()
 	defer r.commands.mu.Unlock()
-	if r.commands.processes == nil || len(r.commands.processes) >= maxProcesses {
-		r.commands.processes = map[string]*specs.Process{}
+	if r.commands.mains == nil || len(r.commands.mains) >= maxMains {
+		r.commands.mains = map[string]*mainProcess{}
 	}
-	r.commands.processes[id] = spec.Process
-	return spec.Process, nil
+	r.commands.mains[id] = m
+	return m, nil
 }
 
 // become makes a process one of the given user's; empty leaves it as it is.

@@ -7,14 +7,18 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/grpc"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -253,6 +257,93 @@ func TestExecCanceledWhilePaused(t *testing.T) {
 			t.Fatalf("still there: %q", inside(t, id))
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// A command in a container that is known takes the engine no call more than it has to, and
+// its end is asked for while it begins. What isn't known any more is asked for.
+func TestExecCalls(t *testing.T) {
+	c := testEngine(t)
+	r, other := newRuntime(t, c), newRuntime(t, c)
+	id := sandbox(t, other)
+	var (
+		mu      sync.Mutex
+		calls   []string
+		waiting chan struct{}
+		paused  bool // when the command comes, for that moment
+	)
+	see := func(ctx context.Context, method string, in, out any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		name := path.Base(method)
+		mu.Lock()
+		calls = append(calls, name)
+		waits, pause := waiting, paused
+		paused = paused && name != "Exec"
+		mu.Unlock()
+		switch name {
+		case "Exec":
+			if !pause {
+				break
+			}
+			if err := other.Pause(ctx, id); err != nil {
+				t.Error(err)
+			}
+			defer func() {
+				if err := other.Resume(ctx, id); err != nil {
+					t.Error(err)
+				}
+			}()
+		case "Wait":
+			close(waits)
+		case "Start":
+			select {
+			case <-waits:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return invoke(ctx, method, in, out, conn, opts...)
+	}
+	seen, err := client.New(c.Address(), client.WithDefaultNamespace(c.Namespace()),
+		client.WithExtraDialOpts([]grpc.DialOption{grpc.WithUnaryInterceptor(see)}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.client = seen
+	run := []string{"DeleteProcess", "Exec", "Start", "Wait"}
+	asked := []string{"DeleteProcess", "Exec", "Get", "Start", "Wait"}
+	for _, tt := range []struct {
+		name  string
+		first func(p process) *process
+		want  []string
+	}{
+		{"new", nil, []string{"DeleteProcess", "Exec", "Get", "Get", "Start", "Wait"}},
+		{"known", func(p process) *process { return &p }, run},
+		{"another with its number", func(p process) *process { p.start--; return &p }, asked},
+		{"outside", func(process) *process { p, _ := readProcess(os.Getpid()); return &p }, asked},
+		{"gone", func(p process) *process { p.pid = 1 << 23; return &p }, asked},
+		{"paused", func(p process) *process { return &p }, slices.Sorted(slices.Values(append([]string{"DeleteProcess", "Exec"}, asked...)))},
+		{"known again", func(p process) *process { return &p }, run},
+	} {
+		if tt.first != nil {
+			m := r.commands.mains[id]
+			m.first.Store(tt.first(*m.first.Load()))
+		}
+		mu.Lock()
+		calls, waiting, paused = nil, make(chan struct{}), tt.name == "paused"
+		mu.Unlock()
+		if out, code := shell(t, r, id, "echo hi"); out != "hi\n" || code != 0 {
+			t.Errorf("%s: %q, exit code %d", tt.name, out, code)
+		}
+		r.commands.idleFor(t)
+		mu.Lock()
+		slices.Sort(calls)
+		if diff := cmp.Diff(tt.want, calls); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s", tt.name, diff)
+		}
+		mu.Unlock()
 	}
 }
 

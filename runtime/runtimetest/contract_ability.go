@@ -69,8 +69,11 @@ func testPause(t *testing.T, b *bed) {
 	if cs := b.list(t); len(cs) != 1 || cs[0].State != runtime.StatePaused {
 		t.Errorf("listed: %+v", cs)
 	}
-	_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}})
-	class(t, "exec in a paused container", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
+	refused := func(when string) {
+		_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}})
+		class(t, "exec in a container paused "+when, err, errdefs.IsFailedPrecondition, "FailedPrecondition")
+	}
+	refused("before any command")
 	for range 2 {
 		if err := p.Resume(b.ctx, c.ID); err != nil {
 			t.Fatal(err)
@@ -82,6 +85,7 @@ func testPause(t *testing.T, b *bed) {
 	if err := p.Pause(b.ctx, c.ID); err != nil {
 		t.Fatal(err)
 	}
+	refused("after a command")
 	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
 		t.Errorf("remove a paused container: %v", err)
 	}
