@@ -240,7 +240,7 @@ func (s *Service) soft(ctx context.Context, o lifecycle.Occupant, err error) {
 	if errdefs.IsNotImplemented(err) || errdefs.IsFailedPrecondition(err) {
 		level = slog.LevelDebug
 	}
-	s.log.Log(ctx, level, "sandbox_quota_soft", "session_id", o.SessionID, "error", err)
+	s.log.LogAttrs(ctx, level, "sandbox_quota_soft", slog.String("session_id", o.SessionID), slog.Any("error", err))
 }
 
 // maxTaken is how many projects are tried that somebody else uses.
