@@ -19,6 +19,8 @@ func enter()
 // argument in another way.
 var early = becomeEarly
 
+var _, _ = enter, early // used where a linter doesn't look
+
 // becomeEarly becomes a command ("exec", see become) or crun ("--root", see becomeCrun)
 // where nothing is amiss. It gets the stack as the kernel gives it: the number of
 // arguments, the arguments, the environment. Else it comes back, and all is done again by
@@ -57,7 +59,7 @@ func execEarly(list, argv, env unsafe.Pointer) {
 	command := word(argv, 0)
 	for c := command; char(c) != 0; c = unsafe.Add(c, 1) {
 		if char(c) == '/' {
-			call(syscall.SYS_EXECVE, uintptr(command), uintptr(argv), uintptr(env))
+			_ = call(syscall.SYS_EXECVE, uintptr(command), uintptr(argv), uintptr(env))
 			return
 		}
 	}
@@ -93,7 +95,7 @@ func crunEarly(list, argv, env unsafe.Pointer) {
 			return
 		}
 		*(*uintptr)(argv) = uintptr(crun)
-		call(syscall.SYS_EXECVE, path, uintptr(argv), uintptr(env))
+		_ = call(syscall.SYS_EXECVE, path, uintptr(argv), uintptr(env))
 		return
 	}
 }
