@@ -88,11 +88,9 @@ image-layout:
 clean: ## remove what was built
 	rm -rf bin cmd/berm/agent/berm-agent
 
-# The same bytes from the same sources, wherever they lie: hosts keep it by its hash. It
-# begins at a place of its own where there is one: cmd/berm-agent/early_*.go.
-AGENT_LDFLAGS = -s -w $(if $(filter amd64,$(shell $(GO) env GOARCH)),-E main.enter)
+# The same bytes from the same sources, wherever they lie: hosts keep it by its hash.
 agent:
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(AGENT_LDFLAGS)' -o cmd/berm/agent/berm-agent ./cmd/berm-agent
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o cmd/berm/agent/berm-agent ./cmd/berm-agent
 	mkdir -p bin
 	cp cmd/berm/agent/berm-agent bin/berm-agent
 

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"sync"
 )
 
@@ -56,11 +55,7 @@ func buildAgent(ctx context.Context) (program []byte, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	out := filepath.Join(dir, "berm-agent")
-	flags := "-s -w"
-	if runtime.GOARCH == "amd64" {
-		flags += " -E main.enter"
-	}
-	if _, err := goCommand(ctx, root, "build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", out, "./cmd/berm-agent"); err != nil {
+	if _, err := goCommand(ctx, root, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", out, "./cmd/berm-agent"); err != nil {
 		return nil, err
 	}
 	return os.ReadFile(out)
