@@ -235,8 +235,8 @@ func (r *Report) count(ctx context.Context, q querier) (err error) {
 	})
 	rows(new(int), "SELECT "+ceilingColumns+" FROM ceilings", func(row scanner) error {
 		c, err := scanCeiling(row)
-		if err == nil && (c.SessionID == "" || !filepath.IsAbs(c.Dir)) {
-			err = fmt.Errorf("a quota of session %q for the directory %q: no such can be", c.SessionID, c.Dir)
+		if err == nil && !filepath.IsAbs(c.Dir) { // the session is nobody's once the directory is shared
+			err = fmt.Errorf("a quota for the directory %q: no such can be", c.Dir)
 		}
 		return err
 	})

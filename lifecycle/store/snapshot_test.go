@@ -22,7 +22,14 @@ func fill(t *testing.T, s *Store) {
 	t.Helper()
 	r := record(uuid.NewString())
 	k := chatIn(t, s, "a", "1", "k")
-	_, err := s.AddCeiling(t.Context(), r.SessionID, "/work/k")
+	_, err := s.AddCeiling(t.Context(), r.SessionID, "/work/"+r.SessionID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	given, err := s.AddCeiling(t.Context(), r.SessionID, "/shared/"+r.SessionID)
+	if err == nil {
+		err = s.PassCeiling(t.Context(), given.Project, "")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +193,7 @@ func TestCheckFinds(t *testing.T) {
 		"chat of no key": {exec("PRAGMA foreign_keys = 0; UPDATE chats SET chat_id = '.'; UPDATE files SET chat_id = '.'; UPDATE changes SET chat_id = '.'"), "is no key"},
 		"a path":         {exec("UPDATE files SET name = '../x'"), "no such can be"},
 		"a path to come": {exec("UPDATE changed_files SET name = '../x'"), "no such can be"},
-		"no directory":   {exec("UPDATE ceilings SET dir = '../work'"), "no such can be"},
+		"no directory":   {exec("UPDATE ceilings SET dir = '../work' WHERE session_id = ''"), "no such can be"},
 		"no number":      {exec("UPDATE files SET size = 'x'"), "size"},
 	} {
 		path := filepath.Join(t.TempDir(), "berm.db")
