@@ -138,6 +138,9 @@ func Run(t *testing.T, h Harness) {
 	}
 	if _, ok := rt.(runtime.Networker); ok {
 		together = append(together, networkerCases(h)...)
+		if h.Real {
+			alone = append(alone, contractCase{"network/apart", testNetworksApart})
+		}
 	}
 	if _, ok := rt.(runtime.Collector); ok {
 		together = append(together, collectorCases()...)

@@ -20,7 +20,7 @@ func networkerCases(h Harness) []contractCase {
 		{"network/many at once", testNetworkMany},
 	}
 	if h.Real {
-		cases = append(cases, contractCase{"network/isolated", testNetworkIsolated}, contractCase{"network/apart", testNetworksApart})
+		cases = append(cases, contractCase{"network/isolated", testNetworkIsolated})
 	}
 	if h.Outside != "" {
 		cases = append(cases, contractCase{"network/internal", testNetworkInternal})
@@ -117,7 +117,9 @@ func (b *bed) serve(t *testing.T, c runtime.Container, command string) {
 	})
 }
 
-// testNetworksApart: a network is a border, whatever is allowed within it.
+// testNetworksApart: a network is a border, whatever is allowed within it. It runs
+// alone: a Docker Engine 20.10 opens all borders for some milliseconds whenever it
+// makes a network.
 func testNetworksApart(t *testing.T, b *bed) {
 	var on []runtime.Container
 	for i := range 2 {
