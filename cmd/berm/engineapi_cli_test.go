@@ -315,11 +315,12 @@ func TestSweepAfterKill(t *testing.T) {
 	time.Sleep(2 * time.Second)
 	b.start(t)
 	until(t, "all that has ended is gone", func() bool { return len(b.made(t)) == 2 })
-	if _, body := b.get(t, "/metrics"); !strings.Contains(body, `berm_engine_api_cleanups_total{kind="container",result="deleted"} 2`) ||
-		!strings.Contains(body, `berm_engine_api_cleanups_total{kind="network",result="deleted"} 1`) ||
-		!strings.Contains(body, `berm_engine_api_cleanups_total{kind="volume",result="deleted"} 1`) {
-		t.Error("/metrics doesn't tell of it")
-	}
+	until(t, "/metrics tells of it", func() bool { // a moment after each is gone
+		_, body := b.get(t, "/metrics")
+		return strings.Contains(body, `berm_engine_api_cleanups_total{kind="container",result="deleted"} 2`) &&
+			strings.Contains(body, `berm_engine_api_cleanups_total{kind="network",result="deleted"} 1`) &&
+			strings.Contains(body, `berm_engine_api_cleanups_total{kind="volume",result="deleted"} 1`)
+	})
 	b.signal(t, os.Interrupt)
 	if err := b.cmd.Wait(); err != nil {
 		t.Errorf("after SIGINT: %v", err)
