@@ -154,7 +154,7 @@ func (r *Runtime) runOnce(ctx context.Context, id string, c command) (*execution
 			err = notKilled(err, why)
 		}
 	}
-	x.pipes.drain()
+	x.pipes.drain(x.outlived)
 	if err == nil && x.result.ExitCode == runtime.ExitNoThread && x.pipes.stderr.begins(runtime.NoThread) && x.pipes.stdout.bytes.Load() == 0 {
 		err = runtime.ErrNoRoom
 	}
@@ -423,6 +423,9 @@ func (x *execution) kill(ctx context.Context) error {
 	}
 	return errUnseen
 }
+
+// outlived tells whether processes of the command may have outlived its first.
+func (x *execution) outlived() bool { return x.hunt == nil || x.hunt.any() }
 
 // dispose has the engine forget the command, once it has ended.
 func (x *execution) dispose(ctx context.Context) {

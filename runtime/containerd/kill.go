@@ -192,6 +192,27 @@ func (h *hunt) look() (map[int]process, error) {
 	return out, nil
 }
 
+// any tells whether any of them may be left.
+func (h *hunt) any() bool {
+	found := make(chan bool, 1)
+	go func() { // as in kill
+		all, err := h.look()
+		for _, p := range all {
+			if !p.over() && h.isPrey(p, all) {
+				found <- true
+				return
+			}
+		}
+		found <- err != nil || h.hidden() != nil
+	}()
+	select {
+	case any := <-found:
+		return any
+	case <-time.After(killTimeout / 10):
+		return true
+	}
+}
+
 func (h *hunt) isPrey(p process, all map[int]process) bool {
 	if hit, ok := h.hits[p.pid]; ok && hit.same(p) {
 		return true

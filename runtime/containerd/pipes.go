@@ -20,9 +20,11 @@ const (
 	// so that what comes after that much is a descendant's.
 	maxBuffered = 4 << 20
 
-	// Output is waited for in drainSteps of drainStep each, after the command's end.
+	// Output is waited for in drainSteps of drainStep each, after the command's end, and
+	// in lateSteps when only the shim can be what is late.
 	drainStep  = 40 * time.Millisecond
 	drainSteps = 6
+	lateSteps  = 75
 )
 
 // pipes are named ones between this process and the shim, which is what has the
@@ -137,13 +139,14 @@ func (p *pipes) copyIn(src io.Reader) {
 
 // drain waits for the last output of a command that has ended; afterwards nothing is
 // written to the caller any more. Time that the caller's writers take isn't counted:
-// only time without news is.
-func (p *pipes) drain() {
+// only time without news is. That is short when a descendant may keep the output open,
+// which held tells, once.
+func (p *pipes) drain(held func() bool) {
 	p.endInput()
 	limit := p.stdout.bytes.Load() + p.stderr.bytes.Load() + maxBuffered
 	tick := time.NewTicker(drainStep)
 	defer tick.Stop()
-	for idle := 0; idle < drainSteps && p.stdout.bytes.Load()+p.stderr.bytes.Load() < limit; {
+	for idle, steps := 0, drainSteps; p.stdout.bytes.Load()+p.stderr.bytes.Load() < limit; {
 		select {
 		case <-p.stdout.done:
 			select {
@@ -155,6 +158,13 @@ func (p *pipes) drain() {
 		case <-tick.C:
 			idle += p.stdout.idle() * p.stderr.idle()
 		}
+		if idle < steps {
+			continue
+		}
+		if steps == lateSteps || held() {
+			break
+		}
+		steps = lateSteps
 	}
 	p.stdout.cut()
 	p.stderr.cut()

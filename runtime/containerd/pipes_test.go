@@ -33,6 +33,8 @@ func testPipes(t *testing.T, stdin bool) (p *pipes, stdout, stderr *os.File) {
 	return p, ends[0], ends[1]
 }
 
+func outlived() bool { return true }
+
 func TestPipesOutput(t *testing.T) {
 	p, stdout, stderr := testPipes(t, false)
 	var gotOut, gotErr bytes.Buffer
@@ -46,7 +48,7 @@ func TestPipesOutput(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p.drain()
+	p.drain(outlived)
 	if gotOut.String() != long || gotErr.String() != "error" || p.err() != nil {
 		t.Errorf("%d bytes and %q, %v", gotOut.Len(), &gotErr, p.err())
 	}
@@ -81,7 +83,7 @@ func TestPipesDrain(t *testing.T) {
 			}()
 		}
 		begun := time.Now()
-		p.drain()
+		p.drain(outlived)
 		if took := time.Since(begun); took > time.Second {
 			t.Errorf("silent %t: took %s", silent, took)
 		}
@@ -104,6 +106,27 @@ func TestPipesDrain(t *testing.T) {
 	}
 }
 
+// A shim may be late, where nothing else can be what the output isn't at its end for.
+func TestPipesLate(t *testing.T) {
+	p, stdout, stderr := testPipes(t, false)
+	var got bytes.Buffer
+	p.copyOut(&got, nil)
+	asked := make(chan struct{})
+	go func() {
+		<-asked
+		time.Sleep(2 * drainStep)
+		_, _ = io.WriteString(stdout, "late")
+		_, _ = stdout.Close(), stderr.Close()
+	}()
+	p.drain(func() bool {
+		close(asked)
+		return false
+	})
+	if got.String() != "late" {
+		t.Errorf("%q", &got)
+	}
+}
+
 type brokenWriter struct{ err error }
 
 func (w brokenWriter) Write([]byte) (int, error) { return 0, w.err }
@@ -117,7 +140,7 @@ func TestPipesBrokenWriter(t *testing.T) {
 		t.Error(err)
 	}
 	_, _ = stdout.Close(), stderr.Close()
-	p.drain()
+	p.drain(outlived)
 	if err := p.err(); !errors.Is(err, broken) {
 		t.Errorf("error %v", err)
 	}
@@ -186,7 +209,7 @@ func TestPipesBeginning(t *testing.T) {
 		}
 	}
 	_, _ = stdout.Close(), stderr.Close()
-	p.drain()
+	p.drain(outlived)
 	if !p.stderr.begins(runtime.NoThread) || p.stdout.begins(runtime.NoThread) || len(p.stderr.head) > headSize {
 		t.Errorf("it begins with %q, and %q", p.stderr.head, p.stdout.head)
 	}
