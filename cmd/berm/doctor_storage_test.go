@@ -253,13 +253,13 @@ func TestDoctorStuckFiles(t *testing.T) {
 			cfg.Security.TokenFile = stuck
 			return checkTokens(ctx, limit, cfg)
 		},
-		"doors.signing_key": func(ctx context.Context, cfg *config.Config) []finding {
+		"doors.signing_key": func(ctx context.Context, _ *config.Config) []finding {
 			return []finding{checkSigningKey(ctx, limit, config.Security{SigningKeyFile: stuck})}
 		},
-		"doors.engine_api": func(ctx context.Context, cfg *config.Config) []finding {
+		"doors.engine_api": func(ctx context.Context, _ *config.Config) []finding {
 			return []finding{checkListener(ctx, limit, config.Listener{Address: "tcp://127.0.0.1:0", TLSCertFile: stuck, TLSKeyFile: stuck}, false)}
 		},
-		"doors.telemetry": func(ctx context.Context, cfg *config.Config) []finding {
+		"doors.telemetry": func(ctx context.Context, _ *config.Config) []finding {
 			return []finding{checkCollector(ctx, limit, config.Otel{Endpoint: "http://127.0.0.1:1", HeadersFile: stuck})}
 		},
 	} {
