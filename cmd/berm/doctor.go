@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -53,7 +54,8 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
 				return err
 			}
 			x.file = cmp.Or(file, os.Getenv("BERM_CONFIG"))
-			if x.cfg, x.err = loadConfig(cmd); x.err == nil && enter {
+			x.cfg, x.err = reading(cmd.Context(), limit, cmp.Or(x.file, "the configuration"), func() (*config.Config, error) { return loadConfig(cmd) })
+			if x.err == nil && enter {
 				done, err := enterEngine(cmd.Context(), x.cfg.Engine)
 				if done {
 					return err
@@ -143,9 +145,16 @@ func (x examination) run(ctx context.Context) report {
 	return newReport(append(findings, checkDoors(ctx, x.limit, e.cfg, s)...))
 }
 
+// userInfo is an address's scheme with what is before its host, where a password may be.
+var userInfo = regexp.MustCompile(`(\w://)[^/\s]\S*@`)
+
+// withoutUser leaves it out of an address, and of all that are in a text.
+func withoutUser(text string) string { return userInfo.ReplaceAllString(text, "$1") }
+
 func newReport(findings []finding) report {
 	r := report{Berm: versionLine(), Grade: gradeOK, Findings: findings}
-	for _, f := range findings {
+	for i, f := range findings {
+		findings[i].Found, findings[i].Means, findings[i].Fix = withoutUser(f.Found), withoutUser(f.Means), withoutUser(f.Fix)
 		if f.Grade == gradeBad || f.Grade == gradeSoft && r.Grade == gradeOK {
 			r.Grade = f.Grade
 		}
@@ -198,4 +207,13 @@ func within[T any](ctx context.Context, limit time.Duration, look func(context.C
 func try(ctx context.Context, limit time.Duration, look func(context.Context) error) error {
 	_, err := within(ctx, limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, look(ctx) })
 	return err
+}
+
+// reading is within for what comes of files, which one that is stuck can't name.
+func reading[T any](ctx context.Context, limit time.Duration, what string, read func() (T, error)) (T, error) {
+	v, err := within(ctx, limit, func(context.Context) (T, error) { return read() })
+	if errors.Is(err, errStuck) {
+		err = fmt.Errorf("%s: %w", what, err)
+	}
+	return v, err
 }

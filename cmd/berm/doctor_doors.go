@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
@@ -28,12 +30,12 @@ const expiresSoon = 14 * 24 * time.Hour
 // checkDoors looks at what berm serve would listen on, and at who answers there.
 func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s *storageFacts) []finding {
 	out := []finding{checkSandboxAPI(ctx, limit, cfg, s.lockedBy != "")}
-	out = append(out, checkTokens(cfg)...)
+	out = append(out, checkTokens(ctx, limit, cfg)...)
 	if cfg.HTTP.Listen != config.ListenNone {
-		out = append(out, checkSigningKey(cfg.Security))
+		out = append(out, checkSigningKey(ctx, limit, cfg.Security))
 	}
 	if !inContainer() { // where it is alone
-		out = append(out, checkSecrets(cfg)...)
+		out = append(out, checkSecrets(ctx, limit, cfg)...)
 	}
 	for _, l := range cfg.EngineAPI.Listeners {
 		out = append(out, checkListener(ctx, limit, l, s.lockedBy != ""))
@@ -48,7 +50,7 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 // listen. Served says that one has it.
 func checkSandboxAPI(ctx context.Context, limit time.Duration, cfg *config.Config, served bool) finding {
 	const id = "doors.sandbox_api"
-	address, unreadable := announced(cfg.StateDir) // as storage.state_dir says
+	address, unreadable := within(ctx, limit, func(context.Context) (string, error) { return announced(cfg.StateDir) }) // as storage.state_dir says
 	if address == "" {
 		return checkAddress(ctx, limit, cfg.HTTP.Listen, unreadable == nil)
 	}
@@ -75,6 +77,9 @@ func checkAddress(ctx context.Context, limit time.Duration, address string, know
 	const id = "doors.sandbox_api"
 	if address == config.ListenNone {
 		return okay(id, "off: http.listen is none")
+	}
+	if config.Passed(address) {
+		return okay(id, address+", which systemd passes")
 	}
 	err := try(ctx, limit, func(ctx context.Context) error { return listenable(ctx, address) })
 	if err == nil {
@@ -112,15 +117,21 @@ func askVersion(ctx context.Context, limit time.Duration, address string) (versi
 	return health.Version, try(ctx, limit, func(ctx context.Context) error { return askHealth(ctx, address, "/readyz", nil) }), nil
 }
 
-func checkTokens(cfg *config.Config) []finding {
+func checkTokens(ctx context.Context, limit time.Duration, cfg *config.Config) []finding {
 	const id = "doors.tokens"
-	tokens, err := loadTokens(cfg.Security)
+	tokens, err := reading(ctx, limit, "security.token_file", func() (*proxy.Tokens, error) { return loadTokens(cfg.Security) })
 	if err != nil {
 		return []finding{bad(id, onOneLine(err).Error(), wontStart, "mend it; docs/operations.md has the format")}
 	}
 	listen := cfg.HTTP.Listen
 	if listen == config.ListenNone {
 		return nil
+	}
+	if config.Passed(listen) { // whom it is for is in its unit
+		if tokens.Len() == 0 {
+			return []finding{soft(id, "none", "every process that reaches "+listen+" may do everything; if that is TCP beyond loopback, berm serve refuses to start", "give tokens in security.token_file or BERM_SECURITY_TOKENS")}
+		}
+		return []finding{okay(id, strconv.Itoa(tokens.Len())+"; if "+listen+" is TCP beyond loopback, it needs a proxy with TLS before it")}
 	}
 	if err := checkExposure(cfg.HTTP, tokens.Len()); err != nil {
 		return []finding{bad(id, "none, and "+listen+" is neither loopback nor a unix socket", wontStart, "give a token in security.token_file or BERM_SECURITY_TOKENS, or listen on 127.0.0.1")}
@@ -135,9 +146,9 @@ func checkTokens(cfg *config.Config) []finding {
 	return out
 }
 
-func checkSigningKey(cfg config.Security) finding {
+func checkSigningKey(ctx context.Context, limit time.Duration, cfg config.Security) finding {
 	const id = "doors.signing_key"
-	key, err := loadSigningKey(cfg)
+	key, err := reading(ctx, limit, "security.signing_key_file", func() ([]byte, error) { return loadSigningKey(cfg) })
 	switch {
 	case err != nil:
 		return bad(id, onOneLine(err).Error(), wontStart, "openssl rand -base64 32 makes one")
@@ -147,11 +158,13 @@ func checkSigningKey(cfg config.Security) finding {
 	return okay(id, "given")
 }
 
-// checkSecrets tells of files with secrets that are every user's to read.
-func checkSecrets(cfg *config.Config) []finding {
+// checkSecrets tells of files with secrets that are every user's to read. One that is
+// stuck is told of by who reads it.
+func checkSecrets(ctx context.Context, limit time.Duration, cfg *config.Config) []finding {
 	var open []string
 	for _, file := range []string{cfg.Security.TokenFile, cfg.Security.SigningKeyFile, cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile} {
-		if fi, err := os.Stat(file); err == nil && fi.Mode().Perm()&0o004 != 0 {
+		fi, err := within(ctx, limit, func(context.Context) (fs.FileInfo, error) { return os.Stat(file) })
+		if err == nil && fi.Mode().Perm()&0o004 != 0 {
 			open = append(open, file)
 		}
 	}
@@ -165,12 +178,17 @@ func checkSecrets(cfg *config.Config) []finding {
 // state directory, and so most likely these addresses.
 func checkListener(ctx context.Context, limit time.Duration, l config.Listener, served bool) finding {
 	const id = "doors.engine_api"
-	secured, err := listenerTLS(l)
+	secured, err := reading(ctx, limit, "engine_api: certificates of "+l.Address, func() (*tls.Config, error) { return listenerTLS(l) })
 	if err != nil {
 		return bad(id, onOneLine(err).Error(), wontStart, "set the listener's files right")
 	}
-	found := l.Address
-	switch err := try(ctx, limit, func(ctx context.Context) error { return listenable(ctx, strings.TrimPrefix(l.Address, "tcp://")) }); {
+	found, passed := l.Address, config.Passed(l.Address)
+	if !passed {
+		err = try(ctx, limit, func(ctx context.Context) error { return listenable(ctx, strings.TrimPrefix(l.Address, "tcp://")) })
+	}
+	switch {
+	case passed:
+		found += ", which systemd passes"
 	case err == nil && served:
 		return soft(id, found+" isn't listened on, though a server runs", "who calls there finds nobody", "see whether it runs with this configuration")
 	case err == nil:
@@ -246,7 +264,7 @@ func checkCollector(ctx context.Context, limit time.Duration, cfg config.Otel) f
 	if cfg.Endpoint == "" {
 		return okay(id, "nothing is sent")
 	}
-	if _, err := otelHeaders(cfg); err != nil {
+	if _, err := reading(ctx, limit, "otel.headers_file", func() (map[string]string, error) { return otelHeaders(cfg) }); err != nil {
 		return bad(id, onOneLine(err).Error(), wontStart, "set otel.headers right")
 	}
 	u, err := url.Parse(cfg.Endpoint)

@@ -22,7 +22,8 @@ import (
 // engineFacts are what is known of the engine, and of where this process stands to it.
 type engineFacts struct {
 	cfg     *config.Config // heeds the container that this process is
-	asked   string         // the address
+	asked   string         // the address, without a user
+	user    bool           // it was given with one
 	socket  string         // empty if it has none
 	open    bool           // every user of this machine can reach the socket
 	view    view
@@ -45,8 +46,14 @@ type surveyor interface {
 // lookAtEngine does what berm serve does with the engine at its start, but for making
 // anything.
 func lookAtEngine(ctx context.Context, limit time.Duration, given *config.Config) *engineFacts {
-	located := *given
-	e := &engineFacts{cfg: &located, asked: engineAddress(given.Engine), socket: engineSocket(given.Engine), inside: inContainer()}
+	asked := engineAddress(given.Engine)
+	bare := *given
+	if withoutUser(asked) != asked { // it may be a secret, and clients tell their address
+		bare.Engine.Address = withoutUser(asked)
+	}
+	given = &bare
+	located := bare
+	e := &engineFacts{cfg: &located, asked: withoutUser(asked), user: withoutUser(asked) != asked, socket: engineSocket(given.Engine), inside: inContainer()}
 	e.view, _ = within(ctx, limit, func(ctx context.Context) (view, error) { return engineView(ctx, given.Engine), nil })
 	if e.socket != "" {
 		pid, err := within(ctx, limit, func(ctx context.Context) (int, error) { return peer(ctx, e.socket) })
@@ -70,7 +77,7 @@ func (e *engineFacts) local() bool { return e.view.root && e.socket != "" }
 func surveyEngine(ctx context.Context, limit time.Duration, cfg *config.Config, socket string) (runtime.Runtime, runtime.Survey, error) {
 	engine := cfg.Engine
 	engine.CallTimeout = limit
-	client, err := openRuntime(engine, cfg.StateDir, nil)
+	client, err := reading(ctx, limit, "the files that engine names", func() (runtime.Runtime, error) { return openRuntime(engine, cfg.StateDir, nil) })
 	if err != nil {
 		return nil, runtime.Survey{}, &refusedError{err}
 	}
@@ -138,6 +145,9 @@ func (e *engineFacts) judge(p *policy.Policy) []finding {
 	out := []finding{e.judgeReach()}
 	if err := e.view.suits(e.cfg.Engine.Kind); err != nil {
 		out = append(out, bad("engine.place", "its file system or mounts are others than Berm's", wontStart, err.Error()))
+	}
+	if e.user {
+		out = append(out, bad("engine.address", "it has a user or a password before its host", "no engine is told of it, logs may tell it, and not with every scheme is the host found", "leave it out of engine.address or DOCKER_HOST"))
 	}
 	if e.err == nil || e.open {
 		out = append(out, e.judgeSocket())

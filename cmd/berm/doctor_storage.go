@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -29,15 +31,21 @@ type storageFacts struct {
 	lockedBy     string // process that has the state directory; empty if none does, or none that can be seen
 	instance     string
 	instanceErr  error
-	schema       int
-	knownSchema  int
-	databaseErr  error // fs.ErrNotExist: there is none yet
-	merging      bool  // the database's log isn't merged into it
+	database     databaseFacts
+	databaseErr  error // why it can't be used; fs.ErrNotExist: there is none yet
 	chats        dirFacts
+	unused       bool  // no server ever had chats there
 	quotas       error // why the kernel doesn't hold workspaces to their quotas
 	dependencies dirFacts
 	tools        dirFacts
 	temporary    dirFacts
+}
+
+// databaseFacts are of a database.
+type databaseFacts struct {
+	schema  int
+	known   int  // the newest schema that this berm knows
+	merging bool // its log isn't merged into it
 }
 
 // dirFacts are of a directory, or of the one above it that is there.
@@ -70,17 +78,13 @@ func lookAtStorage(ctx context.Context, limit time.Duration, cfg *config.Config)
 		s.instanceErr, s.databaseErr = errStuck, errStuck
 		return s
 	}
-	s.lockedBy, _ = lockHolder("/proc", filepath.Join(cfg.StateDir, "lock"))
-	s.instance = cfg.Engine.Instance
-	if s.instance == "" {
-		s.instance, s.instanceErr = instanceOf(cfg.StateDir, "")
-	}
-	database := filepath.Join(cfg.StateDir, "berm.db")
-	s.schema, s.knownSchema, s.databaseErr = store.Look(database)
-	if fi, err := os.Stat(database + "-wal"); err == nil && fi.Size() > 0 {
-		s.merging = true
-	}
+	s.lockedBy, _ = within(ctx, limit, func(context.Context) (string, error) { return lockHolder("/proc", filepath.Join(cfg.StateDir, "lock")) })
+	s.instance, s.instanceErr = reading(ctx, limit, filepath.Join(cfg.StateDir, stateInstance), func() (string, error) { return instanceOf(cfg.StateDir, cfg.Engine.Instance) })
+	database := filepath.Join(cfg.StateDir, stateStore)
+	s.database, s.databaseErr = reading(ctx, limit, database, func() (databaseFacts, error) { return lookAtDatabase(database) })
 	if s.chats.path != "" && s.chats.err == nil {
+		err := try(ctx, limit, func(context.Context) error { _, err := os.Lstat(filepath.Join(s.chats.path, ".staging")); return err }) // lifecycle/chat's
+		s.unused = errors.Is(err, fs.ErrNotExist)
 		s.quotas = try(ctx, limit, func(context.Context) error {
 			q, err := project.Find(existing(s.chats.path))
 			if err == nil {
@@ -90,6 +94,50 @@ func lookAtStorage(ctx context.Context, limit time.Duration, cfg *config.Config)
 		})
 	}
 	return s
+}
+
+// lookAtDatabase goes by the database's header: SQLite would make files beside it.
+func lookAtDatabase(path string) (d databaseFacts, err error) {
+	if d.schema, d.known, err = store.Look(path); err != nil {
+		return d, err
+	}
+	for _, name := range []string{path, path + "-wal", path + "-shm"} {
+		err := unix.Faccessat(unix.AT_FDCWD, name, unix.R_OK|unix.W_OK, unix.AT_EACCESS)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return d, &os.PathError{Op: "write to", Path: name, Err: err}
+		}
+	}
+	if fi, err := os.Stat(path + "-wal"); err == nil && fi.Size() > 0 {
+		d.merging = true // and what the file lacks may be in there
+		return d, nil
+	}
+	return d, entire(path)
+}
+
+// entire refuses a database that is shorter than its header says.
+func entire(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	fi, err := f.Stat()
+	if err != nil || fi.Size() == 0 {
+		return err
+	}
+	var header [100]byte // https://www.sqlite.org/fileformat.html#the_database_header
+	if _, err := io.ReadFull(f, header[:]); err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	page := int64(binary.BigEndian.Uint16(header[16:]))
+	if page == 1 {
+		page = 64 << 10
+	}
+	size := page * int64(binary.BigEndian.Uint32(header[28:]))
+	if known := bytes.Equal(header[24:28], header[92:96]); known && fi.Size() < size {
+		return fmt.Errorf("%s is cut off: it has %d of %d bytes", path, fi.Size(), size)
+	}
+	return nil
 }
 
 func lookAtDir(path string) dirFacts {
@@ -237,21 +285,27 @@ func (s *storageFacts) judgeState() finding {
 
 func (s *storageFacts) judgeDatabase() finding {
 	const id = "storage.database"
+	d := s.database
+	hidden := s.lockedBy != "" || s.state.err != nil // it is a server's, or storage.state_dir says why
 	switch {
 	case errors.Is(s.databaseErr, fs.ErrNotExist):
 		return okay(id, "none yet: berm serve makes it")
-	case errors.Is(s.databaseErr, fs.ErrPermission) || errors.Is(s.databaseErr, errStuck):
+	case hidden && (errors.Is(s.databaseErr, fs.ErrPermission) || errors.Is(s.databaseErr, errStuck)):
 		return soft(id, s.databaseErr.Error(), "whether it can be used isn't known", "run berm doctor as the server's user")
+	case errors.Is(s.databaseErr, fs.ErrPermission):
+		return bad(id, s.databaseErr.Error(), wontStart, "run it as the user whose it is, or give that file to this one")
+	case errors.Is(s.databaseErr, errStuck):
+		return bad(id, s.databaseErr.Error(), "berm serve is stuck there, too", "see what keeps it from being read")
 	case s.databaseErr != nil:
 		return bad(id, s.databaseErr.Error(), wontStart, "restore it; with the file moved away no sandbox is lost, but whose the chats are")
-	case s.schema > s.knownSchema:
-		return bad(id, fmt.Sprintf("its schema is version %d, and this berm knows %d", s.schema, s.knownSchema), wontStart, "use the newer berm")
-	case s.merging && s.schema < s.knownSchema:
+	case d.schema > d.known:
+		return bad(id, fmt.Sprintf("its schema is version %d, and this berm knows %d", d.schema, d.known), wontStart, "use the newer berm")
+	case d.merging && d.schema < d.known:
 		return okay(id, "in use, or left by a crash: what is new in it isn't merged yet")
-	case s.schema < s.knownSchema:
-		return okay(id, fmt.Sprintf("schema %d, which berm serve brings up to %d", s.schema, s.knownSchema))
+	case d.schema < d.known:
+		return okay(id, fmt.Sprintf("schema %d, which berm serve brings up to %d", d.schema, d.known))
 	}
-	return okay(id, fmt.Sprintf("schema %d, the newest that this berm knows", s.schema))
+	return okay(id, fmt.Sprintf("schema %d, the newest that this berm knows", d.schema))
 }
 
 func (s *storageFacts) judgeChats(cfg *config.Config) finding {
@@ -268,6 +322,8 @@ func (s *storageFacts) judgeChats(cfg *config.Config) finding {
 	found := fmt.Sprintf("%s, %s, %s free", d.path, d.kind, size(d.free))
 	quota := uint64(max(cfg.Storage.WorkspaceQuotaMB, 0)) << 20
 	switch {
+	case s.unused && !errors.Is(s.databaseErr, fs.ErrNotExist):
+		return soft(id, found+", without a directory .staging, and so never used", "if there are chats, they are elsewhere, and "+wontStart, "mount the file system that holds them there; if there are none, start berm serve")
 	case d.remote:
 		return soft(id, found, "what is durable on a disk may not be over a network", "put it on a file system of this machine")
 	case d.kind == "tmpfs":

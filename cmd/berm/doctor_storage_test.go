@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,7 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/project"
+	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/lifecycle/workspace"
 )
 
 func TestDoctorJudgesStorage(t *testing.T) {
@@ -41,12 +47,17 @@ func TestDoctorJudgesStorage(t *testing.T) {
 		"bad instance":     {func(s *storageFacts, _ *config.Config) { s.instanceErr = errors.New("no id") }, "storage.instance", gradeBad, "no id"},
 		"no database":      {func(s *storageFacts, _ *config.Config) { s.databaseErr = fs.ErrNotExist }, "storage.database", gradeOK, "none yet"},
 		"bad database":     {func(s *storageFacts, _ *config.Config) { s.databaseErr = errors.New("it is no database") }, "storage.database", gradeBad, "no database"},
-		"newer database":   {func(s *storageFacts, _ *config.Config) { s.schema = 9 }, "storage.database", gradeBad, "version 9"},
-		"older database":   {func(s *storageFacts, _ *config.Config) { s.schema = 1 }, "storage.database", gradeOK, "schema 1, which berm serve brings up to 2"},
-		"being written":    {func(s *storageFacts, _ *config.Config) { s.schema, s.merging = 0, true }, "storage.database", gradeOK, "isn't merged yet"},
+		"newer database":   {func(s *storageFacts, _ *config.Config) { s.database.schema = 9 }, "storage.database", gradeBad, "version 9"},
+		"older database":   {func(s *storageFacts, _ *config.Config) { s.database.schema = 1 }, "storage.database", gradeOK, "schema 1, which berm serve brings up to 2"},
+		"being written":    {func(s *storageFacts, _ *config.Config) { s.database = databaseFacts{0, 2, true} }, "storage.database", gradeOK, "isn't merged yet"},
+		"its, in use":      {func(s *storageFacts, _ *config.Config) { s.databaseErr, s.lockedBy = fs.ErrPermission, "7" }, "storage.database", gradeSoft, ""},
+		"another's":        {func(s *storageFacts, _ *config.Config) { s.databaseErr = fs.ErrPermission }, "storage.database", gradeBad, ""},
+		"stuck":            {func(s *storageFacts, _ *config.Config) { s.databaseErr = errStuck }, "storage.database", gradeBad, errStuck.Error()},
 		"no chats":         {func(s *storageFacts, _ *config.Config) { s.chats = dirFacts{} }, "storage.chats_root", gradeOK, "are off"},
 		"chats missing":    {func(s *storageFacts, _ *config.Config) { s.chats.there = false }, "storage.chats_root", gradeBad, "isn't there"},
 		"chats to be made": {func(s *storageFacts, _ *config.Config) { s.chats.there, s.chats.created = false, true }, "storage.chats_root", gradeOK, ""},
+		"chats elsewhere":  {func(s *storageFacts, _ *config.Config) { s.unused = true }, "storage.chats_root", gradeSoft, "never used"},
+		"first chats":      {func(s *storageFacts, _ *config.Config) { s.unused, s.databaseErr = true, fs.ErrNotExist }, "storage.chats_root", gradeOK, ""},
 		"little for chats": {func(s *storageFacts, _ *config.Config) { s.chats.free = 1 << 30 }, "storage.chats_root", gradeSoft, "1.0 GiB"},
 		"hard":             {nil, "storage.quotas", gradeOK, "10240 MiB a workspace, by project quotas"},
 		"measured":         {func(s *storageFacts, _ *config.Config) { s.quotas = unsupported }, "storage.quotas", gradeSoft, "measured: there are no project quotas"},
@@ -63,7 +74,7 @@ func TestDoctorJudgesStorage(t *testing.T) {
 		}, "storage.temporary", gradeSoft, ""},
 	} {
 		s := &storageFacts{
-			state: dirFacts{path: "/s", there: true, kind: "ext4", free: 100 << 30, created: true}, schema: 2, knownSchema: 2,
+			state: dirFacts{path: "/s", there: true, kind: "ext4", free: 100 << 30, created: true}, database: databaseFacts{schema: 2, known: 2},
 			chats: dirFacts{path: "/c", there: true, kind: "xfs", free: 100 << 30},
 		}
 		cfg := config.Default()
@@ -93,6 +104,176 @@ func TestLookAtDir(t *testing.T) {
 	}
 	if d := lookAtDir("/proc"); !d.there || d.kind == "ext4" {
 		t.Errorf("/proc: %+v", d)
+	}
+}
+
+// madeStore makes a database, and gives its path.
+func madeStore(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), stateStore)
+	db, err := store.Open(t.Context(), store.Options{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestLookAtDatabase(t *testing.T) {
+	t.Parallel()
+	path := madeStore(t)
+	look := func(want string) {
+		t.Helper()
+		d, err := lookAtDatabase(path)
+		if want == "" && (err != nil || d.known == 0) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%+v, %v, want %q", d, err, want)
+		}
+		if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == stateStore+"-shm" }) {
+			t.Errorf("something was made: %v, %v", entries, err)
+		}
+	}
+	look("")
+	if err := os.Truncate(path, 4096); err != nil {
+		t.Fatal(err)
+	}
+	look("is cut off: it has 4096 of")
+	write(t, path+"-wal", "what it lacks")
+	look("")
+	write(t, path, "SQLite")
+	look("is no database")
+	write(t, path, "")
+	look("")
+}
+
+// Chats' records without what they hold are refused by berm serve, and told of before.
+func TestDoctorLostChats(t *testing.T) {
+	t.Parallel()
+	path, root := madeStore(t), t.TempDir()
+	args := []string{"--state-dir", filepath.Dir(path), "--engine-address", "unix://" + root + "/engine.sock", "--config", filepath.Join(t.TempDir(), "berm.yaml")}
+	write(t, args[5], "sandbox: {chats_root: "+root+"}\n")
+	db, err := store.Open(t.Context(), store.Options{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = db.EnsureWorkspace(t.Context(), workspace.Workspace{Tenant: "a", ID: "w", UserID: "u"})
+	if err == nil {
+		_, _, err = db.EnsureChat(t.Context(), chat.Chat{Tenant: "a", ID: "c", WorkspaceID: "w"})
+	}
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // it ends then if it isn't refused
+	defer cancel()
+	var log strings.Builder
+	if code := run(ctx, append([]string{"serve", "--listen", "127.0.0.1:0"}, args...), strings.NewReader(""), io.Discard, &log); code != 1 || !strings.Contains(log.String(), "no directory .staging") {
+		t.Errorf("berm serve ends with %d: %s", code, &log)
+	}
+	const says = "without a directory .staging"
+	wantFinding(t, runDoctor(t, 1, args...).Findings, "storage.chats_root", gradeSoft, says)
+	if err := os.Mkdir(filepath.Join(root, ".staging"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if found := fmt.Sprint(runDoctor(t, 1, args...).Findings); strings.Contains(found, says) {
+		t.Errorf("with it: %s", found)
+	}
+}
+
+// What is another user's can be read, but not used.
+func TestLookAtAnothersDatabase(t *testing.T) {
+	t.Parallel()
+	path := madeStore(t)
+	write(t, path+"-wal", "")
+	dir := filepath.Dir(path)
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(path, 0o444), os.Chmod(path+"-wal", 0o444)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{path, path + "-wal"} {
+		done := make(chan error)
+		go func() {
+			goruntime.LockOSThread() // and it ends with this
+			if err := unix.Setfsuid(12345); err != nil {
+				done <- err
+				return
+			}
+			_, err := lookAtDatabase(path)
+			done <- err
+		}()
+		var refused *os.PathError
+		if err := <-done; !errors.As(err, &refused) || !errors.Is(err, fs.ErrPermission) || refused.Path != name {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := os.Chmod(name, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A file that doesn't answer holds nothing up, and is told of.
+func TestDoctorStuckFiles(t *testing.T) {
+	t.Parallel()
+	pipe := func(path string) string {
+		if err := unix.Mkfifo(path, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil { // lets go of who reads
+				_ = f.Close()
+			}
+		})
+		return path
+	}
+	stuck := pipe(filepath.Join(t.TempDir(), "pipe"))
+	state := t.TempDir()
+	pipe(filepath.Join(state, stateInstance))
+	pipe(filepath.Join(state, stateStore))
+	pipe(filepath.Join(state, "address"))
+	const limit = 50 * time.Millisecond
+	for id, look := range map[string]func(ctx context.Context, cfg *config.Config) []finding{
+		"config.file": func(context.Context, *config.Config) []finding {
+			return runDoctor(t, 1, "--config", stuck, "--timeout", limit.String()).Findings
+		},
+		"engine.reachable": func(ctx context.Context, cfg *config.Config) []finding {
+			cfg.Engine.RegistryAuthFile = stuck
+			return lookAtEngine(ctx, limit, cfg).judge(nil)
+		},
+		"storage.instance": func(ctx context.Context, cfg *config.Config) []finding {
+			return lookAtStorage(ctx, 500*time.Millisecond, cfg).judge(cfg, hostFacts{}) // enough for what isn't stuck
+		},
+		"storage.database": func(ctx context.Context, cfg *config.Config) []finding {
+			cfg.Engine.Instance = "me"
+			return lookAtStorage(ctx, 500*time.Millisecond, cfg).judge(cfg, hostFacts{})
+		},
+		"doors.sandbox_api": func(ctx context.Context, cfg *config.Config) []finding {
+			cfg.HTTP.Listen = listening(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, `{"status":"ok","version":"v7"}`) })
+			return []finding{checkSandboxAPI(ctx, limit, cfg, true)}
+		},
+		"doors.tokens": func(ctx context.Context, cfg *config.Config) []finding {
+			cfg.Security.TokenFile = stuck
+			return checkTokens(ctx, limit, cfg)
+		},
+		"doors.signing_key": func(ctx context.Context, _ *config.Config) []finding {
+			return []finding{checkSigningKey(ctx, limit, config.Security{SigningKeyFile: stuck})}
+		},
+		"doors.engine_api": func(ctx context.Context, _ *config.Config) []finding {
+			return []finding{checkListener(ctx, limit, config.Listener{Address: "tcp://127.0.0.1:0", TLSCertFile: stuck, TLSKeyFile: stuck}, false)}
+		},
+		"doors.telemetry": func(ctx context.Context, _ *config.Config) []finding {
+			return []finding{checkCollector(ctx, limit, config.Otel{Endpoint: "http://127.0.0.1:1", HeadersFile: stuck})}
+		},
+	} {
+		t.Run(id, func(t *testing.T) {
+			t.Parallel()
+			cfg := config.Default()
+			cfg.StateDir = state
+			findings := look(t.Context(), cfg)
+			if id == "doors.sandbox_api" {
+				wantFinding(t, findings, id, gradeSoft, "berm v7 answers")
+				return
+			}
+			wantFinding(t, findings, id, gradeBad, errStuck.Error())
+		})
 	}
 }
 
@@ -158,6 +339,8 @@ func TestDoctorSandboxAPI(t *testing.T) {
 	}{
 		{"off", config.ListenNone, "", false, 200, gradeOK, "off"},
 		{"free", "127.0.0.1:0", "", false, 200, gradeOK, "is free"},
+		{"passed", "systemd:http", "", false, 200, gradeOK, "systemd:http, which systemd passes"},
+		{"passed, and answers", "systemd:http", server, true, 200, gradeOK, "berm v7 answers"},
 		{"answers", "127.0.0.1:0", server, true, 200, gradeOK, "berm v7 answers"},
 		{"not ready", server, server, true, 503, gradeSoft, "isn't ready"},
 		{"another berm's", server, "", false, 200, gradeBad, "another state directory"},
@@ -249,6 +432,7 @@ func TestDoctorListener(t *testing.T) {
 		"for one of all":  {config.Listener{Address: "unix://" + dir + "/s", SocketMode: "0666", Callers: one}, false, gradeOK, "mode 0666"},
 		"audit":           {config.Listener{Address: "unix://" + dir + "/s", Callers: []config.Caller{{Name: "ci", Mode: config.ModeAudit}}}, false, gradeSoft, "mode: audit for ci"},
 		"plain":           {config.Listener{Address: "tcp://0.0.0.0:0", AllowPlain: true, Callers: all}, false, gradeSoft, "without client certificates"},
+		"passed":          {config.Listener{Address: "systemd:docker", Callers: one}, true, gradeOK, "which systemd passes, callers: 1"},
 		"ends soon":       {soon, false, gradeSoft, "certificate until"},
 		"nowhere to make": {config.Listener{Address: "unix:///nonexistent/s", Callers: all}, false, gradeBad, "can't be listened on"},
 	} {
@@ -283,18 +467,23 @@ func TestDoctorTokens(t *testing.T) {
 		listen, tokens, id string
 		grade              grade
 	}{
-		"none":    {"127.0.0.1:1", "", "doors.tokens", gradeSoft},
-		"exposed": {"0.0.0.0:1", "", "doors.tokens", gradeBad},
-		"given":   {"127.0.0.1:1", testToken, "doors.tokens", gradeOK},
-		"plain":   {"0.0.0.0:1", testToken, "doors.tls", gradeSoft},
-		"broken":  {"127.0.0.1:1", "hush", "doors.tokens", gradeBad},
+		"none":            {"127.0.0.1:1", "", "doors.tokens", gradeSoft},
+		"exposed":         {"0.0.0.0:1", "", "doors.tokens", gradeBad},
+		"given":           {"127.0.0.1:1", testToken, "doors.tokens", gradeOK},
+		"plain":           {"0.0.0.0:1", testToken, "doors.tls", gradeSoft},
+		"broken":          {"127.0.0.1:1", "hush", "doors.tokens", gradeBad},
+		"passed":          {"systemd:http", testToken, "doors.tokens", gradeOK},
+		"passed, without": {"systemd:http", "", "doors.tokens", gradeSoft},
 	} {
 		cfg := config.Default()
 		cfg.HTTP.Listen, cfg.Security.Tokens = tt.listen, tt.tokens
-		findings := checkTokens(cfg)
+		findings := checkTokens(t.Context(), time.Minute, cfg)
 		t.Run(name, func(t *testing.T) { wantFinding(t, findings, tt.id, tt.grade, "") })
 		if strings.Contains(fmt.Sprint(findings), "hush") {
 			t.Errorf("%s tells a secret: %+v", name, findings)
+		}
+		if passed := strings.HasPrefix(name, "passed"); passed != strings.Contains(fmt.Sprint(findings), "TCP beyond loopback") {
+			t.Errorf("%s: %+v", name, findings)
 		}
 	}
 }
@@ -308,7 +497,7 @@ func TestDoctorSecrets(t *testing.T) {
 		if err := os.Chmod(cfg.Security.TokenFile, mode); err != nil {
 			t.Fatal(err)
 		}
-		findings := checkSecrets(cfg)
+		findings := checkSecrets(t.Context(), time.Minute, cfg)
 		if len(findings) > 0 != open {
 			t.Errorf("mode %o: %+v", mode, findings)
 		}

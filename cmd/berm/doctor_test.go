@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -154,6 +155,27 @@ func TestDoctorWithoutEngine(t *testing.T) {
 	wantFinding(t, r.Findings, "engine.reachable", gradeBad, "containerd at "+socket+" is there, but doesn't answer in time")
 }
 
+// What is before the engine's host may be a secret, and is nobody's to see.
+func TestDoctorHidesUser(t *testing.T) {
+	t.Parallel()
+	for _, args := range []string{
+		"--engine-address tcp://me:hush@127.0.0.1:1", "--engine-address tcp://hush@127.0.0.1:1", "--engine-address tcp://me:hush/hush@127.0.0.1:1",
+		"--engine-address http://me:hush@127.0.0.1:1", "--engine-address ssh://me:hush@127.0.0.1:1", "--engine containerd --engine-address tcp://me:hush@127.0.0.1:1",
+	} {
+		r := runDoctor(t, 1, strings.Fields(args)...)
+		if said := fmt.Sprint(r.Findings); strings.Contains(said, "hush") {
+			t.Errorf("%s: %s", args, said)
+		}
+		if !strings.Contains(args, "containerd") { // which takes none
+			wantFinding(t, r.Findings, "engine.address", gradeBad, "a user or a password")
+		}
+	}
+	const plain = "unix:///run/a@b.sock, tcp://127.0.0.1:1 and busybox@sha256:1"
+	if got := withoutUser(plain); got != plain {
+		t.Errorf("without a user: %s", got)
+	}
+}
+
 func TestDoctorUsage(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{"doctor -o yaml", "doctor --timeout 0s", "doctor extra"} {
@@ -193,6 +215,12 @@ func TestDoctorAgreesWithServe(t *testing.T) {
 		write(t, filepath.Join(dir, name), content)
 		return filepath.Join(dir, name)
 	}
+	cut := filepath.Dir(madeStore(t))
+	if err := os.Truncate(filepath.Join(cut, stateStore), 4096); err != nil {
+		t.Fatal(err)
+	}
+	lost := t.TempDir()
+	write(t, filepath.Join(lost, stateInstance), "nobody")
 	refused := file("policy.yaml", "version: 1\nprofiles: {default: {cpus: -1}}\n")
 	for name, tt := range map[string]struct {
 		config, id string
@@ -210,6 +238,8 @@ func TestDoctorAgreesWithServe(t *testing.T) {
 		"credentials": {"engine: {registry_auth_file: " + refused + "}\n", "engine.reachable", nil},
 		"network":     {"sandbox: {network: auto}\n", "engine.network", nil},
 		"chats root":  {"sandbox: {chats_root: /nonexistent}\n", "storage.chats_root", nil},
+		"instance":    {"", "storage.instance", []string{"--state-dir", lost}},
+		"database":    {"", "storage.database", []string{"--state-dir", cut}},
 		"quotas":      {"sandbox: {chats_root: /proc}\nstorage: {project_quotas: required}\n", "storage.quotas", nil},
 	} {
 		args := append([]string{"--engine-address", "unix://" + filepath.Join(dir, "engine.sock"), "--config", file("config of "+name+".yaml", tt.config)}, tt.args...)
