@@ -233,6 +233,34 @@ func TestBreakInMuchOutput(t *testing.T) {
 	}
 }
 
+// Who asked last holds it, whose word to go comes first.
+func TestTakeOverInTurn(t *testing.T) {
+	s := newSandbox(t, 0)
+	first, second := s.accept(), s.accept()
+	first.start(&wire.Start{ID: "x", Command: []string{"cat"}, Stdin: true})
+	attach := &wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x"}}
+	a, _ := first.request(attach)
+	b, _ := second.request(attach)
+	second.tellToGo()
+	if err := second.w.Send(wire.KindData, []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	for b.stdout.Len() < len("hello") && second.next(b) { // so it has begun
+	}
+	first.tellToGo()
+	for first.next(a) {
+	}
+	if a.class() != wire.ClassAborted {
+		t.Errorf("%+v", a)
+	}
+	second.end()
+	for second.next(b) {
+	}
+	if b.failure != nil || b.stdout.String() != "hello" {
+		t.Errorf("%+v", b)
+	}
+}
+
 func TestTakeOver(t *testing.T) {
 	s := newSandbox(t, 0)
 	first, second := s.accept(), s.accept()

@@ -153,18 +153,35 @@ func (p *process) push(stderr bool, data []byte) {
 	p.change.Broadcast()
 }
 
-// hold attaches, and ends the attachment that there was. From is as in wire.Process.
-func (p *process) hold(from int64) (*attachment, error) {
+// ask is before hold, which takes the turn: who asks later takes over, whoever is told
+// to go first. From is as in wire.Process.
+func (p *process) ask(from int64) (turn int64, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.turns++
+	_, err = p.place(from)
+	return p.turns, err
+}
+
+// hold attaches, and ends the attachment that there was.
+func (p *process) hold(from, turn int64) (*attachment, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if turn < p.turn {
+		return nil, p.takenOver()
+	}
 	first, err := p.place(from)
 	if err != nil {
 		return nil, err
 	}
 	at := &attachment{seq: first}
-	p.attached = at
+	p.attached, p.turn = at, turn
 	p.awaken()
 	return at, nil
+}
+
+func (p *process) takenOver() error {
+	return &wire.Failure{Class: wire.ClassAborted, Message: "process " + p.id + " was taken over by another attachment"}
 }
 
 // awaken has all look at what they wait for again, those who write input too; with
@@ -287,7 +304,7 @@ func (p *process) deliver(c *conn, at *attachment) error {
 		case gone:
 			return errGone
 		case !mine:
-			return &wire.Failure{Class: wire.ClassAborted, Message: "process " + p.id + " was taken over by another attachment"}
+			return p.takenOver()
 		case !ok:
 			continue
 		case buf == nil:

@@ -54,6 +54,8 @@ type process struct {
 	change   sync.Cond // of what is below
 	ring     *wire.Ring
 	attached *attachment
+	turns    int64    // how many have asked to attach
+	turn     int64    // the latest of those that have
 	input    *os.File // nil when it is ended
 	terminal *os.File // nil if there is none, or it is gone
 	info     wire.ProcessInfo

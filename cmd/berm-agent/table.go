@@ -270,9 +270,7 @@ func (srv *server) attach(c *conn, req *wire.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.mu.Lock()
-	_, err = p.place(req.Process.From)
-	p.mu.Unlock()
+	turn, err := p.ask(req.Process.From)
 	if err != nil {
 		return nil, err
 	}
@@ -280,7 +278,7 @@ func (srv *server) attach(c *conn, req *wire.Request) (any, error) {
 		return nil, err
 	}
 	c.input = true
-	at, err := p.hold(req.Process.From)
+	at, err := p.hold(req.Process.From, turn)
 	if err != nil {
 		return nil, err
 	}

@@ -67,6 +67,16 @@ func (a *outcome) class() wire.Class {
 // begin asks for an operation; false if it was refused before it began.
 func (k *talk) begin(req *wire.Request) (*outcome, bool) {
 	k.t.Helper()
+	a, ok := k.request(req)
+	if ok {
+		k.tellToGo()
+	}
+	return a, ok
+}
+
+// request is the part of begin before tellToGo.
+func (k *talk) request(req *wire.Request) (*outcome, bool) {
+	k.t.Helper()
 	a := &outcome{}
 	if err := k.w.SendJSON(wire.KindRequest, req); err != nil {
 		k.t.Fatal(err)
@@ -83,10 +93,14 @@ func (k *talk) begin(req *wire.Request) (*outcome, bool) {
 	case kind != wire.KindReady:
 		k.t.Fatalf("a frame of kind %d in place of Ready", kind)
 	}
+	return a, true
+}
+
+func (k *talk) tellToGo() {
+	k.t.Helper()
 	if err := k.w.Send(wire.KindGo); err != nil {
 		k.t.Fatal(err)
 	}
-	return a, true
 }
 
 // next takes a frame; false after the last.

@@ -292,7 +292,12 @@ func testProcessTakenOver(t *testing.T, b *bed) {
 		failed <- err
 	}()
 	second := b.attach(t, c.ID, "p", 0)
-	class(t, "the first", <-failed, errdefs.IsAborted, "Aborted")
+	select {
+	case err := <-failed:
+		class(t, "the first", err, errdefs.IsAborted, "Aborted")
+	case <-b.ctx.Done():
+		t.Fatal("the first wasn't told")
+	}
 	if _, err := io.WriteString(second, "x\n"); err != nil {
 		t.Fatal(err)
 	}
