@@ -14,7 +14,6 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/ceiling"
-	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
@@ -37,16 +36,16 @@ func (k *kernelLimits) Limit(project uint32, bytes int64) error {
 
 func (k *kernelLimits) Try(*os.File) error { return nil }
 
-func (k *kernelLimits) Used(uint32) (int64, error) { return 0, nil }
+func (k *kernelLimits) Free(uint32) (bool, error) { return true, nil }
 
-func (k *kernelLimits) Take(dir *os.File, project uint32) error {
+func (k *kernelLimits) Take(_ context.Context, dir *os.File, project uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.dirs[dir.Name()] = project
 	return nil
 }
 
-func (k *kernelLimits) Drop(dir *os.File, _ uint32) error {
+func (k *kernelLimits) Drop(_ context.Context, dir *os.File, _ uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.dirs, dir.Name())
@@ -117,11 +116,7 @@ func TestHardQuota(t *testing.T) {
 	}
 	sweep := func() {
 		t.Helper()
-		r, err := reaper.New(reaper.Options{Manager: w.Manager})
-		if err == nil {
-			_, err = r.Sweep(t.Context())
-		}
-		if err != nil {
+		if err := w.SweepCeilings(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
