@@ -166,3 +166,55 @@ func TestHardQuota(t *testing.T) {
 	sweep()
 	want("swept", nil, 0, nil)
 }
+
+// interrupted are Ceilings that the engine goes away from, the first time that a sandbox
+// of an earlier process is made known to them.
+type interrupted struct {
+	fake *runtimetest.Fake
+	once sync.Once
+
+	mu    sync.Mutex
+	known []string
+}
+
+func (i *interrupted) Enter(ctx context.Context, o lifecycle.Occupant) (softened []string, err error) {
+	if o.Resumed {
+		i.once.Do(func() {
+			i.fake.SetDown(true)
+			<-ctx.Done()
+			i.fake.SetDown(false)
+		})
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if ctx.Err() == nil {
+		i.known = append(i.known, o.SessionID)
+	}
+	return nil, ctx.Err()
+}
+
+func (i *interrupted) Leave(string) {}
+
+func (i *interrupted) Holds(string) bool { return false }
+
+func (i *interrupted) Sweep(context.Context) error { return nil }
+
+// All sandboxes of an earlier process are known before anything is swept, also if the
+// engine goes away meanwhile.
+func TestResumesAll(t *testing.T) {
+	w := newWorld(t, setup{})
+	var want []string
+	for _, key := range []string{"one", "two", "three"} {
+		want = append(want, w.create(request(key)).Sandbox.SessionID)
+	}
+	w.stop()
+	i := &interrupted{fake: w.fake}
+	newWorld(t, setup{engine: w.fake, store: w.store, ceilings: i})
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	slices.Sort(want)
+	slices.Sort(i.known)
+	if d := cmp.Diff(want, i.known); d != "" {
+		t.Error(d)
+	}
+}
