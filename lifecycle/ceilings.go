@@ -70,8 +70,9 @@ func (m *Manager) leave(sessionID string) {
 	}
 }
 
-// resume makes the sandboxes known that an earlier process has left.
-func (m *Manager) resume(ctx context.Context) {
+// resume makes the sandboxes known that an earlier process has left. The error is the
+// context's cause: then some of them aren't, and would lose their limits to the sweep.
+func (m *Manager) resume(ctx context.Context) error {
 	var all []*record
 	m.mu.Lock()
 	for _, s := range m.slots {
@@ -84,7 +85,11 @@ func (m *Manager) resume(ctx context.Context) {
 		sb := m.snapshot(r)
 		o := occupant(sb)
 		o.Resumed = true
-		if err := m.enter(ctx, o); err != nil { // no reason to leave all others alone
+		err := m.enter(ctx, o)
+		if ctx.Err() != nil {
+			break
+		}
+		if err != nil { // no reason to leave all others alone
 			m.log.WarnContext(ctx, "sandbox_quota_unsure", append(sandboxAttrs(sb), "error", err)...)
 		}
 		if o.Workspace != "" {
@@ -93,6 +98,7 @@ func (m *Manager) resume(ctx context.Context) {
 			m.mu.Unlock()
 		}
 	}
+	return context.Cause(ctx)
 }
 
 // SweepCeilings undoes what is left of the limits of sandboxes that are gone.

@@ -14,7 +14,6 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/ceiling"
-	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
@@ -37,16 +36,16 @@ func (k *kernelLimits) Limit(project uint32, bytes int64) error {
 
 func (k *kernelLimits) Try(*os.File) error { return nil }
 
-func (k *kernelLimits) Used(uint32) (int64, error) { return 0, nil }
+func (k *kernelLimits) Free(uint32) (bool, error) { return true, nil }
 
-func (k *kernelLimits) Take(dir *os.File, project uint32) error {
+func (k *kernelLimits) Take(_ context.Context, dir *os.File, project uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.dirs[dir.Name()] = project
 	return nil
 }
 
-func (k *kernelLimits) Drop(dir *os.File, _ uint32) error {
+func (k *kernelLimits) Drop(_ context.Context, dir *os.File, _ uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.dirs, dir.Name())
@@ -117,11 +116,7 @@ func TestHardQuota(t *testing.T) {
 	}
 	sweep := func() {
 		t.Helper()
-		r, err := reaper.New(reaper.Options{Manager: w.Manager})
-		if err == nil {
-			_, err = r.Sweep(t.Context())
-		}
-		if err != nil {
+		if err := w.SweepCeilings(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -170,4 +165,56 @@ func TestHardQuota(t *testing.T) {
 	want("not made", nil, 1, nil)
 	sweep()
 	want("swept", nil, 0, nil)
+}
+
+// interrupted are Ceilings that the engine goes away from, the first time that a sandbox
+// of an earlier process is made known to them.
+type interrupted struct {
+	fake *runtimetest.Fake
+	once sync.Once
+
+	mu    sync.Mutex
+	known []string
+}
+
+func (i *interrupted) Enter(ctx context.Context, o lifecycle.Occupant) (softened []string, err error) {
+	if o.Resumed {
+		i.once.Do(func() {
+			i.fake.SetDown(true)
+			<-ctx.Done()
+			i.fake.SetDown(false)
+		})
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if ctx.Err() == nil {
+		i.known = append(i.known, o.SessionID)
+	}
+	return nil, ctx.Err()
+}
+
+func (i *interrupted) Leave(string) {}
+
+func (i *interrupted) Holds(string) bool { return false }
+
+func (i *interrupted) Sweep(context.Context) error { return nil }
+
+// All sandboxes of an earlier process are known before anything is swept, also if the
+// engine goes away meanwhile.
+func TestResumesAll(t *testing.T) {
+	w := newWorld(t, setup{})
+	var want []string
+	for _, key := range []string{"one", "two", "three"} {
+		want = append(want, w.create(request(key)).Sandbox.SessionID)
+	}
+	w.stop()
+	i := &interrupted{fake: w.fake}
+	newWorld(t, setup{engine: w.fake, store: w.store, ceilings: i})
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	slices.Sort(want)
+	slices.Sort(i.known)
+	if d := cmp.Diff(want, i.known); d != "" {
+		t.Error(d)
+	}
 }

@@ -311,7 +311,9 @@ func (m *Manager) reconcile(ctx context.Context) (err error) {
 		if err := m.opts.Store.Delete(ctx, gone...); err != nil {
 			return &UnavailableError{Err: err}
 		}
-		m.resume(ctx)
+		if err := m.resume(ctx); err != nil {
+			return err
+		}
 		m.tookOver = true
 	}
 	m.refresh(before, all)

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -54,13 +55,13 @@ type Projects interface {
 	Try(dir *os.File) error
 	// Limit sets the limit of a project, in bytes; 0 is none.
 	Limit(project uint32, bytes int64) error
-	// Used is what a project's files take, in bytes.
-	Used(project uint32) (int64, error)
+	// Free tells whether no file is of a project.
+	Free(project uint32) (bool, error)
 	// Take puts an open directory, and all below it, into a project. It is of errdefs'
 	// FailedPrecondition class if others have a part in it.
-	Take(dir *os.File, project uint32) error
+	Take(ctx context.Context, dir *os.File, project uint32) error
 	// Drop takes out of a project what of it is in an open directory.
-	Drop(dir *os.File, project uint32) error
+	Drop(ctx context.Context, dir *os.File, project uint32) error
 }
 
 // Options configure a Service.
@@ -84,7 +85,7 @@ type Service struct {
 
 	turn    chan struct{}       // held by who works with what follows; never while a tree is walked
 	systems map[uint64]Projects // by device
-	live    map[string][]string // what sandboxes may write to, by session
+	live    map[string][]string // what sandboxes may write to, by session; changed with mu, too
 	rows    map[string]*row     // by directory
 
 	mu   sync.Mutex // never held for long
@@ -94,7 +95,8 @@ type Service struct {
 // row is a ceiling, as far as this process has come with it.
 type row struct {
 	Ceiling
-	busy bool // its tree is being walked
+	busy  bool      // its tree is being walked
+	again time.Time // when the sweep may walk it again, after that failed
 }
 
 // New reads what the store knows.
@@ -137,27 +139,56 @@ func (s *Service) setHeld(sessionID string, holds bool) {
 	}
 }
 
+// setLive notes what a session's sandbox may write to; nil: it is gone.
+func (s *Service) setLive(sessionID string, dirs []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.live[sessionID] = dirs; dirs == nil {
+		delete(s.live, sessionID)
+	}
+}
+
+// wait waits for the turn.
+func (s *Service) wait(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // Enter is lifecycle.Ceilings'. What can't be held is no error. Errors:
 // *lifecycle.UnavailableError.
 func (s *Service) Enter(ctx context.Context, o lifecycle.Occupant) (softened []string, err error) {
 	if len(o.Dirs) == 0 {
 		return nil, nil
 	}
-	select {
-	case s.turn <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	if s.opts.Off && !o.Resumed {
+		o.Workspace = "" // what an earlier one was held to there is lifted
+	}
+	var dir *os.File
+	if o.Workspace != "" {
+		dir, err = openDir(o.Workspace) // without the turn, as a file system may hang
+		if err != nil {
+			s.soft(ctx, o, err)
+			o.Workspace = ""
+		}
+		defer dir.Close()
+	}
+	if err := s.wait(ctx); err != nil {
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
 			err = unavailable(ctx, err)
 			if !o.Resumed {
-				delete(s.live, o.SessionID)
+				s.setLive(o.SessionID, nil)
 			}
 		}
 		<-s.turn
 	}()
-	s.live[o.SessionID] = o.Dirs
+	s.setLive(o.SessionID, o.Dirs)
 	alone := o.Workspace != "" && !touches(o.Workspace, s.opts.Except)
 	for session, dirs := range s.live {
 		alone = alone && (session == o.SessionID || !touches(o.Workspace, dirs))
@@ -173,29 +204,27 @@ func (s *Service) Enter(ctx context.Context, o lifecycle.Occupant) (softened []s
 		}
 		softened = append(softened, session)
 	}
-	if !alone || s.opts.Off && !o.Resumed {
+	if !alone {
 		return softened, nil
 	}
-	return softened, s.claim(ctx, o)
+	return softened, s.claim(ctx, o, dir)
 }
 
-// claim has the kernel hold a workspace, if it can. It lets go of the turn meanwhile.
-func (s *Service) claim(ctx context.Context, o lifecycle.Occupant) error {
+// claim has the kernel hold a workspace, which is open, if it can. It lets go of the turn
+// meanwhile.
+func (s *Service) claim(ctx context.Context, o lifecycle.Occupant, dir *os.File) error {
 	r := s.rows[o.Workspace]
 	if r == nil && o.Resumed || r != nil && (r.busy || r.SessionID == "") {
 		return nil
 	}
-	projects, err := s.system(o.Workspace)
+	projects, err := s.projects(dir)
 	if err != nil {
 		s.soft(ctx, o, err)
+		if r != nil && r.SessionID != o.SessionID {
+			return s.giveUp(ctx, r)
+		}
 		return nil
 	}
-	dir, err := openDir(o.Workspace)
-	if err != nil {
-		s.soft(ctx, o, err)
-		return nil
-	}
-	defer dir.Close()
 	if r == nil {
 		if err := projects.Try(dir); err != nil {
 			s.soft(ctx, o, err)
@@ -218,9 +247,16 @@ func (s *Service) claim(ctx context.Context, o lifecycle.Occupant) error {
 		r.SessionID = o.SessionID
 	}
 	if !o.Resumed { // else it has been taken, and is changing
-		if err := s.walk(r, func() error { return projects.Take(dir, r.Project) }); err != nil {
+		if err := s.walk(ctx, r, func() error { return projects.Take(ctx, dir, r.Project) }); err != nil {
 			s.soft(ctx, o, err)
-			return s.undo(ctx, r) // nothing can be moved between what has a project and what hasn't
+			if err := s.giveUp(ctx, r); err != nil {
+				return err
+			}
+			// Nothing can be moved between what has a project and what hasn't.
+			if err := s.undo(ctx, r); err != nil {
+				s.soft(ctx, o, err)
+			}
+			return context.Cause(ctx)
 		}
 	}
 	if r.SessionID != o.SessionID { // somebody else has come meanwhile
@@ -254,8 +290,8 @@ func (s *Service) add(ctx context.Context, o lifecycle.Occupant, projects Projec
 		if err != nil {
 			return Ceiling{}, err
 		}
-		used, err := projects.Used(c.Project)
-		if err == nil && used == 0 {
+		free, err := projects.Free(c.Project)
+		if err == nil && free {
 			return c, nil
 		}
 		if err := errors.Join(err, s.opts.Store.DeleteCeiling(ctx, c.Project)); err != nil {
@@ -265,13 +301,20 @@ func (s *Service) add(ctx context.Context, o lifecycle.Occupant, projects Projec
 	return Ceiling{}, fmt.Errorf("%d projects are used by others: %w", maxTaken, errdefs.ErrFailedPrecondition)
 }
 
+// walkAgain is how long the sweep leaves a tree alone that couldn't be walked to its end:
+// it may be too large for that.
+const walkAgain = time.Hour
+
 // walk does what may take long, without the turn.
-func (s *Service) walk(r *row, f func() error) error {
-	r.busy = true
+func (s *Service) walk(ctx context.Context, r *row, f func() error) error {
+	r.busy, r.again = true, time.Time{}
 	<-s.turn
 	err := f()
 	s.turn <- struct{}{}
 	r.busy = false
+	if err != nil && ctx.Err() == nil {
+		r.again = time.Now().Add(walkAgain)
+	}
 	return err
 }
 
@@ -300,9 +343,15 @@ func (s *Service) lift(r *row) error {
 
 // Leave is lifecycle.Ceilings'. What fails is left to the sweep.
 func (s *Service) Leave(sessionID string) {
+	s.mu.Lock()
+	_, writes := s.live[sessionID]
+	s.mu.Unlock()
+	if !writes {
+		return // without waiting for those that do
+	}
 	s.turn <- struct{}{}
 	defer func() { <-s.turn }()
-	delete(s.live, sessionID)
+	s.setLive(sessionID, nil)
 	for _, r := range s.rows {
 		if r.SessionID != sessionID {
 			continue
@@ -316,7 +365,9 @@ func (s *Service) Leave(sessionID string) {
 // Sweep is lifecycle.Ceilings'. A ceiling whose file system has no projects right now is
 // left alone, as is one that sandboxes still may write below.
 func (s *Service) Sweep(ctx context.Context) error {
-	s.turn <- struct{}{}
+	if err := s.wait(ctx); err != nil {
+		return err
+	}
 	defer func() { <-s.turn }()
 	var left []*row
 	for _, r := range s.rows {
@@ -330,7 +381,13 @@ func (s *Service) Sweep(ctx context.Context) error {
 		if r.busy || s.rows[r.Dir] != r || s.occupied(r) {
 			continue
 		}
-		if err := s.undo(ctx, r); err != nil && !errdefs.IsNotImplemented(err) {
+		var err error
+		if time.Now().Before(r.again) {
+			err = s.lift(r)
+		} else {
+			err = s.undo(ctx, r)
+		}
+		if err != nil && !errdefs.IsNotImplemented(err) {
 			errs = append(errs, fmt.Errorf("let go of project %d: %w", r.Project, err))
 		}
 	}
@@ -359,7 +416,7 @@ func (s *Service) undo(ctx context.Context, r *row) error {
 		if serr != nil {
 			return serr
 		}
-		err = s.walk(r, func() error { return projects.Drop(dir, r.Project) })
+		err = s.walk(ctx, r, func() error { return projects.Drop(ctx, dir, r.Project) })
 	}
 	if err != nil && !gone(err) {
 		return err
@@ -382,14 +439,19 @@ func (s *Service) system(path string) (Projects, error) {
 		return nil, err
 	}
 	defer dir.Close()
+	return s.projects(dir)
+}
+
+// projects answers those of an open directory's file system.
+func (s *Service) projects(dir *os.File) (Projects, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
-		return nil, &fs.PathError{Op: "stat", Path: path, Err: err}
+		return nil, &fs.PathError{Op: "stat", Path: dir.Name(), Err: err}
 	}
 	if projects := s.systems[st.Dev]; projects != nil {
 		return projects, nil
 	}
-	projects, err := s.opts.Find(path)
+	projects, err := s.opts.Find(dir.Name())
 	if err != nil {
 		return nil, err
 	}

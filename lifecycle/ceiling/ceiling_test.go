@@ -12,6 +12,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
@@ -33,13 +35,15 @@ type disk struct {
 	mu     sync.Mutex
 	limits map[uint32]int64
 	tags   map[string]uint32
-	used   map[uint32]int64
+	used   map[uint32]bool  // by somebody else
 	fail   map[string]error // of a call
 	taking func()           // is called by Take
+	trying func()           // is called by Try
+	drops  int              // calls of Drop
 }
 
 func newDisk() *disk {
-	return &disk{limits: map[uint32]int64{}, tags: map[string]uint32{}, used: map[uint32]int64{}, fail: map[string]error{}}
+	return &disk{limits: map[uint32]int64{}, tags: map[string]uint32{}, used: map[uint32]bool{}, fail: map[string]error{}}
 }
 
 func (d *disk) find(string) (ceiling.Projects, error) {
@@ -65,6 +69,9 @@ func (d *disk) Limit(project uint32, bytes int64) error {
 
 // Try fails in a directory that is held, as the kernel may in one that is full.
 func (d *disk) Try(dir *os.File) error {
+	if d.trying != nil {
+		d.trying()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.limits[d.tags[dir.Name()]] > 0 {
@@ -73,13 +80,13 @@ func (d *disk) Try(dir *os.File) error {
 	return d.fail["try"]
 }
 
-func (d *disk) Used(project uint32) (int64, error) {
+func (d *disk) Free(project uint32) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.used[project], d.fail["used"]
+	return !d.used[project], d.fail["free"]
 }
 
-func (d *disk) Take(dir *os.File, project uint32) error {
+func (d *disk) Take(ctx context.Context, dir *os.File, project uint32) error {
 	d.mu.Lock()
 	taking := d.taking
 	d.mu.Unlock()
@@ -92,16 +99,20 @@ func (d *disk) Take(dir *os.File, project uint32) error {
 		return errdefs.ErrFailedPrecondition
 	}
 	d.tags[dir.Name()] = project // a part of it, if that fails
-	return d.fail["take"]
+	return errors.Join(d.fail["take"], context.Cause(ctx))
 }
 
-func (d *disk) Drop(dir *os.File, project uint32) error {
+func (d *disk) Drop(ctx context.Context, dir *os.File, project uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.fail["drop"] == nil && d.tags[dir.Name()] == project {
+	d.drops++
+	if err := errors.Join(d.fail["drop"], context.Cause(ctx)); err != nil {
+		return err
+	}
+	if d.tags[dir.Name()] == project {
 		delete(d.tags, dir.Name())
 	}
-	return d.fail["drop"]
+	return nil
 }
 
 // bed is a service with directories.
@@ -284,7 +295,7 @@ func TestOthersProjects(t *testing.T) {
 	b.enter("a", quota, "x")
 	b.want("another's", nil, tags{"x": 7}, nil)
 	for i := range uint32(20) {
-		b.disk.used[first+1+i] = 1
+		b.disk.used[first+1+i] = true
 	}
 	b.enter("b", quota, "y")
 	b.want("too many numbers in use", nil, tags{"x": 7}, nil)
@@ -316,12 +327,12 @@ func TestSharedMeanwhile(t *testing.T) {
 // Whatever fails leaves nothing behind that holds anybody to anything.
 func TestFails(t *testing.T) {
 	t.Parallel()
-	for _, call := range []string{"find", "try", "used", "take", "limit"} {
+	for _, call := range []string{"find", "try", "free", "take", "limit"} {
 		b := newBed(t)
 		b.disk.failing(call, errdefs.ErrNotImplemented)
 		o := lifecycle.Occupant{SessionID: "a", Dirs: []string{b.dir("x")}, Workspace: b.dir("x"), QuotaBytes: quota}
 		_, err := b.Enter(t.Context(), o)
-		if (err != nil) != (call == "used") || err != nil && !errdefs.IsUnavailable(err) {
+		if (err != nil) != (call == "free") || err != nil && !errdefs.IsUnavailable(err) {
 			t.Errorf("%s: %v", call, err)
 		}
 		if call != "limit" { // else the whole tree has it, and so nothing is in the way of who moves files
@@ -353,6 +364,99 @@ func TestFails(t *testing.T) {
 	cancel()
 	if _, err := b.Enter(ctx, lifecycle.Occupant{SessionID: "c", Dirs: []string{b.dir("x")}, Workspace: b.dir("x"), QuotaBytes: 1}); !errors.Is(err, context.Canceled) {
 		t.Errorf("nobody waits for it: %v", err)
+	}
+}
+
+// A tree that is too large to be walked has a soft quota, and holds up nobody again and
+// again.
+func TestTooLarge(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		tooLarge := errors.New("too large")
+		b.disk.failing("take", tooLarge)
+		b.disk.failing("drop", tooLarge)
+		for _, session := range []string{"a", "b"} {
+			b.enter(session, quota, "x")
+			b.want(session+" entered", nil, tags{"x": first}, nil)
+			b.Leave(session)
+		}
+		b.sweep()
+		b.sweep()
+		if b.disk.drops != 1 {
+			t.Errorf("it was walked %d times within the hour", b.disk.drops)
+		}
+		b.disk.limits[first] = quota // as if that hadn't been lifted
+		b.sweep()
+		b.want("swept", nil, tags{"x": first}, nil)
+		time.Sleep(time.Hour)
+		if err := b.Sweep(t.Context()); !errors.Is(err, tooLarge) || b.disk.drops != 2 {
+			t.Errorf("after an hour: %v, %d", err, b.disk.drops)
+		}
+		b.disk.failing("take", nil)
+		b.disk.failing("drop", nil)
+		time.Sleep(time.Hour)
+		b.sweep()
+		b.want("smaller", nil, nil, nil)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		b.disk.taking = cancel
+		o := lifecycle.Occupant{SessionID: "c", Dirs: []string{b.dir("x")}, Workspace: b.dir("x"), QuotaBytes: quota}
+		if _, err := b.Enter(ctx, o); !errors.Is(err, context.Canceled) {
+			t.Errorf("nobody waits for it: %v", err)
+		}
+		b.want("cut off", nil, tags{"x": first + 1}, nil)
+		b.sweep()
+		b.want("cut off, and swept", nil, nil, nil)
+	})
+}
+
+// Who may write nowhere doesn't wait for those who do.
+func TestLeaveWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	trying, on := make(chan struct{}), make(chan struct{})
+	b.disk.trying = func() { close(trying); <-on }
+	done := make(chan []string)
+	go func() { done <- b.enter("a", quota, "x") }()
+	<-trying
+	if _, err := b.Enter(t.Context(), lifecycle.Occupant{SessionID: "b"}); err != nil {
+		t.Error(err)
+	}
+	b.Leave("b")
+	close(on)
+	<-done
+	b.want("entered", []string{"a"}, tags{"x": first}, limits{first: quota})
+}
+
+// What a crash left holds nobody who comes later, though nothing more is held, or can't be.
+func TestLeftLimit(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*bed){
+		"off":       func(b *bed) { b.opts.Off = true },
+		"no longer": func(b *bed) { b.disk.failing("find", errdefs.ErrNotImplemented) },
+		"can't be opened": func(b *bed) {
+			if err := errors.Join(os.Remove(b.dir("x")), os.Symlink("/", filepath.Join(b.root, "x"))); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		b := newBed(t)
+		b.enter("a", quota, "x")
+		change(b)
+		b.restart()
+		dir := filepath.Join(b.root, "x")
+		o := lifecycle.Occupant{SessionID: "b", Dirs: []string{dir}, Workspace: dir, QuotaBytes: 2 * quota}
+		if _, err := b.Enter(t.Context(), o); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		known, err := b.opts.Store.Ceilings(t.Context())
+		if err != nil || len(known) != 1 || known[0].SessionID != "" || b.Holds("b") {
+			t.Errorf("%s: %+v, %v", name, known, err)
+		}
+		if name != "no longer" {
+			b.want(name, nil, tags{"x": first}, nil)
+		}
 	}
 }
 

@@ -22,7 +22,9 @@ type fsxattr struct {
 type dqblk struct {
 	Hard, Soft uint64 // blocks
 	Used       uint64 // bytes
-	_          [5]uint64
+	_          [2]uint64
+	Inodes     uint64 // used
+	_          [2]uint64
 	Valid      uint32
 	_          uint32
 }
@@ -52,7 +54,7 @@ type kernel interface {
 	attr(fd int) (fsxattr, error)
 	setAttr(fd int, a fsxattr) error
 	state() (flags uint16, err error)
-	used(project uint32) (bytes uint64, err error)
+	used(project uint32) (bytes, inodes uint64, err error)
 	set(project uint32, blocks uint64) error
 }
 
@@ -117,13 +119,13 @@ func (s *system) state() (uint16, error) {
 	return (*[2]uint16)(unsafe.Pointer(&st))[1], err
 }
 
-func (s *system) used(project uint32) (uint64, error) {
+func (s *system) used(project uint32) (bytes, inodes uint64, err error) {
 	var q dqblk
-	err := s.quotactl(quotaGet, project, unsafe.Pointer(&q))
+	err = s.quotactl(quotaGet, project, unsafe.Pointer(&q))
 	if errors.Is(err, unix.ENOENT) { // XFS knows nothing of it
-		return 0, nil
+		return 0, 0, nil
 	}
-	return q.Used, err
+	return q.Used, q.Inodes, err
 }
 
 func (s *system) set(project uint32, blocks uint64) error {

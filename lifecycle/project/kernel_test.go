@@ -248,11 +248,11 @@ func TestKernelTakesAndDrops(t *testing.T) {
 	must(t, err)
 	defer f.Close()
 	for range 2 {
-		must(t, q.Drop(f, 7), os.WriteFile(mine+"/f", make([]byte, 50_000), 0o600), os.Chown(mine+"/f", 1000, 1000))
+		must(t, q.Drop(t.Context(), f, 7), os.WriteFile(mine+"/f", make([]byte, 50_000), 0o600), os.Chown(mine+"/f", 1000, 1000))
 		if used := q.mustUse(t, 7); used != 0 {
 			t.Errorf("%d bytes are used after it was dropped", used)
 		}
-		must(t, q.Take(f, 7), q.Limit(7, 1<<20))
+		must(t, q.Take(t.Context(), f, 7), q.Limit(7, 1<<20))
 		if got := tenant(t, "fill", mine+"/g"); !isNoRoom(got[strings.Index(got, " ")+1:]) {
 			t.Errorf("over the limit: %s", got)
 		}
@@ -264,9 +264,18 @@ func TestKernelTakesAndDrops(t *testing.T) {
 			t.Errorf("after the limit was lifted: %s", got)
 		}
 	}
-	must(t, q.Drop(f, 7), os.WriteFile(dir+"/other", nil, 0o600), os.Rename(dir+"/other", mine+"/other"))
+	must(t, q.Drop(t.Context(), f, 7), os.WriteFile(dir+"/other", nil, 0o600), os.Rename(dir+"/other", mine+"/other"))
+	empty, err := os.Create(dir + "/empty")
+	must(t, err)
+	defer empty.Close()
+	for _, of := range []uint32{0, 7} {
+		must(t, q.assign(int(empty.Fd()), of, false))
+		if free, err := q.Free(7); free != (of == 0) || err != nil || q.mustUse(t, 7) != 0 {
+			t.Errorf("an empty file is in project %d, and 7 is free: %v, %v", of, free, err)
+		}
+	}
 	must(t, os.Link(mine+"/f", dir+"/again"))
-	if err := q.Take(f, 7); !errdefs.IsFailedPrecondition(err) {
+	if err := q.Take(t.Context(), f, 7); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("a file that is elsewhere as well was taken: %v", err)
 	}
 }

@@ -231,11 +231,23 @@ func (q *Quotas) Used(project uint32) (int64, error) {
 	if err := valid(project); err != nil {
 		return 0, err
 	}
-	used, err := q.kernel.used(project)
+	used, _, err := q.kernel.used(project)
 	if err != nil {
 		return 0, fmt.Errorf("look how much project %d uses: %w", project, err)
 	}
 	return int64(min(used, math.MaxInt64)), nil
+}
+
+// Free tells whether no file is of a project, be it an empty one.
+func (q *Quotas) Free(project uint32) (bool, error) {
+	if err := valid(project); err != nil {
+		return false, err
+	}
+	used, inodes, err := q.kernel.used(project)
+	if err != nil {
+		return false, fmt.Errorf("look whether project %d is used: %w", project, err)
+	}
+	return used == 0 && inodes == 0, nil
 }
 
 // Adopt puts an open directory, and the directories and regular files below it, into a
@@ -250,7 +262,7 @@ func (q *Quotas) Adopt(dir *os.File, project uint32) error {
 	if err := valid(project); err != nil {
 		return err
 	}
-	return q.each(dir, project, func(fd int, directory bool) error { return q.assign(fd, project, directory) }, nil)
+	return q.each(context.Background(), dir, project, func(fd int, directory bool) error { return q.assign(fd, project, directory) }, nil)
 }
 
 // maxLinked bounds how many files with several names are remembered.
@@ -258,13 +270,13 @@ const maxLinked = 1 << 18
 
 // Take is Adopt for a tree that nobody else is to have a part in: an *OtherError if
 // something in it belongs to another project, or has a name outside of the tree as well.
-// After an error, Drop undoes what was done.
-func (q *Quotas) Take(dir *os.File, project uint32) error {
+// After an error, the context's cause among them, Drop undoes what was done.
+func (q *Quotas) Take(ctx context.Context, dir *os.File, project uint32) error {
 	if err := valid(project); err != nil {
 		return err
 	}
 	names := map[uint64]uint64{} // how many weren't found, of files with several, by inode
-	err := q.each(dir, project, func(fd int, directory bool) error {
+	err := q.each(ctx, dir, project, func(fd int, directory bool) error {
 		attr, err := q.kernel.attr(fd)
 		if err != nil {
 			return err
@@ -306,12 +318,12 @@ func (e *OtherError) Error() string { return e.Reason }
 func (*OtherError) FailedPrecondition() {}
 
 // Drop takes what belongs to a project, of an open directory and what is below it, out of
-// it, so that nothing is inherited any more. Errors are as Adopt's.
-func (q *Quotas) Drop(dir *os.File, project uint32) error {
+// it, so that nothing is inherited any more. Errors are as Adopt's, or the context's cause.
+func (q *Quotas) Drop(ctx context.Context, dir *os.File, project uint32) error {
 	if err := valid(project); err != nil {
 		return err
 	}
-	return q.each(dir, project, func(fd int, _ bool) error {
+	return q.each(ctx, dir, project, func(fd int, _ bool) error {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil || st.Dev != q.dev {
 			return err // another file system's never was in it
@@ -328,8 +340,8 @@ func (q *Quotas) Drop(dir *os.File, project uint32) error {
 
 // each calls do with every directory and regular file of a tree, and found, unless it is
 // nil, with what is known of a file before it is opened.
-func (q *Quotas) each(dir *os.File, project uint32, do func(fd int, directory bool) error, found func(*unix.Stat_t)) error {
-	err := usage.Walk(context.Background(), dir, usage.Visitor{
+func (q *Quotas) each(ctx context.Context, dir *os.File, project uint32, do func(fd int, directory bool) error, found func(*unix.Stat_t)) error {
+	err := usage.Walk(ctx, dir, usage.Visitor{
 		Directory: func(fd int) error { return do(fd, true) },
 		File: func(at int, name string, st *unix.Stat_t) error {
 			if st.Mode&unix.S_IFMT != unix.S_IFREG {

@@ -1,6 +1,7 @@
 package project
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,6 +24,8 @@ import (
 type recorder struct {
 	err   map[string]error // of a call
 	flags uint16
+
+	bytes, inodes uint64
 
 	mu    sync.Mutex
 	attrs map[uint64]fsxattr // by inode
@@ -60,8 +63,8 @@ func (r *recorder) setAttr(fd int, a fsxattr) error {
 
 func (r *recorder) state() (uint16, error) { return r.flags, r.err["state"] }
 
-func (r *recorder) used(project uint32) (uint64, error) {
-	return 1 << 63, r.call("used %d", project)
+func (r *recorder) used(project uint32) (bytes, inodes uint64, err error) {
+	return r.bytes, r.inodes, r.call("used %d", project)
 }
 
 func (r *recorder) set(project uint32, blocks uint64) error {
@@ -153,6 +156,7 @@ func TestLimitAndUsed(t *testing.T) {
 	if diff := cmp.Diff([]string{"set 0x7 0", "set 0x7 1", "set 0x7 1", "set 0x7 1", "set 0x7 1", "set 0x7 1073741824"}, r.calls); diff != "" {
 		t.Error(diff)
 	}
+	r.bytes = 1 << 63
 	if got, err := q.Used(7); got != 1<<63-1 || err != nil {
 		t.Errorf("%d, %v: what doesn't fit must not be little", got, err)
 	}
@@ -164,12 +168,27 @@ func TestLimitAndUsed(t *testing.T) {
 			}
 		}
 	}
+	for _, tt := range []struct {
+		bytes, inodes uint64
+		free          bool
+	}{{0, 0, true}, {4096, 1, false}, {0, 1, false}, {4096, 0, false}} {
+		r.bytes, r.inodes = tt.bytes, tt.inodes
+		if free, err := q.Free(7); free != tt.free || err != nil {
+			t.Errorf("%+v: %v, %v", tt, free, err)
+		}
+	}
+	if _, err := q.Free(0); !errdefs.IsInvalidArgument(err) {
+		t.Error(err)
+	}
 	if err := q.Limit(7, -1); !errdefs.IsInvalidArgument(err) {
 		t.Error(err)
 	}
 	r.err = map[string]error{"set": unix.EIO, "used": unix.EIO}
 	if _, err := q.Used(7); !errors.Is(err, unix.EIO) {
 		t.Error(err)
+	}
+	if free, err := q.Free(7); free || !errors.Is(err, unix.EIO) {
+		t.Error(free, err)
 	}
 	if err := q.Limit(7, 1); !errors.Is(err, unix.EIO) {
 		t.Error(err)
@@ -222,7 +241,8 @@ func TestTakeAndDrop(t *testing.T) {
 	tree, err := os.Open(dir + "/tree")
 	must(t, err)
 	defer tree.Close()
-	must(t, q.Take(tree, 7), q.Take(tree, 7))
+	ctx := t.Context()
+	must(t, q.Take(ctx, tree, 7), q.Take(ctx, tree, 7))
 	if len(r.attrs) != 5 {
 		t.Errorf("%+v", r.attrs)
 	}
@@ -231,26 +251,31 @@ func TestTakeAndDrop(t *testing.T) {
 			t.Errorf("%d: %+v", ino, a)
 		}
 	}
-	if err := q.Take(tree, 8); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "belongs to project 7") {
+	if err := q.Take(ctx, tree, 8); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "belongs to project 7") {
 		t.Errorf("what is another's was taken: %v", err)
 	}
-	must(t, q.Drop(tree, 8))
+	must(t, q.Drop(ctx, tree, 8))
 	for ino, a := range r.attrs {
 		if a.Project != 7 {
 			t.Errorf("another's was dropped: %d: %+v", ino, a)
 		}
 	}
-	must(t, q.Drop(tree, 7))
+	must(t, q.Drop(ctx, tree, 7))
 	for ino, a := range r.attrs {
 		if a != (fsxattr{}) {
 			t.Errorf("%d: %+v was left", ino, a)
 		}
 	}
+	ended, cancel := context.WithCancelCause(ctx)
+	cancel(fs.ErrClosed)
+	if err, other := q.Take(ended, tree, 7), q.Drop(ended, tree, 7); !errors.Is(err, fs.ErrClosed) || !errors.Is(other, fs.ErrClosed) {
+		t.Errorf("nobody waits, and yet it is walked: %v, %v", err, other)
+	}
 	must(t, os.Link(dir+"/tree/a/b/f", dir+"/elsewhere"))
-	if err := q.Take(tree, 7); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "another name") {
+	if err := q.Take(ctx, tree, 7); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "another name") {
 		t.Errorf("a file that is elsewhere as well was taken: %v", err)
 	}
-	if err := errors.Join(q.Take(tree, 0), q.Drop(tree, Probe)); !errdefs.IsInvalidArgument(err) {
+	if err := errors.Join(q.Take(ctx, tree, 0), q.Drop(ctx, tree, Probe)); !errdefs.IsInvalidArgument(err) {
 		t.Error(err)
 	}
 }

@@ -66,17 +66,30 @@ func New(opts Options) (*Reaper, error) {
 }
 
 // Run sweeps every interval until ctx ends. Failures are logged and counted, and
-// left to the next sweep.
+// left to the next sweep. Apart from that, the limits of workspaces whose sandboxes are
+// gone are undone, which may take long.
 func (r *Reaper) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { r.every(ctx, r.manager.SweepCeilings) })
+	r.every(ctx, func(ctx context.Context) error {
+		_, err := r.Sweep(ctx)
+		return err
+	})
+	return nil
+}
+
+// every sweeps every interval until ctx ends.
+func (r *Reaper) every(ctx context.Context, sweep func(context.Context) error) {
 	tick := time.NewTicker(r.interval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return nil
+			return
 		}
-		if _, err := r.Sweep(ctx); err != nil && ctx.Err() == nil {
+		if err := sweep(ctx); err != nil && ctx.Err() == nil {
 			r.log.WarnContext(ctx, "sweep_incomplete", "error", err)
 		}
 	}
@@ -94,8 +107,8 @@ type Swept struct {
 
 // Sweep collects all that has ended by now: sandboxes past their end, this
 // instance's containers that no record knows, what the engine has of neither, then
-// its stray networks, what callers of the engine's own API made, and the limits of workspaces
-// whose sandboxes are gone. One failure doesn't keep the others from being swept.
+// its stray networks, and what callers of the engine's own API made. One failure doesn't
+// keep the others from being swept.
 func (r *Reaper) Sweep(ctx context.Context) (swept Swept, err error) {
 	ctx, span := r.tracer.Start(ctx, "sweep", trace.WithNewRoot())
 	defer func() {
@@ -137,7 +150,6 @@ func (r *Reaper) Sweep(ctx context.Context) (swept Swept, err error) {
 		swept.Errors += len(of.errs)
 		errs = append(append(errs, of.errs...), err)
 	}
-	errs = append(errs, r.manager.SweepCeilings(ctx)) // last, as it may take long
 	return swept, errors.Join(errs...)
 }
 

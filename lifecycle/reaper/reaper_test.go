@@ -28,6 +28,11 @@ import (
 // start runs a manager on a fake engine, with a real store.
 func start(t testing.TB, fake *runtimetest.Fake) *lifecycle.Manager {
 	t.Helper()
+	return startWith(t, fake, nil)
+}
+
+func startWith(t testing.TB, fake *runtimetest.Fake, ceilings lifecycle.Ceilings) *lifecycle.Manager {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	st, err := store.Open(ctx, store.Options{Path: filepath.Join(t.TempDir(), "berm.db")})
 	if err != nil {
@@ -39,6 +44,7 @@ func start(t testing.TB, fake *runtimetest.Fake) *lifecycle.Manager {
 	}
 	m, err := lifecycle.New(lifecycle.Options{
 		Runtime: fake, Collector: fake, Policy: func() *policy.Policy { return pol }, Store: st, Holder: hold.Verifier{}, Owner: "owner",
+		Ceilings: ceilings,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -182,17 +188,38 @@ berm_engine_api_cleanups_total{kind="volume",result="error"} 1
 	}
 }
 
+// endless are Ceilings with a tree that a sweep doesn't come to the end of.
+type endless struct {
+	lifecycle.Ceilings
+	sweeping chan struct{}
+}
+
+func (endless) Enter(context.Context, lifecycle.Occupant) ([]string, error) { return nil, nil }
+
+func (endless) Leave(string) {}
+
+func (endless) Holds(string) bool { return false }
+
+func (e endless) Sweep(ctx context.Context) error {
+	close(e.sweeping)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
 func TestRunSweepsUntilItsEnd(t *testing.T) {
 	fake := runtimetest.NewFake(runtimetest.FakeOptions{})
-	m := start(t, fake)
+	ceilings := endless{sweeping: make(chan struct{})}
+	m := startWith(t, fake, ceilings)
 	create(t, m, "ended", time.Second)
 	r, err := reaper.New(reaper.Options{Manager: m, Interval: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
+	<-ceilings.sweeping
 	for deadline := time.Now().Add(10 * time.Second); len(fake.Containers()) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("it was never swept")
