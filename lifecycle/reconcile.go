@@ -311,6 +311,9 @@ func (m *Manager) reconcile(ctx context.Context) (err error) {
 		if err := m.opts.Store.Delete(ctx, gone...); err != nil {
 			return &UnavailableError{Err: err}
 		}
+		if err := m.opts.Store.TookOver(ctx); err != nil {
+			return &UnavailableError{Err: err}
+		}
 		m.resume(ctx)
 		m.tookOver = true
 	}
