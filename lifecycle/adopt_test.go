@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -132,4 +133,45 @@ func TestAdoptedIsMadeAgain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// How far the old service's sandboxes were renewed isn't known to the first start that finds
+// the engine, nor to the first with a restored store: one more TTL. Others go by the label.
+func TestAdoptedHasGraceOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		fake := runtimetest.NewFake(runtimetest.FakeOptions{})
+		expired := func(l map[string]string) {
+			l[lifecycle.LegacyExpiresAt] = time.Now().UTC().Add(-time.Minute).Format(time.RFC3339)
+		}
+		legacyContainer(t, fake, "/data", expired)
+		s := setup{engine: fake, store: newStore(), settings: lifecycle.Settings{AdoptLegacy: true}}
+		s.store.fresh = true
+		fake.SetDown(true)
+		s.wait = true
+		w := newWorld(t, s)
+		synctest.Wait()
+		w.stop()
+		fake.SetDown(false)
+		s.wait = false
+
+		start := func(which string, cleaned int) {
+			t.Helper()
+			w = newWorld(t, s)
+			if swept := w.sweep(); swept.Cleaned != cleaned || len(fake.Containers()) != 1-cleaned {
+				t.Fatalf("%s: %+v", which, swept)
+			}
+		}
+		start("the first that finds the engine", 0)
+		backup := s.store.backup()
+		if _, err := w.Renew(ctx, lifecycle.DefaultTenant, legacyKey, 0); err != nil {
+			t.Fatal(err)
+		}
+		w.stop()
+		s.store = backup
+		start("the first with a restored store", 0)
+		w.stop()
+		start("a later one", 1)
+		w.stop()
+	})
 }

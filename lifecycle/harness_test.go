@@ -78,10 +78,24 @@ func (s *memStore) backup() *memStore {
 		r.LastUsedAt = time.Time{}
 		b.records[id] = r
 	}
+	b.fresh = true
 	return b
 }
 
-func (s *memStore) Fresh() bool                { return s.fresh }
+// Fresh is as if the store was opened by each start.
+func (s *memStore) Fresh() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fresh
+}
+
+func (s *memStore) TookOver(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fresh = false
+	return nil
+}
+
 func (s *memStore) Ping(context.Context) error { return nil }
 
 func (s *memStore) setFail(err error) {

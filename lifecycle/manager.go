@@ -79,8 +79,11 @@ type Store interface {
 	Touch(ctx context.Context, lastUsed map[string]time.Time) error
 	// Delete removes records by session; those that aren't there are no error.
 	Delete(ctx context.Context, sessionIDs ...string) error
-	// Fresh says that the store was made at this start: what an earlier one knew is lost.
+	// Fresh says that nobody had taken over when the store was opened, since it was made or
+	// restored: what an earlier one knew is lost.
 	Fresh() bool
+	// TookOver notes that what there is has been taken over.
+	TookOver(ctx context.Context) error
 	// Ping is nil when the store can be written.
 	Ping(ctx context.Context) error
 }

@@ -314,6 +314,9 @@ func (m *Manager) reconcile(ctx context.Context) (err error) {
 		if err := m.resume(ctx); err != nil {
 			return err
 		}
+		if err := m.opts.Store.TookOver(ctx); err != nil {
+			return &UnavailableError{Err: err}
+		}
 		m.tookOver = true
 	}
 	m.refresh(before, all)

@@ -32,7 +32,7 @@ func TestLostStoreIsWrittenAnew(t *testing.T) {
 		}
 		w.stop()
 		time.Sleep(20 * time.Second) // past what the label says
-		lost := newStore()           // made by a start that found no engine, say, and so not fresh
+		lost := newStore()           // of an earlier version that has found no engine, say, and so not fresh
 		w = newWorld(t, setup{engine: w.fake, store: lost})
 		w.stop()
 		time.Sleep(30 * time.Second)

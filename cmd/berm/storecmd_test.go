@@ -263,14 +263,15 @@ func TestRestoreRefuses(t *testing.T) {
 		return b.String()
 	}
 	db, head := string(members[stateStore]), string(members[manifestName])
-	with := func(change func(*manifest)) string {
-		m, db := m, db
+	_, known, err := store.Look(filepath.Join(a, stateStore))
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := db[:60] + string([]byte{0, 0, 0, byte(known + 1)}) + db[64:] // where a database has its schema's version
+	with := func(db string, change func(*manifest)) string {
+		m := m
 		m.Members = slices.Clone(m.Members)
 		change(&m)
-		if m.Schema > 2 { // which the database says, too, at this place
-			db = db[:60] + string([]byte{0, 0, 0, byte(m.Schema)}) + db[64:]
-			m.Members[0].SHA256 = fmt.Sprintf("%x", sha256.Sum256([]byte(db)))
-		}
 		b, err := json.Marshal(m)
 		if err != nil {
 			t.Fatal(err)
@@ -291,16 +292,18 @@ func TestRestoreRefuses(t *testing.T) {
 		"long manifest":    {pack(manifestName, head+strings.Repeat(" ", maxManifest)), "more than"},
 		"no manifest":      {pack(manifestName, "{}", stateStore, db), "manifest.json"},
 		"unknown field":    {pack(manifestName, `{"x": 1, `+head[1:], stateStore, db), `"x"`},
-		"newer format":     {with(func(m *manifest) { m.Format = 2 }), "its format is 2, and this berm knows 1: use the newer berm"},
+		"newer format":     {with(db, func(m *manifest) { m.Format = 2 }), "its format is 2, and this berm knows 1: use the newer berm"},
 		"newer and other":  {pack(manifestName, `{"format": 3, "x": 1}`), "use the newer berm"},
-		"newer schema":     {with(func(m *manifest) { m.Schema = 99 }), "its schema is version 99, and this berm knows 2: use the newer berm"},
-		"other schema":     {with(func(m *manifest) { m.Schema = 1 }), "says schema 1"},
-		"no instance":      {with(func(m *manifest) { m.Instance = "" }), "not one of a backup"},
-		"odd instance":     {with(func(m *manifest) { m.Instance = "\x1b[2J" }), "not one of a backup"},
-		"no members":       {with(func(m *manifest) { m.Members = nil }), "not one of a backup"},
-		"other member":     {with(func(m *manifest) { m.Members[0].Name = "x" }), "not one of a backup"},
-		"other size":       {with(func(m *manifest) { m.Members[0].Size++ }), "bytes, want"},
-		"other sum":        {with(func(m *manifest) { m.Members[0].SHA256 = "" }), "isn't what was backed up"},
+		"newer schema": {with(newer, func(m *manifest) {
+			m.Schema, m.Members[0].SHA256 = known+1, fmt.Sprintf("%x", sha256.Sum256([]byte(newer)))
+		}), fmt.Sprintf("its schema is version %d, and this berm knows %d: use the newer berm", known+1, known)},
+		"other schema": {with(db, func(m *manifest) { m.Schema = 1 }), "says schema 1"},
+		"no instance":  {with(db, func(m *manifest) { m.Instance = "" }), "not one of a backup"},
+		"odd instance": {with(db, func(m *manifest) { m.Instance = "\x1b[2J" }), "not one of a backup"},
+		"no members":   {with(db, func(m *manifest) { m.Members = nil }), "not one of a backup"},
+		"other member": {with(db, func(m *manifest) { m.Members[0].Name = "x" }), "not one of a backup"},
+		"other size":   {with(db, func(m *manifest) { m.Members[0].Size++ }), "bytes, want"},
+		"other sum":    {with(db, func(m *manifest) { m.Members[0].SHA256 = "" }), "isn't what was backed up"},
 	} {
 		before := stateHolds(t, a)
 		_, stderr, code := berm(t, tt.backup, "store", "restore", "-", "--force", "--state-dir", a)

@@ -44,8 +44,8 @@ func (r Report) Empty() bool { return r == Report{Schema: r.Schema} }
 
 // Snapshot writes a copy of the database at path into a new file, as it is at one moment.
 // It may be in use meanwhile, also by another process, and isn't changed. In the copy,
-// sandboxes have no last use: whoever goes by it later can't know what happened since. It
-// isn't synced to the disk.
+// sandboxes have no last use, and it is fresh: whoever goes by it later can't know what
+// happened since. It isn't synced to the disk.
 func Snapshot(ctx context.Context, path, to string) error {
 	if err := snapshot(ctx, path, to); err != nil {
 		return fmt.Errorf("copy the store %s: %w", path, err)
@@ -73,7 +73,7 @@ func snapshot(ctx context.Context, path, to string) error {
 	if err != nil {
 		return err
 	}
-	_, err = copied.ExecContext(ctx, fmt.Sprintf("UPDATE sandboxes SET last_used_at = %d", unknownUse))
+	_, err = copied.ExecContext(ctx, fmt.Sprintf("UPDATE sandboxes SET last_used_at = %d; PRAGMA application_id = %d", unknownUse, untaken))
 	return errors.Join(err, copied.Close())
 }
 

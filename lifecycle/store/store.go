@@ -38,10 +38,14 @@ type Options struct {
 	Path string // mandatory: the database file; made with mode 0600 if missing, its directory must exist
 }
 
+// untaken is the application_id of a database of which nobody has taken over yet what there
+// is. One that an earlier version made has none: it counts as taken over.
+const untaken = 0x6265726d
+
 // Store is the database. It is safe for many goroutines.
 type Store struct {
 	db    *sql.DB
-	fresh bool
+	fresh bool // when it was opened
 }
 
 var _ lifecycle.Store = (*Store)(nil)
@@ -138,7 +142,16 @@ func (s *Store) migrate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.fresh = version == 0
+	if version == 0 {
+		if _, err := tx.ExecContext(ctx, fmt.Sprintf("PRAGMA application_id = %d", untaken)); err != nil {
+			return err
+		}
+	}
+	var mark int
+	if err := tx.QueryRowContext(ctx, "PRAGMA application_id").Scan(&mark); err != nil {
+		return err
+	}
+	s.fresh = mark == untaken
 	for i, name := range names[version:] {
 		if err := applyMigration(ctx, tx, name, version+i+1); err != nil {
 			return err
@@ -176,8 +189,17 @@ func applyMigration(ctx context.Context, tx *sql.Tx, name string, version int) e
 // Close closes the file.
 func (s *Store) Close() error { return s.db.Close() }
 
-// Fresh says that the file was made by this Open.
+// Fresh is lifecycle.Store's.
 func (s *Store) Fresh() bool { return s.fresh }
+
+// TookOver is lifecycle.Store's.
+func (s *Store) TookOver(ctx context.Context) error {
+	if !s.fresh {
+		return nil
+	}
+	_, err := s.db.ExecContext(ctx, "PRAGMA application_id = 0")
+	return failed("write", err)
+}
 
 // Ping is nil when the store can be written.
 func (s *Store) Ping(ctx context.Context) error {

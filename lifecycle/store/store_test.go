@@ -84,8 +84,15 @@ func TestRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := open(t, path)
+	if !again.Fresh() {
+		t.Error("a store by which nobody took over isn't fresh")
+	}
+	if err := errors.Join(again.TookOver(ctx), again.Close()); err != nil {
+		t.Fatal(err)
+	}
+	again = open(t, path)
 	if again.Fresh() {
-		t.Error("a store that was there is fresh")
+		t.Error("a store by which somebody took over is fresh")
 	}
 	if d := cmp.Diff([]lifecycle.Record{one, two}, records(t, again), bySession); d != "" {
 		t.Errorf("(-want +got)\n%s", d)

@@ -43,6 +43,7 @@ func (noStore) Put(context.Context, lifecycle.Record) error         { return nil
 func (noStore) Touch(context.Context, map[string]time.Time) error   { return nil }
 func (noStore) Delete(context.Context, ...string) error             { return nil }
 func (noStore) Fresh() bool                                         { return true }
+func (noStore) TookOver(context.Context) error                      { return nil }
 func (noStore) Ping(context.Context) error                          { return nil }
 
 // house is the API on a real manager, whose engine is in memory, with a sandbox "k".
