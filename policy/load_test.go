@@ -383,7 +383,7 @@ func TestAccessors(t *testing.T) {
 	if d := cmp.Diff(want, p.Networks()); d != "" {
 		t.Error(d)
 	}
-	if p.PullPolicy() != PullNever || !p.HoldRequired() {
+	if p.PullPolicy() != PullNever || !p.HoldRequired() || !p.AllowsMounts() {
 		t.Error("pull or hold got lost")
 	}
 	if d := cmp.Diff([]string{"KEY=hunter2/run/secrets/key", "OTHER=hunter2OTHER_KEY"}, p.InjectedEnv()); d != "" {
@@ -394,7 +394,7 @@ func TestAccessors(t *testing.T) {
 		t.Error(d)
 	}
 	q := mustParse(t, "", Options{})
-	if q.PullPolicy() != PullMissing || q.HoldRequired() || len(q.InjectedEnv()) != 0 {
+	if q.PullPolicy() != PullMissing || q.HoldRequired() || q.AllowsMounts() || len(q.InjectedEnv()) != 0 {
 		t.Error("the built-in policy pulls what is missing, and demands and injects nothing")
 	}
 }

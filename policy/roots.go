@@ -38,6 +38,10 @@ type mountRules struct {
 // mounts, it requires nothing.
 func (p *Policy) HoldRequired() bool { return p.mounts.holdRequired }
 
+// AllowsMounts says that there are directories of the engine's host that requests may
+// have mounted.
+func (p *Policy) AllowsMounts() bool { return len(p.mounts.roots) > 0 }
+
 // EnginePath gives the path by which the engine knows a directory of this
 // process's own view. The directory must exist.
 func (p *Policy) EnginePath(local string) (string, error) {

@@ -91,7 +91,10 @@ func (p *policyFacts) judge(e *engineFacts) []finding {
 	} else {
 		out = append(out, okay(id, found))
 	}
-	if p.held == nil {
+	own := e.cfg.Sandbox.ChatsRoot + e.cfg.Sandbox.DependenciesRoot + e.cfg.Sandbox.LambdaToolsRoot
+	if own == "" && !p.policy.AllowsMounts() {
+		out = append(out, okay("policy.hold", "no directory of the host can be mounted"))
+	} else if p.held == nil {
 		out = append(out, okay("policy.hold", "mounts can be held from their check until the engine has made them"))
 	} else if p.err == nil && e.view.asked {
 		out = append(out, soft("policy.hold", "mounts can't be held: "+onOneLine(p.held).Error(), "what is mounted is compared afterwards instead", "run berm as root with CAP_SYS_ADMIN, in the engine's mount namespace"))

@@ -300,8 +300,10 @@ func (s *storageFacts) judgeDatabase() finding {
 		return bad(id, s.databaseErr.Error(), wontStart, "restore it; with the file moved away no sandbox is lost, but whose the chats are")
 	case d.schema > d.known:
 		return bad(id, fmt.Sprintf("its schema is version %d, and this berm knows %d", d.schema, d.known), wontStart, "use the newer berm")
+	case d.merging && d.schema < d.known && s.lockedBy != "":
+		return okay(id, "in use")
 	case d.merging && d.schema < d.known:
-		return okay(id, "in use, or left by a crash: what is new in it isn't merged yet")
+		return okay(id, "left by a crash: what is new in it isn't merged yet, as berm serve will")
 	case d.schema < d.known:
 		return okay(id, fmt.Sprintf("schema %d, which berm serve brings up to %d", d.schema, d.known))
 	}
