@@ -96,6 +96,7 @@ func flaws(s types.ServiceConfig) (found []string) {
 	}
 	unless(!s.Privileged, "is privileged")
 	unless(s.ReadOnly, "can write to its root file system")
+	unless(s.Name != "berm" || len(s.Tmpfs) > 0, "has nowhere to put a backup that is checked")
 	unless(slices.Equal(s.CapDrop, []string{"ALL"}), "doesn't drop all capabilities")
 	unless(slices.Contains(s.SecurityOpt, "no-new-privileges:true"), "may gain privileges")
 	unless(s.Name == "berm" || s.Pid == "" && len(s.CapAdd) == 0 && s.NetworkMode == "", "has more than it needs")
@@ -125,6 +126,7 @@ func TestFlaws(t *testing.T) {
 		"capability":   func(s *types.ServiceConfig) { s.CapAdd = []string{"SYS_ADMIN"} },
 		"privileges":   func(s *types.ServiceConfig) { s.SecurityOpt = nil },
 		"host's pids":  func(s *types.ServiceConfig) { s.Pid = "host" },
+		"no /tmp":      func(s *types.ServiceConfig) { s.Name, s.Tmpfs = "berm", nil },
 	} {
 		s := good()
 		spoil(&s)

@@ -255,6 +255,23 @@ func TestUp(t *testing.T) {
 		s := b.init(t, "minimal", nil, "--with-docker-api")
 		s.up(t)
 		s.job(t, "/run/secrets/token")
+		file := filepath.Join(s.dir, "berm.tar")
+		shell := func(line string) string {
+			t.Helper()
+			// The older Compose closes no standard input unless it leaves that to docker.
+			return must(t, s.dir, append(slices.Clone(s.env), "COMPOSE_INTERACTIVE_NO_CLI=0"), "sh", "-c", line)
+		}
+		shell("docker-compose exec -T berm /berm store backup - > " + file)
+		for _, check := range []string{"store check", "store check - < " + file} {
+			if got := shell("docker-compose exec -T berm /berm " + check); !strings.Contains(got, "sandboxes: 0") {
+				t.Errorf("%s: %s", check, got)
+			}
+		}
+		s.must(t, "stop", "berm")
+		if got := shell("docker-compose run --rm -T berm store restore --force - < " + file); !strings.Contains(got, "restored") {
+			t.Errorf("the restore: %s", got)
+		}
+		s.start(t)
 		out := b.docker(t, "run", "--rm", "--network", "minimal_docker-api", "-e", "DOCKER_HOST=tcp://berm:2375", clients,
 			"docker", "run", "--rm", busybox, "sh", "-c", "echo $((6 * 7))")
 		if out != "42" {
@@ -289,6 +306,11 @@ func TestUp(t *testing.T) {
 		token := filepath.Join(s.dir, "secrets", "token")
 		s.job(t, token)
 		s.sandbox(t, token, "create", "kept")
+		state := filepath.Join(b.engine.Dir(), "berm")
+		backup := b.docker(t, "run", "--rm", "--volume", state+":"+state, bermImage, "store", "backup", "-", "--state-dir", state)
+		if !strings.Contains(backup, "manifest.json") {
+			t.Errorf("the backup: %.100q", backup)
+		}
 		s.must(t, "kill", "berm") // the server in the engine's namespace ends with its container
 		s.start(t)
 		if got := s.sandbox(t, token, "exec", "kept", "--", "echo", "still here"); got != "still here" {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -102,7 +103,9 @@ func readBackup(ctx context.Context, r io.Reader, dir string) (m manifest, repor
 }
 
 func extractBackup(ctx context.Context, r io.Reader, dir string) (m manifest, err error) {
-	t := tar.NewReader(untilDone{ctx, r})
+	r, stop := interruptible(ctx, r)
+	defer stop()
+	t := tar.NewReader(r)
 	if _, err := nextMember(t, manifestName); err != nil {
 		return m, err
 	}
@@ -133,10 +136,24 @@ func extractBackup(ctx context.Context, r io.Reader, dir string) (m manifest, er
 	if hex.EncodeToString(sum.Sum(nil)) != want.SHA256 {
 		return m, fmt.Errorf("%s isn't what was backed up: its SHA-256 is another", stateStore)
 	}
-	if _, err := t.Next(); !errors.Is(err, io.EOF) {
-		return m, errors.Join(errors.New("there is more in it than there should be"), err)
+	if _, err = t.Next(); errors.Is(err, io.EOF) {
+		_, err = io.Copy(onlyZeros{}, r) // with which a tar may be filled up
+	} else if err == nil {
+		err = errMore
 	}
-	return m, nil
+	return m, err
+}
+
+var errMore = errors.New("there is more in it than there should be")
+
+// onlyZeros refuses everything else.
+type onlyZeros struct{}
+
+func (onlyZeros) Write(p []byte) (int, error) {
+	if len(bytes.Trim(p, "\x00")) > 0 {
+		return 0, errMore
+	}
+	return len(p), nil
 }
 
 // nextMember goes on to a member, and answers its size.
@@ -149,6 +166,11 @@ func nextMember(t *tar.Reader, name string) (int64, error) {
 		return 0, fmt.Errorf("%s: %w", name, err)
 	case h.Name != name || h.Typeflag != tar.TypeReg:
 		return 0, fmt.Errorf("there is %q where %s should be", h.Name, name)
+	}
+	for key := range h.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") { // of such, a short tar fills a disk
+			return 0, fmt.Errorf("%s has holes", name)
+		}
 	}
 	return h.Size, nil
 }
@@ -174,6 +196,21 @@ func parseManifest(data []byte) (m manifest, err error) {
 		return m, errors.New("it is not one of a backup")
 	}
 	return m, nil
+}
+
+// interruptible is a reader that ends with the context, also while it waits for input. A
+// read of that from which nothing comes is left behind then, for the process' end.
+func interruptible(ctx context.Context, r io.Reader) (_ io.Reader, stop func()) {
+	out, in := io.Pipe()
+	go func() {
+		_, err := io.Copy(in, r)
+		_ = in.CloseWithError(err) // never fails
+	}()
+	forget := context.AfterFunc(ctx, func() { _ = in.CloseWithError(context.Cause(ctx)) })
+	return out, func() {
+		forget()
+		_ = out.Close() // nobody writes any more
+	}
 }
 
 // untilDone reads until the context is done.

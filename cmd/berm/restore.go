@@ -36,13 +36,14 @@ type restoration struct {
 	manifest manifest
 	report   store.Report
 	kept     string // the directory of what was there; empty if there was nothing
+	earlier  string // tells of one that was cut off before, and is done now; empty if none was
 }
 
 // restoreState puts a backup in the place of a state directory's store. The configured
 // instance may be empty. Nothing is changed unless all is well, and what is there and
 // isn't empty is replaced with force only.
 func restoreState(ctx context.Context, dir, configured string, backup io.Reader, force bool, rename rename) (r restoration, err error) {
-	if err := ownState(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := ownState(dir); err != nil {
 		return r, err
 	}
 	st, err := openState(dir)
@@ -50,6 +51,12 @@ func restoreState(ctx context.Context, dir, configured string, backup io.Reader,
 		return r, err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
+	r.earlier = st.finished()
+	defer func() {
+		if err != nil && r.earlier != "" {
+			err = fmt.Errorf("%s; another one: %w", r.earlier, err)
+		}
+	}()
 	work, err := openScratch(dir)
 	if err != nil {
 		return r, err
@@ -93,7 +100,7 @@ func restoreState(ctx context.Context, dir, configured string, backup io.Reader,
 		return r, err
 	}
 	if r.kept, err = finishRestore(dir, rename); err != nil {
-		return r, fmt.Errorf("the backup is verified, but isn't in its place yet: run this again, or start the server: %w", err)
+		return r, fmt.Errorf("the backup is verified, but isn't in its place yet: the next start of the server, or the next restore, puts it there first: %w", err)
 	}
 	return r, nil
 }
@@ -132,13 +139,19 @@ func wantEmptyStore(ctx context.Context, path, scratch string) error {
 	return errors.Join(fmt.Errorf("%s isn't empty; --force replaces it, and keeps it beside", path), err)
 }
 
+// restorePending tells whether a restore has to take its place yet.
+func restorePending(dir string) (bool, error) {
+	_, err := os.Lstat(filepath.Join(dir, statePending))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // finishRestore has a pending restore take its place, as far as that hasn't been done, and
 // answers where what it replaced is kept. The state directory's lock must be held.
 func finishRestore(dir string, rename rename) (kept string, err error) {
 	pending := filepath.Join(dir, statePending)
-	if _, err := os.Lstat(pending); errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
 	move := func(from, to, name string) error {
 		err := rename(filepath.Join(from, name), filepath.Join(to, name))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -226,9 +239,9 @@ func (s *scratch) Close() error { return errors.Join(s.clear(), unlockFile(s.loc
 
 // noRestorePending refuses a state directory that is between two stores.
 func noRestorePending(dir string) error {
-	_, err := os.Lstat(filepath.Join(dir, statePending))
-	if errors.Is(err, fs.ErrNotExist) {
+	pending, err := restorePending(dir)
+	if !pending && err == nil {
 		return nil
 	}
-	return errors.Join(fmt.Errorf("a restore of %s was cut off: start the server, or run the restore again", dir), err)
+	return errors.Join(fmt.Errorf("a restore of %s was cut off: the next start of the server, or the next restore, finishes it", dir), err)
 }

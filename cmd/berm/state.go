@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +17,8 @@ import (
 type state struct {
 	dir      string
 	lock     *os.File
-	replaced string // what a restore replaced that was cut off before, and is done now; empty if none was
+	restored bool   // a restore that was cut off before is done now
+	replaced string // what it replaced; empty if there was nothing
 }
 
 // errLocked is of a lock that another process has.
@@ -39,10 +41,25 @@ func openState(dir string) (*state, error) {
 	if err := s.withdraw(); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
 		return nil, errors.Join(fmt.Errorf("clean the state directory: %w", err), unlockFile(lock))
 	}
-	if s.replaced, err = finishRestore(dir, os.Rename); err != nil {
+	if s.restored, err = restorePending(dir); s.restored {
+		s.replaced, err = finishRestore(dir, os.Rename)
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("finish a restore that was cut off: %w", err), unlockFile(lock))
 	}
 	return s, nil
+}
+
+// finished tells of the restore that openState has finished; empty if there was none.
+func (s *state) finished() string {
+	switch {
+	case !s.restored:
+		return ""
+	case s.replaced == "":
+		return "a restore that was cut off has been finished"
+	default:
+		return "a restore that was cut off has been finished, and what was there is kept in " + s.replaced
+	}
 }
 
 // lockFile opens a file, or a directory, that is this process's alone until it is closed.
@@ -60,15 +77,21 @@ func lockFile(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// ownState refuses a state directory of another user: what is made in it now the server
-// couldn't use.
+// ownState refuses a state directory that another user's server has used: what is made in it
+// now that couldn't use. Whose the directory itself is doesn't tell, as in a container it may
+// be the image's.
 func ownState(dir string) error {
-	info, err := os.Stat(dir)
-	if err != nil {
-		return err
-	}
-	if uid := int(info.Sys().(*syscall.Stat_t).Uid); uid != os.Geteuid() {
-		return fmt.Errorf("%s belongs to the user with the id %d, as the server does: run this as that user", dir, uid)
+	for _, name := range []string{stateStore, "lock"} {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if uid := int(info.Sys().(*syscall.Stat_t).Uid); uid != os.Geteuid() {
+			return fmt.Errorf("%s belongs to the user with the id %d, as the server does: run this as that user", filepath.Join(dir, name), uid)
+		}
 	}
 	return nil
 }

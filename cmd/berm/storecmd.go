@@ -50,10 +50,11 @@ records of sandboxes, workspaces, chats and files. With it goes the instance's i
 a server knows its sandboxes. What chats hold isn't in it: back up sandbox.chats_root
 after it. Neither are the configuration, the policy, tokens and signing keys.
 
-A backup is a secret: the environments of sandboxes are in it. FILE is for its owner only.`,
+A backup is a secret: the environments of sandboxes are in it. FILE is for its owner only;
+what standard output goes to is the shell's, which heeds umask.`,
 		Example: `  berm store backup /backup/berm.tar --state-dir /var/lib/berm
   berm store backup berm.tar --config /etc/berm/berm.yaml --force
-  docker compose exec -T berm /berm store backup - > berm.tar`,
+  (umask 077; docker compose exec -T berm /berm store backup - > berm.tar)`,
 		Args: cobra.ExactArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
 			if args[0] == stdio {
@@ -142,19 +143,19 @@ before an upgrade.`,
   ssh backup cat berm.tar | berm store check -`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) (err error) {
-			work, err := os.MkdirTemp("", "berm-check-")
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 			if len(args) == 0 {
-				return checkStore(ctx, cmd, cfg, work)
+				return checkStore(ctx, cmd, cfg)
 			}
 			backup, err := openLocal(cmd, args[0])
 			if err != nil {
 				return err
 			}
 			defer backup.close()
+			work, err := os.MkdirTemp("", "berm-check-")
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 			m, report, err := readBackup(ctx, backup.content, work)
 			backup.close()
 			if err != nil {
@@ -168,12 +169,12 @@ before an upgrade.`,
 	return cmd
 }
 
-func checkStore(ctx context.Context, cmd *cobra.Command, cfg *config.Config, work string) error {
-	if err := noRestorePending(cfg.StateDir); err != nil {
+func checkStore(ctx context.Context, cmd *cobra.Command, cfg *config.Config) error {
+	if err := errors.Join(noRestorePending(cfg.StateDir), ownState(cfg.StateDir)); err != nil {
 		return err
 	}
 	instance, instanceErr := knownInstance(cfg)
-	report, err := store.Check(ctx, filepath.Join(cfg.StateDir, stateStore), work)
+	report, err := store.Check(ctx, filepath.Join(cfg.StateDir, stateStore), "")
 	if err := errors.Join(instanceErr, err); err != nil {
 		return err
 	}
@@ -211,6 +212,11 @@ that lie in their directories; which workspaces and chats there are is as it was
 			backup.close()
 			if err != nil {
 				return err
+			}
+			if r.earlier != "" {
+				if _, err := fmt.Fprintln(cmd.OutOrStdout(), r.earlier); err != nil {
+					return err
+				}
 			}
 			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "restored into %s: %s\n%s\n", cfg.StateDir, r.manifest, reportLine(r.report)); err != nil || r.kept == "" {
 				return err

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -221,9 +222,79 @@ func TestStoreCommandsBesideOthers(t *testing.T) {
 		if err := os.Chown(a, 65532, 65532); err != nil {
 			t.Fatal(err)
 		}
-		step{args: "store backup " + file + " --force --state-dir " + a, code: 1, stderr: []string{"65532", "run this as that user"}}.run(t)
-		step{args: "store restore " + file + " --force --state-dir " + a, code: 1, stderr: []string{"65532", "run this as that user"}}.run(t)
+		step{args: "store backup " + file + " --force --state-dir " + a, stderr: []string{"backed up"}}.run(t) // as in a volume that has its owner of the image
+		for _, name := range []string{stateStore, "lock"} {
+			if err := os.Chown(filepath.Join(a, name), 65532, 65532); err != nil {
+				t.Fatal(err)
+			}
+			for _, args := range []string{"backup " + file + " --force", "restore " + file + " --force", "check"} {
+				step{args: "store " + args + " --state-dir " + a, code: 1, stderr: []string{a + "/" + name, "65532", "run this as that user"}}.run(t)
+			}
+			if err := os.Chown(filepath.Join(a, name), 0, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
+}
+
+// To look at a stopped server's store takes no directory, and leaves none and no file.
+func TestStoreCheckLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", filepath.Join(dir, "none"))
+	a := filepath.Join(dir, "a")
+	st, err := openState(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = st.owner("")
+	if err = errors.Join(err, st.Close()); err != nil {
+		t.Fatal(err)
+	}
+	stateHolds(t, a) // and has closed it
+	contents := func() map[string]string {
+		all := map[string]string{}
+		entries, err := os.ReadDir(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			all[e.Name()] = string(slurp(t, filepath.Join(a, e.Name())))
+		}
+		return all
+	}
+	before := contents()
+	step{args: "store check --state-dir " + a, stdout: []string{"sound"}}.run(t)
+	if after := contents(); !maps.Equal(before, after) {
+		t.Errorf("before there was %q, now %q", slices.Sorted(maps.Keys(before)), slices.Sorted(maps.Keys(after)))
+	}
+	step{args: "store check -", code: 1, stderr: []string{"no such file"}}.run(t)
+}
+
+// A command that waits for its input ends with a signal.
+func TestRestoreIsInterrupted(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, args := range [][]string{{"check", "-"}, {"restore", "-", "--state-dir", dir}} {
+		in, typed := io.Pipe()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var errs bytes.Buffer
+		done := make(chan int)
+		go func() { done <- run(ctx, append([]string{"store"}, args...), in, io.Discard, &errs) }()
+		if _, err := typed.Write([]byte("x")); err != nil { // it is reading
+			t.Fatal(err)
+		}
+		cancel(errors.New("interrupted"))
+		select {
+		case code := <-done:
+			if code != 1 || !strings.Contains(errs.String(), "interrupted") {
+				t.Errorf("%s: exit code %d, %s", args[0], code, &errs)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s waits for more", args[0])
+		}
+		_ = typed.Close()
+	}
+	wantEmptyDir(t, filepath.Join(dir, stateScratch))
 }
 
 // Whatever isn't quite a backup is refused, and nothing is changed.
@@ -255,12 +326,36 @@ func TestRestoreRefuses(t *testing.T) {
 		var b bytes.Buffer
 		w := tar.NewWriter(&b)
 		for i := 0; i < len(parts); i += 2 {
-			if err := errors.Join(w.WriteHeader(&tar.Header{Name: parts[i], Size: int64(len(parts[i+1]))}), second(io.WriteString(w, parts[i+1]))); err != nil {
+			h := &tar.Header{Name: parts[i], Size: int64(len(parts[i+1]))}
+			if err := errors.Join(w.WriteHeader(h), second(io.WriteString(w, parts[i+1]))); err != nil {
 				t.Fatal(err)
 			}
 		}
 		_ = w.Close()
 		return b.String()
+	}
+	// What a member with holes says of itself, 1 TiB of them here, is in a header before its own.
+	holes := func(name, records string) string {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		var pax strings.Builder
+		for _, r := range strings.Fields(records) {
+			n := len(r) + 4 // the length has two digits
+			fmt.Fprintf(&pax, "%d %s\n", n, r)
+		}
+		if err := errors.Join(w.WriteHeader(&tar.Header{Name: "pax", Size: int64(pax.Len())}), second(io.WriteString(w, pax.String())),
+			w.Flush(), w.WriteHeader(&tar.Header{Name: name})); err != nil {
+			t.Fatal(err)
+		}
+		data := b.Bytes()
+		data[156] = tar.TypeXHeader // which can't be written as such
+		sum := 0
+		copy(data[148:156], "        ")
+		for _, c := range data[:512] {
+			sum += int(c)
+		}
+		copy(data[148:], fmt.Sprintf("%06o\x00 ", sum))
+		return string(data)
 	}
 	db, head := string(members[stateStore]), string(members[manifestName])
 	_, known, err := store.Look(filepath.Join(a, stateStore))
@@ -287,6 +382,10 @@ func TestRestoreRefuses(t *testing.T) {
 		"other order":      {pack(stateStore, db, manifestName, head), `there is "berm.db" where manifest.json should be`},
 		"another member":   {pack(manifestName, head, "../berm.db", db), `there is "../berm.db"`},
 		"one more":         {pack(manifestName, head, stateStore, db, "x", ""), "there is more"},
+		"holes":            {holes(manifestName, "GNU.sparse.major=0 GNU.sparse.minor=1 GNU.sparse.size=1099511627776 GNU.sparse.map=1099511627776,0 GNU.sparse.numblocks=1"), "manifest.json has holes"},
+		"holes in another": {holes("x", "GNU.sparse.major=0 GNU.sparse.minor=1 GNU.sparse.name=manifest.json GNU.sparse.size=1099511627776 GNU.sparse.map=1099511627776,0 GNU.sparse.numblocks=1"), "manifest.json has holes"},
+		"more at the end":  {string(data) + "x", "there is more"},
+		"another backup":   {string(data) + string(data), "there is more"},
 		"a longer one":     {pack(manifestName, head, stateStore, db+"x"), "bytes, want"},
 		"another database": {pack(manifestName, head, stateStore, db[:len(db)-1]+"x"), "isn't what was backed up"},
 		"long manifest":    {pack(manifestName, head+strings.Repeat(" ", maxManifest)), "more than"},
@@ -317,6 +416,7 @@ func TestRestoreRefuses(t *testing.T) {
 			t.Errorf("%s: before there was %s, now %s", name, before, after)
 		}
 	}
+	step{args: "store check -", stdin: string(data) + strings.Repeat("\x00", 10240), stdout: []string{"sound"}}.run(t) // as tar fills up
 	if left, err := filepath.Glob(filepath.Join(a, "re*")); err != nil || left != nil {
 		t.Errorf("left: %q, %v", left, err)
 	}
@@ -353,6 +453,17 @@ func TestRestoreCutOff(t *testing.T) {
 		if n == 0 {
 			want = old
 		}
+		if err != nil && n > 0 {
+			// Who tries again hears what has been done, whatever becomes of that.
+			if !strings.Contains(err.Error(), "the next restore, puts it there first") {
+				t.Error(err)
+			}
+			_, stderr, code := berm(t, "", "store", "restore", "-", "--state-dir", to)
+			if code != 1 || !strings.Contains(stderr, "a restore that was cut off has been finished, and what was there is kept in "+to+"/"+stateReplaced) ||
+				!strings.Contains(stderr, "another one: read the backup") {
+				t.Errorf("after %d steps and one more restore: exit code %d, %s", n, code, stderr)
+			}
+		}
 		if got := stateHolds(t, to); got != want {
 			t.Errorf("after %d steps it holds %s, want %s (old %s, new %s)", n, got, want, old, fresh)
 		}
@@ -374,6 +485,37 @@ func TestRestoreCutOff(t *testing.T) {
 		if !errors.Is(err, stop) {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A restore into an empty directory that is cut off is finished by the next one, which says so.
+func TestRestoreAfterCutOff(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	from, to, file := filepath.Join(dir, "from"), filepath.Join(dir, "to"), filepath.Join(dir, "b.tar")
+	fillState(t, from, "backed", "up")
+	step{args: "store backup " + file + " --state-dir " + from, stderr: []string{"backed up"}}.run(t)
+	cutOff := func() {
+		t.Helper()
+		steps := 0
+		_, err := restoreState(t.Context(), to, "", bytes.NewReader(slurp(t, file)), true, func(from, to string) error {
+			if steps++; steps > 1 {
+				return errors.New("cut off")
+			}
+			return os.Rename(from, to)
+		})
+		if err == nil {
+			t.Fatal("it wasn't cut off")
+		}
+	}
+	cutOff()
+	step{args: "store restore " + file + " --state-dir " + to, code: 1, stderr: []string{"a restore that was cut off has been finished; another one: ", "isn't empty; --force"}}.run(t)
+	cutOff()
+	step{args: "store restore " + file + " --state-dir " + to + " --force", stdout: []string{
+		"a restore that was cut off has been finished, and what was there is kept in " + to + "/replaced-20", "restored into " + to, "\nwhat was there is kept in " + to + "/replaced-20",
+	}}.run(t)
+	if got, want := stateHolds(t, to), stateHolds(t, from); got != want {
+		t.Errorf("it holds %s, want %s", got, want)
 	}
 }
 

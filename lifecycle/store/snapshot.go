@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -85,12 +86,21 @@ func openReadOnly(path string) (*sql.DB, error) {
 	if _, err := os.Stat(path); err != nil { // which SQLite tells less well
 		return nil, err
 	}
-	return openFile(path, url.Values{"mode": {"ro"}}, "trusted_schema(0)", "cell_size_check(1)", unsynced)
+	// Who may only read leaves the files behind that reading a stopped store takes; who may
+	// write removes them. But then nothing must be there to be brought into the database.
+	mode, sync := "rw", "synchronous(NORMAL)"
+	for _, suffix := range []string{"-wal", "-journal"} {
+		if _, err := os.Lstat(path + suffix); !errors.Is(err, fs.ErrNotExist) {
+			mode, sync = "ro", unsynced
+		}
+	}
+	return openFile(path, url.Values{"mode": {mode}}, "trusted_schema(0)", "cell_size_check(1)", sync)
 }
 
 // Check reads all of the database at path, and tells what is in it; an error says what is
 // wrong. It may be in use meanwhile, and isn't changed. Of one with an older schema, a copy
-// is made in the directory scratch and brought up to date there.
+// is made in the directory scratch and brought up to date there; empty is one of its own, in
+// os.TempDir, for as long as it takes.
 func Check(ctx context.Context, path, scratch string) (Report, error) {
 	r, err := check(ctx, path, scratch)
 	if err != nil {
@@ -126,6 +136,12 @@ func check(ctx context.Context, path, scratch string) (r Report, err error) {
 	if r.Schema == len(names) {
 		err = r.count(ctx, tx)
 		return r, err
+	}
+	if scratch == "" {
+		if scratch, err = os.MkdirTemp("", "berm-check-"); err != nil {
+			return r, err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
 	}
 	to := filepath.Join(scratch, "migrated.db")
 	if err := snapshot(ctx, path, to); err != nil {
