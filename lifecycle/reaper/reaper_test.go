@@ -201,7 +201,10 @@ func (endless) Leave(string) {}
 func (endless) Holds(string) bool { return false }
 
 func (e endless) Sweep(ctx context.Context) error {
-	close(e.sweeping)
+	select {
+	case e.sweeping <- struct{}{}:
+	case <-ctx.Done():
+	}
 	<-ctx.Done()
 	return ctx.Err()
 }
