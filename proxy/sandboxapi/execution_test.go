@@ -408,19 +408,25 @@ func TestStreamsDrainUnread(t *testing.T) {
 			}
 		}
 	}
+	drainUnread(t, d.handler, streamPath, logsOfPath+"?follow=true", logsPath+"?follow=true")
+}
+
+// drainUnread has a server go down that is asked for all paths by who doesn't read.
+func drainUnread(t *testing.T, handler http.Handler, paths ...string) {
+	t.Helper()
 	l := &pipeListener{conns: make(chan net.Conn), quit: make(chan struct{})}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	served := make(chan error, 1)
-	go func() { served <- proxy.Serve(ctx, l, d.handler, proxy.ServeOptions{DrainTimeout: time.Hour}) }()
-	for _, path := range []string{streamPath, logsOfPath + "?follow=true", logsPath + "?follow=true"} {
+	go func() { served <- proxy.Serve(ctx, l, handler, proxy.ServeOptions{DrainTimeout: time.Hour}) }()
+	for _, path := range paths {
 		client, server := net.Pipe() // which holds nothing
 		defer func() { _ = client.Close() }()
 		l.conns <- server
 		if _, err := io.WriteString(client, "GET "+path+" HTTP/1.1\r\nHost: localhost\r\nX-API-Token: "+master+"\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := io.ReadFull(client, make([]byte, 1000)); err != nil {
+		if _, err := io.ReadFull(client, make([]byte, 10)); err != nil {
 			t.Fatal(err)
 		}
 	}
