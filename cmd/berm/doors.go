@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -157,20 +158,20 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 	return door, nil
 }
 
-// engineAPI opens the door of the Docker Engine API, all its listeners.
-func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) ([]front, error) {
+// engineAPI opens the door of the Docker Engine API, all its listeners, and tells the
+// address of the first; empty without one.
+func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) (fronts []front, first string, err error) {
 	door, err := d.engineDoor(undo)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	if door == nil && len(d.cfg.EngineAPI.Listeners) > 0 {
-		return nil, errors.New("engine_api.listeners need an engine that speaks the Docker Engine API")
+		return nil, "", errors.New("engine_api.listeners need an engine that speaks the Docker Engine API")
 	}
-	var fronts []front
 	for _, l := range d.cfg.EngineAPI.Listeners {
 		listener, err := d.listenEngineAPI(ctx, l)
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		undo.add(func() error { _ = listener.Close(); return nil }) // closed already if it was served
 		fronts = append(fronts, front{listener, door.Handler(callersOf(l)), proxy.ServeOptions{
@@ -180,13 +181,14 @@ func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) ([]front, erro
 		if strings.HasPrefix(address, "tcp://") { // the port may have been left to the system
 			address = "tcp://" + listener.Addr().String()
 		}
+		first = cmp.Or(first, address)
 		d.log.InfoContext(ctx, "serving_engine_api", "address", address, "tls", l.TLSCertFile != "", "callers", len(l.Callers))
 		if l.AllowPlain && l.ClientCAFile == "" {
 			d.log.WarnContext(ctx, "engine_api_open", "address", l.Address,
 				"error", "whoever reaches this address is its caller: keep it in a network of those who may")
 		}
 	}
-	return fronts, nil
+	return fronts, first, nil
 }
 
 func (d *doorParts) listenEngineAPI(ctx context.Context, l config.Listener) (net.Listener, error) {

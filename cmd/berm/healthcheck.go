@@ -36,8 +36,8 @@ func newHealthcheckCommand() *cobra.Command {
 		Long: `Ask the server that the configuration describes whether it is ready (/readyz), or
 with --live only whether it is there (/healthz), and exit with 0, or with 1 and a line
 on standard error. It is made for HEALTHCHECK: configuration file, environment and
-flags are those of berm serve, and the address that a running server wrote into its
-state directory goes over what they say.
+flags are those of berm serve, and the addresses that a running server wrote into its
+state directory go over what they say.
 
 Where the sandbox API is off (http.listen: none), the first of engine_api.listeners is
 asked. One with TLS has to show its certificate; whether the engine is there, it tells
@@ -84,20 +84,27 @@ func checkHealth(ctx context.Context, cfg *config.Config, live bool) error {
 		}
 		return askHealth(ctx, address, path, nil)
 	}
+	if address, err = announcedAs(cfg.StateDir, stateEngineAddress); err != nil {
+		return err
+	}
 	l := cfg.EngineAPI.Listeners[0] // the configuration is valid, so there is one
+	address = strings.TrimPrefix(cmp.Or(address, l.Address), "tcp://")
 	if l.TLSCertFile != "" {
-		return greetTLS(ctx, strings.TrimPrefix(l.Address, "tcp://"), l.TLSCertFile)
+		return greetTLS(ctx, address, l.TLSCertFile)
 	}
 	// Who isn't the listener's caller hears that from the door itself, which is all that
 	// can be known without being one.
-	return askHealth(ctx, strings.TrimPrefix(l.Address, "tcp://"), "/_ping", func(status int) bool {
+	return askHealth(ctx, address, "/_ping", func(status int) bool {
 		return status == http.StatusForbidden || live && status < http.StatusInternalServerError
 	})
 }
 
-// announced is the address that a running server wrote down; empty if none did.
-func announced(stateDir string) (string, error) {
-	f, err := os.Open(filepath.Join(stateDir, "address"))
+// announced is the address of the sandbox API that a running server wrote down; empty if
+// none did.
+func announced(stateDir string) (string, error) { return announcedAs(stateDir, stateAddress) }
+
+func announcedAs(stateDir, name string) (string, error) {
+	f, err := os.Open(filepath.Join(stateDir, name))
 	if errors.Is(err, os.ErrNotExist) {
 		return "", nil
 	}
@@ -126,8 +133,11 @@ func dialAddress(listen string) (network, address string, err error) {
 	case port == "0" || port == "":
 		return "", "", errors.New("no server runs on this state directory, or its port was left to the system")
 	}
-	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
-		host = "127.0.0.1" // Go listens on both where it listens on all of IPv6
+	switch ip, err := netip.ParseAddr(host); {
+	case host == "" || err == nil && ip == netip.IPv6Unspecified():
+		host = "::" // which Go dials by IPv6, and else by IPv4: who listens there may do so by one of them alone
+	case err == nil && ip.IsUnspecified():
+		host = "127.0.0.1"
 	}
 	return "tcp", net.JoinHostPort(host, port), nil
 }
@@ -158,7 +168,7 @@ func fetchHealth(ctx context.Context, listen, path string) (status int, body []b
 		DisableKeepAlives: true,
 	}
 	host := address
-	if network == "unix" {
+	if network == "unix" || strings.HasPrefix(address, "[::]:") {
 		host = "localhost"
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, nil)

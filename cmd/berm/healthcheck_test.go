@@ -79,6 +79,27 @@ func TestHealthcheckSandboxAPI(t *testing.T) {
 	}
 }
 
+// Who listens by IPv6 alone, as systemd can have it, is found as well.
+func TestHealthcheckIPv6Only(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp6", "[::]:0") // IPV6_V6ONLY
+	if err != nil {
+		t.Skip("no IPv6 here:", err)
+	}
+	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.Host != "localhost" {
+			t.Errorf("asked for the host %q", r.Host)
+		}
+	})}}
+	server.Start()
+	defer server.Close()
+	cfg := config.Default()
+	cfg.StateDir, cfg.HTTP.Listen = t.TempDir(), l.Addr().String()
+	if err := checkHealth(t.Context(), cfg, false); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestHealthcheckEngineAPI(t *testing.T) {
 	t.Parallel()
 	status := http.StatusOK
@@ -96,7 +117,15 @@ func TestHealthcheckEngineAPI(t *testing.T) {
 	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: handler}}
 	server.Start()
 	defer server.Close()
-	cfg := listenerConfig(t, config.Listener{Address: "unix://" + socket})
+	cfg := listenerConfig(t, config.Listener{Address: "systemd:docker"})
+	if err := checkHealth(t.Context(), cfg, false); err == nil || !strings.Contains(err.Error(), "no server runs") {
+		t.Errorf("one that nobody announced: %v", err)
+	}
+	write(t, filepath.Join(cfg.StateDir, stateEngineAddress), "unix://"+socket+"\n")
+	if err := checkHealth(t.Context(), cfg, false); err != nil {
+		t.Errorf("one that is announced: %v", err)
+	}
+	cfg = listenerConfig(t, config.Listener{Address: "unix://" + socket})
 	for _, tt := range []struct {
 		status      int
 		ready, live bool

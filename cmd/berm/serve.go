@@ -93,7 +93,13 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		debug.SetGCPercent(50) // a sidecar's memory counts for more than its garbage collector's time
 	}
 	var undo cleanup
-	defer func() { err = errors.Join(err, undo.run()) }()
+	starting := true
+	defer func() {
+		if starting && ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			err = nil // told to end before it served
+		}
+		err = errors.Join(err, undo.run())
+	}()
 
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
@@ -132,7 +138,10 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 	undo.add(func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 		defer cancel()
-		return tel.Close(ctx)
+		if err := tel.Close(ctx); err != nil { // the collector's trouble, not the server's
+			tel.logger.WarnContext(ctx, "telemetry_failed", "error", err.Error())
+		}
+		return nil
 	})
 	log := tel.logger
 	if st.replaced != "" {
@@ -219,7 +228,12 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 	if err != nil {
 		return err
 	}
-	undo.add(func() error { return closeChats(ctx, chats) })
+	undo.add(func() error {
+		if err := closeChats(ctx, chats); err != nil { // the next start goes on with it
+			log.WarnContext(ctx, "staging_not_removed", "error", err.Error())
+		}
+		return nil
+	})
 	sweeper, err := reaper.New(reaper.Options{
 		Manager: manager, Interval: cfg.Sandbox.CleanupInterval, Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	})
@@ -230,9 +244,15 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, guard: guard, labels: here.labels(),
 		workspaces: lasting, chats: chats, sockets: sockets,
 	}
-	fronts, err := parts.engineAPI(ctx, &undo)
+	undo.add(st.withdraw)
+	fronts, address, err := parts.engineAPI(ctx, &undo)
 	if err != nil {
 		return err
+	}
+	if address != "" {
+		if err := st.announce(stateEngineAddress, address); err != nil {
+			return err
+		}
 	}
 	if cfg.HTTP.Listen != config.ListenNone {
 		f, address, err := parts.sandboxAPI(ctx, &undo)
@@ -240,10 +260,9 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 			return err
 		}
 		fronts = append(fronts, f)
-		if err := st.announce(address); err != nil {
+		if err := st.announce(stateAddress, address); err != nil {
 			return err
 		}
-		undo.add(st.withdraw)
 		log.InfoContext(ctx, "serving", "address", address, "version", version, "engine", cfg.Engine.Kind,
 			"instance", owner, "state_dir", cfg.StateDir, "policy_file", cfg.PolicyFile, "tokens", tokens.Len())
 	}
@@ -262,6 +281,7 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 	context.AfterFunc(background, closeFronts) // one of them failed
 	group.Go(func() error { return systemd.Run(open, "serving", parts.works(fronts)) })
 
+	starting = false
 	err = serveFronts(open, fronts)
 	stop()
 	err = errors.Join(err, group.Wait())

@@ -199,3 +199,25 @@ func TestSettings(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 }
+
+// To be told to end is no failure: not without the collector, and not before it serves.
+func TestServeEndsClean(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "berm.yaml"), "otel: {endpoint: 'http://127.0.0.1:9'}\n") // where nobody listens
+	c := startChild(t, dir, "--config", filepath.Join(dir, "berm.yaml"))
+	c.get(t, "/healthz")
+	c.signal(t, syscall.SIGTERM)
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("without the collector: %v", err)
+	}
+	c.log.wait(t, "msg=telemetry_failed")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	cfg := config.Default()
+	cfg.StateDir, cfg.HTTP.Listen, cfg.Engine.Address = t.TempDir(), "127.0.0.1:0", "unix://"+filepath.Join(dir, "no-engine.sock")
+	if err := serve(ctx, cfg, nil, io.Discard); err != nil {
+		t.Errorf("during the start: %v", err)
+	}
+}

@@ -39,7 +39,7 @@ func (k *settingsKeeper) reload(ctx context.Context) {
 	}
 	k.reloads.WithLabelValues("success").Inc()
 	if before := k.level.Level(); level != before {
-		k.level.Set(min(level, before)) // so that it is seen
+		k.level.Set(min(level, before, slog.LevelInfo)) // so that it is seen
 		k.log.InfoContext(ctx, "log_level_changed", "from", before.String(), "to", level.String())
 		k.level.Set(level)
 	}

@@ -38,7 +38,7 @@ func openState(dir string) (*state, error) {
 		return nil, fmt.Errorf("lock the state directory: %w", err)
 	}
 	s := &state{dir: dir, lock: lock}
-	if err := s.withdraw(); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
+	if err := s.withdraw(); err != nil { // of one that was killed
 		return nil, errors.Join(fmt.Errorf("clean the state directory: %w", err), unlockFile(lock))
 	}
 	if s.restored, err = restorePending(dir); s.restored {
@@ -140,17 +140,32 @@ func instanceOf(dir, configured string) (string, error) {
 	return id.String(), nil
 }
 
-// announce writes the address that the server listens on, for those that let the
-// system choose a port.
-func (s *state) announce(address string) error {
-	if err := writeFile(filepath.Join(s.dir, "address"), address+"\n"); err != nil {
+// Where a running server says that it listens: with the sandbox API, and with the first
+// listener of the Docker Engine API.
+const (
+	stateAddress       = "address"
+	stateEngineAddress = "engine-address"
+)
+
+// announce writes an address that the server listens on, for those that let the system
+// choose a port, or systemd all of it.
+func (s *state) announce(name, address string) error {
+	if err := writeFile(filepath.Join(s.dir, name), address+"\n"); err != nil {
 		return fmt.Errorf("announce the address: %w", err)
 	}
 	return nil
 }
 
-// withdraw is announce's opposite.
-func (s *state) withdraw() error { return os.Remove(filepath.Join(s.dir, "address")) }
+// withdraw is announce's opposite, for all of them.
+func (s *state) withdraw() error {
+	var errs []error
+	for _, name := range []string{stateAddress, stateEngineAddress} {
+		if err := os.Remove(filepath.Join(s.dir, name)); !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // writeFile replaces a file as a whole: a reader, or a crash, sees the old one or
 // the new one.

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,6 +27,9 @@ type passedSockets map[string]net.Listener
 // takeSockets takes over what systemd has passed, and gives the configuration with its
 // addresses. No child of this process gets any of it.
 func takeSockets(cfg *config.Config) (passedSockets, *config.Config, error) {
+	if pid := os.Getenv("LISTEN_PID"); os.Getenv("LISTEN_FDS") != "" && pid != strconv.Itoa(os.Getpid()) {
+		return nil, nil, fmt.Errorf("LISTEN_FDS is of sockets for the process %q (LISTEN_PID), which isn't this one: what systemd starts has to become berm by exec; or start it without LISTEN_FDS", pid)
+	}
 	sockets, addresses := passedSockets{}, map[string]string{}
 	var errs []error
 	for _, f := range activation.Files(true) {
@@ -161,17 +166,34 @@ func (n *notifier) Run(ctx context.Context, status string, works func(context.Co
 }
 
 // works tells whether the server still does what its callers need of it. That the engine is
-// away is no matter: starting anew would not bring it back.
+// away is no matter, or an address: starting anew would not bring it back.
 func (d *doorParts) works(fronts []front) func(context.Context) error {
 	return func(ctx context.Context) error {
 		d.manager.Status(ctx, "")
 		for _, f := range fronts {
+			if away(f.listener.Addr()) {
+				continue
+			}
 			if err := f.knock(ctx); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
+}
+
+// away tells whether a listener's address isn't this host's at the moment, so that nobody
+// gets there, or somebody else is there.
+func away(address net.Addr) bool {
+	tcp, ok := address.(*net.TCPAddr)
+	if !ok || tcp.IP.IsUnspecified() || tcp.IP.IsLoopback() {
+		return false
+	}
+	here, err := net.InterfaceAddrs()
+	return err == nil && !slices.ContainsFunc(here, func(a net.Addr) bool {
+		ip, ok := a.(*net.IPNet)
+		return ok && ip.IP.Equal(tcp.IP)
+	})
 }
 
 // knock is nil when the front takes connections and answers.

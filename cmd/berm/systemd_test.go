@@ -22,6 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
 // unit is what systemd is to a service: it passes sockets and hears what is said.
@@ -161,6 +164,28 @@ engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, te
 	}
 }
 
+// Where systemd has put the one door that there is, a health check finds in the state directory.
+func TestSystemdEngineAPIAlone(t *testing.T) {
+	t.Parallel()
+	u := newUnit(t)
+	u.listen(t, "docker", "unix", filepath.Join(u.dir, "docker.sock"))
+	c := u.start(t, `
+http: {listen: none}
+engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, tenant: a, uids: [12345]}]}]}
+`)
+	u.hear(t, "READY=1")
+	if _, stderr, code := berm(t, "", "healthcheck", "--config", filepath.Join(u.dir, "berm.yaml"), "--state-dir", c.dir, "--timeout", "1m"); code != 0 {
+		t.Errorf("exit code %d, %q", code, stderr)
+	}
+	c.signal(t, syscall.SIGTERM)
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	if _, stderr, code := berm(t, "", "healthcheck", "--config", filepath.Join(u.dir, "berm.yaml"), "--state-dir", c.dir); code != 1 || !strings.Contains(stderr, "no server runs") {
+		t.Errorf("without the server: exit code %d, %q", code, stderr)
+	}
+}
+
 // wantNothingInherited looks for sockets that a child of the process would get.
 func wantNothingInherited(t *testing.T, pid int) {
 	t.Helper()
@@ -255,6 +280,17 @@ func TestSocketsAreTakenOnce(t *testing.T) {
 	}
 }
 
+// What is passed to another process isn't left to the children of this one.
+func TestSocketsOfAnother(t *testing.T) {
+	t.Setenv("LISTEN_FDS", "1")
+	for _, pid := range []string{"1", ""} {
+		t.Setenv("LISTEN_PID", pid)
+		if _, _, err := takeSockets(config.Default()); err == nil || !strings.Contains(err.Error(), "isn't this one") {
+			t.Errorf("with LISTEN_PID %q: %v", pid, err)
+		}
+	}
+}
+
 // What is stuck isn't fed, and neither is systemd told by a server that it has nothing to
 // do with.
 func TestNotifier(t *testing.T) {
@@ -326,6 +362,39 @@ func TestKnock(t *testing.T) {
 	_ = srv.Close()
 	if err := f.knock(t.Context()); err == nil || !strings.Contains(err.Error(), "takes no connection") {
 		t.Errorf("one that is closed: %v", err)
+	}
+}
+
+// at is a listener that nobody reaches.
+type at struct {
+	net.Listener
+	address net.Addr
+}
+
+func (l at) Addr() net.Addr { return l.address }
+
+// A server whose address has gone from the host isn't stuck.
+func TestWorksWithoutItsAddress(t *testing.T) {
+	manager, err := lifecycle.New(lifecycle.Options{
+		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: func() *policy.Policy { return nil }, Store: struct{ lifecycle.Store }{}, Holder: struct{ lifecycle.Holder }{}, Owner: "me",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	works := (&doorParts{manager: manager}).works
+	for name, tt := range map[string]struct {
+		ip    net.IP
+		works bool
+	}{
+		"gone":       {net.IPv4(192, 0, 2, 1), true}, // is for documentation, and nobody's
+		"gone, IPv6": {net.ParseIP("2001:db8::1"), true},
+		"loopback":   {net.IPv4(127, 7, 7, 7), false},
+		"all":        {net.IPv4zero, false},
+	} {
+		address := &net.TCPAddr{IP: tt.ip, Port: 1} // where nobody listens
+		if err := works([]front{{listener: at{address: address}}})(t.Context()); (err == nil) != tt.works {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -1,11 +1,13 @@
 package engineapi
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/bermhq/berm/proxy"
 )
@@ -84,6 +86,7 @@ func (c *call) copy(body io.Reader, stream bool) {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	flusher := http.NewResponseController(c.w)
+	defer c.hurry()()
 	for {
 		n, err := body.Read(*buf)
 		if n > 0 {
@@ -106,6 +109,15 @@ func (c *call) copy(body io.Reader, stream bool) {
 			panic(http.ErrAbortHandler)
 		}
 	}
+}
+
+// hurry breaks the answer to a caller that doesn't read off a moment after the call's end,
+// until stop.
+func (c *call) hurry() (stop func() bool) {
+	conn, grace := http.NewResponseController(c.w), c.hangupGrace
+	return context.AfterFunc(c.ctx, func() {
+		_ = conn.SetWriteDeadline(time.Now().Add(grace)) // an in-process writer has none
+	})
 }
 
 // answer gives the caller JSON of the door's own.

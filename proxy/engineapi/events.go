@@ -61,6 +61,7 @@ func (c *call) events() error {
 	c.head(resp)
 	flusher := http.NewResponseController(c.w)
 	_ = flusher.Flush()
+	defer c.hurry()()
 	lines := bufio.NewReaderSize(resp.Body, bufferSize)
 	for {
 		raw, err := nextEvent(lines)

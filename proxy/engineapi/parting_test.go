@@ -117,3 +117,33 @@ func TestFollowersDrain(t *testing.T) {
 		_ = resp.Body.Close()
 	}
 }
+
+// Nobody holds the server up by not reading.
+func TestUnreadDrain(t *testing.T) {
+	d := standInDoor(t, &standIn{handler: func(w http.ResponseWriter, _ *http.Request) {
+		for err := error(nil); err == nil; {
+			_, err = io.WriteString(w, strings.Repeat("x", 4<<10))
+		}
+	}})
+	l := newPipeListener()
+	end := d.listenOn(l, time.Hour)
+	conn, err := l.dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if _, err := io.WriteString(conn, "GET /v1.41/containers/"+standInID+"/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(conn, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { end(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(30 * time.Second):
+		t.Error("the server waits for who doesn't read")
+		_ = conn.Close()
+	}
+}

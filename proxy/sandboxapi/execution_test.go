@@ -2,6 +2,7 @@ package sandboxapi_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
+	rt "github.com/bermhq/berm/runtime"
 )
 
 const processesPath = "/api/v1/sandboxes/k/processes"
@@ -391,5 +393,50 @@ func TestSignal(t *testing.T) {
 		if err := json.Unmarshal([]byte(in), &s); err == nil {
 			t.Errorf("%s: got %d", in, s)
 		}
+	}
+}
+
+// Nor is it held up by who follows and doesn't read.
+func TestStreamsDrainUnread(t *testing.T) {
+	d := newDoor(t)
+	text := bytes.Repeat([]byte("x"), 1000)
+	d.running().endless = func(int64) rt.Chunk { return rt.Chunk{Data: text} }
+	d.manager.logs = func(stdout, _ io.Writer) error {
+		for {
+			if _, err := stdout.Write(text); err != nil {
+				return err
+			}
+		}
+	}
+	drainUnread(t, d.handler, streamPath, logsOfPath+"?follow=true", logsPath+"?follow=true")
+}
+
+// drainUnread has a server go down that is asked for all paths by who doesn't read.
+func drainUnread(t *testing.T, handler http.Handler, paths ...string) {
+	t.Helper()
+	l := &pipeListener{conns: make(chan net.Conn), quit: make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	served := make(chan error, 1)
+	go func() { served <- proxy.Serve(ctx, l, handler, proxy.ServeOptions{DrainTimeout: time.Hour}) }()
+	for _, path := range paths {
+		client, server := net.Pipe() // which holds nothing
+		defer func() { _ = client.Close() }()
+		l.conns <- server
+		if _, err := io.WriteString(client, "GET "+path+" HTTP/1.1\r\nHost: localhost\r\nX-API-Token: "+master+"\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(client, make([]byte, 10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	select {
+	case err := <-served:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(30 * time.Second): // of a minute that each write has otherwise
+		t.Error("the server waits for who doesn't read")
 	}
 }

@@ -691,6 +691,10 @@ func TestWatchDrains(t *testing.T) {
 	}
 }
 
+func TestWatchDrainsUnread(t *testing.T) {
+	drainUnread(t, newHouse(t, nil).handler, at("/watch", "/workspace"))
+}
+
 func TestWatchFiles(t *testing.T) {
 	h := newHouse(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())

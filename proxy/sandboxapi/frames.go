@@ -37,7 +37,7 @@ func (e *eventWriter) frame(number byte, data []byte) error {
 	var head [frameHead]byte
 	head[0] = number
 	binary.BigEndian.PutUint32(head[4:], uint32(len(data))) //nolint:gosec // of a batch at most
-	e.deadline()
+	e.within.next()
 	if _, err := e.w.Write(head[:]); err != nil || len(data) == 0 {
 		return err
 	}

@@ -44,7 +44,9 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 		ctx, stop = proxy.UntilDrain(ctx)
 		defer stop()
 	}
-	s := &logStream{w: w, rc: http.NewResponseController(w), json: wantsNDJSON(r)}
+	rc := http.NewResponseController(w)
+	s := &logStream{w: w, rc: rc, within: deadline{rc: rc, most: logStall}, json: wantsNDJSON(r)}
+	defer context.AfterFunc(ctx, s.within.last)()
 	if opts.Follow {
 		// Errors come at once; a quiet sandbox's follower wants to know that it follows.
 		timer := time.AfterFunc(beginAfter, s.begin)
@@ -104,13 +106,14 @@ func wantsNDJSON(r *http.Request) bool {
 
 // logStream is the answer that both streams are written to.
 type logStream struct {
-	mu    sync.Mutex
-	w     http.ResponseWriter
-	rc    *http.ResponseController
-	json  bool
-	begun bool
-	ended bool
-	err   error // of the first write that failed: the caller is gone
+	mu     sync.Mutex
+	w      http.ResponseWriter
+	rc     *http.ResponseController
+	within deadline
+	json   bool
+	begun  bool
+	ended  bool
+	err    error // of the first write that failed: the caller is gone
 }
 
 // begin sends the header.
@@ -130,7 +133,7 @@ func (s *logStream) header() {
 		ct = ndjson
 	}
 	s.w.Header().Set("Content-Type", ct)
-	_ = s.rc.SetWriteDeadline(time.Now().Add(logStall)) // an in-process writer has none
+	s.within.next()
 	s.w.WriteHeader(http.StatusOK)
 }
 
@@ -143,7 +146,7 @@ func (s *logStream) write(b []byte) error {
 	if !s.begun {
 		s.header()
 	}
-	_ = s.rc.SetWriteDeadline(time.Now().Add(logStall))
+	s.within.next()
 	if _, s.err = s.w.Write(b); s.err == nil {
 		if err := s.rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
 			s.err = err
@@ -163,7 +166,7 @@ func (s *logStream) end(err error) error {
 		return err
 	case err != nil:
 		if s.json && s.err == nil && errors.Is(err, proxy.ErrGoingDown) {
-			_ = s.rc.SetWriteDeadline(time.Now().Add(logStall))
+			s.within.next()
 			_, _ = s.w.Write([]byte(`{"stream":"` + apitype.EventGoingDown + `","data":""}` + "\n"))
 			_ = s.rc.Flush()
 		}

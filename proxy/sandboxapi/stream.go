@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -101,7 +102,9 @@ func (a *api) stream(w http.ResponseWriter, r *http.Request, f followed, opts st
 	p := startPump(f.source, piece)
 	defer p.stop()
 
-	e := &eventWriter{w: w, rc: http.NewResponseController(w), opts: opts}
+	rc := http.NewResponseController(w)
+	e := &eventWriter{w: w, rc: rc, opts: opts, within: deadline{rc: rc, most: sendStall}}
+	defer context.AfterFunc(ctx, e.within.last)()
 	err := a.copyEvents(ctx, e, p, f)
 	if err == nil {
 		return nil
@@ -161,14 +164,40 @@ func (a *api) copyEvents(ctx context.Context, e *eventWriter, p *pump, f followe
 	}
 }
 
+// deadline is that of writes to a caller that may not read: most for each, and once the
+// stream is to end, a moment for all that is left.
+type deadline struct {
+	rc    *http.ResponseController
+	most  time.Duration
+	mu    sync.Mutex
+	ended bool
+}
+
+func (d *deadline) next() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.ended {
+		_ = d.rc.SetWriteDeadline(time.Now().Add(d.most)) // an in-process writer has none
+	}
+}
+
+// last is also for the write that is under way.
+func (d *deadline) last() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ended = true
+	_ = d.rc.SetWriteDeadline(time.Now().Add(lastWrite))
+}
+
 // eventWriter writes the events of one stream. Not safe for concurrent use.
 type eventWriter struct {
-	w    http.ResponseWriter
-	rc   *http.ResponseController
-	opts streamOptions
-	buf  bytes.Buffer // of one event
-	text [2]utf8Holder
-	seq  position
+	w      http.ResponseWriter
+	rc     *http.ResponseController
+	opts   streamOptions
+	within deadline
+	buf    bytes.Buffer // of one event
+	text   [2]utf8Holder
+	seq    position
 }
 
 // begin writes the header, and the first event.
@@ -186,7 +215,7 @@ func (e *eventWriter) begin(start apitype.StreamEvent) error {
 	}
 	h.Set("Content-Type", ct)
 	h.Set("X-Accel-Buffering", "no") // some proxies hold back what comes in parts, unless told
-	e.deadline()
+	e.within.next()
 	e.w.WriteHeader(http.StatusOK)
 	if e.opts.frames {
 		return nil
@@ -194,12 +223,8 @@ func (e *eventWriter) begin(start apitype.StreamEvent) error {
 	return e.event(&start)
 }
 
-func (e *eventWriter) deadline() {
-	_ = e.rc.SetWriteDeadline(time.Now().Add(sendStall)) // an in-process writer has none
-}
-
 func (e *eventWriter) flush() error {
-	e.deadline()
+	e.within.next()
 	if err := e.rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
 		return err
 	}
@@ -228,7 +253,7 @@ func (e *eventWriter) event(ev *apitype.StreamEvent) error {
 	if e.opts.frames {
 		return e.frame(frameEvent, e.buf.Bytes())
 	}
-	e.deadline()
+	e.within.next()
 	_, err := e.w.Write(e.buf.Bytes())
 	return err
 }
@@ -293,7 +318,7 @@ func (e *eventWriter) beat() error {
 	if e.opts.json {
 		return e.event(&apitype.StreamEvent{Event: apitype.EventHeartbeat})
 	}
-	e.deadline()
+	e.within.next()
 	_, err := io.WriteString(e.w, ": heartbeat\n\n")
 	return err
 }

@@ -351,7 +351,9 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, stop := proxy.UntilDrain(r.Context())
 	defer stop()
-	s := &fileEvents{sender: newSender(w)}
+	rc := http.NewResponseController(w)
+	s := &fileEvents{w: w, rc: rc, within: deadline{rc: rc, most: stall}}
+	defer context.AfterFunc(ctx, s.within.last)()
 	var beat sync.WaitGroup
 	defer beat.Wait()
 	beatCtx, quiet := context.WithCancel(ctx)
@@ -379,10 +381,12 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 
 // fileEvents is an answer of server-sent events; it may be used from many goroutines.
 type fileEvents struct {
-	mu sync.Mutex
-	sender
-	open bool
-	err  error // of the first write that failed: the caller is gone
+	mu     sync.Mutex
+	w      http.ResponseWriter
+	rc     *http.ResponseController
+	within deadline
+	open   bool
+	err    error // of the first write that failed: the caller is gone
 }
 
 func (s *fileEvents) event(e apitype.FileEvent) error {
@@ -413,7 +417,8 @@ func (s *fileEvents) send(b []byte) error {
 		s.open = true
 		s.w.Header().Set("Content-Type", "text/event-stream")
 	}
-	if _, s.err = s.Write(b); s.err == nil {
+	s.within.next()
+	if _, s.err = s.w.Write(b); s.err == nil {
 		if err := s.rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
 			s.err = err
 		}
