@@ -298,6 +298,8 @@ func TestCompose(t *testing.T) {
 
 // What a killed server's callers made is collected at its end by the next one.
 func TestSweepAfterKill(t *testing.T) {
+	const interval = "BERM_SANDBOX_CLEANUP_INTERVAL"
+	t.Setenv(interval, "1h") // so that the killed one hasn't begun to
 	b := newClientBed(t)
 	docker := func(args ...string) string { t.Helper(); return b.must(t, clis(t)[0], args...) }
 	const ttl = "berm.ttl=2s"
@@ -313,6 +315,7 @@ func TestSweepAfterKill(t *testing.T) {
 		t.Errorf("before the end there are %v", left)
 	}
 	time.Sleep(2 * time.Second)
+	t.Setenv(interval, "100ms")
 	b.start(t)
 	until(t, "all that has ended is gone", func() bool { return len(b.made(t)) == 2 })
 	until(t, "/metrics tells of it", func() bool { // a moment after each is gone
