@@ -28,11 +28,10 @@ demo: build bin/berm-engine ## watch Berm make, reuse, refuse, use and collect s
 run: build bin/berm-engine ## keep a server and an engine up until Ctrl-C, and print how to call it
 	@bin/berm-engine --engine $(ENGINE) -- bin/berm demo --engine $(ENGINE) --keep-up
 
-# One package more than there are CPUs: each waits for engines for a third of its time.
 test: compiler crun compose curl agent bin/berm-engine ## run all tests, with the race detector, on private engines (installs them if need be)
 	bin/berm-engine --private -- true
 	bin/berm-engine --private --engine containerd -- true
-	BERM_REQUIRE=docker,containerd,compose $(GO) run $(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout 30m -p $$(($$(nproc) + 1)) ./...
+	BERM_REQUIRE=docker,containerd,compose $(GO) run $(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout 30m ./...
 
 attack: compiler agent bin/berm-engine ## attack servers on private engines from inside their sandboxes
 	bin/berm-engine --private -- true
