@@ -206,15 +206,12 @@ func TestExecEngineHangs(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		_, err := r.Exec(ctx, id, runtime.Exec{Command: []string{"sh", "-c", "echo begun; read x"}, Stdin: pr, Stdout: io.Discard})
+		_, err := r.Exec(ctx, id, runtime.Exec{Command: []string{"sh", "-c", "read x; read y"}, Stdin: pr, Stdout: io.Discard})
+		_ = pr.Close() // nobody waits for it to read
 		done <- err
 	}()
-	for !slices.Contains(inside(t, id), "sh -c echo begun; read x") {
-		select {
-		case err := <-done:
-			t.Fatal(err)
-		case <-time.After(10 * time.Millisecond):
-		}
+	if _, err := io.WriteString(pw, "begun\n"); err != nil { // it is taken once the command has begun
+		t.Fatal(err, <-done)
 	}
 	thaw, err := engine.Freeze(c.Pid())
 	t.Cleanup(func() { _ = thaw() })
