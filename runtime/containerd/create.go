@@ -297,6 +297,7 @@ func (c *creation) task(ctx context.Context, mounts []mount.Mount) error {
 	for _, m := range mounts {
 		req.Rootfs = append(req.Rootfs, &types.Mount{Type: m.Type, Source: m.Source, Target: m.Target, Options: m.Options})
 	}
+	defer c.r.speedMoves()()
 	res, err := c.r.client.TaskService().Create(ctx, req)
 	if err = native(err); err != nil {
 		return c.class.explain(err)
