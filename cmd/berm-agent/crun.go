@@ -1,8 +1,12 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -23,14 +27,33 @@ const (
 // started where the hierarchy of version 2, in which no container is limited, isn't
 // seen. It comes back only when that can't be done, with the exit code.
 func becomeCrun(args []string) int {
+	if deleted(args) {
+		return 0
+	}
 	path, err := lookUp("crun")
 	if err == nil {
 		err = hideUnified()
 	}
 	if err == nil {
-		err = syscall.Exec(path, append([]string{"crun"}, args...), os.Environ())
+		args = append([]string{"crun"}, args...)
+		if sealed, err := seal(path); err == nil {
+			_ = syscall.Exec(sealed, args, os.Environ())
+		}
+		err = syscall.Exec(path, args, os.Environ())
 	}
 	return complain("crun: "+reason(err), exitNotExecutable)
+}
+
+// deleted tells whether all that crun is asked for is to be sure that nothing is left of a
+// container of which it knows nothing any more: "--root DIR … delete --force ID". Shims have
+// that done after each container's end.
+func deleted(args []string) bool {
+	rest := args[max(len(args)-3, 0):]
+	if len(args) < 5 || rest[0] != "delete" || rest[1] != "--force" {
+		return false
+	}
+	_, err := os.Lstat(filepath.Join(args[1], rest[2]))
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // hideUnified takes this thread, and what it becomes, to a mount namespace where the
@@ -44,4 +67,24 @@ func hideUnified() error {
 		return err
 	}
 	return unix.Mount("tmpfs", unifiedCgroup, "tmpfs", coverFlags, coverOptions)
+}
+
+// seal copies a program to where nobody can change it any more, and answers the copy's
+// path. crun runs from such a place only, out of the reach of what it lets into a container:
+// started elsewhere it makes the copy itself, and starts anew.
+func seal(path string) (string, error) {
+	program, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	fd, err := unix.MemfdCreate("crun", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return "", err
+	}
+	copied := "/proc/self/fd/" + strconv.Itoa(fd)
+	if err := os.WriteFile(copied, program, 0); err != nil {
+		return "", err
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+	return copied, err
 }
