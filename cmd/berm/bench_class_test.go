@@ -34,6 +34,14 @@ func BenchmarkCrun(b *testing.B) {
 			return whole(func() error { return c.remove(ctx, key) })()
 		}, docker, crun), noUnit)
 	})
+	b.Run("8 in parallel", func(b *testing.B) {
+		turns(b, ways(func(c contender, key string) (took time.Duration, err error) {
+			took, err = whole(func() error {
+				return eight(key, func(key string) error { return errors.Join(c.create(ctx, key, false), c.exec(ctx, key)) })
+			})()
+			return took, errors.Join(err, eight(key, func(key string) error { return c.remove(ctx, key) }))
+		}, docker, crun), noUnit)
+	})
 	docker, crun = docker.as("plain"), crun.as("plain-crun")
 	for _, c := range []contender{docker, crun, raw} {
 		s.must(c.create(ctx, "exec", false))

@@ -254,7 +254,7 @@ func BenchmarkBackends(b *testing.B) {
 		b.Run("cold create to first output"+name, func(b *testing.B) { s.rounds(b, nil, use, remove) })
 		b.Run("delete"+name, func(b *testing.B) { s.rounds(b, create, remove, nil) })
 	}
-	b.Run("exec", func(b *testing.B) {
+	exec := func(b *testing.B) {
 		for _, c := range s.all {
 			s.must(c.create(ctx, "exec", false))
 		}
@@ -262,23 +262,30 @@ func BenchmarkBackends(b *testing.B) {
 		for _, c := range s.all {
 			s.must(c.remove(ctx, "exec"))
 		}
-	})
+	}
+	b.Run("exec", exec)
+	with := s.all
+	s.all = []contender{with[0], s.servers["docker"].as("plain"), with[2], s.servers["containerd"].as("plain")}
+	b.Run("exec by the engine", exec)
+	s.all = with
 	b.Run("8 in parallel", func(b *testing.B) {
-		parallel := func(do func(key string) error, key string) error {
-			var g errgroup.Group
-			for i := range 8 {
-				g.Go(func() error { return do(fmt.Sprintf("%s-%d", key, i)) })
-			}
-			return g.Wait()
-		}
 		s.rounds(b, nil, func(c contender, key string) error {
-			return parallel(func(key string) error {
+			return eight(key, func(key string) error {
 				return errors.Join(c.create(ctx, key, false), c.exec(ctx, key))
-			}, key)
+			})
 		}, func(c contender, key string) error {
-			return parallel(func(key string) error { return c.remove(ctx, key) }, key)
+			return eight(key, func(key string) error { return c.remove(ctx, key) })
 		})
 	})
+}
+
+// eight does something with as many sandboxes at once.
+func eight(key string, do func(key string) error) error {
+	var g errgroup.Group
+	for i := range 8 {
+		g.Go(func() error { return do(fmt.Sprintf("%s-%d", key, i)) })
+	}
+	return g.Wait()
 }
 
 // BenchmarkServer measures what a server does by itself.
