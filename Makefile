@@ -88,9 +88,8 @@ image-layout:
 clean: ## remove what was built
 	rm -rf bin cmd/berm/agent/berm-agent
 
-# The same bytes from the same sources, wherever they lie: hosts keep it by its hash.
 agent:
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o cmd/berm/agent/berm-agent ./cmd/berm-agent
+	GO=$(GO) cmd/berm-agent/build.sh cmd/berm/agent/berm-agent
 	mkdir -p bin
 	cp cmd/berm/agent/berm-agent bin/berm-agent
 

@@ -17,15 +17,8 @@ func limitMemory() {
 // quiet is how long nothing has been done when memory is given back.
 const quiet = time.Second
 
-// worthFreeing is how much heap there is before any is given back. To collect garbage
-// takes a megabyte for good, for Go's own books: lists of the spans of every size that was
-// ever allocated, of which there are some 60 here, with two to four lists of 6 KiB each,
-// and marks. No setting makes them smaller. Once they are there, it is done after every
-// moreFreeing that was allocated.
-const (
-	worthFreeing = 1 << 20
-	moreFreeing  = 128 << 10
-)
+// worthFreeing is how much has been allocated, in bytes, before memory is given back.
+const worthFreeing = 128 << 10
 
 // tidier gives the memory that isn't used any more back to the kernel, once it is quiet.
 type tidier struct {
@@ -49,7 +42,7 @@ func (t *tidier) check() {
 	t.armed.Store(false)
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	if m.NumGC == 0 && m.HeapSys-m.HeapReleased < worthFreeing || m.TotalAlloc-t.freed.Load() < moreFreeing {
+	if m.TotalAlloc-t.freed.Load() < worthFreeing {
 		return
 	}
 	runtime.GC() // what is in a pool survives one

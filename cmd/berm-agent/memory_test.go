@@ -26,13 +26,9 @@ func ownMemory(t *testing.T, pid int) int {
 	return n
 }
 
-// idleMemory is how much memory of its own a sandbox' init has at most when it has worked and is
-// idle, in KiB. Of it 1,000 are what it has from the start, and another 1,000 Go's books of
-// a heap that was collected.
-const idleMemory = 2750
-
-// freshMemory is the same before it has worked.
-const freshMemory = 1500
+// idleMemory is how much memory of its own a sandbox' init has at most when it is idle, before
+// it has worked and after, in KiB.
+const idleMemory = 1_500_000 / 1024
 
 // What work takes is given back after it.
 func TestMemoryIsGivenBack(t *testing.T) {
@@ -40,7 +36,7 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	s := newSandbox(t, 0)
 	k := s.accept()
 	k.patience(2 * time.Minute)
-	await(t, "little memory at the start", func() bool { return ownMemory(t, s.pid) <= freshMemory })
+	await(t, "little memory at the start", func() bool { return ownMemory(t, s.pid) <= idleMemory })
 	t.Logf("at the start: %d KiB", ownMemory(t, s.pid))
 	for round := range 2 {
 		for i := range 150 {

@@ -55,7 +55,7 @@ func buildAgent(ctx context.Context) (program []byte, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	out := filepath.Join(dir, "berm-agent")
-	if _, err := goCommand(ctx, root, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", out, "./cmd/berm-agent"); err != nil {
+	if _, err := output(ctx, root, "./cmd/berm-agent/build.sh", out); err != nil {
 		return nil, err
 	}
 	return os.ReadFile(out)
@@ -63,21 +63,22 @@ func buildAgent(ctx context.Context) (program []byte, err error) {
 
 // moduleRoot is the directory of this module's sources.
 func moduleRoot(ctx context.Context) (string, error) {
-	mod, err := goCommand(ctx, "", "env", "GOMOD")
+	mod, err := output(ctx, "", "go", "env", "GOMOD")
 	if err != nil {
 		return "", err
 	}
 	return filepath.Dir(string(bytes.TrimSpace(mod))), nil
 }
 
-func goCommand(ctx context.Context, dir string, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "go", args...)
+// output runs a program that builds without C, in a directory.
+func output(ctx context.Context, dir, program string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "CGO_ENABLED=0")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("go %s: %w: %s", args[0], errors.Join(ctx.Err(), err), bytes.TrimSpace(stderr.Bytes()))
+		return nil, fmt.Errorf("%s: %w: %s", program, errors.Join(ctx.Err(), err), bytes.TrimSpace(stderr.Bytes()))
 	}
 	return out, nil
 }

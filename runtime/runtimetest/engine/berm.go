@@ -31,7 +31,7 @@ func BuildBerm(ctx context.Context, dir string) (string, error) {
 	if err := os.WriteFile(file, overlay, 0o600); err != nil {
 		return "", err
 	}
-	_, err = goCommand(ctx, root, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-overlay", file, "-o", out, "./cmd/berm")
+	_, err = output(ctx, root, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-overlay", file, "-o", out, "./cmd/berm")
 	return out, err
 }
 
