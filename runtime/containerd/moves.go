@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -22,27 +23,50 @@ const moveInterval = 8 * time.Millisecond
 // to start one, and the one wait goes on beside the other. Where that can't be done, nothing
 // is: it takes longer then.
 func (r *Runtime) speedMoves() (stop func()) {
-	done := make(chan struct{})
-	r.commands.background(func() {
-		own, err := openOwnProcs()
-		if err != nil {
+	m := &r.moves
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.wanted == 0 {
+		done := make(chan struct{})
+		m.done = done
+		r.commands.background(func() { stay(done) })
+	}
+	m.wanted++
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.wanted--; m.wanted == 0 {
+			close(m.done)
+		}
+	}
+}
+
+// moves is how many want moves to be quick.
+type moves struct {
+	mu     sync.Mutex
+	wanted int
+	done   chan struct{} // closed when none does any more
+}
+
+// stay puts this process into the cgroup that it is in, until done is closed.
+func stay(done <-chan struct{}) {
+	own, err := openOwnProcs()
+	if err != nil {
+		return
+	}
+	defer func() { _ = own.Close() }()
+	tick := time.NewTicker(moveInterval)
+	defer tick.Stop()
+	for {
+		if _, err := own.WriteString("0"); err != nil { // whoever writes it
 			return
 		}
-		defer func() { _ = own.Close() }()
-		tick := time.NewTicker(moveInterval)
-		defer tick.Stop()
-		for {
-			if _, err := own.WriteString("0"); err != nil { // whoever writes it
-				return
-			}
-			select {
-			case <-tick.C:
-			case <-done:
-				return
-			}
+		select {
+		case <-tick.C:
+		case <-done:
+			return
 		}
-	})
-	return func() { close(done) }
+	}
 }
 
 // openOwnProcs opens the list of processes of a cgroup that this process is in.
