@@ -17,13 +17,20 @@ func limitMemory() {
 // quiet is how long nothing has been done when memory is given back.
 const quiet = time.Second
 
-// worthFreeing is how much has been allocated, in bytes, before memory is given back.
+// worthFreeing is how much has been allocated, in bytes, before memory is given back, unless a
+// connection has ended, whose stack and buffers are worth as much.
 const worthFreeing = 128 << 10
 
 // tidier gives the memory that isn't used any more back to the kernel, once it is quiet.
 type tidier struct {
-	armed, active atomic.Bool
-	freed         atomic.Uint64 // how much had ever been allocated the last time, in bytes
+	armed, active, parted atomic.Bool
+	freed                 atomic.Uint64 // how much had ever been allocated the last time, in bytes
+}
+
+// part says that a connection has ended.
+func (t *tidier) part() {
+	t.parted.Store(true)
+	t.note()
 }
 
 // note says that something was done.
@@ -42,7 +49,7 @@ func (t *tidier) check() {
 	t.armed.Store(false)
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	if m.TotalAlloc-t.freed.Load() < worthFreeing {
+	if !t.parted.Swap(false) && m.TotalAlloc-t.freed.Load() < worthFreeing {
 		return
 	}
 	runtime.GC() // what is in a pool survives one

@@ -28,7 +28,7 @@ func ownMemory(t *testing.T, pid int) int {
 
 // idleMemory is how much memory of its own a sandbox' init has at most when it is idle, before
 // it has worked and after, in KiB.
-const idleMemory = 1_500_000 / 1024
+const idleMemory = 1536
 
 // What work takes is given back after it.
 func TestMemoryIsGivenBack(t *testing.T) {

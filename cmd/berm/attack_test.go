@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"os"
 	"os/exec"
@@ -143,7 +144,7 @@ func newSiege(t *testing.T, kind string) *siege {
 			t.Fatal(err)
 		}
 	}
-	s.calm = settled(t, s.server.cmd.Process.Pid, weight{fds: 1 << 20, children: 1 << 20}, 0)
+	s.calm = settled(t, s.server.cmd.Process.Pid, weight{fds: 1 << 20, children: 1 << 20}, 0, math.MaxInt)
 	return s
 }
 
@@ -264,7 +265,7 @@ func (a *attack) end() {
 	a.await("its processes to be gone", func() bool { return len(marked(a.mark)) == 0 })
 	a.await("its container to be gone", func() bool { return containersOf(a.T, a.e, a.server) == 1 })
 	a.await("its directory to be gone", func() bool { return len(agentDirs(a.server.stateDir())) == 1 })
-	after := settled(a.T, a.server.cmd.Process.Pid, a.calm, attackFDs)
+	after := settled(a.T, a.server.cmd.Process.Pid, a.calm, attackFDs, math.MaxInt)
 	if after.fds > a.calm.fds+attackFDs || after.children > a.calm.children || after.rss > a.calm.rss+attackRSS {
 		a.Errorf("the server had %s, and has %s", a.calm, after)
 	}

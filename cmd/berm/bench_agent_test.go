@@ -266,6 +266,7 @@ func BenchmarkInside(b *testing.B) {
 			w := weigh(b, p.pid)
 			b.Logf("%-20s init %s: %s", p.berm, when, w)
 			b.ReportMetric(float64(w.private), p.berm.kind+"-init-private-KiB")
+			b.ReportMetric(float64(w.anonymous), p.berm.kind+"-init-anonymous-KiB")
 		}
 	}
 	b.Run("init memory, idle", func(b *testing.B) {

@@ -99,6 +99,7 @@ type pace struct {
 	reject time.Duration // until the next connection is looked at, after one that was refused
 	dial   time.Duration // until the program has dialled
 	brief  time.Duration // the same where nothing says that it will
+	spare  time.Duration // until a connection is closed that isn't used; 0 is never
 
 	// A program that doesn't answer a request may be held up by the container's own
 	// work, which holds the engine's exec up as well, so that it isn't given up
@@ -114,7 +115,7 @@ type pace struct {
 }
 
 var usualPace = pace{
-	hello: 5 * time.Second, reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond,
+	hello: 5 * time.Second, reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond, spare: 500 * time.Millisecond,
 	look: 500 * time.Millisecond, ready: 5 * time.Second,
 	kill: 7 * time.Second, drain: time.Second, rejoin: 5 * time.Second, answer: 15 * time.Second,
 	leave: 5 * time.Second,

@@ -22,6 +22,7 @@ const (
 	maxHellos = 64 // connections that haven't said Hello
 	maxConns  = 1024
 	maxIdle   = 16
+	keptIdle  = 2 // of them however long none is used: as many as the program wants there
 	// Connections that are taken in at once while nobody knows who the first process is.
 	maxStrangers = 4
 	youth        = 10 * time.Second // since a container was made, in which its program is expected
@@ -56,6 +57,7 @@ type box struct {
 	strange int // connections taken in since the pid was known
 	conns   map[*conn]struct{}
 	idle    []*conn // the one that was used last is the last
+	sparing bool    // spare is to be called
 	waiting []chan *conn
 	held    holding // processes whose connection is here
 }
@@ -285,7 +287,29 @@ func (b *box) put(c *conn) {
 		}
 		b.shut(b.idle[0]) // the likeliest to be dead
 	}
+	c.since = time.Now()
 	b.idle = append(b.idle, c)
+	b.spareLater()
+}
+
+// spareLater sees to it that connections are closed which aren't used: at the program's side
+// each takes 50 KB. The lock is held.
+func (b *box) spareLater() {
+	if b.sparing || len(b.idle) <= keptIdle || b.r.pace.spare == 0 {
+		return
+	}
+	b.sparing = true
+	time.AfterFunc(time.Until(b.idle[0].since.Add(b.r.pace.spare)), b.spare)
+}
+
+func (b *box) spare() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sparing = false
+	for len(b.idle) > keptIdle && time.Since(b.idle[0].since) >= b.r.pace.spare {
+		b.shut(b.idle[0])
+	}
+	b.spareLater()
 }
 
 // lose closes a connection.

@@ -35,7 +35,8 @@ type conn struct {
 	gid int
 	// control says that the program knows wire.Start's.
 	control bool
-	served  *served // the engine's exec at its other end; nil for one that was dialled
+	served  *served   // the engine's exec at its other end; nil for one that was dialled
+	since   time.Time // it is idle; with the box's lock
 }
 
 func newConn(nc net.Conn) *conn { return &conn{nc: nc, w: wire.NewWriter(nc)} }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -637,6 +638,34 @@ func TestFlood(t *testing.T) {
 		}
 		return box.hellos == 0 && len(box.idle) == maxIdle && len(box.conns) == maxIdle
 	})
+}
+
+// Connections that nobody uses are closed, but for those that were used last.
+func TestSpare(t *testing.T) {
+	b := newBed(t)
+	box := b.known(b.create(t, "x"))
+	idle := func() []*conn {
+		box.mu.Lock()
+		defer box.mu.Unlock()
+		return slices.Clone(box.idle)
+	}
+	for range 8 {
+		b.greeted(t, "x")
+	}
+	await(t, "them to be taken in", func() bool { return len(idle()) == 8 })
+	want := idle()[8-keptIdle:]
+	box.mu.Lock()
+	box.r.pace.spare = 50 * time.Millisecond
+	box.spareLater()
+	box.mu.Unlock()
+	await(t, "the others to be closed", func() bool { return len(idle()) <= keptIdle })
+	time.Sleep(100 * time.Millisecond)
+	if !slices.Equal(idle(), want) {
+		t.Errorf("%d are left, or others than the last", len(idle()))
+	}
+	if len(box.conns) != keptIdle {
+		t.Errorf("%d are open", len(box.conns))
+	}
 }
 
 func await(t testing.TB, what string, holds func() bool) {
