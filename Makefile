@@ -58,9 +58,10 @@ fuzz: ## run every fuzzer for FUZZTIME (1m)
 		$(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5x "./$$(dirname "$$file")"; \
 	done
 
-quota-vm: ## try project quotas on ext4 and XFS in a virtual machine (installs QEMU, downloads Debian's kernel)
+quota-vm: agent bin/berm-engine ## try project quotas, and a server with them, on ext4 and XFS in a virtual machine (installs QEMU, downloads Debian's kernel)
 	@type qemu-system-x86_64 busybox /sbin/mkfs.xfs /sbin/mkfs.ext4 /sbin/depmod >/dev/null 2>&1 || { \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends qemu-system-x86 xfsprogs e2fsprogs busybox-static kmod; }
+	bin/berm-engine --private --engine containerd -- true
 	GO=$(GO) lifecycle/project/vm.sh
 
 image: image-files ## build the container image from bin/, without a network, and print its size

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -26,8 +27,9 @@ type demoServer struct {
 	token    string
 	instance string
 	network  string
-	env      []string // the server's settings
-	url      string   // once it is up
+	env      []string      // the server's settings
+	url      string        // once it is up
+	patience time.Duration // for it to get ready; 0 is 30 s
 
 	cmd  *exec.Cmd
 	done chan struct{} // closed when cmd has ended
@@ -118,7 +120,7 @@ func (s *demoServer) start(ctx context.Context) error {
 
 // ready waits until the server has announced its address and says that it is ready.
 func (s *demoServer) ready(ctx context.Context, announced string) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.patience, 30*time.Second))
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

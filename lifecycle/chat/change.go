@@ -47,8 +47,12 @@ func (s *Service) at(p step) error {
 // isn't nil, is called under the chat's lock, and may stage more.
 func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (files []File, made bool, err error) {
 	s := st.s
-	st.room.Wrote(st.bytes)
 	// What takes long comes before the lock.
+	if prepare == nil {
+		if err := st.enlist(ctx); err != nil {
+			return nil, false, err
+		}
+	}
 	if err := st.room.Refresh(ctx); err != nil {
 		return nil, false, err
 	}
@@ -59,6 +63,9 @@ func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (
 	defer leave()
 	if prepare != nil {
 		if err := prepare(dir); err != nil {
+			return nil, false, err
+		}
+		if err := st.enlist(ctx); err != nil {
 			return nil, false, err
 		}
 	}

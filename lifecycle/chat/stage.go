@@ -159,7 +159,6 @@ func (st *stage) make(chat *os.Root) error {
 	if st.dir, err = staging.OpenRoot(st.id); err != nil {
 		return err
 	}
-	// The directory that it is moved into is in the project, and takes nothing of another.
 	return withDir(chat, func(c *os.File) error {
 		return withDir(st.dir, func(d *os.File) error { return st.s.opts.Workspaces.Stage(st.space, d, c) })
 	})
@@ -176,9 +175,15 @@ func (st *stage) end(ctx context.Context) {
 	}
 }
 
+// enlist has what is staged be of the workspace's project: the directory that it is moved
+// into takes nothing of another.
+func (st *stage) enlist(ctx context.Context) error {
+	err := withDir(st.dir, func(d *os.File) error { return st.room.Staged(d, st.bytes) })
+	return st.writeError(ctx, "the staging directory", err)
+}
+
 // grow keeps room for so many bytes in all.
 func (st *stage) grow(ctx context.Context, bytes int64) error {
-	st.room.Wrote(st.bytes)
 	if bytes > st.asked {
 		if err := st.room.Grow(ctx, bytes); err != nil {
 			return err
@@ -249,7 +254,6 @@ func (st *stage) fill(ctx context.Context, f *os.File, size, limit int64, r io.R
 				return st.writeError(ctx, filepath.Base(f.Name()), err)
 			}
 			n = total
-			st.room.Wrote(st.bytes + n)
 		}
 		if n-flushed >= flushEvery {
 			// Whatever goes wrong here, the sync at the end tells of it.

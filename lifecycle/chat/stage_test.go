@@ -93,7 +93,8 @@ func (a *adoptions) Adopt(dir *os.File, _ uint32) error {
 	return errors.Join(err, a.fail)
 }
 
-// Directories belong to their workspace's project before anything is written to them.
+// Chats' directories belong to their workspace's project before anything is written to
+// them; what is staged does once all of it is there, as it may take something's place.
 func TestProjects(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -113,7 +114,10 @@ func TestProjects(t *testing.T) {
 	}
 	w.ensure(tenant, chatID)
 	w.put("a", "a")
-	if want := []string{"chats 0", ".staging 0"}; !slices.Equal(projects.dirs, want) {
+	if _, err := w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("h")); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"chats 0", ".staging 1", ".staging 1"}; !slices.Equal(projects.dirs, want) {
 		t.Errorf("adopted %q, want %q", projects.dirs, want)
 	}
 	projects.dirs = nil

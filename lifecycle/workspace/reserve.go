@@ -2,6 +2,7 @@ package workspace
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -13,9 +14,9 @@ const growFor = time.Second
 
 // Reservation is room in a workspace. It belongs to one goroutine.
 //
-// Where the kernel counts ("hard"), what is staged has been counted once it is written: then
-// Wrote has to say how much of the reservation that is. The kernel refuses what goes beyond
-// as it is written, together with what that is to replace; but not of every process.
+// Where the kernel counts ("hard"), what is staged is written outside of the workspace's
+// project: the kernel would refuse what has room only in place of something else, which is
+// there until then. Staged has it counted before the commit, whatever the limit.
 type Reservation struct {
 	s       *Service
 	w       Workspace
@@ -78,17 +79,25 @@ func (r *Reservation) Grow(ctx context.Context, n int64) error {
 // Replaces notes that n more bytes, counted as Reserve's, make way for what it grows by.
 func (r *Reservation) Replaces(n int64) { r.replaced = add(r.replaced, n) }
 
-// Wrote notes that so many bytes in all have been written to where the workspace's project
-// counts them. Less than before does nothing.
-func (r *Reservation) Wrote(n int64) {
-	a := r.account
-	if a == nil || r.s.opts.Projects == nil || n <= r.written {
-		return
+// Staged puts a directory with n bytes that have been written into the workspace's project,
+// where there are any. Nothing may be written there afterwards. It may be called once.
+// Errors: *lifecycle.UnavailableError.
+func (r *Reservation) Staged(dir *os.File, n int64) error {
+	if r.s.opts.Projects == nil {
+		return nil
 	}
-	a.kernel.Lock()
+	a := r.s.use(r.w)
+	defer r.s.unuse(a)
+	a.kernel.Lock() // so that nobody finds it counted and reserved
 	defer a.kernel.Unlock()
-	a.written += n - r.written
-	r.written = n
+	if err := r.s.adopt(a, r.w, dir); err != nil {
+		return err
+	}
+	if r.account != nil {
+		r.written = n
+		a.written += n
+	}
+	return nil
 }
 
 // Refresh measures what may have changed, for Grow and Commit, which from here on go by

@@ -30,16 +30,19 @@ func TestHardReservations(t *testing.T) {
 	s, ws := newWorld().service(t, Options{QuotaBytes: 100, Projects: k}, "k")
 	one := reserve(t, s, ws, 60, 0, false)
 	reserve(t, s, ws, 41, 0, true)
-	k.used[ws.Project] = 30
-	one.Wrote(30)
-	one.Wrote(10)
-	two := reserve(t, s, ws, 40, 0, false) // what is staged counts once
+	two := reserve(t, s, ws, 40, 0, false)
 	if err := two.Grow(ctx, 41); !over(t, err) {
 		t.Error("it grew beyond the quota")
 	}
 	used(t, s, ws, 0)
-	k.used[ws.Project] = 60
-	one.Wrote(60)
+	k.stage(t, one, 60)
+	used(t, s, ws, 0) // what is staged counts once
+	if err := two.Grow(ctx, 41); !over(t, err) {
+		t.Error("it grew beyond the quota")
+	}
+	if err := two.Grow(ctx, 40); err != nil {
+		t.Error(err)
+	}
 	if err := one.Commit(ctx, 60, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -57,8 +60,7 @@ func TestHardReservations(t *testing.T) {
 	// In a full workspace, what is replaced makes way for one.
 	three := reserve(t, s, ws, 100, 100, false)
 	reserve(t, s, ws, 1, 100, true)
-	k.used[ws.Project] = 200
-	three.Wrote(100)
+	k.stage(t, three, 100)
 	if err := s.Left(ctx, "t", "k", true); err != nil {
 		t.Errorf("what is staged counts as used: %v", err)
 	}

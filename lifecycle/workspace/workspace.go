@@ -281,15 +281,11 @@ func (s *Service) adopt(a *account, w Workspace, dir *os.File) error {
 	return nil
 }
 
-// Stage puts a directory into the project of what is to be moved from it into a chat's own.
-// Errors: *lifecycle.UnavailableError.
+// Stage readies a new directory for what is to be moved from it into a chat's own. Where
+// there are project quotas it has no project until Reservation.Staged. Errors:
+// *lifecycle.UnavailableError.
 func (s *Service) Stage(w Workspace, dir, chat *os.File) error {
-	switch {
-	case s.opts.Projects != nil:
-		a := s.use(w)
-		defer s.unuse(a)
-		return s.adopt(a, w, dir)
-	case s.opts.Follow == nil:
+	if s.opts.Projects != nil || s.opts.Follow == nil {
 		return nil
 	}
 	if err := s.opts.Follow(dir, chat); err != nil {

@@ -862,6 +862,7 @@ type kernel struct {
 	failing     error
 	refusing    error // to adopt
 	tries       int   // to adopt
+	staged      int64 // bytes in what is adopted next
 }
 
 func (k *kernel) Limit(project uint32, bytes int64) error {
@@ -874,7 +875,23 @@ func (k *kernel) Used(project uint32) (int64, error) { return k.used[project], k
 func (k *kernel) Adopt(dir *os.File, project uint32) error {
 	k.adopted[dir.Name()] = project
 	k.tries++
+	k.used[project] += k.staged
+	k.staged = 0
 	return errors.Join(k.failing, k.refusing)
+}
+
+// stage has a reservation's n bytes be staged, which the kernel counts from then on.
+func (k *kernel) stage(t *testing.T, r *Reservation, n int64) {
+	t.Helper()
+	dir, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	k.staged = n
+	if err := r.Staged(dir, n); err != nil || k.adopted[dir.Name()] != r.w.Project {
+		t.Fatalf("adopted %v, %v", k.adopted, err)
+	}
 }
 
 func TestHard(t *testing.T) {
@@ -899,8 +916,7 @@ func TestHard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.used[ws.Project] = 100
-	r.Wrote(40)
+	k.stage(t, r, 40)
 	if err := errors.Join(r.Commit(ctx, 40, 0), s.Left(ctx, "t", "k", true)); err != nil {
 		t.Error(err)
 	}
@@ -939,14 +955,24 @@ func TestHard(t *testing.T) {
 	if err := s.Adopt(ws, "k", dir); err != nil || k.limit[ws.Project] != 0 {
 		t.Errorf("limits %v, %v", k.limit, err)
 	}
-	if err := s.Stage(ws, dir, nil); err != nil || k.adopted[dir.Name()] != ws.Project {
-		t.Errorf("staged %v, %v", k.adopted, err)
+	clear(k.adopted)
+	if err := s.Stage(ws, dir, nil); err != nil || len(k.adopted) > 0 {
+		t.Errorf("before it is written, %v, %v", k.adopted, err)
 	}
+	r = reserve(t, s, ws, 1, 0, false)
+	k.stage(t, r, 1)
+	k.failing = errors.New("no such device")
+	if err := r.Staged(dir, 1); !isUnavailable(err) {
+		t.Errorf("staged: %v", err)
+	}
+	r.Release()
 	// Nor is one needed where there are no projects.
 	s, ws = newWorld().service(t, Options{QuotaBytes: 1})
-	if err := errors.Join(s.Adopt(ws, "k", dir), s.Stage(ws, dir, dir)); err != nil {
+	r = reserve(t, s, ws, 1, 0, false)
+	if err := errors.Join(s.Adopt(ws, "k", dir), s.Stage(ws, dir, dir), r.Staged(dir, 1)); err != nil {
 		t.Error(err)
 	}
+	r.Release()
 	// Where there were some, what is staged is of the project that is there.
 	for _, fails := range []error{nil, errors.New("no such device")} {
 		followed := false
