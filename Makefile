@@ -90,7 +90,7 @@ clean: ## remove what was built
 	rm -rf bin cmd/berm/agent/berm-agent
 
 agent:
-	GO=$(GO) cmd/berm-agent/build.sh cmd/berm/agent/berm-agent
+	GO="$(GO)" cmd/berm-agent/build.sh cmd/berm/agent/berm-agent
 	mkdir -p bin
 	cp cmd/berm/agent/berm-agent bin/berm-agent
 

@@ -9,21 +9,21 @@
 # here; what they bound grows or moves on as it would anyway. Where another version of Go
 # doesn't have them, the program is built without, and takes more.
 set -euo pipefail
-replace=
 go=${GO:-go}
-out=$(realpath -m "$1")
-cd "$(dirname "$0")"
+out=$(realpath -m "${1:?a file to write is needed}")
 
-sources=$("$go" env GOROOT)/src/runtime
+sources=$($go env GOROOT)/src/runtime
 overlay=$(mktemp -d)
 trap 'rm -rf "$overlay"' EXIT
+replace=
 small() { # FILE, what sed is to do with it
 	sed -E "$2" "$sources/$1" >"$overlay/$1"
+	! cmp -s "$sources/$1" "$overlay/$1" || echo "build.sh: this Go's runtime/$1 has other constants: the agent will take more memory" >&2
 	replace+="${replace:+, }\"$sources/$1\": \"$overlay/$1\""
 }
 small mspanset.go 's/^(\tspanSetBlockEntries =) 512/\1 32/; s/^(\tspanSetInitSpineCap =) 256/\1 16/'
 small mheap.go 's/^(const gcBitsChunkBytes = uintptr)\(64 << 10\)/\1(8 << 10)/'
-small proc.go 's/^(\tif pp.gFree.size >=) 64/\1 8/; s/^(\t\tfor pp.gFree.size >=) 32/\1 4/'
+small proc.go 's/^(\tif pp.gFree.size >=) 64/\1 8/; s/^(\t\tfor pp.gFree.size (>=|<)) 32/\1 4/'
 echo "{\"Replace\": {$replace}}" >"$overlay/overlay.json"
 
-CGO_ENABLED=0 "$go" build -overlay "$overlay/overlay.json" -trimpath -buildvcs=false -ldflags '-s -w' -o "$out" .
+CGO_ENABLED=0 $go build -C "$(dirname "$0")" -overlay "$overlay/overlay.json" -trimpath -buildvcs=false -ldflags '-s -w' -o "$out" .

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"os"
@@ -77,7 +78,13 @@ func seal(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	fd, err := unix.MemfdCreate("crun", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if !bytes.HasPrefix(program, []byte("\x7fELF")) { // a script's interpreter can't open it any more
+		return "", syscall.ENOEXEC
+	}
+	fd, err := unix.MemfdCreate("crun", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate("crun", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
 	if err != nil {
 		return "", err
 	}

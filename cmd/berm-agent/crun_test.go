@@ -35,7 +35,7 @@ func TestDeleted(t *testing.T) {
 
 func TestSeal(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "program")
-	want := bytes.Repeat([]byte("#!/bin/sh\n"), 100_000)
+	want := append([]byte("\x7fELF"), bytes.Repeat([]byte("x"), 1_000_000)...)
 	if err := os.WriteFile(program, want, 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
@@ -59,6 +59,17 @@ func TestSeal(t *testing.T) {
 		if err == nil {
 			t.Errorf("it can be %s", what)
 		}
+	}
+}
+
+// What isn't the kernel's own kind of program has to run from where it is.
+func TestSealScript(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\n"), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	if sealed, err := seal(script); err == nil {
+		t.Errorf("it is %s", sealed)
 	}
 }
 

@@ -87,6 +87,20 @@ func TestLinkKeepsSomeIdle(t *testing.T) {
 	}
 }
 
+// One operation after another takes no more connections than Berm keeps, which is two.
+func TestLinkDialsNoMoreThanItNeeds(t *testing.T) {
+	s := newSandbox(t, 0)
+	idle := s.pending()
+	for i := range 3 {
+		k := s.connection(&idle)
+		k.run(fmt.Sprint(i), "true")
+		idle = append(append(idle, k), s.pending()...)
+	}
+	if len(idle) != 2 {
+		t.Errorf("%d connections, want 2", len(idle))
+	}
+}
+
 // connection takes one that is idle.
 func (s *sandbox) connection(idle *[]*talk) *talk {
 	if list := *idle; len(list) > 0 {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -50,5 +51,27 @@ func TestMemoryIsGivenBack(t *testing.T) {
 		busy := ownMemory(t, s.pid)
 		await(t, "memory to be given back", func() bool { return ownMemory(t, s.pid) <= idleMemory })
 		t.Logf("round %d: %d KiB, and then %d", round, busy, ownMemory(t, s.pid))
+	}
+}
+
+// However little was allocated, what a connection had is given back.
+func TestTidyAfterConnection(t *testing.T) {
+	var tidy tidier
+	tidied := func() bool {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		tidy.freed.Store(before.TotalAlloc)
+		tidy.check()
+		runtime.ReadMemStats(&after)
+		return after.NumForcedGC > before.NumForcedGC
+	}
+	if tidied() {
+		t.Error("memory was given back for nothing")
+	}
+	tidy.armed.Store(true) // no timer
+	tidy.part()
+	tidy.active.Store(false) // it is quiet
+	if !tidied() {
+		t.Error("nothing was given back")
 	}
 }

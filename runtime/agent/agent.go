@@ -115,7 +115,7 @@ type pace struct {
 }
 
 var usualPace = pace{
-	hello: 5 * time.Second, reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond, spare: 500 * time.Millisecond,
+	hello: 5 * time.Second, reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond, spare: 2 * time.Second,
 	look: 500 * time.Millisecond, ready: 5 * time.Second,
 	kill: 7 * time.Second, drain: time.Second, rejoin: 5 * time.Second, answer: 15 * time.Second,
 	leave: 5 * time.Second,

@@ -640,31 +640,36 @@ func TestFlood(t *testing.T) {
 	})
 }
 
-// Connections that nobody uses are closed, but for those that were used last.
+// Connections that nobody uses are closed in their time, but for those that were used last.
 func TestSpare(t *testing.T) {
-	b := newBed(t)
+	pace := hurry
+	pace.spare = 500 * time.Millisecond
+	b := newBedOf(t, pace)
 	box := b.known(b.create(t, "x"))
 	idle := func() []*conn {
 		box.mu.Lock()
 		defer box.mu.Unlock()
 		return slices.Clone(box.idle)
 	}
-	for range 8 {
-		b.greeted(t, "x")
+	for range 2 { // it is done more than once
+		for range 3 {
+			b.greeted(t, "x")
+		}
+		await(t, "them to be taken in", func() bool { return len(idle()) >= 3 })
+		time.Sleep(pace.spare / 2)
+		for range 3 {
+			b.greeted(t, "x")
+		}
+		await(t, "more to be taken in", func() bool { return len(idle()) >= 6 })
+		all := idle()
+		await(t, "the older ones to be closed", func() bool { return len(idle()) <= 3 })
+		await(t, "all but a few to be closed", func() bool { return len(idle()) <= keptIdle })
+		if !slices.Equal(idle(), all[len(all)-keptIdle:]) {
+			t.Error("others are left than the last")
+		}
 	}
-	await(t, "them to be taken in", func() bool { return len(idle()) == 8 })
-	want := idle()[8-keptIdle:]
-	box.mu.Lock()
-	box.r.pace.spare = 50 * time.Millisecond
-	box.spareLater()
-	box.mu.Unlock()
-	await(t, "the others to be closed", func() bool { return len(idle()) <= keptIdle })
-	time.Sleep(100 * time.Millisecond)
-	if !slices.Equal(idle(), want) {
-		t.Errorf("%d are left, or others than the last", len(idle()))
-	}
-	if len(box.conns) != keptIdle {
-		t.Errorf("%d are open", len(box.conns))
+	if n := box.connections(); n != keptIdle {
+		t.Errorf("%d are open", n)
 	}
 }
 

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// moveInterval is well below the time after which the kernel is slow again, some 16 ms.
+// moveInterval is below the time after which the kernel is slow again: 16 ms at least, where
+// that was measured (HZ=250).
 const moveInterval = 8 * time.Millisecond
 
 // speedMoves keeps the kernel quick to take processes into cgroups until stop is called.
@@ -48,17 +49,25 @@ type moves struct {
 	done   chan struct{} // closed when none does any more
 }
 
-// stay puts this process into the cgroup that it is in, until done is closed.
+// stay puts this process into the cgroup that it is in, until done is closed, or somebody
+// else puts it into another one.
 func stay(done <-chan struct{}) {
-	own, err := openOwnProcs()
+	own, err := os.ReadFile(ownCgroups)
 	if err != nil {
 		return
 	}
-	defer func() { _ = own.Close() }()
+	procs, err := openProcs(string(own), os.Getpid())
+	if err != nil {
+		return
+	}
+	defer func() { _ = procs.Close() }()
 	tick := time.NewTicker(moveInterval)
 	defer tick.Stop()
 	for {
-		if _, err := own.WriteString("0"); err != nil { // whoever writes it
+		if now, err := os.ReadFile(ownCgroups); err != nil || !bytes.Equal(now, own) {
+			return
+		}
+		if _, err := procs.WriteString("0"); err != nil { // whoever writes it
 			return
 		}
 		select {
@@ -69,23 +78,21 @@ func stay(done <-chan struct{}) {
 	}
 }
 
-// openOwnProcs opens the list of processes of a cgroup that this process is in.
-func openOwnProcs() (*os.File, error) {
-	own, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return nil, err
-	}
-	for _, file := range ownProcs(string(own)) {
+const ownCgroups = "/proc/self/cgroup"
+
+// openProcs opens the list of processes of a cgroup that a process is in, by its cgroups.
+func openProcs(cgroups string, pid int) (*os.File, error) {
+	for _, file := range procsFiles(cgroups) {
 		// A path as a cgroup namespace has it may be another cgroup's on the host.
-		if procs, err := os.ReadFile(file); err == nil && lists(procs, os.Getpid()) {
+		if procs, err := os.ReadFile(file); err == nil && lists(procs, pid) {
 			return os.OpenFile(file, os.O_WRONLY, 0)
 		}
 	}
 	return nil, fs.ErrNotExist
 }
 
-// ownProcs are files that may list this process, by its /proc/self/cgroup.
-func ownProcs(cgroups string) []string {
+// procsFiles are files that may list a process, by its cgroups.
+func procsFiles(cgroups string) []string {
 	var out []string
 	for line := range strings.Lines(cgroups) {
 		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
