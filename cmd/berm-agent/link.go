@@ -14,7 +14,7 @@ import (
 const bermDir = "/run/berm"
 
 const (
-	minIdle  = 1    // connections that wait for an operation
+	minIdle  = 2    // connections that wait for an operation
 	maxIdle  = 8    // no more of them are kept
 	maxConns = 1024 // with those at work
 

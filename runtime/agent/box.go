@@ -22,7 +22,7 @@ const (
 	maxHellos = 64 // connections that haven't said Hello
 	maxConns  = 1024
 	maxIdle   = 16
-	keptIdle  = 2 // of them however long none is used: what the program wants there, and one that was in use
+	keptIdle  = 3 // of them however long none is used: what the program wants there, and one that was in use
 	// Connections that are taken in at once while nobody knows who the first process is.
 	maxStrangers = 4
 	youth        = 10 * time.Second // since a container was made, in which its program is expected
