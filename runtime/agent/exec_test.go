@@ -642,8 +642,9 @@ func TestFlood(t *testing.T) {
 
 // Connections that nobody uses are closed in their time, but for those that were used last.
 func TestSpare(t *testing.T) {
+	t.Parallel() // it waits for most of its time
 	pace := hurry
-	pace.spare = 500 * time.Millisecond
+	pace.spare = 3 * time.Second
 	b := newBedOf(t, pace)
 	box := b.known(b.create(t, "x"))
 	idle := func() []*conn {
@@ -651,23 +652,25 @@ func TestSpare(t *testing.T) {
 		defer box.mu.Unlock()
 		return slices.Clone(box.idle)
 	}
-	for range 2 { // it is done more than once
-		for range 3 {
+	const some = keptIdle + 1
+	for n := range 2 {
+		for range some {
 			b.greeted(t, "x")
 		}
-		await(t, "them to be taken in", func() bool { return len(idle()) >= 3 })
+		await(t, "them to be taken in", func() bool { return len(idle()) == (n+1)*some })
 		time.Sleep(pace.spare / 2)
-		for range 3 {
-			b.greeted(t, "x")
-		}
-		await(t, "more to be taken in", func() bool { return len(idle()) >= 6 })
-		all := idle()
-		await(t, "the older ones to be closed", func() bool { return len(idle()) <= 3 })
-		await(t, "all but a few to be closed", func() bool { return len(idle()) <= keptIdle })
-		if !slices.Equal(idle(), all[len(all)-keptIdle:]) {
-			t.Error("others are left than the last")
-		}
 	}
+	all := idle()
+	await(t, "the older ones to be closed", func() bool { return len(idle()) <= some })
+	await(t, "all but a few to be closed", func() bool { return len(idle()) <= keptIdle })
+	if !slices.Equal(idle(), all[len(all)-keptIdle:]) {
+		t.Error("others are left than the last")
+	}
+	for range some { // it is done more than once
+		b.greeted(t, "x")
+	}
+	await(t, "more to be taken in", func() bool { return len(idle()) > keptIdle && !slices.Contains(all, idle()[len(idle())-1]) })
+	await(t, "them to be closed", func() bool { return len(idle()) <= keptIdle && !slices.Contains(all, idle()[0]) })
 	if n := box.connections(); n != keptIdle {
 		t.Errorf("%d are open", n)
 	}
