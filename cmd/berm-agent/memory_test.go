@@ -28,7 +28,7 @@ func ownMemory(t *testing.T, pid int) int {
 }
 
 // idleMemory is how much memory of its own a sandbox' init has at most when it is idle, before
-// it has worked and after, in KiB. It is 1,000 before, and as a rule 1,200 to 1,500 after.
+// it has worked and after, in KiB. It is 1,000 before, and as a rule 1,300 to 1,700 after.
 const idleMemory = 2048
 
 // What work takes is given back after it.

@@ -45,7 +45,7 @@ func (w weight) String() string {
 }
 
 // idleInit is how much anonymous memory a sandbox' init may have when it has nothing to do, in KiB;
-// as a rule it is 1,200 to 1,500.
+// as a rule it is 1,300 to 1,700.
 const idleInit = 2048
 
 // weigh weighs a process.
