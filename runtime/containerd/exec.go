@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -149,6 +150,8 @@ func (r *Runtime) running(ctx context.Context, id string, ask bool) (*container,
 	case err != nil: // it may have ended this moment
 		if _, again := r.runningPid(ctx, id); again != nil {
 			err = again
+		} else if errors.Is(err, fs.ErrNotExist) {
+			err = runtime.Precondition("the container isn't running")
 		}
 	}
 	if err != nil {

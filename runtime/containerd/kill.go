@@ -27,7 +27,8 @@ type habitat struct {
 }
 
 // openHabitat looks at a container by its first process. The engine's word for that
-// may be old by the time it is used, so that what has the number now is checked.
+// may be old by the time it is used, so that what has the number now is checked. The
+// error is fs.ErrNotExist when it has ended, or is ending, which the engine may not know yet.
 func openHabitat(container string, pid int) (*habitat, error) {
 	first, err := readProcess(pid)
 	if err != nil {
@@ -43,7 +44,7 @@ func openHabitat(container string, pid int) (*habitat, error) {
 	case err != nil:
 	case nowErr != nil:
 		err = nowErr
-	case !now.same(first):
+	case !now.same(first), now.over(), now.ends():
 		err = fs.ErrNotExist
 	case !strings.Contains(string(cgroups), container):
 		err = errUnseen // the engine's runtime has put a machine around it, say
@@ -66,7 +67,7 @@ func (h *habitat) dead() bool {
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist)
 	}
-	return !now.same(h.init) || now.over()
+	return !now.same(h.init) || now.over() || now.ends()
 }
 
 // hunt is for the processes of one command: its first, those that carry its marker

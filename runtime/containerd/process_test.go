@@ -61,6 +61,44 @@ func TestOver(t *testing.T) {
 	}
 }
 
+// A process whose first thread has ended, and which lives on in its others.
+func TestEnds(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), headless+"=1")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	await := func(what string, is func(process) bool) {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			p, err := readProcess(cmd.Process.Pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if is(p) {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("waited in vain for %s: %+v", what, p)
+			}
+		}
+	}
+	await("its first thread to end", func(p process) bool {
+		if p.ends() {
+			t.Fatal("it is taken for one that ends")
+		}
+		return p.size == 0
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	await("its end", process.ends)
+}
+
 func TestReadProcess(t *testing.T) {
 	before, err := ticks()
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -103,9 +104,9 @@ func fromEvent(m events.Message) (runtime.Event, bool) {
 type fate struct{ oom, died bool }
 
 // fateSince asks the engine what it saw of the container since the given moment of
-// its own clock, and until a moment from now, as the news may follow the command's
+// its own clock, and until delay from now, as the news may follow the command's
 // end. It returns at once when the container died.
-func fateSince(ctx context.Context, s *session, id string, since time.Time) (fate, error) {
+func fateSince(ctx context.Context, s *session, id string, since time.Time, delay time.Duration) (fate, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	filter := labelFilter(nil)
@@ -115,7 +116,7 @@ func fateSince(ctx context.Context, s *session, id string, since time.Time) (fat
 		filter.Add("event", string(a))
 	}
 	messages, failed := s.Events(ctx, events.ListOptions{
-		Since: unixTime(since), Until: unixTime(s.now().Add(fateDelay)), Filters: filter,
+		Since: unixTime(since), Until: unixTime(s.now().Add(delay)), Filters: filter,
 	})
 	var out fate
 	for {
@@ -137,5 +138,26 @@ func fateSince(ctx context.Context, s *session, id string, since time.Time) (fat
 	}
 }
 
-// fateDelay is how late an engine may be with the news of a container's end.
-const fateDelay = 300 * time.Millisecond
+// How late an engine may be with the news of a container's end: while its first process was
+// seen, as another hand may have killed the command shortly before it, and while it wasn't.
+const (
+	fateDelay     = 300 * time.Millisecond
+	fateDelayLate = 10 * time.Second
+)
+
+// lacksFirst tells whether the engine lists a container's processes without the first one. It has
+// ended, or is ending then, whatever else the engine says: the kernel takes it out of its
+// cgroups, by which engines list, before it kills the others, and lets nobody hear of its end
+// before all of them have been waited for (do_exit and zap_pid_ns_processes in the kernel).
+// Runtimes with a kernel of their own may list processes by numbers that are unknown here.
+func lacksFirst(ctx context.Context, s *session, id string) bool {
+	c, err := inspect(ctx, s, id)
+	if err != nil || c.Pid == 0 {
+		return false
+	}
+	list, err := s.ContainerTop(ctx, id, []string{"-o", "pid"})
+	if err != nil { // there may be no ps on its host
+		return false
+	}
+	return !slices.ContainsFunc(list.Processes, func(row []string) bool { return slices.Equal(row, []string{strconv.Itoa(c.Pid)}) })
+}

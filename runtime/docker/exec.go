@@ -240,7 +240,11 @@ func (x *execution) conclude(ctx context.Context, st execState) error {
 	// Killed: by whom, it doesn't say.
 	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
 	defer cancel()
-	f, err := fateSince(callCtx, x.s, x.container, x.began)
+	delay := fateDelay
+	if lacksFirst(callCtx, x.s, x.container) {
+		delay = fateDelayLate
+	}
+	f, err := fateSince(callCtx, x.s, x.container, x.began, delay)
 	if err != nil {
 		return classify(ctx, err)
 	}

@@ -55,13 +55,13 @@ func (r *Runtime) exec(ctx context.Context, s *session, id string, e runtime.Exe
 	}
 	if agent {
 		e.Command = slices.Concat([]string{runtime.AgentProgram, "exec", ".", "--"}, e.Command)
-		return started(e, try)
+		return started(ctx, e, try)
 	}
 	if x, err = try(e); err != nil || x.refusal == nil {
 		return x.result, err
 	}
 	if !x.blames(e.Command[0]) {
-		return runtime.ExecResult{}, runtime.ErrNoRoom
+		return runtime.ExecResult{}, x.noRoom(ctx)
 	}
 	return x.refused(e)
 }
@@ -91,8 +91,18 @@ func (x *execution) refused(e runtime.Exec) (runtime.ExecResult, error) {
 	return x.result, nil
 }
 
+// noRoom is the error of a process that can't be started, when the engine's words don't tell why.
+func (x *execution) noRoom(ctx context.Context) error {
+	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
+	defer cancel()
+	if lacksFirst(callCtx, x.s, x.container) {
+		return runtime.Precondition("the container isn't running any more")
+	}
+	return runtime.ErrNoRoom
+}
+
 // started runs a command of Berm's own: one that can't be started has no room.
-func started(e runtime.Exec, run func(runtime.Exec) (*execution, error)) (runtime.ExecResult, error) {
+func started(ctx context.Context, e runtime.Exec, run func(runtime.Exec) (*execution, error)) (runtime.ExecResult, error) {
 	begin := &beginning{w: e.Stderr}
 	e.Stderr = begin
 	x, err := run(e)
@@ -101,7 +111,9 @@ func started(e runtime.Exec, run func(runtime.Exec) (*execution, error)) (runtim
 		return runtime.ExecResult{}, err
 	case x.refusal != nil && x.blames(e.Command[0]): // with what it was given, say
 		return x.refused(e)
-	case x.refusal != nil, x.result.ExitCode == runtime.ExitNoThread && string(begin.kept) == runtime.NoThread:
+	case x.refusal != nil:
+		return runtime.ExecResult{}, x.noRoom(ctx)
+	case x.result.ExitCode == runtime.ExitNoThread && string(begin.kept) == runtime.NoThread:
 		return runtime.ExecResult{}, runtime.ErrNoRoom
 	}
 	return x.result, nil
@@ -114,7 +126,7 @@ func (r *Runtime) makeDir(ctx context.Context, s *session, id string, e runtime.
 	if agent {
 		mkdir.Command = []string{runtime.AgentProgram, "mkdir", "--", e.WorkingDir}
 	}
-	res, err := started(mkdir, run)
+	res, err := started(ctx, mkdir, run)
 	if err == nil && res.ExitCode != 0 {
 		err = runtime.Invalid("the working directory %q can't be made", e.WorkingDir)
 	}

@@ -8,12 +8,17 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	goruntime "runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
 )
@@ -313,6 +318,57 @@ func testExecContainerDies(t *testing.T, b *bed) {
 	if errors.Is(err, runtime.ErrInterrupted) {
 		t.Errorf("a command that never started: %v", err)
 	}
+}
+
+// A container's first process is killed, and its commands with it, but it takes its time until
+// the engine hears of the former.
+func testExecContainerEndsSlowly(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	command := b.underWay(b.ctx, t, c.ID)
+	c, err := b.rt.Inspect(b.ctx, c.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := holdEnd(t, c.Pid)
+	if err := unix.Kill(c.Pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Second)
+	if c = b.inspect(t, c.ID); c.State != runtime.StateRunning {
+		t.Errorf("the engine has heard of it: %s", c.State)
+	}
+	_, err = b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}})
+	class(t, "a command meanwhile", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
+	release()
+	interrupted(t, "a command under way", <-command)
+}
+
+// holdEnd has a process be in the PID namespace of another, so that it can't end before
+// release was called.
+func holdEnd(t *testing.T, pid int) (release func()) {
+	t.Helper()
+	held := exec.Command("sleep", "1000")
+	started := make(chan error)
+	go func() {
+		goruntime.LockOSThread() // for good: what it starts is in that namespace
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
+		if err == nil {
+			err = errors.Join(unix.Setns(int(ns.Fd()), unix.CLONE_NEWPID), ns.Close())
+		}
+		if err == nil {
+			err = held.Start()
+		}
+		started <- err
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	release = sync.OnceFunc(func() {
+		_ = held.Process.Kill()
+		_ = held.Wait() // until then the kernel waits
+	})
+	t.Cleanup(release)
+	return release
 }
 
 // signalWriter closes a channel when it has seen a text.

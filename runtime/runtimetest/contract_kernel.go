@@ -19,6 +19,7 @@ import (
 func kernelCases() []contractCase {
 	return []contractCase{
 		{"exec/no room", testExecNoRoom},
+		{"exec/container ends slowly", testExecContainerEndsSlowly},
 		{"create/hostname", testHostname},
 		{"create/missing program", testCreateMissingProgram},
 		{"create/mounts", testMounts},
