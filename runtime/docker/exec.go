@@ -242,7 +242,7 @@ func (x *execution) conclude(ctx context.Context, st execState) error {
 	defer cancel()
 	delay := fateDelay
 	if lacksFirst(callCtx, x.s, x.container) {
-		delay = fateDelayLate
+		delay = max(fateDelay, min(fateDelayLate, x.r.timeout/2)) // which the call has
 	}
 	f, err := fateSince(callCtx, x.s, x.container, x.began, delay)
 	if err != nil {
