@@ -43,9 +43,9 @@ func TestAttach(t *testing.T) {
 		return err
 	})
 	b.in(t, c.netns, func() error {
-		links, err := netlink.LinkList()
+		links, err := steady(netlink.LinkList)
 		for _, l := range links {
-			addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
+			addrs, err := steady(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V6) })
 			if len(addrs) > 0 || err != nil {
 				t.Errorf("IPv6 addresses: %v, %v", addrs, err)
 			}
@@ -285,7 +285,7 @@ func (b *netBed) awaitNoPorts(t *testing.T) {
 	t.Helper()
 	b.in(t, b.host, func() error {
 		for {
-			links, err := netlink.LinkList()
+			links, err := steady(netlink.LinkList)
 			if err != nil {
 				return err
 			}

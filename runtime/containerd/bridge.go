@@ -137,14 +137,30 @@ func removeBridge(name string) error {
 	return nil
 }
 
+// steadyTries is how often the kernel is asked for a list that changes while it is told.
+const steadyTries = 100
+
+// steady asks for a list of the kernel's until it is one that didn't change meanwhile. On a busy
+// host the next answer is, as a rule.
+func steady[T any](ask func() ([]T, error)) (list []T, err error) {
+	for range steadyTries {
+		if list, err = ask(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return list, err
+}
+
 // takenPrefixes are those of the host's addresses and routes, the way to everywhere
 // else left out.
 func takenPrefixes() ([]netip.Prefix, error) {
-	addrs, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	addrs, err := steady(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, fmt.Errorf("list the host's addresses: %w", err)
 	}
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE) // table 0: all
+	routes, err := steady(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE) // table 0: all
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list the host's routes: %w", err)
 	}

@@ -101,7 +101,7 @@ func TestNetworkInternalHost(t *testing.T) {
 		t.Errorf("the host is reached, and sees %q", got)
 	}
 	b.in(t, x.netns, func() error {
-		list, err := netlink.NeighList(0, netlink.FAMILY_V4)
+		list, err := steady(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, netlink.FAMILY_V4) })
 		for _, neighbour := range list {
 			if neighbour.IP.String() == hostOut && len(neighbour.HardwareAddr) > 0 {
 				t.Errorf("the host tells of its address: %v", neighbour)

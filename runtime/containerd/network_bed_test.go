@@ -88,7 +88,7 @@ func (b *netBed) clear(t testing.TB) {
 		t.Error(err)
 	}
 	b.in(t, b.host, func() error {
-		links, err := netlink.LinkList()
+		links, err := steady(netlink.LinkList)
 		for _, l := range links {
 			if name := l.Attrs().Name; name != "lo" && name != "out" {
 				t.Errorf("left: interface %s", name)

@@ -275,6 +275,30 @@ func TestSweepNetworks(t *testing.T) {
 	}
 }
 
+// A list that changed while it was told isn't taken, nor is it asked for without end.
+func TestSteady(t *testing.T) {
+	for _, tt := range []struct {
+		name              string
+		interrupted, asks int
+		err               error
+	}{
+		{"quiet", 0, 1, nil},
+		{"busy", 3, 4, nil},
+		{"never still", steadyTries, steadyTries, netlink.ErrDumpInterrupted},
+	} {
+		asks := 0
+		list, err := steady(func() ([]int, error) {
+			if asks++; asks <= tt.interrupted {
+				return []int{0}, netlink.ErrDumpInterrupted
+			}
+			return []int{1}, nil
+		})
+		if asks != tt.asks || !errors.Is(err, tt.err) || err == nil && !slices.Equal(list, []int{1}) {
+			t.Errorf("%s: asked %d times: %v, %v", tt.name, asks, list, err)
+		}
+	}
+}
+
 func TestFreeSubnet(t *testing.T) {
 	for _, tt := range []struct {
 		pool  string
