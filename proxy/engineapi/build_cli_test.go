@@ -74,7 +74,7 @@ func everything(t *testing.T, direct *client.Client) (containers, images int) {
 	return len(list), len(all)
 }
 
-func TestImagesByCLI(t *testing.T) {
+func TestClientsImages(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, strings.NewReplacer(`["berm.local/*"]`, `["berm.local/*", "listed.local/mine/*"]`, `["built.local/mine/*"]`, `["built.local/mine/*", "listed.local/mine/*"]`).Replace(buildPolicy))
 	ownImages(t, direct, d)

@@ -442,8 +442,8 @@ func TestForeignStreams(t *testing.T) {
 	}
 }
 
-// TestExecByCLI is what users of the command line do.
-func TestExecByCLI(t *testing.T) {
+// TestClientsExec is what users of the command line do.
+func TestClientsExec(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, "")
 	address := d.listen(Caller{Name: "execcli", Tenant: "execcli"})
