@@ -91,7 +91,7 @@ func talk(w io.Writer, r io.Reader, closeWrite func() error, in []byte) ([]byte,
 
 // Of many streams at once, of execs and of attached containers, none loses a byte or an
 // exit code.
-func TestManyStreams(t *testing.T) {
+func TestSoakStreams(t *testing.T) {
 	const execs, attaches, workers, boxes = 460, 40, 24, 8
 	host, direct := testEngine(t)
 	d := doorTo(t, host, "")
