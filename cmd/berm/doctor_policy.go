@@ -13,7 +13,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -42,14 +42,14 @@ func lookAtPolicy(ctx context.Context, limit time.Duration, e *engineFacts) *pol
 		if !e.view.mounts {
 			return errOtherMounts
 		}
-		return hold.Try(existing(filepath.Join(e.cfg.StateDir, "hold")))
+		return mountpin.Try(existing(filepath.Join(e.cfg.StateDir, "hold")))
 	})
 	if p.err != nil {
 		return p
 	}
-	var holder lifecycle.Holder = &hold.Pinner{}
+	var holder lifecycle.Holder = &mountpin.Pinner{}
 	if p.held != nil {
-		holder = hold.Verifier{}
+		holder = mountpin.Verifier{}
 	}
 	p.err = allOf(holdable(holder, p.held), hasProfiles(e.cfg.EngineAPI))(p.policy)
 	p.images = imagesOf(p.policy)

@@ -18,7 +18,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -71,7 +71,7 @@ type doorGuard struct {
 // Hold is lifecycle.Holder's.
 func (g *doorGuard) Hold(ctx context.Context, sessionID string, mounts []policy.Mount) ([]string, func() error, error) {
 	if g.door != nil {
-		if err := g.door.KeepClear(ctx, mounts, g.Mode() != hold.ModeHeld); err != nil {
+		if err := g.door.KeepClear(ctx, mounts, g.Mode() != mountpin.ModeHeld); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -22,7 +22,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent"
@@ -329,14 +329,14 @@ func inContainer() bool {
 var errOtherMounts = errors.New("the engine doesn't share Berm's mount namespace")
 
 // newHolder pins mounts where that can be done, and compares them where it can't;
-// then the error says why, and nothing has failed. Others is hold.NewVerifier's.
+// then the error says why, and nothing has failed. Others is mountpin.NewVerifier's.
 func newHolder(dir string, v view, others func(sessionID string) []policy.Mount) (lifecycle.Holder, error) {
 	if !v.mounts {
-		return hold.NewVerifier(others), errOtherMounts
+		return mountpin.NewVerifier(others), errOtherMounts
 	}
-	pinner, err := hold.NewPinner(dir)
+	pinner, err := mountpin.NewPinner(dir)
 	if err != nil {
-		return hold.NewVerifier(others), err
+		return mountpin.NewVerifier(others), err
 	}
 	return pinner, nil
 }
@@ -344,7 +344,7 @@ func newHolder(dir string, v view, others func(sessionID string) []policy.Mount)
 // holdable refuses a policy that demands what the holder can't do.
 func holdable(h lifecycle.Holder, why error) func(*policy.Policy) error {
 	return func(p *policy.Policy) error {
-		if p.HoldRequired() && h.Mode() != hold.ModeHeld {
+		if p.HoldRequired() && h.Mode() != mountpin.ModeHeld {
 			return fmt.Errorf("policy: mounts.hold is required, as it is by default, but mounts can't be held here: %w; "+
 				"give berm CAP_SYS_ADMIN and the engine's mount namespace, or accept with mounts.hold: auto that they are compared instead", why)
 		}

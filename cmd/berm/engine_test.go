@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/bermhq/berm/cmd/berm/config"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -227,20 +227,20 @@ func TestHoldRequired(t *testing.T) {
 		t.Fatal(err)
 	}
 	holder, why := newHolder(t.TempDir(), view{root: true}, nil)
-	if why == nil || holder.Mode() != hold.ModeVerified {
+	if why == nil || holder.Mode() != mountpin.ModeVerified {
 		t.Fatalf("without the engine's mounts: %s, %v", holder.Mode(), why)
 	}
 	if err := holdable(holder, why)(p); err == nil || !strings.Contains(err.Error(), why.Error()) {
 		t.Errorf("a policy that demands holding: %v", err)
 	}
-	if err := holdable(&hold.Pinner{}, nil)(p); err != nil {
+	if err := holdable(&mountpin.Pinner{}, nil)(p); err != nil {
 		t.Errorf("where mounts can be held: %v", err)
 	}
 	auto, err := policy.Parse(nil, policy.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := holdable(hold.Verifier{}, errors.New("why"))(auto); err != nil {
+	if err := holdable(mountpin.Verifier{}, errors.New("why"))(auto); err != nil {
 		t.Errorf("a policy that doesn't: %v", err)
 	}
 }

@@ -201,7 +201,7 @@ func TestImportRule(t *testing.T) {
 		"lifecycle to proxy":          {"lifecycle", module + "/proxy", false},
 		"lifecycle to its child":      {"lifecycle", module + "/lifecycle/store", false},
 		"child to lifecycle":          {"lifecycle/store", module + "/lifecycle", true},
-		"lifecycle's siblings":        {"lifecycle/store", module + "/lifecycle/hold", false},
+		"lifecycle's siblings":        {"lifecycle/store", module + "/lifecycle/mountpin", false},
 		"lifecycle to its measure":    {"lifecycle", module + "/lifecycle/usage", true},
 		"siblings to the measure":     {"lifecycle/workspace", module + "/lifecycle/usage", true},
 		"proxy to chats":              {"proxy", module + "/lifecycle/chat", true},

@@ -1,4 +1,4 @@
-// Package hold keeps a judged directory in place until the engine has mounted it.
+// Package mountpin keeps a judged directory in place until the engine has mounted it.
 //
 // A path that was resolved and judged can be made to lead elsewhere before the
 // engine looks at it, by whoever may write to one of its parents: another sandbox,
@@ -6,7 +6,7 @@
 // its own, which nobody else can change. Where this process hasn't the rights for
 // that, or the engine doesn't see its mounts, a Verifier compares the directory
 // before and after, and refuses one that another sandbox could exchange meanwhile.
-package hold
+package mountpin
 
 import (
 	"context"
@@ -33,9 +33,9 @@ const (
 // ErrExchanged says that a directory is not the one that was judged.
 var ErrExchanged = errors.New("the directory was exchanged")
 
-// openDir opens a fully resolved path without following any symbolic link: one on
+// OpenDir opens a fully resolved path without following any symbolic link: one on
 // the way means that the path was exchanged since it was resolved.
-func openDir(path string) (int, error) {
+func OpenDir(path string) (int, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
@@ -109,7 +109,7 @@ func pin(m policy.Mount, target string) error {
 	if m.Local != m.Source {
 		return fmt.Errorf("%s is %s here: a mapped path can't be pinned", m.Source, m.Local)
 	}
-	fd, err := openDir(m.Local)
+	fd, err := OpenDir(m.Local)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package hold
+package mountpin
 
 import (
 	"context"
@@ -92,7 +92,7 @@ func (v Verifier) Hold(_ context.Context, sessionID string, mounts []policy.Moun
 	}
 	sources := make([]string, len(mounts))
 	for i, m := range mounts {
-		fd, err := openDir(m.Local)
+		fd, err := OpenDir(m.Local)
 		if err != nil {
 			closeAll()
 			return nil, nil, err
@@ -113,7 +113,7 @@ func (v Verifier) Hold(_ context.Context, sessionID string, mounts []policy.Moun
 
 // same is nil when path leads to the directory that fd is.
 func same(fd int, path string) error {
-	now, err := openDir(path)
+	now, err := OpenDir(path)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, ErrExchanged)
 	}
