@@ -88,6 +88,37 @@ func TestStartLooksAgain(t *testing.T) {
 	}
 }
 
+// TestStartContainer starts containers without a client's request.
+func TestStartContainer(t *testing.T) {
+	host, direct := testEngine(t)
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, "")
+	sweepOwn(t, direct, d)
+	c := d.client("itself")
+	id := makeOne(t, c, nil, "")
+	for range 2 { // the second finds it running
+		if err := d.StartContainer(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !inspect(t, direct, id).State.Running {
+		t.Error("it does not run")
+	}
+	if log := string(readFile(t, d.audit)); !strings.Contains(log, `"caller":"itself","tenant":"itself","profile":"default","peer":"berm"`) {
+		t.Errorf("audit log: %s", log)
+	}
+	l.set(func(l *liar) { l.change = lies["privileged"] })
+	var denied *policy.DeniedError
+	if err := d.StartContainer(t.Context(), id); !errors.As(err, &denied) {
+		t.Errorf("one that is not as it was allowed: %v", err)
+	}
+	l.set(func(*liar) {})
+	foreign := d.made(direct, "", "itself-foreign", container.Config{})
+	if err := d.StartContainer(t.Context(), foreign); !errors.Is(err, errNotFound) {
+		t.Errorf("one of no tenant's: %v", err)
+	}
+}
+
 func TestStartAnswerLost(t *testing.T) {
 	host, direct := testEngine(t)
 	l := startLiar(t, host)
