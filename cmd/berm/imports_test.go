@@ -72,7 +72,7 @@ func mayImport(pkg, dep string) bool {
 	case in("proxy/client")(pkg):
 		return dep == "proxy/apitype"
 	case in("proxy")(pkg):
-		return ancestor || leaf || dep == "lifecycle" || dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/restart" || dep == "proxy/apitype"
+		return ancestor || leaf || dep == "lifecycle" || dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/mountpin" || dep == "lifecycle/restart" || dep == "proxy/apitype"
 	case pkg == "lifecycle/usage":
 		return false // so that the whole of lifecycle may measure with it
 	case pkg == "lifecycle/chat" && dep == "lifecycle/workspace":
@@ -205,6 +205,7 @@ func TestImportRule(t *testing.T) {
 		"lifecycle to its measure":    {"lifecycle", module + "/lifecycle/usage", true},
 		"siblings to the measure":     {"lifecycle/workspace", module + "/lifecycle/usage", true},
 		"proxy to chats":              {"proxy", module + "/lifecycle/chat", true},
+		"proxy to the pins":           {"proxy/engineapi", module + "/lifecycle/mountpin", true},
 		"proxy to the store":          {"proxy/sandboxapi", module + "/lifecycle/store", false},
 		"chats to workspaces":         {"lifecycle/chat", module + "/lifecycle/workspace", true},
 		"the store to chats":          {"lifecycle/store", module + "/lifecycle/chat", true},
