@@ -78,11 +78,12 @@ func New(ctx context.Context, opts Options) (*Supervisor, error) {
 	}
 	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "berm_engine_api_restarts_waiting", Help: "Containers with bind mounts that wait for their restart.",
-	}, s.waiting)
+	}, func() float64 { return float64(s.Waiting()) })
 	return s, errors.Join(opts.Registry.Register(s.restarts), opts.Registry.Register(waiting))
 }
 
-func (s *Supervisor) waiting() (n float64) {
+// Waiting returns how many containers wait for their restart.
+func (s *Supervisor) Waiting() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.entries {

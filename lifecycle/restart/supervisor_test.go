@@ -208,7 +208,7 @@ func TestBackoff(t *testing.T) {
 		set(t, s, "a", OnFailure, 3)
 		for range 4 {
 			f.end("a", 1)
-			if w := s.waiting(); w > 1 {
+			if w := s.Waiting(); w > 1 {
 				t.Errorf("%v wait", w)
 			}
 			time.Sleep(time.Minute)
@@ -226,7 +226,7 @@ func TestBackoff(t *testing.T) {
 		wantStarts(t, f, "while it is started by hand")
 		over()
 		synctest.Wait()
-		if w := s.waiting(); w != 1 {
+		if w := s.Waiting(); w != 1 {
 			t.Errorf("%v wait", w)
 		}
 		time.Sleep(150 * time.Millisecond)

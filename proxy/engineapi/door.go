@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
@@ -35,8 +36,11 @@ type Options struct {
 	// Labels are further ones of every container, unless its caller gives one of these
 	// names itself, to which it can't give the value here. Nil is none.
 	Labels map[string]string
-	Hosts  []string // further names that the Host header may carry over TCP, without port
-	Audit  *Audit   // where decisions are written; nil is nowhere
+	// Restarts keeps the restart policies of containers with binds, which Run carries out.
+	// Nil: they are lost with the process but for what a container was made with.
+	Restarts restart.Store
+	Hosts    []string // further names that the Host header may carry over TCP, without port
+	Audit    *Audit   // where decisions are written; nil is nowhere
 
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
@@ -56,6 +60,8 @@ type Door struct {
 	rooms   rooms
 	places  places
 	turns   turns // of starts and restarts
+
+	restarts *restart.Supervisor
 
 	transfers transfers
 	tagging   chan struct{} // held by whoever gives an image a name
@@ -83,6 +89,12 @@ func New(opts Options) (*Door, error) {
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	var err error
 	if d.metrics, err = newMetrics(opts.Registry); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	d.restarts, err = restart.New(ctx, restart.Options{Engine: restartEngine{d}, Store: opts.Restarts, Logger: opts.Logger, Registry: opts.Registry})
+	if err != nil {
 		return nil, err
 	}
 	d.gate, err = proxy.NewGate(proxy.GateOptions{

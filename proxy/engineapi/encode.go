@@ -104,7 +104,7 @@ func (p *plan) host(v version) *container.HostConfig {
 	b, s := p.body.HostConfig, p.spec
 	h := &container.HostConfig{
 		LogConfig:     container.LogConfig{Type: s.LogDriver, Config: s.LogOptions},
-		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(s.Restart)},
+		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(engineRestart(s))},
 		AutoRemove:    b.AutoRemove, ConsoleSize: b.ConsoleSize, Init: b.Init,
 		CapDrop: []string{"ALL"}, CapAdd: s.Capabilities, SecurityOpt: []string{noNewPrivileges},
 		DNS: s.DNS, DNSOptions: s.DNSOptions, DNSSearch: s.DNSSearch, ExtraHosts: s.ExtraHosts, GroupAdd: s.Groups,
@@ -119,7 +119,7 @@ func (p *plan) host(v version) *container.HostConfig {
 	for _, u := range s.Ulimits {
 		h.Ulimits = append(h.Ulimits, &container.Ulimit{Name: u.Name, Soft: u.Soft, Hard: u.Hard})
 	}
-	if s.Restart == string(container.RestartPolicyOnFailure) {
+	if engineRestart(s) == string(container.RestartPolicyOnFailure) {
 		h.RestartPolicy.MaximumRetryCount = int(b.RestartPolicy.MaximumRetryCount)
 	}
 	if v >= 41 {
@@ -156,6 +156,15 @@ func portMap(ports []policy.ContainerPort) nat.PortMap {
 		m[key] = append(m[key], b)
 	}
 	return m
+}
+
+// engineRestart returns the restart policy that the engine gets: none for a container with
+// binds, as nothing holds them when the engine starts it by itself.
+func engineRestart(s policy.ContainerSpec) string {
+	if len(s.Binds) > 0 {
+		return string(container.RestartPolicyDisabled)
+	}
+	return s.Restart
 }
 
 // mountList are the binds and the volumes. A bind takes the source's own file system and

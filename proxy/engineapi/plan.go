@@ -46,6 +46,8 @@ type effective struct {
 	policy.ContainerSpec
 	ImageID string `json:"image_id"`
 	Audit   bool   `json:"audit,omitempty"` // it was denied, and made in mode audit
+
+	RestartMax int `json:"restart_max,omitempty"` // retries of the restart policy
 }
 
 // plan judges what is asked for. Nothing is made by it, but a network of the policy's.
@@ -225,7 +227,7 @@ func (c *call) finish(p *plan) error {
 			return err
 		}
 	}
-	label, err := json.Marshal(effective{ContainerSpec: *s, ImageID: p.image.ID, Audit: p.audited})
+	label, err := json.Marshal(effective{ContainerSpec: *s, ImageID: p.image.ID, Audit: p.audited, RestartMax: p.restart().MaxRetries})
 	if err != nil {
 		return fmt.Errorf("encode the effective spec: %w", err)
 	}

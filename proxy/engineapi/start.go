@@ -31,6 +31,11 @@ func (c *call) startContainer() error {
 		return err
 	}
 	defer leave()
+	over, err := c.restarts.Starting(c.ctx, id)
+	if err != nil {
+		return err
+	}
+	defer over()
 	resp, err := c.start(ask{path: "/containers/" + id + "/" + path.Base(c.route.template), query: query}, id, wait)
 	if err != nil {
 		return err
@@ -137,7 +142,7 @@ func (c *call) stopContainer() error {
 	}
 	defer leave()
 	defer c.detach(makeTimeout + wait)()
-	return c.forward(ask{path: "/containers/" + id + "/stop", query: query}, false)
+	return c.end(ask{path: "/containers/" + id + "/stop", query: query}, id, true)
 }
 
 // startStanding starts a container between two looks at its directories. What the engine

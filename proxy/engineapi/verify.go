@@ -62,7 +62,7 @@ func (c *call) verifyMade(p *plan, id string, v version) error {
 		}
 		d = append(d, more...)
 		d.add(sameResources(p.spec, ct.HostConfig), "HostConfig.Resources")
-		d.add(restartIs(ct.HostConfig, p.spec.Restart), "HostConfig.RestartPolicy")
+		d.add(restartIs(ct.HostConfig, p.spec), "HostConfig.RestartPolicy")
 	}
 	if err := c.verifyVolumes(&d, p.audited, ct); err != nil {
 		return err
@@ -325,7 +325,9 @@ func cpusOf(h *container.HostConfig) int64 {
 	return h.NanoCPUs
 }
 
-func restartIs(h *container.HostConfig, want string) bool {
+// restartIs tells whether the engine has the restart policy that it got for s.
+func restartIs(h *container.HostConfig, s policy.ContainerSpec) bool {
+	want := engineRestart(s)
 	return string(h.RestartPolicy.Name) == want || h.RestartPolicy.IsNone() && (want == "" || want == "no")
 }
 
@@ -366,7 +368,7 @@ func (c *call) verifyStart(e effective, ct *container.InspectResponse, v version
 // withinLimits tells whether what updates can change is as it was made, or as the policy
 // would still let it be made.
 func (c *call) withinLimits(e effective, h *container.HostConfig) bool {
-	if sameResources(e.ContainerSpec, h) && restartIs(h, e.Restart) {
+	if sameResources(e.ContainerSpec, h) && restartIs(h, e.ContainerSpec) {
 		return true
 	}
 	if h.Memory <= 0 || cpusOf(h) <= 0 || h.PidsLimit == nil || *h.PidsLimit <= 0 || h.MemorySwap != h.Memory && h.MemorySwap != -1 {
