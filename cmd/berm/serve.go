@@ -22,6 +22,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/runtime"
 )
 
@@ -165,14 +166,25 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 	if err != nil {
 		return err
 	}
-	var manager *lifecycle.Manager // makes the holds, and so is there before the first
-	others := func(sessionID string) []policy.Mount { return manager.OtherMounts(sessionID) }
-	holder, why := newHolder(filepath.Join(cfg.StateDir, "hold"), shared, others)
+	var (
+		manager  *lifecycle.Manager // these three exist before the first hold
+		door     *engineapi.Door
+		policies *policyKeeper
+	)
+	inUse := func(ctx context.Context) ([]policy.Mount, error) {
+		mounts := manager.MountsInUse()
+		if door == nil { // an engine that doesn't speak its API
+			return mounts, nil
+		}
+		binds, err := door.Binds(ctx)
+		return append(mounts, binds...), err
+	}
+	holder, why := newHolder(cfg.StateDir, shared, func() *policy.Policy { return policies.Policy() }, inUse)
 	if why != nil {
 		log.WarnContext(ctx, "mounts_not_held", "error", why.Error())
 	}
-	policies, err := newPolicyKeeper(policyKeeperOptions{
-		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared, here), Check: allOf(holdable(holder, why), hasProfiles(cfg.EngineAPI)), Logger: log, Registry: tel.registry,
+	policies, err = newPolicyKeeper(policyKeeperOptions{
+		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared, here), Check: allOf(holdable(why), hasProfiles(cfg.EngineAPI)), Logger: log, Registry: tel.registry,
 		OnSignal: func(ctx context.Context, reload func()) {
 			systemd.reloading(ctx, func() {
 				reload()
@@ -204,7 +216,6 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	collector, _ := engine.(runtime.Collector) // the agent's part hides it
-	guard := &doorGuard{Holder: holder}
 	lasting, err := openWorkspaces(cfg, db, func() *lifecycle.Manager { return manager }, log)
 	if err != nil {
 		return err
@@ -214,7 +225,7 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	managed := lifecycle.Options{
-		Runtime: rt, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: guard, Owner: owner, Settings: sandboxes, Labels: here.labels(),
+		Runtime: rt, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes, Labels: here.labels(),
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	}
 	if lasting != nil {
@@ -241,11 +252,14 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	parts := doorParts{
-		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, guard: guard, labels: here.labels(),
+		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, holder: holder, labels: here.labels(),
 		workspaces: lasting, chats: chats, sockets: sockets,
 	}
 	undo.add(st.withdraw)
-	fronts, address, err := parts.engineAPI(ctx, &undo)
+	if door, err = parts.engineDoor(&undo); err != nil {
+		return err
+	}
+	fronts, address, err := parts.engineAPI(ctx, door, &undo)
 	if err != nil {
 		return err
 	}

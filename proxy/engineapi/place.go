@@ -77,6 +77,15 @@ func (c *call) claim(who, id string, mounts []policy.Mount) (release func(), err
 	return release, nil
 }
 
+// Binds returns the binds of all containers that this door made, running or not.
+func (d *Door) Binds(ctx context.Context) ([]policy.Mount, error) {
+	v, err := d.engine.max(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return d.binds(ctx, v, "")
+}
+
 // binds are the binds of all containers that this door made, running or not, but for one.
 func (d *Door) binds(ctx context.Context, v version, except string) ([]policy.Mount, error) {
 	var out []policy.Mount
