@@ -147,7 +147,7 @@ func (s *Supervisor) Stopping(ctx context.Context, id string, off bool) (waited 
 		return false, err
 	}
 	if err := s.save(ctx, id); err != nil { // it is known for as long as this process lives
-		s.log.ErrorContext(ctx, "restart row not written", "container", id, "error", err)
+		s.log.ErrorContext(ctx, "restart_row_not_written", "container_id", id, "error", err)
 	}
 	return waited, nil
 }
@@ -226,7 +226,7 @@ func (s *Supervisor) forget(ctx context.Context, id string) {
 		return
 	}
 	if err := s.opts.Store.DeleteRestart(ctx, id); err != nil { // the next list removes it
-		s.log.WarnContext(ctx, "restart row not removed", "container", id, "error", err)
+		s.log.WarnContext(ctx, "restart_row_not_removed", "container_id", id, "error", err)
 	}
 }
 
@@ -257,7 +257,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		}
 		if err.Error() != last {
 			last = err.Error()
-			s.log.WarnContext(ctx, "restart policies suspended", "error", err)
+			s.log.WarnContext(ctx, "restart_policies_suspended", "error", err)
 		}
 		select {
 		case <-time.After(retryEvery):
@@ -413,7 +413,7 @@ func (s *Supervisor) step(ctx context.Context, e *entry) {
 		return
 	}
 	if ctx.Err() == nil {
-		s.log.WarnContext(ctx, "restart delayed", "container", id, "error", err)
+		s.log.WarnContext(ctx, "restart_delayed", "container_id", id, "error", err)
 	}
 	s.mu.Lock()
 	e.look, e.after = true, time.Now().Add(retryEvery)
@@ -466,13 +466,13 @@ func (s *Supervisor) start(ctx context.Context, id string, e *entry, code int) e
 	s.mu.Unlock()
 	if err != nil {
 		s.restarts.WithLabelValues("failed").Inc()
-		s.log.WarnContext(ctx, "restart failed", "container", id, "exit_code", code, "restart_count", count, "error", err)
+		s.log.WarnContext(ctx, "restart_failed", "container_id", id, "exit_code", code, "restart_count", count, "error", err)
 	} else {
 		s.restarts.WithLabelValues("started").Inc()
-		s.log.InfoContext(ctx, "container restarted", "container", id, "exit_code", code, "restart_count", count)
+		s.log.InfoContext(ctx, "container_restarted", "container_id", id, "exit_code", code, "restart_count", count)
 	}
 	if err := s.save(ctx, id); err != nil {
-		s.log.ErrorContext(ctx, "restart row not written", "container", id, "error", err)
+		s.log.ErrorContext(ctx, "restart_row_not_written", "container_id", id, "error", err)
 	}
 	return nil
 }

@@ -145,7 +145,7 @@ func (d restartEngine) TakeOver(ctx context.Context, id string) error {
 	if err := d.engine.post(ctx, v, "/containers/"+id+"/update", nil, change, nil); err != nil {
 		return fmt.Errorf("take over the restart policy of container %q: %w", id, err)
 	}
-	d.log.InfoContext(ctx, "restart policy taken over from the engine", "container", id)
+	d.log.InfoContext(ctx, "restart_policy_taken_over", "container_id", id)
 	ct, err := d.inspected(ctx, id)
 	if err == nil && ct.State != nil && ct.State.Restarting {
 		err = d.engine.post(ctx, v, "/containers/"+id+"/stop", nil, nil, nil)
