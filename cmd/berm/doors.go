@@ -56,6 +56,7 @@ type doorParts struct {
 	log        *slog.Logger
 	tel        *telemetry
 	holder     lifecycle.Holder
+	unheld     lifecycle.Holder   // see engineapi.Options.Unheld
 	labels     map[string]string  // see engineapi.Options.Labels
 	workspaces *workspace.Service // nil without a root for chats, as chats
 	chats      *chat.Service
@@ -117,7 +118,7 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 			return dialer.Dial(ctx)
 		},
 		Policy: d.policies.Policy, Owner: d.owner, Hosts: d.cfg.EngineAPI.AllowedHosts,
-		Mounts:        func() []policy.Mount { return d.manager.MountsInUse() },
+		Pins: d.holder, Unheld: d.unheld,
 		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels, Restarts: d.db,
 		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}

@@ -346,16 +346,22 @@ func (v view) holds() error {
 }
 
 // newHolder returns a holder that pins mounts. Where that isn't possible, why says so, and
-// the holder allows what the policy trusts. InUse returns the mounts of all containers.
-func newHolder(stateDir string, v view, pol func() *policy.Policy, inUse func(context.Context) ([]policy.Mount, error)) (h lifecycle.Holder, why error) {
+// the holder is unheld.
+func newHolder(stateDir string, v view, unheld lifecycle.Holder) (h lifecycle.Holder, why error) {
 	if why = v.holds(); why == nil {
 		var pinner *mountpin.Pinner
 		if pinner, why = mountpin.NewPinner(filepath.Join(stateDir, "hold")); why == nil {
 			return pinner, nil
 		}
 	}
+	return unheld, why
+}
+
+// newTrusted returns a holder that allows what the policy trusts. InUse returns the mounts
+// of all containers.
+func newTrusted(stateDir string, pol func() *policy.Policy, inUse func(context.Context) ([]policy.Mount, error)) lifecycle.Holder {
 	judge := func(m policy.Mount, others []policy.Mount) error { return pol().Unheld(m, others) }
-	return mountpin.NewTrusted(filepath.Join(stateDir, "trusted"), judge, inUse), why
+	return mountpin.NewTrusted(filepath.Join(stateDir, "trusted"), judge, inUse)
 }
 
 // holdable returns a check that refuses a policy which requires holding if that isn't

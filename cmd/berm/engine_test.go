@@ -227,7 +227,7 @@ func TestHoldRequired(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, v := range []view{{root: true}, {root: true, mounts: true}} {
-		holder, why := newHolder(t.TempDir(), v, nil, nil)
+		holder, why := newHolder(t.TempDir(), v, newTrusted(t.TempDir(), nil, nil))
 		if why == nil || holder.Mode() != mountpin.ModeTrusted {
 			t.Fatalf("%+v: %s, %v", v, holder.Mode(), why)
 		}

@@ -179,7 +179,8 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		binds, err := door.Binds(ctx)
 		return append(mounts, binds...), err
 	}
-	holder, why := newHolder(cfg.StateDir, shared, func() *policy.Policy { return policies.Policy() }, inUse)
+	unheld := newTrusted(cfg.StateDir, func() *policy.Policy { return policies.Policy() }, inUse)
+	holder, why := newHolder(cfg.StateDir, shared, unheld)
 	if why != nil {
 		log.WarnContext(ctx, "mounts_not_held", "error", why.Error())
 	}
@@ -252,7 +253,7 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	parts := doorParts{
-		cfg: cfg, manager: manager, db: db, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, holder: holder, labels: here.labels(),
+		cfg: cfg, manager: manager, db: db, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, holder: holder, unheld: unheld, labels: here.labels(),
 		workspaces: lasting, chats: chats, sockets: sockets,
 	}
 	undo.add(st.withdraw)

@@ -58,6 +58,12 @@ func Verify(pid int, mounts []Pinned) error {
 	defer unix.Close(process)
 	err = verify(pid, mounts)
 	if err != nil {
+		// An exiting process gives up its root and its mounts before it counts as ended.
+		for _, link := range []string{"root", "ns/mnt"} {
+			if _, rerr := os.Readlink(fmt.Sprintf("/proc/%d/%s", pid, link)); errors.Is(rerr, fs.ErrNotExist) || errors.Is(rerr, unix.ESRCH) {
+				return ErrGone
+			}
+		}
 		ended := []unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}
 		if n, perr := unix.Poll(ended, 0); perr == nil && n == 1 {
 			return ErrGone

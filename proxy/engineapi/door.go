@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -28,8 +29,11 @@ type Options struct {
 	Dial   func(ctx context.Context) (net.Conn, error) // to the engine; mandatory
 	Policy func() *policy.Policy                       // the policy in force; mandatory
 	Owner  string                                      // ID of this instance, on all that it makes; mandatory
-	// Mounts tells of the directories that containers made by other doors have. Nil is none.
-	Mounts func() []policy.Mount
+	// Pins holds the sources of binds while the engine mounts them. Nil: binds are refused.
+	Pins lifecycle.Holder
+	// Unheld judges the binds of containers that were made where none could be held, which
+	// the engine mounts from where they are. Nil: these containers don't start.
+	Unheld lifecycle.Holder
 	// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
 	// there. Nil: a network that isn't there is refused.
 	EnsureNetwork func(ctx context.Context, name string) error
@@ -58,7 +62,6 @@ type Door struct {
 	execs   owners // containers of execs
 	ends    owners // when containers' time is up, as their label has it
 	rooms   rooms
-	places  places
 	turns   turns // of starts and restarts
 
 	restarts *restart.Supervisor
@@ -81,9 +84,6 @@ func New(opts Options) (*Door, error) {
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
-	}
-	if opts.Mounts == nil {
-		opts.Mounts = func() []policy.Mount { return nil }
 	}
 	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1), hangupGrace: hangupGrace}
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
@@ -124,7 +124,7 @@ func (d *Door) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
 	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
 		defer func() { c.close(err) }() // also of an answer that is broken off
 		if err == nil {
-			err = rt.serve(c)
+			err = c.conceal(rt.serve(c))
 		}
 		return err
 	}).ServeHTTP(w, r)

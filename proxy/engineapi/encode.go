@@ -167,14 +167,14 @@ func engineRestart(s policy.ContainerSpec) string {
 	return s.Restart
 }
 
-// mountList are the binds and the volumes. A bind takes the source's own file system and
+// mountList are the binds, from where they are held, and the volumes. A bind takes the source's own file system and
 // none that is mounted below it: those were never judged, and older engines would leave
 // them writable below a read-only one. Nothing makes a source that is missing.
 func (p *plan) mountList() []mount.Mount {
 	var out []mount.Mount
-	for _, m := range p.spec.Binds {
+	for i, m := range p.spec.Binds {
 		out = append(out, mount.Mount{
-			Type: mount.TypeBind, Source: m.Source, Target: m.MountPath, ReadOnly: m.Mode == "ro",
+			Type: mount.TypeBind, Source: p.sources[i], Target: m.MountPath, ReadOnly: m.Mode == "ro",
 			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: true},
 		})
 	}

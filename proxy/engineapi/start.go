@@ -15,8 +15,8 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// startContainer starts a container, or ends and starts it, after another look: what was
-// allowed must still be what is there, and its directories where they were.
+// startContainer starts a container, or stops and starts it, if it is still as it was
+// allowed and still would be.
 func (c *call) startContainer() error {
 	query, wait, err := c.startQuery()
 	if err != nil {
@@ -102,10 +102,7 @@ func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, erro
 		}
 		return c.askForStart(a)
 	}
-	if err := c.judged(c.verifyStart(e, ct, v)); err != nil {
-		return nil, err
-	}
-	return c.startStanding(a, e, ct, v)
+	return c.startHeld(a, e, ct, v)
 }
 
 func (c *call) askForStart(a ask) (*http.Response, error) {
@@ -145,63 +142,51 @@ func (c *call) stopContainer() error {
 	return c.end(ask{path: "/containers/" + id + "/stop", query: query}, id, true)
 }
 
-// startStanding starts a container between two looks at its directories. What the engine
-// has mounted that wasn't judged doesn't run on.
-func (c *call) startStanding(a ask, e effective, ct *container.InspectResponse, v version) (*http.Response, error) {
-	release, err := c.claim(ct.ID, ct.ID, e.Binds)
+// startHeld starts a container as it was allowed, with the sources of its binds held
+// until the engine has mounted them. It removes a container that is not as it was allowed.
+func (c *call) startHeld(a ask, e effective, ct *container.InspectResponse, v version) (*http.Response, error) {
+	if err := c.judged(c.stillAllowed(e, ct.HostConfig)); err != nil {
+		return nil, err
+	}
+	release, err := c.hold(&e, ct)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	for _, m := range e.Binds {
-		if now, err := c.rules.EnginePath(m.Local); err != nil || now != m.Source {
-			return nil, exchanged(m)
-		}
-	}
-	if err := c.judged(c.stillAllowed(e, ct.HostConfig)); err != nil {
+	if err := c.judged(c.verifyStart(e, ct, v)); err != nil {
 		return nil, err
 	}
-	places, err := stand(e.Binds)
-	if err != nil {
-		return nil, err
-	}
-	defer places.close()
 	resp, err := c.askForStart(a)
 	if err != nil {
-		if statusOf(err) == 0 {
-			c.stopUnseen(ct.ID, e, places, v)
+		if statusOf(err) == 0 { // the answer is lost, but the container may run
+			defer c.detach(undoTimeout)()
+			if err := c.verifyStarted(e, ct, v); err != nil {
+				c.removeUnfit(ct.ID, v)
+			}
 		}
 		return nil, err
 	}
-	if err := c.judged(c.verifyStarted(ct.ID, e, places, v)); err != nil {
-		_ = resp.Body.Close()
+	if err := c.judged(c.verifyStarted(e, ct, v)); err != nil {
 		c.removeUnfit(ct.ID, v)
 		return nil, err
 	}
 	return resp, nil
 }
 
-// verifyStarted looks at a container that was just started, unless it is gone already.
-func (c *call) verifyStarted(id string, e effective, places *standing, v version) error {
-	if err := places.same(); err != nil {
-		return err
-	}
-	ct, err := c.inspect(id, v)
+// verifyStarted verifies a container that was just started. Before is what it was like
+// then. A container that is gone already is fine.
+func (c *call) verifyStarted(e effective, before *container.InspectResponse, v version) error {
+	now, err := c.inspect(before.ID, v)
 	if statusOf(err) == http.StatusNotFound {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return c.verifyStart(e, ct, v)
-}
-
-// stopUnseen is for a start whose answer was lost: the container may run all the same.
-func (c *call) stopUnseen(id string, e effective, places *standing, v version) {
-	defer c.detach(undoTimeout)()
-	if err := c.verifyStarted(id, e, places, v); err != nil {
-		c.removeUnfit(id, v)
+	if err := c.verifyStart(e, now, v); err != nil {
+		return err
 	}
+	return c.verifyHeld(e, before, now, v)
 }
 
 // startQuery reads what a start, a restart or a stop may be told, and how long the container
