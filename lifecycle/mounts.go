@@ -68,7 +68,7 @@ func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 		if err != nil {
 			return err
 		}
-		mounts = append(mounts, policy.Mount{HostPath: local, Source: engine, Local: local, MountPath: target, Mode: mode})
+		mounts = append(mounts, policy.Mount{HostPath: local, Source: engine, Local: local, MountPath: target, Mode: mode, Operator: true})
 		return nil
 	}
 	if s.ChatsRoot != "" {
@@ -135,4 +135,24 @@ func ChatDir(chats, tenant, key string, mkdir bool) (string, error) {
 		}
 	}
 	return filepath.Join(resolved, rel), nil
+}
+
+// MountsInUse returns what callers had mounted into all sandboxes that exist or are being
+// created, of every tenant. A sandbox whose container is dead has none.
+func (m *Manager) MountsInUse() []policy.Mount {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var mounts []policy.Mount
+	for _, s := range m.slots {
+		if r := s.record; r != nil && r.sb.Status != StatusStopped {
+			mounts = append(mounts, r.sb.Spec.Mounts...)
+			if r.adopted && r.sb.VolumePath != "" { // the old service made it, without a spec
+				mounts = append(mounts, policy.Mount{Source: r.sb.VolumePath, Local: r.sb.VolumePath, Mode: "rw"})
+			}
+		}
+		if s.flight != nil {
+			mounts = append(mounts, s.flight.starting.Spec.Mounts...)
+		}
+	}
+	return mounts
 }

@@ -33,7 +33,7 @@ func TestContainerAllows(t *testing.T) {
 		{"user by number", "numbers", ContainerRequest{User: "1:2147483647", Groups: []string{"7"}}, func(s ContainerSpec) any { return []any{s.User, s.Groups} }, []any{"1:2147483647", []string{"7"}}},
 		{"the profile's user", "tight", ContainerRequest{User: "1000:1000"}, func(s ContainerSpec) any { return s.User }, "1000:1000"},
 		{"ttl", "", ContainerRequest{TTL: ptr(time.Minute)}, func(s ContainerSpec) any { return s.TTL }, time.Minute},
-		{"bind", "", oneMount(ContainerMount{Type: "bind", Source: "/srv/link/", Target: "/x/./y"}), func(s ContainerSpec) any { return s.Binds }, []Mount{{"/srv/link", "/srv/a", "/srv/a", "/x/y", "rw"}}},
+		{"bind", "", oneMount(ContainerMount{Type: "bind", Source: "/srv/link/", Target: "/x/./y"}), func(s ContainerSpec) any { return s.Binds }, []Mount{{HostPath: "/srv/link", Source: "/srv/a", Local: "/srv/a", MountPath: "/x/y", Mode: "rw"}}},
 		{"read-only bind", "", oneMount(ContainerMount{Type: "bind", Source: "/srv/a", Target: "/x", ReadOnly: true}), func(s ContainerSpec) any { return s.Binds[0].Mode }, "ro"},
 		{"bind at the agent's place", "", oneMount(ContainerMount{Type: "bind", Source: "/srv/a", Target: "/run"}), func(s ContainerSpec) any { return s.Binds[0].MountPath }, "/run"},
 		{"volumes in each other", "", oneMount(ContainerMount{Type: "volume", Source: "v", Own: true, Target: "/x"}, ContainerMount{Type: "volume", Target: "/x/y", ReadOnly: true}),

@@ -124,7 +124,9 @@ func TestOpenToAll(t *testing.T) {
 func TestDoctorJudgesPolicy(t *testing.T) {
 	t.Parallel()
 	digest := "busybox@sha256:" + ownID
-	mounts := "version: 1\nmounts: {allowed_roots: [" + t.TempDir() + "]}\n"
+	root := t.TempDir()
+	mounts := "version: 1\nmounts: {allowed_roots: [" + root + "]}\n"
+	trusting := "version: 1\nmounts: {allowed_roots: [" + root + "], trusted_roots: [" + root + "]}\n"
 	for name, tt := range map[string]struct {
 		policy string
 		change func(*policyFacts)
@@ -144,8 +146,9 @@ func TestDoctorJudgesPolicy(t *testing.T) {
 		"internal":      {"version: 1\nnetworks: {in: {engine_network: x, internal: true}}\nprofiles: {default: {network: in}}\n", nil, "policy.networks", gradeOK, "by default in"},
 		"together":      {"version: 1\nnetworks: {in: {engine_network: x, isolated: false}}\n", nil, "policy.networks", gradeSoft, "not isolated: in"},
 		"no mounts":     {"", func(p *policyFacts) { p.held = errOtherMounts }, "policy.hold", gradeOK, "no directory of the host can be mounted"},
-		"mounts held":   {mounts, nil, "policy.hold", gradeOK, "mounts can be held"},
-		"compared":      {mounts, func(p *policyFacts) { p.held = errOtherMounts }, "policy.hold", gradeSoft, errOtherMounts.Error()},
+		"mounts held":   {mounts, nil, "policy.hold", gradeOK, "mode held"},
+		"not held":      {mounts, func(p *policyFacts) { p.held = errOtherMounts }, "policy.hold", gradeSoft, "mode trusted, as mounts can't be held: " + errOtherMounts.Error() + "; there are no mounts.trusted_roots"},
+		"trusted":       {trusting, func(p *policyFacts) { p.held = errOtherPIDs }, "policy.hold", gradeSoft, errOtherPIDs.Error() + "; trusted: " + root},
 		"must be held":  {"", func(p *policyFacts) { p.held, p.err = errOtherMounts, errors.New("held") }, "policy.file", gradeBad, "held"},
 		"can't be read": {"", func(p *policyFacts) { p.policy, p.err = nil, errors.New("line 1: a\nline 2: b") }, "policy.file", gradeBad, "line 1: a; line 2: b"},
 		"what it is of": {"", nil, "policy.file", gradeOK, "the built-in policy; profiles: default,"},

@@ -38,6 +38,11 @@ func (c *call) statArchive() error {
 	if err != nil {
 		return err
 	}
+	release, err := c.holdFor(id)
+	if err != nil {
+		return err
+	}
+	defer release()
 	resp, err := c.ask(ask{path: "/containers/" + id + "/archive", query: query})
 	if err != nil {
 		return err
@@ -56,6 +61,11 @@ func (c *call) getArchive() error {
 		return err
 	}
 	return c.transfer(id, func(io.Reader) error {
+		release, err := c.holdFor(id)
+		if err != nil {
+			return err
+		}
+		defer release()
 		return c.forward(ask{path: "/containers/" + id + "/archive", query: query}, false)
 	})
 }
@@ -87,6 +97,11 @@ func (c *call) putArchive() error {
 		if err != nil {
 			return err
 		}
+		release, err := c.holdFor(id)
+		if err != nil {
+			return err
+		}
+		defer release()
 		c.close(nil) // now, as it may take long
 		return c.forward(ask{
 			path: "/containers/" + id + "/archive", query: query, body: body, length: c.r.ContentLength,

@@ -122,7 +122,6 @@ func refusedRuns(dir string) map[string]refusedRun {
 		"a link out":       {[]string{"-v", dir + "/link:/x"}, "mounts.always_refused"},
 		"a missing one":    {[]string{"-v", dir + "/missing:/x"}, "mounts.not_a_directory"},
 		"propagation":      {[]string{"-v", dir + "/a:/x:rshared"}, "mounts.options"},
-		"one in another":   {[]string{"-v", dir + "/a:/x", "-v", dir + "/a/inner:/y"}, "mounts.exposed"},
 		"volume driver":    {[]string{"--mount", "type=volume,src=v,dst=/x,volume-opt=type=none,volume-opt=o=bind,volume-opt=device=/"}, "mounts.options"},
 		"anonymous driver": {[]string{"--mount", "type=volume,dst=/x,volume-opt=type=none,volume-opt=o=bind,volume-opt=device=/"}, "mounts.options"},
 		"other driver":     {[]string{"--volume-driver", "nfs"}, "fields.refused"},

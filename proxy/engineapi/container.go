@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -62,8 +63,40 @@ func (c *call) listContainers() error {
 			}
 		}
 	}
+	if err := c.byAskedPath(f); err != nil {
+		return err
+	}
 	query.Set("filters", c.onlyOwn(f).String())
-	return c.forward(ask{path: "/containers/json", query: query}, false)
+	return c.answerList(query)
+}
+
+// answerList answers with the engine's list of containers, as the caller may see them.
+func (c *call) answerList(query url.Values) error {
+	defer c.hurry()()
+	out := bufio.NewWriterSize(c.w, bufferSize)
+	c.w.Header().Set("Content-Type", "application/json")
+	c.w.Header().Set("Api-Version", c.version.String())
+	next := byte('[')
+	err := c.engine.eachSlow(c.ctx, c.version, "/containers/json", query, func(_ string, entry json.RawMessage) error {
+		_ = out.WriteByte(next) // an error stays until Flush
+		next = ','
+		entry, err := c.showRestarts(shown(entry))
+		if err == nil {
+			_, err = out.Write(entry)
+		}
+		return err
+	})
+	if next == '[' {
+		if err != nil {
+			return err
+		}
+		_ = out.WriteByte(next)
+	}
+	_, _ = out.WriteString("]\n")
+	if err != nil || out.Flush() != nil {
+		panic(http.ErrAbortHandler) // a part must not pass for the whole
+	}
+	return nil
 }
 
 // inspectContainer shows all but the values of variables that the policy keeps back.
@@ -78,24 +111,15 @@ func (c *call) inspectContainer() error {
 			return err
 		}
 	}
-	env, changed := c.redact(ct.Config.Env)
-	if !changed {
-		return c.answer(http.StatusOK, raw)
+	if raw, err = c.withRestarts(ct.ID, shown(raw)); err != nil {
+		return err
 	}
-	var whole, config map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &whole); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
+	if env, changed := c.redact(ct.Config.Env); changed {
+		if raw, err = replaced(raw, env, "Config", "Env"); err != nil {
+			return err
+		}
 	}
-	if err := json.Unmarshal(whole["Config"], &config); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
-	}
-	if config["Env"], err = json.Marshal(env); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
-	}
-	if whole["Config"], err = json.Marshal(config); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
-	}
-	return c.answer(http.StatusOK, whole)
+	return c.answer(http.StatusOK, raw)
 }
 
 // redacted stands for what the caller may not see.
@@ -128,7 +152,11 @@ func (c *call) signalContainer() error {
 		query.Set("signal", signal)
 	}
 	what := c.route.segments[len(c.route.segments)-1]
-	return c.forward(ask{path: "/containers/" + id + "/" + what, query: query}, false)
+	a := ask{path: "/containers/" + id + "/" + what, query: query}
+	if what == "kill" {
+		return c.kill(a, id)
+	}
+	return c.forward(a, false)
 }
 
 func (c *call) renameContainer() error {
@@ -170,6 +198,11 @@ func (c *call) removeContainer() error {
 	for _, name := range []string{"v", "force"} {
 		if c.flag(name) {
 			query.Set(name, "1")
+		}
+	}
+	if c.flag("force") {
+		if _, err := c.restarts.Stopping(c.ctx, id, true); err != nil {
+			return err
 		}
 	}
 	c.transfers.end(id)

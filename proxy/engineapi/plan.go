@@ -12,6 +12,7 @@ import (
 	"github.com/distribution/reference"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -23,6 +24,7 @@ type plan struct {
 	imageRef  string                   // as the engine is told
 	mounts    []mounted                // all that were asked for
 	missing   []string                 // names of volumes that have to be made
+	sources   []string                 // what the engine mounts for each bind; see hold
 	endpoints map[string]*endpointBody // by the network's ID
 	labels    map[string]string
 	audited   bool // it was denied, and goes through in mode audit as it was asked for
@@ -46,6 +48,11 @@ type effective struct {
 	policy.ContainerSpec
 	ImageID string `json:"image_id"`
 	Audit   bool   `json:"audit,omitempty"` // it was denied, and made in mode audit
+
+	RestartMax int `json:"restart_max,omitempty"` // retries of the restart policy
+
+	sources []string          // what the engine mounts for each bind; see hold
+	held    []mountpin.Pinned // as they are held; nil if they aren't
 }
 
 // plan judges what is asked for. Nothing is made by it, but a network of the policy's.
@@ -225,18 +232,26 @@ func (c *call) finish(p *plan) error {
 			return err
 		}
 	}
-	label, err := json.Marshal(effective{ContainerSpec: *s, ImageID: p.image.ID, Audit: p.audited})
-	if err != nil {
-		return fmt.Errorf("encode the effective spec: %w", err)
-	}
 	p.labels = c.stamp(maps.Clone(p.body.Labels), s.TTL, s.MaxLifetime)
-	p.labels[lifecycle.LabelEffective] = string(label)
+	if err := p.describe(); err != nil {
+		return err
+	}
 	if !slices.ContainsFunc(sortedKeys(c.opts.Labels), func(name string) bool { return p.labels[name] != "" }) {
 		maps.Copy(p.labels, c.opts.Labels)
+	}
+	return nil
+}
+
+// describe writes the effective spec into its label.
+func (p *plan) describe() error {
+	label, err := json.Marshal(effective{ContainerSpec: p.spec, ImageID: p.image.ID, Audit: p.audited, RestartMax: p.restart().MaxRetries})
+	if err != nil {
+		return fmt.Errorf("encode the effective spec: %w", err)
 	}
 	if encodedBytes(string(label)) > maxEffectiveBytes {
 		return malformed("it asks for more mounts, networks, ports, hosts and limits than anybody needs")
 	}
+	p.labels[lifecycle.LabelEffective] = string(label)
 	return nil
 }
 

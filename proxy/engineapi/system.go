@@ -170,7 +170,7 @@ func (c *call) diskUsage() error {
 		if err := json.Unmarshal(entry, &is); err != nil || list == nil || !isOwn(is.Labels) {
 			return err
 		}
-		*list = append(*list, entry)
+		*list = append(*list, shown(entry))
 		return nil
 	})
 	if err != nil {
