@@ -1,10 +1,20 @@
 package engineapi
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
+	"github.com/moby/buildkit/frontend/dockerfile/shell"
 )
 
 // dockerfileCases are Dockerfiles, and the images that they use; nil if they are refused.
@@ -156,4 +166,198 @@ func TestTriggers(t *testing.T) {
 			t.Errorf("%q: %v", trigger, err)
 		}
 	}
+}
+
+// reading is what a parser makes of a Dockerfile.
+type reading struct {
+	Error  string
+	All    []readInstruction
+	Images []string // of FROM and COPY --from, stages' names among them
+}
+
+type readInstruction struct {
+	Word  string
+	Flags []string
+	Args  []string
+	JSON  bool
+	Sub   []readInstruction
+}
+
+// current reads a Dockerfile with the parser in use, as testdata/dockerfile08 does with
+// that of Docker Engine 20.10. Names of images that stages have are left out of used.
+func current(t *testing.T, text []byte) (got reading, used []string) {
+	t.Helper()
+	parsed, err := parser.Parse(bytes.NewReader(text))
+	if err != nil || parsed.EscapeToken != parser.DefaultEscapeToken {
+		t.Fatalf("%q: %v", text, err)
+	}
+	var read func(*parser.Node) readInstruction
+	read = func(n *parser.Node) readInstruction {
+		out := readInstruction{Word: n.Value, Flags: append([]string{}, n.Flags...), Args: []string{}, JSON: n.Attributes["json"], Sub: []readInstruction{}}
+		for next := n.Next; next != nil; next = next.Next {
+			if out.Args = append(out.Args, next.Value); (n.Value == "ENV" || n.Value == "LABEL") && len(out.Args)%2 == 0 {
+				next = next.Next // the separator, which the old parser doesn't keep
+			}
+			for _, c := range next.Children {
+				out.Sub = append(out.Sub, read(c))
+			}
+		}
+		return out
+	}
+	for _, n := range parsed.AST.Children {
+		got.All = append(got.All, read(n))
+	}
+	stages, _, err := instructions.Parse(parsed.AST, nil)
+	if err != nil {
+		t.Fatalf("%q: %v", text, err)
+	}
+	var names []string
+	use := func(name string, stage bool) {
+		if got.Images = append(got.Images, name); !stage && !slices.Contains(names, strings.ToLower(name)) && !slices.Contains(used, name) {
+			used = append(used, name)
+		}
+	}
+	for i, s := range stages {
+		if use(s.BaseName, s.BaseName == "scratch"); strings.Contains(s.BaseName, "$") {
+			t.Errorf("%q has a variable in FROM", text)
+		}
+		for _, c := range s.Commands {
+			switch c := c.(type) {
+			case *instructions.CopyCommand:
+				if n, err := strconv.Atoi(c.From); c.From != "" {
+					use(c.From, err == nil && n < 1000)
+				}
+			case *instructions.LabelCommand:
+				for _, l := range c.Labels {
+					if name, _, err := shell.NewLex('\\').ProcessWord(l.Key, shell.EnvsFromSlice(nil)); err != nil || strings.Contains(name, "$") || strings.HasPrefix(strings.ToLower(name), labelPrefix) {
+						t.Errorf("%q names label %q, %v", text, name, err)
+					}
+				}
+			}
+		}
+		if stages[i].Name != "" {
+			names = append(names, stages[i].Name)
+		}
+	}
+	return got, used
+}
+
+// oldParser runs the parser of Docker Engine 20.10, which needs a module of its own, as
+// there can't be two versions of one in a build. It is built for the long tests only.
+func oldParser(t testing.TB) func(text string) reading {
+	t.Helper()
+	dir := t.TempDir()
+	program, err := os.ReadFile("testdata/dockerfile08/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const module = "module dockerfile08\n\ngo 1.26\n\nrequire github.com/moby/buildkit v0.8.4-0.20221020190723-eeb7b65ab7d6\n"
+	if err := errors.Join(os.WriteFile(dir+"/main.go", program, 0o600), os.WriteFile(dir+"/go.mod", []byte(module), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"mod", "tidy"}, {"build", "-o", "parser", "."}} {
+		c := exec.CommandContext(t.Context(), "go", args...)
+		c.Dir = dir
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("go %v: %v: %s", args, err, out)
+		}
+	}
+	c := exec.CommandContext(t.Context(), dir+"/parser")
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = in.Close(), c.Wait() })
+	ask, answers := json.NewEncoder(in), json.NewDecoder(out)
+	return func(text string) (got reading) {
+		if err := errors.Join(ask.Encode(text), answers.Decode(&got)); err != nil {
+			panic(err)
+		}
+		return got
+	}
+}
+
+// TestDockerfileOn20 compares the parser in use with that of Docker Engine 20.10, whose
+// readings are recorded. With BERM_SOAK=1 they are recorded anew.
+func TestDockerfileOn20(t *testing.T) {
+	const file = "testdata/dockerfile08/recorded.json"
+	recorded := map[string]reading{}
+	if os.Getenv("BERM_SOAK") != "" {
+		old := oldParser(t)
+		for _, tt := range dockerfileCases {
+			if _, out, err := rewritten(tt.dockerfile); err == nil {
+				recorded[string(out)] = old(string(out))
+			}
+		}
+		text, err := json.MarshalIndent(recorded, "", " ")
+		if err := errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(file)
+	if err := errors.Join(err, json.Unmarshal(text, &recorded)); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range dockerfileCases {
+		if d, out, err := rewritten(tt.dockerfile); err == nil {
+			want, ok := recorded[string(out)]
+			got, used := current(t, bytes.ReplaceAll(out, []byte("LABEL berm."), []byte("LABEL xxxx.")))
+			was, _ := json.Marshal(want)
+			is, _ := json.Marshal(got)
+			if !ok || string(is) != strings.ReplaceAll(string(was), `"berm.a"`, `"xxxx.a"`) || !slices.Equal(used, d.images) {
+				t.Errorf("%s: it reads\n%s, %q, and 20.10 reads, %v,\n%s", name, is, used, ok, was)
+			}
+		}
+	}
+}
+
+// FuzzDockerfile checks that what is accepted is written so that it reads the same, and
+// that it uses the images that are judged and no others. With BERM_SOAK=1 it asks the parser
+// of Docker Engine 20.10, too.
+func FuzzDockerfile(f *testing.F) {
+	for _, tt := range dockerfileCases {
+		f.Add(tt.dockerfile)
+	}
+	var old func(string) reading
+	if os.Getenv("BERM_SOAK") != "" {
+		old = oldParser(f)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		d, _, err := rewritten(text)
+		if err != nil {
+			return
+		}
+		out, err := d.encode(nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := readDockerfile(out, d.args, d.urls)
+		if err != nil {
+			t.Fatalf("%q is written %q: %v", text, out, err)
+		}
+		if twice, err := again.encode(nil, nil); err != nil || !bytes.Equal(twice, out) || !slices.Equal(again.images, d.images) {
+			t.Errorf("%q is written %q, and then %q, %v", text, out, twice, err)
+		}
+		got, used := current(t, out)
+		if !slices.Equal(used, d.images) {
+			t.Errorf("%q uses %q, not %q", out, used, d.images)
+		}
+		if old == nil {
+			return
+		}
+		was := old(string(out))
+		if was.Error != "" {
+			return // the engine refuses it
+		}
+		if a, b := fmt.Sprint(got), fmt.Sprint(was); a != b {
+			t.Errorf("%q reads\n%s, and on 20.10\n%s", out, a, b)
+		}
+	})
 }
