@@ -3,6 +3,7 @@ package engineapi
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/json"
 	"io"
 	"maps"
 	"slices"
@@ -84,6 +85,37 @@ func TestBuild(t *testing.T) {
 	}
 	if _, err := direct.ImageInspect(ctx, img.ID); !errdefs.IsNotFound(err) {
 		t.Errorf("removed, and still there: %v", err)
+	}
+}
+
+// TestBuildRewritten has the engine read what Berm writes of a Dockerfile.
+func TestBuildRewritten(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, strings.Replace(buildPolicy, `build: "on"`, `build: "on", build_add_url: ["http://127.0.0.1:1/pub/"]`, 1))
+	ownImages(t, direct, d)
+	c, ctx, tag := d.client("mine"), t.Context(), "latest"
+	dockerfile := "# syntax=evil.local/x\n# escape=`\nARG NAME=evil.local/x\nARG TAG\nFROM ${NAME}:$TAG AS Base\n" +
+		"RUN echo \\a `\n  b\nENV A=\"b $HOME c\" D=e\nENV f g  h\nLABEL \"a b\"='c $D' i=$D\nEXPOSE 80 81\nHEALTHCHECK --retries=2 CMD [\"a b\", \"<<\"]\n" +
+		"ONBUILD USER 1\nFROM base\nONBUILD COPY a b\nVOLUME [\"/a b\"]\nCMD [ -e /x ] && echo 'a' \\$B\n"
+	_, id, err := buildOf(ctx, t, c, dockerfile, build.ImageBuildOptions{BuildArgs: map[string]*string{"TAG": &tag, "NAME": new("berm.local/busybox")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := direct.ImageInspect(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, _ := json.Marshal(struct{ Env, Cmd, Test, OnBuild, Volumes, Ports, Labels any }{
+		img.Config.Env[len(img.Config.Env)-3:], img.Config.Cmd, img.Config.Healthcheck, img.Config.OnBuild, img.Config.Volumes, img.Config.ExposedPorts, []string{img.Config.Labels["a b"], img.Config.Labels["i"]},
+	})
+	const want = `{"Env":["A=b  c","D=e","f=g  h"],"Cmd":["/bin/sh","-c","[ -e /x ] \u0026\u0026 echo 'a' \\$B"],"Test":{"Test":["CMD","a b","\u003c\u003c"],"Retries":2},` +
+		`"OnBuild":["COPY a b"],"Volumes":{"/a b":{}},"Ports":{"80/tcp":{},"81/tcp":{}},"Labels":["c $D","e"]}`
+	if string(got) != want {
+		t.Errorf("built: %s", got)
+	}
+	_, _, err = buildOf(ctx, t, c, "FROM "+testImage+"\nADD http://127.0.0.1:1/pub/x /x\n", build.ImageBuildOptions{})
+	if err == nil || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("an address that the policy allows: %v", err)
 	}
 }
 
