@@ -135,7 +135,7 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 		},
 		Policy: d.policies.Policy, Owner: d.owner, Hosts: d.cfg.EngineAPI.AllowedHosts,
 		Mounts:        func() []policy.Mount { return d.manager.OtherMounts("") },
-		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels,
+		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels, ArchiveFixed: d.cfg.EngineAPI.ArchiveFixed,
 		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}
 	if path := d.cfg.EngineAPI.AuditLog; path != "" && len(d.cfg.EngineAPI.Listeners) > 0 {

@@ -35,8 +35,10 @@ type Options struct {
 	// Labels are further ones of every container, unless its caller gives one of these
 	// names itself, to which it can't give the value here. Nil is none.
 	Labels map[string]string
-	Hosts  []string // further names that the Host header may carry over TCP, without port
-	Audit  *Audit   // where decisions are written; nil is nowhere
+	// ArchiveFixed says that the engine has the fixes of ArchiveFixed, whatever its release.
+	ArchiveFixed bool
+	Hosts        []string // further names that the Host header may carry over TCP, without port
+	Audit        *Audit   // where decisions are written; nil is nowhere
 
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
@@ -56,6 +58,7 @@ type Door struct {
 	rooms   rooms
 	places  places
 	turns   turns // of starts and restarts
+	uses    mountUses
 
 	transfers transfers
 	tagging   chan struct{} // held by whoever gives an image a name

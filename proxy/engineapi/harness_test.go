@@ -105,6 +105,7 @@ func doorTo(t testing.TB, host, rules string) *testDoor {
 			return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
 		},
 		Policy: func() *policy.Policy { return p }, Owner: "test-" + filepath.Base(d.dir) + fmt.Sprint(time.Now().UnixNano()), Audit: audit,
+		ArchiveFixed: true, // or no running container could be copied from
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -46,6 +46,11 @@ func (c *call) startContainer() error {
 	if err := expired(ct); err != nil {
 		return err
 	}
+	leaveMounts, err := c.starting(ct)
+	if err != nil {
+		return err
+	}
+	defer leaveMounts()
 	e, err := effectiveOf(ct)
 	if err != nil {
 		return err
