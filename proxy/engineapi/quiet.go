@@ -51,13 +51,13 @@ type mountUse struct {
 	archive bool
 	volumes map[string]bool // by name; true if writable
 	binds   []policy.Mount
-	over    chan struct{}
+	over    chan struct{} // closed when it is over
 }
 
 // useOf gives what a container mounts. The engine's configuration may name a bind by a path
 // of Berm's own; the label has the source.
 func useOf(id string, labels map[string]string, mounts []container.MountPoint) *mountUse {
-	u := &mountUse{id: id, volumes: map[string]bool{}, over: make(chan struct{})}
+	u := &mountUse{id: id, volumes: map[string]bool{}}
 	for _, m := range mounts {
 		switch m.Type {
 		case mount.TypeVolume:
@@ -130,6 +130,7 @@ func (s *mountUses) add(u *mountUse) (before *mountUse) {
 	if s.held == nil {
 		s.held = map[*mountUse]struct{}{}
 	}
+	u.over = make(chan struct{})
 	s.held[u] = struct{}{}
 	return nil
 }
