@@ -100,23 +100,8 @@ func (e *effective) named(h *container.HostConfig) []string {
 	return sources
 }
 
-// holdFor holds a container's binds while the engine reads or writes its files, for
-// which it mounts them once more, also if the container runs. No start of the container
-// goes on meanwhile.
-func (c *call) holdFor(id string) (release func(), err error) {
-	over, err := c.turns.take(c.ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	free, err := c.holdIn(id)
-	if err != nil {
-		over()
-		return nil, err
-	}
-	return func() { free(); over() }, nil
-}
-
-// holdIn is holdFor for a caller that has the container's turn.
+// holdIn holds the binds of a container, which is judged anew. The caller has the
+// container's turn.
 func (c *call) holdIn(id string) (release func(), err error) {
 	v, err := c.engine.max(c.ctx)
 	if err != nil {
