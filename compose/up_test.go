@@ -341,7 +341,7 @@ func (b *bench) heldMounts(t *testing.T) {
 	override, _, _ = strings.Cut(override, "```")
 	state, work := filepath.Join(b.engine.Dir(), "held"), t.TempDir()
 	for old, with := range map[string]string{
-		"unix:///var/run/docker.sock": b.engine.Host(), "/var/lib/berm": state, "/etc/berm": dir,
+		"/var/run/docker.sock": strings.TrimPrefix(b.engine.Host(), "unix://"), "/var/lib/berm": state, "/etc/berm": dir,
 	} {
 		if !strings.Contains(override, old) {
 			t.Fatalf("the guide's override lacks %s", old)
