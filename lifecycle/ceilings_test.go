@@ -41,14 +41,14 @@ func (k *kernelLimits) Free(uint32) (bool, error) { return true, nil }
 func (k *kernelLimits) Take(_ context.Context, dir *os.File, project uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.dirs[dir.Name()] = project
+	k.dirs[filepath.Clean(dir.Name())] = project
 	return nil
 }
 
 func (k *kernelLimits) Drop(_ context.Context, dir *os.File, _ uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.dirs, dir.Name())
+	delete(k.dirs, filepath.Clean(dir.Name()))
 	return nil
 }
 

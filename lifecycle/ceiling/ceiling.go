@@ -169,7 +169,11 @@ func (s *Service) Enter(ctx context.Context, o lifecycle.Occupant) (softened []s
 	}
 	var dir *os.File
 	if o.Workspace != "" {
-		dir, err = openDir(o.Workspace) // without the turn, as a file system may hang
+		if o.Root != nil { // without the turn, as a file system may hang
+			dir, err = o.Root.Open(".")
+		} else {
+			dir, err = openDir(o.Workspace)
+		}
 		if err != nil {
 			s.soft(ctx, o, err)
 			o.Workspace = ""
@@ -451,7 +455,7 @@ func (s *Service) projects(dir *os.File) (Projects, error) {
 	if projects := s.systems[st.Dev]; projects != nil {
 		return projects, nil
 	}
-	projects, err := s.opts.Find(dir.Name())
+	projects, err := s.opts.Find(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 	if err != nil {
 		return nil, err
 	}
