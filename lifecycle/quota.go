@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -91,42 +91,39 @@ func openWorkspace(sb Sandbox) (_ *os.Root, inode string, err error) {
 	if dir == "" {
 		return nil, "", nil
 	}
-	root, err := os.OpenRoot(dir)
+	f, err := OpenDir(dir)
 	if err == nil {
-		var seen os.FileInfo
-		if seen, err = root.Stat("."); err == nil {
-			inode = inodeOf(seen)
-			var fd int
-			fd, err = unix.Openat2(unix.AT_FDCWD, dir, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
-			if err == nil {
-				f := os.NewFile(uintptr(fd), dir)
-				defer f.Close()
-				if is, serr := f.Stat(); serr != nil || !os.SameFile(is, seen) {
-					err = errExchanged
-				}
-			}
-		}
+		defer f.Close()
+		inode, err = inodeOf(f)
 	}
-	mounted := sb.WorkspaceInode
-	if sb.Status == StatusStopped {
-		mounted = "" // the next container mounts what is there then
-	}
-	if mounted != "" && (err != nil || inode != mounted) {
+	// The next container of one that is stopped mounts what is there then.
+	if mounted := sb.WorkspaceInode; mounted != "" && sb.Status != StatusStopped && (err != nil || inode != mounted) {
 		err = errExchanged
-	}
-	if err != nil && root != nil {
-		_ = root.Close()
 	}
 	if err != nil {
 		return nil, "", fmt.Errorf("open workspace %s: %w", dir, err)
 	}
-	return root, inode, nil
+	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	return root, inode, err
 }
 
-// inodeOf identifies a file on this host.
-func inodeOf(fi os.FileInfo) string {
-	st := fi.Sys().(*syscall.Stat_t)
-	return fmt.Sprintf("%d:%d", st.Dev, st.Ino)
+// OpenDir opens a directory by a path without symbolic links.
+func OpenDir(path string) (*os.File, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// inodeOf identifies an open directory on this host.
+func inodeOf(f *os.File) (string, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(int(f.Fd()), &st)
+	return fmt.Sprintf("%d:%d", st.Dev, st.Ino), err
 }
 
 // sameWorkspace fails if the engine is about to mount another directory than the one that
@@ -137,7 +134,12 @@ func sameWorkspace(sb Sandbox, mounts []policy.Mount, sources []string) error {
 		if dir == "" || mt.MountPath != sb.Spec.MountPath || sources[i] == mt.Source {
 			continue
 		}
-		if fi, err := os.Stat(sources[i]); err != nil || inodeOf(fi) != sb.WorkspaceInode {
+		f, err := OpenDir(sources[i])
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if inode, err := inodeOf(f); err != nil || inode != sb.WorkspaceInode {
 			return errors.Join(errExchanged, err)
 		}
 	}
