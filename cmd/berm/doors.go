@@ -18,6 +18,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -46,6 +47,7 @@ func serveFronts(ctx context.Context, fronts []front) error {
 type doorParts struct {
 	cfg        *config.Config
 	manager    *lifecycle.Manager
+	db         *store.Store
 	engine     runtime.Runtime // without the agent
 	policies   *policyKeeper
 	tokens     *proxy.Tokens
@@ -116,8 +118,8 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 			return dialer.Dial(ctx)
 		},
 		Policy: d.policies.Policy, Owner: d.owner, Hosts: d.cfg.EngineAPI.AllowedHosts,
-		Pins: d.holder, Unheld: d.unheld,
-		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels,
+		Pins: d.holder, Unheld: d.unheld, Mounts: d.manager.MountsInUse, ArchiveFixed: d.cfg.EngineAPI.ArchiveFixed,
+		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels, Restarts: d.db,
 		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}
 	if path := d.cfg.EngineAPI.AuditLog; path != "" && len(d.cfg.EngineAPI.Listeners) > 0 {

@@ -72,12 +72,12 @@ func mayImport(pkg, dep string) bool {
 	case in("proxy/client")(pkg):
 		return dep == "proxy/apitype"
 	case in("proxy")(pkg):
-		return ancestor || leaf || dep == "lifecycle" || dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/mountpin" || dep == "proxy/apitype"
+		return ancestor || leaf || dep == "lifecycle" || dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/mountpin" || dep == "lifecycle/restart" || dep == "proxy/apitype"
 	case pkg == "lifecycle/usage":
 		return false // so that the whole of lifecycle may measure with it
 	case pkg == "lifecycle/chat" && dep == "lifecycle/workspace":
 		return true // what holds chats, and their quota
-	case pkg == "lifecycle/store" && (dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/ceiling"):
+	case pkg == "lifecycle/store" && (dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/ceiling" || dep == "lifecycle/restart"):
 		return true // whose stores it is
 	case in("lifecycle")(pkg):
 		return ancestor || leaf || dep == "lifecycle/usage"

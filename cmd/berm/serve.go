@@ -253,7 +253,7 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	parts := doorParts{
-		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, holder: holder, unheld: unheld, labels: here.labels(),
+		cfg: cfg, manager: manager, db: db, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, holder: holder, unheld: unheld, labels: here.labels(),
 		workspaces: lasting, chats: chats, sockets: sockets,
 	}
 	undo.add(st.withdraw)
@@ -291,6 +291,9 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 	group.Go(func() error { return policies.Run(background, hup) })
 	group.Go(func() error { return trimLoop(background, log) })
 	group.Go(func() error { return checkChats(background, chats, log) })
+	if door != nil {
+		group.Go(func() error { return door.Run(background) })
+	}
 	open, closeFronts := context.WithCancel(ctx)
 	defer closeFronts()
 	context.AfterFunc(background, closeFronts) // one of them failed

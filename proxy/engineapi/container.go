@@ -80,7 +80,10 @@ func (c *call) answerList(query url.Values) error {
 	err := c.engine.eachSlow(c.ctx, c.version, "/containers/json", query, func(_ string, entry json.RawMessage) error {
 		_ = out.WriteByte(next) // an error stays until Flush
 		next = ','
-		_, err := out.Write(shown(entry))
+		entry, err := c.showRestarts(shown(entry))
+		if err == nil {
+			_, err = out.Write(entry)
+		}
 		return err
 	})
 	if next == '[' {
@@ -108,25 +111,15 @@ func (c *call) inspectContainer() error {
 			return err
 		}
 	}
-	raw = shown(raw)
-	env, changed := c.redact(ct.Config.Env)
-	if !changed {
-		return c.answer(http.StatusOK, raw)
+	if raw, err = c.withRestarts(ct.ID, shown(raw)); err != nil {
+		return err
 	}
-	var whole, config map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &whole); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
+	if env, changed := c.redact(ct.Config.Env); changed {
+		if raw, err = replaced(raw, env, "Config", "Env"); err != nil {
+			return err
+		}
 	}
-	if err := json.Unmarshal(whole["Config"], &config); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
-	}
-	if config["Env"], err = json.Marshal(env); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
-	}
-	if whole["Config"], err = json.Marshal(config); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
-	}
-	return c.answer(http.StatusOK, whole)
+	return c.answer(http.StatusOK, raw)
 }
 
 // redacted stands for what the caller may not see.
@@ -159,7 +152,11 @@ func (c *call) signalContainer() error {
 		query.Set("signal", signal)
 	}
 	what := c.route.segments[len(c.route.segments)-1]
-	return c.forward(ask{path: "/containers/" + id + "/" + what, query: query}, false)
+	a := ask{path: "/containers/" + id + "/" + what, query: query}
+	if what == "kill" {
+		return c.kill(a, id)
+	}
+	return c.forward(a, false)
 }
 
 func (c *call) renameContainer() error {
@@ -201,6 +198,11 @@ func (c *call) removeContainer() error {
 	for _, name := range []string{"v", "force"} {
 		if c.flag(name) {
 			query.Set(name, "1")
+		}
+	}
+	if c.flag("force") {
+		if _, err := c.restarts.Stopping(c.ctx, id, true); err != nil {
+			return err
 		}
 	}
 	c.transfers.end(id)

@@ -115,6 +115,9 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) 
 	if err != nil {
 		return out, err
 	}
+	if err := p.checkRestart(); err != nil {
+		return out, err
+	}
 	if v < 40 && len(p.spec.Binds) > 0 {
 		return out, denied("mounts.engine", "HostConfig.Mounts", "the engine is too old for binds that leave out what is mounted below them", "volumes")
 	}
@@ -148,8 +151,12 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) 
 	if err := c.verifyMade(p, answer.ID, v); err != nil {
 		return out, err
 	}
-	if !p.audited {
-		c.known.put(answer.ID, c.caller.Tenant)
+	if p.audited {
+		return out, nil
+	}
+	c.known.put(answer.ID, c.caller.Tenant)
+	if len(p.spec.Binds) > 0 && !p.restart().None() {
+		return out, c.restarts.Set(c.ctx, answer.ID, p.restart(), false)
 	}
 	return out, nil
 }

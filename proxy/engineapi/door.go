@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
@@ -33,14 +34,21 @@ type Options struct {
 	// Unheld judges the binds of containers that were made where none could be held, which
 	// the engine mounts from where they are. Nil: these containers don't start.
 	Unheld lifecycle.Holder
+	// Mounts returns the mounts of all sandboxes. Nil is none.
+	Mounts func() []policy.Mount
 	// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
 	// there. Nil: a network that isn't there is refused.
 	EnsureNetwork func(ctx context.Context, name string) error
 	// Labels are further ones of every container, unless its caller gives one of these
 	// names itself, to which it can't give the value here. Nil is none.
 	Labels map[string]string
-	Hosts  []string // further names that the Host header may carry over TCP, without port
-	Audit  *Audit   // where decisions are written; nil is nowhere
+	// Restarts keeps the restart policies of containers with binds, which Run carries out.
+	// Nil: they are lost with the process but for what a container was made with.
+	Restarts restart.Store
+	// ArchiveFixed says that the engine has the fixes of ArchiveFixed, whatever its release.
+	ArchiveFixed bool
+	Hosts        []string // further names that the Host header may carry over TCP, without port
+	Audit        *Audit   // where decisions are written; nil is nowhere
 
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
@@ -59,6 +67,9 @@ type Door struct {
 	ends    owners // when containers' time is up, as their label has it
 	rooms   rooms
 	turns   turns // of starts and restarts
+	uses    mountUses
+
+	restarts *restart.Supervisor
 
 	transfers transfers
 	tagging   chan struct{} // held by whoever gives an image a name
@@ -76,6 +87,9 @@ func New(opts Options) (*Door, error) {
 	case opts.Owner == "":
 		return nil, errors.New("engineapi: Owner is mandatory")
 	}
+	if opts.Mounts == nil {
+		opts.Mounts = func() []policy.Mount { return nil }
+	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -83,6 +97,12 @@ func New(opts Options) (*Door, error) {
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	var err error
 	if d.metrics, err = newMetrics(opts.Registry); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	d.restarts, err = restart.New(ctx, restart.Options{Engine: restartEngine{d}, Store: opts.Restarts, Logger: opts.Logger, Registry: opts.Registry})
+	if err != nil {
 		return nil, err
 	}
 	d.gate, err = proxy.NewGate(proxy.GateOptions{

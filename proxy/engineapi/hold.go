@@ -100,37 +100,23 @@ func (e *effective) named(h *container.HostConfig) []string {
 	return sources
 }
 
-// holdFor holds a container's binds while the engine reads or writes its files, for
-// which it mounts them once more, also if the container runs. No start of the container
-// goes on meanwhile.
-func (c *call) holdFor(id string) (release func(), err error) {
-	over, err := c.turns.take(c.ctx, id)
-	if err != nil {
-		return nil, err
+// holdIn holds the binds of a container that was seen, for a call that has its turn. The
+// container is judged again. One without binds needs nothing held, nor a label that says
+// what it was allowed, as the containers of a build have none.
+func (c *call) holdIn(seen *container.InspectResponse) (release func(), err error) {
+	if !slices.ContainsFunc(seen.Mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind }) {
+		return func() {}, nil
 	}
-	free, err := c.holdIn(id)
-	if err != nil {
-		over()
-		return nil, err
-	}
-	return func() { free(); over() }, nil
-}
-
-// holdIn is holdFor for a caller that has the container's turn.
-func (c *call) holdIn(id string) (release func(), err error) {
 	v, err := c.engine.max(c.ctx)
 	if err != nil {
 		return nil, err
 	}
-	ct, err := c.inspect(id, v)
+	ct, err := c.inspect(seen.ID, v)
 	if err != nil {
 		return nil, err
 	}
 	e, err := effectiveOf(ct)
-	if err != nil {
-		return nil, err
-	}
-	if len(e.Binds) > 0 && !e.Audit {
+	if err == nil && !e.Audit {
 		err = c.judged(c.stillAllowed(e, ct.HostConfig))
 	}
 	if err != nil {

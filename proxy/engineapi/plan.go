@@ -49,6 +49,8 @@ type effective struct {
 	ImageID string `json:"image_id"`
 	Audit   bool   `json:"audit,omitempty"` // it was denied, and made in mode audit
 
+	RestartMax int `json:"restart_max,omitempty"` // retries of the restart policy
+
 	sources []string          // what the engine mounts for each bind; see hold
 	held    []mountpin.Pinned // as they are held; nil if they aren't
 }
@@ -242,7 +244,7 @@ func (c *call) finish(p *plan) error {
 
 // describe writes the effective spec into its label.
 func (p *plan) describe() error {
-	label, err := json.Marshal(effective{ContainerSpec: p.spec, ImageID: p.image.ID, Audit: p.audited})
+	label, err := json.Marshal(effective{ContainerSpec: p.spec, ImageID: p.image.ID, Audit: p.audited, RestartMax: p.restart().MaxRetries})
 	if err != nil {
 		return fmt.Errorf("encode the effective spec: %w", err)
 	}

@@ -31,6 +31,11 @@ func (c *call) startContainer() error {
 		return err
 	}
 	defer leave()
+	over, err := c.restarts.Starting(c.ctx, id)
+	if err != nil {
+		return err
+	}
+	defer over()
 	resp, err := c.start(ask{path: "/containers/" + id + "/" + path.Base(c.route.template), query: query}, id, wait)
 	if err != nil {
 		return err
@@ -87,6 +92,11 @@ func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, erro
 	if err := expired(ct); err != nil {
 		return nil, err
 	}
+	leaveMounts, err := c.starting(ct)
+	if err != nil {
+		return nil, err
+	}
+	defer leaveMounts()
 	e, err := effectiveOf(ct)
 	if err != nil {
 		return nil, err
@@ -134,7 +144,7 @@ func (c *call) stopContainer() error {
 	}
 	defer leave()
 	defer c.detach(makeTimeout + wait)()
-	return c.forward(ask{path: "/containers/" + id + "/stop", query: query}, false)
+	return c.end(ask{path: "/containers/" + id + "/stop", query: query}, id, true)
 }
 
 // startHeld starts a container as it was allowed, with the sources of its binds held
