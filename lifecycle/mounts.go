@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/bermhq/berm/policy"
 )
@@ -71,7 +72,7 @@ func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 		mounts = append(mounts, policy.Mount{HostPath: local, Source: engine, Local: local, MountPath: target, Mode: mode, Operator: true})
 		return nil
 	}
-	if s.ChatsRoot != "" {
+	if s.ChatsRoot != "" && !m.neverMounts(sb.Spec) {
 		dir, err := ChatDir(s.ChatsRoot, sb.Tenant, sb.Key, true)
 		if err != nil {
 			return nil, fmt.Errorf("chat directory: %w", err)
@@ -96,6 +97,13 @@ func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 		}
 	}
 	return mounts, nil
+}
+
+// neverMounts reports whether the policy lets nobody with the spec's profile have a
+// directory of the host. Such a sandbox gets no directory of a chat either.
+func (m *Manager) neverMounts(spec policy.Spec) bool {
+	p, ok := m.opts.Policy().Profile(spec.Profile)
+	return spec.HostPathMode == "none" && (!ok || slices.Contains(p.Locked, "host_path_mode"))
 }
 
 // ChatDir answers a key's directory with every symbolic link of the root resolved. If it

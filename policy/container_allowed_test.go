@@ -36,9 +36,9 @@ func TestContainerAllows(t *testing.T) {
 		{"bind", "", oneMount(ContainerMount{Type: "bind", Source: "/srv/link/", Target: "/x/./y"}), func(s ContainerSpec) any { return s.Binds }, []Mount{{HostPath: "/srv/link", Source: "/srv/a", Local: "/srv/a", MountPath: "/x/y", Mode: "rw"}}},
 		{"read-only bind", "", oneMount(ContainerMount{Type: "bind", Source: "/srv/a", Target: "/x", ReadOnly: true}), func(s ContainerSpec) any { return s.Binds[0].Mode }, "ro"},
 		{"bind at the agent's place", "", oneMount(ContainerMount{Type: "bind", Source: "/srv/a", Target: "/run"}), func(s ContainerSpec) any { return s.Binds[0].MountPath }, "/run"},
-		{"volumes in each other", "", oneMount(ContainerMount{Type: "volume", Source: "v", Own: true, Target: "/x"}, ContainerMount{Type: "volume", Target: "/x/y", ReadOnly: true}),
+		{"volume in an anonymous one", "", oneMount(ContainerMount{Type: "volume", Target: "/x"}, ContainerMount{Type: "volume", Source: "v", Own: true, Target: "/x/y", ReadOnly: true}),
 			func(s ContainerSpec) any { return s.Volumes },
-			[]ContainerMount{{Field: "M0", Type: "volume", Source: "v", Own: true, Target: "/x"}, {Field: "M1", Type: "volume", Target: "/x/y", ReadOnly: true}}},
+			[]ContainerMount{{Field: "M0", Type: "volume", Target: "/x"}, {Field: "M1", Type: "volume", Source: "v", Own: true, Target: "/x/y", ReadOnly: true}}},
 		{"bind in a volume", "", oneMount(ContainerMount{Type: "volume", Target: "/x"}, ContainerMount{Type: "bind", Source: "/srv/a", Target: "/x/y"}), func(s ContainerSpec) any { return len(s.Binds) }, 1},
 		{"tmpfs", "", oneMount(ContainerMount{Type: "tmpfs", Target: "/tmp"}, ContainerMount{Type: "tmpfs", Target: "/tmp/x", SizeBytes: 5}), func(s ContainerSpec) any { return []int64{s.Tmpfs[0].SizeBytes, s.Tmpfs[1].SizeBytes} }, []int64{64 << 20, 5}},
 

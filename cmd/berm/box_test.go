@@ -40,9 +40,9 @@ import (
 //	  found again after a restart
 //	commands on a terminal, their signals and sizes    TestCommandLineInside
 //	an image that is missing is pulled meanwhile       TestCreateThatPulls
-//	an engine that goes away and comes back            TestHungEngine, TestStormKillingTheEngine
-//	a restart finds sandboxes and processes again      TestAgent, TestStormKillingTheServer
-//	a thousand callers of one key share one create     TestManyKeysAtOnce
+//	an engine that goes away and comes back            TestHungEngine, TestSoakKillingTheEngine
+//	a restart finds sandboxes and processes again      TestAgent, TestSoakKillingTheServer
+//	a thousand callers of one key share one create     TestSoakManyKeys
 //	a walk over a workspace is bounded in depth,       lifecycle TestQuotaOfADeepTree: it is the host's own files that
 //	  too                                              are walked
 func TestBox(t *testing.T) { onEachEngine(t, testBox) }

@@ -65,6 +65,13 @@ func TestDoctorJudgesEngine(t *testing.T) {
 		"only us": {func(e *engineFacts) {
 			e.survey.Holders, e.self = []runtime.Holder{{ID: ownID, Name: "berm"}}, &self{id: ownID}
 		}, "", "engine.socket_holders", gradeOK, "but this one"},
+		"archives": {func(e *engineFacts) { e.cfg.EngineAPI.Listeners = make([]config.Listener, 1) }, "", "engine.archives", gradeSoft, "engine 28.0.0 lacks"},
+		"fixed archives": {func(e *engineFacts) {
+			e.cfg.EngineAPI.Listeners, e.survey.Info.Version = make([]config.Listener, 1), "29.5.1"
+		}, "", "engine.archives", gradeOK, "engine 29.5.1"},
+		"asserted archives": {func(e *engineFacts) {
+			e.cfg.EngineAPI.Listeners, e.cfg.EngineAPI.ArchiveFixed = make([]config.Listener, 1), true
+		}, "", "engine.archives", gradeOK, "archive_fixed"},
 		"a class":           {nil, "version: 1\nprofiles: {default: {runtime_class: runsc}}\n", "engine.runtimes", gradeBad, "default (runsc)"},
 		"an allowed class":  {nil, "version: 1\nprofiles: {default: {engine_api: {runtimes: [kata]}}}\n", "engine.runtimes", gradeSoft, "kata"},
 		"its class":         {nil, "version: 1\nprofiles: {default: {runtime_class: runc}}\n", "engine.runtimes", gradeOK, "runc"},

@@ -118,7 +118,7 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 			return dialer.Dial(ctx)
 		},
 		Policy: d.policies.Policy, Owner: d.owner, Hosts: d.cfg.EngineAPI.AllowedHosts,
-		Pins: d.holder, Unheld: d.unheld,
+		Pins: d.holder, Unheld: d.unheld, Mounts: d.manager.MountsInUse, ArchiveFixed: d.cfg.EngineAPI.ArchiveFixed,
 		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels, Restarts: d.db,
 		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}

@@ -18,7 +18,7 @@ var dockerCLIs = func() map[string]string {
 	return clis
 }()
 
-func TestRunByCLI(t *testing.T) {
+func TestClientsRun(t *testing.T) {
 	host, direct := testEngine(t)
 	dir := workDir(t)
 	for _, sub := range []string{"/a/inner", "/b"} {
@@ -167,8 +167,8 @@ func refusedRuns(dir string) map[string]refusedRun {
 	}
 }
 
-// TestInteractiveByCLI has a terminal, and input that ends.
-func TestInteractiveByCLI(t *testing.T) {
+// TestClientsInteractive has a terminal, and input that ends.
+func TestClientsInteractive(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, "")
 	left := sweepOwn(t, direct, d)

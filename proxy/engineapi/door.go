@@ -34,6 +34,8 @@ type Options struct {
 	// Unheld judges the binds of containers that were made where none could be held, which
 	// the engine mounts from where they are. Nil: these containers don't start.
 	Unheld lifecycle.Holder
+	// Mounts returns the mounts of all sandboxes. Nil is none.
+	Mounts func() []policy.Mount
 	// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
 	// there. Nil: a network that isn't there is refused.
 	EnsureNetwork func(ctx context.Context, name string) error
@@ -43,8 +45,10 @@ type Options struct {
 	// Restarts keeps the restart policies of containers with binds, which Run carries out.
 	// Nil: they are lost with the process but for what a container was made with.
 	Restarts restart.Store
-	Hosts    []string // further names that the Host header may carry over TCP, without port
-	Audit    *Audit   // where decisions are written; nil is nowhere
+	// ArchiveFixed says that the engine has the fixes of ArchiveFixed, whatever its release.
+	ArchiveFixed bool
+	Hosts        []string // further names that the Host header may carry over TCP, without port
+	Audit        *Audit   // where decisions are written; nil is nowhere
 
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
@@ -63,6 +67,7 @@ type Door struct {
 	ends    owners // when containers' time is up, as their label has it
 	rooms   rooms
 	turns   turns // of starts and restarts
+	uses    mountUses
 
 	restarts *restart.Supervisor
 
@@ -81,6 +86,9 @@ func New(opts Options) (*Door, error) {
 		return nil, errors.New("engineapi: Policy is mandatory")
 	case opts.Owner == "":
 		return nil, errors.New("engineapi: Owner is mandatory")
+	}
+	if opts.Mounts == nil {
+		opts.Mounts = func() []policy.Mount { return nil }
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)

@@ -107,6 +107,7 @@ func doorTo(t testing.TB, host, rules string) *testDoor {
 		},
 		Pins:   d.pins(),
 		Policy: func() *policy.Policy { return p }, Owner: "test-" + filepath.Base(d.dir) + fmt.Sprint(time.Now().UnixNano()), Audit: audit,
+		ArchiveFixed: true, // or no running container could be copied from
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
-	"net/http"
 	"path"
 	"slices"
 	"strings"
@@ -101,41 +100,29 @@ func (e *effective) named(h *container.HostConfig) []string {
 	return sources
 }
 
-// holdFor holds a container's binds while the engine reads or writes its files, for
-// which it mounts them once more, also if the container runs. No start of a container
-// with binds goes on meanwhile.
-func (c *call) holdFor(id string) (release func(), err error) {
-	var ct container.InspectResponse
-	// An archive call of another may hold the engine's lock for as long as it lasts.
-	if err := c.engine.doSlow(c.ctx, ask{method: http.MethodGet, version: c.version, path: "/containers/" + id + "/json"}, &ct); err != nil {
-		return nil, err
-	}
-	if !slices.ContainsFunc(ct.Mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind }) {
+// holdIn holds the binds of a container that was seen, for a call that has its turn. The
+// container is judged again. One without binds needs nothing held, nor a label that says
+// what it was allowed, as the containers of a build have none.
+func (c *call) holdIn(seen *container.InspectResponse) (release func(), err error) {
+	if !slices.ContainsFunc(seen.Mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind }) {
 		return func() {}, nil
 	}
-	if ct.ContainerJSONBase == nil || ct.HostConfig == nil || ct.Config == nil {
-		return nil, errors.New("inspect container: the engine's answer lacks a part")
-	}
-	e, err := effectiveOf(&ct)
+	v, err := c.engine.max(c.ctx)
 	if err != nil {
 		return nil, err
 	}
-	over, err := c.turns.take(c.ctx, id)
+	ct, err := c.inspect(seen.ID, v)
 	if err != nil {
 		return nil, err
 	}
-	if !e.Audit {
+	e, err := effectiveOf(ct)
+	if err == nil && !e.Audit {
 		err = c.judged(c.stillAllowed(e, ct.HostConfig))
 	}
-	free := func() {}
-	if err == nil {
-		free, err = c.hold(&e, &ct)
-	}
 	if err != nil {
-		over()
 		return nil, err
 	}
-	return func() { free(); over() }, nil
+	return c.hold(&e, ct)
 }
 
 // verifyHeld compares what a container that was just started has mounted with what is

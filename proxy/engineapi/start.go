@@ -92,6 +92,11 @@ func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, erro
 	if err := expired(ct); err != nil {
 		return nil, err
 	}
+	leaveMounts, err := c.starting(ct)
+	if err != nil {
+		return nil, err
+	}
+	defer leaveMounts()
 	e, err := effectiveOf(ct)
 	if err != nil {
 		return nil, err
