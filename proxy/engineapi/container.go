@@ -76,11 +76,14 @@ func (c *call) answerList(query url.Values) error {
 	out := bufio.NewWriterSize(c.w, bufferSize)
 	c.w.Header().Set("Content-Type", "application/json")
 	c.w.Header().Set("Api-Version", c.version.String())
-	next := byte('[')
+	next, restarting := byte('['), c.restarts.Waiting() > 0
 	err := c.engine.eachSlow(c.ctx, c.version, "/containers/json", query, func(_ string, entry json.RawMessage) error {
 		_ = out.WriteByte(next) // an error stays until Flush
 		next = ','
-		entry, err := c.showRestarts(shown(entry))
+		entry, err := shown(entry), error(nil)
+		if restarting {
+			entry, err = c.showRestarts(entry)
+		}
 		if err == nil {
 			_, err = out.Write(entry)
 		}
