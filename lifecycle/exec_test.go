@@ -144,7 +144,11 @@ func TestExecOOM(t *testing.T) {
 
 func TestExecJudgesItsEnv(t *testing.T) {
 	w := newWorld(t, setup{policy: "version: 1\nenv: {deny: [LD_*], pin: {TZ: UTC}}\n"})
+	w.fake.AddImage(runtimetest.DefaultImage, runtime.Image{Env: []string{"LD_PRELOAD=/x.so", "BERM_X=1", "PLAIN=1", "TZ=CET"}})
 	w.create(request("k"))
+	if got := strings.Join(w.fake.Containers()[0].Env, " "); got != "PLAIN=1 TZ=UTC" {
+		t.Errorf("with the image's variables: %q", got)
+	}
 	_, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"env"}, Env: map[string]string{"LD_PRELOAD": "hunter2"}})
 	var denied *policy.DeniedError
 	if !errors.As(err, &denied) || strings.Contains(err.Error(), "hunter2") {

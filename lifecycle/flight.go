@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -252,6 +253,13 @@ func (m *Manager) start(ctx context.Context, sb Sandbox, image runtime.Image, mo
 		ReadOnlyRootfs: sb.Spec.ReadOnlyRootfs,
 		CapAdd:         sb.Spec.CapAdd,
 		RuntimeClass:   sb.Spec.RuntimeClass,
+	}
+	for _, v := range image.Env {
+		name, _, _ := strings.Cut(v, "=")
+		given := slices.ContainsFunc(spec.Env, func(e string) bool { return strings.HasPrefix(e, name+"=") })
+		if !given && m.opts.Policy().DeniesEnv(name) {
+			spec.Unset = append(spec.Unset, name)
+		}
 	}
 	if sb.Spec.Agent == policy.AgentOff { // else the runtime decides
 		spec.Agent = &runtime.Agent{}

@@ -209,5 +209,7 @@ type EngineAPI struct {
 	Archive      string   `json:"archive"`       // "on", "off": files in and out of containers, and export
 	Exec         string   `json:"exec"`          // "on", "off"
 	RedactEnv    []string `json:"redact_env"`    // globs: variables whose values aren't shown; injected ones never are
-	MaxObjects   int64    `json:"max_objects"`   // containers, networks and volumes of one caller, of each kind; 0 is no cap
+	// ReadOnlyRootfs has the profile's read_only_rootfs count where a caller asks for none.
+	ReadOnlyRootfs bool  `json:"read_only_rootfs"`
+	MaxObjects     int64 `json:"max_objects"` // containers, networks and volumes of one caller, of each kind; 0 is no cap
 }

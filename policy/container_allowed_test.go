@@ -105,6 +105,7 @@ func TestContainerAllows(t *testing.T) {
 func TestContainerOverrides(t *testing.T) {
 	p := containerPolicies(t)
 	clamp := mustParse(t, "resources: {over_max: clamp}\nprofiles: {p: {engine_api: {max_ulimit: 100}}}", Options{})
+	roots := mustParse(t, "profiles: {p: {read_only_rootfs: true, engine_api: {read_only_rootfs: true}}, q: {read_only_rootfs: false, engine_api: {read_only_rootfs: true}}, r: {read_only_rootfs: true}}", Options{})
 	const locked = "profiles.fixed.locked"
 	tests := []struct {
 		name   string
@@ -123,6 +124,10 @@ func TestContainerOverrides(t *testing.T) {
 			{"M", "rw", "ro", "profiles.readonly.locked"}}},
 		{"swap", p, ContainerRequest{Image: "busybox", SwapBytes: -1}, []Override{{"HostConfig.MemorySwap", int64(-1), int64(512 << 20), ruleSwap}}},
 		{"every address", p, ContainerRequest{Profile: "tight", Image: "busybox", Ports: []ContainerPort{{Field: "P", HostPort: 8080, Port: 1, Protocol: "tcp"}}}, []Override{{"P", "", "127.0.0.1", rulePortAddress}}},
+		{"read-only root", roots, ContainerRequest{Profile: "p", Image: "python:3.11-slim"}, []Override{{"HostConfig.ReadonlyRootfs", false, true, ruleReadOnlyRootfs}}},
+		{"read-only root, asked for", roots, ContainerRequest{Profile: "p", Image: "python:3.11-slim", ReadOnlyRootfs: true}, nil},
+		{"read-only root, not the profile's", roots, ContainerRequest{Profile: "q", Image: "python:3.11-slim"}, nil},
+		{"read-only root, without the key", roots, ContainerRequest{Profile: "r", Image: "python:3.11-slim"}, nil},
 		{"lifetime", p, ContainerRequest{Image: "busybox", TTL: ptr(48 * time.Hour)}, []Override{{"ttl", "48h0m0s", "24h0m0s", ruleMaxLifetime}}},
 		{"clamped", clamp, ContainerRequest{
 			Profile: "p", Image: "python:3.11-slim", CPUs: 9, MemoryBytes: math.MaxInt64, PidsLimit: ptr(int64(-1)), ShmBytes: math.MaxInt64, LogOptions: map[string]string{"max-size": "1g"},

@@ -35,29 +35,30 @@ var (
 
 // engineAPIFile is what a profile of the file says of the engine's own API.
 type engineAPIFile struct {
-	Capabilities []string `yaml:"capabilities"`
-	Volumes      *string  `yaml:"volumes"`
-	Networks     *string  `yaml:"networks"`
-	Ports        *string  `yaml:"ports"`
-	PortRange    *string  `yaml:"port_range"`
-	LogDrivers   []string `yaml:"log_drivers"`
-	LogMaxMB     *int64   `yaml:"log_max_mb"`
-	Restart      []string `yaml:"restart"`
-	Runtimes     []string `yaml:"runtimes"`
-	Sysctls      []string `yaml:"sysctls"`
-	Users        *string  `yaml:"users"`
-	DNS          *string  `yaml:"dns"`
-	TmpfsMB      *int64   `yaml:"tmpfs_mb"`
-	MaxUlimit    *int64   `yaml:"max_ulimit"`
-	Pull         *string  `yaml:"pull"`
-	Build        *string  `yaml:"build"`
-	BuildAddURL  []string `yaml:"build_add_url"`
-	Commit       *string  `yaml:"commit"`
-	Tags         []string `yaml:"tags"`
-	Archive      *string  `yaml:"archive"`
-	Exec         *string  `yaml:"exec"`
-	RedactEnv    []string `yaml:"redact_env"`
-	MaxObjects   *int64   `yaml:"max_objects"`
+	Capabilities   []string `yaml:"capabilities"`
+	Volumes        *string  `yaml:"volumes"`
+	Networks       *string  `yaml:"networks"`
+	Ports          *string  `yaml:"ports"`
+	PortRange      *string  `yaml:"port_range"`
+	LogDrivers     []string `yaml:"log_drivers"`
+	LogMaxMB       *int64   `yaml:"log_max_mb"`
+	Restart        []string `yaml:"restart"`
+	Runtimes       []string `yaml:"runtimes"`
+	Sysctls        []string `yaml:"sysctls"`
+	Users          *string  `yaml:"users"`
+	DNS            *string  `yaml:"dns"`
+	TmpfsMB        *int64   `yaml:"tmpfs_mb"`
+	MaxUlimit      *int64   `yaml:"max_ulimit"`
+	Pull           *string  `yaml:"pull"`
+	Build          *string  `yaml:"build"`
+	BuildAddURL    []string `yaml:"build_add_url"`
+	Commit         *string  `yaml:"commit"`
+	Tags           []string `yaml:"tags"`
+	Archive        *string  `yaml:"archive"`
+	Exec           *string  `yaml:"exec"`
+	RedactEnv      []string `yaml:"redact_env"`
+	MaxObjects     *int64   `yaml:"max_objects"`
+	ReadOnlyRootfs *bool    `yaml:"read_only_rootfs"`
 }
 
 // builtinEngineAPI is what the profile default has without a file.
@@ -81,6 +82,7 @@ func (e EngineAPI) file() *engineAPIFile {
 		LogDrivers: e.LogDrivers, LogMaxMB: &e.LogMaxMB, Restart: e.Restart, Runtimes: e.Runtimes, Sysctls: e.Sysctls,
 		Users: &e.Users, DNS: &e.DNS, TmpfsMB: &e.TmpfsMB, MaxUlimit: &e.MaxUlimit, Pull: &e.Pull, Build: &e.Build,
 		BuildAddURL: e.BuildAddURL, Commit: &e.Commit, Tags: e.Tags, Archive: &e.Archive, Exec: &e.Exec, RedactEnv: e.RedactEnv, MaxObjects: &e.MaxObjects,
+		ReadOnlyRootfs: &e.ReadOnlyRootfs,
 	}
 }
 
@@ -111,6 +113,7 @@ func (f *engineAPIFile) apply(e *EngineAPI) {
 	set(&e.Exec, f.Exec)
 	setList(&e.RedactEnv, f.RedactEnv)
 	set(&e.MaxObjects, f.MaxObjects)
+	set(&e.ReadOnlyRootfs, f.ReadOnlyRootfs)
 }
 
 func setList(dst *[]string, v []string) {

@@ -39,6 +39,14 @@ func (p *Policy) InjectedEnv() []string {
 	return env
 }
 
+// DeniesEnv tells whether no sandbox may have a variable of this name, whatever its value:
+// it is on the deny-list or Berm's own, and the policy itself doesn't set it.
+func (p *Policy) DeniesEnv(name string) bool {
+	_, pinned := p.env.pin[name]
+	_, injected := p.env.inject[name]
+	return !pinned && !injected && (strings.HasPrefix(name, reservedEnv) || matchAny(p.env.deny, name))
+}
+
 // ExecEnv judges the environment of a command as Sandbox does that of a sandbox:
 // pinned variables are added, injected ones are left to the sandbox's own. The
 // error is a *DeniedError.

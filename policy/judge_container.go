@@ -60,6 +60,11 @@ func (p *Policy) Container(req ContainerRequest) ContainerVerdict {
 	s.Restart = j.restart(req.Restart)
 	j.resources(req)
 	s.ReadOnlyRootfs = pick(&j.judge, "read_only_rootfs", &req.ReadOnlyRootfs, j.profile.ReadOnlyRootfs)
+	if !s.ReadOnlyRootfs && j.api.ReadOnlyRootfs && j.profile.ReadOnlyRootfs {
+		// Docker's client sends false where nothing was asked for.
+		j.override(ruleReadOnlyRootfs, "read_only_rootfs", false, true)
+		s.ReadOnlyRootfs = true
+	}
 	return j.verdict()
 }
 

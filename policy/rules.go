@@ -58,6 +58,7 @@ const (
 	ruleUlimit         = "containers.ulimits"
 	ruleRuntime        = "containers.runtime"
 	ruleRestart        = "containers.restart"
+	ruleReadOnlyRootfs = "containers.read_only_rootfs"
 	ruleOOM            = "resources.oom"
 	ruleSwap           = "resources.swap"
 	ruleMountType      = "mounts.type"

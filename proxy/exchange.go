@@ -45,6 +45,11 @@ func (g *Gate) Wrap(next http.Handler) http.Handler {
 		w.Header().Set("X-Request-Id", ex.RequestID)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-store")
+		// The server drops a Content-Length beside a Transfer-Encoding without a word. Who
+		// counts by the length would take what follows the chunks for another request.
+		if len(r.TransferEncoding) > 0 || !r.ProtoAtLeast(1, 1) {
+			w.Header().Set("Connection", "close")
+		}
 
 		defer func() {
 			broken := g.recovered(w, r, recover())

@@ -404,3 +404,34 @@ func TestGateOverUnixSocket(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestGateAmbiguousLength sends a request of which two readers could see different ends.
+func TestGateAmbiguousLength(t *testing.T) {
+	_, h := newDoor(t, proxy.GateOptions{}, fine)
+	srv := httptest.NewServer(h)
+	defer srv.Close()
+	const next = "GET /x HTTP/1.1\r\nHost: localhost\r\n\r\n"
+	for name, tt := range map[string]struct {
+		request string
+		answers int
+	}{
+		"chunked and a length":   {"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + next, 1},
+		"a length and chunked":   {"POST /x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Length: 60\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + next, 1},
+		"refused":                {"POST /none HTTP/1.1\r\nHost: elsewhere\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + next, 1},
+		"an old client's chunks": {"POST /x HTTP/1.0\r\nHost: localhost\r\nConnection: keep-alive\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + next, 1},
+		"a length":               {"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}" + strings.Replace(next, "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1), 2},
+	} {
+		conn, err := net.Dial("tcp", srv.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, tt.request); err != nil {
+			t.Fatal(err)
+		}
+		all, _ := io.ReadAll(conn) // an early end may be a reset
+		_ = conn.Close()
+		if n := bytes.Count(all, []byte("HTTP/1.")); n != tt.answers {
+			t.Errorf("%s: %d answers, want %d: %q", name, n, tt.answers, all)
+		}
+	}
+}

@@ -226,6 +226,7 @@ type Spec struct {
 	Image          string            // mandatory; an Image.ID, or a reference that is in the store
 	Command        []string          // nil is the image's own entrypoint and command; otherwise replaces both
 	Env            []string          // "NAME=value", over the image's own
+	Unset          []string          // names of the image's variables that the container doesn't get; none of Env
 	Labels         map[string]string // all of them come back in Container.Labels
 	User           string            // "uid[:gid]"; empty is the image's own
 	Hostname       string            // empty lets the engine choose

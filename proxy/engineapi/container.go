@@ -36,6 +36,9 @@ func containerRoutes() []route {
 	}
 }
 
+// noImageID is no image's.
+var noImageID = "sha256:" + strings.Repeat("0", 64)
+
 // listContainers has the engine leave out what isn't the caller's.
 func (c *call) listContainers() error {
 	f, err := c.filters("ancestor", "before", "since", "exited", "expose", "health", "id", "label", "name", "network", "publish", "status", "volume")
@@ -65,6 +68,17 @@ func (c *call) listContainers() error {
 	}
 	if err := c.byAskedPath(f); err != nil {
 		return err
+	}
+	for i, ref := range f["ancestor"] { // or it would tell what others' images are named, or their IDs
+		img, err := c.seenImage(ref)
+		switch {
+		case err != nil:
+			return err
+		case img == nil:
+			f["ancestor"][i] = noImageID
+		default:
+			f["ancestor"][i] = img.ID
+		}
 	}
 	query.Set("filters", c.onlyOwn(f).String())
 	return c.answerList(query)

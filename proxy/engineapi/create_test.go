@@ -683,3 +683,32 @@ func TestCreateAtOnce(t *testing.T) {
 		t.Errorf("%d containers, more than 4", n)
 	}
 }
+
+// TestCreateImageEnv runs an image that brings variables which the policy denies.
+func TestCreateImageEnv(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, workRules(workDir(t)))
+	sweepOwn(t, direct, d)
+	from, err := direct.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const env = "berm.local/env:1"
+	_, err = direct.ContainerCommit(t.Context(), from.ID, container.CommitOptions{Reference: env, Changes: []string{"ENV SECRET_A=1 BERM_X=2 PLAIN=3 PINNED=no"}})
+	_ = direct.ContainerRemove(context.Background(), from.ID, forced)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = direct.ImageRemove(context.Background(), env, image.RemoveOptions{Force: true}) })
+	c := d.client("env")
+	ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: env, Cmd: []string{"sh", "-c", "echo [$SECRET_A$BERM_X] $PLAIN $PINNED"}}, nil, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(ct.Warnings, func(w string) bool { return strings.Contains(w, "SECRET_A") && strings.Contains(w, "env.deny") }) {
+		t.Errorf("warnings: %q", ct.Warnings)
+	}
+	if out, code := finish(t, c, direct, ct.ID); out != "[] 3 yes\n" || code != 0 {
+		t.Errorf("it said %q with %d", out, code)
+	}
+}

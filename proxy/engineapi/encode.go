@@ -68,6 +68,11 @@ func (p *plan) env(injected []string) []string {
 			out, done[e] = append(out, e), true
 		}
 	}
+	for _, name := range p.unset {
+		if !done[name] {
+			out, done[name] = append(out, name), true
+		}
+	}
 	return append(out, injected...)
 }
 

@@ -49,18 +49,52 @@ func (c *call) visibleImage(ref string) (*imageInfo, error) {
 	if len(ref) > maxName || !printable(ref) {
 		return nil, noImage(ref)
 	}
-	img, err := c.lookUpImage(ref)
+	img, err := c.seenImage(ref)
 	if err != nil {
 		return nil, err
 	}
 	if img == nil {
 		return nil, noImage(ref)
 	}
-	if _, _, ok := c.listed(img.RepoTags, img.RepoDigests, img.Config.Labels); !ok {
-		return nil, noImage(ref)
-	}
 	c.about(img.ID)
 	return img, nil
+}
+
+// seenImage is lookUpImage among the images that the caller may see. Others don't hide one
+// whose ID begins with ref.
+func (c *call) seenImage(ref string) (*imageInfo, error) {
+	img, err := c.lookUpImage(ref)
+	if err != nil || img != nil && c.sees(img) {
+		return img, err
+	}
+	start, ok := strings.CutPrefix(ref, "sha256:")
+	if !idStart.MatchString(start) || !ok && strings.Contains(ref, ":") {
+		return nil, nil
+	}
+	var found []string
+	err = c.engine.each(c.ctx, c.version, "/images/json", url.Values{"all": {"1"}}, func(_ string, entry json.RawMessage) error {
+		var o struct {
+			ID                    string `json:"Id"`
+			RepoTags, RepoDigests []string
+			Labels                map[string]string
+		}
+		if err := json.Unmarshal(entry, &o); err != nil {
+			return err
+		}
+		if _, _, ok := c.listed(o.RepoTags, o.RepoDigests, o.Labels); ok && strings.HasPrefix(o.ID, "sha256:"+start) {
+			found = append(found, o.ID)
+		}
+		return nil
+	})
+	if err != nil || len(found) != 1 {
+		return nil, err
+	}
+	return c.lookUpImage(found[0])
+}
+
+func (c *call) sees(img *imageInfo) bool {
+	_, _, ok := c.listed(img.RepoTags, img.RepoDigests, img.Config.Labels)
+	return ok
 }
 
 // listImages leaves out the images that the caller may not see, and the names of those
@@ -479,7 +513,29 @@ func (c *call) removeImage() error {
 			query.Set(name, "1")
 		}
 	}
-	return c.forward(ask{path: "/images/" + ref, query: query}, false)
+	var gone []map[string]string
+	err = c.engine.doSlow(c.ctx, ask{method: http.MethodDelete, version: c.version, path: "/images/" + ref, query: query}, &gone)
+	if statusOf(err) == http.StatusConflict { // the engine names the container, whosever it is
+		return conflict(fmt.Sprintf("conflict: unable to remove image %q: a container is using it, or it has further names or images made of it", familiar(c.name)))
+	}
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, c.goneOf(img, gone))
+}
+
+// goneOf leaves of what the engine removed what is the caller's to know: names that it may
+// see, and the image itself. Further IDs are those of images that it was made of.
+func (c *call) goneOf(img *imageInfo, gone []map[string]string) []map[string]string {
+	shown := []map[string]string{}
+	for _, m := range gone {
+		name := m["Untagged"]
+		_, _, ok := c.listed([]string{name}, nil, img.Config.Labels)
+		if name != "" && ok || m["Deleted"] == img.ID {
+			shown = append(shown, m)
+		}
+	}
+	return shown
 }
 
 func (c *call) saveImage() error { return c.save([]string{c.name}) }

@@ -40,11 +40,19 @@ func (c *call) policyNetwork(name string) (*network.Inspect, error) {
 	return n, nil
 }
 
-// namedNetwork is lookUpNetwork, and has a network made that is the policy's.
+// namedNetwork is lookUpNetwork, and has a network made that is the policy's. Another
+// caller's network doesn't hide one of the caller's own whose ID begins with ref.
 func (c *call) namedNetwork(ref string) (*network.Inspect, error) {
 	info, err := c.lookUpNetwork(ref)
 	if err == nil && info == nil && slices.ContainsFunc(c.rules.Networks(), func(r policy.NetworkRule) bool { return r.EngineNetwork == ref }) {
 		return c.policyNetwork(ref)
+	}
+	if err == nil && (info == nil || c.others(info.Labels)) {
+		id, err := c.startOf("/networks", ref)
+		if err != nil || id == "" {
+			return info, err
+		}
+		return c.lookUpNetwork(id)
 	}
 	return info, err
 }

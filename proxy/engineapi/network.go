@@ -36,8 +36,14 @@ func noNetwork(ref string) error { return notFound("network " + shorten(ref) + "
 // network gives a network of the caller's, by its ID, a prefix of it, or its name.
 func (c *call) network(ref string) (*network.Inspect, json.RawMessage, error) {
 	n, raw, err := c.anyNetwork(ref)
-	if err == nil && !c.own(n.Labels) {
-		err = noNetwork(ref)
+	if errors.Is(err, errNotFound) || err == nil && !c.own(n.Labels) {
+		id, listErr := c.startOf("/networks", ref)
+		if err = listErr; id != "" {
+			return c.network(id)
+		}
+		if err == nil {
+			err = noNetwork(ref)
+		}
 	}
 	if err != nil {
 		return nil, nil, err

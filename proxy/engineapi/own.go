@@ -111,7 +111,7 @@ func (c *call) container(ref string) (*container.InspectResponse, json.RawMessag
 	if statusOf(err) == http.StatusNotFound {
 		return nil, nil, noContainer(ref)
 	}
-	if statusOf(err) == http.StatusBadRequest {
+	if statusOf(err) != 0 && idStart.MatchString(ref) { // several have it; engines differ in how they say so
 		return c.shadowed(ref)
 	}
 	if err != nil {
@@ -137,28 +137,40 @@ var idStart = regexp.MustCompile(`^[0-9a-f]{1,63}$`)
 // shadowed is container for the start of an ID that is another caller's container's too,
 // or its name: others' names and IDs are not to be in the way.
 func (c *call) shadowed(ref string) (*container.InspectResponse, json.RawMessage, error) {
-	if !idStart.MatchString(ref) {
-		return nil, nil, noContainer(ref)
-	}
-	var ids []string
-	query := url.Values{"all": {"1"}, "filters": {c.onlyOwn(filters{"id": {ref}}).String()}}
-	err := c.engine.each(c.ctx, c.version, "/containers/json", query, func(_ string, entry json.RawMessage) error {
-		var ct listed
-		if err := json.Unmarshal(entry, &ct); err != nil {
-			return err
-		}
-		if fullID.MatchString(ct.ID) && strings.HasPrefix(ct.ID, ref) {
-			ids = append(ids, ct.ID)
-		}
-		return nil
-	})
+	id, err := c.startOf("/containers/json", ref)
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(ids) != 1 {
+	if id == "" {
 		return nil, nil, noContainer(ref)
 	}
-	return c.container(ids[0])
+	return c.container(id)
+}
+
+// startOf finds the one object of the caller's in one of the engine's lists whose ID begins
+// with ref. It is empty if there is none, or several.
+func (c *call) startOf(list, ref string) (id string, err error) {
+	if !idStart.MatchString(ref) {
+		return "", nil
+	}
+	var ids []string
+	query := url.Values{"all": {"1"}, "filters": {c.onlyOwn(filters{"id": {ref}}).String()}}
+	err = c.engine.each(c.ctx, c.version, list, query, func(_ string, entry json.RawMessage) error {
+		var o struct {
+			ID string `json:"Id"`
+		}
+		if err := json.Unmarshal(entry, &o); err != nil {
+			return err
+		}
+		if fullID.MatchString(o.ID) && strings.HasPrefix(o.ID, ref) {
+			ids = append(ids, o.ID)
+		}
+		return nil
+	})
+	if err != nil || len(ids) != 1 {
+		return "", err
+	}
+	return ids[0], nil
 }
 
 func noContainer(ref string) error { return notFound("No such container: " + shorten(ref)) }

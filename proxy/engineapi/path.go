@@ -154,9 +154,6 @@ func (c *call) parse() error {
 	}
 	c.query = query
 	h := c.r.Header
-	if len(c.r.TransferEncoding) > 0 && h.Get("Content-Length") != "" {
-		return malformed("the request has both a Content-Length and a Transfer-Encoding")
-	}
 	if h.Get("Content-Encoding") != "" || len(h.Values("Content-Type")) > 1 {
 		return malformed("the body is encoded, or has several types")
 	}

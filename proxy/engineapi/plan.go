@@ -27,7 +27,8 @@ type plan struct {
 	sources   []string                 // what the engine mounts for each bind; see hold
 	endpoints map[string]*endpointBody // by the network's ID
 	labels    map[string]string
-	audited   bool // it was denied, and goes through in mode audit as it was asked for
+	unset     []string // variables of the image that the policy denies
+	audited   bool     // it was denied, and goes through in mode audit as it was asked for
 	warnings  []string
 }
 
@@ -35,12 +36,15 @@ type plan struct {
 type imageInfo struct {
 	ID                    string `json:"Id"`
 	RepoTags, RepoDigests []string
-	Config                struct {
-		User                  string
-		Labels                map[string]string
-		OnBuild               []string
-		Volumes, ExposedPorts map[string]struct{}
-	}
+	Config                imageConfig
+}
+
+type imageConfig struct {
+	User                  string
+	Env                   []string
+	Labels                map[string]string
+	OnBuild               []string
+	Volumes, ExposedPorts map[string]struct{}
 }
 
 // effective is what a container was allowed, as its label keeps it.
@@ -93,7 +97,10 @@ func (c *call) plan(b *createBody) (*plan, error) {
 func (c *call) judge(p *plan, req policy.ContainerRequest) error {
 	asked, byID := p.body.Image, ""
 	for range 3 {
-		img, err := c.lookUpImage(asked)
+		img, err := c.seenImage(asked)
+		if err == nil && img == nil {
+			img, err = c.lookUpImage(asked)
+		}
 		if err != nil {
 			return err
 		}
@@ -281,6 +288,13 @@ func (c *call) complete(p *plan) error {
 	}
 	if err := p.names(c.query.Get("name")); err != nil {
 		return err
+	}
+	for _, e := range p.image.Config.Env {
+		name, _, _ := strings.Cut(e, "=")
+		if _, pinned := s.Env[name]; !pinned && c.rules.DeniesEnv(name) {
+			p.unset = append(p.unset, name)
+			p.warnings = append(p.warnings, fmt.Sprintf("Env: the image's %s is left out (rule env.deny)", shorten(name)))
+		}
 	}
 	for _, e := range p.endpoints {
 		if e == nil || len(e.Links) == 0 {

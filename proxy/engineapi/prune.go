@@ -130,7 +130,7 @@ func (c *call) pruneImages() error {
 			if err != nil {
 				return err
 			}
-			told.ImagesDeleted = append(told.ImagesDeleted, gone...)
+			told.ImagesDeleted = append(told.ImagesDeleted, c.goneOf(&imageInfo{ID: img.ID, Config: imageConfig{Labels: img.Labels}}, gone)...)
 			if slices.ContainsFunc(gone, func(m map[string]string) bool { return m["Deleted"] == img.ID }) {
 				told.SpaceReclaimed += img.Size - img.SharedSize
 				c.about(img.ID)

@@ -110,7 +110,8 @@ func (c *call) inspect(id string, v version) (*container.InspectResponse, error)
 	return &ct, nil
 }
 
-// sameEnv tells whether each variable that was sent is there once, with its value.
+// sameEnv tells whether each variable that was sent is there once, with its value, and none
+// that was sent without one has a value.
 func sameEnv(got, sent []string) bool {
 	count := map[string]int{}
 	for _, e := range got {
@@ -120,6 +121,9 @@ func sameEnv(got, sent []string) bool {
 	for _, e := range sent {
 		name, _, given := strings.Cut(e, "=")
 		if given && (count[name] != 1 || !slices.Contains(got, e)) {
+			return false
+		}
+		if !given && slices.ContainsFunc(got, func(g string) bool { return strings.HasPrefix(g, name+"=") }) {
 			return false
 		}
 	}

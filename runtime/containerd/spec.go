@@ -226,7 +226,11 @@ var nofile = sync.OnceValue(func() specs.POSIXRlimit {
 
 // env is the image's environment, and the spec's over it.
 func (c *creation) env() []string {
-	return mergeEnv(slices.Concat([]string{defaultPath, "HOSTNAME=" + c.hostname()}, c.image.config.Env), c.spec.Env)
+	image := slices.DeleteFunc(slices.Clone(c.image.config.Env), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return slices.Contains(c.spec.Unset, name)
+	})
+	return mergeEnv(slices.Concat([]string{defaultPath, "HOSTNAME=" + c.hostname()}, image), c.spec.Env)
 }
 
 // mergeEnv lets later variables replace earlier ones of the same name.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -211,7 +212,7 @@ func inspect(ctx context.Context, s *session, id string) (runtime.Container, err
 		Image:     c.Image,
 		State:     state(c.State.Status),
 		Labels:    ownLabels(c.Config.Labels),
-		Env:       c.Config.Env,
+		Env:       slices.DeleteFunc(c.Config.Env, func(v string) bool { return !strings.Contains(v, "=") }), // of Spec.Unset
 		CreatedAt: parseTime(c.Created),
 		StartedAt: parseTime(c.State.StartedAt),
 		OOMKilled: c.State.OOMKilled,

@@ -35,7 +35,7 @@ func containerConfig(spec runtime.Spec, nonce string) *container.Config {
 	labels[createLabel] = nonce
 	cfg := &container.Config{
 		Image:       spec.Image,
-		Env:         spec.Env,
+		Env:         slices.Concat(spec.Env, spec.Unset), // the engine leaves out what has no value
 		Labels:      labels,
 		User:        spec.User,
 		Hostname:    spec.Hostname,

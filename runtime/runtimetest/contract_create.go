@@ -225,4 +225,13 @@ func testImageConfiguration(t *testing.T, b *bed) {
 	if got := b.output(t, c.ID, "id", "-u"); got != "0" {
 		t.Errorf("a command runs as %s", got)
 	}
+	spec = b.spec()
+	spec.Image, spec.User, spec.Env, spec.Unset = b.Configured, "0:0", []string{"A=1"}, []string{"FROM_IMAGE", "NOT_IN_IT"}
+	c = b.create(t, spec)
+	if !slices.Contains(c.Env, "A=1") || slices.ContainsFunc(c.Env, func(v string) bool { return strings.HasPrefix(v, "FROM_IMAGE") || !strings.Contains(v, "=") }) {
+		t.Errorf("env %q", c.Env)
+	}
+	if got := b.output(t, c.ID, "env"); strings.Contains(got, "FROM_IMAGE") {
+		t.Errorf("env in the container %q", got)
+	}
 }

@@ -103,10 +103,14 @@ func (f *Fake) create(spec runtime.Spec) (*fakeContainer, error) {
 	}
 	c := &fakeContainer{spec: spec}
 	c.spec.Env = slices.Clone(spec.Env)
+	image := slices.DeleteFunc(slices.Clone(img.Env), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return slices.Contains(spec.Unset, name)
+	})
 	now := time.Now()
 	c.info = runtime.Container{
 		ID: newID(), Name: spec.Name, Image: img.ID, State: runtime.StateRunning,
-		Labels: maps.Clone(spec.Labels), Env: mergeEnv(img.Env, spec.Env),
+		Labels: maps.Clone(spec.Labels), Env: mergeEnv(image, spec.Env),
 		CreatedAt: now, StartedAt: now,
 	}
 	if spec.Network != "" {
