@@ -213,7 +213,7 @@ func TestAttackBuild(t *testing.T) {
 		"of another's": "FROM siege-v.local/image:1\n", "of another's by ID": "FROM {victimimage}\n", "of another's by variable": "ARG A=siege-v.local/image:1\nFROM $A\n",
 		"copy from another's": from + "COPY --from=siege-v.local/image:1 / /\n", "copy from elsewhere": from + "COPY --from=192.0.2.1/x / /\n",
 		"add an address": from + "ADD http://192.0.2.1/x /\n", "add a quoted address": from + "ADD [\"http:\\u002f/192.0.2.1/x\", \"/\"]\n", "add by a variable": from + "ENV A=http://192.0.2.1\nADD $A /\n",
-		"add a repository": from + "ADD git@192.0.2.1:x /\n", "front end": "# syntax=192.0.2.1/x\n" + from, "escape": "# escape=`\n" + from + "LABEL a=b `\nberm.owner=x\n",
+		"add a repository": from + "ADD git@192.0.2.1:x /\n", "escape": "# escape=`\n" + from + "LABEL a=b `\nberm.owner=x\n",
 		"label": from + "LABEL berm.tenant=victim\n", "label over lines": from + "LABEL a=b \\\n# x\nberm.tenant=victim\n", "label by variable": from + "ARG A=berm\nLABEL ${A}.tenant=victim\n",
 		"mount": from + "RUN --mount=type=bind,from=siege-v.local/image:1,target=/x cat /x\n", "host's network": from + "RUN --network=host true\n", "insecure": from + "RUN --security=insecure true\n",
 		"later": from + "ONBUILD ADD http://192.0.2.1/x /\n", "here-document": from + "COPY <<EOF /x\nx\nEOF\n", "unknown": from + "INCLUDE x\n",
