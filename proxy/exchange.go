@@ -31,13 +31,24 @@ type Exchange struct {
 	quiet bool
 	fault Fault
 	cause error
+
+	bodies *Bodies
+	body   *Lease // of the memory for the request's body; nil before it is read
+}
+
+// KeepBody hands the lease of the memory for the request's body over to the caller, which
+// releases it. Without a call it ends with the request.
+func (ex *Exchange) KeepBody() *Lease {
+	l := ex.body
+	ex.body = nil
+	return l
 }
 
 // Wrap gives every request its Exchange, span, metric and log line, keeps out
 // what isn't meant for this server, and turns a panic into an answer.
 func (g *Gate) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		ex := &Exchange{RequestID: requestID(r), start: time.Now(), route: "unmatched"}
+		ex := &Exchange{RequestID: requestID(r), start: time.Now(), route: "unmatched", bodies: g.opts.Bodies}
 		ctx := g.continued(r)
 		ctx, span := g.tracer.Start(ctx, method(r), trace.WithSpanKind(trace.SpanKindServer))
 		r = r.WithContext(context.WithValue(ctx, exchangeKey{}, ex))
@@ -48,11 +59,13 @@ func (g *Gate) Wrap(next http.Handler) http.Handler {
 
 		defer func() {
 			broken := g.recovered(w, r, recover())
+			ex.body.Release()
 			g.finish(w, r, ex, span)
 			if broken {
 				panic(http.ErrAbortHandler)
 			}
 		}()
+		boundBody(w, r, bodyTimeout)
 		if err := g.admit(r); err != nil {
 			g.fail(w, r, err)
 			return

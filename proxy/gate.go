@@ -37,6 +37,7 @@ type GateOptions struct {
 	AnyOrigin func(r *http.Request) bool
 	// Fail writes the body of an error in the door's own shape. Mandatory.
 	Fail     func(w http.ResponseWriter, r *http.Request, f Fault)
+	Bodies   *Bodies               // memory for bodies, shared with other Gates; nil is NewBodies
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
 	Tracer   trace.TracerProvider  // nil: no spans
@@ -69,6 +70,9 @@ func NewGate(opts GateOptions) (*Gate, error) {
 	}
 	if opts.Tracer == nil {
 		opts.Tracer = noop.NewTracerProvider()
+	}
+	if opts.Bodies == nil {
+		opts.Bodies = NewBodies()
 	}
 	m, err := newMetrics(opts.Registry)
 	if err != nil {
@@ -139,6 +143,9 @@ func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
 	setRetryAfter(w, f.RetryAfter)
+	if !errors.Is(f.Cause, os.ErrDeadlineExceeded) { // one that was too slow has no more time
+		boundBody(w, r, bodyLinger)
+	}
 	g.opts.Fail(w, r, f)
 }
 

@@ -59,6 +59,7 @@ type doorParts struct {
 	workspaces *workspace.Service // nil without a root for chats, as chats
 	chats      *chat.Service
 	sockets    passedSockets
+	bodies     *proxy.Bodies
 }
 
 // doorGuard holds sandboxes' mounts once they are known not to be around directories of
@@ -84,7 +85,7 @@ func (d *doorParts) sandboxAPI(ctx context.Context, undo *cleanup) (front, strin
 	api := sandboxapi.Options{
 		Manager: d.manager, Policy: d.policies.Policy, Tokens: d.tokens, TokenHeader: d.cfg.Security.TokenHeader,
 		Hosts: cfg.AllowedHosts, Origins: cfg.AllowedOrigins, Version: version, SigningKey: d.signingKey, PortTimeout: d.cfg.Sandbox.PortTimeout,
-		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
+		Bodies: d.bodies, Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}
 	if d.chats != nil {
 		api.Workspaces, api.Chats = d.workspaces, d.chats
@@ -136,7 +137,7 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 		Policy: d.policies.Policy, Owner: d.owner, Hosts: d.cfg.EngineAPI.AllowedHosts,
 		Mounts:        func() []policy.Mount { return d.manager.OtherMounts("") },
 		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels,
-		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
+		Bodies: d.bodies, Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}
 	if path := d.cfg.EngineAPI.AuditLog; path != "" && len(d.cfg.EngineAPI.Listeners) > 0 {
 		audit, err := engineapi.OpenAudit(path)

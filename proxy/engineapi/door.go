@@ -35,8 +35,9 @@ type Options struct {
 	// Labels are further ones of every container, unless its caller gives one of these
 	// names itself, to which it can't give the value here. Nil is none.
 	Labels map[string]string
-	Hosts  []string // further names that the Host header may carry over TCP, without port
-	Audit  *Audit   // where decisions are written; nil is nowhere
+	Hosts  []string      // further names that the Host header may carry over TCP, without port
+	Audit  *Audit        // where decisions are written; nil is nowhere
+	Bodies *proxy.Bodies // memory for bodies, shared with other APIs; nil: its own
 
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
@@ -86,7 +87,7 @@ func New(opts Options) (*Door, error) {
 		return nil, err
 	}
 	d.gate, err = proxy.NewGate(proxy.GateOptions{
-		Hosts: opts.Hosts, Fail: fail, Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
+		Hosts: opts.Hosts, Fail: fail, Bodies: opts.Bodies, Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
 	})
 	return d, err
 }

@@ -119,7 +119,6 @@ func (c *call) execEnv(body *execBody) ([]string, error) {
 
 // decode reads the call's body, one strict JSON object, in which null is what is left out.
 func (c *call) decode(v any) error {
-	proxy.BoundBody(c.w, c.r)
 	return proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, v)
 }
 

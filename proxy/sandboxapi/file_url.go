@@ -41,6 +41,10 @@ func (a *api) signFileURL(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	found, err := a.chats.Get(r.Context(), tenant, chatID)
+	if err != nil {
+		return err
+	}
 	var body apitype.FileURLRequest
 	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
 		return err
@@ -50,10 +54,6 @@ func (a *api) signFileURL(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	expires, err := expiry(body.TTL)
-	if err != nil {
-		return err
-	}
-	found, err := a.chats.Get(r.Context(), tenant, chatID)
 	if err != nil {
 		return err
 	}
