@@ -67,8 +67,10 @@ func decodeBody(w http.ResponseWriter, r *http.Request, limit int64, optional bo
 
 // readJSON reads a body that says that it is JSON; nil is none at all.
 func readJSON(w http.ResponseWriter, r *http.Request, limit int64, optional bool) ([]byte, error) {
-	if r.ContentLength > limit {
-		return nil, &http.MaxBytesError{Limit: limit}
+	if r.ContentLength > limit { // the caller may still send, and would lose an answer before that
+		boundBody(w, r, bodyLinger)
+		_, err := io.CopyN(io.Discard, r.Body, limit)
+		return nil, errors.Join(&http.MaxBytesError{Limit: limit}, err)
 	}
 	body, err := readBody(w, r, limit)
 	if err != nil {
