@@ -70,6 +70,9 @@ func servePipes(t *testing.T, bodies *proxy.Bodies, h func(b *dataBody)) *pipes 
 	}
 	_, door := newDoor(t, proxy.GateOptions{Tokens: tokens, Bodies: bodies}, func(w http.ResponseWriter, r *http.Request) error {
 		var b dataBody
+		if r.Header.Get("X-Unread") != "" {
+			return fine(w, r)
+		}
 		if err := proxy.DecodeBody(w, r, bodyLimit, false, &b); err != nil {
 			return err
 		}
@@ -298,6 +301,8 @@ func TestStalledBodies(t *testing.T) {
 		"no such path, large":     {"/y", bodyToken, 1 << 30, nil, 0, 404, 6 * time.Second},
 		"no token":                {"/x", "none", 100, nil, 0, 401, 6 * time.Second},
 		"no token, it drips":      {"/x", "none", -1, slices.Repeat([]string{"1\r\n \r\n"}, 1000), time.Second, 401, 6 * time.Second},
+		"answered all the same":   {"/x", bodyToken + "\r\nX-Unread: 1", 100, nil, 0, 200, 61 * time.Second},
+		"answered, it drips":      {"/x", bodyToken + "\r\nX-Unread: 1", 1000, drip, 5 * time.Second, 200, 61 * time.Second},
 		"larger than may be":      {"/x", bodyToken, bodyLimit + 1, nil, 0, 413, 6 * time.Second},
 		"a header and no request": {"/x", bodyToken + "\r\nX-Drip: 1", 0, nil, 0, 400, 3 * time.Minute},
 	} {

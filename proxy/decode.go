@@ -26,6 +26,8 @@ const (
 	maxValues   = 1 << 15  // in one body
 	fewValues   = 128      // that every body may have without a further lease
 	valueCost   = 128      // bytes of memory, beside those of its text
+	maxName     = 128      // bytes that are told of a field's name
+	maxMessage  = 4 << 10  // bytes that are kept and logged of an error
 	bodyStart   = 64 << 10 // bytes of a body of unknown length that are leased first
 	bodyIdle    = 10 * time.Second
 	bodyTimeout = time.Minute     // for a whole body to arrive
@@ -332,7 +334,7 @@ func (d decoder) object(raw []byte, path string, field func(name, at string, raw
 		if err := json.Unmarshal(raw, &name); err != nil {
 			return err
 		}
-		at := cut(name)
+		at := cut(name, maxName)
 		if path != "" {
 			at = path + "." + at
 		}
@@ -348,13 +350,12 @@ func (d decoder) object(raw []byte, path string, field func(name, at string, raw
 	return nil
 }
 
-// cut makes a field's name one that can be told, and written down.
-func cut(name string) string {
-	const most = 128
-	if len(name) <= most {
-		return name
+// cut shortens a text that a caller may have made as long as it likes.
+func cut(s string, most int) string {
+	if len(s) <= most {
+		return s
 	}
-	return strings.ToValidUTF8(name[:most], "") + "…"
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
 func setLeaf(v reflect.Value, raw json.RawMessage, path string) error {

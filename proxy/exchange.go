@@ -26,11 +26,12 @@ type Exchange struct {
 	// What handlers add for the log line; empty where there is none.
 	Key, SessionID, ContainerID string
 
-	start time.Time
-	route string
-	quiet bool
-	fault Fault
-	cause error
+	start   time.Time
+	route   string
+	quiet   bool
+	unnamed bool // nobody has to show a token
+	fault   Fault
+	cause   error
 
 	bodies *Bodies
 	body   *Lease // of the memory for the request's body; nil before it is read
@@ -149,7 +150,7 @@ func (g *Gate) finish(w *writer, r *http.Request, ex *Exchange, span trace.Span)
 		}
 	}
 	if ex.cause != nil {
-		attrs = append(attrs, slog.String("error", ex.cause.Error()))
+		attrs = append(attrs, slog.String("error", cut(ex.cause.Error(), maxMessage)))
 	}
 	g.opts.Logger.LogAttrs(r.Context(), level, "http_request", attrs...)
 }

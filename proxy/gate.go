@@ -99,7 +99,7 @@ type Route struct {
 func (g *Gate) Handle(rt Route, h Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ex := ExchangeOf(r.Context())
-		ex.route, ex.quiet = rt.Name, rt.Quiet
+		ex.route, ex.quiet, ex.unnamed = rt.Name, rt.Quiet, rt.Scope == ScopeNone
 		if rt.Scope != ScopeNone {
 			c, err := g.authenticate(r)
 			if err != nil {
@@ -135,8 +135,8 @@ func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 	ex.fault, ex.cause = f, &f
 	if ex.Caller.Tenant != "" && f.Status != StatusClientClosed {
 		g.ring.add(ex.Caller.Tenant, RecentError{
-			Time: ex.start.UTC(), Code: f.Code, Status: f.Status, Message: f.Detail,
-			Route: ex.route, Key: ex.Key, RequestID: ex.RequestID,
+			Time: ex.start.UTC(), Code: f.Code, Status: f.Status, Message: cut(f.Detail, maxMessage),
+			Route: ex.route, Key: ex.Key, RequestID: ex.RequestID, unnamed: ex.unnamed,
 		})
 	}
 	if f.Status == http.StatusUnauthorized {

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -109,6 +110,10 @@ func (d *doorParts) sandboxAPI(ctx context.Context, undo *cleanup) (front, strin
 		return front{}, "", err
 	}
 	undo.add(func() error { _ = listener.Close(); return nil }) // closed already if it was served
+	if d.tokens.Len() == 0 && worldWritable(cfg.Listen, mode) {
+		d.log.WarnContext(ctx, "sandbox_api_open", "address", cfg.Listen,
+			"error", "every user of this machine may do everything: configure tokens, or an http.socket_mode of 0660")
+	}
 	address := cfg.Listen
 	if !strings.HasPrefix(address, "unix://") {
 		address = listener.Addr().String()
@@ -137,6 +142,7 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 		Policy: d.policies.Policy, Owner: d.owner, Hosts: d.cfg.EngineAPI.AllowedHosts,
 		Mounts:        func() []policy.Mount { return d.manager.OtherMounts("") },
 		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels,
+		SpoolDir: d.cfg.SpoolDir(), SpoolBytes: d.cfg.EngineAPI.SpoolMB << 20,
 		Bodies: d.bodies, Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}
 	if path := d.cfg.EngineAPI.AuditLog; path != "" && len(d.cfg.EngineAPI.Listeners) > 0 {
@@ -148,7 +154,7 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 		opts.Audit = audit
 	}
 	if len(d.cfg.EngineAPI.Listeners) == 0 {
-		opts.Registry = nil // nobody calls it
+		opts.Registry, opts.SpoolDir = nil, "" // nobody calls it
 	}
 	door, err := engineapi.New(opts)
 	if err != nil {
@@ -184,7 +190,8 @@ func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) (fronts []fron
 		}
 		first = cmp.Or(first, address)
 		d.log.InfoContext(ctx, "serving_engine_api", "address", address, "tls", l.TLSCertFile != "", "callers", len(l.Callers))
-		if l.AllowPlain && l.ClientCAFile == "" {
+		mode, _ := l.FileMode() // which has listened
+		if l.AllowPlain && l.ClientCAFile == "" || anybody(l) && worldWritable(l.Address, mode) {
 			d.log.WarnContext(ctx, "engine_api_open", "address", l.Address,
 				"error", "whoever reaches this address is its caller: keep it in a network of those who may")
 		}
@@ -257,6 +264,11 @@ func callersOf(l config.Listener) engineapi.Callers {
 		}
 	}
 	return out
+}
+
+// worldWritable tells whether every user of the machine can connect to a unix socket.
+func worldWritable(address string, mode fs.FileMode) bool {
+	return strings.HasPrefix(address, "unix://") && mode&0o002 != 0
 }
 
 // checkExposure refuses a sandbox API that strangers can reach, as far as it can be known.

@@ -217,10 +217,13 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 		var all sync.WaitGroup
 		for i := range 40 {
 			tenant := i % 2
-			query := []string{"", "?type=volume"}[i/2%2] // an older engine does the same for both
+			get := fmt.Sprintf(getRequest, "/system/df")
+			if i/2%2 == 0 {
+				get = strings.Replace(get, "v1.41", "v1.40", 1) // whose answer may be another
+			}
 			all.Go(func() {
 				for range 3 {
-					status, text := exchange(l[tenant], fmt.Sprintf(getRequest, "/system/df"+query), strings.NewReader(""))
+					status, text := exchange(l[tenant], get, strings.NewReader(""))
 					var got struct {
 						LayersSize int64
 						Volumes    []struct{ Name string }
@@ -235,7 +238,7 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 		}
 		all.Wait()
 		took := time.Since(begun)
-		if most.Load() != 1 || walks.Load() > 4 || took < time.Duration(2*walks.Load()-1)*walk || took > time.Minute+walk {
+		if most.Load() != 1 || walks.Load() > 8 || took < time.Duration(2*walks.Load()-1)*walk || took > 3*time.Minute {
 			t.Errorf("%d walks, %d at once, in %s", walks.Load(), most.Load(), took)
 		}
 	})

@@ -190,6 +190,7 @@ func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request, body *uplo
 		}
 		content = http.MaxBytesReader(w, io.NopCloser(content), c.MaxBytes)
 	}
+	f.Size = -1 // so that room is only kept for what has come
 	err = a.putChatFile(w, r.WithContext(ctx), c.Tenant, c.Chat, f, content)
 	var full *workspace.QuotaError
 	switch {
