@@ -123,7 +123,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 	if opts.DrainTimeout == 0 {
 		opts.DrainTimeout = 30 * time.Second
 	}
-	clients := &clients{most: cmp.Or(opts.MaxConns, maxConns), log: opts.Logger, conns: map[string]int{}, warned: map[string]bool{}}
+	clients := &clients{most: cmp.Or(opts.MaxConns, maxConns), log: opts.Logger, conns: map[string]int{}}
 	base, stop := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainKey{}, ctx))
 	defer stop(nil)
 	var handlers sync.WaitGroup
@@ -177,10 +177,9 @@ type clients struct {
 	most int
 	log  *slog.Logger
 
-	mu     sync.Mutex
-	conns  map[string]int
-	warned map[string]bool // of its clients, that they had too many
-	slots  sync.Map        // of connections that are counted, by the connection
+	mu    sync.Mutex
+	conns map[string]int
+	slots sync.Map // of connections that are counted, by the connection
 }
 
 // connSlot is a connection's place among those of its client.
@@ -197,17 +196,13 @@ func (c *clients) enter(next func(context.Context, net.Conn) context.Context) fu
 		s := &connSlot{client: clientOf(conn)}
 		c.mu.Lock()
 		c.conns[s.client]++
-		tooMany := c.conns[s.client] > c.most
-		warn := tooMany && !c.warned[s.client]
-		if warn {
-			c.warned[s.client] = true
-		}
+		n := c.conns[s.client]
 		c.mu.Unlock()
 		c.slots.Store(conn, s)
-		if tooMany {
+		if n > c.most {
 			_ = conn.Close()
 		}
-		if warn {
+		if n == c.most+1 { // of those that come after it nothing is said
 			c.log.WarnContext(ctx, "too_many_connections", "client", s.client, "max", c.most)
 		}
 		if ctx = context.WithValue(ctx, slotKey{}, s); next != nil {
@@ -243,7 +238,6 @@ func (c *clients) leave(s *connSlot) {
 	defer c.mu.Unlock()
 	if c.conns[s.client]--; c.conns[s.client] == 0 {
 		delete(c.conns, s.client)
-		delete(c.warned, s.client)
 	}
 }
 
