@@ -26,6 +26,9 @@ type StartRequest struct {
 	Follow bool
 	// Once says that nobody comes back for output that was followed to its end.
 	Once bool
+	// Taken is called once, when nothing holds Stdin any more: the command has taken it, or
+	// never will. It may be called after StartExec returns. Nil is nothing.
+	Taken func()
 }
 
 // ExecRunning is the status of an Execution that hasn't ended.

@@ -327,7 +327,7 @@ func (h *hub) write(ctx context.Context, p []byte, end bool) error {
 	if err := h.takeInput(ctx); err != nil {
 		return err
 	}
-	return h.feed(ctx, p, end)
+	return h.feed(ctx, slices.Clone(p), end)
 }
 
 // takeInput waits until nobody else writes.
@@ -340,9 +340,8 @@ func (h *hub) takeInput(ctx context.Context) error {
 	}
 }
 
-// feed is write for who has taken the input, and gives it back.
+// feed is write for a caller that has taken the input. It gives the input back, and keeps p.
 func (h *hub) feed(ctx context.Context, p []byte, end bool) error {
-	p = slices.Clone(p)
 	done := make(chan error, 1)
 	go func() { // ends with the hub at the latest
 		var err error

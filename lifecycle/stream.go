@@ -74,6 +74,12 @@ func (m *Manager) StartExec(ctx context.Context, req StartRequest) (Execution, e
 
 func (m *Manager) startExec(ctx context.Context, req StartRequest) (e Execution, err error) {
 	req.OpenStdin = req.OpenStdin || req.TTY
+	fed := false
+	defer func() {
+		if !fed && req.Taken != nil {
+			req.Taken()
+		}
+	}()
 	cmd, err := m.checkStart(req)
 	if err != nil {
 		return e, err
@@ -130,7 +136,7 @@ func (m *Manager) startExec(ctx context.Context, req StartRequest) (e Execution,
 		e = m.execution(rec, info)
 		e.Overridden, e.Created, e.Recreated = slices.Concat(made.Overridden, overridden), made.Created, made.Recreated
 		if info.Running && (req.Follow || len(req.Stdin) > 0) {
-			err = m.takeHold(ctx, rec, sb, p.ID, req)
+			fed, err = m.takeHold(ctx, rec, sb, p.ID, req)
 		}
 		return goesOn, err
 	})
@@ -157,6 +163,11 @@ func (m *Manager) checkStart(req StartRequest) (*command, error) {
 
 // hash is of all that makes a request the same when it comes again.
 func (r StartRequest) hash() string {
+	input := r.Stdin
+	if len(input) > sha256.Size { // rather than copy it
+		sum := sha256.Sum256(input)
+		input = sum[:]
+	}
 	b, _ := json.Marshal(struct { // strings and numbers can't fail
 		Command    []string
 		Env        map[string]string
@@ -167,7 +178,7 @@ func (r StartRequest) hash() string {
 		OpenStdin  bool
 		TTY        bool
 		KeepBytes  int
-	}{r.Command, r.Env, r.WorkingDir, r.Stdin, r.Timeout, r.Serialize, r.OpenStdin, r.TTY, r.KeepBytes})
+	}{r.Command, r.Env, r.WorkingDir, input, r.Timeout, r.Serialize, r.OpenStdin, r.TTY, r.KeepBytes})
 	sum := sha256.Sum256(b)
 	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
@@ -231,35 +242,38 @@ func (m *Manager) started(rec *record, info runtime.ProcessInfo, turn bool) bool
 }
 
 // takeHold takes hold of a command that was just started, for the one who is to read it,
-// and gives it the input that came with it.
-func (m *Manager) takeHold(ctx context.Context, rec *record, sb Sandbox, proc string, req StartRequest) error {
+// and gives it the input that came with it. It tells whether it calls req.Taken.
+func (m *Manager) takeHold(ctx context.Context, rec *record, sb Sandbox, proc string, req StartRequest) (fed bool, err error) {
 	h, err := m.openHub(ctx, rec, sb, proc, 0, execRing, req.Follow)
 	switch {
 	case err != nil && len(req.Stdin) == 0:
-		return nil // who comes to read is told
+		return false, nil // who comes to read is told
 	case err != nil:
-		return m.explain(ctx, rec, sb, req.ExecID, err)
+		return false, m.explain(ctx, rec, sb, req.ExecID, err)
 	}
 	if req.Follow {
 		h.expectSoon()
 	}
 	if len(req.Stdin) == 0 {
 		h.release()
-		return nil
+		return false, nil
 	}
 	if err := h.takeInput(ctx); err != nil { // at once, so that nobody retires the hub before
 		h.release()
-		return m.explain(ctx, rec, sb, req.ExecID, err)
+		return false, m.explain(ctx, rec, sb, req.ExecID, err)
 	}
 	if !m.goTend(func() {
 		defer h.release()
+		if req.Taken != nil {
+			defer req.Taken()
+		}
 		_ = h.feed(m.tending, req.Stdin, !req.OpenStdin) // what it doesn't take is lost with it
 	}) {
 		<-h.input
 		h.release()
-		return errClosing
+		return false, errClosing
 	}
-	return nil
+	return true, nil
 }
 
 // existing looks for a command under the ID of a request.

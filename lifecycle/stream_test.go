@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -547,8 +548,13 @@ func TestAttachWhileInputIsHeld(t *testing.T) {
 		}}})
 		req := follow("x", "")
 		req.Command, req.Stdin = []string{"count"}, make([]byte, 1<<20)
+		var taken atomic.Int64
+		req.Taken = func() { taken.Add(1) }
 		w.startExec(req)
 		synctest.Wait()
+		if taken.Load() != 0 {
+			t.Error("its input is said to be taken before it is read")
+		}
 		var gone *lifecycle.GoneError
 		if _, err := w.AttachExec(t.Context(), "a", "k", "x", 0); !errors.As(err, &gone) || gone.FirstSeq <= 0 {
 			t.Fatalf("from the beginning: %v", err)
@@ -562,6 +568,17 @@ func TestAttachWhileInputIsHeld(t *testing.T) {
 		out, _ := readAll(t, s, gone.FirstSeq)
 		if want := "1048576 <nil>"; strings.Trim(out, "\x00") != want || len(out) != printed-int(gone.FirstSeq)+len(want) {
 			t.Errorf("%d bytes, ending in %q", len(out), out[max(0, len(out)-30):])
+		}
+		synctest.Wait()
+		if n := taken.Swap(0); n != 1 {
+			t.Errorf("its input is said to be taken %d times", n)
+		}
+		again := req
+		again.KeepBytes = -1
+		for _, r := range []lifecycle.StartRequest{req, again} { // one that is there already, and one that fails
+			if _, err := w.StartExec(t.Context(), r); (err != nil) != (r.KeepBytes < 0) || taken.Swap(0) != 1 {
+				t.Errorf("again: %v", err)
+			}
 		}
 		_, _ = from.Close(), s.Close()
 		w.stop()

@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"os"
 	"reflect"
 	"strconv"
 	"strings"
@@ -21,40 +22,62 @@ import (
 const MaxBody = 1 << 20
 
 const (
-	maxDepth    = 16              // of objects and arrays within each other
+	maxDepth    = 16       // of objects and arrays within each other
+	maxValues   = 1 << 15  // in one body
+	fewValues   = 128      // that every body may have without a further lease
+	valueCost   = 128      // bytes of memory, beside those of its text
+	maxName     = 128      // bytes that are told of a field's name
+	maxMessage  = 4 << 10  // bytes that are kept and logged of an error
+	bodyStart   = 64 << 10 // bytes of a body of unknown length that are leased first
+	bodyIdle    = 10 * time.Second
 	bodyTimeout = time.Minute     // for a whole body to arrive
+	bodyLinger  = 5 * time.Second // for what is left of the body of a refused request
 	sendTimeout = 2 * time.Minute // for a whole answer to leave
 )
 
-// BoundBody gives a request's body a minute to arrive, whoever reads it: the server
-// itself does when no handler did. DecodeBody lifts the bound again.
-func BoundBody(w http.ResponseWriter, r *http.Request) {
+// boundBody gives the rest of a request's body time to arrive, whoever reads it: the
+// server does so when no handler did. A handler may set another deadline.
+func boundBody(w http.ResponseWriter, r *http.Request, within time.Duration) {
 	if r.ContentLength != 0 {
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // an in-process writer has none
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(within)) // an in-process writer has none
 	}
 }
 
 // DecodeBody reads a JSON body of at most limit bytes into v, as DecodeJSON does.
-// No body at all leaves v as it is when that is allowed.
+// No body at all leaves v as it is when that is allowed. The memory that the body takes is
+// leased until the request ends, or until whoever called Exchange.KeepBody releases it.
 func DecodeBody(w http.ResponseWriter, r *http.Request, limit int64, optional bool, v any) error {
+	return decodeBody(w, r, limit, optional, v, DecodeJSON)
+}
+
+func decodeBody(w http.ResponseWriter, r *http.Request, limit int64, optional bool, v any, decode func([]byte, any) error) error {
 	body, err := readJSON(w, r, limit, optional)
 	if err != nil || body == nil {
 		return err
 	}
-	return DecodeJSON(body, v)
+	ex, size := ExchangeOf(r.Context()), int64(len(body))
+	count, _ := shape(body)
+	size += valueCost * max(fewValues, min(count, maxValues))
+	if err := ex.body.Resize(r.Context(), size+int64(len(body))); err != nil {
+		return err
+	}
+	if err := decode(body, v); err != nil {
+		return err
+	}
+	return ex.body.Resize(r.Context(), size)
 }
 
 // readJSON reads a body that says that it is JSON; nil is none at all.
 func readJSON(w http.ResponseWriter, r *http.Request, limit int64, optional bool) ([]byte, error) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
-	if err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
-			return nil, err
-		}
-		return nil, malformed("the body could not be read to its end")
+	if r.ContentLength > limit { // the caller may still send, and would lose an answer before that
+		boundBody(w, r, bodyLinger)
+		_, err := io.CopyN(io.Discard, r.Body, limit)
+		return nil, errors.Join(&http.MaxBytesError{Limit: limit}, err)
 	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	body, err := readBody(w, r, limit)
+	if err != nil {
+		return nil, err
+	}
 	if len(body) == 0 && optional {
 		return nil, nil
 	}
@@ -66,14 +89,61 @@ func readJSON(w http.ResponseWriter, r *http.Request, limit int64, optional bool
 	return body, nil
 }
 
+// readBody reads a body to its end, within the time that one may take. It leases twice its
+// size: for the text, and for what is decoded from it. A body of unknown length that is more
+// than small leases as much as it may have, as several that grow could wait for each other.
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+	ex, room := ExchangeOf(r.Context()), r.ContentLength
+	if room < 0 {
+		room = min(bodyStart, limit)
+	}
+	ex.body = ex.bodies.lease(ex.Caller.Tenant, room)
+	if err := ex.body.Resize(r.Context(), 2*room+valueCost*fewValues); err != nil {
+		return nil, err
+	}
+	from, conn := http.MaxBytesReader(w, r.Body, limit), http.NewResponseController(w)
+	body, until := make([]byte, 0, room+1), time.Now().Add(bodyTimeout) // one more byte shows the end
+	for {
+		deadline := time.Now().Add(bodyIdle)
+		if until.Before(deadline) {
+			deadline = until
+		}
+		_ = conn.SetReadDeadline(deadline) // an in-process writer has none
+		n, err := from.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		var tooLarge *http.MaxBytesError
+		switch {
+		case errors.Is(err, io.EOF):
+			_ = conn.SetReadDeadline(time.Time{})
+			return body, nil
+		case errors.As(err, &tooLarge):
+			return nil, err
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			f := malformed("the body stopped, or came too slowly")
+			f.Cause = err
+			return nil, f
+		case err != nil:
+			return nil, malformed("the body could not be read to its end")
+		}
+		if len(body) == cap(body) {
+			if room <= bodyStart {
+				first := ex.body
+				ex.body = ex.bodies.lease(ex.Caller.Tenant, limit)
+				err := ex.body.Resize(r.Context(), 2*limit+valueCost*fewValues)
+				if first.Release(); err != nil {
+					return nil, err
+				}
+			}
+			room = min(2*room, limit)
+			body = append(make([]byte, 0, room+1), body...)
+		}
+	}
+}
+
 // DecodeNulls is DecodeBody for an API whose clients write null for what they leave out:
 // at every place but the whole body it stands for the zero value.
 func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any) error {
-	body, err := readJSON(w, r, limit, false)
-	if err != nil {
-		return err
-	}
-	return DecodeJSONNulls(body, v)
+	return decodeBody(w, r, limit, false, v, DecodeJSONNulls)
 }
 
 // DecodeJSONNulls is to DecodeNulls what DecodeJSON is to DecodeBody.
@@ -96,16 +166,27 @@ func decodeJSON(data []byte, v any, nulls bool) error {
 	if err := checkSyntax(data); err != nil {
 		return err
 	}
-	d := decoder{json.NewDecoder(bytes.NewReader(data)), nulls}
-	if nulls {
-		return d.plain(reflect.ValueOf(v).Elem(), "")
-	}
-	return d.value(reflect.ValueOf(v).Elem(), "")
+	d, whole := decoder{nulls}, bytes.TrimSpace(data)
+	return d.plain(reflect.ValueOf(v).Elem(), whole, "")
 }
 
-// checkSyntax makes sure that it is one JSON value, not nested too deeply.
+// checkSyntax makes sure that it is one JSON value, not nested too deeply, nor of too many.
 func checkSyntax(data []byte) error {
-	depth, inString := 0, false
+	switch values, depth := shape(data); {
+	case depth > maxDepth:
+		return malformed(fmt.Sprintf("the body is nested more than %d levels deep", maxDepth))
+	case values > maxValues:
+		return malformed(fmt.Sprintf("the body has more than %d values", maxValues))
+	case !json.Valid(data):
+		return malformed("the body is not one valid JSON value")
+	}
+	return nil
+}
+
+// shape counts the values of JSON, at most one too many, and tells how deeply they are nested.
+func shape(data []byte) (values int64, depth int) {
+	at, inString := 0, false
+	values = 1
 	for i := 0; i < len(data); i++ {
 		switch c := data[i]; {
 		case inString && c == '\\':
@@ -114,108 +195,117 @@ func checkSyntax(data []byte) error {
 			inString = !inString
 		case inString:
 		case c == '{' || c == '[':
-			if depth++; depth > maxDepth {
-				return malformed(fmt.Sprintf("the body is nested more than %d levels deep", maxDepth))
-			}
+			at++
+			depth = max(depth, at)
+			values++
 		case c == '}' || c == ']':
-			depth--
+			at--
+		case c == ',' || c == ':':
+			values++
 		}
 	}
-	if !json.Valid(data) {
-		return malformed("the body is not one valid JSON value")
-	}
-	return nil
+	return values, depth
 }
 
 func malformed(detail string) *Fault {
 	return &Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail}
 }
 
-// decoder reads valid JSON token by token, guided by the type that is wanted.
+// decoder reads valid JSON, guided by the type that is wanted. It works on the text itself:
+// only leaves are copied.
 type decoder struct {
-	*json.Decoder
 	nulls bool // null is the zero value of everything
 }
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
 
-func (d decoder) value(v reflect.Value, path string) error {
-	t := v.Type()
+func (d decoder) value(v reflect.Value, raw []byte, path string) error {
+	t, null := v.Type(), string(raw) == "null"
 	switch {
+	case t.Kind() == reflect.Pointer && null:
+		return nil
 	case t.Kind() == reflect.Pointer:
 		p := reflect.New(t.Elem())
-		null, err := d.orNull(p.Elem(), path)
-		if err == nil && !null {
-			v.Set(p)
+		if err := d.plain(p.Elem(), raw, path); err != nil {
+			return err
 		}
-		return err
-	case d.nulls, t.Kind() == reflect.Map && !reflect.PointerTo(t).Implements(unmarshaler),
-		t.Kind() == reflect.Slice && t.Elem().Kind() != reflect.Uint8 && !reflect.PointerTo(t).Implements(unmarshaler):
-		_, err := d.orNull(v, path)
-		return err
+		v.Set(p)
+		return nil
+	case null && (d.nulls || t.Kind() == reflect.Map && !isLeaf(t) || t.Kind() == reflect.Slice && !isLeaf(t)):
+		return nil
 	}
-	return d.plain(v, path)
+	return d.plain(v, raw, path)
 }
 
-// orNull reads a value or null.
-func (d decoder) orNull(v reflect.Value, path string) (null bool, err error) {
-	var raw json.RawMessage
-	if err := d.Decode(&raw); err != nil {
-		return false, malformed("the body is not one valid JSON value")
-	}
-	if string(raw) == "null" {
-		return true, nil
-	}
-	if isLeaf(v.Type()) {
-		return false, setLeaf(v, raw, path)
-	}
-	return false, decoder{json.NewDecoder(bytes.NewReader(raw)), d.nulls}.plain(v, path)
-}
-
-func (d decoder) plain(v reflect.Value, path string) error {
+func (d decoder) plain(v reflect.Value, raw []byte, path string) error {
 	t := v.Type()
 	if isLeaf(t) {
-		return d.leaf(v, path)
+		return setLeaf(v, raw, path)
 	}
 	switch t.Kind() {
 	case reflect.Struct:
-		if err := d.open('{', path, "an object"); err != nil {
-			return err
-		}
-		return d.object(path, func(name, at string) error {
+		return d.object(raw, path, func(name, at string, raw []byte) error {
 			f, ok := fieldNamed(v, name)
 			if !ok {
 				return malformed(fmt.Sprintf("unknown field %q", at))
 			}
-			return d.value(f, at)
+			return d.value(f, raw, at)
 		})
 	case reflect.Map:
-		if err := d.open('{', path, "an object"); err != nil {
-			return err
-		}
 		v.Set(reflect.MakeMap(t))
-		return d.object(path, func(name, at string) error {
+		return d.object(raw, path, func(name, at string, raw []byte) error {
 			e := reflect.New(t.Elem()).Elem()
-			if err := d.value(e, at); err != nil {
+			if err := d.value(e, raw, at); err != nil {
 				return err
 			}
 			v.SetMapIndex(reflect.ValueOf(name), e)
 			return nil
 		})
 	}
-	if err := d.open('[', path, "an array"); err != nil {
-		return err
+	if raw[0] != '[' {
+		return &lifecycle.InvalidError{Field: path, Message: "must be an array"}
 	}
 	v.Set(reflect.MakeSlice(t, 0, 0))
-	for i := 0; d.More(); i++ {
+	for rest := next(raw[1:]); rest[0] != ']'; rest = next(rest) {
+		raw, rest = cutValue(rest)
 		e := reflect.New(t.Elem()).Elem()
-		if err := d.value(e, path+"["+strconv.Itoa(i)+"]"); err != nil {
+		if err := d.value(e, raw, path+"["+strconv.Itoa(v.Len())+"]"); err != nil {
 			return err
 		}
 		v.Set(reflect.Append(v, e))
 	}
-	_, err := d.Token()
-	return err
+	return nil
+}
+
+// next skips what is between two values.
+func next(data []byte) []byte { return bytes.TrimLeft(data, " \t\r\n,:") }
+
+// cutValue splits valid JSON that begins with a value after that value.
+func cutValue(data []byte) (value, rest []byte) {
+	depth := 0
+	for i := 0; i < len(data); i++ {
+		switch data[i] {
+		case '"':
+			for i++; data[i] != '"'; i++ {
+				if data[i] == '\\' {
+					i++
+				}
+			}
+		case '{', '[':
+			depth++
+			continue
+		case '}', ']':
+			depth--
+		default: // of a number or a word, or between values
+			if depth > 0 || i+1 < len(data) && !bytes.ContainsRune([]byte(" \t\r\n,:]}"), rune(data[i+1])) {
+				continue
+			}
+		}
+		if depth == 0 {
+			return data[:i+1], data[i+1:]
+		}
+	}
+	return data, nil
 }
 
 // isLeaf tells whether a value of the type has no further fields.
@@ -232,27 +322,19 @@ func isLeaf(t reflect.Type) bool {
 	return true
 }
 
-func (d decoder) open(want json.Delim, path, what string) error {
-	tok, err := d.Token()
-	if err != nil {
-		return malformed("the body is not one valid JSON value")
+// object reads an object's fields.
+func (d decoder) object(raw []byte, path string, field func(name, at string, raw []byte) error) error {
+	if raw[0] != '{' {
+		return &lifecycle.InvalidError{Field: path, Message: "must be an object"}
 	}
-	if tok != want {
-		return &lifecycle.InvalidError{Field: path, Message: "must be " + what}
-	}
-	return nil
-}
-
-// object reads an object's fields and its end.
-func (d decoder) object(path string, field func(name, at string) error) error {
 	seen := map[string]bool{}
-	for d.More() {
-		tok, err := d.Token()
-		if err != nil {
+	for rest := next(raw[1:]); rest[0] != '}'; rest = next(rest) {
+		raw, rest = cutValue(rest)
+		var name string
+		if err := json.Unmarshal(raw, &name); err != nil {
 			return err
 		}
-		name, _ := tok.(string)
-		at := cut(name)
+		at := cut(name, maxName)
 		if path != "" {
 			at = path + "." + at
 		}
@@ -260,30 +342,20 @@ func (d decoder) object(path string, field func(name, at string) error) error {
 			return malformed(fmt.Sprintf("field %q is there twice", at))
 		}
 		seen[name] = true
-		if err := field(name, at); err != nil {
+		raw, rest = cutValue(next(rest))
+		if err := field(name, at, raw); err != nil {
 			return err
 		}
 	}
-	_, err := d.Token()
-	return err
+	return nil
 }
 
-// cut makes a field's name one that can be told, and written down.
-func cut(name string) string {
-	const most = 128
-	if len(name) <= most {
-		return name
+// cut shortens a text that a caller may have made as long as it likes.
+func cut(s string, most int) string {
+	if len(s) <= most {
+		return s
 	}
-	return strings.ToValidUTF8(name[:most], "") + "…"
-}
-
-// leaf reads a value that has no further fields.
-func (d decoder) leaf(v reflect.Value, path string) error {
-	var raw json.RawMessage
-	if err := d.Decode(&raw); err != nil {
-		return malformed("the body is not one valid JSON value")
-	}
-	return setLeaf(v, raw, path)
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
 func setLeaf(v reflect.Value, raw json.RawMessage, path string) error {

@@ -26,18 +26,30 @@ type Exchange struct {
 	// What handlers add for the log line; empty where there is none.
 	Key, SessionID, ContainerID string
 
-	start time.Time
-	route string
-	quiet bool
-	fault Fault
-	cause error
+	start   time.Time
+	route   string
+	quiet   bool
+	unnamed bool // nobody has to show a token
+	fault   Fault
+	cause   error
+
+	bodies *Bodies
+	body   *Lease // of the memory for the request's body; nil before it is read
+}
+
+// KeepBody hands the lease of the memory for the request's body over to the caller, which
+// releases it. Without a call it ends with the request.
+func (ex *Exchange) KeepBody() *Lease {
+	l := ex.body
+	ex.body = nil
+	return l
 }
 
 // Wrap gives every request its Exchange, span, metric and log line, keeps out
 // what isn't meant for this server, and turns a panic into an answer.
 func (g *Gate) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		ex := &Exchange{RequestID: requestID(r), start: time.Now(), route: "unmatched"}
+		ex := &Exchange{RequestID: requestID(r), start: time.Now(), route: "unmatched", bodies: g.opts.Bodies}
 		ctx := g.continued(r)
 		ctx, span := g.tracer.Start(ctx, method(r), trace.WithSpanKind(trace.SpanKindServer))
 		r = r.WithContext(context.WithValue(ctx, exchangeKey{}, ex))
@@ -53,11 +65,13 @@ func (g *Gate) Wrap(next http.Handler) http.Handler {
 
 		defer func() {
 			broken := g.recovered(w, r, recover())
+			ex.body.Release()
 			g.finish(w, r, ex, span)
 			if broken {
 				panic(http.ErrAbortHandler)
 			}
 		}()
+		boundBody(w, r, bodyTimeout)
 		if err := g.admit(r); err != nil {
 			g.fail(w, r, err)
 			return
@@ -141,7 +155,7 @@ func (g *Gate) finish(w *writer, r *http.Request, ex *Exchange, span trace.Span)
 		}
 	}
 	if ex.cause != nil {
-		attrs = append(attrs, slog.String("error", ex.cause.Error()))
+		attrs = append(attrs, slog.String("error", cut(ex.cause.Error(), maxMessage)))
 	}
 	g.opts.Logger.LogAttrs(r.Context(), level, "http_request", attrs...)
 }

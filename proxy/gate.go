@@ -37,6 +37,7 @@ type GateOptions struct {
 	AnyOrigin func(r *http.Request) bool
 	// Fail writes the body of an error in the door's own shape. Mandatory.
 	Fail     func(w http.ResponseWriter, r *http.Request, f Fault)
+	Bodies   *Bodies               // memory for bodies, shared with other Gates; nil is NewBodies
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
 	Tracer   trace.TracerProvider  // nil: no spans
@@ -70,6 +71,9 @@ func NewGate(opts GateOptions) (*Gate, error) {
 	if opts.Tracer == nil {
 		opts.Tracer = noop.NewTracerProvider()
 	}
+	if opts.Bodies == nil {
+		opts.Bodies = NewBodies()
+	}
 	m, err := newMetrics(opts.Registry)
 	if err != nil {
 		return nil, err
@@ -95,7 +99,7 @@ type Route struct {
 func (g *Gate) Handle(rt Route, h Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ex := ExchangeOf(r.Context())
-		ex.route, ex.quiet = rt.Name, rt.Quiet
+		ex.route, ex.quiet, ex.unnamed = rt.Name, rt.Quiet, rt.Scope == ScopeNone
 		if rt.Scope != ScopeNone {
 			c, err := g.authenticate(r)
 			if err != nil {
@@ -131,14 +135,17 @@ func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 	ex.fault, ex.cause = f, &f
 	if ex.Caller.Tenant != "" && f.Status != StatusClientClosed {
 		g.ring.add(ex.Caller.Tenant, RecentError{
-			Time: ex.start.UTC(), Code: f.Code, Status: f.Status, Message: f.Detail,
-			Route: ex.route, Key: ex.Key, RequestID: ex.RequestID,
+			Time: ex.start.UTC(), Code: f.Code, Status: f.Status, Message: cut(f.Detail, maxMessage),
+			Route: ex.route, Key: ex.Key, RequestID: ex.RequestID, unnamed: ex.unnamed,
 		})
 	}
 	if f.Status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
 	setRetryAfter(w, f.RetryAfter)
+	if !errors.Is(f.Cause, os.ErrDeadlineExceeded) { // one that was too slow has no more time
+		boundBody(w, r, bodyLinger)
+	}
 	g.opts.Fail(w, r, f)
 }
 

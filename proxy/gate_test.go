@@ -367,7 +367,18 @@ func TestGateRecentErrors(t *testing.T) {
 	}); w.Code != proxy.StatusClientClosed {
 		t.Errorf("a caller that has gone: got %d", w.Code)
 	}
+	signed := g.Wrap(g.Handle(proxy.Route{Name: "/signed"}, func(_ http.ResponseWriter, r *http.Request) error {
+		proxy.ExchangeOf(r.Context()).Caller.Tenant = "blue"
+		return &proxy.Fault{Status: 410, Code: "url_expired", Detail: strings.Repeat("x", 1<<20)}
+	}))
+	for range 100 {
+		ask(signed, nil)
+	}
 	red, blue := g.RecentErrors("red"), g.RecentErrors("blue")
+	if len(blue) != 11 || blue[10].Code != "not_found" || len(blue[0].Message) > 8<<10 {
+		t.Errorf("beside a signed URL's: %d", len(blue))
+	}
+	blue = blue[10:]
 	if len(red) != 50 || len(blue) != 1 || len(g.RecentErrors("")) != 0 {
 		t.Fatalf("got %d and %d", len(red), len(blue))
 	}

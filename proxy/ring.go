@@ -1,12 +1,15 @@
 package proxy
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
 
-// ringSize is how many errors are remembered for each tenant.
-const ringSize = 50
+const (
+	ringSize    = 50 // errors that are remembered for each tenant
+	ringUnnamed = 10 // of them those of requests without a token: anybody with a signed URL sends them
+)
 
 // RecentError is one answered error.
 type RecentError struct {
@@ -17,6 +20,7 @@ type RecentError struct {
 	Route     string
 	Key       string // empty where there is none
 	RequestID string
+	unnamed   bool // the request had no token
 }
 
 // ring remembers each tenant's last errors apart, so that one tenant can't push
@@ -31,11 +35,19 @@ func newRing() *ring { return &ring{m: map[string][]RecentError{}} }
 func (r *ring) add(tenant string, e RecentError) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := append(r.m[tenant], e)
-	if len(s) > ringSize {
-		s = append(s[:0], s[len(s)-ringSize:]...)
+	s, unnamed := r.m[tenant], 0
+	for _, old := range s {
+		if old.unnamed {
+			unnamed++
+		}
 	}
-	r.m[tenant] = s
+	switch oldest := slices.IndexFunc(s, func(old RecentError) bool { return old.unnamed }); {
+	case e.unnamed && unnamed >= ringUnnamed:
+		s = slices.Delete(s, oldest, oldest+1)
+	case len(s) == ringSize:
+		s = slices.Delete(s, 0, 1)
+	}
+	r.m[tenant] = append(s, e)
 }
 
 func (r *ring) recent(tenant string) []RecentError {

@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,9 +12,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const unixScheme = "unix://"
@@ -101,6 +107,7 @@ const lastWords = 5 * time.Second
 type ServeOptions struct {
 	DrainTimeout time.Duration // for requests in flight once ctx has ended; 0 is 30 s
 	Logger       *slog.Logger  // nil discards
+	MaxConns     int           // of one client at a time: a user on a unix socket, else an address; 0 is 2,048
 	// ConnContext adds to the context of a connection's requests. Nil adds nothing.
 	ConnContext func(ctx context.Context, c net.Conn) context.Context
 }
@@ -116,6 +123,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 	if opts.DrainTimeout == 0 {
 		opts.DrainTimeout = 30 * time.Second
 	}
+	clients := &clients{most: cmp.Or(opts.MaxConns, maxConns), log: opts.Logger, conns: map[string]int{}}
 	base, stop := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainKey{}, ctx))
 	defer stop(nil)
 	var handlers sync.WaitGroup
@@ -123,10 +131,12 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			handlers.Add(1)
 			defer handlers.Done()
+			defer clients.after(r)
 			h.ServeHTTP(w, r)
 		}),
 		BaseContext:       func(net.Listener) context.Context { return base },
-		ConnContext:       opts.ConnContext,
+		ConnContext:       clients.enter(opts.ConnContext),
+		ConnState:         clients.changed,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
@@ -157,6 +167,112 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 		err = srv.Close()
 	}
 	return errors.Join(err, notClosed(<-served))
+}
+
+// maxConns is how many connections a client may have. Each takes some 20 KiB.
+const maxConns = 2048
+
+// clients counts the connections of each client, also those that handlers have taken over.
+type clients struct {
+	most int
+	log  *slog.Logger
+
+	mu    sync.Mutex
+	conns map[string]int
+	slots sync.Map // of connections that are counted, by the connection
+}
+
+// connSlot is a connection's place among those of its client.
+type connSlot struct {
+	client string
+	taken  atomic.Bool // over by a handler, with which it ends
+}
+
+type slotKey struct{}
+
+// enter counts a connection, and closes it if its client has too many.
+func (c *clients) enter(next func(context.Context, net.Conn) context.Context) func(context.Context, net.Conn) context.Context {
+	return func(ctx context.Context, conn net.Conn) context.Context {
+		s := &connSlot{client: clientOf(conn)}
+		c.mu.Lock()
+		c.conns[s.client]++
+		n := c.conns[s.client]
+		c.mu.Unlock()
+		c.slots.Store(conn, s)
+		if n > c.most {
+			_ = conn.Close()
+		}
+		if n == c.most+1 { // of those that come after it nothing is said
+			c.log.WarnContext(ctx, "too_many_connections", "client", s.client, "max", c.most)
+		}
+		if ctx = context.WithValue(ctx, slotKey{}, s); next != nil {
+			ctx = next(ctx, conn)
+		}
+		return ctx
+	}
+}
+
+func (c *clients) changed(conn net.Conn, state http.ConnState) {
+	s, _ := c.slots.Load(conn)
+	slot, ok := s.(*connSlot)
+	if !ok || state != http.StateClosed && state != http.StateHijacked {
+		return
+	}
+	c.slots.Delete(conn)
+	if state == http.StateHijacked {
+		slot.taken.Store(true)
+		return
+	}
+	c.leave(slot)
+}
+
+// after ends the connection that the request's handler took over, if it did.
+func (c *clients) after(r *http.Request) {
+	if s, ok := r.Context().Value(slotKey{}).(*connSlot); ok && s.taken.Load() {
+		c.leave(s)
+	}
+}
+
+func (c *clients) leave(s *connSlot) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conns[s.client]--; c.conns[s.client] == 0 {
+		delete(c.conns, s.client)
+	}
+}
+
+// clientOf names the client at the other end of a connection.
+func clientOf(conn net.Conn) string {
+	if cred, ok := PeerOf(conn); ok {
+		return "uid " + strconv.FormatUint(uint64(cred.Uid), 10)
+	}
+	host, _, err := net.SplitHostPort(conn.RemoteAddr().String())
+	if err != nil {
+		return conn.RemoteAddr().String()
+	}
+	return host
+}
+
+// PeerOf gives the process at the other end of a unix socket, as the kernel says.
+func PeerOf(conn net.Conn) (cred unix.Ucred, ok bool) {
+	if t, ok := conn.(*tls.Conn); ok {
+		conn = t.NetConn()
+	}
+	u, ok := conn.(*net.UnixConn)
+	if !ok {
+		return cred, false
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return cred, false
+	}
+	ok = false
+	_ = raw.Control(func(fd uintptr) {
+		if c, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			cred, ok = *c, true
+		}
+	})
+	return cred, ok
 }
 
 // wait waits for a group until ctx ends. What waits on is ended by the group's end.

@@ -1,6 +1,7 @@
 package proxy_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -11,10 +12,54 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/bermhq/berm/proxy"
 )
+
+// TestServeBoundsConnections counts a client's connections, also those that are taken over.
+func TestServeBoundsConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &pipes{conns: make(chan net.Conn), quit: make(chan struct{})}
+		ctx, cancel := context.WithCancel(context.Background())
+		served := make(chan error, 1)
+		go func() {
+			served <- proxy.Serve(ctx, l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path != "/take" {
+					return
+				}
+				conn, _, err := http.NewResponseController(w).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
+				_, _ = io.Copy(io.Discard, conn)
+				_ = conn.Close()
+			}), proxy.ServeOptions{MaxConns: 2, DrainTimeout: time.Second})
+		}()
+		open := func(path string) (net.Conn, error) {
+			conn := l.dial()
+			_, _ = io.WriteString(conn, "GET "+path+" HTTP/1.1\r\nHost: localhost\r\n\r\n") // to one that may be closed
+			_, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			return conn, err
+		}
+		for range 3 {
+			taken, err1 := open("/take")
+			kept, err2 := open("/")
+			third, err3 := open("/")
+			if err1 != nil || err2 != nil || err3 == nil {
+				t.Errorf("got %v, %v, and the third %v", err1, err2, err3)
+			}
+			_, _, _ = taken.Close(), kept.Close(), third.Close()
+			synctest.Wait()
+		}
+		cancel()
+		_ = l.Close()
+		<-served
+	})
+}
 
 func TestListenUnix(t *testing.T) {
 	dir := t.TempDir()

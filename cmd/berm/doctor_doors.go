@@ -142,7 +142,11 @@ func checkTokens(ctx context.Context, limit time.Duration, cfg *config.Config) [
 		return []finding{bad(id, "none, and "+listen+" is neither loopback nor a unix socket", wontStart, "give a token in security.token_file or BERM_SECURITY_TOKENS, or listen on 127.0.0.1")}
 	}
 	if tokens.Len() == 0 {
-		return []finding{soft(id, "none", "every process that reaches "+listen+" may do everything", "give tokens in security.token_file or BERM_SECURITY_TOKENS")}
+		found := "none"
+		if mode, err := cfg.HTTP.FileMode(); err == nil && worldWritable(listen, mode) {
+			found = fmt.Sprintf("none, and every user of this machine reaches %s, mode %04o", listen, mode)
+		}
+		return []finding{soft(id, found, "every process that reaches "+listen+" may do everything", "give tokens in security.token_file or BERM_SECURITY_TOKENS")}
 	}
 	out := []finding{okay(id, strconv.Itoa(tokens.Len()))}
 	if checkExposure(cfg.HTTP, 0) != nil { // it can be reached from elsewhere
@@ -207,7 +211,7 @@ func checkListener(ctx context.Context, limit time.Duration, l config.Listener, 
 	}
 	if mode, err := l.FileMode(); err == nil && strings.HasPrefix(l.Address, "unix://") {
 		found += fmt.Sprintf(", mode %04o", mode)
-		if anybody(l) && mode&0o006 == 0o006 {
+		if anybody(l) && worldWritable(l.Address, mode) {
 			return soft(id, found, "every user of this machine is its caller", "give the callers' uids, or a socket_mode of 0660")
 		}
 	}

@@ -73,7 +73,7 @@ func lookAtStorage(ctx context.Context, limit time.Duration, cfg *config.Config)
 	s.chats = look(cfg.Sandbox.ChatsRoot, cfg.Sandbox.CreateRoots)
 	s.dependencies = look(cfg.Sandbox.DependenciesRoot, cfg.Sandbox.CreateRoots)
 	s.tools = look(cfg.Sandbox.LambdaToolsRoot, cfg.Sandbox.CreateRoots)
-	s.temporary = look(os.TempDir(), false)
+	s.temporary = look(cfg.SpoolDir(), true)
 	if errors.Is(s.state.err, errStuck) {
 		s.instanceErr, s.databaseErr = errStuck, errStuck
 		return s
@@ -246,7 +246,7 @@ func (s *storageFacts) judge(cfg *config.Config, host hostFacts) []finding {
 		}
 	}
 	if s.temporary.err != nil && len(cfg.EngineAPI.Listeners) > 0 {
-		out = append(out, soft("storage.temporary", s.temporary.err.Error(), "docker build by way of Berm fails", "mount a tmpfs on "+s.temporary.path+", or set TMPDIR"))
+		out = append(out, soft("storage.temporary", s.temporary.err.Error(), "docker build by way of Berm fails", "choose another with engine_api.spool_dir"))
 	}
 	return out
 }

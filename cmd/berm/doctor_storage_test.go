@@ -431,6 +431,7 @@ func TestDoctorListener(t *testing.T) {
 		"served":          {config.Listener{Address: "unix://" + taken, Callers: one}, true, gradeOK, "is listened on"},
 		"not served":      {config.Listener{Address: "unix://" + dir + "/s", Callers: one}, true, gradeSoft, "isn't listened on"},
 		"for everybody":   {config.Listener{Address: "unix://" + dir + "/s", SocketMode: "0666", Callers: all}, false, gradeSoft, "mode 0666"},
+		"to write to":     {config.Listener{Address: "unix://" + dir + "/s", SocketMode: "0602", Callers: all}, false, gradeSoft, "mode 0602"},
 		"for one of all":  {config.Listener{Address: "unix://" + dir + "/s", SocketMode: "0666", Callers: one}, false, gradeOK, "mode 0666"},
 		"audit":           {config.Listener{Address: "unix://" + dir + "/s", Callers: []config.Caller{{Name: "ci", Mode: config.ModeAudit}}}, false, gradeSoft, "mode: audit for ci"},
 		"plain":           {config.Listener{Address: "tcp://0.0.0.0:0", AllowPlain: true, Callers: all}, false, gradeSoft, "without client certificates"},
@@ -490,6 +491,7 @@ func TestDoctorTokens(t *testing.T) {
 	}{
 		"none":            {"127.0.0.1:1", "", "doors.tokens", gradeSoft},
 		"exposed":         {"0.0.0.0:1", "", "doors.tokens", gradeBad},
+		"open socket":     {"unix:///s", "", "doors.tokens", gradeSoft},
 		"given":           {"127.0.0.1:1", testToken, "doors.tokens", gradeOK},
 		"plain":           {"0.0.0.0:1", testToken, "doors.tls", gradeSoft},
 		"broken":          {"127.0.0.1:1", "hush", "doors.tokens", gradeBad},
@@ -497,11 +499,14 @@ func TestDoctorTokens(t *testing.T) {
 		"passed, without": {"systemd:http", "", "doors.tokens", gradeSoft},
 	} {
 		cfg := config.Default()
-		cfg.HTTP.Listen, cfg.Security.Tokens = tt.listen, tt.tokens
+		cfg.HTTP.Listen, cfg.HTTP.SocketMode, cfg.Security.Tokens = tt.listen, "0666", tt.tokens
 		findings := checkTokens(t.Context(), time.Minute, cfg)
 		t.Run(name, func(t *testing.T) { wantFinding(t, findings, tt.id, tt.grade, "") })
 		if strings.Contains(fmt.Sprint(findings), "hush") {
 			t.Errorf("%s tells a secret: %+v", name, findings)
+		}
+		if open := name == "open socket"; open != strings.Contains(fmt.Sprint(findings), "every user of this machine reaches unix:///s, mode 0666") {
+			t.Errorf("%s: %+v", name, findings)
 		}
 		if passed := strings.HasPrefix(name, "passed"); passed != strings.Contains(fmt.Sprint(findings), "TCP beyond loopback") {
 			t.Errorf("%s: %+v", name, findings)

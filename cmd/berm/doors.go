@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -61,6 +62,7 @@ type doorParts struct {
 	workspaces *workspace.Service // nil without a root for chats, as chats
 	chats      *chat.Service
 	sockets    passedSockets
+	bodies     *proxy.Bodies
 }
 
 // sandboxAPI opens the door of the sandbox API, and tells its address.
@@ -69,7 +71,7 @@ func (d *doorParts) sandboxAPI(ctx context.Context, undo *cleanup) (front, strin
 	api := sandboxapi.Options{
 		Manager: d.manager, Policy: d.policies.Policy, Tokens: d.tokens, TokenHeader: d.cfg.Security.TokenHeader,
 		Hosts: cfg.AllowedHosts, Origins: cfg.AllowedOrigins, Version: version, SigningKey: d.signingKey, PortTimeout: d.cfg.Sandbox.PortTimeout,
-		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
+		Bodies: d.bodies, Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}
 	if d.chats != nil {
 		api.Workspaces, api.Chats = d.workspaces, d.chats
@@ -93,6 +95,10 @@ func (d *doorParts) sandboxAPI(ctx context.Context, undo *cleanup) (front, strin
 		return front{}, "", err
 	}
 	undo.add(func() error { _ = listener.Close(); return nil }) // closed already if it was served
+	if d.tokens.Len() == 0 && worldWritable(cfg.Listen, mode) {
+		d.log.WarnContext(ctx, "sandbox_api_open", "address", cfg.Listen,
+			"error", "every user of this machine may do everything: configure tokens, or an http.socket_mode of 0660")
+	}
 	address := cfg.Listen
 	if !strings.HasPrefix(address, "unix://") {
 		address = listener.Addr().String()
@@ -120,7 +126,8 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 		Policy: d.policies.Policy, Owner: d.owner, Hosts: d.cfg.EngineAPI.AllowedHosts,
 		Pins: d.holder, Unheld: d.unheld, Mounts: d.manager.MountsInUse, ArchiveFixed: d.cfg.EngineAPI.ArchiveFixed,
 		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels, Restarts: d.db,
-		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
+		SpoolDir: d.cfg.SpoolDir(), SpoolBytes: d.cfg.EngineAPI.SpoolMB << 20,
+		Bodies: d.bodies, Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}
 	if path := d.cfg.EngineAPI.AuditLog; path != "" && len(d.cfg.EngineAPI.Listeners) > 0 {
 		audit, err := engineapi.OpenAudit(path)
@@ -131,7 +138,7 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 		opts.Audit = audit
 	}
 	if len(d.cfg.EngineAPI.Listeners) == 0 {
-		opts.Registry = nil // nobody calls it
+		opts.Registry, opts.SpoolDir = nil, "" // nobody calls it
 	}
 	door, err := engineapi.New(opts)
 	if err != nil {
@@ -162,7 +169,8 @@ func (d *doorParts) engineAPI(ctx context.Context, door *engineapi.Door, undo *c
 		}
 		first = cmp.Or(first, address)
 		d.log.InfoContext(ctx, "serving_engine_api", "address", address, "tls", l.TLSCertFile != "", "callers", len(l.Callers))
-		if l.AllowPlain && l.ClientCAFile == "" {
+		mode, _ := l.FileMode() // which has listened
+		if l.AllowPlain && l.ClientCAFile == "" || anybody(l) && worldWritable(l.Address, mode) {
 			d.log.WarnContext(ctx, "engine_api_open", "address", l.Address,
 				"error", "whoever reaches this address is its caller: keep it in a network of those who may")
 		}
@@ -235,6 +243,11 @@ func callersOf(l config.Listener) engineapi.Callers {
 		}
 	}
 	return out
+}
+
+// worldWritable tells whether every user of the machine can connect to a unix socket.
+func worldWritable(address string, mode fs.FileMode) bool {
+	return strings.HasPrefix(address, "unix://") && mode&0o002 != 0
 }
 
 // checkExposure refuses a sandbox API that strangers can reach, as far as it can be known.

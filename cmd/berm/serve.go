@@ -22,6 +22,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/runtime"
 )
@@ -254,7 +255,7 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 	}
 	parts := doorParts{
 		cfg: cfg, manager: manager, db: db, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, holder: holder, unheld: unheld, labels: here.labels(),
-		workspaces: lasting, chats: chats, sockets: sockets,
+		workspaces: lasting, chats: chats, sockets: sockets, bodies: proxy.NewBodies(),
 	}
 	undo.add(st.withdraw)
 	if door, err = parts.engineDoor(&undo); err != nil {

@@ -18,6 +18,9 @@ var passed = []string{
 	"X-Docker-Container-Path-Stat", "Pragma", "Last-Modified",
 }
 
+// answerTime is how long a caller may take to read an answer of Berm's own.
+const answerTime = 2 * time.Minute
+
 var buffers = sync.Pool{New: func() any { b := make([]byte, bufferSize); return &b }}
 
 // ask makes the request to the engine that the call's own stands for, by default with
@@ -90,6 +93,9 @@ func (c *call) copy(body io.Reader, stream bool) {
 	for {
 		n, err := body.Read(*buf)
 		if n > 0 {
+			if !stream && c.ctx.Err() == nil { // whose end sets another
+				_ = flusher.SetWriteDeadline(time.Now().Add(answerTime))
+			}
 			if _, werr := c.w.Write((*buf)[:n]); werr != nil {
 				panic(http.ErrAbortHandler)
 			}
@@ -130,6 +136,7 @@ func (c *call) answer(status int, v any) error {
 	h.Set("Content-Type", "application/json")
 	h.Set("Api-Version", c.version.String())
 	h.Set("Content-Length", strconv.Itoa(len(body)+1))
+	_ = http.NewResponseController(c.w).SetWriteDeadline(time.Now().Add(answerTime)) // an in-process writer has none
 	c.w.WriteHeader(status)
 	_, _ = c.w.Write(append(body, '\n'))
 	return nil

@@ -28,7 +28,7 @@ func (c *call) archived(id string, serve func(a ask, ct *container.InspectRespon
 	if name == "" || len(name) > maxTarName || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
 		return malformed("the path is missing, or is none")
 	}
-	ct, err := c.patient(id)
+	ct, err := c.inspectSlow(id)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -58,11 +59,11 @@ func (c *call) build() error {
 	if err := c.operation(policy.OpBuild); err != nil {
 		return err
 	}
-	key := "builds " + c.caller.Tenant
-	defer c.rooms.leave(key)
-	if c.rooms.enter(key) > maxBuilds {
-		return &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity", Detail: fmt.Sprintf("%d builds are running", maxBuilds)}
+	over, err := c.enter("builds", maxBuilds)
+	if err != nil {
+		return err
 	}
+	defer over()
 	args, err := c.buildArgs()
 	if err != nil {
 		return err
@@ -86,12 +87,13 @@ func (c *call) build() error {
 	}
 	defer leave()
 	defer c.buildBefore(labels)()
-	files, err := c.spool(args)
+	lease := c.spooled.Lease(c.caller.Tenant)
+	defer lease.Release()
+	files, err := c.spool(args, lease)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = files.Close() }()
-	_ = http.NewResponseController(c.w).SetReadDeadline(time.Time{}) // or the client would seem to leave when it is over
 	size, err := files.Seek(0, io.SeekEnd)
 	if err != nil {
 		return err
@@ -275,7 +277,7 @@ func (c *call) buildLabels() (map[string]string, error) {
 
 // spool writes the build's files anew, into a file that has no name any more, with a
 // Dockerfile of the door's own under its usual name.
-func (c *call) spool(args map[string]string) (*os.File, error) {
+func (c *call) spool(args map[string]string, lease *proxy.Lease) (*os.File, error) {
 	name := path.Clean("/" + c.query.Get("dockerfile"))[1:]
 	if c.query.Get("dockerfile") == "" {
 		name = builtFrom
@@ -284,20 +286,67 @@ func (c *call) spool(args map[string]string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.CreateTemp("", "berm-build-*")
+	f, err := os.CreateTemp(c.opts.SpoolDir, spoolPattern)
 	if err != nil {
 		return nil, fmt.Errorf("keep the build's files: %w", err)
 	}
 	_ = os.Remove(f.Name())
-	body, err := plainTar(http.MaxBytesReader(c.w, c.r.Body, maxContext))
+	ctx, end := context.WithCancelCause(c.ctx)
+	defer end(nil)
+	rest := c.patient(ctx, end, http.MaxBytesReader(c.w, c.r.Body, maxContext))
+	body, err := plainTar(rest)
 	if err == nil {
-		err = rewrite(f, body, name, func(text []byte) ([]byte, error) { return c.judgeDockerfile(text, args, auths) })
+		err = rewrite(&spoolWriter{File: f, ctx: ctx, lease: lease}, body, name, func(text []byte) ([]byte, error) { return c.judgeDockerfile(text, args, auths) })
+	}
+	if err == nil { // what is left would be read without a deadline
+		if _, err = io.Copy(io.Discard, rest); err != nil {
+			err = archiveError(err)
+		}
 	}
 	if err != nil {
 		_ = f.Close()
 		return nil, err
 	}
 	return f, nil
+}
+
+const (
+	spoolPattern = "berm-build-*"
+	spoolStep    = 4 << 20 // bytes of disk that are leased at a time
+)
+
+// spoolWriter leases the space of what it writes.
+type spoolWriter struct {
+	*os.File
+	ctx          context.Context //nolint:containedctx // as long as the writer
+	lease        *proxy.Lease
+	size, leased int64
+}
+
+func (w *spoolWriter) Write(b []byte) (int, error) {
+	if w.size += int64(len(b)); w.size > w.leased {
+		most := (w.size + spoolStep - 1) / spoolStep * spoolStep
+		if err := w.lease.Resize(w.ctx, most); err != nil {
+			return 0, err
+		}
+		w.leased = most
+	}
+	return w.File.Write(b)
+}
+
+// cleanSpool makes the directory of build files, and removes what a crash has left there.
+func cleanSpool(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("engineapi: spool directory: %w", err)
+	}
+	left, _ := filepath.Glob(filepath.Join(dir, spoolPattern)) // the pattern is a good one
+	for _, name := range left {
+		_ = os.Remove(name)
+	}
+	return nil
 }
 
 // judgeDockerfile gives a Dockerfile in which every image is named by its ID, having
@@ -463,6 +512,10 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 		_, err = tw.Write(dockerfile)
 	}
 	if err := errors.Join(err, tw.Close(), out.Flush()); err != nil {
+		var full *proxy.Fault
+		if errors.As(err, &full) {
+			return full
+		}
 		return fmt.Errorf("keep the build's files: %w", err)
 	}
 	return nil
@@ -483,6 +536,10 @@ func archiveError(err error) error {
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
 		return contextTooLarge()
+	}
+	var full *proxy.Fault
+	if errors.As(err, &full) {
+		return full
 	}
 	return malformed("the body is not a tar archive")
 }

@@ -3,14 +3,13 @@ package engineapi
 import (
 	"context"
 	"crypto/sha256"
-	"crypto/tls"
 	"encoding/hex"
 	"net"
 	"net/http"
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/bermhq/berm/proxy"
 )
 
 // Caller is whom a connection belongs to.
@@ -41,19 +40,8 @@ type peer struct {
 // ConnContext has the requests of a connection know their peer; for http.Server.
 func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	var p peer
-	if t, ok := conn.(*tls.Conn); ok {
-		conn = t.NetConn()
-	}
-	if u, ok := conn.(*net.UnixConn); ok {
-		raw, err := u.SyscallConn()
-		if err != nil {
-			return ctx
-		}
-		_ = raw.Control(func(fd uintptr) {
-			if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-				p = peer{uid: cred.Uid, pid: cred.Pid, unix: true}
-			}
-		})
+	if cred, ok := proxy.PeerOf(conn); ok {
+		p = peer{uid: cred.Uid, pid: cred.Pid, unix: true}
 	}
 	return context.WithValue(ctx, peerKey{}, p)
 }

@@ -8,6 +8,7 @@
 package engineapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -49,6 +50,11 @@ type Options struct {
 	ArchiveFixed bool
 	Hosts        []string // further names that the Host header may carry over TCP, without port
 	Audit        *Audit   // where decisions are written; nil is nowhere
+	// SpoolDir is where the files of builds are kept meanwhile; empty is the system's
+	// directory for temporary files. What a crash has left there is removed.
+	SpoolDir   string
+	SpoolBytes int64         // that they may take, half of it for one tenant; 0 is 2 GiB
+	Bodies     *proxy.Bodies // memory for bodies, shared with other APIs; nil: its own
 
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
@@ -72,6 +78,8 @@ type Door struct {
 	restarts *restart.Supervisor
 
 	transfers transfers
+	spooled   *proxy.Budget
+	usage     usage
 	tagging   chan struct{} // held by whoever gives an image a name
 
 	hangupGrace time.Duration // as the constant
@@ -95,7 +103,12 @@ func New(opts Options) (*Door, error) {
 	}
 	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1), hangupGrace: hangupGrace}
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
-	var err error
+	most := cmp.Or(opts.SpoolBytes, 2*maxContext)
+	d.spooled = proxy.NewBudget("disk for build files", most, most/2)
+	err := cleanSpool(opts.SpoolDir)
+	if err != nil {
+		return nil, err
+	}
 	if d.metrics, err = newMetrics(opts.Registry); err != nil {
 		return nil, err
 	}
@@ -106,7 +119,7 @@ func New(opts Options) (*Door, error) {
 		return nil, err
 	}
 	d.gate, err = proxy.NewGate(proxy.GateOptions{
-		Hosts: opts.Hosts, Fail: fail, Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
+		Hosts: opts.Hosts, Fail: fail, Bodies: opts.Bodies, Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
 	})
 	return d, err
 }
@@ -128,6 +141,7 @@ func (d *Door) Handler(callers Callers) http.Handler {
 // serve takes one request from its line to its answer, and writes down what was decided.
 func (d *Door) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
 	c := &call{Door: d, w: w, r: r, ctx: r.Context(), rules: d.opts.Policy()}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // that of the connection's last answer
 	rt, err := c.open(callers)
 	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
 		defer func() { c.close(err) }() // also of an answer that is broken off

@@ -25,7 +25,10 @@ func execRoutes() []route {
 	}
 }
 
-const maxExecArgs = 4096 // of a command's words and variables, each
+const (
+	maxExecArgs = 4096 // of a command's words and variables, each
+	maxExecs    = 256  // of a container that run, or were never started: the engine keeps those
+)
 
 // execBody is the body of an exec's creation, with every field that clients send.
 type execBody struct {
@@ -70,9 +73,15 @@ func (c *call) createExec() error {
 	if c.version < 42 {
 		body.ConsoleSize = nil
 	}
-	id, err := c.containerID(c.name)
+	ct, _, err := c.container(c.name)
 	if err != nil {
 		return err
+	}
+	id, key := ct.ID, "execs "+ct.ID
+	defer c.rooms.leave(key)
+	if making := c.rooms.enter(key); making+int64(len(ct.ExecIDs)) > maxExecs {
+		return &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
+			Detail: fmt.Sprintf("the container has %d execs that run or were never started", len(ct.ExecIDs))}
 	}
 	if err := c.confined(); err != nil {
 		return err
@@ -119,7 +128,6 @@ func (c *call) execEnv(body *execBody) ([]string, error) {
 
 // decode reads the call's body, one strict JSON object, in which null is what is left out.
 func (c *call) decode(v any) error {
-	proxy.BoundBody(c.w, c.r)
 	return proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, v)
 }
 

@@ -20,13 +20,7 @@ const maxStreams = 256
 
 // stream counts one more connection that stays open. The caller calls leave at its end.
 func (c *call) stream() (leave func(), err error) {
-	key := "streams " + c.caller.Tenant
-	if c.rooms.enter(key) > maxStreams {
-		c.rooms.leave(key)
-		return nil, &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
-			Detail: fmt.Sprintf("%d streams (attach, exec, logs, stats, wait, events, pull) are open, which is the most that one tenant may have", maxStreams)}
-	}
-	return func() { c.rooms.leave(key) }, nil
+	return c.enter("streams", maxStreams)
 }
 
 // half is a connection of which one direction can be closed alone.

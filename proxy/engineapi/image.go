@@ -5,10 +5,12 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/distribution/reference"
 
@@ -566,5 +568,12 @@ func (c *call) save(refs []string) error {
 		}
 		query.Add("names", name)
 	}
-	return c.forward(ask{path: "/images/get", query: query}, false)
+	leave, err := c.enter("saves of images", maxSaves)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return c.archive(time.Now().Add(saveTime), func(context.CancelCauseFunc, io.Reader) error {
+		return c.forward(ask{path: "/images/get", query: query}, false)
+	})
 }

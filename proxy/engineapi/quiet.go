@@ -141,9 +141,9 @@ func (c *call) starting(ct *container.InspectResponse) (leave func(), err error)
 	return c.uses.enter(c.ctx, useOf(ct.ID, ct.Config.Labels, ct.Mounts))
 }
 
-// patient inspects a container for as long as the caller waits, as an archive call of
+// inspectSlow inspects a container for as long as the caller waits, as an archive call of
 // another may hold the engine's lock.
-func (c *call) patient(id string) (*container.InspectResponse, error) {
+func (c *call) inspectSlow(id string) (*container.InspectResponse, error) {
 	var ct container.InspectResponse
 	err := c.engine.doSlow(c.ctx, ask{method: http.MethodGet, version: c.version, path: "/containers/" + id + "/json"}, &ct)
 	if err == nil && (ct.ContainerJSONBase == nil || ct.HostConfig == nil || ct.Config == nil || ct.State == nil) {
@@ -175,7 +175,7 @@ func (c *call) quiet(ct *container.InspectResponse, serve func(*container.Inspec
 		return err
 	}
 	defer leave()
-	if ct, err = c.patient(ct.ID); err != nil {
+	if ct, err = c.inspectSlow(ct.ID); err != nil {
 		return err
 	}
 	sharer, err := c.sharer(u)

@@ -22,6 +22,18 @@ func (r *rooms) enter(key string) int64 { return r.add(key, 1) }
 
 func (r *rooms) leave(key string) { r.add(key, -1) }
 
+// enter counts one more of what the caller's tenant may have most of at a time. The caller
+// calls leave at its end.
+func (c *call) enter(kind string, most int64) (leave func(), err error) {
+	key := kind + " " + c.caller.Tenant
+	if c.rooms.enter(key) > most {
+		c.rooms.leave(key)
+		return nil, &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
+			Detail: fmt.Sprintf("%d %s go on, which is the most that one tenant may have", most, kind)}
+	}
+	return func() { c.rooms.leave(key) }, nil
+}
+
 // add counts n more, or fewer.
 func (r *rooms) add(key string, n int64) int64 {
 	r.mu.Lock()

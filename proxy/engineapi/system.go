@@ -1,15 +1,20 @@
 package engineapi
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/swarm"
 	"github.com/docker/docker/api/types/system"
+	"golang.org/x/sync/singleflight"
 )
 
 func systemRoutes() []route {
@@ -160,21 +165,71 @@ func (c *call) diskUsage() error {
 	for _, list := range lists {
 		*list = []json.RawMessage{}
 	}
-	// It may have to walk through all volumes, for as long as the caller waits.
-	err := c.engine.eachSlow(c.ctx, c.version, "/system/df", query, func(name string, entry json.RawMessage) error {
-		list, isOwn := lists[name], c.own
-		if name == "Images" {
+	entries, err := c.usage.of(c, query)
+	for _, e := range entries {
+		list, isOwn := lists[e.list], c.own
+		if e.list == "Images" {
 			isOwn = c.ownImage
 		}
-		var is labelled
-		if err := json.Unmarshal(entry, &is); err != nil || list == nil || !isOwn(is.Labels) {
-			return err
+		if list != nil && isOwn(e.labels) {
+			*list = append(*list, shown(e.raw))
 		}
-		*list = append(*list, shown(entry))
-		return nil
-	})
+	}
 	if err != nil {
 		return err
 	}
 	return c.answer(http.StatusOK, of)
+}
+
+// usageTime bounds a walk of the engine through all volumes and layers.
+const usageTime = 10 * time.Minute
+
+// usage asks the engine for its disk usage, once for all callers that ask meanwhile. It
+// leaves the engine as much time after each walk as the walk took.
+type usage struct {
+	group singleflight.Group
+	mu    sync.Mutex // held during a walk: engines refuse a second one
+	after time.Time
+}
+
+// usageEntry is an entry of one of the answer's lists.
+type usageEntry struct {
+	list   string
+	labels map[string]string
+	raw    json.RawMessage
+}
+
+// of gives the entries of all callers. It waits until the call's end.
+func (u *usage) of(c *call, query url.Values) ([]usageEntry, error) {
+	slices.Sort(query["type"])
+	walk := u.group.DoChan(c.version.String()+"?"+query.Encode(), func() (any, error) {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		time.Sleep(time.Until(u.after))
+		begun := time.Now()
+		defer func() { u.after = time.Now().Add(min(time.Since(begun), time.Minute)) }()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), usageTime)
+		defer cancel()
+		var all []usageEntry
+		size := 0
+		err := c.engine.eachSlow(ctx, c.version, "/system/df", query, func(list string, entry json.RawMessage) error {
+			var is labelled
+			if err := json.Unmarshal(entry, &is); err != nil || list == "" || list == "BuildCache" {
+				return err
+			}
+			if size += len(entry); size > maxAnswer {
+				return fmt.Errorf("the engine's answer is over %d bytes", maxAnswer)
+			}
+			all = append(all, usageEntry{list, is.Labels, entry})
+			return nil
+		})
+		return all, err
+	})
+	select {
+	case r := <-walk:
+		all, _ := r.Val.([]usageEntry)
+		return all, r.Err
+	case <-c.ctx.Done():
+		return nil, context.Cause(c.ctx)
+	}
 }

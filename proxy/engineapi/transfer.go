@@ -3,9 +3,9 @@ package engineapi
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -20,6 +20,10 @@ const (
 	transferStall = 30 * time.Second
 	// transferTime bounds a whole archive.
 	transferTime = 10 * time.Minute
+	// maxSaves bounds the archives of images of one tenant, of which the engine keeps a copy
+	// as long as one lasts.
+	maxSaves = 2
+	saveTime = time.Hour
 )
 
 // transfers are the archives that go in and out of containers now. The engine holds a
@@ -62,29 +66,35 @@ func (t *transfers) end(id string) {
 
 // slow is what a caller is told whose archive took too long.
 func slow(what string) error {
-	return &proxy.Fault{Status: http.StatusRequestTimeout, Code: "too_slow", Title: "Too slow", Detail: "the archive is broken off: " + what}
+	return &proxy.Fault{Status: http.StatusRequestTimeout, Code: "too_slow", Title: "Too slow", Detail: "the archive is broken off: " + what, Cause: os.ErrDeadlineExceeded}
 }
 
 // transfer serves an archive of a container: not for longer than the container has to
 // live, nor for a caller that doesn't go on taking or giving it.
-func (c *call) transfer(id string, serve func(body io.Reader) error) (err error) {
+func (c *call) transfer(id string, serve func(body io.Reader) error) error {
 	until, err := c.until(id)
 	if err != nil {
 		return err
 	}
-	key := "transfers " + c.caller.Tenant
-	defer c.rooms.leave(key)
-	if c.rooms.enter(key) > maxTransfers {
-		return &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
-			Detail: fmt.Sprintf("%d archives go in and out of containers, which is the most that one tenant may have", maxTransfers)}
+	leave, err := c.enter("transfers", maxTransfers)
+	if err != nil {
+		return err
 	}
+	defer leave()
+	return c.archive(until, func(end context.CancelCauseFunc, body io.Reader) error {
+		c.transfers.enter(id, c, end)
+		defer c.transfers.leave(id, c)
+		return serve(body)
+	})
+}
+
+// archive serves an archive until a time, to a caller that goes on taking or giving it.
+func (c *call) archive(until time.Time, serve func(end context.CancelCauseFunc, body io.Reader) error) error {
 	client, w := c.ctx, c.w
 	limited, cancel := context.WithDeadlineCause(client, until, slow("its time is up"))
 	defer cancel()
 	ctx, end := context.WithCancelCause(limited)
 	defer end(nil)
-	c.transfers.enter(id, c, end)
-	defer c.transfers.leave(id, c)
 	conn := http.NewResponseController(w)
 	stop := context.AfterFunc(ctx, func() { // an in-process writer has no deadlines
 		if c.r.ContentLength != 0 {
@@ -93,18 +103,24 @@ func (c *call) transfer(id string, serve func(body io.Reader) error) (err error)
 			_ = conn.SetWriteDeadline(time.Unix(1, 0))
 		}
 	})
-	stall := c.transfers.stall
-	c.ctx, c.w = ctx, &patientWriter{ResponseWriter: w, ctx: ctx, stall: stall}
+	c.ctx, c.w = ctx, &patientWriter{ResponseWriter: w, ctx: ctx, stall: c.transfers.stall}
+	var err error
 	defer func() {
 		if c.ctx, c.w = client, w; stop() || err != nil {
 			_ = conn.SetWriteDeadline(time.Time{}) // for the error, or the connection's next answer
 		}
 	}()
-	err = serve(&patientReader{Reader: c.r.Body, conn: conn, ctx: ctx, end: end, stall: stall, left: stall})
+	err = serve(end, c.patient(ctx, end, c.r.Body))
 	if err != nil && ctx.Err() != nil && client.Err() == nil {
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// patient gives the body to a caller that goes on giving it, and ends ctx otherwise.
+func (c *call) patient(ctx context.Context, end context.CancelCauseFunc, body io.Reader) io.Reader {
+	stall := c.transfers.stall
+	return &patientReader{Reader: body, conn: http.NewResponseController(c.w), ctx: ctx, end: end, stall: stall, left: stall}
 }
 
 // until is when an archive of a container has to be over.
@@ -171,7 +187,8 @@ func (r *patientReader) Read(b []byte) (int, error) {
 	case errors.Is(err, io.EOF):
 		_ = r.conn.SetReadDeadline(time.Time{})
 	case err != nil && r.left <= 0:
-		r.end(slow("it doesn't go on"))
+		err = slow("it doesn't go on")
+		r.end(err)
 	}
 	return n, err
 }

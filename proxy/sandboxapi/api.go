@@ -36,6 +36,7 @@ type Options struct {
 	Hosts       []string              // further names that the Host header may carry, without port
 	Origins     []string              // values that the Origin header may have; none by default
 	Version     string                // shown in the status and by the health calls
+	Bodies      *proxy.Bodies         // memory for bodies, shared with other APIs; nil: its own
 	Logger      *slog.Logger          // nil discards
 	Registry    prometheus.Registerer // nil: metrics are kept but not exported
 	Gatherer    prometheus.Gatherer   // what /metrics shows; nil: there is no /metrics
@@ -145,7 +146,7 @@ func New(opts Options) (http.Handler, error) {
 		Tokens: opts.Tokens, TokenHeader: opts.TokenHeader, Hosts: opts.Hosts, Origins: opts.Origins,
 		AnyOrigin: func(r *http.Request) bool {
 			return strings.HasPrefix(r.URL.Path, signedPrefix) || strings.HasPrefix(r.URL.Path, filePrefix)
-		}, Fail: writeFault,
+		}, Fail: writeFault, Bodies: opts.Bodies,
 		Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
 	})
 	if err != nil {
@@ -224,13 +225,12 @@ func New(opts Options) (http.Handler, error) {
 	return gate.Wrap(guard(rt, gate)), nil
 }
 
-// guard bounds the time for bodies, and refuses encoded slashes in what is Berm's of a
+// guard refuses encoded slashes in what is Berm's of a
 // path: the router would take what is one segment to the caller for two.
 func guard(next http.Handler, gate *proxy.Gate) http.Handler {
 	refuse := gate.Refuse(&proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
 		Detail: "the path contains an encoded slash"})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		proxy.BoundBody(w, r)
 		if strings.Contains(strings.ToLower(ownPath(r.URL.EscapedPath())), "%2f") {
 			refuse.ServeHTTP(w, r)
 			return

@@ -298,17 +298,17 @@ var operations = []struct {
 	{"GET", "/api/v1/sandboxes/k", "", 200, false, append(engine, missing)},
 	{"DELETE", "/api/v1/sandboxes/k", "", 200, false, append(engine, wrongState)},
 	{"GET", "/api/v1/sandboxes", "", 200, false, engine},
-	{"POST", "/api/v1/sandboxes/k/renew", `{"ttl":"1h"}`, 200, false, append(engine, missing, wrongState)},
-	{"POST", "/api/v1/sandboxes/k/pause", "", 200, false, append(engine, missing, wrongState, cant)},
-	{"POST", "/api/v1/sandboxes/k/resume", "", 200, false, append(engine, missing, wrongState, cant)},
+	{"POST", "/api/v1/sandboxes/k/renew", `{"ttl":"1h"}`, 200, false, append(engine, missing, wrongState, capacity)},
+	{"POST", "/api/v1/sandboxes/k/pause", "", 200, false, append(engine, missing, wrongState, cant, capacity)},
+	{"POST", "/api/v1/sandboxes/k/resume", "", 200, false, append(engine, missing, wrongState, cant, capacity)},
 	{"POST", "/api/v1/sandboxes/k/exec", `{"command":["true"]}`, 200, false, append(engine, missing, denied, conflict, wrongState, capacity, quota, cant)},
 	{"POST", "/api/v1/sandboxes/k/execs", `{"command":["true"]}`, 201, false,
 		append(engine, missing, denied, conflict, wrongState, capacity, quota, cant, processConflict)},
 	{"GET", "/api/v1/sandboxes/k/execs", "", 200, false, append(engine, missing, wrongState, cant)},
 	{"GET", "/api/v1/sandboxes/k/execs/job-1", "", 200, false, append(engine, processMissing, wrongState, cant)},
 	{"DELETE", "/api/v1/sandboxes/k/execs/job-1", "", 200, false, append(engine, processMissing, wrongState, cant)},
-	{"POST", "/api/v1/sandboxes/k/execs/job-1/signal", `{"signal":"TERM"}`, 200, false, append(engine, processMissing, processEnded, cant)},
-	{"POST", "/api/v1/sandboxes/k/execs/job-1/resize", `{"rows":1,"cols":1000}`, 200, false, append(engine, processMissing, processEnded, cant)},
+	{"POST", "/api/v1/sandboxes/k/execs/job-1/signal", `{"signal":"TERM"}`, 200, false, append(engine, processMissing, processEnded, cant, capacity)},
+	{"POST", "/api/v1/sandboxes/k/execs/job-1/resize", `{"rows":1,"cols":1000}`, 200, false, append(engine, processMissing, processEnded, cant, capacity)},
 	{"POST", "/api/v1/sandboxes/k/execs/job-1/stdin", "", 200, false, append(engine, processMissing, processEnded, cant)},
 	{"PUT", "/api/v1/sandboxes/k/execs/job-1/stdin", "", 200, false, append(engine, processMissing, processEnded, cant)},
 	{"GET", "/api/v1/sandboxes/k/execs/job-1/stream", "", 200, false, append(engine, processMissing, wrongState, cant, gone)},
@@ -318,8 +318,8 @@ var operations = []struct {
 	{"GET", "/api/v1/sandboxes/k/processes", "", 200, false, append(engine, missing, wrongState, cant)},
 	{"GET", "/api/v1/sandboxes/k/processes/tools", "", 200, false, append(engine, processMissing, wrongState, cant)},
 	{"DELETE", "/api/v1/sandboxes/k/processes/tools", "", 200, false, append(engine, processMissing, wrongState, cant)},
-	{"POST", "/api/v1/sandboxes/k/processes/tools/signal", `{"signal":15}`, 200, false, append(engine, processMissing, processEnded, cant)},
-	{"POST", "/api/v1/sandboxes/k/processes/tools/resize", `{"rows":1,"cols":1000}`, 200, false, append(engine, processMissing, processEnded, cant)},
+	{"POST", "/api/v1/sandboxes/k/processes/tools/signal", `{"signal":15}`, 200, false, append(engine, processMissing, processEnded, cant, capacity)},
+	{"POST", "/api/v1/sandboxes/k/processes/tools/resize", `{"rows":1,"cols":1000}`, 200, false, append(engine, processMissing, processEnded, cant, capacity)},
 	{"POST", "/api/v1/sandboxes/k/processes/tools/wait", "", 200, false, append(engine, processMissing, wrongState, cant)},
 	{"GET", "/api/v1/sandboxes/k/processes/tools/logs", "", 200, false, append(engine, processMissing, wrongState, cant, gone)},
 	{"GET", "/api/v1/sandboxes/k/processes/tools/attach", "", 101, false, append(engine, processMissing, processConflict, cant, gone)},
@@ -397,6 +397,7 @@ func TestEveryAnswer(t *testing.T) {
 			want(o.status, o.code, op.body)
 		}
 		if (op.method == "PUT" || op.method == "POST") && !strings.HasSuffix(op.path, "/stdin") && !strings.HasSuffix(op.path, "/wait") {
+			d.calm()
 			tooMuch := 1<<20 + 1
 			if strings.HasSuffix(op.path, "/exec") || strings.HasSuffix(op.path, "/execs") {
 				tooMuch = 24 << 20

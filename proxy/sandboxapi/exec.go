@@ -25,8 +25,8 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	var body apitype.ExecRequest
-	if err := proxy.DecodeBody(w, r, maxExecBody, false, &body); err != nil {
+	body, err := a.execBody(w, r, tenant, key)
+	if err != nil {
 		return err
 	}
 	for field, there := range map[string]bool{
@@ -53,6 +53,29 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	return proxy.WriteJSON(w, http.StatusOK, jsonType, execResult(res))
+}
+
+// execBody reads the body of a command.
+func (a *api) execBody(w http.ResponseWriter, r *http.Request, tenant, key string) (body apitype.ExecRequest, err error) {
+	if err := a.existsOrMade(r, tenant, key); err != nil {
+		return body, err
+	}
+	return body, proxy.DecodeBody(w, r, maxExecBody, false, &body)
+}
+
+// existsOrMade is exists for a call whose body may ask for a sandbox.
+func (a *api) existsOrMade(r *http.Request, tenant, key string) error {
+	if proxy.Require(r, proxy.ScopeSandboxesWrite) == nil {
+		return nil
+	}
+	return a.exists(r, tenant, key)
+}
+
+// exists fails unless the caller has a sandbox under the key. Calls ask before they read a
+// body, which takes memory.
+func (a *api) exists(r *http.Request, tenant, key string) error {
+	_, err := a.manager.Get(r.Context(), tenant, key)
+	return err
 }
 
 func execRequest(r *http.Request, tenant, key string, b apitype.ExecRequest) (lifecycle.ExecRequest, error) {

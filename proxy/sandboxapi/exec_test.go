@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy/apitype"
 )
@@ -77,6 +78,25 @@ func TestExecLargeInput(t *testing.T) {
 		t.Errorf("got %d bytes", len(d.manager.execed.Stdin))
 	}
 	d.want(422, "validation", "POST", execPath, in(16<<20+1))
+}
+
+// TestKeysComeBeforeBodies checks that a call about a sandbox that isn't there is refused
+// before its body is read, unless the body could ask for one and the caller may make it.
+func TestKeysComeBeforeBodies(t *testing.T) {
+	d := newDoor(t)
+	const malformed = `{"colour":"red"}`
+	for _, path := range []string{"/renew", "/pause", "/execs/x/signal", "/execs/x/resize", "/processes/x/signal", "/files/mkdir", "/files/move", "/files/copy", "/urls"} {
+		d.manager.err = missing.err
+		d.want(404, "not_found", "POST", "/api/v1/sandboxes/k"+path, malformed)
+	}
+	for _, path := range []string{"/exec", "/execs", "/processes"} {
+		d.manager.err = missing.err
+		d.want(404, "not_found", "POST", "/api/v1/sandboxes/k"+path, malformed, withToken(powerless))
+		d.want(400, "malformed", "POST", "/api/v1/sandboxes/k"+path, malformed)
+	}
+	library, s := newLibrary(t)
+	s.err = &chat.NotFoundError{ID: "none"}
+	library.want(404, "chat_not_found", "POST", chatPath+"/file-urls", malformed)
 }
 
 func TestExecAnswer(t *testing.T) {

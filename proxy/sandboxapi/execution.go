@@ -32,7 +32,7 @@ func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	streamed = streamed || acceptedStream(r, execForms) != ""
-	opts, req, err := startRequest(w, r, tenant, key, q)
+	opts, req, err := a.startRequest(w, r, tenant, key, q)
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	opts, req, err := startRequest(w, r, tenant, key, r.URL.Query())
+	opts, req, err := a.startRequest(w, r, tenant, key, r.URL.Query())
 	if err != nil {
 		return err
 	}
@@ -91,14 +91,14 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 }
 
 // startRequest reads the body of a command that is to be started.
-func startRequest(w http.ResponseWriter, r *http.Request, tenant, key string, q url.Values) (streamOptions, lifecycle.StartRequest, error) {
+func (a *api) startRequest(w http.ResponseWriter, r *http.Request, tenant, key string, q url.Values) (streamOptions, lifecycle.StartRequest, error) {
 	var req lifecycle.StartRequest
 	opts, err := streamOptionsOf(r, q, execForms)
 	if err != nil {
 		return opts, req, err
 	}
-	var body apitype.ExecRequest
-	if err := proxy.DecodeBody(w, r, maxExecBody, false, &body); err != nil {
+	body, err := a.execBody(w, r, tenant, key)
+	if err != nil {
 		return opts, req, err
 	}
 	if body.OutputLimit != nil {
@@ -123,6 +123,7 @@ func startRequest(w http.ResponseWriter, r *http.Request, tenant, key string, q 
 	}
 	return opts, lifecycle.StartRequest{
 		ExecRequest: exec, ExecID: body.ExecID, OpenStdin: body.StdinOpen, TTY: body.TTY, Rows: body.Rows, Cols: body.Cols, KeepBytes: body.KeepBytes,
+		Taken: proxy.ExchangeOf(r.Context()).KeepBody().Release,
 	}, nil
 }
 

@@ -41,6 +41,10 @@ func (a *api) signFileURL(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	found, err := a.chats.Get(r.Context(), tenant, chatID)
+	if err != nil {
+		return err
+	}
 	var body apitype.FileURLRequest
 	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
 		return err
@@ -50,10 +54,6 @@ func (a *api) signFileURL(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	expires, err := expiry(body.TTL)
-	if err != nil {
-		return err
-	}
-	found, err := a.chats.Get(r.Context(), tenant, chatID)
 	if err != nil {
 		return err
 	}
@@ -190,6 +190,7 @@ func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request, body *uplo
 		}
 		content = http.MaxBytesReader(w, io.NopCloser(content), c.MaxBytes)
 	}
+	f.Size = -1 // so that room is only kept for what has come
 	err = a.putChatFile(w, r.WithContext(ctx), c.Tenant, c.Chat, f, content)
 	var full *workspace.QuotaError
 	switch {

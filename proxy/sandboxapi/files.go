@@ -261,7 +261,11 @@ func (a *api) searchFiles(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) mkdir(w http.ResponseWriter, r *http.Request) error {
-	if _, _, err := a.key(r); err != nil {
+	tenant, key, err := a.key(r)
+	if err != nil {
+		return err
+	}
+	if err := a.exists(r, tenant, key); err != nil {
 		return err
 	}
 	var body apitype.MkdirRequest
@@ -293,7 +297,11 @@ func (a *api) mkdir(w http.ResponseWriter, r *http.Request) error {
 // moveFile moves or copies.
 func (a *api) moveFile(do moveFunc) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		if _, _, err := a.key(r); err != nil {
+		tenant, key, err := a.key(r)
+		if err != nil {
+			return err
+		}
+		if err := a.exists(r, tenant, key); err != nil {
 			return err
 		}
 		var body apitype.MoveRequest

@@ -111,6 +111,9 @@ func (c members[T]) after(do func(ctx context.Context, m member, w http.Response
 		if err != nil {
 			return err
 		}
+		if err := c.a.exists(r, m.tenant, m.key); err != nil {
+			return err
+		}
 		if err := do(r.Context(), m, w, r); err != nil {
 			return err
 		}

@@ -18,6 +18,9 @@ func (a *api) startProcess(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := a.existsOrMade(r, tenant, key); err != nil {
+		return err
+	}
 	var body apitype.ProcessRequest
 	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
 		return err

@@ -91,6 +91,9 @@ func (a *api) renew(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := a.exists(r, tenant, key); err != nil {
+		return err
+	}
 	var body apitype.RenewRequest
 	if err := proxy.DecodeBody(w, r, proxy.MaxBody, true, &body); err != nil {
 		return err
@@ -113,6 +116,9 @@ func (a *api) change(f func(manager, context.Context, string, string) (lifecycle
 	return func(w http.ResponseWriter, r *http.Request) error {
 		tenant, key, err := a.key(r)
 		if err != nil {
+			return err
+		}
+		if err := a.exists(r, tenant, key); err != nil {
 			return err
 		}
 		if err := proxy.DecodeBody(w, r, proxy.MaxBody, true, &struct{}{}); err != nil {

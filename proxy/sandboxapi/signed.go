@@ -118,6 +118,9 @@ func (a *api) signURL(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := a.exists(r, tenant, key); err != nil {
+		return err
+	}
 	var body apitype.PortURLRequest
 	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
 		return err

@@ -386,6 +386,9 @@ func storageAnswers(d *door) {
 		s.err = nil
 		switch {
 		case op.kind == "application/json":
+			s.err = capacity.err
+			want(d, capacity.status, capacity.code, op.path, op.body)
+			s.err = nil
 			want(d, 413, "too_large", op.path, strings.Repeat(" ", 1<<20+1))
 			want(d, 415, "unsupported_media_type", op.path, op.body, withHeader("Content-Type", "text/plain"))
 			want(d, 400, "malformed", op.path, `{"colour":"red"}`)

@@ -4,6 +4,8 @@
 package config
 
 import (
+	"cmp"
+	"path/filepath"
 	"time"
 )
 
@@ -133,16 +135,22 @@ type Security struct {
 	SigningKeyFile string `yaml:"signing_key_file" doc:"file with that key, absolute"`
 }
 
+// SpoolDir is the directory of EngineAPI.SpoolDir.
+func (c *Config) SpoolDir() string {
+	return cmp.Or(c.EngineAPI.SpoolDir, filepath.Join(c.StateDir, "spool"))
+}
+
 // Default gives the defaults.
 func Default() *Config {
 	return &Config{
-		HTTP:     HTTP{Listen: "127.0.0.1:7070", SocketMode: "0660", DrainTimeout: 30 * time.Second},
-		Logging:  Logging{Level: "info", Format: "text"},
-		Metrics:  Metrics{Enabled: true},
-		Tracing:  Tracing{Enabled: true, SampleRatio: 1},
-		Otel:     Otel{ServiceName: "berm"},
-		Engine:   Engine{Kind: "docker", CallTimeout: 30 * time.Second},
-		Security: Security{TokenHeader: "X-API-Token"},
+		HTTP:      HTTP{Listen: "127.0.0.1:7070", SocketMode: "0660", DrainTimeout: 30 * time.Second},
+		EngineAPI: EngineAPI{SpoolMB: 2 << 10},
+		Logging:   Logging{Level: "info", Format: "text"},
+		Metrics:   Metrics{Enabled: true},
+		Tracing:   Tracing{Enabled: true, SampleRatio: 1},
+		Otel:      Otel{ServiceName: "berm"},
+		Engine:    Engine{Kind: "docker", CallTimeout: 30 * time.Second},
+		Security:  Security{TokenHeader: "X-API-Token"},
 		Sandbox: Sandbox{
 			Image:                 "python:3.11-slim",
 			Network:               "berm-sandbox",

@@ -17,6 +17,8 @@ type EngineAPI struct {
 	AuditLog     string     `yaml:"audit_log" doc:"file that every decision is appended to, as JSON lines; absolute; made with mode 0600, and again when it was moved away; empty writes none"`
 	ArchiveFixed bool       `yaml:"archive_fixed" doc:"assert that the engine has the fixes of CVE-2026-41568 and CVE-2026-42306, as a backport to a release before 29.5.1; without them docker cp is refused where it isn't safe"`
 	AllowedHosts []string   `yaml:"allowed_hosts" doc:"further names that a Host header may carry over TCP, beside loopback's and the address that was called"`
+	SpoolDir     string     `yaml:"spool_dir" doc:"directory of the files of builds while they are sent, absolute; empty is spool in state_dir"`
+	SpoolMB      int64      `yaml:"spool_mb" doc:"most disk that these files may take, in MiB; one tenant may have half of it; at least 64"`
 }
 
 // Listener is one address of the Docker Engine API, with whoever may call there.
@@ -67,6 +69,8 @@ func (e EngineAPI) validate(p *problems, http HTTP, kind string) {
 	p.unless(http.Listen != ListenNone || len(e.Listeners) > 0, "http.listen", "is none, and engine_api.listeners is empty: nothing would be served")
 	p.unless(len(e.Listeners) == 0 || kind == "docker", "engine_api.listeners", "need engine.kind: docker")
 	p.file("engine_api.audit_log", e.AuditLog)
+	p.file("engine_api.spool_dir", e.SpoolDir)
+	p.unless(e.SpoolMB >= 64 && e.SpoolMB <= 1<<30, "engine_api.spool_mb", "want at least 64, not %d", e.SpoolMB)
 	for _, host := range e.AllowedHosts {
 		p.unless(isHost(host), "engine_api.allowed_hosts", "%q is no host name", host)
 	}

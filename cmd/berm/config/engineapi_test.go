@@ -163,6 +163,8 @@ func TestListenerErrors(t *testing.T) {
 	}
 	for name, file := range map[string]string{
 		"relative audit log":     "engine_api: {audit_log: a}",
+		"relative spool":         "engine_api: {spool_dir: a}",
+		"small spool":            "engine_api: {spool_mb: 63}",
 		"host":                   "engine_api: {allowed_hosts: ['http://a']}",
 		"containerd":             "engine: {kind: containerd}\nengine_api: {listeners: " + unix(caller) + "}",
 		"both by one name":       "http: {listen: 'unix:///s'}\nengine_api: {listeners: " + unix(caller) + "}",

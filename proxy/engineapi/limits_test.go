@@ -1,0 +1,337 @@
+package engineapi
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+)
+
+// pipes is a listener whose connections are pipes, so that tests run on a clock of their own.
+type pipes struct {
+	conns chan net.Conn
+	quit  chan struct{}
+	once  sync.Once
+}
+
+func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), quit: make(chan struct{})} }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.quit:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error   { p.once.Do(func() { close(p.quit) }); return nil }
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes", Net: "unix"} }
+
+func (p *pipes) dial() net.Conn {
+	client, server := net.Pipe()
+	select {
+	case p.conns <- server:
+	case <-p.quit:
+	}
+	return client
+}
+
+// boundedDoor is a door before a handler that stands for the engine. Its callers are
+// tenants by their listener.
+func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ...string) (*Door, []*pipes) {
+	t.Helper()
+	const rules = basePolicy + "profiles: {default: {engine_api: {build: \"on\", tags: [\"built.local/*\"]}}}\n"
+	p, err := policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends := []*pipes{newPipes()}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Api-Version", "1.41")
+		engine(w, r)
+	})}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = srv.Serve(ends[0]) })
+	opts.Dial = func(context.Context) (net.Conn, error) { return ends[0].dial(), nil }
+	opts.Policy, opts.Owner = func() *policy.Policy { return p }, "test"
+	d, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	for _, tenant := range tenants {
+		l := newPipes()
+		ends = append(ends, l)
+		serving.Go(func() {
+			_ = proxy.Serve(ctx, l, d.Handler(Callers{Any: &Caller{Name: tenant, Tenant: tenant}}), proxy.ServeOptions{DrainTimeout: time.Second})
+		})
+	}
+	t.Cleanup(func() {
+		cancel()
+		_ = d.Close()
+		_ = srv.Close()
+		for _, l := range ends {
+			_ = l.Close()
+		}
+		serving.Wait()
+	})
+	return d, ends[1:]
+}
+
+// exchange sends a request over a connection of its own, and gives the answer's status and body.
+func exchange(l *pipes, head string, body io.Reader) (int, string) {
+	conn := l.dial()
+	defer func() { _ = conn.Close() }()
+	go func() { _, _ = io.Copy(conn, io.MultiReader(strings.NewReader(head), body)) }()
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return 0, err.Error()
+	}
+	text, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text)
+}
+
+const getRequest = "GET /v1.41%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+// TestRefusedBodiesAreCut sends requests that are refused, and then nothing of their bodies.
+func TestRefusedBodiesAreCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404) }, "red")
+		for _, tt := range []struct {
+			line, length string
+			status       int
+		}{
+			{"POST /nowhere", "Content-Length: 100", 403},
+			{"POST /nowhere", "Transfer-Encoding: chunked", 403},
+			{"PUT /containers/x/archive", "Transfer-Encoding: chunked", 400},
+			{"POST /containers/x/start", "Content-Length: 100", 400},
+			{"GET /info", "Content-Length: 100", 400},
+			{"POST /containers/x/exec", "Content-Type: application/json\r\nContent-Length: 100", 400},
+			{"POST /containers/create?x=1", "Content-Length: 1000000", 403},
+		} {
+			conn := l[0].dial()
+			begun := time.Now()
+			if _, err := io.WriteString(conn, tt.line+" HTTP/1.1\r\nHost: localhost\r\n"+tt.length+"\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			from := bufio.NewReader(conn)
+			resp, err := http.ReadResponse(from, nil)
+			if err != nil || resp.StatusCode != tt.status {
+				t.Errorf("%s, %s: %+v, %v", tt.line, tt.length, resp, err)
+			}
+			_, _ = io.Copy(io.Discard, from)
+			if took := time.Since(begun); took > 11*time.Second {
+				t.Errorf("%s, %s: its connection was open for %s", tt.line, tt.length, took)
+			}
+			_ = conn.Close()
+		}
+	})
+}
+
+// TestSavesOfATenant has callers ask for images and not read them.
+func TestSavesOfATenant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var saving atomic.Int64
+		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case strings.HasSuffix(r.URL.Path, "/images/get"):
+				saving.Add(1)
+				defer saving.Add(-1)
+				for {
+					if _, err := w.Write(make([]byte, 64<<10)); err != nil {
+						return
+					}
+				}
+			case strings.HasSuffix(r.URL.Path, "/json"):
+				_, _ = io.WriteString(w, `{"Id":"sha256:`+strings.Repeat("a", 64)+`","RepoTags":["berm.local/busybox:latest"],"Config":{}}`)
+			}
+		}, "red", "blue")
+		get := fmt.Sprintf(getRequest, "/images/berm.local/busybox:latest/get")
+		save := func(l *pipes) net.Conn {
+			conn := l.dial()
+			if _, err := io.WriteString(conn, get); err != nil {
+				t.Fatal(err)
+			}
+			return conn
+		}
+		conns := []net.Conn{save(l[0]), save(l[0])}
+		synctest.Wait()
+		if status, text := exchange(l[0], get, strings.NewReader("")); status != 429 || saving.Load() != maxSaves {
+			t.Errorf("one more: %d %s, with %d going on", status, text, saving.Load())
+		}
+		conns = append(conns, save(l[1])) // which is another's
+		synctest.Wait()
+		if saving.Load() != maxSaves+1 {
+			t.Errorf("another tenant's: %d go on", saving.Load())
+		}
+		time.Sleep(transferStall + time.Second)
+		synctest.Wait()
+		d.rooms.mu.Lock()
+		if saving.Load() != 0 || len(d.rooms.making) != 0 {
+			t.Errorf("%d go on that nobody reads, %v", saving.Load(), d.rooms.making)
+		}
+		d.rooms.mu.Unlock()
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+	})
+}
+
+// TestDiskUsageIsSharedOut has two tenants ask for it in a loop, as often as they can.
+func TestDiskUsageIsSharedOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const walk = 10 * time.Second
+		var now, most, walks atomic.Int64
+		_, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+			if !strings.HasSuffix(r.URL.Path, "/system/df") {
+				return
+			}
+			most.Store(max(most.Load(), now.Add(1)))
+			defer now.Add(-1)
+			walks.Add(1)
+			time.Sleep(walk)
+			volume := func(tenant string) string {
+				return fmt.Sprintf(`{"Name":%q,"Labels":{%q:"test",%q:%q,%q:%q}}`, tenant,
+					lifecycle.LabelOwner, lifecycle.LabelDoor, lifecycle.DoorEngine, lifecycle.LabelTenant, tenant)
+			}
+			_, _ = fmt.Fprintf(w, `{"LayersSize":7,"Images":null,"Volumes":[%s,%s],"BuildCache":[{}]}`, volume("red"), volume("blue"))
+		}, "red", "blue")
+		begun := time.Now()
+		var all sync.WaitGroup
+		for i := range 40 {
+			tenant := i % 2
+			get := fmt.Sprintf(getRequest, "/system/df")
+			if i/2%2 == 0 {
+				get = strings.Replace(get, "v1.41", "v1.40", 1) // whose answer may be another
+			}
+			all.Go(func() {
+				for range 3 {
+					status, text := exchange(l[tenant], get, strings.NewReader(""))
+					var got struct {
+						LayersSize int64
+						Volumes    []struct{ Name string }
+						BuildCache []any
+					}
+					err := json.Unmarshal([]byte(text), &got)
+					if status != 200 || err != nil || len(got.Volumes) != 1 || got.Volumes[0].Name != []string{"red", "blue"}[tenant] || got.LayersSize != 0 || len(got.BuildCache) != 0 {
+						t.Errorf("%d %s", status, text)
+					}
+				}
+			})
+		}
+		all.Wait()
+		took := time.Since(begun)
+		if most.Load() != 1 || walks.Load() > 8 || took < time.Duration(2*walks.Load()-1)*walk || took > 3*time.Minute {
+			t.Errorf("%d walks, %d at once, in %s", walks.Load(), most.Load(), took)
+		}
+	})
+}
+
+// TestExecsOfAContainer makes execs and starts none.
+func TestExecsOfAContainer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var made atomic.Int64
+		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case strings.HasSuffix(r.URL.Path, "/json"):
+				ids, _ := json.Marshal(slices.Repeat([]string{standInID}, int(made.Load())))
+				_, _ = fmt.Fprintf(w, `{"Id":%q,"ExecIDs":%s,"Config":{"Labels":{%q:"test",%q:%q,%q:"red"}}}`, standInID, ids,
+					lifecycle.LabelOwner, lifecycle.LabelDoor, lifecycle.DoorEngine, lifecycle.LabelTenant)
+			case strings.HasSuffix(r.URL.Path, "/exec"):
+				time.Sleep(time.Second)
+				made.Add(1)
+				w.WriteHeader(201)
+				_, _ = fmt.Fprintf(w, `{"Id":%q}`, standInID)
+			}
+		}, "red")
+		const body = `{"Cmd":["true"]}`
+		head := fmt.Sprintf("POST /v1.41/containers/%s/exec HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", standInID, len(body))
+		var got [600]atomic.Int64
+		var all sync.WaitGroup
+		for range maxExecs + 50 {
+			all.Go(func() {
+				status, _ := exchange(l[0], head, strings.NewReader(body))
+				got[status].Add(1)
+			})
+		}
+		all.Wait()
+		if got[201].Load() != maxExecs || got[429].Load() != 50 || made.Load() != maxExecs {
+			t.Errorf("%d were made, %d refused", got[201].Load(), got[429].Load())
+		}
+		if d.rooms.making != nil && len(d.rooms.making) != 0 {
+			t.Errorf("%v is kept", d.rooms.making)
+		}
+	})
+}
+
+// TestSpoolIsBounded sends builds that take more disk than there is for them, and ones that stop.
+func TestSpoolIsBounded(t *testing.T) {
+	const mib = 1 << 20
+	files := tarOf(t, "big", strings.Repeat("x", 9*mib))
+	dir := filepath.Join(t.TempDir(), "spool")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"berm-build-1", "other"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		d, l := boundedDoor(t, Options{SpoolDir: dir, SpoolBytes: 32 * mib}, func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/images/json") {
+				_, _ = io.WriteString(w, "[]")
+			}
+		}, "red", "blue")
+		left, err := os.ReadDir(dir)
+		if err != nil || len(left) != 1 || left[0].Name() != "other" {
+			t.Errorf("after a crash: %v, %v", left, err)
+		}
+		head := "POST /v1.41/build HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-tar\r\nTransfer-Encoding: chunked\r\n\r\n"
+		chunk := fmt.Sprintf("%x\r\n%s\r\n", len(files)-1024, files[:len(files)-1024])
+		stalled := make(chan string)
+		go func() {
+			_, text := exchange(l[0], head, strings.NewReader(chunk))
+			stalled <- text
+		}()
+		time.Sleep(time.Second)
+		if status, text := exchange(l[0], head, strings.NewReader(chunk)); status != 429 || !strings.Contains(text, "disk for build files") {
+			t.Errorf("more than one tenant may have: %d %s", status, text)
+		}
+		whole := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(files), files)
+		if status, text := exchange(l[1], head, strings.NewReader(whole)); status != 400 || !strings.Contains(text, "Cannot locate specified Dockerfile") {
+			t.Errorf("another tenant: %d %s", status, text)
+		}
+		if text := <-stalled; !strings.Contains(text, "it doesn't go on") {
+			t.Errorf("one that stops: %s", text)
+		}
+		if status, text := exchange(l[0], head, strings.NewReader(whole)); status != 400 || !strings.Contains(text, "Cannot locate specified Dockerfile") {
+			t.Errorf("afterwards: %d %s", status, text)
+		}
+		d.rooms.mu.Lock()
+		defer d.rooms.mu.Unlock()
+		if len(d.rooms.making) != 0 {
+			t.Errorf("%v is kept", d.rooms.making)
+		}
+		if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+			t.Errorf("%v, %v", left, err)
+		}
+	})
+}
