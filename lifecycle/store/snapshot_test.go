@@ -43,7 +43,7 @@ func fill(t *testing.T, s *Store) {
 	}
 }
 
-var filled = Report{Schema: 3, Sandboxes: 1, Workspaces: 1, Chats: 1, Files: 1, Changes: 1}
+var filled = Report{Schema: 4, Sandboxes: 1, Workspaces: 1, Chats: 1, Files: 1, Changes: 1}
 
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
@@ -184,7 +184,7 @@ func TestCheckFinds(t *testing.T) {
 		}, "not a database"},
 		"nothing in it":  {func(_ *testing.T, path string) { _ = os.Truncate(path, 0) }, "no schema"},
 		"newer":          {exec("PRAGMA user_version = 1000"), "newer berm"},
-		"other tables":   {exec("DROP INDEX changes_of_chat"), "aren't those of schema version 3"},
+		"other tables":   {exec("DROP INDEX changes_of_chat"), "aren't those of schema version 4"},
 		"a trigger":      {exec("CREATE TRIGGER t AFTER DELETE ON chats BEGIN DELETE FROM files; END"), "aren't those"},
 		"no chat":        {exec("DELETE FROM chats"), "1 of files without chats"},
 		"no spec":        {exec("UPDATE sandboxes SET spec = '{'"), "unexpected EOF"},
