@@ -51,6 +51,7 @@ type doorParts struct {
 	policies   *policyKeeper
 	tokens     *proxy.Tokens
 	signingKey []byte
+	sealer     *lifecycle.Sealer
 	owner      string
 	log        *slog.Logger
 	tel        *telemetry
@@ -133,7 +134,7 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 			}
 			return dialer.Dial(ctx)
 		},
-		Policy: d.policies.Policy, Owner: d.owner, Hosts: d.cfg.EngineAPI.AllowedHosts,
+		Policy: d.policies.Policy, Owner: d.owner, Sealer: d.sealer, Hosts: d.cfg.EngineAPI.AllowedHosts,
 		Mounts:        func() []policy.Mount { return d.manager.OtherMounts("") },
 		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels,
 		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,

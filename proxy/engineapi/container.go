@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+
+	"github.com/bermhq/berm/lifecycle"
 )
 
 func containerRoutes() []route {
@@ -63,7 +65,7 @@ func (c *call) listContainers() error {
 		}
 	}
 	query.Set("filters", c.onlyOwn(f).String())
-	return c.forward(ask{path: "/containers/json", query: query}, false)
+	return c.listOwn(lifecycle.ObjectContainer, "/containers/json", query)
 }
 
 // inspectContainer shows all but the values of variables that the policy keeps back.

@@ -148,6 +148,7 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) 
 	if err := c.verifyMade(p, answer.ID, v); err != nil {
 		return out, err
 	}
+	c.firsts.put(session, answer.ID)
 	if !p.audited {
 		c.known.put(answer.ID, c.caller.Tenant)
 	}
@@ -217,9 +218,11 @@ func missingIsFine(err error) error {
 
 // listed is what the door goes by of a container in a list.
 type listed struct {
-	ID     string `json:"Id"`
-	State  string
-	Mounts []container.MountPoint
+	ID      string `json:"Id"`
+	State   string
+	Created int64 // seconds since 1970
+	Labels  map[string]string
+	Mounts  []container.MountPoint
 }
 
 // eachContainer gives f the containers, running or not, that have all the labels.

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
@@ -27,6 +28,7 @@ type Options struct {
 	Dial   func(ctx context.Context) (net.Conn, error) // to the engine; mandatory
 	Policy func() *policy.Policy                       // the policy in force; mandatory
 	Owner  string                                      // ID of this instance, on all that it makes; mandatory
+	Sealer *lifecycle.Sealer                           // tells what this instance made from what only says so; nil: knows what this Door makes
 	// Mounts tells of the directories that containers made by other doors have. Nil is none.
 	Mounts func() []policy.Mount
 	// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
@@ -50,7 +52,8 @@ type Door struct {
 	gate    *proxy.Gate
 	engine  *engine
 	metrics *metrics
-	known   owners // tenants of containers and networks
+	known   owners // tenants of containers and networks that are sealed
+	firsts  owners // the container that has a session; empty if none can be told to be the first
 	execs   owners // containers of execs
 	ends    owners // when containers' time is up, as their label has it
 	rooms   rooms
@@ -76,12 +79,17 @@ func New(opts Options) (*Door, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
+	var err error
+	if opts.Sealer == nil {
+		if opts.Sealer, err = lifecycle.NewSealer(context.Background(), lifecycle.SealerOptions{Owner: opts.Owner, Logger: opts.Logger}); err != nil {
+			return nil, err
+		}
+	}
 	if opts.Mounts == nil {
 		opts.Mounts = func() []policy.Mount { return nil }
 	}
 	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1), hangupGrace: hangupGrace}
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
-	var err error
 	if d.metrics, err = newMetrics(opts.Registry); err != nil {
 		return nil, err
 	}

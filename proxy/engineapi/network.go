@@ -12,6 +12,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -36,7 +37,7 @@ func noNetwork(ref string) error { return notFound("network " + shorten(ref) + "
 // network gives a network of the caller's, by its ID, a prefix of it, or its name.
 func (c *call) network(ref string) (*network.Inspect, json.RawMessage, error) {
 	n, raw, err := c.anyNetwork(ref)
-	if err == nil && !c.own(n.Labels) {
+	if err == nil && !c.own(lifecycle.ObjectNetwork, n.ID, n.Labels) {
 		err = noNetwork(ref)
 	}
 	if err != nil {
@@ -71,7 +72,7 @@ func (c *call) listNetworks() error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/networks", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+	return c.listOwn(lifecycle.ObjectNetwork, "/networks", url.Values{"filters": {c.onlyOwn(f).String()}})
 }
 
 func (c *call) inspectNetwork() error {
@@ -187,7 +188,7 @@ func (c *call) createNetwork() error {
 		return err
 	}
 	defer leave()
-	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: c.stamp(body.Labels, life, most)}
+	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: c.stamp(lifecycle.ObjectNetwork, body.Labels, life, most)}
 	if want.Internal {
 		want.Options = maps.Clone(want.Options)
 		if want.Options == nil {
@@ -306,7 +307,7 @@ func (c *call) joinable(ref string, settings *endpointBody) (id string, own bool
 	if err != nil {
 		return "", false, err
 	}
-	if info == nil || c.others(info.Labels) {
+	if info == nil || c.others(lifecycle.ObjectNetwork, info.ID, info.Labels) {
 		return "", false, noNetwork(ref)
 	}
 	join := policy.ContainerNetwork{Field: "network", Asked: ref, Mode: policy.NetNamed}
@@ -341,7 +342,7 @@ func (c *call) disconnectNetwork() error {
 	if err != nil {
 		return err
 	}
-	if !c.own(n.Labels) && !joined(ct, n) {
+	if !c.own(lifecycle.ObjectNetwork, n.ID, n.Labels) && !joined(ct, n) {
 		return noNetwork(c.name)
 	}
 	c.about(n.ID)

@@ -25,7 +25,8 @@ type plan struct {
 	missing   []string                 // names of volumes that have to be made
 	endpoints map[string]*endpointBody // by the network's ID
 	labels    map[string]string
-	audited   bool // it was denied, and goes through in mode audit as it was asked for
+	volumes   map[string]string // labels of the volumes that are made for the container
+	audited   bool              // it was denied, and goes through in mode audit as it was asked for
 	warnings  []string
 }
 
@@ -135,7 +136,7 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 		return notFound("No such image: " + familiar(p.body.Image))
 	}
 	for name := range img.Config.Labels {
-		if strings.HasPrefix(strings.ToLower(name), labelPrefix) && !(c.ownImage(img.Config.Labels) && (stamped(name) || name == labelTTL)) {
+		if lifecycle.IsOwnLabel(name) && !(c.ownImage(img.Config.Labels) && (stamped(name) || name == labelTTL)) {
 			return denied("labels.reserved", "Image", fmt.Sprintf("the image has a label %q, which is Berm's own", shorten(name)), "images without such labels")
 		}
 	}
@@ -158,7 +159,7 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 func stamped(name string) bool {
 	return slices.Contains([]string{
 		lifecycle.LabelOwner, lifecycle.LabelDoor, lifecycle.LabelTenant, lifecycle.LabelCaller, lifecycle.LabelProfile, lifecycle.LabelSessionID,
-		lifecycle.LabelCreatedAt, lifecycle.LabelExpiresAt, lifecycle.LabelDeadline, lifecycle.LabelEffective,
+		lifecycle.LabelCreatedAt, lifecycle.LabelExpiresAt, lifecycle.LabelDeadline, lifecycle.LabelEffective, lifecycle.LabelSeal,
 	}, name)
 }
 
@@ -229,11 +230,18 @@ func (c *call) finish(p *plan) error {
 	if err != nil {
 		return fmt.Errorf("encode the effective spec: %w", err)
 	}
-	p.labels = c.stamp(maps.Clone(p.body.Labels), s.TTL, s.MaxLifetime)
+	p.labels = c.unsealed(p.body.Labels, s.TTL, s.MaxLifetime)
+	p.volumes = maps.Clone(p.labels)
+	maps.DeleteFunc(p.volumes, func(name, _ string) bool { return !stamped(name) })
+	c.opts.Sealer.Seal(lifecycle.ObjectVolume, p.volumes)
 	p.labels[lifecycle.LabelEffective] = string(label)
+	if ttl, there := p.image.Config.Labels[labelTTL]; there && p.labels[labelTTL] == "" {
+		p.labels[labelTTL] = ttl // the engine adds it
+	}
 	if !slices.ContainsFunc(sortedKeys(c.opts.Labels), func(name string) bool { return p.labels[name] != "" }) {
 		maps.Copy(p.labels, c.opts.Labels)
 	}
+	c.opts.Sealer.Seal(lifecycle.ObjectContainer, p.labels)
 	if encodedBytes(string(label)) > maxEffectiveBytes {
 		return malformed("it asks for more mounts, networks, ports, hosts and limits than anybody needs")
 	}
@@ -260,7 +268,8 @@ func (c *call) complete(p *plan) error {
 			return err
 		}
 		if info == nil {
-			return denied("networks.missing", n.Field, fmt.Sprintf("the policy's network %s isn't there, and can't be made", n.Name), "another network, or none")
+			return denied("networks.missing", n.Field, fmt.Sprintf("the policy's network %s isn't there and can't be made, or Berm didn't make the one that is there", n.Name),
+				"another network, or none; an operator may remove or rename one that Berm didn't make")
 		}
 		n.ID, n.Internal = info.ID, info.Internal
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/swarm"
 	"github.com/docker/docker/api/types/system"
+
+	"github.com/bermhq/berm/lifecycle"
 )
 
 func systemRoutes() []route {
@@ -120,6 +122,9 @@ func (c *call) info() error {
 		}
 	}
 	err = c.eachContainer(c.ctx, c.version, func(ct *listed) {
+		if !c.own(lifecycle.ObjectContainer, ct.ID, ct.Labels) {
+			return
+		}
 		told.Containers++
 		switch ct.State {
 		case container.StateRunning:
@@ -135,9 +140,6 @@ func (c *call) info() error {
 	}
 	return c.answer(http.StatusOK, told)
 }
-
-// labelled is what tells whose an entry of a list is.
-type labelled struct{ Labels map[string]string }
 
 // diskUsage is of the caller's own containers, volumes and images.
 func (c *call) diskUsage() error {
@@ -157,21 +159,20 @@ func (c *call) diskUsage() error {
 	}
 	of.BuildCache = []json.RawMessage{}
 	lists := map[string]*[]json.RawMessage{"Images": &of.Images, "Containers": &of.Containers, "Volumes": &of.Volumes}
+	kinds := map[string]lifecycle.ObjectKind{"Images": lifecycle.ObjectImage, "Containers": lifecycle.ObjectContainer, "Volumes": lifecycle.ObjectVolume}
 	for _, list := range lists {
 		*list = []json.RawMessage{}
 	}
 	// It may have to walk through all volumes, for as long as the caller waits.
 	err := c.engine.eachSlow(c.ctx, c.version, "/system/df", query, func(name string, entry json.RawMessage) error {
-		list, isOwn := lists[name], c.own
-		if name == "Images" {
-			isOwn = c.ownImage
+		if lists[name] == nil {
+			return nil
 		}
-		var is labelled
-		if err := json.Unmarshal(entry, &is); err != nil || list == nil || !isOwn(is.Labels) {
-			return err
+		own, err := c.ownEntry(kinds[name], name, entry)
+		if own {
+			*lists[name] = append(*lists[name], entry)
 		}
-		*list = append(*list, entry)
-		return nil
+		return err
 	})
 	if err != nil {
 		return err

@@ -88,10 +88,13 @@ func (c *call) verifyUpdate(id string, v version) error {
 		return err
 	}
 	e, err := effectiveOf(ct)
-	if err != nil || e.Audit || c.withinLimits(e, ct.HostConfig) {
+	if err == nil && (e.Audit || c.withinLimits(e, ct.HostConfig)) {
 		return nil
 	}
-	if err := c.judged(denied("verify.update", "HostConfig.Resources", "the container is not as it was allowed after the update", "limits of the profile")); err != nil {
+	if err == nil {
+		err = denied("verify.update", "HostConfig.Resources", "the container is not as it was allowed after the update", "limits of the profile")
+	}
+	if err := c.judged(err); err != nil {
 		c.removeUnfit(id, v)
 		return err
 	}
