@@ -12,9 +12,11 @@ CA_BUNDLE   ?= /etc/ssl/certs/ca-certificates.crt
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOTESTSUM   := gotest.tools/gotestsum@v1.13.0
 SOURCES     := cmd compose lifecycle policy proxy runtime
+LONG        := ^Test(Soak|Clients)
+TEST        := BERM_REQUIRE=docker,containerd,compose,python $(GO) run $(GOTESTSUM)
 
 .DEFAULT_GOAL := help
-.PHONY: help build agent demo run test attack test-unit lint check bench fuzz quota-vm image image-files image-layout clean compiler crun compose curl bin/berm-engine
+.PHONY: help build agent demo run test soak clients attack test-unit lint check bench fuzz quota-vm image image-files image-layout clean compiler crun compose curl engines bin/berm-engine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,18 +30,21 @@ demo: build bin/berm-engine ## watch Berm make, reuse, refuse, use and collect s
 run: build bin/berm-engine ## keep a server and an engine up until Ctrl-C, and print how to call it
 	@bin/berm-engine --engine $(ENGINE) -- bin/berm demo --engine $(ENGINE) --keep-up
 
-test: compiler crun compose curl agent bin/berm-engine ## run all tests, with the race detector, on private engines (installs them if need be)
-	bin/berm-engine --private -- true
-	bin/berm-engine --private --engine containerd -- true
-	BERM_REQUIRE=docker,containerd,compose $(GO) run $(GOTESTSUM) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout 30m ./...
+test: compiler crun compose curl agent engines ## run the tests, with the race detector, on private engines (installs them if need be)
+	$(TEST) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout 30m -skip '$(LONG)' ./...
 
-attack: compiler agent bin/berm-engine ## attack servers on private engines from inside their sandboxes
-	bin/berm-engine --private -- true
-	bin/berm-engine --private --engine containerd -- true
-	BERM_REQUIRE=docker,containerd $(GO) test -race -count=1 -timeout 30m -run '^TestAttack' ./cmd/berm
+soak: compiler crun compose curl agent engines ## run the long tests: storms, soaks, other runtimes, fuzzers, kernel quotas
+	$(TEST) --format testname -- -race -count=1 -timeout 60m -run '^TestSoak' ./...
+	$(MAKE) --no-print-directory fuzz quota-vm
+
+clients: compiler compose agent engines ## run real clients against the Docker Engine API
+	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestClients' ./...
+
+attack: compiler agent engines ## attack servers on private engines from inside their sandboxes
+	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestAttack' ./cmd/berm
 
 test-unit: compiler agent ## run the tests that need no engine
-	$(GO) test -race -count=1 -short ./...
+	$(GO) test -race -count=1 -short -skip '$(LONG)' ./...
 
 lint: agent ## check format, vet, golangci-lint, go.mod
 	@unformatted=$$(gofmt -l $(SOURCES)); test -z "$$unformatted" || { echo "gofmt these: $$unformatted"; exit 1; }
@@ -97,6 +102,11 @@ agent:
 # A program of its own rather than go run, which takes Ctrl-C for itself.
 bin/berm-engine:
 	@CGO_ENABLED=0 $(GO) build -o $@ ./cmd/berm-engine
+
+# Installs the engines' programs if they are missing.
+engines: bin/berm-engine
+	bin/berm-engine --private -- true
+	bin/berm-engine --private --engine containerd -- true
 
 # The race detector links with the C compiler.
 compiler:

@@ -215,7 +215,7 @@ func TestWorkingDirAndQuota(t *testing.T) {
 	req := request("k")
 	req.Request.HostPath = ptr(dir)
 	req.Request.WorkspaceQuotaMB = ptr(int64(2))
-	if sb := w.create(req).Sandbox; sb.Enforcement != (lifecycle.Enforcement{Mounts: "verified", WorkspaceQuota: "soft"}) {
+	if sb := w.create(req).Sandbox; sb.Enforcement != (lifecycle.Enforcement{Mounts: "trusted", WorkspaceQuota: "soft"}) {
 		t.Errorf("enforcement: %+v", sb.Enforcement)
 	}
 	if w.exec("k", "true"); cwd != "/workspace" {

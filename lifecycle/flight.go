@@ -267,7 +267,7 @@ func (m *Manager) start(ctx context.Context, sb Sandbox, image runtime.Image, mo
 		return err
 	})
 	if rerr := release(); rerr != nil && err == nil {
-		err = fmt.Errorf("a mounted directory was exchanged while the sandbox was made: %w", rerr)
+		err = fmt.Errorf("release the mounts' directories: %w", rerr)
 		cleanCtx := context.WithoutCancel(ctx)
 		if xerr := m.call(cleanCtx, "remove", func(ctx context.Context) error { return m.opts.Runtime.Remove(ctx, c.ID) }); xerr != nil {
 			err = errors.Join(err, xerr)

@@ -16,7 +16,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -179,7 +179,7 @@ func newWorld(t *testing.T, s setup) *world {
 	}
 	w.Manager, err = lifecycle.New(lifecycle.Options{
 		Sealer: newSealer(s.owner, s.seals, s.logger), Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
-		Holder: hold.Verifier{}, Owner: s.owner, Settings: s.settings, Registry: w.reg,
+		Holder: mountpintest.Holder{}, Owner: s.owner, Settings: s.settings, Registry: w.reg,
 		Logger: s.logger, Tracer: s.tracer, Workspaces: s.workspaces, Ceilings: s.ceilings,
 	})
 	if err != nil {

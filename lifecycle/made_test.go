@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -80,7 +80,7 @@ func TestMadeContainerLacksSomething(t *testing.T) {
 			}
 			m, err := lifecycle.New(lifecycle.Options{
 				Runtime: crippledEngine{fake, tt.cripple}, Policy: func() *policy.Policy { return pol },
-				Store: newStore(), Holder: hold.Verifier{}, Owner: "owner",
+				Store: newStore(), Holder: mountpintest.Holder{}, Owner: "owner",
 			})
 			if err != nil {
 				t.Fatal(err)

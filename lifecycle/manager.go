@@ -38,7 +38,7 @@ type Options struct {
 	// Collector removes what callers of the engine's own API made; nil: there are none.
 	Collector runtime.Collector
 	Sealer    *Sealer               // tells this instance's objects from others; nil: knows what this Manager makes
-	Holder    Holder                // mandatory: what keeps a judged directory from being swapped
+	Holder    Holder                // mandatory: holds judged directories while the engine mounts them
 	Owner     string                // mandatory: this instance's id; nothing that carries another's is touched
 	Labels    map[string]string     // further ones of every container and network; nil is none
 	Settings  Settings              // the operator's settings; the zero value is usable
@@ -109,16 +109,17 @@ type Record struct {
 	Enforcement Enforcement
 }
 
-// Holder keeps what was judged in place until the engine has mounted it.
+// Holder makes sure that the engine mounts the directories that were judged.
 type Holder interface {
-	// Hold takes the mounts' directories as they are now. It answers what the
-	// engine is to mount in their stead, in the same order, and a release that must
-	// be called once the container runs or has failed. An error of release says
-	// that a directory was exchanged meanwhile: the container must go.
-	Hold(ctx context.Context, sessionID string, mounts []policy.Mount) (sources []string, release func() error, err error)
-	// Clean removes what holds of dead processes left behind.
+	// Hold takes the mounts' directories as they are now. It returns what the engine must
+	// mount instead, in the same order, and a release that must be called once the
+	// container runs or has failed. The container must go if release fails. The name
+	// is a container's for its life. Hold returns a *policy.DeniedError if
+	// a mount isn't allowed here.
+	Hold(ctx context.Context, name string, mounts []policy.Mount) (sources []string, release func() error, err error)
+	// Clean removes what dead processes left behind. It is called before the first Hold.
 	Clean() error
-	// Mode is "held" or "verified", as in Enforcement.
+	// Mode is "held" or "trusted", as in Enforcement.
 	Mode() string
 }
 

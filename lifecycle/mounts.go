@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/bermhq/berm/policy"
 )
@@ -68,10 +69,10 @@ func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 		if err != nil {
 			return err
 		}
-		mounts = append(mounts, policy.Mount{HostPath: local, Source: engine, Local: local, MountPath: target, Mode: mode})
+		mounts = append(mounts, policy.Mount{HostPath: local, Source: engine, Local: local, MountPath: target, Mode: mode, Operator: true})
 		return nil
 	}
-	if s.ChatsRoot != "" {
+	if s.ChatsRoot != "" && !m.neverMounts(sb.Spec) {
 		dir, err := ChatDir(s.ChatsRoot, sb.Tenant, sb.Key, true)
 		if err != nil {
 			return nil, fmt.Errorf("chat directory: %w", err)
@@ -96,6 +97,13 @@ func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 		}
 	}
 	return mounts, nil
+}
+
+// neverMounts reports whether the policy lets nobody with the spec's profile have a
+// directory of the host. Such a sandbox gets no directory of a chat either.
+func (m *Manager) neverMounts(spec policy.Spec) bool {
+	p, ok := m.opts.Policy().Profile(spec.Profile)
+	return spec.HostPathMode == "none" && (!ok || slices.Contains(p.Locked, "host_path_mode"))
 }
 
 // ChatDir answers a key's directory with every symbolic link of the root resolved. If it
@@ -135,4 +143,24 @@ func ChatDir(chats, tenant, key string, mkdir bool) (string, error) {
 		}
 	}
 	return filepath.Join(resolved, rel), nil
+}
+
+// MountsInUse returns what callers had mounted into all sandboxes that exist or are being
+// created, of every tenant. A sandbox whose container is dead has none.
+func (m *Manager) MountsInUse() []policy.Mount {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var mounts []policy.Mount
+	for _, s := range m.slots {
+		if r := s.record; r != nil && r.sb.Status != StatusStopped {
+			mounts = append(mounts, r.sb.Spec.Mounts...)
+			if r.adopted && r.sb.VolumePath != "" { // the old service made it, without a spec
+				mounts = append(mounts, policy.Mount{Source: r.sb.VolumePath, Local: r.sb.VolumePath, Mode: "rw"})
+			}
+		}
+		if s.flight != nil {
+			mounts = append(mounts, s.flight.starting.Spec.Mounts...)
+		}
+	}
+	return mounts
 }

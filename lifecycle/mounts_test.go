@@ -2,6 +2,7 @@ package lifecycle_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -87,12 +88,24 @@ func TestMountsThatTheEngineGets(t *testing.T) {
 	}
 	var made []runtime.Spec
 	w := newWorld(t, setup{
-		policy: "version: 1\nmounts: {allowed_roots: [" + sub("volume") + "]}\n", settings: settings,
+		policy: "version: 1\nmounts: {allowed_roots: [" + sub("volume") + "]}\nprofiles:\n  sealed: {host_path_mode: none, locked: [host_path_mode]}\n  asked: {host_path_mode: none}\n", settings: settings,
 		wrap: func(f *runtimetest.Fake) runtime.Runtime { return specs{f, &made} },
 	})
 	shared := []runtime.Mount{
 		{Source: sub("deps"), Target: "/in/deps", ReadOnly: true},
 		{Source: sub("tools"), Target: "/in/tools", ReadOnly: true},
+	}
+	for profile, want := range map[string][]runtime.Mount{
+		"sealed": shared,
+		"asked":  append([]runtime.Mount{{Source: sub("chats/asked"), Target: "/in/chat"}}, shared...),
+	} {
+		w.create(lifecycle.CreateRequest{Tenant: lifecycle.DefaultTenant, Key: profile, Request: policy.Request{Profile: profile}})
+		if diff := cmp.Diff(want, made[len(made)-1].Mounts); diff != "" {
+			t.Errorf("profile %s: %s", profile, diff)
+		}
+	}
+	if _, err := os.Lstat(sub("chats/sealed")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("chat directory of a sandbox that has no mounts: %v", err)
 	}
 	for _, tt := range []struct {
 		tenant, chat, volume string

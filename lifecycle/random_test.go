@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
@@ -188,7 +188,7 @@ func (h *history) start() {
 	var err error
 	h.manager, err = lifecycle.New(lifecycle.Options{
 		Sealer: newSealer("owner", nil, nil), Runtime: h.fake, Policy: func() *policy.Policy { return h.policy }, Store: shakyStore{h.store, h},
-		Holder: hold.Verifier{}, Owner: "owner", Registry: h.reg,
+		Holder: mountpintest.Holder{}, Owner: "owner", Registry: h.reg,
 	})
 	if err != nil {
 		h.t.Fatal(err)

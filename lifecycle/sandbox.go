@@ -71,7 +71,7 @@ type Endpoint struct {
 // Enforcement says how strictly a sandbox's limits are held.
 type Enforcement struct {
 	// Mounts is "held" when what was judged was pinned until the container had it,
-	// "verified" when it was compared afterwards, empty without mounts.
+	// "trusted" when nobody sandboxed can change its path, empty without mounts.
 	Mounts string
 	// WorkspaceQuota is "hard" (the kernel's), "soft" (measured around commands),
 	// or empty without a quota.

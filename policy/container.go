@@ -187,26 +187,27 @@ const (
 // EngineAPI is what a profile allows clients of the engine's own API, beside what the
 // rest of the policy says of every container.
 type EngineAPI struct {
-	Capabilities []string `json:"capabilities"` // a container may have these; sorted, never nil. Those of cap_add are among them
-	Volumes      string   `json:"volumes"`      // "own": it may make and use volumes of its own; "off": none
-	Networks     string   `json:"networks"`     // "own": it may make networks; "internal": only such without a way out; "off": none
-	Ports        string   `json:"ports"`        // "off", "loopback": on the host's loopback address; "any"
-	PortRange    string   `json:"port_range"`   // "1024-65535": host ports that may be asked for
-	LogDrivers   []string `json:"log_drivers"`  // the first is the default
-	LogMaxMB     int64    `json:"log_max_mb"`   // the most that one container's log may hold on the host
-	Restart      []string `json:"restart"`      // restart policies that may be asked for
-	Runtimes     []string `json:"runtimes"`     // beside the profile's runtime_class
-	Sysctls      []string `json:"sysctls"`      // names of namespaced ones that may be set
-	Users        string   `json:"users"`        // "any", or "non_root": a numeric user other than 0
-	DNS          string   `json:"dns"`          // "on": servers, options and extra hosts may be given; "off"
-	TmpfsMB      int64    `json:"tmpfs_mb"`     // the most that one tmpfs, and /dev/shm, may hold
-	MaxUlimit    int64    `json:"max_ulimit"`   // of open files and processes
-	Pull         string   `json:"pull"`         // "on", "off"
-	Build        string   `json:"build"`        // "on", "off"
-	Commit       string   `json:"commit"`       // "on", "off": images from containers
-	Tags         []string `json:"tags"`         // patterns of images.allow: names that the caller may give to images
-	Archive      string   `json:"archive"`      // "on", "off": files in and out of containers, and export
-	Exec         string   `json:"exec"`         // "on", "off"
-	RedactEnv    []string `json:"redact_env"`   // globs: variables whose values aren't shown; injected ones never are
-	MaxObjects   int64    `json:"max_objects"`  // containers, networks and volumes of one caller, of each kind; 0 is no cap
+	Capabilities []string `json:"capabilities"`  // a container may have these; sorted, never nil. Those of cap_add are among them
+	Volumes      string   `json:"volumes"`       // "own": it may make and use volumes of its own; "off": none
+	Networks     string   `json:"networks"`      // "own": it may make networks; "internal": only such without a way out; "off": none
+	Ports        string   `json:"ports"`         // "off", "loopback": on the host's loopback address; "any"
+	PortRange    string   `json:"port_range"`    // "1024-65535": host ports that may be asked for
+	LogDrivers   []string `json:"log_drivers"`   // the first is the default
+	LogMaxMB     int64    `json:"log_max_mb"`    // the most that one container's log may hold on the host
+	Restart      []string `json:"restart"`       // restart policies that may be asked for
+	Runtimes     []string `json:"runtimes"`      // beside the profile's runtime_class
+	Sysctls      []string `json:"sysctls"`       // names of namespaced ones that may be set
+	Users        string   `json:"users"`         // "any", or "non_root": a numeric user other than 0
+	DNS          string   `json:"dns"`           // "on": servers, options and extra hosts may be given; "off"
+	TmpfsMB      int64    `json:"tmpfs_mb"`      // the most that one tmpfs, and /dev/shm, may hold
+	MaxUlimit    int64    `json:"max_ulimit"`    // of open files and processes
+	Pull         string   `json:"pull"`          // "on", "off"
+	Build        string   `json:"build"`         // "on", "off"
+	BuildAddURL  []string `json:"build_add_url"` // prefixes of addresses that the engine may fetch for ADD
+	Commit       string   `json:"commit"`        // "on", "off": images from containers
+	Tags         []string `json:"tags"`          // patterns of images.allow: names that the caller may give to images
+	Archive      string   `json:"archive"`       // "on", "off": files in and out of containers, and export
+	Exec         string   `json:"exec"`          // "on", "off"
+	RedactEnv    []string `json:"redact_env"`    // globs: variables whose values aren't shown; injected ones never are
+	MaxObjects   int64    `json:"max_objects"`   // containers, networks and volumes of one caller, of each kind; 0 is no cap
 }

@@ -66,16 +66,19 @@ func (j *containerJudge) containerTarget(field, asked string) string {
 	return clean
 }
 
-// nested refuses a target that is there twice, or lies below that of a bind: the engine
-// would make its directory on the host. In volumes and tmpfs that is the caller's own.
+// nested refuses a target that is there twice, or lies below that of a bind or a named
+// volume. The engine would make its directory there, and another container with the same
+// source could exchange it while the engine mounts. A tmpfs and an anonymous volume are
+// the container's own.
 func (j *containerJudge) nested(m ContainerMount, others []ContainerMount) {
+	shared := func(m ContainerMount) bool { return m.Type != mountTmpfs && m.Source != "" }
 	for _, o := range others {
 		outer, why := cleanInner(o.Target)
 		if why != "" || m.Target == "" {
 			continue
 		}
-		if m.Target == outer || o.Type == mountBind && under(m.Target, outer) || m.Type == mountBind && under(outer, m.Target) {
-			j.invalid(ruleTargetOverlap, m.Field, m.Target, "mount paths that don't lie in those of binds", fmt.Sprintf("mount paths %s and %s lie in each other, and a bind is among them or they are the same", outer, m.Target))
+		if m.Target == outer || shared(o) && under(m.Target, outer) || shared(m) && under(outer, m.Target) {
+			j.invalid(ruleTargetOverlap, m.Field, m.Target, "mount paths outside those of binds and named volumes, to which other containers can write", fmt.Sprintf("mount paths %s and %s are the same, or one lies in the other, which is a bind or a named volume", outer, m.Target))
 		}
 	}
 }

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +30,7 @@ const (
 var (
 	restartPolicies = []string{restartNo, "on-failure", "always", "unless-stopped"}
 	logDrivers      = []string{logJSONFile, logLocal, logNone}
+	addURL          = regexp.MustCompile(`^https?://[A-Za-z0-9.-]+(:[0-9]+)?/([A-Za-z0-9._~-]+/)*$`)
 )
 
 // engineAPIFile is what a profile of the file says of the engine's own API.
@@ -49,6 +51,7 @@ type engineAPIFile struct {
 	MaxUlimit    *int64   `yaml:"max_ulimit"`
 	Pull         *string  `yaml:"pull"`
 	Build        *string  `yaml:"build"`
+	BuildAddURL  []string `yaml:"build_add_url"`
 	Commit       *string  `yaml:"commit"`
 	Tags         []string `yaml:"tags"`
 	Archive      *string  `yaml:"archive"`
@@ -66,7 +69,7 @@ func builtinEngineAPI() EngineAPI {
 		Volumes: wordOwn, Networks: wordInternal, Ports: wordOff, PortRange: "1024-65535",
 		LogDrivers: slices.Clone(logDrivers), LogMaxMB: 30, Restart: slices.Clone(restartPolicies),
 		Runtimes: []string{}, Sysctls: []string{}, Users: wordAny, DNS: wordOff, TmpfsMB: tmpfsMB, MaxUlimit: 1 << 20,
-		Pull: wordOn, Build: wordOff, Commit: wordOff, Tags: []string{}, Archive: wordOn, Exec: wordOn,
+		Pull: wordOn, Build: wordOff, BuildAddURL: []string{}, Commit: wordOff, Tags: []string{}, Archive: wordOn, Exec: wordOn,
 		RedactEnv: []string{}, MaxObjects: 64,
 	}
 }
@@ -77,7 +80,7 @@ func (e EngineAPI) file() *engineAPIFile {
 		Capabilities: e.Capabilities, Volumes: &e.Volumes, Networks: &e.Networks, Ports: &e.Ports, PortRange: &e.PortRange,
 		LogDrivers: e.LogDrivers, LogMaxMB: &e.LogMaxMB, Restart: e.Restart, Runtimes: e.Runtimes, Sysctls: e.Sysctls,
 		Users: &e.Users, DNS: &e.DNS, TmpfsMB: &e.TmpfsMB, MaxUlimit: &e.MaxUlimit, Pull: &e.Pull, Build: &e.Build,
-		Commit: &e.Commit, Tags: e.Tags, Archive: &e.Archive, Exec: &e.Exec, RedactEnv: e.RedactEnv, MaxObjects: &e.MaxObjects,
+		BuildAddURL: e.BuildAddURL, Commit: &e.Commit, Tags: e.Tags, Archive: &e.Archive, Exec: &e.Exec, RedactEnv: e.RedactEnv, MaxObjects: &e.MaxObjects,
 	}
 }
 
@@ -101,6 +104,7 @@ func (f *engineAPIFile) apply(e *EngineAPI) {
 	set(&e.MaxUlimit, f.MaxUlimit)
 	set(&e.Pull, f.Pull)
 	set(&e.Build, f.Build)
+	setList(&e.BuildAddURL, f.BuildAddURL)
 	set(&e.Commit, f.Commit)
 	setList(&e.Tags, f.Tags)
 	set(&e.Archive, f.Archive)
@@ -201,6 +205,12 @@ func (l *loader) checkEngineLists(at string, own *engineAPIFile) {
 		return ""
 	})
 	each("sysctls", own.Sysctls, badSysctl)
+	each("build_add_url", own.BuildAddURL, func(s string) string {
+		if !addURL.MatchString(s) || strings.Contains(s, "..") {
+			return "must be http:// or https://, a host and a path that ends with /"
+		}
+		return ""
+	})
 	each("tags", own.Tags, func(s string) string {
 		if _, err := parsePattern(s); err != nil {
 			return fmt.Sprintf("is no pattern: %v", err)

@@ -51,6 +51,7 @@ type mountsFile struct {
 	DefaultWorkspace string        `yaml:"default_workspace"`
 	PathMap          []pathMapping `yaml:"path_map"`
 	Hold             string        `yaml:"hold"`
+	TrustedRoots     []string      `yaml:"trusted_roots"`
 }
 
 type pathMapping struct {

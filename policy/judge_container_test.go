@@ -135,6 +135,9 @@ func mountTests() []bad {
 	bind := func(source, target string) ContainerMount {
 		return ContainerMount{Type: "bind", Source: source, Target: target}
 	}
+	named := func(target string) ContainerMount {
+		return ContainerMount{Type: "volume", Source: "v", Own: true, Target: target}
+	}
 	tmpfs := func(target string, size int64) ContainerMount {
 		return ContainerMount{Type: "tmpfs", Target: target, SizeBytes: size}
 	}
@@ -176,6 +179,9 @@ func mountTests() []bad {
 		{"same target", "", oneMount(tmpfs("/x", 0), tmpfs("/x/", 0)), ruleTargetOverlap, "M1"},
 		{"below a bind", "", oneMount(bind("/srv/a", "/x"), tmpfs("/x/y", 0)), ruleTargetOverlap, "M1"},
 		{"bind above", "", oneMount(tmpfs("/x/y", 0), bind("/srv/a", "/x")), ruleTargetOverlap, "M1"},
+		{"below a named volume", "", oneMount(named("/x"), tmpfs("/x/y", 0)), ruleTargetOverlap, "M1"},
+		{"named volume above", "", oneMount(ContainerMount{Type: "volume", Own: true, Target: "/x/y/z"}, named("/x/y")), ruleTargetOverlap, "M1"},
+		{"bind in a named volume", "", oneMount(named("/x"), bind("/srv/a", "/x/./y")), ruleTargetOverlap, "M1"},
 		{"bind in a bind", "", oneMount(bind("/srv/a", "/x"), bind("/srv/a", "/x/z/../y")), ruleTargetOverlap, "M1"},
 		{"negative tmpfs", "", oneMount(tmpfs("/x", -1)), ruleRange, "M0"},
 	}

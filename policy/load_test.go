@@ -92,7 +92,7 @@ profiles:
         engine_api: {capabilities: [net_raw, CAP_NET_RAW, kill], volumes: off, networks: off, ports: loopback, port_range: 1-2, log_drivers: [local], log_max_mb: 3,
           restart: [], runtimes: [kata], sysctls: [net.core.somaxconn], users: non_root, dns: off, tmpfs_mb: 5, max_ulimit: 6, pull: off, build: on, commit: on,
           tags: [acme/*], archive: off, exec: off, redact_env: ["*KEY*"], max_objects: 0}}
-mounts: {allowed_roots: [/srv/data/, /srv/more], shared_root: /srv/more, path_map: [{engine: /srv/data, local: /data}], hold: required}
+mounts: {allowed_roots: [/srv/data/, /srv/more], trusted_roots: [/srv/more], shared_root: /srv/more, path_map: [{engine: /srv/data, local: /data}], hold: required}
 networks: {team: {engine_network: team-net, internal: true, isolated: false}, on: {}}
 env:
   allow: ["A*", TZ]
@@ -177,7 +177,7 @@ func TestParseProblems(t *testing.T) {
 		{"two documents", "version: 1\n---\nversion: 1", []string{"there is more than one YAML document"}},
 		{"unknown", "version: 1\nmount: {}\nmounts:\n  root: /x", []string{
 			"line 2: mount: is not a known key (known here: env, images, mounts, networks, profiles, resources, ttl, version)",
-			"line 4: mounts.root: is not a known key (known here: allowed_roots, default_workspace, hold, path_map, shared_root)"}},
+			"line 4: mounts.root: is not a known key (known here: allowed_roots, default_workspace, hold, path_map, shared_root, trusted_roots)"}},
 		{"duplicates", "version: 1\nenv: {allow: [A]}\nprofiles:\n  a: {}\n  a: {}\nenv: {}", []string{
 			"line 5: profiles.a: is there twice, first on line 4", "line 6: env: is there twice, first on line 2"}},
 		{"types", "version: 1\nprofiles:\n  a:\n    cpus: x\n    memory_mb: 1.5\n    read_only_rootfs: on\n    timeout: 30\n    locked: a\n    user: [1]\n    image: !x y", []string{

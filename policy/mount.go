@@ -178,6 +178,9 @@ func (r *mountRules) judge(asked string) (Mount, *Reason) {
 	if !slices.ContainsFunc(r.roots, func(x root) bool { return under(source, x.source) && under(local, x.local) }) {
 		return refuse(ruleAllowedRoots, roots, "is not under an allowed root, or leads out of it; allowed is %s", roots)
 	}
+	if dir, ok := r.unnamed(source); ok {
+		return refuse(ruleAllowedRoots, roots, "needs an allowed root in %s, as it is, lies in or contains that; allowed is %s", dir, roots)
+	}
 	return Mount{HostPath: clean, Source: source, Local: local}, nil
 }
 

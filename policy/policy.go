@@ -75,6 +75,9 @@ type Mount struct {
 	Local     string `json:"local"`
 	MountPath string `json:"mount_path"`
 	Mode      string `json:"mode"` // "ro" or "rw"
+	// Operator says that the operator's settings give the mount to every sandbox. No
+	// request can ask for it.
+	Operator bool `json:"-"`
 }
 
 // Reason is why the policy decided as it did about one field.

@@ -13,7 +13,16 @@ var alwaysRefused = []string{
 	"/", "/etc", "/proc", "/sys", "/dev", "/root", "/boot", "/run", "/var/run", "/var/lib/docker", "/var/lib/containerd",
 }
 
-// root is an allowed root: as configured, and resolved in both views.
+// guarded are mounted, with what lies in them, only if a root names one of them or a
+// directory below.
+var guarded = []string{
+	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/var/lib", "/var/spool", "/home", "/opt",
+}
+
+// tooWide are directories that no root may name.
+var tooWide = []string{"/", "/var/lib"}
+
+// root is an allowed or trusted root: as configured, and resolved in both views.
 type root struct {
 	engine string // as configured, cleaned; in the engine's terms
 	source string // resolved, in the engine's terms
@@ -25,7 +34,9 @@ type mapping struct{ engine, local, resolved string }
 
 type mountRules struct {
 	roots            []root
+	trusted          []root // where nothing sandboxed writes, says the operator
 	refusals         []string
+	guarded          []string
 	maps             []mapping // the identity first; of two for one directory the last counts
 	volumes          []string  // Berm's own, where the engine keeps them
 	defaultWorkspace string    // empty if there is none
@@ -33,9 +44,8 @@ type mountRules struct {
 	resolve          func(string) (string, error)
 }
 
-// HoldRequired says that a sandbox must not be made unless its mounts are held
-// between the judgement and the engine's mounting them. Where the policy allows no
-// mounts, it requires nothing.
+// HoldRequired reports whether Berm must be able to hold mounts. It needn't if the
+// policy allows none outside of the trusted roots.
 func (p *Policy) HoldRequired() bool { return p.mounts.holdRequired }
 
 // AllowsMounts says that there are directories of the engine's host that requests may
@@ -58,6 +68,20 @@ func (r *mountRules) refused(p string) (string, bool) {
 	for _, entry := range r.refusals {
 		if under(entry, p) || r.within(p, entry) {
 			return entry, true
+		}
+	}
+	return "", false
+}
+
+// unnamed returns the guarded directory that a resolved path lies in or contains, unless a
+// root names it.
+func (r *mountRules) unnamed(p string) (string, bool) {
+	named := func(g string) bool {
+		return slices.ContainsFunc(r.roots, func(x root) bool { return x.source == g || under(x.source, g) && under(p, x.source) })
+	}
+	for _, g := range r.guarded {
+		if (under(p, g) || under(g, p)) && !slices.ContainsFunc(r.guarded, func(outer string) bool { return under(g, outer) && named(outer) }) {
+			return g, true
 		}
 	}
 	return "", false
@@ -125,22 +149,30 @@ func (l *loader) loadMounts() {
 	for i := range f.PathMap {
 		l.mapping(fmt.Sprintf("mounts.path_map[%d]", i), &f.PathMap[i], given)
 	}
-	l.refusals()
+	r.refusals = l.places(append(slices.Clone(alwaysRefused), l.opts.Refuse...)...)
+	r.guarded = l.places(guarded...)
 	roots, at := f.AllowedRoots, "mounts.allowed_roots[%d]"
 	if len(roots) == 0 && f.SharedRoot != "" {
 		roots, at = []string{f.SharedRoot}, "mounts.shared_root"
 	}
 	for i := range roots {
 		if strings.Contains(at, "%") {
-			l.root(fmt.Sprintf(at, i), roots[i])
+			r.roots = l.root(r.roots, fmt.Sprintf(at, i), roots[i])
 			continue
 		}
-		l.root(at, roots[i])
+		r.roots = l.root(r.roots, at, roots[i])
+	}
+	for i, asked := range f.TrustedRoots {
+		r.trusted = l.root(r.trusted, fmt.Sprintf("mounts.trusted_roots[%d]", i), asked)
 	}
 	l.defaultWorkspace(f)
-	r.holdRequired = l.choice("mounts.hold", &f.Hold, "required", "auto") == "required" && len(r.roots) > 0
+	untrusted := slices.ContainsFunc(r.roots, func(x root) bool { return len(r.trustedAround(x.source)) == 0 })
+	r.holdRequired = l.choice("mounts.hold", &f.Hold, "required", "auto") == "required" && untrusted
 	if f.AllowedRoots == nil {
 		f.AllowedRoots = []string{}
+	}
+	if f.TrustedRoots == nil {
+		f.TrustedRoots = []string{}
 	}
 	if f.PathMap == nil {
 		f.PathMap = []pathMapping{}
@@ -188,18 +220,15 @@ func (l *loader) mapping(at string, m *pathMapping, given int) {
 	r.maps = append(r.maps, mapping{engine: engine, local: local, resolved: resolved})
 }
 
-// refusals adds to what is always refused the places that it really is at.
-func (l *loader) refusals() {
+// places returns each path cleaned, and where it really is.
+func (l *loader) places(paths ...string) (out []string) {
 	r := &l.policy.mounts
 	add := func(p string) {
-		for _, have := range r.refusals {
-			if have == p {
-				return
-			}
+		if !slices.Contains(out, p) {
+			out = append(out, p)
 		}
-		r.refusals = append(r.refusals, p)
 	}
-	for _, p := range append(append([]string{}, alwaysRefused...), l.opts.Refuse...) {
+	for _, p := range paths {
 		clean, why := cleanPath(p)
 		if why != "" {
 			l.problem("", "the path to be refused %q %s", p, why)
@@ -212,27 +241,33 @@ func (l *loader) refusals() {
 			add(path.Join(r.toEngine(dir), path.Base(clean)))
 		}
 	}
+	return out
 }
 
-func (l *loader) root(at, asked string) {
+// root resolves a root and appends it to roots, unless it is a problem.
+func (l *loader) root(roots []root, at, asked string) []root {
 	r := &l.policy.mounts
 	clean, why := cleanPath(asked)
 	if why != "" {
 		l.problem(at, "%q %s", asked, why)
-		return
+		return roots
 	}
 	const remedy = "mount it into Berm's container at the same path, or map it in mounts.path_map"
 	local, err := r.resolve(r.toLocal(clean))
 	if err != nil {
 		l.problem(at, "%s is not a directory that Berm can see: make it; if Berm runs in a container, %s", clean, remedy)
-		return
+		return roots
 	}
 	x := root{engine: clean, source: r.toEngine(local), local: local}
 	for _, p := range []string{x.engine, x.source} {
+		if slices.Contains(tooWide, p) {
+			l.problem(at, "%s is too wide for a root: name the directories in it", clean)
+			return roots
+		}
 		for _, entry := range r.refusals {
 			if r.within(p, entry) {
 				l.problem(at, "%s lies in %s, which is always refused, so that nothing in it could be mounted", clean, entry)
-				return
+				return roots
 			}
 		}
 	}
@@ -240,14 +275,14 @@ func (l *loader) root(at, asked string) {
 		own, err := l.opts.OnRootFS(local)
 		if err != nil {
 			l.problem(at, "%s can't be examined: %v", clean, err)
-			return
+			return roots
 		}
 		if own {
 			l.problem(at, "%s lies on the file system of Berm's own container, so that it is not the engine's %s: %s", local, clean, remedy)
-			return
+			return roots
 		}
 	}
-	r.roots = append(r.roots, x)
+	return append(roots, x)
 }
 
 // defaultWorkspace makes the default workspace if it is missing, but only under

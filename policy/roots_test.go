@@ -1,7 +1,10 @@
 package policy
 
 import (
+	"errors"
 	"os"
+	"path"
+	"strings"
 	"testing"
 )
 
@@ -59,5 +62,126 @@ func TestGivenVolume(t *testing.T) {
 		case rule != "" && (reason == nil || reason.Rule != rule):
 			t.Errorf("%s: %+v, want %s", path, reason, rule)
 		}
+	}
+}
+
+// What belongs to the host's system or its people is mounted only if a root names it.
+func TestGuardedPlaces(t *testing.T) {
+	t.Parallel()
+	resolve := func(p string) (string, error) {
+		switch top, rest, _ := strings.Cut(strings.TrimPrefix(p, "/"), "/"); top {
+		case "bin", "lib":
+			return path.Join("/usr", p), nil
+		case "home":
+			return path.Join("/srv/home", rest), nil
+		case "all":
+			return path.Join("/", rest), nil
+		}
+		return p, nil
+	}
+	for _, tt := range []struct {
+		roots, asked string
+		ok           bool
+	}{
+		{"/srv", "/srv/a", true},
+		{"/var", "/var/log", true},
+		{"/var", "/var/lib/x", false},
+		{"/var", "/var/spool", false},
+		{"/var", "/var/spool/cron", false},
+		{"/var, /var/spool/x", "/var/spool/x/y", true},
+		{"/var, /var/spool/x", "/var/spool/y", false},
+		{"/var/lib/x", "/var/lib/x", true},
+		{"/var/lib/x", "/var/lib/docker", false},
+		{"/opt", "/opt/x", true},
+		{"/usr/local/share", "/usr/local/share/x", true},
+		{"/usr/local/share", "/usr/local", false},
+		{"/usr", "/bin/x", true},
+		{"/bin", "/bin/x", true}, // that names it, wherever it is
+		{"/bin", "/usr/lib", false},
+		{"/srv", "/srv/home/u", false}, // where homes really are
+		{"/srv", "/srv/home", false},
+		{"/srv", "/srv", false}, // it contains them
+		{"/srv, /srv/home/u", "/srv", false},
+		{"/srv, /srv/home/u", "/home/u/x", true},
+		{"/srv, /home", "/srv", true},
+	} {
+		p, err := Parse([]byte("version: 1\nmounts: {allowed_roots: ["+tt.roots+"]}"), Options{Resolve: resolve})
+		if err != nil {
+			t.Errorf("%s: %v", tt.roots, err)
+			continue
+		}
+		if v := p.Sandbox(Request{HostPath: &tt.asked}); v.Allowed() != tt.ok {
+			t.Errorf("%s with roots %s: %v", tt.asked, tt.roots, v.Err())
+		}
+	}
+	for _, root := range []string{"/", "/.", "/var/lib", "/all", "/all/var/lib"} {
+		for _, key := range []string{"allowed_roots: [" + root + "]", "shared_root: " + root} {
+			if _, err := Parse([]byte("version: 1\nmounts: {"+key+"}"), Options{Resolve: resolve}); err == nil || !strings.Contains(err.Error(), "too wide") {
+				t.Errorf("%s: %v", key, err)
+			}
+		}
+	}
+}
+
+// Without holds, the path of a mount must not pass through a directory that anything sandboxed
+// has ever been able to write to.
+func TestUnheld(t *testing.T) {
+	t.Parallel()
+	p := mustParse(t, "mounts: {allowed_roots: [/srv], trusted_roots: [/srv/data, /link]}", Options{Resolve: func(p string) (string, error) {
+		if p == "/link" {
+			return "/srv/other", nil
+		}
+		return p, nil
+	}})
+	ro, rw := func(p string) Mount { return Mount{HostPath: p, Source: p, Mode: "ro"} }, func(p string) Mount { return Mount{HostPath: p, Source: p, Mode: "rw"} }
+	operator := rw("/chats/k")
+	operator.Operator = true
+	for _, tt := range []struct {
+		name  string
+		mount Mount
+		other []Mount
+		ok    bool
+	}{
+		{"read-only below", ro("/srv/data/x"), nil, true},
+		{"read-only itself", ro("/srv/data"), nil, true},
+		{"read-only below, of a link's", ro("/srv/other/x"), nil, true},
+		{"elsewhere", ro("/srv/x"), nil, false},
+		{"around", ro("/srv"), nil, false},
+		{"a name that begins alike", ro("/srv/database"), nil, false},
+		{"writable below", rw("/srv/data/x"), nil, false},
+		{"writable itself", rw("/srv/data"), nil, true},
+		{"writable twice", rw("/srv/data"), []Mount{rw("/srv/data")}, true},
+		{"below another's writable", ro("/srv/data/x"), []Mount{rw("/srv/data")}, false},
+		{"below a writable one of all", ro("/srv/data"), []Mount{rw("/")}, false},
+		{"below another's read-only", ro("/srv/data/x"), []Mount{ro("/srv/data")}, true},
+		{"another's in it", rw("/srv/data"), []Mount{ro("/srv/data/x")}, false},
+		{"another's in it, read-only", ro("/srv/data"), []Mount{ro("/srv/data/x")}, true},
+		{"another's far in it", rw("/srv/data"), []Mount{ro("/srv"), rw("/srv/data/x/y")}, false},
+		{"the operator's", operator, []Mount{operator, rw("/srv")}, true},
+		{"the operator's below a writable one", operator, []Mount{rw("/chats")}, false},
+		{"the operator's around another's", operator, []Mount{ro("/chats/k/x")}, false},
+	} {
+		err := p.Unheld(tt.mount, tt.other)
+		var denied *DeniedError
+		if (err == nil) != tt.ok || err != nil && (!errors.As(err, &denied) || denied.Reasons[0].Rule != ruleUnheld) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+	for file, required := range map[string]bool{
+		"":                              false,
+		"allowed_roots: [/srv]":         true,
+		"trusted_roots: [/srv]":         false,
+		"shared_root: /srv, hold: auto": false,
+		"allowed_roots: [/srv], trusted_roots: [/srv/data]":            true,
+		"allowed_roots: [/srv/data/x], trusted_roots: [/srv/data]":     false,
+		"allowed_roots: [/srv/data, /mnt], trusted_roots: [/srv/data]": true,
+	} {
+		if p := mustParse(t, "mounts: {"+file+"}", Options{Resolve: func(p string) (string, error) { return p, nil }}); p.HoldRequired() != required {
+			t.Errorf("%s: hold required is %v", file, !required)
+		}
+	}
+	if _, err := Parse([]byte("version: 1\nmounts: {trusted_roots: [/gone, /etc]}"), Options{Resolve: fakeHost{"/etc": "/etc"}.resolve}); err == nil ||
+		!strings.Contains(err.Error(), "trusted_roots[0]") || !strings.Contains(err.Error(), "trusted_roots[1]") {
+		t.Errorf("trusted roots that can't be: %v", err)
 	}
 }

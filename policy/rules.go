@@ -26,6 +26,7 @@ const (
 	ruleAllowedRoots  = "mounts.allowed_roots"
 	ruleNotADirectory = "mounts.not_a_directory"
 	ruleExposed       = "mounts.exposed"
+	ruleUnheld        = "mounts.unheld"
 
 	ruleEnvSyntax   = "env.syntax"
 	ruleEnvReserved = "env.reserved"

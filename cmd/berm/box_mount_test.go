@@ -227,7 +227,7 @@ func mountSwappedDir(r *boxRow) {
 	r.swap(base+"/good", base+"/evil")
 }
 
-// mountAlwaysRefused asks a server for them that allows everything else.
+// mountAlwaysRefused asks a server that allows all of the fixture's directory for them.
 func mountAlwaysRefused(r *boxRow) {
 	x := r.on(r.wide, "refused")
 	refused := []string{

@@ -40,9 +40,9 @@ import (
 //	  found again after a restart
 //	commands on a terminal, their signals and sizes    TestCommandLineInside
 //	an image that is missing is pulled meanwhile       TestCreateThatPulls
-//	an engine that goes away and comes back            TestHungEngine, TestStormKillingTheEngine
-//	a restart finds sandboxes and processes again      TestAgent, TestStormKillingTheServer
-//	a thousand callers of one key share one create     TestManyKeysAtOnce
+//	an engine that goes away and comes back            TestHungEngine, TestSoakKillingTheEngine
+//	a restart finds sandboxes and processes again      TestAgent, TestSoakKillingTheServer
+//	a thousand callers of one key share one create     TestSoakManyKeys
 //	a walk over a workspace is bounded in depth,       lifecycle TestQuotaOfADeepTree: it is the host's own files that
 //	  too                                              are walked
 func TestBox(t *testing.T) { onEachEngine(t, testBox) }
@@ -129,7 +129,7 @@ type box struct {
 	main   *boxServer // a policy with a bit of everything, the built-in profiles as they are
 	bare   *boxServer // no policy, and no setting of sandboxes
 	shared *boxServer // a shared root, and other profiles
-	wide   *boxServer // everything may be mounted
+	wide   *boxServer // all of the fixture's directory may be mounted
 }
 
 type boxServer struct {
@@ -177,7 +177,7 @@ profiles:
   network_basic: {network: off, memory_mb: 96, pids_limit: 33, cpus: 0.25, timeout: 7s, max_timeout: 11s}
   tiny: {extends: offline_readonly, memory_mb: 64, locked: [memory_mb]}
 `)
-	b.wide = b.serve(t, "wide", testImage, "mounts: {allowed_roots: [/], default_workspace: "+filepath.Join(b.makeDir(t, "wide-default"), "made")+"}\n")
+	b.wide = b.serve(t, "wide", testImage, "mounts: {allowed_roots: ["+b.dir+"], default_workspace: "+filepath.Join(b.makeDir(t, "wide-default"), "made")+"}\n")
 	return b
 }
 

@@ -16,7 +16,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
@@ -59,7 +59,7 @@ func startAPIOn(t *testing.T, rt runtime.Runtime) string {
 	}
 	manager, err = lifecycle.New(lifecycle.Options{
 		Runtime: rt, Policy: func() *policy.Policy { return p },
-		Store: db, Workspaces: workspaces, Holder: hold.Verifier{}, Owner: "test",
+		Store: db, Workspaces: workspaces, Holder: mountpintest.Holder{}, Owner: "test",
 		Settings: lifecycle.Settings{Command: []string{"sleep", "infinity"}, ChatsRoot: root, ChatMountPath: "/chat"},
 	})
 	if err != nil {

@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/lifecycle/restart"
+	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
 )
@@ -42,6 +44,9 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 	}
 	if path := cfg.EngineAPI.AuditLog; path != "" && len(cfg.EngineAPI.Listeners) > 0 {
 		out = append(out, checkAuditLog(ctx, limit, path))
+	}
+	if len(cfg.EngineAPI.Listeners) > 0 && s.lockedBy != "" && s.databaseErr == nil {
+		out = append(out, checkRestarts(ctx, limit, filepath.Join(cfg.StateDir, stateStore)))
 	}
 	return append(out, checkCollector(ctx, limit, cfg.Otel))
 }
@@ -256,6 +261,27 @@ func checkAuditLog(ctx context.Context, limit time.Duration, path string) findin
 		return bad(id, err.Error(), wontStart, "set engine_api.audit_log to a file that berm may write, in a directory that is there")
 	}
 	return okay(id, path)
+}
+
+// checkRestarts reports what the server restarts in the engine's stead, by its database.
+func checkRestarts(ctx context.Context, limit time.Duration, database string) finding {
+	const id = "doors.restarts"
+	rows, err := within(ctx, limit, func(ctx context.Context) ([]restart.Row, error) { return store.ReadRestarts(ctx, database) })
+	if err != nil {
+		return soft(id, onOneLine(err).Error(), "what waits for its restart isn't known", "run berm doctor as the server's user")
+	}
+	restarts, waiting := 0, []string{}
+	for _, r := range rows {
+		restarts += r.Count
+		if !r.Next.IsZero() {
+			waiting = append(waiting, fmt.Sprintf("%.12s until %s", r.ContainerID, r.Next.Format(time.RFC3339)))
+		}
+	}
+	found := fmt.Sprintf("containers with bind mounts and a restart policy: %d; restarts since they were last started by hand: %d", len(rows), restarts)
+	if len(waiting) > 0 {
+		found += "; waiting for the next: " + some(waiting)
+	}
+	return okay(id, found)
 }
 
 // checkCollector looks whether telemetry has where to go. The URL may hold a secret.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/runtime"
 )
 
@@ -163,6 +164,9 @@ func (e *engineFacts) judge(p *policy.Policy) []finding {
 	out = append(append(out, e.judgeSetup()), e.judgeParts(p)...)
 	if e.cfg.Engine.Kind == "docker" { // the rest is what Docker tells
 		out = append(out, e.judgeSecurity(), e.judgeLimits(), e.judgeClock(), e.judgeHolders())
+		if len(e.cfg.EngineAPI.Listeners) > 0 {
+			out = append(out, e.judgeArchives())
+		}
 	}
 	return append(out, e.judgeClasses(p))
 }
@@ -286,6 +290,20 @@ func (e *engineFacts) judgeSetup() finding {
 		return soft(id, found, "each sandbox takes a copy of its image, or is slow to make", "have the engine use overlay2 (overlayfs), which takes ext4 or XFS below its directory")
 	}
 	return okay(id, found)
+}
+
+// judgeArchives says whether docker cp is safe with the engine.
+func (e *engineFacts) judgeArchives() finding {
+	const id = "engine.archives"
+	release := e.survey.Info.Version
+	switch {
+	case engineapi.SafeArchives(release):
+		return okay(id, "docker cp is safe with engine "+release)
+	case e.cfg.EngineAPI.ArchiveFixed:
+		return okay(id, "docker cp is safe with engine "+release+", as engine_api.archive_fixed asserts")
+	}
+	return soft(id, "engine "+release+" lacks the fixes of CVE-2026-41568 and CVE-2026-42306", "docker cp with running containers is refused, unless their root is read-only",
+		"update the engine to "+engineapi.ArchiveFixed+", or set engine_api.archive_fixed if it has the fixes all the same")
 }
 
 func (e *engineFacts) judgeAgent() finding {

@@ -65,6 +65,13 @@ func TestDoctorJudgesEngine(t *testing.T) {
 		"only us": {func(e *engineFacts) {
 			e.survey.Holders, e.self = []runtime.Holder{{ID: ownID, Name: "berm"}}, &self{id: ownID}
 		}, "", "engine.socket_holders", gradeOK, "but this one"},
+		"archives": {func(e *engineFacts) { e.cfg.EngineAPI.Listeners = make([]config.Listener, 1) }, "", "engine.archives", gradeSoft, "engine 28.0.0 lacks"},
+		"fixed archives": {func(e *engineFacts) {
+			e.cfg.EngineAPI.Listeners, e.survey.Info.Version = make([]config.Listener, 1), "29.5.1"
+		}, "", "engine.archives", gradeOK, "engine 29.5.1"},
+		"asserted archives": {func(e *engineFacts) {
+			e.cfg.EngineAPI.Listeners, e.cfg.EngineAPI.ArchiveFixed = make([]config.Listener, 1), true
+		}, "", "engine.archives", gradeOK, "archive_fixed"},
 		"a class":           {nil, "version: 1\nprofiles: {default: {runtime_class: runsc}}\n", "engine.runtimes", gradeBad, "default (runsc)"},
 		"an allowed class":  {nil, "version: 1\nprofiles: {default: {engine_api: {runtimes: [kata]}}}\n", "engine.runtimes", gradeSoft, "kata"},
 		"its class":         {nil, "version: 1\nprofiles: {default: {runtime_class: runc}}\n", "engine.runtimes", gradeOK, "runc"},
@@ -124,7 +131,9 @@ func TestOpenToAll(t *testing.T) {
 func TestDoctorJudgesPolicy(t *testing.T) {
 	t.Parallel()
 	digest := "busybox@sha256:" + ownID
-	mounts := "version: 1\nmounts: {allowed_roots: [" + t.TempDir() + "]}\n"
+	root := t.TempDir()
+	mounts := "version: 1\nmounts: {allowed_roots: [" + root + "]}\n"
+	trusting := "version: 1\nmounts: {allowed_roots: [" + root + "], trusted_roots: [" + root + "]}\n"
 	for name, tt := range map[string]struct {
 		policy string
 		change func(*policyFacts)
@@ -144,8 +153,9 @@ func TestDoctorJudgesPolicy(t *testing.T) {
 		"internal":      {"version: 1\nnetworks: {in: {engine_network: x, internal: true}}\nprofiles: {default: {network: in}}\n", nil, "policy.networks", gradeOK, "by default in"},
 		"together":      {"version: 1\nnetworks: {in: {engine_network: x, isolated: false}}\n", nil, "policy.networks", gradeSoft, "not isolated: in"},
 		"no mounts":     {"", func(p *policyFacts) { p.held = errOtherMounts }, "policy.hold", gradeOK, "no directory of the host can be mounted"},
-		"mounts held":   {mounts, nil, "policy.hold", gradeOK, "mounts can be held"},
-		"compared":      {mounts, func(p *policyFacts) { p.held = errOtherMounts }, "policy.hold", gradeSoft, errOtherMounts.Error()},
+		"mounts held":   {mounts, nil, "policy.hold", gradeOK, "mode held"},
+		"not held":      {mounts, func(p *policyFacts) { p.held = errOtherMounts }, "policy.hold", gradeSoft, "mode trusted, as mounts can't be held: " + errOtherMounts.Error() + "; there are no mounts.trusted_roots"},
+		"trusted":       {trusting, func(p *policyFacts) { p.held = errOtherPIDs }, "policy.hold", gradeSoft, errOtherPIDs.Error() + "; trusted: " + root},
 		"must be held":  {"", func(p *policyFacts) { p.held, p.err = errOtherMounts, errors.New("held") }, "policy.file", gradeBad, "held"},
 		"can't be read": {"", func(p *policyFacts) { p.policy, p.err = nil, errors.New("line 1: a\nline 2: b") }, "policy.file", gradeBad, "line 1: a; line 2: b"},
 		"what it is of": {"", nil, "policy.file", gradeOK, "the built-in policy; profiles: default,"},

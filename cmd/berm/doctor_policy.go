@@ -12,8 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/cmd/berm/config"
-	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -39,19 +38,15 @@ func lookAtPolicy(ctx context.Context, limit time.Duration, e *engineFacts) *pol
 		return readPolicyAs(e.cfg, e.view, e.self, policy.ReadSecret)
 	})
 	p.held = try(ctx, limit, func(context.Context) error {
-		if !e.view.mounts {
-			return errOtherMounts
+		if err := e.view.holds(); err != nil {
+			return err
 		}
-		return hold.Try(existing(filepath.Join(e.cfg.StateDir, "hold")))
+		return mountpin.Try(existing(filepath.Join(e.cfg.StateDir, "hold")))
 	})
 	if p.err != nil {
 		return p
 	}
-	var holder lifecycle.Holder = &hold.Pinner{}
-	if p.held != nil {
-		holder = hold.Verifier{}
-	}
-	p.err = allOf(holdable(holder, p.held), hasProfiles(e.cfg.EngineAPI))(p.policy)
+	p.err = allOf(holdable(p.held), hasProfiles(e.cfg.EngineAPI))(p.policy)
 	p.images = imagesOf(p.policy)
 	for i := range p.images {
 		img := &p.images[i]
@@ -91,18 +86,34 @@ func (p *policyFacts) judge(e *engineFacts) []finding {
 	} else {
 		out = append(out, okay(id, found))
 	}
-	own := e.cfg.Sandbox.ChatsRoot + e.cfg.Sandbox.DependenciesRoot + e.cfg.Sandbox.LambdaToolsRoot
-	if own == "" && !p.policy.AllowsMounts() {
-		out = append(out, okay("policy.hold", "no directory of the host can be mounted"))
-	} else if p.held == nil {
-		out = append(out, okay("policy.hold", "mounts can be held from their check until the engine has made them"))
-	} else if p.err == nil && e.view.asked {
-		out = append(out, soft("policy.hold", "mounts can't be held: "+onOneLine(p.held).Error(), "what is mounted is compared afterwards instead", "run berm as root with CAP_SYS_ADMIN, in the engine's mount namespace"))
-	}
+	out = append(out, p.judgeHold(e)...)
 	if e.err == nil {
 		out = append(out, p.judgeImages(e.cfg.Engine))
 	}
 	return append(out, p.judgeDigests(), p.judgeNetworks())
+}
+
+// judgeHold says by which mode mounts are kept from being exchanged.
+func (p *policyFacts) judgeHold(e *engineFacts) []finding {
+	const id = "policy.hold"
+	own := e.cfg.Sandbox.ChatsRoot + e.cfg.Sandbox.DependenciesRoot + e.cfg.Sandbox.LambdaToolsRoot
+	trusted := p.policy.TrustedRoots()
+	switch {
+	case own == "" && !p.policy.AllowsMounts():
+		return []finding{okay(id, "no directory of the host can be mounted")}
+	case p.held == nil:
+		return []finding{okay(id, "mode held: mounts are held from their check until the engine has made them")}
+	case p.err != nil || !e.view.asked:
+		return nil
+	}
+	found := "mode trusted, as mounts can't be held: " + onOneLine(p.held).Error()
+	switch {
+	case !p.policy.AllowsMounts():
+		return []finding{okay(id, found+"; only Berm's own directories are mounted")}
+	case len(trusted) == 0:
+		return []finding{soft(id, found+"; there are no mounts.trusted_roots", "every request to mount a directory of the host is refused", holdRemedy)}
+	}
+	return []finding{soft(id, found+"; trusted: "+some(trusted), "mounts that these don't cover are refused, and so are writable ones below them", holdRemedy)}
 }
 
 func (p *policyFacts) judgeImages(cfg config.Engine) finding {

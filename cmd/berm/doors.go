@@ -18,7 +18,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -47,6 +47,7 @@ func serveFronts(ctx context.Context, fronts []front) error {
 type doorParts struct {
 	cfg        *config.Config
 	manager    *lifecycle.Manager
+	db         *store.Store
 	engine     runtime.Runtime // without the agent
 	policies   *policyKeeper
 	tokens     *proxy.Tokens
@@ -55,28 +56,12 @@ type doorParts struct {
 	owner      string
 	log        *slog.Logger
 	tel        *telemetry
-	guard      *doorGuard
+	holder     lifecycle.Holder
+	unheld     lifecycle.Holder   // see engineapi.Options.Unheld
 	labels     map[string]string  // see engineapi.Options.Labels
 	workspaces *workspace.Service // nil without a root for chats, as chats
 	chats      *chat.Service
 	sockets    passedSockets
-}
-
-// doorGuard holds sandboxes' mounts once they are known not to be around directories of
-// what the Docker Engine API made, now or when that was still served.
-type doorGuard struct {
-	lifecycle.Holder
-	door *engineapi.Door // set before anything is made; nil: the engine can't have anything of such a door's
-}
-
-// Hold is lifecycle.Holder's.
-func (g *doorGuard) Hold(ctx context.Context, sessionID string, mounts []policy.Mount) ([]string, func() error, error) {
-	if g.door != nil {
-		if err := g.door.KeepClear(ctx, mounts, g.Mode() != hold.ModeHeld); err != nil {
-			return nil, nil, err
-		}
-	}
-	return g.Holder.Hold(ctx, sessionID, mounts)
 }
 
 // sandboxAPI opens the door of the sandbox API, and tells its address.
@@ -116,9 +101,8 @@ func (d *doorParts) sandboxAPI(ctx context.Context, undo *cleanup) (front, strin
 	return front{listener, handler, proxy.ServeOptions{DrainTimeout: cfg.DrainTimeout, Logger: d.log}}, address, nil
 }
 
-// engineDoor makes the door of the Docker Engine API and has it guard sandboxes' mounts,
-// whether or not it has listeners: what it made in earlier runs may still be there. It is
-// nil for an engine that doesn't speak that API.
+// engineDoor returns the engine proxy, or nil for an engine that doesn't speak the Docker
+// Engine API. It needs no listeners: containers of earlier runs may still exist.
 func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 	dialer, ok := d.engine.(interface {
 		Dial(ctx context.Context) (net.Conn, error)
@@ -135,8 +119,8 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 			return dialer.Dial(ctx)
 		},
 		Policy: d.policies.Policy, Owner: d.owner, Sealer: d.sealer, Hosts: d.cfg.EngineAPI.AllowedHosts,
-		Mounts:        func() []policy.Mount { return d.manager.OtherMounts("") },
-		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels,
+		Pins: d.holder, Unheld: d.unheld, Mounts: d.manager.MountsInUse, ArchiveFixed: d.cfg.EngineAPI.ArchiveFixed,
+		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels, Restarts: d.db,
 		Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
 	}
 	if path := d.cfg.EngineAPI.AuditLog; path != "" && len(d.cfg.EngineAPI.Listeners) > 0 {
@@ -155,17 +139,12 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 		return nil, err
 	}
 	undo.add(door.Close)
-	d.guard.door = door
 	return door, nil
 }
 
-// engineAPI opens the door of the Docker Engine API, all its listeners, and tells the
-// address of the first; empty without one.
-func (d *doorParts) engineAPI(ctx context.Context, undo *cleanup) (fronts []front, first string, err error) {
-	door, err := d.engineDoor(undo)
-	if err != nil {
-		return nil, "", err
-	}
+// engineAPI opens all listeners of the engine proxy, and returns the address of the
+// first; empty without one.
+func (d *doorParts) engineAPI(ctx context.Context, door *engineapi.Door, undo *cleanup) (fronts []front, first string, err error) {
 	if door == nil && len(d.cfg.EngineAPI.Listeners) > 0 {
 		return nil, "", errors.New("engine_api.listeners need an engine that speaks the Docker Engine API")
 	}

@@ -22,7 +22,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent"
@@ -248,6 +248,7 @@ func engineAddress(cfg config.Engine) string {
 type view struct {
 	root   bool // the root file system: a path means the same to both
 	mounts bool // the mount namespace: what is mounted here is mounted there
+	pids   bool // the PID namespace: a process has the same number for both
 	asked  bool // the engine was there to find out, or it is elsewhere
 }
 
@@ -271,10 +272,12 @@ func engineView(ctx context.Context, cfg config.Engine) view {
 	pid, err := peer(ctx, socket)
 	if err != nil {
 		outside := !inContainer()
-		return view{root: outside, mounts: outside}
+		return view{root: outside, mounts: outside, pids: outside}
 	}
 	proc := filepath.Join("/proc", strconv.Itoa(pid)) // 0 is a process that we can't see, and has none
-	return view{root: sameFile("/", proc+"/root"), mounts: sameFile("/proc/self/ns/mnt", proc+"/ns/mnt"), asked: true}
+	return view{
+		root: sameFile("/", proc+"/root"), mounts: sameFile("/proc/self/ns/mnt", proc+"/ns/mnt"), pids: sameFile("/proc/self/ns/pid", proc+"/ns/pid"), asked: true,
+	}
 }
 
 // peer is the process that listens on a unix socket.
@@ -326,28 +329,51 @@ func inContainer() bool {
 	return os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 }
 
-var errOtherMounts = errors.New("the engine doesn't share Berm's mount namespace")
+var (
+	errOtherMounts = errors.New("the engine doesn't share Berm's mount namespace, or Berm can't see the engine's process")
+	errOtherPIDs   = errors.New("the engine doesn't share Berm's PID namespace")
+)
 
-// newHolder pins mounts where that can be done, and compares them where it can't;
-// then the error says why, and nothing has failed. Others is hold.NewVerifier's.
-func newHolder(dir string, v view, others func(sessionID string) []policy.Mount) (lifecycle.Holder, error) {
-	if !v.mounts {
-		return hold.NewVerifier(others), errOtherMounts
+// holds returns why mounts can't be held with this view, or nil.
+func (v view) holds() error {
+	switch {
+	case !v.mounts:
+		return errOtherMounts
+	case !v.pids: // what a container has mounted can't be verified
+		return errOtherPIDs
 	}
-	pinner, err := hold.NewPinner(dir)
-	if err != nil {
-		return hold.NewVerifier(others), err
-	}
-	return pinner, nil
+	return nil
 }
 
-// holdable refuses a policy that demands what the holder can't do.
-func holdable(h lifecycle.Holder, why error) func(*policy.Policy) error {
+// newHolder returns a holder that pins mounts. Where that isn't possible, why says so, and
+// the holder is unheld.
+func newHolder(stateDir string, v view, unheld lifecycle.Holder) (h lifecycle.Holder, why error) {
+	if why = v.holds(); why == nil {
+		var pinner *mountpin.Pinner
+		if pinner, why = mountpin.NewPinner(filepath.Join(stateDir, "hold")); why == nil {
+			return pinner, nil
+		}
+	}
+	return unheld, why
+}
+
+// newTrusted returns a holder that allows what the policy trusts. InUse returns the mounts
+// of all containers.
+func newTrusted(stateDir string, pol func() *policy.Policy, inUse func(context.Context) ([]policy.Mount, error)) lifecycle.Holder {
+	judge := func(m policy.Mount, others []policy.Mount) error { return pol().Unheld(m, others) }
+	return mountpin.NewTrusted(filepath.Join(stateDir, "trusted"), judge, inUse)
+}
+
+// holdable returns a check that refuses a policy which requires holding if that isn't
+// possible. Why is nil if it is.
+func holdable(why error) func(*policy.Policy) error {
 	return func(p *policy.Policy) error {
-		if p.HoldRequired() && h.Mode() != hold.ModeHeld {
-			return fmt.Errorf("policy: mounts.hold is required, as it is by default, but mounts can't be held here: %w; "+
-				"give berm CAP_SYS_ADMIN and the engine's mount namespace, or accept with mounts.hold: auto that they are compared instead", why)
+		if p.HoldRequired() && why != nil {
+			return fmt.Errorf("policy: mounts.hold is required, as it is by default, but mounts can't be held here: %w; %s; "+
+				"or refuse what neither covers by mounts.hold: auto", why, holdRemedy)
 		}
 		return nil
 	}
 }
+
+const holdRemedy = "give berm CAP_SYS_ADMIN and the engine's mount and PID namespaces, or list directories where nothing sandboxed writes in mounts.trusted_roots"

@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/bermhq/berm/cmd/berm/config"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -24,7 +24,7 @@ func TestEngineView(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "engine.sock")
 	cfg := config.Engine{Address: "unix://" + socket}
 	outside := !inContainer()
-	if got, want := engineView(t.Context(), cfg), (view{root: outside, mounts: outside}); got != want {
+	if got, want := engineView(t.Context(), cfg), (view{root: outside, mounts: outside, pids: outside}); got != want {
 		t.Errorf("an engine that is away: %+v, want %+v", got, want)
 	}
 	l, err := net.Listen("unix", socket)
@@ -32,7 +32,7 @@ func TestEngineView(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	if got, want := engineView(t.Context(), cfg), (view{root: true, mounts: true, asked: true}); got != want {
+	if got, want := engineView(t.Context(), cfg), (view{root: true, mounts: true, pids: true, asked: true}); got != want {
 		t.Errorf("an engine in this very process: %+v, want %+v", got, want)
 	}
 	if got := engineView(t.Context(), config.Engine{Address: "tcp://192.0.2.1:2376"}); got.mounts {
@@ -226,21 +226,23 @@ func TestHoldRequired(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	holder, why := newHolder(t.TempDir(), view{root: true}, nil)
-	if why == nil || holder.Mode() != hold.ModeVerified {
-		t.Fatalf("without the engine's mounts: %s, %v", holder.Mode(), why)
+	for _, v := range []view{{root: true}, {root: true, mounts: true}} {
+		holder, why := newHolder(t.TempDir(), v, newTrusted(t.TempDir(), nil, nil))
+		if why == nil || holder.Mode() != mountpin.ModeTrusted {
+			t.Fatalf("%+v: %s, %v", v, holder.Mode(), why)
+		}
+		if err := holdable(why)(p); err == nil || !strings.Contains(err.Error(), why.Error()) || !strings.Contains(err.Error(), holdRemedy) {
+			t.Errorf("a policy that demands holding: %v", err)
+		}
 	}
-	if err := holdable(holder, why)(p); err == nil || !strings.Contains(err.Error(), why.Error()) {
-		t.Errorf("a policy that demands holding: %v", err)
-	}
-	if err := holdable(&hold.Pinner{}, nil)(p); err != nil {
+	if err := holdable(nil)(p); err != nil {
 		t.Errorf("where mounts can be held: %v", err)
 	}
 	auto, err := policy.Parse(nil, policy.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := holdable(hold.Verifier{}, errors.New("why"))(auto); err != nil {
+	if err := holdable(errors.New("why"))(auto); err != nil {
 		t.Errorf("a policy that doesn't: %v", err)
 	}
 }

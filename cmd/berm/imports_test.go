@@ -72,12 +72,12 @@ func mayImport(pkg, dep string) bool {
 	case in("proxy/client")(pkg):
 		return dep == "proxy/apitype"
 	case in("proxy")(pkg):
-		return ancestor || leaf || dep == "lifecycle" || dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "proxy/apitype"
+		return ancestor || leaf || dep == "lifecycle" || dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/mountpin" || dep == "lifecycle/restart" || dep == "proxy/apitype"
 	case pkg == "lifecycle/usage":
 		return false // so that the whole of lifecycle may measure with it
 	case pkg == "lifecycle/chat" && dep == "lifecycle/workspace":
 		return true // what holds chats, and their quota
-	case pkg == "lifecycle/store" && (dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/ceiling"):
+	case pkg == "lifecycle/store" && (dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/ceiling" || dep == "lifecycle/restart"):
 		return true // whose stores it is
 	case in("lifecycle")(pkg):
 		return ancestor || leaf || dep == "lifecycle/usage"
@@ -201,10 +201,11 @@ func TestImportRule(t *testing.T) {
 		"lifecycle to proxy":          {"lifecycle", module + "/proxy", false},
 		"lifecycle to its child":      {"lifecycle", module + "/lifecycle/store", false},
 		"child to lifecycle":          {"lifecycle/store", module + "/lifecycle", true},
-		"lifecycle's siblings":        {"lifecycle/store", module + "/lifecycle/hold", false},
+		"lifecycle's siblings":        {"lifecycle/store", module + "/lifecycle/mountpin", false},
 		"lifecycle to its measure":    {"lifecycle", module + "/lifecycle/usage", true},
 		"siblings to the measure":     {"lifecycle/workspace", module + "/lifecycle/usage", true},
 		"proxy to chats":              {"proxy", module + "/lifecycle/chat", true},
+		"proxy to the pins":           {"proxy/engineapi", module + "/lifecycle/mountpin", true},
 		"proxy to the store":          {"proxy/sandboxapi", module + "/lifecycle/store", false},
 		"chats to workspaces":         {"lifecycle/chat", module + "/lifecycle/workspace", true},
 		"the store to chats":          {"lifecycle/store", module + "/lifecycle/chat", true},

@@ -23,7 +23,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/policy"
@@ -94,7 +94,7 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 	inForce := func() *policy.Policy { return pol }
 	manager, err := lifecycle.New(lifecycle.Options{
 		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: inForce, Owner: "o",
-		Store: struct{ lifecycle.Store }{}, Holder: hold.Verifier{}, Registry: got,
+		Store: struct{ lifecycle.Store }{}, Holder: mountpintest.Holder{}, Registry: got,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -22,6 +22,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/runtime"
 )
 
@@ -165,14 +166,26 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 	if err != nil {
 		return err
 	}
-	var manager *lifecycle.Manager // makes the holds, and so is there before the first
-	others := func(sessionID string) []policy.Mount { return manager.OtherMounts(sessionID) }
-	holder, why := newHolder(filepath.Join(cfg.StateDir, "hold"), shared, others)
+	var (
+		manager  *lifecycle.Manager // these three exist before the first hold
+		door     *engineapi.Door
+		policies *policyKeeper
+	)
+	inUse := func(ctx context.Context) ([]policy.Mount, error) {
+		mounts := manager.MountsInUse()
+		if door == nil { // an engine that doesn't speak its API
+			return mounts, nil
+		}
+		binds, err := door.Binds(ctx)
+		return append(mounts, binds...), err
+	}
+	unheld := newTrusted(cfg.StateDir, func() *policy.Policy { return policies.Policy() }, inUse)
+	holder, why := newHolder(cfg.StateDir, shared, unheld)
 	if why != nil {
 		log.WarnContext(ctx, "mounts_not_held", "error", why.Error())
 	}
-	policies, err := newPolicyKeeper(policyKeeperOptions{
-		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared, here), Check: allOf(holdable(holder, why), hasProfiles(cfg.EngineAPI)), Logger: log, Registry: tel.registry,
+	policies, err = newPolicyKeeper(policyKeeperOptions{
+		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared, here), Check: allOf(holdable(why), hasProfiles(cfg.EngineAPI)), Logger: log, Registry: tel.registry,
 		OnSignal: func(ctx context.Context, reload func()) {
 			systemd.reloading(ctx, func() {
 				reload()
@@ -204,7 +217,6 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	collector, _ := engine.(runtime.Collector) // the agent's part hides it
-	guard := &doorGuard{Holder: holder}
 	lasting, err := openWorkspaces(cfg, db, func() *lifecycle.Manager { return manager }, log)
 	if err != nil {
 		return err
@@ -222,7 +234,7 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	managed := lifecycle.Options{
-		Runtime: rt, Sealer: sealer, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: guard, Owner: owner, Settings: sandboxes, Labels: here.labels(),
+		Runtime: rt, Sealer: sealer, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes, Labels: here.labels(),
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	}
 	if lasting != nil {
@@ -249,11 +261,14 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	parts := doorParts{
-		cfg: cfg, manager: manager, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, sealer: sealer, log: log, tel: tel, guard: guard, labels: here.labels(),
+		cfg: cfg, manager: manager, db: db, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, sealer: sealer, log: log, tel: tel, holder: holder, unheld: unheld, labels: here.labels(),
 		workspaces: lasting, chats: chats, sockets: sockets,
 	}
 	undo.add(st.withdraw)
-	fronts, address, err := parts.engineAPI(ctx, &undo)
+	if door, err = parts.engineDoor(&undo); err != nil {
+		return err
+	}
+	fronts, address, err := parts.engineAPI(ctx, door, &undo)
 	if err != nil {
 		return err
 	}
@@ -284,6 +299,9 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 	group.Go(func() error { return policies.Run(background, hup) })
 	group.Go(func() error { return trimLoop(background, log) })
 	group.Go(func() error { return checkChats(background, chats, log) })
+	if door != nil {
+		group.Go(func() error { return door.Run(background) })
+	}
 	open, closeFronts := context.WithCancel(ctx)
 	defer closeFronts()
 	context.AfterFunc(background, closeFronts) // one of them failed

@@ -17,18 +17,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// soakExecs is how many commands a soak runs: 200, or as BERM_SOAK_EXECS says.
-func soakExecs(t *testing.T) int {
-	t.Helper()
-	if s := os.Getenv("BERM_SOAK_EXECS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	return 200
-}
+// soakExecs is how many commands a soak runs.
+const soakExecs = 100_000
 
 // weight is what a process has of the machine.
 type weight struct {
@@ -130,12 +120,9 @@ func soakExit(n int) int {
 
 // Many commands in one sandbox: none is lost, none runs twice, each ends as it did, and
 // neither the server nor what runs in the sandbox grows by them.
-func TestSoak(t *testing.T) { onEachEngine(t, testSoak) }
+func TestSoakExecs(t *testing.T) { onEachEngine(t, testSoakExecs) }
 
-func testSoak(t *testing.T, kind string) {
-	if testing.Short() {
-		t.Skip("short")
-	}
+func testSoakExecs(t *testing.T, kind string) {
 	goruntime.LockOSThread() // the server dies with the thread that starts it
 	t.Cleanup(goruntime.UnlockOSThread)
 	t.Setenv("RUN_AS_BERM", "1")
@@ -163,7 +150,7 @@ func testSoak(t *testing.T, kind string) {
 	}
 
 	const workers = 16
-	total := soakExecs(t)
+	total := soakExecs
 	run := func(from, to int) {
 		t.Helper()
 		g, ctx := errgroup.WithContext(t.Context())

@@ -31,6 +31,7 @@ func openWorkspaces(cfg *config.Config, db *store.Store, manager func() *lifecyc
 	opts := workspace.Options{
 		Store: db, QuotaBytes: int64(cfg.Storage.WorkspaceQuotaMB) << 20,
 		Open:   func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },
+		Keys:   func(tenant, key string) ([]string, error) { return chat.Keys(root, tenant, key) },
 		Live:   func(tenant, chatID string) bool { return manager().HasSandbox(tenant, chatID) },
 		Follow: project.Follow,
 	}

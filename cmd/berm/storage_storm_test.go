@@ -340,10 +340,7 @@ func (s *storageStorm) settleHistory(c *stormChat, got []string) {
 // The server is killed at random instants of a storm of uploads, deletes and changes of
 // histories. After each restart no file and no entry is half there, each file has its
 // record and each record its file, and the usage is what is there.
-func TestStormOnStorage(t *testing.T) {
-	if testing.Short() {
-		t.Skip("short")
-	}
+func TestSoakStorage(t *testing.T) {
 	t.Parallel()
 	goruntime.LockOSThread() // the server dies with the thread that starts it
 	t.Cleanup(goruntime.UnlockOSThread)
@@ -381,7 +378,7 @@ func TestStormOnStorage(t *testing.T) {
 	}
 	s.workspace = w.WorkspaceID
 	s.check(t.Context(), root)
-	for range stormKills(t) {
+	for range 50 {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { s.blow(ctx); close(done) }()

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -28,19 +27,6 @@ const (
 	stormWorkers = 6
 	stormKeys    = 3 // of each worker
 )
-
-// stormKills is how often the server is killed: 50 times, or as BERM_STORM_KILLS says.
-func stormKills(t *testing.T) int {
-	t.Helper()
-	if s := os.Getenv("BERM_STORM_KILLS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	return 50
-}
 
 // promise is what the server has answered about one key.
 type promise struct {
@@ -283,16 +269,23 @@ func wantNothing(t *testing.T, server *demoServer) {
 // The server is killed at random instants of a storm of creates, commands and
 // deletes. What it had answered must hold after each restart, and once a TTL has
 // passed, nothing may be left.
-func TestStormKillingTheServer(t *testing.T) { onEachEngine(t, testStormKillingTheServer) }
+func TestKillingTheServer(t *testing.T) {
+	onEachEngine(t, func(t *testing.T, kind string) { testKillingTheServer(t, kind, 5) })
+}
 
-func testStormKillingTheServer(t *testing.T, kind string) {
+// TestSoakKillingTheServer kills more often.
+func TestSoakKillingTheServer(t *testing.T) {
+	onEachEngine(t, func(t *testing.T, kind string) { testKillingTheServer(t, kind, 50) })
+}
+
+func testKillingTheServer(t *testing.T, kind string, kills int) {
 	if testing.Short() {
 		t.Skip("short")
 	}
 	t.Parallel() // much of its time it waits
 	e := startEngine(t, kind)
 	s, server := newStorm(t, e)
-	for range stormKills(t) {
+	for range kills {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { s.blow(ctx); close(done) }()
@@ -311,12 +304,9 @@ func testStormKillingTheServer(t *testing.T, kind string) {
 }
 
 // The same with the engine killed and started again.
-func TestStormKillingTheEngine(t *testing.T) { onEachEngine(t, testStormKillingTheEngine) }
+func TestSoakKillingTheEngine(t *testing.T) { onEachEngine(t, testSoakKillingTheEngine) }
 
-func testStormKillingTheEngine(t *testing.T, kind string) {
-	if testing.Short() {
-		t.Skip("short")
-	}
+func testSoakKillingTheEngine(t *testing.T, kind string) {
 	t.Parallel() // much of its time it waits
 	// A dockerd that was killed in mid-start of a container takes its time over it.
 	e := startEngineWith(t, kind, engine.Options{StartTimeout: 2 * time.Minute})
@@ -360,12 +350,9 @@ func (s *storm) awaitReady() {
 }
 
 // 200 different keys at once: all are made, none is lost.
-func TestManyKeysAtOnce(t *testing.T) { onEachEngine(t, testManyKeysAtOnce) }
+func TestSoakManyKeys(t *testing.T) { onEachEngine(t, testSoakManyKeys) }
 
-func testManyKeysAtOnce(t *testing.T, kind string) {
-	if testing.Short() {
-		t.Skip("short")
-	}
+func testSoakManyKeys(t *testing.T, kind string) {
 	e := startEngine(t, kind)
 	s, server := newStorm(t, e)
 	ctx := t.Context()

@@ -30,6 +30,25 @@ func Open(root, tenant, chatID string) (*os.Root, error) {
 	return nil, fmt.Errorf("open the directory of chat %q: %w", chatID, err)
 }
 
+// Keys lists the keys of a tenant that have a directory, for workspace.Options.Keys. It lists
+// none while the key itself has no directory.
+func Keys(root, tenant, key string) (keys []string, err error) {
+	path, err := lifecycle.ChatDir(root, tenant, key, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(filepath.Dir(path))
+	for _, e := range entries {
+		if id, perr := lifecycle.ParseKey(e.Name()); perr == nil && id == e.Name() && e.IsDir() {
+			keys = append(keys, id)
+		}
+	}
+	return keys, err
+}
+
 // open opens a chat's directory to read what is in it. Should it be gone, it is made again.
 func (s *Service) open(ctx context.Context, c Chat) (*os.Root, error) {
 	dir, err := Open(s.root, c.Tenant, c.ID)

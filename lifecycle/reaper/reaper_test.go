@@ -17,7 +17,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/policy"
@@ -47,7 +47,7 @@ func startWith(t testing.TB, fake *runtimetest.Fake, ceilings lifecycle.Ceilings
 		t.Fatal(err)
 	}
 	m, err := lifecycle.New(lifecycle.Options{
-		Runtime: fake, Collector: fake, Policy: func() *policy.Policy { return pol }, Store: st, Holder: hold.Verifier{}, Owner: "owner",
+		Runtime: fake, Collector: fake, Policy: func() *policy.Policy { return pol }, Store: st, Holder: mountpintest.Holder{}, Owner: "owner",
 		Ceilings: ceilings, Sealer: sealer,
 	})
 	if err != nil {
@@ -247,7 +247,7 @@ func TestRunWaitsBetweenSweeps(t *testing.T) {
 		}
 		m, err := lifecycle.New(lifecycle.Options{
 			Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: func() *policy.Policy { return pol },
-			Store: noStore{}, Holder: hold.Verifier{}, Owner: "owner",
+			Store: noStore{}, Holder: mountpintest.Holder{}, Owner: "owner",
 		})
 		if err != nil {
 			t.Fatal(err)

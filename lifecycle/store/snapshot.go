@@ -256,6 +256,13 @@ func (r *Report) count(ctx context.Context, q querier) (err error) {
 		}
 		return err
 	})
+	rows(new(int), "SELECT "+restartColumns+" FROM restarts", func(row scanner) error {
+		r, err := scanRestart(row)
+		if err == nil && (r.ContainerID == "" || r.MaxRetries < 0 || r.Count < 0 || r.Backoff < 0) {
+			err = fmt.Errorf("restart policy of container %q: invalid", r.ContainerID)
+		}
+		return err
+	})
 	return err
 }
 

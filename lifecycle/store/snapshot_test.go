@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/restart"
 )
 
 // fill puts something of every kind into a store.
@@ -34,6 +36,7 @@ func fill(t *testing.T, s *Store) {
 		t.Fatal(err)
 	}
 	for _, err := range []error{
+		s.PutRestart(t.Context(), restarted), s.PutRestart(t.Context(), restart.Row{ContainerID: "b", Policy: restart.Policy{Name: "no"}}),
 		s.Put(t.Context(), r), s.PutFiles(t.Context(), file(k, "1", "x")),
 		s.PutChange(t.Context(), chat.Change{ID: "c", Tenant: "a", ChatID: "k", Files: []chat.File{file(k, "2", "y")}}),
 	} {
@@ -43,7 +46,13 @@ func fill(t *testing.T, s *Store) {
 	}
 }
 
-var filled = Report{Schema: 4, Sandboxes: 1, Workspaces: 1, Chats: 1, Files: 1, Changes: 1}
+// restarted is a row with all that there is in one.
+var restarted = restart.Row{
+	ContainerID: "a", Policy: restart.Policy{Name: restart.OnFailure, MaxRetries: 5}, Count: 3, Stopped: true,
+	Exit: time.Unix(1, 2).UTC(), Backoff: time.Second, Next: time.Unix(3, 4).UTC(),
+}
+
+var filled = Report{Schema: len(must(migrationNames())), Sandboxes: 1, Workspaces: 1, Chats: 1, Files: 1, Changes: 1}
 
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
@@ -75,7 +84,14 @@ func TestSnapshot(t *testing.T) {
 	want.LastUsedAt = time.Time{}
 	same(t, "record", []lifecycle.Record{want}, records(t, got))
 	same(t, "changes", must(s.Changes(ctx)), must(got.Changes(ctx)))
+	kept := []restart.Row{restarted, {ContainerID: "b", Policy: restart.Policy{Name: "no"}}}
+	same(t, "restarts", kept, must(got.Restarts(ctx)))
+	same(t, "restarts, read from outside", kept, must(ReadRestarts(ctx, path)))
 	same(t, "what was copied", before, records(t, s))
+	if err := errors.Join(s.DeleteRestart(ctx, "b"), s.DeleteRestart(ctx, "none")); err != nil {
+		t.Error(err)
+	}
+	same(t, "restarts left", kept[:1], must(s.Restarts(ctx)))
 	if err := Snapshot(ctx, path, to); err == nil {
 		t.Error("a file was written over")
 	}
@@ -184,7 +200,7 @@ func TestCheckFinds(t *testing.T) {
 		}, "not a database"},
 		"nothing in it":  {func(_ *testing.T, path string) { _ = os.Truncate(path, 0) }, "no schema"},
 		"newer":          {exec("PRAGMA user_version = 1000"), "newer berm"},
-		"other tables":   {exec("DROP INDEX changes_of_chat"), "aren't those of schema version 4"},
+		"other tables":   {exec("DROP INDEX changes_of_chat"), "aren't those of schema version"},
 		"a trigger":      {exec("CREATE TRIGGER t AFTER DELETE ON chats BEGIN DELETE FROM files; END"), "aren't those"},
 		"no chat":        {exec("DELETE FROM chats"), "1 of files without chats"},
 		"no spec":        {exec("UPDATE sandboxes SET spec = '{'"), "unexpected EOF"},
@@ -197,6 +213,7 @@ func TestCheckFinds(t *testing.T) {
 		"a path":         {exec("UPDATE files SET name = '../x'"), "no such can be"},
 		"a path to come": {exec("UPDATE changed_files SET name = '../x'"), "no such can be"},
 		"no directory":   {exec("UPDATE ceilings SET dir = '../work' WHERE session_id = ''"), "no such can be"},
+		"no container":   {exec("UPDATE restarts SET container_id = '' WHERE container_id = 'a'"), "invalid"},
 		"no number":      {exec("UPDATE files SET size = 'x'"), "size"},
 	} {
 		path := filepath.Join(t.TempDir(), "berm.db")
@@ -260,6 +277,7 @@ func TestCheckOlder(t *testing.T) {
 			same(t, "the store", want, must(Check(ctx, path, dir)))
 			same(t, "the copy", want, must(Check(ctx, to, dir)))
 		}
+		same(t, "restarts", []restart.Row(nil), must(ReadRestarts(ctx, path)))
 		entries := must(os.ReadDir(dir))
 		for _, e := range entries {
 			if e.Name() != "berm.db" && e.Name() != "copy" {

@@ -120,7 +120,7 @@ func (a *account) sandboxed(chatID string, changed bool) {
 func (s *Service) Touched(tenant, chatID string) {
 	w, known, _ := s.owners.get(ownedKey{tenant, chatID})
 	if known && w.ID == "" {
-		return
+		w.ID = keysOf(tenant)
 	}
 	var accounts []*account
 	s.mu.Lock()
@@ -283,6 +283,43 @@ func (s *Service) total(ctx context.Context, a *account, w Workspace, chatID str
 	t := s.sumLocked(a, chats, began)
 	t.used = add(t.used, counted)
 	return t, nil
+}
+
+// keysOf is the ID of the account of a tenant's keys without chats, which share one quota.
+// Workspaces have UUIDs.
+func keysOf(tenant string) string { return "keys of " + tenant }
+
+// keysTotal adds up the directories of a tenant's keys that are no chats. It measures the
+// key's own, and those that nobody has measured yet: sandboxes have theirs measured.
+func (s *Service) keysTotal(ctx context.Context, a *account, w Workspace, key string) (total, error) {
+	if s.opts.Keys == nil {
+		return total{}, nil
+	}
+	began := time.Now()
+	all, err := s.opts.Keys(w.Tenant, key)
+	if err != nil {
+		return total{}, unavailable(ctx, err)
+	}
+	var keys []string
+	for _, id := range all {
+		_, chat, err := s.owner(ctx, w.Tenant, id)
+		if err == nil && !chat {
+			keys = append(keys, id)
+			a.mu.Lock()
+			f := a.figureLocked(id)
+			holds := id != key && (f.known || f.walk != nil)
+			a.mu.Unlock()
+			if !holds {
+				err = s.refresh(ctx, a, w.Tenant, id)
+			}
+		}
+		if err != nil {
+			return total{}, err
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return s.sumLocked(a, keys, began), nil
 }
 
 // countedLocked is what the kernel counts and is used: neither staged nor about to be

@@ -184,6 +184,9 @@ func (r *Reservation) take(ctx context.Context, n, replaced int64, commit bool) 
 		r.written = credit
 	}
 	f.overlapLocked(n)
+	if credit < min(replaced, f.bytes) { // another reservation counts on the rest: how much goes is unknown
+		f.touchLocked()
+	}
 	f.bytes = add(max(f.bytes-credit, 0), n)
 	f.changing++
 	f.pending = add(f.pending, n)

@@ -111,6 +111,24 @@ func TestReplacedOnce(t *testing.T) {
 	}
 }
 
+// TestCreditedElsewhere replaces a file while two others count on all that there is.
+func TestCreditedElsewhere(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s, ws := w.service(t, Options{QuotaBytes: 200}, "k")
+	w.holds("k", 100)
+	one, two := reserve(t, s, ws, 60, 60, false), reserve(t, s, ws, 60, 60, false)
+	three := reserve(t, s, ws, 40, 40, false)
+	if err := three.Commit(t.Context(), 40, 40); err != nil {
+		t.Fatal(err)
+	}
+	three.Done(true)
+	for _, r := range []*Reservation{one, two, three} {
+		r.Release()
+	}
+	used(t, s, ws, 100)
+}
+
 // TestCommitMeasuresNothing commits beside a chat that can't be measured for long.
 func TestCommitMeasuresNothing(t *testing.T) {
 	t.Parallel()

@@ -70,6 +70,9 @@ type Options struct {
 	QuotaBytes int64 // of each workspace; 0 is no limit
 	// Open opens a chat's directory; of errdefs' NotFound class if there is none. Mandatory.
 	Open func(tenant, chatID string) (*os.Root, error)
+	// Keys lists the keys beside one that have a directory, that one included, whether or not
+	// they are chats. Nil: there are none but chats.
+	Keys func(tenant, key string) ([]string, error)
 	// Live tells whether a chat has a sandbox, which may write to its directory. Mandatory.
 	Live     func(tenant, chatID string) bool
 	Projects Projects // nil: the file system offers none, and the quota is soft
@@ -204,13 +207,17 @@ func (s *Service) Left(ctx context.Context, tenant, chatID string, changed bool)
 		return nil
 	}
 	w, there, err := s.owner(ctx, tenant, chatID)
-	if err != nil || !there {
+	if err != nil {
 		return err
+	}
+	sum := s.total
+	if !there {
+		w, sum = Workspace{ID: keysOf(tenant), Tenant: tenant}, s.keysTotal
 	}
 	a := s.use(w)
 	defer s.unuse(a)
 	a.sandboxed(chatID, changed)
-	t, err := s.total(ctx, a, w, chatID)
+	t, err := sum(ctx, a, w, chatID)
 	if err != nil {
 		return err
 	}
@@ -227,7 +234,12 @@ func (s *Service) Enforcement(tenant, chatID string) string {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
-	if _, there, err := s.owner(ctx, tenant, chatID); err != nil || !there {
+	switch _, there, err := s.owner(ctx, tenant, chatID); {
+	case err != nil:
+		return ""
+	case !there && s.opts.Keys != nil:
+		return "soft"
+	case !there:
 		return ""
 	}
 	return s.enforcement()

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -508,6 +510,44 @@ func TestLeft(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestKeysWithoutChats holds a tenant's keys that are no chats to one quota together.
+func TestKeysWithoutChats(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	s, _ := w.service(t, Options{QuotaBytes: 100, Projects: &kernel{used: map[uint32]int64{}, limit: map[uint32]int64{}, adopted: map[string]uint32{}}, Keys: func(string, string) ([]string, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return slices.Sorted(maps.Keys(w.bytes)), nil
+	}}, "chat")
+	left := func(key string, changed, want bool) {
+		t.Helper()
+		if got := over(t, s.Left(t.Context(), "t", key, changed)); got != want {
+			t.Errorf("%s: over is %v", key, got)
+		}
+	}
+	w.holds("chat", 1000)
+	w.holds("a", 60)
+	w.isLive("a", true)
+	left("a", true, false)
+	if e := s.Enforcement("t", "a"); e != "soft" {
+		t.Errorf("enforcement %q", e)
+	}
+	w.holds("a", 101)
+	s.Touched("t", "a")
+	left("a", false, true)
+	w.holds("a", 60)
+	left("a", true, false)
+	w.isLive("a", false) // deleted; its directory stays
+	s.Touched("t", "a")
+	left("a", false, false)
+	w.holds("b", 50)
+	left("b", true, true)
+	w.set(func() { w.chats["a"] = w.spaces["t/u"].ID })
+	s.Changed("t", "a")
+	left("b", true, false)
+	left("other", true, false)
 }
 
 func TestNoQuota(t *testing.T) {

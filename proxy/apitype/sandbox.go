@@ -117,7 +117,7 @@ type Endpoint struct {
 
 // Enforcement says how strictly limits are held.
 type Enforcement struct {
-	Mounts         string `json:"mounts,omitempty"`          // "held" or "verified"; empty without mounts
+	Mounts         string `json:"mounts,omitempty"`          // "held" or "trusted"; empty without mounts
 	WorkspaceQuota string `json:"workspace_quota,omitempty"` // "hard" or "soft"; empty without a quota
 }
 

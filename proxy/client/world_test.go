@@ -14,7 +14,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
@@ -67,7 +67,7 @@ func startBerm(opts runtimetest.FakeOptions) (fake *runtimetest.Fake, url string
 	}
 	fake = runtimetest.NewFake(opts)
 	m, err = lifecycle.New(lifecycle.Options{
-		Runtime: fake, Policy: current, Store: db, Workspaces: workspaces, Holder: hold.Verifier{}, Owner: "owner",
+		Runtime: fake, Policy: current, Store: db, Workspaces: workspaces, Holder: mountpintest.Holder{}, Owner: "owner",
 		Settings: lifecycle.Settings{ChatsRoot: root, ChatMountPath: chatMount},
 	})
 	must(err)

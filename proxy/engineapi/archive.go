@@ -11,6 +11,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/docker/docker/api/types/container"
+
 	"github.com/bermhq/berm/policy"
 )
 
@@ -18,50 +20,73 @@ var signalName = regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,12}$`)
 
 const tarBlock = 512
 
-// archivable gives the container of a call that reads or writes its files, and the path.
-func (c *call) archivable() (id string, query url.Values, err error) {
-	if err := c.operation(policy.OpArchive); err != nil {
-		return "", nil, err
+// archived serves a call for a path inside a container of the caller's. Nothing starts meanwhile
+// that could change what the engine mounts for the call, which it does also if the container
+// runs. The container's binds are held.
+func (c *call) archived(id string, serve func(a ask, ct *container.InspectResponse) error) error {
+	name := c.query.Get("path")
+	if name == "" || len(name) > maxTarName || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
+		return malformed("the path is missing, or is none")
 	}
-	path := c.query.Get("path")
-	if c.route.segments[2] == "archive" && (path == "" || len(path) > 4096 || !utf8.ValidString(path) || strings.ContainsFunc(path, unicode.IsControl)) {
-		return "", nil, malformed("the path is missing, or is none")
+	over, err := c.turns.take(c.ctx, id) // before quiet, as a start does
+	if err != nil {
+		return err
+	}
+	defer over()
+	return c.quiet(id, func(ct *container.InspectResponse) error {
+		release, err := c.holdIn(id)
+		if err != nil {
+			return err
+		}
+		defer release()
+		return serve(ask{path: "/containers/" + id + "/archive", query: url.Values{"path": {name}}}, ct)
+	})
+}
+
+// archivable gives the container of a call that reads or writes its files.
+func (c *call) archivable() (id string, err error) {
+	if err := c.operation(policy.OpArchive); err != nil {
+		return "", err
 	}
 	if id, err = c.containerID(c.name); err == nil {
 		err = c.confined()
 	}
-	return id, url.Values{"path": {path}}, err
+	return id, err
 }
 
 func (c *call) statArchive() error {
-	id, query, err := c.archivable()
+	id, err := c.archivable()
 	if err != nil {
 		return err
 	}
-	resp, err := c.ask(ask{path: "/containers/" + id + "/archive", query: query})
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode >= 400 {
-		return failure(resp)
-	}
-	_ = resp.Body.Close()
-	c.head(resp)
-	return nil
+	return c.archived(id, func(a ask, _ *container.InspectResponse) error {
+		resp, err := c.ask(a)
+		if err != nil {
+			return err
+		}
+		if resp.StatusCode >= 400 {
+			return failure(resp)
+		}
+		_ = resp.Body.Close()
+		c.head(resp)
+		return nil
+	})
 }
 
 func (c *call) getArchive() error {
-	id, query, err := c.archivable()
+	id, err := c.archivable()
 	if err != nil {
 		return err
 	}
 	return c.transfer(id, func(io.Reader) error {
-		return c.forward(ask{path: "/containers/" + id + "/archive", query: query}, false)
+		return c.archived(id, func(a ask, _ *container.InspectResponse) error { return c.forward(a, false) })
 	})
 }
 
+// exportContainer needs no quiet: for an export, and for a commit, the engine mounts the
+// container's root alone.
 func (c *call) exportContainer() error {
-	id, _, err := c.archivable()
+	id, err := c.archivable()
 	if err != nil {
 		return err
 	}
@@ -70,28 +95,38 @@ func (c *call) exportContainer() error {
 	})
 }
 
-// putArchive takes plain tar only: what is compressed, some engines have unpacked by
-// programs that they find in the container.
+// putArchive gives the engine an archive of Berm's own writing. It is plain, as some
+// engines unpack compressed ones by programs that they find in the container. Entries
+// before a refused one may have been unpacked.
 func (c *call) putArchive() error {
-	id, query, err := c.archivable()
+	id, err := c.archivable()
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"noOverwriteDirNonDir", "copyUIDGID"} {
-		if c.flag(name) {
-			query.Set(name, "1")
-		}
-	}
 	return c.transfer(id, func(r io.Reader) error {
-		body, err := plainTar(r)
-		if err != nil {
+		return c.archived(id, func(a ask, ct *container.InspectResponse) error {
+			plain, err := plainTar(r)
+			if err != nil {
+				return err
+			}
+			body, err := newTarFilter(plain, ct.HostConfig.ReadonlyRootfs)
+			if err != nil {
+				return err
+			}
+			for _, name := range []string{"noOverwriteDirNonDir", "copyUIDGID"} {
+				if c.flag(name) {
+					a.query.Set(name, "1")
+				}
+			}
+			a.body, a.length, a.header = body, -1, http.Header{"Content-Type": {"application/x-tar"}}
+			c.close(nil) // now, as it may take long
+			err = c.forward(a, false)
+			if why := body.refusal.Load(); err != nil && why != nil {
+				c.written = false // the audit log has to have the refusal as well
+				return *why
+			}
 			return err
-		}
-		c.close(nil) // now, as it may take long
-		return c.forward(ask{
-			path: "/containers/" + id + "/archive", query: query, body: body, length: c.r.ContentLength,
-			header: http.Header{"Content-Type": {"application/x-tar"}},
-		}, false)
+		})
 	})
 }
 

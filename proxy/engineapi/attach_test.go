@@ -25,6 +25,7 @@ import (
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
+	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
 // pipeListener accepts connections that never leave the process.
@@ -429,9 +430,9 @@ assert ct.wait(condition="not-running")["StatusCode"] == 137
 print("done")
 `
 
-func TestPythonStreams(t *testing.T) {
+func TestClientsPythonStreams(t *testing.T) {
 	if err := exec.CommandContext(t.Context(), "python3", "-c", "import docker").Run(); err != nil {
-		t.Skip("the Python client isn't here")
+		private.Lacking(t, "python", err)
 	}
 	host, direct := testEngine(t)
 	d := doorTo(t, host, "")

@@ -22,6 +22,7 @@ import (
 // bounds is siegeRules again, in the words of the engine: what may come to be at most.
 type bounds struct {
 	owner, tenant, dir, image string
+	pins                      string          // where the door holds binds
 	shared                    string          // the ID of a network on which others are too
 	networks, containers      map[string]bool // IDs of the attacker's own
 }
@@ -166,6 +167,9 @@ func (b bounds) mounts(h *container.HostConfig) (e excess) {
 
 // allowed tells whether a path of the host leads below the directory that binds may be of.
 func (b bounds) allowed(path string) bool {
+	if strings.HasPrefix(path, b.pins+"/") {
+		return true // what it leads to is seen in the container
+	}
 	real, err := filepath.EvalSymlinks(path)
 	info, statErr := os.Stat(path)
 	return err == nil && statErr == nil && info.IsDir() && strings.HasPrefix(real+"/", b.dir+"/")

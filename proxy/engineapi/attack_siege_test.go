@@ -121,7 +121,7 @@ func startSiege(t *testing.T) *siege {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.bounds = bounds{owner: s.d.opts.Owner, tenant: "attacker", dir: s.dir, image: img.ID, networks: map[string]bool{s.ownNet: true, s.shared: true}, shared: s.shared, containers: map[string]bool{s.own: true}}
+	s.bounds = bounds{owner: s.d.opts.Owner, tenant: "attacker", dir: s.dir, pins: s.d.dir + "/pins", image: img.ID, networks: map[string]bool{s.ownNet: true, s.shared: true}, shared: s.shared, containers: map[string]bool{s.own: true}}
 	s.calm = s.look()
 	return s
 }

@@ -63,7 +63,11 @@ func (c *call) build() error {
 	if c.rooms.enter(key) > maxBuilds {
 		return &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity", Detail: fmt.Sprintf("%d builds are running", maxBuilds)}
 	}
-	query, tags, err := c.buildQuery()
+	args, err := c.buildArgs()
+	if err != nil {
+		return err
+	}
+	query, tags, err := c.buildQuery(args)
 	if err != nil {
 		return err
 	}
@@ -82,7 +86,7 @@ func (c *call) build() error {
 	}
 	defer leave()
 	defer c.buildBefore(labels)()
-	files, err := c.spool()
+	files, err := c.spool(args)
 	if err != nil {
 		return err
 	}
@@ -137,7 +141,7 @@ func (c *call) buildBefore(labels map[string]string) (done func()) {
 
 // buildQuery judges the parameters, and gives those that go to the engine, and the names
 // that the image is to have.
-func (c *call) buildQuery() (url.Values, []url.Values, error) {
+func (c *call) buildQuery(args map[string]string) (url.Values, []url.Values, error) {
 	p, err := c.profile()
 	if err != nil {
 		return nil, nil, err
@@ -172,8 +176,12 @@ func (c *call) buildQuery() (url.Values, []url.Values, error) {
 		}
 		query.Set("platform", v)
 	}
-	if query["buildargs"], err = c.buildArgs(); err != nil {
-		return nil, nil, err
+	if len(args) > 0 {
+		text, err := json.Marshal(args)
+		if err != nil {
+			return nil, nil, err
+		}
+		query.Set("buildargs", string(text))
 	}
 	mode, err := c.buildNetwork(p)
 	if err != nil {
@@ -198,7 +206,7 @@ func (c *call) buildQuery() (url.Values, []url.Values, error) {
 }
 
 // buildArgs judges build arguments as a command's environment.
-func (c *call) buildArgs() ([]string, error) {
+func (c *call) buildArgs() (map[string]string, error) {
 	text := c.query.Get("buildargs")
 	if text == "" {
 		return nil, nil
@@ -218,8 +226,7 @@ func (c *call) buildArgs() ([]string, error) {
 		return nil, err
 	}
 	maps.DeleteFunc(env, func(name, _ string) bool { _, ok := asked[name]; return !ok }) // what is pinned isn't a build's
-	out, err := json.Marshal(env)
-	return []string{string(out)}, err
+	return env, nil
 }
 
 // buildNetwork is the network that the build's commands have: the profile's, or none.
@@ -268,7 +275,7 @@ func (c *call) buildLabels() (map[string]string, error) {
 
 // spool writes the build's files anew, into a file that has no name any more, with a
 // Dockerfile of the door's own under its usual name.
-func (c *call) spool() (*os.File, error) {
+func (c *call) spool(args map[string]string) (*os.File, error) {
 	name := path.Clean("/" + c.query.Get("dockerfile"))[1:]
 	if c.query.Get("dockerfile") == "" {
 		name = builtFrom
@@ -284,7 +291,7 @@ func (c *call) spool() (*os.File, error) {
 	_ = os.Remove(f.Name())
 	body, err := plainTar(http.MaxBytesReader(c.w, c.r.Body, maxContext))
 	if err == nil {
-		err = rewrite(f, body, name, func(text []byte) ([]byte, error) { return c.judgeDockerfile(text, auths) })
+		err = rewrite(f, body, name, func(text []byte) ([]byte, error) { return c.judgeDockerfile(text, args, auths) })
 	}
 	if err != nil {
 		_ = f.Close()
@@ -295,11 +302,15 @@ func (c *call) spool() (*os.File, error) {
 
 // judgeDockerfile gives a Dockerfile in which every image is named by its ID, having
 // judged what that is.
-func (c *call) judgeDockerfile(text []byte, auths map[string]json.RawMessage) ([]byte, error) {
+func (c *call) judgeDockerfile(text []byte, args map[string]string, auths map[string]json.RawMessage) ([]byte, error) {
 	refuse := func(err error) error {
 		return denied("build.dockerfile", "Dockerfile", "the Dockerfile is refused: "+err.Error(), "see the documentation")
 	}
-	d, err := readDockerfile(text)
+	p, err := c.profile()
+	if err != nil {
+		return nil, err
+	}
+	d, err := readDockerfile(text, args, p.EngineAPI.BuildAddURL)
 	if err != nil {
 		return nil, refuse(err)
 	}
@@ -313,13 +324,17 @@ func (c *call) judgeDockerfile(text []byte, auths map[string]json.RawMessage) ([
 			return nil, err
 		}
 		for _, trigger := range img.Config.OnBuild {
-			if err := onBuild(trigger); err != nil {
+			if err := checkTrigger(trigger, d.urls); err != nil {
 				return nil, refuse(fmt.Errorf("image %s has %q for builds: %w", shorten(ref), shorten(trigger), err))
 			}
 		}
 		ids[ref] = img.ID
 	}
-	return d.encode(ids, c.whose()), nil
+	out, err := d.encode(ids, c.whose())
+	if err != nil {
+		return nil, refuse(err)
+	}
+	return out, nil
 }
 
 // base gives an image that a build takes from: one of the caller's own, or one that the

@@ -74,7 +74,7 @@ func everything(t *testing.T, direct *client.Client) (containers, images int) {
 	return len(list), len(all)
 }
 
-func TestImagesByCLI(t *testing.T) {
+func TestClientsImages(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, strings.NewReplacer(`["berm.local/*"]`, `["berm.local/*", "listed.local/mine/*"]`, `["built.local/mine/*"]`, `["built.local/mine/*", "listed.local/mine/*"]`).Replace(buildPolicy))
 	ownImages(t, direct, d)
@@ -275,14 +275,17 @@ func TestBuildsOfImagesByOtherWays(t *testing.T) {
 	}
 	defer func() { _, _ = direct.ImageRemove(ctx, triggering, image.RemoveOptions{}) }()
 	for name, dockerfile := range map[string]string{
-		"its own stage":      "FROM " + testImage + " AS hidden\nCOPY --from=hidden /etc /x\n",
-		"a trigger":          "FROM " + triggering + "\nRUN true\n",
-		"a stage's trigger":  "FROM " + testImage + " AS hidden\nFROM " + testImage + "\nONBUILD COPY --from=hidden /etc /x\n",
-		"an ID":              "FROM " + testImage + "\nCOPY --from=sha256:0000000000000000000000000000000000000000000000000000000000000000 /etc /x\n",
-		"a name, not an ID":  "FROM deadbeef\n",
-		"what isn't there":   "FROM berm.local/missing\n",
-		"a label, escaped":   "FROM " + testImage + "\nLABEL ber\\m.tenant=other\n",
-		"a label by default": "FROM " + testImage + "\nARG X=berm\nLABEL ${X}.tenant=other\n",
+		"its own stage":             "FROM " + testImage + " AS hidden\nCOPY --from=hidden /etc /x\n",
+		"a trigger":                 "FROM " + triggering + "\nRUN true\n",
+		"a stage's trigger":         "FROM " + testImage + " AS hidden\nFROM " + testImage + "\nONBUILD COPY --from=hidden /etc /x\n",
+		"an ID":                     "FROM " + testImage + "\nCOPY --from=sha256:0000000000000000000000000000000000000000000000000000000000000000 /etc /x\n",
+		"a name, not an ID":         "FROM deadbeef\n",
+		"what isn't there":          "FROM berm.local/missing\n",
+		"a label, escaped":          "FROM " + testImage + "\nLABEL ber\\m.tenant=other\n",
+		"a stage that is continued": "FROM " + testImage + "\nRUN true \\\u00a0\nFROM " + testImage + " AS hidden\nFROM " + testImage + "\nCOPY --from=hidden /etc /x\n",
+		"an argument":               "ARG X=hidden\nFROM $X\n",
+		"an address":                "FROM " + testImage + "\nADD http://127.0.0.1:1/x /x\n",
+		"a label by default":        "FROM " + testImage + "\nARG X=berm\nLABEL ${X}.tenant=other\n",
 	} {
 		said, _, err := buildOf(ctx, t, c, dockerfile, build.ImageBuildOptions{})
 		if err == nil || said != "" {

@@ -3,6 +3,7 @@ package engineapi
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/json"
 	"io"
 	"maps"
 	"slices"
@@ -16,90 +17,6 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 )
-
-func TestBaseImages(t *testing.T) {
-	for name, tt := range map[string]struct {
-		dockerfile string
-		images     []string // nil: refused
-	}{
-		"one":                  {"FROM busybox\nRUN true\n", []string{"busybox"}},
-		"lower case":           {"from busybox\n", []string{"busybox"}},
-		"platform":             {"FROM --platform=linux/amd64 busybox:1\n", []string{"busybox:1"}},
-		"stages":               {"FROM golang AS Build\nFROM scratch\nCOPY --from=build /a /b\nCOPY --from=0 /a /b\n", []string{"golang"}},
-		"copy from an image":   {"FROM busybox\nCOPY --chown=0:0 --from=evil/x:1 /a /b\n", []string{"busybox", "evil/x:1"}},
-		"continued":            {"FROM \\\n  busy\\\nbox\n", []string{"busybox"}},
-		"comment in between":   {"FROM \\\n# FROM evil\n\n  busybox\n", []string{"busybox"}},
-		"carriage returns":     {"FROM busybox\r\nRUN true\r\n", []string{"busybox"}},
-		"onbuild copy":         {"FROM busybox\nONBUILD COPY --from=evil /a /b\n", nil},
-		"onbuild copy a file":  {"FROM busybox\nONBUILD COPY /a /b\n", []string{"busybox"}},
-		"onbuild stage":        {"FROM busybox AS evil\nFROM busybox\nONBUILD COPY --from=evil /a /b\n", nil},
-		"its own stage":        {"FROM busybox AS evil\nCOPY --from=evil /a /b\n", []string{"busybox", "evil"}},
-		"a later stage":        {"FROM busybox\nCOPY --from=evil /a /b\nFROM busybox AS evil\n", []string{"busybox", "evil"}},
-		"stage of a stage":     {"FROM busybox AS a\nFROM a AS b\nCOPY --from=b /a /b\n", []string{"busybox", "b"}},
-		"two froms":            {"FROM busybox AS a\nFROM busybox\nCOPY --from=a --from=evil /a /b\n", nil},
-		"stage's name":         {"FROM busybox AS a/b\n", nil},
-		"quoted label":         {"FROM busybox\nLABEL a=b \"be\"rm.tenant=other\n", nil},
-		"escaped label":        {"FROM busybox\nLABEL b\\erm.tenant other\n", nil},
-		"label by a variable":  {"FROM busybox\nARG X=berm.tenant\nLABEL $X=other\n", nil},
-		"labels":               {"FROM busybox\nLABEL a=\"b c $D\" e='f' g=$H\n", []string{"busybox"}},
-		"add json":             {"FROM busybox\nADD [\"a b\", \"/c\"]\n", []string{"busybox"}},
-		"nothing":              {"", nil},
-		"no FROM":              {"RUN true\n", nil},
-		"variable":             {"ARG X=busybox\nFROM $X\n", nil},
-		"escape directive":     {"# escape=`\nFROM busybox\n", nil},
-		"syntax directive":     {"#syntax = evil/frontend\nFROM busybox\n", nil},
-		"two backslashes":      {"FROM busybox\nRUN echo \\\\\nFROM evil\n", nil},
-		"here-document":        {"FROM busybox\nRUN <<EOF\nFROM x\nEOF\n", nil},
-		"mount":                {"FROM busybox\nRUN --mount=type=bind,from=evil true\n", nil},
-		"quoted from":          {"FROM busybox\nCOPY --fr\"om\"=evil /a /b\n", nil},
-		"escaped from":         {"FROM busybox\nCOPY --fr\\om=evil /a /b\n", nil},
-		"variable from":        {"FROM busybox\nCOPY --from=$X /a /b\n", nil},
-		"add url":              {"FROM busybox\nADD http://x/ /y\n", nil},
-		"add variable":         {"FROM busybox\nADD $X /y\n", nil},
-		"add escaped":          {"FROM busybox\nADD http:\\//x /y\n", nil},
-		"add quoted":           {"FROM busybox\nADD ht\"tp:/\"/x /y\n", nil},
-		"add almost json":      {"FROM busybox\nADD [ ht\"tp:/\"/x /y\n", nil},
-		"add json escaped":     {"FROM busybox\nADD [\"http\\u003a//x\", \"/y\"]\n", nil},
-		"add git":              {"FROM busybox\nADD git@github.com:a/b.git /y\n", nil},
-		"onbuild add":          {"FROM busybox\nONBUILD ADD http://x/ /y\n", nil},
-		"onbuild onbuild":      {"FROM busybox\nONBUILD ONBUILD RUN true\n", nil},
-		"label":                {"FROM busybox\nLABEL berm.tenant=other\n", nil},
-		"unknown":              {"FROM busybox\nINCLUDE x\n", nil},
-		"other line break":     {"FROM busybox\nRUN true\u2028FROM evil\n", nil},
-		"lone carriage return": {"FROM busybox\nRUN true\rFROM evil\n", nil},
-	} {
-		var got []string
-		d, err := readDockerfile([]byte(tt.dockerfile))
-		if err == nil {
-			got = d.images
-		}
-		if !slices.Equal(got, tt.images) || (err == nil) != (tt.images != nil) {
-			t.Errorf("%s: %q, %v", name, got, err)
-		}
-	}
-}
-
-func FuzzBaseImages(f *testing.F) {
-	f.Add("FROM busybox AS x\nCOPY --from=x a b\n")
-	f.Fuzz(func(t *testing.T, dockerfile string) {
-		d, err := readDockerfile([]byte(dockerfile))
-		if err != nil {
-			return
-		}
-		if !strings.Contains(strings.ToUpper(dockerfile), "FROM") {
-			t.Error("taken without a FROM")
-		}
-		again, err := readDockerfile(d.encode(nil, map[string]string{"a": "b"}))
-		if err != nil || !slices.Equal(again.images, d.images) {
-			t.Errorf("written again it says %v, %v", again, err)
-		}
-		for _, img := range d.images {
-			if !strings.Contains(strings.ReplaceAll(dockerfile, "\\", ""), img) && !strings.Contains(dockerfile, "\\") {
-				t.Errorf("%q isn't in it", img)
-			}
-		}
-	})
-}
 
 const buildPolicy = `version: 1
 images: {allow: ["berm.local/*"]}
@@ -168,6 +85,37 @@ func TestBuild(t *testing.T) {
 	}
 	if _, err := direct.ImageInspect(ctx, img.ID); !errdefs.IsNotFound(err) {
 		t.Errorf("removed, and still there: %v", err)
+	}
+}
+
+// TestBuildRewritten has the engine read what Berm writes of a Dockerfile.
+func TestBuildRewritten(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, strings.Replace(buildPolicy, `build: "on"`, `build: "on", build_add_url: ["http://127.0.0.1:1/pub/"]`, 1))
+	ownImages(t, direct, d)
+	c, ctx, tag := d.client("mine"), t.Context(), "latest"
+	dockerfile := "# syntax=evil.local/x\n# escape=`\nARG NAME=evil.local/x\nARG TAG\nFROM ${NAME}:$TAG AS Base\n" +
+		"RUN echo \\a `\n  b\nENV A=\"b $HOME c\" D=e\nENV f g  h\nLABEL \"a b\"='c $D' i=$D\nEXPOSE 80 81\nHEALTHCHECK --retries=2 CMD [\"a b\", \"<<\"]\n" +
+		"ONBUILD USER 1\nFROM base\nONBUILD COPY a b\nVOLUME [\"/a b\"]\nCMD [ -e /x ] && echo 'a' \\$B\n"
+	_, id, err := buildOf(ctx, t, c, dockerfile, build.ImageBuildOptions{BuildArgs: map[string]*string{"TAG": &tag, "NAME": new("berm.local/busybox")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := direct.ImageInspect(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, _ := json.Marshal(struct{ Env, Cmd, Test, OnBuild, Volumes, Ports, Labels any }{
+		img.Config.Env[len(img.Config.Env)-3:], img.Config.Cmd, img.Config.Healthcheck, img.Config.OnBuild, img.Config.Volumes, img.Config.ExposedPorts, []string{img.Config.Labels["a b"], img.Config.Labels["i"]},
+	})
+	const want = `{"Env":["A=b  c","D=e","f=g  h"],"Cmd":["/bin/sh","-c","[ -e /x ] \u0026\u0026 echo 'a' \\$B"],"Test":{"Test":["CMD","a b","\u003c\u003c"],"Retries":2},` +
+		`"OnBuild":["COPY a b"],"Volumes":{"/a b":{}},"Ports":{"80/tcp":{},"81/tcp":{}},"Labels":["c $D","e"]}`
+	if string(got) != want {
+		t.Errorf("built: %s", got)
+	}
+	_, _, err = buildOf(ctx, t, c, "FROM "+testImage+"\nADD http://127.0.0.1:1/pub/x /x\n", build.ImageBuildOptions{})
+	if err == nil || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("an address that the policy allows: %v", err)
 	}
 }
 

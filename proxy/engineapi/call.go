@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -28,6 +29,8 @@ type call struct {
 	reasons []policy.Reason // what the policy denied, in mode audit as well
 	written bool            // the decision is in the audit log already
 	parting *parting        // what is said when the server's end breaks the answer off; nil is nothing
+
+	concealed *strings.Replacer // of the paths at which binds are held; nil is none
 
 	unconfined bool // the container that was looked up last was denied, and made in mode audit
 }

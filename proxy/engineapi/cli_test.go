@@ -18,7 +18,7 @@ var dockerCLIs = func() map[string]string {
 	return clis
 }()
 
-func TestRunByCLI(t *testing.T) {
+func TestClientsRun(t *testing.T) {
 	host, direct := testEngine(t)
 	dir := workDir(t)
 	for _, sub := range []string{"/a/inner", "/b"} {
@@ -122,7 +122,6 @@ func refusedRuns(dir string) map[string]refusedRun {
 		"a link out":       {[]string{"-v", dir + "/link:/x"}, "mounts.always_refused"},
 		"a missing one":    {[]string{"-v", dir + "/missing:/x"}, "mounts.not_a_directory"},
 		"propagation":      {[]string{"-v", dir + "/a:/x:rshared"}, "mounts.options"},
-		"one in another":   {[]string{"-v", dir + "/a:/x", "-v", dir + "/a/inner:/y"}, "mounts.exposed"},
 		"volume driver":    {[]string{"--mount", "type=volume,src=v,dst=/x,volume-opt=type=none,volume-opt=o=bind,volume-opt=device=/"}, "mounts.options"},
 		"anonymous driver": {[]string{"--mount", "type=volume,dst=/x,volume-opt=type=none,volume-opt=o=bind,volume-opt=device=/"}, "mounts.options"},
 		"other driver":     {[]string{"--volume-driver", "nfs"}, "fields.refused"},
@@ -168,8 +167,8 @@ func refusedRuns(dir string) map[string]refusedRun {
 	}
 }
 
-// TestInteractiveByCLI has a terminal, and input that ends.
-func TestInteractiveByCLI(t *testing.T) {
+// TestClientsInteractive has a terminal, and input that ends.
+func TestClientsInteractive(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, "")
 	left := sweepOwn(t, direct, d)

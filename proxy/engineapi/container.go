@@ -1,7 +1,6 @@
 package engineapi
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -64,6 +63,9 @@ func (c *call) listContainers() error {
 			}
 		}
 	}
+	if err := c.byAskedPath(f); err != nil {
+		return err
+	}
 	query.Set("filters", c.onlyOwn(f).String())
 	return c.listOwn(lifecycle.ObjectContainer, "/containers/json", query)
 }
@@ -80,24 +82,15 @@ func (c *call) inspectContainer() error {
 			return err
 		}
 	}
-	env, changed := c.redact(ct.Config.Env)
-	if !changed {
-		return c.answer(http.StatusOK, raw)
+	if raw, err = c.withRestarts(ct.ID, shown(raw)); err != nil {
+		return err
 	}
-	var whole, config map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &whole); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
+	if env, changed := c.redact(ct.Config.Env); changed {
+		if raw, err = replaced(raw, env, "Config", "Env"); err != nil {
+			return err
+		}
 	}
-	if err := json.Unmarshal(whole["Config"], &config); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
-	}
-	if config["Env"], err = json.Marshal(env); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
-	}
-	if whole["Config"], err = json.Marshal(config); err != nil {
-		return fmt.Errorf("inspect container: %w", err)
-	}
-	return c.answer(http.StatusOK, whole)
+	return c.answer(http.StatusOK, raw)
 }
 
 // redacted stands for what the caller may not see.
@@ -130,7 +123,11 @@ func (c *call) signalContainer() error {
 		query.Set("signal", signal)
 	}
 	what := c.route.segments[len(c.route.segments)-1]
-	return c.forward(ask{path: "/containers/" + id + "/" + what, query: query}, false)
+	a := ask{path: "/containers/" + id + "/" + what, query: query}
+	if what == "kill" {
+		return c.kill(a, id)
+	}
+	return c.forward(a, false)
 }
 
 func (c *call) renameContainer() error {
@@ -172,6 +169,11 @@ func (c *call) removeContainer() error {
 	for _, name := range []string{"v", "force"} {
 		if c.flag(name) {
 			query.Set(name, "1")
+		}
+	}
+	if c.flag("force") {
+		if _, err := c.restarts.Stopping(c.ctx, id, true); err != nil {
+			return err
 		}
 	}
 	c.transfers.end(id)

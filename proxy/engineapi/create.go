@@ -108,11 +108,6 @@ func (c *call) make(p *plan, query url.Values) (made, error) {
 func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) {
 	out := made{Warnings: slices.Clone(p.warnings)}
 	session := p.labels[lifecycle.LabelSessionID]
-	release, err := c.claim(session, "", p.spec.Binds)
-	if err != nil {
-		return out, err
-	}
-	defer release()
 	if err := c.makeVolumes(p, undo); err != nil {
 		return out, err
 	}
@@ -120,9 +115,17 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) 
 	if err != nil {
 		return out, err
 	}
+	if err := p.checkRestart(); err != nil {
+		return out, err
+	}
 	if v < 40 && len(p.spec.Binds) > 0 {
 		return out, denied("mounts.engine", "HostConfig.Mounts", "the engine is too old for binds that leave out what is mounted below them", "volumes")
 	}
+	release, err := c.holdPlanned(p)
+	if err != nil {
+		return out, err
+	}
+	defer release()
 	var body any
 	if p.audited {
 		if body, err = c.asAsked(p); err != nil {
@@ -149,10 +152,28 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) 
 		return out, err
 	}
 	c.firsts.put(session, answer.ID)
-	if !p.audited {
-		c.known.put(answer.ID, c.caller.Tenant)
+	if p.audited {
+		return out, nil
+	}
+	c.known.put(answer.ID, c.caller.Tenant)
+	if len(p.spec.Binds) > 0 && !p.restart().None() {
+		return out, c.restarts.Set(c.ctx, answer.ID, p.restart(), false)
 	}
 	return out, nil
+}
+
+// holdPlanned holds the binds of a container that is to be made. In mode audit a
+// container whose binds can't be held becomes one that was denied.
+func (c *call) holdPlanned(p *plan) (release func(), err error) {
+	e := effective{ContainerSpec: p.spec, Audit: p.audited}
+	if release, err = c.hold(&e, nil); err != nil {
+		return nil, err
+	}
+	if p.sources = e.sources; len(p.sources) < len(p.spec.Binds) && !p.audited {
+		p.audited = true
+		return release, c.describe(p)
+	}
+	return release, nil
 }
 
 // createError doesn't tell of others' containers.

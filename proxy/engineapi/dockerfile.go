@@ -7,287 +7,361 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
+
+	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
+	"github.com/moby/buildkit/frontend/dockerfile/shell"
 )
 
-// maxDockerfile bounds a Dockerfile, in bytes.
-const maxDockerfile = 1 << 20
+const (
+	maxDockerfile   = 1 << 20 // bytes
+	maxInstructions = 2048
+	maxExpansion    = 1 << 10 // bytes of a word with variables, and of a variable's value
+)
 
 var (
-	directive     = regexp.MustCompile(`^#[ \t]*[A-Za-z0-9]+[ \t]*=`)
-	continued     = regexp.MustCompile(`\\[ \t]*$`)
-	baseImage     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/:@-]*$`)
-	buildPlatform = regexp.MustCompile(`^--platform=[A-Za-z0-9/_]+$`)
-	copyFlag      = regexp.MustCompile(`^--(from|chown|chmod|link|parents|exclude)(=[A-Za-z0-9._/:@*-]*)?$`)
-	stageIndex    = regexp.MustCompile(`^[0-9]{1,3}$`)
-	stageName     = regexp.MustCompile(`^[a-z][a-z0-9._-]*$`)
+	baseImage  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/:@-]*$`)
+	buildFlag  = regexp.MustCompile(`^--[a-z-]+(=[A-Za-z0-9._/:@*-]*)?$`)
+	buildArg   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	labelName  = regexp.MustCompile("^(\"[^\"'`$\\\\]+\"|[^\"'`$\\\\]+)$")
+	stageIndex = regexp.MustCompile(`^[0-9]{1,3}$`)
 )
 
-// dockerfile is what a Dockerfile says, line by line.
+// unexpanded are the instructions whose arguments the engine takes as they are.
+var unexpanded = []string{"RUN", "CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK", "ONBUILD"}
+
+// dockerfile is a Dockerfile that is judged, but for the images that it uses.
 type dockerfile struct {
-	lines  []dockerfileLine
-	images []string // that it takes anything from, each once
+	args map[string]string // build arguments of the request
+	urls []string          // prefixes of what ADD may fetch
 
-	names []string // of the stages that are whole by then, in lower case
-	name  string   // of the one that isn't, if it has any
+	nodes  []*parser.Node // instructions, upper case, FROM with its variables expanded
+	images []string       // that it uses, each once
+	uses   []imageUse
+	escape rune
+	env    []string // ARG before the first FROM, as NAME=value
+	stages int
+	names  []string // of the complete stages, lower case
+	name   string   // of the current stage; empty if it has none
 }
 
-// dockerfileLine is an instruction on one line. An image that it names stands between
-// the two parts of it.
-type dockerfileLine struct {
-	before, image, after string
-	from                 bool
+// imageUse is a place where an image is named.
+type imageUse struct {
+	image string
+	set   func(id string)
 }
 
-// readDockerfile takes a Dockerfile apart. What engines of different versions read
-// differently, what is only known when it is built, and what has the engine connect
-// anywhere is an error.
-func readDockerfile(text []byte) (*dockerfile, error) {
-	lines, err := instructions(text)
+// readDockerfile parses a Dockerfile. It fails if the file uses what needs BuildKit, what
+// engines of different versions read differently, or what the engine would fetch from an
+// address that begins with none of urls.
+func readDockerfile(text []byte, args map[string]string, urls []string) (*dockerfile, error) {
+	if len(text) > maxDockerfile || !utf8.Valid(text) {
+		return nil, fmt.Errorf("larger than %d bytes or not UTF-8", maxDockerfile)
+	}
+	parsed, err := parser.Parse(bytes.NewReader(text))
 	if err != nil {
-		return nil, err
+		return nil, errors.New(shorten(err.Error()))
 	}
-	d := &dockerfile{}
-	stages := 0
-	for _, line := range lines {
-		read, err := d.instruction(line)
-		if err != nil {
-			return nil, err
-		}
-		if read.from {
-			stages++
-		}
-		if read.image != "" && !slices.Contains(d.images, read.image) {
-			d.images = append(d.images, read.image)
-		}
-		d.lines = append(d.lines, read)
+	d := &dockerfile{args: args, urls: urls, escape: parsed.EscapeToken, nodes: parsed.AST.Children}
+	if len(d.nodes) > maxInstructions {
+		return nil, fmt.Errorf("more than %d instructions", maxInstructions)
 	}
-	if stages == 0 {
-		return nil, errors.New("it has no FROM")
+	for _, n := range d.nodes {
+		if err := d.instruction(n); err != nil {
+			return nil, fmt.Errorf("line %d: %w", n.StartLine, err)
+		}
+	}
+	if d.stages == 0 {
+		return nil, errors.New("no FROM")
 	}
 	return d, nil
 }
 
-// encode writes a Dockerfile that says the same, with IDs in the images' stead, and
-// labels on whatever any stage makes. So nobody else's image of the same instructions is
-// taken for one of these, as the engine's cache would.
-func (d *dockerfile) encode(ids, labels map[string]string) []byte {
-	stamp := "LABEL"
+// checkTrigger judges an ONBUILD instruction of a base image, which the engine reads as it
+// is. It must be one line that all engines read alike.
+func checkTrigger(text string, urls []string) error {
+	parsed, err := parser.Parse(strings.NewReader(text))
+	if err != nil {
+		return errors.New(shorten(err.Error()))
+	}
+	if len(parsed.AST.Children) != 1 {
+		return errors.New("more than one instruction")
+	}
+	n := parsed.AST.Children[0]
+	if err := (&dockerfile{urls: urls, escape: parsed.EscapeToken}).onBuild(n); err != nil {
+		return err
+	}
+	if _, err := instructionLine(n); err != nil {
+		return err
+	}
+	return checkLine(text)
+}
+
+// encode writes the Dockerfile with one instruction a line, image IDs instead of names,
+// and labels for each stage. Labels keep the engine's build cache apart for each tenant.
+// It fails unless the result parses to the same tree.
+func (d *dockerfile) encode(ids, labels map[string]string) ([]byte, error) {
+	for _, use := range d.uses {
+		use.set(cmp.Or(ids[use.image], use.image))
+	}
+	text := "LABEL"
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
-		stamp += " " + name + "=" + dockerfileQuote(labels[name])
+		text += " " + name + "=" + dockerfileQuote(labels[name])
+	}
+	stamp, err := parser.Parse(strings.NewReader(text))
+	if err != nil {
+		return nil, err
 	}
 	var b bytes.Buffer
-	for _, line := range d.lines {
-		b.WriteString(line.before + cmp.Or(ids[line.image], line.image) + line.after + "\n")
-		if line.from {
-			b.WriteString(stamp + "\n")
+	want := &parser.Node{}
+	for _, n := range d.nodes {
+		line, err := instructionLine(n)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", n.StartLine, err)
+		}
+		b.WriteString(line + "\n")
+		want.Children = append(want.Children, n)
+		if n.Value == "FROM" && len(labels) > 0 {
+			b.WriteString(text + "\n")
+			want.Children = append(want.Children, stamp.AST.Children...)
 		}
 	}
-	return b.Bytes()
+	got, err := parser.Parse(bytes.NewReader(b.Bytes()))
+	if err != nil || !sameTree(want, got.AST) {
+		return nil, errors.New("engines may read it differently")
+	}
+	return b.Bytes(), nil
 }
 
-// instructions joins continued lines, and leaves out comments.
-func instructions(dockerfile []byte) ([]string, error) {
-	if len(dockerfile) > maxDockerfile || !utf8.Valid(dockerfile) || strings.ContainsRune(string(dockerfile), 0) {
-		return nil, fmt.Errorf("it is not a text of at most %d bytes", maxDockerfile)
+// sameTree reports whether two nodes, and those that follow, say the same.
+func sameTree(a, b *parser.Node) bool {
+	for ; a != nil && b != nil; a, b = a.Next, b.Next {
+		if a.Value != b.Value || a.Attributes["json"] != b.Attributes["json"] || len(a.Heredocs)+len(b.Heredocs) > 0 ||
+			!slices.Equal(a.Flags, b.Flags) || !slices.EqualFunc(a.Children, b.Children, sameTree) {
+			return false
+		}
 	}
-	text := strings.TrimPrefix(string(dockerfile), "\ufeff")
-	var out []string
-	open, begun := "", false
-	for line := range strings.SplitSeq(text, "\n") {
-		line = strings.TrimSuffix(line, "\r")
-		if strings.ContainsAny(line, "\r\v\f\u0085\u2028\u2029") {
-			return nil, errors.New("it has line breaks of another kind")
-		}
-		trimmed := strings.TrimSpace(line)
-		if strings.HasPrefix(trimmed, "#") {
-			if !begun && directive.MatchString(trimmed) {
-				return nil, fmt.Errorf("the parser directive %q is refused", shorten(trimmed))
-			}
-			continue
-		}
-		if trimmed == "" {
-			continue // also within a continued line
-		}
-		begun = true
-		if strings.HasSuffix(strings.TrimRight(line, " \t"), `\\`) {
-			return nil, errors.New("a line ends with two backslashes, which not every engine reads alike")
-		}
-		if continued.MatchString(line) {
-			open += continued.ReplaceAllString(line, "")
-			continue
-		}
-		out, open = append(out, strings.TrimSpace(open+line)), ""
-	}
-	if open != "" {
-		out = append(out, strings.TrimSpace(open))
-	}
-	return out, nil
+	return a == nil && b == nil
 }
 
-func (d *dockerfile) instruction(line string) (dockerfileLine, error) {
-	out := dockerfileLine{before: line}
-	word, rest, _ := cutSpace(line)
-	switch strings.ToUpper(word) {
-	case "FROM":
-		return d.from(rest)
-	case "COPY":
-		return d.copyFrom(line, rest)
-	case "ONBUILD":
-		return out, onBuild(rest)
+// instructionLine writes an instruction. It fails if parsers differ about the line.
+func instructionLine(n *parser.Node) (string, error) {
+	words, next := append([]string{n.Value}, n.Flags...), n.Next
+	if n.Value == "HEALTHCHECK" && next != nil {
+		words, next = append(words, next.Value), next.Next
 	}
-	return out, plain(word, rest)
-}
-
-// plain checks an instruction that names no image.
-func plain(word, rest string) error {
-	switch strings.ToUpper(word) {
-	case "ADD":
-		return add(rest)
-	case "RUN":
-		if strings.HasPrefix(rest, "-") || strings.Contains(rest, "<<") {
-			return errors.New("RUN with options, or with a here-document, is refused")
+	switch {
+	case n.Value == "ONBUILD":
+		line, err := instructionLine(next.Children[0])
+		return "ONBUILD " + line, err
+	case n.Attributes["json"]:
+		list := []string{}
+		for ; next != nil; next = next.Next {
+			list = append(list, next.Value)
 		}
-	case "LABEL":
-		return label(rest)
-	case "ARG", "CMD", "ENTRYPOINT", "ENV", "EXPOSE", "HEALTHCHECK", "MAINTAINER", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR":
+		text, err := json.Marshal(list)
+		if err != nil {
+			return "", err
+		}
+		words = append(words, string(text))
+	case n.Value == "ENV" || n.Value == "LABEL": // name, value, separator
+		for ; next != nil; next = next.Next.Next.Next {
+			words = append(words, next.Value+cmp.Or(next.Next.Next.Value, " ")+next.Next.Value)
+		}
 	default:
-		return fmt.Errorf("the instruction %q is not known", shorten(word))
+		var args []string
+		for ; next != nil; next = next.Next {
+			args = append(args, next.Value)
+		}
+		text := strings.TrimLeftFunc(strings.Join(args, " "), unicode.IsSpace)
+		var list []any
+		if strings.HasPrefix(text, "[") && json.NewDecoder(strings.NewReader(text)).Decode(&list) == nil {
+			return "", fmt.Errorf("%s has text after a JSON array, which old engines ignore", n.Value)
+		}
+		words = append(words, args...)
+	}
+	line := strings.Join(words, " ")
+	return line, checkLine(line)
+}
+
+// checkLine fails if not all engines take a line for the same instruction.
+func checkLine(line string) error {
+	switch {
+	case !utf8.ValidString(line) || strings.ContainsFunc(line, func(r rune) bool {
+		return r != ' ' && r != '\t' && (unicode.IsSpace(r) || unicode.IsControl(r)) || r == '\ufeff'
+	}):
+		return fmt.Errorf("%q has control characters or Unicode spaces", shorten(line))
+	case strings.HasSuffix(strings.TrimRight(line, " \t"), `\`):
+		return fmt.Errorf("%q ends with a backslash", shorten(line))
+	case strings.Contains(line, "<<"):
+		return fmt.Errorf("%q has <<: here-documents need BuildKit", shorten(line))
 	}
 	return nil
 }
 
-// onBuild checks an instruction that images carry for the builds that are made of them:
-// there any name could be another image's.
-func onBuild(line string) error {
-	word, rest, _ := cutSpace(strings.TrimSpace(line))
-	if strings.EqualFold(word, "COPY") {
-		if read, err := (&dockerfile{}).copyFrom(line, rest); err != nil || read.image != "" {
-			return errors.New("ONBUILD COPY is for files of the build's context only")
-		}
-		return nil
+// instruction judges an instruction, and expands the variables of FROM.
+func (d *dockerfile) instruction(n *parser.Node) error {
+	n.PrevComment = nil
+	n.Value = strings.ToUpper(strings.ToLower(n.Value)) // so that only ASCII is left of a keyword
+	command, err := instructions.ParseInstruction(n)
+	if err != nil {
+		return errors.New(shorten(err.Error()))
 	}
-	return plain(word, rest) // which knows neither FROM nor ONBUILD
+	for _, flag := range n.Flags {
+		if !buildFlag.MatchString(flag) || n.Value == "RUN" {
+			return fmt.Errorf("the option %q of %s is refused", shorten(flag), n.Value)
+		}
+	}
+	if expands := !slices.Contains(unexpanded, n.Value); expands && d.escape != parser.DefaultEscapeToken && strings.ContainsAny(n.Original, "\\`") {
+		return fmt.Errorf("%s with a backslash or backtick is refused after # escape", n.Value)
+	}
+	switch c := command.(type) {
+	case *instructions.Stage:
+		return d.from(n, c)
+	case *instructions.CopyCommand:
+		return d.copyFrom(n)
+	case *instructions.AddCommand:
+		return d.add(c.SourcePaths)
+	case *instructions.LabelCommand:
+		return label(c.Labels)
+	case *instructions.ArgCommand:
+		return d.arg(c.Args)
+	case *instructions.OnbuildCommand:
+		return d.onBuild(n.Next.Children[0])
+	}
+	return nil
 }
 
-// from reads "[--platform=…] image [AS name]".
-func (d *dockerfile) from(rest string) (dockerfileLine, error) {
-	out := dockerfileLine{before: "FROM ", from: true}
-	words := strings.Fields(rest)
-	if len(words) > 0 && strings.HasPrefix(words[0], "-") {
-		if !buildPlatform.MatchString(words[0]) {
-			return out, fmt.Errorf("the option %q of FROM is refused", shorten(words[0]))
-		}
-		out.before += words[0] + " "
-		words = words[1:]
+// onBuild judges an instruction for builds of other Dockerfiles. It can't use images,
+// since a name may be another image by then.
+func (d *dockerfile) onBuild(n *parser.Node) error {
+	sub := &dockerfile{urls: d.urls, escape: d.escape, stages: 1}
+	if err := sub.instruction(n); err != nil {
+		return err
 	}
-	switch {
-	case len(words) != 1 && (len(words) != 3 || !strings.EqualFold(words[1], "as")):
-		return out, errors.New("FROM is not followed by an image")
-	case strings.Contains(words[0], "$"):
-		return out, fmt.Errorf("FROM %s is refused: name the image itself, as a variable could be any", shorten(words[0]))
-	case !baseImage.MatchString(words[0]):
-		return out, fmt.Errorf("FROM %s names no image", shorten(words[0]))
+	if len(sub.images) > 0 || n.Value == "FROM" || n.Value == "ONBUILD" {
+		return fmt.Errorf("ONBUILD %s can't use an image or a trigger", n.Value)
+	}
+	return nil
+}
+
+// use records that an image is used.
+func (d *dockerfile) use(image string, set func(id string)) {
+	d.uses = append(d.uses, imageUse{image, set})
+	if !slices.Contains(d.images, image) {
+		d.images = append(d.images, image)
+	}
+}
+
+// expand replaces variables as the engine does in FROM.
+func (d *dockerfile) expand(word string) (string, error) {
+	if len(word) > maxExpansion {
+		return "", fmt.Errorf("%q is longer than %d bytes", shorten(word), maxExpansion)
+	}
+	word, _, err := shell.NewLex(d.escape).ProcessWord(word, shell.EnvsFromSlice(d.env))
+	if err == nil && len(word) > maxExpansion {
+		err = fmt.Errorf("%q is longer than %d bytes", shorten(word), maxExpansion)
+	}
+	return word, err
+}
+
+// arg records the arguments that FROM may use. Later ones the engine expands itself, where
+// no image, label name or address is named.
+func (d *dockerfile) arg(args []instructions.KeyValuePairOptional) error {
+	for _, a := range args {
+		value, given := d.args[a.Key]
+		switch {
+		case d.stages > 0 || !given && a.Value == nil:
+			continue
+		case !buildArg.MatchString(a.Key):
+			return fmt.Errorf("ARG %s is no name", shorten(a.Key))
+		case !given:
+			var err error
+			if value, err = d.expand(*a.Value); err != nil {
+				return err
+			}
+		case len(value) > maxExpansion:
+			return fmt.Errorf("build argument %s is longer than %d bytes", a.Key, maxExpansion)
+		}
+		d.env = append(d.env, a.Key+"="+value)
+	}
+	return nil
+}
+
+func (d *dockerfile) from(n *parser.Node, s *instructions.Stage) error {
+	base, err := d.expand(s.BaseName)
+	if err != nil {
+		return err
+	}
+	if !baseImage.MatchString(base) {
+		return fmt.Errorf("FROM %s names no image", shorten(base))
+	}
+	if s.Platform != "" && !platform.MatchString(s.Platform) {
+		return fmt.Errorf("%q is no platform", shorten(s.Platform))
+	}
+	n.Next = &parser.Node{Value: base}
+	if s.Name != "" {
+		n.Next.Next = &parser.Node{Value: "AS", Next: &parser.Node{Value: s.Name}}
 	}
 	if d.name != "" {
-		d.names, d.name = append(d.names, d.name), ""
+		d.names = append(d.names, d.name)
 	}
-	if slices.Contains(d.names, strings.ToLower(words[0])) || words[0] == "scratch" {
-		out.before += words[0]
-	} else {
-		out.image = words[0]
+	d.name = s.Name
+	d.stages++
+	if base != "scratch" && !slices.Contains(d.names, strings.ToLower(base)) {
+		d.use(base, func(id string) { n.Next.Value = id })
 	}
-	if len(words) == 3 {
-		if d.name = strings.ToLower(words[2]); !stageName.MatchString(d.name) {
-			return out, fmt.Errorf("%s is no name for a stage", shorten(words[2]))
-		}
-		out.after = " AS " + words[2]
-	}
-	return out, nil
+	return nil
 }
 
-// copyFrom finds the image that COPY --from takes from. The name of the stage that it is
-// in is none of a stage's for the engine.
-func (d *dockerfile) copyFrom(line, rest string) (dockerfileLine, error) {
-	out := dockerfileLine{before: line}
-	if strings.Contains(rest, "<<") {
-		return out, errors.New("COPY of a here-document is refused")
-	}
-	const option = "--from="
-	seen := false
-	for _, word := range strings.Fields(rest) {
-		if !strings.HasPrefix(strings.TrimLeft(word, `"'\`), "-") {
-			break // options come first
-		}
-		if !copyFlag.MatchString(word) {
-			return out, fmt.Errorf("the option %q of COPY is refused", shorten(word))
-		}
-		name, ok := strings.CutPrefix(word, option)
-		if !ok {
-			continue
-		}
-		if seen {
-			return out, errors.New("COPY has the option --from twice")
-		}
-		if seen = true; stageIndex.MatchString(name) || slices.Contains(d.names, strings.ToLower(name)) {
+// copyFrom finds the image of COPY --from. The current stage's name is an image's for the
+// engine, too.
+func (d *dockerfile) copyFrom(n *parser.Node) error {
+	for i, flag := range n.Flags {
+		name, ok := strings.CutPrefix(flag, "--from=")
+		if !ok || stageIndex.MatchString(name) || slices.Contains(d.names, strings.ToLower(name)) {
 			continue
 		}
 		if !baseImage.MatchString(name) {
-			return out, fmt.Errorf("COPY --from=%s names no image", shorten(name))
+			return fmt.Errorf("COPY --from=%s names no image", shorten(name))
 		}
-		before, after, _ := strings.Cut(line, option)
-		out = dockerfileLine{before: before + option, image: name, after: strings.TrimPrefix(after, name)}
+		d.use(name, func(id string) { n.Flags[i] = "--from=" + id })
 	}
-	return out, nil
+	return nil
 }
 
-// label refuses names that are Berm's own, or that are only known when it is built.
-func label(rest string) error {
-	for i, word := range strings.Fields(rest) {
-		name, _, pair := strings.Cut(word, "=")
-		if !pair && i > 0 {
-			continue // a value goes on
+// label refuses names that are reserved, or known only when the engine has expanded them.
+func label(labels instructions.KeyValuePairs) error {
+	for _, l := range labels {
+		if !labelName.MatchString(l.Key) {
+			return fmt.Errorf("LABEL with quotes, escapes or variables in the name %q is refused", shorten(l.Key))
 		}
-		if strings.Contains(name, "$") {
-			return errors.New("LABEL with a variable in a name is refused")
-		}
-		name = strings.NewReplacer(`"`, "", `'`, "", `\`, "").Replace(name)
-		if strings.HasPrefix(strings.ToLower(name), labelPrefix) {
-			return fmt.Errorf("labels that begin with %s are Berm's own", labelPrefix)
+		if strings.HasPrefix(strings.ToLower(strings.Trim(l.Key, `"`)), labelPrefix) {
+			return fmt.Errorf("labels that begin with %s are reserved", labelPrefix)
 		}
 	}
 	return nil
 }
 
-// add refuses whatever could be an address, as the engine would connect there.
-func add(rest string) error {
-	refused := errors.New("ADD is for files of the build's context only, without variables, quotes and escapes")
-	for strings.HasPrefix(rest, "-") {
-		var option string
-		if option, rest, _ = cutSpace(rest); !copyFlag.MatchString(option) || strings.HasPrefix(option, "--from") {
-			return fmt.Errorf("the option %q of ADD is refused", shorten(option))
+// add refuses sources that the engine would fetch, unless the policy allows the address.
+func (d *dockerfile) add(sources []string) error {
+	for _, s := range sources {
+		if strings.ContainsAny(s, "$\\\"'`@") {
+			return fmt.Errorf("ADD %s: variables, quotes, escapes and @ are refused", shorten(s))
 		}
-	}
-	if strings.ContainsAny(rest, "$\\'`@") || strings.Contains(rest, "://") || strings.Contains(rest, "<<") {
-		return refused
-	}
-	if strings.Contains(rest, `"`) {
-		var list []string
-		if json.Unmarshal([]byte(rest), &list) != nil {
-			return refused // an engine would take it for words, and the quotes away
+		if !strings.Contains(s, "://") {
+			continue
+		}
+		u, err := url.Parse(s)
+		if err != nil || !slices.ContainsFunc(d.urls, func(p string) bool { return strings.HasPrefix(s, p) }) || strings.Contains(u.Path, "..") {
+			return fmt.Errorf("ADD %s: the address is not one of engine_api.build_add_url", shorten(s))
 		}
 	}
 	return nil
-}
-
-// cutSpace cuts a line at its first white space.
-func cutSpace(line string) (before, after string, found bool) {
-	i := strings.IndexAny(line, " \t")
-	if i < 0 {
-		return line, "", false
-	}
-	return line[:i], strings.TrimSpace(line[i:]), true
 }

@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
@@ -29,7 +30,12 @@ type Options struct {
 	Policy func() *policy.Policy                       // the policy in force; mandatory
 	Owner  string                                      // ID of this instance, on all that it makes; mandatory
 	Sealer *lifecycle.Sealer                           // tells what this instance made from what only says so; nil: knows what this Door makes
-	// Mounts tells of the directories that containers made by other doors have. Nil is none.
+	// Pins holds the sources of binds while the engine mounts them. Nil: binds are refused.
+	Pins lifecycle.Holder
+	// Unheld judges the binds of containers that were made where none could be held, which
+	// the engine mounts from where they are. Nil: these containers don't start.
+	Unheld lifecycle.Holder
+	// Mounts returns the mounts of all sandboxes. Nil is none.
 	Mounts func() []policy.Mount
 	// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
 	// there. Nil: a network that isn't there is refused.
@@ -37,8 +43,13 @@ type Options struct {
 	// Labels are further ones of every container, unless its caller gives one of these
 	// names itself, to which it can't give the value here. Nil is none.
 	Labels map[string]string
-	Hosts  []string // further names that the Host header may carry over TCP, without port
-	Audit  *Audit   // where decisions are written; nil is nowhere
+	// Restarts keeps the restart policies of containers with binds, which Run carries out.
+	// Nil: they are lost with the process but for what a container was made with.
+	Restarts restart.Store
+	// ArchiveFixed says that the engine has the fixes of ArchiveFixed, whatever its release.
+	ArchiveFixed bool
+	Hosts        []string // further names that the Host header may carry over TCP, without port
+	Audit        *Audit   // where decisions are written; nil is nowhere
 
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
@@ -57,8 +68,10 @@ type Door struct {
 	execs   owners // containers of execs
 	ends    owners // when containers' time is up, as their label has it
 	rooms   rooms
-	places  places
 	turns   turns // of starts and restarts
+	uses    mountUses
+
+	restarts *restart.Supervisor
 
 	transfers transfers
 	tagging   chan struct{} // held by whoever gives an image a name
@@ -76,9 +89,6 @@ func New(opts Options) (*Door, error) {
 	case opts.Owner == "":
 		return nil, errors.New("engineapi: Owner is mandatory")
 	}
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
 	var err error
 	if opts.Sealer == nil {
 		if opts.Sealer, err = lifecycle.NewSealer(context.Background(), lifecycle.SealerOptions{Owner: opts.Owner, Logger: opts.Logger}); err != nil {
@@ -88,9 +98,18 @@ func New(opts Options) (*Door, error) {
 	if opts.Mounts == nil {
 		opts.Mounts = func() []policy.Mount { return nil }
 	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
 	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1), hangupGrace: hangupGrace}
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	if d.metrics, err = newMetrics(opts.Registry); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	d.restarts, err = restart.New(ctx, restart.Options{Engine: restartEngine{d}, Store: opts.Restarts, Logger: opts.Logger, Registry: opts.Registry})
+	if err != nil {
 		return nil, err
 	}
 	d.gate, err = proxy.NewGate(proxy.GateOptions{
@@ -120,7 +139,7 @@ func (d *Door) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
 	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
 		defer func() { c.close(err) }() // also of an answer that is broken off
 		if err == nil {
-			err = rt.serve(c)
+			err = c.conceal(rt.serve(c))
 		}
 		return err
 	}).ServeHTTP(w, r)

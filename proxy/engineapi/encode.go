@@ -103,7 +103,7 @@ func (p *plan) host(v version) *container.HostConfig {
 	b, s := p.body.HostConfig, p.spec
 	h := &container.HostConfig{
 		LogConfig:     container.LogConfig{Type: s.LogDriver, Config: s.LogOptions},
-		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(s.Restart)},
+		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(engineRestart(s))},
 		AutoRemove:    b.AutoRemove, ConsoleSize: b.ConsoleSize, Init: b.Init,
 		CapDrop: []string{"ALL"}, CapAdd: s.Capabilities, SecurityOpt: []string{noNewPrivileges},
 		DNS: s.DNS, DNSOptions: s.DNSOptions, DNSSearch: s.DNSSearch, ExtraHosts: s.ExtraHosts, GroupAdd: s.Groups,
@@ -118,7 +118,7 @@ func (p *plan) host(v version) *container.HostConfig {
 	for _, u := range s.Ulimits {
 		h.Ulimits = append(h.Ulimits, &container.Ulimit{Name: u.Name, Soft: u.Soft, Hard: u.Hard})
 	}
-	if s.Restart == string(container.RestartPolicyOnFailure) {
+	if engineRestart(s) == string(container.RestartPolicyOnFailure) {
 		h.RestartPolicy.MaximumRetryCount = int(b.RestartPolicy.MaximumRetryCount)
 	}
 	if v >= 41 {
@@ -157,14 +157,23 @@ func portMap(ports []policy.ContainerPort) nat.PortMap {
 	return m
 }
 
-// mountList are the binds and the volumes. A bind takes the source's own file system and
+// engineRestart returns the restart policy that the engine gets: none for a container with
+// binds, as nothing holds them when the engine starts it by itself.
+func engineRestart(s policy.ContainerSpec) string {
+	if len(s.Binds) > 0 {
+		return string(container.RestartPolicyDisabled)
+	}
+	return s.Restart
+}
+
+// mountList are the binds, from where they are held, and the volumes. A bind takes the source's own file system and
 // none that is mounted below it: those were never judged, and older engines would leave
 // them writable below a read-only one. Nothing makes a source that is missing.
 func (p *plan) mountList() []mount.Mount {
 	var out []mount.Mount
-	for _, m := range p.spec.Binds {
+	for i, m := range p.spec.Binds {
 		out = append(out, mount.Mount{
-			Type: mount.TypeBind, Source: m.Source, Target: m.MountPath, ReadOnly: m.Mode == "ro",
+			Type: mount.TypeBind, Source: p.sources[i], Target: m.MountPath, ReadOnly: m.Mode == "ro",
 			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: true},
 		})
 	}

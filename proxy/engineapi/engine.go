@@ -35,6 +35,20 @@ type engine struct {
 	mu      sync.Mutex
 	version atomic.Pointer[engineVersion]
 	ncpu    atomic.Int64 // the host's CPUs; 0 is not known yet
+
+	known atomic.Pointer[engineRelease]
+	ended atomic.Uint64 // connections that have ended
+}
+
+// countedConn counts its end.
+type countedConn struct {
+	net.Conn
+	ended *atomic.Uint64
+}
+
+func (c countedConn) Close() error {
+	c.ended.Add(1)
+	return c.Conn.Close()
 }
 
 type engineVersion struct {
@@ -43,15 +57,23 @@ type engineVersion struct {
 }
 
 func newEngine(dial func(context.Context) (net.Conn, error)) *engine {
-	return &engine{dial: dial, transport: &http.Transport{
-		DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+	e := &engine{dial: dial}
+	e.transport = &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			conn, err := dial(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return countedConn{conn, &e.ended}, nil
+		},
 		DisableCompression:  true,
 		MaxIdleConns:        256,
 		MaxIdleConnsPerHost: 256,
 		IdleConnTimeout:     30 * time.Second,
 		ReadBufferSize:      bufferSize,
 		WriteBufferSize:     bufferSize,
-	}}
+	}
+	return e
 }
 
 // ask is a request that the door makes.

@@ -276,7 +276,7 @@ func TestLongLists(t *testing.T) {
 	if err != nil || n != entries || peak > was.HeapAlloc+(8<<20) {
 		t.Errorf("%d entries, %v, %d MiB more than before", n, err, (peak-was.HeapAlloc)>>20)
 	}
-	if mounts, err := c.binds(t.Context(), 41, ""); err != nil || len(mounts) != entries {
+	if mounts, err := c.Binds(t.Context()); err != nil || len(mounts) != entries {
 		t.Errorf("%d binds, %v", len(mounts), err)
 	}
 	for kind, want := range map[string]int64{"containers": entries, "volumes": 2} {

@@ -91,7 +91,7 @@ func talk(w io.Writer, r io.Reader, closeWrite func() error, in []byte) ([]byte,
 
 // Of many streams at once, of execs and of attached containers, none loses a byte or an
 // exit code.
-func TestManyStreams(t *testing.T) {
+func TestSoakStreams(t *testing.T) {
 	const execs, attaches, workers, boxes = 460, 40, 24, 8
 	host, direct := testEngine(t)
 	d := doorTo(t, host, "")
@@ -442,8 +442,8 @@ func TestForeignStreams(t *testing.T) {
 	}
 }
 
-// TestExecByCLI is what users of the command line do.
-func TestExecByCLI(t *testing.T) {
+// TestClientsExec is what users of the command line do.
+func TestClientsExec(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, "")
 	address := d.listen(Caller{Name: "execcli", Tenant: "execcli"})

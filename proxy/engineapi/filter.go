@@ -110,7 +110,10 @@ func (c *call) listOwn(kind lifecycle.ObjectKind, path string, query url.Values)
 	next = ""
 	err = eachEntry(resp.Body, func(list string, entry json.RawMessage) error {
 		own, err := c.ownEntry(kind, list, entry)
-		if own {
+		if own && kind == lifecycle.ObjectContainer {
+			entry, err = c.showRestarts(shown(entry))
+		}
+		if own && err == nil {
 			write(next + string(entry))
 			next = ","
 		}

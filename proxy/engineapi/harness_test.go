@@ -19,6 +19,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	private "github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -106,13 +107,30 @@ func doorTo(t testing.TB, host, rules string) *testDoor {
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
 		},
+		Pins:   d.pins(),
 		Policy: func() *policy.Policy { return p }, Owner: "test-" + filepath.Base(d.dir) + fmt.Sprint(time.Now().UnixNano()), Audit: audit,
+		ArchiveFixed: true, // or no running container could be copied from
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Close() })
 	return d
+}
+
+// pins holds the binds of the door's containers.
+func (d *testDoor) pins() lifecycle.Holder {
+	p, err := mountpin.NewPinner(filepath.Join(d.dir, "pins"))
+	if err != nil {
+		d.t.Logf("binds can't be held: %v", err)
+		return nil
+	}
+	d.t.Cleanup(func() {
+		if left, err := os.ReadDir(filepath.Join(d.dir, "pins")); err != nil || len(left) > 0 {
+			d.t.Errorf("still held: %v, %v", left, err)
+		}
+	})
+	return p
 }
 
 // listen serves a caller on a unix socket of its own, and gives its address.

@@ -47,8 +47,8 @@ func say(t *testing.T, address, method, path, body string) (int, string) {
 	return resp.StatusCode, strings.TrimSpace(string(told))
 }
 
-// TestOwnNetworkByCLI has containers find each other.
-func TestOwnNetworkByCLI(t *testing.T) {
+// TestClientsNetwork has containers find each other.
+func TestClientsNetwork(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, "")
 	left := sweepOwn(t, direct, d)
@@ -297,8 +297,8 @@ func TestOldVersions(t *testing.T) {
 	}
 }
 
-// TestEventsByCLI asks for what was, and for what ends while it listens.
-func TestEventsByCLI(t *testing.T) {
+// TestClientsEvents asks for what was, and for what ends while it listens.
+func TestClientsEvents(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, "")
 	sweepOwn(t, direct, d)

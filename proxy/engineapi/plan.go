@@ -12,6 +12,7 @@ import (
 	"github.com/distribution/reference"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -23,6 +24,7 @@ type plan struct {
 	imageRef  string                   // as the engine is told
 	mounts    []mounted                // all that were asked for
 	missing   []string                 // names of volumes that have to be made
+	sources   []string                 // what the engine mounts for each bind; see hold
 	endpoints map[string]*endpointBody // by the network's ID
 	labels    map[string]string
 	volumes   map[string]string // labels of the volumes that are made for the container
@@ -47,6 +49,11 @@ type effective struct {
 	policy.ContainerSpec
 	ImageID string `json:"image_id"`
 	Audit   bool   `json:"audit,omitempty"` // it was denied, and made in mode audit
+
+	RestartMax int `json:"restart_max,omitempty"` // retries of the restart policy
+
+	sources []string          // what the engine mounts for each bind; see hold
+	held    []mountpin.Pinned // as they are held; nil if they aren't
 }
 
 // plan judges what is asked for. Nothing is made by it, but a network of the policy's.
@@ -226,25 +233,30 @@ func (c *call) finish(p *plan) error {
 			return err
 		}
 	}
-	label, err := json.Marshal(effective{ContainerSpec: *s, ImageID: p.image.ID, Audit: p.audited})
-	if err != nil {
-		return fmt.Errorf("encode the effective spec: %w", err)
-	}
 	p.labels = c.unsealed(p.body.Labels, s.TTL, s.MaxLifetime)
 	p.volumes = maps.Clone(p.labels)
 	maps.DeleteFunc(p.volumes, func(name, _ string) bool { return !stamped(name) })
 	c.opts.Sealer.Seal(lifecycle.ObjectVolume, p.volumes)
-	p.labels[lifecycle.LabelEffective] = string(label)
 	if ttl, there := p.image.Config.Labels[labelTTL]; there && p.labels[labelTTL] == "" {
 		p.labels[labelTTL] = ttl // the engine adds it
 	}
 	if !slices.ContainsFunc(sortedKeys(c.opts.Labels), func(name string) bool { return p.labels[name] != "" }) {
 		maps.Copy(p.labels, c.opts.Labels)
 	}
-	c.opts.Sealer.Seal(lifecycle.ObjectContainer, p.labels)
+	return c.describe(p)
+}
+
+// describe writes the effective spec into its label, and seals all labels.
+func (c *call) describe(p *plan) error {
+	label, err := json.Marshal(effective{ContainerSpec: p.spec, ImageID: p.image.ID, Audit: p.audited, RestartMax: p.restart().MaxRetries})
+	if err != nil {
+		return fmt.Errorf("encode the effective spec: %w", err)
+	}
 	if encodedBytes(string(label)) > maxEffectiveBytes {
 		return malformed("it asks for more mounts, networks, ports, hosts and limits than anybody needs")
 	}
+	p.labels[lifecycle.LabelEffective] = string(label)
+	c.opts.Sealer.Seal(lifecycle.ObjectContainer, p.labels)
 	return nil
 }
 

@@ -54,6 +54,9 @@ func (c *call) pruneContainers() error {
 		SpaceReclaimed    int64
 	}{ContainersDeleted: []string{}}
 	for _, ct := range list {
+		if row, _ := c.restarts.Row(ct.ID); !row.Next.IsZero() {
+			continue // the engine would have it restarting, and keep it
+		}
 		if own, err := c.ownContainer(ct.ID, ct.Labels); err != nil {
 			return err
 		} else if !own {

@@ -3,6 +3,8 @@ package engineapi
 import (
 	"os/exec"
 	"testing"
+
+	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
 // pythonRuns is what users of the Python client do.
@@ -38,9 +40,9 @@ c.volumes.get("py-vol").remove()
 print("done")
 `
 
-func TestPythonClient(t *testing.T) {
+func TestClientsPython(t *testing.T) {
 	if err := exec.CommandContext(t.Context(), "python3", "-c", "import docker").Run(); err != nil {
-		t.Skip("the Python client isn't here")
+		private.Lacking(t, "python", err)
 	}
 	host, direct := testEngine(t)
 	dir := workDir(t)

@@ -16,7 +16,7 @@ import (
 // judged again. What an update changed has been judged by withinLimits.
 func (c *call) stillAllowed(e effective, h *container.HostConfig) error {
 	req := e.request()
-	same := sameResources(e.ContainerSpec, h) && restartIs(h, e.Restart)
+	same := sameResources(e.ContainerSpec, h) && restartIs(h, e.ContainerSpec)
 	if !same {
 		req.CPUs, req.MemoryBytes, req.PidsLimit, req.Restart = 0, 0, nil, ""
 	}

@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
 	"path"
@@ -10,11 +11,12 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 )
 
-// startContainer starts a container, or ends and starts it, after another look: what was
-// allowed must still be what is there, and its directories where they were.
+// startContainer starts a container, or stops and starts it, if it is still as it was
+// allowed and still would be.
 func (c *call) startContainer() error {
 	query, wait, err := c.startQuery()
 	if err != nil {
@@ -29,38 +31,93 @@ func (c *call) startContainer() error {
 		return err
 	}
 	defer leave()
-	over, err := c.turns.take(c.ctx, id)
+	over, err := c.restarts.Starting(c.ctx, id)
 	if err != nil {
 		return err
 	}
 	defer over()
-	defer c.detach(makeTimeout + wait)() // what is begun is verified, whoever waits for it
-	v, err := c.engine.max(c.ctx)
+	resp, err := c.start(ask{path: "/containers/" + id + "/" + path.Base(c.route.template), query: query}, id, wait)
 	if err != nil {
 		return err
+	}
+	return c.relay(resp, false)
+}
+
+// StartContainer starts a container that this door made, without a request of a client's.
+// The container is judged and verified as for its own caller. One that runs already stays
+// as it is. The error is a *policy.DeniedError if the container may not be started.
+func (d *Door) StartContainer(ctx context.Context, id string) error {
+	v, err := d.engine.max(ctx)
+	if err != nil {
+		return err
+	}
+	c := &call{Door: d, ctx: ctx, rules: d.opts.Policy(), version: v}
+	resp, err := c.start(ask{method: http.MethodPost, path: "/containers/" + id + "/start"}, id, 0)
+	r := Record{
+		Time: time.Now().UTC(), Peer: "berm", Method: http.MethodPost, Route: "/containers/{id}/start", Version: v.String(),
+		Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile, Verdict: VerdictAllowed, Objects: []string{id},
+	}
+	r.judged(err, nil)
+	d.opts.Audit.write(r)
+	if err != nil {
+		return fmt.Errorf("start container %q: %w", id, err)
+	}
+	return resp.Body.Close()
+}
+
+// start starts the container, or stops and starts it, once no other start of it goes on.
+// It returns the engine's answer, which has no body. An answer that is an error is one.
+func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, error) {
+	over, err := c.turns.take(c.ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer over()
+	defer c.detach(makeTimeout + wait)() // verify what was started even if the client leaves
+	v, err := c.engine.max(c.ctx)
+	if err != nil {
+		return nil, err
 	}
 	ct, err := c.inspect(id, v)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if c.caller.Tenant == "" { // StartContainer acts for the container's own caller
+		labels := ct.Config.Labels
+		c.caller = Caller{Name: labels[lifecycle.LabelCaller], Tenant: labels[lifecycle.LabelTenant], Profile: labels[lifecycle.LabelProfile]}
+		if own, err := c.ownContainer(ct.ID, labels); err != nil {
+			return nil, err
+		} else if !own {
+			return nil, noContainer(id)
+		}
 	}
 	if err := expired(ct); err != nil {
-		return err
+		return nil, err
 	}
+	leaveMounts, err := c.starting(ct)
+	if err != nil {
+		return nil, err
+	}
+	defer leaveMounts()
 	e, err := effectiveOf(ct)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	a := ask{path: "/containers/" + id + "/" + path.Base(c.route.template), query: query}
 	if e.Audit {
 		if err := c.allow([]policy.Reason{{Rule: "verify.start", Message: "the container was denied, and made in mode audit", Allowed: "a new container"}}); err != nil {
-			return err
+			return nil, err
 		}
-		return c.forward(a, false)
+		return c.askForStart(a)
 	}
-	if err := c.judged(c.verifyStart(e, ct, v)); err != nil {
-		return err
+	return c.startHeld(a, e, ct, v)
+}
+
+func (c *call) askForStart(a ask) (*http.Response, error) {
+	resp, err := c.ask(a)
+	if err == nil && resp.StatusCode >= 400 {
+		return nil, failure(resp)
 	}
-	return c.startStanding(a, e, ct, v)
+	return resp, err
 }
 
 // detach has the call go on when its caller leaves, for so long at most. The caller of
@@ -89,67 +146,54 @@ func (c *call) stopContainer() error {
 	}
 	defer leave()
 	defer c.detach(makeTimeout + wait)()
-	return c.forward(ask{path: "/containers/" + id + "/stop", query: query}, false)
+	return c.end(ask{path: "/containers/" + id + "/stop", query: query}, id, true)
 }
 
-// startStanding starts a container between two looks at its directories. What the engine
-// has mounted that wasn't judged doesn't run on.
-func (c *call) startStanding(a ask, e effective, ct *container.InspectResponse, v version) error {
-	release, err := c.claim(ct.ID, ct.ID, e.Binds)
+// startHeld starts a container as it was allowed, with the sources of its binds held
+// until the engine has mounted them. It removes a container that is not as it was allowed.
+func (c *call) startHeld(a ask, e effective, ct *container.InspectResponse, v version) (*http.Response, error) {
+	if err := c.judged(c.stillAllowed(e, ct.HostConfig)); err != nil {
+		return nil, err
+	}
+	release, err := c.hold(&e, ct)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer release()
-	for _, m := range e.Binds {
-		if now, err := c.rules.EnginePath(m.Local); err != nil || now != m.Source {
-			return exchanged(m)
+	if err := c.judged(c.verifyStart(e, ct, v)); err != nil {
+		return nil, err
+	}
+	resp, err := c.askForStart(a)
+	if err != nil {
+		if statusOf(err) == 0 { // the answer is lost, but the container may run
+			defer c.detach(undoTimeout)()
+			if err := c.verifyStarted(e, ct, v); err != nil {
+				c.removeUnfit(ct.ID, v)
+			}
 		}
+		return nil, err
 	}
-	if err := c.judged(c.stillAllowed(e, ct.HostConfig)); err != nil {
-		return err
-	}
-	places, err := stand(e.Binds)
-	if err != nil {
-		return err
-	}
-	defer places.close()
-	resp, err := c.ask(a)
-	if err != nil {
-		c.stopUnseen(ct.ID, e, places, v)
-		return err
-	}
-	if resp.StatusCode >= 400 {
-		return failure(resp)
-	}
-	if err := c.judged(c.verifyStarted(ct.ID, e, places, v)); err != nil {
-		_ = resp.Body.Close()
+	if err := c.judged(c.verifyStarted(e, ct, v)); err != nil {
 		c.removeUnfit(ct.ID, v)
-		return err
+		return nil, err
 	}
-	return c.relay(resp, false)
+	return resp, nil
 }
 
-// verifyStarted looks at a container that was just started, unless it is gone already.
-func (c *call) verifyStarted(id string, e effective, places *standing, v version) error {
-	if err := places.same(); err != nil {
-		return err
-	}
-	ct, err := c.inspect(id, v)
+// verifyStarted verifies a container that was just started. Before is what it was like
+// then. A container that is gone already is fine.
+func (c *call) verifyStarted(e effective, before *container.InspectResponse, v version) error {
+	now, err := c.inspect(before.ID, v)
 	if statusOf(err) == http.StatusNotFound {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return c.verifyStart(e, ct, v)
-}
-
-// stopUnseen is for a start whose answer was lost: the container may run all the same.
-func (c *call) stopUnseen(id string, e effective, places *standing, v version) {
-	defer c.detach(undoTimeout)()
-	if err := c.verifyStarted(id, e, places, v); err != nil {
-		c.removeUnfit(id, v)
+	if err := c.verifyStart(e, now, v); err != nil {
+		return err
 	}
+	return c.verifyHeld(e, before, now, v)
 }
 
 // startQuery reads what a start, a restart or a stop may be told, and how long the container

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -87,6 +86,37 @@ func TestStartLooksAgain(t *testing.T) {
 	l.set(func(*liar) {})
 	if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
 		t.Errorf("it is there: %v", err)
+	}
+}
+
+// TestStartContainer starts containers without a client's request.
+func TestStartContainer(t *testing.T) {
+	host, direct := testEngine(t)
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, "")
+	sweepOwn(t, direct, d)
+	c := d.client("itself")
+	id := makeOne(t, c, nil, "")
+	for range 2 { // the second finds it running
+		if err := d.StartContainer(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !inspect(t, direct, id).State.Running {
+		t.Error("it does not run")
+	}
+	if log := string(readFile(t, d.audit)); !strings.Contains(log, `"caller":"itself","tenant":"itself","profile":"default","peer":"berm"`) {
+		t.Errorf("audit log: %s", log)
+	}
+	l.set(func(l *liar) { l.change = lies["privileged"] })
+	var denied *policy.DeniedError
+	if err := d.StartContainer(t.Context(), id); !errors.As(err, &denied) {
+		t.Errorf("one that is not as it was allowed: %v", err)
+	}
+	l.set(func(*liar) {})
+	foreign := d.made(direct, "", "itself-foreign", container.Config{})
+	if err := d.StartContainer(t.Context(), foreign); !errors.Is(err, errNotFound) {
+		t.Errorf("one of no tenant's: %v", err)
 	}
 }
 
@@ -174,128 +204,6 @@ func TestExpiredIsNotStarted(t *testing.T) {
 		}
 		return strings.Contains(err.Error(), "(rule ttl.expired)")
 	})
-}
-
-func TestExchangedDirectory(t *testing.T) {
-	host, direct := testEngine(t)
-	dir := workDir(t)
-	mkdir := func(name string) string {
-		t.Helper()
-		if err := os.MkdirAll(dir+name, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		return dir + name
-	}
-	mkdir("/a/inner")
-	mkdir("/b")
-	mkdir("/c")
-	d := doorTo(t, host, workRules(dir))
-	sweepOwn(t, direct, d)
-	c, other := d.client("place"), d.client("place2")
-	binds := func(b ...string) *container.HostConfig { return &container.HostConfig{Binds: b} }
-
-	outer := makeOne(t, c, binds(dir+"/a:/a"), "")
-	for name, who := range map[string]*client.Client{"its own": c, "another's": other} {
-		for _, mode := range []string{"", ":ro"} {
-			_, err := who.ContainerCreate(t.Context(), sleeper, binds(dir+"/a/inner:/x"+mode), nil, nil, "")
-			deniedBy(t, err, "mounts.exposed")
-			if err == nil {
-				t.Log(name)
-			}
-		}
-	}
-	if err := c.ContainerRemove(t.Context(), outer, container.RemoveOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	inner := makeOne(t, other, binds(dir+"/a/inner:/x:ro"), "")
-	_, err := c.ContainerCreate(t.Context(), sleeper, binds(dir+"/a:/a"), nil, nil, "")
-	deniedBy(t, err, "mounts.exposed")
-	makeOne(t, c, binds(dir+"/a:/a:ro"), "") // who can't write there can't exchange anything
-	if err := startIt(t, other, inner); err != nil {
-		t.Error(err)
-	}
-
-	// A sandbox of the other door, which comes later.
-	late := makeOne(t, c, binds(dir+"/c:/c"), "")
-	d.opts.Mounts = func() []policy.Mount { return []policy.Mount{{Source: dir, Mode: "rw"}} }
-	deniedBy(t, startIt(t, c, late), "mounts.exposed")
-	d.opts.Mounts = func() []policy.Mount { return nil }
-	if err := startIt(t, c, late); err != nil {
-		t.Error(err)
-	}
-
-	// A sandbox of the other door that is about to be made.
-	for name, tt := range map[string]struct {
-		mount policy.Mount
-		both  bool
-		clear bool
-	}{
-		"around":            {policy.Mount{Source: dir, Mode: "rw"}, false, false},
-		"around, read-only": {policy.Mount{Source: dir, Mode: "ro"}, true, true},
-		"the same":          {policy.Mount{Source: dir + "/c", Mode: "rw"}, true, true},
-		"inside, held":      {policy.Mount{Source: dir + "/c/x", Mode: "rw"}, false, true},
-		"inside":            {policy.Mount{Source: dir + "/c/x", Mode: "ro"}, true, false},
-	} {
-		if err := d.KeepClear(t.Context(), []policy.Mount{tt.mount}, tt.both); (err == nil) != tt.clear {
-			t.Errorf("a sandbox %s: %v", name, err)
-		}
-	}
-
-	// One that leads elsewhere by now.
-	moved := makeOne(t, c, binds(dir+"/b:/b"), "")
-	if err := os.Rename(dir+"/b", dir+"/b2"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("/etc", dir+"/b"); err != nil {
-		t.Fatal(err)
-	}
-	deniedBy(t, startIt(t, c, moved), "verify.start")
-	if err := os.Remove(dir + "/b"); err != nil {
-		t.Fatal(err)
-	}
-	if err := startIt(t, c, moved); err == nil {
-		t.Error("it was started without its directory")
-	}
-	if _, err := os.Lstat(dir + "/b"); !os.IsNotExist(err) {
-		t.Errorf("the engine made it: %v", err)
-	}
-}
-
-// TestExchangedMeanwhile exchanges the directory while the engine starts the container.
-func TestExchangedMeanwhile(t *testing.T) {
-	host, direct := testEngine(t)
-	dir := workDir(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, workRules(dir))
-	sweepOwn(t, direct, d)
-	c := d.client("meanwhile")
-	for name, put := range map[string]func(path string) error{
-		"a link":    func(path string) error { return os.Symlink("/etc", path) },
-		"directory": func(path string) error { return os.Mkdir(path, 0o755) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			place := dir + "/" + strings.ReplaceAll(name, " ", "")
-			if err := os.Mkdir(place, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
-			l.set(func(l *liar) {
-				l.refuse = func(_, path string) bool {
-					if strings.HasSuffix(path, "/start") {
-						if err := errors.Join(os.Rename(place, place+".was"), put(place)); err != nil {
-							t.Error(err)
-						}
-					}
-					return false
-				}
-			})
-			deniedBy(t, startIt(t, c, id), "verify.start")
-			l.set(func(*liar) {})
-			if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
-				t.Errorf("it is there: %v", err)
-			}
-		})
-	}
 }
 
 // TestNetworkOfTheSameName has a container's network removed, and another caller take its name.

@@ -170,7 +170,7 @@ func (c *call) diskUsage() error {
 		}
 		own, err := c.ownEntry(kinds[name], name, entry)
 		if own {
-			*lists[name] = append(*lists[name], entry)
+			*lists[name] = append(*lists[name], shown(entry))
 		}
 		return err
 	})

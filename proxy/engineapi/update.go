@@ -40,6 +40,14 @@ func (c *call) updateContainer() error {
 	if err := c.boundCPUs(&verdict.Spec); err != nil {
 		return err
 	}
+	asked := body.RestartPolicy.policy()
+	_, ours := c.restartedHere(ct.ID, ct.Config.Labels)
+	if ours {
+		if ct.HostConfig.AutoRemove && !asked.None() {
+			return conflict("Cannot update container " + ct.ID + ": Conflicting options: Restart policy cannot be updated because AutoRemove is enabled for the container")
+		}
+		body.RestartPolicy, verdict.Spec.Restart = restartBody{}, "" // the engine keeps none
+	}
 	var change any = &body // of mode audit
 	if verdict.Allowed() {
 		change = body.encode(verdict.Spec)
@@ -58,6 +66,11 @@ func (c *call) updateContainer() error {
 	}
 	if err != nil {
 		return err
+	}
+	if ours && asked.Name != "" {
+		if err := c.restarts.Set(c.ctx, ct.ID, asked, ct.State != nil && !ct.State.Running); err != nil {
+			return err
+		}
 	}
 	return c.answer(http.StatusOK, answer)
 }

@@ -56,13 +56,13 @@ func (c *call) verifyMade(p *plan, id string, v version) error {
 	}
 	if !p.audited {
 		d.add(sameEnv(ct.Config.Env, p.env(c.rules.InjectedEnv())), "Config.Env")
-		more, err := c.differences(effective{ContainerSpec: p.spec, ImageID: p.image.ID}, ct, v)
+		more, err := c.differences(effective{ContainerSpec: p.spec, ImageID: p.image.ID, sources: p.sources}, ct, v)
 		if err != nil {
 			return err
 		}
 		d = append(d, more...)
 		d.add(sameResources(p.spec, ct.HostConfig), "HostConfig.Resources")
-		d.add(restartIs(ct.HostConfig, p.spec.Restart), "HostConfig.RestartPolicy")
+		d.add(restartIs(ct.HostConfig, p.spec), "HostConfig.RestartPolicy")
 	}
 	if err := c.verifyVolumes(&d, p.audited, ct); err != nil {
 		return err
@@ -141,7 +141,8 @@ func (c *call) differences(want effective, ct *container.InspectResponse, v vers
 	d.namespaces(ct.HostConfig, v)
 	d.closed(ct.HostConfig)
 	d.limits(want.ContainerSpec, ct.HostConfig)
-	d.mounts(want.ContainerSpec, ct)
+	d.mounts(want, ct)
+	d.add(len(want.Binds) == 0 || ct.HostConfig.RestartPolicy.IsNone(), "HostConfig.RestartPolicy")
 	err := c.networkDifferences(&d, want.ContainerSpec, ct)
 	return d, err
 }
@@ -238,7 +239,7 @@ func (d *differences) limits(s policy.ContainerSpec, h *container.HostConfig) {
 }
 
 // mounts compares what is mounted, and how, with what was judged.
-func (d *differences) mounts(s policy.ContainerSpec, ct *container.InspectResponse) {
+func (d *differences) mounts(s effective, ct *container.InspectResponse) {
 	left := slices.Clone(ct.Mounts)
 	take := func(fits func(container.MountPoint) bool) bool {
 		i := slices.IndexFunc(left, fits)
@@ -248,9 +249,10 @@ func (d *differences) mounts(s policy.ContainerSpec, ct *container.InspectRespon
 		return i >= 0
 	}
 	private := func(p mount.Propagation) bool { return p == "" || p == mount.PropagationRPrivate }
-	for _, b := range s.Binds {
+	d.add(len(s.sources) == len(s.Binds) && slices.Equal(s.sources, s.named(ct.HostConfig)), "HostConfig.Mounts")
+	for i, b := range s.Binds {
 		d.add(take(func(m container.MountPoint) bool {
-			return m.Type == mount.TypeBind && m.Source == b.Source && m.Destination == b.MountPath && m.RW == (b.Mode != "ro") && private(m.Propagation)
+			return m.Type == mount.TypeBind && i < len(s.sources) && m.Source == s.sources[i] && m.Destination == b.MountPath && m.RW == (b.Mode != "ro") && private(m.Propagation)
 		}), "Mounts")
 	}
 	for _, v := range s.Volumes {
@@ -324,7 +326,9 @@ func cpusOf(h *container.HostConfig) int64 {
 	return h.NanoCPUs
 }
 
-func restartIs(h *container.HostConfig, want string) bool {
+// restartIs tells whether the engine has the restart policy that it got for s.
+func restartIs(h *container.HostConfig, s policy.ContainerSpec) bool {
+	want := engineRestart(s)
 	return string(h.RestartPolicy.Name) == want || h.RestartPolicy.IsNone() && (want == "" || want == "no")
 }
 
@@ -365,7 +369,7 @@ func (c *call) verifyStart(e effective, ct *container.InspectResponse, v version
 // withinLimits tells whether what updates can change is as it was made, or as the policy
 // would still let it be made.
 func (c *call) withinLimits(e effective, h *container.HostConfig) bool {
-	if sameResources(e.ContainerSpec, h) && restartIs(h, e.Restart) {
+	if sameResources(e.ContainerSpec, h) && restartIs(h, e.ContainerSpec) {
 		return true
 	}
 	if h.Memory <= 0 || cpusOf(h) <= 0 || h.PidsLimit == nil || *h.PidsLimit <= 0 || h.MemorySwap != h.Memory && h.MemorySwap != -1 {

@@ -26,7 +26,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/hold"
+	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
@@ -81,7 +81,7 @@ func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.Runtime, change
 		engine = wrap(h.fake)
 	}
 	current := func() *policy.Policy { return pol }
-	h.Manager, err = lifecycle.New(lifecycle.Options{Runtime: engine, Policy: current, Store: noStore{}, Holder: hold.Verifier{}, Owner: "owner"})
+	h.Manager, err = lifecycle.New(lifecycle.Options{Runtime: engine, Policy: current, Store: noStore{}, Holder: mountpintest.Holder{}, Owner: "owner"})
 	if err != nil {
 		t.Fatal(err)
 	}

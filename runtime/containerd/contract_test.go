@@ -113,9 +113,9 @@ func startRegistry(t testing.TB, opts engine.RegistryOptions) *engine.Registry {
 
 func TestContract(t *testing.T) { testContract(t, "") }
 
-// TestContractCrun runs what of the contract an OCI runtime has a part in with crun, by
+// TestSoakContractCrun runs what of the contract an OCI runtime has a part in with crun, by
 // way of the agent where cgroups are hybrid.
-func TestContractCrun(t *testing.T) {
+func TestSoakContractCrun(t *testing.T) {
 	testContract(t, "crun", "create/", "exec/", "list", "pause", "remove", "stats", "watch/", "client restart", "engine killed")
 }
 

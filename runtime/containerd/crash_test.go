@@ -53,7 +53,7 @@ func churn(ctx context.Context, r *Runtime) {
 	wg.Wait()
 }
 
-// TestVictim is the process that TestKilledClient kills; by itself it does nothing.
+// TestVictim is the process that TestSoakKilledClient kills; by itself it does nothing.
 func TestVictim(t *testing.T) {
 	file := os.Getenv(victimEnv)
 	if file == "" {
@@ -135,7 +135,7 @@ func recoverAll(t *testing.T, d *engine.Containerd, r *Runtime) {
 	}
 }
 
-func TestKilledClient(t *testing.T) {
+func TestSoakKilledClient(t *testing.T) {
 	d, r := crashEngine(t)
 	o := r.opts
 	config, err := json.Marshal(victimOptions{o.Address, o.Namespace, o.Root, o.CgroupParent, o.Netns, o.Agent})
@@ -170,7 +170,7 @@ func TestKilledClient(t *testing.T) {
 	}
 }
 
-func TestKilledEngine(t *testing.T) {
+func TestSoakKilledEngine(t *testing.T) {
 	d, r := crashEngine(t)
 	for round := range 15 {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -147,6 +147,10 @@ func (x *execution) start(ctx context.Context, e runtime.Exec) error {
 	startCtx, cancelStart := x.r.linger(ctx)
 	defer cancelStart()
 	if x.conn, err = x.r.hijack(startCtx, x.s, x.id); err != nil {
+		// The engine answers 500 if the container ended after the exec was created.
+		if errdefs.IsInternal(err) && errdefs.IsFailedPrecondition(x.alive(ctx)) {
+			return runtime.Precondition("the container isn't running")
+		}
 		var dial *net.OpError
 		if answered(err) || errors.As(err, &dial) && dial.Op == "dial" {
 			return classify(ctx, err)

@@ -341,6 +341,7 @@ func TestCreateUndone(t *testing.T) {
 // TestExecCut: an exec whose engine goes away says that it may still run.
 func TestExecCut(t *testing.T) {
 	const create, start = "POST /containers/c/exec", "POST /exec/e/start"
+	const exited = `{"Id":"c","State":{"Status":"exited"},"Config":{},"NetworkSettings":{}}`
 	upgrade := func(w http.ResponseWriter, _ *http.Request) {
 		conn, buf, err := http.NewResponseController(w).Hijack()
 		if err != nil {
@@ -359,6 +360,7 @@ func TestExecCut(t *testing.T) {
 		{"create refused", map[string]http.HandlerFunc{create: refuse(409)}, errdefs.IsFailedPrecondition, false},
 		{"create cut", map[string]http.HandlerFunc{create: hangUp}, errdefs.IsUnavailable, false},
 		{"start refused", map[string]http.HandlerFunc{start: refuse(409)}, errdefs.IsFailedPrecondition, false},
+		{"ended before the start", map[string]http.HandlerFunc{start: refuse(500), "GET /containers/c/json": answer(200, exited)}, errdefs.IsFailedPrecondition, false},
 		{"start cut", map[string]http.HandlerFunc{start: hangUp}, errdefs.IsUnavailable, true},
 		{"start hung", map[string]http.HandlerFunc{start: hang}, errdefs.IsUnavailable, true},
 		{"inspect cut", map[string]http.HandlerFunc{"GET /exec/e/json": hangUp}, errdefs.IsUnavailable, true},

@@ -77,7 +77,7 @@ func TestEnvironmentSetsEveryKey(t *testing.T) {
 		"BERM_SECURITY_TOKEN_HEADER": "X-T", "BERM_SECURITY_TOKENS": "secret", "BERM_SECURITY_TOKEN_FILE": "",
 		"BERM_SECURITY_SIGNING_KEY": "key", "BERM_SECURITY_SIGNING_KEY_FILE": "",
 		"BERM_STATE_DIR": "/s", "BERM_POLICY_FILE": "/p", "BERM_ENGINE_API_LISTENERS": "",
-		"BERM_ENGINE_API_AUDIT_LOG": "/a", "BERM_ENGINE_API_ALLOWED_HOSTS": "berm",
+		"BERM_ENGINE_API_AUDIT_LOG": "/a", "BERM_ENGINE_API_ALLOWED_HOSTS": "berm", "BERM_ENGINE_API_ARCHIVE_FIXED": "true",
 	}
 	var environ []string
 	for name, value := range values {

@@ -15,6 +15,7 @@ import (
 type EngineAPI struct {
 	Listeners    []Listener `yaml:"listeners" doc:"where the Docker Engine API is served; an empty list turns this door off"`
 	AuditLog     string     `yaml:"audit_log" doc:"file that every decision is appended to, as JSON lines; absolute; made with mode 0600, and again when it was moved away; empty writes none"`
+	ArchiveFixed bool       `yaml:"archive_fixed" doc:"assert that the engine has the fixes of CVE-2026-41568 and CVE-2026-42306, as a backport to a release before 29.5.1; without them docker cp is refused where it isn't safe"`
 	AllowedHosts []string   `yaml:"allowed_hosts" doc:"further names that a Host header may carry over TCP, beside loopback's and the address that was called"`
 }
 

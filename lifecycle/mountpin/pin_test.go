@@ -1,4 +1,4 @@
-package hold
+package mountpin
 
 import (
 	"context"
@@ -96,9 +96,6 @@ func TestSwappedBeforeHold(t *testing.T) {
 		t.Errorf("Pinner.Hold through a symbolic link: %v", err)
 	}
 	nothingLeft(t, p)
-	if _, _, err := (Verifier{}).Hold(context.Background(), "s", []policy.Mount{mount(dir)}); !errors.Is(err, ErrExchanged) {
-		t.Errorf("Verifier.Hold through a symbolic link: %v", err)
-	}
 }
 
 func TestPinRefusesMappedPath(t *testing.T) {
@@ -159,105 +156,6 @@ func TestCleanTakesWhatTheDeadLeft(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "mine")); err != nil {
 		t.Errorf("cleaning touched the directory: %v", err)
 	}
-}
-
-func TestVerifier(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		do   func(t *testing.T, dir string)
-		ok   bool
-	}{
-		{"untouched", func(*testing.T, string) {}, true},
-		{"content changed", func(t *testing.T, dir string) { makeDir(t, dir, "new") }, true},
-		{"symlink", func(t *testing.T, dir string) { swap(t, dir, t.TempDir()) }, false},
-		{"other directory", func(t *testing.T, dir string) {
-			if err := os.Rename(dir, dir+".was"); err != nil {
-				t.Fatal(err)
-			}
-			makeDir(t, dir, "x")
-		}, false},
-		{"removed", func(t *testing.T, dir string) {
-			if err := os.Rename(dir, dir+".was"); err != nil {
-				t.Fatal(err)
-			}
-		}, false},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "work")
-			makeDir(t, dir, "mine")
-			sources, release, err := (Verifier{}).Hold(context.Background(), "s", []policy.Mount{mount(dir)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if sources[0] != dir {
-				t.Errorf("source %s, want %s", sources[0], dir)
-			}
-			tt.do(t, dir)
-			if err := release(); (err == nil) != tt.ok || err != nil && !errors.Is(err, ErrExchanged) {
-				t.Errorf("release: %v", err)
-			}
-		})
-	}
-}
-
-// Whoever can write to a parent can exchange the directory while the engine looks
-// for it, and bring it back before it is compared.
-func TestVerifierKeepsOutWhoCouldExchange(t *testing.T) {
-	root := t.TempDir()
-	in := func(path, mode string) policy.Mount {
-		dir := filepath.Join(root, path)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		return policy.Mount{HostPath: dir, Source: dir, Local: dir, Mode: mode}
-	}
-	for _, tt := range []struct {
-		name         string
-		there, asked policy.Mount
-		ok           bool
-	}{
-		{"below a writable one", in("a", "rw"), in("a/x", "ro"), false},
-		{"far below a writable one", in("a", "rw"), in("a/x/y", "rw"), false},
-		{"below a read-only one", in("a", "ro"), in("a/x", "rw"), true},
-		{"the same", in("a", "rw"), in("a", "rw"), true},
-		{"around a writable one", in("a/x", "rw"), in("a", "rw"), true},
-		{"a name that begins alike", in("a", "rw"), in("ab", "rw"), true},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			v := NewVerifier(func(session string) []policy.Mount {
-				if session != "s" {
-					t.Errorf("asked about session %q", session)
-				}
-				return []policy.Mount{tt.there}
-			})
-			_, release, err := v.Hold(context.Background(), "s", []policy.Mount{tt.asked})
-			var denied *policy.DeniedError
-			if (err == nil) != tt.ok || err != nil && !errors.As(err, &denied) {
-				t.Fatalf("Hold: %v", err)
-			}
-			if err == nil {
-				if err := release(); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	t.Run("while another is being mounted", func(t *testing.T) {
-		v := NewVerifier(func(string) []policy.Mount { return nil })
-		_, release, err := v.Hold(context.Background(), "s", []policy.Mount{in("a/x", "ro")})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, _, err := v.Hold(context.Background(), "t", []policy.Mount{in("a", "rw")}); err == nil {
-			t.Error("a sandbox got the parent of a directory that was being mounted")
-		}
-		if err := release(); err != nil {
-			t.Fatal(err)
-		}
-		if _, _, err := v.Hold(context.Background(), "t", []policy.Mount{in("a", "rw")}); err != nil {
-			t.Errorf("afterwards: %v", err)
-		}
-	})
 }
 
 // Trying makes nothing, and comes to what a pinner comes to.

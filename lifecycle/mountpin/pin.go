@@ -1,12 +1,11 @@
-// Package hold keeps a judged directory in place until the engine has mounted it.
+// Package mountpin makes sure that the engine mounts the directory that was judged.
 //
-// A path that was resolved and judged can be made to lead elsewhere before the
-// engine looks at it, by whoever may write to one of its parents: another sandbox,
-// say. A Pinner takes a clone of the mount itself and hands the engine a path of
-// its own, which nobody else can change. Where this process hasn't the rights for
-// that, or the engine doesn't see its mounts, a Verifier compares the directory
-// before and after, and refuses one that another sandbox could exchange meanwhile.
-package hold
+// A path that was resolved and judged can lead elsewhere when the engine looks at it: anybody
+// who can write to one of its parents can exchange a directory on it. A Pinner clones the
+// judged directory's mount onto a path that nobody else can change, and the engine
+// mounts that. A Trusted is for a process that can't do so. It allows only
+// paths that nobody sandboxed can change, by the operator's word.
+package mountpin
 
 import (
 	"context"
@@ -26,16 +25,16 @@ import (
 
 // Modes, as in lifecycle.Enforcement.
 const (
-	ModeHeld     = "held"
-	ModeVerified = "verified"
+	ModeHeld    = "held"
+	ModeTrusted = "trusted"
 )
 
-// ErrExchanged says that a directory is not the one that was judged.
+// ErrExchanged says that a directory isn't the one that was judged.
 var ErrExchanged = errors.New("the directory was exchanged")
 
-// openDir opens a fully resolved path without following any symbolic link: one on
-// the way means that the path was exchanged since it was resolved.
-func openDir(path string) (int, error) {
+// OpenDir opens a fully resolved directory as an O_PATH descriptor. It follows no symbolic
+// link: it returns ErrExchanged if there is one, as the path was changed since it was resolved.
+func OpenDir(path string) (int, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
@@ -54,10 +53,7 @@ func openDir(path string) (int, error) {
 // or receives its mounts. It is safe for many goroutines.
 type Pinner struct{ dir string }
 
-var (
-	_ lifecycle.Holder = (*Pinner)(nil)
-	_ lifecycle.Holder = Verifier{}
-)
+var _ lifecycle.Holder = (*Pinner)(nil)
 
 // NewPinner makes dir, with mode 0700, and tries out whether this process may pin:
 // an error says why not. Dir must belong to this process alone.
@@ -84,11 +80,11 @@ func NewPinner(dir string) (*Pinner, error) {
 // Mode is ModeHeld.
 func (*Pinner) Mode() string { return ModeHeld }
 
-// Hold clones each mount's directory, without what is mounted below it, to a path
-// of the pinner's own. A mount that the engine sees elsewhere than this process
-// can't be pinned, and is an error.
-func (p *Pinner) Hold(_ context.Context, sessionID string, mounts []policy.Mount) ([]string, func() error, error) {
-	base := filepath.Join(p.dir, sessionID)
+// Hold clones each mount's directory, without what is mounted below it, onto the path
+// <dir>/<name>/<index>, which is the same each time. Two holds of one name can't
+// overlap. A mount that the engine sees elsewhere than this process is an error.
+func (p *Pinner) Hold(_ context.Context, name string, mounts []policy.Mount) ([]string, func() error, error) {
+	base := filepath.Join(p.dir, name)
 	if err := os.Mkdir(base, 0o700); err != nil {
 		return nil, nil, err
 	}
@@ -109,7 +105,7 @@ func pin(m policy.Mount, target string) error {
 	if m.Local != m.Source {
 		return fmt.Errorf("%s is %s here: a mapped path can't be pinned", m.Source, m.Local)
 	}
-	fd, err := openDir(m.Local)
+	fd, err := OpenDir(m.Local)
 	if err != nil {
 		return err
 	}

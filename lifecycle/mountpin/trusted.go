@@ -1,0 +1,157 @@
+package mountpin
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+var _ lifecycle.Holder = (*Trusted)(nil)
+
+// Trusted allows only mounts whose paths nobody sandboxed can change. It is for a process
+// that can't pin. It is safe for many goroutines.
+type Trusted struct {
+	judge  func(m policy.Mount, others []policy.Mount) error
+	dir    string
+	claims Claims
+}
+
+// NewTrusted returns a Trusted that asks judge about each mount; others are all mounts that
+// exist or are being made. Dir keeps which directories were ever mounted writable, as a
+// process may have passed a descriptor of one to another container. It is made when needed.
+func NewTrusted(dir string, judge func(m policy.Mount, others []policy.Mount) error, inUse func(context.Context) ([]policy.Mount, error)) *Trusted {
+	// No descriptor outlives the kernel. Without its id, marks stay for longer than needed.
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return &Trusted{judge: judge, dir: filepath.Join(dir, "boot-"+strings.TrimSpace(string(boot))), claims: Claims{InUse: inUse}}
+}
+
+// Mode is ModeTrusted.
+func (*Trusted) Mode() string { return ModeTrusted }
+
+// Clean forgets what was mounted before the host started.
+func (t *Trusted) Clean() error {
+	entries, err := os.ReadDir(filepath.Dir(t.dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		if e.Name() != filepath.Base(t.dir) {
+			errs = append(errs, os.RemoveAll(filepath.Join(filepath.Dir(t.dir), e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Hold returns the mounts' own paths. It returns a *policy.DeniedError if one of them
+// isn't allowed, and ErrExchanged if one leads through a symbolic link.
+func (t *Trusted) Hold(ctx context.Context, name string, mounts []policy.Mount) ([]string, func() error, error) {
+	others, release, err := t.claims.Enter(ctx, name, mounts)
+	if err != nil {
+		return nil, nil, err
+	}
+	sources := make([]string, len(mounts))
+	for i, m := range mounts {
+		if err = t.allow(m, others); err != nil {
+			break
+		}
+		sources[i] = m.Source
+	}
+	for _, m := range mounts {
+		if err == nil && m.Mode != "ro" && !m.Operator {
+			err = os.MkdirAll(t.mark(m.Source), 0o700)
+		}
+	}
+	if err != nil {
+		release()
+		return nil, nil, err
+	}
+	return sources, func() error { release(); return nil }, nil
+}
+
+func (t *Trusted) allow(m policy.Mount, others []policy.Mount) error {
+	written, err := t.writtenAround(m.Source)
+	if err != nil {
+		return err
+	}
+	if err := t.judge(m, append(written, others...)); err != nil {
+		return err
+	}
+	fd, err := OpenDir(m.Local)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// writtenAround returns the directories on the way to source that were ever mounted writable.
+func (t *Trusted) writtenAround(source string) (out []policy.Mount, err error) {
+	for dir := path.Clean(source); dir != "/"; {
+		dir = path.Dir(dir)
+		_, err := os.Lstat(t.mark(dir))
+		if err == nil {
+			out = append(out, policy.Mount{Source: dir, Mode: "rw"})
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// mark is the path whose existence says that a directory was mounted writable.
+func (t *Trusted) mark(source string) string {
+	sum := sha256.Sum256([]byte(source))
+	return filepath.Join(t.dir, hex.EncodeToString(sum[:]))
+}
+
+// Claims records who mounts what. It is safe for many goroutines.
+type Claims struct {
+	// InUse returns the mounts of all containers that exist. Mandatory.
+	InUse func(context.Context) ([]policy.Mount, error)
+
+	mu     sync.Mutex
+	making map[string][]policy.Mount
+}
+
+// Enter claims the mounts of a container that is about to be created or started, under its
+// name, and returns those of all others and its own. Of two that enter at once, at least one
+// gets the other's. A container must be among InUse before it is released.
+func (c *Claims) Enter(ctx context.Context, name string, mounts []policy.Mount) (all []policy.Mount, release func(), err error) {
+	c.mu.Lock()
+	if c.making == nil {
+		c.making = map[string][]policy.Mount{}
+	}
+	if _, busy := c.making[name]; busy {
+		c.mu.Unlock()
+		return nil, nil, fmt.Errorf("claim mounts of %s: %w", name, fs.ErrExist)
+	}
+	c.making[name] = mounts
+	for _, m := range c.making {
+		all = append(all, m...)
+	}
+	c.mu.Unlock()
+	release = func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.making, name)
+	}
+	there, err := c.InUse(ctx)
+	if err != nil {
+		release()
+		return nil, nil, fmt.Errorf("find out what other containers mount: %w", err)
+	}
+	return append(all, there...), release, nil
+}

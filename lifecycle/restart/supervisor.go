@@ -1,0 +1,478 @@
+package restart
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	maxSteps   = 4           // containers that are looked at or started at a time
+	retryEvery = time.Second // after the engine or the store failed
+)
+
+// Options configure a Supervisor.
+type Options struct {
+	Engine   Engine                // mandatory
+	Store    Store                 // nil: rows are lost with the process
+	Logger   *slog.Logger          // nil discards
+	Registry prometheus.Registerer // nil: metrics are kept but not exported
+}
+
+// Supervisor restarts containers. It is safe for concurrent use.
+type Supervisor struct {
+	opts     Options
+	log      *slog.Logger
+	restarts *prometheus.CounterVec
+	kick     chan struct{} // wakes the loop
+
+	writing sync.Mutex // held while the store is written; before mu
+	mu      sync.Mutex
+	entries map[string]*entry // by container ID
+}
+
+// entry is a container with what isn't kept.
+type entry struct {
+	row    Row
+	stored bool          // the row is in the store, or would be
+	look   bool          // something may have changed
+	boot   bool          // the next look is the first since the engine or Berm started
+	off    bool          // no restarts until the next start by hand
+	hands  int           // starts by hand that go on
+	after  time.Time     // no step before
+	busy   chan struct{} // closed at the end of the step that goes on; nil if none does
+}
+
+// New reads the rows. The engine needn't be up.
+func New(ctx context.Context, opts Options) (*Supervisor, error) {
+	if opts.Engine == nil {
+		return nil, errors.New("restart: Engine is mandatory")
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Supervisor{opts: opts, log: opts.Logger, kick: make(chan struct{}, 1), entries: map[string]*entry{}}
+	if opts.Store != nil {
+		rows, err := opts.Store.Restarts(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range rows {
+			s.entries[r.ContainerID] = &entry{row: r, stored: true}
+		}
+	}
+	s.restarts = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "berm_engine_api_restarts_total", Help: "Restarts of containers with bind mounts by their restart policy, by what they came to.",
+	}, []string{"result"})
+	for _, result := range []string{"started", "failed"} {
+		s.restarts.WithLabelValues(result)
+	}
+	if opts.Registry == nil {
+		return s, nil
+	}
+	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "berm_engine_api_restarts_waiting", Help: "Containers with bind mounts that wait for their restart.",
+	}, func() float64 { return float64(s.Waiting()) })
+	return s, errors.Join(opts.Registry.Register(s.restarts), opts.Registry.Register(waiting))
+}
+
+// Waiting returns how many containers wait for their restart.
+func (s *Supervisor) Waiting() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.entries {
+		if !e.row.Next.IsZero() {
+			n++
+		}
+	}
+	return n
+}
+
+// Row returns a container's row, if it has one.
+func (s *Supervisor) Row(id string) (Row, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[id]
+	if e == nil || !e.stored {
+		return Row{}, false
+	}
+	return e.row, true
+}
+
+// Set gives a container a policy. Stopped says whether a container without a row counts as
+// stopped by hand.
+func (s *Supervisor) Set(ctx context.Context, id string, p Policy, stopped bool) error {
+	s.mu.Lock()
+	e := s.entries[id]
+	if e == nil {
+		e = &entry{row: Row{ContainerID: id}}
+		s.entries[id] = e
+	}
+	if !e.stored {
+		e.row.Stopped, e.stored = stopped, true
+	}
+	if e.row.Policy = p; p.None() {
+		e.row.Next = time.Time{}
+	}
+	s.mu.Unlock()
+	return s.save(ctx, id)
+}
+
+// Stopping is called before a container is stopped or killed by hand. Off says that no
+// restart follows until the container is started by hand. It waits for a start that goes
+// on, and reports whether a restart was waiting, which it has cancelled: the container
+// doesn't run.
+func (s *Supervisor) Stopping(ctx context.Context, id string, off bool) (waited bool, err error) {
+	s.mu.Lock()
+	e := s.entries[id]
+	if e == nil {
+		s.mu.Unlock()
+		return false, nil
+	}
+	e.row.Stopped, e.boot = true, false
+	e.off = e.off || off
+	err = s.idle(ctx, e)
+	if err == nil && off {
+		waited = !e.row.Next.IsZero() && e.hands == 0
+		e.row.Next = time.Time{}
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return false, err
+	}
+	if err := s.save(ctx, id); err != nil { // it is known for as long as this process lives
+		s.log.ErrorContext(ctx, "restart_row_not_written", "container_id", id, "error", err)
+	}
+	return waited, nil
+}
+
+// Starting is called before a container is started or restarted by hand, and over after
+// it. In between the Supervisor leaves the container alone.
+func (s *Supervisor) Starting(ctx context.Context, id string) (over func(), err error) {
+	s.mu.Lock()
+	e := s.entries[id]
+	if e == nil {
+		s.mu.Unlock()
+		return func() {}, nil
+	}
+	if err := s.idle(ctx, e); err != nil {
+		s.mu.Unlock()
+		return nil, err
+	}
+	e.hands++
+	e.row.Count, e.row.Stopped, e.row.Backoff, e.off, e.boot = 0, false, 0, false, false
+	s.mu.Unlock()
+	over = func() {
+		s.mu.Lock()
+		e.hands--
+		s.mu.Unlock()
+		s.changed(id)
+	}
+	if err := s.save(ctx, id); err != nil {
+		over()
+		return nil, err
+	}
+	return over, nil
+}
+
+// idle waits until no step of a container goes on. The caller holds s.mu, which idle
+// releases meanwhile.
+func (s *Supervisor) idle(ctx context.Context, e *entry) error {
+	for e.busy != nil {
+		busy := e.busy
+		s.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// save writes a container's row as it is now.
+func (s *Supervisor) save(ctx context.Context, id string) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.mu.Lock()
+	e := s.entries[id]
+	if e == nil || !e.stored || s.opts.Store == nil {
+		s.mu.Unlock()
+		return nil
+	}
+	row := e.row
+	s.mu.Unlock()
+	return s.opts.Store.PutRestart(ctx, row)
+}
+
+// forget removes a container that is gone.
+func (s *Supervisor) forget(ctx context.Context, id string) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.mu.Lock()
+	e := s.entries[id]
+	delete(s.entries, id)
+	s.mu.Unlock()
+	if e == nil || !e.stored || s.opts.Store == nil {
+		return
+	}
+	if err := s.opts.Store.DeleteRestart(ctx, id); err != nil { // the next list removes it
+		s.log.WarnContext(ctx, "restart_row_not_removed", "container_id", id, "error", err)
+	}
+}
+
+// changed has a container looked at.
+func (s *Supervisor) changed(id string) {
+	s.mu.Lock()
+	if e := s.entries[id]; e != nil {
+		e.look = true
+	}
+	s.mu.Unlock()
+	s.wake()
+}
+
+func (s *Supervisor) wake() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Run restarts containers until ctx ends. It goes on trying while the engine is away. When
+// it returns, no start goes on any more.
+func (s *Supervisor) Run(ctx context.Context) error {
+	for last := ""; ; {
+		err := s.follow(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err.Error() != last {
+			last = err.Error()
+			s.log.WarnContext(ctx, "restart_policies_suspended", "error", err)
+		}
+		select {
+		case <-time.After(retryEvery):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// follow restarts containers until the engine goes away. It subscribes before it lists, so
+// that no exit is missed.
+func (s *Supervisor) follow(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	watching := make(chan struct{})
+	g.Go(func() error {
+		err := s.opts.Engine.Watch(ctx, sync.OnceFunc(func() { close(watching) }), s.changed)
+		if err == nil {
+			err = errors.New("the engine's event stream ended")
+		}
+		return err
+	})
+	g.Go(func() error {
+		select {
+		case <-watching:
+		case <-ctx.Done():
+			return nil
+		}
+		if err := s.list(ctx); err != nil {
+			return err
+		}
+		s.loop(ctx)
+		return nil
+	})
+	return g.Wait()
+}
+
+// list marks all containers for a look by the rules of a boot, and forgets those that are
+// gone. The engine's event stream only ends when the engine does, so that each list is
+// the first of the engine's or of Berm's life.
+func (s *Supervisor) list(ctx context.Context) error {
+	s.mu.Lock()
+	gone := map[string]bool{}
+	for id := range s.entries { // what is made from now on may be missing in the list
+		gone[id] = true
+	}
+	s.mu.Unlock()
+	ids, err := s.opts.Engine.List(ctx)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	for _, id := range ids {
+		delete(gone, id)
+		e := s.entries[id]
+		if e == nil {
+			e = &entry{row: Row{ContainerID: id}}
+			s.entries[id] = e
+		}
+		e.look, e.boot, e.after = true, true, time.Time{}
+	}
+	s.mu.Unlock()
+	for id := range gone {
+		s.forget(ctx, id)
+	}
+	return nil
+}
+
+// loop takes the steps that are due until ctx ends, and waits for those that go on.
+func (s *Supervisor) loop(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	slots := make(chan struct{}, maxSteps)
+	for {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		e, wait := s.claim(time.Now())
+		if e != nil {
+			wg.Go(func() {
+				s.step(ctx, e)
+				<-slots
+			})
+			continue
+		}
+		<-slots
+		timer := time.NewTimer(wait)
+		select {
+		case <-s.kick:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// claim marks a container busy whose step is due, or returns how long none is.
+func (s *Supervisor) claim(now time.Time) (due *entry, wait time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	wait = maxBackoff
+	for _, e := range s.entries {
+		at := e.row.Next
+		if e.busy != nil || e.hands > 0 || at.IsZero() && !e.look {
+			continue
+		}
+		if e.look {
+			at = now
+		}
+		if at.Before(e.after) {
+			at = e.after
+		}
+		if left := at.Sub(now); left > 0 {
+			wait = min(wait, left)
+			continue
+		}
+		e.busy = make(chan struct{})
+		return e, 0
+	}
+	return nil, wait
+}
+
+// step looks at a container, asks its policy, and starts it if that is due.
+func (s *Supervisor) step(ctx context.Context, e *entry) {
+	s.mu.Lock()
+	id, boot := e.row.ContainerID, e.boot
+	e.look = false
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		close(e.busy)
+		e.busy = nil
+		s.mu.Unlock()
+		s.wake()
+	}()
+	c, err := s.opts.Engine.Inspect(ctx, id)
+	if errdefs.IsNotFound(err) {
+		s.forget(ctx, id)
+		return
+	}
+	due := false
+	if err == nil {
+		due, err = s.judge(ctx, id, e, c, boot)
+	}
+	if err == nil && due {
+		err = s.start(ctx, id, e, c.ExitCode)
+	}
+	if err == nil {
+		return
+	}
+	if ctx.Err() == nil {
+		s.log.WarnContext(ctx, "restart_delayed", "container_id", id, "error", err)
+	}
+	s.mu.Lock()
+	e.look, e.after = true, time.Now().Add(retryEvery)
+	s.mu.Unlock()
+}
+
+// judge asks a container's policy, and reports whether the container is to be started now.
+// A container of an older version, or one without a row, gets its row first.
+func (s *Supervisor) judge(ctx context.Context, id string, e *entry, c Container, boot bool) (due bool, err error) {
+	if _, stored := s.Row(id); !stored {
+		if c.Policy.None() {
+			s.forget(ctx, id)
+			return false, nil
+		}
+		// The engine would have it running unless it was stopped by hand.
+		if err := s.Set(ctx, id, c.Policy, c.EngineRestart && !c.Running); err != nil {
+			return false, err
+		}
+	}
+	if c.EngineRestart {
+		if err := s.opts.Engine.TakeOver(ctx, id); err != nil {
+			return false, err
+		}
+	}
+	s.mu.Lock()
+	now, was := time.Now(), e.row
+	if boot = boot && e.boot; boot {
+		e.boot, e.off = false, false
+	}
+	e.row = e.row.decide(c, e.off, boot, now)
+	due = !e.row.Next.IsZero() && !e.row.Next.After(now)
+	row := e.row
+	s.mu.Unlock()
+	if row == was {
+		return due, nil
+	}
+	return due, s.save(ctx, id)
+}
+
+// start starts a container again. One whose start fails is given up, as by the engine,
+// unless the engine couldn't be asked.
+func (s *Supervisor) start(ctx context.Context, id string, e *entry, code int) error {
+	err := s.opts.Engine.StartContainer(ctx, id)
+	if errdefs.IsUnavailable(err) || err != nil && ctx.Err() != nil {
+		return err
+	}
+	s.mu.Lock()
+	e.row.Next = time.Time{}
+	count := e.row.Count
+	s.mu.Unlock()
+	if err != nil {
+		s.restarts.WithLabelValues("failed").Inc()
+		s.log.WarnContext(ctx, "restart_failed", "container_id", id, "exit_code", code, "restart_count", count, "error", err)
+	} else {
+		s.restarts.WithLabelValues("started").Inc()
+		s.log.InfoContext(ctx, "container_restarted", "container_id", id, "exit_code", code, "restart_count", count)
+	}
+	if err := s.save(ctx, id); err != nil {
+		s.log.ErrorContext(ctx, "restart_row_not_written", "container_id", id, "error", err)
+	}
+	return nil
+}

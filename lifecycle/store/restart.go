@@ -1,0 +1,71 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle/restart"
+)
+
+var _ restart.Store = (*Store)(nil)
+
+const restartColumns = "container_id, policy, max_retries, count, stopped, exit_at, backoff, next_at"
+
+func scanRestart(row scanner) (r restart.Row, err error) {
+	var exit, next int64
+	err = row.Scan(&r.ContainerID, &r.Name, &r.MaxRetries, &r.Count, &r.Stopped, &exit, &r.Backoff, &next)
+	r.Exit, r.Next = optionalInstant(exit), optionalInstant(next)
+	return r, err
+}
+
+func optionalInstant(ns int64) time.Time {
+	if ns == 0 {
+		return time.Time{}
+	}
+	return instant(ns)
+}
+
+func optionalNanos(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return nanos(t)
+}
+
+// Restarts is restart.Store's.
+func (s *Store) Restarts(ctx context.Context) ([]restart.Row, error) { return restarts(ctx, s.db) }
+
+func restarts(ctx context.Context, q querier) ([]restart.Row, error) {
+	return list(ctx, q, scanRestart, "SELECT "+restartColumns+" FROM restarts ORDER BY container_id")
+}
+
+// ReadRestarts returns the rows of the database at path, which may be in use by another
+// process and isn't changed. One with a schema older than restarts has none.
+func ReadRestarts(ctx context.Context, path string) ([]restart.Row, error) {
+	db, err := openReadOnly(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = db.Close() }() // nothing was written
+	var tables int
+	if err := db.QueryRowContext(ctx, "SELECT COUNT(*) FROM sqlite_schema WHERE name = 'restarts'").Scan(&tables); err != nil || tables == 0 {
+		return nil, failed("read", err)
+	}
+	return restarts(ctx, db)
+}
+
+// PutRestart is restart.Store's.
+func (s *Store) PutRestart(ctx context.Context, r restart.Row) error {
+	return s.durably(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "INSERT OR REPLACE INTO restarts ("+restartColumns+") VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+			r.ContainerID, r.Name, r.MaxRetries, r.Count, r.Stopped, optionalNanos(r.Exit), int64(r.Backoff), optionalNanos(r.Next))
+		return err
+	})
+}
+
+// DeleteRestart is restart.Store's.
+func (s *Store) DeleteRestart(ctx context.Context, containerID string) error {
+	_, err := s.db.ExecContext(ctx, "DELETE FROM restarts WHERE container_id = ?", containerID)
+	return failed("write", err)
+}

@@ -1,0 +1,259 @@
+package engineapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/google/uuid"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/mountpin"
+	"github.com/bermhq/berm/policy"
+)
+
+// hold holds the sources of the container's binds until release, at the paths that the
+// engine's configuration names. It sets e.sources to these paths. A nil ct is a container
+// that is being made. The caller has the container's turn, so that no name is held twice.
+func (c *call) hold(e *effective, ct *container.InspectResponse) (release func(), err error) {
+	if len(e.Binds) == 0 || e.Audit {
+		return func() {}, nil
+	}
+	holder, name := c.opts.Pins, uuid.NewString()
+	var named []string
+	if ct != nil {
+		named = e.named(ct.HostConfig)
+		if named[0] == e.Binds[0].Source {
+			holder = c.opts.Unheld
+		} else {
+			name = path.Base(path.Dir(named[0]))
+		}
+	}
+	stale := denied("mounts.recreate", "HostConfig.Mounts", "the engine's configuration of the container names other paths than Berm holds now", "recreate the container")
+	switch {
+	case ct != nil && (holder == nil || uuid.Validate(name) != nil):
+		return c.unheld(e, named, stale)
+	case holder == nil:
+		return c.unheld(e, nil, denied("mounts.unheld", "HostConfig.Mounts", "host paths can't be held here", "volumes"))
+	}
+	sources, free, err := holder.Hold(c.ctx, name, e.Binds)
+	var d *policy.DeniedError
+	switch {
+	case errors.As(err, &d) && ct != nil && holder == c.opts.Unheld && c.opts.Pins != nil && c.opts.Pins.Mode() == mountpin.ModeHeld:
+		return c.unheld(e, named, stale) // a new one is held
+	case errors.As(err, &d):
+		d.Reasons[0].Field = "HostConfig.Mounts"
+		return c.unheld(e, named, err)
+	case errors.Is(err, mountpin.ErrExchanged), errors.Is(err, fs.ErrNotExist):
+		return c.unheld(e, named, denied("verify.start", "HostConfig.Mounts", "a host path is not the directory any more that was allowed", "the directory as it was when the container was made"))
+	case err != nil:
+		return nil, err
+	}
+	release = func() {
+		if err := free(); err != nil {
+			c.log.ErrorContext(c.ctx, "engine_api_release_failed", "error", err.Error())
+		}
+	}
+	if e.sources = sources; ct != nil && !slices.Equal(sources, named) {
+		release()
+		return c.unheld(e, named, stale)
+	}
+	if holder.Mode() != mountpin.ModeHeld {
+		return release, nil
+	}
+	c.concealed = conceals(e.Binds, sources)
+	for i, b := range e.Binds {
+		p, err := mountpin.NewPinned(sources[i], b.MountPath, b.Mode == "ro")
+		if err != nil {
+			release()
+			return nil, err
+		}
+		e.held = append(e.held, p)
+	}
+	return release, nil
+}
+
+// unheld refuses to hold, which in mode audit leaves the binds as they are.
+func (c *call) unheld(e *effective, named []string, why error) (release func(), err error) {
+	e.sources = named
+	return func() {}, c.judged(why)
+}
+
+// named returns the source that the engine's configuration has for each bind, empty for
+// a bind that it lacks.
+func (e *effective) named(h *container.HostConfig) []string {
+	sources := make([]string, len(e.Binds))
+	for i, b := range e.Binds {
+		for _, m := range h.Mounts {
+			if m.Type == mount.TypeBind && m.Target == b.MountPath {
+				sources[i] = m.Source
+			}
+		}
+	}
+	return sources
+}
+
+// holdIn holds the binds of a container, which is judged anew. The caller has the
+// container's turn.
+func (c *call) holdIn(id string) (release func(), err error) {
+	v, err := c.engine.max(c.ctx)
+	if err != nil {
+		return nil, err
+	}
+	ct, err := c.inspect(id, v)
+	if err != nil {
+		return nil, err
+	}
+	e, err := effectiveOf(ct)
+	if err != nil {
+		return nil, err
+	}
+	if len(e.Binds) > 0 && !e.Audit {
+		err = c.judged(c.stillAllowed(e, ct.HostConfig))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.hold(&e, ct)
+}
+
+// verifyHeld compares what a container that was just started has mounted with what is
+// held. A container that ended meanwhile, or that ran before, is not compared.
+func (c *call) verifyHeld(e effective, before, now *container.InspectResponse, v version) error {
+	if len(e.held) == 0 || now.State == nil || now.State.Pid == 0 || before.State != nil && now.State.StartedAt == before.State.StartedAt {
+		return nil
+	}
+	err := mountpin.Verify(now.State.Pid, e.held)
+	if err == nil || errors.Is(err, mountpin.ErrGone) {
+		return nil
+	}
+	if again, inspectErr := c.inspect(now.ID, v); inspectErr == nil && (again.State == nil || again.State.Pid != now.State.Pid) {
+		return nil // it ended, and its process ID may be another process's
+	}
+	c.metrics.mismatches.Inc()
+	c.log.ErrorContext(c.ctx, "engine_api_bind_differs", "container", now.ID, "error", err.Error())
+	return denied("verify.start", "HostConfig.Mounts", "the container has another directory mounted than was held", "the directory that was allowed")
+}
+
+// Binds returns the binds of all containers that this door made, running or not.
+func (d *Door) Binds(ctx context.Context) ([]policy.Mount, error) {
+	v, err := d.engine.max(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []policy.Mount
+	err = d.eachContainer(ctx, v, func(ct *listed) {
+		if e, ok := ct.effective(); ok && !e.Audit && d.opts.Sealer.Valid(lifecycle.ObjectContainer, ct.ID, ct.Labels) {
+			out = append(out, e.Binds...)
+			return
+		}
+		for _, m := range ct.Mounts {
+			if m.Type == mount.TypeBind {
+				mode := "ro"
+				if m.RW {
+					mode = "rw"
+				}
+				out = append(out, policy.Mount{HostPath: m.Source, Source: m.Source, Local: m.Source, MountPath: m.Destination, Mode: mode})
+			}
+		}
+	}, lifecycle.LabelOwner+"="+d.opts.Owner, lifecycle.LabelDoor+"="+lifecycle.DoorEngine)
+	return out, err
+}
+
+func (ct *listed) effective() (e effective, ok bool) {
+	label, ok := ct.Labels[lifecycle.LabelEffective]
+	return e, ok && json.Unmarshal([]byte(label), &e) == nil
+}
+
+// pins returns the binds that are held, and the paths at which the engine mounts them.
+func (ct *listed) pins() (binds []policy.Mount, sources []string) {
+	e, ok := ct.effective()
+	if !ok || e.Audit {
+		return nil, nil
+	}
+	for _, b := range e.Binds {
+		for _, m := range ct.Mounts {
+			if m.Type == mount.TypeBind && m.Destination == b.MountPath && m.Source != b.Source {
+				binds, sources = append(binds, b), append(sources, m.Source)
+			}
+		}
+	}
+	return binds, sources
+}
+
+// conceals replaces the paths at which the engine mounts binds by those that were asked for.
+func conceals(binds []policy.Mount, sources []string) *strings.Replacer {
+	var pairs []string
+	for i, b := range slices.Backward(binds) { // the path of bind 10 begins with that of bind 1
+		pairs = append(pairs, sources[i], b.HostPath)
+	}
+	return strings.NewReplacer(pairs...)
+}
+
+// shown returns the engine's JSON of a container as its caller may see it: its binds
+// have the paths that were asked for.
+func shown(raw json.RawMessage) json.RawMessage {
+	if !bytes.Contains(raw, []byte(`"bind"`)) {
+		return raw
+	}
+	var ct struct {
+		Labels map[string]string
+		Config struct{ Labels map[string]string }
+		Mounts []container.MountPoint
+	}
+	if err := json.Unmarshal(raw, &ct); err != nil {
+		return raw
+	}
+	if ct.Config.Labels != nil {
+		ct.Labels = ct.Config.Labels
+	}
+	binds, sources := (&listed{Labels: ct.Labels, Mounts: ct.Mounts}).pins()
+	if len(binds) == 0 {
+		return raw
+	}
+	for i := range binds {
+		binds[i].HostPath, sources[i] = inJSON(binds[i].HostPath), inJSON(sources[i])
+	}
+	return json.RawMessage(conceals(binds, sources).Replace(string(raw)))
+}
+
+// inJSON returns a text as it stands within a JSON string of the engine's.
+func inJSON(s string) string {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(s) // a text can be encoded
+	return strings.Trim(strings.TrimSpace(b.String()), `"`)
+}
+
+// byAskedPath lets the filter for volumes find binds by the paths that were asked for.
+func (c *call) byAskedPath(f filters) error {
+	if !slices.ContainsFunc(f["volume"], path.IsAbs) {
+		return nil
+	}
+	asked := f["volume"]
+	return c.eachContainer(c.ctx, c.version, func(ct *listed) {
+		binds, sources := ct.pins()
+		for i, b := range binds {
+			if slices.Contains(asked, b.HostPath) {
+				f["volume"] = append(f["volume"], sources[i])
+			}
+		}
+	}, c.ownLabels()...)
+}
+
+// conceal takes the paths at which binds are held out of the engine's error.
+func (c *call) conceal(err error) error {
+	var e *engineError
+	if c.concealed != nil && errors.As(err, &e) {
+		e.message = c.concealed.Replace(e.message)
+	}
+	return err
+}

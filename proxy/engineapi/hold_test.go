@@ -1,0 +1,439 @@
+package engineapi
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types"
+	"github.com/docker/docker/api/types/container"
+	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/client"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+// heldDir makes a directory with a file that has its name.
+func heldDir(t *testing.T, dir string) string {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/name", []byte(filepath.Base(dir)), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// mountedName reads the file of heldDir as a running container sees it.
+func mountedName(t *testing.T, direct *client.Client, id, target string) string {
+	t.Helper()
+	ct := inspect(t, direct, id)
+	return string(readFile(t, fmt.Sprintf("/proc/%d/root%s/name", ct.State.Pid, target)))
+}
+
+// copiedName is mountedName by the archive of a container, running or not.
+func copiedName(t *testing.T, c *client.Client, id, target string) (string, error) {
+	t.Helper()
+	r, _, err := c.CopyFromContainer(t.Context(), id, target+"/name")
+	if err != nil {
+		return "", err
+	}
+	defer r.Close()
+	tr := tar.NewReader(r)
+	if _, err := tr.Next(); err != nil {
+		return "", err
+	}
+	b, err := io.ReadAll(tr)
+	return string(b), err
+}
+
+// TestHeldBind follows a bind from create to removal: it is mounted while Berm holds it,
+// and never otherwise.
+func TestHeldBind(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	asked, second := heldDir(t, dir+"/a"), heldDir(t, dir+"/a/inner")
+	d := doorTo(t, host, strings.Replace(workRules(dir), `dns: "on"`, `dns: "on", restart: ["no", always]`, 1))
+	sweepOwn(t, direct, d)
+	c := d.client("held")
+	id := makeOne(t, c, &container.HostConfig{
+		Binds: []string{asked + ":/a", second + ":/b:ro"}, RestartPolicy: container.RestartPolicy{Name: "always"},
+	}, "held-one")
+
+	pins := filepath.Join(d.dir, "pins") + "/"
+	sources := map[string]bool{}
+	got := inspect(t, direct, id)
+	for _, m := range got.HostConfig.Mounts {
+		sources[m.Source] = true
+		if !strings.HasPrefix(m.Source, pins) || m.BindOptions == nil || m.BindOptions.CreateMountpoint {
+			t.Errorf("the engine's configuration names %+v", m)
+		}
+	}
+	if len(sources) != 2 || got.HostConfig.RestartPolicy.Name != "no" {
+		t.Errorf("the engine's configuration: %v, restart %q", sources, got.HostConfig.RestartPolicy.Name)
+	}
+	past := func(when string) {
+		t.Helper()
+		if err := startIt(t, direct, id); err == nil {
+			t.Errorf("%s: the engine starts it by itself", when)
+		}
+	}
+	past("after create")
+	shows := func(what string, answer any, err error, want ...string) {
+		t.Helper()
+		text := fmt.Sprintf("%+v", answer)
+		if err != nil || strings.Contains(text, pins) {
+			t.Errorf("%s tells the pin path: %v, %s", what, err, text)
+		}
+		for _, w := range want {
+			if !strings.Contains(text, w) {
+				t.Errorf("%s lacks %s: %s", what, w, text)
+			}
+		}
+	}
+	mine, err := c.ContainerInspect(t.Context(), id)
+	shows("inspect", fmt.Sprintf("%+v %+v %+v", mine.Mounts, mine.HostConfig.Mounts, mine.State), err, "Source:"+asked+" ", "Source:"+second+" ")
+	for _, volume := range []string{asked, "/b", "/elsewhere"} {
+		list, err := c.ContainerList(t.Context(), container.ListOptions{All: true, Filters: dockerfilters.NewArgs(dockerfilters.Arg("volume", volume))})
+		if want := volume != "/elsewhere"; (len(list) == 1) != want {
+			t.Errorf("ps with volume=%s: %d containers", volume, len(list))
+		} else if want {
+			shows("ps", list[0].Mounts, err, "Source:"+asked+" ")
+		}
+	}
+	df, err := c.DiskUsage(t.Context(), types.DiskUsageOptions{})
+	if err != nil || len(df.Containers) != 1 {
+		t.Fatalf("system df: %+v, %v", df.Containers, err)
+	}
+	shows("system df", df.Containers[0].Mounts, nil, "Source:"+asked+" ")
+
+	named := func(when string) {
+		t.Helper()
+		for target, want := range map[string]string{"/a": "a", "/b": "inner"} {
+			if got := mountedName(t, direct, id, target); got != want {
+				t.Errorf("%s: %s is %q", when, target, got)
+			}
+			if got, err := copiedName(t, c, id, target); got != want || err != nil {
+				t.Errorf("%s: copy of %s: %q, %v", when, target, got, err)
+			}
+		}
+	}
+	if got, err := copiedName(t, c, id, "/a"); got != "a" || err != nil {
+		t.Errorf("copy before the first start: %q, %v", got, err)
+	}
+	if err := startIt(t, c, id); err != nil {
+		t.Fatal(err)
+	}
+	named("started")
+	// What is at the path by now is judged and held anew, but not for a container that runs.
+	if err := errors.Join(os.Rename(asked, dir+"/was"), os.Mkdir(asked, 0o755), os.WriteFile(asked+"/name", []byte("new"), 0o644), os.Rename(dir+"/was/inner", second)); err != nil {
+		t.Fatal(err)
+	}
+	if err := startIt(t, c, id); err != nil { // 304
+		t.Error(err)
+	}
+	if got := mountedName(t, direct, id, "/a"); got != "a" {
+		t.Errorf("after a start that started nothing: %q", got)
+	}
+	if err := restartIt(t, c, id); err != nil {
+		t.Error(err)
+	}
+	if got := mountedName(t, direct, id, "/a"); got != "new" {
+		t.Errorf("after a restart: %q", got)
+	}
+	zero := 0
+	if err := direct.ContainerStop(t.Context(), id, container.StopOptions{Timeout: &zero}); err != nil {
+		t.Fatal(err)
+	}
+	past("after it ran")
+	if err := d.StartContainer(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	if binds, err := d.Binds(t.Context()); err != nil || len(binds) != 2 || binds[0].Source != asked || binds[1].Mode != "ro" {
+		t.Errorf("binds: %+v, %v", binds, err)
+	}
+}
+
+// TestLedElsewhere has a bind's path lead elsewhere since the container was made.
+func TestLedElsewhere(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	d := doorTo(t, host, workRules(dir))
+	sweepOwn(t, direct, d)
+	c := d.client("elsewhere")
+	place := heldDir(t, dir+"/place")
+	id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
+	for name, tt := range map[string]struct {
+		put  func() error
+		rule string
+	}{
+		"a link out":   {func() error { return os.Symlink("/etc", place) }, "mounts."},
+		"a link":       {func() error { return os.Symlink(heldDir(t, dir+"/other"), place) }, "verify.policy"},
+		"nothing":      {func() error { return nil }, "mounts.not_a_directory"},
+		"a plain file": {func() error { return os.WriteFile(place, nil, 0o600) }, "mounts.not_a_directory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := errors.Join(os.RemoveAll(place), tt.put()); err != nil {
+				t.Fatal(err)
+			}
+			_, err := copiedName(t, c, id, "/a")
+			for what, err := range map[string]error{"start": startIt(t, c, id), "restart": restartIt(t, c, id), "copy": err} {
+				if err == nil || !strings.Contains(err.Error(), "(rule "+tt.rule) {
+					t.Errorf("%s: %v, want a denial by %s", what, err, tt.rule)
+				}
+			}
+		})
+	}
+	if inspect(t, direct, id).State.Running {
+		t.Error("it runs")
+	}
+}
+
+// TestExchangedMeanwhile exchanges a directory between the judgement and the engine's mount.
+func TestExchangedMeanwhile(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, workRules(dir))
+	sweepOwn(t, direct, d)
+	c := d.client("meanwhile")
+	place, other := heldDir(t, dir+"/place"), heldDir(t, dir+"/other")
+	id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
+	// at does something when the engine is about to get a request.
+	at := func(suffix string, do func() error) {
+		l.set(func(l *liar) {
+			l.refuse = func(_, path string) bool {
+				if strings.HasSuffix(path, suffix) {
+					if err := do(); err != nil {
+						t.Error(err)
+					}
+				}
+				return false
+			}
+		})
+	}
+	defer l.set(func(*liar) {})
+	if err := os.Symlink("/etc", dir+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	for _, with := range []string{other, dir + "/link"} {
+		exchange := func() error {
+			return unix.Renameat2(unix.AT_FDCWD, place, unix.AT_FDCWD, with, unix.RENAME_EXCHANGE)
+		}
+		for suffix, do := range map[string]func(*testing.T, *client.Client, string) error{"/start": startIt, "/restart": restartIt} {
+			at(suffix, exchange)
+			if err := do(t, c, id); err != nil {
+				t.Errorf("%s: %v", suffix, err)
+			}
+			if got := mountedName(t, direct, id, "/a"); got != "place" {
+				t.Errorf("%s: it has %q", suffix, got)
+			}
+			zero := 0
+			if err := errors.Join(exchange(), direct.ContainerStop(t.Context(), id, container.StopOptions{Timeout: &zero})); err != nil {
+				t.Fatal(err)
+			}
+		}
+		at("/archive", exchange)
+		if got, err := copiedName(t, c, id, "/a"); got != "place" || err != nil {
+			t.Errorf("copy: %q, %v", got, err)
+		}
+		if err := exchange(); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	// An engine that mounts another directory after all.
+	pin := inspect(t, direct, id).Mounts[0].Source
+	at("/start", func() error { return unix.Mount(other, pin, "", unix.MS_BIND, "") })
+	deniedBy(t, startIt(t, c, id), "verify.start")
+	if err := errors.Join(unix.Unmount(pin, unix.MNT_DETACH), os.Remove(pin), os.Remove(filepath.Dir(pin))); err != nil { // Berm released one of the two
+		t.Error(err)
+	}
+	l.set(func(*liar) {})
+	if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
+		t.Errorf("it is there: %v", err)
+	}
+	if n := testutil.ToFloat64(d.metrics.mismatches); n != 1 {
+		t.Errorf("%v mismatches counted", n)
+	}
+}
+
+// unheld is a holder that can't hold. It refuses with err.
+type unheld struct{ err error }
+
+func (unheld) Mode() string { return "trusted" }
+func (unheld) Clean() error { return nil }
+func (u unheld) Hold(_ context.Context, _ string, mounts []policy.Mount) (sources []string, release func() error, err error) {
+	for _, m := range mounts {
+		sources = append(sources, m.Source)
+	}
+	return sources, func() error { return nil }, u.err
+}
+
+// TestHoldModes starts containers where binds are held otherwise than where they were made.
+func TestHoldModes(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	d := doorTo(t, host, workRules(dir))
+	sweepOwn(t, direct, d)
+	c := d.client("modes")
+	place := heldDir(t, dir+"/place")
+	bind := &container.HostConfig{Binds: []string{place + ":/a"}}
+	held := d.opts.Pins
+	refusal := &policy.DeniedError{Reasons: []policy.Reason{{Rule: "mounts.unheld", Message: "not below a trusted root"}}}
+
+	pinned := makeOne(t, c, bind, "")
+	d.opts.Pins, d.opts.Unheld = unheld{}, unheld{}
+	plain := makeOne(t, c, bind, "")
+	if got := inspect(t, direct, plain).Mounts[0].Source; got != place {
+		t.Errorf("unheld: the engine's configuration names %s", got)
+	}
+	deniedBy(t, startIt(t, c, pinned), "mounts.recreate")
+	if err := restartIt(t, c, plain); err != nil {
+		t.Error(err)
+	}
+	for name, tt := range map[string]struct {
+		pins, unheld  lifecycle.Holder
+		create, start string
+	}{
+		"held, trusted":      {held, unheld{}, "", ""},
+		"held, not trusted":  {held, unheld{refusal}, "", "mounts.recreate"},
+		"held, nothing else": {held, nil, "", "mounts.recreate"},
+		"trusted no more":    {unheld{refusal}, unheld{refusal}, "mounts.unheld", "mounts.unheld"},
+		"neither":            {nil, nil, "mounts.unheld", "mounts.recreate"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d.opts.Pins, d.opts.Unheld = tt.pins, tt.unheld
+			_, err := c.ContainerCreate(t.Context(), sleeper, bind, nil, nil, "")
+			for _, got := range []struct {
+				rule string
+				err  error
+			}{{tt.create, err}, {tt.start, restartIt(t, c, plain)}} {
+				if got.rule != "" {
+					deniedBy(t, got.err, got.rule)
+				} else if got.err != nil {
+					t.Error(got.err)
+				}
+			}
+		})
+	}
+
+	// In mode audit it is made and started as it was asked for.
+	d.opts.Pins, d.opts.Unheld = unheld{refusal}, nil
+	audit := newClient(t, d.listen(Caller{Name: "modes-audit", Tenant: "modes", Audit: true}))
+	id := makeOne(t, audit, bind, "")
+	if err := startIt(t, audit, id); err != nil {
+		t.Error(err)
+	}
+	deniedBy(t, startIt(t, c, id), "verify.start")
+
+	// An engine that starts containers by itself.
+	d.opts.Pins = held
+	l := startLiar(t, host)
+	other := doorTo(t, l.host, workRules(dir))
+	sweepOwn(t, direct, other)
+	c = other.client("modes")
+	id = makeOne(t, c, bind, "")
+	for name, rule := range map[string]string{"restart": "verify.start", "mount": "verify.start", "host config mount": "mounts.recreate"} {
+		l.set(func(l *liar) { l.change = lies[name] })
+		deniedBy(t, startIt(t, c, id), rule)
+	}
+	l.set(func(*liar) {})
+}
+
+// TestSwapped has another process exchange a directory with a link out, as fast as it can,
+// while containers with it are made, started and restarted and their files are read.
+func TestSwapped(t *testing.T) {
+	host, direct := testEngine(t)
+	dir, outside := workDir(t), heldDir(t, workDir(t)+"/outside")
+	d := doorTo(t, host, workRules(dir))
+	sweepOwn(t, direct, d)
+	c := d.client("swapped")
+	place, parent := heldDir(t, dir+"/in/place"), dir+"/in"
+	id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
+	// The swapper is another container, which has the directory around it.
+	if err := os.Symlink(outside, parent+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	swapper := makeOne(t, c, &container.HostConfig{Binds: []string{parent + ":/in"}}, "")
+	if err := startIt(t, c, swapper); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenFile(fmt.Sprintf("/proc/%d/root/in", inspect(t, direct, swapper).State.Pid), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	stop, swaps := make(chan struct{}), make(chan int)
+	go func() {
+		n := 0
+		for ; ; n++ {
+			select {
+			case <-stop:
+				swaps <- n
+				return
+			default:
+			}
+			_ = unix.Renameat2(int(root.Fd()), "place", int(root.Fd()), "link", unix.RENAME_EXCHANGE)
+		}
+	}()
+	won, started := 0, 0
+	for round := range 60 {
+		switch round % 3 {
+		case 0:
+			err = restartIt(t, c, id)
+		case 1:
+			if name, cerr := copiedName(t, c, id, "/a"); cerr == nil && name != "place" {
+				won++
+			}
+			continue
+		case 2:
+			if r, _, cerr := c.CopyFromContainer(t.Context(), id, "/a"); cerr == nil {
+				_ = r.Close()
+			}
+			err = d.StartContainer(t.Context(), id)
+		}
+		if ct := inspect(t, direct, id); err == nil && ct.State.Running {
+			if started++; mountedName(t, direct, id, "/a") != "place" {
+				won++
+			}
+		}
+	}
+	close(stop)
+	n := <-swaps
+	if won > 0 || started == 0 {
+		t.Errorf("the swapper won %d times in %d starts", won, started)
+	}
+	t.Logf("%d starts during %d exchanges", started, n)
+}
+
+// TestShown conceals the held paths in what the engine tells of a container.
+func TestShown(t *testing.T) {
+	binds, mounts := "", ""
+	for i := range 12 {
+		binds += fmt.Sprintf(`,{"host_path":"/asked/<%d>","source":"/real/%d","mount_path":"/m%d"}`, i, i, i)
+		mounts += fmt.Sprintf(`,{"Type":"bind","Source":"/pins/u&/%d","Destination":"/m%d"}`, i, i)
+	}
+	label := fmt.Sprintf("%q", `{"binds":[`+binds[1:]+`]}`)
+	in := `{"Id":"x","Labels":{"berm.effective":` + label + `},"Mounts":[` + mounts[1:] + `],"State":{"Error":"\"/pins/u&/11\": no"}}`
+	got := string(shown([]byte(in)))
+	if strings.Contains(got, "/pins/") || !strings.Contains(got, `"Source":"/asked/<11>","Destination":"/m11"`) || !strings.Contains(got, `\"/asked/<11>\": no`) {
+		t.Errorf("shown: %s", got)
+	}
+	for _, same := range []string{
+		`{"Mounts":[{"Type":"bind","Source":"/pins/u&/1","Destination":"/m1"}]}`, // not Berm's
+		strings.Replace(in, `{\"binds\"`, `{\"audit\":true,\"binds\"`, 1),
+	} {
+		if got := string(shown([]byte(same))); got != same {
+			t.Errorf("changed: %s", got)
+		}
+	}
+}

@@ -1,0 +1,295 @@
+package engineapi
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
+)
+
+// ArchiveFixed is the first release of Docker Engine that has the fixes of CVE-2026-41568
+// and CVE-2026-42306.
+const ArchiveFixed = "29.5.1"
+
+var releaseNumber = regexp.MustCompile(`^v?([0-9]{1,6})\.([0-9]{1,6})\.([0-9]{1,6})(.*)$`)
+
+// SafeArchives tells whether an engine of this release has the fixes of ArchiveFixed. What
+// isn't the number of a release has none.
+func SafeArchives(release string) bool {
+	have, want := releaseNumber.FindStringSubmatch(release), releaseNumber.FindStringSubmatch(ArchiveFixed)
+	if have == nil {
+		return false
+	}
+	for i := 1; i <= 3; i++ {
+		h, errH := strconv.Atoi(have[i])
+		w, errW := strconv.Atoi(want[i])
+		if errH != nil || errW != nil || h != w {
+			return h > w
+		}
+	}
+	return !strings.HasPrefix(have[4], "-") // a release candidate
+}
+
+// mountUse is a start or an archive call, with what it mounts.
+type mountUse struct {
+	id      string // the container's
+	archive bool
+	volumes map[string]bool // by name; true if writable
+	binds   []policy.Mount
+	over    chan struct{} // closed when it is over
+}
+
+// useOf gives what a container mounts. The engine's configuration may name a bind by a path
+// of Berm's own; the label has the source.
+func useOf(id string, labels map[string]string, mounts []container.MountPoint) *mountUse {
+	u := &mountUse{id: id, volumes: map[string]bool{}}
+	for _, m := range mounts {
+		switch m.Type {
+		case mount.TypeVolume:
+			u.volumes[m.Name] = u.volumes[m.Name] || m.RW
+		case mount.TypeBind:
+			mode := "ro"
+			if m.RW {
+				mode = "rw"
+			}
+			u.binds = append(u.binds, policy.Mount{Source: m.Source, Mode: mode})
+		}
+	}
+	var e effective
+	if json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) == nil {
+		u.binds = append(u.binds, e.Binds...)
+	}
+	return u
+}
+
+// writes tells whether u can write to something that o mounts.
+func (u *mountUse) writes(o *mountUse) bool {
+	for name, writable := range u.volumes {
+		if _, there := o.volumes[name]; there && writable {
+			return true
+		}
+	}
+	return slices.ContainsFunc(u.binds, func(m policy.Mount) bool {
+		return m.Mode != "ro" && slices.ContainsFunc(o.binds, func(n policy.Mount) bool {
+			return runtime.Below(m.Source, n.Source) || runtime.Below(n.Source, m.Source)
+		})
+	})
+}
+
+// mountUses keeps the starts of containers and the archive calls apart that could meet in a
+// mount. Starts don't wait for starts, nor archive calls for archive calls.
+type mountUses struct {
+	mu   sync.Mutex
+	held map[*mountUse]struct{}
+}
+
+// enter waits until nothing that goes on is in the way, or until ctx ends.
+func (s *mountUses) enter(ctx context.Context, u *mountUse) (leave func(), err error) {
+	for {
+		before := s.add(u)
+		if before == nil {
+			return func() {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				delete(s.held, u)
+				close(u.over)
+			}, nil
+		}
+		select {
+		case <-before.over:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// add adds a use, or gives one that is in its way.
+func (s *mountUses) add(u *mountUse) (before *mountUse) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for o := range s.held {
+		if o.archive != u.archive && (o.id == u.id || o.writes(u) || u.writes(o)) {
+			return o
+		}
+	}
+	if s.held == nil {
+		s.held = map[*mountUse]struct{}{}
+	}
+	u.over = make(chan struct{})
+	s.held[u] = struct{}{}
+	return nil
+}
+
+// starting keeps archive calls away from a container's mounts until leave is called.
+func (c *call) starting(ct *container.InspectResponse) (leave func(), err error) {
+	return c.uses.enter(c.ctx, useOf(ct.ID, ct.Config.Labels, ct.Mounts))
+}
+
+// patient inspects a container for as long as the caller waits, as an archive call of
+// another may hold the engine's lock.
+func (c *call) patient(id string) (*container.InspectResponse, error) {
+	var ct container.InspectResponse
+	err := c.engine.doSlow(c.ctx, ask{method: http.MethodGet, version: c.version, path: "/containers/" + id + "/json"}, &ct)
+	if err == nil && (ct.ContainerJSONBase == nil || ct.HostConfig == nil || ct.Config == nil || ct.State == nil) {
+		err = fmt.Errorf("inspect container: the engine's answer lacks a part")
+	}
+	return &ct, err
+}
+
+// quiet serves an archive call while no process can exchange the directories that the
+// engine mounts for it. Engines without the fixes of ArchiveFixed mount a container's
+// volumes, binds and network files by paths inside its root, and so over any directory of
+// the host. Nor may an archive be led into a read-only root through a link in a mount.
+func (c *call) quiet(id string, serve func(*container.InspectResponse) error) error {
+	ct, err := c.patient(id)
+	if err != nil {
+		return err
+	}
+	fixed, release := c.opts.ArchiveFixed, ""
+	if !fixed {
+		if release, err = c.engine.release(c.ctx); err != nil {
+			return err
+		}
+		fixed = SafeArchives(release)
+	}
+	kept := c.route.change && ct.HostConfig.ReadonlyRootfs
+	if fixed && !kept {
+		return serve(ct)
+	}
+	u := useOf(id, ct.Config.Labels, ct.Mounts)
+	u.archive = true
+	leave, err := c.uses.enter(c.ctx, u)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if ct, err = c.patient(id); err != nil {
+		return err
+	}
+	sharer, err := c.sharer(u)
+	if err != nil {
+		return err
+	}
+	running := ct.State.Running || ct.State.Paused || ct.State.Restarting
+	var reason policy.Reason
+	switch {
+	case !fixed && running && !rootHolds(ct):
+		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that its processes can exchange, and the container runs", shorten(release)),
+			Allowed: "a stopped container, tar by docker exec, or engine " + ArchiveFixed}
+	case !fixed && !running && sharer != "":
+		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that may lead through a mount, and a running container can write to one of these", shorten(release)),
+			Allowed: "no running container with the same volumes or binds, or engine " + ArchiveFixed}
+	case kept && (running || sharer != ""):
+		reason = policy.Reason{Rule: "archive.read_only", Message: "the container's root is read-only, and a process could lead the archive into it by a link in a mount",
+			Allowed: "a stopped container whose mounts no running one can write to, or tar by docker exec"}
+	default:
+		return serve(ct)
+	}
+	if err := c.allow([]policy.Reason{reason}); err != nil {
+		return err
+	}
+	return serve(ct)
+}
+
+// sharer finds a running container, of whomever, that can write to one of u's mounts.
+func (c *call) sharer(u *mountUse) (id string, err error) {
+	if len(u.volumes)+len(u.binds) == 0 {
+		return "", nil
+	}
+	if (&mountUse{binds: c.opts.Mounts()}).writes(u) {
+		return "sandbox", nil
+	}
+	err = c.engine.each(c.ctx, c.version, "/containers/json", nil, func(_ string, entry json.RawMessage) error {
+		var ct struct {
+			ID     string `json:"Id"`
+			Labels map[string]string
+			Mounts []container.MountPoint
+		}
+		if err := json.Unmarshal(entry, &ct); err != nil {
+			return err
+		}
+		if ct.ID != u.id && useOf(ct.ID, ct.Labels, ct.Mounts).writes(u) {
+			id = ct.ID
+		}
+		return nil
+	})
+	return id, err
+}
+
+// networkFiles are what the engine mounts into every container beside its mounts.
+var networkFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}
+
+// rootHolds tells whether nothing in a running container can exchange a directory on the
+// way to a mount: its root is read-only, each mount is where its target says, through no
+// link of the image, and none lies in another.
+func rootHolds(ct *container.InspectResponse) bool {
+	if !ct.HostConfig.ReadonlyRootfs || ct.State.Pid <= 0 {
+		return false
+	}
+	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", ct.State.Pid))
+	if err != nil {
+		return false // as where Berm doesn't see the engine's processes
+	}
+	defer func() { _ = f.Close() }()
+	roots := map[string]string{}
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if fields := strings.Fields(lines.Text()); len(fields) > 4 {
+			roots[fields[4]] = fields[3]
+		}
+	}
+	// The process is the container's if it has the container's own file there.
+	if own := roots["/etc/hostname"]; !strings.HasSuffix(own, "/hostname") || !strings.HasSuffix(ct.HostnamePath, own) || len(own) < len(ct.ID) {
+		return false
+	}
+	targets := slices.Clone(networkFiles)
+	for _, m := range ct.Mounts {
+		targets = append(targets, path.Clean(m.Destination))
+	}
+	for i, t := range targets {
+		if _, there := roots[t]; !there || strings.ContainsAny(t, " \t\n\\") {
+			return false
+		}
+		if slices.ContainsFunc(targets[:i], func(o string) bool { return runtime.Below(t, o) || runtime.Below(o, t) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// release gives the engine's own version, "20.10.24". It is asked again once a connection
+// has ended, as all do when the engine restarts.
+func (e *engine) release(ctx context.Context) (string, error) {
+	ended := e.ended.Load()
+	if known := e.known.Load(); known != nil && known.ended == ended {
+		return known.release, nil
+	}
+	var told struct{ Version string }
+	if err := e.get(ctx, 0, "/version", nil, &told); err != nil {
+		return "", err
+	}
+	told.Version = cmp.Or(told.Version, "unknown")
+	e.known.Store(&engineRelease{release: told.Version, ended: ended})
+	return told.Version, nil
+}
+
+// engineRelease is the engine's version as it was when so many connections had ended.
+type engineRelease struct {
+	release string
+	ended   uint64
+}

@@ -1,0 +1,299 @@
+package engineapi
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/client"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+func TestSafeArchives(t *testing.T) {
+	for release, want := range map[string]bool{
+		"29.5.1": true, "29.5.2": true, "29.10.0": true, "30.0.0-rc.1": true, "v29.5.1+dfsg1": true,
+		"29.5.0": false, "29.5.1-rc.1": false, "28.9.9": false, "20.10.24+dfsg1": false, "9.9.9": false, "": false, "dev": false, "library-import": false, "99999999999.0.0": false,
+	} {
+		if SafeArchives(release) != want {
+			t.Errorf("%q: %v", release, !want)
+		}
+	}
+}
+
+// TestEngineRelease has an engine come back as another release.
+func TestEngineRelease(t *testing.T) {
+	var asked atomic.Int64
+	serve := func(release string) *httptest.Server {
+		return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			asked.Add(1)
+			_, _ = fmt.Fprintf(w, `{"Version":%q}`, release)
+		}))
+	}
+	old := serve("29.5.1")
+	var address atomic.Value
+	address.Store(old.Listener.Addr().String())
+	e := newEngine(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", address.Load().(string))
+	})
+	defer e.transport.CloseIdleConnections()
+	for range 3 {
+		if got, err := e.release(t.Context()); err != nil || got != "29.5.1" {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	if asked.Load() != 1 {
+		t.Errorf("it was asked %d times", asked.Load())
+	}
+	older := serve("20.10.24")
+	defer older.Close()
+	address.Store(older.Listener.Addr().String())
+	old.Close()
+	eventually(t, func() bool {
+		got, err := e.release(t.Context())
+		return err == nil && got == "20.10.24"
+	})
+}
+
+func TestMountUses(t *testing.T) {
+	use := func(id string, archive bool, volume string, writable bool, binds ...string) *mountUse {
+		u := &mountUse{id: id, archive: archive, volumes: map[string]bool{}}
+		if volume != "" {
+			u.volumes[volume] = writable
+		}
+		for _, b := range binds {
+			source, mode, _ := strings.Cut(b, ":")
+			u.binds = append(u.binds, policy.Mount{Source: source, Mode: mode})
+		}
+		return u
+	}
+	for name, tt := range map[string]struct {
+		first, second *mountUse
+		waits         bool
+	}{
+		"start of the same":        {use("a", true, "", false), use("a", false, "", false), true},
+		"archive of what starts":   {use("a", false, "", false), use("a", true, "", false), true},
+		"two archives of one":      {use("a", true, "v", true), use("a", true, "v", true), false},
+		"two starts":               {use("a", false, "v", true), use("b", false, "v", true), false},
+		"start that can write":     {use("a", true, "v", false), use("b", false, "v", true), true},
+		"start that can read":      {use("a", true, "v", false), use("b", false, "v", false), false},
+		"other volumes":            {use("a", true, "v", true), use("b", false, "w", true), false},
+		"the same bind":            {use("a", true, "", false, "/x:ro"), use("b", false, "", false, "/x:rw"), true},
+		"a bind above":             {use("a", true, "", false, "/x/y:ro"), use("b", false, "", false, "/x:rw"), true},
+		"a bind below":             {use("a", true, "", false, "/x:ro"), use("b", false, "", false, "/x/y:rw"), true},
+		"a bind beside":            {use("a", true, "", false, "/x:rw"), use("b", false, "", false, "/xy:rw"), false},
+		"a bind that is read-only": {use("a", true, "", false, "/x:ro"), use("b", false, "", false, "/x:ro"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var s mountUses
+				leave, err := s.enter(t.Context(), tt.first)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var entered atomic.Bool
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					leave, err := s.enter(t.Context(), tt.second)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					entered.Store(true)
+					leave()
+				}()
+				synctest.Wait()
+				if entered.Load() == tt.waits {
+					t.Errorf("it waits: %v", !tt.waits)
+				}
+				leave()
+				<-done
+				if len(s.held) != 0 {
+					t.Errorf("%d are held", len(s.held))
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				leave, _ = s.enter(ctx, tt.first)
+				defer leave()
+				if cancel(); tt.waits {
+					if _, err := s.enter(ctx, tt.second); err == nil {
+						t.Error("it doesn't give up")
+					}
+				}
+			})
+		})
+	}
+}
+
+// archives tries the three archive calls, and gives what they came to.
+func archives(t *testing.T, c *client.Client, id, path string, body []byte) (stat, get, put error) {
+	t.Helper()
+	_, stat = c.ContainerStatPath(t.Context(), id, path)
+	r, _, get := c.CopyFromContainer(t.Context(), id, path)
+	if get == nil {
+		_ = r.Close()
+	}
+	return stat, get, c.CopyToContainer(t.Context(), id, path, bytes.NewReader(body), container.CopyToContainerOptions{})
+}
+
+// TestArchivesOnOldEngine goes through who could lead an old engine's mounts elsewhere.
+func TestArchivesOnOldEngine(t *testing.T) {
+	host, direct := testEngine(t)
+	v, err := direct.ServerVersion(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if SafeArchives(v.Version) {
+		t.Skip("the engine has the fixes")
+	}
+	d := doorTo(t, host, "")
+	d.Door.opts.ArchiveFixed = false
+	sweepOwn(t, direct, d)
+	c := d.client("mine")
+	made := func(start, readOnly bool, from string, mounts ...mount.Mount) string {
+		t.Helper()
+		labels := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "mine"}
+		ct, err := direct.ContainerCreate(t.Context(), &container.Config{Image: from, Cmd: []string{"sleep", "1000"}, Labels: labels},
+			&container.HostConfig{NetworkMode: "none", ReadonlyRootfs: readOnly, Mounts: mounts}, nil, nil, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := direct.ContainerRemove(context.Background(), ct.ID, forced); err != nil {
+				t.Error(err)
+			}
+		})
+		if start {
+			if err := direct.ContainerStart(t.Context(), ct.ID, container.StartOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return ct.ID
+	}
+	volume := func(name, target string, readOnly bool) mount.Mount {
+		return mount.Mount{Type: mount.TypeVolume, Source: name, Target: target, ReadOnly: readOnly}
+	}
+	names := make([]string, 6)
+	for i := range names {
+		names[i] = fmt.Sprintf("quiet-%d-%s", i, d.opts.Owner)
+		t.Cleanup(func() { _ = direct.VolumeRemove(context.Background(), names[i], true) })
+	}
+	crafted := made(true, false, testImage)
+	ex, err := direct.ContainerExecCreate(t.Context(), crafted, container.ExecOptions{Cmd: []string{"sh", "-c", "mkdir /v && ln -s v /link"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := direct.ContainerExecStart(t.Context(), ex.ID, container.ExecStartOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool {
+		in, err := direct.ContainerExecInspect(t.Context(), ex.ID)
+		return err == nil && !in.Running
+	})
+	linked, err := direct.ContainerCommit(t.Context(), crafted, container.CommitOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = direct.ImageRemove(context.Background(), linked.ID, image.RemoveOptions{Force: true}) })
+
+	made(true, false, testImage, volume(names[0], "/v", false))
+	made(true, false, testImage, volume(names[1], "/v", true))
+	file := written(t, tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: 5})
+	const allowed = ""
+	for name, tt := range map[string]struct {
+		id, path       string
+		stat, get, put string
+	}{
+		"running, without mounts of its own": {made(true, false, testImage), "/tmp", "archive.engine", "archive.engine", "archive.engine"},
+		"running, with a volume":             {made(true, false, testImage, volume(names[2], "/v", false)), "/v", "archive.engine", "archive.engine", "archive.engine"},
+		"read-only root":                     {made(true, true, testImage, volume(names[2], "/v", false)), "/v", allowed, allowed, "archive.read_only"},
+		"read-only root, nested":             {made(true, true, testImage, volume(names[2], "/v", false), volume(names[3], "/v/w", false)), "/v", "archive.engine", "archive.engine", "archive.engine"},
+		"read-only root, through a link":     {made(true, true, linked.ID, volume(names[2], "/v", false), volume(names[3], "/link/w", false)), "/v", "archive.engine", "archive.engine", "archive.engine"},
+		"stopped":                            {made(false, false, testImage, volume(names[4], "/v", false)), "/v", allowed, allowed, allowed},
+		"stopped, another writes":            {made(false, false, testImage, volume(names[0], "/v", true)), "/v", "archive.engine", "archive.engine", "archive.engine"},
+		"stopped, another reads":             {made(false, false, testImage, volume(names[1], "/v", false)), "/v", allowed, allowed, allowed},
+		"stopped, read-only root":            {made(false, true, testImage, volume(names[4], "/v", false)), "/v", allowed, allowed, allowed},
+		"stopped, read-only root, shared":    {made(false, true, testImage, volume(names[0], "/v", false)), "/v", "archive.engine", "archive.engine", "archive.engine"},
+	} {
+		stat, get, put := archives(t, c, tt.id, tt.path, file)
+		for call, got := range map[string]struct {
+			err  error
+			rule string
+		}{"stat": {stat, tt.stat}, "get": {get, tt.get}, "put": {put, tt.put}} {
+			switch {
+			case got.rule == allowed && got.err != nil:
+				t.Errorf("%s: %s: %v", name, call, got.err)
+			case got.rule != allowed && (got.err == nil || call != "stat" && !strings.Contains(got.err.Error(), got.rule)):
+				t.Errorf("%s: %s: %v, want it denied by %s", name, call, got.err, got.rule)
+			}
+		}
+		if tt.get == "archive.engine" && (!strings.Contains(get.Error(), v.Version) || !strings.Contains(get.Error(), ArchiveFixed)) {
+			t.Errorf("%s: the error lacks a release: %v", name, get)
+		}
+	}
+
+	// A link that is in the volume already leads into the root.
+	inside := made(false, true, testImage, volume(names[5], "/v", false))
+	link := written(t, tar.Header{Name: "x", Typeflag: tar.TypeSymlink, Linkname: "/etc"})
+	if err := c.CopyToContainer(t.Context(), inside, "/v", bytes.NewReader(link), container.CopyToContainerOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]string{"x/planted": "/v", "planted": "/v/x"} {
+		body := written(t, tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: 5})
+		if err := c.CopyToContainer(t.Context(), inside, path, bytes.NewReader(body), container.CopyToContainerOptions{}); err == nil {
+			t.Errorf("%s below %s was taken", name, path)
+		}
+	}
+	if _, err := direct.ContainerStatPath(t.Context(), inside, "/etc/planted"); err == nil {
+		t.Error("it is in the read-only root")
+	}
+}
+
+// TestStartWaitsForArchive has a container start while an archive call has its volume.
+func TestStartWaitsForArchive(t *testing.T) {
+	host, direct := testEngine(t)
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, "")
+	sweepOwn(t, direct, d)
+	c := d.client("waits")
+	id := makeOne(t, c, nil, "")
+	u := useOf(id, nil, nil)
+	u.archive = true
+	leave, err := d.uses.enter(t.Context(), u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var over, early atomic.Bool
+	l.set(func(l *liar) {
+		l.refuse = func(_, p string) bool {
+			if strings.HasSuffix(p, "/start") && !over.Load() {
+				early.Store(true)
+			}
+			return false
+		}
+	})
+	started := make(chan error, 1)
+	go func() { started <- startIt(t, c, id) }()
+	eventually(t, func() bool {
+		d.turns.mu.Lock()
+		defer d.turns.mu.Unlock()
+		return len(d.turns.held) == 1 || early.Load()
+	})
+	over.Store(true)
+	leave()
+	if err := <-started; err != nil || early.Load() {
+		t.Errorf("it started: %v, before the archive was over: %v", err, early.Load())
+	}
+}

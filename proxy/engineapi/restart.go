@@ -1,0 +1,302 @@
+package engineapi
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/events"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/restart"
+	"github.com/bermhq/berm/proxy"
+)
+
+// Run carries out the restart policies of containers with binds until ctx ends. A lost
+// engine is no error.
+func (d *Door) Run(ctx context.Context) error { return d.restarts.Run(ctx) }
+
+// restartEngine is the engine for the supervisor of restarts.
+type restartEngine struct{ *Door }
+
+var _ restart.Engine = restartEngine{}
+
+// eventSlack is how far back the event stream begins: the engine answers a request for
+// events a moment before it subscribes.
+const eventSlack = 5 * time.Second
+
+func (d *Door) doorLabels() []string {
+	return []string{lifecycle.LabelOwner + "=" + d.opts.Owner, lifecycle.LabelDoor + "=" + lifecycle.DoorEngine}
+}
+
+// Watch is restart.Engine's.
+func (d restartEngine) Watch(ctx context.Context, ready func(), changed func(id string)) error {
+	v, err := d.engine.max(ctx)
+	if err != nil {
+		return err
+	}
+	resp, err := d.engine.send(ctx, ask{method: http.MethodGet, version: v, path: "/events", query: url.Values{
+		"since":   {strconv.FormatInt(time.Now().Add(-eventSlack).Unix(), 10)},
+		"filters": {filters{"type": {"container"}, "event": {"die", "destroy"}, "label": d.doorLabels()}.String()},
+	}})
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return failure(resp)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	ready()
+	for lines := bufio.NewReaderSize(resp.Body, bufferSize); ; {
+		raw, err := nextEvent(lines)
+		if err != nil {
+			return unavailable(ctx, err)
+		}
+		var e events.Message
+		if json.Unmarshal(raw, &e) == nil {
+			changed(e.Actor.ID)
+		}
+	}
+}
+
+// List is restart.Engine's.
+func (d restartEngine) List(ctx context.Context) (ids []string, err error) {
+	v, err := d.engine.max(ctx)
+	if err != nil {
+		return nil, err
+	}
+	query := url.Values{"all": {"1"}, "filters": {filters{"label": d.doorLabels()}.String()}}
+	err = d.engine.each(ctx, v, "/containers/json", query, func(_ string, entry json.RawMessage) error {
+		var ct struct {
+			ID     string `json:"Id"`
+			Labels map[string]string
+		}
+		if err := json.Unmarshal(entry, &ct); err != nil {
+			return err
+		}
+		if _, ours := d.restartedHere(ct.ID, ct.Labels); ours && fullID.MatchString(ct.ID) {
+			ids = append(ids, ct.ID)
+		}
+		return nil
+	})
+	return ids, err
+}
+
+// Inspect is restart.Engine's. A container that the engine may start itself counts as
+// not found.
+func (d restartEngine) Inspect(ctx context.Context, id string) (restart.Container, error) {
+	ct, err := d.inspected(ctx, id)
+	if err != nil {
+		return restart.Container{}, err
+	}
+	policy, ours := d.restartedHere(ct.ID, ct.Config.Labels)
+	if !ours || ct.State == nil || ct.State.Dead || ct.State.Status == container.StateRemoving {
+		return restart.Container{}, fmt.Errorf("inspect container %q: %w", id, errdefs.ErrNotFound)
+	}
+	h := ct.HostConfig
+	out := restart.Container{
+		Policy: policy, EngineRestart: !h.RestartPolicy.IsNone(),
+		Running: ct.State.Running, ExitCode: ct.State.ExitCode,
+		Joins: h.NetworkMode.IsContainer() || len(h.Links) > 0,
+	}
+	if out.EngineRestart { // an update may have changed it since the container was made
+		out.Policy = restart.Policy{Name: string(h.RestartPolicy.Name), MaxRetries: h.RestartPolicy.MaximumRetryCount}
+	}
+	for _, t := range []struct {
+		to   *time.Time
+		text string
+	}{{&out.StartedAt, ct.State.StartedAt}, {&out.FinishedAt, ct.State.FinishedAt}, {&out.Expires, ct.Config.Labels[lifecycle.LabelExpiresAt]}} {
+		if *t.to, err = time.Parse(time.RFC3339Nano, t.text); err != nil {
+			return restart.Container{}, fmt.Errorf("inspect container %q: %w", id, err)
+		}
+	}
+	return out, nil
+}
+
+func (d restartEngine) inspected(ctx context.Context, id string) (*container.InspectResponse, error) {
+	v, err := d.engine.max(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ct, err := (&call{Door: d.Door, ctx: ctx}).inspect(id, v)
+	if statusOf(err) == http.StatusNotFound {
+		err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
+	}
+	return ct, err
+}
+
+// TakeOver is restart.Engine's. A restart for which the engine waits is cancelled.
+func (d restartEngine) TakeOver(ctx context.Context, id string) error {
+	v, err := d.engine.max(ctx)
+	if err != nil {
+		return err
+	}
+	change := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled}}
+	if err := d.engine.post(ctx, v, "/containers/"+id+"/update", nil, change, nil); err != nil {
+		return fmt.Errorf("take over the restart policy of container %q: %w", id, err)
+	}
+	d.log.InfoContext(ctx, "restart_policy_taken_over", "container_id", id)
+	ct, err := d.inspected(ctx, id)
+	if err == nil && ct.State != nil && ct.State.Restarting {
+		err = d.engine.post(ctx, v, "/containers/"+id+"/stop", nil, nil, nil)
+	}
+	return err
+}
+
+// StartContainer is restart.Engine's.
+func (d restartEngine) StartContainer(ctx context.Context, id string) error {
+	err := d.Door.StartContainer(ctx, id)
+	var f *proxy.Fault
+	if errors.As(err, &f) && statusOf(err) == 0 && f.Status == http.StatusServiceUnavailable {
+		err = fmt.Errorf("%w: %w", errdefs.ErrUnavailable, err)
+	}
+	return err
+}
+
+// restartedHere reports whether Berm carries out a container's restart policy, by its
+// labels, and the policy that it was made with. The engine keeps those of containers
+// without binds, and of those that were denied and made in mode audit.
+func (d *Door) restartedHere(id string, labels map[string]string) (restart.Policy, bool) {
+	var e effective
+	if !d.opts.Sealer.Valid(lifecycle.ObjectContainer, id, labels) || json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) != nil || e.Audit || len(e.Binds) == 0 {
+		return restart.Policy{}, false
+	}
+	return restart.Policy{Name: e.Restart, MaxRetries: e.RestartMax}, true
+}
+
+// policy returns the policy that is asked for. Only on-failure has a number of retries.
+func (b *restartBody) policy() restart.Policy {
+	p := restart.Policy{Name: b.Name}
+	if p.Name == restart.OnFailure {
+		p.MaxRetries = int(b.MaximumRetryCount)
+	}
+	return p
+}
+
+// checkRestart refuses, as the engine would, a restart policy of a container that is
+// removed when it ends.
+func (p *plan) checkRestart() error {
+	if p.body.HostConfig.AutoRemove && !p.audited && len(p.spec.Binds) > 0 && !p.restart().None() {
+		return malformed("can't create 'AutoRemove' container with restart policy")
+	}
+	return nil
+}
+
+func (p *plan) restart() restart.Policy {
+	r := p.body.HostConfig.RestartPolicy.policy()
+	r.Name = p.spec.Restart
+	return r
+}
+
+// end asks the engine to stop or kill a container, which cancels its restarts as far as off
+// says. If it only waited for its restart, there is nothing left to end.
+func (c *call) end(a ask, id string, off bool) error {
+	waited, err := c.restarts.Stopping(c.ctx, id, off)
+	if err != nil {
+		return err
+	}
+	resp, err := c.ask(a) //nolint:bodyclose // relay closes it
+	if err != nil {
+		return err
+	}
+	if waited && (resp.StatusCode == http.StatusNotModified || resp.StatusCode == http.StatusConflict) {
+		_ = resp.Body.Close()
+		return c.done()
+	}
+	return c.relay(resp, false)
+}
+
+// kill asks the engine to send a container a signal, which cancels its restarts where the
+// engine would: any signal does unless the container has a stop signal of its own.
+func (c *call) kill(a ask, id string) error {
+	if _, ok := c.restarts.Row(id); !ok {
+		return c.forward(a, false)
+	}
+	ct, err := c.inspect(id, c.version)
+	if err != nil {
+		return err
+	}
+	sent, stop := signalNumber(a.query.Get("signal")), ct.Config.StopSignal
+	return c.end(a, id, sent == unix.SIGKILL || stop == "" || sent == signalNumber(stop))
+}
+
+// signalNumber returns the number of a signal given as such or by name; 0 is unknown.
+func signalNumber(s string) unix.Signal {
+	if n, err := strconv.Atoi(s); err == nil {
+		return unix.Signal(n)
+	}
+	if s == "" {
+		return unix.SIGKILL
+	}
+	return unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG"))
+}
+
+// showRestarts shows a container of a list that waits for its restart as the engine would.
+func (c *call) showRestarts(entry json.RawMessage) (json.RawMessage, error) {
+	var ct struct {
+		ID string `json:"Id"`
+	}
+	if c.restarts.Waiting() == 0 || json.Unmarshal(entry, &ct) != nil {
+		return entry, nil
+	}
+	row, ok := c.restarts.Row(ct.ID)
+	if !ok || row.Next.IsZero() {
+		return entry, nil
+	}
+	entry, err := replaced(entry, "restarting", "State")
+	if err != nil {
+		return nil, err
+	}
+	return replaced(entry, "Restarting", "Status")
+}
+
+// withRestarts shows the restart policy that Berm carries out as the engine would.
+func (c *call) withRestarts(id string, raw json.RawMessage) (json.RawMessage, error) {
+	row, ok := c.restarts.Row(id)
+	if !ok {
+		return raw, nil
+	}
+	policy := container.RestartPolicy{Name: container.RestartPolicyMode(row.Name), MaximumRetryCount: row.MaxRetries}
+	raw, err := replaced(raw, policy, "HostConfig", "RestartPolicy")
+	if err == nil {
+		raw, err = replaced(raw, row.Count, "RestartCount")
+	}
+	if err != nil || row.Next.IsZero() {
+		return raw, err
+	}
+	for name, value := range map[string]any{"Status": "restarting", "Restarting": true, "Running": true} {
+		if raw, err = replaced(raw, value, "State", name); err != nil {
+			return nil, err
+		}
+	}
+	return raw, nil
+}
+
+// replaced returns a JSON object with the value at a path of keys replaced.
+func replaced(raw json.RawMessage, value any, path ...string) (json.RawMessage, error) {
+	if len(path) == 0 {
+		return json.Marshal(value)
+	}
+	var object map[string]json.RawMessage
+	err := json.Unmarshal(raw, &object)
+	if err == nil && object == nil {
+		object = map[string]json.RawMessage{}
+	}
+	if err == nil {
+		object[path[0]], err = replaced(object[path[0]], value, path[1:]...)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("inspect container: %w", err)
+	}
+	return json.Marshal(object)
+}

@@ -1,0 +1,215 @@
+package engineapi
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/client"
+
+	"github.com/bermhq/berm/lifecycle/restart"
+	private "github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+// rows is a store of restarts that outlives a door.
+type rows struct {
+	mu   sync.Mutex
+	rows map[string]restart.Row
+}
+
+func (s *rows) Restarts(context.Context) (all []restart.Row, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.rows {
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+func (s *rows) PutRestart(_ context.Context, r restart.Row) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rows[r.ContainerID] = r
+	return nil
+}
+
+func (s *rows) DeleteRestart(_ context.Context, id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.rows, id)
+	return nil
+}
+
+func (s *rows) row(id string) (restart.Row, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, ok := s.rows[id]
+	return r, ok
+}
+
+// running runs the door's restarts until stop is called. It is another Berm on the same
+// store from the second time on.
+func (d *testDoor) running(s *rows) (stop func()) {
+	d.t.Helper()
+	var err error
+	d.restarts, err = restart.New(d.t.Context(), restart.Options{Engine: restartEngine{d.Door}, Store: s})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- d.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			d.t.Error(err)
+		}
+	})
+	d.t.Cleanup(stop)
+	return stop
+}
+
+// restartable makes a container with a bind that runs until a file "end" is in it.
+func restartable(t *testing.T, c *client.Client, dir string, p container.RestartPolicy) string {
+	t.Helper()
+	cfg := &container.Config{Image: testImage, Cmd: []string{"sh", "-c", "echo x >> /b/runs; until [ -e /b/end ]; do sleep 0.1; done; rm /b/end; exit 3"}}
+	ct, err := c.ContainerCreate(t.Context(), cfg, &container.HostConfig{Binds: []string{dir + ":/b"}, RestartPolicy: p}, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ct.ID
+}
+
+// TestRestartPolicies has Berm carry out the policies of containers with binds: after an
+// exit, after its own end, and after the engine's.
+func TestRestartPolicies(t *testing.T) {
+	private.Require(t, "docker")
+	own, err := private.StartDocker(t.Context(), private.Options{})
+	if err != nil {
+		private.Lacking(t, "docker", err)
+	}
+	t.Cleanup(func() {
+		if err := own.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := own.ImportBusybox(t.Context(), testImage); err != nil {
+		t.Fatal(err)
+	}
+	direct := newClient(t, own.Host())
+	work := workDir(t)
+	d := doorTo(t, own.Host(), workRules(work))
+	c := d.client("again")
+	store := &rows{rows: map[string]restart.Row{}}
+	stop := d.running(store)
+
+	dirs, ids := map[string]string{}, map[string]string{}
+	for name, p := range map[string]container.RestartPolicy{"always": {Name: "always"}, "stopped": {Name: "always"}, "unless": {Name: "unless-stopped"}, "failure": {Name: "on-failure", MaximumRetryCount: 1}} {
+		dirs[name] = filepath.Join(work, name)
+		if err := os.Mkdir(dirs[name], 0o700); err != nil {
+			t.Fatal(err)
+		}
+		id := restartable(t, c, dirs[name], p)
+		ids[name] = id
+		if got := inspect(t, direct, id).HostConfig.RestartPolicy; !got.IsNone() {
+			t.Errorf("%s: the engine's policy is %+v", name, got)
+		}
+		if got := inspect(t, c, id); got.HostConfig.RestartPolicy != p || got.RestartCount != 0 {
+			t.Errorf("%s: %+v, %d restarts", name, got.HostConfig.RestartPolicy, got.RestartCount)
+		}
+		if err := startIt(t, c, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runs := func(name string, n int) {
+		t.Helper()
+		eventually(t, func() bool {
+			b, _ := os.ReadFile(filepath.Join(dirs[name], "runs"))
+			return len(b) >= 2*n
+		})
+		if b := readFile(t, filepath.Join(dirs[name], "runs")); len(b) != 2*n {
+			t.Errorf("%s: %d runs, want %d", name, len(b)/2, n)
+		}
+	}
+	end := func(name string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dirs[name], "end"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// asked waits until Berm has asked the policy about the last exit, and nothing waits.
+	asked := func(name string) {
+		t.Helper()
+		eventually(t, func() bool {
+			row, ok := store.row(ids[name])
+			s := inspect(t, direct, ids[name]).State
+			return ok && !s.Running && row.Exit.Format(time.RFC3339Nano) == s.FinishedAt && row.Next.IsZero()
+		})
+	}
+	zero := 0
+	for name := range ids {
+		runs(name, 1)
+		end(name)
+	}
+	for name, id := range ids {
+		runs(name, 2)
+		eventually(t, func() bool { s := inspect(t, c, id); return s.State.Running && s.RestartCount == 1 })
+	}
+	end("failure")
+	asked("failure")
+	if err := c.ContainerStop(t.Context(), ids["stopped"], container.StopOptions{Timeout: &zero}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ContainerKill(t.Context(), ids["unless"], "KILL"); err != nil {
+		t.Fatal(err)
+	}
+	asked("stopped")
+	asked("unless")
+
+	stop() // as if it were killed: the rows are all that is left
+	end("always")
+	eventually(t, func() bool { return !inspect(t, direct, ids["always"]).State.Running })
+	stop = d.running(store)
+	runs("always", 3)
+	runs("stopped", 3)
+	asked("unless")
+	asked("failure")
+
+	if err := startIt(t, c, ids["failure"]); err != nil {
+		t.Fatal(err)
+	}
+	runs("failure", 3)
+	own.Kill()
+	if err := own.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	runs("always", 4)
+	runs("failure", 4) // it was ended by the engine, and so failed
+	if inspect(t, direct, ids["unless"]).State.Running {
+		t.Error("what was stopped by hand runs")
+	}
+
+	eventually(t, func() bool { row, _ := store.row(ids["always"]); return row.Next.IsZero() })
+	if _, err := c.ContainerUpdate(t.Context(), ids["always"], container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: "no"}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := inspect(t, c, ids["always"]).HostConfig.RestartPolicy; !got.IsNone() {
+		t.Errorf("after the update: %+v", got)
+	}
+	end("always")
+	asked("always")
+
+	for _, id := range ids {
+		if err := c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}); err != nil {
+			t.Error(err)
+		}
+		eventually(t, func() bool { _, ok := store.row(id); return !ok })
+	}
+	for name, want := range map[string]int{"always": 4, "stopped": 4, "unless": 2, "failure": 4} {
+		runs(name, want)
+	}
+}

@@ -1,0 +1,216 @@
+package engineapi
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"math"
+	"path"
+	"slices"
+	"strings"
+	"sync/atomic"
+)
+
+const (
+	maxTarEntries = 1 << 19 // of one archive
+	maxTarName    = 4096    // bytes of a name or of a link's target
+	tarXattr      = "SCHILY.xattr."
+)
+
+// tarFilter judges every header of a tar archive and reads as the archive that Berm writes
+// in its place: plain, with relative names, and with nothing but what was judged. After
+// the first header that is refused it reads no further.
+type tarFilter struct {
+	in      *tar.Reader
+	out     *tar.Writer
+	written bytes.Buffer
+	chunk   []byte
+	content bool // an entry's content is being copied
+	entries int
+	seed    maphash.Seed
+	kinds   map[uint64]byte // types of the entries so far, by the hash of their name
+	// closed refuses entries whose parent isn't a directory of the archive itself. The
+	// engine follows a symbolic link that the container has there.
+	closed  bool
+	err     error
+	refusal atomic.Pointer[error] // why it reads no further, unless the archive is at its end
+}
+
+// newTarFilter judges the first header too.
+func newTarFilter(r io.Reader, closed bool) (*tarFilter, error) {
+	f := &tarFilter{in: tar.NewReader(r), chunk: make([]byte, bufferSize), seed: maphash.MakeSeed(), kinds: map[uint64]byte{}, closed: closed}
+	f.out = tar.NewWriter(&f.written)
+	if f.fill(); f.refusal.Load() != nil {
+		return nil, f.err
+	}
+	return f, nil
+}
+
+func (f *tarFilter) Read(b []byte) (int, error) {
+	f.fill()
+	if f.written.Len() == 0 {
+		return 0, f.err
+	}
+	return f.written.Read(b)
+}
+
+// fill writes until something can be read or the archive ends.
+func (f *tarFilter) fill() {
+	for f.written.Len() == 0 && f.err == nil {
+		if f.err = f.step(); f.err != nil && f.err != io.EOF {
+			f.written.Reset()
+			err := f.err
+			f.refusal.Store(&err)
+		}
+	}
+}
+
+// step copies a header or a piece of an entry's content. The error is io.EOF at the end.
+func (f *tarFilter) step() error {
+	if f.content {
+		n, err := f.in.Read(f.chunk)
+		if _, werr := f.out.Write(f.chunk[:n]); werr != nil {
+			return fmt.Errorf("write archive: %w", werr)
+		}
+		if f.content = err == nil; err == nil || errors.Is(err, io.EOF) {
+			return nil
+		}
+		return tarError(err)
+	}
+	h, err := f.in.Next()
+	if errors.Is(err, io.EOF) && f.err == nil {
+		if err := f.out.Close(); err != nil {
+			return fmt.Errorf("write archive: %w", err)
+		}
+		return io.EOF
+	}
+	if err != nil {
+		return tarError(err)
+	}
+	if h.Typeflag == tar.TypeXGlobalHeader {
+		return nil // git archive writes one; the engine ignores it
+	}
+	if f.entries++; f.entries > maxTarEntries {
+		return denied("archive.entries", "", fmt.Sprintf("the archive has more than %d entries", maxTarEntries), "several archives")
+	}
+	clean, err := f.judge(h)
+	if err != nil {
+		return err
+	}
+	if err := f.out.WriteHeader(clean); err != nil {
+		return denied("archive.entry", "", fmt.Sprintf("the header of %q can't be written: %v", shorten(h.Name), err), "another header")
+	}
+	f.content = clean.Size > 0
+	return nil
+}
+
+// tarError tells an archive that is none from a body that can't be read.
+func tarError(err error) error {
+	switch {
+	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong):
+		return denied("archive.plain", "", "the body is not a plain tar archive", "tar without compression")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return malformed("the tar archive is cut off")
+	}
+	return err
+}
+
+// judge gives the header that Berm writes for one of the caller's.
+func (f *tarFilter) judge(h *tar.Header) (*tar.Header, error) {
+	refuse := func(rule, reason, allowed string) (*tar.Header, error) {
+		return nil, denied(rule, "", fmt.Sprintf("archive entry %q is refused: %s", shorten(h.Name), reason), allowed)
+	}
+	name := path.Clean(h.Name)
+	components := strings.Split(h.Name, "/")
+	switch {
+	case h.Name == "" || len(h.Name) > maxTarName || strings.Contains(h.Name, "\x00"):
+		return refuse("archive.name", "its name is empty or too long", fmt.Sprintf("names of 1 to %d bytes", maxTarName))
+	case path.IsAbs(h.Name):
+		return refuse("archive.name", "its name is absolute", "names relative to the path of the call")
+	case slices.Contains(components, ".."):
+		return refuse("archive.name", `its name has ".."`, "names that lead downwards")
+	case slices.ContainsFunc(components, func(s string) bool { return strings.HasPrefix(s, ".wh..wh.") }):
+		return refuse("archive.name", "layers of images reserve its name", `names that don't begin with ".wh..wh."`)
+	case h.Uid < 0 || h.Gid < 0 || int64(h.Uid) >= math.MaxUint32 || int64(h.Gid) >= math.MaxUint32:
+		return refuse("archive.entry", "its owner is no user or group", "numbers from 0 to 4294967294")
+	}
+	out := &tar.Header{Typeflag: h.Typeflag, Name: "./" + name, Mode: h.Mode & 0o777, Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime, Format: tar.FormatPAX}
+	switch h.Typeflag {
+	case tar.TypeReg:
+		if h.Mode&0o6000 != 0 {
+			return refuse("archive.setuid", "it is a setuid or setgid file", "files without these bits, or chmod inside the container")
+		}
+		out.Size = h.Size
+	case tar.TypeDir: // loses setuid and setgid, which ordinary trees have on directories
+		out.Mode = h.Mode & 0o1777
+		out.Name += "/"
+	case tar.TypeSymlink:
+		out.Linkname = h.Linkname
+	case tar.TypeLink:
+		if f.kind(h.Linkname) != tar.TypeReg {
+			return refuse("archive.link", fmt.Sprintf("it is a hard link to %q, which isn't a file before it in the archive", shorten(h.Linkname)), "hard links to files of the same archive")
+		}
+		out.Linkname = "./" + path.Clean(h.Linkname)
+	case tar.TypeBlock, tar.TypeChar, tar.TypeFifo:
+		return refuse("archive.device", "it is a device or a named pipe", "files, directories and links")
+	default:
+		return refuse("archive.entry", "its type is none that can be unpacked alike everywhere", "files, directories and links, without sparse files")
+	}
+	if len(out.Linkname) > maxTarName || strings.Contains(out.Linkname, "\x00") || h.Typeflag == tar.TypeSymlink && out.Linkname == "" {
+		return refuse("archive.name", "its target is empty or too long", fmt.Sprintf("targets of 1 to %d bytes", maxTarName))
+	}
+	if name == "." && h.Typeflag != tar.TypeDir {
+		return refuse("archive.name", "only a directory can have this name", "another name")
+	}
+	if !f.parents(name) {
+		if f.closed {
+			return refuse("archive.parent", "the container's root is read-only, and a parent of the entry isn't a directory of the archive", "archives that hold the parents of their entries")
+		}
+		return refuse("archive.parent", "it lies below a file or a link of the archive", "entries below directories")
+	}
+	for record, value := range h.PAXRecords {
+		attribute, ok := strings.CutPrefix(record, tarXattr)
+		switch {
+		case strings.HasPrefix(record, "GNU.sparse."):
+			return refuse("archive.entry", "it is a sparse file", "tar without --sparse")
+		case !ok: // the header's own fields, and what engines ignore
+		case !strings.HasPrefix(attribute, "user.") || strings.HasPrefix(attribute, "user.overlay."):
+			return refuse("archive.xattr", fmt.Sprintf("it has the extended attribute %q", shorten(attribute)), "attributes of users, as user.comment")
+		default:
+			if out.PAXRecords == nil {
+				out.PAXRecords = map[string]string{}
+			}
+			out.PAXRecords[record] = value
+		}
+	}
+	f.kinds[maphash.String(f.seed, name)] = h.Typeflag
+	return out, nil
+}
+
+// kind gives the type of the last entry of a name; 0 if there is none.
+func (f *tarFilter) kind(name string) byte {
+	if path.IsAbs(name) || slices.Contains(strings.Split(name, "/"), "..") {
+		return 0
+	}
+	return f.kinds[maphash.String(f.seed, path.Clean(name))]
+}
+
+// parents tells whether an entry's parents may be what they are in the archive.
+func (f *tarFilter) parents(name string) bool {
+	var h maphash.Hash
+	h.SetSeed(f.seed)
+	components := strings.Split(name, "/")
+	for i, component := range components[:len(components)-1] {
+		if i > 0 {
+			_ = h.WriteByte('/')
+		}
+		_, _ = h.WriteString(component)
+		if kind := f.kinds[h.Sum64()]; kind != tar.TypeDir && (kind != 0 || f.closed) {
+			return false
+		}
+	}
+	return true
+}
