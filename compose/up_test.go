@@ -291,6 +291,10 @@ func TestUp(t *testing.T) {
 		s.must(t, "stop", "-t", "1", "app", "ci")
 		s.sandbox(t, "/run/secrets/token", "rm", "app-job")
 	})
+	t.Run("held", func(t *testing.T) {
+		t.Parallel()
+		b.heldMounts(t)
+	})
 	t.Run("containerd", func(t *testing.T) {
 		t.Parallel()
 		store := engine.ContainerdStore{Address: b.engine.Containerd(), Namespace: "berm"}
@@ -318,6 +322,50 @@ func TestUp(t *testing.T) {
 		}
 		s.sandbox(t, token, "rm", "kept")
 	})
+}
+
+// heldMounts runs the override that the guide has for Docker: such a Berm holds what it
+// mounts, and the stack without it mounts only what the policy trusts.
+func (b *bench) heldMounts(t *testing.T) {
+	s := b.init(t, "minimal", nil)
+	dir := filepath.Join(filepath.Dir(s.dir), "held")
+	if err := os.Rename(s.dir, dir); err != nil {
+		t.Fatal(err)
+	}
+	s.dir, s.name = dir, "held"
+	guide, err := os.ReadFile("../docs/guide-compose.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, override, _ := strings.Cut(string(guide), "`compose.override.yaml`:\n\n```yaml\n")
+	override, _, _ = strings.Cut(override, "```")
+	state, work := filepath.Join(b.engine.Dir(), "held"), t.TempDir()
+	for old, with := range map[string]string{
+		"/var/run/docker.sock": strings.TrimPrefix(b.engine.Host(), "unix://"), "/var/lib/berm": state, "/etc/berm": dir,
+	} {
+		if !strings.Contains(override, old) {
+			t.Fatalf("the guide's override lacks %s", old)
+		}
+		override = strings.ReplaceAll(override, old, with)
+	}
+	write(t, filepath.Join(dir, "compose.override.yaml"), override)
+	policy := filepath.Join(dir, "policy", "minimal.yaml")
+	text, err := os.ReadFile(policy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, policy, string(text)+"mounts: {allowed_roots: ["+work+"]}\n")
+	s.env = append(s.env, "COMPOSE_FILE=compose.yaml:compose.override.yaml:quick.yaml")
+	s.up(t)
+	token := filepath.Join(dir, "secrets", "token")
+	if got := s.sandbox(t, token, "create", "demo", "--host-path", work, "--host-path-mode", "rw", "-o", "json"); !strings.Contains(got, `"mounts": "held"`) {
+		t.Errorf("the sandbox: %s", got)
+	}
+	s.sandbox(t, token, "exec", "demo", "--", "sh", "-c", "echo done > /workspace/file")
+	if data, err := os.ReadFile(filepath.Join(work, "file")); err != nil || string(data) != "done\n" {
+		t.Errorf("on the host: %q, %v", data, err)
+	}
+	s.sandbox(t, token, "rm", "demo")
 }
 
 // What the server is told by each stack is a valid configuration, and what the older Compose

@@ -151,3 +151,32 @@ func TestAgentOff(t *testing.T) {
 		t.Errorf("under another policy: %+v", got)
 	}
 }
+
+// Mounts in use are known of every tenant, until the container is dead.
+func TestMountsInUse(t *testing.T) {
+	root := t.TempDir()
+	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + root + "]}\n"})
+	made := map[string]lifecycle.Sandbox{}
+	for _, name := range []string{"x", "y"} {
+		dir := filepath.Join(root, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		req := lifecycle.CreateRequest{Tenant: name, Key: "k"}
+		req.Request.HostPath = &dir
+		made[name] = w.create(req).Sandbox
+	}
+	inUse := func() []string {
+		var got []string
+		for _, m := range w.MountsInUse() {
+			got = append(got, filepath.Base(m.Source)+" "+m.Mode)
+		}
+		slices.Sort(got)
+		return got
+	}
+	if got := inUse(); !slices.Equal(got, []string{"x rw", "y rw"}) {
+		t.Errorf("of both: %v", got)
+	}
+	w.fake.Die(made["y"].ContainerID)
+	w.eventually("y's mount is forgotten", func() bool { return slices.Equal(inUse(), []string{"x rw"}) })
+}

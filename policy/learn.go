@@ -235,10 +235,14 @@ func (l *learner) file() map[string]any {
 	return out
 }
 
-// outermost leaves out the roots that lie in others.
+// outermost leaves out the roots that lie in others, unless they name a guarded directory that
+// those don't.
 func (l *learner) outermost() []string {
 	return slices.DeleteFunc(slices.Clone(l.roots), func(p string) bool {
-		return p != "/" && slices.ContainsFunc(l.roots, func(dir string) bool { return dir != p && under(path.Dir(p), dir) })
+		return p != "/" && slices.ContainsFunc(l.roots, func(dir string) bool {
+			return dir != p && under(path.Dir(p), dir) &&
+				!slices.ContainsFunc(l.policy.mounts.guarded, func(g string) bool { return under(p, g) && !under(dir, g) })
+		})
 	})
 }
 

@@ -184,16 +184,6 @@ func (r *mountRules) judge(asked string) (Mount, *Reason) {
 	return Mount{HostPath: clean, Source: source, Local: local}, nil
 }
 
-// Exposed is the refusal of an allowed mount that somebody could exchange for
-// another before the engine has made it. It is a *DeniedError.
-func Exposed(m Mount) error {
-	return &DeniedError{Reasons: []Reason{{
-		Rule: ruleExposed, Field: "host_path", Value: shorten(m.HostPath),
-		Allowed: "directories that neither lie in one that another sandbox can write to, nor contain one that is being mounted now",
-		Message: fmt.Sprintf("host path %q can't be mounted safely now: another sandbox can write to a directory around it, or is being made of one in it", shorten(m.HostPath)),
-	}}}
-}
-
 // cleanPath checks an absolute path's form, and cleans it. Why says what is wrong.
 func cleanPath(p string) (clean, why string) {
 	switch {

@@ -123,6 +123,18 @@ func TestGuardedPlaces(t *testing.T) {
 	}
 }
 
+// A learned root that names a guarded directory is kept beside a wider one.
+func TestLearnGuardedRoot(t *testing.T) {
+	t.Parallel()
+	p := mustParse(t, "mounts: {allowed_roots: [/var]}", Options{Resolve: func(p string) (string, error) { return p, nil }})
+	asked := "/var/spool/x"
+	denied := p.Sandbox(Request{HostPath: &asked}).Denials
+	out, err := p.Learn([]LearnRecord{{Profile: "default", Reasons: denied}})
+	if err != nil || !strings.Contains(string(out), "- /var\n") || !strings.Contains(string(out), "- /var/spool/x\n") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // Without holds, the path of a mount must not pass through a directory that anything sandboxed
 // has ever been able to write to.
 func TestUnheld(t *testing.T) {

@@ -25,7 +25,6 @@ const (
 	ruleAlwaysRefused = "mounts.always_refused"
 	ruleAllowedRoots  = "mounts.allowed_roots"
 	ruleNotADirectory = "mounts.not_a_directory"
-	ruleExposed       = "mounts.exposed"
 	ruleUnheld        = "mounts.unheld"
 
 	ruleEnvSyntax   = "env.syntax"

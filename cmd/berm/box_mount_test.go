@@ -182,13 +182,13 @@ func (r *boxRow) swap(path, evil string) {
 	made, refused := 0, 0
 	for i := 0; made < 4 && i < 100; i++ { // of those made, half would have the wrong one
 		x := r.on(r.main, fmt.Sprint(i))
-		_, err := x.c.Create(r.ctx, x.key, apitype.SandboxRequest{HostPath: &path})
+		sb, err := x.c.Create(r.ctx, x.key, apitype.SandboxRequest{HostPath: &path})
 		var no *client.Error
 		switch {
 		case err == nil:
 			made++
-			if got := x.sh("ls /workspace"); got != "allowed" {
-				r.Errorf("the sandbox has %q", got)
+			if got := x.sh("ls /workspace"); got != "allowed" || sb.Enforcement.Mounts != "held" {
+				r.Errorf("the sandbox has %q, %s", got, sb.Enforcement.Mounts)
 			}
 		case errors.As(err, &no) && (no.Status == http.StatusForbidden || no.Code == "sandbox_start_failed"):
 			refused++

@@ -100,7 +100,7 @@ func (c *contained) start(user string) {
 		}
 	}
 	write(c.t, filepath.Join(c.dir, "policy.yaml"), `version: 1
-mounts: {allowed_roots: [/work, /shared], hold: auto}
+mounts: {allowed_roots: [/work, /shared], trusted_roots: [/work, /shared/sub], hold: auto}
 profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(user, ":")[0]+`"}}
 `)
 	if err := os.Chmod(filepath.Join(c.dir, "policy.yaml"), 0o644); err != nil { //nolint:gosec // likewise
@@ -110,7 +110,8 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 	project := []string{"--network", c.name + "_default", "--label", labelProject + "=" + c.name}
 	neighbour := append([]string{"run", "--detach", "--name", c.name + "-neighbour", "--label", labelService + "=neighbour", "--label", "berm.owner=" + c.name,
 		"--mount", "type=volume,source=" + c.name + "-shared,target=/shared"}, project...)
-	c.must(append(neighbour, testImage, "sh", "-c", "mkdir -m 777 /shared/sub; exec sleep infinity")...)
+	c.must(append(neighbour, testImage, "sleep", "infinity")...)
+	c.must("exec", c.name+"-neighbour", "mkdir", "-m", "777", "/shared/sub")
 	args := append([]string{
 		"run", "--detach", "--name", c.name, "--label", labelService + "=berm",
 		"--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
@@ -186,6 +187,12 @@ func (c *contained) makesSandboxes() {
 	}
 	if got := c.must("exec", c.name+"-neighbour", "cat", "/shared/sub/file"); got != "inside" {
 		t.Errorf("in the volume: %q", got)
+	}
+	// Nothing holds these, and the operator trusts nobody who writes there.
+	for _, args := range [][]string{{"--host-path", "/shared"}, {"--host-path", "/shared", "--host-path-mode", "ro"}} {
+		if out, err := c.berm(append([]string{"sandbox", "create", "unheld"}, args...)...); err == nil || !strings.Contains(err.Error(), "mounts.unheld") {
+			t.Errorf("a sandbox with %s: %s, %v", args, out, err)
+		}
 	}
 	for _, dir := range []string{"/var/lib/berm", "/var/lib/berm/agents", c.must("volume", "inspect", "--format", "{{.Mountpoint}}", c.name+"-state")} {
 		if out, err := c.berm("sandbox", "create", "thief", "--host-path", dir); err == nil || !strings.Contains(err.Error(), "mounts.") {

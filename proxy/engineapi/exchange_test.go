@@ -257,7 +257,7 @@ func TestLongLists(t *testing.T) {
 	d := doorTo(t, engine, "")
 	volumeLabels = labelsJSON(d.labels(lifecycle.ObjectVolume, "a"))
 	entry = func(i int) string {
-		labels := d.labels(lifecycle.ObjectContainer, "a", "l", strings.Repeat("x", 32<<10), lifecycle.LabelSessionID, fmt.Sprint(i), lifecycle.LabelExpiresAt, "")
+		labels := d.labels(lifecycle.ObjectContainer, "a", "l", strings.Repeat("x", 32<<10), lifecycle.LabelSessionID, fmt.Sprint(i), lifecycle.LabelEffective, "")
 		return fmt.Sprintf(`{"Id":"%d","State":"running","Labels":%s,"Mounts":[{"Type":"bind","Source":"/a","RW":true}]}`, i, labelsJSON(labels))
 	}
 	c := &call{Door: d.Door, ctx: t.Context(), version: 41, caller: Caller{Tenant: "a"}}

@@ -100,22 +100,19 @@ func (e *effective) named(h *container.HostConfig) []string {
 	return sources
 }
 
-// holdIn holds the binds of a container, which is judged anew. The caller has the
-// container's turn.
-func (c *call) holdIn(id string) (release func(), err error) {
-	v, err := c.engine.max(c.ctx)
-	if err != nil {
-		return nil, err
-	}
-	ct, err := c.inspect(id, v)
-	if err != nil {
-		return nil, err
+// hasBinds reports whether a container has bind mounts.
+func hasBinds(ct *container.InspectResponse) bool {
+	return slices.ContainsFunc(ct.Mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind })
+}
+
+// holdMade holds the binds of a container that exists, which is judged anew. If it has
+// binds, the caller has its turn.
+func (c *call) holdMade(ct *container.InspectResponse) (release func(), err error) {
+	if !hasBinds(ct) {
+		return func() {}, nil
 	}
 	e, err := effectiveOf(ct)
-	if err != nil {
-		return nil, err
-	}
-	if len(e.Binds) > 0 && !e.Audit {
+	if err == nil && !e.Audit {
 		err = c.judged(c.stillAllowed(e, ct.HostConfig))
 	}
 	if err != nil {

@@ -162,6 +162,24 @@ func TestHeldBind(t *testing.T) {
 	}
 }
 
+// TestEndsAtOnce starts containers that may end before they are verified, which is no fault.
+func TestEndsAtOnce(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	d := doorTo(t, host, workRules(dir))
+	sweepOwn(t, direct, d)
+	c := d.client("ends")
+	ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"true"}}, &container.HostConfig{Binds: []string{dir + ":/a"}}, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 8 {
+		if err := restartIt(t, c, ct.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestLedElsewhere has a bind's path lead elsewhere since the container was made.
 func TestLedElsewhere(t *testing.T) {
 	host, direct := testEngine(t)
