@@ -370,7 +370,7 @@ func holdable(why error) func(*policy.Policy) error {
 	return func(p *policy.Policy) error {
 		if p.HoldRequired() && why != nil {
 			return fmt.Errorf("policy: mounts.hold is required, as it is by default, but mounts can't be held here: %w; %s; "+
-				"or refuse what neither covers by mounts.hold: auto", why, holdRemedy)
+				"or set mounts.hold: auto, which refuses mounts elsewhere", why, holdRemedy)
 		}
 		return nil
 	}

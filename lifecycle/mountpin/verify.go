@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -56,20 +57,28 @@ func Verify(pid int, mounts []Pinned) error {
 		return os.NewSyscallError("pidfd_open", err)
 	}
 	defer unix.Close(process)
-	err = verify(pid, mounts)
-	if err != nil {
-		// An exiting process gives up its root and its mounts before it counts as ended.
-		for _, link := range []string{"root", "ns/mnt"} {
-			if _, rerr := os.Readlink(fmt.Sprintf("/proc/%d/%s", pid, link)); errors.Is(rerr, fs.ErrNotExist) || errors.Is(rerr, unix.ESRCH) {
-				return ErrGone
-			}
-		}
-		ended := []unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}
-		if n, perr := unix.Poll(ended, 0); perr == nil && n == 1 {
-			return ErrGone
-		}
+	if err = verify(pid, mounts); err != nil && ended(pid, process) {
+		return ErrGone
 	}
 	return err
+}
+
+// exitTimeout bounds how long a process takes to end once it has given up its root.
+const exitTimeout = 2 * time.Second
+
+// ended reports whether a process has ended. One that is exiting gives up its root before it
+// counts as ended, and is waited for: if only its first thread exits, the others run on.
+func ended(pid, process int) bool {
+	var wait time.Duration
+	if _, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/root"); errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		wait = exitTimeout
+	}
+	for until := time.Now().Add(wait); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}, int(max(0, time.Until(until).Milliseconds())))
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil && n == 1
+		}
+	}
 }
 
 func verify(pid int, mounts []Pinned) error {

@@ -1,11 +1,16 @@
 package mountpin
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -88,5 +93,62 @@ func TestVerify(t *testing.T) {
 	}
 	if err := Verify(cmd.Process.Pid, held); !errors.Is(err, ErrGone) {
 		t.Errorf("a process that is gone: %v", err)
+	}
+}
+
+// headless is set for a process whose first thread has ended while another waits for input.
+const headless = "MOUNTPIN_TEST_HEADLESS"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(headless) == "" {
+		os.Exit(m.Run())
+	}
+	go func() {
+		state := ""
+		for state != "Z" {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", os.Getpid()))
+			if err != nil {
+				os.Exit(1)
+			}
+			_, rest, _ := strings.Cut(string(stat), ") ")
+			state, _, _ = strings.Cut(rest, " ")
+		}
+		fmt.Println(state)
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // of this thread alone
+}
+
+func init() {
+	if os.Getenv(headless) != "" {
+		runtime.LockOSThread() // the first one
+	}
+}
+
+// A process whose first thread has ended has no root to look into, but runs on: it isn't gone.
+func TestVerifyHeadless(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), headless+"=1")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "Z\n" {
+		t.Errorf("it says %q, %v", line, err)
+	}
+	if err := Verify(cmd.Process.Pid, []Pinned{{Target: "/"}}); err == nil || errors.Is(err, ErrGone) {
+		t.Errorf("while it runs: %v", err)
+	}
+	if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
+		t.Error(err)
 	}
 }

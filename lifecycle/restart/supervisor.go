@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	maxSteps   = 4           // containers that are looked at or started at a time
-	retryEvery = time.Second // after the engine or the store failed
+	maxSteps   = 4               // containers that are looked at or started at a time
+	lookTime   = 5 * time.Second // for a look: a copy out of the container makes the engine wait
+	retryEvery = time.Second     // after the engine or the store failed; doubles up to maxBackoff
 )
 
 // Options configure a Supervisor.
@@ -48,6 +49,7 @@ type entry struct {
 	off    bool          // no restarts until the next start by hand
 	hands  int           // starts by hand that go on
 	after  time.Time     // no step before
+	retry  time.Duration // the last delay after a step that failed
 	busy   chan struct{} // closed at the end of the step that goes on; nil if none does
 }
 
@@ -314,7 +316,7 @@ func (s *Supervisor) list(ctx context.Context) error {
 	for _, id := range ids {
 		delete(gone, id)
 		e := s.entryLocked(id)
-		e.look, e.boot, e.after = true, true, time.Time{}
+		e.look, e.boot, e.after, e.retry = true, true, time.Time{}, 0
 	}
 	s.mu.Unlock()
 	for id := range gone {
@@ -379,7 +381,9 @@ func (s *Supervisor) step(ctx context.Context, e *entry) {
 	id := e.row.ContainerID
 	e.look = false
 	s.mu.Unlock()
-	c, err := s.opts.Engine.Inspect(ctx, id)
+	looking, cancel := context.WithTimeout(ctx, lookTime)
+	c, err := s.opts.Engine.Inspect(looking, id)
+	cancel()
 	if errdefs.IsNotFound(err) {
 		s.forget(ctx, id)
 		err = nil
@@ -390,8 +394,11 @@ func (s *Supervisor) step(ctx context.Context, e *entry) {
 		s.log.WarnContext(ctx, "restart_delayed", "container_id", id, "error", err)
 	}
 	s.mu.Lock()
-	if err != nil {
-		e.look, e.after = true, time.Now().Add(retryEvery)
+	if err == nil {
+		e.retry = 0
+	} else {
+		e.retry = min(max(2*e.retry, retryEvery), maxBackoff) // others are to have their turn
+		e.look, e.after = true, time.Now().Add(e.retry)
 	}
 	close(e.busy)
 	e.busy = nil

@@ -25,6 +25,7 @@ type fake struct {
 	startErr   error         // what a start fails with
 	startTakes time.Duration // how long one takes
 	most, now  int           // starts at a time
+	hung       bool          // looks at containers take forever, but for the one named "free"
 	watcher    func(string)
 	down       chan struct{} // closed when the engine goes away
 }
@@ -52,8 +53,13 @@ func (f *fake) List(context.Context) ([]string, error) {
 	return slices.Collect(maps.Keys(f.containers)), nil
 }
 
-func (f *fake) Inspect(_ context.Context, id string) (Container, error) {
+func (f *fake) Inspect(ctx context.Context, id string) (Container, error) {
 	f.mu.Lock()
+	if f.hung && id != "free" {
+		f.mu.Unlock()
+		<-ctx.Done()
+		return Container{}, ctx.Err()
+	}
 	defer f.mu.Unlock()
 	c := f.containers[id]
 	if c == nil {
@@ -451,7 +457,7 @@ func TestStartFails(t *testing.T) {
 		wantStarts(t, f, "the engine can't be asked", "a at 100ms", "a at 1.1s")
 		f.do(func() { f.startErr = errors.New("denied") })
 		time.Sleep(time.Hour/2 - 2*time.Second)
-		wantStarts(t, f, "denied", "a at 2.1s")
+		wantStarts(t, f, "denied", "a at 3.1s")
 		f.do(func() { f.startErr = nil })
 		f.away()
 		time.Sleep(retryEvery)
@@ -478,6 +484,42 @@ func TestStartsAreBounded(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		if n := len(f.started()); n != 20 || f.most != maxSteps {
 			t.Errorf("%d starts, %d at a time", n, f.most)
+		}
+	})
+}
+
+// TestHungContainers has looks at many containers hang, as those of a tenant do that reads
+// archives of them slowly: another container is restarted all the same, and soon.
+func TestHungContainers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		for i := range 16 {
+			f.add(fmt.Sprint(i))
+		}
+		f.add("free")
+		s, stop := run(t, f)
+		defer stop()
+		for id := range f.containers {
+			set(t, s, id, Always, 0)
+		}
+		f.do(func() { f.hung = true })
+		for i := range 16 {
+			f.end(fmt.Sprint(i), 1)
+		}
+		time.Sleep(10 * time.Minute)
+		wantStarts(t, f, "hung")
+		worst := time.Duration(0)
+		for range 20 {
+			ended := time.Now()
+			f.end("free", 1)
+			for len(f.started()) == 0 {
+				time.Sleep(time.Second / 10)
+			}
+			worst = max(worst, time.Since(ended))
+			time.Sleep(steady)
+		}
+		if worst > 2*lookTime {
+			t.Errorf("restarted after %v", worst)
 		}
 	})
 }

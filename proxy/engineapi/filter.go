@@ -108,10 +108,14 @@ func (c *call) listOwn(kind lifecycle.ObjectKind, path string, query url.Values)
 	}
 	write(next)
 	next = ""
+	restarting := c.restarts.Waiting() > 0
 	err = eachEntry(resp.Body, func(list string, entry json.RawMessage) error {
 		own, err := c.ownEntry(kind, list, entry)
 		if own && kind == lifecycle.ObjectContainer {
-			entry, err = c.showRestarts(shown(entry))
+			entry = shown(entry)
+			if restarting {
+				entry, err = c.showRestarts(entry)
+			}
 		}
 		if own && err == nil {
 			write(next + string(entry))

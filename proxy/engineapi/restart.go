@@ -32,9 +32,12 @@ type restartEngine struct{ *Door }
 
 var _ restart.Engine = restartEngine{}
 
-// eventSlack is how far back the event stream begins: the engine answers a request for
-// events a moment before it subscribes.
-const eventSlack = 5 * time.Second
+const (
+	// eventSlack is how far back the event stream begins: the engine answers a request for
+	// events a moment before it subscribes.
+	eventSlack = 5 * time.Second
+	turnTime   = 200 * time.Millisecond // for a container's turn to be started
+)
 
 func (d *Door) doorLabels() []string {
 	return []string{lifecycle.LabelOwner + "=" + d.opts.Owner, lifecycle.LabelDoor + "=" + lifecycle.DoorEngine}
@@ -129,11 +132,17 @@ func (d restartEngine) TakeOver(ctx context.Context, id string) error {
 	return err
 }
 
-// StartContainer is restart.Engine's.
+// StartContainer is restart.Engine's. It doesn't wait for what else goes on with the
+// container, as a slow copy of its files would keep other containers waiting.
 func (d restartEngine) StartContainer(ctx context.Context, id string) error {
-	err := d.Door.StartContainer(ctx, id)
+	_, err := d.engine.max(ctx)
+	if err == nil {
+		turn, cancel := context.WithTimeout(ctx, turnTime)
+		defer cancel()
+		err = d.Door.StartContainer(turn, id) // which goes on without a limit once it has its turn
+	}
 	var f *proxy.Fault
-	if errors.As(err, &f) && statusOf(err) == 0 && f.Status == http.StatusServiceUnavailable {
+	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &f) && statusOf(err) == 0 && f.Status == http.StatusServiceUnavailable {
 		err = fmt.Errorf("%w: %w", errdefs.ErrUnavailable, err)
 	}
 	return err
@@ -222,11 +231,10 @@ func (c *call) showRestarts(entry json.RawMessage) (json.RawMessage, error) {
 	var ct struct {
 		ID string `json:"Id"`
 	}
-	if c.restarts.Waiting() == 0 || json.Unmarshal(entry, &ct) != nil {
-		return entry, nil
+	if err := json.Unmarshal(entry, &ct); err != nil {
+		return nil, err
 	}
-	row, ok := c.restarts.Row(ct.ID)
-	if !ok || row.Next.IsZero() {
+	if row, _ := c.restarts.Row(ct.ID); row.Next.IsZero() {
 		return entry, nil
 	}
 	return replacing{"State": "restarting", "Status": "Restarting"}.in(entry)

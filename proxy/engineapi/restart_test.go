@@ -79,7 +79,7 @@ func (d *testDoor) running(s *rows) (stop func()) {
 // restartable makes a container with a bind that runs until a file "end" is in it.
 func restartable(t *testing.T, c *client.Client, dir string, p container.RestartPolicy) string {
 	t.Helper()
-	cfg := &container.Config{Image: testImage, Cmd: []string{"sh", "-c", "echo x >> /b/runs; until [ -e /b/end ]; do sleep 0.1; done; rm /b/end; exit 3"}}
+	cfg := &container.Config{Image: testImage, StopSignal: "KILL", Cmd: []string{"sh", "-c", "echo x >> /b/runs; until [ -e /b/end ]; do sleep 0.1; done; rm /b/end; exit 3"}}
 	ct, err := c.ContainerCreate(t.Context(), cfg, &container.HostConfig{Binds: []string{dir + ":/b"}, RestartPolicy: p}, nil, nil, "")
 	if err != nil {
 		t.Fatal(err)
