@@ -84,7 +84,7 @@ func (m *Manager) Orphans(ctx context.Context, before time.Time) ([]runtime.Cont
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var orphans []runtime.Container
-	for _, c := range listed {
+	for _, c := range m.opts.Sealer.Genuine(listed, func(id string) bool { _, ok := known[id]; return ok }) {
 		_, wasKnown := known[c.ID]
 		_, wasMaking := making[c.Labels[LabelSessionID]]
 		if wasKnown || wasMaking || !c.CreatedAt.Before(before) || !m.orphanLocked(c) {
@@ -164,7 +164,7 @@ func (m *Manager) collectNetworks(ctx context.Context, keep func(name string) bo
 	}
 	removed := 0
 	for _, n := range listed {
-		if keep(n.Name) || isObject(n.Labels) {
+		if keep(n.Name) || isObject(n.Labels) || !m.opts.Sealer.Valid(ObjectNetwork, n.ID, n.Labels) {
 			continue
 		}
 		err := m.call(ctx, "remove_network", func(ctx context.Context) error { return nw.RemoveNetwork(ctx, n.Name) })

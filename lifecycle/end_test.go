@@ -164,6 +164,7 @@ func sweepSparesOthers(t *testing.T) {
 		orphan[k] = v
 	}
 	orphan[lifecycle.LabelSessionID] = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
+	newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, orphan)
 	if _, err := w.fake.Create(ctx, runtime.Spec{Name: "orphan", Image: runtimetest.DefaultImage, Labels: orphan}); err != nil {
 		t.Fatal(err)
 	}
@@ -417,6 +418,7 @@ func TestReconcileTidies(t *testing.T) {
 		for k, v := range change {
 			labels[k] = v
 		}
+		newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, labels)
 		if _, err := w.fake.Create(ctx, runtime.Spec{Name: name, Image: runtimetest.DefaultImage, Labels: labels}); err != nil {
 			t.Fatal(err)
 		}
@@ -425,8 +427,8 @@ func TestReconcileTidies(t *testing.T) {
 		lifecycle.LabelSessionID: "6f9619ff-8b86-d011-b42d-00c04fc964ff",
 		lifecycle.LabelCreatedAt: first.CreatedAt.Add(time.Second).Format(time.RFC3339Nano),
 	})
-	with("malformed", map[string]string{lifecycle.LabelDeadline: "soon"})
-	with("forged", map[string]string{lifecycle.LabelEffective: `{"image":"other"}`})
+	with("malformed", map[string]string{lifecycle.LabelSessionID: "7f9619ff-8b86-d011-b42d-00c04fc964ff", lifecycle.LabelDeadline: "soon"})
+	with("forged", map[string]string{lifecycle.LabelSessionID: "8f9619ff-8b86-d011-b42d-00c04fc964ff", lifecycle.LabelEffective: `{"image":"other"}`})
 	again := newWorld(t, setup{engine: w.fake, store: w.store})
 	sb, err := again.Get(ctx, "a", "k")
 	if err != nil || sb.SessionID != "6f9619ff-8b86-d011-b42d-00c04fc964ff" {

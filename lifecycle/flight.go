@@ -234,7 +234,7 @@ func (m *Manager) makeWay(ctx context.Context, f *flight, old *record) error {
 
 // start makes the container, with its directories held until it runs.
 func (m *Manager) start(ctx context.Context, sb Sandbox, image runtime.Image, mounts []policy.Mount) (runtime.Container, string, error) {
-	labels, err := m.labelsFor(sb)
+	labels, err := m.labelsFor(sb, image)
 	if err != nil {
 		return runtime.Container{}, "", err
 	}

@@ -136,6 +136,7 @@ type setup struct {
 	policy   string
 	settings lifecycle.Settings
 	owner    string // "owner" if empty
+	seals    lifecycle.SealStore
 	logger   *slog.Logger
 	tracer   trace.TracerProvider
 	wrap     func(*runtimetest.Fake) runtime.Runtime // what the manager gets instead of the fake
@@ -143,6 +144,16 @@ type setup struct {
 
 	workspaces lifecycle.Workspaces
 	ceilings   lifecycle.Ceilings
+}
+
+// newSealer is the sealer of every world of an owner.
+func newSealer(owner string, store lifecycle.SealStore, logger *slog.Logger) *lifecycle.Sealer {
+	key := make([]byte, lifecycle.SealKeyBytes)
+	s, err := lifecycle.NewSealer(context.Background(), lifecycle.SealerOptions{Key: key, Owner: owner, Store: store, Logger: logger})
+	if err != nil {
+		panic(err)
+	}
+	return s
 }
 
 func newWorld(t *testing.T, s setup) *world {
@@ -167,7 +178,7 @@ func newWorld(t *testing.T, s setup) *world {
 		engine = s.wrap(w.fake)
 	}
 	w.Manager, err = lifecycle.New(lifecycle.Options{
-		Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
+		Sealer: newSealer(s.owner, s.seals, s.logger), Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
 		Holder: mountpintest.Holder{}, Owner: s.owner, Settings: s.settings, Registry: w.reg,
 		Logger: s.logger, Tracer: s.tracer, Workspaces: s.workspaces, Ceilings: s.ceilings,
 	})

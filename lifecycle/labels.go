@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 )
 
 // The labels that a sandbox's container carries. They are the truth about what
@@ -56,15 +57,19 @@ const (
 	LegacyPort      = "endpoint_port"
 )
 
+var legacyLabels = []string{LegacySessionID, LegacyChatID, LegacyExpiresAt, LegacyAgentID, LegacyVolume, LegacyPort}
+
 func legacySelector() map[string]string {
-	return map[string]string{
-		LegacySessionID: "", LegacyChatID: "", LegacyExpiresAt: "",
-		LegacyAgentID: "", LegacyVolume: "", LegacyPort: "",
+	selector := map[string]string{}
+	for _, name := range legacyLabels {
+		selector[name] = ""
 	}
+	return selector
 }
 
-// labelsFor are the labels of a new sandbox's container.
-func (m *Manager) labelsFor(sb Sandbox) (map[string]string, error) {
+// labelsFor returns the labels of a new sandbox's container. Those of Berm's that the image
+// would add are made empty.
+func (m *Manager) labelsFor(sb Sandbox, image runtime.Image) (map[string]string, error) {
 	spec, err := json.Marshal(sb.Spec)
 	if err != nil {
 		return nil, fmt.Errorf("encode spec: %w", err)
@@ -104,7 +109,12 @@ func (m *Manager) labelsFor(sb Sandbox) (map[string]string, error) {
 		l[LegacyVolume] = sb.VolumePath
 		l[LegacyPort] = strconv.Itoa(m.opts.Settings.AgentPort)
 	}
-	return l, nil
+	for name := range image.Labels {
+		if _, set := l[name]; !set && IsOwnLabel(name) {
+			l[name] = ""
+		}
+	}
+	return m.opts.Sealer.Seal(ObjectContainer, l), nil
 }
 
 // withLabels adds the operator's to Berm's own, which they can't change.

@@ -38,6 +38,7 @@ type Options struct {
 	Ceilings Ceilings
 	// Collector removes what callers of the engine's own API made; nil: there are none.
 	Collector runtime.Collector
+	Sealer    *Sealer               // tells this instance's objects from others; nil: knows what this Manager makes
 	Holder    Holder                // mandatory: holds judged directories while the engine mounts them
 	Owner     string                // mandatory: this instance's id; nothing that carries another's is touched
 	Labels    map[string]string     // further ones of every container and network; nil is none
@@ -202,6 +203,12 @@ func New(opts Options) (*Manager, error) {
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.Sealer == nil {
+		var err error
+		if opts.Sealer, err = NewSealer(context.Background(), SealerOptions{Owner: opts.Owner, Logger: opts.Logger}); err != nil {
+			return nil, err
+		}
 	}
 	if opts.Tracer == nil {
 		opts.Tracer = noop.NewTracerProvider()

@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -19,9 +20,10 @@ const (
 	ObjectContainer ObjectKind = "container"
 	ObjectNetwork   ObjectKind = "network"
 	ObjectVolume    ObjectKind = "volume"
+	ObjectImage     ObjectKind = "image" // carries a seal, and isn't collected
 )
 
-// ObjectKinds gives all of them in that order.
+// ObjectKinds returns the kinds that are collected, in that order.
 func ObjectKinds() []ObjectKind { return []ObjectKind{ObjectContainer, ObjectNetwork, ObjectVolume} }
 
 // Object is something that a caller of the engine's own API made. All that is known of
@@ -49,37 +51,52 @@ func (m *Manager) EndedObjects(ctx context.Context, kind ObjectKind, now time.Ti
 		return nil, err
 	}
 	var ended []Object
-	add := func(labels map[string]string, id, name string) {
-		ends, ok := objectEnd(labels)
-		if ok && isObject(labels) && !ends.After(now) {
-			ended = append(ended, Object{Kind: kind, ID: id, Name: name, Tenant: labels[LabelTenant], Ends: ends, session: labels[LabelSessionID]})
-		}
-	}
-	if err := m.listObjects(ctx, kind, add); err != nil {
+	objects, err := m.objects(ctx, kind)
+	if err != nil {
 		return nil, fmt.Errorf("list what the engine's own API made: %w", err)
+	}
+	for _, o := range objects {
+		if ends, ok := objectEnd(o.Labels); ok && !ends.After(now) {
+			ended = append(ended, Object{Kind: kind, ID: o.ID, Name: o.Name, Tenant: o.Labels[LabelTenant], Ends: ends, session: o.Labels[LabelSessionID]})
+		}
 	}
 	return ended, nil
 }
 
-func (m *Manager) listObjects(ctx context.Context, kind ObjectKind, add func(labels map[string]string, id, name string)) error {
-	selector := map[string]string{LabelOwner: m.opts.Owner, LabelDoor: DoorEngine}
+// objects lists this instance's objects of a kind, each as a container.
+func (m *Manager) objects(ctx context.Context, kind ObjectKind) (own []runtime.Container, err error) {
+	err = m.listClaims(ctx, kind, map[string]string{LabelOwner: m.opts.Owner, LabelDoor: DoorEngine}, func(c runtime.Container) {
+		if isObject(c.Labels) && (kind == ObjectContainer || m.opts.Sealer.Valid(kind, c.ID, c.Labels)) {
+			own = append(own, c)
+		}
+	})
+	if kind == ObjectContainer {
+		own = m.opts.Sealer.Genuine(own, func(string) bool { return false })
+	}
+	return own, err
+}
+
+// listClaims lists what carries the labels, whoever put them there. Of a network or a volume
+// it gives the ID, the name and the labels.
+func (m *Manager) listClaims(ctx context.Context, kind ObjectKind, selector map[string]string, add func(runtime.Container)) error {
 	networks, ok := m.opts.Runtime.(runtime.Networker)
 	switch {
 	case kind == ObjectContainer:
 		return m.call(ctx, "list", func(ctx context.Context) error {
 			list, err := m.opts.Runtime.List(ctx, selector)
 			for _, c := range list {
-				add(c.Labels, c.ID, "")
+				c.Name = ""
+				add(c)
 			}
 			return err
 		})
-	case m.opts.Collector == nil:
+	case kind == ObjectVolume && m.opts.Collector == nil:
 		return nil
 	case kind == ObjectVolume:
 		return m.call(ctx, "volumes", func(ctx context.Context) error {
 			list, err := m.opts.Collector.Volumes(ctx, selector)
 			for _, v := range list {
-				add(v.Labels, v.Name, v.Name)
+				add(runtime.Container{ID: v.Name, Name: v.Name, Labels: v.Labels})
 			}
 			return err
 		})
@@ -87,7 +104,7 @@ func (m *Manager) listObjects(ctx context.Context, kind ObjectKind, add func(lab
 		return m.call(ctx, "networks", func(ctx context.Context) error {
 			list, err := networks.Networks(ctx, selector)
 			for _, n := range list {
-				add(n.Labels, n.ID, n.Name)
+				add(runtime.Container{ID: n.ID, Name: n.Name, Labels: n.Labels})
 			}
 			return err
 		})
@@ -97,9 +114,8 @@ func (m *Manager) listObjects(ctx context.Context, kind ObjectKind, add func(lab
 
 // hasObjects tells whether there may be containers of the engine's own API.
 func (m *Manager) hasObjects(ctx context.Context) bool {
-	there := false
-	err := m.listObjects(ctx, ObjectContainer, func(labels map[string]string, _, _ string) { there = there || isObject(labels) })
-	return there || err != nil
+	there, err := m.objects(ctx, ObjectContainer)
+	return len(there) > 0 || err != nil
 }
 
 // objectEnd is the earlier of the two ends that labels name.
@@ -145,9 +161,9 @@ func (m *Manager) CollectObject(ctx context.Context, o Object) (bool, error) {
 }
 
 // sameVolume looks whether the volume of this name is still the one that has ended.
-func (m *Manager) sameVolume(ctx context.Context, o Object) (same bool, err error) {
-	err = m.listObjects(ctx, ObjectVolume, func(labels map[string]string, id, _ string) {
-		same = same || id == o.ID && isObject(labels) && labels[LabelSessionID] == o.session
-	})
-	return same, err
+func (m *Manager) sameVolume(ctx context.Context, o Object) (bool, error) {
+	volumes, err := m.objects(ctx, ObjectVolume)
+	return slices.ContainsFunc(volumes, func(v runtime.Container) bool {
+		return v.ID == o.ID && v.Labels[LabelSessionID] == o.session
+	}), err
 }

@@ -3,38 +3,41 @@ package lifecycle_test
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
-// objectLabels are those of an object of this instance's that ends after ttl.
-func objectLabels(ttl time.Duration) map[string]string {
+// objectLabels are those of an object of this instance's that ends after ttl, with further ones
+// as pairs of a name and a value, and with the seal.
+func objectLabels(kind lifecycle.ObjectKind, ttl time.Duration, more ...string) map[string]string {
 	now := time.Now().UTC()
-	return map[string]string{
-		lifecycle.LabelOwner: "owner", lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "a",
+	labels := map[string]string{
+		lifecycle.LabelOwner: "owner", lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "a", lifecycle.LabelSessionID: uuid.NewString(),
 		lifecycle.LabelExpiresAt: now.Add(ttl).Format(time.RFC3339Nano), lifecycle.LabelDeadline: now.Add(time.Hour).Format(time.RFC3339Nano),
 	}
-}
-
-func with(labels map[string]string, name, value string) map[string]string {
-	labels[name] = value
-	return labels
+	for pair := range slices.Chunk(more, 2) {
+		labels[pair[0]] = pair[1]
+	}
+	return newSealer("owner", nil, nil).Seal(kind, labels)
 }
 
 // Objects are none of the first door's business before their end, whoever looks.
 func TestObjectsAreLeftAlone(t *testing.T) {
 	fake := runtimetest.NewFake(runtimetest.FakeOptions{})
 	ctx := context.Background()
-	c, err := fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Labels: objectLabels(time.Hour)})
+	c, err := fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Labels: objectLabels(lifecycle.ObjectContainer, time.Hour)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(time.Hour)}); err != nil {
+	if err := fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(lifecycle.ObjectNetwork, time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
 	var log strings.Builder
@@ -64,14 +67,14 @@ func TestEndedObjects(t *testing.T) {
 	w := newWorld(t, setup{})
 	ctx := context.Background()
 	for name, labels := range map[string]map[string]string{
-		"ended":    objectLabels(-time.Second),
-		"live":     objectLabels(time.Hour),
-		"deadline": with(objectLabels(time.Hour), lifecycle.LabelDeadline, time.Now().Add(-time.Second).Format(time.RFC3339)),
-		"foreign":  with(objectLabels(-time.Second), lifecycle.LabelOwner, "other"),
-		"sandbox":  with(objectLabels(-time.Second), lifecycle.LabelKey, "k"), // its image has the door on it
-		"no door":  with(objectLabels(-time.Second), lifecycle.LabelDoor, ""),
-		"garbled":  with(objectLabels(-time.Second), lifecycle.LabelExpiresAt, "soon"),
-		"no end":   with(objectLabels(-time.Second), lifecycle.LabelDeadline, ""),
+		"ended":    objectLabels(lifecycle.ObjectVolume, -time.Second),
+		"live":     objectLabels(lifecycle.ObjectVolume, time.Hour),
+		"deadline": objectLabels(lifecycle.ObjectVolume, time.Hour, lifecycle.LabelDeadline, time.Now().Add(-time.Second).Format(time.RFC3339)),
+		"foreign":  objectLabels(lifecycle.ObjectVolume, -time.Second, lifecycle.LabelOwner, "other"),
+		"sandbox":  objectLabels(lifecycle.ObjectVolume, -time.Second, lifecycle.LabelKey, "k"), // its image has the door on it
+		"no door":  objectLabels(lifecycle.ObjectVolume, -time.Second, lifecycle.LabelDoor, ""),
+		"garbled":  objectLabels(lifecycle.ObjectVolume, -time.Second, lifecycle.LabelExpiresAt, "soon"),
+		"no end":   objectLabels(lifecycle.ObjectVolume, -time.Second, lifecycle.LabelDeadline, ""),
 	} {
 		w.fake.AddVolume(runtime.Volume{Name: name, Labels: labels}, "")
 	}
@@ -95,15 +98,15 @@ func TestEndedObjects(t *testing.T) {
 func TestCollectObject(t *testing.T) {
 	w := newWorld(t, setup{})
 	ctx := context.Background()
-	if err := w.fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(-time.Second)}); err != nil {
+	if err := w.fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(lifecycle.ObjectNetwork, -time.Second)}); err != nil {
 		t.Fatal(err)
 	}
-	c, err := w.fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Network: "n", Labels: objectLabels(-time.Second)})
+	c, err := w.fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Network: "n", Labels: objectLabels(lifecycle.ObjectContainer, -time.Second)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.fake.AddVolume(runtime.Volume{Name: "v", Labels: objectLabels(-time.Second)}, c.ID)
-	somebodys := with(objectLabels(-time.Second), lifecycle.LabelDoor, lifecycle.DoorEngineImage) // made of a caller's image
+	w.fake.AddVolume(runtime.Volume{Name: "v", Labels: objectLabels(lifecycle.ObjectVolume, -time.Second)}, c.ID)
+	somebodys := objectLabels(lifecycle.ObjectContainer, -time.Second, lifecycle.LabelDoor, lifecycle.DoorEngineImage) // made of a caller's image
 	if _, err := w.fake.Create(ctx, runtime.Spec{Name: "somebodys", Image: runtimetest.DefaultImage, Labels: somebodys}); err != nil {
 		t.Fatal(err)
 	}
@@ -133,12 +136,12 @@ func TestCollectObject(t *testing.T) {
 func TestCollectObjectExchanged(t *testing.T) {
 	w := newWorld(t, setup{})
 	ctx := context.Background()
-	w.fake.AddVolume(runtime.Volume{Name: "v", Labels: with(objectLabels(-time.Second), lifecycle.LabelSessionID, "one")}, "")
+	w.fake.AddVolume(runtime.Volume{Name: "v", Labels: objectLabels(lifecycle.ObjectVolume, -time.Second, lifecycle.LabelSessionID, "one")}, "")
 	ended, err := w.EndedObjects(ctx, lifecycle.ObjectVolume, time.Now())
 	if err != nil || len(ended) != 1 {
 		t.Fatalf("%+v, %v", ended, err)
 	}
-	next := with(objectLabels(time.Hour), lifecycle.LabelSessionID, "two")
+	next := objectLabels(lifecycle.ObjectVolume, time.Hour, lifecycle.LabelSessionID, "two")
 	for _, labels := range []map[string]string{next, nil} {
 		w.fake.AddVolume(runtime.Volume{Name: "v", Labels: labels}, "")
 		if removed, err := w.CollectObject(ctx, ended[0]); removed || err != nil {

@@ -187,7 +187,7 @@ func (h *history) start() {
 	h.reg = prometheus.NewPedanticRegistry()
 	var err error
 	h.manager, err = lifecycle.New(lifecycle.Options{
-		Runtime: h.fake, Policy: func() *policy.Policy { return h.policy }, Store: shakyStore{h.store, h},
+		Sealer: newSealer("owner", nil, nil), Runtime: h.fake, Policy: func() *policy.Policy { return h.policy }, Store: shakyStore{h.store, h},
 		Holder: mountpintest.Holder{}, Owner: "owner", Registry: h.reg,
 	})
 	if err != nil {

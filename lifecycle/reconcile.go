@@ -255,6 +255,9 @@ func (m *Manager) reconcile(ctx context.Context) (err error) {
 	}()
 	// First, as what was left of a network or a container may be in the way of the new.
 	m.sweepEngine(ctx)
+	if err := m.sealEarlier(ctx); err != nil {
+		return err
+	}
 	pol := m.opts.Policy()
 	for _, n := range pol.Networks() {
 		err := m.ensureNetwork(ctx, n.EngineNetwork)
@@ -281,7 +284,10 @@ func (m *Manager) reconcile(ctx context.Context) (err error) {
 		m.reconciling = false
 		m.forgetEndedLocked()
 	}()
-	all, err := m.inspectAll(ctx, pol)
+	all, err := m.inspectAll(ctx, pol, func(id string) bool {
+		_, known := before[id]
+		return known || slices.ContainsFunc(stored, func(r Record) bool { return r.ContainerID == id })
+	})
 	if err != nil {
 		return err
 	}
@@ -326,8 +332,8 @@ func (m *Manager) reconcile(ctx context.Context) (err error) {
 }
 
 // inspectAll lists our containers and looks at each. Those with labels that make
-// no sense are reported and left alone.
-func (m *Manager) inspectAll(ctx context.Context, pol *policy.Policy) ([]found, error) {
+// no sense are reported and left alone. Known reports whether a record has an ID.
+func (m *Manager) inspectAll(ctx context.Context, pol *policy.Policy, known func(id string) bool) ([]found, error) {
 	var listed []runtime.Container
 	list := func(selector map[string]string) error {
 		return m.call(ctx, "list", func(ctx context.Context) error {
@@ -339,7 +345,7 @@ func (m *Manager) inspectAll(ctx context.Context, pol *policy.Policy) ([]found, 
 	if err := list(map[string]string{LabelOwner: m.opts.Owner}); err != nil {
 		return nil, err
 	}
-	listed = slices.DeleteFunc(listed, func(c runtime.Container) bool { return isObject(c.Labels) })
+	listed = slices.DeleteFunc(m.opts.Sealer.Genuine(listed, known), func(c runtime.Container) bool { return isObject(c.Labels) })
 	ours := len(listed)
 	var legacy policy.Spec
 	if m.opts.Settings.AdoptLegacy {
@@ -373,9 +379,12 @@ func (m *Manager) inspectAll(ctx context.Context, pol *policy.Policy) ([]found, 
 				return err
 			}
 			f := &found{container: full, adopted: i >= ours}
-			if f.adopted {
+			switch {
+			case f.adopted && !m.imageLacks(gctx, full.Image, func(name string) bool { return slices.Contains(legacyLabels, name) }):
+				err = errors.New("the image has labels of the old service, or is gone")
+			case f.adopted:
 				f.sandbox, err = sandboxFromLegacy(full.Labels, full.CreatedAt, legacy)
-			} else {
+			default:
 				f.sandbox, err = sandboxFromLabels(full.Labels, full.Env)
 			}
 			f.sandbox.ContainerID = full.ID
@@ -553,13 +562,17 @@ func (m *Manager) ensureNetwork(ctx context.Context, name string) error {
 	if there {
 		return nil
 	}
-	n := runtime.Network{Name: name, Labels: m.withLabels(map[string]string{LabelOwner: m.opts.Owner}), Isolated: true}
+	n := runtime.Network{Name: name, Isolated: true}
 	for _, rule := range m.opts.Policy().Networks() {
 		if rule.EngineNetwork == name {
-			n.Internal, n.Isolated = rule.Internal, rule.Isolated
+			n.Internal, n.Isolated, n.External = rule.Internal, rule.Isolated, rule.External
 		}
 	}
+	n.Labels = m.opts.Sealer.Seal(ObjectNetwork, m.withLabels(map[string]string{LabelOwner: m.opts.Owner}))
 	err := m.call(ctx, "ensure_network", func(ctx context.Context) error { return m.opts.Runtime.EnsureNetwork(ctx, n) })
+	if err == nil {
+		err = m.checkNetwork(ctx, n)
+	}
 	if err != nil {
 		return fmt.Errorf("network %s: %w", name, err)
 	}
@@ -567,6 +580,29 @@ func (m *Manager) ensureNetwork(ctx context.Context, name string) error {
 	defer m.mu.Unlock()
 	m.networks[name] = struct{}{}
 	return nil
+}
+
+// checkNetwork refuses a network that this instance didn't make, unless the policy says that
+// the operator made it. An engine that can't list networks has no others.
+func (m *Manager) checkNetwork(ctx context.Context, want runtime.Network) error {
+	networks, ok := m.opts.Runtime.(runtime.Networker)
+	if !ok {
+		return nil
+	}
+	var list []runtime.Network
+	err := m.call(ctx, "networks", func(ctx context.Context) (err error) {
+		list, err = networks.Networks(ctx, nil)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, n := range list {
+		if n.Name == want.Name && !isObject(n.Labels) && (want.External || m.opts.Sealer.Valid(ObjectNetwork, n.ID, n.Labels)) {
+			return nil
+		}
+	}
+	return runtime.Precondition("the engine has a network of this name that isn't Berm's: remove or rename it, name another in the policy's engine_network, or set external if an operator made it for Berm")
 }
 
 // forgetNetwork has a network made sure of again.

@@ -2,9 +2,11 @@ package lifecycle_test
 
 import (
 	"context"
+	"maps"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -80,7 +82,7 @@ func (w traced) check(name string, attrs map[string]any, failed bool, calls ...s
 func TestSpansOfALife(t *testing.T) {
 	ctx := context.Background()
 	w := newTraced(t, setup{})
-	w.check("reconcile", map[string]any{"berm.sandboxes": int64(0), "berm.removed": int64(0)}, false, "runtime.sweep", "runtime.ensure_network", "runtime.list")
+	w.check("reconcile", map[string]any{"berm.sandboxes": int64(0), "berm.removed": int64(0)}, false, "runtime.sweep", "runtime.ensure_network", "runtime.networks", "runtime.list")
 	sb := w.create(request("k")).Sandbox
 	ids := func(more ...string) map[string]any {
 		all := map[string]any{"berm.key": "k", "berm.session_id": sb.SessionID}
@@ -120,14 +122,17 @@ func TestReconcileSpanCounts(t *testing.T) {
 		if c.Labels[lifecycle.LabelKey] != "k" {
 			continue
 		}
-		if _, err := w.fake.Create(context.Background(), runtime.Spec{Name: "again", Image: runtimetest.DefaultImage, Labels: c.Labels}); err != nil {
+		labels := maps.Clone(c.Labels)
+		labels[lifecycle.LabelSessionID] = uuid.NewString()
+		newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, labels)
+		if _, err := w.fake.Create(context.Background(), runtime.Spec{Name: "again", Image: runtimetest.DefaultImage, Labels: labels}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	w.stop()
 	again := newTraced(t, setup{engine: w.fake, store: w.store})
 	again.check("reconcile", map[string]any{"berm.sandboxes": int64(2), "berm.removed": int64(1)}, false, "runtime.sweep", "runtime.ensure_network",
-		"runtime.list", "runtime.inspect", "runtime.inspect", "runtime.inspect", "runtime.remove")
+		"runtime.networks", "runtime.list", "runtime.inspect", "runtime.inspect", "runtime.inspect", "runtime.remove")
 }
 
 // The span of a create that failed names nothing that doesn't exist, nor what it

@@ -63,6 +63,7 @@ type networkFile struct {
 	EngineNetwork string `yaml:"engine_network"`
 	Internal      bool   `yaml:"internal"`
 	Isolated      *bool  `yaml:"isolated"`
+	External      bool   `yaml:"external"`
 }
 
 type envFile struct {

@@ -41,6 +41,8 @@ type Options struct {
 	DefaultTTL     time.Duration // unless the file says; 0 is one hour
 	DefaultIdleTTL time.Duration // unless the file says; 0 is never
 	EngineNetwork  string        // what network "on" is to the engine unless the file says; empty is berm-sandbox
+
+	ExternalNetwork bool // an operator makes the network EngineNetwork, and not Berm
 }
 
 // PathMapping is a directory that is mounted into this process's container.

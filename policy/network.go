@@ -19,6 +19,7 @@ type NetworkRule struct {
 	EngineNetwork string // the engine's
 	Internal      bool   // no way out of the host
 	Isolated      bool   // its containers don't reach each other
+	External      bool   // an operator makes it, and not Berm
 }
 
 // Networks gives every network of the policy, sorted by name. "off" is none.
@@ -45,6 +46,7 @@ func (l *loader) loadNetworks() {
 	on := l.file.Networks[networkOn]
 	if on.EngineNetwork == "" {
 		on.EngineNetwork = l.opts.EngineNetwork
+		on.External = on.External || l.opts.ExternalNetwork
 	}
 	if on.EngineNetwork == "" {
 		on.EngineNetwork = engineNetwork
@@ -69,7 +71,7 @@ func (l *loader) loadNetworks() {
 			n.Isolated = &isolated
 			l.file.Networks[name] = n
 		}
-		l.policy.networks[name] = NetworkRule{Name: name, EngineNetwork: n.EngineNetwork, Internal: n.Internal, Isolated: *n.Isolated}
+		l.policy.networks[name] = NetworkRule{Name: name, EngineNetwork: n.EngineNetwork, Internal: n.Internal, Isolated: *n.Isolated, External: n.External}
 	}
 }
 

@@ -42,8 +42,8 @@ type Runtime interface {
 	// doesn't have, or won't give, is NotFound.
 	Pull(ctx context.Context, ref string, progress func(PullProgress)) (Image, error)
 
-	// EnsureNetwork makes a network unless one of this name is there. One that is
-	// there is left as it is, and whatever labels it carries.
+	// EnsureNetwork makes a network unless one of this name is there, whatever labels
+	// that carries. One that differs is left as it is, and is FailedPrecondition.
 	EnsureNetwork(ctx context.Context, n Network) error
 
 	// Create makes a container and starts it. When it returns an error, nothing
@@ -184,6 +184,8 @@ type Image struct {
 	Env     []string // the image's own environment, "NAME=value"
 	Command []string // entrypoint and command, joined
 	User    string   // the image's own user; empty is root
+	// Labels are those that the engine gives to a container of the image, beside its Spec's.
+	Labels map[string]string
 }
 
 // PullProgress is how far a pull has come, over all layers. Total grows as the
@@ -204,6 +206,9 @@ type Network struct {
 	Internal bool
 	// Isolated keeps the containers on the network from reaching each other.
 	Isolated bool
+	// External has EnsureNetwork make nothing: NotFound unless the network is there. It
+	// needn't be Isolated then.
+	External bool
 	// CreatedAt is filled in by Networks only.
 	CreatedAt time.Time
 }

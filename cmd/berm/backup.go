@@ -23,7 +23,7 @@ import (
 
 // A backup is a tar of two members: manifest.json, and the database as of one moment.
 const (
-	backupFormat = 1
+	backupFormat = 2
 	manifestName = "manifest.json"
 	maxManifest  = 64 << 10 // bytes
 )
@@ -31,9 +31,10 @@ const (
 // manifest says what a backup is of, and how its other members are known to be whole.
 type manifest struct {
 	Format   int       `json:"format"`
-	Berm     string    `json:"berm"`     // the version that made it
-	Schema   int       `json:"schema"`   // of the database
-	Instance string    `json:"instance"` // the id on what that instance made
+	Berm     string    `json:"berm"`               // the version that made it
+	Schema   int       `json:"schema"`             // of the database
+	Instance string    `json:"instance"`           // the id on what that instance made
+	SealKey  string    `json:"seal_key,omitempty"` // of the labels' seals; empty in format 1
 	Created  time.Time `json:"created"`
 	Members  []member  `json:"members"` // in their order
 }
@@ -191,7 +192,8 @@ func parseManifest(data []byte) (m manifest, err error) {
 	if err := proxy.DecodeJSON(data, &m); err != nil {
 		return m, err
 	}
-	if m.Format != backupFormat || m.Instance == "" || m.Created.IsZero() || len(m.Members) != 1 || m.Members[0].Name != stateStore ||
+	_, keyErr := parseSealKey(m.SealKey)
+	if m.Format < 1 || (m.SealKey == "") != (m.Format == 1) || m.Format > 1 && keyErr != nil || m.Instance == "" || m.Created.IsZero() || len(m.Members) != 1 || m.Members[0].Name != stateStore ||
 		strings.ContainsFunc(m.Instance+m.Berm, unicode.IsControl) {
 		return m, errors.New("it is not one of a backup")
 	}

@@ -53,6 +53,7 @@ type doorParts struct {
 	policies   *policyKeeper
 	tokens     *proxy.Tokens
 	signingKey []byte
+	sealer     *lifecycle.Sealer
 	owner      string
 	log        *slog.Logger
 	tel        *telemetry
@@ -123,7 +124,7 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 			}
 			return dialer.Dial(ctx)
 		},
-		Policy: d.policies.Policy, Owner: d.owner, Hosts: d.cfg.EngineAPI.AllowedHosts,
+		Policy: d.policies.Policy, Owner: d.owner, Sealer: d.sealer, Hosts: d.cfg.EngineAPI.AllowedHosts,
 		Pins: d.holder, Unheld: d.unheld, Mounts: d.manager.MountsInUse, ArchiveFixed: d.cfg.EngineAPI.ArchiveFixed,
 		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels, Restarts: d.db,
 		SpoolDir: d.cfg.SpoolDir(), SpoolBytes: d.cfg.EngineAPI.SpoolMB << 20,

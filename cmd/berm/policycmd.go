@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,6 +31,8 @@ func policyOptions(cfg *config.Config, v view, s *self) policy.Options {
 		DefaultTTL:     cfg.Sandbox.TTL,
 		DefaultIdleTTL: cfg.Sandbox.IdleTTL,
 		EngineNetwork:  cfg.Sandbox.Network,
+
+		ExternalNetwork: s != nil && slices.Contains(s.networks, cfg.Sandbox.Network),
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 const (
 	stateStore    = "berm.db"
 	stateInstance = "instance"
+	stateSealKey  = "seal.key"
 	stateScratch  = "scratch" // of backups and restores
 	statePending  = "restore" // a verified restore that takes its place; what it replaces goes there
 	stateReplaced = "replaced-"
@@ -83,6 +84,11 @@ func restoreState(ctx context.Context, dir, configured string, backup io.Reader,
 	}
 	if instance != "" {
 		if err := writeFile(filepath.Join(fresh, stateInstance), instance+"\n"); err != nil {
+			return r, err
+		}
+	}
+	if r.manifest.SealKey != "" { // an earlier version's backup has none
+		if err := writeFile(filepath.Join(fresh, stateSealKey), r.manifest.SealKey+"\n"); err != nil {
 			return r, err
 		}
 	}
@@ -163,7 +169,7 @@ func finishRestore(dir string, rename rename) (kept string, err error) {
 	for _, part := range []struct {
 		name     string
 		suffixes []string
-	}{{stateInstance, []string{""}}, {stateStore, storeSuffixes}} {
+	}{{stateInstance, []string{""}}, {stateSealKey, []string{""}}, {stateStore, storeSuffixes}} {
 		if _, err := os.Lstat(filepath.Join(fresh, part.name)); errors.Is(err, fs.ErrNotExist) {
 			continue // there is none, or it is in its place
 		}

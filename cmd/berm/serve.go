@@ -226,8 +226,16 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 	if err != nil {
 		return err
 	}
+	sealKey, err := st.sealKey()
+	if err != nil {
+		return err
+	}
+	sealer, err := lifecycle.NewSealer(ctx, lifecycle.SealerOptions{Key: sealKey, Owner: owner, Store: db, Logger: log})
+	if err != nil {
+		return err
+	}
 	managed := lifecycle.Options{
-		Runtime: rt, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes, Labels: here.labels(),
+		Runtime: rt, Sealer: sealer, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes, Labels: here.labels(),
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	}
 	if lasting != nil {
@@ -254,7 +262,7 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	parts := doorParts{
-		cfg: cfg, manager: manager, db: db, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, log: log, tel: tel, holder: holder, unheld: unheld, labels: here.labels(),
+		cfg: cfg, manager: manager, db: db, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, sealer: sealer, log: log, tel: tel, holder: holder, unheld: unheld, labels: here.labels(),
 		workspaces: lasting, chats: chats, sockets: sockets, bodies: proxy.NewBodies(),
 	}
 	undo.add(st.withdraw)

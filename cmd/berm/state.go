@@ -1,6 +1,8 @@
 package main
 
 import (
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +12,8 @@ import (
 	"syscall"
 
 	"github.com/google/uuid"
+
+	"github.com/bermhq/berm/lifecycle"
 )
 
 // state is the directory that a server keeps its things in, locked for as long as
@@ -116,6 +120,46 @@ func (s *state) owner(configured string) (string, error) {
 		return "", fmt.Errorf("keep the instance id: %w", err)
 	}
 	return id, nil
+}
+
+// sealKey returns the key of the labels' seals. It is made once and kept.
+func (s *state) sealKey() ([]byte, error) {
+	key, err := sealKeyOf(s.dir)
+	if key != nil || err != nil {
+		return key, err
+	}
+	key = make([]byte, lifecycle.SealKeyBytes)
+	_, _ = rand.Read(key) // it never fails
+	err = writeFile(filepath.Join(s.dir, stateSealKey), hex.EncodeToString(key)+"\n")
+	if err = errors.Join(err, syncPath(s.dir)); err != nil {
+		return nil, fmt.Errorf("keep the seal key: %w", err)
+	}
+	return key, nil
+}
+
+// sealKeyOf returns the key that is kept in a state directory, or nil.
+func sealKeyOf(dir string) ([]byte, error) {
+	path := filepath.Join(dir, stateSealKey)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the seal key: %w", err)
+	}
+	key, err := parseSealKey(string(data))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w; restore it: without it, Berm doesn't know what it has made", path, err)
+	}
+	return key, nil
+}
+
+func parseSealKey(text string) ([]byte, error) {
+	key, err := hex.DecodeString(strings.TrimSpace(text))
+	if err != nil || len(key) != lifecycle.SealKeyBytes {
+		return nil, fmt.Errorf("not a seal key of %d hexadecimal digits", 2*lifecycle.SealKeyBytes)
+	}
+	return key, nil
 }
 
 // instanceOf is the instance's id as it is known: the configured one, else the one that is

@@ -39,6 +39,32 @@ func TestStateIsForOneProcess(t *testing.T) {
 	}
 }
 
+func TestSealKey(t *testing.T) {
+	st, err := openState(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = st.Close() }()
+	made, err := st.sealKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(st.dir, stateSealKey)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the file: %v, %v", info, err)
+	}
+	if again, err := st.sealKey(); err != nil || string(again) != string(made) {
+		t.Errorf("a second time: %x, %v, want %x", again, err, made)
+	}
+	// A damaged key must not be replaced: nothing that was made would be known.
+	for _, text := range []string{"", "x\n", strings.Repeat("00", 31)} {
+		write(t, path, text)
+		if _, err := st.sealKey(); err == nil || !strings.Contains(err.Error(), "restore it") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
 func TestOwner(t *testing.T) {
 	dir := t.TempDir()
 	st, err := openState(dir)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -46,11 +47,11 @@ used; - is standard output. It is checked before it is written, and the file is 
 all of it is on the disk.
 
 A backup is a tar: manifest.json says what it is of, and berm.db is the database with the
-records of sandboxes, workspaces, chats and files. With it goes the instance's id, by which
-a server knows its sandboxes. What chats hold isn't in it: back up sandbox.chats_root
+records of sandboxes, workspaces, chats and files. With it go the instance's id and the key
+of its labels' seals, by which a server knows its sandboxes. What chats hold isn't in it: back up sandbox.chats_root
 after it. Neither are the configuration, the policy, tokens and signing keys.
 
-A backup is a secret: the environments of sandboxes are in it. FILE is for its owner only;
+A backup is a secret: the environments of sandboxes and the seals' key are in it. FILE is for its owner only;
 what standard output goes to is the shell's, which heeds umask.`,
 		Example: `  berm store backup /backup/berm.tar --state-dir /var/lib/berm
   berm store backup berm.tar --config /etc/berm/berm.yaml --force
@@ -89,7 +90,14 @@ func backUp(ctx context.Context, cmd *cobra.Command, cfg *config.Config, put fun
 		return err
 	}
 	defer func() { err = errors.Join(err, work.Close()) }()
-	m := manifest{Format: backupFormat, Berm: version, Instance: instance, Created: time.Now().UTC().Truncate(time.Millisecond)}
+	key, err := sealKeyOf(dir)
+	if err != nil {
+		return err
+	}
+	m := manifest{Format: backupFormat, SealKey: hex.EncodeToString(key), Berm: version, Instance: instance, Created: time.Now().UTC().Truncate(time.Millisecond)}
+	if key == nil { // an earlier version's
+		m.Format = 1
+	}
 	copied := filepath.Join(work.dir, stateStore)
 	if err := store.Snapshot(ctx, filepath.Join(dir, stateStore), copied); err != nil {
 		return err

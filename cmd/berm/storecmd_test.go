@@ -36,6 +36,9 @@ func fillState(t *testing.T, dir string, keys ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := st.sealKey(); err != nil {
+		t.Fatal(err)
+	}
 	live := filepath.Join(t.TempDir(), stateStore)
 	s, err := store.Open(t.Context(), store.Options{Path: live})
 	if err != nil {
@@ -124,6 +127,9 @@ func TestStoreCommands(t *testing.T) {
 	for _, name := range []string{"a", "new", "other"} {
 		if got := stateHolds(t, name); got != id+" one two" {
 			t.Errorf("%s holds %s", name, got)
+		}
+		if a, b := slurp(t, filepath.Join("a", stateSealKey)), slurp(t, filepath.Join(name, stateSealKey)); string(a) != string(b) {
+			t.Errorf("%s has the seal key %s, want %s", name, b, a)
 		}
 		wantEmptyDir(t, filepath.Join(name, stateScratch))
 	}
@@ -391,7 +397,10 @@ func TestRestoreRefuses(t *testing.T) {
 		"long manifest":    {pack(manifestName, head+strings.Repeat(" ", maxManifest)), "more than"},
 		"no manifest":      {pack(manifestName, "{}", stateStore, db), "manifest.json"},
 		"unknown field":    {pack(manifestName, `{"x": 1, `+head[1:], stateStore, db), `"x"`},
-		"newer format":     {with(db, func(m *manifest) { m.Format = 2 }), "its format is 2, and this berm knows 1: use the newer berm"},
+		"newer format":     {with(db, func(m *manifest) { m.Format = 3 }), "its format is 3, and this berm knows 2: use the newer berm"},
+		"no seal key":      {with(db, func(m *manifest) { m.SealKey = "" }), "not one of a backup"},
+		"bad seal key":     {with(db, func(m *manifest) { m.SealKey = "00" }), "not one of a backup"},
+		"earlier, sealed":  {with(db, func(m *manifest) { m.Format = 1 }), "not one of a backup"},
 		"newer and other":  {pack(manifestName, `{"format": 3, "x": 1}`), "use the newer berm"},
 		"newer schema": {with(newer, func(m *manifest) {
 			m.Schema, m.Members[0].SHA256 = known+1, fmt.Sprintf("%x", sha256.Sum256([]byte(newer)))

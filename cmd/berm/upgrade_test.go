@@ -110,7 +110,7 @@ func newOldService(t *testing.T) *oldService {
 		}
 	}
 	write(t, filepath.Join(o.dir, "chats", oldChat, "notes.txt"), "of the old service\n")
-	write(t, filepath.Join(o.dir, "policy.yaml"), "version: 1\nmounts: {allowed_roots: ["+o.dir+"/volume]}\nprofiles: {default: {network: \"on\"}}\n")
+	write(t, filepath.Join(o.dir, "policy.yaml"), "version: 1\nnetworks: {\"on\": {external: true}}\nmounts: {allowed_roots: ["+o.dir+"/volume]}\nprofiles: {default: {network: \"on\"}}\n")
 	o.must("network", "create", "old-sandboxes")
 	o.server = newDemoServer(o.dir, demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
 	o.server.env = append(o.server.env, asBerm, "BERM_POLICY_FILE="+o.dir+"/policy.yaml", "BERM_SANDBOX_NETWORK=old-sandboxes", "BERM_SANDBOX_PORT=8080",

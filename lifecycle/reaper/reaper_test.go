@@ -42,9 +42,13 @@ func startWith(t testing.TB, fake *runtimetest.Fake, ceilings lifecycle.Ceilings
 	if err != nil {
 		t.Fatal(err)
 	}
+	sealer, err := lifecycle.NewSealer(ctx, lifecycle.SealerOptions{Owner: "owner", Store: st})
+	if err != nil {
+		t.Fatal(err)
+	}
 	m, err := lifecycle.New(lifecycle.Options{
 		Runtime: fake, Collector: fake, Policy: func() *policy.Policy { return pol }, Store: st, Holder: mountpintest.Holder{}, Owner: "owner",
-		Ceilings: ceilings,
+		Ceilings: ceilings, Sealer: sealer,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -146,12 +150,6 @@ func TestSweepCollectsObjects(t *testing.T) {
 		}
 		return nil
 	}})
-	m := start(t, fake)
-	reg := prometheus.NewPedanticRegistry()
-	r, err := reaper.New(reaper.Options{Manager: m, Registry: reg})
-	if err != nil {
-		t.Fatal(err)
-	}
 	past := time.Now().UTC().Add(-time.Second).Format(time.RFC3339Nano)
 	labels := map[string]string{
 		lifecycle.LabelOwner: "owner", lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "a",
@@ -166,6 +164,12 @@ func TestSweepCollectsObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	fake.AddVolume(runtime.Volume{Name: "v", Labels: labels}, c.ID)
+	m := start(t, fake) // seals what an earlier version has made
+	reg := prometheus.NewPedanticRegistry()
+	r, err := reaper.New(reaper.Options{Manager: m, Registry: reg})
+	if err != nil {
+		t.Fatal(err)
+	}
 	broken.Store(true)
 	if swept, err := r.Sweep(ctx); err == nil || swept != (reaper.Swept{Objects: 2, Errors: 1}) {
 		t.Errorf("with a broken engine: %+v, %v", swept, err)

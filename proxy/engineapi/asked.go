@@ -143,17 +143,17 @@ func (c *call) askedMounts(p *plan) ([]mountBody, error) {
 		if labels == nil {
 			labels = map[string]string{}
 		}
-		maps.Copy(labels, p.volumeLabels())
+		maps.Copy(labels, p.volumes)
 		options.Labels, m.VolumeOptions = labels, &options
 	}
 	return list, nil
 }
 
-// auditMade tells whether labels are those of a container that was denied, and made in
-// mode audit.
+// auditMade reports whether labels are those of a container that was denied, and made in
+// mode audit, or don't say.
 func auditMade(labels map[string]string) bool {
 	var e struct{ Audit bool }
-	return labels[lifecycle.LabelEffective] != "" && json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) == nil && e.Audit
+	return json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) != nil || e.Audit
 }
 
 // confined refuses to work in a container that was denied, and made in mode audit, to

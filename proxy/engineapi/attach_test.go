@@ -77,7 +77,8 @@ func idleStream(t *testing.T, path string) {
 	}
 	const owner = "idle"
 	front, back := newPipeListener(), newPipeListener()
-	engine := &http.Server{Handler: &standIn{t: t, owner: func() string { return owner }, handler: func(w http.ResponseWriter, _ *http.Request) {
+	var d *Door
+	engine := &http.Server{Handler: &standIn{t: t, door: func() *Door { return d }, handler: func(w http.ResponseWriter, _ *http.Request) {
 		flusher := http.NewResponseController(w)
 		_ = flusher.Flush()
 		for range 3 {
@@ -87,7 +88,7 @@ func idleStream(t *testing.T, path string) {
 		}
 	}}}
 	go func() { _ = engine.Serve(back) }()
-	d, err := New(Options{Dial: back.dial, Policy: func() *policy.Policy { return rules }, Owner: owner})
+	d, err = New(Options{Dial: back.dial, Policy: func() *policy.Policy { return rules }, Owner: owner})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -198,7 +198,8 @@ func drawBody(d *dice) string {
 
 // recorder stands in for an engine: it has what a siege has, and notes what it is asked to make.
 type recorder struct {
-	owner, version string
+	door    *Door
+	version string
 
 	mu    sync.Mutex
 	asked [][]byte
@@ -222,8 +223,8 @@ func (e *recorder) take() [][]byte {
 	return asked
 }
 
-func (e *recorder) labels(tenant string) string {
-	b, _ := json.Marshal(map[string]string{lifecycle.LabelOwner: e.owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: tenant})
+func labelsJSON(labels map[string]string) string {
+	b, _ := json.Marshal(labels)
 	return string(b)
 }
 
@@ -245,7 +246,7 @@ func (e *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		say(200, `{"NCPU":4}`)
 		return
 	case "GET /containers/json":
-		say(200, "[]")
+		say(200, `[{"Id":"`+fakeOwn+`","Labels":`+labelsJSON(e.door.labels(lifecycle.ObjectContainer, "attacker", lifecycle.LabelSessionID, "attacker"))+`}]`)
 		return
 	case "POST /volumes/create":
 		var v map[string]json.RawMessage
@@ -272,27 +273,32 @@ func (e *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // object is what there is, as the engine tells it.
 func (e *recorder) object(path string) string {
-	mine, theirs := e.labels("attacker"), e.labels("victim")
+	labels := func(kind lifecycle.ObjectKind, tenant string) string {
+		return labelsJSON(e.door.labels(kind, tenant, lifecycle.LabelSessionID, tenant))
+	}
+	mine, theirs := labels(lifecycle.ObjectContainer, "attacker"), labels(lifecycle.ObjectContainer, "victim")
+	mineVol, theirsVol := labels(lifecycle.ObjectVolume, "attacker"), labels(lifecycle.ObjectVolume, "victim")
+	mineNet, theirsNet := labels(lifecycle.ObjectNetwork, "attacker"), labels(lifecycle.ObjectNetwork, "victim")
 	ct := func(id, labels string) string {
 		return fmt.Sprintf(`{"Id":%q,"Name":"/x","Config":{"Labels":%s},"HostConfig":{"NetworkMode":"none"},"NetworkSettings":{},"State":{}}`, id, labels)
 	}
 	n := func(id, name, driver, labels string) string {
-		return fmt.Sprintf(`{"Id":%q,"Name":%q,"Driver":%q,"Internal":true,"Labels":%s}`, id, name, driver, labels)
+		return fmt.Sprintf(`{"Id":%q,"Name":%q,"Driver":%q,"Scope":"local","Internal":true,"Labels":%s}`, id, name, driver, labels)
 	}
 	one := map[string]string{
 		"/images/" + testImage + "/json":           `{"Id":"sha256:` + fakeMade + `","RepoTags":["` + testImage + `"],"Config":{"User":"0"}}`,
 		"/images/siege-v.local/image:1/json":       `{"Id":"sha256:` + fakeVictim + `","RepoTags":["siege-v.local/image:1"],"Config":{"Labels":` + theirs + `}}`,
 		"/images/sha256:" + fakeVictim + "/json":   `{"Id":"sha256:` + fakeVictim + `","RepoTags":["siege-v.local/image:1"],"Config":{"Labels":` + theirs + `}}`,
-		"/volumes/siege-own-vol":                   `{"Name":"siege-own-vol","Driver":"local","Labels":` + mine + `}`,
-		"/volumes/siege-v-vol":                     `{"Name":"siege-v-vol","Driver":"local","Labels":` + theirs + `}`,
+		"/volumes/siege-own-vol":                   `{"Name":"siege-own-vol","Driver":"local","Labels":` + mineVol + `}`,
+		"/volumes/siege-v-vol":                     `{"Name":"siege-v-vol","Driver":"local","Labels":` + theirsVol + `}`,
 		"/containers/siege-own/json":               ct(fakeOwn, mine),
 		"/containers/" + fakeOwn + "/json":         ct(fakeOwn, mine),
 		"/containers/siege-v-one/json":             ct(fakeVictim, theirs),
 		"/containers/" + fakeVictim[:12] + "/json": ct(fakeVictim, theirs),
-		"/networks/siege-own-net":                  n(fakeNet, "siege-own-net", "bridge", mine),
-		"/networks/" + fakeNet:                     n(fakeNet, "siege-own-net", "bridge", mine),
-		"/networks/siege-v-net":                    n(fakeVNet, "siege-v-net", "bridge", theirs),
-		"/networks/siege-shared":                   n(fakeShared, "siege-shared", "bridge", "{}"),
+		"/networks/siege-own-net":                  n(fakeNet, "siege-own-net", "bridge", mineNet),
+		"/networks/" + fakeNet:                     n(fakeNet, "siege-own-net", "bridge", mineNet),
+		"/networks/siege-v-net":                    n(fakeVNet, "siege-v-net", "bridge", theirsNet),
+		"/networks/siege-shared":                   n(fakeShared, "siege-shared", "bridge", labelsJSON(e.door.policyNetworkLabels())),
 		"/networks/HOST":                           n(fakeHost, "HOST", "host", "{}"),
 	}
 	return one[path]
@@ -327,7 +333,7 @@ func rehearse(t testing.TB, version string) *rehearsal {
 		t.Fatal(err)
 	}
 	d := doorTo(t, "unix://"+root+"/e.sock", fmt.Sprintf(siegeRules, dir))
-	e := &recorder{owner: d.opts.Owner, version: version}
+	e := &recorder{door: d.Door, version: version}
 	srv := &http.Server{Handler: e, ReadHeaderTimeout: time.Minute}
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })

@@ -34,7 +34,7 @@ images: {allow: ["berm.local/*"]}
 mounts: {allowed_roots: [%s], hold: auto}
 env: {deny: ["SECRET*"], pin: {PINNED: "yes"}}
 ttl: {default: 1h, max_lifetime: 2h}
-networks: {team: {engine_network: siege-shared}}
+networks: {team: {engine_network: siege-shared, internal: true}}
 profiles:
   default:
     memory_mb: 64
@@ -133,20 +133,16 @@ func (s *siege) must(err error) {
 	}
 }
 
-func (s *siege) labels(tenant string) map[string]string {
-	return map[string]string{lifecycle.LabelOwner: s.d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: tenant}
-}
-
 // makeVictim makes what the attacker mustn't reach: another caller's, and the operator's.
 func (s *siege) makeVictim() {
 	ctx := s.Context()
-	labels := s.labels("victim")
-	n, err := s.direct.NetworkCreate(ctx, "siege-v-net", network.CreateOptions{Labels: labels})
+	labels := func(kind lifecycle.ObjectKind) map[string]string { return s.d.labels(kind, "victim") }
+	n, err := s.direct.NetworkCreate(ctx, "siege-v-net", network.CreateOptions{Labels: labels(lifecycle.ObjectNetwork)})
 	s.must(err)
-	_, err = s.direct.VolumeCreate(ctx, volume.CreateOptions{Name: "siege-v-vol", Labels: labels})
+	_, err = s.direct.VolumeCreate(ctx, volume.CreateOptions{Name: "siege-v-vol", Labels: labels(lifecycle.ObjectVolume)})
 	s.must(err)
 	ct, err := s.direct.ContainerCreate(ctx, &container.Config{
-		Image: testImage, Labels: labels, Env: []string{"TOLD=" + secret}, Cmd: []string{"sh", "-c", "echo $TOLD | tee /v/secret; sleep 1000"},
+		Image: testImage, Labels: labels(lifecycle.ObjectContainer), Env: []string{"TOLD=" + secret}, Cmd: []string{"sh", "-c", "echo $TOLD | tee /v/secret; sleep 1000"},
 	}, &container.HostConfig{Binds: []string{"siege-v-vol:/v"}, NetworkMode: "siege-v-net"}, nil, nil, "siege-v-one")
 	s.must(err)
 	s.must(s.direct.ContainerStart(ctx, ct.ID, container.StartOptions{}))
@@ -154,7 +150,7 @@ func (s *siege) makeVictim() {
 	s.must(err)
 	img, err := s.direct.ContainerCommit(ctx, ct.ID, container.CommitOptions{Reference: "siege-v.local/image:1"})
 	s.must(err)
-	shared, err := s.direct.NetworkCreate(ctx, "siege-shared", network.CreateOptions{Internal: true})
+	shared, err := s.direct.NetworkCreate(ctx, "siege-shared", network.CreateOptions{Internal: true, Labels: s.d.policyNetworkLabels()})
 	s.must(err)
 	op, err := s.direct.ContainerCreate(ctx, &container.Config{Image: testImage, Env: []string{"TOLD=" + secret}, Cmd: []string{"sleep", "1000"}},
 		&container.HostConfig{NetworkMode: "none"}, nil, nil, "siege-v-operator")

@@ -606,10 +606,13 @@ func (c *call) finishBuild(id string, want map[string]string, tags []url.Values)
 	case err != nil:
 	case img == nil:
 		err = errors.New("the image is gone")
-	case !c.ownImage(img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
+	case !c.claimsImage(img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
 		err = denied("verify.build", "", "the image lacks the labels that it was built with", "none") // and may be anybody's
 	default:
-		if err = foreignLabels(img.Config.Labels, want); err != nil {
+		if err = foreignLabels(img.Config.Labels, want); err == nil && !c.ownImage(img.Config.Labels) {
+			err = denied("verify.build", "", "the image lacks labels that it was built with", "none")
+		}
+		if err != nil {
 			c.undo("image", id, "/images/"+id, nil)
 		}
 	}
@@ -630,10 +633,10 @@ func (c *call) finishBuild(id string, want map[string]string, tags []url.Values)
 }
 
 // foreignLabels is an error if an image has labels that are Berm's own and that it wasn't
-// given. The life that was asked for an image that it was made of is no such.
+// given.
 func foreignLabels(got, want map[string]string) error {
 	for name, value := range got {
-		if strings.HasPrefix(strings.ToLower(name), labelPrefix) && want[name] != value && name != labelTTL && name != lifecycle.LabelEffective {
+		if lifecycle.IsOwnLabel(name) && want[name] != value {
 			return denied("verify.build", "", "the image has labels that are Berm's own", "other labels")
 		}
 	}

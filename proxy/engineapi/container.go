@@ -1,13 +1,13 @@
 package engineapi
 
 import (
-	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
+
+	"github.com/bermhq/berm/lifecycle"
 )
 
 func containerRoutes() []route {
@@ -81,39 +81,7 @@ func (c *call) listContainers() error {
 		}
 	}
 	query.Set("filters", c.onlyOwn(f).String())
-	return c.answerList(query)
-}
-
-// answerList answers with the engine's list of containers, as the caller may see them.
-func (c *call) answerList(query url.Values) error {
-	defer c.hurry()()
-	out := bufio.NewWriterSize(c.w, bufferSize)
-	c.w.Header().Set("Content-Type", "application/json")
-	c.w.Header().Set("Api-Version", c.version.String())
-	next, restarting := byte('['), c.restarts.Waiting() > 0
-	err := c.engine.eachSlow(c.ctx, c.version, "/containers/json", query, func(_ string, entry json.RawMessage) error {
-		_ = out.WriteByte(next) // an error stays until Flush
-		next = ','
-		entry, err := shown(entry), error(nil)
-		if restarting {
-			entry, err = c.showRestarts(entry)
-		}
-		if err == nil {
-			_, err = out.Write(entry)
-		}
-		return err
-	})
-	if next == '[' {
-		if err != nil {
-			return err
-		}
-		_ = out.WriteByte(next)
-	}
-	_, _ = out.WriteString("]\n")
-	if err != nil || out.Flush() != nil {
-		panic(http.ErrAbortHandler) // a part must not pass for the whole
-	}
-	return nil
+	return c.listOwn(lifecycle.ObjectContainer, "/containers/json", query)
 }
 
 // inspectContainer shows all but the values of variables that the policy keeps back.

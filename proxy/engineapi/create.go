@@ -151,6 +151,7 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) 
 	if err := c.verifyMade(p, answer.ID, v); err != nil {
 		return out, err
 	}
+	c.firsts.put(session, answer.ID)
 	if p.audited {
 		return out, nil
 	}
@@ -170,7 +171,7 @@ func (c *call) holdPlanned(p *plan) (release func(), err error) {
 	}
 	if p.sources = e.sources; len(p.sources) < len(p.spec.Binds) && !p.audited {
 		p.audited = true
-		return release, p.describe()
+		return release, c.describe(p)
 	}
 	return release, nil
 }
@@ -238,10 +239,11 @@ func missingIsFine(err error) error {
 
 // listed is what the door goes by of a container in a list.
 type listed struct {
-	ID     string `json:"Id"`
-	State  string
-	Labels map[string]string
-	Mounts []container.MountPoint
+	ID      string `json:"Id"`
+	State   string
+	Created int64 // seconds since 1970
+	Labels  map[string]string
+	Mounts  []container.MountPoint
 }
 
 // eachContainer gives f the containers, running or not, that have all the labels.

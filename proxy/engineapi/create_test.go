@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -458,7 +457,7 @@ func TestCreateNetworks(t *testing.T) {
 	made := 0
 	d.opts.EnsureNetwork = func(ctx context.Context, name string) error {
 		made++
-		_, err := direct.NetworkCreate(ctx, name, network.CreateOptions{Driver: "bridge"})
+		_, err := direct.NetworkCreate(ctx, name, network.CreateOptions{Driver: "bridge", Labels: d.policyNetworkLabels()})
 		return err
 	}
 	t.Cleanup(func() {
@@ -552,7 +551,7 @@ func TestCreateNetworks(t *testing.T) {
 	if err := direct.NetworkRemove(t.Context(), "create-team"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := direct.NetworkCreate(t.Context(), "create-team", network.CreateOptions{Labels: map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "other"}}); err != nil {
+	if _, err := direct.NetworkCreate(t.Context(), "create-team", network.CreateOptions{Labels: d.labels(lifecycle.ObjectNetwork, "other")}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: "create-team"}, nil, nil, "")
@@ -628,11 +627,7 @@ func TestCreateImages(t *testing.T) {
 		})
 		return made.ID
 	}
-	ours := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: "images"}
-	theirs := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: "other"}
-	withTTL := maps.Clone(ours)
-	withTTL["berm.ttl"] = "5m"
-	trusted := commit("elsewhere.local/mine:1", container.Config{Labels: withTTL, User: "1000"})
+	trusted := commit("elsewhere.local/mine:1", container.Config{Labels: d.labels(lifecycle.ObjectImage, "images", "berm.ttl", "5m"), User: "1000"})
 	for _, ref := range []string{"elsewhere.local/mine:1", trusted, trusted[7:19]} {
 		ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: ref, Cmd: []string{"true"}}, nil, nil, nil, "")
 		if err != nil {
@@ -643,15 +638,23 @@ func TestCreateImages(t *testing.T) {
 			t.Errorf("the caller's own by %s: %+v", ref, got.Config)
 		}
 	}
-	foreign := commit("elsewhere.local/theirs:1", container.Config{Labels: theirs})
+	foreign := commit("elsewhere.local/theirs:1", container.Config{Labels: d.labels(lifecycle.ObjectImage, "other")})
 	for _, ref := range []string{"elsewhere.local/theirs:1", foreign, foreign[7:19]} {
 		if _, err := c.ContainerCreate(t.Context(), cfg(ref), nil, nil, nil, ""); err == nil || !strings.Contains(err.Error(), "denied by policy") && !strings.Contains(err.Error(), "No such image") {
 			t.Errorf("another's by %s: %v", ref, err)
 		}
 	}
-	commit("berm.local/labelled:1", container.Config{Labels: map[string]string{"berm.key": "x"}})
-	_, err = c.ContainerCreate(t.Context(), cfg("berm.local/labelled:1"), nil, nil, nil, "")
-	deniedBy(t, err, "labels.reserved")
+	unsealed, resealed := d.labels(lifecycle.ObjectImage, "images"), d.labels(lifecycle.ObjectImage, "other")
+	delete(unsealed, lifecycle.LabelSeal)
+	resealed[lifecycle.LabelTenant] = "images"
+	for name, labels := range map[string]map[string]string{
+		"labelled": {"berm.key": "x"}, "unsealed": unsealed, "resealed": resealed, "container": d.labels(lifecycle.ObjectContainer, "images"),
+	} {
+		ref := "berm.local/" + name + ":1"
+		commit(ref, container.Config{Labels: labels})
+		_, err = c.ContainerCreate(t.Context(), cfg(ref), nil, nil, nil, "")
+		deniedBy(t, err, "labels.reserved")
+	}
 	commit("berm.local/volumes:1", container.Config{Volumes: map[string]struct{}{"/data": {}, "/taken": {}}, ExposedPorts: nat.PortSet{"80/tcp": {}}, Env: []string{"GONE=1", "KEPT=1"}, Cmd: []string{"env"}})
 	ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: "berm.local/volumes:1", Env: []string{"GONE"}}, &container.HostConfig{Tmpfs: map[string]string{"/taken/": ""}}, nil, nil, "")
 	if err != nil {

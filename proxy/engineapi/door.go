@@ -30,6 +30,7 @@ type Options struct {
 	Dial   func(ctx context.Context) (net.Conn, error) // to the engine; mandatory
 	Policy func() *policy.Policy                       // the policy in force; mandatory
 	Owner  string                                      // ID of this instance, on all that it makes; mandatory
+	Sealer *lifecycle.Sealer                           // tells what this instance made from what only says so; nil: knows what this Door makes
 	// Pins holds the sources of binds while the engine mounts them. Nil: binds are refused.
 	Pins lifecycle.Holder
 	// Unheld judges the binds of containers that were made where none could be held, which
@@ -68,7 +69,8 @@ type Door struct {
 	gate    *proxy.Gate
 	engine  *engine
 	metrics *metrics
-	known   owners // tenants of containers and networks
+	known   owners // tenants of containers and networks that are sealed
+	firsts  owners // the container that has a session; empty if none can be told to be the first
 	execs   owners // containers of execs
 	ends    owners // when containers' time is up, as their label has it
 	rooms   rooms
@@ -95,6 +97,12 @@ func New(opts Options) (*Door, error) {
 	case opts.Owner == "":
 		return nil, errors.New("engineapi: Owner is mandatory")
 	}
+	var err error
+	if opts.Sealer == nil {
+		if opts.Sealer, err = lifecycle.NewSealer(context.Background(), lifecycle.SealerOptions{Owner: opts.Owner, Logger: opts.Logger}); err != nil {
+			return nil, err
+		}
+	}
 	if opts.Mounts == nil {
 		opts.Mounts = func() []policy.Mount { return nil }
 	}
@@ -105,8 +113,7 @@ func New(opts Options) (*Door, error) {
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	most := cmp.Or(opts.SpoolBytes, 2*maxContext)
 	d.spooled = proxy.NewBudget("disk for build files", most, most/2)
-	err := cleanSpool(opts.SpoolDir)
-	if err != nil {
+	if err = cleanSpool(opts.SpoolDir); err != nil {
 		return nil, err
 	}
 	if d.metrics, err = newMetrics(opts.Registry); err != nil {

@@ -13,7 +13,6 @@ import (
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/go-connections/nat"
 
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -185,21 +184,10 @@ func (p *plan) mountList() []mount.Mount {
 	}
 	for _, v := range p.spec.Volumes {
 		// A named one is there, but may have been removed again by the time that the engine looks.
-		options := &mount.VolumeOptions{NoCopy: p.asked(v.Target).noCopy, Labels: p.volumeLabels()}
+		options := &mount.VolumeOptions{NoCopy: p.asked(v.Target).noCopy, Labels: p.volumes}
 		out = append(out, mount.Mount{Type: mount.TypeVolume, Source: v.Source, Target: v.Target, ReadOnly: v.ReadOnly, VolumeOptions: options})
 	}
 	return out
-}
-
-// volumeLabels are those of volumes that are made for the container.
-func (p *plan) volumeLabels() map[string]string {
-	labels := map[string]string{}
-	for name, value := range p.labels {
-		if stamped(name) && name != lifecycle.LabelEffective {
-			labels[name] = value
-		}
-	}
-	return labels
 }
 
 func (p *plan) asked(target string) mounted {

@@ -247,8 +247,7 @@ func (e *engine) eachSlow(ctx context.Context, v version, path string, query url
 		return failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	bounded := &io.LimitedReader{R: resp.Body}
-	err = (&lister{bounded: bounded, dec: json.NewDecoder(bounded), f: f}).read()
+	err = eachEntry(resp.Body, f)
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -256,6 +255,12 @@ func (e *engine) eachSlow(ctx context.Context, v version, path string, query url
 		return fmt.Errorf("GET %s: %w", path, err)
 	}
 	return nil
+}
+
+// eachEntry gives f the entries of the lists of an answer.
+func eachEntry(body io.Reader, f func(list string, entry json.RawMessage) error) error {
+	bounded := &io.LimitedReader{R: body}
+	return (&lister{bounded: bounded, dec: json.NewDecoder(bounded), f: f}).read()
 }
 
 // lister reads the lists of an answer.

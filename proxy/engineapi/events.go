@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/docker/docker/api/types/events"
@@ -119,24 +120,24 @@ const maxWitnessed = 16 << 10
 // would not hear of their end.
 func (s *witness) seed() error {
 	query := url.Values{"filters": {s.onlyOwn(filters{}).String()}}
-	var networks []struct {
-		ID string `json:"Id"`
+	if err := s.survey(); err != nil {
+		return err
 	}
+	var networks []labelled
 	if err := s.engine.get(s.ctx, s.version, "/networks", query, &networks); err != nil {
 		return err
 	}
 	for _, n := range networks {
-		s.since["network "+n.ID] = 0
+		if s.own(lifecycle.ObjectNetwork, n.ID, n.Labels) {
+			s.since["network "+n.ID] = 0
+		}
 	}
 	return s.engine.each(s.ctx, s.version, "/volumes", query, func(list string, entry json.RawMessage) error {
-		var v struct {
-			Name   string
-			Labels map[string]string
-		}
+		var v labelled
 		if list != "Volumes" {
 			return nil
 		}
-		if err := json.Unmarshal(entry, &v); err != nil {
+		if err := json.Unmarshal(entry, &v); err != nil || !s.own(lifecycle.ObjectVolume, v.Name, v.Labels) {
 			return err
 		}
 		s.since["volume "+v.Name] = madeAt(v.Labels)
@@ -160,7 +161,8 @@ func (s *witness) sees(e events.Message) bool {
 	attributes := e.Actor.Attributes
 	switch e.Type {
 	case events.ContainerEventType:
-		return s.own(attributes)
+		first, known := s.firsts.get(attributes[lifecycle.LabelSessionID])
+		return s.own(lifecycle.ObjectContainer, e.Actor.ID, attributes) && (!known || first == e.Actor.ID)
 	case events.NetworkEventType:
 		if tenant, ok := s.known.get(attributes["container"]); ok && tenant == s.caller.Tenant {
 			return true // it joins or leaves, be it a network of the policy's
@@ -216,7 +218,8 @@ func (s *witness) look(key string, labels func() (map[string]string, error)) (si
 		clear(s.since)
 	}
 	delete(s.since, key)
-	if own = s.own(got); own {
+	kind, id, _ := strings.Cut(key, " ")
+	if own = s.own(lifecycle.ObjectKind(kind), id, got); own {
 		since = madeAt(got)
 		s.since[key] = since
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -67,7 +68,7 @@ func TestVolumeExchanged(t *testing.T) {
 						t.Error(err)
 					}
 					if tt.taken {
-						labels := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "exchanged", lifecycle.LabelSessionID: "x"}
+						labels := d.labels(lifecycle.ObjectVolume, "exchanged")
 						if _, err := direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name, Labels: labels}); err != nil {
 							t.Error(err)
 						}
@@ -236,23 +237,29 @@ func TestLabelBounds(t *testing.T) {
 // TestLongLists reads a list of 19 MiB with a part of that in memory.
 func TestLongLists(t *testing.T) {
 	const entries = 600
-	entry := `{"Id":"x","State":"running","Labels":{"l":"` + strings.Repeat("x", 32<<10) + `"},"Mounts":[{"Type":"bind","Source":"/a","RW":true}]}`
+	var entry func(i int) string
+	var volumeLabels string
 	engine := serveEngine(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Api-Version", "1.41")
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/containers/json"):
 			_, _ = io.WriteString(w, "[")
 			for i := range entries {
-				_, _ = io.WriteString(w, strings.Repeat(",", min(i, 1))+entry)
+				_, _ = io.WriteString(w, strings.Repeat(",", min(i, 1))+entry(i))
 			}
 			_, _ = io.WriteString(w, "]")
 		case strings.HasSuffix(r.URL.Path, "/volumes"):
-			_, _ = io.WriteString(w, `{"Warnings":["w"],"X":{"Volumes":[1]},"Volumes":[{"Name":"a"},{"Name":"b"}],"N":null}`)
+			_, _ = io.WriteString(w, `{"Warnings":["w"],"X":{"Volumes":[1]},"Volumes":[{"Name":"a","Labels":`+volumeLabels+`},{"Name":"b","Labels":`+volumeLabels+`},{"Name":"c"}],"N":null}`)
 		case strings.HasSuffix(r.URL.Path, "/networks"):
 			_, _ = io.WriteString(w, `[{"Id":"a"}`)
 		}
 	})
 	d := doorTo(t, engine, "")
+	volumeLabels = labelsJSON(d.labels(lifecycle.ObjectVolume, "a"))
+	entry = func(i int) string {
+		labels := d.labels(lifecycle.ObjectContainer, "a", "l", strings.Repeat("x", 32<<10), lifecycle.LabelSessionID, fmt.Sprint(i), lifecycle.LabelEffective, "")
+		return fmt.Sprintf(`{"Id":"%d","State":"running","Labels":%s,"Mounts":[{"Type":"bind","Source":"/a","RW":true}]}`, i, labelsJSON(labels))
+	}
 	c := &call{Door: d.Door, ctx: t.Context(), version: 41, caller: Caller{Tenant: "a"}}
 	var was, is runtime.MemStats
 	runtime.GC()

@@ -1,11 +1,17 @@
 package engineapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
+	"net/http"
+	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/bermhq/berm/lifecycle"
 )
 
 // filters are the values of a list's filters, by name.
@@ -74,6 +80,79 @@ func (f filters) String() string {
 		return "" // maps of texts can be encoded
 	}
 	return string(text)
+}
+
+// listOwn relays a list of what the caller owns. The engine selects by the labels, whoever put
+// them there, so that each entry's seal is checked.
+func (c *call) listOwn(kind lifecycle.ObjectKind, path string, query url.Values) error {
+	resp, err := c.ask(ask{path: path, query: query})
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return failure(resp)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	c.close(nil)
+	resp.Header.Del("Content-Length")
+	c.head(resp)
+	defer c.hurry()()
+	write := func(text string) {
+		if _, err := io.WriteString(c.w, text); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	next, last := "[", "]\n"
+	if kind == lifecycle.ObjectVolume {
+		next, last = `{"Volumes":[`, "],\"Warnings\":null}\n"
+	}
+	write(next)
+	next = ""
+	restarting := c.restarts.Waiting() > 0
+	err = eachEntry(resp.Body, func(list string, entry json.RawMessage) error {
+		own, err := c.ownEntry(kind, list, entry)
+		if own && kind == lifecycle.ObjectContainer {
+			entry = shown(entry)
+			if restarting {
+				entry, err = c.showRestarts(entry)
+			}
+		}
+		if own && err == nil {
+			write(next + string(entry))
+			next = ","
+		}
+		return err
+	})
+	if err != nil {
+		panic(http.ErrAbortHandler) // or a part would be taken for the whole
+	}
+	write(last)
+	return nil
+}
+
+// labelled is what tells whose an entry of a list is.
+type labelled struct {
+	ID     string `json:"Id"`
+	Name   string // of a volume
+	Labels map[string]string
+}
+
+// ownEntry reports whether an entry of a list is the caller's.
+func (c *call) ownEntry(kind lifecycle.ObjectKind, list string, entry json.RawMessage) (bool, error) {
+	var is labelled
+	if list == "Warnings" {
+		return false, nil
+	}
+	if err := json.Unmarshal(entry, &is); err != nil {
+		return false, err
+	}
+	switch kind {
+	case lifecycle.ObjectContainer:
+		return c.ownContainer(is.ID, is.Labels)
+	case lifecycle.ObjectImage:
+		return c.ownImage(is.Labels), nil
+	}
+	return c.own(kind, cmp.Or(is.ID, is.Name), is.Labels), nil
 }
 
 // onlyOwn adds what keeps a list to the caller's own. Labels that are asked for go on

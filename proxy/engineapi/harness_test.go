@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/client"
+	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/mountpin"
@@ -183,6 +185,28 @@ func TestPing(t *testing.T) {
 	}
 }
 
+// labels are those of something that a tenant made through the door an hour before its end,
+// with further ones as pairs of a name and a value, and sealed.
+func (d *Door) labels(kind lifecycle.ObjectKind, tenant string, more ...string) map[string]string {
+	door := lifecycle.DoorEngine
+	if kind == lifecycle.ObjectImage {
+		door = lifecycle.DoorEngineImage
+	}
+	labels := map[string]string{
+		lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: door, lifecycle.LabelTenant: tenant, lifecycle.LabelSessionID: uuid.NewString(),
+		lifecycle.LabelExpiresAt: time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano), lifecycle.LabelEffective: "{}",
+	}
+	for pair := range slices.Chunk(more, 2) {
+		labels[pair[0]] = pair[1]
+	}
+	return d.opts.Sealer.Seal(kind, labels)
+}
+
+// policyNetworkLabels are those of a network of the policy's, as the manager makes it.
+func (d *Door) policyNetworkLabels() map[string]string {
+	return d.opts.Sealer.Seal(lifecycle.ObjectNetwork, map[string]string{lifecycle.LabelOwner: d.opts.Owner})
+}
+
 // made has the engine itself make a container with the labels of one that a tenant made
 // through the door, and removes it at the test's end.
 func (d *testDoor) made(direct *client.Client, tenant, name string, config container.Config) string {
@@ -193,9 +217,7 @@ func (d *testDoor) made(direct *client.Client, tenant, name string, config conta
 	if config.Cmd == nil {
 		config.Cmd = []string{"sleep", "1000"}
 	}
-	config.Labels = map[string]string{
-		lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: tenant,
-	}
+	config.Labels = d.labels(lifecycle.ObjectContainer, tenant)
 	got, err := direct.ContainerCreate(context.Background(), &config, &container.HostConfig{NetworkMode: "none"}, nil, nil, name)
 	if err != nil {
 		d.t.Fatal(err)

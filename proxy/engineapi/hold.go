@@ -156,7 +156,7 @@ func (d *Door) Binds(ctx context.Context) ([]policy.Mount, error) {
 	}
 	var out []policy.Mount
 	err = d.eachContainer(ctx, v, func(ct *listed) {
-		if e, ok := ct.effective(); ok && !e.Audit {
+		if e, ok := ct.effective(); ok && !e.Audit && d.opts.Sealer.Valid(lifecycle.ObjectContainer, ct.ID, ct.Labels) {
 			out = append(out, e.Binds...)
 			return
 		}

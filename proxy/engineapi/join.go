@@ -25,7 +25,7 @@ func (c *call) lookUpNetwork(ref string) (*network.Inspect, error) {
 }
 
 // policyNetwork finds one of the policy's networks by the engine's name, and has it made
-// if it isn't there; nil if it can't be had. What a caller gave that name isn't it.
+// if it isn't there; nil if it can't be had. What another gave that name isn't it.
 func (c *call) policyNetwork(name string) (*network.Inspect, error) {
 	n, err := c.lookUpNetwork(name)
 	if err == nil && n == nil && c.opts.EnsureNetwork != nil {
@@ -34,7 +34,7 @@ func (c *call) policyNetwork(name string) (*network.Inspect, error) {
 		}
 		n, err = c.lookUpNetwork(name)
 	}
-	if err != nil || n == nil || n.Name != name || n.Labels[lifecycle.LabelDoor] == lifecycle.DoorEngine {
+	if err != nil || n == nil || n.Name != name || !c.policyOwn(n) {
 		return nil, err
 	}
 	return n, nil
@@ -44,17 +44,22 @@ func (c *call) policyNetwork(name string) (*network.Inspect, error) {
 // caller's network doesn't hide one of the caller's own whose ID begins with ref.
 func (c *call) namedNetwork(ref string) (*network.Inspect, error) {
 	info, err := c.lookUpNetwork(ref)
-	if err == nil && info == nil && slices.ContainsFunc(c.rules.Networks(), func(r policy.NetworkRule) bool { return r.EngineNetwork == ref }) {
+	if err == nil && info == nil && c.policyName(ref) {
 		return c.policyNetwork(ref)
 	}
-	if err == nil && (info == nil || c.others(info.Labels)) {
-		id, err := c.startOf("/networks", ref)
+	if err == nil && (info == nil || c.others(lifecycle.ObjectNetwork, info.ID, info.Labels)) {
+		id, err := c.startOf(lifecycle.ObjectNetwork, ref)
 		if err != nil || id == "" {
 			return info, err
 		}
 		return c.lookUpNetwork(id)
 	}
 	return info, err
+}
+
+// policyName reports whether the policy has a network of the engine's name.
+func (c *call) policyName(name string) bool {
+	return slices.ContainsFunc(c.rules.Networks(), func(r policy.NetworkRule) bool { return r.EngineNetwork == name })
 }
 
 // joins says what networks a container asks to join: NetworkMode and EndpointsConfig are
@@ -155,11 +160,11 @@ func (c *call) means(n *policy.ContainerNetwork, info *network.Inspect) {
 		n.Mode = policy.NetNone
 	case info.Name == "bridge":
 		n.Mode = policy.NetDefault
-	case c.own(info.Labels):
+	case c.own(lifecycle.ObjectNetwork, info.ID, info.Labels):
 		n.ID, n.Name, n.Own, n.Internal = info.ID, info.Name, true, info.Internal
-	case info.Labels[lifecycle.LabelDoor] != lifecycle.DoorEngine:
+	case c.policyOwn(info), info.Labels[lifecycle.LabelDoor] != lifecycle.DoorEngine && !c.policyName(info.Name):
 		n.ID, n.Name, n.Internal = info.ID, info.Name, info.Internal
-	} // another caller's stays one that isn't there, whatever its name
+	} // another caller's, and one with a name of the policy's, stay ones that aren't there
 }
 
 const maxAliases = 64

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -14,7 +13,7 @@ import (
 )
 
 const (
-	labelPrefix = "berm."
+	labelPrefix = lifecycle.LabelPrefix
 	labelTTL    = "berm.ttl" // by which a caller asks for a life other than its profile's
 
 	maxLabels     = 512
@@ -47,7 +46,7 @@ func (d *Door) callersLabels(labels map[string]string) (ttl *time.Duration, err 
 				return nil, malformed("label " + labelTTL + " is not a duration such as 90m")
 			}
 			ttl = &d
-		case strings.HasPrefix(strings.ToLower(name), labelPrefix):
+		case lifecycle.IsOwnLabel(name):
 			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused: labels that begin with %s are Berm's own", shorten(name), labelPrefix),
 				"other labels, and "+labelTTL)
 		case d.opts.Labels[name] != "" && d.opts.Labels[name] == value:
@@ -66,16 +65,22 @@ func (c *call) whose() map[string]string {
 	return map[string]string{lifecycle.LabelOwner: c.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: c.caller.Tenant}
 }
 
-// stampImage is stamp for an image.
+// stampImage is stamp for an image. What the image that it is made of may have is made empty.
 func (c *call) stampImage(own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
-	labels := c.stamp(own, ttl, maxLifetime)
+	labels := c.unsealed(own, ttl, maxLifetime)
 	maps.Copy(labels, c.whose())
-	return labels
+	labels[labelTTL], labels[lifecycle.LabelEffective] = own[labelTTL], ""
+	return c.opts.Sealer.Seal(lifecycle.ObjectImage, labels)
 }
 
-// stamp gives the labels of something that the caller makes now: its own, and those that
-// say whose it is and when it ends.
-func (c *call) stamp(own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
+// stamp returns the labels of a network or a volume that the caller makes now: its own, those
+// that say whose it is and when it ends, and their seal.
+func (c *call) stamp(kind lifecycle.ObjectKind, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
+	return c.opts.Sealer.Seal(kind, c.unsealed(own, ttl, maxLifetime))
+}
+
+// unsealed is stamp without the seal.
+func (c *call) unsealed(own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
 	labels := maps.Clone(own)
 	if labels == nil {
 		labels = map[string]string{}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/docker/docker/api/types/volume"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -246,7 +247,7 @@ func (c *call) lookUpVolumes(list []mounted) (missing []string, err error) {
 			}
 		case err != nil:
 			return nil, err
-		case c.caller.Audit && c.others(v.Labels):
+		case c.caller.Audit && c.others(lifecycle.ObjectVolume, v.Name, v.Labels):
 			return nil, noVolume(m.Source)
 		default:
 			m.Own = c.ownVolume(v)
@@ -257,5 +258,5 @@ func (c *call) lookUpVolumes(list []mounted) (missing []string, err error) {
 
 // ownVolume tells whether a volume is the caller's, and nothing but a directory of the engine's.
 func (c *call) ownVolume(v *volume.Volume) bool {
-	return c.own(v.Labels) && v.Driver == "local" && len(v.Options) == 0
+	return c.own(lifecycle.ObjectVolume, v.Name, v.Labels) && v.Driver == "local" && len(v.Options) == 0
 }

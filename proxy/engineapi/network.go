@@ -12,6 +12,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -36,8 +37,8 @@ func noNetwork(ref string) error { return notFound("network " + shorten(ref) + "
 // network gives a network of the caller's, by its ID, a prefix of it, or its name.
 func (c *call) network(ref string) (*network.Inspect, json.RawMessage, error) {
 	n, raw, err := c.anyNetwork(ref)
-	if errors.Is(err, errNotFound) || err == nil && !c.own(n.Labels) {
-		id, listErr := c.startOf("/networks", ref)
+	if errors.Is(err, errNotFound) || err == nil && !c.own(lifecycle.ObjectNetwork, n.ID, n.Labels) {
+		id, listErr := c.startOf(lifecycle.ObjectNetwork, ref)
 		if err = listErr; id != "" {
 			return c.network(id)
 		}
@@ -77,7 +78,7 @@ func (c *call) listNetworks() error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/networks", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+	return c.listOwn(lifecycle.ObjectNetwork, "/networks", url.Values{"filters": {c.onlyOwn(f).String()}})
 }
 
 func (c *call) inspectNetwork() error {
@@ -193,7 +194,7 @@ func (c *call) createNetwork() error {
 		return err
 	}
 	defer leave()
-	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: c.stamp(body.Labels, life, most)}
+	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: c.stamp(lifecycle.ObjectNetwork, body.Labels, life, most)}
 	if want.Internal {
 		want.Options = maps.Clone(want.Options)
 		if want.Options == nil {
@@ -312,7 +313,7 @@ func (c *call) joinable(ref string, settings *endpointBody) (id string, own bool
 	if err != nil {
 		return "", false, err
 	}
-	if info == nil || c.others(info.Labels) {
+	if info == nil || c.others(lifecycle.ObjectNetwork, info.ID, info.Labels) {
 		return "", false, noNetwork(ref)
 	}
 	join := policy.ContainerNetwork{Field: "network", Asked: ref, Mode: policy.NetNamed}
@@ -347,7 +348,7 @@ func (c *call) disconnectNetwork() error {
 	if err != nil {
 		return err
 	}
-	if !c.own(n.Labels) && !joined(ct, n) {
+	if !c.own(lifecycle.ObjectNetwork, n.ID, n.Labels) && !joined(ct, n) {
 		return noNetwork(c.name)
 	}
 	c.about(n.ID)

@@ -104,15 +104,15 @@ func TestNetworksOfThePolicy(t *testing.T) {
 	host, direct := testEngine(t)
 	ctx := t.Context()
 	ids := map[string]string{}
+	d := doorTo(t, host, basePolicy+"networks: {team: {engine_network: policy-net, internal: true}}\n")
 	for _, name := range []string{"policy-net", "unlisted-net"} {
-		made, err := direct.NetworkCreate(ctx, name, network.CreateOptions{Internal: true})
+		made, err := direct.NetworkCreate(ctx, name, network.CreateOptions{Internal: true, Labels: d.policyNetworkLabels()})
 		if err != nil {
 			t.Fatal(err)
 		}
 		ids[name] = made.ID
 		t.Cleanup(func() { _ = direct.NetworkRemove(context.Background(), made.ID) })
 	}
-	d := doorTo(t, host, basePolicy+"networks: {team: {engine_network: policy-net}}\n")
 	sweepOwn(t, direct, d)
 	c, other := d.client("mine"), d.client("other")
 	id := d.made(direct, "mine", "policy-mine", container.Config{})

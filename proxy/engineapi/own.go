@@ -6,12 +6,17 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 )
 
 // owners remembers what never changes, by full ID: whose a container or a network is,
@@ -45,15 +50,74 @@ func (o *owners) drop(id string) {
 	delete(o.byID, id)
 }
 
-// own tells whether labels are those of a container, a network or a volume of the caller's.
-func (c *call) own(labels map[string]string) bool {
-	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngine && c.tenants(labels)
+// own reports whether a network or a volume is the caller's. The ID of a volume is its name.
+func (c *call) own(kind lifecycle.ObjectKind, id string, labels map[string]string) bool {
+	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngine && c.tenants(labels) && c.opts.Sealer.Valid(kind, id, labels)
 }
 
-// ownImage tells whether labels are those of an image of the caller's. What is made of one
-// past this door has them too.
-func (c *call) ownImage(labels map[string]string) bool {
+// ownContainer reports whether a container is the caller's: its labels are sealed, and it was
+// the first with its session.
+func (c *call) ownContainer(id string, labels map[string]string) (bool, error) {
+	if !c.own(lifecycle.ObjectContainer, id, labels) {
+		return false, nil
+	}
+	session := labels[lifecycle.LabelSessionID]
+	first, ok := c.firsts.get(session)
+	if !ok {
+		if err := c.survey(); err != nil {
+			return false, err
+		}
+		first, _ = c.firsts.get(session)
+	}
+	return first == id, nil
+}
+
+// survey notes which container has each of the tenant's sessions.
+func (c *call) survey() error {
+	var list []runtime.Container
+	err := c.eachContainer(c.ctx, c.version, func(ct *listed) {
+		if c.opts.Sealer.Valid(lifecycle.ObjectContainer, ct.ID, ct.Labels) {
+			session := map[string]string{lifecycle.LabelSessionID: ct.Labels[lifecycle.LabelSessionID]} // all labels of all would be much
+			list = append(list, runtime.Container{ID: ct.ID, Labels: session, CreatedAt: time.Unix(ct.Created, 0)})
+		}
+	}, c.ownLabels()...)
+	if err != nil {
+		return err
+	}
+	note := func(session, id string) {
+		if _, ok := c.firsts.get(session); !ok {
+			c.firsts.put(session, id)
+		}
+	}
+	for _, ct := range c.opts.Sealer.Firsts(list, func(id string) bool { _, ok := c.known.get(id); return ok }) {
+		note(ct.Labels[lifecycle.LabelSessionID], ct.ID)
+	}
+	for _, ct := range list {
+		note(ct.Labels[lifecycle.LabelSessionID], "") // of two that claim it in one second
+	}
+	return nil
+}
+
+// claimsImage reports whether labels say that an image is the caller's. Anybody's image can.
+func (c *call) claimsImage(labels map[string]string) bool {
 	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngineImage && c.tenants(labels)
+}
+
+// ownImage reports whether labels are those of an image of the caller's. A copy that comes back
+// from a registry has them too.
+func (c *call) ownImage(labels map[string]string) bool {
+	return c.claimsImage(labels) && c.opts.Sealer.Valid(lifecycle.ObjectImage, "", labels)
+}
+
+// policyOwn reports whether a network is one of the policy's, which Berm made, or which the
+// policy says that an operator makes.
+func (c *call) policyOwn(n *network.Inspect) bool {
+	rules := c.rules.Networks()
+	i := slices.IndexFunc(rules, func(r policy.NetworkRule) bool { return r.EngineNetwork == n.Name })
+	if i < 0 || n.Labels[lifecycle.LabelDoor] != "" || n.Driver != "bridge" || n.Scope != "local" {
+		return false
+	}
+	return n.Internal == rules[i].Internal && (rules[i].External || c.opts.Sealer.Valid(lifecycle.ObjectNetwork, n.ID, n.Labels))
 }
 
 func (c *call) tenants(labels map[string]string) bool {
@@ -61,8 +125,8 @@ func (c *call) tenants(labels map[string]string) bool {
 }
 
 // others tells whether labels are those of something that another caller made.
-func (c *call) others(labels map[string]string) bool {
-	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngine && !c.own(labels)
+func (c *call) others(kind lifecycle.ObjectKind, id string, labels map[string]string) bool {
+	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngine && !c.own(kind, id, labels)
 }
 
 // othersImage is others for an image.
@@ -121,7 +185,9 @@ func (c *call) container(ref string) (*container.InspectResponse, json.RawMessag
 	if err := json.Unmarshal(raw, &ct); err != nil || ct.ContainerJSONBase == nil || ct.Config == nil || !fullID.MatchString(ct.ID) {
 		return nil, nil, fmt.Errorf("inspect container: the engine's answer can't be read: %w", err)
 	}
-	if !c.own(ct.Config.Labels) {
+	if own, err := c.ownContainer(ct.ID, ct.Config.Labels); err != nil {
+		return nil, nil, err
+	} else if !own {
 		return c.shadowed(ref)
 	}
 	if c.unconfined = auditMade(ct.Config.Labels); !c.unconfined {
@@ -137,7 +203,7 @@ var idStart = regexp.MustCompile(`^[0-9a-f]{1,63}$`)
 // shadowed is container for the start of an ID that is another caller's container's too,
 // or its name: others' names and IDs are not to be in the way.
 func (c *call) shadowed(ref string) (*container.InspectResponse, json.RawMessage, error) {
-	id, err := c.startOf("/containers/json", ref)
+	id, err := c.startOf(lifecycle.ObjectContainer, ref)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -147,25 +213,28 @@ func (c *call) shadowed(ref string) (*container.InspectResponse, json.RawMessage
 	return c.container(id)
 }
 
-// startOf finds the one object of the caller's in one of the engine's lists whose ID begins
-// with ref. It is empty if there is none, or several.
-func (c *call) startOf(list, ref string) (id string, err error) {
+// startOf returns the ID of the caller's one container or network whose ID begins with ref.
+// It is empty if there is none, or several.
+func (c *call) startOf(kind lifecycle.ObjectKind, ref string) (id string, err error) {
 	if !idStart.MatchString(ref) {
 		return "", nil
 	}
 	var ids []string
+	list := "/networks"
+	if kind == lifecycle.ObjectContainer {
+		list = "/containers/json"
+	}
 	query := url.Values{"all": {"1"}, "filters": {c.onlyOwn(filters{"id": {ref}}).String()}}
 	err = c.engine.each(c.ctx, c.version, list, query, func(_ string, entry json.RawMessage) error {
-		var o struct {
-			ID string `json:"Id"`
-		}
+		var o labelled
 		if err := json.Unmarshal(entry, &o); err != nil {
 			return err
 		}
-		if fullID.MatchString(o.ID) && strings.HasPrefix(o.ID, ref) {
+		own, err := c.ownEntry(kind, "", entry)
+		if own && fullID.MatchString(o.ID) && strings.HasPrefix(o.ID, ref) {
 			ids = append(ids, o.ID)
 		}
-		return nil
+		return err
 	})
 	if err != nil || len(ids) != 1 {
 		return "", err

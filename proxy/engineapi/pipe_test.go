@@ -28,7 +28,7 @@ import (
 // connections do.
 type standIn struct {
 	t       testing.TB
-	owner   func() string
+	door    func() *Door
 	hijack  func(conn net.Conn, buffered *bufio.Reader, greeting string)
 	handler http.HandlerFunc // of what isn't told below
 }
@@ -42,8 +42,9 @@ func (s *standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch strings.TrimPrefix(r.URL.Path, "/v1.41") {
 	case "/_ping":
 	case "/containers/" + standInID + "/json":
-		_, _ = fmt.Fprintf(w, `{"Id":%q,"Config":{"Labels":{%q:%q,%q:%q,%q:%q}}}`, standInID,
-			lifecycle.LabelOwner, s.owner(), lifecycle.LabelDoor, lifecycle.DoorEngine, lifecycle.LabelTenant, standInTenant)
+		_, _ = fmt.Fprintf(w, `{"Id":%q,"Config":{"Labels":%s}}`, standInID, labelsJSON(s.door().labels(lifecycle.ObjectContainer, standInTenant, lifecycle.LabelSessionID, "s")))
+	case "/containers/json":
+		_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, standInID, labelsJSON(s.door().labels(lifecycle.ObjectContainer, standInTenant, lifecycle.LabelSessionID, "s")))
 	case "/containers/" + standInID + "/attach":
 		conn, rw, err := http.NewResponseController(w).Hijack()
 		if err != nil {
@@ -72,7 +73,7 @@ func standInDoor(t *testing.T, s *standIn) *testDoor {
 	srv.Start()
 	t.Cleanup(srv.Close)
 	d := doorTo(t, address, "")
-	s.owner = func() string { return d.opts.Owner }
+	s.door = func() *Door { return d.Door }
 	return d
 }
 

@@ -27,8 +27,9 @@ type plan struct {
 	sources   []string                 // what the engine mounts for each bind; see hold
 	endpoints map[string]*endpointBody // by the network's ID
 	labels    map[string]string
-	unset     []string // variables of the image that the policy denies
-	audited   bool     // it was denied, and goes through in mode audit as it was asked for
+	unset     []string          // variables of the image that the policy denies
+	volumes   map[string]string // labels of the volumes that are made for the container
+	audited   bool              // it was denied, and goes through in mode audit as it was asked for
 	warnings  []string
 }
 
@@ -149,7 +150,7 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 		return notFound("No such image: " + familiar(p.body.Image))
 	}
 	for name := range img.Config.Labels {
-		if strings.HasPrefix(strings.ToLower(name), labelPrefix) && !(c.ownImage(img.Config.Labels) && (stamped(name) || name == labelTTL)) {
+		if lifecycle.IsOwnLabel(name) && !(c.ownImage(img.Config.Labels) && (stamped(name) || name == labelTTL)) {
 			return denied("labels.reserved", "Image", fmt.Sprintf("the image has a label %q, which is Berm's own", shorten(name)), "images without such labels")
 		}
 	}
@@ -172,7 +173,7 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 func stamped(name string) bool {
 	return slices.Contains([]string{
 		lifecycle.LabelOwner, lifecycle.LabelDoor, lifecycle.LabelTenant, lifecycle.LabelCaller, lifecycle.LabelProfile, lifecycle.LabelSessionID,
-		lifecycle.LabelCreatedAt, lifecycle.LabelExpiresAt, lifecycle.LabelDeadline, lifecycle.LabelEffective,
+		lifecycle.LabelCreatedAt, lifecycle.LabelExpiresAt, lifecycle.LabelDeadline, lifecycle.LabelEffective, lifecycle.LabelSeal,
 	}, name)
 }
 
@@ -239,18 +240,21 @@ func (c *call) finish(p *plan) error {
 			return err
 		}
 	}
-	p.labels = c.stamp(maps.Clone(p.body.Labels), s.TTL, s.MaxLifetime)
-	if err := p.describe(); err != nil {
-		return err
+	p.labels = c.unsealed(p.body.Labels, s.TTL, s.MaxLifetime)
+	p.volumes = maps.Clone(p.labels)
+	maps.DeleteFunc(p.volumes, func(name, _ string) bool { return !stamped(name) })
+	c.opts.Sealer.Seal(lifecycle.ObjectVolume, p.volumes)
+	if ttl, there := p.image.Config.Labels[labelTTL]; there && p.labels[labelTTL] == "" {
+		p.labels[labelTTL] = ttl // the engine adds it
 	}
 	if !slices.ContainsFunc(sortedKeys(c.opts.Labels), func(name string) bool { return p.labels[name] != "" }) {
 		maps.Copy(p.labels, c.opts.Labels)
 	}
-	return nil
+	return c.describe(p)
 }
 
-// describe writes the effective spec into its label.
-func (p *plan) describe() error {
+// describe writes the effective spec into its label, and seals all labels.
+func (c *call) describe(p *plan) error {
 	label, err := json.Marshal(effective{ContainerSpec: p.spec, ImageID: p.image.ID, Audit: p.audited, RestartMax: p.restart().MaxRetries})
 	if err != nil {
 		return fmt.Errorf("encode the effective spec: %w", err)
@@ -259,6 +263,7 @@ func (p *plan) describe() error {
 		return malformed("it asks for more mounts, networks, ports, hosts and limits than anybody needs")
 	}
 	p.labels[lifecycle.LabelEffective] = string(label)
+	c.opts.Sealer.Seal(lifecycle.ObjectContainer, p.labels)
 	return nil
 }
 
@@ -282,7 +287,8 @@ func (c *call) complete(p *plan) error {
 			return err
 		}
 		if info == nil {
-			return denied("networks.missing", n.Field, fmt.Sprintf("the policy's network %s isn't there, and can't be made", n.Name), "another network, or none")
+			return denied("networks.missing", n.Field, fmt.Sprintf("the policy's network %s isn't there and can't be made, or Berm didn't make the one that is there", n.Name),
+				"another network, or none; an operator may remove or rename one that Berm didn't make")
 		}
 		n.ID, n.Internal = info.ID, info.Internal
 	}

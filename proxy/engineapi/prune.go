@@ -57,7 +57,12 @@ func (c *call) pruneContainers() error {
 		if row, _ := c.restarts.Row(ct.ID); !row.Next.IsZero() {
 			continue // the engine would have it restarting, and keep it
 		}
-		if !fullID.MatchString(ct.ID) || !c.own(ct.Labels) || ct.Created > before || hasLabel(ct.Labels, f["label!"]) {
+		if own, err := c.ownContainer(ct.ID, ct.Labels); err != nil {
+			return err
+		} else if !own {
+			continue
+		}
+		if !fullID.MatchString(ct.ID) || ct.Created > before || hasLabel(ct.Labels, f["label!"]) {
 			continue
 		}
 		err := c.engine.do(c.ctx, ask{method: http.MethodDelete, version: c.version, path: "/containers/" + ct.ID}, nil)
@@ -101,6 +106,11 @@ type prunable struct {
 	Size, SharedSize int64 // bytes
 }
 
+// named reports whether the image has a name. What a build leaves behind has none, and no seal.
+func (p *prunable) named() bool {
+	return len(p.RepoTags) > 0 && !strings.HasPrefix(p.RepoTags[0], "<none>")
+}
+
 // pruneImages removes the images that the caller built and nobody uses: one by one, as
 // the engine's own way takes every image that was made without a configuration.
 func (c *call) pruneImages() error {
@@ -117,9 +127,9 @@ func (c *call) pruneImages() error {
 		SpaceReclaimed int64
 	}{ImagesDeleted: []map[string]string{}}
 	for _, img := range list {
-		refs := slices.DeleteFunc(img.RepoTags, func(tag string) bool { return strings.HasPrefix(tag, "<none>") })
-		if len(refs) == 0 {
-			refs = []string{img.ID}
+		refs := []string{img.ID}
+		if img.named() {
+			refs = img.RepoTags
 		}
 		for _, ref := range refs {
 			var gone []map[string]string
@@ -160,7 +170,7 @@ func (c *call) prunableImages(f filters) ([]prunable, error) {
 		return nil, err
 	}
 	list = slices.DeleteFunc(list, func(img prunable) bool {
-		return !builtID.MatchString(img.ID) || !c.ownImage(img.Labels) || img.Created > before || hasLabel(img.Labels, f["label!"])
+		return !builtID.MatchString(img.ID) || !c.ownImage(img.Labels) && (img.named() || !c.claimsImage(img.Labels)) || img.Created > before || hasLabel(img.Labels, f["label!"])
 	})
 	if len(list) == 0 {
 		return nil, nil

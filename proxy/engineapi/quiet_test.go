@@ -164,7 +164,7 @@ func TestArchivesOnOldEngine(t *testing.T) {
 	c := d.client("mine")
 	made := func(start, readOnly bool, from string, mounts ...mount.Mount) string {
 		t.Helper()
-		labels := map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngine, lifecycle.LabelTenant: "mine"}
+		labels := d.labels(lifecycle.ObjectContainer, "mine")
 		ct, err := direct.ContainerCreate(t.Context(), &container.Config{Image: from, Cmd: []string{"sleep", "1000"}, Labels: labels},
 			&container.HostConfig{NetworkMode: "none", ReadonlyRootfs: readOnly, Mounts: mounts}, nil, nil, "")
 		if err != nil {

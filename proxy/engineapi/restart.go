@@ -72,7 +72,7 @@ func (d restartEngine) Watch(ctx context.Context, ready func(), changed func(id 
 // List is restart.Engine's.
 func (d restartEngine) List(ctx context.Context) (ids []string, err error) {
 	err = d.eachContainer(ctx, 0, func(ct *listed) {
-		if _, ours := restartedHere(ct.Labels); ours {
+		if _, ours := d.restartedHere(ct.ID, ct.Labels); ours {
 			ids = append(ids, ct.ID)
 		}
 	}, d.doorLabels()...)
@@ -86,7 +86,7 @@ func (d restartEngine) Inspect(ctx context.Context, id string) (restart.Containe
 	if err != nil {
 		return restart.Container{}, err
 	}
-	policy, ours := restartedHere(ct.Config.Labels)
+	policy, ours := d.restartedHere(ct.ID, ct.Config.Labels)
 	if !ours || ct.State == nil || ct.State.Dead || ct.State.Status == container.StateRemoving {
 		return restart.Container{}, fmt.Errorf("inspect container %q: %w", id, errdefs.ErrNotFound)
 	}
@@ -151,9 +151,9 @@ func (d restartEngine) StartContainer(ctx context.Context, id string) error {
 // restartedHere reports whether Berm carries out a container's restart policy, by its
 // labels, and the policy that it was made with. The engine keeps those of containers
 // without binds, and of those that were denied and made in mode audit.
-func restartedHere(labels map[string]string) (restart.Policy, bool) {
+func (d *Door) restartedHere(id string, labels map[string]string) (restart.Policy, bool) {
 	var e effective
-	if json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) != nil || e.Audit || len(e.Binds) == 0 {
+	if !d.opts.Sealer.Valid(lifecycle.ObjectContainer, id, labels) || json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) != nil || e.Audit || len(e.Binds) == 0 {
 		return restart.Policy{}, false
 	}
 	return restart.Policy{Name: e.Restart, MaxRetries: e.RestartMax}, true

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 )
 
@@ -76,6 +78,7 @@ func (c *call) room(kind string, n int64) (leave func(), err error) {
 func (c *call) count(kind string) (n int64, err error) {
 	query := url.Values{"filters": {c.onlyOwn(filters{}).String()}}
 	path := "/" + kind
+	object := lifecycle.ObjectKind(strings.TrimSuffix(kind, "s"))
 	switch kind {
 	case "containers":
 		path = "/containers/json"
@@ -88,8 +91,15 @@ func (c *call) count(kind string) (n int64, err error) {
 		}
 		query.Set("filters", own.String())
 	}
-	err = c.engine.each(c.ctx, c.version, path, query, func(list string, _ json.RawMessage) error {
-		if list == "" || list == "Volumes" { // and not its warnings
+	err = c.engine.each(c.ctx, c.version, path, query, func(list string, entry json.RawMessage) error {
+		own := kind == "images" // also those that a build leaves behind, which have no seal
+		if !own {
+			var err error
+			if own, err = c.ownEntry(object, list, entry); err != nil {
+				return err
+			}
+		}
+		if own {
 			n++
 		}
 		return nil

@@ -85,7 +85,9 @@ func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, erro
 	if c.caller.Tenant == "" { // StartContainer acts for the container's own caller
 		labels := ct.Config.Labels
 		c.caller = Caller{Name: labels[lifecycle.LabelCaller], Tenant: labels[lifecycle.LabelTenant], Profile: labels[lifecycle.LabelProfile]}
-		if !c.own(labels) {
+		if own, err := c.ownContainer(ct.ID, labels); err != nil {
+			return nil, err
+		} else if !own {
 			return nil, noContainer(id)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -12,6 +13,7 @@ import (
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/client"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -292,11 +294,30 @@ func TestUpdate(t *testing.T) {
 	if _, err := other.ContainerUpdate(t.Context(), id, good); !errdefs.IsNotFound(err) {
 		t.Errorf("another's: %v", err)
 	}
-	// An engine that does something else.
-	l.set(func(l *liar) { l.change = put("HostConfig.Memory", 1<<40) })
-	deniedBy(t, update(good), "verify.update")
-	l.set(func(*liar) {})
-	if _, err := direct.ContainerInspect(context.Background(), id); !errdefs.IsNotFound(err) {
-		t.Errorf("it is there: %v", err)
+	// An engine that does something else, or doesn't tell what was allowed.
+	for rule, lie := range map[string]func(map[string]any){
+		"verify.update": put("HostConfig.Memory", 1<<40),
+		"verify.start": func(m map[string]any) {
+			delete(m["Config"].(map[string]any)["Labels"].(map[string]any), lifecycle.LabelEffective)
+		},
+	} {
+		id = makeOne(t, c, nil, "")
+		var lying atomic.Bool
+		l.set(func(l *liar) {
+			l.refuse = func(_, path string) bool {
+				lying.CompareAndSwap(false, strings.HasSuffix(path, "/update"))
+				return false
+			}
+			l.change = func(m map[string]any) {
+				if lying.Load() {
+					lie(m)
+				}
+			}
+		})
+		deniedBy(t, update(good), rule)
+		l.set(func(*liar) {})
+		if _, err := direct.ContainerInspect(context.Background(), id); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: it is there: %v", rule, err)
+		}
 	}
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/docker/docker/api/types/swarm"
 	"github.com/docker/docker/api/types/system"
 	"golang.org/x/sync/singleflight"
+
+	"github.com/bermhq/berm/lifecycle"
 )
 
 func systemRoutes() []route {
@@ -125,6 +127,9 @@ func (c *call) info() error {
 		}
 	}
 	err = c.eachContainer(c.ctx, c.version, func(ct *listed) {
+		if !c.own(lifecycle.ObjectContainer, ct.ID, ct.Labels) {
+			return
+		}
 		told.Containers++
 		switch ct.State {
 		case container.StateRunning:
@@ -140,9 +145,6 @@ func (c *call) info() error {
 	}
 	return c.answer(http.StatusOK, told)
 }
-
-// labelled is what tells whose an entry of a list is.
-type labelled struct{ Labels map[string]string }
 
 // diskUsage is of the caller's own containers, volumes and images.
 func (c *call) diskUsage() error {
@@ -162,17 +164,21 @@ func (c *call) diskUsage() error {
 	}
 	of.BuildCache = []json.RawMessage{}
 	lists := map[string]*[]json.RawMessage{"Images": &of.Images, "Containers": &of.Containers, "Volumes": &of.Volumes}
+	kinds := map[string]lifecycle.ObjectKind{"Images": lifecycle.ObjectImage, "Containers": lifecycle.ObjectContainer, "Volumes": lifecycle.ObjectVolume}
 	for _, list := range lists {
 		*list = []json.RawMessage{}
 	}
 	entries, err := c.usage.of(c, query)
 	for _, e := range entries {
-		list, isOwn := lists[e.list], c.own
-		if e.list == "Images" {
-			isOwn = c.ownImage
+		if lists[e.list] == nil {
+			continue
 		}
-		if list != nil && isOwn(e.labels) {
-			*list = append(*list, shown(e.raw))
+		own, err := c.ownEntry(kinds[e.list], e.list, e.raw)
+		if err != nil {
+			return err
+		}
+		if own {
+			*lists[e.list] = append(*lists[e.list], shown(e.raw))
 		}
 	}
 	if err != nil {
@@ -194,9 +200,8 @@ type usage struct {
 
 // usageEntry is an entry of one of the answer's lists.
 type usageEntry struct {
-	list   string
-	labels map[string]string
-	raw    json.RawMessage
+	list string
+	raw  json.RawMessage
 }
 
 // of gives the entries of all callers. It waits until the call's end.
@@ -213,14 +218,13 @@ func (u *usage) of(c *call, query url.Values) ([]usageEntry, error) {
 		var all []usageEntry
 		size := 0
 		err := c.engine.eachSlow(ctx, c.version, "/system/df", query, func(list string, entry json.RawMessage) error {
-			var is labelled
-			if err := json.Unmarshal(entry, &is); err != nil || list == "" || list == "BuildCache" {
-				return err
+			if list == "" || list == "BuildCache" {
+				return nil
 			}
 			if size += len(entry); size > maxAnswer {
 				return fmt.Errorf("the engine's answer is over %d bytes", maxAnswer)
 			}
-			all = append(all, usageEntry{list, is.Labels, entry})
+			all = append(all, usageEntry{list, entry})
 			return nil
 		})
 		return all, err

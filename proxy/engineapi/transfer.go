@@ -134,10 +134,11 @@ func (c *call) until(id string) (time.Time, error) {
 		label = ct.Config.Labels[lifecycle.LabelExpiresAt]
 	}
 	until := time.Now().Add(c.transfers.most)
-	if expires, err := time.Parse(time.RFC3339Nano, label); err == nil && expires.Before(until) {
+	expires, err := time.Parse(time.RFC3339Nano, label)
+	if err == nil && expires.Before(until) {
 		until = expires
 	}
-	if !time.Now().Before(until) {
+	if err != nil || !time.Now().Before(until) {
 		return until, denied("ttl.expired", "", "the container's time is up", "a new container")
 	}
 	return until, nil

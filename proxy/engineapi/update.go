@@ -41,7 +41,7 @@ func (c *call) updateContainer() error {
 		return err
 	}
 	asked := body.RestartPolicy.policy()
-	_, ours := restartedHere(ct.Config.Labels)
+	_, ours := c.restartedHere(ct.ID, ct.Config.Labels)
 	if ours {
 		if ct.HostConfig.AutoRemove && !asked.None() {
 			return conflict("Cannot update container " + ct.ID + ": Conflicting options: Restart policy cannot be updated because AutoRemove is enabled for the container")
@@ -101,10 +101,13 @@ func (c *call) verifyUpdate(id string, v version) error {
 		return err
 	}
 	e, err := effectiveOf(ct)
-	if err != nil || e.Audit || c.withinLimits(e, ct.HostConfig) {
+	if err == nil && (e.Audit || c.withinLimits(e, ct.HostConfig)) {
 		return nil
 	}
-	if err := c.judged(denied("verify.update", "HostConfig.Resources", "the container is not as it was allowed after the update", "limits of the profile")); err != nil {
+	if err == nil {
+		err = denied("verify.update", "HostConfig.Resources", "the container is not as it was allowed after the update", "limits of the profile")
+	}
+	if err := c.judged(err); err != nil {
 		c.removeUnfit(id, v)
 		return err
 	}

@@ -47,7 +47,7 @@ func (c *call) verifyMade(p *plan, id string, v version) error {
 	want := maps.Clone(p.labels)
 	for name := range ct.Config.Labels {
 		if _, asked := want[name]; !asked {
-			d.add(!strings.HasPrefix(strings.ToLower(name), labelPrefix) || name == labelTTL, "Config.Labels") // an image's is of no effect
+			d.add(!lifecycle.IsOwnLabel(name), "Config.Labels") // an image's
 		}
 	}
 	for name, value := range want {
@@ -90,7 +90,7 @@ func (c *call) verifyVolumes(d *differences, audited bool, ct *container.Inspect
 		case err != nil:
 			return err
 		case audited:
-			d.add(!c.others(v.Labels), "Mounts")
+			d.add(!c.others(lifecycle.ObjectVolume, v.Name, v.Labels), "Mounts")
 		default:
 			d.add(c.ownVolume(v), "Mounts")
 		}
@@ -310,8 +310,7 @@ func (c *call) networkDifferences(d *differences, s policy.ContainerSpec, ct *co
 			continue // it is gone, and the container can't start
 		}
 		judged := slices.ContainsFunc(s.Networks, func(w policy.ContainerNetwork) bool { return w.ID == n.ID })
-		policys := n.Labels[lifecycle.LabelDoor] == "" && slices.ContainsFunc(c.rules.Networks(), func(r policy.NetworkRule) bool { return r.EngineNetwork == n.Name })
-		d.add(judged || policys || c.own(n.Labels), "NetworkSettings.Networks")
+		d.add(judged || c.policyOwn(n) || c.own(lifecycle.ObjectNetwork, n.ID, n.Labels), "NetworkSettings.Networks")
 		d.add(endpoint == nil || endpoint.NetworkID == "" || endpoint.NetworkID == n.ID, "NetworkSettings.Networks")
 	}
 	return nil

@@ -32,7 +32,7 @@ func noVolume(name string) error { return notFound("get " + shorten(name) + ": n
 // volume gives a volume of the caller's, by its name, which may be another's tomorrow.
 func (c *call) volume(name string) (*volume.Volume, json.RawMessage, error) {
 	v, raw, err := c.anyVolume(name)
-	if err == nil && !c.own(v.Labels) {
+	if err == nil && !c.own(lifecycle.ObjectVolume, v.Name, v.Labels) {
 		err = noVolume(name)
 	}
 	if err != nil {
@@ -67,7 +67,7 @@ func (c *call) listVolumes() error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/volumes", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+	return c.listOwn(lifecycle.ObjectVolume, "/volumes", url.Values{"filters": {c.onlyOwn(f).String()}})
 }
 
 func (c *call) inspectVolume() error {
@@ -99,7 +99,7 @@ func (c *call) createVolume() error {
 	}
 	if body.Name != "" {
 		switch v, raw, err := c.anyVolume(body.Name); {
-		case err == nil && c.own(v.Labels):
+		case err == nil && c.own(lifecycle.ObjectVolume, v.Name, v.Labels):
 			return c.answer(http.StatusCreated, raw)
 		case err == nil:
 			return volumeTaken(body.Name)
@@ -135,7 +135,7 @@ func (c *call) makeVolume(name, driver string, options, own map[string]string) (
 		return nil, err
 	}
 	defer leave()
-	labels := c.stamp(own, life, most)
+	labels := c.stamp(lifecycle.ObjectVolume, own, life, most)
 	var raw json.RawMessage
 	create := volume.CreateOptions{Name: name, Driver: cmp.Or(driver, "local"), DriverOpts: options, Labels: labels}
 	if err := c.engine.post(c.ctx, c.version, "/volumes/create", nil, create, &raw); err != nil {

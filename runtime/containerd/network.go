@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/bermhq/berm/runtime"
 )
 
@@ -31,7 +33,10 @@ func (r *Runtime) EnsureNetwork(ctx context.Context, want runtime.Network) error
 			return err
 		}
 		if n != nil && !n.Removing && r.stands(n) {
-			return nil
+			return n.same(want)
+		}
+		if n == nil && want.External {
+			return runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such network, and the policy says that Berm doesn't make it"))
 		}
 		unlock, err := r.lockNetwork(wait, dir, true)
 		if err != nil {
@@ -48,7 +53,7 @@ func (r *Runtime) EnsureNetwork(ctx context.Context, want runtime.Network) error
 			n = nil
 		}
 		if n != nil {
-			return r.stand(work, n)
+			return errors.Join(n.same(want), r.stand(work, n))
 		}
 		if n, err = r.newNetwork(wait, dir, want); err == nil {
 			err = r.stand(work, n)
@@ -58,6 +63,14 @@ func (r *Runtime) EnsureNetwork(ctx context.Context, want runtime.Network) error
 		}
 		return nil
 	})
+}
+
+// same refuses a network that confines containers otherwise than want.
+func (n *network) same(want runtime.Network) error {
+	if n.Internal != want.Internal || n.Isolated != want.Isolated && !want.External {
+		return runtime.Precondition("the network that is there has other options than the policy's: remove it")
+	}
+	return nil
 }
 
 // netCall runs f on the host's side, with the call timeout as its bound, and classes

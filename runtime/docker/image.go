@@ -32,7 +32,7 @@ func (r *Runtime) Image(ctx context.Context, ref string) (runtime.Image, error) 
 		}
 		out = runtime.Image{ID: img.ID, Digests: img.RepoDigests}
 		if c := img.Config; c != nil {
-			out.Env, out.User = c.Env, c.User
+			out.Env, out.User, out.Labels = c.Env, c.User, ownLabels(c.Labels)
 			out.Command = slices.Concat(c.Entrypoint, c.Cmd)
 		}
 		return nil

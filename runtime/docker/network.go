@@ -3,6 +3,7 @@ package docker
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -20,7 +21,8 @@ const iccOption = "com.docker.network.bridge.enable_icc"
 // at which containers would reach what listens there, also from an internal network.
 const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
 
-// EnsureNetwork makes a bridge network unless one of its name is there.
+// EnsureNetwork makes a bridge network unless one of its name is there. One that is there
+// must have the same driver and options.
 //
 // Engines below API 1.44 check the name before they make the network, not while
 // they do, so that two may come to share it, and then neither can be used. So the
@@ -43,8 +45,14 @@ func (r *Runtime) EnsureNetwork(ctx context.Context, n runtime.Network) error {
 }
 
 func ensureNetwork(ctx context.Context, s *session, n runtime.Network) error {
-	if found, err := networksNamed(ctx, s, n.Name); err != nil || len(found) > 0 {
+	found, err := networksNamed(ctx, s, n.Name)
+	switch {
+	case err != nil:
 		return err
+	case len(found) > 0:
+		return sameNetwork(found[0], n)
+	case n.External:
+		return runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such network, and the policy says that Berm doesn't make it"))
 	}
 	opts := network.CreateOptions{Driver: "bridge", Internal: n.Internal, Labels: n.Labels, Options: map[string]string{}}
 	if n.Isolated {
@@ -54,20 +62,31 @@ func ensureNetwork(ctx context.Context, s *session, n runtime.Network) error {
 		opts.Options[inhibitOption] = "true"
 	}
 	made, err := s.NetworkCreate(ctx, n.Name, opts)
-	if errdefs.IsConflict(err) {
+	if err != nil && !errdefs.IsConflict(err) {
+		return err
+	}
+	found, err = networksNamed(ctx, s, n.Name)
+	if err != nil || len(found) == 0 || found[0].ID == made.ID {
+		return err
+	}
+	if made.ID != "" {
+		if err := s.NetworkRemove(ctx, made.ID); err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+	}
+	return sameNetwork(found[0], n)
+}
+
+// sameNetwork refuses a network that confines containers otherwise than n.
+func sameNetwork(found network.Summary, n runtime.Network) error {
+	switch {
+	case found.Driver != "bridge", found.Scope != "local", found.Ingress, found.ConfigOnly, found.ConfigFrom.Network != "":
+	case found.Internal != n.Internal, found.Internal && found.Options[inhibitOption] != "true" && !n.External:
+	case !n.External && (found.EnableIPv6 || (found.Options[iccOption] == "false") != n.Isolated):
+	default:
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	found, err := networksNamed(ctx, s, n.Name)
-	if err != nil || len(found) < 2 || found[0].ID == made.ID {
-		return err
-	}
-	if err := s.NetworkRemove(ctx, made.ID); !errdefs.IsNotFound(err) {
-		return err
-	}
-	return nil
+	return runtime.Precondition("the network that is there has another driver or other options than the policy's: remove or rename it")
 }
 
 // networksNamed lists the networks of exactly this name, the oldest first.

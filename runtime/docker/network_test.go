@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 
@@ -54,5 +55,62 @@ func TestInternalNetworkLacksTheHost(t *testing.T) {
 				t.Errorf("internal %t: the host, at %s, says %q", internal, gateway, out)
 			}
 		})
+	}
+}
+
+// TestSquattedNetwork: a network that has the name, and another driver or other options, isn't
+// taken for the one that is asked for.
+func TestSquattedNetwork(t *testing.T) {
+	r := newRuntime(t, testEngine(t).Host())
+	s, err := r.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bridge := func(options ...string) network.CreateOptions {
+		o := network.CreateOptions{Driver: "bridge", Options: map[string]string{}}
+		for _, name := range options {
+			o.Options[name] = map[string]string{iccOption: "false", inhibitOption: "true"}[name]
+		}
+		return o
+	}
+	internal := func(o network.CreateOptions) network.CreateOptions { o.Internal = true; return o }
+	for name, tt := range map[string]struct {
+		there network.CreateOptions
+		want  runtime.Network
+		ok    bool
+	}{
+		"same":              {bridge(iccOption), runtime.Network{Isolated: true}, true},
+		"not isolated":      {bridge(), runtime.Network{Isolated: true}, false},
+		"isolated":          {bridge(iccOption), runtime.Network{}, false},
+		"internal":          {internal(bridge(iccOption, inhibitOption)), runtime.Network{Isolated: true}, false},
+		"open":              {bridge(iccOption), runtime.Network{Internal: true, Isolated: true}, false},
+		"internal and host": {internal(bridge(iccOption)), runtime.Network{Internal: true, Isolated: true}, false},
+		"external":          {bridge(), runtime.Network{Isolated: true, External: true}, true},
+		"external and open": {bridge(), runtime.Network{Internal: true, External: true}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			made, err := s.NetworkCreate(t.Context(), "squatted", tt.there)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := s.NetworkRemove(context.Background(), made.ID); err != nil {
+					t.Error(err)
+				}
+			})
+			tt.want.Name = "squatted"
+			err = r.EnsureNetwork(t.Context(), tt.want)
+			if tt.ok && err != nil || !tt.ok && !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("EnsureNetwork: %v", err)
+			}
+		})
+	}
+	for name, n := range map[string]network.Summary{
+		"host": {Driver: "host", Scope: "local"}, "macvlan": {Driver: "macvlan", Scope: "local"}, "overlay": {Driver: "overlay", Scope: "swarm"},
+		"bridge of a swarm": {Driver: "bridge", Scope: "swarm"}, "IPv6": {Driver: "bridge", Scope: "local", EnableIPv6: true},
+	} {
+		if err := sameNetwork(n, runtime.Network{}); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

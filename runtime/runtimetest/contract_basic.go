@@ -233,9 +233,14 @@ func testEnsureNetwork(t *testing.T, b *bed) {
 		})
 	}
 	wg.Wait()
-	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Internal: true}); err != nil {
-		t.Errorf("one that is there: %v", err)
+	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Isolated: true, External: true}); err != nil {
+		t.Errorf("one that an operator made: %v", err)
 	}
+	for _, other := range []runtime.Network{{Internal: true}, {Isolated: true}, {Internal: true, External: true}} {
+		other.Name = b.name
+		class(t, "another one of this name", b.rt.EnsureNetwork(b.ctx, other), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	}
+	class(t, "an operator's that is missing", b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name + "-none", External: true}), errdefs.IsNotFound, "NotFound")
 	n, ok := b.rt.(runtime.Networker)
 	if !ok {
 		return

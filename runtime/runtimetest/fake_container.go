@@ -110,9 +110,13 @@ func (f *Fake) create(spec runtime.Spec) (*fakeContainer, error) {
 	now := time.Now()
 	c.info = runtime.Container{
 		ID: newID(), Name: spec.Name, Image: img.ID, State: runtime.StateRunning,
-		Labels: maps.Clone(spec.Labels), Env: mergeEnv(image, spec.Env),
+		Labels: maps.Clone(img.Labels), Env: mergeEnv(image, spec.Env),
 		CreatedAt: now, StartedAt: now,
 	}
+	if c.info.Labels == nil {
+		c.info.Labels = map[string]string{}
+	}
+	maps.Copy(c.info.Labels, spec.Labels)
 	if spec.Network != "" {
 		n := f.networks[spec.Network]
 		if n == nil {

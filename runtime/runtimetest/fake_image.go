@@ -109,7 +109,16 @@ func (f *Fake) EnsureNetwork(ctx context.Context, n runtime.Network) error {
 		return fmt.Errorf("network name %q: %w", n.Name, errdefs.ErrInvalidArgument)
 	}
 	f.mu.Lock()
-	if f.networks[n.Name] == nil {
+	there := f.networks[n.Name]
+	if there == nil && n.External {
+		f.mu.Unlock()
+		return fmt.Errorf("network %s: %w", n.Name, errdefs.ErrNotFound)
+	}
+	if there != nil && (there.info.Internal != n.Internal || there.info.Isolated != n.Isolated && !n.External) {
+		f.mu.Unlock()
+		return fmt.Errorf("network %s is another: %w", n.Name, errdefs.ErrFailedPrecondition)
+	}
+	if there == nil {
 		n.ID = newID()
 		n.CreatedAt = time.Now()
 		f.networks[n.Name] = &fakeNetwork{info: n, next: f.freeSubnet(), used: make(map[netip.Addr]struct{})}
