@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"os"
 	"slices"
 	"strings"
 )
@@ -28,6 +29,7 @@ type Occupant struct {
 	SessionID  string
 	Dirs       []string // that it may write to: absolute, without symbolic links
 	Workspace  string   // the one of them that has a quota; empty if none has
+	Root       *os.Root // the workspace; nil: its path is opened
 	QuotaBytes int64    // of the workspace
 	Resumed    bool     // another process made it: it may be running already
 }
@@ -65,6 +67,13 @@ func (m *Manager) enter(ctx context.Context, o Occupant) error {
 }
 
 func (m *Manager) leave(sessionID string) {
+	m.mu.Lock()
+	root := m.workspaces[sessionID]
+	delete(m.workspaces, sessionID)
+	m.mu.Unlock()
+	if root != nil {
+		_ = root.Close() // it was only read
+	}
 	if m.opts.Ceilings != nil {
 		m.opts.Ceilings.Leave(sessionID)
 	}
@@ -85,14 +94,24 @@ func (m *Manager) resume(ctx context.Context) error {
 		sb := m.snapshot(r)
 		o := occupant(sb)
 		o.Resumed = true
-		err := m.enter(ctx, o)
+		root, inode, err := openWorkspace(sb)
+		if err != nil {
+			o.Workspace = "" // nor is it held, as it is another directory
+		}
+		if root != nil {
+			o.Root = root
+			m.mu.Lock()
+			m.workspaces[sb.SessionID], r.sb.WorkspaceInode = root, inode
+			m.mu.Unlock()
+		}
+		err = m.enter(ctx, o)
 		if ctx.Err() != nil {
 			break
 		}
 		if err != nil { // no reason to leave all others alone
 			m.log.WarnContext(ctx, "sandbox_quota_unsure", append(sandboxAttrs(sb), "error", err)...)
 		}
-		if o.Workspace != "" {
+		if dir, _ := workspace(sb.Spec); dir != "" {
 			m.mu.Lock()
 			r.sb.Enforcement.WorkspaceQuota = m.quotaEnforcement(r.sb)
 			m.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -22,7 +23,15 @@ import (
 type kernelLimits struct {
 	mu     sync.Mutex
 	limits map[uint32]int64
-	dirs   map[string]uint32
+	dirs   map[uint64]uint32 // by inode
+}
+
+func inode(dir *os.File) uint64 {
+	fi, err := dir.Stat()
+	if err != nil {
+		panic(err)
+	}
+	return fi.Sys().(*syscall.Stat_t).Ino
 }
 
 func (k *kernelLimits) Limit(project uint32, bytes int64) error {
@@ -41,14 +50,14 @@ func (k *kernelLimits) Free(uint32) (bool, error) { return true, nil }
 func (k *kernelLimits) Take(_ context.Context, dir *os.File, project uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.dirs[dir.Name()] = project
+	k.dirs[inode(dir)] = project
 	return nil
 }
 
 func (k *kernelLimits) Drop(_ context.Context, dir *os.File, _ uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.dirs, dir.Name())
+	delete(k.dirs, inode(dir))
 	return nil
 }
 
@@ -74,7 +83,7 @@ func TestHardQuota(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	kernel := &kernelLimits{limits: map[uint32]int64{}, dirs: map[string]uint32{}}
+	kernel := &kernelLimits{limits: map[uint32]int64{}, dirs: map[uint64]uint32{}}
 	ceilings := func() lifecycle.Ceilings {
 		s, err := ceiling.New(t.Context(), ceiling.Options{Store: db, Find: func(string) (ceiling.Projects, error) { return kernel, nil }})
 		if err != nil {

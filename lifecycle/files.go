@@ -224,7 +224,7 @@ func (a *FileAccess) Watch(ctx context.Context, name string, recursive bool, rea
 // when not nil, may bring no more bytes than there is room for.
 func (a *FileAccess) add(ctx context.Context, op, name string, r io.Reader, f func(context.Context, io.Reader) error) error {
 	return a.do(ctx, op, name, func(ctx context.Context, k *kept) error {
-		used, quota, err := workspaceUse(ctx, a.sb)
+		used, quota, err := a.m.workspaceUse(ctx, a.sb)
 		if err == nil {
 			err = a.m.chatLeft(ctx, a.sb, false)
 		}

@@ -148,19 +148,31 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 	if f.recreated {
 		m.leave(m.snapshot(old).SessionID) // its container is gone
 	}
-	if err := m.enter(ctx, occupant(f.starting)); err != nil {
+	root, inode, err := openWorkspace(f.starting)
+	if err != nil {
 		return sb, err
+	}
+	if root != nil {
+		m.mu.Lock()
+		m.workspaces[f.starting.SessionID] = root
+		m.mu.Unlock()
 	}
 	defer func() {
 		if err != nil {
 			m.leave(f.starting.SessionID)
 		}
 	}()
+	o := occupant(f.starting)
+	o.Root = root
+	if err := m.enter(ctx, o); err != nil {
+		return sb, err
+	}
 	if err := m.engine.Acquire(ctx, 1); err != nil {
 		return sb, err
 	}
 	// Expiry counts from here: waiting for an image or for a turn costs nothing.
 	sb = f.starting
+	sb.WorkspaceInode = inode
 	sb.CreatedAt = time.Now().UTC()
 	sb.LastUsedAt = sb.CreatedAt
 	sb.Deadline = sb.CreatedAt.Add(sb.Spec.MaxLifetime)
@@ -255,6 +267,9 @@ func (m *Manager) start(ctx context.Context, sb Sandbox, image runtime.Image, mo
 		sources, release, err = m.opts.Holder.Hold(ctx, sb.SessionID, mounts)
 		if err != nil {
 			return runtime.Container{}, "", fmt.Errorf("hold the mounts' directories: %w", err)
+		}
+		if err := sameWorkspace(sb, mounts, sources); err != nil {
+			return runtime.Container{}, "", fmt.Errorf("hold the workspace: %w", errors.Join(err, release()))
 		}
 		for i, mt := range mounts {
 			spec.Mounts = append(spec.Mounts, runtime.Mount{Source: sources[i], Target: mt.MountPath, ReadOnly: mt.Mode == "ro"})

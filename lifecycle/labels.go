@@ -34,6 +34,7 @@ const (
 
 	LabelAgentID = "berm.agent_id"         // only if given
 	LabelVolume  = "berm.volume_host_path" // only if given
+	LabelInode   = "berm.workspace_inode"  // only with a workspace quota
 )
 
 // DoorEngine is the LabelDoor of what came to be through the Docker Engine API. Such a
@@ -92,6 +93,9 @@ func (m *Manager) labelsFor(sb Sandbox) (map[string]string, error) {
 	if sb.VolumePath != "" {
 		l[LabelVolume] = sb.VolumePath
 	}
+	if sb.WorkspaceInode != "" {
+		l[LabelInode] = sb.WorkspaceInode
+	}
 	if m.opts.Settings.AdoptLegacy {
 		l[LegacySessionID] = sb.SessionID
 		l[LegacyChatID] = sb.Key
@@ -133,10 +137,13 @@ func sandboxFromLabels(labels map[string]string, env []string) (Sandbox, error) 
 		SessionID:  labels[LabelSessionID],
 		AgentID:    labels[LabelAgentID],
 		VolumePath: labels[LabelVolume],
-		CreatedAt:  instant(LabelCreatedAt),
-		ExpiresAt:  instant(LabelExpiresAt),
-		Deadline:   instant(LabelDeadline),
-		Metadata:   map[string]string{},
+
+		WorkspaceInode: labels[LabelInode],
+
+		CreatedAt: instant(LabelCreatedAt),
+		ExpiresAt: instant(LabelExpiresAt),
+		Deadline:  instant(LabelDeadline),
+		Metadata:  map[string]string{},
 	}
 	sb.LastUsedAt = sb.CreatedAt
 	if sb.Tenant == "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	goruntime "runtime"
 	"sync"
 	"sync/atomic"
@@ -165,6 +166,7 @@ type Manager struct {
 
 	mu          sync.Mutex
 	slots       map[keyID]*slot
+	workspaces  map[string]*os.Root                              // directories with a quota of their own, by session
 	lines       map[keyID]*line                                  // of keys where somebody has the turn
 	starting    map[processID]struct{}                           // managed processes that are being started
 	containers  map[string]keyID                                 // container ID to key, of all records
@@ -230,6 +232,7 @@ func New(opts Options) (*Manager, error) {
 		tracer:     opts.Tracer.Tracer("github.com/bermhq/berm/lifecycle"),
 		engine:     semaphore.NewWeighted(int64(s.EngineParallel)),
 		slots:      map[keyID]*slot{},
+		workspaces: map[string]*os.Root{},
 		lines:      map[keyID]*line{},
 		starting:   map[processID]struct{}{},
 		containers: map[string]keyID{},

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
 // measured is a world with a sandbox k on dir, with a quota of one MiB.
@@ -41,6 +44,91 @@ func (w *world) used() int64 {
 		return -1
 	}
 	return quota.UsedBytes
+}
+
+// The quota counts the directory that the sandbox mounts, wherever it is moved, and tells
+// nothing of what takes its place.
+func TestQuotaOfAMovedWorkspace(t *testing.T) {
+	for name, put := range map[string]func(foreign, at string) error{
+		"nothing":     func(string, string) error { return nil },
+		"a link":      os.Symlink,
+		"a directory": os.Rename,
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			dir, moved, foreign := filepath.Join(root, "dir"), filepath.Join(root, "moved"), filepath.Join(root, "foreign")
+			size := func(at string, bytes int64) {
+				t.Helper()
+				if err := errors.Join(os.MkdirAll(at, 0o700), os.WriteFile(filepath.Join(at, "f"), make([]byte, bytes), 0o600)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			size(dir, 0)
+			size(foreign, 5<<20)
+			w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + root + "]}\n"})
+			for _, key := range []string{"k", "stays", "quiet"} {
+				req := request(key)
+				req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
+				w.create(req)
+			}
+			if err := errors.Join(os.Rename(dir, moved), put(foreign, dir)); err != nil {
+				t.Fatal(err)
+			}
+			if got := w.used(); got != 0 {
+				t.Errorf("moved: %d bytes are used", got)
+			}
+			size(moved, 3<<20)
+			if got := w.used(); got != 3<<20 {
+				t.Errorf("filled: %d bytes are used", got)
+			}
+			size(moved, 0)
+			w.stop()
+			w = newWorld(t, setup{engine: w.fake, store: w.store, policy: "version: 1\nmounts: {allowed_roots: [" + root + "]}\n"})
+			_, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "stays", Command: []string{"true"}})
+			var quota *lifecycle.QuotaError
+			if !errors.As(err, &quota) || quota.UsedBytes != 0 {
+				t.Errorf("after a restart: %v", err)
+			}
+			if err := errors.Join(os.RemoveAll(dir), os.Rename(moved, dir)); err != nil {
+				t.Fatal(err)
+			}
+			if res := w.exec("quiet", "true"); !res.OK() || res.QuotaExceeded {
+				t.Errorf("back in its place: %+v", res)
+			}
+		})
+	}
+}
+
+// elsewhere is a Holder that has the engine mount another directory.
+type elsewhere struct{ dir string }
+
+func (e elsewhere) Hold(_ context.Context, _ string, mounts []policy.Mount) ([]string, func() error, error) {
+	return slices.Repeat([]string{e.dir}, len(mounts)), func() error { return nil }, nil
+}
+func (elsewhere) Clean() error { return nil }
+func (elsewhere) Mode() string { return "held" }
+
+// The directory that is measured is the one that is mounted.
+func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
+	dir, fake := t.TempDir(), runtimetest.NewFake(runtimetest.FakeOptions{})
+	p, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), policy.Options{DefaultImage: runtimetest.DefaultImage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := lifecycle.New(lifecycle.Options{Runtime: fake, Policy: func() *policy.Policy { return p }, Store: newStore(), Holder: elsewhere{t.TempDir()}, Owner: "owner"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- m.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	(&world{t: t, Manager: m}).ready()
+	req := request("k")
+	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
+	if _, err := m.Create(ctx, req); err == nil || !strings.Contains(err.Error(), "exchanged") || len(fake.Containers()) != 0 {
+		t.Errorf("create: %v, %d containers", err, len(fake.Containers()))
+	}
 }
 
 // What isn't a file takes no room, and nothing waits for it.

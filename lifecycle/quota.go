@@ -3,7 +3,11 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle/usage"
 	"github.com/bermhq/berm/policy"
@@ -13,7 +17,7 @@ import (
 // chat's workspace over that one's. With changed, something in the sandbox may have
 // written since it was measured last.
 func (m *Manager) quotaLeft(ctx context.Context, sb Sandbox, changed bool) error {
-	if _, _, err := workspaceUse(ctx, sb); err != nil {
+	if _, _, err := m.workspaceUse(ctx, sb); err != nil {
 		return err
 	}
 	return m.chatLeft(ctx, sb, changed)
@@ -76,23 +80,99 @@ func (m *Manager) enforced(rec *record, sb Sandbox) Sandbox {
 	return sb
 }
 
-// workspaceUse measures the sandbox's workspace, in bytes; a quota of 0 is none. Over
-// the quota it is a *QuotaError.
-func workspaceUse(ctx context.Context, sb Sandbox) (used, quota int64, err error) {
+// errExchanged says that a path doesn't lead to the directory that a sandbox mounts.
+var errExchanged = errors.New("the directory was exchanged")
+
+// openWorkspace opens the directory of a sandbox's own quota without following links, and
+// returns its identity. It returns nil without a quota. It fails if a sandbox that may run
+// mounts another directory.
+func openWorkspace(sb Sandbox) (_ *os.Root, inode string, err error) {
+	dir, _ := workspace(sb.Spec)
+	if dir == "" {
+		return nil, "", nil
+	}
+	f, err := OpenDir(dir)
+	if err == nil {
+		defer f.Close()
+		inode, err = inodeOf(f)
+	}
+	// The next container of one that is stopped mounts what is there then.
+	if mounted := sb.WorkspaceInode; mounted != "" && sb.Status != StatusStopped && (err != nil || inode != mounted) {
+		err = errExchanged
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("open workspace %s: %w", dir, err)
+	}
+	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	return root, inode, err
+}
+
+// OpenDir opens a directory by a path without symbolic links.
+func OpenDir(path string) (*os.File, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// inodeOf identifies an open directory on this host.
+func inodeOf(f *os.File) (string, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(int(f.Fd()), &st)
+	return fmt.Sprintf("%d:%d", st.Dev, st.Ino), err
+}
+
+// sameWorkspace fails if the engine is about to mount another directory than the one that
+// the quota counts. Only a path of the Holder's own can be compared.
+func sameWorkspace(sb Sandbox, mounts []policy.Mount, sources []string) error {
+	dir, _ := workspace(sb.Spec)
+	for i, mt := range mounts {
+		if dir == "" || mt.MountPath != sb.Spec.MountPath || sources[i] == mt.Source {
+			continue
+		}
+		f, err := OpenDir(sources[i])
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if inode, err := inodeOf(f); err != nil || inode != sb.WorkspaceInode {
+			return errors.Join(errExchanged, err)
+		}
+	}
+	return nil
+}
+
+// workspaceUse measures the sandbox's workspace, in bytes; a quota of 0 is none. It walks
+// the directory that the sandbox mounts, wherever that is by now. Over the quota, or if the
+// directory can't be found or measured, it is a *QuotaError.
+func (m *Manager) workspaceUse(ctx context.Context, sb Sandbox) (used, quota int64, err error) {
 	dir, quota := workspace(sb.Spec)
 	if dir == "" {
 		return 0, 0, nil
 	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return 0, 0, err
+	m.mu.Lock()
+	root := m.workspaces[sb.SessionID]
+	m.mu.Unlock()
+	if root == nil || sb.Status == StatusStopped {
+		if root, _, err = openWorkspace(sb); errors.Is(err, errExchanged) {
+			return 0, 0, &QuotaError{QuotaBytes: quota}
+		}
+		if err != nil {
+			return 0, 0, err
+		}
+		defer root.Close()
 	}
-	defer root.Close()
 	used, err = usage.Sizes(ctx, root)
-	if err != nil && !errors.Is(err, usage.ErrUnbounded) {
+	switch {
+	case errors.Is(err, os.ErrClosed): // the sandbox has just gone
+		return 0, quota, nil
+	case err != nil && !errors.Is(err, usage.ErrUnbounded):
 		return 0, 0, err
-	}
-	if used > quota || err != nil {
+	case used > quota || err != nil:
 		return 0, 0, &QuotaError{UsedBytes: used, QuotaBytes: quota}
 	}
 	return used, quota, nil

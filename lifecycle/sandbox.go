@@ -39,6 +39,10 @@ type Sandbox struct {
 	AgentID    string            // empty unless given
 	VolumePath string            // the old service's volume_host_path, cleaned; empty unless given
 
+	// WorkspaceInode identifies the mounted directory that the sandbox's own quota counts:
+	// device and inode. Empty without a quota, and of sandboxes of older versions.
+	WorkspaceInode string
+
 	Endpoint    Endpoint
 	Enforcement Enforcement
 

@@ -23,6 +23,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/project"
+	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 )
@@ -440,6 +441,25 @@ func TestDoctorListener(t *testing.T) {
 		f := checkListener(t.Context(), time.Minute, tt.listener, tt.served)
 		t.Run(name, func(t *testing.T) { wantFinding(t, []finding{f}, "doors.engine_api", tt.grade, tt.found) })
 	}
+}
+
+func TestDoctorRestarts(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), stateStore)
+	look := func() finding { return checkRestarts(t.Context(), time.Minute, path) }
+	wantFinding(t, []finding{look()}, "doors.restarts", gradeSoft, "no such file")
+	db, err := store.Open(t.Context(), store.Options{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }() // the server's
+	wantFinding(t, []finding{look()}, "doors.restarts", gradeOK, "restart policy: 0;")
+	for _, r := range []restart.Row{{ContainerID: "a", Count: 2}, {ContainerID: strings.Repeat("b", 64), Count: 3, Next: time.Unix(1, 0)}} {
+		if err := db.PutRestart(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantFinding(t, []finding{look()}, "doors.restarts", gradeOK, "restart policy: 2; restarts since they were last started by hand: 5; waiting for the next: bbbbbbbbbbbb until 1970-01-01T00:00:01Z")
 }
 
 func TestDoctorCollector(t *testing.T) {

@@ -297,7 +297,8 @@ func TestCompose(t *testing.T) {
 	}
 }
 
-// What a killed server's callers made is collected at its end by the next one.
+// What a killed server's callers made is collected at its end by the next one, which also
+// restarts what ended meanwhile.
 func TestSweepAfterKill(t *testing.T) {
 	const interval = "BERM_SANDBOX_CLEANUP_INTERVAL"
 	t.Setenv(interval, "1h") // so that the killed one hasn't begun to
@@ -309,15 +310,26 @@ func TestSweepAfterKill(t *testing.T) {
 	docker("run", "-d", "--label", ttl, "--name", "running", "--network", "short", "-v", "short:/v", testImage, "sleep", "1000")
 	docker("create", "--label", ttl, "--name", "never-started", testImage)
 	docker("volume", "create", "long")
-	docker("run", "-d", "--name", "living", testImage, "sleep", "1000")
+	work := filepath.Join(b.dir, "work")
+	docker("run", "-d", "--name", "living", "--restart", "always", "-v", work+":/d", testImage, "sh", "-c", "echo >> /d/runs; until [ -e /d/end ]; do sleep 0.1; done; rm /d/end")
+	runs := func(n int) func() bool {
+		return func() bool { b, _ := os.ReadFile(filepath.Join(work, "runs")); return len(b) == n }
+	}
+	write(t, filepath.Join(work, "end"), "")
+	until(t, "it is restarted", runs(2))
 	b.signal(t, os.Kill)
 	_ = b.cmd.Wait()
 	if left := b.made(t); len(left) != 6 {
 		t.Errorf("before the end there are %v", left)
 	}
+	write(t, filepath.Join(work, "end"), "")
 	time.Sleep(2 * time.Second)
+	if !runs(2)() {
+		t.Error("it was restarted without a server")
+	}
 	t.Setenv(interval, "100ms")
 	b.start(t)
+	until(t, "it is restarted by the next server", runs(3))
 	until(t, "all that has ended is gone", func() bool { return len(b.made(t)) == 2 })
 	until(t, "/metrics tells of it", func() bool { // a moment after each is gone
 		_, body := b.get(t, "/metrics")

@@ -169,7 +169,11 @@ func (s *Service) Enter(ctx context.Context, o lifecycle.Occupant) (softened []s
 	}
 	var dir *os.File
 	if o.Workspace != "" {
-		dir, err = openDir(o.Workspace) // without the turn, as a file system may hang
+		if o.Root != nil { // without the turn, as a file system may hang
+			dir, err = o.Root.Open(".")
+		} else {
+			dir, err = lifecycle.OpenDir(o.Workspace)
+		}
 		if err != nil {
 			s.soft(ctx, o, err)
 			o.Workspace = ""
@@ -409,7 +413,7 @@ func (s *Service) undo(ctx context.Context, r *row) error {
 	if err := s.lift(r); err != nil {
 		return err
 	}
-	dir, err := openDir(r.Dir)
+	dir, err := lifecycle.OpenDir(r.Dir)
 	if err == nil {
 		defer dir.Close()
 		projects, serr := s.system(r.Dir)
@@ -431,8 +435,8 @@ func (s *Service) undo(ctx context.Context, r *row) error {
 // system answers the projects of a directory's file system, or of what is left of the way
 // to it: that is where the directory was.
 func (s *Service) system(path string) (Projects, error) {
-	dir, err := openDir(path)
-	for ; err != nil && gone(err) && path != "/"; dir, err = openDir(path) {
+	dir, err := lifecycle.OpenDir(path)
+	for ; err != nil && gone(err) && path != "/"; dir, err = lifecycle.OpenDir(path) {
 		path = filepath.Dir(path)
 	}
 	if err != nil {
@@ -451,7 +455,7 @@ func (s *Service) projects(dir *os.File) (Projects, error) {
 	if projects := s.systems[st.Dev]; projects != nil {
 		return projects, nil
 	}
-	projects, err := s.opts.Find(dir.Name())
+	projects, err := s.opts.Find(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 	if err != nil {
 		return nil, err
 	}
@@ -461,18 +465,6 @@ func (s *Service) projects(dir *os.File) (Projects, error) {
 
 func gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
-}
-
-// openDir opens a directory by a path without symbolic links.
-func openDir(path string) (*os.File, error) {
-	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
-	})
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	return os.NewFile(uintptr(fd), path), nil
 }
 
 // touches tells whether a directory is one of others, or above or below one.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -35,6 +36,7 @@ type Supervisor struct {
 	writing sync.Mutex // held while the store is written; before mu
 	mu      sync.Mutex
 	entries map[string]*entry // by container ID
+	steps   int               // that go on
 }
 
 // entry is a container with what isn't kept.
@@ -70,16 +72,14 @@ func New(ctx context.Context, opts Options) (*Supervisor, error) {
 	s.restarts = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "berm_engine_api_restarts_total", Help: "Restarts of containers with bind mounts by their restart policy, by what they came to.",
 	}, []string{"result"})
-	for _, result := range []string{"started", "failed"} {
-		s.restarts.WithLabelValues(result)
-	}
+	s.restarts.WithLabelValues("started")
+	s.restarts.WithLabelValues("failed")
 	if opts.Registry == nil {
 		return s, nil
 	}
-	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	return s, errors.Join(opts.Registry.Register(s.restarts), opts.Registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "berm_engine_api_restarts_waiting", Help: "Containers with bind mounts that wait for their restart.",
-	}, func() float64 { return float64(s.Waiting()) })
-	return s, errors.Join(opts.Registry.Register(s.restarts), opts.Registry.Register(waiting))
+	}, func() float64 { return float64(s.Waiting()) })))
 }
 
 // Waiting returns how many containers wait for their restart.
@@ -98,25 +98,33 @@ func (s *Supervisor) Waiting() (n int) {
 func (s *Supervisor) Row(id string) (Row, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.entries[id]
-	if e == nil || !e.stored {
-		return Row{}, false
+	if e := s.entries[id]; e != nil && e.stored {
+		return e.row, true
 	}
-	return e.row, true
+	return Row{}, false
+}
+
+// entryLocked returns a container's entry, and makes it if there is none.
+func (s *Supervisor) entryLocked(id string) *entry {
+	if s.entries[id] == nil {
+		s.entries[id] = &entry{row: Row{ContainerID: id}}
+	}
+	return s.entries[id]
+}
+
+// adopt makes the row of a container that has none.
+func (e *entry) adopt(p Policy, stopped bool) {
+	if !e.stored {
+		e.row.Policy, e.row.Stopped, e.stored = p, stopped, true
+	}
 }
 
 // Set gives a container a policy. Stopped says whether a container without a row counts as
 // stopped by hand.
 func (s *Supervisor) Set(ctx context.Context, id string, p Policy, stopped bool) error {
 	s.mu.Lock()
-	e := s.entries[id]
-	if e == nil {
-		e = &entry{row: Row{ContainerID: id}}
-		s.entries[id] = e
-	}
-	if !e.stored {
-		e.row.Stopped, e.stored = stopped, true
-	}
+	e := s.entryLocked(id)
+	e.adopt(p, stopped)
 	if e.row.Policy = p; p.None() {
 		e.row.Next = time.Time{}
 	}
@@ -126,27 +134,27 @@ func (s *Supervisor) Set(ctx context.Context, id string, p Policy, stopped bool)
 
 // Stopping is called before a container is stopped or killed by hand. Off says that no
 // restart follows until the container is started by hand. It waits for a start that goes
-// on, and reports whether a restart was waiting, which it has cancelled: the container
-// doesn't run.
+// on, and reports whether a restart was waiting, which it has cancelled.
 func (s *Supervisor) Stopping(ctx context.Context, id string, off bool) (waited bool, err error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	e := s.entries[id]
 	if e == nil {
-		s.mu.Unlock()
 		return false, nil
 	}
 	e.row.Stopped, e.boot = true, false
 	e.off = e.off || off
-	err = s.idle(ctx, e)
-	if err == nil && off {
+	if err := s.idleLocked(ctx, e); err != nil {
+		return false, err
+	}
+	if off {
 		waited = !e.row.Next.IsZero() && e.hands == 0
 		e.row.Next = time.Time{}
 	}
 	s.mu.Unlock()
-	if err != nil {
-		return false, err
-	}
-	if err := s.save(ctx, id); err != nil { // it is known for as long as this process lives
+	err = s.save(ctx, id)
+	s.mu.Lock()
+	if err != nil { // what can't be written down is stopped all the same
 		s.log.ErrorContext(ctx, "restart_row_not_written", "container_id", id, "error", err)
 	}
 	return waited, nil
@@ -161,13 +169,14 @@ func (s *Supervisor) Starting(ctx context.Context, id string) (over func(), err 
 		s.mu.Unlock()
 		return func() {}, nil
 	}
-	if err := s.idle(ctx, e); err != nil {
-		s.mu.Unlock()
+	if err = s.idleLocked(ctx, e); err == nil {
+		e.hands++
+		e.row.Count, e.row.Stopped, e.row.Backoff, e.off, e.boot = 0, false, 0, false, false
+	}
+	s.mu.Unlock()
+	if err != nil {
 		return nil, err
 	}
-	e.hands++
-	e.row.Count, e.row.Stopped, e.row.Backoff, e.off, e.boot = 0, false, 0, false, false
-	s.mu.Unlock()
 	over = func() {
 		s.mu.Lock()
 		e.hands--
@@ -181,10 +190,9 @@ func (s *Supervisor) Starting(ctx context.Context, id string) (over func(), err 
 	return over, nil
 }
 
-// idle waits until no step of a container goes on. The caller holds s.mu, which idle
-// releases meanwhile.
-func (s *Supervisor) idle(ctx context.Context, e *entry) error {
-	for e.busy != nil {
+// idleLocked waits until no step of a container goes on. It releases s.mu meanwhile.
+func (s *Supervisor) idleLocked(ctx context.Context, e *entry) error {
+	for e.busy != nil && ctx.Err() == nil {
 		busy := e.busy
 		s.mu.Unlock()
 		select {
@@ -192,40 +200,37 @@ func (s *Supervisor) idle(ctx context.Context, e *entry) error {
 		case <-ctx.Done():
 		}
 		s.mu.Lock()
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
 	}
-	return nil
+	return context.Cause(ctx)
 }
 
-// save writes a container's row as it is now.
+// save writes a container's row as it is now, or removes it with the container's entry.
 func (s *Supervisor) save(ctx context.Context, id string) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.mu.Lock()
+	var row Row
 	e := s.entries[id]
-	if e == nil || !e.stored || s.opts.Store == nil {
-		s.mu.Unlock()
-		return nil
+	if e != nil {
+		row = e.row
 	}
-	row := e.row
+	unsaved := s.opts.Store == nil || e != nil && !e.stored
 	s.mu.Unlock()
+	switch {
+	case unsaved:
+		return nil
+	case e == nil:
+		return s.opts.Store.DeleteRestart(ctx, id)
+	}
 	return s.opts.Store.PutRestart(ctx, row)
 }
 
-// forget removes a container that is gone.
+// forget removes a container that is gone, or that has no policy.
 func (s *Supervisor) forget(ctx context.Context, id string) {
-	s.writing.Lock()
-	defer s.writing.Unlock()
 	s.mu.Lock()
-	e := s.entries[id]
 	delete(s.entries, id)
 	s.mu.Unlock()
-	if e == nil || !e.stored || s.opts.Store == nil {
-		return
-	}
-	if err := s.opts.Store.DeleteRestart(ctx, id); err != nil { // the next list removes it
+	if err := s.save(ctx, id); err != nil { // the next start lists it
 		s.log.WarnContext(ctx, "restart_row_not_removed", "container_id", id, "error", err)
 	}
 }
@@ -299,10 +304,7 @@ func (s *Supervisor) follow(ctx context.Context) error {
 // the first of the engine's or of Berm's life.
 func (s *Supervisor) list(ctx context.Context) error {
 	s.mu.Lock()
-	gone := map[string]bool{}
-	for id := range s.entries { // what is made from now on may be missing in the list
-		gone[id] = true
-	}
+	gone := maps.Clone(s.entries) // what is made from now on may be missing in the list
 	s.mu.Unlock()
 	ids, err := s.opts.Engine.List(ctx)
 	if err != nil {
@@ -311,11 +313,7 @@ func (s *Supervisor) list(ctx context.Context) error {
 	s.mu.Lock()
 	for _, id := range ids {
 		delete(gone, id)
-		e := s.entries[id]
-		if e == nil {
-			e = &entry{row: Row{ContainerID: id}}
-			s.entries[id] = e
-		}
+		e := s.entryLocked(id)
 		e.look, e.boot, e.after = true, true, time.Time{}
 	}
 	s.mu.Unlock()
@@ -327,24 +325,14 @@ func (s *Supervisor) list(ctx context.Context) error {
 
 // loop takes the steps that are due until ctx ends, and waits for those that go on.
 func (s *Supervisor) loop(ctx context.Context) {
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	slots := make(chan struct{}, maxSteps)
-	for {
-		select {
-		case slots <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
+	var steps sync.WaitGroup
+	defer steps.Wait()
+	for ctx.Err() == nil {
 		e, wait := s.claim(time.Now())
 		if e != nil {
-			wg.Go(func() {
-				s.step(ctx, e)
-				<-slots
-			})
+			steps.Go(func() { s.step(ctx, e) })
 			continue
 		}
-		<-slots
 		timer := time.NewTimer(wait)
 		select {
 		case <-s.kick:
@@ -352,17 +340,17 @@ func (s *Supervisor) loop(ctx context.Context) {
 		case <-ctx.Done():
 		}
 		timer.Stop()
-		if ctx.Err() != nil {
-			return
-		}
 	}
 }
 
-// claim marks a container busy whose step is due, or returns how long none is.
+// claim marks a container busy whose step is due, or returns for how long none is. A step
+// that ends wakes the loop, so that none is due while maxSteps go on.
 func (s *Supervisor) claim(now time.Time) (due *entry, wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	wait = maxBackoff
+	if wait = maxBackoff; s.steps == maxSteps {
+		return nil, wait
+	}
 	for _, e := range s.entries {
 		at := e.row.Next
 		if e.busy != nil || e.hands > 0 || at.IsZero() && !e.look {
@@ -379,6 +367,7 @@ func (s *Supervisor) claim(now time.Time) (due *entry, wait time.Duration) {
 			continue
 		}
 		e.busy = make(chan struct{})
+		s.steps++
 		return e, 0
 	}
 	return nil, wait
@@ -387,92 +376,76 @@ func (s *Supervisor) claim(now time.Time) (due *entry, wait time.Duration) {
 // step looks at a container, asks its policy, and starts it if that is due.
 func (s *Supervisor) step(ctx context.Context, e *entry) {
 	s.mu.Lock()
-	id, boot := e.row.ContainerID, e.boot
+	id := e.row.ContainerID
 	e.look = false
 	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		close(e.busy)
-		e.busy = nil
-		s.mu.Unlock()
-		s.wake()
-	}()
 	c, err := s.opts.Engine.Inspect(ctx, id)
 	if errdefs.IsNotFound(err) {
 		s.forget(ctx, id)
-		return
+		err = nil
+	} else if err == nil {
+		err = s.judge(ctx, e, c)
 	}
-	due := false
-	if err == nil {
-		due, err = s.judge(ctx, id, e, c, boot)
-	}
-	if err == nil && due {
-		err = s.start(ctx, id, e, c.ExitCode)
-	}
-	if err == nil {
-		return
-	}
-	if ctx.Err() == nil {
+	if err != nil && ctx.Err() == nil {
 		s.log.WarnContext(ctx, "restart_delayed", "container_id", id, "error", err)
 	}
 	s.mu.Lock()
-	e.look, e.after = true, time.Now().Add(retryEvery)
+	if err != nil {
+		e.look, e.after = true, time.Now().Add(retryEvery)
+	}
+	close(e.busy)
+	e.busy = nil
+	s.steps--
 	s.mu.Unlock()
+	s.wake()
 }
 
-// judge asks a container's policy, and reports whether the container is to be started now.
-// A container of an older version, or one without a row, gets its row first.
-func (s *Supervisor) judge(ctx context.Context, id string, e *entry, c Container, boot bool) (due bool, err error) {
-	if _, stored := s.Row(id); !stored {
-		if c.Policy.None() {
-			s.forget(ctx, id)
-			return false, nil
-		}
-		// The engine would have it running unless it was stopped by hand.
-		if err := s.Set(ctx, id, c.Policy, c.EngineRestart && !c.Running); err != nil {
-			return false, err
+// judge asks a container's policy, and starts the container if that is due. A container
+// of an older version, or one that lost its row, gets its row first: the engine would have
+// it running unless it was stopped by hand.
+func (s *Supervisor) judge(ctx context.Context, e *entry, c Container) error {
+	s.mu.Lock()
+	id, was, now := e.row.ContainerID, e.row, time.Now()
+	adopted := !e.stored
+	if adopted && c.Policy.None() {
+		s.mu.Unlock()
+		s.forget(ctx, id)
+		return nil
+	}
+	e.adopt(c.Policy, c.EngineRestart && !c.Running)
+	boot := e.boot
+	e.off, e.boot = e.off && !boot, false
+	e.row = e.row.decide(c, e.off, boot, now)
+	row := e.row
+	s.mu.Unlock()
+	if adopted || row != was {
+		if err := s.save(ctx, id); err != nil {
+			return err
 		}
 	}
 	if c.EngineRestart {
 		if err := s.opts.Engine.TakeOver(ctx, id); err != nil {
-			return false, err
+			return err
 		}
 	}
-	s.mu.Lock()
-	now, was := time.Now(), e.row
-	if boot = boot && e.boot; boot {
-		e.boot, e.off = false, false
+	if row.Next.IsZero() || row.Next.After(now) {
+		return nil
 	}
-	e.row = e.row.decide(c, e.off, boot, now)
-	due = !e.row.Next.IsZero() && !e.row.Next.After(now)
-	row := e.row
-	s.mu.Unlock()
-	if row == was {
-		return due, nil
-	}
-	return due, s.save(ctx, id)
-}
-
-// start starts a container again. One whose start fails is given up, as by the engine,
-// unless the engine couldn't be asked.
-func (s *Supervisor) start(ctx context.Context, id string, e *entry, code int) error {
+	// A start that fails is given up, as by the engine, unless the engine couldn't be asked.
 	err := s.opts.Engine.StartContainer(ctx, id)
 	if errdefs.IsUnavailable(err) || err != nil && ctx.Err() != nil {
 		return err
 	}
+	result := "started"
+	if err != nil {
+		result = "failed"
+		s.log.WarnContext(ctx, "restart_failed", "container_id", id, "exit_code", c.ExitCode, "restart_count", row.Count, "error", err)
+	} else {
+		s.log.InfoContext(ctx, "container_restarted", "container_id", id, "exit_code", c.ExitCode, "restart_count", row.Count)
+	}
+	s.restarts.WithLabelValues(result).Inc()
 	s.mu.Lock()
 	e.row.Next = time.Time{}
-	count := e.row.Count
 	s.mu.Unlock()
-	if err != nil {
-		s.restarts.WithLabelValues("failed").Inc()
-		s.log.WarnContext(ctx, "restart_failed", "container_id", id, "exit_code", code, "restart_count", count, "error", err)
-	} else {
-		s.restarts.WithLabelValues("started").Inc()
-		s.log.InfoContext(ctx, "container_restarted", "container_id", id, "exit_code", code, "restart_count", count)
-	}
-	if err := s.save(ctx, id); err != nil {
-		s.log.ErrorContext(ctx, "restart_row_not_written", "container_id", id, "error", err)
-	}
-	return nil
+	return s.save(ctx, id)
 }

@@ -223,6 +223,7 @@ func TestBackoff(t *testing.T) {
 		}
 		f.add("a")
 		f.end("a", 1)
+		time.Sleep(time.Second)
 		wantStarts(t, f, "while it is started by hand")
 		over()
 		synctest.Wait()
@@ -234,7 +235,7 @@ func TestBackoff(t *testing.T) {
 		time.Sleep(250 * time.Millisecond)
 		f.end("a", 0)
 		time.Sleep(time.Hour)
-		wantStarts(t, f, "by hand", "a at 4m0.1s", "a at 4m0.35s")
+		wantStarts(t, f, "by hand", "a at 4m1.1s", "a at 4m1.35s")
 		if got := f.row("a").Count; got != 2 {
 			t.Errorf("count %d", got)
 		}
@@ -444,10 +445,13 @@ func TestStartFails(t *testing.T) {
 		s, stop := run(t, f)
 		defer stop()
 		set(t, s, "a", Always, 0)
-		f.do(func() { f.startErr = errors.New("denied") })
+		f.do(func() { f.startErr = errdefs.ErrUnavailable })
 		f.end("a", 1)
-		time.Sleep(time.Hour / 2)
-		wantStarts(t, f, "denied", "a at 100ms")
+		time.Sleep(2 * time.Second)
+		wantStarts(t, f, "the engine can't be asked", "a at 100ms", "a at 1.1s")
+		f.do(func() { f.startErr = errors.New("denied") })
+		time.Sleep(time.Hour/2 - 2*time.Second)
+		wantStarts(t, f, "denied", "a at 2.1s")
 		f.do(func() { f.startErr = nil })
 		f.away()
 		time.Sleep(retryEvery)

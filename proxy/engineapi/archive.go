@@ -28,13 +28,19 @@ func (c *call) archived(id string, serve func(a ask, ct *container.InspectRespon
 	if name == "" || len(name) > maxTarName || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
 		return malformed("the path is missing, or is none")
 	}
-	over, err := c.turns.take(c.ctx, id) // before quiet, as a start does
+	ct, err := c.patient(id)
 	if err != nil {
 		return err
 	}
-	defer over()
-	return c.quiet(id, func(ct *container.InspectResponse) error {
-		release, err := c.holdIn(ct)
+	if hasBinds(ct) {
+		over, err := c.turns.take(c.ctx, id) // before quiet, as a start does
+		if err != nil {
+			return err
+		}
+		defer over()
+	}
+	return c.quiet(ct, func(ct *container.InspectResponse) error {
+		release, err := c.holdMade(ct)
 		if err != nil {
 			return err
 		}

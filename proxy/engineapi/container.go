@@ -115,7 +115,8 @@ func (c *call) inspectContainer() error {
 		return err
 	}
 	if env, changed := c.redact(ct.Config.Env); changed {
-		if raw, err = replaced(raw, env, "Config", "Env"); err != nil {
+		values := replacing{"Config": replacing{"Env": env}}
+		if raw, err = values.in(raw); err != nil {
 			return err
 		}
 	}

@@ -27,7 +27,7 @@ var judgedBy = map[string]string{
 	"GET /containers/{id}/export":   "`archive`",
 	"GET /containers/{id}/json":     "`redact_env`",
 	"POST /commit":                  "`commit`, `tags`",
-	"POST /build":                   "`build`, `tags`, images, limits, `networks`; classic builds of a context that is sent along, nothing fetched but base images",
+	"POST /build":                   "`build`, `build_add_url`, `tags`, images, limits, `networks`; classic builds of a context that is sent along",
 	"GET /images/json":              "images that the policy allows, and the caller's own",
 	"GET /images/{image}/json":      "images that the policy allows, and the caller's own",
 	"GET /images/{image}/history":   "images that the policy allows, and the caller's own",

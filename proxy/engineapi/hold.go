@@ -100,20 +100,16 @@ func (e *effective) named(h *container.HostConfig) []string {
 	return sources
 }
 
-// holdIn holds the binds of a container that was seen, for a call that has its turn. The
-// container is judged again. One without binds needs nothing held, nor a label that says
-// what it was allowed, as the containers of a build have none.
-func (c *call) holdIn(seen *container.InspectResponse) (release func(), err error) {
-	if !slices.ContainsFunc(seen.Mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind }) {
+// hasBinds reports whether a container has bind mounts.
+func hasBinds(ct *container.InspectResponse) bool {
+	return slices.ContainsFunc(ct.Mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind })
+}
+
+// holdMade holds the binds of a container that exists, which is judged anew. If it has
+// binds, the caller has its turn.
+func (c *call) holdMade(ct *container.InspectResponse) (release func(), err error) {
+	if !hasBinds(ct) {
 		return func() {}, nil
-	}
-	v, err := c.engine.max(c.ctx)
-	if err != nil {
-		return nil, err
-	}
-	ct, err := c.inspect(seen.ID, v)
-	if err != nil {
-		return nil, err
 	}
 	e, err := effectiveOf(ct)
 	if err == nil && !e.Audit {

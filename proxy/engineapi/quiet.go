@@ -156,11 +156,7 @@ func (c *call) patient(id string) (*container.InspectResponse, error) {
 // engine mounts for it. Engines without the fixes of ArchiveFixed mount a container's
 // volumes, binds and network files by paths inside its root, and so over any directory of
 // the host. Nor may an archive be led into a read-only root through a link in a mount.
-func (c *call) quiet(id string, serve func(*container.InspectResponse) error) error {
-	ct, err := c.patient(id)
-	if err != nil {
-		return err
-	}
+func (c *call) quiet(ct *container.InspectResponse, serve func(*container.InspectResponse) error) (err error) {
 	fixed, release := c.opts.ArchiveFixed, ""
 	if !fixed {
 		if release, err = c.engine.release(c.ctx); err != nil {
@@ -172,14 +168,14 @@ func (c *call) quiet(id string, serve func(*container.InspectResponse) error) er
 	if fixed && !kept {
 		return serve(ct)
 	}
-	u := useOf(id, ct.Config.Labels, ct.Mounts)
+	u := useOf(ct.ID, ct.Config.Labels, ct.Mounts)
 	u.archive = true
 	leave, err := c.uses.enter(c.ctx, u)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if ct, err = c.patient(id); err != nil {
+	if ct, err = c.patient(ct.ID); err != nil {
 		return err
 	}
 	sharer, err := c.sharer(u)

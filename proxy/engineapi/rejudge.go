@@ -18,7 +18,10 @@ func (c *call) stillAllowed(e effective, h *container.HostConfig) error {
 	req := e.request()
 	same := sameResources(e.ContainerSpec, h) && restartIs(h, e.ContainerSpec)
 	if !same {
-		req.CPUs, req.MemoryBytes, req.PidsLimit, req.Restart = 0, 0, nil, ""
+		req.CPUs, req.MemoryBytes, req.PidsLimit = 0, 0, nil
+		if len(e.Binds) == 0 { // else Berm carries it out, and the update of it isn't the engine's
+			req.Restart = ""
+		}
 	}
 	verdict := c.rules.Container(req)
 	if !verdict.Allowed() { // an image that the caller built itself needn't be on the list

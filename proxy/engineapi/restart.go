@@ -26,7 +26,8 @@ import (
 // engine is no error.
 func (d *Door) Run(ctx context.Context) error { return d.restarts.Run(ctx) }
 
-// restartEngine is the engine for the supervisor of restarts.
+// restartEngine is the engine for the supervisor of restarts. It is asked in its newest
+// version: what is asked is the same in all.
 type restartEngine struct{ *Door }
 
 var _ restart.Engine = restartEngine{}
@@ -41,11 +42,7 @@ func (d *Door) doorLabels() []string {
 
 // Watch is restart.Engine's.
 func (d restartEngine) Watch(ctx context.Context, ready func(), changed func(id string)) error {
-	v, err := d.engine.max(ctx)
-	if err != nil {
-		return err
-	}
-	resp, err := d.engine.send(ctx, ask{method: http.MethodGet, version: v, path: "/events", query: url.Values{
+	resp, err := d.engine.send(ctx, ask{method: http.MethodGet, path: "/events", query: url.Values{
 		"since":   {strconv.FormatInt(time.Now().Add(-eventSlack).Unix(), 10)},
 		"filters": {filters{"type": {"container"}, "event": {"die", "destroy"}, "label": d.doorLabels()}.String()},
 	}})
@@ -71,24 +68,11 @@ func (d restartEngine) Watch(ctx context.Context, ready func(), changed func(id 
 
 // List is restart.Engine's.
 func (d restartEngine) List(ctx context.Context) (ids []string, err error) {
-	v, err := d.engine.max(ctx)
-	if err != nil {
-		return nil, err
-	}
-	query := url.Values{"all": {"1"}, "filters": {filters{"label": d.doorLabels()}.String()}}
-	err = d.engine.each(ctx, v, "/containers/json", query, func(_ string, entry json.RawMessage) error {
-		var ct struct {
-			ID     string `json:"Id"`
-			Labels map[string]string
-		}
-		if err := json.Unmarshal(entry, &ct); err != nil {
-			return err
-		}
-		if _, ours := restartedHere(ct.Labels); ours && fullID.MatchString(ct.ID) {
+	err = d.eachContainer(ctx, 0, func(ct *listed) {
+		if _, ours := restartedHere(ct.Labels); ours {
 			ids = append(ids, ct.ID)
 		}
-		return nil
-	})
+	}, d.doorLabels()...)
 	return ids, err
 }
 
@@ -124,11 +108,7 @@ func (d restartEngine) Inspect(ctx context.Context, id string) (restart.Containe
 }
 
 func (d restartEngine) inspected(ctx context.Context, id string) (*container.InspectResponse, error) {
-	v, err := d.engine.max(ctx)
-	if err != nil {
-		return nil, err
-	}
-	ct, err := (&call{Door: d.Door, ctx: ctx}).inspect(id, v)
+	ct, err := (&call{Door: d.Door, ctx: ctx}).inspect(id, 0)
 	if statusOf(err) == http.StatusNotFound {
 		err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
 	}
@@ -137,18 +117,14 @@ func (d restartEngine) inspected(ctx context.Context, id string) (*container.Ins
 
 // TakeOver is restart.Engine's. A restart for which the engine waits is cancelled.
 func (d restartEngine) TakeOver(ctx context.Context, id string) error {
-	v, err := d.engine.max(ctx)
-	if err != nil {
-		return err
-	}
 	change := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled}}
-	if err := d.engine.post(ctx, v, "/containers/"+id+"/update", nil, change, nil); err != nil {
+	if err := d.engine.post(ctx, 0, "/containers/"+id+"/update", nil, change, nil); err != nil {
 		return fmt.Errorf("take over the restart policy of container %q: %w", id, err)
 	}
 	d.log.InfoContext(ctx, "restart_policy_taken_over", "container_id", id)
 	ct, err := d.inspected(ctx, id)
 	if err == nil && ct.State != nil && ct.State.Restarting {
-		err = d.engine.post(ctx, v, "/containers/"+id+"/stop", nil, nil, nil)
+		err = d.engine.post(ctx, 0, "/containers/"+id+"/stop", nil, nil, nil)
 	}
 	return err
 }
@@ -253,11 +229,7 @@ func (c *call) showRestarts(entry json.RawMessage) (json.RawMessage, error) {
 	if !ok || row.Next.IsZero() {
 		return entry, nil
 	}
-	entry, err := replaced(entry, "restarting", "State")
-	if err != nil {
-		return nil, err
-	}
-	return replaced(entry, "Restarting", "Status")
+	return replacing{"State": "restarting", "Status": "Restarting"}.in(entry)
 }
 
 // withRestarts shows the restart policy that Berm carries out as the engine would.
@@ -267,36 +239,31 @@ func (c *call) withRestarts(id string, raw json.RawMessage) (json.RawMessage, er
 		return raw, nil
 	}
 	policy := container.RestartPolicy{Name: container.RestartPolicyMode(row.Name), MaximumRetryCount: row.MaxRetries}
-	raw, err := replaced(raw, policy, "HostConfig", "RestartPolicy")
-	if err == nil {
-		raw, err = replaced(raw, row.Count, "RestartCount")
+	values := replacing{"RestartCount": row.Count, "HostConfig": replacing{"RestartPolicy": policy}}
+	if !row.Next.IsZero() {
+		values["State"] = replacing{"Status": "restarting", "Restarting": true, "Running": true}
 	}
-	if err != nil || row.Next.IsZero() {
-		return raw, err
-	}
-	for name, value := range map[string]any{"Status": "restarting", "Restarting": true, "Running": true} {
-		if raw, err = replaced(raw, value, "State", name); err != nil {
-			return nil, err
-		}
-	}
-	return raw, nil
+	return values.in(raw)
 }
 
-// replaced returns a JSON object with the value at a path of keys replaced.
-func replaced(raw json.RawMessage, value any, path ...string) (json.RawMessage, error) {
-	if len(path) == 0 {
-		return json.Marshal(value)
-	}
-	var object map[string]json.RawMessage
+// replacing are values, by their keys in a JSON object; one that is replacing itself
+// stands for values in the object there.
+type replacing map[string]any
+
+// in returns the object with the values.
+func (r replacing) in(raw json.RawMessage) (json.RawMessage, error) {
+	object := map[string]json.RawMessage{}
 	err := json.Unmarshal(raw, &object)
-	if err == nil && object == nil {
-		object = map[string]json.RawMessage{}
-	}
-	if err == nil {
-		object[path[0]], err = replaced(object[path[0]], value, path[1:]...)
+	for name, value := range r {
+		if inner, ok := value.(replacing); ok && err == nil {
+			value, err = inner.in(object[name])
+		}
+		if err == nil {
+			object[name], err = json.Marshal(value)
+		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("inspect container: %w", err)
+		return nil, fmt.Errorf("rewrite the engine's answer: %w", err)
 	}
 	return json.Marshal(object)
 }

@@ -4,10 +4,13 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/client"
 
@@ -212,4 +215,96 @@ func TestRestartPolicies(t *testing.T) {
 	for name, want := range map[string]int{"always": 4, "stopped": 4, "unless": 2, "failure": 4} {
 		runs(name, want)
 	}
+}
+
+// TestRestarting has a container end at once, over and over: while it waits it is shown as
+// the engine shows such a container, and a stop or kill ends that.
+func TestRestarting(t *testing.T) {
+	host, direct := testEngine(t)
+	work := workDir(t)
+	d := doorTo(t, host, workRules(work))
+	sweepOwn(t, direct, d)
+	store := &rows{rows: map[string]restart.Row{}}
+	d.running(store)
+	c := d.client("loop")
+	for name, end := range map[string]func(id string) error{
+		"stop": func(id string) error { return c.ContainerStop(t.Context(), id, container.StopOptions{}) },
+		"kill": func(id string) error { return c.ContainerKill(t.Context(), id, "SIGTERM") },
+	} {
+		ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"false"}},
+			&container.HostConfig{Binds: []string{work + ":/b"}, RestartPolicy: container.RestartPolicy{Name: "always"}}, nil, nil, "")
+		if err == nil {
+			err = startIt(t, c, ct.ID)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() bool {
+			s := inspect(t, c, ct.ID)
+			return s.RestartCount > 1 && s.State.Restarting && s.State.Running && s.State.Status == "restarting"
+		})
+		eventually(t, func() bool {
+			list, err := c.ContainerList(t.Context(), container.ListOptions{All: true})
+			return err != nil || slices.ContainsFunc(list, func(s container.Summary) bool { return s.ID == ct.ID && s.State == "restarting" })
+		})
+		if err := end(ct.ID); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		eventually(t, func() bool {
+			row, _ := store.row(ct.ID)
+			return row.Stopped && row.Next.IsZero() && row.Exit.Format(time.RFC3339Nano) == inspect(t, direct, ct.ID).State.FinishedAt
+		})
+		if s := inspect(t, c, ct.ID).State; s.Restarting || s.Running {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+}
+
+// TestRestartByEngine has the engine refused what would have it start a container with binds
+// by itself, and what an older version left to it taken over.
+func TestRestartByEngine(t *testing.T) {
+	host, direct := testEngine(t)
+	work := workDir(t)
+	d := doorTo(t, host, workRules(work))
+	sweepOwn(t, direct, d)
+	c := d.client("refused")
+	always := container.RestartPolicy{Name: "always"}
+	binds := container.HostConfig{Binds: []string{work + ":/b"}, AutoRemove: true}
+	removed := makeOne(t, c, &binds, "")
+	if _, err := c.ContainerUpdate(t.Context(), removed, container.UpdateConfig{RestartPolicy: always}); !errdefs.IsConflict(err) {
+		t.Errorf("update with AutoRemove: %v", err)
+	}
+	binds.RestartPolicy = always
+	if _, err := c.ContainerCreate(t.Context(), sleeper, &binds, nil, nil, ""); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "can't create 'AutoRemove' container with restart policy") {
+		t.Errorf("create with AutoRemove: %v", err)
+	}
+	binds.AutoRemove = false
+	id := makeOne(t, c, &binds, "")
+	audited := newClient(t, d.listen(Caller{Name: "audited", Tenant: "refused", Audit: true}))
+	for name, who := range map[string]*client.Client{"enforced": c, "audited": audited} {
+		u := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: "unless-stopped"}}
+		u.CPUShares = 4096 // which is denied
+		_, err := who.ContainerUpdate(t.Context(), id, u)
+		if got := inspect(t, direct, id).HostConfig.RestartPolicy; !got.IsNone() || (err == nil) != (name == "audited") {
+			t.Errorf("%s: the engine's policy is %+v, %v", name, got, err)
+		}
+	}
+	if row, _ := d.restarts.Row(id); row.Name != "unless-stopped" {
+		t.Errorf("row: %+v", row)
+	}
+
+	made := inspect(t, direct, id)
+	older, err := direct.ContainerCreate(t.Context(), made.Config, &container.HostConfig{
+		NetworkMode: "none", RestartPolicy: container.RestartPolicy{Name: "on-failure", MaximumRetryCount: 7}, Binds: []string{work + ":/b"},
+	}, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := &rows{rows: map[string]restart.Row{}}
+	d.running(store)
+	eventually(t, func() bool {
+		row, _ := store.row(older.ID)
+		return row.Policy == restart.Policy{Name: "on-failure", MaxRetries: 7} && inspect(t, direct, older.ID).HostConfig.RestartPolicy.IsNone()
+	})
+	eventually(t, func() bool { row, _ := store.row(id); return row.Name == "always" }) // the store is new: as its label says
 }

@@ -101,6 +101,9 @@ func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, erro
 	if err != nil {
 		return nil, err
 	}
+	if row, ok := c.restarts.Row(id); ok {
+		e.Restart = row.Name
+	}
 	if e.Audit {
 		if err := c.allow([]policy.Reason{{Rule: "verify.start", Message: "the container was denied, and made in mode audit", Allowed: "a new container"}}); err != nil {
 			return nil, err
