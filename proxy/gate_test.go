@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -436,6 +437,7 @@ func TestGateAmbiguousLength(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second)) // or a failure would hang
 		if _, err := io.WriteString(conn, tt.request); err != nil {
 			t.Fatal(err)
 		}
