@@ -20,8 +20,9 @@ import (
 )
 
 const (
-	maxDockerfile   = 1 << 20 // bytes
+	maxDockerfile   = 64 << 10 // bytes; the parser's time grows with the square
 	maxInstructions = 2048
+	maxVariables    = 64      // with <<, for which the parser expands them in cubic time
 	maxExpansion    = 1 << 10 // bytes of a word with variables, and of a variable's value
 )
 
@@ -61,12 +62,9 @@ type imageUse struct {
 // engines of different versions read differently, or what the engine would fetch from an
 // address that begins with none of urls.
 func readDockerfile(text []byte, args map[string]string, urls []string) (*dockerfile, error) {
-	if len(text) > maxDockerfile || !utf8.Valid(text) {
-		return nil, fmt.Errorf("larger than %d bytes or not UTF-8", maxDockerfile)
-	}
-	parsed, err := parser.Parse(bytes.NewReader(text))
+	parsed, err := parseDockerfile(text)
 	if err != nil {
-		return nil, errors.New(shorten(err.Error()))
+		return nil, err
 	}
 	d := &dockerfile{args: args, urls: urls, escape: parsed.EscapeToken, nodes: parsed.AST.Children}
 	if len(d.nodes) > maxInstructions {
@@ -83,12 +81,27 @@ func readDockerfile(text []byte, args map[string]string, urls []string) (*docker
 	return d, nil
 }
 
+// parseDockerfile parses what doesn't keep the parser busy for long.
+func parseDockerfile(text []byte) (*parser.Result, error) {
+	switch {
+	case len(text) > maxDockerfile || !utf8.Valid(text):
+		return nil, fmt.Errorf("larger than %d bytes or not UTF-8", maxDockerfile)
+	case bytes.Contains(text, []byte("<<")) && bytes.Count(text, []byte("${")) > maxVariables:
+		return nil, fmt.Errorf("more than %d variables beside <<", maxVariables)
+	}
+	parsed, err := parser.Parse(bytes.NewReader(text))
+	if err != nil {
+		return nil, errors.New(shorten(err.Error()))
+	}
+	return parsed, nil
+}
+
 // checkTrigger judges an ONBUILD instruction of a base image, which the engine reads as it
 // is. It must be one line that all engines read alike.
 func checkTrigger(text string, urls []string) error {
-	parsed, err := parser.Parse(strings.NewReader(text))
+	parsed, err := parseDockerfile([]byte(text))
 	if err != nil {
-		return errors.New(shorten(err.Error()))
+		return err
 	}
 	if len(parsed.AST.Children) != 1 {
 		return errors.New("more than one instruction")

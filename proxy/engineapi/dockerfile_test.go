@@ -115,6 +115,7 @@ var dockerfileCases = map[string]struct {
 	"add to a variable":            {"FROM busybox\nADD a $X\n", []string{"busybox"}},
 	"long variable":                {"ARG X=" + strings.Repeat("x", 2000) + "\nFROM busybox\n", nil},
 	"long line":                    {"FROM busybox\nRUN true " + strings.Repeat("xxxxxxx \\\n", 10_000) + "\n", nil},
+	"nested variables":             {"FROM busybox\nRUN <<" + strings.Repeat("${a:-", 8000) + strings.Repeat("}", 8000), nil},
 	"many instructions":            {"FROM busybox\n" + strings.Repeat("USER 1\n", 3000), nil},
 }
 
