@@ -367,7 +367,7 @@ func TestSendAfterFailure(t *testing.T) {
 func FuzzReader(f *testing.F) {
 	for _, seed := range []string{
 		"", frame(KindData, 2, "ab"), frame(KindEnd, 0, "") + frame(KindData, 0, ""), frame(KindRequest, MaxRequest, "{"),
-		frame(KindResult, 1<<32-1, ""), frame(KindOutput, 12, "\x01\x00\x00\x00\x00\x00\x00\x00\x03abc"), frame(99, 0, ""),
+		frame(KindResult, 1<<32-1, ""), frame(KindOutput, 12, "\x01\x00\x00\x00\x00\x00\x00\x00\x03abc"), frame(KindOutput, 10, "\x01\x7f\xff\xff\xff\xff\xff\xff\xffa"), frame(99, 0, ""),
 		frame(KindHello, 13, `{"version":1}`), frame(KindFailure, 2, "{}") + "\x01",
 	} {
 		f.Add([]byte(seed))
@@ -399,6 +399,9 @@ func FuzzReader(f *testing.F) {
 				o, err := ParseOutput(payload)
 				if err != nil {
 					continue
+				}
+				if o.Seq < 0 || o.Seq > MaxNumber {
+					t.Fatalf("output that ends at %d", o.Seq)
 				}
 				var again bytes.Buffer
 				if err := NewWriter(&again).SendOutput(o); err != nil || !bytes.Equal(again.Bytes()[frameHead:], payload) {
