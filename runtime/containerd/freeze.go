@@ -87,7 +87,13 @@ func (f freezer) freeze(ctx context.Context) (thaw func(), err error) {
 		return nil, err
 	}
 	thaw = func() { _ = f.set(false) }
-	for {
+	for tries := 1; ; tries++ {
+		// Version 1 can stay half frozen when a process comes or ends meanwhile. A thaw
+		// in between helps, as runc has found (its freeze in libcontainer/cgroups/fs).
+		if tries%50 == 0 {
+			thaw()
+			time.Sleep(10 * time.Millisecond)
+		}
 		if err := f.set(true); err != nil {
 			thaw()
 			return nil, err
