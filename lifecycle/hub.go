@@ -143,10 +143,11 @@ func (h *hub) release() {
 // run attaches, and brings the output until the process ends or nobody is left.
 func (h *hub) run(ctx context.Context, from int64) {
 	defer h.cancel()
-	h.openErr = h.m.call(ctx, "process_attach", func(ctx context.Context) error {
-		var err error
-		h.att, err = h.m.insider.Attach(ctx, h.sb.ContainerID, h.proc, from)
-		return err
+	h.openErr = h.m.guard("process_attach", func() error {
+		return h.m.call(ctx, "process_attach", func(ctx context.Context) (err error) {
+			h.att, err = h.m.insider.Attach(ctx, h.sb.ContainerID, h.proc, from)
+			return err
+		})
 	})
 	if h.openErr != nil {
 		h.retire()
@@ -168,9 +169,12 @@ func (h *hub) run(ctx context.Context, from int64) {
 		}
 	}()
 	for h.mayRead() {
-		c, err := h.att.Next()
-		if !h.add(c, err) {
-			h.retire() // who comes now asks the sandbox
+		more := false
+		if err := h.m.guard("process_output", func() error { more = h.add(h.att.Next()); return nil }); err != nil {
+			h.add(runtime.Chunk{}, err)
+		}
+		if !more {
+			h.retire() // the next caller asks the sandbox
 			return
 		}
 	}
@@ -198,8 +202,8 @@ func (h *hub) add(c runtime.Chunk, err error) bool {
 	defer h.changed.Broadcast()
 	size := int64(len(c.Data))
 	switch {
-	case err == nil && (c.Seq < size || h.next >= 0 && c.Seq < h.next+size):
-		err = errdefs.ErrUnavailable.WithMessage("the sandbox tells of output that makes no sense")
+	case err == nil && (c.Seq < size || h.next >= 0 && c.Seq-size < h.next):
+		err = errdefs.ErrUnavailable.WithMessage("the sandbox sends output out of order")
 	case errors.Is(err, io.EOF):
 		h.info = h.att.Info()
 	}
@@ -210,7 +214,7 @@ func (h *hub) add(c runtime.Chunk, err error) bool {
 	if size == 0 {
 		return true
 	}
-	if h.next >= 0 && c.Seq > h.next+size { // some is missing
+	if h.next >= 0 && c.Seq-size > h.next { // some is missing
 		h.parts, h.bytes = nil, 0
 	}
 	h.next = c.Seq
@@ -344,13 +348,15 @@ func (h *hub) takeInput(ctx context.Context) error {
 func (h *hub) feed(ctx context.Context, p []byte, end bool) error {
 	done := make(chan error, 1)
 	go func() { // ends with the hub at the latest
-		var err error
-		if len(p) > 0 {
-			_, err = h.att.Write(p)
-		}
-		if end && err == nil {
-			err = h.att.CloseWrite()
-		}
+		err := h.m.guard("process_input", func() (err error) {
+			if len(p) > 0 {
+				_, err = h.att.Write(p)
+			}
+			if end && err == nil {
+				err = h.att.CloseWrite()
+			}
+			return err
+		})
 		<-h.input
 		done <- err
 	}()

@@ -3,9 +3,11 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	goruntime "runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -311,6 +313,19 @@ func (m *Manager) call(ctx context.Context, op string, f func(context.Context) e
 		span.SetStatus(codes.Error, ErrorType(err))
 	}
 	return err
+}
+
+// guard runs f in a goroutine of a request, and turns a panic into an error, which is
+// logged and counted.
+func (m *Manager) guard(op string, f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			m.metrics.runtimeErrors.WithLabelValues(op, "panic").Inc()
+			m.log.Error("panic", "operation", op, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			err = fmt.Errorf("%s: panic: %v", op, v)
+		}
+	}()
+	return f()
 }
 
 // remove takes a container away, also when the caller has gone meanwhile.

@@ -334,7 +334,7 @@ func (m *Manager) stop(ctx context.Context, rec *record, sb Sandbox, proc string
 	work, cancel := context.WithTimeout(trace.ContextWithSpanContext(m.base, trace.SpanContextFromContext(ctx)), stopMost)
 	m.wg.Go(func() {
 		defer cancel()
-		done <- m.stopNow(work, rec, sb, proc)
+		done <- m.guard("process_stop", func() error { return m.stopNow(work, rec, sb, proc) })
 	})
 	m.mu.Unlock()
 	select {
@@ -554,13 +554,19 @@ func (m *Manager) awaitReady(ctx context.Context, rec *record, sb Sandbox, proc 
 	defer cancel()
 	defer context.AfterFunc(m.tending, cancel)()
 	results, n := make(chan bool, 2), 0
-	if r.Port != 0 {
+	await := func(ready func() bool) {
 		n++
-		go func() { results <- m.listens(ctx, sb, proc, r.Port) }()
+		go func() {
+			yes := false
+			_ = m.guard("process_ready", func() error { yes = ready(); return nil })
+			results <- yes
+		}()
+	}
+	if r.Port != 0 {
+		await(func() bool { return m.listens(ctx, sb, proc, r.Port) })
 	}
 	if r.Line != "" {
-		n++
-		go func() { results <- m.says(ctx, rec, sb, proc, r.Line) }()
+		await(func() bool { return m.says(ctx, rec, sb, proc, r.Line) })
 	}
 	ready := false
 	for range n {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -309,11 +310,16 @@ func (l liar) Attach(context.Context, string, string, int64) (runtime.Attachment
 
 type lie struct{ c runtime.Chunk }
 
-func (l lie) Next() (runtime.Chunk, error) { return l.c, nil }
-func (lie) Info() runtime.ProcessInfo      { return runtime.ProcessInfo{} }
-func (lie) Write(b []byte) (int, error)    { return len(b), nil }
-func (lie) CloseWrite() error              { return nil }
-func (lie) Close() error                   { return nil }
+func (l lie) Next() (runtime.Chunk, error) {
+	if l.c.Seq < 0 {
+		panic("boo")
+	}
+	return l.c, nil
+}
+func (lie) Info() runtime.ProcessInfo   { return runtime.ProcessInfo{} }
+func (lie) Write(b []byte) (int, error) { return len(b), nil }
+func (lie) CloseWrite() error           { return nil }
+func (lie) Close() error                { return nil }
 
 func TestLies(t *testing.T) {
 	infos := []runtime.ProcessInfo{
@@ -349,6 +355,31 @@ func TestLies(t *testing.T) {
 	}
 	if _, err := w.Delete(context.Background(), "a", "k"); err != nil {
 		t.Error(err)
+	}
+}
+
+// Output at places near the largest integer, and a panic, end a stream and nothing else.
+func TestLiesOfPlaces(t *testing.T) {
+	for name, l := range map[string]liar{
+		"far away":   {infos: []runtime.ProcessInfo{{ID: "exec.x", Running: true, FirstSeq: math.MaxInt64 - 1, NextSeq: math.MaxInt64 - 1}}, chunk: runtime.Chunk{Seq: 5, Data: make([]byte, 5)}},
+		"at the end": {infos: []runtime.ProcessInfo{{ID: "exec.x", Running: true, FirstSeq: math.MaxInt64, NextSeq: math.MaxInt64}}, chunk: runtime.Chunk{Seq: math.MaxInt64, Data: make([]byte, 5)}},
+		"panic":      {infos: []runtime.ProcessInfo{{ID: "exec.x", Running: true}}, chunk: runtime.Chunk{Seq: -1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime {
+				l.Fake = f
+				return l
+			}})
+			w.create(request("k"))
+			s, err := w.AttachExec(context.Background(), "a", "k", "x", -1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			if c, err := s.Next(); err == nil {
+				t.Errorf("got %+v", c)
+			}
+		})
 	}
 }
 

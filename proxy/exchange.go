@@ -105,8 +105,13 @@ func (g *Gate) recovered(w *writer, r *http.Request, v any) (broken bool) {
 		ex.cause = errors.New("the answer was broken off")
 		return true
 	}
+	stack := debug.Stack()
+	if p, ok := v.(*taskPanic); ok {
+		v, stack = p.value, p.stack
+	}
+	g.metrics.panics.Inc()
 	g.opts.Logger.ErrorContext(r.Context(), "http_panic", "request_id", ex.RequestID, "route", ex.route,
-		"panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		"panic", fmt.Sprint(v), "stack", string(stack))
 	if w.status != 0 {
 		ex.cause = errors.New("panic in mid-answer")
 		return true

@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.opentelemetry.io/otel/propagation"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -88,7 +89,7 @@ func TestGatesShareARegistry(t *testing.T) {
 		ask(g.Wrap(g.Refuse(errors.New("x"))), nil)
 	}
 	families, err := reg.Gather()
-	if err != nil || len(families) != 1 || families[0].GetMetric()[0].GetHistogram().GetSampleCount() != 2 {
+	if err != nil || len(families) != 2 || families[1].GetMetric()[0].GetHistogram().GetSampleCount() != 2 {
 		t.Errorf("gathered %v, %v", families, err)
 	}
 }
@@ -294,9 +295,10 @@ func TestGateTellsOfRequests(t *testing.T) {
 	}
 
 	families, err := reg.Gather()
-	if err != nil || len(families) != 1 || families[0].GetName() != "berm_http_request_duration_seconds" {
+	if err != nil || len(families) != 2 || families[1].GetName() != "berm_http_request_duration_seconds" {
 		t.Fatalf("got %v, %v", families, err)
 	}
+	families = families[1:]
 	var got []string
 	for _, m := range families[0].GetMetric() {
 		s := fmt.Sprint(m.GetHistogram().GetSampleCount())
@@ -340,6 +342,33 @@ func TestGatePanics(t *testing.T) {
 		}()
 		ask(h, nil)
 	})
+}
+
+// A panic in another goroutine of the request is as one in its own.
+func TestGateTaskPanics(t *testing.T) {
+	var logs bytes.Buffer
+	reg := prometheus.NewRegistry()
+	opts := proxy.GateOptions{Logger: slog.New(slog.NewJSONHandler(&logs, nil)), Registry: reg}
+	_, h := newDoor(t, opts, func(http.ResponseWriter, *http.Request) error {
+		stopped := make(chan struct{})
+		tasks := proxy.Tasks{Abort: func() { close(stopped) }}
+		tasks.Go(func() { <-stopped })
+		tasks.Go(func() { panic("boo") })
+		tasks.Wait()
+		return nil
+	})
+	if w := ask(h, nil); w.Code != 500 || w.Body.String() != "internal" {
+		t.Errorf("got %d %s", w.Code, w.Body)
+	}
+	if s := logs.String(); !strings.Contains(s, `"panic":"boo"`) || !strings.Contains(s, "TestGateTaskPanics.func1.3") {
+		t.Errorf("the log lacks the panic or its stack: %s", s)
+	}
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(`# HELP berm_http_panics_total Requests that a panic ended.
+# TYPE berm_http_panics_total counter
+berm_http_panics_total 1
+`), "berm_http_panics_total"); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestGateRecentErrors(t *testing.T) {

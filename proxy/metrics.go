@@ -8,24 +8,35 @@ import (
 
 type metrics struct {
 	duration *prometheus.HistogramVec
+	panics   prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
-	m := &metrics{duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	duration, err := register(r, prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "berm_http_request_duration_seconds",
 		Help:    "Time from a request's header to the end of its answer.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300},
-	}, []string{"route", "method", "status"})}
-	if r == nil {
-		return m, nil
+	}, []string{"route", "method", "status"}))
+	if err != nil {
+		return nil, err
 	}
-	err := r.Register(m.duration)
+	panics, err := register(r, prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "berm_http_panics_total", Help: "Requests that a panic ended.",
+	}))
+	return &metrics{duration, panics}, err
+}
+
+// register registers c. It returns the one that another Gate has registered, if there is one.
+func register[C prometheus.Collector](r prometheus.Registerer, c C) (C, error) {
+	if r == nil {
+		return c, nil
+	}
+	err := r.Register(c)
 	var there prometheus.AlreadyRegisteredError
-	if errors.As(err, &there) { // by another door's Gate
-		if own, ok := there.ExistingCollector.(*prometheus.HistogramVec); ok {
-			m.duration = own
-			return m, nil
+	if errors.As(err, &there) {
+		if own, ok := there.ExistingCollector.(C); ok {
+			return own, nil
 		}
 	}
-	return m, err
+	return c, err
 }

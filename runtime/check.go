@@ -31,6 +31,13 @@ func CheckSpec(spec Spec) error {
 	return checkAgent(spec)
 }
 
+// KernelPath reports whether a path is in a file system in which the kernel has links to
+// open files, or beside one. An OCI runtime that enters a working directory there follows
+// them to descriptors of its own, and out of the container (CVE-2024-21626).
+func KernelPath(name string) bool {
+	return name != "" && (Below(name, "/proc") || Below(name, "/dev") || Below(name, "/sys"))
+}
+
 // CheckExec is for backends. It refuses a command that makes no sense whatever the engine,
 // as an InvalidArgument.
 func CheckExec(e Exec) error {

@@ -32,12 +32,13 @@ func SeccompArch(arch string) (specs.Arch, bool) {
 // half of the register.
 var projectIoctls = []uint64{'X'<<8 | 32, 'f'<<8 | 2}
 
-// SeccompNames takes the system calls by which a process could take its files out of a
-// project quota out of those that a profile allows: file_setattr(2) and ioctl(2), of which
-// SeccompIoctls gives the rest back. It is for backends.
+// SeccompNames drops system calls from those that a profile allows. By file_setattr(2) and
+// ioctl(2) a process could take its files out of a project quota; SeccompIoctls gives the
+// rest of ioctl back. By io_setup(2) it could use up the host's AIO contexts, which the
+// kernel counts for all users together. It is for backends.
 func SeccompNames(allowed []string) []string {
 	return slices.DeleteFunc(slices.Clone(allowed), func(name string) bool {
-		return name == "ioctl" || name == "file_setattr"
+		return name == "ioctl" || name == "file_setattr" || name == "io_setup"
 	})
 }
 

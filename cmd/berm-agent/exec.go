@@ -24,7 +24,7 @@ func become(args []string) int {
 		return complain("usage: berm-agent exec DIR -- CMD [ARG…]", exitUsage)
 	}
 	dir, command := args[0], args[2:]
-	if err := os.Chdir(dir); err != nil {
+	if err := enter(dir); err != nil {
 		return complain(dir+": "+reason(err), exitNotExecutable)
 	}
 	setHome()
@@ -37,6 +37,15 @@ func become(args []string) int {
 		code = exitNotFound
 	}
 	return complain(command[0]+": "+reason(err), code)
+}
+
+// enter changes to a directory, which it makes if it is missing.
+func enter(dir string) error {
+	err := os.Chdir(dir)
+	if errors.Is(err, fs.ErrNotExist) && os.MkdirAll(dir, 0o755) == nil {
+		err = os.Chdir(dir)
+	}
+	return err
 }
 
 // setHome sees to it that there is a home, as every OCI runtime but crun does for a user

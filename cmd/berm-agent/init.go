@@ -27,11 +27,7 @@ func runInit(args []string) int {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return complain("forbid tracing: "+reason(err), exitNotExecutable)
 	}
-	err := os.Chdir(dir)
-	if errors.Is(err, fs.ErrNotExist) && os.MkdirAll(dir, 0o755) == nil {
-		err = os.Chdir(dir)
-	}
-	if err != nil {
+	if err := enter(dir); err != nil {
 		return complain(dir+": "+reason(err), exitNotExecutable)
 	}
 	limitMemory()

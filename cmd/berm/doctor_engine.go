@@ -311,7 +311,7 @@ func (e *engineFacts) judgeAgent() finding {
 	var off *agentOffError
 	switch {
 	case e.agent == nil && e.hidden:
-		return soft(id, "can be given to sandboxes, whose processes can't be seen from here", "Berm can't tell it from other processes of the same sandbox", "give Berm's container the host's process namespace (pid: host)")
+		return soft(id, "can be given to sandboxes, whose processes can't be seen from here", "Berm doesn't listen to it: commands go through the engine, some fifty times slower, and processes end with Berm", "give Berm's container the host's process namespace (pid: host)")
 	case e.agent == nil:
 		return okay(id, "can be given to sandboxes")
 	case errors.As(e.agent, &off):

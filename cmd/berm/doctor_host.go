@@ -26,7 +26,16 @@ type hostFacts struct {
 	seccomp     bool
 	lsm         []string // of AppArmor and SELinux, those that are on
 	userns      string   // most user namespaces that there may be; empty: there are none
+	// Limits on what sandboxes use up, by the sysctl's name. Those that can't be read are left out.
+	limits map[string]int
 }
+
+// wantedLimits are what sysctls are to be at least. Sandboxes of one user share the first
+// with Berm, if it is that user, and all share the others.
+var wantedLimits = []struct {
+	name  string
+	least int
+}{{"fs.inotify.max_user_instances", 1024}, {"fs.inotify.max_user_watches", 65536}, {"kernel.pty.max", 4096}, {"fs.aio-max-nr", 65536}}
 
 // wantedControllers hold what sandboxes are limited to; cpuset is the engine's own concern.
 var wantedControllers = []string{"memory", "cpu", "pids", "cpuset"}
@@ -90,7 +99,30 @@ func lookAtHost(root string, uid int) (hostFacts, error) {
 	if most := text("proc/sys/user/max_user_namespaces"); most != "0" {
 		h.userns = most
 	}
+	h.limits = map[string]int{}
+	for _, l := range wantedLimits {
+		if n, err := strconv.Atoi(text("proc/sys/" + strings.ReplaceAll(l.name, ".", "/"))); err == nil {
+			h.limits[l.name] = n
+		}
+	}
 	return h, nil
+}
+
+func (h hostFacts) judgeLimits() finding {
+	var found, set []string
+	for _, l := range wantedLimits {
+		if n, ok := h.limits[l.name]; ok {
+			found = append(found, fmt.Sprintf("%s %d", l.name, n))
+			if n < l.least {
+				set = append(set, fmt.Sprintf("%s=%d", l.name, l.least))
+			}
+		}
+	}
+	if len(set) > 0 {
+		return soft("host.limits", strings.Join(found, ", "), "a sandbox can use up what the kernel counts for a user, or for all: sandboxes of that user then can't watch files, or open terminals",
+			"sysctl -w "+strings.Join(set, " ")+", and give profiles a user that isn't Berm's")
+	}
+	return okay("host.limits", cmp.Or(strings.Join(found, ", "), "can't be read"))
 }
 
 func (h hostFacts) has(capability int) bool { return h.caps&(1<<capability) != 0 }
@@ -101,7 +133,7 @@ func (h hostFacts) judge(kind string, local bool) []finding {
 	if h.err != nil {
 		return append(out, soft("host.system", h.err.Error(), "nothing is known of this host", "mount /proc"))
 	}
-	out = append(out, okay("host.system", h.system), h.judgeUser(kind), h.judgeCgroups(local), h.judgeSwap())
+	out = append(out, okay("host.system", h.system), h.judgeUser(kind), h.judgeCgroups(local), h.judgeSwap(), h.judgeLimits())
 	switch {
 	case h.seccomp:
 		out = append(out, okay("host.seccomp", "in the kernel"))

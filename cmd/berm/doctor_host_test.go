@@ -72,6 +72,14 @@ func TestDoctorHost(t *testing.T) {
 			want:  map[string]grade{"host.seccomp": gradeBad, "host.user": gradeBad},
 			found: "uid 7, without CAP_SYS_ADMIN and CAP_NET_ADMIN",
 		},
+		"few inotify instances": {
+			files: map[string]string{
+				"proc/self/status": status, "sys/fs/cgroup/cgroup.controllers": "cpu memory pids\n", "sys/fs/selinux/enforce": "1",
+				"proc/sys/fs/inotify/max_user_instances": "128\n", "proc/sys/kernel/pty/max": "4096\n",
+			},
+			want:  map[string]grade{"host.limits": gradeSoft},
+			found: "fs.inotify.max_user_instances 128, kernel.pty.max 4096",
+		},
 		"enough for Docker": {
 			files: map[string]string{"proc/self/status": bare + "Seccomp: 2\n", "sys/fs/cgroup/cgroup.controllers": "cpu memory pids\n", "sys/fs/selinux/enforce": "1"}, kind: "docker",
 			want:  map[string]grade{},

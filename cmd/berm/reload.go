@@ -22,6 +22,9 @@ import (
 // settle is how long a changed policy file has to be left alone before it is read.
 const settle = 100 * time.Millisecond
 
+// policyPoll is how often the policy file is read where it can't be watched.
+const policyPoll = 2 * time.Second
+
 // policyKeeperOptions say what a policyKeeper keeps.
 type policyKeeperOptions struct {
 	Path     string                     // empty: the built-in policy
@@ -40,6 +43,8 @@ type policyKeeper struct {
 
 	current atomic.Pointer[policy.Policy]
 	data    []byte // what was last read, good or bad
+
+	newWatcher func() (*fsnotify.Watcher, error) // fsnotify.NewWatcher but in tests
 }
 
 // newPolicyKeeper loads the policy; the first one has to be good.
@@ -51,7 +56,7 @@ func newPolicyKeeper(opts policyKeeperOptions) (*policyKeeper, error) {
 	if opts.OnSignal == nil {
 		opts.OnSignal = func(_ context.Context, reload func()) { reload() }
 	}
-	k := &policyKeeper{opts: opts, reloads: reloads}
+	k := &policyKeeper{opts: opts, reloads: reloads, newWatcher: fsnotify.NewWatcher}
 	data, err := k.read()
 	if err != nil {
 		return nil, err
@@ -119,13 +124,17 @@ func (k *policyKeeper) reload(ctx context.Context, forced bool) {
 
 // Run reloads the policy on each signal, and when its file changes, until ctx ends.
 func (k *policyKeeper) Run(ctx context.Context, hup <-chan os.Signal) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watch the policy: %w", err)
+	// A sandbox of Berm's own user can take all inotify instances that the user may have.
+	watcher, err := k.newWatcher()
+	if err == nil {
+		defer func(w *fsnotify.Watcher) { _ = w.Close() }(watcher)
+		err = k.watch(watcher)
 	}
-	defer func() { _ = watcher.Close() }()
-	if err := k.watch(watcher); err != nil {
-		return err
+	poll := time.Duration(0)
+	if err != nil {
+		watcher = &fsnotify.Watcher{} // with channels on which nothing comes
+		k.opts.Logger.WarnContext(ctx, "policy_watch_failed", "error", err.Error(), "poll", policyPoll.String())
+		poll = policyPoll
 	}
 	timer := time.NewTimer(settle) // the file may have changed since it was first read
 	defer timer.Stop()
@@ -142,8 +151,12 @@ func (k *policyKeeper) Run(ctx context.Context, hup <-chan os.Signal) error {
 			k.opts.Logger.WarnContext(ctx, "policy_watch_failed", "error", err.Error())
 			timer.Reset(settle)
 		case <-timer.C:
-			if err := k.watch(watcher); err != nil {
-				k.opts.Logger.WarnContext(ctx, "policy_watch_failed", "error", err.Error())
+			if poll > 0 {
+				timer.Reset(poll)
+			} else if err := k.watch(watcher); err != nil {
+				k.opts.Logger.WarnContext(ctx, "policy_watch_failed", "error", err.Error(), "poll", policyPoll.String())
+				poll = policyPoll
+				timer.Reset(poll)
 			}
 			k.reload(ctx, false)
 		}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
@@ -76,10 +77,19 @@ func link(t *testing.T, target, path string) {
 // keep runs a keeper until the test ends.
 func keep(t *testing.T, path string) (*policyKeeper, messages, chan<- os.Signal) {
 	t.Helper()
+	return keepWith(t, path, nil)
+}
+
+// keepWith is keep with a watcher of its own, or with the usual one, which is nil.
+func keepWith(t *testing.T, path string, newWatcher func() (*fsnotify.Watcher, error)) (*policyKeeper, messages, chan<- os.Signal) {
+	t.Helper()
 	log := make(messages, 100)
 	k, err := newPolicyKeeper(policyKeeperOptions{Path: path, Logger: slog.New(log), Registry: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if newWatcher != nil {
+		k.newWatcher = newWatcher
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	hup, done := make(chan os.Signal), make(chan error)
@@ -91,6 +101,9 @@ func keep(t *testing.T, path string) (*policyKeeper, messages, chan<- os.Signal)
 		}
 	})
 	// The keeper takes signals only once it watches.
+	if newWatcher != nil {
+		log.want(t, "policy_watch_failed")
+	}
 	hup <- syscall.SIGHUP
 	log.want(t, "policy_reloaded")
 	return k, log, hup
@@ -100,6 +113,33 @@ func wantProfile(t *testing.T, k *policyKeeper, name string) {
 	t.Helper()
 	if got := k.Policy().Profiles(); !slices.Contains(got, name) {
 		t.Errorf("profiles in force are %q, want %q among them", got, name)
+	}
+}
+
+// Where the kernel has no inotify instance left, the policy is read from time to time.
+func TestReloadWithoutInotify(t *testing.T) {
+	for name, newWatcher := range map[string]func() (*fsnotify.Watcher, error){
+		"no instance": func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE },
+		"no watch": func() (*fsnotify.Watcher, error) {
+			w, err := fsnotify.NewWatcher()
+			if err == nil {
+				err = w.Close() // no directory can be added
+			}
+			return w, err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "policy.yaml")
+			write(t, path, policyA)
+			k, log, _ := keepWith(t, path, newWatcher)
+			replace(t, path, policyB)
+			log.want(t, "policy_reloaded")
+			wantProfile(t, k, "b")
+			replace(t, path, policyA)
+			log.want(t, "policy_reloaded")
+			wantProfile(t, k, "a")
+		})
 	}
 }
 

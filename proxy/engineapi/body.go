@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime"
 )
 
 // createBody is the body of a container's creation: every field that some version of
@@ -319,7 +320,7 @@ func (b *createBody) check() error {
 		return malformed("invalid hostname format: " + shorten(b.Hostname))
 	case b.Domainname != "" && !domainName.MatchString(b.Domainname):
 		return malformed("invalid domainname format: " + shorten(b.Domainname))
-	case b.WorkingDir != "" && (!path.IsAbs(b.WorkingDir) || len(b.WorkingDir) > 4096 || strings.ContainsRune(b.WorkingDir, 0)):
+	case b.WorkingDir != "" && (!path.IsAbs(b.WorkingDir) || len(b.WorkingDir) > 4096 || strings.ContainsRune(b.WorkingDir, 0) || runtime.KernelPath(b.WorkingDir)):
 		return malformed("the working directory '" + shorten(b.WorkingDir) + "' is invalid, it needs to be an absolute path")
 	case b.StopSignal != "" && !stopSignal.MatchString(b.StopSignal):
 		return malformed("Invalid signal: " + shorten(b.StopSignal))

@@ -351,6 +351,7 @@ func TestCreateRefused(t *testing.T) {
 		"busy at the start":         `"Healthcheck":{"Test":["CMD","x"],"StartInterval":999000000}`,
 		"hostname":                  `"Hostname":"a\nb"`,
 		"working place":             `"WorkingDir":"a"`,
+		"a descriptor's place":      `"WorkingDir":"/proc/self/fd/7"`,
 		"NUL":                       `"Cmd":["a\u0000b"]`,
 		"environment":               `"Env":["A=\u0000"]`,
 		"secret":                    `"Env":["SECRET_A=1"]`,

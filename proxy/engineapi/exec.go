@@ -14,6 +14,7 @@ import (
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime"
 )
 
 func execRoutes() []route {
@@ -67,8 +68,8 @@ func (c *call) createExec() error {
 	if err := detachKeys(body.DetachKeys); err != nil {
 		return err
 	}
-	if body.WorkingDir != "" && (body.WorkingDir[0] != '/' || len(body.WorkingDir) > 4096) {
-		return malformed("the working directory is not an absolute path")
+	if body.WorkingDir != "" && (body.WorkingDir[0] != '/' || len(body.WorkingDir) > 4096 || runtime.KernelPath(body.WorkingDir)) {
+		return malformed("the working directory is not an absolute path, or is in a file system of the kernel")
 	}
 	if c.version < 42 {
 		body.ConsoleSize = nil

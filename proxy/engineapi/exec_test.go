@@ -263,6 +263,7 @@ func TestExecBodies(t *testing.T) {
 		"null":          {`null`, 400},
 		"nothing":       {``, 400},
 		"relative":      {`{"Cmd":["true"],"WorkingDir":"../x"}`, 400},
+		"a descriptor":  {`{"Cmd":["true"],"WorkingDir":"/x/../proc/self/fd/7"}`, 400},
 		"keys":          {`{"Cmd":["true"],"DetachKeys":"a\nb"}`, 400},
 		"no text":       {`{"Cmd":"true"}`, 400},
 		"too long":      {`{"Cmd":["` + strings.Repeat("x", 1<<20) + `"]}`, 413},

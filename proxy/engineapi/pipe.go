@@ -4,11 +4,12 @@ import (
 	"crypto/tls"
 	"io"
 	"net"
-	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/proxy"
 )
 
 const (
@@ -29,7 +30,10 @@ type pipe struct {
 // the last word, if there is one, after all that the engine said.
 func (p *pipe) run(last func() []byte) {
 	ended := make(chan struct{})
-	var wg sync.WaitGroup
+	wg := proxy.Tasks{Abort: func() {
+		_ = p.engine.Close()
+		_ = p.caller.Close()
+	}}
 	wg.Go(p.input)
 	wg.Go(func() {
 		if awaitHangup(p.caller, ended) {

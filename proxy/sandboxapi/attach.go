@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -169,7 +168,7 @@ func (at *socket) run(ctx context.Context, beat time.Duration, end func() apityp
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	at.c.SetReadLimit(maxMessage)
-	var all sync.WaitGroup
+	all := proxy.Tasks{Abort: func() { cancel(errPanic) }}
 	defer all.Wait()
 	// Next and Write end when the source is closed, and reading when the connection is.
 	defer context.AfterFunc(ctx, func() { _ = at.src.Close() })()
@@ -189,6 +188,8 @@ func (at *socket) run(ctx context.Context, beat time.Duration, end func() apityp
 		_ = at.src.Close()
 		_ = at.c.CloseNow()
 		return
+	case errors.Is(cause, errPanic):
+		status, reason = websocket.StatusInternalError, proxy.FaultOf(cause).Code
 	case cause != nil:
 		status, reason = websocket.StatusGoingAway, "the server is going down"
 	case errdefs.IsAborted(err):

@@ -1,9 +1,11 @@
 package sandboxapi
 
 import (
+	"errors"
 	"strings"
 	"sync"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/runtime"
 )
 
@@ -55,7 +57,7 @@ type pump struct {
 	ready chan struct{} // there is something to take, or the end
 
 	src     source
-	done    chan struct{}
+	reading proxy.Tasks
 	mu      sync.Mutex
 	room    sync.Cond
 	next    *batch
@@ -67,15 +69,18 @@ type pump struct {
 // startPump reads from src until stop, which has to be called. It gives pieces of up to
 // so many bytes.
 func startPump(src source, piece int) *pump {
-	p := &pump{src: src, ready: make(chan struct{}, 1), done: make(chan struct{}), next: &batch{piece: piece}, spare: &batch{piece: piece}}
+	p := &pump{src: src, ready: make(chan struct{}, 1), next: &batch{piece: piece}, spare: &batch{piece: piece}}
 	p.room.L = &p.mu
-	go func() {
-		defer close(p.done)
+	p.reading.Abort = func() { p.put(runtime.Chunk{}, errPanic) }
+	p.reading.Go(func() {
 		for p.put(src.Next()) {
 		}
-	}()
+	})
 	return p
 }
+
+// errPanic ends the output of a source that panicked.
+var errPanic = errors.New("panic")
 
 // put waits for room, and tells whether to go on.
 func (p *pump) put(c runtime.Chunk, err error) bool {
@@ -117,8 +122,8 @@ func (p *pump) give(b *batch) {
 	p.spare = b
 }
 
-// stop closes the source and waits until nobody reads it any more. It may be called
-// again.
+// stop closes the source and waits until nobody reads it any more. It panics if the
+// source did. It may be called again.
 func (p *pump) stop() {
 	p.mu.Lock()
 	again := p.stopped
@@ -128,7 +133,7 @@ func (p *pump) stop() {
 	if !again {
 		_ = p.src.Close()
 	}
-	<-p.done
+	p.reading.Wait()
 }
 
 // utf8Holder makes text of bytes that come in parts.

@@ -28,6 +28,26 @@ func (*flicker) Write(b []byte) (int, error) { return len(b), nil }
 func (*flicker) CloseWrite() error           { return nil }
 func (f *flicker) Close() error              { close(f.closed); return nil }
 
+// broken is a source that panics.
+type broken struct{ flicker }
+
+func (*broken) Next() (runtime.Chunk, error) { panic("boo") }
+
+// A panic of a source ends its request and not the server.
+func TestPumpPanics(t *testing.T) {
+	p := startPump(&broken{flicker{closed: make(chan struct{})}}, maxEvent)
+	<-p.ready
+	if _, err := p.take(); err == nil {
+		t.Error("the output has no end")
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("the panic isn't repeated in the request's goroutine")
+		}
+	}()
+	p.stop()
+}
+
 // What comes in many small pieces is held back sooner than its bytes say.
 func TestPumpPieces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -113,8 +113,8 @@ func (a *api) stream(w http.ResponseWriter, r *http.Request, f followed, opts st
 		_ = e.last(&apitype.StreamEvent{Event: apitype.EventGoingDown})
 	}
 	if f.kill != nil {
+		defer f.kill()
 		p.stop()
-		f.kill()
 	}
 	panic(http.ErrAbortHandler) // so that nobody takes this for the end
 }

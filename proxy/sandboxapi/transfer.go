@@ -354,7 +354,9 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	rc := http.NewResponseController(w)
 	s := &fileEvents{w: w, rc: rc, within: deadline{rc: rc, most: stall}}
 	defer context.AfterFunc(ctx, s.within.last)()
-	var beat sync.WaitGroup
+	ctx, quit := context.WithCancel(ctx)
+	defer quit()
+	beat := proxy.Tasks{Abort: quit}
 	defer beat.Wait()
 	beatCtx, quiet := context.WithCancel(ctx)
 	defer quiet()

@@ -3,11 +3,12 @@ package sandboxapi
 import (
 	"bufio"
 	"net"
-	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/proxy"
 )
 
 // stuckTimes is how many times as long as a port may take for a part of a request it may
@@ -25,11 +26,15 @@ type tunnel struct {
 	port   *patientConn
 	idle   time.Duration
 	done   chan struct{}
-	ended  sync.WaitGroup
+	ended  proxy.Tasks
 }
 
 func newTunnel(caller net.Conn, port *patientConn, idle time.Duration) *tunnel {
 	t := &tunnel{caller: caller, port: port, idle: idle, done: make(chan struct{})}
+	t.ended.Abort = func() {
+		_ = caller.Close()
+		_ = port.Close()
+	}
 	t.ended.Go(t.watch)
 	return t
 }

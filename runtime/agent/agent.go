@@ -19,6 +19,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -77,6 +78,9 @@ type Runtime struct {
 	pace pace
 	runs string // begins the ID of each command that Exec runs
 	last atomic.Uint64
+	peer func(*net.UnixConn) (int, error)
+
+	unseen atomic.Bool // a program dialled that this process can't see
 
 	mu     sync.Mutex
 	closed bool
@@ -145,7 +149,7 @@ func newRuntime(opts Options, p pace) (*Runtime, error) {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	r := &Runtime{
-		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: p, runs: runPrefix + uuid.NewString()[:13] + ":",
+		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: p, runs: runPrefix + uuid.NewString()[:13] + ":", peer: peer,
 		boxes: map[string]*box{}, byID: map[string]*box{}, served: map[*served]struct{}{},
 	}
 	if err := r.scan(); err != nil {

@@ -53,6 +53,7 @@ type box struct {
 	until   time.Time     // until then its program is expected
 	met     bool          // it has said Hello, and not been missing since
 	refused bool          // a connection was, since the engine was last asked
+	unseen  bool          // the last one that dialled can't be seen from here
 	hellos  int
 	strange int // connections taken in since the pid was known
 	conns   map[*conn]struct{}
@@ -162,9 +163,16 @@ func (b *box) meet(c runtime.Container) {
 	}
 }
 
-// owns tells whether a connection is of the container's first process; the lock is
-// held. One whose process can't be seen from here is.
-func (b *box) owns(c *conn) bool { return c.pid == 0 || c.pid == b.pid }
+// owns reports whether a connection is of the container's first process. The lock is held.
+func (b *box) owns(c *conn) bool { return c.pid == b.pid }
+
+// socketless reports whether the program can't be reached by a socket: the box has none,
+// or Berm can't see who dials.
+func (b *box) socketless() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.name == "" || b.unseen
+}
 
 // shut closes a connection; the lock is held.
 func (b *box) shut(c *conn) {
@@ -200,9 +208,12 @@ func (b *box) accept(ln *net.UnixListener) {
 
 // admit looks at a new connection; false refuses it.
 func (b *box) admit(nc *net.UnixConn) bool {
-	pid, err := peer(nc)
+	pid, err := b.r.peer(nc)
 	if err != nil {
 		return false
+	}
+	if pid == 0 && !b.r.unseen.Swap(true) {
+		b.r.log.Warn("agent_unseen", "dir", b.dir, "remedy", "run Berm in the host's process namespace (--pid host)")
 	}
 	c := newConn(nc)
 	c.pid = pid
@@ -213,7 +224,8 @@ func (b *box) admit(nc *net.UnixConn) bool {
 		return false
 	default:
 	}
-	if b.pid != 0 && !b.owns(c) {
+	b.unseen = pid == 0
+	if b.unseen || b.pid != 0 && !b.owns(c) {
 		b.refused = true
 		return false
 	}
@@ -236,7 +248,8 @@ func (b *box) crowded() bool {
 	return b.strange >= maxStrangers
 }
 
-// peer gives the pid of who dialled, as this process sees it; 0 if it doesn't.
+// peer returns the pid of the process that dialled. It is 0 for a process of a PID
+// namespace that this one can't see into: any process of the sandbox may be that.
 func peer(nc *net.UnixConn) (int, error) {
 	raw, err := nc.SyscallConn()
 	if err != nil {

@@ -30,7 +30,7 @@ type conn struct {
 	nc  net.Conn
 	r   *wire.Reader
 	w   *wire.Writer
-	pid int // of who dialled; 0 where that can't be seen
+	pid int // of who dialled; 0 for one that the engine started
 	uid int
 	gid int
 	// control says that the program knows wire.Start's.
@@ -318,7 +318,7 @@ var errUnfit = errors.New("the program has another user, or can't")
 // when not nil, says whether a connection's program will do. The error is errAbsent,
 // errUnfit, the context's or a *wire.Failure.
 func (b *box) start(ctx context.Context, id string, request []byte, fit func(*conn) bool) (*call, error) {
-	if b.name == "" {
+	if b.socketless() {
 		return nil, errAbsent
 	}
 	for dead := range maxRetries {

@@ -43,7 +43,7 @@ func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, runtime.Ended(ctx))
 	}
 	b, err := r.box(ctx, id)
-	if err == nil && b.name != "" {
+	if err == nil && !b.socketless() {
 		res, err := b.exec(ctx, id, e)
 		switch {
 		case err == nil:

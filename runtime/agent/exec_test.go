@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -589,6 +590,33 @@ func TestPeer(t *testing.T) {
 	}
 }
 
+// A program that this process can't see may be any process of the sandbox. It isn't
+// believed, and the engine serves the container.
+func TestPeerUnseen(t *testing.T) {
+	b := newBed(t)
+	b.peer = func(*net.UnixConn) (int, error) { return 0, nil }
+	id := b.create(t, "x")
+	if p := b.greeted(t, "x"); !p.hungUp() {
+		t.Error("an unseen process was taken in")
+	}
+	res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}})
+	if err != nil || res.Path != runtime.PathEngine {
+		t.Errorf("exec: %+v, %v", res, err)
+	}
+	b.engine.exec = func(ctx context.Context, x runtime.Exec) (runtime.ExecResult, error) {
+		nc := x.Stdin.(net.Conn)
+		p := &program{t: t, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
+		p.json(wire.KindHello, wire.Hello{Version: wire.Version})
+		if p.next() != nil && p.ready() {
+			p.json(wire.KindResult, aFile)
+		}
+		return runtime.ExecResult{}, ctx.Err()
+	}
+	if _, err := b.Stat(t.Context(), id, "/x"); err != nil {
+		t.Errorf("stat: %v", err)
+	}
+}
+
 func (b *box) pidIs(pid int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -783,6 +811,48 @@ func testUsed(t *testing.T) {
 			close(done)
 		}
 	}
+}
+
+// FuzzNumbers puts any number into each field of what a container says.
+func FuzzNumbers(f *testing.F) {
+	fields := []string{
+		"uid", "gid", "version", "exit_code", "signal", "started_at", "ended_at", "cpu_time", "peak_memory_bytes",
+		"first_seq", "next_seq", "size", "mode", "mod_time", "line",
+	}
+	for i := range fields {
+		for _, n := range []string{"-1", "0", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "1152921504606846977", "1e400"} {
+			f.Add(uint8(i), n)
+		}
+	}
+	sound := func(numbers ...int64) bool {
+		return slices.Min(numbers) >= 0 && slices.Max(numbers) <= 1<<60
+	}
+	f.Fuzz(func(t *testing.T, field uint8, number string) {
+		name := fields[int(field)%len(fields)]
+		say := func(more string) []byte { return fmt.Appendf(nil, `{%s"%s":%s}`, more, name, number) }
+		for _, more := range []string{"", `"next_seq":1152921504606846976,`, `"first_seq":9223372036854775806,`} {
+			p, err := parseProcess(say(`"id":"p",`+more), "p")
+			if err == nil && (!sound(p.FirstSeq, p.NextSeq, p.PeakMemoryBytes, int64(p.CPUTime), int64(p.ExitCode), int64(p.Signal)) ||
+				p.FirstSeq > p.NextSeq || p.ExitCode > 255 || p.Signal > maxSignal || p.EndedAt.Year() > 2262) {
+				t.Errorf("%+v", p)
+			}
+		}
+		if i, err := parseFile(say(`"path":"Lw==",`)); err == nil && (!sound(i.Size, int64(i.UID), int64(i.GID)) || i.ModTime.Year() > 2262) {
+			t.Errorf("%+v", i)
+		}
+		if m, err := parseMatch(say(`"path":"Lw==",`)); err == nil && !sound(int64(m.Line)) {
+			t.Errorf("%+v", m)
+		}
+		var hello bytes.Buffer
+		_ = wire.NewWriter(&hello).Send(wire.KindHello, say(`"version":1,`))
+		ours, theirs := net.Pipe()
+		go func() { _, _ = theirs.Write(hello.Bytes()); _ = theirs.Close() }()
+		c := newConn(ours)
+		if err := c.greet(time.Minute); err == nil && !sound(int64(c.uid), int64(c.gid)) {
+			t.Errorf("user %d:%d", c.uid, c.gid)
+		}
+		_ = ours.Close()
+	})
 }
 
 // FuzzAgentSays has a container say anything: before it is asked, and after.

@@ -51,7 +51,7 @@ func parseFile(payload []byte) (runtime.FileInfo, error) {
 		return runtime.FileInfo{}, fmt.Errorf("%w: what a file is", wire.ErrProtocol)
 	}
 	return runtime.FileInfo{
-		Path: string(f.Path), Size: f.Size, Mode: fileMode(f.Mode), ModTime: time.Unix(0, f.ModTime).UTC(),
+		Path: string(f.Path), Size: min(f.Size, wire.MaxNumber), Mode: fileMode(f.Mode), ModTime: time.Unix(0, f.ModTime).UTC(),
 		UID: f.UID, GID: f.GID, Target: string(f.Target),
 	}, nil
 }
@@ -339,16 +339,25 @@ func (r *Runtime) Search(ctx context.Context, id string, s runtime.FileSearch, f
 	}
 	return r.file(ctx, id, req, []string{s.Path}, func(x *call) error {
 		return x.items(limit, func(payload []byte) error {
-			var m wire.FileMatch
-			if err := wire.Decode(payload, &m); err != nil {
+			m, err := parseMatch(payload)
+			if err != nil {
 				return err
 			}
-			if !validPath(m.Path) || m.Line < 1 || len(m.Text) > maxLine {
-				return fmt.Errorf("%w: a line that was found", wire.ErrProtocol)
-			}
-			return f(runtime.FileMatch{Path: string(m.Path), Line: m.Line, Text: string(m.Text)})
+			return f(m)
 		})
 	})
+}
+
+// parseMatch decodes a line that was found.
+func parseMatch(payload []byte) (runtime.FileMatch, error) {
+	var m wire.FileMatch
+	if err := wire.Decode(payload, &m); err != nil {
+		return runtime.FileMatch{}, err
+	}
+	if !validPath(m.Path) || m.Line < 1 || !bounded(int64(m.Line)) || len(m.Text) > maxLine {
+		return runtime.FileMatch{}, fmt.Errorf("%w: a line that was found", wire.ErrProtocol)
+	}
+	return runtime.FileMatch{Path: string(m.Path), Line: m.Line, Text: string(m.Text)}, nil
 }
 
 // ReadTar packs a file or a tree.

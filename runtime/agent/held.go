@@ -66,7 +66,7 @@ func (b *box) find(process string, err error) (*held, error) {
 	switch {
 	case !errors.Is(err, errAbsent):
 		return nil, err
-	case b.name != "":
+	case !b.socketless():
 		return nil, errLost
 	}
 	return nil, errNoProcess

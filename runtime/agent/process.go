@@ -69,14 +69,20 @@ func wireStart(p runtime.Process) *wire.Start {
 	return start
 }
 
-// plausible tells whether what is said of a process can be.
+// plausible reports whether what the program says of a process can be true. Every number
+// that it lets through is bounded.
 func plausible(p *wire.ProcessInfo) bool {
 	size := 0
 	for _, arg := range p.Command {
 		size += len(arg) + 1
 	}
-	return size <= maxCommand+1 && p.ExitCode >= 0 && p.ExitCode <= 255 && p.Signal >= 0 && p.Signal <= maxSignal && p.CPUTime >= 0 && p.PeakMemoryBytes >= 0 &&
-		p.FirstSeq >= 0 && p.FirstSeq <= p.NextSeq && len(p.Label) <= maxLabel && p.StartedAt >= 0 && p.EndedAt >= 0
+	return size <= maxCommand+1 && p.ExitCode >= 0 && p.ExitCode <= 255 && p.Signal >= 0 && p.Signal <= maxSignal && len(p.Label) <= maxLabel &&
+		bounded(p.CPUTime, p.PeakMemoryBytes, p.FirstSeq, p.NextSeq) && p.FirstSeq <= p.NextSeq && p.StartedAt >= 0 && p.EndedAt >= 0
+}
+
+// bounded reports whether numbers are from 0 to wire.MaxNumber.
+func bounded(numbers ...int64) bool {
+	return !slices.ContainsFunc(numbers, func(n int64) bool { return n < 0 || n > wire.MaxNumber })
 }
 
 // parseProcess reads what is said of the process of that ID; empty is of any.
@@ -125,7 +131,7 @@ func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*cal
 	if err != nil {
 		return nil, nil, err
 	}
-	if b.name == "" {
+	if b.socketless() {
 		return nil, b, errAbsent
 	}
 	x, err := r.openIn(ctx, b, id, req)
@@ -155,7 +161,7 @@ func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runt
 	}
 	x, b, err := r.reach(ctx, id, &wire.Request{Op: wire.OpStart, Start: wireStart(p)})
 	switch {
-	case errors.Is(err, errAbsent) && b.name == "":
+	case errors.Is(err, errAbsent) && b.socketless():
 		return r.startServed(ctx, b, id, p)
 	case errors.Is(err, errAbsent):
 		return runtime.ProcessInfo{}, errLost
@@ -214,7 +220,7 @@ func (r *Runtime) ListProcesses(ctx context.Context, id string) ([]runtime.Proce
 		})
 	} else if errors.Is(err, errAbsent) {
 		err = nil
-		if b.name != "" {
+		if !b.socketless() {
 			err = errLost
 		}
 	}

@@ -83,8 +83,9 @@ type execution struct {
 	id string // of the container
 	c  *container
 	command
-	marker  string        // also the engine's name for it
-	settled chan struct{} // closed when the engine is done with starting it
+	marker  string          // also the engine's name for it
+	settled context.Context // ends when the engine is done with starting it
+	settle  context.CancelFunc
 
 	pipes  *pipes
 	ended  <-chan end
@@ -118,10 +119,12 @@ func (r *Runtime) run(ctx context.Context, id string, c command) (*execution, er
 var errRefused = errors.New("the engine refused the command")
 
 func (r *Runtime) runOnce(ctx context.Context, id string, c command) (*execution, error) {
-	x := &execution{r: r, id: id, command: c, marker: uuid.NewString(), settled: make(chan struct{})}
+	x := &execution{r: r, id: id, command: c, marker: uuid.NewString()}
+	x.settled, x.settle = context.WithCancel(context.Background())
+	defer x.settle()
 	leave, err := r.commands.gates.Enter(ctx, id, func(ctx context.Context) error {
 		select {
-		case <-x.settled:
+		case <-x.settled.Done():
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -144,7 +147,7 @@ func (r *Runtime) runOnce(ctx context.Context, id string, c command) (*execution
 	waitCtx, cancel := context.WithCancel(r.namespaced(context.WithoutCancel(ctx))) // see bounded
 	defer cancel()
 	started, err := x.start(ctx, waitCtx)
-	close(x.settled)
+	x.settle()
 	if !started || err != nil {
 		return x, err
 	}
@@ -237,7 +240,9 @@ func (x *execution) begin(ctx, callCtx, waitCtx context.Context) (started bool, 
 		return false, err
 	}
 	if x.c.habitat != nil {
-		x.hunt = &hunt{habitat: x.c.habitat, name: markerEnv, value: x.marker, since: since}
+		x.hunt = &hunt{habitat: x.c.habitat, name: markerEnv, value: x.marker, since: since, alone: func(ctx context.Context) (func(), error) {
+			return x.r.commands.gates.Close(ctx, x.id)
+		}}
 	}
 	x.oom.kills, x.oom.err = x.r.oomCount(callCtx, x.id)
 	x.awaitEnd(waitCtx) // it may be over before the engine says that it has begun
@@ -412,6 +417,7 @@ func (x *execution) conclude(ctx context.Context, code int) error {
 
 // kill ends the command with all its descendants. Nil means that they are gone.
 func (x *execution) kill(ctx context.Context) error {
+	x.settle()
 	if x.hunt != nil {
 		return x.hunt.kill(ctx)
 	}

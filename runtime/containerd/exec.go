@@ -157,6 +157,12 @@ func (r *Runtime) running(ctx context.Context, id string, ask bool) (*container,
 	if err != nil {
 		return nil, err
 	}
+	if out.habitat != nil {
+		// The engine says that it runs: a Berm that was killed meanwhile has frozen it.
+		if frozen, err := out.freezer.asked(); err == nil && frozen {
+			_ = out.freezer.set(false)
+		}
+	}
 	if out.habitat != nil && m.shimRefuses {
 		first := out.init
 		m.first.Store(&first)

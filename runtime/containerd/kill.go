@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,8 +23,9 @@ var (
 
 // habitat is where a container's processes live.
 type habitat struct {
-	init process // the container's first
-	ns   *pidNamespace
+	init    process // the container's first
+	ns      *pidNamespace
+	freezer freezer
 }
 
 // openHabitat looks at a container by its first process. The engine's word for that
@@ -50,6 +52,8 @@ func openHabitat(container string, pid int) (*habitat, error) {
 		err = errUnseen // the engine's runtime has put a machine around it, say
 	case ns.has(unix.Getpid()):
 		err = errUnseen
+	default:
+		h.freezer, err = freezerOf(container, string(cgroups))
 	}
 	if err != nil {
 		h.close()
@@ -81,6 +85,10 @@ type hunt struct {
 	root        process
 	since       uint64 // when the command was begun, in ticks
 	hits        map[int]process
+	// alone keeps others from starting something in the container, and from pausing it,
+	// until open is called. The OCI runtime refuses commands in a frozen container.
+	alone func(context.Context) (open func(), err error)
+	froze atomic.Bool // the container is frozen for this hunt
 }
 
 // kill ends them all. Nil means that they are gone.
@@ -98,6 +106,9 @@ func (h *hunt) kill(ctx context.Context) error {
 		case err := <-done:
 			return err
 		case <-time.After(killTimeout / 10):
+			if h.froze.Load() { // or what ends the container now would wait for it
+				_ = h.freezer.set(false)
+			}
 			return errSurvived
 		}
 	}
@@ -105,60 +116,68 @@ func (h *hunt) kill(ctx context.Context) error {
 
 func (h *hunt) killAll(ctx context.Context) error {
 	h.hits = map[int]process{}
-	for clean, delay := 0, time.Millisecond; clean < 2; {
+	for delay := time.Millisecond; ; delay = min(2*delay, 50*time.Millisecond) {
 		if h.dead() {
 			return nil
 		}
 		if ctx.Err() != nil {
 			return errSurvived
 		}
-		// All stand still before any dies: the children of a dead one are init's.
-		found, err := h.stop(ctx)
-		if err != nil {
+		switch found, err := h.strike(ctx); {
+		case err != nil && h.dead():
+			return nil
+		case err != nil || !found:
 			return err
 		}
-		if len(found) == 0 {
-			clean++
-			continue
-		}
-		clean = 0
-		for _, p := range found {
-			if err := h.signal(p, unix.SIGKILL); err != nil {
-				return err
-			}
-		}
 		time.Sleep(delay)
-		delay = min(2*delay, 50*time.Millisecond)
 	}
-	return h.hidden()
 }
 
-// stop stops them until a look finds none that is new, and answers all that it saw.
-func (h *hunt) stop(ctx context.Context) (map[int]process, error) {
-	found := map[int]process{}
-	for {
-		all, err := h.look()
+// strike freezes the container, sends SIGKILL to each process of the command, and thaws
+// it: nothing forks, ends or changes hands between the look and the kill. It reports
+// whether it found any. If not, an error says that some may be hidden.
+func (h *hunt) strike(ctx context.Context) (found bool, err error) {
+	if h.alone != nil {
+		open, err := h.alone(ctx)
 		if err != nil {
-			return nil, err
+			return false, errSurvived
 		}
-		fresh := false
-		for again := true; again; { // a child may be listed before its parent
-			again = false
-			for pid, p := range all {
-				if _, ok := found[pid]; ok || p.over() || !h.isPrey(p, all) {
-					continue
-				}
-				if err := h.signal(p, unix.SIGSTOP); err != nil {
-					return nil, err
-				}
-				found[pid], h.hits[pid] = p, p
-				again, fresh = true, true
+		defer open()
+	}
+	thaw, err := h.freezer.freeze(ctx)
+	if err != nil {
+		return false, err
+	}
+	if thaw != nil {
+		h.froze.Store(true)
+		defer func() {
+			thaw()
+			h.froze.Store(false)
+		}()
+	}
+	all, err := h.look()
+	if err != nil {
+		return false, err
+	}
+	prey := map[int]process{}
+	for again := true; again; { // a child may be listed before its parent
+		again = false
+		for pid, p := range all {
+			if _, ok := prey[pid]; !ok && !p.over() && h.isPrey(p, all) {
+				prey[pid], h.hits[pid] = p, p
+				again = true
 			}
 		}
-		if !fresh || ctx.Err() != nil {
-			return found, nil
+	}
+	for _, p := range prey {
+		if err := h.signal(p, unix.SIGKILL); err != nil {
+			return false, err
 		}
 	}
+	if len(prey) == 0 {
+		err = h.hidden(all)
+	}
+	return len(prey) > 0, err
 }
 
 // look finds the container's processes, its first left out. One in a namespace that
@@ -204,7 +223,7 @@ func (h *hunt) any() bool {
 				return
 			}
 		}
-		found <- err != nil || h.hidden() != nil
+		found <- err != nil || h.hidden(all) != nil
 	}()
 	select {
 	case any := <-found:
@@ -259,11 +278,7 @@ func (h *hunt) signal(p process, sig unix.Signal) error {
 // hidden is an error when there may be processes of the command left that can't be
 // told from others: orphans that began after it did, and have no marker at all. The
 // oldest child of init is none of them: it is the container's main process.
-func (h *hunt) hidden() error {
-	all, err := h.look()
-	if err != nil {
-		return err
-	}
+func (h *hunt) hidden(all map[int]process) error {
 	oldest := ^uint64(0)
 	for _, p := range all {
 		if p.parent == h.init.pid {

@@ -2,13 +2,16 @@ package containerd
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	goruntime "runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,7 +25,15 @@ import (
 // headless makes this program one whose first thread ends and whose others live on.
 const headless = "BERM_TEST_HEADLESS"
 
+// hopping makes this program one that forks and ends, again and again.
+const hopping = "BERM_TEST_HOPPING"
+
 func init() {
+	for hops := os.Getenv(hopping) != ""; hops; {
+		if pid, _, _ := unix.RawSyscall(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0); pid != 0 {
+			unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+		}
+	}
 	if os.Getenv(headless) != "" {
 		goruntime.LockOSThread() // the first thread, in here
 		go func() { select {} }()
@@ -42,10 +53,25 @@ func newHabitat(t *testing.T) *habitat {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	f := freezer{filepath.Join(cgroupRoot, "freezer", fmt.Sprintf("berm-kill-%d", cmd.Process.Pid)), true}
+	if _, err := os.Stat(filepath.Dir(f.dir)); err != nil {
+		f = freezer{filepath.Join(cgroupRoot, filepath.Base(f.dir)), false}
+	}
+	if err := os.Mkdir(f.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := await(ctx, func() (bool, error) { return os.Remove(f.dir) == nil, killCgroup(f.dir) }); err != nil {
+			t.Error(err)
+		}
 	})
+	if err := os.WriteFile(f.dir+"/cgroup.procs", []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
+		t.Fatal(err)
+	}
 	p, err := readProcess(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
@@ -55,13 +81,14 @@ func newHabitat(t *testing.T) *habitat {
 		t.Fatal(err)
 	}
 	t.Cleanup(ns.close)
-	return &habitat{init: p, ns: ns}
+	return &habitat{init: p, ns: ns, freezer: f}
 }
 
 // enter starts a shell in the habitat, and waits for it to say that it is ready.
 func (h *habitat) enter(t *testing.T, marker, script string) {
 	t.Helper()
-	cmd := exec.Command("nsenter", "-t", fmt.Sprint(h.init.pid), "-p", "--", "sh", "-c", h.own(script+"\necho ready; sleep 70001"))
+	cmd := exec.Command("sh", "-c", `echo $$ > "$0"/cgroup.procs && exec "$@"`, h.freezer.dir,
+		"nsenter", "-t", fmt.Sprint(h.init.pid), "-p", "--", "sh", "-c", h.own(script+"\necho ready; sleep 70001"))
 	cmd.Env = append(os.Environ(), markerEnv+"="+marker)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -171,6 +198,8 @@ func TestHunt(t *testing.T) {
 		{name: "stopped", script: "sleep 70002 & kill -STOP $!"},
 		{name: "children without the marker", script: "env -i sleep 70002 & env -i sh -c 'sleep 70003 & sleep 70004' &"},
 		{name: "first thread gone", script: headless + "=1 /proc/self/exe &"},
+		// Each forks and ends at once, so that a list of processes is old when it is read.
+		{name: "hops", script: "for i in 1 2 3 4 5 6 7 8; do " + hopping + "=1 /proc/self/exe 70005 & done"},
 		{name: "a namespace below", script: "unshare -p -f sleep 70002 & unshare -p -f env -i sh -c 'sleep 70003 & sleep 70004' &"},
 		{name: "orphans that hide", script: "(env -i sleep 70002 &)", want: errHidden, left: []string{"sleep 70002"}},
 	} {
@@ -210,6 +239,41 @@ func TestHunt(t *testing.T) {
 	}
 }
 
+// Nothing in a frozen container changes, and one that is paused stays so.
+func TestFreeze(t *testing.T) {
+	h := newHabitat(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.enter(t, "mine", "for i in 1 2 3 4; do "+hopping+"=1 "+self+" & done")
+	pids := func() []int {
+		found, err := cgroupProcesses(h.freezer.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(found)
+		return found
+	}
+	thaw, err := h.freezer.freeze(t.Context())
+	if err != nil || thaw == nil {
+		t.Fatal(thaw == nil, err)
+	}
+	before := pids()
+	for range 100 {
+		if now := pids(); !slices.Equal(now, before) {
+			t.Fatalf("%v after %v", now, before)
+		}
+	}
+	if again, err := h.freezer.freeze(t.Context()); err != nil || again != nil {
+		t.Errorf("a container that is paused: %v, %v", again == nil, err)
+	}
+	thaw()
+	if asked, err := h.freezer.asked(); err != nil || asked {
+		t.Errorf("after the thaw: %t, %v", asked, err)
+	}
+}
+
 // A number may be another process's by the time it is used.
 func TestSignalSpares(t *testing.T) {
 	h := newHabitat(t)
@@ -245,11 +309,7 @@ func TestSignalSpares(t *testing.T) {
 
 func TestOpenHabitat(t *testing.T) {
 	h := newHabitat(t)
-	cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", h.init.pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, own, _ := strings.Cut(strings.TrimSpace(string(cgroup)), "/")
+	own := filepath.Base(h.freezer.dir)
 	for _, tt := range []struct {
 		name, container string
 		pid             int

@@ -283,6 +283,11 @@ var swapLimits = sync.OnceValue(func() bool {
 // read-only root it is covered by an empty file system, as it is with Docker.
 func (c *creation) mounts(base []specs.Mount) []specs.Mount {
 	out := slices.DeleteFunc(slices.Clone(base), func(m specs.Mount) bool { return m.Destination == "/run" })
+	for i, m := range out {
+		if m.Type == "devpts" {
+			out[i].Options = append(slices.Clone(m.Options), fmt.Sprintf("max=%d", maxTerminals))
+		}
+	}
 	out = append(out, specs.Mount{
 		Destination: cgroupRoot, Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"},
 	}, bind(c.agent, runtime.AgentProgram, true))
@@ -321,6 +326,10 @@ func (c *creation) mounts(base []specs.Mount) []specs.Mount {
 	})
 	return append(out, more...)
 }
+
+// maxTerminals bounds the pseudo terminals of a container. The host has kernel.pty.max,
+// 4096 by default, for all containers together.
+const maxTerminals = 64
 
 func bind(source, target string, readOnly bool) specs.Mount {
 	mode := "rw"

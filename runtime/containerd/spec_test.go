@@ -121,6 +121,9 @@ func TestOCISpec(t *testing.T) {
 		if m.Destination == "/data" && (m.Type != "tmpfs" || !slices.Contains(m.Options, "ro")) {
 			t.Errorf("the image's volume: %+v", m)
 		}
+		if m.Type == "devpts" && !slices.Contains(m.Options, "max=64") {
+			t.Errorf("terminals without a bound: %+v", m)
+		}
 		if m.Destination == "/run" || m.Destination != "/dev" && !slices.Contains(m.Options, "nosuid") {
 			t.Errorf("mount %+v", m)
 		}

@@ -43,7 +43,7 @@ func BenchmarkCreateToOutput(b *testing.B) {
 	}
 	direct := func(spec runtime.Spec) (string, string, error) {
 		ctx := b.Context()
-		c, err := s.ContainerCreate(ctx, containerConfig(spec, ""), hostConfig(spec, s, nil), nil, nil, spec.Name)
+		c, err := s.ContainerCreate(ctx, containerConfig(spec, "", ""), hostConfig(spec, s, nil), nil, nil, spec.Name)
 		if err != nil {
 			return "", "", err
 		}

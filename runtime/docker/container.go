@@ -29,20 +29,23 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	}
 	var out runtime.Container
 	err := r.call(ctx, op, func(callCtx context.Context, s *session) error {
-		var img declared
-		if needsCommand := spec.Agent != nil && spec.Command == nil; spec.ReadOnlyRootfs || needsCommand {
-			var err error
-			if img, err = r.images.declared(callCtx, s, spec.Image); err != nil {
-				return err
-			}
-			if needsCommand {
-				spec.Command = img.command
-			}
-			if needsCommand && len(spec.Command) == 0 {
+		img, err := r.images.declared(callCtx, s, spec.Image)
+		if err != nil {
+			return err
+		}
+		if spec.Agent == nil && spec.WorkingDir == "" && runtime.KernelPath(img.dir) {
+			return runtime.Invalid("the image's working directory %q is in a file system of the kernel", img.dir)
+		}
+		if spec.Agent != nil && spec.Command == nil {
+			spec.Command = img.command
+			if len(spec.Command) == 0 {
 				return runtime.Invalid("neither the container nor its image names a command")
 			}
 		}
-		id, err := r.make(ctx, s, spec, img.volumes)
+		if !spec.ReadOnlyRootfs {
+			img.volumes = nil
+		}
+		id, err := r.make(ctx, s, spec, img)
 		if err != nil {
 			return err
 		}
@@ -58,11 +61,11 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 
 // make makes the container, without starting it. The engine goes on making it
 // when its client hangs up, so the call outlives ctx a little, to learn the id.
-func (r *Runtime) make(ctx context.Context, s *session, spec runtime.Spec, volumes []string) (string, error) {
+func (r *Runtime) make(ctx context.Context, s *session, spec runtime.Spec, img declared) (string, error) {
 	nonce := uuid.NewString()
 	callCtx, cancel := r.linger(ctx)
 	defer cancel()
-	res, err := s.ContainerCreate(callCtx, containerConfig(spec, nonce), hostConfig(spec, s, volumes), nil, nil, spec.Name)
+	res, err := s.ContainerCreate(callCtx, containerConfig(spec, img.dir, nonce), hostConfig(spec, s, img.volumes), nil, nil, spec.Name)
 	switch {
 	case err == nil && ctx.Err() == nil:
 		return res.ID, nil

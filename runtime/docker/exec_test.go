@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -221,28 +220,5 @@ func TestExecKillWithoutShell(t *testing.T) {
 	}
 	if took := time.Since(start); took > 2*killTimeout {
 		t.Errorf("it took %s", took)
-	}
-}
-
-func TestReplay(t *testing.T) {
-	src := &replay{src: strings.NewReader("some input")}
-	first, second := src.reader(), src.reader()
-	p := make([]byte, 4)
-	if n, err := first.Read(p); n != 4 || err != nil {
-		t.Fatal(n, err)
-	}
-	all, err := io.ReadAll(second)
-	if err != nil || string(all) != "some input" {
-		t.Errorf("again: %q, %v", all, err)
-	}
-	if all, err = io.ReadAll(first); err != nil || string(all) != " input" {
-		t.Errorf("the rest: %q, %v", all, err)
-	}
-	long := &replay{src: bytes.NewReader(make([]byte, 2*maxReplay))}
-	if n, err := io.Copy(io.Discard, long.reader()); n != 2*maxReplay || err != nil {
-		t.Error(n, err)
-	}
-	if n, err := long.reader().Read(p); n != 0 || err == nil || err == io.EOF {
-		t.Errorf("what is lost was given again: %d, %v", n, err)
 	}
 }

@@ -111,6 +111,45 @@ func (f *fakeEngine) runtime(t *testing.T, timeout time.Duration) *Runtime {
 	return r
 }
 
+// The engine, whose OCI runtime would follow a link to one of its own descriptors, never
+// gets a working directory that may be one.
+func TestExecWorkingDir(t *testing.T) {
+	const agentMount = `{"Type":"bind","Destination":"/sbin/berm-init"}`
+	for name, tt := range map[string]struct {
+		mounts, own, dir string
+		want             string
+		command          []string
+	}{
+		"agent":               {mounts: agentMount, own: "/", dir: "/a/link", want: "/", command: []string{runtime.AgentProgram, "exec", "/a/link", "--", "x"}},
+		"agent, the image's":  {mounts: agentMount, own: "/proc/self/fd/7", want: "/", command: []string{runtime.AgentProgram, "exec", "/proc/self/fd/7", "--", "x"}},
+		"shell":               {own: "/", dir: "/a/link", want: "/", command: []string{"/bin/sh", "-c", enterScript, "/a/link", "x"}},
+		"shell, the image's":  {own: "/proc/self/fd/7", want: "/", command: []string{"/bin/sh", "-c", enterScript, "/proc/self/fd/7", "x"}},
+		"a mount":             {mounts: `{"Type":"bind","Destination":"/work"}`, own: "/", dir: "/work", want: "/work", command: []string{"x"}},
+		"a deeper mount":      {mounts: `{"Type":"bind","Destination":"/a/work"}`, own: "/", dir: "/a/work", want: "/", command: []string{"/bin/sh", "-c", enterScript, "/a/work", "x"}},
+		"the root":            {own: "/", want: "/", command: []string{"x"}},
+		"none, as of scratch": {want: "/", command: []string{"x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFakeEngine(t)
+			f.on("GET /containers/c/json", answer(200, fmt.Sprintf(`{"Id":"c","Config":{"WorkingDir":%q},"Mounts":[%s]}`, tt.own, tt.mounts)))
+			var got struct {
+				WorkingDir string
+				Cmd        []string
+			}
+			f.on("POST /containers/c/exec", func(w http.ResponseWriter, req *http.Request) {
+				_ = json.NewDecoder(req.Body).Decode(&got)
+				refuse(http.StatusBadRequest)(w, req)
+			})
+			if _, err := f.runtime(t, time.Minute).Exec(t.Context(), "c", runtime.Exec{Command: []string{"x"}, WorkingDir: tt.dir}); !errdefs.IsInvalidArgument(err) {
+				t.Fatal(err)
+			}
+			if got.WorkingDir != tt.want || !slices.Equal(got.Cmd, tt.command) {
+				t.Errorf("the engine is asked for %q in %q, want %q in %q", got.Cmd, got.WorkingDir, tt.command, tt.want)
+			}
+		})
+	}
+}
+
 func TestErrorClasses(t *testing.T) {
 	cases := []struct {
 		name string
@@ -369,6 +408,14 @@ func TestExecCut(t *testing.T) {
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFakeEngine(t)
+			var looked atomic.Bool // at the container, which is gone the next time
+			f.on("GET /containers/c/json", func(w http.ResponseWriter, req *http.Request) {
+				if looked.Swap(true) {
+					refuse(http.StatusNotFound)(w, req)
+					return
+				}
+				answer(200, `{"Id":"c"}`)(w, req)
+			})
 			f.on(create, answer(201, `{"Id":"e"}`))
 			f.on(start, upgrade)
 			for route, h := range tc.routes {

@@ -122,6 +122,7 @@ func readPull(body io.Reader, progress func(runtime.PullProgress)) error {
 type declared struct {
 	volumes []string // the paths, sorted
 	command []string // entrypoint and command, joined
+	dir     string   // the working directory
 }
 
 // imageCache remembers what images declare, by the images' ids, whose content can't
@@ -149,6 +150,7 @@ func (c *imageCache) declared(ctx context.Context, s *session, ref string) (decl
 	if img.Config != nil {
 		out.volumes = slices.Sorted(maps.Keys(img.Config.Volumes))
 		out.command = slices.Concat(img.Config.Entrypoint, img.Config.Cmd)
+		out.dir = img.Config.WorkingDir
 	}
 	if byID {
 		c.mu.Lock()

@@ -1,9 +1,11 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,55 +17,91 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// exec gives errors that are classed already.
+// exec runs a command. Its errors are classed.
 //
-// The engine answers a process that it couldn't start like one that has ended, with a
-// code of its own and the words of its OCI runtime, whether the program isn't there or
-// nothing can be started at all. Where the container has the agent, that is asked to
-// start the program, and tells one from the other.
+// The working directory is changed inside the container: an OCI runtime that enters it on
+// its way in can be led out by a link to one of its own descriptors below /proc
+// (CVE-2024-21626). The agent's program does that, or else the container's own shell. Only
+// a directory that nothing inside can exchange is left to the engine.
 func (r *Runtime) exec(ctx context.Context, s *session, id string, e runtime.Exec) (runtime.ExecResult, error) {
-	var input *replay
-	if e.Stdin != nil {
-		input = &replay{src: e.Stdin}
+	callCtx, cancel := context.WithTimeout(ctx, r.timeout)
+	c, err := s.ContainerInspect(callCtx, id)
+	cancel()
+	if err != nil {
+		return runtime.ExecResult{}, classify(ctx, err)
 	}
-	try := func(e runtime.Exec) (*execution, error) {
-		if input != nil {
-			e.Stdin = input.reader()
-		}
-		return r.run(ctx, s, id, e)
+	p := placeOf(c)
+	dir := cmp.Or(e.WorkingDir, p.dir)
+	e.WorkingDir = "/"
+	program, making := e.Command[0], runtime.Exec{Command: []string{"/bin/sh", "-c", `mkdir -p -- "$0" && cd -- "$0"`, dir}, WorkingDir: "/", User: e.User}
+	switch {
+	case p.agent:
+		e.Command = slices.Concat([]string{runtime.AgentProgram, "exec", dir, "--"}, e.Command)
+		making.Command = []string{runtime.AgentProgram, "mkdir", "--", dir}
+	case slices.Contains(p.fixed, dir):
+		e.WorkingDir = dir
+	default:
+		e.Command = slices.Concat([]string{"/bin/sh", "-c", enterScript, dir}, e.Command)
 	}
-	x, err := try(e)
-	if err != nil || x.refusal == nil {
+	begin := &beginning{w: e.Stderr}
+	e.Stderr = begin
+	x, err := r.started(ctx, s, id, e, begin)
+	if err != nil || e.WorkingDir == dir {
 		return x.result, err
 	}
-	// The process never was. It may be that the container is no longer, or that the
-	// working directory isn't yet.
-	if err := x.alive(ctx); errdefs.IsFailedPrecondition(err) {
-		return runtime.ExecResult{}, runtime.Precondition("the container isn't running")
+	if x.refusal != nil {
+		if p.agent || program == "/bin/sh" {
+			return x.result, nil
+		}
+		return runtime.ExecResult{}, runtime.Invalid("the working directory %q: the container has no /bin/sh to enter it by", dir)
 	}
-	agent, err := x.hasAgent(ctx)
-	if err != nil {
-		return runtime.ExecResult{}, err
-	}
-	if !agent && x.blames(e.Command[0]) {
-		return x.refused(e)
-	}
-	if e.WorkingDir != "" {
-		if err := r.makeDir(ctx, s, id, e, agent); err != nil {
+	// The directory can be why. It is there now, if it can be.
+	if x.result.ExitCode == exitDirectory {
+		begin := &beginning{}
+		making.Stderr = begin
+		made, err := r.started(ctx, s, id, making, begin)
+		if err == nil && made.result.ExitCode != 0 {
+			err = runtime.Invalid("the working directory %q can't be made", dir)
+		}
+		if err != nil {
 			return runtime.ExecResult{}, err
 		}
 	}
-	if agent {
-		e.Command = slices.Concat([]string{runtime.AgentProgram, "exec", ".", "--"}, e.Command)
-		return started(ctx, e, try)
+	return x.result, nil
+}
+
+// enterScript enters its first argument, which it makes if it is missing, and runs the
+// others there.
+const enterScript = `cd -- "$0" 2>/dev/null || { mkdir -p -- "$0" && cd -- "$0"; } || exit 126; exec "$@"`
+
+// exitDirectory is how the agent and enterScript end for want of the directory.
+const exitDirectory = 126
+
+// place is what a container offers to enter a directory by.
+type place struct {
+	agent bool     // its program is there
+	dir   string   // the container's own working directory
+	fixed []string // directories that nothing inside can exchange
+}
+
+// placeOf reads a place from what the engine tells of a container. What is mounted right
+// below the root can't be renamed or replaced inside.
+func placeOf(c container.InspectResponse) place {
+	p := place{fixed: []string{"/"}}
+	if cfg := c.Config; cfg != nil {
+		p.dir = cfg.WorkingDir
+		if len(cfg.Entrypoint) == 1 && cfg.Entrypoint[0] == runtime.AgentProgram && len(cfg.Cmd) > 1 && cfg.Cmd[1] != "." {
+			p.dir = cfg.Cmd[1]
+		}
 	}
-	if x, err = try(e); err != nil || x.refusal == nil {
-		return x.result, err
+	p.dir = cmp.Or(p.dir, "/")
+	for _, m := range c.Mounts {
+		p.agent = p.agent || m.Type == mount.TypeBind && m.Destination == runtime.AgentProgram
+		if path.Dir(m.Destination) == "/" {
+			p.fixed = append(p.fixed, m.Destination)
+		}
 	}
-	if !x.blames(e.Command[0]) {
-		return runtime.ExecResult{}, x.noRoom(ctx)
-	}
-	return x.refused(e)
+	return p
 }
 
 // blames tells whether the engine's words are about the program: that it is missing, or
@@ -81,16 +119,6 @@ func (x *execution) blames(program string) bool {
 	}, func(why string) bool { return strings.Contains(said, why) })
 }
 
-// refused is the result of a command whose program can't be executed.
-func (x *execution) refused(e runtime.Exec) (runtime.ExecResult, error) {
-	if e.Stderr != nil {
-		if _, err := e.Stderr.Write(x.refusal); err != nil {
-			return runtime.ExecResult{}, fmt.Errorf("deliver output: %w", err)
-		}
-	}
-	return x.result, nil
-}
-
 // noRoom is the error of a process that can't be started, when the engine's words don't tell why.
 func (x *execution) noRoom(ctx context.Context) error {
 	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
@@ -101,49 +129,26 @@ func (x *execution) noRoom(ctx context.Context) error {
 	return runtime.ErrNoRoom
 }
 
-// started runs a command of Berm's own: one that can't be started has no room.
-func started(ctx context.Context, e runtime.Exec, run func(runtime.Exec) (*execution, error)) (runtime.ExecResult, error) {
-	begin := &beginning{w: e.Stderr}
-	e.Stderr = begin
-	x, err := run(e)
+// started runs a command to its end. One that can't be started has no room, unless the
+// engine's words are about its program: then they are its standard error. Begin is the
+// command's standard error.
+func (r *Runtime) started(ctx context.Context, s *session, id string, e runtime.Exec, begin *beginning) (*execution, error) {
+	x, err := r.run(ctx, s, id, e)
 	switch {
 	case err != nil:
-		return runtime.ExecResult{}, err
-	case x.refusal != nil && x.blames(e.Command[0]): // with what it was given, say
-		return x.refused(e)
+		return x, err
+	case x.refusal != nil && errdefs.IsFailedPrecondition(x.alive(ctx)):
+		return x, runtime.Precondition("the container isn't running")
+	case x.refusal != nil && x.blames(e.Command[0]):
+		if _, err := begin.Write(x.refusal); err != nil {
+			return x, fmt.Errorf("deliver output: %w", err)
+		}
 	case x.refusal != nil:
-		return runtime.ExecResult{}, x.noRoom(ctx)
+		return x, x.noRoom(ctx)
 	case x.result.ExitCode == runtime.ExitNoThread && string(begin.kept) == runtime.NoThread:
-		return runtime.ExecResult{}, runtime.ErrNoRoom
+		return x, runtime.ErrNoRoom
 	}
-	return x.result, nil
-}
-
-// makeDir makes the command's working directory, as the command's user.
-func (r *Runtime) makeDir(ctx context.Context, s *session, id string, e runtime.Exec, agent bool) error {
-	mkdir := runtime.Exec{Command: []string{"mkdir", "-p", "--", e.WorkingDir}, WorkingDir: "/", User: e.User}
-	run := func(e runtime.Exec) (*execution, error) { return r.run(ctx, s, id, e) }
-	if agent {
-		mkdir.Command = []string{runtime.AgentProgram, "mkdir", "--", e.WorkingDir}
-	}
-	res, err := started(ctx, mkdir, run)
-	if err == nil && res.ExitCode != 0 {
-		err = runtime.Invalid("the working directory %q can't be made", e.WorkingDir)
-	}
-	return err
-}
-
-// hasAgent tells whether the agent's program is in the container.
-func (x *execution) hasAgent(ctx context.Context) (bool, error) {
-	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
-	defer cancel()
-	c, err := x.s.ContainerInspect(callCtx, x.container)
-	if err != nil {
-		return false, classify(ctx, err)
-	}
-	return slices.ContainsFunc(c.Mounts, func(m container.MountPoint) bool {
-		return m.Type == mount.TypeBind && m.Destination == runtime.AgentProgram
-	}), nil
+	return x, nil
 }
 
 // beginning passes on what is written, and keeps as much of it as tells that the agent

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -26,8 +27,8 @@ const (
 )
 
 // containerConfig is the part of the spec that describes the program. With an Agent
-// the spec has a command.
-func containerConfig(spec runtime.Spec, nonce string) *container.Config {
+// the spec has a command. ImageDir is the image's working directory.
+func containerConfig(spec runtime.Spec, imageDir, nonce string) *container.Config {
 	labels := maps.Clone(spec.Labels)
 	if labels == nil {
 		labels = map[string]string{}
@@ -44,8 +45,13 @@ func containerConfig(spec runtime.Spec, nonce string) *container.Config {
 	}
 	switch {
 	case spec.Agent != nil:
-		// The engine makes the working directory, and starts the agent in it.
-		cfg.Entrypoint, cfg.Cmd = []string{runtime.AgentProgram}, append([]string{"init", ".", "--"}, spec.Command...)
+		// The engine makes a directory of Berm's, and starts the agent in it. That of an
+		// image may be a link, which the agent follows from inside: see exec.
+		dir := "."
+		if spec.WorkingDir == "" {
+			dir, cfg.WorkingDir = cmp.Or(imageDir, "/"), "/"
+		}
+		cfg.Entrypoint, cfg.Cmd = []string{runtime.AgentProgram}, append([]string{"init", dir, "--"}, spec.Command...)
 	case spec.Command != nil:
 		// An entrypoint of one's own also sets the image's command aside.
 		cfg.Entrypoint, cfg.Cmd = spec.Command[:1], spec.Command[1:]
@@ -205,6 +211,9 @@ func validate(spec runtime.Spec) error {
 		if strings.EqualFold(c, "ALL") || strings.EqualFold(c, "CAP_ALL") {
 			return runtime.Invalid("all capabilities can't be added at once")
 		}
+	}
+	if runtime.KernelPath(spec.WorkingDir) {
+		return runtime.Invalid("the working directory %q is in a file system of the kernel", spec.WorkingDir)
 	}
 	if a := spec.Agent; a != nil && a.Program == "" {
 		return runtime.Invalid("the agent has a directory but no program")

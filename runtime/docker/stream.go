@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,7 +29,6 @@ const (
 	drainSteps = 6
 
 	maxRefusal = 8 << 10 // bytes kept of what the engine says
-	maxReplay  = 1 << 20 // bytes of input kept until the process runs
 )
 
 // stream is the connection that carries a command's input and output.
@@ -138,47 +136,4 @@ func (x *execution) drain() {
 	}
 	_ = x.conn.Close()
 	<-x.read
-}
-
-// replay is a command's input that can be read again from its start, as long as
-// only little of it was read. That is enough to start a refused command again: its
-// engine takes no more than its buffers hold.
-type replay struct {
-	mu  sync.Mutex // held while src is read, so that a new reader waits for what an old one gets
-	src io.Reader
-	buf []byte // all that was read, unless that is too much
-	n   int    // bytes read
-	err error  // src's end
-}
-
-// reader starts from the beginning.
-func (r *replay) reader() io.Reader { return &replayReader{r: r} }
-
-type replayReader struct {
-	r   *replay
-	off int
-}
-
-func (rr *replayReader) Read(p []byte) (int, error) {
-	r := rr.r
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case rr.off < len(r.buf):
-		n := copy(p, r.buf[rr.off:])
-		rr.off += n
-		return n, nil
-	case rr.off < r.n:
-		return 0, errors.New("the input can't be given again")
-	case r.err != nil:
-		return 0, r.err
-	}
-	n, err := r.src.Read(p)
-	r.n, r.err, rr.off = r.n+n, err, rr.off+n
-	if r.n <= maxReplay {
-		r.buf = append(r.buf, p[:n]...)
-	} else {
-		r.buf = nil
-	}
-	return n, err
 }

@@ -125,6 +125,7 @@ func testRefusedSyscalls(t *testing.T, b *bed) {
 		"io_uring_setup": errnoOf(425, 1, 0),
 		"unshare":        errnoOf(272, 0x10000000, 0), // a user namespace
 		"userfaultfd":    errnoOf(323, 1, 0),
+		"io_setup":       errnoOf(206, 1, 0),
 		"a project":      errnoOf(16, 0xffffffff, 0x401c5820), // FS_IOC_FSSETXATTR
 		"flags":          errnoOf(16, 0xffffffff, 0x40086602), // FS_IOC_SETFLAGS
 	}

@@ -50,6 +50,10 @@ const (
 	MaxMessage = 256 << 10
 	MaxRequest = 8 << 20 // a command of the most bytes, as JSON has it
 
+	// MaxNumber bounds sizes, places in an output and times, so that the sum of a few
+	// doesn't overflow.
+	MaxNumber = 1 << 60
+
 	outputHead = 9
 	frameHead  = 5
 )
@@ -269,8 +273,8 @@ func ParseOutput(payload []byte) (Output, error) {
 		return Output{}, fmt.Errorf("%w: an output", ErrProtocol)
 	}
 	o := Output{Seq: int64(binary.BigEndian.Uint64(payload[1:])), Stderr: payload[0] == 1, Data: payload[outputHead:]}
-	if o.Seq < int64(len(o.Data)) {
-		return Output{}, fmt.Errorf("%w: an output that begins before the first", ErrProtocol)
+	if o.Seq < int64(len(o.Data)) || o.Seq > MaxNumber {
+		return Output{}, fmt.Errorf("%w: an output that ends at %d", ErrProtocol, o.Seq)
 	}
 	return o, nil
 }

@@ -218,9 +218,10 @@ func TestParseOutput(t *testing.T) {
 		"stdout":            {"\x00" + seq(3) + "abc", Output{Seq: 3, Data: []byte("abc")}, true},
 		"stderr":            {"\x01" + seq(9) + "abc", Output{Seq: 9, Stderr: true, Data: []byte("abc")}, true},
 		"empty":             {"\x00" + seq(0), Output{Data: []byte{}}, true},
-		"last place":        {"\x00" + seq(1<<63-1) + "a", Output{Seq: 1<<63 - 1, Data: []byte("a")}, true},
+		"last place":        {"\x00" + seq(MaxNumber) + "a", Output{Seq: MaxNumber, Data: []byte("a")}, true},
 		"third stream":      {"\x02" + seq(3) + "abc", Output{}, false},
 		"before the first":  {"\x00" + seq(2) + "abc", Output{}, false},
+		"after the last":    {"\x00" + seq(MaxNumber+1) + "a", Output{}, false},
 		"before all":        {"\x00" + seq(1<<63), Output{}, false},
 		"short":             {"\x00" + seq(3)[:7], Output{}, false},
 		"nothing":           {"", Output{}, false},
@@ -367,7 +368,7 @@ func TestSendAfterFailure(t *testing.T) {
 func FuzzReader(f *testing.F) {
 	for _, seed := range []string{
 		"", frame(KindData, 2, "ab"), frame(KindEnd, 0, "") + frame(KindData, 0, ""), frame(KindRequest, MaxRequest, "{"),
-		frame(KindResult, 1<<32-1, ""), frame(KindOutput, 12, "\x01\x00\x00\x00\x00\x00\x00\x00\x03abc"), frame(99, 0, ""),
+		frame(KindResult, 1<<32-1, ""), frame(KindOutput, 12, "\x01\x00\x00\x00\x00\x00\x00\x00\x03abc"), frame(KindOutput, 10, "\x01\x7f\xff\xff\xff\xff\xff\xff\xffa"), frame(99, 0, ""),
 		frame(KindHello, 13, `{"version":1}`), frame(KindFailure, 2, "{}") + "\x01",
 	} {
 		f.Add([]byte(seed))
@@ -399,6 +400,9 @@ func FuzzReader(f *testing.F) {
 				o, err := ParseOutput(payload)
 				if err != nil {
 					continue
+				}
+				if o.Seq < 0 || o.Seq > MaxNumber {
+					t.Fatalf("output that ends at %d", o.Seq)
 				}
 				var again bytes.Buffer
 				if err := NewWriter(&again).SendOutput(o); err != nil || !bytes.Equal(again.Bytes()[frameHead:], payload) {
