@@ -86,7 +86,7 @@ func servePipes(t *testing.T, bodies *proxy.Bodies, h func(b *dataBody)) *pipes 
 	t.Cleanup(func() {
 		cancel()
 		_ = p.Close()
-		<-served
+		_ = <-served // the listener was closed
 	})
 	return p
 }

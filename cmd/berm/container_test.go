@@ -113,7 +113,7 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 	c.must(append(neighbour, testImage, "sleep", "infinity")...)
 	c.must("exec", c.name+"-neighbour", "mkdir", "-m", "777", "/shared/sub")
 	args := append([]string{
-		"run", "--detach", "--name", c.name, "--label", labelService + "=berm",
+		"run", "--detach", "--pid", "host", "--name", c.name, "--label", labelService + "=berm",
 		"--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
 		"--volume", strings.TrimPrefix(c.engine.config.Address, "unix://") + ":/var/run/docker.sock",
 		"--volume", c.name + "-state:/var/lib/berm",

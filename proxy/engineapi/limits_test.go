@@ -275,7 +275,7 @@ func TestExecsOfAContainer(t *testing.T) {
 		if got[201].Load() != maxExecs || got[429].Load() != 50 || made.Load() != maxExecs {
 			t.Errorf("%d were made, %d refused", got[201].Load(), got[429].Load())
 		}
-		if d.rooms.making != nil && len(d.rooms.making) != 0 {
+		if len(d.rooms.making) != 0 {
 			t.Errorf("%v is kept", d.rooms.making)
 		}
 	})

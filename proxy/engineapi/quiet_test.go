@@ -159,7 +159,7 @@ func TestArchivesOnOldEngine(t *testing.T) {
 		t.Skip("the engine has the fixes")
 	}
 	d := doorTo(t, host, "")
-	d.Door.opts.ArchiveFixed = false
+	d.opts.ArchiveFixed = false
 	sweepOwn(t, direct, d)
 	c := d.client("mine")
 	made := func(start, readOnly bool, from string, mounts ...mount.Mount) string {

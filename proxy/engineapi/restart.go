@@ -190,7 +190,7 @@ func (c *call) end(a ask, id string, off bool) error {
 	if err != nil {
 		return err
 	}
-	resp, err := c.ask(a) //nolint:bodyclose // relay closes it
+	resp, err := c.ask(a)
 	if err != nil {
 		return err
 	}

@@ -176,7 +176,7 @@ func TestRestartPolicies(t *testing.T) {
 	stop() // as if it were killed: the rows are all that is left
 	end("always")
 	eventually(t, func() bool { return !inspect(t, direct, ids["always"]).State.Running })
-	stop = d.running(store)
+	d.running(store)
 	runs("always", 3)
 	runs("stopped", 3)
 	asked("unless")

@@ -36,7 +36,7 @@ func (c *call) startContainer() error {
 		return err
 	}
 	defer over()
-	resp, err := c.start(ask{path: "/containers/" + id + "/" + path.Base(c.route.template), query: query}, id, wait)
+	resp, err := c.start(ask{path: "/containers/" + id + "/" + path.Base(c.route.template), query: query}, id, wait) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func (f *tarFilter) Read(b []byte) (int, error) {
 // fill writes until something can be read or the archive ends.
 func (f *tarFilter) fill() {
 	for f.written.Len() == 0 && f.err == nil {
-		if f.err = f.step(); f.err != nil && f.err != io.EOF {
+		if f.err = f.step(); f.err != nil && !errors.Is(f.err, io.EOF) {
 			f.written.Reset()
 			err := f.err
 			f.refusal.Store(&err)

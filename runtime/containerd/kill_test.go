@@ -31,7 +31,7 @@ const hopping = "BERM_TEST_HOPPING"
 func init() {
 	for hops := os.Getenv(hopping) != ""; hops; {
 		if pid, _, _ := unix.RawSyscall(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0); pid != 0 {
-			unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+			_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 		}
 	}
 	if os.Getenv(headless) != "" {
