@@ -109,7 +109,7 @@ func New(opts Options) (*Door, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1), hangupGrace: hangupGrace}
+	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1), usage: usage{walking: make(chan struct{}, 1)}, hangupGrace: hangupGrace}
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	most := cmp.Or(opts.SpoolBytes, 2*maxContext)
 	d.spooled = proxy.NewBudget("disk for build files", most, most/2)

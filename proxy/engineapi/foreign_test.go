@@ -21,18 +21,22 @@ func TestForeignIsNotThere(t *testing.T) {
 		ownID     = "ab11111111111111111111111111111111111111111111111111111111111111"
 		foreignID = "ab22222222222222222222222222222222222222222222222222222222222222"
 	)
-	var owner string
-	labels := func(door, tenant string) string {
-		return fmt.Sprintf(`{%q:%q,%q:%q,%q:%q}`, lifecycle.LabelOwner, owner, lifecycle.LabelDoor, door, lifecycle.LabelTenant, tenant)
+	var d *testDoor
+	labels := func(kind lifecycle.ObjectKind, id, tenant string) string {
+		text, err := json.Marshal(d.labels(kind, tenant, lifecycle.LabelSessionID, id))
+		if err != nil {
+			t.Error(err)
+		}
+		return string(text)
 	}
 	container := func(id, tenant string) string {
-		return fmt.Sprintf(`{"Id":%q,"Name":"/n","State":{},"HostConfig":{},"Config":{"Labels":%s},"NetworkSettings":{}}`, id, labels(lifecycle.DoorEngine, tenant))
+		return fmt.Sprintf(`{"Id":%q,"Name":"/n","State":{},"HostConfig":{},"Config":{"Labels":%s},"NetworkSettings":{}}`, id, labels(lifecycle.ObjectContainer, id, tenant))
 	}
 	network := func(id, tenant string) string {
-		return fmt.Sprintf(`{"Id":%q,"Name":"net","Driver":"bridge","Labels":%s}`, id, labels(lifecycle.DoorEngine, tenant))
+		return fmt.Sprintf(`{"Id":%q,"Name":"net","Driver":"bridge","Labels":%s}`, id, labels(lifecycle.ObjectNetwork, id, tenant))
 	}
 	image := func(id, tenant, tag string) string {
-		l := labels(lifecycle.DoorEngineImage, tenant)
+		l := labels(lifecycle.ObjectImage, id, tenant)
 		return fmt.Sprintf(`{"Id":"sha256:%s","RepoTags":[%q],"Labels":%s,"Config":{"Labels":%s}}`, id, tag, l, l)
 	}
 	var mu sync.Mutex
@@ -73,7 +77,7 @@ func TestForeignIsNotThere(t *testing.T) {
 			_ = json.Unmarshal([]byte(r.URL.Query().Get("filters")), &f)
 			ancestors = fmt.Sprint(sortedKeys(f.Ancestor))
 			mu.Unlock()
-			_, _ = io.WriteString(w, "["+container(ownID, "mine")+"]")
+			_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, ownID, labels(lifecycle.ObjectContainer, ownID, "mine"))
 		case answer != "":
 			_, _ = io.WriteString(w, answer)
 		case path == "/containers/ab/json":
@@ -86,8 +90,7 @@ func TestForeignIsNotThere(t *testing.T) {
 	})}
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })
-	d := doorTo(t, "unix://"+filepath.Join(dir, "e.sock"), "")
-	owner = d.opts.Owner
+	d = doorTo(t, "unix://"+filepath.Join(dir, "e.sock"), "")
 	c := raw(d.listen(Caller{Name: "mine", Tenant: "mine"}))
 	say := func(method, target string) (int, string) {
 		t.Helper()

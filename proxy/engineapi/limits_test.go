@@ -62,14 +62,15 @@ func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ..
 	if err != nil {
 		t.Fatal(err)
 	}
-	ends := []*pipes{newPipes()}
+	behind := newPipes()
+	ends := []*pipes{behind}
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Api-Version", "1.41")
 		engine(w, r)
 	})}
 	var serving sync.WaitGroup
-	serving.Go(func() { _ = srv.Serve(ends[0]) })
-	opts.Dial = func(context.Context) (net.Conn, error) { return ends[0].dial(), nil }
+	serving.Go(func() { _ = srv.Serve(behind) })
+	opts.Dial = func(context.Context) (net.Conn, error) { return behind.dial(), nil }
 	opts.Policy, opts.Owner = func() *policy.Policy { return p }, "test"
 	d, err := New(opts)
 	if err != nil {
@@ -120,7 +121,7 @@ func TestRefusedBodiesAreCut(t *testing.T) {
 		}{
 			{"POST /nowhere", "Content-Length: 100", 403},
 			{"POST /nowhere", "Transfer-Encoding: chunked", 403},
-			{"PUT /containers/x/archive", "Transfer-Encoding: chunked", 400},
+			{"PUT /containers/x/archive", "Transfer-Encoding: chunked", 404},
 			{"POST /containers/x/start", "Content-Length: 100", 400},
 			{"GET /info", "Content-Length: 100", 400},
 			{"POST /containers/x/exec", "Content-Type: application/json\r\nContent-Length: 100", 400},
@@ -199,7 +200,8 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const walk = 10 * time.Second
 		var now, most, walks atomic.Int64
-		_, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+		var d *Door
+		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
 			if !strings.HasSuffix(r.URL.Path, "/system/df") {
 				return
 			}
@@ -208,8 +210,8 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 			walks.Add(1)
 			time.Sleep(walk)
 			volume := func(tenant string) string {
-				return fmt.Sprintf(`{"Name":%q,"Labels":{%q:"test",%q:%q,%q:%q}}`, tenant,
-					lifecycle.LabelOwner, lifecycle.LabelDoor, lifecycle.DoorEngine, lifecycle.LabelTenant, tenant)
+				labels, _ := json.Marshal(d.labels(lifecycle.ObjectVolume, tenant)) // they can be encoded
+				return fmt.Sprintf(`{"Name":%q,"Labels":%s}`, tenant, labels)
 			}
 			_, _ = fmt.Fprintf(w, `{"LayersSize":7,"Images":null,"Volumes":[%s,%s],"BuildCache":[{}]}`, volume("red"), volume("blue"))
 		}, "red", "blue")
@@ -248,12 +250,15 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 func TestExecsOfAContainer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var made atomic.Int64
+		var d *Door
+		var labels []byte
 		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
 			switch {
+			case strings.HasSuffix(r.URL.Path, "/containers/json"):
+				_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, standInID, labels)
 			case strings.HasSuffix(r.URL.Path, "/json"):
 				ids, _ := json.Marshal(slices.Repeat([]string{standInID}, int(made.Load())))
-				_, _ = fmt.Fprintf(w, `{"Id":%q,"ExecIDs":%s,"Config":{"Labels":{%q:"test",%q:%q,%q:"red"}}}`, standInID, ids,
-					lifecycle.LabelOwner, lifecycle.LabelDoor, lifecycle.DoorEngine, lifecycle.LabelTenant)
+				_, _ = fmt.Fprintf(w, `{"Id":%q,"ExecIDs":%s,"Config":{"Labels":%s}}`, standInID, ids, labels)
 			case strings.HasSuffix(r.URL.Path, "/exec"):
 				time.Sleep(time.Second)
 				made.Add(1)
@@ -261,6 +266,7 @@ func TestExecsOfAContainer(t *testing.T) {
 				_, _ = fmt.Fprintf(w, `{"Id":%q}`, standInID)
 			}
 		}, "red")
+		labels, _ = json.Marshal(d.labels(lifecycle.ObjectContainer, "red")) // they can be encoded
 		const body = `{"Cmd":["true"]}`
 		head := fmt.Sprintf("POST /v1.41/containers/%s/exec HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", standInID, len(body))
 		var got [600]atomic.Int64

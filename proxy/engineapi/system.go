@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
@@ -193,9 +192,9 @@ const usageTime = 10 * time.Minute
 // usage asks the engine for its disk usage, once for all callers that ask meanwhile. It
 // leaves the engine as much time after each walk as the walk took.
 type usage struct {
-	group singleflight.Group
-	mu    sync.Mutex // held during a walk: engines refuse a second one
-	after time.Time
+	group   singleflight.Group
+	walking chan struct{} // of one place, taken during a walk: engines refuse a second one
+	after   time.Time     // no walk begins before; belongs to whoever walks
 }
 
 // usageEntry is an entry of one of the answer's lists.
@@ -208,8 +207,8 @@ type usageEntry struct {
 func (u *usage) of(c *call, query url.Values) ([]usageEntry, error) {
 	slices.Sort(query["type"])
 	walk := u.group.DoChan(c.version.String()+"?"+query.Encode(), func() (any, error) {
-		u.mu.Lock()
-		defer u.mu.Unlock()
+		u.walking <- struct{}{}
+		defer func() { <-u.walking }()
 		time.Sleep(time.Until(u.after))
 		begun := time.Now()
 		defer func() { u.after = time.Now().Add(min(time.Since(begun), time.Minute)) }()

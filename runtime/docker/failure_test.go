@@ -302,6 +302,7 @@ func TestNew(t *testing.T) {
 // TestCreateUndone: whatever goes wrong, what was made is removed, and nothing else.
 func TestCreateUndone(t *testing.T) {
 	const (
+		image  = "GET /images/i/json"
 		create = "POST /containers/create"
 		start  = "POST /containers/made/start"
 		look   = "GET /containers/made/json"
@@ -334,7 +335,7 @@ func TestCreateUndone(t *testing.T) {
 			f := newFakeEngine(t)
 			var nonce atomic.Value
 			nonce.Store("none")
-			routes := map[string]http.HandlerFunc{create: made, start: answer(204, ""), look: answer(200, `{"State":{},"Config":{},"NetworkSettings":{}}`), del: answer(204, ""),
+			routes := map[string]http.HandlerFunc{image: answer(200, `{"Id":"i","Config":{}}`), create: made, start: answer(204, ""), look: answer(200, `{"State":{},"Config":{},"NetworkSettings":{}}`), del: answer(204, ""),
 				list: func(w http.ResponseWriter, req *http.Request) {
 					if filter := req.URL.Query().Get("filters"); !strings.Contains(filter, nonce.Load().(string)) {
 						t.Errorf("looked for %s, not for %q", filter, nonce.Load())
@@ -370,7 +371,7 @@ func TestCreateUndone(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 			// The transport asks again by itself where that can do no harm.
-			if d := cmp.Diff(tc.calls, slices.Compact(f.seen())); d != "" {
+			if d := cmp.Diff(append([]string{image}, tc.calls...), slices.Compact(f.seen())); d != "" {
 				t.Error(d)
 			}
 		})

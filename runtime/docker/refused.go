@@ -49,6 +49,9 @@ func (r *Runtime) exec(ctx context.Context, s *session, id string, e runtime.Exe
 	if err != nil || e.WorkingDir == dir {
 		return x.result, err
 	}
+	if !p.agent && forkFailed(x.result.ExitCode, dir, string(begin.kept)) {
+		return runtime.ExecResult{}, runtime.ErrNoRoom
+	}
 	if x.refusal != nil {
 		if p.agent || program == "/bin/sh" {
 			return x.result, nil
@@ -73,6 +76,12 @@ func (r *Runtime) exec(ctx context.Context, s *session, id string, e runtime.Exe
 // enterScript enters its first argument, which it makes if it is missing, and runs the
 // others there.
 const enterScript = `cd -- "$0" 2>/dev/null || { mkdir -p -- "$0" && cd -- "$0"; } || exit 126; exec "$@"`
+
+// forkFailed reports whether enterScript couldn't start mkdir, and so ran nothing. Shells
+// begin what they say with $0, which is the directory.
+func forkFailed(code int, dir, said string) bool {
+	return code != 0 && strings.HasPrefix(said, dir+": ") && strings.Contains(said, "fork")
+}
 
 // exitDirectory is how the agent and enterScript end for want of the directory.
 const exitDirectory = 126
@@ -145,21 +154,23 @@ func (r *Runtime) started(ctx context.Context, s *session, id string, e runtime.
 		}
 	case x.refusal != nil:
 		return x, x.noRoom(ctx)
-	case x.result.ExitCode == runtime.ExitNoThread && string(begin.kept) == runtime.NoThread:
+	case x.result.ExitCode == runtime.ExitNoThread && strings.HasPrefix(string(begin.kept), runtime.NoThread):
 		return x, runtime.ErrNoRoom
 	}
 	return x, nil
 }
 
-// beginning passes on what is written, and keeps as much of it as tells that the agent
-// had no room for its threads.
+// maxBeginning is enough of an error to tell that there was no room, in bytes.
+const maxBeginning = 8 << 10
+
+// beginning passes on what is written, and keeps the beginning of it.
 type beginning struct {
 	w    io.Writer // nil discards
 	kept []byte
 }
 
 func (b *beginning) Write(p []byte) (int, error) {
-	b.kept = append(b.kept, p[:min(len(p), len(runtime.NoThread)-len(b.kept))]...)
+	b.kept = append(b.kept, p[:min(len(p), maxBeginning-len(b.kept))]...)
 	if b.w == nil {
 		return len(p), nil
 	}
