@@ -16,7 +16,7 @@ LONG        := ^Test(Soak|Clients)
 TEST        := BERM_REQUIRE=docker,containerd,compose,python $(GO) run $(GOTESTSUM)
 
 .DEFAULT_GOAL := help
-.PHONY: help build agent demo run test soak clients attack test-unit lint check bench fuzz quota-vm image image-files image-layout clean compiler crun compose curl engines bin/berm-engine
+.PHONY: help build agent demo run test soak newer clients attack test-unit lint check bench fuzz quota-vm image image-files image-layout clean compiler crun compose curl engines bin/berm-engine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +35,14 @@ test: compiler crun compose curl agent engines ## run the tests, with the race d
 
 soak: compiler crun compose curl agent engines ## run the long tests: storms, soaks, other runtimes, fuzzers, kernel quotas
 	$(TEST) --format testname -- -race -count=1 -timeout 60m -run '^TestSoak' ./...
-	$(MAKE) --no-print-directory fuzz quota-vm
+	BERM_SOAK=1 $(GO) test -count=1 -run '^TestDockerfileOn20$$' ./proxy/engineapi
+	$(MAKE) --no-print-directory newer fuzz quota-vm
+
+newer: compiler agent engines ## build the newest engines (10 minutes), and run their contract and the attacks on them
+	@dpkg-query -W libseccomp-dev pkg-config >/dev/null 2>&1 || { \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends libseccomp-dev pkg-config; }
+	newer=$$(runtime/runtimetest/engine/newer.sh) && PATH=$$newer:$$PATH && $(TEST) --format testname -- -count=1 -timeout 60m \
+		-run '^Test(Contract$$|Attack|Build|Archive|Held|Hold|Swapped|Led|Exchanged|Restart|Forged)' ./proxy/engineapi ./runtime/docker ./runtime/containerd
 
 clients: compiler compose agent engines ## run real clients against the Docker Engine API
 	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestClients' ./...

@@ -355,7 +355,7 @@ func (b *bench) heldMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, policy, string(text)+"mounts: {allowed_roots: ["+work+"]}\n")
-	s.env = append(s.env, "COMPOSE_FILE=compose.yaml:compose.override.yaml:quick.yaml")
+	s.env = append(s.env, "COMPOSE_FILE=compose.yaml:compose.override.yaml:quick.yaml", "BERM_PORT=7071")
 	s.up(t)
 	token := filepath.Join(dir, "secrets", "token")
 	if got := s.sandbox(t, token, "create", "demo", "--host-path", work, "--host-path-mode", "rw", "-o", "json"); !strings.Contains(got, `"mounts": "held"`) {
