@@ -122,7 +122,12 @@ func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- m.Run(ctx) }()
-	defer func() { cancel(); _ = <-done }() // its end is what counts
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
 	(&world{t: t, Manager: m}).ready()
 	req := request("k")
 	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))

@@ -81,12 +81,15 @@ func servePipes(t *testing.T, bodies *proxy.Bodies, h func(b *dataBody)) *pipes 
 	})
 	p := &pipes{conns: make(chan net.Conn), quit: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- proxy.Serve(ctx, p, door, proxy.ServeOptions{DrainTimeout: time.Second}) }()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = proxy.Serve(ctx, p, door, proxy.ServeOptions{DrainTimeout: time.Second}) // the listener is closed under it
+	}()
 	t.Cleanup(func() {
 		cancel()
 		_ = p.Close()
-		_ = <-served // the listener was closed
+		<-served
 	})
 	return p
 }

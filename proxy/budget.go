@@ -117,7 +117,7 @@ type Bodies struct{ small, large *Budget }
 // collector may need as much again as is held.
 func NewBodies() *Bodies {
 	const what = "memory for request bodies"
-	return &Bodies{small: NewBudget(what, 32<<20, 16<<20), large: NewBudget(what, 96<<20, 48<<20)}
+	return &Bodies{small: NewBudget(what, 64<<20, 16<<20), large: NewBudget(what, 96<<20, 48<<20)}
 }
 
 // lease begins a lease for a body of at most so many bytes.

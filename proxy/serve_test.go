@@ -23,9 +23,10 @@ func TestServeBoundsConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &pipes{conns: make(chan net.Conn), quit: make(chan struct{})}
 		ctx, cancel := context.WithCancel(context.Background())
-		served := make(chan error, 1)
+		served := make(chan struct{})
 		go func() {
-			served <- proxy.Serve(ctx, l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer close(served)
+			_ = proxy.Serve(ctx, l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path != "/take" {
 					return
 				}
@@ -57,7 +58,7 @@ func TestServeBoundsConnections(t *testing.T) {
 		}
 		cancel()
 		_ = l.Close()
-		_ = <-served // the listener was closed
+		<-served
 	})
 }
 

@@ -347,10 +347,11 @@ func (v view) holds() error {
 
 // newHolder returns a holder that pins mounts. Where that isn't possible, why says so, and
 // the holder is unheld.
-func newHolder(stateDir string, v view, unheld lifecycle.Holder) (h lifecycle.Holder, why error) {
+func newHolder(stateDir string, v view, unheld *mountpin.Trusted) (h lifecycle.Holder, why error) {
 	if why = v.holds(); why == nil {
 		var pinner *mountpin.Pinner
 		if pinner, why = mountpin.NewPinner(filepath.Join(stateDir, "hold")); why == nil {
+			pinner.Mark = unheld.Mark // what is held may be judged without holds later
 			return pinner, nil
 		}
 	}
@@ -359,7 +360,7 @@ func newHolder(stateDir string, v view, unheld lifecycle.Holder) (h lifecycle.Ho
 
 // newTrusted returns a holder that allows what the policy trusts. InUse returns the mounts
 // of all containers.
-func newTrusted(stateDir string, pol func() *policy.Policy, inUse func(context.Context) ([]policy.Mount, error)) lifecycle.Holder {
+func newTrusted(stateDir string, pol func() *policy.Policy, inUse func(context.Context) ([]policy.Mount, error)) *mountpin.Trusted {
 	judge := func(m policy.Mount, others []policy.Mount) error { return pol().Unheld(m, others) }
 	return mountpin.NewTrusted(filepath.Join(stateDir, "trusted"), judge, inUse)
 }

@@ -51,7 +51,11 @@ func OpenDir(path string) (int, error) {
 // Pinner pins directories by cloning their mounts below a directory of its own.
 // It needs CAP_SYS_ADMIN, and an engine that shares this process's mount namespace
 // or receives its mounts. It is safe for many goroutines.
-type Pinner struct{ dir string }
+type Pinner struct {
+	dir string
+	// Mark is called with the mounts before they are held; see Trusted.Mark. Nil: nothing is.
+	Mark func(mounts []policy.Mount) error
+}
 
 var _ lifecycle.Holder = (*Pinner)(nil)
 
@@ -84,6 +88,11 @@ func (*Pinner) Mode() string { return ModeHeld }
 // <dir>/<name>/<index>, which is the same each time. Two holds of one name can't
 // overlap. A mount that the engine sees elsewhere than this process is an error.
 func (p *Pinner) Hold(_ context.Context, name string, mounts []policy.Mount) ([]string, func() error, error) {
+	if p.Mark != nil {
+		if err := p.Mark(mounts); err != nil {
+			return nil, nil, err
+		}
+	}
 	base := filepath.Join(p.dir, name)
 	if err := os.Mkdir(base, 0o700); err != nil {
 		return nil, nil, err

@@ -70,16 +70,27 @@ func (t *Trusted) Hold(ctx context.Context, name string, mounts []policy.Mount) 
 		}
 		sources[i] = m.Source
 	}
-	for _, m := range mounts {
-		if err == nil && m.Mode != "ro" && !m.Operator {
-			err = os.MkdirAll(t.mark(m.Source), 0o700)
-		}
+	if err == nil {
+		err = t.Mark(mounts)
 	}
 	if err != nil {
 		release()
 		return nil, nil, err
 	}
 	return sources, func() error { release(); return nil }, nil
+}
+
+// Mark notes the directories that are mounted writable, by whatever holder, since a process
+// may pass on a descriptor of one. Nothing below them is trusted until the host restarts.
+func (t *Trusted) Mark(mounts []policy.Mount) error {
+	for _, m := range mounts {
+		if m.Mode != "ro" && !m.Operator {
+			if err := os.MkdirAll(t.mark(m.Source), 0o700); err != nil {
+				return fmt.Errorf("mark a writable mount: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 func (t *Trusted) allow(m policy.Mount, others []policy.Mount) error {

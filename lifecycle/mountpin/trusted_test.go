@@ -114,6 +114,16 @@ func TestTrusted(t *testing.T) {
 	if err := w.try(t, w.mount("b/x", "ro")); !denied(err) {
 		t.Errorf("in one that was writable: %v", err)
 	}
+	pinner := &Pinner{dir: t.TempDir(), Mark: w.Mark}
+	if _, free, err := pinner.Hold(t.Context(), "held", nil); err != nil || free() != nil {
+		t.Errorf("nothing to hold: %v", err)
+	}
+	if _, _, err := pinner.Hold(t.Context(), "missing", []policy.Mount{w.mount("a/missing", "rw")}); err == nil {
+		t.Error("held what isn't there")
+	}
+	if err := w.try(t, w.mount("a/missing/x", "ro")); !denied(err) {
+		t.Errorf("in one that was held writable: %v", err)
+	}
 	for _, mode := range []string{"ro", "rw"} {
 		if err := w.try(t, w.mount("b", mode)); err != nil {
 			t.Errorf("that one itself, %s: %v", mode, err)

@@ -289,8 +289,8 @@ func (s *Service) total(ctx context.Context, a *account, w Workspace, chatID str
 // Workspaces have UUIDs.
 func keysOf(tenant string) string { return "keys of " + tenant }
 
-// keysTotal adds up the directories of a tenant's keys that are no chats. It measures the
-// key's own, and those that nobody has measured yet: sandboxes have theirs measured.
+// keysTotal adds up the directories of a tenant's keys that are no chats. It measures those
+// that may have changed, but for other sandboxes' that live, which have theirs measured.
 func (s *Service) keysTotal(ctx context.Context, a *account, w Workspace, key string) (total, error) {
 	if s.opts.Keys == nil {
 		return total{}, nil
@@ -305,9 +305,9 @@ func (s *Service) keysTotal(ctx context.Context, a *account, w Workspace, key st
 		_, chat, err := s.owner(ctx, w.Tenant, id)
 		if err == nil && !chat {
 			keys = append(keys, id)
+			live := id != key && s.opts.Live(w.Tenant, id)
 			a.mu.Lock()
-			f := a.figureLocked(id)
-			holds := id != key && (f.known || f.walk != nil)
+			holds := live && a.figureLocked(id).known
 			a.mu.Unlock()
 			if !holds {
 				err = s.refresh(ctx, a, w.Tenant, id)

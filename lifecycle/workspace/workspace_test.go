@@ -542,6 +542,12 @@ func TestKeysWithoutChats(t *testing.T) {
 	w.isLive("a", false) // deleted; its directory stays
 	s.Touched("t", "a")
 	left("a", false, false)
+	w.isLive("a", true)
+	w.holds("a", 30)
+	left("a", true, false)
+	w.holds("a", 60) // written by a process until the sandbox was deleted
+	w.isLive("a", false)
+	s.Touched("t", "a")
 	w.holds("b", 50)
 	left("b", true, true)
 	w.set(func() { w.chats["a"] = w.spaces["t/u"].ID })

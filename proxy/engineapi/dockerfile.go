@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,6 +18,8 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
+
+	"github.com/bermhq/berm/runtime"
 )
 
 const (
@@ -243,6 +246,10 @@ func (d *dockerfile) instruction(n *parser.Node) error {
 		return d.add(c.SourcePaths)
 	case *instructions.LabelCommand:
 		return label(c.Labels)
+	case *instructions.WorkdirCommand:
+		if runtime.KernelPath(path.Clean("/" + c.Path)) {
+			return fmt.Errorf("WORKDIR %s is in a file system of the kernel", shorten(c.Path))
+		}
 	case *instructions.ArgCommand:
 		return d.arg(c.Args)
 	case *instructions.OnbuildCommand:

@@ -53,6 +53,8 @@ func (c *call) hold(e *effective, ct *container.InspectResponse) (release func()
 		return c.unheld(e, named, err)
 	case errors.Is(err, mountpin.ErrExchanged), errors.Is(err, fs.ErrNotExist):
 		return c.unheld(e, named, denied("verify.start", "HostConfig.Mounts", "a host path is not the directory any more that was allowed", "the directory as it was when the container was made"))
+	case errors.Is(err, fs.ErrExist):
+		return nil, conflict("the container is still being made, or its last start is being cleaned up")
 	case err != nil:
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 )
 
 // plan is a judged container that isn't there yet.
@@ -41,7 +42,7 @@ type imageInfo struct {
 }
 
 type imageConfig struct {
-	User                  string
+	User, WorkingDir      string
 	Env                   []string
 	Labels                map[string]string
 	OnBuild               []string
@@ -148,6 +149,9 @@ func (c *call) judge(p *plan, req policy.ContainerRequest) error {
 func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.Override) error {
 	if img == nil {
 		return notFound("No such image: " + familiar(p.body.Image))
+	}
+	if p.body.WorkingDir == "" && runtime.KernelPath(img.Config.WorkingDir) {
+		return denied("request.working_dir", "Image", fmt.Sprintf("the image's working directory %q is in a file system of the kernel", shorten(img.Config.WorkingDir)), "a working directory elsewhere")
 	}
 	for name := range img.Config.Labels {
 		if lifecycle.IsOwnLabel(name) && !(c.ownImage(img.Config.Labels) && (stamped(name) || name == labelTTL)) {

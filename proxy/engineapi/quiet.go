@@ -136,9 +136,10 @@ func (s *mountUses) add(u *mountUse) (before *mountUse) {
 	return nil
 }
 
-// starting keeps archive calls away from a container's mounts until leave is called.
-func (c *call) starting(ct *container.InspectResponse) (leave func(), err error) {
-	return c.uses.enter(c.ctx, useOf(ct.ID, ct.Config.Labels, ct.Mounts))
+// starting keeps archive calls away from a container's mounts until leave is called. It waits
+// for those that go on, until ctx ends.
+func (c *call) starting(ctx context.Context, ct *container.InspectResponse) (leave func(), err error) {
+	return c.uses.enter(ctx, useOf(ct.ID, ct.Config.Labels, ct.Mounts))
 }
 
 // inspectSlow inspects a container for as long as the caller waits, as an archive call of
@@ -178,7 +179,7 @@ func (c *call) quiet(ct *container.InspectResponse, serve func(*container.Inspec
 	if ct, err = c.inspectSlow(ct.ID); err != nil {
 		return err
 	}
-	sharer, err := c.sharer(u)
+	sharer, err := c.sharer(u, !fixed)
 	if err != nil {
 		return err
 	}
@@ -189,8 +190,8 @@ func (c *call) quiet(ct *container.InspectResponse, serve func(*container.Inspec
 		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that its processes can exchange, and the container runs", shorten(release)),
 			Allowed: "a stopped container, tar by docker exec, or engine " + ArchiveFixed}
 	case !fixed && !running && sharer != "":
-		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that may lead through a mount, and a running container can write to one of these", shorten(release)),
-			Allowed: "no running container with the same volumes or binds, or engine " + ArchiveFixed}
+		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that may lead through a mount, and another of the tenant's containers runs, or one that can write to the mount", shorten(release)),
+			Allowed: "no running container of the tenant's or with the same volumes or binds, or engine " + ArchiveFixed}
 	case kept && (running || sharer != ""):
 		reason = policy.Reason{Rule: "archive.read_only", Message: "the container's root is read-only, and a process could lead the archive into it by a link in a mount",
 			Allowed: "a stopped container whose mounts no running one can write to, or tar by docker exec"}
@@ -203,8 +204,10 @@ func (c *call) quiet(ct *container.InspectResponse, serve func(*container.Inspec
 	return serve(ct)
 }
 
-// sharer finds a running container, of whomever, that can write to one of u's mounts.
-func (c *call) sharer(u *mountUse) (id string, err error) {
+// sharer finds a running container, of any tenant, that can write to one of u's mounts. With
+// tenants it finds any running one of the caller's tenant too, since a process in it may have
+// a descriptor that was passed on while the mount was shared.
+func (c *call) sharer(u *mountUse, tenants bool) (id string, err error) {
 	if len(u.volumes)+len(u.binds) == 0 {
 		return "", nil
 	}
@@ -220,7 +223,7 @@ func (c *call) sharer(u *mountUse) (id string, err error) {
 		if err := json.Unmarshal(entry, &ct); err != nil {
 			return err
 		}
-		if ct.ID != u.id && useOf(ct.ID, ct.Labels, ct.Mounts).writes(u) {
+		if ct.ID != u.id && (useOf(ct.ID, ct.Labels, ct.Mounts).writes(u) || tenants && c.tenants(ct.Labels)) {
 			id = ct.ID
 		}
 		return nil

@@ -3,6 +3,7 @@ package engineapi
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -161,10 +162,11 @@ func TestArchivesOnOldEngine(t *testing.T) {
 	d := doorTo(t, host, "")
 	d.opts.ArchiveFixed = false
 	sweepOwn(t, direct, d)
-	c := d.client("mine")
+	clients := map[string]*client.Client{"mine": d.client("mine"), "idle": d.client("idle")} // idle has nothing that runs
+	tenant := "mine"
 	made := func(start, readOnly bool, from string, mounts ...mount.Mount) string {
 		t.Helper()
-		labels := d.labels(lifecycle.ObjectContainer, "mine")
+		labels := d.labels(lifecycle.ObjectContainer, tenant)
 		ct, err := direct.ContainerCreate(t.Context(), &container.Config{Image: from, Cmd: []string{"sleep", "1000"}, Labels: labels},
 			&container.HostConfig{NetworkMode: "none", ReadonlyRootfs: readOnly, Mounts: mounts}, nil, nil, "")
 		if err != nil {
@@ -212,22 +214,30 @@ func TestArchivesOnOldEngine(t *testing.T) {
 	made(true, false, testImage, volume(names[1], "/v", true))
 	file := written(t, tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: 5})
 	const allowed = ""
+	idle := func(readOnly bool, m mount.Mount) string {
+		tenant = "idle"
+		defer func() { tenant = "mine" }()
+		return made(false, readOnly, testImage, m)
+	}
 	for name, tt := range map[string]struct {
 		id, path       string
 		stat, get, put string
+		tenant         string // "mine" if left out
 	}{
-		"running, without mounts of its own": {made(true, false, testImage), "/tmp", "archive.engine", "archive.engine", "archive.engine"},
-		"running, with a volume":             {made(true, false, testImage, volume(names[2], "/v", false)), "/v", "archive.engine", "archive.engine", "archive.engine"},
-		"read-only root":                     {made(true, true, testImage, volume(names[2], "/v", false)), "/v", allowed, allowed, "archive.read_only"},
-		"read-only root, nested":             {made(true, true, testImage, volume(names[2], "/v", false), volume(names[3], "/v/w", false)), "/v", "archive.engine", "archive.engine", "archive.engine"},
-		"read-only root, through a link":     {made(true, true, linked.ID, volume(names[2], "/v", false), volume(names[3], "/link/w", false)), "/v", "archive.engine", "archive.engine", "archive.engine"},
-		"stopped":                            {made(false, false, testImage, volume(names[4], "/v", false)), "/v", allowed, allowed, allowed},
-		"stopped, another writes":            {made(false, false, testImage, volume(names[0], "/v", true)), "/v", "archive.engine", "archive.engine", "archive.engine"},
-		"stopped, another reads":             {made(false, false, testImage, volume(names[1], "/v", false)), "/v", allowed, allowed, allowed},
-		"stopped, read-only root":            {made(false, true, testImage, volume(names[4], "/v", false)), "/v", allowed, allowed, allowed},
-		"stopped, read-only root, shared":    {made(false, true, testImage, volume(names[0], "/v", false)), "/v", "archive.engine", "archive.engine", "archive.engine"},
+		"running, without mounts of its own": {made(true, false, testImage), "/tmp", "archive.engine", "archive.engine", "archive.engine", ""},
+		"running, with a volume":             {made(true, false, testImage, volume(names[2], "/v", false)), "/v", "archive.engine", "archive.engine", "archive.engine", ""},
+		"read-only root":                     {made(true, true, testImage, volume(names[2], "/v", false)), "/v", allowed, allowed, "archive.read_only", ""},
+		"read-only root, nested":             {made(true, true, testImage, volume(names[2], "/v", false), volume(names[3], "/v/w", false)), "/v", "archive.engine", "archive.engine", "archive.engine", ""},
+		"read-only root, through a link":     {made(true, true, linked.ID, volume(names[2], "/v", false), volume(names[3], "/link/w", false)), "/v", "archive.engine", "archive.engine", "archive.engine", ""},
+		"stopped":                            {idle(false, volume(names[4], "/v", false)), "/v", allowed, allowed, allowed, "idle"},
+		"stopped, another writes":            {idle(false, volume(names[0], "/v", true)), "/v", "archive.engine", "archive.engine", "archive.engine", "idle"},
+		"stopped, another reads":             {idle(false, volume(names[1], "/v", false)), "/v", allowed, allowed, allowed, "idle"},
+		"stopped, read-only root":            {idle(true, volume(names[4], "/v", false)), "/v", allowed, allowed, allowed, "idle"},
+		"stopped, read-only root, shared":    {idle(true, volume(names[0], "/v", false)), "/v", "archive.engine", "archive.engine", "archive.engine", "idle"},
+		"stopped, with others that run":      {id: made(false, false, testImage, volume(names[4], "/v", false)), path: "/v", stat: "archive.engine", get: "archive.engine", put: "archive.engine"},
+		"stopped, without mounts":            {id: made(false, false, testImage), path: "/tmp"},
 	} {
-		stat, get, put := archives(t, c, tt.id, tt.path, file)
+		stat, get, put := archives(t, clients[cmp.Or(tt.tenant, "mine")], tt.id, tt.path, file)
 		for call, got := range map[string]struct {
 			err  error
 			rule string
@@ -245,7 +255,7 @@ func TestArchivesOnOldEngine(t *testing.T) {
 	}
 
 	// A link that is in the volume already leads into the root.
-	inside := made(false, true, testImage, volume(names[5], "/v", false))
+	inside, c := idle(true, volume(names[5], "/v", false)), clients["idle"]
 	link := written(t, tar.Header{Name: "x", Typeflag: tar.TypeSymlink, Linkname: "/etc"})
 	if err := c.CopyToContainer(t.Context(), inside, "/v", bytes.NewReader(link), container.CopyToContainerOptions{}); err != nil {
 		t.Fatal(err)

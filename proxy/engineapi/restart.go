@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
+	"github.com/docker/docker/api/types/mount"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -69,13 +71,29 @@ func (d restartEngine) Watch(ctx context.Context, ready func(), changed func(id 
 	}
 }
 
-// List is restart.Engine's.
+// List is restart.Engine's. A container of an earlier version with binds that was not sealed
+// isn't among them, but the engine must not start it either: its policy there is removed.
 func (d restartEngine) List(ctx context.Context) (ids []string, err error) {
+	var unsealed []string
 	err = d.eachContainer(ctx, 0, func(ct *listed) {
-		if _, ours := d.restartedHere(ct.ID, ct.Labels); ours {
+		_, sealed := ct.Labels[lifecycle.LabelSeal]
+		e, _ := ct.effective()
+		switch _, ours := d.restartedHere(ct.ID, ct.Labels); {
+		case ours:
 			ids = append(ids, ct.ID)
+		case !sealed && !e.Audit && slices.ContainsFunc(ct.Mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind }):
+			unsealed = append(unsealed, ct.ID)
 		}
 	}, d.doorLabels()...)
+	for _, id := range unsealed {
+		ct, takeErr := d.inspected(ctx, id)
+		if takeErr == nil && !ct.HostConfig.RestartPolicy.IsNone() {
+			takeErr = d.TakeOver(ctx, id)
+		}
+		if takeErr != nil && !errdefs.IsNotFound(takeErr) {
+			d.log.ErrorContext(ctx, "restart_policy_not_taken_over", "container_id", id, "error", takeErr)
+		}
+	}
 	return ids, err
 }
 

@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/client"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/restart"
 	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
@@ -300,8 +302,19 @@ func TestRestartByEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	unsealed := *made.Config // of an earlier version, and not sealed since, as its image has labels of Berm's
+	unsealed.Labels = maps.Clone(unsealed.Labels)
+	delete(unsealed.Labels, lifecycle.LabelSeal)
+	left, err := direct.ContainerCreate(t.Context(), &unsealed, &container.HostConfig{NetworkMode: "none", RestartPolicy: always, Binds: []string{work + ":/b"}}, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
 	store := &rows{rows: map[string]restart.Row{}}
 	d.running(store)
+	eventually(t, func() bool {
+		_, has := store.row(left.ID)
+		return !has && inspect(t, direct, left.ID).HostConfig.RestartPolicy.IsNone()
+	})
 	eventually(t, func() bool {
 		row, _ := store.row(older.ID)
 		return row.Policy == restart.Policy{Name: "on-failure", MaxRetries: 7} && inspect(t, direct, older.ID).HostConfig.RestartPolicy.IsNone()

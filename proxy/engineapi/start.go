@@ -73,6 +73,7 @@ func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, erro
 		return nil, err
 	}
 	defer over()
+	waiting := c.ctx
 	defer c.detach(makeTimeout + wait)() // verify what was started even if the client leaves
 	v, err := c.engine.max(c.ctx)
 	if err != nil {
@@ -94,7 +95,7 @@ func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, erro
 	if err := expired(ct); err != nil {
 		return nil, err
 	}
-	leaveMounts, err := c.starting(ct)
+	leaveMounts, err := c.starting(waiting, ct)
 	if err != nil {
 		return nil, err
 	}
@@ -171,13 +172,13 @@ func (c *call) startHeld(a ask, e effective, ct *container.InspectResponse, v ve
 		if statusOf(err) == 0 { // the answer is lost, but the container may run
 			defer c.detach(undoTimeout)()
 			if err := c.verifyStarted(e, ct, v); err != nil {
-				c.removeUnfit(ct.ID, v)
+				c.endUnfit(ct.ID, v, err)
 			}
 		}
 		return nil, err
 	}
 	if err := c.judged(c.verifyStarted(e, ct, v)); err != nil {
-		c.removeUnfit(ct.ID, v)
+		c.endUnfit(ct.ID, v, err)
 		return nil, err
 	}
 	return resp, nil

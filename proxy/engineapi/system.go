@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"time"
 
@@ -147,15 +146,13 @@ func (c *call) info() error {
 
 // diskUsage is of the caller's own containers, volumes and images.
 func (c *call) diskUsage() error {
-	query := url.Values{}
+	types := map[string]string{"Images": "image", "Containers": "container", "Volumes": "volume"}
 	for _, kind := range c.query["type"] {
 		if !slices.Contains([]string{"container", "image", "volume", "build-cache"}, kind) {
 			return malformed("unknown object type: " + shorten(kind))
 		}
-		if c.version >= 42 {
-			query.Add("type", kind)
-		}
 	}
+	all := c.version < 42 || len(c.query["type"]) == 0
 	var of struct {
 		LayersSize                              int64 // what all layers take together is nobody's business
 		Images, Containers, Volumes, BuildCache []json.RawMessage
@@ -167,9 +164,9 @@ func (c *call) diskUsage() error {
 	for _, list := range lists {
 		*list = []json.RawMessage{}
 	}
-	entries, err := c.usage.of(c, query)
+	entries, err := c.usage.of(c)
 	for _, e := range entries {
-		if lists[e.list] == nil {
+		if lists[e.list] == nil || !all && !slices.Contains(c.query["type"], types[e.list]) {
 			continue
 		}
 		own, err := c.ownEntry(kinds[e.list], e.list, e.raw)
@@ -203,10 +200,10 @@ type usageEntry struct {
 	raw  json.RawMessage
 }
 
-// of gives the entries of all callers. It waits until the call's end.
-func (u *usage) of(c *call, query url.Values) ([]usageEntry, error) {
-	slices.Sort(query["type"])
-	walk := u.group.DoChan(c.version.String()+"?"+query.Encode(), func() (any, error) {
+// of returns the entries of all callers. It waits until the call's end. There is one walk for
+// each API version, of all types, so that no caller can have many queue.
+func (u *usage) of(c *call) ([]usageEntry, error) {
+	walk := u.group.DoChan(c.version.String(), func() (any, error) {
 		u.walking <- struct{}{}
 		defer func() { <-u.walking }()
 		time.Sleep(time.Until(u.after))
@@ -216,7 +213,7 @@ func (u *usage) of(c *call, query url.Values) ([]usageEntry, error) {
 		defer cancel()
 		var all []usageEntry
 		size := 0
-		err := c.engine.eachSlow(ctx, c.version, "/system/df", query, func(list string, entry json.RawMessage) error {
+		err := c.engine.eachSlow(ctx, c.version, "/system/df", nil, func(list string, entry json.RawMessage) error {
 			if list == "" || list == "BuildCache" {
 				return nil
 			}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"reflect"
 	"slices"
 	"strings"
@@ -383,6 +384,23 @@ func (c *call) withinLimits(e effective, h *container.HostConfig) bool {
 		MemoryBytes: h.Memory, CPUs: float64(cpusOf(h)) / 1e9, PidsLimit: h.PidsLimit, Restart: string(h.RestartPolicy.Name),
 	})
 	return verdict.Allowed() && len(verdict.Overridden) == 0
+}
+
+// endUnfit removes a container that isn't as it was allowed, and kills one that can't be
+// looked at.
+func (c *call) endUnfit(id string, v version, why error) {
+	var d *policy.DeniedError
+	if errors.As(why, &d) {
+		c.removeUnfit(id, v)
+		return
+	}
+	undoing{func(ctx context.Context) error {
+		err := c.engine.do(ctx, ask{method: http.MethodPost, version: v, path: "/containers/" + id + "/kill"}, nil)
+		if statusOf(err) == http.StatusConflict { // it doesn't run
+			return nil
+		}
+		return missingIsFine(err)
+	}}.run(c.ctx, c.log)
 }
 
 // removeUnfit removes a container that must not run, with its own time.

@@ -332,6 +332,10 @@ func (r *Runtime) killTask(ctx context.Context, id string, first *tasktypes.Proc
 	service := r.client.TaskService()
 	if h, err := openHabitat(id, int(first.Pid)); err == nil {
 		err = (&hunt{habitat: h}).signal(h.init, unix.SIGKILL)
+		// A Berm that was killed may have frozen it. On cgroup v1 a frozen process doesn't die.
+		if frozen, askErr := h.freezer.asked(); askErr == nil && frozen && state(first.Status) == runtime.StateRunning {
+			_ = h.freezer.set(false) // the wait for its end fails if it still is
+		}
 		h.close()
 		if err != nil {
 			return err
