@@ -233,7 +233,7 @@ func TestArchiveUpload(t *testing.T) {
 		return c.CopyToContainer(t.Context(), id, "/tmp", bytes.NewReader(written(t, entries...)), container.CopyToContainerOptions{})
 	}
 	big := tar.Header{Name: "big/file", Typeflag: tar.TypeReg, Mode: 0o640, Size: 3 << 20, Uid: 1000}
-	if err := put(tar.Header{Name: "big/", Typeflag: tar.TypeDir, Mode: 0o2755}, big, tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "big/file"},
+	if err := put(tar.Header{Name: "big/", Typeflag: tar.TypeDir, Mode: 0o2755}, big, tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "big/file", Mode: 0o640},
 		tar.Header{Name: "BZhl", Typeflag: tar.TypeSymlink, Linkname: "/etc"}); err != nil {
 		t.Fatal(err)
 	}
