@@ -52,14 +52,13 @@ func sh(t testing.TB, r *Runtime, id, script string) (stdout, stderr string, cod
 func TestExecHeldOpen(t *testing.T) {
 	r := newRuntime(t, testEngine(t).Host())
 	c := sandbox(t, r, nil)
-	for _, script := range []string{"sleep 30 & echo hi", "(while :; do echo x; sleep 0.05; done) & echo hi", "yes & echo hi"} {
+	for _, script := range []string{"sleep 1000 & echo hi", "(while :; do echo x; sleep 0.05; done) & echo hi", "yes & echo hi"} {
 		var out bytes.Buffer
-		start := time.Now()
-		res, err := r.Exec(t.Context(), c.ID, runtime.Exec{Command: []string{"sh", "-c", script}, Stdout: &out})
-		if took := time.Since(start); err != nil || res.ExitCode != 0 || !strings.Contains(out.String(), "hi\n") || took > 1500*time.Millisecond {
-			t.Errorf("%s: %v %+v %q after %s", script, err, res, out.String()[:min(out.Len(), 50)], took)
-		} else {
-			t.Logf("%s: %s", script, took)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // or it waits for what holds the output
+		res, err := r.Exec(ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", script}, Stdout: &out})
+		cancel()
+		if err != nil || res.ExitCode != 0 || !strings.Contains(out.String(), "hi\n") {
+			t.Errorf("%s: %v %+v %q", script, err, res, out.String()[:min(out.Len(), 50)])
 		}
 		sh(t, r, c.ID, "pkill yes; pkill sleep; true")
 	}
