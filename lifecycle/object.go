@@ -76,8 +76,8 @@ func (m *Manager) objects(ctx context.Context, kind ObjectKind) (own []runtime.C
 	return own, err
 }
 
-// listClaims lists what carries the labels, whoever put them there. Of a network or a volume
-// it gives the ID, the name and the labels.
+// listClaims lists the objects that carry the labels, forged ones too. A network or a volume
+// has its ID, name and labels only.
 func (m *Manager) listClaims(ctx context.Context, kind ObjectKind, selector map[string]string, add func(runtime.Container)) error {
 	networks, ok := m.opts.Runtime.(runtime.Networker)
 	switch {

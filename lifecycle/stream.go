@@ -247,7 +247,7 @@ func (m *Manager) takeHold(ctx context.Context, rec *record, sb Sandbox, proc st
 	h, err := m.openHub(ctx, rec, sb, proc, 0, execRing, req.Follow)
 	switch {
 	case err != nil && len(req.Stdin) == 0:
-		return false, nil // who comes to read is told
+		return false, nil // a follower gets the error
 	case err != nil:
 		return false, m.explain(ctx, rec, sb, req.ExecID, err)
 	}

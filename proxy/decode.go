@@ -26,7 +26,7 @@ const (
 	maxValues   = 1 << 15  // in one body
 	fewValues   = 128      // that every body may have without a further lease
 	valueCost   = 128      // bytes of memory, beside those of its text
-	maxName     = 128      // bytes that are told of a field's name
+	maxName     = 128      // bytes of a field's name in an error
 	maxMessage  = 4 << 10  // bytes that are kept and logged of an error
 	bodyStart   = 64 << 10 // bytes of a body of unknown length that are leased first
 	bodyIdle    = 10 * time.Second

@@ -74,7 +74,7 @@ func TestTrusted(t *testing.T) {
 			t.Errorf("%s %s: %v", m.Source, m.Mode, err)
 		}
 	}
-	// What is being made counts, whoever is first, and so do the mounts of one container.
+	// Mounts that are being made count, in either order, and so do those of one container.
 	for _, pair := range [][2]policy.Mount{{w.mount("a", "rw"), w.mount("a/x", "ro")}, {w.mount("a/x", "ro"), w.mount("a", "rw")}} {
 		if _, _, err := w.Hold(t.Context(), "both", pair[:]); !denied(err) {
 			t.Errorf("both in one: %v", err)
