@@ -174,7 +174,7 @@ func stopsProcesses(r *boxRow, profile string) {
 		r.Errorf("%+v: %s", p, r.sh("cat /tmp/how"))
 	}
 	// All of the group get the signal.
-	start("group", `sh -c "trap 'touch /tmp/child; exit' TERM; while :; do sleep 0.1; done" & trap 'wait; exit 6' TERM; touch /tmp/group; while :; do sleep 0.1; done`)
+	start("group", `trap 'wait; exit 6' TERM; sh -c "trap 'touch /tmp/child; exit' TERM; touch /tmp/group; while :; do sleep 0.1; done" & while :; do sleep 0.1; done`)
 	if p := stop("group"); p.ExitCode == nil || *p.ExitCode != 6 || !exists(r.inside("/tmp/child")) {
 		r.Errorf("%+v", p)
 	}
