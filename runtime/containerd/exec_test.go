@@ -91,7 +91,7 @@ func sandbox(t *testing.T, r *Runtime) string {
 			t.Error(err)
 		}
 	})
-	for len(inside(t, c.ID)) < 2 && ctx.Err() == nil { // the init process runs, and begins its command in a moment
+	for !slices.Contains(inside(t, c.ID), "sleep 100000") && ctx.Err() == nil { // the init process forks first, and executes it in a moment
 		time.Sleep(time.Millisecond)
 	}
 	return c.ID
