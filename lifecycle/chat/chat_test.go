@@ -200,8 +200,33 @@ func archiveOf(t *testing.T, headers ...tar.Header) *bytes.Buffer {
 	return &b
 }
 
+// only leaves this thread some capabilities, until restore is called.
+func only(t *testing.T, capabilities ...int) (restore func()) {
+	t.Helper()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var all, less [2]unix.CapUserData
+	set := func(data *[2]unix.CapUserData) {
+		if err := unix.Capset(&header, &data[0]); err != nil {
+			t.Error(err)
+		}
+	}
+	goruntime.LockOSThread()
+	if err := unix.Capget(&header, &all[0]); err != nil {
+		t.Fatal(err)
+	}
+	less[0].Permitted, less[1].Permitted = all[0].Permitted, all[1].Permitted
+	for _, c := range capabilities {
+		less[0].Effective |= 1 << c
+	}
+	set(&less)
+	return func() {
+		set(&all)
+		goruntime.UnlockOSThread()
+	}
+}
+
 // What the service makes belongs to the policy's owner, whoever has the directory. What is there
-// keeps its own.
+// keeps its own. The capabilities that the stacks give suffice.
 func TestPolicyOwner(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -211,6 +236,7 @@ func TestPolicyOwner(t *testing.T) {
 	w := newWorld(t, 0)
 	w.write("theirs", "x")
 	w.boxes.owner = &policy.Owner{UID: 1234, GID: 4321}
+	restore := only(t, unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE)
 	w.ensure(tenant, "c2")
 	w.put("old.txt", "x")
 	archive := archiveOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "d/e/f"}, tar.Header{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: "/etc"})
@@ -218,6 +244,7 @@ func TestPolicyOwner(t *testing.T) {
 	if err := errors.Join(err, w.WriteTar(ctx, tenant, chatID, archive)); err != nil {
 		t.Fatal(err)
 	}
+	restore()
 	c2 := filepath.Join(w.root, "c2")
 	for path, want := range map[string][2]uint32{
 		w.path("old.txt"): {1234, 4321}, w.path("d"): {1234, 4321}, w.path("d/e"): {1234, 4321}, w.path("d/e/f"): {1234, 4321}, w.path("d/l"): {1234, 4321},
@@ -242,6 +269,7 @@ func TestPolicyOwner(t *testing.T) {
 	if err := errors.Join(os.Chown(w.path(), 1234, 4321), os.Chmod(w.path(), 0)); err != nil {
 		t.Fatal(err)
 	}
+	restore = only(t, unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE)
 	if got := w.read("old.txt"); got != "x" {
 		t.Errorf("read %q", got)
 	}
@@ -252,6 +280,7 @@ func TestPolicyOwner(t *testing.T) {
 	if got := w.names(10); !slices.Equal(got, []string{"old.txt"}) {
 		t.Errorf("there are %q", got)
 	}
+	restore()
 	w.checkSound()
 }
 
@@ -264,23 +293,7 @@ func TestPolicyOwnerRefused(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t, 0)
 	w.boxes.owner = &policy.Owner{UID: 1234, GID: 4321}
-	goruntime.LockOSThread()
-	defer goruntime.UnlockOSThread()
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var all [2]unix.CapUserData
-	if err := unix.Capget(&header, &all[0]); err != nil {
-		t.Fatal(err)
-	}
-	less := all
-	less[0].Effective &^= 1 << unix.CAP_CHOWN
-	if err := unix.Capset(&header, &less[0]); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := unix.Capset(&header, &all[0]); err != nil {
-			t.Fatal(err)
-		}
-	}()
+	defer only(t, unix.CAP_DAC_OVERRIDE)()
 	archive := archiveOf(t, tar.Header{Typeflag: tar.TypeSymlink, Name: "l", Linkname: "f"})
 	for what, do := range map[string]func() error{
 		"chat": func() error { _, _, err := w.Ensure(ctx, tenant, "c2", w.space.ID); return err },
