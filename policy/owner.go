@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -36,7 +37,7 @@ func (o *Owner) Give(f *os.File) error {
 		return nil
 	}
 	const emptyPath = 0x1000 // AT_EMPTY_PATH: the file itself, also if it is only open by O_PATH
-	if err = syscall.Fchownat(int(f.Fd()), "", o.UID, o.GID, emptyPath); err == syscall.EPERM {
+	if err = syscall.Fchownat(int(f.Fd()), "", o.UID, o.GID, emptyPath); errors.Is(err, syscall.EPERM) {
 		return &OwnerError{*o}
 	}
 	return os.NewSyscallError("fchownat", err)
