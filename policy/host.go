@@ -59,7 +59,7 @@ func MakeDir(dir, rel string, owner *Owner) error {
 // giveEmpty gives away a new directory. A sandbox that can write to the parent may have put
 // another one in its place.
 func giveEmpty(root *os.Root, name string, owner *Owner) error {
-	dir, err := root.Open(name)
+	dir, err := root.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY, 0) // of a pipe an open would wait
 	if err != nil {
 		return err
 	}
