@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strings"
@@ -395,6 +396,59 @@ func TestBudget(t *testing.T) {
 		var none *proxy.Budget
 		if err := none.Lease("red").Resize(t.Context(), 1<<40); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestOutputHoldsMemory checks that output leases memory as it grows, by tenant and in all, and
+// that a command doesn't start without any.
+func TestOutputHoldsMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tokens, err := proxy.ParseTokens(fmt.Appendf(nil, "tokens:\n- {name: a, tenant: red, token: %s}\n- {name: b, tenant: blue, token: %s}\n", bodyToken, otherToken))
+		if err != nil {
+			t.Fatal(err)
+		}
+		keeping, end := make(chan error, 3), make(chan struct{})
+		_, door := newDoor(t, proxy.GateOptions{Tokens: tokens}, func(_ http.ResponseWriter, r *http.Request) error {
+			keep, release, err := proxy.ExchangeOf(r.Context()).LeaseOutput(r.Context())
+			if err == nil {
+				defer release()
+				for err == nil {
+					err = keep(1 << 20)
+				}
+				if again := keep(1); again == nil {
+					t.Error("it keeps more than was refused")
+				}
+			}
+			keeping <- err
+			<-end
+			return err
+		})
+		var took []time.Duration
+		run := func(token string) {
+			begun := time.Now()
+			go func() {
+				r := httptest.NewRequest(http.MethodPost, "http://localhost/x", http.NoBody)
+				r.Header.Set("X-Api-Token", token)
+				door.ServeHTTP(httptest.NewRecorder(), r)
+			}()
+			var full *proxy.Fault
+			if err := <-keeping; !errors.As(err, &full) || full.Status != http.StatusTooManyRequests || !strings.Contains(full.Detail, "output") {
+				t.Errorf("got %v", err)
+			}
+			took = append(took, time.Since(begun))
+		}
+		run(bodyToken)
+		run(bodyToken) // which finds its tenant's share taken
+		run(otherToken)
+		if want := []time.Duration{0, 10 * time.Second, 0}; !slices.Equal(took, want) {
+			t.Errorf("they waited %v, want %v", took, want)
+		}
+		close(end)
+		synctest.Wait()
+		run(bodyToken)
+		if took[3] != 0 {
+			t.Errorf("once all is given back: %v", took[3])
 		}
 	})
 }
