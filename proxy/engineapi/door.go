@@ -78,6 +78,7 @@ type Door struct {
 	execs   owners // containers of execs
 	ends    owners // when containers' time is up, as their label has it
 	rooms   rooms
+	running execCounts
 	turns   turns // of starts and restarts
 
 	restarts *restart.Supervisor
