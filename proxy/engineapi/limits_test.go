@@ -367,6 +367,50 @@ func TestExecsOfATenant(t *testing.T) {
 	})
 }
 
+// TestSlowBuilds sends the files of builds slowly: what goes on may take its time, what only
+// drips is broken off.
+func TestSlowBuilds(t *testing.T) {
+	files := tarOf(t, "big", strings.Repeat("x", 1<<20))
+	head := fmt.Sprintf("POST /v1.41/build HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-tar\r\nContent-Length: %d\r\n\r\n", len(files))
+	for name, tt := range map[string]struct {
+		piece  int
+		every  time.Duration
+		status int
+		says   string
+		most   time.Duration
+	}{
+		"it flows": {bufferSize, transferStall - time.Second, 400, "Cannot locate specified Dockerfile", time.Hour},
+		"it drips": {1 << 10, time.Second, 408, "it doesn't go on", 2 * transferStall},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, l := boundedDoor(t, Options{SpoolDir: t.TempDir()}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "[]") }, "red")
+				conn, begun := l[0].dial(), time.Now()
+				var sending sync.WaitGroup
+				defer sending.Wait()
+				defer func() { _ = conn.Close() }()
+				sending.Go(func() {
+					_, _ = io.WriteString(conn, head)
+					for piece := range slices.Chunk(files, tt.piece) {
+						time.Sleep(tt.every)
+						if _, err := conn.Write(piece); err != nil {
+							return
+						}
+					}
+				})
+				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				text, _ := io.ReadAll(resp.Body)
+				if took := time.Since(begun); resp.StatusCode != tt.status || !strings.Contains(string(text), tt.says) || took > tt.most {
+					t.Errorf("%d %s after %s", resp.StatusCode, text, took)
+				}
+			})
+		})
+	}
+}
+
 // TestSpoolIsBounded sends builds that take more disk than there is for them, and ones that stop.
 func TestSpoolIsBounded(t *testing.T) {
 	const mib = 1 << 20
