@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -315,6 +318,57 @@ func TestTruncation(t *testing.T) {
 		for _, piece := range []int{1, 100} {
 			if got, cut := printed(t, w, v.in, piece, v.limit); got != v.want || cut != v.cut {
 				t.Errorf("%q at %d: %q, %v", v.in, v.limit, got, cut)
+			}
+		}
+	}
+}
+
+// TestKeptOutput runs commands that print more than they may keep: the memory for it is asked
+// for before it is taken, and output is cut where it is refused.
+func TestKeptOutput(t *testing.T) {
+	w := printingWorld(t)
+	const limit = 1 << 20
+	text := strings.Repeat("0123456789", 1<<19) // five times the limit
+	output = func(_ context.Context, e runtime.Exec) {
+		for i := 0; i < len(text); i += 1 << 10 {
+			_, _ = io.WriteString(e.Stdout, text[i:i+1<<10])
+		}
+	}
+	notice := regexp.MustCompile(`\n\n\.\.\. \[(\d+) characters truncated\] \.\.\.\n\n`)
+	for _, raw := range []bool{false, true} {
+		for _, budget := range []int{8 * limit, limit, 100_000, 4096, 0} {
+			kept := 0
+			res, err := w.Exec(t.Context(), lifecycle.ExecRequest{
+				Tenant: "a", Key: "k", Command: []string{"print"}, OutputLimit: ptr(limit), Raw: raw,
+				Keep: func(n int) error {
+					if kept+n > budget {
+						return errors.New("no memory")
+					}
+					kept += n
+					return nil
+				},
+			})
+			if err != nil || !res.StdoutTruncated {
+				t.Fatalf("%d bytes, raw %v: cut %v, %v", budget, raw, res.StdoutTruncated, err)
+			}
+			got := res.Stdout
+			if raw {
+				got = string(res.StdoutRaw)
+			}
+			if kept > 6*limit || len(got) > min(limit, budget+80) || len(got) < min(budget/4, limit/2) {
+				t.Errorf("%d bytes, raw %v: leased %d for %d", budget, raw, kept, len(got))
+			}
+			head, tail := got, ""
+			if at := notice.FindStringSubmatchIndex(got); at != nil {
+				head, tail = got[:at[0]], got[at[1]:]
+				if cut, _ := strconv.Atoi(got[at[2]:at[3]]); len(head)+cut+len(tail) != len(text) {
+					t.Errorf("%d bytes: %d of %d characters are told to be cut", budget, cut, len(text)-len(head)-len(tail))
+				}
+			} else if !raw {
+				t.Errorf("%d bytes: %q… says nothing of the cut", budget, got[:min(len(got), 80)])
+			}
+			if !strings.HasPrefix(text, head) || !strings.HasSuffix(text, tail) {
+				t.Errorf("%d bytes, raw %v: it isn't the output's head and tail", budget, raw)
 			}
 		}
 	}

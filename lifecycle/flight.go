@@ -18,6 +18,9 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
+// claimTime is how long a create waits for archive calls that use its mounts.
+const claimTime = 10 * time.Second
+
 // launch starts the create of a key that the caller holds; the flight holds the
 // key from here on, and drops it. Old is the record that makes way, or nil.
 // Its spans belong to ctx's trace; nothing else of ctx reaches it.
@@ -168,6 +171,11 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 	if err := m.enter(ctx, o); err != nil {
 		return sb, err
 	}
+	unclaim, err := m.claim(ctx, f.starting.SessionID, mounts)
+	if err != nil {
+		return sb, err
+	}
+	defer unclaim()
 	if err := m.engine.Acquire(ctx, 1); err != nil {
 		return sb, err
 	}
@@ -216,6 +224,17 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 		}
 	}
 	return sb, nil
+}
+
+// claim claims a sandbox's mounts. An archive call that uses one of them may take long, and
+// fails the create then. One that comes later finds the sandbox among MountsInUse.
+func (m *Manager) claim(ctx context.Context, sessionID string, mounts []policy.Mount) (leave func(), err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, claimTime, &CapacityError{
+		Message:    fmt.Sprintf("a docker cp in the engine proxy has used one of the sandbox's directories for more than %s; try again when it is over", claimTime),
+		RetryAfter: claimTime,
+	})
+	defer cancel()
+	return m.opts.Claim(ctx, sessionID, mounts)
 }
 
 // makeWay removes what the new sandbox replaces. One that has ended goes whole; of

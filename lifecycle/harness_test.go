@@ -144,6 +144,7 @@ type setup struct {
 
 	workspaces lifecycle.Workspaces
 	ceilings   lifecycle.Ceilings
+	claim      func(context.Context, string, []policy.Mount) (func(), error)
 }
 
 // newSealer is the sealer of every world of an owner.
@@ -179,7 +180,7 @@ func newWorld(t *testing.T, s setup) *world {
 	}
 	w.Manager, err = lifecycle.New(lifecycle.Options{
 		Sealer: newSealer(s.owner, s.seals, s.logger), Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
-		Holder: mountpintest.Holder{}, Owner: s.owner, Settings: s.settings, Registry: w.reg,
+		Holder: mountpintest.Holder{}, Claim: s.claim, Owner: s.owner, Settings: s.settings, Registry: w.reg,
 		Logger: s.logger, Tracer: s.tracer, Workspaces: s.workspaces, Ceilings: s.ceilings,
 	})
 	if err != nil {

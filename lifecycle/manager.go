@@ -40,14 +40,17 @@ type Options struct {
 	Ceilings Ceilings
 	// Collector removes what callers of the engine's own API made; nil: there are none.
 	Collector runtime.Collector
-	Sealer    *Sealer               // tells this instance's objects from others; nil: knows what this Manager makes
-	Holder    Holder                // mandatory: holds judged directories while the engine mounts them
-	Owner     string                // mandatory: this instance's id; nothing that carries another's is touched
-	Labels    map[string]string     // further ones of every container and network; nil is none
-	Settings  Settings              // the operator's settings; the zero value is usable
-	Logger    *slog.Logger          // nil discards
-	Registry  prometheus.Registerer // nil: metrics are kept but not exported
-	Tracer    trace.TracerProvider  // nil: no spans
+	Sealer    *Sealer // tells this instance's objects from others; nil: knows what this Manager makes
+	Holder    Holder  // mandatory: holds judged directories while the engine mounts them
+	// Claim keeps archive calls of the engine proxy away from the mounts of a sandbox that is
+	// being created, until leave. It waits for those that go on. Nil: there are none.
+	Claim    func(ctx context.Context, sessionID string, mounts []policy.Mount) (leave func(), err error)
+	Owner    string                // mandatory: this instance's id; nothing that carries another's is touched
+	Labels   map[string]string     // further ones of every container and network; nil is none
+	Settings Settings              // the operator's settings; the zero value is usable
+	Logger   *slog.Logger          // nil discards
+	Registry prometheus.Registerer // nil: metrics are kept but not exported
+	Tracer   trace.TracerProvider  // nil: no spans
 }
 
 // Settings are what the operator sets for every sandbox.
@@ -202,6 +205,9 @@ func New(opts Options) (*Manager, error) {
 		return nil, errors.New("lifecycle: Owner is mandatory")
 	case opts.Settings.ChatsRoot != "" && opts.Settings.ChatMountPath == "":
 		return nil, errors.New("lifecycle: ChatMountPath is mandatory with ChatsRoot")
+	}
+	if opts.Claim == nil {
+		opts.Claim = func(context.Context, string, []policy.Mount) (func(), error) { return func() {}, nil }
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)

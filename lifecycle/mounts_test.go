@@ -9,10 +9,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -214,4 +217,86 @@ func TestMountsInUse(t *testing.T) {
 	}
 	w.fake.Die(made["y"].ContainerID)
 	w.eventually("y's mount is forgotten", func() bool { return slices.Equal(inUse(), []string{"x rw"}) })
+}
+
+// A create and an archive call that use a directory wait for each other.
+func TestCreateAndArchiveCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var claims mountpin.Claims
+		dir := t.TempDir()
+		proceed := make(chan struct{})
+		w := newWorld(t, setup{
+			policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", claim: claims.Start,
+			fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+				if op == "create" {
+					<-proceed
+				}
+				return nil
+			}},
+		})
+		defer w.stop()
+		req := request("k")
+		req.Request.HostPath = &dir
+		archive := func() *mountpin.Use {
+			return &mountpin.Use{ID: "archived", Archive: true, Binds: []policy.Mount{{Source: dir, Mode: "ro"}}}
+		}
+		create := func() chan error {
+			created := make(chan error, 1)
+			go func() {
+				_, err := w.Create(t.Context(), req)
+				created <- err
+			}()
+			synctest.Wait()
+			return created
+		}
+
+		leave, err := claims.Use(t.Context(), archive())
+		if err != nil {
+			t.Fatal(err)
+		}
+		created := create()
+		time.Sleep(9 * time.Second)
+		close(proceed)
+		synctest.Wait()
+		if len(created) != 0 || len(w.fake.Containers()) != 0 {
+			t.Fatal("it was created during an archive call")
+		}
+		w.create(request("another")) // needn't wait
+		var capacity *lifecycle.CapacityError
+		if err := <-created; !errors.As(err, &capacity) || !strings.Contains(err.Error(), "docker cp") {
+			t.Errorf("beside a long archive call: %v", err)
+		}
+		created = create()
+		leave()
+		if err := <-created; err != nil {
+			t.Errorf("after an archive call: %v", err)
+		}
+		if _, err := w.Delete(t.Context(), req.Tenant, req.Key); err != nil {
+			t.Fatal(err)
+		}
+
+		proceed = make(chan struct{})
+		created = create()
+		entered := make(chan []policy.Mount, 1)
+		go func() {
+			leave, err := claims.Use(t.Context(), archive())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			entered <- w.MountsInUse()
+			leave()
+		}()
+		synctest.Wait()
+		if len(entered) != 0 {
+			t.Error("an archive call began during a create")
+		}
+		close(proceed)
+		if err := <-created; err != nil {
+			t.Error(err)
+		}
+		if mounts := <-entered; len(mounts) != 1 || mounts[0].Source != dir {
+			t.Errorf("the archive call sees %v", mounts)
+		}
+	})
 }

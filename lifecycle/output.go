@@ -1,9 +1,9 @@
 package lifecycle
 
 import (
-	"bytes"
 	"fmt"
 	"io"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -15,9 +15,23 @@ type collector interface {
 
 func (c *command) collectors() (stdout, stderr collector) {
 	if c.req.Raw {
-		return &rawCollector{limit: c.limit}, &rawCollector{limit: c.limit}
+		return &rawCollector{limit: c.limit, keep: c.req.Keep}, &rawCollector{limit: c.limit, keep: c.req.Keep}
 	}
-	return &textCollector{limit: c.limit}, &textCollector{limit: c.limit}
+	return &textCollector{limit: c.limit, keep: c.req.Keep}, &textCollector{limit: c.limit, keep: c.req.Keep}
+}
+
+// grown returns a buffer with room for n more bytes, but of at most that many in all. It
+// returns the buffer as it is, and false, if keep refuses the memory.
+func grown(buf []byte, n, most int, keep func(bytes int) error) ([]byte, bool) {
+	need := min(len(buf)+n, most)
+	if need <= cap(buf) {
+		return buf, true
+	}
+	size := min(max(need, 2*cap(buf), 512), most)
+	if keep != nil && keep(size-cap(buf)) != nil {
+		return buf, false
+	}
+	return append(make([]byte, 0, size), buf...), true
 }
 
 // collect puts what was kept into the result.
@@ -32,30 +46,37 @@ func (c *command) collect(res *ExecResult, stdout, stderr collector) {
 	res.Stdout, res.Stderr = out, errOut
 }
 
-// rawCollector keeps the first limit bytes.
+// rawCollector keeps the first limit bytes, as far as there is memory.
 type rawCollector struct {
 	limit int
-	kept  bytes.Buffer
+	keep  func(bytes int) error
+	kept  []byte
 	cut   bool
 }
 
 func (c *rawCollector) Write(p []byte) (int, error) {
-	room := max(c.limit-c.kept.Len(), 0)
-	c.cut = c.cut || len(p) > room
-	c.kept.Write(p[:min(room, len(p))])
-	return len(p), nil
+	written := len(p)
+	if !c.cut {
+		c.kept, _ = grown(c.kept, len(p), max(c.limit, 0), c.keep)
+		room := min(cap(c.kept)-len(c.kept), len(p))
+		c.cut = room < len(p)
+		c.kept = append(c.kept, p[:room]...)
+	}
+	return written, nil
 }
 
-func (c *rawCollector) collected() (string, bool) { return c.kept.String(), c.cut || c.limit < 0 }
+func (c *rawCollector) collected() (string, bool) { return string(c.kept), c.cut || c.limit < 0 }
 
 // textCollector keeps the head and the tail of a text of which at most limit code
 // points are wanted. A byte that isn't UTF-8 counts as one, and becomes U+FFFD.
 type textCollector struct {
 	limit   int
+	keep    func(bytes int) error
 	n       int    // code points so far
 	head    []byte // the first limit of them
 	headN   int    // code points in head
-	tail    []byte // at least the last limit of them, if there are as many
+	tail    []byte // the end of what follows head: at least what is shown of it
+	short   bool   // keep refused memory, so that less is kept
 	partial []byte // the start of a code point whose rest hasn't come
 }
 
@@ -106,21 +127,30 @@ func (c *textCollector) add(p []byte) {
 	if c.limit <= 0 {
 		return
 	}
-	rest := p
-	for c.headN < c.limit && len(rest) > 0 {
-		_, size := utf8.DecodeRune(rest)
-		c.head = append(c.head, rest[:size]...)
-		c.headN++
-		rest = rest[size:]
+	end, n := 0, 0
+	for ; !c.short && c.headN+n < c.limit && end < len(p); n++ {
+		_, size := utf8.DecodeRune(p[end:])
+		end += size
+	}
+	c.grow(&c.head, end, utf8.UTFMax*c.limit)
+	if !c.short {
+		c.head, c.headN, p = append(c.head, p[:end]...), c.headN+n, p[end:]
 	}
 	// A cut may fall into a code point, and spoils a few of them at the tail's start.
-	keep := utf8.UTFMax * (c.limit + 2)
-	if len(p) > keep {
-		p = p[len(p)-keep:]
+	c.grow(&c.tail, len(p), 2*utf8.UTFMax*(c.limit*2/5+3))
+	if half := cap(c.tail) / 2; len(c.tail)+len(p) > cap(c.tail) {
+		p = p[max(len(p)-half, 0):]
+		c.tail = append(c.tail[:0], c.tail[max(len(c.tail)+len(p)-half, 0):]...)
 	}
 	c.tail = append(c.tail, p...)
-	if len(c.tail) > 2*keep {
-		c.tail = append(c.tail[:0], c.tail[len(c.tail)-keep:]...)
+}
+
+// grow makes room for n more bytes of head or tail, of at most that many in all.
+func (c *textCollector) grow(buf *[]byte, n, most int) {
+	if !c.short {
+		var ok bool
+		*buf, ok = grown(*buf, n, most, c.keep)
+		c.short = !ok
 	}
 }
 
@@ -131,33 +161,55 @@ func (c *textCollector) collected() (string, bool) {
 		c.add(p)
 	}
 	switch {
-	case c.n <= c.limit:
-		return text(c.head), false
+	case c.n == c.headN:
+		return text(c.head), c.limit < 0
 	case c.limit <= 0:
 		return "", true
 	}
-	head, tail, notice := split(c.n, c.limit)
-	if head+tail == 0 {
+	h, t, notice := split(max(c.n, c.limit+1), c.limit)
+	if h+t == 0 {
 		return notice, true
 	}
-	return firstRunes(c.head, head) + notice + lastRunes(c.tail, tail), true
+	head, tail := firstRunes(c.head, h), lastRunes(c.tail, t)
+	switch more := t - (c.n - c.headN); {
+	case c.short:
+		notice = cutNotice(c.n - utf8.RuneCountInString(head) - utf8.RuneCountInString(tail))
+	case more > 0:
+		tail = lastRunes(c.head, more) + tail
+	}
+	return head + notice + tail, true
 }
 
 // text makes valid UTF-8, with one U+FFFD for each byte that isn't.
-func text(p []byte) string { return string([]rune(string(p))) }
+func text(p []byte) string { return strings.Map(func(r rune) rune { return r }, string(p)) }
 
-func firstRunes(p []byte, n int) string { return string([]rune(string(p))[:n]) }
-
-func lastRunes(p []byte, n int) string {
-	r := []rune(string(p))
-	return string(r[len(r)-n:])
+// firstRunes returns the first n code points, or all if there are fewer.
+func firstRunes(p []byte, n int) string {
+	end := 0
+	for ; n > 0 && end < len(p); n-- {
+		_, size := utf8.DecodeRune(p[end:])
+		end += size
+	}
+	return text(p[:end])
 }
+
+// lastRunes returns the last n code points, or all if there are fewer.
+func lastRunes(p []byte, n int) string {
+	start := len(p)
+	for ; n > 0 && start > 0; n-- {
+		_, size := utf8.DecodeLastRune(p[:start])
+		start -= size
+	}
+	return text(p[start:])
+}
+
+func cutNotice(n int) string { return fmt.Sprintf("\n\n... [%d characters truncated] ...\n\n", n) }
 
 // split works out how many code points of n to keep at the head and at the tail,
 // and the notice between them, so that all is limit code points long.
 func split(n, limit int) (head, tail int, notice string) {
 	for range 4 {
-		notice = fmt.Sprintf("\n\n... [%d characters truncated] ...\n\n", n-head-tail)
+		notice = cutNotice(n - head - tail)
 		room := limit - len(notice)
 		if room <= 0 {
 			return 0, 0, notice[:min(limit, len(notice))]
@@ -169,5 +221,5 @@ func split(n, limit int) (head, tail int, notice string) {
 		}
 		head, tail = h, t
 	}
-	return head, tail, fmt.Sprintf("\n\n... [%d characters truncated] ...\n\n", n-head-tail)
+	return head, tail, cutNotice(n - head - tail)
 }

@@ -145,6 +145,9 @@ type ExecRequest struct {
 	Timeout     *int64 // seconds; nil is the profile's default; clamped to its maximum
 	OutputLimit *int   // in code points, for each stream; nil is 4,000; 0 or less keeps nothing
 	Raw         bool   // keep the bytes as they are, in StdoutRaw and StderrRaw, cut at OutputLimit bytes
+	// Keep is called before so many more bytes of memory keep output, by one goroutine for
+	// each stream. If it fails, what follows is cut. Nil allows all.
+	Keep func(bytes int) error
 	// Serialize has the command wait until those with it that came before have ended.
 	// The wait doesn't count against the timeout.
 	Serialize bool

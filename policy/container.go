@@ -212,4 +212,5 @@ type EngineAPI struct {
 	// ReadOnlyRootfs has the profile's read_only_rootfs count where a caller asks for none.
 	ReadOnlyRootfs bool  `json:"read_only_rootfs"`
 	MaxObjects     int64 `json:"max_objects"` // containers, networks and volumes of one caller, of each kind; 0 is no cap
+	MaxExecs       int64 `json:"max_execs"`   // of one tenant, over all its containers; 0 is no cap
 }

@@ -58,6 +58,7 @@ type engineAPIFile struct {
 	Exec           *string  `yaml:"exec"`
 	RedactEnv      []string `yaml:"redact_env"`
 	MaxObjects     *int64   `yaml:"max_objects"`
+	MaxExecs       *int64   `yaml:"max_execs"`
 	ReadOnlyRootfs *bool    `yaml:"read_only_rootfs"`
 }
 
@@ -71,7 +72,7 @@ func builtinEngineAPI() EngineAPI {
 		LogDrivers: slices.Clone(logDrivers), LogMaxMB: 30, Restart: slices.Clone(restartPolicies),
 		Runtimes: []string{}, Sysctls: []string{}, Users: wordAny, DNS: wordOff, TmpfsMB: tmpfsMB, MaxUlimit: 1 << 20,
 		Pull: wordOn, Build: wordOff, BuildAddURL: []string{}, Commit: wordOff, Tags: []string{}, Archive: wordOn, Exec: wordOn,
-		RedactEnv: []string{}, MaxObjects: 64,
+		RedactEnv: []string{}, MaxObjects: 64, MaxExecs: 1024,
 	}
 }
 
@@ -82,6 +83,7 @@ func (e EngineAPI) file() *engineAPIFile {
 		LogDrivers: e.LogDrivers, LogMaxMB: &e.LogMaxMB, Restart: e.Restart, Runtimes: e.Runtimes, Sysctls: e.Sysctls,
 		Users: &e.Users, DNS: &e.DNS, TmpfsMB: &e.TmpfsMB, MaxUlimit: &e.MaxUlimit, Pull: &e.Pull, Build: &e.Build,
 		BuildAddURL: e.BuildAddURL, Commit: &e.Commit, Tags: e.Tags, Archive: &e.Archive, Exec: &e.Exec, RedactEnv: e.RedactEnv, MaxObjects: &e.MaxObjects,
+		MaxExecs:       &e.MaxExecs,
 		ReadOnlyRootfs: &e.ReadOnlyRootfs,
 	}
 }
@@ -113,6 +115,7 @@ func (f *engineAPIFile) apply(e *EngineAPI) {
 	set(&e.Exec, f.Exec)
 	setList(&e.RedactEnv, f.RedactEnv)
 	set(&e.MaxObjects, f.MaxObjects)
+	set(&e.MaxExecs, f.MaxExecs)
 	set(&e.ReadOnlyRootfs, f.ReadOnlyRootfs)
 }
 
@@ -158,6 +161,7 @@ func (l *loader) checkEngineAPI(at string, e *EngineAPI, own *engineAPIFile) {
 	number("tmpfs_mb", own.TmpfsMB, 1, maxMB)
 	number("max_ulimit", own.MaxUlimit, 1, maxUlimit)
 	number("max_objects", own.MaxObjects, 0, maxObjectsLimit)
+	number("max_execs", own.MaxExecs, 0, maxObjectsLimit)
 	if _, _, ok := parsePortRange(e.PortRange); !ok && own.PortRange != nil {
 		l.problem(at+".port_range", "%q is not two ports from 1 to 65535, as 1024-65535, the lower one first", e.PortRange)
 	}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ import (
 const (
 	bodyToken  = "token-of-a-body-test"
 	otherToken = "token-of-another-tenant"
+	thirdToken = "token-of-a-third-tenant"
 	bodyLimit  = 23 << 20
 )
 
@@ -61,14 +63,20 @@ type dataBody struct {
 	List []string `json:"list"`
 }
 
-// servePipes serves a handler that is given each decoded body, until the test ends.
-func servePipes(t *testing.T, bodies *proxy.Bodies, h func(b *dataBody)) *pipes {
+// bodyTokens are of three tenants.
+func bodyTokens(t *testing.T) *proxy.Tokens {
 	t.Helper()
-	tokens, err := proxy.ParseTokens(fmt.Appendf(nil, "tokens:\n- {name: a, tenant: red, token: %s}\n- {name: b, tenant: blue, token: %s}\n", bodyToken, otherToken))
+	tokens, err := proxy.ParseTokens(fmt.Appendf(nil, "tokens:\n- {name: a, tenant: red, token: %s}\n- {name: b, tenant: blue, token: %s}\n- {name: c, tenant: green, token: %s}\n", bodyToken, otherToken, thirdToken))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, door := newDoor(t, proxy.GateOptions{Tokens: tokens, Bodies: bodies}, func(w http.ResponseWriter, r *http.Request) error {
+	return tokens
+}
+
+// servePipes serves a handler that is given each decoded body, until the test ends.
+func servePipes(t *testing.T, bodies *proxy.Bodies, h func(b *dataBody)) *pipes {
+	t.Helper()
+	_, door := newDoor(t, proxy.GateOptions{Tokens: bodyTokens(t), Bodies: bodies}, func(w http.ResponseWriter, r *http.Request) error {
 		var b dataBody
 		if r.Header.Get("X-Unread") != "" {
 			return fine(w, r)
@@ -244,6 +252,51 @@ func TestBodiesAreShared(t *testing.T) {
 	})
 }
 
+// TestSmallBodiesAreShared has two tenants hold all that they may have for bodies of up to
+// MaxBody bytes, and send nothing of them: a third one's bodies need not wait.
+func TestSmallBodiesAreShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := servePipes(t, nil, func(*dataBody) {})
+		var held []net.Conn
+		for _, token := range []string{bodyToken, otherToken} {
+			// Each takes twice its length and 16 KiB, of 16 MiB.
+			for _, length := range append(slices.Repeat([]int64{proxy.MaxBody}, 7), proxy.MaxBody-64<<10) {
+				conn := p.dial()
+				held = append(held, conn)
+				if _, err := io.WriteString(conn, post("/x", token, length)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		synctest.Wait()
+		send := func(token string, length int64) (int, time.Duration) {
+			conn := p.dial()
+			defer func() { _ = conn.Close() }()
+			begun := time.Now()
+			body := io.MultiReader(strings.NewReader(post("/x", token, length)), strings.NewReader("{}"), io.LimitReader(spaces{}, length-2))
+			return answered(conn, body), time.Since(begun)
+		}
+		if got, took := send(thirdToken, proxy.MaxBody); got != 200 || took > 0 {
+			t.Errorf("a third tenant: %d after %s", got, took)
+		}
+		if _, took := send(bodyToken, 100); took == 0 {
+			t.Error("the first tenant has more than its share")
+		}
+		for _, conn := range held {
+			_ = conn.Close()
+		}
+	})
+}
+
+type spaces struct{}
+
+func (spaces) Read(b []byte) (int, error) {
+	for i := range b {
+		b[i] = ' '
+	}
+	return len(b), nil
+}
+
 // slowly gives a text in pieces, each after a while.
 type slowly struct {
 	pieces []string
@@ -395,6 +448,55 @@ func TestBudget(t *testing.T) {
 		var none *proxy.Budget
 		if err := none.Lease("red").Resize(t.Context(), 1<<40); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestOutputHoldsMemory checks that output leases memory as it grows, by tenant and in all, and
+// that a command doesn't start without any.
+func TestOutputHoldsMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		keeping, end := make(chan error, 3), make(chan struct{})
+		_, door := newDoor(t, proxy.GateOptions{Tokens: bodyTokens(t)}, func(_ http.ResponseWriter, r *http.Request) error {
+			keep, release, err := proxy.ExchangeOf(r.Context()).LeaseOutput(r.Context())
+			if err == nil {
+				defer release()
+				for err == nil {
+					err = keep(1 << 20)
+				}
+				if again := keep(1); again == nil {
+					t.Error("it keeps more than was refused")
+				}
+			}
+			keeping <- err
+			<-end
+			return err
+		})
+		var took []time.Duration
+		run := func(token string) {
+			begun := time.Now()
+			go func() {
+				r := httptest.NewRequest(http.MethodPost, "http://localhost/x", http.NoBody)
+				r.Header.Set("X-Api-Token", token)
+				door.ServeHTTP(httptest.NewRecorder(), r)
+			}()
+			var full *proxy.Fault
+			if err := <-keeping; !errors.As(err, &full) || full.Status != http.StatusTooManyRequests || !strings.Contains(full.Detail, "output") {
+				t.Errorf("got %v", err)
+			}
+			took = append(took, time.Since(begun))
+		}
+		run(bodyToken)
+		run(bodyToken) // which finds its tenant's share taken
+		run(otherToken)
+		if want := []time.Duration{0, 10 * time.Second, 0}; !slices.Equal(took, want) {
+			t.Errorf("they waited %v, want %v", took, want)
+		}
+		close(end)
+		synctest.Wait()
+		run(bodyToken)
+		if took[3] != 0 {
+			t.Errorf("once all is given back: %v", took[3])
 		}
 	})
 }

@@ -109,15 +109,16 @@ func (l *Lease) Release() {
 	l.share = nil
 }
 
-// Bodies bounds the memory of requests' bodies. Those of up to MaxBody bytes have a budget
-// of their own, so that larger ones don't keep them out. A nil Bodies bounds nothing.
-type Bodies struct{ small, large *Budget }
+// Bodies bounds the memory of requests' bodies and of commands' output. Bodies of up to
+// MaxBody bytes have a budget of their own, so that larger ones don't keep them out. A nil
+// Bodies bounds nothing.
+type Bodies struct{ small, large, output *Budget }
 
 // NewBodies makes Bodies for a server with 512 MB of memory, of which Go's garbage
-// collector may need as much again as is held.
+// collector may need half as much again as is held.
 func NewBodies() *Bodies {
 	const what = "memory for request bodies"
-	return &Bodies{small: NewBudget(what, 64<<20, 16<<20), large: NewBudget(what, 96<<20, 48<<20)}
+	return &Bodies{small: NewBudget(what, 64<<20, 16<<20), large: NewBudget(what, 96<<20, 48<<20), output: NewBudget("memory for output", 96<<20, 48<<20)}
 }
 
 // lease begins a lease for a body of at most so many bytes.
@@ -129,4 +130,40 @@ func (b *Bodies) lease(tenant string, most int64) *Lease {
 		return b.large.Lease(tenant)
 	}
 	return b.small.Lease(tenant)
+}
+
+const (
+	outputStart  = 16 << 10 // that a command's output leases before the command starts
+	outputCopies = 3        // of what is kept: itself, its text and the answer
+)
+
+// LeaseOutput leases memory for the output of a command. Keep leases so many bytes more, and
+// fails once it has to wait for too long. Many goroutines may call it.
+func (ex *Exchange) LeaseOutput(ctx context.Context) (keep func(bytes int) error, release func(), err error) {
+	if ex.bodies == nil {
+		return nil, func() {}, nil
+	}
+	lease := ex.bodies.output.Lease(ex.Caller.Tenant)
+	if err := lease.Resize(ctx, outputStart); err != nil {
+		lease.Release()
+		return nil, nil, err
+	}
+	var mu sync.Mutex
+	var held int64
+	var full error
+	keep = func(bytes int) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if full == nil {
+			held += int64(bytes) * outputCopies
+			full = lease.Resize(ctx, max(held, outputStart))
+		}
+		return full
+	}
+	release = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		lease.Release()
+	}
+	return keep, release, nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
@@ -58,7 +59,7 @@ type doorParts struct {
 	log        *slog.Logger
 	tel        *telemetry
 	holder     lifecycle.Holder
-	unheld     lifecycle.Holder   // see engineapi.Options.Unheld
+	unheld     *mountpin.Trusted  // see engineapi.Options.Unheld
 	labels     map[string]string  // see engineapi.Options.Labels
 	workspaces *workspace.Service // nil without a root for chats, as chats
 	chats      *chat.Service
@@ -125,7 +126,7 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 			return dialer.Dial(ctx)
 		},
 		Policy: d.policies.Policy, Owner: d.owner, Sealer: d.sealer, Hosts: d.cfg.EngineAPI.AllowedHosts,
-		Pins: d.holder, Unheld: d.unheld, Mounts: d.manager.MountsInUse, ArchiveFixed: d.cfg.EngineAPI.ArchiveFixed,
+		Pins: d.holder, Unheld: d.unheld, Claims: &d.unheld.Claims, Mounts: d.manager.MountsInUse, ArchiveFixed: d.cfg.EngineAPI.ArchiveFixed,
 		EnsureNetwork: d.manager.EnsureNetwork, Labels: d.labels, Restarts: d.db,
 		SpoolDir: d.cfg.SpoolDir(), SpoolBytes: d.cfg.EngineAPI.SpoolMB << 20,
 		Bodies: d.bodies, Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,

@@ -235,7 +235,7 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	managed := lifecycle.Options{
-		Runtime: rt, Sealer: sealer, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Owner: owner, Settings: sandboxes, Labels: here.labels(),
+		Runtime: rt, Sealer: sealer, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Claim: unheld.Claims.Start, Owner: owner, Settings: sandboxes, Labels: here.labels(),
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	}
 	if lasting != nil {

@@ -14,7 +14,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"sync"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -55,6 +57,9 @@ type Pinner struct {
 	dir string
 	// Mark is called with the mounts before they are held; see Trusted.Mark. Nil: nothing is.
 	Mark func(mounts []policy.Mount) error
+
+	mu    sync.Mutex
+	stale []string // directories of pins that couldn't be released yet
 }
 
 var _ lifecycle.Holder = (*Pinner)(nil)
@@ -86,18 +91,29 @@ func (*Pinner) Mode() string { return ModeHeld }
 
 // Hold clones each mount's directory, without what is mounted below it, onto the path
 // <dir>/<name>/<index>, which is the same each time. Two holds of one name can't
-// overlap. A mount that the engine sees elsewhere than this process is an error.
+// overlap. Each hold tries again to release what couldn't be released before. A mount that the engine sees elsewhere than this process is an error.
 func (p *Pinner) Hold(_ context.Context, name string, mounts []policy.Mount) ([]string, func() error, error) {
 	if p.Mark != nil {
 		if err := p.Mark(mounts); err != nil {
 			return nil, nil, err
 		}
 	}
+	p.mu.Lock()
+	p.stale = slices.DeleteFunc(p.stale, func(base string) bool { return clearPins(base) == nil })
+	p.mu.Unlock()
 	base := filepath.Join(p.dir, name)
 	if err := os.Mkdir(base, 0o700); err != nil {
 		return nil, nil, err
 	}
-	release := func() error { return clearPins(base) }
+	release := func() error {
+		err := clearPins(base)
+		if err != nil {
+			p.mu.Lock()
+			p.stale = append(p.stale, base)
+			p.mu.Unlock()
+		}
+		return err
+	}
 	sources := make([]string, len(mounts))
 	for i, m := range mounts {
 		target := filepath.Join(base, strconv.Itoa(i))

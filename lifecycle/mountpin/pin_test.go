@@ -87,6 +87,38 @@ func nothingLeft(t *testing.T, p *Pinner) {
 	}
 }
 
+// A release that fails is tried again by the next hold, so that the name can be held again.
+func TestReleaseAgain(t *testing.T) {
+	p := pinner(t)
+	mounts := []policy.Mount{mount(t.TempDir())}
+	_, release, err := p.Hold(t.Context(), "s", mounts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stuck := filepath.Join(p.dir, "s", "stuck")
+	makeDir(t, stuck, "inside")
+	if err := release(); err == nil {
+		t.Fatal("released what can't be removed")
+	}
+	if _, _, err := p.Hold(t.Context(), "s", mounts); !errors.Is(err, os.ErrExist) {
+		t.Errorf("while it can't be released: %v", err)
+	}
+	if err := os.RemoveAll(stuck); err != nil {
+		t.Fatal(err)
+	}
+	_, release, err = p.Hold(t.Context(), "s", mounts)
+	if err != nil {
+		t.Fatalf("once it can: %v", err)
+	}
+	if _, _, err := p.Hold(t.Context(), "s", mounts); !errors.Is(err, os.ErrExist) {
+		t.Errorf("held twice: %v", err)
+	}
+	if err := release(); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, p)
+}
+
 func TestSwappedBeforeHold(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "work", "sub")
 	makeDir(t, dir, "mine")

@@ -11,7 +11,6 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -24,9 +23,10 @@ var _ lifecycle.Holder = (*Trusted)(nil)
 // Trusted allows only mounts whose paths nobody sandboxed can change. It is for a process
 // that can't pin. It is safe for many goroutines.
 type Trusted struct {
-	judge  func(m policy.Mount, others []policy.Mount) error
-	dir    string
-	claims Claims
+	Claims Claims // of every container, also of those that aren't judged here
+
+	judge func(m policy.Mount, others []policy.Mount) error
+	dir   string
 }
 
 // NewTrusted returns a Trusted that asks judge about each mount; others are all mounts that
@@ -35,7 +35,7 @@ type Trusted struct {
 func NewTrusted(dir string, judge func(m policy.Mount, others []policy.Mount) error, inUse func(context.Context) ([]policy.Mount, error)) *Trusted {
 	// No descriptor outlives the kernel. Without its id, marks stay for longer than needed.
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return &Trusted{judge: judge, dir: filepath.Join(dir, "boot-"+strings.TrimSpace(string(boot))), claims: Claims{InUse: inUse}}
+	return &Trusted{judge: judge, dir: filepath.Join(dir, "boot-"+strings.TrimSpace(string(boot))), Claims: Claims{InUse: inUse}}
 }
 
 // Mode is ModeTrusted.
@@ -59,7 +59,7 @@ func (t *Trusted) Clean() error {
 // Hold returns the mounts' own paths. It returns a *policy.DeniedError if one of them
 // isn't allowed, and ErrExchanged if one leads through a symbolic link.
 func (t *Trusted) Hold(ctx context.Context, name string, mounts []policy.Mount) ([]string, func() error, error) {
-	others, release, err := t.claims.Enter(ctx, name, mounts)
+	others, release, err := t.Claims.Enter(ctx, name, mounts)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -126,43 +126,4 @@ func (t *Trusted) writtenAround(source string) (out []policy.Mount, err error) {
 func (t *Trusted) mark(source string) string {
 	sum := sha256.Sum256([]byte(source))
 	return filepath.Join(t.dir, hex.EncodeToString(sum[:]))
-}
-
-// Claims records who mounts what. It is safe for many goroutines.
-type Claims struct {
-	// InUse returns the mounts of all containers that exist. Mandatory.
-	InUse func(context.Context) ([]policy.Mount, error)
-
-	mu     sync.Mutex
-	making map[string][]policy.Mount
-}
-
-// Enter claims the mounts of a container that is about to be created or started, under its
-// name, and returns those of all others and its own. Of two that enter at once, at least one
-// gets the other's. A container must be among InUse before it is released.
-func (c *Claims) Enter(ctx context.Context, name string, mounts []policy.Mount) (all []policy.Mount, release func(), err error) {
-	c.mu.Lock()
-	if c.making == nil {
-		c.making = map[string][]policy.Mount{}
-	}
-	if _, busy := c.making[name]; busy {
-		c.mu.Unlock()
-		return nil, nil, fmt.Errorf("claim mounts of %s: %w", name, fs.ErrExist)
-	}
-	c.making[name] = mounts
-	for _, m := range c.making {
-		all = append(all, m...)
-	}
-	c.mu.Unlock()
-	release = func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.making, name)
-	}
-	there, err := c.InUse(ctx)
-	if err != nil {
-		release()
-		return nil, nil, fmt.Errorf("find out what other containers mount: %w", err)
-	}
-	return append(all, there...), release, nil
 }

@@ -104,7 +104,7 @@ func TestTrusted(t *testing.T) {
 	if err := w.try(t, w.mount("b", "rw")); err != nil {
 		t.Fatalf("a root, writable: %v", err)
 	}
-	w.Trusted = NewTrusted(w.dir, w.judge, w.claims.InUse)
+	w.Trusted = NewTrusted(w.dir, w.judge, w.Claims.InUse)
 	if err := errors.Join(os.Mkdir(filepath.Join(w.dir, "an earlier boot"), 0o700), w.Clean()); err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestTrusted(t *testing.T) {
 	}
 
 	broken := errors.New("the engine is away")
-	w.claims.InUse = func(context.Context) ([]policy.Mount, error) { return nil, broken }
+	w.Claims.InUse = func(context.Context) ([]policy.Mount, error) { return nil, broken }
 	if err := w.try(t, w.mount("a/x", "ro")); !errors.Is(err, broken) {
 		t.Errorf("without knowing of the others: %v", err)
 	}

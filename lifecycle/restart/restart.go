@@ -2,7 +2,7 @@
 // start by itself.
 //
 // The rules are those of the Docker Engine: a policy is asked at each exit, and once more
-// for every container that doesn't run when Berm starts or the engine comes back.
+// for every container that doesn't run when Berm or the engine has started anew.
 package restart
 
 import (
@@ -72,8 +72,9 @@ type Container struct {
 // than an interface should have, since a look and a start must be of one engine.
 type Engine interface {
 	// Watch calls changed with the ID of each container that ends or is removed, until ctx
-	// ends or the engine goes away. It calls ready once it misses nothing any more.
-	Watch(ctx context.Context, ready func(), changed func(id string)) error
+	// ends or the engine goes away. It calls ready once it misses nothing any more, with
+	// what tells one life of the engine's from another; empty if nothing does.
+	Watch(ctx context.Context, ready func(life string), changed func(id string)) error
 	// List returns the IDs of all containers that the engine must not start by itself.
 	List(ctx context.Context) ([]string, error)
 	// Inspect returns a container; it is of errdefs' NotFound class if there is none.

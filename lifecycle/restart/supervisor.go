@@ -33,6 +33,7 @@ type Supervisor struct {
 	log      *slog.Logger
 	restarts *prometheus.CounterVec
 	kick     chan struct{} // wakes the loop
+	life     string        // the engine's, as it was last listed; only follow uses it
 
 	writing sync.Mutex // held while the store is written; before mu
 	mu      sync.Mutex
@@ -278,21 +279,22 @@ func (s *Supervisor) Run(ctx context.Context) error {
 // that no exit is missed.
 func (s *Supervisor) follow(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	watching := make(chan struct{})
+	watching := make(chan string, 1)
 	g.Go(func() error {
-		err := s.opts.Engine.Watch(ctx, sync.OnceFunc(func() { close(watching) }), s.changed)
+		err := s.opts.Engine.Watch(ctx, func(life string) { watching <- life }, s.changed)
 		if err == nil {
 			err = errors.New("the engine's event stream ended")
 		}
 		return err
 	})
 	g.Go(func() error {
+		var life string
 		select {
-		case <-watching:
+		case life = <-watching:
 		case <-ctx.Done():
 			return nil
 		}
-		if err := s.list(ctx); err != nil {
+		if err := s.list(ctx, life); err != nil {
 			return err
 		}
 		s.loop(ctx)
@@ -301,10 +303,10 @@ func (s *Supervisor) follow(ctx context.Context) error {
 	return g.Wait()
 }
 
-// list marks all containers for a look by the rules of a boot, and forgets those that are
-// gone. The engine's event stream only ends when the engine does, so that each list is
-// the first of the engine's or of Berm's life.
-func (s *Supervisor) list(ctx context.Context) error {
+// list marks all containers for a look, and forgets those that are gone. The rules of a boot
+// hold for the first list of a life of the engine's or of Berm's, and for all if the
+// engine's lives can't be told apart.
+func (s *Supervisor) list(ctx context.Context, life string) error {
 	s.mu.Lock()
 	gone := maps.Clone(s.entries) // what is made from now on may be missing in the list
 	s.mu.Unlock()
@@ -312,11 +314,13 @@ func (s *Supervisor) list(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	boot := life == "" || life != s.life
+	s.life = life
 	s.mu.Lock()
 	for _, id := range ids {
 		delete(gone, id)
 		e := s.entryLocked(id)
-		e.look, e.boot, e.after, e.retry = true, true, time.Time{}, 0
+		e.look, e.boot, e.after, e.retry = true, e.boot || boot, time.Time{}, 0
 	}
 	s.mu.Unlock()
 	for id := range gone {

@@ -27,6 +27,7 @@ type fake struct {
 	most, now  int           // starts at a time
 	hung       bool          // looks at containers take forever, but for the one named "free"
 	watcher    func(string)
+	life       string        // of the engine; empty: it doesn't tell
 	down       chan struct{} // closed when the engine goes away
 }
 
@@ -34,12 +35,12 @@ func newFake() *fake {
 	return &fake{containers: map[string]*Container{}, rows: map[string]Row{}, begun: time.Now(), down: make(chan struct{})}
 }
 
-func (f *fake) Watch(ctx context.Context, ready func(), changed func(string)) error {
+func (f *fake) Watch(ctx context.Context, ready func(string), changed func(string)) error {
 	f.mu.Lock()
 	f.watcher = changed
-	down := f.down
+	down, life := f.down, f.life
 	f.mu.Unlock()
-	ready()
+	ready(life)
 	select {
 	case <-ctx.Done():
 	case <-down:
@@ -339,6 +340,36 @@ func TestUpdate(t *testing.T) {
 		f.end("a", 0)
 		time.Sleep(time.Minute)
 		wantStarts(t, f, "with --restart=no")
+	})
+}
+
+// TestBrokenStream has the event stream end. Only a new life of the engine's starts what was
+// stopped by hand; what ended meanwhile is restarted either way.
+func TestBrokenStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.life = "first"
+		f.add("stopped")
+		f.add("ends")
+		s, stop := run(t, f)
+		defer stop()
+		set(t, s, "stopped", Always, 0)
+		set(t, s, "ends", Always, 0)
+		if _, err := s.Stopping(t.Context(), "stopped", true); err != nil {
+			t.Fatal(err)
+		}
+		f.end("stopped", 143)
+		f.do(func() {
+			c := f.containers["ends"]
+			c.Running, c.FinishedAt = false, time.Now()
+		})
+		f.away()
+		time.Sleep(time.Minute)
+		wantStarts(t, f, "in the same life", "ends at 1.1s")
+		f.do(func() { f.life = "second" })
+		f.away()
+		time.Sleep(time.Minute)
+		wantStarts(t, f, "in the next life", "stopped at 1m1s")
 	})
 }
 

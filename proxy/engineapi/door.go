@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -36,7 +37,10 @@ type Options struct {
 	// Unheld judges the binds of containers that were made where none could be held, which
 	// the engine mounts from where they are. Nil: these containers don't start.
 	Unheld lifecycle.Holder
-	// Mounts returns the mounts of all sandboxes. Nil is none.
+	// Claims keeps starts and archive calls apart, those of sandboxes too. Nil: its own.
+	Claims *mountpin.Claims
+	// Mounts returns the mounts of all sandboxes, those that are being created included. A
+	// sandbox is among them before it claims its mounts. Nil is none.
 	Mounts func() []policy.Mount
 	// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
 	// there. Nil: a network that isn't there is refused.
@@ -74,8 +78,8 @@ type Door struct {
 	execs   owners // containers of execs
 	ends    owners // when containers' time is up, as their label has it
 	rooms   rooms
+	running execCounts
 	turns   turns // of starts and restarts
-	uses    mountUses
 
 	restarts *restart.Supervisor
 
@@ -102,6 +106,9 @@ func New(opts Options) (*Door, error) {
 		if opts.Sealer, err = lifecycle.NewSealer(context.Background(), lifecycle.SealerOptions{Owner: opts.Owner, Logger: opts.Logger}); err != nil {
 			return nil, err
 		}
+	}
+	if opts.Claims == nil {
+		opts.Claims = &mountpin.Claims{}
 	}
 	if opts.Mounts == nil {
 		opts.Mounts = func() []policy.Mount { return nil }

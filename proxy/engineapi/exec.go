@@ -78,12 +78,12 @@ func (c *call) createExec() error {
 	if err != nil {
 		return err
 	}
-	id, key := ct.ID, "execs "+ct.ID
-	defer c.rooms.leave(key)
-	if making := c.rooms.enter(key); making+int64(len(ct.ExecIDs)) > maxExecs {
-		return &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
-			Detail: fmt.Sprintf("the container has %d execs that run or were never started", len(ct.ExecIDs))}
+	leave, err := c.execRoom(ct)
+	if err != nil {
+		return err
 	}
+	defer leave()
+	id := ct.ID
 	if err := c.confined(); err != nil {
 		return err
 	}

@@ -287,6 +287,130 @@ func TestExecsOfAContainer(t *testing.T) {
 	})
 }
 
+// TestExecsOfATenant makes execs in several containers, of which some end.
+func TestExecsOfATenant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d *Door
+		var mu sync.Mutex
+		execs := map[string]int{} // by container; -1 was removed
+		of := map[string]string{"red": strings.Repeat("a", 63), "blue": strings.Repeat("b", 63)}
+		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			labels := func(id string) []byte {
+				tenant := "red"
+				if id[0] == 'b' {
+					tenant = "blue"
+				}
+				b, _ := json.Marshal(d.labels(lifecycle.ObjectContainer, tenant, lifecycle.LabelSessionID, id))
+				return b
+			}
+			_, rest, _ := strings.Cut(r.URL.Path, "/containers/")
+			switch id, what, _ := strings.Cut(rest, "/"); {
+			case id == "json":
+				var list []string
+				for _, id := range []string{of["red"] + "0", of["red"] + "1", of["red"] + "2", of["red"] + "3", of["blue"] + "0"} {
+					list = append(list, fmt.Sprintf(`{"Id":%q,"Labels":%s}`, id, labels(id)))
+				}
+				_, _ = io.WriteString(w, "["+strings.Join(list, ",")+"]")
+			case execs[id] < 0:
+				w.WriteHeader(404)
+			case what == "json":
+				ids, _ := json.Marshal(slices.Repeat([]string{standInID}, execs[id]))
+				_, _ = fmt.Fprintf(w, `{"Id":%q,"ExecIDs":%s,"Config":{"Labels":%s}}`, id, ids, labels(id))
+			case what == "exec":
+				execs[id]++
+				w.WriteHeader(201)
+				_, _ = fmt.Fprintf(w, `{"Id":%q}`, standInID)
+			}
+		}, "red", "blue")
+		p, err := policy.Parse([]byte(basePolicy+"profiles: {default: {engine_api: {max_execs: 4}}}\n"), policy.Options{DefaultImage: testImage})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.opts.Policy = func() *policy.Policy { return p }
+		const body = `{"Cmd":["true"]}`
+		exec := func(tenant, container string) (int, string) {
+			head := fmt.Sprintf("POST /v1.41/containers/%s/exec HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", of[tenant]+container, len(body))
+			return exchange(l[map[string]int{"red": 0, "blue": 1}[tenant]], head, strings.NewReader(body))
+		}
+		set := func(container string, n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			execs[of["red"]+container] = n
+		}
+		want := func(tenant, container string, status int) {
+			t.Helper()
+			if got, text := exec(tenant, container); got != status || status == 429 && !strings.Contains(text, "engine_api.max_execs") {
+				t.Errorf("an exec in %s%s: %d %s, want %d", tenant, container, got, text, status)
+			}
+		}
+		for _, container := range []string{"0", "0", "1", "2"} {
+			want("red", container, 201)
+		}
+		want("red", "3", 429)
+		want("red", "0", 429)
+		want("blue", "0", 201)
+		set("0", 1) // one has ended
+		want("red", "3", 201)
+		want("red", "3", 429)
+		set("1", -1) // it was removed with its exec
+		want("red", "2", 201)
+		want("red", "2", 429)
+		for _, container := range []string{"0", "2", "3"} {
+			set(container, 0)
+		}
+		want("red", "0", 201)
+		if len(d.rooms.making) != 0 {
+			t.Errorf("%v is kept", d.rooms.making)
+		}
+	})
+}
+
+// TestSlowBuilds sends the files of builds slowly: what goes on may take its time, what only
+// drips is broken off.
+func TestSlowBuilds(t *testing.T) {
+	files := tarOf(t, "big", strings.Repeat("x", 1<<20))
+	head := fmt.Sprintf("POST /v1.41/build HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-tar\r\nContent-Length: %d\r\n\r\n", len(files))
+	for name, tt := range map[string]struct {
+		piece  int
+		every  time.Duration
+		status int
+		says   string
+		most   time.Duration
+	}{
+		"it flows": {bufferSize, transferStall - time.Second, 400, "Cannot locate specified Dockerfile", time.Hour},
+		"it drips": {1 << 10, time.Second, 408, "it doesn't go on", 2 * transferStall},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, l := boundedDoor(t, Options{SpoolDir: t.TempDir()}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "[]") }, "red")
+				conn, begun := l[0].dial(), time.Now()
+				var sending sync.WaitGroup
+				defer sending.Wait()
+				defer func() { _ = conn.Close() }()
+				sending.Go(func() {
+					_, _ = io.WriteString(conn, head)
+					for piece := range slices.Chunk(files, tt.piece) {
+						time.Sleep(tt.every)
+						if _, err := conn.Write(piece); err != nil {
+							return
+						}
+					}
+				})
+				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				text, _ := io.ReadAll(resp.Body)
+				if took := time.Since(begun); resp.StatusCode != tt.status || !strings.Contains(string(text), tt.says) || took > tt.most {
+					t.Errorf("%d %s after %s", resp.StatusCode, text, took)
+				}
+			})
+		})
+	}
+}
+
 // TestSpoolIsBounded sends builds that take more disk than there is for them, and ones that stop.
 func TestSpoolIsBounded(t *testing.T) {
 	const mib = 1 << 20

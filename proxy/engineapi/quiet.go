@@ -13,12 +13,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
@@ -46,100 +46,33 @@ func SafeArchives(release string) bool {
 	return !strings.HasPrefix(have[4], "-") // a release candidate
 }
 
-// mountUse is a start or an archive call, with what it mounts.
-type mountUse struct {
-	id      string // the container's
-	archive bool
-	volumes map[string]bool // by name; true if writable
-	binds   []policy.Mount
-	over    chan struct{} // closed when it is over
-}
-
 // useOf gives what a container mounts. The engine's configuration may name a bind by a path
 // of Berm's own; the label has the source.
-func useOf(id string, labels map[string]string, mounts []container.MountPoint) *mountUse {
-	u := &mountUse{id: id, volumes: map[string]bool{}}
+func useOf(id string, labels map[string]string, mounts []container.MountPoint) *mountpin.Use {
+	u := &mountpin.Use{ID: id, Volumes: map[string]bool{}}
 	for _, m := range mounts {
 		switch m.Type {
 		case mount.TypeVolume:
-			u.volumes[m.Name] = u.volumes[m.Name] || m.RW
+			u.Volumes[m.Name] = u.Volumes[m.Name] || m.RW
 		case mount.TypeBind:
 			mode := "ro"
 			if m.RW {
 				mode = "rw"
 			}
-			u.binds = append(u.binds, policy.Mount{Source: m.Source, Mode: mode})
+			u.Binds = append(u.Binds, policy.Mount{Source: m.Source, Mode: mode})
 		}
 	}
 	var e effective
 	if json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) == nil {
-		u.binds = append(u.binds, e.Binds...)
+		u.Binds = append(u.Binds, e.Binds...)
 	}
 	return u
-}
-
-// writes tells whether u can write to something that o mounts.
-func (u *mountUse) writes(o *mountUse) bool {
-	for name, writable := range u.volumes {
-		if _, there := o.volumes[name]; there && writable {
-			return true
-		}
-	}
-	return slices.ContainsFunc(u.binds, func(m policy.Mount) bool {
-		return m.Mode != "ro" && slices.ContainsFunc(o.binds, func(n policy.Mount) bool {
-			return runtime.Below(m.Source, n.Source) || runtime.Below(n.Source, m.Source)
-		})
-	})
-}
-
-// mountUses keeps the starts of containers and the archive calls apart that could meet in a
-// mount. Starts don't wait for starts, nor archive calls for archive calls.
-type mountUses struct {
-	mu   sync.Mutex
-	held map[*mountUse]struct{}
-}
-
-// enter waits until nothing that goes on is in the way, or until ctx ends.
-func (s *mountUses) enter(ctx context.Context, u *mountUse) (leave func(), err error) {
-	for {
-		before := s.add(u)
-		if before == nil {
-			return func() {
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				delete(s.held, u)
-				close(u.over)
-			}, nil
-		}
-		select {
-		case <-before.over:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// add adds a use, or gives one that is in its way.
-func (s *mountUses) add(u *mountUse) (before *mountUse) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for o := range s.held {
-		if o.archive != u.archive && (o.id == u.id || o.writes(u) || u.writes(o)) {
-			return o
-		}
-	}
-	if s.held == nil {
-		s.held = map[*mountUse]struct{}{}
-	}
-	u.over = make(chan struct{})
-	s.held[u] = struct{}{}
-	return nil
 }
 
 // starting keeps archive calls away from a container's mounts until leave is called. It waits
 // for those that go on, until ctx ends.
 func (c *call) starting(ctx context.Context, ct *container.InspectResponse) (leave func(), err error) {
-	return c.uses.enter(ctx, useOf(ct.ID, ct.Config.Labels, ct.Mounts))
+	return c.opts.Claims.Use(ctx, useOf(ct.ID, ct.Config.Labels, ct.Mounts))
 }
 
 // inspectSlow inspects a container for as long as the caller waits, as an archive call of
@@ -170,8 +103,8 @@ func (c *call) quiet(ct *container.InspectResponse, serve func(*container.Inspec
 		return serve(ct)
 	}
 	u := useOf(ct.ID, ct.Config.Labels, ct.Mounts)
-	u.archive = true
-	leave, err := c.uses.enter(c.ctx, u)
+	u.Archive = true
+	leave, err := c.opts.Claims.Use(c.ctx, u)
 	if err != nil {
 		return err
 	}
@@ -207,11 +140,11 @@ func (c *call) quiet(ct *container.InspectResponse, serve func(*container.Inspec
 // sharer finds a running container, of any tenant, that can write to one of u's mounts. With
 // tenants it finds any running one of the caller's tenant too, since a process in it may have
 // a descriptor that was passed on while the mount was shared.
-func (c *call) sharer(u *mountUse, tenants bool) (id string, err error) {
-	if len(u.volumes)+len(u.binds) == 0 {
+func (c *call) sharer(u *mountpin.Use, tenants bool) (id string, err error) {
+	if len(u.Volumes)+len(u.Binds) == 0 {
 		return "", nil
 	}
-	if (&mountUse{binds: c.opts.Mounts()}).writes(u) {
+	if (&mountpin.Use{Binds: c.opts.Mounts()}).Writes(u) {
 		return "sandbox", nil
 	}
 	err = c.engine.each(c.ctx, c.version, "/containers/json", nil, func(_ string, entry json.RawMessage) error {
@@ -223,7 +156,7 @@ func (c *call) sharer(u *mountUse, tenants bool) (id string, err error) {
 		if err := json.Unmarshal(entry, &ct); err != nil {
 			return err
 		}
-		if ct.ID != u.id && (useOf(ct.ID, ct.Labels, ct.Mounts).writes(u) || tenants && c.tenants(ct.Labels)) {
+		if ct.ID != u.ID && (useOf(ct.ID, ct.Labels, ct.Mounts).Writes(u) || tenants && c.tenants(ct.Labels)) {
 			id = ct.ID
 		}
 		return nil

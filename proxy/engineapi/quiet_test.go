@@ -5,7 +5,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -66,76 +68,6 @@ func TestEngineRelease(t *testing.T) {
 		got, err := e.release(t.Context())
 		return err == nil && got == "20.10.24"
 	})
-}
-
-func TestMountUses(t *testing.T) {
-	use := func(id string, archive bool, volume string, writable bool, binds ...string) *mountUse {
-		u := &mountUse{id: id, archive: archive, volumes: map[string]bool{}}
-		if volume != "" {
-			u.volumes[volume] = writable
-		}
-		for _, b := range binds {
-			source, mode, _ := strings.Cut(b, ":")
-			u.binds = append(u.binds, policy.Mount{Source: source, Mode: mode})
-		}
-		return u
-	}
-	for name, tt := range map[string]struct {
-		first, second *mountUse
-		waits         bool
-	}{
-		"start of the same":        {use("a", true, "", false), use("a", false, "", false), true},
-		"archive of what starts":   {use("a", false, "", false), use("a", true, "", false), true},
-		"two archives of one":      {use("a", true, "v", true), use("a", true, "v", true), false},
-		"two starts":               {use("a", false, "v", true), use("b", false, "v", true), false},
-		"start that can write":     {use("a", true, "v", false), use("b", false, "v", true), true},
-		"start that can read":      {use("a", true, "v", false), use("b", false, "v", false), false},
-		"other volumes":            {use("a", true, "v", true), use("b", false, "w", true), false},
-		"the same bind":            {use("a", true, "", false, "/x:ro"), use("b", false, "", false, "/x:rw"), true},
-		"a bind above":             {use("a", true, "", false, "/x/y:ro"), use("b", false, "", false, "/x:rw"), true},
-		"a bind below":             {use("a", true, "", false, "/x:ro"), use("b", false, "", false, "/x/y:rw"), true},
-		"a bind beside":            {use("a", true, "", false, "/x:rw"), use("b", false, "", false, "/xy:rw"), false},
-		"a bind that is read-only": {use("a", true, "", false, "/x:ro"), use("b", false, "", false, "/x:ro"), false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var s mountUses
-				leave, err := s.enter(t.Context(), tt.first)
-				if err != nil {
-					t.Fatal(err)
-				}
-				var entered atomic.Bool
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					leave, err := s.enter(t.Context(), tt.second)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					entered.Store(true)
-					leave()
-				}()
-				synctest.Wait()
-				if entered.Load() == tt.waits {
-					t.Errorf("it waits: %v", !tt.waits)
-				}
-				leave()
-				<-done
-				if len(s.held) != 0 {
-					t.Errorf("%d are held", len(s.held))
-				}
-				ctx, cancel := context.WithCancel(t.Context())
-				leave, _ = s.enter(ctx, tt.first)
-				defer leave()
-				if cancel(); tt.waits {
-					if _, err := s.enter(ctx, tt.second); err == nil {
-						t.Error("it doesn't give up")
-					}
-				}
-			})
-		})
-	}
 }
 
 // archives tries the three archive calls, and gives what they came to.
@@ -280,8 +212,8 @@ func TestStartWaitsForArchive(t *testing.T) {
 	c := d.client("waits")
 	id := makeOne(t, c, nil, "")
 	u := useOf(id, nil, nil)
-	u.archive = true
-	leave, err := d.uses.enter(t.Context(), u)
+	u.Archive = true
+	leave, err := d.opts.Claims.Use(t.Context(), u)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,4 +238,51 @@ func TestStartWaitsForArchive(t *testing.T) {
 	if err := <-started; err != nil || early.Load() {
 		t.Errorf("it started: %v, before the archive was over: %v", err, early.Load())
 	}
+}
+
+// answering answers the engine's requests.
+type answering func(r *http.Request) string
+
+func (a answering) RoundTrip(r *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Api-Version": {"1.41"}}, Body: io.NopCloser(strings.NewReader(a(r))), Request: r}, nil
+}
+
+// TestArchiveWaitsForSandbox has an archive call of a stopped container come while a sandbox
+// is created that can write to its bind.
+func TestArchiveWaitsForSandbox(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := doorTo(t, "unix:///nowhere", "")
+		d.opts.ArchiveFixed = false
+		d.engine.transport.RegisterProtocol("http", answering(func(*http.Request) string {
+			return `{"Version":"20.10.24","HostConfig":{},"Config":{},"State":{}}`
+		}))
+		bind := policy.Mount{Source: "/srv/shared", Mode: "rw"}
+		var asked atomic.Bool
+		d.opts.Mounts = func() []policy.Mount {
+			asked.Store(true)
+			return []policy.Mount{bind}
+		}
+		leave, err := d.opts.Claims.Start(t.Context(), "session", []policy.Mount{bind})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ct := &container.InspectResponse{
+			ContainerJSONBase: &container.ContainerJSONBase{ID: standInID}, Config: &container.Config{},
+			Mounts: []container.MountPoint{{Type: mount.TypeBind, Source: bind.Source}},
+		}
+		ct.HostConfig = &container.HostConfig{}
+		c := &call{Door: d.Door, ctx: t.Context(), rules: d.opts.Policy(), route: &route{}, version: 41}
+		archived := make(chan error, 1)
+		go func() {
+			archived <- c.quiet(ct, func(*container.InspectResponse) error { return errors.New("served") })
+		}()
+		if synctest.Wait(); asked.Load() {
+			t.Error("it didn't wait for the create")
+		}
+		leave()
+		var denied *policy.DeniedError
+		if err := <-archived; !errors.As(err, &denied) || denied.Reasons[0].Rule != "archive.engine" {
+			t.Errorf("beside the sandbox: %v", err)
+		}
+	})
 }

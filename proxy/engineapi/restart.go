@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,7 +47,7 @@ func (d *Door) doorLabels() []string {
 }
 
 // Watch is restart.Engine's.
-func (d restartEngine) Watch(ctx context.Context, ready func(), changed func(id string)) error {
+func (d restartEngine) Watch(ctx context.Context, ready func(life string), changed func(id string)) error {
 	resp, err := d.engine.send(ctx, ask{method: http.MethodGet, path: "/events", query: url.Values{
 		"since":   {strconv.FormatInt(time.Now().Add(-eventSlack).Unix(), 10)},
 		"filters": {filters{"type": {"container"}, "event": {"die", "destroy"}, "label": d.doorLabels()}.String()},
@@ -58,7 +59,7 @@ func (d restartEngine) Watch(ctx context.Context, ready func(), changed func(id 
 		return failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	ready()
+	ready(d.life(ctx))
 	for lines := bufio.NewReaderSize(resp.Body, bufferSize); ; {
 		raw, err := nextEvent(lines)
 		if err != nil {
@@ -69,6 +70,46 @@ func (d restartEngine) Watch(ctx context.Context, ready func(), changed func(id 
 			changed(e.Actor.ID)
 		}
 	}
+}
+
+// life returns what changes when the engine starts anew and never else: its process, or the
+// default bridge network, which an engine without live-restore makes anew. It returns an
+// empty string if Berm can't see either, as with live-restore behind systemd's socket.
+func (d restartEngine) life(ctx context.Context) string {
+	if conn, err := d.engine.dial(ctx); err == nil {
+		cred, _ := proxy.PeerOf(conn)
+		_ = conn.Close()
+		if since, ok := dockerd(cred.Pid); ok {
+			return fmt.Sprintf("process %d since %s", cred.Pid, since)
+		}
+	}
+	var info struct{ LiveRestoreEnabled bool }
+	var bridge struct {
+		ID string `json:"Id"`
+	}
+	err := d.engine.get(ctx, 0, "/info", nil, &info)
+	if err == nil && !info.LiveRestoreEnabled {
+		err = d.engine.get(ctx, 0, "/networks/bridge", nil, &bridge)
+	}
+	if err != nil || bridge.ID == "" {
+		return ""
+	}
+	return "network " + bridge.ID
+}
+
+// dockerd returns when a process began, in the kernel's ticks, if it is an engine and not
+// one that only listens for it.
+func dockerd(pid int32) (since string, ok bool) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // there is no process 0
+	if err != nil {
+		return "", false
+	}
+	_, rest, _ := strings.Cut(string(stat), " (dockerd) ")
+	fields := strings.Fields(rest)
+	if len(fields) < 20 {
+		return "", false
+	}
+	return fields[19], true
 }
 
 // List is restart.Engine's. A container of an earlier version with binds that was not sealed

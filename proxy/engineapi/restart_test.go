@@ -3,6 +3,7 @@ package engineapi
 import (
 	"context"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -320,4 +321,44 @@ func TestRestartByEngine(t *testing.T) {
 		return row.Policy == restart.Policy{Name: "on-failure", MaxRetries: 7} && inspect(t, direct, older.ID).HostConfig.RestartPolicy.IsNone()
 	})
 	eventually(t, func() bool { row, _ := store.row(id); return row.Name == "always" }) // the store is new: as its label says
+}
+
+// TestEngineLife tells an engine that starts anew from one whose connections break, by the
+// process behind its socket and, where Berm can't see that, by the engine's answers.
+func TestEngineLife(t *testing.T) {
+	private.Require(t, "docker")
+	own, err := private.StartDocker(t.Context(), private.Options{})
+	if err != nil {
+		private.Lacking(t, "docker", err)
+	}
+	t.Cleanup(func() {
+		if err := own.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	seen := restartEngine{doorTo(t, own.Host(), "").Door}
+	unseen := restartEngine{doorTo(t, own.Host(), "").Door}
+	dial := unseen.engine.dial
+	unseen.engine.dial = func(ctx context.Context) (net.Conn, error) {
+		conn, err := dial(ctx)
+		return struct{ net.Conn }{conn}, err
+	}
+	lives := func() [2]string { return [2]string{seen.life(t.Context()), unseen.life(t.Context())} }
+	first := lives()
+	if again := lives(); again != first || !strings.HasPrefix(first[0], "process ") || !strings.HasPrefix(first[1], "network ") {
+		t.Errorf("one life: %q, then %q", first, again)
+	}
+	own.Kill()
+	if got := lives(); got != [2]string{} {
+		t.Errorf("without an engine: %q", got)
+	}
+	if err := own.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if second := lives(); second[0] == first[0] || second[1] == first[1] || second[1] == "" {
+		t.Errorf("after a restart: %q, before: %q", second, first)
+	}
+	if _, ok := dockerd(int32(os.Getpid())); ok {
+		t.Error("this test counts as an engine")
+	}
 }

@@ -4,14 +4,22 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 )
+
+// recountTime is for looks at all of a tenant's containers.
+const recountTime = 5 * time.Second
 
 // rooms counts what callers are making now, by tenant and kind.
 type rooms struct {
@@ -72,6 +80,85 @@ func (c *call) room(kind string, n int64) (leave func(), err error) {
 		return nil, err
 	}
 	return leave, nil
+}
+
+// execCounts counts the execs of each tenant's containers, as they were when last seen.
+type execCounts struct {
+	mu   sync.Mutex
+	seen map[string]map[string]int64 // by tenant and by the container's ID
+}
+
+// see notes how many execs a container has, and returns how many its tenant has.
+func (e *execCounts) see(tenant, id string, n int64) (all int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.seen == nil {
+		e.seen = map[string]map[string]int64{}
+	}
+	if e.seen[tenant] == nil {
+		e.seen[tenant] = map[string]int64{}
+	}
+	if e.seen[tenant][id] = n; n == 0 {
+		delete(e.seen[tenant], id)
+	}
+	for _, n := range e.seen[tenant] {
+		all += n
+	}
+	if all == 0 {
+		delete(e.seen, tenant)
+	}
+	return all
+}
+
+// containers returns which of the tenant's containers had execs.
+func (e *execCounts) containers(tenant string) []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Collect(maps.Keys(e.seen[tenant]))
+}
+
+// execRoom makes sure that the caller may have one more exec that runs or is never started,
+// in this container and in all of its tenant's. The caller calls leave once it is made.
+func (c *call) execRoom(ct *container.InspectResponse) (leave func(), err error) {
+	p, err := c.profile()
+	if err != nil {
+		return nil, err
+	}
+	key, most, there := "execs "+ct.ID, p.EngineAPI.MaxExecs, int64(len(ct.ExecIDs))
+	leave = func() { c.rooms.leave(key) }
+	making := c.rooms.enter(key)
+	full := &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity"}
+	if there+making > maxExecs {
+		leave()
+		full.Detail = fmt.Sprintf("the container has %d execs that run or were never started, which is the most that one may have", there)
+		return nil, full
+	}
+	if most > 0 && c.running.see(c.caller.Tenant, ct.ID, there+making) > most && c.recountExecs(ct.ID, there+making) > most {
+		leave()
+		all := c.running.see(c.caller.Tenant, ct.ID, there+making-1)
+		full.Detail = fmt.Sprintf("there are %d execs that run or were never started; profile %s allows %d (engine_api.max_execs)", all, p.Name, most)
+		return nil, full
+	}
+	return leave, nil
+}
+
+// recountExecs looks again at those of the tenant's containers that had execs, all but one,
+// and returns how many execs the tenant has. One look of a tenant's goes on at a time.
+func (c *call) recountExecs(but string, n int64) (all int64) {
+	tenant := c.caller.Tenant
+	defer c.rooms.leave("recounts " + tenant)
+	if c.rooms.enter("recounts "+tenant) == 1 {
+		ctx, cancel := context.WithTimeout(c.ctx, recountTime) // an archive makes the engine wait
+		defer cancel()
+		for _, id := range c.running.containers(tenant) {
+			var ct struct{ ExecIDs []string }
+			err := c.engine.get(ctx, c.version, "/containers/"+id+"/json", nil, &ct)
+			if id != but && (err == nil || statusOf(err) == http.StatusNotFound) {
+				c.running.see(tenant, id, int64(len(ct.ExecIDs))+c.rooms.add("execs "+id, 0))
+			}
+		}
+	}
+	return c.running.see(tenant, but, n)
 }
 
 // count asks the engine how many of its objects are the caller's.

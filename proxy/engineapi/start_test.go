@@ -145,6 +145,40 @@ func TestStartAnswerLost(t *testing.T) {
 	}
 }
 
+// TestStartUnseen starts a container that can't be looked at afterwards: it is killed, but
+// stays, as nothing says that it isn't as it was allowed.
+func TestStartUnseen(t *testing.T) {
+	host, direct := testEngine(t)
+	l := startLiar(t, host)
+	d := doorTo(t, l.host, "")
+	sweepOwn(t, direct, d)
+	c := d.client("unseen")
+	for name, lost := range map[string]bool{"answered": false, "answer lost": true} {
+		t.Run(name, func(t *testing.T) {
+			id := makeOne(t, c, nil, "")
+			var started atomic.Bool
+			l.set(func(l *liar) {
+				l.lose = func(_, p string) bool { return lost && strings.HasSuffix(p, "/start") }
+				l.refuse = func(m, p string) bool {
+					if strings.HasSuffix(p, "/start") {
+						started.Store(true)
+					}
+					return started.Load() && m == http.MethodGet
+				}
+			})
+			err := startIt(t, c, id)
+			l.set(func(*liar) {})
+			if err == nil || !started.Load() {
+				t.Errorf("started %v: %v", started.Load(), err)
+			}
+			s := inspect(t, direct, id).State
+			if s.Running || s.ExitCode != 137 {
+				t.Errorf("running %v, exit code %d", s.Running, s.ExitCode)
+			}
+		})
+	}
+}
+
 func TestStartBody(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, "")

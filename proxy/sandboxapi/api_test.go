@@ -96,7 +96,10 @@ func (s *scripted) Resume(context.Context, string, string) (lifecycle.Sandbox, e
 }
 
 func (s *scripted) Exec(_ context.Context, req lifecycle.ExecRequest) (lifecycle.ExecResult, error) {
-	s.execed = req
+	if s.execed = req; req.Keep == nil || req.Keep(1<<30) == nil {
+		return lifecycle.ExecResult{}, errors.New("the output's memory isn't leased")
+	}
+	s.execed.Keep = nil
 	_, err := s.outcome()
 	return s.exec, errors.Join(err, s.execErr)
 }

@@ -41,6 +41,12 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	keep, release, err := proxy.ExchangeOf(r.Context()).LeaseOutput(r.Context())
+	if err != nil {
+		return err
+	}
+	defer release()
+	req.Keep = keep
 	res, err := a.manager.Exec(r.Context(), req)
 	if err != nil {
 		return err

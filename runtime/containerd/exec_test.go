@@ -257,6 +257,34 @@ func TestExecCanceledWhilePaused(t *testing.T) {
 	}
 }
 
+// A container that a Berm froze and left can be removed: what is frozen doesn't die before it
+// thaws, on cgroup v1.
+func TestRemoveFrozen(t *testing.T) {
+	r := newRuntime(t, testEngine(t))
+	id := sandbox(t, r)
+	p, err := r.taskProcess(r.namespaced(t.Context()), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := openHabitat(id, int(p.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	if _, err := h.freezer.freeze(t.Context()); err != nil { // and never thaw
+		t.Fatal(err)
+	}
+	defer func() { _ = h.freezer.set(false) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := r.Remove(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Inspect(t.Context(), id); !errdefs.IsNotFound(err) {
+		t.Errorf("it is there: %v", err)
+	}
+}
+
 // A command in a container that is known takes the engine no call more than it has to, and
 // its end is asked for while it begins. What isn't known any more is asked for.
 func TestExecCalls(t *testing.T) {
