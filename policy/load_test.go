@@ -273,7 +273,7 @@ func TestParseProblems(t *testing.T) {
 }
 
 const knownProfileKeys = "agent, cap_add, cpus, engine_api, extends, host_path_mode, idle_ttl, image, locked, max_cpus, max_memory_mb, max_pids_limit, " +
-	"max_timeout, memory_mb, mount_path, network, pids_limit, read_only_rootfs, runtime_class, timeout, ttl, user, workspace_quota_mb"
+	"max_timeout, memory_mb, mount_path, network, pids_limit, read_only_rootfs, runtime_class, timeout, ttl, user, userns, workspace_quota_mb"
 
 func TestParseOtherProblems(t *testing.T) {
 	tests := []struct {

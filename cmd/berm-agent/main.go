@@ -1,6 +1,6 @@
 // Command berm-agent is Berm's own program at a sandbox's side: its init process, which
 // also does what Berm asks for in there, and on the host the writer of its log and a step
-// before its OCI runtime. It is put into every sandbox, so it is small, starts fast, and
+// before its OCI runtime, and the first in its user namespace. It is put into every sandbox, so it is small, starts fast, and
 // uses little but the kernel.
 package main
 
@@ -25,9 +25,11 @@ func run(args []string) int {
 			return becomeCrun(args)
 		case "exec":
 			return become(args[1:])
+		case "userns":
+			return keepUserNS(args[1:])
 		case "mkdir":
 			return makeDirs(args[1:])
 		}
 	}
-	return complain("usage: berm-agent init|serve|exec|mkdir|log …", exitUsage)
+	return complain("usage: berm-agent init|serve|exec|mkdir|userns|log …", exitUsage)
 }

@@ -111,15 +111,33 @@ func startRegistry(t testing.TB, opts engine.RegistryOptions) *engine.Registry {
 	return shop
 }
 
-func TestContract(t *testing.T) { testContract(t, "") }
+func TestContract(t *testing.T) { testContract(t, "", false) }
+
+// TestContractUserNS runs the contract with user namespaces, if the engine has them.
+func TestContractUserNS(t *testing.T) {
+	requireUserNS(t, newRuntime(t, testEngine(t)))
+	testContract(t, "", true)
+}
+
+// requireUserNS skips a test whose engine or OCI runtime is too old.
+func requireUserNS(t testing.TB, r *Runtime) {
+	t.Helper()
+	survey, err := r.Survey(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if survey.NoUserNS != "" {
+		t.Skip(survey.NoUserNS)
+	}
+}
 
 // TestSoakContractCrun runs what of the contract an OCI runtime has a part in with crun, by
 // way of the agent where cgroups are hybrid.
 func TestSoakContractCrun(t *testing.T) {
-	testContract(t, "crun", "create/", "exec/", "list", "pause", "remove", "stats", "watch/", "client restart", "engine killed")
+	testContract(t, "crun", false, "create/", "exec/", "list", "pause", "remove", "stats", "watch/", "client restart", "engine killed")
 }
 
-func testContract(t *testing.T, class string, only ...string) {
+func testContract(t *testing.T, class string, userNS bool, only ...string) {
 	c := testEngine(t)
 	requireClass(t, class)
 	shop := startRegistry(t, engine.RegistryOptions{})
@@ -148,6 +166,7 @@ func testContract(t *testing.T, class string, only ...string) {
 		Configured:    configuredImage,
 		Agent:         agent,
 		Class:         class,
+		UserNS:        userNS,
 		Only:          only,
 		DeepMounts:    runtimeClasses[class].deep,
 		Real:          true,

@@ -124,6 +124,7 @@ func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
 		{Type: specs.MountNamespace}, {Type: specs.CgroupNamespace}, {Type: specs.NetworkNamespace, Path: netns},
 	}
+	c.mapIDs(s)
 	// In version 1 that is a tmpfs which the OCI runtime leaves writable, of half of the
 	// host's memory; the option ro is for what is mounted in it.
 	s.Linux.ReadonlyPaths = append(s.Linux.ReadonlyPaths, cgroupRoot)
