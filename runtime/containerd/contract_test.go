@@ -168,7 +168,7 @@ func testContract(t *testing.T, class string, userNS bool, only ...string) {
 		Class:         class,
 		UserNS:        userNS,
 		Only:          only,
-		DeepMounts:    runtimeClasses[class].deep,
+		DeepMounts:    runtimeClasses[class].deep || userNS,
 		Real:          true,
 		Engine:        c,
 		Registry:      shop.Host(),

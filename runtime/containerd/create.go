@@ -94,7 +94,7 @@ func (c *creation) prepare(ctx context.Context) error {
 			return runtime.Invalid("mount of %s at %s: the source can't be used: %w", m.Source, m.Target, err)
 		}
 	}
-	if err = c.class.mounts(c.spec.Mounts); err != nil {
+	if err = c.class.mounts(c.spec.Mounts, c.spec.UserNS); err != nil {
 		return err
 	}
 	if err = c.findAgent(); err != nil {
