@@ -113,22 +113,10 @@ func startRegistry(t testing.TB, opts engine.RegistryOptions) *engine.Registry {
 
 func TestContract(t *testing.T) { testContract(t, "", false) }
 
-// TestContractUserNS runs the contract with user namespaces, if the engine has them.
-func TestContractUserNS(t *testing.T) {
-	requireUserNS(t, newRuntime(t, testEngine(t)))
+// TestUserNSContract runs the contract with user namespaces, if the engine has them.
+func TestUserNSContract(t *testing.T) {
+	engine.RequireUserNS(t, newRuntime(t, testEngine(t)))
 	testContract(t, "", true)
-}
-
-// requireUserNS skips a test whose engine or OCI runtime is too old.
-func requireUserNS(t testing.TB, r *Runtime) {
-	t.Helper()
-	survey, err := r.Survey(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if survey.NoUserNS != "" {
-		t.Skip(survey.NoUserNS)
-	}
 }
 
 // TestSoakContractCrun runs what of the contract an OCI runtime has a part in with crun, by
