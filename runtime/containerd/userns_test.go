@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -215,6 +216,38 @@ func TestUserNSRefused(t *testing.T) {
 	wantNothingLeft(t, c)
 }
 
+// buildExhaust builds a program that takes inotify instances until it gets no more, says how
+// many and why in a file, and keeps them.
+func buildExhaust(t *testing.T, program string) {
+	t.Helper()
+	source := filepath.Join(t.TempDir(), "main.go")
+	if err := os.WriteFile(source, []byte(`package main
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+)
+
+func main() {
+	for n := 0; ; n++ {
+		if _, err := syscall.InotifyInit1(0); err != nil {
+			os.WriteFile(os.Args[1]+".new", []byte(fmt.Sprint(n, " ", err)), 0o644)
+			os.Rename(os.Args[1]+".new", os.Args[1])
+			syscall.Pause()
+		}
+	}
+}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, source)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
 // TestUserNSAttack has one sandbox take all that the kernel gives a user, and looks at what
 // that means to the host and to another sandbox.
 func TestUserNSAttack(t *testing.T) {
@@ -229,6 +262,7 @@ func TestUserNSAttack(t *testing.T) {
 	if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // two users write to it
 		t.Fatal(err)
 	}
+	buildExhaust(t, filepath.Join(dir, "exhaust"))
 	var boxes []runtime.Container
 	var ranges []int
 	for i, spec := range []runtime.Spec{{User: "1000:1000", Network: "berm-userns"}, {User: "0:0"}} {
@@ -290,23 +324,23 @@ func TestUserNSAttack(t *testing.T) {
 		t.Cleanup(func() { _ = unix.Close(fd) })
 	}
 	open() // so that a count of what root has can't stay below the limit
-	const exhaust = `trap '' HUP; n=0; until grep -q -i "too many\|no file" /tmp/full; do inotifyd - /tmp:x 2>>/tmp/full >/dev/null & n=$((n+1)); [ $n -lt 2000 ] || exit 1; done; touch /tmp/ready; sleep 100000`
 	running, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		_, err := r.Exec(running, boxes[0].ID, runtime.Exec{Command: []string{"sh", "-c", "touch /tmp/full; " + exhaust}})
+		_, err := r.Exec(running, boxes[0].ID, runtime.Exec{Command: []string{"/work/exhaust", "/work/full"}})
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("the attack ended: %v", err)
 		}
-		stop()
 	})
-	for !strings.Contains(run(0, "ls /tmp"), "ready") {
+	for !strings.HasSuffix(run(0, "cat /work/full 2>&1 || true"), " too many open files") {
 		if t.Failed() {
 			t.FailNow()
 		}
 	}
 	open()
-	run(1, "inotifyd - /tmp:x & sleep 0; kill -0 $! && kill $!")
+	if got := run(1, "/work/exhaust /work/other & until cat /work/other 2>/dev/null; do :; done; kill $!"); got != "128 too many open files" {
+		t.Errorf("another sandbox got %s", got)
+	}
 	if err := r.Pause(t.Context(), boxes[0].ID); err != nil {
 		t.Error(err)
 	}
