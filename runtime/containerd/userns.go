@@ -254,8 +254,8 @@ func (c *creation) makeUserNS(ctx context.Context) (netns string, err error) {
 		netns, err = c.pinUserNS(cmd.Process.Pid)
 	}
 	_ = in.Close()
-	if waited := cmd.Wait(); waited != nil || errors.Is(err, io.EOF) {
-		err = errors.Join(err, fmt.Errorf("userns: auto: set the limits of the user namespace: %w: %s", errors.Join(waited), failed.String()))
+	if ended := cmd.Wait(); ended != nil && (err == nil || errors.Is(err, io.EOF)) {
+		err = fmt.Errorf("userns: auto: set the limits of the user namespace: %w: %s", ended, failed.String())
 	}
 	return netns, err
 }
@@ -288,7 +288,10 @@ func (c *creation) pinUserNS(pid int) (netns string, err error) {
 	if err := unix.Mount(from+"user", pin, "", unix.MS_BIND, ""); err != nil {
 		return "", fmt.Errorf("pin the user namespace: %w", err)
 	}
-	sources := []string{c.place.dir}
+	sources := []string{c.place.dir, c.agent}
+	if dir := c.agentDir(); dir != "" {
+		sources = append(sources, dir)
+	}
 	for _, m := range c.spec.Mounts {
 		sources = append(sources, m.Source)
 	}

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
@@ -214,6 +215,50 @@ func TestUserNSRefused(t *testing.T) {
 		}
 	}
 	wantNothingLeft(t, c)
+}
+
+// What a create made that was killed halfway is owned by the range's first user, and is swept.
+func TestUserNSSwept(t *testing.T) {
+	c := testEngine(t)
+	r := newRuntime(t, c)
+	made := &creation{r: r, id: newID(), spec: runtime.Spec{Network: "berm-test"}}
+	var err error
+	if made.agent, err = r.agentPath(); err != nil {
+		t.Fatal(err)
+	}
+	if made.place, err = r.makePlace(t.Context(), made.id); err != nil {
+		t.Fatal(err)
+	}
+	netns, err := made.makeUserNS(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := filepath.Join(rangeClaims, strconv.Itoa(made.ids))
+	if target, err := os.Readlink(claim); err != nil || target != made.place.file(rangeFile) {
+		t.Errorf("%s leads to %s, %v", claim, target, err)
+	}
+	if n, err := isNetns(netns); !n || err != nil {
+		t.Errorf("%s is no namespace, %v", netns, err)
+	}
+	ns, err := os.Open(made.place.file(usernsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var owner uint32
+	const getOwner = 0xb704                                                                                                                       // NS_GET_OWNER_UID
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, ns.Fd(), getOwner, uintptr(unsafe.Pointer(&owner))); errno != 0 || owner != uint32(made.ids) { //nolint:gosec // it has 31 bits
+		t.Errorf("the owner is %d, %v; want %d", owner, errno, made.ids)
+	}
+	_ = ns.Close()
+	made.place.release() // as at this process's end
+	wantNothingLeft(t, c)
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || strings.Contains(string(table), made.id) {
+		t.Errorf("a namespace is still mounted, %v", err)
+	}
+	if _, err := os.Lstat(claim); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s: %v", claim, err)
+	}
 }
 
 // buildExhaust builds a program that takes inotify instances until it gets no more, says how
