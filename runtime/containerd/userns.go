@@ -112,6 +112,11 @@ func (r *Runtime) claimRange(ctx context.Context, p *place, claims string) (int,
 	if err != nil {
 		return 0, err
 	}
+	take := func(first string) error {
+		n, err := strconv.ParseUint(first, 10, 32)
+		taken = append(taken, idRange{n, rangeSize})
+		return err
+	}
 	claimed, err := names(claims)
 	if err != nil {
 		return 0, err
@@ -123,9 +128,9 @@ func (r *Runtime) claimRange(ctx context.Context, p *place, claims string) (int,
 			_, err = os.Lstat(target)
 		}
 		if errors.Is(err, fs.ErrNotExist) { // its container is gone
-			err = removeFile(link)
-		} else if first, bad := strconv.ParseUint(name, 10, 32); bad == nil {
-			taken = append(taken, idRange{first, rangeSize})
+			err = os.RemoveAll(link)
+		} else {
+			_ = take(name) // what isn't a number is no range
 		}
 		if err != nil {
 			return 0, err
@@ -141,11 +146,9 @@ func (r *Runtime) claimRange(ctx context.Context, p *place, claims string) (int,
 		if errors.Is(err, fs.ErrNotExist) || err == nil && len(b) == 0 { // nothing was made with it
 			continue
 		}
-		first, bad := strconv.ParseUint(string(b), 10, 32)
-		if err = errors.Join(err, bad); err != nil {
+		if err = errors.Join(err, take(string(b))); err != nil {
 			return 0, fmt.Errorf("the range of container %s: %w", id, err)
 		}
-		taken = append(taken, idRange{first, rangeSize})
 	}
 	first, err := freeRange(taken)
 	if err != nil {
@@ -337,17 +340,9 @@ func (r *Runtime) removeUserNS(id string) error {
 	}
 	link := filepath.Join(rangeClaims, string(first))
 	if target, lost := os.Readlink(link); err == nil && lost == nil && target == own {
-		err = removeFile(link)
+		err = os.RemoveAll(link)
 	}
 	return err
-}
-
-// removeFile removes a file; one that isn't there is no error.
-func removeFile(path string) error {
-	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }
 
 // mapIDs has the kernel show a container its own IDs, on the host's file systems as well.
