@@ -19,7 +19,7 @@ func run(args []string) int {
 			return runInit(args[1:])
 		case "serve":
 			return runServe(args[1:])
-		case "log", "max": // names in a URI's query, which come in any order
+		case "log", "max", "owner": // names in a URI's query, which come in any order
 			return runLog(args)
 		case "--root": // what a shim tells its OCI runtime first
 			return becomeCrun(args)

@@ -46,8 +46,8 @@ func classOf(name string) (runtimeClass, error) {
 }
 
 // options are what the shim is told. Agent is the agent's program on the host, by way
-// of which crun runs where cgroups are hybrid.
-func (c runtimeClass) options(agent string) (typeurl.Any, error) {
+// of which crun runs where cgroups are hybrid, and owner who the pipes of commands are given to.
+func (c runtimeClass) options(agent string, owner int) (typeurl.Any, error) {
 	if c.name != runcShim {
 		return nil, nil //nolint:nilnil // other shims have options of their own, and need none
 	}
@@ -55,7 +55,7 @@ func (c runtimeClass) options(agent string) (typeurl.Any, error) {
 	if binary == "crun" && hybridCgroups() {
 		binary = agent
 	}
-	out, err := typeurl.MarshalAny(&options.Options{BinaryName: binary})
+	out, err := typeurl.MarshalAny(&options.Options{BinaryName: binary, IoUid: uint32(owner), IoGid: uint32(owner)})
 	if err != nil {
 		return nil, fmt.Errorf("encode the runtime's options: %w", err)
 	}

@@ -279,7 +279,7 @@ func (c *creation) register(ctx context.Context, netns string) error {
 	if err != nil {
 		return err
 	}
-	options, err := c.class.options(agent)
+	options, err := c.class.options(agent, c.ids)
 	if err != nil {
 		return err
 	}
@@ -301,7 +301,7 @@ func (c *creation) register(ctx context.Context, netns string) error {
 
 // task makes the container's processes; the main process waits for its start.
 func (c *creation) task(ctx context.Context, mounts []mount.Mount) error {
-	newIO, err := c.r.logIO(c.place.file("log"), c.spec.LogMaxBytes)
+	newIO, err := c.r.logIO(c.place.file("log"), c.spec.LogMaxBytes, c.ids)
 	if err != nil {
 		return err
 	}

@@ -180,7 +180,7 @@ func TestClassOptions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out, err := c.options("/the/agent")
+		out, err := c.options("/the/agent", 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -84,16 +84,24 @@ func (c *creation) checkUserNS(ctx context.Context) error {
 	if c.class.name != runcShim || c.class.binary != "" {
 		return refuse("the runtime class must be runc")
 	}
-	for _, id := range append(slices.Clone(c.account.groups), c.account.uid, c.account.gid) {
-		if id >= rangeSize {
-			return refuse(fmt.Sprintf("the user's ID %d is above %d, the last that there is in the sandbox", id, rangeSize-1))
-		}
+	if err := c.account.inRange(); err != nil {
+		return err
 	}
 	why, err := c.r.noUserNS(ctx)
 	if why != "" {
 		err = refuse(why)
 	}
 	return err
+}
+
+// inRange refuses IDs that a container with a Spec.UserNS doesn't have.
+func (a account) inRange() error {
+	for _, id := range append(slices.Clone(a.groups), a.uid, a.gid) {
+		if id >= rangeSize {
+			return runtime.Invalid("there is no user or group %d with userns: auto: the last is %d", id, rangeSize-1)
+		}
+	}
+	return nil
 }
 
 // claimRange takes a range of IDs for a container, and returns the first. The container keeps

@@ -201,8 +201,8 @@ func TestUserNSRefused(t *testing.T) {
 	}
 	for want, spec := range map[string]runtime.Spec{
 		"must be runc": {RuntimeClass: "crun"},
-		"65536 is abo": {User: "65536:0"},
-		"65537 is abo": {User: "0:65537"},
+		"group 65536":  {User: "65536:0"},
+		"group 65537":  {User: "0:65537"},
 		"containerd 2": {},
 	} {
 		if spec.RuntimeClass == "" && spec.User == "" && survey.NoUserNS == "" {
@@ -312,7 +312,7 @@ func TestUserNSAttack(t *testing.T) {
 	var ranges []int
 	for i, spec := range []runtime.Spec{{User: "1000:1000", Network: "berm-userns"}, {User: "0:0"}} {
 		spec.Name, spec.Image, spec.UserNS = fmt.Sprintf("berm-test-userns-%d", i), testImage, true
-		spec.Command, spec.Mounts = []string{"sleep", "100000"}, []runtime.Mount{{Source: dir, Target: "/work"}}
+		spec.Command, spec.Mounts = []string{"sh", "-c", "echo main >/dev/stdout; exec sleep 100000"}, []runtime.Mount{{Source: dir, Target: "/work"}}
 		box, err := r.Create(t.Context(), spec)
 		if err != nil {
 			t.Fatal(err)
@@ -352,6 +352,25 @@ func TestUserNSAttack(t *testing.T) {
 		}
 		if st := info.Sys().(*syscall.Stat_t); st.Uid != want || st.Gid != want {
 			t.Errorf("on the host its file is %d:%d's", st.Uid, st.Gid)
+		}
+	}
+	// Programs open their output anew, and there is no other user than those of the range.
+	for i, box := range boxes {
+		if got := run(i, "cat /dev/stdin; echo x >/dev/stdout"); got != "x\n" {
+			t.Errorf("a command's output: %q", got)
+		}
+		var log strings.Builder
+		for log.Len() == 0 {
+			if err := r.Logs(t.Context(), box.ID, runtime.LogOptions{}, &log, &log); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if log.String() != "main\n" {
+			t.Errorf("the log: %q", log.String())
+		}
+		_, err := r.Exec(t.Context(), box.ID, runtime.Exec{Command: []string{"true"}, User: "70000"})
+		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "userns: auto") {
+			t.Errorf("a command of user 70000: %v", err)
 		}
 	}
 	for _, limit := range usernsLimits {
