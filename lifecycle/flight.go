@@ -272,6 +272,7 @@ func (m *Manager) start(ctx context.Context, sb Sandbox, image runtime.Image, mo
 		ReadOnlyRootfs: sb.Spec.ReadOnlyRootfs,
 		CapAdd:         sb.Spec.CapAdd,
 		RuntimeClass:   sb.Spec.RuntimeClass,
+		UserNS:         sb.Spec.Userns == policy.UsernsAuto,
 	}
 	for _, v := range image.Env {
 		name, _, _ := strings.Cut(v, "=")

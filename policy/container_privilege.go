@@ -84,6 +84,15 @@ func (j *containerJudge) namespaces(asked []ContainerNamespace) {
 		j.deny(ruleNamespace, n.Field, n.Mode, "the container's own: leave it out",
 			fmt.Sprintf("%s namespace %q is refused; allowed is the container's own", shorten(n.Kind), shorten(n.Mode)))
 	}
+	j.userns("HostConfig.UsernsMode")
+}
+
+// userns refuses what runs on the Docker Engine if the profile's sandboxes have IDs of their own.
+func (j *containerJudge) userns(field string) {
+	if j.profile.Userns == UsernsAuto {
+		j.deny(ruleNamespace, field, UsernsAuto, "a profile without userns: auto",
+			fmt.Sprintf("profile %s says userns: auto, which the Docker Engine API can't give: use a profile without it", j.profile.Name))
+	}
 }
 
 const maxGroups = 64

@@ -61,6 +61,7 @@ func TestDiff(t *testing.T) {
 		{"numbers", func(s *Spec) {
 			s.CPUs, s.MemoryMB, s.PidsLimit, s.ReadOnlyRootfs, s.WorkspaceQuotaMB = 1.5, 20, 30, false, 40
 		}, []Difference{{"cpus", 1.0, 1.5}, {"memory_mb", int64(2), int64(20)}, {"pids_limit", int64(3), int64(30)}, {"read_only_rootfs", true, false}, {"workspace_quota_mb", int64(4), int64(40)}}},
+		{"userns", func(s *Spec) { s.Userns = "auto" }, nil},
 		{"agent", func(s *Spec) { s.Agent = "off" }, nil},
 	}
 	digest := regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)

@@ -41,6 +41,7 @@ type overlay struct {
 	CapAdd           []string       `yaml:"cap_add"`
 	RuntimeClass     *string        `yaml:"runtime_class"`
 	Agent            *string        `yaml:"agent"`
+	Userns           *string        `yaml:"userns"`
 	EngineAPI        *engineAPIFile `yaml:"engine_api"`
 	Locked           []string       `yaml:"locked"`
 }

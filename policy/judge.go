@@ -36,6 +36,9 @@ func (p *Policy) Sandbox(req Request) Verdict {
 	s := &j.spec
 	s.Profile = j.profile.Name
 	s.CapAdd, s.User, s.RuntimeClass, s.Agent = j.profile.CapAdd, j.profile.User, j.profile.RuntimeClass, j.profile.Agent
+	if j.profile.Userns == UsernsAuto {
+		s.Userns = UsernsAuto
+	}
 	s.Image = j.image(given(req.Image), false)
 	j.network(req)
 	j.resources(req)

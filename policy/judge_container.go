@@ -150,6 +150,9 @@ func (j *containerJudge) operation(op string) {
 		j.deny(ruleOperation, "operation", op, "nothing, as long as the profile's engine_api."+op+" is off",
 			fmt.Sprintf("%s is switched off by profile %s (engine_api.%s)", op, j.profile.Name, op))
 	}
+	if op == OpBuild {
+		j.userns("operation")
+	}
 }
 
 // inList says what a list allows.

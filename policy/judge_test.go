@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +24,7 @@ func TestSandboxDefaults(t *testing.T) {
 }
 
 func TestSandboxTakesTheRequest(t *testing.T) {
-	p := mustParse(t, "networks: {team: {engine_network: team-net}}\nprofiles: {p: {user: 1:1, runtime_class: runsc, cap_add: [chown], agent: off}}", Options{})
+	p := mustParse(t, "networks: {team: {engine_network: team-net}}\nprofiles: {p: {user: 1:1, runtime_class: runsc, cap_add: [chown], agent: off, userns: auto}, q: {extends: p, userns: off}}", Options{})
 	v := p.Sandbox(Request{
 		Profile: "p", Network: ptr("team"), HostPathMode: ptr("ro"), MountPath: ptr("/w"), CPUs: ptr(1.5), MemoryMB: ptr(int64(32)), PidsLimit: ptr(int64(1)),
 		ReadOnlyRootfs: ptr(false), WorkspaceQuotaMB: ptr(int64(7)), TTL: ptr(time.Minute), IdleTTL: ptr(time.Second),
@@ -31,10 +32,26 @@ func TestSandboxTakesTheRequest(t *testing.T) {
 	want := Spec{
 		Profile: "p", Image: "python:3.11-slim", Network: "team", EngineNetwork: "team-net", HostPathMode: "ro", MountPath: "/w", CPUs: 1.5, MemoryMB: 32, PidsLimit: 1,
 		WorkspaceQuotaMB: 7, Env: map[string]string{}, TTL: time.Minute, IdleTTL: time.Second, MaxLifetime: 24 * time.Hour,
-		User: "1:1", RuntimeClass: "runsc", CapAdd: []string{"CAP_CHOWN"}, Agent: "off",
+		User: "1:1", RuntimeClass: "runsc", CapAdd: []string{"CAP_CHOWN"}, Agent: "off", Userns: "auto",
 	}
 	if d := cmp.Diff(Verdict{Spec: want}, v); d != "" {
 		t.Error(d)
+	}
+	if s := p.Sandbox(Request{Profile: "q"}).Spec; s.Userns != "" || s.User != "1:1" {
+		t.Errorf("userns: off is %+v", s)
+	}
+}
+
+// The Docker Engine API doesn't leave out what it can't give.
+func TestContainerUserns(t *testing.T) {
+	p := mustParse(t, "profiles: {p: {userns: auto, engine_api: {build: on}}, q: {extends: p, userns: off}}", Options{})
+	for profile, want := range map[string][]string{"p": {ruleNamespace}, "q": nil} {
+		if got := rulesOf(t, p.Container(ContainerRequest{Profile: profile, Image: "python:3.11-slim"}).Err()); !slices.Equal(got, want) {
+			t.Errorf("container of %s: %v", profile, got)
+		}
+		if got := rulesOf(t, p.Operation(profile, OpBuild)); !slices.Equal(got, want) {
+			t.Errorf("build of %s: %v", profile, got)
+		}
 	}
 }
 

@@ -89,7 +89,7 @@ profiles:
   big: {extends: network_extended, network: team, host_path_mode: ro, mount_path: /w/, timeout: 45s, max_timeout: 600s,
         cpus: 3, max_cpus: 4, memory_mb: 4096, max_memory_mb: 8192, pids_limit: 600, max_pids_limit: 700,
         read_only_rootfs: true, workspace_quota_mb: 10, ttl: 30m, idle_ttl: 5m, user: 1000:1000,
-        cap_add: [net_bind_service, CAP_CHOWN, CHOWN], runtime_class: runsc, agent: off, locked: [user_x],
+        cap_add: [net_bind_service, CAP_CHOWN, CHOWN], runtime_class: runsc, agent: off, userns: auto, locked: [user_x],
         engine_api: {capabilities: [net_raw, CAP_NET_RAW, kill], volumes: off, networks: off, ports: loopback, port_range: 1-2, log_drivers: [local], log_max_mb: 3,
           restart: [], runtimes: [kata], sysctls: [net.core.somaxconn], users: non_root, dns: off, tmpfs_mb: 5, max_ulimit: 6, pull: off, build: on, build_add_url: ["https://x.local:1/a/"], commit: on,
           tags: [acme/*], archive: off, exec: off, redact_env: ["*KEY*"], max_objects: 0, max_execs: 7, read_only_rootfs: true}}
@@ -225,10 +225,10 @@ func TestParseProblems(t *testing.T) {
 			"line 5: profiles.c.extends: c and a extend each other",
 			`line 6: profiles.d.extends: there is no profile "gone" (known: a, b, c, d, default, e, network_basic, network_extended, offline_readonly)`,
 			"line 7: profiles.e.extends: e and e extend each other"}},
-		{"profile values", "version: 1\nprofiles:\n  a: {image: 'sha256:" + someSum + "', network: x, host_path_mode: rx, mount_path: /proc/x, user: root, runtime_class: 'a b', agent: maybe, cap_add: [ALL, 'a b'], locked: [env]}", []string{
+		{"profile values", "version: 1\nprofiles:\n  a: {image: 'sha256:" + someSum + "', network: x, host_path_mode: rx, mount_path: /proc/x, user: root, runtime_class: 'a b', agent: maybe, userns: '0:100000:65536', cap_add: [ALL, 'a b'], locked: [env]}", []string{
 			`line 3: profiles.a.image: "sha256:` + someSum + `" is an image ID; only references by name are taken`, `line 3: profiles.a.network: there is no network "x" (known: off, on)`,
 			`line 3: profiles.a.host_path_mode: is "rx", must be none, ro or rw`, `line 3: profiles.a.mount_path: "/proc/x" lies in /proc`,
-			`line 3: profiles.a.user: is "root", must be a number, or two with a colon (uid:gid)`, `line 3: profiles.a.runtime_class: "a b" is not a runtime's name`, `line 3: profiles.a.agent: is "maybe", must be on or off`,
+			`line 3: profiles.a.user: is "root", must be a number, or two with a colon (uid:gid)`, `line 3: profiles.a.runtime_class: "a b" is not a runtime's name`, `line 3: profiles.a.agent: is "maybe", must be on or off`, `line 3: profiles.a.userns: is "0:100000:65536", must be auto or off`,
 			`line 3: profiles.a.cap_add: "ALL" is not the name of one capability`, `line 3: profiles.a.cap_add: "a b" is not the name of one capability`,
 			`line 3: profiles.a.locked: "env" can't be locked (these can: ` + strings.Join(lockable, ", ") + ")"}},
 		{"profile ranges", "version: 1\nprofiles:\n  a: {cpus: .nan, memory_mb: 31, pids_limit: 0, workspace_quota_mb: -1, timeout: 0s, ttl: 25h, idle_ttl: -1s, max_cpus: .inf}", []string{
@@ -274,7 +274,7 @@ func TestParseProblems(t *testing.T) {
 }
 
 const knownProfileKeys = "agent, cap_add, cpus, engine_api, extends, host_path_mode, idle_ttl, image, locked, max_cpus, max_memory_mb, max_pids_limit, " +
-	"max_timeout, memory_mb, mount_path, network, pids_limit, read_only_rootfs, runtime_class, timeout, ttl, user, workspace_quota_mb"
+	"max_timeout, memory_mb, mount_path, network, pids_limit, read_only_rootfs, runtime_class, timeout, ttl, user, userns, workspace_quota_mb"
 
 func TestParseOtherProblems(t *testing.T) {
 	tests := []struct {
@@ -336,7 +336,7 @@ func TestProfilesTable(t *testing.T) {
 		want := Profile{
 			Name: tt.name, Image: "python:3.11-slim", Network: tt.network, HostPathMode: tt.mode, MountPath: "/workspace",
 			Timeout: 30 * time.Second, MaxTimeout: tt.maxTimeout, CPUs: tt.cpus, MaxCPUs: 2, MemoryMB: tt.memory, MaxMemoryMB: 2048,
-			PidsLimit: tt.pids, MaxPidsLimit: 512, ReadOnlyRootfs: tt.readOnly, TTL: time.Hour, CapAdd: []string{}, Agent: "on", EngineAPI: builtinEngineAPI(), Locked: tt.locked,
+			PidsLimit: tt.pids, MaxPidsLimit: 512, ReadOnlyRootfs: tt.readOnly, TTL: time.Hour, CapAdd: []string{}, Agent: "on", Userns: "off", EngineAPI: builtinEngineAPI(), Locked: tt.locked,
 		}
 		if tt.network == "on" {
 			want.EngineAPI.Networks, want.EngineAPI.DNS = "own", "on"

@@ -63,7 +63,8 @@ type Spec struct {
 	CapAdd        []string          `json:"cap_add,omitempty"`
 	User          string            `json:"user,omitempty"`
 	RuntimeClass  string            `json:"runtime_class,omitempty"`
-	Agent         string            `json:"agent,omitempty"` // "on" or "off"; empty for a sandbox of before there was one
+	Agent         string            `json:"agent,omitempty"`  // "on" or "off"; empty for a sandbox of before there was one
+	Userns        string            `json:"userns,omitempty"` // UsernsAuto, or empty for none
 }
 
 // Mount is a judged bind mount. HostPath is the path as asked for, Source the

@@ -28,6 +28,12 @@ const (
 	AgentOff = "off" // the program reaps and forwards signals, and Berm goes by the engine
 )
 
+// Whether a sandbox has a user namespace with a range of the host's IDs of its own.
+const (
+	UsernsAuto = "auto"
+	UsernsOff  = "off"
+)
+
 // lockable are the fields that a profile can lock.
 var lockable = []string{
 	"image", "network", "host_path", "host_path_mode", "mount_path", "extra_mounts", "cpus", "memory_mb", "pids_limit",
@@ -59,6 +65,7 @@ type Profile struct {
 	CapAdd           []string      `json:"cap_add"`       // sorted, never nil
 	RuntimeClass     string        `json:"runtime_class"` // empty is the engine's default
 	Agent            string        `json:"agent"`         // "on" or "off"
+	Userns           string        `json:"userns"`        // "auto" or "off"
 	EngineAPI        EngineAPI     `json:"engine_api"`
 	Locked           []string      `json:"locked"` // sorted, never nil
 }
@@ -85,7 +92,7 @@ func (p Profile) overlay() overlay {
 		Timeout: &p.Timeout, MaxTimeout: &p.MaxTimeout, CPUs: &p.CPUs, MaxCPUs: &p.MaxCPUs,
 		MemoryMB: &p.MemoryMB, MaxMemoryMB: &p.MaxMemoryMB, PidsLimit: &p.PidsLimit, MaxPidsLimit: &p.MaxPidsLimit,
 		ReadOnlyRootfs: &p.ReadOnlyRootfs, WorkspaceQuotaMB: &p.WorkspaceQuotaMB, TTL: &p.TTL, IdleTTL: &p.IdleTTL,
-		User: &p.User, CapAdd: p.CapAdd, RuntimeClass: &p.RuntimeClass, Agent: &p.Agent, EngineAPI: p.EngineAPI.file(), Locked: p.Locked,
+		User: &p.User, CapAdd: p.CapAdd, RuntimeClass: &p.RuntimeClass, Agent: &p.Agent, Userns: &p.Userns, EngineAPI: p.EngineAPI.file(), Locked: p.Locked,
 	}
 }
 
@@ -153,7 +160,7 @@ func (l *loader) profile(name string, builtin, all map[string]overlay, above []s
 	p := Profile{
 		Image: cmp.Or(l.opts.DefaultImage, defaultImage), MountPath: "/workspace", Timeout: 30 * time.Second,
 		MaxCPUs: 2, MaxMemoryMB: 2048, MaxPidsLimit: 512, TTL: l.policy.ttl.normal, IdleTTL: l.policy.ttl.idle,
-		CapAdd: []string{}, Agent: AgentOn, EngineAPI: builtinEngineAPI(), Locked: []string{},
+		CapAdd: []string{}, Agent: AgentOn, Userns: UsernsOff, EngineAPI: builtinEngineAPI(), Locked: []string{},
 	}
 	own := l.file.Profiles[name]
 	if name != defaultProfile {
@@ -199,6 +206,7 @@ func (o overlay) apply(p *Profile) {
 	set(&p.User, o.User)
 	set(&p.RuntimeClass, o.RuntimeClass)
 	set(&p.Agent, o.Agent)
+	set(&p.Userns, o.Userns)
 	setList(&p.CapAdd, o.CapAdd)
 	o.EngineAPI.apply(&p.EngineAPI)
 	setList(&p.Locked, o.Locked)
@@ -271,6 +279,9 @@ func (l *loader) checkProfile(p *Profile, own overlay) {
 	}
 	if words := []string{AgentOn, AgentOff}; own.Agent != nil && !slices.Contains(words, p.Agent) {
 		l.problem(path+".agent", "is %q, must be %s", p.Agent, orList(words))
+	}
+	if words := []string{UsernsAuto, UsernsOff}; own.Userns != nil && !slices.Contains(words, p.Userns) {
+		l.problem(path+".userns", "is %q, must be %s", p.Userns, orList(words))
 	}
 	l.checkEngineAPI(path+".engine_api", &p.EngineAPI, own.EngineAPI)
 	for i, c := range p.CapAdd {

@@ -245,6 +245,7 @@ type Spec struct {
 	ReadOnlyRootfs bool     // nothing but Mounts and Tmpfs can be written
 	CapAdd         []string // "CAP_NET_BIND_SERVICE", …
 	RuntimeClass   string   // the engine's OCI runtime by name; empty is its default
+	UserNS         bool     // a user namespace with 65536 of the host's uids and gids that nobody else has; InvalidArgument where it can't be had
 	LogMaxBytes    int64    // of the main process's output that is kept; 0 is 10 MiB
 	Agent          *Agent   // Berm's program as the init process; nil is the engine's, or the backend's, own
 }

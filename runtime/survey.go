@@ -16,6 +16,8 @@ type Survey struct {
 	// Missing is what no container can be made without, and isn't there, in words;
 	// MissingForNetworks what none with a network can.
 	Missing, MissingForNetworks []string
+	// NoUserNS is why no container can have a Spec.UserNS, in words; empty if one can.
+	NoUserNS string
 	// Skew is how far the engine's clock is ahead of this process's; 0 for up to a second.
 	Skew time.Duration
 	// Holders are running containers that have the engine's socket mounted, or a

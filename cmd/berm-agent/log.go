@@ -29,7 +29,8 @@ const (
 )
 
 // runLog writes down what a container prints, until nobody is left who could print.
-// The arguments are a URI's query, in any order: "log DIRECTORY max BYTES".
+// The arguments are a URI's query, in any order: "log DIRECTORY max BYTES owner ID". The
+// owner is who the pipes are given to, which the container's programs may open anew.
 func runLog(args []string) int {
 	var dir string
 	var limit int64
@@ -39,10 +40,15 @@ func runLog(args []string) int {
 			dir = args[1]
 		case "max":
 			limit, _ = strconv.ParseInt(args[1], 10, 64) // 0 if it is none
+		case "owner":
+			if owner, _ := strconv.Atoi(args[1]); owner > 0 {
+				_ = unix.Fchown(stdoutFD, owner, owner)
+				_ = unix.Fchown(stderrFD, owner, owner)
+			}
 		}
 	}
 	if dir == "" || limit <= 0 || len(args) > 0 {
-		return complain("usage: berm-agent log DIR max BYTES", exitUsage)
+		return complain("usage: berm-agent log DIR max BYTES owner ID", exitUsage)
 	}
 	runtime.GOMAXPROCS(1)
 	// The shim asks for the end before all is read, and the end of the pipes is ours.

@@ -1,6 +1,6 @@
 // Command berm-agent is Berm's own program at a sandbox's side: its init process, which
 // also does what Berm asks for in there, and on the host the writer of its log and a step
-// before its OCI runtime. It is put into every sandbox, so it is small, starts fast, and
+// before its OCI runtime, and the first in its user namespace. It is put into every sandbox, so it is small, starts fast, and
 // uses little but the kernel.
 package main
 
@@ -19,15 +19,17 @@ func run(args []string) int {
 			return runInit(args[1:])
 		case "serve":
 			return runServe(args[1:])
-		case "log", "max": // names in a URI's query, which come in any order
+		case "log", "max", "owner": // names in a URI's query, which come in any order
 			return runLog(args)
 		case "--root": // what a shim tells its OCI runtime first
 			return becomeCrun(args)
 		case "exec":
 			return become(args[1:])
+		case "userns":
+			return keepUserNS(args[1:])
 		case "mkdir":
 			return makeDirs(args[1:])
 		}
 	}
-	return complain("usage: berm-agent init|serve|exec|mkdir|log …", exitUsage)
+	return complain("usage: berm-agent init|serve|exec|mkdir|userns|log …", exitUsage)
 }

@@ -168,7 +168,7 @@ func (e *engineFacts) judge(p *policy.Policy) []finding {
 			out = append(out, e.judgeArchives())
 		}
 	}
-	return append(out, e.judgeClasses(p))
+	return append(out, e.judgeClasses(p), e.judgeUserNS(p))
 }
 
 func (e *engineFacts) judgeSocket() finding {
@@ -428,6 +428,27 @@ func (e *engineFacts) judgeClasses(p *policy.Policy) finding {
 		return soft(id, "the engine lacks "+some(missing)+", which the policy allows; it has "+some(there), "who asks for it is refused by the engine", "install it and name it in the engine's settings")
 	}
 	return okay(id, some(there))
+}
+
+// judgeUserNS is about the profiles with userns: auto. The policy may be nil.
+func (e *engineFacts) judgeUserNS(p *policy.Policy) finding {
+	const id = "engine.userns"
+	var profiles []string
+	if p != nil {
+		for _, name := range p.Profiles() {
+			if pr, _ := p.Profile(name); pr.Userns == policy.UsernsAuto {
+				profiles = append(profiles, name)
+			}
+		}
+	}
+	switch why := e.survey.NoUserNS; {
+	case why == "":
+		return okay(id, "profiles can say userns: auto")
+	case len(profiles) == 0:
+		return okay(id, "no profile says userns: auto, and none could: "+why)
+	default:
+		return bad(id, "userns: auto can't be had: "+why, "nothing can be made with the profiles "+some(profiles), "bring the engine up to that, or take the key out of them")
+	}
 }
 
 // some lists words, of which there may be many.

@@ -72,12 +72,15 @@ func TestDoctorJudgesEngine(t *testing.T) {
 		"asserted archives": {func(e *engineFacts) {
 			e.cfg.EngineAPI.Listeners, e.cfg.EngineAPI.ArchiveFixed = make([]config.Listener, 1), true
 		}, "", "engine.archives", gradeOK, "archive_fixed"},
-		"a class":           {nil, "version: 1\nprofiles: {default: {runtime_class: runsc}}\n", "engine.runtimes", gradeBad, "default (runsc)"},
-		"an allowed class":  {nil, "version: 1\nprofiles: {default: {engine_api: {runtimes: [kata]}}}\n", "engine.runtimes", gradeSoft, "kata"},
-		"its class":         {nil, "version: 1\nprofiles: {default: {runtime_class: runc}}\n", "engine.runtimes", gradeOK, "runc"},
-		"no shim":           {func(e *engineFacts) { e.survey.Missing = []string{"the program runc"} }, "", "engine.parts", gradeBad, "runc"},
-		"no CNI":            {func(e *engineFacts) { e.survey.MissingForNetworks = []string{"bridge"} }, "", "engine.parts", gradeSoft, "bridge"},
-		"no CNI, yet asked": {func(e *engineFacts) { e.survey.MissingForNetworks = []string{"bridge"} }, "version: 1\nprofiles: {default: {network: \"on\"}}\n", "engine.parts", gradeBad, "bridge"},
+		"a class":            {nil, "version: 1\nprofiles: {default: {runtime_class: runsc}}\n", "engine.runtimes", gradeBad, "default (runsc)"},
+		"an allowed class":   {nil, "version: 1\nprofiles: {default: {engine_api: {runtimes: [kata]}}}\n", "engine.runtimes", gradeSoft, "kata"},
+		"its class":          {nil, "version: 1\nprofiles: {default: {runtime_class: runc}}\n", "engine.runtimes", gradeOK, "runc"},
+		"no userns":          {func(e *engineFacts) { e.survey.NoUserNS = "too old" }, "version: 1\nprofiles: {apart: {userns: auto}}\n", "engine.userns", gradeBad, "too old"},
+		"no userns, unasked": {func(e *engineFacts) { e.survey.NoUserNS = "too old" }, "", "engine.userns", gradeOK, "too old"},
+		"userns":             {nil, "version: 1\nprofiles: {apart: {userns: auto}}\n", "engine.userns", gradeOK, "can say"},
+		"no shim":            {func(e *engineFacts) { e.survey.Missing = []string{"the program runc"} }, "", "engine.parts", gradeBad, "runc"},
+		"no CNI":             {func(e *engineFacts) { e.survey.MissingForNetworks = []string{"bridge"} }, "", "engine.parts", gradeSoft, "bridge"},
+		"no CNI, yet asked":  {func(e *engineFacts) { e.survey.MissingForNetworks = []string{"bridge"} }, "version: 1\nprofiles: {default: {network: \"on\"}}\n", "engine.parts", gradeBad, "bridge"},
 	} {
 		cfg := config.Default()
 		e := &engineFacts{

@@ -88,7 +88,8 @@ type Spec struct {
 	User             string   `json:"user,omitempty"`
 	CapAdd           []string `json:"cap_add,omitempty"`
 	RuntimeClass     string   `json:"runtime_class,omitempty"`
-	Agent            string   `json:"agent,omitempty"` // "on" or "off"; empty if it was made before there was one
+	Agent            string   `json:"agent,omitempty"`  // "on" or "off"; empty if it was made before there was one
+	Userns           string   `json:"userns,omitempty"` // "auto" if it has IDs of the host of its own
 	TTL              Duration `json:"ttl"`
 	IdleTTL          Duration `json:"idle_ttl"` // 0: never idles out
 	MaxLifetime      Duration `json:"max_lifetime"`

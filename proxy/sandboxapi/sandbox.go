@@ -212,7 +212,7 @@ func spec(s policy.Spec) apitype.Spec {
 		Profile: s.Profile, Image: s.Image, Network: s.Network, HostPath: s.HostPath, HostPathMode: s.HostPathMode, MountPath: s.MountPath,
 		ExtraMounts: []apitype.Mount{}, CPUs: s.CPUs, MemoryMB: s.MemoryMB, PidsLimit: s.PidsLimit, ReadOnlyRootfs: s.ReadOnlyRootfs,
 		WorkspaceQuotaMB: s.WorkspaceQuotaMB, TmpfsMB: s.TmpfsMB, EnvNames: slices.AppendSeq([]string{}, maps.Keys(s.Env)),
-		User: s.User, CapAdd: s.CapAdd, RuntimeClass: s.RuntimeClass, Agent: s.Agent,
+		User: s.User, CapAdd: s.CapAdd, RuntimeClass: s.RuntimeClass, Agent: s.Agent, Userns: s.Userns,
 		TTL: apitype.Duration(s.TTL), IdleTTL: apitype.Duration(s.IdleTTL), MaxLifetime: apitype.Duration(s.MaxLifetime),
 	}
 	slices.Sort(out.EnvNames)

@@ -111,7 +111,12 @@ func TestDockerContract(t *testing.T) {
 	runtimetest.Run(t, h)
 }
 
-func TestContainerdContract(t *testing.T) {
+func TestContainerdContract(t *testing.T) { testContainerd(t, false) }
+
+// TestUserNSContract runs the contract with user namespaces, if the engine has them.
+func TestUserNSContract(t *testing.T) { testContainerd(t, true) }
+
+func testContainerd(t *testing.T, userNS bool) {
 	engine.Require(t, "containerd")
 	c, err := engine.StartContainerd(t.Context(), engine.Options{})
 	if err != nil {
@@ -123,7 +128,7 @@ func TestContainerdContract(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := func(t testing.TB, root string, timeout time.Duration) *agent.Runtime {
+	newBackend := func(t testing.TB, timeout time.Duration) *containerd.Runtime {
 		backend, err := containerd.New(containerd.Options{
 			Address: c.Address(), Namespace: c.Namespace(), Root: c.Root(), Agent: program,
 			CgroupParent: c.CgroupParent(), Netns: c.Netns(), CallTimeout: timeout,
@@ -131,7 +136,13 @@ func TestContainerdContract(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return wrap(t, backend, h.Agent, root)
+		return backend
+	}
+	open := func(t testing.TB, root string, timeout time.Duration) *agent.Runtime {
+		return wrap(t, newBackend(t, timeout), h.Agent, root)
+	}
+	if h.UserNS, h.DeepMounts = userNS, userNS; userNS {
+		engine.RequireUserNS(t, newBackend(t, 0))
 	}
 	h.New = func(t *testing.T) runtime.Runtime { return open(t, "", 0) }
 	h.Reopen = func(t *testing.T, dir string) runtime.Runtime { return open(t, filepath.Join(dir, "agents"), 0) }

@@ -55,7 +55,7 @@ func TestAttach(t *testing.T) {
 	if ids, err := b.attachments(); err != nil || !slices.Equal(ids, []string{c.id}) {
 		t.Errorf("attachments: %v, %v", ids, err)
 	}
-	if _, err := b.makeNetns(c.id); err == nil {
+	if _, err := b.makeNetns(c.id, ""); err == nil {
 		t.Error("a second namespace is made for the container")
 	}
 	for range 2 {
@@ -81,7 +81,7 @@ func TestAttachMany(t *testing.T) {
 		wg.Go(func() {
 			for range each {
 				id := newID()
-				if _, err := b.makeNetns(id); err != nil {
+				if _, err := b.makeNetns(id, ""); err != nil {
 					t.Error(err)
 					return
 				}
@@ -109,7 +109,7 @@ func TestAttachAtOnce(t *testing.T) {
 	for i := range at {
 		wg.Go(func() {
 			id := newID()
-			if _, err := b.makeNetns(id); err != nil {
+			if _, err := b.makeNetns(id, ""); err != nil {
 				t.Error(err)
 				return
 			}
@@ -174,19 +174,19 @@ func TestDetachRecovery(t *testing.T) {
 		},
 		"namespace": func(t *testing.T) string {
 			id := newID()
-			_, err := b.makeNetns(id)
+			_, err := b.makeNetns(id, "")
 			must(t, err)
 			return id
 		},
 		"user half written": func(t *testing.T) string {
 			id := newID()
-			_, err := b.makeNetns(id)
+			_, err := b.makeNetns(id, "")
 			must(t, err, os.WriteFile(filepath.Join(n.dir, tempPrefix+id), []byte("{"), 0o600))
 			return id
 		},
 		"user": func(t *testing.T) string {
 			id := newID()
-			_, err := b.makeNetns(id)
+			_, err := b.makeNetns(id, "")
 			must(t, err, n.writeUser(id, endpoint{Network: "n"}))
 			return id
 		},
@@ -255,7 +255,7 @@ func TestAttachFails(t *testing.T) {
 			b.opts.PluginDirs = append([]string{dir}, b.opts.PluginDirs...)
 			b.opts.CallTimeout = time.Second
 			id := newID()
-			if _, err := b.makeNetns(id); err != nil {
+			if _, err := b.makeNetns(id, ""); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := b.attach(t.Context(), id, "n"); !tt.class(err) {

@@ -46,8 +46,8 @@ func classOf(name string) (runtimeClass, error) {
 }
 
 // options are what the shim is told. Agent is the agent's program on the host, by way
-// of which crun runs where cgroups are hybrid.
-func (c runtimeClass) options(agent string) (typeurl.Any, error) {
+// of which crun runs where cgroups are hybrid, and owner who the pipes of commands are given to.
+func (c runtimeClass) options(agent string, owner int) (typeurl.Any, error) {
 	if c.name != runcShim {
 		return nil, nil //nolint:nilnil // other shims have options of their own, and need none
 	}
@@ -55,7 +55,7 @@ func (c runtimeClass) options(agent string) (typeurl.Any, error) {
 	if binary == "crun" && hybridCgroups() {
 		binary = agent
 	}
-	out, err := typeurl.MarshalAny(&options.Options{BinaryName: binary})
+	out, err := typeurl.MarshalAny(&options.Options{BinaryName: binary, IoUid: uint32(owner), IoGid: uint32(owner)})
 	if err != nil {
 		return nil, fmt.Errorf("encode the runtime's options: %w", err)
 	}
@@ -90,9 +90,9 @@ func (c runtimeClass) hierarchies(root string) []string {
 }
 
 // mounts refuses what the runtime would show beyond the spec's mounts: what is mounted
-// below a source was never judged.
-func (c runtimeClass) mounts(mounts []runtime.Mount) error {
-	if !c.deep || len(mounts) == 0 {
+// below a source was never judged. In a user namespace no runtime can leave it out.
+func (c runtimeClass) mounts(mounts []runtime.Mount, userNS bool) error {
+	if !c.deep && !userNS || len(mounts) == 0 {
 		return nil
 	}
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -106,7 +106,7 @@ func (c runtimeClass) mounts(mounts []runtime.Mount) error {
 		}
 		for line := range strings.Lines(string(table)) {
 			if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(unescape(fields[4]), source+"/") {
-				return runtime.Invalid("mount of %s: %s would show what is mounted below it, at %s; use runc", m.Source, c.binary, unescape(fields[4]))
+				return runtime.Invalid("mount of %s: what is mounted below it, at %s, would be shown; use runc, without userns: auto", m.Source, unescape(fields[4]))
 			}
 		}
 	}

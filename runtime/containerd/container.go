@@ -244,8 +244,8 @@ func (r *Runtime) remove(ctx context.Context, p *place, id string) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if p == nil {
-		return nil
+	if err := r.removeUserNS(id); err != nil || p == nil {
+		return err
 	}
 	return p.remove()
 }

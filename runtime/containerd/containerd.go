@@ -18,6 +18,7 @@ import (
 	goruntime "runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -103,6 +104,7 @@ type Runtime struct {
 	images   imageCache
 	commands commands
 	moves    moves
+	userNS   atomic.Bool // containers can have user namespaces of their own
 	// standing holds the IDs of the networks that this process has put in order.
 	standing sync.Map
 }

@@ -111,15 +111,21 @@ func startRegistry(t testing.TB, opts engine.RegistryOptions) *engine.Registry {
 	return shop
 }
 
-func TestContract(t *testing.T) { testContract(t, "") }
+func TestContract(t *testing.T) { testContract(t, "", false) }
+
+// TestUserNSContract runs the contract with user namespaces, if the engine has them.
+func TestUserNSContract(t *testing.T) {
+	engine.RequireUserNS(t, newRuntime(t, testEngine(t)))
+	testContract(t, "", true)
+}
 
 // TestSoakContractCrun runs what of the contract an OCI runtime has a part in with crun, by
 // way of the agent where cgroups are hybrid.
 func TestSoakContractCrun(t *testing.T) {
-	testContract(t, "crun", "create/", "exec/", "list", "pause", "remove", "stats", "watch/", "client restart", "engine killed")
+	testContract(t, "crun", false, "create/", "exec/", "list", "pause", "remove", "stats", "watch/", "client restart", "engine killed")
 }
 
-func testContract(t *testing.T, class string, only ...string) {
+func testContract(t *testing.T, class string, userNS bool, only ...string) {
 	c := testEngine(t)
 	requireClass(t, class)
 	shop := startRegistry(t, engine.RegistryOptions{})
@@ -148,8 +154,9 @@ func testContract(t *testing.T, class string, only ...string) {
 		Configured:    configuredImage,
 		Agent:         agent,
 		Class:         class,
+		UserNS:        userNS,
 		Only:          only,
-		DeepMounts:    runtimeClasses[class].deep,
+		DeepMounts:    runtimeClasses[class].deep || userNS,
 		Real:          true,
 		Engine:        c,
 		Registry:      shop.Host(),

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -72,6 +73,7 @@ type creation struct {
 	id      string
 	image   *image
 	account account
+	ids     int      // of the host, the first in its user namespace; 0 if that is the host's
 	dirs    []string // that the image lacks
 	agent   string
 	class   runtimeClass
@@ -92,7 +94,7 @@ func (c *creation) prepare(ctx context.Context) error {
 			return runtime.Invalid("mount of %s at %s: the source can't be used: %w", m.Source, m.Target, err)
 		}
 	}
-	if err = c.class.mounts(c.spec.Mounts); err != nil {
+	if err = c.class.mounts(c.spec.Mounts, c.spec.UserNS); err != nil {
 		return err
 	}
 	if err = c.findAgent(); err != nil {
@@ -103,6 +105,11 @@ func (c *creation) prepare(ctx context.Context) error {
 	}
 	if c.account, err = c.r.imageAccount(ctx, c.image, c.spec.User); err != nil {
 		return err
+	}
+	if c.spec.UserNS {
+		if err = c.checkUserNS(ctx); err != nil {
+			return err
+		}
 	}
 	if n := len(c.image.config.Volumes); n > maxVolumes { // each is a mount, and may be a directory on the host's disk
 		return runtime.Invalid("the image declares %d volumes, of which there may be %d", n, maxVolumes)
@@ -140,11 +147,15 @@ func newID() string {
 // run makes the container and starts it, on ctx, unless asked ends between two steps.
 func (c *creation) run(asked, ctx context.Context) error {
 	var netns string
-	if c.spec.Network != "" {
-		var err error
-		if netns, err = c.r.makeNetns(c.id); err != nil {
-			return err
-		}
+	var err error
+	switch {
+	case c.spec.UserNS:
+		netns, err = c.makeUserNS(ctx)
+	case c.spec.Network != "":
+		netns, err = c.r.makeNetns(c.id, "")
+	}
+	if err != nil {
+		return err
 	}
 	if err := c.writeFiles(); err != nil {
 		return err
@@ -162,7 +173,7 @@ func (c *creation) run(asked, ctx context.Context) error {
 			}
 		})
 	}
-	err := c.makeTask(going, ctx, netns)
+	err = c.makeTask(going, ctx, netns)
 	wg.Wait()
 	if unconnected != nil {
 		return unconnected
@@ -227,7 +238,12 @@ func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 	}
 	leaseCtx := leases.WithLease(ctx, c.lease.ID)
 	snapshotter := c.r.client.SnapshotService(c.r.opts.Snapshotter)
-	mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.chainID)
+	var opts []snapshots.Opt
+	if c.ids != 0 {
+		ids := fmt.Sprintf("0:%d:%d", c.ids, rangeSize)
+		opts = append(opts, snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotUIDMapping: ids, snapshots.LabelSnapshotGIDMapping: ids}))
+	}
+	mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.chainID, opts...)
 	if !errdefs.IsAlreadyExists(err) {
 		return mounts, err
 	}
@@ -238,7 +254,7 @@ func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 		if err := c.r.Sweep(ctx); err != nil {
 			return nil, err
 		}
-		mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.chainID)
+		mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.chainID, opts...)
 		if !errdefs.IsAlreadyExists(err) {
 			return mounts, err
 		}
@@ -263,7 +279,7 @@ func (c *creation) register(ctx context.Context, netns string) error {
 	if err != nil {
 		return err
 	}
-	options, err := c.class.options(agent)
+	options, err := c.class.options(agent, c.ids)
 	if err != nil {
 		return err
 	}
@@ -285,7 +301,7 @@ func (c *creation) register(ctx context.Context, netns string) error {
 
 // task makes the container's processes; the main process waits for its start.
 func (c *creation) task(ctx context.Context, mounts []mount.Mount) error {
-	newIO, err := c.r.logIO(c.place.file("log"), c.spec.LogMaxBytes)
+	newIO, err := c.r.logIO(c.place.file("log"), c.spec.LogMaxBytes, c.ids)
 	if err != nil {
 		return err
 	}

@@ -263,6 +263,9 @@ func become(p *specs.Process, pid uint32, user string) error {
 		return nil
 	}
 	a, err := processAccount(pid, user)
+	if err == nil && !samePath(fmt.Sprintf("/proc/%d/ns/user", pid), "/proc/self/ns/user") {
+		err = a.inRange()
+	}
 	if err != nil {
 		return err
 	}

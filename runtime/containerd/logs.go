@@ -37,7 +37,7 @@ const (
 
 // logIO sends a main process's output to a writer of its own, which keeps it in
 // directory dir and outlives this process. maxBytes is Spec.LogMaxBytes.
-func (r *Runtime) logIO(dir string, maxBytes int64) (cio.Creator, error) {
+func (r *Runtime) logIO(dir string, maxBytes int64, owner int) (cio.Creator, error) {
 	agent, err := r.agentPath()
 	if err != nil {
 		return nil, err
@@ -46,8 +46,9 @@ func (r *Runtime) logIO(dir string, maxBytes int64) (cio.Creator, error) {
 		return nil, fmt.Errorf("make the log's directory: %w", err)
 	}
 	return cio.BinaryIO(agent, map[string]string{
-		"log": dir,
-		"max": strconv.FormatInt(cmp.Or(maxBytes, defaultLogBytes), 10),
+		"log":   dir,
+		"max":   strconv.FormatInt(cmp.Or(maxBytes, defaultLogBytes), 10),
+		"owner": strconv.Itoa(owner),
 	}), nil
 }
 

@@ -14,8 +14,9 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// makeNetns makes a network namespace for a container, and answers its path.
-func (r *Runtime) makeNetns(id string) (string, error) {
+// makeNetns makes a network namespace for a container, or takes the one at from, which has no
+// interfaces, if that isn't empty. It answers its path.
+func (r *Runtime) makeNetns(id, from string) (string, error) {
 	path := r.path("netns", id)
 	if err := os.MkdirAll(r.path("netns"), 0o700); err != nil {
 		return "", fmt.Errorf("make a network namespace: %w", err)
@@ -31,7 +32,13 @@ func (r *Runtime) makeNetns(id string) (string, error) {
 	go func() {
 		goruntime.LockOSThread() // and never unlocked: the thread is in the new namespace, and ends here
 		made <- func() error {
-			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			var err error
+			if from == "" {
+				err = unix.Unshare(unix.CLONE_NEWNET)
+			} else {
+				err = enterNetns(from)
+			}
+			if err != nil {
 				return err
 			}
 			if err := disableIPv6("all", "default"); err != nil {

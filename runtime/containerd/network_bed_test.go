@@ -134,7 +134,7 @@ func shortTempDir(t testing.TB) string {
 func testNetns(t testing.TB) string {
 	t.Helper()
 	r := &Runtime{opts: Options{Root: shortTempDir(t)}}
-	path, err := r.makeNetns("ns")
+	path, err := r.makeNetns("ns", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func (b *netBed) container(t testing.TB, network string) testContainer {
 	t.Helper()
 	c := testContainer{id: newID()}
 	var err error
-	if c.netns, err = b.makeNetns(c.id); err != nil {
+	if c.netns, err = b.makeNetns(c.id, ""); err != nil {
 		t.Fatal(err)
 	}
 	e, err := b.attach(t.Context(), c.id, network)

@@ -25,7 +25,8 @@ const maxRoot = 90
 //	containers/ID/       files of one container: owner (locked by who makes or removes
 //	                     it), started (how it was begun), hosts, hostname,
 //	                     resolv.conf, log/, exec/ (pipes, a directory with an
-//	                     owner for each command)
+//	                     owner for each command), range and userns (its IDs of the
+//	                     host, its user namespace, mounted)
 //	netns/ID             network namespaces, mounted
 //	networks/…           networks, and who is on them
 func (r *Runtime) path(elem ...string) string {

@@ -9,6 +9,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -124,6 +125,7 @@ func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
 		{Type: specs.MountNamespace}, {Type: specs.CgroupNamespace}, {Type: specs.NetworkNamespace, Path: netns},
 	}
+	c.mapIDs(s)
 	// In version 1 that is a tmpfs which the OCI runtime leaves writable, of half of the
 	// host's memory; the option ro is for what is mounted in it.
 	s.Linux.ReadonlyPaths = append(s.Linux.ReadonlyPaths, cgroupRoot)
@@ -151,6 +153,10 @@ func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 
 func (c *creation) process(command []string) *specs.Process {
 	zero := 0
+	rlimits := []specs.POSIXRlimit{nofile()}
+	if c.ids != 0 && !hostSetsLimits() {
+		rlimits = nil // the engine's own stay
+	}
 	return &specs.Process{
 		Args: append([]string{runtime.AgentProgram, "init", c.workingDir(), "--"}, command...),
 		Env:  c.env(),
@@ -162,7 +168,7 @@ func (c *creation) process(command []string) *specs.Process {
 			Bounding: c.spec.CapAdd, Permitted: c.spec.CapAdd, Effective: c.spec.CapAdd,
 		},
 		NoNewPrivileges: true,
-		Rlimits:         []specs.POSIXRlimit{nofile()},
+		Rlimits:         rlimits,
 		OOMScoreAdj:     &zero,
 	}
 }
@@ -222,6 +228,16 @@ var nofile = sync.OnceValue(func() specs.POSIXRlimit {
 		hard = min(hard, own.Max)
 	}
 	return specs.POSIXRlimit{Type: "RLIMIT_NOFILE", Soft: min(softNofile, hard), Hard: hard}
+})
+
+// hostSetsLimits tells whether services of this host can have CAP_SYS_RESOURCE, without which
+// an OCI runtime can't limit processes in another user namespace at all.
+var hostSetsLimits = sync.OnceValue(func() bool {
+	b, err := os.ReadFile("/proc/1/status")
+	_, bounding, _ := strings.Cut(string(b), "\nCapBnd:\t")
+	line, _, _ := strings.Cut(bounding, "\n")
+	caps, bad := strconv.ParseUint(line, 16, 64)
+	return err != nil || bad != nil || caps&(1<<unix.CAP_SYS_RESOURCE) != 0
 })
 
 // env is the image's environment, and the spec's over it.

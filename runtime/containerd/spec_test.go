@@ -180,7 +180,7 @@ func TestClassOptions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out, err := c.options("/the/agent")
+		out, err := c.options("/the/agent", 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +239,7 @@ func TestClassMounts(t *testing.T) {
 	}
 	mounts := []runtime.Mount{{Source: source, Target: "/mnt"}}
 	crun, runc := runtimeClasses["crun"], runtimeClasses["runc"]
-	if err := crun.mounts(mounts); err != nil {
+	if err := crun.mounts(mounts, false); err != nil {
 		t.Errorf("crun, with nothing below: %v", err)
 	}
 	if err := unix.Mount("none", below, "tmpfs", 0, "size=4096"); err != nil {
@@ -251,13 +251,16 @@ func TestClassMounts(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := crun.mounts(mounts); !errdefs.IsInvalidArgument(err) {
+	if err := crun.mounts(mounts, false); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("crun, with a mount below: %v", err)
 	}
-	if err := runc.mounts(mounts); err != nil {
+	if err := runc.mounts(mounts, false); err != nil {
 		t.Errorf("runc, with a mount below: %v", err)
 	}
-	if err := crun.mounts([]runtime.Mount{{Source: below, Target: "/mnt"}}); err != nil {
+	if err := runc.mounts(mounts, true); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("runc in a user namespace, with a mount below: %v", err)
+	}
+	if err := crun.mounts([]runtime.Mount{{Source: below, Target: "/mnt"}}, false); err != nil {
 		t.Errorf("crun, with the mount itself: %v", err)
 	}
 }

@@ -54,6 +54,12 @@ func (r *Runtime) Survey(ctx context.Context) (runtime.Survey, error) {
 			out.MissingForNetworks = append(out.MissingForNetworks, fmt.Sprintf("the CNI plug-in %s (looked for in %s)", name, strings.Join(r.opts.PluginDirs, ", ")))
 		}
 	}
+	if err := r.call(ctx, "ask for user namespaces", func(ctx context.Context) (err error) {
+		out.NoUserNS, err = r.noUserNS(ctx)
+		return err
+	}); err != nil {
+		out.NoUserNS = err.Error()
+	}
 	if !swapLimits() {
 		out.Unlimited = []string{"swap"}
 	}

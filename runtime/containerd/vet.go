@@ -27,6 +27,9 @@ func (c *creation) vet(pid uint32, linux *specs.Linux) error {
 		return fmt.Errorf("look at what was made: %w", err)
 	}
 	defer func() { _ = unix.Close(root) }()
+	if c.ids != 0 && !samePath(fmt.Sprintf("/proc/%d/ns/user", pid), c.place.file(usernsFile)) {
+		return errors.New("the container isn't in its own user namespace")
+	}
 	for _, path := range []string{"/proc", "/sys"} {
 		if err := vetPath(root, path, isKernels); err != nil {
 			return err

@@ -199,11 +199,16 @@ func nanoCPUs(want float64, host int) int64 {
 	return int64(math.Round(min(want, float64(host)) * 1e9))
 }
 
+// noUserNS is why the engine's containers have no user namespaces of their own.
+const noUserNS = "it needs the containerd backend, with containerd 2 or newer and runc 1.2 or newer"
+
 // validate refuses what the engine would take for something else.
 func validate(spec runtime.Spec) error {
 	switch {
 	case spec.Name == "":
 		return runtime.Invalid("the name is missing")
+	case spec.UserNS:
+		return runtime.Invalid("userns: auto can't be had: %s; or leave the key out of the profile", noUserNS)
 	case slices.Contains([]string{"host", "none", "default"}, spec.Network), container.NetworkMode(spec.Network).IsContainer():
 		return runtime.Invalid("network %q is one of the engine's own modes", spec.Network)
 	}

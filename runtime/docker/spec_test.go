@@ -106,6 +106,19 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// The engine refuses nothing of it, so that Berm must.
+func TestUserNSRefused(t *testing.T) {
+	d := testEngine(t)
+	r := newRuntime(t, d.Host())
+	_, err := r.Create(t.Context(), runtime.Spec{Name: "berm-test-userns", Image: testImage, UserNS: true})
+	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "userns: auto") || !strings.Contains(err.Error(), "containerd 2") {
+		t.Errorf("%v", err)
+	}
+	if list, err := r.List(t.Context(), nil); err != nil || slices.ContainsFunc(list, func(c runtime.Container) bool { return c.Name == "berm-test-userns" }) {
+		t.Errorf("a container was made: %v", err)
+	}
+}
+
 func TestSeccompOption(t *testing.T) {
 	for arch, native := range map[string]string{"amd64": "SCMP_ARCH_X86_64", "arm64": "SCMP_ARCH_AARCH64", "s390x": "SCMP_ARCH_S390X"} {
 		opt, err := seccompOption(arch)

@@ -35,7 +35,7 @@ func (r *Runtime) Survey(ctx context.Context) (runtime.Survey, error) {
 func survey(info system.Info) runtime.Survey {
 	out := runtime.Survey{
 		Storage: info.Driver, CgroupDriver: info.CgroupDriver, LiveRestore: info.LiveRestoreEnabled,
-		Classes: slices.Sorted(maps.Keys(info.Runtimes)),
+		Classes: slices.Sorted(maps.Keys(info.Runtimes)), NoUserNS: noUserNS,
 	}
 	for _, option := range info.SecurityOptions { // "name=seccomp,profile=default"; names alone before 17.05
 		for field := range strings.SplitSeq(option, ",") {

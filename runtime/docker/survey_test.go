@@ -19,7 +19,7 @@ func TestSurvey(t *testing.T) {
 	})
 	want := runtime.Survey{
 		Storage: "overlay2", CgroupDriver: "systemd", LiveRestore: true, Classes: []string{"runc", "runsc"},
-		Security: []string{"apparmor", "seccomp"}, Unlimited: []string{"cpu", "swap"},
+		Security: []string{"apparmor", "seccomp"}, Unlimited: []string{"cpu", "swap"}, NoUserNS: noUserNS,
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)

@@ -30,6 +30,8 @@ type Harness struct {
 	Agent string
 	// Class is the RuntimeClass of the containers. Empty is the engine's default.
 	Class string
+	// UserNS is the UserNS of the containers.
+	UserNS bool
 	// Only names the cases to run, by how their names begin. Nil is all.
 	Only []string
 	// DeepMounts says that mounts would show what is mounted below their sources, so
@@ -224,7 +226,7 @@ func (b *bed) clean(t *testing.T) {
 func (b *bed) spec() runtime.Spec {
 	spec := runtime.Spec{
 		Name: fmt.Sprintf("%s-%d", b.name, b.count.Add(1)), Image: b.Image,
-		Command: []string{"sleep", "100000"}, Labels: maps.Clone(b.labels), RuntimeClass: b.Class,
+		Command: []string{"sleep", "100000"}, Labels: maps.Clone(b.labels), RuntimeClass: b.Class, UserNS: b.UserNS,
 	}
 	if b.unreached {
 		spec.Agent = &runtime.Agent{Program: b.Agent}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
 )
 
 // programs are what private engines need, by kind.
@@ -76,4 +79,22 @@ func Lacking(t testing.TB, kind string, err error) {
 		t.Fatalf("no %s engine, and BERM_REQUIRE demands one: %v", kind, err)
 	}
 	t.Skipf("no %s engine: %v", kind, err)
+}
+
+// RequireUserNS skips a test if the engine is too old to give containers user namespaces. With
+// a newer one it fails the test if that can't be done.
+func RequireUserNS(t testing.TB, r interface {
+	Survey(ctx context.Context) (runtime.Survey, error)
+},
+) {
+	t.Helper()
+	survey, err := r.Survey(t.Context())
+	switch {
+	case err != nil:
+		t.Fatal(err)
+	case survey.NoUserNS != "" && strings.HasPrefix(strings.TrimPrefix(survey.Info.Version, "v"), "1."):
+		t.Skip(survey.NoUserNS)
+	case survey.NoUserNS != "":
+		t.Fatal(survey.NoUserNS)
+	}
 }
