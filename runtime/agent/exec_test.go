@@ -593,7 +593,15 @@ func TestPeer(t *testing.T) {
 // A program that this process can't see may be any process of the sandbox. It isn't
 // believed, and the engine serves the container.
 func TestPeerUnseen(t *testing.T) {
+	for name, pid := range map[string]int{"known": os.Getpid(), "not known yet": 0} {
+		t.Run(name, func(t *testing.T) { testPeerUnseen(t, pid) })
+	}
+}
+
+// testPeerUnseen has the engine give a pid for the container's first process.
+func testPeerUnseen(t *testing.T, pid int) {
 	b := newBed(t)
+	b.engine.setPid(pid)
 	b.peer = func(*net.UnixConn) (int, error) { return 0, nil }
 	id := b.create(t, "x")
 	if p := b.greeted(t, "x"); !p.hungUp() {
