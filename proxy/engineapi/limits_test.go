@@ -106,7 +106,7 @@ func exchange(l *pipes, head string, body io.Reader) (int, string) {
 	if err != nil {
 		return 0, err.Error()
 	}
-	text, _ := io.ReadAll(resp.Body)
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20)) // one that should have been refused may have no end
 	return resp.StatusCode, string(text)
 }
 
