@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/policy"
 )
@@ -278,5 +280,36 @@ func TestArchiveUpload(t *testing.T) {
 		} else if _, err := direct.ContainerStatPath(t.Context(), other, tt.made); err != nil {
 			t.Errorf("%s: the engine itself makes nothing of it: %v", name, err)
 		}
+	}
+}
+
+// TestArchiveReadOnlyRoot has a link in a volume lead an archive's entry into a root that is
+// read-only, which the engine itself would follow.
+func TestArchiveReadOnlyRoot(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	c := d.client("mine")
+	made, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
+		ReadonlyRootfs: true, Mounts: []mount.Mount{{Type: mount.TypeVolume, Target: "/v"}},
+	}, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(c *client.Client, entries ...tar.Header) error {
+		return c.CopyToContainer(t.Context(), made.ID, "/v", bytes.NewReader(written(t, entries...)), container.CopyToContainerOptions{})
+	}
+	if err := put(c, tar.Header{Name: "there", Typeflag: tar.TypeSymlink, Linkname: "/etc"}); err != nil {
+		t.Fatal(err)
+	}
+	evil := tar.Header{Name: "there/evil", Typeflag: tar.TypeReg, Mode: 0o644}
+	deniedBy(t, put(c, evil), "archive.parent")
+	if _, err := direct.ContainerStatPath(t.Context(), made.ID, "/etc/evil"); err == nil {
+		t.Error("it was written into the root")
+	}
+	if err := put(direct, evil); err != nil {
+		t.Errorf("the engine itself refuses it: %v", err)
+	} else if _, err := direct.ContainerStatPath(t.Context(), made.ID, "/etc/evil"); err != nil {
+		t.Errorf("the engine itself writes nothing: %v", err)
 	}
 }
