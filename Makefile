@@ -36,7 +36,7 @@ test: compiler crun compose curl agent engines ## run the tests, with the race d
 soak: compiler crun compose curl agent engines ## run the long tests: storms, soaks, other runtimes, fuzzers, kernel quotas
 	$(TEST) --format testname -- -race -count=1 -timeout 60m -run '^TestSoak' ./...
 	BERM_SOAK=1 $(GO) test -count=1 -run '^TestDockerfileOn20$$' ./proxy/engineapi
-	$(MAKE) --no-print-directory newer fuzz quota-vm
+	BERM_SOAK=1 $(MAKE) --no-print-directory newer fuzz quota-vm # FuzzDockerfile asks the parser of 20.10, too
 
 newer: compiler agent engines ## build the newest engines (10 minutes), and run their contract and the attacks on them
 	@dpkg-query -W libseccomp-dev pkg-config >/dev/null 2>&1 || { \

@@ -3,6 +3,7 @@ package lifecycle_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
@@ -389,5 +391,37 @@ func TestPullNever(t *testing.T) {
 	}
 	if n := w.fake.Calls("pull"); n != 0 {
 		t.Errorf("%d pulls", n)
+	}
+}
+
+// panicky is an engine whose calls to make a container panic for a while.
+type panicky struct {
+	*runtimetest.Fake
+	left *atomic.Int64
+}
+
+func (p panicky) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
+	if p.left.Add(-1) >= 0 {
+		panic("boo")
+	}
+	return p.Fake.Create(ctx, spec)
+}
+
+// A panic ends the create, keeps nothing of it, and is counted.
+func TestCreatePanics(t *testing.T) {
+	var left atomic.Int64
+	w := newWorld(t, setup{settings: lifecycle.Settings{EngineParallel: 1}, wrap: func(f *runtimetest.Fake) runtime.Runtime { return panicky{f, &left} }})
+	left.Store(3)
+	for range 3 {
+		if res, err := w.Create(context.Background(), request("k")); err == nil {
+			t.Errorf("got %+v", res)
+		}
+	}
+	w.create(request("k"))
+	if err := testutil.GatherAndCompare(w.reg, strings.NewReader(`# HELP berm_runtime_errors_total Failed calls to the engine, by operation and error type.
+# TYPE berm_runtime_errors_total counter
+berm_runtime_errors_total{error_type="panic",operation="create"} 3
+`), "berm_runtime_errors_total"); err != nil {
+		t.Error(err)
 	}
 }

@@ -85,7 +85,8 @@ func (m *Manager) capacityLocked(want *wanted, old *record) error {
 
 // fly makes the sandbox and settles the flight.
 func (m *Manager) fly(ctx context.Context, f *flight, old *record) {
-	sb, err := m.make(ctx, f, old)
+	var sb Sandbox
+	err := m.guard("create", func() (err error) { sb, err = m.make(ctx, f, old); return err })
 	m.mu.Lock()
 	s := m.slots[f.want.id]
 	delete(m.making, f.starting.SessionID)
@@ -162,7 +163,7 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 		m.mu.Unlock()
 	}
 	defer func() {
-		if err != nil {
+		if err != nil || sb.ContainerID == "" { // as after a panic
 			m.leave(f.starting.SessionID)
 		}
 	}()
@@ -186,8 +187,10 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 	sb.LastUsedAt = sb.CreatedAt
 	sb.Deadline = sb.CreatedAt.Add(sb.Spec.MaxLifetime)
 	sb.ExpiresAt = earlier(sb.CreatedAt.Add(sb.Spec.TTL), sb.Deadline)
-	c, mode, err := m.start(ctx, sb, image, mounts)
-	m.engine.Release(1)
+	c, mode, err := func() (runtime.Container, string, error) {
+		defer m.engine.Release(1)
+		return m.start(ctx, sb, image, mounts)
+	}()
 	if err != nil {
 		if errdefs.IsNotFound(err) {
 			m.forgetNetwork(sb.Spec.EngineNetwork) // it may be what somebody has removed

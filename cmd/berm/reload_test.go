@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -92,19 +95,26 @@ func keepWith(t *testing.T, path string, newWatcher func() (*fsnotify.Watcher, e
 		k.newWatcher = newWatcher
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	hup, done := make(chan os.Signal), make(chan error)
-	go func() { done <- k.Run(ctx, hup) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
+	hup, done := make(chan os.Signal), make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := k.Run(ctx, hup); err != nil {
 			t.Error(err)
 		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
 	})
 	// The keeper takes signals only once it watches.
 	if newWatcher != nil {
 		log.want(t, "policy_watch_failed")
 	}
-	hup <- syscall.SIGHUP
+	select {
+	case hup <- syscall.SIGHUP:
+	case <-done:
+		t.Fatal("the keeper has ended")
+	}
 	log.want(t, "policy_reloaded")
 	return k, log, hup
 }
@@ -140,6 +150,32 @@ func TestReloadWithoutInotify(t *testing.T) {
 			log.want(t, "policy_reloaded")
 			wantProfile(t, k, "a")
 		})
+	}
+}
+
+// TestServeWithoutInotify has a server start, and take a changed policy, in a user
+// namespace that has no inotify instances, as if sandboxes of its user had them all.
+func TestServeWithoutInotify(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "policy.yaml")
+	write(t, path, policyA)
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo 0 >/proc/sys/user/max_inotify_instances && exec "$0" "$@"`, os.Args[0])
+	all := []syscall.SysProcIDMap{{Size: 1 << 16}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: all, GidMappings: all, GidMappingsEnableSetgroups: true}
+	c := startCommand(t, cmd, dir, nil, "serving", "--policy", path)
+	if status, body := c.get(t, "/healthz"); status != http.StatusOK {
+		t.Errorf("/healthz: %d %s", status, body)
+	}
+	replace(t, path, policyB)
+	c.log.wait(t, "msg=policy_reloaded")
+	if _, body := c.get(t, "/api/v1/status"); !strings.Contains(body, `"b"`) {
+		t.Errorf("/api/v1/status: %s", body)
+	}
+	if !strings.Contains(c.log.String(), "msg=policy_watch_failed") {
+		t.Error("it has an inotify instance: the test proves nothing")
 	}
 }
 

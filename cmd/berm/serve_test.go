@@ -36,8 +36,14 @@ func startChild(t *testing.T, dir string, args ...string) *child {
 // message. A nil engine isn't there.
 func startChildWith(t *testing.T, dir string, e *testEngine, message string, args ...string) *child {
 	t.Helper()
+	return startCommand(t, exec.CommandContext(t.Context(), os.Args[0]), dir, e, message, args...)
+}
+
+// startCommand is startChildWith by a command that lacks the server's arguments.
+func startCommand(t *testing.T, cmd *exec.Cmd, dir string, e *testEngine, message string, args ...string) *child {
+	t.Helper()
 	socket := filepath.Join(dir, "berm.sock")
-	c := &child{dir: filepath.Join(dir, "state"), log: newWaitLog()}
+	c := &child{cmd: cmd, dir: filepath.Join(dir, "state"), log: newWaitLog()}
 	c.http.Transport = openapitest.New(t).Transport(&http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}})
@@ -45,8 +51,8 @@ func startChildWith(t *testing.T, dir string, e *testEngine, message string, arg
 	if e != nil {
 		address = e.config.Address
 	}
-	args = append([]string{"serve", "--listen", "unix://" + socket, "--state-dir", c.dir, "--engine-address", address}, args...)
-	c.cmd = exec.CommandContext(t.Context(), os.Args[0], args...)
+	c.cmd.Args = append(c.cmd.Args, "serve", "--listen", "unix://"+socket, "--state-dir", c.dir, "--engine-address", address)
+	c.cmd.Args = append(c.cmd.Args, args...)
 	c.cmd.Env = append(os.Environ(), asBerm)
 	c.cmd.Stdout, c.cmd.Stderr = c.log, c.log
 	if e != nil {

@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/url"
 	"slices"
@@ -175,15 +176,21 @@ func (c *call) prunableImages(f filters) ([]prunable, error) {
 	if len(list) == 0 {
 		return nil, nil
 	}
-	var disk struct{ Images []prunable }
-	if err := c.engine.get(c.ctx, c.version, "/system/df", nil, &disk); err != nil {
+	usage, err := c.usage.of(c)
+	if err != nil {
 		return nil, err
 	}
+	shared := map[string]int64{}
+	for _, e := range usage {
+		var img prunable
+		if e.list == "Images" && json.Unmarshal(e.raw, &img) == nil {
+			shared[img.ID] = max(img.SharedSize, 0)
+		}
+	}
 	for i := range list {
-		at := slices.IndexFunc(disk.Images, func(img prunable) bool { return img.ID == list[i].ID })
 		list[i].SharedSize = list[i].Size
-		if at >= 0 {
-			list[i].SharedSize = max(disk.Images[at].SharedSize, 0)
+		if size, ok := shared[list[i].ID]; ok {
+			list[i].SharedSize = size
 		}
 	}
 	return list, nil

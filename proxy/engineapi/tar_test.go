@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/policy"
 )
@@ -222,8 +224,11 @@ func FuzzArchive(f *testing.F) {
 	})
 }
 
-// TestArchiveUpload has a real engine unpack what Berm writes, and sees that it unpacks
-// nothing of what is refused.
+// capability is CAP_SYS_ADMIN, permitted and effective, as a file's extended attribute.
+const capability = "\x01\x00\x00\x02\x00\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+
+// TestArchiveUpload has a real engine unpack what Berm writes, and nothing of what Berm
+// refuses, all of which the engine itself would unpack.
 func TestArchiveUpload(t *testing.T) {
 	host, direct := testEngine(t)
 	d := doorTo(t, host, "")
@@ -242,13 +247,69 @@ func TestArchiveUpload(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, stat, err)
 		}
 	}
-	for _, h := range []tar.Header{{Name: "bad", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}, {Name: "bad", Typeflag: tar.TypeReg, Mode: 0o4755}} {
-		deniedBy(t, put(tar.Header{Name: "before", Typeflag: tar.TypeReg, Size: 100, Mode: 0o644}, h), map[byte]string{tar.TypeChar: "archive.device", tar.TypeReg: "archive.setuid"}[h.Typeflag])
-		if _, err := direct.ContainerStatPath(t.Context(), id, "/tmp/bad"); err == nil {
-			t.Errorf("%c was unpacked", h.Typeflag)
+	other := d.made(direct, "mine", "", container.Config{}) // into which the engine itself unpacks
+	there := tar.Header{Name: "there", Typeflag: tar.TypeReg}
+	if err := errors.Join(put(there), direct.CopyToContainer(t.Context(), other, "/tmp", bytes.NewReader(written(t, there)), container.CopyToContainerOptions{})); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		refused []tar.Header // the last is
+		rule    string
+		made    string // by the engine, had it been asked
+	}{
+		"device":     {[]tar.Header{{Name: "device", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}}, "archive.device", "/tmp/device"},
+		"disk":       {[]tar.Header{{Name: "disk", Typeflag: tar.TypeBlock, Devmajor: 8}}, "archive.device", "/tmp/disk"},
+		"pipe":       {[]tar.Header{{Name: "pipe", Typeflag: tar.TypeFifo}}, "archive.device", "/tmp/pipe"},
+		"setuid":     {[]tar.Header{{Name: "su", Typeflag: tar.TypeReg, Mode: 0o4755}}, "archive.setuid", "/tmp/su"},
+		"capability": {[]tar.Header{{Name: "cap", Typeflag: tar.TypeReg, Mode: 0o755, PAXRecords: map[string]string{tarXattr + "security.capability": capability}}}, "archive.xattr", "/tmp/cap"},
+		"hard link":  {[]tar.Header{{Name: "hard", Typeflag: tar.TypeLink, Linkname: "there"}}, "archive.link", "/tmp/hard"},
+		"below a link": {[]tar.Header{
+			{Name: "way", Typeflag: tar.TypeSymlink, Linkname: "/var"}, {Name: "way/below", Typeflag: tar.TypeReg, Mode: 0o644},
+		}, "archive.parent", "/var/below"},
+	} {
+		entries := append([]tar.Header{{Name: "before", Typeflag: tar.TypeReg, Size: 100, Mode: 0o644}}, tt.refused...)
+		deniedBy(t, put(entries...), tt.rule)
+		if _, err := direct.ContainerStatPath(t.Context(), id, tt.made); err == nil {
+			t.Errorf("%s was unpacked", name)
+		}
+		if log := readFile(t, d.audit); !bytes.Contains(log, []byte(`"rule":"`+tt.rule+`"`)) {
+			t.Errorf("the audit log has no refusal by %s", tt.rule)
+		}
+		if err := direct.CopyToContainer(t.Context(), other, "/tmp", bytes.NewReader(written(t, entries...)), container.CopyToContainerOptions{}); err != nil {
+			t.Errorf("%s: the engine itself refuses it: %v", name, err)
+		} else if _, err := direct.ContainerStatPath(t.Context(), other, tt.made); err != nil {
+			t.Errorf("%s: the engine itself makes nothing of it: %v", name, err)
 		}
 	}
-	if log := readFile(t, d.audit); !bytes.Contains(log, []byte(`"rule":"archive.device"`)) || !bytes.Contains(log, []byte(`"rule":"archive.setuid"`)) {
-		t.Errorf("the audit log lacks a refusal: %s", log)
+}
+
+// TestArchiveReadOnlyRoot has a link in a volume lead an archive's entry into a root that is
+// read-only, which the engine itself would follow.
+func TestArchiveReadOnlyRoot(t *testing.T) {
+	host, direct := testEngine(t)
+	d := doorTo(t, host, "")
+	sweepOwn(t, direct, d)
+	c := d.client("mine")
+	made, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
+		ReadonlyRootfs: true, Mounts: []mount.Mount{{Type: mount.TypeVolume, Target: "/v"}},
+	}, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(c *client.Client, entries ...tar.Header) error {
+		return c.CopyToContainer(t.Context(), made.ID, "/v", bytes.NewReader(written(t, entries...)), container.CopyToContainerOptions{})
+	}
+	if err := put(c, tar.Header{Name: "there", Typeflag: tar.TypeSymlink, Linkname: "/etc"}); err != nil {
+		t.Fatal(err)
+	}
+	evil := tar.Header{Name: "there/evil", Typeflag: tar.TypeReg, Mode: 0o644}
+	deniedBy(t, put(c, evil), "archive.parent")
+	if _, err := direct.ContainerStatPath(t.Context(), made.ID, "/etc/evil"); err == nil {
+		t.Error("it was written into the root")
+	}
+	if err := put(direct, evil); err != nil {
+		t.Errorf("the engine itself refuses it: %v", err)
+	} else if _, err := direct.ContainerStatPath(t.Context(), made.ID, "/etc/evil"); err != nil {
+		t.Errorf("the engine itself writes nothing: %v", err)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -34,6 +35,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
 // Engine is what a backend must offer to be wrapped.
@@ -428,6 +430,17 @@ func (r *Runtime) tidy(ctx context.Context) {
 			r.mu.Unlock()
 		}
 	})
+}
+
+// guard runs f, which takes what a container says, and turns a panic into an error.
+func (r *Runtime) guard(f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			r.log.Error("panic", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			err = fmt.Errorf("%w: panic: %v", wire.ErrProtocol, v)
+		}
+	}()
+	return f()
 }
 
 // atOnce does f for many containers side by side, until ctx ends.

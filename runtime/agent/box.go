@@ -266,7 +266,7 @@ func peer(nc *net.UnixConn) (int, error) {
 
 // greet waits for a new connection's Hello.
 func (b *box) greet(c *conn) {
-	err := c.greet(b.r.pace.hello)
+	err := b.r.guard(func() error { return c.greet(b.r.pace.hello) })
 	b.mu.Lock()
 	b.hellos--
 	if err != nil {

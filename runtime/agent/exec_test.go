@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	goruntime "runtime"
 	"runtime/debug"
 	"slices"
@@ -593,7 +594,15 @@ func TestPeer(t *testing.T) {
 // A program that this process can't see may be any process of the sandbox. It isn't
 // believed, and the engine serves the container.
 func TestPeerUnseen(t *testing.T) {
+	for name, pid := range map[string]int{"known": os.Getpid(), "not known yet": 0} {
+		t.Run(name, func(t *testing.T) { testPeerUnseen(t, pid) })
+	}
+}
+
+// testPeerUnseen has the engine give a pid for the container's first process.
+func testPeerUnseen(t *testing.T, pid int) {
 	b := newBed(t)
+	b.engine.setPid(pid)
 	b.peer = func(*net.UnixConn) (int, error) { return 0, nil }
 	id := b.create(t, "x")
 	if p := b.greeted(t, "x"); !p.hungUp() {
@@ -815,9 +824,14 @@ func testUsed(t *testing.T) {
 
 // FuzzNumbers puts any number into each field of what a container says.
 func FuzzNumbers(f *testing.F) {
-	fields := []string{
-		"uid", "gid", "version", "exit_code", "signal", "started_at", "ended_at", "cpu_time", "peak_memory_bytes",
-		"first_seq", "next_seq", "size", "mode", "mod_time", "line",
+	var fields []string
+	for _, said := range []any{wire.Hello{}, wire.ProcessInfo{}, wire.FileInfo{}, wire.FileMatch{}, wire.FileEvent{}, wire.Failure{}} {
+		for field := range reflect.TypeOf(said).Fields() {
+			if field.Type.Kind() >= reflect.Int && field.Type.Kind() <= reflect.Float64 {
+				name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+				fields = append(fields, name)
+			}
+		}
 	}
 	for i := range fields {
 		for _, n := range []string{"-1", "0", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "1152921504606846977", "1e400"} {

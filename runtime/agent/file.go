@@ -226,11 +226,12 @@ func (x *call) upload(from io.Reader) ([]byte, error) {
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		kind, payload, err := x.r.Next()
-		if err != nil || kind != wire.KindResult {
+		var a answer
+		a.err = x.b.r.guard(func() (err error) { a.kind, a.payload, err = x.r.Next(); return err })
+		if a.err != nil || a.kind != wire.KindResult {
 			_ = x.nc.SetWriteDeadline(past) // nobody takes the rest
 		}
-		answers <- answer{kind, payload, err}
+		answers <- a
 	}()
 	buf := buffers.Get().(*[wire.MaxData]byte)
 	defer buffers.Put(buf)

@@ -190,7 +190,8 @@ func (h *held) begin(ctx context.Context, r *Runtime, id string, p runtime.Proce
 
 // pump takes what the process prints until it ends.
 func (h *held) pump() {
-	info, err := h.read()
+	var info runtime.ProcessInfo
+	err := h.b.r.guard(func() (err error) { info, err = h.read(); return err })
 	if err != nil {
 		// What is left of it has nobody any more, and what it says no reader.
 		h.x.served.cancel()

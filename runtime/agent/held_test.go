@@ -52,6 +52,26 @@ func TestHeldGarbage(t *testing.T) {
 	}
 }
 
+// A panic over what a program says ends its process and nothing else.
+func TestHeldPanics(t *testing.T) {
+	bad := make(chan struct{})
+	b, id := started(t, func(ctx context.Context, p *program) {
+		select {
+		case <-bad:
+			p.output(5, "hello")
+		case <-ctx.Done():
+		}
+		<-ctx.Done()
+	})
+	b.hold(t, id, runtime.Process{})
+	h := b.known(id).held.m["p"]
+	h.mu.Lock()
+	h.keep = -1 // no slice has such a length
+	h.mu.Unlock()
+	close(bad)
+	await(t, "the process to end", b.over(t, id))
+}
+
 // closes tells that Close waits for nobody who doesn't read.
 func (b *bed) closes(t testing.TB) {
 	t.Helper()

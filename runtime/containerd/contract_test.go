@@ -162,6 +162,7 @@ func testContract(t *testing.T, class string, userNS bool, only ...string) {
 		Registry:      shop.Host(),
 		Archive:       archive,
 		LocalNetworks: true,
+		Terminals:     maxTerminals,
 		Outside:       c.Outside(),
 		Hang: func(t *testing.T) (runtime.Runtime, func()) {
 			opts := testOptions(t, c)

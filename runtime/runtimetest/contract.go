@@ -70,6 +70,8 @@ type Harness struct {
 	// "outside", and that ordinary networks lead to while internal ones mustn't; the
 	// case about internal networks needs it.
 	Outside string
+	// Terminals is how many pseudo terminals a container may have; 0 is as many as the host.
+	Terminals int
 	// MakeVolume makes a volume of this name and with these labels; if it is to be used,
 	// also a container with the same labels that has it. Mandatory when the runtime is a
 	// Collector.

@@ -167,6 +167,9 @@ func testDevices(t *testing.T, b *bed) {
 		if !strings.Contains(line, " - "+typ+" ") || !slices.Contains(options, "nosuid") {
 			t.Errorf("%s is no %s, or can hold set-user-id files: %s", target, typ, line)
 		}
+		if most := fmt.Sprintf("max=%d", b.Terminals); typ == "devpts" && b.Terminals > 0 && !strings.Contains(line, most) {
+			t.Errorf("the kernel doesn't hold it to %s: %s", most, line)
+		}
 	}
 	if _, line := b.mountOptions(t, c.ID, "/dev/shm"); !strings.Contains(line, "size=65536k") {
 		t.Errorf("/dev/shm has another size than 64 MiB: %s", line)
