@@ -52,7 +52,6 @@ var (
 	_ runtime.Watcher   = (*Runtime)(nil)
 	_ runtime.Networker = (*Runtime)(nil)
 	_ runtime.Sweeper   = (*Runtime)(nil)
-	_ runtime.Importer  = (*Runtime)(nil)
 )
 
 // Options of New.

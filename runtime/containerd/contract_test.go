@@ -126,18 +126,9 @@ func testContract(t *testing.T, class string, only ...string) {
 	if err := shop.Push(t.Context(), "contract:latest"); err != nil {
 		t.Fatal(err)
 	}
-	archive, err := engine.BusyboxArchive(t.Context(), runtimetest.ArchiveImage)
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := c.ImportBusybox(t.Context(), configuredImage, runtimetest.ConfiguredChanges()...); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // so that it can be run again
-		if err := c.Store().RemoveImage(context.WithoutCancel(t.Context()), runtimetest.ArchiveImage); err != nil {
-			t.Error(err)
-		}
-	})
 	agent, err := engine.PutAgent(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -153,7 +144,6 @@ func testContract(t *testing.T, class string, only ...string) {
 		Real:          true,
 		Engine:        c,
 		Registry:      shop.Host(),
-		Archive:       archive,
 		LocalNetworks: true,
 		Outside:       c.Outside(),
 		Hang: func(t *testing.T) (runtime.Runtime, func()) {
