@@ -101,7 +101,6 @@ type Runtime struct {
 	agent    agentFile
 	images   imageCache
 	commands commands
-	moves    moves
 	// standing holds the IDs of the networks that this process has put in order.
 	standing sync.Map
 }

@@ -113,8 +113,7 @@ func startRegistry(t testing.TB, opts engine.RegistryOptions) *engine.Registry {
 
 func TestContract(t *testing.T) { testContract(t, "") }
 
-// TestSoakContractCrun runs what of the contract an OCI runtime has a part in with crun, by
-// way of the agent where cgroups are hybrid.
+// TestSoakContractCrun runs what of the contract an OCI runtime has a part in with crun.
 func TestSoakContractCrun(t *testing.T) {
 	testContract(t, "crun", "create/", "exec/", "list", "pause", "remove", "stats", "watch/", "client restart", "engine killed")
 }
