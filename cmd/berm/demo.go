@@ -24,13 +24,12 @@ import (
 func newDemoCommand() *cobra.Command {
 	var opts demoOptions
 	var kind, address string
-	var keepUp bool
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Start a server on a real engine and show what it does, call by call",
+		Short: "Start a server on a real engine and show what it does",
 		Long: `Start berm serve with a state directory, a port and a token of its own, and show
-each call and its answer: sandboxes made, reused, refused, used and collected, and
-a server that is killed and knows its sandboxes when it is back. Every answer is
+commands and their output: sandboxes made, reused, refused, used and collected, and
+a server that is killed and knows its sandboxes when it is back. Every output is
 checked; the exit code is 1 if one isn't as promised. Nothing is left behind.
 
 The engine's further settings come from the environment: BERM_ENGINE_NAMESPACE (or
@@ -44,14 +43,13 @@ CONTAINERD_NAMESPACE) and its like.`,
 			if opts.engine, err = demoEngine(kind, address, os.Environ()); err != nil {
 				return err
 			}
-			return runDemo(ctx, opts, keepUp, cmd.OutOrStdout())
+			return runDemo(ctx, opts, cmd.OutOrStdout())
 		}),
 	}
 	cmd.Flags().StringVar(&opts.image, "image", os.Getenv("BERM_DEMO_IMAGE"), "image of the sandboxes, with a shell (default $BERM_DEMO_IMAGE, else the policy's, pulled if missing)")
 	cmd.Flags().StringVar(&kind, "engine", "docker", "docker or containerd")
 	cmd.Flags().StringVar(&address, "engine-address", "", "the engine's address (default $DOCKER_HOST or $CONTAINERD_ADDRESS, else the engine's own)")
 	cmd.Flags().StringVar(&opts.listen, "listen", "127.0.0.1:0", "address of the server")
-	cmd.Flags().BoolVar(&keepUp, "keep-up", false, "show nothing: print how to call the server, and keep it up until Ctrl-C")
 	return cmd
 }
 
@@ -83,8 +81,8 @@ func demoEngine(kind, address string, environ []string) (config.Engine, error) {
 	return cfg.Engine, nil
 }
 
-// runDemo sets the stage, plays, and clears it again, whatever happens.
-func runDemo(ctx context.Context, opts demoOptions, keepUp bool, out io.Writer) (err error) {
+// runDemo starts a server, plays the scenes, and removes everything, whatever happens.
+func runDemo(ctx context.Context, opts demoOptions, out io.Writer) (err error) {
 	// A child's parent-death signal is tied to the thread that started it.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
@@ -104,20 +102,13 @@ func runDemo(ctx context.Context, opts demoOptions, keepUp bool, out io.Writer) 
 		}
 		if ctx.Err() != nil {
 			err = errors.New("interrupted; everything was removed")
-			if keepUp {
-				err = nil
-			}
 		}
 		err = errors.Join(err, clearStage(context.WithoutCancel(ctx), srv), os.RemoveAll(dir))
 	}()
 	if err := srv.start(ctx); err != nil {
 		return err
 	}
-	d := &demo{out: out, server: srv}
-	if keepUp {
-		return d.keepUp(ctx)
-	}
-	return d.play(ctx)
+	return (&demo{out: out, server: srv}).play(ctx)
 }
 
 // ask finds out whether the engine is there, before a server waits for it.
@@ -168,32 +159,6 @@ func clearStage(ctx context.Context, srv *demoServer) error {
 		errs = append(errs, fmt.Errorf("%s is left of a sandbox", left))
 	}
 	return errors.Join(errs...)
-}
-
-// keepUp tells how to call the server, and waits.
-func (d *demo) keepUp(ctx context.Context) error {
-	binary, err := os.Executable()
-	if err != nil {
-		binary = "berm"
-	}
-	if wd, err := os.Getwd(); err == nil {
-		if rel, err := filepath.Rel(wd, binary); err == nil && !strings.HasPrefix(rel, "..") {
-			binary = rel
-		}
-	}
-	d.printf(`
-Berm is up.
-
-  export BERM_URL=%s BERM_TOKEN=%s
-
-  curl -X PUT -H "X-API-Token: $BERM_TOKEN" $BERM_URL/api/v1/sandboxes/mine
-  %[3]s sandbox exec mine -- echo hello
-  %[3]s sandbox ls
-
-What it can do: %[1]s/docs. Its log: %[4]s
-Ctrl-C stops it and removes its sandboxes.
-`, d.server.url, d.server.token, binary, d.server.logPath())
-	return d.server.wait(ctx)
 }
 
 func (d *demo) printf(format string, args ...any) { _, _ = fmt.Fprintf(d.out, format, args...) }

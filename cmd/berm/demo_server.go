@@ -177,16 +177,6 @@ func (s *demoServer) stop() {
 	}
 }
 
-// wait returns when ctx ends; that the server ends first is an error.
-func (s *demoServer) wait(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-s.done:
-		return errors.New("the server ended by itself")
-	}
-}
-
 // logTail is the end of what the server logged.
 func (s *demoServer) logTail() string {
 	data, err := os.ReadFile(s.logPath())
