@@ -151,11 +151,15 @@ func (d *demo) ready(ctx context.Context) error {
 	for {
 		if address, err := os.ReadFile(filepath.Join(d.dir, "state", stateAddress)); err == nil {
 			d.listen = strings.TrimSpace(string(address)) // where it starts again
-			resp, err := http.Get("http://" + d.listen + "/readyz")
-			if err == nil {
+			url := "http://" + d.listen
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/readyz", nil)
+			if err != nil {
+				return err
+			}
+			if resp, err := http.DefaultClient.Do(req); err == nil {
 				_ = resp.Body.Close()
 				if resp.StatusCode == http.StatusOK {
-					d.url = "http://" + d.listen
+					d.url = url
 					return nil
 				}
 			}
