@@ -28,7 +28,10 @@ demo: build bin/berm-engine ## watch Berm make, reuse, refuse, use and collect s
 	@bin/berm-engine --engine $(ENGINE) -- bin/berm demo --engine $(ENGINE)
 
 run: build bin/berm-engine ## keep a server and an engine up until Ctrl-C, and print how to call it
-	@bin/berm-engine --engine $(ENGINE) -- bin/berm demo --engine $(ENGINE) --keep-up
+	@export BERM_TOKEN=$$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n'); \
+	printf '\n  export BERM_URL=http://127.0.0.1:7070 BERM_TOKEN=%s\n  bin/berm sandbox create mine\n\n' $$BERM_TOKEN; \
+	BERM_SECURITY_TOKENS=$$BERM_TOKEN BERM_ENGINE_KIND=$(ENGINE) BERM_STATE_DIR=$$PWD/bin/state bin/berm-engine --engine $(ENGINE) -- \
+		sh -c 'BERM_SANDBOX_IMAGE=$$BERM_DEMO_IMAGE BERM_ENGINE_NAMESPACE=$${CONTAINERD_NAMESPACE:-} exec bin/berm serve --listen 127.0.0.1:7070'
 
 test: compiler crun compose curl agent engines ## run the tests, with the race detector, on private engines (installs them if need be)
 	$(TEST) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout 30m -skip '$(LONG)' ./...

@@ -43,7 +43,7 @@ func checkAgent(spec Spec) error {
 	return nil
 }
 
-// Below tells whether a path of a container is a directory, or lies in it.
+// Below reports whether the absolute path name is dir or lies below it.
 func Below(name, dir string) bool {
 	name, dir = path.Clean(name), path.Clean(dir)
 	return name == dir || dir == "/" || strings.HasPrefix(name, dir+"/")

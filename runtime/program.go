@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 // PutProgram makes sure that a program which containers are given is in a directory,
@@ -45,7 +47,8 @@ func putProgram(path string, program []byte) error {
 	if same || err != nil {
 		return err
 	}
-	return writeProgram(path, program)
+	removeStale(dir)
+	return atomicfile.WriteString(path, 0o755, string(program))
 }
 
 // ours tells whether only this process's user can change a file.
@@ -75,40 +78,7 @@ func holds(path string, program []byte) (bool, error) {
 	return bytes.Equal(content, program), err
 }
 
-const (
-	programTemp = "new-"
-	staleAfter  = time.Hour // far longer than a write takes
-)
-
-// writeProgram writes the file beside its place and moves it there, so that at any
-// moment a path leads to the whole program or to nothing.
-func writeProgram(path string, program []byte) (err error) {
-	dir := filepath.Dir(path)
-	removeStale(dir)
-	f, err := os.CreateTemp(dir, programTemp)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	_, err = f.Write(program)
-	if err == nil {
-		err = f.Chmod(0o755)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
+const staleAfter = time.Hour // far longer than a write takes
 
 // removeStale removes what a process left that ended while it wrote.
 func removeStale(dir string) {
@@ -118,16 +88,8 @@ func removeStale(dir string) {
 	}
 	for _, e := range entries {
 		info, err := e.Info()
-		if err == nil && strings.HasPrefix(e.Name(), programTemp) && time.Since(info.ModTime()) > staleAfter {
+		if err == nil && strings.HasPrefix(e.Name(), atomicfile.TempPrefix) && time.Since(info.ModTime()) > staleAfter {
 			_ = os.Remove(filepath.Join(dir, e.Name())) // the next one tries again
 		}
 	}
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

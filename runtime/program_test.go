@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 func TestPutProgram(t *testing.T) {
@@ -35,7 +37,7 @@ func TestPutProgram(t *testing.T) {
 			return os.Chown(path, 65534, 65534)
 		},
 		"left by one that died": func(path string) error {
-			left := filepath.Join(filepath.Dir(path), programTemp+"1")
+			left := filepath.Join(filepath.Dir(path), atomicfile.TempPrefix+"1")
 			if err := os.WriteFile(left, program[:5], 0o600); err != nil {
 				return err
 			}
@@ -61,7 +63,7 @@ func TestPutProgram(t *testing.T) {
 			if b, err := os.ReadFile(path); err != nil || string(b) != string(program) || info.Mode() != 0o755 || !ours(info) {
 				t.Errorf("%q, %s, %v", b, info.Mode(), err)
 			}
-			if left, err := filepath.Glob(filepath.Join(dir, programTemp+"*")); err != nil || len(left) > 0 {
+			if left, err := filepath.Glob(filepath.Join(dir, atomicfile.TempPrefix+"*")); err != nil || len(left) > 0 {
 				t.Errorf("left over: %v, %v", left, err)
 			}
 		})

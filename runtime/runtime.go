@@ -157,14 +157,6 @@ type Sweeper interface {
 	Sweep(ctx context.Context) error
 }
 
-// Importer is the optional ability to take images from an archive.
-type Importer interface {
-	// Import puts the images of a tar archive, an OCI image layout or what "docker
-	// save" writes, into the engine's store. An archive of another kind, or one
-	// without an image for the engine's platform, is InvalidArgument.
-	Import(ctx context.Context, archive io.Reader) ([]Image, error)
-}
-
 // Info is what an engine says of itself.
 type Info struct {
 	Backend       string // "docker", "containerd", "fake"

@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 )
@@ -102,15 +101,6 @@ func TestHome(t *testing.T) {
 				t.Errorf("%s with %q: home %q, want %q; %v", mode, tt.env, out, tt.want, err)
 			}
 		}
-	}
-}
-
-// crun is looked for in the PATH of whoever calls.
-func TestBecomeCrun(t *testing.T) {
-	cmd := exec.CommandContext(t.Context(), agent, "--root", "/nowhere", "state", "x")
-	cmd.Env = []string{"PATH=/nowhere"}
-	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "crun: no such file") {
-		t.Errorf("%v: %s", err, out)
 	}
 }
 

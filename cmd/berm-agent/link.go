@@ -88,7 +88,7 @@ func (l *link) serve(f *socket) {
 		return true
 	})
 	_ = f.Close() // nothing is lost that anybody waits for
-	l.srv.tidy.part()
+	l.srv.tidy.Reset(quiet)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !used && time.Since(begun) < time.Second {

@@ -1,7 +1,7 @@
-// Command berm-agent is Berm's own program at a sandbox's side: its init process, which
-// also does what Berm asks for in there, and on the host the writer of its log and a step
-// before its OCI runtime, and the first in its user namespace. It is put into every sandbox, so it is small, starts fast, and
-// uses little but the kernel.
+// Command berm-agent is Berm's own program in a sandbox: its init process, which also does
+// what Berm asks for in there. On the host it writes the sandbox's log, and is the first
+// process of a sandbox's user namespace. It is put into every sandbox, so it is small,
+// starts fast, and uses little but the kernel.
 package main
 
 import "os"
@@ -21,8 +21,6 @@ func run(args []string) int {
 			return runServe(args[1:])
 		case "log", "max", "owner": // names in a URI's query, which come in any order
 			return runLog(args)
-		case "--root": // what a shim tells its OCI runtime first
-			return becomeCrun(args)
 		case "exec":
 			return become(args[1:])
 		case "userns":

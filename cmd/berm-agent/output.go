@@ -33,15 +33,9 @@ func (p *process) read(f *os.File, stderr bool) {
 	if err != nil {
 		return
 	}
-	var flow rush
-	defer flow.end()
 	for err == nil {
-		var n int
-		if n, err = p.take(raw.Read, stderr); err == nil {
+		if _, err = p.take(raw.Read, stderr); err == nil {
 			p.bound(f)
-			if !p.tty {
-				flow.pause(raw, n)
-			}
 		}
 	}
 	if !errors.Is(err, os.ErrDeadlineExceeded) {

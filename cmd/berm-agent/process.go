@@ -431,7 +431,7 @@ func (p *process) end() {
 	p.change.Broadcast()
 	p.mu.Unlock()
 	p.srv.processes.over(p)
-	p.srv.tidy.note()
+	p.srv.tidy.Reset(quiet)
 }
 
 // tell is what is known of it.

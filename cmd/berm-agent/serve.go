@@ -21,7 +21,7 @@ type server struct {
 	oom       *oomCounter
 	kids      nursery
 	processes table
-	tidy      tidier
+	tidy      *time.Timer // calls freeMemory
 	// launch starts a process; tests of the protocol start none.
 	launch func(*process, *wire.Start) error
 	// other gives the operations that aren't about processes.
@@ -34,7 +34,7 @@ func newServer(main int) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	srv := &server{env: os.Environ(), files: files, oom: openOOM(), launch: (*process).launch, other: fileHandler}
+	srv := &server{env: os.Environ(), files: files, oom: openOOM(), launch: (*process).launch, other: fileHandler, tidy: time.AfterFunc(quiet, freeMemory)}
 	srv.kids.main = main
 	return srv, nil
 }
@@ -53,14 +53,13 @@ func (srv *server) serve(c *conn, busy func(), idle func() bool) {
 			return
 		}
 		busy()
-		srv.tidy.note()
 		var req wire.Request
 		if err := wire.Decode(payload, &req); err != nil {
 			return
 		}
 		c.input, c.drain, c.sent = false, nil, nil
 		result, err := srv.do(c, &req)
-		srv.tidy.note()
+		srv.tidy.Reset(quiet)
 		if !c.finish(result, err) || !idle() {
 			return
 		}

@@ -13,9 +13,7 @@ import (
 
 // bounded is a server whose processes run until they are ended by hand.
 func bounded() *server {
-	srv := &server{launch: func(*process, *wire.Start) error { return nil }}
-	srv.tidy.armed.Store(true) // no timer
-	return srv
+	return &server{tidy: time.NewTimer(time.Hour), launch: func(*process, *wire.Start) error { return nil }}
 }
 
 func (srv *server) mustBegin(t *testing.T, id string) *process {

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 // A backup is a tar of two members: manifest.json, and the database as of one moment.
@@ -228,27 +230,15 @@ func (u untilDone) Read(p []byte) (int, error) {
 	return u.r.Read(p)
 }
 
-// putBackup makes a file, for its owner only, once all of it is on the disk. Without
-// replace, one that is there is an error.
+// putBackup writes a file for its owner only. Without replace, a file that exists is an
+// error.
 func putBackup(name string, replace bool, write func(io.Writer) error) error {
 	if err := mayPut(name, replace); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*")
-	if err != nil {
-		return err
-	}
-	err = errors.Join(write(f), f.Sync(), f.Close())
-	if err == nil {
-		err = mayPut(name, replace) // it took its time
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return syncPath(filepath.Dir(name))
+	return atomicfile.Write(name, 0o600, func(w io.Writer) error {
+		return cmp.Or(write(w), mayPut(name, replace)) // it took its time
+	})
 }
 
 func mayPut(name string, replace bool) error {
@@ -264,13 +254,4 @@ func mayPut(name string, replace bool) error {
 		return fmt.Errorf("%s is there; --force replaces it", name)
 	}
 	return nil
-}
-
-// syncPath has a file, or the entries of a directory, survive a crash of the machine.
-func syncPath(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

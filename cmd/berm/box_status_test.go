@@ -227,11 +227,10 @@ func statusQueue(r *boxRow) {
 func statusFull(r *boxRow) {
 	goruntime.LockOSThread() // the server dies with the thread that starts it
 	r.Cleanup(goruntime.UnlockOSThread)
-	s := r.serve(r.T, "full", testImage, "", "BERM_SANDBOX_MAX_SANDBOXES=2", "BERM_SANDBOX_MAX_COMMANDS=2", "BERM_SANDBOX_MAX_QUEUED=1")
+	s := r.serve(r.T, "full", testImage, "", "BERM_SANDBOX_MAX_SANDBOXES=2", "BERM_SANDBOX_MAX_COMMANDS=2")
 	x := r.on(s, "a")
 	x.create(apitype.SandboxRequest{})
 	r.fullOfCommands(x)
-	r.fullOfTurns(x)
 
 	// Of sandboxes, the tenants have so many together.
 	other := r.leanly(s, r.key+"-b")
@@ -291,33 +290,4 @@ func (r *boxRow) fullOfCommands(x boxSandbox) {
 		r.Error("one too many was started")
 	}
 	x.sh("echo again")
-}
-
-// fullOfTurns has as many commands wait for their turn as may, one, and one more.
-func (r *boxRow) fullOfTurns(x boxSandbox) {
-	r.Helper()
-	var all sync.WaitGroup
-	var refused atomic.Int32
-	run := func(script string) {
-		all.Go(func() {
-			if _, err := x.c.Exec(r.ctx, x.key, apitype.ExecRequest{Command: shell(script), Serialize: true, Timeout: apitype.SecondsOf(110)}); err != nil {
-				x.wantFull(err)
-				refused.Add(1)
-			}
-		})
-	}
-	run("touch /tmp/first; until test -e /tmp/next; do sleep 0.1; done")
-	r.await("the first to run", func() bool { return exists(x.inside("/tmp/first")) })
-	for range 2 { // of which one waits
-		run("echo x >> /tmp/turns")
-	}
-	r.await("one to be refused", func() bool { return refused.Load() > 0 })
-	if exists(x.inside("/tmp/turns")) {
-		r.Error("somebody didn't wait")
-	}
-	write(r.T, x.inside("/tmp/next"), "")
-	all.Wait()
-	if got := x.sh("cat /tmp/turns"); got != "x" || refused.Load() != 1 {
-		r.Errorf("%q, and %d were refused", got, refused.Load())
-	}
 }

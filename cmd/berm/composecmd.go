@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bermhq/berm/compose"
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 func newComposeCommand() *cobra.Command {
@@ -148,7 +149,7 @@ func (o *stackOptions) write(out io.Writer) (err error) {
 		if err := o.makeDir(filepath.Dir(f.path)); err != nil {
 			return err
 		}
-		if err := putFile(target, f.content, f.mode, o.force); err != nil {
+		if err := atomicfile.WriteString(target, f.mode, string(f.content)); err != nil {
 			return fmt.Errorf("write the stack: %w", err)
 		}
 		undo.add(func() error { return os.Remove(target) })
@@ -268,27 +269,6 @@ func (o *stackOptions) secrets() ([]stackFile, error) {
   - {name: prometheus, sha256: %x, scopes: ["status:read"]}
 `, sha256.Sum256([]byte(token)), sha256.Sum256([]byte(scrape)))
 	return append(files, stackFile{path.Join(secretsDir, "tokens"), []byte(tokens), 0o600}), nil
-}
-
-// putFile writes a file as a whole; without replace, one that is there is an error.
-func putFile(target string, content []byte, mode fs.FileMode, replace bool) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(target), ".berm-*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if removeErr := os.Remove(f.Name()); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {
-			err = errors.Join(err, removeErr)
-		}
-	}()
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Chmod(mode), f.Close()); err != nil {
-		return err
-	}
-	if replace {
-		return os.Rename(f.Name(), target)
-	}
-	return os.Link(f.Name(), target)
 }
 
 // tell says what was written and what comes next.

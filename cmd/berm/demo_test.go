@@ -26,7 +26,7 @@ func testDemo(t *testing.T, kind string) {
 	if took := time.Since(began); took > time.Minute {
 		t.Errorf("it took %s, want a minute at most", took)
 	}
-	for _, want := range []string{"< 201 Created", "< 200 OK", "< 409 Conflict", "< 403 Forbidden", "< 404 Not Found", "kill -9", "All 9 scenes went as promised"} {
+	for _, want := range []string{"running", "reused", "sandbox_conflict", "policy_denied", "not_found", "kill -9", "still here", "All went as promised"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the output lacks %q", want)
 		}
@@ -44,7 +44,7 @@ func testDemoInterrupted(t *testing.T, kind string) {
 	tmp := e.dir(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "demo", "--engine", kind)
 	cmd.Env = append(append(os.Environ(), e.env...), asBerm, "BERM_DEMO_IMAGE="+testImage, "TMPDIR="+tmp)
-	out := &trigger{text: "2. Run a command", f: func() { _ = cmd.Process.Signal(os.Interrupt) }}
+	out := &trigger{text: "Run a command", f: func() { _ = cmd.Process.Signal(os.Interrupt) }}
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Run(); err == nil || !bytes.Contains(out.gathered, []byte("interrupted; everything was removed")) {
 		t.Errorf("got %v:\n%s", err, out.gathered)

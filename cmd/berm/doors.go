@@ -72,14 +72,11 @@ func (d *doorParts) sandboxAPI(ctx context.Context, undo *cleanup) (front, strin
 	cfg := d.cfg.HTTP
 	api := sandboxapi.Options{
 		Manager: d.manager, Policy: d.policies.Policy, Tokens: d.tokens, TokenHeader: d.cfg.Security.TokenHeader,
-		Hosts: cfg.AllowedHosts, Origins: cfg.AllowedOrigins, Version: version, SigningKey: d.signingKey, PortTimeout: d.cfg.Sandbox.PortTimeout,
-		Bodies: d.bodies, Logger: d.log, Registry: d.tel.registry, Tracer: d.tel.tracer,
+		Hosts: cfg.AllowedHosts, Origins: cfg.AllowedOrigins, Version: version, SigningKey: d.signingKey,
+		Bodies: d.bodies, Logger: d.log, Registry: d.tel.registry, Gatherer: d.tel.registry, Tracer: d.tel.tracer,
 	}
 	if d.chats != nil {
 		api.Workspaces, api.Chats = d.workspaces, d.chats
-	}
-	if d.cfg.Metrics.Enabled {
-		api.Gatherer = d.tel.registry
 	}
 	handler, err := sandboxapi.New(api)
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -80,12 +79,6 @@ func withAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v view, l
 		return rt, err
 	}
 	return inside, nil
-}
-
-// agentDirs are what is in the agents' directory but the program.
-func agentDirs(stateDir string) []string {
-	found, _ := filepath.Glob(filepath.Join(stateDir, "agents", "*")) // the error is of patterns
-	return slices.DeleteFunc(found, func(path string) bool { return filepath.Base(path) == agentBin })
 }
 
 // agentBin is where the program is, in the agents' directory.
@@ -378,3 +371,10 @@ func holdable(why error) func(*policy.Policy) error {
 }
 
 const holdRemedy = "give berm CAP_SYS_ADMIN and the engine's mount and PID namespaces, or list directories where nothing sandboxed writes in mounts.trusted_roots"
+
+// closeRuntime lets go of a backend's connection, if it holds one.
+func closeRuntime(rt runtime.Runtime) {
+	if c, ok := rt.(io.Closer); ok {
+		_ = c.Close()
+	}
+}

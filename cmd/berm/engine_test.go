@@ -10,10 +10,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle/mountpin"
@@ -153,33 +149,6 @@ func TestPutAgent(t *testing.T) {
 	rt, err := withAgent(nil, none, dir, view{root: true}, slog.New(slog.NewTextHandler(&log, nil)))
 	if rt != nil || err != nil || !strings.Contains(log.String(), "agent_off") {
 		t.Errorf("turned off: %v, %v, %s", rt, err, &log)
-	}
-}
-
-func TestDemoEngine(t *testing.T) {
-	got, err := demoEngine("containerd", "/a.sock", []string{
-		"BERM_ENGINE_SUBNETS=10.9.0.0/16", "CONTAINERD_NAMESPACE=ambient", "BERM_ENGINE_INSTANCE=other", "BERM_SANDBOX_TTL=nonsense", "BERM_ENGINE_KIND=docker",
-	})
-	want := config.Engine{Kind: "containerd", Address: "/a.sock", Subnets: "10.9.0.0/16", Namespace: "ambient", CallTimeout: 30 * time.Second}
-	if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); err != nil || d != "" {
-		t.Errorf("%v\n%s", err, d)
-	}
-	if got, err := demoEngine("containerd", "", []string{"BERM_ENGINE_NAMESPACE=said", "CONTAINERD_NAMESPACE=ambient"}); err != nil || got.Namespace != "said" {
-		t.Errorf("both namespaces: %+v, %v", got, err)
-	}
-	if _, err := demoEngine("docker", "", []string{"CONTAINERD_NAMESPACE=ambient"}); err != nil {
-		t.Errorf("docker doesn't care for containerd's environment: %v", err)
-	}
-	if _, err := demoEngine("docker", "", []string{"BERM_ENGINE_NETNS=/a"}); err == nil {
-		t.Error("docker heeds no engine.netns")
-	}
-	// What a server is told is all that the demo was told.
-	cfg, err := config.Load(config.Options{Environ: engineEnv(want)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(want, cfg.Engine, cmpopts.EquateEmpty()); d != "" {
-		t.Error(d)
 	}
 }
 

@@ -57,6 +57,8 @@ func mayImport(pkg, dep string) bool {
 	ancestor := strings.HasPrefix(pkg, dep+"/")
 	leaf := dep == "policy" || dep == "runtime"
 	switch {
+	case dep == "runtime/atomicfile":
+		return in("cmd/berm", "lifecycle", "runtime")(pkg)
 	case dep == "runtime/agent/wire": // what two programs say to each other is known to both
 		return in("cmd/berm-agent", "runtime/agent")(pkg)
 	case pkg == "runtime/agent/wire":

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 // Names in the state directory.
@@ -83,12 +84,12 @@ func restoreState(ctx context.Context, dir, configured string, backup io.Reader,
 		return r, err
 	}
 	if instance != "" {
-		if err := writeFile(filepath.Join(fresh, stateInstance), instance+"\n"); err != nil {
+		if err := atomicfile.WriteString(filepath.Join(fresh, stateInstance), 0o600, instance+"\n"); err != nil {
 			return r, err
 		}
 	}
 	if r.manifest.SealKey != "" { // an earlier version's backup has none
-		if err := writeFile(filepath.Join(fresh, stateSealKey), r.manifest.SealKey+"\n"); err != nil {
+		if err := atomicfile.WriteString(filepath.Join(fresh, stateSealKey), 0o600, r.manifest.SealKey+"\n"); err != nil {
 			return r, err
 		}
 	}
@@ -96,7 +97,7 @@ func restoreState(ctx context.Context, dir, configured string, backup io.Reader,
 		return r, err
 	}
 	for _, path := range []string{filepath.Join(fresh, stateStore), fresh, filepath.Dir(fresh)} {
-		if err := syncPath(path); err != nil {
+		if err := atomicfile.Sync(path); err != nil {
 			return r, err
 		}
 	}
@@ -179,13 +180,13 @@ func finishRestore(dir string, rename rename) (kept string, err error) {
 			}
 		}
 		// The new one must not be seen beside what is left of the old one.
-		if err := errors.Join(syncPath(pending), syncPath(dir)); err != nil {
+		if err := errors.Join(atomicfile.Sync(pending), atomicfile.Sync(dir)); err != nil {
 			return "", err
 		}
 		if err := move(fresh, dir, part.name); err != nil {
 			return "", err
 		}
-		if err := errors.Join(syncPath(dir), syncPath(fresh)); err != nil {
+		if err := errors.Join(atomicfile.Sync(dir), atomicfile.Sync(fresh)); err != nil {
 			return "", err
 		}
 	}
@@ -197,13 +198,13 @@ func finishRestore(dir string, rename rename) (kept string, err error) {
 		return "", err
 	}
 	if len(entries) == 0 {
-		return "", errors.Join(os.Remove(pending), syncPath(dir))
+		return "", errors.Join(os.Remove(pending), atomicfile.Sync(dir))
 	}
 	kept = filepath.Join(dir, stateReplaced+time.Now().UTC().Format("20060102T150405.000Z"))
 	if err := rename(pending, kept); err != nil {
 		return "", err
 	}
-	return kept, syncPath(dir)
+	return kept, atomicfile.Sync(dir)
 }
 
 // scratch is a directory for a backup or a restore at a time. What one that was killed

@@ -21,6 +21,7 @@ import (
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 const (
@@ -241,28 +242,9 @@ file's own name in this directory if none is said; to standard output if it is "
 			if to == stdio {
 				return copyFrom(cmd, c, args[0], args[1], cmd.OutOrStdout())
 			}
-			return replaceFile(to, func(w io.Writer) error { return copyFrom(cmd, c, args[0], args[1], w) })
+			return atomicfile.Write(to, 0o644, func(w io.Writer) error { return copyFrom(cmd, c, args[0], args[1], w) })
 		}),
 	}
-}
-
-// replaceFile writes a file beside it first, so that it is whole or not there.
-func replaceFile(name string, write func(io.Writer) error) error {
-	if info, err := os.Stat(name); err == nil && info.IsDir() {
-		return fmt.Errorf("%s is a directory", name)
-	}
-	file, err := os.CreateTemp(filepath.Dir(name), ".berm-")
-	if err != nil {
-		return err
-	}
-	err = errors.Join(write(file), file.Chmod(0o644), file.Close())
-	if err == nil {
-		err = os.Rename(file.Name(), name)
-	}
-	if err != nil {
-		_ = os.Remove(file.Name())
-	}
-	return err
 }
 
 func newFilesRemoveCommand(flags *clientFlags) *cobra.Command {

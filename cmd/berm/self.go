@@ -21,6 +21,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/docker"
 )
 
@@ -155,7 +156,7 @@ func (t *clues) fits(d docker.Description) bool {
 		}
 	}
 	for target := range t.mounts {
-		given := slices.ContainsFunc(d.Mounts, func(m docker.DescribedMount) bool { return below(target, m.Target) })
+		given := slices.ContainsFunc(d.Mounts, func(m docker.DescribedMount) bool { return runtime.Below(target, m.Target) })
 		if !given && !usualMount(target) {
 			return false
 		}
@@ -174,11 +175,7 @@ func (t *clues) agrees(m docker.DescribedMount) bool {
 // usualMount tells whether engines mount something there without being asked to.
 func usualMount(target string) bool {
 	return slices.Contains([]string{"/", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/sbin/docker-init", "/run/secrets", "/tmp"}, target) ||
-		slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(dir string) bool { return below(target, dir) })
-}
-
-func below(target, dir string) bool {
-	return target == dir || strings.HasPrefix(target, strings.TrimSuffix(dir, "/")+"/")
+		slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(dir string) bool { return runtime.Below(target, dir) })
 }
 
 // describer is the part of an engine's client that tells of containers.
@@ -309,7 +306,7 @@ func (s *self) enginePath(local string) (string, bool) {
 	}
 	var best policy.PathMapping
 	for _, m := range s.paths {
-		if below(local, m.Local) && len(m.Local) > len(best.Local) {
+		if runtime.Below(local, m.Local) && len(m.Local) > len(best.Local) {
 			best = m
 		}
 	}

@@ -335,7 +335,7 @@ func newTelemetry(ctx context.Context, cfg *config.Config, instance string, stde
 func settings(s config.Sandbox, policies *policyKeeper) lifecycle.Settings {
 	out := lifecycle.Settings{
 		AgentPort: s.Port, Env: s.Env, Command: s.Command, MaxSandboxes: s.MaxSandboxes, AdoptLegacy: s.AdoptLegacy,
-		MaxCommands: s.MaxCommands, MaxQueued: s.MaxQueued, MaxProcesses: s.MaxProcesses,
+		MaxCommands: s.MaxCommands, MaxProcesses: s.MaxProcesses,
 		ChatsRoot: s.ChatsRoot, ChatMountPath: s.ChatMountPath,
 		DependenciesRoot: s.DependenciesRoot, DependenciesPath: s.DependenciesMountPath,
 		ToolsRoot: s.LambdaToolsRoot, ToolsPath: s.LambdaToolsMountPath,

@@ -199,9 +199,9 @@ func (l *waitLog) wait(t *testing.T, text string) {
 // What the operator sets for sandboxes gets where it is heeded.
 func TestSettings(t *testing.T) {
 	s := config.Default().Sandbox
-	s.MaxSandboxes, s.MaxCommands, s.MaxQueued, s.MaxProcesses = 2, 3, 4, 5
+	s.MaxSandboxes, s.MaxCommands, s.MaxProcesses = 2, 3, 5
 	got := settings(s, nil)
-	if got.MaxSandboxes != 2 || got.MaxCommands != 3 || got.MaxQueued != 4 || got.MaxProcesses != 5 {
+	if got.MaxSandboxes != 2 || got.MaxCommands != 3 || got.MaxProcesses != 5 {
 		t.Errorf("got %+v", got)
 	}
 }

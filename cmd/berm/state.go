@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 // state is the directory that a server keeps its things in, locked for as long as
@@ -116,7 +117,7 @@ func (s *state) owner(configured string) (string, error) {
 		return id, err
 	}
 	id = uuid.NewString()
-	if err := writeFile(filepath.Join(s.dir, stateInstance), id+"\n"); err != nil {
+	if err := atomicfile.WriteString(filepath.Join(s.dir, stateInstance), 0o600, id+"\n"); err != nil {
 		return "", fmt.Errorf("keep the instance id: %w", err)
 	}
 	return id, nil
@@ -130,8 +131,8 @@ func (s *state) sealKey() ([]byte, error) {
 	}
 	key = make([]byte, lifecycle.SealKeyBytes)
 	_, _ = rand.Read(key) // it never fails
-	err = writeFile(filepath.Join(s.dir, stateSealKey), hex.EncodeToString(key)+"\n")
-	if err = errors.Join(err, syncPath(s.dir)); err != nil {
+	err = atomicfile.WriteString(filepath.Join(s.dir, stateSealKey), 0o600, hex.EncodeToString(key)+"\n")
+	if err != nil {
 		return nil, fmt.Errorf("keep the seal key: %w", err)
 	}
 	return key, nil
@@ -194,7 +195,7 @@ const (
 // announce writes an address that the server listens on, for those that let the system
 // choose a port, or systemd all of it.
 func (s *state) announce(name, address string) error {
-	if err := writeFile(filepath.Join(s.dir, name), address+"\n"); err != nil {
+	if err := atomicfile.WriteString(filepath.Join(s.dir, name), 0o600, address+"\n"); err != nil {
 		return fmt.Errorf("announce the address: %w", err)
 	}
 	return nil
@@ -209,22 +210,4 @@ func (s *state) withdraw() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// writeFile replaces a file as a whole: a reader, or a crash, sees the old one or
-// the new one.
-func writeFile(path, content string) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(content)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
 }

@@ -84,7 +84,7 @@ func (t *telemetry) connect(ctx context.Context, cfg *config.Config, instance st
 	reader := sdkmetric.NewPeriodicReader(metrics, sdkmetric.WithProducer(prombridge.NewMetricProducer(prombridge.WithGatherer(t.registry))))
 	t.closers = append(t.closers, sdkmetric.NewMeterProvider(sdkmetric.WithResource(res), sdkmetric.WithReader(reader)).Shutdown)
 
-	if !cfg.Tracing.Enabled {
+	if cfg.Tracing.SampleRatio == 0 {
 		return nil
 	}
 	spans, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(base+"/v1/traces"), otlptracehttp.WithHeaders(headers))

@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 const (
@@ -126,7 +128,7 @@ func download(cmd *cobra.Command, to string, open func() (io.ReadCloser, error))
 		r, err := open()
 		return copyAll(cmd.OutOrStdout(), r, err)
 	}
-	return replaceFile(to, func(w io.Writer) error {
+	return atomicfile.Write(to, 0o644, func(w io.Writer) error {
 		r, err := open()
 		if err != nil {
 			return err

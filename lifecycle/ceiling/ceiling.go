@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime"
 )
 
 var _ lifecycle.Ceilings = (*Service)(nil)
@@ -469,12 +470,7 @@ func gone(err error) bool {
 
 // touches tells whether a directory is one of others, or above or below one.
 func touches(dir string, others []string) bool {
-	return slices.ContainsFunc(others, func(other string) bool { return below(dir, other) || below(other, dir) })
-}
-
-func below(path, dir string) bool {
-	rel, err := filepath.Rel(dir, path)
-	return err == nil && filepath.IsLocal(rel)
+	return slices.ContainsFunc(others, func(other string) bool { return runtime.Below(dir, other) || runtime.Below(other, dir) })
 }
 
 // unavailable is what a failed call of the store or the kernel means to callers.

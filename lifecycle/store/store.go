@@ -25,6 +25,7 @@ import (
 	_ "modernc.org/sqlite" // the driver, in pure Go: the binary stays static
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 //go:embed migrations/*.sql
@@ -65,7 +66,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the store: %w", err)
 	}
-	if err := errors.Join(f.Close(), syncDir(filepath.Dir(path))); err != nil {
+	if err := errors.Join(f.Close(), atomicfile.Sync(filepath.Dir(path))); err != nil {
 		return nil, fmt.Errorf("open the store: %w", err)
 	}
 	// NORMAL loses nothing when this process dies, and at most the last moments
@@ -116,15 +117,6 @@ func Look(path string) (version, known int, err error) {
 		return 0, len(names), fmt.Errorf("%s is no database", path)
 	}
 	return int(int32(binary.BigEndian.Uint32(header[60:]))), len(names), nil
-}
-
-// syncDir has a directory's entries survive a crash of the machine.
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // migrate applies what the file's schema lacks, all or nothing.

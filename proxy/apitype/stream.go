@@ -68,18 +68,6 @@ const (
 	EventHeartbeat = "heartbeat"  // nothing has happened for a while
 )
 
-// Multiplexed is the third form of a command's stream: bytes, in frames of the Docker
-// Engine. A frame has 8 bytes before those that it holds: 1 for stdout, 2 for stderr or 3
-// for an event, three zeros, and their number as a big endian uint32. An event, as a
-// StreamEvent in JSON, is in the last frame only. Frames of no bytes are heartbeats.
-//
-// The first event is in the header StartHeader, without its command. From its Seq on, each
-// byte of stdout and stderr counts one.
-const (
-	Multiplexed = "application/vnd.docker.multiplexed-stream"
-	StartHeader = "Berm-Start"
-)
-
 // StreamEvent is one line of a stream in application/x-ndjson, and the data of one event
 // in text/event-stream.
 type StreamEvent struct {

@@ -67,18 +67,14 @@ func (o StreamOptions) query() url.Values {
 // breaks the loop. The sequence ends after the first error, and can be run once.
 func (c *Client) ExecStream(ctx context.Context, key string, req apitype.ExecRequest) iter.Seq2[apitype.StreamEvent, error] {
 	again := func(e *Error) bool { return e.Code == "capacity" || req.ExecID != "" }
-	var accept http.Header
-	if req.Raw { // bytes as they are; or in text, from a server that doesn't know better
-		accept = http.Header{"Accept": {apitype.Multiplexed + ", " + ndjson}}
-	}
-	first := call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, header: accept, again: again}
+	first := call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, again: again}
 	if req.ExecID == "" {
 		return c.events(ctx, first, nil)
 	}
 	return c.events(ctx, first, func(after StreamOptions) call {
 		after.Raw = req.Raw
 		return call{
-			method: http.MethodGet, path: execPath(key, req.ExecID, "/stream"), header: accept, again: repeatable,
+			method: http.MethodGet, path: execPath(key, req.ExecID, "/stream"), again: repeatable,
 			query: after.query(),
 		}
 	})
@@ -128,9 +124,6 @@ func (c *Client) follow(ctx context.Context, path string, opts StreamOptions, q 
 func (c *Client) events(ctx context.Context, first call, resume func(after StreamOptions) call) iter.Seq2[apitype.StreamEvent, error] {
 	return func(yield func(apitype.StreamEvent, error) bool) {
 		s := &eventStream{c: c, yield: yield, seq: -1}
-		if req, ok := first.body.(apitype.ExecRequest); ok {
-			s.command = req.Command
-		}
 		next, pause := first, firstPause
 		for tries := 0; ; tries++ {
 			more, err := s.read(ctx, next)
@@ -165,16 +158,12 @@ type eventStream struct {
 	seq    int64  // of the last event; -1 before the first
 	resume string // likewise
 	left   bool   // the caller wants no more
-	// command is what was asked for, which no header has room for.
-	command []string
 }
 
 // read reads one stream. The error is nil after the last event, and io.EOF if there was
 // none; more says that there was output.
 func (s *eventStream) read(ctx context.Context, call call) (more bool, err error) {
-	if call.header == nil {
-		call.header = http.Header{"Accept": {ndjson}}
-	}
+	call.header = http.Header{"Accept": {ndjson}}
 	rep, err := s.c.do(ctx, call)
 	if err != nil {
 		return false, err
@@ -186,10 +175,12 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 		_ = rep.body.Close()
 	})
 	defer alarm.Stop()
-	next, err := eventsOf(rep)
-	for err == nil {
+	lines := bufio.NewScanner(rep.body)
+	lines.Buffer(nil, maxEvent)
+	lines.Split(wholeLines)
+	for {
 		var ev apitype.StreamEvent
-		if ev, err = next(); err != nil {
+		if ev, err = nextEvent(lines); err != nil {
 			break
 		}
 		alarm.Reset(maxSilence)
@@ -206,9 +197,6 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 			if again {
 				continue
 			}
-			if ev.Execution != nil && len(ev.Execution.Command) == 0 {
-				ev.Execution.Command = s.command
-			}
 		default:
 			more = true
 		}
@@ -224,31 +212,18 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 	return more, err
 }
 
-// eventsOf gives what reads an answer's events. Its error is io.EOF after the last.
-func eventsOf(rep reply) (next func() (apitype.StreamEvent, error), err error) {
-	if rep.header.Get("Content-Type") == apitype.Multiplexed {
-		return framedEvents(rep)
-	}
-	lines := bufio.NewScanner(rep.body)
-	lines.Buffer(nil, maxEvent)
-	lines.Split(wholeLines)
-	return func() (ev apitype.StreamEvent, err error) {
-		if lines.Scan() {
-			err = decodeEvent(lines.Bytes(), &ev)
-			return ev, err
-		}
+// nextEvent decodes the next line. The error is io.EOF after the last.
+func nextEvent(lines *bufio.Scanner) (ev apitype.StreamEvent, err error) {
+	if !lines.Scan() {
 		if err := lines.Err(); err != nil {
 			return ev, fmt.Errorf("%w: %w", errBroken, err)
 		}
 		return ev, io.EOF
-	}, nil
-}
-
-func decodeEvent(b []byte, ev *apitype.StreamEvent) error {
-	if err := json.Unmarshal(b, ev); err != nil {
-		return fmt.Errorf("decode event: %w", err)
 	}
-	return nil
+	if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
+		return ev, fmt.Errorf("decode event: %w", err)
+	}
+	return ev, nil
 }
 
 // wholeLines splits into lines, without what comes after the last line's end.

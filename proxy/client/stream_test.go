@@ -342,3 +342,39 @@ func TestStreamContext(t *testing.T) {
 		t.Errorf("got %+v, %v", x, err)
 	}
 }
+
+// A stream of bytes that breaks off again and again still gives everything, once.
+func TestRawTakenUpAgain(t *testing.T) {
+	b := newBerm(t, runtimetest.FakeOptions{})
+	ctx := t.Context()
+	req := withSandbox(apitype.ExecRequest{Command: apitype.Command{"sh", "-c", strings.Repeat("echo 0123456789; echo end >&2; ", 40)}, ExecID: "job-1", Raw: true})
+	cut := &cutting{next: b.http.Transport, after: 3000}
+	c, err := client.New(client.Options{BaseURL: b.url, Token: red, HTTPClient: &http.Client{Transport: cut}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at int64
+	n := 0
+	for ev, err := range c.ExecStream(ctx, "k", req) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch ev.Event {
+		case apitype.EventStart:
+			if n++; n > 1 || len(ev.Execution.Command) != 3 || ev.Execution.ExecID != "job-1" {
+				t.Errorf("start %d: %+v", n, ev.Execution)
+			}
+		case apitype.EventStdout, apitype.EventStderr:
+			if at += int64(len(ev.DataBase64)); ev.Seq != at {
+				t.Errorf("%d bytes up to %d", at, ev.Seq)
+			}
+		case apitype.EventExit:
+			if *ev.ExitCode != 0 || ev.Seq != at || at != 40*(11+4) {
+				t.Errorf("after %d: %+v", at, ev)
+			}
+		}
+	}
+	if cut.calls < 2 {
+		t.Errorf("%d calls", cut.calls)
+	}
+}

@@ -18,7 +18,7 @@ const (
 
 // exec runs a command to its end; or streams it, if that is what the caller accepts.
 func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
-	if acceptedStream(r, execForms) != "" {
+	if acceptedStream(r) != "" {
 		return a.execStreamed(w, r)
 	}
 	tenant, key, err := a.key(r)

@@ -31,7 +31,7 @@ func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	streamed = streamed || acceptedStream(r, execForms) != ""
+	streamed = streamed || acceptedStream(r) != ""
 	opts, req, err := a.startRequest(w, r, tenant, key, q)
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 // startRequest reads the body of a command that is to be started.
 func (a *api) startRequest(w http.ResponseWriter, r *http.Request, tenant, key string, q url.Values) (streamOptions, lifecycle.StartRequest, error) {
 	var req lifecycle.StartRequest
-	opts, err := streamOptionsOf(r, q, execForms)
+	opts, err := streamOptionsOf(r, q)
 	if err != nil {
 		return opts, req, err
 	}
@@ -150,7 +150,7 @@ func (a *api) streamExec(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	q := r.URL.Query()
-	opts, err := streamOptionsOf(r, q, execForms)
+	opts, err := streamOptionsOf(r, q)
 	if err != nil {
 		return err
 	}
@@ -169,13 +169,7 @@ func (a *api) streamExec(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) followExec(w http.ResponseWriter, r *http.Request, m member, x lifecycle.Execution, from place, opts streamOptions, kill func()) error {
-	var s lifecycle.ExecStream
-	var err error
-	if opts.frames {
-		s, from, err = a.attachExact(r.Context(), m, x, from)
-	} else {
-		s, err = a.manager.AttachExec(r.Context(), m.tenant, m.key, m.id, from.seq())
-	}
+	s, err := a.manager.AttachExec(r.Context(), m.tenant, m.key, m.id, from.seq())
 	if err != nil {
 		return err
 	}

@@ -126,7 +126,7 @@ func (a *api) processLogs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	opts, err := streamOptionsOf(r, q, eventForms)
+	opts, err := streamOptionsOf(r, q)
 	if err != nil {
 		return err
 	}

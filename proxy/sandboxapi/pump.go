@@ -12,12 +12,11 @@ import (
 // What may pile up while a caller reads.
 const (
 	maxBatch  = 256 << 10 // bytes
-	maxPieces = 1024      // each of which becomes an event, or a frame
+	maxPieces = 1024      // each of which becomes an event
 )
 
 // batch is output that came since the last one was taken.
 type batch struct {
-	piece  int // bytes in one at most
 	data   []byte
 	pieces []runtime.Chunk // of data, in order; no two neighbours could be one
 	starts []int           // of each piece in data
@@ -26,10 +25,10 @@ type batch struct {
 // add takes a chunk, as part of the last piece if they go together.
 func (b *batch) add(c runtime.Chunk) {
 	for {
-		n := min(len(c.Data), b.piece)
+		n := min(len(c.Data), maxEvent)
 		part := runtime.Chunk{Seq: c.Seq - int64(len(c.Data)-n), Stderr: c.Stderr, Data: c.Data[:n]}
 		last := len(b.pieces) - 1
-		if last < 0 || b.pieces[last].Stderr != c.Stderr || len(b.data)-b.starts[last]+n > b.piece {
+		if last < 0 || b.pieces[last].Stderr != c.Stderr || len(b.data)-b.starts[last]+n > maxEvent {
 			b.pieces, b.starts = append(b.pieces, runtime.Chunk{Stderr: c.Stderr}), append(b.starts, len(b.data))
 			last++
 		}
@@ -66,10 +65,9 @@ type pump struct {
 	stopped bool
 }
 
-// startPump reads from src until stop, which has to be called. It gives pieces of up to
-// so many bytes.
-func startPump(src source, piece int) *pump {
-	p := &pump{src: src, ready: make(chan struct{}, 1), next: &batch{piece: piece}, spare: &batch{piece: piece}}
+// startPump reads from src until stop, which has to be called.
+func startPump(src source) *pump {
+	p := &pump{src: src, ready: make(chan struct{}, 1), next: new(batch), spare: new(batch)}
 	p.room.L = &p.mu
 	p.reading.Abort = func() { p.put(runtime.Chunk{}, errPanic) }
 	p.reading.Go(func() {

@@ -35,7 +35,7 @@ func (*broken) Next() (runtime.Chunk, error) { panic("boo") }
 
 // A panic of a source ends its request and not the server.
 func TestPumpPanics(t *testing.T) {
-	p := startPump(&broken{flicker{closed: make(chan struct{})}}, maxEvent)
+	p := startPump(&broken{flicker{closed: make(chan struct{})}})
 	<-p.ready
 	if _, err := p.take(); err == nil {
 		t.Error("the output has no end")
@@ -51,7 +51,7 @@ func TestPumpPanics(t *testing.T) {
 // What comes in many small pieces is held back sooner than its bytes say.
 func TestPumpPieces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := startPump(&flicker{closed: make(chan struct{})}, maxEvent)
+		p := startPump(&flicker{closed: make(chan struct{})})
 		defer p.stop()
 		for range 3 {
 			synctest.Wait() // until it waits for room

@@ -3,11 +3,11 @@ package sandboxapi
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -60,18 +60,17 @@ type followed struct {
 
 // streamOptions are how a stream is to look.
 type streamOptions struct {
-	json   bool // lines of JSON rather than server-sent events
-	raw    bool // bytes rather than text
-	frames bool // none but bytes, in frames
+	json bool // lines of JSON rather than server-sent events
+	raw  bool // bytes rather than text
 }
 
-// acceptedStream tells which form of stream the caller accepts before any other;
-// empty is none.
-func acceptedStream(r *http.Request, forms []string) string {
+// acceptedStream returns the form of stream that the caller accepts before any other,
+// or "" if it accepts none.
+func acceptedStream(r *http.Request) string {
 	for _, v := range r.Header.Values("Accept") {
 		for part := range strings.SplitSeq(v, ",") {
 			mt, _, _ := strings.Cut(part, ";")
-			if mt = strings.ToLower(strings.TrimSpace(mt)); slices.Contains(forms, mt) {
+			if mt = strings.ToLower(strings.TrimSpace(mt)); mt == ndjson || mt == eventStream {
 				return mt
 			}
 		}
@@ -79,10 +78,9 @@ func acceptedStream(r *http.Request, forms []string) string {
 	return ""
 }
 
-func streamOptionsOf(r *http.Request, q url.Values, forms []string) (streamOptions, error) {
+func streamOptionsOf(r *http.Request, q url.Values) (streamOptions, error) {
 	raw, err := boolQuery(q, "raw")
-	form := acceptedStream(r, forms)
-	return streamOptions{json: form == ndjson, raw: raw, frames: form == multiplexed}, err
+	return streamOptions{json: acceptedStream(r) == ndjson, raw: raw}, err
 }
 
 // stream answers what is followed, event by event, and closes it. Output goes out as
@@ -95,11 +93,7 @@ func (a *api) stream(w http.ResponseWriter, r *http.Request, f followed, opts st
 		ctx, stop = proxy.UntilDrain(ctx)
 		defer stop()
 	}
-	piece := maxEvent
-	if opts.frames {
-		piece = maxBatch
-	}
-	p := startPump(f.source, piece)
+	p := startPump(f.source)
 	defer p.stop()
 
 	rc := http.NewResponseController(w)
@@ -204,22 +198,13 @@ type eventWriter struct {
 func (e *eventWriter) begin(start apitype.StreamEvent) error {
 	h := e.w.Header()
 	ct := eventStream
-	switch {
-	case e.opts.frames:
-		ct = multiplexed
-		if err := startHeader(h, start); err != nil {
-			return err
-		}
-	case e.opts.json:
+	if e.opts.json {
 		ct = ndjson
 	}
 	h.Set("Content-Type", ct)
 	h.Set("X-Accel-Buffering", "no") // some proxies hold back what comes in parts, unless told
 	e.within.next()
 	e.w.WriteHeader(http.StatusOK)
-	if e.opts.frames {
-		return nil
-	}
 	return e.event(&start)
 }
 
@@ -236,22 +221,20 @@ func (e *eventWriter) event(ev *apitype.StreamEvent) error {
 	at := e.seq.place()
 	ev.Seq, ev.Resume = at.seq(), at.resume()
 	e.buf.Reset()
-	events := !e.opts.json && !e.opts.frames
-	if events {
+	if !e.opts.json {
 		e.buf.WriteString("id: ")
 		e.buf.WriteString(at.String())
 		e.buf.WriteString("\nevent: ")
 		e.buf.WriteString(ev.Event)
 		e.buf.WriteString("\ndata: ")
 	}
-	if err := e.encode(ev); err != nil {
+	enc := json.NewEncoder(&e.buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(ev); err != nil {
 		return err
 	}
-	if events {
+	if !e.opts.json {
 		e.buf.WriteByte('\n')
-	}
-	if e.opts.frames {
-		return e.frame(frameEvent, e.buf.Bytes())
 	}
 	e.within.next()
 	_, err := e.w.Write(e.buf.Bytes())
@@ -260,9 +243,6 @@ func (e *eventWriter) event(ev *apitype.StreamEvent) error {
 
 // output writes a piece of output. What ends within a character is held back in part.
 func (e *eventWriter) output(c runtime.Chunk) error {
-	if e.opts.frames {
-		return e.outputFrame(c)
-	}
 	ev, i := apitype.StreamEvent{Event: apitype.EventStdout}, streamOf(c)
 	if c.Stderr {
 		ev.Event = apitype.EventStderr
@@ -312,9 +292,6 @@ func (e *eventWriter) last(ev *apitype.StreamEvent) error {
 }
 
 func (e *eventWriter) beat() error {
-	if e.opts.frames {
-		return e.frame(1, nil)
-	}
 	if e.opts.json {
 		return e.event(&apitype.StreamEvent{Event: apitype.EventHeartbeat})
 	}

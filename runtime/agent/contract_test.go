@@ -35,10 +35,6 @@ func prepare(t *testing.T, e importer, registry engine.RegistryOptions) runtimet
 	if err := e.ImportBusybox(t.Context(), configuredImage, runtimetest.ConfiguredChanges()...); err != nil {
 		t.Fatal(err)
 	}
-	archive, err := engine.BusyboxArchive(t.Context(), runtimetest.ArchiveImage)
-	if err != nil {
-		t.Fatal(err)
-	}
 	shop, err := engine.StartRegistry(t.Context(), registry)
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +53,7 @@ func prepare(t *testing.T, e importer, registry engine.RegistryOptions) runtimet
 	}
 	return runtimetest.Harness{
 		Image: testImage, Configured: configuredImage, Agent: program, Real: true, ExecAlone: true,
-		Archive: archive, Registry: shop.Host(),
+		Registry: shop.Host(),
 	}
 }
 

@@ -1,18 +1,15 @@
 package containerd
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
-	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
 )
@@ -45,30 +42,18 @@ func classOf(name string) (runtimeClass, error) {
 	return c, nil
 }
 
-// options are what the shim is told. Agent is the agent's program on the host, by way
-// of which crun runs where cgroups are hybrid, and owner who the pipes of commands are given to.
-func (c runtimeClass) options(agent string, owner int) (typeurl.Any, error) {
+// options returns the options of the shim. Owner is the user and group of the host to which it
+// gives the pipes of commands.
+func (c runtimeClass) options(owner int) (typeurl.Any, error) {
 	if c.name != runcShim {
 		return nil, nil //nolint:nilnil // other shims have options of their own, and need none
 	}
-	binary := c.binary
-	if binary == "crun" && hybridCgroups() {
-		binary = agent
-	}
-	out, err := typeurl.MarshalAny(&options.Options{BinaryName: binary, IoUid: uint32(owner), IoGid: uint32(owner)})
+	out, err := typeurl.MarshalAny(&options.Options{BinaryName: c.binary, IoUid: uint32(owner), IoGid: uint32(owner)})
 	if err != nil {
 		return nil, fmt.Errorf("encode the runtime's options: %w", err)
 	}
 	return out, nil
 }
-
-// hybridCgroups tells whether this host has the hierarchy of version 2 beside those of
-// version 1, as systemd's hybrid mode mounts it.
-var hybridCgroups = sync.OnceValue(func() bool {
-	var root, unified unix.Statfs_t
-	err := errors.Join(unix.Statfs(cgroupRoot, &root), unix.Statfs(cgroupRoot+"/unified", &unified))
-	return err == nil && root.Type != unix.CGROUP2_SUPER_MAGIC && unified.Type == unix.CGROUP2_SUPER_MAGIC
-})
 
 // hierarchies are the places of cgroups in a container that have to be made read-only,
 // each by itself: those of version 1, which crun leaves writable when only the place

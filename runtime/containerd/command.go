@@ -207,7 +207,6 @@ func (x *execution) start(ctx, waitCtx context.Context) (started bool, err error
 	if ctx.Err() != nil {
 		return false, runtime.Ended(ctx)
 	}
-	defer x.r.speedMoves()()
 	// What is asked of the engine from here on it does in any case, so that its answers
 	// are waited for.
 	callCtx, cancel := x.r.linger(x.r.namespaced(ctx))

@@ -53,7 +53,6 @@ var (
 	_ runtime.Watcher   = (*Runtime)(nil)
 	_ runtime.Networker = (*Runtime)(nil)
 	_ runtime.Sweeper   = (*Runtime)(nil)
-	_ runtime.Importer  = (*Runtime)(nil)
 )
 
 // Options of New.
@@ -103,7 +102,6 @@ type Runtime struct {
 	agent    agentFile
 	images   imageCache
 	commands commands
-	moves    moves
 	userNS   atomic.Bool // containers can have user namespaces of their own
 	// standing holds the IDs of the networks that this process has put in order.
 	standing sync.Map

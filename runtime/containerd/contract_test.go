@@ -119,8 +119,7 @@ func TestUserNSContract(t *testing.T) {
 	testContract(t, "", true)
 }
 
-// TestSoakContractCrun runs what of the contract an OCI runtime has a part in with crun, by
-// way of the agent where cgroups are hybrid.
+// TestSoakContractCrun runs what of the contract an OCI runtime has a part in with crun.
 func TestSoakContractCrun(t *testing.T) {
 	testContract(t, "crun", false, "create/", "exec/", "list", "pause", "remove", "stats", "watch/", "client restart", "engine killed")
 }
@@ -132,18 +131,9 @@ func testContract(t *testing.T, class string, userNS bool, only ...string) {
 	if err := shop.Push(t.Context(), "contract:latest"); err != nil {
 		t.Fatal(err)
 	}
-	archive, err := engine.BusyboxArchive(t.Context(), runtimetest.ArchiveImage)
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := c.ImportBusybox(t.Context(), configuredImage, runtimetest.ConfiguredChanges()...); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // so that it can be run again
-		if err := c.Store().RemoveImage(context.WithoutCancel(t.Context()), runtimetest.ArchiveImage); err != nil {
-			t.Error(err)
-		}
-	})
 	agent, err := engine.PutAgent(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -160,7 +150,6 @@ func testContract(t *testing.T, class string, userNS bool, only ...string) {
 		Real:          true,
 		Engine:        c,
 		Registry:      shop.Host(),
-		Archive:       archive,
 		LocalNetworks: true,
 		Terminals:     maxTerminals,
 		Outside:       c.Outside(),

@@ -275,11 +275,7 @@ func (c *creation) register(ctx context.Context, netns string) error {
 	if err != nil {
 		return fmt.Errorf("encode the OCI spec: %w", err)
 	}
-	agent, err := c.r.agentPath()
-	if err != nil {
-		return err
-	}
-	options, err := c.class.options(agent, c.ids)
+	options, err := c.class.options(c.ids)
 	if err != nil {
 		return err
 	}
@@ -313,7 +309,6 @@ func (c *creation) task(ctx context.Context, mounts []mount.Mount) error {
 	for _, m := range mounts {
 		req.Rootfs = append(req.Rootfs, &types.Mount{Type: m.Type, Source: m.Source, Target: m.Target, Options: m.Options})
 	}
-	defer c.r.speedMoves()()
 	res, err := c.r.client.TaskService().Create(ctx, req)
 	if err = native(err); err != nil {
 		return c.class.explain(err)

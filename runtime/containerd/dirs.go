@@ -45,6 +45,19 @@ func (r *Runtime) missingDirs(ctx context.Context, img *image, dirs []string) ([
 	return missing, nil
 }
 
+// openIn opens a path as a process whose root is the directory root does; resolve holds
+// further RESOLVE_ flags. A rename at the same moment makes the kernel unsure of ".." and can
+// be made to last, so that openIn tries 100 times.
+func openIn(root int, name string, flags, resolve uint64) (fd int, err error) {
+	how := &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | resolve}
+	for range 100 {
+		if fd, err = unix.Openat2(root, name, how); !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	return fd, err
+}
+
 // existsBelow tells whether a root file system has anything at a path.
 func existsBelow(root, name string) (bool, error) {
 	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -52,7 +65,7 @@ func existsBelow(root, name string) (bool, error) {
 		return false, err
 	}
 	defer func() { _ = unix.Close(dir) }()
-	fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	fd, err := openIn(dir, name, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return false, nil
 	}

@@ -288,9 +288,7 @@ func (c *container) hasDir(dir string) bool {
 		return true
 	}
 	defer func() { _ = unix.Close(root) }()
-	fd, err := unix.Openat2(root, dir, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
+	fd, err := openIn(root, dir, unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_MAGICLINKS)
 	if err == nil {
 		_ = unix.Close(fd)
 	}

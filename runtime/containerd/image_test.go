@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -21,7 +20,6 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -169,9 +167,10 @@ func (img *madeImage) layout(t *testing.T, annotations map[string]string) []byte
 
 func named(name string) map[string]string { return map[string]string{images.AnnotationImageName: name} }
 
-func (r *Runtime) mustImport(t *testing.T, archive []byte) runtime.Image {
+// mustImport puts the image of an archive into the store, not unpacked.
+func (r *Runtime) mustImport(t *testing.T, archive []byte) images.Image {
 	t.Helper()
-	got, err := r.Import(t.Context(), bytes.NewReader(archive))
+	got, err := r.client.Import(r.namespaced(t.Context()), bytes.NewReader(archive))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,9 +305,7 @@ func TestImageUnpack(t *testing.T) {
 	r := imageRuntime(t, nil)
 	ctx := r.namespaced(t.Context())
 	img := (&madeImage{layers: [][]tar.Header{{file("one", "1")}, {file("two", "2")}}}).build(t)
-	if _, err := r.client.Import(ctx, bytes.NewReader(img.layout(t, named("docker.io/library/packed:latest")))); err != nil {
-		t.Fatal(err)
-	}
+	r.mustImport(t, img.layout(t, named("docker.io/library/packed:latest")))
 	if _, err := r.Image(t.Context(), "packed"); err != nil {
 		t.Error(err)
 	}
@@ -432,163 +429,6 @@ func (img *madeImage) rewrite(from, to string) {
 	}
 	img.manifest.Digest, img.manifest.Size = digest.FromBytes(blob), int64(len(blob))
 	img.blobs[m.Config.Digest], img.blobs[img.manifest.Digest] = img.spec, blob
-}
-
-func TestImport(t *testing.T) {
-	r := imageRuntime(t, nil)
-	img := (&madeImage{layers: [][]tar.Header{{file("one", "1")}, {file("two", "2")}}}).build(t)
-	saved := tarOf(t, map[string][]byte{
-		"manifest.json": []byte(`[{"Config":"config.json","RepoTags":["tool:1","registry.test:5000/tool:2"],"Layers":["a/layer.tar","b/layer.tar"]}]`),
-		"config.json":   img.spec, "a/layer.tar": img.tars[0], "b/layer.tar": img.tars[1],
-	})
-	var zipped bytes.Buffer
-	z := gzip.NewWriter(&zipped)
-	if _, err := z.Write(saved); err != nil {
-		t.Fatal(err)
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
-	unnamed := "berm.invalid/import@" + img.manifest.Digest.String()
-	foreign := (&madeImage{platform: ocispec.Platform{OS: "linux", Architecture: "s390x"}, layers: img.layers}).build(t)
-	cases := []struct {
-		name    string
-		archive []byte
-		refs    []string
-	}{
-		{"saved", saved, []string{"docker.io/library/tool:1", "registry.test:5000/tool:2"}},
-		{"compressed", zipped.Bytes(), []string{"docker.io/library/tool:1", "registry.test:5000/tool:2"}},
-		{"layout", img.layout(t, named("tool")), []string{"docker.io/library/tool:latest"}},
-		{"full ref", img.layout(t, map[string]string{ocispec.AnnotationRefName: "quay.test/tool:3"}), []string{"quay.test/tool:3"}},
-		{"tag only", img.layout(t, map[string]string{ocispec.AnnotationRefName: "3"}), []string{unnamed}},
-		{"unnamed", img.layout(t, nil), []string{unnamed}},
-		{"no layers", (&madeImage{}).build(t).layout(t, named("scratch:1")), []string{"docker.io/library/scratch:1"}},
-		{"empty", nil, nil},
-		{"garbage", bytes.Repeat([]byte("no archive "), 1000), nil},
-		{"no images", tarOf(t, map[string][]byte{"file": []byte("content")}), nil},
-		{"cut short", saved[:len(saved)/2], nil},
-		{"cut short, compressed", zipped.Bytes()[:zipped.Len()/2], nil},
-		{"bad name", img.layout(t, named("NOT A NAME")), nil},
-		{"another platform", foreign.layout(t, named("tool")), nil},
-		{"a layer missing", withoutLayer(t, img).layout(t, named("tool")), nil},
-	}
-	for _, tc := range cases {
-		t.Run(tc.name, func(t *testing.T) {
-			ctx := r.namespaced(t.Context())
-			got, err := r.Import(t.Context(), bytes.NewReader(tc.archive))
-			if tc.refs == nil {
-				if !errdefs.IsInvalidArgument(err) {
-					t.Errorf("%+v, %v", got, err)
-				}
-			} else if err != nil || len(got) != 1 {
-				t.Fatalf("%+v, %v", got, err)
-			}
-			found, err := r.client.ImageService().List(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			// What the images need outlives the import, the collector and what is remembered.
-			_ = r.remains(t)
-			r.images.mu.Lock()
-			r.images.images = nil
-			r.images.mu.Unlock()
-			var refs []string
-			for _, f := range found {
-				refs = append(refs, f.Name)
-				looked, err := r.image(t.Context(), f.Name)
-				if err != nil || looked.ID != got[0].ID {
-					t.Fatalf("%s: %+v, %v; imported %+v", f.Name, looked, err, got)
-				}
-				if err := r.checkLayers(ctx, looked); err != nil {
-					t.Error(err)
-				}
-				if err := r.client.ImageService().Delete(ctx, f.Name); err != nil {
-					t.Fatal(err)
-				}
-			}
-			slices.Sort(refs)
-			if d := cmp.Diff(tc.refs, refs, cmpopts.EquateEmpty()); d != "" {
-				t.Error(d)
-			}
-			if left := r.remains(t); left != nil {
-				t.Errorf("left over: %q", left)
-			}
-		})
-	}
-}
-
-func withoutLayer(t *testing.T, img *madeImage) *madeImage {
-	t.Helper()
-	var m ocispec.Manifest
-	if err := json.Unmarshal(img.blobs[img.manifest.Digest], &m); err != nil {
-		t.Fatal(err)
-	}
-	out := *img
-	out.blobs = map[digest.Digest][]byte{}
-	for d, blob := range img.blobs {
-		if d != m.Layers[1].Digest {
-			out.blobs[d] = blob
-		}
-	}
-	return &out
-}
-
-// An import ends with its context, though its archive goes on for ever. Another one,
-// of files with the same names, isn't held up by it.
-func TestImportCanceled(t *testing.T) {
-	r := imageRuntime(t, nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	pr, pw := io.Pipe()
-	defer func() { _ = pw.Close() }()
-	done := make(chan error, 1)
-	go func() {
-		_, err := r.Import(ctx, pr)
-		done <- err
-	}()
-	const half = 3 << 20
-	w := tar.NewWriter(pw)
-	if err := w.WriteHeader(&tar.Header{Name: "index.json", Mode: 0o644, Size: 2 * half}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Write(make([]byte, half)); err != nil {
-		t.Fatal(err)
-	}
-	for { // until all of it is with the engine, and the import waits for more
-		ingests, err := r.client.ContentStore().ListStatuses(r.namespaced(ctx))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(ingests) == 1 && ingests[0].Offset == half {
-			break
-		}
-		select {
-		case err := <-done:
-			t.Fatal(err)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-	img := (&madeImage{layers: [][]tar.Header{{file("one", "1")}}}).build(t)
-	other, stop := context.WithTimeout(t.Context(), 10*time.Second)
-	defer stop()
-	if _, err := r.Import(other, bytes.NewReader(img.layout(t, named("tool")))); err != nil {
-		t.Errorf("meanwhile: %v", err)
-	}
-	if err := r.client.ImageService().Delete(r.namespaced(t.Context()), "docker.io/library/tool:latest"); err != nil {
-		t.Fatal(err)
-	}
-	cancel()
-	select {
-	case err := <-done:
-		if !errdefs.IsCanceled(err) {
-			t.Error(err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Fatal("it goes on")
-	}
-	if left := r.remains(t); left != nil {
-		t.Errorf("left over: %q", left)
-	}
 }
 
 // Work that several want is done once, and not given up with the one who began it.

@@ -30,7 +30,7 @@ const (
 	// hostsDir may say where registries are, and whom to trust for them, as for
 	// containerd's other clients.
 	hostsDir = "/etc/containerd/certs.d"
-	// fetchLease is how long the engine keeps the parts of a pull or an import that
+	// fetchLease is how long the engine keeps the parts of a pull that
 	// was cut short by the end of this process.
 	fetchLease = 24 * time.Hour
 	// maxDownloads of layers at a time, as many as Docker's.

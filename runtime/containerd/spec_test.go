@@ -180,7 +180,7 @@ func TestClassOptions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out, err := c.options("/the/agent", 0)
+		out, err := c.options(0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -193,14 +193,9 @@ func TestClassOptions(t *testing.T) {
 		}
 		return v.(*options.Options).BinaryName
 	}
-	saved := hybridCgroups
-	t.Cleanup(func() { hybridCgroups = saved })
-	for hybrid, crun := range map[bool]string{true: "/the/agent", false: "crun"} {
-		hybridCgroups = func() bool { return hybrid }
-		for class, want := range map[string]string{"": "", "runc": "", "crun": crun, "runsc": "none", "kata": "none"} {
-			if got := binary(class); got != want {
-				t.Errorf("hybrid cgroups %t, class %q: %q, want %q", hybrid, class, got, want)
-			}
+	for class, want := range map[string]string{"": "", "runc": "", "crun": "crun", "runsc": "none", "kata": "none"} {
+		if got := binary(class); got != want {
+			t.Errorf("class %q: %q, want %q", class, got, want)
 		}
 	}
 }

@@ -263,17 +263,7 @@ func readRoot(path string) (*accountFiles, error) {
 // file of that file system, of at most maxAccountFile bytes, counts as empty.
 func readBelow(root int, name string) ([]byte, error) {
 	// Other mounts are out: a link into /proc leads to files whose reading has effects.
-	how := &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
-	}
-	fd, err := unix.Openat2(root, name, how)
-	for range 100 { // a rename meanwhile makes the kernel unsure of "..", and can be made to last
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
-			break
-		}
-		fd, err = unix.Openat2(root, name, how)
-	}
+	fd, err := openIn(root, name, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS|unix.RESOLVE_NO_XDEV)
 	for _, none := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EXDEV, unix.ENAMETOOLONG, unix.EAGAIN} {
 		if errors.Is(err, none) {
 			return nil, nil

@@ -2,7 +2,6 @@ package containerd
 
 import (
 	"archive/tar"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -203,9 +202,7 @@ func TestImageAccount(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			made := (&madeImage{config: ocispec.ImageConfig{User: tc.config}, layers: tc.layers}).build(t)
 			ref := "docker.io/library/" + strings.NewReplacer(" ", "-", ",", "", "'", "").Replace(tc.name) + ":1"
-			if got, err := r.Import(t.Context(), bytes.NewReader(made.layout(t, named(ref)))); err != nil {
-				t.Fatalf("%+v, %v", got, err)
-			}
+			r.mustImport(t, made.layout(t, named(ref)))
 			img, err := r.image(t.Context(), ref)
 			if err != nil {
 				t.Fatal(err)

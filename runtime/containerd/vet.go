@@ -54,9 +54,7 @@ func (c *creation) vet(pid uint32, linux *specs.Linux) error {
 // vetCgroups is an error when a hierarchy of cgroups can be written in a container:
 // what is there are its limits.
 func vetCgroups(root int) error {
-	fd, err := unix.Openat2(root, cgroupRoot, &unix.OpenHow{
-		Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
-	})
+	fd, err := openIn(root, cgroupRoot, unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -83,9 +81,7 @@ var errAstray = errors.New("the image, or what is mounted, covers a place of the
 
 // vetPath is an error when there is something at a path, and it isn't as it should be.
 func vetPath(root int, path string, good func(unix.Stat_t, unix.Statfs_t) bool) error {
-	fd, err := unix.Openat2(root, path, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS,
-	})
+	fd, err := openIn(root, path, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_SYMLINKS)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -127,9 +123,7 @@ func (c *creation) vetAgent(root int) error {
 	if err := unix.Stat(c.agent, &want); err != nil {
 		return &os.PathError{Op: "stat", Path: c.agent, Err: err}
 	}
-	fd, err := unix.Openat2(root, runtime.AgentProgram, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
+	fd, err := openIn(root, runtime.AgentProgram, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS)
 	if err != nil {
 		return runtime.Invalid("%s: %w: %w", runtime.AgentProgram, errAstray, err)
 	}

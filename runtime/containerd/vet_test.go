@@ -67,7 +67,7 @@ func testHostileImages(t *testing.T, class string) {
 			img := (&madeImage{config: tt.config, layers: [][]tar.Header{{tt.entry, file(rand.Text(), "")}}}).build(t)
 			spec := runtime.Spec{
 				Name: "hostile-" + rand.Text(), Command: []string{"/never"}, RuntimeClass: class,
-				Image:  r.mustImport(t, img.layout(t, named("berm.local/"+strings.ToLower(rand.Text())+":latest"))).ID,
+				Image:  r.mustImport(t, img.layout(t, named("berm.local/"+strings.ToLower(rand.Text())+":latest"))).Name,
 				Mounts: []runtime.Mount{{Source: dir, Target: "/workspace"}},
 			}
 			c, err := r.Create(t.Context(), spec)

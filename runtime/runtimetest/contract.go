@@ -59,9 +59,6 @@ type Harness struct {
 	// Registry, when not empty, has an image Registry + "/contract:latest", which
 	// isn't in the store, and no other; the cases about pulls need it.
 	Registry string
-	// Archive, mandatory when the runtime is an Importer, has a busybox in it that is
-	// named ArchiveImage, which isn't in the store.
-	Archive []byte
 	// Hang, when not nil, makes the engine hear calls and not answer them, until
 	// resume is called. Impatient is a client of it that waits no more than a second
 	// for an answer.
@@ -77,9 +74,6 @@ type Harness struct {
 	// Collector.
 	MakeVolume func(t *testing.T, name string, labels map[string]string, used bool)
 }
-
-// ArchiveImage is the name in Harness.Archive.
-const ArchiveImage = "berm.test/imported:latest"
 
 // ConfiguredChanges are what Harness.Configured has over Harness.Image, as lines of
 // a Dockerfile.
@@ -148,9 +142,6 @@ func Run(t *testing.T, h Harness) {
 	}
 	if _, ok := rt.(runtime.Collector); ok {
 		together = append(together, collectorCases()...)
-	}
-	if _, ok := rt.(runtime.Importer); ok {
-		together = append(together, importerCases()...)
 	}
 	if _, ok := rt.(runtime.Sweeper); ok {
 		alone = append(alone, sweeperCases()...)

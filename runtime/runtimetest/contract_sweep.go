@@ -1,7 +1,6 @@
 package runtimetest
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"sync"
@@ -115,52 +114,5 @@ func testSweepCanceled(t *testing.T, b *bed) {
 	}
 	if got := b.output(t, c.ID, "echo", "alive"); got != "alive" {
 		t.Errorf("a command prints %q", got)
-	}
-}
-
-func importerCases() []contractCase {
-	return []contractCase{{"import", testImport}}
-}
-
-func testImport(t *testing.T, b *bed) {
-	i := b.rt.(runtime.Importer)
-	if len(b.Archive) == 0 {
-		t.Fatal("the harness has no archive to import")
-	}
-	for name, archive := range map[string][]byte{
-		"nothing":      nil,
-		"garbage":      bytes.Repeat([]byte("garbage\n"), 1000),
-		"an empty tar": make([]byte, 1024),
-		"half of one":  b.Archive[:len(b.Archive)/2],
-	} {
-		images, err := i.Import(b.ctx, bytes.NewReader(archive))
-		class(t, name, err, errdefs.IsInvalidArgument, "InvalidArgument")
-		if len(images) != 0 {
-			t.Errorf("%s: %+v", name, images)
-		}
-	}
-	canceled, cancel := context.WithCancel(b.ctx)
-	cancel()
-	_, err := i.Import(canceled, bytes.NewReader(b.Archive))
-	class(t, "a canceled import", err, errdefs.IsCanceled, "Canceled")
-	_, err = b.rt.Image(b.ctx, ArchiveImage)
-	class(t, "the image before", err, errdefs.IsNotFound, "NotFound")
-
-	for range 2 {
-		images, err := i.Import(b.ctx, bytes.NewReader(b.Archive))
-		if err != nil || len(images) != 1 {
-			t.Fatalf("import: %+v, %v", images, err)
-		}
-		if found, err := b.rt.Image(b.ctx, ArchiveImage); err != nil || found.ID != images[0].ID {
-			t.Errorf("the image afterwards: %+v, %v; imported %+v", found, err, images[0])
-		}
-		for _, ref := range []string{ArchiveImage, images[0].ID} {
-			spec := b.spec()
-			spec.Image = ref
-			c := b.create(t, spec)
-			if got := b.output(t, c.ID, "echo", "alive"); got != "alive" || c.Image != images[0].ID {
-				t.Errorf("a container of image %s: %q", c.Image, got)
-			}
-		}
 	}
 }

@@ -59,7 +59,7 @@ type FakeOptions struct {
 }
 
 // Fake is an engine in memory. It keeps all promises of runtime.Runtime that need
-// no kernel, and has every optional ability but runtime.Importer. It may be used from many goroutines
+// no kernel, and has every optional ability. It may be used from many goroutines
 // at once, keeps none of its own but one for each process that Start started and that hasn't
 // ended, and needs no closing.
 //

@@ -16,7 +16,6 @@ type Config struct {
 	HTTP       HTTP      `yaml:"http"`
 	EngineAPI  EngineAPI `yaml:"engine_api"`
 	Logging    Logging   `yaml:"logging"`
-	Metrics    Metrics   `yaml:"metrics"`
 	Tracing    Tracing   `yaml:"tracing"`
 	Otel       Otel      `yaml:"otel"`
 	Engine     Engine    `yaml:"engine"`
@@ -44,15 +43,9 @@ type Logging struct {
 	Format string `yaml:"format" doc:"text or json"`
 }
 
-// Metrics are for Prometheus to scrape.
-type Metrics struct {
-	Enabled bool `yaml:"enabled" doc:"serve /metrics"`
-}
-
 // Tracing decides which requests are traced. Traces go nowhere without Otel.Endpoint.
 type Tracing struct {
-	Enabled     bool    `yaml:"enabled" doc:"record spans and send them to otel.endpoint"`
-	SampleRatio float64 `yaml:"sample_ratio" doc:"share of the traces that are kept, 0 to 1, where the caller didn't decide"`
+	SampleRatio float64 `yaml:"sample_ratio" doc:"share of the traces that are kept, 0 to 1, where the caller didn't decide; 0 keeps none at all"`
 }
 
 // Otel is where logs, metrics and traces are sent.
@@ -94,9 +87,7 @@ type Sandbox struct {
 	CleanupInterval time.Duration     `yaml:"cleanup_interval" doc:"time between two sweeps"`
 	MaxSandboxes    int               `yaml:"max_sandboxes" doc:"most sandboxes at once, over all tenants; 0 is no cap"`
 	MaxCommands     int               `yaml:"max_commands" doc:"most commands running at once in one sandbox, 1 to 512"`
-	MaxQueued       int               `yaml:"max_queued" doc:"most commands waiting in one sandbox for their turn, as serialize asks for, 1 to 10000"`
 	MaxProcesses    int               `yaml:"max_processes" doc:"most managed processes running at once in one sandbox, 1 to 256"`
-	PortTimeout     time.Duration     `yaml:"port_timeout" doc:"for what listens at a port in a sandbox to take each part of a request, and then to begin its answer, 1s to 1h"`
 	Command         []string          `yaml:"command" doc:"main process of every sandbox; an empty list is the image's own"`
 	Env             map[string]string `yaml:"env" secret:"values" doc:"environment of every sandbox; secrets belong into the policy's env.inject"`
 	AdoptLegacy     bool              `yaml:"adopt_legacy" doc:"take over containers that carry the old service's labels"`
@@ -146,8 +137,7 @@ func Default() *Config {
 		HTTP:      HTTP{Listen: "127.0.0.1:7070", SocketMode: "0660", DrainTimeout: 30 * time.Second},
 		EngineAPI: EngineAPI{SpoolMB: 2 << 10},
 		Logging:   Logging{Level: "info", Format: "text"},
-		Metrics:   Metrics{Enabled: true},
-		Tracing:   Tracing{Enabled: true, SampleRatio: 1},
+		Tracing:   Tracing{SampleRatio: 1},
 		Otel:      Otel{ServiceName: "berm"},
 		Engine:    Engine{Kind: "docker", CallTimeout: 30 * time.Second},
 		Security:  Security{TokenHeader: "X-API-Token"},
@@ -157,9 +147,7 @@ func Default() *Config {
 			TTL:                   time.Hour,
 			CleanupInterval:       30 * time.Second,
 			MaxCommands:           64,
-			MaxQueued:             64,
 			MaxProcesses:          16,
-			PortTimeout:           time.Minute,
 			Command:               []string{"sleep", "infinity"},
 			ChatMountPath:         "/chat",
 			DependenciesMountPath: "/dependencies",

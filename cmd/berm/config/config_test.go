@@ -3,8 +3,10 @@ package config
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -59,8 +61,7 @@ func TestEnvironmentSetsEveryKey(t *testing.T) {
 		"BERM_HTTP_LISTEN": "unix:///run/berm.sock", "BERM_HTTP_SOCKET_MODE": "0600",
 		"BERM_HTTP_ALLOWED_HOSTS": "a.example, b.example", "BERM_HTTP_ALLOWED_ORIGINS": "https://a.example",
 		"BERM_HTTP_DRAIN_TIMEOUT": "5s", "BERM_LOGGING_LEVEL": "debug",
-		"BERM_LOGGING_FORMAT": "json", "BERM_METRICS_ENABLED": "false", "BERM_TRACING_ENABLED": "false",
-		"BERM_TRACING_SAMPLE_RATIO": "0.5", "BERM_OTEL_ENDPOINT": "http://collector:4318", "BERM_OTEL_HEADERS": "a=b",
+		"BERM_LOGGING_FORMAT": "json", "BERM_TRACING_SAMPLE_RATIO": "0.5", "BERM_OTEL_ENDPOINT": "http://collector:4318", "BERM_OTEL_HEADERS": "a=b",
 		"BERM_OTEL_HEADERS_FILE": "", "BERM_OTEL_SERVICE_NAME": "other", "BERM_OTEL_INSECURE": "true",
 		"BERM_ENGINE_KIND": "containerd", "BERM_ENGINE_ADDRESS": "/run/c.sock", "BERM_ENGINE_CALL_TIMEOUT": "5s",
 		"BERM_ENGINE_INSTANCE": "one", "BERM_ENGINE_REGISTRY_AUTH_FILE": "/a", "BERM_ENGINE_NAMESPACE": "ns", "BERM_ENGINE_SNAPSHOTTER": "native",
@@ -68,7 +69,7 @@ func TestEnvironmentSetsEveryKey(t *testing.T) {
 		"BERM_ENGINE_AGENT_FILE": "/f", "BERM_ENGINE_AGENT_DIR": "none", "BERM_SANDBOX_IMAGE": "busybox", "BERM_SANDBOX_NETWORK": "net",
 		"BERM_SANDBOX_PORT": "80", "BERM_SANDBOX_TTL": "5m", "BERM_SANDBOX_IDLE_TTL": "5m",
 		"BERM_SANDBOX_CLEANUP_INTERVAL": "5s", "BERM_SANDBOX_MAX_SANDBOXES": "5", "BERM_SANDBOX_MAX_COMMANDS": "5",
-		"BERM_SANDBOX_MAX_QUEUED": "5", "BERM_SANDBOX_MAX_PROCESSES": "5", "BERM_SANDBOX_PORT_TIMEOUT": "5s", "BERM_SANDBOX_COMMAND": `["a,b", c]`,
+		"BERM_SANDBOX_MAX_PROCESSES": "5", "BERM_SANDBOX_COMMAND": `["a,b", c]`,
 		"BERM_SANDBOX_ENV": `{"A": "1"}`, "BERM_SANDBOX_ADOPT_LEGACY": "true", "BERM_SANDBOX_CREATE_ROOTS": "true",
 		"BERM_SANDBOX_CHATS_ROOT": "/c", "BERM_SANDBOX_DEPENDENCIES_ROOT": "/d", "BERM_SANDBOX_LAMBDA_TOOLS_ROOT": "/l",
 		"BERM_SANDBOX_CHAT_MOUNT_PATH": "/mc", "BERM_SANDBOX_DEPENDENCIES_MOUNT_PATH": "/md",
@@ -194,11 +195,21 @@ func TestErrors(t *testing.T) {
 		"mount over root": {file: "sandbox: {chat_mount_path: /a/..}\n", want: []string{"sandbox.chat_mount_path: want an absolute path below /"}},
 		"max sandboxes":   {file: "sandbox: {max_sandboxes: -1}\n", want: []string{"sandbox.max_sandboxes: must not"}},
 		"storage":         {file: "storage: {workspace_quota_mb: -1, project_quotas: hard}\n", want: []string{"storage.workspace_quota_mb: want 0 to", "storage.project_quotas: want auto, required or off"}},
-		"none at all": {file: "sandbox: {max_commands: 0, max_queued: 0, max_processes: 0, port_timeout: 0s}\n", want: []string{
-			"sandbox.max_commands: want 1 to 512", "sandbox.max_queued: want 1 to 10000", "sandbox.max_processes: want 1 to 256", "sandbox.port_timeout: want 1s to 1h",
+		"none at all": {file: "sandbox: {max_commands: 0, max_processes: 0}\n", want: []string{
+			"sandbox.max_commands: want 1 to 512", "sandbox.max_processes: want 1 to 256",
 		}},
-		"too many": {file: "sandbox: {max_commands: 513, max_queued: 10001, max_processes: 257, port_timeout: 61m}\n", want: []string{
-			"sandbox.max_commands: want 1 to 512", "sandbox.max_queued: want 1 to 10000", "sandbox.max_processes: want 1 to 256", "sandbox.port_timeout: want 1s to 1h",
+		"too many": {file: "sandbox: {max_commands: 513, max_processes: 257}\n", want: []string{
+			"sandbox.max_commands: want 1 to 512", "sandbox.max_processes: want 1 to 256",
+		}},
+		"removed": {
+			file: "sandbox: {max_queued: 1, port_timeout: 1s}\nmetrics: {enabled: false}\ntracing: {enabled: false}\n",
+			want: []string{
+				"line 1: sandbox.max_queued: no longer a key: remove it", "line 1: sandbox.port_timeout: no longer a key: remove it",
+				"line 2: metrics.enabled: no longer a key: remove it; /metrics is always", "line 3: tracing.enabled: no longer a key: remove it; tracing.sample_ratio: 0",
+			},
+		},
+		"removed, by environment": {env: []string{"BERM_METRICS_ENABLED=true", "BERM_TRACING_ENABLED=false"}, want: []string{
+			"BERM_METRICS_ENABLED: no longer a key: remove it", "BERM_TRACING_ENABLED: no longer a key: remove it",
 		}},
 		"token header": {file: "security: {token_header: 'a b'}\n", want: []string{"security.token_header"}},
 	}
@@ -318,12 +329,12 @@ func TestDocsHaveTheTable(t *testing.T) {
 		t.Fatalf("%s has lost the marks around the table of keys", docs)
 	}
 	if *update {
-		if err := os.WriteFile(docs, []byte(before+begin+Reference()+end+after), 0o644); err != nil {
+		if err := os.WriteFile(docs, []byte(before+begin+reference()+end+after), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
-	if diff := cmp.Diff(Reference(), table); diff != "" {
+	if diff := cmp.Diff(reference(), table); diff != "" {
 		t.Errorf("the table of keys is stale; run go test ./cmd/berm/config -update (-want +got):\n%s", diff)
 	}
 }
@@ -347,4 +358,45 @@ func FuzzConfig(f *testing.F) {
 			t.Errorf("accepted, and can't be printed: %v", err)
 		}
 	})
+}
+
+// reference is the table of all keys, in Markdown.
+func reference() string {
+	var b strings.Builder
+	b.WriteString("| key | environment | default | meaning |\n| --- | --- | --- | --- |\n")
+	for _, f := range fields(Default()) {
+		key := "`" + f.key + "`"
+		if f.secret == "true" {
+			key = "(not in the file)"
+		}
+		value := ""
+		if list, ok := f.value.Interface().([]string); ok && len(list) > 0 {
+			value = "`[" + strings.Join(list, ", ") + "]`"
+		} else if text := fmt.Sprint(f.value); f.value.Kind() != reflect.Map && !ok && text != "" {
+			value = "`" + text + "`"
+		}
+		if list, ok := listOf(f.value.Type()); ok {
+			value = "`[]`"
+			fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", key, f.env(), value, f.doc)
+			for _, e := range elements(f.key, list) {
+				fmt.Fprintf(&b, "| `%s` | | | %s |\n", e.key, e.doc)
+			}
+			continue
+		}
+		fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", key, f.env(), value, f.doc)
+	}
+	return b.String()
+}
+
+// elements are the keys of a list's mappings, those of lists in them after each. Their
+// value isn't set.
+func elements(key string, t reflect.Type) (list []field) {
+	for i := range t.NumField() {
+		f := newField(key+"[].", t.Field(i), reflect.Value{})
+		list = append(list, f)
+		if sub, ok := listOf(t.Field(i).Type); ok {
+			list = append(list, elements(f.key, sub)...)
+		}
+	}
+	return list
 }

@@ -64,6 +64,7 @@ func parse(data []byte, opts Options) (*Config, error) {
 			l.sections[section] = true
 		}
 	}
+	l.sections["metrics"] = true // for its removed key
 	l.file(data)
 	l.environ(opts.Environ)
 	l.flags(opts.Flags)
@@ -72,6 +73,14 @@ func parse(data []byte, opts Options) (*Config, error) {
 		return nil, errors.Join(l.errs...)
 	}
 	return c, nil
+}
+
+// removed maps keys of earlier versions to what to do about them.
+var removed = map[string]string{
+	"metrics.enabled":      "remove it; /metrics is always served, to tokens with the scope status:read",
+	"sandbox.max_queued":   "remove it; 64 commands may wait for their turn in a sandbox",
+	"sandbox.port_timeout": "remove it; a port has a minute to answer",
+	"tracing.enabled":      "remove it; tracing.sample_ratio: 0 sends no traces",
 }
 
 type loader struct {
@@ -119,6 +128,8 @@ func (l *loader) mapping(prefix string, n *yaml.Node) {
 			l.errorf("line %d: %s: given twice", name.Line, key)
 		case prefix == "" && l.sections[key]:
 			l.mapping(key+".", value)
+		case removed[key] != "":
+			l.errorf("line %d: %s: no longer a key: %s", name.Line, key, removed[key])
 		case !known:
 			l.errorf("line %d: %s: unknown key", name.Line, key)
 		case f.secret == "true":
@@ -147,10 +158,18 @@ func (l *loader) environ(environ []string) {
 	for _, f := range l.fields {
 		byEnv[f.env()] = f
 	}
+	for key := range removed {
+		f := field{key: key}
+		byEnv[f.env()] = f
+	}
 	for _, kv := range environ {
 		name, value, _ := strings.Cut(kv, "=")
 		if f, ok := byEnv[name]; ok {
-			l.override(f, value, name)
+			if todo := removed[f.key]; todo != "" {
+				l.errorf("%s: no longer a key: %s", name, todo)
+			} else {
+				l.override(f, value, name)
+			}
 			continue
 		}
 		rest, ours := strings.CutPrefix(name, "BERM_")

@@ -230,12 +230,10 @@ func (s Sandbox) validate(p *problems) {
 		n, most int
 	}{ // the agent keeps 1,024 processes
 		{"sandbox.max_commands", s.MaxCommands, 512},
-		{"sandbox.max_queued", s.MaxQueued, 10_000},
 		{"sandbox.max_processes", s.MaxProcesses, 256},
 	} {
 		p.unless(most.n >= 1 && most.n <= most.most, most.key, "want 1 to %d, not %d", most.most, most.n)
 	}
-	p.unless(s.PortTimeout >= time.Second && s.PortTimeout <= time.Hour, "sandbox.port_timeout", "want 1s to 1h, not %s", s.PortTimeout)
 	for name, value := range s.Env {
 		p.unless(envPattern.MatchString(name), "sandbox.env", "%q is no name of an environment variable", name)
 		p.unless(!strings.Contains(value, "\x00"), "sandbox.env", "the value of %s contains a NUL", name)

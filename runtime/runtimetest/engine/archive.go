@@ -14,9 +14,9 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// BusyboxArchive is the image of Docker.ImportBusybox as an OCI archive with the name
+// busyboxArchive is the image of Docker.ImportBusybox as an OCI archive with the name
 // ref in it, the same each time.
-func BusyboxArchive(ctx context.Context, ref string, changes ...string) ([]byte, error) {
+func busyboxArchive(ctx context.Context, ref string, changes ...string) ([]byte, error) {
 	img, err := newBusyboxImage(ctx, changes)
 	if err != nil {
 		return nil, err

@@ -127,7 +127,7 @@ func (s ContainerdStore) Ping(ctx context.Context) error {
 
 // ImportBusybox is Containerd.ImportBusybox.
 func (s ContainerdStore) ImportBusybox(ctx context.Context, ref string, changes ...string) error {
-	archive, err := BusyboxArchive(ctx, ref, changes...)
+	archive, err := busyboxArchive(ctx, ref, changes...)
 	if err != nil {
 		return fmt.Errorf("build image %s: %w", ref, err)
 	}

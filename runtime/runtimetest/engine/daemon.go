@@ -38,8 +38,8 @@ func startDaemon(logFile, netns, name string, args ...string) (*daemon, error) {
 	}
 	defer func() { _ = log.Close() }()
 	cmd := exec.Command(path, args...)
-	cmd.Env = append(os.Environ(), "PATH="+strings.Join(append([]string{os.Getenv("PATH")}, systemDirs...), ":"),
-		"TMPDIR="+filepath.Dir(logFile))
+	path = filepath.Join(filepath.Dir(logFile), "bin") + ":" + os.Getenv("PATH") + ":" + strings.Join(systemDirs, ":")
+	cmd.Env = append(os.Environ(), "PATH="+path, "TMPDIR="+filepath.Dir(logFile))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	d := &daemon{cmd: cmd, logFile: logFile, done: make(chan struct{})}

@@ -6,16 +6,18 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime"
 )
 
@@ -68,13 +70,6 @@ func (s *demoServer) stateDir() string { return filepath.Join(s.dir, "state") }
 // openRuntime makes a client of the server's engine that sees what the server's does.
 func (s *demoServer) openRuntime() (runtime.Runtime, error) {
 	return openRuntime(s.opts.engine, s.stateDir(), nil)
-}
-
-// closeRuntime lets go of a backend's connection, if it holds one.
-func closeRuntime(rt runtime.Runtime) {
-	if c, ok := rt.(io.Closer); ok {
-		_ = c.Close()
-	}
 }
 
 func (s *demoServer) logPath() string { return filepath.Join(s.dir, "server.log") }
@@ -177,16 +172,6 @@ func (s *demoServer) stop() {
 	}
 }
 
-// wait returns when ctx ends; that the server ends first is an error.
-func (s *demoServer) wait(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-s.done:
-		return errors.New("the server ended by itself")
-	}
-}
-
 // logTail is the end of what the server logged.
 func (s *demoServer) logTail() string {
 	data, err := os.ReadFile(s.logPath())
@@ -195,4 +180,50 @@ func (s *demoServer) logTail() string {
 	}
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
 	return strings.Join(lines[max(0, len(lines)-20):], "\n")
+}
+
+type demoOptions struct {
+	engine        config.Engine
+	image, listen string
+}
+
+// clearStage stops the server and removes what it made, by label and without it.
+func clearStage(ctx context.Context, srv *demoServer) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	srv.stop()
+	rt, err := srv.openRuntime()
+	if err != nil {
+		return err
+	}
+	defer func() { closeRuntime(rt) }()
+	cfg := srv.opts.engine
+	if rt, err = withAgent(rt, cfg, srv.stateDir(), engineView(ctx, cfg), slog.New(slog.DiscardHandler)); err != nil {
+		return err
+	}
+	owned := map[string]string{lifecycle.LabelOwner: srv.instance}
+	containers, err := rt.List(ctx, owned)
+	if err != nil {
+		return fmt.Errorf("look for what the demo left: %w", err)
+	}
+	var errs []error
+	for _, c := range containers {
+		errs = append(errs, rt.Remove(ctx, c.ID))
+	}
+	if s, ok := rt.(runtime.Sweeper); ok {
+		errs = append(errs, s.Sweep(ctx)) // a server that was killed may have left parts
+	}
+	if n, ok := rt.(runtime.Networker); ok {
+		errs = append(errs, n.RemoveNetwork(ctx, srv.network))
+	}
+	for _, left := range agentDirs(srv.stateDir()) {
+		errs = append(errs, fmt.Errorf("%s is left of a sandbox", left))
+	}
+	return errors.Join(errs...)
+}
+
+// agentDirs are what is in the agents' directory but the program.
+func agentDirs(stateDir string) []string {
+	found, _ := filepath.Glob(filepath.Join(stateDir, "agents", "*")) // the error is of patterns
+	return slices.DeleteFunc(found, func(path string) bool { return filepath.Base(path) == agentBin })
 }
