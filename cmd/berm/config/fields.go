@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"reflect"
 	"strings"
 )
@@ -53,34 +52,6 @@ func Changed(a, b *Config) (keys []string) {
 		}
 	}
 	return keys
-}
-
-// Reference is the table of all keys, in Markdown.
-func Reference() string {
-	var b strings.Builder
-	b.WriteString("| key | environment | default | meaning |\n| --- | --- | --- | --- |\n")
-	for _, f := range fields(Default()) {
-		key := "`" + f.key + "`"
-		if f.secret == "true" {
-			key = "(not in the file)"
-		}
-		value := ""
-		if list, ok := f.value.Interface().([]string); ok && len(list) > 0 {
-			value = "`[" + strings.Join(list, ", ") + "]`"
-		} else if text := fmt.Sprint(f.value); f.value.Kind() != reflect.Map && !ok && text != "" {
-			value = "`" + text + "`"
-		}
-		if list, ok := listOf(f.value.Type()); ok {
-			value = "`[]`"
-			fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", key, f.env(), value, f.doc)
-			for _, e := range elements(f.key, list) {
-				fmt.Fprintf(&b, "| `%s` | | | %s |\n", e.key, e.doc)
-			}
-			continue
-		}
-		fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", key, f.env(), value, f.doc)
-	}
-	return b.String()
 }
 
 // listOf is the type of a list's elements, if they are mappings of keys.
