@@ -237,7 +237,7 @@ func (s *stack) sandbox(t *testing.T, token string, args ...string) string {
 func (s *stack) job(t *testing.T, token string) {
 	t.Helper()
 	s.sandbox(t, token, "create", "demo")
-	if got := s.sandbox(t, token, "exec", "demo", "--", "sh", "-c", "echo $((6 * 7))"); got != "42" {
+	if got := s.sandbox(t, token, "exec", "demo", "--", "sh", "-c", "echo $((6 * 7)) $(id -u):$(id -g)"); got != "42 1000:1000" {
 		t.Errorf("the job printed %q", got)
 	}
 	s.sandbox(t, token, "rm", "demo")
@@ -354,7 +354,10 @@ func (b *bench) heldMounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, policy, string(text)+"mounts: {allowed_roots: ["+work+"]}\n")
+	write(t, policy, strings.Replace(string(text), "# allowed_roots: [/srv/data]", "allowed_roots: ["+work+"]", 1))
+	if err := os.Chown(work, 1000, 1000); err != nil {
+		t.Fatal(err)
+	}
 	s.env = append(s.env, "COMPOSE_FILE=compose.yaml:compose.override.yaml:quick.yaml", "BERM_PORT=7071")
 	s.up(t)
 	token := filepath.Join(dir, "secrets", "token")

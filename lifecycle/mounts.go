@@ -73,7 +73,7 @@ func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 		return nil
 	}
 	if s.ChatsRoot != "" && !m.neverMounts(sb.Spec) {
-		dir, err := ChatDir(s.ChatsRoot, sb.Tenant, sb.Key, true)
+		dir, err := MakeChatDir(s.ChatsRoot, sb.Tenant, sb.Key, m.Owner())
 		if err != nil {
 			return nil, fmt.Errorf("chat directory: %w", err)
 		}
@@ -106,10 +106,24 @@ func (m *Manager) neverMounts(spec policy.Spec) bool {
 	return spec.HostPathMode == "none" && (!ok || slices.Contains(p.Locked, "host_path_mode"))
 }
 
-// ChatDir answers a key's directory with every symbolic link of the root resolved. If it
-// is missing, it is made with mkdir, and else fs.ErrNotExist. A symbolic link in place
-// of the directory, or on the way to it below the root, is refused.
-func ChatDir(chats, tenant, key string, mkdir bool) (string, error) {
+// Owner returns the owner of what Berm makes on the host for sandboxes, or nil if that is
+// Berm's own user.
+func (m *Manager) Owner() *policy.Owner { return m.opts.Policy().Owner() }
+
+// ChatDir returns a key's directory with every symbolic link of the root resolved, or
+// fs.ErrNotExist. A symbolic link in place of the directory, or on the way to it below the
+// root, is refused.
+func ChatDir(chats, tenant, key string) (string, error) {
+	return chatDir(chats, keyID{tenant, key}, false, nil)
+}
+
+// MakeChatDir is ChatDir that makes what is missing, and gives the directory to the owner. What
+// is in it stays as it is.
+func MakeChatDir(chats, tenant, key string, owner *policy.Owner) (string, error) {
+	return chatDir(chats, keyID{tenant, key}, true, owner)
+}
+
+func chatDir(chats string, id keyID, mkdir bool, owner *policy.Owner) (string, error) {
 	resolved, err := filepath.EvalSymlinks(chats)
 	if err != nil {
 		return "", err
@@ -119,9 +133,9 @@ func ChatDir(chats, tenant, key string, mkdir bool) (string, error) {
 		return "", err
 	}
 	defer root.Close()
-	names := []string{key}
-	if tenant != DefaultTenant {
-		names = []string{tenantsDir, tenant, key}
+	names := []string{id.key}
+	if id.tenant != DefaultTenant {
+		names = []string{tenantsDir, id.tenant, id.key}
 	}
 	rel := ""
 	for _, name := range names {
@@ -140,6 +154,15 @@ func ChatDir(chats, tenant, key string, mkdir bool) (string, error) {
 		}
 		if !fi.IsDir() {
 			return "", fmt.Errorf("%s is not a directory below the chats root", filepath.Join(resolved, rel))
+		}
+	}
+	if mkdir && owner != nil {
+		dir, err := root.Open(rel)
+		if err == nil {
+			err = errors.Join(owner.Give(dir), dir.Close())
+		}
+		if err != nil {
+			return "", err
 		}
 	}
 	return filepath.Join(resolved, rel), nil

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -122,6 +123,40 @@ func TestMountsThatTheEngineGets(t *testing.T) {
 		}
 		if fi, err := os.Lstat(chat); err != nil || !fi.IsDir() {
 			t.Errorf("chat directory of tenant %s: %v", tt.tenant, err)
+		}
+	}
+}
+
+// A chat's directory is the owner's from the next create on, and nothing in or above it is.
+func TestChatDirOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give files away")
+	}
+	chats, outside := t.TempDir(), t.TempDir()
+	at := func(name string) string { return filepath.Join(chats, name) }
+	if err := errors.Join(os.MkdirAll(at("old/sub"), 0o755), os.WriteFile(at("old/file"), nil, 0o600), os.Symlink(outside, at("link"))); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, setup{
+		policy: "version: 1\nmounts: {owner: '1234:4321'}", settings: lifecycle.Settings{ChatsRoot: chats, ChatMountPath: "/chat"},
+	})
+	for _, c := range [][2]string{{lifecycle.DefaultTenant, "old"}, {lifecycle.DefaultTenant, "new"}, {"b", "new"}} {
+		w.create(lifecycle.CreateRequest{Tenant: c[0], Key: c[1]})
+	}
+	if _, err := w.Create(t.Context(), lifecycle.CreateRequest{Tenant: lifecycle.DefaultTenant, Key: "link"}); err == nil {
+		t.Error("a link passes for a chat's directory")
+	}
+	for path, want := range map[string][2]uint32{
+		at("old"): {1234, 4321}, at("new"): {1234, 4321}, at(".tenants/b/new"): {1234, 4321},
+		chats: {}, outside: {}, at("link"): {}, at("old/sub"): {}, at("old/file"): {}, at(".tenants"): {}, at(".tenants/b"): {},
+	} {
+		fi, err := os.Lstat(path)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if st := fi.Sys().(*syscall.Stat_t); [2]uint32{st.Uid, st.Gid} != want {
+			t.Errorf("%s belongs to %d:%d, want %d", path, st.Uid, st.Gid, want)
 		}
 	}
 }

@@ -52,6 +52,7 @@ type mountsFile struct {
 	PathMap          []pathMapping `yaml:"path_map"`
 	Hold             string        `yaml:"hold"`
 	TrustedRoots     []string      `yaml:"trusted_roots"`
+	Owner            string        `yaml:"owner"`
 }
 
 type pathMapping struct {

@@ -1,7 +1,11 @@
 package policy
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,9 +29,46 @@ func ResolveDir(path string) (string, error) {
 	return resolved, nil
 }
 
-// MakeDir makes a directory and its parents, mode 0755. One that is there is no
-// error.
-func MakeDir(path string) error { return os.MkdirAll(path, 0o755) }
+// MakeDir makes the directories of rel that are missing below dir, mode 0755, and gives them
+// to the owner. It doesn't leave dir.
+func MakeDir(dir, rel string, owner *Owner) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	made := ""
+	for name := range strings.SplitSeq(rel, "/") {
+		made = filepath.Join(made, name)
+		err := root.Mkdir(made, 0o755)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err == nil && owner != nil {
+			if err = giveEmpty(root, made, owner); err != nil {
+				_ = root.Remove(made) // or the next call takes it as it is
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// giveEmpty gives away a new directory. A sandbox that can write to the parent may have put
+// another one in its place.
+func giveEmpty(root *os.Root, name string, owner *Owner) error {
+	dir, err := root.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY, 0) // of a pipe an open would wait
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	if _, err := dir.Readdirnames(1); err != io.EOF {
+		return cmp.Or(err, error(&os.PathError{Op: "make", Path: dir.Name(), Err: syscall.ENOTEMPTY}))
+	}
+	return owner.Give(dir)
+}
 
 // OnRootFS tells whether a path lies on the file system that this process has at /.
 func OnRootFS(path string) (bool, error) {

@@ -12,7 +12,7 @@ import (
 
 func learnHost() Options {
 	h := fakeHost{"/srv": "/srv", "/srv/a": "/srv/a", "/srv/link": "/srv/a", "/srv/out": "/etc", "/srv/cut…": "/srv/cut…", "/srv/default": "/srv/default", "/home": "/home", "/data/x": "/data/x"}
-	return Options{Resolve: h.resolve, MakeDir: func(string) error { return nil }, Secret: func(SecretSource) (string, error) { return "hunter2", nil }}
+	return Options{Resolve: h.resolve, MakeDir: func(string, string, *Owner) error { return nil }, Secret: func(SecretSource) (string, error) { return "hunter2", nil }}
 }
 
 // relearn judges, learns, takes over what was learnt, and judges again, until nothing

@@ -17,7 +17,7 @@ type Options struct {
 	Resolve func(path string) (string, error)
 	// MakeDir makes the default workspace, when it is missing and under an allowed
 	// root. Nil is the function MakeDir.
-	MakeDir func(path string) error
+	MakeDir func(dir, rel string, owner *Owner) error
 	// Secret reads a secret at load. Nil is ReadSecret.
 	Secret func(SecretSource) (string, error)
 	// InContainer says that this process runs in a container, so that a root on its

@@ -46,7 +46,8 @@ func (h fakeHost) resolve(p string) (string, error) {
 	return "", os.ErrNotExist
 }
 
-func (h fakeHost) mkdir(p string) error {
+func (h fakeHost) mkdir(dir, rel string, _ *Owner) error {
+	p := path.Join(dir, rel)
 	if _, ok := h[p]; ok {
 		return fmt.Errorf("%s is there", p)
 	}
@@ -92,7 +93,7 @@ profiles:
         engine_api: {capabilities: [net_raw, CAP_NET_RAW, kill], volumes: off, networks: off, ports: loopback, port_range: 1-2, log_drivers: [local], log_max_mb: 3,
           restart: [], runtimes: [kata], sysctls: [net.core.somaxconn], users: non_root, dns: off, tmpfs_mb: 5, max_ulimit: 6, pull: off, build: on, build_add_url: ["https://x.local:1/a/"], commit: on,
           tags: [acme/*], archive: off, exec: off, redact_env: ["*KEY*"], max_objects: 0, read_only_rootfs: true}}
-mounts: {allowed_roots: [/srv/data/, /srv/more], trusted_roots: [/srv/more], shared_root: /srv/more, path_map: [{engine: /srv/data, local: /data}], hold: required}
+mounts: {allowed_roots: [/srv/data/, /srv/more], trusted_roots: [/srv/more], owner: 1000:1000, shared_root: /srv/more, path_map: [{engine: /srv/data, local: /data}], hold: required}
 networks: {team: {engine_network: team-net, internal: true, isolated: false}, on: {}}
 env:
   allow: ["A*", TZ]
@@ -177,7 +178,7 @@ func TestParseProblems(t *testing.T) {
 		{"two documents", "version: 1\n---\nversion: 1", []string{"there is more than one YAML document"}},
 		{"unknown", "version: 1\nmount: {}\nmounts:\n  root: /x", []string{
 			"line 2: mount: is not a known key (known here: env, images, mounts, networks, profiles, resources, ttl, version)",
-			"line 4: mounts.root: is not a known key (known here: allowed_roots, default_workspace, hold, path_map, shared_root, trusted_roots)"}},
+			"line 4: mounts.root: is not a known key (known here: allowed_roots, default_workspace, hold, owner, path_map, shared_root, trusted_roots)"}},
 		{"duplicates", "version: 1\nenv: {allow: [A]}\nprofiles:\n  a: {}\n  a: {}\nenv: {}", []string{
 			"line 5: profiles.a: is there twice, first on line 4", "line 6: env: is there twice, first on line 2"}},
 		{"types", "version: 1\nprofiles:\n  a:\n    cpus: x\n    memory_mb: 1.5\n    read_only_rootfs: on\n    timeout: 30\n    locked: a\n    user: [1]\n    image: !x y", []string{
@@ -289,12 +290,12 @@ func TestParseOtherProblems(t *testing.T) {
 			"policy: line 2: mounts.shared_root: /srv lies on the file system of Berm's own container, so that it is not the engine's /srv: mount it into Berm's container at the same path, or map it in mounts.path_map"},
 		{"can't be examined", "version: 1\nmounts: {shared_root: /srv}", Options{Resolve: fakeHost{"/srv": "/srv"}.resolve, InContainer: true, OnRootFS: func(string) (bool, error) { return false, errors.New("no") }},
 			"policy: line 2: mounts.shared_root: /srv can't be examined: no"},
-		{"can't be made", "version: 1\nmounts: {shared_root: /srv}", Options{Resolve: fakeHost{"/srv": "/srv"}.resolve, MakeDir: func(string) error { return errors.New("read-only") }},
+		{"can't be made", "version: 1\nmounts: {shared_root: /srv}", Options{Resolve: fakeHost{"/srv": "/srv"}.resolve, MakeDir: func(string, string, *Owner) error { return errors.New("read-only") }},
 			"policy: line 2: mounts.shared_root: the default workspace can't be made: read-only"},
-		{"not made", "version: 1\nmounts: {shared_root: /srv}", Options{Resolve: fakeHost{"/srv": "/srv"}.resolve, MakeDir: func(string) error { return nil }},
+		{"not made", "version: 1\nmounts: {shared_root: /srv}", Options{Resolve: fakeHost{"/srv": "/srv"}.resolve, MakeDir: func(string, string, *Owner) error { return nil }},
 			`policy: line 2: mounts.shared_root: the default workspace can't be used: host path "/srv/default" is not an existing directory; allowed are directories: /srv and below`},
 		{"link on the way", "version: 1\nmounts: {allowed_roots: [/srv], default_workspace: /srv/link/x}",
-			Options{Resolve: fakeHost{"/srv": "/srv", "/srv/link": "/home"}.resolve, MakeDir: func(string) error { panic("made") }},
+			Options{Resolve: fakeHost{"/srv": "/srv", "/srv/link": "/home"}.resolve, MakeDir: func(string, string, *Owner) error { panic("made") }},
 			`policy: line 2: mounts.default_workspace: the default workspace can't be made: host path "/home" is not under an allowed root; allowed is /srv and below`},
 		{"relative answer", "version: 1\nmounts: {shared_root: /srv}", Options{Resolve: func(string) (string, error) { return "srv", nil }},
 			"policy: line 2: mounts.shared_root: /srv is not a directory that Berm can see: make it; if Berm runs in a container, mount it into Berm's container at the same path, or map it in mounts.path_map"},

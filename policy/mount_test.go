@@ -255,7 +255,10 @@ func TestDefaultWorkspace(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			made := ""
-			p := mustParse(t, tt.yaml, Options{Resolve: tt.host.resolve, MakeDir: func(p string) error { made = p; return tt.host.mkdir(p) }})
+			p := mustParse(t, tt.yaml, Options{Resolve: tt.host.resolve, MakeDir: func(dir, rel string, owner *Owner) error {
+				made = path.Join(dir, rel)
+				return tt.host.mkdir(dir, rel, owner)
+			}})
 			v := p.Sandbox(Request{HostPath: tt.asked})
 			if !v.Allowed() || v.Spec.HostPath != tt.want || made != tt.made || len(v.Overridden) != 0 {
 				t.Errorf("made %q, %+v", made, v)

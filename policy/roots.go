@@ -41,6 +41,7 @@ type mountRules struct {
 	volumes          []string  // Berm's own, where the engine keeps them
 	defaultWorkspace string    // empty if there is none
 	holdRequired     bool
+	owner            *Owner // nil: Berm's own user
 	resolve          func(string) (string, error)
 }
 
@@ -51,6 +52,10 @@ func (p *Policy) HoldRequired() bool { return p.mounts.holdRequired }
 // AllowsMounts says that there are directories of the engine's host that requests may
 // have mounted.
 func (p *Policy) AllowsMounts() bool { return len(p.mounts.roots) > 0 }
+
+// Owner returns the user and group of what Berm makes on the host for sandboxes, or nil if
+// that stays Berm's own.
+func (p *Policy) Owner() *Owner { return p.mounts.owner }
 
 // EnginePath gives the path by which the engine knows a directory of this
 // process's own view. The directory must exist.
@@ -164,6 +169,13 @@ func (l *loader) loadMounts() {
 	}
 	for i, asked := range f.TrustedRoots {
 		r.trusted = l.root(r.trusted, fmt.Sprintf("mounts.trusted_roots[%d]", i), asked)
+	}
+	if f.Owner != "" {
+		owner, err := ParseOwner(f.Owner)
+		if err != nil {
+			l.problem("mounts.owner", "%v", err)
+		}
+		r.owner = &owner
 	}
 	l.defaultWorkspace(f)
 	untrusted := slices.ContainsFunc(r.roots, func(x root) bool { return len(r.trustedAround(x.source)) == 0 })
@@ -329,7 +341,7 @@ func (l *loader) makeWorkspace(clean string) error {
 		if _, reason := r.judge(r.toEngine(resolved)); reason != nil {
 			return errors.New(reason.Message)
 		}
-		return l.opts.MakeDir(path.Join(resolved, missing))
+		return l.opts.MakeDir(resolved, missing, r.owner)
 	}
 	return fmt.Errorf("%s has no parent", clean)
 }

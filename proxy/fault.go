@@ -83,6 +83,7 @@ func publicFault(err error) Fault {
 		cant     *lifecycle.UnsupportedError
 		file     *lifecycle.FileError
 		port     *lifecycle.PortError
+		owner    *policy.OwnerError
 	)
 	switch {
 	case errors.As(err, &away): // whatever its cause is
@@ -126,6 +127,8 @@ func publicFault(err error) Fault {
 		return faultOfFile(file)
 	case errors.As(err, &port):
 		return Fault{Status: http.StatusBadGateway, Code: "port_unreachable", Title: "Port unreachable", Detail: port.Error()}
+	case errors.As(err, &owner):
+		return Fault{Status: http.StatusNotImplemented, Code: "not_supported", Title: "Not supported", Detail: owner.Error()}
 	case errors.As(err, &cant):
 		return Fault{Status: http.StatusNotImplemented, Code: "not_supported", Title: "Not supported", Detail: cant.Error()}
 	}

@@ -54,6 +54,8 @@ func TestFaultOf(t *testing.T) {
 		"start, no directory":   {&lifecycle.StartError{Err: &fs.PathError{Op: "open", Path: "/hunter2", Err: fs.ErrNotExist}}, 503, "sandbox_start_failed", false},
 		"start, refused values": {&lifecycle.StartError{Err: errdefs.ErrInvalidArgument}, 503, "sandbox_start_failed", false},
 		"start, engine away":    {&lifecycle.StartError{Err: errdefs.ErrUnavailable}, 503, "backend_unavailable", true},
+		"start, not given away": {&lifecycle.StartError{Err: &policy.OwnerError{Owner: policy.Owner{UID: 1}}}, 501, "not_supported", false},
+		"not given away":        {&fs.PathError{Op: "symlink", Err: &policy.OwnerError{}}, 501, "not_supported", false},
 		"start, denied":         {&lifecycle.StartError{Err: &policy.DeniedError{Reasons: []policy.Reason{reason}}}, 403, "policy_denied", false},
 		"engine's invalid":      {errdefs.ErrInvalidArgument.WithMessage("hunter2"), 422, "validation", false},
 		"engine's not found":    {errdefs.ErrNotFound.WithMessage("hunter2"), 409, "wrong_state", false},

@@ -83,6 +83,12 @@ func demoEngine(kind, address string, environ []string) (config.Engine, error) {
 	return cfg.Engine, nil
 }
 
+// demoPolicy has sandboxes run as a user that isn't Berm's, as the stacks in compose have.
+const demoPolicy = `version: 1
+profiles: {default: {user: "1000:1000"}}
+mounts: {owner: "1000:1000"}
+`
+
 // runDemo sets the stage, plays, and clears it again, whatever happens.
 func runDemo(ctx context.Context, opts demoOptions, keepUp bool, out io.Writer) (err error) {
 	// A child's parent-death signal is tied to the thread that started it.
@@ -97,6 +103,11 @@ func runDemo(ctx context.Context, opts demoOptions, keepUp bool, out io.Writer) 
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	srv := newDemoServer(dir, opts)
+	file := filepath.Join(dir, "policy.yaml")
+	srv.env = append(srv.env, "BERM_POLICY_FILE="+file)
+	if err := os.WriteFile(file, []byte(demoPolicy), 0o600); err != nil {
+		return errors.Join(err, os.RemoveAll(dir))
+	}
 	defer func() {
 		failed := err != nil && ctx.Err() == nil
 		if failed {

@@ -29,6 +29,7 @@ echo "pids limit: $(cat pids.max 2>/dev/null || cat pids/pids.max)"
 routes=0; while read -r line; do routes=$((routes+1)); done < /proc/net/route
 echo "network routes: $((routes > 0 ? routes - 1 : 0))"
 if (echo > /written) 2>/dev/null; then echo "root file system: writable"; else echo "root file system: read-only"; fi
+echo "$(grep Uid: /proc/self/status)"
 echo "$(grep CapEff: /proc/self/status) $(grep NoNewPrivs: /proc/self/status) $(grep Seccomp: /proc/self/status)"`
 
 func (d *demo) play(ctx context.Context) error {
@@ -131,13 +132,13 @@ func (d *demo) limits(ctx context.Context) error {
 	}
 	for _, want := range []string{
 		"memory limit: 536870912 bytes", "pids limit: 128", "network routes: 0", "root file system: read-only",
-		"CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2",
+		"Uid:\t1000\t", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2",
 	} {
 		if !strings.Contains(res.Stdout, want) {
 			return fmt.Errorf("%q is not in force: %q %q", want, res.Stdout, res.Stderr)
 		}
 	}
-	d.see("512 MB, 128 processes, no way out, nothing to write to, no capabilities, seccomp on: read from the kernel")
+	d.see("512 MB, 128 processes, no way out, nothing to write to, no root, no capabilities, seccomp on: read from the kernel")
 	return nil
 }
 

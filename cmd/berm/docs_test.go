@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -133,8 +134,14 @@ func TestDocs(t *testing.T) {
 	dir, roots, told := e.dir(t), t.TempDir(), newCollector(t)
 	door := filepath.Join(dir, "docker.sock")
 	write(t, filepath.Join(dir, "token"), testToken)
-	write(t, filepath.Join(dir, "policy.yaml"), "version: 1\nmounts: {allowed_roots: ["+roots+"], hold: auto}\n")
-	if err := os.Mkdir(filepath.Join(roots, "7"), 0o755); err != nil {
+	write(t, filepath.Join(dir, "policy.yaml"), `version: 1
+profiles:
+  default: {user: "1000:1000"}
+  docker-api: {extends: default, user: ""}
+mounts: {allowed_roots: [`+roots+`], hold: auto, owner: "1000:1000"}
+`)
+	work := filepath.Join(roots, "7")
+	if err := errors.Join(os.Mkdir(work, 0o755), os.Chown(work, 1000, 1000)); err != nil {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "berm.yaml"), `http: {listen: "127.0.0.1:0"}
@@ -145,7 +152,7 @@ security: {token_file: `+dir+`/token}
 engine_api:
   listeners:
     - address: unix://`+door+`
-      callers: [{name: ci, tenant: ci}]
+      callers: [{name: ci, tenant: ci, profile: docker-api}]
 `)
 	c := startChildWith(t, dir, e, "serving", "--config", filepath.Join(dir, "berm.yaml"), "--policy", filepath.Join(dir, "policy.yaml"), "--listen", "127.0.0.1:0")
 	c.log.wait(t, "msg=engine_available")
@@ -157,7 +164,7 @@ engine_api:
 	w := &docsWorld{bin: t.TempDir(),
 		env: []string{asBerm, "BERM_ENGINE_AGENT_FILE=" + e.config.AgentFile, "BERM_URL=" + url, "BERM_TOKEN=" + testToken, "BERM_ENGINE_INSTANCE=docs"},
 		stand: map[string]string{
-			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots, "/var/lib/berm": c.dir, "/srv/volumes/7": filepath.Join(roots, "7"),
+			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots, "/var/lib/berm": c.dir, "/srv/volumes/7": work,
 		}}
 	self, err := os.Executable()
 	if err != nil {

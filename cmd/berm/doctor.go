@@ -141,6 +141,9 @@ func (x examination) run(ctx context.Context) report {
 	}
 	findings = append(findings, e.judge(p.policy)...)
 	findings = append(findings, p.judge(e)...)
+	if p.policy != nil {
+		findings = append(findings, host.judgeOwner(p.policy.Owner(), e.cfg.Sandbox.ChatsRoot)...)
+	}
 	findings = append(findings, s.judge(e.cfg, host)...)
 	findings = append(findings, checkSeals(ctx, x.limit, e, s)...)
 	return newReport(append(findings, checkDoors(ctx, x.limit, e.cfg, s)...))

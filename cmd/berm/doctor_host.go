@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/policy"
 )
 
 // hostFacts are what the kernel tells this process.
@@ -152,6 +154,23 @@ func (h hostFacts) judge(kind string, local bool) []finding {
 		return append(out, okay("host.userns", "up to "+h.userns+"; sandboxes can't make any"))
 	}
 	return append(out, okay("host.userns", "none; Berm needs none"))
+}
+
+// judgeOwner says whether Berm may give what it makes to the policy's owner.
+func (h hostFacts) judgeOwner(o *policy.Owner, chats string) []finding {
+	const id = "policy.owner"
+	if o == nil || h.err != nil {
+		return nil
+	}
+	found := fmt.Sprintf("mounts.owner is %d:%d", o.UID, o.GID)
+	const fix = "run berm as root or with both, or leave mounts.owner out of the policy"
+	switch {
+	case o.UID == h.uid, h.has(unix.CAP_CHOWN) && h.has(unix.CAP_DAC_OVERRIDE):
+		return []finding{okay(id, found)}
+	case chats == "":
+		return []finding{soft(id, found+", and Berm lacks CAP_CHOWN or CAP_DAC_OVERRIDE", "a default workspace that is missing can't be made", fix)}
+	}
+	return []finding{bad(id, found+", and Berm lacks CAP_CHOWN or CAP_DAC_OVERRIDE", "sandboxes and chats can't be made, and nothing can be uploaded", fix)}
 }
 
 func (h hostFacts) judgeUser(kind string) finding {

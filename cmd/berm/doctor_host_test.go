@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/policy"
 )
 
 // hostTree makes a root directory with some files of a kernel.
@@ -100,6 +103,29 @@ func TestDoctorHost(t *testing.T) {
 		}
 		if d := cmp.Diff(tt.want, got); d != "" || !strings.Contains(all.String(), tt.found) {
 			t.Errorf("%s: %s\n%s", name, d, &all)
+		}
+	}
+}
+
+func TestJudgeOwner(t *testing.T) {
+	both := uint64(1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE)
+	for name, tt := range map[string]struct {
+		owner *policy.Owner
+		host  hostFacts
+		chats string
+		want  grade
+	}{
+		"none":              {nil, hostFacts{}, "/chats", ""},
+		"root":              {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{caps: both}, "/chats", gradeOK},
+		"Berm's own":        {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{uid: 1000}, "/chats", gradeOK},
+		"no CAP_CHOWN":      {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{caps: both &^ (1 << unix.CAP_CHOWN)}, "/chats", gradeBad},
+		"no DAC_OVERRIDE":   {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{uid: 7, caps: 1 << unix.CAP_CHOWN}, "/chats", gradeBad},
+		"nothing is needed": {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{uid: 7}, "", gradeSoft},
+		"not known":         {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{err: errStuck}, "/chats", ""},
+	} {
+		findings := tt.host.judgeOwner(tt.owner, tt.chats)
+		if got := gradesOf(findings)["policy.owner"]; got != tt.want || len(findings) > 0 && !strings.Contains(findings[0].Found, "mounts.owner is 1000:1000") {
+			t.Errorf("%s: %+v, want %q", name, findings, tt.want)
 		}
 	}
 }

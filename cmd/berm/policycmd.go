@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -86,8 +87,8 @@ func readPolicyAs(cfg *config.Config, v view, s *self, secret func(policy.Secret
 	opts := policyOptions(cfg, v, s)
 	opts.Secret = secret
 	made := map[string]bool{}
-	opts.MakeDir = func(path string) error {
-		made[path] = true
+	opts.MakeDir = func(dir, rel string, _ *policy.Owner) error {
+		made[path.Join(dir, rel)] = true
 		return nil
 	}
 	opts.Resolve = func(path string) (string, error) {

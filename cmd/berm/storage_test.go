@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/bermhq/berm/compose"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
@@ -504,4 +505,45 @@ func (b *storageBed) attack(a storageAttack) {
 func stagingEmpty(root string) bool {
 	left, err := os.ReadDir(filepath.Join(root, ".staging"))
 	return (err == nil || errors.Is(err, os.ErrNotExist)) && len(left) == 0
+}
+
+func TestDefaultUser(t *testing.T) { onEachEngine(t, testDefaultUser) }
+
+// In the stacks, sandboxes run as a user that isn't Berm's, and share their chats with it.
+func testDefaultUser(t *testing.T, kind string) {
+	data, err := compose.Files.ReadFile("policy/" + map[string]string{"docker": "minimal", "containerd": "containerd"}[kind] + ".yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	write(t, file, string(data))
+	b := newStorageBedOn(t, startEngine(t, kind), "BERM_POLICY_FILE="+file)
+	b.chat("u", "k")
+	if err := b.put("k", "up", "uploaded"); err != nil {
+		t.Fatal(err)
+	}
+	got := b.run("k", "id -u; id -g; cat up; stat -c %u:%g . up; mkdir d; echo made >mine; chmod 600 mine; echo more >>history.md; mv up d/up; echo $HOME; touch /tmp/x")
+	if want := "1000\n1000\nuploaded1000:1000\n1000:1000\n/\n"; got != want {
+		t.Errorf("the sandbox says %q, want %q", got, want)
+	}
+	if got, err := b.read("k", "mine"); err != nil || got != "made\n" {
+		t.Errorf("the sandbox's file: %q, %v", got, err)
+	}
+	if err := b.put("k", "mine", "replaced"); err != nil {
+		t.Error(err)
+	}
+	if got := b.run("k", "cat mine; rm mine; echo again >mine; chmod 0 mine"); got != "replaced" {
+		t.Errorf("the replaced file: %q", got)
+	}
+	if got := b.names("k"); !slices.Equal(got, []string{"mine"}) {
+		t.Errorf("the files are %q", got)
+	}
+	ctx, cancel := b.deadline()
+	defer cancel()
+	if err := b.c.DeleteChatFile(ctx, "k", "mine"); err != nil {
+		t.Error(err)
+	}
+	if got, err := b.history("k"); err != nil || got != "more\n" {
+		t.Errorf("the history: %q, %v", got, err)
+	}
 }

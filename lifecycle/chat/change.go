@@ -315,7 +315,7 @@ func (s *Service) finishPending(ctx context.Context, c Chat) *unfinished {
 // finishDeletion deletes a chat whose directory an earlier process has moved away, and
 // leaves one alone that has its directory still, or again.
 func (s *Service) finishDeletion(ctx context.Context, change Change) error {
-	_, err := lifecycle.ChatDir(s.root, change.Tenant, change.ChatID, false)
+	_, err := lifecycle.ChatDir(s.root, change.Tenant, change.ChatID)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return storeError(s.opts.Store.FinishChange(ctx, change, nil))
 	}

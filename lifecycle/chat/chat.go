@@ -17,6 +17,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/policy"
 )
 
 // HistoryName is the file of a chat's history. No attachment can have its name.
@@ -99,6 +100,8 @@ type Store interface {
 // Sandboxes is what is to be known of sandboxes; a *lifecycle.Manager.
 type Sandboxes interface {
 	WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error
+	// Owner is nil for Berm's own user.
+	Owner() *policy.Owner
 }
 
 // Options configure a Service.

@@ -1,21 +1,26 @@
 package chat_test
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/policy"
 )
 
 func TestNewChecksOptions(t *testing.T) {
@@ -176,6 +181,135 @@ func TestEnsureAdopts(t *testing.T) {
 		if st := fi.Sys().(*syscall.Stat_t); st.Uid != 1234 || st.Gid != 1235 || fi.Mode() != 0o644 {
 			t.Errorf("%s belongs to %d:%d, mode %v", name, st.Uid, st.Gid, fi.Mode())
 		}
+	}
+	w.checkSound()
+}
+
+func archiveOf(t *testing.T, headers ...tar.Header) *bytes.Buffer {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range headers {
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return &b
+}
+
+// only leaves this thread some capabilities, until restore is called.
+func only(t *testing.T, capabilities ...int) (restore func()) {
+	t.Helper()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var all, less [2]unix.CapUserData
+	set := func(data *[2]unix.CapUserData) {
+		if err := unix.Capset(&header, &data[0]); err != nil {
+			t.Error(err)
+		}
+	}
+	goruntime.LockOSThread()
+	if err := unix.Capget(&header, &all[0]); err != nil {
+		t.Fatal(err)
+	}
+	less[0].Permitted, less[1].Permitted = all[0].Permitted, all[1].Permitted
+	for _, c := range capabilities {
+		less[0].Effective |= 1 << c
+	}
+	set(&less)
+	return func() {
+		set(&all)
+		goruntime.UnlockOSThread()
+	}
+}
+
+// What the service makes belongs to the policy's owner, whoever has the directory. What is there
+// keeps its own. The capabilities that the stacks give suffice.
+func TestPolicyOwner(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("only root can give files away")
+	}
+	ctx := context.Background()
+	w := newWorld(t, 0)
+	w.write("theirs", "x")
+	w.boxes.owner = &policy.Owner{UID: 1234, GID: 4321}
+	restore := only(t, unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE)
+	w.ensure(tenant, "c2")
+	w.put("old.txt", "x")
+	archive := archiveOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "d/e/f"}, tar.Header{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: "/etc"})
+	_, err := w.AppendHistory(ctx, tenant, "c2", -1, strings.NewReader("x"))
+	if err := errors.Join(err, w.WriteTar(ctx, tenant, chatID, archive)); err != nil {
+		t.Fatal(err)
+	}
+	restore()
+	c2 := filepath.Join(w.root, "c2")
+	for path, want := range map[string][2]uint32{
+		w.path("old.txt"): {1234, 4321}, w.path("d"): {1234, 4321}, w.path("d/e"): {1234, 4321}, w.path("d/e/f"): {1234, 4321}, w.path("d/l"): {1234, 4321},
+		c2: {1234, 4321}, filepath.Join(c2, chat.HistoryName): {1234, 4321},
+		w.path(): {}, w.path("theirs"): {}, w.path(chat.HistoryName): {}, "/etc": {}, w.root: {},
+	} {
+		fi, err := os.Lstat(path)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if st := fi.Sys().(*syscall.Stat_t); [2]uint32{st.Uid, st.Gid} != want {
+			t.Errorf("%s belongs to %d:%d, want %d", path, st.Uid, st.Gid, want)
+		}
+	}
+	// A sandbox's user closes what it has, and the service still gets at all of it.
+	for _, name := range []string{"old.txt", "theirs"} {
+		if err := errors.Join(os.Chown(w.path(name), 1234, 4321), os.Chmod(w.path(name), 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Chown(w.path(), 1234, 4321), os.Chmod(w.path(), 0)); err != nil {
+		t.Fatal(err)
+	}
+	restore = only(t, unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE)
+	if got := w.read("old.txt"); got != "x" {
+		t.Errorf("read %q", got)
+	}
+	w.put("old.txt", "y")
+	if err := w.DeleteFile(ctx, tenant, chatID, "theirs"); err != nil {
+		t.Error(err)
+	}
+	if got := w.names(10); !slices.Equal(got, []string{"old.txt"}) {
+		t.Errorf("there are %q", got)
+	}
+	restore()
+	w.checkSound()
+}
+
+// Who may not give files away says so, and leaves nothing.
+func TestPolicyOwnerRefused(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("only root has the right that is taken away here")
+	}
+	ctx := context.Background()
+	w := newWorld(t, 0)
+	w.boxes.owner = &policy.Owner{UID: 1234, GID: 4321}
+	defer only(t, unix.CAP_DAC_OVERRIDE)()
+	archive := archiveOf(t, tar.Header{Typeflag: tar.TypeSymlink, Name: "l", Linkname: "f"})
+	for what, do := range map[string]func() error{
+		"chat": func() error { _, _, err := w.Ensure(ctx, tenant, "c2", w.space.ID); return err },
+		"upload": func() error {
+			_, _, err := w.Put(ctx, tenant, chatID, chat.PutFile{Name: "f", Size: 1}, strings.NewReader("x"))
+			return err
+		},
+		"archive": func() error { return w.WriteTar(ctx, tenant, chatID, archive) },
+		"history": func() error { _, err := w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("x")); return err },
+	} {
+		if err := do(); !errorIs[*policy.OwnerError](err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if got := w.names(10); len(got) > 0 {
+		t.Errorf("there are %q", got)
 	}
 	w.checkSound()
 }

@@ -12,12 +12,13 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
 )
 
 // Open opens a chat's directory, for workspace.Options.Open: *NotFoundError if there is
 // none. The handle leads nowhere but into this chat.
 func Open(root, tenant, chatID string) (*os.Root, error) {
-	path, err := lifecycle.ChatDir(root, tenant, chatID, false)
+	path, err := lifecycle.ChatDir(root, tenant, chatID)
 	if err == nil {
 		var dir *os.Root
 		if dir, err = os.OpenRoot(path); err == nil {
@@ -33,7 +34,7 @@ func Open(root, tenant, chatID string) (*os.Root, error) {
 // Keys lists the keys of a tenant that have a directory, for workspace.Options.Keys. It lists
 // none while the key itself has no directory.
 func Keys(root, tenant, key string) (keys []string, err error) {
-	path, err := lifecycle.ChatDir(root, tenant, key, false)
+	path, err := lifecycle.ChatDir(root, tenant, key)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -70,7 +71,7 @@ func (s *Service) layout(ctx context.Context, c Chat, adopt bool) (_ *os.Root, e
 	dir, err := Open(s.root, c.Tenant, c.ID)
 	missing := errdefs.IsNotFound(err)
 	if missing {
-		path, err := lifecycle.ChatDir(s.root, c.Tenant, c.ID, true)
+		path, err := lifecycle.MakeChatDir(s.root, c.Tenant, c.ID, s.opts.Sandboxes.Owner())
 		if err != nil {
 			return nil, fmt.Errorf("make the directory of chat %q: %w", c.ID, ofSpace(c.ID, err))
 		}
@@ -97,7 +98,7 @@ func (s *Service) layout(ctx context.Context, c Chat, adopt bool) (_ *os.Root, e
 			return nil, err
 		}
 	}
-	return dir, makeHistory(dir)
+	return dir, s.makeHistory(dir)
 }
 
 // adopt puts a directory under the quota of a chat's workspace.
@@ -110,11 +111,11 @@ func (s *Service) adopt(ctx context.Context, c Chat, dir *os.Root) error {
 }
 
 // makeHistory makes an empty history if there is nothing of its name.
-func makeHistory(dir *os.Root) error {
+func (s *Service) makeHistory(dir *os.Root) error {
 	if _, err := dir.Lstat(HistoryName); err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	o, err := ownerOf(dir)
+	o, err := s.ownerOf(dir)
 	if err != nil {
 		return err
 	}
@@ -125,30 +126,30 @@ func makeHistory(dir *os.Root) error {
 	if err != nil {
 		return ofSpace(HistoryName, err)
 	}
-	err = errors.Join(o.give(f), f.Sync(), f.Close())
+	err = errors.Join(give(f, o), f.Sync(), f.Close())
 	return errors.Join(err, withDir(dir, (*os.File).Sync))
 }
 
-// owner is who files of a chat belong to: whoever has its directory.
-type owner struct{ uid, gid int }
-
-func ownerOf(dir *os.Root) (owner, error) {
+// ownerOf returns the owner of what the service puts into a chat's directory: the policy's, or
+// else the directory's own.
+func (s *Service) ownerOf(dir *os.Root) (*policy.Owner, error) {
+	if o := s.opts.Sandboxes.Owner(); o != nil {
+		return o, nil
+	}
 	fi, err := dir.Lstat(".")
 	if err != nil {
-		return owner{}, err
+		return nil, err
 	}
 	st := fi.Sys().(*syscall.Stat_t)
-	return owner{int(st.Uid), int(st.Gid)}, nil
+	return &policy.Owner{UID: int(st.Uid), GID: int(st.Gid)}, nil
 }
 
-// give has a new file be the owner's, and readable.
-func (o owner) give(f *os.File) error {
-	if o.uid != os.Geteuid() || o.gid != os.Getegid() {
-		if err := f.Chown(o.uid, o.gid); err != nil {
-			return err
-		}
+// give makes a new file readable, and the owner's.
+func give(f *os.File, o *policy.Owner) error {
+	if err := f.Chmod(0o644); err != nil { // while it is Berm's own
+		return err
 	}
-	return f.Chmod(0o644)
+	return o.Give(f)
 }
 
 // withDir calls f with the directory itself.

@@ -127,7 +127,7 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (left []strin
 	var path string
 	away := filepath.Join(s.root, stagingDir, id)
 	if err = s.at(stepDeleting); err == nil {
-		path, err = lifecycle.ChatDir(s.root, c.Tenant, c.ID, false)
+		path, err = lifecycle.ChatDir(s.root, c.Tenant, c.ID)
 	}
 	if err == nil {
 		err = os.Rename(path, away)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/policy"
 )
 
 // stagingDir holds, below the root, what isn't in a chat's directory yet or any more. No
@@ -105,7 +106,7 @@ type stage struct {
 	chat  Chat
 	space workspace.Workspace
 	dir   *os.Root
-	owner owner
+	owner *policy.Owner
 	room  *workspace.Reservation
 	bytes int64 // in it
 	asked int64 // bytes that there is room for
@@ -133,7 +134,7 @@ func (s *Service) stage(ctx context.Context, c Chat, n, replaced int64) (_ *stag
 		return nil, err
 	}
 	defer dir.Close()
-	if st.owner, err = ownerOf(dir); err != nil {
+	if st.owner, err = s.ownerOf(dir); err != nil {
 		return nil, err
 	}
 	if st.room, err = s.opts.Workspaces.Reserve(ctx, st.space, c.ID, n, replaced); err != nil {
@@ -214,7 +215,7 @@ func (st *stage) write(ctx context.Context, name string, size, limit int64, r io
 	err = st.fill(ctx, f, size, limit, r)
 	var fi fs.FileInfo
 	if err == nil {
-		err = errors.Join(st.owner.give(f), f.Sync())
+		err = errors.Join(give(f, st.owner), f.Sync())
 		if err == nil {
 			fi, err = f.Stat()
 		}

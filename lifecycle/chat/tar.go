@@ -88,7 +88,7 @@ func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Read
 		return err
 	}
 	defer st.end(ctx)
-	err = unpack(ctxReader{ctx, r}, st.dir, unpackOptions{uid: st.owner.uid, gid: st.owner.gid, grow: func(total, more int64) error {
+	err = unpack(ctxReader{ctx, r}, st.dir, unpackOptions{owner: st.owner, grow: func(total, more int64) error {
 		if err := st.grow(ctx, total); err != nil {
 			return err
 		}

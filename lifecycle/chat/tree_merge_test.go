@@ -243,7 +243,7 @@ func TestArchiveRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	staged, s := grown(t)
-	if err := unpack(&buf, s, mine); err != nil {
+	if err := unpack(&buf, s, unpackOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	to, b := grown(t, "kept", "a", "d/")

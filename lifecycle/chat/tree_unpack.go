@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
 )
 
 // maxHeaders bounds the bytes that tell of one file in an archive.
@@ -22,8 +23,8 @@ type unpackOptions struct {
 	// grow is called before bytes are written, with how many there will be then, those of
 	// the files and of the links' targets, and how many are to be written, which may make
 	// less of it: they take the place of others. Its error ends the call. Nil grows as it may.
-	grow     func(total, more int64) error
-	uid, gid int // of all that is made
+	grow  func(total, more int64) error
+	owner *policy.Owner // of all that is made
 }
 
 // unpack puts what is in a tar archive into an empty directory that nobody else changes.
@@ -240,9 +241,9 @@ func (u *unpacker) child(parent *os.File, name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = dir.Chown(u.uid, u.gid)
+	err = dir.Chmod(0o755) // while it is Berm's own
 	if err == nil {
-		err = dir.Chmod(0o755)
+		err = u.owner.Give(dir)
 	}
 	if err != nil {
 		_ = dir.Close()
@@ -296,10 +297,10 @@ func (u *unpacker) fill(f *os.File, h *tar.Header) error {
 	if h.Mode&0o111 != 0 {
 		mode = 0o755
 	}
-	if err := f.Chown(u.uid, u.gid); err != nil {
+	if err := f.Chmod(mode); err != nil {
 		return err
 	}
-	if err := f.Chmod(mode); err != nil {
+	if err := u.owner.Give(f); err != nil {
 		return err
 	}
 	u.in.left = h.Size
@@ -329,9 +330,10 @@ func (u *unpacker) link(dir *os.File, name string, h *tar.Header) error {
 		return refuse("%q in the archive is a symbolic link to a name that can't be", short(h.Name))
 	}
 	if err == nil {
-		err = retry(func() error {
-			return unix.Fchownat(int(dir.Fd()), name, u.uid, u.gid, unix.AT_SYMLINK_NOFOLLOW)
-		})
+		var link *os.File
+		if link, err = openAt(dir, name, unix.O_PATH|unix.O_NOFOLLOW, 0); err == nil {
+			err = errors.Join(u.owner.Give(link), link.Close())
+		}
 	}
 	if err != nil {
 		return &os.PathError{Op: "symlink", Path: name, Err: err}

@@ -15,9 +15,9 @@ import (
 	"testing/iotest"
 
 	"golang.org/x/sys/unix"
-)
 
-var mine = unpackOptions{uid: os.Getuid(), gid: os.Getgid()}
+	"github.com/bermhq/berm/policy"
+)
 
 // packed is an archive of entries; of files the content is their name, if they say no size.
 func packed(t testing.TB, entries ...tar.Header) []byte {
@@ -54,9 +54,9 @@ func link(name, target string) tar.Header {
 func TestUnpack(t *testing.T) {
 	t.Parallel()
 	into, root := grown(t)
-	o := mine
+	o := unpackOptions{owner: &policy.Owner{UID: os.Getuid(), GID: os.Getgid()}}
 	if os.Getuid() == 0 {
-		o.uid, o.gid = 1234, 4321
+		o.owner = &policy.Owner{UID: 1234, GID: 4321}
 	}
 	var totals []int64
 	o.grow = func(total, _ int64) error { totals = append(totals, total); return nil }
@@ -81,7 +81,7 @@ func TestUnpack(t *testing.T) {
 	}
 	for _, name := range []string{"a", "d", "d/e/l"} {
 		var st unix.Stat_t
-		if err := unix.Lstat(filepath.Join(into, name), &st); err != nil || int(st.Uid) != o.uid || int(st.Gid) != o.gid {
+		if err := unix.Lstat(filepath.Join(into, name), &st); err != nil || int(st.Uid) != o.owner.UID || int(st.Gid) != o.owner.GID {
 			t.Errorf("%s: %d:%d, %v", name, st.Uid, st.Gid, err)
 		}
 	}
@@ -143,7 +143,7 @@ func TestUnpackRefuses(t *testing.T) {
 		"cut in a header":      whole[:1100],
 	} {
 		into, root := grown(t)
-		err := unpack(bytes.NewReader(data), root, mine)
+		err := unpack(bytes.NewReader(data), root, unpackOptions{})
 		if !isInvalid(err) {
 			t.Errorf("%s: %v, want an InvalidError", name, err)
 		} else if len(err.Error()) > 500 {
@@ -156,7 +156,7 @@ func TestUnpackRefuses(t *testing.T) {
 		}
 	}
 	_, root := grown(t)
-	if err := unpack(bytes.NewReader(packed(t, dir(strings.Repeat("d/", maxDepth)), reg(strings.Repeat("d/", maxDepth-1)+"x"))), root, mine); err != nil {
+	if err := unpack(bytes.NewReader(packed(t, dir(strings.Repeat("d/", maxDepth)), reg(strings.Repeat("d/", maxDepth-1)+"x"))), root, unpackOptions{}); err != nil {
 		t.Errorf("as deep as may be: %v", err)
 	}
 }
@@ -178,12 +178,12 @@ func TestUnpackPromises(t *testing.T) {
 	copy(data[124:136], "77777777777\x00")
 	checksum(data)
 	_, root := grown(t)
-	if err := unpack(bytes.NewReader(data), root, mine); !isInvalid(err) {
+	if err := unpack(bytes.NewReader(data), root, unpackOptions{}); !isInvalid(err) {
 		t.Errorf("%v, want an InvalidError", err)
 	}
 	full := errors.New("full")
 	into, root := grown(t)
-	o := mine
+	var o unpackOptions
 	o.grow = func(total, _ int64) error {
 		if total == 1<<33-1 {
 			return full
@@ -203,7 +203,7 @@ func TestUnpackReaderFails(t *testing.T) {
 		for _, cause := range []error{broken, io.ErrUnexpectedEOF} {
 			_, root := grown(t)
 			r := io.MultiReader(bytes.NewReader(data[:after]), iotest.ErrReader(cause))
-			if err := unpack(r, root, mine); !errors.Is(err, cause) || isInvalid(err) {
+			if err := unpack(r, root, unpackOptions{}); !errors.Is(err, cause) || isInvalid(err) {
 				t.Errorf("after %d bytes: %v, want the reader's", after, err)
 			}
 		}
@@ -226,17 +226,17 @@ func TestUnpackBounds(t *testing.T) {
 	t.Parallel()
 	_, root := quick(t)
 	tall := packed(t, dir("a"))[:512]
-	if err := unpack(&endless{block: tall}, root, mine); !isInvalid(err) || !strings.Contains(err.Error(), "100000") {
+	if err := unpack(&endless{block: tall}, root, unpackOptions{}); !isInvalid(err) || !strings.Contains(err.Error(), "100000") {
 		t.Errorf("entries without end: %v", err)
 	}
 	// Headers that tell of a file that never comes.
 	pax := tar.Header{Typeflag: tar.TypeReg, Name: "a", PAXRecords: map[string]string{"comment": strings.Repeat("x", 100_000)}}
 	long := packed(t, pax)
-	if err := unpack(&endless{block: long[:len(long)-2048]}, root, mine); !isInvalid(err) {
+	if err := unpack(&endless{block: long[:len(long)-2048]}, root, unpackOptions{}); !isInvalid(err) {
 		t.Errorf("headers without end: %v", err)
 	}
 	// Directories that nobody names count as well.
-	u := &unpacker{unpackOptions: mine, top: open(t, root), entries: maxEntries - 10}
+	u := &unpacker{top: open(t, root), entries: maxEntries - 10}
 	defer u.keep(nil, "")
 	if _, err := u.directory(strings.Split(strings.Repeat("d/", 10)+"d", "/")); !isInvalid(err) {
 		t.Errorf("directories without end: %v", err)
@@ -254,7 +254,7 @@ func FuzzUnpack(f *testing.F) {
 		parent := t.TempDir()
 		plant(t, parent, "canary", "into/")
 		into := filepath.Join(parent, "into")
-		o := mine
+		var o unpackOptions
 		const most = 1 << 20
 		var total int64
 		full := errors.New("full")

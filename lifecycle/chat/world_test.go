@@ -16,6 +16,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/policy"
 )
 
 const (
@@ -25,8 +26,9 @@ const (
 
 // boxes says which keys have a sandbox.
 type boxes struct {
-	mu   sync.Mutex
-	live map[string]bool
+	mu    sync.Mutex
+	live  map[string]bool
+	owner *policy.Owner
 }
 
 func (b *boxes) set(key string, live bool) {
@@ -40,6 +42,8 @@ func (b *boxes) has(key string) bool {
 	defer b.mu.Unlock()
 	return b.live[key]
 }
+
+func (b *boxes) Owner() *policy.Owner { return b.owner }
 
 func (b *boxes) WithoutSandbox(ctx context.Context, _, key string, f func(context.Context) error) error {
 	if b.has(key) {

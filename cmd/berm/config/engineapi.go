@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/bermhq/berm/policy"
 )
 
 // EngineAPI is the door for clients of the Docker Engine API.
@@ -61,7 +63,6 @@ const (
 
 var (
 	callerPattern      = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$`)
-	ownerPattern       = regexp.MustCompile(`^[0-9]{1,10}:[0-9]{1,10}$`)
 	fingerprintPattern = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 )
 
@@ -169,16 +170,8 @@ func (l Listener) Owners() (uid, gid int, err error) {
 	if l.Owner == "" {
 		return -1, -1, nil
 	}
-	if !ownerPattern.MatchString(l.Owner) {
-		return 0, 0, fmt.Errorf("%q is not uid:gid", l.Owner)
-	}
-	user, group, _ := strings.Cut(l.Owner, ":")
-	u, err := strconv.ParseUint(user, 10, 31)
-	if err != nil {
-		return 0, 0, err
-	}
-	g, err := strconv.ParseUint(group, 10, 31)
-	return int(u), int(g), err
+	o, err := policy.ParseOwner(l.Owner)
+	return o.UID, o.GID, err
 }
 
 func (l Listener) onLoopback() bool {
