@@ -126,7 +126,7 @@ func checkTokens(ctx context.Context, limit time.Duration, cfg *config.Config) [
 	const id = "doors.tokens"
 	tokens, err := reading(ctx, limit, "security.token_file", func() (*proxy.Tokens, error) { return loadTokens(cfg.Security) })
 	if err != nil {
-		return []finding{bad(id, onOneLine(err).Error(), wontStart, "mend it; docs/operations.md has the format")}
+		return []finding{bad(id, onOneLine(err).Error(), wontStart, "mend it; docs/api.md has the format")}
 	}
 	listen := cfg.HTTP.Listen
 	if listen == config.ListenNone {

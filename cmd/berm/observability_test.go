@@ -58,8 +58,8 @@ func (d *descriptions) MustRegister(cs ...prometheus.Collector) {
 
 func (d *descriptions) Unregister(prometheus.Collector) bool { return false }
 
-// section gives the first two or more columns of a table of docs/observability.md,
-// without backquotes.
+// section gives the rows of the tables below a heading of docs/observability.md, without
+// backquotes. A heading below it, a log's level, is its rows' second column.
 func section(t *testing.T, heading string) [][]string {
 	t.Helper()
 	doc, err := os.ReadFile("../../docs/observability.md")
@@ -72,11 +72,18 @@ func section(t *testing.T, heading string) [][]string {
 	}
 	rest, _, _ = strings.Cut(rest, "\n## ")
 	var rows [][]string
+	below := ""
 	for line := range strings.Lines(rest) {
+		if heading, ok := strings.CutPrefix(line, "### "); ok {
+			below = strings.TrimSpace(heading)
+		}
 		if strings.HasPrefix(line, "| `") {
 			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
 			for i := range cells {
 				cells[i] = strings.ReplaceAll(strings.TrimSpace(cells[i]), "`", "")
+			}
+			if below != "" {
+				cells = slices.Insert(cells, 1, below)
 			}
 			rows = append(rows, cells)
 		}

@@ -3,10 +3,8 @@ package config
 import (
 	"bytes"
 	"flag"
-	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-var update = flag.Bool("update", false, "write the table of keys into docs/operations.md")
+var update = flag.Bool("update", false, "write every key into docs/berm.yaml")
 
 var ignoreSource = cmpopts.IgnoreUnexported(Config{})
 
@@ -309,33 +307,28 @@ func TestEveryKeyIsDescribed(t *testing.T) {
 		if f.doc == "" {
 			t.Errorf("%s has no doc tag", f.key)
 		}
-		if strings.Contains(f.doc, "|") {
-			t.Errorf("the doc tag of %s would break the table", f.key)
-		}
 	}
 }
 
-const docs = "../../../docs/operations.md"
+const docs = "../../../docs/berm.yaml"
 
-func TestDocsHaveTheTable(t *testing.T) {
-	data, err := os.ReadFile(docs)
-	if err != nil {
+func TestDocsHaveEveryKey(t *testing.T) {
+	var want strings.Builder
+	if err := Default().Print(&want); err != nil {
 		t.Fatal(err)
 	}
-	const begin, end = "<!-- keys: go test ./cmd/berm/config -update -->\n", "<!-- end of keys -->"
-	before, rest, ok := strings.Cut(string(data), begin)
-	table, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has lost the marks around the table of keys", docs)
-	}
 	if *update {
-		if err := os.WriteFile(docs, []byte(before+begin+reference()+end+after), 0o644); err != nil {
+		if err := os.WriteFile(docs, []byte(want.String()), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
-	if diff := cmp.Diff(reference(), table); diff != "" {
-		t.Errorf("the table of keys is stale; run go test ./cmd/berm/config -update (-want +got):\n%s", diff)
+	got, err := os.ReadFile(docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want.String(), string(got)); diff != "" {
+		t.Errorf("docs/berm.yaml is stale; run go test ./cmd/berm/config -run DocsHave -update (-want +got):\n%s", diff)
 	}
 }
 
@@ -358,45 +351,4 @@ func FuzzConfig(f *testing.F) {
 			t.Errorf("accepted, and can't be printed: %v", err)
 		}
 	})
-}
-
-// reference is the table of all keys, in Markdown.
-func reference() string {
-	var b strings.Builder
-	b.WriteString("| key | environment | default | meaning |\n| --- | --- | --- | --- |\n")
-	for _, f := range fields(Default()) {
-		key := "`" + f.key + "`"
-		if f.secret == "true" {
-			key = "(not in the file)"
-		}
-		value := ""
-		if list, ok := f.value.Interface().([]string); ok && len(list) > 0 {
-			value = "`[" + strings.Join(list, ", ") + "]`"
-		} else if text := fmt.Sprint(f.value); f.value.Kind() != reflect.Map && !ok && text != "" {
-			value = "`" + text + "`"
-		}
-		if list, ok := listOf(f.value.Type()); ok {
-			value = "`[]`"
-			fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", key, f.env(), value, f.doc)
-			for _, e := range elements(f.key, list) {
-				fmt.Fprintf(&b, "| `%s` | | | %s |\n", e.key, e.doc)
-			}
-			continue
-		}
-		fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", key, f.env(), value, f.doc)
-	}
-	return b.String()
-}
-
-// elements are the keys of a list's mappings, those of lists in them after each. Their
-// value isn't set.
-func elements(key string, t reflect.Type) (list []field) {
-	for i := range t.NumField() {
-		f := newField(key+"[].", t.Field(i), reflect.Value{})
-		list = append(list, f)
-		if sub, ok := listOf(t.Field(i).Type); ok {
-			list = append(list, elements(f.key, sub)...)
-		}
-	}
-	return list
 }

@@ -61,3 +61,16 @@ func listOf(t reflect.Type) (reflect.Type, bool) {
 	}
 	return t.Elem(), true
 }
+
+// elements are the keys of a list's mappings, those of lists in them after each. Their
+// value isn't set.
+func elements(key string, t reflect.Type) (list []field) {
+	for i := range t.NumField() {
+		f := newField(key+"[].", t.Field(i), reflect.Value{})
+		list = append(list, f)
+		if sub, ok := listOf(t.Field(i).Type); ok {
+			list = append(list, elements(f.key, sub)...)
+		}
+	}
+	return list
+}

@@ -12,10 +12,12 @@ import (
 const redacted = "[redacted]"
 
 // Print writes the settings in force as a commented YAML file, with where each
-// came from. Secrets are left out, or shown as [redacted] where one is set.
+// came from. A secret that is set is shown as [redacted]; one that isn't is named in a
+// comment, with its environment variable.
 func (c *Config) Print(w io.Writer) error {
 	root := &yaml.Node{Kind: yaml.MappingNode}
 	sections := map[string]*yaml.Node{}
+	above := "" // comments on what isn't in the file
 	for _, f := range fields(c) {
 		into, name := root, f.key
 		if section, rest, ok := strings.Cut(f.key, "."); ok {
@@ -31,10 +33,16 @@ func (c *Config) Print(w io.Writer) error {
 			return fmt.Errorf("print %s: %w", f.key, err)
 		}
 		if value == nil {
+			above += f.env() + ", never in this file: " + f.doc + "\n"
 			continue
 		}
 		key := scalar(name)
-		key.HeadComment = f.doc
+		key.HeadComment, above = above+f.doc, ""
+		if list, ok := listOf(f.value.Type()); ok {
+			for _, e := range elements(name, list) {
+				key.HeadComment += "\n" + e.key + ": " + e.doc
+			}
+		}
 		source := c.source[f.key]
 		if source == "" {
 			source = "default"
