@@ -77,6 +77,9 @@ func readDockerfile(text []byte, args map[string]string, urls []string) (*docker
 		if err := d.instruction(n); err != nil {
 			return nil, fmt.Errorf("line %d: %w", n.StartLine, err)
 		}
+		if d.stages == 0 && n.Value != "ARG" { // the engine refuses it too, once it has the files
+			return nil, fmt.Errorf("line %d: %s before the first FROM, where only ARG may be", n.StartLine, n.Value)
+		}
 	}
 	if d.stages == 0 {
 		return nil, errors.New("no FROM")

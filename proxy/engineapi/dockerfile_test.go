@@ -40,6 +40,7 @@ var dockerfileCases = map[string]struct {
 	"stage's name":                 {"FROM busybox AS a/b\n", nil},
 	"quoted label":                 {"FROM busybox\nLABEL a=b \"be\"rm.tenant=other\n", nil},
 	"escaped label":                {"FROM busybox\nLABEL b\\erm.tenant other\n", nil},
+	"before the first stage":       {"RUN true\nFROM busybox\n", nil},
 	"workdir in proc":              {"FROM busybox\nWORKDIR /x/../proc/self/fd/8\n", nil},
 	"label by a variable":          {"FROM busybox\nARG X=berm.tenant\nLABEL $X=other\n", nil},
 	"labels":                       {"FROM busybox\nLABEL a=\"b c $D\" e='f' g=$H\n", []string{"busybox"}},

@@ -61,6 +61,7 @@ func TestForeignIsNotThere(t *testing.T) {
 			"/networks":                         "[" + network(ownID, "mine") + "]",
 			"/images/sha256:" + ownID + "/json": image(ownID, "mine", "own.local/x:1"), "/images/own.local/x:1/json": image(ownID, "mine", "own.local/x:1"), "/images/ab2/json": image(foreignID, "theirs", "theirs.local/x:1"),
 			"/images/" + foreignID + "/json": image(foreignID, "theirs", "theirs.local/x:1"),
+			"/images/forged.local/x:1/json":  strings.ReplaceAll(image(ownID, "mine", "forged.local/x:1"), `"berm.seal":"`, `"berm.seal":"0`),
 			"/images/theirs.local/x:1/json":  image(foreignID, "theirs", "theirs.local/x:1"),
 			"/images/json":                   "[" + image(ownID, "mine", "own.local/x:1") + "," + image(foreignID, "theirs", "theirs.local/x:1") + "]",
 		}
@@ -120,6 +121,10 @@ func TestForeignIsNotThere(t *testing.T) {
 				t.Errorf("%s: %s: %d %s, want it as if it weren't there: %s", kind, ref, status, body, want)
 			}
 		}
+	}
+	// One that was pulled says what it likes, but has no seal of an image.
+	if status, body := say("GET", "/images/forged.local/x:1/json"); status != http.StatusNotFound {
+		t.Errorf("a forged image: %d %s", status, body)
 	}
 	for ancestor, want := range map[string]string{"own.local/x:1": "[sha256:" + ownID + "]", "ab": "[sha256:" + ownID + "]", "theirs.local/x:1": "[" + noImageID + "]", "ab2": "[" + noImageID + "]", "none": "[" + noImageID + "]"} {
 		status, body := say("GET", "/containers/json?filters="+url.QueryEscape(fmt.Sprintf(`{"ancestor":[%q]}`, ancestor)))
