@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -407,17 +408,35 @@ func (p panicky) Create(ctx context.Context, spec runtime.Spec) (runtime.Contain
 	return p.Fake.Create(ctx, spec)
 }
 
+// countingHolder counts the holds that go on.
+type countingHolder struct {
+	mountpintest.Holder
+	held *atomic.Int64
+}
+
+func (h countingHolder) Hold(ctx context.Context, name string, mounts []policy.Mount) ([]string, func() error, error) {
+	h.held.Add(1)
+	sources, _, err := h.Holder.Hold(ctx, name, mounts)
+	return sources, func() error { h.held.Add(-1); return nil }, err
+}
+
 // A panic ends the create, keeps nothing of it, and is counted.
 func TestCreatePanics(t *testing.T) {
-	var left atomic.Int64
-	w := newWorld(t, setup{settings: lifecycle.Settings{EngineParallel: 1}, wrap: func(f *runtimetest.Fake) runtime.Runtime { return panicky{f, &left} }})
+	var left, held atomic.Int64
+	dir := t.TempDir()
+	req := request("k")
+	req.Request.HostPath = &dir
+	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", holder: countingHolder{held: &held}, settings: lifecycle.Settings{EngineParallel: 1}, wrap: func(f *runtimetest.Fake) runtime.Runtime { return panicky{f, &left} }})
 	left.Store(3)
 	for range 3 {
-		if res, err := w.Create(context.Background(), request("k")); err == nil {
+		if res, err := w.Create(context.Background(), req); err == nil {
 			t.Errorf("got %+v", res)
 		}
 	}
-	w.create(request("k"))
+	if n := held.Load(); n != 0 {
+		t.Errorf("%d are held", n)
+	}
+	w.create(req)
 	if err := testutil.GatherAndCompare(w.reg, strings.NewReader(`# HELP berm_runtime_errors_total Failed calls to the engine, by operation and error type.
 # TYPE berm_runtime_errors_total counter
 berm_runtime_errors_total{error_type="panic",operation="create"} 3

@@ -307,10 +307,11 @@ func (m *Manager) start(ctx context.Context, sb Sandbox, image runtime.Image, mo
 		}
 	}
 	var c runtime.Container
-	err = m.call(ctx, "create", func(ctx context.Context) error {
-		var err error
-		c, err = m.opts.Runtime.Create(ctx, spec)
-		return err
+	err = m.guard("create", func() error { // a panic must not keep the directories held
+		return m.call(ctx, "create", func(ctx context.Context) (err error) {
+			c, err = m.opts.Runtime.Create(ctx, spec)
+			return err
+		})
 	})
 	if rerr := release(); rerr != nil && err == nil {
 		err = fmt.Errorf("release the mounts' directories: %w", rerr)

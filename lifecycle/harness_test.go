@@ -145,6 +145,7 @@ type setup struct {
 	workspaces lifecycle.Workspaces
 	ceilings   lifecycle.Ceilings
 	claim      func(context.Context, string, []policy.Mount) (func(), error)
+	holder     lifecycle.Holder // instead of one that holds nothing
 }
 
 // newSealer is the sealer of every world of an owner.
@@ -174,13 +175,16 @@ func newWorld(t *testing.T, s setup) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if s.holder == nil {
+		s.holder = mountpintest.Holder{}
+	}
 	var engine runtime.Runtime = w.fake
 	if s.wrap != nil {
 		engine = s.wrap(w.fake)
 	}
 	w.Manager, err = lifecycle.New(lifecycle.Options{
 		Sealer: newSealer(s.owner, s.seals, s.logger), Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
-		Holder: mountpintest.Holder{}, Claim: s.claim, Owner: s.owner, Settings: s.settings, Registry: w.reg,
+		Holder: s.holder, Claim: s.claim, Owner: s.owner, Settings: s.settings, Registry: w.reg,
 		Logger: s.logger, Tracer: s.tracer, Workspaces: s.workspaces, Ceilings: s.ceilings,
 	})
 	if err != nil {

@@ -64,6 +64,13 @@ func giveEmpty(root *os.Root, name string, owner *Owner) error {
 		return err
 	}
 	defer func() { _ = dir.Close() }()
+	opened, err := dir.Stat()
+	if err != nil {
+		return err
+	}
+	if there, err := root.Lstat(name); err != nil || !os.SameFile(opened, there) { // it was opened through a link
+		return cmp.Or(err, error(&os.PathError{Op: "make", Path: dir.Name(), Err: syscall.ELOOP}))
+	}
 	if _, err := dir.Readdirnames(1); err != io.EOF {
 		return cmp.Or(err, error(&os.PathError{Op: "make", Path: dir.Name(), Err: syscall.ENOTEMPTY}))
 	}

@@ -98,7 +98,7 @@ func TestMakeDirGives(t *testing.T) {
 func TestMakeDirGivesNothingElse(t *testing.T) {
 	asRoot(t)
 	base, outside := t.TempDir(), t.TempDir()
-	if err := errors.Join(os.MkdirAll(filepath.Join(base, "full/x"), 0o700), os.Symlink(outside, filepath.Join(base, "link")), os.WriteFile(filepath.Join(base, "file"), nil, 0o600), unix.Mkfifo(filepath.Join(base, "fifo"), 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(base, "full/x"), 0o700), os.Mkdir(filepath.Join(base, "empty"), 0o700), os.Symlink("empty", filepath.Join(base, "inside")), os.Symlink(outside, filepath.Join(base, "link")), os.WriteFile(filepath.Join(base, "file"), nil, 0o600), unix.Mkfifo(filepath.Join(base, "fifo"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	root, err := os.OpenRoot(base)
@@ -106,12 +106,13 @@ func TestMakeDirGivesNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer root.Close()
-	for _, name := range []string{"full", "link", "file", "fifo"} {
+	for _, name := range []string{"full", "link", "inside", "file", "fifo"} {
 		if err := giveEmpty(root, name, &Owner{1234, 4321}); err == nil {
 			t.Errorf("%s was given away", name)
 		}
 		wantOwner(t, filepath.Join(base, name), 0, 0)
 	}
+	wantOwner(t, filepath.Join(base, "empty"), 0, 0)
 	if err := MakeDir(base, "link/new", &Owner{1234, 4321}); err == nil {
 		t.Error("a directory was made through a link")
 	}

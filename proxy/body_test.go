@@ -453,20 +453,22 @@ func TestBudget(t *testing.T) {
 }
 
 // TestOutputHoldsMemory checks that output leases memory as it grows, by tenant and in all, and
-// that a command doesn't start without any.
+// that commands run which print little while others hold all of it.
 func TestOutputHoldsMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		keeping, end := make(chan error, 3), make(chan struct{})
+		keeping, end := make(chan error, 4), make(chan struct{})
 		_, door := newDoor(t, proxy.GateOptions{Tokens: bodyTokens(t)}, func(_ http.ResponseWriter, r *http.Request) error {
-			keep, release, err := proxy.ExchangeOf(r.Context()).LeaseOutput(r.Context())
-			if err == nil {
-				defer release()
-				for err == nil {
-					err = keep(1 << 20)
-				}
-				if again := keep(1); again == nil {
-					t.Error("it keeps more than was refused")
-				}
+			keep, release := proxy.ExchangeOf(r.Context()).LeaseOutput(r.Context())
+			defer release()
+			err := keep(4 << 10)
+			if err != nil {
+				t.Errorf("its first output: %v", err)
+			}
+			for err == nil {
+				err = keep(4 << 10)
+			}
+			if again := keep(1); again == nil {
+				t.Error("it keeps more than was refused")
 			}
 			keeping <- err
 			<-end
@@ -489,14 +491,15 @@ func TestOutputHoldsMemory(t *testing.T) {
 		run(bodyToken)
 		run(bodyToken) // which finds its tenant's share taken
 		run(otherToken)
-		if want := []time.Duration{0, 10 * time.Second, 0}; !slices.Equal(took, want) {
+		run(thirdToken) // which finds all taken
+		if want := []time.Duration{0, 10 * time.Second, 0, 10 * time.Second}; !slices.Equal(took, want) {
 			t.Errorf("they waited %v, want %v", took, want)
 		}
 		close(end)
 		synctest.Wait()
 		run(bodyToken)
-		if took[3] != 0 {
-			t.Errorf("once all is given back: %v", took[3])
+		if took[4] != 0 {
+			t.Errorf("once all is given back: %v", took[4])
 		}
 	})
 }

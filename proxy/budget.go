@@ -133,21 +133,18 @@ func (b *Bodies) lease(tenant string, most int64) *Lease {
 }
 
 const (
-	outputStart  = 16 << 10 // that a command's output leases before the command starts
+	outputStart  = 16 << 10 // that a command's output may take without a lease
 	outputCopies = 3        // of what is kept: itself, its text and the answer
 )
 
 // LeaseOutput leases memory for the output of a command. Keep leases so many bytes more, and
-// fails once it has to wait for too long. Many goroutines may call it.
-func (ex *Exchange) LeaseOutput(ctx context.Context) (keep func(bytes int) error, release func(), err error) {
+// fails once it has to wait for too long. Many goroutines may call it. The first bytes need no
+// lease: commands that print much, for long, must not keep those of other tenants from running.
+func (ex *Exchange) LeaseOutput(ctx context.Context) (keep func(bytes int) error, release func()) {
 	if ex.bodies == nil {
-		return nil, func() {}, nil
+		return nil, func() {}
 	}
 	lease := ex.bodies.output.Lease(ex.Caller.Tenant)
-	if err := lease.Resize(ctx, outputStart); err != nil {
-		lease.Release()
-		return nil, nil, err
-	}
 	var mu sync.Mutex
 	var held int64
 	var full error
@@ -156,7 +153,7 @@ func (ex *Exchange) LeaseOutput(ctx context.Context) (keep func(bytes int) error
 		defer mu.Unlock()
 		if full == nil {
 			held += int64(bytes) * outputCopies
-			full = lease.Resize(ctx, max(held, outputStart))
+			full = lease.Resize(ctx, max(held-outputStart, 0))
 		}
 		return full
 	}
@@ -165,5 +162,5 @@ func (ex *Exchange) LeaseOutput(ctx context.Context) (keep func(bytes int) error
 		defer mu.Unlock()
 		lease.Release()
 	}
-	return keep, release, nil
+	return keep, release
 }

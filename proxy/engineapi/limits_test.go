@@ -318,6 +318,7 @@ func TestExecsOfATenant(t *testing.T) {
 		execs := map[string]int{} // by container; -1 was removed
 		of := map[string]string{"red": strings.Repeat("a", 63), "blue": strings.Repeat("b", 63)}
 		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+			time.Sleep(time.Millisecond)
 			mu.Lock()
 			defer mu.Unlock()
 			labels := func(id string) []byte {
@@ -383,7 +384,14 @@ func TestExecsOfATenant(t *testing.T) {
 		for _, container := range []string{"0", "2", "3"} {
 			set(container, 0)
 		}
-		want("red", "0", 201)
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() { want("red", "3", 201) }) // there is room for each, as it turns out
+		}
+		all.Wait()
+		if len(d.turns.held) != 0 {
+			t.Errorf("%v is held", d.turns.held)
+		}
 		if len(d.rooms.making) != 0 {
 			t.Errorf("%v is kept", d.rooms.making)
 		}

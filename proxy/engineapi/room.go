@@ -133,7 +133,7 @@ func (c *call) execRoom(ct *container.InspectResponse) (leave func(), err error)
 		full.Detail = fmt.Sprintf("the container has %d execs that run or were never started, which is the most that one may have", there)
 		return nil, full
 	}
-	if most > 0 && c.running.see(c.caller.Tenant, ct.ID, there+making) > most && c.recountExecs(ct.ID, there+making) > most {
+	if most > 0 && c.running.see(c.caller.Tenant, ct.ID, there+making) > most && c.recountExecs(ct.ID, there+making, most) > most {
 		leave()
 		all := c.running.see(c.caller.Tenant, ct.ID, there+making-1)
 		full.Detail = fmt.Sprintf("there are %d execs that run or were never started; profile %s allows %d (engine_api.max_execs)", all, p.Name, most)
@@ -143,13 +143,17 @@ func (c *call) execRoom(ct *container.InspectResponse) (leave func(), err error)
 }
 
 // recountExecs looks again at those of the tenant's containers that had execs, all but one,
-// and returns how many execs the tenant has. One look of a tenant's goes on at a time.
-func (c *call) recountExecs(but string, n int64) (all int64) {
+// and returns how many execs the tenant has. One look of a tenant's goes on at a time. Calls
+// that waited for it look again only if it found no room.
+func (c *call) recountExecs(but string, n, most int64) (all int64) {
 	tenant := c.caller.Tenant
-	defer c.rooms.leave("recounts " + tenant)
-	if c.rooms.enter("recounts "+tenant) == 1 {
-		ctx, cancel := context.WithTimeout(c.ctx, recountTime) // an archive makes the engine wait
-		defer cancel()
+	ctx, cancel := context.WithTimeout(c.ctx, recountTime) // an archive makes the engine wait
+	defer cancel()
+	if over, err := c.turns.take(ctx, "execs of "+tenant); err == nil {
+		defer over()
+		if all = c.running.see(tenant, but, n); all <= most {
+			return all
+		}
 		for _, id := range c.running.containers(tenant) {
 			var ct struct{ ExecIDs []string }
 			err := c.engine.get(ctx, c.version, "/containers/"+id+"/json", nil, &ct)

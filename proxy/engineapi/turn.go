@@ -17,7 +17,7 @@ const (
 // turns lets one start or restart of each container go on at a time.
 type turns struct {
 	mu   sync.Mutex
-	held map[string]chan struct{} // by the container's ID; closed when it is over
+	held map[string]chan struct{} // by the container's ID, and one of a tenant's count of execs; closed when it is over
 }
 
 // take waits for the container's turn, or until ctx ends.

@@ -41,10 +41,7 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	keep, release, err := proxy.ExchangeOf(r.Context()).LeaseOutput(r.Context())
-	if err != nil {
-		return err
-	}
+	keep, release := proxy.ExchangeOf(r.Context()).LeaseOutput(r.Context())
 	defer release()
 	req.Keep = keep
 	res, err := a.manager.Exec(r.Context(), req)
