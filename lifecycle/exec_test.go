@@ -11,8 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 
@@ -370,6 +372,36 @@ func TestKeptOutput(t *testing.T) {
 			if !strings.HasPrefix(text, head) || !strings.HasSuffix(text, tail) {
 				t.Errorf("%d bytes, raw %v: it isn't the output's head and tail", budget, raw)
 			}
+		}
+	}
+}
+
+// TestKeptCharacters checks that output which is cut for want of memory is cut between characters.
+func TestKeptCharacters(t *testing.T) {
+	w := printingWorld(t)
+	text := strings.Repeat("aé漢😀", 1000)
+	output = func(_ context.Context, e runtime.Exec) {
+		_, _ = io.Copy(e.Stdout, iotest.OneByteReader(strings.NewReader(text)))
+	}
+	notice := regexp.MustCompile(`\n\n\.\.\. \[(\d+) characters truncated\] \.\.\.\n\n`)
+	for budget := 3000; budget < 9000; budget += 61 {
+		left := budget
+		res, err := w.Exec(t.Context(), lifecycle.ExecRequest{
+			Tenant: "a", Key: "k", Command: []string{"print"}, OutputLimit: ptr(1000),
+			Keep: func(n int) error {
+				if left -= n; left < 0 {
+					return errors.New("no memory")
+				}
+				return nil
+			},
+		})
+		parts := notice.Split(res.Stdout, -1)
+		if err != nil || len(parts) != 2 {
+			t.Fatalf("%d bytes: %d parts, %v", budget, len(parts), err)
+		}
+		cut, _ := strconv.Atoi(notice.FindStringSubmatch(res.Stdout)[1])
+		if !strings.HasPrefix(text, parts[0]) || !strings.HasSuffix(text, parts[1]) || utf8.RuneCountInString(parts[0]+parts[1])+cut != 4000 {
+			t.Errorf("%d bytes: %d characters are told to be cut before %q…", budget, cut, parts[1][:min(len(parts[1]), 20)])
 		}
 	}
 }

@@ -166,6 +166,11 @@ func (c *textCollector) collected() (string, bool) {
 	case c.limit <= 0:
 		return "", true
 	}
+	for range utf8.UTFMax - 1 {
+		if c.short && len(c.tail) > 0 && !utf8.RuneStart(c.tail[0]) { // of a code point that was cut
+			c.tail = c.tail[1:]
+		}
+	}
 	h, t, notice := split(max(c.n, c.limit+1), c.limit)
 	if h+t == 0 {
 		return notice, true

@@ -126,8 +126,10 @@ func (s *Service) makeHistory(dir *os.Root) error {
 	if err != nil {
 		return ofSpace(HistoryName, err)
 	}
-	err = errors.Join(give(f, o), f.Sync(), f.Close())
-	return errors.Join(err, withDir(dir, (*os.File).Sync))
+	if err = errors.Join(give(f, o), f.Sync(), f.Close()); err != nil {
+		return errors.Join(err, dir.Remove(HistoryName)) // or the next call takes it as it is
+	}
+	return withDir(dir, (*os.File).Sync)
 }
 
 // ownerOf returns the owner of what the service puts into a chat's directory: the policy's, or
