@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/policy"
 )
