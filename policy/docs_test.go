@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -13,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go.yaml.in/yaml/v3"
 )
 
 func readDocs(t *testing.T) string {
@@ -46,7 +49,7 @@ func TestDocsListTheRules(t *testing.T) {
 		return true
 	})
 	_, rules, _ := strings.Cut(readDocs(t), "\n## Rules\n")
-	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(rules, -1) {
+	for _, m := range regexp.MustCompile("(?m)^- `([^`]+)`").FindAllStringSubmatch(rules, -1) {
 		docs = append(docs, m[1])
 	}
 	slices.Sort(code)
@@ -56,37 +59,49 @@ func TestDocsListTheRules(t *testing.T) {
 	}
 }
 
-// Every key of the file has its row under its section, and no row is left over.
-func TestDocsListTheKeys(t *testing.T) {
-	_, docs, _ := strings.Cut(readDocs(t), "\n## Keys\n")
-	docs, _, _ = strings.Cut(docs, "\n## Rules\n")
-	ft := reflect.TypeFor[file]()
-	for i := range ft.NumField() {
-		section := keys(ft)[i]
-		if section == "version" {
-			continue
+// docs/policy.yaml has every key, and is the built-in policy.
+func TestDocsHaveEveryKey(t *testing.T) {
+	data, err := os.ReadFile("../docs/policy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(data, []byte("\n    # extends: ")) { // no built-in profile may have it
+		t.Error("extends is missing")
+	}
+	var docs map[string]any
+	if err := yaml.Unmarshal(data, &docs); err != nil {
+		t.Fatal(err)
+	}
+	for path, typ := range map[string]reflect.Type{
+		"": reflect.TypeFor[file](), "profiles default": reflect.TypeFor[overlay](), "profiles default engine_api": reflect.TypeFor[engineAPIFile](),
+		"mounts": reflect.TypeFor[mountsFile](), "networks on": reflect.TypeFor[networkFile](), "env": reflect.TypeFor[envFile](),
+		"images": reflect.TypeFor[imagesFile](), "resources": reflect.TypeFor[resourcesFile](), "ttl": reflect.TypeFor[ttlFile](),
+	} {
+		at := docs
+		for _, key := range strings.Fields(path) {
+			at, _ = at[key].(map[string]any)
 		}
-		typ := ft.Field(i).Type
-		if typ.Kind() == reflect.Map {
-			typ = typ.Elem()
-		}
-		_, text, found := strings.Cut(docs, "\n### "+section+"\n")
-		if !found {
-			t.Errorf("section %s is missing", section)
-		}
-		text, _, _ = strings.Cut(text, "\n### ")
-		_, text, _ = strings.Cut(text, "| key |")
-		text, _, _ = strings.Cut(text, "\n\n")
-		var rows []string
-		for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(text, -1) {
-			rows = append(rows, m[1])
-		}
-		want := keys(typ)
-		slices.Sort(rows)
+		want := slices.DeleteFunc(keys(typ), func(key string) bool { return key == "extends" })
 		slices.Sort(want)
-		if d := cmp.Diff(want, rows); d != "" {
-			t.Errorf("%s: %s", section, d)
+		if d := cmp.Diff(want, sortedKeys(at)); d != "" {
+			t.Errorf("%s: %s", path, d)
 		}
+	}
+
+	got, err := Parse(data, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := Parse(nil, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got.file.Profiles, want.file.Profiles = nil, nil // compared as they are in force
+	if d := cmp.Diff(want.profiles, got.profiles); d != "" {
+		t.Errorf("profiles: %s", d)
+	}
+	if d := cmp.Diff(want.file, got.file, cmpopts.EquateEmpty()); d != "" {
+		t.Error(d)
 	}
 }
 

@@ -77,7 +77,7 @@ func (p *policyFacts) judge(e *engineFacts) []finding {
 	const id = "policy.file"
 	file := cmp.Or(e.cfg.PolicyFile, "the built-in policy")
 	if p.policy == nil {
-		return []finding{bad(id, onOneLine(p.err).Error(), wontStart, "mend "+file+"; docs/policy.md has every key")}
+		return []finding{bad(id, onOneLine(p.err).Error(), wontStart, "mend "+file+"; docs/policy.yaml has every key")}
 	}
 	var out []finding
 	found := file + "; profiles: " + some(p.policy.Profiles())

@@ -58,8 +58,8 @@ func (d *descriptions) MustRegister(cs ...prometheus.Collector) {
 
 func (d *descriptions) Unregister(prometheus.Collector) bool { return false }
 
-// section gives the rows of the tables below a heading of docs/observability.md, without
-// backquotes. A heading below it, a log's level, is its rows' second column.
+// section gives the rows of the tables and lists below a heading of docs/observability.md.
+// Cells have no backquotes. A heading below it, a log's level, is its rows' second column.
 func section(t *testing.T, heading string) [][]string {
 	t.Helper()
 	doc, err := os.ReadFile("../../docs/observability.md")
@@ -76,6 +76,10 @@ func section(t *testing.T, heading string) [][]string {
 	for line := range strings.Lines(rest) {
 		if heading, ok := strings.CutPrefix(line, "### "); ok {
 			below = strings.TrimSpace(heading)
+		}
+		if item, ok := strings.CutPrefix(line, "- `"); ok {
+			name, meaning, _ := strings.Cut(item, "`")
+			rows = append(rows, []string{name, below, strings.TrimPrefix(strings.TrimSpace(meaning), ": ")})
 		}
 		if strings.HasPrefix(line, "| `") {
 			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")

@@ -66,7 +66,7 @@ func TestGuide(t *testing.T) {
 		t.Fatal(err)
 	}
 	var codes []string
-	for _, m := range regexp.MustCompile(`(?m)^\| <a id="(\w+)"></a>\x60(\w+)\x60 \|`).FindAllStringSubmatch(string(guide), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^- <a id="(\w+)"></a>\x60(\w+)\x60 \(`).FindAllStringSubmatch(string(guide), -1) {
 		if m[1] != m[2] {
 			t.Errorf("%s has the anchor %s", m[2], m[1])
 		}
