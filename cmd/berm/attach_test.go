@@ -18,6 +18,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
@@ -233,8 +234,8 @@ func TestSessionBrokenPipe(t *testing.T) {
 	killed := false
 	s.kill = func() { killed = true }
 	_, err := s.run(t.Context())
-	var exit *exitError
-	if !errors.As(err, &exit) || exit.code != 141 || exit.err != nil || !killed {
+	var exit *config.ExitError
+	if !errors.As(err, &exit) || exit.Code != 141 || exit.Err != nil || !killed {
 		t.Errorf("error %v, killed: %t", err, killed)
 	}
 }

@@ -83,7 +83,7 @@ where its value came from (default, file, flag, or an environment variable).
 Secrets are not shown. The output is a good start for a file of one's own.`,
 		Args:    cobra.NoArgs,
 		Example: "  berm config print > berm.yaml\n  BERM_SANDBOX_TTL=2h berm config print --config berm.yaml",
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(cmd)
 			if err != nil {
 				return err
@@ -96,7 +96,7 @@ Secrets are not shown. The output is a good start for a file of one's own.`,
 		Short:   "Check the configuration, the policy and the tokens, and say all that is wrong",
 		Args:    cobra.NoArgs,
 		Example: "  berm config check --config berm.yaml --policy policy.yaml",
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(cmd)
 			if err != nil {
 				return err
@@ -110,5 +110,5 @@ Secrets are not shown. The output is a good start for a file of one's own.`,
 	}
 	addConfigFlags(printer)
 	addConfigFlags(check)
-	return group("config", "Print or check the configuration", printer, check)
+	return config.Group("config", "Print or check the configuration", printer, check)
 }

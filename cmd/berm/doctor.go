@@ -41,12 +41,12 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
   berm doctor -o json | jq -r '.findings[] | select(.grade != "ok") | .id'
   docker exec berm /berm doctor`,
 		Args: cobra.NoArgs,
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
-				return &exitError{code: exitUsage, err: fmt.Errorf("--output is %q, want text or json", output)}
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--output is %q, want text or json", output)}
 			}
 			if limit <= 0 {
-				return &exitError{code: exitUsage, err: fmt.Errorf("--timeout is %s, want more than 0", limit)}
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--timeout is %s, want more than 0", limit)}
 			}
 			x := examination{limit: limit}
 			file, err := cmd.Flags().GetString("config")
@@ -64,12 +64,12 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
 			}
 			r := x.run(cmd.Context())
 			if output == "json" {
-				err = writeJSON(cmd.OutOrStdout(), r)
+				err = config.WriteJSON(cmd.OutOrStdout(), r)
 			} else {
 				err = r.print(cmd.OutOrStdout())
 			}
 			if err == nil && (r.Grade == gradeBad || strict && r.Grade == gradeSoft) {
-				err = &exitError{code: exitFailure}
+				err = &config.ExitError{Code: config.ExitFailure}
 			}
 			return err
 		}),

@@ -72,7 +72,7 @@ func enterEngine(ctx context.Context, cfg config.Engine) (done bool, err error) 
 		case err := <-ended:
 			var exit *exec.ExitError
 			if errors.As(err, &exit) {
-				return true, &exitError{code: max(exit.ExitCode(), exitFailure)} // it has said why
+				return true, &config.ExitError{Code: max(exit.ExitCode(), config.ExitFailure)} // it has said why
 			}
 			return true, err
 		}

@@ -44,9 +44,9 @@ asked. One with TLS has to show its certificate; whether the engine is there, it
 its callers only.`,
 		Example: "  berm healthcheck\n  berm healthcheck --config /etc/berm/berm.yaml --timeout 1s\n  berm healthcheck --live",
 		Args:    cobra.NoArgs,
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			if timeout <= 0 {
-				return &exitError{code: exitUsage, err: fmt.Errorf("--timeout is %s, want more than 0", timeout)}
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--timeout is %s, want more than 0", timeout)}
 			}
 			cfg, err := loadConfig(cmd)
 			if err != nil {

@@ -181,13 +181,13 @@ that can't be told.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			verdict, err := explainRequest(cmd, file)
 			if err != nil {
-				return &exitError{code: exitUsage, err: err}
+				return &config.ExitError{Code: config.ExitUsage, Err: err}
 			}
 			if err := printVerdict(cmd.OutOrStdout(), verdict, asJSON); err != nil {
-				return &exitError{code: exitUsage, err: err}
+				return &config.ExitError{Code: config.ExitUsage, Err: err}
 			}
 			if !verdict.Allowed() {
-				return &exitError{code: exitFailure}
+				return &config.ExitError{Code: config.ExitFailure}
 			}
 			return nil
 		},
@@ -197,7 +197,7 @@ that can't be told.`,
 	explain.Flags().BoolVar(&asJSON, "json", false, "print the verdict as JSON")
 	markFiles(explain.Flags(), "file")
 	_ = explain.MarkFlagRequired("file") // fails for unknown flags only
-	return group("policy", "Ask the policy", explain, newLearnCommand())
+	return config.Group("policy", "Ask the policy", explain, newLearnCommand())
 }
 
 func explainRequest(cmd *cobra.Command, file string) (policy.Verdict, error) {
@@ -245,7 +245,7 @@ func printVerdict(w io.Writer, v policy.Verdict, asJSON bool) error {
 		if v.Allowed() {
 			out.Spec = &v.Spec
 		}
-		return writeJSON(w, out)
+		return config.WriteJSON(w, out)
 	}
 	var b strings.Builder
 	if v.Allowed() {
@@ -266,10 +266,4 @@ func printVerdict(w io.Writer, v policy.Verdict, asJSON bool) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-func writeJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
 }

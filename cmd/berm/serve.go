@@ -51,7 +51,7 @@ tokens, only a loopback address or a unix socket may be listened on.`,
   berm serve --listen unix:///run/berm.sock --state-dir /var/lib/berm
   BERM_ENGINE_KIND=containerd berm serve --enter-engine`,
 		Args: cobra.NoArgs,
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			cfg, err := loadConfig(cmd)
 			if err != nil {
 				return err

@@ -20,12 +20,12 @@ import (
 )
 
 func newStoreCommand() *cobra.Command {
-	return group("store", "Back up, check or restore the server's store", newStoreBackupCommand(), newStoreCheckCommand(), newStoreRestoreCommand())
+	return config.Group("store", "Back up, check or restore the server's store", newStoreBackupCommand(), newStoreCheckCommand(), newStoreRestoreCommand())
 }
 
 // storeAction is action for commands on a store, which end cleanly on a signal.
 func storeAction(f func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error) func(*cobra.Command, []string) error {
-	return action(func(cmd *cobra.Command, args []string) error {
+	return config.Action(func(cmd *cobra.Command, args []string) error {
 		cfg, err := loadConfig(cmd)
 		if err != nil {
 			return err
@@ -60,7 +60,7 @@ what standard output goes to is the shell's, which heeds umask.`,
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
 			if args[0] == stdio {
 				if isTerminal(cmd.OutOrStdout()) {
-					return &exitError{code: exitUsage, err: errors.New("a backup is nothing for a terminal: name a file, or pipe it")}
+					return &config.ExitError{Code: config.ExitUsage, Err: errors.New("a backup is nothing for a terminal: name a file, or pipe it")}
 				}
 				return backUp(ctx, cmd, cfg, func(write func(io.Writer) error) error { return write(cmd.OutOrStdout()) })
 			}
