@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/cmd/berm/cli"
 	"github.com/bermhq/berm/cmd/berm/config"
 )
 
@@ -55,7 +56,8 @@ func newRootCommand() *cobra.Command {
   berm sandbox exec demo -- echo hello
   berm sandbox rm demo`,
 	}
-	root.AddCommand(newServeCommand(), newConfigCommand(), newDoctorCommand(), newPolicyCommand(), newSandboxCommand(),
-		newWorkspaceCommand(), newChatCommand(), newFileCommand(), newStoreCommand(), newDemoCommand(), newComposeCommand(), newHealthcheckCommand(), newVersionCommand())
+	root.AddCommand(newServeCommand(), newConfigCommand(), newDoctorCommand(), newPolicyCommand(),
+		newStoreCommand(), newDemoCommand(), newComposeCommand(), newHealthcheckCommand(), newVersionCommand())
+	root.AddCommand(cli.NewCommands()...)
 	return root
 }

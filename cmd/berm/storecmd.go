@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/bermhq/berm/cmd/berm/cli"
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle/store"
 )
@@ -58,7 +59,7 @@ what standard output goes to is the shell's, which heeds umask.`,
   (umask 077; docker compose exec -T berm /berm store backup - > berm.tar)`,
 		Args: cobra.ExactArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
-			if args[0] == stdio {
+			if args[0] == "-" {
 				if isTerminal(cmd.OutOrStdout()) {
 					return &config.ExitError{Code: config.ExitUsage, Err: errors.New("a backup is nothing for a terminal: name a file, or pipe it")}
 				}
@@ -112,8 +113,8 @@ func backUp(ctx context.Context, cmd *cobra.Command, cfg *config.Config, put fun
 		return err
 	}
 	err = put(func(w io.Writer) error {
-		p := newProgress(cmd.ErrOrStderr(), info.Size())
-		defer p.close()
+		p := cli.NewProgress(cmd.ErrOrStderr(), info.Size())
+		defer p.Close()
 		if p != nil {
 			w = io.MultiWriter(w, p)
 		}
@@ -123,7 +124,7 @@ func backUp(ctx context.Context, cmd *cobra.Command, cfg *config.Config, put fun
 		return fmt.Errorf("write the backup: %w", err)
 	}
 	// Standard output may be the backup's.
-	_, err = fmt.Fprintf(cmd.ErrOrStderr(), "backed up instance %s: %s in %s\n", instance, reportLine(report), inMiB(info.Size()))
+	_, err = fmt.Fprintf(cmd.ErrOrStderr(), "backed up instance %s: %s in %.1f MiB\n", instance, reportLine(report), float64(info.Size())/(1<<20))
 	return err
 }
 
@@ -154,18 +155,18 @@ before an upgrade.`,
 			if len(args) == 0 {
 				return checkStore(ctx, cmd, cfg)
 			}
-			backup, err := openLocal(cmd, args[0])
+			backup, err := cli.OpenLocal(cmd, args[0])
 			if err != nil {
 				return err
 			}
-			defer backup.close()
+			defer backup.Close()
 			work, err := os.MkdirTemp("", "berm-check-")
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-			m, report, err := readBackup(ctx, backup.content, work)
-			backup.close()
+			m, report, err := readBackup(ctx, backup.Content, work)
+			backup.Close()
 			if err != nil {
 				return err
 			}
@@ -211,13 +212,13 @@ that lie in their directories; which workspaces and chats there are is as it was
   berm store restore berm.tar --config /etc/berm/berm.yaml --force`,
 		Args: cobra.ExactArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
-			backup, err := openLocal(cmd, args[0])
+			backup, err := cli.OpenLocal(cmd, args[0])
 			if err != nil {
 				return err
 			}
-			defer backup.close()
-			r, err := restoreState(ctx, cfg.StateDir, cfg.Engine.Instance, backup.content, force, os.Rename)
-			backup.close()
+			defer backup.Close()
+			r, err := restoreState(ctx, cfg.StateDir, cfg.Engine.Instance, backup.Content, force, os.Rename)
+			backup.Close()
 			if err != nil {
 				return err
 			}

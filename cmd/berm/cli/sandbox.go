@@ -1,4 +1,5 @@
-package main
+// Package cli has the commands that are clients of the sandbox API.
+package cli
 
 import (
 	"cmp"
@@ -25,6 +26,11 @@ const defaultURL = "http://127.0.0.1:7070"
 // clientFlags are how the commands that need a server reach it, and how they print.
 type clientFlags struct {
 	url, tokenFile, output string
+}
+
+// NewCommands makes the commands: sandbox, workspace, chat and file.
+func NewCommands() []*cobra.Command {
+	return []*cobra.Command{newSandboxCommand(), newWorkspaceCommand(), newChatCommand(), newFileCommand()}
 }
 
 func newSandboxCommand() *cobra.Command {

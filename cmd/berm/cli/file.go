@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"errors"
@@ -92,18 +92,18 @@ names.`,
 			if err != nil {
 				return err
 			}
-			local, err := openLocal(cmd, args[1])
+			local, err := OpenLocal(cmd, args[1])
 			if err != nil {
 				return err
 			}
-			defer local.close()
+			defer local.Close()
 			opts := opts
-			opts.Size = local.size
-			file, err := c.PutChatFile(cmd.Context(), args[0], as, local.content, opts)
+			opts.Size = local.Size
+			file, err := c.PutChatFile(cmd.Context(), args[0], as, local.Content, opts)
 			if err != nil {
 				return err
 			}
-			local.close()
+			local.Close()
 			if flags.output == "json" {
 				return config.WriteJSON(cmd.OutOrStdout(), file)
 			}
@@ -136,12 +136,12 @@ func (f *clientFlags) putFiles(cmd *cobra.Command, c *client.Client, chatID stri
 			if err != nil {
 				return yield(client.NewChatFile{}, err)
 			}
-			local, err := openLocal(cmd, path)
+			local, err := OpenLocal(cmd, path)
 			if err != nil {
 				return yield(client.NewChatFile{}, err)
 			}
-			defer local.close()
-			return yield(client.NewChatFile{Name: name, ContentType: contentType, Content: local.content}, nil)
+			defer local.Close()
+			return yield(client.NewChatFile{Name: name, ContentType: contentType, Content: local.Content}, nil)
 		}
 		for _, path := range locals {
 			if !put(path) {

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -162,12 +162,12 @@ file, or nothing. A FILE of "-" is standard input.`,
 			case write == nil || len(args) < 3:
 				return &config.ExitError{Code: config.ExitUsage, Err: errors.New("say show, set FILE or append FILE after the chat")}
 			}
-			local, err := openLocal(cmd, args[2])
+			local, err := OpenLocal(cmd, args[2])
 			if err != nil {
 				return err
 			}
-			defer local.close()
-			h, err := write(c, cmd.Context(), args[0], local.content)
+			defer local.Close()
+			h, err := write(c, cmd.Context(), args[0], local.Content)
 			if err != nil {
 				return err
 			}
@@ -213,12 +213,12 @@ comes from standard input if no local file is said, or "-".`,
 			if len(args) > 1 {
 				from = args[1]
 			}
-			local, err := openLocal(cmd, from)
+			local, err := OpenLocal(cmd, from)
 			if err != nil {
 				return err
 			}
-			defer local.close()
-			return c.WriteChatTar(cmd.Context(), args[0], local.content)
+			defer local.Close()
+			return c.WriteChatTar(cmd.Context(), args[0], local.Content)
 		}),
 	}
 }

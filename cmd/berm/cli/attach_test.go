@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -21,6 +21,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/pty"
 )
 
 // farEnd is the other side of a WebSocket.
@@ -276,7 +277,7 @@ func TestSessionSignals(t *testing.T) {
 
 // Keys go through a raw terminal as they are, its size goes along, and two keys detach.
 func TestSessionTerminal(t *testing.T) {
-	keyboard, tty := openPTY(t)
+	keyboard, tty := pty.Open(t)
 	term, err := terminalOf(tty, tty)
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +287,7 @@ func TestSessionTerminal(t *testing.T) {
 		p.wants(`{"resize":{"rows":33,"cols":77}}`)
 		_, _ = keyboard.WriteString("a\x03\r") // nothing of which is for this terminal
 		p.wants("a\x03\r")
-		setSize(t, tty, 40, 100)
+		pty.SetSize(t, tty, 40, 100)
 		if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil {
 			t.Error(err)
 		}
@@ -303,7 +304,7 @@ func TestSessionTerminal(t *testing.T) {
 	if _, err := s.run(t.Context()); !errors.Is(err, errDetached) {
 		t.Errorf("error %v, want %v", err, errDetached)
 	}
-	if !echoes(t, tty) {
+	if !pty.Echoes(t, tty) {
 		t.Error("the terminal is still raw")
 	}
 	if shown != "line\n" { // a raw terminal adds no return
