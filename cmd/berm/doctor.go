@@ -54,7 +54,7 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
 				return err
 			}
 			x.file = cmp.Or(file, os.Getenv("BERM_CONFIG"))
-			x.cfg, x.err = reading(cmd.Context(), limit, cmp.Or(x.file, "the configuration"), func() (*config.Config, error) { return loadConfig(cmd) })
+			x.cfg, x.err = reading(cmd.Context(), limit, cmp.Or(x.file, "the configuration"), func() (*config.Config, error) { return config.FromFlags(cmd) })
 			if x.err == nil && enter {
 				done, err := enterEngine(cmd.Context(), x.cfg.Engine)
 				if done {
@@ -74,7 +74,7 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
 			return err
 		}),
 	}
-	addConfigFlags(cmd)
+	config.AddFlags(cmd)
 	cmd.Flags().DurationVar(&limit, "timeout", 10*time.Second, "how long each look at something may take")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	cmd.Flags().BoolVar(&strict, "strict", false, "exit with 1 also when something is soft")

@@ -48,7 +48,7 @@ its callers only.`,
 			if timeout <= 0 {
 				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--timeout is %s, want more than 0", timeout)}
 			}
-			cfg, err := loadConfig(cmd)
+			cfg, err := config.FromFlags(cmd)
 			if err != nil {
 				return err
 			}
@@ -57,7 +57,7 @@ its callers only.`,
 			return onOneLine(checkHealth(ctx, cfg, live))
 		}),
 	}
-	addConfigFlags(cmd, "listen", "state-dir")
+	config.AddFlags(cmd, "listen", "state-dir")
 	cmd.Flags().DurationVar(&timeout, "timeout", 3*time.Second, "how long the server may take")
 	cmd.Flags().BoolVar(&live, "live", false, "whether it is there, also without its engine")
 	return cmd

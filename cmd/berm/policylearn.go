@@ -33,7 +33,7 @@ at one step may be refused again at the next.`,
   cat audit.log.1 audit.log | berm policy learn -`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: config.Action(func(cmd *cobra.Command, args []string) error {
-			cfg, err := loadConfig(cmd)
+			cfg, err := config.FromFlags(cmd)
 			if err != nil {
 				return err
 			}
@@ -58,7 +58,7 @@ at one step may be refused again at the next.`,
 			return err
 		}),
 	}
-	addConfigFlags(cmd, "policy")
+	config.AddFlags(cmd, "policy")
 	return cmd
 }
 

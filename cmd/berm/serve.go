@@ -52,7 +52,7 @@ tokens, only a loopback address or a unix socket may be listened on.`,
   BERM_ENGINE_KIND=containerd berm serve --enter-engine`,
 		Args: cobra.NoArgs,
 		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
-			cfg, err := loadConfig(cmd)
+			cfg, err := config.FromFlags(cmd)
 			if err != nil {
 				return err
 			}
@@ -67,10 +67,10 @@ tokens, only a loopback address or a unix socket may be listened on.`,
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			context.AfterFunc(ctx, stop) // a second signal ends the process at once
-			return serve(ctx, cfg, func() (*config.Config, error) { return loadConfig(cmd) }, cmd.ErrOrStderr())
+			return serve(ctx, cfg, func() (*config.Config, error) { return config.FromFlags(cmd) }, cmd.ErrOrStderr())
 		}),
 	}
-	addConfigFlags(cmd)
+	config.AddFlags(cmd)
 	cmd.Flags().BoolVar(&enter, "enter-engine", false, "from a container: serve in the mount namespace of the engine's process, as containerd needs it")
 	return cmd
 }

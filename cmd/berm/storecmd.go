@@ -27,7 +27,7 @@ func newStoreCommand() *cobra.Command {
 // storeAction is action for commands on a store, which end cleanly on a signal.
 func storeAction(f func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error) func(*cobra.Command, []string) error {
 	return config.Action(func(cmd *cobra.Command, args []string) error {
-		cfg, err := loadConfig(cmd)
+		cfg, err := config.FromFlags(cmd)
 		if err != nil {
 			return err
 		}
@@ -71,7 +71,7 @@ what standard output goes to is the shell's, which heeds umask.`,
 			return backUp(ctx, cmd, cfg, func(write func(io.Writer) error) error { return putBackup(args[0], force, write) })
 		}),
 	}
-	addConfigFlags(cmd, "state-dir")
+	config.AddFlags(cmd, "state-dir")
 	cmd.Flags().BoolVar(&force, "force", false, "replace a file that is there")
 	return cmd
 }
@@ -174,7 +174,7 @@ before an upgrade.`,
 			return err
 		}),
 	}
-	addConfigFlags(cmd, "state-dir")
+	config.AddFlags(cmd, "state-dir")
 	return cmd
 }
 
@@ -234,7 +234,7 @@ that lie in their directories; which workspaces and chats there are is as it was
 			return err
 		}),
 	}
-	addConfigFlags(cmd, "state-dir")
+	config.AddFlags(cmd, "state-dir")
 	cmd.Flags().BoolVar(&force, "force", false, "replace a store that isn't empty, or another instance's, and keep it beside")
 	return cmd
 }
