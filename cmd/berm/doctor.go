@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 )
 
 // stuckGrace is how much longer a look at something may take to say itself that it is stuck.
@@ -56,7 +57,7 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
 			x.file = cmp.Or(file, os.Getenv("BERM_CONFIG"))
 			x.cfg, x.err = reading(cmd.Context(), limit, cmp.Or(x.file, "the configuration"), func() (*config.Config, error) { return config.FromFlags(cmd) })
 			if x.err == nil && enter {
-				done, err := enterEngine(cmd.Context(), x.cfg.Engine)
+				done, err := serve.EnterEngine(cmd.Context(), x.cfg.Engine)
 				if done {
 					return err
 				}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/proxy"
@@ -36,7 +37,7 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 	if cfg.HTTP.Listen != config.ListenNone {
 		out = append(out, checkSigningKey(ctx, limit, cfg.Security))
 	}
-	if !inContainer() { // where it is alone
+	if !serve.InContainer() { // where it is alone
 		out = append(out, checkSecrets(ctx, limit, cfg)...)
 	}
 	for _, l := range cfg.EngineAPI.Listeners {

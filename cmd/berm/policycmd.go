@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
@@ -23,17 +24,17 @@ import (
 )
 
 // policyOptions are what every policy of this configuration is read with.
-func policyOptions(cfg *config.Config, v view, s *self) policy.Options {
+func policyOptions(cfg *config.Config, v serve.View, s *serve.Self) policy.Options {
 	return policy.Options{
-		InContainer:    !v.root,
-		PathMap:        s.mappings(),
+		InContainer:    !v.Root,
+		PathMap:        s.Mappings(),
 		Refuse:         ownPaths(cfg),
 		DefaultImage:   cfg.Sandbox.Image,
 		DefaultTTL:     cfg.Sandbox.TTL,
 		DefaultIdleTTL: cfg.Sandbox.IdleTTL,
 		EngineNetwork:  cfg.Sandbox.Network,
 
-		ExternalNetwork: s != nil && slices.Contains(s.networks, cfg.Sandbox.Network),
+		ExternalNetwork: s != nil && slices.Contains(s.Networks, cfg.Sandbox.Network),
 	}
 }
 
@@ -42,7 +43,7 @@ func policyOptions(cfg *config.Config, v view, s *self) policy.Options {
 // chats, and what other sandboxes run.
 func ownPaths(cfg *config.Config) []string {
 	paths := []string{cfg.StateDir}
-	if socket := engineSocket(cfg.Engine); socket != "" {
+	if socket := serve.EngineSocket(cfg.Engine); socket != "" {
 		paths = append(paths, socket)
 	}
 	if dir := cfg.Engine.AgentDir; dir != "" && dir != config.AgentNone {
@@ -73,17 +74,17 @@ func ownPaths(cfg *config.Config) []string {
 // readPolicy reads the policy without changing anything: the default workspace,
 // which a server makes, is taken as made. Secret is policy.Options.Secret.
 func readPolicy(ctx context.Context, cfg *config.Config, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
-	v := engineView(ctx, cfg.Engine)
-	s, _ := findSelf(ctx, cfg.Engine, v, time.Second) // without it, less is known
+	v := serve.EngineView(ctx, cfg.Engine)
+	s, _ := serve.FindSelf(ctx, cfg.Engine, v, time.Second) // without it, less is known
 	located := *cfg
-	if err := s.settle(&located); err != nil {
+	if err := s.Settle(&located); err != nil {
 		located.Sandbox.Network = "" // a verdict can do without its name
 	}
 	return readPolicyAs(&located, v, s, secret)
 }
 
 // readPolicyAs is readPolicy for a configuration that heeds what is known already.
-func readPolicyAs(cfg *config.Config, v view, s *self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
+func readPolicyAs(cfg *config.Config, v serve.View, s *serve.Self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
 	opts := policyOptions(cfg, v, s)
 	opts.Secret = secret
 	made := map[string]bool{}
@@ -123,7 +124,7 @@ func checkParts(ctx context.Context, cfg *config.Config) error {
 	}
 	_, keyErr := loadSigningKey(cfg.Security)
 	_, headersErr := otelHeaders(cfg.Otel)
-	return errors.Join(policyErr, err, keyErr, headersErr, checkEngine(cfg.Engine, cfg.StateDir))
+	return errors.Join(policyErr, err, keyErr, headersErr, serve.CheckEngine(cfg.Engine, cfg.StateDir))
 }
 
 // loadTokens gives nil when none are configured.
