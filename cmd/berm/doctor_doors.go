@@ -241,15 +241,6 @@ func checkListener(ctx context.Context, limit time.Duration, l config.Listener, 
 	return okay(id, found)
 }
 
-func anybody(l config.Listener) bool {
-	for _, c := range l.Callers {
-		if c.Anybody() {
-			return true
-		}
-	}
-	return false
-}
-
 func checkAuditLog(ctx context.Context, limit time.Duration, path string) finding {
 	const id = "doors.audit_log"
 	err := try(ctx, limit, func(context.Context) error {
