@@ -324,6 +324,7 @@ func InContainer() bool {
 	return os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 }
 
+// Holds returns these.
 var (
 	ErrOtherMounts = errors.New("the engine doesn't share Berm's mount namespace, or Berm can't see the engine's process")
 	ErrOtherPIDs   = errors.New("the engine doesn't share Berm's PID namespace")
@@ -372,6 +373,7 @@ func Holdable(why error) func(*policy.Policy) error {
 	}
 }
 
+// HoldRemedy tells the operator how to make holding possible.
 const HoldRemedy = "give berm CAP_SYS_ADMIN and the engine's mount and PID namespaces, or list directories where nothing sandboxed writes in mounts.trusted_roots"
 
 // CloseRuntime lets go of a backend's connection, if it holds one.

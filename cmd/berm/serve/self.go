@@ -112,6 +112,7 @@ func readClues(proc, hostname string) (*clues, error) {
 	return t, nil
 }
 
+// ReadProc reads a file of /proc, up to 4 MiB of it.
 func ReadProc(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
