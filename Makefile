@@ -102,12 +102,12 @@ image-layout:
 	install -m 0644 $(CA_BUNDLE) $(LAYOUT)/rootfs/etc/ssl/certs/ca-certificates.crt
 
 clean: ## remove what was built
-	rm -rf bin cmd/berm/agent/berm-agent
+	rm -rf bin cmd/berm/serve/agent/berm-agent
 
 agent:
-	GO="$(GO)" cmd/berm-agent/build.sh cmd/berm/agent/berm-agent
+	GO="$(GO)" cmd/berm-agent/build.sh cmd/berm/serve/agent/berm-agent
 	mkdir -p bin
-	cp cmd/berm/agent/berm-agent bin/berm-agent
+	cp cmd/berm/serve/agent/berm-agent bin/berm-agent
 
 # A program of its own rather than go run, which takes Ctrl-C for itself.
 bin/berm-engine:

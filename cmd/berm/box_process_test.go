@@ -218,12 +218,16 @@ func (x boxSandbox) dial(id string, opts client.AttachOptions) (*attached, error
 		return true
 	}})
 	if err != nil && resp != nil {
-		return nil, refused(resp)
+		refused := &client.Error{Status: resp.StatusCode}
+		if json.NewDecoder(resp.Body).Decode(&refused.Problem) == nil {
+			refused.Code = refused.Problem.Code
+		}
+		return nil, refused
 	}
 	if err != nil {
 		return nil, err
 	}
-	ws.SetReadLimit(maxMessage)
+	ws.SetReadLimit(1 << 20)
 	a.Conn = ws
 	return a, nil
 }
@@ -246,12 +250,12 @@ func (a *attached) line() (l apitype.AttachLine) {
 }
 
 // end reads to the end, and gives what the close frame says.
-func (a *attached) end() apitype.AttachEnd {
+func (a *attached) end() (end apitype.AttachEnd) {
 	a.x.t.Helper()
 	for {
 		if _, _, err := a.Read(a.x.ctx); err != nil {
-			end, err := attachEnd(err)
-			if err != nil {
+			var closed websocket.CloseError
+			if !errors.As(err, &closed) || closed.Code != websocket.StatusNormalClosure || json.Unmarshal([]byte(closed.Reason), &end) != nil || end.Status == "" {
 				a.x.t.Error(err)
 			}
 			return end

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/bermhq/berm/runtime/runtimetest/pty"
 )
 
 // The command line on real processes and terminals.
@@ -47,7 +49,7 @@ func testCommandLineInside(t *testing.T, kind string) {
 			screen.until(t, want)
 		}
 		typed("stty size; echo term=$TERM\r", "33 77\r\nterm=vt100")
-		setSize(t, keyboard, 40, 100)
+		pty.SetSize(t, keyboard, 40, 100)
 		if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil {
 			t.Fatal(err)
 		}

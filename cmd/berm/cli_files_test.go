@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
@@ -110,15 +113,46 @@ func TestPortCommand(t *testing.T) {
 	}
 }
 
-func TestShown(t *testing.T) {
-	for in, want := range map[string]string{
-		"plain": "plain", "with blank": "with blank", "": `""`, "a\nb": `"a\nb"`, "\x1b[2J": `"\x1b[2J"`, "é": "é", "\xff": `"\xff"`,
-	} {
-		if got := shown(in); got != want {
-			t.Errorf("%q is shown as %s, want %s", in, got, want)
-		}
+// A server that is started by the command, and ends with it.
+func TestForwardPort(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.URL.Path)
+	}))
+	defer server.Close()
+	t.Setenv("BERM_URL", server.URL)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stdout, printed := io.Pipe()
+	done := make(chan int)
+	go func() {
+		done <- run(ctx, []string{"sandbox", "port", "mine", "8000", "--listen", "localhost:0"}, nil, printed, io.Discard)
+	}()
+	var address string
+	if _, err := fmt.Fscanln(stdout, &address); err != nil {
+		t.Fatal(err)
 	}
-	if got := shownLine("a\tb\x1b[2J\r\u009b"); got != "a\tb\ufffd[2J\ufffd\ufffd" {
-		t.Errorf("a line is shown as %q", got)
+	resp, err := http.Get(address + "hello")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if err != nil || string(body) != "/api/v1/sandboxes/mine/ports/8000/hello" {
+		t.Errorf("%s: %q, %v", address, body, err)
+	}
+	cancel()
+	if code := <-done; code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func TestPortUsage(t *testing.T) {
+	for _, s := range []step{
+		{args: "sandbox port mine 0", code: 2, stderr: []string{"from 1 to 65535"}},
+		{args: "sandbox port mine http", code: 2, stderr: []string{"from 1 to 65535"}},
+		{args: "sandbox port mine 80 --listen 0.0.0.0:0", code: 2, stderr: []string{"want a loopback address"}},
+		{args: "sandbox port mine 80 --listen example.org:80", code: 2, stderr: []string{"want a loopback address"}},
+	} {
+		s.run(t)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/pty"
 )
 
 // insideCLI has a sandbox, "mine".
@@ -154,19 +155,19 @@ func TestExecSignals(t *testing.T) {
 // typeAt runs the program on a terminal, and plays the person at it.
 func typeAt(t *testing.T, play func(keyboard *os.File, screen *watched), args ...string) (code int) {
 	t.Helper()
-	keyboard, tty := openPTY(t)
+	keyboard, tty := pty.Open(t)
 	screen, errs := newWatched(), newWatched()
 	go func() { _, _ = io.Copy(screen, keyboard) }()
 	done := make(chan int)
 	go func() { done <- run(t.Context(), args, tty, tty, errs) }()
-	for deadline := time.Now().Add(30 * time.Second); echoes(t, tty); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); pty.Echoes(t, tty); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("berm %v doesn't make the terminal raw", args)
 		}
 	}
 	play(keyboard, screen)
 	code = <-done
-	if !echoes(t, tty) {
+	if !pty.Echoes(t, tty) {
 		t.Errorf("berm %v leaves the terminal raw", args)
 	}
 	errs.mu.Lock()
@@ -250,13 +251,4 @@ func TestShellCommand(t *testing.T) {
 		t.Errorf("after KILL: exit code %d, want 137", code)
 	}
 	step{args: "sandbox ps mine", stdout: []string{"shell-2"}}.run(t)
-}
-
-func TestOneLine(t *testing.T) {
-	if got := oneLine([]string{"sh", "-c", "a b", "", "\x1b"}); got != `sh -c "a b" "" "\x1b"` {
-		t.Errorf("a command is shown as %s", got)
-	}
-	if got := oneLine([]string{strings.Repeat("x", 200)}); got != strings.Repeat("x", maxShown)+"…" {
-		t.Errorf("a long command is shown as %s", got)
-	}
 }

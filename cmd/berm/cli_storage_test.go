@@ -1,14 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/bermhq/berm/proxy/apitype"
 )
@@ -125,54 +122,4 @@ func TestStorageCommands(t *testing.T) {
 	if entries, err := os.ReadDir("."); err != nil || len(entries) != 7 {
 		t.Errorf("the directory has %v, %v", entries, err)
 	}
-}
-
-// Names come from sandboxes, too.
-func TestPrintChatFiles(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	kind := "text/x\x1b[2J"
-	err := (&clientFlags{}).printChatFiles(&out, []apitype.ChatFile{{Name: "a\x1b[2Jb", ContentType: &kind, FileID: "\r"}})
-	if err != nil || strings.ContainsAny(out.String(), "\x1b\r") || !strings.Contains(out.String(), `"a\x1b[2Jb"`) {
-		t.Errorf("got %q, %v", out.String(), err)
-	}
-}
-
-func TestProgress(t *testing.T) {
-	t.Parallel()
-	if newProgress(&bytes.Buffer{}, 1) != nil {
-		t.Error("it is shown where there is no terminal")
-	}
-	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
-		p := &progress{to: &out, total: 4 << 20, next: time.Now().Add(progressAfter)}
-		put := func(want string) {
-			t.Helper()
-			out.Reset()
-			_, _ = p.Write(make([]byte, 1<<20))
-			if out.String() != want {
-				t.Errorf("got %q, want %q", out.String(), want)
-			}
-		}
-		put("") // it may be over soon
-		time.Sleep(progressAfter)
-		put("\r\x1b[K2.0 MiB of 4.0 MiB (50%)")
-		put("") // not so often
-		p.total = 0
-		time.Sleep(progressEvery)
-		put("\r\x1b[K4.0 MiB")
-		out.Reset()
-		p.close()
-		p.close()
-		if out.String() != "\r\x1b[K" {
-			t.Errorf("at the end: %q", out.String())
-		}
-		time.Sleep(progressEvery)
-		put("") // what comes late
-	})
-	var none *progress
-	if r := strings.NewReader(""); none.follow(r) != r {
-		t.Error("without progress, a reader is another")
-	}
-	none.close()
 }

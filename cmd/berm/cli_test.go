@@ -3,16 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
@@ -21,7 +18,6 @@ import (
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/sandboxapi"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 	"github.com/bermhq/berm/runtime"
@@ -299,46 +295,6 @@ func TestHelpIsWhole(t *testing.T) {
 		stdout, _, code := berm(t, "", append(args, "--help")...)
 		if code != 0 || !strings.Contains(stdout, "Examples:") {
 			t.Errorf("berm %v --help: exit code %d:\n%s", args, code, stdout)
-		}
-	}
-}
-
-// Every field that the API takes has a flag.
-func TestCreateFlagsAreComplete(t *testing.T) {
-	cmd := newCreateCommand(&clientFlags{})
-	args := []string{
-		"--profile=p", "--image=i", "--network=n", "--host-path=/h", "--host-path-mode=ro", "--mount-path=/m", "--mount=/a:/b:rw",
-		"--cpus=1", "--memory-mb=2", "--pids-limit=3", "--read-only-rootfs", "--workspace-quota-mb=4", "--env=A=B", "--ttl=1m",
-		"--idle-ttl=2m", "--metadata=a=b", "--agent-id=x", "--volume-host-path=/v",
-	}
-	cmd.ResetFlags()
-	request := addSpecFlags(cmd.Flags())
-	if err := cmd.ParseFlags(args); err != nil {
-		t.Fatal(err)
-	}
-	req, err := request()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := json.Marshal(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if fields := reflect.TypeFor[apitype.SandboxRequest]().NumField(); fields != len(args) {
-		t.Errorf("a request has %d fields, and there are %d flags", fields, len(args))
-	}
-	want := `{"profile":"p","image":"i","network":"n","host_path":"/h","host_path_mode":"ro","mount_path":"/m",` +
-		`"extra_mounts":[{"host_path":"/a","mount_path":"/b","mode":"rw"}],"cpus":1,"memory_mb":2,"pids_limit":3,"read_only_rootfs":true,` +
-		`"workspace_quota_mb":4,"env":{"A":"B"},"ttl":"1m0s","idle_ttl":"2m0s","metadata":{"a":"b"},"agent_id":"x","volume_host_path":"/v"}`
-	if string(got) != want {
-		t.Errorf("the request is\n%s\nwant\n%s", got, want)
-	}
-}
-
-func TestSeconds(t *testing.T) {
-	for d, want := range map[time.Duration]int64{time.Second: 1, 1500 * time.Millisecond: 2, time.Nanosecond: 1, 0: 0} {
-		if got := seconds(d); got != want {
-			t.Errorf("%s is %d s, want %d", d, got, want)
 		}
 	}
 }

@@ -19,12 +19,13 @@ import (
 	"github.com/distribution/reference"
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/compose"
 	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 func newComposeCommand() *cobra.Command {
-	return group("compose", "Write stacks for docker compose", newComposeInitCommand())
+	return config.Group("compose", "Write stacks for docker compose", newComposeInitCommand())
 }
 
 func newComposeInitCommand() *cobra.Command {
@@ -47,9 +48,9 @@ but for secrets: those stay.`,
   berm compose init --dir demo --stack agent-app
   berm compose init --dir /etc/berm --engine containerd --image registry.example/berm:1.0.0`,
 		Args: cobra.NoArgs,
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			if err := opts.complete(); err != nil {
-				return &exitError{code: exitUsage, err: err}
+				return &config.ExitError{Code: config.ExitUsage, Err: err}
 			}
 			return opts.write(cmd.OutOrStdout())
 		}),

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/bermhq/berm/cmd/berm/config"
 )
 
 // read is a file below a directory, with its mode.
@@ -50,7 +52,7 @@ func TestComposeInit(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, stderr, code = berm(t, "", "compose", "init", "--dir", dir)
-	if code != exitFailure || !strings.Contains(stderr, "compose.yaml is there already") || !strings.Contains(stderr, "--force") {
+	if code != config.ExitFailure || !strings.Contains(stderr, "compose.yaml is there already") || !strings.Contains(stderr, "--force") {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 	if content, _ := read(t, dir, "compose.yaml"); content != "mine" {
@@ -76,7 +78,7 @@ func TestComposeInit(t *testing.T) {
 	if err := os.Chmod(filepath.Join(dir, "secrets"), 0o755); err != nil { //nolint:gosec // that is what is refused
 		t.Fatal(err)
 	}
-	if _, stderr, code := berm(t, "", "compose", "init", "--dir", dir, "--force"); code != exitFailure || !strings.Contains(stderr, "open to others") {
+	if _, stderr, code := berm(t, "", "compose", "init", "--dir", dir, "--force"); code != config.ExitFailure || !strings.Contains(stderr, "open to others") {
 		t.Errorf("secrets for all: exit code %d: %s", code, stderr)
 	}
 }
@@ -104,7 +106,7 @@ func TestComposeInitRefusals(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			args := append([]string{"compose", "init", "--dir", dir}, tt.args...)
-			if _, stderr, code := berm(t, "", args...); code != exitUsage || !strings.Contains(stderr, tt.want) {
+			if _, stderr, code := berm(t, "", args...); code != config.ExitUsage || !strings.Contains(stderr, tt.want) {
 				t.Errorf("exit code %d: %s", code, stderr)
 			}
 			wantEmptyDir(t, dir)

@@ -17,6 +17,13 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
+// The labels of Docker Compose, and Berm's value of one.
+const (
+	composeProject = "com.docker.compose.project"
+	composeService = "com.docker.compose.service"
+	sandboxService = "berm-sandbox"
+)
+
 const bermImage = "berm.local/berm:test"
 
 // contained is a berm that runs in a container of the engine that it uses, in the project
@@ -106,14 +113,14 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 	if err := os.Chmod(filepath.Join(c.dir, "policy.yaml"), 0o644); err != nil { //nolint:gosec // likewise
 		c.t.Fatal(err)
 	}
-	c.must("network", "create", "--label", labelProject+"="+c.name, c.name+"_default")
-	project := []string{"--network", c.name + "_default", "--label", labelProject + "=" + c.name}
-	neighbour := append([]string{"run", "--detach", "--name", c.name + "-neighbour", "--label", labelService + "=neighbour", "--label", "berm.owner=" + c.name,
+	c.must("network", "create", "--label", composeProject+"="+c.name, c.name+"_default")
+	project := []string{"--network", c.name + "_default", "--label", composeProject + "=" + c.name}
+	neighbour := append([]string{"run", "--detach", "--name", c.name + "-neighbour", "--label", composeService + "=neighbour", "--label", "berm.owner=" + c.name,
 		"--mount", "type=volume,source=" + c.name + "-shared,target=/shared"}, project...)
 	c.must(append(neighbour, testImage, "sleep", "infinity")...)
 	c.must("exec", c.name+"-neighbour", "mkdir", "-m", "777", "/shared/sub")
 	args := append([]string{
-		"run", "--detach", "--pid", "host", "--name", c.name, "--label", labelService + "=berm",
+		"run", "--detach", "--pid", "host", "--name", c.name, "--label", composeService + "=berm",
 		"--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
 		"--volume", strings.TrimPrefix(c.engine.config.Address, "unix://") + ":/var/run/docker.sock",
 		"--volume", c.name + "-state:/var/lib/berm",
@@ -199,7 +206,7 @@ func (c *contained) makesSandboxes() {
 			t.Errorf("a sandbox of %s: %s, %v", dir, out, err)
 		}
 	}
-	made := c.must("ps", "--filter", "label="+labelProject+"="+c.name, "--filter", "label="+labelService+"="+ownService, "--format", "{{.Networks}}")
+	made := c.must("ps", "--filter", "label="+composeProject+"="+c.name, "--filter", "label="+composeService+"="+sandboxService, "--format", "{{.Networks}}")
 	if want := c.name + "_default\n" + c.name + "_default"; made != want {
 		t.Errorf("the project's sandboxes are in the networks %q, want %q", made, want)
 	}
@@ -218,7 +225,7 @@ func (c *contained) hidesItself() {
 		{"network", "inspect", c.name + "_default"}, {"volume", "inspect", c.name + "-state"},
 		{"create", "--network", "container:" + id, testImage}, {"create", "--volumes-from", id, testImage},
 		{"create", "--volume", c.name + "-state:/state", testImage},
-		{"create", "--label", labelProject + "=" + c.name, testImage},
+		{"create", "--label", composeProject + "=" + c.name, testImage},
 	} {
 		if out, err := c.docker(door, args...); err == nil {
 			t.Errorf("docker %q answers %q", args, out)
@@ -234,9 +241,9 @@ func (c *contained) sparesOthers() {
 		}
 	}
 	c.await("the sandboxes are gone", func() bool {
-		return c.must("ps", "--all", "--quiet", "--filter", "label="+labelService+"="+ownService, "--filter", "label="+labelProject+"="+c.name) == ""
+		return c.must("ps", "--all", "--quiet", "--filter", "label="+composeService+"="+sandboxService, "--filter", "label="+composeProject+"="+c.name) == ""
 	})
-	left := c.must("ps", "--filter", "label="+labelProject+"="+c.name, "--format", "{{.Names}}")
+	left := c.must("ps", "--filter", "label="+composeProject+"="+c.name, "--format", "{{.Names}}")
 	if left != c.name+"\n"+c.name+"-neighbour" {
 		c.t.Errorf("what still runs: %q", left)
 	}

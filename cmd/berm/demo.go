@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/cmd/berm/config"
 )
 
 func newDemoCommand() *cobra.Command {
@@ -35,7 +37,7 @@ The engine's further settings come from the environment: BERM_ENGINE_NAMESPACE (
 CONTAINERD_NAMESPACE) and its like.`,
 		Example: "  berm demo --image busybox\n  DOCKER_HOST=unix:///run/docker.sock berm demo\n  BERM_ENGINE_NAMESPACE=demo berm demo --engine containerd",
 		Args:    cobra.NoArgs,
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			d.out = cmd.OutOrStdout()

@@ -11,12 +11,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime"
 )
@@ -69,7 +72,7 @@ func (s *demoServer) stateDir() string { return filepath.Join(s.dir, "state") }
 
 // openRuntime makes a client of the server's engine that sees what the server's does.
 func (s *demoServer) openRuntime() (runtime.Runtime, error) {
-	return openRuntime(s.opts.engine, s.stateDir(), nil)
+	return serve.OpenRuntime(s.opts.engine, s.stateDir(), nil)
 }
 
 func (s *demoServer) logPath() string { return filepath.Join(s.dir, "server.log") }
@@ -196,9 +199,9 @@ func clearStage(ctx context.Context, srv *demoServer) error {
 	if err != nil {
 		return err
 	}
-	defer func() { closeRuntime(rt) }()
+	defer func() { serve.CloseRuntime(rt) }()
 	cfg := srv.opts.engine
-	if rt, err = withAgent(rt, cfg, srv.stateDir(), engineView(ctx, cfg), slog.New(slog.DiscardHandler)); err != nil {
+	if rt, err = serve.WithAgent(rt, cfg, srv.stateDir(), serve.EngineView(ctx, cfg), slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
 	owned := map[string]string{lifecycle.LabelOwner: srv.instance}
@@ -225,5 +228,16 @@ func clearStage(ctx context.Context, srv *demoServer) error {
 // agentDirs are what is in the agents' directory but the program.
 func agentDirs(stateDir string) []string {
 	found, _ := filepath.Glob(filepath.Join(stateDir, "agents", "*")) // the error is of patterns
-	return slices.DeleteFunc(found, func(path string) bool { return filepath.Base(path) == agentBin })
+	return slices.DeleteFunc(found, func(path string) bool { return filepath.Base(path) == "bin" })
+}
+
+// No setting may be forgotten on its way to the demo's server.
+func TestEngineEnvIsComplete(t *testing.T) {
+	text := strings.Join(engineEnv(config.Engine{}), "\n")
+	for i := range reflect.TypeFor[config.Engine]().NumField() {
+		name := "BERM_ENGINE_" + strings.ToUpper(reflect.TypeFor[config.Engine]().Field(i).Tag.Get("yaml"))
+		if !strings.Contains(text, name+"=") && name != "BERM_ENGINE_INSTANCE" { // a demo has its own
+			t.Errorf("%s isn't told", name)
+		}
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 )
 
 // stuckGrace is how much longer a look at something may take to say itself that it is stuck.
@@ -41,12 +42,12 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
   berm doctor -o json | jq -r '.findings[] | select(.grade != "ok") | .id'
   docker exec berm /berm doctor`,
 		Args: cobra.NoArgs,
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
-				return &exitError{code: exitUsage, err: fmt.Errorf("--output is %q, want text or json", output)}
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--output is %q, want text or json", output)}
 			}
 			if limit <= 0 {
-				return &exitError{code: exitUsage, err: fmt.Errorf("--timeout is %s, want more than 0", limit)}
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--timeout is %s, want more than 0", limit)}
 			}
 			x := examination{limit: limit}
 			file, err := cmd.Flags().GetString("config")
@@ -54,9 +55,9 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
 				return err
 			}
 			x.file = cmp.Or(file, os.Getenv("BERM_CONFIG"))
-			x.cfg, x.err = reading(cmd.Context(), limit, cmp.Or(x.file, "the configuration"), func() (*config.Config, error) { return loadConfig(cmd) })
+			x.cfg, x.err = reading(cmd.Context(), limit, cmp.Or(x.file, "the configuration"), func() (*config.Config, error) { return config.FromFlags(cmd) })
 			if x.err == nil && enter {
-				done, err := enterEngine(cmd.Context(), x.cfg.Engine)
+				done, err := serve.EnterEngine(cmd.Context(), x.cfg.Engine)
 				if done {
 					return err
 				}
@@ -64,17 +65,17 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
 			}
 			r := x.run(cmd.Context())
 			if output == "json" {
-				err = writeJSON(cmd.OutOrStdout(), r)
+				err = config.WriteJSON(cmd.OutOrStdout(), r)
 			} else {
 				err = r.print(cmd.OutOrStdout())
 			}
 			if err == nil && (r.Grade == gradeBad || strict && r.Grade == gradeSoft) {
-				err = &exitError{code: exitFailure}
+				err = &config.ExitError{Code: config.ExitFailure}
 			}
 			return err
 		}),
 	}
-	addConfigFlags(cmd)
+	config.AddFlags(cmd)
 	cmd.Flags().DurationVar(&limit, "timeout", 10*time.Second, "how long each look at something may take")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	cmd.Flags().BoolVar(&strict, "strict", false, "exit with 1 also when something is soft")

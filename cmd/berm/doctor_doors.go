@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/proxy"
@@ -36,7 +37,7 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 	if cfg.HTTP.Listen != config.ListenNone {
 		out = append(out, checkSigningKey(ctx, limit, cfg.Security))
 	}
-	if !inContainer() { // where it is alone
+	if !serve.InContainer() { // where it is alone
 		out = append(out, checkSecrets(ctx, limit, cfg)...)
 	}
 	for _, l := range cfg.EngineAPI.Listeners {
@@ -238,15 +239,6 @@ func checkListener(ctx context.Context, limit time.Duration, l config.Listener, 
 		return soft(id, found+", without client certificates", "whoever reaches it is its caller", "set client_ca_file, or keep it in a network of those who may")
 	}
 	return okay(id, found)
-}
-
-func anybody(l config.Listener) bool {
-	for _, c := range l.Callers {
-		if c.Anybody() {
-			return true
-		}
-	}
-	return false
 }
 
 func checkAuditLog(ctx context.Context, limit time.Duration, path string) finding {

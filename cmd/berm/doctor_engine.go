@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/runtime"
@@ -27,9 +28,9 @@ type engineFacts struct {
 	user    bool           // it was given with one
 	socket  string         // empty if it has none
 	open    bool           // every user of this machine can reach the socket
-	view    view
+	view    serve.View
 	inside  bool // this process is in a container
-	self    *self
+	self    *serve.Self
 	selfErr error // why it isn't known which
 	settled error // why the configuration can't be followed in it
 	hidden  bool  // the engine's process can't be seen from here
@@ -47,43 +48,45 @@ type surveyor interface {
 // lookAtEngine does what berm serve does with the engine at its start, but for making
 // anything.
 func lookAtEngine(ctx context.Context, limit time.Duration, given *config.Config) *engineFacts {
-	asked := engineAddress(given.Engine)
+	asked := serve.EngineAddress(given.Engine)
 	bare := *given
 	if withoutUser(asked) != asked { // it may be a secret, and clients tell their address
 		bare.Engine.Address = withoutUser(asked)
 	}
 	given = &bare
 	located := bare
-	e := &engineFacts{cfg: &located, asked: withoutUser(asked), user: withoutUser(asked) != asked, socket: engineSocket(given.Engine), inside: inContainer()}
-	e.view, _ = within(ctx, limit, func(ctx context.Context) (view, error) { return engineView(ctx, given.Engine), nil })
+	e := &engineFacts{cfg: &located, asked: withoutUser(asked), user: withoutUser(asked) != asked, socket: serve.EngineSocket(given.Engine), inside: serve.InContainer()}
+	e.view, _ = within(ctx, limit, func(ctx context.Context) (serve.View, error) { return serve.EngineView(ctx, given.Engine), nil })
 	if e.socket != "" {
-		pid, err := within(ctx, limit, func(ctx context.Context) (int, error) { return peer(ctx, e.socket) })
+		pid, err := within(ctx, limit, func(ctx context.Context) (int, error) { return serve.Peer(ctx, e.socket) })
 		e.hidden = err == nil && pid == 0
 		e.open, _ = within(ctx, limit, func(context.Context) (bool, error) { return openToAll(e.socket), nil })
 	}
 	e.client, e.survey, e.err = surveyEngine(ctx, limit, given, e.socket)
 	if e.err == nil {
-		e.self, e.selfErr = within(ctx, limit, func(ctx context.Context) (*self, error) { return findSelf(ctx, given.Engine, e.view, time.Second) })
+		e.self, e.selfErr = within(ctx, limit, func(ctx context.Context) (*serve.Self, error) {
+			return serve.FindSelf(ctx, given.Engine, e.view, time.Second)
+		})
 	}
-	e.settled = e.self.settle(e.cfg)
+	e.settled = e.self.Settle(e.cfg)
 	e.agent = try(ctx, limit, func(context.Context) error { return whyNoAgent(e.cfg, e.view) })
 	return e
 }
 
 // local tells whether the engine is on this machine, and its sandboxes' limits are this
 // kernel's.
-func (e *engineFacts) local() bool { return e.view.root && e.socket != "" }
+func (e *engineFacts) local() bool { return e.view.Root && e.socket != "" }
 
 // surveyEngine gives a client that needn't be closed, as it ends with the program.
 func surveyEngine(ctx context.Context, limit time.Duration, cfg *config.Config, socket string) (runtime.Runtime, runtime.Survey, error) {
 	engine := cfg.Engine
 	engine.CallTimeout = limit
-	client, err := reading(ctx, limit, "the files that engine names", func() (runtime.Runtime, error) { return openRuntime(engine, cfg.StateDir, nil) })
+	client, err := reading(ctx, limit, "the files that engine names", func() (runtime.Runtime, error) { return serve.OpenRuntime(engine, cfg.StateDir, nil) })
 	if err != nil {
 		return nil, runtime.Survey{}, &refusedError{err}
 	}
 	if socket != "" { // the kernel says more plainly what is in the way than clients do
-		if _, err := peer(ctx, socket); err != nil {
+		if _, err := serve.Peer(ctx, socket); err != nil {
 			return nil, runtime.Survey{}, err
 		}
 	}
@@ -105,14 +108,14 @@ type refusedError struct{ error }
 func (e *refusedError) Unwrap() error { return e.error }
 
 // whyNoAgent is nil where sandboxes can be worked in through the agent.
-func whyNoAgent(cfg *config.Config, v view) error {
+func whyNoAgent(cfg *config.Config, v serve.View) error {
 	if cfg.Engine.AgentDir == config.AgentNone {
-		return &agentOffError{"engine.agent_dir is none"}
+		return &serve.AgentOffError{Reason: "engine.agent_dir is none"}
 	}
-	if _, err := agentFor(cfg.Engine, filepath.Join(cfg.StateDir, "agents"), v); err != nil {
+	if _, err := serve.AgentFor(cfg.Engine, filepath.Join(cfg.StateDir, "agents"), v); err != nil {
 		return err
 	}
-	return runsPrograms(existing(cfg.StateDir))
+	return serve.RunsPrograms(existing(cfg.StateDir))
 }
 
 // existing is a path, or the nearest directory above it that is there.
@@ -144,7 +147,7 @@ func openToAll(socket string) bool {
 // judge says what is to be said of the engine. The policy may be nil.
 func (e *engineFacts) judge(p *policy.Policy) []finding {
 	out := []finding{e.judgeReach()}
-	if err := e.view.suits(e.cfg.Engine.Kind); err != nil {
+	if err := e.view.Suits(e.cfg.Engine.Kind); err != nil {
 		out = append(out, bad("engine.place", "its file system or mounts are others than Berm's", wontStart, err.Error()))
 	}
 	if e.user {
@@ -154,7 +157,7 @@ func (e *engineFacts) judge(p *policy.Policy) []finding {
 		out = append(out, e.judgeSocket())
 	}
 	out = append(out, e.judgeSelf()...)
-	var off *agentOffError
+	var off *serve.AgentOffError
 	if e.err == nil || !errors.As(e.agent, &off) { // else it may turn out well
 		out = append(out, e.judgeAgent())
 	}
@@ -193,8 +196,8 @@ func (e *engineFacts) judgeSelf() []finding {
 		out = append(out, soft(id, "in a container, but in which isn't known: "+onOneLine(e.selfErr).Error(),
 			"Berm goes by its configuration alone for where directories and networks are", "set mounts.path_map and engine.agent_dir if mounts or the agent don't work"))
 	case e.self != nil:
-		out = append(out, okay(id, fmt.Sprintf("container %.12s of this engine; mounts that count: %d, networks: %d", e.self.id, len(e.self.paths), len(e.self.networks))))
-	case e.err == nil && e.inside && !e.view.root:
+		out = append(out, okay(id, fmt.Sprintf("container %.12s of this engine; mounts that count: %d, networks: %d", e.self.ID, len(e.self.Paths), len(e.self.Networks))))
+	case e.err == nil && e.inside && !e.view.Root:
 		out = append(out, soft(id, "in a container, and not one that the engine knows",
 			"Berm goes by its configuration alone for where directories and networks are", "set mounts.path_map and engine.agent_dir if mounts or the agent don't work"))
 	}
@@ -308,7 +311,7 @@ func (e *engineFacts) judgeArchives() finding {
 
 func (e *engineFacts) judgeAgent() finding {
 	const id = "engine.agent"
-	var off *agentOffError
+	var off *serve.AgentOffError
 	switch {
 	case e.agent == nil && e.hidden:
 		return soft(id, "can be given to sandboxes, whose processes can't be seen from here", "Berm doesn't listen to it: commands go through the engine, some fifty times slower, and processes end with Berm", "give Berm's container the host's process namespace (pid: host)")
@@ -386,7 +389,7 @@ func (e *engineFacts) judgeHolders() finding {
 	const id = "engine.socket_holders"
 	var names []string
 	for _, h := range e.survey.Holders {
-		if e.self == nil || h.ID != e.self.id {
+		if e.self == nil || h.ID != e.self.ID {
 			names = append(names, h.Name)
 		}
 	}

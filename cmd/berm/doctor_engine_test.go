@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -12,9 +13,13 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
+
+// thisContainer is a container's id.
+var thisContainer = strings.Repeat("a1", 32)
 
 func parsePolicy(t *testing.T, text string) *policy.Policy {
 	t.Helper()
@@ -42,12 +47,12 @@ func TestDoctorJudgesEngine(t *testing.T) {
 		"open":               {func(e *engineFacts) { e.open = true }, "", "engine.socket", gradeBad, "every user"},
 		"open, and hangs":    {func(e *engineFacts) { e.open, e.err = true, errStuck }, "", "engine.socket", gradeBad, "every user"},
 		"plain TCP":          {func(e *engineFacts) { e.socket = "" }, "", "engine.socket", gradeSoft, "without TLS"},
-		"another's mounts":   {func(e *engineFacts) { e.cfg.Engine.Kind, e.view.mounts = "containerd", false }, "", "engine.place", gradeBad, ""},
-		"a container":        {func(e *engineFacts) { e.inside, e.view.root = true, false }, "", "engine.self", gradeSoft, "not one that the engine knows"},
-		"this container":     {func(e *engineFacts) { e.self = &self{id: ownID} }, "", "engine.self", gradeOK, ownID[:12]},
+		"another's mounts":   {func(e *engineFacts) { e.cfg.Engine.Kind, e.view.Mounts = "containerd", false }, "", "engine.place", gradeBad, ""},
+		"a container":        {func(e *engineFacts) { e.inside, e.view.Root = true, false }, "", "engine.self", gradeSoft, "not one that the engine knows"},
+		"this container":     {func(e *engineFacts) { e.self = &serve.Self{ID: thisContainer} }, "", "engine.self", gradeOK, thisContainer[:12]},
 		"unknown":            {func(e *engineFacts) { e.selfErr = errStuck }, "", "engine.self", gradeSoft, "isn't known"},
 		"no network":         {func(e *engineFacts) { e.settled = errors.New("which?") }, "", "engine.network", gradeBad, "which?"},
-		"agent off":          {func(e *engineFacts) { e.agent = &agentOffError{"why"} }, "", "engine.agent", gradeSoft, "off: why"},
+		"agent off":          {func(e *engineFacts) { e.agent = &serve.AgentOffError{Reason: "why"} }, "", "engine.agent", gradeSoft, "off: why"},
 		"agent unseen":       {func(e *engineFacts) { e.hidden = true }, "", "engine.agent", gradeSoft, "can't be seen"},
 		"agent wrong":        {func(e *engineFacts) { e.agent = errors.New("why") }, "", "engine.agent", gradeBad, "why"},
 		"storage driver":     {func(e *engineFacts) { e.survey.Storage = "vfs" }, "", "engine.setup", gradeSoft, "vfs"},
@@ -56,14 +61,14 @@ func TestDoctorJudgesEngine(t *testing.T) {
 		"rootless":           {func(e *engineFacts) { e.survey.Security = []string{"rootless", "seccomp"} }, "", "engine.security", gradeOK, "rootless, seccomp"},
 		"no pids":            {func(e *engineFacts) { e.survey.Unlimited = []string{"pids", "swap"} }, "", "engine.limits", gradeBad, "pids"},
 		"no swap here":       {func(e *engineFacts) { e.survey.Unlimited = []string{"swap"} }, "", "engine.limits", gradeOK, ""},
-		"no swap there":      {func(e *engineFacts) { e.survey.Unlimited, e.view.root = []string{"swap"}, false }, "", "engine.limits", gradeSoft, "swap"},
+		"no swap there":      {func(e *engineFacts) { e.survey.Unlimited, e.view.Root = []string{"swap"}, false }, "", "engine.limits", gradeSoft, "swap"},
 		"no swap at its TCP": {func(e *engineFacts) { e.survey.Unlimited, e.socket = []string{"swap"}, "" }, "", "engine.limits", gradeSoft, "swap"},
 		"clock":              {func(e *engineFacts) { e.survey.Skew = -90 * time.Second }, "", "engine.clock", gradeSoft, "-1m30s"},
 		"holders": {func(e *engineFacts) {
 			e.survey.Holders = []runtime.Holder{{ID: "1", Name: "ci"}, {ID: "2", Name: "ui"}}
 		}, "", "engine.socket_holders", gradeSoft, "2 running containers have the engine's socket: ci, ui"},
 		"only us": {func(e *engineFacts) {
-			e.survey.Holders, e.self = []runtime.Holder{{ID: ownID, Name: "berm"}}, &self{id: ownID}
+			e.survey.Holders, e.self = []runtime.Holder{{ID: thisContainer, Name: "berm"}}, &serve.Self{ID: thisContainer}
 		}, "", "engine.socket_holders", gradeOK, "but this one"},
 		"archives": {func(e *engineFacts) { e.cfg.EngineAPI.Listeners = make([]config.Listener, 1) }, "", "engine.archives", gradeSoft, "engine 28.0.0 lacks"},
 		"fixed archives": {func(e *engineFacts) {
@@ -84,7 +89,7 @@ func TestDoctorJudgesEngine(t *testing.T) {
 	} {
 		cfg := config.Default()
 		e := &engineFacts{
-			cfg: cfg, asked: "unix:///e.sock", socket: "/e.sock", view: view{root: true, mounts: true, asked: true},
+			cfg: cfg, asked: "unix:///e.sock", socket: "/e.sock", view: serve.View{Root: true, Mounts: true, Asked: true},
 			survey: runtime.Survey{Info: runtime.Info{Backend: "docker", Version: "28.0.0", APIVersion: "1.47"}, Classes: []string{"runc"}, Security: []string{"seccomp"}},
 		}
 		if tt.change != nil {
@@ -133,7 +138,7 @@ func TestOpenToAll(t *testing.T) {
 
 func TestDoctorJudgesPolicy(t *testing.T) {
 	t.Parallel()
-	digest := "busybox@sha256:" + ownID
+	digest := "busybox@sha256:" + thisContainer
 	root := t.TempDir()
 	mounts := "version: 1\nmounts: {allowed_roots: [" + root + "]}\n"
 	trusting := "version: 1\nmounts: {allowed_roots: [" + root + "], trusted_roots: [" + root + "]}\n"
@@ -150,16 +155,16 @@ func TestDoctorJudgesPolicy(t *testing.T) {
 		"not known":     {"", func(p *policyFacts) { p.images[0].err = errStuck }, "policy.images", gradeSoft, errStuck.Error()},
 		"a tag":         {"", nil, "policy.digests", gradeSoft, "python:3.11-slim"},
 		"a digest":      {"version: 1\nprofiles: {default: {image: '" + digest + "'}}\n", nil, "policy.digests", gradeOK, ""},
-		"a pin":         {"version: 1\nimages: {pins: {'python:3.11-slim': 'sha256:" + ownID + "'}}\n", nil, "policy.digests", gradeOK, ""},
+		"a pin":         {"version: 1\nimages: {pins: {'python:3.11-slim': 'sha256:" + thisContainer + "'}}\n", nil, "policy.digests", gradeOK, ""},
 		"no network":    {"", nil, "policy.networks", gradeOK, "by default off; who asks gets on (with a way out)"},
 		"a way out":     {"version: 1\nprofiles: {default: {network: \"on\"}}\n", nil, "policy.networks", gradeSoft, "default has on"},
 		"internal":      {"version: 1\nnetworks: {in: {engine_network: x, internal: true}}\nprofiles: {default: {network: in}}\n", nil, "policy.networks", gradeOK, "by default in"},
 		"together":      {"version: 1\nnetworks: {in: {engine_network: x, isolated: false}}\n", nil, "policy.networks", gradeSoft, "not isolated: in"},
-		"no mounts":     {"", func(p *policyFacts) { p.held = errOtherMounts }, "policy.hold", gradeOK, "no directory of the host can be mounted"},
+		"no mounts":     {"", func(p *policyFacts) { p.held = serve.ErrOtherMounts }, "policy.hold", gradeOK, "no directory of the host can be mounted"},
 		"mounts held":   {mounts, nil, "policy.hold", gradeOK, "mode held"},
-		"not held":      {mounts, func(p *policyFacts) { p.held = errOtherMounts }, "policy.hold", gradeSoft, "mode trusted, as mounts can't be held: " + errOtherMounts.Error() + "; there are no mounts.trusted_roots"},
-		"trusted":       {trusting, func(p *policyFacts) { p.held = errOtherPIDs }, "policy.hold", gradeSoft, errOtherPIDs.Error() + "; trusted: " + root},
-		"must be held":  {"", func(p *policyFacts) { p.held, p.err = errOtherMounts, errors.New("held") }, "policy.file", gradeBad, "held"},
+		"not held":      {mounts, func(p *policyFacts) { p.held = serve.ErrOtherMounts }, "policy.hold", gradeSoft, "mode trusted, as mounts can't be held: " + serve.ErrOtherMounts.Error() + "; there are no mounts.trusted_roots"},
+		"trusted":       {trusting, func(p *policyFacts) { p.held = serve.ErrOtherPIDs }, "policy.hold", gradeSoft, serve.ErrOtherPIDs.Error() + "; trusted: " + root},
+		"must be held":  {"", func(p *policyFacts) { p.held, p.err = serve.ErrOtherMounts, errors.New("held") }, "policy.file", gradeBad, "held"},
 		"can't be read": {"", func(p *policyFacts) { p.policy, p.err = nil, errors.New("line 1: a\nline 2: b") }, "policy.file", gradeBad, "line 1: a; line 2: b"},
 		"what it is of": {"", nil, "policy.file", gradeOK, "the built-in policy; profiles: default,"},
 	} {
@@ -168,7 +173,7 @@ func TestDoctorJudgesPolicy(t *testing.T) {
 		if tt.change != nil {
 			tt.change(p)
 		}
-		e := &engineFacts{cfg: config.Default(), view: view{root: true, mounts: true, asked: true}}
+		e := &engineFacts{cfg: config.Default(), view: serve.View{Root: true, Mounts: true, Asked: true}}
 		findings := p.judge(e)
 		t.Run(name, func(t *testing.T) { wantFinding(t, findings, tt.id, tt.grade, tt.found) })
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 )
@@ -38,7 +39,7 @@ func lookAtPolicy(ctx context.Context, limit time.Duration, e *engineFacts) *pol
 		return readPolicyAs(e.cfg, e.view, e.self, policy.ReadSecret)
 	})
 	p.held = try(ctx, limit, func(context.Context) error {
-		if err := e.view.holds(); err != nil {
+		if err := e.view.Holds(); err != nil {
 			return err
 		}
 		return mountpin.Try(existing(filepath.Join(e.cfg.StateDir, "hold")))
@@ -46,7 +47,7 @@ func lookAtPolicy(ctx context.Context, limit time.Duration, e *engineFacts) *pol
 	if p.err != nil {
 		return p
 	}
-	p.err = allOf(holdable(p.held), hasProfiles(e.cfg.EngineAPI))(p.policy)
+	p.err = allOf(serve.Holdable(p.held), hasProfiles(e.cfg.EngineAPI))(p.policy)
 	p.images = imagesOf(p.policy)
 	for i := range p.images {
 		img := &p.images[i]
@@ -103,7 +104,7 @@ func (p *policyFacts) judgeHold(e *engineFacts) []finding {
 		return []finding{okay(id, "no directory of the host can be mounted")}
 	case p.held == nil:
 		return []finding{okay(id, "mode held: mounts are held from their check until the engine has made them")}
-	case p.err != nil || !e.view.asked:
+	case p.err != nil || !e.view.Asked:
 		return nil
 	}
 	found := "mode trusted, as mounts can't be held: " + onOneLine(p.held).Error()
@@ -111,9 +112,9 @@ func (p *policyFacts) judgeHold(e *engineFacts) []finding {
 	case !p.policy.AllowsMounts():
 		return []finding{okay(id, found+"; only Berm's own directories are mounted")}
 	case len(trusted) == 0:
-		return []finding{soft(id, found+"; there are no mounts.trusted_roots", "every request to mount a directory of the host is refused", holdRemedy)}
+		return []finding{soft(id, found+"; there are no mounts.trusted_roots", "every request to mount a directory of the host is refused", serve.HoldRemedy)}
 	}
-	return []finding{soft(id, found+"; trusted: "+some(trusted), "mounts that these don't cover are refused, and so are writable ones below them", holdRemedy)}
+	return []finding{soft(id, found+"; trusted: "+some(trusted), "mounts that these don't cover are refused, and so are writable ones below them", serve.HoldRemedy)}
 }
 
 func (p *policyFacts) judgeImages(cfg config.Engine) finding {
@@ -122,7 +123,7 @@ func (p *policyFacts) judgeImages(cfg config.Engine) finding {
 	pull := "docker pull "
 	switch {
 	case cfg.Kind == "containerd":
-		pull = "ctr --address " + engineSocket(cfg) + " --namespace " + cmp.Or(cfg.Namespace, "berm") + " images pull "
+		pull = "ctr --address " + serve.EngineSocket(cfg) + " --namespace " + cmp.Or(cfg.Namespace, "berm") + " images pull "
 	case cfg.Address != "": // docker's own client doesn't know of it
 		pull = "DOCKER_HOST=" + cfg.Address + " " + pull
 	}

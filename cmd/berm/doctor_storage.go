@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle/project"
 	"github.com/bermhq/berm/lifecycle/store"
 )
@@ -205,7 +206,7 @@ func lockHolder(proc, path string) (string, error) {
 	if err := unix.Stat(path, &st); err != nil {
 		return "", err
 	}
-	table, err := readProc(filepath.Join(proc, "locks"))
+	table, err := serve.ReadProc(filepath.Join(proc, "locks"))
 	if err != nil {
 		return "", err
 	}
@@ -275,7 +276,7 @@ func (s *storageFacts) judgeState() finding {
 		return soft(id, found, "SQLite and file locks don't hold over a network as they do on a disk", "put state_dir on a file system of this machine")
 	case d.kind == "tmpfs":
 		return soft(id, found, "with a restart of the machine it is gone, and whose chats are whose with it", "put state_dir on a disk")
-	case d.kind == "overlay" && inContainer():
+	case d.kind == "overlay" && serve.InContainer():
 		return soft(id, found, "it goes with this container, and whose chats are whose with it", "mount a volume on "+d.path)
 	case d.free < littleSpace:
 		return soft(id, found, "a full file system stops whatever has to be written down", "free some space")
@@ -330,7 +331,7 @@ func (s *storageFacts) judgeChats(cfg *config.Config) finding {
 		return soft(id, found, "what is durable on a disk may not be over a network", "put it on a file system of this machine")
 	case d.kind == "tmpfs":
 		return soft(id, found, "with a restart of the machine all chats are gone", "put it on a disk")
-	case d.kind == "overlay" && inContainer():
+	case d.kind == "overlay" && serve.InContainer():
 		return soft(id, found, "all chats go with this container", "mount a directory of the host on "+d.path)
 	case d.free < littleSpace:
 		return soft(id, found, "chats have no room", "free some space")

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/bermhq/berm/cmd/berm/config"
 )
 
 // gradesOf are what findings came to, by ID; of several the worst.
@@ -179,7 +181,7 @@ func TestDoctorHidesUser(t *testing.T) {
 func TestDoctorUsage(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{"doctor -o yaml", "doctor --timeout 0s", "doctor extra"} {
-		if _, _, code := berm(t, "", strings.Fields(args)...); code != exitUsage {
+		if _, _, code := berm(t, "", strings.Fields(args)...); code != config.ExitUsage {
 			t.Errorf("berm %s: exit code %d", args, code)
 		}
 	}

@@ -282,3 +282,12 @@ func allOf(checks ...func(*policy.Policy) error) func(*policy.Policy) error {
 		return nil
 	}
 }
+
+func anybody(l config.Listener) bool {
+	for _, c := range l.Callers {
+		if c.Anybody() {
+			return true
+		}
+	}
+	return false
+}

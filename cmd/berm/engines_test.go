@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -113,11 +114,11 @@ func (e *testEngine) open(t testing.TB, server *demoServer) runtime.Runtime {
 	t.Helper()
 	cfg := e.config
 	cfg.CallTimeout = time.Minute
-	rt, err := openRuntime(cfg, server.stateDir(), nil)
+	rt, err := serve.OpenRuntime(cfg, server.stateDir(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeRuntime(rt) })
+	t.Cleanup(func() { serve.CloseRuntime(rt) })
 	return rt
 }
 

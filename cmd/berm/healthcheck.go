@@ -44,11 +44,11 @@ asked. One with TLS has to show its certificate; whether the engine is there, it
 its callers only.`,
 		Example: "  berm healthcheck\n  berm healthcheck --config /etc/berm/berm.yaml --timeout 1s\n  berm healthcheck --live",
 		Args:    cobra.NoArgs,
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			if timeout <= 0 {
-				return &exitError{code: exitUsage, err: fmt.Errorf("--timeout is %s, want more than 0", timeout)}
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--timeout is %s, want more than 0", timeout)}
 			}
-			cfg, err := loadConfig(cmd)
+			cfg, err := config.FromFlags(cmd)
 			if err != nil {
 				return err
 			}
@@ -57,7 +57,7 @@ its callers only.`,
 			return onOneLine(checkHealth(ctx, cfg, live))
 		}),
 	}
-	addConfigFlags(cmd, "listen", "state-dir")
+	config.AddFlags(cmd, "listen", "state-dir")
 	cmd.Flags().DurationVar(&timeout, "timeout", 3*time.Second, "how long the server may take")
 	cmd.Flags().BoolVar(&live, "live", false, "whether it is there, also without its engine")
 	return cmd

@@ -173,7 +173,7 @@ func TestHealthcheckHangs(t *testing.T) {
 	if code != 1 || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "doesn't answer") || ctx.Err() != nil {
 		t.Errorf("exit code %d, %q", code, stderr)
 	}
-	if _, stderr, code := berm(t, "", "healthcheck", "--timeout", "0s"); code != exitUsage {
+	if _, stderr, code := berm(t, "", "healthcheck", "--timeout", "0s"); code != config.ExitUsage {
 		t.Errorf("no time at all: exit code %d, %q", code, stderr)
 	}
 }

@@ -63,6 +63,10 @@ func mayImport(pkg, dep string) bool {
 		return in("cmd/berm-agent", "runtime/agent")(pkg)
 	case pkg == "runtime/agent/wire":
 		return false // it is in every sandbox, and small
+	case in("cmd/berm/cli")(pkg): // clients, like any other
+		return dep == "cmd/berm/config" || dep == "proxy/apitype" || dep == "proxy/client"
+	case in("cmd/berm")(dep):
+		return pkg == "cmd/berm" || dep == "cmd/berm/config" && in("cmd/berm")(pkg) || dep == "cmd/berm/serve" && pkg == "cmd/berm/doctor"
 	case in("cmd/berm")(pkg):
 		return !in("runtime/runtimetest", "proxy/sandboxapi/openapitest")(dep) // test code stays out of the binary
 	case in("cmd/berm-agent")(pkg):
@@ -179,6 +183,14 @@ func TestImportRule(t *testing.T) {
 	}{
 		"cmd sees all":                {"cmd/berm", module + "/runtime/docker", true},
 		"cmd sees its config":         {"cmd/berm", module + "/cmd/berm/config", true},
+		"the command line to config":  {"cmd/berm/cli", module + "/cmd/berm/config", true},
+		"the command line to serve":   {"cmd/berm/cli", module + "/cmd/berm/serve", false},
+		"the command line's client":   {"cmd/berm/cli", module + "/proxy/client", true},
+		"the command line to runtime": {"cmd/berm/cli", module + "/runtime/docker", false},
+		"doctor to serve":             {"cmd/berm/doctor", module + "/cmd/berm/serve", true},
+		"serve to doctor":             {"cmd/berm/serve", module + "/cmd/berm/doctor", false},
+		"config to serve":             {"cmd/berm/config", module + "/cmd/berm/serve", false},
+		"others to cmd":               {"proxy", module + "/cmd/berm/config", false},
 		"cmd without test code":       {"cmd/berm", module + "/runtime/runtimetest", false},
 		"tool with test code":         {"cmd/berm-engine", module + "/runtime/runtimetest/engine", true},
 		"agent alone":                 {"cmd/berm-agent", module + "/runtime", false},

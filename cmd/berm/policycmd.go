@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
@@ -23,17 +24,17 @@ import (
 )
 
 // policyOptions are what every policy of this configuration is read with.
-func policyOptions(cfg *config.Config, v view, s *self) policy.Options {
+func policyOptions(cfg *config.Config, v serve.View, s *serve.Self) policy.Options {
 	return policy.Options{
-		InContainer:    !v.root,
-		PathMap:        s.mappings(),
+		InContainer:    !v.Root,
+		PathMap:        s.Mappings(),
 		Refuse:         ownPaths(cfg),
 		DefaultImage:   cfg.Sandbox.Image,
 		DefaultTTL:     cfg.Sandbox.TTL,
 		DefaultIdleTTL: cfg.Sandbox.IdleTTL,
 		EngineNetwork:  cfg.Sandbox.Network,
 
-		ExternalNetwork: s != nil && slices.Contains(s.networks, cfg.Sandbox.Network),
+		ExternalNetwork: s != nil && slices.Contains(s.Networks, cfg.Sandbox.Network),
 	}
 }
 
@@ -42,7 +43,7 @@ func policyOptions(cfg *config.Config, v view, s *self) policy.Options {
 // chats, and what other sandboxes run.
 func ownPaths(cfg *config.Config) []string {
 	paths := []string{cfg.StateDir}
-	if socket := engineSocket(cfg.Engine); socket != "" {
+	if socket := serve.EngineSocket(cfg.Engine); socket != "" {
 		paths = append(paths, socket)
 	}
 	if dir := cfg.Engine.AgentDir; dir != "" && dir != config.AgentNone {
@@ -73,17 +74,17 @@ func ownPaths(cfg *config.Config) []string {
 // readPolicy reads the policy without changing anything: the default workspace,
 // which a server makes, is taken as made. Secret is policy.Options.Secret.
 func readPolicy(ctx context.Context, cfg *config.Config, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
-	v := engineView(ctx, cfg.Engine)
-	s, _ := findSelf(ctx, cfg.Engine, v, time.Second) // without it, less is known
+	v := serve.EngineView(ctx, cfg.Engine)
+	s, _ := serve.FindSelf(ctx, cfg.Engine, v, time.Second) // without it, less is known
 	located := *cfg
-	if err := s.settle(&located); err != nil {
+	if err := s.Settle(&located); err != nil {
 		located.Sandbox.Network = "" // a verdict can do without its name
 	}
 	return readPolicyAs(&located, v, s, secret)
 }
 
 // readPolicyAs is readPolicy for a configuration that heeds what is known already.
-func readPolicyAs(cfg *config.Config, v view, s *self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
+func readPolicyAs(cfg *config.Config, v serve.View, s *serve.Self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
 	opts := policyOptions(cfg, v, s)
 	opts.Secret = secret
 	made := map[string]bool{}
@@ -123,7 +124,7 @@ func checkParts(ctx context.Context, cfg *config.Config) error {
 	}
 	_, keyErr := loadSigningKey(cfg.Security)
 	_, headersErr := otelHeaders(cfg.Otel)
-	return errors.Join(policyErr, err, keyErr, headersErr, checkEngine(cfg.Engine, cfg.StateDir))
+	return errors.Join(policyErr, err, keyErr, headersErr, serve.CheckEngine(cfg.Engine, cfg.StateDir))
 }
 
 // loadTokens gives nil when none are configured.
@@ -181,27 +182,27 @@ that can't be told.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			verdict, err := explainRequest(cmd, file)
 			if err != nil {
-				return &exitError{code: exitUsage, err: err}
+				return &config.ExitError{Code: config.ExitUsage, Err: err}
 			}
 			if err := printVerdict(cmd.OutOrStdout(), verdict, asJSON); err != nil {
-				return &exitError{code: exitUsage, err: err}
+				return &config.ExitError{Code: config.ExitUsage, Err: err}
 			}
 			if !verdict.Allowed() {
-				return &exitError{code: exitFailure}
+				return &config.ExitError{Code: config.ExitFailure}
 			}
 			return nil
 		},
 	}
-	addConfigFlags(explain, "policy")
+	config.AddFlags(explain, "policy")
 	explain.Flags().StringVarP(&file, "file", "f", "", "request, as JSON; - is standard input")
 	explain.Flags().BoolVar(&asJSON, "json", false, "print the verdict as JSON")
-	markFiles(explain.Flags(), "file")
+	_ = explain.MarkFlagFilename("file") // it is there
 	_ = explain.MarkFlagRequired("file") // fails for unknown flags only
-	return group("policy", "Ask the policy", explain, newLearnCommand())
+	return config.Group("policy", "Ask the policy", explain, newLearnCommand())
 }
 
 func explainRequest(cmd *cobra.Command, file string) (policy.Verdict, error) {
-	cfg, err := loadConfig(cmd)
+	cfg, err := config.FromFlags(cmd)
 	if err != nil {
 		return policy.Verdict{}, err
 	}
@@ -245,7 +246,7 @@ func printVerdict(w io.Writer, v policy.Verdict, asJSON bool) error {
 		if v.Allowed() {
 			out.Spec = &v.Spec
 		}
-		return writeJSON(w, out)
+		return config.WriteJSON(w, out)
 	}
 	var b strings.Builder
 	if v.Allowed() {
@@ -268,8 +269,41 @@ func printVerdict(w io.Writer, v policy.Verdict, asJSON bool) error {
 	return err
 }
 
-func writeJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
+func newConfigCommand() *cobra.Command {
+	printer := &cobra.Command{
+		Use:   "print",
+		Short: "Print the configuration in force: every key, what it means, and where its value came from",
+		Long: `Print the configuration in force as a YAML file: every key, what it means, and
+where its value came from (default, file, flag, or an environment variable).
+Secrets are not shown. The output is a good start for a file of one's own.`,
+		Args:    cobra.NoArgs,
+		Example: "  berm config print > berm.yaml\n  BERM_SANDBOX_TTL=2h berm config print --config berm.yaml",
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
+			cfg, err := config.FromFlags(cmd)
+			if err != nil {
+				return err
+			}
+			return cfg.Print(cmd.OutOrStdout())
+		}),
+	}
+	check := &cobra.Command{
+		Use:     "check",
+		Short:   "Check the configuration, the policy and the tokens, and say all that is wrong",
+		Args:    cobra.NoArgs,
+		Example: "  berm config check --config berm.yaml --policy policy.yaml",
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
+			cfg, err := config.FromFlags(cmd)
+			if err != nil {
+				return err
+			}
+			if err := checkParts(cmd.Context(), cfg); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), "the configuration is valid")
+			return err
+		}),
+	}
+	config.AddFlags(printer)
+	config.AddFlags(check)
+	return config.Group("config", "Print or check the configuration", printer, check)
 }

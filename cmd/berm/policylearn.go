@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
@@ -31,8 +32,8 @@ at one step may be refused again at the next.`,
 		Example: `  berm policy learn --policy policy.yaml /var/log/berm/audit.log
   cat audit.log.1 audit.log | berm policy learn -`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: action(func(cmd *cobra.Command, args []string) error {
-			cfg, err := loadConfig(cmd)
+		RunE: config.Action(func(cmd *cobra.Command, args []string) error {
+			cfg, err := config.FromFlags(cmd)
 			if err != nil {
 				return err
 			}
@@ -57,7 +58,7 @@ at one step may be refused again at the next.`,
 			return err
 		}),
 	}
-	addConfigFlags(cmd, "policy")
+	config.AddFlags(cmd, "policy")
 	return cmd
 }
 

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
@@ -51,8 +52,8 @@ tokens, only a loopback address or a unix socket may be listened on.`,
   berm serve --listen unix:///run/berm.sock --state-dir /var/lib/berm
   BERM_ENGINE_KIND=containerd berm serve --enter-engine`,
 		Args: cobra.NoArgs,
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
-			cfg, err := loadConfig(cmd)
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
+			cfg, err := config.FromFlags(cmd)
 			if err != nil {
 				return err
 			}
@@ -60,17 +61,17 @@ tokens, only a loopback address or a unix socket may be listened on.`,
 				if os.Getenv("LISTEN_FDS") != "" {
 					return errors.New("--enter-engine: sockets of systemd can't be taken along")
 				}
-				if done, err := enterEngine(cmd.Context(), cfg.Engine); done || err != nil {
+				if done, err := serve.EnterEngine(cmd.Context(), cfg.Engine); done || err != nil {
 					return err
 				}
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			context.AfterFunc(ctx, stop) // a second signal ends the process at once
-			return serve(ctx, cfg, func() (*config.Config, error) { return loadConfig(cmd) }, cmd.ErrOrStderr())
+			return runServer(ctx, cfg, func() (*config.Config, error) { return config.FromFlags(cmd) }, cmd.ErrOrStderr())
 		}),
 	}
-	addConfigFlags(cmd)
+	config.AddFlags(cmd)
 	cmd.Flags().BoolVar(&enter, "enter-engine", false, "from a container: serve in the mount namespace of the engine's process, as containerd needs it")
 	return cmd
 }
@@ -89,8 +90,8 @@ func (c *cleanup) run() error {
 	return errors.Join(errs...)
 }
 
-// serve puts everything together and runs it until ctx ends. Read gives the settings anew.
-func serve(ctx context.Context, asRead *config.Config, read func() (*config.Config, error), stderr io.Writer) (err error) {
+// runServer puts everything together and runs it until ctx ends. Read gives the settings anew.
+func runServer(ctx context.Context, asRead *config.Config, read func() (*config.Config, error), stderr io.Writer) (err error) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50) // a sidecar's memory counts for more than its garbage collector's time
 	}
@@ -159,11 +160,11 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 
-	shared := engineView(ctx, cfg.Engine)
-	if err := shared.suits(cfg.Engine.Kind); err != nil {
+	shared := serve.EngineView(ctx, cfg.Engine)
+	if err := shared.Suits(cfg.Engine.Kind); err != nil {
 		return err
 	}
-	here, err := locate(ctx, cfg, shared, log)
+	here, err := serve.Locate(ctx, cfg, shared, log)
 	if err != nil {
 		return err
 	}
@@ -180,13 +181,13 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		binds, err := door.Binds(ctx)
 		return append(mounts, binds...), err
 	}
-	unheld := newTrusted(cfg.StateDir, func() *policy.Policy { return policies.Policy() }, inUse)
-	holder, why := newHolder(cfg.StateDir, shared, unheld)
+	unheld := serve.NewTrusted(cfg.StateDir, func() *policy.Policy { return policies.Policy() }, inUse)
+	holder, why := serve.NewHolder(cfg.StateDir, shared, unheld)
 	if why != nil {
 		log.WarnContext(ctx, "mounts_not_held", "error", why.Error())
 	}
 	policies, err = newPolicyKeeper(policyKeeperOptions{
-		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared, here), Check: allOf(holdable(why), hasProfiles(cfg.EngineAPI)), Logger: log, Registry: tel.registry,
+		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared, here), Check: allOf(serve.Holdable(why), hasProfiles(cfg.EngineAPI)), Logger: log, Registry: tel.registry,
 		OnSignal: func(ctx context.Context, reload func()) {
 			systemd.reloading(ctx, func() {
 				reload()
@@ -208,12 +209,12 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	undo.add(db.Close)
-	engine, err := openRuntime(cfg.Engine, cfg.StateDir, log)
+	engine, err := serve.OpenRuntime(cfg.Engine, cfg.StateDir, log)
 	if err != nil {
 		return err
 	}
-	undo.add(func() error { closeRuntime(engine); return nil })
-	rt, err := withAgent(engine, cfg.Engine, cfg.StateDir, shared, log)
+	undo.add(func() error { serve.CloseRuntime(engine); return nil })
+	rt, err := serve.WithAgent(engine, cfg.Engine, cfg.StateDir, shared, log)
 	if err != nil {
 		return err
 	}
@@ -235,7 +236,7 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	managed := lifecycle.Options{
-		Runtime: rt, Sealer: sealer, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Claim: unheld.Claims.Start, Owner: owner, Settings: sandboxes, Labels: here.labels(),
+		Runtime: rt, Sealer: sealer, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Claim: unheld.Claims.Start, Owner: owner, Settings: sandboxes, Labels: here.Labels(),
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
 	}
 	if lasting != nil {
@@ -262,7 +263,7 @@ func serve(ctx context.Context, asRead *config.Config, read func() (*config.Conf
 		return err
 	}
 	parts := doorParts{
-		cfg: cfg, manager: manager, db: db, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, sealer: sealer, log: log, tel: tel, holder: holder, unheld: unheld, labels: here.labels(),
+		cfg: cfg, manager: manager, db: db, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, sealer: sealer, log: log, tel: tel, holder: holder, unheld: unheld, labels: here.Labels(),
 		workspaces: lasting, chats: chats, sockets: sockets, bodies: proxy.NewBodies(),
 	}
 	undo.add(st.withdraw)

@@ -223,7 +223,7 @@ func TestServeEndsClean(t *testing.T) {
 	cancel()
 	cfg := config.Default()
 	cfg.StateDir, cfg.HTTP.Listen, cfg.Engine.Address = t.TempDir(), "127.0.0.1:0", "unix://"+filepath.Join(dir, "no-engine.sock")
-	if err := serve(ctx, cfg, nil, io.Discard); err != nil {
+	if err := runServer(ctx, cfg, nil, io.Discard); err != nil {
 		t.Errorf("during the start: %v", err)
 	}
 }

@@ -213,7 +213,7 @@ func testSoakExecs(t *testing.T, kind string) {
 		t.Errorf("the sandbox's init has %d kB of memory when it has nothing to do", insideAfter.anonymous)
 	}
 
-	limit := outputLimit
+	limit := 4 << 20
 	res, err := c.Exec(t.Context(), "soak", apitype.ExecRequest{Command: []string{"cat", "/tmp/seen"}, OutputLimit: &limit})
 	if err != nil {
 		t.Fatal(err)

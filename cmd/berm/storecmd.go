@@ -15,18 +15,19 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/bermhq/berm/cmd/berm/cli"
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle/store"
 )
 
 func newStoreCommand() *cobra.Command {
-	return group("store", "Back up, check or restore the server's store", newStoreBackupCommand(), newStoreCheckCommand(), newStoreRestoreCommand())
+	return config.Group("store", "Back up, check or restore the server's store", newStoreBackupCommand(), newStoreCheckCommand(), newStoreRestoreCommand())
 }
 
 // storeAction is action for commands on a store, which end cleanly on a signal.
 func storeAction(f func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error) func(*cobra.Command, []string) error {
-	return action(func(cmd *cobra.Command, args []string) error {
-		cfg, err := loadConfig(cmd)
+	return config.Action(func(cmd *cobra.Command, args []string) error {
+		cfg, err := config.FromFlags(cmd)
 		if err != nil {
 			return err
 		}
@@ -58,9 +59,9 @@ what standard output goes to is the shell's, which heeds umask.`,
   (umask 077; docker compose exec -T berm /berm store backup - > berm.tar)`,
 		Args: cobra.ExactArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
-			if args[0] == stdio {
+			if args[0] == "-" {
 				if isTerminal(cmd.OutOrStdout()) {
-					return &exitError{code: exitUsage, err: errors.New("a backup is nothing for a terminal: name a file, or pipe it")}
+					return &config.ExitError{Code: config.ExitUsage, Err: errors.New("a backup is nothing for a terminal: name a file, or pipe it")}
 				}
 				return backUp(ctx, cmd, cfg, func(write func(io.Writer) error) error { return write(cmd.OutOrStdout()) })
 			}
@@ -70,7 +71,7 @@ what standard output goes to is the shell's, which heeds umask.`,
 			return backUp(ctx, cmd, cfg, func(write func(io.Writer) error) error { return putBackup(args[0], force, write) })
 		}),
 	}
-	addConfigFlags(cmd, "state-dir")
+	config.AddFlags(cmd, "state-dir")
 	cmd.Flags().BoolVar(&force, "force", false, "replace a file that is there")
 	return cmd
 }
@@ -112,8 +113,8 @@ func backUp(ctx context.Context, cmd *cobra.Command, cfg *config.Config, put fun
 		return err
 	}
 	err = put(func(w io.Writer) error {
-		p := newProgress(cmd.ErrOrStderr(), info.Size())
-		defer p.close()
+		p := cli.NewProgress(cmd.ErrOrStderr(), info.Size())
+		defer p.Close()
 		if p != nil {
 			w = io.MultiWriter(w, p)
 		}
@@ -123,7 +124,7 @@ func backUp(ctx context.Context, cmd *cobra.Command, cfg *config.Config, put fun
 		return fmt.Errorf("write the backup: %w", err)
 	}
 	// Standard output may be the backup's.
-	_, err = fmt.Fprintf(cmd.ErrOrStderr(), "backed up instance %s: %s in %s\n", instance, reportLine(report), inMiB(info.Size()))
+	_, err = fmt.Fprintf(cmd.ErrOrStderr(), "backed up instance %s: %s in %.1f MiB\n", instance, reportLine(report), float64(info.Size())/(1<<20))
 	return err
 }
 
@@ -154,18 +155,18 @@ before an upgrade.`,
 			if len(args) == 0 {
 				return checkStore(ctx, cmd, cfg)
 			}
-			backup, err := openLocal(cmd, args[0])
+			backup, err := cli.OpenLocal(cmd, args[0])
 			if err != nil {
 				return err
 			}
-			defer backup.close()
+			defer backup.Close()
 			work, err := os.MkdirTemp("", "berm-check-")
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-			m, report, err := readBackup(ctx, backup.content, work)
-			backup.close()
+			m, report, err := readBackup(ctx, backup.Content, work)
+			backup.Close()
 			if err != nil {
 				return err
 			}
@@ -173,7 +174,7 @@ before an upgrade.`,
 			return err
 		}),
 	}
-	addConfigFlags(cmd, "state-dir")
+	config.AddFlags(cmd, "state-dir")
 	return cmd
 }
 
@@ -211,13 +212,13 @@ that lie in their directories; which workspaces and chats there are is as it was
   berm store restore berm.tar --config /etc/berm/berm.yaml --force`,
 		Args: cobra.ExactArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
-			backup, err := openLocal(cmd, args[0])
+			backup, err := cli.OpenLocal(cmd, args[0])
 			if err != nil {
 				return err
 			}
-			defer backup.close()
-			r, err := restoreState(ctx, cfg.StateDir, cfg.Engine.Instance, backup.content, force, os.Rename)
-			backup.close()
+			defer backup.Close()
+			r, err := restoreState(ctx, cfg.StateDir, cfg.Engine.Instance, backup.Content, force, os.Rename)
+			backup.Close()
 			if err != nil {
 				return err
 			}
@@ -233,7 +234,7 @@ that lie in their directories; which workspaces and chats there are is as it was
 			return err
 		}),
 	}
-	addConfigFlags(cmd, "state-dir")
+	config.AddFlags(cmd, "state-dir")
 	cmd.Flags().BoolVar(&force, "force", false, "replace a store that isn't empty, or another instance's, and keep it beside")
 	return cmd
 }

@@ -226,7 +226,7 @@ func TestSystemdRefusals(t *testing.T) {
 			c := u.start(t, tt.config)
 			c.log.wait(t, tt.want)
 			var exit *exec.ExitError
-			if err := c.cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != exitFailure {
+			if err := c.cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != config.ExitFailure {
 				t.Errorf("it ended with %v", err)
 			}
 		})

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/cmd/berm/config"
 )
 
 func newVersionCommand() *cobra.Command {
@@ -19,9 +21,9 @@ and the commit's time. "go version -m" prints the modules that a binary was buil
 the berm-agent in it is built from the same ones.`,
 		Example: "  berm version\n  berm version -o json\n  go version -m $(command -v berm)",
 		Args:    cobra.NoArgs,
-		RunE: action(func(cmd *cobra.Command, _ []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
-				return &exitError{code: exitUsage, err: fmt.Errorf("--output is %q, want text or json", output)}
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--output is %q, want text or json", output)}
 			}
 			if output == "text" {
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
@@ -31,7 +33,7 @@ the berm-agent in it is built from the same ones.`,
 			if err != nil {
 				return err
 			}
-			return writeJSON(cmd.OutOrStdout(), about)
+			return config.WriteJSON(cmd.OutOrStdout(), about)
 		}),
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")

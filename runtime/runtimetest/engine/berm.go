@@ -23,7 +23,7 @@ func BuildBerm(ctx context.Context, dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(root, "cmd/berm/agent/berm-agent"): agent}})
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(root, "cmd/berm/serve/agent/berm-agent"): agent}})
 	if err != nil {
 		return "", err
 	}

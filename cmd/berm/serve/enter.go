@@ -1,4 +1,4 @@
-package main
+package serve
 
 import (
 	"context"
@@ -21,18 +21,18 @@ import (
 // the process that started it there.
 var drained = []os.Signal{syscall.SIGTERM, os.Interrupt, syscall.SIGHUP}
 
-// enterEngine runs this very program again in the mount namespace of the process that
+// EnterEngine runs this very program again in the mount namespace of the process that
 // listens on the engine's socket, hands signals on to it, and returns when it has ended.
 // Done is false where that is this process's own already: then nothing was run.
 //
 // This process stays where it is, so that what a container's engine runs beside it, such
 // as a health check, still finds the container's files.
-func enterEngine(ctx context.Context, cfg config.Engine) (done bool, err error) {
-	socket := engineSocket(cfg)
+func EnterEngine(ctx context.Context, cfg config.Engine) (done bool, err error) {
+	socket := EngineSocket(cfg)
 	if socket == "" {
 		return false, errors.New("--enter-engine: the engine has no unix socket on this machine")
 	}
-	pid, err := peer(ctx, socket)
+	pid, err := Peer(ctx, socket)
 	if err != nil {
 		return false, fmt.Errorf("--enter-engine: find the engine's process: %w", err)
 	}
@@ -72,7 +72,7 @@ func enterEngine(ctx context.Context, cfg config.Engine) (done bool, err error) 
 		case err := <-ended:
 			var exit *exec.ExitError
 			if errors.As(err, &exit) {
-				return true, &exitError{code: max(exit.ExitCode(), exitFailure)} // it has said why
+				return true, &config.ExitError{Code: max(exit.ExitCode(), config.ExitFailure)} // it has said why
 			}
 			return true, err
 		}

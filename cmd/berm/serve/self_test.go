@@ -1,4 +1,4 @@
-package main
+package serve
 
 import (
 	"context"
@@ -125,8 +125,8 @@ func TestCluesFind(t *testing.T) {
 		known: map[string]docker.Description{ownID: own, otherID: {ID: otherID, Running: true, UpperDir: "/another"}},
 	}
 	got, err := c.find(t.Context(), engine)
-	want := &self{id: ownID, project: "demo", networks: []string{"demo_default"}, paths: []policy.PathMapping{{Engine: "/v/_data", Local: dir, Volume: true}}}
-	if err != nil || !cmp.Equal(got, want, cmp.AllowUnexported(self{})) {
+	want := &Self{ID: ownID, project: "demo", Networks: []string{"demo_default"}, Paths: []policy.PathMapping{{Engine: "/v/_data", Local: dir, Volume: true}}}
+	if err != nil || !cmp.Equal(got, want, cmp.AllowUnexported(Self{})) {
 		t.Errorf("found %+v, %v", got, err)
 	}
 	if want := []string{otherID, ownID}; !slices.Equal(engine.asked, want) {
@@ -149,34 +149,34 @@ func TestCluesFind(t *testing.T) {
 
 func TestSelfSettle(t *testing.T) {
 	t.Parallel()
-	s := &self{networks: []string{"demo_default"}, project: "demo", paths: []policy.PathMapping{
+	s := &Self{Networks: []string{"demo_default"}, project: "demo", Paths: []policy.PathMapping{
 		{Engine: "/srv", Local: "/var"}, {Engine: "/volumes/state", Local: "/var/lib/berm"},
 	}}
 	cfg := config.Default()
 	cfg.Sandbox.Network = config.NetworkAuto
-	if err := s.settle(cfg); err != nil || cfg.Engine.AgentDir != "/volumes/state/agents" || cfg.Sandbox.Network != "demo_default" {
+	if err := s.Settle(cfg); err != nil || cfg.Engine.AgentDir != "/volumes/state/agents" || cfg.Sandbox.Network != "demo_default" {
 		t.Errorf("%v: %q, %q", err, cfg.Engine.AgentDir, cfg.Sandbox.Network)
 	}
 	cfg = config.Default()
 	cfg.Engine.AgentDir = config.AgentNone
-	if err := s.settle(cfg); err != nil || cfg.Engine.AgentDir != config.AgentNone || cfg.Sandbox.Network != "berm-sandbox" {
+	if err := s.Settle(cfg); err != nil || cfg.Engine.AgentDir != config.AgentNone || cfg.Sandbox.Network != "berm-sandbox" {
 		t.Errorf("what is said goes first: %v: %q, %q", err, cfg.Engine.AgentDir, cfg.Sandbox.Network)
 	}
-	for want, s := range map[string]*self{
+	for want, s := range map[string]*Self{
 		"isn't a container of its engine": nil,
 		"in no network of its own":        {},
-		"name one of a, b":                {networks: []string{"a", "b"}},
+		"name one of a, b":                {Networks: []string{"a", "b"}},
 	} {
 		cfg := config.Default()
-		if err := s.settle(cfg); err != nil || cfg.Engine.AgentDir != "" {
+		if err := s.Settle(cfg); err != nil || cfg.Engine.AgentDir != "" {
 			t.Errorf("%s: %v, %q", want, err, cfg.Engine.AgentDir)
 		}
 		cfg.Sandbox.Network = config.NetworkAuto
-		if err := s.settle(cfg); err == nil || !strings.Contains(err.Error(), want) {
+		if err := s.Settle(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if got := (*self)(nil).labels(); got != nil {
+	if got := (*Self)(nil).Labels(); got != nil {
 		t.Errorf("labels of none: %v", got)
 	}
 }
@@ -185,7 +185,7 @@ func TestSelfSettle(t *testing.T) {
 func TestFindSelfOutside(t *testing.T) {
 	t.Parallel()
 	cfg := config.Engine{Kind: "docker", Address: "unix://" + filepath.Join(t.TempDir(), "none")}
-	if s, err := findSelf(t.Context(), cfg, view{root: true}, 0); s != nil || err != nil {
+	if s, err := FindSelf(t.Context(), cfg, View{Root: true}, 0); s != nil || err != nil {
 		t.Errorf("%+v, %v", s, err)
 	}
 }

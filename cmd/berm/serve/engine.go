@@ -1,4 +1,6 @@
-package main
+// Package serve is the server: what it makes of the configuration, the engine and the
+// host.
+package serve
 
 import (
 	"bytes"
@@ -29,10 +31,10 @@ import (
 	"github.com/bermhq/berm/runtime/docker"
 )
 
-// openRuntime makes the client of an engine, which needn't be up yet; what it keeps
+// OpenRuntime makes the client of an engine, which needn't be up yet; what it keeps
 // of its own lies below stateDir. It knows nothing of the agent, and so any number may
 // be open beside a server. A nil logger discards.
-func openRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (runtime.Runtime, error) {
+func OpenRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (runtime.Runtime, error) {
 	if cfg.Kind == "docker" {
 		opts, err := dockerOptions(cfg)
 		if err != nil {
@@ -52,9 +54,9 @@ func openRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (runtime.
 	return containerd.New(opts)
 }
 
-// withAgent has an engine's sandboxes worked in through the agent. Where that can't be,
+// WithAgent has an engine's sandboxes worked in through the agent. Where that can't be,
 // it answers the engine as it is, and the log says why.
-func withAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v view, log *slog.Logger) (runtime.Runtime, error) {
+func WithAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v View, log *slog.Logger) (runtime.Runtime, error) {
 	if cfg.AgentDir == config.AgentNone {
 		log.Info("agent_off", "error", "engine.agent_dir is none")
 		return rt, nil
@@ -65,7 +67,7 @@ func withAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v view, l
 	}
 	opts := agent.Options{Engine: engine, Root: filepath.Join(stateDir, "agents"), HostRoot: cfg.AgentDir, Logger: log}
 	program, err := putAgent(cfg, opts.Root, v)
-	var off *agentOffError
+	var off *AgentOffError
 	if errors.As(err, &off) {
 		log.Warn("agent_off", "error", off.Error())
 		return rt, nil
@@ -84,22 +86,22 @@ func withAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v view, l
 // agentBin is where the program is, in the agents' directory.
 const agentBin = "bin"
 
-// agentOffError says why there can't be an agent.
-type agentOffError struct{ reason string }
+// AgentOffError says why there can't be an agent.
+type AgentOffError struct{ Reason string }
 
-func (e *agentOffError) Error() string { return e.reason }
+func (e *AgentOffError) Error() string { return e.Reason }
 
 // putAgent puts the agent's program where the engine can give it to sandboxes, and
 // answers its path below the root.
-func putAgent(cfg config.Engine, root string, v view) (string, error) {
-	program, err := agentFor(cfg, root, v)
+func putAgent(cfg config.Engine, root string, v View) (string, error) {
+	program, err := AgentFor(cfg, root, v)
 	if err != nil {
 		return "", err
 	}
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return "", err
 	}
-	if err := runsPrograms(root); err != nil {
+	if err := RunsPrograms(root); err != nil {
 		return "", err
 	}
 	path, err := runtime.PutProgram(filepath.Join(root, agentBin), program)
@@ -109,37 +111,37 @@ func putAgent(cfg config.Engine, root string, v view) (string, error) {
 	return filepath.Rel(root, path)
 }
 
-// agentFor is the agent's program, where the engine can give it to sandboxes.
-func agentFor(cfg config.Engine, root string, v view) ([]byte, error) {
+// AgentFor is the agent's program, where the engine can give it to sandboxes.
+func AgentFor(cfg config.Engine, root string, v View) ([]byte, error) {
 	switch {
 	case cfg.AgentDir != "":
-	case engineSocket(cfg) == "":
-		return nil, &agentOffError{"the engine may be on another machine; if it is on this one, engine.agent_dir says where it sees " + root}
-	case !v.root:
-		return nil, &agentOffError{"the engine doesn't share Berm's file system; engine.agent_dir says where it sees " + root}
+	case EngineSocket(cfg) == "":
+		return nil, &AgentOffError{Reason: "the engine may be on another machine; if it is on this one, engine.agent_dir says where it sees " + root}
+	case !v.Root:
+		return nil, &AgentOffError{Reason: "the engine doesn't share Berm's file system; engine.agent_dir says where it sees " + root}
 	}
 	program, err := agentProgram(cfg)
 	if errors.Is(err, errNoAgent) {
-		return nil, &agentOffError{err.Error()}
+		return nil, &AgentOffError{err.Error()}
 	}
 	return program, err
 }
 
-// runsPrograms is an *agentOffError where none can be run that lies in a directory.
-func runsPrograms(dir string) error {
+// RunsPrograms is an *AgentOffError where none can be run that lies in a directory.
+func RunsPrograms(dir string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return &os.PathError{Op: "statfs", Path: dir, Err: err}
 	}
 	if fs.Flags&unix.ST_NOEXEC != 0 {
-		return &agentOffError{"state_dir is on a file system that is mounted noexec"}
+		return &AgentOffError{Reason: "state_dir is on a file system that is mounted noexec"}
 	}
 	return nil
 }
 
-// checkEngine tells what is wrong with an engine's settings, without asking the
+// CheckEngine tells what is wrong with an engine's settings, without asking the
 // engine or making anything.
-func checkEngine(cfg config.Engine, stateDir string) error {
+func CheckEngine(cfg config.Engine, stateDir string) error {
 	if cfg.Kind != "docker" {
 		_, err := containerdOptions(cfg, stateDir)
 		return err
@@ -217,9 +219,9 @@ func agentProgram(cfg config.Engine) ([]byte, error) {
 	return program, nil
 }
 
-// engineSocket is the path of the engine's unix socket, empty if it has none.
-func engineSocket(cfg config.Engine) string {
-	address := engineAddress(cfg)
+// EngineSocket is the path of the engine's unix socket, empty if it has none.
+func EngineSocket(cfg config.Engine) string {
+	address := EngineAddress(cfg)
 	if cfg.Kind == "containerd" {
 		return strings.TrimPrefix(address, "unix://")
 	}
@@ -229,52 +231,52 @@ func engineSocket(cfg config.Engine) string {
 	return ""
 }
 
-// engineAddress is the address in force.
-func engineAddress(cfg config.Engine) string {
+// EngineAddress is the address in force.
+func EngineAddress(cfg config.Engine) string {
 	if cfg.Kind == "containerd" {
 		return cmp.Or(cfg.Address, os.Getenv("CONTAINERD_ADDRESS"), "/run/containerd/containerd.sock")
 	}
 	return cmp.Or(cfg.Address, os.Getenv("DOCKER_HOST"), "unix:///var/run/docker.sock")
 }
 
-// view is what the engine shares with this process.
-type view struct {
-	root   bool // the root file system: a path means the same to both
-	mounts bool // the mount namespace: what is mounted here is mounted there
+// View is what the engine shares with this process.
+type View struct {
+	Root   bool // the root file system: a path means the same to both
+	Mounts bool // the mount namespace: what is mounted here is mounted there
 	pids   bool // the PID namespace: a process has the same number for both
-	asked  bool // the engine was there to find out, or it is elsewhere
+	Asked  bool // the engine was there to find out, or it is elsewhere
 }
 
-// suits refuses an engine that can't be used from here, once that is known.
-func (v view) suits(kind string) error {
-	if kind == "containerd" && v.asked && (!v.root || !v.mounts) {
+// Suits refuses an engine that can't be used from here, once that is known.
+func (v View) Suits(kind string) error {
+	if kind == "containerd" && v.Asked && (!v.Root || !v.Mounts) {
 		return errors.New("engine.kind: containerd needs a berm that shares the engine's root file system and mount namespace, and this one doesn't; " +
 			"run it on the engine's host, or in a container with the host's processes (pid: host) and --enter-engine")
 	}
 	return nil
 }
 
-// engineView finds out by asking the kernel who is behind the engine's socket. While
+// EngineView finds out by asking the kernel who is behind the engine's socket. While
 // nobody is, or when it leads to another machine, it goes by whether this process
 // runs in a container: most likely without its engine.
-func engineView(ctx context.Context, cfg config.Engine) view {
-	socket := engineSocket(cfg)
+func EngineView(ctx context.Context, cfg config.Engine) View {
+	socket := EngineSocket(cfg)
 	if socket == "" {
-		return view{root: !inContainer(), asked: true}
+		return View{Root: !InContainer(), Asked: true}
 	}
-	pid, err := peer(ctx, socket)
+	pid, err := Peer(ctx, socket)
 	if err != nil {
-		outside := !inContainer()
-		return view{root: outside, mounts: outside, pids: outside}
+		outside := !InContainer()
+		return View{Root: outside, Mounts: outside, pids: outside}
 	}
 	proc := filepath.Join("/proc", strconv.Itoa(pid)) // 0 is a process that we can't see, and has none
-	return view{
-		root: sameFile("/", proc+"/root"), mounts: sameFile("/proc/self/ns/mnt", proc+"/ns/mnt"), pids: sameFile("/proc/self/ns/pid", proc+"/ns/pid"), asked: true,
+	return View{
+		Root: sameFile("/", proc+"/root"), Mounts: sameFile("/proc/self/ns/mnt", proc+"/ns/mnt"), pids: sameFile("/proc/self/ns/pid", proc+"/ns/pid"), Asked: true,
 	}
 }
 
-// peer is the process that listens on a unix socket.
-func peer(ctx context.Context, socket string) (int, error) {
+// Peer is the process that listens on a unix socket.
+func Peer(ctx context.Context, socket string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -312,8 +314,8 @@ func sameFile(a, b string) bool {
 	return err == nil && os.SameFile(x, y)
 }
 
-// inContainer goes by the marks that Docker, Podman and Kubernetes leave.
-func inContainer() bool {
+// InContainer goes by the marks that Docker, Podman and Kubernetes leave.
+func InContainer() bool {
 	for _, mark := range []string{"/.dockerenv", "/run/.containerenv"} {
 		if _, err := os.Stat(mark); err == nil {
 			return true
@@ -322,26 +324,27 @@ func inContainer() bool {
 	return os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 }
 
+// Holds returns these.
 var (
-	errOtherMounts = errors.New("the engine doesn't share Berm's mount namespace, or Berm can't see the engine's process")
-	errOtherPIDs   = errors.New("the engine doesn't share Berm's PID namespace")
+	ErrOtherMounts = errors.New("the engine doesn't share Berm's mount namespace, or Berm can't see the engine's process")
+	ErrOtherPIDs   = errors.New("the engine doesn't share Berm's PID namespace")
 )
 
-// holds returns why mounts can't be held with this view, or nil.
-func (v view) holds() error {
+// Holds returns why mounts can't be held with this view, or nil.
+func (v View) Holds() error {
 	switch {
-	case !v.mounts:
-		return errOtherMounts
+	case !v.Mounts:
+		return ErrOtherMounts
 	case !v.pids: // what a container has mounted can't be verified
-		return errOtherPIDs
+		return ErrOtherPIDs
 	}
 	return nil
 }
 
-// newHolder returns a holder that pins mounts. Where that isn't possible, why says so, and
+// NewHolder returns a holder that pins mounts. Where that isn't possible, why says so, and
 // the holder is unheld.
-func newHolder(stateDir string, v view, unheld *mountpin.Trusted) (h lifecycle.Holder, why error) {
-	if why = v.holds(); why == nil {
+func NewHolder(stateDir string, v View, unheld *mountpin.Trusted) (h lifecycle.Holder, why error) {
+	if why = v.Holds(); why == nil {
 		var pinner *mountpin.Pinner
 		if pinner, why = mountpin.NewPinner(filepath.Join(stateDir, "hold")); why == nil {
 			pinner.Mark = unheld.Mark // what is held may be judged without holds later
@@ -351,29 +354,30 @@ func newHolder(stateDir string, v view, unheld *mountpin.Trusted) (h lifecycle.H
 	return unheld, why
 }
 
-// newTrusted returns a holder that allows what the policy trusts. InUse returns the mounts
+// NewTrusted returns a holder that allows what the policy trusts. InUse returns the mounts
 // of all containers.
-func newTrusted(stateDir string, pol func() *policy.Policy, inUse func(context.Context) ([]policy.Mount, error)) *mountpin.Trusted {
+func NewTrusted(stateDir string, pol func() *policy.Policy, inUse func(context.Context) ([]policy.Mount, error)) *mountpin.Trusted {
 	judge := func(m policy.Mount, others []policy.Mount) error { return pol().Unheld(m, others) }
 	return mountpin.NewTrusted(filepath.Join(stateDir, "trusted"), judge, inUse)
 }
 
-// holdable returns a check that refuses a policy which requires holding if that isn't
+// Holdable returns a check that refuses a policy which requires holding if that isn't
 // possible. Why is nil if it is.
-func holdable(why error) func(*policy.Policy) error {
+func Holdable(why error) func(*policy.Policy) error {
 	return func(p *policy.Policy) error {
 		if p.HoldRequired() && why != nil {
 			return fmt.Errorf("policy: mounts.hold is required, as it is by default, but mounts can't be held here: %w; %s; "+
-				"or set mounts.hold: auto, which refuses mounts elsewhere", why, holdRemedy)
+				"or set mounts.hold: auto, which refuses mounts elsewhere", why, HoldRemedy)
 		}
 		return nil
 	}
 }
 
-const holdRemedy = "give berm CAP_SYS_ADMIN and the engine's mount and PID namespaces, or list directories where nothing sandboxed writes in mounts.trusted_roots"
+// HoldRemedy tells the operator how to make holding possible.
+const HoldRemedy = "give berm CAP_SYS_ADMIN and the engine's mount and PID namespaces, or list directories where nothing sandboxed writes in mounts.trusted_roots"
 
-// closeRuntime lets go of a backend's connection, if it holds one.
-func closeRuntime(rt runtime.Runtime) {
+// CloseRuntime lets go of a backend's connection, if it holds one.
+func CloseRuntime(rt runtime.Runtime) {
 	if c, ok := rt.(io.Closer); ok {
 		_ = c.Close()
 	}

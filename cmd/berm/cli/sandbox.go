@@ -1,4 +1,5 @@
-package main
+// Package cli has the commands that are clients of the sandbox API.
+package cli
 
 import (
 	"cmp"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
@@ -26,9 +28,14 @@ type clientFlags struct {
 	url, tokenFile, output string
 }
 
+// NewCommands makes the commands: sandbox, workspace, chat and file.
+func NewCommands() []*cobra.Command {
+	return []*cobra.Command{newSandboxCommand(), newWorkspaceCommand(), newChatCommand(), newFileCommand()}
+}
+
 func newSandboxCommand() *cobra.Command {
 	var flags clientFlags
-	cmd := group("sandbox", "Make, use and remove sandboxes through a server",
+	cmd := config.Group("sandbox", "Make, use and remove sandboxes through a server",
 		newCreateCommand(&flags), newListCommand(&flags), newShowCommand(&flags),
 		newExecCommand(&flags), newShellCommand(&flags), newPsCommand(&flags), newProcessCommand(&flags), newFilesCommand(&flags),
 		newPortCommand(&flags), newRenewCommand(&flags), newRemoveCommand(&flags))
@@ -54,7 +61,7 @@ for a unix socket), the token that of --token-file or BERM_TOKEN.`
 // connect makes the client, and checks how to print.
 func (f *clientFlags) connect() (*client.Client, error) {
 	if f.output != "table" && f.output != "json" {
-		return nil, &exitError{code: exitUsage, err: fmt.Errorf("--output is %q, want table or json", f.output)}
+		return nil, &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--output is %q, want table or json", f.output)}
 	}
 	url, token, err := f.server()
 	if err != nil {
@@ -66,7 +73,7 @@ func (f *clientFlags) connect() (*client.Client, error) {
 // clientAction is the body of a command that calls the server. What the server refuses
 // it with is explained.
 func (f *clientFlags) clientAction(do func(cmd *cobra.Command, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
-	return action(func(cmd *cobra.Command, args []string) error {
+	return config.Action(func(cmd *cobra.Command, args []string) error {
 		c, err := f.connect()
 		if err != nil {
 			return err
@@ -129,7 +136,7 @@ func newListCommand(flags *clientFlags) *cobra.Command {
 				sandboxes = append(sandboxes, sb)
 			}
 			if flags.output == "json" {
-				return writeJSON(cmd.OutOrStdout(), sandboxes)
+				return config.WriteJSON(cmd.OutOrStdout(), sandboxes)
 			}
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
 			_, _ = fmt.Fprintln(w, "KEY\tSTATUS\tIMAGE\tCREATED\tENDS IN") // Flush tells of errors
@@ -207,7 +214,7 @@ func newRemoveCommand(flags *clientFlags) *cobra.Command {
 				results = append(results, *res)
 			}
 			if flags.output == "json" {
-				errs = append(errs, writeJSON(cmd.OutOrStdout(), results))
+				errs = append(errs, config.WriteJSON(cmd.OutOrStdout(), results))
 				return errors.Join(errs...)
 			}
 			for _, res := range results {
@@ -222,7 +229,7 @@ func newRemoveCommand(flags *clientFlags) *cobra.Command {
 // print shows one sandbox.
 func (f *clientFlags) print(out io.Writer, sb *apitype.Sandbox) error {
 	if f.output == "json" {
-		return writeJSON(out, sb)
+		return config.WriteJSON(out, sb)
 	}
 	spec, err := json.MarshalIndent(sb.Spec, "", "  ")
 	if err != nil {

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"cmp"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
@@ -80,13 +81,13 @@ func (s *session) run(ctx context.Context) (apitype.AttachEnd, error) {
 			return
 		}
 		if !now.send(ctx, apitype.AttachControl{Signal: &sig}) {
-			cancel(&exitError{code: exitSignal + int(sig)}) // while there is nobody to send it to
+			cancel(&config.ExitError{Code: exitSignal + int(sig)}) // while there is nobody to send it to
 		}
 	}, func(sig syscall.Signal) {
 		if s.kill != nil {
 			s.kill()
 		}
-		cancel(&exitError{code: exitSignal + int(sig)})
+		cancel(&config.ExitError{Code: exitSignal + int(sig)})
 	})()
 	if s.terminal != nil {
 		defer onResize(ctx, func() { s.resize(ctx, &now) })()
@@ -99,7 +100,7 @@ func (s *session) run(ctx context.Context) (apitype.AttachEnd, error) {
 		if s.kill != nil {
 			s.kill()
 		}
-		err = &exitError{code: exitSignal + int(syscall.SIGPIPE)}
+		err = &config.ExitError{Code: exitSignal + int(syscall.SIGPIPE)}
 	}
 	return end, err
 }

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"fmt"
@@ -18,10 +18,10 @@ const (
 	progressEvery = 200 * time.Millisecond
 )
 
-// progress tells a person how far a transfer has come that takes long. It has to be closed.
+// Progress tells a person how far a transfer has come that takes long. It has to be closed.
 // What is being sent may still be read then: the HTTP client takes its time to notice that
 // the server has refused it.
-type progress struct {
+type Progress struct {
 	to    io.Writer
 	total int64 // bytes; 0: not known
 
@@ -32,16 +32,16 @@ type progress struct {
 	closed bool
 }
 
-// newProgress is nil where nobody would see it.
-func newProgress(to io.Writer, total int64) *progress {
+// NewProgress makes a bar for total bytes. It is nil where nobody would see it.
+func NewProgress(to io.Writer, total int64) *Progress {
 	if file, _ := to.(*os.File); file == nil || !term.IsTerminal(int(file.Fd())) {
 		return nil
 	}
-	return &progress{to: to, total: total, next: time.Now().Add(progressAfter)}
+	return &Progress{to: to, total: total, next: time.Now().Add(progressAfter)}
 }
 
 // follow has p see what is read from r.
-func (p *progress) follow(r io.Reader) io.Reader {
+func (p *Progress) follow(r io.Reader) io.Reader {
 	if p == nil {
 		return r
 	}
@@ -49,7 +49,7 @@ func (p *progress) follow(r io.Reader) io.Reader {
 }
 
 // Write counts. It never fails.
-func (p *progress) Write(b []byte) (int, error) {
+func (p *Progress) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done += int64(len(b))
@@ -66,8 +66,8 @@ func (p *progress) Write(b []byte) (int, error) {
 
 func inMiB(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
-// close wipes the line, so that what follows stands alone. It may be called more than once.
-func (p *progress) close() {
+// Close wipes the line, so that what follows stands alone. It may be called more than once.
+func (p *Progress) Close() {
 	if p == nil {
 		return
 	}
@@ -79,18 +79,18 @@ func (p *progress) close() {
 	p.closed = true
 }
 
-// local is a local file that is being sent, or standard input.
-type local struct {
-	content  io.Reader
-	size     int64 // bytes; 0: not known
+// Local is a local file that is being sent, or standard input.
+type Local struct {
+	Content  io.Reader
+	Size     int64 // bytes; 0: not known
 	file     *os.File
-	progress *progress
+	progress *Progress
 }
 
-// openLocal opens a file by its name; "-" is standard input. It has to be closed.
-func openLocal(cmd *cobra.Command, name string) (*local, error) {
+// OpenLocal opens a file by its name; "-" is standard input. It has to be closed.
+func OpenLocal(cmd *cobra.Command, name string) (*Local, error) {
 	if name == stdio {
-		return &local{content: cmd.InOrStdin()}, nil
+		return &Local{Content: cmd.InOrStdin()}, nil
 	}
 	file, err := os.Open(name)
 	if err != nil {
@@ -104,18 +104,18 @@ func openLocal(cmd *cobra.Command, name string) (*local, error) {
 		_ = file.Close()
 		return nil, err
 	}
-	l := &local{file: file}
+	l := &Local{file: file}
 	if info.Mode().IsRegular() {
-		l.size = info.Size()
+		l.Size = info.Size()
 	}
-	l.progress = newProgress(cmd.ErrOrStderr(), l.size)
-	l.content = l.progress.follow(file)
+	l.progress = NewProgress(cmd.ErrOrStderr(), l.Size)
+	l.Content = l.progress.follow(file)
 	return l, nil
 }
 
-// close may be called more than once.
-func (l *local) close() {
-	l.progress.close()
+// Close may be called more than once.
+func (l *Local) Close() {
+	l.progress.Close()
 	if l.file != nil {
 		_ = l.file.Close()
 	}
@@ -133,8 +133,8 @@ func download(cmd *cobra.Command, to string, open func() (io.ReadCloser, error))
 		if err != nil {
 			return err
 		}
-		p := newProgress(cmd.ErrOrStderr(), 0)
-		defer p.close()
+		p := NewProgress(cmd.ErrOrStderr(), 0)
+		defer p.Close()
 		defer func() { _ = r.Close() }()
 		_, err = io.Copy(w, p.follow(r))
 		return err

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
@@ -24,6 +25,7 @@ const (
 	maxStdin    = 16 << 20 // bytes; what the API takes in one call
 	outputLimit = 4 << 20  // bytes per stream; all that the API gives in one answer
 
+	exitExec     = 125 // exec itself failed, not the command
 	exitTimedOut = 124 // as timeout(1) has it
 	exitKilled   = 137 // as a shell has it
 	exitSignal   = 128 // and the signal's number
@@ -82,7 +84,7 @@ was started. A sandbox without Berm's program in it gives the output, up to
 func commandAction(f func(cmd *cobra.Command, args []string) (int, error)) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		code, err := f(cmd, args)
-		var exit *exitError
+		var exit *config.ExitError
 		switch {
 		case err == nil && code == 0:
 			return nil
@@ -91,7 +93,7 @@ func commandAction(f func(cmd *cobra.Command, args []string) (int, error)) func(
 		case code == 0:
 			code = exitExec
 		}
-		return &exitError{code: code, err: err}
+		return &config.ExitError{Code: code, Err: err}
 	}
 }
 
@@ -106,7 +108,7 @@ func (e execFlags) check(output string) error {
 		{e.id != "" && output == "json" && !e.detach, "--id can't go together with -o json, but for --detach"},
 	} {
 		if wrong.is {
-			return &exitError{code: exitUsage, err: errors.New(wrong.text)}
+			return &config.ExitError{Code: config.ExitUsage, Err: errors.New(wrong.text)}
 		}
 	}
 	return nil
@@ -131,7 +133,7 @@ func (f *clientFlags) exec(cmd *cobra.Command, key string, command []string, e e
 	case e.detach:
 		return 0, f.execDetached(cmd, c, key, req)
 	case f.output == "json":
-		return execWhole(cmd, c, key, req, e, func(res *apitype.ExecResult) error { return writeJSON(cmd.OutOrStdout(), res) })
+		return execWhole(cmd, c, key, req, e, func(res *apitype.ExecResult) error { return config.WriteJSON(cmd.OutOrStdout(), res) })
 	}
 	code, err := f.execStreamed(cmd, c, key, req, e)
 	var answer *client.Error
@@ -152,7 +154,7 @@ func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key str
 		return explain(err)
 	}
 	if f.output == "json" {
-		return writeJSON(cmd.OutOrStdout(), x)
+		return config.WriteJSON(cmd.OutOrStdout(), x)
 	}
 	_, err = fmt.Fprintln(cmd.OutOrStdout(), x.ExecID)
 	return err
@@ -204,7 +206,7 @@ func (f *clientFlags) execStreamed(cmd *cobra.Command, c *client.Client, key str
 	if e.tty {
 		var err error
 		if s.terminal, err = terminalOf(cmd.InOrStdin(), cmd.OutOrStdout()); err != nil {
-			return 0, &exitError{code: exitUsage, err: err}
+			return 0, &config.ExitError{Code: config.ExitUsage, Err: err}
 		}
 		size := s.terminal.size()
 		req.TTY, req.Rows, req.Cols = true, size.Rows, size.Cols

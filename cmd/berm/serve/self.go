@@ -1,4 +1,4 @@
-package main
+package serve
 
 import (
 	"bufio"
@@ -39,12 +39,12 @@ const (
 // host starts containers before it answers.
 const selfWait = 10 * time.Second
 
-// self is the container that this process runs in, as its engine knows it. Nil is none.
-type self struct {
-	id       string
+// Self is the container that this process runs in, as its engine knows it. Nil is none.
+type Self struct {
+	ID       string
 	project  string               // of Docker Compose; empty outside of one
-	paths    []policy.PathMapping // of what it has mounted, and nothing else
-	networks []string             // names of those that containers can be given
+	Paths    []policy.PathMapping // of what it has mounted, and nothing else
+	Networks []string             // names of those that containers can be given
 }
 
 // clues are what the kernel tells a process of the container that it is in.
@@ -71,7 +71,7 @@ const (
 // readClues reads from a directory like /proc/self.
 func readClues(proc, hostname string) (*clues, error) {
 	t := &clues{mounts: map[string]string{}}
-	cgroups, err := readProc(filepath.Join(proc, "cgroup"))
+	cgroups, err := ReadProc(filepath.Join(proc, "cgroup"))
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func readClues(proc, hostname string) (*clues, error) {
 		slices.Reverse(found) // an engine in a container has its own below that
 		t.guess(found...)
 	}
-	mounts, err := readProc(filepath.Join(proc, "mountinfo"))
+	mounts, err := ReadProc(filepath.Join(proc, "mountinfo"))
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +112,8 @@ func readClues(proc, hostname string) (*clues, error) {
 	return t, nil
 }
 
-func readProc(name string) ([]byte, error) {
+// ReadProc reads a file of /proc, up to 4 MiB of it.
+func ReadProc(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
@@ -184,7 +185,7 @@ type describer interface {
 }
 
 // find asks the engine about every guess, again while it is away, until ctx ends.
-func (t *clues) find(ctx context.Context, engine describer) (*self, error) {
+func (t *clues) find(ctx context.Context, engine describer) (*Self, error) {
 	for {
 		found, err := t.ask(ctx, engine)
 		if !errdefs.IsUnavailable(err) {
@@ -199,7 +200,7 @@ func (t *clues) find(ctx context.Context, engine describer) (*self, error) {
 }
 
 // ask answers nil if the engine knows none of the guesses, or another container by it.
-func (t *clues) ask(ctx context.Context, engine describer) (*self, error) {
+func (t *clues) ask(ctx context.Context, engine describer) (*Self, error) {
 	for _, id := range t.ids {
 		d, err := engine.Describe(ctx, id)
 		switch {
@@ -214,26 +215,26 @@ func (t *clues) ask(ctx context.Context, engine describer) (*self, error) {
 }
 
 // self is what counts of the container that was found.
-func (t *clues) self(d docker.Description) *self {
-	s := &self{id: d.ID, project: d.Labels[labelProject]}
+func (t *clues) self(d docker.Description) *Self {
+	s := &Self{ID: d.ID, project: d.Labels[labelProject]}
 	for _, m := range d.Mounts {
 		if fi, err := os.Stat(m.Target); err == nil && fi.IsDir() && t.agrees(m) {
-			s.paths = append(s.paths, policy.PathMapping{Engine: path.Clean(m.Source), Local: path.Clean(m.Target), Volume: m.Volume})
+			s.Paths = append(s.Paths, policy.PathMapping{Engine: path.Clean(m.Source), Local: path.Clean(m.Target), Volume: m.Volume})
 		}
 	}
 	for _, name := range d.Networks {
 		if !slices.Contains([]string{"host", "none", "bridge"}, name) {
-			s.networks = append(s.networks, name)
+			s.Networks = append(s.Networks, name)
 		}
 	}
 	return s
 }
 
-// findSelf finds out whether this process is a container of the engine that it uses, and
+// FindSelf finds out whether this process is a container of the engine that it uses, and
 // which. Where the engine shares its root file system there is nothing to find, and an
 // error says only that it couldn't be found out.
-func findSelf(ctx context.Context, cfg config.Engine, v view, wait time.Duration) (*self, error) {
-	if v.root || cfg.Kind != "docker" {
+func FindSelf(ctx context.Context, cfg config.Engine, v View, wait time.Duration) (*Self, error) {
+	if v.Root || cfg.Kind != "docker" {
 		return nil, nil
 	}
 	hostname, err := os.Hostname()
@@ -252,27 +253,27 @@ func findSelf(ctx context.Context, cfg config.Engine, v view, wait time.Duration
 	if err != nil {
 		return nil, err
 	}
-	defer closeRuntime(engine)
+	defer CloseRuntime(engine)
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	return t.find(ctx, engine)
 }
 
-// locate has a configuration heed the container that this process is, if it is one: what
+// Locate has a configuration heed the container that this process is, if it is one: what
 // it says itself goes first.
-func locate(ctx context.Context, cfg *config.Config, v view, log *slog.Logger) (*self, error) {
-	s, err := findSelf(ctx, cfg.Engine, v, selfWait)
+func Locate(ctx context.Context, cfg *config.Config, v View, log *slog.Logger) (*Self, error) {
+	s, err := FindSelf(ctx, cfg.Engine, v, selfWait)
 	switch {
 	case err != nil:
 		log.WarnContext(ctx, "self_unknown", "error", err.Error())
 	case s != nil:
-		log.InfoContext(ctx, "self_found", "container", s.id, "project", s.project, "networks", s.networks, "mounts", len(s.paths))
+		log.InfoContext(ctx, "self_found", "container", s.ID, "project", s.project, "networks", s.Networks, "mounts", len(s.Paths))
 	}
-	return s, s.settle(cfg)
+	return s, s.Settle(cfg)
 }
 
-// settle sets what a configuration leaves to the container that this process is.
-func (s *self) settle(cfg *config.Config) error {
+// Settle sets what a configuration leaves to the container that this process is.
+func (s *Self) Settle(cfg *config.Config) error {
 	if cfg.Sandbox.Network == config.NetworkAuto {
 		name, err := s.network()
 		if err != nil {
@@ -287,25 +288,25 @@ func (s *self) settle(cfg *config.Config) error {
 }
 
 // network is the one that sandboxes are to share with this container.
-func (s *self) network() (string, error) {
+func (s *Self) network() (string, error) {
 	switch {
 	case s == nil:
 		return "", errors.New("Berm isn't a container of its engine, or that couldn't be found out: name a network") //nolint:staticcheck // a name
-	case len(s.networks) == 0:
+	case len(s.Networks) == 0:
 		return "", errors.New("Berm's container is in no network of its own, only in one of the engine's: name a network") //nolint:staticcheck // a name
-	case len(s.networks) > 1:
-		return "", fmt.Errorf("Berm's container is in several networks: name one of %s", strings.Join(s.networks, ", ")) //nolint:staticcheck // a name
+	case len(s.Networks) > 1:
+		return "", fmt.Errorf("Berm's container is in several networks: name one of %s", strings.Join(s.Networks, ", ")) //nolint:staticcheck // a name
 	}
-	return s.networks[0], nil
+	return s.Networks[0], nil
 }
 
 // enginePath is where the engine's host has one of this container's paths, if it does.
-func (s *self) enginePath(local string) (string, bool) {
+func (s *Self) enginePath(local string) (string, bool) {
 	if s == nil {
 		return "", false
 	}
 	var best policy.PathMapping
-	for _, m := range s.paths {
+	for _, m := range s.Paths {
 		if runtime.Below(local, m.Local) && len(m.Local) > len(best.Local) {
 			best = m
 		}
@@ -313,16 +314,16 @@ func (s *self) enginePath(local string) (string, bool) {
 	return path.Join(best.Engine, strings.TrimPrefix(local, best.Local)), best.Local != ""
 }
 
-// mappings are for the policy. They may be of nil.
-func (s *self) mappings() []policy.PathMapping {
+// Mappings are for the policy. They may be of nil.
+func (s *Self) Mappings() []policy.PathMapping {
 	if s == nil {
 		return nil
 	}
-	return s.paths
+	return s.Paths
 }
 
-// labels are those that what is made here has beside Berm's own.
-func (s *self) labels() map[string]string {
+// Labels are those that what is made here has beside Berm's own.
+func (s *Self) Labels() map[string]string {
 	if s == nil || s.project == "" {
 		return nil
 	}

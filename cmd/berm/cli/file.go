@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"errors"
@@ -10,13 +10,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
 
 func newFileCommand() *cobra.Command {
 	var flags clientFlags
-	cmd := group("file", "Bring, take, list and delete the files of chats",
+	cmd := config.Group("file", "Bring, take, list and delete the files of chats",
 		newFileListCommand(&flags), newFilePutCommand(&flags), newFileGetCommand(&flags), newFileCatCommand(&flags),
 		newFileRemoveCommand(&flags), newFileURLCommand(&flags))
 	cmd.Long = `Bring, take, list and delete the files of chats.
@@ -60,7 +61,7 @@ func newFileListCommand(flags *clientFlags) *cobra.Command {
 				files = append(files, file)
 			}
 			if flags.output == "json" {
-				return writeJSON(cmd.OutOrStdout(), files)
+				return config.WriteJSON(cmd.OutOrStdout(), files)
 			}
 			return flags.printChatFiles(cmd.OutOrStdout(), files)
 		}),
@@ -83,7 +84,7 @@ names.`,
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			if len(args) > 2 {
 				if name != "" || opts.NoClash {
-					return &exitError{code: exitUsage, err: errors.New("--name and --no-clash go with one file only")}
+					return &config.ExitError{Code: config.ExitUsage, Err: errors.New("--name and --no-clash go with one file only")}
 				}
 				return flags.putFiles(cmd, c, args[0], args[1:], opts.ContentType)
 			}
@@ -91,20 +92,20 @@ names.`,
 			if err != nil {
 				return err
 			}
-			local, err := openLocal(cmd, args[1])
+			local, err := OpenLocal(cmd, args[1])
 			if err != nil {
 				return err
 			}
-			defer local.close()
+			defer local.Close()
 			opts := opts
-			opts.Size = local.size
-			file, err := c.PutChatFile(cmd.Context(), args[0], as, local.content, opts)
+			opts.Size = local.Size
+			file, err := c.PutChatFile(cmd.Context(), args[0], as, local.Content, opts)
 			if err != nil {
 				return err
 			}
-			local.close()
+			local.Close()
 			if flags.output == "json" {
-				return writeJSON(cmd.OutOrStdout(), file)
+				return config.WriteJSON(cmd.OutOrStdout(), file)
 			}
 			return flags.printChatFiles(cmd.OutOrStdout(), []apitype.ChatFile{*file})
 		}),
@@ -122,7 +123,7 @@ func nameFor(local, name string) (string, error) {
 	case name != "":
 		return name, nil
 	case local == stdio:
-		return "", &exitError{code: exitUsage, err: errors.New("standard input has no name of its own: say --name")}
+		return "", &config.ExitError{Code: config.ExitUsage, Err: errors.New("standard input has no name of its own: say --name")}
 	}
 	return filepath.Base(local), nil
 }
@@ -135,12 +136,12 @@ func (f *clientFlags) putFiles(cmd *cobra.Command, c *client.Client, chatID stri
 			if err != nil {
 				return yield(client.NewChatFile{}, err)
 			}
-			local, err := openLocal(cmd, path)
+			local, err := OpenLocal(cmd, path)
 			if err != nil {
 				return yield(client.NewChatFile{}, err)
 			}
-			defer local.close()
-			return yield(client.NewChatFile{Name: name, ContentType: contentType, Content: local.content}, nil)
+			defer local.Close()
+			return yield(client.NewChatFile{Name: name, ContentType: contentType, Content: local.Content}, nil)
 		}
 		for _, path := range locals {
 			if !put(path) {
@@ -152,7 +153,7 @@ func (f *clientFlags) putFiles(cmd *cobra.Command, c *client.Client, chatID stri
 		return err
 	}
 	if f.output == "json" {
-		return writeJSON(cmd.OutOrStdout(), files)
+		return config.WriteJSON(cmd.OutOrStdout(), files)
 	}
 	return f.printChatFiles(cmd.OutOrStdout(), files)
 }
@@ -172,7 +173,7 @@ file's own name in this directory if none is said; to standard output if it is "
 			case len(args) == 3:
 				to = args[2]
 			case to == stdio, to == "", filepath.Base(to) != to, !filepath.IsLocal(to):
-				return &exitError{code: exitUsage, err: fmt.Errorf("%s can't be a file here: say where to", shown(to))}
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("%s can't be a file here: say where to", shown(to))}
 			}
 			return download(cmd, to, func() (io.ReadCloser, error) { return c.ReadChatFile(cmd.Context(), args[0], args[1], 0, 0) })
 		}),
@@ -209,7 +210,7 @@ func newFileRemoveCommand(flags *clientFlags) *cobra.Command {
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			names := args[1:]
 			if all == (len(names) > 0) {
-				return &exitError{code: exitUsage, err: errors.New("say either names or --all")}
+				return &config.ExitError{Code: config.ExitUsage, Err: errors.New("say either names or --all")}
 			}
 			if all {
 				n, err := c.DeleteChatFiles(cmd.Context(), args[0])
@@ -217,7 +218,7 @@ func newFileRemoveCommand(flags *clientFlags) *cobra.Command {
 					return err
 				}
 				if flags.output == "json" {
-					return writeJSON(cmd.OutOrStdout(), apitype.DeletedFiles{Deleted: n})
+					return config.WriteJSON(cmd.OutOrStdout(), apitype.DeletedFiles{Deleted: n})
 				}
 				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d deleted\n", n)
 				return err
@@ -265,7 +266,7 @@ func newFileURLCommand(flags *clientFlags) *cobra.Command {
 			}
 			signed.URL = flags.here(signed.URL, signed.Path)
 			if flags.output == "json" {
-				return writeJSON(cmd.OutOrStdout(), signed)
+				return config.WriteJSON(cmd.OutOrStdout(), signed)
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), shown(signed.URL))
 			return err

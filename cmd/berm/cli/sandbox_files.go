@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/runtime/atomicfile"
@@ -30,7 +31,7 @@ const (
 )
 
 func newFilesCommand(flags *clientFlags) *cobra.Command {
-	cmd := group("files", "Look at, bring, take and change files in a sandbox",
+	cmd := config.Group("files", "Look at, bring, take and change files in a sandbox",
 		newFilesListCommand(flags), newFilesCatCommand(flags), newFilesPutCommand(flags), newFilesGetCommand(flags),
 		newFilesMoveCommand(flags, "cp", "Copy a file or a tree within a sandbox", (*client.Client).CopyFile),
 		newFilesMoveCommand(flags, "mv", "Move a file or a tree within a sandbox", (*client.Client).MoveFile),
@@ -71,7 +72,7 @@ func shownLine(s string) string {
 
 func (f *clientFlags) printFiles(w io.Writer, list *apitype.FileList) error {
 	if f.output == "json" {
-		return writeJSON(w, list)
+		return config.WriteJSON(w, list)
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, info := range list.Files {
@@ -165,7 +166,7 @@ at all. A PATH that ends in a slash is a directory to put it in.`,
 			from, to := args[1], args[2]
 			if strings.HasSuffix(to, "/") {
 				if from == stdio {
-					return &exitError{code: exitUsage, err: errors.New("standard input has no name of its own: say the whole path")}
+					return &config.ExitError{Code: config.ExitUsage, Err: errors.New("standard input has no name of its own: say the whole path")}
 				}
 				to += filepath.Base(from)
 			}
@@ -211,14 +212,14 @@ func octal(s string) (fs.FileMode, error) {
 	}
 	mode, err := strconv.ParseUint(s, 8, 9)
 	if err != nil {
-		return 0, &exitError{code: exitUsage, err: fmt.Errorf("--mode is %q, want octal permissions, from 0000 to 0777", s)}
+		return 0, &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--mode is %q, want octal permissions, from 0000 to 0777", s)}
 	}
 	return fs.FileMode(mode), nil
 }
 
 func (f *clientFlags) printFile(w io.Writer, info *apitype.FileInfo) error {
 	if f.output == "json" {
-		return writeJSON(w, info)
+		return config.WriteJSON(w, info)
 	}
 	return f.printFiles(w, &apitype.FileList{Files: []apitype.FileInfo{*info}})
 }
@@ -237,7 +238,7 @@ file's own name in this directory if none is said; to standard output if it is "
 			if len(args) == 3 {
 				to = args[2]
 			} else if to == "/" || to == "." || to == ".." {
-				return &exitError{code: exitUsage, err: fmt.Errorf("%s is no file's name: say where to", args[1])}
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("%s is no file's name: say where to", args[1])}
 			}
 			if to == stdio {
 				return copyFrom(cmd, c, args[0], args[1], cmd.OutOrStdout())
@@ -324,7 +325,7 @@ name, and ** for any number of directories.`,
 			}
 			cutShort(cmd, list.Truncated)
 			if flags.output == "json" {
-				return writeJSON(cmd.OutOrStdout(), list)
+				return config.WriteJSON(cmd.OutOrStdout(), list)
 			}
 			for _, info := range list.Files {
 				if _, err := fmt.Fprintln(cmd.OutOrStdout(), shownPath(info.Path, info.PathBase64)); err != nil {
@@ -356,7 +357,7 @@ Go's syntax. The exit code is 1 when there is none.`,
 			}
 			cutShort(cmd, found.Truncated)
 			if flags.output == "json" {
-				err = writeJSON(cmd.OutOrStdout(), found)
+				err = config.WriteJSON(cmd.OutOrStdout(), found)
 			}
 			for _, m := range found.Matches {
 				if err == nil && flags.output != "json" {
@@ -364,7 +365,7 @@ Go's syntax. The exit code is 1 when there is none.`,
 				}
 			}
 			if err == nil && len(found.Matches) == 0 {
-				err = &exitError{code: exitNotFound}
+				err = &config.ExitError{Code: exitNotFound}
 			}
 			return err
 		}),

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
@@ -23,7 +24,7 @@ const (
 )
 
 func newProcessCommand(flags *clientFlags) *cobra.Command {
-	cmd := group("process", "Start, follow and stop long-running processes in a sandbox",
+	cmd := config.Group("process", "Start, follow and stop long-running processes in a sandbox",
 		newProcessStartCommand(flags), newProcessListCommand(flags), newProcessLogsCommand(flags), newProcessStopCommand(flags),
 		newProcessSignalCommand(flags), newProcessWaitCommand(flags), newProcessAttachCommand(flags))
 	cmd.Long = `Start, follow and stop long-running processes in a sandbox.
@@ -105,7 +106,7 @@ func newProcessListCommand(flags *clientFlags) *cobra.Command {
 				return err
 			}
 			if flags.output == "json" {
-				return writeJSON(cmd.OutOrStdout(), list)
+				return config.WriteJSON(cmd.OutOrStdout(), list)
 			}
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
 			_, _ = fmt.Fprintln(w, "ID\tSTATUS\tATTACHED\tSTARTED\tCOMMAND") // Flush tells of errors
@@ -199,7 +200,7 @@ func newProcessStopCommand(flags *clientFlags) *cobra.Command {
 five seconds is killed.`,
 		Example: "  berm sandbox process stop mine web",
 		Args:    cobra.RangeArgs(1, 2),
-		RunE: action(func(cmd *cobra.Command, args []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, args []string) error {
 			return flags.onProcess(cmd, args, (*client.Client).StopProcess)
 		}),
 	}
@@ -212,10 +213,10 @@ func newProcessSignalCommand(flags *clientFlags) *cobra.Command {
 		Example: `  berm sandbox process signal mine web HUP
   berm sandbox process signal mine default 9`,
 		Args: cobra.ExactArgs(3),
-		RunE: action(func(cmd *cobra.Command, args []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, args []string) error {
 			sig, err := apitype.ParseSignal(args[2])
 			if err != nil {
-				return &exitError{code: exitUsage, err: fmt.Errorf("signal %q: %w", args[2], err)}
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("signal %q: %w", args[2], err)}
 			}
 			return flags.onProcess(cmd, args, func(c *client.Client, ctx context.Context, key, id string) (*apitype.Process, error) {
 				return c.SignalProcess(ctx, key, id, sig)
@@ -263,7 +264,7 @@ func (f *clientFlags) onProcess(cmd *cobra.Command, args []string, do func(*clie
 
 func (f *clientFlags) printProcess(w io.Writer, p *apitype.Process) error {
 	if f.output == "json" {
-		return writeJSON(w, p)
+		return config.WriteJSON(w, p)
 	}
 	_, err := fmt.Fprintf(w, "%s: %s\n", p.ProcessID, processStatus(*p))
 	return err
@@ -364,7 +365,7 @@ func newPsCommand(flags *clientFlags) *cobra.Command {
 				}
 			}
 			if flags.output == "json" {
-				return writeJSON(cmd.OutOrStdout(), list)
+				return config.WriteJSON(cmd.OutOrStdout(), list)
 			}
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
 			_, _ = fmt.Fprintln(w, "KIND\tID\tSTATUS\tSTARTED\tCOMMAND") // Flush tells of errors

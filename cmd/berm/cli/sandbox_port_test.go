@@ -1,7 +1,6 @@
-package main
+package cli
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -105,49 +104,5 @@ func TestForwarder(t *testing.T) {
 				t.Errorf("the policies are %q", got)
 			}
 		})
-	}
-}
-
-// A server that is started by the command, and ends with it.
-func TestForwardPort(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, r.URL.Path)
-	}))
-	defer server.Close()
-	t.Setenv("BERM_URL", server.URL)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	stdout, printed := io.Pipe()
-	done := make(chan int)
-	go func() {
-		done <- run(ctx, []string{"sandbox", "port", "mine", "8000", "--listen", "localhost:0"}, nil, printed, io.Discard)
-	}()
-	var address string
-	if _, err := fmt.Fscanln(stdout, &address); err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.Get(address + "hello")
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
-	if err != nil || string(body) != "/api/v1/sandboxes/mine/ports/8000/hello" {
-		t.Errorf("%s: %q, %v", address, body, err)
-	}
-	cancel()
-	if code := <-done; code != 0 {
-		t.Errorf("exit code %d", code)
-	}
-}
-
-func TestPortUsage(t *testing.T) {
-	for _, s := range []step{
-		{args: "sandbox port mine 0", code: 2, stderr: []string{"from 1 to 65535"}},
-		{args: "sandbox port mine http", code: 2, stderr: []string{"from 1 to 65535"}},
-		{args: "sandbox port mine 80 --listen 0.0.0.0:0", code: 2, stderr: []string{"want a loopback address"}},
-		{args: "sandbox port mine 80 --listen example.org:80", code: 2, stderr: []string{"want a loopback address"}},
-	} {
-		s.run(t)
 	}
 }

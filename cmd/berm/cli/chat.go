@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -9,13 +9,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
 
 func newChatCommand() *cobra.Command {
 	var flags clientFlags
-	cmd := group("chat", "Make, use and delete chats, whose content outlives sandboxes",
+	cmd := config.Group("chat", "Make, use and delete chats, whose content outlives sandboxes",
 		newChatCreateCommand(&flags), newChatGetCommand(&flags), newChatListCommand(&flags), newChatDeleteCommand(&flags),
 		newChatHistoryCommand(&flags), newChatTarCommand(&flags), newChatUntarCommand(&flags))
 	cmd.Long = `Make, use and delete chats, whose content outlives sandboxes.
@@ -50,7 +51,7 @@ func (o *owner) workspaceID(ctx context.Context, c *client.Client) (string, erro
 
 func (f *clientFlags) printChat(out io.Writer, ch *apitype.Chat) error {
 	if f.output == "json" {
-		return writeJSON(out, ch)
+		return config.WriteJSON(out, ch)
 	}
 	return printRows(out, "chat", shown(ch.ChatID), "workspace", shown(ch.WorkspaceID), "created", ch.CreatedAt.Format(time.RFC3339))
 }
@@ -159,19 +160,19 @@ file, or nothing. A FILE of "-" is standard input.`,
 				r, err := c.History(cmd.Context(), args[0], 0, 0)
 				return copyAll(cmd.OutOrStdout(), r, err)
 			case write == nil || len(args) < 3:
-				return &exitError{code: exitUsage, err: errors.New("say show, set FILE or append FILE after the chat")}
+				return &config.ExitError{Code: config.ExitUsage, Err: errors.New("say show, set FILE or append FILE after the chat")}
 			}
-			local, err := openLocal(cmd, args[2])
+			local, err := OpenLocal(cmd, args[2])
 			if err != nil {
 				return err
 			}
-			defer local.close()
-			h, err := write(c, cmd.Context(), args[0], local.content)
+			defer local.Close()
+			h, err := write(c, cmd.Context(), args[0], local.Content)
 			if err != nil {
 				return err
 			}
 			if flags.output == "json" {
-				return writeJSON(cmd.OutOrStdout(), h)
+				return config.WriteJSON(cmd.OutOrStdout(), h)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d bytes\n", h.SizeBytes)
 			return err
@@ -212,12 +213,12 @@ comes from standard input if no local file is said, or "-".`,
 			if len(args) > 1 {
 				from = args[1]
 			}
-			local, err := openLocal(cmd, from)
+			local, err := OpenLocal(cmd, from)
 			if err != nil {
 				return err
 			}
-			defer local.close()
-			return c.WriteChatTar(cmd.Context(), args[0], local.content)
+			defer local.Close()
+			return c.WriteChatTar(cmd.Context(), args[0], local.Content)
 		}),
 	}
 }

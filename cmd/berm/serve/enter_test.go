@@ -1,4 +1,4 @@
-package main
+package serve
 
 import (
 	"net"
@@ -31,7 +31,7 @@ func TestEnterEngine(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	for name, tt := range tests {
-		done, err := enterEngine(t.Context(), tt.cfg)
+		done, err := EnterEngine(t.Context(), tt.cfg)
 		if done || (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: done %v, %v, want %q", name, done, err, tt.want)
 		}

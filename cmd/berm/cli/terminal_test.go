@@ -1,10 +1,9 @@
-package main
+package cli
 
 import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -12,55 +11,12 @@ import (
 	"testing"
 	"testing/iotest"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime/runtimetest/pty"
 )
 
-// openPTY makes a pair: what is written to the keyboard is read from the terminal, and
-// the other way round.
-func openPTY(t *testing.T) (keyboard, tty *os.File) {
-	t.Helper()
-	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = keyboard.Close() })
-	if err := unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = tty.Close() })
-	setSize(t, tty, 33, 77)
-	return keyboard, tty
-}
-
-func setSize(t *testing.T, tty *os.File, rows, cols uint16) {
-	t.Helper()
-	if err := unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: cols}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// echoes tells whether the terminal is as it is at first, and not raw.
-func echoes(t *testing.T, tty *os.File) bool {
-	t.Helper()
-	state, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return state.Lflag&unix.ECHO != 0 && state.Lflag&unix.ISIG != 0
-}
-
 func TestTerminal(t *testing.T) {
-	_, tty := openPTY(t)
+	_, tty := pty.Open(t)
 	term, err := terminalOf(tty, tty)
 	if err != nil {
 		t.Fatal(err)
@@ -72,11 +28,11 @@ func TestTerminal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if echoes(t, tty) {
+	if pty.Echoes(t, tty) {
 		t.Error("a raw terminal echoes")
 	}
 	restore()
-	if !echoes(t, tty) {
+	if !pty.Echoes(t, tty) {
 		t.Error("the terminal stays raw")
 	}
 
@@ -84,7 +40,7 @@ func TestTerminal(t *testing.T) {
 	defer cancel()
 	sizes := make(chan apitype.ResizeRequest)
 	defer onResize(ctx, func() { sizes <- term.size() })()
-	setSize(t, tty, 40, 100)
+	pty.SetSize(t, tty, 40, 100)
 	if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +50,7 @@ func TestTerminal(t *testing.T) {
 }
 
 func TestNoTerminal(t *testing.T) {
-	_, tty := openPTY(t)
+	_, tty := pty.Open(t)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)

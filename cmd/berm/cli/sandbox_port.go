@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -22,6 +22,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/client"
 )
 
@@ -43,10 +44,10 @@ browser ask for a login.`,
   berm sandbox port mine 8000 --ttl 10m
   berm sandbox port mine 8000 --listen 127.0.0.1:0`,
 		Args: cobra.ExactArgs(2),
-		RunE: action(func(cmd *cobra.Command, args []string) error {
+		RunE: config.Action(func(cmd *cobra.Command, args []string) error {
 			port, err := strconv.Atoi(args[1])
 			if err != nil || port < 1 || port > 65535 {
-				return &exitError{code: exitUsage, err: fmt.Errorf("port is %q, want a number from 1 to 65535", args[1])}
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("port is %q, want a number from 1 to 65535", args[1])}
 			}
 			c, err := flags.connect()
 			if err != nil {
@@ -61,7 +62,7 @@ browser ask for a login.`,
 			}
 			signed.URL = flags.here(signed.URL, signed.Path)
 			if flags.output == "json" {
-				return writeJSON(cmd.OutOrStdout(), signed)
+				return config.WriteJSON(cmd.OutOrStdout(), signed)
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), signed.URL)
 			return err
@@ -76,7 +77,7 @@ browser ask for a login.`,
 func (f *clientFlags) forwardPort(cmd *cobra.Command, c *client.Client, key string, port int, listen string) error {
 	addr, err := netip.ParseAddrPort(strings.Replace(listen, "localhost:", "127.0.0.1:", 1))
 	if err != nil || !addr.Addr().IsLoopback() {
-		return &exitError{code: exitUsage, err: fmt.Errorf("--listen is %q, want a loopback address, like 127.0.0.1:8000", listen)}
+		return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--listen is %q, want a loopback address, like 127.0.0.1:8000", listen)}
 	}
 	base, _, err := f.server()
 	if err != nil {

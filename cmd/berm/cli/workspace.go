@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -10,13 +10,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
 
 func newWorkspaceCommand() *cobra.Command {
 	var flags clientFlags
-	cmd := group("workspace", "Give users workspaces, and look at what they hold",
+	cmd := config.Group("workspace", "Give users workspaces, and look at what they hold",
 		newWorkspaceEnsureCommand(&flags), newWorkspaceGetCommand(&flags), newWorkspaceUsageCommand(&flags), newWorkspaceChatsCommand(&flags))
 	cmd.Long = `Give users workspaces, and look at what they hold.
 
@@ -37,7 +38,7 @@ func printRows(out io.Writer, rows ...string) error {
 
 func (f *clientFlags) printWorkspace(out io.Writer, w *apitype.Workspace) error {
 	if f.output == "json" {
-		return writeJSON(out, w)
+		return config.WriteJSON(out, w)
 	}
 	return printRows(out, "workspace", shown(w.WorkspaceID), "user", shown(w.UserID), "created", w.CreatedAt.Format(time.RFC3339))
 }
@@ -86,7 +87,7 @@ func newWorkspaceUsageCommand(flags *clientFlags) *cobra.Command {
 				return err
 			}
 			if flags.output == "json" {
-				return writeJSON(cmd.OutOrStdout(), u)
+				return config.WriteJSON(cmd.OutOrStdout(), u)
 			}
 			quota := "none"
 			if u.QuotaBytes != nil {
@@ -119,7 +120,7 @@ func (f *clientFlags) listChats(ctx context.Context, out io.Writer, c *client.Cl
 		chats = append(chats, ch)
 	}
 	if f.output == "json" {
-		return writeJSON(out, chats)
+		return config.WriteJSON(out, chats)
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
 	_, _ = fmt.Fprintln(w, "CHAT\tCREATED") // Flush tells of errors

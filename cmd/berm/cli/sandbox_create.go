@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"fmt"
@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
@@ -27,10 +28,10 @@ waited for.`,
 		Args: cobra.ExactArgs(1),
 	}
 	request := addSpecFlags(cmd.Flags())
-	cmd.RunE = action(func(cmd *cobra.Command, args []string) error {
+	cmd.RunE = config.Action(func(cmd *cobra.Command, args []string) error {
 		req, err := request()
 		if err != nil {
-			return &exitError{code: exitUsage, err: err}
+			return &config.ExitError{Code: config.ExitUsage, Err: err}
 		}
 		c, err := flags.connect()
 		if err != nil {

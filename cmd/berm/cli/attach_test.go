@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -18,8 +18,10 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/pty"
 )
 
 // farEnd is the other side of a WebSocket.
@@ -233,8 +235,8 @@ func TestSessionBrokenPipe(t *testing.T) {
 	killed := false
 	s.kill = func() { killed = true }
 	_, err := s.run(t.Context())
-	var exit *exitError
-	if !errors.As(err, &exit) || exit.code != 141 || exit.err != nil || !killed {
+	var exit *config.ExitError
+	if !errors.As(err, &exit) || exit.Code != 141 || exit.Err != nil || !killed {
 		t.Errorf("error %v, killed: %t", err, killed)
 	}
 }
@@ -275,7 +277,7 @@ func TestSessionSignals(t *testing.T) {
 
 // Keys go through a raw terminal as they are, its size goes along, and two keys detach.
 func TestSessionTerminal(t *testing.T) {
-	keyboard, tty := openPTY(t)
+	keyboard, tty := pty.Open(t)
 	term, err := terminalOf(tty, tty)
 	if err != nil {
 		t.Fatal(err)
@@ -285,7 +287,7 @@ func TestSessionTerminal(t *testing.T) {
 		p.wants(`{"resize":{"rows":33,"cols":77}}`)
 		_, _ = keyboard.WriteString("a\x03\r") // nothing of which is for this terminal
 		p.wants("a\x03\r")
-		setSize(t, tty, 40, 100)
+		pty.SetSize(t, tty, 40, 100)
 		if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil {
 			t.Error(err)
 		}
@@ -302,7 +304,7 @@ func TestSessionTerminal(t *testing.T) {
 	if _, err := s.run(t.Context()); !errors.Is(err, errDetached) {
 		t.Errorf("error %v, want %v", err, errDetached)
 	}
-	if !echoes(t, tty) {
+	if !pty.Echoes(t, tty) {
 		t.Error("the terminal is still raw")
 	}
 	if shown != "line\n" { // a raw terminal adds no return

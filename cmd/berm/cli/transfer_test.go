@@ -1,0 +1,48 @@
+package cli
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	if NewProgress(&bytes.Buffer{}, 1) != nil {
+		t.Error("it is shown where there is no terminal")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		p := &Progress{to: &out, total: 4 << 20, next: time.Now().Add(progressAfter)}
+		put := func(want string) {
+			t.Helper()
+			out.Reset()
+			_, _ = p.Write(make([]byte, 1<<20))
+			if out.String() != want {
+				t.Errorf("got %q, want %q", out.String(), want)
+			}
+		}
+		put("") // it may be over soon
+		time.Sleep(progressAfter)
+		put("\r\x1b[K2.0 MiB of 4.0 MiB (50%)")
+		put("") // not so often
+		p.total = 0
+		time.Sleep(progressEvery)
+		put("\r\x1b[K4.0 MiB")
+		out.Reset()
+		p.Close()
+		p.Close()
+		if out.String() != "\r\x1b[K" {
+			t.Errorf("at the end: %q", out.String())
+		}
+		time.Sleep(progressEvery)
+		put("") // what comes late
+	})
+	var none *Progress
+	if r := strings.NewReader(""); none.follow(r) != r {
+		t.Error("without progress, a reader is another")
+	}
+	none.Close()
+}

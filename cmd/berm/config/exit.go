@@ -1,0 +1,60 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes. A command that runs in a sandbox hands on its own.
+const (
+	ExitFailure = 1
+	ExitUsage   = 2
+)
+
+// ExitError ends the program with a code; a nil Err says nothing.
+type ExitError struct {
+	Code int
+	Err  error
+}
+
+func (e *ExitError) Error() string {
+	if e.Err == nil {
+		return fmt.Sprintf("exit code %d", e.Code)
+	}
+	return e.Err.Error()
+}
+
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// Action turns a function into a cobra command's body: its errors are failures,
+// not wrong usage.
+func Action(f func(cmd *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		err := f(cmd, args)
+		var exit *ExitError
+		if err == nil || errors.As(err, &exit) {
+			return err
+		}
+		return &ExitError{Code: ExitFailure, Err: err}
+	}
+}
+
+// Group is a command that only holds others.
+func Group(use, short string, children ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		return fmt.Errorf("say what to do: %s --help lists it", cmd.CommandPath())
+	}}
+	cmd.AddCommand(children...)
+	return cmd
+}
+
+// WriteJSON prints v for programs, indented.
+func WriteJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}

@@ -1,0 +1,73 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// settingFlags are the flags that stand for keys of the configuration.
+var settingFlags = []struct {
+	name, key, usage string
+	isPath           bool
+}{
+	{"listen", "http.listen", "host:port, or unix:///path", false},
+	{"state-dir", "state_dir", "directory of the database, the lock and the instance's id", true},
+	{"engine", "engine.kind", "docker or containerd", false},
+	{"engine-address", "engine.address", "the engine's address", false},
+	{"policy", "policy_file", "policy file", true},
+	{"token-file", "security.token_file", "file with the tokens", true},
+}
+
+// AddFlags gives a command --config and the flags of the named settings;
+// all of them without a name.
+func AddFlags(cmd *cobra.Command, names ...string) {
+	cmd.Flags().String("config", "", "configuration file (default $BERM_CONFIG)")
+	for _, f := range settingFlags {
+		if len(names) == 0 || slices.Contains(names, f.name) {
+			cmd.Flags().String(f.name, "", fmt.Sprintf("%s (over %s)", f.usage, f.key))
+		}
+	}
+	markFiles(cmd.Flags(), "config", "policy", "token-file")
+}
+
+// FromFlags reads the configuration as the command's flags say.
+func FromFlags(cmd *cobra.Command) (*Config, error) {
+	file, err := cmd.Flags().GetString("config")
+	if err != nil {
+		return nil, err
+	}
+	opts := Options{File: cmp.Or(file, os.Getenv("BERM_CONFIG")), Environ: os.Environ(), Flags: map[string]string{}}
+	for _, f := range settingFlags {
+		flag := cmd.Flags().Lookup(f.name)
+		if flag == nil || !flag.Changed {
+			continue
+		}
+		value := flag.Value.String()
+		if f.isPath && value != "" {
+			if value, err = filepath.Abs(value); err != nil {
+				return nil, fmt.Errorf("--%s: %w", f.name, err)
+			}
+		}
+		opts.Flags[f.key] = value
+	}
+	cfg, err := Load(opts)
+	if err != nil {
+		return nil, fmt.Errorf("the configuration is not valid:\n%w", err)
+	}
+	return cfg, nil
+}
+
+// markFiles has the shell complete the flags' values to file names.
+func markFiles(flags *pflag.FlagSet, names ...string) {
+	for _, name := range names {
+		if flags.Lookup(name) != nil {
+			_ = cobra.MarkFlagFilename(flags, name) // fails for unknown flags only
+		}
+	}
+}

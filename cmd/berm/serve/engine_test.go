@@ -1,0 +1,185 @@
+package serve
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/lifecycle/mountpin"
+	"github.com/bermhq/berm/policy"
+)
+
+func TestEngineView(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "engine.sock")
+	cfg := config.Engine{Address: "unix://" + socket}
+	outside := !InContainer()
+	if got, want := EngineView(t.Context(), cfg), (View{Root: outside, Mounts: outside, pids: outside}); got != want {
+		t.Errorf("an engine that is away: %+v, want %+v", got, want)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	if got, want := EngineView(t.Context(), cfg), (View{Root: true, Mounts: true, pids: true, Asked: true}); got != want {
+		t.Errorf("an engine in this very process: %+v, want %+v", got, want)
+	}
+	if got := EngineView(t.Context(), config.Engine{Address: "tcp://192.0.2.1:2376"}); got.Mounts {
+		t.Error("an engine elsewhere is said to see our mounts")
+	}
+}
+
+func TestEngineSocket(t *testing.T) {
+	t.Setenv("DOCKER_HOST", "unix:///from/env.sock")
+	for address, want := range map[string]string{
+		"unix:///a.sock": "/a.sock", "tcp://127.0.0.1:1": "", "": "/from/env.sock",
+	} {
+		if got := EngineSocket(config.Engine{Address: address}); got != want {
+			t.Errorf("%q has the socket %q, want %q", address, got, want)
+		}
+	}
+	t.Setenv("DOCKER_HOST", "")
+	if got := EngineSocket(config.Engine{}); got != "/var/run/docker.sock" {
+		t.Errorf("by default it is %q", got)
+	}
+	t.Setenv("CONTAINERD_ADDRESS", "/from/env.sock")
+	for address, want := range map[string]string{"unix:///a.sock": "/a.sock", "/a.sock": "/a.sock", "": "/from/env.sock"} {
+		if got := EngineSocket(config.Engine{Kind: "containerd", Address: address}); got != want {
+			t.Errorf("containerd at %q has the socket %q, want %q", address, got, want)
+		}
+	}
+	t.Setenv("CONTAINERD_ADDRESS", "")
+	if got := EngineSocket(config.Engine{Kind: "containerd"}); got != "/run/containerd/containerd.sock" {
+		t.Errorf("containerd's by default is %q", got)
+	}
+}
+
+// Containerd is of use only to those who see its files and mounts as it does.
+func TestEngineSuits(t *testing.T) {
+	for _, tt := range []struct {
+		kind string
+		view View
+		ok   bool
+	}{
+		{"containerd", View{Root: true, Mounts: true, Asked: true}, true},
+		{"containerd", View{Root: true, Asked: true}, false},
+		{"containerd", View{Asked: true}, false},
+		{"containerd", View{}, true}, // it may turn out well
+		{"docker", View{Asked: true}, true},
+	} {
+		if err := tt.view.Suits(tt.kind); (err == nil) != tt.ok {
+			t.Errorf("%s, %+v: %v", tt.kind, tt.view, err)
+		}
+	}
+}
+
+func TestAgentProgram(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "berm-agent")
+	cfg := config.Engine{Kind: "containerd", AgentFile: file}
+	if _, err := agentProgram(cfg); err == nil || !strings.Contains(err.Error(), "engine.agent_file") {
+		t.Errorf("a missing program: %v", err)
+	}
+	write(t, file, "#!/bin/sh\n")
+	if err := CheckEngine(cfg, "/state"); err == nil || !strings.Contains(err.Error(), "is no program of Linux") {
+		t.Errorf("a script: %v", err)
+	}
+	write(t, file, "\x7fELF and so on")
+	if program, err := agentProgram(cfg); err != nil || string(program) != "\x7fELF and so on" {
+		t.Errorf("a program: %q, %v", program, err)
+	}
+	cfg.RegistryAuthFile = file
+	if err := CheckEngine(cfg, "/state"); err == nil || !strings.Contains(err.Error(), "engine.registry_auth_file") {
+		t.Errorf("credentials that can't be read: %v", err)
+	}
+}
+
+// Where the agent can't be given to sandboxes, they go without, and the log says why.
+func TestPutAgent(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "berm-agent")
+	write(t, file, "\x7fELF and so on")
+	local := config.Engine{Kind: "docker", Address: "unix:///nonexistent", AgentFile: file}
+	remote := local
+	remote.Address = "tcp://192.0.2.1:2376"
+	told := func(cfg config.Engine) config.Engine {
+		cfg.AgentDir = "/elsewhere"
+		return cfg
+	}
+	for name, tt := range map[string]struct {
+		cfg  config.Engine
+		view View
+		off  string // empty: it is put there
+	}{
+		"same root":           {local, View{Root: true}, ""},
+		"another root":        {local, View{Asked: true}, "doesn't share Berm's file system"},
+		"another root, told":  {told(local), View{Asked: true}, ""},
+		"another machine":     {remote, View{Root: true, Asked: true}, "may be on another machine"},
+		"no machine but ours": {told(remote), View{Root: true, Asked: true}, ""},
+	} {
+		root := filepath.Join(dir, name, "agents")
+		program, err := putAgent(tt.cfg, root, tt.view)
+		if tt.off != "" {
+			var off *AgentOffError
+			if !errors.As(err, &off) || !strings.Contains(err.Error(), tt.off) || !strings.Contains(err.Error(), root) {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if data, err := os.ReadFile(filepath.Join(root, program)); err != nil || string(data) != "\x7fELF and so on" {
+			t.Errorf("%s: %q, %v", name, data, err)
+		}
+	}
+	local.AgentFile = filepath.Join(dir, "missing")
+	if _, err := putAgent(local, dir, View{Root: true}); err == nil || !strings.Contains(err.Error(), "engine.agent_file") {
+		t.Errorf("a program that was named and isn't there: %v", err)
+	}
+	none := config.Engine{Kind: "docker", AgentDir: config.AgentNone}
+	var log bytes.Buffer
+	rt, err := WithAgent(nil, none, dir, View{Root: true}, slog.New(slog.NewTextHandler(&log, nil)))
+	if rt != nil || err != nil || !strings.Contains(log.String(), "agent_off") {
+		t.Errorf("turned off: %v, %v, %s", rt, err, &log)
+	}
+}
+
+func TestHoldRequired(t *testing.T) {
+	p, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+t.TempDir()+"]}\n"), policy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []View{{Root: true}, {Root: true, Mounts: true}} {
+		holder, why := NewHolder(t.TempDir(), v, NewTrusted(t.TempDir(), nil, nil))
+		if why == nil || holder.Mode() != mountpin.ModeTrusted {
+			t.Fatalf("%+v: %s, %v", v, holder.Mode(), why)
+		}
+		if err := Holdable(why)(p); err == nil || !strings.Contains(err.Error(), why.Error()) || !strings.Contains(err.Error(), HoldRemedy) {
+			t.Errorf("a policy that demands holding: %v", err)
+		}
+	}
+	if err := Holdable(nil)(p); err != nil {
+		t.Errorf("where mounts can be held: %v", err)
+	}
+	auto, err := policy.Parse(nil, policy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Holdable(errors.New("why"))(auto); err != nil {
+		t.Errorf("a policy that doesn't: %v", err)
+	}
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
