@@ -439,11 +439,7 @@ func (s *siege) attack(vectors []vector) {
 			usual[f] = true
 		}
 	}
-	version, err := s.direct.ServerVersion(s.Context())
-	if err != nil {
-		s.Fatal(err)
-	}
-	biting := strings.HasPrefix(version.Version, "20.") // newer engines ignore or refuse some of them
+	biting := isOldEngine(s.T, s.direct)
 	t := s.T
 	defer func() { s.T = t }()
 	for _, v := range vectors {
@@ -475,4 +471,15 @@ func (s *siege) attack(vectors []vector) {
 // demand is a request for a container: fields are those of the body beside Image.
 func demand(fields string) string {
 	return request("POST", "/v1.41/containers/create", "application/json", `{"Image":"`+testImage+`",`+fields+`}`)
+}
+
+// isOldEngine reports whether the engine is Docker 20. Newer ones ignore or refuse some of what an
+// attack sends them.
+func isOldEngine(t *testing.T, direct *client.Client) bool {
+	t.Helper()
+	version, err := direct.ServerVersion(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.HasPrefix(version.Version, "20.")
 }
