@@ -79,7 +79,6 @@ func TestBecomeFails(t *testing.T) {
 		{"not executable", []string{"/", "--", dir + "/bin/data"}, exitNotExecutable},
 		{"a directory", []string{"/", "--", dir}, exitNotExecutable},
 		{"of no known kind", []string{"/", "--", dir + "/bin/run"}, exitNotExecutable},
-		{"directory missing", []string{dir + "/missing", "--", "true"}, exitNotExecutable},
 		{"directory is a file", []string{dir + "/bin/run", "--", "true"}, exitNotExecutable},
 	} {
 		if got := become(tt.args); got != tt.want {
