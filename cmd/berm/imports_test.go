@@ -49,20 +49,43 @@ func in(roots ...string) func(string) bool {
 	}
 }
 
+// parts are leaves that only the listed packages, and those below them, may import. A
+// part imports nothing of ours but runtime.
+var parts = map[string]func(pkg string) bool{
+	"lifecycle/hostdir":          in("lifecycle/chat", "lifecycle/quota", "lifecycle/workspace"),
+	"lifecycle/quota/project":    in("cmd/berm", "lifecycle/quota"),
+	"lifecycle/usage":            in("lifecycle"),
+	"proxy/engineapi/body":       in("proxy/engineapi"),
+	"proxy/engineapi/upstream":   in("proxy/engineapi"),
+	"proxy/portproxy":            in("proxy/sandboxapi"),
+	"proxy/stream":               in("proxy/sandboxapi"),
+	"runtime/agent/files":        in("cmd/berm-agent", "runtime/agent", "runtime/runtimetest"),
+	"runtime/agent/wire":         in("cmd/berm-agent", "runtime/agent", "runtime/runtimetest"),
+	"runtime/atomicfile":         in("cmd/berm", "lifecycle", "runtime"),
+	"runtime/containerd/image":   in("runtime/containerd"),
+	"runtime/containerd/logs":    in("runtime/containerd"),
+	"runtime/containerd/network": in("runtime/containerd"),
+	"runtime/keylock":            in("lifecycle", "proxy", "runtime"),
+}
+
+// alone are the parts that import nothing of ours at all: what is in every sandbox has
+// to be small, and the rest must be usable by all.
+var alone = in("lifecycle/hostdir", "lifecycle/usage", "runtime/agent/files", "runtime/agent/wire", "runtime/atomicfile", "runtime/keylock")
+
 // mayImport is the one line that the house stands on:
 // cmd -> proxy -> lifecycle -> runtime, with policy, runtime and proxy/apitype as
-// leaves. Children see their ancestors, no package sees a child or a sibling, and
-// only cmd sees everything.
+// leaves. Children see their ancestors, no package sees a child or a sibling but for
+// parts, and only cmd sees everything.
 func mayImport(pkg, dep string) bool {
+	if allowed, part := parts[dep]; part {
+		return allowed(pkg) && !alone(pkg)
+	}
+	if _, part := parts[pkg]; part {
+		return !alone(pkg) && (dep == "runtime" || in("proxy/engineapi")(pkg) && dep == "policy")
+	}
 	ancestor := strings.HasPrefix(pkg, dep+"/")
 	leaf := dep == "policy" || dep == "runtime"
 	switch {
-	case dep == "runtime/atomicfile":
-		return in("cmd/berm", "lifecycle", "runtime")(pkg)
-	case dep == "runtime/agent/wire": // what two programs say to each other is known to both
-		return in("cmd/berm-agent", "runtime/agent")(pkg)
-	case pkg == "runtime/agent/wire":
-		return false // it is in every sandbox, and small
 	case in("cmd/berm/cli")(pkg): // clients, like any other
 		return dep == "cmd/berm/config" || dep == "proxy/apitype" || dep == "proxy/client"
 	case in("cmd/berm")(dep):
@@ -78,15 +101,16 @@ func mayImport(pkg, dep string) bool {
 	case in("proxy/client")(pkg):
 		return dep == "proxy/apitype"
 	case in("proxy")(pkg):
-		return ancestor || leaf || dep == "lifecycle" || dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/mountpin" || dep == "lifecycle/restart" || dep == "proxy/apitype"
-	case pkg == "lifecycle/usage":
-		return false // so that the whole of lifecycle may measure with it
+		return ancestor || leaf || dep == "proxy/apitype" || dep == "lifecycle" ||
+			slices.Contains([]string{"lifecycle/chat", "lifecycle/mountpin", "lifecycle/process", "lifecycle/restart", "lifecycle/workspace"}, dep)
 	case pkg == "lifecycle/chat" && dep == "lifecycle/workspace":
 		return true // what holds chats, and their quota
-	case pkg == "lifecycle/store" && (dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/ceiling" || dep == "lifecycle/restart"):
+	case (pkg == "lifecycle/chat" || pkg == "lifecycle/workspace") && dep == "lifecycle/quota":
+		return true
+	case pkg == "lifecycle/store" && (dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/ceiling" || dep == "lifecycle/quota" || dep == "lifecycle/restart"):
 		return true // whose stores it is
 	case in("lifecycle")(pkg):
-		return ancestor || leaf || dep == "lifecycle/usage"
+		return ancestor || leaf
 	case in("policy", "runtime")(pkg):
 		return ancestor
 	}
@@ -227,6 +251,11 @@ func TestImportRule(t *testing.T) {
 		"workspaces to chats":         {"lifecycle/workspace", module + "/lifecycle/chat", false},
 		"proxy to the measure":        {"proxy/sandboxapi", module + "/lifecycle/usage", false},
 		"the measure alone":           {"lifecycle/usage", module + "/lifecycle", false},
+		"a part to its parent":        {"proxy/engineapi/body", module + "/proxy/engineapi", false},
+		"a parent to its part":        {"proxy/engineapi", module + "/proxy/engineapi/body", true},
+		"a part elsewhere":            {"proxy/sandboxapi", module + "/proxy/engineapi/body", false},
+		"a part to another":           {"runtime/agent/files", module + "/runtime/agent/wire", false},
+		"the keyed lock":              {"lifecycle/chat", module + "/runtime/keylock", true},
 		"name that begins alike":      {"lifecycle", module + "/runtimes", false},
 		"policy is a leaf":            {"policy", module + "/runtime", false},
 		"runtime is a leaf":           {"runtime", module + "/policy", false},
