@@ -49,24 +49,16 @@ func occupant(sb Sandbox) Occupant {
 	return o
 }
 
-// enter makes a sandbox known that is about to be there, and notes whose quotas have
-// become soft of it.
-func (m *Manager) enter(ctx context.Context, o Occupant) error {
+// enter makes a sandbox known that is about to be there, and returns the sessions whose quotas
+// have become soft of it.
+func (m *quotas) enter(ctx context.Context, o Occupant) (softened []string, err error) {
 	if m.opts.Ceilings == nil {
-		return nil
+		return nil, nil
 	}
-	softened, err := m.opts.Ceilings.Enter(ctx, o)
-	m.mu.Lock()
-	for _, s := range m.slots {
-		if r := s.record; r != nil && slices.Contains(softened, r.sb.SessionID) {
-			r.sb.Enforcement.WorkspaceQuota = m.quotaEnforcement(r.sb)
-		}
-	}
-	m.mu.Unlock()
-	return err
+	return m.opts.Ceilings.Enter(ctx, o)
 }
 
-func (m *Manager) leave(sessionID string) {
+func (m *quotas) leave(sessionID string) {
 	m.mu.Lock()
 	root := m.workspaces[sessionID]
 	delete(m.workspaces, sessionID)
@@ -81,16 +73,8 @@ func (m *Manager) leave(sessionID string) {
 
 // resume makes the sandboxes known that an earlier process has left. The error is the
 // context's cause: then some of them aren't, and would lose their limits to the sweep.
-func (m *Manager) resume(ctx context.Context) error {
-	var all []*record
-	m.mu.Lock()
-	for _, s := range m.slots {
-		if s.record != nil {
-			all = append(all, s.record)
-		}
-	}
-	m.mu.Unlock()
-	for _, r := range all {
+func (m *Registry) resume(ctx context.Context) error {
+	for _, r := range m.all() {
 		sb := m.snapshot(r)
 		o := occupant(sb)
 		o.Resumed = true
@@ -100,11 +84,13 @@ func (m *Manager) resume(ctx context.Context) error {
 		}
 		if root != nil {
 			o.Root = root
+			m.quotas.keep(sb.SessionID, root)
 			m.mu.Lock()
-			m.workspaces[sb.SessionID], r.sb.WorkspaceInode = root, inode
+			r.sb.WorkspaceInode = inode
 			m.mu.Unlock()
 		}
-		err = m.enter(ctx, o)
+		softened, err := m.quotas.enter(ctx, o)
+		m.softened(softened)
 		if ctx.Err() != nil {
 			break
 		}
@@ -113,7 +99,7 @@ func (m *Manager) resume(ctx context.Context) error {
 		}
 		if dir, _ := workspace(sb.Spec); dir != "" {
 			m.mu.Lock()
-			r.sb.Enforcement.WorkspaceQuota = m.quotaEnforcement(r.sb)
+			r.sb.Enforcement.WorkspaceQuota = m.quotas.quotaEnforcement(r.sb)
 			m.mu.Unlock()
 		}
 	}
@@ -121,7 +107,7 @@ func (m *Manager) resume(ctx context.Context) error {
 }
 
 // SweepCeilings undoes what is left of the limits of sandboxes that are gone.
-func (m *Manager) SweepCeilings(ctx context.Context) error {
+func (m *Registry) SweepCeilings(ctx context.Context) error {
 	if m.opts.Ceilings == nil || m.available() != nil {
 		return nil
 	}

@@ -40,26 +40,25 @@ func (*ActiveError) FailedPrecondition() {}
 // WithoutSandbox calls f while the key has no sandbox and none can be made. A sandbox
 // that has expired is removed first. Errors: *ActiveError when there is one, or one is
 // being made; *InvalidError, *UnavailableError, and f's own.
-func (m *Manager) WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error {
-	key, err := ParseKey(key)
+func (m *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error {
+	id, err := parseID(tenant, key)
 	if err != nil {
 		return err
 	}
 	if err := m.available(); err != nil {
 		return err
 	}
-	id := keyID{tenant, key}
-	flight, err := m.hold(ctx, id, true)
+	unlock, pending, err := m.lockKey(ctx, id, true)
 	if err != nil {
 		return err
 	}
-	if flight != nil {
-		return &ActiveError{Key: key, SessionID: flight.starting.SessionID}
+	if pending != nil {
+		return &ActiveError{Key: id.key, SessionID: pending.starting.SessionID}
 	}
-	defer m.drop(id)
+	defer unlock()
 	if rec := m.recordOf(id); rec != nil {
 		if sb := m.snapshot(rec); !sb.Expired(time.Now()) {
-			return &ActiveError{Key: key, SessionID: sb.SessionID}
+			return &ActiveError{Key: id.key, SessionID: sb.SessionID}
 		}
 		if err := m.clear(ctx, id, rec); err != nil {
 			return err
@@ -68,11 +67,11 @@ func (m *Manager) WithoutSandbox(ctx context.Context, tenant, key string, f func
 	return f(ctx)
 }
 
-// HasSandbox tells whether the key has a sandbox, or one is being made: its directory
-// may change at any time.
-func (m *Manager) HasSandbox(tenant, key string) bool {
+// HasSandbox reports whether the key has a sandbox, or one is being made: its directory may
+// change at any time.
+func (m *Registry) HasSandbox(tenant, key string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.slots[keyID{tenant, key}]
-	return s != nil && (s.record != nil || s.flight != nil)
+	return s != nil && (s.record != nil || s.pending != nil)
 }

@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -37,7 +36,7 @@ const (
 // *StateError, *CapacityError, *UnsupportedError, *UnavailableError, and those of the
 // caller's own readers, writers and functions as they are.
 type FileAccess struct {
-	m    *Manager
+	m    *Registry
 	rec  *record
 	sb   Sandbox
 	into runtime.Files
@@ -46,7 +45,7 @@ type FileAccess struct {
 // Files finds the sandbox whose files are to be used; *NotFoundError if there is
 // none. One that has stopped is made again as for a command, but whatever its quota, so
 // that files can be removed to be below it again.
-func (m *Manager) Files(ctx context.Context, tenant, key string) (*FileAccess, error) {
+func (m *Registry) Files(ctx context.Context, tenant, key string) (*FileAccess, error) {
 	key, err := ParseKey(key)
 	if err != nil {
 		return nil, err
@@ -224,17 +223,17 @@ func (a *FileAccess) Watch(ctx context.Context, name string, recursive bool, rea
 // when not nil, may bring no more bytes than there is room for.
 func (a *FileAccess) add(ctx context.Context, op, name string, r io.Reader, f func(context.Context, io.Reader) error) error {
 	return a.do(ctx, op, name, func(ctx context.Context, k *kept) error {
-		used, quota, err := a.m.workspaceUse(ctx, a.sb)
+		used, quota, err := a.m.quotas.workspaceUse(ctx, a.sb)
 		if err == nil {
-			err = a.m.chatLeft(ctx, a.sb, false)
+			err = a.m.quotas.chatLeft(ctx, a.sb, false)
 		}
 		if err != nil {
 			return k.note(err)
 		}
 		// However it ends, what comes next is to know how much there is now.
-		defer func() { _ = a.m.chatLeft(context.WithoutCancel(ctx), a.sb, true) }()
+		defer func() { _ = a.m.quotas.chatLeft(context.WithoutCancel(ctx), a.sb, true) }()
 		if r != nil {
-			r = &inflow{r: r, k: k, used: used, quota: quota, left: func() error { return a.m.chatLeft(ctx, a.sb, true) }, due: leftEvery}
+			r = &inflow{r: r, k: k, used: used, quota: quota, left: func() error { return a.m.quotas.chatLeft(ctx, a.sb, true) }, due: leftEvery}
 		}
 		return f(ctx, r)
 	})
@@ -245,12 +244,13 @@ func (a *FileAccess) do(ctx context.Context, op, name string, f func(context.Con
 	if err := checkPath("path", name); err != nil {
 		return err
 	}
-	if err := a.begin(); err != nil {
+	access, err := a.m.acquire(a.rec, useFiles)
+	if err != nil {
 		return err
 	}
-	defer a.finish()
+	defer access.Close()
 	var k kept
-	err := a.m.call(ctx, op, func(ctx context.Context) error { return f(ctx, &k) })
+	err = a.m.engine.call(ctx, op, func(ctx context.Context) error { return f(ctx, &k) })
 	switch own := k.first(); {
 	case err == nil:
 		return nil
@@ -260,29 +260,6 @@ func (a *FileAccess) do(ctx context.Context, op, name string, f func(context.Con
 		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, context.Cause(ctx))
 	}
 	return a.failed(ctx, name, err)
-}
-
-// begin notes that the sandbox is in use.
-func (a *FileAccess) begin() error {
-	a.m.mu.Lock()
-	defer a.m.mu.Unlock()
-	switch sb := a.rec.snapshotLocked(time.Now()); sb.Status {
-	case StatusRunning:
-	case StatusExpired:
-		return &NotFoundError{Key: sb.Key}
-	case StatusStopped:
-		return &StateError{Key: sb.Key, Status: sb.Status, Want: "it died before its files could be used; try again"}
-	default:
-		return &StateError{Key: sb.Key, Status: sb.Status, Want: "its files need it running; resume or create it first"}
-	}
-	return a.rec.enterLocked(&a.rec.files, maxFileCalls, "files calls under way")
-}
-
-func (a *FileAccess) finish() {
-	a.m.mu.Lock()
-	defer a.m.mu.Unlock()
-	a.rec.files--
-	a.rec.usedLocked()
 }
 
 // failed says what an error of the runtime's means. Its own words may be the
@@ -307,8 +284,8 @@ func (a *FileAccess) failed(ctx context.Context, name string, err error) error {
 		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, err)
 	}
 	// The file, or the container?
-	switch dead := a.m.lookAgain(ctx, a.rec, a.sb); {
-	case errors.Is(dead, errNeverStarted):
+	switch dead := a.m.checkAlive(ctx, a.rec, a.sb); {
+	case errors.Is(dead, errDied):
 		return &StateError{Key: a.sb.Key, Status: StatusStopped, Want: "it died before this was done; try again"}
 	case dead != nil:
 		return dead

@@ -34,12 +34,11 @@ const (
 // Its one reader, if there is one, holds the process up until it has taken the output;
 // those who only follow don't, and lose what they don't take in time.
 type hub struct {
-	m      *Manager
-	rec    *record
+	m      *monitor
 	sb     Sandbox
 	proc   string // runtime ID
 	limit  int    // bytes kept
-	refs   int    // guarded by Manager.mu
+	refs   int    // guarded by records.mu
 	cancel context.CancelFunc
 	input  chan struct{} // holds one while somebody writes
 
@@ -69,29 +68,29 @@ type part struct {
 // openHub answers the hub of a process, and makes one that begins at from if there is
 // none. It must be released. Whoever is about to become its reader expects to, and the
 // output waits until then.
-func (m *Manager) openHub(ctx context.Context, rec *record, sb Sandbox, proc string, from int64, limit int, expect bool) (*hub, error) {
-	m.mu.Lock()
-	h := rec.inside.hubs[proc]
+func (m *monitor) openHub(ctx context.Context, sb Sandbox, proc string, from int64, limit int, expect bool) (*hub, error) {
+	m.registry.mu.Lock()
+	h := m.hubs[proc]
 	if h == nil {
-		if m.closing {
-			m.mu.Unlock()
+		if m.registry.closing {
+			m.registry.mu.Unlock()
 			return nil, errClosing
 		}
 		h = &hub{
-			m: m, rec: rec, sb: sb, proc: proc, limit: limit, next: from, reserved: expect,
+			m: m, sb: sb, proc: proc, limit: limit, next: from, reserved: expect,
 			input: make(chan struct{}, 1), opened: make(chan struct{}),
 		}
 		h.changed = sync.NewCond(&h.mu)
-		if rec.inside.hubs == nil {
-			rec.inside.hubs = map[string]*hub{}
+		if m.hubs == nil {
+			m.hubs = map[string]*hub{}
 		}
-		rec.inside.hubs[proc] = h
+		m.hubs[proc] = h
 		var hubCtx context.Context
-		hubCtx, h.cancel = context.WithCancel(m.tending)
-		m.tenders.Go(func() { h.run(hubCtx, from) })
+		hubCtx, h.cancel = context.WithCancel(m.registry.running)
+		m.registry.workers.Go(func() { h.run(hubCtx, from) })
 	}
 	h.refs++
-	m.mu.Unlock()
+	m.registry.mu.Unlock()
 	if expect {
 		h.expect(true)
 	}
@@ -111,30 +110,20 @@ func (m *Manager) openHub(ctx context.Context, rec *record, sb Sandbox, proc str
 
 // retire has the next who asks get a hub of its own, which takes the process over.
 func (h *hub) retire() {
-	h.m.mu.Lock()
-	defer h.m.mu.Unlock()
-	h.forgetLocked()
-}
-
-func (h *hub) forgetLocked() {
-	if h.rec.inside.hubs[h.proc] != h {
-		return
-	}
-	delete(h.rec.inside.hubs, h.proc)
-	if h.rec.inside.over { // that waited for who reads
-		h.m.tendLocked(h.rec)
-	}
+	h.m.registry.mu.Lock()
+	defer h.m.registry.mu.Unlock()
+	h.m.forgetHubLocked(h)
 }
 
 // release lets go of the hub; the last closes it.
 func (h *hub) release() {
-	h.m.mu.Lock()
+	h.m.registry.mu.Lock()
 	h.refs--
 	last := h.refs == 0
 	if last {
-		h.forgetLocked()
+		h.m.forgetHubLocked(h)
 	}
-	h.m.mu.Unlock()
+	h.m.registry.mu.Unlock()
 	if last {
 		h.cancel()
 	}
@@ -143,8 +132,8 @@ func (h *hub) release() {
 // run attaches, and brings the output until the process ends or nobody is left.
 func (h *hub) run(ctx context.Context, from int64) {
 	defer h.cancel()
-	h.openErr = h.m.guard("process_attach", func() error {
-		return h.m.call(ctx, "process_attach", func(ctx context.Context) (err error) {
+	h.openErr = h.m.engine.guard("process_attach", func() error {
+		return h.m.engine.call(ctx, "process_attach", func(ctx context.Context) (err error) {
 			h.att, err = h.m.insider.Attach(ctx, h.sb.ContainerID, h.proc, from)
 			return err
 		})
@@ -170,7 +159,7 @@ func (h *hub) run(ctx context.Context, from int64) {
 	}()
 	for h.mayRead() {
 		more := false
-		if err := h.m.guard("process_output", func() error { more = h.add(h.att.Next()); return nil }); err != nil {
+		if err := h.m.engine.guard("process_output", func() error { more = h.add(h.att.Next()); return nil }); err != nil {
 			h.add(runtime.Chunk{}, err)
 		}
 		if !more {
@@ -284,9 +273,9 @@ func (h *hub) expect(reader bool) {
 
 // expectSoon has the output, which waits for a reader, do so for a while only.
 func (h *hub) expectSoon() {
-	h.m.mu.Lock()
+	h.m.registry.mu.Lock()
 	h.refs++
-	h.m.mu.Unlock()
+	h.m.registry.mu.Unlock()
 	time.AfterFunc(followedWait, func() {
 		h.expect(false)
 		h.release()
@@ -348,7 +337,7 @@ func (h *hub) takeInput(ctx context.Context) error {
 func (h *hub) feed(ctx context.Context, p []byte, end bool) error {
 	done := make(chan error, 1)
 	go func() { // ends with the hub at the latest
-		err := h.m.guard("process_input", func() (err error) {
+		err := h.m.engine.guard("process_input", func() (err error) {
 			if len(p) > 0 {
 				_, err = h.att.Write(p)
 			}
@@ -460,8 +449,8 @@ func (s *stream) input(p []byte, end bool) error {
 	return err
 }
 
-// close lets the process go on by itself. It tells whether it was open.
-func (s *stream) close() bool {
+// Close implements io.Closer. The process goes on.
+func (s *stream) Close() error {
 	h := s.h
 	h.mu.Lock()
 	open := !s.closed
@@ -475,5 +464,5 @@ func (s *stream) close() bool {
 		s.cancel()
 		h.release()
 	}
-	return open
+	return nil
 }

@@ -67,9 +67,9 @@ func legacySelector() map[string]string {
 	return selector
 }
 
-// labelsFor returns the labels of a new sandbox's container. Those of Berm's that the image
-// would add are made empty.
-func (m *Manager) labelsFor(sb Sandbox, image runtime.Image) (map[string]string, error) {
+// labels returns the labels of a new sandbox's container. It empties those of Berm's that the
+// image would add.
+func (c *creator) labels(sb Sandbox, image runtime.Image) (map[string]string, error) {
 	spec, err := json.Marshal(sb.Spec)
 	if err != nil {
 		return nil, fmt.Errorf("encode spec: %w", err)
@@ -79,8 +79,8 @@ func (m *Manager) labelsFor(sb Sandbox, image runtime.Image) (map[string]string,
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	l := m.withLabels(map[string]string{
-		LabelOwner:     m.opts.Owner,
+	l := c.engine.withLabels(map[string]string{
+		LabelOwner:     c.opts.Owner,
 		LabelTenant:    sb.Tenant,
 		LabelKey:       sb.Key,
 		LabelSessionID: sb.SessionID,
@@ -101,30 +101,20 @@ func (m *Manager) labelsFor(sb Sandbox, image runtime.Image) (map[string]string,
 	if sb.WorkspaceInode != "" {
 		l[LabelInode] = sb.WorkspaceInode
 	}
-	if m.opts.Settings.AdoptLegacy {
+	if c.opts.Settings.AdoptLegacy {
 		l[LegacySessionID] = sb.SessionID
 		l[LegacyChatID] = sb.Key
 		l[LegacyExpiresAt] = sb.ExpiresAt.Format(time.RFC3339Nano)
 		l[LegacyAgentID] = sb.AgentID
 		l[LegacyVolume] = sb.VolumePath
-		l[LegacyPort] = strconv.Itoa(m.opts.Settings.AgentPort)
+		l[LegacyPort] = strconv.Itoa(c.opts.Settings.AgentPort)
 	}
 	for name := range image.Labels {
 		if _, set := l[name]; !set && IsOwnLabel(name) {
 			l[name] = ""
 		}
 	}
-	return m.opts.Sealer.Seal(ObjectContainer, l), nil
-}
-
-// withLabels adds the operator's to Berm's own, which they can't change.
-func (m *Manager) withLabels(own map[string]string) map[string]string {
-	for name, value := range m.opts.Labels {
-		if _, taken := own[name]; !taken {
-			own[name] = value
-		}
-	}
-	return own
+	return c.opts.Sealer.Seal(ObjectContainer, l), nil
 }
 
 // sandboxFromLabels rebuilds a sandbox from its container's labels and

@@ -46,12 +46,12 @@ func isObject(labels map[string]string) bool {
 
 // EndedObjects answers this instance's objects of a kind that have ended at now, whether
 // or not they are in use. Those whose labels don't say when they end are left out.
-func (m *Manager) EndedObjects(ctx context.Context, kind ObjectKind, now time.Time) ([]Object, error) {
-	if err := m.available(); err != nil {
+func (c *collector) EndedObjects(ctx context.Context, kind ObjectKind, now time.Time) ([]Object, error) {
+	if err := c.registry.available(); err != nil {
 		return nil, err
 	}
 	var ended []Object
-	objects, err := m.objects(ctx, kind)
+	objects, err := c.engine.objects(ctx, kind)
 	if err != nil {
 		return nil, fmt.Errorf("list what the engine's own API made: %w", err)
 	}
@@ -61,61 +61,6 @@ func (m *Manager) EndedObjects(ctx context.Context, kind ObjectKind, now time.Ti
 		}
 	}
 	return ended, nil
-}
-
-// objects lists this instance's objects of a kind, each as a container.
-func (m *Manager) objects(ctx context.Context, kind ObjectKind) (own []runtime.Container, err error) {
-	err = m.listClaims(ctx, kind, map[string]string{LabelOwner: m.opts.Owner, LabelDoor: DoorEngine}, func(c runtime.Container) {
-		if isObject(c.Labels) && (kind == ObjectContainer || m.opts.Sealer.Valid(kind, c.ID, c.Labels)) {
-			own = append(own, c)
-		}
-	})
-	if kind == ObjectContainer {
-		own = m.opts.Sealer.Genuine(own, func(string) bool { return false })
-	}
-	return own, err
-}
-
-// listClaims lists the objects that carry the labels, forged ones too. A network or a volume
-// has its ID, name and labels only.
-func (m *Manager) listClaims(ctx context.Context, kind ObjectKind, selector map[string]string, add func(runtime.Container)) error {
-	networks, ok := m.opts.Runtime.(runtime.Networker)
-	switch {
-	case kind == ObjectContainer:
-		return m.call(ctx, "list", func(ctx context.Context) error {
-			list, err := m.opts.Runtime.List(ctx, selector)
-			for _, c := range list {
-				c.Name = ""
-				add(c)
-			}
-			return err
-		})
-	case kind == ObjectVolume && m.opts.Collector == nil:
-		return nil
-	case kind == ObjectVolume:
-		return m.call(ctx, "volumes", func(ctx context.Context) error {
-			list, err := m.opts.Collector.Volumes(ctx, selector)
-			for _, v := range list {
-				add(runtime.Container{ID: v.Name, Name: v.Name, Labels: v.Labels})
-			}
-			return err
-		})
-	case ok:
-		return m.call(ctx, "networks", func(ctx context.Context) error {
-			list, err := networks.Networks(ctx, selector)
-			for _, n := range list {
-				add(runtime.Container{ID: n.ID, Name: n.Name, Labels: n.Labels})
-			}
-			return err
-		})
-	}
-	return nil
-}
-
-// hasObjects tells whether there may be containers of the engine's own API.
-func (m *Manager) hasObjects(ctx context.Context) bool {
-	there, err := m.objects(ctx, ObjectContainer)
-	return len(there) > 0 || err != nil
 }
 
 // objectEnd is the earlier of the two ends that labels name.
@@ -132,23 +77,23 @@ func objectEnd(labels map[string]string) (time.Time, bool) {
 // with its anonymous volumes; a network and a volume only if nothing uses it, else the
 // answer is false and the next sweep's time will come. It is false as well if the volume
 // of this name is another by now.
-func (m *Manager) CollectObject(ctx context.Context, o Object) (bool, error) {
-	if err := m.available(); err != nil {
+func (c *collector) CollectObject(ctx context.Context, o Object) (bool, error) {
+	if err := c.registry.available(); err != nil {
 		return false, err
 	}
 	var err error
 	switch o.Kind {
 	case ObjectContainer:
-		err = m.remove(ctx, o.ID)
+		err = c.engine.remove(ctx, o.ID)
 	case ObjectNetwork:
-		err = m.call(ctx, "remove_network", func(ctx context.Context) error { return m.opts.Collector.RemoveNetworkID(ctx, o.ID) })
+		err = c.engine.call(ctx, "remove_network", func(ctx context.Context) error { return c.registry.opts.Collector.RemoveNetworkID(ctx, o.ID) })
 	case ObjectVolume:
 		var there bool
-		if there, err = m.sameVolume(ctx, o); err == nil && !there {
+		if there, err = c.sameVolume(ctx, o); err == nil && !there {
 			return false, nil
 		}
 		if err == nil {
-			err = m.call(ctx, "remove_volume", func(ctx context.Context) error { return m.opts.Collector.RemoveVolume(ctx, o.ID) })
+			err = c.engine.call(ctx, "remove_volume", func(ctx context.Context) error { return c.registry.opts.Collector.RemoveVolume(ctx, o.ID) })
 		}
 	}
 	if errdefs.IsFailedPrecondition(err) && o.Kind != ObjectContainer {
@@ -161,8 +106,8 @@ func (m *Manager) CollectObject(ctx context.Context, o Object) (bool, error) {
 }
 
 // sameVolume looks whether the volume of this name is still the one that has ended.
-func (m *Manager) sameVolume(ctx context.Context, o Object) (bool, error) {
-	volumes, err := m.objects(ctx, ObjectVolume)
+func (c *collector) sameVolume(ctx context.Context, o Object) (bool, error) {
+	volumes, err := c.engine.objects(ctx, ObjectVolume)
 	return slices.ContainsFunc(volumes, func(v runtime.Container) bool {
 		return v.ID == o.ID && v.Labels[LabelSessionID] == o.session
 	}), err

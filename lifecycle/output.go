@@ -7,17 +7,17 @@ import (
 	"unicode/utf8"
 )
 
-// collector keeps what a command prints, in bounded memory.
-type collector interface {
+// capture keeps what a command prints, in bounded memory.
+type capture interface {
 	io.Writer
 	collected() (kept string, truncated bool)
 }
 
-func (c *command) collectors() (stdout, stderr collector) {
+func (c *command) captures() (stdout, stderr capture) {
 	if c.req.Raw {
-		return &rawCollector{limit: c.limit, keep: c.req.Keep}, &rawCollector{limit: c.limit, keep: c.req.Keep}
+		return &rawCapture{limit: c.limit, keep: c.req.Keep}, &rawCapture{limit: c.limit, keep: c.req.Keep}
 	}
-	return &textCollector{limit: c.limit, keep: c.req.Keep}, &textCollector{limit: c.limit, keep: c.req.Keep}
+	return &textCapture{limit: c.limit, keep: c.req.Keep}, &textCapture{limit: c.limit, keep: c.req.Keep}
 }
 
 // grown returns a buffer with room for n more bytes, but of at most that many in all. It
@@ -35,7 +35,7 @@ func grown(buf []byte, n, most int, keep func(bytes int) error) ([]byte, bool) {
 }
 
 // collect puts what was kept into the result.
-func (c *command) collect(res *ExecResult, stdout, stderr collector) {
+func (c *command) collect(res *ExecResult, stdout, stderr capture) {
 	out, outCut := stdout.collected()
 	errOut, errCut := stderr.collected()
 	res.StdoutTruncated, res.StderrTruncated = outCut, errCut
@@ -46,15 +46,15 @@ func (c *command) collect(res *ExecResult, stdout, stderr collector) {
 	res.Stdout, res.Stderr = out, errOut
 }
 
-// rawCollector keeps the first limit bytes, as far as there is memory.
-type rawCollector struct {
+// rawCapture keeps the first limit bytes, as far as there is memory.
+type rawCapture struct {
 	limit int
 	keep  func(bytes int) error
 	kept  []byte
 	cut   bool
 }
 
-func (c *rawCollector) Write(p []byte) (int, error) {
+func (c *rawCapture) Write(p []byte) (int, error) {
 	written := len(p)
 	if !c.cut {
 		c.kept, _ = grown(c.kept, len(p), max(c.limit, 0), c.keep)
@@ -65,11 +65,11 @@ func (c *rawCollector) Write(p []byte) (int, error) {
 	return written, nil
 }
 
-func (c *rawCollector) collected() (string, bool) { return string(c.kept), c.cut || c.limit < 0 }
+func (c *rawCapture) collected() (string, bool) { return string(c.kept), c.cut || c.limit < 0 }
 
-// textCollector keeps the head and the tail of a text of which at most limit code
+// textCapture keeps the head and the tail of a text of which at most limit code
 // points are wanted. A byte that isn't UTF-8 counts as one, and becomes U+FFFD.
-type textCollector struct {
+type textCapture struct {
 	limit   int
 	keep    func(bytes int) error
 	n       int    // code points so far
@@ -80,7 +80,7 @@ type textCollector struct {
 	partial []byte // the start of a code point whose rest hasn't come
 }
 
-func (c *textCollector) Write(p []byte) (int, error) {
+func (c *textCapture) Write(p []byte) (int, error) {
 	written := len(p)
 	for len(c.partial) > 0 && len(p) > 0 && !utf8.FullRune(c.partial) {
 		c.partial = append(c.partial, p[0])
@@ -122,7 +122,7 @@ func incomplete(p []byte) int {
 }
 
 // add takes whole code points.
-func (c *textCollector) add(p []byte) {
+func (c *textCapture) add(p []byte) {
 	c.n += utf8.RuneCount(p)
 	if c.limit <= 0 {
 		return
@@ -146,7 +146,7 @@ func (c *textCollector) add(p []byte) {
 }
 
 // grow makes room for n more bytes of head or tail, of at most that many in all.
-func (c *textCollector) grow(buf *[]byte, n, most int) {
+func (c *textCapture) grow(buf *[]byte, n, most int) {
 	if !c.short {
 		var ok bool
 		*buf, ok = grown(*buf, n, most, c.keep)
@@ -154,7 +154,7 @@ func (c *textCollector) grow(buf *[]byte, n, most int) {
 	}
 }
 
-func (c *textCollector) collected() (string, bool) {
+func (c *textCapture) collected() (string, bool) {
 	if len(c.partial) > 0 {
 		p := c.partial
 		c.partial = nil

@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -10,8 +11,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// A pull's own bounds. It runs for as long as data may be coming, not for as long
-// as its first caller waits.
+// Bounds of a pull. It ends on its own time limit, not when its first caller leaves.
 const (
 	pullTimeout  = 30 * time.Minute
 	pullLogEvery = 5 * time.Second
@@ -23,50 +23,60 @@ type pulling struct {
 	progress func() runtime.PullProgress
 }
 
+// wait waits for the image, or until ctx ends.
+func (p pulling) wait(ctx context.Context, ref string) (runtime.Image, error) {
+	select {
+	case r := <-p.result:
+		if r.Err != nil {
+			return runtime.Image{}, fmt.Errorf("pull image %s: %w", ref, r.Err)
+		}
+		return r.Val.(runtime.Image), nil
+	case <-ctx.Done():
+		return runtime.Image{}, context.Cause(ctx)
+	}
+}
+
 // pull starts pulling an image, or joins the pull that is under way.
-func (m *Manager) pull(ref string) pulling {
-	m.mu.Lock()
-	at := m.pullsAt[ref]
+func (e *engine) pull(ref string) pulling {
+	e.mu.Lock()
+	at := e.progress[ref]
 	if at == nil {
 		at = &atomic.Pointer[runtime.PullProgress]{}
 		at.Store(&runtime.PullProgress{Status: "waiting"})
-		m.pullsAt[ref] = at
+		e.progress[ref] = at
 	}
-	m.mu.Unlock()
-	result := m.pulls.DoChan(ref, func() (any, error) {
+	e.mu.Unlock()
+	result := e.pulls.DoChan(ref, func() (any, error) {
 		defer func() {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			delete(m.pullsAt, ref)
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			delete(e.progress, ref)
 		}()
-		return m.pullImage(ref, at)
+		return e.pullImage(ref, at)
 	})
 	return pulling{result: result, progress: func() runtime.PullProgress { return *at.Load() }}
 }
 
-func (m *Manager) pullImage(ref string, at *atomic.Pointer[runtime.PullProgress]) (runtime.Image, error) {
-	ctx, cancel := context.WithTimeout(m.base, pullTimeout)
+func (e *engine) pullImage(ref string, at *atomic.Pointer[runtime.PullProgress]) (runtime.Image, error) {
+	ctx, cancel := context.WithTimeout(e.base, pullTimeout)
 	defer cancel()
 	start := time.Now()
 	logged := start
-	m.log.InfoContext(ctx, "image_pull_started", "image", ref)
-	var img runtime.Image
-	err := m.call(ctx, "pull", func(ctx context.Context) error {
-		var err error
-		img, err = m.opts.Runtime.Pull(ctx, ref, func(p runtime.PullProgress) {
+	e.log.InfoContext(ctx, "image_pull_started", "image", ref)
+	img, err := ask(ctx, e, "pull", func(ctx context.Context) (runtime.Image, error) {
+		return e.opts.Runtime.Pull(ctx, ref, func(p runtime.PullProgress) {
 			at.Store(&p)
 			if now := time.Now(); now.Sub(logged) >= pullLogEvery {
 				logged = now
-				m.log.InfoContext(ctx, "image_pulling", "image", ref, "status", p.Status,
+				e.log.InfoContext(ctx, "image_pulling", "image", ref, "status", p.Status,
 					"current_bytes", p.CurrentBytes, "total_bytes", p.TotalBytes)
 			}
 		})
-		return err
 	})
 	if err != nil {
-		m.log.WarnContext(ctx, "image_pull_failed", "image", ref, "error", err)
+		e.log.WarnContext(ctx, "image_pull_failed", "image", ref, "error", err)
 		return img, err
 	}
-	m.log.InfoContext(ctx, "image_pulled", "image", ref, "image_id", img.ID, "duration", time.Since(start))
+	e.log.InfoContext(ctx, "image_pulled", "image", ref, "image_id", img.ID, "duration", time.Since(start))
 	return img, nil
 }

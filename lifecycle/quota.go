@@ -16,7 +16,7 @@ import (
 // quotaLeft is a *QuotaError when the sandbox's workspace is over its own quota, or its
 // chat's workspace over that one's. With changed, something in the sandbox may have
 // written since it was measured last.
-func (m *Manager) quotaLeft(ctx context.Context, sb Sandbox, changed bool) error {
+func (m *quotas) quotaLeft(ctx context.Context, sb Sandbox, changed bool) error {
 	if _, _, err := m.workspaceUse(ctx, sb); err != nil {
 		return err
 	}
@@ -24,7 +24,7 @@ func (m *Manager) quotaLeft(ctx context.Context, sb Sandbox, changed bool) error
 }
 
 // chatLeft is a *QuotaError when the workspace of the sandbox's chat is over its quota.
-func (m *Manager) chatLeft(ctx context.Context, sb Sandbox, changed bool) error {
+func (m *quotas) chatLeft(ctx context.Context, sb Sandbox, changed bool) error {
 	if m.opts.Workspaces == nil {
 		return nil
 	}
@@ -38,7 +38,7 @@ func (m *Manager) chatLeft(ctx context.Context, sb Sandbox, changed bool) error 
 
 // touched has the chat of a key measured before it next counts. It may be called with mu
 // held.
-func (m *Manager) touched(id keyID) {
+func (m *quotas) touched(id keyID) {
 	if m.opts.Workspaces != nil {
 		m.opts.Workspaces.Touched(id.tenant, id.key)
 	}
@@ -46,14 +46,14 @@ func (m *Manager) touched(id keyID) {
 
 // mayHaveQuota tells whether there may be something to measure. It asks nobody, so that
 // it can be called with mu held.
-func (m *Manager) mayHaveQuota(sb Sandbox) bool {
+func (m *quotas) mayHaveQuota(sb Sandbox) bool {
 	dir, _ := workspace(sb.Spec)
 	return dir != "" || m.opts.Workspaces != nil
 }
 
 // quotaEnforcement is how the sandbox's own quota is held, else that of its chat's
 // workspace; empty without both. Of a sandbox that has its own it asks nobody.
-func (m *Manager) quotaEnforcement(sb Sandbox) string {
+func (m *quotas) quotaEnforcement(sb Sandbox) string {
 	if dir, _ := workspace(sb.Spec); dir != "" {
 		if m.opts.Ceilings != nil && m.opts.Ceilings.Holds(sb.SessionID) {
 			return "hard"
@@ -69,11 +69,11 @@ func (m *Manager) quotaEnforcement(sb Sandbox) string {
 // enforced notes how the quota is held that the sandbox has turned out to be over: its
 // directory may have become a chat's since it was made. Commands that aren't over any
 // don't wait for who would have to be asked.
-func (m *Manager) enforced(rec *record, sb Sandbox) Sandbox {
+func (m *Registry) enforced(rec *record, sb Sandbox) Sandbox {
 	if sb.Enforcement.WorkspaceQuota != "" {
 		return sb
 	}
-	now := m.quotaEnforcement(sb)
+	now := m.quotas.quotaEnforcement(sb)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	rec.sb.Enforcement.WorkspaceQuota, sb.Enforcement.WorkspaceQuota = now, now
@@ -149,7 +149,7 @@ func sameWorkspace(sb Sandbox, mounts []policy.Mount, sources []string) error {
 // workspaceUse measures the sandbox's workspace, in bytes; a quota of 0 is none. It walks
 // the directory that the sandbox mounts, wherever that is by now. Over the quota, or if the
 // directory can't be found or measured, it is a *QuotaError.
-func (m *Manager) workspaceUse(ctx context.Context, sb Sandbox) (used, quota int64, err error) {
+func (m *quotas) workspaceUse(ctx context.Context, sb Sandbox) (used, quota int64, err error) {
 	dir, quota := workspace(sb.Spec)
 	if dir == "" {
 		return 0, 0, nil
@@ -178,36 +178,16 @@ func (m *Manager) workspaceUse(ctx context.Context, sb Sandbox) (used, quota int
 	return used, quota, nil
 }
 
-// quotaAfter measures after a command. Over the quota, the sandbox is stopped and
-// the result says so; its files stay.
-func (m *Manager) quotaAfter(ctx context.Context, rec *record, sb Sandbox, res *ExecResult) error {
-	ctx = context.WithoutCancel(ctx) // nobody escapes it by going away
-	var over *QuotaError
-	err := m.quotaLeft(ctx, sb, true)
-	if !errors.As(err, &over) {
-		return err
-	}
-	sb = m.enforced(rec, sb)
-	res.QuotaExceeded, res.QuotaEnforcement = true, sb.Enforcement.WorkspaceQuota
-	return m.stopOverQuota(ctx, rec, sb)
-}
-
-// stopOverQuota stops a sandbox whose workspace is over its quota; its files stay.
-func (m *Manager) stopOverQuota(ctx context.Context, rec *record, sb Sandbox) error {
+// stopOverQuota stops a sandbox whose workspace is over its quota. Its files stay.
+func (m *Registry) stopOverQuota(ctx context.Context, rec *record, sb Sandbox) error {
 	m.log.WarnContext(ctx, "workspace_quota_exceeded", append(sandboxAttrs(sb), "quota_mb", sb.Spec.WorkspaceQuotaMB, "enforcement", sb.Enforcement.WorkspaceQuota)...)
-	id := keyID{sb.Tenant, sb.Key}
-	if _, err := m.hold(ctx, id, false); err != nil {
-		return err
-	}
-	defer m.drop(id)
-	if m.recordOf(id) != rec {
+	return m.withRecord(ctx, rec, func(keyID) error {
+		if err := m.engine.remove(ctx, sb.ContainerID); err != nil {
+			return err
+		}
+		m.containerGone(sb.ContainerID)
 		return nil
-	}
-	if err := m.remove(ctx, sb.ContainerID); err != nil {
-		return err
-	}
-	m.containerGone(sb.ContainerID)
-	return nil
+	})
 }
 
 // workspace answers the directory that a quota counts, and the quota in bytes.

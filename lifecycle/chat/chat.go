@@ -97,7 +97,7 @@ type Store interface {
 	Changes(ctx context.Context) ([]Change, error)
 }
 
-// Sandboxes is what is to be known of sandboxes; a *lifecycle.Manager.
+// Sandboxes is what is to be known of sandboxes; a *lifecycle.Service.
 type Sandboxes interface {
 	WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error
 	// Owner is nil for Berm's own user.

@@ -1,0 +1,176 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	goruntime "runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
+)
+
+// DefaultTenant is the tenant of callers that have no token, and of adopted
+// sandboxes.
+const DefaultTenant = "default"
+
+// Options configure a Manager.
+type Options struct {
+	Runtime runtime.Runtime       // mandatory
+	Policy  func() *policy.Policy // mandatory: the policy in force; asked once per call
+	Store   Store                 // mandatory
+	// Workspaces has the quotas of the workspaces that chats belong to; nil: there are none.
+	Workspaces Workspaces
+	// Ceilings has the kernel hold sandboxes' own workspaces to their quotas; nil: all are soft.
+	Ceilings Ceilings
+	// Collector removes what callers of the engine's own API made; nil: there are none.
+	Collector runtime.Collector
+	Sealer    *Sealer // tells this instance's objects from others; nil: knows what this Manager makes
+	Holder    Holder  // mandatory: holds judged directories while the engine mounts them
+	// Claim keeps archive calls of the engine proxy away from the mounts of a sandbox that is
+	// being created, until leave. It waits for those that go on. Nil: there are none.
+	Claim    func(ctx context.Context, sessionID string, mounts []policy.Mount) (leave func(), err error)
+	Owner    string                // mandatory: this instance's id; nothing that carries another's is touched
+	Labels   map[string]string     // further ones of every container and network; nil is none
+	Settings Settings              // the operator's settings; the zero value is usable
+	Logger   *slog.Logger          // nil discards
+	Registry prometheus.Registerer // nil: metrics are kept but not exported
+	Tracer   trace.TracerProvider  // nil: no spans
+}
+
+// Settings are what the operator sets for every sandbox.
+type Settings struct {
+	AgentPort      int               // port in Endpoint; 0 is none
+	Env            map[string]string // set in every sandbox, before the caller's
+	Command        []string          // main process of every sandbox; nil is the image's own
+	MaxSandboxes   int               // live ones over all tenants; 0 is no cap
+	MaxCommands    int               // running at once in one sandbox; 0 is 64
+	MaxQueued      int               // waiting in one sandbox for their turn, with Serialize; 0 is 64
+	MaxProcesses   int               // managed processes running at once in one sandbox; 0 is 16
+	EngineParallel int               // creates and removals at once; 0 is twice the cores
+	AdoptLegacy    bool              // take over containers with the old service's labels, and write them
+
+	ChatsRoot        string // host directory with one directory per key; empty is none
+	ChatMountPath    string // where a key's directory is seen; mandatory with ChatsRoot
+	DependenciesRoot string // host directory, read-only; empty is none
+	DependenciesPath string // where it is seen
+	ToolsRoot        string // host directory, read-only; empty is none
+	ToolsPath        string // where it is seen
+	VolumePath       string // where a request's volume_host_path is seen; empty is "/volume"
+	// EnginePath maps a path of this process to the engine's; nil: they are the same.
+	EnginePath func(local string) (string, error)
+}
+
+// Store keeps what labels can't. It must be safe for many goroutines.
+type Store interface {
+	// Records answers all that was put and not deleted.
+	Records(ctx context.Context) ([]Record, error)
+	// Put writes a record over the one of the same session, durably.
+	Put(ctx context.Context, r Record) error
+	// Touch writes last uses, by session. Sessions that aren't there are skipped.
+	Touch(ctx context.Context, lastUsed map[string]time.Time) error
+	// Delete removes records by session; those that aren't there are no error.
+	Delete(ctx context.Context, sessionIDs ...string) error
+	// Fresh says that nobody had taken over when the store was opened, since it was made or
+	// restored: what an earlier one knew is lost.
+	Fresh() bool
+	// TookOver notes that what there is has been taken over.
+	TookOver(ctx context.Context) error
+	// Ping is nil when the store can be written.
+	Ping(ctx context.Context) error
+}
+
+// Record is what the store knows of one sandbox: enough to make it again if its
+// container is gone.
+type Record struct {
+	SessionID   string
+	Tenant      string
+	Key         string
+	ContainerID string
+	CreatedAt   time.Time
+	ExpiresAt   time.Time
+	Deadline    time.Time
+	LastUsedAt  time.Time   // zero: the record is a backup's, and what happened since isn't known
+	Spec        policy.Spec // without Env, which follows
+	Env         map[string]string
+	AgentID     string
+	VolumePath  string
+	Metadata    map[string]string
+	Overridden  []policy.Override
+	Enforcement Enforcement
+}
+
+// Holder makes sure that the engine mounts the directories that were judged.
+type Holder interface {
+	// Hold takes the mounts' directories as they are now. It returns what the engine must
+	// mount instead, in the same order, and a release that must be called once the
+	// container runs or has failed. The container must go if release fails. The name
+	// is a container's for its life. Hold returns a *policy.DeniedError if
+	// a mount isn't allowed here.
+	Hold(ctx context.Context, name string, mounts []policy.Mount) (sources []string, release func() error, err error)
+	// Clean removes what dead processes left behind. It is called before the first Hold.
+	Clean() error
+	// Mode is "held" or "trusted", as in Enforcement.
+	Mode() string
+}
+
+// check reports what is missing, and fills in the defaults.
+func (o *Options) check() error {
+	switch {
+	case o.Runtime == nil:
+		return errors.New("lifecycle: Runtime is mandatory")
+	case o.Policy == nil:
+		return errors.New("lifecycle: Policy is mandatory")
+	case o.Store == nil:
+		return errors.New("lifecycle: Store is mandatory")
+	case o.Holder == nil:
+		return errors.New("lifecycle: Holder is mandatory")
+	case o.Owner == "":
+		return errors.New("lifecycle: Owner is mandatory")
+	case o.Settings.ChatsRoot != "" && o.Settings.ChatMountPath == "":
+		return errors.New("lifecycle: ChatMountPath is mandatory with ChatsRoot")
+	}
+	if o.Claim == nil {
+		o.Claim = func(context.Context, string, []policy.Mount) (func(), error) { return func() {}, nil }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Sealer == nil {
+		var err error
+		if o.Sealer, err = NewSealer(context.Background(), SealerOptions{Owner: o.Owner, Logger: o.Logger}); err != nil {
+			return err
+		}
+	}
+	if o.Tracer == nil {
+		o.Tracer = noop.NewTracerProvider()
+	}
+	o.Settings.setDefaults()
+	return nil
+}
+
+func (s *Settings) setDefaults() {
+	if s.EngineParallel <= 0 {
+		s.EngineParallel = 2 * goruntime.NumCPU()
+	}
+	if s.MaxCommands <= 0 {
+		s.MaxCommands = 64
+	}
+	if s.MaxQueued <= 0 {
+		s.MaxQueued = 64
+	}
+	if s.MaxProcesses <= 0 {
+		s.MaxProcesses = 16
+	}
+	if s.VolumePath == "" {
+		s.VolumePath = "/volume"
+	}
+	if s.EnginePath == nil {
+		s.EnginePath = func(local string) (string, error) { return local, nil }
+	}
+}
