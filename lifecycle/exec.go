@@ -84,7 +84,7 @@ func (p *processes) Exec(ctx context.Context, req ExecRequest) (ExecResult, erro
 }
 
 func (p *processes) exec(ctx context.Context, req ExecRequest) (ExecResult, error) {
-	cmd, err := p.checkCommand(req)
+	cmd, err := checkCommand(p.opts.Policy(), req)
 	if err != nil {
 		return ExecResult{}, err
 	}
@@ -149,7 +149,7 @@ func (p *processes) inSandboxOnce(ctx context.Context, req ExecRequest, u use, f
 	}
 	a, err := p.registry.acquire(rec, u)
 	var full *CapacityError
-	if m := p.monitor(rec); errors.As(err, &full) && m.polls() { // some may have ended since its last look
+	if m := monitorOf(rec); errors.As(err, &full) && m.polls() { // some may have ended since its last look
 		m.look(ctx)
 		a, err = p.registry.acquire(rec, u)
 	}
@@ -222,7 +222,7 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 
 	stdout, stderr := cmd.captures()
 	exec := runtime.Exec{
-		Command: cmd.req.Command, Env: p.traced(ctx, cmd, sb), WorkingDir: cwd, User: sb.Spec.User,
+		Command: cmd.req.Command, Env: cmd.traced(ctx, p.opts, sb), WorkingDir: cwd, User: sb.Spec.User,
 		Stdout: stdout, Stderr: stderr,
 	}
 	if len(cmd.req.Stdin) > 0 {
@@ -255,21 +255,21 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 	case errors.Is(err, runtime.ErrInterrupted):
 		res.Status = ExecKilled
 	default:
-		return res, p.notRun(ctx, a.rec, sb, err)
+		return res, monitorOf(a.rec).notRun(ctx, sb, err)
 	}
 	cmd.collect(&res, stdout, stderr)
 	return res, p.measureAfter(ctx, a.rec, sb, &res)
 }
 
 // notRun returns the meaning of an error of Runtime.Exec.
-func (p *processes) notRun(ctx context.Context, rec *record, sb Sandbox, err error) error {
+func (m *monitor) notRun(ctx context.Context, sb Sandbox, err error) error {
 	switch {
 	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
-		return p.whyNotStarted(ctx, rec, sb, err)
+		return m.whyNotStarted(ctx, sb, err)
 	case errdefs.IsUnavailable(err):
 		return &UnavailableError{Err: fmt.Errorf("run in sandbox %s: %w", sb.Key, err)}
 	case errdefs.IsResourceExhausted(err):
-		if dead := p.registry.checkAlive(ctx, rec, sb); dead != nil { // where nothing can be started either
+		if dead := m.registry.checkAlive(ctx, m.rec, sb); dead != nil { // where nothing can be started either
 			return dead
 		}
 		return noRoom(sb)
@@ -294,15 +294,15 @@ func (p *processes) measureAfter(ctx context.Context, rec *record, sb Sandbox, r
 
 // whyNotStarted asks the engine about a container that refused to start a command. The refusal
 // may come before the engine knows of the container's end; then it waits for that.
-func (p *processes) whyNotStarted(ctx context.Context, rec *record, sb Sandbox, refusal error) error {
+func (m *monitor) whyNotStarted(ctx context.Context, sb Sandbox, refusal error) error {
 	for until, wait := time.Now().Add(endKnown), askFirst; ; {
-		if err := p.registry.checkAlive(ctx, rec, sb); err != nil {
+		if err := m.registry.checkAlive(ctx, m.rec, sb); err != nil {
 			return err
 		}
 		if !errdefs.IsFailedPrecondition(refusal) || time.Now().After(until) {
 			break
 		}
-		if err := p.sleep(ctx, &wait, nil); err != nil {
+		if err := m.sleep(ctx, &wait, nil); err != nil {
 			return err
 		}
 	}
@@ -327,7 +327,7 @@ func (p *processes) sleep(ctx context.Context, wait *time.Duration, wake <-chan 
 }
 
 // checkCommand checks what can be checked without a sandbox.
-func (p *processes) checkCommand(req ExecRequest) (*command, error) {
+func checkCommand(pol *policy.Policy, req ExecRequest) (*command, error) {
 	cmd := &command{req: req, limit: outputLimit}
 	if len(req.Command) == 0 || req.Command[0] == "" {
 		return nil, &InvalidError{Field: "command", Message: "must not be empty"}
@@ -351,7 +351,7 @@ func (p *processes) checkCommand(req ExecRequest) (*command, error) {
 			return nil, &InvalidError{Field: "output_limit", Message: fmt.Sprintf("at most %d", maxOutputLimit)}
 		}
 	}
-	env, overridden, err := p.opts.Policy().ExecEnv(req.Env)
+	env, overridden, err := pol.ExecEnv(req.Env)
 	if err != nil {
 		return nil, err
 	}
@@ -362,30 +362,30 @@ func (p *processes) checkCommand(req ExecRequest) (*command, error) {
 	return cmd, nil
 }
 
-// traced returns the environment of a command, with the W3C trace context as TRACEPARENT and
+// traced returns the environment of the command, with the W3C trace context as TRACEPARENT and
 // TRACESTATE. It adds them if there is one, neither the caller nor the operator set either,
 // and the policy lets a request set them.
-func (p *processes) traced(ctx context.Context, cmd *command, sb Sandbox) []string {
+func (c *command) traced(ctx context.Context, opts *Options, sb Sandbox) []string {
 	fields := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, fields)
 	if len(fields) == 0 {
-		return cmd.env
+		return c.env
 	}
 	vars := map[string]string{}
 	for name, value := range fields {
 		name = strings.ToUpper(name) // OpenTelemetry's form for environments
-		for _, set := range []map[string]string{cmd.req.Env, sb.Spec.Env, p.opts.Settings.Env} {
+		for _, set := range []map[string]string{c.req.Env, sb.Spec.Env, opts.Settings.Env} {
 			if _, ok := set[name]; ok {
-				return cmd.env
+				return c.env
 			}
 		}
 		vars[name] = value
 	}
-	judged, overridden, err := p.opts.Policy().ExecEnv(vars)
+	judged, overridden, err := opts.Policy().ExecEnv(vars)
 	if err != nil || len(overridden) > 0 {
-		return cmd.env
+		return c.env
 	}
-	env := slices.Clone(cmd.env)
+	env := slices.Clone(c.env)
 	for _, name := range slices.Sorted(maps.Keys(vars)) {
 		env = append(env, name+"="+judged[name])
 	}

@@ -25,33 +25,32 @@ var errNotTaken = errors.New("the command doesn't read its input")
 // doesn't read it, or another caller took the output over from a place that only the sandbox
 // had.
 func (p *processes) WriteExec(ctx context.Context, tenant, key, execID string, r io.Reader, end bool) error {
-	m, info, err := p.find(ctx, tenant, key, kindExec, execID)
+	h, info, err := p.find(ctx, tenant, key, kindExec, execID)
 	if err != nil {
 		return err
 	}
 	if !info.Running || !parseLabel(info.Label).Stdin {
 		return processError(execID, errdefs.ErrFailedPrecondition, "command %q has ended, or was started without an open input", execID)
 	}
-	sb := m.snapshot()
-	h, err := m.openHub(ctx, sb, info.ID, -1, execRing, false)
+	hub, err := h.openHub(ctx, -1, execRing, false)
 	if err != nil {
-		return m.explain(ctx, sb, execID, err)
+		return h.explain(ctx, err)
 	}
-	defer h.release()
+	defer hub.release()
 	buf := make([]byte, inputPiece)
 	for {
 		n, err := r.Read(buf)
 		last := errors.Is(err, io.EOF)
 		if n > 0 || last && end {
 			piece, cancel := context.WithTimeoutCause(ctx, inputStall, errNotTaken)
-			werr := h.write(piece, buf[:n], last && end)
+			werr := hub.write(piece, buf[:n], last && end)
 			cancel()
 			if errors.Is(werr, errNotTaken) {
 				return processError(execID, errdefs.ErrAborted,
 					"command %q hasn't read its input for %s; some of what was written may be lost", execID, inputStall)
 			}
 			if werr != nil {
-				return m.explain(ctx, sb, execID, werr)
+				return h.explain(ctx, werr)
 			}
 		}
 		if last {

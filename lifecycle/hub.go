@@ -34,11 +34,9 @@ const (
 // Its one reader, if there is one, holds the process up until it has taken the output;
 // those who only follow don't, and lose what they don't take in time.
 type hub struct {
-	m      *monitor
-	sb     Sandbox
-	proc   string // runtime ID
-	limit  int    // bytes kept
-	refs   int    // guarded by records.mu
+	*handle
+	limit  int // bytes kept
+	refs   int // guarded by records.mu
 	cancel context.CancelFunc
 	input  chan struct{} // holds one while somebody writes
 
@@ -65,32 +63,32 @@ type part struct {
 	data   []byte
 }
 
-// openHub answers the hub of a process, and makes one that begins at from if there is
-// none. It must be released. Whoever is about to become its reader expects to, and the
-// output waits until then.
-func (m *monitor) openHub(ctx context.Context, sb Sandbox, proc string, from int64, limit int, expect bool) (*hub, error) {
-	m.registry.mu.Lock()
-	h := m.hubs[proc]
+// openHub returns the hub of the process, and opens one that begins at from if there is none. The
+// caller must release it. A caller that is about to become its reader expects to; the output
+// waits for it.
+func (p *handle) openHub(ctx context.Context, from int64, limit int, expect bool) (*hub, error) {
+	p.registry.mu.Lock()
+	h := p.hubs[p.proc]
 	if h == nil {
-		if m.registry.closing {
-			m.registry.mu.Unlock()
+		if p.registry.closing {
+			p.registry.mu.Unlock()
 			return nil, errClosing
 		}
 		h = &hub{
-			m: m, sb: sb, proc: proc, limit: limit, next: from, reserved: expect,
+			handle: p, limit: limit, next: from, reserved: expect,
 			input: make(chan struct{}, 1), opened: make(chan struct{}),
 		}
 		h.changed = sync.NewCond(&h.mu)
-		if m.hubs == nil {
-			m.hubs = map[string]*hub{}
+		if p.hubs == nil {
+			p.hubs = map[string]*hub{}
 		}
-		m.hubs[proc] = h
+		p.hubs[p.proc] = h
 		var hubCtx context.Context
-		hubCtx, h.cancel = context.WithCancel(m.registry.running)
-		m.registry.workers.Go(func() { h.run(hubCtx, from) })
+		hubCtx, h.cancel = context.WithCancel(p.registry.running)
+		p.registry.workers.Go(func() { h.run(hubCtx, from) })
 	}
 	h.refs++
-	m.registry.mu.Unlock()
+	p.registry.mu.Unlock()
 	if expect {
 		h.expect(true)
 	}
@@ -108,22 +106,44 @@ func (m *monitor) openHub(ctx context.Context, sb Sandbox, proc string, from int
 	return h, nil
 }
 
+// place checks where a reader begins. A sandbox keeps output, and a hub what it has taken from
+// there.
+func (p *handle) place(info runtime.ProcessInfo, from int64) (int64, error) {
+	first, next := max(info.FirstSeq, 0), info.NextSeq
+	p.registry.mu.Lock()
+	if h := p.hubs[p.proc]; h != nil {
+		if f, n := h.bounds(); f >= 0 {
+			first, next = min(first, f), max(next, n)
+		}
+	}
+	p.registry.mu.Unlock()
+	switch {
+	case from == -1:
+		return first, nil
+	case from < -1:
+		return 0, &InvalidError{Field: "from", Message: "must be -1 or more"}
+	case from < first, from > next:
+		return 0, goneError(first, "output is kept from %d to %d", first, next)
+	}
+	return from, nil
+}
+
 // retire has the next who asks get a hub of its own, which takes the process over.
 func (h *hub) retire() {
-	h.m.registry.mu.Lock()
-	defer h.m.registry.mu.Unlock()
-	h.m.forgetHubLocked(h)
+	h.registry.mu.Lock()
+	defer h.registry.mu.Unlock()
+	h.forgetHubLocked(h)
 }
 
 // release lets go of the hub; the last closes it.
 func (h *hub) release() {
-	h.m.registry.mu.Lock()
+	h.registry.mu.Lock()
 	h.refs--
 	last := h.refs == 0
 	if last {
-		h.m.forgetHubLocked(h)
+		h.forgetHubLocked(h)
 	}
-	h.m.registry.mu.Unlock()
+	h.registry.mu.Unlock()
 	if last {
 		h.cancel()
 	}
@@ -132,9 +152,9 @@ func (h *hub) release() {
 // run attaches, and brings the output until the process ends or nobody is left.
 func (h *hub) run(ctx context.Context, from int64) {
 	defer h.cancel()
-	h.openErr = h.m.engine.guard("process_attach", func() error {
-		return h.m.engine.call(ctx, "process_attach", func(ctx context.Context) (err error) {
-			h.att, err = h.m.insider.Attach(ctx, h.sb.ContainerID, h.proc, from)
+	h.openErr = h.engine.guard("process_attach", func() error {
+		return h.engine.call(ctx, "process_attach", func(ctx context.Context) (err error) {
+			h.att, err = h.insider.Attach(ctx, h.sb.ContainerID, h.proc, from)
 			return err
 		})
 	})
@@ -159,7 +179,7 @@ func (h *hub) run(ctx context.Context, from int64) {
 	}()
 	for h.mayRead() {
 		more := false
-		if err := h.m.engine.guard("process_output", func() error { more = h.add(h.att.Next()); return nil }); err != nil {
+		if err := h.engine.guard("process_output", func() error { more = h.add(h.att.Next()); return nil }); err != nil {
 			h.add(runtime.Chunk{}, err)
 		}
 		if !more {
@@ -273,9 +293,9 @@ func (h *hub) expect(reader bool) {
 
 // expectSoon has the output, which waits for a reader, do so for a while only.
 func (h *hub) expectSoon() {
-	h.m.registry.mu.Lock()
+	h.registry.mu.Lock()
 	h.refs++
-	h.m.registry.mu.Unlock()
+	h.registry.mu.Unlock()
 	time.AfterFunc(followedWait, func() {
 		h.expect(false)
 		h.release()
@@ -337,7 +357,7 @@ func (h *hub) takeInput(ctx context.Context) error {
 func (h *hub) feed(ctx context.Context, p []byte, end bool) error {
 	done := make(chan error, 1)
 	go func() { // ends with the hub at the latest
-		err := h.m.engine.guard("process_input", func() (err error) {
+		err := h.engine.guard("process_input", func() (err error) {
 			if len(p) > 0 {
 				_, err = h.att.Write(p)
 			}
@@ -465,4 +485,31 @@ func (s *stream) Close() error {
 		h.release()
 	}
 	return nil
+}
+
+// end returns the meaning of the end of a stream: io.EOF with what is known of the process then,
+// and whether the workspace is over its quota, or an error.
+func (s *stream) end(info runtime.ProcessInfo, err error) (runtime.ProcessInfo, bool, error) {
+	h := s.h
+	ctx, cancel := context.WithTimeout(h.registry.running, lookTimeout)
+	defer cancel()
+	switch {
+	case errors.Is(err, io.EOF):
+		h.mu.Lock()
+		label := info.Label
+		if h.info.ID == info.ID {
+			info = h.info
+		}
+		info.Label, info.Running = label, false
+		h.mu.Unlock()
+		return info, h.endSeen(ctx, info), io.EOF
+	case errdefs.IsCanceled(err):
+		return info, false, err
+	}
+	err = h.explain(ctx, err)
+	if !h.alive() || errdefs.IsUnavailable(err) && h.dead(ctx) {
+		info.Running, info.Killed, info.EndedAt = false, true, time.Now().UTC()
+		return info, false, io.EOF
+	}
+	return info, false, err
 }

@@ -100,8 +100,7 @@ type tracked struct {
 	done     chan struct{} // closed when it has ended
 }
 
-// monitor returns the monitor of a record.
-func (p *processes) monitor(rec *record) *monitor { return rec.watcher.(*monitor) }
+func monitorOf(rec *record) *monitor { return rec.watcher.(*monitor) }
 
 // aliveLocked reports whether the sandbox is its key's, and its container alive.
 func (m *monitor) aliveLocked() bool { return m.registry.aliveLocked(m.rec) }
@@ -330,28 +329,6 @@ func (m *monitor) endSeen(ctx context.Context, info runtime.ProcessInfo) bool {
 		return over
 	}
 	return m.measured(m.quotas.quotaLeft(ctx, sb, true))
-}
-
-// place checks where a reader begins. A sandbox keeps output, and a hub what it has taken from
-// there.
-func (m *monitor) place(info runtime.ProcessInfo, from int64) (int64, error) {
-	first, next := max(info.FirstSeq, 0), info.NextSeq
-	m.registry.mu.Lock()
-	if h := m.hubs[info.ID]; h != nil {
-		if f, n := h.bounds(); f >= 0 {
-			first, next = min(first, f), max(next, n)
-		}
-	}
-	m.registry.mu.Unlock()
-	switch {
-	case from == -1:
-		return first, nil
-	case from < -1:
-		return 0, &InvalidError{Field: "from", Message: "must be -1 or more"}
-	case from < first, from > next:
-		return 0, goneError(first, "output is kept from %d to %d", first, next)
-	}
-	return from, nil
 }
 
 // forgetHubLocked makes the next caller of openHub open a new hub.

@@ -58,7 +58,7 @@ func (p *processes) hurry(id keyID) {
 	}
 	p.registry.mu.Lock()
 	defer p.registry.mu.Unlock()
-	if m := p.monitor(rec); len(m.tracked) > 0 {
+	if m := monitorOf(rec); len(m.tracked) > 0 {
 		m.startLocked()
 	}
 }
@@ -151,7 +151,7 @@ func (m *monitor) look(ctx context.Context) {
 	m.registry.mu.Unlock()
 	for proc, by := range late {
 		kill, cancel := context.WithTimeout(ctx, overdueKill)
-		err := m.kill(kill, sb, proc)
+		err := m.handleOf(sb, proc).kill(kill)
 		cancel()
 		if errors.Is(err, runtime.ErrNotKilled) || err != nil && by > overdueEnd && ctx.Err() == nil {
 			m.registry.mu.Lock()
@@ -188,7 +188,7 @@ func (m *monitor) prune(ctx context.Context, sb Sandbox, infos []runtime.Process
 		attached := m.hubs[info.ID] != nil
 		m.registry.mu.Unlock()
 		if !attached {
-			_ = m.forget(ctx, sb, info.ID) // the next look tries again
+			_ = m.handleOf(sb, info.ID).forget(ctx) // the next look tries again
 		}
 	}
 }
@@ -234,16 +234,4 @@ func (m *monitor) measured(err error) bool {
 	m.over = m.aliveLocked()
 	m.startLocked()
 	return true
-}
-
-func (m *monitor) kill(ctx context.Context, sb Sandbox, proc string) error {
-	return m.engine.call(ctx, "process_kill", func(ctx context.Context) error {
-		return m.insider.Kill(ctx, sb.ContainerID, proc)
-	})
-}
-
-func (m *monitor) forget(ctx context.Context, sb Sandbox, proc string) error {
-	return m.engine.call(ctx, "process_forget", func(ctx context.Context) error {
-		return m.insider.Forget(ctx, sb.ContainerID, proc)
-	})
 }

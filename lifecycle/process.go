@@ -54,7 +54,7 @@ func (p *processes) startProcess(ctx context.Context, req ProcessRequest) (Proce
 		Tenant: req.Tenant, Key: req.Key, Create: req.Create,
 		Command: append([]string{req.Command}, req.Args...), Env: req.Env, WorkingDir: req.WorkingDir,
 	}
-	cmd, err := p.checkCommand(exec)
+	cmd, err := checkCommand(p.opts.Policy(), exec)
 	if err != nil {
 		return Process{}, err
 	}
@@ -67,29 +67,28 @@ func (p *processes) startProcess(ctx context.Context, req ProcessRequest) (Proce
 	if err != nil {
 		return Process{}, err
 	}
-	m, info, err := p.startOnly(ctx, processID{id, req.ID}, cmd, req)
+	h, info, err := p.startOnly(ctx, processID{id, req.ID}, cmd, req)
 	if err != nil {
 		return Process{}, err
 	}
-	sb := m.snapshot()
-	p.engine.log.InfoContext(ctx, "process_started", append(sandboxAttrs(sb), "process_id", req.ID)...)
+	p.engine.log.InfoContext(ctx, "process_started", append(sandboxAttrs(h.sb), "process_id", req.ID)...)
 	if req.Ready != nil {
-		ready := m.awaitReady(ctx, sb, info.ID, *req.Ready)
+		ready := h.awaitReady(ctx, *req.Ready)
 		if ctx.Err() != nil {
 			return Process{}, fmt.Errorf("wait for process %s: %w", req.ID, context.Cause(ctx))
 		}
 		p.registry.mu.Lock()
-		if m.ready == nil {
-			m.ready = map[string]bool{}
+		if h.ready == nil {
+			h.ready = map[string]bool{}
 		}
-		m.ready[info.ID] = ready
+		h.ready[h.proc] = ready
 		p.registry.mu.Unlock()
-		if now, err := m.ask(ctx, sb, info.ID); err == nil {
+		if now, err := h.ask(ctx); err == nil {
 			info = now
-			m.seen(info)
+			h.seen(info)
 		}
 	}
-	return m.process(info), nil
+	return h.process(info), nil
 }
 
 // processID is a managed process of a key.
@@ -99,7 +98,7 @@ type processID struct {
 }
 
 // startOnly starts a process, unless another call is about to start it.
-func (p *processes) startOnly(ctx context.Context, id processID, cmd *command, req ProcessRequest) (m *monitor, info runtime.ProcessInfo, err error) {
+func (p *processes) startOnly(ctx context.Context, id processID, cmd *command, req ProcessRequest) (h *handle, info runtime.ProcessInfo, err error) {
 	unlock, free := p.starting.TryLock(id)
 	if !free {
 		return nil, info, processRuns(req.ID)
@@ -108,11 +107,15 @@ func (p *processes) startOnly(ctx context.Context, id processID, cmd *command, r
 	// First, because the process that is replaced makes room for the new one.
 	if rec := p.registry.recordOf(id.keyID); rec != nil && p.registry.snapshot(rec).Status == StatusRunning {
 		if req.Replace { // nothing is stopped for one that may not start
-			if err := p.mayStart(ctx, cmd); err != nil {
+			rec, _, err := p.sandboxFor(ctx, cmd.req)
+			if err == nil {
+				_, err = p.prepare(ctx, cmd, p.registry.snapshot(rec))
+			}
+			if err != nil {
 				return nil, info, err
 			}
 		}
-		if err := p.monitor(rec).makeRoom(ctx, p.registry.snapshot(rec), req); err != nil {
+		if err := monitorOf(rec).handle(p.registry.snapshot(rec), kindProcess, req.ID).makeRoom(ctx, req.Replace); err != nil {
 			return nil, info, err
 		}
 	}
@@ -121,37 +124,28 @@ func (p *processes) startOnly(ctx context.Context, id processID, cmd *command, r
 		if err != nil {
 			return false, err
 		}
-		m = p.monitor(a.rec)
+		h = monitorOf(a.rec).handle(a.sb, kindProcess, req.ID)
 		proc := runtime.Process{
-			ID: string(kindProcess) + req.ID, Command: cmd.req.Command, Env: cmd.env, WorkingDir: cwd,
+			Command: cmd.req.Command, Env: cmd.env, WorkingDir: cwd,
 			Stdin: true, TTY: req.TTY, Rows: req.Rows, Cols: req.Cols, KeepBytes: processRing,
 			Hold: req.Ready != nil && req.Ready.Line != "",
 		}
-		info, err = p.startIn(ctx, a.sb, proc)
+		info, err = h.start(ctx, proc)
 		for n := 0; errdefs.IsAlreadyExists(err) && n < startAttempts; n++ {
-			if err = m.makeRoom(ctx, a.sb, req); err != nil {
+			if err = h.makeRoom(ctx, req.Replace); err != nil {
 				return false, err
 			}
-			info, err = p.startIn(ctx, a.sb, proc)
+			info, err = h.start(ctx, proc)
 		}
 		if errdefs.IsAlreadyExists(err) {
 			return false, processRuns(req.ID)
 		}
 		if err != nil {
-			return false, m.startFailed(ctx, a.sb, req.ID, err)
+			return false, h.startFailed(ctx, err)
 		}
-		return m.started(info, nil), nil
+		return h.started(info, nil), nil
 	})
-	return m, info, err
-}
-
-// mayStart checks what a start checks before it starts something.
-func (p *processes) mayStart(ctx context.Context, cmd *command) error {
-	rec, _, err := p.sandboxFor(ctx, cmd.req)
-	if err == nil {
-		_, err = p.prepare(ctx, cmd, p.registry.snapshot(rec))
-	}
-	return err
+	return h, info, err
 }
 
 func processRuns(id string) error {
@@ -159,35 +153,34 @@ func processRuns(id string) error {
 }
 
 // makeRoom makes sure that there is no process of the ID: it forgets one that has ended, and stops
-// one that runs if it is to be replaced.
-func (m *monitor) makeRoom(ctx context.Context, sb Sandbox, req ProcessRequest) error {
-	proc := string(kindProcess) + req.ID
-	info, err := m.ask(ctx, sb, proc)
+// one that runs, with replace.
+func (h *handle) makeRoom(ctx context.Context, replace bool) error {
+	info, err := h.ask(ctx)
 	switch {
 	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
-		return nil // Start returns the reason
+		return nil // start returns the reason
 	case err != nil:
-		return m.explain(ctx, sb, req.ID, err)
-	case info.Running && !req.Replace:
-		return processRuns(req.ID)
+		return h.explain(ctx, err)
+	case info.Running && !replace:
+		return processRuns(h.id)
 	case info.Running:
-		if err := m.stop(ctx, sb, proc); err != nil {
-			return m.explain(ctx, sb, req.ID, err)
+		if err := h.stop(ctx); err != nil {
+			return h.explain(ctx, err)
 		}
 	default:
-		m.seen(info)
+		h.seen(info)
 	}
-	m.registry.mu.Lock()
-	delete(m.ready, proc)
-	if h := m.hubs[proc]; h != nil {
-		m.forgetHubLocked(h) // its readers don't read the new process
+	h.registry.mu.Lock()
+	delete(h.ready, h.proc)
+	if hub := h.hubs[h.proc]; hub != nil {
+		h.forgetHubLocked(hub) // its readers don't read the new process
 	}
-	m.registry.mu.Unlock()
-	if err := m.forget(ctx, sb, proc); err != nil {
+	h.registry.mu.Unlock()
+	if err := h.forget(ctx); err != nil {
 		if errdefs.IsFailedPrecondition(err) { // another has started it again
-			return processRuns(req.ID)
+			return processRuns(h.id)
 		}
-		return m.explain(ctx, sb, req.ID, err)
+		return h.explain(ctx, err)
 	}
 	return nil
 }
@@ -195,17 +188,17 @@ func (m *monitor) makeRoom(ctx context.Context, sb Sandbox, req ProcessRequest) 
 // Process returns a managed process, with the end of its standard error. It fails with a
 // *ProcessError in the NotFound class if there is none.
 func (p *processes) Process(ctx context.Context, tenant, key, id string) (Process, error) {
-	m, info, err := p.find(ctx, tenant, key, kindProcess, cmp.Or(id, defaultProcess))
+	h, info, err := p.find(ctx, tenant, key, kindProcess, cmp.Or(id, defaultProcess))
 	if err != nil {
 		return Process{}, err
 	}
-	proc := m.process(info)
+	proc := h.process(info)
 	if info.NextSeq > info.FirstSeq && !info.TTY {
 		ctx, cancel := context.WithTimeout(ctx, stderrWait)
 		defer cancel()
-		if h, err := m.openHub(ctx, m.snapshot(), info.ID, -1, processRing, false); err == nil {
-			proc.Stderr = h.stderr(ctx, info.NextSeq)
-			h.release()
+		if hub, err := h.openHub(ctx, -1, processRing, false); err == nil {
+			proc.Stderr = hub.stderr(ctx, info.NextSeq)
+			hub.release()
 		}
 	}
 	return proc, nil
@@ -244,26 +237,25 @@ func (p *processes) FollowProcess(ctx context.Context, tenant, key, id string, f
 }
 
 func (p *processes) readProcess(ctx context.Context, tenant, key, id string, from int64, takeOver, follow bool) (ProcessStream, error) {
-	m, info, err := p.find(ctx, tenant, key, kindProcess, id)
+	h, info, err := p.find(ctx, tenant, key, kindProcess, id)
 	if err != nil {
 		return nil, err
 	}
-	from, err = m.place(info, from)
+	from, err = h.place(info, from)
 	if err != nil {
 		return nil, err
 	}
-	sb := m.snapshot()
-	h, err := m.openHub(ctx, sb, info.ID, -1, processRing, !follow)
+	hub, err := h.openHub(ctx, -1, processRing, !follow)
 	if err != nil {
-		return nil, m.explain(ctx, sb, id, err)
+		return nil, h.explain(ctx, err)
 	}
-	s := newStream(h, from, takeOver, follow)
+	s := newStream(hub, from, takeOver, follow)
 	if s == nil {
-		h.release()
+		hub.release()
 		return nil, processError(id, errdefs.ErrAlreadyExists, "another is attached to process %q; its place can be taken over", id)
 	}
-	p.registry.touch(m.rec)
-	return &processStream{stream: s, id: id, info: info}, nil
+	p.registry.touch(h.rec)
+	return &processStream{stream: s, info: info}, nil
 }
 
 // SignalProcess sends a signal to a process' group. A *ProcessError in the
@@ -281,45 +273,41 @@ func (p *processes) ResizeProcess(ctx context.Context, tenant, key, id string, r
 // left of it and its descendants after 5 s. When ctx ends, that goes on. It is no error if the
 // process has ended.
 func (p *processes) StopProcess(ctx context.Context, tenant, key, id string) (Process, error) {
-	id = cmp.Or(id, defaultProcess)
-	m, info, err := p.find(ctx, tenant, key, kindProcess, id)
+	h, info, err := p.find(ctx, tenant, key, kindProcess, cmp.Or(id, defaultProcess))
 	if err != nil {
 		return Process{}, err
 	}
 	if !info.Running {
-		return m.process(info), nil
+		return h.process(info), nil
 	}
-	sb := m.snapshot()
-	if err := m.stop(ctx, sb, info.ID); err != nil {
-		return Process{}, m.explain(ctx, sb, id, err)
+	if err := h.stop(ctx); err != nil {
+		return Process{}, h.explain(ctx, err)
 	}
-	after, err := m.ask(ctx, sb, info.ID)
+	after, err := h.ask(ctx)
 	if err != nil {
-		return m.lostProcess(info), nil // it went with its sandbox
+		return h.lostProcess(info), nil // it went with its sandbox
 	}
-	m.seen(after)
-	return m.process(after), nil
+	h.seen(after)
+	return h.process(after), nil
 }
 
 // WaitProcess waits until a process has ended.
 func (p *processes) WaitProcess(ctx context.Context, tenant, key, id string) (Process, error) {
-	id = cmp.Or(id, defaultProcess)
-	m, info, err := p.find(ctx, tenant, key, kindProcess, id)
+	h, info, err := p.find(ctx, tenant, key, kindProcess, cmp.Or(id, defaultProcess))
 	if err != nil {
 		return Process{}, err
 	}
 	if !info.Running {
-		return m.process(info), nil
+		return h.process(info), nil
 	}
-	sb := m.snapshot()
-	after, err := m.awaitEnd(ctx, sb, info.ID)
+	after, err := h.awaitEnd(ctx)
 	switch {
 	case err == nil:
-		return m.process(after), nil
-	case ctx.Err() == nil && (!m.alive() || m.dead(ctx, sb)):
-		return m.lostProcess(info), nil
+		return h.process(after), nil
+	case ctx.Err() == nil && (!h.alive() || h.dead(ctx)):
+		return h.lostProcess(info), nil
 	}
-	return Process{}, m.explain(ctx, sb, id, err)
+	return Process{}, h.explain(ctx, err)
 }
 
 // process returns a process as a Process.
@@ -356,7 +344,6 @@ func (m *monitor) lostProcess(info runtime.ProcessInfo) Process {
 // processStream is a ProcessStream.
 type processStream struct {
 	*stream
-	id    string
 	info  runtime.ProcessInfo // when it was attached to
 	ended *Process
 }
@@ -371,11 +358,11 @@ func (s *processStream) Next() (runtime.Chunk, error) {
 		return c, nil
 	}
 	known := s.h.ended()
-	info, _, err := s.end(s.id, s.info, err)
+	info, _, err := s.end(s.info, err)
 	if errors.Is(err, io.EOF) {
-		p := s.h.m.process(info)
+		p := s.h.process(info)
 		if !known {
-			p = s.h.m.lostProcess(info)
+			p = s.h.lostProcess(info)
 		}
 		s.ended = &p
 	}
@@ -385,7 +372,7 @@ func (s *processStream) Next() (runtime.Chunk, error) {
 // Ended implements ProcessStream.
 func (s *processStream) Ended() Process {
 	if s.ended == nil {
-		return s.h.m.process(s.info)
+		return s.h.process(s.info)
 	}
 	return *s.ended
 }

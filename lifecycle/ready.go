@@ -15,8 +15,8 @@ import (
 )
 
 // stop stops a process. Once begun, it goes on when ctx ends.
-func (m *monitor) stop(ctx context.Context, sb Sandbox, proc string) error {
-	r := m.registry
+func (h *handle) stop(ctx context.Context) error {
+	r := h.registry
 	done := make(chan error, 1)
 	r.mu.Lock()
 	if r.closing {
@@ -26,7 +26,7 @@ func (m *monitor) stop(ctx context.Context, sb Sandbox, proc string) error {
 	work, cancel := context.WithTimeout(trace.ContextWithSpanContext(r.base, trace.SpanContextFromContext(ctx)), stopMost)
 	r.tasks.Go(func() {
 		defer cancel()
-		done <- m.engine.guard("process_stop", func() error { return m.stopNow(work, sb, proc) })
+		done <- h.engine.guard("process_stop", func() error { return h.stopNow(work) })
 	})
 	r.mu.Unlock()
 	select {
@@ -37,36 +37,34 @@ func (m *monitor) stop(ctx context.Context, sb Sandbox, proc string) error {
 	}
 }
 
-func (m *monitor) stopNow(ctx context.Context, sb Sandbox, proc string) error {
+func (h *handle) stopNow(ctx context.Context) error {
 	input, cancel := context.WithTimeout(ctx, stopInput)
-	if h, err := m.openHub(input, sb, proc, -1, processRing, false); err == nil {
-		_ = h.write(input, nil, true) // it may be closed, or never read: the signal follows
-		defer h.release()
+	if hub, err := h.openHub(input, -1, processRing, false); err == nil {
+		_ = hub.write(input, nil, true) // it may be closed, or never read: the signal follows
+		defer hub.release()
 	}
 	cancel()
-	err := m.insist(ctx, func(ctx context.Context) error {
-		return m.engine.call(ctx, "process_signal", func(ctx context.Context) error {
-			return m.insider.Signal(ctx, sb.ContainerID, proc, 15)
-		})
+	err := h.insist(ctx, func(ctx context.Context) error {
+		return h.signal(ctx, 15)
 	})
 	if err == nil {
-		_ = m.insist(ctx, func(ctx context.Context) error {
-			_, err := m.awaitEnd(ctx, sb, proc)
+		_ = h.insist(ctx, func(ctx context.Context) error {
+			_, err := h.awaitEnd(ctx)
 			return err
 		})
 	}
-	if err := m.killOrEnd(ctx, sb, proc); err != nil { // its descendants too
+	if err := h.killOrEnd(ctx); err != nil { // its descendants too
 		return err
 	}
-	if info, err := m.ask(ctx, sb, proc); err == nil { // else it went with its sandbox
-		m.seen(info)
+	if info, err := h.ask(ctx); err == nil { // else it went with its sandbox
+		h.seen(info)
 	}
 	return nil
 }
 
 // insist retries f while the sandbox doesn't answer, for as long as a process has to end by
 // itself: a short silence is no reason to kill it sooner.
-func (m *monitor) insist(ctx context.Context, f func(context.Context) error) error {
+func (h *handle) insist(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
 	for wait := askFirst; ; {
@@ -74,30 +72,30 @@ func (m *monitor) insist(ctx context.Context, f func(context.Context) error) err
 		if !errdefs.IsUnavailable(err) && !errors.Is(err, runtime.ErrInterrupted) {
 			return err
 		}
-		if m.sleep(ctx, &wait, nil) != nil {
+		if h.sleep(ctx, &wait, nil) != nil {
 			return err
 		}
 	}
 }
 
 // awaitEnd waits until a process has ended.
-func (m *monitor) awaitEnd(ctx context.Context, sb Sandbox, proc string) (runtime.ProcessInfo, error) {
+func (h *handle) awaitEnd(ctx context.Context) (runtime.ProcessInfo, error) {
 	for wait := askFirst; ; {
-		info, err := m.ask(ctx, sb, proc)
+		info, err := h.ask(ctx)
 		if err != nil {
 			return info, err
 		}
-		m.seen(info)
+		h.seen(info)
 		if !info.Running {
 			return info, nil
 		}
-		m.registry.mu.Lock()
+		h.registry.mu.Lock()
 		var done <-chan struct{}
-		if t := m.tracked[proc]; t != nil {
+		if t := h.tracked[h.proc]; t != nil {
 			done = t.done
 		}
-		m.registry.mu.Unlock()
-		if err := m.sleep(ctx, &wait, done); err != nil {
+		h.registry.mu.Unlock()
+		if err := h.sleep(ctx, &wait, done); err != nil {
 			return info, err
 		}
 	}
@@ -127,24 +125,24 @@ func (r *Readiness) check() error {
 
 // awaitReady waits until a process is ready. It returns false if the process ends before, or the
 // time is up.
-func (m *monitor) awaitReady(ctx context.Context, sb Sandbox, proc string, r Readiness) bool {
+func (h *handle) awaitReady(ctx context.Context, r Readiness) bool {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(r.Timeout, readyWait))
 	defer cancel()
-	defer context.AfterFunc(m.registry.running, cancel)()
+	defer context.AfterFunc(h.registry.running, cancel)()
 	results, n := make(chan bool, 2), 0
 	await := func(ready func() bool) {
 		n++
 		go func() {
 			yes := false
-			_ = m.engine.guard("process_ready", func() error { yes = ready(); return nil })
+			_ = h.engine.guard("process_ready", func() error { yes = ready(); return nil })
 			results <- yes
 		}()
 	}
 	if r.Port != 0 {
-		await(func() bool { return m.listens(ctx, sb, proc, r.Port) })
+		await(func() bool { return h.listens(ctx, r.Port) })
 	}
 	if r.Line != "" {
-		await(func() bool { return m.prints(ctx, sb, proc, r.Line) })
+		await(func() bool { return h.prints(ctx, r.Line) })
 	}
 	ready := false
 	for range n {
@@ -157,16 +155,16 @@ func (m *monitor) awaitReady(ctx context.Context, sb Sandbox, proc string, r Rea
 }
 
 // listens waits until a port accepts a connection.
-func (m *monitor) listens(ctx context.Context, sb Sandbox, proc string, port int) bool {
+func (h *handle) listens(ctx context.Context, port int) bool {
 	for wait := askFirst; ; {
-		if c, err := m.insider.Dial(ctx, sb.ContainerID, port); err == nil {
+		if c, err := h.insider.Dial(ctx, h.sb.ContainerID, port); err == nil {
 			_ = c.Close()
 			return true
 		}
-		if info, err := m.ask(ctx, sb, proc); err == nil && !info.Running || errdefs.IsNotFound(err) {
+		if info, err := h.ask(ctx); err == nil && !info.Running || errdefs.IsNotFound(err) {
 			return false
 		}
-		if m.sleep(ctx, &wait, nil) != nil {
+		if h.sleep(ctx, &wait, nil) != nil {
 			return false
 		}
 	}
@@ -174,12 +172,12 @@ func (m *monitor) listens(ctx context.Context, sb Sandbox, proc string, port int
 
 // prints waits until a process has printed a text, on either stream. It only follows, so that it
 // isn't in the way of a caller that attaches.
-func (m *monitor) prints(ctx context.Context, sb Sandbox, proc, text string) bool {
-	h, err := m.openHub(ctx, sb, proc, -1, processRing, false)
+func (h *handle) prints(ctx context.Context, text string) bool {
+	hub, err := h.openHub(ctx, -1, processRing, false)
 	if err != nil {
 		return false
 	}
-	s := newStream(h, -1, false, true)
+	s := newStream(hub, -1, false, true)
 	defer s.Close()
 	defer context.AfterFunc(ctx, func() { s.Close() })()
 	var tails [2]string // the end of each stream, too short to contain the text

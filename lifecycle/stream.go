@@ -46,13 +46,6 @@ func checkScreen(rows, cols int) error {
 	return nil
 }
 
-func checkSignal(signal int) error {
-	if signal < 1 || signal > 64 {
-		return &InvalidError{Field: "signal", Message: "must be from 1 to 64"}
-	}
-	return nil
-}
-
 // StartExec starts a command whose output is followed while it runs. It returns once the command
 // runs; with Serialize, once its turn has come. If there is a command of the ExecID, it returns
 // that one, if the request is the same.
@@ -79,7 +72,7 @@ func (p *processes) StartExec(ctx context.Context, req StartRequest) (Execution,
 // startExec is StartExec. It sets fed if req.Taken is called later.
 func (p *processes) startExec(ctx context.Context, req StartRequest, fed *bool) (e Execution, err error) {
 	req.OpenStdin = req.OpenStdin || req.TTY
-	cmd, err := p.checkStart(req)
+	cmd, err := req.check(p.opts.Policy())
 	if err != nil {
 		return e, err
 	}
@@ -108,12 +101,12 @@ func (p *processes) startExec(ctx context.Context, req StartRequest, fed *bool) 
 		}()
 	}
 	err = p.inSandbox(ctx, req.ExecRequest, useCommand, func(a *Access, made ExecResult) (bool, error) {
-		m, sb := p.monitor(a.rec), a.sb
-		proc, overridden, err := p.processFor(ctx, cmd, req, sb)
+		h := monitorOf(a.rec).handle(a.sb, kindExec, req.ExecID)
+		proc, overridden, err := p.processFor(ctx, cmd, req, a.sb)
 		if err != nil {
 			return false, err
 		}
-		info, err := p.startIn(ctx, sb, proc)
+		info, err := h.start(ctx, proc)
 		if errdefs.IsAlreadyExists(err) && named { // another caller was quicker
 			var found bool
 			if e, found, err = p.existing(ctx, id, req); err == nil && !found {
@@ -122,24 +115,24 @@ func (p *processes) startExec(ctx context.Context, req StartRequest, fed *bool) 
 			return false, err
 		}
 		if err != nil {
-			return false, m.startFailed(ctx, sb, req.ExecID, err)
+			return false, h.startFailed(ctx, err)
 		}
-		goesOn := m.started(info, unlock)
+		goesOn := h.started(info, unlock)
 		if goesOn {
 			unlock = nil // the process has the turn
 		}
-		e = m.execution(info)
+		e = h.execution(info)
 		e.Overridden, e.Created, e.Recreated = slices.Concat(made.Overridden, overridden), made.Created, made.Recreated
 		if info.Running && (req.Follow || len(req.Stdin) > 0) {
-			*fed, err = m.attachFirst(ctx, sb, proc.ID, req)
+			*fed, err = h.attachFirst(ctx, req)
 		}
 		return goesOn, err
 	})
 	return e, err
 }
 
-// checkStart checks what can be checked without a sandbox.
-func (p *processes) checkStart(req StartRequest) (*command, error) {
+// check checks what can be checked without a sandbox.
+func (req StartRequest) check(pol *policy.Policy) (*command, error) {
 	if req.ExecID != "" {
 		if err := checkID("exec_id", req.ExecID); err != nil {
 			return nil, err
@@ -153,7 +146,7 @@ func (p *processes) checkStart(req StartRequest) (*command, error) {
 	}
 	exec := req.ExecRequest
 	exec.OutputLimit = nil
-	return p.checkCommand(exec)
+	return checkCommand(pol, exec)
 }
 
 // hash returns a hash of all that makes a repeated request the same.
@@ -190,65 +183,42 @@ func (p *processes) processFor(ctx context.Context, cmd *command, req StartReque
 	}
 	l := label{Hash: req.hash(), TimeoutMS: timeout.Milliseconds(), Stdin: req.OpenStdin, Serialized: req.Serialize}
 	return runtime.Process{
-		ID: string(kindExec) + req.ExecID, Label: l.String(), Command: req.Command, Env: p.traced(ctx, cmd, sb), WorkingDir: cwd,
+		Label: l.String(), Command: req.Command, Env: cmd.traced(ctx, p.opts, sb), WorkingDir: cwd,
 		Stdin: req.OpenStdin || len(req.Stdin) > 0, TTY: req.TTY, Rows: req.Rows, Cols: req.Cols,
 		Hold: req.Follow, Once: req.Once, Timeout: timeout, KeepBytes: cmp.Or(req.KeepBytes, keepBytes),
 	}, slices.Concat(cmd.overridden, clamped), nil
 }
 
-func (p *processes) startIn(ctx context.Context, sb Sandbox, proc runtime.Process) (runtime.ProcessInfo, error) {
-	return ask(ctx, p.engine, "process_start", func(ctx context.Context) (runtime.ProcessInfo, error) {
-		return p.insider.Start(ctx, sb.ContainerID, proc)
-	})
-}
-
-// startFailed returns the meaning of an error of Start. If the process may run all the same, the
-// monitor looks for it.
-func (m *monitor) startFailed(ctx context.Context, sb Sandbox, id string, err error) error {
-	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
-		return m.whyNotStarted(ctx, m.rec, sb, err)
-	}
-	if ctx.Err() != nil || errdefs.IsUnavailable(err) || errdefs.IsDeadlineExceeded(err) {
-		m.registry.mu.Lock()
-		if m.aliveLocked() {
-			m.rec.unsure, m.since = true, time.Now()
-			m.startLocked()
-		}
-		m.registry.mu.Unlock()
-	}
-	return m.explain(ctx, sb, id, err)
-}
-
 // attachFirst attaches to a command that has just started, for the caller that is about to read
 // it, and writes the input that came with the request. It returns true if it calls req.Taken.
-func (m *monitor) attachFirst(ctx context.Context, sb Sandbox, proc string, req StartRequest) (fed bool, err error) {
-	h, err := m.openHub(ctx, sb, proc, 0, execRing, req.Follow)
+func (h *handle) attachFirst(ctx context.Context, req StartRequest) (fed bool, err error) {
+	hub, err := h.openHub(ctx, 0, execRing, req.Follow)
 	switch {
 	case err != nil && len(req.Stdin) == 0:
 		return false, nil // the follower gets the error
 	case err != nil:
-		return false, m.explain(ctx, sb, req.ExecID, err)
+		return false, h.explain(ctx, err)
 	}
 	if req.Follow {
-		h.expectSoon()
+		hub.expectSoon()
 	}
 	if len(req.Stdin) == 0 {
-		h.release()
+		hub.release()
 		return false, nil
 	}
-	if err := h.takeInput(ctx); err != nil { // at once, before another caller can retire the hub
-		h.release()
-		return false, m.explain(ctx, sb, req.ExecID, err)
+	if err := hub.takeInput(ctx); err != nil { // at once, before another caller can retire the hub
+		hub.release()
+		return false, h.explain(ctx, err)
 	}
-	if !m.registry.work(func() {
-		defer h.release()
+	if !h.registry.work(func() {
+		defer hub.release()
 		if req.Taken != nil {
 			defer req.Taken()
 		}
-		_ = h.feed(m.registry.running, req.Stdin, !req.OpenStdin) // the command loses what it doesn't take
+		_ = hub.feed(h.registry.running, req.Stdin, !req.OpenStdin) // the command loses what it doesn't take
 	}) {
-		<-h.input
-		h.release()
+		<-hub.input
+		hub.release()
 		return false, errClosing
 	}
 	return true, nil
@@ -260,12 +230,12 @@ func (p *processes) existing(ctx context.Context, id keyID, req StartRequest) (e
 	if rec == nil {
 		return e, false, nil
 	}
-	m, sb := p.monitor(rec), p.registry.snapshot(rec)
+	h := monitorOf(rec).handle(p.registry.snapshot(rec), kindExec, req.ExecID)
 	hash := req.hash()
 	var theirs string
-	switch sb.Status {
+	switch h.sb.Status {
 	case StatusStopped:
-		l, ok := m.lastOf(req.ExecID)
+		l, ok := h.lastOf(req.ExecID)
 		if !ok {
 			return e, false, nil
 		}
@@ -276,15 +246,15 @@ func (p *processes) existing(ctx context.Context, id keyID, req StartRequest) (e
 				return e, false, err
 			}
 		}
-		info, err := m.ask(ctx, sb, string(kindExec)+req.ExecID)
+		info, err := h.ask(ctx)
 		switch {
 		case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err): // Start returns the reason
 			return e, false, nil
 		case err != nil:
-			return e, false, m.explain(ctx, sb, req.ExecID, err)
+			return e, false, h.explain(ctx, err)
 		}
-		m.seen(info)
-		e, theirs = m.execution(info), parseLabel(info.Label).Hash
+		h.seen(info)
+		e, theirs = h.execution(info), parseLabel(info.Label).Hash
 	default:
 		return e, false, nil
 	}
@@ -298,12 +268,12 @@ func (p *processes) existing(ctx context.Context, id keyID, req StartRequest) (e
 // Execution returns a command that StartExec started. It fails with a *ProcessError in the
 // NotFound class if there is none.
 func (p *processes) Execution(ctx context.Context, tenant, key, execID string) (Execution, error) {
-	m, info, err := p.find(ctx, tenant, key, kindExec, execID)
+	h, info, err := p.find(ctx, tenant, key, kindExec, execID)
 	if err == nil {
-		return m.execution(info), nil
+		return h.execution(info), nil
 	}
-	if m != nil {
-		if l, ok := m.lastOf(execID); ok { // it ended with its container
+	if h != nil {
+		if l, ok := h.lastOf(execID); ok { // it ended with its container
 			return l.execution, nil
 		}
 	}
@@ -339,44 +309,39 @@ func (p *processes) Executions(ctx context.Context, tenant, key string) ([]Execu
 // some of the output isn't kept any more. While another caller writes the command's input,
 // less may be kept.
 func (p *processes) AttachExec(ctx context.Context, tenant, key, execID string, from int64) (ExecStream, error) {
-	m, info, err := p.find(ctx, tenant, key, kindExec, execID)
+	h, info, err := p.find(ctx, tenant, key, kindExec, execID)
 	if err != nil {
 		return nil, err
 	}
-	sb := m.snapshot()
 	anywhere := from == -1
-	from, err = m.place(info, from)
+	from, err = h.place(info, from)
 	if err != nil {
 		return nil, err
 	}
-	var h *hub
 	for range startAttempts {
-		if h, err = m.openHub(ctx, sb, info.ID, from, execRing, true); err != nil {
-			return nil, m.explain(ctx, sb, execID, err)
+		hub, err := h.openHub(ctx, from, execRing, true)
+		if err != nil {
+			return nil, h.explain(ctx, err)
 		}
-		first, _ := h.bounds()
-		fed := len(h.input) > 0 // a new attachment would cut the input off
+		first, _ := hub.bounds()
+		fed := len(hub.input) > 0 // a new attachment would cut the input off
 		if fed && anywhere {
 			from = -1
 		}
 		if from == -1 || from >= first {
-			break
+			p.registry.touch(h.rec)
+			return &execStream{stream: newStream(hub, from, true, false), info: info}, nil
 		}
 		// Only the sandbox has the output before first, so the hub is replaced.
-		h.expect(false)
+		hub.expect(false)
 		if fed {
-			h.release()
+			hub.release()
 			return nil, goneError(first, "output is kept from %d on only while the command's input is written", first)
 		}
-		h.retire()
-		h.release()
-		h = nil
+		hub.retire()
+		hub.release()
 	}
-	if h == nil {
-		return nil, goneError(-1, "others follow the command from another place")
-	}
-	m.registry.touch(m.rec)
-	return &execStream{stream: newStream(h, from, true, false), id: execID, info: info}, nil
+	return nil, goneError(-1, "others follow the command from another place")
 }
 
 // SignalExec sends a signal to a command's process group. A *ProcessError in the
@@ -388,32 +353,22 @@ func (p *processes) SignalExec(ctx context.Context, tenant, key, execID string, 
 // KillExec kills a command with all its descendants. It is no error if it has ended. If they
 // can't be killed, the sandbox is removed.
 func (p *processes) KillExec(ctx context.Context, tenant, key, execID string) (Execution, error) {
-	m, info, err := p.find(ctx, tenant, key, kindExec, execID)
+	h, info, err := p.find(ctx, tenant, key, kindExec, execID)
 	if err != nil || !info.Running {
 		return p.Execution(ctx, tenant, key, execID)
 	}
-	sb := m.snapshot()
-	if err := m.killOrEnd(ctx, sb, info.ID); err != nil {
-		return Execution{}, m.explain(ctx, sb, execID, err)
+	if err := h.killOrEnd(ctx); err != nil {
+		return Execution{}, h.explain(ctx, err)
 	}
-	if after, err := m.ask(ctx, sb, info.ID); err == nil {
-		m.seen(after)
-		return m.execution(after), nil
+	if after, err := h.ask(ctx); err == nil {
+		h.seen(after)
+		return h.execution(after), nil
 	}
-	if l, ok := m.lastOf(execID); ok {
+	if l, ok := h.lastOf(execID); ok {
 		return l.execution, nil
 	}
 	info.Running, info.Killed, info.EndedAt = false, true, time.Now().UTC()
-	return m.execution(info), nil
-}
-
-// killOrEnd kills a process, or removes its sandbox if that fails.
-func (m *monitor) killOrEnd(ctx context.Context, sb Sandbox, proc string) error {
-	err := m.kill(ctx, sb, proc)
-	if errors.Is(err, runtime.ErrNotKilled) {
-		return m.registry.terminate(ctx, m.rec, sb)
-	}
-	return err
+	return h.execution(info), nil
 }
 
 // ResizeExec sets the size of a command's terminal.
@@ -464,7 +419,6 @@ func statusOfEnd(info runtime.ProcessInfo) ExecStatus {
 // execStream is an ExecStream.
 type execStream struct {
 	*stream
-	id    string
 	info  runtime.ProcessInfo // when it was attached to
 	ended *Execution
 }
@@ -478,10 +432,10 @@ func (s *execStream) Next() (runtime.Chunk, error) {
 	if err == nil {
 		return c, nil
 	}
-	info, over, err := s.end(s.id, s.info, err)
+	info, over, err := s.end(s.info, err)
 	if errors.Is(err, io.EOF) {
-		e := s.h.m.execution(info)
-		if l, ok := s.h.m.lastOf(s.id); ok {
+		e := s.h.execution(info)
+		if l, ok := s.h.lastOf(s.h.id); ok {
 			e = l.execution
 		}
 		e.QuotaExceeded = e.QuotaExceeded || over
@@ -493,7 +447,7 @@ func (s *execStream) Next() (runtime.Chunk, error) {
 // Ended implements ExecStream.
 func (s *execStream) Ended() Execution {
 	if s.ended == nil {
-		return s.h.m.execution(s.info)
+		return s.h.execution(s.info)
 	}
 	return *s.ended
 }
