@@ -6,15 +6,10 @@ import (
 	"time"
 )
 
-// use is a way to use a running sandbox.
-type use int
-
+// Uses of one sandbox at once.
 const (
-	useCommand use = iota
-	useProcess
-	useFiles
-	usePort
-	useKinds // how many ways there are
+	maxFileCalls = 64 // watches included
+	maxPortConns = 256
 )
 
 // limit returns how many uses of a kind one sandbox may have at once, and what they are called.

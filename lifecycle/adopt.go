@@ -15,6 +15,13 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
+// reconciler keeps the records in step with the engine.
+type reconciler struct {
+	registry *Registry
+	engine   *engine
+	tookOver bool // the first reconciliation is done; only Run's goroutine uses it
+}
+
 // found is a container of this instance, with the sandbox that its labels describe.
 type found struct {
 	container runtime.Container
@@ -132,7 +139,7 @@ func (c *reconciler) takeOver(ctx context.Context, keep []found, stored []Record
 	if err := store.Delete(ctx, c.takeStored(stored)...); err != nil {
 		return &UnavailableError{Err: err}
 	}
-	if err := c.registry.resume(ctx); err != nil {
+	if err := c.resume(ctx); err != nil {
 		return err
 	}
 	if err := store.TookOver(ctx); err != nil {

@@ -73,7 +73,8 @@ func (m *quotas) leave(sessionID string) {
 
 // resume makes the sandboxes known that an earlier process has left. The error is the
 // context's cause: then some of them aren't, and would lose their limits to the sweep.
-func (m *Registry) resume(ctx context.Context) error {
+func (c *reconciler) resume(ctx context.Context) error {
+	m := c.registry
 	for _, r := range m.all() {
 		sb := m.snapshot(r)
 		o := occupant(sb)
@@ -107,9 +108,10 @@ func (m *Registry) resume(ctx context.Context) error {
 }
 
 // SweepCeilings undoes what is left of the limits of sandboxes that are gone.
-func (m *Registry) SweepCeilings(ctx context.Context) error {
-	if m.opts.Ceilings == nil || m.available() != nil {
+func (c *collector) SweepCeilings(ctx context.Context) error {
+	ceilings := c.engine.opts.Ceilings
+	if ceilings == nil || c.registry.available() != nil {
 		return nil
 	}
-	return m.opts.Ceilings.Sweep(ctx)
+	return ceilings.Sweep(ctx)
 }

@@ -41,11 +41,8 @@ func (*ActiveError) FailedPrecondition() {}
 // that has expired is removed first. Errors: *ActiveError when there is one, or one is
 // being made; *InvalidError, *UnavailableError, and f's own.
 func (m *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error {
-	id, err := parseID(tenant, key)
+	id, err := m.open(tenant, key)
 	if err != nil {
-		return err
-	}
-	if err := m.available(); err != nil {
 		return err
 	}
 	unlock, pending, err := m.lockKey(ctx, id, true)
@@ -69,7 +66,7 @@ func (m *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f fun
 
 // HasSandbox reports whether the key has a sandbox, or one is being made: its directory may
 // change at any time.
-func (m *Registry) HasSandbox(tenant, key string) bool {
+func (m *records) HasSandbox(tenant, key string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.slots[keyID{tenant, key}]

@@ -2,10 +2,12 @@ package lifecycle
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -250,4 +252,54 @@ func (c *creator) environment(sb Sandbox) []string {
 		env = append(env, "AGENT_ID="+sb.AgentID)
 	}
 	return env
+}
+
+// labels returns the labels of a new sandbox's container. It empties those of Berm's that the
+// image would add.
+func (c *creator) labels(sb Sandbox, image runtime.Image) (map[string]string, error) {
+	spec, err := json.Marshal(sb.Spec)
+	if err != nil {
+		return nil, fmt.Errorf("encode spec: %w", err)
+	}
+	names := make([]string, 0, len(sb.Spec.Env))
+	for name := range sb.Spec.Env {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	l := c.engine.withLabels(map[string]string{
+		LabelOwner:     c.opts.Owner,
+		LabelTenant:    sb.Tenant,
+		LabelKey:       sb.Key,
+		LabelSessionID: sb.SessionID,
+		LabelProfile:   sb.Spec.Profile,
+		LabelCreatedAt: sb.CreatedAt.Format(time.RFC3339Nano),
+		LabelExpiresAt: sb.ExpiresAt.Format(time.RFC3339Nano),
+		LabelDeadline:  sb.Deadline.Format(time.RFC3339Nano),
+		LabelSpec:      sb.Spec.Digest(),
+		LabelEffective: string(spec),
+		LabelEnv:       strings.Join(names, ","),
+	})
+	if sb.AgentID != "" {
+		l[LabelAgentID] = sb.AgentID
+	}
+	if sb.VolumePath != "" {
+		l[LabelVolume] = sb.VolumePath
+	}
+	if sb.WorkspaceInode != "" {
+		l[LabelInode] = sb.WorkspaceInode
+	}
+	if c.opts.Settings.AdoptLegacy {
+		l[LegacySessionID] = sb.SessionID
+		l[LegacyChatID] = sb.Key
+		l[LegacyExpiresAt] = sb.ExpiresAt.Format(time.RFC3339Nano)
+		l[LegacyAgentID] = sb.AgentID
+		l[LegacyVolume] = sb.VolumePath
+		l[LegacyPort] = strconv.Itoa(c.opts.Settings.AgentPort)
+	}
+	for name := range image.Labels {
+		if _, set := l[name]; !set && IsOwnLabel(name) {
+			l[name] = ""
+		}
+	}
+	return c.opts.Sealer.Seal(ObjectContainer, l), nil
 }

@@ -21,6 +21,9 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
+// probeTimeout is how long the engine may take to say what it is.
+const probeTimeout = 4 * time.Second
+
 // engine calls the container engine. Each call gets a span, counts in the metrics, and is
 // bounded. It is the lowest part of the package and calls no other.
 type engine struct {

@@ -6,62 +6,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
-	"github.com/bermhq/berm/runtime/keylock"
-)
-
-// Bounds of a command.
-const (
-	maxArguments    = 4096
-	maxArgumentSize = 128 << 10 // bytes of one argument; the kernel takes no more
-	maxCommandSize  = 1 << 20   // bytes of all arguments
-	outputLimit     = 4000      // code points, unless the caller says otherwise
-	maxOutputLimit  = 4 << 20   // code points that a caller can ask for
-
-	startAttempts = 3               // of a command whose sandbox dies before it
-	endKnown      = 2 * time.Second // in which an engine knows of a container's end
 )
 
 // errTimedOut is the cause of a command's end by its own timeout.
 var errTimedOut = errors.New("the command's timeout ran out")
-
-// processes runs commands and managed processes in the sandboxes of a Registry. It shares the
-// Registry's mutex.
-type processes struct {
-	registry *Registry
-	engine   *engine
-	quotas   *quotas
-	opts     *Options
-	insider  runtime.Insider // nil if the backend is none
-	turns    keylock.Map[keyID]
-	starting keylock.Map[processID]
-}
-
-func newProcesses(r *Registry) *processes {
-	p := &processes{registry: r, engine: r.engine, quotas: r.quotas, opts: r.opts}
-	p.insider, _ = r.opts.Runtime.(runtime.Insider)
-	r.watch = func(rec *record) watcher { return &monitor{processes: p, rec: rec} }
-	return p
-}
-
-// command is an ExecRequest that is checked and judged.
-type command struct {
-	req        ExecRequest
-	env        []string
-	overridden []policy.Override
-	limit      int
-}
 
 // Exec runs a command to its end. A timeout is a result, not an error, and so is a sandbox that
 // ends during the command.
@@ -261,23 +218,6 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 	return res, p.measureAfter(ctx, a.rec, sb, &res)
 }
 
-// notRun returns the meaning of an error of Runtime.Exec.
-func (m *monitor) notRun(ctx context.Context, sb Sandbox, err error) error {
-	switch {
-	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
-		return m.whyNotStarted(ctx, sb, err)
-	case errdefs.IsUnavailable(err):
-		return &UnavailableError{Err: fmt.Errorf("run in sandbox %s: %w", sb.Key, err)}
-	case errdefs.IsResourceExhausted(err):
-		if dead := m.registry.checkAlive(ctx, m.rec, sb); dead != nil { // where nothing can be started either
-			return dead
-		}
-		return noRoom(sb)
-	default:
-		return fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
-	}
-}
-
 // measureAfter measures the workspace after a command. Over the quota, it stops the sandbox and
 // the result says so; the files stay.
 func (p *processes) measureAfter(ctx context.Context, rec *record, sb Sandbox, res *ExecResult) error {
@@ -290,104 +230,4 @@ func (p *processes) measureAfter(ctx context.Context, rec *record, sb Sandbox, r
 	sb = p.registry.enforced(rec, sb)
 	res.QuotaExceeded, res.QuotaEnforcement = true, sb.Enforcement.WorkspaceQuota
 	return p.registry.stopOverQuota(ctx, rec, sb)
-}
-
-// whyNotStarted asks the engine about a container that refused to start a command. The refusal
-// may come before the engine knows of the container's end; then it waits for that.
-func (m *monitor) whyNotStarted(ctx context.Context, sb Sandbox, refusal error) error {
-	for until, wait := time.Now().Add(endKnown), askFirst; ; {
-		if err := m.registry.checkAlive(ctx, m.rec, sb); err != nil {
-			return err
-		}
-		if !errdefs.IsFailedPrecondition(refusal) || time.Now().After(until) {
-			break
-		}
-		if err := m.sleep(ctx, &wait, nil); err != nil {
-			return err
-		}
-	}
-	// It lives, and the engine has lost the command: it was restarted in between, say.
-	return &UnavailableError{Err: errors.New("run in sandbox " + sb.Key + ": " + refusal.Error())} // without its class
-}
-
-// sleep waits before the next attempt, or until wake is closed, and doubles the wait.
-func (p *processes) sleep(ctx context.Context, wait *time.Duration, wake <-chan struct{}) error {
-	timer := time.NewTimer(*wait)
-	defer timer.Stop()
-	*wait = min(2**wait, askMost)
-	select {
-	case <-timer.C:
-	case <-wake:
-	case <-p.registry.running.Done():
-		return errClosing
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	return nil
-}
-
-// checkCommand checks what can be checked without a sandbox.
-func checkCommand(pol *policy.Policy, req ExecRequest) (*command, error) {
-	cmd := &command{req: req, limit: outputLimit}
-	if len(req.Command) == 0 || req.Command[0] == "" {
-		return nil, &InvalidError{Field: "command", Message: "must not be empty"}
-	}
-	if len(req.Command) > maxArguments {
-		return nil, &InvalidError{Field: "command", Message: fmt.Sprintf("at most %d arguments", maxArguments)}
-	}
-	size := 0
-	for _, arg := range req.Command {
-		size += len(arg)
-		if strings.ContainsRune(arg, 0) {
-			return nil, &InvalidError{Field: "command", Message: "must not contain NUL"}
-		}
-		if len(arg) >= maxArgumentSize || size > maxCommandSize {
-			return nil, &InvalidError{Field: "command", Message: "is too long; pass long input by stdin"}
-		}
-	}
-	if req.OutputLimit != nil {
-		cmd.limit = *req.OutputLimit
-		if cmd.limit > maxOutputLimit {
-			return nil, &InvalidError{Field: "output_limit", Message: fmt.Sprintf("at most %d", maxOutputLimit)}
-		}
-	}
-	env, overridden, err := pol.ExecEnv(req.Env)
-	if err != nil {
-		return nil, err
-	}
-	cmd.overridden = overridden
-	for _, name := range slices.Sorted(maps.Keys(env)) {
-		cmd.env = append(cmd.env, name+"="+env[name])
-	}
-	return cmd, nil
-}
-
-// traced returns the environment of the command, with the W3C trace context as TRACEPARENT and
-// TRACESTATE. It adds them if there is one, neither the caller nor the operator set either,
-// and the policy lets a request set them.
-func (c *command) traced(ctx context.Context, opts *Options, sb Sandbox) []string {
-	fields := propagation.MapCarrier{}
-	propagation.TraceContext{}.Inject(ctx, fields)
-	if len(fields) == 0 {
-		return c.env
-	}
-	vars := map[string]string{}
-	for name, value := range fields {
-		name = strings.ToUpper(name) // OpenTelemetry's form for environments
-		for _, set := range []map[string]string{c.req.Env, sb.Spec.Env, opts.Settings.Env} {
-			if _, ok := set[name]; ok {
-				return c.env
-			}
-		}
-		vars[name] = value
-	}
-	judged, overridden, err := opts.Policy().ExecEnv(vars)
-	if err != nil || len(overridden) > 0 {
-		return c.env
-	}
-	env := slices.Clone(c.env)
-	for _, name := range slices.Sorted(maps.Keys(vars)) {
-		env = append(env, name+"="+judged[name])
-	}
-	return env
 }

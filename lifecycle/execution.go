@@ -1,8 +1,11 @@
 package lifecycle
 
 import (
+	"fmt"
 	"io"
 	"time"
+
+	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
@@ -151,3 +154,26 @@ type ProcessStream interface {
 	CloseWrite() error
 	io.Closer
 }
+
+func processError(id string, class error, format string, args ...any) *ProcessError {
+	return &ProcessError{ID: id, Class: class, Message: fmt.Sprintf(format, args...)}
+}
+
+func noProcess(id string) error {
+	return processError(id, errdefs.ErrNotFound, "there is no %q in the sandbox", id)
+}
+
+func goneError(first int64, format string, args ...any) *GoneError {
+	return &GoneError{Message: fmt.Sprintf(format, args...), FirstSeq: first}
+}
+
+// noRoom is the error of a command or process that the sandbox couldn't start.
+func noRoom(sb Sandbox) error {
+	return &CapacityError{Message: fmt.Sprintf("sandbox %q has no room for another process: nothing was started", sb.Key), RetryAfter: time.Second}
+}
+
+// The states of a managed process.
+const (
+	ProcessRunning = "running"
+	ProcessExited  = "exited"
+)

@@ -18,11 +18,10 @@ import (
 
 // Bounds of files calls.
 const (
-	maxPath      = 4096 // bytes
-	maxPattern   = 4096 // bytes
-	maxFileCalls = 64   // under way at once in one sandbox, watches included
-	maxDepth     = 100  // of directories in a list
-	maxFound     = 10_000
+	maxPath    = 4096 // bytes
+	maxPattern = 4096 // bytes
+	maxDepth   = 100  // of directories in a list
+	maxFound   = 10_000
 )
 
 // FileAccess is the way to the files of one sandbox, as the user of the sandbox sees
@@ -46,18 +45,15 @@ type FileAccess struct {
 // none. One that has stopped is made again as for a command, but whatever its quota, so
 // that files can be removed to be below it again.
 func (m *Registry) Files(ctx context.Context, tenant, key string) (*FileAccess, error) {
-	key, err := ParseKey(key)
+	id, err := m.open(tenant, key)
 	if err != nil {
-		return nil, err
-	}
-	if err := m.available(); err != nil {
 		return nil, err
 	}
 	into, ok := m.opts.Runtime.(runtime.Files)
 	if !ok {
-		return nil, &UnsupportedError{Key: key}
+		return nil, &UnsupportedError{Key: id.key}
 	}
-	rec, _, err := m.awake(ctx, keyID{tenant, key})
+	rec, _, err := m.awake(ctx, id)
 	if err != nil {
 		return nil, err
 	}

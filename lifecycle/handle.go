@@ -13,11 +13,8 @@ import (
 
 // mayAsk checks a key, and that the backend can be asked about processes.
 func (p *processes) mayAsk(tenant, key string) (keyID, error) {
-	id, err := parseID(tenant, key)
+	id, err := p.registry.open(tenant, key)
 	if err != nil {
-		return id, err
-	}
-	if err := p.registry.available(); err != nil {
 		return id, err
 	}
 	if p.insider == nil {
@@ -29,11 +26,8 @@ func (p *processes) mayAsk(tenant, key string) (keyID, error) {
 // within finds the running sandbox of a key. The monitor isn't nil if the error is that the
 // sandbox doesn't run.
 func (p *processes) within(tenant, key string) (*monitor, Sandbox, error) {
-	id, err := parseID(tenant, key)
+	id, err := p.registry.open(tenant, key)
 	if err != nil {
-		return nil, Sandbox{}, err
-	}
-	if err := p.registry.available(); err != nil {
 		return nil, Sandbox{}, err
 	}
 	rec := p.registry.recordOf(id)
@@ -97,23 +91,6 @@ func (p *processes) find(ctx context.Context, tenant, key string, k kind, id str
 	}
 	h.seen(info)
 	return h, info, nil
-}
-
-func processError(id string, class error, format string, args ...any) *ProcessError {
-	return &ProcessError{ID: id, Class: class, Message: fmt.Sprintf(format, args...)}
-}
-
-func noProcess(id string) error {
-	return processError(id, errdefs.ErrNotFound, "there is no %q in the sandbox", id)
-}
-
-func goneError(first int64, format string, args ...any) *GoneError {
-	return &GoneError{Message: fmt.Sprintf(format, args...), FirstSeq: first}
-}
-
-// noRoom is the error of a command or process that the sandbox couldn't start.
-func noRoom(sb Sandbox) error {
-	return &CapacityError{Message: fmt.Sprintf("sandbox %q has no room for another process: nothing was started", sb.Key), RetryAfter: time.Second}
 }
 
 // ask asks the sandbox about the process.
@@ -268,4 +245,21 @@ func (h *handle) explain(ctx context.Context, err error) error {
 // dead asks the engine whether the container has ended.
 func (h *handle) dead(ctx context.Context) bool {
 	return errors.Is(h.registry.checkAlive(ctx, h.rec, h.sb), errDied)
+}
+
+// notRun returns the meaning of an error of Runtime.Exec.
+func (m *monitor) notRun(ctx context.Context, sb Sandbox, err error) error {
+	switch {
+	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
+		return m.whyNotStarted(ctx, sb, err)
+	case errdefs.IsUnavailable(err):
+		return &UnavailableError{Err: fmt.Errorf("run in sandbox %s: %w", sb.Key, err)}
+	case errdefs.IsResourceExhausted(err):
+		if dead := m.registry.checkAlive(ctx, m.rec, sb); dead != nil { // where nothing can be started either
+			return dead
+		}
+		return noRoom(sb)
+	default:
+		return fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
+	}
 }

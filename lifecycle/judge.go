@@ -19,18 +19,6 @@ const (
 	maxAgentID       = 256
 )
 
-// desired is a create that the policy has judged.
-type desired struct {
-	id         keyID
-	spec       policy.Spec
-	overridden []policy.Override
-	metadata   map[string]string
-	agentID    string
-	volume     string
-	ownEnv     bool // the request brings its own environment
-	max        int  // the caller's own cap on sandboxes; 0 is none
-}
-
 // judge checks a request and asks the policy about it.
 func (c *creator) judge(req CreateRequest) (*desired, error) {
 	id, err := parseID(req.Tenant, req.Key)
@@ -91,34 +79,6 @@ func checkMetadata(md map[string]string) error {
 		}
 	}
 	return nil
-}
-
-// differences compares what is desired with a sandbox. Of an adopted one, it compares only
-// what the old service knew.
-func (d *desired) differences(sb Sandbox, adopted bool) []policy.Difference {
-	var diff []policy.Difference
-	if !adopted {
-		diff = policy.Diff(sb.Spec, d.spec)
-	}
-	if sb.AgentID != d.agentID {
-		diff = append(diff, policy.Difference{Field: "agent_id", Current: sb.AgentID, Requested: d.agentID})
-	}
-	if sb.VolumePath != d.volume {
-		diff = append(diff, policy.Difference{Field: "volume_host_path", Current: sb.VolumePath, Requested: d.volume})
-	}
-	return diff
-}
-
-// keep takes over what a sandbox that is made again doesn't lose, as far as the policy in
-// force allows.
-func (d *desired) keep(sb Sandbox, pol *policy.Policy) (err error) {
-	if len(d.metadata) == 0 {
-		d.metadata = sb.Metadata
-	}
-	if !d.ownEnv {
-		d.spec.Env, _, err = pol.ExecEnv(sb.Spec.Env)
-	}
-	return err
 }
 
 // judgeAgain asks the policy in force about a sandbox that an earlier one allowed.

@@ -1,7 +1,6 @@
 package lifecycle
 
 import (
-	"context"
 	"regexp"
 	"strings"
 
@@ -34,44 +33,4 @@ func (s Sandbox) keyID() keyID { return keyID{s.Tenant, s.Key} }
 func parseID(tenant, key string) (keyID, error) {
 	key, err := ParseKey(key)
 	return keyID{tenant, key}, err
-}
-
-// lockKey acquires a key for one operation that changes it. With join, it returns the create
-// that holds the key, or comes to hold it, instead of waiting for that to end. The caller
-// must call unlock if it gets neither a create nor an error.
-func (r *Registry) lockKey(ctx context.Context, id keyID, join bool) (unlock func(), p *pendingCreate, err error) {
-	if !join {
-		unlock, err = r.keys.Lock(ctx, id)
-		return unlock, nil, err
-	}
-	for {
-		wait, wake := context.WithCancel(ctx)
-		unlock, p, err = r.lockOrJoin(wait, wake, id)
-		wake()
-		if err == nil || ctx.Err() != nil { // else a create began, and may have ended since
-			return unlock, p, err
-		}
-	}
-}
-
-// lockOrJoin locks a key, or returns the create that holds it. Launch calls wake, which must
-// end ctx.
-func (r *Registry) lockOrJoin(ctx context.Context, wake func(), id keyID) (unlock func(), p *pendingCreate, err error) {
-	r.mu.Lock()
-	s := r.slotLocked(id)
-	if s.pending != nil {
-		defer r.mu.Unlock()
-		return nil, s.pending, nil
-	}
-	if s.joining == nil {
-		s.joining = map[context.Context]func(){}
-	}
-	s.joining[ctx] = wake
-	r.mu.Unlock()
-	unlock, err = r.keys.Lock(ctx, id)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(s.joining, ctx)
-	r.freeLocked(id, s)
-	return unlock, nil, err
 }

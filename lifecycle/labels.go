@@ -12,8 +12,10 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/policy"
-	"github.com/bermhq/berm/runtime"
 )
+
+// ObjectKind is what an Object is.
+type ObjectKind string
 
 // The labels that a sandbox's container carries. They are the truth about what
 // exists, whose it is and when it ends; secrets are never among them.
@@ -65,56 +67,6 @@ func legacySelector() map[string]string {
 		selector[name] = ""
 	}
 	return selector
-}
-
-// labels returns the labels of a new sandbox's container. It empties those of Berm's that the
-// image would add.
-func (c *creator) labels(sb Sandbox, image runtime.Image) (map[string]string, error) {
-	spec, err := json.Marshal(sb.Spec)
-	if err != nil {
-		return nil, fmt.Errorf("encode spec: %w", err)
-	}
-	names := make([]string, 0, len(sb.Spec.Env))
-	for name := range sb.Spec.Env {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	l := c.engine.withLabels(map[string]string{
-		LabelOwner:     c.opts.Owner,
-		LabelTenant:    sb.Tenant,
-		LabelKey:       sb.Key,
-		LabelSessionID: sb.SessionID,
-		LabelProfile:   sb.Spec.Profile,
-		LabelCreatedAt: sb.CreatedAt.Format(time.RFC3339Nano),
-		LabelExpiresAt: sb.ExpiresAt.Format(time.RFC3339Nano),
-		LabelDeadline:  sb.Deadline.Format(time.RFC3339Nano),
-		LabelSpec:      sb.Spec.Digest(),
-		LabelEffective: string(spec),
-		LabelEnv:       strings.Join(names, ","),
-	})
-	if sb.AgentID != "" {
-		l[LabelAgentID] = sb.AgentID
-	}
-	if sb.VolumePath != "" {
-		l[LabelVolume] = sb.VolumePath
-	}
-	if sb.WorkspaceInode != "" {
-		l[LabelInode] = sb.WorkspaceInode
-	}
-	if c.opts.Settings.AdoptLegacy {
-		l[LegacySessionID] = sb.SessionID
-		l[LegacyChatID] = sb.Key
-		l[LegacyExpiresAt] = sb.ExpiresAt.Format(time.RFC3339Nano)
-		l[LegacyAgentID] = sb.AgentID
-		l[LegacyVolume] = sb.VolumePath
-		l[LegacyPort] = strconv.Itoa(c.opts.Settings.AgentPort)
-	}
-	for name := range image.Labels {
-		if _, set := l[name]; !set && IsOwnLabel(name) {
-			l[name] = ""
-		}
-	}
-	return c.opts.Sealer.Seal(ObjectContainer, l), nil
 }
 
 // sandboxFromLabels rebuilds a sandbox from its container's labels and
@@ -220,4 +172,22 @@ func sandboxFromLegacy(labels map[string]string, created time.Time, spec policy.
 		Deadline:   deadline,
 		LastUsedAt: created.UTC(),
 	}, errors.Join(errs...)
+}
+
+// The kinds of objects, in the order in which they can be removed: what comes later may
+// be in use by what comes before.
+const (
+	ObjectContainer ObjectKind = "container"
+	ObjectNetwork   ObjectKind = "network"
+	ObjectVolume    ObjectKind = "volume"
+	ObjectImage     ObjectKind = "image" // carries a seal, and isn't collected
+)
+
+// ObjectKinds returns the kinds that are collected, in that order.
+func ObjectKinds() []ObjectKind { return []ObjectKind{ObjectContainer, ObjectNetwork, ObjectVolume} }
+
+// isObject tells whether labels are an object's. A sandbox's container has a key, even if
+// its image has put the door on it.
+func isObject(labels map[string]string) bool {
+	return labels[LabelDoor] == DoorEngine && labels[LabelKey] == ""
 }

@@ -2,65 +2,71 @@ package lifecycle
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/keylock"
 )
 
-// kind is what a process in a sandbox is to its caller. The ID of a process in its sandbox
-// begins with the kind.
-type kind string
-
+// Intervals and bounds of a monitor. A caller that follows a process, or asks for it, sees its
+// end at once.
 const (
-	kindExec    kind = "exec."
-	kindProcess kind = "proc."
+	lookFirst   = 250 * time.Millisecond // after a start; each look doubles it
+	lookMost    = 5 * time.Second
+	lookTimeout = 5 * time.Second
+	measureGap  = time.Minute // between two measurements of a workspace while something runs
+	unsureMost  = time.Minute // for an agent that doesn't answer after a start of Berm
+
+	overdueKill = 10 * time.Second // past its timeout, a command is killed from outside
+	overdueEnd  = time.Minute      // and then its sandbox is removed
+
+	maxEnded      = 32      // ended commands and processes that a sandbox keeps
+	maxEndedBytes = 8 << 20 // of their output
+	maxListed     = 1024    // processes of a sandbox that are looked at
 )
 
-// use returns how a process of the kind counts.
-func (k kind) use() use {
-	if k == kindProcess {
-		return useProcess
-	}
-	return useCommand
+// Bounds of managed processes.
+const (
+	defaultProcess = "default"
+	stopInput      = 200 * time.Millisecond // for what still writes to it
+	stopGrace      = 5 * time.Second        // from TERM to KILL
+	stopMost       = 30 * time.Second       // for all of a stop
+	stderrWait     = time.Second            // for the sandbox to send it
+	askFirst       = 10 * time.Millisecond  // after a wait began; each question doubles it
+	askMost        = 500 * time.Millisecond
+
+	startAttempts = 3               // of a command whose sandbox dies before it
+	endKnown      = 2 * time.Second // in which an engine knows of a container's end
+)
+
+// processes runs commands and managed processes in the sandboxes of a Registry. It shares the
+// Registry's mutex.
+type processes struct {
+	registry *Registry
+	engine   *engine
+	quotas   *quotas
+	opts     *Options
+	insider  runtime.Insider // nil if the backend is none
+	turns    keylock.Map[keyID]
+	starting keylock.Map[processID]
 }
 
-func kindOf(proc string) (kind, string) {
-	for _, k := range []kind{kindExec, kindProcess} {
-		if id, ok := strings.CutPrefix(proc, string(k)); ok && idPattern.MatchString(id) {
-			return k, id
-		}
-	}
-	return "", ""
+// processID is a managed process of a key.
+type processID struct {
+	keyID
+	process string
 }
 
-// label is what Berm attaches to a process in a sandbox. The sandbox can read and forge it.
-type label struct {
-	Hash       string `json:"h,omitempty"` // of the request
-	TimeoutMS  int64  `json:"t,omitempty"`
-	Stdin      bool   `json:"i,omitempty"`
-	Serialized bool   `json:"s,omitempty"`
+func newProcesses(r *Registry) *processes {
+	p := &processes{registry: r, engine: r.engine, quotas: r.quotas, opts: r.opts}
+	p.insider, _ = r.opts.Runtime.(runtime.Insider)
+	r.watch = func(rec *record) watcher { return &monitor{processes: p, rec: rec} }
+	return p
 }
-
-func (l label) String() string {
-	b, _ := json.Marshal(l) // strings and numbers can't fail
-	return string(b)
-}
-
-// maxTimeout is more than any policy allows.
-const maxTimeout = 10 * 365 * 24 * time.Hour
-
-// parseLabel decodes a process label. It returns the zero label if s is malformed.
-func parseLabel(s string) (l label) {
-	if len(s) > 1024 || json.Unmarshal([]byte(s), &l) != nil || l.TimeoutMS < 0 || l.TimeoutMS > int64(maxTimeout/time.Millisecond) {
-		return label{}
-	}
-	return l
-}
-
-func (l label) timeout() time.Duration { return time.Duration(l.TimeoutMS) * time.Millisecond }
 
 // monitor follows the commands and processes of one sandbox. Its fields are guarded by
 // records.mu. While some run, it lists them at intervals: that takes a tenth of a millisecond,
@@ -359,4 +365,136 @@ func ownProcesses(infos []runtime.ProcessInfo) []runtime.ProcessInfo {
 		return k == ""
 	})
 	return infos[:min(len(infos), maxListed)]
+}
+
+// execution returns a process as an Execution.
+func (m *monitor) execution(info runtime.ProcessInfo) Execution {
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	return m.executionLocked(info)
+}
+
+func (m *monitor) executionLocked(info runtime.ProcessInfo) Execution {
+	_, id := kindOf(info.ID)
+	sb := m.rec.sb
+	e := Execution{
+		ID: id, SessionID: sb.SessionID, Backend: m.engine.backend(), Path: runtime.PathAgent,
+		Command: info.Command, TTY: info.TTY, Status: ExecRunning,
+		StartedAt: info.StartedAt, Timeout: parseLabel(info.Label).timeout(),
+		FirstSeq: info.FirstSeq, NextSeq: info.NextSeq, QuotaEnforcement: sb.Enforcement.WorkspaceQuota,
+	}
+	if info.Running {
+		return e
+	}
+	e.Status = statusOfEnd(info)
+	e.Signal, e.EndedAt, e.CPUTime, e.PeakMemoryBytes = info.Signal, info.EndedAt, info.CPUTime, info.PeakMemoryBytes
+	if e.Status == ExecCompleted {
+		e.ExitCode = &info.ExitCode
+	}
+	return e
+}
+
+// process returns a process as a Process.
+func (m *monitor) process(info runtime.ProcessInfo) Process {
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	_, id := kindOf(info.ID)
+	p := Process{
+		ID: id, SessionID: m.rec.sb.SessionID, Command: info.Command, TTY: info.TTY, State: ProcessRunning,
+		StartedAt: info.StartedAt, FirstSeq: info.FirstSeq, NextSeq: info.NextSeq,
+	}
+	if ready, ok := m.ready[info.ID]; ok {
+		p.Ready = &ready
+	}
+	if h := m.hubs[info.ID]; h != nil {
+		h.mu.Lock()
+		p.Attached = h.reader != nil
+		h.mu.Unlock()
+	}
+	if !info.Running {
+		p.State, p.ExitCode, p.Signal, p.EndedAt = ProcessExited, &info.ExitCode, info.Signal, info.EndedAt
+	}
+	return p
+}
+
+// lostProcess returns a process that ended with its container. It has no exit code.
+func (m *monitor) lostProcess(info runtime.ProcessInfo) Process {
+	info.Running, info.EndedAt = false, time.Now().UTC()
+	p := m.process(info)
+	p.ExitCode = nil
+	return p
+}
+
+// whyNotStarted asks the engine about a container that refused to start a command. The refusal
+// may come before the engine knows of the container's end; then it waits for that.
+func (m *monitor) whyNotStarted(ctx context.Context, sb Sandbox, refusal error) error {
+	for until, wait := time.Now().Add(endKnown), askFirst; ; {
+		if err := m.registry.checkAlive(ctx, m.rec, sb); err != nil {
+			return err
+		}
+		if !errdefs.IsFailedPrecondition(refusal) || time.Now().After(until) {
+			break
+		}
+		if err := m.sleep(ctx, &wait, nil); err != nil {
+			return err
+		}
+	}
+	// It lives, and the engine has lost the command: it was restarted in between, say.
+	return &UnavailableError{Err: errors.New("run in sandbox " + sb.Key + ": " + refusal.Error())} // without its class
+}
+
+// sleep waits before the next attempt, or until wake is closed, and doubles the wait.
+func (p *processes) sleep(ctx context.Context, wait *time.Duration, wake <-chan struct{}) error {
+	timer := time.NewTimer(*wait)
+	defer timer.Stop()
+	*wait = min(2**wait, askMost)
+	select {
+	case <-timer.C:
+	case <-wake:
+	case <-p.registry.running.Done():
+		return errClosing
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// startLocked starts the loop of the monitor, or makes it look soon.
+func (m *monitor) startLocked() {
+	switch {
+	case m.kick != nil:
+		select {
+		case m.kick <- struct{}{}:
+		default:
+		}
+	case !m.registry.closing:
+		kick := make(chan struct{}, 1)
+		m.kick = kick
+		m.registry.workers.Go(func() { m.loop(kick) })
+	}
+}
+
+// list returns all processes of the sandbox that Berm started.
+func (m *monitor) list(ctx context.Context, sb Sandbox) ([]runtime.ProcessInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	infos, err := ask(ctx, m.engine, "process_list", func(ctx context.Context) ([]runtime.ProcessInfo, error) {
+		return m.insider.ListProcesses(ctx, sb.ContainerID)
+	})
+	return ownProcesses(infos), err
+}
+
+// measured records the result of a measurement. It returns true if the workspace is over its
+// quota.
+func (m *monitor) measured(err error) bool {
+	var over *QuotaError
+	if !errors.As(err, &over) {
+		return false
+	}
+	m.registry.enforced(m.rec, m.snapshot())
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	m.over = m.aliveLocked()
+	m.startLocked()
+	return true
 }

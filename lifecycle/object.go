@@ -11,21 +11,6 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// ObjectKind is what an Object is.
-type ObjectKind string
-
-// The kinds of objects, in the order in which they can be removed: what comes later may
-// be in use by what comes before.
-const (
-	ObjectContainer ObjectKind = "container"
-	ObjectNetwork   ObjectKind = "network"
-	ObjectVolume    ObjectKind = "volume"
-	ObjectImage     ObjectKind = "image" // carries a seal, and isn't collected
-)
-
-// ObjectKinds returns the kinds that are collected, in that order.
-func ObjectKinds() []ObjectKind { return []ObjectKind{ObjectContainer, ObjectNetwork, ObjectVolume} }
-
 // Object is something that a caller of the engine's own API made. All that is known of
 // it is in its labels.
 type Object struct {
@@ -36,12 +21,6 @@ type Object struct {
 	Ends   time.Time
 
 	session string // tells a volume from the next one of its name; empty if nothing does
-}
-
-// isObject tells whether labels are an object's. A sandbox's container has a key, even if
-// its image has put the door on it.
-func isObject(labels map[string]string) bool {
-	return labels[LabelDoor] == DoorEngine && labels[LabelKey] == ""
 }
 
 // EndedObjects answers this instance's objects of a kind that have ended at now, whether

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	goruntime "runtime"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
@@ -14,10 +13,6 @@ import (
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
-
-// DefaultTenant is the tenant of callers that have no token, and of adopted
-// sandboxes.
-const DefaultTenant = "default"
 
 // Options configure a Manager.
 type Options struct {
@@ -64,45 +59,6 @@ type Settings struct {
 	VolumePath       string // where a request's volume_host_path is seen; empty is "/volume"
 	// EnginePath maps a path of this process to the engine's; nil: they are the same.
 	EnginePath func(local string) (string, error)
-}
-
-// Store keeps what labels can't. It must be safe for many goroutines.
-type Store interface {
-	// Records answers all that was put and not deleted.
-	Records(ctx context.Context) ([]Record, error)
-	// Put writes a record over the one of the same session, durably.
-	Put(ctx context.Context, r Record) error
-	// Touch writes last uses, by session. Sessions that aren't there are skipped.
-	Touch(ctx context.Context, lastUsed map[string]time.Time) error
-	// Delete removes records by session; those that aren't there are no error.
-	Delete(ctx context.Context, sessionIDs ...string) error
-	// Fresh says that nobody had taken over when the store was opened, since it was made or
-	// restored: what an earlier one knew is lost.
-	Fresh() bool
-	// TookOver notes that what there is has been taken over.
-	TookOver(ctx context.Context) error
-	// Ping is nil when the store can be written.
-	Ping(ctx context.Context) error
-}
-
-// Record is what the store knows of one sandbox: enough to make it again if its
-// container is gone.
-type Record struct {
-	SessionID   string
-	Tenant      string
-	Key         string
-	ContainerID string
-	CreatedAt   time.Time
-	ExpiresAt   time.Time
-	Deadline    time.Time
-	LastUsedAt  time.Time   // zero: the record is a backup's, and what happened since isn't known
-	Spec        policy.Spec // without Env, which follows
-	Env         map[string]string
-	AgentID     string
-	VolumePath  string
-	Metadata    map[string]string
-	Overridden  []policy.Override
-	Enforcement Enforcement
 }
 
 // Holder makes sure that the engine mounts the directories that were judged.

@@ -13,13 +13,6 @@ type capture interface {
 	collected() (kept string, truncated bool)
 }
 
-func (c *command) captures() (stdout, stderr capture) {
-	if c.req.Raw {
-		return &rawCapture{limit: c.limit, keep: c.req.Keep}, &rawCapture{limit: c.limit, keep: c.req.Keep}
-	}
-	return &textCapture{limit: c.limit, keep: c.req.Keep}, &textCapture{limit: c.limit, keep: c.req.Keep}
-}
-
 // grown returns a buffer with room for n more bytes, but of at most that many in all. It
 // returns the buffer as it is, and false, if keep refuses the memory.
 func grown(buf []byte, n, most int, keep func(bytes int) error) ([]byte, bool) {
@@ -32,18 +25,6 @@ func grown(buf []byte, n, most int, keep func(bytes int) error) ([]byte, bool) {
 		return buf, false
 	}
 	return append(make([]byte, 0, size), buf...), true
-}
-
-// collect puts what was kept into the result.
-func (c *command) collect(res *ExecResult, stdout, stderr capture) {
-	out, outCut := stdout.collected()
-	errOut, errCut := stderr.collected()
-	res.StdoutTruncated, res.StderrTruncated = outCut, errCut
-	if c.req.Raw {
-		res.StdoutRaw, res.StderrRaw = []byte(out), []byte(errOut)
-		return
-	}
-	res.Stdout, res.Stderr = out, errOut
 }
 
 // rawCapture keeps the first limit bytes, as far as there is memory.

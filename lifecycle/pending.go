@@ -2,14 +2,51 @@ package lifecycle
 
 import (
 	"context"
-	"fmt"
 	"time"
 
-	"github.com/google/uuid"
-	"go.opentelemetry.io/otel/trace"
-
+	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
+
+// desired is a create that the policy has judged.
+type desired struct {
+	id         keyID
+	spec       policy.Spec
+	overridden []policy.Override
+	metadata   map[string]string
+	agentID    string
+	volume     string
+	ownEnv     bool // the request brings its own environment
+	max        int  // the caller's own cap on sandboxes; 0 is none
+}
+
+// differences compares what is desired with a sandbox. Of an adopted one, it compares only
+// what the old service knew.
+func (d *desired) differences(sb Sandbox, adopted bool) []policy.Difference {
+	var diff []policy.Difference
+	if !adopted {
+		diff = policy.Diff(sb.Spec, d.spec)
+	}
+	if sb.AgentID != d.agentID {
+		diff = append(diff, policy.Difference{Field: "agent_id", Current: sb.AgentID, Requested: d.agentID})
+	}
+	if sb.VolumePath != d.volume {
+		diff = append(diff, policy.Difference{Field: "volume_host_path", Current: sb.VolumePath, Requested: d.volume})
+	}
+	return diff
+}
+
+// keep takes over what a sandbox that is made again doesn't lose, as far as the policy in
+// force allows.
+func (d *desired) keep(sb Sandbox, pol *policy.Policy) (err error) {
+	if len(d.metadata) == 0 {
+		d.metadata = sb.Metadata
+	}
+	if !d.ownEnv {
+		d.spec.Env, _, err = pol.ExecEnv(sb.Spec.Env)
+	}
+	return err
+}
 
 // failureKept is how long the error of a create whose callers were answered "pulling" is kept
 // for the next caller.
@@ -28,152 +65,6 @@ type pendingCreate struct {
 	starting Sandbox                     // what Get shows meanwhile; never changed
 	dead     string                      // session of the dead sandbox that it makes again; empty if none
 	progress func() runtime.PullProgress // set before pulling is closed
-}
-
-// launch starts the create of a key that the caller holds. If it succeeds, the create holds the
-// key and unlocks it. Old is the record that it replaces, or nil. Of ctx, only the trace
-// reaches the create.
-func (r *Registry) launch(ctx context.Context, want *desired, old *record, unlock func()) (*pendingCreate, error) {
-	now := time.Now().UTC()
-	p := &pendingCreate{
-		want:    want,
-		unlock:  unlock,
-		pulling: make(chan struct{}),
-		done:    make(chan struct{}),
-		starting: Sandbox{
-			Tenant: want.id.tenant, Key: want.id.key, SessionID: uuid.NewString(), Status: StatusStarting,
-			Spec: want.spec, Overridden: want.overridden, Metadata: want.metadata,
-			AgentID: want.agentID, VolumePath: want.volume, CreatedAt: now, LastUsedAt: now,
-		},
-	}
-	if p.starting.Metadata == nil {
-		p.starting.Metadata = map[string]string{}
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closing {
-		return nil, errClosing
-	}
-	if err := r.capacityLocked(want, old, r.opts.Settings.MaxSandboxes); err != nil {
-		return nil, err
-	}
-	r.making[p.starting.SessionID] = struct{}{}
-	s := r.slotLocked(want.id)
-	s.pending = p
-	for _, wake := range s.joining {
-		wake()
-	}
-	if old != nil && !old.snapshotLocked(now).Expired(now) {
-		p.dead = old.sb.SessionID
-	}
-	ctx = trace.ContextWithSpanContext(r.base, trace.SpanContextFromContext(ctx))
-	ctx, p.cancel = context.WithCancelCause(ctx)
-	r.tasks.Go(func() {
-		defer p.cancel(nil)
-		r.runPending(ctx, p, old)
-	})
-	return p, nil
-}
-
-// runPending makes the sandbox and publishes it, or its error.
-func (r *Registry) runPending(ctx context.Context, p *pendingCreate, old *record) {
-	var sb Sandbox
-	err := r.engine.guard("create", func() (err error) { sb, err = r.replace(ctx, p, old); return err })
-	r.mu.Lock()
-	s := r.slots[p.want.id]
-	delete(r.making, p.starting.SessionID)
-	if err != nil {
-		r.quotas.touched(p.want.id) // it may have run for a while
-		p.err = &StartError{Err: err}
-		select {
-		case <-p.pulling: // its callers have left, and learn of it when they come back
-			failed := p.starting
-			failed.Status, failed.Error = StatusFailed, err.Error()
-			s.failure = &failure{sb: failed, err: p.err, at: time.Now()}
-		default:
-		}
-	} else {
-		if _, gone := r.ended[sb.ContainerID]; gone {
-			sb.Status = StatusStopped
-		}
-		if dir, _ := workspace(sb.Spec); dir != "" { // another may share it by now
-			sb.Enforcement.WorkspaceQuota = r.quotas.quotaEnforcement(sb)
-		}
-		rec := &record{sb: sb}
-		r.publishLocked(rec)
-		p.result = CreateResult{Sandbox: rec.snapshotLocked(time.Now()), Result: ResultCreated}
-		if old != nil {
-			p.result.Result, p.result.Recreated = ResultReplaced, p.dead != ""
-		}
-	}
-	r.forgetEndedLocked()
-	s.pending = nil
-	r.freeLocked(p.want.id, s)
-	r.mu.Unlock()
-	if err == nil { // here, because its callers may have left
-		r.metrics.creates.WithLabelValues(string(p.result.Result)).Inc()
-		if attrs := sandboxAttrs(p.result.Sandbox); p.result.Result == ResultReplaced {
-			r.log.InfoContext(ctx, "sandbox_replaced", attrs...)
-		} else {
-			r.log.InfoContext(ctx, "sandbox_created", attrs...)
-		}
-	}
-	p.unlock() // first, so that the callers find the key free
-	close(p.done)
-}
-
-// replace removes the old sandbox and makes the new one. The old one goes first, because it has
-// ended, however long the image takes.
-func (r *Registry) replace(ctx context.Context, p *pendingCreate, old *record) (Sandbox, error) {
-	mounts, err := r.creator.mounts(p.starting)
-	if err != nil {
-		return Sandbox{}, err
-	}
-	if err := r.removeOld(ctx, p, old); err != nil {
-		return Sandbox{}, fmt.Errorf("remove the old sandbox: %w", err)
-	}
-	return r.creator.create(ctx, p, mounts)
-}
-
-// removeOld removes what the new sandbox replaces. The record of one that died and is made
-// again stays until the new one takes its place, so that nothing is lost if that fails.
-func (r *Registry) removeOld(ctx context.Context, p *pendingCreate, old *record) error {
-	switch {
-	case old == nil:
-		return nil
-	case p.dead != "":
-		return r.engine.remove(ctx, r.snapshot(old).ContainerID)
-	default:
-		return r.clear(ctx, p.want.id, old)
-	}
-}
-
-// await waits for a create to end. Unless patient, it also ends if the image must be pulled.
-func (r *Registry) await(ctx context.Context, p *pendingCreate, joined, patient bool) (CreateResult, error) {
-	pulling := p.pulling
-	if patient {
-		pulling = nil
-	}
-	select {
-	case <-p.done:
-	case <-pulling:
-		select {
-		case <-p.done: // both at once: the end is the better answer
-		default:
-			return CreateResult{}, p.pullingError()
-		}
-	case <-ctx.Done():
-		return CreateResult{}, fmt.Errorf("create sandbox %s: %w", p.want.id.key, context.Cause(ctx))
-	}
-	if p.err != nil {
-		r.informed(p.want.id)
-		return CreateResult{}, p.err
-	}
-	res := p.result
-	if joined {
-		res.Result, res.Recreated = ResultReused, false
-	}
-	return res, nil
 }
 
 // giveUp cancels a create that waits for its image, or did.

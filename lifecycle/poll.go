@@ -11,38 +11,6 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Intervals and bounds of a monitor. A caller that follows a process, or asks for it, sees its
-// end at once.
-const (
-	lookFirst   = 250 * time.Millisecond // after a start; each look doubles it
-	lookMost    = 5 * time.Second
-	lookTimeout = 5 * time.Second
-	measureGap  = time.Minute // between two measurements of a workspace while something runs
-	unsureMost  = time.Minute // for an agent that doesn't answer after a start of Berm
-
-	overdueKill = 10 * time.Second // past its timeout, a command is killed from outside
-	overdueEnd  = time.Minute      // and then its sandbox is removed
-
-	maxEnded      = 32      // ended commands and processes that a sandbox keeps
-	maxEndedBytes = 8 << 20 // of their output
-	maxListed     = 1024    // processes of a sandbox that are looked at
-)
-
-// startLocked starts the loop of the monitor, or makes it look soon.
-func (m *monitor) startLocked() {
-	switch {
-	case m.kick != nil:
-		select {
-		case m.kick <- struct{}{}:
-		default:
-		}
-	case !m.registry.closing:
-		kick := make(chan struct{}, 1)
-		m.kick = kick
-		m.registry.workers.Go(func() { m.loop(kick) })
-	}
-}
-
 // polls reports whether the loop of the monitor runs.
 func (m *monitor) polls() bool {
 	m.registry.mu.Lock()
@@ -162,16 +130,6 @@ func (m *monitor) look(ctx context.Context) {
 	}
 }
 
-// list returns all processes of the sandbox that Berm started.
-func (m *monitor) list(ctx context.Context, sb Sandbox) ([]runtime.ProcessInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
-	infos, err := ask(ctx, m.engine, "process_list", func(ctx context.Context) ([]runtime.ProcessInfo, error) {
-		return m.insider.ListProcesses(ctx, sb.ContainerID)
-	})
-	return ownProcesses(infos), err
-}
-
 // prune makes a sandbox forget the oldest of the processes that have ended.
 func (m *monitor) prune(ctx context.Context, sb Sandbox, infos []runtime.ProcessInfo) {
 	kept, size := 0, int64(0)
@@ -219,19 +177,4 @@ func (m *monitor) enforce(ctx context.Context) {
 	if err := m.registry.stopOverQuota(ctx, m.rec, sb); err != nil {
 		m.engine.log.WarnContext(ctx, "sandbox_stop_failed", append(sandboxAttrs(sb), "error", err)...)
 	}
-}
-
-// measured records the result of a measurement. It returns true if the workspace is over its
-// quota.
-func (m *monitor) measured(err error) bool {
-	var over *QuotaError
-	if !errors.As(err, &over) {
-		return false
-	}
-	m.registry.enforced(m.rec, m.snapshot())
-	m.registry.mu.Lock()
-	defer m.registry.mu.Unlock()
-	m.over = m.aliveLocked()
-	m.startLocked()
-	return true
 }

@@ -12,11 +12,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Bounds of connections to ports.
-const (
-	maxPortConns = 256 // open at once to one sandbox
-	dialTimeout  = 5 * time.Second
-)
+// dialTimeout is how long a port may take to accept a connection.
+const dialTimeout = 5 * time.Second
 
 // PortAccess connects to the TCP ports of one sandbox, on the sandbox's own loopback interface,
 // whatever its network. It is safe for many goroutines.
@@ -38,11 +35,8 @@ var _ dialer = runtime.Insider(nil)
 // none. If the sandbox doesn't run, it returns a *StateError beside the access: nothing would
 // listen in a new container.
 func (r *Registry) Ports(ctx context.Context, tenant, key string) (*PortAccess, error) {
-	id, err := parseID(tenant, key)
+	id, err := r.open(tenant, key)
 	if err != nil {
-		return nil, err
-	}
-	if err := r.available(); err != nil {
 		return nil, err
 	}
 	into, ok := r.opts.Runtime.(dialer)

@@ -6,30 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/runtime"
-)
-
-// Bounds of managed processes.
-const (
-	defaultProcess = "default"
-	stopInput      = 200 * time.Millisecond // for what still writes to it
-	stopGrace      = 5 * time.Second        // from TERM to KILL
-	stopMost       = 30 * time.Second       // for all of a stop
-	stderrWait     = time.Second            // for the sandbox to send it
-	askFirst       = 10 * time.Millisecond  // after a wait began; each question doubles it
-	askMost        = 500 * time.Millisecond
-)
-
-// The states of a managed process.
-const (
-	ProcessRunning = "running"
-	ProcessExited  = "exited"
 )
 
 // StartProcess starts a managed process, and waits until it is ready if the request says so. If
@@ -89,12 +71,6 @@ func (p *processes) startProcess(ctx context.Context, req ProcessRequest) (Proce
 		}
 	}
 	return h.process(info), nil
-}
-
-// processID is a managed process of a key.
-type processID struct {
-	keyID
-	process string
 }
 
 // startOnly starts a process, unless another call is about to start it.
@@ -308,37 +284,6 @@ func (p *processes) WaitProcess(ctx context.Context, tenant, key, id string) (Pr
 		return h.lostProcess(info), nil
 	}
 	return Process{}, h.explain(ctx, err)
-}
-
-// process returns a process as a Process.
-func (m *monitor) process(info runtime.ProcessInfo) Process {
-	m.registry.mu.Lock()
-	defer m.registry.mu.Unlock()
-	_, id := kindOf(info.ID)
-	p := Process{
-		ID: id, SessionID: m.rec.sb.SessionID, Command: info.Command, TTY: info.TTY, State: ProcessRunning,
-		StartedAt: info.StartedAt, FirstSeq: info.FirstSeq, NextSeq: info.NextSeq,
-	}
-	if ready, ok := m.ready[info.ID]; ok {
-		p.Ready = &ready
-	}
-	if h := m.hubs[info.ID]; h != nil {
-		h.mu.Lock()
-		p.Attached = h.reader != nil
-		h.mu.Unlock()
-	}
-	if !info.Running {
-		p.State, p.ExitCode, p.Signal, p.EndedAt = ProcessExited, &info.ExitCode, info.Signal, info.EndedAt
-	}
-	return p
-}
-
-// lostProcess returns a process that ended with its container. It has no exit code.
-func (m *monitor) lostProcess(info runtime.ProcessInfo) Process {
-	info.Running, info.EndedAt = false, time.Now().UTC()
-	p := m.process(info)
-	p.ExitCode = nil
-	return p
 }
 
 // processStream is a ProcessStream.

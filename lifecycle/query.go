@@ -104,11 +104,8 @@ func (r *Registry) Delete(ctx context.Context, tenant, key string) (DeleteResult
 }
 
 func (r *Registry) delete(ctx context.Context, tenant, key string) (DeleteResult, error) {
-	id, err := parseID(tenant, key)
+	id, err := r.open(tenant, key)
 	if err != nil {
-		return DeleteResult{}, err
-	}
-	if err := r.available(); err != nil {
 		return DeleteResult{}, err
 	}
 	r.mu.Lock()
@@ -137,11 +134,8 @@ func (r *Registry) delete(ctx context.Context, tenant, key string) (DeleteResult
 
 // change locks a key and passes its live record, which hasn't expired, to f.
 func (r *Registry) change(ctx context.Context, tenant, key string, f func(*record, Sandbox) error) (Sandbox, error) {
-	id, err := parseID(tenant, key)
+	id, err := r.open(tenant, key)
 	if err != nil {
-		return Sandbox{}, err
-	}
-	if err := r.available(); err != nil {
 		return Sandbox{}, err
 	}
 	unlock, _, err := r.lockKey(ctx, id, false)

@@ -69,7 +69,7 @@ func (m *quotas) quotaEnforcement(sb Sandbox) string {
 // enforced notes how the quota is held that the sandbox has turned out to be over: its
 // directory may have become a chat's since it was made. Commands that aren't over any
 // don't wait for who would have to be asked.
-func (m *Registry) enforced(rec *record, sb Sandbox) Sandbox {
+func (m *records) enforced(rec *record, sb Sandbox) Sandbox {
 	if sb.Enforcement.WorkspaceQuota != "" {
 		return sb
 	}

@@ -18,20 +18,11 @@ import (
 
 // Intervals and limits of Run.
 const (
-	probeEvery   = 5 * time.Second // the engine's health
-	probeTimeout = 4 * time.Second
+	probeEvery   = 5 * time.Second        // the engine's health
 	retryEvery   = 500 * time.Millisecond // while the engine can't be used
 	touchEvery   = time.Second            // last uses to the store
-	drainTimeout = 30 * time.Second       // creates under way when Run ends
 	closeTimeout = 5 * time.Second        // cleaning up after that
 )
-
-// reconciler keeps the records in step with the engine.
-type reconciler struct {
-	registry *Registry
-	engine   *engine
-	tookOver bool // the first reconciliation is done; only Run's goroutine uses it
-}
 
 // Run reconciles with the engine, then follows its events and stores last uses, until ctx ends.
 // It retries while the engine can't be used. When it returns, no create is under way.

@@ -9,6 +9,18 @@ import (
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/keylock"
+)
+
+// use is a way to use a running sandbox.
+type use int
+
+const (
+	useCommand use = iota
+	useProcess
+	useFiles
+	usePort
+	useKinds // how many ways there are
 )
 
 // records is what the Registry remembers. Its mutex is never held across a call to the
@@ -18,6 +30,7 @@ type records struct {
 	quotas  *quotas
 	watch   func(*record) watcher // makes the watcher of each record; set before the first one
 
+	keys        keylock.Map[keyID]
 	mu          sync.Mutex
 	slots       map[keyID]*slot
 	containers  map[string]keyID    // by container ID, of all records
@@ -207,17 +220,6 @@ func (t *records) statusLocked(c runtime.Container) Status {
 	return statusOf(c.State)
 }
 
-func statusOf(s runtime.State) Status {
-	switch s {
-	case runtime.StateRunning:
-		return StatusRunning
-	case runtime.StatePaused:
-		return StatusPaused
-	default:
-		return StatusStopped
-	}
-}
-
 // orphanLocked reports whether no record has the container, and no create is making it.
 func (t *records) orphanLocked(c runtime.Container) bool {
 	_, known := t.containers[c.ID]
@@ -392,4 +394,44 @@ func (s *slot) snapshotLocked(now time.Time) (Sandbox, bool) {
 		return s.failure.sb, true
 	}
 	return Sandbox{}, false
+}
+
+// lockKey acquires a key for one operation that changes it. With join, it returns the create
+// that holds the key, or comes to hold it, instead of waiting for that to end. The caller
+// must call unlock if it gets neither a create nor an error.
+func (t *records) lockKey(ctx context.Context, id keyID, join bool) (unlock func(), p *pendingCreate, err error) {
+	if !join {
+		unlock, err = t.keys.Lock(ctx, id)
+		return unlock, nil, err
+	}
+	for {
+		wait, wake := context.WithCancel(ctx)
+		unlock, p, err = t.lockOrJoin(wait, wake, id)
+		wake()
+		if err == nil || ctx.Err() != nil { // else a create began, and may have ended since
+			return unlock, p, err
+		}
+	}
+}
+
+// lockOrJoin locks a key, or returns the create that holds it. Launch calls wake, which must
+// end ctx.
+func (t *records) lockOrJoin(ctx context.Context, wake func(), id keyID) (unlock func(), p *pendingCreate, err error) {
+	t.mu.Lock()
+	s := t.slotLocked(id)
+	if s.pending != nil {
+		defer t.mu.Unlock()
+		return nil, s.pending, nil
+	}
+	if s.joining == nil {
+		s.joining = map[context.Context]func(){}
+	}
+	s.joining[ctx] = wake
+	t.mu.Unlock()
+	unlock, err = t.keys.Lock(ctx, id)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(s.joining, ctx)
+	t.freeLocked(id, s)
+	return unlock, nil, err
 }

@@ -13,32 +13,10 @@ import (
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
-	"github.com/bermhq/berm/runtime/keylock"
 )
 
-// Service is one instance's lifecycle. Its methods are those of its parts. All of them may be
-// called by many goroutines at once. Calls that need the engine fail with errdefs'
-// Unavailable until Run has reconciled, and while the engine can't be used.
-type Service struct {
-	*Registry
-	*processes
-	*reconciler
-	*collector
-}
-
-// New checks the options and returns a Service. Nothing happens before Run.
-func New(opts Options) (*Service, error) {
-	if err := opts.check(); err != nil {
-		return nil, err
-	}
-	r := newRegistry(&opts)
-	return &Service{
-		Registry:   r,
-		processes:  newProcesses(r),
-		reconciler: &reconciler{registry: r, engine: r.engine},
-		collector:  &collector{registry: r, engine: r.engine},
-	}, nil
-}
+// drainTimeout is how long close waits for creates and stops before it cancels them.
+const drainTimeout = 30 * time.Second
 
 // Registry holds the sandboxes. It gives every key of a tenant at most one, and orders what
 // happens to a key.
@@ -49,7 +27,6 @@ type Registry struct {
 	tracer  trace.Tracer
 	engine  *engine
 	creator *creator
-	keys    keylock.Map[keyID]
 
 	base   context.Context // of creates and stops, which outlive their callers
 	cancel context.CancelFunc
@@ -91,6 +68,15 @@ func (r *Registry) available() error {
 		return errClosing
 	}
 	return r.engine.available()
+}
+
+// open checks a key, and that the engine can be used.
+func (r *Registry) open(tenant, key string) (keyID, error) {
+	id, err := parseID(tenant, key)
+	if err == nil {
+		err = r.available()
+	}
+	return id, err
 }
 
 // Ready returns nil if calls can succeed: the sandboxes are reconciled, and the engine and the
@@ -245,42 +231,3 @@ func (r *Registry) clear(ctx context.Context, id keyID, old *record) error {
 	r.forgetLocked(id)
 	return nil
 }
-
-// storeRecord returns what the store keeps of a sandbox.
-func storeRecord(sb Sandbox) Record {
-	return Record{
-		SessionID: sb.SessionID, Tenant: sb.Tenant, Key: sb.Key, ContainerID: sb.ContainerID,
-		CreatedAt: sb.CreatedAt, ExpiresAt: sb.ExpiresAt, Deadline: sb.Deadline, LastUsedAt: sb.LastUsedAt,
-		Spec: sb.Spec, Env: sb.Spec.Env, AgentID: sb.AgentID, VolumePath: sb.VolumePath,
-		Metadata: sb.Metadata, Overridden: sb.Overridden, Enforcement: sb.Enforcement,
-	}
-}
-
-// sandboxFromStore returns a stored sandbox, whose container is gone.
-func sandboxFromStore(r Record, port int) Sandbox {
-	sb := Sandbox{
-		SessionID: r.SessionID, Tenant: r.Tenant, Key: r.Key, ContainerID: r.ContainerID, Status: StatusStopped,
-		CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt, Deadline: r.Deadline, LastUsedAt: r.LastUsedAt,
-		Spec: r.Spec, AgentID: r.AgentID, VolumePath: r.VolumePath, Endpoint: Endpoint{Port: port},
-		Metadata: r.Metadata, Overridden: r.Overridden, Enforcement: r.Enforcement,
-	}
-	sb.Spec.Env = r.Env
-	if sb.Metadata == nil {
-		sb.Metadata = map[string]string{}
-	}
-	return sb
-}
-
-func sandboxAttrs(sb Sandbox) []any {
-	return []any{"tenant", sb.Tenant, "key", sb.Key, "session_id", sb.SessionID, "container_id", sb.ContainerID}
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-// Manager is the Service's name of before, until its users are renamed.
-type Manager = Service

@@ -203,3 +203,29 @@ type ServiceStatus struct {
 	// RunningProcesses are the managed ones, of the tenant asked for.
 	RunningProcesses int
 }
+
+func sandboxAttrs(sb Sandbox) []any {
+	return []any{"tenant", sb.Tenant, "key", sb.Key, "session_id", sb.SessionID, "container_id", sb.ContainerID}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func statusOf(s runtime.State) Status {
+	switch s {
+	case runtime.StateRunning:
+		return StatusRunning
+	case runtime.StatePaused:
+		return StatusPaused
+	default:
+		return StatusStopped
+	}
+}
+
+// DefaultTenant is the tenant of callers that have no token, and of adopted
+// sandboxes.
+const DefaultTenant = "default"

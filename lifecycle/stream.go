@@ -3,13 +3,8 @@ package lifecycle
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"time"
 
@@ -21,30 +16,6 @@ import (
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
-
-// Bounds of a command that is followed.
-const (
-	keepBytes    = 1 << 20 // of output, unless the caller says otherwise
-	maxKeepBytes = 4 << 20
-	maxScreen    = 4096 // rows or columns of a terminal
-)
-
-// idPattern matches the names that callers give commands and processes.
-var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,122}$`)
-
-func checkID(field, id string) error {
-	if !idPattern.MatchString(id) {
-		return &InvalidError{Field: field, Message: "must match [A-Za-z0-9][A-Za-z0-9_.:-]{0,122}"}
-	}
-	return nil
-}
-
-func checkScreen(rows, cols int) error {
-	if rows < 0 || rows > maxScreen || cols < 0 || cols > maxScreen {
-		return &InvalidError{Field: "rows", Message: fmt.Sprintf("rows and columns must be from 1 to %d", maxScreen)}
-	}
-	return nil
-}
 
 // StartExec starts a command whose output is followed while it runs. It returns once the command
 // runs; with Serialize, once its turn has come. If there is a command of the ExecID, it returns
@@ -129,46 +100,6 @@ func (p *processes) startExec(ctx context.Context, req StartRequest, fed *bool) 
 		return goesOn, err
 	})
 	return e, err
-}
-
-// check checks what can be checked without a sandbox.
-func (req StartRequest) check(pol *policy.Policy) (*command, error) {
-	if req.ExecID != "" {
-		if err := checkID("exec_id", req.ExecID); err != nil {
-			return nil, err
-		}
-	}
-	if err := checkScreen(req.Rows, req.Cols); err != nil {
-		return nil, err
-	}
-	if req.KeepBytes < 0 || req.KeepBytes > maxKeepBytes {
-		return nil, &InvalidError{Field: "keep_bytes", Message: fmt.Sprintf("must be from 0 to %d", maxKeepBytes)}
-	}
-	exec := req.ExecRequest
-	exec.OutputLimit = nil
-	return checkCommand(pol, exec)
-}
-
-// hash returns a hash of all that makes a repeated request the same.
-func (r StartRequest) hash() string {
-	input := r.Stdin
-	if len(input) > sha256.Size { // rather than copy it
-		sum := sha256.Sum256(input)
-		input = sum[:]
-	}
-	b, _ := json.Marshal(struct { // strings and numbers can't fail
-		Command    []string
-		Env        map[string]string
-		WorkingDir string
-		Stdin      []byte
-		Timeout    *int64
-		Serialize  bool
-		OpenStdin  bool
-		TTY        bool
-		KeepBytes  int
-	}{r.Command, r.Env, r.WorkingDir, input, r.Timeout, r.Serialize, r.OpenStdin, r.TTY, r.KeepBytes})
-	sum := sha256.Sum256(b)
-	return base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
 // processFor returns the command as a sandbox is to run it.
@@ -374,46 +305,6 @@ func (p *processes) KillExec(ctx context.Context, tenant, key, execID string) (E
 // ResizeExec sets the size of a command's terminal.
 func (p *processes) ResizeExec(ctx context.Context, tenant, key, execID string, rows, cols int) error {
 	return p.resize(ctx, tenant, key, kindExec, execID, rows, cols)
-}
-
-// execution returns a process as an Execution.
-func (m *monitor) execution(info runtime.ProcessInfo) Execution {
-	m.registry.mu.Lock()
-	defer m.registry.mu.Unlock()
-	return m.executionLocked(info)
-}
-
-func (m *monitor) executionLocked(info runtime.ProcessInfo) Execution {
-	_, id := kindOf(info.ID)
-	sb := m.rec.sb
-	e := Execution{
-		ID: id, SessionID: sb.SessionID, Backend: m.engine.backend(), Path: runtime.PathAgent,
-		Command: info.Command, TTY: info.TTY, Status: ExecRunning,
-		StartedAt: info.StartedAt, Timeout: parseLabel(info.Label).timeout(),
-		FirstSeq: info.FirstSeq, NextSeq: info.NextSeq, QuotaEnforcement: sb.Enforcement.WorkspaceQuota,
-	}
-	if info.Running {
-		return e
-	}
-	e.Status = statusOfEnd(info)
-	e.Signal, e.EndedAt, e.CPUTime, e.PeakMemoryBytes = info.Signal, info.EndedAt, info.CPUTime, info.PeakMemoryBytes
-	if e.Status == ExecCompleted {
-		e.ExitCode = &info.ExitCode
-	}
-	return e
-}
-
-// statusOfEnd returns how a process ended, as Exec does.
-func statusOfEnd(info runtime.ProcessInfo) ExecStatus {
-	switch {
-	case info.TimedOut:
-		return ExecTimedOut
-	case info.OOMKilled:
-		return ExecOOMKilled
-	case info.Killed:
-		return ExecKilled
-	}
-	return ExecCompleted
 }
 
 // execStream is an ExecStream.
