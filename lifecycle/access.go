@@ -12,6 +12,9 @@ const (
 	maxPortConns = 256
 )
 
+// diedEarly is said of a container that died before its command.
+const diedEarly = "it died before the command could start; try again"
+
 // limit returns how many uses of a kind one sandbox may have at once, and what they are called.
 func (s Settings) limit(u use) (most int, name string) {
 	switch u {
@@ -36,8 +39,8 @@ type Access struct {
 }
 
 // acquire counts one more use of a sandbox. It fails if the sandbox doesn't run or has as many
-// as it may. A stopped sandbox is a *StateError; errDied too, if the use is a command's or a
-// process', which the caller may start in a new container.
+// as it may. If the sandbox is stopped, and the use a command's or a process', the error is
+// errDied: the caller may try again in a new container.
 func (r *Registry) acquire(rec *record, u use) (*Access, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -69,7 +72,7 @@ func (u use) check(sb Sandbox) error {
 	case sb.Status == StatusStopped && u == useFiles:
 		return &StateError{Key: sb.Key, Status: sb.Status, Want: "it died before its files could be used; try again"}
 	case sb.Status == StatusStopped: // just now, or a new one has replaced it
-		return diedError(sb)
+		return &StateError{Key: sb.Key, Status: sb.Status, Want: diedEarly, died: true}
 	case u == useFiles:
 		return &StateError{Key: sb.Key, Status: sb.Status, Want: "its files need it running; resume or create it first"}
 	}

@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -85,6 +86,7 @@ type StateError struct {
 	Key    string
 	Status Status
 	Want   string // what would be needed, in words
+	died   bool   // the container ended before the sandbox could be used
 }
 
 // Error gives both states.
@@ -94,6 +96,12 @@ func (e *StateError) Error() string {
 
 // FailedPrecondition puts the error into errdefs' FailedPrecondition class.
 func (*StateError) FailedPrecondition() {}
+
+// Is reports whether target is errDied, and the container died.
+func (e *StateError) Is(target error) bool { return e.died && target == errDied }
+
+// errDied says that the container of a sandbox ended before the sandbox could be used.
+var errDied = errors.New("the sandbox's container is dead")
 
 // UnsupportedError says that the sandbox can't do what was asked, as it has no agent,
 // or its backend none of this.

@@ -280,9 +280,7 @@ func (a *FileAccess) failed(ctx context.Context, name string, err error) error {
 		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, err)
 	}
 	// The file, or the container?
-	switch dead := a.m.checkAlive(ctx, a.rec, a.sb); {
-	case errors.Is(dead, errDied):
-		return &StateError{Key: a.sb.Key, Status: StatusStopped, Want: "it died before this was done; try again"}
+	switch dead := a.m.checkAlive(ctx, a.rec, a.sb, "it died before this was done; try again"); {
 	case dead != nil:
 		return dead
 	case errors.Is(err, runtime.ErrInterrupted):

@@ -11,6 +11,9 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
+// goneWithIt is said of a process whose container has ended.
+const goneWithIt = "what ran in it went with its container"
+
 // mayAsk checks a key, and that the backend can be asked about processes.
 func (p *processes) mayAsk(tenant, key string) (keyID, error) {
 	id, err := p.registry.open(tenant, key)
@@ -41,7 +44,7 @@ func (p *processes) within(tenant, key string) (*monitor, Sandbox, error) {
 	case p.insider == nil:
 		return nil, sb, &UnsupportedError{Key: id.key}
 	case sb.Status == StatusStopped:
-		return monitorOf(rec), sb, &StateError{Key: id.key, Status: sb.Status, Want: "what ran in it went with its container"}
+		return monitorOf(rec), sb, &StateError{Key: id.key, Status: sb.Status, Want: goneWithIt}
 	case sb.Status != StatusRunning:
 		return monitorOf(rec), sb, &StateError{Key: id.key, Status: sb.Status, Want: "its processes need it running; resume it first"}
 	}
@@ -231,9 +234,9 @@ func (h *handle) explain(ctx context.Context, err error) error {
 		return what
 	}
 	// The process, or the container?
-	switch dead := h.registry.checkAlive(ctx, h.rec, sb); {
-	case errors.Is(dead, errDied):
-		return &StateError{Key: sb.Key, Status: StatusStopped, Want: "what ran in it went with its container"}
+	switch dead := h.registry.checkAlive(ctx, h.rec, h.sb, goneWithIt); {
+	case errors.Is(dead, errDied): // without that class: what ran must not run again
+		return &StateError{Key: sb.Key, Status: StatusStopped, Want: goneWithIt}
 	case dead != nil:
 		return dead
 	case errdefs.IsNotFound(err):
@@ -244,7 +247,7 @@ func (h *handle) explain(ctx context.Context, err error) error {
 
 // dead asks the engine whether the container has ended.
 func (h *handle) dead(ctx context.Context) bool {
-	return errors.Is(h.registry.checkAlive(ctx, h.rec, h.sb), errDied)
+	return errors.Is(h.registry.checkAlive(ctx, h.rec, h.sb, goneWithIt), errDied)
 }
 
 // notRun returns the meaning of an error of Runtime.Exec.
@@ -255,11 +258,29 @@ func (m *monitor) notRun(ctx context.Context, sb Sandbox, err error) error {
 	case errdefs.IsUnavailable(err):
 		return &UnavailableError{Err: fmt.Errorf("run in sandbox %s: %w", sb.Key, err)}
 	case errdefs.IsResourceExhausted(err):
-		if dead := m.registry.checkAlive(ctx, m.rec, sb); dead != nil { // where nothing can be started either
+		if dead := m.registry.checkAlive(ctx, m.rec, sb, diedEarly); dead != nil { // where nothing can be started either
 			return dead
 		}
 		return noRoom(sb)
 	default:
 		return fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
 	}
+}
+
+// executionAt is execution for a stream.
+func (h *handle) executionAt(info runtime.ProcessInfo, at state) Execution {
+	e := h.execution(info)
+	if l, ok := h.lastOf(h.id); ok && !info.Running {
+		e = l.execution
+	}
+	e.QuotaExceeded = e.QuotaExceeded || at.over
+	return e
+}
+
+// processAt is process for a stream.
+func (h *handle) processAt(info runtime.ProcessInfo, at state) Process {
+	if at.ended {
+		return h.process(info)
+	}
+	return h.lostProcess(info)
 }

@@ -487,9 +487,48 @@ func (s *stream) Close() error {
 	return nil
 }
 
+// reader is an ExecStream or a ProcessStream.
+type reader[T any] struct {
+	*stream
+	info  runtime.ProcessInfo                        // when it was attached to
+	view  func(info runtime.ProcessInfo, at state) T // what callers see of the process
+	ended *T
+}
+
+// state is what the end of a stream says about its process.
+type state struct {
+	ended bool // it ended by itself, and its output was given
+	over  bool // it left the workspace over its quota
+}
+
+// Next implements ExecStream and ProcessStream.
+func (r *reader[T]) Next() (runtime.Chunk, error) {
+	if r.ended != nil {
+		return runtime.Chunk{}, io.EOF
+	}
+	c, err := r.next()
+	if err == nil {
+		return c, nil
+	}
+	info, at, err := r.end(r.info, err)
+	if errors.Is(err, io.EOF) {
+		v := r.view(info, at)
+		r.ended = &v
+	}
+	return runtime.Chunk{}, err
+}
+
+// Ended implements ExecStream and ProcessStream.
+func (r *reader[T]) Ended() T {
+	if r.ended == nil {
+		return r.view(r.info, state{ended: true})
+	}
+	return *r.ended
+}
+
 // end returns the meaning of the end of a stream: io.EOF with what is known of the process then,
-// and whether the workspace is over its quota, or an error.
-func (s *stream) end(info runtime.ProcessInfo, err error) (runtime.ProcessInfo, bool, error) {
+// or an error.
+func (s *stream) end(info runtime.ProcessInfo, err error) (runtime.ProcessInfo, state, error) {
 	h := s.h
 	ctx, cancel := context.WithTimeout(h.registry.running, lookTimeout)
 	defer cancel()
@@ -502,14 +541,14 @@ func (s *stream) end(info runtime.ProcessInfo, err error) (runtime.ProcessInfo, 
 		}
 		info.Label, info.Running = label, false
 		h.mu.Unlock()
-		return info, h.endSeen(ctx, info), io.EOF
+		return info, state{ended: true, over: h.endSeen(ctx, info)}, io.EOF
 	case errdefs.IsCanceled(err):
-		return info, false, err
+		return info, state{}, err
 	}
 	err = h.explain(ctx, err)
 	if !h.alive() || errdefs.IsUnavailable(err) && h.dead(ctx) {
 		info.Running, info.Killed, info.EndedAt = false, true, time.Now().UTC()
-		return info, false, io.EOF
+		return info, state{}, io.EOF
 	}
-	return info, false, err
+	return info, state{}, err
 }

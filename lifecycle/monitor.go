@@ -429,7 +429,7 @@ func (m *monitor) lostProcess(info runtime.ProcessInfo) Process {
 // may come before the engine knows of the container's end; then it waits for that.
 func (m *monitor) whyNotStarted(ctx context.Context, sb Sandbox, refusal error) error {
 	for until, wait := time.Now().Add(endKnown), askFirst; ; {
-		if err := m.registry.checkAlive(ctx, m.rec, sb); err != nil {
+		if err := m.registry.checkAlive(ctx, m.rec, sb, diedEarly); err != nil {
 			return err
 		}
 		if !errdefs.IsFailedPrecondition(refusal) || time.Now().After(until) {

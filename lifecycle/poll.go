@@ -105,7 +105,7 @@ func (m *monitor) look(ctx context.Context) {
 	case ctx.Err() != nil:
 		return
 	case errdefs.IsNotFound(err), errdefs.IsFailedPrecondition(err):
-		_ = m.registry.checkAlive(ctx, m.rec, sb) // records its end
+		_ = m.registry.checkAlive(ctx, m.rec, sb, goneWithIt) // records its end
 	}
 	_, down := m.engine.status()
 	m.registry.mu.Lock()

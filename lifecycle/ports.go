@@ -90,10 +90,7 @@ func (p *PortAccess) failed(ctx context.Context, port int, err error) error {
 	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInternal(err):
 		return fmt.Errorf("dial port %d in sandbox %s: %w", port, p.sb.Key, err)
 	}
-	switch dead := p.registry.checkAlive(ctx, p.rec, p.sb); {
-	case errors.Is(dead, errDied):
-		return &StateError{Key: p.sb.Key, Status: StatusStopped, Want: "its ports need it running"}
-	case dead != nil:
+	if dead := p.registry.checkAlive(ctx, p.rec, p.sb, "its ports need it running"); dead != nil {
 		return dead
 	}
 	return &PortError{Port: port, Message: "nobody listens at it"}

@@ -3,9 +3,7 @@ package lifecycle
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 
 	"github.com/containerd/errdefs"
 	"go.opentelemetry.io/otel/attribute"
@@ -231,7 +229,7 @@ func (p *processes) readProcess(ctx context.Context, tenant, key, id string, fro
 		return nil, processError(id, errdefs.ErrAlreadyExists, "another is attached to process %q; its place can be taken over", id)
 	}
 	p.registry.touch(h.rec)
-	return &processStream{stream: s, info: info}, nil
+	return &reader[Process]{stream: s, info: info, view: h.processAt}, nil
 }
 
 // SignalProcess sends a signal to a process' group. A *ProcessError in the
@@ -284,40 +282,4 @@ func (p *processes) WaitProcess(ctx context.Context, tenant, key, id string) (Pr
 		return h.lostProcess(info), nil
 	}
 	return Process{}, h.explain(ctx, err)
-}
-
-// processStream is a ProcessStream.
-type processStream struct {
-	*stream
-	info  runtime.ProcessInfo // when it was attached to
-	ended *Process
-}
-
-// Next implements ProcessStream.
-func (s *processStream) Next() (runtime.Chunk, error) {
-	if s.ended != nil {
-		return runtime.Chunk{}, io.EOF
-	}
-	c, err := s.next()
-	if err == nil {
-		return c, nil
-	}
-	known := s.h.ended()
-	info, _, err := s.end(s.info, err)
-	if errors.Is(err, io.EOF) {
-		p := s.h.process(info)
-		if !known {
-			p = s.h.lostProcess(info)
-		}
-		s.ended = &p
-	}
-	return runtime.Chunk{}, err
-}
-
-// Ended implements ProcessStream.
-func (s *processStream) Ended() Process {
-	if s.ended == nil {
-		return s.h.process(s.info)
-	}
-	return *s.ended
 }

@@ -2,7 +2,6 @@ package lifecycle
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -158,33 +157,6 @@ func (r *Registry) close() {
 	r.workers.Wait()
 }
 
-// errDied says that the container of the sandbox had ended before it could be used.
-var errDied = errors.New("the sandbox's container is dead")
-
-// diedError returns errDied as a *StateError.
-func diedError(sb Sandbox) error {
-	return fmt.Errorf("%w: %w", errDied, &StateError{
-		Key: sb.Key, Status: StatusStopped, Want: "it died before the command could start; try again",
-	})
-}
-
-// checkAlive asks the engine whether the container of a sandbox runs. It returns errDied if it
-// has ended, and another error if it is paused or can't be inspected.
-func (r *Registry) checkAlive(ctx context.Context, rec *record, sb Sandbox) error {
-	c, err := r.engine.inspect(ctx, sb.ContainerID)
-	switch {
-	case errdefs.IsNotFound(err) || err == nil && statusOf(c.State) == StatusStopped:
-		r.containerGone(sb.ContainerID)
-		return diedError(sb)
-	case err != nil:
-		return fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
-	case c.State == runtime.StatePaused:
-		r.changeStatus(rec, StatusRunning, StatusPaused)
-		return &StateError{Key: sb.Key, Status: StatusPaused, Want: "commands need it running; resume it first"}
-	}
-	return nil
-}
-
 // withRecord locks the key of a record and calls f, if the record is still its key's. The
 // caller may have left.
 func (r *Registry) withRecord(ctx context.Context, rec *record, f func(keyID) error) error {
@@ -229,5 +201,22 @@ func (r *Registry) clear(ctx context.Context, id keyID, old *record) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.forgetLocked(id)
+	return nil
+}
+
+// checkAlive asks the engine whether the container of a sandbox runs. If it has ended, the error
+// is a *StateError that is errDied, and want says what that is to the caller.
+func (r *Registry) checkAlive(ctx context.Context, rec *record, sb Sandbox, want string) error {
+	c, err := r.engine.inspect(ctx, sb.ContainerID)
+	switch {
+	case errdefs.IsNotFound(err) || err == nil && statusOf(c.State) == StatusStopped:
+		r.containerGone(sb.ContainerID)
+		return &StateError{Key: sb.Key, Status: StatusStopped, Want: want, died: true}
+	case err != nil:
+		return fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
+	case c.State == runtime.StatePaused:
+		r.changeStatus(rec, StatusRunning, StatusPaused)
+		return &StateError{Key: sb.Key, Status: StatusPaused, Want: "commands need it running; resume it first"}
+	}
 	return nil
 }

@@ -3,8 +3,6 @@ package lifecycle
 import (
 	"cmp"
 	"context"
-	"errors"
-	"io"
 	"slices"
 	"time"
 
@@ -261,7 +259,7 @@ func (p *processes) AttachExec(ctx context.Context, tenant, key, execID string, 
 		}
 		if from == -1 || from >= first {
 			p.registry.touch(h.rec)
-			return &execStream{stream: newStream(hub, from, true, false), info: info}, nil
+			return &reader[Execution]{stream: newStream(hub, from, true, false), info: info, view: h.executionAt}, nil
 		}
 		// Only the sandbox has the output before first, so the hub is replaced.
 		hub.expect(false)
@@ -305,40 +303,4 @@ func (p *processes) KillExec(ctx context.Context, tenant, key, execID string) (E
 // ResizeExec sets the size of a command's terminal.
 func (p *processes) ResizeExec(ctx context.Context, tenant, key, execID string, rows, cols int) error {
 	return p.resize(ctx, tenant, key, kindExec, execID, rows, cols)
-}
-
-// execStream is an ExecStream.
-type execStream struct {
-	*stream
-	info  runtime.ProcessInfo // when it was attached to
-	ended *Execution
-}
-
-// Next implements ExecStream.
-func (s *execStream) Next() (runtime.Chunk, error) {
-	if s.ended != nil {
-		return runtime.Chunk{}, io.EOF
-	}
-	c, err := s.next()
-	if err == nil {
-		return c, nil
-	}
-	info, over, err := s.end(s.info, err)
-	if errors.Is(err, io.EOF) {
-		e := s.h.execution(info)
-		if l, ok := s.h.lastOf(s.h.id); ok {
-			e = l.execution
-		}
-		e.QuotaExceeded = e.QuotaExceeded || over
-		s.ended = &e
-	}
-	return runtime.Chunk{}, err
-}
-
-// Ended implements ExecStream.
-func (s *execStream) Ended() Execution {
-	if s.ended == nil {
-		return s.h.execution(s.info)
-	}
-	return *s.ended
 }
