@@ -51,23 +51,23 @@ func occupant(sb Sandbox) Occupant {
 
 // enter makes a sandbox known that is about to be there, and returns the sessions whose quotas
 // have become soft of it.
-func (m *quotas) enter(ctx context.Context, o Occupant) (softened []string, err error) {
-	if m.opts.Ceilings == nil {
+func (q *quotas) enter(ctx context.Context, o Occupant) (softened []string, err error) {
+	if q.opts.Ceilings == nil {
 		return nil, nil
 	}
-	return m.opts.Ceilings.Enter(ctx, o)
+	return q.opts.Ceilings.Enter(ctx, o)
 }
 
-func (m *quotas) leave(sessionID string) {
-	m.mu.Lock()
-	root := m.workspaces[sessionID]
-	delete(m.workspaces, sessionID)
-	m.mu.Unlock()
+func (q *quotas) leave(sessionID string) {
+	q.mu.Lock()
+	root := q.workspaces[sessionID]
+	delete(q.workspaces, sessionID)
+	q.mu.Unlock()
 	if root != nil {
 		_ = root.Close() // it was only read
 	}
-	if m.opts.Ceilings != nil {
-		m.opts.Ceilings.Leave(sessionID)
+	if q.opts.Ceilings != nil {
+		q.opts.Ceilings.Leave(sessionID)
 	}
 }
 

@@ -40,12 +40,12 @@ func (*ActiveError) FailedPrecondition() {}
 // WithoutSandbox calls f while the key has no sandbox and none can be made. A sandbox
 // that has expired is removed first. Errors: *ActiveError when there is one, or one is
 // being made; *InvalidError, *UnavailableError, and f's own.
-func (m *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error {
-	id, err := m.open(tenant, key)
+func (r *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error {
+	id, err := r.open(tenant, key)
 	if err != nil {
 		return err
 	}
-	unlock, pending, err := m.lockKey(ctx, id, true)
+	unlock, pending, err := r.lockKey(ctx, id, true)
 	if err != nil {
 		return err
 	}
@@ -53,11 +53,11 @@ func (m *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f fun
 		return &ActiveError{Key: id.key, SessionID: pending.starting.SessionID}
 	}
 	defer unlock()
-	if rec := m.recordOf(id); rec != nil {
-		if sb := m.snapshot(rec); !sb.Expired(time.Now()) {
+	if rec := r.recordOf(id); rec != nil {
+		if sb := r.snapshot(rec); !sb.Expired(time.Now()) {
 			return &ActiveError{Key: id.key, SessionID: sb.SessionID}
 		}
-		if err := m.clear(ctx, id, rec); err != nil {
+		if err := r.clear(ctx, id, rec); err != nil {
 			return err
 		}
 	}
@@ -66,9 +66,9 @@ func (m *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f fun
 
 // HasSandbox reports whether the key has a sandbox, or one is being made: its directory may
 // change at any time.
-func (m *records) HasSandbox(tenant, key string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s := m.slots[keyID{tenant, key}]
+func (t *records) HasSandbox(tenant, key string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.slots[keyID{tenant, key}]
 	return s != nil && (s.record != nil || s.pending != nil)
 }

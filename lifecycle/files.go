@@ -44,20 +44,20 @@ type FileAccess struct {
 // Files finds the sandbox whose files are to be used; *NotFoundError if there is
 // none. One that has stopped is made again as for a command, but whatever its quota, so
 // that files can be removed to be below it again.
-func (m *Registry) Files(ctx context.Context, tenant, key string) (*FileAccess, error) {
-	id, err := m.open(tenant, key)
+func (r *Registry) Files(ctx context.Context, tenant, key string) (*FileAccess, error) {
+	id, err := r.open(tenant, key)
 	if err != nil {
 		return nil, err
 	}
-	into, ok := m.opts.Runtime.(runtime.Files)
+	into, ok := r.opts.Runtime.(runtime.Files)
 	if !ok {
 		return nil, &UnsupportedError{Key: id.key}
 	}
-	rec, _, err := m.awake(ctx, id)
+	rec, _, err := r.awake(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return &FileAccess{m: m, rec: rec, sb: m.snapshot(rec), into: into}, nil
+	return &FileAccess{m: r, rec: rec, sb: r.snapshot(rec), into: into}, nil
 }
 
 // SessionID is the sandbox's; a later call of Files may find another.

@@ -66,57 +66,57 @@ type part struct {
 // openHub returns the hub of the process, and opens one that begins at from if there is none. The
 // caller must release it. A caller that is about to become its reader expects to; the output
 // waits for it.
-func (p *handle) openHub(ctx context.Context, from int64, limit int, expect bool) (*hub, error) {
-	p.registry.mu.Lock()
-	h := p.hubs[p.proc]
-	if h == nil {
-		if p.registry.closing {
-			p.registry.mu.Unlock()
+func (h *handle) openHub(ctx context.Context, from int64, limit int, expect bool) (*hub, error) {
+	h.registry.mu.Lock()
+	u := h.hubs[h.proc]
+	if u == nil {
+		if h.registry.closing {
+			h.registry.mu.Unlock()
 			return nil, errClosing
 		}
-		h = &hub{
-			handle: p, limit: limit, next: from, reserved: expect,
+		u = &hub{
+			handle: h, limit: limit, next: from, reserved: expect,
 			input: make(chan struct{}, 1), opened: make(chan struct{}),
 		}
-		h.changed = sync.NewCond(&h.mu)
-		if p.hubs == nil {
-			p.hubs = map[string]*hub{}
+		u.changed = sync.NewCond(&u.mu)
+		if h.hubs == nil {
+			h.hubs = map[string]*hub{}
 		}
-		p.hubs[p.proc] = h
+		h.hubs[h.proc] = u
 		var hubCtx context.Context
-		hubCtx, h.cancel = context.WithCancel(p.registry.running)
-		p.registry.workers.Go(func() { h.run(hubCtx, from) })
+		hubCtx, u.cancel = context.WithCancel(h.registry.running)
+		h.registry.workers.Go(func() { u.run(hubCtx, from) })
 	}
-	h.refs++
-	p.registry.mu.Unlock()
+	u.refs++
+	h.registry.mu.Unlock()
 	if expect {
-		h.expect(true)
+		u.expect(true)
 	}
 	select {
-	case <-h.opened:
+	case <-u.opened:
 	case <-ctx.Done():
-		h.expect(false)
-		h.release()
+		u.expect(false)
+		u.release()
 		return nil, context.Cause(ctx)
 	}
-	if h.openErr != nil {
-		h.release()
-		return nil, h.openErr
+	if u.openErr != nil {
+		u.release()
+		return nil, u.openErr
 	}
-	return h, nil
+	return u, nil
 }
 
 // place checks where a reader begins. A sandbox keeps output, and a hub what it has taken from
 // there.
-func (p *handle) place(info runtime.ProcessInfo, from int64) (int64, error) {
+func (h *handle) place(info runtime.ProcessInfo, from int64) (int64, error) {
 	first, next := max(info.FirstSeq, 0), info.NextSeq
-	p.registry.mu.Lock()
-	if h := p.hubs[p.proc]; h != nil {
-		if f, n := h.bounds(); f >= 0 {
+	h.registry.mu.Lock()
+	if u := h.hubs[h.proc]; u != nil {
+		if f, n := u.bounds(); f >= 0 {
 			first, next = min(first, f), max(next, n)
 		}
 	}
-	p.registry.mu.Unlock()
+	h.registry.mu.Unlock()
 	switch {
 	case from == -1:
 		return first, nil

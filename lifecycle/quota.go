@@ -16,66 +16,66 @@ import (
 // quotaLeft is a *QuotaError when the sandbox's workspace is over its own quota, or its
 // chat's workspace over that one's. With changed, something in the sandbox may have
 // written since it was measured last.
-func (m *quotas) quotaLeft(ctx context.Context, sb Sandbox, changed bool) error {
-	if _, _, err := m.workspaceUse(ctx, sb); err != nil {
+func (q *quotas) quotaLeft(ctx context.Context, sb Sandbox, changed bool) error {
+	if _, _, err := q.workspaceUse(ctx, sb); err != nil {
 		return err
 	}
-	return m.chatLeft(ctx, sb, changed)
+	return q.chatLeft(ctx, sb, changed)
 }
 
 // chatLeft is a *QuotaError when the workspace of the sandbox's chat is over its quota.
-func (m *quotas) chatLeft(ctx context.Context, sb Sandbox, changed bool) error {
-	if m.opts.Workspaces == nil {
+func (q *quotas) chatLeft(ctx context.Context, sb Sandbox, changed bool) error {
+	if q.opts.Workspaces == nil {
 		return nil
 	}
-	err := m.opts.Workspaces.Left(ctx, sb.Tenant, sb.Key, changed)
+	err := q.opts.Workspaces.Left(ctx, sb.Tenant, sb.Key, changed)
 	var over *QuotaError
 	if !changed && errors.As(err, &over) { // what was in the way may have been removed
-		err = m.opts.Workspaces.Left(ctx, sb.Tenant, sb.Key, true)
+		err = q.opts.Workspaces.Left(ctx, sb.Tenant, sb.Key, true)
 	}
 	return err
 }
 
 // touched has the chat of a key measured before it next counts. It may be called with mu
 // held.
-func (m *quotas) touched(id keyID) {
-	if m.opts.Workspaces != nil {
-		m.opts.Workspaces.Touched(id.tenant, id.key)
+func (q *quotas) touched(id keyID) {
+	if q.opts.Workspaces != nil {
+		q.opts.Workspaces.Touched(id.tenant, id.key)
 	}
 }
 
 // mayHaveQuota tells whether there may be something to measure. It asks nobody, so that
 // it can be called with mu held.
-func (m *quotas) mayHaveQuota(sb Sandbox) bool {
+func (q *quotas) mayHaveQuota(sb Sandbox) bool {
 	dir, _ := workspace(sb.Spec)
-	return dir != "" || m.opts.Workspaces != nil
+	return dir != "" || q.opts.Workspaces != nil
 }
 
 // quotaEnforcement is how the sandbox's own quota is held, else that of its chat's
 // workspace; empty without both. Of a sandbox that has its own it asks nobody.
-func (m *quotas) quotaEnforcement(sb Sandbox) string {
+func (q *quotas) quotaEnforcement(sb Sandbox) string {
 	if dir, _ := workspace(sb.Spec); dir != "" {
-		if m.opts.Ceilings != nil && m.opts.Ceilings.Holds(sb.SessionID) {
+		if q.opts.Ceilings != nil && q.opts.Ceilings.Holds(sb.SessionID) {
 			return "hard"
 		}
 		return "soft"
 	}
-	if m.opts.Workspaces == nil {
+	if q.opts.Workspaces == nil {
 		return ""
 	}
-	return m.opts.Workspaces.Enforcement(sb.Tenant, sb.Key)
+	return q.opts.Workspaces.Enforcement(sb.Tenant, sb.Key)
 }
 
 // enforced notes how the quota is held that the sandbox has turned out to be over: its
 // directory may have become a chat's since it was made. Commands that aren't over any
 // don't wait for who would have to be asked.
-func (m *records) enforced(rec *record, sb Sandbox) Sandbox {
+func (t *records) enforced(rec *record, sb Sandbox) Sandbox {
 	if sb.Enforcement.WorkspaceQuota != "" {
 		return sb
 	}
-	now := m.quotas.quotaEnforcement(sb)
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	now := t.quotas.quotaEnforcement(sb)
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	rec.sb.Enforcement.WorkspaceQuota, sb.Enforcement.WorkspaceQuota = now, now
 	return sb
 }
@@ -149,14 +149,14 @@ func sameWorkspace(sb Sandbox, mounts []policy.Mount, sources []string) error {
 // workspaceUse measures the sandbox's workspace, in bytes; a quota of 0 is none. It walks
 // the directory that the sandbox mounts, wherever that is by now. Over the quota, or if the
 // directory can't be found or measured, it is a *QuotaError.
-func (m *quotas) workspaceUse(ctx context.Context, sb Sandbox) (used, quota int64, err error) {
+func (q *quotas) workspaceUse(ctx context.Context, sb Sandbox) (used, quota int64, err error) {
 	dir, quota := workspace(sb.Spec)
 	if dir == "" {
 		return 0, 0, nil
 	}
-	m.mu.Lock()
-	root := m.workspaces[sb.SessionID]
-	m.mu.Unlock()
+	q.mu.Lock()
+	root := q.workspaces[sb.SessionID]
+	q.mu.Unlock()
 	if root == nil || sb.Status == StatusStopped {
 		if root, _, err = openWorkspace(sb); errors.Is(err, errExchanged) {
 			return 0, 0, &QuotaError{QuotaBytes: quota}
@@ -179,13 +179,13 @@ func (m *quotas) workspaceUse(ctx context.Context, sb Sandbox) (used, quota int6
 }
 
 // stopOverQuota stops a sandbox whose workspace is over its quota. Its files stay.
-func (m *Registry) stopOverQuota(ctx context.Context, rec *record, sb Sandbox) error {
-	m.log.WarnContext(ctx, "workspace_quota_exceeded", append(sandboxAttrs(sb), "quota_mb", sb.Spec.WorkspaceQuotaMB, "enforcement", sb.Enforcement.WorkspaceQuota)...)
-	return m.withRecord(ctx, rec, func(keyID) error {
-		if err := m.engine.remove(ctx, sb.ContainerID); err != nil {
+func (r *Registry) stopOverQuota(ctx context.Context, rec *record, sb Sandbox) error {
+	r.log.WarnContext(ctx, "workspace_quota_exceeded", append(sandboxAttrs(sb), "quota_mb", sb.Spec.WorkspaceQuotaMB, "enforcement", sb.Enforcement.WorkspaceQuota)...)
+	return r.withRecord(ctx, rec, func(keyID) error {
+		if err := r.engine.remove(ctx, sb.ContainerID); err != nil {
 			return err
 		}
-		m.containerGone(sb.ContainerID)
+		r.containerGone(sb.ContainerID)
 		return nil
 	})
 }

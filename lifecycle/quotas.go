@@ -18,8 +18,8 @@ func newQuotas(opts *Options) *quotas {
 }
 
 // keep keeps the workspace of a session open until leave.
-func (m *quotas) keep(sessionID string, root *os.Root) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.workspaces[sessionID] = root
+func (q *quotas) keep(sessionID string, root *os.Root) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.workspaces[sessionID] = root
 }
