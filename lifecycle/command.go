@@ -184,7 +184,7 @@ func (c *command) captures() (stdout, stderr capture) {
 	return &textCapture{limit: c.limit, keep: c.req.Keep}, &textCapture{limit: c.limit, keep: c.req.Keep}
 }
 
-// collect puts what was kept into the result.
+// collect stores what was kept in the result.
 func (c *command) collect(res *ExecResult, stdout, stderr capture) {
 	out, outCut := stdout.collected()
 	errOut, errCut := stderr.collected()

@@ -18,29 +18,29 @@ import (
 
 // Bounds of a hub.
 const (
-	execRing     = 128 << 10 // bytes of a command's output kept for those who are attached
+	execRing     = 128 << 10 // bytes of a command's output kept for attached callers
 	processRing  = 256 << 10 // of a managed process'; as much as the sandbox keeps
-	maxStderr    = 64 << 10  // bytes of a managed process' standard error that are shown
+	maxStderr    = 64 << 10  // bytes of a managed process' standard error that callers see
 	maxParts     = 4096
-	partSize     = 4 << 10  // up to where a part grows by what follows it
-	spareSize    = 16 << 10 // from where on a part's memory is used again
+	partSize     = 4 << 10  // a part below this size takes in the output that follows it
+	spareSize    = 16 << 10 // the memory of a part from this size on is used again
 	maxSpare     = 2
 	followedWait = 5 * time.Second
 )
 
-// hub is Berm's one hold on a process, shared by all who read its output or write its
-// input, as the runtime gives it to one at a time. It is there as long as any of them.
+// hub is Berm's one attachment to a process. The runtime allows one at a time, so all callers that
+// read the output or write the input share it. It lasts as long as any of them.
 //
-// Its one reader, if there is one, holds the process up until it has taken the output;
-// those who only follow don't, and lose what they don't take in time.
+// Its reader, if it has one, holds the process up until it has taken the output. Followers
+// don't, and lose what they don't take in time.
 type hub struct {
 	*handle
 	limit  int // bytes kept
 	refs   int // guarded by records.mu
 	cancel context.CancelFunc
-	input  chan struct{} // holds one while somebody writes
+	input  chan struct{} // holds one while a caller writes
 
-	opened  chan struct{} // closed when the next two are there
+	opened  chan struct{} // closed when the next two are set
 	openErr error
 	att     runtime.Attachment
 
@@ -128,14 +128,14 @@ func (h *handle) place(info runtime.ProcessInfo, from int64) (int64, error) {
 	return from, nil
 }
 
-// retire has the next who asks get a hub of its own, which takes the process over.
+// retire makes the next caller open a new hub, which takes the process over.
 func (h *hub) retire() {
 	h.registry.mu.Lock()
 	defer h.registry.mu.Unlock()
 	h.forgetHubLocked(h)
 }
 
-// release lets go of the hub; the last closes it.
+// release ends a caller's use of the hub. The last one closes it.
 func (h *hub) release() {
 	h.registry.mu.Lock()
 	h.refs--
@@ -149,7 +149,7 @@ func (h *hub) release() {
 	}
 }
 
-// run attaches, and brings the output until the process ends or nobody is left.
+// run attaches, and reads the output until the process ends or the hub is closed.
 func (h *hub) run(ctx context.Context, from int64) {
 	defer h.cancel()
 	h.openErr = h.engine.guard("process_attach", func() error {
@@ -199,12 +199,12 @@ func (h *hub) mayRead() bool {
 	return !h.closing
 }
 
-// heldLocked tells whether a reader holds the process up.
+// heldLocked reports whether a reader holds the process up.
 func (h *hub) heldLocked() bool {
 	return h.reserved || h.reader != nil && h.next-max(h.reader.pos, h.firstLocked()) >= int64(h.limit/2)
 }
 
-// add takes what the attachment gave, and tells whether there will be more.
+// add adds what the attachment returned. It returns false at the end.
 func (h *hub) add(c runtime.Chunk, err error) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -250,7 +250,7 @@ func (h *hub) add(c runtime.Chunk, err error) bool {
 	return true
 }
 
-// roomLocked is memory for a part: of a dropped one, or none.
+// roomLocked returns the memory of a dropped part for a new one, or nil.
 func (h *hub) roomLocked(size int) []byte {
 	last := len(h.spare) - 1
 	if size < spareSize || last < 0 || cap(h.spare[last]) < size {
@@ -261,7 +261,7 @@ func (h *hub) roomLocked(size int) []byte {
 	return data
 }
 
-// firstLocked is from where on there is output.
+// firstLocked returns the place where the kept output begins.
 func (h *hub) firstLocked() int64 {
 	if len(h.parts) == 0 {
 		return h.next
@@ -269,21 +269,21 @@ func (h *hub) firstLocked() int64 {
 	return h.parts[0].end - int64(len(h.parts[0].data))
 }
 
-// bounds are the places from which output can be given; -1 if they aren't known yet.
+// bounds returns the places between which output is kept; -1 if they aren't known yet.
 func (h *hub) bounds() (first, next int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.firstLocked(), h.next
 }
 
-// ended tells whether the process has, and its output is all there.
+// ended reports whether the process has ended and all its output was read.
 func (h *hub) ended() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return errors.Is(h.err, io.EOF)
 }
 
-// expect has the output wait for a reader, or no more.
+// expect makes the output wait for a reader, or no longer.
 func (h *hub) expect(reader bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -291,7 +291,7 @@ func (h *hub) expect(reader bool) {
 	h.changed.Broadcast()
 }
 
-// expectSoon has the output, which waits for a reader, do so for a while only.
+// expectSoon makes the output wait for a reader for followedWait at most.
 func (h *hub) expectSoon() {
 	h.registry.mu.Lock()
 	h.refs++
@@ -308,8 +308,8 @@ var (
 	errOver   = errdefs.ErrAborted.WithMessage("another has taken it over")
 )
 
-// stderr answers the last of what a process wrote to its standard error. It waits until
-// the output is there up to a place, unless a reader holds it up.
+// stderr returns the end of what a process wrote to its standard error. It waits for the output
+// up to a place, unless a reader holds it up.
 func (h *hub) stderr(ctx context.Context, upTo int64) string {
 	defer context.AfterFunc(ctx, func() {
 		h.mu.Lock()
@@ -334,8 +334,8 @@ func (h *hub) stderr(ctx context.Context, upTo int64) string {
 	return strings.ToValidUTF8(string(text), "\ufffd")
 }
 
-// write has the process take input, which is copied. It returns when ctx ends, and may
-// leave some of it to be taken later.
+// write writes a copy of p to the input of the process. It returns when ctx ends; the process may
+// still take the rest later.
 func (h *hub) write(ctx context.Context, p []byte, end bool) error {
 	if err := h.takeInput(ctx); err != nil {
 		return err
@@ -343,7 +343,7 @@ func (h *hub) write(ctx context.Context, p []byte, end bool) error {
 	return h.feed(ctx, slices.Clone(p), end)
 }
 
-// takeInput waits until nobody else writes.
+// takeInput waits until no other caller writes.
 func (h *hub) takeInput(ctx context.Context) error {
 	select {
 	case h.input <- struct{}{}:
@@ -353,7 +353,7 @@ func (h *hub) takeInput(ctx context.Context) error {
 	}
 }
 
-// feed is write for a caller that has taken the input. It gives the input back, and keeps p.
+// feed is write for a caller that has taken the input, which feed gives back. It keeps p.
 func (h *hub) feed(ctx context.Context, p []byte, end bool) error {
 	done := make(chan error, 1)
 	go func() { // ends with the hub at the latest
@@ -377,22 +377,22 @@ func (h *hub) feed(ctx context.Context, p []byte, end bool) error {
 	}
 }
 
-// stream is one who reads a hub. What comes after the end is up to those who embed it.
+// stream is one reader or follower of a hub.
 type stream struct {
 	h      *hub
 	follow bool
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	chunk  []byte // that was given last
+	chunk  []byte // the last one returned
 
 	// Guarded by the hub's mu.
 	pos    int64 // -1 is where the output begins
-	over   bool  // another took its place
+	over   bool  // another reader took over
 	closed bool
 }
 
-// newStream makes a follower, or a reader; the latter takes the place of the one that is
-// there, or is nil if it may not. It takes over the caller's hold on the hub.
+// newStream returns a follower, or a reader. A reader takes over from the one before; without
+// takeOver, it is nil if there is one. The stream releases the hub for the caller.
 func newStream(h *hub, from int64, takeOver, follow bool) *stream {
 	s := &stream{h: h, follow: follow, pos: from}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -460,7 +460,7 @@ func (s *stream) CloseWrite() error { return s.input(nil, true) }
 
 func (s *stream) input(p []byte, end bool) error {
 	if s.follow {
-		return errdefs.ErrFailedPrecondition.WithMessage("who only follows has no input")
+		return errdefs.ErrFailedPrecondition.WithMessage("a follower has no input")
 	}
 	err := s.h.write(s.ctx, p, end)
 	if errors.Is(err, context.Canceled) {

@@ -17,8 +17,8 @@ import (
 // ObjectKind is what an Object is.
 type ObjectKind string
 
-// The labels that a sandbox's container carries. They are the truth about what
-// exists, whose it is and when it ends; secrets are never among them.
+// The labels of a sandbox's container. They are the truth about what exists, whose it is and when
+// it ends. Secrets are never among them.
 const (
 	LabelOwner     = "berm.owner"      // id of the instance that made it
 	LabelTenant    = "berm.tenant"     // whose it is
@@ -40,12 +40,12 @@ const (
 	LabelInode   = "berm.workspace_inode"  // only with a workspace quota
 )
 
-// DoorEngine is the LabelDoor of what came to be through the Docker Engine API. Such a
-// thing is no sandbox: it has a tenant and an end, but no key.
+// DoorEngine is the LabelDoor of what callers made through the engine proxy. Such an object is no
+// sandbox: it has a tenant and an end, but no key.
 const DoorEngine = "engine"
 
-// DoorEngineImage is the LabelDoor of images that came to be there. What somebody makes of
-// one past Berm has its labels, and must not be taken for its maker's.
+// DoorEngineImage is the LabelDoor of images made through the engine proxy. A container that is
+// created from one without Berm has its labels, and must not count as its maker's.
 const DoorEngineImage = "engine-image"
 
 // The unprefixed labels of the old sandbox service. Containers that carry all six
@@ -69,8 +69,8 @@ func legacySelector() map[string]string {
 	return selector
 }
 
-// sandboxFromLabels rebuilds a sandbox from its container's labels and
-// environment. All that is wrong with them is reported at once.
+// sandboxFromLabels rebuilds a sandbox from its container's labels and environment. Its error
+// joins everything that is wrong with them.
 func sandboxFromLabels(labels map[string]string, env []string) (Sandbox, error) {
 	var errs []error
 	fail := func(label string, err error) {
@@ -116,7 +116,7 @@ func sandboxFromLabels(labels map[string]string, env []string) (Sandbox, error) 
 	return sb, errors.Join(errs...)
 }
 
-// pickEnv finds the variables that a caller gave among all of a container's.
+// pickEnv returns those of a container's variables that have the names.
 func pickEnv(names string, env []string) map[string]string {
 	if names == "" {
 		return nil
@@ -131,9 +131,8 @@ func pickEnv(names string, env []string) map[string]string {
 	return picked
 }
 
-// sandboxFromLegacy rebuilds a sandbox from the labels of the old service. What
-// the old service didn't know comes from spec, which is what a create without any
-// wishes would get now.
+// sandboxFromLegacy rebuilds a sandbox from the labels of the old service. What that didn't know
+// comes from spec, which is what an empty request would get now.
 func sandboxFromLegacy(labels map[string]string, created time.Time, spec policy.Spec) (Sandbox, error) {
 	var errs []error
 	expires, err := time.Parse(time.RFC3339Nano, labels[LegacyExpiresAt])
@@ -174,8 +173,8 @@ func sandboxFromLegacy(labels map[string]string, created time.Time, spec policy.
 	}, errors.Join(errs...)
 }
 
-// The kinds of objects, in the order in which they can be removed: what comes later may
-// be in use by what comes before.
+// The kinds of objects, in the order in which they can be removed: an earlier one may use a later
+// one.
 const (
 	ObjectContainer ObjectKind = "container"
 	ObjectNetwork   ObjectKind = "network"
@@ -186,8 +185,8 @@ const (
 // ObjectKinds returns the kinds that are collected, in that order.
 func ObjectKinds() []ObjectKind { return []ObjectKind{ObjectContainer, ObjectNetwork, ObjectVolume} }
 
-// isObject tells whether labels are an object's. A sandbox's container has a key, even if
-// its image has put the door on it.
+// isObject reports whether labels are an object's. A sandbox's container has a key, even if its
+// image has a LabelDoor.
 func isObject(labels map[string]string) bool {
 	return labels[LabelDoor] == DoorEngine && labels[LabelKey] == ""
 }

@@ -9,20 +9,21 @@ import (
 	"slices"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 )
 
 // tenantsDir holds the directories of all tenants but the default one, below the
 // chats root. No key begins with a dot, so none can be mistaken for it.
 const tenantsDir = ".tenants"
 
-// overlap refuses a spec whose mounts would hide, or hide in, the operator's.
+// overlap refuses a spec with a mount above or below one of the operator's.
 func (s Settings) overlap(spec policy.Spec) error {
 	for _, own := range [][2]string{{s.ChatsRoot, s.ChatMountPath}, {s.DependenciesRoot, s.DependenciesPath}, {s.ToolsRoot, s.ToolsPath}} {
 		if own[0] == "" {
 			continue
 		}
 		for _, mt := range spec.Mounts {
-			if below(mt.MountPath, own[1]) || below(own[1], mt.MountPath) {
+			if runtime.Below(mt.MountPath, own[1]) || runtime.Below(own[1], mt.MountPath) {
 				return &InvalidError{Field: "mount_path", Message: fmt.Sprintf("%s overlaps %s, which every sandbox has", mt.MountPath, own[1])}
 			}
 		}
@@ -30,14 +31,7 @@ func (s Settings) overlap(spec policy.Spec) error {
 	return nil
 }
 
-// below tells whether an absolute, clean path is dir or lies below it.
-func below(path, dir string) bool {
-	rel, err := filepath.Rel(dir, path)
-	return err == nil && filepath.IsLocal(rel)
-}
-
-// MakeRoots makes the operator's directories that are missing. It is meant for
-// start-up.
+// MakeRoots makes the operator's directories that are missing. It is meant for the start.
 func (s Settings) MakeRoots() error {
 	for _, dir := range []string{s.ChatsRoot, s.DependenciesRoot, s.ToolsRoot} {
 		if dir == "" {

@@ -11,8 +11,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Object is something that a caller of the engine's own API made. All that is known of
-// it is in its labels.
+// Object is something that a caller made through the engine proxy. Everything known of it is in
+// its labels.
 type Object struct {
 	Kind   ObjectKind
 	ID     string // the engine's; of a volume its name
@@ -20,11 +20,11 @@ type Object struct {
 	Tenant string
 	Ends   time.Time
 
-	session string // tells a volume from the next one of its name; empty if nothing does
+	session string // distinguishes a volume from a later one of its name; may be empty
 }
 
-// EndedObjects answers this instance's objects of a kind that have ended at now, whether
-// or not they are in use. Those whose labels don't say when they end are left out.
+// EndedObjects returns this instance's objects of a kind that have ended at now, in use or not. It
+// leaves out those whose labels don't say when they end.
 func (c *collector) EndedObjects(ctx context.Context, kind ObjectKind, now time.Time) ([]Object, error) {
 	if err := c.registry.available(); err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func (c *collector) EndedObjects(ctx context.Context, kind ObjectKind, now time.
 	return ended, nil
 }
 
-// objectEnd is the earlier of the two ends that labels name.
+// objectEnd returns the earlier of the two ends that labels name.
 func objectEnd(labels map[string]string) (time.Time, bool) {
 	expires, err := time.Parse(time.RFC3339Nano, labels[LabelExpiresAt])
 	if err != nil {
@@ -52,10 +52,9 @@ func objectEnd(labels map[string]string) (time.Time, bool) {
 	return earlier(expires, deadline), err == nil
 }
 
-// CollectObject removes an object that EndedObjects answered: a container by force and
-// with its anonymous volumes; a network and a volume only if nothing uses it, else the
-// answer is false and the next sweep's time will come. It is false as well if the volume
-// of this name is another by now.
+// CollectObject removes an object that EndedObjects returned: a container by force and with its
+// anonymous volumes, a network or a volume only if nothing uses it. It returns false if
+// something does, or if the volume of this name is another by now.
 func (c *collector) CollectObject(ctx context.Context, o Object) (bool, error) {
 	if err := c.registry.available(); err != nil {
 		return false, err
@@ -84,7 +83,7 @@ func (c *collector) CollectObject(ctx context.Context, o Object) (bool, error) {
 	return true, nil
 }
 
-// sameVolume looks whether the volume of this name is still the one that has ended.
+// sameVolume reports whether the volume of this name is still the one that has ended.
 func (c *collector) sameVolume(ctx context.Context, o Object) (bool, error) {
 	volumes, err := c.engine.objects(ctx, ObjectVolume)
 	return slices.ContainsFunc(volumes, func(v runtime.Container) bool {

@@ -14,7 +14,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Options configure a Manager.
+// Options configure a Service.
 type Options struct {
 	Runtime runtime.Runtime       // mandatory
 	Policy  func() *policy.Policy // mandatory: the policy in force; asked once per call
@@ -25,25 +25,25 @@ type Options struct {
 	Ceilings Ceilings
 	// Collector removes what callers of the engine's own API made; nil: there are none.
 	Collector runtime.Collector
-	Sealer    *Sealer // tells this instance's objects from others; nil: knows what this Manager makes
-	Holder    Holder  // mandatory: holds judged directories while the engine mounts them
+	Sealer    *Sealer // tells this instance's objects from others; nil: recognizes only what this Service makes
+	Holder    Holder  // mandatory: pins judged directories while the engine mounts them
 	// Claim keeps archive calls of the engine proxy away from the mounts of a sandbox that is
-	// being created, until leave. It waits for those that go on. Nil: there are none.
+	// being created, until leave. It waits for those under way. Nil: there are none.
 	Claim    func(ctx context.Context, sessionID string, mounts []policy.Mount) (leave func(), err error)
 	Owner    string                // mandatory: this instance's id; nothing that carries another's is touched
-	Labels   map[string]string     // further ones of every container and network; nil is none
+	Labels   map[string]string     // more labels of every container and network; nil is none
 	Settings Settings              // the operator's settings; the zero value is usable
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
 	Tracer   trace.TracerProvider  // nil: no spans
 }
 
-// Settings are what the operator sets for every sandbox.
+// Settings are the operator's settings for every sandbox.
 type Settings struct {
 	AgentPort      int               // port in Endpoint; 0 is none
 	Env            map[string]string // set in every sandbox, before the caller's
 	Command        []string          // main process of every sandbox; nil is the image's own
-	MaxSandboxes   int               // live ones over all tenants; 0 is no cap
+	MaxSandboxes   int               // of all tenants; 0 is no cap
 	MaxCommands    int               // running at once in one sandbox; 0 is 64
 	MaxQueued      int               // waiting in one sandbox for their turn, with Serialize; 0 is 64
 	MaxProcesses   int               // managed processes running at once in one sandbox; 0 is 16
@@ -57,19 +57,18 @@ type Settings struct {
 	ToolsRoot        string // host directory, read-only; empty is none
 	ToolsPath        string // where it is seen
 	VolumePath       string // where a request's volume_host_path is seen; empty is "/volume"
-	// EnginePath maps a path of this process to the engine's; nil: they are the same.
+	// EnginePath returns the engine's path of a path of this process; nil: they are the same.
 	EnginePath func(local string) (string, error)
 }
 
-// Holder makes sure that the engine mounts the directories that were judged.
+// Holder makes the engine mount the directories that were judged.
 type Holder interface {
-	// Hold takes the mounts' directories as they are now. It returns what the engine must
-	// mount instead, in the same order, and a release that must be called once the
-	// container runs or has failed. The container must go if release fails. The name
-	// is a container's for its life. Hold returns a *policy.DeniedError if
-	// a mount isn't allowed here.
+	// Hold pins the directories of the mounts as they are now. It returns the sources that the
+	// engine must mount instead, in the same order, and release, which must be called once
+	// the container runs or has failed. If release fails, the container must be removed. The
+	// name is the container's. Hold returns a *policy.DeniedError if a mount isn't allowed.
 	Hold(ctx context.Context, name string, mounts []policy.Mount) (sources []string, release func() error, err error)
-	// Clean removes what dead processes left behind. It is called before the first Hold.
+	// Clean removes what dead processes left. It is called before the first Hold.
 	Clean() error
 	// Mode is "held" or "trusted", as in Enforcement.
 	Mode() string

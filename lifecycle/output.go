@@ -13,8 +13,8 @@ type capture interface {
 	collected() (kept string, truncated bool)
 }
 
-// grown returns a buffer with room for n more bytes, but of at most that many in all. It
-// returns the buffer as it is, and false, if keep refuses the memory.
+// grown returns a buffer with room for n more bytes, of at most most bytes in all. It returns the
+// buffer as it is, and false, if keep refuses the memory.
 func grown(buf []byte, n, most int, keep func(bytes int) error) ([]byte, bool) {
 	need := min(len(buf)+n, most)
 	if need <= cap(buf) {
@@ -27,7 +27,7 @@ func grown(buf []byte, n, most int, keep func(bytes int) error) ([]byte, bool) {
 	return append(make([]byte, 0, size), buf...), true
 }
 
-// rawCapture keeps the first limit bytes, as far as there is memory.
+// rawCapture keeps the first limit bytes, or fewer if keep refuses the memory.
 type rawCapture struct {
 	limit int
 	keep  func(bytes int) error
@@ -48,8 +48,8 @@ func (c *rawCapture) Write(p []byte) (int, error) {
 
 func (c *rawCapture) collected() (string, bool) { return string(c.kept), c.cut || c.limit < 0 }
 
-// textCapture keeps the head and the tail of a text of which at most limit code
-// points are wanted. A byte that isn't UTF-8 counts as one, and becomes U+FFFD.
+// textCapture keeps the head and the tail of a text, at most limit code points. A byte that isn't
+// UTF-8 counts as one, and becomes U+FFFD.
 type textCapture struct {
 	limit   int
 	keep    func(bytes int) error
@@ -89,7 +89,7 @@ func (c *textCapture) Write(p []byte) (int, error) {
 	return written, nil
 }
 
-// incomplete is the length of the start of a code point at the end of p.
+// incomplete returns the length of the incomplete code point at the end of p.
 func incomplete(p []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
 		if b := p[len(p)-n]; utf8.RuneStart(b) {
@@ -102,7 +102,7 @@ func incomplete(p []byte) int {
 	return 0
 }
 
-// add takes whole code points.
+// add adds whole code points.
 func (c *textCapture) add(p []byte) {
 	c.n += utf8.RuneCount(p)
 	if c.limit <= 0 {
@@ -126,7 +126,7 @@ func (c *textCapture) add(p []byte) {
 	c.tail = append(c.tail, p...)
 }
 
-// grow makes room for n more bytes of head or tail, of at most that many in all.
+// grow makes room for n more bytes of head or tail, of at most most bytes in all.
 func (c *textCapture) grow(buf *[]byte, n, most int) {
 	if !c.short {
 		var ok bool
@@ -166,7 +166,7 @@ func (c *textCapture) collected() (string, bool) {
 	return head + notice + tail, true
 }
 
-// text makes valid UTF-8, with one U+FFFD for each byte that isn't.
+// text returns p as valid UTF-8, with one U+FFFD for each byte that isn't.
 func text(p []byte) string { return strings.Map(func(r rune) rune { return r }, string(p)) }
 
 // firstRunes returns the first n code points, or all if there are fewer.
@@ -191,8 +191,8 @@ func lastRunes(p []byte, n int) string {
 
 func cutNotice(n int) string { return fmt.Sprintf("\n\n... [%d characters truncated] ...\n\n", n) }
 
-// split works out how many code points of n to keep at the head and at the tail,
-// and the notice between them, so that all is limit code points long.
+// split returns how many of n code points to keep at the head and at the tail, and the notice
+// between them. All three together have limit code points.
 func split(n, limit int) (head, tail int, notice string) {
 	for range 4 {
 		notice = cutNotice(n - head - tail)

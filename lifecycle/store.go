@@ -7,27 +7,27 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// Store keeps what labels can't. It must be safe for many goroutines.
+// Store keeps what labels can't. It must be safe for concurrent use.
 type Store interface {
-	// Records answers all that was put and not deleted.
+	// Records returns all records.
 	Records(ctx context.Context) ([]Record, error)
-	// Put writes a record over the one of the same session, durably.
+	// Put stores a record durably, in place of the one of the same session.
 	Put(ctx context.Context, r Record) error
-	// Touch writes last uses, by session. Sessions that aren't there are skipped.
+	// Touch stores last uses, by session. It skips unknown sessions.
 	Touch(ctx context.Context, lastUsed map[string]time.Time) error
-	// Delete removes records by session; those that aren't there are no error.
+	// Delete deletes records by session. Unknown sessions are no error.
 	Delete(ctx context.Context, sessionIDs ...string) error
-	// Fresh says that nobody had taken over when the store was opened, since it was made or
-	// restored: what an earlier one knew is lost.
+	// Fresh reports whether TookOver hadn't been called when the store was opened, since it was
+	// made or restored: what an earlier one knew is lost.
 	Fresh() bool
-	// TookOver notes that what there is has been taken over.
+	// TookOver records that what exists has been taken over.
 	TookOver(ctx context.Context) error
-	// Ping is nil when the store can be written.
+	// Ping returns nil if the store can be written.
 	Ping(ctx context.Context) error
 }
 
-// Record is what the store knows of one sandbox: enough to make it again if its
-// container is gone.
+// Record is what the store keeps of one sandbox: enough to make it again if its container is
+// gone.
 type Record struct {
 	SessionID   string
 	Tenant      string
@@ -36,7 +36,7 @@ type Record struct {
 	CreatedAt   time.Time
 	ExpiresAt   time.Time
 	Deadline    time.Time
-	LastUsedAt  time.Time   // zero: the record is a backup's, and what happened since isn't known
+	LastUsedAt  time.Time   // zero: the record is a backup's
 	Spec        policy.Spec // without Env, which follows
 	Env         map[string]string
 	AgentID     string
