@@ -138,19 +138,19 @@ func statusOfEnd(info runtime.ProcessInfo) ExecStatus {
 }
 
 // check checks what can be checked without a sandbox.
-func (req StartRequest) check(pol *policy.Policy) (*command, error) {
-	if req.ExecID != "" {
-		if err := checkID("exec_id", req.ExecID); err != nil {
+func (r StartRequest) check(pol *policy.Policy) (*command, error) {
+	if r.ExecID != "" {
+		if err := checkID("exec_id", r.ExecID); err != nil {
 			return nil, err
 		}
 	}
-	if err := checkScreen(req.Rows, req.Cols); err != nil {
+	if err := checkScreen(r.Rows, r.Cols); err != nil {
 		return nil, err
 	}
-	if req.KeepBytes < 0 || req.KeepBytes > maxKeepBytes {
+	if r.KeepBytes < 0 || r.KeepBytes > maxKeepBytes {
 		return nil, &InvalidError{Field: "keep_bytes", Message: fmt.Sprintf("must be from 0 to %d", maxKeepBytes)}
 	}
-	exec := req.ExecRequest
+	exec := r.ExecRequest
 	exec.OutputLimit = nil
 	return checkCommand(pol, exec)
 }

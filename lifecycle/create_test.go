@@ -309,7 +309,7 @@ func TestCreateJoinsWhileItWaits(t *testing.T) {
 			policy: "version: 1\nimages: {allow: [registry.local/team/tool]}\n",
 			fake: runtimetest.FakeOptions{
 				Registry: map[string]runtime.Image{ref: {}},
-				Pull: func(ctx context.Context, _ string, _ func(runtime.PullProgress)) error {
+				Pull: func(_ context.Context, _ string, _ func(runtime.PullProgress)) error {
 					time.Sleep(10 * time.Minute)
 					return nil
 				},

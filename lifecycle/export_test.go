@@ -39,8 +39,8 @@ func (s *Service) Turn(tenant, key string) bool {
 // Hubs counts the attachments to processes of a tenant's sandbox.
 func (s *Service) Hubs(tenant, key string) int {
 	m := monitorOf(s.recordOf(keyID{tenant, key}))
-	s.Registry.mu.Lock()
-	defer s.Registry.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return len(m.hubs)
 }
 

@@ -276,13 +276,6 @@ func (h *hub) bounds() (first, next int64) {
 	return h.firstLocked(), h.next
 }
 
-// ended reports whether the process has ended and all its output was read.
-func (h *hub) ended() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return errors.Is(h.err, io.EOF)
-}
-
 // expect makes the output wait for a reader, or no longer.
 func (h *hub) expect(reader bool) {
 	h.mu.Lock()
