@@ -23,6 +23,3 @@ func New(opts Options) (*Service, error) {
 		collector:  &collector{registry: r, engine: r.engine},
 	}, nil
 }
-
-// Manager is the Service's name of before, until its users are renamed.
-type Manager = Service

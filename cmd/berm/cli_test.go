@@ -44,7 +44,7 @@ func startAPIOn(t *testing.T, rt runtime.Runtime) string {
 		t.Fatal(err)
 	}
 	root := t.TempDir()
-	var manager *lifecycle.Manager
+	var manager *lifecycle.Service
 	workspaces, err := workspace.New(workspace.Options{
 		Store: db, QuotaBytes: 1 << 20,
 		Open: func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },

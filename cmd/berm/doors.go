@@ -48,7 +48,7 @@ func serveFronts(ctx context.Context, fronts []front) error {
 // doorParts are what the doors are made of.
 type doorParts struct {
 	cfg        *config.Config
-	manager    *lifecycle.Manager
+	manager    *lifecycle.Service
 	db         *store.Store
 	engine     runtime.Runtime // without the agent
 	policies   *policyKeeper

@@ -30,7 +30,7 @@ func TestOpenSocketsAreToldOf(t *testing.T) {
 		cfg := config.Default()
 		cfg.HTTP.Listen, cfg.HTTP.SocketMode = "unix://"+filepath.Join(t.TempDir(), "s"), tt.mode
 		var log bytes.Buffer
-		d := doorParts{cfg: cfg, manager: &lifecycle.Manager{}, policies: &policyKeeper{}, tokens: tt.tokens, tel: &telemetry{registry: prometheus.NewRegistry()}, log: slog.New(slog.NewTextHandler(&log, nil))}
+		d := doorParts{cfg: cfg, manager: &lifecycle.Service{}, policies: &policyKeeper{}, tokens: tt.tokens, tel: &telemetry{registry: prometheus.NewRegistry()}, log: slog.New(slog.NewTextHandler(&log, nil))}
 		var undo cleanup
 		if _, _, err := d.sandboxAPI(t.Context(), &undo); err != nil {
 			t.Fatal(err)

@@ -124,7 +124,7 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 	cfg := config.Default()
 	cfg.Sandbox.ChatsRoot = t.TempDir()
 	quiet := slog.New(slog.DiscardHandler)
-	workspaces, err := openWorkspaces(cfg, db, func() *lifecycle.Manager { return manager }, quiet)
+	workspaces, err := openWorkspaces(cfg, db, func() *lifecycle.Service { return manager }, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -169,7 +169,7 @@ func runServer(ctx context.Context, asRead *config.Config, read func() (*config.
 		return err
 	}
 	var (
-		manager  *lifecycle.Manager // these three exist before the first hold
+		manager  *lifecycle.Service // these three exist before the first hold
 		door     *engineapi.Door
 		policies *policyKeeper
 	)
@@ -219,7 +219,7 @@ func runServer(ctx context.Context, asRead *config.Config, read func() (*config.
 		return err
 	}
 	collector, _ := engine.(runtime.Collector) // the agent's part hides it
-	lasting, err := openWorkspaces(cfg, db, func() *lifecycle.Manager { return manager }, log)
+	lasting, err := openWorkspaces(cfg, db, func() *lifecycle.Service { return manager }, log)
 	if err != nil {
 		return err
 	}

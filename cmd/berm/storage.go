@@ -23,7 +23,7 @@ import (
 
 // openWorkspaces makes the service of workspaces, nil without a root for chats. Manager
 // answers the one that there is later.
-func openWorkspaces(cfg *config.Config, db *store.Store, manager func() *lifecycle.Manager, log *slog.Logger) (*workspace.Service, error) {
+func openWorkspaces(cfg *config.Config, db *store.Store, manager func() *lifecycle.Service, log *slog.Logger) (*workspace.Service, error) {
 	root := cfg.Sandbox.ChatsRoot
 	if root == "" {
 		return nil, nil
@@ -77,7 +77,7 @@ func openCeilings(ctx context.Context, cfg *config.Config, db *store.Store, log 
 }
 
 // openChats makes the service of chats, nil without workspaces.
-func openChats(ctx context.Context, cfg *config.Config, db *store.Store, ws *workspace.Service, manager *lifecycle.Manager, log *slog.Logger, reg prometheus.Registerer) (*chat.Service, error) {
+func openChats(ctx context.Context, cfg *config.Config, db *store.Store, ws *workspace.Service, manager *lifecycle.Service, log *slog.Logger, reg prometheus.Registerer) (*chat.Service, error) {
 	if ws == nil {
 		return nil, nil
 	}

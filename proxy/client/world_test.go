@@ -55,7 +55,7 @@ func startBerm(opts runtimetest.FakeOptions) (fake *runtimetest.Fake, url string
 	must(err)
 	root := filepath.Join(dir, "chats")
 	must(os.Mkdir(root, 0o755))
-	var m *lifecycle.Manager
+	var m *lifecycle.Service
 	workspaces, err := workspace.New(workspace.Options{
 		Store: db, QuotaBytes: quota,
 		Open: func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },

@@ -1,5 +1,5 @@
 // Package sandboxapi is Berm's first door: a REST API that gives every key a
-// sandbox. It translates between HTTP and lifecycle.Manager, and decides nothing
+// sandbox. It translates between HTTP and lifecycle.Service, and decides nothing
 // itself. The API is described by the OpenAPI document that it serves.
 package sandboxapi
 
@@ -27,7 +27,7 @@ import (
 
 // Options configure the API.
 type Options struct {
-	Manager     manager               // mandatory: a *lifecycle.Manager
+	Manager     manager               // mandatory: a *lifecycle.Service
 	Workspaces  workspaces            // a *workspace.Service; nil: there are none, and no chats, which callers are told
 	Chats       chats                 // a *chat.Service; likewise
 	Policy      func() *policy.Policy // mandatory: the policy in force, for the status
@@ -46,7 +46,7 @@ type Options struct {
 	PortTimeout time.Duration         // for a port to take each part of a request, and then to begin its answer; 0 is a minute
 }
 
-// manager is what the API needs of *lifecycle.Manager.
+// manager is what the API needs of *lifecycle.Service.
 type manager interface {
 	sandboxes
 	inside

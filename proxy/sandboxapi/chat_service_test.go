@@ -46,7 +46,7 @@ func newArchive(t *testing.T) *archive {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	a.house = newHouse(t, nil, func(o *sandboxapi.Options) {
-		m := o.Manager.(*lifecycle.Manager)
+		m := o.Manager.(*lifecycle.Service)
 		ws, err := workspace.New(workspace.Options{
 			Store: db, QuotaBytes: archiveQuota, Live: m.HasSandbox,
 			Open: func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },
