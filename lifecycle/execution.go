@@ -67,18 +67,24 @@ type Execution struct {
 	FirstSeq, NextSeq int64
 }
 
-// ExecStream follows an Execution. Close leaves the command running.
-type ExecStream interface {
-	// Next waits for output. It returns io.EOF when the command has ended and all output was
+// Stream follows a command or process. Close leaves it running.
+type Stream[T any] interface {
+	// Next waits for output. It returns io.EOF when the process has ended and all output was
 	// returned. One goroutine may call it at a time. The chunk's bytes are valid until the
 	// next call.
 	Next() (runtime.Chunk, error)
-	// Ended returns the execution as it ended, once Next has returned io.EOF.
-	Ended() Execution
+	// Ended returns the process as it ended, once Next has returned io.EOF.
+	Ended() T
 	io.Writer // input, from another goroutine than Next
 	CloseWrite() error
 	io.Closer
 }
+
+// ExecStream follows an Execution.
+type ExecStream = Stream[Execution]
+
+// ProcessStream follows a Process.
+type ProcessStream = Stream[Process]
 
 // GoneError says that the requested output isn't kept any more. It is in errdefs' OutOfRange
 // class.
@@ -145,15 +151,6 @@ type Process struct {
 	FirstSeq  int64
 	NextSeq   int64
 	Attached  bool
-}
-
-// ProcessStream reads a managed process as an ExecStream does.
-type ProcessStream interface {
-	Next() (runtime.Chunk, error)
-	Ended() Process
-	io.Writer
-	CloseWrite() error
-	io.Closer
 }
 
 func processError(id string, class error, format string, args ...any) *ProcessError {

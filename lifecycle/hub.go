@@ -480,7 +480,7 @@ func (s *stream) Close() error {
 	return nil
 }
 
-// reader is an ExecStream or a ProcessStream.
+// reader is a Stream.
 type reader[T any] struct {
 	*stream
 	info  runtime.ProcessInfo                        // when it was attached to
@@ -494,7 +494,7 @@ type state struct {
 	over  bool // it left the workspace over its quota
 }
 
-// Next implements ExecStream and ProcessStream.
+// Next implements Stream.
 func (r *reader[T]) Next() (runtime.Chunk, error) {
 	if r.ended != nil {
 		return runtime.Chunk{}, io.EOF
@@ -511,7 +511,7 @@ func (r *reader[T]) Next() (runtime.Chunk, error) {
 	return runtime.Chunk{}, err
 }
 
-// Ended implements ExecStream and ProcessStream.
+// Ended implements Stream.
 func (r *reader[T]) Ended() T {
 	if r.ended == nil {
 		return r.view(r.info, state{ended: true})
