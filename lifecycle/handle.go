@@ -266,21 +266,3 @@ func (m *monitor) notRun(ctx context.Context, sb Sandbox, err error) error {
 		return fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
 	}
 }
-
-// executionAt is execution for a stream.
-func (h *handle) executionAt(info runtime.ProcessInfo, at state) Execution {
-	e := h.execution(info)
-	if l, ok := h.lastOf(h.id); ok && !info.Running {
-		e = l.execution
-	}
-	e.QuotaExceeded = e.QuotaExceeded || at.over
-	return e
-}
-
-// processAt is process for a stream.
-func (h *handle) processAt(info runtime.ProcessInfo, at state) Process {
-	if at.ended {
-		return h.process(info)
-	}
-	return h.lostProcess(info)
-}

@@ -545,3 +545,21 @@ func (s *stream) end(info runtime.ProcessInfo, err error) (runtime.ProcessInfo, 
 	}
 	return info, state{}, err
 }
+
+// executionAt is execution for a stream.
+func (h *handle) executionAt(info runtime.ProcessInfo, at state) Execution {
+	e := h.execution(info)
+	if l, ok := h.lastOf(h.id); ok && !info.Running {
+		e = l.execution
+	}
+	e.QuotaExceeded = e.QuotaExceeded || at.over
+	return e
+}
+
+// processAt is process for a stream.
+func (h *handle) processAt(info runtime.ProcessInfo, at state) Process {
+	if at.ended {
+		return h.process(info)
+	}
+	return h.lostProcess(info)
+}
