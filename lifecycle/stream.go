@@ -27,10 +27,12 @@ func (p *processes) StartExec(ctx context.Context, req StartRequest) (Execution,
 	ctx, span := p.engine.tracer.Start(ctx, "sandbox.exec_start", trace.WithAttributes(attribute.String("berm.key", req.Key)))
 	defer span.End()
 	fed := false
+	defer func() {
+		if !fed && req.Taken != nil {
+			req.Taken()
+		}
+	}()
 	e, err := p.startExec(ctx, req, &fed)
-	if !fed && req.Taken != nil {
-		req.Taken()
-	}
 	if err != nil {
 		failSpan(span, err)
 		p.engine.metrics.commands.WithLabelValues("error").Inc()
