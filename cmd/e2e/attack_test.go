@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -42,7 +41,7 @@ const (
 // siege is a server with one sandbox that means no harm, and others that do.
 type siege struct {
 	e        *testEngine
-	server   *demoServer
+	server   *server
 	c        *client.Client
 	attacker []byte // the program testdata/attacker
 	calm     weight // of the server
@@ -60,9 +59,6 @@ type attack struct {
 // stays small; the other sandboxes go on; the host sees nothing of it, and nothing is
 // left when the sandbox is deleted.
 func TestAttacks(t *testing.T) {
-	if testing.Short() {
-		t.Skip("short")
-	}
 	onEachEngine(t, func(t *testing.T, kind string) {
 		t.Parallel() // most of their time they wait
 		testAttacks(t, kind)
@@ -102,34 +98,21 @@ func testAttacks(t *testing.T, kind string) {
 		t.Error(err)
 	}
 	s.server.stop()
-	wantEmpty(t, s.e, s.server)
-	wantNothing(t, s.server)
+	wantNothing(t, s.e, s.server)
 }
 
 func newSiege(t *testing.T, kind string) *siege {
 	t.Helper()
-	goruntime.LockOSThread() // the server dies with the thread that starts it
-	t.Cleanup(goruntime.UnlockOSThread)
-	s := &siege{e: startEngine(t, kind), attacker: buildAttacker(t)}
+	s := &siege{e: commonEngine(t, kind), attacker: buildAttacker(t)}
 	dir := s.e.dir(t)
 	workspace, policyFile := filepath.Join(dir, "workspace"), filepath.Join(dir, "policy.yaml")
 	if err := os.Mkdir(workspace, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	write(t, policyFile, "version: 1\nmounts: {allowed_roots: ["+workspace+"]}\n")
-	s.server = newDemoServer(dir, demoOptions{engine: s.e.config, image: testImage, listen: "127.0.0.1:0"})
-	s.server.env = append(s.server.env, asBerm, "BERM_POLICY_FILE="+policyFile)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the server's log ends with:\n%s", s.server.logTail())
-		}
-		if err := clearStage(context.WithoutCancel(t.Context()), s.server); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := s.server.start(t.Context()); err != nil {
-		t.Fatalf("%v\n%s", err, s.server.logTail())
-	}
+	s.server = newServer(t, s.e, dir, testImage)
+	s.server.env = append(s.server.env, "BERM_POLICY_FILE="+policyFile)
+	s.server.start(t)
 	var err error
 	if s.c, err = client.New(client.Options{
 		BaseURL: s.server.url, Token: s.server.token, Retries: -1, HTTPClient: &http.Client{Transport: &http.Transport{}},

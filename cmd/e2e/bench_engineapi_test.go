@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -102,9 +101,7 @@ func serveDoor(b *testing.B, e *testEngine, dir, config string) *exec.Cmd {
 
 func newDoorBench(b *testing.B) *doorBench {
 	b.Helper()
-	goruntime.LockOSThread() // the server dies with the thread that starts it
-	b.Cleanup(goruntime.UnlockOSThread)
-	e := startEngine(b, "docker")
+	e := commonEngine(b, "docker")
 	dir := e.dir(b)
 	policy := filepath.Join(dir, "policy.yaml")
 	shared := filepath.Join(dir, "shared")
@@ -368,7 +365,7 @@ func (zeros) Read(b []byte) (int, error) {
 
 // idle compares the server with one that has the other door only.
 func (s *doorBench) idle(b *testing.B) {
-	e := startEngine(b, "docker")
+	e := commonEngine(b, "docker")
 	alone := serveDoor(b, e, e.dir(b), "")
 	time.Sleep(trimEvery + 5*time.Second)
 	resident := func(pid int) float64 {

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -89,20 +88,15 @@ func (e *endless) Read(p []byte) (int, error) { return copy(p, e.block), nil }
 // a stop of the machine leaves: the bare copy is measured with and without that.
 func BenchmarkStorage(b *testing.B) {
 	const size = 1 << 30
-	goruntime.LockOSThread()
-	b.Cleanup(goruntime.UnlockOSThread)
-	e := startEngine(b, "docker")
+	e := commonEngine(b, "docker")
 	dir := e.dir(b)
 	bareDir := filepath.Join(dir, "bare")
 	if err := os.Mkdir(bareDir, 0o755); err != nil {
 		b.Fatal(err)
 	}
-	server := newDemoServer(dir, demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
-	server.env = append(server.env, asBerm, "BERM_SANDBOX_CHATS_ROOT="+filepath.Join(dir, "chats"), "BERM_SANDBOX_CREATE_ROOTS=true")
-	b.Cleanup(server.stop)
-	if err := server.start(b.Context()); err != nil {
-		b.Fatalf("%v\n%s", err, server.logTail())
-	}
+	server := newServer(t, e, dir, testImage)
+	server.env = append(server.env, "BERM_SANDBOX_CHATS_ROOT="+filepath.Join(dir, "chats"), "BERM_SANDBOX_CREATE_ROOTS=true")
+	server.start(b)
 	c, err := client.New(client.Options{BaseURL: server.url, Token: server.token})
 	if err != nil {
 		b.Fatal(err)

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,7 +49,7 @@ type bermContender struct {
 	kind    string
 	profile string // of benchPolicy; empty is the default
 	engine  *testEngine
-	server  *demoServer
+	server  *server
 }
 
 // benchPolicy has profiles for what a sandbox may do without.
@@ -134,14 +133,11 @@ func (c *bermContender) model(b *testing.B, network bool) (containerID string) {
 // this test binary, whose idle memory says nothing.
 func newBench(b *testing.B) *bench {
 	b.Helper()
-	goruntime.LockOSThread() // the servers die with the thread that starts them
-	b.Cleanup(goruntime.UnlockOSThread)
-	b.Setenv("RUN_AS_BERM", "1")
 	s := &bench{b: b, servers: map[string]*bermContender{}}
 	engines := map[string]*testEngine{}
 	for _, kind := range []string{"docker", "containerd"} {
-		e := startEngine(b, kind)
-		c := &bermContender{kind: kind, engine: e, server: newDemoServer(e.dir(b), demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})}
+		e := commonEngine(b, kind)
+		c := &bermContender{kind: kind, engine: e, server: newServer(t, e, e.dir(b), testImage)}
 		var err error
 		if bin := os.Getenv("BERM_BIN"); bin != "" {
 			c.server.binary, err = filepath.Abs(bin)
@@ -150,10 +146,7 @@ func newBench(b *testing.B) *bench {
 		policyFile := filepath.Join(b.TempDir(), "policy.yaml")
 		s.must(os.WriteFile(policyFile, []byte(benchPolicy), 0o600))
 		c.server.env = append(c.server.env, "BERM_POLICY_FILE="+policyFile, "BERM_SANDBOX_CLEANUP_INTERVAL=30s") // 30s is the default
-		b.Cleanup(c.server.stop)
-		if err := c.server.start(b.Context()); err != nil {
-			b.Fatalf("%v\n%s", err, c.server.logTail())
-		}
+		c.server.start(b)
 		c.Client, err = client.New(client.Options{BaseURL: c.server.url, Token: c.server.token, Retries: -1})
 		s.must(err)
 		engines[kind], s.servers[kind] = e, c

@@ -225,7 +225,6 @@ func statusQueue(r *boxRow) {
 
 // statusFull reaches the caps that a server of its own is configured to.
 func statusFull(r *boxRow) {
-	goruntime.LockOSThread() // the server dies with the thread that starts it
 	r.Cleanup(goruntime.UnlockOSThread)
 	s := r.serve(r.T, "full", testImage, "", "BERM_SANDBOX_MAX_SANDBOXES=2", "BERM_SANDBOX_MAX_COMMANDS=2")
 	x := r.on(s, "a")
@@ -265,7 +264,7 @@ func statusFull(r *boxRow) {
 		})
 	}
 	all.Wait()
-	if there := containersOf(r.T, r.e, s.demoServer); made.Load() != 2 || there != 2 {
+	if there := containersOf(r.T, r.e, s.server); made.Load() != 2 || there != 2 {
 		r.Errorf("%d sandboxes were made, and there are %d containers", made.Load(), there)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -51,11 +50,6 @@ func TestBox(t *testing.T) { onEachEngine(t, testBox) }
 const boxAtOnce = 6
 
 func testBox(t *testing.T, kind string) {
-	if testing.Short() {
-		t.Skip("short")
-	}
-	goruntime.LockOSThread() // the servers die with the thread that starts them
-	t.Cleanup(goruntime.UnlockOSThread)
 	b := newBox(t, kind)
 	var at errgroup.Group
 	at.SetLimit(boxAtOnce)
@@ -133,7 +127,7 @@ type box struct {
 }
 
 type boxServer struct {
-	*demoServer
+	*server
 	c    *client.Client // of the tenant box
 	lean *client.Client // of the tenant lean, who may have two sandboxes
 	rt   runtime.Runtime
@@ -153,7 +147,7 @@ const (
 
 func newBox(t *testing.T, kind string) *box {
 	t.Helper()
-	e := startEngine(t, kind)
+	e := commonEngine(t, kind)
 	for image, setting := range map[string]string{otherImage: "ENV WHICH=other", defaultImage: "ENV WHICH=default"} {
 		if err := e.ImportBusybox(t.Context(), image, setting); err != nil {
 			t.Fatal(err)
@@ -195,22 +189,15 @@ func (b *box) makeDir(t testing.TB, path ...string) string {
 func (b *box) serve(t *testing.T, name, image, policy string, settings ...string) *boxServer {
 	t.Helper()
 	dir := b.makeDir(t, name)
-	server := newDemoServer(dir, demoOptions{engine: b.e.config, image: image, listen: "127.0.0.1:0"})
-	server.env = append(append(server.env, asBerm, "BERM_SECURITY_TOKENS="+boxTokens), settings...)
+	server := newServer(t, b.e, dir, image)
+	server.env = append(append(server.env, "BERM_SECURITY_TOKENS="+boxTokens), settings...)
 	if policy != "" {
 		file := filepath.Join(dir, "policy.yaml")
 		write(t, file, "version: 1\n"+policy)
 		server.env = append(server.env, "BERM_POLICY_FILE="+file)
 	}
-	t.Cleanup(func() {
-		if err := clearStage(context.WithoutCancel(t.Context()), server); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := server.start(t.Context()); err != nil {
-		t.Fatalf("%v\n%s", err, server.logTail())
-	}
-	s := &boxServer{demoServer: server, rt: b.e.open(t, server)}
+	server.start(t)
+	s := &boxServer{server: server, rt: b.e.open(t, server)}
 	s.http = &http.Client{Transport: patient{s.url, openapitest.New(t).Transport(&http.Transport{MaxIdleConnsPerHost: 16})}}
 	s.c, s.lean = s.client(t, boxToken), s.client(t, leanToken)
 	return s
@@ -274,11 +261,11 @@ func (s *boxServer) client(t *testing.T, token string) *client.Client {
 // end checks that nothing is left of what the tests made.
 func (b *box) end(t *testing.T) {
 	t.Helper()
-	servers := []*demoServer{b.main.demoServer, b.bare.demoServer, b.shared.demoServer, b.wide.demoServer}
+	servers := []*server{b.main.server, b.bare.server, b.shared.server, b.wide.server}
 	for _, s := range servers {
 		s.stop()
 	}
-	wantEmpty(t, b.e, servers...)
+	wantNothing(t, b.e, servers...)
 	for _, s := range servers {
 		wantNothing(t, s)
 	}

@@ -3,7 +3,6 @@ package e2e
 import (
 	"io"
 	"os"
-	goruntime "runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,18 +14,9 @@ import (
 func TestCommandLineInside(t *testing.T) { onEachEngine(t, testCommandLineInside) }
 
 func testCommandLineInside(t *testing.T, kind string) {
-	if testing.Short() {
-		t.Skip("short")
-	}
-	goruntime.LockOSThread() // the server dies with the thread that starts it
-	t.Cleanup(goruntime.UnlockOSThread)
-	t.Setenv("RUN_AS_BERM", "1")
-	e := startEngine(t, kind)
-	server := newDemoServer(e.dir(t), demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
-	t.Cleanup(server.stop)
-	if err := server.start(t.Context()); err != nil {
-		t.Fatalf("%v\n%s", err, server.logTail())
-	}
+	e := commonEngine(t, kind)
+	server := newServer(t, e, e.dir(t), testImage)
+	server.start(t)
 	t.Setenv("BERM_URL", server.url)
 	t.Setenv("BERM_TOKEN", server.token)
 	t.Setenv("TERM", "vt100")

@@ -149,7 +149,7 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 // and as another user, and nothing said of where the engine's host has its directories.
 func TestContained(t *testing.T) {
 	t.Parallel()
-	e := startEngine(t, "docker")
+	e := commonEngine(t, "docker")
 	berm, err := engine.BuildBerm(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)

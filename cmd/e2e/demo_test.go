@@ -13,10 +13,10 @@ func TestDemo(t *testing.T) { onEachEngine(t, testDemo) }
 
 func testDemo(t *testing.T, kind string) {
 	t.Parallel() // much of its time it waits
-	e := startEngine(t, kind)
+	e := commonEngine(t, kind)
 	tmp := e.dir(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "demo", "--engine", kind)
-	cmd.Env = append(append(os.Environ(), e.env...), asBerm, "BERM_DEMO_IMAGE="+testImage, "TMPDIR="+tmp)
+	cmd.Env = append(append(os.Environ(), e.env...), "BERM_DEMO_IMAGE="+testImage, "TMPDIR="+tmp)
 	began := time.Now()
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
@@ -31,7 +31,7 @@ func testDemo(t *testing.T, kind string) {
 			t.Errorf("the output lacks %q", want)
 		}
 	}
-	wantEmpty(t, e)
+	wantNothing(t, e)
 	wantEmptyDir(t, tmp)
 }
 
@@ -40,16 +40,16 @@ func TestDemoInterrupted(t *testing.T) { onEachEngine(t, testDemoInterrupted) }
 
 func testDemoInterrupted(t *testing.T, kind string) {
 	t.Parallel() // much of its time it waits
-	e := startEngine(t, kind)
+	e := commonEngine(t, kind)
 	tmp := e.dir(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "demo", "--engine", kind)
-	cmd.Env = append(append(os.Environ(), e.env...), asBerm, "BERM_DEMO_IMAGE="+testImage, "TMPDIR="+tmp)
+	cmd.Env = append(append(os.Environ(), e.env...), "BERM_DEMO_IMAGE="+testImage, "TMPDIR="+tmp)
 	out := &trigger{text: "Run a command", f: func() { _ = cmd.Process.Signal(os.Interrupt) }}
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Run(); err == nil || !bytes.Contains(out.gathered, []byte("interrupted; everything was removed")) {
 		t.Errorf("got %v:\n%s", err, out.gathered)
 	}
-	wantEmpty(t, e)
+	wantNothing(t, e)
 	wantEmptyDir(t, tmp)
 }
 

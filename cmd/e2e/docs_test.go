@@ -122,7 +122,7 @@ func (w *docsWorld) run(page string, blocks []runnable) {
 // the server tells a collector meanwhile is documented, too.
 func TestDocs(t *testing.T) {
 	t.Parallel()
-	e := startEngine(t, "docker")
+	e := commonEngine(t, "docker")
 	if err := e.ImportBusybox(t.Context(), "python:3.11-slim"); err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ engine_api:
 	}
 	url := "http://" + strings.TrimSpace(string(address))
 	w := &docsWorld{bin: t.TempDir(),
-		env: []string{asBerm, "BERM_ENGINE_AGENT_FILE=" + e.config.AgentFile, "BERM_URL=" + url, "BERM_TOKEN=" + testToken, "BERM_ENGINE_INSTANCE=docs"},
+		env: []string{"BERM_ENGINE_AGENT_FILE=" + e.config.AgentFile, "BERM_URL=" + url, "BERM_TOKEN=" + testToken, "BERM_ENGINE_INSTANCE=docs"},
 		stand: map[string]string{
 			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots, "/var/lib/berm": c.dir, "/srv/volumes/7": work,
 		}}

@@ -36,7 +36,7 @@ type clientBed struct {
 // and have directories below work mounted. Settings are more sections of its configuration.
 func newClientBed(t *testing.T, settings ...string) *clientBed {
 	t.Helper()
-	b := &clientBed{engine: startEngine(t, "docker"), dir: t.TempDir()}
+	b := &clientBed{engine: commonEngine(t, "docker"), dir: t.TempDir()}
 	work := filepath.Join(b.dir, "work")
 	if err := os.Mkdir(work, 0o755); err != nil {
 		t.Fatal(err)

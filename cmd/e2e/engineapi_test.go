@@ -23,7 +23,7 @@ import (
 
 // Both doors are one process, each listener is its callers', and either door can be off.
 func TestServeEngineAPI(t *testing.T) {
-	e := startEngine(t, "docker")
+	e := commonEngine(t, "docker")
 	dir := t.TempDir()
 	ca := newAuthority(t, dir)
 	ca.issue(t, "server", "127.0.0.1")

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -20,22 +19,9 @@ import (
 func TestFilesAndPorts(t *testing.T) { onEachEngine(t, testFilesAndPorts) }
 
 func testFilesAndPorts(t *testing.T, kind string) {
-	e := startEngine(t, kind)
-	t.Setenv("RUN_AS_BERM", "1") // the server is this test binary
-	goruntime.LockOSThread()     // it dies with the thread that starts it
-	t.Cleanup(goruntime.UnlockOSThread)
-	server := newDemoServer(e.dir(t), demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the server's log ends with:\n%s", server.logTail())
-		}
-		if err := clearStage(context.WithoutCancel(t.Context()), server); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := server.start(t.Context()); err != nil {
-		t.Fatalf("%v\n%s", err, server.logTail())
-	}
+	e := commonEngine(t, kind)
+	server := newServer(t, e, e.dir(t), testImage)
+	server.start(t)
 	c, err := client.New(client.Options{BaseURL: server.url, Token: server.token})
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -20,35 +19,22 @@ import (
 func TestAgent(t *testing.T) { onEachEngine(t, testAgent) }
 
 func testAgent(t *testing.T, kind string) {
-	e := startEngine(t, kind)
-	t.Setenv("RUN_AS_BERM", "1") // the servers are this test binary
-	goruntime.LockOSThread()     // they die with the thread that starts them
-	t.Cleanup(goruntime.UnlockOSThread)
+	e := commonEngine(t, kind)
 	dir := e.dir(t)
 	policyFile := filepath.Join(dir, "policy.yaml")
 	write(t, policyFile, "version: 1\nprofiles: {plain: {agent: off}}\n")
-	server := newDemoServer(dir, demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
+	server := newServer(t, e, dir, testImage)
 	server.env = append(server.env, "BERM_POLICY_FILE="+policyFile)
 	var c *client.Client
 	start := func(more ...string) {
 		t.Helper()
 		server.env = append(server.env, more...)
-		if err := server.start(t.Context()); err != nil {
-			t.Fatalf("%v\n%s", err, server.logTail())
-		}
+		server.start(t)
 		var err error
 		if c, err = client.New(client.Options{BaseURL: server.url, Token: server.token}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the server's log ends with:\n%s", server.logTail())
-		}
-		if err := clearStage(context.WithoutCancel(t.Context()), server); err != nil {
-			t.Error(err)
-		}
-	})
 	path := func(key string) string {
 		t.Helper()
 		res, err := c.Exec(t.Context(), key, apitype.ExecRequest{Command: apitype.Command{"cat", "/proc/1/cmdline"}})

@@ -1,89 +1,83 @@
 package e2e
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
-	"time"
+
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-// wantNoParts checks that nothing of sandboxes is left below the servers' directories,
-// nor on a containerd and its host, once what ends by itself, such as shims and
-// what the collector of containerd is at, has had its time.
-func (e *testEngine) wantNoParts(t *testing.T, servers []*demoServer) {
-	t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
-	for {
-		left := e.parts(t, servers)
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
-			return
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+// shared are the engines that tests have in common, by kind.
+var shared = map[string]*sharedEngine{"docker": {}, "containerd": {}}
+
+type sharedEngine struct {
+	start sync.Once
+	e     *testEngine
+	err   error
 }
 
-// parts tells of all that sandboxes left.
-func (e *testEngine) parts(t *testing.T, servers []*demoServer) []string {
+// commonEngine is the engine of a kind that tests share, which starts with the first one.
+// Each test removes what it made there.
+func commonEngine(t testing.TB, kind string) *testEngine {
 	t.Helper()
-	var left []string
-	for _, server := range servers {
-		left = append(left, agentDirs(server.stateDir())...)
-		if e.containerd == nil {
-			continue
-		}
-		root := filepath.Join(server.stateDir(), "containerd")
-		found, err := e.containerd.Leftovers(t.Context(), root)
-		if err != nil {
-			t.Fatal(err)
-		}
-		left = append(left, found...)
-		networks, err := filepath.Glob(filepath.Join(root, "networks", "*"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		left = append(left, networks...)
+	engine.Require(t, kind)
+	s := shared[kind]
+	s.start.Do(func() { s.e, s.err = newEngine(kind, engine.Options{}) })
+	if s.err != nil {
+		engine.Lacking(t, kind, s.err)
 	}
-	if e.containerd == nil {
-		return left
-	}
-	left = append(left, e.roots(t)...)
-	return append(left, e.links(t)...)
+	e := *s.e // a test may change its settings
+	return &e
 }
 
-// roots are the root file systems of containers, mounted in the engine's directory.
-func (e *testEngine) roots(t *testing.T) []string {
-	t.Helper()
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var left []string
-	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, e.containerd.Dir()+"/") && strings.Contains(line, "/rootfs ") {
-			left = append(left, "mount "+strings.TrimSpace(line))
-		}
-	}
-	return left
-}
-
-// links are the interfaces and the firewall's rules of the engine's network namespace.
-func (e *testEngine) links(t *testing.T) []string {
-	t.Helper()
-	if e.containerd.Netns() == "" {
+// end closes the engine, on which nothing of any server may be left.
+func (s *sharedEngine) end() error {
+	if s.e == nil {
 		return nil
 	}
-	var left []string
+	left, err := s.left()
+	if len(left) > 0 {
+		err = errors.Join(err, fmt.Errorf("the tests left on %s:\n%s", s.e.config.Kind, strings.Join(left, "\n")))
+	}
+	return errors.Join(err, s.e.Close())
+}
+
+// left lists what is left of containers and networks, once what ends by itself, such as
+// shims, has ended.
+func (s *sharedEngine) left() (left []string, err error) {
+	ctx := context.Background()
+	if s.e.containerd == nil {
+		for _, kind := range []string{"container", "network", "volume"} {
+			cmd := exec.Command("docker", kind, "ls", "--quiet", "--filter", "label=berm.owner")
+			if kind == "container" {
+				cmd.Args = append(cmd.Args, "--all")
+			}
+			cmd.Env = append(os.Environ(), "DOCKER_HOST="+s.e.config.Address, "DOCKER_CONTEXT=")
+			out, err := cmd.Output()
+			if err != nil {
+				return nil, err
+			}
+			for id := range strings.FieldsSeq(string(out)) {
+				left = append(left, kind+" "+id)
+			}
+		}
+		return left, nil
+	}
+	left, err = s.e.containerd.Settled(ctx, filepath.Join(s.e.Dir(), "root"), func(context.Context) error { return nil })
+	if err != nil {
+		return nil, err
+	}
 	for _, command := range []string{"ip -o link", "iptables-save"} {
-		args := append([]string{"--net=" + e.containerd.Netns()}, strings.Fields(command)...)
-		out, err := exec.CommandContext(t.Context(), "nsenter", args...).Output()
+		out, err := exec.Command("nsenter", append([]string{"--net=" + s.e.Netns()}, strings.Fields(command)...)...).Output()
 		if err != nil {
-			t.Fatalf("%s: %v", command, err)
+			return nil, fmt.Errorf("%s: %w", command, err)
 		}
 		for line := range strings.Lines(string(out)) {
 			if lower := strings.ToLower(line); strings.Contains(lower, "berm") || strings.Contains(lower, "veth") {
@@ -91,5 +85,5 @@ func (e *testEngine) links(t *testing.T) []string {
 			}
 		}
 	}
-	return left
+	return left, nil
 }

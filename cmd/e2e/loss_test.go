@@ -20,7 +20,7 @@ func TestHungEngine(t *testing.T) { onEachEngine(t, testHungEngine) }
 func testHungEngine(t *testing.T, kind string) {
 	t.Parallel() // most of its time it waits
 	ctx := t.Context()
-	e := startEngine(t, kind)
+	e := commonEngine(t, kind)
 	s, server := newStorm(t, e)
 	before, err := s.client.Create(ctx, "before", apitype.SandboxRequest{})
 	if err != nil {
@@ -69,8 +69,7 @@ func testHungEngine(t *testing.T, kind string) {
 		time.Sleep(200 * time.Millisecond)
 	}
 	server.stop()
-	wantEmpty(t, e, server)
-	wantNothing(t, server)
+	wantNothing(t, e, server)
 }
 
 // Two instances share an engine, and neither takes the other's. One of them loses
@@ -80,7 +79,7 @@ func TestTwoInstancesAndALostStore(t *testing.T) { onEachEngine(t, testTwoInstan
 func testTwoInstancesAndALostStore(t *testing.T, kind string) {
 	t.Parallel() // most of its time it waits
 	ctx := t.Context()
-	e := startEngine(t, kind)
+	e := commonEngine(t, kind)
 	one, server := newStorm(t, e)
 	two, other := newStorm(t, e)
 	var sessions []string
@@ -113,7 +112,5 @@ func testTwoInstancesAndALostStore(t *testing.T, kind string) {
 		t.Errorf("the first instance left %d containers", got)
 	}
 	two.settle(other)
-	wantEmpty(t, e, server, other)
-	wantNothing(t, server)
-	wantNothing(t, other)
+	wantNothing(t, e, server, other)
 }

@@ -20,7 +20,7 @@ func TestCreateThatPulls(t *testing.T) { onEachEngine(t, testCreateThatPulls) }
 func testCreateThatPulls(t *testing.T, kind string) {
 	t.Parallel() // much of its time it waits
 	ctx := t.Context()
-	e := startEngine(t, kind)
+	e := commonEngine(t, kind)
 	opts := engine.RegistryOptions{User: "puller", Password: "p4ssw0rd"}
 	if kind == "docker" { // where it is the daemon that pulls
 		opts.Netns = e.Netns()
@@ -103,5 +103,5 @@ func testCreateThatPulls(t *testing.T, kind string) {
 	if log, err := os.ReadFile(server.logPath()); err != nil || strings.Contains(string(log), opts.Password) {
 		t.Errorf("the log tells the password, or nothing: %v", err)
 	}
-	wantEmpty(t, e, server)
+	wantNothing(t, e, server)
 }

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"strings"
 	"testing"
 	"time"
@@ -60,8 +59,6 @@ func TestKernelServer(t *testing.T) {
 		{"required", kernelRequired},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			goruntime.LockOSThread() // the servers die with the thread that starts them
-			defer goruntime.UnlockOSThread()
 			dir, err := os.MkdirTemp(at, "server-")
 			if err != nil {
 				t.Fatal(err)
@@ -84,18 +81,18 @@ type quotaBed struct {
 	ctx    context.Context
 	e      *testEngine
 	dir    string
-	server *demoServer
+	server *server
 	c      *client.Client
 }
 
 // configure makes a server that may mount what is below the directory.
-func (b *quotaBed) configure(env ...string) *demoServer {
+func (b *quotaBed) configure(env ...string) *server {
 	b.Helper()
 	dir := b.e.dir(b)
-	server := newDemoServer(dir, demoOptions{engine: b.e.config, image: testImage, listen: "127.0.0.1:0"})
+	server := newServer(t, b.e, dir, testImage)
 	policy := filepath.Join(dir, "policy.yaml")
 	write(b.T, policy, "version: 1\nmounts: {allowed_roots: ["+b.dir+"]}\n")
-	server.env = append(append(server.env, asBerm, "BERM_POLICY_FILE="+policy), env...)
+	server.env = append(append(server.env, "BERM_POLICY_FILE="+policy), env...)
 	server.patience = kernelPatience
 	return server
 }
@@ -104,12 +101,6 @@ func (b *quotaBed) configure(env ...string) *demoServer {
 func (b *quotaBed) serve(env ...string) {
 	b.Helper()
 	b.server = b.configure(env...)
-	b.Cleanup(func() {
-		if b.Failed() {
-			b.Logf("the server's log ends with:\n%s", b.server.logTail())
-		}
-		b.server.stop()
-	})
 	b.start()
 	var err error
 	if b.c, err = client.New(client.Options{BaseURL: b.server.url, Token: b.server.token, Retries: -1}); err != nil {

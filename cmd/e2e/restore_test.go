@@ -17,7 +17,7 @@ import (
 // deleted isn't, and nothing leaks.
 func TestRestore(t *testing.T) {
 	t.Parallel()
-	e := startEngine(t, "docker")
+	e := commonEngine(t, "docker")
 	b := newStorageBedOn(t, e, "BERM_ENGINE_INSTANCE=") // which is in the state directory then
 	ctx := t.Context()
 	state, file := b.server.stateDir(), filepath.Join(t.TempDir(), "berm.tar")
@@ -133,6 +133,6 @@ func TestRestore(t *testing.T) {
 		}
 	}
 	b.server.stop()
-	wantEmpty(t, e, b.server)
+	wantNothing(t, e, b.server)
 	step{args: "store check --state-dir " + state, stdout: []string{"sound", "sandboxes: 0"}}.run(t)
 }

@@ -53,7 +53,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd, dir string, e *testEngine, messag
 	}
 	c.cmd.Args = append(c.cmd.Args, "serve", "--listen", "unix://"+socket, "--state-dir", c.dir, "--engine-address", address)
 	c.cmd.Args = append(c.cmd.Args, args...)
-	c.cmd.Env = append(os.Environ(), asBerm)
+	c.cmd.Env = append(os.Environ())
 	c.cmd.Stdout, c.cmd.Stderr = c.log, c.log
 	if e != nil {
 		c.cmd.Env = append(c.cmd.Env, engineEnv(e.config)...)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	goruntime "runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -123,15 +122,9 @@ func soakExit(n int) int {
 func TestSoakExecs(t *testing.T) { onEachEngine(t, testSoakExecs) }
 
 func testSoakExecs(t *testing.T, kind string) {
-	goruntime.LockOSThread() // the server dies with the thread that starts it
-	t.Cleanup(goruntime.UnlockOSThread)
-	t.Setenv("RUN_AS_BERM", "1")
-	e := startEngine(t, kind)
-	server := newDemoServer(e.dir(t), demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
-	t.Cleanup(server.stop)
-	if err := server.start(t.Context()); err != nil {
-		t.Fatalf("%v\n%s", err, server.logTail())
-	}
+	e := commonEngine(t, kind)
+	server := newServer(t, e, e.dir(t), testImage)
+	server.start(t)
 	c, err := client.New(client.Options{BaseURL: server.url, Token: server.token, Retries: -1})
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -342,28 +341,18 @@ func (s *storageStorm) settleHistory(c *stormChat, got []string) {
 // record and each record its file, and the usage is what is there.
 func TestSoakStorage(t *testing.T) {
 	t.Parallel()
-	goruntime.LockOSThread() // the server dies with the thread that starts it
-	t.Cleanup(goruntime.UnlockOSThread)
-	e := startEngine(t, "docker")
+	e := commonEngine(t, "docker")
 	dir := e.dir(t)
 	root := filepath.Join(dir, "chats")
-	server := newDemoServer(dir, demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
-	server.env = append(server.env, asBerm, "BERM_SANDBOX_CHATS_ROOT="+root, "BERM_SANDBOX_CREATE_ROOTS=true")
-	t.Cleanup(func() {
-		server.stop()
-		if t.Failed() {
-			t.Logf("the server's log ends with:\n%s", server.logTail())
-		}
-	})
+	server := newServer(t, e, dir, testImage)
+	server.env = append(server.env, "BERM_SANDBOX_CHATS_ROOT="+root, "BERM_SANDBOX_CREATE_ROOTS=true")
 	s := &storageStorm{t: t, calls: map[string]int{}}
 	for i := range s.chats {
 		s.chats[i] = newStormChat(i)
 	}
 	checker := openapitest.New(t)
 	start := func() {
-		if err := server.start(t.Context()); err != nil {
-			t.Fatalf("%v\n%s", err, server.logTail())
-		}
+		server.start(t)
 		var err error
 		if s.client, err = client.New(client.Options{
 			BaseURL: server.url, Token: server.token, Retries: -1, HTTPClient: &http.Client{Transport: checker.Transport(nil)},

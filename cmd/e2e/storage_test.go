@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -30,38 +29,26 @@ const storageQuotaMB = 8
 type storageBed struct {
 	*testing.T
 	c         *client.Client
-	server    *demoServer
+	server    *server
 	root      string // of chats
 	workspace string
 }
 
 func newStorageBed(t *testing.T, kind string) *storageBed {
 	t.Helper()
-	return newStorageBedOn(t, startEngine(t, kind))
+	return newStorageBedOn(t, commonEngine(t, kind))
 }
 
 // newStorageBedOn has more settings.
 func newStorageBedOn(t *testing.T, e *testEngine, env ...string) *storageBed {
 	t.Helper()
-	goruntime.LockOSThread() // the server dies with the thread that starts it
-	t.Cleanup(goruntime.UnlockOSThread)
 	dir := e.dir(t)
 	b := &storageBed{T: t, root: filepath.Join(dir, "chats")}
-	b.server = newDemoServer(dir, demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
-	b.server.env = append(b.server.env, asBerm, "BERM_SANDBOX_CHATS_ROOT="+b.root, "BERM_SANDBOX_CREATE_ROOTS=true",
+	b.server = newServer(t, e, dir, testImage)
+	b.server.env = append(b.server.env, "BERM_SANDBOX_CHATS_ROOT="+b.root, "BERM_SANDBOX_CREATE_ROOTS=true",
 		fmt.Sprintf("BERM_STORAGE_WORKSPACE_QUOTA_MB=%d", storageQuotaMB))
 	b.server.env = append(b.server.env, env...)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the server's log ends with:\n%s", b.server.logTail())
-		}
-		if err := clearStage(context.WithoutCancel(t.Context()), b.server); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := b.server.start(t.Context()); err != nil {
-		t.Fatalf("%v\n%s", err, b.server.logTail())
-	}
+	b.server.start(t)
 	var err error
 	if b.c, err = client.New(client.Options{BaseURL: b.server.url, Token: b.server.token}); err != nil {
 		t.Fatal(err)
@@ -517,7 +504,7 @@ func testDefaultUser(t *testing.T, kind string) {
 	}
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	write(t, file, string(data))
-	b := newStorageBedOn(t, startEngine(t, kind), "BERM_POLICY_FILE="+file)
+	b := newStorageBedOn(t, commonEngine(t, kind), "BERM_POLICY_FILE="+file)
 	b.chat("u", "k")
 	if err := b.put("k", "up", "uploaded"); err != nil {
 		t.Fatal(err)

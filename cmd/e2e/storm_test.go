@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -171,11 +170,9 @@ func (s *storm) check(ctx context.Context) {
 }
 
 // newStorm starts a server that mounts below dir, and a storm that calls it.
-func newStorm(t *testing.T, e *testEngine) (*storm, *demoServer) {
+func newStorm(t *testing.T, e *testEngine) (*storm, *server) {
 	t.Helper()
 	// They die with the thread that starts them, which must not be lent to others.
-	goruntime.LockOSThread()
-	t.Cleanup(goruntime.UnlockOSThread)
 	dir := e.dir(t)
 	shared := filepath.Join(dir, "shared")
 	policyFile := filepath.Join(dir, "policy.yaml")
@@ -185,25 +182,17 @@ func newStorm(t *testing.T, e *testEngine) (*storm, *demoServer) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	server := newDemoServer(dir, demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
-	server.env = append(server.env, asBerm, "BERM_POLICY_FILE="+policyFile)
-	t.Cleanup(func() {
-		server.stop()
-		if t.Failed() {
-			t.Logf("the server's log ends with:\n%s", server.logTail())
-		}
-	})
+	server := newServer(t, e, dir, testImage)
+	server.env = append(server.env, "BERM_POLICY_FILE="+policyFile)
 	s := &storm{t: t, checker: openapitest.New(t), dir: shared, calls: map[string]int{}}
 	s.start(server)
 	return s, server
 }
 
 // start starts the server, for the first time or again.
-func (s *storm) start(server *demoServer) {
+func (s *storm) start(server *server) {
 	s.t.Helper()
-	if err := server.start(s.t.Context()); err != nil {
-		s.t.Fatalf("%v\n%s", err, server.logTail())
-	}
+	server.start(s.t)
 	var err error
 	if s.client, err = client.New(client.Options{
 		BaseURL: server.url, Token: server.token, Retries: -1,
@@ -214,7 +203,7 @@ func (s *storm) start(server *demoServer) {
 }
 
 // settle lets every sandbox run out, and looks for what is left.
-func (s *storm) settle(server *demoServer) {
+func (s *storm) settle(server *server) {
 	s.t.Helper()
 	for _, lost := range s.lost {
 		s.t.Error(lost)
@@ -243,7 +232,7 @@ func (s *storm) settle(server *demoServer) {
 }
 
 // wantNothing checks that a stopped server left nothing outside the engine.
-func wantNothing(t *testing.T, server *demoServer) {
+func wantNothing(t *testing.T, server *server) {
 	t.Helper()
 	state := filepath.Join(server.dir, "state")
 	db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(state, "berm.db")})
@@ -279,11 +268,8 @@ func TestSoakKillingTheServer(t *testing.T) {
 }
 
 func testKillingTheServer(t *testing.T, kind string, kills int) {
-	if testing.Short() {
-		t.Skip("short")
-	}
 	t.Parallel() // much of its time it waits
-	e := startEngine(t, kind)
+	e := commonEngine(t, kind)
 	s, server := newStorm(t, e)
 	for range kills {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -299,8 +285,7 @@ func testKillingTheServer(t *testing.T, kind string, kills int) {
 		s.check(t.Context())
 	}
 	s.settle(server)
-	wantEmpty(t, e, server)
-	wantNothing(t, server)
+	wantNothing(t, e, server)
 }
 
 // The same with the engine killed and started again.
@@ -309,7 +294,7 @@ func TestSoakKillingTheEngine(t *testing.T) { onEachEngine(t, testSoakKillingThe
 func testSoakKillingTheEngine(t *testing.T, kind string) {
 	t.Parallel() // much of its time it waits
 	// A dockerd that was killed in mid-start of a container takes its time over it.
-	e := startEngineWith(t, kind, engine.Options{StartTimeout: 2 * time.Minute})
+	e := startEngine(t, kind, engine.Options{StartTimeout: 2 * time.Minute})
 	s, server := newStorm(t, e)
 	s.restarts = kind == "docker" // which ends them all; containerd's live on
 	for range 5 {
@@ -329,8 +314,7 @@ func testSoakKillingTheEngine(t *testing.T, kind string) {
 		s.check(t.Context())
 	}
 	s.settle(server)
-	wantEmpty(t, e, server)
-	wantNothing(t, server)
+	wantNothing(t, e, server)
 }
 
 // awaitReady waits until the server has found its engine again, by itself.
@@ -353,7 +337,7 @@ func (s *storm) awaitReady() {
 func TestSoakManyKeys(t *testing.T) { onEachEngine(t, testSoakManyKeys) }
 
 func testSoakManyKeys(t *testing.T, kind string) {
-	e := startEngine(t, kind)
+	e := commonEngine(t, kind)
 	s, server := newStorm(t, e)
 	ctx := t.Context()
 	const keys, sameKey = 200, 1000
@@ -420,6 +404,5 @@ func testSoakManyKeys(t *testing.T, kind string) {
 	}
 	wg.Wait()
 	server.stop()
-	wantEmpty(t, e, server)
-	wantNothing(t, server)
+	wantNothing(t, e, server)
 }

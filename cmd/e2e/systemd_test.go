@@ -73,7 +73,7 @@ func (u *unit) start(t *testing.T, settings string, env ...string) *child {
 	}}
 	c.cmd = exec.CommandContext(t.Context(), "/bin/sh", "-c", `LISTEN_PID=$$ WATCHDOG_PID=$$ exec "$0" "$@"`, os.Args[0], "serve",
 		"--config", filepath.Join(u.dir, "berm.yaml"), "--state-dir", c.dir, "--engine-address", "unix://"+filepath.Join(u.dir, "no-engine.sock"))
-	c.cmd.Env = append(os.Environ(), asBerm, "LISTEN_FDS="+strconv.Itoa(len(u.files)), "LISTEN_FDNAMES="+strings.Join(u.names, ":"),
+	c.cmd.Env = append(os.Environ(), "LISTEN_FDS="+strconv.Itoa(len(u.files)), "LISTEN_FDNAMES="+strings.Join(u.names, ":"),
 		"NOTIFY_SOCKET="+filepath.Join(u.dir, "notify"))
 	c.cmd.Env = append(c.cmd.Env, env...)
 	c.cmd.ExtraFiles, c.cmd.Stdout, c.cmd.Stderr = u.files, c.log, c.log

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -21,7 +20,7 @@ import (
 type oldService struct {
 	*contained // has the engine
 	dir        string
-	server     *demoServer
+	server     *server
 }
 
 const (
@@ -100,9 +99,7 @@ func reportsOnly(log, container string) bool {
 
 func newOldService(t *testing.T) *oldService {
 	t.Helper()
-	goruntime.LockOSThread() // the server dies with the thread that starts it
-	t.Cleanup(goruntime.UnlockOSThread)
-	e := startEngine(t, "docker")
+	e := commonEngine(t, "docker")
 	o := &oldService{contained: &contained{t: t, engine: e, dir: t.TempDir()}, dir: e.dir(t)}
 	for _, name := range []string{"chats/" + oldChat, "chats/" + oldEnding, "deps", "tools", "volume"} {
 		if err := os.MkdirAll(filepath.Join(o.dir, name), 0o755); err != nil {
@@ -112,25 +109,17 @@ func newOldService(t *testing.T) *oldService {
 	write(t, filepath.Join(o.dir, "chats", oldChat, "notes.txt"), "of the old service\n")
 	write(t, filepath.Join(o.dir, "policy.yaml"), "version: 1\nnetworks: {\"on\": {external: true}}\nmounts: {allowed_roots: ["+o.dir+"/volume]}\nprofiles: {default: {network: \"on\"}}\n")
 	o.must("network", "create", "old-sandboxes")
-	o.server = newDemoServer(o.dir, demoOptions{engine: e.config, image: testImage, listen: "127.0.0.1:0"})
-	o.server.env = append(o.server.env, asBerm, "BERM_POLICY_FILE="+o.dir+"/policy.yaml", "BERM_SANDBOX_NETWORK=old-sandboxes", "BERM_SANDBOX_PORT=8080",
+	o.server = newServer(t, e, o.dir, testImage)
+	o.server.env = append(o.server.env, "BERM_POLICY_FILE="+o.dir+"/policy.yaml", "BERM_SANDBOX_NETWORK=old-sandboxes", "BERM_SANDBOX_PORT=8080",
 		"BERM_SANDBOX_COMMAND=httpd,-f,-p,8080,-h,/chat",
 		"BERM_SANDBOX_CHATS_ROOT="+o.dir+"/chats", "BERM_SANDBOX_DEPENDENCIES_ROOT="+o.dir+"/deps", "BERM_SANDBOX_LAMBDA_TOOLS_ROOT="+o.dir+"/tools")
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the server's log ends with:\n%s", o.server.logTail())
-		}
-		o.server.stop()
-	})
 	return o
 }
 
 func (o *oldService) start(env ...string) *client.Client {
 	o.t.Helper()
 	o.server.env = append(o.server.env, env...)
-	if err := o.server.start(o.t.Context()); err != nil {
-		o.t.Fatalf("%v\n%s", err, o.server.logTail())
-	}
+	o.server.start(o.t)
 	c, err := client.New(client.Options{BaseURL: o.server.url, Token: o.server.token})
 	if err != nil {
 		o.t.Fatal(err)
@@ -227,5 +216,5 @@ func TestUpgradeFromOldService(t *testing.T) {
 		t.Errorf("of what isn't to be adopted there is %q", got)
 	}
 	o.server.stop()
-	wantEmpty(t, o.engine, o.server)
+	wantNothing(t, o.engine, o.server)
 }
