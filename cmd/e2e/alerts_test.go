@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/rulefmt"
@@ -39,7 +38,7 @@ func alertRules(t *testing.T) (rules []rulefmt.Rule) {
 }
 
 func TestAlerts(t *testing.T) {
-	known, page, seen := scraped(t), observabilityPage(t), map[string]bool{}
+	known, page, seen := documented(t), observabilityPage(t), map[string]bool{}
 	for _, rule := range alertRules(t) {
 		t.Run(rule.Alert, func(t *testing.T) {
 			if seen[rule.Alert] || !alertName.MatchString(rule.Alert) {
@@ -77,41 +76,6 @@ var alertName = regexp.MustCompile(`^Berm[A-Za-z]+$`)
 func compares(expr parser.Expr) bool {
 	binary, ok := expr.(*parser.BinaryExpr)
 	return ok && binary.Op.IsComparisonOperator() && !binary.ReturnBool
-}
-
-// Each counter of which an alert looks for an increase is there, with 0, before the first
-// one: increase doesn't see a counter that comes with its first.
-func TestAlertsSeeTheFirst(t *testing.T) {
-	data, err := os.ReadFile(alertsFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	reg := prometheus.NewRegistry()
-	registerAll(t, reg)
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	there := map[string]bool{}
-	for _, f := range families {
-		for _, m := range f.Metric {
-			for _, l := range m.Label {
-				there[f.GetName()+" "+l.GetName()+" "+l.GetValue()] = true
-			}
-		}
-	}
-	looked := 0
-	for _, m := range regexp.MustCompile(`increase\((\w+)\{(\w+)="(\w+)"\}\[\w+\]\)+ > 0`).FindAllStringSubmatch(string(data), -1) {
-		if m[1] == "berm_engine_api_requests_total" {
-			continue // has a series per route; the next request of that kind is seen
-		}
-		if looked++; !there[strings.Join(m[1:], " ")] {
-			t.Errorf("%s{%s=%q} isn't there before its first increase", m[1], m[2], m[3])
-		}
-	}
-	if looked < 3 {
-		t.Errorf("%d were found", looked)
-	}
 }
 
 // alertCases is a file of `promtool test rules`, as far as it is used.

@@ -367,7 +367,7 @@ func (zeros) Read(b []byte) (int, error) {
 func (s *doorBench) idle(b *testing.B) {
 	e := commonEngine(b, "docker")
 	alone := serveDoor(b, e, e.dir(b), "")
-	time.Sleep(trimEvery + 5*time.Second)
+	time.Sleep(30*time.Second + 5*time.Second)
 	resident := func(pid int) float64 {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		s.must(err)

@@ -304,7 +304,7 @@ func BenchmarkServer(b *testing.B) {
 			for _, key := range []string{"model-true", "model-false"} {
 				s.must(berm.remove(ctx, key))
 			}
-			time.Sleep(trimEvery + 5*time.Second)
+			time.Sleep(30*time.Second + 5*time.Second)
 			var kib int
 			for b.Loop() {
 				status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", berm.server.cmd.Process.Pid))

@@ -21,6 +21,8 @@ import (
 	metrics "go.opentelemetry.io/proto/otlp/metrics/v1"
 	resource "go.opentelemetry.io/proto/otlp/resource/v1"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/bermhq/berm/cmd/berm/config"
 )
 
 // collector is an OTLP/HTTP receiver that keeps what it is sent.
@@ -153,7 +155,7 @@ func (c *collector) got(t *testing.T, instance string) *collector {
 	for _, w := range c.wrong {
 		t.Error(w)
 	}
-	want := map[string]bool{"service.instance.id=" + instance + ",service.name=berm,service.version=" + version: true}
+	want := map[string]bool{"service.instance.id=" + instance + ",service.name=berm,service.version=" + config.Version: true}
 	if diff := cmp.Diff(want, c.resources); diff != "" {
 		t.Errorf("what sent it (-want +got):\n%s", diff)
 	}

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 )
 
@@ -196,17 +195,7 @@ func (l *waitLog) wait(t *testing.T, text string) {
 	}
 }
 
-// What the operator sets for sandboxes gets where it is heeded.
-func TestSettings(t *testing.T) {
-	s := config.Default().Sandbox
-	s.MaxSandboxes, s.MaxCommands, s.MaxProcesses = 2, 3, 5
-	got := settings(s, nil)
-	if got.MaxSandboxes != 2 || got.MaxCommands != 3 || got.MaxProcesses != 5 {
-		t.Errorf("got %+v", got)
-	}
-}
-
-// To be told to end is no failure: not without the collector, and not before it serves.
+// To be told to end is no failure without the collector.
 func TestServeEndsClean(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -218,12 +207,30 @@ func TestServeEndsClean(t *testing.T) {
 		t.Errorf("without the collector: %v", err)
 	}
 	c.log.wait(t, "msg=telemetry_failed")
+}
 
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	cfg := config.Default()
-	cfg.StateDir, cfg.HTTP.Listen, cfg.Engine.Address = t.TempDir(), "127.0.0.1:0", "unix://"+filepath.Join(dir, "no-engine.sock")
-	if err := runServer(ctx, cfg, nil, io.Discard); err != nil {
-		t.Errorf("during the start: %v", err)
+// TestServeWithoutInotify has a server start, and take a changed policy, in a user
+// namespace that has no inotify instances, as if sandboxes of its user had them all.
+func TestServeWithoutInotify(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "policy.yaml")
+	write(t, path, policyA)
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo 0 >/proc/sys/user/max_inotify_instances && exec "$0" "$@"`, os.Args[0])
+	all := []syscall.SysProcIDMap{{Size: 1 << 16}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: all, GidMappings: all, GidMappingsEnableSetgroups: true}
+	c := startCommand(t, cmd, dir, nil, "serving", "--policy", path)
+	if status, body := c.get(t, "/healthz"); status != http.StatusOK {
+		t.Errorf("/healthz: %d %s", status, body)
+	}
+	replace(t, path, policyB)
+	c.log.wait(t, "msg=policy_reloaded")
+	if _, body := c.get(t, "/api/v1/status"); !strings.Contains(body, `"b"`) {
+		t.Errorf("/api/v1/status: %s", body)
+	}
+	if !strings.Contains(c.log.String(), "msg=policy_watch_failed") {
+		t.Error("it has an inotify instance: the test proves nothing")
 	}
 }
