@@ -22,7 +22,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: agent ## build the one static binary, bin/berm
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION) -X main.revision=$(REVISION)' -o bin/berm ./cmd/berm
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X github.com/bermhq/berm/cmd/berm/config.Version=$(VERSION) -X github.com/bermhq/berm/cmd/berm/config.Revision=$(REVISION)' -o bin/berm ./cmd/berm
 
 demo: build bin/berm-engine ## watch Berm make, reuse, refuse, use and collect sandboxes on a real engine
 	@bin/berm-engine --engine $(ENGINE) -- bin/berm demo --engine $(ENGINE)
