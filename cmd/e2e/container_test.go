@@ -150,11 +150,7 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 func TestContained(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
-	berm, err := engine.BuildBerm(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := engine.BuildBermImage(t.Context(), e.config.Address, bermImage, berm); err != nil {
+	if err := engine.BuildBermImage(t.Context(), e.config.Address, bermImage, bin); err != nil {
 		t.Fatal(err)
 	}
 	fi, err := os.Stat(strings.TrimPrefix(e.config.Address, "unix://"))

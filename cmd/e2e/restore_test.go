@@ -86,9 +86,7 @@ func TestRestore(t *testing.T) {
 			}
 		}
 		step{args: "store restore " + file + " --force --state-dir " + state, stdout: []string{"restored", "sandboxes: 2"}}.run(t)
-		if err := b.server.start(ctx); err != nil {
-			t.Fatalf("lost %v: %v\n%s", lost, err, b.server.logTail())
-		}
+		b.server.start(t)
 		if n := containersOf(t, e, b.server); n != len(sessions) {
 			t.Errorf("lost %v: there are %d containers, want %d", lost, n, len(sessions))
 		}
