@@ -41,6 +41,8 @@ func (s *RegistryStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.putManifest(w, r, manifestRepo, ref)
 	case isManifest && reads:
 		s.manifest(w, r, manifestRepo, ref)
+	case reads:
+		http.NotFound(w, r)
 	default:
 		registryError(w, http.StatusMethodNotAllowed, "UNSUPPORTED", r.Method+" "+r.URL.Path)
 	}
