@@ -15,10 +15,8 @@ import (
 )
 
 // The command line on real processes and terminals.
-func TestCommandLineInside(t *testing.T) { onEachEngine(t, testCommandLineInside) }
-
-func testCommandLineInside(t *testing.T, kind string) {
-	e := commonEngine(t, kind)
+func TestCommandLineInside(t *testing.T) {
+	e := commonEngine(t, "docker")
 	server := newServer(t, e, e.dir(t), testImage)
 	server.start(t)
 	t.Setenv("BERM_URL", server.url)

@@ -8,6 +8,7 @@ import (
 
 // TestDemo runs the demonstration, which checks its own steps and leaves nothing.
 func TestDemo(t *testing.T) {
+	t.Parallel()
 	e := commonEngine(t, "docker")
 	dir := e.dir(t)
 	cmd := exec.CommandContext(t.Context(), bin, "demo", "--engine", "docker")

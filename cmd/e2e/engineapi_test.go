@@ -23,6 +23,7 @@ import (
 
 // Both doors are one process, each listener is its callers', and either door can be off.
 func TestServeEngineAPI(t *testing.T) {
+	t.Parallel()
 	e := commonEngine(t, "docker")
 	dir := t.TempDir()
 	ca := newAuthority(t, dir)

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	stormTTL     = 20 * time.Second
+	stormTTL     = 8 * time.Second
 	stormWorkers = 6
 	stormKeys    = 3 // of each worker
 )
