@@ -40,6 +40,14 @@ func link(t *testing.T, target, path string) {
 	}
 }
 
+func wantEmptyDir(t *testing.T, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) > 0 {
+		t.Errorf("left in %s: %v, %v", dir, entries, err)
+	}
+}
+
 func slurp(t *testing.T, path string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(path)

@@ -58,14 +58,13 @@ type attack struct {
 // What runs in a sandbox hurts that sandbox at most: the server answers in time, and
 // stays small; the other sandboxes go on; the host sees nothing of it, and nothing is
 // left when the sandbox is deleted.
-func TestAttacks(t *testing.T) {
-	onEachEngine(t, func(t *testing.T, kind string) {
-		t.Parallel() // most of their time they wait
-		testAttacks(t, kind)
-	})
-}
+func TestAttacks(t *testing.T) { testAttacks(t, "docker") }
+
+// TestSoakAttacks is TestAttacks on the other engine.
+func TestSoakAttacks(t *testing.T) { testAttacks(t, "containerd") }
 
 func testAttacks(t *testing.T, kind string) {
+	t.Parallel()
 	s := newSiege(t, kind)
 	for _, tt := range []struct {
 		name   string

@@ -66,24 +66,16 @@ func newDoor(b *testing.B, path string) *door {
 	return &door{http: &http.Client{Transport: transport}, docker: c}
 }
 
-// serveDoor runs a server with the configuration, and gives its process. BERM_BIN names
-// the program; else it is this test's, whose idle memory says nothing.
+// serveDoor runs a server with the configuration, and returns its process.
 func serveDoor(b *testing.B, e *testEngine, dir, config string) *exec.Cmd {
 	b.Helper()
-	binary, err := os.Executable()
-	if bin := os.Getenv("BERM_BIN"); bin != "" {
-		binary, err = filepath.Abs(bin)
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
 	file := filepath.Join(dir, "berm.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		b.Fatal(err)
 	}
-	cmd := exec.Command(binary, "serve", "--config", file, "--listen", "unix://"+dir+"/berm.sock", "--state-dir", filepath.Join(dir, "state"))
-	cmd.Env = append(os.Environ(), "RUN_AS_BERM=1", "BERM_ENGINE_INSTANCE=bench-"+filepath.Base(dir))
-	cmd.Env = append(cmd.Env, engineEnv(e.config)...)
+	cmd := exec.Command(bin, "serve", "--config", file, "--listen", "unix://"+dir+"/berm.sock", "--state-dir", filepath.Join(dir, "state"))
+	cmd.Env = append(os.Environ(), "BERM_ENGINE_INSTANCE=bench-"+filepath.Base(dir))
+	cmd.Env = append(cmd.Env, e.config.env()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &log, &log

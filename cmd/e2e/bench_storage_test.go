@@ -94,7 +94,7 @@ func BenchmarkStorage(b *testing.B) {
 	if err := os.Mkdir(bareDir, 0o755); err != nil {
 		b.Fatal(err)
 	}
-	server := newServer(t, e, dir, testImage)
+	server := newServer(b, e, dir, testImage)
 	server.env = append(server.env, "BERM_SANDBOX_CHATS_ROOT="+filepath.Join(dir, "chats"), "BERM_SANDBOX_CREATE_ROOTS=true")
 	server.start(b)
 	c, err := client.New(client.Options{BaseURL: server.url, Token: server.token})

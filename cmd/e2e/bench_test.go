@@ -129,20 +129,15 @@ func (c *bermContender) model(b *testing.B, network bool) (containerID string) {
 	return sb.ContainerID
 }
 
-// newBench starts the engines, and on each the binary that BERM_BIN names, or else
-// this test binary, whose idle memory says nothing.
+// newBench starts the engines, and a server on each.
 func newBench(b *testing.B) *bench {
 	b.Helper()
 	s := &bench{b: b, servers: map[string]*bermContender{}}
 	engines := map[string]*testEngine{}
 	for _, kind := range []string{"docker", "containerd"} {
 		e := commonEngine(b, kind)
-		c := &bermContender{kind: kind, engine: e, server: newServer(t, e, e.dir(b), testImage)}
+		c := &bermContender{kind: kind, engine: e, server: newServer(b, e, e.dir(b), testImage)}
 		var err error
-		if bin := os.Getenv("BERM_BIN"); bin != "" {
-			c.server.binary, err = filepath.Abs(bin)
-			s.must(err)
-		}
 		policyFile := filepath.Join(b.TempDir(), "policy.yaml")
 		s.must(os.WriteFile(policyFile, []byte(benchPolicy), 0o600))
 		c.server.env = append(c.server.env, "BERM_POLICY_FILE="+policyFile, "BERM_SANDBOX_CLEANUP_INTERVAL=30s") // 30s is the default

@@ -126,8 +126,8 @@ func (r *boxRow) serveEnds(policy, why string) {
 	}
 	file := filepath.Join(dir, "policy.yaml")
 	write(r.T, file, "version: 1\n"+policy)
-	serve := exec.CommandContext(r.ctx, os.Args[0], "serve", "--listen", "127.0.0.1:0", "--state-dir", filepath.Join(dir, "state"), "--policy", file)
-	serve.Env = append(append(os.Environ()), engineEnv(r.e.config)...)
+	serve := exec.CommandContext(r.ctx, bin, "serve", "--listen", "127.0.0.1:0", "--state-dir", filepath.Join(dir, "state"), "--policy", file)
+	serve.Env = append(os.Environ(), r.e.config.env()...)
 	if out, err := serve.CombinedOutput(); err == nil || r.ctx.Err() != nil || !strings.Contains(string(out), why) {
 		r.Errorf("%s: %v: %s", policy, err, out)
 	}

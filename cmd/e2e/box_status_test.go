@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -225,7 +224,6 @@ func statusQueue(r *boxRow) {
 
 // statusFull reaches the caps that a server of its own is configured to.
 func statusFull(r *boxRow) {
-	r.Cleanup(goruntime.UnlockOSThread)
 	s := r.serve(r.T, "full", testImage, "", "BERM_SANDBOX_MAX_SANDBOXES=2", "BERM_SANDBOX_MAX_COMMANDS=2")
 	x := r.on(s, "a")
 	x.create(apitype.SandboxRequest{})

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,8 +22,6 @@ import (
 	metrics "go.opentelemetry.io/proto/otlp/metrics/v1"
 	resource "go.opentelemetry.io/proto/otlp/resource/v1"
 	"google.golang.org/protobuf/proto"
-
-	"github.com/bermhq/berm/cmd/berm/config"
 )
 
 // collector is an OTLP/HTTP receiver that keeps what it is sent.
@@ -155,7 +154,12 @@ func (c *collector) got(t *testing.T, instance string) *collector {
 	for _, w := range c.wrong {
 		t.Error(w)
 	}
-	want := map[string]bool{"service.instance.id=" + instance + ",service.name=berm,service.version=" + config.Version: true}
+	var build struct{ Version string }
+	version, stderr, _ := berm(t, "", "version", "-o", "json")
+	if err := json.Unmarshal([]byte(version), &build); err != nil {
+		t.Fatalf("%v: %s", err, stderr)
+	}
+	want := map[string]bool{"service.instance.id=" + instance + ",service.name=berm,service.version=" + build.Version: true}
 	if diff := cmp.Diff(want, c.resources); diff != "" {
 		t.Errorf("what sent it (-want +got):\n%s", diff)
 	}

@@ -38,7 +38,7 @@ type contained struct {
 
 // docker runs the docker command, and answers what it says.
 func (c *contained) docker(host string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.t.Context()), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "docker", args...)
 	cmd.Env = append(os.Environ(), "DOCKER_HOST="+host, "DOCKER_CONTEXT=", "DOCKER_CONFIG="+c.dir)
@@ -113,6 +113,12 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 	if err := os.Chmod(filepath.Join(c.dir, "policy.yaml"), 0o644); err != nil { //nolint:gosec // likewise
 		c.t.Fatal(err)
 	}
+	c.t.Cleanup(func() {
+		made := strings.Fields(c.must("ps", "--all", "--quiet", "--filter", "label="+composeProject+"="+c.name))
+		c.must(append([]string{"rm", "--force", "--volumes"}, made...)...)
+		c.must("network", "rm", c.name+"_default")
+		c.must("volume", "rm", c.name+"-state", c.name+"-shared")
+	})
 	c.must("network", "create", "--label", composeProject+"="+c.name, c.name+"_default")
 	project := []string{"--network", c.name + "_default", "--label", composeProject + "=" + c.name}
 	neighbour := append([]string{"run", "--detach", "--name", c.name + "-neighbour", "--label", composeService + "=neighbour", "--label", "berm.owner=" + c.name,
@@ -150,11 +156,7 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 func TestContained(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
-	berm, err := engine.BuildBerm(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := engine.BuildBermImage(t.Context(), e.config.Address, bermImage, berm); err != nil {
+	if err := engine.BuildBermImage(t.Context(), e.config.Address, bermImage, bin); err != nil {
 		t.Fatal(err)
 	}
 	fi, err := os.Stat(strings.TrimPrefix(e.config.Address, "unix://"))

@@ -14,6 +14,43 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
+// section gives the rows of the tables and lists below a heading of docs/observability.md.
+// Cells have no backquotes. A heading below it, a log's level, is its rows' second column.
+func section(t *testing.T, heading string) [][]string {
+	t.Helper()
+	doc, err := os.ReadFile("../../docs/observability.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(doc), "\n## "+heading+"\n")
+	if !found {
+		t.Fatalf("no section %s", heading)
+	}
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	var rows [][]string
+	below := ""
+	for line := range strings.Lines(rest) {
+		if heading, ok := strings.CutPrefix(line, "### "); ok {
+			below = strings.TrimSpace(heading)
+		}
+		if item, ok := strings.CutPrefix(line, "- `"); ok {
+			name, meaning, _ := strings.Cut(item, "`")
+			rows = append(rows, []string{name, below, strings.TrimPrefix(strings.TrimSpace(meaning), ": ")})
+		}
+		if strings.HasPrefix(line, "| `") {
+			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+			for i := range cells {
+				cells[i] = strings.ReplaceAll(strings.TrimSpace(cells[i]), "`", "")
+			}
+			if below != "" {
+				cells = slices.Insert(cells, 1, below)
+			}
+			rows = append(rows, cells)
+		}
+	}
+	return rows
+}
+
 // documented returns the labels of all that a scrape of a server has, by the name in
 // queries, as docs/observability.md has them. A test of serve holds it to the code.
 func documented(t *testing.T) map[string]map[string]bool {

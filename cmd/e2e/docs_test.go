@@ -162,15 +162,11 @@ engine_api:
 	}
 	url := "http://" + strings.TrimSpace(string(address))
 	w := &docsWorld{bin: t.TempDir(),
-		env: []string{"BERM_ENGINE_AGENT_FILE=" + e.config.AgentFile, "BERM_URL=" + url, "BERM_TOKEN=" + testToken, "BERM_ENGINE_INSTANCE=docs"},
+		env: []string{"BERM_URL=" + url, "BERM_TOKEN=" + testToken, "BERM_ENGINE_INSTANCE=docs"},
 		stand: map[string]string{
 			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots, "/var/lib/berm": c.dir, "/srv/volumes/7": work,
 		}}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(self, filepath.Join(w.bin, "berm")); err != nil {
+	if err := os.Symlink(bin, filepath.Join(w.bin, "berm")); err != nil {
 		t.Fatal(err)
 	}
 	pages, err := filepath.Glob("../../docs/*.md")

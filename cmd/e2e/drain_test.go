@@ -125,7 +125,7 @@ func TestDrain(t *testing.T) {
 	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
 		t.Errorf("after the second signal: %v", err)
 	}
-	removeAll(t, b.engine)
+	b.removeAll(t)
 }
 
 // dockerRun is a Docker client that runs beside the test.

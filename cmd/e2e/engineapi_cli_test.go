@@ -29,6 +29,7 @@ type clientBed struct {
 	*child
 	engine *testEngine
 	dir    string
+	owner  string   // the label of what the server's callers make
 	args   []string // the server's
 }
 
@@ -36,7 +37,9 @@ type clientBed struct {
 // and have directories below work mounted. Settings are more sections of its configuration.
 func newClientBed(t *testing.T, settings ...string) *clientBed {
 	t.Helper()
-	b := &clientBed{engine: commonEngine(t, "docker"), dir: t.TempDir()}
+	b := &clientBed{engine: commonEngine(t, "docker")}
+	b.dir = b.engine.dir(t)
+	b.owner = "bed-" + filepath.Base(b.dir)
 	work := filepath.Join(b.dir, "work")
 	if err := os.Mkdir(work, 0o755); err != nil {
 		t.Fatal(err)
@@ -61,7 +64,7 @@ engine_api:
     - address: unix://`+b.dir+`/audited.sock
       callers: [{name: audited, tenant: audited, mode: audit}]
 sandbox: {cleanup_interval: 100ms}
-engine: {address: "`+b.engine.config.Address+`"}
+engine: {address: "`+b.engine.config.Address+`", instance: `+b.owner+`}
 `+strings.Join(settings, ""))
 	b.args = []string{"--config", filepath.Join(b.dir, "berm.yaml"), "--policy", filepath.Join(b.dir, "policy.yaml")}
 	b.start(t)
@@ -128,11 +131,12 @@ func (b *clientBed) wantEvent(t *testing.T, cli, name, action string) {
 	}
 }
 
-// made lists what of the server's there is in the engine, of the second door.
+// made lists what the server's callers have made and is still in the engine, and volumes
+// that nobody has named.
 func (b *clientBed) made(t *testing.T) (left []string) {
 	t.Helper()
 	direct := dockerClient(t, client.WithHost(b.engine.config.Address))
-	labels := filters.NewArgs(filters.Arg("label", lifecycle.LabelDoor+"="+lifecycle.DoorEngine))
+	labels := filters.NewArgs(filters.Arg("label", lifecycle.LabelOwner+"="+b.owner))
 	containers, err := direct.ContainerList(t.Context(), container.ListOptions{All: true, Filters: labels})
 	if err != nil {
 		t.Fatal(err)
@@ -151,8 +155,10 @@ func (b *clientBed) made(t *testing.T) (left []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, v := range volumes.Volumes { // those that nothing has labelled too
-		left = append(left, "volume "+v.Name)
+	for _, v := range volumes.Volumes {
+		if v.Labels[lifecycle.LabelOwner] == b.owner || len(v.Name) == 64 {
+			left = append(left, "volume "+v.Name)
+		}
 	}
 	return left
 }
@@ -174,6 +180,7 @@ func clis(t *testing.T) (found []string) {
 
 // What people do with a Docker client goes through the second door as it goes to the engine.
 func TestDockerClient(t *testing.T) {
+	t.Parallel()
 	b := newClientBed(t)
 	work := filepath.Join(b.dir, "work")
 	write(t, filepath.Join(work, "file"), "from the host\n")
@@ -228,6 +235,7 @@ func TestDockerClient(t *testing.T) {
 
 // In mode audit everything goes through, and the log says what wouldn't have.
 func TestDockerClientAudited(t *testing.T) {
+	t.Parallel()
 	b := newClientBed(t)
 	write(t, filepath.Join(b.dir, "work", "x"), "")
 	cli := clis(t)[0]
@@ -268,6 +276,7 @@ volumes:
 
 // A whole stack goes up, works and comes down.
 func TestCompose(t *testing.T) {
+	t.Parallel()
 	program, err := exec.LookPath("docker-compose")
 	if err != nil {
 		engine.Lacking(t, "compose", err)
@@ -344,19 +353,22 @@ func TestSweepAfterKill(t *testing.T) {
 	if left := strings.Join(b.made(t), ", "); left != "container /living, volume long" {
 		t.Errorf("left are %s", left)
 	}
-	removeAll(t, b.engine)
+	b.removeAll(t)
 }
 
 // removeAll takes away what a test has left on purpose.
-func removeAll(t *testing.T, e *testEngine) {
+func (b *clientBed) removeAll(t *testing.T) {
 	t.Helper()
-	direct := dockerClient(t, client.WithHost(e.config.Address))
-	list, err := direct.ContainerList(t.Context(), container.ListOptions{All: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range list {
-		if err := direct.ContainerRemove(context.Background(), c.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}); err != nil {
+	direct := dockerClient(t, client.WithHost(b.engine.config.Address))
+	for _, left := range b.made(t) {
+		kind, name, _ := strings.Cut(left, " ")
+		var err error
+		if kind == "volume" {
+			err = direct.VolumeRemove(t.Context(), name, true)
+		} else {
+			err = direct.ContainerRemove(t.Context(), name, container.RemoveOptions{Force: true, RemoveVolumes: true})
+		}
+		if err != nil {
 			t.Error(err)
 		}
 	}

@@ -23,6 +23,7 @@ import (
 
 // Both doors are one process, each listener is its callers', and either door can be off.
 func TestServeEngineAPI(t *testing.T) {
+	t.Parallel()
 	e := commonEngine(t, "docker")
 	dir := t.TempDir()
 	ca := newAuthority(t, dir)
@@ -135,7 +136,7 @@ func (c *child) tcpAddress(t *testing.T) string {
 	return ""
 }
 
-func dockerClient(t *testing.T, opts ...client.Opt) *client.Client {
+func dockerClient(t testing.TB, opts ...client.Opt) *client.Client {
 	t.Helper()
 	c, err := client.NewClientWithOpts(append(opts, client.WithAPIVersionNegotiation())...)
 	if err != nil {
@@ -143,16 +144,6 @@ func dockerClient(t *testing.T, opts ...client.Opt) *client.Client {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	return c
-}
-
-// until asks again and again, for a minute.
-func until(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("it never came to be that %s", what)
-		}
-	}
 }
 
 // authority signs certificates, kept in a directory as PEM.

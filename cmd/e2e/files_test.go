@@ -16,10 +16,9 @@ import (
 
 // Files are written, watched and read in a real sandbox, and what listens in it is
 // reached though it has no network.
-func TestFilesAndPorts(t *testing.T) { onEachEngine(t, testFilesAndPorts) }
-
-func testFilesAndPorts(t *testing.T, kind string) {
-	e := commonEngine(t, kind)
+func TestFilesAndPorts(t *testing.T) {
+	t.Parallel()
+	e := commonEngine(t, "docker")
 	server := newServer(t, e, e.dir(t), testImage)
 	server.start(t)
 	c, err := client.New(client.Options{BaseURL: server.url, Token: server.token})

@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	for _, variable := range os.Environ() { // no setting of the caller's
-		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "BERM_") && name != "BERM_REQUIRE" && name != "BERM_PROJECT_DIR" {
+		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "BERM_") && name != "BERM_REQUIRE" && !strings.HasPrefix(name, "BERM_PROJECT_") {
 			_ = os.Unsetenv(name)
 		}
 	}
@@ -187,6 +187,7 @@ func (e *testEngine) open(t testing.TB, s *server) runtime.Runtime {
 		rt, err = containerd.New(containerd.Options{
 			Address: e.config.Address, Namespace: e.config.Namespace, CgroupParent: e.config.CgroupParent,
 			Netns: e.config.Netns, Root: filepath.Join(s.stateDir(), "containerd"), CallTimeout: time.Minute,
+			Agent: []byte("the client makes no containers"),
 		})
 	}
 	if err != nil {

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 func TestAgent(t *testing.T) { onEachEngine(t, testAgent) }
 
 func testAgent(t *testing.T, kind string) {
+	t.Parallel()
 	e := commonEngine(t, kind)
 	dir := e.dir(t)
 	policyFile := filepath.Join(dir, "policy.yaml")

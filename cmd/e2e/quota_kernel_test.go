@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle/project"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
@@ -35,20 +34,9 @@ func TestKernelServer(t *testing.T) {
 		t.Skip("needs a directory with project quotas in BERM_PROJECT_DIR")
 	}
 	engine.Require(t, "containerd")
-	// The agent is the one that is built in: there need be no compiler. Without a network,
-	// the engine takes no more than a kernel.
-	e := &testEngine{config: config.Engine{Kind: "containerd", CallTimeout: kernelPatience}}
-	if err := e.startContainerd(t, engine.Options{NoNetns: true, StartTimeout: kernelPatience}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := e.ImportBusybox(t.Context(), testImage); err != nil {
-		t.Fatal(err)
-	}
+	// Without a network, the engine takes no more than a kernel.
+	e := startEngine(t, "containerd", engine.Options{NoNetns: true, StartTimeout: kernelPatience})
+	e.config.CallTimeout = kernelPatience
 	for _, tt := range []struct {
 		name string
 		test func(b *quotaBed)
@@ -89,7 +77,7 @@ type quotaBed struct {
 func (b *quotaBed) configure(env ...string) *server {
 	b.Helper()
 	dir := b.e.dir(b)
-	server := newServer(t, b.e, dir, testImage)
+	server := newServer(b, b.e, dir, testImage)
 	policy := filepath.Join(dir, "policy.yaml")
 	write(b.T, policy, "version: 1\nmounts: {allowed_roots: ["+b.dir+"]}\n")
 	server.env = append(append(server.env, "BERM_POLICY_FILE="+policy), env...)
@@ -110,7 +98,7 @@ func (b *quotaBed) serve(env ...string) {
 
 func (b *quotaBed) start() {
 	b.Helper()
-	if err := b.server.start(b.ctx); err != nil {
+	if err := b.server.run(b.ctx); err != nil {
 		b.Fatalf("%v\n%s", err, b.server.logTail())
 	}
 }
@@ -502,7 +490,7 @@ func kernelRequired(b *quotaBed) {
 			b.Fatal(err)
 		}
 		server := b.configure("BERM_SANDBOX_CHATS_ROOT="+root, "BERM_STORAGE_PROJECT_QUOTAS=required")
-		err = server.start(b.ctx)
+		err = server.run(b.ctx)
 		server.stop()
 		why := "storage.project_quotas is required, but the kernel can't hold workspaces to their quotas here: there are no project quotas for " + root
 		if log := server.logTail(); err == nil || server.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(log, why) {

@@ -17,6 +17,12 @@ import (
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 )
 
+const (
+	policyA = "version: 1\nprofiles: {a: {extends: default}}\n"
+	policyB = "version: 1\nprofiles: {b: {extends: default}}\n"
+	broken  = "version: 1\nprofiles: {c: {extends: nothing}}\n"
+)
+
 // child is a berm serve in a process of its own.
 type child struct {
 	cmd  *exec.Cmd
@@ -35,7 +41,7 @@ func startChild(t *testing.T, dir string, args ...string) *child {
 // message. A nil engine isn't there.
 func startChildWith(t *testing.T, dir string, e *testEngine, message string, args ...string) *child {
 	t.Helper()
-	return startCommand(t, exec.CommandContext(t.Context(), os.Args[0]), dir, e, message, args...)
+	return startCommand(t, exec.CommandContext(t.Context(), bin), dir, e, message, args...)
 }
 
 // startCommand is startChildWith by a command that lacks the server's arguments.
@@ -52,10 +58,10 @@ func startCommand(t *testing.T, cmd *exec.Cmd, dir string, e *testEngine, messag
 	}
 	c.cmd.Args = append(c.cmd.Args, "serve", "--listen", "unix://"+socket, "--state-dir", c.dir, "--engine-address", address)
 	c.cmd.Args = append(c.cmd.Args, args...)
-	c.cmd.Env = append(os.Environ())
+	c.cmd.Env = os.Environ()
 	c.cmd.Stdout, c.cmd.Stderr = c.log, c.log
 	if e != nil {
-		c.cmd.Env = append(c.cmd.Env, engineEnv(e.config)...)
+		c.cmd.Env = append(c.cmd.Env, e.config.env()...)
 	}
 	if err := c.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -218,7 +224,7 @@ func TestServeWithoutInotify(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "policy.yaml")
 	write(t, path, policyA)
-	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo 0 >/proc/sys/user/max_inotify_instances && exec "$0" "$@"`, os.Args[0])
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo 0 >/proc/sys/user/max_inotify_instances && exec "$0" "$@"`, bin)
 	all := []syscall.SysProcIDMap{{Size: 1 << 16}}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: all, GidMappings: all, GidMappingsEnableSetgroups: true}
 	c := startCommand(t, cmd, dir, nil, "serving", "--policy", path)

@@ -67,7 +67,7 @@ func (u *unit) start(t *testing.T, settings string, env ...string) *child {
 	c.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(u.dir, "http.sock"))
 	}}
-	c.cmd = exec.CommandContext(t.Context(), "/bin/sh", "-c", `LISTEN_PID=$$ WATCHDOG_PID=$$ exec "$0" "$@"`, os.Args[0], "serve",
+	c.cmd = exec.CommandContext(t.Context(), "/bin/sh", "-c", `LISTEN_PID=$$ WATCHDOG_PID=$$ exec "$0" "$@"`, bin, "serve",
 		"--config", filepath.Join(u.dir, "berm.yaml"), "--state-dir", c.dir, "--engine-address", "unix://"+filepath.Join(u.dir, "no-engine.sock"))
 	c.cmd.Env = append(os.Environ(), "LISTEN_FDS="+strconv.Itoa(len(u.files)), "LISTEN_FDNAMES="+strings.Join(u.names, ":"),
 		"NOTIFY_SOCKET="+filepath.Join(u.dir, "notify"))

@@ -109,6 +109,10 @@ func newOldService(t *testing.T) *oldService {
 	write(t, filepath.Join(o.dir, "chats", oldChat, "notes.txt"), "of the old service\n")
 	write(t, filepath.Join(o.dir, "policy.yaml"), "version: 1\nnetworks: {\"on\": {external: true}}\nmounts: {allowed_roots: ["+o.dir+"/volume]}\nprofiles: {default: {network: \"on\"}}\n")
 	o.must("network", "create", "old-sandboxes")
+	t.Cleanup(func() { // what wasn't to be adopted
+		o.must(append([]string{"rm", "--force"}, strings.Fields(o.must("ps", "--all", "--quiet", "--filter", "network=old-sandboxes"))...)...)
+		o.must("network", "rm", "old-sandboxes")
+	})
 	o.server = newServer(t, e, o.dir, testImage)
 	o.server.env = append(o.server.env, "BERM_POLICY_FILE="+o.dir+"/policy.yaml", "BERM_SANDBOX_NETWORK=old-sandboxes", "BERM_SANDBOX_PORT=8080",
 		"BERM_SANDBOX_COMMAND=httpd,-f,-p,8080,-h,/chat",

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -52,35 +51,16 @@ func must(t *testing.T, dir string, env []string, program string, args ...string
 	return out
 }
 
-// builds is a directory for what is built once, or empty.
-var builds string
-
-// program builds berm, once, and answers its path.
-var program = sync.OnceValues(func() (string, error) {
-	var err error
-	if builds, err = os.MkdirTemp("", "berm-compose-"); err != nil {
-		return "", err
-	}
-	return engine.BuildBerm(context.Background(), builds)
-})
+// berm is the path of the program under test.
+var berm string
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := os.RemoveAll(builds); err != nil {
+	var err error
+	if berm, err = engine.Berm(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		code = max(code, 1)
+		os.Exit(1)
 	}
-	os.Exit(code)
-}
-
-// berm is the program's path.
-func berm(t *testing.T) string {
-	t.Helper()
-	path, err := program()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
+	os.Exit(m.Run())
 }
 
 func write(t *testing.T, path, content string) {
@@ -95,9 +75,6 @@ func write(t *testing.T, path, content string) {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("it takes an engine, and half a minute")
-	}
 	engine.Require(t, "docker")
 	if _, err := exec.LookPath("docker-compose"); err != nil {
 		engine.Lacking(t, "compose", err)
@@ -117,7 +94,7 @@ func newBench(t *testing.T) *bench {
 	if err := b.engine.ImportBusybox(t.Context(), busybox); err != nil {
 		t.Fatal(err)
 	}
-	if err := engine.BuildBermImage(t.Context(), b.engine.Host(), bermImage, berm(t)); err != nil {
+	if err := engine.BuildBermImage(t.Context(), b.engine.Host(), bermImage, berm); err != nil {
 		t.Fatal(err)
 	}
 	small := filepath.Join(dir, "clients")
@@ -148,7 +125,7 @@ services:
 func (b *bench) init(t *testing.T, name string, settings []string, args ...string) *stack {
 	t.Helper()
 	s := &stack{bench: b, name: name, dir: filepath.Join(t.TempDir(), name)}
-	must(t, ".", nil, berm(t), append([]string{"compose", "init", "--dir", s.dir, "--stack", name, "--image", bermImage}, args...)...)
+	must(t, ".", nil, berm, append([]string{"compose", "init", "--dir", s.dir, "--stack", name, "--image", bermImage}, args...)...)
 	files := []string{"compose.yaml"}
 	if slices.Contains(args, "--with-docker-api") {
 		files = append(files, "compose.override.yaml")
@@ -333,7 +310,7 @@ func (b *bench) heldMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.dir, s.name = dir, "held"
-	guide, err := os.ReadFile("../docs/guide-compose.md")
+	guide, err := os.ReadFile("../../../docs/guide-compose.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -387,7 +364,7 @@ func TestChecked(t *testing.T) {
 			} else {
 				files = []string{"compose.yaml"}
 			}
-			must(t, ".", nil, berm(t), args...)
+			must(t, ".", nil, berm, args...)
 			project := load(t, dir, nil, slices.Clone(files)...)
 			mounts := map[string]string{} // in the container, on this host
 			for _, v := range project.Services["berm"].Volumes {
@@ -408,14 +385,14 @@ func TestChecked(t *testing.T) {
 				}
 				env = append(env, key+"="+*value)
 			}
-			must(t, dir, env, berm(t), "config", "check")
+			must(t, dir, env, berm, "config", "check")
 			if _, err := exec.LookPath("docker-compose"); err != nil {
 				engine.Lacking(t, "compose", err)
 			}
 			must(t, dir, []string{"COMPOSE_FILE=" + strings.Join(files, ":")}, "docker-compose", "config", "--quiet")
 		})
 	}
-	if _, err := command(t.Context(), ".", []string{"BERM_HTTP_LISTEN=nowhere"}, berm(t), "config", "check"); err == nil {
+	if _, err := command(t.Context(), ".", []string{"BERM_HTTP_LISTEN=nowhere"}, berm, "config", "check"); err == nil {
 		t.Error("berm config check finds nothing wrong with anything")
 	}
 }
@@ -423,7 +400,7 @@ func TestChecked(t *testing.T) {
 // What only tests import isn't in the program, whoever else brings it.
 func TestLinked(t *testing.T) {
 	t.Parallel()
-	info, err := buildinfo.ReadFile(berm(t))
+	info, err := buildinfo.ReadFile(berm)
 	if err != nil {
 		t.Fatal(err)
 	}

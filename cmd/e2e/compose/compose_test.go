@@ -13,6 +13,15 @@ import (
 	"github.com/bermhq/berm/compose"
 )
 
+// stackDir has the stacks' files.
+var stackDir = func() string {
+	dir, err := filepath.Abs("../../../compose")
+	if err != nil {
+		panic(err)
+	}
+	return dir
+}()
+
 // load reads the stack of some files as Compose v2 does.
 func load(t *testing.T, dir string, environ []string, files ...string) *types.Project {
 	t.Helper()
@@ -44,14 +53,14 @@ func stacks() map[string][]string {
 
 func TestRules(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("*.yaml")
+	files, err := filepath.Glob(filepath.Join(stackDir, "*.yaml"))
 	if err != nil || len(files) != len(compose.Stacks)+1 {
 		t.Fatalf("%v, want the stacks and docker-api.yaml: %v", files, err)
 	}
 	for name, files := range stacks() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			project := load(t, ".", nil, files...)
+			project := load(t, stackDir, nil, files...)
 			for name, s := range project.Services {
 				for _, flaw := range flaws(s) {
 					t.Errorf("%s %s", name, flaw)
@@ -106,7 +115,7 @@ func flaws(s types.ServiceConfig) (found []string) {
 // The rules themselves, so that a slip in them doesn't pass for clean files.
 func TestFlaws(t *testing.T) {
 	t.Parallel()
-	good := func() types.ServiceConfig { return load(t, ".", nil, "agent-app.yaml").Services["app"] }
+	good := func() types.ServiceConfig { return load(t, stackDir, nil, "agent-app.yaml").Services["app"] }
 	if found := flaws(good()); len(found) > 0 {
 		t.Fatalf("%v", found)
 	}
