@@ -35,10 +35,10 @@ that can't be told.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			verdict, err := explainRequest(cmd, file)
 			if err != nil {
-				return &config.ExitError{Code: config.ExitUsage, Err: err}
+				return usage("%w", err)
 			}
 			if err := printVerdict(cmd.OutOrStdout(), verdict, asJSON); err != nil {
-				return &config.ExitError{Code: config.ExitUsage, Err: err}
+				return usage("%w", err)
 			}
 			if !verdict.Allowed() {
 				return &config.ExitError{Code: config.ExitFailure}

@@ -61,24 +61,22 @@ owner can read FILE; for standard output, set the shell's umask.`,
 			free := func() error { return mayWrite(args[0], force) }
 			if args[0] == stdio {
 				if f, ok := cmd.OutOrStdout().(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-					return &config.ExitError{Code: config.ExitUsage, Err: errors.New("a backup is nothing for a terminal: name a file, or pipe it")}
+					return usage("a backup is nothing for a terminal: name a file, or pipe it")
 				}
 			} else if err := free(); err != nil {
 				return err
 			}
 			var size int64
 			b, err := serve.MakeBackup(ctx, cfg, func(path string) error {
-				copied, err := OpenLocal(cmd, path)
-				if err != nil {
-					return err
-				}
-				defer copied.Close()
-				size = copied.Size
-				write := func(w io.Writer) error { _, err := io.Copy(w, copied.Content); return err }
-				if args[0] == stdio {
-					return write(cmd.OutOrStdout())
-				}
-				return atomicfile.Write(args[0], 0o600, func(w io.Writer) error { return cmp.Or(write(w), free()) }) // it took its time
+				_, err := send(cmd, path, func(l *local) (any, error) {
+					size = l.size
+					write := func(w io.Writer) error { _, err := io.Copy(w, l.content); return err }
+					if args[0] == stdio {
+						return nil, write(cmd.OutOrStdout())
+					}
+					return nil, atomicfile.Write(args[0], 0o600, func(w io.Writer) error { return cmp.Or(write(w), free()) }) // it took its time
+				})
+				return err
 			})
 			if err != nil {
 				return err
@@ -131,18 +129,12 @@ copy is brought up to date as well: so run the new version's check before an upg
 				_, err = fmt.Fprintf(cmd.OutOrStdout(), "sound: the store of instance %s\n%s\n", instance, reportLine(r))
 				return err
 			}
-			backup, err := OpenLocal(cmd, args[0])
-			if err != nil {
-				return err
-			}
-			defer backup.Close()
 			work, err := os.MkdirTemp("", "berm-check-")
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-			b, err := serve.ReadBackup(ctx, backup.Content, work)
-			backup.Close()
+			b, err := send(cmd, args[0], func(l *local) (serve.Backup, error) { return serve.ReadBackup(ctx, l.content, work) })
 			if err != nil {
 				return err
 			}
@@ -175,13 +167,7 @@ that lie in their directories; which workspaces and chats there are is as it was
   berm store restore berm.db --config /etc/berm/berm.yaml --force`,
 		Args: cobra.ExactArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
-			backup, err := OpenLocal(cmd, args[0])
-			if err != nil {
-				return err
-			}
-			defer backup.Close()
-			r, err := serve.Restore(ctx, cfg, backup.Content, force)
-			backup.Close()
+			r, err := send(cmd, args[0], func(l *local) (serve.Restoration, error) { return serve.Restore(ctx, cfg, l.content, force) })
 			if err != nil {
 				return err
 			}
