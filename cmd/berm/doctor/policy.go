@@ -47,7 +47,7 @@ func lookAtPolicy(ctx context.Context, limit time.Duration, e *engineFacts) *pol
 	if p.err != nil {
 		return p
 	}
-	p.err = serve.AllOf(serve.Holdable(p.held), serve.HasProfiles(e.cfg.EngineAPI))(p.policy)
+	p.err = serve.CheckPolicy(e.cfg, p.held)(p.policy)
 	p.images = imagesOf(p.policy)
 	for i := range p.images {
 		img := &p.images[i]
