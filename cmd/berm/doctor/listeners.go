@@ -43,7 +43,7 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 		switch {
 		case err != nil:
 			failed[c.ID] = true
-			out = append(out, bad(c.ID, config.OneLine(err).Error(), wontStart, c.Fix))
+			out = append(out, bad(c.ID, said(err), wontStart, c.Fix))
 		case l >= 0:
 			out = append(out, checkListener(ctx, limit, cfg.EngineAPI.Listeners[l], in.TLS[l], served))
 		}
@@ -86,14 +86,14 @@ func checkSandboxAPI(ctx context.Context, limit time.Duration, cfg *config.Confi
 		return checkAddress(ctx, limit, cfg.HTTP.Listen, true)
 	}
 	if err != nil {
-		return bad(id, config.OneLine(err).Error(), "the server that has the state directory is of no use", "look at its log")
+		return bad(id, said(err), "the server that has the state directory is of no use", "look at its log")
 	}
 	found := fmt.Sprintf("berm %s answers at %s", running, address)
 	if running != config.Version {
 		found += "; this one is " + config.Version
 	}
 	if ready != nil {
-		return soft(id, found+", and isn't ready: "+config.OneLine(ready).Error(), "calls are answered with 503", "look at its log")
+		return soft(id, found+", and isn't ready: "+said(ready), "calls are answered with 503", "look at its log")
 	}
 	return okay(id, found)
 }
@@ -116,13 +116,11 @@ func checkAddress(ctx context.Context, limit time.Duration, address string, know
 		return bad(id, fmt.Sprintf("%s can't be listened on: %v", address, err), wontStart, "choose another with --listen")
 	}
 	other, _, err := askVersion(ctx, limit, address)
-	switch {
-	case err != nil:
-		return bad(id, "another process listens on "+address, wontStart, "choose another with --listen")
-	case !known:
-		return soft(id, fmt.Sprintf("berm %s answers at %s", other, address), "whether it is that of this state directory isn't known", "run berm doctor as the server's user")
-	}
-	return bad(id, fmt.Sprintf("berm %s listens on %s, with another state directory", other, address), wontStart, "give the state directory and the configuration of that server, or choose another with --listen")
+	return first(
+		rule{err != nil, bad(id, "another process listens on "+address, wontStart, "choose another with --listen")},
+		rule{!known, soft(id, fmt.Sprintf("berm %s answers at %s", other, address), "whether it is that of this state directory isn't known", "run berm doctor as the server's user")},
+		rule{true, bad(id, fmt.Sprintf("berm %s listens on %s, with another state directory", other, address), wontStart, "give the state directory and the configuration of that server, or choose another with --listen")},
+	)
 }
 
 // askVersion asks a server who it is. Ready says why it isn't.
@@ -224,19 +222,14 @@ func checkListener(ctx context.Context, limit time.Duration, l config.Listener, 
 		found += ", certificate until " + end.Format(time.DateOnly)
 		left = time.Until(end)
 	}
-	switch {
-	case open:
-		return soft(id, found, "every user of this machine is its caller", "give the callers' uids, or a socket_mode of 0660")
-	case left < 0:
-		return bad(id, found, "clients refuse it", "renew the certificate")
-	case left < expiresSoon:
-		return soft(id, found, "clients refuse it from then on", "renew the certificate")
-	case len(audited) > 0:
-		return soft(id, found+"; mode: audit for "+some(audited), "what the policy denies is let through", "set their mode to enforce once berm policy learn has nothing to add")
-	case l.AllowPlain && l.ClientCAFile == "":
-		return soft(id, found+", without client certificates", "whoever reaches it is its caller", "set client_ca_file, or keep it in a network of those who may")
-	}
-	return okay(id, found)
+	return first(
+		rule{open, soft(id, found, "every user of this machine is its caller", "give the callers' uids, or a socket_mode of 0660")},
+		rule{left < 0, bad(id, found, "clients refuse it", "renew the certificate")},
+		rule{left < expiresSoon, soft(id, found, "clients refuse it from then on", "renew the certificate")},
+		rule{len(audited) > 0, soft(id, found+"; mode: audit for "+some(audited), "what the policy denies is let through", "set their mode to enforce once berm policy learn has nothing to add")},
+		rule{l.AllowPlain && l.ClientCAFile == "", soft(id, found+", without client certificates", "whoever reaches it is its caller", "set client_ca_file, or keep it in a network of those who may")},
+		rule{true, okay(id, found)},
+	)
 }
 
 func checkAuditLog(ctx context.Context, limit time.Duration, path string) finding {
@@ -262,7 +255,7 @@ func checkRestarts(ctx context.Context, limit time.Duration, database string) fi
 	const id = "doors.restarts"
 	rows, err := serve.Within(ctx, limit, func(ctx context.Context) ([]restart.Row, error) { return store.ReadRestarts(ctx, database) })
 	if err != nil {
-		return soft(id, config.OneLine(err).Error(), "what waits for its restart isn't known", "run berm doctor as the server's user")
+		return soft(id, said(err), "what waits for its restart isn't known", "run berm doctor as the server's user")
 	}
 	restarts, waiting := 0, []string{}
 	for _, r := range rows {
@@ -297,7 +290,7 @@ func checkCollector(ctx context.Context, limit time.Duration, cfg config.Otel) f
 		return conn.Close()
 	})
 	if err != nil {
-		return soft(id, config.OneLine(err).Error(), "logs, metrics and traces are lost until the collector is there", "start it, or set otel.endpoint right")
+		return soft(id, said(err), "logs, metrics and traces are lost until the collector is there", "start it, or set otel.endpoint right")
 	}
 	return okay(id, "a collector listens on "+address)
 }
