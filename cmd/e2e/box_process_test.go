@@ -19,7 +19,6 @@ import (
 
 // Processes that run for long.
 var boxProcesses = []boxCase{
-	{"pings", processPings}, // first, as they come every 15 s
 	{"stop", processStop("default")},
 	{"stop by the engine", processStop("plain")},
 	{"spec", processSpec},
@@ -384,15 +383,5 @@ func processReplay(r *boxRow) {
 		if l.Seq <= p.FirstSeq || !strings.HasSuffix("0123456789abcde", l.Line) {
 			r.Fatalf("%+v", l)
 		}
-	}
-}
-
-func processPings(r *boxRow) {
-	r.start("p", "cat")
-	ws := r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true})
-	go func() { _, _, _ = ws.Read(r.ctx) }() // by which pings are seen
-	r.await("a ping", func() bool { return ws.pings.Load() > 0 })
-	if p := r.process("p"); p.State != "running" || !p.Attached {
-		r.Errorf("%+v", p)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,11 +17,9 @@ import (
 // How the service is, and what it says when it says no.
 var boxStatus = []boxCase{
 	{"status", statusFields},
-	{"recent errors", statusErrors},
 	{"types of errors", statusTypes},
 	{"sandboxes at once", statusSandboxes},
 	{"processes at once", statusProcesses},
-	{"commands in a queue", statusQueue},
 	{"caps of the server", statusFull},
 }
 
@@ -79,41 +76,6 @@ func statusFields(r *boxRow) {
 	}
 	if s := r.status(x.c); s.ActiveSandboxes != 0 || s.RunningProcesses != 0 {
 		r.Errorf("%+v", s)
-	}
-}
-
-func statusErrors(r *boxRow) {
-	x := r.leanly(r.wide, "errors")
-	begun := time.Now().Add(-time.Second)
-	for i := range 55 {
-		req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, fmt.Sprintf("%s/api/v1/sandboxes/none-%d", x.s.url, i), nil)
-		if err != nil {
-			r.Fatal(err)
-		}
-		req.Header.Set("Authorization", "Bearer "+leanToken)
-		req.Header.Set("X-Request-Id", fmt.Sprintf("request-%d", i))
-		resp, err := x.s.http.Do(req)
-		if err != nil {
-			r.Fatal(err)
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusNotFound || resp.Header.Get("X-Request-Id") != fmt.Sprintf("request-%d", i) {
-			r.Errorf("%d: %d %v", i, resp.StatusCode, resp.Header)
-		}
-	}
-	all, err := x.c.Errors(r.ctx)
-	if err != nil || len(all) != 50 || r.status(x.c).RecentErrors != 50 {
-		r.Fatalf("%d errors, %v", len(all), err)
-	}
-	for i, e := range all { // newest first, and the oldest are out
-		n := 54 - i
-		if e.RequestID != fmt.Sprintf("request-%d", n) || e.Type != "not_found" || e.Status != 404 || !strings.Contains(e.Message, fmt.Sprintf("none-%d", n)) ||
-			e.Time.Before(begun) || e.Time.After(time.Now()) || i > 0 && e.Time.After(all[i-1].Time) {
-			r.Errorf("%d: %+v", i, e)
-		}
-	}
-	if mine, err := x.s.c.Errors(r.ctx); err != nil || slices.ContainsFunc(mine, func(e apitype.ErrorEntry) bool { return strings.HasPrefix(e.RequestID, "request-") }) {
-		r.Errorf("another tenant sees them: %v, %v", mine, err)
 	}
 }
 
@@ -188,38 +150,6 @@ func statusProcesses(r *boxRow) {
 		r.Fatal(err)
 	}
 	r.start("more", "cat")
-}
-
-func statusQueue(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	var all sync.WaitGroup
-	var full atomic.Int32
-	run := func(script string) {
-		all.Go(func() {
-			res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{Command: shell(script), Serialize: true, Timeout: apitype.SecondsOf(110)})
-			switch {
-			case err != nil:
-				full.Add(1)
-				r.wantFull(err)
-			case !res.OK:
-				r.Errorf("%+v", res)
-			}
-		})
-	}
-	run("touch /tmp/on; until test -e /tmp/go; do sleep 0.1; done")
-	r.await("the first to run", func() bool { return exists(r.inside("/tmp/on")) })
-	for range 66 {
-		run("echo x >> /tmp/ran")
-	}
-	r.await("the queue to be full", func() bool { return full.Load() >= 2 })
-	if exists(r.inside("/tmp/ran")) {
-		r.Error("somebody didn't wait")
-	}
-	write(r.T, r.inside("/tmp/go"), "")
-	all.Wait()
-	if got := strings.Count(r.sh("cat /tmp/ran"), "x"); got != 64 || full.Load() != 2 {
-		r.Errorf("%d waited, %d were refused", got, full.Load())
-	}
 }
 
 // statusFull reaches the caps that a server of its own is configured to.
