@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 
-
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )

@@ -207,9 +207,7 @@ func (b *box) serve(t *testing.T, name, image, policy string, settings ...string
 	server := newServer(t, b.e, dir, image)
 	server.env = append(append(server.env, "BERM_SECURITY_TOKENS="+boxTokens), settings...)
 	if policy != "" {
-		file := filepath.Join(dir, "policy.yaml")
-		write(t, file, "version: 1\n"+policy)
-		server.env = append(server.env, "BERM_POLICY_FILE="+file)
+		server.policy(t, policy)
 	}
 	server.start(t)
 	s := &boxServer{server: server, rt: b.e.open(t, server)}

@@ -256,12 +256,18 @@ func (s *server) stateDir() string { return filepath.Join(s.dir, "state") }
 
 func (s *server) logPath() string { return filepath.Join(s.dir, "server.log") }
 
-// start runs the server, for the first time or again, until it is ready to serve.
-func (s *server) start(t testing.TB) {
+// start runs the server, for the first time or again, until it is ready to serve. It
+// returns a client that calls again where that makes sense.
+func (s *server) start(t testing.TB) *client.Client {
 	t.Helper()
 	if err := s.run(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, s.logTail())
 	}
+	c, err := client.New(client.Options{BaseURL: s.url, Token: s.token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 func (s *server) run(ctx context.Context) error {
@@ -339,7 +345,7 @@ func (s *server) answers(ctx context.Context, path string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// client makes a client of the server's API, that repeats nothing.
+// client makes a client that makes each call once.
 func (s *server) client(t testing.TB, transport http.RoundTripper) *client.Client {
 	t.Helper()
 	c, err := client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: &http.Client{Transport: transport}})
