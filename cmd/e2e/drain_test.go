@@ -117,12 +117,12 @@ func TestDrain(t *testing.T) {
 		case err = <-ended:
 			return true
 		default:
-			_ = b.cmd.Process.Signal(os.Interrupt)
+			_ = b.cmd.Process.Signal(syscall.SIGTERM) // SIGINT is ignored in the background of a shell
 			return false
 		}
 	})
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
 		t.Errorf("after the second signal: %v", err)
 	}
 	b.removeAll(t)

@@ -66,6 +66,9 @@ engine_api:
 sandbox: {cleanup_interval: 100ms}
 engine: {address: "`+b.engine.config.Address+`", instance: `+b.owner+`}
 `+strings.Join(settings, ""))
+	t.Cleanup(func() {
+		(&server{dir: b.dir, instance: b.owner}).removeAll(t, b.engine)
+	})
 	b.args = []string{"--config", filepath.Join(b.dir, "berm.yaml"), "--policy", filepath.Join(b.dir, "policy.yaml")}
 	b.start(t)
 	return b

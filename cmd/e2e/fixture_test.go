@@ -238,8 +238,28 @@ func newServer(t testing.TB, e *testEngine, dir, image string) *server {
 		if t.Failed() {
 			t.Logf("the server's log ends with:\n%s", s.logTail())
 		}
+		s.removeAll(t, e)
 	})
 	return s
+}
+
+// removeAll removes what a stopped server has left on the engine, so that other tests
+// don't find it. Whether it should have left nothing is for wantNothing to say.
+func (s *server) removeAll(t testing.TB, e *testEngine) {
+	ctx, rt := context.WithoutCancel(t.Context()), e.open(t, s)
+	containers, err := rt.List(ctx, map[string]string{lifecycle.LabelOwner: s.instance})
+	for _, c := range containers {
+		err = errors.Join(err, rt.Remove(ctx, c.ID))
+	}
+	if sweeper, ok := rt.(runtime.Sweeper); ok && e.Pid() != 0 {
+		err = errors.Join(err, sweeper.Sweep(ctx))
+	}
+	if s.network != "" {
+		err = errors.Join(err, rt.(runtime.Networker).RemoveNetwork(ctx, s.network))
+	}
+	if err != nil {
+		t.Errorf("remove what the server has left: %v", err)
+	}
 }
 
 // policy gives the server a policy, in place of the one that it had.
