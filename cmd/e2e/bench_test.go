@@ -55,8 +55,6 @@ type bermContender struct {
 const benchPolicy = `
 profiles:
   plain: {agent: off}
-  crun: {runtime_class: crun}
-  plain-crun: {agent: off, runtime_class: crun}
 `
 
 // as is the same server, asked for sandboxes of a profile.

@@ -136,7 +136,7 @@ func startEngine(t testing.TB, kind string, opts engine.Options) *testEngine {
 
 func newEngine(kind string, opts engine.Options) (*testEngine, error) {
 	ctx := context.Background()
-	e := &testEngine{config: engineConfig{Kind: kind, CallTimeout: 30 * time.Second}}
+	e := &testEngine{config: engineConfig{Kind: kind, CallTimeout: 2 * time.Minute}} // a busy machine is no hang
 	if kind == "docker" {
 		d, err := engine.StartDocker(ctx, opts)
 		if err != nil {
