@@ -5,6 +5,9 @@ import (
 	"testing"
 )
 
+// broken is a policy that is refused.
+const broken = "version: 1\nprofiles: {c: {extends: nothing}}\n"
+
 func write(t *testing.T, path, content string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
