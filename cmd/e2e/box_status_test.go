@@ -17,7 +17,6 @@ import (
 // How the service is, and what it says when it says no.
 var boxStatus = []boxCase{
 	{"status", statusFields},
-	{"types of errors", statusTypes},
 	{"sandboxes at once", statusSandboxes},
 	{"processes at once", statusProcesses},
 	{"caps of the server", statusFull},
@@ -76,36 +75,6 @@ func statusFields(r *boxRow) {
 	}
 	if s := r.status(x.c); s.ActiveSandboxes != 0 || s.RunningProcesses != 0 {
 		r.Errorf("%+v", s)
-	}
-}
-
-// statusTypes has one error of each type; that of a backend that is away is tested beside
-// the sessions, that of a quota beside the quotas.
-func statusTypes(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	r.start("p", "cat")
-	for _, tt := range []struct {
-		method, path, body string
-		status             int
-		code               string
-	}{
-		{"POST", "/exec", `{"command": "true"`, 400, "malformed"},
-		{"POST", "/exec", `{"command": "true", "nosuch": 1}`, 400, "malformed"},
-		{"POST", "/exec", `{"command": "true", "command": "true"}`, 400, "malformed"},
-		{"POST", "/exec", `{"command": 1}`, 422, "validation"},
-		{"POST", "/exec", `{}`, 422, "validation"},
-		{"PUT", "", `{"memory_mb": 31}`, 422, "validation"},
-		{"PUT", "", `{"memory_mb": 4096}`, 403, "policy_denied"},
-		{"PUT", "", `{"memory_mb": 64}`, 409, "sandbox_conflict"},
-		{"GET", "-none", "", 404, "not_found"},
-		{"POST", "-none/exec", `{"command": "true"}`, 404, "not_found"},
-		{"GET", "/processes/none", "", 404, "process_not_found"},
-		{"POST", "/processes", `{"process_id": "p", "command": "true"}`, 409, "process_conflict"},
-	} {
-		status, answer := r.raw(tt.method, r.key+tt.path, tt.body)
-		if status != tt.status || answer["code"] != tt.code || answer["status"] != float64(tt.status) || answer["request_id"] == "" || answer["detail"] == "" {
-			r.Errorf("%s %s %s: %d %v", tt.method, tt.path, tt.body, status, answer)
-		}
 	}
 }
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bufio"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -99,7 +100,7 @@ func watchTemporary() error {
 		return err
 	}
 	defer unlock()
-	if temporary.place, err = makePlace(parent); err != nil {
+	if temporary.place, err = makePlace(parent, tempPrefix+strings.ToLower(rand.Text()[:4])); err != nil {
 		return err
 	}
 	return os.Setenv("TMPDIR", temporary.place.dir)
