@@ -27,7 +27,6 @@ var boxProcesses = []boxCase{
 	{"replace", processReplace},
 	{"bytes", processBytes},
 	{"lines", processLines},
-	{"second attachment", processTakenOver},
 	{"replay", processReplay},
 }
 
@@ -307,37 +306,6 @@ func processLines(r *boxRow) {
 	go func() { _, _ = r.c.SignalProcess(r.ctx, r.key, "p", 9) }()
 	if end := ws.end(); end.Signal != 9 || end.ExitCode == nil || *end.ExitCode != 137 {
 		r.Errorf("%+v", end)
-	}
-}
-
-func processTakenOver(r *boxRow) {
-	r.start("p", "while read line; do echo $line; done")
-	first := r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true})
-	first.send("one")
-	if l := first.line(); l.Line != "one" || !r.process("p").Attached {
-		r.Errorf("%+v", l)
-	}
-	_, err := r.dial("p", client.AttachOptions{Lines: true})
-	r.wantError(err, http.StatusConflict, "process_conflict")
-	first.send("two")
-	l := first.line()
-	if l.Line != "two" {
-		r.Errorf("after a refused attachment: %+v", l)
-	}
-	second := r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true, TakeOver: true, After: &l.Seq})
-	var closed websocket.CloseError
-	if _, data, err := first.Read(r.ctx); !errors.As(err, &closed) || closed.Code != 4001 {
-		r.Errorf("the first one read %q, %v", data, err)
-	}
-	second.send("three")
-	if l := second.line(); l.Line != "three" {
-		r.Errorf("%+v", l)
-	}
-	_ = second.Close(websocket.StatusNormalClosure, "")
-	r.await("the place to be free", func() bool { return !r.process("p").Attached })
-	third := r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true, After: &l.Seq})
-	if l := third.line(); l.Line != "three" {
-		r.Errorf("%+v", l)
 	}
 }
 
