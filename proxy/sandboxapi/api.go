@@ -158,7 +158,7 @@ func New(opts Options) (http.Handler, error) {
 	}
 	a := &api{
 		manager: opts.Manager, workspaces: opts.Workspaces, chats: opts.Chats, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, signer: sign,
-		open: opts.Tokens.Len() == 0, heartbeat: cmp.Or(opts.Heartbeat, heartbeat), portTimeout: cmp.Or(opts.PortTimeout, time.Minute),
+		open: opts.Tokens.Len() == 0, heartbeat: cmp.Or(opts.Heartbeat, 15*time.Second), portTimeout: cmp.Or(opts.PortTimeout, time.Minute),
 	}
 
 	rt := httprouter.New()
@@ -189,8 +189,8 @@ func New(opts Options) (http.Handler, error) {
 	handle("POST", oneExec+"/resize", proxy.ScopeSandboxesExec, execs.after(execs.resized))
 	handle("POST", oneExec+"/stdin", proxy.ScopeSandboxesExec, a.execStdin)
 	handle("PUT", oneExec+"/stdin", proxy.ScopeSandboxesExec, a.execStdin)
-	handle("GET", oneExec+"/stream", proxy.ScopeSandboxesExec, a.streamExec)
-	handle("GET", oneExec+"/attach", proxy.ScopeSandboxesExec, a.attachExec)
+	handle("GET", oneExec+"/stream", proxy.ScopeSandboxesExec, execs.streamed())
+	handle("GET", oneExec+"/attach", proxy.ScopeSandboxesExec, execs.attached())
 	handle("POST", one+"/processes", proxy.ScopeSandboxesExec, a.startProcess)
 	handle("GET", one+"/processes", proxy.ScopeSandboxesExec, processes.all)
 	handle("GET", oneProcess, proxy.ScopeSandboxesExec, processes.one(a.manager.Process))
@@ -198,8 +198,8 @@ func New(opts Options) (http.Handler, error) {
 	handle("POST", oneProcess+"/signal", proxy.ScopeSandboxesExec, processes.after(processes.signaled))
 	handle("POST", oneProcess+"/resize", proxy.ScopeSandboxesExec, processes.after(processes.resized))
 	handle("POST", oneProcess+"/wait", proxy.ScopeSandboxesExec, a.waitProcess)
-	handle("GET", oneProcess+"/logs", proxy.ScopeSandboxesExec, a.processLogs)
-	handle("GET", oneProcess+"/attach", proxy.ScopeSandboxesExec, a.attachProcess)
+	handle("GET", oneProcess+"/logs", proxy.ScopeSandboxesExec, processes.streamed("follow"))
+	handle("GET", oneProcess+"/attach", proxy.ScopeSandboxesExec, processes.attached("take_over"))
 	handle("GET", one+"/logs", proxy.ScopeSandboxesRead, a.logs)
 	handle("GET", one+"/stats", proxy.ScopeSandboxesRead, a.stats)
 	a.routeFiles(handle)

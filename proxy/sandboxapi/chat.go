@@ -99,8 +99,8 @@ func (a *api) readChatTar(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	t := &tarball{sender: newSender(w), name: chatID}
-	return t.end(a.chats.ReadTar(r.Context(), tenant, chatID, t))
+	t := tarball(w, chatID)
+	return endTar(t, a.chats.ReadTar(r.Context(), tenant, chatID, t))
 }
 
 func (a *api) writeChatTar(w http.ResponseWriter, r *http.Request, body *upload) error {

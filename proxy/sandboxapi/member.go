@@ -1,15 +1,19 @@
 package sandboxapi
 
 import (
+	"cmp"
 	"context"
 	"net/http"
+	"net/url"
 	"regexp"
+	"slices"
 
 	"github.com/julienschmidt/httprouter"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/stream"
 )
 
 const maxSide = 4096 // rows or columns of a terminal
@@ -36,6 +40,12 @@ func checkID(field, id string) error {
 	return nil
 }
 
+// followable is the output of a command or process.
+type followable[T any] interface {
+	stream.Source
+	Ended() T // once Next has said io.EOF
+}
+
 // members are the calls that commands and processes have alike.
 type members[T any] struct {
 	a      *api
@@ -44,16 +54,31 @@ type members[T any] struct {
 	get    func(ctx context.Context, tenant, key, id string) (T, error)
 	signal func(ctx context.Context, tenant, key, id string, signal int) error
 	resize func(ctx context.Context, tenant, key, id string, rows, cols int) error
+	reader func(ctx context.Context, m member, from int64) (followable[T], error) // of the output
+	attach func(ctx context.Context, m member, from int64, takeOver bool) (followable[T], error)
 	listed func([]T) any
 	shown  func(T) (answer any, session string)
+	start  func(T) (first apitype.StreamEvent, begin, end int64) // and which output is kept
+	exit   func(T) apitype.Exit
 }
 
 func (a *api) execs() members[lifecycle.Execution] {
 	m := a.manager
+	attach := func(ctx context.Context, at member, from int64, _ bool) (followable[lifecycle.Execution], error) {
+		return m.AttachExec(ctx, at.tenant, at.key, at.id, from) // the newest takes over
+	}
 	return members[lifecycle.Execution]{
-		a: a, param: "exec", list: m.Executions, get: m.Execution, signal: m.SignalExec, resize: m.ResizeExec,
+		a: a, param: "exec", list: m.Executions, get: m.Execution, signal: m.SignalExec, resize: m.ResizeExec, attach: attach,
+		reader: func(ctx context.Context, at member, from int64) (followable[lifecycle.Execution], error) {
+			return attach(ctx, at, from, true)
+		},
 		listed: func(list []lifecycle.Execution) any { return apitype.ExecutionList{Execs: each(list, execution)} },
 		shown:  func(x lifecycle.Execution) (any, string) { return execution(x), x.SessionID },
+		start: func(x lifecycle.Execution) (apitype.StreamEvent, int64, int64) {
+			shown := execution(x)
+			return apitype.StreamEvent{Event: apitype.EventStart, Execution: &shown}, x.FirstSeq, x.NextSeq
+		},
+		exit: func(x lifecycle.Execution) apitype.Exit { return execution(x).Exit },
 	}
 }
 
@@ -61,8 +86,114 @@ func (a *api) processes() members[lifecycle.Process] {
 	m := a.manager
 	return members[lifecycle.Process]{
 		a: a, param: "process", list: m.Processes, get: m.Process, signal: m.SignalProcess, resize: m.ResizeProcess,
+		reader: func(ctx context.Context, at member, from int64) (followable[lifecycle.Process], error) {
+			return m.FollowProcess(ctx, at.tenant, at.key, at.id, from) // beside whoever is attached
+		},
+		attach: func(ctx context.Context, at member, from int64, takeOver bool) (followable[lifecycle.Process], error) {
+			return m.AttachProcess(ctx, at.tenant, at.key, at.id, from, takeOver)
+		},
 		listed: func(list []lifecycle.Process) any { return apitype.ProcessList{Processes: each(list, process)} },
 		shown:  func(p lifecycle.Process) (any, string) { return process(p), p.SessionID },
+		start: func(p lifecycle.Process) (apitype.StreamEvent, int64, int64) {
+			shown := process(p)
+			return apitype.StreamEvent{Event: apitype.EventStart, Process: &shown}, p.FirstSeq, p.NextSeq
+		},
+		exit: processExit,
+	}
+}
+
+// acceptedStream returns the form in which the caller wants output streamed, or "".
+func acceptedStream(r *http.Request) string { return stream.Accepted(r, stream.SSE, stream.NDJSON) }
+
+func (a *api) streamOptions(r *http.Request, q url.Values) (stream.Options, error) {
+	raw, err := boolQuery(q, "raw")
+	return stream.Options{Form: cmp.Or(acceptedStream(r), stream.SSE), Raw: raw, Heartbeat: a.heartbeat}, err
+}
+
+// from is where a stream begins, and how it ends.
+type from struct {
+	stream.Place
+	kill func() // called when the caller goes away; nil lets it run on
+	now  bool   // ends with what is there already
+}
+
+// streamed answers the output of one. Unless follow is a parameter, it follows.
+func (c members[T]) streamed(queries ...string) proxy.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		m, err := c.a.member(r, c.param, append([]string{"after", "raw"}, queries...)...)
+		if err != nil {
+			return err
+		}
+		q := r.URL.Query()
+		follow, err := boolQuery(q, "follow")
+		if err != nil {
+			return err
+		}
+		opts, err := c.a.streamOptions(r, q)
+		if err != nil {
+			return err
+		}
+		place, err := stream.After(r, q)
+		if err != nil {
+			return err
+		}
+		if err := skipBody(w, r); err != nil {
+			return err
+		}
+		v, err := c.get(r.Context(), m.tenant, m.key, m.id)
+		if err != nil {
+			return err
+		}
+		now := slices.Contains(queries, "follow") && !follow && c.exit(v).Status == processRunning
+		return c.follow(w, r, m, v, from{Place: place, now: now}, opts)
+	}
+}
+
+func (c members[T]) follow(w http.ResponseWriter, r *http.Request, m member, v T, at from, opts stream.Options) error {
+	s, err := c.reader(r.Context(), m, at.Seq())
+	if err != nil {
+		return err
+	}
+	start, begin, end := c.start(v)
+	if start.Seq = at.Seq(); at.Place == stream.Anywhere {
+		start.Seq = max(begin, 0)
+	}
+	out := stream.Output{Source: s, Start: start, Told: at.Place, Exit: func() apitype.Exit { return c.exit(s.Ended()) }, Kill: at.kill}
+	if at.now {
+		out.Until = &end
+	}
+	return stream.Follow(w, r, out, opts)
+}
+
+// attached connects a WebSocket to one.
+func (c members[T]) attached(queries ...string) proxy.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		m, err := c.a.member(r, c.param, append([]string{"frames", "after"}, queries...)...)
+		if err != nil {
+			return err
+		}
+		takeOver, err := boolQuery(r.URL.Query(), "take_over")
+		if err != nil {
+			return err
+		}
+		return stream.Attach(w, r, stream.Attachable{
+			Open: func(ctx context.Context, from int64) (stream.Source, func() apitype.AttachEnd, error) {
+				s, err := c.attach(ctx, m, from, takeOver)
+				return s, func() apitype.AttachEnd {
+					x := c.exit(s.Ended())
+					return apitype.AttachEnd{
+						ExitCode: x.ExitCode, Signal: x.Signal, Status: x.Status, QuotaExceeded: x.WorkspaceQuota != nil && x.WorkspaceQuota.Exceeded,
+					}
+				}, err
+			},
+			Signal: func(ctx context.Context, n int) error { return c.signal(ctx, m.tenant, m.key, m.id, n) },
+			Resize: func(ctx context.Context, size apitype.ResizeRequest) error {
+				if err := checkResize(size); err != nil {
+					return err
+				}
+				return c.resize(ctx, m.tenant, m.key, m.id, size.Rows, size.Cols)
+			},
+		}, c.a.heartbeat)
 	}
 }
 

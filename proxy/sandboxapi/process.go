@@ -115,48 +115,6 @@ func (a *api) waitProcess(w http.ResponseWriter, r *http.Request) error {
 	return proxy.WriteJSON(w, http.StatusOK, jsonType, process(p))
 }
 
-// processLogs streams what a process printed, beside whoever is attached.
-func (a *api) processLogs(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "process", "follow", "after", "raw")
-	if err != nil {
-		return err
-	}
-	q := r.URL.Query()
-	follow, err := boolQuery(q, "follow")
-	if err != nil {
-		return err
-	}
-	opts, err := streamOptionsOf(r, q)
-	if err != nil {
-		return err
-	}
-	from, err := after(r, q)
-	if err != nil {
-		return err
-	}
-	if err := skipBody(w, r); err != nil {
-		return err
-	}
-	p, err := a.manager.Process(r.Context(), m.tenant, m.key, m.id)
-	if err != nil {
-		return err
-	}
-	s, err := a.manager.FollowProcess(r.Context(), m.tenant, m.key, m.id, from.seq())
-	if err != nil {
-		return err
-	}
-	shown := process(p)
-	f := followed{
-		source: s, told: from,
-		start: apitype.StreamEvent{Event: apitype.EventStart, Seq: startsAt(from, p.FirstSeq), Process: &shown},
-		exit:  func() apitype.Exit { return processExit(s.Ended()) },
-	}
-	if !follow && p.State == processRunning {
-		f.until = &p.NextSeq
-	}
-	return a.stream(w, r, f, opts)
-}
-
 // processRunning is a process' state until it ends.
 const processRunning = "running"
 
