@@ -170,11 +170,11 @@ func (a *api) signedPort(w http.ResponseWriter, r *http.Request) error {
 	case err != nil:
 		return err
 	}
-	p := &passage{api: a, access: access, port: c.Port, signed: true}
-	p.prefix, p.tail = cutPath(r.URL.EscapedPath(), 3)
+	to := a.portOptions(access, c.Port, r, 3)
+	to.Signed = true
 	ctx, cancel := context.WithDeadline(r.Context(), time.Unix(c.Expires, 0)) // also what goes on by then
 	defer cancel()
-	err = p.serve(w, r.WithContext(ctx))
+	err = to.Serve(w, r.WithContext(ctx))
 	if err != nil && ctx.Err() != nil && r.Context().Err() == nil {
 		return expired
 	}

@@ -58,13 +58,8 @@ func (p *pace) came(n int, took time.Duration) {
 }
 
 func newUpload(w http.ResponseWriter, r *http.Request) *upload {
-	return &upload{r: r.Body, rc: http.NewResponseController(w), last: lastRequest(r)}
+	return &upload{r: r.Body, rc: http.NewResponseController(w), last: proxy.LastRequest(r)}
 }
-
-// lastRequest tells whether the server will close the connection without a look at what
-// is left of the body. To a caller that is still sending, that loses the answer. One that
-// waits to be told to send isn't.
-func lastRequest(r *http.Request) bool { return r.Close && r.Header.Get("Expect") == "" }
 
 // taking is a handler of what goes into storage, where room is kept for it: so it has a
 // pace. If its body can't be read to its end, that is the answer.
@@ -137,7 +132,7 @@ func (u *upload) done() {
 	case u.late:
 		_ = u.rc.SetReadDeadline(time.Now())
 	default:
-		_ = u.rc.SetReadDeadline(time.Now().Add(bodyLinger))
+		_ = u.rc.SetReadDeadline(time.Now().Add(proxy.BodyLinger))
 	}
 	if u.last {
 		_, _ = io.Copy(io.Discard, u.r)
