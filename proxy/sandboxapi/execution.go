@@ -19,17 +19,14 @@ const killTimeout = 30 * time.Second
 
 // startExec starts a command, and streams it if that is asked for.
 func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r, "stream", "raw")
-	if err != nil {
-		return err
-	}
+	tenant, key := target(r)
 	q := r.URL.Query()
 	streamed, err := boolQuery(q, "stream")
 	if err != nil {
 		return err
 	}
 	streamed = streamed || acceptedStream(r) != ""
-	opts, req, err := a.startRequest(w, r, tenant, key, q)
+	opts, req, err := a.startRequest(w, r, q)
 	if err != nil {
 		return err
 	}
@@ -45,19 +42,16 @@ func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
 	case streamed:
 		return a.execs().follow(w, r, m, x, from{Place: stream.Anywhere}, opts)
 	case x.Existing:
-		return proxy.WriteJSON(w, http.StatusOK, jsonType, execution(x))
+		return reply(w, http.StatusOK, execution(x), nil)
 	}
-	return proxy.WriteJSON(w, http.StatusCreated, jsonType, execution(x))
+	return reply(w, http.StatusCreated, execution(x), nil)
 }
 
 // execStreamed runs a command to its end while it streams it. A caller that goes away
 // takes the command along, unless it has a name to come back for.
 func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r, "raw")
-	if err != nil {
-		return err
-	}
-	opts, req, err := a.startRequest(w, r, tenant, key, r.URL.Query())
+	tenant, key := target(r)
+	opts, req, err := a.startRequest(w, r, r.URL.Query())
 	if err != nil {
 		return err
 	}
@@ -88,13 +82,13 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 }
 
 // startRequest reads the body of a command that is to be started.
-func (a *api) startRequest(w http.ResponseWriter, r *http.Request, tenant, key string, q url.Values) (stream.Options, lifecycle.StartRequest, error) {
+func (a *api) startRequest(w http.ResponseWriter, r *http.Request, q url.Values) (stream.Options, lifecycle.StartRequest, error) {
 	var req lifecycle.StartRequest
 	opts, err := a.streamOptions(r, q)
 	if err != nil {
 		return opts, req, err
 	}
-	body, err := a.execBody(w, r, tenant, key)
+	body, err := a.execBody(w, r)
 	if err != nil {
 		return opts, req, err
 	}
@@ -114,7 +108,7 @@ func (a *api) startRequest(w http.ResponseWriter, r *http.Request, tenant, key s
 	}
 	opts.Raw = opts.Raw || body.Raw
 	body.Raw = false
-	exec, err := execRequest(r, tenant, key, body)
+	exec, err := execRequest(r, body)
 	if err != nil {
 		return opts, req, err
 	}
@@ -142,10 +136,7 @@ func checkSize(tty bool, rows, cols int) error {
 
 // execStdin passes the body on to a command's input as it comes.
 func (a *api) execStdin(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "exec", "close")
-	if err != nil {
-		return err
-	}
+	m := memberOf(r, "exec")
 	end, err := boolQuery(r.URL.Query(), "close")
 	if err != nil {
 		return err
@@ -161,7 +152,7 @@ func (a *api) execStdin(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return proxy.Explained(ctx, err)
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.Written{Bytes: body.n})
+	return reply(w, http.StatusOK, apitype.Written{Bytes: body.n}, nil)
 }
 
 func execution(x lifecycle.Execution) apitype.Execution {

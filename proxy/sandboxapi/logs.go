@@ -21,10 +21,7 @@ const (
 
 // logs streams what the sandbox's main process printed.
 func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r, "follow", "tail", "since", "timestamps", "stream")
-	if err != nil {
-		return err
-	}
+	tenant, key := target(r)
 	opts, streams, err := logOptions(r)
 	if err != nil {
 		return err

@@ -6,9 +6,6 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
-	"slices"
-
-	"github.com/julienschmidt/httprouter"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
@@ -23,14 +20,9 @@ var memberID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,122}$`)
 // member is a command or a process of a sandbox, as a path names it.
 type member struct{ tenant, key, id string }
 
-// member gives what the path names, and refuses a query that the call doesn't have.
-func (a *api) member(r *http.Request, param string, queries ...string) (member, error) {
-	tenant, key, err := a.key(r, queries...)
-	if err != nil {
-		return member{}, err
-	}
-	m := member{tenant, key, httprouter.ParamsFromContext(r.Context()).ByName(param)}
-	return m, checkID(param+"_id", m.id)
+func memberOf(r *http.Request, name string) member {
+	tenant, key := target(r)
+	return member{tenant, key, param(r, name)}
 }
 
 func checkID(field, id string) error {
@@ -117,13 +109,11 @@ type from struct {
 	now  bool   // ends with what is there already
 }
 
-// streamed answers the output of one. Unless follow is a parameter, it follows.
-func (c members[T]) streamed(queries ...string) proxy.Handler {
+// streamed answers the output of one. With always, it follows whether that is asked for or
+// not.
+func (c members[T]) streamed(always bool) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		m, err := c.a.member(r, c.param, append([]string{"after", "raw"}, queries...)...)
-		if err != nil {
-			return err
-		}
+		m := memberOf(r, c.param)
 		q := r.URL.Query()
 		follow, err := boolQuery(q, "follow")
 		if err != nil {
@@ -144,7 +134,7 @@ func (c members[T]) streamed(queries ...string) proxy.Handler {
 		if err != nil {
 			return err
 		}
-		now := slices.Contains(queries, "follow") && !follow && c.exit(v).Status == processRunning
+		now := !always && !follow && c.exit(v).Status == processRunning
 		return c.follow(w, r, m, v, from{Place: place, now: now}, opts)
 	}
 }
@@ -166,35 +156,30 @@ func (c members[T]) follow(w http.ResponseWriter, r *http.Request, m member, v T
 }
 
 // attached connects a WebSocket to one.
-func (c members[T]) attached(queries ...string) proxy.Handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		m, err := c.a.member(r, c.param, append([]string{"frames", "after"}, queries...)...)
-		if err != nil {
-			return err
-		}
-		takeOver, err := boolQuery(r.URL.Query(), "take_over")
-		if err != nil {
-			return err
-		}
-		return stream.Attach(w, r, stream.Attachable{
-			Open: func(ctx context.Context, from int64) (stream.Source, func() apitype.AttachEnd, error) {
-				s, err := c.attach(ctx, m, from, takeOver)
-				return s, func() apitype.AttachEnd {
-					x := c.exit(s.Ended())
-					return apitype.AttachEnd{
-						ExitCode: x.ExitCode, Signal: x.Signal, Status: x.Status, QuotaExceeded: x.WorkspaceQuota != nil && x.WorkspaceQuota.Exceeded,
-					}
-				}, err
-			},
-			Signal: func(ctx context.Context, n int) error { return c.signal(ctx, m.tenant, m.key, m.id, n) },
-			Resize: func(ctx context.Context, size apitype.ResizeRequest) error {
-				if err := checkResize(size); err != nil {
-					return err
-				}
-				return c.resize(ctx, m.tenant, m.key, m.id, size.Rows, size.Cols)
-			},
-		}, c.a.heartbeat)
+func (c members[T]) attached(w http.ResponseWriter, r *http.Request) error {
+	m := memberOf(r, c.param)
+	takeOver, err := boolQuery(r.URL.Query(), "take_over")
+	if err != nil {
+		return err
 	}
+	return stream.Attach(w, r, stream.Attachable{
+		Open: func(ctx context.Context, from int64) (stream.Source, func() apitype.AttachEnd, error) {
+			s, err := c.attach(ctx, m, from, takeOver)
+			return s, func() apitype.AttachEnd {
+				x := c.exit(s.Ended())
+				return apitype.AttachEnd{
+					ExitCode: x.ExitCode, Signal: x.Signal, Status: x.Status, QuotaExceeded: x.WorkspaceQuota != nil && x.WorkspaceQuota.Exceeded,
+				}
+			}, err
+		},
+		Signal: func(ctx context.Context, n int) error { return c.signal(ctx, m.tenant, m.key, m.id, n) },
+		Resize: func(ctx context.Context, size apitype.ResizeRequest) error {
+			if err := checkResize(size); err != nil {
+				return err
+			}
+			return c.resize(ctx, m.tenant, m.key, m.id, size.Rows, size.Cols)
+		},
+	}, c.a.heartbeat)
 }
 
 // each is never nil.
@@ -207,42 +192,30 @@ func each[T, S any](list []T, f func(T) S) []S {
 }
 
 func (c members[T]) all(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := c.a.key(r)
-	if err != nil {
-		return err
-	}
+	tenant, key := target(r)
 	list, err := c.list(r.Context(), tenant, key)
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, c.listed(list))
+	return reply(w, http.StatusOK, c.listed(list), err)
 }
 
 // one answers what a call says of one.
 func (c members[T]) one(call func(ctx context.Context, tenant, key, id string) (T, error)) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		m, err := c.a.member(r, c.param)
-		if err != nil {
-			return err
-		}
+		m := memberOf(r, c.param)
 		v, err := call(r.Context(), m.tenant, m.key, m.id)
 		if err != nil {
 			return err
 		}
 		answer, session := c.shown(v)
 		proxy.ExchangeOf(r.Context()).SessionID = session
-		return proxy.WriteJSON(w, http.StatusOK, jsonType, answer)
+		return reply(w, http.StatusOK, answer, nil)
 	}
 }
 
 // after does something to one, and answers it.
 func (c members[T]) after(do func(ctx context.Context, m member, w http.ResponseWriter, r *http.Request) error) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		m, err := c.a.member(r, c.param)
-		if err != nil {
-			return err
-		}
-		if err := c.a.exists(r, m.tenant, m.key); err != nil {
+		m := memberOf(r, c.param)
+		if err := c.a.exists(r); err != nil {
 			return err
 		}
 		if err := do(r.Context(), m, w, r); err != nil {

@@ -5,8 +5,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/julienschmidt/httprouter"
-
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/portproxy"
@@ -20,10 +18,10 @@ var anyMethod = []string{
 }
 
 // routePorts has the handlers of ports and of signed URLs.
-func (a *api) routePorts(handle func(method, path string, scope proxy.Scope, h proxy.Handler)) {
+func (a *api) routePorts(handle routing) {
 	for _, method := range anyMethod {
-		handle(method, ports, proxy.ScopeSandboxesExec, a.port)
-		handle(method, signedPorts, proxy.ScopeNone, a.signedPort)
+		handle(method, ports, proxy.ScopeSandboxesExec, a.port, anyQuery)
+		handle(method, signedPorts, proxy.ScopeNone, a.signedPort, anyQuery)
 	}
 	handle("POST", one+"/urls", proxy.ScopeSandboxesExec, a.signURL)
 }
@@ -55,22 +53,16 @@ func cutPath(escaped string, n int) (head, tail string) {
 
 // port passes a request on to a port in the sandbox.
 func (a *api) port(w http.ResponseWriter, r *http.Request) error {
-	ex := proxy.ExchangeOf(r.Context())
-	params := httprouter.ParamsFromContext(r.Context())
-	key, err := lifecycle.ParseKey(params.ByName("key"))
-	ex.Key = key
+	tenant, key := target(r)
+	number, err := portOf(param(r, "port"))
 	if err != nil {
 		return err
 	}
-	number, err := portOf(params.ByName("port"))
+	access, err := a.manager.Ports(r.Context(), tenant, key)
 	if err != nil {
 		return err
 	}
-	access, err := a.manager.Ports(r.Context(), ex.Caller.Tenant, key)
-	if err != nil {
-		return err
-	}
-	ex.SessionID = access.SessionID()
+	proxy.ExchangeOf(r.Context()).SessionID = access.SessionID()
 	return a.portOptions(access, number, r, 7).Serve(w, r)
 }
 

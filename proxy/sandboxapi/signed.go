@@ -114,11 +114,8 @@ func absolute(r *http.Request, path string) string {
 
 // signURL makes a URL for a port that needs no token.
 func (a *api) signURL(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r)
-	if err != nil {
-		return err
-	}
-	if err := a.exists(r, tenant, key); err != nil {
+	tenant, key := target(r)
+	if err := a.exists(r); err != nil {
 		return err
 	}
 	var body apitype.PortURLRequest
@@ -142,7 +139,7 @@ func (a *api) signURL(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	path := signedPrefix + signature + "/"
-	return proxy.WriteJSON(w, http.StatusCreated, jsonType, apitype.PortURL{URL: absolute(r, path), Path: path, ExpiresAt: expires})
+	return reply(w, http.StatusCreated, apitype.PortURL{URL: absolute(r, path), Path: path, ExpiresAt: expires}, nil)
 }
 
 // signedPort passes a request on to the port that its address allows.
