@@ -50,7 +50,7 @@ func in(roots ...string) func(string) bool {
 }
 
 // parts are leaves that only the listed packages, and those below them, may import. A
-// part imports nothing of ours but runtime.
+// part imports nothing of ours but runtime; those of proxy import what its children do.
 var parts = map[string]func(pkg string) bool{
 	"lifecycle/hostdir":          in("lifecycle/chat", "lifecycle/quota", "lifecycle/workspace"),
 	"lifecycle/quota/project":    in("cmd/berm", "lifecycle/quota"),
@@ -80,7 +80,7 @@ func mayImport(pkg, dep string) bool {
 	if allowed, part := parts[dep]; part {
 		return allowed(pkg) && !alone(pkg)
 	}
-	if _, part := parts[pkg]; part {
+	if _, part := parts[pkg]; part && !in("proxy/stream", "proxy/portproxy")(pkg) {
 		return !alone(pkg) && (dep == "runtime" || in("proxy/engineapi")(pkg) && dep == "policy")
 	}
 	ancestor := strings.HasPrefix(pkg, dep+"/")
@@ -261,6 +261,8 @@ func TestImportRule(t *testing.T) {
 		"a parent to its part":        {"proxy/engineapi", module + "/proxy/engineapi/body", true},
 		"a part elsewhere":            {"proxy/sandboxapi", module + "/proxy/engineapi/body", false},
 		"a part to another":           {"runtime/agent/files", module + "/runtime/agent/wire", false},
+		"a stream's errors":           {"proxy/stream", module + "/proxy", true},
+		"a stream to its user":        {"proxy/stream", module + "/proxy/sandboxapi", false},
 		"the keyed lock":              {"lifecycle/chat", module + "/runtime/keylock", true},
 		"name that begins alike":      {"lifecycle", module + "/runtimes", false},
 		"policy is a leaf":            {"policy", module + "/runtime", false},

@@ -1,4 +1,4 @@
-package sandboxapi
+package portproxy
 
 import (
 	"bufio"
@@ -90,7 +90,7 @@ func hungUp(c net.Conn) bool {
 func (w *portWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, buf, err := w.rc.Hijack()
 	if err == nil {
-		w.tunnel = newTunnel(conn, w.p.conn, w.p.api.portTimeout)
+		w.tunnel = newTunnel(conn, w.p.conn, w.p.Timeout)
 	}
 	return conn, buf, err
 }

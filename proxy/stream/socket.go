@@ -1,4 +1,4 @@
-package sandboxapi
+package stream
 
 import (
 	"bytes"
@@ -24,7 +24,6 @@ const (
 	maxMessage = 1 << 20          // bytes of a message that comes in
 	maxControl = 4 << 10          // bytes of one that is no input
 	pongStall  = 15 * time.Second // for the answer to a ping; two are let go
-	lastWrite  = time.Second      // for what is being written when the server goes down
 
 	// statusTakenOver closes an attachment in whose place another one has come.
 	statusTakenOver = websocket.StatusCode(4001)
@@ -35,67 +34,15 @@ var (
 	errNotLines   = errors.New("a binary message came in an attachment in lines")
 )
 
-// attachable is what a WebSocket can be connected to.
-type attachable struct {
-	open   func(ctx context.Context, from int64) (source, func() apitype.AttachEnd, error)
-	signal func(ctx context.Context, signal int) error
-	resize func(ctx context.Context, rows, cols int) error
+// Attachable is what a WebSocket can be connected to.
+type Attachable struct {
+	Open   func(ctx context.Context, from int64) (src Source, end func() apitype.AttachEnd, err error)
+	Signal func(ctx context.Context, signal int) error
+	Resize func(ctx context.Context, size apitype.ResizeRequest) error
 }
 
-// attachExec connects a WebSocket to a command.
-func (a *api) attachExec(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "exec", "frames", "after")
-	if err != nil {
-		return err
-	}
-	return a.attach(w, r, attachable{
-		open: func(ctx context.Context, from int64) (source, func() apitype.AttachEnd, error) {
-			s, err := a.manager.AttachExec(ctx, m.tenant, m.key, m.id, from)
-			if err != nil {
-				return nil, nil, err
-			}
-			return s, func() apitype.AttachEnd {
-				x := s.Ended()
-				return apitype.AttachEnd{ExitCode: x.ExitCode, Signal: x.Signal, Status: string(x.Status), QuotaExceeded: x.QuotaExceeded}
-			}, nil
-		},
-		signal: func(ctx context.Context, n int) error { return a.manager.SignalExec(ctx, m.tenant, m.key, m.id, n) },
-		resize: func(ctx context.Context, rows, cols int) error {
-			return a.manager.ResizeExec(ctx, m.tenant, m.key, m.id, rows, cols)
-		},
-	})
-}
-
-// attachProcess connects a WebSocket to a managed process.
-func (a *api) attachProcess(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "process", "frames", "after", "take_over")
-	if err != nil {
-		return err
-	}
-	takeOver, err := boolQuery(r.URL.Query(), "take_over")
-	if err != nil {
-		return err
-	}
-	return a.attach(w, r, attachable{
-		open: func(ctx context.Context, from int64) (source, func() apitype.AttachEnd, error) {
-			s, err := a.manager.AttachProcess(ctx, m.tenant, m.key, m.id, from, takeOver)
-			if err != nil {
-				return nil, nil, err
-			}
-			return s, func() apitype.AttachEnd {
-				p := s.Ended()
-				return apitype.AttachEnd{ExitCode: p.ExitCode, Signal: p.Signal, Status: p.State}
-			}, nil
-		},
-		signal: func(ctx context.Context, n int) error { return a.manager.SignalProcess(ctx, m.tenant, m.key, m.id, n) },
-		resize: func(ctx context.Context, rows, cols int) error {
-			return a.manager.ResizeProcess(ctx, m.tenant, m.key, m.id, rows, cols)
-		},
-	})
-}
-
-// attach connects a WebSocket to what can be attached to, until one of them ends.
-func (a *api) attach(w http.ResponseWriter, r *http.Request, to attachable) error {
+// Attach connects a WebSocket until one of both ends. It pings the caller every so often.
+func Attach(w http.ResponseWriter, r *http.Request, to Attachable, ping time.Duration) error {
 	q := r.URL.Query()
 	lines := false
 	switch frames := q.Get("frames"); {
@@ -104,11 +51,11 @@ func (a *api) attach(w http.ResponseWriter, r *http.Request, to attachable) erro
 	case q.Has("frames") && frames != "bytes":
 		return &lifecycle.InvalidError{Field: "frames", Message: "must be bytes or lines"}
 	}
-	from, err := after(r, q)
+	from, err := After(r, q)
 	if err != nil {
 		return err
 	}
-	if !lines && from.resume() != "" {
+	if !lines && from.Resume() != "" {
 		return &lifecycle.InvalidError{Field: "after", Message: "must be one place for bytes, of which nothing is held back"}
 	}
 	if !wantsWebSocket(r) {
@@ -118,7 +65,7 @@ func (a *api) attach(w http.ResponseWriter, r *http.Request, to attachable) erro
 	}
 	ctx, stop := proxy.UntilDrain(r.Context())
 	defer stop()
-	src, end, err := to.open(ctx, from.seq())
+	src, end, err := to.Open(ctx, from.Seq())
 	if err != nil {
 		return err
 	}
@@ -129,7 +76,7 @@ func (a *api) attach(w http.ResponseWriter, r *http.Request, to attachable) erro
 		return nil //nolint:nilerr // Accept has answered
 	}
 	at := &socket{c: c, src: src, to: to, lines: lines, from: from}
-	at.run(ctx, a.heartbeat, end)
+	at.run(ctx, ping, end)
 	return nil
 }
 
@@ -153,10 +100,10 @@ func wantsWebSocket(r *http.Request) bool {
 // socket is a WebSocket and what it is connected to.
 type socket struct {
 	c     *websocket.Conn
-	src   source
-	to    attachable
+	src   Source
+	to    Attachable
 	lines bool
-	from  place
+	from  Place
 	buf   bytes.Buffer // of the message that goes out
 	// busy says that input waits for its process to take it, while which no pong is seen.
 	busy atomic.Bool
@@ -298,7 +245,7 @@ func (at *socket) sendJSON(ctx context.Context, v any) error {
 // send sends a message, within a minute. A caller who doesn't read it holds up the
 // process first, and then loses the connection.
 func (at *socket) send(ctx context.Context, t websocket.MessageType, b []byte) error {
-	out, cancel := outlasting(ctx, sendStall)
+	out, cancel := outlasting(ctx, stall)
 	defer cancel()
 	if err := at.c.Write(out, t, b); err != nil {
 		return errors.Join(errCallerGone, err)
@@ -384,12 +331,9 @@ func (at *socket) control(ctx context.Context, r io.Reader) (refused, err error)
 	}
 	switch {
 	case m.Resize != nil && m.Signal == nil && !m.CloseStdin:
-		if err := checkResize(*m.Resize); err != nil {
-			return err, nil
-		}
-		return at.to.resize(ctx, m.Resize.Rows, m.Resize.Cols), nil
+		return at.to.Resize(ctx, *m.Resize), nil
 	case m.Signal != nil && m.Resize == nil && !m.CloseStdin:
-		return at.to.signal(ctx, int(*m.Signal)), nil
+		return at.to.Signal(ctx, int(*m.Signal)), nil
 	case m.CloseStdin && m.Resize == nil && m.Signal == nil:
 		return at.src.CloseWrite(), nil
 	}

@@ -1,9 +1,10 @@
-package sandboxapi
+package stream
 
 import (
 	"errors"
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/runtime"
@@ -55,7 +56,7 @@ func (b *batch) seal() {
 type pump struct {
 	ready chan struct{} // there is something to take, or the end
 
-	src     source
+	src     Source
 	reading proxy.Tasks
 	mu      sync.Mutex
 	room    sync.Cond
@@ -66,7 +67,7 @@ type pump struct {
 }
 
 // startPump reads from src until stop, which has to be called.
-func startPump(src source) *pump {
+func startPump(src Source) *pump {
 	p := &pump{src: src, ready: make(chan struct{}, 1), next: new(batch), spare: new(batch)}
 	p.room.L = &p.mu
 	p.reading.Abort = func() { p.put(runtime.Chunk{}, errPanic) }
@@ -134,23 +135,37 @@ func (p *pump) stop() {
 	p.reading.Wait()
 }
 
-// utf8Holder makes text of bytes that come in parts.
-type utf8Holder struct{ held []byte }
+// Text makes text of bytes that come in parts. What isn't text is replaced.
+type Text struct{ held []byte }
 
-// add gives the whole characters there are; what isn't one is replaced.
-func (h *utf8Holder) add(b []byte) string {
-	if len(h.held) > 0 {
-		b = append(h.held, b...)
+// Add returns the whole characters there are.
+func (t *Text) Add(b []byte) string {
+	if len(t.held) > 0 {
+		b = append(t.held, b...)
 	}
 	whole := len(b) - incomplete(b)
 	s := strings.ToValidUTF8(string(b[:whole]), "\ufffd")
-	h.held = append([]byte(nil), b[whole:]...)
+	t.held = append([]byte(nil), b[whole:]...)
 	return s
 }
 
-// rest gives what is held back, replaced.
-func (h *utf8Holder) rest() string {
-	s := strings.ToValidUTF8(string(h.held), "\ufffd")
-	h.held = nil
+// Rest returns what is held back, replaced.
+func (t *Text) Rest() string {
+	s := strings.ToValidUTF8(string(t.held), "\ufffd")
+	t.held = nil
 	return s
+}
+
+// incomplete is how many bytes at the end begin a character but don't end it.
+func incomplete(b []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		c := b[len(b)-n]
+		if utf8.RuneStart(c) {
+			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-n:]) {
+				return n
+			}
+			return 0
+		}
+	}
+	return 0
 }

@@ -1,4 +1,4 @@
-package sandboxapi
+package stream
 
 import (
 	"fmt"
@@ -11,27 +11,27 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// place is up to where each of the two streams of a command's output was told, stdout
+// Place is up to where each of the two streams of a command's output was told, stdout
 // first. They differ while one of them waits for the rest of a character, or of a line,
 // and the other goes on.
-type place [2]int64
+type Place [2]int64
 
-// anywhere is the place of who takes what there is.
-var anywhere = place{-1, -1}
+// Anywhere is the place of who takes what there is.
+var Anywhere = Place{-1, -1}
 
-// seq is up to where everything was told.
-func (p place) seq() int64 { return min(p[0], p[1]) }
+// Seq is up to where everything was told.
+func (p Place) Seq() int64 { return min(p[0], p[1]) }
 
-// resume is what to go on after if seq isn't enough, or empty.
-func (p place) resume() string {
+// Resume is what to go on after if seq isn't enough, or empty.
+func (p Place) Resume() string {
 	if p[0] == p[1] {
 		return ""
 	}
 	return p.String()
 }
 
-// String is what after reads.
-func (p place) String() string {
+// String is what After reads.
+func (p Place) String() string {
 	if p[0] == p[1] {
 		return strconv.FormatInt(p[0], 10)
 	}
@@ -39,7 +39,7 @@ func (p place) String() string {
 }
 
 // fresh leaves out of a chunk what was told by the place. The rest may be empty.
-func (p place) fresh(c runtime.Chunk) runtime.Chunk {
+func (p Place) fresh(c runtime.Chunk) runtime.Chunk {
 	told := p[streamOf(c)]
 	c.Data = c.Data[max(0, int64(len(c.Data))-max(0, c.Seq-told)):]
 	return c
@@ -52,20 +52,20 @@ func streamOf(c runtime.Chunk) int {
 	return 0
 }
 
-// after tells where to go on: what a browser remembers goes before what the address
+// After tells where to go on: what a browser remembers goes before what the address
 // says.
-func after(r *http.Request, q url.Values) (place, error) {
+func After(r *http.Request, q url.Values) (Place, error) {
 	field, s := "after", q.Get("after")
 	if id := r.Header.Get("Last-Event-ID"); id != "" {
 		field, s = "Last-Event-ID", id
 	} else if !q.Has("after") {
-		return anywhere, nil
+		return Anywhere, nil
 	}
 	stdout, stderr, two := strings.Cut(s, ",")
 	if !two {
 		stderr = stdout
 	}
-	var p place
+	var p Place
 	for i, s := range []string{stdout, stderr} {
 		n, err := strconv.ParseInt(s, 10, 64)
 		if err != nil || n < 0 {
@@ -79,17 +79,17 @@ func after(r *http.Request, q url.Values) (place, error) {
 // position is how far a stream has come, and from where on some of what came is held
 // back still.
 type position struct {
-	told place // by an earlier stream
+	told Place // by an earlier stream
 	last int64
 	from [2]int64 // after which the held bytes of each stream begin
 	held [2]bool
 }
 
 // start is the position of one that goes on after a place.
-func (p *position) start(told place) {
-	if told != anywhere {
+func (p *position) start(told Place) {
+	if told != Anywhere {
 		p.told = told
-		p.reach(told.seq())
+		p.reach(told.Seq())
 	}
 }
 
@@ -110,7 +110,7 @@ func (p *position) hold(stream, n int, c runtime.Chunk) {
 func (p *position) release(stream int) { p.held[stream] = false }
 
 // place is up to where the streams were told.
-func (p *position) place() (at place) {
+func (p *position) place() (at Place) {
 	for i := range at {
 		at[i] = max(p.last, p.told[i])
 		if p.held[i] {
