@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 )
 
@@ -12,6 +13,10 @@ import (
 const asBerm = "RUN_AS_BERM=1"
 
 func TestMain(m *testing.M) {
+	if from, to, ok := strings.Cut(os.Getenv(plainProxyEnv), ":"); ok {
+		_, _ = fmt.Fprintln(os.Stderr, plainProxy(from, to))
+		os.Exit(1)
+	}
 	if os.Getenv("RUN_AS_BERM") == "1" {
 		os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}

@@ -128,9 +128,12 @@ func (c *call) hurry() (stop func() bool) {
 
 // answer gives the caller JSON of the door's own.
 func (c *call) answer(status int, v any) error {
-	body, err := json.Marshal(v)
-	if err != nil {
-		return err
+	body, ok := v.(json.RawMessage)
+	if !ok {
+		var err error
+		if body, err = json.Marshal(v); err != nil {
+			return err
+		}
 	}
 	h := c.w.Header()
 	h.Set("Content-Type", "application/json")

@@ -32,7 +32,7 @@ func (c *call) archived(id string, serve func(a ask, ct *container.InspectRespon
 	if err != nil {
 		return err
 	}
-	if hasBinds(ct) {
+	if hasBinds(ct.Mounts) {
 		over, err := c.turns.take(c.ctx, id) // before quiet, as a start does
 		if err != nil {
 			return err

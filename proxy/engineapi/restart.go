@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,7 +16,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
-	"github.com/docker/docker/api/types/mount"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -122,7 +120,7 @@ func (d restartEngine) List(ctx context.Context) (ids []string, err error) {
 		switch _, ours := d.restartedHere(ct.ID, ct.Labels); {
 		case ours:
 			ids = append(ids, ct.ID)
-		case !sealed && !e.Audit && slices.ContainsFunc(ct.Mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind }):
+		case !sealed && !e.Audit && hasBinds(ct.Mounts):
 			unsealed = append(unsealed, ct.ID)
 		}
 	}, d.doorLabels()...)
@@ -317,15 +315,6 @@ func (c *call) restarted(id string) replacing {
 // replacing are values, by their keys in a JSON object; one that is replacing itself
 // stands for values in the object there.
 type replacing map[string]any
-
-// with returns the values and a further one.
-func (r replacing) with(name string, value any) replacing {
-	if r == nil {
-		r = replacing{}
-	}
-	r[name] = value
-	return r
-}
 
 // in returns the object with the values.
 func (r replacing) in(raw json.RawMessage) (json.RawMessage, error) {

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
@@ -119,7 +118,7 @@ func (e *execCounts) containers(tenant string) []string {
 
 // execRoom makes sure that the caller may have one more exec that runs or is never started,
 // in this container and in all of its tenant's. The caller calls leave once it is made.
-func (c *call) execRoom(ct *container.InspectResponse) (leave func(), err error) {
+func (c *call) execRoom(ct *seen) (leave func(), err error) {
 	p, err := c.profile()
 	if err != nil {
 		return nil, err
