@@ -107,7 +107,7 @@ func (d *doorParts) sandboxAPI(ctx context.Context, undo *cleanup) (front, strin
 
 // engineDoor returns the engine proxy, or nil for an engine that doesn't speak the Docker
 // Engine API. It needs no listeners: containers of earlier runs may still exist.
-func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
+func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Proxy, error) {
 	dialer, ok := d.engine.(interface {
 		Dial(ctx context.Context) (net.Conn, error)
 	})
@@ -149,7 +149,7 @@ func (d *doorParts) engineDoor(undo *cleanup) (*engineapi.Door, error) {
 
 // engineAPI opens all listeners of the engine proxy, and returns the address of the
 // first; empty without one.
-func (d *doorParts) engineAPI(ctx context.Context, door *engineapi.Door, undo *cleanup) (fronts []front, first string, err error) {
+func (d *doorParts) engineAPI(ctx context.Context, door *engineapi.Proxy, undo *cleanup) (fronts []front, first string, err error) {
 	if door == nil && len(d.cfg.EngineAPI.Listeners) > 0 {
 		return nil, "", errors.New("engine_api.listeners need an engine that speaks the Docker Engine API")
 	}

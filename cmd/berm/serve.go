@@ -170,7 +170,7 @@ func runServer(ctx context.Context, asRead *config.Config, read func() (*config.
 	}
 	var (
 		manager  *lifecycle.Manager // these three exist before the first hold
-		door     *engineapi.Door
+		door     *engineapi.Proxy
 		policies *policyKeeper
 	)
 	inUse := func(ctx context.Context) ([]policy.Mount, error) {

@@ -33,7 +33,7 @@ func (c *call) archived(id string, serve func(a ask, ct *container.InspectRespon
 		return err
 	}
 	if hasBinds(ct.Mounts) {
-		over, err := c.turns.take(c.ctx, id) // before quiet, as a start does
+		over, err := c.startLocks.Lock(c.ctx, id) // before quiet, as a start does
 		if err != nil {
 			return err
 		}

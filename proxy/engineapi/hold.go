@@ -151,7 +151,7 @@ func (c *call) verifyHeld(e effective, before, now *container.InspectResponse, v
 }
 
 // Binds returns the binds of all containers that this door made, running or not.
-func (d *Door) Binds(ctx context.Context) ([]policy.Mount, error) {
+func (d *Proxy) Binds(ctx context.Context) ([]policy.Mount, error) {
 	v, err := d.engine.max(ctx)
 	if err != nil {
 		return nil, err

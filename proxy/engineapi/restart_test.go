@@ -62,7 +62,7 @@ func (s *rows) row(id string) (restart.Row, bool) {
 func (d *testDoor) running(s *rows) (stop func()) {
 	d.t.Helper()
 	var err error
-	d.restarts, err = restart.New(d.t.Context(), restart.Options{Engine: restartEngine{d.Door}, Store: s})
+	d.restarts, err = restart.New(d.t.Context(), restart.Options{Engine: restartEngine{d.Proxy}, Store: s})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -358,8 +358,8 @@ func TestEngineLife(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	seen := restartEngine{doorTo(t, own.Host(), "").Door}
-	unseen := restartEngine{doorTo(t, own.Host(), "").Door}
+	seen := restartEngine{doorTo(t, own.Host(), "").Proxy}
+	unseen := restartEngine{doorTo(t, own.Host(), "").Proxy}
 	dial := unseen.engine.dial
 	unseen.engine.dial = func(ctx context.Context) (net.Conn, error) {
 		conn, err := dial(ctx)
