@@ -121,7 +121,7 @@ type server struct {
 	sealer     *lifecycle.Sealer
 	manager    *lifecycle.Manager
 	sweeper    *reaper.Reaper
-	proxy      *engineapi.Door // nil for an engine that doesn't speak its API
+	proxy      *engineapi.Proxy // nil for an engine that doesn't speak its API
 	bodies     *proxy.Bodies
 	listeners  []listener
 }

@@ -23,21 +23,21 @@ func TestParting(t *testing.T) {
 		flaw  = `{"error":"berm: the server is going down","errorDetail":{"message":"berm: the server is going down"}}` + "\n"
 	)
 	tests := map[string]struct {
-		p    *parting
+		p    *closeMessage
 		said string
 		want string
 	}{
 		"nobody's":            {nil, "x", ""},
-		"frames":              {&parting{}, hi + hi, over},
-		"frames, none so far": {&parting{form: framed}, "", over},
-		"who knows":           {&parting{}, "", ""},
-		"a frame's head":      {&parting{}, hi + hi[:5], ""},
-		"amid a frame":        {&parting{}, hi + hi[:9], ""},
-		"a terminal":          {&parting{}, "a prompt> ", typed},
-		"a terminal, known":   {&parting{form: terminal}, hi[:4], typed},
-		"an answer to be":     {&parting{form: textLine}, "", "berm: the server is going down\n"},
-		"messages":            {&parting{form: jsonLines}, "{}\r\n", flaw},
-		"amid a message":      {&parting{form: jsonLines}, "{}\r\n{", ""},
+		"frames":              {&closeMessage{}, hi + hi, over},
+		"frames, none so far": {&closeMessage{form: framed}, "", over},
+		"who knows":           {&closeMessage{}, "", ""},
+		"a frame's head":      {&closeMessage{}, hi + hi[:5], ""},
+		"amid a frame":        {&closeMessage{}, hi + hi[:9], ""},
+		"a terminal":          {&closeMessage{}, "a prompt> ", typed},
+		"a terminal, known":   {&closeMessage{form: terminal}, hi[:4], typed},
+		"an answer to be":     {&closeMessage{form: textLine}, "", "berm: the server is going down\n"},
+		"messages":            {&closeMessage{form: jsonLines}, "{}\r\n", flaw},
+		"amid a message":      {&closeMessage{form: jsonLines}, "{}\r\n{", ""},
 	}
 	for name, tt := range tests {
 		for _, step := range []int{1, 3, 1000} {

@@ -12,9 +12,9 @@ var farewell = "berm: " + proxy.ErrGoingDown.Error()
 
 const frameHead = 8 // bytes before those of a frame: which stream they are of, three zeros, how many
 
-// parting is what a stream ends with that is broken off as the server goes down. What its
+// closeMessage is what a stream ends with that is broken off as the server goes down. What its
 // caller was sent before is written to it. A nil one has nothing to say.
-type parting struct {
+type closeMessage struct {
 	form streamForm
 	head []byte // of the frame that has begun
 	left uint32 // bytes of it that are still to come
@@ -40,7 +40,7 @@ func formOf(contentType string) streamForm {
 }
 
 // Write takes what is sent. It never fails.
-func (p *parting) Write(b []byte) (int, error) {
+func (p *closeMessage) Write(b []byte) (int, error) {
 	n := len(b)
 	if p == nil || n == 0 {
 		return n, nil
@@ -67,7 +67,7 @@ func (p *parting) Write(b []byte) (int, error) {
 }
 
 // word is empty where nothing can be said without being taken for something else.
-func (p *parting) word() []byte {
+func (p *closeMessage) word() []byte {
 	if p == nil {
 		return nil
 	}

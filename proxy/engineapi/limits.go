@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/docker/docker/api/types/container"
-
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 )
@@ -21,31 +19,49 @@ import (
 // recountTime is for looks at all of a tenant's containers.
 const recountTime = 5 * time.Second
 
-// rooms counts what callers are making now, by tenant and kind.
-type rooms struct {
+const (
+	maxActs  = 64 // starts, restarts and stops of one tenant's that go on at a time
+	maxStops = 8  // stops of one container that go on at a time
+)
+
+// limits counts what callers are making now, by tenant and kind.
+type limits struct {
 	mu     sync.Mutex
 	making map[string]int64
 }
 
 // enter counts one more, and gives how many there are with it.
-func (r *rooms) enter(key string) int64 { return r.add(key, 1) }
+func (r *limits) enter(key string) int64 { return r.add(key, 1) }
 
-func (r *rooms) leave(key string) { r.add(key, -1) }
+func (r *limits) leave(key string) { r.add(key, -1) }
 
 // enter counts one more of what the caller's tenant may have most of at a time. The caller
 // calls leave at its end.
 func (c *call) enter(kind string, most int64) (leave func(), err error) {
 	key := kind + " " + c.caller.Tenant
-	if c.rooms.enter(key) > most {
-		c.rooms.leave(key)
+	if c.limits.enter(key) > most {
+		c.limits.leave(key)
 		return nil, &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
 			Detail: fmt.Sprintf("%d %s go on, which is the most that one tenant may have", most, kind)}
 	}
-	return func() { c.rooms.leave(key) }, nil
+	return func() { c.limits.leave(key) }, nil
+}
+
+// act counts what starts, restarts or stops a container until leave is called, as the
+// engine goes on with it also when the caller has left.
+func (c *call) act(key string, most int64) (leave func(), err error) {
+	all := "acts " + c.caller.Tenant
+	leave = func() { c.limits.leave(all); c.limits.leave(key) }
+	if one, every := c.limits.enter(key), c.limits.enter(all); one > most || every > maxActs {
+		leave()
+		return nil, &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
+			Detail: fmt.Sprintf("%d starts, restarts and stops go on, which is the most that one tenant may have, or %d stops of this container", maxActs, maxStops)}
+	}
+	return leave, nil
 }
 
 // add counts n more, or fewer.
-func (r *rooms) add(key string, n int64) int64 {
+func (r *limits) add(key string, n int64) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.making == nil {
@@ -68,8 +84,8 @@ func (c *call) room(kind string, n int64) (leave func(), err error) {
 		return func() {}, err
 	}
 	key := kind + " " + c.caller.Tenant
-	making := c.rooms.add(key, n)
-	leave = func() { c.rooms.add(key, -n) }
+	making := c.limits.add(key, n)
+	leave = func() { c.limits.add(key, -n) }
 	there, err := c.count(kind)
 	if err == nil && there+making > p.EngineAPI.MaxObjects {
 		err = &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
@@ -119,14 +135,14 @@ func (e *execCounts) containers(tenant string) []string {
 
 // execRoom makes sure that the caller may have one more exec that runs or is never started,
 // in this container and in all of its tenant's. The caller calls leave once it is made.
-func (c *call) execRoom(ct *container.InspectResponse) (leave func(), err error) {
+func (c *call) execRoom(ct *seen) (leave func(), err error) {
 	p, err := c.profile()
 	if err != nil {
 		return nil, err
 	}
 	key, most, there := "execs "+ct.ID, p.EngineAPI.MaxExecs, int64(len(ct.ExecIDs))
-	leave = func() { c.rooms.leave(key) }
-	making := c.rooms.enter(key)
+	leave = func() { c.limits.leave(key) }
+	making := c.limits.enter(key)
 	full := &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity"}
 	if there+making > maxExecs {
 		leave()
@@ -149,7 +165,7 @@ func (c *call) recountExecs(but string, n, most int64) (all int64) {
 	tenant := c.caller.Tenant
 	ctx, cancel := context.WithTimeout(c.ctx, recountTime) // an archive makes the engine wait
 	defer cancel()
-	if over, err := c.turns.take(ctx, "execs of "+tenant); err == nil {
+	if over, err := c.startLocks.Lock(ctx, "execs of "+tenant); err == nil {
 		defer over()
 		if all = c.running.see(tenant, but, n); all <= most {
 			return all
@@ -158,7 +174,7 @@ func (c *call) recountExecs(but string, n, most int64) (all int64) {
 			var ct struct{ ExecIDs []string }
 			err := c.engine.get(ctx, c.version, "/containers/"+id+"/json", nil, &ct)
 			if id != but && (err == nil || statusOf(err) == http.StatusNotFound) {
-				c.running.see(tenant, id, int64(len(ct.ExecIDs))+c.rooms.add("execs "+id, 0))
+				c.running.see(tenant, id, int64(len(ct.ExecIDs))+c.limits.add("execs "+id, 0))
 			}
 		}
 	}

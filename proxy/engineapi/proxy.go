@@ -24,6 +24,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime/keylock"
 )
 
 // Options of New.
@@ -31,7 +32,7 @@ type Options struct {
 	Dial   func(ctx context.Context) (net.Conn, error) // to the engine; mandatory
 	Policy func() *policy.Policy                       // the policy in force; mandatory
 	Owner  string                                      // ID of this instance, on all that it makes; mandatory
-	Sealer *lifecycle.Sealer                           // tells what this instance made from what only says so; nil: knows what this Door makes
+	Sealer *lifecycle.Sealer                           // tells what this instance made from what only says so; nil: knows what this Proxy makes
 	// Pins holds the sources of binds while the engine mounts them. Nil: binds are refused.
 	Pins lifecycle.Holder
 	// Unheld judges the binds of containers that were made where none could be held, which
@@ -66,20 +67,20 @@ type Options struct {
 	Tracer   trace.TracerProvider  // nil: no spans
 }
 
-// Door serves the Docker Engine API. It is safe for many goroutines.
-type Door struct {
-	opts    Options
-	log     *slog.Logger
-	gate    *proxy.Gate
-	engine  *engine
-	metrics *metrics
-	known   owners // tenants of containers and networks that are sealed
-	firsts  owners // the container that has a session; empty if none can be told to be the first
-	execs   owners // containers of execs
-	ends    owners // when containers' time is up, as their label has it
-	rooms   rooms
-	running execCounts
-	turns   turns // of starts and restarts
+// Proxy serves the Docker Engine API. It is safe for many goroutines.
+type Proxy struct {
+	opts       Options
+	log        *slog.Logger
+	gate       *proxy.Gate
+	engine     *engine
+	metrics    *metrics
+	known      owners // tenants of containers and networks that are sealed
+	firsts     owners // the container that has a session; empty if none can be told to be the first
+	execs      owners // containers of execs
+	ends       owners // when containers' time is up, as their label has it
+	limits     limits
+	running    execCounts
+	startLocks keylock.Map[string] // by container ID, and one for a tenant's count of execs
 
 	restarts *restart.Supervisor
 
@@ -91,8 +92,8 @@ type Door struct {
 	hangupGrace time.Duration // as the constant
 }
 
-// New makes a Door. The engine needn't be up.
-func New(opts Options) (*Door, error) {
+// New makes a Proxy. The engine needn't be up.
+func New(opts Options) (*Proxy, error) {
 	switch {
 	case opts.Dial == nil:
 		return nil, errors.New("engineapi: Dial is mandatory")
@@ -116,7 +117,7 @@ func New(opts Options) (*Door, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Door{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1), usage: usage{walking: make(chan struct{}, 1)}, hangupGrace: hangupGrace}
+	d := &Proxy{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1), usage: usage{walking: make(chan struct{}, 1)}, hangupGrace: hangupGrace}
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	most := cmp.Or(opts.SpoolBytes, 2*maxContext)
 	d.spooled = proxy.NewBudget("disk for build files", most, most/2)
@@ -139,22 +140,22 @@ func New(opts Options) (*Door, error) {
 }
 
 // Close lets go of idle connections to the engine.
-func (d *Door) Close() error {
+func (d *Proxy) Close() error {
 	d.engine.transport.CloseIdleConnections()
 	return nil
 }
 
 // Handler answers the requests of one listener, whose connections are told apart by
 // callers. Its server needs ConnContext.
-func (d *Door) Handler(callers Callers) http.Handler {
+func (d *Proxy) Handler(callers Callers) http.Handler {
 	return d.gate.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d.serve(w, r, callers)
 	}))
 }
 
 // serve takes one request from its line to its answer, and writes down what was decided.
-func (d *Door) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
-	c := &call{Door: d, w: w, r: r, ctx: r.Context(), rules: d.opts.Policy()}
+func (d *Proxy) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
+	c := &call{Proxy: d, w: w, r: r, ctx: r.Context(), rules: d.opts.Policy()}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // that of the connection's last answer
 	rt, err := c.open(callers)
 	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
