@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bermhq/berm/lifecycle/usage"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -166,11 +166,11 @@ func (m *Manager) workspaceUse(ctx context.Context, sb Sandbox) (used, quota int
 		}
 		defer root.Close()
 	}
-	used, err = usage.Sizes(ctx, root)
+	used, err = hostdir.Sizes(ctx, root)
 	switch {
 	case errors.Is(err, os.ErrClosed): // the sandbox has just gone
 		return 0, quota, nil
-	case err != nil && !errors.Is(err, usage.ErrUnbounded):
+	case err != nil && !errors.Is(err, hostdir.ErrUnbounded):
 		return 0, 0, err
 	case used > quota || err != nil:
 		return 0, 0, &QuotaError{UsedBytes: used, QuotaBytes: quota}

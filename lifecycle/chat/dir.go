@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -73,7 +74,7 @@ func (s *Service) layout(ctx context.Context, c Chat, adopt bool) (_ *os.Root, e
 	if missing {
 		path, err := lifecycle.MakeChatDir(s.root, c.Tenant, c.ID, s.opts.Sandboxes.Owner())
 		if err != nil {
-			return nil, fmt.Errorf("make the directory of chat %q: %w", c.ID, ofSpace(c.ID, err))
+			return nil, fmt.Errorf("make the directory of chat %q: %w", c.ID, hostdir.OfSpace(c.ID, err))
 		}
 		if err := s.syncParents(path); err != nil {
 			return nil, err
@@ -107,7 +108,7 @@ func (s *Service) adopt(ctx context.Context, c Chat, dir *os.Root) error {
 	if err != nil {
 		return err
 	}
-	return withDir(dir, func(f *os.File) error { return s.opts.Workspaces.Adopt(w, c.ID, f) })
+	return hostdir.With(dir, func(f *os.File) error { return s.opts.Workspaces.Adopt(w, c.ID, f) })
 }
 
 // makeHistory makes an empty history if there is nothing of its name.
@@ -124,12 +125,12 @@ func (s *Service) makeHistory(dir *os.Root) error {
 		return nil // the sandbox was first, or links somewhere
 	}
 	if err != nil {
-		return ofSpace(HistoryName, err)
+		return hostdir.OfSpace(HistoryName, err)
 	}
 	if err = errors.Join(give(f, o), f.Sync(), f.Close()); err != nil {
 		return errors.Join(err, dir.Remove(HistoryName)) // or the next call takes it as it is
 	}
-	return withDir(dir, (*os.File).Sync)
+	return hostdir.With(dir, (*os.File).Sync)
 }
 
 // ownerOf returns the owner of what the service puts into a chat's directory: the policy's, or
@@ -154,15 +155,6 @@ func give(f *os.File, o *policy.Owner) error {
 	return o.Give(f)
 }
 
-// withDir calls f with the directory itself.
-func withDir(dir *os.Root, f func(*os.File) error) error {
-	d, err := dir.Open(".")
-	if err != nil {
-		return err
-	}
-	return errors.Join(f(d), d.Close())
-}
-
 // syncParents makes the entries of a directory, and of those above it up to the root, durable.
 func (s *Service) syncParents(path string) error {
 	for path != s.root {
@@ -184,9 +176,9 @@ func unlink(dir *os.Root, names []string) (n int, err error) {
 	if len(names) == 0 {
 		return 0, nil
 	}
-	err = withDir(dir, func(d *os.File) error {
+	err = hostdir.With(dir, func(d *os.File) error {
 		for _, name := range names {
-			done, err := unlinkFile(d, name)
+			done, err := hostdir.Unlink(d, name)
 			if err != nil {
 				return err
 			}
@@ -199,7 +191,7 @@ func unlink(dir *os.Root, names []string) (n int, err error) {
 	return n, err
 }
 
-// counted is what a file adds to what its chat holds: lifecycle/usage counts no more of a
+// counted is what a file adds to what its chat holds: lifecycle/hostdir counts no more of a
 // sparse file than it takes, and one with several links may stay.
 func counted(fi fs.FileInfo) int64 {
 	st := fi.Sys().(*syscall.Stat_t)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 )
@@ -22,6 +23,9 @@ import (
 // chat's ID begins with a dot, and no sandbox mounts it. It is made before the first chat,
 // and stays: a root without it isn't the one that the store's chats are in.
 const stagingDir = ".staging"
+
+// copyBuffer is how many bytes of a body are held at a time.
+const copyBuffer = 256 << 10
 
 // flushEvery is after how many bytes the kernel is told to begin to write them to the disk,
 // so that little is left to wait for at the end.
@@ -92,7 +96,7 @@ func (s *Service) unstage(ctx context.Context, id string) {
 	defer s.letGo(id)
 	staging, err := s.openStaging()
 	if err == nil {
-		err = errors.Join(removeTree(ctx, staging, id), staging.Close())
+		err = errors.Join(hostdir.Remove(ctx, staging, id), staging.Close())
 	}
 	if err != nil && ctx.Err() == nil {
 		s.log.WarnContext(ctx, "staging_not_removed", "staging", id, "error", err)
@@ -160,8 +164,8 @@ func (st *stage) make(chat *os.Root) error {
 	if st.dir, err = staging.OpenRoot(st.id); err != nil {
 		return err
 	}
-	return withDir(chat, func(c *os.File) error {
-		return withDir(st.dir, func(d *os.File) error { return st.s.opts.Workspaces.Stage(st.space, d, c) })
+	return hostdir.With(chat, func(c *os.File) error {
+		return hostdir.With(st.dir, func(d *os.File) error { return st.s.opts.Workspaces.Stage(st.space, d, c) })
 	})
 }
 
@@ -179,7 +183,7 @@ func (st *stage) end(ctx context.Context) {
 // enlist has what is staged be of the workspace's project: the directory that it is moved
 // into takes nothing of another.
 func (st *stage) enlist(ctx context.Context) error {
-	err := withDir(st.dir, func(d *os.File) error { return st.room.Staged(d, st.bytes) })
+	err := hostdir.With(st.dir, func(d *os.File) error { return st.room.Staged(d, st.bytes) })
 	return st.writeError(ctx, "the staging directory", err)
 }
 
@@ -301,7 +305,7 @@ func fill(r io.Reader, buf []byte) (n int, end bool, err error) {
 // workspace's own.
 func (st *stage) writeError(ctx context.Context, name string, err error) error {
 	if !errors.Is(err, syscall.EDQUOT) {
-		return ofSpace(name, err)
+		return hostdir.OfSpace(name, err)
 	}
 	over := &workspace.QuotaError{WorkspaceID: st.space.ID}
 	if u, err := st.s.opts.Workspaces.Usage(ctx, st.chat.Tenant, st.space.ID); err == nil {

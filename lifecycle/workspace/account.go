@@ -14,7 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/usage"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 const (
@@ -419,7 +419,7 @@ func (s *Service) refresh(ctx context.Context, a *account, tenant, chatID string
 		bytes, err := s.measureChat(ctx, tenant, chatID)
 		live = live || s.opts.Live(tenant, chatID)
 		a.mu.Lock()
-		unbounded := errors.Is(err, usage.ErrUnbounded)
+		unbounded := errors.Is(err, hostdir.ErrUnbounded)
 		// One that overlapped would be too much by what it may have counted twice.
 		w.kept = unbounded || err == nil && (!w.overlap || walked == maxWalks)
 		if w.kept {
@@ -440,7 +440,7 @@ func (s *Service) refresh(ctx context.Context, a *account, tenant, chatID string
 }
 
 // measureChat measures a chat's directory; one that isn't there holds nothing. Errors:
-// usage.ErrUnbounded, the context's, *lifecycle.UnavailableError.
+// hostdir.ErrUnbounded, the context's, *lifecycle.UnavailableError.
 func (s *Service) measureChat(ctx context.Context, tenant, chatID string) (int64, error) {
 	root, err := s.opts.Open(tenant, chatID)
 	if errdefs.IsNotFound(err) {
@@ -451,7 +451,7 @@ func (s *Service) measureChat(ctx context.Context, tenant, chatID string) (int64
 		bytes, err = s.measure(ctx, root)
 		_ = root.Close() // nothing was written
 	}
-	if err == nil || errors.Is(err, usage.ErrUnbounded) {
+	if err == nil || errors.Is(err, hostdir.ErrUnbounded) {
 		return bytes, err
 	}
 	return 0, unavailable(ctx, fmt.Errorf("measure chat %q: %w", chatID, err))

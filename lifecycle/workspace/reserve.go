@@ -125,7 +125,7 @@ func (r *Reservation) measure(ctx context.Context) error {
 }
 
 // Commit turns the reservation into use, before what was written takes its place: n bytes,
-// in place of replaced, both counted as package usage does. It measures nothing. If there is
+// in place of replaced, both counted as hostdir.Allocated does. It measures nothing. If there is
 // no room for that any more it is a *QuotaError, and nothing has changed. Errors besides: as
 // Reserve's. Done must be called afterwards, whether or not that went well. It is called
 // once.

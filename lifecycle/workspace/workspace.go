@@ -17,7 +17,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/usage"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 var _ lifecycle.Workspaces = (*Service)(nil)
@@ -136,7 +136,7 @@ func New(opts Options) (*Service, error) {
 	if opts.QuotaBytes < 0 {
 		return nil, fmt.Errorf("workspace: a quota of %d bytes", opts.QuotaBytes)
 	}
-	return &Service{opts: opts, measure: usage.Allocated, accounts: map[string]*account{}}, nil
+	return &Service{opts: opts, measure: hostdir.Allocated, accounts: map[string]*account{}}, nil
 }
 
 // maxUserID is how long a user's ID may be, in bytes.

@@ -19,7 +19,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/usage"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 // world is a store, sandboxes and directories, all in memory; the directories hold nothing
@@ -240,7 +240,7 @@ func TestReal(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
 	s, ws := w.service(t, Options{QuotaBytes: 100}, "k", "none")
-	s.measure = usage.Allocated
+	s.measure = hostdir.Allocated
 	w.holds("k", 0)
 	root, err := s.opts.Open("t", "k")
 	if err != nil {
@@ -581,7 +581,7 @@ func TestNoQuota(t *testing.T) {
 	if want := (Usage{WorkspaceID: ws.ID, UsedBytes: 200}); err != nil || u != want || s.Enforcement("t", "k") != "" {
 		t.Errorf("%+v, %v", u, err)
 	}
-	w.broken = usage.ErrUnbounded
+	w.broken = hostdir.ErrUnbounded
 	if _, err := s.Usage(ctx, "t", ws.ID); !over(t, err) || strings.Contains(err.Error(), "quota") {
 		t.Errorf("%v", err)
 	}
@@ -721,7 +721,7 @@ func TestUnmeasurable(t *testing.T) {
 	w := newWorld()
 	s, ws := w.service(t, Options{QuotaBytes: 100}, "k", "l")
 	w.holds("k", 1)
-	w.broken = usage.ErrUnbounded
+	w.broken = hostdir.ErrUnbounded
 	for range 2 {
 		_, err := s.Reserve(ctx, ws, "l", 1, 0)
 		var q *QuotaError
