@@ -106,7 +106,7 @@ func mayImport(pkg, dep string) bool {
 		return true // what holds chats, and their quota
 	case (pkg == "lifecycle/chat" || pkg == "lifecycle/workspace") && dep == "lifecycle/quota":
 		return true
-	case pkg == "lifecycle/store" && (dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/ceiling" || dep == "lifecycle/quota" || dep == "lifecycle/restart"):
+	case pkg == "lifecycle/store" && (dep == "lifecycle/workspace" || dep == "lifecycle/chat" || dep == "lifecycle/quota" || dep == "lifecycle/restart"):
 		return true // whose stores it is
 	case in("lifecycle")(pkg):
 		return ancestor || leaf

@@ -219,11 +219,11 @@ func runServer(ctx context.Context, asRead *config.Config, read func() (*config.
 		return err
 	}
 	collector, _ := engine.(runtime.Collector) // the agent's part hides it
-	lasting, err := openWorkspaces(cfg, db, func() *lifecycle.Manager { return manager }, log)
+	quotas, err := openQuotas(ctx, cfg, db, log)
 	if err != nil {
 		return err
 	}
-	ceilings, err := openCeilings(ctx, cfg, db, log)
+	lasting, err := openWorkspaces(cfg, db, quotas)
 	if err != nil {
 		return err
 	}
@@ -235,18 +235,14 @@ func runServer(ctx context.Context, asRead *config.Config, read func() (*config.
 	if err != nil {
 		return err
 	}
-	managed := lifecycle.Options{
-		Runtime: rt, Sealer: sealer, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Claim: unheld.Claims.Start, Owner: owner, Settings: sandboxes, Labels: here.Labels(),
+	manager, err = lifecycle.New(lifecycle.Options{
+		Runtime: rt, Sealer: sealer, Quotas: quotas, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Claim: unheld.Claims.Start, Owner: owner, Settings: sandboxes, Labels: here.Labels(),
 		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
-	}
-	if lasting != nil {
-		managed.Workspaces = lasting
-	}
-	manager, err = lifecycle.New(managed)
+	})
 	if err != nil {
 		return err
 	}
-	chats, err := openChats(ctx, cfg, db, lasting, manager, log, tel.registry)
+	chats, err := openChats(ctx, cfg, db, quotas, lasting, manager, log, tel.registry)
 	if err != nil {
 		return err
 	}

@@ -309,7 +309,7 @@ func (s *Service) finishPending(ctx context.Context, c Chat) *unfinished {
 	s.mu.Lock()
 	delete(s.pending, c.key())
 	s.mu.Unlock()
-	s.opts.Workspaces.Touched(c.Tenant, c.ID) // usage was told of none of it
+	s.opts.Quotas.Touched(c.Tenant, c.ID) // usage was told of none of it
 	return nil
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// Open opens a chat's directory, for workspace.Options.Open: *NotFoundError if there is
+// Open opens a chat's directory: *NotFoundError if there is
 // none. The handle leads nowhere but into this chat.
 func Open(root, tenant, chatID string) (*os.Root, error) {
 	path, err := lifecycle.ChatDir(root, tenant, chatID)
@@ -30,25 +30,6 @@ func Open(root, tenant, chatID string) (*os.Root, error) {
 		return nil, &NotFoundError{ID: chatID}
 	}
 	return nil, fmt.Errorf("open the directory of chat %q: %w", chatID, err)
-}
-
-// Keys lists the keys of a tenant that have a directory, for workspace.Options.Keys. It lists
-// none while the key itself has no directory.
-func Keys(root, tenant, key string) (keys []string, err error) {
-	path, err := lifecycle.ChatDir(root, tenant, key)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	entries, err := os.ReadDir(filepath.Dir(path))
-	for _, e := range entries {
-		if id, perr := lifecycle.ParseKey(e.Name()); perr == nil && id == e.Name() && e.IsDir() {
-			keys = append(keys, id)
-		}
-	}
-	return keys, err
 }
 
 // open opens a chat's directory to read what is in it. Should it be gone, it is made again.
@@ -108,7 +89,7 @@ func (s *Service) adopt(ctx context.Context, c Chat, dir *os.Root) error {
 	if err != nil {
 		return err
 	}
-	return hostdir.With(dir, func(f *os.File) error { return s.opts.Workspaces.Adopt(w, c.ID, f) })
+	return s.opts.Quotas.Adopt(w, c.ID, dir)
 }
 
 // makeHistory makes an empty history if there is nothing of its name.

@@ -234,7 +234,7 @@ func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []stri
 	if err != nil {
 		return n, err
 	}
-	s.opts.Workspaces.Freed(w, c.ID, bytes)
+	s.opts.Quotas.Freed(w, c.ID, bytes)
 	return n, s.at(stepUnlinked)
 }
 

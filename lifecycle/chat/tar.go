@@ -46,7 +46,7 @@ func (s *Service) archiveLimit(ctx context.Context, dir *os.Root) (int64, error)
 	if err != nil && !errors.Is(err, hostdir.ErrUnbounded) { // then it is what was found
 		return 0, err
 	}
-	if quota := s.opts.Workspaces.QuotaBytes(); quota > 0 {
+	if quota := s.opts.Quotas.QuotaBytes(); quota > 0 {
 		return max(quota, used), nil
 	}
 	return max(minArchive, 4*min(used, math.MaxInt64/4)), nil
