@@ -1,9 +1,10 @@
-package workspace
+package quota
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math"
 	"slices"
@@ -11,10 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/usage"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 const (
@@ -116,7 +115,8 @@ func (a *account) sandboxed(chatID string, changed bool) {
 	}
 }
 
-// Touched is lifecycle.Workspaces'. What isn't known yet of a chat is measured anyway.
+// Touched has a chat measured before it next counts, as its sandbox comes or goes. What isn't
+// known yet of a chat is measured anyway.
 func (s *Service) Touched(tenant, chatID string) {
 	w, known, _ := s.owners.get(ownedKey{tenant, chatID})
 	if known && w.ID == "" {
@@ -199,7 +199,7 @@ func (s *Service) unheld(ctx context.Context, a *account, w Workspace) ([]string
 // adoptAgain adopts a chat's directory that couldn't be before; unless it is the workspace's
 // no more. That it still can't be is no error.
 func (s *Service) adoptAgain(ctx context.Context, a *account, w Workspace, chatID string) error {
-	root, err := s.opts.Open(w.Tenant, chatID) // first: should the chat go meanwhile, another's isn't touched
+	root, err := s.open(w.Tenant, chatID) // first: should the chat go meanwhile, another's isn't touched
 	ids, lerr := s.opts.Store.ChatIDs(ctx, w.Tenant, w.ID)
 	if lerr == nil && !slices.Contains(ids, chatID) {
 		a.hold(chatID)
@@ -211,10 +211,7 @@ func (s *Service) adoptAgain(ctx context.Context, a *account, w Workspace, chatI
 	if lerr != nil || !slices.Contains(ids, chatID) {
 		return lerr
 	}
-	if dir, err := root.Open("."); err == nil {
-		_ = s.Adopt(w, chatID, dir) // which remembers how it went
-		_ = dir.Close()
-	}
+	_ = s.Adopt(w, chatID, root) // which remembers how it went
 	return nil
 }
 
@@ -292,11 +289,8 @@ func keysOf(tenant string) string { return "keys of " + tenant }
 // keysTotal adds up the directories of a tenant's keys that are no chats. It measures those
 // that may have changed, but for other sandboxes' that live, which have theirs measured.
 func (s *Service) keysTotal(ctx context.Context, a *account, w Workspace, key string) (total, error) {
-	if s.opts.Keys == nil {
-		return total{}, nil
-	}
 	began := time.Now()
-	all, err := s.opts.Keys(w.Tenant, key)
+	all, err := s.keys(w.Tenant, key)
 	if err != nil {
 		return total{}, unavailable(ctx, err)
 	}
@@ -305,7 +299,7 @@ func (s *Service) keysTotal(ctx context.Context, a *account, w Workspace, key st
 		_, chat, err := s.owner(ctx, w.Tenant, id)
 		if err == nil && !chat {
 			keys = append(keys, id)
-			live := id != key && s.opts.Live(w.Tenant, id)
+			live := id != key && s.live(w.Tenant, id)
 			a.mu.Lock()
 			holds := live && a.figureLocked(id).known
 			a.mu.Unlock()
@@ -328,7 +322,7 @@ func (s *Service) countedLocked(a *account, w Workspace) (int64, error) {
 	if s.enforcement() != "hard" {
 		return 0, nil
 	}
-	used, err := s.opts.Projects.Used(w.Project)
+	used, err := s.projects.Used(w.Project)
 	if err != nil {
 		return 0, &lifecycle.UnavailableError{Err: fmt.Errorf("workspace %s: %w", w.ID, err)}
 	}
@@ -392,7 +386,7 @@ func (s *Service) sumLocked(a *account, ids []string, listed time.Time) total {
 func (s *Service) refresh(ctx context.Context, a *account, tenant, chatID string) error {
 	waited := false
 	for walked := 1; ; {
-		live := s.opts.Live(tenant, chatID)
+		live := s.live(tenant, chatID)
 		a.mu.Lock()
 		f := a.figureLocked(chatID)
 		if s.opts.QuotaBytes > 0 && f.holdsLocked(live) { // without one it is asked for too seldom to keep track
@@ -417,9 +411,9 @@ func (s *Service) refresh(ctx context.Context, a *account, tenant, chatID string
 		a.mu.Unlock()
 
 		bytes, err := s.measureChat(ctx, tenant, chatID)
-		live = live || s.opts.Live(tenant, chatID)
+		live = live || s.live(tenant, chatID)
 		a.mu.Lock()
-		unbounded := errors.Is(err, usage.ErrUnbounded)
+		unbounded := errors.Is(err, hostdir.ErrUnbounded)
 		// One that overlapped would be too much by what it may have counted twice.
 		w.kept = unbounded || err == nil && (!w.overlap || walked == maxWalks)
 		if w.kept {
@@ -440,10 +434,10 @@ func (s *Service) refresh(ctx context.Context, a *account, tenant, chatID string
 }
 
 // measureChat measures a chat's directory; one that isn't there holds nothing. Errors:
-// usage.ErrUnbounded, the context's, *lifecycle.UnavailableError.
+// hostdir.ErrUnbounded, the context's, *lifecycle.UnavailableError.
 func (s *Service) measureChat(ctx context.Context, tenant, chatID string) (int64, error) {
-	root, err := s.opts.Open(tenant, chatID)
-	if errdefs.IsNotFound(err) {
+	root, err := s.open(tenant, chatID)
+	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
 	var bytes int64
@@ -451,7 +445,7 @@ func (s *Service) measureChat(ctx context.Context, tenant, chatID string) (int64
 		bytes, err = s.measure(ctx, root)
 		_ = root.Close() // nothing was written
 	}
-	if err == nil || errors.Is(err, usage.ErrUnbounded) {
+	if err == nil || errors.Is(err, hostdir.ErrUnbounded) {
 		return bytes, err
 	}
 	return 0, unavailable(ctx, fmt.Errorf("measure chat %q: %w", chatID, err))

@@ -1,4 +1,4 @@
-package chat
+package hostdir
 
 import (
 	"errors"
@@ -12,8 +12,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
-
-	"github.com/bermhq/berm/lifecycle"
 )
 
 // grown is a directory with a root of its own.
@@ -103,14 +101,14 @@ func isTooLarge(err error) bool {
 	return errors.As(err, &e)
 }
 
-func isInvalid(err error) bool {
-	var e *lifecycle.InvalidError
+func isRefused(err error) bool {
+	var e *ArchiveError
 	return errors.As(err, &e)
 }
 
 func open(t *testing.T, root *os.Root) *os.File {
 	t.Helper()
-	f, err := openTop(root)
+	f, err := Top(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,20 +155,6 @@ func swapping(t *testing.T, swaps ...swap) {
 	t.Cleanup(func() { close(end); wg.Wait() })
 }
 
-func TestCheckName(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"a", "ä ö.txt", ".hidden", "...", "-rf", "History.md", "history.md2", strings.Repeat("x", 255), "\u2028"} {
-		if err := checkName(name); err != nil {
-			t.Errorf("%q: %v", name, err)
-		}
-	}
-	for _, name := range []string{"", ".", "..", "a/b", `a\b`, "a\x00b", "a\nb", "\x7f", "\u0085", "\xff", strings.Repeat("x", 256), "history.md"} {
-		if err := checkName(name); !isInvalid(err) {
-			t.Errorf("%q: %v, want an InvalidError", name, err)
-		}
-	}
-}
-
 func TestOpenRegular(t *testing.T) {
 	t.Parallel()
 	dir, root := grown(t, "file", "dir/", "dir/file", "inside->file", "outside->/etc/passwd", "nowhere->gone", "sub->dir", "fifo|")
@@ -187,17 +171,17 @@ func TestOpenRegular(t *testing.T) {
 		hostile = append(hostile, "device")
 	}
 	for _, name := range hostile {
-		if f, _, err := openRegular(root, name); !isFileError(err, errdefs.ErrFailedPrecondition) {
+		if f, _, err := OpenRegular(root, name); !isFileError(err, errdefs.ErrFailedPrecondition) {
 			t.Errorf("%s: %v, %v", name, f, err)
 		}
 	}
 	for _, name := range []string{"", ".", "..", "gone", "inside/", "sub/file", "dir/file", "../file", "a\x00b", strings.Repeat("x", 256), dir + "/file"} {
-		var gone *FileNotFoundError
-		if f, _, err := openRegular(root, name); !errors.As(err, &gone) {
+		var gone *NotFoundError
+		if f, _, err := OpenRegular(root, name); !errors.As(err, &gone) {
 			t.Errorf("%q: %v, %v", name, f, err)
 		}
 	}
-	f, fi, err := openRegular(root, "file")
+	f, fi, err := OpenRegular(root, "file")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +206,7 @@ func TestOpenRegularLeased(t *testing.T) {
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
 		t.Skip("no leases on this file system:", err)
 	}
-	if _, _, err := openRegular(root, "file"); !isFileError(err, errdefs.ErrFailedPrecondition) {
+	if _, _, err := OpenRegular(root, "file"); !isFileError(err, errdefs.ErrFailedPrecondition) {
 		t.Errorf("%v, want a FileError", err)
 	}
 }
@@ -235,7 +219,7 @@ func TestOpenRegularSwapped(t *testing.T) {
 	swapping(t, swap{top, "file", "link"}, swap{top, "file", "fifo"}, swap{top, "file", "keep"}, swap{top, "file", "dir"})
 	opened := 0
 	for range 20_000 {
-		f, _, err := openRegular(root, "file")
+		f, _, err := OpenRegular(root, "file")
 		if err != nil {
 			if !isFileError(err, errdefs.ErrFailedPrecondition) {
 				t.Fatal(err)

@@ -1,4 +1,4 @@
-package usage
+package hostdir
 
 import (
 	"context"
@@ -181,17 +181,18 @@ func TestLinks(t *testing.T) {
 // A sum that doesn't fit mustn't pass for a small one.
 func TestSumIsTooLarge(t *testing.T) {
 	t.Parallel()
-	w := walk{bounds: usual, room: func(st *unix.Stat_t) int64 { return st.Size }}
-	for range 3 {
-		w.count(&unix.Stat_t{Size: math.MaxInt64 - 1})
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b", "c"} {
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
-	if w.used != math.MaxInt64 {
-		t.Errorf("%d", w.used)
+	used, err := measure(t.Context(), openRoot(t, dir), usual, func(*unix.Stat_t) int64 { return math.MaxInt64 - 1 })
+	if err != nil || used != math.MaxInt64 {
+		t.Errorf("%d, %v", used, err)
 	}
 	for _, tt := range []struct{ size, blocks, want int64 }{
 		{math.MaxInt64, math.MaxInt64, math.MaxInt64}, {math.MaxInt64, 1, 512}, {1, 8, 1}, {512, 1, 512}, {513, 1, 512}, {0, 8, 0},
 	} {
-		if got := allocated(&unix.Stat_t{Size: tt.size, Blocks: tt.blocks}); got != tt.want {
+		if got := AllocatedBy(&unix.Stat_t{Size: tt.size, Blocks: tt.blocks}); got != tt.want {
 			t.Errorf("%+v: %d", tt, got)
 		}
 	}

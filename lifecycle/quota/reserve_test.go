@@ -1,4 +1,4 @@
-package workspace
+package quota
 
 import (
 	"errors"
@@ -27,7 +27,7 @@ func TestHardReservations(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	k := newKernel()
-	s, ws := newWorld().service(t, Options{QuotaBytes: 100, Projects: k}, "k")
+	s, ws := newWorld().service(t, setup{QuotaBytes: 100, Projects: k}, "k")
 	one := reserve(t, s, ws, 60, 0, false)
 	reserve(t, s, ws, 41, 0, true)
 	two := reserve(t, s, ws, 40, 0, false)
@@ -61,7 +61,7 @@ func TestHardReservations(t *testing.T) {
 	three := reserve(t, s, ws, 100, 100, false)
 	reserve(t, s, ws, 1, 100, true)
 	k.stage(t, three, 100)
-	if err := s.Left(ctx, "t", "k", true); err != nil {
+	if err := s.Left(ctx, of("t", "k"), true); err != nil {
 		t.Errorf("what is staged counts as used: %v", err)
 	}
 	if err := three.Commit(ctx, 100, 100); err != nil {
@@ -82,7 +82,7 @@ func TestReplacedOnce(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	w := newWorld()
-	s, ws := w.service(t, Options{QuotaBytes: 100}, "k")
+	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 	w.holds("k", 100)
 	one := reserve(t, s, ws, 100, 100, false)
 	if err := one.Grow(ctx, 101); !over(t, err) {
@@ -115,7 +115,7 @@ func TestReplacedOnce(t *testing.T) {
 func TestCreditedElsewhere(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
-	s, ws := w.service(t, Options{QuotaBytes: 200}, "k")
+	s, ws := w.service(t, setup{QuotaBytes: 200}, "k")
 	w.holds("k", 100)
 	one, two := reserve(t, s, ws, 60, 60, false), reserve(t, s, ws, 60, 60, false)
 	three := reserve(t, s, ws, 40, 40, false)
@@ -135,7 +135,7 @@ func TestCommitMeasuresNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		w := newWorld()
-		s, ws := w.service(t, Options{QuotaBytes: 100}, "k", "l")
+		s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
 		w.holds("l", 1)
 		refused, kept := reserve(t, s, ws, 40, 0, false), reserve(t, s, ws, 40, 0, false)
 		defer kept.Release()
@@ -181,7 +181,7 @@ func TestTouched(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
-		s, ws := w.service(t, Options{QuotaBytes: 100}, "k", "l")
+		s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
 		w.holds("k", 0)
 		s.Touched("t", "k") // nothing is known yet
 		used(t, s, ws, 0)
@@ -191,7 +191,7 @@ func TestTouched(t *testing.T) {
 		used(t, s, ws, 0)
 		s.Touched("t", "k")
 		used(t, s, ws, 5)
-		if err := s.Left(t.Context(), "t", "k", false); err != nil { // now it is known whose it is
+		if err := s.Left(t.Context(), of("t", "k"), false); err != nil { // now it is known whose it is
 			t.Fatal(err)
 		}
 		for i := range int64(2) {
@@ -214,7 +214,7 @@ func TestTouched(t *testing.T) {
 		w.isLive("k", false)
 		used(t, s, ws, 8)
 		n := w.walked()
-		if err := s.Left(t.Context(), "t", "none", true); err != nil {
+		if err := s.Left(t.Context(), of("t", "none"), true); err != nil {
 			t.Fatal(err)
 		}
 		s.Touched("t", "none")
@@ -232,12 +232,12 @@ func TestUnheld(t *testing.T) {
 		ctx := t.Context()
 		k := newKernel()
 		w := newWorld()
-		s, ws := w.service(t, Options{QuotaBytes: 100, Projects: k}, "k", "l")
+		s, ws := w.service(t, setup{QuotaBytes: 100, Projects: k}, "k", "l")
 		for _, chat := range []string{"k", "l"} {
 			w.holds(chat, 50)
 		}
 		k.used[ws.Project] = 7
-		dir, err := os.Open(t.TempDir())
+		dir, err := os.OpenRoot(t.TempDir())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -248,7 +248,7 @@ func TestUnheld(t *testing.T) {
 				t.Errorf("%s: %v", chat, err)
 			}
 		}
-		if err := s.Left(ctx, "t", "k", true); !over(t, err) {
+		if err := s.Left(ctx, of("t", "k"), true); !over(t, err) {
 			t.Error("what the kernel doesn't count isn't counted")
 		}
 		w.holds("l", 20)
@@ -265,9 +265,6 @@ func TestUnheld(t *testing.T) {
 			t.Errorf("tried %d times more", k.tries-adopted)
 		}
 		time.Sleep(2 * idleFor)
-		if _, _, err := s.Ensure(ctx, "t", "other"); err != nil {
-			t.Fatal(err)
-		}
 		s.use(Workspace{ID: "other", Tenant: "t"})
 		used(t, s, ws, 77)
 		k.refusing = nil

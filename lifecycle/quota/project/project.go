@@ -21,11 +21,10 @@ import (
 	"math"
 	"os"
 	"runtime"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bermhq/berm/lifecycle/usage"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 // Probe is the project by which Open finds out whether limits hold. It keeps a small
@@ -257,7 +256,7 @@ func (q *Quotas) Free(project uint32) (bool, error) {
 // it. Links, fifos and sockets that are there stay where they are; they take no blocks to
 // speak of. It takes in what is over the project's limit. After an error, a part of the
 // tree may belong to the project; it may be called again, also for a tree that belongs to
-// it already, which is a matter of reading. usage.ErrUnbounded if the tree is too large.
+// it already, which is a matter of reading. hostdir.ErrUnbounded if the tree is too large.
 func (q *Quotas) Adopt(dir *os.File, project uint32) error {
 	if err := valid(project); err != nil {
 		return err
@@ -341,16 +340,24 @@ func (q *Quotas) Drop(ctx context.Context, dir *os.File, project uint32) error {
 // each calls do with every directory and regular file of a tree, and found, unless it is
 // nil, with what is known of a file before it is opened.
 func (q *Quotas) each(ctx context.Context, dir *os.File, project uint32, do func(fd int, directory bool) error, found func(*unix.Stat_t)) error {
-	err := usage.Walk(ctx, dir, usage.Visitor{
-		Directory: func(fd int) error { return do(fd, true) },
-		File: func(at int, name string, st *unix.Stat_t) error {
-			if st.Mode&unix.S_IFMT != unix.S_IFREG {
+	err := hostdir.Walk(ctx, dir, hostdir.Visitor{
+		Directory: func(fd int, _ string) error { return do(fd, true) },
+		File: func(e *hostdir.Entry) error {
+			if e.Stat.Mode&unix.S_IFMT != unix.S_IFREG {
 				return nil
 			}
 			if found != nil {
-				found(st)
+				found(&e.Stat)
 			}
-			return q.file(at, name, func(fd int) error { return do(fd, false) })
+			f, _, err := e.Open()
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			if err := do(int(f.Fd()), false); err != nil {
+				return fmt.Errorf("%q: %w", e.Name, err)
+			}
+			return nil
 		},
 	})
 	if err != nil {
@@ -377,29 +384,6 @@ func follow(k kernel, dir, like *os.File) error {
 	}
 	if err != nil {
 		return fmt.Errorf("put %s into the project of %s: %w", dir.Name(), like.Name(), err)
-	}
-	return nil
-}
-
-// file calls do with a regular file; what else has taken its name came from within the
-// tree.
-func (q *Quotas) file(at int, name string, do func(fd int) error) error {
-	path, err := unix.Openat(at, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(path) }()
-	var st unix.Stat_t
-	if err := unix.Fstat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return err
-	}
-	fd, err := unix.Open("/proc/self/fd/"+strconv.Itoa(path), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open %q: %w", name, err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	if err := do(fd); err != nil {
-		return fmt.Errorf("%q: %w", name, err)
 	}
 	return nil
 }

@@ -1,8 +1,7 @@
-package workspace
+package quota
 
 import (
 	"context"
-	"os"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -28,17 +27,8 @@ func (a *asked) WorkspaceOf(ctx context.Context, tenant, chatID string) (Workspa
 func TestOwner(t *testing.T) {
 	w := newWorld()
 	store := &asked{world: w}
-	s, err := New(Options{
-		Store: store, QuotaBytes: 10, Live: func(string, string) bool { return false },
-		Open: func(string, string) (*os.Root, error) { return nil, os.ErrNotExist },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ws, _, err := s.Ensure(t.Context(), "t", "u")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, ws := w.service(t, setup{QuotaBytes: 10})
+	s.opts.Store = store
 	owner := func(chat string, want bool, times int) {
 		t.Helper()
 		got, there, err := s.owner(t.Context(), "t", chat)

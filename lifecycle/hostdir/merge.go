@@ -1,4 +1,4 @@
-package chat
+package hostdir
 
 import (
 	"errors"
@@ -12,14 +12,14 @@ import (
 // maxTurns is how often a merge takes a directory up again that a sandbox has moved away.
 const maxTurns = 100
 
-// checkMerge tells whether all that from holds can take its place in to. If something
+// CheckMerge reports whether all that from holds can take its place in to. If something
 // can't, it is a *FileError: a directory in to isn't replaced by a file, nor anything else
 // by a directory. No link is followed.
-func checkMerge(from, to *os.Root) error {
+func CheckMerge(from, to *os.Root) error {
 	return both(from, to, func(from, to *os.File) error { return checkDirs(from, to, "") })
 }
 
-// merge moves all that from holds, which nobody else changes, into to, which a sandbox may
+// Merge moves all that from holds, which nobody else changes, into to, which a sandbox may
 // be changing. Files take the place of files, links and special files; directories that
 // are in to already are kept, and others moved as they are, with owner and mode. It goes
 // by handles and single names and follows no link, so that nothing is ever put outside.
@@ -28,31 +28,23 @@ func checkMerge(from, to *os.Root) error {
 // and what isn't in from any more is on the disk in to. When it has gone well, from is
 // empty. If something in to is in the way it is a *FileError, and the rest is still in
 // from.
-func merge(from, to *os.Root) error {
+func Merge(from, to *os.Root) error {
 	return both(from, to, (&merger{turns: maxTurns}).dirs)
 }
 
 func both(from, to *os.Root, f func(from, to *os.File) error) error {
-	a, err := openTop(from)
-	if err != nil {
-		return err
-	}
-	defer a.Close()
-	b, err := openTop(to)
-	if err != nil {
-		return err
-	}
-	defer b.Close()
-	return f(a, b)
+	return With(from, func(a *os.File) error {
+		return With(to, func(b *os.File) error { return f(a, b) })
+	})
 }
 
-const (
-	inWayOfFile = "is a directory, and can't be replaced by a file"
-	inWayOfDir  = "is no directory, and can't be replaced by one"
-)
+// InWayOfFile is the FileError's message for a directory where a file is to be.
+const InWayOfFile = "is a directory, and can't be replaced by a file"
+
+const inWayOfDir = "is no directory, and can't be replaced by one"
 
 func checkDirs(from, to *os.File, path string) error {
-	return eachName(from, func(name string) error {
+	return Each(from, func(name string) error {
 		ours, err := lstatAt(from, name)
 		if err != nil {
 			return unlessMissing(err)
@@ -63,13 +55,13 @@ func checkDirs(from, to *os.File, path string) error {
 		}
 		if !isKind(&ours, unix.S_IFDIR) {
 			if isKind(&theirs, unix.S_IFDIR) {
-				return wrongKind(path+name, inWayOfFile)
+				return WrongKind(path+name, InWayOfFile)
 			}
 			return nil
 		}
 		err = in(from, to, name, func(from, to *os.File) error { return checkDirs(from, to, path+name+"/") })
 		if notDir(err) {
-			return wrongKind(path+name, inWayOfDir)
+			return WrongKind(path+name, inWayOfDir)
 		}
 		return unlessMissing(err)
 	})
@@ -99,7 +91,7 @@ func (m *merger) dirs(from, to *os.File) error { return m.below(from, to, "") }
 func (m *merger) below(from, to *os.File, path string) error {
 	for some := true; some; {
 		some = false
-		err := eachName(from, func(name string) error {
+		err := Each(from, func(name string) error {
 			some = true
 			st, err := lstatAt(from, name)
 			switch {
@@ -108,7 +100,7 @@ func (m *merger) below(from, to *os.File, path string) error {
 			case isKind(&st, unix.S_IFDIR):
 				return m.directory(from, to, name, path)
 			}
-			return file(from, to, name, path)
+			return mergeFile(from, to, name, path)
 		})
 		if err != nil {
 			return err
@@ -117,14 +109,14 @@ func (m *merger) below(from, to *os.File, path string) error {
 	return to.Sync()
 }
 
-// file moves what isn't a directory.
-func file(from, to *os.File, name, path string) error {
+// mergeFile moves what isn't a directory.
+func mergeFile(from, to *os.File, name, path string) error {
 	err := move(from, to, name, 0)
 	switch {
 	case errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
-		return wrongKind(path+name, inWayOfFile)
+		return WrongKind(path+name, InWayOfFile)
 	case err != nil:
-		return ofSpace(path+name, err)
+		return OfSpace(path+name, err)
 	}
 	// Of two names of one file, which a crash can leave, a rename removes neither.
 	return unlessMissing(unlinkAt(from, name, 0))
@@ -138,20 +130,20 @@ func (m *merger) directory(from, to *os.File, name, path string) error {
 			err = move(from, to, name, 0) // over an empty one too
 		}
 		if !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOTEMPTY) && !notDir(err) {
-			return ofSpace(path+name, err)
+			return OfSpace(path+name, err)
 		}
 		err = in(from, to, name, func(from, to *os.File) error { return m.below(from, to, path+name+"/") })
 		switch {
 		case err == nil:
 			return unlinkAt(from, name, unix.AT_REMOVEDIR)
 		case notDir(err):
-			return wrongKind(path+name, inWayOfDir)
+			return WrongKind(path+name, inWayOfDir)
 		case !missing(err):
 			return err
 		}
 		// It isn't there any more.
 	}
-	return wrongKind(path+name, "keeps changing")
+	return WrongKind(path+name, "keeps changing")
 }
 
 // move renames a single name from one directory into another. To is one that has been

@@ -1,4 +1,4 @@
-package ceiling_test
+package quota_test
 
 import (
 	"context"
@@ -19,14 +19,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/ceiling"
-	"github.com/bermhq/berm/lifecycle/project"
+	"github.com/bermhq/berm/lifecycle/quota"
+	"github.com/bermhq/berm/lifecycle/quota/project"
 	"github.com/bermhq/berm/lifecycle/store"
 )
 
 const (
 	first = 0x63000000
-	quota = 1 << 20
+	limit = 1 << 20
 )
 
 // disk stands in for a file system that has project quotas. Of a tree it knows the
@@ -42,11 +42,24 @@ type disk struct {
 	drops  int              // calls of Drop
 }
 
+// path is where a directory is.
+func path(dir *os.File) string {
+	p, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+func (d *disk) Used(uint32) (int64, error) { return 0, nil }
+
+func (d *disk) Adopt(*os.File, uint32) error { return nil }
+
 func newDisk() *disk {
 	return &disk{limits: map[uint32]int64{}, tags: map[string]uint32{}, used: map[uint32]bool{}, fail: map[string]error{}}
 }
 
-func (d *disk) find(string) (ceiling.Projects, error) {
+func (d *disk) find(string) (quota.Projects, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d, d.fail["find"]
@@ -74,7 +87,7 @@ func (d *disk) Try(dir *os.File) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.limits[d.tags[dir.Name()]] > 0 {
+	if d.limits[d.tags[path(dir)]] > 0 {
 		return errdefs.ErrNotImplemented
 	}
 	return d.fail["try"]
@@ -95,10 +108,10 @@ func (d *disk) Take(ctx context.Context, dir *os.File, project uint32) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.tags[dir.Name()] != 0 && d.tags[dir.Name()] != project {
+	if d.tags[path(dir)] != 0 && d.tags[path(dir)] != project {
 		return errdefs.ErrFailedPrecondition
 	}
-	d.tags[dir.Name()] = project // a part of it, if that fails
+	d.tags[path(dir)] = project // a part of it, if that fails
 	return errors.Join(d.fail["take"], context.Cause(ctx))
 }
 
@@ -109,20 +122,20 @@ func (d *disk) Drop(ctx context.Context, dir *os.File, project uint32) error {
 	if err := errors.Join(d.fail["drop"], context.Cause(ctx)); err != nil {
 		return err
 	}
-	if d.tags[dir.Name()] == project {
-		delete(d.tags, dir.Name())
+	if d.tags[path(dir)] == project {
+		delete(d.tags, path(dir))
 	}
 	return nil
 }
 
 // bed is a service with directories.
 type bed struct {
-	*ceiling.Service
+	*quota.Service
 	t    *testing.T
 	root string
 	disk *disk
 	path string // of the store
-	opts ceiling.Options
+	opts quota.Options
 }
 
 func newBed(t *testing.T) *bed {
@@ -132,7 +145,7 @@ func newBed(t *testing.T) *bed {
 		t.Fatal(err)
 	}
 	b := &bed{t: t, root: root, disk: newDisk(), path: filepath.Join(t.TempDir(), "berm.db")}
-	b.opts = ceiling.Options{Find: b.disk.find, Except: []string{b.dir("chats")}}
+	b.opts = quota.Options{Find: b.disk.find, Root: b.dir("chats")}
 	b.restart()
 	return b
 }
@@ -146,7 +159,7 @@ func (b *bed) restart() {
 	}
 	b.t.Cleanup(func() { _ = db.Close() }) // a temporary one
 	b.opts.Store = db
-	if b.Service, err = ceiling.New(b.t.Context(), b.opts); err != nil {
+	if b.Service, err = quota.New(b.t.Context(), b.opts); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -164,23 +177,28 @@ func (b *bed) dir(name string) string {
 // unless that is 0.
 func (b *bed) enter(session string, bytes int64, dirs ...string) (softened []string) {
 	b.t.Helper()
-	return b.enterAs(lifecycle.Occupant{SessionID: session, QuotaBytes: bytes}, dirs...)
+	return b.enterAs(lifecycle.Subject{SessionID: session, QuotaBytes: bytes}, dirs...)
 }
 
-func (b *bed) enterAs(o lifecycle.Occupant, dirs ...string) (softened []string) {
+func (b *bed) enterAs(o lifecycle.Subject, dirs ...string) (softened []string) {
 	b.t.Helper()
 	for _, name := range dirs {
 		o.Dirs = append(o.Dirs, b.dir(name))
 	}
 	if o.QuotaBytes > 0 {
-		o.Workspace = o.Dirs[0]
+		o.Dir = o.Dirs[0]
 	}
-	softened, err := b.Enter(b.t.Context(), o)
+	got, err := b.Attach(b.t.Context(), o)
 	if err != nil {
 		b.t.Fatalf("%s: %v", o.SessionID, err)
 	}
-	slices.Sort(softened)
-	return softened
+	slices.Sort(got.Soft)
+	return got.Soft
+}
+
+// holds reports whether the kernel holds a session's own quota.
+func (b *bed) holds(session string) bool {
+	return b.Enforcement(lifecycle.Subject{SessionID: session, Dir: "/x"}) == "hard"
 }
 
 func (b *bed) sweep() {
@@ -207,7 +225,7 @@ func (b *bed) want(what string, held []string, tags map[string]uint32, limits ma
 	maps.DeleteFunc(gotLimits, func(_ uint32, bytes int64) bool { return bytes == 0 })
 	var holds []string
 	for _, session := range []string{"a", "b", "c"} {
-		if b.Holds(session) {
+		if b.holds(session) {
 			holds = append(holds, session)
 		}
 	}
@@ -231,52 +249,52 @@ type (
 func TestComesAndGoes(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.enter("a", quota, "x", "extra")
-	b.enter("b", 2*quota, "y")
+	b.enter("a", limit, "x", "extra")
+	b.enter("b", 2*limit, "y")
 	b.enter("c", 0, "z")
 	b.sweep()
-	b.want("there", []string{"a", "b"}, tags{"x": first, "y": first + 1}, limits{first: quota, first + 1: 2 * quota})
-	b.Leave("a")
-	b.want("gone", []string{"b"}, tags{"x": first, "y": first + 1}, limits{first + 1: 2 * quota})
-	b.enter("c", 3*quota, "x") // the same directory's next
-	b.want("passed on", []string{"b", "c"}, tags{"x": first, "y": first + 1}, limits{first: 3 * quota, first + 1: 2 * quota})
-	b.Leave("c")
-	b.Leave("b")
-	b.Leave("nobody")
+	b.want("there", []string{"a", "b"}, tags{"x": first, "y": first + 1}, limits{first: limit, first + 1: 2 * limit})
+	b.Detach("a")
+	b.want("gone", []string{"b"}, tags{"x": first, "y": first + 1}, limits{first + 1: 2 * limit})
+	b.enter("c", 3*limit, "x") // the same directory's next
+	b.want("passed on", []string{"b", "c"}, tags{"x": first, "y": first + 1}, limits{first: 3 * limit, first + 1: 2 * limit})
+	b.Detach("c")
+	b.Detach("b")
+	b.Detach("nobody")
 	b.sweep()
 	b.want("swept", nil, nil, nil)
-	b.enter("a", quota, "x")
-	b.want("anew", []string{"a"}, tags{"x": first + 2}, limits{first + 2: quota}) // no number comes back
+	b.enter("a", limit, "x")
+	b.want("anew", []string{"a"}, tags{"x": first + 2}, limits{first + 2: limit}) // no number comes back
 }
 
 // No sandbox is held to another's limit, whichever comes first.
 func TestShared(t *testing.T) {
 	t.Parallel()
 	for name, other := range map[string]string{"same": "x", "above": ".", "below": "x/sub/sub"} {
-		for _, bytes := range []int64{0, quota} {
+		for _, bytes := range []int64{0, limit} {
 			b := newBed(t)
-			b.enter("a", quota, "x")
-			b.enter("b", quota, "xx")
+			b.enter("a", limit, "x")
+			b.enter("b", limit, "xx")
 			if d := cmp.Diff([]string{"a"}, b.enter("c", bytes, "elsewhere", other)); d != "" && other != "." {
 				t.Errorf("%s: softened %s", name, d)
 			}
-			if b.Holds("a") || b.disk.limits[first] != 0 || b.Holds("c") != (bytes > 0) {
-				t.Errorf("%s: %v, %v; limits %v", name, b.Holds("a"), b.Holds("c"), b.disk.limits)
+			if b.holds("a") || b.disk.limits[first] != 0 || b.holds("c") != (bytes > 0) {
+				t.Errorf("%s: %v, %v; limits %v", name, b.holds("a"), b.holds("c"), b.disk.limits)
 			}
-			b.Leave("c")
+			b.Detach("c")
 			b.sweep()
-			if b.Holds("a") || b.disk.limits[first] != 0 {
+			if b.holds("a") || b.disk.limits[first] != 0 {
 				t.Errorf("%s: what was shared once may be elsewhere", name)
 			}
-			b.Leave("a")
-			b.Leave("b")
+			b.Detach("a")
+			b.Detach("b")
 			b.sweep()
 			b.want(name, nil, nil, nil)
 
 			b.enter("b", bytes, other)
-			b.enter("a", quota, "x")
-			if b.Holds("a") || b.Holds("b") {
-				t.Errorf("%s, the other way round: %v, %v", name, b.Holds("a"), b.Holds("b"))
+			b.enter("a", limit, "x")
+			if b.holds("a") || b.holds("b") {
+				t.Errorf("%s, the other way round: %v, %v", name, b.holds("a"), b.holds("b"))
 			}
 		}
 	}
@@ -286,21 +304,21 @@ func TestShared(t *testing.T) {
 func TestOthersProjects(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.enter("a", quota, "chats/sub")
-	b.enter("b", quota, ".")
+	b.enter("a", limit, "chats/sub")
+	b.enter("b", limit, ".")
 	b.want("chats", nil, nil, nil)
-	b.Leave("a")
-	b.Leave("b")
+	b.Detach("a")
+	b.Detach("b")
 	b.disk.tags[b.dir("x")] = 7
-	b.enter("a", quota, "x")
+	b.enter("a", limit, "x")
 	b.want("another's", nil, tags{"x": 7}, nil)
 	for i := range uint32(20) {
 		b.disk.used[first+1+i] = true
 	}
-	b.enter("b", quota, "y")
+	b.enter("b", limit, "y")
 	b.want("too many numbers in use", nil, tags{"x": 7}, nil)
-	b.enter("c", quota, "z")
-	b.want("numbers in use", []string{"c"}, tags{"x": 7, "z": first + 21}, limits{first + 21: quota})
+	b.enter("c", limit, "z")
+	b.want("numbers in use", []string{"c"}, tags{"x": 7, "z": first + 21}, limits{first + 21: limit})
 }
 
 // A sandbox that comes while a tree is being taken isn't held to its limit.
@@ -314,12 +332,12 @@ func TestSharedMeanwhile(t *testing.T) {
 		}
 		b.sweep() // leaves alone what is being taken
 	}
-	b.enter("a", quota, "x")
+	b.enter("a", limit, "x")
 	b.want("shared", nil, tags{"x": first}, nil)
-	b.Leave("a")
+	b.Detach("a")
 	b.sweep()
 	b.want("still occupied", nil, tags{"x": first}, nil)
-	b.Leave("b")
+	b.Detach("b")
 	b.sweep()
 	b.want("left", nil, nil, nil)
 }
@@ -330,8 +348,8 @@ func TestFails(t *testing.T) {
 	for _, call := range []string{"find", "try", "free", "take", "limit"} {
 		b := newBed(t)
 		b.disk.failing(call, errdefs.ErrNotImplemented)
-		o := lifecycle.Occupant{SessionID: "a", Dirs: []string{b.dir("x")}, Workspace: b.dir("x"), QuotaBytes: quota}
-		_, err := b.Enter(t.Context(), o)
+		o := lifecycle.Subject{SessionID: "a", Dirs: []string{b.dir("x")}, Dir: b.dir("x"), QuotaBytes: limit}
+		_, err := b.Attach(t.Context(), o)
 		if (err != nil) != (call == "free") || err != nil && !errdefs.IsUnavailable(err) {
 			t.Errorf("%s: %v", call, err)
 		}
@@ -339,22 +357,22 @@ func TestFails(t *testing.T) {
 			b.want(call+" failed", nil, nil, nil)
 		}
 		b.disk.failing(call, nil)
-		b.Leave("a")
+		b.Detach("a")
 		b.sweep()
 		b.want(call, nil, nil, nil)
-		b.enter("a", quota, "x")
-		if !b.Holds("a") {
+		b.enter("a", limit, "x")
+		if !b.holds("a") {
 			t.Errorf("%s: it isn't held once that is over", call)
 		}
 	}
 	b := newBed(t)
-	b.enter("a", quota, "x")
+	b.enter("a", limit, "x")
 	b.disk.failing("limit", errors.New("broken"))
-	if _, err := b.Enter(t.Context(), lifecycle.Occupant{SessionID: "b", Dirs: []string{b.dir("x")}}); !errdefs.IsUnavailable(err) {
+	if _, err := b.Attach(t.Context(), lifecycle.Subject{SessionID: "b", Dirs: []string{b.dir("x")}}); !errdefs.IsUnavailable(err) {
 		t.Errorf("a sandbox may come below another's limit: %v", err)
 	}
-	b.Leave("a")
-	if err := b.Sweep(t.Context()); err == nil || b.Holds("a") {
+	b.Detach("a")
+	if err := b.Sweep(t.Context()); err == nil || b.holds("a") {
 		t.Errorf("%v", err)
 	}
 	b.disk.failing("limit", nil)
@@ -362,12 +380,12 @@ func TestFails(t *testing.T) {
 	b.want("at last", nil, nil, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := b.Enter(ctx, lifecycle.Occupant{SessionID: "c", Dirs: []string{b.dir("x")}, Workspace: b.dir("x"), QuotaBytes: 1}); !errors.Is(err, context.Canceled) {
+	if _, err := b.Attach(ctx, lifecycle.Subject{SessionID: "c", Dirs: []string{b.dir("x")}, Dir: b.dir("x"), QuotaBytes: 1}); !errors.Is(err, context.Canceled) {
 		t.Errorf("nobody waits for it: %v", err)
 	}
 }
 
-// A tree that is too large to be walked has a soft quota, and holds up nobody again and
+// A tree that is too large to be walked has a soft limit, and holds up nobody again and
 // again.
 func TestTooLarge(t *testing.T) {
 	t.Parallel()
@@ -377,16 +395,16 @@ func TestTooLarge(t *testing.T) {
 		b.disk.failing("take", tooLarge)
 		b.disk.failing("drop", tooLarge)
 		for _, session := range []string{"a", "b"} {
-			b.enter(session, quota, "x")
+			b.enter(session, limit, "x")
 			b.want(session+" entered", nil, tags{"x": first}, nil)
-			b.Leave(session)
+			b.Detach(session)
 		}
 		b.sweep()
 		b.sweep()
 		if b.disk.drops != 1 {
 			t.Errorf("it was walked %d times within the hour", b.disk.drops)
 		}
-		b.disk.limits[first] = quota // as if that hadn't been lifted
+		b.disk.limits[first] = limit // as if that hadn't been lifted
 		b.sweep()
 		b.want("swept", nil, tags{"x": first}, nil)
 		time.Sleep(time.Hour)
@@ -401,8 +419,8 @@ func TestTooLarge(t *testing.T) {
 
 		ctx, cancel := context.WithCancel(t.Context())
 		b.disk.taking = cancel
-		o := lifecycle.Occupant{SessionID: "c", Dirs: []string{b.dir("x")}, Workspace: b.dir("x"), QuotaBytes: quota}
-		if _, err := b.Enter(ctx, o); !errors.Is(err, context.Canceled) {
+		o := lifecycle.Subject{SessionID: "c", Dirs: []string{b.dir("x")}, Dir: b.dir("x"), QuotaBytes: limit}
+		if _, err := b.Attach(ctx, o); !errors.Is(err, context.Canceled) {
 			t.Errorf("nobody waits for it: %v", err)
 		}
 		b.want("cut off", nil, tags{"x": first + 1}, nil)
@@ -418,15 +436,15 @@ func TestLeaveWaitsForNobody(t *testing.T) {
 	trying, on := make(chan struct{}), make(chan struct{})
 	b.disk.trying = func() { close(trying); <-on }
 	done := make(chan []string)
-	go func() { done <- b.enter("a", quota, "x") }()
+	go func() { done <- b.enter("a", limit, "x") }()
 	<-trying
-	if _, err := b.Enter(t.Context(), lifecycle.Occupant{SessionID: "b"}); err != nil {
+	if _, err := b.Attach(t.Context(), lifecycle.Subject{SessionID: "b"}); err != nil {
 		t.Error(err)
 	}
-	b.Leave("b")
+	b.Detach("b")
 	close(on)
 	<-done
-	b.want("entered", []string{"a"}, tags{"x": first}, limits{first: quota})
+	b.want("entered", []string{"a"}, tags{"x": first}, limits{first: limit})
 }
 
 // What a crash left holds nobody who comes later, though nothing more is held, or can't be.
@@ -442,16 +460,16 @@ func TestLeftLimit(t *testing.T) {
 		},
 	} {
 		b := newBed(t)
-		b.enter("a", quota, "x")
+		b.enter("a", limit, "x")
 		change(b)
 		b.restart()
 		dir := filepath.Join(b.root, "x")
-		o := lifecycle.Occupant{SessionID: "b", Dirs: []string{dir}, Workspace: dir, QuotaBytes: 2 * quota}
-		if _, err := b.Enter(t.Context(), o); err != nil {
+		o := lifecycle.Subject{SessionID: "b", Dirs: []string{dir}, Dir: dir, QuotaBytes: 2 * limit, Resumed: name == "can't be opened"}
+		if _, err := b.Attach(t.Context(), o); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		known, err := b.opts.Store.Ceilings(t.Context())
-		if err != nil || len(known) != 1 || known[0].SessionID != "" || b.Holds("b") {
+		known, err := b.opts.Store.Projects(t.Context())
+		if err != nil || len(known) != 1 || known[0].SessionID != "" || b.holds("b") {
 			t.Errorf("%s: %+v, %v", name, known, err)
 		}
 		if name != "no longer" {
@@ -464,23 +482,23 @@ func TestLeftLimit(t *testing.T) {
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	b.enter("a", quota, "x")
-	b.enter("b", quota, "y")
-	b.enter("c", quota, "z")
+	b.enter("a", limit, "x")
+	b.enter("b", limit, "y")
+	b.enter("c", limit, "z")
 	b.restart()
-	b.enterAs(lifecycle.Occupant{SessionID: "a", QuotaBytes: quota, Resumed: true}, "x")
-	b.enterAs(lifecycle.Occupant{SessionID: "c", QuotaBytes: quota, Resumed: true}, "z")
+	b.enterAs(lifecycle.Subject{SessionID: "a", QuotaBytes: limit, Resumed: true}, "x")
+	b.enterAs(lifecycle.Subject{SessionID: "c", QuotaBytes: limit, Resumed: true}, "z")
 	b.sweep()
-	b.want("restart", []string{"a", "c"}, tags{"x": first, "z": first + 2}, limits{first: quota, first + 2: quota})
+	b.want("restart", []string{"a", "c"}, tags{"x": first, "z": first + 2}, limits{first: limit, first + 2: limit})
 
 	b.restart()
-	b.enterAs(lifecycle.Occupant{SessionID: "b", QuotaBytes: quota, Resumed: true}, "x") // whoever was held there
-	b.enterAs(lifecycle.Occupant{SessionID: "c", QuotaBytes: quota, Resumed: true}, "z")
-	b.want("another's", []string{"c"}, tags{"x": first, "z": first + 2}, limits{first + 2: quota})
-	b.Leave("b")
+	b.enterAs(lifecycle.Subject{SessionID: "b", QuotaBytes: limit, Resumed: true}, "x") // whoever was held there
+	b.enterAs(lifecycle.Subject{SessionID: "c", QuotaBytes: limit, Resumed: true}, "z")
+	b.want("another's", []string{"c"}, tags{"x": first, "z": first + 2}, limits{first + 2: limit})
+	b.Detach("b")
 	b.sweep()
-	b.enter("a", quota, "x")
-	b.want("anew", []string{"a", "c"}, tags{"x": first + 3, "z": first + 2}, limits{first + 3: quota, first + 2: quota})
+	b.enter("a", limit, "x")
+	b.want("anew", []string{"a", "c"}, tags{"x": first + 3, "z": first + 2}, limits{first + 3: limit, first + 2: limit})
 
 	b.enter("b", 0, "x") // from now on it is shared
 	if err := os.Rename(b.dir("z"), filepath.Join(b.root, "moved")); err != nil {
@@ -488,17 +506,17 @@ func TestRestart(t *testing.T) {
 	}
 	b.opts.Off = true
 	b.restart()
-	b.enterAs(lifecycle.Occupant{SessionID: "a", QuotaBytes: quota, Resumed: true}, "x")
-	b.enter("b", quota, "y")
+	b.enterAs(lifecycle.Subject{SessionID: "a", QuotaBytes: limit, Resumed: true}, "x")
+	b.enter("b", limit, "y")
 	if err := os.RemoveAll(filepath.Join(b.root, "z")); err != nil {
 		t.Fatal(err)
 	}
 	b.sweep()
 	b.want("off", nil, tags{"x": first + 3, "z": first + 2}, nil) // where it was moved, no limit holds
-	b.Leave("a")
+	b.Detach("a")
 	b.sweep()
 	b.want("all gone", nil, tags{"z": first + 2}, nil)
-	left, err := b.opts.Store.Ceilings(t.Context())
+	left, err := b.opts.Store.Projects(t.Context())
 	if err != nil || len(left) != 0 {
 		t.Errorf("%v, %v", left, err)
 	}
@@ -516,7 +534,7 @@ func TestKernelHolds(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(b.root) }) // the machine is about to go
-	b.opts.Find = func(dir string) (ceiling.Projects, error) { return project.Find(dir) }
+	b.opts.Find = func(dir string) (quota.Projects, error) { return project.Find(dir) }
 	b.restart()
 	fill := func(name string, kb int) bool {
 		t.Helper()
@@ -531,40 +549,32 @@ func TestKernelHolds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b.enter("a", quota, "x")
-	if !b.Holds("a") || fill("x", 2048) || !fill("y", 2048) || fill("x/sub", 1) {
+	b.enter("a", limit, "x")
+	if !b.holds("a") || fill("x", 2048) || !fill("y", 2048) || fill("x/sub", 1) {
 		t.Error("it isn't held")
 	}
 	b.restart()
-	b.enterAs(lifecycle.Occupant{SessionID: "a", QuotaBytes: quota, Resumed: true}, "x")
-	if !b.Holds("a") || fill("x", 2048) {
+	b.enterAs(lifecycle.Subject{SessionID: "a", QuotaBytes: limit, Resumed: true}, "x")
+	if !b.holds("a") || fill("x", 2048) {
 		t.Error("it isn't held after a restart, while it is full")
 	}
 	b.enter("b", 0, "x/sub")
-	if b.Holds("a") || !fill("x", 2048) {
+	if b.holds("a") || !fill("x", 2048) {
 		t.Error("it is held though it is shared")
 	}
-	b.Leave("a")
-	b.Leave("b")
+	b.Detach("a")
+	b.Detach("b")
 	b.sweep()
-	b.enter("c", 4*quota, "x")
-	if !b.Holds("c") || fill("x", 8192) || !fill("x", 3000) {
+	b.enter("c", 4*limit, "x")
+	if !b.holds("c") || fill("x", 8192) || !fill("x", 3000) {
 		t.Error("the next one isn't held to its own")
 	}
-	b.Leave("c")
+	b.Detach("c")
 	if !fill("x", 8192) {
 		t.Error("a limit was left behind")
 	}
 	b.sweep()
-	if left, err := b.opts.Store.Ceilings(t.Context()); err != nil || len(left) > 0 {
+	if left, err := b.opts.Store.Projects(t.Context()); err != nil || len(left) > 0 {
 		t.Errorf("%v, %v", left, err)
-	}
-}
-
-func TestNew(t *testing.T) {
-	for _, opts := range []ceiling.Options{{}, {Find: newDisk().find}} {
-		if _, err := ceiling.New(t.Context(), opts); err == nil {
-			t.Errorf("%+v", opts)
-		}
 	}
 }

@@ -1,4 +1,4 @@
-package chat
+package hostdir
 
 import (
 	"context"
@@ -13,23 +13,23 @@ import (
 // maxPending bounds the directories whose names removeTree remembers.
 const maxPending = 4096
 
-// removeTree removes what a single name in root stands for, with all below it. That it is
+// Remove removes what a single name in root stands for, with all below it. That it is
 // missing is no error. It may be ended at any instant, by the context or otherwise, and
 // called again.
 //
 // However deep and wide the tree is, three handles are open at once, and time grows with
 // what there is to remove: a directory in a directory of the tree's top is moved to the
 // top before it is emptied, so that nothing ever lies deeper than that.
-func removeTree(ctx context.Context, root *os.Root, name string) error {
+func Remove(ctx context.Context, root *os.Root, name string) error {
 	if !single(name) {
 		return fmt.Errorf("remove tree: %q isn't a single name", name)
 	}
-	parent, err := openTop(root)
+	parent, err := Top(root)
 	if err != nil {
 		return err
 	}
 	defer parent.Close()
-	done, err := unlinkFile(parent, name)
+	done, err := Unlink(parent, name)
 	if done || err != nil {
 		return err
 	}
@@ -51,22 +51,6 @@ func removeTree(ctx context.Context, root *os.Root, name string) error {
 	return nil
 }
 
-// unlinkFile removes anything but a directory; of one it answers false.
-func unlinkFile(dir *os.File, name string) (done bool, err error) {
-	err = unlinkAt(dir, name, 0)
-	switch {
-	case err == nil || missing(err):
-		return true, nil
-	case errors.Is(err, unix.EISDIR):
-		return false, nil
-	case errors.Is(err, unix.EPERM): // some file systems' answer for a directory
-		if st, e := lstatAt(dir, name); e == nil && isKind(&st, unix.S_IFDIR) {
-			return false, nil
-		}
-	}
-	return false, err
-}
-
 // removal empties a tree's top.
 type removal struct {
 	ctx     context.Context // of the one call
@@ -80,7 +64,7 @@ type removal struct {
 func (r *removal) all() error {
 	for {
 		steps, some := r.steps, false
-		err := eachName(r.top, func(name string) error {
+		err := Each(r.top, func(name string) error {
 			some = true
 			if err := r.remove(name); err != nil {
 				return err
@@ -110,7 +94,7 @@ func (r *removal) remove(name string) error {
 	if r.ctx.Err() != nil {
 		return context.Cause(r.ctx)
 	}
-	done, err := unlinkFile(r.top, name)
+	done, err := Unlink(r.top, name)
 	if done || err != nil {
 		r.steps++
 		return err
@@ -125,11 +109,11 @@ func (r *removal) remove(name string) error {
 	defer dir.Close()
 	for {
 		before, left := r.steps, false
-		err := eachName(dir, func(name string) error {
+		err := Each(dir, func(name string) error {
 			if r.ctx.Err() != nil {
 				return context.Cause(r.ctx)
 			}
-			done, err := unlinkFile(dir, name)
+			done, err := Unlink(dir, name)
 			if err == nil && !done {
 				done, err = r.lift(dir, name)
 			}

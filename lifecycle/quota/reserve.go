@@ -1,4 +1,4 @@
-package workspace
+package quota
 
 import (
 	"context"
@@ -36,7 +36,7 @@ type Reservation struct {
 }
 
 // Reserve keeps room for an addition of n bytes to a chat, of which replaced, counted as
-// package usage does, make way for it. Without room it is a *QuotaError. What adds nothing
+// package usage does, make way for it. Without room it is a *FullError. What adds nothing
 // has room in a full workspace, too; but of what is replaced nothing counts for two
 // reservations at once. The reservation must be released. Errors besides:
 // *lifecycle.InvalidError for less than 0 bytes, *lifecycle.UnavailableError.
@@ -82,8 +82,8 @@ func (r *Reservation) Replaces(n int64) { r.replaced = add(r.replaced, n) }
 // Staged puts a directory with n bytes that have been written into the workspace's project,
 // where there are any. Nothing may be written there afterwards. It may be called once.
 // Errors: *lifecycle.UnavailableError.
-func (r *Reservation) Staged(dir *os.File, n int64) error {
-	if r.s.opts.Projects == nil {
+func (r *Reservation) Staged(dir *os.Root, n int64) error {
+	if r.s.projects == nil {
 		return nil
 	}
 	a := r.s.use(r.w)
@@ -125,8 +125,8 @@ func (r *Reservation) measure(ctx context.Context) error {
 }
 
 // Commit turns the reservation into use, before what was written takes its place: n bytes,
-// in place of replaced, both counted as package usage does. It measures nothing. If there is
-// no room for that any more it is a *QuotaError, and nothing has changed. Errors besides: as
+// in place of replaced, both counted as hostdir.Allocated does. It measures nothing. If there is
+// no room for that any more it is a *FullError, and nothing has changed. Errors besides: as
 // Reserve's. Done must be called afterwards, whether or not that went well. It is called
 // once.
 func (r *Reservation) Commit(ctx context.Context, n, replaced int64) error {
@@ -160,7 +160,7 @@ func (r *Reservation) take(ctx context.Context, n, replaced int64, commit bool) 
 	t.used = add(t.used, counted)
 	f := a.figureLocked(r.chatID)
 	there, creditor := f.bytes, &f.credited
-	if s.opts.Projects != nil {
+	if s.projects != nil {
 		there, creditor = counted, &a.credited
 	}
 	if r.creditor == creditor {
@@ -179,7 +179,7 @@ func (r *Reservation) take(ctx context.Context, n, replaced int64, commit bool) 
 		*creditor += credit
 		return nil
 	}
-	if s.opts.Projects != nil { // the kernel has counted n, and still counts what makes way
+	if s.projects != nil { // the kernel has counted n, and still counts what makes way
 		a.written += credit - r.written
 		r.written = credit
 	}

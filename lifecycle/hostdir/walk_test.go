@@ -1,4 +1,4 @@
-package usage
+package hostdir
 
 import (
 	"errors"
@@ -19,14 +19,14 @@ func TestWalk(t *testing.T) {
 	defer f.Close()
 	var seen []string
 	v := Visitor{
-		Directory: func(fd int) error {
+		Directory: func(fd int, _ string) error {
 			name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 			seen = append(seen, "dir "+name[len(dir):])
 			return err
 		},
-		File: func(at int, name string, st *unix.Stat_t) error {
-			seen = append(seen, fmt.Sprintf("%o %s", st.Mode&unix.S_IFMT, name))
-			return unix.Faccessat(at, name, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW)
+		File: func(e *Entry) error {
+			seen = append(seen, fmt.Sprintf("%o %s", e.Stat.Mode&unix.S_IFMT, e.Name))
+			return unix.Faccessat(e.Dir, e.Name, unix.F_OK, unix.AT_SYMLINK_NOFOLLOW)
 		},
 	}
 	must(t, Walk(t.Context(), f, v))
@@ -35,9 +35,25 @@ func TestWalk(t *testing.T) {
 		t.Errorf("%q, want %q", seen, want)
 	}
 	for _, give := range []unix.Errno{unix.EPERM, unix.ENOENT} {
-		v.File = func(int, string, *unix.Stat_t) error { return fmt.Errorf("file: %w", give) }
+		v.File = func(*Entry) error { return fmt.Errorf("file: %w", give) }
 		if err := Walk(t.Context(), f, v); errors.Is(err, ErrUnbounded) || errors.Is(err, give) != (give == unix.EPERM) {
 			t.Errorf("%v of a file became %v", give, err)
+		}
+	}
+}
+
+// A name may have become something else's since it was read.
+func TestEntryChanged(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	must(t, unix.Mkfifo(dir+"/fifo", 0o600), os.Symlink("/etc/passwd", dir+"/link"), os.Mkdir(dir+"/dir", 0o700))
+	f, err := os.Open(dir)
+	must(t, err)
+	defer f.Close()
+	for _, name := range []string{"fifo", "link", "dir", "gone"} {
+		e := Entry{Dir: int(f.Fd()), Name: name}
+		if _, _, err := e.Open(); !errors.Is(err, unix.ENOENT) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

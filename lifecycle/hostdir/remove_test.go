@@ -1,4 +1,4 @@
-package chat
+package hostdir
 
 import (
 	"context"
@@ -48,7 +48,7 @@ func quick(t *testing.T) (string, *os.Root) {
 	}
 	root := rootOf(t, dir)
 	t.Cleanup(func() {
-		if err := removeTree(context.Background(), root, "tree"); err != nil { // too deep for others
+		if err := Remove(context.Background(), root, "tree"); err != nil { // too deep for others
 			t.Error(err)
 		}
 		if err := os.RemoveAll(dir); err != nil {
@@ -72,13 +72,13 @@ func TestRemoveTree(t *testing.T) {
 	dir, root := grown(t, "other", "file", "link->"+outside, "fifo|", "tree/", "tree/1", "tree/2/", "tree/2/3/", "tree/2/3/4", "tree/2/3/link->"+outside,
 		"tree/a/b/c/d/", "tree/a/b/c/e/", "tree/a/b/f/", "tree/a/fifo|", "tree/empty/")
 	for _, name := range []string{"missing", "file", "link", "fifo", "tree", "tree"} {
-		if err := removeTree(context.Background(), root, name); err != nil {
+		if err := Remove(context.Background(), root, name); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		gone(t, filepath.Join(dir, name))
 	}
 	for _, name := range []string{"", ".", "..", "tree/2", "/"} {
-		if err := removeTree(context.Background(), root, name); err == nil {
+		if err := Remove(context.Background(), root, name); err == nil {
 			t.Errorf("%q could be removed", name)
 		}
 	}
@@ -94,7 +94,7 @@ func TestRemoveDeepTree(t *testing.T) {
 	t.Parallel()
 	dir, root := quick(t)
 	deepen(t, filepath.Join(dir, "tree"), 20_000)
-	if err := removeTree(context.Background(), root, "tree"); err != nil {
+	if err := Remove(context.Background(), root, "tree"); err != nil {
 		t.Fatal(err)
 	}
 	gone(t, filepath.Join(dir, "tree"))
@@ -109,7 +109,7 @@ func TestRemoveWideTree(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := removeTree(context.Background(), root, "tree"); err != nil {
+	if err := Remove(context.Background(), root, "tree"); err != nil {
 		t.Fatal(err)
 	}
 	gone(t, filepath.Join(dir, "tree"))
@@ -133,7 +133,7 @@ func TestRemoveResumed(t *testing.T) {
 	if got := tree(t, filepath.Join(dir, "tree")); got["6/x/y"] == "" || got["2/1"] != "" {
 		t.Errorf("left: %v", got)
 	}
-	if err := removeTree(context.Background(), root, "tree"); err != nil {
+	if err := Remove(context.Background(), root, "tree"); err != nil {
 		t.Fatal(err)
 	}
 	gone(t, filepath.Join(dir, "tree"))
@@ -149,7 +149,7 @@ func TestRemoveEnds(t *testing.T) {
 	dir, root := grown(t, planted...)
 	calls, before := 0, len(tree(t, dir))
 	for {
-		err := removeTree(&Ending{context.Background(), 10}, root, "tree")
+		err := Remove(&ending{context.Background(), 10}, root, "tree")
 		if err == nil {
 			break
 		}
@@ -163,4 +163,18 @@ func TestRemoveEnds(t *testing.T) {
 		t.Errorf("it ended %d times", calls)
 	}
 	gone(t, filepath.Join(dir, "tree"))
+}
+
+// ending is a context that is done once it has been asked so many times.
+type ending struct {
+	context.Context
+	Left int
+}
+
+// Err tells whether it is done.
+func (e *ending) Err() error {
+	if e.Left--; e.Left < 0 {
+		return context.Canceled
+	}
+	return nil
 }

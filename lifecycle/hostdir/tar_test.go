@@ -1,4 +1,4 @@
-package chat
+package hostdir
 
 import (
 	"archive/tar"
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,7 +29,7 @@ func archived(t *testing.T, r io.Reader) map[string]string {
 			t.Fatal(err)
 		}
 		if h.Uid != 0 || h.Gid != 0 || h.Uname != "" || h.Gname != "" {
-			t.Errorf("%s has an owner: %+v", h.Name, h)
+			t.Errorf("%s has an Give: %+v", h.Name, h)
 		}
 		if _, ok := all[h.Name]; ok {
 			t.Errorf("%s is there twice", h.Name)
@@ -65,7 +66,7 @@ func TestArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	if err := archive(root, &b, 0); err != nil {
+	if err := Tar(t.Context(), root, &b, 0); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{}
@@ -99,11 +100,11 @@ func TestArchiveBounds(t *testing.T) {
 	t.Parallel()
 	_, root := grown(t, "d/", "d/4444")
 	var b bytes.Buffer
-	if err := archive(root, &b, 6); err != nil {
+	if err := Tar(t.Context(), root, &b, 6); err != nil {
 		t.Error(err)
 	}
 	b.Reset()
-	err := archive(root, &b, 5)
+	err := Tar(t.Context(), root, &b, 5)
 	if !isTooLarge(err) || !strings.Contains(err.Error(), `"d"`) || b.Len() > 0 {
 		t.Errorf("%v after %d bytes", err, b.Len())
 	}
@@ -118,11 +119,11 @@ func TestArchiveBounds(t *testing.T) {
 		}
 	}
 	for _, limit := range []int64{1 << 43, 1 << 40} {
-		if err := archive(root, &b, limit); !isTooLarge(err) {
+		if err := Tar(t.Context(), root, &b, limit); !isTooLarge(err) {
 			t.Error(err)
 		}
 	}
-	if err := (&packer{total: 1 << 62}).add("x", 1<<62); !isTooLarge(err) {
+	if err := (&packer{limit: math.MaxInt64, total: 1 << 62, path: []string{"."}}).add("x", 1<<62); !isTooLarge(err) {
 		t.Errorf("sizes overflow: %v", err)
 	}
 }
@@ -130,13 +131,13 @@ func TestArchiveBounds(t *testing.T) {
 func TestArchiveDeep(t *testing.T) {
 	t.Parallel()
 	_, root := grown(t, strings.Repeat("d/", maxDepth-1), strings.Repeat("d/", maxDepth-1)+"f")
-	if err := archive(root, io.Discard, 0); err != nil {
+	if err := Tar(t.Context(), root, io.Discard, 0); err != nil {
 		t.Error(err)
 	}
 	dir, root := quick(t)
 	deepen(t, filepath.Join(dir, "tree"), 20_000)
 	var b bytes.Buffer
-	err := archive(root, &b, 0)
+	err := Tar(t.Context(), root, &b, 0)
 	if !isTooLarge(err) || len(err.Error()) > 200 || b.Len() > 0 {
 		t.Errorf("%v after %d bytes", err, b.Len())
 	}
@@ -173,7 +174,7 @@ func TestArchiveOfChangingFile(t *testing.T) {
 				t.Error(err)
 			}
 		}}
-		if err := archive(root, w, 0); err != nil {
+		if err := Tar(t.Context(), root, w, 0); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
@@ -200,7 +201,7 @@ func TestArchiveWriterFails(t *testing.T) {
 	t.Parallel()
 	_, root := grown(t, "a")
 	broken := errors.New("gone")
-	if err := archive(root, failing{broken}, 0); !errors.Is(err, broken) {
+	if err := Tar(t.Context(), root, failing{broken}, 0); !errors.Is(err, broken) {
 		t.Errorf("%v, want the writer's", err)
 	}
 }
@@ -214,7 +215,7 @@ func TestArchiveSwapped(t *testing.T) {
 	kinds := map[string]bool{}
 	for range 1000 {
 		var b bytes.Buffer
-		if err := archive(root, &b, 0); err != nil {
+		if err := Tar(t.Context(), root, &b, 0); err != nil {
 			t.Fatal(err)
 		}
 		for tr := tar.NewReader(&b); ; {

@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/bermhq/berm/lifecycle/usage"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 // recorder stands in for a kernel that has project quotas.
@@ -299,7 +299,7 @@ func TestAdoptFails(t *testing.T) {
 			q, r, f := standIn(t, dir)
 			tt.change(q, r)
 			err := q.Adopt(f, 7)
-			if err == nil || !strings.Contains(err.Error(), tt.text) || !strings.Contains(err.Error(), dir) || errors.Is(err, usage.ErrUnbounded) {
+			if err == nil || !strings.Contains(err.Error(), tt.text) || !strings.Contains(err.Error(), dir) || errors.Is(err, hostdir.ErrUnbounded) {
 				t.Error(err)
 			}
 		})
@@ -330,22 +330,6 @@ func TestFollow(t *testing.T) {
 	}
 	other.err = map[string]error{"attr": unix.ENOTTY}
 	must(t, follow(other, dir, like), Follow(dir, like))
-}
-
-// A name may have become something else's since it was read.
-func TestFileChanged(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	must(t, unix.Mkfifo(dir+"/fifo", 0o600), os.Symlink("/etc/passwd", dir+"/link"), os.Mkdir(dir+"/dir", 0o700))
-	q, r, f := standIn(t, dir)
-	for _, name := range []string{"fifo", "link", "dir"} {
-		if err := q.file(int(f.Fd()), name, func(int) error { return errors.New("opened") }); err != nil || len(r.calls) != 0 {
-			t.Errorf("%s: %v, %v", name, r.calls, err)
-		}
-	}
-	if err := q.file(int(f.Fd()), "gone", nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
-	}
 }
 
 func TestUnprivileged(t *testing.T) {

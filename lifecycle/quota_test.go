@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/ceiling"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
@@ -44,6 +44,10 @@ func (k *kernelLimits) Limit(project uint32, bytes int64) error {
 }
 
 func (k *kernelLimits) Try(*os.File) error { return nil }
+
+func (k *kernelLimits) Used(uint32) (int64, error) { return 0, nil }
+
+func (k *kernelLimits) Adopt(*os.File, uint32) error { return nil }
 
 func (k *kernelLimits) Free(uint32) (bool, error) { return true, nil }
 
@@ -84,8 +88,8 @@ func TestHardQuota(t *testing.T) {
 	}
 	defer db.Close()
 	kernel := &kernelLimits{limits: map[uint32]int64{}, dirs: map[uint64]uint32{}}
-	ceilings := func() lifecycle.Ceilings {
-		s, err := ceiling.New(t.Context(), ceiling.Options{Store: db, Find: func(string) (ceiling.Projects, error) { return kernel, nil }})
+	quotas := func() lifecycle.Quotas {
+		s, err := quota.New(t.Context(), quota.Options{Store: db, Find: func(string) (quota.Projects, error) { return kernel, nil }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +102,7 @@ func TestHardQuota(t *testing.T) {
 		}
 		return nil
 	}
-	s := setup{fake: runtimetest.FakeOptions{Fail: fail}, policy: "version: 1\nmounts: {allowed_roots: [" + root + "]}\n", ceilings: ceilings()}
+	s := setup{fake: runtimetest.FakeOptions{Fail: fail}, policy: "version: 1\nmounts: {allowed_roots: [" + root + "]}\n", quotas: quotas()}
 	w := newWorld(t, s)
 	mk := func(key, dir string, mb int64) lifecycle.Sandbox {
 		t.Helper()
@@ -125,7 +129,7 @@ func TestHardQuota(t *testing.T) {
 	}
 	sweep := func() {
 		t.Helper()
-		if err := w.SweepCeilings(t.Context()); err != nil {
+		if err := w.SweepQuotas(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -149,7 +153,7 @@ func TestHardQuota(t *testing.T) {
 	want("shared", []int64{2}, 2, map[string]string{"one": "soft", "below": "soft", "two": "hard"})
 
 	w.stop() // and what this process knew is lost
-	s.engine, s.store, s.ceilings = w.fake, w.store, ceilings()
+	s.engine, s.store, s.quotas = w.fake, w.store, quotas()
 	w = newWorld(t, s)
 	want("restarted", []int64{2}, 2, map[string]string{"one": "soft", "below": "soft", "two": "hard"})
 
@@ -176,9 +180,10 @@ func TestHardQuota(t *testing.T) {
 	want("swept", nil, 0, nil)
 }
 
-// interrupted are Ceilings that the engine goes away from, the first time that a sandbox
+// interrupted are Quotas that the engine goes away from, the first time that a sandbox
 // of an earlier process is made known to them.
 type interrupted struct {
+	lifecycle.Quotas
 	fake *runtimetest.Fake
 	once sync.Once
 
@@ -186,8 +191,8 @@ type interrupted struct {
 	known []string
 }
 
-func (i *interrupted) Enter(ctx context.Context, o lifecycle.Occupant) (softened []string, err error) {
-	if o.Resumed {
+func (i *interrupted) Attach(ctx context.Context, s lifecycle.Subject) (lifecycle.Attachment, error) {
+	if s.Resumed {
 		i.once.Do(func() {
 			i.fake.SetDown(true)
 			<-ctx.Done()
@@ -197,16 +202,10 @@ func (i *interrupted) Enter(ctx context.Context, o lifecycle.Occupant) (softened
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if ctx.Err() == nil {
-		i.known = append(i.known, o.SessionID)
+		i.known = append(i.known, s.SessionID)
 	}
-	return nil, ctx.Err()
+	return lifecycle.Attachment{}, ctx.Err()
 }
-
-func (i *interrupted) Leave(string) {}
-
-func (i *interrupted) Holds(string) bool { return false }
-
-func (i *interrupted) Sweep(context.Context) error { return nil }
 
 // All sandboxes of an earlier process are known before anything is swept, also if the
 // engine goes away meanwhile.
@@ -217,8 +216,8 @@ func TestResumesAll(t *testing.T) {
 		want = append(want, w.create(request(key)).Sandbox.SessionID)
 	}
 	w.stop()
-	i := &interrupted{fake: w.fake}
-	newWorld(t, setup{engine: w.fake, store: w.store, ceilings: i})
+	i := &interrupted{Quotas: softQuotas(), fake: w.fake}
+	newWorld(t, setup{engine: w.fake, store: w.store, quotas: i})
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	slices.Sort(want)

@@ -1,7 +1,8 @@
-package chat
+package hostdir
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,49 +11,62 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/policy"
 )
 
 // maxHeaders bounds the bytes that tell of one file in an archive.
 const maxHeaders = 4 << 20
 
-// unpackOptions say how an archive is unpacked.
-type unpackOptions struct {
-	// grow is called before bytes are written, with how many there will be then, those of
-	// the files and of the links' targets, and how many are to be written, which may make
-	// less of it: they take the place of others. Its error ends the call. Nil grows as it may.
-	grow  func(total, more int64) error
-	owner *policy.Owner // of all that is made
+// maxName is how long an element of a path may be, in bytes.
+const maxName = 255
+
+// ArchiveError says why an archive can't be unpacked.
+type ArchiveError struct{ Message string }
+
+// Error gives the reason.
+func (e *ArchiveError) Error() string { return e.Message }
+
+// InvalidParameter puts the error into errdefs' InvalidArgument class.
+func (*ArchiveError) InvalidParameter() {}
+
+// UntarOptions say how an archive is unpacked.
+type UntarOptions struct {
+	// Grow is called before bytes are written: with how many there will be then, of files
+	// and of links' targets, and how many are written, which may replace others. Its error
+	// ends the call. Nil lets the tree grow.
+	Grow func(total, more int64) error
+	// Give gives a new file to its owner. Nil leaves it to this process's user.
+	Give func(f *os.File) error
+	// Check refuses a path at the top of the archive, whose file is a regular one or not.
+	// Nil accepts all.
+	Check func(elements []string, kind byte) error
 }
 
-// unpack puts what is in a tar archive into an empty directory that nobody else changes.
+// Untar puts what is in a tar archive into an empty directory that nobody else changes.
 // It takes directories (mode 0755), regular files (0755 if anybody may execute them, else
 // 0644) and symbolic links, as they are; a later one takes the place of an earlier one of
 // the same name, but for directories. Owners, times and extended attributes are left out.
 // It goes from one directory to the next by its name and never through a link. When it
 // has gone well, all is on the disk.
 //
-// Errors: *lifecycle.InvalidError for an archive that is broken or cut off, or has
-// something else in it, *FileError without space, and those of r and of grow as they are.
-func unpack(r io.Reader, into *os.Root, o unpackOptions) error {
-	top, err := openTop(into)
-	if err != nil {
-		return err
+// Errors: *ArchiveError for an archive that is broken or cut off, or has
+// something else in it, *FileError without space, and those of r and of the options as they are.
+func Untar(ctx context.Context, r io.Reader, into *os.Root, o UntarOptions) error {
+	if o.Give == nil {
+		o.Give = func(*os.File) error { return nil }
 	}
-	defer top.Close()
-	in := &metered{r: r}
-	u := &unpacker{unpackOptions: o, in: in, tr: tar.NewReader(in), top: top, buf: make([]byte, copyBuffer)}
-	defer u.keep(nil, "")
-	if err := u.all(); err != nil {
-		return err
-	}
-	return syncTree(top, "")
+	return With(into, func(top *os.File) error {
+		in := &metered{r: r}
+		u := &unpacker{UntarOptions: o, in: in, tr: tar.NewReader(in), top: top, buf: make([]byte, copyBuffer)}
+		defer u.keep(nil, "")
+		if err := u.all(); err != nil {
+			return err
+		}
+		return syncTree(ctx, top)
+	})
 }
 
 type unpacker struct {
-	unpackOptions
+	UntarOptions
 	in      *metered
 	tr      *tar.Reader
 	top     *os.File
@@ -73,7 +87,7 @@ func (u *unpacker) keep(dir *os.File, path string) {
 }
 
 func refuse(format string, args ...any) error {
-	return &lifecycle.InvalidError{Message: fmt.Sprintf(format, args...)}
+	return &ArchiveError{Message: fmt.Sprintf(format, args...)}
 }
 
 // short keeps errors small.
@@ -119,8 +133,8 @@ func (u *unpacker) broken(err error) error {
 }
 
 func (u *unpacker) count() error {
-	if u.entries++; u.entries > maxEntries {
-		return refuse("the archive has more than %d files and directories", maxEntries)
+	if u.entries++; u.entries > MaxEntries {
+		return refuse("the archive has more than %d files and directories", MaxEntries)
 	}
 	return nil
 }
@@ -130,10 +144,12 @@ func (u *unpacker) entry(h *tar.Header) error {
 	if err != nil {
 		return err
 	}
-	if h.Typeflag == tar.TypeDir {
-		if len(elements) > 0 && elements[0] == HistoryName {
-			return refuse("%q in the archive must be a regular file", HistoryName)
+	if u.Check != nil && len(elements) > 0 {
+		if err := u.Check(elements, h.Typeflag); err != nil {
+			return err
 		}
+	}
+	if h.Typeflag == tar.TypeDir {
 		_, err := u.directory(elements)
 		return err
 	}
@@ -141,18 +157,9 @@ func (u *unpacker) entry(h *tar.Header) error {
 	if last < 0 || strings.HasSuffix(h.Name, "/") || strings.HasSuffix(h.Name, "/.") {
 		return refuse("%q in the archive is the name of a directory, but not one", short(h.Name))
 	}
-	if elements[0] == HistoryName && (last > 0 || h.Typeflag != tar.TypeReg) {
-		return refuse("%q in the archive must be a regular file", HistoryName)
-	}
 	var put func(dir *os.File, name string, h *tar.Header) error
 	switch h.Typeflag {
 	case tar.TypeReg:
-		if last == 0 && elements[0] != HistoryName {
-			var invalid *lifecycle.InvalidError
-			if errors.As(checkName(elements[0]), &invalid) {
-				return refuse("%q in the archive can't be the name of a file: it %s", short(h.Name), invalid.Message)
-			}
-		}
 		for key := range h.PAXRecords {
 			if strings.HasPrefix(key, "GNU.sparse.") {
 				return refuse("%q is sparse in the archive", short(h.Name))
@@ -168,7 +175,7 @@ func (u *unpacker) entry(h *tar.Header) error {
 	if err != nil {
 		return err
 	}
-	return ofSpace(short(h.Name), put(dir, elements[last], h))
+	return OfSpace(short(h.Name), put(dir, elements[last], h))
 }
 
 // split checks a path in an archive and answers its elements; none for the top.
@@ -188,8 +195,8 @@ func split(path string) ([]string, error) {
 			continue
 		case element == "..":
 			return nil, refuse("%q in the archive leads out of it", short(path))
-		case len(element) > MaxName:
-			return nil, refuse("%q in the archive has an element of more than %d bytes", short(path), MaxName)
+		case len(element) > maxName:
+			return nil, refuse("%q in the archive has an element of more than %d bytes", short(path), maxName)
 		case len(elements) == maxDepth:
 			return nil, refuse("%q in the archive is more than %d directories deep", short(path), maxDepth)
 		}
@@ -218,7 +225,7 @@ func (u *unpacker) directory(elements []string) (*os.File, error) {
 			return nil, refuse("%q in the archive is a directory and something else", short(path))
 		}
 		if err != nil {
-			return nil, ofSpace(path, err)
+			return nil, OfSpace(path, err)
 		}
 		dir = next
 	}
@@ -243,7 +250,7 @@ func (u *unpacker) child(parent *os.File, name string) (*os.File, error) {
 	}
 	err = dir.Chmod(0o755) // while it is Berm's own
 	if err == nil {
-		err = u.owner.Give(dir)
+		err = u.Give(dir)
 	}
 	if err != nil {
 		_ = dir.Close()
@@ -271,17 +278,17 @@ func (u *unpacker) room(dir *os.File, name, path string, size int64) error {
 		return refuse("%q in the archive can't be %d bytes large", short(path), size)
 	}
 	u.total += size
-	if u.grow == nil {
+	if u.Grow == nil {
 		return nil
 	}
-	return u.grow(u.total, size)
+	return u.Grow(u.total, size)
 }
 
 func (u *unpacker) regular(dir *os.File, name string, h *tar.Header) error {
 	if err := u.room(dir, name, h.Name, h.Size); err != nil {
 		return err
 	}
-	f, err := openAt(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	f, err := openAt(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
@@ -300,7 +307,7 @@ func (u *unpacker) fill(f *os.File, h *tar.Header) error {
 	if err := f.Chmod(mode); err != nil {
 		return err
 	}
-	if err := u.owner.Give(f); err != nil {
+	if err := u.Give(f); err != nil {
 		return err
 	}
 	u.in.left = h.Size
@@ -331,8 +338,8 @@ func (u *unpacker) link(dir *os.File, name string, h *tar.Header) error {
 	}
 	if err == nil {
 		var link *os.File
-		if link, err = openAt(dir, name, unix.O_PATH|unix.O_NOFOLLOW, 0); err == nil {
-			err = errors.Join(u.owner.Give(link), link.Close())
+		if link, err = openAt(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW, 0); err == nil {
+			err = errors.Join(u.Give(link), link.Close())
 		}
 	}
 	if err != nil {
@@ -381,32 +388,20 @@ func (m *metered) Read(p []byte) (int, error) {
 }
 
 // syncTree brings all below an open directory, and itself, to the disk.
-func syncTree(dir *os.File, path string) error {
-	err := eachName(dir, func(name string) error {
-		st, err := lstatAt(dir, name)
+func syncTree(ctx context.Context, top *os.File) error {
+	b := usual
+	b.entries, b.time = math.MaxInt, 0
+	w := &walk{bounds: b}
+	w.Directory = func(fd int, _ string) error { return unix.Fsync(fd) }
+	w.File = func(e *Entry) error {
+		if !isKind(&e.Stat, unix.S_IFREG) {
+			return nil
+		}
+		f, _, err := e.Open()
 		if err != nil {
 			return err
 		}
-		switch st.Mode & unix.S_IFMT {
-		case unix.S_IFDIR:
-			sub, err := openDirAt(dir, name)
-			if err != nil {
-				return err
-			}
-			defer sub.Close()
-			return syncTree(sub, path+name+"/")
-		case unix.S_IFREG:
-			f, err := openAt(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			return ofSpace(path+name, f.Sync())
-		}
-		return nil
-	})
-	if err != nil {
-		return err
+		return OfSpace(e.Name, errors.Join(f.Sync(), f.Close()))
 	}
-	return dir.Sync()
+	return w.whole(ctx, top)
 }

@@ -1,4 +1,4 @@
-package usage
+package hostdir
 
 import (
 	"bytes"
@@ -8,16 +8,77 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// dirFlags open a directory, or nothing: not what has taken its place, be it a link or a
-// fifo.
-const dirFlags = unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+// ErrUnbounded says that a tree exceeds the bounds of a walk: it has too many entries, is
+// too deep, takes too long, or is moved all the time. Measurements return it for a
+// directory that can't be read, too. A quota takes it for more than there may be.
+var ErrUnbounded = errors.New("it can't be measured within bounds")
+
+// bounds of one walk.
+type bounds struct {
+	entries int           // looked at
+	time    time.Duration // taken, but for a system call that hangs; 0: any
+	depth   int           // of directories
+	handles int           // open at once; at least 2
+	linked  int           // files with several links that Measure remembers; more count once per link
+	walks   int           // of a tree that is moved meanwhile
+	pace    int           // entries between two looks at the clock
+}
+
+// usual bounds let a walk use some 16 MiB of memory; an ordinary tree needs little of it.
+var usual = bounds{
+	entries: 1_000_000, time: 10 * time.Second, depth: 1 << 17, handles: 64, linked: 1 << 18, walks: 3, pace: 128,
+}
+
+// Entry is a regular file or a symbolic link that Walk has found. By the time it is used,
+// the name may be something else's.
+type Entry struct {
+	Dir  int // handle of its directory, valid during the call
+	Name string
+	Stat unix.Stat_t
+}
+
+// Open opens a regular file for reading. If it is none any more, the error is of ENOENT.
+func (e *Entry) Open() (*os.File, os.FileInfo, error) {
+	handle, err := openAt(e.Dir, e.Name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer handle.Close()
+	if fi, err := handle.Stat(); err == nil && !fi.Mode().IsRegular() {
+		return nil, nil, &fs.PathError{Op: "open", Path: e.Name, Err: unix.ENOENT}
+	}
+	return reopen(handle, e.Name)
+}
+
+// Visitor is what Walk calls. Its errors end the walk, unless they are of what has
+// vanished: ENOENT, ENOTDIR and ELOOP.
+type Visitor struct {
+	// Directory is called with the handle of every directory, the first one included, before
+	// anything in it. The handle is valid during the call. Nil is skipped.
+	Directory func(fd int, name string) error
+	// File is called with every regular file and symbolic link. Mandatory.
+	File func(e *Entry) error
+	// Leave is called when all of a directory has been visited. Nil is skipped.
+	Leave func()
+}
+
+// Walk visits the tree below an open directory for up to a minute, and starts again if a
+// directory in it was moved. It follows no link, opens nothing but directories, at most 64
+// at once, and skips what vanishes meanwhile. Mounts below dir are visited as well. The
+// error is ErrUnbounded, the context's cause, the Visitor's, or the file system's. Walk is
+// safe for concurrent use.
+func Walk(ctx context.Context, dir *os.File, v Visitor) error {
+	b := usual
+	b.time = time.Minute
+	return (&walk{bounds: b, Visitor: v}).whole(ctx, dir)
+}
 
 // errMoved says that a directory was moved while the walk was far below it.
 var errMoved = errors.New("a directory was moved meanwhile")
@@ -26,26 +87,24 @@ var errMoved = errors.New("a directory was moved meanwhile")
 type walk struct {
 	bounds
 	Visitor
-	room  func(*unix.Stat_t) int64
-	until time.Time
+	restart func() // called before each try; nil isn't
+	until   time.Time
 
-	entries, steps int // of all trees
+	entries, steps int // of all tries
 
-	used   int64
-	linked map[file]struct{}
 	path   []level   // from the root to where it is
 	closed int       // levels of it that have no handle, all of them at its beginning
 	spare  []*handle // that aren't in use
 }
 
-// file is what links lead to.
-type file struct{ dev, ino uint64 }
+// inode identifies a file.
+type inode struct{ dev, ino uint64 }
 
 // level is a directory on the way. Without a handle, it is found again from the one
 // below it, if that is still where it was.
 type level struct {
 	*handle
-	file        // known only without a handle
+	inode       // known only without a handle
 	after int64 // where in the directory to go on
 }
 
@@ -58,6 +117,7 @@ type handle struct {
 
 // whole goes through the tree below an open directory, until nothing is moved meanwhile.
 func (w *walk) whole(ctx context.Context, dir *os.File) (err error) {
+	defer runtime.KeepAlive(dir)
 	w.until = time.Now().Add(w.time)
 	for range w.walks {
 		if err = w.tree(ctx, int(dir.Fd())); !errors.Is(err, errMoved) {
@@ -69,7 +129,9 @@ func (w *walk) whole(ctx context.Context, dir *os.File) (err error) {
 
 // tree goes through the tree below an open directory.
 func (w *walk) tree(ctx context.Context, root int) error {
-	w.used, w.linked = 0, nil
+	if w.restart != nil {
+		w.restart()
+	}
 	defer func() {
 		for len(w.path) > 0 {
 			w.pop()
@@ -104,7 +166,7 @@ func (w *walk) check(ctx context.Context) error {
 	case w.steps%w.pace != 0 && w.steps != 1:
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case time.Now().After(w.until):
+	case w.time != 0 && time.Now().After(w.until):
 		return ErrUnbounded
 	}
 	return nil
@@ -115,41 +177,20 @@ func (w *walk) entry(name string) error {
 	if w.entries++; w.entries > w.bounds.entries {
 		return ErrUnbounded
 	}
-	dir := w.path[len(w.path)-1].fd
-	var st unix.Stat_t
-	err := again(func() error { return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) })
+	e := Entry{Dir: w.path[len(w.path)-1].fd, Name: name}
+	err := retry(func() error { return unix.Fstatat(e.Dir, name, &e.Stat, unix.AT_SYMLINK_NOFOLLOW) })
 	if err == nil {
-		switch st.Mode & unix.S_IFMT {
+		switch e.Stat.Mode & unix.S_IFMT {
 		case unix.S_IFREG, unix.S_IFLNK:
-			err = w.File(dir, name, &st)
+			err = w.File(&e)
 		case unix.S_IFDIR:
-			err = w.push(dir, name)
+			err = w.push(e.Dir, name)
 		}
 	}
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+	if errors.Is(err, unix.ENOENT) || notDir(err) {
 		return nil // it has vanished, or is something else by now
 	}
 	return err
-}
-
-func (w *walk) count(st *unix.Stat_t) {
-	if st.Nlink > 1 {
-		f := file{st.Dev, st.Ino}
-		if _, seen := w.linked[f]; seen {
-			return
-		}
-		if w.linked == nil {
-			w.linked = map[file]struct{}{}
-		}
-		if len(w.linked) < w.bounds.linked {
-			w.linked[f] = struct{}{}
-		}
-	}
-	if room := w.room(st); room > math.MaxInt64-w.used {
-		w.used = math.MaxInt64
-	} else {
-		w.used += room
-	}
 }
 
 // push goes into a directory.
@@ -163,7 +204,7 @@ func (w *walk) push(at int, name string) error {
 	}
 	w.path = append(w.path, level{handle: w.hold(fd)})
 	if w.Directory != nil {
-		if err := w.Directory(fd); err != nil {
+		if err := w.Directory(fd, name); err != nil {
 			return err
 		}
 	}
@@ -171,7 +212,7 @@ func (w *walk) push(at int, name string) error {
 		return nil
 	}
 	top := &w.path[w.closed]
-	if top.file, err = identify(top.fd); err != nil {
+	if top.inode, err = identify(top.fd); err != nil {
 		return err
 	}
 	w.drop(top)
@@ -181,6 +222,9 @@ func (w *walk) push(at int, name string) error {
 
 // leave goes back to the directory above, which is opened again if need be.
 func (w *walk) leave() error {
+	if w.Leave != nil {
+		w.Leave()
+	}
 	last := len(w.path) - 1
 	if last == 0 || w.closed < last {
 		w.pop()
@@ -197,10 +241,10 @@ func (w *walk) leave() error {
 	above := &w.path[last-1]
 	above.handle = w.hold(fd)
 	w.closed--
-	if is, err := identify(fd); err != nil || is != above.file {
+	if is, err := identify(fd); err != nil || is != above.inode {
 		return cmp.Or(err, errMoved)
 	}
-	if again(func() error { _, err := unix.Seek(fd, above.after, unix.SEEK_SET); return err }) != nil {
+	if retry(func() error { _, err := unix.Seek(fd, above.after, unix.SEEK_SET); return err }) != nil {
 		return errMoved // it has been removed
 	}
 	return nil
@@ -236,7 +280,7 @@ func (l *level) next() (string, error) {
 	for {
 		if len(l.rest) == 0 {
 			var n int
-			err := again(func() (err error) { n, err = unix.ReadDirent(l.fd, l.buf[:]); return err })
+			err := retry(func() (err error) { n, err = unix.ReadDirent(l.fd, l.buf[:]); return err })
 			if errors.Is(err, unix.ENOENT) { // somebody has removed it
 				return "", nil
 			}
@@ -265,29 +309,12 @@ func (l *level) next() (string, error) {
 }
 
 func openDir(at int, name string) (fd int, err error) {
-	err = again(func() (err error) { fd, err = unix.Openat(at, name, unix.O_RDONLY|dirFlags, 0); return err })
+	err = retry(func() (err error) { fd, err = unix.Openat(at, name, dirFlags, 0); return err })
 	return fd, err
 }
 
-func identify(fd int) (file, error) {
+func identify(fd int) (inode, error) {
 	var st unix.Stat_t
-	err := again(func() error { return unix.Fstat(fd, &st) })
-	return file{st.Dev, st.Ino}, err
-}
-
-// again does a system call until no signal interrupts it.
-func again(f func() error) error {
-	for {
-		if err := f(); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
-}
-
-// unreadable has what may not be looked at count as what can't be measured.
-func unreadable(err error) error {
-	if errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("%w: %w", ErrUnbounded, err)
-	}
-	return err
+	err := retry(func() error { return unix.Fstat(fd, &st) })
+	return inode{st.Dev, st.Ino}, err
 }

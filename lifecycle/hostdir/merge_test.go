@@ -1,4 +1,4 @@
-package chat
+package hostdir
 
 import (
 	"bytes"
@@ -35,11 +35,11 @@ func TestMerge(t *testing.T) {
 	}
 	want := tree(t, to)
 	maps.Copy(want, tree(t, from))
-	if err := checkMerge(a, b); err != nil {
+	if err := CheckMerge(a, b); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // the second time there is nothing left to do
-		if err := merge(a, b); err != nil {
+		if err := Merge(a, b); err != nil {
 			t.Fatal(err)
 		}
 		if got := tree(t, to); !maps.Equal(got, want) {
@@ -82,7 +82,7 @@ func TestMergeInTheWay(t *testing.T) {
 		_, a := grown(t, c.from...)
 		to, b := grown(t, c.to...)
 		before := tree(t, to)
-		err := checkMerge(a, b)
+		err := CheckMerge(a, b)
 		var file *FileError
 		if !errors.As(err, &file) || file.Name != c.names || !errors.Is(err, errdefs.ErrFailedPrecondition) {
 			t.Errorf("%s: check: %v", name, err)
@@ -90,7 +90,7 @@ func TestMergeInTheWay(t *testing.T) {
 		if after := tree(t, to); !maps.Equal(before, after) {
 			t.Errorf("%s: check changed it: %q", name, after)
 		}
-		if err := merge(a, b); !errors.As(err, &file) || file.Name != c.names {
+		if err := Merge(a, b); !errors.As(err, &file) || file.Name != c.names {
 			t.Errorf("%s: merge: %v", name, err)
 		}
 	}
@@ -114,10 +114,10 @@ func TestMergeResumed(t *testing.T) {
 		if err == nil && steps < 5 {
 			t.Fatal("nothing was tried")
 		}
-		if err := checkMerge(a, b); err != nil {
+		if err := CheckMerge(a, b); err != nil {
 			t.Errorf("after %d: check: %v", steps, err)
 		}
-		if err := merge(a, b); err != nil {
+		if err := Merge(a, b); err != nil {
 			t.Errorf("after %d: %v", steps, err)
 		}
 		if got := tree(t, to); !maps.Equal(got, want) || len(tree(t, from)) > 0 {
@@ -128,7 +128,7 @@ func TestMergeResumed(t *testing.T) {
 
 // upTo does the first steps of a merge.
 func upTo(left *int, from, to *os.File) error {
-	return eachName(from, func(name string) error {
+	return Each(from, func(name string) error {
 		if *left--; *left < 0 {
 			return errors.New("crash")
 		}
@@ -154,7 +154,7 @@ func TestMergeSameFile(t *testing.T) {
 	if err := os.Link(from+"/a", to+"/a"); err != nil {
 		t.Fatal(err)
 	}
-	if err := merge(a, b); err != nil {
+	if err := Merge(a, b); err != nil {
 		t.Fatal(err)
 	}
 	if len(tree(t, from)) > 0 || tree(t, to)["a"] != "a" {
@@ -173,9 +173,9 @@ func TestMergeSwapped(t *testing.T) {
 	done, refused := 0, 0
 	for n := range 150 {
 		from, a := grown(t, "d/", "d/e/", fmt.Sprintf("d/e/f%d", n%3), "d/g")
-		err := checkMerge(a, b)
+		err := CheckMerge(a, b)
 		if err == nil {
-			err = merge(a, b)
+			err = Merge(a, b)
 		}
 		switch {
 		case err == nil:
@@ -223,12 +223,12 @@ func TestMergeVanishing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = merge(a, b)
+		err = Merge(a, b)
 		_ = a.Close()
 		if err != nil && !isFileError(err, errdefs.ErrFailedPrecondition) {
 			t.Fatal(err)
 		}
-		if err := removeTree(context.Background(), root, "from"); err != nil {
+		if err := Remove(context.Background(), root, "from"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -239,17 +239,17 @@ func TestArchiveRoundTrip(t *testing.T) {
 	t.Parallel()
 	from, a := grown(t, "a", "history.md", "d/", "d/\xff", "d/e/", "link->/etc/passwd", "d/up->..", strings.Repeat("x", 255))
 	var buf bytes.Buffer
-	if err := archive(a, &buf, 0); err != nil {
+	if err := Tar(t.Context(), a, &buf, 0); err != nil {
 		t.Fatal(err)
 	}
 	staged, s := grown(t)
-	if err := unpack(&buf, s, unpackOptions{}); err != nil {
+	if err := Untar(t.Context(), &buf, s, UntarOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	to, b := grown(t, "kept", "a", "d/")
 	want := tree(t, to)
 	maps.Copy(want, tree(t, from))
-	if err := merge(s, b); err != nil {
+	if err := Merge(s, b); err != nil {
 		t.Fatal(err)
 	}
 	if got := tree(t, to); !maps.Equal(got, want) || len(tree(t, staged)) > 0 {
