@@ -214,3 +214,32 @@ func (c *reconciler) takeStored(stored []Record) (gone []string) {
 	}
 	return gone
 }
+
+// resume attaches the sandboxes that an earlier process left to the quotas. The error is the
+// context's cause: then some of them aren't attached, and would lose their limits to the sweep.
+func (c *reconciler) resume(ctx context.Context) error {
+	t := c.registry.records
+	for _, r := range t.all() {
+		sb := t.snapshot(r)
+		s := subject(sb)
+		s.Resumed = true
+		got, err := t.quotas.attach(ctx, s)
+		t.softened(got.Soft)
+		if ctx.Err() != nil {
+			break
+		}
+		if err != nil { // the others can still be attached
+			c.engine.log.WarnContext(ctx, "sandbox_quota_unsure", append(sandboxAttrs(sb), "error", err)...)
+		}
+		if s.Dir == "" {
+			continue
+		}
+		t.mu.Lock()
+		if got.Inode != "" {
+			r.sb.WorkspaceInode = got.Inode
+		}
+		r.sb.Enforcement.WorkspaceQuota = t.quotas.quotaEnforcement(r.sb)
+		t.mu.Unlock()
+	}
+	return context.Cause(ctx)
+}

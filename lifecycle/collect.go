@@ -122,3 +122,12 @@ func (c *collector) CollectNetworks(ctx context.Context) (int, error) {
 		return false
 	})
 }
+
+// SweepQuotas undoes what is left of the limits of sandboxes that are gone.
+func (c *collector) SweepQuotas(ctx context.Context) error {
+	quotas := c.engine.opts.Quotas
+	if quotas == nil || c.registry.available() != nil {
+		return nil
+	}
+	return quotas.Sweep(ctx)
+}

@@ -40,14 +40,15 @@ func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.
 		return sb, err
 	}
 	if p.dead != "" {
-		c.quotas.leave(p.dead)
+		c.quotas.detach(p.dead)
 	}
 	defer func() {
 		if err != nil || sb.ContainerID == "" { // as after a panic
-			c.quotas.leave(p.starting.SessionID)
+			c.quotas.detach(p.starting.SessionID)
 		}
 	}()
-	inode, err := c.attach(ctx, p.starting)
+	attached, err := c.quotas.attach(ctx, subject(p.starting))
+	c.softened(attached.Soft)
 	if err != nil {
 		return sb, err
 	}
@@ -61,7 +62,7 @@ func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.
 	}
 	// Expiry counts from here: waiting for an image or for a turn costs nothing.
 	sb = p.starting
-	sb.WorkspaceInode = inode
+	sb.WorkspaceInode = attached.Inode
 	sb.CreatedAt = time.Now().UTC()
 	sb.LastUsedAt = sb.CreatedAt
 	sb.Deadline = sb.CreatedAt.Add(sb.Spec.MaxLifetime)
@@ -91,23 +92,6 @@ func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.
 		}
 	}
 	return sb, nil
-}
-
-// attach opens the workspace of a sandbox and makes the sandbox known to the quotas. It returns
-// the identity of the workspace.
-func (c *creator) attach(ctx context.Context, sb Sandbox) (inode string, err error) {
-	root, inode, err := openWorkspace(sb)
-	if err != nil {
-		return "", err
-	}
-	if root != nil {
-		c.quotas.keep(sb.SessionID, root)
-	}
-	o := occupant(sb)
-	o.Root = root
-	softened, err := c.quotas.enter(ctx, o)
-	c.softened(softened)
-	return inode, err
 }
 
 // claim claims the mounts of a sandbox. If an archive call uses one of them for too long, it

@@ -53,3 +53,12 @@ func KindOf(s string) (string, string) {
 	k, id := kindOf(s)
 	return string(k), id
 }
+
+// HasSandbox tells whether the key has a sandbox, or one is being made: its directory
+// may change at any time.
+func (s *Service) HasSandbox(tenant, key string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := s.slots[keyID{tenant, key}]
+	return x != nil && (x.record != nil || x.pending != nil)
+}

@@ -62,7 +62,6 @@ func (r *Registry) runPending(ctx context.Context, p *pendingCreate, old *record
 	s := r.slots[p.want.id]
 	delete(r.making, p.starting.SessionID)
 	if err != nil {
-		r.quotas.touched(p.want.id) // it may have run for a while
 		p.err = &StartError{Err: err}
 		select {
 		case <-p.pulling: // its callers have left, and learn of it when they come back

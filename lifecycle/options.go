@@ -20,10 +20,8 @@ type Options struct {
 	Runtime runtime.Runtime       // mandatory
 	Policy  func() *policy.Policy // mandatory: the policy in force; asked once per call
 	Store   Store                 // mandatory
-	// Workspaces has the quotas of the workspaces that chats belong to; nil: there are none.
-	Workspaces Workspaces
-	// Ceilings has the kernel hold sandboxes' own workspaces to their quotas; nil: all are soft.
-	Ceilings Ceilings
+	// Quotas holds sandboxes to quotas; nil: one with a quota of its own is refused.
+	Quotas Quotas
 	// Collector removes what callers of the engine's own API made; nil: there are none.
 	Collector runtime.Collector
 	Sealer    *Sealer // tells this instance's objects from others; nil: recognizes only what this Service makes

@@ -104,7 +104,6 @@ func (t *records) publishLocked(rec *record) {
 	}
 	s.record, s.failure = rec, nil
 	rec.watcher = t.watch(rec)
-	t.quotas.touched(id)
 	if rec.sb.ContainerID != "" {
 		t.containers[rec.sb.ContainerID] = id
 	}
@@ -125,7 +124,6 @@ func (t *records) forgetLocked(id keyID) {
 
 // loseLocked ends what ran in a container that has ended.
 func (t *records) loseLocked(rec *record) {
-	t.quotas.touched(rec.sb.keyID())
 	rec.watcher.lostLocked()
 	rec.unsure = false
 }
@@ -434,4 +432,18 @@ func (t *records) lockOrJoin(ctx context.Context, wake func(), id keyID) (unlock
 	delete(s.joining, ctx)
 	t.freeLocked(id, s)
 	return unlock, nil, err
+}
+
+// enforced updates how the quota is enforced that the sandbox has turned out to be over: its
+// directory may have become a chat's since it was made. Other commands don't wait for the
+// answer.
+func (t *records) enforced(rec *record, sb Sandbox) Sandbox {
+	if sb.Enforcement.WorkspaceQuota != "" {
+		return sb
+	}
+	now := t.quotas.quotaEnforcement(sb)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rec.sb.Enforcement.WorkspaceQuota, sb.Enforcement.WorkspaceQuota = now, now
+	return sb
 }

@@ -46,7 +46,7 @@ func newRegistry(opts *Options) *Registry {
 	r.running, r.stop = context.WithCancel(context.Background())
 	r.records = &records{
 		metrics:    newMetrics(opts.Registry),
-		quotas:     newQuotas(opts),
+		quotas:     &quotas{held: opts.Quotas},
 		slots:      map[keyID]*slot{},
 		containers: map[string]keyID{},
 		making:     map[string]struct{}{},
@@ -197,7 +197,7 @@ func (r *Registry) clear(ctx context.Context, id keyID, old *record) error {
 		r.changeStatus(old, StatusStopping, StatusStopped)
 		return &UnavailableError{Err: err}
 	}
-	r.quotas.leave(sb.SessionID)
+	r.quotas.detach(sb.SessionID)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.forgetLocked(id)
@@ -219,4 +219,16 @@ func (r *Registry) checkAlive(ctx context.Context, rec *record, sb Sandbox, want
 		return &StateError{Key: sb.Key, Status: StatusPaused, Want: "commands need it running; resume it first"}
 	}
 	return nil
+}
+
+// stopOverQuota stops a sandbox whose workspace is over its quota. Its files stay.
+func (r *Registry) stopOverQuota(ctx context.Context, rec *record, sb Sandbox) error {
+	r.log.WarnContext(ctx, "workspace_quota_exceeded", append(sandboxAttrs(sb), "quota_mb", sb.Spec.WorkspaceQuotaMB, "enforcement", sb.Enforcement.WorkspaceQuota)...)
+	return r.withRecord(ctx, rec, func(keyID) error {
+		if err := r.engine.remove(ctx, sb.ContainerID); err != nil {
+			return err
+		}
+		r.containerGone(sb.ContainerID)
+		return nil
+	})
 }
