@@ -110,7 +110,7 @@ func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.Runtime, change
 		Transport:     &http.Transport{DisableKeepAlives: true},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	soon(t, "it is ready", func() bool { return h.Ready(ctx) == nil })
+	eventually(t, "it is ready", func() bool { return h.Ready(ctx) == nil })
 	work := filepath.Join(root, "k")
 	if err := os.Mkdir(work, 0o755); err != nil {
 		t.Fatal(err)
@@ -126,18 +126,6 @@ func (h *house) create(key string, req policy.Request) (session string) {
 		h.t.Fatal(err)
 	}
 	return res.Sandbox.SessionID
-}
-
-// soon waits for what another goroutine is about to do.
-func soon(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for range 10_000 {
-		if ok() {
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
-	t.Fatalf("it never came to: %s", what)
 }
 
 func (h *house) request(method, path string, body io.Reader, change ...func(*http.Request)) *http.Request {

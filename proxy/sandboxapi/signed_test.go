@@ -131,7 +131,7 @@ func TestSignedURLs(t *testing.T) {
 	other := newHouse(t, nil)
 	other.send(403, "url_invalid", "GET", u.Path, "", withToken(""))
 	short := h.signed("k", 8000, "1s")
-	soon(t, "it expires", func() bool { return time.Now().After(short.ExpiresAt) })
+	eventually(t, "it expires", func() bool { return time.Now().After(short.ExpiresAt) })
 	h.send(410, "url_expired", "GET", short.Path, "", withToken(""))
 	if _, err := h.Pause(t.Context(), "red", "k"); err != nil {
 		t.Fatal(err)
@@ -239,7 +239,7 @@ func TestSignedURLsEnd(t *testing.T) {
 			if ctx.Err() != nil {
 				t.Fatal("it goes on")
 			}
-			soon(t, "no connection is left", func() bool { return c.open.Load() == 0 })
+			eventually(t, "no connection is left", func() bool { return c.open.Load() == 0 })
 		})
 	}
 }
