@@ -28,7 +28,7 @@ type Source interface {
 type Output struct {
 	Source
 	Start apitype.StreamEvent // the first event; Seq is after which place the output begins
-	Told  Place               // by an earlier stream; or Anywhere
+	Told  Place               // sent by an earlier stream; or Anywhere
 	Exit  func() apitype.Exit // once Next has said io.EOF
 	Kill  func()              // called when the caller goes away; nil lets it run on
 	Until *int64              // ends the stream there, without an exit; nil is at its end
@@ -42,8 +42,8 @@ type Options struct {
 }
 
 // Follow answers the output, event by event, and closes it. Output goes out as soon as it
-// is there; what piles up while the caller reads goes out in larger events, and no more
-// than a little piles up before the source has to wait.
+// is there. Output that piles up while the caller reads goes out in larger events, and a
+// full batch makes the source wait.
 func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) error {
 	ctx := r.Context()
 	if out.Kill == nil { // it can be taken up again, so it need not hold up a server that goes down
@@ -54,7 +54,7 @@ func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) er
 	p := startPump(out.Source)
 	defer p.stop()
 
-	// Some proxies hold back what comes in parts, unless told.
+	// Some proxies buffer an answer in parts without this header.
 	e := &eventWriter{Events: NewEvents(w, opts.Form, "X-Accel-Buffering", "no"), opts: opts}
 	defer e.Until(ctx)()
 	err := e.copy(ctx, p, out)
@@ -68,7 +68,7 @@ func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) er
 		defer out.Kill()
 		p.stop()
 	}
-	panic(http.ErrAbortHandler) // so that nobody takes this for the end
+	panic(http.ErrAbortHandler) // a client must not take this for the end
 }
 
 func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
@@ -132,7 +132,7 @@ func (e *eventWriter) event(ev *apitype.StreamEvent) error {
 	return e.Event(at.String(), ev.Event, ev)
 }
 
-// output writes a piece of output. What ends within a character is held back in part.
+// output writes a piece of output. It holds back the bytes of an incomplete character.
 func (e *eventWriter) output(c runtime.Chunk) error {
 	ev, i := apitype.StreamEvent{Event: apitype.EventStdout}, streamOf(c)
 	if c.Stderr {
@@ -154,7 +154,7 @@ func (e *eventWriter) output(c runtime.Chunk) error {
 	return e.event(&ev)
 }
 
-// rest writes what was held back and won't be completed any more.
+// rest writes the characters that stay incomplete.
 func (e *eventWriter) rest() error {
 	for i, name := range []string{apitype.EventStdout, apitype.EventStderr} {
 		if data := e.text[i].Rest(); data != "" {

@@ -80,8 +80,8 @@ func Attach(w http.ResponseWriter, r *http.Request, to Attachable, ping time.Dur
 	return nil
 }
 
-// wantsWebSocket tells whether a handshake will come to something, as what it is for
-// may be taken from another before.
+// wantsWebSocket reports whether a handshake can succeed. An attachment takes the place of
+// another one before its handshake.
 func wantsWebSocket(r *http.Request) bool {
 	has := func(name, token string) bool {
 		for _, v := range r.Header.Values(name) {
@@ -105,12 +105,12 @@ type socket struct {
 	lines bool
 	from  Place
 	buf   bytes.Buffer // of the message that goes out
-	// busy says that input waits for its process to take it, while which no pong is seen.
+	// busy is true while input waits for its process: no pong can be read then.
 	busy atomic.Bool
 }
 
-// run goes on until the process ends, the caller goes away, another takes over, or ctx
-// ends. It leaves no goroutine behind.
+// run copies until the process ends, the caller goes away, another attachment takes over,
+// or ctx ends. It leaves no goroutine behind.
 func (at *socket) run(ctx context.Context, beat time.Duration, end func() apitype.AttachEnd) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -149,16 +149,15 @@ func (at *socket) run(ctx context.Context, beat time.Duration, end func() apityp
 	cancel(nil)
 }
 
-// outlasting derives a context for a write that takes as long as d at most, and ends a
-// moment after ctx does: at once, the connection would break off without a word.
+// outlasting derives a context for a write of at most d, which ends a second after ctx
+// does. If it ended with ctx, the connection would close without a close frame.
 func outlasting(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	out, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(lastWrite, cancel) })
 	return out, func() { stop(); cancel() }
 }
 
-// ping keeps the connection from looking dead to what is between, and finds out when
-// it is.
+// ping keeps proxies from closing an idle connection, and fails when the caller is gone.
 func (at *socket) ping(ctx context.Context, every time.Duration) error {
 	t := time.NewTicker(every)
 	defer t.Stop()
@@ -182,8 +181,8 @@ func (at *socket) ping(ctx context.Context, every time.Duration) error {
 	return errCallerGone
 }
 
-// output sends what comes out. It gives the error that Next came to, io.EOF at the end,
-// or what kept it from going on.
+// output sends the output. It returns the error of Next, io.EOF at the end, or that of a
+// write.
 func (at *socket) output(ctx context.Context) error {
 	var split lineSplitter
 	split.start(at.from)
@@ -242,8 +241,8 @@ func (at *socket) sendJSON(ctx context.Context, v any) error {
 	return at.send(ctx, websocket.MessageText, b)
 }
 
-// send sends a message, within a minute. A caller who doesn't read it holds up the
-// process first, and then loses the connection.
+// send sends a message. A caller who doesn't read blocks the process, and loses the
+// connection after a minute.
 func (at *socket) send(ctx context.Context, t websocket.MessageType, b []byte) error {
 	out, cancel := outlasting(ctx, stall)
 	defer cancel()
@@ -285,8 +284,7 @@ func (at *socket) input(ctx context.Context) error {
 	}
 }
 
-// pass passes a message on as input. What the process doesn't take any more is read
-// and dropped.
+// pass passes a message on as input. Once the process takes no more, it drops the rest.
 func (at *socket) pass(r io.Reader, buf []byte) (refused, err error) {
 	write := func(b []byte) {
 		if refused == nil {
@@ -342,11 +340,11 @@ func (at *socket) control(ctx context.Context, r io.Reader) (refused, err error)
 
 // lineSplitter makes lines of the two streams' output.
 type lineSplitter struct {
-	position           // what is held is of a line whose end hasn't come
-	part     [2][]byte // that
+	position           // holds lines that are incomplete
+	part     [2][]byte // of these lines
 }
 
-// feed gives the lines that a chunk completes.
+// feed emits the lines that a chunk completes.
 func (s *lineSplitter) feed(c runtime.Chunk, emit func(apitype.AttachLine) error) error {
 	i := streamOf(c)
 	if c = s.told.fresh(c); len(c.Data) == 0 {
@@ -388,7 +386,7 @@ func (s *lineSplitter) feed(c runtime.Chunk, emit func(apitype.AttachLine) error
 	return nil
 }
 
-// rest gives what no line's end has come after.
+// rest emits incomplete lines.
 func (s *lineSplitter) rest(emit func(apitype.AttachLine) error) error {
 	for i := range s.part {
 		if len(s.part[i]) == 0 {
