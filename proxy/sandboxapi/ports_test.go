@@ -450,13 +450,7 @@ func TestPortWebSocket(t *testing.T) {
 // TestPortHalfClose checks that one side of a switched connection can end alone.
 func TestPortHalfClose(t *testing.T) {
 	h := newHouse(t, nil)
-	h.fake.Listen(8000, func(c net.Conn) {
-		defer func() { _ = c.Close() }()
-		r := bufio.NewReader(c)
-		if _, err := http.ReadRequest(r); err != nil {
-			return
-		}
-		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n")
+	h.switches(func(c net.Conn, r io.Reader) {
 		b, err := io.ReadAll(r)
 		_, _ = fmt.Fprintf(c, "%d bytes, %v", len(b), err)
 	})
@@ -535,13 +529,7 @@ func TestPatienceAfterSwitch(t *testing.T) {
 	t.Parallel()
 	const limit = time.Second
 	h := newHouse(t, nil, func(o *sandboxapi.Options) { o.PortTimeout = limit })
-	h.fake.Listen(8000, func(c net.Conn) {
-		defer func() { _ = c.Close() }()
-		r := bufio.NewReader(c)
-		if _, err := http.ReadRequest(r); err != nil {
-			return
-		}
-		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n")
+	h.switches(func(c net.Conn, r io.Reader) {
 		<-time.After(limit + limit/2) // all the while somebody writes
 		n, err := io.CopyN(io.Discard, r, 200_000)
 		_, _ = fmt.Fprintf(c, "%d bytes, %v", n, err)
@@ -561,39 +549,43 @@ func TestSideThatStays(t *testing.T) {
 		func(o *sandboxapi.Options) { o.PortTimeout = 100 * time.Millisecond })
 	over := make(chan struct{})
 	defer close(over)
-	port := func(then func(net.Conn)) {
-		h.fake.Listen(8000, func(c net.Conn) {
-			if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
-				_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n")
-				then(c)
-			}
-			_ = c.Close()
-		})
-	}
 	left := func(what string, n int64) {
 		t.Helper()
 		eventually(t, what, func() bool { return c.all.Load() == n && c.open.Load() == 0 })
 	}
-	dead := func(net.Conn) { <-over }
-	port(dead)
+	dead := func(net.Conn, io.Reader) { <-over }
+	h.switches(dead)
 	conn, _ := h.switched()
 	_ = conn.Close()
 	left("a port that does nothing is left", 1)
 
-	port(dead)
+	h.switches(dead)
 	conn, _ = h.switched()
 	_ = conn.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 	_, _ = conn.Write(make([]byte, 32<<20)) // more than fits in between
 	_ = conn.Close()
 	left("a port that doesn't read is left", 2)
 
-	port(func(net.Conn) {})
+	h.switches(func(net.Conn, io.Reader) {})
 	conn, r := h.switched()
 	if b, err := io.ReadAll(r); err != nil || len(b) > 0 {
 		t.Errorf("got %q, %v", b, err)
 	}
 	left("a caller that does nothing is left", 3)
 	_ = conn.Close()
+}
+
+// switches has port 8000 switch to a protocol of its own.
+func (h *house) switches(then func(c net.Conn, r io.Reader)) {
+	h.fake.Listen(8000, func(c net.Conn) {
+		defer func() { _ = c.Close() }()
+		r := bufio.NewReader(c)
+		if _, err := http.ReadRequest(r); err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n")
+		then(c, r)
+	})
 }
 
 // switched is a connection with port 8000 that has switched to a protocol of its own.
