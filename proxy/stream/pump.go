@@ -149,13 +149,6 @@ func (t *Text) Add(b []byte) string {
 	return s
 }
 
-// Rest returns the incomplete character at the end, replaced.
-func (t *Text) Rest() string {
-	s := strings.ToValidUTF8(string(t.held), "\ufffd")
-	t.held = nil
-	return s
-}
-
 // incomplete is how many bytes at the end begin a character but don't end it.
 func incomplete(b []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {

@@ -184,8 +184,15 @@ func (at *socket) ping(ctx context.Context, every time.Duration) error {
 // output sends the output. It returns the error of Next, io.EOF at the end, or that of a
 // write.
 func (at *socket) output(ctx context.Context) error {
-	var split lineSplitter
+	split := splitter{cut: cutLine}
 	split.start(at.from)
+	line := func(p piece) error {
+		l := apitype.AttachLine{Stream: p.stream(), Seq: p.seq, Line: strings.ToValidUTF8(string(p.data), "\ufffd"), Partial: p.partial}
+		if place := split.place(); place[0] != p.seq || place[1] != p.seq {
+			l.Resume = place.String()
+		}
+		return at.sendJSON(ctx, l)
+	}
 	for begun := false; ; begun = true {
 		c, err := at.src.Next()
 		if ctx.Err() != nil {
@@ -193,14 +200,14 @@ func (at *socket) output(ctx context.Context) error {
 		}
 		if err != nil {
 			if errors.Is(err, io.EOF) && at.lines {
-				if err := split.rest(func(l apitype.AttachLine) error { return at.sendJSON(ctx, l) }); err != nil {
+				if err := split.rest(line); err != nil {
 					return err
 				}
 			}
 			return err
 		}
 		if at.lines {
-			err = split.feed(c, func(l apitype.AttachLine) error { return at.sendJSON(ctx, l) })
+			err = split.feed(c, line)
 		} else {
 			if !begun {
 				err = at.sendJSON(ctx, apitype.AttachStart{Seq: c.Seq - int64(len(c.Data))})
@@ -336,80 +343,4 @@ func (at *socket) control(ctx context.Context, r io.Reader) (refused, err error)
 		return at.src.CloseWrite(), nil
 	}
 	return &lifecycle.InvalidError{Message: "a text message must be one of resize, signal and close_stdin; input is binary"}, nil
-}
-
-// lineSplitter makes lines of the two streams' output.
-type lineSplitter struct {
-	position           // holds lines that are incomplete
-	part     [2][]byte // of these lines
-}
-
-// feed emits the lines that a chunk completes.
-func (s *lineSplitter) feed(c runtime.Chunk, emit func(apitype.AttachLine) error) error {
-	i := streamOf(c)
-	if c = s.told.fresh(c); len(c.Data) == 0 {
-		s.reach(c.Seq)
-		return nil
-	}
-	at := c.Seq - int64(len(c.Data))
-	for data := c.Data; len(data) > 0; {
-		if len(s.part[i]) == 0 {
-			s.held[i], s.from[i] = true, at
-		}
-		n := min(len(data), maxEvent-len(s.part[i]))
-		end := bytes.IndexByte(data[:n], '\n')
-		if end >= 0 {
-			n = end
-		}
-		s.part[i] = append(s.part[i], data[:n]...)
-		data, at = data[n:], at+int64(n)
-		held := 0
-		switch {
-		case end >= 0:
-			data, at = data[1:], at+1
-		case len(s.part[i]) < maxEvent:
-			continue
-		default:
-			held = incomplete(s.part[i])
-		}
-		whole := len(s.part[i]) - held
-		s.reach(at - int64(held))
-		s.held[i], s.from[i] = held > 0, at-int64(held)
-		l := s.line(i, s.part[i][:whole], at-int64(held))
-		l.Partial = end < 0
-		s.part[i] = append(s.part[i][:0], s.part[i][whole:]...)
-		if err := emit(l); err != nil {
-			return err
-		}
-	}
-	s.reach(c.Seq)
-	return nil
-}
-
-// rest emits incomplete lines.
-func (s *lineSplitter) rest(emit func(apitype.AttachLine) error) error {
-	for i := range s.part {
-		if len(s.part[i]) == 0 {
-			continue
-		}
-		s.release(i)
-		l := s.line(i, s.part[i], s.last)
-		l.Partial = true
-		s.part[i] = s.part[i][:0]
-		if err := emit(l); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *lineSplitter) line(stream int, b []byte, seq int64) apitype.AttachLine {
-	l := apitype.AttachLine{Stream: apitype.EventStdout, Seq: seq, Line: strings.ToValidUTF8(string(b), "\ufffd")}
-	if stream == 1 {
-		l.Stream = apitype.EventStderr
-	}
-	if at := s.place(); at[0] != seq || at[1] != seq {
-		l.Resume = at.String()
-	}
-	return l
 }
