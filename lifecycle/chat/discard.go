@@ -15,8 +15,8 @@ type trash struct {
 	closed bool
 }
 
-// discard has a staging directory that is in use removed in a while, however much it holds.
-// If too many wait for that, the caller removes this one.
+// discard removes a staging directory in a while, however much it holds. If too many wait
+// for that, the caller removes this one.
 func (s *Service) discard(ctx context.Context, id string) {
 	if !s.throwAway(id) {
 		s.unstage(context.WithoutCancel(ctx), id)
@@ -29,7 +29,6 @@ func (s *Service) throwAway(id string) bool {
 	t := &s.trash
 	switch {
 	case t.closed: // it goes at the next start
-		delete(s.staged, id)
 		return true
 	case len(t.names) >= maxTrash:
 		return false
@@ -66,9 +65,6 @@ func (s *Service) nextTrash(ctx context.Context) (id string, ok bool) {
 	if len(t.names) > 0 && ctx.Err() == nil {
 		id, t.names = t.names[0], t.names[1:]
 		return id, true
-	}
-	for _, id := range t.names {
-		delete(s.staged, id)
 	}
 	t.stop()
 	t.names, t.stop, t.done = nil, nil, nil
