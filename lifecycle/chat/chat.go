@@ -132,7 +132,7 @@ type Service struct {
 	mu      sync.Mutex       // guards what follows
 	last    int              // number of the last staging directory
 	ended   Report           // what New did
-	trash   trash
+	trash   *trash
 }
 
 // key names a chat: two tenants may use the same ID.
@@ -162,7 +162,7 @@ func start(ctx context.Context, opts Options, at func(step) error) (*Service, er
 	s := &Service{
 		opts: opts, step: at, most: MaxFiles, log: opts.Logger, metrics: newMetrics(opts.Registry),
 		buffers: sync.Pool{New: func() any { return new([copyBuffer]byte) }},
-		run:     uuid.NewString(),
+		run:     uuid.NewString(), trash: newTrash(),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

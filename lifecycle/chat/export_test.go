@@ -28,17 +28,7 @@ func (s *Service) Locked(c Chat) bool {
 }
 
 // Settle waits until all that deleted chats held is removed.
-func (s *Service) Settle() {
-	for {
-		s.mu.Lock()
-		done := s.trash.done
-		s.mu.Unlock()
-		if done == nil {
-			return
-		}
-		<-done
-	}
-}
+func (s *Service) Settle() { s.trash.group.Wait() }
 
 // Ending is done once it has been asked so many times.
 type Ending struct {
