@@ -234,7 +234,7 @@ func TestLocalCommands(t *testing.T) {
 
 		{args: "config print", stdout: []string{"listen: 127.0.0.1:7070 # default"}},
 		{args: "config print --config " + good + " --listen 127.0.0.1:1", stdout: []string{"listen: 127.0.0.1:1 # flag", "state_dir: " + dir + " # file"}},
-		{args: "config print --config " + bad, code: 1, stderr: []string{"line 1: htp: unknown key", "logging.level: want"}},
+		{args: "config print --config " + bad, code: 1, stderr: []string{"line 1: htp: is not a known key", "logging.level: want"}},
 		{args: "config print --state-dir relative", stdout: []string{"cmd/berm/relative # flag"}},
 		{args: "config check --config " + good, stdout: []string{"the configuration is valid"}},
 		{args: "config check --config " + dir + "/none.yaml", code: 1, stderr: []string{"no such file"}},
@@ -250,9 +250,9 @@ func TestLocalCommands(t *testing.T) {
 		{args: "policy explain -f - --policy " + injects, stdin: `{}`, stdout: []string{"allowed"}},
 		{args: "config check --policy " + injects, code: 1, stderr: []string{"nosecret"}},
 		{args: "policy explain -f - --policy " + badPolicy, code: 2, stdin: `{}`, stderr: []string{"nothing"}},
-		{args: "policy explain -f - --config " + bad, code: 2, stdin: `{}`, stderr: []string{"unknown key"}},
+		{args: "policy explain -f - --config " + bad, code: 2, stdin: `{}`, stderr: []string{"is not a known key"}},
 		{args: "policy explain -f -", code: 2, stdin: `{"memory_mbb":1}`, stderr: []string{"memory_mbb"}},
-		{args: "policy explain -f -", code: 2, stdin: `{"x": "` + strings.Repeat("x", maxRequestFile) + `"}`, stderr: []string{"larger than"}},
+		{args: "policy explain -f -", code: 2, stdin: `{"x": "` + strings.Repeat("x", proxy.MaxBody) + `"}`, stderr: []string{"larger than"}},
 		{args: "policy explain -f " + dir + "/none.json", code: 2, stderr: []string{"no such file"}},
 		{args: "policy explain", code: 2, stderr: []string{`required flag(s) "file" not set`}},
 
@@ -260,7 +260,7 @@ func TestLocalCommands(t *testing.T) {
 		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --engine containerd --engine-address tcp://127.0.0.1:1", code: 1, stderr: []string{"want the path of containerd's socket"}},
 		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --policy " + badPolicy, code: 1, stderr: []string{"nothing"}},
 		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --token-file " + badTokens, code: 1, stderr: []string{"shorter than 16"}},
-		{args: "serve --config " + bad, code: 1, stderr: []string{"unknown key"}},
+		{args: "serve --config " + bad, code: 1, stderr: []string{"is not a known key"}},
 	} {
 		s.run(t)
 	}

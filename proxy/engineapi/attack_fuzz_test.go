@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	goruntime "runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -198,7 +199,7 @@ func drawBody(d *dice) string {
 
 // recorder stands in for an engine: it has what a siege has, and notes what it is asked to make.
 type recorder struct {
-	door    *Door
+	door    *Proxy
 	version string
 
 	mu    sync.Mutex
@@ -243,7 +244,7 @@ func (e *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		say(200, "OK")
 		return
 	case "GET /info":
-		say(200, `{"NCPU":4}`)
+		say(200, `{"NCPU":4,"Architecture":"`+goruntime.GOARCH+`","SecurityOptions":["name=seccomp,profile=default"]}`)
 		return
 	case "GET /containers/json":
 		say(200, `[{"Id":"`+fakeOwn+`","Labels":`+labelsJSON(e.door.labels(lifecycle.ObjectContainer, "attacker", lifecycle.LabelSessionID, "attacker"))+`}]`)
@@ -333,7 +334,7 @@ func rehearse(t testing.TB, version string) *rehearsal {
 		t.Fatal(err)
 	}
 	d := doorTo(t, "unix://"+root+"/e.sock", fmt.Sprintf(siegeRules, dir))
-	e := &recorder{door: d.Door, version: version}
+	e := &recorder{door: d.Proxy, version: version}
 	srv := &http.Server{Handler: e, ReadHeaderTimeout: time.Minute}
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })

@@ -84,8 +84,12 @@ func (c *call) listContainers() error {
 	return c.listOwn(lifecycle.ObjectContainer, "/containers/json", query)
 }
 
-// inspectContainer shows all but the values of variables that the policy keeps back.
+// inspectContainer shows a container as it was asked for, without the values of variables
+// that the policy keeps back.
 func (c *call) inspectContainer() error {
+	if _, err := c.engine.hostInfo(c.ctx, c.version); err != nil {
+		c.log.DebugContext(c.ctx, "engine_api_info_failed", "error", err) // the profile is shown
+	}
 	ct, raw, err := c.container(c.name)
 	if err != nil {
 		return err
@@ -95,12 +99,13 @@ func (c *call) inspectContainer() error {
 		if err := c.engine.get(c.ctx, c.version, "/containers/"+ct.ID+"/json", query, &raw); err != nil {
 			return err
 		}
+		raw = c.engine.withoutProfile(raw)
 	}
-	if raw, err = c.withRestarts(ct.ID, shown(raw)); err != nil {
-		return err
-	}
+	values := c.restarted(ct.ID)
 	if env, changed := c.redact(ct.Config.Env); changed {
-		values := replacing{"Config": replacing{"Env": env}}
+		values["Config"] = replacing{"Env": env}
+	}
+	if raw = (&listed{Labels: ct.Config.Labels, Mounts: ct.Mounts}).shown(raw); len(values) > 0 {
 		if raw, err = values.in(raw); err != nil {
 			return err
 		}

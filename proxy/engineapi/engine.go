@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime"
 )
 
 const (
@@ -34,7 +36,7 @@ type engine struct {
 
 	mu      sync.Mutex
 	version atomic.Pointer[engineVersion]
-	ncpu    atomic.Int64 // the host's CPUs; 0 is not known yet
+	host    atomic.Pointer[engineHost] // nil is not known yet
 
 	known atomic.Pointer[engineRelease]
 	ended atomic.Uint64 // connections that have ended
@@ -219,6 +221,10 @@ func (e *engine) doSlow(ctx context.Context, a ask, into any) error {
 	case into == nil:
 		return nil
 	}
+	if raw, ok := into.(*json.RawMessage); ok { // the caller decodes it
+		*raw = body
+		return nil
+	}
 	if err := json.Unmarshal(body, into); err != nil {
 		return fmt.Errorf("%s %s: the engine's answer can't be read: %w", a.method, a.path, err)
 	}
@@ -371,18 +377,60 @@ func (e *engine) max(ctx context.Context) (version, error) {
 	return min(v, newest), nil
 }
 
-// cpus is how many CPUs the engine's host has.
-func (e *engine) cpus(ctx context.Context, v version) (int64, error) {
-	if n := e.ncpu.Load(); n > 0 {
-		return n, nil
+// engineHost is the engine's host.
+type engineHost struct {
+	cpus    int64
+	seccomp string // the SecurityOpt of the containers that the door makes; empty for the engine's own profile
+	shown   []byte // seccomp as inspect shows it, with the comma before it
+}
+
+// hostInfo asks the engine for its host once.
+func (e *engine) hostInfo(ctx context.Context, v version) (*engineHost, error) {
+	if h := e.host.Load(); h != nil {
+		return h, nil
 	}
-	var info struct{ NCPU int64 }
+	var info struct {
+		NCPU            int64
+		Architecture    string
+		SecurityOptions []string
+	}
 	if err := e.get(ctx, v, "/info", nil, &info); err != nil {
-		return 0, err
+		return nil, err
 	}
 	if info.NCPU < 1 {
-		return 0, errors.New("info: the engine's answer has no CPUs")
+		return nil, errors.New("info: the engine's answer has no CPUs")
 	}
-	e.ncpu.Store(info.NCPU)
-	return info.NCPU, nil
+	h := &engineHost{cpus: info.NCPU}
+	if ownSeccomp(info.SecurityOptions) {
+		var err error
+		if h.seccomp, err = runtime.SeccompOption(runtime.GoArch(info.Architecture)); err != nil {
+			return nil, fmt.Errorf("info: %w", err)
+		}
+		h.shown = []byte(`,"` + inJSON(h.seccomp) + `"`)
+	}
+	e.host.Store(h)
+	return h, nil
+}
+
+// withoutProfile removes Berm's seccomp profile from an inspected container.
+func (e *engine) withoutProfile(raw json.RawMessage) json.RawMessage {
+	if h := e.host.Load(); h != nil && len(h.shown) > 0 {
+		return bytes.Replace(raw, h.shown, nil, 1)
+	}
+	return raw
+}
+
+// ownSeccomp reports whether containers get Berm's seccomp profile: the engine has seccomp,
+// and its operator hasn't given it a profile. Engines before 17.05 name no profile.
+func ownSeccomp(options []string) bool {
+	for _, o := range options { // "name=seccomp,profile=default"
+		if o == "seccomp" {
+			return true
+		}
+		if rest, ok := strings.CutPrefix(o, "name=seccomp"); ok {
+			profile := strings.TrimPrefix(rest, ",profile=")
+			return !strings.Contains(profile, "/")
+		}
+	}
+	return false
 }
