@@ -112,7 +112,7 @@ type Options struct {
 	Registry   prometheus.Registerer // nil: metrics are kept but not exported
 }
 
-// Service has the chats. It is safe for many goroutines. Close ends what it does behind its
+// Service has the chats. It is safe for concurrent use. Close ends what it does behind its
 // callers' backs.
 //
 // The errors of its methods are *lifecycle.InvalidError, *NotFoundError,

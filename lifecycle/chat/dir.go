@@ -176,7 +176,7 @@ func (s *Service) syncParents(path string) error {
 	return nil
 }
 
-// unlink removes files, durably, and answers how many; a directory that has taken the place
+// unlink removes files, durably, and returns how many; a directory that has taken the place
 // of one stays.
 func unlink(dir *os.Root, names []string) (n int, err error) {
 	if len(names) == 0 {

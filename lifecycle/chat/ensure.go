@@ -14,7 +14,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 )
 
-// Ensure answers a chat, and makes it, its directory and its history if there is none. What
+// Ensure returns a chat, and makes it, its directory and its history if there is none. What
 // a sandbox of this key has written before is the chat's from then on. *ConflictError if it
 // belongs to another workspace.
 func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string) (c Chat, made bool, err error) {
@@ -56,13 +56,13 @@ func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string
 	return c, made, nil
 }
 
-// Get answers a chat.
+// Get returns a chat.
 func (s *Service) Get(ctx context.Context, tenant, chatID string) (Chat, error) {
 	return s.chat(ctx, tenant, chatID)
 }
 
-// List lists a workspace's chats by ID, those after a given one, at most limit; more tells
-// whether there are others.
+// List lists a workspace's chats by ID, those after a given one, at most limit; more
+// says that there are others.
 func (s *Service) List(ctx context.Context, tenant, workspaceID, after string, limit int) (chats []Chat, more bool, err error) {
 	if _, err := s.opts.Workspaces.Get(ctx, tenant, workspaceID); err != nil {
 		return nil, false, err

@@ -199,7 +199,7 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 	return gone
 }
 
-// remove unlinks files, which frees so many bytes, and answers how many were there.
+// remove unlinks files, which frees so many bytes, and returns how many were there.
 func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []string, bytes int64) (int, error) {
 	w, err := s.opts.Workspaces.Get(ctx, c.Tenant, c.WorkspaceID)
 	if err != nil {
@@ -213,7 +213,7 @@ func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []stri
 	return n, s.at(stepUnlinked)
 }
 
-// DeleteFiles removes all files of a chat but its history, and answers how many. What
+// DeleteFiles removes all files of a chat but its history, and returns how many. What
 // isn't a file stays, and so may what a sandbox writes meanwhile.
 func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int, err error) {
 	defer func() { s.metrics.count("delete_file", err) }()

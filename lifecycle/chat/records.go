@@ -185,7 +185,7 @@ type page struct {
 	beyond  bool
 }
 
-// readPage answers the first names after a given one, at most limit. It holds few more than
+// readPage returns the first names after a given one, at most limit. It holds few more than
 // that, and looks at no more than most attachments, and twice as many entries, however many
 // there are.
 func readPage(ctx context.Context, dir *os.Root, after string, limit, most int) (p page, err error) {

@@ -28,7 +28,7 @@ const stagingDir = ".staging"
 // copyBuffer is how many bytes of a body are held at a time.
 const copyBuffer = 256 << 10
 
-// flushEvery is after how many bytes the kernel is told to begin to write them to the disk,
+// flushEvery is after how many bytes the kernel begins to write them to the disk,
 // so that little is left to wait for at the end.
 const flushEvery = 8 << 20
 
@@ -178,7 +178,7 @@ func (st *stage) end(ctx context.Context) {
 // enlist has what is staged be of the workspace's project: the directory that it is moved
 // into takes nothing of another.
 func (st *stage) enlist(ctx context.Context) error {
-	return st.writeError(ctx, "the staging directory", st.room.Staged(st.dir, st.bytes))
+	return st.writeError(ctx, "the staging directory", st.room.Staged(ctx, st.dir, st.bytes))
 }
 
 // grow keeps room for so many bytes in all.
@@ -255,7 +255,7 @@ func (st *stage) fill(ctx context.Context, f *os.File, size, limit int64, r io.R
 			n = total
 		}
 		if n-flushed >= flushEvery {
-			// Whatever goes wrong here, the sync at the end tells of it.
+			// An error here is the sync's at the end, too.
 			_ = unix.SyncFileRange(int(f.Fd()), flushed, n-flushed, unix.SYNC_FILE_RANGE_WRITE)
 			flushed = n
 		}
@@ -295,7 +295,7 @@ func fill(r io.Reader, buf []byte) (n int, end bool, err error) {
 	return n, false, nil
 }
 
-// writeError tells why something couldn't be written: the kernel's quota counts as the
+// writeError says why something couldn't be written: the kernel's quota counts as the
 // workspace's own.
 func (st *stage) writeError(ctx context.Context, name string, err error) error {
 	if !errors.Is(err, syscall.EDQUOT) {

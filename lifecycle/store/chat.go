@@ -9,8 +9,8 @@ import (
 
 var _ chat.Store = (*Store)(nil)
 
-// pageSize is how many chats EachChat reads at a time: whoever is called with one may use
-// the store, so that no query can be open meanwhile.
+// pageSize is how many chats EachChat reads at a time: f may use the store, so that no
+// query can be open meanwhile.
 const pageSize = 500
 
 const (

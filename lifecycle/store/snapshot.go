@@ -39,7 +39,7 @@ type Report struct {
 	Files      int
 }
 
-// Empty tells whether there is nothing in the store.
+// Empty reports whether there is nothing in the store.
 func (r Report) Empty() bool { return r == Report{Schema: r.Schema} }
 
 // Snapshot writes a copy of the database at path into a new file, as it is at one moment.
@@ -97,7 +97,7 @@ func openReadOnly(path string) (*sql.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := os.Stat(path); err != nil { // which SQLite tells less well
+	if _, err := os.Stat(path); err != nil { // SQLite's error says less
 		return nil, err
 	}
 	// Who may only read leaves the files behind that reading a stopped store takes; who may
@@ -111,7 +111,7 @@ func openReadOnly(path string) (*sql.DB, error) {
 	return openFile(path, url.Values{"mode": {mode}}, "trusted_schema(0)", "cell_size_check(1)", sync)
 }
 
-// Check reads all of the database at path, and tells what is in it; an error says what is
+// Check reads all of the database at path, and returns what is in it; an error says what is
 // wrong. It may be in use meanwhile, and isn't changed. Of one with an older schema, a copy
 // is made in the directory scratch and brought up to date there; empty is one of its own, in
 // os.TempDir, for as long as it takes.
