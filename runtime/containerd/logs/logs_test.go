@@ -1,4 +1,4 @@
-package containerd
+package logs
 
 import (
 	"bytes"
@@ -160,17 +160,17 @@ func FuzzScanner(f *testing.F) {
 
 func TestAwaitWriter(t *testing.T) {
 	dir := t.TempDir()
-	if err := awaitWriter(t.Context(), dir); err != nil {
+	if err := AwaitWriter(t.Context(), dir); err != nil {
 		t.Errorf("without a writer: %v", err)
 	}
 	_, end := logWriter(t, dir, 1<<20)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := awaitWriter(ctx, dir); !errdefs.IsDeadlineExceeded(err) {
+	if err := AwaitWriter(ctx, dir); !errdefs.IsDeadlineExceeded(err) {
 		t.Errorf("a writer that lives: %v", err)
 	}
 	done := make(chan error)
-	go func() { done <- awaitWriter(t.Context(), dir) }()
+	go func() { done <- AwaitWriter(t.Context(), dir) }()
 	end()
 	if err := <-done; err != nil {
 		t.Errorf("one that ends: %v", err)
