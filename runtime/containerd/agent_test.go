@@ -4,7 +4,7 @@ import "testing"
 
 // What is there is only compared at first: a Create shouldn't read two megabytes.
 func TestAgentPath(t *testing.T) {
-	r, err := New(Options{Address: "/nonexistent", Root: shortTempDir(t), Agent: []byte("x")})
+	r, err := New(Options{Address: "/nonexistent", Root: t.TempDir(), Agent: []byte("x")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -72,7 +72,7 @@ func (r *Runtime) inspect(ctx context.Context, rec containers.Container) (runtim
 	if out.State == runtime.StateRunning || out.State == runtime.StatePaused {
 		out.Pid = int(process.Pid)
 	}
-	e, err := r.attached(rec.ID)
+	e, err := r.networks.Attached(rec.ID)
 	if err != nil {
 		return runtime.Container{}, err
 	}
@@ -283,11 +283,11 @@ func (r *Runtime) removeParts(ctx context.Context, id string, there bool) error 
 		if err := processes(); err != nil {
 			return err
 		}
-		return r.detach(ctx, id)
+		return r.networks.Detach(ctx, id)
 	}
 	var g errgroup.Group
 	g.Go(processes)
-	g.Go(func() error { return r.detach(ctx, id) })
+	g.Go(func() error { return r.networks.Detach(ctx, id) })
 	return g.Wait()
 }
 

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd/image"
 )
 
 const (
@@ -262,14 +263,14 @@ func become(p *specs.Process, pid uint32, user string) error {
 	if user == "" {
 		return nil
 	}
-	a, err := processAccount(pid, user)
+	a, err := image.ProcessAccount(pid, user)
 	if err == nil && !samePath(fmt.Sprintf("/proc/%d/ns/user", pid), "/proc/self/ns/user") {
-		err = a.inRange()
+		err = inRange(a)
 	}
 	if err != nil {
 		return err
 	}
-	p.User = specs.User{UID: a.uid, GID: a.gid, AdditionalGids: a.groups}
+	p.User = specs.User{UID: a.UID, GID: a.GID, AdditionalGids: a.Groups}
 	// The bounding set is what the container may have; the kernel leaves nothing of
 	// the others to a user that isn't root.
 	if p.Capabilities != nil {
@@ -288,7 +289,7 @@ func (c *container) hasDir(dir string) bool {
 		return true
 	}
 	defer func() { _ = unix.Close(root) }()
-	fd, err := openIn(root, dir, unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_MAGICLINKS)
+	fd, err := image.OpenIn(root, dir, unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_MAGICLINKS)
 	if err == nil {
 		_ = unix.Close(fd)
 	}

@@ -38,7 +38,7 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 				errs = append(errs, fmt.Errorf("what is left of container %s: %w", id, err))
 			}
 		}
-		return errors.Join(append(errs, r.sweepNetworks(ctx))...)
+		return errors.Join(append(errs, r.networks.Sweep(ctx))...)
 	})
 }
 
@@ -48,7 +48,7 @@ func (r *Runtime) parts(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	attached, err := r.attachments()
+	attached, err := r.networks.Attachments()
 	if err != nil {
 		return nil, err
 	}

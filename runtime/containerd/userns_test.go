@@ -237,7 +237,8 @@ func TestUserNSSwept(t *testing.T) {
 	if target, err := os.Readlink(claim); err != nil || target != made.place.file(rangeFile) {
 		t.Errorf("%s leads to %s, %v", claim, target, err)
 	}
-	if n, err := isNetns(netns); !n || err != nil {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(netns, &stat); err != nil || stat.Type != unix.NSFS_MAGIC {
 		t.Errorf("%s is no namespace, %v", netns, err)
 	}
 	ns, err := os.Open(made.place.file(usernsFile))

@@ -1,4 +1,4 @@
-package containerd
+package network
 
 import (
 	"context"
@@ -11,11 +11,11 @@ import (
 	"strings"
 )
 
-// sweepNetworks removes what is half made or half removed of networks, and makes
+// Sweep removes what is half made or half removed of networks, and makes
 // anew what complete ones have lost. It goes on after a failure.
-func (r *Runtime) sweepNetworks(ctx context.Context) error {
-	return r.netCall(ctx, "sweep networks", func(wait, work context.Context) error {
-		dirs, err := r.networkDirs()
+func (m *Manager) Sweep(ctx context.Context) error {
+	return m.call(ctx, "sweep networks", func(wait, work context.Context) error {
+		dirs, err := m.networkDirs()
 		if err != nil || len(dirs) == 0 {
 			return err
 		}
@@ -25,7 +25,7 @@ func (r *Runtime) sweepNetworks(ctx context.Context) error {
 		}
 		var errs []error
 		for _, dir := range dirs {
-			if err := r.sweepNetwork(wait, work, dir, fw); err != nil {
+			if err := m.sweepNetwork(wait, work, dir, fw); err != nil {
 				errs = append(errs, err)
 			}
 		}
@@ -33,8 +33,8 @@ func (r *Runtime) sweepNetworks(ctx context.Context) error {
 	})
 }
 
-func (r *Runtime) sweepNetwork(wait, work context.Context, dir string, fw firewall) error {
-	n, unlock, err := r.holdNetwork(wait, dir)
+func (m *Manager) sweepNetwork(wait, work context.Context, dir string, fw firewall) error {
+	n, unlock, err := m.holdNetwork(wait, dir)
 	if n == nil || err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func (r *Runtime) sweepNetwork(wait, work context.Context, dir string, fw firewa
 		return fmt.Errorf("network %q: %w", n.Name, err)
 	}
 	if n.Removing {
-		return fail(r.clearNetwork(work, n))
+		return fail(m.clearNetwork(work, n))
 	}
 	// What was read before the lock may tell of rules as missing that have come since;
 	// setRules reads them again.
@@ -56,7 +56,7 @@ func (r *Runtime) sweepNetwork(wait, work context.Context, dir string, fw firewa
 			return fail(err)
 		}
 	}
-	return fail(errors.Join(r.raise(n), n.clean()))
+	return fail(errors.Join(m.raise(n), n.clean()))
 }
 
 // clean frees addresses that no user has, and removes files that were never moved

@@ -1,4 +1,4 @@
-package containerd
+package network
 
 import (
 	"context"
@@ -14,11 +14,11 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// makeNetns makes a network namespace for a container, or takes the one at from, which has no
+// MakeNetns makes a network namespace for a container, or takes the one at from, which has no
 // interfaces, if that isn't empty. It answers its path.
-func (r *Runtime) makeNetns(id, from string) (string, error) {
-	path := r.path("netns", id)
-	if err := os.MkdirAll(r.path("netns"), 0o700); err != nil {
+func (m *Manager) MakeNetns(id, from string) (string, error) {
+	path := m.path("netns", id)
+	if err := os.MkdirAll(m.path("netns"), 0o700); err != nil {
 		return "", fmt.Errorf("make a network namespace: %w", err)
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o600)
@@ -48,7 +48,7 @@ func (r *Runtime) makeNetns(id, from string) (string, error) {
 		}()
 	}()
 	if err := <-made; err != nil {
-		return "", errors.Join(fmt.Errorf("make a network namespace: %w", err), removeNetns(path))
+		return "", errors.Join(fmt.Errorf("make a network namespace: %w", err), RemoveNetns(path))
 	}
 	return path, nil
 }
@@ -84,8 +84,8 @@ func isNetns(path string) (bool, error) {
 	return err == nil && stat.Type == unix.NSFS_MAGIC, err
 }
 
-// removeNetns lets go of a namespace, which ends with the last process in it.
-func removeNetns(path string) error {
+// RemoveNetns lets go of a namespace, which ends with the last process in it.
+func RemoveNetns(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
@@ -104,12 +104,12 @@ func removeNetns(path string) error {
 // onHost runs f on a thread in the network namespace where bridges are, so that
 // what f asks of the kernel, and the programs that it starts, are there. It gives f
 // the grace to end after its context has, and then leaves it.
-func (r *Runtime) onHost(ctx context.Context, f func(context.Context) error) error {
+func (m *Manager) onHost(ctx context.Context, f func(context.Context) error) error {
 	done := make(chan error, 1)
 	go func() {
-		if r.opts.Netns != "" {
+		if m.opts.Netns != "" {
 			goruntime.LockOSThread() // and never unlocked: the thread has moved, and ends here
-			if err := enterNetns(r.opts.Netns); err != nil {
+			if err := enterNetns(m.opts.Netns); err != nil {
 				done <- err
 				return
 			}
@@ -121,7 +121,7 @@ func (r *Runtime) onHost(ctx context.Context, f func(context.Context) error) err
 		return err
 	case <-ctx.Done():
 	}
-	late := time.NewTimer(graceTimeout)
+	late := time.NewTimer(runtime.Grace)
 	defer late.Stop()
 	select {
 	case err := <-done:

@@ -1,11 +1,8 @@
-package containerd
+package image
 
 import (
-	"archive/tar"
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -18,7 +15,6 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -33,18 +29,18 @@ func TestResolveUser(t *testing.T) {
 	files := &accountFiles{[]byte(testPasswd), []byte(testGroup)}
 	for _, tc := range []struct {
 		user string
-		want *account // nil is InvalidArgument
+		want *Account // nil is InvalidArgument
 	}{
-		{"", &account{0, 0, []uint32{0, 10}}},
-		{"root", &account{0, 0, []uint32{0, 10}}},
-		{"0", &account{0, 0, []uint32{0, 10}}},
-		{"dev", &account{1000, 100, []uint32{100, 10, 29}}},
-		{"1000", &account{1000, 100, []uint32{100, 10, 29}}},
-		{"1000:1000", &account{1000, 1000, []uint32{1000}}},
-		{"dev:wheel", &account{1000, 10, []uint32{10}}},
-		{"5000", &account{5000, 0, []uint32{0}}},
-		{"5000:users", &account{5000, 100, []uint32{100}}},
-		{"1234", &account{1234, 0, []uint32{0}}}, // an id, though a user is called so
+		{"", &Account{0, 0, []uint32{0, 10}}},
+		{"root", &Account{0, 0, []uint32{0, 10}}},
+		{"0", &Account{0, 0, []uint32{0, 10}}},
+		{"dev", &Account{1000, 100, []uint32{100, 10, 29}}},
+		{"1000", &Account{1000, 100, []uint32{100, 10, 29}}},
+		{"1000:1000", &Account{1000, 1000, []uint32{1000}}},
+		{"dev:wheel", &Account{1000, 10, []uint32{10}}},
+		{"5000", &Account{5000, 0, []uint32{0}}},
+		{"5000:users", &Account{5000, 100, []uint32{100}}},
+		{"1234", &Account{1234, 0, []uint32{0}}}, // an id, though a user is called so
 		{"nobody", nil},
 		{"dev:nogroup", nil},
 		{"far", nil},
@@ -65,7 +61,7 @@ func TestResolveUser(t *testing.T) {
 		if err != nil {
 			t.Errorf("%q: %v", tc.user, err)
 		}
-		if d := cmp.Diff(*tc.want, got, cmp.AllowUnexported(account{})); d != "" {
+		if d := cmp.Diff(*tc.want, got); d != "" {
 			t.Errorf("%q: %s", tc.user, d)
 		}
 	}
@@ -169,83 +165,6 @@ func TestReadRoot(t *testing.T) {
 	}
 }
 
-func TestImageAccount(t *testing.T) {
-	r := imageRuntime(t, nil)
-	dir := tar.Header{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755}
-	many := [][]tar.Header{{dir, file("etc/passwd", testPasswd), file("etc/group", "")}}
-	for i := range 60 { // more than fit into a mount's page by their full paths
-		many = append(many, []tar.Header{file("file", fmt.Sprint(i))})
-	}
-	many = append(many, []tar.Header{dir, file("etc/group", testGroup)})
-	whiteout := tar.Header{Name: "etc/.wh.passwd", Mode: 0o600}
-	for _, tc := range []struct {
-		name   string
-		config string // the image's own user
-		layers [][]tar.Header
-		user   string
-		want   *account
-	}{
-		{"one layer", "", [][]tar.Header{{dir, file("etc/passwd", testPasswd), file("etc/group", testGroup)}}, "dev", &account{1000, 100, []uint32{100, 10, 29}}},
-		{"many layers", "", many, "dev", &account{1000, 100, []uint32{100, 10, 29}}},
-		{"image's own", "dev:wheel", many, "", &account{1000, 10, []uint32{10}}},
-		{"not the image's own", "dev", many, "5:6", &account{5, 6, []uint32{6}}},
-		{"root", "", many, "", &account{0, 0, []uint32{0, 10}}},
-		{"link", "", [][]tar.Header{{dir, link("etc/passwd", "/usr/passwd")}, {file("usr/passwd", testPasswd)}}, "dev", &account{1000, 100, []uint32{100}}},
-		{"link out", "", [][]tar.Header{{dir, link("etc/passwd", "../../../../../../../etc/passwd")}, {file("x", "x")}}, "root", nil},
-		{"removed", "", [][]tar.Header{many[0], {whiteout}}, "dev", nil},
-		{"no files", "", [][]tar.Header{{file("x", "x")}}, "", &account{0, 0, []uint32{0}}},
-		{"no files, a name", "", [][]tar.Header{{file("x", "x")}}, "dev", nil},
-		{"no layers", "", nil, "dev", nil},
-		{"no layers, an id", "", nil, "1000", &account{1000, 0, []uint32{0}}},
-		{"the image's own unknown", "nobody", [][]tar.Header{{file("x", "x")}}, "", nil},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			made := (&madeImage{config: ocispec.ImageConfig{User: tc.config}, layers: tc.layers}).build(t)
-			ref := "docker.io/library/" + strings.NewReplacer(" ", "-", ",", "", "'", "").Replace(tc.name) + ":1"
-			r.mustImport(t, made.layout(t, named(ref)))
-			img, err := r.image(t.Context(), ref)
-			if err != nil {
-				t.Fatal(err)
-			}
-			before, snapshots := mounts(t, "self", filepath.Dir(r.opts.Root)), r.snapshots(t)
-			for range 2 { // the second time from memory
-				got, err := r.imageAccount(t.Context(), img, tc.user)
-				if tc.want == nil {
-					if !errdefs.IsInvalidArgument(err) {
-						t.Errorf("%+v, %v", got, err)
-					}
-					continue
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				if d := cmp.Diff(*tc.want, got, cmp.AllowUnexported(account{})); d != "" {
-					t.Error(d)
-				}
-			}
-			if d := cmp.Diff(before, mounts(t, "self", filepath.Dir(r.opts.Root))); d != "" {
-				t.Errorf("mounts: %s", d)
-			}
-			if d := cmp.Diff(snapshots, r.snapshots(t)); d != "" {
-				t.Errorf("snapshots: %s", d)
-			}
-			if held, err := r.client.LeasesService().List(r.namespaced(t.Context())); err != nil || len(held) > 0 {
-				t.Errorf("leases %+v, %v", held, err)
-			}
-		})
-	}
-	img, err := r.image(t.Context(), "many-layers:1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.images.accounts = nil
-	canceled, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := r.imageAccount(canceled, img, "dev"); !errors.Is(err, context.Canceled) {
-		t.Errorf("canceled: %v", err)
-	}
-}
-
 // Nobody else ever sees the mount of an image.
 func TestWithMounts(t *testing.T) {
 	engine.Require(t, "containerd") // for the rights to mount
@@ -292,36 +211,6 @@ func mounts(t *testing.T, process, dir string) (out []string) {
 	return out
 }
 
-// A thread that is changed is none that anybody else gets to run on.
-func TestOnThread(t *testing.T) {
-	own, err := os.Readlink("/proc/self/ns/mnt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error)
-	for range 50 {
-		go func() { done <- onThread(func() error { return unix.Unshare(unix.CLONE_NEWNS) }) }()
-	}
-	for range 50 {
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-	}
-	tasks, err := filepath.Glob("/proc/self/task/*/ns/mnt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	deadline := time.Now().Add(10 * time.Second)
-	for _, task := range tasks {
-		for ns, err := os.Readlink(task); err == nil && ns != own; ns, err = os.Readlink(task) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%s stays in another namespace", task)
-			}
-			time.Sleep(time.Millisecond) // threads take a moment to end
-		}
-	}
-}
-
 func TestProcessAccount(t *testing.T) {
 	engine.Require(t, "containerd") // for busybox, and the rights to change the root
 	busybox, err := exec.LookPath("busybox")
@@ -350,10 +239,10 @@ func TestProcessAccount(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := uint32(cmd.Process.Pid) //nolint:gosec // no pid is negative
-	for user, want := range map[string]*account{
+	for user, want := range map[string]*Account{
 		"dev": {1000, 100, []uint32{100, 10, 29}}, "": {0, 0, []uint32{0, 10}}, "7:8": {7, 8, []uint32{8}}, "nobody": nil,
 	} {
-		got, err := processAccount(pid, user)
+		got, err := ProcessAccount(pid, user)
 		if want == nil {
 			if !errdefs.IsInvalidArgument(err) {
 				t.Errorf("%q: %+v, %v", user, got, err)
@@ -363,7 +252,7 @@ func TestProcessAccount(t *testing.T) {
 		if err != nil {
 			t.Errorf("%q: %v", user, err)
 		}
-		if d := cmp.Diff(*want, got, cmp.AllowUnexported(account{})); d != "" {
+		if d := cmp.Diff(*want, got); d != "" {
 			t.Errorf("%q: %s", user, d)
 		}
 	}
@@ -371,10 +260,10 @@ func TestProcessAccount(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // it was killed
-	if _, err := processAccount(pid, "dev"); !errdefs.IsFailedPrecondition(err) {
+	if _, err := ProcessAccount(pid, "dev"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("of a process that is gone: %v", err)
 	}
-	if got, err := processAccount(pid, "7:8"); err != nil || got.uid != 7 {
+	if got, err := ProcessAccount(pid, "7:8"); err != nil || got.UID != 7 {
 		t.Errorf("numbers need no process: %+v, %v", got, err)
 	}
 }
@@ -385,7 +274,7 @@ func FuzzResolveUser(f *testing.F) {
 	f.Add("0", "root:x:-1:99999999999", "x:x:-1:root")
 	f.Fuzz(func(t *testing.T, user, passwd, group string) {
 		got, err := (&accountFiles{[]byte(passwd), []byte(group)}).resolve(user)
-		if err == nil && (got.uid > 1<<31-1 || got.gid > 1<<31-1 || len(got.groups) == 0 || got.groups[0] != got.gid) {
+		if err == nil && (got.UID > 1<<31-1 || got.GID > 1<<31-1 || len(got.Groups) == 0 || got.Groups[0] != got.GID) {
 			b, _ := json.Marshal([]string{user, passwd, group})
 			t.Errorf("%s: %+v", b, got)
 		}

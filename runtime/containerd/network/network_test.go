@@ -1,4 +1,4 @@
-package containerd
+package network
 
 import (
 	"context"
@@ -35,11 +35,7 @@ func TestEnsureNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, rules := b.ensure(t, runtime.Network{Name: "n", Labels: map[string]string{"b": "2"}, Isolated: true}), b.rules(t)
-	again, err := New(b.opts) // which knows nothing of it
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = again.Close() }()
+	again := New(b.opts) // which knows nothing of it
 	if err := again.EnsureNetwork(t.Context(), runtime.Network{Name: "n"}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("with other options: %v", err)
 	}
@@ -81,7 +77,7 @@ func TestNetworksAtOnce(t *testing.T) {
 		t.Errorf("%d subnets, %v", len(subnets), err)
 	}
 	rules := b.rules(t)
-	all(func(string) error { return b.sweepNetworks(t.Context()) })
+	all(func(string) error { return b.Sweep(t.Context()) })
 	if diff := cmp.Diff(rules, b.rules(t)); diff != "" {
 		t.Errorf("rules after the sweeps: %s", diff)
 	}
@@ -123,7 +119,7 @@ func TestRemoveNetwork(t *testing.T) {
 	if err := b.RemoveNetwork(t.Context(), "n"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("in use: %v", err)
 	}
-	if err := b.detach(t.Context(), c.id); err != nil {
+	if err := b.Detach(t.Context(), c.id); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -134,7 +130,7 @@ func TestRemoveNetwork(t *testing.T) {
 	if diff := cmp.Diff(others, b.rules(t)); diff != "" {
 		t.Errorf("the rules of others: %s", diff)
 	}
-	if _, err := b.attach(t.Context(), newID(), "n"); !errdefs.IsNotFound(err) {
+	if _, err := b.Attach(t.Context(), newID(), "n"); !errdefs.IsNotFound(err) {
 		t.Errorf("attach to one that is gone: %v", err)
 	}
 }
@@ -146,7 +142,7 @@ func TestNetworkRecovery(t *testing.T) {
 			return b.EnsureNetwork(ctx, runtime.Network{Name: "n"})
 		},
 		"remove": func(b *netBed, ctx context.Context) error { return b.RemoveNetwork(ctx, "n") },
-		"sweep":  func(b *netBed, ctx context.Context) error { return b.sweepNetworks(ctx) },
+		"sweep":  func(b *netBed, ctx context.Context) error { return b.Sweep(ctx) },
 	}
 	stages := map[string]struct {
 		cut     func(*testing.T, *netBed, *network)
@@ -232,7 +228,7 @@ func TestSweepNetworks(t *testing.T) {
 			b.serve(t, y.netns)
 			setBridgeNetfilter(t, b, false)
 			rules := b.rules(t)
-			e, err := b.attached(y.id)
+			e, err := b.Attached(y.id)
 			if err != nil || e == nil {
 				t.Fatalf("%+v, %v", e, err)
 			}
@@ -253,7 +249,7 @@ func TestSweepNetworks(t *testing.T) {
 			default:
 				b.ipt(t, harm[len("iptables "):])
 			}
-			if err := b.sweepNetworks(t.Context()); err != nil {
+			if err := b.Sweep(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if harm == "iptables -I FORWARD -j DROP" {
@@ -370,7 +366,7 @@ func TestNetworkLacking(t *testing.T) {
 func TestNetworkLocked(t *testing.T) {
 	b := newNetBed(t, nil)
 	n := b.ensure(t, runtime.Network{Name: "n"})
-	unlock, err := lockDir(t.Context(), n.dir)
+	unlock, err := LockDir(t.Context(), n.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,13 +374,13 @@ func TestNetworkLocked(t *testing.T) {
 	b.standing.Clear()
 	for name, call := range map[string]func(context.Context) error{
 		"remove": func(ctx context.Context) error { return b.RemoveNetwork(ctx, "n") },
-		"attach": func(ctx context.Context) error { _, err := b.attach(ctx, newID(), "n"); return err },
+		"attach": func(ctx context.Context) error { _, err := b.Attach(ctx, newID(), "n"); return err },
 		"ensure": func(ctx context.Context) error { return b.EnsureNetwork(ctx, runtime.Network{Name: "n"}) },
 	} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		began := time.Now()
 		time.AfterFunc(20*time.Millisecond, func() { cancel(cause) })
-		if err := call(ctx); !errdefs.IsCanceled(err) || !errors.Is(err, cause) || time.Since(began) > graceTimeout {
+		if err := call(ctx); !errdefs.IsCanceled(err) || !errors.Is(err, cause) || time.Since(began) > runtime.Grace {
 			t.Errorf("%s: %v after %v", name, err, time.Since(began))
 		}
 		cancel(nil)

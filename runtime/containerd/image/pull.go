@@ -1,4 +1,4 @@
-package containerd
+package image
 
 import (
 	"context"
@@ -39,33 +39,33 @@ const (
 
 // Pull brings an image from its registry and unpacks it. It may take as long as ctx
 // does. Registries on loopback may speak plain HTTP.
-func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.PullProgress)) (runtime.Image, error) {
+func (s *Store) Pull(ctx context.Context, ref string, progress func(runtime.PullProgress)) error {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
-		return runtime.Image{}, fmt.Errorf("pull image %q: %w", ref, runtime.Invalid("%w", err))
+		return runtime.Invalid("%w", err)
 	}
 	follower := newFollower(progress, "Pulling from "+reference.FamiliarName(named))
-	err = r.withLease(ctx, fetchLease, func(ctx context.Context) error { return r.pull(ctx, named, follower) })
+	err = s.opts.Lease(ctx, fetchLease, func(ctx context.Context) error { return s.pull(ctx, named, follower) })
 	follower.end(err == nil)
 	if err != nil {
-		return runtime.Image{}, fmt.Errorf("pull image %q: %w", ref, pullFailure(ctx, err))
+		return pullFailure(ctx, err)
 	}
-	return r.Image(ctx, named.String())
+	return nil
 }
 
-func (r *Runtime) pull(ctx context.Context, named reference.Named, follower *follower) error {
-	resolver, done, err := r.resolver(ctx, follower)
+func (s *Store) pull(ctx context.Context, named reference.Named, follower *follower) error {
+	resolver, done, err := s.resolver(ctx, follower)
 	if err != nil {
 		return err
 	}
 	defer done()
-	_, err = r.client.Pull(quiet(ctx), named.String(),
+	_, err = s.opts.Client.Pull(quiet(ctx), named.String(),
 		client.WithResolver(resolver),
 		client.WithPlatformMatcher(ownPlatform),
 		client.WithPullUnpack,
-		client.WithPullSnapshotter(r.opts.Snapshotter),
+		client.WithPullSnapshotter(s.opts.Snapshotter),
 		client.WithMaxConcurrentDownloads(maxDownloads),
-		client.WithImageHandlerWrapper(func(next images.Handler) images.Handler { return r.pullHandler(next, follower) }))
+		client.WithImageHandlerWrapper(func(next images.Handler) images.Handler { return s.pullHandler(next, follower) }))
 	return err
 }
 
@@ -79,7 +79,7 @@ func quiet(ctx context.Context) context.Context {
 
 // pullHandler refuses what can't be run here before its layers are downloaded, and
 // what would be read into memory and is too large for it.
-func (r *Runtime) pullHandler(next images.Handler, follower *follower) images.Handler {
+func (s *Store) pullHandler(next images.Handler, follower *follower) images.Handler {
 	return images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		isDocument := images.IsManifestType(desc.MediaType) || images.IsIndexType(desc.MediaType) || images.IsConfigType(desc.MediaType)
 		if isDocument && desc.Size > maxDocument {
@@ -93,7 +93,7 @@ func (r *Runtime) pullHandler(next images.Handler, follower *follower) images.Ha
 		}
 		switch {
 		case images.IsConfigType(desc.MediaType):
-			_, err := r.readConfig(ctx, desc)
+			_, err := s.readConfig(ctx, desc)
 			return children, err
 		case images.IsManifestType(desc.MediaType):
 			if !slices.ContainsFunc(children, func(d ocispec.Descriptor) bool { return images.IsConfigType(d.MediaType) }) {
@@ -101,7 +101,7 @@ func (r *Runtime) pullHandler(next images.Handler, follower *follower) images.Ha
 			}
 			for _, child := range children {
 				if images.IsLayerType(child.MediaType) {
-					_, err := r.client.ContentStore().Info(ctx, child.Digest)
+					_, err := s.opts.Client.ContentStore().Info(ctx, child.Digest)
 					follower.layer(child, err == nil)
 				}
 			}
@@ -123,7 +123,7 @@ func pullFailure(ctx context.Context, err error) error {
 	case errors.As(err, &registry):
 		return runtime.WithClass(registry.class, err)
 	case errdefs.IsNotFound(err), errdefs.IsUnavailable(err):
-		return classify(ctx, err)
+		return runtime.Classify(ctx, err)
 	}
 	return runtime.WithClass(errdefs.ErrUnknown, err)
 }
@@ -169,7 +169,7 @@ func withoutQuery(raw string) string {
 }
 
 // resolver talks to registries for one pull, until done is called.
-func (r *Runtime) resolver(ctx context.Context, follower *follower) (out *registryResolver, done func(), err error) {
+func (s *Store) resolver(ctx context.Context, follower *follower) (out *registryResolver, done func(), err error) {
 	var mu sync.Mutex
 	var transports []*http.Transport
 	options := config.HostOptions{
@@ -183,9 +183,9 @@ func (r *Runtime) resolver(ctx context.Context, follower *follower) (out *regist
 			return nil
 		},
 	}
-	if r.opts.RegistryAuth != nil {
+	if s.opts.RegistryAuth != nil {
 		options.Credentials = func(host string) (string, string, error) {
-			user, secret, err := r.opts.RegistryAuth(ctx, host)
+			user, secret, err := s.opts.RegistryAuth(ctx, host)
 			if err != nil {
 				err = fmt.Errorf("registry credentials: %w", err)
 			}

@@ -1,9 +1,11 @@
-package containerd
+// Package image finds, pulls, unpacks and reads images in containerd's store.
+package image
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"slices"
 	"strings"
@@ -13,7 +15,6 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/errdefs"
@@ -42,45 +43,69 @@ const (
 	unpackLease   = time.Hour
 )
 
-// image is what is known of an image in the store.
-type image struct {
+// Options of New. All are mandatory, but for RegistryAuth.
+type Options struct {
+	Client      *client.Client
+	Snapshotter string
+	// Root is a directory over which images are mounted, for the reading thread alone.
+	Root string
+	// Lease runs f with a lease that keeps all that f makes from the engine's collector.
+	Lease func(ctx context.Context, expiry time.Duration, f func(context.Context) error) error
+	// RegistryAuth gives the credentials for a registry by its host name and port;
+	// an empty user with a secret is an identity token. Nil, and empty strings, send none.
+	RegistryAuth func(ctx context.Context, host string) (user, secret string, err error)
+	Logger       *slog.Logger
+}
+
+// Store is the engine's store of images. It may be used by many goroutines at once. Its
+// methods leave the class of the engine's errors to the caller, but for Pull.
+type Store struct {
+	opts  Options
+	cache cache
+}
+
+// New makes a Store. It doesn't talk to the engine.
+func New(opts Options) *Store { return &Store{opts: opts} }
+
+// Image is what is known of an image in the store.
+type Image struct {
 	runtime.Image                     // ID is the digest of the target that the name led to; no Digests
-	config        ocispec.ImageConfig // of this machine's platform
-	chainID       string              // key of the snapshot that its layers come to; empty without layers
+	Config        ocispec.ImageConfig // of this machine's platform
+	ChainID       string              // key of the snapshot that its layers come to; empty without layers
 
 	name   string // in the store, one of several
 	target ocispec.Descriptor
 	layers []ocispec.Descriptor
 }
 
-// imageCache remembers what can't change: what targets contain, by their digests. Whether
+// cache remembers what can't change: what targets contain, by their digests. Whether
 // they are in the store is asked each time. The zero value is empty.
-type imageCache struct {
+type cache struct {
 	mu       sync.Mutex
-	images   map[digest.Digest]*image
+	images   map[digest.Digest]*Image
 	accounts map[string]*accountFiles // by chain id
-	dirs     map[string][]string      // that images lack: see missingDirs
+	dirs     map[string][]string      // that images lack: see MissingDirs
 	flights  singleflight.Group
 }
 
-func (c *imageCache) image(target digest.Digest) *image {
+func (c *cache) image(target digest.Digest) *Image {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.images[target]
 }
 
-func (c *imageCache) keep(img *image) {
+func (c *cache) keep(img *Image) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.images == nil || len(c.images) >= maxCachedImages {
-		c.images = map[digest.Digest]*image{}
+		c.images = map[digest.Digest]*Image{}
 	}
 	c.images[img.target.Digest] = img
 }
 
 // fly runs f once for all that want the same at the same time, and to its end even
 // when none of them waits any more.
-func (c *imageCache) fly(ctx context.Context, key string, timeout time.Duration, f func(context.Context) (any, error)) (any, error) {
+func (c *cache) fly(ctx context.Context, key string, timeout time.Duration, f func(context.Context) (any, error)) (any, error) {
 	result := c.flights.DoChan(key, func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 		defer cancel()
@@ -104,37 +129,29 @@ func (m ownArchitecture) Match(p ocispec.Platform) bool {
 	return platforms.Normalize(p).Architecture == platforms.DefaultSpec().Architecture && m.MatchComparer.Match(p)
 }
 
-// Image looks an image up in the engine's own store.
-func (r *Runtime) Image(ctx context.Context, ref string) (runtime.Image, error) {
-	var out runtime.Image
-	err := r.call(ctx, fmt.Sprintf("look up image %q", ref), func(ctx context.Context) error {
-		img, err := r.findImage(ctx, ref)
-		if err != nil {
-			return err
-		}
-		unpacked, err := r.isUnpacked(ctx, img)
-		if err != nil {
-			return err
-		}
-		if !unpacked {
-			if err := r.checkLayers(ctx, img); err != nil {
-				return err
-			}
-		}
-		out = img.Image
-		out.Digests, err = r.repoDigests(ctx, img.target.Digest)
-		return err
-	})
+// Find finds an image by ID or reference. NotFound unless all of it is there.
+func (s *Store) Find(ctx context.Context, ref string) (runtime.Image, error) {
+	img, err := s.findImage(ctx, ref)
+	if err != nil {
+		return runtime.Image{}, err
+	}
+	unpacked, err := s.isUnpacked(ctx, img)
+	if err == nil && !unpacked {
+		err = s.checkLayers(ctx, img)
+	}
+	if err != nil {
+		return runtime.Image{}, err
+	}
+	out := img.Image
+	out.Digests, err = s.repoDigests(ctx, img.target.Digest)
 	return out, err
 }
 
-// image finds an image by ID or reference, and unpacks it if need be. It is part of a
-// call, which classes its errors.
-func (r *Runtime) image(ctx context.Context, ref string) (*image, error) {
-	ctx = r.namespaced(ctx)
-	img, err := r.findImage(ctx, ref)
+// Unpacked finds an image by ID or reference, and unpacks it if need be.
+func (s *Store) Unpacked(ctx context.Context, ref string) (*Image, error) {
+	img, err := s.findImage(ctx, ref)
 	if err == nil {
-		err = r.unpack(ctx, img)
+		err = s.unpack(ctx, img)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look up image %q: %w", ref, err)
@@ -143,14 +160,14 @@ func (r *Runtime) image(ctx context.Context, ref string) (*image, error) {
 }
 
 // findImage finds an image in the store and reads what it is.
-func (r *Runtime) findImage(ctx context.Context, ref string) (*image, error) {
-	found, err := r.lookUp(ctx, ref)
+func (s *Store) findImage(ctx context.Context, ref string) (*Image, error) {
+	found, err := s.lookUp(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	img := r.images.image(found.Target.Digest)
+	img := s.cache.image(found.Target.Digest)
 	if img == nil {
-		if img, err = r.describeImage(ctx, found.Target); err != nil {
+		if img, err = s.describeImage(ctx, found.Target); err != nil {
 			return nil, fmt.Errorf("for this machine (%s): %w", platforms.Format(platforms.DefaultSpec()), err)
 		}
 	}
@@ -162,10 +179,10 @@ func (r *Runtime) findImage(ctx context.Context, ref string) (*image, error) {
 }
 
 // lookUp finds an image's record by ID or reference, mostly in one call.
-func (r *Runtime) lookUp(ctx context.Context, ref string) (images.Image, error) {
+func (s *Store) lookUp(ctx context.Context, ref string) (images.Image, error) {
 	if id := digest.Digest(ref); id.Validate() == nil {
-		if known := r.images.image(id); known != nil {
-			found, err := r.client.ImageService().Get(ctx, known.name)
+		if known := s.cache.image(id); known != nil {
+			found, err := s.opts.Client.ImageService().Get(ctx, known.name)
 			if err == nil && found.Target.Digest == id {
 				return found, nil
 			}
@@ -173,23 +190,23 @@ func (r *Runtime) lookUp(ctx context.Context, ref string) (images.Image, error) 
 				return images.Image{}, err
 			}
 		}
-		return r.lookUpTarget(ctx, id, "")
+		return s.lookUpTarget(ctx, id, "")
 	}
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
 		return images.Image{}, runtime.Invalid("%w", err)
 	}
-	found, err := r.client.ImageService().Get(ctx, named.String())
+	found, err := s.opts.Client.ImageService().Get(ctx, named.String())
 	if digested, ok := named.(reference.Digested); ok && errdefs.IsNotFound(err) {
 		// An image that was pulled by tag has its digest as well.
-		return r.lookUpTarget(ctx, digested.Digest(), named.Name())
+		return s.lookUpTarget(ctx, digested.Digest(), named.Name())
 	}
 	return found, err
 }
 
 // lookUpTarget finds an image by its target's digest, in a repository; "" is any.
-func (r *Runtime) lookUpTarget(ctx context.Context, target digest.Digest, repository string) (images.Image, error) {
-	found, err := r.client.ImageService().List(ctx, targetFilter(target))
+func (s *Store) lookUpTarget(ctx context.Context, target digest.Digest, repository string) (images.Image, error) {
+	found, err := s.opts.Client.ImageService().List(ctx, targetFilter(target))
 	if err != nil {
 		return images.Image{}, err
 	}
@@ -206,24 +223,24 @@ func (r *Runtime) lookUpTarget(ctx context.Context, target digest.Digest, reposi
 
 // describeImage reads what a target is on this machine's platform. What is missing in the
 // store makes it NotFound: pulling the image again is what helps.
-func (r *Runtime) describeImage(ctx context.Context, target ocispec.Descriptor) (*image, error) {
-	manifest, err := images.Manifest(ctx, documents{r.client.ContentStore()}, target, ownPlatform)
+func (s *Store) describeImage(ctx context.Context, target ocispec.Descriptor) (*Image, error) {
+	manifest, err := images.Manifest(ctx, documents{s.opts.Client.ContentStore()}, target, ownPlatform)
 	if err != nil {
 		return nil, err
 	}
 	if !images.IsConfigType(manifest.Config.MediaType) {
 		return nil, fmt.Errorf("%s isn't an image but %q: %w", target.Digest, manifest.Config.MediaType, errdefs.ErrNotFound)
 	}
-	spec, err := r.readConfig(ctx, manifest.Config)
+	spec, err := s.readConfig(ctx, manifest.Config)
 	if err != nil {
 		return nil, err
 	}
-	img := &image{
+	img := &Image{
 		Image: runtime.Image{
 			ID: target.Digest.String(), Env: spec.Config.Env, User: spec.Config.User,
 			Command: slices.Concat(spec.Config.Entrypoint, spec.Config.Cmd),
 		},
-		config: spec.Config, chainID: identity.ChainID(spec.RootFS.DiffIDs).String(),
+		Config: spec.Config, ChainID: identity.ChainID(spec.RootFS.DiffIDs).String(),
 		target: target,
 	}
 	for _, l := range manifest.Layers {
@@ -232,16 +249,16 @@ func (r *Runtime) describeImage(ctx context.Context, target ocispec.Descriptor) 
 		}
 	}
 	if manifest.Config.Size <= maxCachedBytes {
-		r.images.keep(img)
+		s.cache.keep(img)
 	}
 	return img, nil
 }
 
 // readConfig reads an image's configuration, and refuses one that is another
 // platform's or can't be true.
-func (r *Runtime) readConfig(ctx context.Context, desc ocispec.Descriptor) (ocispec.Image, error) {
+func (s *Store) readConfig(ctx context.Context, desc ocispec.Descriptor) (ocispec.Image, error) {
 	var spec ocispec.Image
-	blob, err := content.ReadBlob(ctx, documents{r.client.ContentStore()}, desc)
+	blob, err := content.ReadBlob(ctx, documents{s.opts.Client.ContentStore()}, desc)
 	if err != nil {
 		return spec, fmt.Errorf("its configuration: %w", err)
 	}
@@ -281,11 +298,11 @@ func (d documents) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (conte
 }
 
 // isUnpacked asks whether the snapshot of an image's layers is there.
-func (r *Runtime) isUnpacked(ctx context.Context, img *image) (bool, error) {
-	if img.chainID == "" {
+func (s *Store) isUnpacked(ctx context.Context, img *Image) (bool, error) {
+	if img.ChainID == "" {
 		return true, nil
 	}
-	info, err := r.client.SnapshotService(r.opts.Snapshotter).Stat(ctx, img.chainID)
+	info, err := s.opts.Client.SnapshotService(s.opts.Snapshotter).Stat(ctx, img.ChainID)
 	if errdefs.IsNotFound(err) {
 		return false, nil
 	}
@@ -293,9 +310,9 @@ func (r *Runtime) isUnpacked(ctx context.Context, img *image) (bool, error) {
 }
 
 // checkLayers fails with NotFound when a layer isn't in the store.
-func (r *Runtime) checkLayers(ctx context.Context, img *image) error {
+func (s *Store) checkLayers(ctx context.Context, img *Image) error {
 	for _, l := range img.layers {
-		if _, err := r.client.ContentStore().Info(ctx, l.Digest); err != nil {
+		if _, err := s.opts.Client.ContentStore().Info(ctx, l.Digest); err != nil {
 			return fmt.Errorf("layer %s: %w", l.Digest, err)
 		}
 	}
@@ -303,17 +320,17 @@ func (r *Runtime) checkLayers(ctx context.Context, img *image) error {
 }
 
 // unpack makes the snapshot of an image's layers, unless it is there.
-func (r *Runtime) unpack(ctx context.Context, img *image) error {
-	if unpacked, err := r.isUnpacked(ctx, img); err != nil || unpacked {
+func (s *Store) unpack(ctx context.Context, img *Image) error {
+	if unpacked, err := s.isUnpacked(ctx, img); err != nil || unpacked {
 		return err
 	}
-	_, err := r.images.fly(ctx, "unpack "+img.chainID, unpackTimeout, func(ctx context.Context) (any, error) {
-		return nil, r.withLease(ctx, unpackLease, func(ctx context.Context) error {
-			if err := r.checkLayers(ctx, img); err != nil {
+	_, err := s.cache.fly(ctx, "unpack "+img.ChainID, unpackTimeout, func(ctx context.Context) (any, error) {
+		return nil, s.opts.Lease(ctx, unpackLease, func(ctx context.Context) error {
+			if err := s.checkLayers(ctx, img); err != nil {
 				return err
 			}
 			record := images.Image{Name: img.name, Target: img.target}
-			return client.NewImageWithPlatform(r.client, record, ownPlatform).Unpack(ctx, r.opts.Snapshotter)
+			return client.NewImageWithPlatform(s.opts.Client, record, ownPlatform).Unpack(ctx, s.opts.Snapshotter)
 		})
 	})
 	if err != nil {
@@ -322,39 +339,10 @@ func (r *Runtime) unpack(ctx context.Context, img *image) error {
 	return nil
 }
 
-// withLease runs f with a lease that keeps all that f makes from the engine's
-// collector. It ends with f, or with a sweep if that can't be done, or after a time.
-func (r *Runtime) withLease(ctx context.Context, expiry time.Duration, f func(context.Context) error) error {
-	service := r.client.LeasesService()
-	name, err := holder()
-	if err != nil {
-		return err
-	}
-	lease := leases.Lease{ID: callLease + newID()}
-	underWay.Store(lease.ID, true)
-	defer underWay.Delete(lease.ID)
-	// One whose making is cut off may be there all the same.
-	lingering, cancel := r.linger(r.namespaced(ctx))
-	_, err = service.Create(lingering, leases.WithID(lease.ID), leases.WithExpiration(expiry),
-		leases.WithLabel(labelRoot, r.opts.Root), leases.WithLabel(labelHolder, name))
-	cancel()
-	if err != nil {
-		return failure(ctx, "take a lease", err)
-	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
-		defer cancel()
-		if err := absent(service.Delete(r.namespaced(ctx), lease)); err != nil {
-			r.log.WarnContext(ctx, "lease_left", "lease", lease.ID, "error", err)
-		}
-	}()
-	return f(leases.WithLease(r.namespaced(ctx), lease.ID))
-}
-
 // repoDigests tells by which names a target came from registries, in the form
 // that users write them.
-func (r *Runtime) repoDigests(ctx context.Context, target digest.Digest) ([]string, error) {
-	info, err := r.client.ContentStore().Info(ctx, target)
+func (s *Store) repoDigests(ctx context.Context, target digest.Digest) ([]string, error) {
+	info, err := s.opts.Client.ContentStore().Info(ctx, target)
 	if errdefs.IsNotFound(err) {
 		return nil, nil
 	}
@@ -374,7 +362,7 @@ func (r *Runtime) repoDigests(ctx context.Context, target digest.Digest) ([]stri
 	if len(sources) == 0 {
 		return nil, nil
 	}
-	found, err := r.client.ImageService().List(ctx, targetFilter(target))
+	found, err := s.opts.Client.ImageService().List(ctx, targetFilter(target))
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package containerd
+package network
 
 import (
 	"context"
@@ -20,14 +20,14 @@ import (
 func TestAttach(t *testing.T) {
 	b := newNetBed(t, nil)
 	n := b.ensure(t, runtime.Network{Name: "n", Isolated: true})
-	if _, err := b.attach(t.Context(), newID(), "none"); !errdefs.IsNotFound(err) {
+	if _, err := b.Attach(t.Context(), newID(), "none"); !errdefs.IsNotFound(err) {
 		t.Errorf("no such network: %v", err)
 	}
 	if _, err := os.Stat(b.networkDir("none")); !os.IsNotExist(err) {
 		t.Errorf("a network that isn't there has a directory: %v", err)
 	}
 	c := b.container(t, "n")
-	got, err := b.attached(c.id)
+	got, err := b.Attached(c.id)
 	if err != nil || got == nil || got.IP != c.ip || got.Network != "n" || !n.Subnet.Contains(netip.MustParseAddr(c.ip)) {
 		t.Fatalf("attached: %+v, %v", got, err)
 	}
@@ -52,18 +52,18 @@ func TestAttach(t *testing.T) {
 		}
 		return err
 	})
-	if ids, err := b.attachments(); err != nil || !slices.Equal(ids, []string{c.id}) {
+	if ids, err := b.Attachments(); err != nil || !slices.Equal(ids, []string{c.id}) {
 		t.Errorf("attachments: %v, %v", ids, err)
 	}
-	if _, err := b.makeNetns(c.id, ""); err == nil {
+	if _, err := b.MakeNetns(c.id, ""); err == nil {
 		t.Error("a second namespace is made for the container")
 	}
 	for range 2 {
-		if err := b.detach(t.Context(), c.id); err != nil {
+		if err := b.Detach(t.Context(), c.id); err != nil {
 			t.Error(err)
 		}
 	}
-	if got, err := b.attached(c.id); got != nil || err != nil {
+	if got, err := b.Attached(c.id); got != nil || err != nil {
 		t.Errorf("afterwards: %+v, %v", got, err)
 	}
 	if got := n.addresses(t); len(got) > 0 {
@@ -81,12 +81,12 @@ func TestAttachMany(t *testing.T) {
 		wg.Go(func() {
 			for range each {
 				id := newID()
-				if _, err := b.makeNetns(id, ""); err != nil {
+				if _, err := b.MakeNetns(id, ""); err != nil {
 					t.Error(err)
 					return
 				}
-				_, err := b.attach(t.Context(), id, "n")
-				if err := errors.Join(err, b.detach(t.Context(), id)); err != nil {
+				_, err := b.Attach(t.Context(), id, "n")
+				if err := errors.Join(err, b.Detach(t.Context(), id)); err != nil {
 					t.Error(err)
 					return
 				}
@@ -109,11 +109,11 @@ func TestAttachAtOnce(t *testing.T) {
 	for i := range at {
 		wg.Go(func() {
 			id := newID()
-			if _, err := b.makeNetns(id, ""); err != nil {
+			if _, err := b.MakeNetns(id, ""); err != nil {
 				t.Error(err)
 				return
 			}
-			e, err := b.attach(t.Context(), id, "n")
+			e, err := b.Attach(t.Context(), id, "n")
 			if err != nil {
 				t.Error(err)
 			}
@@ -125,13 +125,13 @@ func TestAttachAtOnce(t *testing.T) {
 	if got := len(slices.Compact(ips)); got != at {
 		t.Errorf("%d addresses for %d containers", got, at)
 	}
-	ids, err := b.attachments()
+	ids, err := b.Attachments()
 	if err != nil || len(ids) != at {
 		t.Fatalf("%d attachments, %v", len(ids), err)
 	}
 	for _, id := range ids {
 		wg.Go(func() {
-			if err := b.detach(t.Context(), id); err != nil {
+			if err := b.Detach(t.Context(), id); err != nil {
 				t.Error(err)
 			}
 		})
@@ -174,24 +174,24 @@ func TestDetachRecovery(t *testing.T) {
 		},
 		"namespace": func(t *testing.T) string {
 			id := newID()
-			_, err := b.makeNetns(id, "")
+			_, err := b.MakeNetns(id, "")
 			must(t, err)
 			return id
 		},
 		"user half written": func(t *testing.T) string {
 			id := newID()
-			_, err := b.makeNetns(id, "")
+			_, err := b.MakeNetns(id, "")
 			must(t, err, os.WriteFile(filepath.Join(n.dir, tempPrefix+id), []byte("{"), 0o600))
 			return id
 		},
 		"user": func(t *testing.T) string {
 			id := newID()
-			_, err := b.makeNetns(id, "")
-			must(t, err, n.writeUser(id, endpoint{Network: "n"}))
+			_, err := b.MakeNetns(id, "")
+			must(t, err, n.writeUser(id, Endpoint{Network: "n"}))
 			return id
 		},
 		"link and address, not written down": whole(func(t *testing.T, c testContainer) {
-			must(t, n.writeUser(c.id, endpoint{Network: "n"}))
+			must(t, n.writeUser(c.id, Endpoint{Network: "n"}))
 		}),
 		"address without link": whole(func(t *testing.T, c testContainer) {
 			b.in(t, c.netns, func() error {
@@ -205,20 +205,20 @@ func TestDetachRecovery(t *testing.T) {
 		"user damaged":              whole(func(t *testing.T, c testContainer) { must(t, os.WriteFile(n.user(c.id), nil, 0o600)) }),
 		"unplugged":                 whole(func(t *testing.T, c testContainer) { remove(t, c, c.netns) }),
 		"unplugged, user removed":   whole(func(t *testing.T, c testContainer) { remove(t, c, c.netns); must(t, os.Remove(n.user(c.id))) }),
-		"host started anew":         whole(func(t *testing.T, c testContainer) { must(t, removeNetns(c.netns)) }),
-		"host started anew, a file": whole(func(t *testing.T, c testContainer) { must(t, removeNetns(c.netns), os.WriteFile(c.netns, nil, 0o600)) }),
+		"host started anew":         whole(func(t *testing.T, c testContainer) { must(t, RemoveNetns(c.netns)) }),
+		"host started anew, a file": whole(func(t *testing.T, c testContainer) { must(t, RemoveNetns(c.netns), os.WriteFile(c.netns, nil, 0o600)) }),
 		"bridge gone":               whole(func(t *testing.T, _ testContainer) { b.in(t, b.host, func() error { return removeBridge(n.Bridge) }) }),
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := cut(t)
-			if ids, err := b.attachments(); err != nil || slices.Contains(ids, id) == (name == "nothing") {
+			if ids, err := b.Attachments(); err != nil || slices.Contains(ids, id) == (name == "nothing") {
 				t.Errorf("attachments: %v, %v", ids, err)
 			}
-			if _, err := b.attached(id); err != nil {
+			if _, err := b.Attached(id); err != nil {
 				t.Errorf("attached: %v", err)
 			}
-			must(t, b.detach(t.Context(), id), b.sweepNetworks(t.Context()))
-			if ids, err := b.attachments(); err != nil || len(ids) > 0 {
+			must(t, b.Detach(t.Context(), id), b.Sweep(t.Context()))
+			if ids, err := b.Attachments(); err != nil || len(ids) > 0 {
 				t.Errorf("attachments afterwards: %v, %v", ids, err)
 			}
 			if got := n.addresses(t); len(got) > 0 {
@@ -255,10 +255,10 @@ func TestAttachFails(t *testing.T) {
 			b.opts.PluginDirs = append([]string{dir}, b.opts.PluginDirs...)
 			b.opts.CallTimeout = time.Second
 			id := newID()
-			if _, err := b.makeNetns(id, ""); err != nil {
+			if _, err := b.MakeNetns(id, ""); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := b.attach(t.Context(), id, "n"); !tt.class(err) {
+			if _, err := b.Attach(t.Context(), id, "n"); !tt.class(err) {
 				t.Errorf("attach: %v", err)
 			}
 			b.opts = real
@@ -268,7 +268,7 @@ func TestAttachFails(t *testing.T) {
 			if got := n.addresses(t); len(got) != 1 {
 				t.Errorf("addresses: %v", got) // else it failed too early
 			}
-			if err := b.detach(t.Context(), id); err != nil {
+			if err := b.Detach(t.Context(), id); err != nil {
 				t.Error(err)
 			}
 			if got := n.addresses(t); len(got) > 0 {
@@ -304,7 +304,7 @@ func BenchmarkAttach(bm *testing.B) {
 	b.ensure(bm, runtime.Network{Name: "n"})
 	for bm.Loop() {
 		c := b.container(bm, "n")
-		if err := b.detach(bm.Context(), c.id); err != nil {
+		if err := b.Detach(bm.Context(), c.id); err != nil {
 			bm.Fatal(err)
 		}
 	}

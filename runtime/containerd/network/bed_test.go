@@ -1,11 +1,13 @@
-package containerd
+package network
 
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -31,7 +33,7 @@ const (
 
 // netBed is a host in a network namespace of its own, with a world outside.
 type netBed struct {
-	*Runtime
+	*Manager
 	host, outside string
 }
 
@@ -56,28 +58,23 @@ func newNetBed(t testing.TB, change func(*Options)) *netBed {
 		return up("out", hostOut+"/30")
 	})
 	b.in(t, b.outside, func() error { return up("in", outsideAddr+"/30") })
-	opts := Options{Address: "/nonexistent", Root: shortTempDir(t), Agent: []byte("x"), Netns: b.host}
+	opts := Options{
+		Root: shortTempDir(t), Namespace: "berm", Netns: b.host, PluginDirs: []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"},
+		Subnets: netip.MustParsePrefix("10.213.0.0/16"), CallTimeout: 30 * time.Second, Logger: slog.New(slog.DiscardHandler),
+	}
 	if change != nil {
 		change(&opts)
 	}
-	var err error
-	if b.Runtime, err = New(opts); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		b.clear(t)
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	b.Manager = New(opts)
+	t.Cleanup(func() { b.clear(t) })
 	return b
 }
 
 // clear detaches and removes everything, and looks for what is left of it.
 func (b *netBed) clear(t testing.TB) {
-	ids, err := b.attachments()
+	ids, err := b.Attachments()
 	for _, id := range ids {
-		err = errors.Join(err, b.detach(context.Background(), id))
+		err = errors.Join(err, b.Detach(context.Background(), id))
 	}
 	all, e := b.networks()
 	err = errors.Join(err, e)
@@ -117,6 +114,8 @@ func (b *netBed) clear(t testing.TB) {
 	}
 }
 
+func newID() string { return strings.ToLower(rand.Text()) }
+
 // shortTempDir fits a Root, whatever the test's name.
 func shortTempDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("", "berm-net-")
@@ -133,13 +132,13 @@ func shortTempDir(t testing.TB) string {
 
 func testNetns(t testing.TB) string {
 	t.Helper()
-	r := &Runtime{opts: Options{Root: shortTempDir(t)}}
-	path, err := r.makeNetns("ns", "")
+	r := &Manager{opts: Options{Root: shortTempDir(t)}}
+	path, err := r.MakeNetns("ns", "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := removeNetns(path); err != nil {
+		if err := RemoveNetns(path); err != nil {
 			t.Error(err)
 		}
 	})
@@ -166,7 +165,7 @@ func up(name string, addrs ...string) error {
 // in runs f on a thread in a network namespace.
 func (b *netBed) in(t testing.TB, netns string, f func() error) {
 	t.Helper()
-	r := &Runtime{opts: Options{Netns: netns}}
+	r := &Manager{opts: Options{Netns: netns}}
 	if err := r.onHost(context.Background(), func(context.Context) error { return f() }); err != nil {
 		t.Fatal(err)
 	}
@@ -190,10 +189,10 @@ func (b *netBed) container(t testing.TB, network string) testContainer {
 	t.Helper()
 	c := testContainer{id: newID()}
 	var err error
-	if c.netns, err = b.makeNetns(c.id, ""); err != nil {
+	if c.netns, err = b.MakeNetns(c.id, ""); err != nil {
 		t.Fatal(err)
 	}
-	e, err := b.attach(t.Context(), c.id, network)
+	e, err := b.Attach(t.Context(), c.id, network)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package containerd
+package network
 
 import (
 	"context"
@@ -63,13 +63,13 @@ func (n *network) ipam() string { return filepath.Join(n.dir, "ipam") }
 
 func (n *network) users() ([]string, error) { return names(filepath.Join(n.dir, "users")) }
 
-func (r *Runtime) networkDir(name string) string {
+func (m *Manager) networkDir(name string) string {
 	sum := sha256.Sum256([]byte(name))
-	return r.path("networks", hex.EncodeToString(sum[:16]))
+	return m.path("networks", hex.EncodeToString(sum[:16]))
 }
 
-func (r *Runtime) bridgeName(network string) string {
-	sum := sha256.Sum256([]byte(r.opts.Namespace + "\x00" + r.opts.Root + "\x00" + network))
+func (m *Manager) bridgeName(network string) string {
+	sum := sha256.Sum256([]byte(m.opts.Namespace + "\x00" + m.opts.Root + "\x00" + network))
 	return bridgePrefix + hex.EncodeToString(sum[:4])
 }
 
@@ -120,10 +120,10 @@ func writeJSON(dir, temp, name string, v any, durable bool) error {
 }
 
 // networkDirs lists the directories of networks, half-made ones too.
-func (r *Runtime) networkDirs() ([]string, error) {
-	found, err := names(r.path("networks"))
+func (m *Manager) networkDirs() ([]string, error) {
+	found, err := names(m.path("networks"))
 	for i, name := range found {
-		found[i] = r.path("networks", name)
+		found[i] = m.path("networks", name)
 	}
 	return found, err
 }
@@ -143,14 +143,14 @@ func names(dir string) ([]string, error) {
 
 // lockNetwork takes the lock of a network's directory, which it makes if told to.
 // NotFound when it isn't there.
-func (r *Runtime) lockNetwork(ctx context.Context, dir string, make bool) (unlock func(), err error) {
+func (m *Manager) lockNetwork(ctx context.Context, dir string, make bool) (unlock func(), err error) {
 	for {
 		if make {
 			if err := os.MkdirAll(dir, 0o700); err != nil {
 				return nil, err
 			}
 		}
-		unlock, err := lockDir(ctx, dir)
+		unlock, err := LockDir(ctx, dir)
 		if errors.Is(err, errMoved) || make && errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -161,9 +161,9 @@ func (r *Runtime) lockNetwork(ctx context.Context, dir string, make bool) (unloc
 // errMoved says that what was locked isn't there any more.
 var errMoved = errors.New("the directory was removed")
 
-// lockDir takes a directory's flock. It polls, as a wait in the kernel can't be
+// LockDir takes a directory's flock. It polls, as a wait in the kernel can't be
 // broken off.
-func lockDir(ctx context.Context, dir string) (unlock func(), err error) {
+func LockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package containerd
+package network
 
 import (
 	"context"
@@ -17,8 +17,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// endpoint is a container's place on a network.
-type endpoint struct {
+// Endpoint is a container's place on a network.
+type Endpoint struct {
 	Network  string `json:"network"`
 	IP       string `json:"ip"`       // empty while it is being attached
 	Internal bool   `json:"internal"` // no way out, so no name servers either
@@ -28,32 +28,36 @@ type endpoint struct {
 // ifName is what containers find their network by.
 const ifName = "eth0"
 
-// plugins of CNI that attach uses; bridge calls host-local.
+// plugins of CNI that Attach uses; bridge calls host-local.
 var plugins = []string{"loopback", "bridge", "host-local", "portmap"}
 
-// checkPlugins names a plug-in that isn't there, which CNI's library says in words only.
-func (r *Runtime) checkPlugins() error {
-	for _, name := range plugins {
-		if !r.hasPlugin(name) {
-			return runtime.Precondition("the CNI plug-in %s, of the package containernetworking-plugins, is in none of %s: networks need it",
-				name, strings.Join(r.opts.PluginDirs, ", "))
-		}
+// checkPlugins is an error when a plug-in is missing: CNI's library has no class for that.
+func (m *Manager) checkPlugins() error {
+	if missing := m.MissingPlugins(); len(missing) > 0 {
+		return runtime.Precondition("the CNI plug-in %s, of the package containernetworking-plugins, is in none of %s: networks need it",
+			missing[0], strings.Join(m.opts.PluginDirs, ", "))
 	}
 	return nil
 }
 
-func (r *Runtime) hasPlugin(name string) bool {
-	return slices.ContainsFunc(r.opts.PluginDirs, func(dir string) bool {
-		info, err := os.Stat(filepath.Join(dir, name))
-		return err == nil && info.Mode().IsRegular()
-	})
+// MissingPlugins lists the CNI plug-ins that this host lacks.
+func (m *Manager) MissingPlugins() (missing []string) {
+	for _, name := range plugins {
+		if !slices.ContainsFunc(m.opts.PluginDirs, func(dir string) bool {
+			info, err := os.Stat(filepath.Join(dir, name))
+			return err == nil && info.Mode().IsRegular()
+		}) {
+			missing = append(missing, name)
+		}
+	}
+	return missing
 }
 
 // cni sets the plug-ins up for a network.
 //
 // The masquerading is the firewall's, once for the network: the bridge plug-in's own
 // takes 16 ms for each container that comes, and 65 for each that goes.
-func (r *Runtime) cni(n *network) (cni.CNI, error) {
+func (m *Manager) cni(n *network) (cni.CNI, error) {
 	type object = map[string]any
 	routes := []object{{"dst": "0.0.0.0/0"}}
 	if n.Internal {
@@ -77,7 +81,7 @@ func (r *Runtime) cni(n *network) (cni.CNI, error) {
 		return nil, err
 	}
 	// The interfaces are numbered from the start of the list.
-	out, err := cni.New(cni.WithMinNetworkCount(2), cni.WithPluginDir(r.opts.PluginDirs), cni.WithInterfacePrefix("eth"),
+	out, err := cni.New(cni.WithMinNetworkCount(2), cni.WithPluginDir(m.opts.PluginDirs), cni.WithInterfacePrefix("eth"),
 		cni.WithConfListBytes(conf), cni.WithLoNetwork)
 	if err != nil {
 		return nil, fmt.Errorf("set up CNI: %w", err)
@@ -85,33 +89,33 @@ func (r *Runtime) cni(n *network) (cni.CNI, error) {
 	return out, nil
 }
 
-// attach puts a container's network namespace on a network. NotFound when there is
+// Attach puts a container's network namespace on a network. NotFound when there is
 // no such network.
-func (r *Runtime) attach(ctx context.Context, id, network string) (endpoint, error) {
-	done := make(chan endpoint, 1)
-	err := r.netCall(ctx, fmt.Sprintf("attach to network %q", network), func(wait, work context.Context) error {
-		n, err := r.addUser(wait, work, id, network)
+func (m *Manager) Attach(ctx context.Context, id, network string) (Endpoint, error) {
+	done := make(chan Endpoint, 1)
+	err := m.call(ctx, fmt.Sprintf("attach to network %q", network), func(wait, work context.Context) error {
+		n, err := m.addUser(wait, work, id, network)
 		if err != nil {
 			return err
 		}
-		e, err := r.plug(work, n, id)
+		e, err := m.plug(work, n, id)
 		done <- e
 		return err
 	})
 	if err != nil {
-		return endpoint{}, err
+		return Endpoint{}, err
 	}
 	return <-done, nil
 }
 
 // addUser makes a container a user of a network that stands. From then on the
 // network isn't removed, and the container is known to need a detach.
-func (r *Runtime) addUser(wait, work context.Context, id, name string) (*network, error) {
-	if err := r.checkPlugins(); err != nil {
+func (m *Manager) addUser(wait, work context.Context, id, name string) (*network, error) {
+	if err := m.checkPlugins(); err != nil {
 		return nil, err
 	}
-	dir := r.networkDir(name)
-	unlock, err := r.lockNetwork(wait, dir, false)
+	dir := m.networkDir(name)
+	unlock, err := m.lockNetwork(wait, dir, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, noNetwork()
 	}
@@ -127,10 +131,10 @@ func (r *Runtime) addUser(wait, work context.Context, id, name string) (*network
 		return nil, noNetwork()
 	}
 	// The plug-in would make a bridge that isn't there, with nothing in the firewall.
-	if err := r.stand(work, n); err != nil {
+	if err := m.stand(work, n); err != nil {
 		return nil, err
 	}
-	return n, n.writeUser(id, endpoint{Network: n.Name, Internal: n.Internal})
+	return n, n.writeUser(id, Endpoint{Network: n.Name, Internal: n.Internal})
 }
 
 // noNetwork is the error of a call that needs one.
@@ -139,17 +143,17 @@ func noNetwork() error {
 }
 
 // plug makes the container's link and gives it its address.
-func (r *Runtime) plug(ctx context.Context, n *network, id string) (endpoint, error) {
-	c, err := r.cni(n)
+func (m *Manager) plug(ctx context.Context, n *network, id string) (Endpoint, error) {
+	c, err := m.cni(n)
 	if err != nil {
-		return endpoint{}, err
+		return Endpoint{}, err
 	}
 	// Serially is on this thread, and so in its network namespace.
-	result, err := c.SetupSerially(ctx, id, r.path("netns", id))
+	result, err := c.SetupSerially(ctx, id, m.path("netns", id))
 	if err != nil {
-		return endpoint{}, err
+		return Endpoint{}, err
 	}
-	e := endpoint{Network: n.Name, Internal: n.Internal}
+	e := Endpoint{Network: n.Name, Internal: n.Internal}
 	for name, i := range result.Interfaces {
 		switch {
 		case name == ifName && len(i.IPConfigs) == 1:
@@ -159,20 +163,20 @@ func (r *Runtime) plug(ctx context.Context, n *network, id string) (endpoint, er
 		}
 	}
 	if e.IP == "" || e.Veth == "" {
-		return endpoint{}, errors.New("the CNI plug-ins gave no address or no link")
+		return Endpoint{}, errors.New("the CNI plug-ins gave no address or no link")
 	}
 	if err := joinBridge(n, e.Veth); err != nil {
-		return endpoint{}, err
+		return Endpoint{}, err
 	}
 	return e, n.writeUser(id, e)
 }
 
-func (n *network) writeUser(id string, e endpoint) error {
+func (n *network) writeUser(id string, e Endpoint) error {
 	return writeJSON(n.dir, id, filepath.Join("users", id), e, false)
 }
 
 // readUser is nil when a container isn't on the network.
-func (n *network) readUser(id string) (*endpoint, error) {
+func (n *network) readUser(id string) (*Endpoint, error) {
 	b, err := os.ReadFile(n.user(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // that is its meaning
@@ -180,17 +184,17 @@ func (n *network) readUser(id string) (*endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := new(endpoint)
+	e := new(Endpoint)
 	if json.Unmarshal(b, e) != nil {
 		// A loss of power can cut it short, and ends the link too.
-		return &endpoint{Network: n.Name, Internal: n.Internal}, nil
+		return &Endpoint{Network: n.Name, Internal: n.Internal}, nil
 	}
 	return e, nil
 }
 
 // used finds the directory of the network that a container is on; empty if none.
-func (r *Runtime) used(id string) (string, error) {
-	dirs, err := r.networkDirs()
+func (m *Manager) used(id string) (string, error) {
+	dirs, err := m.networkDirs()
 	if err != nil {
 		return "", err
 	}
@@ -206,9 +210,9 @@ func (r *Runtime) used(id string) (string, error) {
 	return "", nil
 }
 
-// attached tells where a container is on a network; nil if it is on none.
-func (r *Runtime) attached(id string) (*endpoint, error) {
-	dir, err := r.used(id)
+// Attached returns a container's place on its network; nil if it is on none.
+func (m *Manager) Attached(id string) (*Endpoint, error) {
+	dir, err := m.used(id)
 	if err != nil || dir == "" {
 		return nil, err
 	}
@@ -219,26 +223,26 @@ func (r *Runtime) attached(id string) (*endpoint, error) {
 	return n.readUser(id)
 }
 
-// detach takes back all that makeNetns and attach gave a container, whatever state
-// they were cut short in; what isn't there is no error.
-func (r *Runtime) detach(ctx context.Context, id string) error {
-	dir, err := r.used(id)
+// Detach takes back all that MakeNetns and Attach gave a container, in whatever state they
+// were cut short. What isn't there is no error.
+func (m *Manager) Detach(ctx context.Context, id string) error {
+	dir, err := m.used(id)
 	if err != nil {
-		return failure(ctx, "detach", err)
+		return fail(ctx, "detach", err)
 	}
-	path := r.path("netns", id)
+	path := m.path("netns", id)
 	if dir == "" { // on no network, or its attach was cut short before it was a user
-		return failure(ctx, "detach", removeNetns(path))
+		return fail(ctx, "detach", RemoveNetns(path))
 	}
-	return r.netCall(ctx, "detach", func(_, work context.Context) error {
-		if err := r.unplug(work, dir, id, path); err != nil {
+	return m.call(ctx, "detach", func(_, work context.Context) error {
+		if err := m.unplug(work, dir, id, path); err != nil {
 			return err
 		}
-		return removeNetns(path)
+		return RemoveNetns(path)
 	})
 }
 
-func (r *Runtime) unplug(ctx context.Context, dir, id, path string) error {
+func (m *Manager) unplug(ctx context.Context, dir, id, path string) error {
 	n, err := readNetwork(dir)
 	if err != nil {
 		return err
@@ -246,7 +250,7 @@ func (r *Runtime) unplug(ctx context.Context, dir, id, path string) error {
 	if n == nil {
 		n = &network{dir: dir} // can't be, but must not keep a container for good
 	} else {
-		c, err := r.cni(n)
+		c, err := m.cni(n)
 		if err != nil {
 			return err
 		}
@@ -269,13 +273,13 @@ func (r *Runtime) unplug(ctx context.Context, dir, id, path string) error {
 	return nil
 }
 
-// attachments lists the containers that detach would find anything of.
-func (r *Runtime) attachments() ([]string, error) {
-	ids, err := names(r.path("netns"))
+// Attachments lists the containers that Detach would find anything of.
+func (m *Manager) Attachments() ([]string, error) {
+	ids, err := names(m.path("netns"))
 	if err != nil {
 		return nil, err
 	}
-	dirs, err := r.networkDirs()
+	dirs, err := m.networkDirs()
 	if err != nil {
 		return nil, err
 	}
