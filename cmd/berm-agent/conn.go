@@ -69,7 +69,7 @@ func (srv *server) session(c io.ReadWriteCloser) error {
 	if err := wire.NewWriter(c).SendJSON(wire.KindHello, hello); err != nil {
 		return err
 	}
-	mux, err := yamux.Server(c, wire.Mux(writeTime, 0))
+	mux, err := yamux.Server(&wire.Joined{ReadWriteCloser: c}, wire.Mux(writeTime, 0))
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ import (
 	"github.com/bermhq/berm/runtime/keylock"
 )
 
-// Engine is what a backend must offer to be wrapped.
+// Engine is what a backend must offer to be wrapped, besides runtime.Starter.
 type Engine interface {
 	runtime.Runtime
 	runtime.Pauser
@@ -81,7 +81,7 @@ type Runtime struct {
 	log     *slog.Logger
 	root    *os.File // Root, locked
 	pace    pace
-	starter Starter
+	starter runtime.Starter
 	starts  keylock.Map[string]    // programs that the engine starts, and pauses, by the container's id
 	serving keylock.Map[servedKey] // sessions that are started
 	naming  keylock.Map[servedKey] // processes that are started, by the container's id and theirs
@@ -141,13 +141,12 @@ var usualPace = pace{
 func New(opts Options) (*Runtime, error) { return newRuntime(opts, usualPace) }
 
 func newRuntime(opts Options, p pace) (*Runtime, error) {
-	starter, ok := opts.Engine.(Starter)
-	if !ok {
-		starter = execStarter{opts.Engine}
-	}
+	starter, ok := opts.Engine.(runtime.Starter)
 	switch {
 	case opts.Engine == nil:
 		return nil, errors.New("agent: an Engine is needed")
+	case !ok:
+		return nil, errors.New("agent: the Engine can't start programs")
 	case !filepath.IsAbs(opts.Program):
 		return nil, fmt.Errorf("agent: the program's path %q must be absolute", opts.Program)
 	case !filepath.IsAbs(opts.Root) || opts.HostRoot != "" && !filepath.IsAbs(opts.HostRoot):

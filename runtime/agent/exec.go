@@ -97,9 +97,7 @@ func (r *Runtime) exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 	if err != nil {
 		return runtime.ExecResult{}, err
 	}
-	if e.Stdin == nil {
-		_ = x.w.Send(wire.KindEnd) // a session that broke is noticed by wait
-	} else {
+	if e.Stdin != nil {
 		go x.feed(x.conn)
 	}
 	if err := x.wait(ctx); err != nil {
@@ -159,7 +157,6 @@ func (x *run) wait(ctx context.Context) error {
 			return err
 		}
 		x.call = next
-		_ = x.w.Send(wire.KindEnd) // none is taken up again that has an input
 	}
 }
 

@@ -24,7 +24,7 @@ const (
 type served struct {
 	id    string // the container's
 	user  string
-	stdio Stdio
+	stdio runtime.Stdio
 
 	// With the box's lock.
 	uses      int // operations under way
@@ -82,7 +82,7 @@ var errGone = runtime.Unavailable(errors.New("the container is gone, or this cli
 
 // startProgram has the engine start a program. No pause comes between: a process that joins
 // a frozen cgroup never gets done.
-func (b *box) startProgram(ctx context.Context, id string, p Program) (Stdio, error) {
+func (b *box) startProgram(ctx context.Context, id string, p runtime.Program) (runtime.Stdio, error) {
 	unlock, err := b.r.starts.Lock(ctx, id)
 	if err != nil {
 		return nil, runtime.Ended(ctx)
@@ -162,13 +162,18 @@ func (s *session) fail(ctx context.Context) error {
 	}
 }
 
+// errNoProgram is the error for a container that was made without the program.
+var errNoProgram = runtime.WithClass(errdefs.ErrNotImplemented, errors.New("the container has no agent; recreate it"))
+
 // startServe starts the program, and reads its Hello.
 func (b *box) startServe(ctx context.Context, id, user string) (*session, error) {
-	stdio, err := b.startProgram(ctx, id, Program{Command: []string{runtime.AgentProgram, "serve"}, User: user})
-	switch {
-	case err != nil && errdefs.IsResourceExhausted(err) && !errors.Is(err, runtime.ErrNoRoom):
-		return nil, fmt.Errorf("%w: %w", runtime.ErrNoRoom, err)
-	case err != nil:
+	stdio, err := b.startProgram(ctx, id, runtime.Program{Command: []string{runtime.AgentProgram, "serve"}, User: user})
+	if errdefs.IsNotFound(err) {
+		if _, gone := b.inspect(ctx); gone == nil { // the program isn't there, the container is
+			err = errNoProgram
+		}
+	}
+	if err != nil {
 		return nil, err
 	}
 	s := &session{b: b, carrier: stdio, served: &served{id: id, user: user, stdio: stdio, uses: 1, over: make(chan struct{})}}
@@ -192,7 +197,7 @@ func (b *box) startServe(ctx context.Context, id, user string) (*session, error)
 	case code == runtime.ExitNoThread && strings.Contains(stderr, runtime.NoThread):
 		return nil, runtime.ErrNoRoom
 	case code == 126 || code == 127 || code == 2:
-		return nil, runtime.WithClass(errdefs.ErrNotImplemented, errors.New("the container has no agent; recreate it"))
+		return nil, errNoProgram
 	}
 	return nil, runtime.Precondition("the container's agent ended with code %d: %.200q", code, stderr)
 }
@@ -259,7 +264,7 @@ func (b *box) killServe(s *session) error {
 	x := s.served
 	ctx, cancel := context.WithTimeout(context.Background(), b.r.pace.kill)
 	defer cancel()
-	stdio, err := b.startProgram(ctx, x.id, Program{
+	stdio, err := b.startProgram(ctx, x.id, runtime.Program{
 		Command: []string{runtime.AgentProgram, "kill", strconv.Itoa(s.hello.PID), strconv.FormatUint(s.hello.Begun, 10)}, User: x.user,
 	})
 	code, stderr := 0, ""

@@ -77,7 +77,7 @@ func (s *session) readHello() error {
 	s.mux, err = yamux.Client(struct {
 		io.Reader
 		io.WriteCloser
-	}{&inbound{r: r}, s.carrier}, wire.Mux(s.b.r.pace.ready, streamStay))
+	}{&inbound{r: r}, &wire.Joined{ReadWriteCloser: s.carrier}}, wire.Mux(s.b.r.pace.ready, streamStay))
 	return err
 }
 

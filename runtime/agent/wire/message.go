@@ -28,8 +28,8 @@ type Op string
 const (
 	OpPing Op = "ping" // Result is empty
 
-	// OpRun starts a process, sends its Output, takes its input as Data and End, and
-	// forgets it. Result is a ProcessInfo. If Berm hangs up, the process goes on, and
+	// OpRun starts a process, sends its Output, takes its input as Data and End if it has
+	// one, and forgets it. Result is a ProcessInfo. If Berm hangs up, the process goes on, and
 	// is kept as if it had been started with OpStart.
 	OpRun     Op = "run"
 	OpStart   Op = "start"   // Result is a ProcessInfo

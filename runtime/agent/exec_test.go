@@ -1,0 +1,898 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	goruntime "runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+func TestExec(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", prints("hi\n", 3))
+	for range 20 { // in one session
+		var out bytes.Buffer
+		res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"say"}, Stdout: &out})
+		if err != nil || res.ExitCode != 3 || res.Path != runtime.PathAgent || out.String() != "hi\n" {
+			t.Fatalf("%+v, %v, %q", res, err, &out)
+		}
+	}
+}
+
+// Where the program makes no answer, or none that can be understood, before it was told to
+// go, one that the engine starts does it.
+func TestExecFallsBack(t *testing.T) {
+	frame := func(kind wire.Kind, size uint32) string {
+		return string(binary.BigEndian.AppendUint32([]byte{byte(kind)}, size))
+	}
+	raw := func(s string) func(*program) { return func(p *program) { _, _ = io.WriteString(p.nc, s) } }
+	for name, answer := range map[string]func(p *program){
+		"silent":            func(p *program) { p.hungUp() },
+		"hangs up":          func(*program) {},
+		"ends the session":  func(p *program) { _ = p.session.Close() },
+		"garbage":           raw(strings.Repeat("garbage ", 1000)),
+		"huge length":       raw(frame(wire.KindResult, 1<<32-1)),
+		"no such kind":      raw(frame(200, 0)),
+		"half a frame":      raw(frame(wire.KindFailure, 100) + "{"),
+		"result, not ready": func(p *program) { p.json(wire.KindResult, wire.ProcessInfo{}) },
+		"output, not ready": func(p *program) { p.output(2, "hi") },
+		"second hello":      func(p *program) { p.json(wire.KindHello, wire.Hello{Version: wire.Version}) },
+		"unreadable":        func(p *program) { p.send(wire.KindFailure, "}") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			id := b.create(t, "x")
+			b.engine.serves = prints("hi\n", 0)
+			var asked atomic.Int64
+			b.serve(t, "x", func(p *program, _ *wire.Request) {
+				asked.Add(1)
+				answer(p)
+			})
+			var out bytes.Buffer
+			res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"echo", "hi"}, Stdout: &out})
+			if err != nil || b.engine.started("serve") != 1 || out.String() != "hi\n" {
+				t.Errorf("%+v, %v, %q", res, err, &out)
+			}
+			if asked.Load() == 0 {
+				t.Error("the program wasn't asked")
+			}
+		})
+	}
+}
+
+// Once it was told to go, nobody else runs the command.
+func TestExecMisled(t *testing.T) {
+	for name, tt := range map[string]struct {
+		answer func(p *program, id string)
+		out    string
+	}{
+		"hangs up":         {func(*program, string) {}, ""},
+		"garbage":          {func(p *program, _ string) { _, _ = io.WriteString(p.nc, "garbage garbage") }, ""},
+		"seq backwards":    {func(p *program, _ string) { p.output(4, "abcd"); p.output(3, "c") }, "abcd"},
+		"seq jumps":        {func(p *program, _ string) { p.output(1<<40, "c") }, ""},
+		"data":             {func(p *program, _ string) { p.send(wire.KindData, "x") }, ""},
+		"items":            {func(p *program, _ string) { p.send(wire.KindItem, "{}") }, ""},
+		"still running":    {func(p *program, id string) { p.json(wire.KindResult, wire.ProcessInfo{ID: id, Running: true}) }, ""},
+		"odd exit code":    {func(p *program, id string) { p.json(wire.KindResult, wire.ProcessInfo{ID: id, ExitCode: 256}) }, ""},
+		"negative time":    {func(p *program, id string) { p.json(wire.KindResult, wire.ProcessInfo{ID: id, CPUTime: -1}) }, ""},
+		"unreadable end":   {func(p *program, _ string) { p.send(wire.KindResult, "[") }, ""},
+		"ready once more":  {func(p *program, _ string) { p.send(wire.KindReady, "") }, ""},
+		"large and broken": {func(p *program, _ string) { p.output(1<<16, strings.Repeat("x", 1<<16)) }, strings.Repeat("x", 1<<16)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			brisk := hurry
+			brisk.rejoin = 100 * time.Millisecond
+			b := newBedOf(t, brisk)
+			id := b.create(t, "x")
+			var kills atomic.Int64
+			b.serve(t, "x", func(p *program, req *wire.Request) {
+				switch req.Op {
+				case wire.OpRun:
+					if p.ready() {
+						tt.answer(p, req.Start.ID)
+					}
+				case wire.OpAttach:
+					p.json(wire.KindFailure, wire.Failure{Class: wire.ClassNotFound})
+				case wire.OpKill:
+					kills.Add(1)
+					if p.ready() {
+						p.send(wire.KindResult, "null")
+					}
+				}
+			})
+			var out bytes.Buffer
+			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"echo", "hi"}, Stdout: &out})
+			if !errdefs.IsFailedPrecondition(err) || !errors.Is(err, runtime.ErrInterrupted) || errors.Is(err, runtime.ErrNotKilled) {
+				t.Error(err)
+			}
+			if out.String() != tt.out || kills.Load() == 0 {
+				t.Errorf("%d bytes of output, %d kills", out.Len(), kills.Load())
+			}
+			if b.engine.started("serve") != 0 {
+				t.Errorf("another program was asked, too")
+			}
+		})
+	}
+}
+
+// A command goes on where it was when its connection breaks.
+func TestExecRejoins(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	var from atomic.Int64
+	var forgotten atomic.Bool
+	for range 2 {
+		b.serve(t, "x", func(p *program, req *wire.Request) {
+			if !p.ready() {
+				return
+			}
+			switch req.Op {
+			case wire.OpRun:
+				p.output(6, "first ")
+				_ = p.session.Close()
+			case wire.OpAttach:
+				from.Store(req.Process.From)
+				p.output(12, "second")
+				p.json(wire.KindResult, wire.ProcessInfo{ID: req.Process.ID, ExitCode: 4})
+			case wire.OpForget:
+				forgotten.Store(true)
+				p.send(wire.KindResult, "{}")
+			}
+		})
+	}
+	var out bytes.Buffer
+	res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdout: &out})
+	if err != nil || res.ExitCode != 4 || out.String() != "first second" || from.Load() != 6 {
+		t.Errorf("%+v, %v, %q from %d on", res, err, &out, from.Load())
+	}
+	if !forgotten.Load() {
+		t.Error("it wasn't forgotten")
+	}
+}
+
+// A command that may have begun is killed when the program gives it up, and isn't started
+// once more.
+func TestExecGivenUp(t *testing.T) {
+	type answer func(p *program, req *wire.Request)
+	fails := func(class wire.Class) answer {
+		return func(p *program, _ *wire.Request) { p.json(wire.KindFailure, wire.Failure{Class: class}) }
+	}
+	breaks := func(*program, *wire.Request) {}
+	for name, tt := range map[string]struct {
+		run, attach answer
+		begun       bool
+	}{
+		"taken over":             {run: fails(wire.ClassAborted), begun: true},
+		"output lost":            {run: fails(wire.ClassOutOfRange), begun: true},
+		"after output":           {run: func(p *program, r *wire.Request) { p.output(1, "x"); fails(wire.ClassExhausted)(p, r) }, begun: true},
+		"taken over, rejoined":   {run: breaks, attach: fails(wire.ClassAborted), begun: true},
+		"output lost, rejoined":  {run: breaks, attach: fails(wire.ClassOutOfRange), begun: true},
+		"another time, rejoined": {run: breaks, attach: fails(wire.ClassExhausted), begun: true},
+		"invalid, rejoined":      {run: breaks, attach: fails(wire.ClassInvalid), begun: true},
+		"no room":                {run: fails(wire.ClassExhausted)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			id := b.create(t, "x")
+			var kills atomic.Int64
+			for range 3 {
+				b.serve(t, "x", func(p *program, req *wire.Request) {
+					if !p.ready() {
+						return
+					}
+					switch req.Op {
+					case wire.OpRun:
+						tt.run(p, req)
+					case wire.OpAttach:
+						tt.attach(p, req)
+					case wire.OpKill:
+						kills.Add(1)
+						fallthrough
+					default:
+						p.send(wire.KindResult, "null")
+					}
+				})
+			}
+			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}})
+			if errors.Is(err, runtime.ErrInterrupted) != tt.begun || errors.Is(err, runtime.ErrNotKilled) || errors.Is(err, runtime.ErrNoRoom) == tt.begun {
+				t.Error(err)
+			}
+			if n := b.engine.started("serve"); n != 0 || (kills.Load() > 0) != tt.begun {
+				t.Errorf("%d others were asked, and it was killed %d times", n, kills.Load())
+			}
+		})
+	}
+}
+
+// runner answers as the program does, for commands that end when they are killed.
+type runner struct {
+	mu      sync.Mutex
+	killed  map[string]chan struct{}
+	refusal *wire.Failure // of kills
+}
+
+func (s *runner) of(id string) chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.killed == nil {
+		s.killed = map[string]chan struct{}{}
+	}
+	if s.killed[id] == nil {
+		s.killed[id] = make(chan struct{})
+	}
+	return s.killed[id]
+}
+
+func (s *runner) answer(p *program, req *wire.Request) {
+	if !p.ready() {
+		return
+	}
+	switch req.Op {
+	case wire.OpRun:
+		p.output(7, "partial")
+		<-s.of(req.Start.ID)
+		p.output(11, "last")
+		p.json(wire.KindResult, wire.ProcessInfo{ID: req.Start.ID, ExitCode: 137, Signal: 9, Killed: true})
+	case wire.OpKill:
+		if s.refusal != nil {
+			p.json(wire.KindFailure, s.refusal)
+			return
+		}
+		close(s.of(req.Process.ID))
+		p.send(wire.KindResult, "null")
+	}
+}
+
+func TestExecCanceled(t *testing.T) {
+	cause := errors.New("the cause")
+	for name, refusal := range map[string]*wire.Failure{
+		"killed": nil, "not killed": {Class: wire.ClassNotKilled, Message: "some survived"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			id := b.create(t, "x")
+			s := &runner{refusal: refusal}
+			b.serve(t, "x", s.answer)
+			b.serve(t, "x", s.answer)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			out := writerFunc(func(p []byte) (int, error) {
+				cancel(cause)
+				return len(p), nil
+			})
+			_, err := b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}, Stdout: out})
+			if !errors.Is(err, cause) || !errdefs.IsCanceled(err) || errors.Is(err, runtime.ErrNotKilled) != (refusal != nil) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A command that is killed while a frame is on its way can't pass its output off as
+// anything else.
+func TestExecCanceledInMidFrame(t *testing.T) {
+	frame := func(say func(*program)) string {
+		var buf bytes.Buffer
+		say(&program{w: wire.NewWriter(&buf)})
+		return buf.String()
+	}
+	forged := frame(func(p *program) { p.output(12, "forged") }) +
+		frame(func(p *program) { p.json(wire.KindResult, wire.ProcessInfo{}) }) +
+		frame(func(p *program) { p.send(wire.KindReady, "") })
+	first := frame(func(p *program) { p.output(6, "first ") })
+	seq := int64(6 + len(forged))
+	second := frame(func(p *program) { p.output(seq, forged) })
+	for _, cut := range []int{1, 5, 6, 14, len(second) - len(forged), len(second) - 1} {
+		b := newBed(t)
+		id := b.create(t, "x")
+		killed := make(chan struct{})
+		answer := func(p *program, req *wire.Request) {
+			switch {
+			case !p.ready():
+				return
+			case req.Op == wire.OpKill:
+				close(killed)
+				p.send(wire.KindResult, "null")
+				return
+			case req.Op != wire.OpRun:
+				t.Errorf("cut at %d: it was asked to %s", cut, req.Op)
+				return
+			}
+			_, _ = io.WriteString(p.nc, first+second[:cut])
+			<-killed
+			_, _ = io.WriteString(p.nc, second[cut:])
+			p.json(wire.KindResult, wire.ProcessInfo{ID: req.Start.ID, ExitCode: 137})
+		}
+		b.serve(t, "x", answer)
+		b.serve(t, "x", answer)
+		ctx, cancel := context.WithCancel(t.Context())
+		var out bytes.Buffer
+		_, err := b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}, Stdout: writerFunc(func(p []byte) (int, error) {
+			cancel()
+			return out.Write(p)
+		})})
+		if !errdefs.IsCanceled(err) || errors.Is(err, runtime.ErrNotKilled) || out.String() != "first "+forged {
+			t.Errorf("cut at %d: %v, %q", cut, err, &out)
+		}
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// Output that can't be delivered ends the command.
+func TestExecWriterFails(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	s := new(runner)
+	b.serve(t, "x", s.answer)
+	b.serve(t, "x", s.answer)
+	full := errors.New("full")
+	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdout: writerFunc(func([]byte) (int, error) { return 0, full })})
+	if !errors.Is(err, full) || errors.Is(err, runtime.ErrNotKilled) {
+		t.Error(err)
+	}
+}
+
+// Before it was told to go the command never was, and hanging up is enough.
+func TestExecCanceledBeforeReady(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	asked, gone := make(chan struct{}), make(chan bool, 1)
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
+		close(asked)
+		gone <- p.hungUp()
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-asked
+		cancel()
+	}()
+	_, err := b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}})
+	if !errdefs.IsCanceled(err) || errors.Is(err, runtime.ErrNotKilled) || !<-gone {
+		t.Error(err)
+	}
+	if b.engine.started("serve") != 0 {
+		t.Error("another program was asked")
+	}
+}
+
+func TestExecContainerEnds(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
+		if p.ready() {
+			if err := b.engine.Remove(context.WithoutCancel(t.Context()), id); err != nil {
+				t.Error(err)
+			}
+			_ = p.nc.Close()
+		}
+	})
+	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}})
+	if !errdefs.IsFailedPrecondition(err) || !errors.Is(err, runtime.ErrInterrupted) || errors.Is(err, runtime.ErrNotKilled) {
+		t.Error(err)
+	}
+}
+
+func TestExecStdin(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", func(p *program, req *wire.Request) {
+		if !req.Start.Stdin || !p.ready() {
+			return
+		}
+		var seq int64
+		for {
+			kind, payload, err := p.r.Next()
+			if err != nil || kind == wire.KindEnd {
+				break
+			}
+			seq += int64(len(payload))
+			p.output(seq, string(payload))
+		}
+		p.json(wire.KindResult, wire.ProcessInfo{ID: req.Start.ID})
+	})
+	sent := bytes.Repeat([]byte("0123456789"), 100_000)
+	var out bytes.Buffer
+	res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"cat"}, Stdin: bytes.NewReader(sent), Stdout: &out})
+	if err != nil || res.Path != runtime.PathAgent || !bytes.Equal(out.Bytes(), sent) {
+		t.Errorf("%+v, %v, %d bytes", res, err, out.Len())
+	}
+}
+
+// An input that never ends holds nothing up.
+func TestExecStdinLeftOpen(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", prints("", 0))
+	r, w := io.Pipe()
+	defer func() { _ = w.Close() }()
+	if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}, Stdin: r}); err != nil {
+		t.Error(err)
+	}
+}
+
+func (b *box) connections() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.dialled)
+}
+
+// A command of another user than the program's goes over a session of that user's.
+func TestExecUser(t *testing.T) {
+	for user, other := range map[string]bool{
+		"": false, "1000": false, "1000:1000": false, "1000:0": true, "0": true, "0:0": true,
+	} {
+		b := newBed(t)
+		id := b.create(t, "x")
+		b.serve(t, "x", prints("", 1))
+		b.engine.serves = prints("", 2)
+		for range 2 { // in one session
+			res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}, User: user})
+			if err != nil || (res.ExitCode == 2) != other {
+				t.Errorf("user %q: %+v, %v", user, res, err)
+			}
+		}
+		if n := b.engine.started("serve"); (n == 1) != other || other && b.engine.starts[0].User != user {
+			t.Errorf("user %q: %d were started", user, n)
+		}
+	}
+}
+
+func TestExecRefused(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	for name, e := range map[string]runtime.Exec{
+		"no command":         {},
+		"relative directory": {Command: []string{"x"}, WorkingDir: "y"},
+		"zero byte":          {Command: []string{"x\x00"}},
+		"not UTF-8":          {Command: []string{"x"}, Env: []string{"A=\xff"}},
+	} {
+		if _, err := b.Exec(t.Context(), id, e); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
+		p.json(wire.KindFailure, wire.Failure{Class: wire.ClassInvalid, Message: strings.Repeat("é", maxReason)})
+	})
+	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, WorkingDir: "/no"})
+	if !errdefs.IsInvalidArgument(err) || len(err.Error()) > 2*maxReason {
+		t.Error(err)
+	}
+}
+
+func TestExecNoRoom(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
+		if p.ready() {
+			p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExhausted, Message: "full"})
+		}
+	})
+	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdin: strings.NewReader("y")})
+	if !errors.Is(err, runtime.ErrNoRoom) || !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "full") {
+		t.Error(err)
+	}
+}
+
+// Only the container's first process is heard.
+func TestPeer(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.engine.setPid(1)
+	b.known(id).ask(t.Context())
+	if p := b.dial(t, "x"); !p.hungUp() {
+		t.Error("another process was taken in")
+	}
+	// One that came before the engine told who is the first is found out.
+	other := newBed(t)
+	other.engine.setPid(1)
+	c := other.create(t, "y")
+	other.known(c).meet(runtime.Container{})
+	other.engine.serves = prints("true\n", 0)
+	p := other.serve(t, "y", prints("forged\n", 0))
+	var out bytes.Buffer
+	res, err := other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo", "true"}, Stdout: &out})
+	if err != nil || out.String() != "true\n" || !p.hungUp() {
+		t.Errorf("%+v, %v, %q", res, err, &out)
+	}
+	// And one whose process is the first only now is taken.
+	other.engine.setPid(os.Getpid())
+	var served *dialled
+	for end := time.Now().Add(20 * time.Second); served == nil; {
+		if time.Now().After(end) {
+			t.Fatal("the engine isn't asked who the first process is")
+		}
+		if _, err := other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo"}}); err != nil {
+			t.Fatal(err)
+		}
+		if p := other.greeted(t, "y"); other.known(c).pidIs(os.Getpid()) {
+			go p.serve(prints("", 5))
+			served = p
+		}
+	}
+	if res, err = other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo"}}); err != nil || res.ExitCode != 5 {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+// A program that this process can't see may be any process of the sandbox. It isn't
+// believed, and the engine serves the container.
+func TestPeerUnseen(t *testing.T) {
+	for name, pid := range map[string]int{"known": os.Getpid(), "not known yet": 0} {
+		t.Run(name, func(t *testing.T) { testPeerUnseen(t, pid) })
+	}
+}
+
+// testPeerUnseen has the engine give a pid for the container's first process.
+func testPeerUnseen(t *testing.T, pid int) {
+	b := newBed(t)
+	b.engine.setPid(pid)
+	b.peer = func(*net.UnixConn) (int, error) { return 0, nil }
+	id := b.create(t, "x")
+	if p := b.greeted(t, "x"); !p.hungUp() {
+		t.Error("an unseen process was taken in")
+	}
+	b.engine.serves = func(p *program, _ *wire.Request) {
+		if p.ready() {
+			p.json(wire.KindResult, aFile)
+		}
+	}
+	if _, err := b.Stat(t.Context(), id, "/x"); err != nil {
+		t.Errorf("stat: %v", err)
+	}
+}
+
+func (b *box) pidIs(pid int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.pid == pid
+}
+
+func TestHello(t *testing.T) {
+	for name, say := range map[string]func(*dialled){
+		"nothing":       func(*dialled) {},
+		"garbage":       func(p *dialled) { _, _ = io.WriteString(p.nc, "GET / HTTP/1.1\r\n\r\n") },
+		"other version": func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: 1}) },
+		"no user":       func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: -1}) },
+		"request":       func(p *dialled) { p.json(wire.KindRequest, wire.Request{Op: wire.OpPing}) },
+		"long":          func(p *dialled) { p.send(wire.KindHello, `{"version":2,"x":"`+strings.Repeat("x", maxHello)+`"}`) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			id := b.create(t, "x")
+			p := b.dial(t, "x")
+			say(p)
+			if !p.hungUp() {
+				t.Error("it was taken in")
+			}
+			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}})
+			if old := name == "other version"; errdefs.IsFailedPrecondition(err) != old || errdefs.IsNotImplemented(err) == old {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// However many connections a container makes, few are kept.
+func TestFlood(t *testing.T) {
+	b := newBed(t)
+	box := b.known(b.create(t, "x"))
+	for range 2 * maxSessions {
+		b.dial(t, "x") // and says nothing
+		b.greeted(t, "x")
+	}
+	await(t, "the connections to be looked at", func() bool {
+		box.mu.Lock()
+		defer box.mu.Unlock()
+		if len(box.dialled) > maxSessions {
+			t.Fatalf("%d are kept", len(box.dialled))
+		}
+		return !slices.ContainsFunc(box.dialled, func(s *session) bool { return !s.greeted })
+	})
+}
+
+// What an agent never sends, and would cost memory, ends its session.
+func TestInbound(t *testing.T) {
+	frame := func(kind byte, flags uint16, id, size uint32) string {
+		head := binary.BigEndian.AppendUint16([]byte{0, kind}, flags)
+		return string(binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(head, id), size))
+	}
+	for name, said := range map[string]string{
+		"a stream":           frame(1, 1, 2, 0),
+		"a stream with data": frame(0, 1, 2, 1) + "x",
+		"a ping":             frame(2, 1, 0, 1),
+		"a known stream":     frame(1, 1, 1, 0),
+		"much data":          frame(0, 2, 1, 1<<30),
+		"an odd kind":        frame(4, 0, 0, 0),
+		"an odd version":     "\x01" + frame(1, 0, 1, 0)[1:],
+		"after data":         frame(0, 0, 99, 12) + frame(2, 1, 0, 1) + frame(2, 1, 0, 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			id := b.create(t, "x")
+			p := b.greeted(t, "x")
+			go func() {
+				_, _ = p.nc.Read(make([]byte, 1)) // a stream was opened
+				_, _ = io.WriteString(p.nc, said)
+			}()
+			if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); !errdefs.IsNotImplemented(err) {
+				t.Error(err)
+			}
+			if !p.hungUp() {
+				t.Error("the session goes on")
+			}
+		})
+	}
+}
+
+func await(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// A new Runtime finds the containers of the one before.
+func TestRestart(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	if _, err := New(Options{Engine: b.engine, Program: "/p", Root: b.root}); err == nil {
+		t.Error("two have one root")
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t)
+	b.serve(t, "x", prints("", 5))
+	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); err != nil || res.ExitCode != 5 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	// Without its directory the engine starts the program.
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(b.root, dirName("x"))); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t)
+	b.engine.serves = prints("", 6)
+	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); err != nil || res.ExitCode != 6 {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func TestPaused(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", prints("", 0))
+	if err := b.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); !errdefs.IsFailedPrecondition(err) {
+		t.Error(err)
+	}
+	if err := b.engine.Resume(t.Context(), id); err != nil { // somebody else
+		t.Fatal(err)
+	}
+	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathAgent {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+func TestNothingLeaks(t *testing.T) {
+	files := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	goroutines, open := goruntime.NumGoroutine(), files()
+	t.Run("used", testUsed) // what it opened itself, it has closed after
+	await(t, "the goroutines to end", func() bool { return goruntime.NumGoroutine() <= goroutines })
+	await(t, "the files to be closed", func() bool { return files() <= open })
+}
+
+func testUsed(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	s := new(runner)
+	for range 5 {
+		b.serve(t, "x", s.answer)
+		b.dial(t, "x")
+	}
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if _, err := b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}}); !errdefs.IsDeadlineExceeded(err) {
+			t.Error(err)
+		}
+		cancel()
+	}
+	underWay := make(chan error)
+	go func() {
+		_, err := b.Exec(context.Background(), id, runtime.Exec{Command: []string{"x"}})
+		underWay <- err
+	}()
+	await(t, "the command to run", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.killed) == 4
+	})
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-underWay; !errdefs.IsUnavailable(err) || !errors.Is(err, runtime.ErrNotKilled) {
+		t.Errorf("a command under way: %v", err)
+	}
+	for _, done := range s.killed {
+		select {
+		case <-done:
+		default:
+			close(done)
+		}
+	}
+}
+
+// FuzzNumbers puts any number into each field of what a container says.
+func FuzzNumbers(f *testing.F) {
+	var fields []string
+	for _, said := range []any{wire.Hello{}, wire.ProcessInfo{}, wire.FileInfo{}, wire.FileMatch{}, wire.FileEvent{}, wire.Failure{}} {
+		for field := range reflect.TypeOf(said).Fields() {
+			if field.Type.Kind() >= reflect.Int && field.Type.Kind() <= reflect.Float64 {
+				name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+				fields = append(fields, name)
+			}
+		}
+	}
+	for i := range fields {
+		for _, n := range []string{"-1", "0", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "1152921504606846977", "1e400"} {
+			f.Add(uint8(i), n)
+		}
+	}
+	sound := func(numbers ...int64) bool {
+		return slices.Min(numbers) >= 0 && slices.Max(numbers) <= 1<<60
+	}
+	f.Fuzz(func(t *testing.T, field uint8, number string) {
+		name := fields[int(field)%len(fields)]
+		say := func(more string) []byte { return fmt.Appendf(nil, `{%s"%s":%s}`, more, name, number) }
+		for _, more := range []string{"", `"next_seq":1152921504606846976,`, `"first_seq":9223372036854775806,`} {
+			p, err := parseProcess(say(`"id":"p",`+more), "p")
+			if err == nil && (!sound(p.FirstSeq, p.NextSeq, p.PeakMemoryBytes, int64(p.CPUTime), int64(p.ExitCode), int64(p.Signal)) ||
+				p.FirstSeq > p.NextSeq || p.ExitCode > 255 || p.Signal > maxSignal || p.EndedAt.Year() > 2262) {
+				t.Errorf("%+v", p)
+			}
+		}
+		if i, err := parseFile(say(`"path":"Lw==",`)); err == nil && (!sound(i.Size, int64(i.UID), int64(i.GID)) || i.ModTime.Year() > 2262) {
+			t.Errorf("%+v", i)
+		}
+		if m, err := parseMatch(say(`"path":"Lw==",`)); err == nil && !sound(int64(m.Line)) {
+			t.Errorf("%+v", m)
+		}
+		var hello bytes.Buffer
+		_ = wire.NewWriter(&hello).Send(wire.KindHello, say(`"version":2,`))
+		ours, theirs := net.Pipe()
+		go func() { _, _ = theirs.Write(hello.Bytes()); _ = theirs.Close() }()
+		s := &session{b: &box{r: &Runtime{}}, carrier: ours}
+		if err := s.greet(time.Minute); err == nil && !sound(int64(s.hello.UID), int64(s.hello.GID), int64(s.hello.PID)) {
+			t.Errorf("%+v", s.hello)
+		}
+		_ = ours.Close()
+	})
+}
+
+// FuzzAgentSays has a container say anything: before it is asked, and after.
+func FuzzAgentSays(f *testing.F) {
+	seed := func(frames ...func(*program)) []byte {
+		var buf bytes.Buffer
+		p := &program{w: wire.NewWriter(&buf)}
+		for _, frame := range frames {
+			frame(p)
+		}
+		return buf.Bytes()
+	}
+	ready := func(p *program) { p.send(wire.KindReady, "") }
+	f.Add([]byte(nil), uint8(0))
+	f.Add([]byte("garbage"), uint8(1))
+	f.Add(seed(ready, func(p *program) { p.output(2, "hi") }, func(p *program) { p.json(wire.KindResult, wire.ProcessInfo{ID: "x"}) }), uint8(0))
+	f.Add(seed(ready, func(p *program) { p.json(wire.KindItem, wire.FileInfo{Path: []byte("/x")}) }, func(p *program) { p.send(wire.KindResult, "null") }), uint8(2))
+	f.Add(seed(ready, func(p *program) { p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExists}) }), uint8(3))
+	f.Add(seed(ready, func(p *program) { p.json(wire.KindItem, wire.FileEvent{Type: "ready"}) }), uint8(4))
+	b := newBedOf(f, pace{
+		hello: time.Minute, reject: time.Millisecond, dial: time.Millisecond, brief: time.Millisecond, look: 5 * time.Millisecond,
+		ready: 10 * time.Millisecond, kill: 10 * time.Millisecond, drain: time.Millisecond, rejoin: 10 * time.Millisecond, answer: 20 * time.Millisecond,
+		leave: time.Millisecond, linger: time.Millisecond, ping: time.Second, pong: 5 * time.Millisecond,
+	})
+	id := b.create(f, "x")
+	box := b.known(id)
+	debug.SetTraceback("all")
+	f.Fuzz(func(t *testing.T, said []byte, op uint8) { // op's highest bit: not on a stream
+		hangs := time.AfterFunc(2*time.Minute, func() { panic("it doesn't end") }) // which nothing else would tell
+		defer hangs.Stop()
+		p := b.greeted(t, "x")
+		await(t, "it to be taken in", box.connected)
+		if op < 128 {
+			go p.serve(func(p *program, _ *wire.Request) {
+				_, _ = p.nc.Write(said)
+				_ = p.session.Close()
+			})
+		} else {
+			go func() {
+				_, _ = p.nc.Read(make([]byte, 1))
+				_, _ = p.nc.Write(said)
+				_ = p.nc.Close()
+			}()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		var err error
+		switch op % 8 {
+		case 0:
+			_, err = b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}})
+		case 1:
+			_, err = b.Stat(ctx, id, "/x")
+		case 2:
+			n := 0
+			err = b.Glob(ctx, id, "/", "*", 3, func(f runtime.FileInfo) error {
+				if n++; n > 3 || len(f.Path) > maxPath || f.Path[0] != '/' || f.Size < 0 {
+					t.Errorf("number %d: %+v", n, f)
+				}
+				return nil
+			})
+		case 3:
+			_, err = b.Process(ctx, id, "p")
+		case 4:
+			err = b.WatchFiles(ctx, id, "/", true, nil, func(runtime.FileEvent) error { return nil })
+		case 5:
+			var out bytes.Buffer
+			err = b.ReadFile(ctx, id, "/x", 0, 10, nil, &out)
+			if out.Len() > 10 {
+				t.Errorf("%d bytes of 10", out.Len())
+			}
+		case 6:
+			var a runtime.Attachment
+			if a, err = b.Attach(ctx, id, "p", 0); err == nil {
+				var seq int64
+				for err == nil {
+					var c runtime.Chunk
+					if c, err = a.Next(); err == nil && c.Seq <= seq {
+						t.Errorf("%d after %d", c.Seq, seq)
+					}
+					seq = c.Seq
+				}
+				_ = a.Close()
+			}
+		case 7:
+			_, err = b.ListProcesses(ctx, id)
+		}
+		if ctx.Err() != nil {
+			t.Errorf("it took too long: %v", err)
+		}
+	})
+}

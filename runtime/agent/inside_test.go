@@ -1,0 +1,295 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// answers has the container answer every request so, once it was told to go.
+func answers(t *testing.T, frames func(p *program)) (*bed, string) {
+	t.Helper()
+	b := newBed(t)
+	id := b.create(t, "x")
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
+		if p.ready() {
+			frames(p)
+		}
+	})
+	return b, id
+}
+
+func (p *program) item(v any) { p.json(wire.KindItem, v) }
+
+var aFile = wire.FileInfo{Path: []byte("/x"), Mode: 0o100644}
+
+// What can't be believed is refused.
+func TestFilesMisled(t *testing.T) {
+	file := func(change func(*wire.FileInfo)) func(*program) {
+		return func(p *program) {
+			f := aFile
+			change(&f)
+			p.json(wire.KindResult, f)
+		}
+	}
+	glob := func(b *bed, id string) error {
+		n := 0
+		return b.Glob(context.Background(), id, "/", "*", 5, func(runtime.FileInfo) error {
+			if n++; n > 5 {
+				return errors.New("too many")
+			}
+			return nil
+		})
+	}
+	stat := func(b *bed, id string) error { _, err := b.Stat(context.Background(), id, "/x"); return err }
+	read := func(b *bed, id string) error {
+		var out bytes.Buffer
+		err := b.ReadFile(context.Background(), id, "/x", 0, 4, nil, &out)
+		if out.Len() > 4 {
+			err = errors.New("more was handed on than was asked for")
+		}
+		return err
+	}
+	search := func(b *bed, id string) error {
+		return b.Search(context.Background(), id, runtime.FileSearch{Path: "/", Pattern: "x"}, func(runtime.FileMatch) error { return nil })
+	}
+	watch := func(b *bed, id string) error {
+		return b.WatchFiles(context.Background(), id, "/", true, nil, func(runtime.FileEvent) error { return nil })
+	}
+	for name, tt := range map[string]struct {
+		answer func(*program)
+		call   func(*bed, string) error
+	}{
+		"relative path":     {file(func(f *wire.FileInfo) { f.Path = []byte("x") }), stat},
+		"no path":           {file(func(f *wire.FileInfo) { f.Path = nil }), stat},
+		"long path":         {file(func(f *wire.FileInfo) { f.Path = []byte("/" + strings.Repeat("x", maxPath)) }), stat},
+		"zero in path":      {file(func(f *wire.FileInfo) { f.Path = []byte("/\x00") }), stat},
+		"negative size":     {file(func(f *wire.FileInfo) { f.Size = -1 }), stat},
+		"negative user":     {file(func(f *wire.FileInfo) { f.UID = -1 }), stat},
+		"long target":       {file(func(f *wire.FileInfo) { f.Target = make([]byte, maxPath+1) }), stat},
+		"output for result": {func(p *program) { p.output(1, "x") }, stat},
+		"not JSON":          {func(p *program) { p.send(wire.KindResult, "x") }, stat},
+		"hangs up":          {func(*program) {}, stat},
+		"endless items":     {func(p *program) { p.endless(func() error { return p.w.SendJSON(wire.KindItem, aFile) }) }, glob},
+		"items of garbage":  {func(p *program) { p.send(wire.KindItem, "[]") }, glob},
+		"data without item": {func(p *program) { p.send(wire.KindData, "x") }, read},
+		"more than asked":   {func(p *program) { p.item(aFile); p.send(wire.KindData, "12345") }, read},
+		"endless data": {func(p *program) {
+			p.item(aFile)
+			p.endless(func() error { return p.w.Send(wire.KindData, []byte("1")) })
+		}, read},
+		"second item":        {func(p *program) { p.item(aFile); p.item(aFile) }, read},
+		"line 0":             {func(p *program) { p.item(wire.FileMatch{Path: []byte("/x")}) }, search},
+		"long line":          {func(p *program) { p.item(wire.FileMatch{Path: []byte("/x"), Line: 1, Text: make([]byte, maxLine+1)}) }, search},
+		"matches of nothing": {func(p *program) { p.item(wire.FileMatch{Line: 1}) }, search},
+		"odd event":          {func(p *program) { p.item(wire.FileEvent{Type: "odd", Path: []byte("/x")}) }, watch},
+		"event of nothing":   {func(p *program) { p.item(wire.FileEvent{Type: "modify"}) }, watch},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, id := answers(t, tt.answer)
+			if err := tt.call(b, id); !errdefs.IsFailedPrecondition(err) || !errors.Is(err, runtime.ErrInterrupted) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// endless repeats until Berm has hung up.
+func (p *program) endless(f func() error) {
+	for f() == nil {
+	}
+}
+
+func TestProcessesMisled(t *testing.T) {
+	good := wire.ProcessInfo{ID: "p", Running: true}
+	for name, change := range map[string]func(*wire.ProcessInfo){
+		"another ID":      func(p *wire.ProcessInfo) { p.ID = "q" },
+		"exit code":       func(p *wire.ProcessInfo) { p.ExitCode = -1 },
+		"signal":          func(p *wire.ProcessInfo) { p.Signal = 65 },
+		"places":          func(p *wire.ProcessInfo) { p.FirstSeq, p.NextSeq = 2, 1 },
+		"negative places": func(p *wire.ProcessInfo) { p.FirstSeq = -1 },
+		"command":         func(p *wire.ProcessInfo) { p.Command = make([]string, maxCommand+2) },
+		"long command":    func(p *wire.ProcessInfo) { p.Command = []string{strings.Repeat("x", maxCommand+1)} },
+		"label":           func(p *wire.ProcessInfo) { p.Label = strings.Repeat("x", maxLabel+1) },
+		"time":            func(p *wire.ProcessInfo) { p.StartedAt = -1 },
+		"memory":          func(p *wire.ProcessInfo) { p.PeakMemoryBytes = -1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, id := answers(t, func(p *program) {
+				said := good
+				change(&said)
+				p.json(wire.KindResult, said)
+			})
+			if info, err := b.Process(t.Context(), id, "p"); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("%+v, %v", info, err)
+			}
+		})
+	}
+	t.Run("endless list", func(t *testing.T) {
+		t.Parallel()
+		b, id := answers(t, func(p *program) { p.endless(func() error { return p.w.SendJSON(wire.KindItem, good) }) })
+		if list, err := b.ListProcesses(t.Context(), id); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%d, %v", len(list), err)
+		}
+	})
+	t.Run("no answer", func(t *testing.T) {
+		t.Parallel()
+		b, id := answers(t, func(p *program) { p.hungUp() }) // for longer than is waited
+		if err := b.Signal(t.Context(), id, "p", 15); !errdefs.IsFailedPrecondition(err) {
+			t.Error(err)
+		}
+	})
+}
+
+func TestClasses(t *testing.T) {
+	for class, is := range map[wire.Class]func(error) bool{
+		wire.ClassNotFound: errdefs.IsNotFound, wire.ClassExists: errdefs.IsAlreadyExists, wire.ClassInvalid: errdefs.IsInvalidArgument,
+		wire.ClassPrecondition: errdefs.IsFailedPrecondition, wire.ClassPermission: errdefs.IsPermissionDenied,
+		wire.ClassExhausted: errdefs.IsResourceExhausted, wire.ClassOutOfRange: errdefs.IsOutOfRange, wire.ClassAborted: errdefs.IsAborted,
+		wire.ClassUnsupported: errdefs.IsNotImplemented, wire.ClassInternal: errdefs.IsInternal, "made up": errdefs.IsInternal,
+		wire.ClassNotKilled: func(err error) bool { return errors.Is(err, runtime.ErrNotKilled) },
+	} {
+		before, id := answers(t, nil)
+		_ = before.Close()
+		before.open(t)
+		before.serve(t, "x", func(p *program, _ *wire.Request) {
+			p.json(wire.KindFailure, wire.Failure{Class: class, Message: "why"})
+		})
+		_, err := before.Stat(t.Context(), id, "/x")
+		if !is(err) || !strings.Contains(err.Error(), "why") {
+			t.Errorf("%s at once: %v", class, err)
+		}
+		after, id := answers(t, func(p *program) { p.json(wire.KindFailure, wire.Failure{Class: class, Message: "why"}) })
+		if _, err := after.Stat(t.Context(), id, "/x"); !is(err) || !strings.Contains(err.Error(), "why") {
+			t.Errorf("%s in the end: %v", class, err)
+		}
+	}
+}
+
+// An upload whose other side has given up ends, and the rest of it isn't sent.
+func TestUploadRefused(t *testing.T) {
+	b, id := answers(t, func(p *program) {
+		_, _, _ = p.r.Next()
+		p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExhausted, Message: "no space"})
+	})
+	var read atomic.Int64
+	endless := readerFunc(func(p []byte) (int, error) { read.Add(int64(len(p))); return len(p), nil })
+	if _, err := b.WriteFile(t.Context(), id, runtime.FileWrite{Path: "/x"}, endless); !errdefs.IsResourceExhausted(err) {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	c, id := answers(t, func(p *program) { p.hungUp() }) // takes all, and says nothing
+	if _, err := c.WriteFile(ctx, id, runtime.FileWrite{Path: "/x"}, endless); !errdefs.IsDeadlineExceeded(err) {
+		t.Error(err)
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// An attachment goes on over another session, and believes no place twice.
+func TestAttachment(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	for range 3 {
+		b.serve(t, "x", func(p *program, req *wire.Request) {
+			if !p.ready() {
+				return
+			}
+			switch req.Process.From {
+			case -1:
+				p.output(105, "first")
+				_ = p.session.Close()
+			case 105:
+				p.output(111, "second")
+				p.output(111, "second")
+				p.hungUp()
+			}
+		})
+	}
+	a, err := b.Attach(t.Context(), id, "p", -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"first", "second"} {
+		if c, err := a.Next(); err != nil || string(c.Data) != want {
+			t.Errorf("%+v, %v", c, err)
+		}
+	}
+	for range 2 {
+		if c, err := a.Next(); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%+v, %v", c, err)
+		}
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAttachmentClosed(t *testing.T) {
+	b, id := answers(t, func(p *program) { p.hungUp() })
+	a, err := b.Attach(t.Context(), id, "p", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error)
+	go func() {
+		_, err := a.Next()
+		failed <- err
+	}()
+	_ = a.Close()
+	if err := <-failed; !errors.Is(err, errDetached) {
+		t.Error(err)
+	}
+}
+
+func TestDialBrokenOff(t *testing.T) {
+	b, id := answers(t, func(p *program) {
+		p.send(wire.KindData, "half")
+	})
+	nc, err := b.Dial(t.Context(), id, 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(nc); string(got) != "half" || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("%q, %v", got, err)
+	}
+	_ = nc.Close()
+}
+
+// A container without the program is told from one whose program fails.
+func TestNoProgram(t *testing.T) {
+	for code, is := range map[int]func(error) bool{
+		2: errdefs.IsNotImplemented, 126: errdefs.IsNotImplemented, 127: errdefs.IsNotImplemented, 1: errdefs.IsFailedPrecondition,
+	} {
+		b := newBed(t)
+		b.engine.code = code
+		c, err := b.Create(t.Context(), runtime.Spec{Name: "x", Image: "berm.local/busybox:latest", Agent: &runtime.Agent{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Stat(t.Context(), c.ID, "/x"); !is(err) {
+			t.Errorf("code %d: %v", code, err)
+		}
+		if _, err := b.Start(t.Context(), c.ID, runtime.Process{ID: "p", Command: []string{"x"}}); !is(err) {
+			t.Errorf("code %d: %v", code, err)
+		}
+		if list, err := b.ListProcesses(t.Context(), c.ID); err != nil || len(list) != 0 {
+			t.Errorf("%+v, %v", list, err)
+		}
+	}
+}

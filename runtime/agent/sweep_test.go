@@ -1,0 +1,280 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+// What an earlier Runtime's commands have left with the program is dropped.
+func TestTidy(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t)
+	running := atomic.Bool{}
+	running.Store(true)
+	var forgotten sync.Map
+	for range 2 {
+		b.serve(t, "x", func(p *program, req *wire.Request) {
+			if !p.ready() {
+				return
+			}
+			if req.Op == wire.OpForget {
+				forgotten.Store(req.Process.ID, true)
+			} else {
+				p.item(wire.ProcessInfo{ID: "own"})
+				p.item(wire.ProcessInfo{ID: runPrefix + "old:1", Running: running.Load()})
+				p.item(wire.ProcessInfo{ID: runPrefix + "old:2"})
+				p.item(wire.ProcessInfo{ID: b.runs + "1"})
+			}
+			p.send(wire.KindResult, "{}")
+		})
+	}
+	list, err := b.ListProcesses(t.Context(), id)
+	if err != nil || len(list) != 1 || list[0].ID != "own" {
+		t.Errorf("%+v, %v", list, err)
+	}
+	for _, want := range []map[string]bool{{"old:1": false, "old:2": true}, {"old:1": true, "old:2": true}} {
+		if err := b.Sweep(t.Context()); err != nil {
+			t.Error(err)
+		}
+		for process, gone := range want {
+			if _, ok := forgotten.Load(runPrefix + process); ok != gone {
+				t.Errorf("%s forgotten: %t", process, ok)
+			}
+		}
+		running.Store(false)
+	}
+	for _, process := range []string{"own", b.runs + "1"} {
+		if _, ok := forgotten.Load(process); ok {
+			t.Errorf("%s was forgotten", process)
+		}
+	}
+}
+
+// Programs that don't answer hold a sweep up for a while only.
+func TestTidySilent(t *testing.T) {
+	brief := hurry
+	brief.ready, brief.answer = time.Second, 3*time.Second
+	for name, silent := range map[string]wire.Op{"list": wire.OpList, "forget": wire.OpForget} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBedOf(t, brief)
+			names := []string{"a", "b", "c", "d"}
+			var ids []string
+			for _, name := range names {
+				ids = append(ids, b.create(t, name))
+			}
+			if err := b.Close(); err != nil {
+				t.Fatal(err)
+			}
+			b.open(t)
+			stop := make(chan struct{})
+			defer close(stop)
+			var asked atomic.Int64
+			for i, name := range names {
+				for range 2 {
+					b.serve(t, name, func(p *program, req *wire.Request) {
+						if !p.ready() {
+							return
+						}
+						if req.Op == silent {
+							asked.Add(1)
+							<-stop
+						}
+						if req.Op == wire.OpList {
+							p.item(wire.ProcessInfo{ID: runPrefix + "old:1"})
+							p.item(wire.ProcessInfo{ID: runPrefix + "old:2"})
+						}
+						p.send(wire.KindResult, "{}")
+					})
+				}
+				box, err := b.box(t.Context(), ids[i])
+				if err != nil {
+					t.Fatal(err)
+				}
+				await(t, "it to dial", func() bool { return box.connections() == 2 && box.connected() })
+			}
+			swept := make(chan error, 1)
+			go func() { swept <- b.Sweep(t.Context()) }()
+			select {
+			case err := <-swept:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(20 * time.Second):
+				t.Error("it is held up")
+			}
+			if asked.Load() != int64(len(names)) {
+				t.Errorf("%d were asked", asked.Load())
+			}
+		})
+	}
+}
+
+// Of many commands that are left, some are dropped with each sweep.
+func TestTidyMany(t *testing.T) {
+	patient := hurry
+	patient.ready, patient.answer = time.Minute, time.Minute
+	b := newBedOf(t, patient)
+	id := b.create(t, "x")
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t)
+	var left sync.Map
+	for n := range maxTidied + 2 {
+		left.Store(runPrefix+"old:"+strconv.Itoa(n), true)
+	}
+	for range 2 {
+		b.serve(t, "x", func(p *program, req *wire.Request) {
+			switch {
+			case !p.ready():
+				return
+			case req.Op == wire.OpForget:
+				left.Delete(req.Process.ID)
+			default:
+				left.Range(func(process, _ any) bool {
+					p.item(wire.ProcessInfo{ID: process.(string)})
+					return true
+				})
+			}
+			p.send(wire.KindResult, "{}")
+		})
+	}
+	if _, err := b.ListProcesses(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{2, 0} {
+		if err := b.Sweep(t.Context()); err != nil {
+			t.Error(err)
+		}
+		n := 0
+		left.Range(func(any, any) bool { n++; return true })
+		if n != want {
+			t.Errorf("%d are left, want %d", n, want)
+		}
+	}
+}
+
+// While nobody knows who the first process is, the others in its container are let in
+// slowly, and drive nobody out.
+func TestStrangers(t *testing.T) {
+	slow := hurry
+	slow.hello, slow.reject = time.Minute, time.Hour
+	b := newBedOf(t, slow)
+	box := b.known(b.create(t, "x"))
+	box.meet(runtime.Container{})
+	for range 3 * maxStrangers {
+		b.dial(t, "x")
+	}
+	await(t, "the first to be let in", func() bool { return box.connections() == maxStrangers })
+	time.Sleep(50 * time.Millisecond) // for those that shouldn't be
+	if n := box.connections(); n != maxStrangers {
+		t.Errorf("%d were let in at once, want %d", n, maxStrangers)
+	}
+
+	b = newBed(t)
+	b.engine.setPid(1)
+	box = b.known(b.create(t, "x"))
+	box.meet(runtime.Container{})
+	for range maxSessions {
+		b.greeted(t, "x")
+	}
+	await(t, "them to be let in", func() bool { return box.connections() == maxSessions })
+	if late := b.greeted(t, "x"); !late.hungUp() || box.connections() != maxSessions {
+		t.Error("one more was let in, or drove another out")
+	}
+}
+
+// The first sweep finds out who the first processes are.
+func TestSweepMeets(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t)
+	if err := b.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if box := b.known(id); box == nil || !box.pidIs(os.Getpid()) {
+		t.Error("it isn't known")
+	}
+}
+
+func TestDirectories(t *testing.T) {
+	b := newBed(t)
+	dirs := func() int {
+		entries, err := os.ReadDir(b.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	id := b.create(t, "x")
+	_, err := b.Create(t.Context(), runtime.Spec{Name: "x", Image: "none", Command: []string{"x"}})
+	if err == nil || dirs() != 1 {
+		t.Errorf("of a name that is taken: %v, and %d directories", err, dirs())
+	}
+	if _, err := b.Create(t.Context(), runtime.Spec{Name: "y", Image: "none", Command: []string{"x"}}); err == nil || dirs() != 1 {
+		t.Errorf("of an image that isn't there: %v, and %d directories", err, dirs())
+	}
+	off, err := b.Create(t.Context(), runtime.Spec{Name: "off", Image: "berm.local/busybox:latest", Agent: &runtime.Agent{}})
+	if err != nil || dirs() != 1 {
+		t.Errorf("without a directory: %v, and %d directories", err, dirs())
+	}
+	info, err := os.Stat(filepath.Join(b.root, dirName("x"), wire.Socket))
+	if err != nil || info.Mode().Perm() != 0o666 {
+		t.Errorf("%v, %v", info, err)
+	}
+	for _, id := range []string{id, off.ID} {
+		if err := b.Remove(t.Context(), id); err != nil || dirs() != 0 && id == off.ID {
+			t.Errorf("removed: %v, and %d directories", err, dirs())
+		}
+	}
+	// Behind Berm's back.
+	id = b.create(t, "z")
+	kept := b.create(t, "kept")
+	if err := b.engine.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(b.root, dirName("stray")), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Sweep(t.Context()); err != nil || dirs() != 1 {
+		t.Errorf("swept: %v, and %d directories", err, dirs())
+	}
+	b.serve(t, "kept", prints("", 0))
+	if res, err := b.Exec(t.Context(), kept, runtime.Exec{Command: []string{"true"}}); err != nil {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+// The program has room under any limit of processes, and no limit stays none.
+func TestLeastLimit(t *testing.T) {
+	b := newBed(t)
+	for name, agent := range map[string]*runtime.Agent{"with-a-socket": nil, "without": {}} {
+		for asked, want := range map[int64]int64{0: 0, 1: minPids, minPids: minPids, 128: 128} {
+			spec := runtime.Spec{Name: fmt.Sprint(name, asked), Image: runtimetest.DefaultImage, Command: []string{"sleep"}, PidsLimit: asked, Agent: agent}
+			if _, err := b.Create(t.Context(), spec); err != nil {
+				t.Fatal(err)
+			}
+			if got := b.engine.spec.PidsLimit; got != want {
+				t.Errorf("%s: %d became %d, want %d", name, asked, got, want)
+			}
+		}
+	}
+}
