@@ -90,7 +90,6 @@ func runServe(args []string) int {
 	if err != nil {
 		return complain("read the limit of open files: "+reason(err), exitNotExecutable)
 	}
-	keepThreads(spareThreads())
 	ended := make(chan struct{})
 	go func() {
 		_ = srv.session(stdioConn{in, out}) // its end is the end of this process

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,7 +31,9 @@ type engine struct {
 	serves func(*program, *wire.Request)
 	starts []runtime.Program
 	code   int           // of a program that isn't there, or of "kill"
-	cut    chan struct{} // closed: programs that serve end
+	lose   chan int      // ends one that serves, with a code
+	stop   chan struct{} // keeps one that serves from reading, and from ending
+	kill   chan struct{} // closed by "kill"
 }
 
 func (*engine) Import(context.Context, io.Reader) ([]runtime.Image, error) {
@@ -82,16 +85,29 @@ func (e *engine) Start(ctx context.Context, id string, p runtime.Program) (runti
 		defer func() { _ = theirs.Close() }()
 		if e.serves == nil || p.Command[1] != "serve" {
 			s.code = e.code
+			if p.Command[1] == "kill" {
+				close(e.kill)
+			}
 			return
 		}
 		uid, _ := strconv.Atoi(p.User)
 		d := &dialled{nc: theirs, r: wire.NewReader(theirs), w: wire.NewWriter(theirs)}
 		d.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: uid, PID: 7, Begun: 8})
+		over := make(chan struct{})
+		defer close(over)
 		go func() {
-			<-e.cut
-			_ = theirs.Close()
+			select {
+			case s.code = <-e.lose:
+				_ = theirs.Close()
+			case <-over:
+			}
 		}()
+		nc := &stoppable{Conn: theirs, stop: e.stop}
+		d.nc = nc
 		d.serve(e.serves)
+		if nc.stopped.Load() {
+			<-e.kill
+		}
 	}()
 	return s, nil
 }
@@ -105,6 +121,25 @@ func (e *engine) started(what string) (n int) {
 		}
 	}
 	return n
+}
+
+// stoppable reads until it is stopped.
+type stoppable struct {
+	net.Conn
+	stop    chan struct{}
+	stopped atomic.Bool
+	once    sync.Once
+}
+
+func (s *stoppable) Read(p []byte) (int, error) {
+	s.once.Do(func() {
+		go func() { <-s.stop; s.stopped.Store(true) }()
+	})
+	n, err := s.Conn.Read(p)
+	if s.stopped.Load() {
+		_, err = io.Copy(io.Discard, s.Conn)
+	}
+	return n, err
 }
 
 // stdio is that of a program in memory.
@@ -149,7 +184,7 @@ func newBedOf(t testing.TB, p pace) *bed {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	b := &bed{engine: &engine{Fake: runtimetest.NewFake(runtimetest.FakeOptions{}), pid: os.Getpid(), cut: make(chan struct{}), code: 127}, root: root, pace: p}
+	b := &bed{engine: &engine{Fake: runtimetest.NewFake(runtimetest.FakeOptions{}), pid: os.Getpid(), lose: make(chan int), stop: make(chan struct{}), kill: make(chan struct{}), code: 127}, root: root, pace: p}
 	b.open(t)
 	return b
 }
