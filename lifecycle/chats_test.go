@@ -289,7 +289,6 @@ func TestFilesOfAFullChat(t *testing.T) {
 	w := filling(t, q)
 	w.create(request("k"))
 	f := w.files("k")
-	ctx := t.Context()
 	if err := write(f, "/tmp/x", "hello"); err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +297,7 @@ func TestFilesOfAFullChat(t *testing.T) {
 	}
 	// As much as comes is not taken, whatever was there when it began.
 	long := &zeros{q, 1 << 30}
-	if _, err := f.Write(ctx, runtime.FileWrite{Path: "/tmp/long"}, long); !errors.As(err, new(*lifecycle.QuotaError)) {
+	if err := do(f, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/long"}, runtime.FileIO{In: long}); !errors.As(err, new(*lifecycle.QuotaError)) {
 		t.Errorf("a long file: %v", err)
 	}
 	if taken := 1<<30 - long.left; taken > 32<<20 {
@@ -306,15 +305,15 @@ func TestFilesOfAFullChat(t *testing.T) {
 	}
 	// What one call has written the next knows of.
 	q.hold("k", 0)
-	if _, err := f.Write(ctx, runtime.FileWrite{Path: "/tmp/short"}, &zeros{q, 101}); err != nil {
+	if err := do(f, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/short"}, runtime.FileIO{In: &zeros{q, 101}}); err != nil {
 		t.Errorf("a short file: %v", err)
 	}
 	q.hold("k", 101)
 	for name, err := range map[string]error{
 		"write": write(f, "/tmp/y", ""),
-		"mkdir": f.Mkdir(ctx, "/tmp/dir", 0o755, false),
-		"copy":  f.Copy(ctx, "/tmp/x", "/tmp/y", false),
-		"tar":   f.WriteTar(ctx, "/tmp", eof{}),
+		"mkdir": change(f, runtime.FileMkdir, "/tmp/dir", ""),
+		"copy":  change(f, runtime.FileCopy, "/tmp/x", "/tmp/y"),
+		"tar":   do(f, runtime.FileOp{Verb: runtime.FileTarWrite, Path: "/tmp"}, runtime.FileIO{In: eof{}}),
 	} {
 		if !refusedFor(err) {
 			t.Errorf("%s: %v", name, err)
@@ -323,7 +322,7 @@ func TestFilesOfAFullChat(t *testing.T) {
 	if got := w.status("k"); got != lifecycle.StatusRunning {
 		t.Errorf("it is %s", got)
 	}
-	if err := errors.Join(f.Move(ctx, "/tmp/x", "/tmp/y", false), f.Remove(ctx, "/tmp/short", false)); err != nil {
+	if err := errors.Join(change(f, runtime.FileMove, "/tmp/x", "/tmp/y"), change(f, runtime.FileRemove, "/tmp/short", "")); err != nil {
 		t.Errorf("what frees space: %v", err)
 	}
 	q.hold("k", 100)

@@ -1,6 +1,11 @@
 package runtime
 
-import "testing"
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+)
 
 // TestSeccompIoctls has a filter of the rules judge all that they compare.
 func TestSeccompIoctls(t *testing.T) {
@@ -22,5 +27,33 @@ func TestSeccompIoctls(t *testing.T) {
 	}
 	if len(rules) > 32 {
 		t.Errorf("%d rules", len(rules))
+	}
+}
+
+func TestSeccompOption(t *testing.T) {
+	for arch, native := range map[string]string{"amd64": "SCMP_ARCH_X86_64", "arm64": "SCMP_ARCH_AARCH64", "s390x": "SCMP_ARCH_S390X"} {
+		opt, err := SeccompOption(arch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct {
+			DefaultAction string
+			Architectures []string
+			ArchMap       []any
+			Syscalls      []any
+		}
+		if err := json.Unmarshal([]byte(strings.TrimPrefix(opt, "seccomp=")), &got); err != nil {
+			t.Fatal(err)
+		}
+		if got.DefaultAction != "SCMP_ACT_ERRNO" || !slices.Equal(got.Architectures, []string{native}) ||
+			got.ArchMap != nil || len(got.Syscalls) < 10 {
+			t.Errorf("%s: %+v", arch, got)
+		}
+		if strings.Contains(opt, `"io_setup"`) {
+			t.Errorf("%s: io_setup is allowed", arch)
+		}
+	}
+	if _, err := SeccompOption("pdp11"); err == nil {
+		t.Error("an unknown architecture got a profile")
 	}
 }

@@ -252,7 +252,7 @@ func TestLocalCommands(t *testing.T) {
 		{args: "policy explain -f - --policy " + badPolicy, code: 2, stdin: `{}`, stderr: []string{"nothing"}},
 		{args: "policy explain -f - --config " + bad, code: 2, stdin: `{}`, stderr: []string{"unknown key"}},
 		{args: "policy explain -f -", code: 2, stdin: `{"memory_mbb":1}`, stderr: []string{"memory_mbb"}},
-		{args: "policy explain -f -", code: 2, stdin: `{"x": "` + strings.Repeat("x", maxRequestFile) + `"}`, stderr: []string{"larger than"}},
+		{args: "policy explain -f -", code: 2, stdin: `{"x": "` + strings.Repeat("x", proxy.MaxBody) + `"}`, stderr: []string{"larger than"}},
 		{args: "policy explain -f " + dir + "/none.json", code: 2, stderr: []string{"no such file"}},
 		{args: "policy explain", code: 2, stderr: []string{`required flag(s) "file" not set`}},
 

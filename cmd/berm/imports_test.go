@@ -86,10 +86,12 @@ func mayImport(pkg, dep string) bool {
 	ancestor := strings.HasPrefix(pkg, dep+"/")
 	leaf := dep == "policy" || dep == "runtime"
 	switch {
-	case in("cmd/berm/cli")(pkg): // clients, like any other
-		return dep == "cmd/berm/config" || dep == "proxy/apitype" || dep == "proxy/client"
 	case in("cmd/berm")(dep):
-		return pkg == "cmd/berm" || dep == "cmd/berm/config" && in("cmd/berm")(pkg) || dep == "cmd/berm/serve" && pkg == "cmd/berm/doctor"
+		return pkg == "cmd/berm" || dep == "cmd/berm/config" && in("cmd/berm")(pkg) || dep == "cmd/berm/serve" && in("cmd/berm/cli", "cmd/berm/doctor")(pkg)
+	case in("cmd/berm/config")(pkg): // what the operator sets, and nothing that uses it
+		return dep == "policy"
+	case in("cmd/berm/cli")(pkg): // clients, like any other, and commands on files
+		return dep == "policy" || dep == "proxy" || in("compose", "lifecycle/store", "proxy/apitype", "proxy/client", "proxy/engineapi", "proxy/sandboxapi")(dep)
 	case in("cmd/berm")(pkg):
 		return !in("runtime/runtimetest", "proxy/sandboxapi/openapitest")(dep) // test code stays out of the binary
 	case in("cmd/berm-agent")(pkg):
@@ -208,7 +210,11 @@ func TestImportRule(t *testing.T) {
 		"cmd sees all":                {"cmd/berm", module + "/runtime/docker", true},
 		"cmd sees its config":         {"cmd/berm", module + "/cmd/berm/config", true},
 		"the command line to config":  {"cmd/berm/cli", module + "/cmd/berm/config", true},
-		"the command line to serve":   {"cmd/berm/cli", module + "/cmd/berm/serve", false},
+		"the command line to serve":   {"cmd/berm/cli", module + "/cmd/berm/serve", true},
+		"the command line to doctor":  {"cmd/berm/cli", module + "/cmd/berm/doctor", false},
+		"serve to the command line":   {"cmd/berm/serve", module + "/cmd/berm/cli", false},
+		"the command line to parts":   {"cmd/berm/cli", module + "/lifecycle", false},
+		"config to the server":        {"cmd/berm/config", module + "/lifecycle", false},
 		"the command line's client":   {"cmd/berm/cli", module + "/proxy/client", true},
 		"the command line to runtime": {"cmd/berm/cli", module + "/runtime/docker", false},
 		"doctor to serve":             {"cmd/berm/doctor", module + "/cmd/berm/serve", true},

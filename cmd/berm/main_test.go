@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"testing"
 )
@@ -14,12 +13,6 @@ const asBerm = "RUN_AS_BERM=1"
 func TestMain(m *testing.M) {
 	if os.Getenv("RUN_AS_BERM") == "1" {
 		os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
-	}
-	if dir := os.Getenv(bareFiles); dir != "" {
-		if err := serveBareFiles(dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-		}
-		os.Exit(1)
 	}
 	os.Exit(m.Run())
 }

@@ -9,9 +9,10 @@ cd "$(dirname "$0")"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work" # apt-get drops its privileges
-for package in lifecycle/project lifecycle/ceiling cmd/berm; do
-	CGO_ENABLED=0 ${GO:-go} test -c -ldflags '-s -w' -o "$work/root/${package##*/}.test" "../../$package"
+for package in lifecycle/project lifecycle/ceiling cmd/e2e; do
+	(cd "../../$package" && CGO_ENABLED=0 ${GO:-go} test -c -ldflags '-s -w' -o "$work/root/${package##*/}.test" .)
 done
+cp ../../bin/berm "$work/root/berm"
 cd "$work"
 mkdir -p root/{bin,proc,sys,dev,tmp,run,ext4,xfs,counted,plain} boot/{bin,dev,modules,root}
 
@@ -50,9 +51,9 @@ ip link set lo up
 uname -r
 mount -t ext4 -o prjquota /dev/vdb /ext4 && mount -t xfs -o prjquota /dev/vdc /xfs &&
 	mount -t ext4 /dev/vdd /plain && mount -t xfs -o pqnoenforce /dev/vde /counted && (
-	export BERM_PROJECT_DIR BERM_PROJECT_LACKING=/plain:/counted:/tmp BERM_REQUIRE=containerd
+	export BERM_PROJECT_DIR BERM_PROJECT_LACKING=/plain:/counted:/tmp BERM_REQUIRE=containerd BERM_BIN=/berm
 	for BERM_PROJECT_DIR in /ext4 /xfs; do
-		for package in project ceiling berm; do
+		for package in project ceiling e2e; do
 			echo "$package on $BERM_PROJECT_DIR"
 			"/$package.test" -test.v -test.run '^TestKernel' -test.timeout 20m || exit
 		done

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"github.com/docker/go-connections/nat"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime"
 )
 
 // bounds is siegeRules again, in the words of the engine: what may come to be at most.
@@ -76,7 +78,8 @@ func (b bounds) privileges(h *container.HostConfig) (e excess) {
 		e.unless(slices.Contains(mayHave, name), "CapAdd", name)
 	}
 	e.unless(slices.Contains(h.CapDrop, "ALL"), "CapDrop", h.CapDrop)
-	e.unless(slices.Equal(h.SecurityOpt, []string{"no-new-privileges"}), "SecurityOpt", h.SecurityOpt)
+	profile, err := runtime.SeccompOption(goruntime.GOARCH)
+	e.unless(err == nil && slices.Equal(h.SecurityOpt, []string{"no-new-privileges", profile}), "SecurityOpt", shorten(fmt.Sprint(h.SecurityOpt)))
 	e.unless(h.PidMode == "", "PidMode", h.PidMode)
 	e.unless(h.IpcMode == "private", "IpcMode", h.IpcMode)
 	e.unless(h.UTSMode == "", "UTSMode", h.UTSMode)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	goruntime "runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -243,7 +244,7 @@ func (e *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		say(200, "OK")
 		return
 	case "GET /info":
-		say(200, `{"NCPU":4}`)
+		say(200, `{"NCPU":4,"Architecture":"`+goruntime.GOARCH+`","SecurityOptions":["name=seccomp,profile=default"]}`)
 		return
 	case "GET /containers/json":
 		say(200, `[{"Id":"`+fakeOwn+`","Labels":`+labelsJSON(e.door.labels(lifecycle.ObjectContainer, "attacker", lifecycle.LabelSessionID, "attacker"))+`}]`)

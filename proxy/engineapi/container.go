@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -84,7 +85,8 @@ func (c *call) listContainers() error {
 	return c.listOwn(lifecycle.ObjectContainer, "/containers/json", query)
 }
 
-// inspectContainer shows all but the values of variables that the policy keeps back.
+// inspectContainer shows a container as it was asked for, without the values of variables
+// that the policy keeps back.
 func (c *call) inspectContainer() error {
 	ct, raw, err := c.container(c.name)
 	if err != nil {
@@ -96,17 +98,24 @@ func (c *call) inspectContainer() error {
 			return err
 		}
 	}
-	if raw, err = c.withRestarts(ct.ID, shown(raw)); err != nil {
-		return err
-	}
+	values := c.restarted(ct.ID)
 	if env, changed := c.redact(ct.Config.Env); changed {
-		values := replacing{"Config": replacing{"Env": env}}
+		values["Config"] = replacing{"Env": env}
+	}
+	if ct.HostConfig != nil && slices.ContainsFunc(ct.HostConfig.SecurityOpt, inlineProfile) {
+		host, _ := values["HostConfig"].(replacing)
+		values["HostConfig"] = host.with("SecurityOpt", slices.DeleteFunc(ct.HostConfig.SecurityOpt, inlineProfile))
+	}
+	if raw = shown(raw); len(values) > 0 {
 		if raw, err = values.in(raw); err != nil {
 			return err
 		}
 	}
 	return c.answer(http.StatusOK, raw)
 }
+
+// inlineProfile reports whether a security option is a whole seccomp profile, as Berm's is.
+func inlineProfile(option string) bool { return strings.HasPrefix(option, "seccomp={") }
 
 // redacted stands for what the caller may not see.
 const redacted = "[redacted]"

@@ -206,7 +206,7 @@ func TestCreateWhole(t *testing.T) {
 	if h.Memory != 100<<20 || h.MemorySwap != 100<<20 || h.NanoCPUs != 5e8 || h.PidsLimit == nil || *h.PidsLimit != 128 || h.Privileged {
 		t.Errorf("limits: %+v", h.Resources)
 	}
-	if !slices.Equal(h.SecurityOpt, []string{"no-new-privileges"}) || !slices.Equal(h.CapDrop, []string{"ALL"}) || slices.Contains(h.CapAdd, "CAP_KILL") ||
+	if !slices.Equal(h.SecurityOpt, []string{"no-new-privileges", d.engine.host.Load().seccomp}) || !slices.Equal(h.CapDrop, []string{"ALL"}) || slices.Contains(h.CapAdd, "CAP_KILL") ||
 		slices.Contains(h.CapAdd, "CAP_NET_RAW") || h.IpcMode != "private" || h.CgroupnsMode != "private" || h.LogConfig.Config["max-size"] == "" {
 		t.Errorf("privileges: %+v", h)
 	}

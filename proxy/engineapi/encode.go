@@ -110,7 +110,7 @@ func (p *plan) host(v version) *container.HostConfig {
 		LogConfig:     container.LogConfig{Type: s.LogDriver, Config: s.LogOptions},
 		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(engineRestart(s))},
 		AutoRemove:    b.AutoRemove, ConsoleSize: b.ConsoleSize, Init: b.Init,
-		CapDrop: []string{"ALL"}, CapAdd: s.Capabilities, SecurityOpt: []string{noNewPrivileges},
+		CapDrop: []string{"ALL"}, CapAdd: s.Capabilities, SecurityOpt: p.security(),
 		DNS: s.DNS, DNSOptions: s.DNSOptions, DNSSearch: s.DNSSearch, ExtraHosts: s.ExtraHosts, GroupAdd: s.Groups,
 		IpcMode: container.IPCModePrivate, OomScoreAdj: s.OOMScoreAdj, PortBindings: portMap(s.Ports),
 		ReadonlyRootfs: s.ReadOnlyRootfs, Tmpfs: p.tmpfs(), ShmSize: s.ShmBytes, Sysctls: s.Sysctls, Runtime: s.Runtime,
@@ -130,6 +130,15 @@ func (p *plan) host(v version) *container.HostConfig {
 		h.CgroupnsMode = container.CgroupnsModePrivate
 	}
 	return h
+}
+
+// security returns the container's security options. All that the policy lets a caller
+// ask for is among them already.
+func (p *plan) security() []string {
+	if p.seccomp == "" {
+		return []string{noNewPrivileges}
+	}
+	return []string{noNewPrivileges, p.seccomp}
 }
 
 // harmless passes on what only makes the container's own life harder.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime"
 )
 
 const (
@@ -34,7 +36,7 @@ type engine struct {
 
 	mu      sync.Mutex
 	version atomic.Pointer[engineVersion]
-	ncpu    atomic.Int64 // the host's CPUs; 0 is not known yet
+	host    atomic.Pointer[engineHost] // nil is not known yet
 
 	known atomic.Pointer[engineRelease]
 	ended atomic.Uint64 // connections that have ended
@@ -371,18 +373,50 @@ func (e *engine) max(ctx context.Context) (version, error) {
 	return min(v, newest), nil
 }
 
-// cpus is how many CPUs the engine's host has.
-func (e *engine) cpus(ctx context.Context, v version) (int64, error) {
-	if n := e.ncpu.Load(); n > 0 {
-		return n, nil
+// engineHost is the engine's host.
+type engineHost struct {
+	cpus    int64
+	seccomp string // the SecurityOpt of the containers that the door makes; empty for the engine's own profile
+}
+
+// hostInfo asks the engine for its host once.
+func (e *engine) hostInfo(ctx context.Context, v version) (*engineHost, error) {
+	if h := e.host.Load(); h != nil {
+		return h, nil
 	}
-	var info struct{ NCPU int64 }
+	var info struct {
+		NCPU            int64
+		Architecture    string
+		SecurityOptions []string
+	}
 	if err := e.get(ctx, v, "/info", nil, &info); err != nil {
-		return 0, err
+		return nil, err
 	}
 	if info.NCPU < 1 {
-		return 0, errors.New("info: the engine's answer has no CPUs")
+		return nil, errors.New("info: the engine's answer has no CPUs")
 	}
-	e.ncpu.Store(info.NCPU)
-	return info.NCPU, nil
+	h := &engineHost{cpus: info.NCPU}
+	if ownSeccomp(info.SecurityOptions) {
+		var err error
+		if h.seccomp, err = runtime.SeccompOption(runtime.GoArch(info.Architecture)); err != nil {
+			return nil, fmt.Errorf("info: %w", err)
+		}
+	}
+	e.host.Store(h)
+	return h, nil
+}
+
+// ownSeccomp reports whether containers get Berm's seccomp profile: the engine has seccomp,
+// and its operator hasn't given it a profile. Engines before 17.05 name no profile.
+func ownSeccomp(options []string) bool {
+	for _, o := range options { // "name=seccomp,profile=default"
+		if o == "seccomp" {
+			return true
+		}
+		if rest, ok := strings.CutPrefix(o, "name=seccomp"); ok {
+			profile := strings.TrimPrefix(rest, ",profile=")
+			return !strings.Contains(profile, "/")
+		}
+	}
+	return false
 }

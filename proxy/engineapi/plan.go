@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/mountpin"
@@ -28,6 +29,7 @@ type plan struct {
 	sources   []string                 // what the engine mounts for each bind; see hold
 	endpoints map[string]*endpointBody // by the network's ID
 	labels    map[string]string
+	seccomp   string            // the SecurityOpt with Berm's profile; empty for the engine's own
 	unset     []string          // variables of the image that the policy denies
 	volumes   map[string]string // labels of the volumes that are made for the container
 	audited   bool              // it was denied, and goes through in mode audit as it was asked for
@@ -55,7 +57,8 @@ type effective struct {
 	ImageID string `json:"image_id"`
 	Audit   bool   `json:"audit,omitempty"` // it was denied, and made in mode audit
 
-	RestartMax int `json:"restart_max,omitempty"` // retries of the restart policy
+	RestartMax int    `json:"restart_max,omitempty"` // retries of the restart policy
+	Seccomp    string `json:"seccomp,omitempty"`     // digest of the SecurityOpt with a profile; empty for the engine's own
 
 	sources []string          // what the engine mounts for each bind; see hold
 	held    []mountpin.Pinned // as they are held; nil if they aren't
@@ -257,9 +260,18 @@ func (c *call) finish(p *plan) error {
 	return c.describe(p)
 }
 
+// effective returns what the container's label keeps.
+func (p *plan) effective() effective {
+	e := effective{ContainerSpec: p.spec, ImageID: p.image.ID, Audit: p.audited, RestartMax: p.restart().MaxRetries, sources: p.sources}
+	if p.seccomp != "" {
+		e.Seccomp = digest.FromString(p.seccomp).String()
+	}
+	return e
+}
+
 // describe writes the effective spec into its label, and seals all labels.
 func (c *call) describe(p *plan) error {
-	label, err := json.Marshal(effective{ContainerSpec: p.spec, ImageID: p.image.ID, Audit: p.audited, RestartMax: p.restart().MaxRetries})
+	label, err := json.Marshal(p.effective())
 	if err != nil {
 		return fmt.Errorf("encode the effective spec: %w", err)
 	}
@@ -278,9 +290,11 @@ func (c *call) complete(p *plan) error {
 	if s.User == "" {
 		s.User = p.image.Config.User
 	}
-	if err := c.boundCPUs(s); err != nil {
+	host, err := c.engine.hostInfo(c.ctx, c.version)
+	if err != nil {
 		return err
 	}
+	s.CPUs, p.seccomp = min(s.CPUs, float64(host.cpus)), host.seccomp // the engine would refuse more CPUs
 	for i := range s.Networks {
 		n := &s.Networks[i]
 		if n.ID != "" || n.Mode != policy.NetNamed {
@@ -310,7 +324,6 @@ func (c *call) complete(p *plan) error {
 		if e == nil || len(e.Links) == 0 {
 			continue
 		}
-		var err error
 		if e.Links, err = c.ownLinks(e.Links); err != nil {
 			return err
 		}
@@ -320,19 +333,6 @@ func (c *call) complete(p *plan) error {
 			p.warnings = append(p.warnings, m.Field+": the option to label it for SELinux isn't passed on")
 		}
 	}
-	return nil
-}
-
-// boundCPUs makes the limit no more than the host has, which the engine would refuse.
-func (c *call) boundCPUs(s *policy.ContainerSpec) error {
-	if s.CPUs <= 1 {
-		return nil
-	}
-	n, err := c.engine.cpus(c.ctx, c.version)
-	if err != nil {
-		return err
-	}
-	s.CPUs = min(s.CPUs, float64(n))
 	return nil
 }
 

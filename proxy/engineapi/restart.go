@@ -299,23 +299,33 @@ func (c *call) showRestarts(entry json.RawMessage) (json.RawMessage, error) {
 	return replacing{"State": "restarting", "Status": "Restarting"}.in(entry)
 }
 
-// withRestarts shows the restart policy that Berm carries out as the engine would.
-func (c *call) withRestarts(id string, raw json.RawMessage) (json.RawMessage, error) {
+// restarted returns what inspect shows of the restart policy that Berm carries out, as the
+// engine would.
+func (c *call) restarted(id string) replacing {
 	row, ok := c.restarts.Row(id)
 	if !ok {
-		return raw, nil
+		return replacing{}
 	}
 	policy := container.RestartPolicy{Name: container.RestartPolicyMode(row.Name), MaximumRetryCount: row.MaxRetries}
 	values := replacing{"RestartCount": row.Count, "HostConfig": replacing{"RestartPolicy": policy}}
 	if !row.Next.IsZero() {
 		values["State"] = replacing{"Status": "restarting", "Restarting": true, "Running": true}
 	}
-	return values.in(raw)
+	return values
 }
 
 // replacing are values, by their keys in a JSON object; one that is replacing itself
 // stands for values in the object there.
 type replacing map[string]any
+
+// with returns the values and a further one.
+func (r replacing) with(name string, value any) replacing {
+	if r == nil {
+		r = replacing{}
+	}
+	r[name] = value
+	return r
+}
 
 // in returns the object with the values.
 func (r replacing) in(raw json.RawMessage) (json.RawMessage, error) {

@@ -37,9 +37,11 @@ func (c *call) updateContainer() error {
 	if err != nil {
 		return err
 	}
-	if err := c.boundCPUs(&verdict.Spec); err != nil {
+	host, err := c.engine.hostInfo(c.ctx, c.version)
+	if err != nil {
 		return err
 	}
+	verdict.Spec.CPUs = min(verdict.Spec.CPUs, float64(host.cpus))
 	asked := body.RestartPolicy.policy()
 	_, ours := c.restartedHere(ct.ID, ct.Config.Labels)
 	if ours {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
@@ -57,7 +58,7 @@ func (c *call) verifyMade(p *plan, id string, v version) error {
 	}
 	if !p.audited {
 		d.add(sameEnv(ct.Config.Env, p.env(c.rules.InjectedEnv())), "Config.Env")
-		more, err := c.differences(effective{ContainerSpec: p.spec, ImageID: p.image.ID, sources: p.sources}, ct, v)
+		more, err := c.differences(p.effective(), ct, v)
 		if err != nil {
 			return err
 		}
@@ -142,6 +143,7 @@ func (c *call) differences(want effective, ct *container.InspectResponse, v vers
 		body := healthBody{Interval: int64(h.Interval), Timeout: int64(h.Timeout), StartPeriod: int64(h.StartPeriod), StartInterval: int64(h.StartInterval)}
 		d.add(body.check() == nil, "Config.Healthcheck")
 	}
+	d.add(sameSecurity(ct.HostConfig.SecurityOpt, want.Seccomp), "HostConfig.SecurityOpt")
 	d.privileges(want.ContainerSpec, ct.HostConfig, v)
 	d.namespaces(ct.HostConfig, v)
 	d.closed(ct.HostConfig)
@@ -168,7 +170,6 @@ func (d *differences) privileges(s policy.ContainerSpec, h *container.HostConfig
 	slices.Sort(caps)
 	d.add(slices.Equal(slices.Compact(caps), s.Capabilities) || len(caps) == 0 && len(s.Capabilities) == 0, "HostConfig.CapAdd")
 	d.add(slices.Contains(h.CapDrop, "ALL"), "HostConfig.CapDrop")
-	d.add(slices.Equal(h.SecurityOpt, []string{noNewPrivileges}), "HostConfig.SecurityOpt")
 	if v >= 40 { // older ones don't show them
 		d.add(containsAll(h.MaskedPaths, maskedPaths), "HostConfig.MaskedPaths")
 		d.add(containsAll(h.ReadonlyPaths, readonlyPaths), "HostConfig.ReadonlyPaths")
@@ -177,6 +178,15 @@ func (d *differences) privileges(s policy.ContainerSpec, h *container.HostConfig
 	d.add(s.Runtime == "" || h.Runtime == s.Runtime, "HostConfig.Runtime")
 	d.add(sameSet(h.GroupAdd, s.Groups), "HostConfig.GroupAdd")
 	d.add(maps.Equal(h.Sysctls, s.Sysctls), "HostConfig.Sysctls")
+}
+
+// sameSecurity reports whether options are those that a container gets, with the seccomp
+// profile whose digest its label has.
+func sameSecurity(options []string, seccomp string) bool {
+	if seccomp == "" {
+		return slices.Equal(options, []string{noNewPrivileges})
+	}
+	return len(options) == 2 && options[0] == noNewPrivileges && digest.FromString(options[1]).String() == seccomp
 }
 
 func containsAll(list, wanted []string) bool {

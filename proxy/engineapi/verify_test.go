@@ -125,6 +125,8 @@ var lies = map[string]func(map[string]any){
 	"no drop":           put("HostConfig.CapDrop", nil),
 	"privileges":        put("HostConfig.SecurityOpt", nil),
 	"seccomp":           put("HostConfig.SecurityOpt", []string{"no-new-privileges", "seccomp=unconfined"}),
+	"other profile":     put("HostConfig.SecurityOpt", []string{"no-new-privileges", "seccomp={}"}),
+	"engine's profile":  put("HostConfig.SecurityOpt", []string{"no-new-privileges"}),
 	"unmasked":          put("HostConfig.MaskedPaths", []string{}),
 	"writable proc":     put("HostConfig.ReadonlyPaths", []string{}),
 	"host pids":         put("HostConfig.PidMode", "host"),

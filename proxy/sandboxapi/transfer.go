@@ -27,8 +27,6 @@ const (
 	stall   = time.Minute // for one read or write with a caller that doesn't go on
 )
 
-type moveFunc = func(f *lifecycle.FileAccess, ctx context.Context, from, to string, replace bool) error
-
 // sender writes an answer whose every write has its own deadline.
 type sender struct {
 	w  http.ResponseWriter
@@ -44,33 +42,32 @@ func (s sender) Write(b []byte) (int, error) {
 
 // readFile sends a file's content, or a part of it.
 func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
-	files, name, err := a.filesAt(r)
+	files, op, err := a.fileOp(r, runtime.FileRead)
+	if err != nil {
+		return err
+	}
+	d := &download{sender: newSender(w), r: r, name: op.Path, length: -1}
+	part, ranged := rangeOf(r)
+	if !ranged && r.Method != http.MethodHead {
+		op.Length = -1
+		return d.end(files.File(r.Context(), op, runtime.FileIO{Out: d, Info: d.open}))
+	}
+	info, err := statFile(r.Context(), files, op.Path)
 	if err != nil {
 		return err
 	}
 	if r.Method == http.MethodHead {
-		info, err := files.Stat(r.Context(), name)
-		if err != nil {
-			return err
-		}
 		if !info.Mode.IsRegular() {
 			return &lifecycle.InvalidError{Field: "path", Message: "is no regular file"}
 		}
-		d := &download{sender: newSender(w), r: r, name: name, length: -1}
 		return d.end(d.open(info))
 	}
-	d := &download{sender: newSender(w), r: r, name: name, length: -1}
-	if part, ok := rangeOf(r); ok {
-		info, err := files.Stat(r.Context(), name)
-		if err != nil {
-			return err
-		}
-		if d.offset, d.length, ok = part.of(info.Size); !ok && info.Mode.IsRegular() {
-			return noRange(w, info.Size)
-		}
-		d.part = true
+	var inside bool
+	if d.offset, d.length, inside = part.of(info.Size); !inside && info.Mode.IsRegular() {
+		return noRange(w, info.Size)
 	}
-	return d.end(files.Read(r.Context(), name, d.offset, d.length, d.open, d))
+	d.part, op.Offset, op.Length = true, d.offset, d.length
+	return d.end(files.File(r.Context(), op, runtime.FileIO{Out: d, Info: d.open}))
 }
 
 // download is the answer to the read of a file.
@@ -259,15 +256,15 @@ func noRange(w http.ResponseWriter, size int64) error {
 
 // readTar sends a file or a tree as an archive.
 func (a *api) readTar(w http.ResponseWriter, r *http.Request) error {
-	files, name, err := a.filesAt(r)
+	files, op, err := a.fileOp(r, runtime.FileTarRead)
 	if err != nil {
 		return err
 	}
-	t := &tarball{sender: newSender(w), name: path.Base(name)}
+	t := &tarball{sender: newSender(w), name: path.Base(op.Path)}
 	if t.name == "/" {
 		t.name = "root"
 	}
-	return t.end(files.ReadTar(r.Context(), name, t))
+	return t.end(files.File(r.Context(), op, runtime.FileIO{Out: t}))
 }
 
 // tarball sends the header with the first byte.
@@ -302,16 +299,20 @@ func (t *tarball) end(err error) error {
 // lineWriter answers JSON lines.
 type lineWriter struct {
 	sender
-	buf *bufio.Writer
-	n   int // of lines
+	buf   *bufio.Writer
+	n     int // of lines
+	limit int // 0: none
 }
 
-func newLineWriter(w http.ResponseWriter) *lineWriter {
+func newLineWriter(w http.ResponseWriter, limit int) *lineWriter {
 	s := newSender(w)
-	return &lineWriter{sender: s, buf: bufio.NewWriterSize(s, 32<<10)}
+	return &lineWriter{sender: s, buf: bufio.NewWriterSize(s, 32<<10), limit: limit}
 }
 
-func (l *lineWriter) write(v any) error {
+func (l *lineWriter) add(v any) error {
+	if l.limit > 0 && l.n == l.limit {
+		return errEnough
+	}
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -342,7 +343,7 @@ func (l *lineWriter) end(err error) error {
 
 // watchFiles tells of changes as they happen.
 func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
-	files, name, recursive, err := a.filesBelow(r)
+	files, op, err := a.fileOp(r, runtime.FileWatch)
 	if err != nil {
 		return err
 	}
@@ -360,14 +361,14 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	defer beat.Wait()
 	beatCtx, quiet := context.WithCancel(ctx)
 	defer quiet()
-	err = files.Watch(ctx, name, recursive, func() {
-		_ = s.event(apitype.FileEvent{Type: "ready"})
-		beat.Go(func() { s.beat(beatCtx, a.heartbeat) })
-	}, func(e runtime.FileEvent) error {
+	err = files.File(ctx, op, runtime.FileIO{Event: func(e runtime.FileEvent) error {
+		if e.Type == runtime.FileReady {
+			beat.Go(func() { s.beat(beatCtx, a.heartbeat) })
+		}
 		out := apitype.FileEvent{Type: e.Type, Dir: e.Dir}
 		out.Path, out.PathBase64 = textOf(e.Path)
 		return s.event(out)
-	})
+	}})
 	if s.begun() {
 		if proxy.GoingDown(ctx) {
 			_ = s.event(apitype.FileEvent{Type: apitype.EventGoingDown})

@@ -36,7 +36,6 @@ type call struct {
 	b       *box
 	id      string // the container's
 	ctx     context.Context
-	spoiled bool
 	closing sync.Once
 	stop    func() bool
 	stopped chan struct{} // closed when the end of the context has come through

@@ -217,13 +217,13 @@ func (r *Runtime) negotiate(ctx context.Context) (*session, error) {
 		Version:       info.ServerVersion,
 		APIVersion:    version,
 		OS:            info.OSType,
-		Architecture:  goArch(info.Architecture),
+		Architecture:  runtime.GoArch(info.Architecture),
 		CPUs:          info.NCPU,
 		MemoryBytes:   info.MemTotal,
 		CgroupVersion: info.CgroupVersion,
 	}
 	s.root = info.DockerRootDir
-	if s.seccomp, err = seccompOption(s.info.Architecture); err != nil {
+	if s.seccomp, err = runtime.SeccompOption(s.info.Architecture); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -270,21 +270,6 @@ func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {
 		return nil
 	})
 	return out, err
-}
-
-// goArch puts uname's name for an architecture into Go's.
-func goArch(machine string) string {
-	switch machine {
-	case "x86_64":
-		return "amd64"
-	case "aarch64":
-		return "arm64"
-	case "armv7l", "armv6l":
-		return "arm"
-	case "loongarch64":
-		return "loong64"
-	}
-	return machine
 }
 
 // Dial connects to the engine as every call does, TLS included, for who speaks to it in

@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -116,33 +115,5 @@ func TestUserNSRefused(t *testing.T) {
 	}
 	if list, err := r.List(t.Context(), nil); err != nil || slices.ContainsFunc(list, func(c runtime.Container) bool { return c.Name == "berm-test-userns" }) {
 		t.Errorf("a container was made: %v", err)
-	}
-}
-
-func TestSeccompOption(t *testing.T) {
-	for arch, native := range map[string]string{"amd64": "SCMP_ARCH_X86_64", "arm64": "SCMP_ARCH_AARCH64", "s390x": "SCMP_ARCH_S390X"} {
-		opt, err := seccompOption(arch)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got struct {
-			DefaultAction string
-			Architectures []string
-			ArchMap       []any
-			Syscalls      []any
-		}
-		if err := json.Unmarshal([]byte(strings.TrimPrefix(opt, "seccomp=")), &got); err != nil {
-			t.Fatal(err)
-		}
-		if got.DefaultAction != "SCMP_ACT_ERRNO" || !slices.Equal(got.Architectures, []string{native}) ||
-			got.ArchMap != nil || len(got.Syscalls) < 10 {
-			t.Errorf("%s: %+v", arch, got)
-		}
-		if strings.Contains(opt, `"io_setup"`) {
-			t.Errorf("%s: io_setup is allowed", arch)
-		}
-	}
-	if _, err := seccompOption("pdp11"); err == nil {
-		t.Error("an unknown architecture got a profile")
 	}
 }

@@ -70,6 +70,12 @@ func errnoOf(number, first, second uint32) []byte {
 		0xb8, 60, 0, 0, 0, 0x0f, 0x05) // exit
 }
 
+// SyscallProgram returns a static program for x86-64 that makes one system call, of two
+// arguments and zeros, and exits with the error number.
+func SyscallProgram(t *testing.T, number, first, second uint32) []byte {
+	return tinyELF(t, 64, errnoOf(number, first, second))
+}
+
 // programs makes a container with programs at /t.
 func (b *bed) programs(t *testing.T, programs map[string][]byte) runtime.Container {
 	t.Helper()

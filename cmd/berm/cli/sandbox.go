@@ -28,9 +28,12 @@ type clientFlags struct {
 	url, tokenFile, output string
 }
 
-// NewCommands makes the commands: sandbox, workspace, chat and file.
+// NewCommands makes the commands that are clients of a server, and those that need none.
 func NewCommands() []*cobra.Command {
-	return []*cobra.Command{newSandboxCommand(), newWorkspaceCommand(), newChatCommand(), newFileCommand()}
+	return []*cobra.Command{
+		newSandboxCommand(), newWorkspaceCommand(), newChatCommand(), newFileCommand(),
+		newConfigCommand(), newPolicyCommand(), newStoreCommand(), newDemoCommand(), newComposeCommand(), newVersionCommand(),
+	}
 }
 
 func newSandboxCommand() *cobra.Command {

@@ -37,6 +37,9 @@ type place struct {
 
 // newPlace removes what dead owners left, and makes a directory.
 func newPlace(opts Options) (*place, error) {
+	if err := watchTemporary(); err != nil {
+		return nil, err
+	}
 	parent, err := filepath.EvalSymlinks(opts.Dir)
 	if err != nil {
 		return nil, err
@@ -56,6 +59,11 @@ func newPlace(opts Options) (*place, error) {
 			_, _ = fmt.Fprintf(opts.Log, "%v\n", err)
 		}
 	}
+	return makePlace(parent)
+}
+
+// makePlace makes a directory of this process's own. The lock on parent is held.
+func makePlace(parent string) (*place, error) {
 	name := placePrefix + strings.ToLower(rand.Text()[:8])
 	p := &place{dir: filepath.Join(parent, name), name: name}
 	if err := os.Mkdir(p.dir, 0o711); err != nil { // 0711: users in containers reach their mounts
@@ -63,6 +71,9 @@ func newPlace(opts Options) (*place, error) {
 	}
 	if taken, err := p.claim(); err != nil || taken {
 		return nil, errors.Join(fmt.Errorf("can't lock %s", p.dir), err, os.RemoveAll(p.dir))
+	}
+	if err := watchOver(p.dir); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(p.dir), p.owner.Close())
 	}
 	return p, nil
 }
@@ -129,7 +140,7 @@ func (p *place) remove() error {
 // it left. The lock on the parent directory is held.
 func (p *place) clear() error {
 	shared := make(map[string]bool)
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute) // for a thousand containers
 	for {
 		p.noteShared(shared)
 		p.killDaemons()
@@ -200,7 +211,7 @@ func (p *place) removeSharedDirs() {
 	if _, err := os.Lstat("/run/containerd/containerd.sock"); err == nil {
 		return
 	}
-	for _, parent := range []string{filepath.Dir(p.dir), os.TempDir()} {
+	for _, parent := range []string{filepath.Dir(p.dir), tempDir} {
 		others, err := filepath.Glob(filepath.Join(parent, placePrefix+"*"))
 		if err != nil || len(others) > 0 {
 			return
@@ -212,10 +223,10 @@ func (p *place) removeSharedDirs() {
 	}
 }
 
-// killDaemons kills daemons, shims and their helpers by the paths in their arguments,
-// and all whose program is a file in this place, such as the writers of logs.
+// killDaemons kills daemons, shims, servers and their helpers by the paths in their
+// arguments, and all whose program is a file in this place, such as the writers of logs.
 func (p *place) killDaemons() {
-	names := []string{"dockerd", "containerd", "containerd-shim", "containerd-shim-runc-v2", "runc", "crun", "berm-agent"}
+	names := []string{"berm", "dockerd", "containerd", "containerd-shim", "containerd-shim-runc-v2", "runc", "crun", "berm-agent"}
 	cmdlines, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is good
 	for _, f := range cmdlines {
 		b, err := os.ReadFile(f)
