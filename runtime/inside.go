@@ -79,9 +79,10 @@ type Process struct {
 	ID      string // mandatory; [A-Za-z0-9][A-Za-z0-9_.:-]{0,127}, unique in the container
 	Label   string // the caller's own, at most 1 KiB; comes back in ProcessInfo
 	Command []string
-	// Env and WorkingDir are as in Exec. The user is the container's own.
+	// Env, WorkingDir and User are as in Exec.
 	Env        []string
 	WorkingDir string
+	User       string
 	// Stdin keeps the input open for attachments; otherwise it is closed at once.
 	Stdin bool
 	// TTY gives the process a terminal of that size; its output is all stdout.

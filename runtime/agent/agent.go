@@ -1,12 +1,14 @@
-// Package agent makes of a container engine one that works inside its containers
-// through Berm's own program, which is each container's first process: a command costs
-// about a millisecond there, and processes, files and ports are reached at all.
+// Package agent works in the containers of an engine through Berm's own program, which is
+// each container's first process. A command costs about a millisecond there. Processes,
+// files and ports are reached in the same way.
 //
-// Each container has a directory of its own, which it sees read-only, with a socket at
-// which Berm listens and the program dials. What comes from there is hostile: only the
-// container's first process is heard, everything is bounded, and what is said is
-// believed of that container alone. A container in which nobody answers is served by
-// the engine's own exec, as are commands of another user than the program's.
+// A session with the program has one of two carriers. Each container has a directory of its
+// own, which it sees read-only, with a socket at which Berm listens and the program dials.
+// Where that doesn't reach, or for another user than the program's, the engine starts the
+// program once more, and the session is over its stdio.
+//
+// The other side is hostile. At a socket, only the container's first process is heard. All
+// that comes is bounded, and says something of that container alone.
 package agent
 
 import (
@@ -36,9 +38,10 @@ import (
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent/wire"
+	"github.com/bermhq/berm/runtime/keylock"
 )
 
-// Engine is what a backend must offer to be wrapped.
+// Engine is what a backend must offer to be wrapped, besides runtime.Starter.
 type Engine interface {
 	runtime.Runtime
 	runtime.Pauser
@@ -74,13 +77,17 @@ type Options struct {
 type Runtime struct {
 	Engine
 
-	opts Options
-	log  *slog.Logger
-	root *os.File // Root, locked
-	pace pace
-	runs string // begins the ID of each command that Exec runs
-	last atomic.Uint64
-	peer func(*net.UnixConn) (int, error)
+	opts    Options
+	log     *slog.Logger
+	root    *os.File // Root, locked
+	pace    pace
+	starter runtime.Starter
+	starts  keylock.Map[string]    // programs that the engine starts, and pauses, by the container's id
+	serving keylock.Map[servedKey] // sessions that are started
+	naming  keylock.Map[servedKey] // processes that are started, by the container's id and theirs
+	runs    string                 // begins the ID of each command that Exec runs
+	last    atomic.Uint64
+	peer    func(*net.UnixConn) (int, error)
 
 	unseen atomic.Bool // a program dialled that this process can't see
 
@@ -88,8 +95,7 @@ type Runtime struct {
 	closed bool
 	boxes  map[string]*box // by the name of the directory
 	byID   map[string]*box // by the container's id; those without a directory, too
-	served map[*served]struct{}
-	tasks  sync.WaitGroup // all goroutines
+	tasks  sync.WaitGroup  // all goroutines
 }
 
 var (
@@ -105,7 +111,9 @@ type pace struct {
 	reject time.Duration // until the next connection is looked at, after one that was refused
 	dial   time.Duration // until the program has dialled
 	brief  time.Duration // the same where nothing says that it will
-	spare  time.Duration // until a connection is closed that isn't used; 0 is never
+	linger time.Duration // until a session ends that the engine's program serves, and nothing needs
+	ping   time.Duration // between pings of such a program
+	pong   time.Duration // for its answer
 
 	// A program that doesn't answer a request may be held up by the container's own
 	// work, which holds the engine's exec up as well, so that it isn't given up
@@ -121,7 +129,8 @@ type pace struct {
 }
 
 var usualPace = pace{
-	hello: 5 * time.Second, reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond, spare: 2 * time.Second,
+	hello: 5 * time.Second, reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond, linger: 2 * time.Second,
+	ping: time.Second, pong: 4 * time.Second,
 	look: 500 * time.Millisecond, ready: 5 * time.Second,
 	kill: 7 * time.Second, drain: time.Second, rejoin: 5 * time.Second, answer: 15 * time.Second,
 	leave: 5 * time.Second,
@@ -132,9 +141,12 @@ var usualPace = pace{
 func New(opts Options) (*Runtime, error) { return newRuntime(opts, usualPace) }
 
 func newRuntime(opts Options, p pace) (*Runtime, error) {
+	starter, ok := opts.Engine.(runtime.Starter)
 	switch {
 	case opts.Engine == nil:
 		return nil, errors.New("agent: an Engine is needed")
+	case !ok:
+		return nil, errors.New("agent: the Engine can't start programs")
 	case !filepath.IsAbs(opts.Program):
 		return nil, fmt.Errorf("agent: the program's path %q must be absolute", opts.Program)
 	case !filepath.IsAbs(opts.Root) || opts.HostRoot != "" && !filepath.IsAbs(opts.HostRoot):
@@ -152,7 +164,7 @@ func newRuntime(opts Options, p pace) (*Runtime, error) {
 	}
 	r := &Runtime{
 		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: p, runs: runPrefix + uuid.NewString()[:13] + ":", peer: peer,
-		boxes: map[string]*box{}, byID: map[string]*box{}, served: map[*served]struct{}{},
+		boxes: map[string]*box{}, byID: map[string]*box{}, starter: starter,
 	}
 	if err := r.scan(); err != nil {
 		r.stop()
@@ -228,14 +240,9 @@ func (r *Runtime) stop() {
 	r.mu.Lock()
 	r.closed = true
 	boxes := slices.AppendSeq(slices.Collect(maps.Values(r.boxes)), maps.Values(r.byID)) // some in both
-	serving := slices.Collect(maps.Keys(r.served))
 	r.mu.Unlock()
 	for _, b := range boxes {
 		b.close()
-	}
-	for _, s := range serving {
-		s.cancel()
-		s.end()
 	}
 	r.tasks.Wait()
 	_ = r.root.Close()
@@ -525,7 +532,12 @@ func (r *Runtime) sweepStrays(names map[string]bool) error {
 
 // Pause freezes a container's processes, the program's too.
 func (r *Runtime) Pause(ctx context.Context, id string) error {
-	err := r.Engine.Pause(ctx, id)
+	unlock, err := r.starts.Lock(ctx, id)
+	if err != nil {
+		return fmt.Errorf("pause container %s: %w", id, runtime.Ended(ctx))
+	}
+	defer unlock()
+	err = r.Engine.Pause(ctx, id)
 	if b := r.known(id); b != nil && !errdefs.IsFailedPrecondition(err) {
 		b.paused.Store(true) // or maybe: who needs to know asks the engine
 	}

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"sync"
 	"time"
@@ -19,70 +17,16 @@ import (
 )
 
 const (
-	maxHello   = 4 << 10 // bytes read before a Hello is complete
 	maxReason  = 1 << 10 // bytes of a Failure's message that are handed on
-	maxID      = 1 << 31 // of users and groups
-	maxRetries = 32      // connections that one operation finds dead
+	maxRetries = 4       // sessions that one operation finds dead
 )
 
-// conn is a connection with the program, which one operation at a time has for itself.
+// conn is the stream of an operation.
 type conn struct {
-	nc  net.Conn
-	r   *wire.Reader
-	w   *wire.Writer
-	pid int // of who dialled; 0 for one that the engine started
-	uid int
-	gid int
-	// control says that the program knows wire.Start's.
-	control bool
-	served  *served   // the engine's exec at its other end; nil for one that was dialled
-	since   time.Time // it is idle; with the box's lock
-}
-
-func newConn(nc net.Conn) *conn { return &conn{nc: nc, w: wire.NewWriter(nc)} }
-
-// greet reads Hello.
-func (c *conn) greet(within time.Duration) error {
-	if err := c.nc.SetReadDeadline(time.Now().Add(within)); err != nil {
-		return err
-	}
-	first := &opening{from: c.nc, left: maxHello}
-	c.r = wire.NewReader(first)
-	payload, err := c.r.Expect(wire.KindHello)
-	if err != nil {
-		return err
-	}
-	first.left = -1
-	var hello wire.Hello
-	if err := wire.Decode(payload, &hello); err != nil {
-		return err
-	}
-	switch {
-	case hello.Version != wire.Version:
-		return fmt.Errorf("it speaks version %d of the protocol, and not %d", hello.Version, wire.Version)
-	case hello.UID < 0 || hello.UID > maxID || hello.GID < 0 || hello.GID > maxID:
-		return fmt.Errorf("%w: user %d, group %d", wire.ErrProtocol, hello.UID, hello.GID)
-	}
-	c.uid, c.gid, c.control = hello.UID, hello.GID, hello.Control
-	return c.nc.SetReadDeadline(time.Time{})
-}
-
-// opening lets no more through than a Hello needs, until it was read.
-type opening struct {
-	from io.Reader
-	left int // -1 is no limit
-}
-
-func (o *opening) Read(p []byte) (int, error) {
-	if o.left < 0 {
-		return o.from.Read(p)
-	}
-	if o.left == 0 {
-		return 0, fmt.Errorf("%w: a Hello of more than %d bytes", wire.ErrProtocol, maxHello)
-	}
-	n, err := o.from.Read(p[:min(len(p), o.left)])
-	o.left -= n
-	return n, err
+	s  *session
+	nc *stream
+	r  *wire.Reader
+	w  *wire.Writer
 }
 
 // call is an operation under way. Its context's end makes what waits for the
@@ -92,7 +36,7 @@ type call struct {
 	b       *box
 	id      string // the container's
 	ctx     context.Context
-	spoiled bool // it can't be used for another call, however this one ends
+	closing sync.Once
 	stop    func() bool
 	stopped chan struct{} // closed when the end of the context has come through
 	free    bool          // of its context
@@ -101,36 +45,44 @@ type call struct {
 
 // The ways a call can fail to begin; nothing has been done then.
 var (
-	errDead   = errors.New("the connection was dead")
+	errDead   = errors.New("the session was dead")
 	errSilent = errors.New("the program is silent")
+	errBusy   = runtime.WithClass(errdefs.ErrResourceExhausted,
+		fmt.Errorf("%d operations are under way in the container, and no more may", wire.MaxStreams))
 )
 
 // past is a deadline that is over.
 var past = time.Unix(1, 0)
 
-// begin makes a request, and returns when the program has been told to go. The
-// connection is the call's from then on; with an error it is done with. Other errors
-// than errDead, errSilent and the context's are a *wire.Failure.
-func (b *box) begin(ctx context.Context, id string, c *conn, request []byte) (*call, error) {
+// begin makes a request on a session, and returns when the program has been told to go. It
+// takes over the caller's use of the session. Other errors than errDead, errSilent, errBusy
+// and the context's are a *wire.Failure.
+func (b *box) begin(ctx context.Context, id string, s *session, request []byte) (*call, error) {
+	c, err := s.open()
+	if err != nil {
+		s.release()
+		return nil, err
+	}
+	x := newCall(ctx, b, id, c)
+	err = x.request(request)
+	if err == nil {
+		return x, nil
+	}
+	x.drop()
+	var failure *wire.Failure
+	if !errors.As(err, &failure) && ctx.Err() != nil {
+		err = runtime.Ended(ctx)
+	}
+	return nil, err
+}
+
+func newCall(ctx context.Context, b *box, id string, c *conn) *call {
 	x := &call{conn: c, b: b, id: id, ctx: ctx, stopped: make(chan struct{})}
 	x.stop = context.AfterFunc(ctx, func() {
 		_ = c.nc.SetDeadline(past)
 		close(x.stopped)
 	})
-	err := x.request(request)
-	if err == nil {
-		return x, nil
-	}
-	var failure *wire.Failure
-	if errors.As(err, &failure) {
-		x.done()
-		return nil, failure
-	}
-	x.drop()
-	if ctx.Err() != nil {
-		return nil, runtime.Ended(ctx)
-	}
-	return nil, err
+	return x
 }
 
 // within sets deadlines; the zero time is none. The context's end has the last word.
@@ -200,28 +152,23 @@ func (b *box) inspect(ctx context.Context) (runtime.Container, error) {
 	return b.r.Inspect(ctx, id)
 }
 
-// done ends a call after which the connection can be used again.
+// done ends a call.
 func (x *call) done() {
 	x.release()
-	if x.served != nil || x.spoiled || x.r.Interrupted() {
-		x.drop()
-		return
-	}
-	if x.nc.SetDeadline(time.Time{}) != nil {
-		x.drop()
-		return
-	}
-	x.b.put(x.conn)
+	x.close()
 }
 
-// drop ends a call and its connection.
+// drop ends a call, and cancels the operation if that goes on.
 func (x *call) drop() {
 	x.stop()
-	if x.served != nil {
-		x.served.end()
-		return
-	}
-	x.b.lose(x.conn)
+	x.close()
+}
+
+func (x *call) close() {
+	x.closing.Do(func() {
+		_ = x.nc.Close()
+		x.s.release()
+	})
 }
 
 // release takes the call out of its context's hands. False means that it has ended.
@@ -274,8 +221,7 @@ func failed(f *wire.Failure) error {
 	return runtime.WithClass(class, f)
 }
 
-// open begins an operation in a container, through its program or, where that isn't
-// reached, one that the engine starts for it.
+// open begins an operation in a container.
 func (r *Runtime) open(ctx context.Context, id string, req *wire.Request) (*call, error) {
 	if ctx.Err() != nil {
 		return nil, runtime.Ended(ctx)
@@ -284,59 +230,88 @@ func (r *Runtime) open(ctx context.Context, id string, req *wire.Request) (*call
 	if err != nil {
 		return nil, err
 	}
-	x, err := r.openIn(ctx, b, id, req)
-	if errors.Is(err, errAbsent) {
-		err = b.excuse(ctx)
-		if err == nil {
-			x, err = r.openServed(ctx, b, id, req)
-		}
-	}
-	return x, err
+	return b.open(ctx, id, "", req, true)
 }
 
-// openIn is open by way of the socket: errAbsent when nobody answers there.
-func (r *Runtime) openIn(ctx context.Context, b *box, id string, req *wire.Request) (*call, error) {
-	request, err := json.Marshal(req)
+// open begins an operation as a user; empty is the container's own. Where the program
+// doesn't answer at its socket, the engine starts one if anyway is set. The error is classed.
+func (b *box) open(ctx context.Context, id, user string, req *wire.Request, anyway bool) (*call, error) {
+	request, err := encode(req)
 	if err != nil {
 		return nil, err
 	}
-	if len(request) > wire.MaxRequest {
-		return nil, runtime.Invalid("the request has %d bytes, and may have %d", len(request), wire.MaxRequest)
+	if !b.socketless() {
+		x, err := b.start(ctx, id, request, func(ctx context.Context) (*session, error) {
+			s, err := b.take(ctx)
+			if err == nil && !s.fits(user) {
+				err = errUnfit
+			}
+			return s, err
+		})
+		absent := errors.Is(err, errAbsent)
+		if !absent && !errors.Is(err, errUnfit) {
+			b.missed.Store(false)
+			return x, classed(err)
+		}
+		if absent {
+			if why := b.excuse(ctx); why != nil {
+				return nil, why
+			}
+			if !b.missed.Swap(true) {
+				b.r.log.WarnContext(ctx, "agent_absent", "container_id", id)
+			}
+			if !anyway {
+				return nil, errLost
+			}
+		}
 	}
-	x, err := b.start(ctx, id, request, nil)
-	var failure *wire.Failure
-	if errors.As(err, &failure) {
-		return nil, failed(failure)
-	}
-	return x, err
+	x, err := b.start(ctx, id, request, func(ctx context.Context) (*session, error) { return b.serve(ctx, id, user) })
+	return x, classed(err)
 }
 
-// errUnfit says that the program is there, and isn't the one to do what is asked for.
-var errUnfit = errors.New("the program has another user, or can't")
-
-// start makes a request on one connection after the other, until one isn't dead. Fit,
-// when not nil, says whether a connection's program will do. The error is errAbsent,
-// errUnfit, the context's or a *wire.Failure.
-func (b *box) start(ctx context.Context, id string, request []byte, fit func(*conn) bool) (*call, error) {
-	if b.socketless() {
-		return nil, errAbsent
+// encode gives the bytes of a request.
+func encode(req *wire.Request) ([]byte, error) {
+	request, err := json.Marshal(req)
+	if err == nil && len(request) > wire.MaxRequest {
+		err = runtime.Invalid("the request has %d bytes, and may have %d", len(request), wire.MaxRequest)
 	}
+	return request, err
+}
+
+// classed gives an error its class.
+func classed(err error) error {
+	var failure *wire.Failure
+	switch {
+	case errors.As(err, &failure):
+		return failed(failure)
+	case errors.Is(err, errAbsent):
+		return errLost
+	}
+	return err
+}
+
+// errUnfit says that the program has another user than is asked for.
+var errUnfit = errors.New("the program has another user")
+
+// errLost is for a container whose program doesn't answer.
+var errLost = runtime.Unavailable(errors.New("the container's agent doesn't answer"))
+
+// start makes a request on one session after the other, until one isn't dead. The error is
+// errAbsent, one of session's, the context's or a *wire.Failure.
+func (b *box) start(ctx context.Context, id string, request []byte, session func(context.Context) (*session, error)) (*call, error) {
 	for dead := range maxRetries {
 		if dead > 0 && !b.connected() && !b.runs(ctx) {
 			return nil, errAbsent // which is why
 		}
-		c, err := b.take(ctx)
+		s, err := session(ctx)
 		if err != nil {
 			return nil, err
 		}
-		if fit != nil && !fit(c) {
-			b.put(c)
-			return nil, errUnfit
-		}
-		x, err := b.begin(ctx, id, c, request)
+		x, err := b.begin(ctx, id, s, request)
 		switch {
 		case errors.Is(err, errDead):
 		case errors.Is(err, errSilent):
+			s.distrust()
 			return nil, errAbsent
 		default:
 			return x, err

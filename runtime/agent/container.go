@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,17 +20,14 @@ import (
 
 // Bounds of what a container can have of Berm.
 const (
-	maxHellos = 64 // connections that haven't said Hello
-	maxConns  = 1024
-	maxIdle   = 16
-	keptIdle  = 3 // of them however long none is used: what the program wants there, and one that was in use
+	maxSessions = 16 // that it dialled
 	// Connections that are taken in at once while nobody knows who the first process is.
 	maxStrangers = 4
 	youth        = 10 * time.Second // since a container was made, in which its program is expected
 )
 
-// box is what there is of a container here: its directory and socket, and the
-// connections to its program. One without a directory has no name.
+// box is what there is of a container here: its directory and socket, and the sessions
+// with its program. One without a directory has no name.
 type box struct {
 	r    *Runtime
 	name string
@@ -46,25 +44,24 @@ type box struct {
 	paused atomic.Bool // the container may be
 	missed atomic.Bool // that the program didn't answer has been told
 
-	mu      sync.Mutex
-	ln      *net.UnixListener
-	done    chan struct{} // closed with the box
-	pid     int           // of the container's first process; 0 while that isn't known
-	until   time.Time     // until then its program is expected
-	met     bool          // it has said Hello, and not been missing since
-	refused bool          // a connection was, since the engine was last asked
-	unseen  bool          // the last one that dialled can't be seen from here
-	hellos  int
-	strange int // connections taken in since the pid was known
-	conns   map[*conn]struct{}
-	idle    []*conn // the one that was used last is the last
-	sparing bool    // spare is to be called
-	waiting []chan *conn
-	held    holding // processes whose connection is here
+	mu       sync.Mutex
+	ln       *net.UnixListener
+	done     chan struct{}       // closed with the box
+	pid      int                 // of the container's first process; 0 while that isn't known
+	until    time.Time           // until then its program is expected
+	met      bool                // it has said Hello, and not been missing since
+	refused  bool                // a connection was, since the engine was last asked
+	outdated bool                // the last one that dialled was of another version
+	unseen   bool                // the last one that dialled can't be seen from here
+	strange  int                 // connections taken in since the pid was known
+	dialled  []*session          // the oldest first; those too that haven't said Hello
+	arrived  chan struct{}       // closed when one has said Hello
+	served   map[string]*session // by user
+	owners   map[string]*session // of processes, by their ID, if that is a served one
 }
 
 func (r *Runtime) newBox(name string) *box {
-	b := &box{r: r, name: name, done: make(chan struct{}), conns: map[*conn]struct{}{}}
+	b := &box{r: r, name: name, done: make(chan struct{}), arrived: make(chan struct{}), served: map[string]*session{}, owners: map[string]*session{}}
 	if name != "" {
 		b.dir = filepath.Join(r.opts.Root, name)
 	}
@@ -115,7 +112,6 @@ func (b *box) listen() error {
 
 // close ends all that there is of it but the directory.
 func (b *box) close() {
-	b.letGo()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	select {
@@ -130,13 +126,14 @@ func (b *box) close() {
 	b.hangUp()
 }
 
-// hangUp closes all connections; the lock is held.
+// hangUp ends all sessions; the lock is held.
 func (b *box) hangUp() {
-	for c := range b.conns {
-		_ = c.nc.Close()
-		delete(b.conns, c)
+	for _, s := range b.dialled {
+		s.hangUp()
 	}
-	b.idle = nil
+	for _, s := range b.served {
+		s.endLocked()
+	}
 }
 
 // part forgets the container.
@@ -156,15 +153,15 @@ func (b *box) meet(c runtime.Container) {
 	if b.pid != 0 {
 		b.strange = 0
 	}
-	for i := len(b.idle) - 1; i >= 0; i-- {
-		if !b.owns(b.idle[i]) {
-			b.shut(b.idle[i])
+	for _, s := range b.dialled {
+		if !b.owns(s) {
+			s.hangUp()
 		}
 	}
 }
 
-// owns reports whether a connection is of the container's first process. The lock is held.
-func (b *box) owns(c *conn) bool { return c.pid == b.pid }
+// owns reports whether a session is of the container's first process. The lock is held.
+func (b *box) owns(s *session) bool { return s.pid == b.pid }
 
 // socketless reports whether the program can't be reached by a socket: the box has none,
 // or Berm can't see who dials.
@@ -172,18 +169,6 @@ func (b *box) socketless() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.name == "" || b.unseen
-}
-
-// shut closes a connection; the lock is held.
-func (b *box) shut(c *conn) {
-	_ = c.nc.Close()
-	delete(b.conns, c)
-	for i, other := range b.idle {
-		if other == c {
-			b.idle = append(b.idle[:i], b.idle[i+1:]...)
-			return
-		}
-	}
 }
 
 // accept takes connections in until the listener is closed.
@@ -215,8 +200,7 @@ func (b *box) admit(nc *net.UnixConn) bool {
 	if pid == 0 && !b.r.unseen.Swap(true) {
 		b.r.log.Warn("agent_unseen", "dir", b.dir, "remedy", "run Berm in the host's process namespace (--pid host)")
 	}
-	c := newConn(nc)
-	c.pid = pid
+	s := &session{b: b, carrier: nc, pid: pid}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	select {
@@ -225,19 +209,18 @@ func (b *box) admit(nc *net.UnixConn) bool {
 	default:
 	}
 	b.unseen = pid == 0
-	if b.unseen || b.pid != 0 && !b.owns(c) {
+	if b.unseen || b.pid != 0 && !b.owns(s) {
 		b.refused = true
 		return false
 	}
-	if b.hellos >= maxHellos || len(b.conns) >= maxConns {
+	if len(b.dialled) >= maxSessions {
 		return false
 	}
-	b.hellos++
 	if b.pid == 0 {
 		b.strange++
 	}
-	b.conns[c] = struct{}{}
-	b.r.tasks.Go(func() { b.greet(c) })
+	b.dialled = append(b.dialled, s)
+	b.r.tasks.Go(func() { b.hold(s) })
 	return true
 }
 
@@ -264,98 +247,89 @@ func peer(nc *net.UnixConn) (int, error) {
 	return int(cred.Pid), nil
 }
 
-// greet waits for a new connection's Hello.
-func (b *box) greet(c *conn) {
-	err := b.r.guard(func() error { return c.greet(b.r.pace.hello) })
+// hold waits for the Hello of a session that was dialled, and keeps it until it ends.
+func (b *box) hold(s *session) {
+	err := b.r.guard(func() error { return s.greet(b.r.pace.hello) })
 	b.mu.Lock()
-	b.hellos--
-	if err != nil {
-		b.shut(c)
+	if err == nil {
+		s.greeted, b.met, b.outdated = true, true, false
+		close(b.arrived)
+		b.arrived = make(chan struct{})
 		b.mu.Unlock()
+		<-s.mux.CloseChan()
+		b.mu.Lock()
+	} else {
+		b.outdated = b.outdated || b.owns(s) && errors.Is(err, errOutdated)
 		b.r.log.Debug("agent_refused", "dir", b.dir, "error", err)
-		return
 	}
-	b.met = true
-	b.mu.Unlock()
-	b.put(c)
-}
-
-// put makes a connection available.
-func (b *box) put(c *conn) {
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, open := b.conns[c]; !open {
-		_ = c.nc.Close()
-		return
-	}
-	if len(b.waiting) > 0 {
-		b.waiting[0] <- c // has room for it
-		b.waiting = b.waiting[1:]
-		return
-	}
-	if len(b.idle) >= maxIdle {
-		if !b.owns(c) { // the first process' own may be among them
-			b.shut(c)
-			return
-		}
-		b.shut(b.idle[0]) // the likeliest to be dead
-	}
-	c.since = time.Now()
-	b.idle = append(b.idle, c)
-	b.spareLater()
-}
-
-// spareLater sees to it that connections are closed which aren't used: at the program's side
-// each takes 50 KB. The lock is held.
-func (b *box) spareLater() {
-	if b.sparing || len(b.idle) <= keptIdle || b.r.pace.spare == 0 {
-		return
-	}
-	b.sparing = true
-	time.AfterFunc(time.Until(b.idle[0].since.Add(b.r.pace.spare)), b.spare)
-}
-
-func (b *box) spare() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.sparing = false
-	for len(b.idle) > keptIdle && time.Since(b.idle[0].since) >= b.r.pace.spare {
-		b.shut(b.idle[0])
-	}
-	b.spareLater()
-}
-
-// lose closes a connection.
-func (b *box) lose(c *conn) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.shut(c)
+	b.dialled = slices.DeleteFunc(b.dialled, func(other *session) bool { return other == s })
 }
 
 // errAbsent says that the program doesn't answer.
 var errAbsent = errors.New("the program doesn't answer")
 
-// take gives a connection of the container's first process, and waits a little for one.
-// The error is errAbsent, or that of ctx.
-func (b *box) take(ctx context.Context) (*conn, error) {
-	asked := false
-	for {
-		c, owned, err := b.pick(ctx, &asked)
-		if err != nil {
-			return nil, err
+// take gives the latest session that the container's first process dialled, and waits a
+// little for one. The error is errAbsent, errOutdated, or that of ctx.
+func (b *box) take(ctx context.Context) (*session, error) {
+	var late <-chan time.Time
+	for asked := false; ; {
+		b.mu.Lock()
+		s, unsure := b.pickLocked()
+		arrived := b.arrived
+		patience := b.r.pace.brief
+		if b.met || time.Now().Before(b.until) {
+			patience = b.r.pace.dial
 		}
-		if !owned && !asked {
+		heard, outdated := b.ln != nil, b.outdated
+		b.mu.Unlock()
+		switch {
+		case s != nil:
+			return s, nil
+		case !heard:
+			return nil, errAbsent
+		case unsure && !asked: // another process may be the first by now
 			asked = true
 			b.ask(ctx)
+			continue
+		case outdated:
+			return nil, errOutdated
+		}
+		if late == nil {
+			timer := time.NewTimer(patience)
+			defer timer.Stop()
+			late = timer.C
+		}
+		select {
+		case <-arrived:
+		case <-late:
 			b.mu.Lock()
-			owned = b.owns(c)
+			if len(b.dialled) == 0 {
+				b.met, b.until = false, time.Time{}
+			}
 			b.mu.Unlock()
+			return nil, errAbsent
+		case <-b.done:
+			return nil, errAbsent
+		case <-ctx.Done():
+			return nil, runtime.Ended(ctx)
 		}
-		if owned {
-			return c, nil
-		}
-		b.lose(c)
 	}
+}
+
+// pickLocked gives a session of the first process. Unsure: that may have changed.
+func (b *box) pickLocked() (s *session, unsure bool) {
+	unsure = b.refused
+	for _, s := range slices.Backward(b.dialled) {
+		switch {
+		case !s.greeted || s.mux.IsClosed():
+		case b.owns(s):
+			return s, false
+		default:
+			unsure = true
+		}
+	}
+	return nil, unsure
 }
 
 // ask asks the engine who the first process is.
@@ -373,72 +347,10 @@ func (b *box) ask(ctx context.Context) {
 	}
 }
 
-// pick takes an idle connection, or the next that comes.
-func (b *box) pick(ctx context.Context, asked *bool) (c *conn, owned bool, err error) {
-	b.mu.Lock()
-	if n := len(b.idle); n > 0 {
-		c := b.idle[n-1]
-		b.idle = b.idle[:n-1]
-		defer b.mu.Unlock()
-		return c, b.owns(c), nil
-	}
-	if b.ln == nil {
-		b.mu.Unlock()
-		return nil, false, errAbsent
-	}
-	if b.refused && !*asked { // maybe another process is the first by now
-		b.mu.Unlock()
-		*asked = true
-		b.ask(ctx)
-		return b.pick(ctx, asked)
-	}
-	patience := b.r.pace.brief
-	if b.met || time.Now().Before(b.until) {
-		patience = b.r.pace.dial
-	}
-	next := make(chan *conn, 1)
-	b.waiting = append(b.waiting, next)
-	b.mu.Unlock()
-
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	select {
-	case c = <-next:
-	case <-timer.C:
-		err = errAbsent
-	case <-b.done:
-		err = errAbsent
-	case <-ctx.Done():
-		err = runtime.Ended(ctx)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if c == nil {
-		c = b.unwait(next)
-	}
-	if c != nil {
-		return c, b.owns(c), nil
-	}
-	if len(b.conns) == 0 && errors.Is(err, errAbsent) {
-		b.met, b.until = false, time.Time{}
-	}
-	return nil, false, err
-}
-
-// connected tells whether the program has a connection that isn't in use.
+// connected reports whether the program has a session.
 func (b *box) connected() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.idle) > 0
-}
-
-// unwait takes a waiter back, and gives what it may have got meanwhile; the lock is held.
-func (b *box) unwait(next chan *conn) *conn {
-	for i, w := range b.waiting {
-		if w == next {
-			b.waiting = append(b.waiting[:i], b.waiting[i+1:]...)
-			return nil
-		}
-	}
-	return <-next
+	s, _ := b.pickLocked()
+	return s != nil
 }
