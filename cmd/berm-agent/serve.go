@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -83,6 +84,7 @@ func runServe(args []string) int {
 	if err != nil {
 		return complain("take the standard input and output: "+reason(err), exitNotExecutable)
 	}
+	enterOwn()
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGCHLD, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	limitMemory()
@@ -123,6 +125,15 @@ func runServe(args []string) int {
 			}
 			return 0
 		}
+	}
+}
+
+// enterOwn enters the container's working directory, which its first process was given. The
+// engine starts this one in "/". One that can't be entered is left alone.
+func enterOwn() {
+	b, err := os.ReadFile("/proc/1/cmdline")
+	if args := strings.Split(string(b), "\x00"); err == nil && len(args) > 2 && args[1] == "init" {
+		_ = os.Chdir(args[2])
 	}
 }
 

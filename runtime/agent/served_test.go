@@ -134,7 +134,7 @@ func TestServedLost(t *testing.T) {
 			b, id, _, _ := servedBed(t)
 			begun := make(chan struct{})
 			b.engine.serves = func(p *program, req *wire.Request) {
-				if p.ready() {
+				if p.ready() && req.Op == wire.OpRun {
 					close(begun)
 					p.hungUp()
 				}
@@ -177,7 +177,7 @@ func TestServedStopped(t *testing.T) {
 	b, id, _, _ := servedBed(t)
 	b.engine.code = 0
 	b.engine.serves = func(p *program, req *wire.Request) {
-		if p.ready() {
+		if p.ready() && req.Op == wire.OpRun {
 			b.engine.stop <- struct{}{}
 			p.hungUp()
 		}
