@@ -201,7 +201,7 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 			return err
 		}
 		done := make(chan error, 1)
-		r.commands.background(func() {
+		r.chores.background(func() {
 			defer p.release()
 			workCtx, cancel := r.linger(callCtx)
 			defer cancel()
@@ -330,17 +330,11 @@ func (r *Runtime) deleteTask(ctx context.Context, id string) error {
 // that takes no call: the engine would run its OCI runtime for it.
 func (r *Runtime) killTask(ctx context.Context, id string, first *tasktypes.Process) error {
 	service := r.client.TaskService()
-	if h, err := openHabitat(id, int(first.Pid)); err == nil {
-		err = (&hunt{habitat: h}).signal(h.init, unix.SIGKILL)
-		// A Berm that was killed may have frozen it. On cgroup v1 a frozen process doesn't die.
-		if frozen, askErr := h.freezer.asked(); askErr == nil && frozen && state(first.Status) == runtime.StateRunning {
-			_ = h.freezer.set(false) // the wait for its end fails if it still is
-		}
-		h.close()
-		if err != nil {
-			return err
-		}
-	} else {
+	killed, err := r.killFirst(id, int(first.Pid))
+	if err != nil {
+		return err
+	}
+	if !killed {
 		_, err := service.Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(unix.SIGKILL)})
 		if err = native(err); err != nil && !errdefs.IsNotFound(err) {
 			return err
@@ -351,7 +345,7 @@ func (r *Runtime) killTask(ctx context.Context, id string, first *tasktypes.Proc
 			r.log.DebugContext(ctx, "resume_failed", "container_id", id, "error", err)
 		}
 	}
-	_, err := service.Wait(ctx, &tasks.WaitRequest{ContainerID: id})
+	_, err = service.Wait(ctx, &tasks.WaitRequest{ContainerID: id})
 	if err = native(err); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsUnknown(err) { // see deleteTask
 		return err
 	}
@@ -434,4 +428,38 @@ func decodeSpec(rec containers.Container) (*specs.Spec, error) {
 		return nil, errors.New("the OCI spec has no process")
 	}
 	return &s, nil
+}
+
+// runningPid is FailedPrecondition for a container that can run nothing now.
+func (r *Runtime) runningPid(ctx context.Context, id string) (uint32, error) {
+	p, err := r.taskProcess(ctx, id)
+	if err != nil {
+		return 0, err
+	}
+	switch state(p.Status) {
+	case runtime.StateRunning:
+		return p.Pid, nil
+	case runtime.StatePaused:
+		return 0, runtime.Precondition("the container is paused")
+	}
+	return 0, runtime.Precondition("the container isn't running")
+}
+
+// taskProcess is what the engine tells of a container's first process. NotFound when
+// there is no such container, FailedPrecondition when it has no processes.
+func (r *Runtime) taskProcess(ctx context.Context, id string) (*tasktypes.Process, error) {
+	if !idPattern.MatchString(id) {
+		return nil, noContainer(id)
+	}
+	res, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
+	if err = native(err); err == nil {
+		return res.Process, nil
+	}
+	if errdefs.IsNotFound(err) {
+		if _, err := r.record(ctx, id); err != nil {
+			return nil, err
+		}
+		err = runtime.Precondition("the container isn't running")
+	}
+	return nil, err
 }

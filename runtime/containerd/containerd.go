@@ -29,6 +29,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/containerd/image"
 	"github.com/bermhq/berm/runtime/containerd/network"
+	"github.com/bermhq/berm/runtime/keylock"
 )
 
 const (
@@ -49,6 +50,7 @@ var (
 	_ runtime.Watcher   = (*Runtime)(nil)
 	_ runtime.Networker = (*Runtime)(nil)
 	_ runtime.Sweeper   = (*Runtime)(nil)
+	_ runtime.Starter   = (*Runtime)(nil)
 )
 
 // Options of New.
@@ -97,7 +99,8 @@ type Runtime struct {
 	log      *slog.Logger
 	agent    agentFile
 	images   *image.Store
-	commands commands
+	chores   chores
+	starts   keylock.Map[string] // of programs, and pauses, by the container's id
 	networks *network.Manager
 	userNS   atomic.Bool // containers can have user namespaces of their own
 }
@@ -163,7 +166,7 @@ func setDefault(s *string, value string) {
 // Close lets go of the connection, once what calls have left to be done is done, or
 // a few seconds are over. Calls that run fail.
 func (r *Runtime) Close() error {
-	r.commands.wait()
+	r.chores.wait()
 	return r.client.Close()
 }
 

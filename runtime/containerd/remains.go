@@ -277,7 +277,7 @@ func killCgroup(dir string) error {
 		return err
 	}
 	for _, pid := range pids {
-		if err := killMember(dir, pid); err != nil {
+		if _, err := killMember(dir, pid); err != nil {
 			return err
 		}
 	}
@@ -308,23 +308,34 @@ func cgroupProcesses(dir string) ([]int, error) {
 }
 
 // killMember kills a process, if it still is a member once nobody else can have its number.
-func killMember(dir string, pid int) error {
+func killMember(dir string, pid int) (killed bool, err error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // the latter is a thread that isn't its process's first
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return fmt.Errorf("take hold of process %d: %w", pid, err)
+		return false, fmt.Errorf("take hold of process %d: %w", pid, err)
 	}
 	defer func() { _ = unix.Close(fd) }()
 	pids, err := cgroupProcesses(dir)
 	if err != nil || !slices.Contains(pids, pid) {
-		return err
+		return false, err
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("kill process %d: %w", pid, err)
+		return false, fmt.Errorf("kill process %d: %w", pid, err)
 	}
-	return nil
+	return true, nil
+}
+
+// killFirst kills a container's first process, and so all of them, without the engine. It
+// reports false for one that it can't tell: not in the container's cgroup, or in the host's
+// own process namespace, as what runs a machine around the container is.
+func (r *Runtime) killFirst(id string, pid int) (killed bool, err error) {
+	dirs, err := r.cgroups(id)
+	if err != nil || len(dirs) == 0 || hostsOwn(pid) {
+		return false, err
+	}
+	return killMember(dirs[0], pid)
 }
 
 // unmountSuffix detaches what is mounted at paths with an end, and answers the paths.

@@ -20,9 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd/image"
 )
-
-var _ runtime.Starter = (*Runtime)(nil)
 
 const (
 	// stderrGrace is how long the last of a program's standard error may follow its end.
@@ -30,6 +29,13 @@ const (
 
 	// endPatience is how long a program may take to end after its input has.
 	endPatience = 20 * time.Second
+
+	// endTimeout is how long the engine is asked to forget a program. It waits up to 10 s
+	// for descendants that have the output open.
+	endTimeout = 30 * time.Second
+
+	// waitTick is how often an engine that is away is asked for a program's end.
+	waitTick = 500 * time.Millisecond
 
 	// stdinTimeout is how long a shim may take to open its end of a program's input.
 	stdinTimeout = 10 * time.Second
@@ -43,14 +49,13 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runt
 		if err := runtime.CheckProgram(p); err != nil {
 			return err
 		}
-		leave, err := r.commands.gates.Enter(callCtx, id, func(ctx context.Context) error { // leaving settles it
-			<-ctx.Done()
-			return ctx.Err()
-		})
+		// A process that joins a frozen cgroup never gets done, and the shim holds the
+		// container's lock meanwhile.
+		unlock, err := r.starts.Lock(callCtx, id)
 		if err != nil {
-			return err
+			return callCtx.Err()
 		}
-		defer leave()
+		defer unlock()
 		process, err := r.programProcess(callCtx, id, p)
 		if err != nil {
 			return err
@@ -59,7 +64,7 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runt
 		if err != nil {
 			return err
 		}
-		// What is asked of the engine from here on it does in any case. No pause may come in between.
+		// What is asked of the engine from here on, it does in any case.
 		workCtx, cancel := r.linger(callCtx)
 		defer cancel()
 		if err := s.start(workCtx, process, p.Command[0]); err != nil {
@@ -80,7 +85,11 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runt
 
 // programProcess describes a program to the engine.
 func (r *Runtime) programProcess(ctx context.Context, id string, p runtime.Program) (*specs.Process, error) {
-	m, err := r.mainOf(ctx, id)
+	rec, err := r.record(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := decodeSpec(rec)
 	if err != nil {
 		return nil, err
 	}
@@ -88,11 +97,34 @@ func (r *Runtime) programProcess(ctx context.Context, id string, p runtime.Progr
 	if err != nil {
 		return nil, err
 	}
-	out := *m.spec
+	out := spec.Process
 	out.Terminal, out.ConsoleSize = false, nil
 	out.Cwd = "/"
 	out.Args = p.Command
-	return &out, become(&out, pid, p.User)
+	return out, become(out, pid, p.User)
+}
+
+// become makes a process one of the given user's; empty leaves it as it is.
+func become(p *specs.Process, pid uint32, user string) error {
+	if user == "" {
+		return nil
+	}
+	a, err := image.ProcessAccount(pid, user)
+	if err == nil && !samePath(fmt.Sprintf("/proc/%d/ns/user", pid), "/proc/self/ns/user") {
+		err = inRange(a)
+	}
+	if err != nil {
+		return err
+	}
+	p.User = specs.User{UID: a.UID, GID: a.GID, AdditionalGids: a.Groups}
+	// The bounding set is what the container may have; the kernel leaves nothing of
+	// the others to a user that isn't root.
+	if p.Capabilities != nil {
+		caps := *p.Capabilities
+		caps.Permitted, caps.Effective, caps.Inheritable, caps.Ambient = caps.Bounding, caps.Bounding, nil, nil
+		p.Capabilities = &caps
+	}
+	return nil
 }
 
 // stdio is a runtime.Stdio on named pipes, to whose other ends the shim copies.
@@ -156,7 +188,7 @@ func (s *stdio) start(ctx context.Context, process *specs.Process, program strin
 	defer func() {
 		s.closeSpare()
 		if err != nil {
-			s.r.commands.background(func() { s.remove(s.r.endProgram(ctx, s.container, s.id, 0)) })
+			s.r.chores.background(func() { s.remove(s.r.endProgram(ctx, s.container, s.id, 0)) })
 		}
 	}()
 	spec, err := typeurl.MarshalAnyToProto(process)
@@ -213,6 +245,12 @@ func (s *stdio) notStarted(ctx context.Context, err error, program string) error
 	return runtime.ErrNoRoom
 }
 
+// unexplained reports whether the container has to be looked at to know what an error means.
+// What OCI runtimes say comes without a class.
+func unexplained(err error) bool {
+	return !runtime.HasClass(err) && (errdefs.IsUnknown(err) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err))
+}
+
 // openStdin opens the program's input once the shim has opened its end: what is written
 // before is lost.
 func (s *stdio) openStdin(ctx context.Context) error {
@@ -238,7 +276,7 @@ func (s *stdio) await(ctx context.Context) {
 			return
 		}
 		select {
-		case <-time.After(exitTick):
+		case <-time.After(waitTick):
 		case <-ctx.Done():
 			return
 		}
@@ -261,7 +299,7 @@ func (s *stdio) Close() error {
 			go func() { _, _ = io.Copy(io.Discard, rest) }()
 		}
 		_, _ = s.stdin.Close(), s.stdout.Close()
-		s.r.commands.background(func() {
+		s.r.chores.background(func() {
 			ctx := context.Background()
 			s.r.endInput(ctx, s.container, s.id)
 			select {
@@ -305,7 +343,7 @@ func (s *stdio) Wait(ctx context.Context) (int, string, error) {
 		callCtx, cancel := s.r.bounded(ctx)
 		defer cancel()
 		if _, why := s.r.runningPid(callCtx, s.container); errdefs.IsNotFound(why) || errdefs.IsFailedPrecondition(why) {
-			err = errInterrupted
+			err = runtime.WithClass(errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted), runtime.ErrInterrupted)
 		}
 		return 0, s.said.String(), failure(ctx, op, err)
 	}
@@ -330,7 +368,7 @@ func (r *Runtime) endInput(ctx context.Context, container, id string) {
 // endProgram ends a program's input, kills it if it doesn't end in time, and has the
 // engine forget it. It reports whether the engine has.
 func (r *Runtime) endProgram(ctx context.Context, container, id string, patience time.Duration) bool {
-	ctx, cancel := context.WithTimeout(r.namespaced(context.WithoutCancel(ctx)), disposeTimeout)
+	ctx, cancel := context.WithTimeout(r.namespaced(context.WithoutCancel(ctx)), endTimeout)
 	defer cancel()
 	r.endInput(ctx, container, id)
 	service, begun := r.client.TaskService(), time.Now()

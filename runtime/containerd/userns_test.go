@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -335,12 +336,11 @@ func TestUserNSAttack(t *testing.T) {
 	}
 	run := func(box int, script string) string {
 		t.Helper()
-		var out strings.Builder
-		res, err := r.Exec(t.Context(), boxes[box].ID, runtime.Exec{Command: []string{"sh", "-c", script}, Stdout: &out, Stderr: &out})
-		if err != nil || res.ExitCode != 0 {
-			t.Errorf("%s: %v, exit code %d, %q", script, err, res.ExitCode, out.String())
+		out, said, code, err := runtimetest.Output(t.Context(), r, boxes[box].ID, "", "/bin/sh", "-c", script)
+		if err != nil || code != 0 {
+			t.Errorf("%s: %v, exit code %d, %q", script, err, code, out+said)
 		}
-		return out.String()
+		return out
 	}
 	for i, want := range []uint32{1000, 0} {
 		name := filepath.Join(dir, strconv.Itoa(i))
@@ -369,7 +369,7 @@ func TestUserNSAttack(t *testing.T) {
 		if log.String() != "main\n" {
 			t.Errorf("the log: %q", log.String())
 		}
-		_, err := r.Exec(t.Context(), box.ID, runtime.Exec{Command: []string{"true"}, User: "70000"})
+		_, err := r.Start(t.Context(), box.ID, runtime.Program{Command: []string{"/bin/true"}, User: "70000"})
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "userns: auto") {
 			t.Errorf("a command of user 70000: %v", err)
 		}
@@ -389,14 +389,11 @@ func TestUserNSAttack(t *testing.T) {
 		t.Cleanup(func() { _ = unix.Close(fd) })
 	}
 	open() // so that a count of what root has can't stay below the limit
-	running, stop := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		_, err := r.Exec(running, boxes[0].ID, runtime.Exec{Command: []string{"/work/exhaust", "/work/full"}})
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("the attack ended: %v", err)
-		}
-	})
+	attack, err := r.Start(t.Context(), boxes[0].ID, runtime.Program{Command: []string{"/work/exhaust", "/work/full"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = attack.Close() }()
 	for !strings.HasSuffix(run(0, "cat /work/full 2>&1 || true"), " too many open files") {
 		if t.Failed() {
 			t.FailNow()
@@ -412,8 +409,7 @@ func TestUserNSAttack(t *testing.T) {
 	if err := r.Resume(t.Context(), boxes[0].ID); err != nil {
 		t.Error(err)
 	}
-	stop()
-	wg.Wait()
+	_ = attack.Close()
 	for _, box := range boxes {
 		if err := r.Remove(t.Context(), box.ID); err != nil {
 			t.Error(err)

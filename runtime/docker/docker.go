@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/keylock"
 )
 
 const (
@@ -64,7 +65,7 @@ type Runtime struct {
 	connecting singleflight.Group
 	networks   singleflight.Group
 	images     imageCache
-	gates      runtime.Gates
+	starts     keylock.Map[string] // of programs, and pauses, by the container's id
 }
 
 var (
@@ -74,6 +75,7 @@ var (
 	_ runtime.Statser   = (*Runtime)(nil)
 	_ runtime.Watcher   = (*Runtime)(nil)
 	_ runtime.Networker = (*Runtime)(nil)
+	_ runtime.Starter   = (*Runtime)(nil)
 )
 
 // New makes a Runtime. It doesn't talk to the engine; it fails when the address or

@@ -2,9 +2,10 @@ package containerd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,10 +15,7 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-const (
-	testImage       = "berm.local/containerdtest:latest"
-	configuredImage = "berm.local/configured:latest"
-)
+const testImage = "berm.local/containerdtest:latest"
 
 // shared is the engine of all tests that don't need one of their own.
 var shared struct {
@@ -111,66 +109,6 @@ func startRegistry(t testing.TB, opts engine.RegistryOptions) *engine.Registry {
 	return shop
 }
 
-func TestContract(t *testing.T) { testContract(t, "", false) }
-
-// TestUserNSContract runs the contract with user namespaces, if the engine has them.
-func TestUserNSContract(t *testing.T) {
-	engine.RequireUserNS(t, newRuntime(t, testEngine(t)))
-	testContract(t, "", true)
-}
-
-// TestSoakContractCrun runs what of the contract an OCI runtime has a part in with crun.
-func TestSoakContractCrun(t *testing.T) {
-	testContract(t, "crun", false, "create/", "exec/", "list", "pause", "remove", "stats", "watch/", "client restart", "engine killed")
-}
-
-func testContract(t *testing.T, class string, userNS bool, only ...string) {
-	c := testEngine(t)
-	requireClass(t, class)
-	shop := startRegistry(t, engine.RegistryOptions{})
-	if err := shop.Push(t.Context(), "contract:latest"); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.ImportBusybox(t.Context(), configuredImage, runtimetest.ConfiguredChanges()...); err != nil {
-		t.Fatal(err)
-	}
-	agent, err := engine.PutAgent(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	runtimetest.Run(t, runtimetest.Harness{
-		New:           func(t *testing.T) runtime.Runtime { return newRuntime(t, c) },
-		Image:         testImage,
-		Configured:    configuredImage,
-		Agent:         agent,
-		Class:         class,
-		UserNS:        userNS,
-		Only:          only,
-		DeepMounts:    runtimeClasses[class].deep || userNS,
-		Real:          true,
-		Engine:        c,
-		Registry:      shop.Host(),
-		LocalNetworks: true,
-		Terminals:     maxTerminals,
-		Outside:       c.Outside(),
-		Hang: func(t *testing.T) (runtime.Runtime, func()) {
-			opts := testOptions(t, c)
-			opts.CallTimeout = time.Second
-			impatient := newRuntimeWith(t, opts)
-			thaw, err := engine.Freeze(c.Pid())
-			if err != nil {
-				t.Fatal(errors.Join(err, thaw()))
-			}
-			return impatient, func() {
-				if err := thaw(); err != nil {
-					t.Error(err)
-				}
-			}
-		},
-	})
-	wantNothingLeft(t, c)
-}
-
 // requireClass ends a test that needs a runtime class whose program isn't here.
 func requireClass(t testing.TB, class string) {
 	t.Helper()
@@ -187,4 +125,63 @@ func wantNothingLeft(t *testing.T, c *engine.Containerd) {
 	if err != nil || len(left) > 0 {
 		t.Errorf("left: %q, %v", left, err)
 	}
+}
+
+// sandbox makes a container that sleeps, on an engine.
+func sandbox(t *testing.T, r *Runtime) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := r.Create(ctx, runtime.Spec{
+		Name: "exec-" + strings.ToLower(strings.NewReplacer("/", "-", " ", "-").Replace(t.Name())), Image: testImage,
+		Command: []string{"sleep", "100000"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := r.Remove(ctx, c.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	for !slices.Contains(inside(t, c.ID), "sleep 100000") && ctx.Err() == nil { // the init process forks first, and executes it in a moment
+		time.Sleep(time.Millisecond)
+	}
+	return c.ID
+}
+
+// shell runs a script to its end.
+func shell(t *testing.T, r *Runtime, id, script string) (output string, code int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, _, code, err := runtimetest.Output(ctx, r, id, "", "/bin/sh", "-c", script)
+	if err != nil {
+		t.Fatalf("%s: %v", script, err)
+	}
+	return out, code
+}
+
+// inside lists the commands of the processes in a container, as the host sees them.
+func inside(t *testing.T, id string) []string {
+	t.Helper()
+	all, err := processes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for pid, p := range all {
+		cgroups, err := readLimited(fmt.Sprintf("/proc/%d/cgroup", pid), 64<<10)
+		if err != nil || !strings.Contains(string(cgroups), id) || p.over() {
+			continue
+		}
+		line, err := readLimited(fmt.Sprintf("/proc/%d/cmdline", pid), 1<<10)
+		if err == nil {
+			out = append(out, strings.Trim(strings.ReplaceAll(string(line), "\x00", " "), " "))
+		}
+	}
+	slices.Sort(out)
+	return out
 }
