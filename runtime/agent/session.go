@@ -22,7 +22,7 @@ import (
 const (
 	maxHello   = 4 << 10 // bytes read before a Hello is complete
 	maxID      = 1 << 31 // of users and groups
-	streamStay = 5 * time.Second
+	streamStay = time.Second
 )
 
 // session is a yamux session with the program in a container. Its carrier is a connection
