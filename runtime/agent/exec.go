@@ -415,7 +415,7 @@ func (x *run) killTree(ctx context.Context, over func() bool) error {
 		case err == nil && c.State == runtime.StatePaused:
 			return errors.New("the container is paused")
 		case x.s.served != nil && refusal == nil:
-			return x.s.fail(ctx)
+			return x.s.fail()
 		}
 		select {
 		case <-ctx.Done():

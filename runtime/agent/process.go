@@ -173,9 +173,7 @@ func (b *container) lost(ctx context.Context, s *session, err error) error {
 	if errors.Is(err, errSilent) && !b.runs(ctx) {
 		return b.excuse(ctx) // it is paused
 	}
-	ctx, cancel := context.WithTimeout(ctx, b.r.pace.kill)
-	defer cancel()
-	if why := s.fail(ctx); why != nil {
+	if why := s.fail(); why != nil {
 		return notKilled(interrupted("out of reach"), why)
 	}
 	return errVanished

@@ -31,6 +31,7 @@ type served struct {
 	processes int // that weren't forgotten
 	linger    *time.Timer
 	ended     bool // no operation may begin
+	silent    bool // its program doesn't react
 
 	over chan struct{} // closed when nothing of it runs any more, or can't be killed
 	err  error         // with over: why something may still run
@@ -150,16 +151,13 @@ func (s *session) endLocked() {
 
 // fail ends a session whose program doesn't react, and waits until nothing of it runs. The
 // error says that something may.
-func (s *session) fail(ctx context.Context) error {
+func (s *session) fail() error {
 	s.b.mu.Lock()
+	s.served.silent = true
 	s.endLocked()
 	s.b.mu.Unlock()
-	select {
-	case <-s.served.over:
-		return s.served.err
-	case <-ctx.Done():
-		return errSilent
-	}
+	<-s.served.over // tend bounds it
+	return s.served.err
 }
 
 // errNoProgram is the error for a container that was made without the program.
@@ -208,8 +206,12 @@ func (b *container) tend(s *session) {
 	x := s.served
 	b.mu.Lock()
 	s.endLocked()
+	leave := b.r.pace.leave
+	if x.silent {
+		leave = b.r.pace.drain
+	}
 	b.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), b.r.pace.leave)
+	ctx, cancel := context.WithTimeout(context.Background(), leave)
 	code, _, err := x.stdio.Wait(ctx)
 	cancel()
 	if err != nil || code != 0 { // else it has killed all that it started
@@ -253,7 +255,10 @@ func (b *container) watch(s *session) {
 		ctx, cancel := context.WithTimeout(context.Background(), b.r.pace.ready)
 		if b.runs(ctx) {
 			b.r.log.Warn("agent_silent", "container_id", s.served.id, "user", s.served.user)
-			s.hangUp()
+			b.mu.Lock()
+			s.served.silent = true
+			s.endLocked()
+			b.mu.Unlock()
 		}
 		cancel()
 	}
