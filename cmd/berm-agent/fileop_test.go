@@ -45,7 +45,7 @@ func begin(t *testing.T, req *wire.Request, uid int) *session {
 func newSession(t *testing.T) *session {
 	t.Helper()
 	here, there := net.Pipe()
-	berm, err := yamux.Client(here, wire.Mux(time.Minute, 0))
+	berm, err := yamux.Client(here, wire.Mux(time.Minute, time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -120,6 +120,8 @@ func TestAttachAfterABreak(t *testing.T) {
 	if !ok {
 		t.Fatal(b.failure)
 	}
+	for b.stderr.Len() == 0 && k.next(b) {
+	}
 	if err := k.w.Send(wire.KindData, []byte("three\n")); err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,8 @@ type talk struct {
 	mux  *yamux.Session
 	late time.Duration
 
+	hello wire.Hello
+
 	stream net.Conn // of the operation
 	r      *wire.Reader
 	w      *wire.Writer
@@ -36,27 +38,27 @@ func newTalk(t *testing.T, c net.Conn) *talk {
 	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	mux, err := greet(c)
+	mux, hello, err := greet(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := c.SetDeadline(time.Time{}); err != nil {
 		t.Fatal(err)
 	}
-	return &talk{t: t, conn: c, mux: mux, late: 20 * time.Second}
+	return &talk{t: t, conn: c, mux: mux, late: 20 * time.Second, hello: hello}
 }
 
 // greet reads Hello.
-func greet(c net.Conn) (*yamux.Session, error) {
+func greet(c net.Conn) (mux *yamux.Session, hello wire.Hello, err error) {
 	payload, err := wire.NewReader(c).Expect(wire.KindHello) // after which nothing comes by itself
 	if err != nil {
-		return nil, err
+		return nil, hello, err
 	}
-	var hello wire.Hello
 	if err := wire.Decode(payload, &hello); err != nil || hello.Version != wire.Version {
-		return nil, fmt.Errorf("hello %+v, %w", hello, err)
+		return nil, hello, fmt.Errorf("hello %+v, %w", hello, err)
 	}
-	return yamux.Client(c, wire.Mux(20*time.Second, 5*time.Second))
+	mux, err = yamux.Client(c, wire.Mux(20*time.Second, 5*time.Second))
+	return mux, hello, err
 }
 
 // beside is for another operation of the same session.

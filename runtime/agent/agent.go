@@ -91,11 +91,11 @@ type Runtime struct {
 
 	unseen atomic.Bool // a program dialled that this process can't see
 
-	mu     sync.Mutex
-	closed bool
-	boxes  map[string]*box // by the name of the directory
-	byID   map[string]*box // by the container's id; those without a directory, too
-	tasks  sync.WaitGroup  // all goroutines
+	mu         sync.Mutex
+	closed     bool
+	containers map[string]*container // by the name of the directory
+	byID       map[string]*container // by the container's id; those without a directory, too
+	tasks      sync.WaitGroup        // all goroutines
 }
 
 var (
@@ -164,7 +164,7 @@ func newRuntime(opts Options, p pace) (*Runtime, error) {
 	}
 	r := &Runtime{
 		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: p, runs: runPrefix + uuid.NewString()[:13] + ":", peer: peer,
-		boxes: map[string]*box{}, byID: map[string]*box{}, starter: starter,
+		containers: map[string]*container{}, byID: map[string]*container{}, starter: starter,
 	}
 	if err := r.scan(); err != nil {
 		r.stop()
@@ -214,13 +214,13 @@ func (r *Runtime) scan() error {
 		if !e.IsDir() || !dirPattern.MatchString(e.Name()) {
 			continue
 		}
-		b := r.newBox(e.Name())
+		b := r.newContainer(e.Name())
 		b.inherited = true
 		if err := b.listen(); err != nil {
 			r.log.Warn("agent_not_heard", "dir", b.dir, "error", err)
 			continue
 		}
-		r.boxes[b.name] = b
+		r.containers[b.name] = b
 	}
 	return nil
 }
@@ -239,9 +239,9 @@ func (r *Runtime) Close() error {
 func (r *Runtime) stop() {
 	r.mu.Lock()
 	r.closed = true
-	boxes := slices.AppendSeq(slices.Collect(maps.Values(r.boxes)), maps.Values(r.byID)) // some in both
+	all := slices.AppendSeq(slices.Collect(maps.Values(r.containers)), maps.Values(r.byID)) // some in both
 	r.mu.Unlock()
-	for _, b := range boxes {
+	for _, b := range all {
 		b.close()
 	}
 	r.tasks.Wait()
@@ -287,45 +287,45 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	return c, nil
 }
 
-// reserve gives the box of a container that is about to be made. There may be one
+// reserve gives what a container is to have that is about to be made. There may be such
 // already: of a container that has the name, so that the new one won't be, or of one
 // that is no more.
-func (r *Runtime) reserve(name string) (*box, error) {
+func (r *Runtime) reserve(name string) (*container, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return nil, errClosed
 	}
-	b := r.boxes[dirName(name)]
+	b := r.containers[dirName(name)]
 	if b == nil {
-		b = r.newBox(dirName(name))
+		b = r.newContainer(dirName(name))
 		b.fresh = true
 		if err := b.make(); err != nil {
 			return nil, runtime.Unavailable(err)
 		}
-		r.boxes[b.name] = b
+		r.containers[b.name] = b
 	}
 	b.creates++
 	b.uses++
 	return b, nil
 }
 
-// release removes a box that no container has; the lock is held. What an earlier Runtime
+// release removes what no container of the engine has; the lock is held. What an earlier Runtime
 // left may belong to one that this one hasn't met yet.
-func (r *Runtime) release(b *box) {
+func (r *Runtime) release(b *container) {
 	if b.creates == 0 && b.id == "" && b.fresh {
 		r.drop(b)
 	}
 }
 
-// drop removes a box; the lock is held.
-func (r *Runtime) drop(b *box) {
+// drop forgets a container, and removes its directory; the lock is held.
+func (r *Runtime) drop(b *container) {
 	b.close()
 	if b.name == "" {
 		return
 	}
-	if r.boxes[b.name] == b {
-		delete(r.boxes, b.name)
+	if r.containers[b.name] == b {
+		delete(r.containers, b.name)
 	}
 	if err := os.RemoveAll(b.dir); err != nil {
 		r.log.Error("agent_dir_left", "dir", b.dir, "error", err)
@@ -338,7 +338,7 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	if b == nil {
 		if c, err := r.Inspect(ctx, id); err == nil {
 			r.mu.Lock()
-			b = r.boxes[dirName(c.Name)]
+			b = r.containers[dirName(c.Name)]
 			r.mu.Unlock()
 		}
 	}
@@ -359,15 +359,15 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	return nil
 }
 
-// known gives the box of a container that this Runtime has met.
-func (r *Runtime) known(id string) *box {
+// known gives a container that this Runtime has met.
+func (r *Runtime) known(id string) *container {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.byID[id]
 }
 
-// box finds a container's box.
-func (r *Runtime) box(ctx context.Context, id string) (*box, error) {
+// container finds a container.
+func (r *Runtime) container(ctx context.Context, id string) (*container, error) {
 	if b := r.known(id); b != nil {
 		return b, nil
 	}
@@ -382,8 +382,8 @@ func (r *Runtime) box(ctx context.Context, id string) (*box, error) {
 	}
 	b := r.byID[c.ID]
 	if b == nil {
-		if b = r.boxes[dirName(c.Name)]; b == nil {
-			b = r.newBox("")
+		if b = r.containers[dirName(c.Name)]; b == nil {
+			b = r.newContainer("")
 		}
 		b.id = c.ID
 		r.byID[c.ID] = b
@@ -413,7 +413,7 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 func (r *Runtime) meet(ctx context.Context, ids []string) {
 	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
 	defer cancel()
-	atOnce(ctx, ids, func(id string) { _, _ = r.box(ctx, id) })
+	atOnce(ctx, ids, func(id string) { _, _ = r.container(ctx, id) })
 }
 
 // tidy has the programs forget commands of an earlier Runtime, which nobody waits for
@@ -423,14 +423,14 @@ func (r *Runtime) tidy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
 	defer cancel()
 	r.mu.Lock()
-	var inherited []*box
-	for _, b := range r.boxes {
+	var inherited []*container
+	for _, b := range r.containers {
 		if b.inherited && b.id != "" {
 			inherited = append(inherited, b)
 		}
 	}
 	r.mu.Unlock()
-	atOnce(ctx, inherited, func(b *box) {
+	atOnce(ctx, inherited, func(b *container) {
 		if b.tidy(ctx) {
 			r.mu.Lock()
 			b.inherited = false
@@ -468,11 +468,11 @@ func atOnce[T any](ctx context.Context, all []T, f func(T)) {
 	}
 }
 
-// sweep gives the ids of containers whose box doesn't know them yet.
+// sweep gives the ids of containers that this Runtime hasn't met.
 func (r *Runtime) sweep(ctx context.Context) (unmet []string, err error) {
 	r.mu.Lock()
-	uses := map[*box]uint64{} // before the engine is asked: what comes after stays
-	for _, b := range r.boxes {
+	uses := map[*container]uint64{} // before the engine is asked: what comes after stays
+	for _, b := range r.containers {
 		if b.creates == 0 {
 			uses[b] = b.uses
 		}
@@ -502,20 +502,20 @@ func (r *Runtime) sweep(ctx context.Context) (unmet []string, err error) {
 				r.drop(b)
 			}
 		}
-		if b.name != "" && !names[b.name] && r.boxes[b.name] == b {
+		if b.name != "" && !names[b.name] && r.containers[b.name] == b {
 			r.drop(b)
 		}
 	}
 	for _, c := range list {
-		if b := r.boxes[dirName(c.Name)]; b != nil && b.id == "" && b.creates == 0 {
+		if b := r.containers[dirName(c.Name)]; b != nil && b.id == "" && b.creates == 0 {
 			unmet = append(unmet, c.ID)
 		}
 	}
 	return unmet, r.sweepStrays(names)
 }
 
-// sweepStrays removes directories that no box has, and no container; the lock is held,
-// and under it each that is made gets its box.
+// sweepStrays removes directories that no container has; the lock is held,
+// and under it each that is made gets its container.
 func (r *Runtime) sweepStrays(names map[string]bool) error {
 	entries, err := os.ReadDir(r.opts.Root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -523,7 +523,7 @@ func (r *Runtime) sweepStrays(names map[string]bool) error {
 	}
 	var left error
 	for _, e := range entries {
-		if dirPattern.MatchString(e.Name()) && r.boxes[e.Name()] == nil && !names[e.Name()] {
+		if dirPattern.MatchString(e.Name()) && r.containers[e.Name()] == nil && !names[e.Name()] {
 			left = errors.Join(left, os.RemoveAll(filepath.Join(r.opts.Root, e.Name())))
 		}
 	}

@@ -33,7 +33,7 @@ type conn struct {
 // connection fail.
 type call struct {
 	*conn
-	b       *box
+	b       *container
 	id      string // the container's
 	ctx     context.Context
 	closing sync.Once
@@ -57,7 +57,7 @@ var past = time.Unix(1, 0)
 // begin makes a request on a session, and returns when the program has been told to go. It
 // takes over the caller's use of the session. Other errors than errDead, errSilent, errBusy
 // and the context's are a *wire.Failure.
-func (b *box) begin(ctx context.Context, id string, s *session, request []byte) (*call, error) {
+func (b *container) begin(ctx context.Context, id string, s *session, request []byte) (*call, error) {
 	c, err := s.open()
 	if err != nil {
 		s.release()
@@ -76,7 +76,7 @@ func (b *box) begin(ctx context.Context, id string, s *session, request []byte) 
 	return nil, err
 }
 
-func newCall(ctx context.Context, b *box, id string, c *conn) *call {
+func newCall(ctx context.Context, b *container, id string, c *conn) *call {
 	x := &call{conn: c, b: b, id: id, ctx: ctx, stopped: make(chan struct{})}
 	x.stop = context.AfterFunc(ctx, func() {
 		_ = c.nc.SetDeadline(past)
@@ -137,12 +137,12 @@ func absent(err error) error {
 
 // runs tells whether the engine says that the container runs, and isn't frozen. One that
 // it says nothing of does.
-func (b *box) runs(ctx context.Context) bool {
+func (b *container) runs(ctx context.Context) bool {
 	c, err := b.inspect(ctx)
 	return err == nil && c.State == runtime.StateRunning || err != nil && !errdefs.IsNotFound(err)
 }
 
-func (b *box) inspect(ctx context.Context) (runtime.Container, error) {
+func (b *container) inspect(ctx context.Context) (runtime.Container, error) {
 	b.r.mu.Lock()
 	id := b.id
 	b.r.mu.Unlock()
@@ -226,7 +226,7 @@ func (r *Runtime) open(ctx context.Context, id string, req *wire.Request) (*call
 	if ctx.Err() != nil {
 		return nil, runtime.Ended(ctx)
 	}
-	b, err := r.box(ctx, id)
+	b, err := r.container(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -235,7 +235,7 @@ func (r *Runtime) open(ctx context.Context, id string, req *wire.Request) (*call
 
 // open begins an operation as a user; empty is the container's own. Where the program
 // doesn't answer at its socket, the engine starts one if anyway is set. The error is classed.
-func (b *box) open(ctx context.Context, id, user string, req *wire.Request, anyway bool) (*call, error) {
+func (b *container) open(ctx context.Context, id, user string, req *wire.Request, anyway bool) (*call, error) {
 	request, err := encode(req)
 	if err != nil {
 		return nil, err
@@ -298,7 +298,7 @@ var errLost = runtime.Unavailable(errors.New("the container's agent doesn't answ
 
 // start makes a request on one session after the other, until one isn't dead. The error is
 // errAbsent, one of session's, the context's or a *wire.Failure.
-func (b *box) start(ctx context.Context, id string, request []byte, session func(context.Context) (*session, error)) (*call, error) {
+func (b *container) start(ctx context.Context, id string, request []byte, session func(context.Context) (*session, error)) (*call, error) {
 	for dead := range maxRetries {
 		if dead > 0 && !b.connected() && !b.runs(ctx) {
 			return nil, errAbsent // which is why
@@ -321,7 +321,7 @@ func (b *box) start(ctx context.Context, id string, request []byte, session func
 }
 
 // excuse is the error for a container in which nobody answers, if it is no wonder.
-func (b *box) excuse(ctx context.Context) error {
+func (b *container) excuse(ctx context.Context) error {
 	c, err := b.inspect(ctx)
 	switch {
 	case err != nil:

@@ -26,9 +26,9 @@ const (
 	youth        = 10 * time.Second // since a container was made, in which its program is expected
 )
 
-// box is what there is of a container here: its directory and socket, and the sessions
+// container is what there is of a container here: its directory and socket, and the sessions
 // with its program. One without a directory has no name.
-type box struct {
+type container struct {
 	r    *Runtime
 	name string
 	dir  string
@@ -46,7 +46,7 @@ type box struct {
 
 	mu       sync.Mutex
 	ln       *net.UnixListener
-	done     chan struct{}       // closed with the box
+	done     chan struct{}       // closed with the container
 	pid      int                 // of the container's first process; 0 while that isn't known
 	until    time.Time           // until then its program is expected
 	met      bool                // it has said Hello, and not been missing since
@@ -60,8 +60,8 @@ type box struct {
 	owners   map[string]*session // of processes, by their ID, if that is a served one
 }
 
-func (r *Runtime) newBox(name string) *box {
-	b := &box{r: r, name: name, done: make(chan struct{}), arrived: make(chan struct{}), served: map[string]*session{}, owners: map[string]*session{}}
+func (r *Runtime) newContainer(name string) *container {
+	b := &container{r: r, name: name, done: make(chan struct{}), arrived: make(chan struct{}), served: map[string]*session{}, owners: map[string]*session{}}
 	if name != "" {
 		b.dir = filepath.Join(r.opts.Root, name)
 	}
@@ -69,7 +69,7 @@ func (r *Runtime) newBox(name string) *box {
 }
 
 // make makes the directory, and listens in it.
-func (b *box) make() error {
+func (b *container) make() error {
 	if err := os.Mkdir(b.dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
@@ -85,7 +85,7 @@ func (b *box) make() error {
 
 // listen makes the socket, by a path that is never too long for one. Who can reach it
 // is up to the directories above.
-func (b *box) listen() error {
+func (b *container) listen() error {
 	dir, err := os.OpenFile(b.dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
@@ -111,7 +111,7 @@ func (b *box) listen() error {
 }
 
 // close ends all that there is of it but the directory.
-func (b *box) close() {
+func (b *container) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	select {
@@ -127,7 +127,7 @@ func (b *box) close() {
 }
 
 // hangUp ends all sessions; the lock is held.
-func (b *box) hangUp() {
+func (b *container) hangUp() {
 	for _, s := range b.dialled {
 		s.hangUp()
 	}
@@ -137,7 +137,7 @@ func (b *box) hangUp() {
 }
 
 // part forgets the container.
-func (b *box) part() {
+func (b *container) part() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.pid, b.met = 0, false
@@ -145,7 +145,7 @@ func (b *box) part() {
 }
 
 // meet takes note of what the engine says of the container.
-func (b *box) meet(c runtime.Container) {
+func (b *container) meet(c runtime.Container) {
 	b.paused.Store(c.State == runtime.StatePaused)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -161,18 +161,18 @@ func (b *box) meet(c runtime.Container) {
 }
 
 // owns reports whether a session is of the container's first process. The lock is held.
-func (b *box) owns(s *session) bool { return s.pid == b.pid }
+func (b *container) owns(s *session) bool { return s.pid == b.pid }
 
-// socketless reports whether the program can't be reached by a socket: the box has none,
+// socketless reports whether the program can't be reached by a socket: there is none,
 // or Berm can't see who dials.
-func (b *box) socketless() bool {
+func (b *container) socketless() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.name == "" || b.unseen
 }
 
 // accept takes connections in until the listener is closed.
-func (b *box) accept(ln *net.UnixListener) {
+func (b *container) accept(ln *net.UnixListener) {
 	for {
 		nc, err := ln.AcceptUnix()
 		admitted := err == nil && b.admit(nc)
@@ -192,7 +192,7 @@ func (b *box) accept(ln *net.UnixListener) {
 }
 
 // admit looks at a new connection; false refuses it.
-func (b *box) admit(nc *net.UnixConn) bool {
+func (b *container) admit(nc *net.UnixConn) bool {
 	pid, err := b.r.peer(nc)
 	if err != nil {
 		return false
@@ -225,7 +225,7 @@ func (b *box) admit(nc *net.UnixConn) bool {
 }
 
 // crowded tells whether many came that may be anybody.
-func (b *box) crowded() bool {
+func (b *container) crowded() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.strange >= maxStrangers
@@ -248,7 +248,7 @@ func peer(nc *net.UnixConn) (int, error) {
 }
 
 // hold waits for the Hello of a session that was dialled, and keeps it until it ends.
-func (b *box) hold(s *session) {
+func (b *container) hold(s *session) {
 	err := b.r.guard(func() error { return s.greet(b.r.pace.hello) })
 	b.mu.Lock()
 	if err == nil {
@@ -271,7 +271,7 @@ var errAbsent = errors.New("the program doesn't answer")
 
 // take gives the latest session that the container's first process dialled, and waits a
 // little for one. The error is errAbsent, errOutdated, or that of ctx.
-func (b *box) take(ctx context.Context) (*session, error) {
+func (b *container) take(ctx context.Context) (*session, error) {
 	var late <-chan time.Time
 	for asked := false; ; {
 		b.mu.Lock()
@@ -318,7 +318,7 @@ func (b *box) take(ctx context.Context) (*session, error) {
 }
 
 // pickLocked gives a session of the first process. Unsure: that may have changed.
-func (b *box) pickLocked() (s *session, unsure bool) {
+func (b *container) pickLocked() (s *session, unsure bool) {
 	unsure = b.refused
 	for _, s := range slices.Backward(b.dialled) {
 		switch {
@@ -333,7 +333,7 @@ func (b *box) pickLocked() (s *session, unsure bool) {
 }
 
 // ask asks the engine who the first process is.
-func (b *box) ask(ctx context.Context) {
+func (b *container) ask(ctx context.Context) {
 	b.r.mu.Lock()
 	id := b.id
 	b.r.mu.Unlock()
@@ -348,7 +348,7 @@ func (b *box) ask(ctx context.Context) {
 }
 
 // connected reports whether the program has a session.
-func (b *box) connected() bool {
+func (b *container) connected() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s, _ := b.pickLocked()

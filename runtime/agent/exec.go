@@ -78,7 +78,7 @@ func (r *Runtime) exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 	if ctx.Err() != nil {
 		return runtime.ExecResult{}, runtime.Ended(ctx)
 	}
-	b, err := r.box(ctx, id)
+	b, err := r.container(ctx, id)
 	if err != nil {
 		return runtime.ExecResult{}, err
 	}
@@ -274,7 +274,7 @@ func (x *run) rejoin(ctx context.Context, tries int) (*call, error) {
 // rejoin attaches to a process whose connection broke, from a place in its output on.
 // Pid is of who was at its other end. The error is ErrInterrupted when the container has
 // ended, errAbsent, a *wire.Failure, the context's, or Unavailable with ErrNotKilled.
-func (b *box) rejoin(ctx context.Context, id, process string, seq int64, pid int) (*call, error) {
+func (b *container) rejoin(ctx context.Context, id, process string, seq int64, pid int) (*call, error) {
 	request, err := encode(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: process, From: seq}})
 	if err != nil {
 		return nil, err
@@ -322,8 +322,8 @@ func (b *box) rejoin(ctx context.Context, id, process string, seq int64, pid int
 	return nil, errAbsent
 }
 
-// left is the error of a command whose box is closed.
-func (b *box) left() error {
+// left is the error of a command whose container is closed.
+func (b *container) left() error {
 	b.r.mu.Lock()
 	defer b.r.mu.Unlock()
 	if b.r.closed {
@@ -415,7 +415,7 @@ func (x *run) killTree(ctx context.Context, over func() bool) error {
 		case err == nil && c.State == runtime.StatePaused:
 			return errors.New("the container is paused")
 		case x.s.served != nil && refusal == nil:
-			return x.s.fail(ctx)
+			return x.s.fail()
 		}
 		select {
 		case <-ctx.Done():
@@ -432,7 +432,7 @@ func (x *run) killTree(ctx context.Context, over func() bool) error {
 
 // settle does an operation that has no input and no answer, on a session if that is a served
 // one, or else on any that was dialled. A refusal is a *wire.Failure.
-func (b *box) settle(ctx context.Context, id string, s *session, request []byte) error {
+func (b *container) settle(ctx context.Context, id string, s *session, request []byte) error {
 	var x *call
 	var err error
 	if s.served == nil {
@@ -471,7 +471,7 @@ const maxTidied = 64
 
 // tidy has the program forget commands of an earlier Runtime that have ended, not all of
 // many at once. True when there is none any more.
-func (b *box) tidy(ctx context.Context) bool {
+func (b *container) tidy(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, b.r.pace.ready)
 	defer cancel()
 	b.r.mu.Lock()

@@ -435,7 +435,7 @@ func TestExecStdinLeftOpen(t *testing.T) {
 	}
 }
 
-func (b *box) connections() int {
+func (b *container) connections() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.dialled)
@@ -566,7 +566,7 @@ func testPeerUnseen(t *testing.T, pid int) {
 	}
 }
 
-func (b *box) pidIs(pid int) bool {
+func (b *container) pidIs(pid int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.pid == pid
@@ -799,7 +799,7 @@ func FuzzNumbers(f *testing.F) {
 		_ = wire.NewWriter(&hello).Send(wire.KindHello, say(`"version":2,`))
 		ours, theirs := net.Pipe()
 		go func() { _, _ = theirs.Write(hello.Bytes()); _ = theirs.Close() }()
-		s := &session{b: &box{r: &Runtime{}}, carrier: ours}
+		s := &session{b: &container{r: &Runtime{}}, carrier: ours}
 		if err := s.greet(time.Minute); err == nil && !sound(int64(s.hello.UID), int64(s.hello.GID), int64(s.hello.PID)) {
 			t.Errorf("%+v", s.hello)
 		}

@@ -125,7 +125,7 @@ func about(what, id, process string, err error) error {
 var errNoProcess = runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such process"))
 
 // owner gives the served session of a process, with a use of it; nil if it isn't of any.
-func (b *box) owner(process string) *session {
+func (b *container) owner(process string) *session {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.owners[process]
@@ -140,7 +140,7 @@ func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*cal
 	if ctx.Err() != nil {
 		return nil, runtime.Ended(ctx)
 	}
-	b, err := r.box(ctx, id)
+	b, err := r.container(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -169,13 +169,11 @@ func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*cal
 
 // lost waits until nothing of a session runs that has ended, or whose program is silent. The
 // error says what became of its processes.
-func (b *box) lost(ctx context.Context, s *session, err error) error {
+func (b *container) lost(ctx context.Context, s *session, err error) error {
 	if errors.Is(err, errSilent) && !b.runs(ctx) {
 		return b.excuse(ctx) // it is paused
 	}
-	ctx, cancel := context.WithTimeout(ctx, b.r.pace.kill)
-	defer cancel()
-	if why := s.fail(ctx); why != nil {
+	if why := s.fail(); why != nil {
 		return notKilled(interrupted("out of reach"), why)
 	}
 	return errVanished
@@ -197,7 +195,7 @@ func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runt
 	if ctx.Err() != nil {
 		return runtime.ProcessInfo{}, runtime.Ended(ctx)
 	}
-	b, err := r.box(ctx, id)
+	b, err := r.container(ctx, id)
 	if err != nil {
 		return runtime.ProcessInfo{}, err
 	}
@@ -228,7 +226,7 @@ func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runt
 }
 
 // own notes that a process is of a session, if that is a served one.
-func (b *box) own(s *session, process string) {
+func (b *container) own(s *session, process string) {
 	if s.served == nil {
 		return
 	}
@@ -239,7 +237,7 @@ func (b *box) own(s *session, process string) {
 }
 
 // disown forgets whose a process is.
-func (b *box) disown(process string) {
+func (b *container) disown(process string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if s := b.owners[process]; s != nil {
@@ -291,7 +289,7 @@ func (r *Runtime) list(ctx context.Context, id string) (out []runtime.ProcessInf
 	if ctx.Err() != nil {
 		return nil, runtime.Ended(ctx)
 	}
-	b, err := r.box(ctx, id)
+	b, err := r.container(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -338,7 +336,7 @@ func (r *Runtime) list(ctx context.Context, id string) (out []runtime.ProcessInf
 }
 
 // lists reports whether a process can be of a session.
-func (b *box) lists(s *session, process string) bool {
+func (b *container) lists(s *session, process string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	owner := b.owners[process]
@@ -346,7 +344,7 @@ func (b *box) lists(s *session, process string) bool {
 }
 
 // serving gives the served sessions that have processes, with a use of each.
-func (b *box) serving() (out []*session) {
+func (b *container) serving() (out []*session) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, s := range b.served {
@@ -359,7 +357,7 @@ func (b *box) serving() (out []*session) {
 }
 
 // hasServed reports whether there is any process of a served session.
-func (b *box) hasServed() bool {
+func (b *container) hasServed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.owners) > 0

@@ -26,11 +26,12 @@ type served struct {
 	user  string
 	stdio runtime.Stdio
 
-	// With the box's lock.
+	// With the container's lock.
 	uses      int // operations under way
 	processes int // that weren't forgotten
 	linger    *time.Timer
 	ended     bool // no operation may begin
+	silent    bool // its program doesn't react
 
 	over chan struct{} // closed when nothing of it runs any more, or can't be killed
 	err  error         // with over: why something may still run
@@ -43,7 +44,7 @@ type servedKey struct {
 
 // serve gives the session of a user, and starts its program if there is none. The caller
 // has a use of it, which release ends.
-func (b *box) serve(ctx context.Context, id, user string) (*session, error) {
+func (b *container) serve(ctx context.Context, id, user string) (*session, error) {
 	unlock, err := b.r.serving.Lock(ctx, servedKey{id, user})
 	if err != nil {
 		return nil, runtime.Ended(ctx)
@@ -82,7 +83,7 @@ var errGone = runtime.Unavailable(errors.New("the container is gone, or this cli
 
 // startProgram has the engine start a program. No pause comes between: a process that joins
 // a frozen cgroup never gets done.
-func (b *box) startProgram(ctx context.Context, id string, p runtime.Program) (runtime.Stdio, error) {
+func (b *container) startProgram(ctx context.Context, id string, p runtime.Program) (runtime.Stdio, error) {
 	unlock, err := b.r.starts.Lock(ctx, id)
 	if err != nil {
 		return nil, runtime.Ended(ctx)
@@ -95,7 +96,7 @@ func (b *box) startProgram(ctx context.Context, id string, p runtime.Program) (r
 }
 
 // join gives the session of a user, if there is one.
-func (b *box) join(user string) *session {
+func (b *container) join(user string) *session {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s := b.served[user]
@@ -105,7 +106,7 @@ func (b *box) join(user string) *session {
 	return s
 }
 
-func (b *box) useLocked(s *session) {
+func (b *container) useLocked(s *session) {
 	s.served.uses++
 	if s.served.linger != nil {
 		s.served.linger.Stop()
@@ -150,23 +151,20 @@ func (s *session) endLocked() {
 
 // fail ends a session whose program doesn't react, and waits until nothing of it runs. The
 // error says that something may.
-func (s *session) fail(ctx context.Context) error {
+func (s *session) fail() error {
 	s.b.mu.Lock()
+	s.served.silent = true
 	s.endLocked()
 	s.b.mu.Unlock()
-	select {
-	case <-s.served.over:
-		return s.served.err
-	case <-ctx.Done():
-		return errSilent
-	}
+	<-s.served.over // tend bounds it
+	return s.served.err
 }
 
 // errNoProgram is the error for a container that was made without the program.
 var errNoProgram = runtime.WithClass(errdefs.ErrNotImplemented, errors.New("the container has no agent; recreate it"))
 
 // startServe starts the program, and reads its Hello.
-func (b *box) startServe(ctx context.Context, id, user string) (*session, error) {
+func (b *container) startServe(ctx context.Context, id, user string) (*session, error) {
 	stdio, err := b.startProgram(ctx, id, runtime.Program{Command: []string{runtime.AgentProgram, "serve"}, User: user})
 	if errdefs.IsNotFound(err) {
 		if _, gone := b.inspect(ctx); gone == nil { // the program isn't there, the container is
@@ -203,13 +201,17 @@ func (b *box) startServe(ctx context.Context, id, user string) (*session, error)
 }
 
 // tend watches over a session to its end, and over what its program leaves.
-func (b *box) tend(s *session) {
+func (b *container) tend(s *session) {
 	b.watch(s)
 	x := s.served
 	b.mu.Lock()
 	s.endLocked()
+	leave := b.r.pace.leave
+	if x.silent {
+		leave = b.r.pace.drain
+	}
 	b.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), b.r.pace.leave)
+	ctx, cancel := context.WithTimeout(context.Background(), leave)
 	code, _, err := x.stdio.Wait(ctx)
 	cancel()
 	if err != nil || code != 0 { // else it has killed all that it started
@@ -229,7 +231,7 @@ func (b *box) tend(s *session) {
 }
 
 // watch returns when the session ends. It ends one whose program doesn't answer pings.
-func (b *box) watch(s *session) {
+func (b *container) watch(s *session) {
 	ticks := time.NewTicker(b.r.pace.ping)
 	defer ticks.Stop()
 	for {
@@ -253,14 +255,17 @@ func (b *box) watch(s *session) {
 		ctx, cancel := context.WithTimeout(context.Background(), b.r.pace.ready)
 		if b.runs(ctx) {
 			b.r.log.Warn("agent_silent", "container_id", s.served.id, "user", s.served.user)
-			s.hangUp()
+			b.mu.Lock()
+			s.served.silent = true
+			s.endLocked()
+			b.mu.Unlock()
 		}
 		cancel()
 	}
 }
 
 // killServe has a second program kill the program of a session with all that is below it.
-func (b *box) killServe(s *session) error {
+func (b *container) killServe(s *session) error {
 	x := s.served
 	ctx, cancel := context.WithTimeout(context.Background(), b.r.pace.kill)
 	defer cancel()

@@ -68,7 +68,7 @@ func servedBed(t *testing.T) (b *bed, id string, own, other *table) {
 	return b, id, own, other
 }
 
-func (b *box) sessions() int {
+func (b *container) sessions() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.served)

@@ -22,7 +22,7 @@ import (
 const (
 	maxHello   = 4 << 10 // bytes read before a Hello is complete
 	maxID      = 1 << 31 // of users and groups
-	streamStay = 5 * time.Second
+	streamStay = time.Second
 )
 
 // session is a yamux session with the program in a container. Its carrier is a connection
@@ -31,11 +31,11 @@ const (
 // The other side is hostile. A stream buffers at most its window, 256 KiB; there are at
 // most wire.MaxStreams, all opened here; and one that was closed here ends in streamStay.
 type session struct {
-	b       *box
+	b       *container
 	carrier io.ReadWriteCloser
 	mux     *yamux.Session
 	pid     int  // of who dialled; 0 for a program that the engine started
-	greeted bool // by it, with the box's lock
+	greeted bool // by it, with the container's lock
 	hello   wire.Hello
 	opening atomic.Int32
 	served  *served // nil for one that was dialled

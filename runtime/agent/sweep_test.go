@@ -101,7 +101,7 @@ func TestTidySilent(t *testing.T) {
 						p.send(wire.KindResult, "{}")
 					})
 				}
-				box, err := b.box(t.Context(), ids[i])
+				box, err := b.container(t.Context(), ids[i])
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -522,15 +522,10 @@ func testProcessUser(t *testing.T, b *bed) {
 func testServeStopped(t *testing.T, b *bed) {
 	for _, signal := range []string{"STOP", "KILL"} {
 		c := b.create(t, b.spec())
-		out := newSignalWriter("started")
-		go func() {
-			<-out.seen
-			_, _ = b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "for p in $(pidof berm-init); do test $p = 1 || kill -" + signal + " $p; done"}})
-		}()
 		begun := time.Now()
-		_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{
-			Command: []string{"sh", "-c", "setsid sleep 70001 & echo started; sleep 70003"}, User: "1000:1000", Stdout: out,
-		})
+		_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{User: "1000:1000", Command: []string{
+			"sh", "-c", "setsid sleep 70001 & for p in $(pidof berm-init); do kill -" + signal + " $p; done; sleep 70003",
+		}})
 		if !errors.Is(err, runtime.ErrInterrupted) || errors.Is(err, runtime.ErrNotKilled) {
 			t.Errorf("%s: %v", signal, err)
 		}
