@@ -14,7 +14,7 @@ func TestAgentPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	second, err := r.agentPath()
-	if err != nil || first != second || first != r.path("bin", "berm-agent-2d711642b726") {
+	if err != nil || first != second || first != r.root.path("bin", "berm-agent-2d711642b726") {
 		t.Errorf("%s and %s, %v", first, second, err)
 	}
 }

@@ -94,6 +94,7 @@ type Options struct {
 // may be used by many goroutines at once.
 type Runtime struct {
 	opts     Options
+	root     root
 	client   *client.Client
 	host     runtime.Info // what doesn't depend on the engine
 	log      *slog.Logger
@@ -102,6 +103,7 @@ type Runtime struct {
 	chores   chores
 	starts   keylock.Map[string] // of programs, and pauses, by the container's id
 	networks *network.Manager
+	remains  remains
 	userNS   atomic.Bool // containers can have user namespaces of their own
 }
 
@@ -138,7 +140,7 @@ func New(opts Options) (*Runtime, error) {
 	case opts.CallTimeout < 0:
 		return nil, errors.New("the call timeout is negative")
 	}
-	r := &Runtime{opts: opts, log: opts.Logger, networks: network.New(network.Options{
+	r := &Runtime{opts: opts, root: root(opts.Root), remains: remains{opts.Namespace, opts.Address, opts.CgroupParent, opts.Logger}, log: opts.Logger, networks: network.New(network.Options{
 		Root: opts.Root, Namespace: opts.Namespace, Netns: opts.Netns, PluginDirs: opts.PluginDirs,
 		Subnets: opts.Subnets, CallTimeout: opts.CallTimeout, Logger: opts.Logger,
 	})}

@@ -48,7 +48,7 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 		if err != nil {
 			return err
 		}
-		if c.place, err = r.makePlace(callCtx, c.id); err != nil {
+		if c.place, err = r.root.makePlace(callCtx, c.id); err != nil {
 			return err
 		}
 		defer c.place.release()
@@ -210,7 +210,7 @@ func (c *creation) makeTask(asked, ctx context.Context, netns string) error {
 	// The record keeps the snapshot from here on.
 	var g errgroup.Group
 	g.Go(func() error { return c.r.client.LeasesService().Delete(ctx, c.lease) })
-	g.Go(func() error { return c.r.makeSandbox(ctx, c.id, c.class.name) })
+	g.Go(func() error { return c.makeSandbox(ctx) })
 	g.Go(func() error {
 		if err := ended(asked); err != nil {
 			return err
@@ -298,7 +298,7 @@ func (c *creation) register(ctx context.Context, netns string) error {
 
 // task makes the container's processes; the main process waits for its start.
 func (c *creation) task(ctx context.Context, mounts []mount.Mount) error {
-	newIO, err := c.r.logIO(c.place.file("log"), c.spec.LogMaxBytes, c.ids)
+	newIO, err := c.logIO()
 	if err != nil {
 		return err
 	}
@@ -335,7 +335,7 @@ func (c *creation) start(asked, ctx context.Context) error {
 func (c *creation) undo(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	err := c.r.remove(ctx, nil, c.id)
+	err := teardown{r: c.r, id: c.id}.run(ctx)
 	if err == nil && c.lease.ID != "" {
 		err = c.dropLease(ctx)
 	}

@@ -181,9 +181,9 @@ func (r *Runtime) mustImport(t *testing.T, archive []byte) images.Image {
 	return got[0]
 }
 
-// remains lists what the store holds that no image needs, once the engine's collector
+// leftOver lists what the store holds that no image needs, once the engine's collector
 // has been.
-func (r *Runtime) remains(t *testing.T) (left []string) {
+func (r *Runtime) leftOver(t *testing.T) (left []string) {
 	t.Helper()
 	ctx := r.namespaced(t.Context())
 	held, err := r.client.LeasesService().List(ctx)
@@ -296,7 +296,7 @@ func TestImage(t *testing.T) {
 			t.Errorf("%s, deleted: %v", ref, err)
 		}
 	}
-	if left := r.remains(t); left != nil {
+	if left := r.leftOver(t); left != nil {
 		t.Errorf("left over: %q", left)
 	}
 }

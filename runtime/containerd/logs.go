@@ -26,10 +26,10 @@ const (
 	lostTick = time.Second
 )
 
-// logIO sends a main process's output to a writer of its own, which keeps it in
-// directory dir and outlives this process. maxBytes is Spec.LogMaxBytes.
-func (r *Runtime) logIO(dir string, maxBytes int64, owner int) (cio.Creator, error) {
-	agent, err := r.agentPath()
+// logIO sends the main process's output to a writer of its own, which outlives this process.
+func (c *creation) logIO() (cio.Creator, error) {
+	dir := c.place.file("log")
+	agent, err := c.r.agentPath()
 	if err != nil {
 		return nil, err
 	}
@@ -38,50 +38,56 @@ func (r *Runtime) logIO(dir string, maxBytes int64, owner int) (cio.Creator, err
 	}
 	return cio.BinaryIO(agent, map[string]string{
 		"log":   dir,
-		"max":   strconv.FormatInt(cmp.Or(maxBytes, defaultLogBytes), 10),
-		"owner": strconv.Itoa(owner),
+		"max":   strconv.FormatInt(cmp.Or(c.spec.LogMaxBytes, defaultLogBytes), 10),
+		"owner": strconv.Itoa(c.ids),
 	}), nil
 }
 
 // Logs copies what the container's main process printed, as far as it is still kept.
 func (r *Runtime) Logs(ctx context.Context, id string, opts runtime.LogOptions, stdout, stderr io.Writer) error {
 	op := "read logs of container " + id
+	x := logReader{r, id, r.root.path("containers", id, "log")}
 	var over bool
 	err := r.call(ctx, op, func(ctx context.Context) (err error) {
-		over, err = r.over(ctx, id)
+		over, err = x.over(ctx)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	dir := r.path("containers", id, "log")
 	if over {
-		if err := r.finishLog(ctx, id, dir); err != nil {
+		if err := x.finish(ctx); err != nil {
 			return failure(ctx, op, err)
 		}
 	}
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(x.dir); errors.Is(err, fs.ErrNotExist) {
 		return failure(ctx, op, runtime.Precondition("it has no log here: it is being removed, or another root's"))
 	}
 	if opts.Follow && !over {
-		err = logs.Follow(ctx, dir, opts, stdout, stderr, func(ctx context.Context) error {
-			if err := r.awaitEnd(ctx, id); err != nil {
+		err = logs.Follow(ctx, x.dir, opts, stdout, stderr, func(ctx context.Context) error {
+			if err := x.awaitEnd(ctx); err != nil {
 				return err
 			}
-			return r.finishLog(ctx, id, dir)
+			return x.finish(ctx)
 		})
 		if ctx.Err() != nil {
 			return nil
 		}
 	} else {
-		err = logs.Print(ctx, dir, opts, stdout, stderr)
+		err = logs.Print(ctx, x.dir, opts, stdout, stderr)
 	}
 	return failure(ctx, op, err)
 }
 
+// logReader reads the log of a container.
+type logReader struct {
+	r       *Runtime
+	id, dir string
+}
+
 // over reports whether a container's main process has ended, or never ran.
-func (r *Runtime) over(ctx context.Context, id string) (bool, error) {
-	task, err := r.task(ctx, id)
+func (x logReader) over(ctx context.Context) (bool, error) {
+	task, err := x.r.task(ctx, x.id)
 	if errdefs.IsFailedPrecondition(err) {
 		return true, nil
 	}
@@ -95,24 +101,24 @@ func (r *Runtime) over(ctx context.Context, id string) (bool, error) {
 	return status.Status == client.Stopped, err
 }
 
-// finishLog waits until the log of a container that has ended has all that it printed.
+// finish waits until the log of a container that has ended has all that it printed.
 // The engine keeps the writer waiting for more until it deletes the process.
-func (r *Runtime) finishLog(ctx context.Context, id, dir string) error {
-	err := r.call(ctx, "settle", func(ctx context.Context) error { return r.settle(ctx, id) })
+func (x logReader) finish(ctx context.Context) error {
+	err := x.r.call(ctx, "settle", func(ctx context.Context) error { return x.r.settle(ctx, x.id) })
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
-	return logs.AwaitWriter(ctx, dir)
+	return logs.AwaitWriter(ctx, x.dir)
 }
 
 // awaitEnd waits for the end of a container's main process.
-func (r *Runtime) awaitEnd(ctx context.Context, id string) error {
+func (x logReader) awaitEnd(ctx context.Context) error {
 	for {
 		var ended <-chan client.ExitStatus
-		err := r.call(ctx, "look for the main process", func(callCtx context.Context) error {
-			task, err := r.task(callCtx, id)
+		err := x.r.call(ctx, "look for the main process", func(callCtx context.Context) error {
+			task, err := x.r.task(callCtx, x.id)
 			if err == nil {
-				ended, err = task.Wait(r.namespaced(ctx))
+				ended, err = task.Wait(x.r.namespaced(ctx))
 			}
 			return err
 		})

@@ -270,7 +270,7 @@ func TestPullRefused(t *testing.T) {
 			if err != nil && strings.Contains(err.Error(), "hush") {
 				t.Errorf("a secret is told: %v", err)
 			}
-			if left := r.remains(t); left != nil {
+			if left := r.leftOver(t); left != nil {
 				t.Errorf("left over: %q", left)
 			}
 		})
@@ -434,7 +434,7 @@ func TestPullCutShort(t *testing.T) {
 	if took := time.Since(begun); took > 2*time.Second {
 		t.Errorf("it ended %s after its context", took)
 	}
-	if left := r.remains(t); left != nil {
+	if left := r.leftOver(t); left != nil {
 		t.Errorf("left over: %q", left)
 	}
 	close(hold)
@@ -461,7 +461,7 @@ func TestPullCutShort(t *testing.T) {
 	if err := r.client.ImageService().Delete(r.namespaced(t.Context()), ref, images.SynchronousDelete()); err != nil {
 		t.Fatal(err)
 	}
-	if left := r.remains(t); left != nil {
+	if left := r.leftOver(t); left != nil {
 		t.Errorf("left over: %q", left)
 	}
 }

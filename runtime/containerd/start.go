@@ -127,13 +127,51 @@ func become(p *specs.Process, pid uint32, user string) error {
 	return nil
 }
 
-// stdio is a runtime.Stdio on named pipes, to whose other ends the shim copies.
-type stdio struct {
+// program is a program in the engine.
+type program struct {
 	r         *Runtime
 	container string
-	id        string // of the program, in the engine
-	place     *place // owned, so that no sweep takes the pipes for lost
+	id        string // in the engine
+	place     *place // of its pipes, owned, so that no sweep takes them for lost
+}
 
+// endInput closes the end of a program's input that the shim has.
+func (x program) endInput(ctx context.Context) {
+	ctx, cancel := x.r.bounded(ctx)
+	defer cancel()
+	_, err := x.r.client.TaskService().CloseIO(ctx, &tasks.CloseIORequest{ContainerID: x.container, ExecID: x.id, Stdin: true})
+	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
+		x.r.log.DebugContext(ctx, "stdin_not_closed", "container_id", x.container, "error", err)
+	}
+}
+
+// end ends a program's input, kills it if it doesn't end in time, and has the
+// engine forget it. It reports whether the engine has.
+func (x program) end(ctx context.Context, patience time.Duration) bool {
+	ctx, cancel := context.WithTimeout(x.r.namespaced(context.WithoutCancel(ctx)), endTimeout)
+	defer cancel()
+	x.endInput(ctx)
+	service, begun := x.r.client.TaskService(), time.Now()
+	for delay := 10 * time.Millisecond; ; delay = min(2*delay, time.Second) {
+		_, err := service.DeleteProcess(ctx, &tasks.DeleteProcessRequest{ContainerID: x.container, ExecID: x.id})
+		if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) {
+			return true
+		}
+		if time.Since(begun) >= patience { // else it ends with the container
+			_, _ = service.Kill(ctx, &tasks.KillRequest{ContainerID: x.container, ExecID: x.id, Signal: uint32(unix.SIGKILL)})
+		}
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			x.r.log.DebugContext(ctx, "program_not_ended", "container_id", x.container, "error", err)
+			return false
+		}
+	}
+}
+
+// stdio is a runtime.Stdio on named pipes, to whose other ends the shim copies.
+type stdio struct {
+	program
 	stdin, stdout, stderr *os.File
 	spare                 []*os.File // writing ends, until the shim has its own: a reader that finds none is at the end
 
@@ -148,8 +186,8 @@ type stdio struct {
 
 // newStdio makes the pipes of a program.
 func newStdio(ctx context.Context, r *Runtime, container string) (*stdio, error) {
-	s := &stdio{r: r, container: container, id: uuid.NewString(), read: make(chan struct{}), ended: make(chan struct{})}
-	dir := r.path("containers", container, "exec")
+	s := &stdio{program: program{r: r, container: container, id: uuid.NewString()}, read: make(chan struct{}), ended: make(chan struct{})}
+	dir := r.root.path("containers", container, "exec")
 	err := os.Mkdir(dir, 0o700)
 	if err == nil || errors.Is(err, fs.ErrExist) {
 		s.place, err = newPlace(ctx, filepath.Join(dir, s.id))
@@ -184,11 +222,11 @@ func (s *stdio) openOutput(name string, end **os.File) (err error) {
 }
 
 // start has the engine start the program. When it returns an error, nothing is left.
-func (s *stdio) start(ctx context.Context, process *specs.Process, program string) (err error) {
+func (s *stdio) start(ctx context.Context, process *specs.Process, path string) (err error) {
 	defer func() {
 		s.closeSpare()
 		if err != nil {
-			s.r.chores.background(func() { s.remove(s.r.endProgram(ctx, s.container, s.id, 0)) })
+			s.r.chores.background(func() { s.remove(s.end(ctx, 0)) })
 		}
 	}()
 	spec, err := typeurl.MarshalAnyToProto(process)
@@ -204,7 +242,7 @@ func (s *stdio) start(ctx context.Context, process *specs.Process, program strin
 		_, err = service.Start(ctx, &tasks.StartRequest{ContainerID: s.container, ExecID: s.id})
 	}
 	if err = errgrpc.ToNative(err); err != nil {
-		return s.notStarted(ctx, err, program)
+		return s.notStarted(ctx, err, path)
 	}
 	if err := s.openStdin(ctx); err != nil {
 		return fmt.Errorf("open the program's input: %w", err)
@@ -227,7 +265,7 @@ func (s *stdio) closeSpare() {
 }
 
 // notStarted is the error of a program that the engine didn't start.
-func (s *stdio) notStarted(ctx context.Context, err error, program string) error {
+func (s *stdio) notStarted(ctx context.Context, err error, path string) error {
 	if !unexplained(err) {
 		return err
 	}
@@ -237,8 +275,8 @@ func (s *stdio) notStarted(ctx context.Context, err error, program string) error
 	if !errdefs.IsUnknown(err) {
 		return err
 	}
-	if runtime.BlamesProgram(err.Error(), program) {
-		return runtime.WithClass(errdefs.ErrNotFound, fmt.Errorf("the container has no program %s that can be executed", program))
+	if runtime.BlamesProgram(err.Error(), path) {
+		return runtime.WithClass(errdefs.ErrNotFound, fmt.Errorf("the container has no program %s that can be executed", path))
 	}
 	// It names files of the host.
 	s.r.log.WarnContext(ctx, "program_not_started", "container_id", s.container, "error", err)
@@ -301,12 +339,12 @@ func (s *stdio) Close() error {
 		_, _ = s.stdin.Close(), s.stdout.Close()
 		s.r.chores.background(func() {
 			ctx := context.Background()
-			s.r.endInput(ctx, s.container, s.id)
+			s.endInput(ctx)
 			select {
 			case <-s.ended:
 			case <-time.After(endPatience):
 			}
-			forgotten := s.r.endProgram(ctx, s.container, s.id, 0)
+			forgotten := s.end(ctx, 0)
 			s.giveUp()
 			_ = rest.Close()
 			s.remove(forgotten)
@@ -353,38 +391,4 @@ func (s *stdio) Wait(ctx context.Context) (int, string, error) {
 	case <-time.After(stderrGrace):
 	}
 	return s.code, s.said.String(), nil
-}
-
-// endInput closes the end of a program's input that the shim has.
-func (r *Runtime) endInput(ctx context.Context, container, id string) {
-	ctx, cancel := r.bounded(ctx)
-	defer cancel()
-	_, err := r.client.TaskService().CloseIO(ctx, &tasks.CloseIORequest{ContainerID: container, ExecID: id, Stdin: true})
-	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
-		r.log.DebugContext(ctx, "stdin_not_closed", "container_id", container, "error", err)
-	}
-}
-
-// endProgram ends a program's input, kills it if it doesn't end in time, and has the
-// engine forget it. It reports whether the engine has.
-func (r *Runtime) endProgram(ctx context.Context, container, id string, patience time.Duration) bool {
-	ctx, cancel := context.WithTimeout(r.namespaced(context.WithoutCancel(ctx)), endTimeout)
-	defer cancel()
-	r.endInput(ctx, container, id)
-	service, begun := r.client.TaskService(), time.Now()
-	for delay := 10 * time.Millisecond; ; delay = min(2*delay, time.Second) {
-		_, err := service.DeleteProcess(ctx, &tasks.DeleteProcessRequest{ContainerID: container, ExecID: id})
-		if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) {
-			return true
-		}
-		if time.Since(begun) >= patience { // else it ends with the container
-			_, _ = service.Kill(ctx, &tasks.KillRequest{ContainerID: container, ExecID: id, Signal: uint32(unix.SIGKILL)})
-		}
-		select {
-		case <-time.After(delay):
-		case <-ctx.Done():
-			r.log.DebugContext(ctx, "program_not_ended", "container_id", container, "error", err)
-			return false
-		}
-	}
 }

@@ -119,7 +119,7 @@ func TestStartLeavesNothing(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	left, err := os.ReadDir(r.path("containers", id, "exec"))
+	left, err := os.ReadDir(r.root.path("containers", id, "exec"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}

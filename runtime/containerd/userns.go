@@ -109,7 +109,7 @@ func inRange(a image.Account) error {
 // claimRange takes a range of IDs for a container, and returns the first. The container keeps
 // it until its directory is removed, which is the last that is left of it. No two instances
 // of a host choose at once.
-func (r *Runtime) claimRange(ctx context.Context, p *place, claims string) (int, error) {
+func (r root) claimRange(ctx context.Context, p *place, claims string) (int, error) {
 	if err := os.MkdirAll(claims, 0o700); err != nil {
 		return 0, err
 	}
@@ -222,7 +222,7 @@ func accountRanges(files ...string) (out []idRange, err error) {
 // on a network. A network namespace of another owner couldn't show its /sys, and the
 // capabilities that the profile adds would mean nothing there. Berm's rules aren't in it.
 func (c *creation) makeUserNS(ctx context.Context) (netns string, err error) {
-	if c.ids, err = c.r.claimRange(ctx, c.place, rangeClaims); err != nil {
+	if c.ids, err = c.r.root.claimRange(ctx, c.place, rangeClaims); err != nil {
 		return "", err
 	}
 	path, err := c.r.agentPath()
@@ -336,23 +336,6 @@ func tryIDMap(path, userns string) error {
 		return runtime.Invalid("userns: auto can't be had: the file system of %s has no idmapped mounts (%w): use another, such as ext4 or XFS; or leave the key out of the profile", path, err)
 	}
 	return nil
-}
-
-// removeUserNS removes what pinUserNS and claimRange gave a container, but for its directory.
-func (r *Runtime) removeUserNS(id string) error {
-	if err := network.RemoveNetns(r.path("containers", id, usernsFile)); err != nil {
-		return err
-	}
-	own := r.path("containers", id, rangeFile)
-	first, err := os.ReadFile(own)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	link := filepath.Join(rangeClaims, string(first))
-	if target, lost := os.Readlink(link); err == nil && lost == nil && target == own {
-		err = os.RemoveAll(link)
-	}
-	return err
 }
 
 // mapIDs has the kernel show a container its own IDs, on the host's file systems as well.

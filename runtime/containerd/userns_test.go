@@ -77,18 +77,18 @@ func TestUserNSAccountRanges(t *testing.T) {
 }
 
 // claimer is a Runtime of which only the places are used.
-func claimer(t *testing.T, root string) *Runtime {
+func claimer(t *testing.T, dir string) *Runtime {
 	t.Helper()
-	return &Runtime{opts: Options{Root: root}}
+	return &Runtime{root: root(dir)}
 }
 
 func (r *Runtime) claim(t *testing.T, claims string) (*place, int) {
 	t.Helper()
-	p, err := r.makePlace(t.Context(), newID())
+	p, err := r.root.makePlace(t.Context(), newID())
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, err := r.claimRange(t.Context(), p, claims)
+	first, err := r.root.claimRange(t.Context(), p, claims)
 	if err != nil {
 		t.Error(err)
 	}
@@ -156,7 +156,7 @@ func TestUserNSClaimAgain(t *testing.T) {
 	if err := os.WriteFile(q.file(rangeFile), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := r.claimRange(t.Context(), p, claims); err == nil {
+	if got, err := r.root.claimRange(t.Context(), p, claims); err == nil {
 		t.Errorf("%d, without knowing what is taken", got)
 	}
 }
@@ -227,7 +227,7 @@ func TestUserNSSwept(t *testing.T) {
 	if made.agent, err = r.agentPath(); err != nil {
 		t.Fatal(err)
 	}
-	if made.place, err = r.makePlace(t.Context(), made.id); err != nil {
+	if made.place, err = r.root.makePlace(t.Context(), made.id); err != nil {
 		t.Fatal(err)
 	}
 	netns, err := made.makeUserNS(t.Context())
