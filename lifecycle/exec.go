@@ -189,7 +189,10 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 	runCtx, cancel := context.WithTimeoutCause(ctx, timeout, errTimedOut)
 	defer cancel()
 	out, err := ask(runCtx, p.engine, "exec", func(ctx context.Context) (runtime.ExecResult, error) {
-		return p.opts.Runtime.Exec(ctx, sb.ContainerID, exec)
+		if p.insider == nil {
+			return runtime.ExecResult{}, &UnsupportedError{Key: sb.Key}
+		}
+		return p.insider.Exec(ctx, sb.ContainerID, exec)
 	})
 	res.Duration = time.Since(start)
 	res.Path, res.CPUTime, res.PeakMemoryBytes = cmp.Or(out.Path, runtime.PathEngine), out.CPUTime, out.PeakMemoryBytes
