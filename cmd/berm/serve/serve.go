@@ -33,6 +33,7 @@ import (
 // flushTimeout bounds the sending of the last telemetry.
 const flushTimeout = 5 * time.Second
 
+// NewCommand makes the command serve.
 func NewCommand() *cobra.Command {
 	var enter bool
 	cmd := &cobra.Command{

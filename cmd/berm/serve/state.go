@@ -138,7 +138,7 @@ func (s *state) sealKey() ([]byte, error) {
 	return key, nil
 }
 
-// sealKeyOf returns the key that is kept in a state directory, or nil.
+// SealKey returns the key that is kept in a state directory, or nil.
 func SealKey(dir string) ([]byte, error) {
 	path := filepath.Join(dir, StateSealKey)
 	data, err := os.ReadFile(path)
@@ -163,8 +163,8 @@ func parseSealKey(text string) ([]byte, error) {
 	return key, nil
 }
 
-// instanceOf is the instance's id as it is known: the configured one, else the one that is
-// kept; empty if none is.
+// Instance returns the instance's ID: the configured one, else the one that is kept; empty
+// if none is.
 func Instance(dir, configured string) (string, error) {
 	if configured != "" {
 		return configured, nil

@@ -9,6 +9,7 @@ import (
 // stuckGrace is how much longer a look at something may take to say itself that it is stuck.
 const stuckGrace = 500 * time.Millisecond
 
+// ErrStuck is the error of Within when nothing came back in time.
 var ErrStuck = errors.New("no answer in time")
 
 // Within has a look at something take no longer than a limit. One that is stuck in the
