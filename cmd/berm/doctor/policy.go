@@ -42,7 +42,7 @@ func lookAtPolicy(ctx context.Context, limit time.Duration, e *engineFacts) *pol
 		if err := e.view.Holds(); err != nil {
 			return err
 		}
-		return mountpin.Try(existing(filepath.Join(e.cfg.StateDir, "hold")))
+		return mountpin.Try(serve.Existing(filepath.Join(e.cfg.StateDir, "hold")))
 	})
 	if p.err != nil {
 		return p

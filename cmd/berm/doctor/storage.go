@@ -88,7 +88,7 @@ func lookAtStorage(ctx context.Context, limit time.Duration, cfg *config.Config)
 		err := serve.Try(ctx, limit, func(context.Context) error { _, err := os.Lstat(filepath.Join(s.chats.path, ".staging")); return err }) // lifecycle/chat's
 		s.unused = errors.Is(err, fs.ErrNotExist)
 		s.quotas = serve.Try(ctx, limit, func(context.Context) error {
-			q, err := project.Find(existing(s.chats.path))
+			q, err := project.Find(serve.Existing(s.chats.path))
 			if err == nil {
 				err = q.Close()
 			}
@@ -157,7 +157,7 @@ func lookAtDir(path string) dirFacts {
 		return d
 	}
 	d.there = err == nil
-	at := existing(path)
+	at := serve.Existing(path)
 	var st unix.Statfs_t
 	if err := unix.Statfs(at, &st); err != nil {
 		d.err = &os.PathError{Op: "statfs", Path: at, Err: err}
