@@ -214,7 +214,7 @@ func (n *current) send(ctx context.Context, ctl apitype.AttachControl) bool {
 	c := n.c
 	n.mu.Unlock()
 	if c != nil {
-		_ = c.control(ctx, ctl) // whoever reads the output learns of what there is to know
+		_ = c.control(ctx, ctl) // the reader of the output sees the error
 	}
 	return c != nil
 }

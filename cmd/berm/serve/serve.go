@@ -317,7 +317,7 @@ func (s *server) run(ctx context.Context) error {
 	return err
 }
 
-// newTelemetry makes what a server tells of itself with.
+// newTelemetry makes the log, the metrics and the exporters of a server.
 func newTelemetry(ctx context.Context, cfg *config.Config, headers map[string]string, instance string, stderr io.Writer) (*telemetry, error) {
 	level, err := cfg.Logging.SlogLevel()
 	if err != nil {
