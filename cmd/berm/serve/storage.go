@@ -75,7 +75,7 @@ func checkChats(ctx context.Context, chats *chat.Service, log *slog.Logger) erro
 		return nil // the next start goes on with it
 	}
 	attrs := []any{
-		"chats", report.Chats, "finished", report.Finished, "adopted", report.Adopted, "dropped", report.Dropped,
+		"chats", report.Chats, "finished", report.Finished, "dropped", report.Dropped,
 		"removed", report.Removed, "failed", report.Failed, "seconds", time.Since(start).Seconds(),
 	}
 	if err != nil || report.Failed > 0 {
