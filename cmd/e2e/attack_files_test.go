@@ -62,20 +62,20 @@ func attackFullDisk(a *attack) {
 }
 
 // archive makes one of entries, whose bytes are zero.
-func archive(a *attack, entries ...tar.Header) []byte {
-	a.Helper()
+func archive(t testing.TB, entries ...tar.Header) []byte {
+	t.Helper()
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	for _, h := range entries {
 		if err := w.WriteHeader(&h); err != nil {
-			a.Fatal(err)
+			t.Fatal(err)
 		}
 		if _, err := w.Write(make([]byte, h.Size)); err != nil {
-			a.Fatal(err)
+			t.Fatal(err)
 		}
 	}
 	if err := w.Close(); err != nil {
-		a.Fatal(err)
+		t.Fatal(err)
 	}
 	return buf.Bytes()
 }

@@ -54,7 +54,7 @@ func testHungEngine(t *testing.T, kind string) {
 	if err := thaw(); err != nil {
 		t.Fatal(err)
 	}
-	s.awaitReady()
+	until(t, "the server has found its engine again", func() bool { return s.client.Ready(t.Context()) == nil })
 	after, err := s.client.Get(ctx, "before")
 	if err != nil || after.SessionID != before.SessionID || after.Status != "running" {
 		t.Errorf("afterwards: %+v, %v", after, err)

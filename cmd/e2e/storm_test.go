@@ -271,27 +271,11 @@ func testSoakKillingTheEngine(t *testing.T, kind string) {
 		time.Sleep(rand.N(500 * time.Millisecond)) // and one that has just come back
 		cancel()
 		<-done
-		s.awaitReady()
+		until(t, "the server has found its engine again", func() bool { return s.client.Ready(t.Context()) == nil })
 		s.check(t.Context())
 	}
 	s.settle(server)
 	wantNothing(t, e, server)
-}
-
-// awaitReady waits until the server has found its engine again, by itself.
-func (s *storm) awaitReady() {
-	s.t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		err := s.client.Ready(s.t.Context())
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("the server didn't recover: %v", err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
 }
 
 // 200 different keys at once: all are made, none is lost.
