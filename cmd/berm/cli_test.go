@@ -14,6 +14,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
@@ -44,24 +45,23 @@ func startAPIOn(t *testing.T, rt runtime.Runtime) string {
 		t.Fatal(err)
 	}
 	root := t.TempDir()
-	var manager *lifecycle.Manager
-	workspaces, err := workspace.New(workspace.Options{
-		Store: db, QuotaBytes: 1 << 20,
-		Open: func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },
-		Live: func(tenant, chatID string) bool { return manager.HasSandbox(tenant, chatID) },
-	})
+	quotas, err := quota.New(t.Context(), quota.Options{Store: db, Root: root, QuotaBytes: 1 << 20, Off: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	manager, err = lifecycle.New(lifecycle.Options{
+	workspaces, err := workspace.New(db, quotas)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager, err := lifecycle.New(lifecycle.Options{
 		Runtime: rt, Policy: func() *policy.Policy { return p },
-		Store: db, Workspaces: workspaces, Holder: mountpintest.Holder{}, Owner: "test",
+		Store: db, Quotas: quotas, Holder: mountpintest.Holder{}, Owner: "test",
 		Settings: lifecycle.Settings{Command: []string{"sleep", "infinity"}, ChatsRoot: root, ChatMountPath: "/chat"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	chats, err := chat.New(t.Context(), chat.Options{Root: root, Store: db, Workspaces: workspaces, Sandboxes: manager})
+	chats, err := chat.New(t.Context(), chat.Options{Root: root, Store: db, Workspaces: workspaces, Quotas: quotas, Sandboxes: manager})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,6 +40,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, serveBareFiles(dir))
 		os.Exit(1)
 	}
+	if from, to, ok := strings.Cut(os.Getenv(plainProxyEnv), ":"); ok {
+		fmt.Fprintln(os.Stderr, plainProxy(from, to))
+		os.Exit(1)
+	}
 	var err error
 	if bin, err = engine.Berm(); err == nil {
 		err = engine.WatchTemporary()

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bermhq/berm/lifecycle/project"
+	"github.com/bermhq/berm/lifecycle/quota/project"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"

@@ -20,7 +20,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
-	"github.com/bermhq/berm/lifecycle/project"
+	"github.com/bermhq/berm/lifecycle/quota/project"
 	"github.com/bermhq/berm/lifecycle/store"
 )
 

@@ -29,7 +29,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/project"
+	"github.com/bermhq/berm/lifecycle/quota/project"
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"

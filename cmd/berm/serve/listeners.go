@@ -103,7 +103,7 @@ func (s *server) listenAPI(ctx context.Context) (string, error) {
 
 // newProxy returns the engine proxy, or nil for an engine that doesn't speak the Docker
 // Engine API. It needs no listeners: containers of earlier runs may still exist.
-func (s *server) newProxy() (*engineapi.Door, error) {
+func (s *server) newProxy() (*engineapi.Proxy, error) {
 	cfg := s.cfg.EngineAPI
 	dialer, ok := s.engine.(interface {
 		Dial(ctx context.Context) (net.Conn, error)

@@ -121,7 +121,7 @@ type server struct {
 	sealer     *lifecycle.Sealer
 	manager    *lifecycle.Manager
 	sweeper    *reaper.Reaper
-	proxy      *engineapi.Door // nil for an engine that doesn't speak its API
+	proxy      *engineapi.Proxy // nil for an engine that doesn't speak its API
 	bodies     *proxy.Bodies
 	listeners  []listener
 }
@@ -249,11 +249,11 @@ func (s *server) manage(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.workspaces, err = openWorkspaces(s.cfg, s.db, func() *lifecycle.Manager { return s.manager }, s.log); err != nil {
+	quotas, err := openQuotas(ctx, s.cfg, s.db, s.log)
+	if err != nil {
 		return err
 	}
-	ceilings, err := openCeilings(ctx, s.cfg, s.db, s.log)
-	if err != nil {
+	if s.workspaces, err = openWorkspaces(s.cfg, s.db, quotas); err != nil {
 		return err
 	}
 	sealKey, err := s.state.sealKey()
@@ -264,18 +264,15 @@ func (s *server) manage(ctx context.Context) (err error) {
 		return err
 	}
 	collector, _ := s.engine.(runtime.Collector) // the agent's part hides it
-	managed := lifecycle.Options{
-		Runtime: rt, Sealer: s.sealer, Ceilings: ceilings, Collector: collector, Policy: s.policies.Policy, Store: s.db,
+	s.manager, err = lifecycle.New(lifecycle.Options{
+		Runtime: rt, Sealer: s.sealer, Quotas: quotas, Collector: collector, Policy: s.policies.Policy, Store: s.db,
 		Holder: s.holder, Claim: s.unheld.Claims.Start, Owner: s.owner, Settings: sandboxes, Labels: s.self.Labels(),
 		Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer,
-	}
-	if s.workspaces != nil {
-		managed.Workspaces = s.workspaces
-	}
-	if s.manager, err = lifecycle.New(managed); err != nil {
+	})
+	if err != nil {
 		return err
 	}
-	if s.chats, err = openChats(ctx, s.cfg, s.db, s.workspaces, s.manager, s.log, s.tel.registry); err != nil {
+	if s.chats, err = openChats(ctx, s.cfg, s.db, quotas, s.workspaces, s.manager, s.log, s.tel.registry); err != nil {
 		return err
 	}
 	s.undo.add(func() error {
