@@ -45,16 +45,40 @@ type storm struct {
 	dir      string               // host directory that some of the sandboxes mount
 	promises [stormWorkers][stormKeys]promise
 	restarts bool // the engine is killed too, so that containers may die
+	ledger
+}
 
+// ledger is what a storm's workers note. Any number of them may use it.
+type ledger struct {
 	mu    sync.Mutex
 	lost  []string
 	calls map[string]int
 }
 
-func (s *storm) broken(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lost = append(s.lost, fmt.Sprintf(format, args...))
+// broken notes a promise that wasn't kept.
+func (l *ledger) broken(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lost = append(l.lost, fmt.Sprintf(format, args...))
+}
+
+// called counts a call, whatever it came to.
+func (l *ledger) called(op string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.calls == nil {
+		l.calls = make(map[string]int)
+	}
+	l.calls[op]++
+}
+
+// report fails the test by what was broken.
+func (l *ledger) report(t *testing.T) {
+	t.Helper()
+	for _, lost := range l.lost {
+		t.Error(lost)
+	}
+	t.Logf("calls answered or cut off: %v", l.calls)
 }
 
 func stormKey(worker, n int) string { return fmt.Sprintf("storm-%d-%d", worker, n) }
@@ -130,9 +154,7 @@ func (s *storm) once(ctx context.Context, worker, n int) {
 			*p = promise{known: true}
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calls[op]++
+	s.called(op)
 }
 
 // check asks after every key once the server is up again.
@@ -175,7 +197,7 @@ func newStorm(t *testing.T, e *testEngine) (*storm, *server) {
 		t.Fatal(err)
 	}
 	server.policy(t, "mounts: {allowed_roots: ["+shared+"]}\n")
-	s := &storm{t: t, checker: openapitest.New(t), dir: shared, calls: map[string]int{}}
+	s := &storm{t: t, checker: openapitest.New(t), dir: shared}
 	s.start(server)
 	return s, server
 }
@@ -190,9 +212,7 @@ func (s *storm) start(server *server) {
 // settle lets every sandbox run out, and looks for what is left.
 func (s *storm) settle(server *server) {
 	s.t.Helper()
-	for _, lost := range s.lost {
-		s.t.Error(lost)
-	}
+	s.report(s.t)
 	deadline := time.Now().Add(stormTTL + 20*time.Second)
 	for {
 		left := 0
@@ -213,7 +233,6 @@ func (s *storm) settle(server *server) {
 	// One more sweep, for containers that no record knows.
 	time.Sleep(time.Second)
 	server.stop()
-	s.t.Logf("calls answered or cut off: %v", s.calls)
 }
 
 // The server is killed at random instants of a storm of creates, commands and
