@@ -27,7 +27,7 @@ type clientWrite = client.WriteOptions
 
 func second[T any](_ T, err error) error { return err }
 
-// A full disk is told as such, and leaves nothing half done.
+// attackFullDisk fills the disk. Calls fail for that reason, and leave nothing half done.
 func attackFullDisk(a *attack) {
 	a.must("sh", "-c", "echo before > /tmp/kept; cat /dev/zero > /tmp/fill 2>/dev/null; true")
 	names := a.must("ls", "-A", "/tmp")

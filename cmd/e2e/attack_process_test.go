@@ -163,8 +163,8 @@ func (a *attack) berms() string {
 	return all.String()
 }
 
-// Whoever says in the sandbox that it is the first process isn't heard. It can be in the
-// way of who is, as both wait at one door, and then commands go by the engine.
+// attackImpostor claims to be the first process of the sandbox, in vain. It can delay that
+// one, as both dial the same socket. Commands then go through the engine.
 func attackImpostor(a *attack) {
 	end := a.begin("impostor")
 	const commands = 20

@@ -89,7 +89,7 @@ func specNetwork(r *boxRow) {
 	}
 }
 
-// tunnel tells of interfaces that some kernels have in every network namespace.
+// tunnel reports whether an interface is one that some kernels have in every network namespace.
 func tunnel(name string) bool { return name != "lo" && name != "eth0" }
 
 func specHostPath(r *boxRow) {

@@ -86,7 +86,7 @@ func (c *contained) start(user string) {
 		if err := os.Mkdir(dir, 0o777); err != nil {
 			c.t.Fatal(err)
 		}
-		if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // for whoever Berm runs as
+		if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // Berm may run as any user
 			c.t.Fatal(err)
 		}
 	}

@@ -170,7 +170,7 @@ func (s *storm) check(ctx context.Context) {
 				if held && sb.SessionID != p.session {
 					s.broken("%s: session %s was answered, %s is there", key, p.session, sb.SessionID)
 				}
-				// One that has run out is told of until it is swept, and no command runs in it.
+				// One that has expired is listed until the sweep, and no command runs in it.
 				if p.known && p.session == "" && sb.Status != "expired" {
 					s.broken("%s: was answered deleted, session %s is there", key, sb.SessionID)
 				}

@@ -141,7 +141,7 @@ func TestUpgradeFromOldService(t *testing.T) {
 
 	c := o.start()
 	for sb, err := range c.List(ctx, client.ListOptions{}) {
-		t.Errorf("without being told to, it took %+v, %v", sb, err)
+		t.Errorf("without adopt_legacy, it took %+v, %v", sb, err)
 	}
 	if got := o.there(live, malformed, stranger, expired); len(got) != 4 {
 		t.Errorf("of four there are %q", got)
