@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
@@ -40,6 +41,7 @@ func (p *promise) holds() bool {
 // storm calls a server at random, and remembers what it was answered.
 type storm struct {
 	t        *testing.T
+	e        *testEngine
 	client   *client.Client
 	checker  *openapitest.Checker // of every call and answer
 	dir      string               // host directory that some of the sandboxes mount
@@ -197,7 +199,7 @@ func newStorm(t *testing.T, e *testEngine) (*storm, *server) {
 		t.Fatal(err)
 	}
 	server.policy(t, "mounts: {allowed_roots: ["+shared+"]}\n")
-	s := &storm{t: t, checker: openapitest.New(t), dir: shared}
+	s := &storm{t: t, e: e, checker: openapitest.New(t), dir: shared}
 	s.start(server)
 	return s, server
 }
@@ -213,25 +215,23 @@ func (s *storm) start(server *server) {
 func (s *storm) settle(server *server) {
 	s.t.Helper()
 	s.report(s.t)
-	deadline := time.Now().Add(stormTTL + 20*time.Second)
-	for {
-		left := 0
+	until(s.t, "no sandbox is left", func() bool {
 		for _, err := range s.client.List(s.t.Context(), client.ListOptions{}) {
 			if err != nil {
 				s.t.Fatal(err)
 			}
-			left++
+			return false
 		}
-		if left == 0 {
-			break
+		return true
+	})
+	rt := s.e.open(s.t, server)
+	until(s.t, "no container is left that no record knows", func() bool {
+		left, err := rt.List(s.t.Context(), map[string]string{lifecycle.LabelOwner: server.instance})
+		if err != nil {
+			s.t.Fatal(err)
 		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("%d sandboxes outlived their TTL", left)
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	// One more sweep, for containers that no record knows.
-	time.Sleep(time.Second)
+		return len(left) == 0
+	})
 	server.stop()
 }
 
