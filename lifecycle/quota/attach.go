@@ -91,7 +91,7 @@ func (s *Service) setSubject(sessionID string, sub *subject) {
 		sub = was
 	}
 	if sub != nil { // it comes, or it goes: it may have written to its chat's directory
-		s.Touched(sub.tenant, sub.key)
+		s.touch(sub.tenant, sub.key)
 	}
 }
 
