@@ -578,3 +578,28 @@ func TestKernelHolds(t *testing.T) {
 		t.Errorf("%v, %v", left, err)
 	}
 }
+
+// A key is live while any of its sandboxes is attached.
+func TestLive(t *testing.T) {
+	t.Parallel()
+	b := newFixture(t)
+	live := func(want bool) {
+		t.Helper()
+		if got := quota.Live(b.Service, "t", "k"); got != want || quota.Live(b.Service, "other", "k") {
+			t.Errorf("live is %v", got)
+		}
+	}
+	live(false)
+	for _, session := range []string{"a", "b", "b"} {
+		if _, err := b.Attach(t.Context(), lifecycle.Subject{Tenant: "t", Key: "k", SessionID: session}); err != nil {
+			t.Fatal(err)
+		}
+		live(true)
+	}
+	b.Detach("a")
+	live(true)
+	for range 2 {
+		b.Detach("b")
+		live(false)
+	}
+}
