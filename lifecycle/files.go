@@ -86,7 +86,7 @@ func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.Fi
 	case ctx.Err() != nil:
 		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, context.Cause(ctx))
 	}
-	if op.To != "" && errdefs.IsAlreadyExists(err) { // what is in the way is there
+	if op.To != "" && errdefs.IsAlreadyExists(err) { // the file at To is in the way
 		return a.failed(ctx, op.To, err)
 	}
 	return a.failed(ctx, op.Path, err)
@@ -173,10 +173,10 @@ type FileError struct {
 	Message string
 }
 
-// Error gives the path and what is the matter with it.
+// Error returns the path and the reason.
 func (e *FileError) Error() string { return fmt.Sprintf("%q: %s", e.Path, e.Message) }
 
-// Unwrap gives the class.
+// Unwrap returns the class.
 func (e *FileError) Unwrap() error { return e.Class }
 
 // kept is the first error that came from the caller's side of a call.
