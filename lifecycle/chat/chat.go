@@ -94,7 +94,7 @@ type Store interface {
 	DeleteRecords(ctx context.Context, tenant string, ids []string) error
 }
 
-// Sandboxes is what is to be known of sandboxes; a *lifecycle.Manager.
+// Sandboxes is what is to be known of sandboxes; a *lifecycle.Service.
 type Sandboxes interface {
 	WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error
 	// Owner is nil for Berm's own user.

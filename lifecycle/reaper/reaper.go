@@ -23,7 +23,7 @@ import (
 
 // Options configure a Reaper.
 type Options struct {
-	Manager  *lifecycle.Manager    // mandatory
+	Manager  *lifecycle.Service    // mandatory
 	Interval time.Duration         // between sweeps; 0 is 30 s
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
@@ -32,7 +32,7 @@ type Options struct {
 
 // Reaper sweeps.
 type Reaper struct {
-	manager  *lifecycle.Manager
+	manager  *lifecycle.Service
 	interval time.Duration
 	log      *slog.Logger
 	metrics  *metrics

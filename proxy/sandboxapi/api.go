@@ -28,7 +28,7 @@ import (
 
 // Options configure the API.
 type Options struct {
-	Manager     manager               // mandatory: a *lifecycle.Manager
+	Manager     manager               // mandatory: a *lifecycle.Service
 	Workspaces  workspaces            // a *workspace.Service; nil: there are none, and no chats, which callers are told
 	Chats       chats                 // a *chat.Service; likewise
 	Policy      func() *policy.Policy // mandatory: the policy in force, for the status
@@ -47,7 +47,7 @@ type Options struct {
 	PortTimeout time.Duration         // for a port to take each part of a request, and then to begin its answer; 0 is a minute
 }
 
-// manager is what the API needs of *lifecycle.Manager.
+// manager is what the API needs of *lifecycle.Service.
 type manager interface {
 	sandboxes
 	inside

@@ -37,7 +37,7 @@ func (noStore) Ping(context.Context) error                          { return nil
 
 // house is the API on a real manager, whose engine is in memory, with a sandbox "k".
 type house struct {
-	*lifecycle.Manager
+	*lifecycle.Service
 	t       *testing.T
 	fake    *runtimetest.Fake
 	url     string // of the server
@@ -70,11 +70,11 @@ func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.Runtime, change
 		engine = wrap(h.fake)
 	}
 	current := func() *policy.Policy { return pol }
-	h.Manager, err = lifecycle.New(lifecycle.Options{Runtime: engine, Policy: current, Store: noStore{}, Holder: mountpintest.Holder{}, Owner: "owner"})
+	h.Service, err = lifecycle.New(lifecycle.Options{Runtime: engine, Policy: current, Store: noStore{}, Holder: mountpintest.Holder{}, Owner: "owner"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts := sandboxapi.Options{Manager: h.Manager, Policy: current, Tokens: tokens, Heartbeat: 20 * time.Millisecond}
+	opts := sandboxapi.Options{Manager: h.Service, Policy: current, Tokens: tokens, Heartbeat: 20 * time.Millisecond}
 	for _, f := range change {
 		f(&opts)
 	}

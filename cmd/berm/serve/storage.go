@@ -35,7 +35,7 @@ func openWorkspaces(cfg *config.Config, db *store.Store, quotas *quota.Service) 
 }
 
 // openChats makes the service of chats, nil without workspaces.
-func openChats(ctx context.Context, cfg *config.Config, db *store.Store, quotas *quota.Service, ws *workspace.Service, manager *lifecycle.Manager, log *slog.Logger, reg prometheus.Registerer) (*chat.Service, error) {
+func openChats(ctx context.Context, cfg *config.Config, db *store.Store, quotas *quota.Service, ws *workspace.Service, manager *lifecycle.Service, log *slog.Logger, reg prometheus.Registerer) (*chat.Service, error) {
 	if ws == nil {
 		return nil, nil
 	}
