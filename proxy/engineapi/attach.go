@@ -13,19 +13,19 @@ func attachRoutes() []route {
 	const one = "/containers/{id}"
 	streams := []string{"detachKeys", "logs", "stream", "stdin", "stdout", "stderr"}
 	return []route{
-		{method: http.MethodPost, template: one + "/attach", query: streams, change: true, serve: (*call).attach},
-		{method: http.MethodGet, template: one + "/attach/ws", query: streams, change: true, serve: (*call).attachWS},
-		{method: http.MethodPost, template: one + "/resize", query: []string{"h", "w"}, serve: (*call).resizeContainer},
-		{method: http.MethodGet, template: one + "/logs", query: []string{"follow", "stdout", "stderr", "since", "until", "timestamps", "tail", "details"}, serve: (*call).logs},
-		{method: http.MethodGet, template: one + "/stats", query: []string{"stream", "one-shot"}, serve: (*call).stats},
-		{method: http.MethodGet, template: one + "/top", query: []string{"ps_args"}, serve: (*call).top},
-		{method: http.MethodGet, template: one + "/changes", serve: (*call).changes},
-		{method: http.MethodPost, template: one + "/wait", query: []string{"condition"}, serve: (*call).wait},
+		{method: http.MethodPost, template: one + "/attach", query: streams, change: true, serve: attachContainer},
+		{method: http.MethodGet, template: one + "/attach/ws", query: streams, change: true, serve: attachWS},
+		{method: http.MethodPost, template: one + "/resize", query: []string{"h", "w"}, serve: resizeContainer},
+		{method: http.MethodGet, template: one + "/logs", query: []string{"follow", "stdout", "stderr", "since", "until", "timestamps", "tail", "details"}, serve: containerLogs},
+		{method: http.MethodGet, template: one + "/stats", query: []string{"stream", "one-shot"}, serve: containerStats},
+		{method: http.MethodGet, template: one + "/top", query: []string{"ps_args"}, serve: containerTop},
+		{method: http.MethodGet, template: one + "/changes", serve: containerChanges},
+		{method: http.MethodPost, template: one + "/wait", query: []string{"condition"}, serve: waitContainer},
 	}
 }
 
 // streamsAsked are the parameters of an attach, written anew.
-func (c *call) streamsAsked() (url.Values, error) {
+func streamsAsked(c *call) (url.Values, error) {
 	query := url.Values{}
 	for _, name := range []string{"logs", "stream", "stdin", "stdout", "stderr"} {
 		if c.flag(name) {
@@ -39,8 +39,8 @@ func (c *call) streamsAsked() (url.Values, error) {
 	return query, detachKeys(keys)
 }
 
-func (c *call) attach() error {
-	query, err := c.streamsAsked()
+func attachContainer(c *call) error {
+	query, err := streamsAsked(c)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (c *call) attach() error {
 	if err != nil {
 		return err
 	}
-	if err := c.confined(); err != nil {
+	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
 	c.closeMessage = &closeMessage{}
@@ -57,13 +57,13 @@ func (c *call) attach() error {
 
 // attachWS passes a WebSocket's handshake on as one of its own; what follows is between
 // the client and the engine.
-func (c *call) attachWS() error {
+func attachWS(c *call) error {
 	h := c.r.Header
 	key, err := base64.StdEncoding.DecodeString(h.Get("Sec-Websocket-Key"))
 	if !strings.EqualFold(h.Get("Upgrade"), "websocket") || err != nil || len(key) != 16 || h.Get("Sec-Websocket-Version") != "13" {
 		return malformed("this is not the handshake of a WebSocket")
 	}
-	query, err := c.streamsAsked()
+	query, err := streamsAsked(c)
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (c *call) attachWS() error {
 	if err != nil {
 		return err
 	}
-	if err := c.confined(); err != nil {
+	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
 	return c.hijack(ask{path: "/containers/" + id + "/attach/ws", query: query, header: http.Header{
@@ -80,12 +80,12 @@ func (c *call) attachWS() error {
 	}})
 }
 
-func (c *call) resizeContainer() error {
+func resizeContainer(c *call) error {
 	id, err := c.containerID(c.name)
 	if err != nil {
 		return err
 	}
-	query, err := c.size()
+	query, err := consoleSize(c)
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (c *call) resizeContainer() error {
 // duration before now.
 var instant = regexp.MustCompile(`^[-+0-9A-Za-z:.]{1,64}$`)
 
-func (c *call) logs() error {
+func containerLogs(c *call) error {
 	if c.flag("details") {
 		return denied("endpoints.query", "details", "details of logs show environment variables", "no details")
 	}
@@ -125,7 +125,7 @@ func (c *call) logs() error {
 	return c.forward(ask{path: "/containers/" + id + "/logs", query: query}, true)
 }
 
-func (c *call) stats() error {
+func containerStats(c *call) error {
 	id, err := c.containerID(c.name)
 	if err != nil {
 		return err
@@ -153,8 +153,8 @@ const psColumn = `(pid|ppid|pgid|sid|uid|user|gid|group|comm|args|cmd|etime|time
 
 var psColumns = regexp.MustCompile(`^(-o|-eo|-Ao|-e -o|-A -o|axo|ax o|o) ?` + psColumn + `(,` + psColumn + `)*$`)
 
-// top lists a container's processes. The engine gives the options to the host's ps.
-func (c *call) top() error {
+// containerTop lists a container's processes. The engine gives the options to the host's ps.
+func containerTop(c *call) error {
 	query := url.Values{}
 	if args := c.query.Get("ps_args"); args != "" {
 		if !slices.Contains(psArgs, args) && !psColumns.MatchString(args) {
@@ -169,7 +169,7 @@ func (c *call) top() error {
 	return c.forward(ask{path: "/containers/" + id + "/top", query: query}, false)
 }
 
-func (c *call) changes() error {
+func containerChanges(c *call) error {
 	id, err := c.containerID(c.name)
 	if err != nil {
 		return err
@@ -177,8 +177,8 @@ func (c *call) changes() error {
 	return c.forward(ask{path: "/containers/" + id + "/changes"}, false)
 }
 
-// wait answers when the container's state is what was asked for; its header comes at once.
-func (c *call) wait() error {
+// waitContainer answers when the container's state is what was asked for; its header comes at once.
+func waitContainer(c *call) error {
 	query := url.Values{}
 	if condition := c.query.Get("condition"); condition != "" {
 		if !slices.Contains([]string{"not-running", "next-exit", "removed"}, condition) {

@@ -40,7 +40,7 @@ const (
 
 func buildRoutes() []route {
 	return []route{{
-		method: http.MethodPost, template: "/build", body: tarBody, change: true, serve: (*call).build,
+		method: http.MethodPost, template: "/build", body: tarBody, change: true, serve: buildImage,
 		query: []string{
 			"dockerfile", "t*", "q", "nocache", "pull", "rm", "forcerm", "memory", "memswap", "cpushares", "cpusetcpus", "cpusetmems", "cpuperiod",
 			"cpuquota", "buildargs", "shmsize", "labels", "networkmode", "platform", "target", "version", "buildid", "cachefrom", "ulimits",
@@ -53,9 +53,9 @@ func buildRoutes() []route {
 // says nothing.
 var neverBuilt = []string{"cachefrom", "ulimits", "cgroupparent", "extrahosts", "remote", "squash", "isolation", "session", "outputs", "securityopt", "cpusetcpus", "cpusetmems"}
 
-// build has the engine's classic builder make an image of the caller's from files that
+// buildImage has the engine's classic builder make an image of the caller's from files that
 // come with the request. The image gets its names only when it has been looked at.
-func (c *call) build() error {
+func buildImage(c *call) error {
 	if err := c.operation(policy.OpBuild); err != nil {
 		return err
 	}
@@ -64,15 +64,15 @@ func (c *call) build() error {
 		return err
 	}
 	defer over()
-	args, err := c.buildArgs()
+	args, err := buildArgs(c)
 	if err != nil {
 		return err
 	}
-	query, tags, err := c.buildQuery(args)
+	query, tags, err := buildQuery(c, args)
 	if err != nil {
 		return err
 	}
-	labels, err := c.buildLabels()
+	labels, err := buildLabels(c)
 	if err != nil {
 		return err
 	}
@@ -86,10 +86,10 @@ func (c *call) build() error {
 		return err
 	}
 	defer leave()
-	defer c.buildBefore(labels)()
+	defer buildBefore(c, labels)()
 	lease := c.spooled.Lease(c.caller.Tenant)
 	defer lease.Release()
-	files, err := c.spool(args, lease)
+	files, err := spool(c, args, lease)
 	if err != nil {
 		return err
 	}
@@ -113,17 +113,17 @@ func (c *call) build() error {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.head(resp)
-	id := c.relayBuild(resp.Body)
+	id := relayBuild(c, resp.Body)
 	if id == "" {
 		return nil // it failed, and the caller has been told why
 	}
-	c.finishBuild(id, labels, tags)
+	finishBuild(c, id, labels, tags)
 	return nil
 }
 
 // buildBefore has the call end in time, whether it waits for the client or the engine: it
 // lasts no longer than what it makes may live. The caller calls done after it.
-func (c *call) buildBefore(labels map[string]string) (done func()) {
+func buildBefore(c *call, labels map[string]string) (done func()) {
 	until := time.Now().Add(maxBuildTime)
 	if expires, err := time.Parse(time.RFC3339Nano, labels[lifecycle.LabelExpiresAt]); err == nil && expires.Before(until) {
 		until = expires
@@ -143,7 +143,7 @@ func (c *call) buildBefore(labels map[string]string) (done func()) {
 
 // buildQuery judges the parameters, and gives those that go to the engine, and the names
 // that the image is to have.
-func (c *call) buildQuery(args map[string]string) (url.Values, []url.Values, error) {
+func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, error) {
 	p, err := c.profile()
 	if err != nil {
 		return nil, nil, err
@@ -185,7 +185,7 @@ func (c *call) buildQuery(args map[string]string) (url.Values, []url.Values, err
 		}
 		query.Set("buildargs", string(text))
 	}
-	mode, err := c.buildNetwork(p)
+	mode, err := buildNetwork(c, p)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -195,7 +195,7 @@ func (c *call) buildQuery(args map[string]string) (url.Values, []url.Values, err
 		if t == "" {
 			continue
 		}
-		target, err := c.target(t, "")
+		target, err := tagTarget(c, t, "")
 		if err != nil {
 			return nil, nil, err
 		}
@@ -208,7 +208,7 @@ func (c *call) buildQuery(args map[string]string) (url.Values, []url.Values, err
 }
 
 // buildArgs judges build arguments as a command's environment.
-func (c *call) buildArgs() (map[string]string, error) {
+func buildArgs(c *call) (map[string]string, error) {
 	text := c.query.Get("buildargs")
 	if text == "" {
 		return nil, nil
@@ -232,7 +232,7 @@ func (c *call) buildArgs() (map[string]string, error) {
 }
 
 // buildNetwork is the network that the build's commands have: the profile's, or none.
-func (c *call) buildNetwork(p policy.Profile) (string, error) {
+func buildNetwork(c *call, p policy.Profile) (string, error) {
 	asked := c.query.Get("networkmode")
 	if asked == "none" || p.Network == "off" && isDefaultNetwork(asked) {
 		return "none", nil
@@ -244,7 +244,7 @@ func (c *call) buildNetwork(p policy.Profile) (string, error) {
 		}
 		asked = c.rules.Networks()[i].EngineNetwork
 	}
-	n, err := c.resolve(asked, true)
+	n, err := resolveNetwork(c, asked, true)
 	if err != nil {
 		return "", err
 	}
@@ -259,7 +259,7 @@ func (c *call) buildNetwork(p policy.Profile) (string, error) {
 }
 
 // buildLabels are the labels that the image will have.
-func (c *call) buildLabels() (map[string]string, error) {
+func buildLabels(c *call) (map[string]string, error) {
 	var own map[string]string
 	if text := c.query.Get("labels"); text != "" && strictJSON([]byte(text), &own) != nil {
 		return nil, malformed("the labels are not one JSON object of texts")
@@ -272,12 +272,12 @@ func (c *call) buildLabels() (map[string]string, error) {
 	if err := c.judged(err); err != nil {
 		return nil, err
 	}
-	return c.stampImage(own, life, most), nil
+	return stampImageLabels(c, own, life, most), nil
 }
 
 // spool writes the build's files anew, into a file that has no name any more, with a
 // Dockerfile of the door's own under its usual name.
-func (c *call) spool(args map[string]string, lease *proxy.Lease) (*os.File, error) {
+func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error) {
 	name := path.Clean("/" + c.query.Get("dockerfile"))[1:]
 	if c.query.Get("dockerfile") == "" {
 		name = builtFrom
@@ -293,10 +293,10 @@ func (c *call) spool(args map[string]string, lease *proxy.Lease) (*os.File, erro
 	_ = os.Remove(f.Name())
 	ctx, end := context.WithCancelCause(c.ctx)
 	defer end(nil)
-	rest := c.patient(ctx, end, http.MaxBytesReader(c.w, c.r.Body, maxContext))
+	rest := patient(c, ctx, end, http.MaxBytesReader(c.w, c.r.Body, maxContext))
 	body, err := plainTar(rest)
 	if err == nil {
-		err = rewrite(&spoolWriter{File: f, ctx: ctx, lease: lease}, body, name, func(text []byte) ([]byte, error) { return c.judgeDockerfile(text, args, auths) })
+		err = rewrite(&spoolWriter{File: f, ctx: ctx, lease: lease}, body, name, func(text []byte) ([]byte, error) { return judgeDockerfile(c, text, args, auths) })
 	}
 	if err == nil { // what is left would be read without a deadline
 		if _, err = io.Copy(io.Discard, rest); err != nil {
@@ -351,7 +351,7 @@ func cleanSpool(dir string) error {
 
 // judgeDockerfile gives a Dockerfile in which every image is named by its ID, having
 // judged what that is.
-func (c *call) judgeDockerfile(text []byte, args map[string]string, auths map[string]json.RawMessage) ([]byte, error) {
+func judgeDockerfile(c *call, text []byte, args map[string]string, auths map[string]json.RawMessage) ([]byte, error) {
 	refuse := func(err error) error {
 		return denied("build.dockerfile", "Dockerfile", "the Dockerfile is refused: "+err.Error(), "see the documentation")
 	}
@@ -368,7 +368,7 @@ func (c *call) judgeDockerfile(text []byte, args map[string]string, auths map[st
 	}
 	ids := map[string]string{}
 	for _, ref := range d.images {
-		img, err := c.base(ref, auths)
+		img, err := buildBase(c, ref, auths)
 		if err != nil {
 			return nil, err
 		}
@@ -379,36 +379,36 @@ func (c *call) judgeDockerfile(text []byte, args map[string]string, auths map[st
 		}
 		ids[ref] = img.ID
 	}
-	out, err := d.encode(ids, c.whose())
+	out, err := d.encode(ids, imageOwner(c))
 	if err != nil {
 		return nil, refuse(err)
 	}
 	return out, nil
 }
 
-// base gives an image that a build takes from: one of the caller's own, or one that the
+// buildBase gives an image that a build takes from: one of the caller's own, or one that the
 // policy allows, which is pulled if it isn't there or the caller wants it anew.
-func (c *call) base(ref string, auths map[string]json.RawMessage) (*imageInfo, error) {
-	img, err := c.lookUpImage(ref)
-	if err != nil || img != nil && c.ownImage(img.Config.Labels) {
+func buildBase(c *call, ref string, auths map[string]json.RawMessage) (*imageInfo, error) {
+	img, err := lookUpImage(c, ref)
+	if err != nil || img != nil && ownImage(c, img.Config.Labels) {
 		return img, err
 	}
 	run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
-	if err != nil && img != nil && c.othersImage(img.Config.Labels) {
+	if err != nil && img != nil && othersImage(c, img.Config.Labels) {
 		return nil, noImage(ref) // in mode audit as well
 	}
 	if err := c.judged(err); err != nil {
 		return nil, err
 	}
 	run = cmp.Or(run, ref) // of mode audit
-	if img, err = c.lookUpImage(run); err != nil {
+	if img, err = lookUpImage(c, run); err != nil {
 		return nil, err
 	}
 	if img == nil || c.flag("pull") {
-		if err := c.fetch(run, auths); err != nil {
+		if err := fetchBase(c, run, auths); err != nil {
 			return nil, err
 		}
-		if img, err = c.lookUpImage(run); err != nil {
+		if img, err = lookUpImage(c, run); err != nil {
 			return nil, err
 		}
 	}
@@ -418,8 +418,8 @@ func (c *call) base(ref string, auths map[string]json.RawMessage) (*imageInfo, e
 	return img, nil
 }
 
-// fetch pulls an image that has been judged, and says nothing of how it goes.
-func (c *call) fetch(ref string, auths map[string]json.RawMessage) error {
+// fetchBase pulls an image that has been judged, and says nothing of how it goes.
+func fetchBase(c *call, ref string, auths map[string]json.RawMessage) error {
 	if err := c.operation(policy.OpPull); err != nil {
 		return err
 	}
@@ -562,7 +562,7 @@ var builtID = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
 // relayBuild passes on what the engine says, line by line, and gives the image's ID; none
 // if the build failed. Whoever wants it quiet hears of a failure only.
-func (c *call) relayBuild(body io.Reader) (id string) {
+func relayBuild(c *call, body io.Reader) (id string) {
 	flusher := http.NewResponseController(c.w)
 	dec := json.NewDecoder(body)
 	failed := false
@@ -599,28 +599,28 @@ func (c *call) relayBuild(body io.Reader) (id string) {
 
 // finishBuild looks at the image, and gives it its names. One that isn't what was asked for
 // is removed.
-func (c *call) finishBuild(id string, want map[string]string, tags []url.Values) {
+func finishBuild(c *call, id string, want map[string]string, tags []url.Values) {
 	c.about(id)
-	img, err := c.lookUpImage(id)
+	img, err := lookUpImage(c, id)
 	switch {
 	case err != nil:
 	case img == nil:
 		err = errors.New("the image is gone")
-	case !c.claimsImage(img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
+	case !claimsImage(c, img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
 		err = denied("verify.build", "", "the image lacks the labels that it was built with", "none") // and may be anybody's
 	default:
-		if err = foreignLabels(img.Config.Labels, want); err == nil && !c.ownImage(img.Config.Labels) {
+		if err = foreignLabels(img.Config.Labels, want); err == nil && !ownImage(c, img.Config.Labels) {
 			err = denied("verify.build", "", "the image lacks labels that it was built with", "none")
 		}
 		if err != nil {
-			c.undo("image", id, "/images/"+id, nil)
+			removeUnwanted(c, "image", id, "/images/"+id, nil)
 		}
 	}
 	for _, target := range tags {
 		if err != nil {
 			break
 		}
-		if err = c.tag(id, target); err == nil && !c.flag("q") {
+		if err = tagAs(c, id, target); err == nil && !c.flag("q") {
 			c.say(buildMessage{Stream: "Successfully tagged " + familiar(target.Get("repo")+":"+target.Get("tag")) + "\n"})
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 func commitRoutes() []route {
 	return []route{{
-		method: http.MethodPost, template: "/commit", body: jsonBody, change: true, serve: (*call).commit,
+		method: http.MethodPost, template: "/commit", body: jsonBody, change: true, serve: commit,
 		query: []string{"container", "repo", "tag", "comment", "author", "pause", "changes*"},
 	}}
 }
@@ -24,7 +24,7 @@ const maxComment = 4 << 10
 // commit makes an image of the caller's of one of its containers. A container with variables
 // that the policy keeps back is refused, as the engine notes all of its configuration in
 // the image, whatever that is given instead.
-func (c *call) commit() error {
+func commit(c *call) error {
 	if err := c.operation(policy.OpCommit); err != nil {
 		return err
 	}
@@ -46,12 +46,12 @@ func (c *call) commit() error {
 	if err != nil {
 		return err
 	}
-	if err := c.confined(); err != nil {
+	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
 	var target url.Values
 	if c.query.Get("repo") != "" {
-		if target, err = c.target(c.query.Get("repo"), c.query.Get("tag")); err != nil {
+		if target, err = tagTarget(c, c.query.Get("repo"), c.query.Get("tag")); err != nil {
 			return err
 		}
 	}
@@ -59,7 +59,7 @@ func (c *call) commit() error {
 	if err != nil {
 		return err
 	}
-	labels := c.stampImage(nil, life, most)
+	labels := stampImageLabels(c, nil, life, most)
 	query := url.Values{"container": {ct.ID}, "pause": {"1"}}
 	if c.query.Get("pause") != "" && !c.flag("pause") {
 		query.Set("pause", "0")
@@ -93,21 +93,21 @@ func (c *call) commit() error {
 	if !builtID.MatchString(made.ID) {
 		return fmt.Errorf("commit: the engine's answer has no ID")
 	}
-	if err := c.committed(made.ID, labels, target); err != nil {
-		c.undo("image", made.ID, "/images/"+made.ID, nil)
+	if err := committed(c, made.ID, labels, target); err != nil {
+		removeUnwanted(c, "image", made.ID, "/images/"+made.ID, nil)
 		return err
 	}
 	return c.answer(http.StatusCreated, made)
 }
 
 // committed looks at a new image before it gets its name.
-func (c *call) committed(id string, labels map[string]string, target url.Values) error {
+func committed(c *call, id string, labels map[string]string, target url.Values) error {
 	c.about(id)
-	img, err := c.lookUpImage(id)
+	img, err := lookUpImage(c, id)
 	if err != nil {
 		return err
 	}
-	if img == nil || !c.ownImage(img.Config.Labels) {
+	if img == nil || !ownImage(c, img.Config.Labels) {
 		return denied("verify.commit", "", "the image lacks the labels that it was made with", "none")
 	}
 	for name, value := range labels {
@@ -118,7 +118,7 @@ func (c *call) committed(id string, labels map[string]string, target url.Values)
 	if target == nil {
 		return nil
 	}
-	return c.tag(id, target)
+	return tagAs(c, id, target)
 }
 
 // dockerfileQuote writes a text as one word of a Dockerfile.

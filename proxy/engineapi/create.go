@@ -25,10 +25,10 @@ const makeTimeout = 10 * time.Minute
 
 func createRoutes() []route {
 	return []route{
-		{method: http.MethodPost, template: "/containers/create", query: []string{"name", "platform"}, body: jsonBody, change: true, serve: (*call).createContainer},
-		{method: http.MethodPost, template: "/containers/{id}/start", query: []string{"detachKeys"}, change: true, serve: (*call).startContainer},
-		{method: http.MethodPost, template: "/containers/{id}/restart", query: []string{"t", "signal"}, change: true, serve: (*call).startContainer},
-		{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: (*call).updateContainer},
+		{method: http.MethodPost, template: "/containers/create", query: []string{"name", "platform"}, body: jsonBody, change: true, serve: createContainer},
+		{method: http.MethodPost, template: "/containers/{id}/start", query: []string{"detachKeys"}, change: true, serve: startContainer},
+		{method: http.MethodPost, template: "/containers/{id}/restart", query: []string{"t", "signal"}, change: true, serve: startContainer},
+		{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: updateContainer},
 	}
 }
 
@@ -38,7 +38,7 @@ func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys
 
 // createContainer makes a container of what the policy makes of the body, and looks at
 // what came to be before it tells of it.
-func (c *call) createContainer() error {
+func createContainer(c *call) error {
 	var body createBody
 	if err := c.decode(&body); err != nil {
 		return err
@@ -53,7 +53,7 @@ func (c *call) createContainer() error {
 		}
 		query.Set("platform", pf)
 	}
-	p, err := c.plan(&body)
+	p, err := planContainer(c, &body)
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (c *call) createContainer() error {
 		return err
 	}
 	defer leaveVolumes()
-	made, err := c.make(p, query)
+	made, err := makeContainer(c, p, query)
 	if err != nil {
 		return err
 	}
@@ -90,12 +90,12 @@ type made struct {
 	Warnings []string
 }
 
-// make does what is planned, whole or not at all: from here on nobody's leaving stops it.
-func (c *call) make(p *plan, query url.Values) (made, error) {
+// makeContainer does what is planned, whole or not at all: from here on nobody's leaving stops it.
+func makeContainer(c *call, p *plan, query url.Values) (made, error) {
 	client := c.ctx
 	defer c.detach(makeTimeout)()
 	var undo undo
-	m, err := c.makeWith(p, query, &undo)
+	m, err := makePlanned(c, p, query, &undo)
 	if err == nil && client.Err() != nil {
 		err = context.Cause(client) // nobody would ever know of it
 	}
@@ -105,10 +105,10 @@ func (c *call) make(p *plan, query url.Values) (made, error) {
 	return m, err
 }
 
-func (c *call) makeWith(p *plan, query url.Values, undo *undo) (made, error) {
+func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	out := made{Warnings: slices.Clone(p.warnings)}
 	session := p.labels[lifecycle.LabelSessionID]
-	if err := c.makeVolumes(p, undo); err != nil {
+	if err := makeVolumes(c, p, undo); err != nil {
 		return out, err
 	}
 	v, err := c.engine.max(c.ctx)
@@ -121,24 +121,24 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undo) (made, error) {
 	if v < 40 && len(p.spec.Binds) > 0 {
 		return out, denied("mounts.engine", "HostConfig.Mounts", "the engine is too old for binds that leave out what is mounted below them", "volumes")
 	}
-	release, err := c.holdPlanned(p)
+	release, err := holdPlanned(c, p)
 	if err != nil {
 		return out, err
 	}
 	defer release()
 	var body any
 	if p.audited {
-		if body, err = c.asAsked(p); err != nil {
+		if body, err = asAsked(c, p); err != nil {
 			return out, err
 		}
 	} else {
 		body = p.encode(c.rules.InjectedEnv(), v)
 	}
 	// An answer that is lost doesn't mean that there is no container.
-	undo.add(func(ctx context.Context) error { return c.removeSession(ctx, v, session) })
+	undo.add(func(ctx context.Context) error { return removeSession(c, ctx, v, session) })
 	var answer made
 	if err := c.engine.slowPost(c.ctx, v, "/containers/create", query, body, &answer); err != nil {
-		return out, c.createError(err, query.Get("name"))
+		return out, createError(c, err, query.Get("name"))
 	}
 	if !fullID.MatchString(answer.ID) {
 		return out, errors.New("create container: the engine's answer has no ID")
@@ -148,7 +148,7 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undo) (made, error) {
 	if out.Warnings == nil {
 		out.Warnings = []string{}
 	}
-	if err := c.verifyMade(p, answer.ID, v); err != nil {
+	if err := verifyMade(c, p, answer.ID, v); err != nil {
 		return out, err
 	}
 	c.firsts.put(session, answer.ID)
@@ -164,20 +164,20 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undo) (made, error) {
 
 // holdPlanned holds the binds of a container that is to be made. In mode audit a
 // container whose binds can't be held becomes one that was denied.
-func (c *call) holdPlanned(p *plan) (release func(), err error) {
+func holdPlanned(c *call, p *plan) (release func(), err error) {
 	e := effective{ContainerSpec: p.spec, Audit: p.audited}
-	if release, err = c.hold(&e, nil); err != nil {
+	if release, err = holdBinds(c, &e, nil); err != nil {
 		return nil, err
 	}
 	if p.sources = e.sources; len(p.sources) < len(p.spec.Binds) && !p.audited {
 		p.audited = true
-		return release, c.describe(p)
+		return release, describePlan(c, p)
 	}
 	return release, nil
 }
 
 // createError doesn't tell of others' containers.
-func (c *call) createError(err error, name string) error {
+func createError(c *call, err error, name string) error {
 	if statusOf(err) == http.StatusConflict && strings.Contains(err.Error(), "already in use") {
 		return nameTaken(name)
 	}
@@ -186,12 +186,12 @@ func (c *call) createError(err error, name string) error {
 
 // makeVolumes makes the volumes that aren't there, so that they are labelled from the
 // start.
-func (c *call) makeVolumes(p *plan, undo *undo) error {
+func makeVolumes(c *call, p *plan, undo *undo) error {
 	for _, name := range p.missing {
 		if p.audited && !slices.ContainsFunc(p.spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
 			continue
 		}
-		raw, err := c.makeVolume(name, "", nil, nil)
+		raw, err := makeVolume(c, name, "", nil, nil)
 		if err != nil {
 			return err
 		}
@@ -199,13 +199,15 @@ func (c *call) makeVolumes(p *plan, undo *undo) error {
 		if err := json.Unmarshal(raw, &made); err != nil {
 			return fmt.Errorf("create volume: %w", err)
 		}
-		undo.add(func(ctx context.Context) error { return c.removeMade(ctx, name, made.Labels[lifecycle.LabelSessionID]) })
+		undo.add(func(ctx context.Context) error {
+			return removeMade(c, ctx, name, made.Labels[lifecycle.LabelSessionID])
+		})
 	}
 	return nil
 }
 
 // removeMade removes a volume that was made, unless another has its name by now.
-func (c *call) removeMade(ctx context.Context, name, session string) error {
+func removeMade(c *call, ctx context.Context, name, session string) error {
 	var now labelled
 	err := c.engine.get(ctx, c.version, "/volumes/"+name, nil, &now)
 	if err != nil || now.Labels[lifecycle.LabelSessionID] != session {
@@ -215,15 +217,15 @@ func (c *call) removeMade(ctx context.Context, name, session string) error {
 }
 
 // removeSession removes the container that a create made, if it made one.
-func (c *call) removeSession(ctx context.Context, v version, session string) error {
+func removeSession(c *call, ctx context.Context, v version, session string) error {
 	var errs []error
 	err := c.eachContainer(ctx, v, func(ct *listed) {
-		errs = append(errs, c.removeByForce(ctx, v, ct.ID))
+		errs = append(errs, removeByForce(c, ctx, v, ct.ID))
 	}, lifecycle.LabelSessionID+"="+session, lifecycle.LabelOwner+"="+c.opts.Owner)
 	return errors.Join(append(errs, err)...)
 }
 
-func (c *call) removeByForce(ctx context.Context, v version, id string) error {
+func removeByForce(c *call, ctx context.Context, v version, id string) error {
 	c.known.drop(id)
 	c.transfers.end(id)
 	query := url.Values{"force": {"1"}, "v": {"1"}}

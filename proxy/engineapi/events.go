@@ -16,14 +16,14 @@ import (
 )
 
 func eventRoutes() []route {
-	return []route{{method: http.MethodGet, template: "/events", query: []string{"since", "until", "filters"}, serve: (*call).events}}
+	return []route{{method: http.MethodGet, template: "/events", query: []string{"since", "until", "filters"}, serve: streamEvents}}
 }
 
 // maxEvent bounds one event, in bytes.
 const maxEvent = 1 << 20
 
-// events tells what happens to the caller's own containers, networks, volumes and images.
-func (c *call) events() error {
+// streamEvents tells what happens to the caller's own containers, networks, volumes and images.
+func streamEvents(c *call) error {
 	f, err := c.filters("config", "container", "daemon", "event", "image", "label", "network", "plugin", "scope", "type", "volume")
 	if err != nil {
 		return err
@@ -120,7 +120,7 @@ const maxWitnessed = 16 << 10
 // would not hear of their end.
 func (s *witness) seed() error {
 	query := url.Values{"filters": {s.onlyOwn(filters{}).String()}}
-	if err := s.survey(); err != nil {
+	if err := surveyContainers(s.call); err != nil {
 		return err
 	}
 	var networks []labelled
@@ -171,7 +171,7 @@ func (s *witness) sees(e events.Message) bool {
 			return tenant == s.caller.Tenant
 		}
 		_, own := s.look("network "+e.Actor.ID, func() (map[string]string, error) {
-			n, _, err := s.anyNetwork(e.Actor.ID)
+			n, _, err := anyNetwork(s.call, e.Actor.ID)
 			if err != nil {
 				return nil, err
 			}
@@ -188,7 +188,7 @@ func (s *witness) sees(e events.Message) bool {
 			return was
 		}
 		since, own := s.look(key, func() (map[string]string, error) {
-			v, _, err := s.anyVolume(e.Actor.ID)
+			v, _, err := anyVolume(s.call, e.Actor.ID)
 			if err != nil {
 				return nil, err
 			}
@@ -196,7 +196,7 @@ func (s *witness) sees(e events.Message) bool {
 		})
 		return own && s.current(since, e)
 	case events.ImageEventType:
-		return s.ownImage(attributes)
+		return ownImage(s.call, attributes)
 	}
 	return false
 }

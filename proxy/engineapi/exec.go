@@ -19,10 +19,10 @@ import (
 
 func execRoutes() []route {
 	return []route{
-		{method: http.MethodPost, template: "/containers/{id}/exec", body: jsonBody, change: true, serve: (*call).createExec},
-		{method: http.MethodPost, template: "/exec/{id}/start", body: jsonBody, change: true, serve: (*call).startExec},
-		{method: http.MethodPost, template: "/exec/{id}/resize", query: []string{"h", "w"}, serve: (*call).resizeExec},
-		{method: http.MethodGet, template: "/exec/{id}/json", serve: (*call).inspectExec},
+		{method: http.MethodPost, template: "/containers/{id}/exec", body: jsonBody, change: true, serve: createExec},
+		{method: http.MethodPost, template: "/exec/{id}/start", body: jsonBody, change: true, serve: startExec},
+		{method: http.MethodPost, template: "/exec/{id}/resize", query: []string{"h", "w"}, serve: resizeExec},
+		{method: http.MethodGet, template: "/exec/{id}/json", serve: inspectExec},
 	}
 }
 
@@ -51,7 +51,7 @@ type execBody struct {
 
 // createExec makes an exec in a container of the caller's. Its variables and user are
 // judged as those of the container were.
-func (c *call) createExec() error {
+func createExec(c *call) error {
 	if err := c.operation(policy.OpExec); err != nil {
 		return err
 	}
@@ -78,16 +78,16 @@ func (c *call) createExec() error {
 	if err != nil {
 		return err
 	}
-	leave, err := c.execRoom(ct)
+	leave, err := execRoom(c, ct)
 	if err != nil {
 		return err
 	}
 	defer leave()
 	id := ct.ID
-	if err := c.confined(); err != nil {
+	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
-	if body.Env, err = c.execEnv(&body); err != nil {
+	if body.Env, err = execEnv(c, &body); err != nil {
 		return err
 	}
 	body.Container = ""
@@ -103,7 +103,7 @@ func (c *call) createExec() error {
 }
 
 // execEnv judges an exec's variables and user, and gives the variables that it gets.
-func (c *call) execEnv(body *execBody) ([]string, error) {
+func execEnv(c *call, body *execBody) ([]string, error) {
 	asked, unset := map[string]string{}, map[string]bool{}
 	for _, e := range body.Env {
 		name, value, set := strings.Cut(e, "=") // a name alone takes the container's variable away
@@ -141,7 +141,7 @@ func detachKeys(keys string) error {
 }
 
 // startExec runs an exec; unless it is to be detached, the connection becomes its streams.
-func (c *call) startExec() error {
+func startExec(c *call) error {
 	if err := c.operation(policy.OpExec); err != nil {
 		return err
 	}
@@ -156,11 +156,11 @@ func (c *call) startExec() error {
 	if c.version < 42 {
 		body.ConsoleSize = nil
 	}
-	id, _, err := c.execID(c.name)
+	id, _, err := execID(c, c.name)
 	if err != nil {
 		return err
 	}
-	if err := c.confined(); err != nil {
+	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
 	b, err := json.Marshal(body)
@@ -178,20 +178,20 @@ func (c *call) startExec() error {
 	return c.hijack(a)
 }
 
-func (c *call) resizeExec() error {
-	id, _, err := c.execID(c.name)
+func resizeExec(c *call) error {
+	id, _, err := execID(c, c.name)
 	if err != nil {
 		return err
 	}
-	query, err := c.size()
+	query, err := consoleSize(c)
 	if err != nil {
 		return err
 	}
 	return c.forward(ask{path: "/exec/" + id + "/resize", query: query}, false)
 }
 
-// size reads a terminal's height and width.
-func (c *call) size() (url.Values, error) {
+// consoleSize reads a terminal's height and width.
+func consoleSize(c *call) (url.Values, error) {
 	query := url.Values{}
 	for _, name := range []string{"h", "w"} {
 		n, err := c.number(name)
@@ -203,8 +203,8 @@ func (c *call) size() (url.Values, error) {
 	return query, nil
 }
 
-func (c *call) inspectExec() error {
-	id, _, err := c.execID(c.name)
+func inspectExec(c *call) error {
+	id, _, err := execID(c, c.name)
 	if err != nil {
 		return err
 	}

@@ -84,7 +84,7 @@ func (f filters) String() string {
 
 // listOwn relays a list of what the caller owns. The engine selects by the labels, whoever put
 // them there, so that each entry's seal is checked.
-func (c *call) listOwn(kind lifecycle.ObjectKind, path string, query url.Values) error {
+func listOwn(c *call, kind lifecycle.ObjectKind, path string, query url.Values) error {
 	resp, err := c.ask(ask{path: path, query: query})
 	if err != nil {
 		return err
@@ -110,11 +110,11 @@ func (c *call) listOwn(kind lifecycle.ObjectKind, path string, query url.Values)
 	next = ""
 	restarting := c.restarts.Waiting() > 0
 	err = eachEntry(resp.Body, func(list string, entry json.RawMessage) error {
-		own, err := c.ownEntry(kind, list, entry)
+		own, err := ownEntry(c, kind, list, entry)
 		if own && kind == lifecycle.ObjectContainer {
 			entry = shown(entry)
 			if restarting {
-				entry, err = c.showRestarts(entry)
+				entry, err = showRestarts(c, entry)
 			}
 		}
 		if own && err == nil {
@@ -138,7 +138,7 @@ type labelled struct {
 }
 
 // ownEntry reports whether an entry of a list is the caller's.
-func (c *call) ownEntry(kind lifecycle.ObjectKind, list string, entry json.RawMessage) (bool, error) {
+func ownEntry(c *call, kind lifecycle.ObjectKind, list string, entry json.RawMessage) (bool, error) {
 	var is labelled
 	if list == "Warnings" {
 		return false, nil
@@ -150,7 +150,7 @@ func (c *call) ownEntry(kind lifecycle.ObjectKind, list string, entry json.RawMe
 	case lifecycle.ObjectContainer:
 		return c.ownContainer(is.ID, is.Labels)
 	case lifecycle.ObjectImage:
-		return c.ownImage(is.Labels), nil
+		return ownImage(c, is.Labels), nil
 	}
 	return c.own(kind, cmp.Or(is.ID, is.Name), is.Labels), nil
 }

@@ -60,27 +60,27 @@ func (d *Proxy) callersLabels(labels map[string]string) (ttl *time.Duration, err
 	return ttl, nil
 }
 
-// whose are the labels that say whose an image is, as ownImage reads them.
-func (c *call) whose() map[string]string {
+// imageOwner are the labels that say whose an image is, as ownImage reads them.
+func imageOwner(c *call) map[string]string {
 	return map[string]string{lifecycle.LabelOwner: c.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: c.caller.Tenant}
 }
 
-// stampImage is stamp for an image. What the image that it is made of may have is made empty.
-func (c *call) stampImage(own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
-	labels := c.unsealed(own, ttl, maxLifetime)
-	maps.Copy(labels, c.whose())
+// stampImageLabels is stamp for an image. What the image that it is made of may have is made empty.
+func stampImageLabels(c *call, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
+	labels := unsealedLabels(c, own, ttl, maxLifetime)
+	maps.Copy(labels, imageOwner(c))
 	labels[labelTTL], labels[lifecycle.LabelEffective] = own[labelTTL], ""
 	return c.opts.Sealer.Seal(lifecycle.ObjectImage, labels)
 }
 
-// stamp returns the labels of a network or a volume that the caller makes now: its own, those
+// stampLabels returns the labels of a network or a volume that the caller makes now: its own, those
 // that say whose it is and when it ends, and their seal.
-func (c *call) stamp(kind lifecycle.ObjectKind, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
-	return c.opts.Sealer.Seal(kind, c.unsealed(own, ttl, maxLifetime))
+func stampLabels(c *call, kind lifecycle.ObjectKind, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
+	return c.opts.Sealer.Seal(kind, unsealedLabels(c, own, ttl, maxLifetime))
 }
 
-// unsealed is stamp without the seal.
-func (c *call) unsealed(own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
+// unsealedLabels is stamp without the seal.
+func unsealedLabels(c *call, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
 	labels := maps.Clone(own)
 	if labels == nil {
 		labels = map[string]string{}

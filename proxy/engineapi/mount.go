@@ -233,13 +233,13 @@ func tmpfsSize(s string) (int64, error) {
 }
 
 // lookUpVolumes finds out whose the volumes are, and which aren't there.
-func (c *call) lookUpVolumes(list []mounted) (missing []string, err error) {
+func lookUpVolumes(c *call, list []mounted) (missing []string, err error) {
 	for i := range list {
 		m := &list[i]
 		if m.Type != "volume" || !volumeName.MatchString(m.Source) {
 			continue // what is no name is the policy's to refuse
 		}
-		v, _, err := c.anyVolume(m.Source)
+		v, _, err := anyVolume(c, m.Source)
 		switch {
 		case errors.Is(err, errNotFound):
 			if !slices.Contains(missing, m.Source) {
@@ -250,13 +250,13 @@ func (c *call) lookUpVolumes(list []mounted) (missing []string, err error) {
 		case c.caller.Audit && c.others(lifecycle.ObjectVolume, v.Name, v.Labels):
 			return nil, noVolume(m.Source)
 		default:
-			m.Own = c.ownVolume(v)
+			m.Own = ownVolume(c, v)
 		}
 	}
 	return missing, nil
 }
 
 // ownVolume tells whether a volume is the caller's, and nothing but a directory of the engine's.
-func (c *call) ownVolume(v *volume.Volume) bool {
+func ownVolume(c *call, v *volume.Volume) bool {
 	return c.own(lifecycle.ObjectVolume, v.Name, v.Labels) && v.Driver == "local" && len(v.Options) == 0
 }

@@ -26,7 +26,7 @@ type plan struct {
 	imageRef  string                   // as the engine is told
 	mounts    []mounted                // all that were asked for
 	missing   []string                 // names of volumes that have to be made
-	sources   []string                 // what the engine mounts for each bind; see hold
+	sources   []string                 // what the engine mounts for each bind; see holdBinds
 	endpoints map[string]*endpointBody // by the network's ID
 	labels    map[string]string
 	seccomp   string            // the SecurityOpt with Berm's profile; empty for the engine's own
@@ -60,12 +60,12 @@ type effective struct {
 	RestartMax int    `json:"restart_max,omitempty"` // retries of the restart policy
 	Seccomp    string `json:"seccomp,omitempty"`     // digest of the SecurityOpt with a profile; empty for the engine's own
 
-	sources []string          // what the engine mounts for each bind; see hold
+	sources []string          // what the engine mounts for each bind; see holdBinds
 	held    []mountpin.Pinned // as they are held; nil if they aren't
 }
 
-// plan judges what is asked for. Nothing is made by it, but a network of the policy's.
-func (c *call) plan(b *createBody) (*plan, error) {
+// planContainer judges what is asked for. Nothing is made by it, but a network of the policy's.
+func planContainer(c *call, b *createBody) (*plan, error) {
 	if b.HostConfig == nil {
 		b.HostConfig = &hostBody{}
 	}
@@ -88,31 +88,31 @@ func (c *call) plan(b *createBody) (*plan, error) {
 	}
 	req.Profile, req.TTL = c.caller.Profile, ttl
 	p := &plan{body: b}
-	if req.Networks, p.endpoints, err = c.joins(b); err != nil {
+	if req.Networks, p.endpoints, err = joinedNetworks(c, b); err != nil {
 		return nil, err
 	}
-	if err := c.judge(p, req); err != nil {
+	if err := judgePlan(c, p, req); err != nil {
 		return nil, err
 	}
-	return p, c.finish(p)
+	return p, finishPlan(c, p)
 }
 
-// judge asks the policy. An image in whose stead the policy has another is looked up
+// judgePlan asks the policy. An image in whose stead the policy has another is looked up
 // again by that one's name, as its volumes and ports are the container's.
-func (c *call) judge(p *plan, req policy.ContainerRequest) error {
+func judgePlan(c *call, p *plan, req policy.ContainerRequest) error {
 	asked, byID := p.body.Image, ""
 	for range 3 {
-		img, err := c.seenImage(asked)
+		img, err := seenImage(c, asked)
 		if err == nil && img == nil {
-			img, err = c.lookUpImage(asked)
+			img, err = lookUpImage(c, asked)
 		}
 		if err != nil {
 			return err
 		}
 		again, named := req, asked
 		if img != nil {
-			again.Trusted = c.ownImage(img.Config.Labels)
-			if named = c.nameOf(asked, img, again.Trusted); named != asked {
+			again.Trusted = ownImage(c, img.Config.Labels)
+			if named = nameOf(c, asked, img, again.Trusted); named != asked {
 				byID = img.ID
 			}
 			p.image = *img
@@ -128,7 +128,7 @@ func (c *call) judge(p *plan, req policy.ContainerRequest) error {
 			return err
 		}
 		p.mounts = anonymous(p.mounts, p.image.Config.Volumes, "the image's VOLUME")
-		if p.missing, err = c.lookUpVolumes(p.mounts); err != nil {
+		if p.missing, err = lookUpVolumes(c, p.mounts); err != nil {
 			return err
 		}
 		again.Mounts = nil
@@ -141,15 +141,15 @@ func (c *call) judge(p *plan, req policy.ContainerRequest) error {
 		}
 		p.spec, p.audited, p.imageRef = verdict.Spec, !verdict.Allowed(), verdict.Spec.Image
 		if p.audited || again.Trusted && named == p.spec.Image || sameImage(named, p.spec.Image) {
-			return c.settle(p, img, byID, verdict.Overridden)
+			return settleImage(c, p, img, byID, verdict.Overridden)
 		}
 		asked = p.spec.Image
 	}
 	return fmt.Errorf("the policy has no end of images in the stead of %q", shorten(p.body.Image))
 }
 
-// settle makes sure that the image is there, and nothing in it is taken for Berm's.
-func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.Override) error {
+// settleImage makes sure that the image is there, and nothing in it is taken for Berm's.
+func settleImage(c *call, p *plan, img *imageInfo, byID string, overridden []policy.Override) error {
 	if img == nil {
 		return notFound("No such image: " + familiar(p.body.Image))
 	}
@@ -157,7 +157,7 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 		return denied("request.working_dir", "Image", fmt.Sprintf("the image's working directory %q is in a file system of the kernel", shorten(img.Config.WorkingDir)), "a working directory elsewhere")
 	}
 	for name := range img.Config.Labels {
-		if lifecycle.IsOwnLabel(name) && !(c.ownImage(img.Config.Labels) && (stamped(name) || name == labelTTL)) {
+		if lifecycle.IsOwnLabel(name) && !(ownImage(c, img.Config.Labels) && (stamped(name) || name == labelTTL)) {
 			return denied("labels.reserved", "Image", fmt.Sprintf("the image has a label %q, which is Berm's own", shorten(name)), "images without such labels")
 		}
 	}
@@ -188,7 +188,7 @@ var imageID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{4,64}$`)
 
 // nameOf gives a name that the policy can judge for an image that may be asked for by its
 // ID, or the start of it.
-func (c *call) nameOf(asked string, img *imageInfo, own bool) string {
+func nameOf(c *call, asked string, img *imageInfo, own bool) string {
 	hex := strings.TrimPrefix(asked, "sha256:")
 	if !imageID.MatchString(asked) || !strings.HasPrefix(img.ID, "sha256:"+hex) {
 		return asked
@@ -208,7 +208,7 @@ func (c *call) nameOf(asked string, img *imageInfo, own bool) string {
 }
 
 // lookUpImage finds an image that the engine has; nil if it has none of that name.
-func (c *call) lookUpImage(ref string) (*imageInfo, error) {
+func lookUpImage(c *call, ref string) (*imageInfo, error) {
 	if _, err := reference.ParseAnyReference(ref); err != nil {
 		return nil, nil // or the engine could be led elsewhere by it
 	}
@@ -239,15 +239,15 @@ func familiar(ref string) string {
 	return shorten(ref)
 }
 
-// finish completes the spec, and stamps the labels.
-func (c *call) finish(p *plan) error {
+// finishPlan completes the spec, and stamps the labels.
+func finishPlan(c *call, p *plan) error {
 	s := &p.spec
 	if !p.audited { // or it goes through as it was asked for
-		if err := c.complete(p); err != nil {
+		if err := completePlan(c, p); err != nil {
 			return err
 		}
 	}
-	p.labels = c.unsealed(p.body.Labels, s.TTL, s.MaxLifetime)
+	p.labels = unsealedLabels(c, p.body.Labels, s.TTL, s.MaxLifetime)
 	p.volumes = maps.Clone(p.labels)
 	maps.DeleteFunc(p.volumes, func(name, _ string) bool { return !stamped(name) })
 	c.opts.Sealer.Seal(lifecycle.ObjectVolume, p.volumes)
@@ -257,7 +257,7 @@ func (c *call) finish(p *plan) error {
 	if !slices.ContainsFunc(sortedKeys(c.opts.Labels), func(name string) bool { return p.labels[name] != "" }) {
 		maps.Copy(p.labels, c.opts.Labels)
 	}
-	return c.describe(p)
+	return describePlan(c, p)
 }
 
 // effective returns what the container's label keeps.
@@ -269,8 +269,8 @@ func (p *plan) effective() effective {
 	return e
 }
 
-// describe writes the effective spec into its label, and seals all labels.
-func (c *call) describe(p *plan) error {
+// describePlan writes the effective spec into its label, and seals all labels.
+func describePlan(c *call, p *plan) error {
 	label, err := json.Marshal(p.effective())
 	if err != nil {
 		return fmt.Errorf("encode the effective spec: %w", err)
@@ -283,9 +283,9 @@ func (c *call) describe(p *plan) error {
 	return nil
 }
 
-// complete fills in what the judged spec leaves to the engine: the image's user, the
+// completePlan fills in what the judged spec leaves to the engine: the image's user, the
 // host's CPUs, the policy's networks, and the containers of links.
-func (c *call) complete(p *plan) error {
+func completePlan(c *call, p *plan) error {
 	s := &p.spec
 	if s.User == "" {
 		s.User = p.image.Config.User
@@ -300,7 +300,7 @@ func (c *call) complete(p *plan) error {
 		if n.ID != "" || n.Mode != policy.NetNamed {
 			continue
 		}
-		info, err := c.policyNetwork(n.Name)
+		info, err := policyNetwork(c, n.Name)
 		if err != nil {
 			return err
 		}
@@ -324,7 +324,7 @@ func (c *call) complete(p *plan) error {
 		if e == nil || len(e.Links) == 0 {
 			continue
 		}
-		if e.Links, err = c.ownLinks(e.Links); err != nil {
+		if e.Links, err = ownLinks(c, e.Links); err != nil {
 			return err
 		}
 	}

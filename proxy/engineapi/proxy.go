@@ -161,7 +161,7 @@ func (d *Proxy) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
 	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
 		defer func() { c.close(err) }() // also of an answer that is broken off
 		if err == nil {
-			err = c.conceal(rt.serve(c))
+			err = concealPaths(c, rt.serve(c))
 		}
 		return err
 	}).ServeHTTP(w, r)

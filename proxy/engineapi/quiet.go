@@ -69,15 +69,15 @@ func useOf(id string, labels map[string]string, mounts []container.MountPoint) *
 	return u
 }
 
-// starting keeps archive calls away from a container's mounts until leave is called. It waits
+// claimMounts keeps archive calls away from a container's mounts until leave is called. It waits
 // for those that go on, until ctx ends.
-func (c *call) starting(ctx context.Context, ct *container.InspectResponse) (leave func(), err error) {
+func claimMounts(c *call, ctx context.Context, ct *container.InspectResponse) (leave func(), err error) {
 	return c.opts.Claims.Use(ctx, useOf(ct.ID, ct.Config.Labels, ct.Mounts))
 }
 
 // inspectSlow inspects a container for as long as the caller waits, as an archive call of
 // another may hold the engine's lock.
-func (c *call) inspectSlow(id string) (*container.InspectResponse, error) {
+func inspectSlow(c *call, id string) (*container.InspectResponse, error) {
 	var ct container.InspectResponse
 	err := c.engine.doSlow(c.ctx, ask{method: http.MethodGet, version: c.version, path: "/containers/" + id + "/json"}, &ct)
 	if err == nil && (ct.ContainerJSONBase == nil || ct.HostConfig == nil || ct.Config == nil || ct.State == nil) {
@@ -86,11 +86,11 @@ func (c *call) inspectSlow(id string) (*container.InspectResponse, error) {
 	return &ct, err
 }
 
-// quiet serves an archive call while no process can exchange the directories that the
+// quietly serves an archive call while no process can exchange the directories that the
 // engine mounts for it. Engines without the fixes of ArchiveFixed mount a container's
 // volumes, binds and network files by paths inside its root, and so over any directory of
 // the host. Nor may an archive be led into a read-only root through a link in a mount.
-func (c *call) quiet(ct *container.InspectResponse, serve func(*container.InspectResponse) error) (err error) {
+func quietly(c *call, ct *container.InspectResponse, serve func(*container.InspectResponse) error) (err error) {
 	fixed, release := c.opts.ArchiveFixed, ""
 	if !fixed {
 		if release, err = c.engine.release(c.ctx); err != nil {
@@ -109,10 +109,10 @@ func (c *call) quiet(ct *container.InspectResponse, serve func(*container.Inspec
 		return err
 	}
 	defer leave()
-	if ct, err = c.inspectSlow(ct.ID); err != nil {
+	if ct, err = inspectSlow(c, ct.ID); err != nil {
 		return err
 	}
-	sharer, err := c.sharer(u, !fixed)
+	sharer, err := findSharer(c, u, !fixed)
 	if err != nil {
 		return err
 	}
@@ -137,10 +137,10 @@ func (c *call) quiet(ct *container.InspectResponse, serve func(*container.Inspec
 	return serve(ct)
 }
 
-// sharer finds a running container, of any tenant, that can write to one of u's mounts. With
+// findSharer finds a running container, of any tenant, that can write to one of u's mounts. With
 // tenants it finds any running one of the caller's tenant too, since a process in it may have
 // a descriptor that was passed on while the mount was shared.
-func (c *call) sharer(u *mountpin.Use, tenants bool) (id string, err error) {
+func findSharer(c *call, u *mountpin.Use, tenants bool) (id string, err error) {
 	if len(u.Volumes)+len(u.Binds) == 0 {
 		return "", nil
 	}

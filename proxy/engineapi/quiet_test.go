@@ -276,7 +276,7 @@ func TestArchiveWaitsForSandbox(t *testing.T) {
 		c := &call{Proxy: d.Proxy, ctx: t.Context(), rules: d.opts.Policy(), route: &route{}, version: 41}
 		archived := make(chan error, 1)
 		go func() {
-			archived <- c.quiet(ct, func(*container.InspectResponse) error { return errors.New("served") })
+			archived <- quietly(c, ct, func(*container.InspectResponse) error { return errors.New("served") })
 		}()
 		if synctest.Wait(); asked.Load() {
 			t.Error("it didn't wait for the create")

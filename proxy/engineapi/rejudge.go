@@ -14,7 +14,7 @@ import (
 // force now and the profile that it was made with: its image, its user, its mounts,
 // networks and ports, its privileges and its limits. Its variables and its life aren't
 // judged again. What an update changed has been judged by withinLimits.
-func (c *call) stillAllowed(e effective, h *container.HostConfig) error {
+func stillAllowed(c *call, e effective, h *container.HostConfig) error {
 	req := e.request()
 	same := sameResources(e.ContainerSpec, h) && restartIs(h, e.ContainerSpec)
 	if !same {
@@ -25,11 +25,11 @@ func (c *call) stillAllowed(e effective, h *container.HostConfig) error {
 	}
 	verdict := c.rules.Container(req)
 	if !verdict.Allowed() { // an image that the caller built itself needn't be on the list
-		img, err := c.lookUpImage(e.ImageID)
+		img, err := lookUpImage(c, e.ImageID)
 		if err != nil {
 			return err
 		}
-		if req.Trusted = img != nil && c.ownImage(img.Config.Labels); req.Trusted {
+		if req.Trusted = img != nil && ownImage(c, img.Config.Labels); req.Trusted {
 			verdict = c.rules.Container(req)
 		}
 	}

@@ -240,9 +240,9 @@ func (p *plan) restart() restart.Policy {
 	return r
 }
 
-// end asks the engine to stop or kill a container, which cancels its restarts as far as off
+// endContainer asks the engine to stop or kill a container, which cancels its restarts as far as off
 // says. If it only waited for its restart, there is nothing left to end.
-func (c *call) end(a ask, id string, off bool) error {
+func endContainer(c *call, a ask, id string, off bool) error {
 	waited, err := c.restarts.Stopping(c.ctx, id, off)
 	if err != nil {
 		return err
@@ -258,9 +258,9 @@ func (c *call) end(a ask, id string, off bool) error {
 	return c.relay(resp, false)
 }
 
-// kill asks the engine to send a container a signal, which cancels its restarts where the
+// killContainer asks the engine to send a container a signal, which cancels its restarts where the
 // engine would: any signal does unless the container has a stop signal of its own.
-func (c *call) kill(a ask, id string) error {
+func killContainer(c *call, a ask, id string) error {
 	if _, ok := c.restarts.Row(id); !ok {
 		return c.forward(a, false)
 	}
@@ -269,7 +269,7 @@ func (c *call) kill(a ask, id string) error {
 		return err
 	}
 	sent, stop := signalNumber(a.query.Get("signal")), ct.Config.StopSignal
-	return c.end(a, id, sent == unix.SIGKILL || stop == "" || sent == signalNumber(stop))
+	return endContainer(c, a, id, sent == unix.SIGKILL || stop == "" || sent == signalNumber(stop))
 }
 
 // signalNumber returns the number of a signal given as such or by name; 0 is unknown.
@@ -284,7 +284,7 @@ func signalNumber(s string) unix.Signal {
 }
 
 // showRestarts shows a container of a list that waits for its restart as the engine would.
-func (c *call) showRestarts(entry json.RawMessage) (json.RawMessage, error) {
+func showRestarts(c *call, entry json.RawMessage) (json.RawMessage, error) {
 	var ct struct {
 		ID string `json:"Id"`
 	}
@@ -299,7 +299,7 @@ func (c *call) showRestarts(entry json.RawMessage) (json.RawMessage, error) {
 
 // restarted returns what inspect shows of the restart policy that Berm carries out, as the
 // engine would.
-func (c *call) restarted(id string) replacing {
+func restarted(c *call, id string) replacing {
 	row, ok := c.restarts.Row(id)
 	if !ok {
 		return replacing{}

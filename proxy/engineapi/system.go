@@ -19,16 +19,16 @@ import (
 
 func systemRoutes() []route {
 	return []route{
-		{method: http.MethodGet, template: "/_ping", serve: (*call).ping},
-		{method: http.MethodHead, template: "/_ping", serve: (*call).ping},
-		{method: http.MethodGet, template: "/version", serve: (*call).versions},
-		{method: http.MethodGet, template: "/info", serve: (*call).info},
-		{method: http.MethodGet, template: "/system/df", query: []string{"type*", "verbose"}, since: 25, serve: (*call).diskUsage},
+		{method: http.MethodGet, template: "/_ping", serve: pingEngine},
+		{method: http.MethodHead, template: "/_ping", serve: pingEngine},
+		{method: http.MethodGet, template: "/version", serve: engineVersions},
+		{method: http.MethodGet, template: "/info", serve: engineInfo},
+		{method: http.MethodGet, template: "/system/df", query: []string{"type*", "verbose"}, since: 25, serve: diskUsage},
 	}
 }
 
-// ping tells that the engine answers, and in which version it is to be spoken to.
-func (c *call) ping() error {
+// pingEngine tells that the engine answers, and in which version it is to be spoken to.
+func pingEngine(c *call) error {
 	resp, err := c.ask(ask{path: "/_ping"})
 	if err != nil {
 		return err
@@ -57,8 +57,8 @@ func (c *call) ping() error {
 	return nil
 }
 
-// versions are the engine's, with the API's as the door has it.
-func (c *call) versions() error {
+// engineVersions are the engine's, with the API's as the door has it.
+func engineVersions(c *call) error {
 	var told struct {
 		Platform      map[string]string `json:",omitempty"`
 		Components    []component       `json:",omitempty"`
@@ -96,8 +96,8 @@ type component struct {
 	Details map[string]string `json:",omitempty"`
 }
 
-// info tells what clients go by, and nothing of the host's or others' affairs.
-func (c *call) info() error {
+// engineInfo tells what clients go by, and nothing of the host's or others' affairs.
+func engineInfo(c *call) error {
 	p, err := c.profile()
 	if err != nil {
 		return err
@@ -145,7 +145,7 @@ func (c *call) info() error {
 }
 
 // diskUsage is of the caller's own containers, volumes and images.
-func (c *call) diskUsage() error {
+func diskUsage(c *call) error {
 	types := map[string]string{"Images": "image", "Containers": "container", "Volumes": "volume"}
 	for _, kind := range c.query["type"] {
 		if !slices.Contains([]string{"container", "image", "volume", "build-cache"}, kind) {
@@ -169,7 +169,7 @@ func (c *call) diskUsage() error {
 		if lists[e.list] == nil || !all && !slices.Contains(c.query["type"], types[e.list]) {
 			continue
 		}
-		own, err := c.ownEntry(kinds[e.list], e.list, e.raw)
+		own, err := ownEntry(c, kinds[e.list], e.list, e.raw)
 		if err != nil {
 			return err
 		}

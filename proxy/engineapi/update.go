@@ -10,7 +10,7 @@ import (
 
 // updateContainer changes a container's resources and restart policy, within what its
 // profile allows a new one.
-func (c *call) updateContainer() error {
+func updateContainer(c *call) error {
 	var body updateBody
 	if err := c.decode(&body); err != nil {
 		return err
@@ -62,7 +62,7 @@ func (c *call) updateContainer() error {
 	answer := struct{ Warnings []string }{[]string{}}
 	err = c.engine.post(c.ctx, v, "/containers/"+ct.ID+"/update", nil, change, &answer)
 	if verdict.Allowed() {
-		if verr := c.verifyUpdate(ct.ID, v); verr != nil {
+		if verr := verifyUpdate(c, ct.ID, v); verr != nil {
 			return verr
 		}
 	}
@@ -94,7 +94,7 @@ func (b *updateBody) encode(s policy.ContainerSpec) container.UpdateConfig {
 
 // verifyUpdate looks at what became of the container, also after an update that failed
 // half-way. One that is out of bounds goes.
-func (c *call) verifyUpdate(id string, v version) error {
+func verifyUpdate(c *call, id string, v version) error {
 	ct, err := c.inspect(id, v)
 	if statusOf(err) == http.StatusNotFound {
 		return nil
@@ -103,14 +103,14 @@ func (c *call) verifyUpdate(id string, v version) error {
 		return err
 	}
 	e, err := effectiveOf(ct)
-	if err == nil && (e.Audit || c.withinLimits(e, ct.HostConfig)) {
+	if err == nil && (e.Audit || withinLimits(c, e, ct.HostConfig)) {
 		return nil
 	}
 	if err == nil {
 		err = denied("verify.update", "HostConfig.Resources", "the container is not as it was allowed after the update", "limits of the profile")
 	}
 	if err := c.judged(err); err != nil {
-		c.removeUnfit(id, v)
+		removeUnfit(c, id, v)
 		return err
 	}
 	return nil

@@ -39,7 +39,7 @@ func (d differences) err(rule string) error {
 
 // verifyMade looks at the container that came to be. In mode audit it needn't be within
 // the policy, but it must be labelled.
-func (c *call) verifyMade(p *plan, id string, v version) error {
+func verifyMade(c *call, p *plan, id string, v version) error {
 	ct, err := c.inspect(id, v)
 	if err != nil {
 		return err
@@ -58,7 +58,7 @@ func (c *call) verifyMade(p *plan, id string, v version) error {
 	}
 	if !p.audited {
 		d.add(sameEnv(ct.Config.Env, p.env(c.rules.InjectedEnv())), "Config.Env")
-		more, err := c.differences(p.effective(), ct, v)
+		more, err := differencesOf(c, p.effective(), ct, v)
 		if err != nil {
 			return err
 		}
@@ -66,7 +66,7 @@ func (c *call) verifyMade(p *plan, id string, v version) error {
 		d.add(sameResources(p.spec, ct.HostConfig), "HostConfig.Resources")
 		d.add(restartIs(ct.HostConfig, p.spec), "HostConfig.RestartPolicy")
 	}
-	if err := c.verifyVolumes(&d, p.audited, ct); err != nil {
+	if err := verifyVolumes(c, &d, p.audited, ct); err != nil {
 		return err
 	}
 	slices.Sort(d)
@@ -80,12 +80,12 @@ func (c *call) verifyMade(p *plan, id string, v version) error {
 
 // verifyVolumes looks again whose the volumes are: until the container was there, which
 // keeps them, their names could be taken by others.
-func (c *call) verifyVolumes(d *differences, audited bool, ct *container.InspectResponse) error {
+func verifyVolumes(c *call, d *differences, audited bool, ct *container.InspectResponse) error {
 	for _, m := range ct.Mounts {
 		if m.Type != mount.TypeVolume {
 			continue
 		}
-		v, _, err := c.anyVolume(m.Name)
+		v, _, err := anyVolume(c, m.Name)
 		switch {
 		case errors.Is(err, errNotFound):
 			d.add(false, "Mounts")
@@ -94,7 +94,7 @@ func (c *call) verifyVolumes(d *differences, audited bool, ct *container.Inspect
 		case audited:
 			d.add(!c.others(lifecycle.ObjectVolume, v.Name, v.Labels), "Mounts")
 		default:
-			d.add(c.ownVolume(v), "Mounts")
+			d.add(ownVolume(c, v), "Mounts")
 		}
 	}
 	return nil
@@ -132,9 +132,9 @@ func sameEnv(got, sent []string) bool {
 	return true
 }
 
-// differences compares a container with what it was allowed, in all that can't be changed
+// differencesOf compares a container with what it was allowed, in all that can't be changed
 // by an update.
-func (c *call) differences(want effective, ct *container.InspectResponse, v version) (differences, error) {
+func differencesOf(c *call, want effective, ct *container.InspectResponse, v version) (differences, error) {
 	var d differences
 	d.add(ct.Image == want.ImageID, "Image")
 	d.add(ct.Config.User == want.User, "Config.User")
@@ -150,7 +150,7 @@ func (c *call) differences(want effective, ct *container.InspectResponse, v vers
 	d.limits(want.ContainerSpec, ct.HostConfig)
 	d.mounts(want, ct)
 	d.add(len(want.Binds) == 0 || ct.HostConfig.RestartPolicy.IsNone(), "HostConfig.RestartPolicy")
-	err := c.networkDifferences(&d, want.ContainerSpec, ct)
+	err := networkDifferences(c, &d, want.ContainerSpec, ct)
 	return d, err
 }
 
@@ -298,7 +298,7 @@ func (d *differences) mounts(s effective, ct *container.InspectResponse) {
 // networkDifferences looks up by its own name each network that the container would be
 // connected with: one that was judged, one of the caller's that it was connected with
 // since, or one of the policy's.
-func (c *call) networkDifferences(d *differences, s policy.ContainerSpec, ct *container.InspectResponse) error {
+func networkDifferences(c *call, d *differences, s policy.ContainerSpec, ct *container.InspectResponse) error {
 	mode := string(ct.HostConfig.NetworkMode)
 	switch s.Network {
 	case policy.SpecNetworkNone:
@@ -313,7 +313,7 @@ func (c *call) networkDifferences(d *differences, s policy.ContainerSpec, ct *co
 		if name == policy.NetNone && s.Network == policy.SpecNetworkNone {
 			continue
 		}
-		n, err := c.lookUpNetwork(name)
+		n, err := lookUpNetwork(c, name)
 		if err != nil {
 			return err
 		}
@@ -321,7 +321,7 @@ func (c *call) networkDifferences(d *differences, s policy.ContainerSpec, ct *co
 			continue // it is gone, and the container can't start
 		}
 		judged := slices.ContainsFunc(s.Networks, func(w policy.ContainerNetwork) bool { return w.ID == n.ID })
-		d.add(judged || c.policyOwn(n) || c.own(lifecycle.ObjectNetwork, n.ID, n.Labels), "NetworkSettings.Networks")
+		d.add(judged || policyOwn(c, n) || c.own(lifecycle.ObjectNetwork, n.ID, n.Labels), "NetworkSettings.Networks")
 		d.add(endpoint == nil || endpoint.NetworkID == "" || endpoint.NetworkID == n.ID, "NetworkSettings.Networks")
 	}
 	return nil
@@ -366,12 +366,12 @@ func expired(ct *container.InspectResponse) error {
 }
 
 // verifyStart looks at a container before it is started again, or just after.
-func (c *call) verifyStart(e effective, ct *container.InspectResponse, v version) error {
-	d, err := c.differences(e, ct, v)
+func verifyStart(c *call, e effective, ct *container.InspectResponse, v version) error {
+	d, err := differencesOf(c, e, ct, v)
 	if err != nil {
 		return err
 	}
-	d.add(c.withinLimits(e, ct.HostConfig), "HostConfig.Resources")
+	d.add(withinLimits(c, e, ct.HostConfig), "HostConfig.Resources")
 	slices.Sort(d)
 	d = slices.Compact(d)
 	if err := d.err("verify.start"); err != nil {
@@ -383,7 +383,7 @@ func (c *call) verifyStart(e effective, ct *container.InspectResponse, v version
 
 // withinLimits tells whether what updates can change is as it was made, or as the policy
 // would still let it be made.
-func (c *call) withinLimits(e effective, h *container.HostConfig) bool {
+func withinLimits(c *call, e effective, h *container.HostConfig) bool {
 	if sameResources(e.ContainerSpec, h) && restartIs(h, e.ContainerSpec) {
 		return true
 	}
@@ -398,10 +398,10 @@ func (c *call) withinLimits(e effective, h *container.HostConfig) bool {
 
 // endUnfit removes a container that isn't as it was allowed, and kills one that can't be
 // looked at.
-func (c *call) endUnfit(id string, v version, why error) {
+func endUnfit(c *call, id string, v version, why error) {
 	var d *policy.DeniedError
 	if errors.As(why, &d) {
-		c.removeUnfit(id, v)
+		removeUnfit(c, id, v)
 		return
 	}
 	undo{func(ctx context.Context) error {
@@ -414,6 +414,6 @@ func (c *call) endUnfit(id string, v version, why error) {
 }
 
 // removeUnfit removes a container that must not run, with its own time.
-func (c *call) removeUnfit(id string, v version) {
-	undo{func(ctx context.Context) error { return c.removeByForce(ctx, v, id) }}.run(c.ctx, c.log)
+func removeUnfit(c *call, id string, v version) {
+	undo{func(ctx context.Context) error { return removeByForce(c, ctx, v, id) }}.run(c.ctx, c.log)
 }

@@ -17,11 +17,11 @@ import (
 
 func volumeRoutes() []route {
 	return []route{
-		{method: http.MethodGet, template: "/volumes", query: []string{"filters"}, serve: (*call).listVolumes},
-		{method: http.MethodPost, template: "/volumes/create", body: jsonBody, change: true, serve: (*call).createVolume},
-		{method: http.MethodGet, template: "/volumes/{name}", serve: (*call).inspectVolume},
-		{method: http.MethodDelete, template: "/volumes/{name}", query: []string{"force"}, change: true, serve: (*call).removeVolume},
-		{method: http.MethodPost, template: "/volumes/prune", query: []string{"filters"}, change: true, since: 25, serve: (*call).pruneVolumes},
+		{method: http.MethodGet, template: "/volumes", query: []string{"filters"}, serve: listVolumes},
+		{method: http.MethodPost, template: "/volumes/create", body: jsonBody, change: true, serve: createVolume},
+		{method: http.MethodGet, template: "/volumes/{name}", serve: inspectVolume},
+		{method: http.MethodDelete, template: "/volumes/{name}", query: []string{"force"}, change: true, serve: removeVolume},
+		{method: http.MethodPost, template: "/volumes/prune", query: []string{"filters"}, change: true, since: 25, serve: pruneVolumes},
 	}
 }
 
@@ -29,9 +29,9 @@ var volumeName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
 
 func noVolume(name string) error { return notFound("get " + shorten(name) + ": no such volume") }
 
-// volume gives a volume of the caller's, by its name, which may be another's tomorrow.
-func (c *call) volume(name string) (*volume.Volume, json.RawMessage, error) {
-	v, raw, err := c.anyVolume(name)
+// ownVolumeOf gives a volume of the caller's, by its name, which may be another's tomorrow.
+func ownVolumeOf(c *call, name string) (*volume.Volume, json.RawMessage, error) {
+	v, raw, err := anyVolume(c, name)
 	if err == nil && !c.own(lifecycle.ObjectVolume, v.Name, v.Labels) {
 		err = noVolume(name)
 	}
@@ -43,7 +43,7 @@ func (c *call) volume(name string) (*volume.Volume, json.RawMessage, error) {
 }
 
 // anyVolume is volume for a volume that may be anybody's.
-func (c *call) anyVolume(name string) (*volume.Volume, json.RawMessage, error) {
+func anyVolume(c *call, name string) (*volume.Volume, json.RawMessage, error) {
 	if !volumeName.MatchString(name) {
 		return nil, nil, noVolume(name)
 	}
@@ -62,16 +62,16 @@ func (c *call) anyVolume(name string) (*volume.Volume, json.RawMessage, error) {
 	return &v, raw, nil
 }
 
-func (c *call) listVolumes() error {
+func listVolumes(c *call) error {
 	f, err := c.filters("dangling", "driver", "label", "name")
 	if err != nil {
 		return err
 	}
-	return c.listOwn(lifecycle.ObjectVolume, "/volumes", url.Values{"filters": {c.onlyOwn(f).String()}})
+	return listOwn(c, lifecycle.ObjectVolume, "/volumes", url.Values{"filters": {c.onlyOwn(f).String()}})
 }
 
-func (c *call) inspectVolume() error {
-	_, raw, err := c.volume(c.name)
+func inspectVolume(c *call) error {
+	_, raw, err := ownVolumeOf(c, c.name)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (c *call) inspectVolume() error {
 }
 
 // createVolume makes a volume, or answers the caller's own of this name, as the engine does.
-func (c *call) createVolume() error {
+func createVolume(c *call) error {
 	var body struct {
 		Name              string            `json:"Name"`
 		Driver            string            `json:"Driver"`
@@ -98,7 +98,7 @@ func (c *call) createVolume() error {
 		return err
 	}
 	if body.Name != "" {
-		switch v, raw, err := c.anyVolume(body.Name); {
+		switch v, raw, err := anyVolume(c, body.Name); {
 		case err == nil && c.own(lifecycle.ObjectVolume, v.Name, v.Labels):
 			return c.answer(http.StatusCreated, raw)
 		case err == nil:
@@ -108,7 +108,7 @@ func (c *call) createVolume() error {
 			return err
 		}
 	}
-	raw, err := c.makeVolume(body.Name, body.Driver, body.DriverOpts, body.Labels)
+	raw, err := makeVolume(c, body.Name, body.Driver, body.DriverOpts, body.Labels)
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func volumeTaken(name string) error {
 
 // makeVolume makes a volume of the caller's. A driver other than the local one and options
 // are only ever those of a caller in mode audit.
-func (c *call) makeVolume(name, driver string, options, own map[string]string) (json.RawMessage, error) {
+func makeVolume(c *call, name, driver string, options, own map[string]string) (json.RawMessage, error) {
 	ttl, err := c.callersLabels(own)
 	if err != nil {
 		return nil, err
@@ -135,7 +135,7 @@ func (c *call) makeVolume(name, driver string, options, own map[string]string) (
 		return nil, err
 	}
 	defer leave()
-	labels := c.stamp(lifecycle.ObjectVolume, own, life, most)
+	labels := stampLabels(c, lifecycle.ObjectVolume, own, life, most)
 	var raw json.RawMessage
 	create := volume.CreateOptions{Name: name, Driver: cmp.Or(driver, "local"), DriverOpts: options, Labels: labels}
 	if err := c.engine.post(c.ctx, c.version, "/volumes/create", nil, create, &raw); err != nil {
@@ -150,15 +150,15 @@ func (c *call) makeVolume(name, driver string, options, own map[string]string) (
 		return nil, volumeTaken(made.Name)
 	}
 	if !c.caller.Audit && (made.Driver != "local" || len(made.Options) > 0) {
-		c.undo("volume", made.Name, "/volumes/"+made.Name, url.Values{"force": {"1"}})
+		removeUnwanted(c, "volume", made.Name, "/volumes/"+made.Name, url.Values{"force": {"1"}})
 		return nil, denied("verify.create", "Driver", "the engine made another volume than it was asked for", "a local volume without options")
 	}
 	c.about(made.Name)
 	return raw, nil
 }
 
-func (c *call) removeVolume() error {
-	v, _, err := c.volume(c.name)
+func removeVolume(c *call) error {
+	v, _, err := ownVolumeOf(c, c.name)
 	if errors.Is(err, errNotFound) && c.flag("force") {
 		return c.done() // as the engine says of what isn't there
 	}
@@ -172,7 +172,7 @@ func (c *call) removeVolume() error {
 	return c.forward(ask{path: "/volumes/" + v.Name, query: query}, false)
 }
 
-func (c *call) pruneVolumes() error {
+func pruneVolumes(c *call) error {
 	f, err := c.filters("label", "label!", "all")
 	if err != nil {
 		return err
