@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,6 +30,26 @@ const (
 	askTimeout  = 30 * time.Second // of the door's own questions
 	undoTimeout = 30 * time.Second // of taking back what must not be
 )
+
+// version is a version 1.N of the Engine API, as N.
+type version int
+
+const (
+	oldest version = 24 // of Docker 1.12
+	newest version = 51 // of Docker 28; what came later isn't known here
+)
+
+func (v version) String() string { return "1." + strconv.Itoa(int(v)) }
+
+// parseVersion reads "v1.41", and no other spelling of it.
+func parseVersion(s string) (version, bool) {
+	minor, ok := strings.CutPrefix(s, "v1.")
+	if !ok || len(minor) != 2 || minor[0] == '0' {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(minor, 10, 8)
+	return version(n), err == nil
+}
 
 // engine is the container engine behind the door.
 type engine struct {
@@ -344,11 +366,15 @@ func (e *engine) negotiate(ctx context.Context, asked version) (version, error) 
 	case asked == 0:
 		return most, nil
 	case asked < oldest:
-		return 0, malformed(fmt.Sprintf("client version %s is too old. Minimum supported API version is %s, please upgrade your client to a newer version", asked, oldest))
+		return 0, unfit(fmt.Sprintf("client version %s is too old. Minimum supported API version is %s, please upgrade your client to a newer version", asked, oldest))
 	case asked > most:
-		return 0, malformed(fmt.Sprintf("client version %s is too new. Maximum supported API version is %s", asked, most))
+		return 0, unfit(fmt.Sprintf("client version %s is too new. Maximum supported API version is %s", asked, most))
 	}
 	return asked, nil
+}
+
+func unfit(detail string) error {
+	return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail}
 }
 
 // max is the newest version that both the engine and the door know.
@@ -406,7 +432,11 @@ func (e *engine) hostInfo(ctx context.Context, v version) (*engineHost, error) {
 		if h.seccomp, err = runtime.SeccompOption(runtime.GoArch(info.Architecture)); err != nil {
 			return nil, fmt.Errorf("info: %w", err)
 		}
-		h.shown = []byte(`,"` + inJSON(h.seccomp) + `"`)
+		text, err := json.Marshal(h.seccomp)
+		if err != nil {
+			return nil, fmt.Errorf("info: %w", err)
+		}
+		h.shown = append([]byte(","), text...)
 	}
 	e.host.Store(h)
 	return h, nil
@@ -433,4 +463,26 @@ func ownSeccomp(options []string) bool {
 		}
 	}
 	return false
+}
+
+// release gives the engine's own version, "20.10.24". It is asked again once a connection
+// has ended, as all do when the engine restarts.
+func (e *engine) release(ctx context.Context) (string, error) {
+	ended := e.ended.Load()
+	if known := e.known.Load(); known != nil && known.ended == ended {
+		return known.release, nil
+	}
+	var told struct{ Version string }
+	if err := e.get(ctx, 0, "/version", nil, &told); err != nil {
+		return "", err
+	}
+	told.Version = cmp.Or(told.Version, "unknown")
+	e.known.Store(&engineRelease{release: told.Version, ended: ended})
+	return told.Version, nil
+}
+
+// engineRelease is the engine's version as it was when so many connections had ended.
+type engineRelease struct {
+	release string
+	ended   uint64
 }

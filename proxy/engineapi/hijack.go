@@ -1,8 +1,6 @@
 package engineapi
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,62 +19,6 @@ const maxStreams = 256
 // stream counts one more connection that stays open. The caller calls leave at its end.
 func (c *call) stream() (leave func(), err error) {
 	return c.enter("streams", maxStreams)
-}
-
-// half is a connection of which one direction can be closed alone.
-type half interface {
-	net.Conn
-	CloseWrite() error
-}
-
-// upgrade sends a request whose answer takes the connection over. Any other answer is an
-// error. The caller closes the connection, and reads what the engine says from the reader;
-// the header is the answer's.
-func (e *engine) upgrade(ctx context.Context, a ask) (half, io.Reader, http.Header, error) {
-	req, err := e.request(ctx, a)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	if req.Header.Get("Upgrade") == "" {
-		req.Header.Set("Connection", "Upgrade")
-		req.Header.Set("Upgrade", "tcp")
-	}
-	dialled, err := e.dial(ctx)
-	if err != nil {
-		return nil, nil, nil, unavailable(ctx, err)
-	}
-	conn, ok := dialled.(half)
-	if !ok {
-		_ = dialled.Close()
-		return nil, nil, nil, fmt.Errorf("a connection of type %T can't be closed on one side", dialled)
-	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	br := bufio.NewReader(conn)
-	if err := req.Write(conn); err != nil {
-		_ = conn.Close()
-		return nil, nil, nil, unavailable(ctx, err)
-	}
-	resp, err := http.ReadResponse(br, req)
-	if err != nil {
-		_ = conn.Close()
-		return nil, nil, nil, unavailable(ctx, err)
-	}
-	if resp.StatusCode != http.StatusSwitchingProtocols {
-		defer func() { _ = conn.Close() }()
-		if resp.StatusCode < 300 {
-			_ = resp.Body.Close()
-			return nil, nil, nil, fmt.Errorf("%s %s: the engine didn't take the connection over", a.method, a.path)
-		}
-		return nil, nil, nil, failure(resp)
-	}
-	return conn, behind(br, conn), resp.Header, nil
-}
-
-// behind reads what is buffered of a connection, then the connection.
-func behind(buffered *bufio.Reader, conn net.Conn) io.Reader {
-	rest, _ := buffered.Peek(buffered.Buffered())
-	return io.MultiReader(bytes.NewReader(bytes.Clone(rest)), conn)
 }
 
 // hijack connects the caller with the engine, both ways, until one of them is gone, or the

@@ -11,16 +11,6 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
-// version is a version 1.N of the Engine API, as N.
-type version int
-
-const (
-	oldest version = 24 // of Docker 1.12
-	newest version = 51 // of Docker 28; what came later isn't known here
-)
-
-func (v version) String() string { return "1." + strconv.Itoa(int(v)) }
-
 // maxName bounds each segment of a path, in bytes.
 const maxName = 512
 
@@ -60,16 +50,6 @@ func splitPath(raw string) (v version, segments []segment, err error) {
 		return bad("names no endpoint")
 	}
 	return v, segments, nil
-}
-
-// parseVersion reads "v1.41", and no other spelling of it.
-func parseVersion(s string) (version, bool) {
-	minor, ok := strings.CutPrefix(s, "v1.")
-	if !ok || len(minor) != 2 || minor[0] == '0' {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(minor, 10, 8)
-	return version(n), err == nil
 }
 
 func printable(s string) bool {

@@ -2,7 +2,6 @@ package engineapi
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -202,26 +201,4 @@ func rootHolds(ct *container.InspectResponse) bool {
 		}
 	}
 	return true
-}
-
-// release gives the engine's own version, "20.10.24". It is asked again once a connection
-// has ended, as all do when the engine restarts.
-func (e *engine) release(ctx context.Context) (string, error) {
-	ended := e.ended.Load()
-	if known := e.known.Load(); known != nil && known.ended == ended {
-		return known.release, nil
-	}
-	var told struct{ Version string }
-	if err := e.get(ctx, 0, "/version", nil, &told); err != nil {
-		return "", err
-	}
-	told.Version = cmp.Or(told.Version, "unknown")
-	e.known.Store(&engineRelease{release: told.Version, ended: ended})
-	return told.Version, nil
-}
-
-// engineRelease is the engine's version as it was when so many connections had ended.
-type engineRelease struct {
-	release string
-	ended   uint64
 }

@@ -74,7 +74,7 @@ func (d restartEngine) Watch(ctx context.Context, ready func(life string), chang
 // default bridge network, which an engine without live-restore makes anew. It returns an
 // empty string if Berm can't see either, as with live-restore behind systemd's socket.
 func (d restartEngine) life(ctx context.Context) string {
-	if conn, err := d.engine.dial(ctx); err == nil {
+	if conn, err := d.opts.Dial(ctx); err == nil {
 		cred, _ := proxy.PeerOf(conn)
 		_ = conn.Close()
 		if since, ok := dockerd(cred.Pid); ok {
