@@ -50,7 +50,7 @@ func in(roots ...string) func(string) bool {
 }
 
 // parts are leaves that only the listed packages, and those below them, may import. A
-// part imports nothing of ours but runtime.
+// part imports nothing of ours but runtime; those of proxy/engineapi also policy and proxy.
 var parts = map[string]func(pkg string) bool{
 	"lifecycle/hostdir":          in("lifecycle/chat", "lifecycle/quota", "lifecycle/workspace"),
 	"lifecycle/quota/project":    in("cmd/berm", "lifecycle/quota"),
@@ -81,7 +81,7 @@ func mayImport(pkg, dep string) bool {
 		return allowed(pkg) && !alone(pkg)
 	}
 	if _, part := parts[pkg]; part {
-		return !alone(pkg) && (dep == "runtime" || in("proxy/engineapi")(pkg) && dep == "policy")
+		return !alone(pkg) && (dep == "runtime" || in("proxy/engineapi")(pkg) && (dep == "policy" || dep == "proxy"))
 	}
 	ancestor := strings.HasPrefix(pkg, dep+"/")
 	leaf := dep == "policy" || dep == "runtime"

@@ -11,6 +11,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/policy"
@@ -23,7 +25,7 @@ const tarBlock = 512
 // withArchive serves a call for a path inside a container of the caller's. Nothing starts meanwhile
 // that could change what the engine mounts for the call, which it does also if the container
 // runs. The container's binds are held.
-func withArchive(c *call, id string, serve func(a ask, ct *container.InspectResponse) error) error {
+func withArchive(c *call, id string, serve func(a upstream.Ask, ct *container.InspectResponse) error) error {
 	name := c.query.Get("path")
 	if name == "" || len(name) > maxTarName || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
 		return malformed("the path is missing, or is none")
@@ -45,7 +47,7 @@ func withArchive(c *call, id string, serve func(a ask, ct *container.InspectResp
 			return err
 		}
 		defer release()
-		return serve(ask{path: "/containers/" + id + "/archive", query: url.Values{"path": {name}}}, ct)
+		return serve(upstream.Ask{Path: "/containers/" + id + "/archive", Query: url.Values{"path": {name}}}, ct)
 	})
 }
 
@@ -65,13 +67,13 @@ func statArchive(c *call) error {
 	if err != nil {
 		return err
 	}
-	return withArchive(c, id, func(a ask, _ *container.InspectResponse) error {
+	return withArchive(c, id, func(a upstream.Ask, _ *container.InspectResponse) error {
 		resp, err := c.ask(a)
 		if err != nil {
 			return err
 		}
 		if resp.StatusCode >= 400 {
-			return failure(resp)
+			return upstream.Failure(resp)
 		}
 		_ = resp.Body.Close()
 		c.head(resp)
@@ -85,7 +87,7 @@ func getArchive(c *call) error {
 		return err
 	}
 	return transfer(c, id, func(io.Reader) error {
-		return withArchive(c, id, func(a ask, _ *container.InspectResponse) error { return c.forward(a, false) })
+		return withArchive(c, id, func(a upstream.Ask, _ *container.InspectResponse) error { return c.forward(a, false) })
 	})
 }
 
@@ -97,7 +99,7 @@ func exportContainer(c *call) error {
 		return err
 	}
 	return transfer(c, id, func(io.Reader) error {
-		return c.forward(ask{path: "/containers/" + id + "/export"}, false)
+		return c.forward(upstream.Ask{Path: "/containers/" + id + "/export"}, false)
 	})
 }
 
@@ -110,7 +112,7 @@ func putArchive(c *call) error {
 		return err
 	}
 	return transfer(c, id, func(r io.Reader) error {
-		return withArchive(c, id, func(a ask, ct *container.InspectResponse) error {
+		return withArchive(c, id, func(a upstream.Ask, ct *container.InspectResponse) error {
 			plain, err := plainTar(r)
 			if err != nil {
 				return err
@@ -121,10 +123,10 @@ func putArchive(c *call) error {
 			}
 			for _, name := range []string{"noOverwriteDirNonDir", "copyUIDGID"} {
 				if c.flag(name) {
-					a.query.Set(name, "1")
+					a.Query.Set(name, "1")
 				}
 			}
-			a.body, a.length, a.header = body, -1, http.Header{"Content-Type": {"application/x-tar"}}
+			a.Body, a.Length, a.Header = body, -1, http.Header{"Content-Type": {"application/x-tar"}}
 			c.close(nil) // now, as it may take long
 			err = c.forward(a, false)
 			if why := body.refusal.Load(); err != nil && why != nil {
@@ -144,7 +146,7 @@ var compressed = [][]byte{
 // plainTar looks at how an archive begins. Its first block has to be the header of a
 // file, or zeros, and nothing that an engine could take for a compressed archive.
 func plainTar(r io.Reader) (io.Reader, error) {
-	br := bufio.NewReaderSize(r, bufferSize)
+	br := bufio.NewReaderSize(r, upstream.BufferSize)
 	first, err := br.Peek(tarBlock)
 	if err != nil {
 		return nil, malformed("the body is not a tar archive")

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 func attachRoutes() []route {
@@ -52,7 +54,7 @@ func attachContainer(c *call) error {
 		return err
 	}
 	c.closeMessage = &closeMessage{}
-	return c.hijack(ask{path: "/containers/" + id + "/attach", query: query})
+	return c.hijack(upstream.Ask{Path: "/containers/" + id + "/attach", Query: query})
 }
 
 // attachWS passes a WebSocket's handshake on as one of its own; what follows is between
@@ -74,7 +76,7 @@ func attachWS(c *call) error {
 	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
-	return c.hijack(ask{path: "/containers/" + id + "/attach/ws", query: query, header: http.Header{
+	return c.hijack(upstream.Ask{Path: "/containers/" + id + "/attach/ws", Query: query, Header: http.Header{
 		"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Version": {"13"}, "Origin": {"http://docker"},
 		"Sec-Websocket-Key": {base64.StdEncoding.EncodeToString(key)},
 	}})
@@ -89,7 +91,7 @@ func resizeContainer(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/containers/" + id + "/resize", query: query}, false)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/resize", Query: query}, false)
 }
 
 // instant is a time as the engine takes it: RFC 3339, or seconds with a fraction, or a
@@ -122,7 +124,7 @@ func containerLogs(c *call) error {
 		defer c.untilDrain()()
 	}
 	c.closeMessage = &closeMessage{}
-	return c.forward(ask{path: "/containers/" + id + "/logs", query: query}, true)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/logs", Query: query}, true)
 }
 
 func containerStats(c *call) error {
@@ -138,7 +140,7 @@ func containerStats(c *call) error {
 		query.Set("one-shot", "1")
 	}
 	defer c.untilDrain()()
-	return c.forward(ask{path: "/containers/" + id + "/stats", query: query}, true)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/stats", Query: query}, true)
 }
 
 // psArgs are options of ps that show no environment, as a BSD "e" does. What ps doesn't
@@ -166,7 +168,7 @@ func containerTop(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/containers/" + id + "/top", query: query}, false)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/top", Query: query}, false)
 }
 
 func containerChanges(c *call) error {
@@ -174,7 +176,7 @@ func containerChanges(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/containers/" + id + "/changes"}, false)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/changes"}, false)
 }
 
 // waitContainer answers when the container's state is what was asked for; its header comes at once.
@@ -193,5 +195,5 @@ func waitContainer(c *call) error {
 		return err
 	}
 	c.closeMessage = &closeMessage{form: textLine} // which clients take for an error, as it isn't JSON
-	return c.forward(ask{path: "/containers/" + id + "/wait", query: query}, true)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/wait", Query: query}, true)
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 // engineRoutes are the endpoints of an engine in the order in which its router tries
@@ -136,9 +138,9 @@ func engineRouted(method, decoded string) (template, version, name string, redir
 }
 
 // engine41 is an engine of version 1.41.
-var engine41 = sync.OnceValue(func() *engine {
-	e := newEngine(nil)
-	e.transport.RegisterProtocol("http", answering(func(*http.Request) string { return "" }))
+var engine41 = sync.OnceValue(func() *upstream.Engine {
+	e := upstream.New(nil)
+	e.Transport.RegisterProtocol("http", answering(func(*http.Request) string { return "" }))
 	return e
 })
 

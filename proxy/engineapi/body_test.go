@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/network"
@@ -355,7 +357,7 @@ func FuzzCreateBody(f *testing.F) {
 				p.spec.Volumes = append(p.spec.Volumes, m.ContainerMount)
 			}
 		}
-		h := p.encode(nil, newest).HostConfig
+		h := p.encode(nil, upstream.Newest).HostConfig
 		if h.Privileged || len(h.Binds) > 0 || len(h.Devices) > 0 || len(h.VolumesFrom) > 0 || h.PidMode != "" || h.MaskedPaths != nil || h.CgroupParent != "" {
 			t.Errorf("%s: %+v", body, h)
 		}

@@ -22,6 +22,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -35,7 +37,7 @@ const (
 	maxBuildTime = time.Hour
 	lastWords    = 10 * time.Second // to tell a client that its build has run out of time
 
-	tellsID version = 30 // from which on a build tells its image's ID
+	tellsID upstream.Version = 30 // from which on a build tells its image's ID
 )
 
 func buildRoutes() []route {
@@ -101,15 +103,15 @@ func buildImage(c *call) error {
 	if _, err := files.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	resp, err := c.ask(ask{
-		path: "/build", query: query, header: http.Header{"Content-Type": {"application/x-tar"}}, body: struct{ io.Reader }{files}, length: size,
-		version: max(c.version, tellsID),
+	resp, err := c.ask(upstream.Ask{
+		Path: "/build", Query: query, Header: http.Header{"Content-Type": {"application/x-tar"}}, Body: struct{ io.Reader }{files}, Length: size,
+		Version: max(c.version, tellsID),
 	})
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.head(resp)
@@ -431,12 +433,12 @@ func fetchBase(c *call, ref string, auths map[string]json.RawMessage) error {
 	if auth := auths[registryOf(ref)]; auth != nil {
 		header.Set("X-Registry-Auth", base64.URLEncoding.EncodeToString(auth))
 	}
-	resp, err := c.ask(ask{method: http.MethodPost, path: "/images/create", query: query, header: header})
+	resp, err := c.ask(upstream.Ask{Method: http.MethodPost, Path: "/images/create", Query: query, Header: header})
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	for dec := json.NewDecoder(resp.Body); ; {
@@ -445,9 +447,9 @@ func fetchBase(c *call, ref string, auths map[string]json.RawMessage) error {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
-			return unavailable(c.ctx, err)
+			return upstream.Unavailable(c.ctx, err)
 		case m.Error != "":
-			return &engineError{status: http.StatusNotFound, message: m.Error}
+			return &upstream.Error{Status: http.StatusNotFound, Message: m.Error}
 		}
 	}
 }
@@ -461,7 +463,7 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 	var dockerfile []byte
 	var size int64
 	found := false
-	out := bufio.NewWriterSize(to, bufferSize)
+	out := bufio.NewWriterSize(to, upstream.BufferSize)
 	tw, tr := tar.NewWriter(out), tar.NewReader(from)
 	for {
 		h, err := tr.Next()

@@ -87,7 +87,7 @@ func commit(c *call) error {
 	var made struct {
 		ID string `json:"Id"`
 	}
-	if err := c.engine.post(c.ctx, c.version, "/commit", query, nil, &made); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/commit", query, nil, &made); err != nil {
 		return err
 	}
 	if !builtID.MatchString(made.ID) {

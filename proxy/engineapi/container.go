@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/lifecycle"
 )
 
@@ -87,7 +89,7 @@ func listContainers(c *call) error {
 // inspectContainer shows a container as it was asked for, without the values of variables
 // that the policy keeps back.
 func inspectContainer(c *call) error {
-	if _, err := c.engine.hostInfo(c.ctx, c.version); err != nil {
+	if _, err := c.engine.HostInfo(c.ctx, c.version); err != nil {
 		c.log.DebugContext(c.ctx, "engine_api_info_failed", "error", err) // the profile is shown
 	}
 	ct, raw, err := c.container(c.name)
@@ -96,10 +98,10 @@ func inspectContainer(c *call) error {
 	}
 	if c.flag("size") {
 		query := url.Values{"size": {"1"}}
-		if err := c.engine.get(c.ctx, c.version, "/containers/"+ct.ID+"/json", query, &raw); err != nil {
+		if err := c.engine.Get(c.ctx, c.version, "/containers/"+ct.ID+"/json", query, &raw); err != nil {
 			return err
 		}
-		raw = c.engine.withoutProfile(raw)
+		raw = c.engine.WithoutProfile(raw)
 	}
 	values := restarted(c, ct.ID)
 	if env, changed := redactEnv(c, ct.Config.Env); changed {
@@ -143,7 +145,7 @@ func signalContainer(c *call) error {
 		query.Set("signal", signal)
 	}
 	what := c.route.segments[len(c.route.segments)-1]
-	a := ask{path: "/containers/" + id + "/" + what, query: query}
+	a := upstream.Ask{Path: "/containers/" + id + "/" + what, Query: query}
 	if what == "kill" {
 		return killContainer(c, a, id)
 	}
@@ -162,8 +164,8 @@ func renameContainer(c *call) error {
 	if err := errors.Join(idName(name), sharedName(name)); err != nil {
 		return err
 	}
-	err = c.engine.post(c.ctx, c.version, "/containers/"+id+"/rename", url.Values{"name": {name}}, nil, nil)
-	if statusOf(err) == http.StatusConflict {
+	err = c.engine.Post(c.ctx, c.version, "/containers/"+id+"/rename", url.Values{"name": {name}}, nil, nil)
+	if upstream.StatusOf(err) == http.StatusConflict {
 		return nameTaken(name)
 	}
 	if err != nil {
@@ -197,7 +199,7 @@ func removeContainer(c *call) error {
 		}
 	}
 	c.transfers.end(id)
-	resp, err := c.ask(ask{path: "/containers/" + id, query: query}) //nolint:bodyclose // relay closes it
+	resp, err := c.ask(upstream.Ask{Path: "/containers/" + id, Query: query}) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
 	}

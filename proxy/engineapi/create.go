@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -111,7 +113,7 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	if err := makeVolumes(c, p, undo); err != nil {
 		return out, err
 	}
-	v, err := c.engine.max(c.ctx)
+	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return out, err
 	}
@@ -137,7 +139,7 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	// An answer that is lost doesn't mean that there is no container.
 	undo.add(func(ctx context.Context) error { return removeSession(c, ctx, v, session) })
 	var answer made
-	if err := c.engine.slowPost(c.ctx, v, "/containers/create", query, body, &answer); err != nil {
+	if err := c.engine.PostLong(c.ctx, v, "/containers/create", query, body, &answer); err != nil {
 		return out, createError(c, err, query.Get("name"))
 	}
 	if !fullID.MatchString(answer.ID) {
@@ -178,7 +180,7 @@ func holdPlanned(c *call, p *plan) (release func(), err error) {
 
 // createError doesn't tell of others' containers.
 func createError(c *call, err error, name string) error {
-	if statusOf(err) == http.StatusConflict && strings.Contains(err.Error(), "already in use") {
+	if upstream.StatusOf(err) == http.StatusConflict && strings.Contains(err.Error(), "already in use") {
 		return nameTaken(name)
 	}
 	return err
@@ -209,15 +211,15 @@ func makeVolumes(c *call, p *plan, undo *undo) error {
 // removeMade removes a volume that was made, unless another has its name by now.
 func removeMade(c *call, ctx context.Context, name, session string) error {
 	var now labelled
-	err := c.engine.get(ctx, c.version, "/volumes/"+name, nil, &now)
+	err := c.engine.Get(ctx, c.version, "/volumes/"+name, nil, &now)
 	if err != nil || now.Labels[lifecycle.LabelSessionID] != session {
 		return missingIsFine(err)
 	}
-	return missingIsFine(c.engine.do(ctx, ask{method: http.MethodDelete, version: c.version, path: "/volumes/" + name}, nil))
+	return missingIsFine(c.engine.Do(ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/volumes/" + name}, nil))
 }
 
 // removeSession removes the container that a create made, if it made one.
-func removeSession(c *call, ctx context.Context, v version, session string) error {
+func removeSession(c *call, ctx context.Context, v upstream.Version, session string) error {
 	var errs []error
 	err := c.eachContainer(ctx, v, func(ct *listed) {
 		errs = append(errs, removeByForce(c, ctx, v, ct.ID))
@@ -225,15 +227,15 @@ func removeSession(c *call, ctx context.Context, v version, session string) erro
 	return errors.Join(append(errs, err)...)
 }
 
-func removeByForce(c *call, ctx context.Context, v version, id string) error {
+func removeByForce(c *call, ctx context.Context, v upstream.Version, id string) error {
 	c.known.drop(id)
 	c.transfers.end(id)
 	query := url.Values{"force": {"1"}, "v": {"1"}}
-	return missingIsFine(c.engine.do(ctx, ask{method: http.MethodDelete, version: v, path: "/containers/" + id, query: query}, nil))
+	return missingIsFine(c.engine.Do(ctx, upstream.Ask{Method: http.MethodDelete, Version: v, Path: "/containers/" + id, Query: query}, nil))
 }
 
 func missingIsFine(err error) error {
-	if statusOf(err) == http.StatusNotFound {
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		return nil
 	}
 	return err
@@ -249,9 +251,9 @@ type listed struct {
 }
 
 // eachContainer gives f the containers, running or not, that have all the labels.
-func (d *Proxy) eachContainer(ctx context.Context, v version, f func(*listed), labels ...string) error {
+func (d *Proxy) eachContainer(ctx context.Context, v upstream.Version, f func(*listed), labels ...string) error {
 	query := url.Values{"all": {"1"}, "filters": {filters{"label": labels}.String()}}
-	return d.engine.each(ctx, v, "/containers/json", query, func(_ string, entry json.RawMessage) error {
+	return d.engine.Each(ctx, v, "/containers/json", query, func(_ string, entry json.RawMessage) error {
 		var ct listed
 		if err := json.Unmarshal(entry, &ct); err != nil {
 			return err
@@ -269,7 +271,7 @@ func (u *undo) add(f func(context.Context) error) { *u = append(*u, f) }
 // run has its own time, as that of what went before may be up. What can't be taken back
 // carries its labels, so that the sweep finds it.
 func (u undo) run(ctx context.Context, log *slog.Logger) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), upstream.UndoTimeout)
 	defer cancel()
 	for _, f := range slices.Backward(u) {
 		if err := f(ctx); err != nil {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/network"
@@ -20,7 +22,7 @@ const noNewPrivileges = "no-new-privileges"
 
 // encode writes the request for the engine: what was judged, and what concerns nobody
 // but the container.
-func (p *plan) encode(injected []string, v version) container.CreateRequest {
+func (p *plan) encode(injected []string, v upstream.Version) container.CreateRequest {
 	b, s := p.body, p.spec
 	cfg := &container.Config{
 		Hostname: b.Hostname, Domainname: b.Domainname, User: s.User,
@@ -104,7 +106,7 @@ func (h *healthBody) encode() *container.HealthConfig {
 
 // host is what confines the container. What isn't in the judged spec is the engine's
 // default, or closed.
-func (p *plan) host(v version) *container.HostConfig {
+func (p *plan) host(v upstream.Version) *container.HostConfig {
 	b, s := p.body.HostConfig, p.spec
 	h := &container.HostConfig{
 		LogConfig:     container.LogConfig{Type: s.LogDriver, Config: s.LogOptions},

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/events"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -50,12 +52,12 @@ func streamEvents(c *call) error {
 	if err := mine.seed(); err != nil {
 		return err
 	}
-	resp, err := c.ask(ask{path: "/events", query: query})
+	resp, err := c.ask(upstream.Ask{Path: "/events", Query: query})
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode >= 400 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.close(nil) // now, as it may go on for days
@@ -63,7 +65,7 @@ func streamEvents(c *call) error {
 	flusher := http.NewResponseController(c.w)
 	_ = flusher.Flush()
 	defer c.hurry()()
-	lines := bufio.NewReaderSize(resp.Body, bufferSize)
+	lines := bufio.NewReaderSize(resp.Body, upstream.BufferSize)
 	for {
 		raw, err := nextEvent(lines)
 		if errors.Is(err, io.EOF) {
@@ -124,7 +126,7 @@ func (s *witness) seed() error {
 		return err
 	}
 	var networks []labelled
-	if err := s.engine.get(s.ctx, s.version, "/networks", query, &networks); err != nil {
+	if err := s.engine.Get(s.ctx, s.version, "/networks", query, &networks); err != nil {
 		return err
 	}
 	for _, n := range networks {
@@ -132,7 +134,7 @@ func (s *witness) seed() error {
 			s.since["network "+n.ID] = 0
 		}
 	}
-	return s.engine.each(s.ctx, s.version, "/volumes", query, func(list string, entry json.RawMessage) error {
+	return s.engine.Each(s.ctx, s.version, "/volumes", query, func(list string, entry json.RawMessage) error {
 		var v labelled
 		if list != "Volumes" {
 			return nil

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/runtime"
@@ -94,7 +96,7 @@ func createExec(c *call) error {
 	var made struct {
 		ID string `json:"Id"`
 	}
-	if err := c.engine.post(c.ctx, c.version, "/containers/"+id+"/exec", nil, body, &made); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/containers/"+id+"/exec", nil, body, &made); err != nil {
 		return err
 	}
 	c.about(made.ID)
@@ -167,7 +169,7 @@ func startExec(c *call) error {
 	if err != nil {
 		return fmt.Errorf("encode the request: %w", err)
 	}
-	a := ask{path: "/exec/" + id + "/start", body: bytes.NewReader(b), length: int64(len(b)), header: http.Header{"Content-Type": {"application/json"}}}
+	a := upstream.Ask{Path: "/exec/" + id + "/start", Body: bytes.NewReader(b), Length: int64(len(b)), Header: http.Header{"Content-Type": {"application/json"}}}
 	if body.Detach {
 		return c.forward(a, false)
 	}
@@ -187,7 +189,7 @@ func resizeExec(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/exec/" + id + "/resize", query: query}, false)
+	return c.forward(upstream.Ask{Path: "/exec/" + id + "/resize", Query: query}, false)
 }
 
 // consoleSize reads a terminal's height and width.
@@ -208,5 +210,5 @@ func inspectExec(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/exec/" + id + "/json"}, false)
+	return c.forward(upstream.Ask{Path: "/exec/" + id + "/json"}, false)
 }

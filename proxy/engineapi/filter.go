@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/lifecycle"
 )
 
@@ -85,12 +87,12 @@ func (f filters) String() string {
 // listOwn relays a list of what the caller owns. The engine selects by the labels, whoever put
 // them there, so that each entry's seal is checked.
 func listOwn(c *call, kind lifecycle.ObjectKind, path string, query url.Values) error {
-	resp, err := c.ask(ask{path: path, query: query})
+	resp, err := c.ask(upstream.Ask{Path: path, Query: query})
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.close(nil)
@@ -109,7 +111,7 @@ func listOwn(c *call, kind lifecycle.ObjectKind, path string, query url.Values) 
 	write(next)
 	next = ""
 	restarting := c.restarts.Waiting() > 0
-	err = eachEntry(resp.Body, func(list string, entry json.RawMessage) error {
+	err = upstream.EachEntry(resp.Body, func(list string, entry json.RawMessage) error {
 		own, err := ownEntry(c, kind, list, entry)
 		if own && kind == lifecycle.ObjectContainer {
 			entry = shown(entry)

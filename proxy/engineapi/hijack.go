@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/proxy"
 )
 
@@ -23,17 +25,17 @@ func (c *call) stream() (leave func(), err error) {
 
 // hijack connects the caller with the engine, both ways, until one of them is gone, or the
 // server: then what goes on in the engine does so without the caller.
-func (c *call) hijack(a ask) error {
+func (c *call) hijack(a upstream.Ask) error {
 	leave, err := c.stream()
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if a.method == "" {
-		a.method = c.r.Method
+	if a.Method == "" {
+		a.Method = c.r.Method
 	}
-	a.version = c.version
-	up, fromEngine, told, err := c.engine.upgrade(c.ctx, a)
+	a.Version = c.version
+	up, fromEngine, told, err := c.engine.Upgrade(c.ctx, a)
 	if err != nil {
 		return err
 	}
@@ -43,7 +45,7 @@ func (c *call) hijack(a ask) error {
 		return fmt.Errorf("take the caller's connection over: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
-	caller, ok := conn.(half)
+	caller, ok := conn.(upstream.Half)
 	if !ok {
 		return nil // nobody can be told any more; listeners have only such connections
 	}
@@ -58,7 +60,7 @@ func (c *call) hijack(a ask) error {
 	c.close(nil) // now, as the connection may stay for days
 	// Past what is buffered, that reader would take the end of the caller's input for the
 	// end of the request.
-	p := pipe{caller: caller, engine: up, fromCaller: behind(buffered.Reader, conn), fromEngine: fromEngine, grace: c.hangupGrace, linger: linger}
+	p := pipe{caller: caller, engine: up, fromCaller: upstream.Behind(buffered.Reader, conn), fromEngine: fromEngine, grace: c.hangupGrace, linger: linger}
 	if c.closeMessage != nil {
 		if c.closeMessage.form == unknown {
 			c.closeMessage.form = formOf(told.Get("Content-Type"))

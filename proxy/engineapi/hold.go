@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/google/uuid"
@@ -114,7 +116,7 @@ func holdMade(c *call, seen *container.InspectResponse) (release func(), err err
 	if !hasBinds(seen.Mounts) {
 		return func() {}, nil
 	}
-	v, err := c.engine.max(c.ctx)
+	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +136,7 @@ func holdMade(c *call, seen *container.InspectResponse) (release func(), err err
 
 // verifyHeld compares what a container that was just started has mounted with what is
 // held. A container that ended meanwhile, or that ran before, is not compared.
-func verifyHeld(c *call, e effective, before, now *container.InspectResponse, v version) error {
+func verifyHeld(c *call, e effective, before, now *container.InspectResponse, v upstream.Version) error {
 	if len(e.held) == 0 || now.State == nil || now.State.Pid == 0 || before.State != nil && now.State.StartedAt == before.State.StartedAt {
 		return nil
 	}
@@ -152,7 +154,7 @@ func verifyHeld(c *call, e effective, before, now *container.InspectResponse, v 
 
 // Binds returns the binds of all containers that this door made, running or not.
 func (d *Proxy) Binds(ctx context.Context) ([]policy.Mount, error) {
-	v, err := d.engine.max(ctx)
+	v, err := d.engine.Max(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -260,9 +262,9 @@ func byAskedPath(c *call, f filters) error {
 
 // concealPaths takes the paths at which binds are held out of the engine's error.
 func concealPaths(c *call, err error) error {
-	var e *engineError
+	var e *upstream.Error
 	if c.concealed != nil && errors.As(err, &e) {
-		e.message = c.concealed.Replace(e.message)
+		e.Message = c.concealed.Replace(e.Message)
 	}
 	return err
 }

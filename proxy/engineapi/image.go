@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/distribution/reference"
 
 	"github.com/bermhq/berm/policy"
@@ -74,7 +76,7 @@ func seenImage(c *call, ref string) (*imageInfo, error) {
 		return nil, nil
 	}
 	var found []string
-	err = c.engine.each(c.ctx, c.version, "/images/json", url.Values{"all": {"1"}}, func(_ string, entry json.RawMessage) error {
+	err = c.engine.Each(c.ctx, c.version, "/images/json", url.Values{"all": {"1"}}, func(_ string, entry json.RawMessage) error {
 		var o struct {
 			ID                    string `json:"Id"`
 			RepoTags, RepoDigests []string
@@ -127,7 +129,7 @@ func listImages(c *call) error {
 		query.Set("filters", f.String())
 	}
 	var all []map[string]json.RawMessage
-	if err := c.engine.get(c.ctx, c.version, "/images/json", query, &all); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/images/json", query, &all); err != nil {
 		return err
 	}
 	shown := []map[string]json.RawMessage{}
@@ -211,7 +213,7 @@ func inspectImage(c *call) error {
 		return err
 	}
 	var told map[string]json.RawMessage
-	if err := c.engine.get(c.ctx, c.version, "/images/"+img.ID+"/json", nil, &told); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/json", nil, &told); err != nil {
 		return err
 	}
 	if ok, err := trimImage(c, told, nil); err != nil || !ok {
@@ -251,7 +253,7 @@ func imageHistory(c *call) error {
 		return err
 	}
 	var layers []map[string]json.RawMessage
-	if err := c.engine.get(c.ctx, c.version, "/images/"+img.ID+"/history", nil, &layers); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/history", nil, &layers); err != nil {
 		return err
 	}
 	for i, layer := range layers {
@@ -302,7 +304,7 @@ func pullImage(c *call) error {
 		return err
 	}
 	c.closeMessage = &closeMessage{form: jsonLines}
-	return c.forward(ask{path: "/images/create", query: query, header: auth}, true)
+	return c.forward(upstream.Ask{Path: "/images/create", Query: query, Header: auth}, true)
 }
 
 // pullQuery asks the engine for one image: without a tag it would bring all of the repository.
@@ -429,7 +431,7 @@ func tagAs(c *call, id string, target url.Values) error {
 	if there != nil && othersImage(c, there.Config.Labels) {
 		return conflict(fmt.Sprintf("the image name %q is taken", familiar(name)))
 	}
-	return c.engine.post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil)
+	return c.engine.Post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil)
 }
 
 // tagTarget judges a name that the caller wants to give to an image, and gives it as the
@@ -516,8 +518,8 @@ func removeImage(c *call) error {
 		}
 	}
 	var gone []map[string]string
-	err = c.engine.doSlow(c.ctx, ask{method: http.MethodDelete, version: c.version, path: "/images/" + ref, query: query}, &gone)
-	if statusOf(err) == http.StatusConflict { // the engine names the container, whosever it is
+	err = c.engine.DoLong(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/images/" + ref, Query: query}, &gone)
+	if upstream.StatusOf(err) == http.StatusConflict { // the engine names the container, whosever it is
 		return conflict(fmt.Sprintf("conflict: unable to remove image %q: a container is using it, or it has further names or images made of it", familiar(c.name)))
 	}
 	if err != nil {
@@ -574,6 +576,6 @@ func saveNamed(c *call, refs []string) error {
 	}
 	defer leave()
 	return transferArchive(c, time.Now().Add(saveTime), func(context.CancelCauseFunc, io.Reader) error {
-		return c.forward(ask{path: "/images/get", query: query}, false)
+		return c.forward(upstream.Ask{Path: "/images/get", Query: query}, false)
 	})
 }

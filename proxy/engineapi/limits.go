@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 )
@@ -172,8 +174,8 @@ func recountExecs(c *call, but string, n, most int64) (all int64) {
 		}
 		for _, id := range c.running.containers(tenant) {
 			var ct struct{ ExecIDs []string }
-			err := c.engine.get(ctx, c.version, "/containers/"+id+"/json", nil, &ct)
-			if id != but && (err == nil || statusOf(err) == http.StatusNotFound) {
+			err := c.engine.Get(ctx, c.version, "/containers/"+id+"/json", nil, &ct)
+			if id != but && (err == nil || upstream.StatusOf(err) == http.StatusNotFound) {
 				c.running.see(tenant, id, int64(len(ct.ExecIDs))+c.limits.add("execs "+id, 0))
 			}
 		}
@@ -198,7 +200,7 @@ func countObjects(c *call, kind string) (n int64, err error) {
 		}
 		query.Set("filters", own.String())
 	}
-	err = c.engine.each(c.ctx, c.version, path, query, func(list string, entry json.RawMessage) error {
+	err = c.engine.Each(c.ctx, c.version, path, query, func(list string, entry json.RawMessage) error {
 		own := kind == "images" // also those that a build leaves behind, which have no seal
 		if !own {
 			var err error
@@ -217,10 +219,10 @@ func countObjects(c *call, kind string) (n int64, err error) {
 // removeUnwanted removes what the door made and the caller must not have. It doesn't end with the
 // call. A failure is logged: the sweep removes by the labels what can't be removed now.
 func removeUnwanted(c *call, kind, id, path string, query url.Values) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), undoTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), upstream.UndoTimeout)
 	defer cancel()
-	err := c.engine.do(ctx, ask{method: http.MethodDelete, version: c.version, path: path, query: query}, nil)
-	if err != nil && statusOf(err) != http.StatusNotFound {
+	err := c.engine.Do(ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: path, Query: query}, nil)
+	if err != nil && upstream.StatusOf(err) != http.StatusNotFound {
 		c.log.ErrorContext(ctx, "engine_api_undo_failed", "kind", kind, "id", id, "error", err.Error())
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"slices"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -58,8 +60,8 @@ func anyNetwork(c *call, ref string) (*network.Inspect, json.RawMessage, error) 
 		return nil, nil, noNetwork(ref)
 	}
 	var raw json.RawMessage
-	err := c.engine.get(c.ctx, c.version, "/networks/"+ref, nil, &raw)
-	if s := statusOf(err); s == http.StatusNotFound || s == http.StatusBadRequest || s == http.StatusConflict {
+	err := c.engine.Get(c.ctx, c.version, "/networks/"+ref, nil, &raw)
+	if s := upstream.StatusOf(err); s == http.StatusNotFound || s == http.StatusBadRequest || s == http.StatusConflict {
 		return nil, nil, noNetwork(ref) // also of a name or a prefix that several have
 	}
 	if err != nil {
@@ -212,7 +214,7 @@ func createNetwork(c *call) error {
 	}{network.CreateOptions{
 		Driver: want.Driver, Internal: want.Internal, Options: want.Options, Labels: want.Labels, IPAM: &network.IPAM{Driver: "default"},
 	}, want.Name, true}
-	if err := c.engine.post(c.ctx, c.version, "/networks/create", nil, create, &made); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/networks/create", nil, create, &made); err != nil {
 		return err
 	}
 	if err := verifyNetwork(c, made.ID, want); err != nil {
@@ -257,7 +259,7 @@ func removeNetwork(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/networks/" + n.ID}, false)
+	return c.forward(upstream.Ask{Path: "/networks/" + n.ID}, false)
 }
 
 func pruneNetworks(c *call) error {
@@ -265,7 +267,7 @@ func pruneNetworks(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/networks/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+	return c.forward(upstream.Ask{Path: "/networks/prune", Query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
 }
 
 // connectNetwork has a container of the caller's join a network that it could have been
@@ -299,7 +301,7 @@ func connectNetwork(c *call) error {
 	}
 	c.about(id)
 	join := network.ConnectOptions{Container: ct.ID, EndpointConfig: settings.encode(true)}
-	if err := c.engine.post(c.ctx, c.version, "/networks/"+id+"/connect", nil, join, nil); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/networks/"+id+"/connect", nil, join, nil); err != nil {
 		return err
 	}
 	return c.ok()
@@ -352,7 +354,7 @@ func disconnectNetwork(c *call) error {
 	}
 	c.about(n.ID)
 	leave := network.DisconnectOptions{Container: ct.ID, Force: body.Force}
-	if err := c.engine.post(c.ctx, c.version, "/networks/"+n.ID+"/disconnect", nil, leave, nil); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/networks/"+n.ID+"/disconnect", nil, leave, nil); err != nil {
 		return err
 	}
 	return c.ok()

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 
@@ -193,17 +195,17 @@ func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 		return nil, nil, noContainer(ref)
 	}
 	var raw json.RawMessage
-	err := c.engine.get(c.ctx, c.version, "/containers/"+strings.TrimPrefix(ref, "/")+"/json", nil, &raw)
-	if statusOf(err) == http.StatusNotFound {
+	err := c.engine.Get(c.ctx, c.version, "/containers/"+strings.TrimPrefix(ref, "/")+"/json", nil, &raw)
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		return nil, nil, noContainer(ref)
 	}
-	if statusOf(err) != 0 && idStart.MatchString(ref) { // several have it; engines differ in how they say so
+	if upstream.StatusOf(err) != 0 && idStart.MatchString(ref) { // several have it; engines differ in how they say so
 		return shadowed(c, ref)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	raw = c.engine.withoutProfile(raw)
+	raw = c.engine.WithoutProfile(raw)
 	var ct seen
 	if err := json.Unmarshal(raw, &ct); err != nil || ct.Config == nil || !fullID.MatchString(ct.ID) {
 		return nil, nil, fmt.Errorf("inspect container: the engine's answer can't be read: %w", err)
@@ -248,7 +250,7 @@ func startOf(c *call, kind lifecycle.ObjectKind, ref string) (id string, err err
 		list = "/containers/json"
 	}
 	query := url.Values{"all": {"1"}, "filters": {c.onlyOwn(filters{"id": {ref}}).String()}}
-	err = c.engine.each(c.ctx, c.version, list, query, func(_ string, entry json.RawMessage) error {
+	err = c.engine.Each(c.ctx, c.version, list, query, func(_ string, entry json.RawMessage) error {
 		var o labelled
 		if err := json.Unmarshal(entry, &o); err != nil {
 			return err
@@ -281,8 +283,8 @@ func execID(c *call, id string) (exec, containerID string, err error) {
 		return id, known, nil
 	}
 	var ex struct{ ContainerID string }
-	err = c.engine.get(c.ctx, c.version, "/exec/"+id+"/json", nil, &ex)
-	if statusOf(err) != 0 {
+	err = c.engine.Get(c.ctx, c.version, "/exec/"+id+"/json", nil, &ex)
+	if upstream.StatusOf(err) != 0 {
 		return "", "", missing
 	}
 	if err != nil {

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/proxy"
 )
 
@@ -20,8 +22,8 @@ type segment struct{ raw, name string }
 
 // splitPath reads a request's path as it was sent: an optional version, and segments.
 // What the engine would redirect, clean, or read otherwise than it looks is refused.
-func splitPath(raw string) (v version, segments []segment, err error) {
-	bad := func(why string) (version, []segment, error) {
+func splitPath(raw string) (v upstream.Version, segments []segment, err error) {
+	bad := func(why string) (upstream.Version, []segment, error) {
 		return 0, nil, malformed("the path " + why)
 	}
 	if !strings.HasPrefix(raw, "/") || len(raw) > 4096 {
@@ -40,7 +42,7 @@ func splitPath(raw string) (v version, segments []segment, err error) {
 		case strings.ContainsAny(name, "/\\%?#") || !printable(name) || len(name) > maxName:
 			return bad("has a segment with characters that no name has")
 		}
-		if n, ok := parseVersion(part); i == 0 && ok {
+		if n, ok := upstream.ParseVersion(part); i == 0 && ok {
 			v = n
 			continue
 		}
@@ -79,7 +81,7 @@ func (c *call) match() (*route, error) {
 		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s %s is not an endpoint that may be used", method(c.r), shorten(raw)),
 			"the endpoints of docs/engine-proxy.md")
 	}
-	if c.version, err = c.engine.negotiate(c.ctx, v); err != nil {
+	if c.version, err = c.engine.Negotiate(c.ctx, v); err != nil {
 		return nil, err
 	}
 	if c.version < rt.since || rt.until != 0 && c.version > rt.until {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
@@ -213,9 +215,9 @@ func lookUpImage(c *call, ref string) (*imageInfo, error) {
 		return nil, nil // or the engine could be led elsewhere by it
 	}
 	var img imageInfo
-	err := c.engine.get(c.ctx, c.version, "/images/"+ref+"/json", nil, &img)
+	err := c.engine.Get(c.ctx, c.version, "/images/"+ref+"/json", nil, &img)
 	switch {
-	case statusOf(err) == http.StatusNotFound:
+	case upstream.StatusOf(err) == http.StatusNotFound:
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -290,11 +292,11 @@ func completePlan(c *call, p *plan) error {
 	if s.User == "" {
 		s.User = p.image.Config.User
 	}
-	host, err := c.engine.hostInfo(c.ctx, c.version)
+	host, err := c.engine.HostInfo(c.ctx, c.version)
 	if err != nil {
 		return err
 	}
-	s.CPUs, p.seccomp = min(s.CPUs, float64(host.cpus)), host.seccomp // the engine would refuse more CPUs
+	s.CPUs, p.seccomp = min(s.CPUs, float64(host.CPUs)), host.Seccomp // the engine would refuse more CPUs
 	for i := range s.Networks {
 		n := &s.Networks[i]
 		if n.ID != "" || n.Mode != policy.NetNamed {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	timetypes "github.com/docker/docker/api/types/time"
 )
 
@@ -47,7 +49,7 @@ func pruneContainers(c *call) error {
 		Created int64 // seconds since 1970
 		SizeRw  int64 // bytes
 	}
-	if err := c.engine.get(c.ctx, c.version, "/containers/json", query, &list); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/containers/json", query, &list); err != nil {
 		return err
 	}
 	told := struct {
@@ -66,8 +68,8 @@ func pruneContainers(c *call) error {
 		if !fullID.MatchString(ct.ID) || ct.Created > before || hasLabel(ct.Labels, f["label!"]) {
 			continue
 		}
-		err := c.engine.do(c.ctx, ask{method: http.MethodDelete, version: c.version, path: "/containers/" + ct.ID}, nil)
-		if s := statusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
+		err := c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/containers/" + ct.ID}, nil)
+		if s := upstream.StatusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
 			continue // it runs by now, or is gone
 		}
 		if err != nil {
@@ -134,8 +136,8 @@ func pruneImages(c *call) error {
 		}
 		for _, ref := range refs {
 			var gone []map[string]string
-			err := c.engine.do(c.ctx, ask{method: http.MethodDelete, version: c.version, path: "/images/" + ref}, &gone)
-			if s := statusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
+			err := c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/images/" + ref}, &gone)
+			if s := upstream.StatusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
 				continue // it is in use, or gone
 			}
 			if err != nil {
@@ -167,7 +169,7 @@ func prunableImages(c *call, f filters) ([]prunable, error) {
 		ask["dangling"] = []string{"true"}
 	}
 	var list []prunable
-	if err := c.engine.get(c.ctx, c.version, "/images/json", url.Values{"filters": {ask.String()}}, &list); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/images/json", url.Values{"filters": {ask.String()}}, &list); err != nil {
 		return nil, err
 	}
 	list = slices.DeleteFunc(list, func(img prunable) bool {

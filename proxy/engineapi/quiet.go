@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 
@@ -78,7 +80,7 @@ func claimMounts(c *call, ctx context.Context, ct *container.InspectResponse) (l
 // another may hold the engine's lock.
 func inspectSlow(c *call, id string) (*container.InspectResponse, error) {
 	var ct container.InspectResponse
-	err := c.engine.doSlow(c.ctx, ask{method: http.MethodGet, version: c.version, path: "/containers/" + id + "/json"}, &ct)
+	err := c.engine.DoLong(c.ctx, upstream.Ask{Method: http.MethodGet, Version: c.version, Path: "/containers/" + id + "/json"}, &ct)
 	if err == nil && (ct.ContainerJSONBase == nil || ct.HostConfig == nil || ct.Config == nil || ct.State == nil) {
 		err = fmt.Errorf("inspect container: the engine's answer lacks a part")
 	}
@@ -92,7 +94,7 @@ func inspectSlow(c *call, id string) (*container.InspectResponse, error) {
 func quietly(c *call, ct *container.InspectResponse, serve func(*container.InspectResponse) error) (err error) {
 	fixed, release := c.opts.ArchiveFixed, ""
 	if !fixed {
-		if release, err = c.engine.release(c.ctx); err != nil {
+		if release, err = c.engine.Release(c.ctx); err != nil {
 			return err
 		}
 		fixed = SafeArchives(release)
@@ -146,7 +148,7 @@ func findSharer(c *call, u *mountpin.Use, tenants bool) (id string, err error) {
 	if (&mountpin.Use{Binds: c.opts.Mounts()}).Writes(u) {
 		return "sandbox", nil
 	}
-	err = c.engine.each(c.ctx, c.version, "/containers/json", nil, func(_ string, entry json.RawMessage) error {
+	err = c.engine.Each(c.ctx, c.version, "/containers/json", nil, func(_ string, entry json.RawMessage) error {
 		var ct struct {
 			ID     string `json:"Id"`
 			Labels map[string]string

@@ -219,7 +219,7 @@ func TestArchiveWaitsForSandbox(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := doorTo(t, "unix:///nowhere", "")
 		d.opts.ArchiveFixed = false
-		d.engine.transport.RegisterProtocol("http", answering(func(*http.Request) string {
+		d.engine.Transport.RegisterProtocol("http", answering(func(*http.Request) string {
 			return `{"Version":"20.10.24","HostConfig":{},"Config":{},"State":{}}`
 		}))
 		bind := policy.Mount{Source: "/srv/shared", Mode: "rw"}

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
@@ -46,7 +48,7 @@ func (d *Proxy) doorLabels() []string {
 
 // Watch is restart.Engine's.
 func (d restartEngine) Watch(ctx context.Context, ready func(life string), changed func(id string)) error {
-	resp, err := d.engine.send(ctx, ask{method: http.MethodGet, path: "/events", query: url.Values{
+	resp, err := d.engine.Send(ctx, upstream.Ask{Method: http.MethodGet, Path: "/events", Query: url.Values{
 		"since":   {strconv.FormatInt(time.Now().Add(-eventSlack).Unix(), 10)},
 		"filters": {filters{"type": {"container"}, "event": {"die", "destroy"}, "label": d.doorLabels()}.String()},
 	}})
@@ -54,14 +56,14 @@ func (d restartEngine) Watch(ctx context.Context, ready func(life string), chang
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	ready(d.life(ctx))
-	for lines := bufio.NewReaderSize(resp.Body, bufferSize); ; {
+	for lines := bufio.NewReaderSize(resp.Body, upstream.BufferSize); ; {
 		raw, err := nextEvent(lines)
 		if err != nil {
-			return unavailable(ctx, err)
+			return upstream.Unavailable(ctx, err)
 		}
 		var e events.Message
 		if json.Unmarshal(raw, &e) == nil {
@@ -85,9 +87,9 @@ func (d restartEngine) life(ctx context.Context) string {
 	var bridge struct {
 		ID string `json:"Id"`
 	}
-	err := d.engine.get(ctx, 0, "/info", nil, &info)
+	err := d.engine.Get(ctx, 0, "/info", nil, &info)
 	if err == nil && !info.LiveRestoreEnabled {
-		err = d.engine.get(ctx, 0, "/networks/bridge", nil, &bridge)
+		err = d.engine.Get(ctx, 0, "/networks/bridge", nil, &bridge)
 	}
 	if err != nil || bridge.ID == "" {
 		return ""
@@ -169,7 +171,7 @@ func (d restartEngine) Inspect(ctx context.Context, id string) (restart.Containe
 
 func (d restartEngine) inspected(ctx context.Context, id string) (*container.InspectResponse, error) {
 	ct, err := (&call{Proxy: d.Proxy, ctx: ctx}).inspect(id, 0)
-	if statusOf(err) == http.StatusNotFound {
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
 	}
 	return ct, err
@@ -178,13 +180,13 @@ func (d restartEngine) inspected(ctx context.Context, id string) (*container.Ins
 // TakeOver is restart.Engine's. A restart for which the engine waits is cancelled.
 func (d restartEngine) TakeOver(ctx context.Context, id string) error {
 	change := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled}}
-	if err := d.engine.post(ctx, 0, "/containers/"+id+"/update", nil, change, nil); err != nil {
+	if err := d.engine.Post(ctx, 0, "/containers/"+id+"/update", nil, change, nil); err != nil {
 		return fmt.Errorf("take over the restart policy of container %q: %w", id, err)
 	}
 	d.log.InfoContext(ctx, "restart_policy_taken_over", "container_id", id)
 	ct, err := d.inspected(ctx, id)
 	if err == nil && ct.State != nil && ct.State.Restarting {
-		err = d.engine.post(ctx, 0, "/containers/"+id+"/stop", nil, nil, nil)
+		err = d.engine.Post(ctx, 0, "/containers/"+id+"/stop", nil, nil, nil)
 	}
 	return err
 }
@@ -192,14 +194,14 @@ func (d restartEngine) TakeOver(ctx context.Context, id string) error {
 // StartContainer is restart.Engine's. It doesn't wait for what else goes on with the
 // container, as a slow copy of its files would keep other containers waiting.
 func (d restartEngine) StartContainer(ctx context.Context, id string) error {
-	_, err := d.engine.max(ctx)
+	_, err := d.engine.Max(ctx)
 	if err == nil {
 		turn, cancel := context.WithTimeout(ctx, turnTime)
 		defer cancel()
 		err = d.Proxy.StartContainer(turn, id) // which goes on without a limit once it has its turn
 	}
 	var f *proxy.Fault
-	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &f) && statusOf(err) == 0 && f.Status == http.StatusServiceUnavailable {
+	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &f) && upstream.StatusOf(err) == 0 && f.Status == http.StatusServiceUnavailable {
 		err = fmt.Errorf("%w: %w", errdefs.ErrUnavailable, err)
 	}
 	return err
@@ -242,7 +244,7 @@ func (p *plan) restart() restart.Policy {
 
 // endContainer asks the engine to stop or kill a container, which cancels its restarts as far as off
 // says. If it only waited for its restart, there is nothing left to end.
-func endContainer(c *call, a ask, id string, off bool) error {
+func endContainer(c *call, a upstream.Ask, id string, off bool) error {
 	waited, err := c.restarts.Stopping(c.ctx, id, off)
 	if err != nil {
 		return err
@@ -260,7 +262,7 @@ func endContainer(c *call, a ask, id string, off bool) error {
 
 // killContainer asks the engine to send a container a signal, which cancels its restarts where the
 // engine would: any signal does unless the container has a stop signal of its own.
-func killContainer(c *call, a ask, id string) error {
+func killContainer(c *call, a upstream.Ask, id string) error {
 	if _, ok := c.restarts.Row(id); !ok {
 		return c.forward(a, false)
 	}
@@ -268,7 +270,7 @@ func killContainer(c *call, a ask, id string) error {
 	if err != nil {
 		return err
 	}
-	sent, stop := signalNumber(a.query.Get("signal")), ct.Config.StopSignal
+	sent, stop := signalNumber(a.Query.Get("signal")), ct.Config.StopSignal
 	return endContainer(c, a, id, sent == unix.SIGKILL || stop == "" || sent == signalNumber(stop))
 }
 

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -36,7 +38,7 @@ func startContainer(c *call) error {
 		return err
 	}
 	defer over()
-	resp, err := startOne(c, ask{path: "/containers/" + id + "/" + path.Base(c.route.template), query: query}, id, wait) //nolint:bodyclose // relay closes it
+	resp, err := startOne(c, upstream.Ask{Path: "/containers/" + id + "/" + path.Base(c.route.template), Query: query}, id, wait) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
 	}
@@ -47,12 +49,12 @@ func startContainer(c *call) error {
 // The container is judged and verified as for its own caller. One that runs already stays
 // as it is. The error is a *policy.DeniedError if the container may not be started.
 func (d *Proxy) StartContainer(ctx context.Context, id string) error {
-	v, err := d.engine.max(ctx)
+	v, err := d.engine.Max(ctx)
 	if err != nil {
 		return err
 	}
 	c := &call{Proxy: d, ctx: ctx, rules: d.opts.Policy(), version: v}
-	resp, err := startOne(c, ask{method: http.MethodPost, path: "/containers/" + id + "/start"}, id, 0)
+	resp, err := startOne(c, upstream.Ask{Method: http.MethodPost, Path: "/containers/" + id + "/start"}, id, 0)
 	r := Record{
 		Time: time.Now().UTC(), Peer: "berm", Method: http.MethodPost, Route: "/containers/{id}/start", Version: v.String(),
 		Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile, Verdict: VerdictAllowed, Objects: []string{id},
@@ -67,7 +69,7 @@ func (d *Proxy) StartContainer(ctx context.Context, id string) error {
 
 // startOne starts the container, or stops and starts it, once no other start of it goes on.
 // It returns the engine's answer, which has no body. An answer that is an error is one.
-func startOne(c *call, a ask, id string, wait time.Duration) (*http.Response, error) {
+func startOne(c *call, a upstream.Ask, id string, wait time.Duration) (*http.Response, error) {
 	over, err := c.startLocks.Lock(c.ctx, id)
 	if err != nil {
 		return nil, err
@@ -75,7 +77,7 @@ func startOne(c *call, a ask, id string, wait time.Duration) (*http.Response, er
 	defer over()
 	waiting := c.ctx
 	defer c.detach(makeTimeout + wait)() // verify what was started even if the client leaves
-	v, err := c.engine.max(c.ctx)
+	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -116,10 +118,10 @@ func startOne(c *call, a ask, id string, wait time.Duration) (*http.Response, er
 	return startHeld(c, a, e, ct, v)
 }
 
-func askForStart(c *call, a ask) (*http.Response, error) {
+func askForStart(c *call, a upstream.Ask) (*http.Response, error) {
 	resp, err := c.ask(a)
 	if err == nil && resp.StatusCode >= 400 {
-		return nil, failure(resp)
+		return nil, upstream.Failure(resp)
 	}
 	return resp, err
 }
@@ -150,12 +152,12 @@ func stopContainer(c *call) error {
 	}
 	defer leave()
 	defer c.detach(makeTimeout + wait)()
-	return endContainer(c, ask{path: "/containers/" + id + "/stop", query: query}, id, true)
+	return endContainer(c, upstream.Ask{Path: "/containers/" + id + "/stop", Query: query}, id, true)
 }
 
 // startHeld starts a container as it was allowed, with the sources of its binds held
 // until the engine has mounted them. It removes a container that is not as it was allowed.
-func startHeld(c *call, a ask, e effective, ct *container.InspectResponse, v version) (*http.Response, error) {
+func startHeld(c *call, a upstream.Ask, e effective, ct *container.InspectResponse, v upstream.Version) (*http.Response, error) {
 	if err := c.judged(stillAllowed(c, e, ct.HostConfig)); err != nil {
 		return nil, err
 	}
@@ -169,8 +171,8 @@ func startHeld(c *call, a ask, e effective, ct *container.InspectResponse, v ver
 	}
 	resp, err := askForStart(c, a)
 	if err != nil {
-		if statusOf(err) == 0 { // the answer is lost, but the container may run
-			defer c.detach(undoTimeout)()
+		if upstream.StatusOf(err) == 0 { // the answer is lost, but the container may run
+			defer c.detach(upstream.UndoTimeout)()
 			if err := verifyStarted(c, e, ct, v); err != nil {
 				endUnfit(c, ct.ID, v, err)
 			}
@@ -186,9 +188,9 @@ func startHeld(c *call, a ask, e effective, ct *container.InspectResponse, v ver
 
 // verifyStarted verifies a container that was just started. Before is what it was like
 // then. A container that is gone already is fine.
-func verifyStarted(c *call, e effective, before *container.InspectResponse, v version) error {
+func verifyStarted(c *call, e effective, before *container.InspectResponse, v upstream.Version) error {
 	now, err := c.inspect(before.ID, v)
-	if statusOf(err) == http.StatusNotFound {
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		return nil
 	}
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/swarm"
 	"github.com/docker/docker/api/types/system"
@@ -29,16 +31,16 @@ func systemRoutes() []route {
 
 // pingEngine tells that the engine answers, and in which version it is to be spoken to.
 func pingEngine(c *call) error {
-	resp, err := c.ask(ask{path: "/_ping"})
+	resp, err := c.ask(upstream.Ask{Path: "/_ping"})
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, bufferSize))
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, upstream.BufferSize))
 	_ = resp.Body.Close()
-	most, err := c.engine.max(c.ctx)
+	most, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return err
 	}
@@ -73,14 +75,14 @@ func engineVersions(c *call) error {
 		Experimental  bool   `json:",omitempty"`
 		BuildTime     string `json:",omitempty"`
 	}
-	if err := c.engine.get(c.ctx, c.version, "/version", nil, &told); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/version", nil, &told); err != nil {
 		return err
 	}
-	most, err := c.engine.max(c.ctx)
+	most, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return err
 	}
-	told.APIVersion, told.MinAPIVersion = most.String(), oldest.String()
+	told.APIVersion, told.MinAPIVersion = most.String(), upstream.Oldest.String()
 	for _, part := range told.Components {
 		if part.Details["ApiVersion"] != "" {
 			part.Details["ApiVersion"], part.Details["MinAPIVersion"] = told.APIVersion, told.MinAPIVersion
@@ -103,7 +105,7 @@ func engineInfo(c *call) error {
 		return err
 	}
 	var of system.Info
-	if err := c.engine.get(c.ctx, c.version, "/info", nil, &of); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/info", nil, &of); err != nil {
 		return err
 	}
 	told := system.Info{
@@ -213,12 +215,12 @@ func (u *usage) of(c *call) ([]usageEntry, error) {
 		defer cancel()
 		var all []usageEntry
 		size := 0
-		err := c.engine.eachSlow(ctx, c.version, "/system/df", nil, func(list string, entry json.RawMessage) error {
+		err := c.engine.EachLong(ctx, c.version, "/system/df", nil, func(list string, entry json.RawMessage) error {
 			if list == "" || list == "BuildCache" {
 				return nil
 			}
-			if size += len(entry); size > maxAnswer {
-				return fmt.Errorf("the engine's answer is over %d bytes", maxAnswer)
+			if size += len(entry); size > upstream.MaxAnswer {
+				return fmt.Errorf("the engine's answer is over %d bytes", upstream.MaxAnswer)
 			}
 			all = append(all, usageEntry{list, entry})
 			return nil

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 const (
@@ -41,7 +43,7 @@ type tarFilter struct {
 
 // newTarFilter judges the first header too.
 func newTarFilter(r io.Reader, closed bool) (*tarFilter, error) {
-	f := &tarFilter{in: tar.NewReader(r), chunk: make([]byte, bufferSize), seed: maphash.MakeSeed(), kinds: map[uint64]byte{}, closed: closed}
+	f := &tarFilter{in: tar.NewReader(r), chunk: make([]byte, upstream.BufferSize), seed: maphash.MakeSeed(), kinds: map[uint64]byte{}, closed: closed}
 	f.out = tar.NewWriter(&f.written)
 	if f.fill(); f.refusal.Load() != nil {
 		return nil, f.err

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 )
@@ -181,7 +183,7 @@ func (r *patientReader) Read(b []byte) (int, error) {
 	}
 	n, err := r.Reader.Read(b)
 	r.left -= time.Since(begun)
-	if r.piece += n; r.piece >= bufferSize {
+	if r.piece += n; r.piece >= upstream.BufferSize {
 		r.left, r.piece = r.stall, 0
 	}
 	switch {

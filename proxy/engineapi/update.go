@@ -3,6 +3,8 @@ package engineapi
 import (
 	"net/http"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/policy"
@@ -37,11 +39,11 @@ func updateContainer(c *call) error {
 	if err != nil {
 		return err
 	}
-	host, err := c.engine.hostInfo(c.ctx, c.version)
+	host, err := c.engine.HostInfo(c.ctx, c.version)
 	if err != nil {
 		return err
 	}
-	verdict.Spec.CPUs = min(verdict.Spec.CPUs, float64(host.cpus))
+	verdict.Spec.CPUs = min(verdict.Spec.CPUs, float64(host.CPUs))
 	asked := body.RestartPolicy.policy()
 	_, ours := c.restartedHere(ct.ID, ct.Config.Labels)
 	if ours {
@@ -54,13 +56,13 @@ func updateContainer(c *call) error {
 	if verdict.Allowed() {
 		change = body.encode(verdict.Spec)
 	}
-	defer c.detach(askTimeout)()
-	v, err := c.engine.max(c.ctx)
+	defer c.detach(upstream.AskTimeout)()
+	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return err
 	}
 	answer := struct{ Warnings []string }{[]string{}}
-	err = c.engine.post(c.ctx, v, "/containers/"+ct.ID+"/update", nil, change, &answer)
+	err = c.engine.Post(c.ctx, v, "/containers/"+ct.ID+"/update", nil, change, &answer)
 	if verdict.Allowed() {
 		if verr := verifyUpdate(c, ct.ID, v); verr != nil {
 			return verr
@@ -94,9 +96,9 @@ func (b *updateBody) encode(s policy.ContainerSpec) container.UpdateConfig {
 
 // verifyUpdate looks at what became of the container, also after an update that failed
 // half-way. One that is out of bounds goes.
-func verifyUpdate(c *call, id string, v version) error {
+func verifyUpdate(c *call, id string, v upstream.Version) error {
 	ct, err := c.inspect(id, v)
-	if statusOf(err) == http.StatusNotFound {
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		return nil
 	}
 	if err != nil {

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/opencontainers/go-digest"
@@ -39,7 +41,7 @@ func (d differences) err(rule string) error {
 
 // verifyMade looks at the container that came to be. In mode audit it needn't be within
 // the policy, but it must be labelled.
-func verifyMade(c *call, p *plan, id string, v version) error {
+func verifyMade(c *call, p *plan, id string, v upstream.Version) error {
 	ct, err := c.inspect(id, v)
 	if err != nil {
 		return err
@@ -101,9 +103,9 @@ func verifyVolumes(c *call, d *differences, audited bool, ct *container.InspectR
 }
 
 // inspect asks the engine for a container in its own version.
-func (c *call) inspect(id string, v version) (*container.InspectResponse, error) {
+func (c *call) inspect(id string, v upstream.Version) (*container.InspectResponse, error) {
 	var ct container.InspectResponse
-	if err := c.engine.get(c.ctx, v, "/containers/"+id+"/json", nil, &ct); err != nil {
+	if err := c.engine.Get(c.ctx, v, "/containers/"+id+"/json", nil, &ct); err != nil {
 		return nil, err
 	}
 	if ct.ContainerJSONBase == nil || ct.HostConfig == nil || ct.Config == nil || ct.NetworkSettings == nil {
@@ -134,7 +136,7 @@ func sameEnv(got, sent []string) bool {
 
 // differencesOf compares a container with what it was allowed, in all that can't be changed
 // by an update.
-func differencesOf(c *call, want effective, ct *container.InspectResponse, v version) (differences, error) {
+func differencesOf(c *call, want effective, ct *container.InspectResponse, v upstream.Version) (differences, error) {
 	var d differences
 	d.add(ct.Image == want.ImageID, "Image")
 	d.add(ct.Config.User == want.User, "Config.User")
@@ -160,7 +162,7 @@ var (
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
-func (d *differences) privileges(s policy.ContainerSpec, h *container.HostConfig, v version) {
+func (d *differences) privileges(s policy.ContainerSpec, h *container.HostConfig, v upstream.Version) {
 	d.add(!h.Privileged, "HostConfig.Privileged")
 	caps := []string{}
 	for _, name := range h.CapAdd {
@@ -197,7 +199,7 @@ func sameSet(a, b []string) bool {
 	return len(a) == len(b) && containsAll(a, b) && containsAll(b, a)
 }
 
-func (d *differences) namespaces(h *container.HostConfig, v version) {
+func (d *differences) namespaces(h *container.HostConfig, v upstream.Version) {
 	d.add(h.PidMode == "", "HostConfig.PidMode")
 	d.add(h.IpcMode.IsPrivate(), "HostConfig.IpcMode")
 	d.add(h.UTSMode == "", "HostConfig.UTSMode")
@@ -366,7 +368,7 @@ func expired(ct *container.InspectResponse) error {
 }
 
 // verifyStart looks at a container before it is started again, or just after.
-func verifyStart(c *call, e effective, ct *container.InspectResponse, v version) error {
+func verifyStart(c *call, e effective, ct *container.InspectResponse, v upstream.Version) error {
 	d, err := differencesOf(c, e, ct, v)
 	if err != nil {
 		return err
@@ -398,15 +400,15 @@ func withinLimits(c *call, e effective, h *container.HostConfig) bool {
 
 // endUnfit removes a container that isn't as it was allowed, and kills one that can't be
 // looked at.
-func endUnfit(c *call, id string, v version, why error) {
+func endUnfit(c *call, id string, v upstream.Version, why error) {
 	var d *policy.DeniedError
 	if errors.As(why, &d) {
 		removeUnfit(c, id, v)
 		return
 	}
 	undo{func(ctx context.Context) error {
-		err := c.engine.do(ctx, ask{method: http.MethodPost, version: v, path: "/containers/" + id + "/kill"}, nil)
-		if statusOf(err) == http.StatusConflict { // it doesn't run
+		err := c.engine.Do(ctx, upstream.Ask{Method: http.MethodPost, Version: v, Path: "/containers/" + id + "/kill"}, nil)
+		if upstream.StatusOf(err) == http.StatusConflict { // it doesn't run
 			return nil
 		}
 		return missingIsFine(err)
@@ -414,6 +416,6 @@ func endUnfit(c *call, id string, v version, why error) {
 }
 
 // removeUnfit removes a container that must not run, with its own time.
-func removeUnfit(c *call, id string, v version) {
+func removeUnfit(c *call, id string, v upstream.Version) {
 	undo{func(ctx context.Context) error { return removeByForce(c, ctx, v, id) }}.run(c.ctx, c.log)
 }

@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"regexp"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/volume"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -48,8 +50,8 @@ func anyVolume(c *call, name string) (*volume.Volume, json.RawMessage, error) {
 		return nil, nil, noVolume(name)
 	}
 	var raw json.RawMessage
-	err := c.engine.get(c.ctx, c.version, "/volumes/"+name, nil, &raw)
-	if statusOf(err) == http.StatusNotFound {
+	err := c.engine.Get(c.ctx, c.version, "/volumes/"+name, nil, &raw)
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		return nil, nil, noVolume(name)
 	}
 	if err != nil {
@@ -138,7 +140,7 @@ func makeVolume(c *call, name, driver string, options, own map[string]string) (j
 	labels := stampLabels(c, lifecycle.ObjectVolume, own, life, most)
 	var raw json.RawMessage
 	create := volume.CreateOptions{Name: name, Driver: cmp.Or(driver, "local"), DriverOpts: options, Labels: labels}
-	if err := c.engine.post(c.ctx, c.version, "/volumes/create", nil, create, &raw); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/volumes/create", nil, create, &raw); err != nil {
 		return nil, err
 	}
 	var made volume.Volume
@@ -169,7 +171,7 @@ func removeVolume(c *call) error {
 	if c.flag("force") {
 		query.Set("force", "1")
 	}
-	return c.forward(ask{path: "/volumes/" + v.Name, query: query}, false)
+	return c.forward(upstream.Ask{Path: "/volumes/" + v.Name, Query: query}, false)
 }
 
 func pruneVolumes(c *call) error {
@@ -180,5 +182,5 @@ func pruneVolumes(c *call) error {
 	if c.version < 42 {
 		delete(f, "all") // it is what older engines do
 	}
-	return c.forward(ask{path: "/volumes/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+	return c.forward(upstream.Ask{Path: "/volumes/prune", Query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
 }

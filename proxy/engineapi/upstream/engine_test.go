@@ -1,4 +1,4 @@
-package engineapi
+package upstream
 
 import (
 	"context"
@@ -23,12 +23,12 @@ func TestEngineRelease(t *testing.T) {
 	old := serve("29.5.1")
 	var address atomic.Value
 	address.Store(old.Listener.Addr().String())
-	e := newEngine(func(ctx context.Context) (net.Conn, error) {
+	e := New(func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", address.Load().(string))
 	})
-	defer e.transport.CloseIdleConnections()
+	defer e.Transport.CloseIdleConnections()
 	for range 3 {
-		if got, err := e.release(t.Context()); err != nil || got != "29.5.1" {
+		if got, err := e.Release(t.Context()); err != nil || got != "29.5.1" {
 			t.Fatalf("%q, %v", got, err)
 		}
 	}
@@ -39,7 +39,7 @@ func TestEngineRelease(t *testing.T) {
 	defer older.Close()
 	address.Store(older.Listener.Addr().String())
 	old.Close()
-	for got := ""; got != "20.10.24"; got, _ = e.release(t.Context()) { // until the connection's end is seen
+	for got := ""; got != "20.10.24"; got, _ = e.Release(t.Context()) { // until the connection's end is seen
 		if t.Context().Err() != nil {
 			t.Fatal("the engine is still the old one")
 		}
