@@ -12,6 +12,7 @@ CA_BUNDLE   ?= /etc/ssl/certs/ca-certificates.crt
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOTESTSUM   := gotest.tools/gotestsum@v1.13.0
 SOURCES     := cmd compose lifecycle policy proxy runtime
+E2E         := cd cmd/e2e && # a module of its own, whose tests run bin/berm
 LONG        := ^Test(Soak|Clients)
 TEST        := BERM_REQUIRE=docker,containerd,compose,python $(GO) run $(GOTESTSUM)
 
@@ -22,7 +23,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: agent ## build the one static binary, bin/berm
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION) -X main.revision=$(REVISION)' -o bin/berm ./cmd/berm
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X github.com/bermhq/berm/cmd/berm/config.Version=$(VERSION) -X github.com/bermhq/berm/cmd/berm/config.Revision=$(REVISION)' -o bin/berm ./cmd/berm
 
 demo: build bin/berm-engine ## watch Berm make, reuse, refuse, use and collect sandboxes on a real engine
 	@bin/berm-engine --engine $(ENGINE) -- bin/berm demo --engine $(ENGINE)
@@ -33,11 +34,13 @@ run: build bin/berm-engine ## keep a server and an engine up until Ctrl-C, and p
 	BERM_SECURITY_TOKENS=$$BERM_TOKEN BERM_ENGINE_KIND=$(ENGINE) BERM_STATE_DIR=$$PWD/bin/state bin/berm-engine --engine $(ENGINE) -- \
 		sh -c 'BERM_SANDBOX_IMAGE=$$BERM_DEMO_IMAGE BERM_ENGINE_NAMESPACE=$${CONTAINERD_NAMESPACE:-} exec bin/berm serve --listen 127.0.0.1:7070'
 
-test: compiler crun compose curl agent engines ## run the tests, with the race detector, on private engines (installs them if need be)
+test: compiler crun compose curl build engines ## run the tests, with the race detector, on private engines (installs them if need be)
 	$(TEST) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout 30m -skip '$(LONG)' ./...
+	$(E2E) $(TEST) --format pkgname -- -count=1 -parallel 4 -timeout 30m -skip '$(LONG)' ./...
 
-soak: compiler crun compose curl agent engines ## run the long tests: storms, soaks, other runtimes, fuzzers, kernel quotas
+soak: compiler crun compose curl build engines ## run the long tests: storms, soaks, other runtimes, fuzzers, kernel quotas
 	$(TEST) --format testname -- -race -count=1 -timeout 60m -run '^TestSoak' ./...
+	$(E2E) $(TEST) --format testname -- -count=1 -timeout 60m -run '^TestSoak' ./...
 	BERM_SOAK=1 $(GO) test -count=1 -run '^TestDockerfileOn20$$' ./proxy/engineapi
 	BERM_SOAK=1 $(MAKE) --no-print-directory newer fuzz quota-vm # FuzzDockerfile asks the parser of 20.10, too
 
@@ -50,22 +53,22 @@ newer: compiler agent engines ## build the newest engines (10 minutes), and run 
 clients: compiler compose agent engines ## run real clients against the Docker Engine API
 	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestClients' ./...
 
-attack: compiler agent engines ## attack servers on private engines from inside their sandboxes
-	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestAttack' ./cmd/berm
+attack: build engines ## attack servers on private engines from inside their sandboxes
+	$(E2E) $(TEST) --format testname -- -count=1 -timeout 30m -run '^Test(Soak)?Attack' .
 
 test-unit: compiler agent ## run the tests that need no engine
 	$(GO) test -race -count=1 -short -skip '$(LONG)' ./...
 
 lint: agent ## check format, vet, golangci-lint, go.mod
 	@unformatted=$$(gofmt -l $(SOURCES)); test -z "$$unformatted" || { echo "gofmt these: $$unformatted"; exit 1; }
-	$(GO) vet ./...
-	GOFLAGS=-buildvcs=false $(GO) run $(GOLANGCI) run ./...
-	$(GO) mod tidy -diff
+	for module in . cmd/e2e; do (cd $$module && \
+		$(GO) vet ./... && GOFLAGS=-buildvcs=false $(GO) run $(GOLANGCI) run ./... && $(GO) mod tidy -diff) || exit; done
 
 check: test lint ## run what CI runs
 
 bench: build ## measure on both engines, and against their own clients, in one run: medians, percentiles, ratios
-	BERM_BIN=$(CURDIR)/bin/berm $(GO) test -run '^$$' -bench . -benchtime 30x -p 1 -timeout 60m ./...
+	$(GO) test -run '^$$' -bench . -benchtime 30x -p 1 -timeout 60m ./...
+	$(E2E) $(GO) test -run '^$$' -bench . -benchtime 30x -p 1 -timeout 60m ./...
 
 fuzz: ## run every fuzzer for FUZZTIME (1m)
 	@grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' $(SOURCES) | while IFS=: read -r file func; do \
@@ -73,11 +76,11 @@ fuzz: ## run every fuzzer for FUZZTIME (1m)
 		$(GO) test -run '^$$' -fuzz "^$${func#func }\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5x "./$$(dirname "$$file")"; \
 	done
 
-quota-vm: agent bin/berm-engine ## try project quotas, and a server with them, on ext4 and XFS in a virtual machine (installs QEMU, downloads Debian's kernel)
+quota-vm: build bin/berm-engine ## try project quotas, and a server with them, on ext4 and XFS in a virtual machine (installs QEMU, downloads Debian's kernel)
 	@type qemu-system-x86_64 busybox /sbin/mkfs.xfs /sbin/mkfs.ext4 /sbin/depmod >/dev/null 2>&1 || { \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends qemu-system-x86 xfsprogs e2fsprogs busybox-static kmod; }
 	bin/berm-engine --private --engine containerd -- true
-	GO=$(GO) lifecycle/project/vm.sh
+	GO=$(GO) lifecycle/quota/project/vm.sh
 
 image: image-files ## build the container image from bin/, without a network, and print its size
 	docker build --quiet --tag $(IMAGE) --file compose/Dockerfile --target local --build-arg VERSION=$(VERSION) \

@@ -21,16 +21,18 @@ import (
 // quotas are workspaces with a chat each and a quota of 100 bytes. What a chat holds is
 // known only once it has been measured.
 type quotas struct {
-	mu          sync.Mutex
-	held, known map[string]int64 // by tenant and key
-	enforcement string
-	asked       []bool // with changed, of chats
-	touched     []string
-	err         error
+	lifecycle.Quotas // of sandboxes' own directories
+	mu               sync.Mutex
+	held, known      map[string]int64 // by tenant and key
+	enforcement      string
+	asked            []bool            // with changed, of chats
+	keys             map[string]string // by session
+	touched          []string
+	err              error
 }
 
 func chatQuotas(keys ...string) *quotas {
-	q := &quotas{held: map[string]int64{}, known: map[string]int64{}, enforcement: "hard"}
+	q := &quotas{Quotas: softQuotas(), keys: map[string]string{}, held: map[string]int64{}, known: map[string]int64{}, enforcement: "hard"}
 	for _, key := range keys {
 		q.hold(key, 0)
 	}
@@ -53,10 +55,21 @@ func (q *quotas) calls() []bool {
 	return asked
 }
 
-func (q *quotas) Left(_ context.Context, tenant, key string, changed bool) error {
+func (q *quotas) Left(ctx context.Context, s lifecycle.Subject, changed bool) error {
+	if err := q.Quotas.Left(ctx, s, changed); err != nil {
+		return err
+	}
+	err := q.left(s.Tenant+"/"+s.Key, changed)
+	var over *lifecycle.QuotaError
+	if !changed && errors.As(err, &over) {
+		err = q.left(s.Tenant+"/"+s.Key, true)
+	}
+	return err
+}
+
+func (q *quotas) left(chat string, changed bool) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	chat := tenant + "/" + key
 	held, ok := q.held[chat]
 	if !ok {
 		return nil
@@ -74,19 +87,33 @@ func (q *quotas) Left(_ context.Context, tenant, key string, changed bool) error
 	return nil
 }
 
-func (q *quotas) Enforcement(tenant, key string) string {
+func (q *quotas) Shared() bool { return true }
+
+func (q *quotas) Enforcement(s lifecycle.Subject) string {
+	if own := q.Quotas.Enforcement(s); own != "" {
+		return own
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if _, ok := q.held[tenant+"/"+key]; ok {
+	if _, ok := q.held[s.Tenant+"/"+s.Key]; ok {
 		return q.enforcement
 	}
 	return ""
 }
 
-func (q *quotas) Touched(tenant, key string) {
+func (q *quotas) Attach(ctx context.Context, s lifecycle.Subject) (lifecycle.Attachment, error) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.touched = append(q.touched, tenant+"/"+key)
+	q.keys[s.SessionID] = s.Tenant + "/" + s.Key
+	q.touched = append(q.touched, q.keys[s.SessionID])
+	q.mu.Unlock()
+	return q.Quotas.Attach(ctx, s)
+}
+
+func (q *quotas) Detach(sessionID string) {
+	q.mu.Lock()
+	q.touched = append(q.touched, q.keys[sessionID])
+	q.mu.Unlock()
+	q.Quotas.Detach(sessionID)
 }
 
 // touches answers which chats were touched since the last time.
@@ -102,7 +129,7 @@ func (q *quotas) touches() []string {
 // emptied by empty.
 func filling(t *testing.T, q *quotas) *world {
 	t.Helper()
-	return newWorld(t, setup{workspaces: q, policy: longCommands, fake: runtimetest.FakeOptions{
+	return newWorld(t, setup{quotas: q, policy: longCommands, fake: runtimetest.FakeOptions{
 		Exec: func(_ context.Context, _ runtime.Container, e runtime.Exec) (runtime.ExecResult, error) {
 			switch e.Command[0] {
 			case "fill":
@@ -171,7 +198,7 @@ func TestChatQuota(t *testing.T) {
 func TestChatQuotaAndOthers(t *testing.T) {
 	dir := t.TempDir()
 	q := chatQuotas("k")
-	w := newWorld(t, setup{workspaces: q, policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
+	w := newWorld(t, setup{quotas: q, policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
 	req := request("k")
 	req.Request.HostPath, req.Request.WorkspaceQuotaMB = &dir, ptr(int64(1))
 	if sb := w.create(req).Sandbox; sb.Enforcement.WorkspaceQuota != "soft" {
@@ -289,7 +316,6 @@ func TestFilesOfAFullChat(t *testing.T) {
 	w := filling(t, q)
 	w.create(request("k"))
 	f := w.files("k")
-	ctx := t.Context()
 	if err := write(f, "/tmp/x", "hello"); err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +324,7 @@ func TestFilesOfAFullChat(t *testing.T) {
 	}
 	// As much as comes is not taken, whatever was there when it began.
 	long := &zeros{q, 1 << 30}
-	if _, err := f.Write(ctx, runtime.FileWrite{Path: "/tmp/long"}, long); !errors.As(err, new(*lifecycle.QuotaError)) {
+	if err := do(f, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/long"}, runtime.FileIO{In: long}); !errors.As(err, new(*lifecycle.QuotaError)) {
 		t.Errorf("a long file: %v", err)
 	}
 	if taken := 1<<30 - long.left; taken > 32<<20 {
@@ -306,15 +332,15 @@ func TestFilesOfAFullChat(t *testing.T) {
 	}
 	// What one call has written the next knows of.
 	q.hold("k", 0)
-	if _, err := f.Write(ctx, runtime.FileWrite{Path: "/tmp/short"}, &zeros{q, 101}); err != nil {
+	if err := do(f, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/short"}, runtime.FileIO{In: &zeros{q, 101}}); err != nil {
 		t.Errorf("a short file: %v", err)
 	}
 	q.hold("k", 101)
 	for name, err := range map[string]error{
 		"write": write(f, "/tmp/y", ""),
-		"mkdir": f.Mkdir(ctx, "/tmp/dir", 0o755, false),
-		"copy":  f.Copy(ctx, "/tmp/x", "/tmp/y", false),
-		"tar":   f.WriteTar(ctx, "/tmp", eof{}),
+		"mkdir": change(f, runtime.FileMkdir, "/tmp/dir", ""),
+		"copy":  change(f, runtime.FileCopy, "/tmp/x", "/tmp/y"),
+		"tar":   do(f, runtime.FileOp{Verb: runtime.FileTarWrite, Path: "/tmp"}, runtime.FileIO{In: eof{}}),
 	} {
 		if !refusedFor(err) {
 			t.Errorf("%s: %v", name, err)
@@ -323,7 +349,7 @@ func TestFilesOfAFullChat(t *testing.T) {
 	if got := w.status("k"); got != lifecycle.StatusRunning {
 		t.Errorf("it is %s", got)
 	}
-	if err := errors.Join(f.Move(ctx, "/tmp/x", "/tmp/y", false), f.Remove(ctx, "/tmp/short", false)); err != nil {
+	if err := errors.Join(change(f, runtime.FileMove, "/tmp/x", "/tmp/y"), change(f, runtime.FileRemove, "/tmp/short", "")); err != nil {
 		t.Errorf("what frees space: %v", err)
 	}
 	q.hold("k", 100)
@@ -546,7 +572,7 @@ func TestSandboxTouchesItsChat(t *testing.T) {
 		}
 		return nil
 	}}
-	w := newWorld(t, setup{workspaces: q, fake: opts})
+	w := newWorld(t, setup{quotas: q, fake: opts})
 	touched := func(when string) {
 		t.Helper()
 		if !slices.Contains(q.touches(), "a/k") {
@@ -562,11 +588,10 @@ func TestSandboxTouchesItsChat(t *testing.T) {
 	touched("made")
 	w.stop()
 	q.touches()
-	w = newWorld(t, setup{workspaces: q, engine: w.fake, store: w.store})
+	w = newWorld(t, setup{quotas: q, engine: w.fake, store: w.store})
 	touched("found")
 	w.fake.Die(sb.ContainerID)
 	w.eventually("its end", func() bool { return w.status("k") == lifecycle.StatusStopped })
-	touched("dead")
 	if _, err := w.Delete(context.Background(), "a", "k"); err != nil {
 		t.Fatal(err)
 	}

@@ -5,10 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"path"
-	"regexp"
-	"strings"
 	"sync"
 	"time"
 
@@ -17,25 +13,12 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Bounds of files calls.
-const (
-	maxPath      = 4096 // bytes
-	maxPattern   = 4096 // bytes
-	maxFileCalls = 64   // under way at once in one sandbox, watches included
-	maxDepth     = 100  // of directories in a list
-	maxFound     = 10_000
-)
+// maxFileCalls is how many operations may be under way in one sandbox, watches included.
+const maxFileCalls = 64
 
 // FileAccess is the way to the files of one sandbox, as the user of the sandbox sees
-// them. It is safe for many goroutines. Each call keeps the sandbox from idling out
+// them. It is safe for many goroutines. Each operation keeps the sandbox from idling out
 // while it lasts.
-//
-// Paths are absolute in the sandbox, at most 4,096 bytes, and resolved there; what a
-// link leads to is up to the sandbox. What its methods answer was said by the sandbox.
-//
-// Errors: *InvalidError, *FileError, *QuotaError (of what adds to the files),
-// *StateError, *CapacityError, *UnsupportedError, *UnavailableError, and those of the
-// caller's own readers, writers and functions as they are.
 type FileAccess struct {
 	m    *Manager
 	rec  *record
@@ -68,189 +51,33 @@ func (m *Manager) Files(ctx context.Context, tenant, key string) (*FileAccess, e
 // SessionID is the sandbox's; a later call of Files may find another.
 func (a *FileAccess) SessionID() string { return a.sb.SessionID }
 
-// Stat tells what a file is, of a link what its target is.
-func (a *FileAccess) Stat(ctx context.Context, name string) (info runtime.FileInfo, err error) {
-	err = a.do(ctx, "file_stat", name, func(ctx context.Context, _ *kept) error {
-		info, err = a.into.Stat(ctx, a.sb.ContainerID, name)
-		return err
-	})
-	return info, err
-}
-
-// Read copies a regular file, from an offset on; length -1 is to its end. Open, when
-// not nil, is called first with what the file is; its error ends the call.
-func (a *FileAccess) Read(ctx context.Context, name string, offset, length int64, open func(runtime.FileInfo) error, w io.Writer) error {
-	if offset < 0 || length < -1 {
-		return &InvalidError{Field: "range", Message: "must not be negative"}
-	}
-	return a.do(ctx, "file_read", name, func(ctx context.Context, k *kept) error {
-		return a.into.ReadFile(ctx, a.sb.ContainerID, name, offset, length, keeping(k, open), k.writer(w))
-	})
-}
-
-// Write writes a file, whole or not at all, or appends to it. If r fails, so does the
-// call, and the file is as it was, or with Append as long as it got.
-func (a *FileAccess) Write(ctx context.Context, f runtime.FileWrite, r io.Reader) (info runtime.FileInfo, err error) {
-	if err := checkMode(f.Mode); err != nil {
-		return info, err
-	}
-	if f.Append && f.NoClash {
-		return info, &InvalidError{Field: "append", Message: "can't go together with a file that mustn't be there"}
-	}
-	err = a.add(ctx, "file_write", f.Path, r, func(ctx context.Context, r io.Reader) error {
-		info, err = a.into.WriteFile(ctx, a.sb.ContainerID, f, r)
-		return err
-	})
-	return info, err
-}
-
-// List gives what is in a directory and, with a depth over 1, in those below it. An
-// error of f ends it.
-func (a *FileAccess) List(ctx context.Context, name string, depth int, f func(runtime.FileInfo) error) error {
-	if depth < 1 || depth > maxDepth {
-		return &InvalidError{Field: "depth", Message: fmt.Sprintf("must be from 1 to %d", maxDepth)}
-	}
-	return a.do(ctx, "file_list", name, func(ctx context.Context, k *kept) error {
-		return a.into.ListDir(ctx, a.sb.ContainerID, name, depth, keeping(k, f))
-	})
-}
-
-// Mkdir makes a directory; with parents also those above it, and then it may be there.
-func (a *FileAccess) Mkdir(ctx context.Context, name string, mode fs.FileMode, parents bool) error {
-	if err := checkMode(mode); err != nil {
-		return err
-	}
-	return a.add(ctx, "file_mkdir", name, nil, func(ctx context.Context, _ io.Reader) error {
-		return a.into.Mkdir(ctx, a.sb.ContainerID, name, mode, parents)
-	})
-}
-
-// Move renames. With replace, what is at to makes way, but for a directory that isn't
-// empty.
-func (a *FileAccess) Move(ctx context.Context, from, to string, replace bool) error {
-	if err := checkPath("to", to); err != nil {
-		return err
-	}
-	return aboutTo(to, a.do(ctx, "file_move", from, func(ctx context.Context, _ *kept) error {
-		return a.into.Move(ctx, a.sb.ContainerID, from, to, replace)
-	}))
-}
-
-// aboutTo has an error name the file that is in the way.
-func aboutTo(to string, err error) error {
-	var file *FileError
-	if errors.As(err, &file) && errdefs.IsAlreadyExists(file) {
-		file.Path = to
-	}
-	return err
-}
-
-// Copy copies a file or a whole tree, replacing as Move does.
-func (a *FileAccess) Copy(ctx context.Context, from, to string, replace bool) error {
-	if err := checkPath("to", to); err != nil {
-		return err
-	}
-	return aboutTo(to, a.add(ctx, "file_copy", from, nil, func(ctx context.Context, _ io.Reader) error {
-		return a.into.Copy(ctx, a.sb.ContainerID, from, to, replace)
-	}))
-}
-
-// Remove removes a file or a directory; one that isn't empty only if recursive.
-func (a *FileAccess) Remove(ctx context.Context, name string, recursive bool) error {
-	return a.do(ctx, "file_remove", name, func(ctx context.Context, _ *kept) error {
-		return a.into.RemoveFile(ctx, a.sb.ContainerID, name, recursive)
-	})
-}
-
-// Glob gives the paths below a directory that match a pattern, at most limit (1 to
-// 10,000) of them. In the pattern, ** stands for any number of directories, and the
-// rest is as path.Match has it.
-func (a *FileAccess) Glob(ctx context.Context, name, pattern string, limit int, f func(runtime.FileInfo) error) error {
-	switch _, err := path.Match(pattern, ""); {
-	case pattern == "" || len(pattern) > maxPattern || strings.ContainsRune(pattern, 0) || err != nil:
-		return &InvalidError{Field: "pattern", Message: "must be a pattern of *, ?, [a-z] and **, at most 4096 bytes"}
-	case limit < 1 || limit > maxFound:
-		return &InvalidError{Field: "limit", Message: fmt.Sprintf("must be from 1 to %d", maxFound)}
-	}
-	return a.do(ctx, "file_glob", name, func(ctx context.Context, k *kept) error {
-		return a.into.Glob(ctx, a.sb.ContainerID, name, pattern, limit, keeping(k, f))
-	})
-}
-
-// Search gives the lines below a path that match a pattern.
-func (a *FileAccess) Search(ctx context.Context, s runtime.FileSearch, f func(runtime.FileMatch) error) error {
-	if s.Pattern == "" || len(s.Pattern) > maxPattern {
-		return &InvalidError{Field: "pattern", Message: "must have 1 to 4096 bytes"}
-	}
-	if !s.Literal {
-		if _, err := regexp.Compile(s.Pattern); err != nil {
-			return &InvalidError{Field: "pattern", Message: "must be in the syntax of Go's regexp, unless literal"}
-		}
-	}
-	if _, err := path.Match(s.Include, ""); err != nil || len(s.Include) > maxPattern {
-		return &InvalidError{Field: "include", Message: "must be a pattern of *, ? and [a-z], at most 4096 bytes"}
-	}
-	if s.Limit < 0 || s.Limit > maxFound {
-		return &InvalidError{Field: "limit", Message: fmt.Sprintf("must be from 1 to %d", maxFound)}
-	}
-	return a.do(ctx, "file_search", s.Path, func(ctx context.Context, k *kept) error {
-		return a.into.Search(ctx, a.sb.ContainerID, s, keeping(k, f))
-	})
-}
-
-// ReadTar packs a file or a tree, under its base name.
-func (a *FileAccess) ReadTar(ctx context.Context, name string, w io.Writer) error {
-	return a.do(ctx, "file_tar_read", name, func(ctx context.Context, k *kept) error {
-		return a.into.ReadTar(ctx, a.sb.ContainerID, name, k.writer(w))
-	})
-}
-
-// WriteTar unpacks into a directory. If it fails, what was unpacked by then stays.
-func (a *FileAccess) WriteTar(ctx context.Context, name string, r io.Reader) error {
-	return a.add(ctx, "file_tar_write", name, r, func(ctx context.Context, r io.Reader) error {
-		return a.into.WriteTar(ctx, a.sb.ContainerID, name, r)
-	})
-}
-
-// Watch tells of changes below a directory until ctx ends, which is no error. Ready,
-// when not nil, is called once when changes from then on are sure to be seen.
-func (a *FileAccess) Watch(ctx context.Context, name string, recursive bool, ready func(), f func(runtime.FileEvent) error) error {
-	return a.do(ctx, "file_watch", name, func(ctx context.Context, k *kept) error {
-		return a.into.WatchFiles(ctx, a.sb.ContainerID, name, recursive, ready, keeping(k, f))
-	})
-}
-
-// add does what adds to the files: not while the workspace is over its quota, and r,
-// when not nil, may bring no more bytes than there is room for.
-func (a *FileAccess) add(ctx context.Context, op, name string, r io.Reader, f func(context.Context, io.Reader) error) error {
-	return a.do(ctx, op, name, func(ctx context.Context, k *kept) error {
-		used, quota, err := a.m.workspaceUse(ctx, a.sb)
-		if err == nil {
-			err = a.m.chatLeft(ctx, a.sb, false)
-		}
-		if err != nil {
-			return k.note(err)
-		}
-		// However it ends, what comes next is to know how much there is now.
-		defer func() { _ = a.m.chatLeft(context.WithoutCancel(ctx), a.sb, true) }()
-		if r != nil {
-			r = &inflow{r: r, k: k, used: used, quota: quota, left: func() error { return a.m.chatLeft(ctx, a.sb, true) }, due: leftEvery}
-		}
-		return f(ctx, r)
-	})
-}
-
-// do does one call, and says what its error means to callers.
-func (a *FileAccess) do(ctx context.Context, op, name string, f func(context.Context, *kept) error) error {
-	if err := checkPath("path", name); err != nil {
-		return err
+// File does one operation. The sandbox resolves paths and links, and its answers may be
+// lies.
+//
+// Errors: *InvalidError, *FileError, *QuotaError if op adds to the files, *StateError,
+// *CapacityError, *UnsupportedError, *UnavailableError, and those of fio's members as
+// they are.
+func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.FileIO) error {
+	var wrong *runtime.FileOpError
+	if err := op.Check(); errors.As(err, &wrong) {
+		return &InvalidError{Field: wrong.Field, Message: wrong.Message}
 	}
 	if err := a.begin(); err != nil {
 		return err
 	}
 	defer a.finish()
 	var k kept
-	err := a.m.call(ctx, op, func(ctx context.Context) error { return f(ctx, &k) })
+	k.keep(&fio)
+	err := a.m.call(ctx, "file_"+string(op.Verb), func(ctx context.Context) error {
+		if op.Adds() {
+			done, err := a.makeRoom(ctx, &k, &fio)
+			if err != nil {
+				return err
+			}
+			defer done()
+		}
+		return a.into.File(ctx, a.sb.ContainerID, op, fio)
+	})
 	switch own := k.first(); {
 	case err == nil:
 		return nil
@@ -259,7 +86,26 @@ func (a *FileAccess) do(ctx context.Context, op, name string, f func(context.Con
 	case ctx.Err() != nil:
 		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, context.Cause(ctx))
 	}
-	return a.failed(ctx, name, err)
+	if op.To != "" && errdefs.IsAlreadyExists(err) { // what is in the way is there
+		return a.failed(ctx, op.To, err)
+	}
+	return a.failed(ctx, op.Path, err)
+}
+
+// makeRoom fails while the workspace is over its quota. It bounds what fio brings to the
+// room there is. The caller calls done when the operation has ended.
+func (a *FileAccess) makeRoom(ctx context.Context, k *kept, fio *runtime.FileIO) (done func(), err error) {
+	used, quota, err := a.m.workspaceUse(ctx, a.sb)
+	if err == nil {
+		err = a.m.chatLeft(ctx, a.sb, false)
+	}
+	if err != nil {
+		return nil, k.note(err)
+	}
+	if fio.In != nil {
+		fio.In = &inflow{r: fio.In, k: k, used: used, quota: quota, left: func() error { return a.m.chatLeft(ctx, a.sb, true) }, due: leftEvery}
+	}
+	return func() { _ = a.m.chatLeft(context.WithoutCancel(ctx), a.sb, true) }, nil // the next operation sees what this one wrote
 }
 
 // begin notes that the sandbox is in use.
@@ -333,20 +179,6 @@ func (e *FileError) Error() string { return fmt.Sprintf("%q: %s", e.Path, e.Mess
 // Unwrap gives the class.
 func (e *FileError) Unwrap() error { return e.Class }
 
-func checkPath(field, name string) error {
-	if !strings.HasPrefix(name, "/") || len(name) > maxPath || strings.ContainsRune(name, 0) {
-		return &InvalidError{Field: field, Message: fmt.Sprintf("must be absolute, at most %d bytes, without NUL", maxPath)}
-	}
-	return nil
-}
-
-func checkMode(mode fs.FileMode) error {
-	if mode&^fs.ModePerm != 0 {
-		return &InvalidError{Field: "mode", Message: "must be permissions, from 0000 to 0777"}
-	}
-	return nil
-}
-
 // kept is the first error that came from the caller's side of a call.
 type kept struct {
 	mu  sync.Mutex
@@ -370,6 +202,14 @@ func (k *kept) first() error {
 	return k.err
 }
 
+// keep notes the errors of fio's members but In, which inflow reads.
+func (k *kept) keep(fio *runtime.FileIO) {
+	fio.Info, fio.Match, fio.Event = keeping(k, fio.Info), keeping(k, fio.Match), keeping(k, fio.Event)
+	if fio.Out != nil {
+		fio.Out = &outflow{fio.Out, k}
+	}
+}
+
 // keeping notes the errors of f, which may be nil.
 func keeping[T any](k *kept, f func(T) error) func(T) error {
 	if f == nil {
@@ -378,14 +218,13 @@ func keeping[T any](k *kept, f func(T) error) func(T) error {
 	return func(v T) error { return k.note(f(v)) }
 }
 
+// outflow is what a caller receives.
 type outflow struct {
-	k *kept
 	w io.Writer
+	k *kept
 }
 
-func (k *kept) writer(w io.Writer) io.Writer { return outflow{k, w} }
-
-func (o outflow) Write(b []byte) (int, error) {
+func (o *outflow) Write(b []byte) (int, error) {
 	n, err := o.w.Write(b)
 	return n, o.k.note(err)
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,8 +29,25 @@ func (w *world) files(key string) *lifecycle.FileAccess {
 }
 
 func write(f *lifecycle.FileAccess, name, content string) error {
-	_, err := f.Write(context.Background(), runtime.FileWrite{Path: name}, strings.NewReader(content))
-	return err
+	return do(f, runtime.FileOp{Verb: runtime.FileWrite, Path: name}, runtime.FileIO{In: strings.NewReader(content)})
+}
+
+func do(f *lifecycle.FileAccess, op runtime.FileOp, fio runtime.FileIO) error {
+	return f.File(context.Background(), op, fio)
+}
+
+func stat(f *lifecycle.FileAccess, name string) error {
+	return do(f, runtime.FileOp{Verb: runtime.FileStat, Path: name}, runtime.FileIO{})
+}
+
+// list ends at the error of visit.
+func list(f *lifecycle.FileAccess, name string, visit func(runtime.FileInfo) error) error {
+	return do(f, runtime.FileOp{Verb: runtime.FileList, Path: name, Depth: 1}, runtime.FileIO{Info: visit})
+}
+
+// change does an operation that has no content and no answer.
+func change(f *lifecycle.FileAccess, verb runtime.FileVerb, from, to string) error {
+	return do(f, runtime.FileOp{Verb: verb, Path: from, To: to}, runtime.FileIO{})
 }
 
 func TestFilesOfASandbox(t *testing.T) {
@@ -53,31 +69,31 @@ func TestFilesOfASandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	if err := f.Read(ctx, "/tmp/x", 1, 3, nil, &b); err != nil || b.String() != "ell" {
+	if err := do(f, runtime.FileOp{Verb: runtime.FileRead, Path: "/tmp/x", Offset: 1, Length: 3}, runtime.FileIO{Out: &b}); err != nil || b.String() != "ell" {
 		t.Errorf("got %q, %v", b.String(), err)
 	}
 
 	var file *lifecycle.FileError
 	var invalid *lifecycle.InvalidError
-	_, err := f.Stat(ctx, "/tmp/none")
+	err := stat(f, "/tmp/none")
 	if !errors.As(err, &file) || !errdefs.IsNotFound(err) || file.Path != "/tmp/none" || errors.As(err, &missing) {
 		t.Errorf("a file that isn't there: %v", err)
 	}
-	err = f.Copy(ctx, "/tmp/w", "/tmp/x", false)
+	err = change(f, runtime.FileCopy, "/tmp/w", "/tmp/x")
 	if !errors.As(err, &file) || !errdefs.IsAlreadyExists(err) || file.Path != "/tmp/x" {
 		t.Errorf("a file in the way: %v", err)
 	}
-	if err := f.Remove(ctx, "/tmp", false); !errors.As(err, &file) || !errdefs.IsFailedPrecondition(err) {
+	if err := change(f, runtime.FileRemove, "/tmp", ""); !errors.As(err, &file) || !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("a directory that isn't empty: %v", err)
 	}
-	if err := f.List(ctx, "/tmp/x", 1, nil); !errors.As(err, &invalid) {
+	if err := list(f, "/tmp/x", nil); !errors.As(err, &invalid) {
 		t.Errorf("a list of a file: %v", err)
 	}
 	for _, name := range []string{"", "x", "/a\x00", "/" + strings.Repeat("x", 4096)} {
-		if _, err := f.Stat(ctx, name); !errors.As(err, &invalid) {
+		if err := stat(f, name); !errors.As(err, &invalid) {
 			t.Errorf("%.10q: %v", name, err)
 		}
-		if err := f.Move(ctx, "/tmp/x", name, false); !errors.As(err, &invalid) || invalid.Field != "to" {
+		if err := change(f, runtime.FileMove, "/tmp/x", name); !errors.As(err, &invalid) || invalid.Field != "to" {
 			t.Errorf("%.10q: %v", name, err)
 		}
 	}
@@ -88,16 +104,16 @@ func TestFilesOfASandbox(t *testing.T) {
 	// What comes from the caller's side goes back to it as it is.
 	boo := errors.New("boo")
 	for name, err := range map[string]error{
-		"reader": second(f.Write(ctx, runtime.FileWrite{Path: "/tmp/y"}, iotest.ErrReader(boo))),
-		"open":   f.Read(ctx, "/tmp/x", 0, -1, func(runtime.FileInfo) error { return boo }, io.Discard),
-		"item":   f.List(ctx, "/tmp", 1, func(runtime.FileInfo) error { return boo }),
-		"tar":    f.ReadTar(ctx, "/tmp", brokenWriter{boo}),
+		"reader": do(f, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/y"}, runtime.FileIO{In: iotest.ErrReader(boo)}),
+		"open":   do(f, runtime.FileOp{Verb: runtime.FileRead, Path: "/tmp/x"}, runtime.FileIO{Info: func(runtime.FileInfo) error { return boo }}),
+		"item":   list(f, "/tmp", func(runtime.FileInfo) error { return boo }),
+		"tar":    do(f, runtime.FileOp{Verb: runtime.FileTarRead, Path: "/tmp"}, runtime.FileIO{Out: brokenWriter{boo}}),
 	} {
 		if !errors.Is(err, boo) || err.Error() != "boo" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := f.Stat(ctx, "/tmp/y"); !errdefs.IsNotFound(err) {
+	if err := stat(f, "/tmp/y"); !errdefs.IsNotFound(err) {
 		t.Errorf("half a file was left: %v", err)
 	}
 
@@ -105,10 +121,12 @@ func TestFilesOfASandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	var state *lifecycle.StateError
-	if _, err := f.Stat(ctx, "/tmp/x"); !errors.As(err, &state) {
+	if err := stat(f, "/tmp/x"); !errors.As(err, &state) {
 		t.Errorf("paused: %v", err)
 	}
 }
+
+var watch = runtime.FileOp{Verb: runtime.FileWatch, Path: "/", Recursive: true}
 
 func second[T any](_ T, err error) error { return err }
 
@@ -128,14 +146,14 @@ func TestFilesOfAFullWorkspace(t *testing.T) {
 	f := w.files("k")
 	var quota *lifecycle.QuotaError
 	// A write brings no more than there is room for.
-	if _, err := f.Write(ctx, runtime.FileWrite{Path: "/workspace/x"}, bytes.NewReader(make([]byte, 2<<20))); err != nil {
+	if err := do(f, runtime.FileOp{Verb: runtime.FileWrite, Path: "/workspace/x"}, runtime.FileIO{In: bytes.NewReader(make([]byte, 2<<20))}); err != nil {
 		t.Errorf("up to the quota: %v", err)
 	}
-	err := second(f.Write(ctx, runtime.FileWrite{Path: "/workspace/y"}, bytes.NewReader(make([]byte, 2<<20+1))))
+	err := do(f, runtime.FileOp{Verb: runtime.FileWrite, Path: "/workspace/y"}, runtime.FileIO{In: bytes.NewReader(make([]byte, 2<<20+1))})
 	if !errors.As(err, &quota) || quota.UsedBytes <= quota.QuotaBytes {
 		t.Errorf("one byte more: %v", err)
 	}
-	if _, err := f.Stat(ctx, "/workspace/y"); !errdefs.IsNotFound(err) {
+	if err := stat(f, "/workspace/y"); !errdefs.IsNotFound(err) {
 		t.Errorf("it was written: %v", err)
 	}
 
@@ -145,15 +163,15 @@ func TestFilesOfAFullWorkspace(t *testing.T) {
 	}
 	for name, err := range map[string]error{
 		"write": write(f, "/workspace/z", ""),
-		"mkdir": f.Mkdir(ctx, "/workspace/z", 0o755, false),
-		"copy":  f.Copy(ctx, "/workspace/x", "/workspace/z", false),
-		"tar":   f.WriteTar(ctx, "/workspace", strings.NewReader("")),
+		"mkdir": change(f, runtime.FileMkdir, "/workspace/z", ""),
+		"copy":  change(f, runtime.FileCopy, "/workspace/x", "/workspace/z"),
+		"tar":   do(f, runtime.FileOp{Verb: runtime.FileTarWrite, Path: "/workspace"}, runtime.FileIO{In: strings.NewReader("")}),
 	} {
 		if !errors.As(err, &quota) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := f.Move(ctx, "/workspace/x", "/workspace/z", false); err != nil {
+	if err := change(f, runtime.FileMove, "/workspace/x", "/workspace/z"); err != nil {
 		t.Errorf("move: %v", err)
 	}
 
@@ -172,10 +190,10 @@ func TestFilesOfAFullWorkspace(t *testing.T) {
 	if err := write(f, "/workspace/z", ""); !errors.As(err, &quota) {
 		t.Errorf("write: %v", err)
 	}
-	if err := f.List(ctx, "/workspace", 1, func(runtime.FileInfo) error { return nil }); err != nil {
+	if err := list(f, "/workspace", func(runtime.FileInfo) error { return nil }); err != nil {
 		t.Error(err)
 	}
-	if err := f.Mkdir(ctx, "/tmp/d", 0, false); !errors.As(err, &quota) {
+	if err := change(f, runtime.FileMkdir, "/tmp/d", ""); !errors.As(err, &quota) {
 		t.Errorf("mkdir elsewhere: %v", err)
 	}
 	if err := os.Remove(big); err != nil { // the engine in memory doesn't see the host's directory
@@ -203,7 +221,9 @@ func TestFilesKeepFromIdlingOut(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
-		go func() { done <- f.Watch(ctx, "/", true, nil, func(runtime.FileEvent) error { return nil }) }()
+		go func() {
+			done <- f.File(ctx, watch, runtime.FileIO{Event: func(runtime.FileEvent) error { return nil }})
+		}()
 		time.Sleep(10 * time.Minute)
 		if swept := w.sweep(); swept.Expired != 0 || w.status("k") != lifecycle.StatusRunning {
 			t.Fatal("it idled out under a watch")
@@ -218,7 +238,7 @@ func TestFilesKeepFromIdlingOut(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		var missing *lifecycle.NotFoundError
-		if _, err := f.Stat(context.Background(), "/"); !errors.As(err, &missing) {
+		if err := stat(f, "/"); !errors.As(err, &missing) {
 			t.Errorf("expired: %v", err)
 		}
 		if swept := w.sweep(); swept.Cleaned != 1 {
@@ -238,14 +258,14 @@ func TestFilesCallsAreCapped(t *testing.T) {
 	const most = 64
 	for range most {
 		go func() {
-			done <- f.Watch(ctx, "/", false, func() { ready <- struct{}{} }, func(runtime.FileEvent) error { return nil })
+			done <- f.File(ctx, watch, runtime.FileIO{Event: func(runtime.FileEvent) error { ready <- struct{}{}; return nil }})
 		}()
 	}
 	for range most {
 		<-ready
 	}
 	var full *lifecycle.CapacityError
-	if _, err := f.Stat(ctx, "/"); !errors.As(err, &full) {
+	if err := stat(f, "/"); !errors.As(err, &full) {
 		t.Errorf("one more: %v", err)
 	}
 	cancel()
@@ -254,7 +274,7 @@ func TestFilesCallsAreCapped(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := f.Stat(t.Context(), "/"); err != nil {
+	if err := stat(f, "/"); err != nil {
 		t.Errorf("after they had ended: %v", err)
 	}
 }
@@ -274,14 +294,14 @@ func TestFilesOfADeadContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	var state *lifecycle.StateError
-	if _, err := f.Stat(t.Context(), "/tmp"); !errors.As(err, &state) || state.Status != lifecycle.StatusStopped {
+	if err := stat(f, "/tmp"); !errors.As(err, &state) || state.Status != lifecycle.StatusStopped {
 		t.Errorf("got %v", err)
 	}
 	if got := w.status("k"); got != lifecycle.StatusStopped {
 		t.Errorf("it is %s", got)
 	}
 	again := w.files("k")
-	if _, err := again.Stat(t.Context(), "/tmp"); err != nil || again.SessionID() == f.SessionID() {
+	if err := stat(again, "/tmp"); err != nil || again.SessionID() == f.SessionID() {
 		t.Errorf("the next: %v", err)
 	}
 }
@@ -308,7 +328,7 @@ func TestFilesWithoutAnAgent(t *testing.T) {
 			return nil
 		}}})
 		w.create(request("k"))
-		if _, err := w.files("k").Stat(t.Context(), "/"); !errors.As(err, want) || !errors.Is(err, class) {
+		if err := stat(w.files("k"), "/"); !errors.As(err, want) || !errors.Is(err, class) {
 			t.Errorf("%v: %v", class, err)
 		}
 	}

@@ -10,8 +10,11 @@ import (
 
 const maxNetworks = 32
 
+// networkJudge judges the networks that a container joins, and those that callers create.
+type networkJudge struct{ *containerJudge }
+
 // networks judges all that a container joins, as one set.
-func (j *containerJudge) networks(req ContainerRequest) {
+func (j networkJudge) networks(req ContainerRequest) {
 	asked := req.Networks
 	if len(asked) > maxNetworks {
 		j.invalid(ruleNetworkTooMany, "NetworkingConfig.EndpointsConfig", fmt.Sprint(len(asked)), fmt.Sprintf("at most %d", maxNetworks), fmt.Sprintf("there are %d networks, more than %d", len(asked), maxNetworks))
@@ -54,11 +57,11 @@ func (j *containerJudge) networks(req ContainerRequest) {
 
 // internal tells whether networks of the caller's own must have no way out: a profile
 // that locks its network would otherwise have another one.
-func (j *containerJudge) internal() bool {
+func (j networkJudge) internal() bool {
 	return j.api.Networks != wordOwn || j.profile.locked("network")
 }
 
-func (j *containerJudge) networksInWords() string {
+func (j networkJudge) networksInWords() string {
 	names := []string{NetNone}
 	for _, name := range sortedKeys(j.policy.networks) {
 		names = append(names, j.policy.networks[name].EngineNetwork)
@@ -67,7 +70,7 @@ func (j *containerJudge) networksInWords() string {
 }
 
 // join adds a network once.
-func (j *containerJudge) join(n ContainerNetwork) {
+func (j networkJudge) join(n ContainerNetwork) {
 	same := func(o ContainerNetwork) bool { return o.Name == n.Name && (o.ID == n.ID || o.ID == "" || n.ID == "") }
 	if i := slices.IndexFunc(j.spec.Networks, same); i >= 0 {
 		if j.spec.Networks[i].ID == "" {
@@ -79,13 +82,13 @@ func (j *containerJudge) join(n ContainerNetwork) {
 }
 
 // defaultNetwork is the profile's, which the engine knows by its name.
-func (j *containerJudge) defaultNetwork(n ContainerNetwork) {
+func (j networkJudge) defaultNetwork(n ContainerNetwork) {
 	if j.profile.Network != networkOff {
 		j.join(ContainerNetwork{Field: n.Field, Asked: n.Asked, Mode: NetNamed, Name: j.policy.networks[j.profile.Network].EngineNetwork})
 	}
 }
 
-func (j *containerJudge) containersNetwork(n ContainerNetwork, all int) {
+func (j networkJudge) containersNetwork(n ContainerNetwork, all int) {
 	if !n.Own || n.ID == "" {
 		j.deny(ruleNetworkForeign, n.Field, n.Asked, "the network of one of the caller's own containers", fmt.Sprintf("container %q is not one of the caller's", shorten(n.Asked)))
 		return
@@ -98,7 +101,7 @@ func (j *containerJudge) containersNetwork(n ContainerNetwork, all int) {
 }
 
 // namedNetwork allows the policy's networks, and the caller's own.
-func (j *containerJudge) namedNetwork(n ContainerNetwork) {
+func (j networkJudge) namedNetwork(n ContainerNetwork) {
 	if n.Own {
 		j.ownNetwork(n)
 		return
@@ -122,7 +125,7 @@ func (j *containerJudge) namedNetwork(n ContainerNetwork) {
 	j.foreignNetwork(n)
 }
 
-func (j *containerJudge) ownNetwork(n ContainerNetwork) {
+func (j networkJudge) ownNetwork(n ContainerNetwork) {
 	switch {
 	case j.api.Networks == wordOff:
 		j.networksOff(n.Field, n.Asked)
@@ -135,14 +138,14 @@ func (j *containerJudge) ownNetwork(n ContainerNetwork) {
 	}
 }
 
-func (j *containerJudge) networksOff(field, name string) {
+func (j networkJudge) networksOff(field, name string) {
 	j.deny(ruleNetworkOwn, field, name, "no networks of the caller's own, as long as the profile's engine_api.networks is off",
 		fmt.Sprintf("network %q is refused: profile %s has engine_api.networks off", shorten(name), j.profile.Name))
 }
 
 // foreignNetwork says the same of a network that is somebody else's and of one that
 // isn't there.
-func (j *containerJudge) foreignNetwork(n ContainerNetwork) {
+func (j networkJudge) foreignNetwork(n ContainerNetwork) {
 	j.deny(ruleNetworkForeign, n.Field, n.Asked, j.networksInWords(), fmt.Sprintf("network %q is not one of the caller's or of the policy's; allowed is %s", shorten(n.Asked), j.networksInWords()))
 }
 
@@ -159,10 +162,11 @@ const maxMTU, minMTU = 9000, 576
 // NetworkCreate judges a network that a caller wants to make. The error is a
 // *DeniedError.
 func (p *Policy) NetworkCreate(profile string, req NetworkCreateRequest) (NetworkSpec, []Override, error) {
-	j, ok := p.containerJudge(profile)
+	container, ok := p.containerJudge(profile)
 	if !ok {
-		return NetworkSpec{}, nil, j.err()
+		return NetworkSpec{}, nil, container.err()
 	}
+	j := networkJudge{container}
 	if j.api.Networks == wordOff {
 		j.networksOff("Name", req.Name)
 	}
@@ -189,7 +193,7 @@ func (p *Policy) NetworkCreate(profile string, req NetworkCreateRequest) (Networ
 
 // ownNetworkName tells whether a caller may give a network this name: an engine goes by
 // names and IDs alike, and may have two networks of one name.
-func (j *containerJudge) ownNetworkName(name string) bool {
+func (j networkJudge) ownNetworkName(name string) bool {
 	if !engineNetworkName.MatchString(name) || slices.Contains(reservedNetworks, name) || len(name) >= 12 && hexOnly.MatchString(name) {
 		return false
 	}
@@ -201,7 +205,7 @@ func (j *containerJudge) ownNetworkName(name string) bool {
 	return true
 }
 
-func (j *containerJudge) networkOption(name, value string) {
+func (j networkJudge) networkOption(name, value string) {
 	field, form := "Options."+shorten(name), networkOptions[name]
 	if form == nil {
 		allowed := orList(sortedKeys(networkOptions))
@@ -218,7 +222,8 @@ func (j *containerJudge) networkOption(name, value string) {
 // NetworkJoin judges a network that a container of the caller's is to be connected to
 // after it was made, as one of a container's creation. The error is a *DeniedError.
 func (p *Policy) NetworkJoin(profile string, n ContainerNetwork) error {
-	j, ok := p.containerJudge(profile)
+	container, ok := p.containerJudge(profile)
+	j := networkJudge{container}
 	if ok {
 		j.networks(ContainerRequest{Networks: []ContainerNetwork{n}})
 		for _, o := range j.overridden {

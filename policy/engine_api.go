@@ -76,58 +76,11 @@ func builtinEngineAPI() EngineAPI {
 	}
 }
 
-// file is the block as the file would have to say it.
-func (e EngineAPI) file() *engineAPIFile {
-	return &engineAPIFile{
-		Capabilities: e.Capabilities, Volumes: &e.Volumes, Networks: &e.Networks, Ports: &e.Ports, PortRange: &e.PortRange,
-		LogDrivers: e.LogDrivers, LogMaxMB: &e.LogMaxMB, Restart: e.Restart, Runtimes: e.Runtimes, Sysctls: e.Sysctls,
-		Users: &e.Users, DNS: &e.DNS, TmpfsMB: &e.TmpfsMB, MaxUlimit: &e.MaxUlimit, Pull: &e.Pull, Build: &e.Build,
-		BuildAddURL: e.BuildAddURL, Commit: &e.Commit, Tags: e.Tags, Archive: &e.Archive, Exec: &e.Exec, RedactEnv: e.RedactEnv, MaxObjects: &e.MaxObjects,
-		MaxExecs:       &e.MaxExecs,
-		ReadOnlyRootfs: &e.ReadOnlyRootfs,
-	}
-}
-
-func (f *engineAPIFile) apply(e *EngineAPI) {
-	if f == nil {
-		return
-	}
-	setList(&e.Capabilities, f.Capabilities)
-	set(&e.Volumes, f.Volumes)
-	set(&e.Networks, f.Networks)
-	set(&e.Ports, f.Ports)
-	set(&e.PortRange, f.PortRange)
-	setList(&e.LogDrivers, f.LogDrivers)
-	set(&e.LogMaxMB, f.LogMaxMB)
-	setList(&e.Restart, f.Restart)
-	setList(&e.Runtimes, f.Runtimes)
-	setList(&e.Sysctls, f.Sysctls)
-	set(&e.Users, f.Users)
-	set(&e.DNS, f.DNS)
-	set(&e.TmpfsMB, f.TmpfsMB)
-	set(&e.MaxUlimit, f.MaxUlimit)
-	set(&e.Pull, f.Pull)
-	set(&e.Build, f.Build)
-	setList(&e.BuildAddURL, f.BuildAddURL)
-	set(&e.Commit, f.Commit)
-	setList(&e.Tags, f.Tags)
-	set(&e.Archive, f.Archive)
-	set(&e.Exec, f.Exec)
-	setList(&e.RedactEnv, f.RedactEnv)
-	set(&e.MaxObjects, f.MaxObjects)
-	set(&e.MaxExecs, f.MaxExecs)
-	set(&e.ReadOnlyRootfs, f.ReadOnlyRootfs)
-}
-
-func setList(dst *[]string, v []string) {
-	if v != nil {
-		*dst = slices.Clone(v)
-	}
-}
-
-// clone shares nothing with the original.
+// clone returns a copy that shares nothing with the original.
 func (e EngineAPI) clone() EngineAPI {
-	e.file().apply(&e)
+	var f engineAPIFile
+	take(&f, e)
+	give(&e, f)
 	return e
 }
 

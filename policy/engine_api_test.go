@@ -140,7 +140,7 @@ func TestEngineAPIFieldsAreAllThere(t *testing.T) {
 		}
 	}
 	var e EngineAPI
-	f.apply(&e)
+	give(&e, f)
 	et := reflect.TypeFor[EngineAPI]()
 	for i := range et.NumField() {
 		if reflect.ValueOf(e).Field(i).IsZero() {
@@ -150,7 +150,9 @@ func TestEngineAPIFieldsAreAllThere(t *testing.T) {
 			t.Errorf("%s has no key", et.Field(i).Name)
 		}
 	}
-	if d := cmp.Diff(&f, e.file()); d != "" {
+	var taken engineAPIFile
+	take(&taken, e)
+	if d := cmp.Diff(f, taken); d != "" {
 		t.Error(d)
 	}
 }

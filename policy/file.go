@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"reflect"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -96,6 +97,43 @@ type ttlFile struct {
 	Default     *time.Duration `yaml:"default"`
 	IdleDefault *time.Duration `yaml:"idle_default"`
 	MaxLifetime *time.Duration `yaml:"max_lifetime"`
+}
+
+// give sets the fields of the struct that out points to which a struct of the file gives,
+// by their names: pointers and lists that aren't nil.
+func give(out, file any) {
+	to, from := reflect.ValueOf(out).Elem(), reflect.ValueOf(file)
+	for i := range from.NumField() {
+		v, field := from.Field(i), to.FieldByName(from.Type().Field(i).Name)
+		switch {
+		case !field.IsValid() || v.IsNil():
+		case v.Kind() == reflect.Slice:
+			field.Set(reflect.AppendSlice(reflect.MakeSlice(v.Type(), 0, v.Len()), v))
+		case field.Kind() == reflect.Struct:
+			give(field.Addr().Interface(), v.Elem().Interface())
+		default:
+			field.Set(v.Elem())
+		}
+	}
+}
+
+// take is the opposite of give: it has a struct of the file give all of its fields.
+func take(file, in any) {
+	to, from := reflect.ValueOf(file).Elem(), reflect.ValueOf(in)
+	for i := range to.NumField() {
+		v, field := from.FieldByName(to.Type().Field(i).Name), to.Field(i)
+		switch {
+		case !v.IsValid():
+		case v.Kind() == reflect.Slice:
+			field.Set(v)
+		case v.Kind() == reflect.Struct:
+			field.Set(reflect.New(field.Type().Elem()))
+			take(field.Interface(), v.Interface())
+		default:
+			field.Set(reflect.New(v.Type()))
+			field.Elem().Set(v)
+		}
+	}
 }
 
 // YAML gives the policy in force, every default filled in, as a policy file that

@@ -46,7 +46,7 @@ func (p *Policy) Container(req ContainerRequest) ContainerVerdict {
 	s.MaxLifetime = p.ttl.maxLifetime
 	s.TTL = j.lifetime("ttl", req.TTL, j.profile.TTL)
 	j.mounts(req)
-	j.networks(req)
+	networkJudge{j}.networks(req)
 	j.ports(req.Ports)
 	j.dns(req)
 	j.capabilities(req)

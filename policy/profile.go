@@ -85,15 +85,10 @@ func (p *Policy) Profile(name string) (Profile, bool) {
 
 func (p Profile) locked(field string) bool { return slices.Contains(p.Locked, field) }
 
-// overlay is the profile as the file would have to say it.
-func (p Profile) overlay() overlay {
-	return overlay{
-		Image: &p.Image, Network: &p.Network, HostPathMode: &p.HostPathMode, MountPath: &p.MountPath,
-		Timeout: &p.Timeout, MaxTimeout: &p.MaxTimeout, CPUs: &p.CPUs, MaxCPUs: &p.MaxCPUs,
-		MemoryMB: &p.MemoryMB, MaxMemoryMB: &p.MaxMemoryMB, PidsLimit: &p.PidsLimit, MaxPidsLimit: &p.MaxPidsLimit,
-		ReadOnlyRootfs: &p.ReadOnlyRootfs, WorkspaceQuotaMB: &p.WorkspaceQuotaMB, TTL: &p.TTL, IdleTTL: &p.IdleTTL,
-		User: &p.User, CapAdd: p.CapAdd, RuntimeClass: &p.RuntimeClass, Agent: &p.Agent, Userns: &p.Userns, EngineAPI: p.EngineAPI.file(), Locked: p.Locked,
-	}
+// overlay returns the profile as the file would have to say it.
+func (p Profile) overlay() (o overlay) {
+	take(&o, p)
+	return o
 }
 
 // builtinProfiles are there without a file. All but default extend default.
@@ -179,43 +174,11 @@ func (l *loader) profile(name string, builtin, all map[string]overlay, above []s
 		p = l.profile(parent, builtin, all, append(above, name))
 	}
 	p.Name = name
-	builtin[name].apply(&p)
-	own.apply(&p)
+	give(&p, builtin[name])
+	give(&p, own)
 	l.checkProfile(&p, own)
 	l.policy.profiles[name] = p
 	return p
-}
-
-func (o overlay) apply(p *Profile) {
-	set(&p.Image, o.Image)
-	set(&p.Network, o.Network)
-	set(&p.HostPathMode, o.HostPathMode)
-	set(&p.MountPath, o.MountPath)
-	set(&p.Timeout, o.Timeout)
-	set(&p.MaxTimeout, o.MaxTimeout)
-	set(&p.CPUs, o.CPUs)
-	set(&p.MaxCPUs, o.MaxCPUs)
-	set(&p.MemoryMB, o.MemoryMB)
-	set(&p.MaxMemoryMB, o.MaxMemoryMB)
-	set(&p.PidsLimit, o.PidsLimit)
-	set(&p.MaxPidsLimit, o.MaxPidsLimit)
-	set(&p.ReadOnlyRootfs, o.ReadOnlyRootfs)
-	set(&p.WorkspaceQuotaMB, o.WorkspaceQuotaMB)
-	set(&p.TTL, o.TTL)
-	set(&p.IdleTTL, o.IdleTTL)
-	set(&p.User, o.User)
-	set(&p.RuntimeClass, o.RuntimeClass)
-	set(&p.Agent, o.Agent)
-	set(&p.Userns, o.Userns)
-	setList(&p.CapAdd, o.CapAdd)
-	o.EngineAPI.apply(&p.EngineAPI)
-	setList(&p.Locked, o.Locked)
-}
-
-func set[T any](dst, v *T) {
-	if v != nil {
-		*dst = *v
-	}
 }
 
 var (

@@ -3,7 +3,6 @@ package runtime
 import (
 	"context"
 	"io"
-	"io/fs"
 	"net"
 	"time"
 )
@@ -144,82 +143,4 @@ type Chunk struct {
 	Seq    int64 // bytes of output, of both streams, up to the end of this one
 	Stderr bool
 	Data   []byte // until the next Next
-}
-
-// Files is the file system as the container's user sees it. Paths are absolute in the
-// container, resolved there, and at most 4,096 bytes.
-type Files interface {
-	Stat(ctx context.Context, id, path string) (FileInfo, error) // of a link, its target's
-	// ReadFile reads a regular file from an offset on; length -1 is to its end. Open,
-	// when not nil, is called first with what the file is; its error ends the call.
-	ReadFile(ctx context.Context, id, path string, offset, length int64, open func(FileInfo) error, w io.Writer) error
-	// WriteFile writes a file: beside it first, then in its place, whole or not at all;
-	// or appends to it, which isn't undone.
-	WriteFile(ctx context.Context, id string, f FileWrite, r io.Reader) (FileInfo, error)
-	// ListDir tells of what is in a directory, sorted by name, and in those below it
-	// down to a depth (1 is the directory alone).
-	ListDir(ctx context.Context, id, path string, depth int, f func(FileInfo) error) error
-	Mkdir(ctx context.Context, id, path string, mode fs.FileMode, parents bool) error
-	// Move and Copy replace what is at to only if they are told so, and never a
-	// directory that isn't empty. Copy takes whole trees.
-	Move(ctx context.Context, id, from, to string, replace bool) error
-	Copy(ctx context.Context, id, from, to string, replace bool) error
-	// RemoveFile removes; a directory that isn't empty only if recursive.
-	RemoveFile(ctx context.Context, id, path string, recursive bool) error
-	// Glob finds paths below a directory by a pattern in which ** stands for any
-	// number of directories; at most limit.
-	Glob(ctx context.Context, id, path, pattern string, limit int, f func(FileInfo) error) error
-	// Search finds lines in regular files below a path.
-	Search(ctx context.Context, id string, s FileSearch, f func(FileMatch) error) error
-	// ReadTar packs a file or tree, under its base name. WriteTar unpacks into a
-	// directory, and nothing outside it, whatever links the archive or the directory has.
-	ReadTar(ctx context.Context, id, path string, w io.Writer) error
-	WriteTar(ctx context.Context, id, path string, r io.Reader) error
-	// WatchFiles tells of changes below a directory until ctx ends, which is no error.
-	// Ready, when not nil, is called once when changes from then on are sure to be seen.
-	WatchFiles(ctx context.Context, id, path string, recursive bool, ready func(), f func(FileEvent) error) error
-}
-
-// FileInfo is what a file is.
-type FileInfo struct {
-	Path    string // absolute; bytes as the container has them
-	Size    int64
-	Mode    fs.FileMode // type and permissions
-	ModTime time.Time
-	UID     int
-	GID     int
-	Target  string // of a symbolic link, in lists only
-}
-
-// FileWrite is where and how to write.
-type FileWrite struct {
-	Path    string
-	Mode    fs.FileMode // permissions of a new file; 0 is 0644; one that is there keeps its own
-	Mkdir   bool        // make the directories above it
-	Append  bool
-	NoClash bool // AlreadyExists when it is there
-}
-
-// FileSearch is what to look for.
-type FileSearch struct {
-	Path       string
-	Pattern    string // in the syntax of Go's regexp, unless Literal
-	Literal    bool
-	IgnoreCase bool
-	Include    string // of base names, as path.Match has it; empty is all
-	Limit      int    // matches; 0 is 1,000, at most 10,000
-}
-
-// FileMatch is a line that was found.
-type FileMatch struct {
-	Path string
-	Line int    // from 1
-	Text string // of the line, at most 4 KiB
-}
-
-// FileEvent is a change.
-type FileEvent struct {
-	Type string // "create", "modify", "remove", "rename", "attrib", or "overflow": some were lost
-	Path string
-	Dir  bool
 }

@@ -223,6 +223,9 @@ func unlink(dir fileDesc, name string) error {
 	return err
 }
 
+func moveFile(c *conn, f *wire.File) (any, error) { return nil, relocate(c, f, true) }
+func copyFile(c *conn, f *wire.File) (any, error) { return nil, relocate(c, f, false) }
+
 // relocate copies or moves.
 func relocate(c *conn, f *wire.File, move bool) error {
 	if err := checkPath(f.To); err != nil {

@@ -14,37 +14,20 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// fileHandler is the handler of an operation on files or ports, nil if it is neither.
+// fileOps does the operations on files.
+var fileOps = map[wire.Op]func(*conn, *wire.File) (any, error){
+	wire.OpStat: statFile, wire.OpRead: readFile, wire.OpWrite: writeFile, wire.OpDir: listDir, wire.OpMkdir: makeDir,
+	wire.OpMove: moveFile, wire.OpCopy: copyFile, wire.OpRemove: removeFile, wire.OpGlob: globFiles, wire.OpSearch: searchFiles,
+	wire.OpTarRead: readTar, wire.OpTarWrit: writeTar, wire.OpWatch: watchFiles,
+}
+
+// fileHandler returns the handler of an operation on files or ports, nil if it is neither.
 func fileHandler(op wire.Op) handler {
-	var do func(*conn, *wire.File) (any, error)
-	switch op {
-	case wire.OpStat:
-		do = statFile
-	case wire.OpRead:
-		do = readFile
-	case wire.OpWrite:
-		do = writeFile
-	case wire.OpDir:
-		do = listDir
-	case wire.OpMkdir:
-		do = makeDir
-	case wire.OpMove, wire.OpCopy:
-		do = func(c *conn, f *wire.File) (any, error) { return nil, relocate(c, f, op == wire.OpMove) }
-	case wire.OpRemove:
-		do = removeFile
-	case wire.OpGlob:
-		do = globFiles
-	case wire.OpSearch:
-		do = searchFiles
-	case wire.OpTarRead:
-		do = readTar
-	case wire.OpTarWrit:
-		do = writeTar
-	case wire.OpWatch:
-		do = watchFiles
-	case wire.OpDial:
+	if op == wire.OpDial {
 		return dialPort
-	default:
+	}
+	do := fileOps[op]
+	if do == nil {
 		return nil
 	}
 	return func(c *conn, req *wire.Request) (any, error) {

@@ -44,7 +44,7 @@ func TestPolicyLearn(t *testing.T) {
 	for name, tt := range map[string]struct{ log, want string }{
 		"not JSON":     {"x\n", "line 1: "},
 		"another kind": {`{"level":"info"}` + "\n", "line 1: "},
-		"too long":     {auditLine(t, engineapi.VerdictAllowed) + strings.Repeat("x", maxAuditLine+1), "line 2 has more than"},
+		"too long":     {auditLine(t, engineapi.VerdictAllowed) + strings.Repeat("x", 1<<20+1), "line 2 has more than"},
 		"two in one":   {strings.Replace(auditLine(t, engineapi.VerdictAllowed), "}\n", "}{}\n", 1), "line 1: "},
 	} {
 		stdout, stderr, code := berm(t, tt.log, "policy", "learn", "-")

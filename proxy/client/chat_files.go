@@ -38,15 +38,13 @@ func (c *Client) ChatFiles(ctx context.Context, chatID string, pageSize int) ite
 
 // ChatFile answers a file by its ID.
 func (c *Client) ChatFile(ctx context.Context, fileID string) (*apitype.ChatFile, error) {
-	return out[apitype.ChatFile](ctx, c, call{method: http.MethodGet, path: fileIDPath(fileID, ""), again: repeatable})
+	return get[apitype.ChatFile](ctx, c, fileIDPath(fileID, ""), nil)
 }
 
 // ChatFileNamed answers a file of a chat by its name. Code chat_file_not_found: it has none.
 func (c *Client) ChatFileNamed(ctx context.Context, chatID, name string) (*apitype.ChatFile, error) {
 	var list apitype.ChatFileList
-	rep, err := c.do(ctx, call{
-		method: http.MethodGet, path: chatPath(chatID, "/files"), query: url.Values{"name": {name}}, out: &list, again: repeatable,
-	})
+	rep, err := c.do(ctx, call{method: http.MethodGet, path: chatPath(chatID, "/files"), query: url.Values{"name": {name}}, out: &list})
 	if err != nil {
 		return nil, err
 	}
@@ -79,12 +77,7 @@ func (c *Client) PutChatFile(ctx context.Context, chatID, name string, r io.Read
 	if opts.NoClash {
 		h.Set("If-None-Match", "*")
 	}
-	var f apitype.ChatFile
-	err := c.upload(ctx, call{method: http.MethodPut, path: chatFilePath(chatID, name), header: h, size: opts.Size, out: &f}, r)
-	if err != nil {
-		return nil, err
-	}
-	return &f, nil
+	return out[apitype.ChatFile](ctx, c, call{method: http.MethodPut, path: chatFilePath(chatID, name), header: h, upload: r, size: opts.Size})
 }
 
 // NewChatFile is a file to be written.
@@ -106,18 +99,14 @@ func (c *Client) PutChatFiles(ctx context.Context, chatID string, files iter.Seq
 		_ = w.CloseWithError(err) // nil is the end; the reader gets it
 		read <- err
 	}()
-	var list apitype.UploadedFiles
-	err := c.upload(ctx, call{
-		method: http.MethodPost, path: chatPath(chatID, "/files"), header: http.Header{"Content-Type": {form.FormDataContentType()}}, out: &list,
-	}, r)
+	list, err := value[apitype.UploadedFiles](ctx, c, call{
+		method: http.MethodPost, path: chatPath(chatID, "/files"), header: http.Header{"Content-Type": {form.FormDataContentType()}}, upload: r,
+	})
 	_ = r.Close() // what hasn't been sent won't be
 	if readErr := <-read; readErr != nil && !errors.Is(readErr, io.ErrClosedPipe) {
 		return nil, readErr
 	}
-	if err != nil {
-		return nil, err
-	}
-	return list.Files, nil
+	return list.Files, err
 }
 
 // writeForm writes each file as a part, to the form's end.
@@ -154,25 +143,22 @@ func (c *Client) ReadChatFileID(ctx context.Context, fileID string, offset, leng
 
 // DeleteChatFile removes a file of a chat.
 func (c *Client) DeleteChatFile(ctx context.Context, chatID, name string) error {
-	return c.done(ctx, call{method: http.MethodDelete, path: chatFilePath(chatID, name), again: repeatable})
+	return c.done(ctx, call{method: http.MethodDelete, path: chatFilePath(chatID, name)})
 }
 
 // DeleteChatFileID removes a file by its ID.
 func (c *Client) DeleteChatFileID(ctx context.Context, fileID string) error {
-	return c.done(ctx, call{method: http.MethodDelete, path: fileIDPath(fileID, ""), again: repeatable})
+	return c.done(ctx, call{method: http.MethodDelete, path: fileIDPath(fileID, "")})
 }
 
 // DeleteChatFiles removes all files of a chat but its history, and answers how many.
 func (c *Client) DeleteChatFiles(ctx context.Context, chatID string) (int, error) {
-	res, err := out[apitype.DeletedFiles](ctx, c, call{method: http.MethodDelete, path: chatPath(chatID, "/files"), again: repeatable})
-	if err != nil {
-		return 0, err
-	}
-	return res.Deleted, nil
+	res, err := value[apitype.DeletedFiles](ctx, c, call{method: http.MethodDelete, path: chatPath(chatID, "/files")})
+	return res.Deleted, err
 }
 
 // SignFileURL makes a URL that lets whoever has it read or write one file of a chat, without
 // a token, for a while. It ends with the chat.
 func (c *Client) SignFileURL(ctx context.Context, chatID string, req apitype.FileURLRequest) (*apitype.FileURL, error) {
-	return out[apitype.FileURL](ctx, c, call{method: http.MethodPost, path: chatPath(chatID, "/file-urls"), body: req, again: repeatable})
+	return out[apitype.FileURL](ctx, c, call{method: http.MethodPost, path: chatPath(chatID, "/file-urls"), body: req})
 }

@@ -17,19 +17,19 @@ func chatPath(chatID, call string) string { return "/api/v1/chats/" + url.PathEs
 // another workspace.
 func (c *Client) EnsureChat(ctx context.Context, chatID, workspaceID string) (*apitype.Chat, error) {
 	return out[apitype.Chat](ctx, c, call{
-		method: http.MethodPut, path: chatPath(chatID, ""), body: apitype.ChatRequest{WorkspaceID: workspaceID}, again: repeatable,
+		method: http.MethodPut, path: chatPath(chatID, ""), body: apitype.ChatRequest{WorkspaceID: workspaceID},
 	})
 }
 
 // Chat answers a chat.
 func (c *Client) Chat(ctx context.Context, chatID string) (*apitype.Chat, error) {
-	return out[apitype.Chat](ctx, c, call{method: http.MethodGet, path: chatPath(chatID, ""), again: repeatable})
+	return get[apitype.Chat](ctx, c, chatPath(chatID, ""), nil)
 }
 
 // DeleteChat removes a chat with all that it holds. Code chat_has_active_sandbox: delete its
 // sandbox first. Code chat_not_found: there is none, or not any more.
 func (c *Client) DeleteChat(ctx context.Context, chatID string) error {
-	return c.done(ctx, call{method: http.MethodDelete, path: chatPath(chatID, ""), again: repeatable})
+	return c.done(ctx, call{method: http.MethodDelete, path: chatPath(chatID, "")})
 }
 
 // History opens a chat's history from an offset on; a length of 0 is to its end. The caller
@@ -50,14 +50,8 @@ func (c *Client) AppendHistory(ctx context.Context, chatID string, r io.Reader) 
 }
 
 func (c *Client) writeHistory(ctx context.Context, method, chatID string, r io.Reader) (*apitype.ChatHistory, error) {
-	var h apitype.ChatHistory
-	err := c.upload(ctx, call{
-		method: method, path: chatPath(chatID, "/history"), header: http.Header{"Content-Type": {"text/markdown; charset=utf-8"}}, out: &h,
-	}, r)
-	if err != nil {
-		return nil, err
-	}
-	return &h, nil
+	h := http.Header{"Content-Type": {"text/markdown; charset=utf-8"}}
+	return out[apitype.ChatHistory](ctx, c, call{method: method, path: chatPath(chatID, "/history"), header: h, upload: r})
 }
 
 // ReadChatTar opens an archive of all that a chat's directory holds, its history as well.
@@ -69,5 +63,5 @@ func (c *Client) ReadChatTar(ctx context.Context, chatID string) (io.ReadCloser,
 // WriteChatTar unpacks an archive over a chat's directory, all of it or nothing. It is
 // never repeated.
 func (c *Client) WriteChatTar(ctx context.Context, chatID string, r io.Reader) error {
-	return c.upload(ctx, call{method: http.MethodPut, path: chatPath(chatID, "/tar"), header: tarHeader()}, r)
+	return c.done(ctx, call{method: http.MethodPut, path: chatPath(chatID, "/tar"), header: tarHeader(), upload: r})
 }

@@ -107,14 +107,16 @@ type call struct {
 	method, path string
 	query        url.Values
 	header       http.Header
-	body         any               // to be sent as JSON; nil is none
-	size         int64             // bytes, of what upload sends; 0: not known, unless its reader tells
-	out          any               // pointer to decode the answer into; nil leaves the body to the caller
-	again        func(*Error) bool // whether it may be repeated after this error
+	body         any               // sent as JSON; nil is none
+	upload       io.Reader         // sent as it is, once, in place of a body
+	size         int64             // bytes of upload; 0: not known, unless its reader tells
+	out          any               // pointer to decode the answer into; nil drops the answer
+	stream       bool              // leaves the answer's body to the caller
+	again        func(*Error) bool // whether to repeat it after this error; nil is always
 }
 
-// repeatable calls may be made again after whatever error that asks for it.
-func repeatable(*Error) bool { return true }
+// unlessFull repeats calls that aren't the same twice: only when there was no room for them.
+func unlessFull(e *Error) bool { return e.Code == "capacity" }
 
 func never(*Error) bool { return false }
 
@@ -123,7 +125,7 @@ type reply struct {
 	status     int
 	retryAfter time.Duration
 	header     http.Header
-	body       io.ReadCloser // with a call that has no out
+	body       io.ReadCloser // of a stream
 }
 
 // do makes a call, again where the server asks for it.
@@ -138,7 +140,7 @@ func (c *Client) do(ctx context.Context, call call) (reply, error) {
 	for retries := c.retries; ; retries-- {
 		rep, err := c.once(ctx, call, body)
 		var apiErr *Error
-		if !errors.As(err, &apiErr) || apiErr.RetryAfter == 0 || !call.again(apiErr) || retries <= 0 {
+		if !errors.As(err, &apiErr) || apiErr.RetryAfter == 0 || call.upload != nil || call.again != nil && !call.again(apiErr) || retries <= 0 {
 			return rep, err
 		}
 		if waitErr := wait(ctx, apiErr.RetryAfter); waitErr != nil {
@@ -148,7 +150,7 @@ func (c *Client) do(ctx context.Context, call call) (reply, error) {
 }
 
 // request is what is sent for a call.
-func (c *Client) request(ctx context.Context, call call, body io.Reader) (*http.Request, error) {
+func (c *Client) request(ctx context.Context, call call, body []byte) (*http.Request, error) {
 	if err := checkPath(call.path); err != nil {
 		return nil, err
 	}
@@ -156,42 +158,50 @@ func (c *Client) request(ctx context.Context, call call, body io.Reader) (*http.
 	if len(call.query) > 0 {
 		u += "?" + call.query.Encode()
 	}
-	req, err := http.NewRequestWithContext(ctx, call.method, u, body)
+	content := call.upload
+	if content == nil {
+		content = bytes.NewReader(body)
+	}
+	req, err := http.NewRequestWithContext(ctx, call.method, u, content)
 	if err != nil {
 		return nil, err
 	}
+	if call.size > 0 {
+		req.ContentLength = call.size
+	}
 	maps.Copy(req.Header, call.header)
+	if call.body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
 	c.authorize(req.Header)
 	return req, nil
 }
 
 func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error) {
-	req, err := c.request(ctx, call, bytes.NewReader(body))
+	req, err := c.request(ctx, call, body)
 	if err != nil {
 		return reply{}, err
-	}
-	if call.body != nil {
-		req.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return reply{}, err
 	}
 	rep := reply{status: resp.StatusCode, retryAfter: retryAfter(resp), header: resp.Header}
-	if resp.StatusCode/100 == 2 && call.out == nil {
+	if resp.StatusCode/100 == 2 && call.stream {
 		rep.body = resp.Body
 		return rep, nil
 	}
 	defer func() { _ = resp.Body.Close() }()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
-	if err != nil {
+	switch {
+	case err != nil:
 		return reply{}, fmt.Errorf("read answer: %w", err)
-	}
-	if len(data) > maxAnswer {
+	case len(data) > maxAnswer:
 		return reply{}, fmt.Errorf("read answer: it is larger than %d bytes", maxAnswer)
-	}
-	if resp.StatusCode/100 != 2 {
+	case resp.StatusCode/100 != 2:
 		return reply{}, errorOf(resp, data)
+	case call.out == nil:
+		return rep, nil
 	}
 	if err := json.Unmarshal(data, call.out); err != nil {
 		return reply{}, fmt.Errorf("decode answer: %w", err)
@@ -199,33 +209,10 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error
 	return rep, nil
 }
 
-// upload sends all of r. It is never repeated. A call without out has nothing answered.
-func (c *Client) upload(ctx context.Context, call call, r io.Reader) error {
-	req, err := c.request(ctx, call, r)
-	if err != nil {
-		return err
-	}
-	if call.size > 0 {
-		req.ContentLength = call.size
-	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	switch {
-	case err != nil:
-		return fmt.Errorf("read answer: %w", err)
-	case resp.StatusCode/100 != 2:
-		return errorOf(resp, data)
-	case call.out == nil:
-		return nil
-	}
-	if err := json.Unmarshal(data, call.out); err != nil {
-		return fmt.Errorf("decode answer: %w", err)
-	}
-	return nil
+// done makes a call whose answer has nothing to tell.
+func (c *Client) done(ctx context.Context, call call) error {
+	_, err := c.do(ctx, call)
+	return err
 }
 
 // authorize shows the token.
@@ -235,14 +222,33 @@ func (c *Client) authorize(h http.Header) {
 	}
 }
 
-// out makes a call and decodes its answer.
-func out[T any](ctx context.Context, c *Client, call call) (*T, error) {
-	var v T
+// value makes a call and decodes its answer.
+func value[T any](ctx context.Context, c *Client, call call) (v T, err error) {
 	call.out = &v
-	if _, err := c.do(ctx, call); err != nil {
+	_, err = c.do(ctx, call)
+	return v, err
+}
+
+// out is value for answers that are large; nil with an error.
+func out[T any](ctx context.Context, c *Client, call call) (*T, error) {
+	v, err := value[T](ctx, c, call)
+	if err != nil {
 		return nil, err
 	}
 	return &v, nil
+}
+
+// get is out for a GET.
+func get[T any](ctx context.Context, c *Client, path string, q url.Values) (*T, error) {
+	return out[T](ctx, c, call{method: http.MethodGet, path: path, query: q})
+}
+
+// set sets a parameter unless v is the zero value.
+func set[T comparable](q url.Values, name string, v T) {
+	var zero T
+	if v != zero {
+		q.Set(name, fmt.Sprint(v))
+	}
 }
 
 // pages gives the items of a list, page by page. It ends after the first error.
@@ -251,7 +257,7 @@ func pages[Page, T any](ctx context.Context, c *Client, path string, q url.Value
 		var none T
 		q := maps.Clone(q) // so that the sequence can be run twice
 		for {
-			page, err := out[Page](ctx, c, call{method: http.MethodGet, path: path, query: q, again: repeatable})
+			page, err := get[Page](ctx, c, path, q)
 			if err != nil {
 				yield(none, err)
 				return

@@ -19,27 +19,31 @@ func processPath(key, id, call string) string {
 // StartExec starts a command, and answers while it runs. It is repeated only when there
 // was no room for it, or it has an ExecID, so that it never runs twice.
 func (c *Client) StartExec(ctx context.Context, key string, req apitype.ExecRequest) (*apitype.Execution, error) {
-	again := func(e *Error) bool { return e.Code == "capacity" || req.ExecID != "" }
-	return out[apitype.Execution](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/execs"), body: req, again: again})
+	return out[apitype.Execution](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/execs"), body: req, again: unlessNamed(req.ExecID)})
+}
+
+// unlessNamed repeats a start that finds what it has started before by an ID.
+func unlessNamed(id string) func(*Error) bool {
+	if id == "" {
+		return unlessFull
+	}
+	return nil
 }
 
 // Execution answers a command that was started.
 func (c *Client) Execution(ctx context.Context, key, execID string) (*apitype.Execution, error) {
-	return out[apitype.Execution](ctx, c, call{method: http.MethodGet, path: execPath(key, execID, ""), again: repeatable})
+	return get[apitype.Execution](ctx, c, execPath(key, execID, ""), nil)
 }
 
 // Executions answers a sandbox's commands in the order they were started.
 func (c *Client) Executions(ctx context.Context, key string) ([]apitype.Execution, error) {
-	list, err := out[apitype.ExecutionList](ctx, c, call{method: http.MethodGet, path: pathOf(key, "/execs"), again: repeatable})
-	if err != nil {
-		return nil, err
-	}
-	return list.Execs, nil
+	list, err := value[apitype.ExecutionList](ctx, c, call{method: http.MethodGet, path: pathOf(key, "/execs")})
+	return list.Execs, err
 }
 
 // KillExec kills a command with all its descendants. One that has ended is no error.
 func (c *Client) KillExec(ctx context.Context, key, execID string) (*apitype.Execution, error) {
-	return out[apitype.Execution](ctx, c, call{method: http.MethodDelete, path: execPath(key, execID, ""), again: repeatable})
+	return out[apitype.Execution](ctx, c, call{method: http.MethodDelete, path: execPath(key, execID, "")})
 }
 
 // SignalExec sends a signal to a command's process group.
@@ -52,7 +56,7 @@ func (c *Client) SignalExec(ctx context.Context, key, execID string, signal apit
 // ResizeExec sets the size of a command's terminal.
 func (c *Client) ResizeExec(ctx context.Context, key, execID string, rows, cols int) (*apitype.Execution, error) {
 	return out[apitype.Execution](ctx, c, call{
-		method: http.MethodPost, path: execPath(key, execID, "/resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols}, again: repeatable,
+		method: http.MethodPost, path: execPath(key, execID, "/resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols},
 	})
 }
 
@@ -60,44 +64,34 @@ func (c *Client) ResizeExec(ctx context.Context, key, execID string, rows, cols 
 // answers how many bytes the command has taken. It is never repeated.
 func (c *Client) WriteExec(ctx context.Context, key, execID string, r io.Reader, end bool) (int64, error) {
 	q := url.Values{}
-	if end {
-		q.Set("close", "true")
-	}
-	var w apitype.Written
-	err := c.upload(ctx, call{
-		method: http.MethodPut, path: execPath(key, execID, "/stdin"), query: q, header: http.Header{"Content-Type": {octets}}, out: &w,
-	}, r)
-	if err != nil {
-		return 0, err
-	}
-	return w.Bytes, nil
+	set(q, "close", end)
+	w, err := value[apitype.Written](ctx, c, call{
+		method: http.MethodPut, path: execPath(key, execID, "/stdin"), query: q, header: http.Header{"Content-Type": {octets}}, upload: r,
+	})
+	return w.Bytes, err
 }
 
 // StartProcess starts a managed process, and answers when it is ready. It is repeated
 // only when there was no room for it.
 func (c *Client) StartProcess(ctx context.Context, key string, req apitype.ProcessRequest) (*apitype.Process, error) {
-	again := func(e *Error) bool { return e.Code == "capacity" }
-	return out[apitype.Process](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/processes"), body: req, again: again})
+	return out[apitype.Process](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/processes"), body: req, again: unlessFull})
 }
 
 // Process answers a managed process.
 func (c *Client) Process(ctx context.Context, key, processID string) (*apitype.Process, error) {
-	return out[apitype.Process](ctx, c, call{method: http.MethodGet, path: processPath(key, processID, ""), again: repeatable})
+	return get[apitype.Process](ctx, c, processPath(key, processID, ""), nil)
 }
 
 // Processes answers a sandbox's managed processes in the order they were started.
 func (c *Client) Processes(ctx context.Context, key string) ([]apitype.Process, error) {
-	list, err := out[apitype.ProcessList](ctx, c, call{method: http.MethodGet, path: pathOf(key, "/processes"), again: repeatable})
-	if err != nil {
-		return nil, err
-	}
-	return list.Processes, nil
+	list, err := value[apitype.ProcessList](ctx, c, call{method: http.MethodGet, path: pathOf(key, "/processes")})
+	return list.Processes, err
 }
 
 // StopProcess closes a process' input, sends TERM to its group, and kills what is left
 // after 5 s.
 func (c *Client) StopProcess(ctx context.Context, key, processID string) (*apitype.Process, error) {
-	return out[apitype.Process](ctx, c, call{method: http.MethodDelete, path: processPath(key, processID, ""), again: repeatable})
+	return out[apitype.Process](ctx, c, call{method: http.MethodDelete, path: processPath(key, processID, "")})
 }
 
 // SignalProcess sends a signal to a process' group.
@@ -110,7 +104,7 @@ func (c *Client) SignalProcess(ctx context.Context, key, processID string, signa
 // ResizeProcess sets the size of a process' terminal.
 func (c *Client) ResizeProcess(ctx context.Context, key, processID string, rows, cols int) (*apitype.Process, error) {
 	return out[apitype.Process](ctx, c, call{
-		method: http.MethodPost, path: processPath(key, processID, "/resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols}, again: repeatable,
+		method: http.MethodPost, path: processPath(key, processID, "/resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols},
 	})
 }
 
@@ -119,10 +113,8 @@ func (c *Client) ResizeProcess(ctx context.Context, key, processID string, rows,
 func (c *Client) WaitProcess(ctx context.Context, key, processID string, timeout time.Duration) (*apitype.Process, error) {
 	for until := time.Now().Add(timeout); ; {
 		q := url.Values{}
-		if timeout != 0 {
-			q.Set("timeout", timeout.String())
-		}
-		p, err := out[apitype.Process](ctx, c, call{method: http.MethodPost, path: processPath(key, processID, "/wait"), query: q, again: repeatable})
+		set(q, "timeout", timeout)
+		p, err := out[apitype.Process](ctx, c, call{method: http.MethodPost, path: processPath(key, processID, "/wait"), query: q})
 		if err != nil || p.State != "running" {
 			return p, err
 		}
@@ -168,9 +160,7 @@ func (c *Client) handshake(path string, opts AttachOptions) Handshake {
 	if opts.Lines {
 		q.Set("frames", "lines")
 	}
-	if opts.TakeOver {
-		q.Set("take_over", "true")
-	}
+	set(q, "take_over", opts.TakeOver)
 	h := Handshake{URL: c.base + path + "?" + q.Encode(), Header: http.Header{}, HTTPClient: c.http}
 	c.authorize(h.Header)
 	return h

@@ -1,10 +1,8 @@
 package client
 
 import (
-	"bufio"
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,18 +10,12 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
-	"strconv"
-	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
 const octets = "application/octet-stream"
-
-// unlessFull repeats calls that aren't the same twice: only when there was no room for them.
-func unlessFull(e *Error) bool { return e.Code == "capacity" }
 
 func filesPath(key, call string) string { return pathOf(key, "/files"+call) }
 
@@ -43,19 +35,10 @@ func split(name string) (text string, raw []byte) {
 	return "", []byte(name)
 }
 
-// done makes a call whose answer has no body.
-func (c *Client) done(ctx context.Context, call call) error {
-	rep, err := c.do(ctx, call)
-	if err != nil {
-		return err
-	}
-	return rep.body.Close()
-}
-
 // StatFile tells what a file in a sandbox is; of a link, what its target is. Names are
 // absolute, and may have any bytes but NUL, here and in all calls.
 func (c *Client) StatFile(ctx context.Context, key, name string) (*apitype.FileInfo, error) {
-	return out[apitype.FileInfo](ctx, c, call{method: http.MethodGet, path: filesPath(key, "/stat"), query: fileQuery(name), again: repeatable})
+	return get[apitype.FileInfo](ctx, c, filesPath(key, "/stat"), fileQuery(name))
 }
 
 // ReadFile opens a file from an offset on; a length of 0 is to its end. The caller closes
@@ -73,7 +56,7 @@ func (c *Client) open(ctx context.Context, path string, q url.Values, offset, le
 	case offset > 0:
 		h.Set("Range", fmt.Sprintf("bytes=%d-", offset))
 	}
-	rep, err := c.do(ctx, call{method: http.MethodGet, path: path, query: q, header: h, again: repeatable})
+	rep, err := c.do(ctx, call{method: http.MethodGet, path: path, query: q, header: h, stream: true})
 	return rep.body, err
 }
 
@@ -91,54 +74,33 @@ type WriteOptions struct {
 // repeated.
 func (c *Client) WriteFile(ctx context.Context, key, name string, r io.Reader, opts WriteOptions) (*apitype.FileInfo, error) {
 	q, h := fileQuery(name), http.Header{"Content-Type": {octets}}
-	if opts.Mode != 0 {
-		q.Set("mode", octal(opts.Mode))
-	}
-	if opts.Mkdir {
-		q.Set("mkdir", "true")
-	}
-	if opts.Append {
-		q.Set("append", "true")
-	}
+	set(q, "mode", octal(opts.Mode))
+	set(q, "mkdir", opts.Mkdir)
+	set(q, "append", opts.Append)
 	if opts.NoClash {
 		h.Set("If-None-Match", "*")
 	}
-	var info apitype.FileInfo
-	if err := c.upload(ctx, call{method: http.MethodPut, path: filesPath(key, ""), query: q, header: h, out: &info}, r); err != nil {
-		return nil, err
-	}
-	return &info, nil
+	return out[apitype.FileInfo](ctx, c, call{method: http.MethodPut, path: filesPath(key, ""), query: q, header: h, upload: r})
 }
 
-func octal(mode fs.FileMode) string { return fmt.Sprintf("%04o", uint32(mode)) }
+// octal is empty for 0.
+func octal(mode fs.FileMode) string {
+	if mode == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%04o", uint32(mode))
+}
 
 // ListFiles gives what is in a directory, sorted, and what is in those below it down to a
 // depth; 0 is 1, the directory alone. It ends after the first error.
 func (c *Client) ListFiles(ctx context.Context, key, dir string, depth int) iter.Seq2[apitype.FileInfo, error] {
 	q := fileQuery(dir)
-	if depth != 0 {
-		q.Set("depth", strconv.Itoa(depth))
-	}
+	set(q, "depth", depth)
 	return func(yield func(apitype.FileInfo, error) bool) {
-		rep, err := c.do(ctx, call{
-			method: http.MethodGet, path: filesPath(key, "/list"), query: q, header: http.Header{"Accept": {ndjson}}, again: repeatable,
-		})
-		if err != nil {
+		list := call{method: http.MethodGet, path: filesPath(key, "/list"), query: q, header: http.Header{"Accept": {ndjson}}}
+		err := lines(ctx, c, list, "", 0, func(info apitype.FileInfo) (bool, error) { return yield(info, nil), nil })
+		if err != nil && !errors.Is(err, io.EOF) {
 			yield(apitype.FileInfo{}, err)
-			return
-		}
-		defer func() { _ = rep.body.Close() }()
-		for dec := json.NewDecoder(rep.body); ; {
-			var info apitype.FileInfo
-			switch err := dec.Decode(&info); {
-			case errors.Is(err, io.EOF):
-				return
-			case err != nil:
-				yield(apitype.FileInfo{}, fmt.Errorf("read list: %w", err))
-				return
-			case !yield(info, nil):
-				return
-			}
 		}
 	}
 }
@@ -146,11 +108,8 @@ func (c *Client) ListFiles(ctx context.Context, key, dir string, depth int) iter
 // Mkdir makes a directory; with parents also those above it, and then it may be there. A
 // mode of 0 is 0755.
 func (c *Client) Mkdir(ctx context.Context, key, name string, mode fs.FileMode, parents bool) error {
-	req := apitype.MkdirRequest{Parents: parents}
+	req := apitype.MkdirRequest{Parents: parents, Mode: octal(mode)}
 	req.Path, req.PathBase64 = split(name)
-	if mode != 0 {
-		req.Mode = octal(mode)
-	}
 	return c.done(ctx, call{method: http.MethodPost, path: filesPath(key, "/mkdir"), body: req, again: unlessFull})
 }
 
@@ -175,9 +134,7 @@ func (c *Client) moveFile(ctx context.Context, key, how, from, to string, replac
 // RemoveFile removes a file or a directory; one that isn't empty only if recursive.
 func (c *Client) RemoveFile(ctx context.Context, key, name string, recursive bool) error {
 	q := fileQuery(name)
-	if recursive {
-		q.Set("recursive", "true")
-	}
+	set(q, "recursive", recursive)
 	return c.done(ctx, call{method: http.MethodDelete, path: filesPath(key, ""), query: q, again: unlessFull})
 }
 
@@ -186,10 +143,8 @@ func (c *Client) RemoveFile(ctx context.Context, key, name string, recursive boo
 func (c *Client) GlobFiles(ctx context.Context, key, dir, pattern string, limit int) (*apitype.FileList, error) {
 	q := fileQuery(dir)
 	q.Set("pattern", pattern)
-	if limit != 0 {
-		q.Set("limit", strconv.Itoa(limit))
-	}
-	return out[apitype.FileList](ctx, c, call{method: http.MethodGet, path: filesPath(key, "/glob"), query: q, again: repeatable})
+	set(q, "limit", limit)
+	return get[apitype.FileList](ctx, c, filesPath(key, "/glob"), q)
 }
 
 // SearchOptions say what to look for.
@@ -205,19 +160,11 @@ type SearchOptions struct {
 func (c *Client) SearchFiles(ctx context.Context, key, name string, opts SearchOptions) (*apitype.FileMatches, error) {
 	q := fileQuery(name)
 	q.Set("pattern", opts.Pattern)
-	if opts.Literal {
-		q.Set("literal", "true")
-	}
-	if opts.IgnoreCase {
-		q.Set("ignore_case", "true")
-	}
-	if opts.Include != "" {
-		q.Set("include", opts.Include)
-	}
-	if opts.Limit != 0 {
-		q.Set("limit", strconv.Itoa(opts.Limit))
-	}
-	return out[apitype.FileMatches](ctx, c, call{method: http.MethodGet, path: filesPath(key, "/search"), query: q, again: repeatable})
+	set(q, "literal", opts.Literal)
+	set(q, "ignore_case", opts.IgnoreCase)
+	set(q, "include", opts.Include)
+	set(q, "limit", opts.Limit)
+	return get[apitype.FileMatches](ctx, c, filesPath(key, "/search"), q)
 }
 
 // ReadTar opens an archive of a file or a tree, under its base name. The caller closes it.
@@ -228,7 +175,7 @@ func (c *Client) ReadTar(ctx context.Context, key, name string) (io.ReadCloser, 
 // WriteTar unpacks an archive into a directory. It is never repeated; if it fails, what
 // was unpacked by then stays.
 func (c *Client) WriteTar(ctx context.Context, key, dir string, r io.Reader) error {
-	return c.upload(ctx, call{method: http.MethodPut, path: filesPath(key, "/tar"), query: fileQuery(dir), header: tarHeader()}, r)
+	return c.done(ctx, call{method: http.MethodPut, path: filesPath(key, "/tar"), query: fileQuery(dir), header: tarHeader(), upload: r})
 }
 
 // WatchFiles tells of changes below a directory: first an event "ready", from when on
@@ -236,47 +183,22 @@ func (c *Client) WriteTar(ctx context.Context, key, dir string, r io.Reader) err
 // the first error. It isn't taken up again, as changes in between would be lost.
 func (c *Client) WatchFiles(ctx context.Context, key, dir string, recursive bool) iter.Seq2[apitype.FileEvent, error] {
 	q := fileQuery(dir)
-	if recursive {
-		q.Set("recursive", "true")
-	}
+	set(q, "recursive", recursive)
 	return func(yield func(apitype.FileEvent, error) bool) {
-		rep, err := c.do(ctx, call{method: http.MethodGet, path: filesPath(key, "/watch"), query: q, again: repeatable})
-		if err != nil {
-			yield(apitype.FileEvent{}, err)
-			return
-		}
-		defer func() { _ = rep.body.Close() }()
-		alarm := time.AfterFunc(maxSilence, func() { _ = rep.body.Close() })
-		defer alarm.Stop()
-		lines := bufio.NewScanner(rep.body)
-		lines.Buffer(nil, maxEvent)
-		for lines.Scan() {
-			alarm.Reset(maxSilence)
-			data, ok := strings.CutPrefix(lines.Text(), "data: ")
-			if !ok {
-				continue
-			}
-			var e apitype.FileEvent
-			if err := json.Unmarshal([]byte(data), &e); err != nil {
-				yield(apitype.FileEvent{}, fmt.Errorf("decode event: %w", err))
-				return
-			}
+		watch := call{method: http.MethodGet, path: filesPath(key, "/watch"), query: q}
+		err := lines(ctx, c, watch, "data: ", maxSilence, func(e apitype.FileEvent) (bool, error) {
 			if e.Type == apitype.EventGoingDown {
-				yield(apitype.FileEvent{}, errGoingDown)
-				return
+				return false, errGoingDown
 			}
-			alarm.Stop() // the caller may take any time
-			if !yield(e, nil) {
-				return
-			}
-			alarm.Reset(maxSilence)
+			return yield(e, nil), nil
+		})
+		var refused *Error
+		switch {
+		case err == nil, ctx.Err() != nil && !errors.As(err, &refused):
+			return
+		case errors.Is(err, io.EOF):
+			err = errBroken
 		}
-		switch err := lines.Err(); {
-		case ctx.Err() != nil:
-		case err != nil:
-			yield(apitype.FileEvent{}, fmt.Errorf("%w: %w", errBroken, err))
-		default:
-			yield(apitype.FileEvent{}, errBroken)
-		}
+		yield(apitype.FileEvent{}, err)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strconv"
 	"time"
 
 	"github.com/bermhq/berm/proxy/apitype"
@@ -14,12 +13,7 @@ import (
 // Exec runs a command to its end. It is repeated only when there was no room for
 // it, so that it never runs twice.
 func (c *Client) Exec(ctx context.Context, key string, req apitype.ExecRequest) (*apitype.ExecResult, error) {
-	var res apitype.ExecResult
-	again := func(e *Error) bool { return e.Code == "capacity" }
-	if _, err := c.do(ctx, call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, out: &res, again: again}); err != nil {
-		return nil, err
-	}
-	return &res, nil
+	return out[apitype.ExecResult](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, again: unlessFull})
 }
 
 // LogOptions choose from a sandbox's log.
@@ -34,53 +28,30 @@ type LogOptions struct {
 // Logs opens what the sandbox's main process printed. The caller closes it.
 func (c *Client) Logs(ctx context.Context, key string, opts LogOptions) (io.ReadCloser, error) {
 	q := url.Values{}
-	if opts.Follow {
-		q.Set("follow", "true")
-	}
-	if opts.Tail > 0 {
-		q.Set("tail", strconv.Itoa(opts.Tail))
-	}
+	set(q, "follow", opts.Follow)
+	set(q, "tail", max(opts.Tail, 0))
 	if !opts.Since.IsZero() {
 		q.Set("since", opts.Since.UTC().Format(time.RFC3339Nano))
 	}
-	if opts.Timestamps {
-		q.Set("timestamps", "true")
-	}
-	if opts.Stream != "" {
-		q.Set("stream", opts.Stream)
-	}
-	rep, err := c.do(ctx, call{method: http.MethodGet, path: pathOf(key, "/logs"), query: q, again: repeatable})
-	if err != nil {
-		return nil, err
-	}
-	return rep.body, nil
+	set(q, "timestamps", opts.Timestamps)
+	set(q, "stream", opts.Stream)
+	return c.open(ctx, pathOf(key, "/logs"), q, 0, 0)
 }
 
 // Stats measures a sandbox.
 func (c *Client) Stats(ctx context.Context, key string) (*apitype.Stats, error) {
-	var out apitype.Stats
-	if _, err := c.do(ctx, call{method: http.MethodGet, path: pathOf(key, "/stats"), out: &out, again: repeatable}); err != nil {
-		return nil, err
-	}
-	return &out, nil
+	return get[apitype.Stats](ctx, c, pathOf(key, "/stats"), nil)
 }
 
 // Status tells how the service is.
 func (c *Client) Status(ctx context.Context) (*apitype.Status, error) {
-	var out apitype.Status
-	if _, err := c.do(ctx, call{method: http.MethodGet, path: "/api/v1/status", out: &out, again: repeatable}); err != nil {
-		return nil, err
-	}
-	return &out, nil
+	return get[apitype.Status](ctx, c, "/api/v1/status", nil)
 }
 
 // Errors answers the tenant's recent errors, newest first.
 func (c *Client) Errors(ctx context.Context) ([]apitype.ErrorEntry, error) {
-	var out apitype.ErrorList
-	if _, err := c.do(ctx, call{method: http.MethodGet, path: "/api/v1/errors", out: &out, again: repeatable}); err != nil {
-		return nil, err
-	}
-	return out.Errors, nil
+	list, err := value[apitype.ErrorList](ctx, c, call{method: http.MethodGet, path: "/api/v1/errors"})
+	return list.Errors, err
 }
 
 // Ready is nil when the service can make and use sandboxes. It asks once.

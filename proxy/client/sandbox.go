@@ -5,7 +5,6 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
-	"strconv"
 	"time"
 
 	"github.com/bermhq/berm/proxy/apitype"
@@ -39,7 +38,7 @@ func (c *Client) CreateNoWait(ctx context.Context, key string, req apitype.Sandb
 // create tells after how long to ask again, if the sandbox isn't there yet.
 func (c *Client) create(ctx context.Context, key string, req apitype.SandboxRequest) (*apitype.Sandbox, time.Duration, error) {
 	var sb apitype.Sandbox
-	rep, err := c.do(ctx, call{method: http.MethodPut, path: pathOf(key, ""), body: req, out: &sb, again: repeatable})
+	rep, err := c.do(ctx, call{method: http.MethodPut, path: pathOf(key, ""), body: req, out: &sb})
 	if err != nil {
 		return nil, 0, err
 	}
@@ -75,20 +74,12 @@ func (c *Client) Resume(ctx context.Context, key string) (*apitype.Sandbox, erro
 }
 
 func (c *Client) sandbox(ctx context.Context, method, path string, body any) (*apitype.Sandbox, error) {
-	var sb apitype.Sandbox
-	if _, err := c.do(ctx, call{method: method, path: path, body: body, out: &sb, again: repeatable}); err != nil {
-		return nil, err
-	}
-	return &sb, nil
+	return out[apitype.Sandbox](ctx, c, call{method: method, path: path, body: body})
 }
 
 // Delete removes a sandbox. That there is none is no error; Result tells.
 func (c *Client) Delete(ctx context.Context, key string) (*apitype.DeleteResult, error) {
-	var res apitype.DeleteResult
-	if _, err := c.do(ctx, call{method: http.MethodDelete, path: pathOf(key, ""), out: &res, again: repeatable}); err != nil {
-		return nil, err
-	}
-	return &res, nil
+	return out[apitype.DeleteResult](ctx, c, call{method: http.MethodDelete, path: pathOf(key, "")})
 }
 
 // ListOptions choose among the sandboxes.
@@ -102,12 +93,8 @@ type ListOptions struct {
 // ends after the first error.
 func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[apitype.Sandbox, error] {
 	q := url.Values{}
-	if opts.Status != "" {
-		q.Set("status", opts.Status)
-	}
-	if opts.PageSize != 0 {
-		q.Set("limit", strconv.Itoa(opts.PageSize))
-	}
+	set(q, "status", opts.Status)
+	set(q, "limit", opts.PageSize)
 	for name, v := range opts.Metadata {
 		q.Set("metadata."+name, v)
 	}

@@ -54,9 +54,7 @@ func (o StreamOptions) query() url.Values {
 	case o.After != nil:
 		q.Set("after", strconv.FormatInt(*o.After, 10))
 	}
-	if o.Raw {
-		q.Set("raw", "true")
-	}
+	set(q, "raw", o.Raw)
 	return q
 }
 
@@ -66,17 +64,13 @@ func (o StreamOptions) query() url.Values {
 // ExecID: without one, the command ends with the stream. So it does when the caller
 // breaks the loop. The sequence ends after the first error, and can be run once.
 func (c *Client) ExecStream(ctx context.Context, key string, req apitype.ExecRequest) iter.Seq2[apitype.StreamEvent, error] {
-	again := func(e *Error) bool { return e.Code == "capacity" || req.ExecID != "" }
-	first := call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, again: again}
+	first := call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, again: unlessNamed(req.ExecID)}
 	if req.ExecID == "" {
 		return c.events(ctx, first, nil)
 	}
 	return c.events(ctx, first, func(after StreamOptions) call {
 		after.Raw = req.Raw
-		return call{
-			method: http.MethodGet, path: execPath(key, req.ExecID, "/stream"), again: repeatable,
-			query: after.query(),
-		}
+		return call{method: http.MethodGet, path: execPath(key, req.ExecID, "/stream"), query: after.query()}
 	})
 }
 
@@ -96,7 +90,7 @@ func (c *Client) FollowProcess(ctx context.Context, key, processID string, opts 
 // more. There is an EventExit only if it has ended.
 func (c *Client) ProcessLogs(ctx context.Context, key, processID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
 	q := opts.query()
-	first := call{method: http.MethodGet, path: processPath(key, processID, "/logs"), query: q, again: repeatable}
+	first := call{method: http.MethodGet, path: processPath(key, processID, "/logs"), query: q}
 	return func(yield func(apitype.StreamEvent, error) bool) {
 		s := &eventStream{c: c, yield: yield}
 		if _, err := s.read(ctx, first); err != nil && !errors.Is(err, io.EOF) && !s.left {
@@ -111,7 +105,7 @@ func (c *Client) follow(ctx context.Context, path string, opts StreamOptions, q 
 		for name, v := range q {
 			query[name] = v
 		}
-		return call{method: http.MethodGet, path: path, query: query, again: repeatable}
+		return call{method: http.MethodGet, path: path, query: query}
 	}
 	return c.events(ctx, get(opts), func(after StreamOptions) call {
 		after.Raw = opts.Raw
@@ -164,66 +158,75 @@ type eventStream struct {
 // none; more says that there was output.
 func (s *eventStream) read(ctx context.Context, call call) (more bool, err error) {
 	call.header = http.Header{"Accept": {ndjson}}
-	rep, err := s.c.do(ctx, call)
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = rep.body.Close() }()
-	var silent atomic.Bool
-	alarm := time.AfterFunc(maxSilence, func() {
-		silent.Store(true)
-		_ = rep.body.Close()
-	})
-	defer alarm.Stop()
-	lines := bufio.NewScanner(rep.body)
-	lines.Buffer(nil, maxEvent)
-	lines.Split(wholeLines)
-	for {
-		var ev apitype.StreamEvent
-		if ev, err = nextEvent(lines); err != nil {
-			break
-		}
-		alarm.Reset(maxSilence)
+	err = lines(ctx, s.c, call, "", maxSilence, func(ev apitype.StreamEvent) (bool, error) {
 		again := s.seq >= 0
 		s.seq, s.resume = ev.Seq, ev.Resume
 		switch ev.Event {
 		case apitype.EventHeartbeat:
-			continue
+			return true, nil
 		case apitype.EventTakenOver:
-			return more, ErrTakenOver
+			return false, ErrTakenOver
 		case apitype.EventGoingDown:
-			return more, errGoingDown
+			return false, errGoingDown
 		case apitype.EventStart:
 			if again {
-				continue
+				return true, nil
 			}
 		default:
 			more = true
 		}
-		alarm.Stop() // the caller may take any time
-		if s.left = !s.yield(ev, nil); s.left || ev.Event == apitype.EventExit {
-			return more, nil
-		}
-		alarm.Reset(maxSilence)
-	}
-	if silent.Load() {
-		err = fmt.Errorf("%w: nothing came for %s", errBroken, maxSilence)
-	}
+		s.left = !s.yield(ev, nil)
+		return !s.left && ev.Event != apitype.EventExit, nil
+	})
 	return more, err
 }
 
-// nextEvent decodes the next line. The error is io.EOF after the last.
-func nextEvent(lines *bufio.Scanner) (ev apitype.StreamEvent, err error) {
-	if !lines.Scan() {
-		if err := lines.Err(); err != nil {
-			return ev, fmt.Errorf("%w: %w", errBroken, err)
+// lines makes a call and decodes the lines of its answer that begin with a prefix, until f
+// wants no more or fails; io.EOF says that there are no more. An answer that is silent for
+// so long is broken; 0 is however long.
+func lines[T any](ctx context.Context, c *Client, call call, prefix string, silence time.Duration, f func(T) (more bool, err error)) error {
+	call.stream = true
+	rep, err := c.do(ctx, call)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rep.body.Close() }()
+	var silent atomic.Bool
+	alarm := time.AfterFunc(time.Hour, func() {
+		silent.Store(true)
+		_ = rep.body.Close()
+	})
+	defer alarm.Stop()
+	scan := bufio.NewScanner(rep.body)
+	scan.Buffer(nil, maxEvent)
+	scan.Split(wholeLines)
+	for {
+		if alarm.Stop(); silence > 0 { // while f has the last line, the caller may take any time
+			alarm.Reset(silence)
 		}
-		return ev, io.EOF
+		if !scan.Scan() {
+			break
+		}
+		data, ok := bytes.CutPrefix(scan.Bytes(), []byte(prefix))
+		if !ok {
+			continue
+		}
+		var v T
+		if err := json.Unmarshal(data, &v); err != nil {
+			return fmt.Errorf("decode event: %w", err)
+		}
+		alarm.Stop()
+		if more, err := f(v); err != nil || !more {
+			return err
+		}
 	}
-	if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
-		return ev, fmt.Errorf("decode event: %w", err)
+	switch {
+	case silent.Load():
+		return fmt.Errorf("%w: nothing came for %s", errBroken, silence)
+	case scan.Err() != nil:
+		return fmt.Errorf("%w: %w", errBroken, scan.Err())
 	}
-	return ev, nil
+	return io.EOF
 }
 
 // wholeLines splits into lines, without what comes after the last line's end.

@@ -5,7 +5,6 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
-	"strconv"
 
 	"github.com/bermhq/berm/proxy/apitype"
 )
@@ -19,17 +18,17 @@ func workspacePath(workspaceID, call string) string {
 // has exactly one.
 func (c *Client) EnsureWorkspace(ctx context.Context, userID string) (*apitype.Workspace, error) {
 	path := "/api/v1/users/" + url.PathEscape(userID) + "/workspace"
-	return out[apitype.Workspace](ctx, c, call{method: http.MethodPut, path: path, again: repeatable})
+	return out[apitype.Workspace](ctx, c, call{method: http.MethodPut, path: path})
 }
 
 // Workspace answers a workspace.
 func (c *Client) Workspace(ctx context.Context, workspaceID string) (*apitype.Workspace, error) {
-	return out[apitype.Workspace](ctx, c, call{method: http.MethodGet, path: workspacePath(workspaceID, ""), again: repeatable})
+	return get[apitype.Workspace](ctx, c, workspacePath(workspaceID, ""), nil)
 }
 
 // WorkspaceUsage measures what all chats of a workspace hold.
 func (c *Client) WorkspaceUsage(ctx context.Context, workspaceID string) (*apitype.WorkspaceUsage, error) {
-	return out[apitype.WorkspaceUsage](ctx, c, call{method: http.MethodGet, path: workspacePath(workspaceID, "/usage"), again: repeatable})
+	return get[apitype.WorkspaceUsage](ctx, c, workspacePath(workspaceID, "/usage"), nil)
 }
 
 // Chats gives a workspace's chats in the order of their IDs, page by page; a page size of
@@ -42,8 +41,6 @@ func (c *Client) Chats(ctx context.Context, workspaceID string, pageSize int) it
 
 func pageQuery(size int) url.Values {
 	q := url.Values{}
-	if size != 0 {
-		q.Set("limit", strconv.Itoa(size))
-	}
+	set(q, "limit", size)
 	return q
 }

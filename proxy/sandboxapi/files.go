@@ -1,9 +1,12 @@
 package sandboxapi
 
 import (
+	"cmp"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
@@ -21,38 +24,43 @@ import (
 
 const (
 	defaultFound = 1000
-	maxFound     = 10_000
 	maxFoundSize = 16 << 20 // bytes of one answer that isn't in lines
 )
 
 // routeFiles has the handlers of files calls.
-func (a *api) routeFiles(handle func(method, path string, scope proxy.Scope, h proxy.Handler)) {
+func (a *api) routeFiles(handle routing) {
 	const files = one + "/files"
-	handle("GET", files, proxy.ScopeSandboxesRead, a.readFile)
-	handle("HEAD", files, proxy.ScopeSandboxesRead, a.readFile)
-	handle("PUT", files, proxy.ScopeSandboxesExec, a.writeFile)
-	handle("DELETE", files, proxy.ScopeSandboxesExec, a.removeFile)
-	handle("GET", files+"/stat", proxy.ScopeSandboxesRead, a.statFile)
-	handle("GET", files+"/list", proxy.ScopeSandboxesRead, a.listFiles)
-	handle("GET", files+"/glob", proxy.ScopeSandboxesRead, a.globFiles)
-	handle("GET", files+"/search", proxy.ScopeSandboxesRead, a.searchFiles)
-	handle("GET", files+"/watch", proxy.ScopeSandboxesRead, a.watchFiles)
-	handle("GET", files+"/tar", proxy.ScopeSandboxesRead, a.readTar)
-	handle("PUT", files+"/tar", proxy.ScopeSandboxesExec, a.writeTar)
-	handle("POST", files+"/mkdir", proxy.ScopeSandboxesExec, a.mkdir)
-	handle("POST", files+"/move", proxy.ScopeSandboxesExec, a.moveFile((*lifecycle.FileAccess).Move))
-	handle("POST", files+"/copy", proxy.ScopeSandboxesExec, a.moveFile((*lifecycle.FileAccess).Copy))
+	for _, call := range []struct {
+		method, path string
+		verb         runtime.FileVerb
+		h            proxy.Handler
+	}{
+		{"GET", "", runtime.FileRead, a.readFile},
+		{"HEAD", "", runtime.FileRead, a.readFile},
+		{"PUT", "", runtime.FileWrite, a.writeFile},
+		{"DELETE", "", runtime.FileRemove, a.removeFile},
+		{"GET", "/stat", runtime.FileStat, a.statFile},
+		{"GET", "/list", runtime.FileList, a.findFiles(runtime.FileList, "files")},
+		{"GET", "/glob", runtime.FileGlob, a.findFiles(runtime.FileGlob, "files")},
+		{"GET", "/search", runtime.FileSearch, a.findFiles(runtime.FileSearch, "matches")},
+		{"GET", "/watch", runtime.FileWatch, a.watchFiles},
+		{"GET", "/tar", runtime.FileTarRead, a.readTar},
+		{"PUT", "/tar", runtime.FileTarWrite, a.writeTar},
+	} {
+		scope := proxy.ScopeSandboxesRead
+		if call.method == "PUT" || call.method == "DELETE" {
+			scope = proxy.ScopeSandboxesExec
+		}
+		handle(call.method, files+call.path, scope, call.h, append([]string{"path", "path_base64"}, fileQueries[call.verb]...)...)
+	}
+	handle("POST", files+"/mkdir", proxy.ScopeSandboxesExec, a.changeFiles(decodeMkdir))
+	handle("POST", files+"/move", proxy.ScopeSandboxesExec, a.changeFiles(decodeMove(runtime.FileMove)))
+	handle("POST", files+"/copy", proxy.ScopeSandboxesExec, a.changeFiles(decodeMove(runtime.FileCopy)))
 }
 
-// pathQueries are the parameters that every files call with a query has.
-var pathQueries = []string{"path", "path_base64"}
-
 // files finds the sandbox that the request is about.
-func (a *api) files(r *http.Request, queries ...string) (*lifecycle.FileAccess, error) {
-	tenant, key, err := a.key(r, queries...)
-	if err != nil {
-		return nil, err
-	}
+func (a *api) files(r *http.Request) (*lifecycle.FileAccess, error) {
+	tenant, key := target(r)
 	files, err := a.manager.Files(r.Context(), tenant, key)
 	if err != nil {
 		return nil, err
@@ -61,33 +69,54 @@ func (a *api) files(r *http.Request, queries ...string) (*lifecycle.FileAccess, 
 	return files, nil
 }
 
-// filesAt also gives the path of the query.
-func (a *api) filesAt(r *http.Request, queries ...string) (*lifecycle.FileAccess, string, error) {
-	q := r.URL.Query()
-	if err := knownQuery(r, append(queries, pathQueries...)...); err != nil {
-		return nil, "", err
-	}
-	var raw []byte
-	if q.Has("path_base64") {
-		var err error
-		if raw, err = base64Query(q.Get("path_base64")); err != nil {
-			return nil, "", &lifecycle.InvalidError{Field: "path_base64", Message: "must be base64"}
-		}
-	}
-	name, err := pathOf("path", q.Get("path"), raw)
-	if err != nil {
-		return nil, "", err
-	}
-	files, err := a.files(r, append(queries, pathQueries...)...)
-	return files, name, err
+// fileQueries are the parameters of an operation besides its path.
+var fileQueries = map[runtime.FileVerb][]string{
+	runtime.FileList: {"depth", "limit"}, runtime.FileGlob: {"pattern", "limit"},
+	runtime.FileSearch: {"pattern", "literal", "ignore_case", "include", "limit"},
+	runtime.FileWrite:  {"mode", "mkdir", "append"},
+	runtime.FileRemove: {"recursive"}, runtime.FileWatch: {"recursive"},
 }
 
-// filesBelow also tells whether all that is below the path is meant.
-func (a *api) filesBelow(r *http.Request) (files *lifecycle.FileAccess, name string, recursive bool, err error) {
-	if files, name, err = a.filesAt(r, "recursive"); err == nil {
-		recursive, err = boolQuery(r.URL.Query(), "recursive")
+// fileOp decodes an operation that the query describes, and finds the sandbox.
+func (a *api) fileOp(r *http.Request, verb runtime.FileVerb) (*lifecycle.FileAccess, runtime.FileOp, error) {
+	op := runtime.FileOp{Verb: verb}
+	if err := decodeFileQuery(r.URL.Query(), &op); err != nil {
+		return nil, op, err
 	}
-	return files, name, recursive, err
+	files, err := a.files(r)
+	return files, op, err
+}
+
+func decodeFileQuery(q url.Values, op *runtime.FileOp) (err error) {
+	var raw []byte
+	if q.Has("path_base64") {
+		if raw, err = base64Query(q.Get("path_base64")); err != nil {
+			return &lifecycle.InvalidError{Field: "path_base64", Message: "must be base64"}
+		}
+	}
+	if op.Path, err = pathOf("path", q.Get("path"), raw); err != nil {
+		return err
+	}
+	op.Pattern, op.Include, op.Depth = q.Get("pattern"), q.Get("include"), 1
+	if q.Has("depth") {
+		if op.Depth, err = strconv.Atoi(q.Get("depth")); err != nil {
+			return &lifecycle.InvalidError{Field: "depth", Message: "must be a whole number"}
+		}
+	}
+	if op.Limit, err = limitQuery(q); err != nil {
+		return err
+	}
+	if op.Mode, err = modeOf(q.Get("mode")); err != nil {
+		return err
+	}
+	for name, field := range map[string]*bool{
+		"recursive": &op.Recursive, "literal": &op.Literal, "ignore_case": &op.IgnoreCase, "mkdir": &op.Parents, "append": &op.Append,
+	} {
+		if *field, err = boolQuery(q, name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // base64Query takes both alphabets, with or without padding; a plus that wasn't
@@ -121,75 +150,73 @@ func modeOf(s string) (fs.FileMode, error) {
 	return fs.FileMode(n), nil
 }
 
-func limitQuery(q url.Values, otherwise int) (int, error) {
+// limitQuery gives the limit of a list, 0 without one.
+func limitQuery(q url.Values) (int, error) {
 	if !q.Has("limit") {
-		return otherwise, nil
+		return 0, nil
 	}
 	n, err := strconv.Atoi(q.Get("limit"))
-	if err != nil || n < 1 || n > maxFound {
-		return 0, &lifecycle.InvalidError{Field: "limit", Message: "must be a whole number from 1 to " + strconv.Itoa(maxFound)}
+	if err != nil || n < 1 || n > runtime.MaxFound {
+		return 0, &lifecycle.InvalidError{Field: "limit", Message: "must be a whole number from 1 to " + strconv.Itoa(runtime.MaxFound)}
 	}
 	return n, nil
 }
 
 func (a *api) statFile(w http.ResponseWriter, r *http.Request) error {
-	files, name, err := a.filesAt(r)
+	files, op, err := a.fileOp(r, runtime.FileStat)
 	if err != nil {
 		return err
 	}
-	info, err := files.Stat(r.Context(), name)
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, fileInfo(info))
+	info, err := statFile(r.Context(), files, op.Path)
+	return reply(w, http.StatusOK, fileInfo(info), err)
 }
+
+func statFile(ctx context.Context, files *lifecycle.FileAccess, name string) (info runtime.FileInfo, err error) {
+	err = files.File(ctx, runtime.FileOp{Verb: runtime.FileStat, Path: name}, runtime.FileIO{Info: keep(&info)})
+	return info, err
+}
+
+// keep gives what notes a single answer.
+func keep[T any](v *T) func(T) error { return func(got T) error { *v = got; return nil } }
 
 // errEnough ends a call whose answer is complete.
 var errEnough = errors.New("there is enough")
 
-func (a *api) listFiles(w http.ResponseWriter, r *http.Request) error {
-	files, name, err := a.filesAt(r, "depth", "limit")
-	if err != nil {
-		return err
-	}
-	q := r.URL.Query()
-	depth := 1
-	if q.Has("depth") {
-		if depth, err = strconv.Atoi(q.Get("depth")); err != nil {
-			return &lifecycle.InvalidError{Field: "depth", Message: "must be a whole number"}
-		}
-	}
-	if wantsNDJSON(r) {
-		limit, err := limitQuery(q, 0)
+// findFiles answers what an operation finds, as one object with a list of that name, or in
+// lines.
+func (a *api) findFiles(verb runtime.FileVerb, name string) proxy.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		files, op, err := a.fileOp(r, verb)
 		if err != nil {
 			return err
 		}
-		l := newLineWriter(w)
-		err = files.List(r.Context(), name, depth, func(info runtime.FileInfo) error {
-			if limit > 0 && l.n == limit {
-				return errEnough
-			}
-			return l.write(fileInfo(info))
-		})
-		return l.end(err)
+		lines := wantsNDJSON(r)
+		if op.Limit == 0 && (verb != runtime.FileList || !lines) {
+			op.Limit = defaultFound
+		}
+		var out interface {
+			add(v any) error
+			end(err error) error
+		} = &findings{w: w, name: name, limit: op.Limit, bounded: verb != runtime.FileList, items: []json.RawMessage{}}
+		if lines {
+			out = newLineWriter(w, op.Limit)
+		}
+		return out.end(files.File(r.Context(), op, runtime.FileIO{
+			Info:  func(info runtime.FileInfo) error { return out.add(fileInfo(info)) },
+			Match: func(m runtime.FileMatch) error { return out.add(fileMatch(m)) },
+		}))
 	}
-	limit, err := limitQuery(q, defaultFound)
-	if err != nil {
-		return err
-	}
-	out := newFindings(limit)
-	err = files.List(r.Context(), name, depth, func(info runtime.FileInfo) error { return out.add(fileInfo(info)) })
-	return out.answer(w, "files", err)
 }
 
 // findings are the items of one answer, up to a number of them and of bytes.
 type findings struct {
+	w           http.ResponseWriter
+	name        string
 	limit, size int
+	bounded     bool // the operation itself stops at the limit
 	items       []json.RawMessage
 	truncated   bool
 }
-
-func newFindings(limit int) *findings { return &findings{limit: limit, items: []json.RawMessage{}} }
 
 func (f *findings) add(v any) error {
 	b, err := json.Marshal(v)
@@ -205,114 +232,21 @@ func (f *findings) add(v any) error {
 	return nil
 }
 
-func (f *findings) answer(w http.ResponseWriter, name string, err error) error {
+func (f *findings) end(err error) error {
 	if err != nil && !errors.Is(err, errEnough) {
 		return err
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, map[string]any{name: f.items, "truncated": f.truncated})
+	truncated := f.truncated || f.bounded && len(f.items) == f.limit
+	return proxy.WriteJSON(f.w, http.StatusOK, jsonType, map[string]any{f.name: f.items, "truncated": truncated})
 }
 
-func (a *api) globFiles(w http.ResponseWriter, r *http.Request) error {
-	files, name, err := a.filesAt(r, "pattern", "limit")
-	if err != nil {
-		return err
-	}
-	q := r.URL.Query()
-	limit, err := limitQuery(q, defaultFound)
-	if err != nil {
-		return err
-	}
-	if wantsNDJSON(r) {
-		l := newLineWriter(w)
-		return l.end(files.Glob(r.Context(), name, q.Get("pattern"), limit, func(info runtime.FileInfo) error {
-			return l.write(fileInfo(info))
-		}))
-	}
-	out := newFindings(limit)
-	err = files.Glob(r.Context(), name, q.Get("pattern"), limit, func(info runtime.FileInfo) error { return out.add(fileInfo(info)) })
-	out.truncated = out.truncated || len(out.items) == limit // more isn't asked for
-	return out.answer(w, "files", err)
-}
-
-func (a *api) searchFiles(w http.ResponseWriter, r *http.Request) error {
-	files, name, err := a.filesAt(r, "pattern", "literal", "ignore_case", "include", "limit")
-	if err != nil {
-		return err
-	}
-	q := r.URL.Query()
-	s := runtime.FileSearch{Path: name, Pattern: q.Get("pattern"), Include: q.Get("include")}
-	var errs [3]error
-	s.Literal, errs[0] = boolQuery(q, "literal")
-	s.IgnoreCase, errs[1] = boolQuery(q, "ignore_case")
-	s.Limit, errs[2] = limitQuery(q, defaultFound)
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	if wantsNDJSON(r) {
-		l := newLineWriter(w)
-		return l.end(files.Search(r.Context(), s, func(m runtime.FileMatch) error { return l.write(fileMatch(m)) }))
-	}
-	out := newFindings(s.Limit)
-	err = files.Search(r.Context(), s, func(m runtime.FileMatch) error { return out.add(fileMatch(m)) })
-	out.truncated = out.truncated || len(out.items) == s.Limit
-	return out.answer(w, "matches", err)
-}
-
-func (a *api) mkdir(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r)
-	if err != nil {
-		return err
-	}
-	if err := a.exists(r, tenant, key); err != nil {
-		return err
-	}
-	var body apitype.MkdirRequest
-	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
-		return err
-	}
-	name, err := pathOf("path", body.Path, body.PathBase64)
-	if err != nil {
-		return err
-	}
-	mode, err := modeOf(body.Mode)
-	if err != nil {
-		return err
-	}
-	if body.Mode == "" {
-		mode = 0o755
-	}
-	files, err := a.files(r)
-	if err != nil {
-		return err
-	}
-	if err := files.Mkdir(r.Context(), name, mode, body.Parents); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
-}
-
-// moveFile moves or copies.
-func (a *api) moveFile(do moveFunc) proxy.Handler {
+// changeFiles does an operation that decode reads from the request's body.
+func (a *api) changeFiles(decode func(http.ResponseWriter, *http.Request) (runtime.FileOp, error)) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		tenant, key, err := a.key(r)
-		if err != nil {
+		if err := a.exists(r); err != nil {
 			return err
 		}
-		if err := a.exists(r, tenant, key); err != nil {
-			return err
-		}
-		var body apitype.MoveRequest
-		if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
-			return err
-		}
-		from, err := pathOf("from", body.From, body.FromBase64)
-		if err != nil {
-			return err
-		}
-		to, err := pathOf("to", body.To, body.ToBase64)
+		op, err := decode(w, r)
 		if err != nil {
 			return err
 		}
@@ -320,65 +254,71 @@ func (a *api) moveFile(do moveFunc) proxy.Handler {
 		if err != nil {
 			return err
 		}
-		if err := do(files, r.Context(), from, to, body.Replace); err != nil {
-			return err
+		return doFile(w, r, files, op, nil)
+	}
+}
+
+// doFile does an operation without an answer.
+func doFile(w http.ResponseWriter, r *http.Request, files *lifecycle.FileAccess, op runtime.FileOp, in io.Reader) error {
+	return noContent(w, files.File(r.Context(), op, runtime.FileIO{In: in}))
+}
+
+func decodeMkdir(w http.ResponseWriter, r *http.Request) (op runtime.FileOp, err error) {
+	var body apitype.MkdirRequest
+	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
+		return op, err
+	}
+	op.Verb, op.Parents = runtime.FileMkdir, body.Parents
+	if op.Path, err = pathOf("path", body.Path, body.PathBase64); err != nil {
+		return op, err
+	}
+	op.Mode, err = modeOf(cmp.Or(body.Mode, "0755"))
+	return op, err
+}
+
+func decodeMove(verb runtime.FileVerb) func(http.ResponseWriter, *http.Request) (runtime.FileOp, error) {
+	return func(w http.ResponseWriter, r *http.Request) (op runtime.FileOp, err error) {
+		var body apitype.MoveRequest
+		if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
+			return op, err
 		}
-		w.WriteHeader(http.StatusNoContent)
-		return nil
+		op.Verb, op.Replace = verb, body.Replace
+		if op.Path, err = pathOf("from", body.From, body.FromBase64); err != nil {
+			return op, err
+		}
+		op.To, err = pathOf("to", body.To, body.ToBase64)
+		return op, err
 	}
 }
 
 func (a *api) removeFile(w http.ResponseWriter, r *http.Request) error {
-	files, name, recursive, err := a.filesBelow(r)
+	files, op, err := a.fileOp(r, runtime.FileRemove)
 	if err != nil {
 		return err
 	}
-	if err := files.Remove(r.Context(), name, recursive); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return doFile(w, r, files, op, nil)
 }
 
 // writeFile takes a file's content as it comes.
 func (a *api) writeFile(w http.ResponseWriter, r *http.Request) error {
 	body := newUpload(w, r)
 	defer body.done()
-	f, err := fileWrite(r)
+	noClash, err := wholeBody(r)
 	if err != nil {
 		return err
 	}
-	files, name, err := a.filesAt(r, "mode", "mkdir", "append")
+	files, op, err := a.fileOp(r, runtime.FileWrite)
 	if err != nil {
 		return err
 	}
-	f.Path = name
-	info, err := files.Write(r.Context(), f, body)
-	if f.NoClash && errdefs.IsAlreadyExists(err) {
+	op.NoClash = noClash
+	var info runtime.FileInfo
+	err = files.File(r.Context(), op, runtime.FileIO{In: body, Info: keep(&info)})
+	if noClash && errdefs.IsAlreadyExists(err) {
 		return &proxy.Fault{Status: http.StatusPreconditionFailed, Code: "precondition_failed", Title: "Precondition failed",
 			Detail: "If-None-Match: * was asked for, and the file is there", Cause: err}
 	}
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, fileInfo(info))
-}
-
-// fileWrite reads how a file is to be written. What can't be done is refused, rather
-// than done in another way.
-func fileWrite(r *http.Request) (f runtime.FileWrite, err error) {
-	q := r.URL.Query()
-	if f.Mode, err = modeOf(q.Get("mode")); err != nil {
-		return f, err
-	}
-	if f.Mkdir, err = boolQuery(q, "mkdir"); err != nil {
-		return f, err
-	}
-	if f.Append, err = boolQuery(q, "append"); err != nil {
-		return f, err
-	}
-	f.NoClash, err = wholeBody(r)
-	return f, err
+	return reply(w, http.StatusOK, fileInfo(info), err)
 }
 
 // wholeBody tells whether what the body is for mustn't be there. Other conditions, a part
@@ -413,15 +353,11 @@ func (a *api) writeTar(w http.ResponseWriter, r *http.Request) error {
 	if err := plainBody(r); err != nil {
 		return err
 	}
-	files, name, err := a.filesAt(r)
+	files, op, err := a.fileOp(r, runtime.FileTarWrite)
 	if err != nil {
 		return err
 	}
-	if err := files.WriteTar(r.Context(), name, body); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return doFile(w, r, files, op, body)
 }
 
 func fileInfo(info runtime.FileInfo) apitype.FileInfo {

@@ -486,19 +486,22 @@ func as[F any](o *odd, f *F) F {
 	return *f
 }
 
-func (o *odd) ReadFile(_ context.Context, _, _ string, _, _ int64, open func(runtime.FileInfo) error, w io.Writer) error {
-	return as(o, &o.read)(open, w)
-}
-
-func (o *odd) ReadTar(_ context.Context, _, _ string, w io.Writer) error { return as(o, &o.tar)(w) }
-
-func (o *odd) ListDir(_ context.Context, _, _ string, _ int, f func(runtime.FileInfo) error) error {
-	return as(o, &o.list)(f)
-}
-
-func (o *odd) WriteFile(_ context.Context, _ string, w runtime.FileWrite, r io.Reader) (runtime.FileInfo, error) {
-	n, err := as(o, &o.write)(r)
-	return runtime.FileInfo{Path: w.Path, Size: n}, err
+func (o *odd) File(ctx context.Context, id string, op runtime.FileOp, fio runtime.FileIO) error {
+	switch op.Verb {
+	case runtime.FileRead:
+		return as(o, &o.read)(fio.Info, fio.Out)
+	case runtime.FileTarRead:
+		return as(o, &o.tar)(fio.Out)
+	case runtime.FileList:
+		return as(o, &o.list)(fio.Info)
+	case runtime.FileWrite:
+		n, err := as(o, &o.write)(fio.In)
+		if err != nil {
+			return err
+		}
+		return fio.Info(runtime.FileInfo{Path: op.Path, Size: n})
+	}
+	return o.Fake.File(ctx, id, op, fio)
 }
 
 // TestBrokenAnswers checks that no part is taken for the whole.
@@ -638,7 +641,8 @@ func (h *house) put2(o *odd, name, content string) {
 	h.t.Helper()
 	sb, err := h.Get(context.Background(), "red", "k")
 	if err == nil {
-		_, err = o.Fake.WriteFile(context.Background(), sb.ContainerID, runtime.FileWrite{Path: "/workspace" + name}, strings.NewReader(content))
+		op := runtime.FileOp{Verb: runtime.FileWrite, Path: "/workspace" + name}
+		err = o.Fake.File(context.Background(), sb.ContainerID, op, runtime.FileIO{In: strings.NewReader(content)})
 	}
 	if err != nil {
 		h.t.Fatal(err)

@@ -159,7 +159,7 @@ func BenchmarkReach(b *testing.B) {
 
 func (p place) operation(b *testing.B) time.Duration {
 	begun := time.Now()
-	if _, err := p.r.Stat(b.Context(), p.id, "/tmp"); err != nil {
+	if err := p.r.File(b.Context(), p.id, runtime.FileOp{Verb: runtime.FileStat, Path: "/tmp"}, runtime.FileIO{}); err != nil {
 		b.Fatal(p.name, err)
 	}
 	return time.Since(begun)

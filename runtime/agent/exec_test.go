@@ -621,7 +621,7 @@ func testPeerUnseen(t *testing.T, pid int) {
 		}
 		return runtime.ExecResult{}, ctx.Err()
 	}
-	if _, err := b.Stat(t.Context(), id, "/x"); err != nil {
+	if err := stat(t.Context(), b, id); err != nil {
 		t.Errorf("stat: %v", err)
 	}
 }
@@ -919,11 +919,11 @@ func FuzzAgentSays(f *testing.F) {
 		case 0:
 			_, err = b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}})
 		case 1:
-			_, err = b.Stat(ctx, id, "/x")
+			err = stat(ctx, b, id)
 		case 2:
 			n := 0
-			err = b.Glob(ctx, id, "/", "*", 3, func(f runtime.FileInfo) error {
-				if n++; n > 3 || len(f.Path) > maxPath || f.Path[0] != '/' || f.Size < 0 {
+			err = glob(ctx, b, id, 3, func(f runtime.FileInfo) error {
+				if n++; n > 3 || len(f.Path) > runtime.MaxPath || f.Path[0] != '/' || f.Size < 0 {
 					t.Errorf("number %d: %+v", n, f)
 				}
 				return nil
@@ -931,10 +931,10 @@ func FuzzAgentSays(f *testing.F) {
 		case 3:
 			_, err = b.Process(ctx, id, "p")
 		case 4:
-			err = b.WatchFiles(ctx, id, "/", true, nil, func(runtime.FileEvent) error { return nil })
+			err = watch(ctx, b, id)
 		case 5:
 			var out bytes.Buffer
-			err = b.ReadFile(ctx, id, "/x", 0, 10, nil, &out)
+			err = read(ctx, b, id, 10, &out)
 			if out.Len() > 10 {
 				t.Errorf("%d bytes of 10", out.Len())
 			}

@@ -38,6 +38,23 @@ func (p *program) item(v any) { p.json(wire.KindItem, v) }
 
 var aFile = wire.FileInfo{Path: []byte("/x"), Mode: 0o100644}
 
+func stat(ctx context.Context, files runtime.Files, id string) error {
+	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileStat, Path: "/x"}, runtime.FileIO{})
+}
+
+func glob(ctx context.Context, files runtime.Files, id string, limit int, f func(runtime.FileInfo) error) error {
+	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileGlob, Path: "/", Pattern: "*", Limit: limit}, runtime.FileIO{Info: f})
+}
+
+func read(ctx context.Context, files runtime.Files, id string, length int64, out io.Writer) error {
+	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileRead, Path: "/x", Length: length}, runtime.FileIO{Out: out})
+}
+
+func watch(ctx context.Context, files runtime.Files, id string) error {
+	ignore := func(runtime.FileEvent) error { return nil }
+	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileWatch, Path: "/", Recursive: true}, runtime.FileIO{Event: ignore})
+}
+
 // What can't be believed is refused, and its connection isn't used again.
 func TestFilesMisled(t *testing.T) {
 	file := func(change func(*wire.FileInfo)) func(*program) {
@@ -49,39 +66,38 @@ func TestFilesMisled(t *testing.T) {
 	}
 	glob := func(b *bed, id string) error {
 		n := 0
-		return b.Glob(context.Background(), id, "/", "*", 5, func(runtime.FileInfo) error {
+		return glob(context.Background(), b, id, 5, func(runtime.FileInfo) error {
 			if n++; n > 5 {
 				return errors.New("too many")
 			}
 			return nil
 		})
 	}
-	stat := func(b *bed, id string) error { _, err := b.Stat(context.Background(), id, "/x"); return err }
+	stat := func(b *bed, id string) error { return stat(context.Background(), b, id) }
 	read := func(b *bed, id string) error {
 		var out bytes.Buffer
-		err := b.ReadFile(context.Background(), id, "/x", 0, 4, nil, &out)
+		err := read(context.Background(), b, id, 4, &out)
 		if out.Len() > 4 {
 			err = errors.New("more was handed on than was asked for")
 		}
 		return err
 	}
 	search := func(b *bed, id string) error {
-		return b.Search(context.Background(), id, runtime.FileSearch{Path: "/", Pattern: "x"}, func(runtime.FileMatch) error { return nil })
+		return b.File(context.Background(), id, runtime.FileOp{Verb: runtime.FileSearch, Path: "/", Pattern: "x"},
+			runtime.FileIO{Match: func(runtime.FileMatch) error { return nil }})
 	}
-	watch := func(b *bed, id string) error {
-		return b.WatchFiles(context.Background(), id, "/", true, nil, func(runtime.FileEvent) error { return nil })
-	}
+	watch := func(b *bed, id string) error { return watch(context.Background(), b, id) }
 	for name, tt := range map[string]struct {
 		answer func(*program)
 		call   func(*bed, string) error
 	}{
 		"relative path":     {file(func(f *wire.FileInfo) { f.Path = []byte("x") }), stat},
 		"no path":           {file(func(f *wire.FileInfo) { f.Path = nil }), stat},
-		"long path":         {file(func(f *wire.FileInfo) { f.Path = []byte("/" + strings.Repeat("x", maxPath)) }), stat},
+		"long path":         {file(func(f *wire.FileInfo) { f.Path = []byte("/" + strings.Repeat("x", runtime.MaxPath)) }), stat},
 		"zero in path":      {file(func(f *wire.FileInfo) { f.Path = []byte("/\x00") }), stat},
 		"negative size":     {file(func(f *wire.FileInfo) { f.Size = -1 }), stat},
 		"negative user":     {file(func(f *wire.FileInfo) { f.UID = -1 }), stat},
-		"long target":       {file(func(f *wire.FileInfo) { f.Target = make([]byte, maxPath+1) }), stat},
+		"long target":       {file(func(f *wire.FileInfo) { f.Target = make([]byte, runtime.MaxPath+1) }), stat},
 		"output for result": {func(p *program) { p.output(1, "x") }, stat},
 		"not JSON":          {func(p *program) { p.send(wire.KindResult, "x") }, stat},
 		"hangs up":          {func(p *program) { _ = p.nc.Close() }, stat},
@@ -178,12 +194,12 @@ func TestClasses(t *testing.T) {
 		before.serve(t, "x", func(p *program, _ *wire.Request) {
 			p.json(wire.KindFailure, wire.Failure{Class: class, Message: "why"})
 		})
-		_, err := before.Stat(t.Context(), id, "/x")
+		err := stat(t.Context(), before, id)
 		if !is(err) || !strings.Contains(err.Error(), "why") {
 			t.Errorf("%s at once: %v", class, err)
 		}
 		after, id := answers(t, func(p *program) { p.json(wire.KindFailure, wire.Failure{Class: class, Message: "why"}) })
-		if _, err := after.Stat(t.Context(), id, "/x"); !is(err) || !strings.Contains(err.Error(), "why") {
+		if err := stat(t.Context(), after, id); !is(err) || !strings.Contains(err.Error(), "why") {
 			t.Errorf("%s in the end: %v", class, err)
 		}
 	}
@@ -197,13 +213,14 @@ func TestUploadRefused(t *testing.T) {
 	})
 	var read atomic.Int64
 	endless := readerFunc(func(p []byte) (int, error) { read.Add(int64(len(p))); return len(p), nil })
-	if _, err := b.WriteFile(t.Context(), id, runtime.FileWrite{Path: "/x"}, endless); !errdefs.IsResourceExhausted(err) {
+	write := runtime.FileOp{Verb: runtime.FileWrite, Path: "/x"}
+	if err := b.File(t.Context(), id, write, runtime.FileIO{In: endless}); !errdefs.IsResourceExhausted(err) {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	c, id := answers(t, func(p *program) { p.hungUp() }) // takes all, and says nothing
-	if _, err := c.WriteFile(ctx, id, runtime.FileWrite{Path: "/x"}, endless); !errdefs.IsDeadlineExceeded(err) {
+	if err := c.File(ctx, id, write, runtime.FileIO{In: endless}); !errdefs.IsDeadlineExceeded(err) {
 		t.Error(err)
 	}
 }
@@ -296,7 +313,7 @@ func TestNoProgram(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := b.Stat(t.Context(), c.ID, "/x"); !is(err) {
+		if err := stat(t.Context(), b, c.ID); !is(err) {
 			t.Errorf("code %d: %v", code, err)
 		}
 		if _, err := b.Start(t.Context(), c.ID, runtime.Process{ID: "p", Command: []string{"x"}}); !is(err) {

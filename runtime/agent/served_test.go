@@ -41,7 +41,7 @@ func TestServedStopped(t *testing.T) {
 		p.json(wire.KindResult, aFile)
 		<-ctx.Done()
 	})
-	if _, err := b.Stat(t.Context(), id, "/x"); err != nil {
+	if err := stat(t.Context(), b, id); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the program to be killed", func() bool {

@@ -15,6 +15,9 @@ import (
 // one goes on to the next at once.
 const freeTime = 100 * time.Millisecond
 
+// sweepPatience is how long a lost command may take to end after its input has.
+const sweepPatience = time.Second
+
 // freePipes opens the pipes of commands that nobody is at: of a client that was killed
 // while it had them started. The shim waits there for the other end, and answers
 // nothing else about the container meanwhile, until the call's deadline.
@@ -67,7 +70,7 @@ func closePipes(files []*os.File) {
 	}
 }
 
-// sweepPipes removes the pipes of lost commands of all containers.
+// sweepPipes ends the lost commands of all containers, and removes their pipes.
 func (r *Runtime) sweepPipes(ctx context.Context, ids []string) error {
 	var errs []error
 	for _, id := range ids {
@@ -80,8 +83,10 @@ func (r *Runtime) sweepPipes(ctx context.Context, ids []string) error {
 			closePipes(files)
 		}
 		for _, p := range lost {
-			if err := p.remove(); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
+			if r.endProgram(ctx, id, filepath.Base(p.dir), sweepPatience) {
+				if err := p.remove(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					errs = append(errs, err)
+				}
 			}
 			p.release()
 		}

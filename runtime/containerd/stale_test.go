@@ -1,44 +1,63 @@
 package containerd
 
 import (
+	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"testing"
 	"time"
+
+	"github.com/bermhq/berm/runtime"
 )
 
-// A sweep takes the pipes of a command that nobody is at, and not those of one that
-// another process runs: its output would be gone.
-func TestSweepPipes(t *testing.T) {
-	r, id := remainsRuntime(t), newID()
-	if err := os.MkdirAll(r.path("containers", id), 0o700); err != nil {
+// TestSweepPrograms checks that a sweep ends programs whose client was killed, at any stage, and no others.
+func TestSweepPrograms(t *testing.T) {
+	r := newRuntime(t, testEngine(t))
+	c, err := r.Create(t.Context(), runtime.Spec{Name: "sweep-programs", Image: testImage, Command: []string{"sleep", "100000"}})
+	if err != nil {
 		t.Fatal(err)
 	}
-	var made [2]*pipes
-	for i := range made {
-		var err error
-		if made[i], err = newPipes(t.Context(), r.path("containers", id, "exec", string(rune('a'+i))), true); err != nil {
+	t.Cleanup(func() {
+		if err := r.Remove(context.WithoutCancel(t.Context()), c.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	start := func(command ...string) *stdio {
+		t.Helper()
+		s, err := r.Start(t.Context(), c.ID, runtime.Program{Command: command})
+		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(made[i].close)
+		return s.(*stdio)
 	}
-	lost, other := made[0], made[1]
-	lost.place.release() // as the kernel does for a process that is killed
-	// So the shim waits for input.
+	live, reads, ignores := start("/bin/cat"), start("/bin/cat"), start("/bin/sleep", "70000")
+	for _, s := range []*stdio{reads, ignores} { // as the kernel does for a process that is killed
+		for _, f := range []io.Closer{s.stdin, s.stdout, s.stderr} {
+			_ = f.Close()
+		}
+		s.place.release()
+	}
+	half, err := newStdio(t.Context(), r, c.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	half.closeSpare()
+	half.place.release()
 	waited := make(chan error, 1)
-	go func() {
-		f, err := os.Open(lost.file("stdin"))
+	go func() { // as the shim does for its input
+		f, err := os.Open(half.place.file("stdin"))
 		_ = f.Close()
 		waited <- err
 	}()
-	for range 2 {
-		if err := r.sweepPipes(t.Context(), []string{id}); err != nil {
-			t.Error(err)
-		}
+	if err := newRuntime(t, testEngine(t)).Sweep(t.Context()); err != nil {
+		t.Error(err)
 	}
-	if !gone(r.path("containers", id, "exec", "a")) {
-		t.Error("the lost command's pipes are left")
+	for name, s := range map[string]*stdio{"one that reads": reads, "one that doesn't": ignores, "one that wasn't started": half} {
+		if !gone(s.place.dir) {
+			t.Errorf("%s is left", name)
+		}
 	}
 	select {
 	case err := <-waited:
@@ -48,14 +67,17 @@ func TestSweepPipes(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("who waits at the lost pipes waits on")
 	}
-	for _, name := range []string{"owner", "stdin", "stdout", "stderr"} {
-		if gone(other.file(name)) {
-			t.Errorf("%s of another process's command was taken", name)
-		}
+	if code, _, err := ignores.Wait(t.Context()); code != 137 || err != nil {
+		t.Errorf("one that doesn't read: exit code %d, %v", code, err)
 	}
-	r.freePipes(id)()
-	other.close()
-	if !gone(r.path("containers", id, "exec", "b")) {
-		t.Error("the command's own end left its pipes")
+	if _, err := live.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(live, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	_ = live.Close()
+	if code, _, err := live.Wait(t.Context()); code != 0 || err != nil {
+		t.Errorf("another client's: exit code %d, %v", code, err)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io"
-	"log"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-containerregistry/pkg/registry"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -82,7 +80,7 @@ func TestPull(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	srv := httptest.NewServer(new(engine.RegistryStore))
 	defer srv.Close()
 	repo := strings.TrimPrefix(srv.URL, "http://") + "/some/image"
 	digest := push(t, srv.URL+"/v2/some/image/", "v1")

@@ -7,7 +7,6 @@ import (
 	"io"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -113,21 +112,6 @@ func placeOf(c container.InspectResponse) place {
 	return p
 }
 
-// blames tells whether the engine's words are about the program: that it is missing, or
-// can't be executed. There is nothing else to tell by, and who names a program so that
-// they are taken for that is told of its own program.
-func (x *execution) blames(program string) bool {
-	said := string(x.refusal)
-	named := slices.ContainsFunc([]string{strconv.Quote(program), "`" + program + "`", "exec " + program + ":"}, func(name string) bool {
-		return strings.Contains(said, name)
-	})
-	said = strings.ToLower(said)
-	return named && slices.ContainsFunc([]string{
-		"not found", "no such file or directory", "permission denied", "format error", "is a directory", "not a directory",
-		"argument list too long", "text file busy", "too many levels of symbolic links", "file name too long",
-	}, func(why string) bool { return strings.Contains(said, why) })
-}
-
 // noRoom is the error of a process that can't be started, when the engine's words don't tell why.
 func (x *execution) noRoom(ctx context.Context) error {
 	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
@@ -148,7 +132,7 @@ func (r *Runtime) started(ctx context.Context, s *session, id string, e runtime.
 		return x, err
 	case x.refusal != nil && errdefs.IsFailedPrecondition(x.alive(ctx)):
 		return x, runtime.Precondition("the container isn't running")
-	case x.refusal != nil && x.blames(e.Command[0]):
+	case x.refusal != nil && runtime.BlamesProgram(string(x.refusal), e.Command[0]):
 		if _, err := begin.Write(x.refusal); err != nil {
 			return x, fmt.Errorf("deliver output: %w", err)
 		}

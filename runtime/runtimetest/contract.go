@@ -122,6 +122,9 @@ func Run(t *testing.T, h Harness) {
 	if h.Registry != "" {
 		together = append(together, pullCases()...)
 	}
+	if _, ok := rt.(runtime.Starter); ok && h.Real {
+		together = append(together, starterCases()...)
+	}
 	if _, ok := rt.(runtime.Pauser); ok {
 		together = append(together, pauserCases()...)
 	}

@@ -556,14 +556,11 @@ func testAgentOff(t *testing.T, b *bed) {
 	if res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathEngine {
 		t.Errorf("%+v, %v", res, err)
 	}
-	if _, err := in.WriteFile(b.ctx, c.ID, runtime.FileWrite{Path: "/tmp/x"}, strings.NewReader("content")); err != nil {
-		t.Error(err)
+	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/x"}, "content")
+	if out := b.read(t, c.ID, "/tmp/x", 0, -1); out != "content" {
+		t.Errorf("%q", out)
 	}
-	var out bytes.Buffer
-	if err := in.ReadFile(b.ctx, c.ID, "/tmp/x", 0, -1, nil, &out); err != nil || out.String() != "content" {
-		t.Errorf("%q, %v", &out, err)
-	}
-	_, err := in.Stat(b.ctx, c.ID, "/none")
+	_, err := b.stat(c.ID, "/none")
 	class(t, "a file that isn't there", err, errdefs.IsNotFound, "NotFound")
 	b.serve(t, c, "echo hello")
 	b.dialed(t, c.ID, "hello\n")

@@ -17,31 +17,81 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-func (b *bed) write(t *testing.T, id string, w runtime.FileWrite, content string) runtime.FileInfo {
+// FileAnswer is all that an operation on files answered.
+type FileAnswer struct {
+	Files   []runtime.FileInfo
+	Matches []runtime.FileMatch
+	Out     bytes.Buffer
+}
+
+// DoFile does an operation that ends by itself, and gathers its answer.
+func DoFile(ctx context.Context, files runtime.Files, id string, op runtime.FileOp, in io.Reader) (*FileAnswer, error) {
+	a := new(FileAnswer)
+	return a, files.File(ctx, id, op, a.IO(in))
+}
+
+// IO reads from in and gathers the answer.
+func (a *FileAnswer) IO(in io.Reader) runtime.FileIO {
+	return runtime.FileIO{
+		In: in, Out: &a.Out,
+		Info:  func(f runtime.FileInfo) error { a.Files = append(a.Files, f); return nil },
+		Match: func(m runtime.FileMatch) error { a.Matches = append(a.Matches, m); return nil },
+	}
+}
+
+// Info is the file of an answer that has one.
+func (a *FileAnswer) Info() runtime.FileInfo {
+	if len(a.Files) != 1 {
+		return runtime.FileInfo{}
+	}
+	return a.Files[0]
+}
+
+// Paths are those of the files.
+func (a *FileAnswer) Paths() (paths []string) {
+	for _, f := range a.Files {
+		paths = append(paths, f.Path)
+	}
+	return paths
+}
+
+// file does an operation that ends by itself.
+func (b *bed) file(id string, op runtime.FileOp, in io.Reader) (*FileAnswer, error) {
+	return DoFile(b.ctx, b.inside(), id, op, in)
+}
+
+func (b *bed) stat(id, path string) (runtime.FileInfo, error) {
+	a, err := b.file(id, runtime.FileOp{Verb: runtime.FileStat, Path: path}, nil)
+	return a.Info(), err
+}
+
+// write does a FileWrite that must succeed.
+func (b *bed) write(t *testing.T, id string, op runtime.FileOp, content string) runtime.FileInfo {
 	t.Helper()
-	info, err := b.inside().WriteFile(b.ctx, id, w, strings.NewReader(content))
+	op.Verb = runtime.FileWrite
+	a, err := b.file(id, op, strings.NewReader(content))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return info
+	return a.Info()
 }
 
 func (b *bed) read(t *testing.T, id, path string, offset, length int64) string {
 	t.Helper()
-	var out bytes.Buffer
-	if err := b.inside().ReadFile(b.ctx, id, path, offset, length, nil, &out); err != nil {
+	a, err := b.file(id, runtime.FileOp{Verb: runtime.FileRead, Path: path, Offset: offset, Length: length}, nil)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return out.String()
+	return a.Out.String()
 }
 
 func testFiles(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
-	info := b.write(t, c.ID, runtime.FileWrite{Path: "/tmp/a/b/file", Mode: 0o640, Mkdir: true}, "0123456789")
+	c := b.create(t, b.spec())
+	info := b.write(t, c.ID, runtime.FileOp{Path: "/tmp/a/b/file", Mode: 0o640, Parents: true}, "0123456789")
 	if info.Path != "/tmp/a/b/file" || info.Size != 10 || info.Mode != 0o640 || time.Since(info.ModTime).Abs() > time.Minute {
 		t.Errorf("written: %+v", info)
 	}
-	if again, err := in.Stat(b.ctx, c.ID, "/tmp/a/b/file"); err != nil || again != info {
+	if again, err := b.stat(c.ID, "/tmp/a/b/file"); err != nil || again != info {
 		t.Errorf("%+v, %v, was %+v", again, err, info)
 	}
 	for _, tt := range []struct {
@@ -54,71 +104,77 @@ func testFiles(t *testing.T, b *bed) {
 	}
 	var seen runtime.FileInfo
 	refusal := errors.New("too large")
-	err := in.ReadFile(b.ctx, c.ID, "/tmp/a/b/file", 0, -1, func(f runtime.FileInfo) error { seen = f; return refusal }, io.Discard)
+	err := b.inside().File(b.ctx, c.ID, runtime.FileOp{Verb: runtime.FileRead, Path: "/tmp/a/b/file", Length: -1},
+		runtime.FileIO{Out: io.Discard, Info: func(f runtime.FileInfo) error { seen = f; return refusal }})
 	if !errors.Is(err, refusal) || seen.Size != 10 {
 		t.Errorf("refused: %v, %+v", err, seen)
 	}
-	b.write(t, c.ID, runtime.FileWrite{Path: "/tmp/a/b/file", Append: true}, "abc")
+	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/a/b/file", Append: true}, "abc")
 	if got := b.read(t, c.ID, "/tmp/a/b/file", 0, -1); got != "0123456789abc" {
 		t.Errorf("appended: %q", got)
 	}
-	if info := b.write(t, c.ID, runtime.FileWrite{Path: "/tmp/a/b/file", Mode: 0o600}, "new"); info.Mode != 0o640 || info.Size != 3 {
+	if info := b.write(t, c.ID, runtime.FileOp{Path: "/tmp/a/b/file", Mode: 0o600}, "new"); info.Mode != 0o640 || info.Size != 3 {
 		t.Errorf("written again: %+v", info)
 	}
 	// A write that breaks off changes nothing.
 	broken := io.MultiReader(strings.NewReader("half"), readerFunc(func([]byte) (int, error) { return 0, refusal }))
-	if _, err := in.WriteFile(b.ctx, c.ID, runtime.FileWrite{Path: "/tmp/a/b/file"}, broken); !errors.Is(err, refusal) {
+	if _, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/a/b/file"}, broken); !errors.Is(err, refusal) {
 		t.Errorf("a broken write: %v", err)
 	}
 	if got := b.read(t, c.ID, "/tmp/a/b/file", 0, -1); got != "new" {
 		t.Errorf("after a write that broke off: %q", got)
 	}
-	err = in.ReadFile(b.ctx, c.ID, "/tmp/a/b/file", 100, 5, nil, io.Discard)
+	_, err = b.file(c.ID, runtime.FileOp{Verb: runtime.FileRead, Path: "/tmp/a/b/file", Offset: 100, Length: 5}, nil)
 	class(t, "read past the end", err, errdefs.IsOutOfRange, "OutOfRange")
 	// Large enough to fill every buffer.
-	var large bytes.Buffer
-	if _, err := in.WriteFile(b.ctx, c.ID, runtime.FileWrite{Path: "/tmp/large"}, zeros(3<<20)); err != nil {
+	if _, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/large"}, zeros(3<<20)); err != nil {
 		t.Error(err)
 	}
-	if err := in.ReadFile(b.ctx, c.ID, "/tmp/large", 0, -1, nil, &large); err != nil || large.Len() != 3<<20 {
-		t.Errorf("%d bytes of %d, %v", large.Len(), 3<<20, err)
+	if got := b.read(t, c.ID, "/tmp/large", 0, -1); len(got) != 3<<20 {
+		t.Errorf("%d bytes of %d", len(got), 3<<20)
 	}
 
-	do := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Error(err)
-		}
+	do := func(op runtime.FileOp) error {
+		_, err := b.file(c.ID, op, nil)
+		return err
 	}
-	do(in.Mkdir(b.ctx, c.ID, "/tmp/dir", 0o750, false))
-	do(in.Mkdir(b.ctx, c.ID, "/tmp/deep/er", 0, true))
-	do(in.Move(b.ctx, c.ID, "/tmp/a/b/file", "/tmp/dir/moved", false))
-	do(in.Copy(b.ctx, c.ID, "/tmp/dir", "/tmp/tree", false))
-	do(in.RemoveFile(b.ctx, c.ID, "/tmp/dir/moved", false))
-	do(in.RemoveFile(b.ctx, c.ID, "/tmp/dir", false))
+	if err := errors.Join(
+		do(runtime.FileOp{Verb: runtime.FileMkdir, Path: "/tmp/dir", Mode: 0o750}),
+		do(runtime.FileOp{Verb: runtime.FileMkdir, Path: "/tmp/deep/er", Parents: true}),
+		do(runtime.FileOp{Verb: runtime.FileMove, Path: "/tmp/a/b/file", To: "/tmp/dir/moved"}),
+		do(runtime.FileOp{Verb: runtime.FileCopy, Path: "/tmp/dir", To: "/tmp/tree"}),
+		do(runtime.FileOp{Verb: runtime.FileRemove, Path: "/tmp/dir/moved"}),
+		do(runtime.FileOp{Verb: runtime.FileRemove, Path: "/tmp/dir"}),
+	); err != nil {
+		t.Error(err)
+	}
 	if got := b.read(t, c.ID, "/tmp/tree/moved", 0, -1); got != "new" {
 		t.Errorf("copied: %q", got)
 	}
-	b.write(t, c.ID, runtime.FileWrite{Path: "/tmp/other"}, "other")
-	do(in.Move(b.ctx, c.ID, "/tmp/other", "/tmp/tree/moved", true))
+	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/other"}, "other")
+	if err := do(runtime.FileOp{Verb: runtime.FileMove, Path: "/tmp/other", To: "/tmp/tree/moved", Replace: true}); err != nil {
+		t.Error(err)
+	}
 
-	_, err = in.Stat(b.ctx, c.ID, "/tmp/none")
+	_, err = b.stat(c.ID, "/tmp/none")
 	class(t, "stat of none", err, errdefs.IsNotFound, "NotFound")
-	_, err = in.Stat(b.ctx, noID, "/tmp")
+	_, err = b.stat(noID, "/tmp")
 	class(t, "stat in none", err, errdefs.IsNotFound, "NotFound")
-	_, err = in.WriteFile(b.ctx, c.ID, runtime.FileWrite{Path: "/tmp/large", NoClash: true}, strings.NewReader(""))
+	_, err = b.file(c.ID, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/large", NoClash: true}, strings.NewReader(""))
 	class(t, "write without a clash", err, errdefs.IsAlreadyExists, "AlreadyExists")
-	_, err = in.WriteFile(b.ctx, c.ID, runtime.FileWrite{Path: "/tmp/none/x"}, strings.NewReader("x"))
+	_, err = b.file(c.ID, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/none/x"}, strings.NewReader("x"))
 	class(t, "write below nothing", err, errdefs.IsNotFound, "NotFound")
-	class(t, "mkdir where there is one", in.Mkdir(b.ctx, c.ID, "/tmp/tree", 0, false), errdefs.IsAlreadyExists, "AlreadyExists")
-	class(t, "move onto another", in.Move(b.ctx, c.ID, "/tmp/large", "/tmp/tree/moved", false), errdefs.IsAlreadyExists, "AlreadyExists")
-	class(t, "copy onto another", in.Copy(b.ctx, c.ID, "/tmp/large", "/tmp/tree/moved", false), errdefs.IsAlreadyExists, "AlreadyExists")
-	class(t, "remove a full directory", in.RemoveFile(b.ctx, c.ID, "/tmp/tree", false), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	class(t, "mkdir where there is one", do(runtime.FileOp{Verb: runtime.FileMkdir, Path: "/tmp/tree"}), errdefs.IsAlreadyExists, "AlreadyExists")
+	class(t, "move onto another", do(runtime.FileOp{Verb: runtime.FileMove, Path: "/tmp/large", To: "/tmp/tree/moved"}), errdefs.IsAlreadyExists, "AlreadyExists")
+	class(t, "copy onto another", do(runtime.FileOp{Verb: runtime.FileCopy, Path: "/tmp/large", To: "/tmp/tree/moved"}), errdefs.IsAlreadyExists, "AlreadyExists")
+	class(t, "remove a full directory", do(runtime.FileOp{Verb: runtime.FileRemove, Path: "/tmp/tree"}), errdefs.IsFailedPrecondition, "FailedPrecondition")
 	for _, path := range []string{"", "relative", "/" + strings.Repeat("x/", 2048), "/zero\x00byte"} {
-		_, err := in.Stat(b.ctx, c.ID, path)
+		_, err := b.stat(c.ID, path)
 		class(t, path, err, errdefs.IsInvalidArgument, "InvalidArgument")
 	}
-	do(in.RemoveFile(b.ctx, c.ID, "/tmp/tree", true))
+	if err := do(runtime.FileOp{Verb: runtime.FileRemove, Path: "/tmp/tree", Recursive: true}); err != nil {
+		t.Error(err)
+	}
 }
 
 type readerFunc func([]byte) (int, error)
@@ -126,23 +182,24 @@ type readerFunc func([]byte) (int, error)
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 func testFileLists(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
+	c := b.create(t, b.spec())
 	for _, path := range []string{"/tmp/l/b.txt", "/tmp/l/a.go", "/tmp/l/sub/c.txt", "/tmp/l/sub/sub/d.txt"} {
-		b.write(t, c.ID, runtime.FileWrite{Path: path, Mkdir: true}, "first of "+path+"\nNeedle here\nneedle there\n")
+		b.write(t, c.ID, runtime.FileOp{Path: path, Parents: true}, "first of "+path+"\nNeedle here\nneedle there\n")
 	}
-	gather := func(call func(func(runtime.FileInfo) error) error) []string {
+	list := func(op runtime.FileOp) []string {
 		t.Helper()
-		var paths []string
-		if err := call(func(f runtime.FileInfo) error { paths = append(paths, f.Path); return nil }); err != nil {
+		op.Path = "/tmp/l"
+		a, err := b.file(c.ID, op, nil)
+		if err != nil {
 			t.Error(err)
 		}
-		return paths
+		return a.Paths()
 	}
 	for depth, want := range map[int][]string{
 		1: {"/tmp/l/a.go", "/tmp/l/b.txt", "/tmp/l/sub"},
 		2: {"/tmp/l/a.go", "/tmp/l/b.txt", "/tmp/l/sub", "/tmp/l/sub/c.txt", "/tmp/l/sub/sub"},
 	} {
-		got := gather(func(f func(runtime.FileInfo) error) error { return in.ListDir(b.ctx, c.ID, "/tmp/l", depth, f) })
+		got := list(runtime.FileOp{Verb: runtime.FileList, Depth: depth})
 		if !slices.Equal(got, want) {
 			t.Errorf("to depth %d: %q", depth, got)
 		}
@@ -150,87 +207,92 @@ func testFileLists(t *testing.T, b *bed) {
 	for pattern, want := range map[string][]string{
 		"*.txt": {"/tmp/l/b.txt"}, "**/*.txt": {"/tmp/l/b.txt", "/tmp/l/sub/c.txt", "/tmp/l/sub/sub/d.txt"}, "none*": nil,
 	} {
-		got := gather(func(f func(runtime.FileInfo) error) error { return in.Glob(b.ctx, c.ID, "/tmp/l", pattern, 100, f) })
+		got := list(runtime.FileOp{Verb: runtime.FileGlob, Pattern: pattern, Limit: 100})
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: %q", pattern, got)
 		}
 	}
-	if got := gather(func(f func(runtime.FileInfo) error) error { return in.Glob(b.ctx, c.ID, "/tmp/l", "**", 2, f) }); len(got) != 2 {
+	if got := list(runtime.FileOp{Verb: runtime.FileGlob, Pattern: "**", Limit: 2}); len(got) != 2 {
 		t.Errorf("two of all: %q", got)
 	}
 	for name, tt := range map[string]struct {
-		search runtime.FileSearch
+		search runtime.FileOp
 		want   int
 	}{
-		"pattern":     {runtime.FileSearch{Path: "/tmp/l", Pattern: "^needle .*"}, 4},
-		"literal":     {runtime.FileSearch{Path: "/tmp/l", Pattern: "^needle", Literal: true}, 0},
-		"ignore case": {runtime.FileSearch{Path: "/tmp/l", Pattern: "needle", IgnoreCase: true}, 8},
-		"include":     {runtime.FileSearch{Path: "/tmp/l", Pattern: "needle", Include: "*.go"}, 1},
-		"limit":       {runtime.FileSearch{Path: "/tmp/l", Pattern: "needle", Limit: 2}, 2},
+		"pattern":     {runtime.FileOp{Pattern: "^needle .*"}, 4},
+		"literal":     {runtime.FileOp{Pattern: "^needle", Literal: true}, 0},
+		"ignore case": {runtime.FileOp{Pattern: "needle", IgnoreCase: true}, 8},
+		"include":     {runtime.FileOp{Pattern: "needle", Include: "*.go"}, 1},
+		"limit":       {runtime.FileOp{Pattern: "needle", Limit: 2}, 2},
 	} {
-		n := 0
-		err := in.Search(b.ctx, c.ID, tt.search, func(m runtime.FileMatch) error {
-			n++
+		tt.search.Verb, tt.search.Path = runtime.FileSearch, "/tmp/l"
+		a, err := b.file(c.ID, tt.search, nil)
+		for _, m := range a.Matches {
 			if m.Line < 2 || !strings.Contains(strings.ToLower(m.Text), "needle") || !strings.HasPrefix(m.Path, "/tmp/l/") {
 				t.Errorf("%s: %+v", name, m)
 			}
-			return nil
-		})
-		if err != nil || n != tt.want {
-			t.Errorf("%s: %d, %v; want %d", name, n, err, tt.want)
+		}
+		if err != nil || len(a.Matches) != tt.want {
+			t.Errorf("%s: %d, %v; want %d", name, len(a.Matches), err, tt.want)
 		}
 	}
-	err := in.Search(b.ctx, c.ID, runtime.FileSearch{Path: "/tmp/l", Pattern: "("}, func(runtime.FileMatch) error { return nil })
+	_, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileSearch, Path: "/tmp/l", Pattern: "("}, nil)
 	class(t, "a pattern that is none", err, errdefs.IsInvalidArgument, "InvalidArgument")
 	enough := errors.New("enough")
-	if err := in.ListDir(b.ctx, c.ID, "/tmp/l", 9, func(runtime.FileInfo) error { return enough }); !errors.Is(err, enough) {
+	err = b.inside().File(b.ctx, c.ID, runtime.FileOp{Verb: runtime.FileList, Path: "/tmp/l", Depth: 9},
+		runtime.FileIO{Info: func(runtime.FileInfo) error { return enough }})
+	if !errors.Is(err, enough) {
 		t.Errorf("a list that is broken off: %v", err)
 	}
 }
 
 func testFilesWatched(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
-	b.write(t, c.ID, runtime.FileWrite{Path: "/tmp/w/sub/x", Mkdir: true}, "")
+	c := b.create(t, b.spec())
+	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/w/sub/x", Parents: true}, "")
 	ctx, cancel := context.WithCancel(b.ctx)
 	defer cancel()
 	ready, done := make(chan struct{}), make(chan error, 1)
 	var seen []string
 	go func() {
-		done <- in.WatchFiles(ctx, c.ID, "/tmp/w", true, func() { close(ready) }, func(e runtime.FileEvent) error {
+		op := runtime.FileOp{Verb: runtime.FileWatch, Path: "/tmp/w", Recursive: true}
+		done <- b.inside().File(ctx, c.ID, op, runtime.FileIO{Event: func(e runtime.FileEvent) error {
 			seen = append(seen, e.Type+" "+e.Path)
-			if e.Type == "remove" {
+			switch e.Type {
+			case runtime.FileReady:
+				close(ready)
+			case "remove":
 				cancel()
 			}
 			return nil
-		})
+		}})
 	}()
 	select {
 	case <-ready:
 	case err := <-done:
 		t.Fatal(err)
 	}
-	b.write(t, c.ID, runtime.FileWrite{Path: "/tmp/w/sub/new"}, "x")
-	if err := in.RemoveFile(b.ctx, c.ID, "/tmp/w/sub/new", false); err != nil {
+	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/w/sub/new"}, "x")
+	if _, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileRemove, Path: "/tmp/w/sub/new"}, nil); err != nil {
 		t.Error(err)
 	}
-	if err := <-done; err != nil || !slices.Contains(seen, "remove /tmp/w/sub/new") {
+	if err := <-done; err != nil || seen[0] != "ready " || !slices.Contains(seen, "remove /tmp/w/sub/new") {
 		t.Errorf("%v, %q", err, seen)
 	}
-	err := in.WatchFiles(b.ctx, c.ID, "/tmp/none", false, nil, func(runtime.FileEvent) error { return nil })
+	_, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileWatch, Path: "/tmp/none"}, nil)
 	class(t, "watch of none", err, errdefs.IsNotFound, "NotFound")
 }
 
 func testTar(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
-	b.write(t, c.ID, runtime.FileWrite{Path: "/tmp/t/one", Mkdir: true, Mode: 0o600}, "content of one")
-	b.write(t, c.ID, runtime.FileWrite{Path: "/tmp/t/sub/two", Mkdir: true}, strings.Repeat("two", 100_000))
-	var archive bytes.Buffer
-	if err := in.ReadTar(b.ctx, c.ID, "/tmp/t", &archive); err != nil {
+	c := b.create(t, b.spec())
+	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/t/one", Parents: true, Mode: 0o600}, "content of one")
+	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/t/sub/two", Parents: true}, strings.Repeat("two", 100_000))
+	packed, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileTarRead, Path: "/tmp/t"}, nil)
+	if err != nil {
 		t.Fatal(err)
 	}
 	var names []string
-	for r := tar.NewReader(bytes.NewReader(archive.Bytes())); ; {
+	for r := tar.NewReader(bytes.NewReader(packed.Out.Bytes())); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
@@ -244,10 +306,14 @@ func testTar(t *testing.T, b *bed) {
 	if !slices.Equal(names, []string{"t", "t/one", "t/sub", "t/sub/two"}) {
 		t.Errorf("packed: %q", names)
 	}
-	if err := in.Mkdir(b.ctx, c.ID, "/tmp/into", 0o755, false); err != nil {
+	if _, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileMkdir, Path: "/tmp/into", Mode: 0o755}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := in.WriteTar(b.ctx, c.ID, "/tmp/into", &archive); err != nil {
+	unpack := func(archive io.Reader) error {
+		_, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileTarWrite, Path: "/tmp/into"}, archive)
+		return err
+	}
+	if err := unpack(&packed.Out); err != nil {
 		t.Fatal(err)
 	}
 	if got := b.read(t, c.ID, "/tmp/into/t/one", 0, -1); got != "content of one" {
@@ -263,12 +329,12 @@ func testTar(t *testing.T, b *bed) {
 		_ = w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: 1})
 		_, _ = w.Write([]byte("x"))
 		_ = w.Close()
-		_ = in.WriteTar(b.ctx, c.ID, "/tmp/into", &evil) // refused, or put inside
-		if _, err := in.Stat(b.ctx, c.ID, "/tmp/escaped"); !errdefs.IsNotFound(err) {
+		_ = unpack(&evil) // refused, or put inside
+		if _, err := b.stat(c.ID, "/tmp/escaped"); !errdefs.IsNotFound(err) {
 			t.Fatalf("%s was put outside: %v", name, err)
 		}
 	}
-	if err := in.WriteTar(b.ctx, c.ID, "/tmp/into", strings.NewReader("garbage")); err == nil {
+	if err := unpack(strings.NewReader("garbage")); err == nil {
 		t.Error("garbage was unpacked")
 	}
 }
@@ -279,23 +345,23 @@ func testFilesOfOthers(t *testing.T, b *bed) {
 	spec := b.spec()
 	spec.User, spec.ReadOnlyRootfs = "1000:1000", true
 	spec.Tmpfs = []runtime.Tmpfs{{Target: "/tmp", SizeBytes: 1 << 20}}
-	c, in := b.create(t, spec), b.inside()
-	info := b.write(t, c.ID, runtime.FileWrite{Path: "/tmp/mine"}, "x")
+	c := b.create(t, spec)
+	info := b.write(t, c.ID, runtime.FileOp{Path: "/tmp/mine"}, "x")
 	if info.UID != 1000 || info.GID != 1000 {
 		t.Errorf("%+v", info)
 	}
 	b.shell(t, c.ID, "ln -s mine /tmp/link; ln -s none /tmp/dangling; mkfifo /tmp/pipe; mkdir -m 0 /tmp/closed; printf x >$(printf '/tmp/odd\\377\\n')")
-	if got, err := in.Stat(b.ctx, c.ID, "/tmp/link"); err != nil || got.Size != 1 || !got.Mode.IsRegular() {
+	if got, err := b.stat(c.ID, "/tmp/link"); err != nil || got.Size != 1 || !got.Mode.IsRegular() {
 		t.Errorf("a link: %+v, %v", got, err)
 	}
 	modes := map[string]fs.FileMode{}
-	err := in.ListDir(b.ctx, c.ID, "/tmp", 1, func(f runtime.FileInfo) error {
+	a, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileList, Path: "/tmp", Depth: 1}, nil)
+	for _, f := range a.Files {
 		modes[strings.TrimPrefix(f.Path, "/tmp/")] = f.Mode.Type()
 		if f.Path == "/tmp/link" && f.Target != "mine" {
 			t.Errorf("%+v", f)
 		}
-		return nil
-	})
+	}
 	for name, want := range map[string]fs.FileMode{
 		"mine": 0, "link": fs.ModeSymlink, "dangling": fs.ModeSymlink, "pipe": fs.ModeNamedPipe, "closed": fs.ModeDir, "odd\xff": 0,
 	} {
@@ -303,14 +369,13 @@ func testFilesOfOthers(t *testing.T, b *bed) {
 			t.Errorf("%q is %v, %t, %v", name, got, ok, err)
 		}
 	}
-	_, err = in.WriteFile(b.ctx, c.ID, runtime.FileWrite{Path: "/tmp/closed/x"}, strings.NewReader("x"))
+	_, err = b.file(c.ID, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/closed/x"}, strings.NewReader("x"))
 	class(t, "write into a closed directory", err, errdefs.IsPermissionDenied, "PermissionDenied")
-	_, err = in.WriteFile(b.ctx, c.ID, runtime.FileWrite{Path: "/etc/passwd"}, strings.NewReader("x"))
+	_, err = b.file(c.ID, runtime.FileOp{Verb: runtime.FileWrite, Path: "/etc/passwd"}, strings.NewReader("x"))
 	class(t, "write to a read-only root", err, errdefs.IsPermissionDenied, "PermissionDenied")
-	_, err = in.WriteFile(b.ctx, c.ID, runtime.FileWrite{Path: "/tmp/full"}, zeros(2<<20))
+	_, err = b.file(c.ID, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/full"}, zeros(2<<20))
 	class(t, "write more than there is room for", err, errdefs.IsResourceExhausted, "ResourceExhausted")
-	err = in.ReadFile(b.ctx, c.ID, "/tmp/pipe", 0, -1, nil, io.Discard)
-	if err == nil {
+	if _, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileRead, Path: "/tmp/pipe", Length: -1}, nil); err == nil {
 		t.Error("a pipe was read")
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
 	"path"
 	"regexp"
@@ -18,8 +17,9 @@ import (
 )
 
 // files does something with the tree of a container, with f.mu held.
-func (f *Fake) files(ctx context.Context, op, id string, do func(*fakeContainer, *fakeFile) error) error {
-	c, err := f.inside(ctx, op, id)
+func (f *Fake) files(ctx context.Context, verb runtime.FileVerb, id string, do func(*fakeContainer, *fakeFile) error) error {
+	name := "file_" + string(verb)
+	c, err := f.inside(ctx, name, id)
 	if err != nil {
 		return err
 	}
@@ -29,287 +29,291 @@ func (f *Fake) files(ctx context.Context, op, id string, do func(*fakeContainer,
 	err = do(c, c.tree)
 	f.mu.Unlock()
 	if err != nil {
-		return fmt.Errorf("%s in %s: %w", op, id, err)
+		return fmt.Errorf("%s in %s: %w", name, id, err)
 	}
-	return f.after(op, id)
+	return f.after(name, id)
 }
 
-// Stat implements runtime.Files. Nothing is forbidden in a Fake, and mounts are empty
+// File implements runtime.Files. Nothing is forbidden in a Fake, and mounts are empty
 // directories of its own.
-func (f *Fake) Stat(ctx context.Context, id, name string) (info runtime.FileInfo, err error) {
-	err = f.files(ctx, "file_stat", id, func(c *fakeContainer, root *fakeFile) error {
-		at, err := root.there(name, true)
-		if err == nil {
-			info = at.file.info(path.Clean(name), c.spec)
-			info.Target = ""
-		}
+func (f *Fake) File(ctx context.Context, id string, op runtime.FileOp, fio runtime.FileIO) error {
+	if err := op.Check(); err != nil {
+		return err
+	}
+	switch op.Verb {
+	case runtime.FileWrite:
+		return f.writeFile(ctx, id, op, fio)
+	case runtime.FileTarRead:
+		return f.readTar(ctx, id, op.Path, fio.Out)
+	case runtime.FileTarWrite:
+		return f.writeTar(ctx, id, op.Path, fio.In)
+	case runtime.FileWatch:
+		return f.watchFiles(ctx, id, op, fio.Event)
+	}
+	var deliver func() error
+	err := f.files(ctx, op.Verb, id, func(c *fakeContainer, root *fakeFile) (err error) {
+		deliver, err = c.file(root, op, fio)
 		return err
 	})
-	return info, err
-}
-
-// ReadFile implements runtime.Files.
-func (f *Fake) ReadFile(ctx context.Context, id, name string, offset, length int64, open func(runtime.FileInfo) error, w io.Writer) error {
-	var info runtime.FileInfo
-	var data []byte
-	err := f.files(ctx, "file_read", id, func(c *fakeContainer, root *fakeFile) error {
-		if offset < 0 || length < -1 {
-			return runtime.Invalid("from %d, %d bytes", offset, length)
-		}
-		at, err := root.there(name, true)
-		switch {
-		case err != nil:
-			return err
-		case !at.file.mode.IsRegular():
-			return runtime.Invalid("%s is no regular file", name)
-		case offset > int64(len(at.file.data)):
-			return fmt.Errorf("%s has %d bytes: %w", name, len(at.file.data), errdefs.ErrOutOfRange)
-		}
-		info, data = at.file.info(path.Clean(name), c.spec), at.file.data[offset:]
-		if length >= 0 {
-			data = data[:min(length, int64(len(data)))]
-		}
-		return nil
-	})
-	if err == nil && open != nil {
-		err = open(info)
-	}
-	if err == nil && len(data) > 0 {
-		_, err = w.Write(data)
+	if err == nil && deliver != nil {
+		err = deliver()
 	}
 	return err
 }
 
-// WriteFile implements runtime.Files.
-func (f *Fake) WriteFile(ctx context.Context, id string, w runtime.FileWrite, r io.Reader) (info runtime.FileInfo, err error) {
+// file does an operation, and returns what delivers its answer.
+func (c *fakeContainer) file(root *fakeFile, op runtime.FileOp, fio runtime.FileIO) (deliver func() error, err error) {
+	switch op.Verb {
+	case runtime.FileStat:
+		at, err := root.there(op.Path, true)
+		if err != nil {
+			return nil, err
+		}
+		info := at.file.info(path.Clean(op.Path), c.spec)
+		info.Target = ""
+		return func() error { return deliverInfo(fio, info) }, nil
+	case runtime.FileRead:
+		return c.readFile(root, op, fio)
+	case runtime.FileList, runtime.FileGlob:
+		found, err := c.find(root, op)
+		return func() error { return each(found, fio.Info) }, err
+	case runtime.FileSearch:
+		found, err := search(root, op)
+		return func() error { return each(found, fio.Match) }, err
+	case runtime.FileMkdir:
+		return nil, c.mkdir(root, op)
+	case runtime.FileMove, runtime.FileCopy:
+		return nil, c.relocate(root, op)
+	case runtime.FileRemove:
+		return nil, c.removeFile(root, op)
+	}
+	return nil, runtime.Invalid("the verb %q", op.Verb)
+}
+
+func each[T any](all []T, f func(T) error) error {
+	for _, v := range all {
+		if err := f(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func deliverInfo(fio runtime.FileIO, info runtime.FileInfo) error {
+	if fio.Info == nil {
+		return nil
+	}
+	return fio.Info(info)
+}
+
+func (c *fakeContainer) readFile(root *fakeFile, op runtime.FileOp, fio runtime.FileIO) (deliver func() error, err error) {
+	at, err := root.there(op.Path, true)
+	switch {
+	case err != nil:
+		return nil, err
+	case !at.file.mode.IsRegular():
+		return nil, runtime.Invalid("%s is no regular file", op.Path)
+	case op.Offset > int64(len(at.file.data)):
+		return nil, fmt.Errorf("%s has %d bytes: %w", op.Path, len(at.file.data), errdefs.ErrOutOfRange)
+	}
+	info, data := at.file.info(path.Clean(op.Path), c.spec), at.file.data[op.Offset:]
+	if op.Length >= 0 {
+		data = data[:min(op.Length, int64(len(data)))]
+	}
+	return func() error {
+		err := deliverInfo(fio, info)
+		if err == nil && len(data) > 0 {
+			_, err = fio.Out.Write(data)
+		}
+		return err
+	}, nil
+}
+
+func (f *Fake) writeFile(ctx context.Context, id string, op runtime.FileOp, fio runtime.FileIO) error {
 	check := func(root *fakeFile) (fakePlace, error) {
-		dir := path.Dir(path.Clean(w.Path))
-		if w.Mkdir {
+		dir := path.Dir(path.Clean(op.Path))
+		if op.Parents {
 			if err := root.mkdir(dir, 0o755); err != nil {
 				return fakePlace{}, err
 			}
 		}
-		at, err := root.find(w.Path, true)
+		at, err := root.find(op.Path, true)
 		switch {
 		case err != nil:
 			return at, err
-		case strings.HasSuffix(w.Path, "/") || at.file != nil && !at.file.mode.IsRegular():
-			return at, runtime.Invalid("%s is no regular file", w.Path)
-		case at.file != nil && w.NoClash:
-			return at, fmt.Errorf("%s: %w", w.Path, errdefs.ErrAlreadyExists)
+		case strings.HasSuffix(op.Path, "/") || at.file != nil && !at.file.mode.IsRegular():
+			return at, runtime.Invalid("%s is no regular file", op.Path)
+		case at.file != nil && op.NoClash:
+			return at, fmt.Errorf("%s: %w", op.Path, errdefs.ErrAlreadyExists)
 		}
 		return at, nil
 	}
 	// It is known to be in the way before anything is read.
-	err = f.files(ctx, "file_write", id, func(_ *fakeContainer, root *fakeFile) error {
+	err := f.files(ctx, op.Verb, id, func(_ *fakeContainer, root *fakeFile) error {
 		_, err := check(root)
 		return err
 	})
 	if err != nil {
-		return info, err
+		return err
 	}
-	data, err := io.ReadAll(r)
-	if err != nil && !w.Append {
-		return info, err
+	data, err := io.ReadAll(fio.In)
+	if err != nil && !op.Append {
+		return err
 	}
 	if ctx.Err() != nil {
-		return info, ctxError(ctx)
+		return ctxError(ctx)
 	}
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	c, gone := f.find(id)
 	if gone != nil || c.info.State != runtime.StateRunning {
-		return info, errDied
+		f.mu.Unlock()
+		return errDied
 	}
 	at, wrong := check(c.tree)
 	if wrong != nil {
-		return info, wrong
+		f.mu.Unlock()
+		return wrong
 	}
-	file := &fakeFile{mode: w.Mode & fs.ModePerm, time: time.Now(), data: data}
+	file := &fakeFile{mode: op.Mode, time: time.Now(), data: data}
 	kind := "create"
 	if file.mode == 0 {
 		file.mode = 0o644
 	}
 	if at.file != nil {
 		kind, file.mode = "modify", at.file.mode
-		if w.Append {
+		if op.Append {
 			file.data = slices.Concat(at.file.data, data)
 		}
 	}
 	at.put(file)
 	c.tell(kind, at.path, false)
-	return file.info(path.Clean(w.Path), c.spec), err
+	info := file.info(path.Clean(op.Path), c.spec)
+	f.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return deliverInfo(fio, info)
 }
 
-// ListDir implements runtime.Files.
-func (f *Fake) ListDir(ctx context.Context, id, name string, depth int, visit func(runtime.FileInfo) error) error {
-	return f.found(ctx, "file_list", id, name, depth, math.MaxInt, nil, visit)
+// find gives the files below a directory that a FileList or FileGlob means.
+func (c *fakeContainer) find(root *fakeFile, op runtime.FileOp) (out []runtime.FileInfo, err error) {
+	depth, limit := op.Depth, math.MaxInt
+	match := func(string) bool { return true }
+	if op.Verb == runtime.FileGlob {
+		depth, limit = math.MaxInt, op.Limit
+		elements := strings.Split(op.Pattern, "/")
+		match = func(below string) bool { return matchGlob(elements, strings.Split(below, "/")) }
+	}
+	at, err := root.there(op.Path, true)
+	if err != nil {
+		return nil, err
+	}
+	if !at.file.mode.IsDir() {
+		return nil, runtime.Invalid("%s is no directory", op.Path)
+	}
+	clean := path.Clean(op.Path)
+	at.file.walk(clean, depth, func(full string, file *fakeFile) {
+		if len(out) < limit && match(strings.TrimPrefix(strings.TrimPrefix(full, clean), "/")) {
+			out = append(out, file.info(full, c.spec))
+		}
+	})
+	return out, nil
 }
 
-// Glob implements runtime.Files.
-func (f *Fake) Glob(ctx context.Context, id, name, pattern string, limit int, visit func(runtime.FileInfo) error) error {
-	elements := strings.Split(pattern, "/")
-	for _, e := range elements {
-		if _, err := path.Match(e, ""); err != nil {
-			return runtime.Invalid("pattern %q: %w", pattern, err)
+func (c *fakeContainer) mkdir(root *fakeFile, op runtime.FileOp) error {
+	mode := op.Mode
+	if mode == 0 {
+		mode = 0o755
+	}
+	if op.Parents {
+		if err := root.mkdir(path.Dir(path.Clean(op.Path)), 0o755); err != nil {
+			return err
 		}
 	}
-	match := func(below string) bool { return matchGlob(elements, strings.Split(below, "/")) }
-	return f.found(ctx, "file_glob", id, name, math.MaxInt, limit, match, visit)
+	at, err := root.find(op.Path, true)
+	switch {
+	case err != nil:
+		return err
+	case at.file != nil && at.file.mode.IsDir() && op.Parents:
+		return nil
+	case at.file != nil:
+		return fmt.Errorf("%s: %w", op.Path, errdefs.ErrAlreadyExists)
+	}
+	at.put(newDir(mode))
+	c.tell("create", at.path, true)
+	return nil
 }
 
-// found tells of the files below a directory that match.
-func (f *Fake) found(ctx context.Context, op, id, name string, depth, limit int, match func(string) bool, visit func(runtime.FileInfo) error) error {
-	var out []runtime.FileInfo
-	err := f.files(ctx, op, id, func(c *fakeContainer, root *fakeFile) error {
-		at, err := root.there(name, true)
-		if err != nil {
-			return err
+func (c *fakeContainer) relocate(root *fakeFile, op runtime.FileOp) error {
+	source, err := root.there(op.Path, false)
+	if err != nil {
+		return err
+	}
+	target, err := root.find(op.To, false)
+	switch {
+	case err != nil:
+		return err
+	case source.dir == nil || target.dir == nil || source.file.mode.IsDir() && runtime.Below(target.path, source.path):
+		return runtime.Invalid("%s can't be put at %s", op.Path, op.To)
+	case target.file != nil && !op.Replace:
+		return fmt.Errorf("%s: %w", op.To, errdefs.ErrAlreadyExists)
+	case target.file != nil && target.file.mode.IsDir() != source.file.mode.IsDir():
+		return runtime.Invalid("%s is of another kind than %s", op.To, op.Path)
+	case target.file != nil && len(target.file.files) > 0:
+		return fmt.Errorf("%s isn't empty: %w", op.To, errdefs.ErrFailedPrecondition)
+	}
+	target.put(source.file.clone())
+	if op.Verb == runtime.FileMove {
+		delete(source.dir.files, source.name)
+		c.tell("rename", source.path, source.file.mode.IsDir())
+	}
+	c.tell("create", target.path, source.file.mode.IsDir())
+	return nil
+}
+
+func (c *fakeContainer) removeFile(root *fakeFile, op runtime.FileOp) error {
+	at, err := root.there(op.Path, false)
+	switch {
+	case err != nil:
+		return err
+	case at.dir == nil:
+		return runtime.Invalid("the root can't be removed")
+	case len(at.file.files) > 0 && !op.Recursive:
+		return fmt.Errorf("%s isn't empty: %w", op.Path, errdefs.ErrFailedPrecondition)
+	}
+	delete(at.dir.files, at.name)
+	c.tell("remove", at.path, at.file.mode.IsDir())
+	return nil
+}
+
+// search finds lines.
+func search(root *fakeFile, op runtime.FileOp) (out []runtime.FileMatch, err error) {
+	expr := op.Pattern
+	if op.Literal {
+		expr = regexp.QuoteMeta(expr)
+	}
+	if op.IgnoreCase {
+		expr = "(?i)" + expr
+	}
+	re, err := regexp.Compile(expr)
+	if err != nil {
+		return nil, runtime.Invalid("pattern %q", op.Pattern)
+	}
+	at, err := root.there(op.Path, true)
+	if err != nil {
+		return nil, err
+	}
+	look := func(full string, file *fakeFile) {
+		if ok, _ := path.Match(op.Include, path.Base(full)); !file.mode.IsRegular() || op.Include != "" && !ok {
+			return
 		}
-		if !at.file.mode.IsDir() || depth < 0 || limit < 0 {
-			return runtime.Invalid("%s is no directory, or a number is negative", name)
-		}
-		clean := path.Clean(name)
-		at.file.walk(clean, depth, func(full string, file *fakeFile) {
-			if len(out) < limit && (match == nil || match(strings.TrimPrefix(strings.TrimPrefix(full, clean), "/"))) {
-				out = append(out, file.info(full, c.spec))
+		for i, line := range strings.Split(strings.TrimSuffix(string(file.data), "\n"), "\n") {
+			if len(out) < op.Limit && re.MatchString(line) {
+				out = append(out, runtime.FileMatch{Path: full, Line: i + 1, Text: line[:min(len(line), 4<<10)]})
 			}
-		})
-		return nil
-	})
-	for _, info := range out {
-		if err == nil {
-			err = visit(info)
 		}
 	}
-	return err
-}
-
-// Mkdir implements runtime.Files.
-func (f *Fake) Mkdir(ctx context.Context, id, name string, mode fs.FileMode, parents bool) error {
-	return f.files(ctx, "file_mkdir", id, func(c *fakeContainer, root *fakeFile) error {
-		clean := path.Clean(name)
-		if mode == 0 {
-			mode = 0o755
-		}
-		if parents {
-			if err := root.mkdir(path.Dir(clean), 0o755); err != nil {
-				return err
-			}
-		}
-		at, err := root.find(name, true)
-		switch {
-		case err != nil:
-			return err
-		case at.file != nil && at.file.mode.IsDir() && parents:
-			return nil
-		case at.file != nil:
-			return fmt.Errorf("%s: %w", name, errdefs.ErrAlreadyExists)
-		}
-		at.put(newDir(mode & fs.ModePerm))
-		c.tell("create", at.path, true)
-		return nil
-	})
-}
-
-// Move implements runtime.Files.
-func (f *Fake) Move(ctx context.Context, id, from, to string, replace bool) error {
-	return f.relocate(ctx, "file_move", id, from, to, replace, true)
-}
-
-// Copy implements runtime.Files.
-func (f *Fake) Copy(ctx context.Context, id, from, to string, replace bool) error {
-	return f.relocate(ctx, "file_copy", id, from, to, replace, false)
-}
-
-func (f *Fake) relocate(ctx context.Context, op, id, from, to string, replace, move bool) error {
-	return f.files(ctx, op, id, func(c *fakeContainer, root *fakeFile) error {
-		source, err := root.there(from, false)
-		if err != nil {
-			return err
-		}
-		target, err := root.find(to, false)
-		switch {
-		case err != nil:
-			return err
-		case source.dir == nil || target.dir == nil || source.file.mode.IsDir() && runtime.Below(target.path, source.path):
-			return runtime.Invalid("%s can't be put at %s", from, to)
-		case target.file != nil && !replace:
-			return fmt.Errorf("%s: %w", to, errdefs.ErrAlreadyExists)
-		case target.file != nil && target.file.mode.IsDir() != source.file.mode.IsDir():
-			return runtime.Invalid("%s is of another kind than %s", to, from)
-		case target.file != nil && len(target.file.files) > 0:
-			return fmt.Errorf("%s isn't empty: %w", to, errdefs.ErrFailedPrecondition)
-		}
-		target.put(source.file.clone())
-		if move {
-			delete(source.dir.files, source.name)
-			c.tell("rename", source.path, source.file.mode.IsDir())
-		}
-		c.tell("create", target.path, source.file.mode.IsDir())
-		return nil
-	})
-}
-
-// RemoveFile implements runtime.Files.
-func (f *Fake) RemoveFile(ctx context.Context, id, name string, recursive bool) error {
-	return f.files(ctx, "file_remove", id, func(c *fakeContainer, root *fakeFile) error {
-		at, err := root.there(name, false)
-		switch {
-		case err != nil:
-			return err
-		case at.dir == nil:
-			return runtime.Invalid("the root can't be removed")
-		case len(at.file.files) > 0 && !recursive:
-			return fmt.Errorf("%s isn't empty: %w", name, errdefs.ErrFailedPrecondition)
-		}
-		delete(at.dir.files, at.name)
-		c.tell("remove", at.path, at.file.mode.IsDir())
-		return nil
-	})
-}
-
-// Search implements runtime.Files.
-func (f *Fake) Search(ctx context.Context, id string, s runtime.FileSearch, visit func(runtime.FileMatch) error) error {
-	var out []runtime.FileMatch
-	err := f.files(ctx, "file_search", id, func(_ *fakeContainer, root *fakeFile) error {
-		expr := s.Pattern
-		if s.Literal {
-			expr = regexp.QuoteMeta(expr)
-		}
-		if s.IgnoreCase {
-			expr = "(?i)" + expr
-		}
-		re, err := regexp.Compile(expr)
-		if _, bad := path.Match(s.Include, ""); err != nil || bad != nil || s.Limit < 0 || s.Limit > 10_000 {
-			return runtime.Invalid("pattern %q in %q, limit %d", s.Pattern, s.Include, s.Limit)
-		}
-		at, err := root.there(s.Path, true)
-		if err != nil {
-			return err
-		}
-		limit := s.Limit
-		if limit == 0 {
-			limit = 1000
-		}
-		look := func(full string, file *fakeFile) {
-			if ok, _ := path.Match(s.Include, path.Base(full)); !file.mode.IsRegular() || s.Include != "" && !ok {
-				return
-			}
-			for i, line := range strings.Split(strings.TrimSuffix(string(file.data), "\n"), "\n") {
-				if len(out) < limit && re.MatchString(line) {
-					out = append(out, runtime.FileMatch{Path: full, Line: i + 1, Text: line[:min(len(line), 4<<10)]})
-				}
-			}
-		}
-		look(path.Clean(s.Path), at.file)
-		at.file.walk(path.Clean(s.Path), math.MaxInt, look)
-		return nil
-	})
-	for _, m := range out {
-		if err == nil {
-			err = visit(m)
-		}
-	}
-	return err
+	look(path.Clean(op.Path), at.file)
+	at.file.walk(path.Clean(op.Path), math.MaxInt, look)
+	return out, nil
 }

@@ -18,14 +18,13 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// ReadTar implements runtime.Files.
-func (f *Fake) ReadTar(ctx context.Context, id, name string, w io.Writer) error {
+func (f *Fake) readTar(ctx context.Context, id, name string, w io.Writer) error {
 	type entry struct {
 		name string
 		file *fakeFile
 	}
 	var out []entry
-	err := f.files(ctx, "file_tar_read", id, func(_ *fakeContainer, root *fakeFile) error {
+	err := f.files(ctx, runtime.FileTarRead, id, func(_ *fakeContainer, root *fakeFile) error {
 		at, err := root.there(name, true)
 		if err != nil {
 			return err
@@ -59,11 +58,10 @@ func (f *Fake) ReadTar(ctx context.Context, id, name string, w io.Writer) error 
 	return archive.Close()
 }
 
-// WriteTar implements runtime.Files. It takes directories, regular files and symbolic
-// links.
-func (f *Fake) WriteTar(ctx context.Context, id, name string, r io.Reader) error {
+// writeTar takes directories, regular files and symbolic links.
+func (f *Fake) writeTar(ctx context.Context, id, name string, r io.Reader) error {
 	into := func(do func(*fakeContainer, *fakeFile) error) error {
-		return f.files(ctx, "file_tar_write", id, func(c *fakeContainer, root *fakeFile) error {
+		return f.files(ctx, runtime.FileTarWrite, id, func(c *fakeContainer, root *fakeFile) error {
 			at, err := root.there(name, true)
 			if err == nil && !at.file.mode.IsDir() {
 				err = runtime.Invalid("%s is no directory", name)
@@ -138,7 +136,7 @@ func (f *fakeFile) all() map[string]*fakeFile {
 	return f.files
 }
 
-// fakeFileWatcher is a WatchFiles under way. It belongs to f.mu.
+// fakeFileWatcher is a FileWatch under way. It belongs to f.mu.
 type fakeFileWatcher struct {
 	dir       string // as the caller named it
 	path      string // without links
@@ -161,12 +159,12 @@ func (c *fakeContainer) tell(kind, name string, dir bool) {
 	}
 }
 
-// WatchFiles implements runtime.Files.
-func (f *Fake) WatchFiles(ctx context.Context, id, name string, recursive bool, ready func(), handle func(runtime.FileEvent) error) error {
-	w := &fakeFileWatcher{dir: path.Clean(name), recursive: recursive, wake: make(chan struct{}, 1)}
+func (f *Fake) watchFiles(ctx context.Context, id string, op runtime.FileOp, handle func(runtime.FileEvent) error) error {
+	name := op.Path
+	w := &fakeFileWatcher{dir: path.Clean(name), recursive: op.Recursive, wake: make(chan struct{}, 1)}
 	var c *fakeContainer
 	var down, gone <-chan struct{}
-	err := f.files(ctx, "file_watch", id, func(found *fakeContainer, root *fakeFile) error {
+	err := f.files(ctx, op.Verb, id, func(found *fakeContainer, root *fakeFile) error {
 		at, err := root.there(name, true)
 		if err != nil {
 			return err
@@ -192,8 +190,8 @@ func (f *Fake) WatchFiles(ctx context.Context, id, name string, recursive bool, 
 	if err != nil {
 		return err
 	}
-	if ready != nil {
-		ready()
+	if err := handle(runtime.FileEvent{Type: runtime.FileReady}); err != nil {
+		return err
 	}
 	for {
 		select {

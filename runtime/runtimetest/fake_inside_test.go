@@ -182,7 +182,10 @@ func TestFakeInsideEnds(t *testing.T) {
 				_, err := a.Next()
 				attached <- err
 			}()
-			go func() { watched <- f.WatchFiles(t.Context(), c.ID, "/tmp", true, nil, nil) }()
+			go func() {
+				ignore := func(runtime.FileEvent) error { return nil }
+				watched <- f.File(t.Context(), c.ID, runtime.FileOp{Verb: runtime.FileWatch, Path: "/tmp"}, runtime.FileIO{Event: ignore})
+			}()
 			synctest.Wait()
 			return attached, watched
 		}
@@ -247,82 +250,51 @@ func TestFakeDial(t *testing.T) {
 }
 
 func TestFakeFiles(t *testing.T) {
-	ctx := t.Context()
 	f := NewFake(FakeOptions{})
 	c := mustCreate(t, f, runtime.Spec{Name: "a", User: "7:8", WorkingDir: "/work"})
-	write := func(w runtime.FileWrite, data string) error {
-		_, err := f.WriteFile(ctx, c.ID, w, strings.NewReader(data))
-		return err
-	}
-	read := func(name string, offset, length int64) (string, error) {
-		var out strings.Builder
-		err := f.ReadFile(ctx, c.ID, name, offset, length, nil, &out)
-		return out.String(), err
-	}
-	list := func(name string, depth int) (names string) {
-		if err := f.ListDir(ctx, c.ID, name, depth, func(i runtime.FileInfo) error {
-			names += strings.TrimPrefix(i.Path, name) + " "
-			return nil
-		}); err != nil {
-			t.Error(err)
-		}
-		return names
+	do := func(verb runtime.FileVerb, path string, op runtime.FileOp, in string) (*FileAnswer, error) {
+		op.Verb, op.Path = verb, path
+		return DoFile(t.Context(), f, c.ID, op, strings.NewReader(in))
 	}
 	for _, step := range []struct {
-		what string
-		do   func() error
+		verb runtime.FileVerb
+		path string
+		op   runtime.FileOp
+		in   string
 		is   func(error) bool // nil: no error
 	}{
-		{"write", func() error { return write(runtime.FileWrite{Path: "/work/a"}, "one\ntwo\n") }, nil},
-		{"append", func() error { return write(runtime.FileWrite{Path: "/work/a", Append: true}, "three\n") }, nil},
-		{"write again", func() error { return write(runtime.FileWrite{Path: "/work/a", NoClash: true}, "") }, errdefs.IsAlreadyExists},
-		{"write below a file", func() error { return write(runtime.FileWrite{Path: "/work/a/b"}, "") }, errdefs.IsInvalidArgument},
-		{"write nowhere", func() error { return write(runtime.FileWrite{Path: "/work/d/e/f"}, "") }, errdefs.IsNotFound},
-		{"write with directories", func() error { return write(runtime.FileWrite{Path: "/work/d/e/f", Mkdir: true}, "f") }, nil},
-		{"write to a directory", func() error { return write(runtime.FileWrite{Path: "/work/d"}, "") }, errdefs.IsInvalidArgument},
-		{"read a directory", func() error { _, err := read("/work", 0, -1); return err }, errdefs.IsInvalidArgument},
-		{"read past the end", func() error { _, err := read("/work/a", 99, -1); return err }, errdefs.IsOutOfRange},
-		{"read nothing", func() error { _, err := read("/none", 0, -1); return err }, errdefs.IsNotFound},
-		{"relative", func() error { _, err := f.Stat(ctx, c.ID, "work"); return err }, errdefs.IsInvalidArgument},
-		{"mkdir twice", func() error { return f.Mkdir(ctx, c.ID, "/work/d", 0o700, false) }, errdefs.IsAlreadyExists},
-		{"mkdir parents", func() error { return f.Mkdir(ctx, c.ID, "/work/x/y", 0o700, true) }, nil},
-		{"mkdir parents twice", func() error { return f.Mkdir(ctx, c.ID, "/work/x/y", 0o700, true) }, nil},
-		{"copy into itself", func() error { return f.Copy(ctx, c.ID, "/work/d", "/work/d/e/g", false) }, errdefs.IsInvalidArgument},
-		{"copy", func() error { return f.Copy(ctx, c.ID, "/work/d", "/work/d2", false) }, nil},
-		{"copy over", func() error { return f.Copy(ctx, c.ID, "/work/d", "/work/d2", false) }, errdefs.IsAlreadyExists},
-		{"copy over one that isn't empty", func() error { return f.Copy(ctx, c.ID, "/work/d", "/work/d2", true) }, errdefs.IsFailedPrecondition},
-		{"move", func() error { return f.Move(ctx, c.ID, "/work/d2/e/f", "/work/b", false) }, nil},
-		{"remove", func() error { return f.RemoveFile(ctx, c.ID, "/work/d", false) }, errdefs.IsFailedPrecondition},
-		{"remove all", func() error { return f.RemoveFile(ctx, c.ID, "/work/d", true) }, nil},
+		{"write", "/work/a", runtime.FileOp{}, "one\ntwo\n", nil},
+		{"write", "/work/a", runtime.FileOp{Append: true}, "three\n", nil},
+		{"write", "/work/a/b", runtime.FileOp{}, "", errdefs.IsInvalidArgument},
+		{"write", "/work/d/e/f", runtime.FileOp{}, "", errdefs.IsNotFound},
+		{"write", "/work/d/e/f", runtime.FileOp{Parents: true}, "f", nil},
+		{"write", "/work/d", runtime.FileOp{}, "", errdefs.IsInvalidArgument},
+		{"read", "/work", runtime.FileOp{}, "", errdefs.IsInvalidArgument},
+		{"read", "/none", runtime.FileOp{}, "", errdefs.IsNotFound},
+		{"mkdir", "/work/x/y", runtime.FileOp{Mode: 0o700, Parents: true}, "", nil},
+		{"mkdir", "/work/x/y", runtime.FileOp{Mode: 0o700, Parents: true}, "", nil},
+		{"copy", "/work/d", runtime.FileOp{To: "/work/d/e/g"}, "", errdefs.IsInvalidArgument},
+		{"copy", "/work/d", runtime.FileOp{To: "/work/d2"}, "", nil},
+		{"copy", "/work/d", runtime.FileOp{To: "/work/d2", Replace: true}, "", errdefs.IsFailedPrecondition},
+		{"move", "/work/d2/e/f", runtime.FileOp{To: "/work/b"}, "", nil},
+		{"remove", "/work/d", runtime.FileOp{Recursive: true}, "", nil},
 	} {
-		if err := step.do(); step.is == nil && err != nil || step.is != nil && !step.is(err) {
-			t.Errorf("%s: %v", step.what, err)
+		if _, err := do(step.verb, step.path, step.op, step.in); step.is == nil && err != nil || step.is != nil && !step.is(err) {
+			t.Errorf("%s %s %+v: %v", step.verb, step.path, step.op, err)
 		}
 	}
-	if got := list("/work", 9); got != "/a /b /d2 /d2/e /x /x/y " {
-		t.Errorf("list: %s", got)
+	for depth, want := range map[int]string{9: "/work/a /work/b /work/d2 /work/d2/e /work/x /work/x/y", 1: "/work/a /work/b /work/d2 /work/x"} {
+		if a, err := do(runtime.FileList, "/work", runtime.FileOp{Depth: depth}, ""); err != nil || strings.Join(a.Paths(), " ") != want {
+			t.Errorf("%d deep: %s, %v", depth, a.Paths(), err)
+		}
 	}
-	if got := list("/work", 1); got != "/a /b /d2 /x " {
-		t.Errorf("flat: %s", got)
+	a, err := do(runtime.FileRead, "/work/./a", runtime.FileOp{Offset: 4, Length: 5}, "")
+	if info := a.Info(); err != nil || a.Out.String() != "two\nt" || info.Size != 14 || info.Mode != 0o644 || info.UID != 7 || info.GID != 8 {
+		t.Errorf("%s, %+v, %v", &a.Out, info, err)
 	}
-	if got, err := read("/work/./a", 4, 5); err != nil || got != "two\nt" {
-		t.Errorf("%q, %v", got, err)
-	}
-	if info, err := f.Stat(ctx, c.ID, "/work/a"); err != nil || info.Size != 14 || info.Mode != 0o644 || info.UID != 7 || info.GID != 8 {
-		t.Errorf("%+v, %v", info, err)
-	}
-	var found []string
-	if err := f.Glob(ctx, c.ID, "/", "**/y", 10, func(i runtime.FileInfo) error { found = append(found, i.Path); return nil }); err != nil {
-		t.Error(err)
-	}
-	if err := f.Search(ctx, c.ID, runtime.FileSearch{Path: "/work", Pattern: "T", IgnoreCase: true, Limit: 2}, func(m runtime.FileMatch) error {
-		found = append(found, fmt.Sprintf("%s:%d:%s", m.Path, m.Line, m.Text))
-		return nil
-	}); err != nil {
-		t.Error(err)
-	}
-	if got := strings.Join(found, " "); got != "/work/x/y /work/a:2:two /work/a:3:three" {
-		t.Errorf("found %s", got)
+	a, err = do(runtime.FileSearch, "/work", runtime.FileOp{Pattern: "T", IgnoreCase: true, Limit: 2}, "")
+	if got := fmt.Sprint(a.Matches); err != nil || got != "[{/work/a 2 two} {/work/a 3 three}]" {
+		t.Errorf("found %s, %v", got, err)
 	}
 }
 
@@ -348,16 +320,17 @@ func TestFakeTar(t *testing.T) {
 	if err := archive.Close(); err != nil {
 		t.Fatal(err)
 	}
-	_ = f.WriteTar(ctx, c.ID, "/tmp", &in)
-	if _, err := f.Stat(ctx, c.ID, "/etc/x"); !errdefs.IsNotFound(err) {
+	unpack := runtime.FileOp{Verb: runtime.FileTarWrite, Path: "/tmp"}
+	_, _ = DoFile(ctx, f, c.ID, unpack, &in)
+	if _, err := DoFile(ctx, f, c.ID, runtime.FileOp{Verb: runtime.FileStat, Path: "/etc/x"}, nil); !errdefs.IsNotFound(err) {
 		t.Errorf("it went out of the directory: %v", err)
 	}
-	var out bytes.Buffer
-	if err := f.ReadTar(ctx, c.ID, "/tmp/d", &out); err != nil {
+	packed, err := DoFile(ctx, f, c.ID, runtime.FileOp{Verb: runtime.FileTarRead, Path: "/tmp/d"}, nil)
+	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
-	for r := tar.NewReader(&out); ; {
+	for r := tar.NewReader(&packed.Out); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
@@ -374,7 +347,7 @@ func TestFakeTar(t *testing.T) {
 	if err := errors.Join(bad.WriteHeader(&tar.Header{Name: "../x"}), bad.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.WriteTar(ctx, c.ID, "/tmp", &in); !errdefs.IsInvalidArgument(err) {
+	if _, err := DoFile(ctx, f, c.ID, unpack, &in); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("a name that leads out: %v", err)
 	}
 }
@@ -388,10 +361,15 @@ func TestFakeWatchFiles(t *testing.T) {
 			var seen []string
 			done, ready := make(chan error, 1), make(chan struct{})
 			go func() {
-				done <- f.WatchFiles(ctx, c.ID, "/tmp", recursive, func() { close(ready) }, func(e runtime.FileEvent) error {
+				op := runtime.FileOp{Verb: runtime.FileWatch, Path: "/tmp", Recursive: recursive}
+				done <- f.File(ctx, c.ID, op, runtime.FileIO{Event: func(e runtime.FileEvent) error {
+					if e.Type == runtime.FileReady {
+						close(ready)
+						return nil
+					}
 					seen = append(seen, e.Type+" "+e.Path)
 					return nil
-				})
+				}})
 			}()
 			<-ready
 			return done, &seen
@@ -399,11 +377,12 @@ func TestFakeWatchFiles(t *testing.T) {
 		all, deep := watch(true)
 		some, flat := watch(false)
 		for _, name := range []string{"/tmp/a", "/tmp/a", "/tmp/d/b", "/etc/c"} {
-			if _, err := f.WriteFile(t.Context(), c.ID, runtime.FileWrite{Path: name, Mkdir: true}, strings.NewReader("")); err != nil {
+			op := runtime.FileOp{Verb: runtime.FileWrite, Path: name, Parents: true}
+			if _, err := DoFile(t.Context(), f, c.ID, op, strings.NewReader("")); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := f.RemoveFile(t.Context(), c.ID, "/tmp/a", false); err != nil {
+		if _, err := DoFile(t.Context(), f, c.ID, runtime.FileOp{Verb: runtime.FileRemove, Path: "/tmp/a"}, nil); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()

@@ -62,13 +62,10 @@ func buildAgent(ctx context.Context) (program []byte, err error) {
 	return os.ReadFile(out)
 }
 
-// moduleRoot is the directory of this module's sources.
+// moduleRoot is the directory of the product's sources, also for a module that uses them.
 func moduleRoot(ctx context.Context) (string, error) {
-	mod, err := output(ctx, "", "go", "env", "GOMOD")
-	if err != nil {
-		return "", err
-	}
-	return filepath.Dir(string(bytes.TrimSpace(mod))), nil
+	dir, err := output(ctx, "", "go", "list", "-m", "-f", "{{.Dir}}", "github.com/bermhq/berm")
+	return string(bytes.TrimSpace(dir)), err
 }
 
 // output runs a program that builds without C, in a directory.

@@ -3,7 +3,6 @@ package engine
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,27 +11,20 @@ import (
 	"strings"
 )
 
-// BuildBerm builds berm as a release has it, its agent in it whether that was built
-// before or not, and answers its path below dir. It needs what BuildAgent needs.
-func BuildBerm(ctx context.Context, dir string) (string, error) {
-	root, err := moduleRoot(ctx)
-	if err != nil {
-		return "", err
+// Berm is the path of the program berm: BERM_BIN, or else what make build has built.
+func Berm() (string, error) {
+	path := os.Getenv("BERM_BIN")
+	if path == "" {
+		root, err := moduleRoot(context.Background())
+		if err != nil {
+			return "", err
+		}
+		path = filepath.Join(root, "bin", "berm")
 	}
-	agent, err := PutAgent(ctx, dir)
-	if err != nil {
-		return "", err
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("the tests run berm, which make build builds: %w", err)
 	}
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(root, "cmd/berm/serve/agent/berm-agent"): agent}})
-	if err != nil {
-		return "", err
-	}
-	file, out := filepath.Join(dir, "overlay.json"), filepath.Join(dir, "berm")
-	if err := os.WriteFile(file, overlay, 0o600); err != nil {
-		return "", err
-	}
-	_, err = output(ctx, root, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-overlay", file, "-o", out, "./cmd/berm")
-	return out, err
+	return filepath.Abs(path)
 }
 
 // BuildBermImage builds the image of a built berm, as `make image` does, on the Docker

@@ -18,8 +18,8 @@ import (
 // Containerd is a private containerd without Docker, and what it keeps. Its methods
 // may be called from many goroutines at once.
 //
-// When the process dies without Close, the daemon dies with it, and the next engine
-// that is started in the same Options.Dir removes the rest.
+// When the process dies without Close, the daemon dies with it, and a watchdog removes
+// the rest. If that dies, too, the next engine that is started in the same Options.Dir does.
 type Containerd struct {
 	*ground
 	mu     sync.Mutex // guards ground's daemon

@@ -23,8 +23,8 @@ import (
 // Docker is a private Docker Engine: a containerd, a dockerd, and what they keep.
 // Its methods may be called from many goroutines at once.
 //
-// When the process dies without Close, the daemons die with it, and the next
-// StartDocker removes the rest.
+// When the process dies without Close, the daemons die with it, and a watchdog removes
+// the rest. If that dies, too, the next StartDocker does.
 type Docker struct {
 	*ground
 	mu      sync.Mutex // guards the daemons

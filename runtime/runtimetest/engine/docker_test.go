@@ -2,17 +2,12 @@ package engine
 
 import (
 	"context"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const image = "berm.local/enginetest:latest"
@@ -97,14 +92,6 @@ func leftovers(t *testing.T, p *place) []string {
 	}
 	found = append(found, notes...)
 	return found
-}
-
-// elsewhere gives what there is in directories that all engines share.
-func elsewhere(p *place) []string {
-	paths := make(map[string]bool)
-	p.noteShared(paths)
-	maps.DeleteFunc(paths, func(path string, _ bool) bool { _, err := os.Lstat(path); return err != nil })
-	return slices.Collect(maps.Keys(paths))
 }
 
 func TestDocker(t *testing.T) {
@@ -201,48 +188,6 @@ func TestDockerOwnerKilled(t *testing.T) {
 		}
 		run(t, d)
 	}, func(dir string) { start(t, Options{Dir: dir}) })
-}
-
-// testOwnerKilled has a process of its own start an engine in a directory and be
-// killed, and then another engine started there.
-func testOwnerKilled(t *testing.T, first, again func(dir string)) {
-	if dir := os.Getenv("BERM_ENGINE_TEST_DIR"); dir != "" {
-		first(dir)
-		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-	}
-	base, err := os.MkdirTemp("", "berm") // t.TempDir's paths are too long
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(base) })
-	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-	cmd.Env = append(os.Environ(), "BERM_ENGINE_TEST_DIR="+base)
-	out, err := cmd.CombinedOutput()
-	if err == nil || cmd.ProcessState.ExitCode() != -1 {
-		t.Fatalf("the owner wasn't killed: %v\n%s", err, out)
-	}
-	left, err := filepath.Glob(filepath.Join(base, placePrefix+"*"))
-	if err != nil || len(left) != 1 {
-		t.Fatalf("the killed owner left %v, %v", left, err)
-	}
-	stale := &place{dir: left[0], name: filepath.Base(left[0])}
-	elsewhere := elsewhere(stale)
-	if len(leftovers(t, stale)) < 3 || len(elsewhere) == 0 {
-		t.Fatalf("nothing to clean up: the test proves nothing")
-	}
-	begun := time.Now()
-	again(base)
-	if took := time.Since(begun); took > 10*time.Second {
-		t.Errorf("started in %s", took)
-	}
-	for _, what := range leftovers(t, stale) {
-		t.Errorf("left behind: %s", what)
-	}
-	for _, path := range elsewhere {
-		if _, err := os.Lstat(path); err == nil {
-			t.Errorf("left behind: %s", path)
-		}
-	}
 }
 
 func TestBusyboxRootfs(t *testing.T) {

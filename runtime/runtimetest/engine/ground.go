@@ -16,8 +16,8 @@ import (
 // Options say how to start an engine. The zero value will do.
 type Options struct {
 	// Dir is where the engine makes a directory for all that it keeps. Empty is
-	// os.TempDir(). Engines whose owner died are looked for in the same place, so
-	// it should be the same each time. At most 60 characters.
+	// the directory for temporary files. Engines whose owner died are looked for in the
+	// same place, so it should be the same each time. At most 60 characters.
 	Dir string
 	// Log receives a line about each step; nil discards.
 	Log io.Writer
@@ -50,7 +50,7 @@ func newGround(kind string, opts Options) (*ground, error) {
 		opts.Log = io.Discard
 	}
 	if opts.Dir == "" {
-		opts.Dir = os.TempDir()
+		opts.Dir = tempDir
 	}
 	if opts.StartTimeout == 0 {
 		opts.StartTimeout = 30 * time.Second

@@ -20,6 +20,9 @@ import (
 
 const (
 	placePrefix = "berm-engine-"
+	// tempPrefix is of places for a test's other files. It is short, as the paths of
+	// sockets below a test's temporary directory are long as it is.
+	tempPrefix = "bermt"
 
 	// These are the same for every containerd.
 	shimSocketDir = "/run/containerd/s"
@@ -37,6 +40,9 @@ type place struct {
 
 // newPlace removes what dead owners left, and makes a directory.
 func newPlace(opts Options) (*place, error) {
+	if err := watchTemporary(); err != nil {
+		return nil, err
+	}
 	parent, err := filepath.EvalSymlinks(opts.Dir)
 	if err != nil {
 		return nil, err
@@ -56,13 +62,20 @@ func newPlace(opts Options) (*place, error) {
 			_, _ = fmt.Fprintf(opts.Log, "%v\n", err)
 		}
 	}
-	name := placePrefix + strings.ToLower(rand.Text()[:8])
+	return makePlace(parent, placePrefix+strings.ToLower(rand.Text()[:8]))
+}
+
+// makePlace makes a directory of this process's own. The lock on parent is held.
+func makePlace(parent, name string) (*place, error) {
 	p := &place{dir: filepath.Join(parent, name), name: name}
 	if err := os.Mkdir(p.dir, 0o711); err != nil { // 0711: users in containers reach their mounts
 		return nil, err
 	}
 	if taken, err := p.claim(); err != nil || taken {
 		return nil, errors.Join(fmt.Errorf("can't lock %s", p.dir), err, os.RemoveAll(p.dir))
+	}
+	if err := watchOver(p.dir); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(p.dir), p.owner.Close())
 	}
 	return p, nil
 }
@@ -93,10 +106,12 @@ func claimStale(parent string) ([]*place, error) {
 	}
 	var stale []*place
 	for _, e := range entries {
-		if !e.IsDir() || !strings.HasPrefix(e.Name(), placePrefix) {
+		p := &place{dir: filepath.Join(parent, e.Name()), name: e.Name()}
+		_, err := os.Lstat(p.path("owner")) // others may have directories with so short a name
+		temporary := strings.HasPrefix(e.Name(), tempPrefix) && err == nil
+		if !e.IsDir() || !temporary && !strings.HasPrefix(e.Name(), placePrefix) {
 			continue
 		}
-		p := &place{dir: filepath.Join(parent, e.Name()), name: e.Name()}
 		if !ownedByRoot(p.dir) {
 			continue // anyone can make directories in /tmp
 		}
@@ -129,7 +144,7 @@ func (p *place) remove() error {
 // it left. The lock on the parent directory is held.
 func (p *place) clear() error {
 	shared := make(map[string]bool)
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute) // for a thousand containers
 	for {
 		p.noteShared(shared)
 		p.killDaemons()
@@ -200,7 +215,7 @@ func (p *place) removeSharedDirs() {
 	if _, err := os.Lstat("/run/containerd/containerd.sock"); err == nil {
 		return
 	}
-	for _, parent := range []string{filepath.Dir(p.dir), os.TempDir()} {
+	for _, parent := range []string{filepath.Dir(p.dir), tempDir} {
 		others, err := filepath.Glob(filepath.Join(parent, placePrefix+"*"))
 		if err != nil || len(others) > 0 {
 			return
@@ -212,10 +227,10 @@ func (p *place) removeSharedDirs() {
 	}
 }
 
-// killDaemons kills daemons, shims and their helpers by the paths in their arguments,
-// and all whose program is a file in this place, such as the writers of logs.
+// killDaemons kills daemons, shims, servers and their helpers by the paths in their
+// arguments, and all whose program is a file in this place, such as the writers of logs.
 func (p *place) killDaemons() {
-	names := []string{"dockerd", "containerd", "containerd-shim", "containerd-shim-runc-v2", "runc", "crun", "berm-agent"}
+	names := []string{"berm", "dockerd", "containerd", "containerd-shim", "containerd-shim-runc-v2", "runc", "crun", "berm-agent"}
 	cmdlines, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is good
 	for _, f := range cmdlines {
 		b, err := os.ReadFile(f)

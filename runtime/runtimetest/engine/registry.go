@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/google/go-containerregistry/pkg/registry"
 )
 
 // RegistryOptions say how to start a registry. The zero value will do.
@@ -48,7 +47,7 @@ func StartRegistry(ctx context.Context, opts RegistryOptions) (*Registry, error)
 	silent := log.New(io.Discard, "", 0)
 	r := &Registry{
 		host:   listener.Addr().String(),
-		store:  registry.New(registry.Logger(silent)),
+		store:  new(RegistryStore),
 		served: make(chan error, 1),
 	}
 	r.server = &http.Server{Handler: opts.guard(r.store), ErrorLog: silent, ReadHeaderTimeout: 10 * time.Second}
@@ -58,14 +57,12 @@ func StartRegistry(ctx context.Context, opts RegistryOptions) (*Registry, error)
 
 func (o RegistryOptions) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		w.Header().Set("Content-Type", "application/json") // newer engines read an error of no other type
 		if user, password, _ := req.BasicAuth(); o.User == "" || user == o.User && password == o.Password {
 			next.ServeHTTP(w, req)
 			return
 		}
 		w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
-		w.WriteHeader(http.StatusUnauthorized)
-		_, _ = io.WriteString(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`)
+		registryError(w, http.StatusUnauthorized, "UNAUTHORIZED", "authentication required")
 	})
 }
 

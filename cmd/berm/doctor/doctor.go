@@ -1,0 +1,207 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
+)
+
+// NewCommand makes the command doctor.
+func NewCommand() *cobra.Command {
+	var output string
+	var strict, enter bool
+	var limit time.Duration
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Look at the host, the engine and the configuration, and say what won't work, or not as hard as it could",
+		Long: `Look at all that berm serve would need with the same configuration file, environment
+and flags, and say of each what was found:
+
+  ok    as it should be
+  soft  it works, but a limit, a wall or a guarantee isn't there: what follows, and what to do
+  bad   berm serve would refuse to start, or be of no use or a danger: what follows, and what to do
+
+Nothing is started, made or changed, and a server that runs isn't disturbed. The exit
+code is 1 when something is bad, with --strict also when something is soft. Run it as
+the user, and in the container, that berm serve is to run as and in. NO_COLOR is heeded.`,
+		Example: `  berm doctor
+  berm doctor --config /etc/berm/berm.yaml --policy /etc/berm/policy.yaml
+  BERM_ENGINE_KIND=containerd berm doctor --strict
+  berm doctor -o json | jq -r '.findings[] | select(.grade != "ok") | .id'
+  docker exec berm /berm doctor`,
+		Args: cobra.NoArgs,
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--output is %q, want text or json", output)}
+			}
+			if limit <= 0 {
+				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--timeout is %s, want more than 0", limit)}
+			}
+			x := examination{limit: limit}
+			file, err := cmd.Flags().GetString("config")
+			if err != nil {
+				return err
+			}
+			x.file = cmp.Or(file, os.Getenv("BERM_CONFIG"))
+			x.cfg, x.err = reading(cmd.Context(), limit, cmp.Or(x.file, "the configuration"), func() (*config.Config, error) { return config.FromFlags(cmd) })
+			if x.err == nil && enter {
+				done, err := serve.EnterEngine(cmd.Context(), x.cfg.Engine)
+				if done {
+					return err
+				}
+				x.outside = err
+			}
+			r := x.run(cmd.Context())
+			if output == "json" {
+				err = config.WriteJSON(cmd.OutOrStdout(), r)
+			} else {
+				err = r.print(cmd.OutOrStdout())
+			}
+			if err == nil && (r.Grade == gradeBad || strict && r.Grade == gradeSoft) {
+				err = &config.ExitError{Code: config.ExitFailure}
+			}
+			return err
+		}),
+	}
+	config.AddFlags(cmd)
+	cmd.Flags().DurationVar(&limit, "timeout", 10*time.Second, "how long each look at something may take")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cmd.Flags().BoolVar(&strict, "strict", false, "exit with 1 also when something is soft")
+	cmd.Flags().BoolVar(&enter, "enter-engine", false, "look from where berm serve --enter-engine works")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// A grade is what a check came to.
+type grade string
+
+const (
+	gradeOK   grade = "ok"
+	gradeSoft grade = "soft"
+	gradeBad  grade = "bad"
+)
+
+// finding is what a check came to. Several may have one ID, as listeners do.
+type finding struct {
+	ID    string `json:"id"` // stable: a group, a dot and a name
+	Grade grade  `json:"grade"`
+	Found string `json:"found"`
+	Means string `json:"means,omitempty"` // what follows from it; empty when it is ok
+	Fix   string `json:"fix,omitempty"`
+}
+
+func okay(id, found string) finding             { return finding{id, gradeOK, found, "", ""} }
+func soft(id, found, means, fix string) finding { return finding{id, gradeSoft, found, means, fix} }
+func bad(id, found, means, fix string) finding  { return finding{id, gradeBad, found, means, fix} }
+
+// rule is a finding and when it holds.
+type rule struct {
+	holds bool
+	finding
+}
+
+// first returns the finding of the first rule that holds. The last rule always does.
+func first(rules ...rule) finding {
+	i := slices.IndexFunc(rules, func(r rule) bool { return r.holds })
+	return rules[i].finding
+}
+
+// said is an error on one line; empty for nil.
+func said(err error) string {
+	if err == nil {
+		return ""
+	}
+	return config.OneLine(err).Error()
+}
+
+// wontStart is what follows from what berm serve refuses.
+const wontStart = "berm serve refuses to start"
+
+// report is all that was found.
+type report struct {
+	Berm     string    `json:"berm"`
+	Grade    grade     `json:"grade"` // the worst
+	Findings []finding `json:"findings"`
+}
+
+// examination is of one configuration.
+type examination struct {
+	cfg     *config.Config // nil with an error
+	err     error
+	file    string        // that it is from; empty if it is from none
+	outside error         // why the engine's mount namespace couldn't be entered
+	limit   time.Duration // of each look at something
+}
+
+// run looks at everything.
+func (x examination) run(ctx context.Context) report {
+	host, err := serve.Within(ctx, x.limit, func(context.Context) (hostFacts, error) { return lookAtHost("/", os.Geteuid()) })
+	host.err = err
+	if x.err != nil {
+		return newReport(append(host.judge("docker", true), bad("config.file", strings.ReplaceAll(said(x.err), ":;", ":"), wontStart,
+			"berm config print shows every key, what it means and where its value comes from")))
+	}
+	e := lookAtEngine(ctx, x.limit, x.cfg)
+	p := lookAtPolicy(ctx, x.limit, e)
+	s := lookAtStorage(ctx, x.limit, e.cfg)
+	findings := append(host.judge(e.cfg.Engine.Kind, e.local()), okay("config.file", configSource(x.file)))
+	if x.outside != nil {
+		findings = append(findings, bad("engine.enter", said(x.outside), wontStart, "have the engine run before berm, or leave --enter-engine out on the engine's own host"))
+	}
+	findings = append(findings, e.judge(p.policy)...)
+	findings = append(findings, p.judge(e)...)
+	if p.policy != nil {
+		findings = append(findings, host.judgeOwner(p.policy.Owner(), e.cfg.Sandbox.ChatsRoot)...)
+	}
+	findings = append(findings, s.judge(e.cfg, host)...)
+	findings = append(findings, checkSeals(ctx, x.limit, e, s)...)
+	return newReport(append(findings, checkDoors(ctx, x.limit, e.cfg, s)...))
+}
+
+// userInfo is an address's scheme with what is before its host, where a password may be.
+var userInfo = regexp.MustCompile(`(\w://)[^/\s]\S*@`)
+
+// withoutUser leaves it out of an address, and of all that are in a text.
+func withoutUser(text string) string { return userInfo.ReplaceAllString(text, "$1") }
+
+func newReport(findings []finding) report {
+	r := report{Berm: config.VersionLine(), Grade: gradeOK, Findings: findings}
+	for i, f := range findings {
+		findings[i].Found, findings[i].Means, findings[i].Fix = withoutUser(f.Found), withoutUser(f.Means), withoutUser(f.Fix)
+		if f.Grade == gradeBad || f.Grade == gradeSoft && r.Grade == gradeOK {
+			r.Grade = f.Grade
+		}
+	}
+	return r
+}
+
+// count is how many of a grade there are.
+func (r report) count(g grade) int {
+	n := 0
+	for _, f := range r.Findings {
+		if f.Grade == g {
+			n++
+		}
+	}
+	return n
+}
+
+// reading is within for what comes of files, which one that is stuck can't name.
+func reading[T any](ctx context.Context, limit time.Duration, what string, read func() (T, error)) (T, error) {
+	v, err := serve.Within(ctx, limit, func(context.Context) (T, error) { return read() })
+	if errors.Is(err, serve.ErrStuck) {
+		err = fmt.Errorf("%s: %w", what, err)
+	}
+	return v, err
+}

@@ -1,0 +1,199 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
+	"github.com/bermhq/berm/lifecycle/mountpin"
+	"github.com/bermhq/berm/policy"
+)
+
+// policyFacts are what is known of the policy, and of what it names.
+type policyFacts struct {
+	policy *policy.Policy // nil with an error
+	err    error          // why berm serve wouldn't take it
+	held   error          // why mounts can't be held; nil if they can
+	images []imageFacts
+}
+
+// imageFacts are of an image that profiles have.
+type imageFacts struct {
+	ref      string
+	profiles []string
+	err      error // why it isn't known to be there: errdefs' NotFound, if it isn't
+}
+
+// lookAtPolicy reads the policy as berm serve does, and asks the engine for its images.
+func lookAtPolicy(ctx context.Context, limit time.Duration, e *engineFacts) *policyFacts {
+	p := &policyFacts{}
+	p.policy, p.err = serve.Within(ctx, limit, func(context.Context) (*policy.Policy, error) {
+		return serve.ReadPolicyAs(e.cfg, e.view, e.self, policy.ReadSecret)
+	})
+	p.held = serve.Try(ctx, limit, func(context.Context) error {
+		if err := e.view.Holds(); err != nil {
+			return err
+		}
+		return mountpin.Try(existing(filepath.Join(e.cfg.StateDir, "hold")))
+	})
+	if p.err != nil {
+		return p
+	}
+	p.err = serve.CheckPolicy(e.cfg, p.held)(p.policy)
+	p.images = imagesOf(p.policy)
+	for i := range p.images {
+		img := &p.images[i]
+		if img.err = e.err; img.err == nil {
+			img.err = serve.Try(ctx, limit, func(ctx context.Context) error { _, err := e.client.Image(ctx, img.ref); return err })
+		}
+	}
+	return p
+}
+
+// imagesOf are the images that profiles run when nobody asks for another.
+func imagesOf(p *policy.Policy) []imageFacts {
+	var images []imageFacts
+	for _, name := range p.Profiles() {
+		pr, _ := p.Profile(name)
+		ref := cmp.Or(p.Sandbox(policy.Request{Profile: name}).Spec.Image, pr.Image) // with the digest of a pin
+		i := slices.IndexFunc(images, func(img imageFacts) bool { return img.ref == ref })
+		if i < 0 {
+			i = len(images)
+			images = append(images, imageFacts{ref: ref})
+		}
+		images[i].profiles = append(images[i].profiles, name)
+	}
+	return images
+}
+
+func (p *policyFacts) judge(e *engineFacts) []finding {
+	const id = "policy.file"
+	file := cmp.Or(e.cfg.PolicyFile, "the built-in policy")
+	if p.policy == nil {
+		return []finding{bad(id, said(p.err), wontStart, "mend "+file+"; docs/policy.yaml has every key")}
+	}
+	var out []finding
+	found := file + "; profiles: " + some(p.policy.Profiles())
+	if p.err != nil {
+		out = append(out, bad(id, file+": "+said(p.err), wontStart, "change the policy, or where Berm runs"))
+	} else {
+		out = append(out, okay(id, found))
+	}
+	out = append(out, p.judgeHold(e)...)
+	if e.err == nil {
+		out = append(out, p.judgeImages(e.cfg.Engine))
+	}
+	return append(out, p.judgeDigests(), p.judgeNetworks())
+}
+
+// judgeHold says by which mode mounts are kept from being exchanged.
+func (p *policyFacts) judgeHold(e *engineFacts) []finding {
+	const id = "policy.hold"
+	own := e.cfg.Sandbox.ChatsRoot + e.cfg.Sandbox.DependenciesRoot + e.cfg.Sandbox.LambdaToolsRoot
+	trusted := p.policy.TrustedRoots()
+	switch {
+	case own == "" && !p.policy.AllowsMounts():
+		return []finding{okay(id, "no directory of the host can be mounted")}
+	case p.held == nil:
+		return []finding{okay(id, "mode held: mounts are held from their check until the engine has made them")}
+	case p.err != nil || !e.view.Asked:
+		return nil
+	}
+	found := "mode trusted, as mounts can't be held: " + said(p.held)
+	switch {
+	case !p.policy.AllowsMounts():
+		return []finding{okay(id, found+"; only Berm's own directories are mounted")}
+	case len(trusted) == 0:
+		return []finding{soft(id, found+"; there are no mounts.trusted_roots", "every request to mount a directory of the host is refused", serve.HoldRemedy)}
+	}
+	return []finding{soft(id, found+"; trusted: "+some(trusted), "mounts that these don't cover are refused, and so are writable ones below them", serve.HoldRemedy)}
+}
+
+func (p *policyFacts) judgeImages(cfg config.Engine) finding {
+	const id = "policy.images"
+	var absent, unknown []string
+	pull := "docker pull "
+	switch {
+	case cfg.Kind == "containerd":
+		pull = "ctr --address " + serve.EngineSocket(cfg) + " --namespace " + cmp.Or(cfg.Namespace, "berm") + " images pull "
+	case cfg.Address != "": // docker's own client doesn't know of it
+		pull = "DOCKER_HOST=" + cfg.Address + " " + pull
+	}
+	for _, img := range p.images {
+		switch {
+		case errdefs.IsNotFound(img.err):
+			absent = append(absent, img.ref)
+		case img.err != nil:
+			unknown = append(unknown, img.ref+": "+said(img.err))
+		}
+	}
+	if len(absent) > 0 {
+		pull += inFull(absent[0], cfg.Kind)
+	}
+	return first(
+		rule{len(unknown) > 0, soft(id, "can't be asked for: "+some(unknown), "whether they are there isn't known", "look at the engine's log")},
+		rule{len(absent) > 0 && p.policy.PullPolicy() == policy.PullNever, bad(id, "the engine lacks "+some(absent), "nothing can be made of them, as the policy says images.pull: never", pull)},
+		rule{len(absent) > 0, soft(id, "the engine lacks "+some(absent), "the first create waits for the pull, or fails where the registry can't be reached", pull)},
+		rule{true, okay(id, fmt.Sprintf("the engine has those of all %d profiles", len(p.policy.Profiles())))},
+	)
+}
+
+// inFull is a reference as an engine's own client wants it: containerd's knows no default
+// registry.
+func inFull(ref, kind string) string {
+	host, _, deep := strings.Cut(ref, "/")
+	switch {
+	case kind != "containerd" || deep && (strings.ContainsAny(host, ".:") || host == "localhost"):
+		return ref
+	case deep:
+		return "docker.io/" + ref
+	}
+	return "docker.io/library/" + ref
+}
+
+func (p *policyFacts) judgeDigests() finding {
+	const id = "policy.digests"
+	var loose []string
+	for _, img := range p.images {
+		if !strings.Contains(img.ref, "@") {
+			loose = append(loose, img.ref)
+		}
+	}
+	if len(loose) == 0 {
+		return okay(id, "profiles' images have digests")
+	}
+	return soft(id, "without a digest: "+some(loose), "whoever can push that tag chooses what sandboxes run", "pin it in the policy's images.pins, or give the digest")
+}
+
+// judgeNetworks is about where sandboxes get to.
+func (p *policyFacts) judgeNetworks() finding {
+	const id = "policy.networks"
+	var words, together []string
+	out := map[string]bool{}
+	for _, n := range p.policy.Networks() {
+		word := "with a way out"
+		if n.Internal {
+			word = "internal"
+		}
+		out[n.Name] = !n.Internal
+		if !n.Isolated {
+			together = append(together, n.Name)
+		}
+		words = append(words, n.Name+" ("+word+")")
+	}
+	found := "there are " + some(words)
+	pr, _ := defaultProfile(p.policy)
+	return first(
+		rule{len(together) > 0, soft(id, "not isolated: "+some(together)+"; "+found, "sandboxes on it reach each other, and so what others run", "leave isolated: false out of the policy, or give each tenant a network of its own")},
+		rule{out[pr.Network], soft(id, "the profile default has "+pr.Network+"; "+found, "every sandbox that doesn't ask for less reaches the internet, and what else the host reaches", "have network: \"off\" in the profile default, and another profile for who needs it")},
+		rule{true, okay(id, "by default "+pr.Network+"; who asks gets "+some(words))},
+	)
+}

@@ -1,0 +1,129 @@
+package doctor
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+)
+
+// groups of findings, by what their IDs begin with, in the order that they are printed in.
+var groups = []struct{ prefix, title string }{
+	{"host", "Host"}, {"config", "Configuration"}, {"engine", "Engine"}, {"policy", "Policy"}, {"storage", "Storage"}, {"doors", "Doors"},
+}
+
+// Colours of terminals, by grade; and what ends one.
+var colours = map[grade]string{gradeOK: "\x1b[32m", gradeSoft: "\x1b[33m", gradeBad: "\x1b[31m"}
+
+const (
+	bold    = "\x1b[1m"
+	plainly = "\x1b[0m"
+)
+
+// minWidth is of a terminal that lines are broken for; on a narrower one it breaks them itself.
+const minWidth = 60
+
+// print writes a line for each finding, and a second one for what isn't ok.
+func (r report) print(w io.Writer) error {
+	width, colour := 0, false
+	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		width, _, _ = term.GetSize(int(f.Fd()))
+		colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	}
+	_, err := io.WriteString(w, r.text(width, colour))
+	return err
+}
+
+// text is what print writes. A width of 0 breaks no line.
+func (r report) text(width int, colour bool) string {
+	paint := func(code, s string) string {
+		if !colour {
+			return s
+		}
+		return code + s + plainly
+	}
+	labels := 0
+	for _, f := range r.Findings {
+		labels = max(labels, len(f.label()))
+	}
+	var b strings.Builder
+	for _, g := range groups {
+		begun := false
+		for _, f := range r.Findings {
+			if !strings.HasPrefix(f.ID, g.prefix+".") {
+				continue
+			}
+			if !begun {
+				fmt.Fprintf(&b, "%s\n", paint(bold, g.title))
+				begun = true
+			}
+			indent := "  " + strings.Repeat(" ", len(gradeSoft)+2+labels+2)
+			head := fmt.Sprintf("  %s%s  %-*s  ", paint(colours[f.Grade], string(f.Grade)), strings.Repeat(" ", len(gradeSoft)-len(f.Grade)), labels, f.label())
+			b.WriteString(head + fold(f.Found, indent, width) + "\n")
+			if f.Means != "" {
+				advice := f.Means
+				if f.Fix != "" {
+					advice += "; fix: " + f.Fix
+				}
+				b.WriteString(indent + fold(advice, indent, width) + "\n")
+			}
+		}
+		if begun {
+			b.WriteString("\n")
+		}
+	}
+	verdict := "berm serve works here"
+	switch r.Grade {
+	case gradeBad:
+		verdict = "berm serve doesn't work here as it should: mend what is bad first"
+	case gradeSoft:
+		verdict += "; what is soft is weaker than it could be"
+	}
+	tally := fmt.Sprintf("%d ok, %d soft, %d bad: ", r.count(gradeOK), r.count(gradeSoft), r.count(gradeBad))
+	return b.String() + fold(tally+verdict, "", width) + "\n"
+}
+
+// label is an ID without its group.
+func (f finding) label() string {
+	_, name, _ := strings.Cut(f.ID, ".")
+	return strings.ReplaceAll(name, "_", " ")
+}
+
+// fold breaks a text between words, for lines of a width that begin with an indent. What
+// could garble a terminal is taken out of it.
+func fold(text, indent string, width int) string {
+	text = strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case !unicode.IsPrint(r):
+			return '?'
+		}
+		return r
+	}, text)
+	if width < minWidth {
+		return text
+	}
+	room := width - utf8.RuneCountInString(indent)
+	var b strings.Builder
+	used := 0
+	for i, word := range strings.Fields(text) {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case i == 0:
+		case used+1+n > room:
+			b.WriteString("\n" + indent)
+			used = 0
+		default:
+			b.WriteString(" ")
+			used++
+		}
+		b.WriteString(word)
+		used += n
+	}
+	return b.String()
+}

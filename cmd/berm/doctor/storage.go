@@ -1,0 +1,339 @@
+package doctor
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
+	"github.com/bermhq/berm/lifecycle/quota/project"
+	"github.com/bermhq/berm/lifecycle/store"
+)
+
+// littleSpace is when a file system is about full, in bytes.
+const littleSpace = 512 << 20
+
+// storageFacts are what is known of directories and of what is in them.
+type storageFacts struct {
+	state        dirFacts
+	lockedBy     string // process that has the state directory; empty if none does, or none that can be seen
+	instance     string
+	instanceErr  error
+	database     databaseFacts
+	databaseErr  error // why it can't be used; fs.ErrNotExist: there is none yet
+	chats        dirFacts
+	unused       bool  // no server ever had chats there
+	quotas       error // why the kernel doesn't hold workspaces to their quotas
+	dependencies dirFacts
+	tools        dirFacts
+	temporary    dirFacts
+}
+
+// databaseFacts are of a database.
+type databaseFacts struct {
+	schema  int
+	known   int  // the newest schema that this berm knows
+	merging bool // its log isn't merged into it
+}
+
+// dirFacts are of a directory, or of the one above it that is there.
+type dirFacts struct {
+	path    string // as configured; empty: none is
+	there   bool
+	kind    string // of file system
+	remote  bool   // it is on another machine
+	free    uint64 // bytes for whoever isn't root
+	err     error  // why nothing can be made in it
+	created bool   // berm serve makes it
+}
+
+func lookAtStorage(ctx context.Context, limit time.Duration, cfg *config.Config) *storageFacts {
+	s := &storageFacts{}
+	look := func(path string, made bool) dirFacts {
+		d, err := serve.Within(ctx, limit, func(context.Context) (dirFacts, error) { return lookAtDir(path), nil })
+		if err != nil {
+			d.err = err
+		}
+		d.path, d.created = path, made
+		return d
+	}
+	s.state = look(cfg.StateDir, true)
+	s.chats = look(cfg.Sandbox.ChatsRoot, cfg.Sandbox.CreateRoots)
+	s.dependencies = look(cfg.Sandbox.DependenciesRoot, cfg.Sandbox.CreateRoots)
+	s.tools = look(cfg.Sandbox.LambdaToolsRoot, cfg.Sandbox.CreateRoots)
+	s.temporary = look(cfg.SpoolDir(), true)
+	if errors.Is(s.state.err, serve.ErrStuck) {
+		s.instanceErr, s.databaseErr = serve.ErrStuck, serve.ErrStuck
+		return s
+	}
+	s.lockedBy, _ = serve.Within(ctx, limit, func(context.Context) (string, error) { return lockHolder("/proc", filepath.Join(cfg.StateDir, "lock")) })
+	s.instance, s.instanceErr = reading(ctx, limit, filepath.Join(cfg.StateDir, serve.StateInstance), func() (string, error) { return serve.Instance(cfg.StateDir, cfg.Engine.Instance) })
+	database := filepath.Join(cfg.StateDir, serve.StateStore)
+	s.database, s.databaseErr = reading(ctx, limit, database, func() (databaseFacts, error) { return lookAtDatabase(database) })
+	if s.chats.path != "" && s.chats.err == nil {
+		err := serve.Try(ctx, limit, func(context.Context) error { _, err := os.Lstat(filepath.Join(s.chats.path, ".staging")); return err }) // lifecycle/chat's
+		s.unused = errors.Is(err, fs.ErrNotExist)
+		s.quotas = serve.Try(ctx, limit, func(context.Context) error {
+			q, err := project.Find(existing(s.chats.path))
+			if err == nil {
+				err = q.Close()
+			}
+			return err
+		})
+	}
+	return s
+}
+
+// lookAtDatabase goes by the database's header: SQLite would make files beside it.
+func lookAtDatabase(path string) (d databaseFacts, err error) {
+	if d.schema, d.known, err = store.Look(path); err != nil {
+		return d, err
+	}
+	for _, name := range []string{path, path + "-wal", path + "-shm"} {
+		err := unix.Faccessat(unix.AT_FDCWD, name, unix.R_OK|unix.W_OK, unix.AT_EACCESS)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return d, &os.PathError{Op: "write to", Path: name, Err: err}
+		}
+	}
+	if fi, err := os.Stat(path + "-wal"); err == nil && fi.Size() > 0 {
+		d.merging = true // and what the file lacks may be in there
+		return d, nil
+	}
+	return d, entire(path)
+}
+
+// entire refuses a database that is shorter than its header says.
+func entire(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	fi, err := f.Stat()
+	if err != nil || fi.Size() == 0 {
+		return err
+	}
+	var header [100]byte // https://www.sqlite.org/fileformat.html#the_database_header
+	if _, err := io.ReadFull(f, header[:]); err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	page := int64(binary.BigEndian.Uint16(header[16:]))
+	if page == 1 {
+		page = 64 << 10
+	}
+	size := page * int64(binary.BigEndian.Uint32(header[28:]))
+	if known := bytes.Equal(header[24:28], header[92:96]); known && fi.Size() < size {
+		return fmt.Errorf("%s is cut off: it has %d of %d bytes", path, fi.Size(), size)
+	}
+	return nil
+}
+
+func lookAtDir(path string) dirFacts {
+	if path == "" {
+		return dirFacts{}
+	}
+	var d dirFacts
+	fi, err := os.Stat(path)
+	switch {
+	case err == nil && !fi.IsDir():
+		d.err = &os.PathError{Op: "open", Path: path, Err: unix.ENOTDIR}
+		return d
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		d.err = err
+		return d
+	}
+	d.there = err == nil
+	at := existing(path)
+	var st unix.Statfs_t
+	if err := unix.Statfs(at, &st); err != nil {
+		d.err = &os.PathError{Op: "statfs", Path: at, Err: err}
+		return d
+	}
+	magic := int64(st.Type) & 0xffffffff //nolint:unconvert // it is smaller on some machines
+	d.kind, d.remote = cmp.Or(fileSystems[magic].name, fmt.Sprintf("file system %#x", magic)), fileSystems[magic].remote
+	d.free = st.Bavail * uint64(st.Bsize) //nolint:gosec // no block has less than no bytes
+	if err := unix.Faccessat(unix.AT_FDCWD, at, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		d.err = &os.PathError{Op: "write to", Path: at, Err: err}
+	}
+	return d
+}
+
+// fileSystems are the kinds that are known by name, by their magic numbers.
+var fileSystems = map[int64]struct {
+	name   string
+	remote bool // its files are on another machine
+}{
+	unix.EXT4_SUPER_MAGIC: {"ext4", false}, unix.XFS_SUPER_MAGIC: {"xfs", false}, unix.BTRFS_SUPER_MAGIC: {"btrfs", false}, 0x2fc12fc1: {"zfs", false},
+	unix.TMPFS_MAGIC: {"tmpfs", false}, unix.OVERLAYFS_SUPER_MAGIC: {"overlay", false},
+	unix.NFS_SUPER_MAGIC: {"nfs", true}, 0xff534d42: {"smb", true}, 0xfe534d42: {"smb", true}, 0x517b: {"smb", true}, unix.V9FS_MAGIC: {"9p", true},
+	0x65735546: {"fuse", true}, 0x00c36400: {"ceph", true},
+}
+
+// lockHolder is the process that has locked a file, as /proc tells of those that can be
+// seen from here; empty if none has.
+func lockHolder(proc, path string) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return "", err
+	}
+	table, err := serve.ReadProc(filepath.Join(proc, "locks"))
+	if err != nil {
+		return "", err
+	}
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	for lines := bufio.NewScanner(bytes.NewReader(table)); lines.Scan(); {
+		if f := strings.Fields(lines.Text()); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
+			return f[4], nil
+		}
+	}
+	return "", nil
+}
+
+func (s *storageFacts) judge(cfg *config.Config, host hostFacts) []finding {
+	out := []finding{s.judgeState()}
+	if s.instanceErr != nil && s.state.err == nil {
+		out = append(out, bad("storage.instance", s.instanceErr.Error(), wontStart, "restore the file, or set engine.instance to the id on the containers' label berm.owner"))
+	} else if s.instance != "" {
+		out = append(out, okay("storage.instance", s.instance))
+	}
+	out = append(out, s.judgeDatabase(), s.judgeChats(cfg))
+	if s.chats.path != "" && s.chats.err == nil {
+		out = append(out, s.judgeQuotas(cfg.Storage, host))
+	}
+	for _, d := range []struct {
+		id, key string
+		dirFacts
+	}{{"storage.dependencies", "sandbox.dependencies_root", s.dependencies}, {"storage.tools", "sandbox.lambda_tools_root", s.tools}} {
+		switch {
+		case d.path == "":
+		case d.there && (d.err == nil || errors.Is(d.err, fs.ErrPermission) || errors.Is(d.err, unix.EROFS)): // it is only read
+			out = append(out, okay(d.id, d.path))
+		case d.err != nil:
+			out = append(out, bad(d.id, d.err.Error(), "what asks for it can't be made", "set "+d.key+" right"))
+		case !d.created:
+			out = append(out, bad(d.id, d.path+" isn't there", "what asks for it can't be made", "make it, or set sandbox.create_roots"))
+		default:
+			out = append(out, okay(d.id, d.path+", which berm serve makes"))
+		}
+	}
+	if s.temporary.err != nil && len(cfg.EngineAPI.Listeners) > 0 {
+		out = append(out, soft("storage.temporary", s.temporary.err.Error(), "docker build by way of Berm fails", "choose another with engine_api.spool_dir"))
+	}
+	return out
+}
+
+func (s *storageFacts) judgeState() finding {
+	const id = "storage.state_dir"
+	d := s.state
+	found := d.path
+	switch {
+	case s.lockedBy != "" && s.lockedBy != "0":
+		found += ", in use by process " + s.lockedBy
+	case s.lockedBy != "":
+		found += ", in use by a process that can't be seen from here"
+	case !d.there:
+		found += ", which berm serve makes"
+	}
+	if d.err != nil {
+		if s.lockedBy != "" {
+			return soft(id, found+"; "+d.err.Error(), "who may not write there sees less of it, and of the server", "run berm doctor as the server's user")
+		}
+		return bad(id, d.path+": "+d.err.Error(), wontStart, "run it as a user who may write there, or choose another with --state-dir")
+	}
+	found += fmt.Sprintf(", %s, %s free", d.kind, size(d.free))
+	return first(
+		rule{d.remote, soft(id, found, "SQLite and file locks don't hold over a network as they do on a disk", "put state_dir on a file system of this machine")},
+		rule{d.kind == "tmpfs", soft(id, found, "with a restart of the machine it is gone, and whose chats are whose with it", "put state_dir on a disk")},
+		rule{d.kind == "overlay" && serve.InContainer(), soft(id, found, "it goes with this container, and whose chats are whose with it", "mount a volume on "+d.path)},
+		rule{d.free < littleSpace, soft(id, found, "a full file system stops whatever has to be written down", "free some space")},
+		rule{true, okay(id, found)},
+	)
+}
+
+func (s *storageFacts) judgeDatabase() finding {
+	const id = "storage.database"
+	d := s.database
+	hidden := s.lockedBy != "" || s.state.err != nil // it is a server's, or storage.state_dir says why
+	return first(
+		rule{errors.Is(s.databaseErr, fs.ErrNotExist), okay(id, "none yet: berm serve makes it")},
+		rule{hidden && (errors.Is(s.databaseErr, fs.ErrPermission) || errors.Is(s.databaseErr, serve.ErrStuck)), soft(id, said(s.databaseErr), "whether it can be used isn't known", "run berm doctor as the server's user")},
+		rule{errors.Is(s.databaseErr, fs.ErrPermission), bad(id, said(s.databaseErr), wontStart, "run it as the user whose it is, or give that file to this one")},
+		rule{errors.Is(s.databaseErr, serve.ErrStuck), bad(id, said(s.databaseErr), "berm serve is stuck there, too", "see what keeps it from being read")},
+		rule{s.databaseErr != nil, bad(id, said(s.databaseErr), wontStart, "restore it; with the file moved away no sandbox is lost, but whose the chats are")},
+		rule{d.schema > d.known, bad(id, fmt.Sprintf("its schema is version %d, and this berm knows %d", d.schema, d.known), wontStart, "use the newer berm")},
+		rule{d.merging && d.schema < d.known && s.lockedBy != "", okay(id, "in use")},
+		rule{d.merging && d.schema < d.known, okay(id, "left by a crash: what is new in it isn't merged yet, as berm serve will")},
+		rule{d.schema < d.known, okay(id, fmt.Sprintf("schema %d, which berm serve brings up to %d", d.schema, d.known))},
+		rule{true, okay(id, fmt.Sprintf("schema %d, the newest that this berm knows", d.schema))},
+	)
+}
+
+func (s *storageFacts) judgeChats(cfg *config.Config) finding {
+	const id = "storage.chats_root"
+	d := s.chats
+	switch {
+	case d.path == "":
+		return okay(id, "none: workspaces, chats and files are off")
+	case d.err != nil:
+		return bad(id, d.err.Error(), wontStart, "set sandbox.chats_root to a directory that berm may write to")
+	case !d.there && !d.created:
+		return bad(id, d.path+" isn't there", wontStart, "make it, mount what holds it, or set sandbox.create_roots")
+	}
+	found := fmt.Sprintf("%s, %s, %s free", d.path, d.kind, size(d.free))
+	quota := uint64(max(cfg.Storage.WorkspaceQuotaMB, 0)) << 20
+	return first(
+		rule{s.unused && !errors.Is(s.databaseErr, fs.ErrNotExist), soft(id, found+", without a directory .staging, and so never used", "if there are chats, they are elsewhere, and "+wontStart, "mount the file system that holds them there; if there are none, start berm serve")},
+		rule{d.remote, soft(id, found, "what is durable on a disk may not be over a network", "put it on a file system of this machine")},
+		rule{d.kind == "tmpfs", soft(id, found, "with a restart of the machine all chats are gone", "put it on a disk")},
+		rule{d.kind == "overlay" && serve.InContainer(), soft(id, found, "all chats go with this container", "mount a directory of the host on "+d.path)},
+		rule{d.free < littleSpace, soft(id, found, "chats have no room", "free some space")},
+		rule{quota > d.free, soft(id, found, "that is less than one workspace may hold", "lower storage.workspace_quota_mb, or give it a larger file system")},
+		rule{true, okay(id, found)},
+	)
+}
+
+func (s *storageFacts) judgeQuotas(cfg config.Storage, host hostFacts) finding {
+	const id = "storage.quotas"
+	const how = "use ext4 made with -O project,quota, or XFS, mounted with prjquota, and run berm as root with CAP_SYS_ADMIN"
+	quota := fmt.Sprintf("%d MiB a workspace", cfg.WorkspaceQuotaMB)
+	why := s.quotas
+	if why == nil && !host.has(unix.CAP_SYS_ADMIN) {
+		why = errors.New("limits can't be set; that takes CAP_SYS_ADMIN")
+	}
+	const means = "sandboxes can pass it for as long as it takes to measure"
+	return first(
+		rule{cfg.WorkspaceQuotaMB == 0, soft(id, "workspaces have no quota", "one user can fill the file system of all", "set storage.workspace_quota_mb")},
+		rule{cfg.ProjectQuotas == config.ProjectQuotasOff, soft(id, quota+", measured: storage.project_quotas is off", means, "set it to auto, and "+how)},
+		rule{why == nil, okay(id, quota+", by project quotas of the kernel")},
+		rule{cfg.ProjectQuotas == config.ProjectQuotasRequired, bad(id, said(why), wontStart+", as storage.project_quotas is required", how)},
+		rule{errdefs.IsNotImplemented(why) || s.quotas == nil, soft(id, quota+", measured: "+said(why), means, how)},
+		rule{true, bad(id, said(why), wontStart, how)},
+	)
+}
+
+// size is a number of bytes as people say it.
+func size(n uint64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	i, f := 0, float64(n)
+	for ; f >= 1024 && i < len(units)-1; i++ {
+		f /= 1024
+	}
+	if f >= 10 || i == 0 {
+		return fmt.Sprintf("%.0f %s", f, units[i])
+	}
+	return fmt.Sprintf("%.1f %s", f, units[i])
+}

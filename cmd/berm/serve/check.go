@@ -1,0 +1,232 @@
+package serve
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+)
+
+// policyOptions are what every policy of this configuration is read with.
+func policyOptions(cfg *config.Config, v View, s *Self) policy.Options {
+	return policy.Options{
+		InContainer:    !v.Root,
+		PathMap:        s.Mappings(),
+		Refuse:         ownPaths(cfg),
+		DefaultImage:   cfg.Sandbox.Image,
+		DefaultTTL:     cfg.Sandbox.TTL,
+		DefaultIdleTTL: cfg.Sandbox.IdleTTL,
+		EngineNetwork:  cfg.Sandbox.Network,
+
+		ExternalNetwork: s != nil && slices.Contains(s.Networks, cfg.Sandbox.Network),
+	}
+}
+
+// ownPaths are directories and sockets that no caller may have mounted. Those that
+// every sandbox is given a part of are among them: whole, they hold other tenants'
+// chats, and what other sandboxes run.
+func ownPaths(cfg *config.Config) []string {
+	paths := []string{cfg.StateDir}
+	if socket := EngineSocket(cfg.Engine); socket != "" {
+		paths = append(paths, socket)
+	}
+	if dir := cfg.Engine.AgentDir; dir != "" && dir != config.AgentNone {
+		paths = append(paths, dir)
+	}
+	own := []string{cfg.EngineAPI.AuditLog}
+	addresses := []string{cfg.HTTP.Listen}
+	for _, l := range cfg.EngineAPI.Listeners {
+		addresses = append(addresses, l.Address)
+		own = append(own, l.TLSCertFile, l.TLSKeyFile, l.ClientCAFile)
+	}
+	for _, address := range addresses {
+		if socket, ok := strings.CutPrefix(address, "unix://"); ok {
+			own = append(own, socket)
+		}
+	}
+	for _, path := range append(own,
+		cfg.PolicyFile, cfg.Security.TokenFile, cfg.Security.SigningKeyFile, cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile, cfg.Engine.AgentFile,
+		cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot,
+	) {
+		if path != "" {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// ReadPolicy reads the policy without changing anything: the default workspace,
+// which a server makes, is taken as made. Secret is policy.Options.Secret.
+func ReadPolicy(ctx context.Context, cfg *config.Config, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
+	v := EngineView(ctx, cfg.Engine)
+	s, _ := FindSelf(ctx, cfg.Engine, v, time.Second) // without it, less is known
+	located := *cfg
+	if err := s.Settle(&located); err != nil {
+		located.Sandbox.Network = "" // a verdict can do without its name
+	}
+	return ReadPolicyAs(&located, v, s, secret)
+}
+
+// ReadPolicyAs is ReadPolicy for a configuration that heeds what is known already.
+func ReadPolicyAs(cfg *config.Config, v View, s *Self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
+	opts := policyOptions(cfg, v, s)
+	opts.Secret = secret
+	made := map[string]bool{}
+	opts.MakeDir = func(dir, rel string, _ *policy.Owner) error {
+		made[path.Join(dir, rel)] = true
+		return nil
+	}
+	opts.Resolve = func(path string) (string, error) {
+		if made[path] {
+			return path, nil
+		}
+		return policy.ResolveDir(path)
+	}
+	var data []byte
+	if cfg.PolicyFile != "" {
+		var err error
+		if data, err = os.ReadFile(cfg.PolicyFile); err != nil {
+			return nil, fmt.Errorf("read the policy: %w", err)
+		}
+	}
+	return policy.Parse(data, opts)
+}
+
+// Inputs are what a configuration names, and a server reads before it opens anything.
+type Inputs struct {
+	Tokens     *proxy.Tokens // nil if there are none
+	SigningKey []byte        // nil if there is none
+	Headers    map[string]string
+	TLS        []*tls.Config // of engine_api.listeners; nil for one without TLS
+}
+
+// Check reads an input. Its error is why a server wouldn't start.
+type Check struct {
+	ID   string // of doctor's finding
+	What string // that is read, for an error that doesn't name it
+	Fix  string
+	Run  func() error
+}
+
+// Checks returns the checks of a configuration's inputs, which fill in.
+func Checks(cfg *config.Config, in *Inputs) []Check {
+	in.TLS = make([]*tls.Config, len(cfg.EngineAPI.Listeners))
+	checks := []Check{
+		{"doors.tokens", "security.token_file", "give tokens in security.token_file or BERM_SECURITY_TOKENS (docs/api.md has the format), or listen on 127.0.0.1", func() (err error) {
+			if in.Tokens, err = loadTokens(cfg.Security); err == nil {
+				err = CheckExposure(cfg.HTTP, in.Tokens.Len())
+			}
+			return err
+		}},
+		{"doors.signing_key", "security.signing_key_file", "openssl rand -base64 32 makes one", func() (err error) {
+			in.SigningKey, err = loadSigningKey(cfg.Security)
+			return err
+		}},
+		{"doors.telemetry", "otel.headers_file", "set otel.headers right", func() (err error) {
+			if cfg.Otel.Endpoint != "" {
+				in.Headers, err = otelHeaders(cfg.Otel)
+			}
+			return err
+		}},
+	}
+	for i, l := range cfg.EngineAPI.Listeners {
+		checks = append(checks, Check{"doors.engine_api", "engine_api: certificates of " + l.Address, "set the listener's files right", func() (err error) {
+			in.TLS[i], err = listenerTLS(l)
+			return err
+		}})
+	}
+	return checks
+}
+
+// loadInputs runs all checks, and says all that is wrong.
+func loadInputs(cfg *config.Config) (*Inputs, error) {
+	in := &Inputs{}
+	var errs []error
+	for _, c := range Checks(cfg, in) {
+		errs = append(errs, c.Run())
+	}
+	return in, errors.Join(errs...)
+}
+
+// CheckPolicy returns a check that refuses a policy which lacks a profile of a configured
+// caller, or requires holding where held says that it isn't possible.
+func CheckPolicy(cfg *config.Config, held error) func(*policy.Policy) error {
+	return func(p *policy.Policy) error {
+		if err := holdable(held)(p); err != nil {
+			return err
+		}
+		for _, l := range cfg.EngineAPI.Listeners {
+			for _, c := range l.Callers {
+				if _, ok := p.Profile(c.Profile); !ok {
+					return fmt.Errorf("policy: there is no profile %q, which caller %s of %s has", c.Profile, c.Name, l.Address)
+				}
+			}
+		}
+		return nil
+	}
+}
+
+// CheckParts checks what the configuration refers to, and says all that is wrong.
+func CheckParts(ctx context.Context, cfg *config.Config) error {
+	p, policyErr := ReadPolicy(ctx, cfg, policy.ReadSecret)
+	if policyErr == nil {
+		policyErr = CheckPolicy(cfg, nil)(p)
+	}
+	_, err := loadInputs(cfg)
+	return errors.Join(policyErr, err, CheckEngine(cfg.Engine, cfg.StateDir))
+}
+
+// CheckExposure refuses a sandbox API that strangers can reach, as far as it can be known.
+func CheckExposure(cfg config.HTTP, tokens int) error {
+	if cfg.Listen == config.ListenNone || config.Passed(cfg.Listen) { // what is passed has an address once it is there
+		return nil
+	}
+	return proxy.CheckExposure(cfg.Listen, tokens)
+}
+
+// loadTokens gives nil when none are configured.
+func loadTokens(cfg config.Security) (*proxy.Tokens, error) {
+	switch {
+	case cfg.TokenFile != "":
+		return proxy.LoadTokens(cfg.TokenFile)
+	case cfg.Tokens != "":
+		tokens, err := proxy.ParseTokens([]byte(cfg.Tokens))
+		if err != nil {
+			return nil, fmt.Errorf("BERM_SECURITY_TOKENS: %w", err)
+		}
+		return tokens, nil
+	}
+	return nil, nil
+}
+
+// minSigningKey is in bytes.
+const minSigningKey = 32
+
+// loadSigningKey gives nil when none is configured. White space around it isn't part of
+// it.
+func loadSigningKey(cfg config.Security) ([]byte, error) {
+	key, from := []byte(cfg.SigningKey), "BERM_SECURITY_SIGNING_KEY"
+	if cfg.SigningKeyFile != "" {
+		var err error
+		if key, err = os.ReadFile(cfg.SigningKeyFile); err != nil {
+			return nil, fmt.Errorf("security.signing_key_file: %w", err)
+		}
+		from = "security.signing_key_file"
+	} else if cfg.SigningKey == "" {
+		return nil, nil
+	}
+	if key = bytes.TrimSpace(key); len(key) < minSigningKey {
+		return nil, fmt.Errorf("%s: the key has %d characters, want at least %d", from, len(key), minSigningKey)
+	}
+	return key, nil
+}

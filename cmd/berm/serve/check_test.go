@@ -1,0 +1,71 @@
+package serve
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/policy"
+)
+
+func TestLoadSigningKey(t *testing.T) {
+	key := strings.Repeat("k", 32)
+	file := func(content string) string {
+		name := filepath.Join(t.TempDir(), "key")
+		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	for name, tt := range map[string]struct {
+		cfg  config.Security
+		want string
+		ok   bool
+	}{
+		"none":       {config.Security{}, "", true},
+		"value":      {config.Security{SigningKey: key}, key, true},
+		"file":       {config.Security{SigningKeyFile: file("\n" + key + "\n")}, key, true},
+		"short":      {config.Security{SigningKey: key[1:]}, "", false},
+		"blanks":     {config.Security{SigningKey: strings.Repeat(" ", 32)}, "", false},
+		"short file": {config.Security{SigningKeyFile: file(key[1:] + "\n")}, "", false},
+		"empty file": {config.Security{SigningKeyFile: file("")}, "", false},
+		"no file":    {config.Security{SigningKeyFile: "/nowhere/key"}, "", false},
+	} {
+		got, err := loadSigningKey(tt.cfg)
+		if string(got) != tt.want || (err == nil) != tt.ok {
+			t.Errorf("%s: got %q, %v", name, got, err)
+		}
+		if err != nil && strings.Contains(err.Error(), "kk") {
+			t.Errorf("%s: the error tells the key: %v", name, err)
+		}
+	}
+}
+
+// Nothing of the server's own may be mounted into a sandbox by a caller: neither its
+// state nor the directories that it gives to sandboxes itself, in which other
+// tenants' chats lie, and what all of them run.
+func TestOwnPathsAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	cfg := config.Default()
+	cfg.StateDir, cfg.PolicyFile = filepath.Join(dir, "state"), filepath.Join(dir, "etc", "policy.yaml")
+	cfg.Engine.Address, cfg.HTTP.Listen = "unix://"+filepath.Join(dir, "engine.sock"), "unix://"+filepath.Join(dir, "berm.sock")
+	cfg.Security.TokenFile = filepath.Join(dir, "tokens")
+	cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot = filepath.Join(dir, "chats"), filepath.Join(dir, "deps"), filepath.Join(dir, "tools")
+	opts := policyOptions(cfg, View{Root: true}, nil)
+	opts.Resolve = func(path string) (string, error) { return path, nil } // all of it is there
+	p, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, allowed := range map[string]bool{
+		"work": true, "": false, "state": false, "state/hold": false, "etc": false, "engine.sock": false, "berm.sock": false, "tokens": false,
+		"chats": false, "chats/.tenants/other/key": false, "deps": false, "tools/bin": false,
+	} {
+		path := filepath.Join(dir, name)
+		if v := p.Sandbox(policy.Request{HostPath: &path}); v.Allowed() != allowed {
+			t.Errorf("%s: allowed is %v, want %v: %v", path, v.Allowed(), allowed, v.Err())
+		}
+	}
+}

@@ -1,0 +1,245 @@
+package serve
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+// messages is a log handler that hands on what is said.
+type messages chan string
+
+func (messages) Enabled(context.Context, slog.Level) bool { return true }
+
+func (m messages) Handle(_ context.Context, r slog.Record) error {
+	m <- r.Message
+	return nil
+}
+
+func (m messages) WithAttrs([]slog.Attr) slog.Handler { return m }
+func (m messages) WithGroup(string) slog.Handler      { return m }
+
+// want waits for a message.
+func (m messages) want(t *testing.T, message string) {
+	t.Helper()
+	select {
+	case got := <-m:
+		if got != message {
+			t.Fatalf("the log says %q, want %q", got, message)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatalf("the log doesn't say %q", message)
+	}
+}
+
+const (
+	policyA = "version: 1\nprofiles: {a: {extends: default}}\n"
+	policyB = "version: 1\nprofiles: {b: {extends: default}}\n"
+	broken  = "version: 1\nprofiles: {c: {extends: nothing}}\n"
+)
+
+// replace swaps a file for another as editors do.
+func replace(t *testing.T, path, content string) {
+	t.Helper()
+	write(t, path+".new", content)
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// link makes a symbolic link, over one that is there, in one step.
+func link(t *testing.T, target, path string) {
+	t.Helper()
+	if err := os.Symlink(target, path+".new"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// keep runs a keeper until the test ends.
+func keep(t *testing.T, path string) (*policyKeeper, messages, chan<- os.Signal) {
+	t.Helper()
+	return keepWith(t, path, nil)
+}
+
+// keepWith is keep with a watcher of its own, or with the usual one, which is nil.
+func keepWith(t *testing.T, path string, newWatcher func() (*fsnotify.Watcher, error)) (*policyKeeper, messages, chan<- os.Signal) {
+	t.Helper()
+	log := make(messages, 100)
+	k, err := newPolicyKeeper(policyKeeperOptions{Path: path, Logger: slog.New(log), Registry: prometheus.NewRegistry()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if newWatcher != nil {
+		k.newWatcher = newWatcher
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	hup, done := make(chan os.Signal), make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := k.Run(ctx, hup); err != nil {
+			t.Error(err)
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	// The keeper takes signals only once it watches.
+	if newWatcher != nil {
+		log.want(t, "policy_watch_failed")
+	}
+	select {
+	case hup <- syscall.SIGHUP:
+	case <-done:
+		t.Fatal("the keeper has ended")
+	}
+	log.want(t, "policy_reloaded")
+	return k, log, hup
+}
+
+func wantProfile(t *testing.T, k *policyKeeper, name string) {
+	t.Helper()
+	if got := k.Policy().Profiles(); !slices.Contains(got, name) {
+		t.Errorf("profiles in force are %q, want %q among them", got, name)
+	}
+}
+
+// Where the kernel has no inotify instance left, the policy is read from time to time.
+func TestReloadWithoutInotify(t *testing.T) {
+	for name, newWatcher := range map[string]func() (*fsnotify.Watcher, error){
+		"no instance": func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE },
+		"no watch": func() (*fsnotify.Watcher, error) {
+			w, err := fsnotify.NewWatcher()
+			if err == nil {
+				err = w.Close() // no directory can be added
+			}
+			return w, err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "policy.yaml")
+			write(t, path, policyA)
+			k, log, _ := keepWith(t, path, newWatcher)
+			replace(t, path, policyB)
+			log.want(t, "policy_reloaded")
+			wantProfile(t, k, "b")
+			replace(t, path, policyA)
+			log.want(t, "policy_reloaded")
+			wantProfile(t, k, "a")
+		})
+	}
+}
+
+func TestReloadOnChange(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "policy.yaml")
+	write(t, path, policyA)
+	k, log, _ := keep(t, path)
+	wantProfile(t, k, "a")
+
+	replace(t, path, policyB)
+	log.want(t, "policy_reloaded")
+	wantProfile(t, k, "b")
+
+	write(t, path, policyA) // in place
+	log.want(t, "policy_reloaded")
+	wantProfile(t, k, "a")
+}
+
+func TestBrokenPolicyStaysOut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "policy.yaml")
+	write(t, path, policyA)
+	k, log, hup := keep(t, path)
+	before := k.Policy()
+
+	replace(t, path, broken)
+	log.want(t, "policy_reload_failed")
+	if k.Policy() != before {
+		t.Error("a broken policy replaced the one in force")
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	hup <- syscall.SIGHUP
+	log.want(t, "policy_reload_failed")
+	if k.Policy() != before {
+		t.Error("a missing policy replaced the one in force")
+	}
+	if got := testutil.ToFloat64(k.reloads.WithLabelValues("failure")); got < 2 {
+		t.Errorf("%v failures counted, want 2 at least", got)
+	}
+}
+
+func TestReloadOnSignal(t *testing.T) {
+	dir := t.TempDir()
+	secret := filepath.Join(dir, "secret")
+	path := filepath.Join(dir, "policy.yaml")
+	write(t, secret, "one")
+	write(t, path, "version: 1\nenv: {inject: {KEY: {file: "+secret+"}}}\n")
+	k, log, hup := keep(t, path)
+
+	// The policy file is the same; a secret that it names is not.
+	write(t, secret, "two")
+	hup <- syscall.SIGHUP
+	log.want(t, "policy_reloaded")
+	if got := k.Policy().InjectedEnv(); !slices.Contains(got, "KEY=two") {
+		t.Errorf("injected are %q", got)
+	}
+}
+
+// Kubernetes mounts a volume whose files are links through a link that is swapped.
+func TestReloadOnLinkSwap(t *testing.T) {
+	dir := t.TempDir()
+	for name, content := range map[string]string{"..1": policyA, "..2": policyB} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, name, "policy.yaml"), content)
+	}
+	link(t, "..1", filepath.Join(dir, "..data"))
+	path := filepath.Join(dir, "policy.yaml")
+	link(t, "..data/policy.yaml", path)
+	k, log, _ := keep(t, path)
+
+	link(t, "..2", filepath.Join(dir, "..data"))
+	log.want(t, "policy_reloaded")
+	wantProfile(t, k, "b")
+}
+
+// The file may be a link to one elsewhere, which is changed there.
+func TestReloadBehindLink(t *testing.T) {
+	target := filepath.Join(t.TempDir(), "real.yaml")
+	write(t, target, policyA)
+	path := filepath.Join(t.TempDir(), "policy.yaml")
+	link(t, target, path)
+	k, log, _ := keep(t, path)
+
+	replace(t, target, policyB)
+	log.want(t, "policy_reloaded")
+	wantProfile(t, k, "b")
+}
+
+func TestFirstPolicyHasToBeGood(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "policy.yaml")
+	for _, content := range []string{broken, ""} {
+		if content != "" {
+			write(t, path, content)
+		}
+		if _, err := newPolicyKeeper(policyKeeperOptions{Path: path, Logger: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry()}); err == nil {
+			t.Errorf("no error with the policy %q", content)
+		}
+		_ = os.Remove(path)
+	}
+}

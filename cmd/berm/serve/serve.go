@@ -1,0 +1,349 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/mountpin"
+	"github.com/bermhq/berm/lifecycle/reaper"
+	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi"
+	"github.com/bermhq/berm/runtime"
+)
+
+// flushTimeout bounds the sending of the last telemetry.
+const flushTimeout = 5 * time.Second
+
+func NewCommand() *cobra.Command {
+	var enter bool
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve sandboxes over HTTP",
+		Long: `Serve sandboxes over HTTP until SIGTERM or SIGINT, then let the requests in flight
+finish. Sandboxes outlive the server; the next one on the same state directory
+knows them. SIGHUP reloads the policy, as a change of its file does, and reads the
+log's level again.
+
+Of systemd it takes sockets, where an address says systemd:NAME, and tells it when it
+is ready, reloads, still works (WatchdogSec=) and goes down.
+
+Flags go over environment variables, those over the configuration file. Without
+tokens, only a loopback address or a unix socket may be listened on.`,
+		Example: `  berm serve
+  berm serve --config berm.yaml --policy policy.yaml
+  berm serve --listen 0.0.0.0:7070 --token-file tokens.yaml
+  berm serve --listen unix:///run/berm.sock --state-dir /var/lib/berm
+  BERM_ENGINE_KIND=containerd berm serve --enter-engine`,
+		Args: cobra.NoArgs,
+		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
+			cfg, err := config.FromFlags(cmd)
+			if err != nil {
+				return err
+			}
+			if enter {
+				if os.Getenv("LISTEN_FDS") != "" {
+					return errors.New("--enter-engine: sockets of systemd can't be taken along")
+				}
+				if done, err := EnterEngine(cmd.Context(), cfg.Engine); done || err != nil {
+					return err
+				}
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			context.AfterFunc(ctx, stop) // a second signal ends the process at once
+			return runServer(ctx, cfg, func() (*config.Config, error) { return config.FromFlags(cmd) }, cmd.ErrOrStderr())
+		}),
+	}
+	config.AddFlags(cmd)
+	cmd.Flags().BoolVar(&enter, "enter-engine", false, "from a container: serve in the mount namespace of the engine's process, as containerd needs it")
+	return cmd
+}
+
+// cleanup undoes, in reverse order, what was done. It also rolls back a start that
+// got only half way.
+type cleanup []func() error
+
+func (c *cleanup) add(f func() error) { *c = append(*c, f) }
+
+func (c *cleanup) run() error {
+	var errs []error
+	for i := len(*c) - 1; i >= 0; i-- {
+		errs = append(errs, (*c)[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// server is what runs. Its parts are made in the order of load, connect, manage and listen.
+type server struct {
+	cfg    *config.Config
+	asRead *config.Config                 // with systemd's names for addresses
+	read   func() (*config.Config, error) // reads the settings again
+	undo   cleanup
+	hup    chan os.Signal
+
+	inputs  *Inputs
+	sockets passedSockets
+	state   *state
+	owner   string
+	tel     *telemetry
+	log     *slog.Logger
+	systemd *notifier
+	kept    *settingsKeeper
+
+	view       View
+	self       *Self
+	unheld     *mountpin.Trusted
+	holder     lifecycle.Holder
+	policies   *policyKeeper
+	db         *store.Store
+	engine     runtime.Runtime    // without the agent
+	workspaces *workspace.Service // nil without a root for chats
+	chats      *chat.Service      // likewise
+	sealer     *lifecycle.Sealer
+	manager    *lifecycle.Manager
+	sweeper    *reaper.Reaper
+	proxy      *engineapi.Proxy // nil for an engine that doesn't speak its API
+	bodies     *proxy.Bodies
+	listeners  []listener
+}
+
+// runServer puts everything together and runs it until ctx ends. Read reads the settings
+// again.
+func runServer(ctx context.Context, asRead *config.Config, read func() (*config.Config, error), stderr io.Writer) (err error) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50) // a sidecar's memory counts for more than its garbage collector's time
+	}
+	s := &server{asRead: asRead, read: read, hup: make(chan os.Signal, 1), bodies: proxy.NewBodies()}
+	defer func() { err = errors.Join(err, s.undo.run()) }()
+	signal.Notify(s.hup, syscall.SIGHUP)
+	s.undo.add(func() error { signal.Stop(s.hup); return nil })
+	start := func() error {
+		if err := s.load(ctx, stderr); err != nil {
+			return err
+		}
+		for _, step := range []func(context.Context) error{s.connect, s.manage, s.listen} {
+			if err := step(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := start(); err != nil {
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			err = nil // cancelled before it served
+		}
+		return err
+	}
+	return s.run(ctx)
+}
+
+// load reads what the configuration names, and takes the state directory.
+func (s *server) load(ctx context.Context, stderr io.Writer) (err error) {
+	if s.sockets, s.cfg, err = takeSockets(s.asRead); err != nil {
+		return err
+	}
+	s.undo.add(s.sockets.Close)
+	if s.inputs, err = loadInputs(s.cfg); err != nil {
+		return err
+	}
+	if s.state, err = openState(s.cfg.StateDir); err != nil {
+		return err
+	}
+	s.undo.add(s.state.Close)
+	if s.owner, err = s.state.owner(s.cfg.Engine.Instance); err != nil {
+		return err
+	}
+	if s.tel, err = newTelemetry(ctx, s.cfg, s.inputs.Headers, s.owner, stderr); err != nil {
+		return err
+	}
+	s.log = s.tel.logger
+	s.undo.add(func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+		defer cancel()
+		if err := s.tel.Close(ctx); err != nil { // the collector's trouble, not the server's
+			s.log.WarnContext(ctx, "telemetry_failed", "error", err.Error())
+		}
+		return nil
+	})
+	if s.state.replaced != "" {
+		s.log.InfoContext(ctx, "restore_finished", "replaced", s.state.replaced)
+	}
+	if s.systemd, err = newNotifier(s.log); err != nil {
+		return err
+	}
+	s.undo.add(s.systemd.Close)
+	s.kept, err = newSettingsKeeper(s.asRead, s.read, s.tel, s.tel.registry)
+	return err
+}
+
+// connect finds out where the server stands to its engine, and loads the policy.
+func (s *server) connect(ctx context.Context) (err error) {
+	s.view = EngineView(ctx, s.cfg.Engine)
+	if err := s.view.Suits(s.cfg.Engine.Kind); err != nil {
+		return err
+	}
+	if s.self, err = Locate(ctx, s.cfg, s.view, s.log); err != nil {
+		return err
+	}
+	inUse := func(ctx context.Context) ([]policy.Mount, error) {
+		mounts := s.manager.MountsInUse()
+		if s.proxy == nil {
+			return mounts, nil
+		}
+		binds, err := s.proxy.Binds(ctx)
+		return append(mounts, binds...), err
+	}
+	s.unheld = NewTrusted(s.cfg.StateDir, func() *policy.Policy { return s.policies.Policy() }, inUse)
+	holder, why := NewHolder(s.cfg.StateDir, s.view, s.unheld)
+	if s.holder = holder; why != nil {
+		s.log.WarnContext(ctx, "mounts_not_held", "error", why.Error())
+	}
+	s.policies, err = newPolicyKeeper(policyKeeperOptions{
+		Path: s.cfg.PolicyFile, Parse: policyOptions(s.cfg, s.view, s.self), Check: CheckPolicy(s.cfg, why), Logger: s.log, Registry: s.tel.registry,
+		OnSignal: func(ctx context.Context, reload func()) {
+			s.systemd.reloading(ctx, func() {
+				reload()
+				s.kept.reload(ctx)
+			})
+		},
+	})
+	return err
+}
+
+// manage makes what knows and changes sandboxes, chats and the engine.
+func (s *server) manage(ctx context.Context) (err error) {
+	sandboxes := settings(s.cfg.Sandbox, s.policies)
+	if s.cfg.Sandbox.CreateRoots {
+		if err := sandboxes.MakeRoots(); err != nil {
+			return err
+		}
+	}
+	if s.db, err = store.Open(ctx, store.Options{Path: filepath.Join(s.cfg.StateDir, StateStore)}); err != nil {
+		return err
+	}
+	s.undo.add(s.db.Close)
+	if s.engine, err = OpenRuntime(s.cfg.Engine, s.cfg.StateDir, s.log); err != nil {
+		return err
+	}
+	s.undo.add(func() error { CloseRuntime(s.engine); return nil })
+	rt, err := WithAgent(s.engine, s.cfg.Engine, s.cfg.StateDir, s.view, s.log)
+	if err != nil {
+		return err
+	}
+	quotas, err := openQuotas(ctx, s.cfg, s.db, s.log)
+	if err != nil {
+		return err
+	}
+	if s.workspaces, err = openWorkspaces(s.cfg, s.db, quotas); err != nil {
+		return err
+	}
+	sealKey, err := s.state.sealKey()
+	if err != nil {
+		return err
+	}
+	if s.sealer, err = lifecycle.NewSealer(ctx, lifecycle.SealerOptions{Key: sealKey, Owner: s.owner, Store: s.db, Logger: s.log}); err != nil {
+		return err
+	}
+	collector, _ := s.engine.(runtime.Collector) // the agent's part hides it
+	s.manager, err = lifecycle.New(lifecycle.Options{
+		Runtime: rt, Sealer: s.sealer, Quotas: quotas, Collector: collector, Policy: s.policies.Policy, Store: s.db,
+		Holder: s.holder, Claim: s.unheld.Claims.Start, Owner: s.owner, Settings: sandboxes, Labels: s.self.Labels(),
+		Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer,
+	})
+	if err != nil {
+		return err
+	}
+	if s.chats, err = openChats(ctx, s.cfg, s.db, quotas, s.workspaces, s.manager, s.log, s.tel.registry); err != nil {
+		return err
+	}
+	s.undo.add(func() error {
+		if err := closeChats(ctx, s.chats); err != nil { // the next start goes on with it
+			s.log.WarnContext(ctx, "staging_not_removed", "error", err.Error())
+		}
+		return nil
+	})
+	s.sweeper, err = reaper.New(reaper.Options{
+		Manager: s.manager, Interval: s.cfg.Sandbox.CleanupInterval, Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer,
+	})
+	return err
+}
+
+// run serves until ctx ends, or a part fails.
+func (s *server) run(ctx context.Context) error {
+	// What the requests in flight need goes on until they are done.
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group, background := errgroup.WithContext(background)
+	group.Go(func() error { return s.manager.Run(background) })
+	group.Go(func() error { return s.sweeper.Run(background) })
+	group.Go(func() error { return s.policies.Run(background, s.hup) })
+	group.Go(func() error { return trimLoop(background, s.log) })
+	group.Go(func() error { return checkChats(background, s.chats, s.log) })
+	if s.proxy != nil {
+		group.Go(func() error { return s.proxy.Run(background) })
+	}
+	open, closeListeners := context.WithCancel(ctx)
+	defer closeListeners()
+	context.AfterFunc(background, closeListeners) // one of them failed
+	group.Go(func() error { return s.systemd.Run(open, "serving", s.works) })
+	serving, serveCtx := errgroup.WithContext(open)
+	for _, l := range s.listeners {
+		serving.Go(func() error { return proxy.Serve(serveCtx, l.Listener, l.handler, l.opts) })
+	}
+	err := serving.Wait()
+	stop()
+	err = errors.Join(err, group.Wait())
+	s.log.InfoContext(ctx, "stopped")
+	return err
+}
+
+// newTelemetry makes what a server tells of itself with.
+func newTelemetry(ctx context.Context, cfg *config.Config, headers map[string]string, instance string, stderr io.Writer) (*telemetry, error) {
+	level, err := cfg.Logging.SlogLevel()
+	if err != nil {
+		return nil, err
+	}
+	t := &telemetry{level: new(slog.LevelVar), registry: prometheus.NewRegistry()}
+	t.level.Set(level)
+	t.logger = localLogger(stderr, cfg.Logging.Format, t.level)
+	t.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if cfg.Otel.Endpoint == "" {
+		return t, nil
+	}
+	return t, t.connect(ctx, cfg, headers, instance)
+}
+
+func settings(s config.Sandbox, policies *policyKeeper) lifecycle.Settings {
+	out := lifecycle.Settings{
+		AgentPort: s.Port, Env: s.Env, Command: s.Command, MaxSandboxes: s.MaxSandboxes, AdoptLegacy: s.AdoptLegacy,
+		MaxCommands: s.MaxCommands, MaxProcesses: s.MaxProcesses,
+		ChatsRoot: s.ChatsRoot, ChatMountPath: s.ChatMountPath,
+		DependenciesRoot: s.DependenciesRoot, DependenciesPath: s.DependenciesMountPath,
+		ToolsRoot: s.LambdaToolsRoot, ToolsPath: s.LambdaToolsMountPath,
+		VolumePath: s.VolumeMountPath,
+		EnginePath: func(local string) (string, error) { return policies.Policy().EnginePath(local) },
+	}
+	if len(s.Command) == 0 {
+		out.Command = nil // the image's own
+	}
+	return out
+}

@@ -1,0 +1,213 @@
+package serve
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/google/uuid"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/atomicfile"
+)
+
+// state is the directory that a server keeps its things in, locked for as long as
+// it runs. The kernel frees the lock however the process ends.
+type state struct {
+	dir      string
+	lock     *os.File
+	restored bool   // a restore that was cut off before is done now
+	replaced string // what it replaced; empty if there was nothing
+}
+
+// errLocked is of a lock that another process has.
+var errLocked = errors.New("another process has it locked")
+
+// openState makes the directory if it is missing, takes its lock, and finishes a restore
+// that was cut off.
+func openState(dir string) (*state, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state directory: %w", err)
+	}
+	lock, err := lockFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE)
+	if errors.Is(err, errLocked) {
+		return nil, fmt.Errorf("another berm uses the state directory %s; stop it, or choose another with --state-dir", dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock the state directory: %w", err)
+	}
+	s := &state{dir: dir, lock: lock}
+	if err := s.withdraw(); err != nil { // of one that was killed
+		return nil, errors.Join(fmt.Errorf("clean the state directory: %w", err), unlockFile(lock))
+	}
+	if s.restored, err = restorePending(dir); s.restored {
+		s.replaced, err = finishRestore(dir, os.Rename)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("finish a restore that was cut off: %w", err), unlockFile(lock))
+	}
+	return s, nil
+}
+
+// finished tells of the restore that openState has finished; empty if there was none.
+func (s *state) finished() string {
+	switch {
+	case !s.restored:
+		return ""
+	case s.replaced == "":
+		return "a restore that was cut off has been finished"
+	default:
+		return "a restore that was cut off has been finished, and what was there is kept in " + s.replaced
+	}
+}
+
+// lockFile opens a file, or a directory, that is this process's alone until it is closed.
+func lockFile(path string, flag int) (*os.File, error) {
+	f, err := os.OpenFile(path, flag, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			err = errLocked
+		}
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return f, nil
+}
+
+// ownState refuses a state directory that another user's server has used: what is made in it
+// now that couldn't use. Whose the directory itself is doesn't tell, as in a container it may
+// be the image's.
+func ownState(dir string) error {
+	for _, name := range []string{StateStore, "lock"} {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if uid := int(info.Sys().(*syscall.Stat_t).Uid); uid != os.Geteuid() {
+			return fmt.Errorf("%s belongs to the user with the id %d, as the server does: run this as that user", filepath.Join(dir, name), uid)
+		}
+	}
+	return nil
+}
+
+// unlockFile is lockFile's opposite. To close the file isn't enough: a process that is
+// being started right now has it open until it runs its own program.
+func unlockFile(f *os.File) error {
+	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.Close())
+}
+
+// Close gives the lock back.
+func (s *state) Close() error { return unlockFile(s.lock) }
+
+// owner is the instance's id: the configured one, else one that is made once and kept.
+func (s *state) owner(configured string) (string, error) {
+	id, err := Instance(s.dir, configured)
+	if id != "" || err != nil {
+		return id, err
+	}
+	id = uuid.NewString()
+	if err := atomicfile.WriteString(filepath.Join(s.dir, StateInstance), 0o600, id+"\n"); err != nil {
+		return "", fmt.Errorf("keep the instance id: %w", err)
+	}
+	return id, nil
+}
+
+// sealKey returns the key of the labels' seals. It is made once and kept.
+func (s *state) sealKey() ([]byte, error) {
+	key, err := SealKey(s.dir)
+	if key != nil || err != nil {
+		return key, err
+	}
+	key = make([]byte, lifecycle.SealKeyBytes)
+	_, _ = rand.Read(key) // it never fails
+	err = atomicfile.WriteString(filepath.Join(s.dir, StateSealKey), 0o600, hex.EncodeToString(key)+"\n")
+	if err != nil {
+		return nil, fmt.Errorf("keep the seal key: %w", err)
+	}
+	return key, nil
+}
+
+// sealKeyOf returns the key that is kept in a state directory, or nil.
+func SealKey(dir string) ([]byte, error) {
+	path := filepath.Join(dir, StateSealKey)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the seal key: %w", err)
+	}
+	key, err := parseSealKey(string(data))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w; restore it: without it, Berm doesn't know what it has made", path, err)
+	}
+	return key, nil
+}
+
+func parseSealKey(text string) ([]byte, error) {
+	key, err := hex.DecodeString(strings.TrimSpace(text))
+	if err != nil || len(key) != lifecycle.SealKeyBytes {
+		return nil, fmt.Errorf("not a seal key of %d hexadecimal digits", 2*lifecycle.SealKeyBytes)
+	}
+	return key, nil
+}
+
+// instanceOf is the instance's id as it is known: the configured one, else the one that is
+// kept; empty if none is.
+func Instance(dir, configured string) (string, error) {
+	if configured != "" {
+		return configured, nil
+	}
+	path := filepath.Join(dir, StateInstance)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the instance id: %w", err)
+	}
+	id, err := uuid.Parse(strings.TrimSpace(string(data)))
+	if err != nil {
+		// A new id would orphan every sandbox that carries the old one.
+		return "", fmt.Errorf("%s holds no instance id; restore it, or set engine.instance: %w", path, err)
+	}
+	return id.String(), nil
+}
+
+// Where a running server says that it listens: with the sandbox API, and with the first
+// listener of the Docker Engine API.
+const (
+	StateAddress       = "address"
+	stateEngineAddress = "engine-address"
+)
+
+// announce writes an address that the server listens on, for those that let the system
+// choose a port, or systemd all of it.
+func (s *state) announce(name, address string) error {
+	if err := atomicfile.WriteString(filepath.Join(s.dir, name), 0o600, address+"\n"); err != nil {
+		return fmt.Errorf("announce the address: %w", err)
+	}
+	return nil
+}
+
+// withdraw is announce's opposite, for all of them.
+func (s *state) withdraw() error {
+	var errs []error
+	for _, name := range []string{StateAddress, stateEngineAddress} {
+		if err := os.Remove(filepath.Join(s.dir, name)); !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,215 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	sdnotify "github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+)
+
+// passedSockets are listeners that systemd made for this process, by their address: those
+// of TCP as host:port.
+type passedSockets map[string]net.Listener
+
+// takeSockets takes over what systemd has passed, and gives the configuration with its
+// addresses. No child of this process gets any of it.
+func takeSockets(cfg *config.Config) (passedSockets, *config.Config, error) {
+	if pid := os.Getenv("LISTEN_PID"); os.Getenv("LISTEN_FDS") != "" && pid != strconv.Itoa(os.Getpid()) {
+		return nil, nil, fmt.Errorf("LISTEN_FDS is of sockets for the process %q (LISTEN_PID), which isn't this one: what systemd starts has to become berm by exec; or start it without LISTEN_FDS", pid)
+	}
+	sockets, addresses := passedSockets{}, map[string]string{}
+	var errs []error
+	for _, f := range activation.Files(true) {
+		l, address, err := listenerOf(f)
+		_ = f.Close() // the listener has a descriptor of its own
+		if err != nil {
+			errs = append(errs, fmt.Errorf("the socket %s that systemd has passed: %w", f.Name(), err))
+			continue
+		}
+		if addresses[f.Name()] != "" || sockets[address] != nil {
+			errs = append(errs, fmt.Errorf("systemd has passed %s as %s, and another socket of that address or name; give each a .socket unit and a FileDescriptorName= of its own", address, f.Name()),
+				l.Close())
+			continue
+		}
+		sockets[address], addresses[f.Name()] = l, address
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, nil, errors.Join(err, sockets.Close())
+	}
+	bound, err := cfg.Bound(addresses)
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("the sockets that systemd passes and the configuration don't go together:\n%w", err), sockets.Close())
+	}
+	return sockets, bound, nil
+}
+
+// Close closes all of them. What is a file stays, as it is systemd's.
+func (s passedSockets) Close() error {
+	for _, l := range s {
+		_ = l.Close() // closed already if it was served
+	}
+	return nil
+}
+
+func listenerOf(f *os.File) (net.Listener, string, error) {
+	if on, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err != nil || on == 0 {
+		return nil, "", errors.New("it doesn't listen for connections; Accept=yes isn't supported")
+	}
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, "", err
+	}
+	switch address := l.Addr().String(); l.Addr().Network() {
+	case "tcp":
+		return l, address, nil
+	case "unix":
+		return l, "unix://" + address, nil
+	default:
+		return nil, "", errors.Join(fmt.Errorf("want a stream socket of TCP or unix, not %s", l.Addr().Network()), l.Close())
+	}
+}
+
+// notifyTimeout bounds what is said to systemd, which may be busy.
+const notifyTimeout = time.Second
+
+// notifier tells systemd how the server is, if systemd wants to hear that.
+type notifier struct {
+	conn  *net.UnixConn // nil: nobody wants to hear
+	every time.Duration // within which it wants to hear that the server works; 0 is not at all
+	log   *slog.Logger
+}
+
+// newNotifier takes what it needs out of the environment, so that no child speaks for
+// this process.
+func newNotifier(log *slog.Logger) (*notifier, error) {
+	every, err := sdnotify.SdWatchdogEnabled(true)
+	if err != nil {
+		return nil, fmt.Errorf("systemd's watchdog: %w", err)
+	}
+	n := &notifier{every: every, log: log}
+	path := os.Getenv("NOTIFY_SOCKET")
+	if err := os.Unsetenv("NOTIFY_SOCKET"); err != nil || path == "" {
+		return n, err
+	}
+	n.conn, err = net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return nil, fmt.Errorf("NOTIFY_SOCKET: %w", err)
+	}
+	return n, nil
+}
+
+// Close ends it.
+func (n *notifier) Close() error {
+	if n.conn == nil {
+		return nil
+	}
+	return n.conn.Close()
+}
+
+// say sends assignments as of sd_notify.
+func (n *notifier) say(ctx context.Context, lines ...string) {
+	if n.conn == nil {
+		return
+	}
+	err := n.conn.SetWriteDeadline(time.Now().Add(notifyTimeout))
+	if err == nil {
+		_, err = io.WriteString(n.conn, strings.Join(lines, "\n"))
+	}
+	if err != nil {
+		n.log.WarnContext(ctx, "systemd_not_told", "error", err.Error())
+	}
+}
+
+// reloading has systemd wait for what f does.
+func (n *notifier) reloading(ctx context.Context, f func()) {
+	n.say(ctx, sdnotify.SdNotifyReloading, strings.TrimSpace(sdnotify.SdNotifyMonotonicUsec()))
+	f()
+	n.say(ctx, sdnotify.SdNotifyReady)
+}
+
+// Run says that the server serves, then that it works for as long as it does, and when
+// ctx ends, that it goes down.
+func (n *notifier) Run(ctx context.Context, status string, works func(context.Context) error) error {
+	n.say(ctx, sdnotify.SdNotifyReady, "STATUS="+status)
+	defer n.say(ctx, sdnotify.SdNotifyStopping, "STATUS=letting what is in flight finish")
+	if n.conn == nil || n.every == 0 {
+		<-ctx.Done()
+		return nil
+	}
+	tick := time.NewTicker(n.every / 3) // one may fail
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if err := Try(ctx, n.every/3, works); err == nil {
+			n.say(ctx, sdnotify.SdNotifyWatchdog)
+		} else if ctx.Err() == nil {
+			n.log.ErrorContext(ctx, "server_stuck", "error", err.Error())
+		}
+	}
+}
+
+// works returns an error unless the server still does what its callers need of it. That the
+// engine is away doesn't matter, or an address: a restart would not bring it back.
+func (s *server) works(ctx context.Context) error {
+	s.manager.Status(ctx, "")
+	for _, l := range s.listeners {
+		if away(l.Addr()) {
+			continue
+		}
+		if err := l.knock(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// away tells whether a listener's address isn't this host's at the moment, so that nobody
+// gets there, or somebody else is there.
+func away(address net.Addr) bool {
+	tcp, ok := address.(*net.TCPAddr)
+	if !ok || tcp.IP.IsUnspecified() || tcp.IP.IsLoopback() {
+		return false
+	}
+	here, err := net.InterfaceAddrs()
+	return err == nil && !slices.ContainsFunc(here, func(a net.Addr) bool {
+		ip, ok := a.(*net.IPNet)
+		return ok && ip.IP.Equal(tcp.IP)
+	})
+}
+
+// knock is nil when the listener takes connections and answers.
+func (l listener) knock(ctx context.Context) error {
+	address := l.Addr()
+	conn, err := new(net.Dialer).DialContext(ctx, address.Network(), address.String())
+	if err != nil {
+		return fmt.Errorf("%s takes no connection: %w", address, err)
+	}
+	defer func() { _ = conn.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	// The server refuses what has no Host by itself, and what isn't TLS where that is spoken,
+	// so that it is nobody's call and in no log.
+	if _, err = io.WriteString(conn, "GET /healthz HTTP/1.1\r\n\r\n"); err == nil {
+		_, err = io.ReadFull(conn, make([]byte, 1))
+	}
+	if err != nil {
+		return fmt.Errorf("%s doesn't answer: %w", address, err)
+	}
+	return nil
+}

@@ -1,0 +1,190 @@
+package serve
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+func TestListenerOf(t *testing.T) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(pair[1]) }()
+	packets, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = packets.Close() }()
+	packetFile, err := packets.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, f := range map[string]*os.File{
+		"Accept=yes isn't supported": os.NewFile(uintptr(pair[0]), "connected"),
+		"doesn't listen":             null,
+		"want a stream socket":       packetFile,
+	} {
+		if _, _, err := listenerOf(f); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", f.Name(), err)
+		}
+		_ = f.Close()
+	}
+}
+
+// No child takes itself for the one that sockets were passed to.
+func TestSocketsAreTakenOnce(t *testing.T) {
+	t.Setenv("LISTEN_PID", strconv.Itoa(os.Getpid()))
+	t.Setenv("LISTEN_FDS", "0")
+	t.Setenv("LISTEN_FDNAMES", "http")
+	sockets, cfg, err := takeSockets(config.Default())
+	if err != nil || len(sockets) != 0 || cfg.HTTP.Listen != config.Default().HTTP.Listen {
+		t.Errorf("got %v, %+v, %v", sockets, cfg, err)
+	}
+	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
+		if got, ok := os.LookupEnv(name); ok {
+			t.Errorf("%s is still %q", name, got)
+		}
+	}
+}
+
+// What is passed to another process isn't left to the children of this one.
+func TestSocketsOfAnother(t *testing.T) {
+	t.Setenv("LISTEN_FDS", "1")
+	for _, pid := range []string{"1", ""} {
+		t.Setenv("LISTEN_PID", pid)
+		if _, _, err := takeSockets(config.Default()); err == nil || !strings.Contains(err.Error(), "isn't this one") {
+			t.Errorf("with LISTEN_PID %q: %v", pid, err)
+		}
+	}
+}
+
+// What is stuck isn't fed, and neither is systemd told by a server that it has nothing to
+// do with.
+func TestNotifier(t *testing.T) {
+	t.Setenv("NOTIFY_SOCKET", "")
+	n, err := newNotifier(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.say(t.Context(), "READY=1")
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
+
+	path := filepath.Join(t.TempDir(), "notify")
+	said, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = said.Close() }()
+	t.Setenv("NOTIFY_SOCKET", path)
+	t.Setenv("WATCHDOG_USEC", "30000")
+	log := make(messages, 100)
+	n, err = newNotifier(slog.New(log))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = n.Close() }()
+	for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC"} {
+		if got, ok := os.LookupEnv(name); ok {
+			t.Errorf("%s is still %q", name, got)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		done <- n.Run(ctx, "x", func(ctx context.Context) error {
+			<-ctx.Done() // as long as it may take
+			return ctx.Err()
+		})
+	}()
+	log.want(t, "server_stuck")
+	log.want(t, "server_stuck")
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	for _, want := range []string{"READY=1\nSTATUS=x", "STOPPING=1\nSTATUS=letting what is in flight finish"} {
+		buf := make([]byte, 100)
+		n, err := said.Read(buf)
+		if got := string(buf[:n]); err != nil || got != want {
+			t.Errorf("%q is said, want %q; %v", got, want, err)
+		}
+	}
+}
+
+// A listener that takes connections and says nothing doesn't work.
+func TestKnock(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := listener{Listener: l}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := f.knock(ctx); err == nil || !strings.Contains(err.Error(), "doesn't answer") {
+		t.Errorf("a silent one: %v", err)
+	}
+	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the handler was called") })}
+	go func() { _ = srv.Serve(l) }()
+	if err := f.knock(t.Context()); err != nil {
+		t.Errorf("one that serves: %v", err)
+	}
+	_ = srv.Close()
+	if err := f.knock(t.Context()); err == nil || !strings.Contains(err.Error(), "takes no connection") {
+		t.Errorf("one that is closed: %v", err)
+	}
+}
+
+// at is a listener that nobody reaches.
+type at struct {
+	net.Listener
+	address net.Addr
+}
+
+func (l at) Addr() net.Addr { return l.address }
+
+// A server whose address has gone from the host isn't stuck.
+func TestWorksWithoutItsAddress(t *testing.T) {
+	manager, err := lifecycle.New(lifecycle.Options{
+		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: func() *policy.Policy { return nil }, Store: struct{ lifecycle.Store }{}, Holder: struct{ lifecycle.Holder }{}, Owner: "me",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		ip    net.IP
+		works bool
+	}{
+		"gone":       {net.IPv4(192, 0, 2, 1), true}, // is for documentation, and nobody's
+		"gone, IPv6": {net.ParseIP("2001:db8::1"), true},
+		"loopback":   {net.IPv4(127, 7, 7, 7), false},
+		"all":        {net.IPv4zero, false},
+	} {
+		address := &net.TCPAddr{IP: tt.ip, Port: 1} // where nobody listens
+		if err := (&server{manager: manager, listeners: []listener{{Listener: at{address: address}}}}).works(t.Context()); (err == nil) != tt.works {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

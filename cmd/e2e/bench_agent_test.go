@@ -1,0 +1,410 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime"
+)
+
+// pair is a server and the engine's own client, at work in one and the same container.
+type pair struct {
+	berm *bermContender
+	raw  interface {
+		contender
+		runner
+	}
+	key string // the sandbox'
+	id  string // the container's
+	pid int    // of its init
+}
+
+func newPairs(b *testing.B) (*bench, []pair) {
+	b.Helper()
+	s := newBench(b)
+	var pairs []pair
+	for i := 0; i < len(s.all); i += 2 {
+		p := pair{berm: s.all[i+1].(*bermContender), key: "model-false"}
+		p.raw = s.all[i].(interface {
+			contender
+			runner
+		})
+		p.id = p.berm.model(b, false)
+		c, err := p.berm.engine.open(b, p.berm.server).Inspect(b.Context(), p.id)
+		s.must(err)
+		p.pid = c.Pid
+		pairs = append(pairs, p)
+	}
+	return s, pairs
+}
+
+// run streams a command's output.
+func (c *bermContender) run(ctx context.Context, key string, command []string, stdout io.Writer) error {
+	for ev, err := range c.ExecStream(ctx, key, apitype.ExecRequest{Command: command, Raw: true}) {
+		switch {
+		case err != nil:
+			return err
+		case ev.Event == apitype.EventStdout:
+			if _, err := stdout.Write(ev.DataBase64); err != nil {
+				return err
+			}
+		case ev.Event == apitype.EventStart && ev.Execution.ExecPath != runtime.PathAgent:
+			return fmt.Errorf("the command went by way of the %s", ev.Execution.ExecPath)
+		case ev.Event == apitype.EventExit && (ev.ExitCode == nil || *ev.ExitCode != 0):
+			return fmt.Errorf("%+v", ev.Exit)
+		}
+	}
+	return nil
+}
+
+// runInJSON streams a command's output as the client did before it knew a shorter form.
+func (c *bermContender) runInJSON(ctx context.Context, key string, exec apitype.ExecRequest, size int) error {
+	body, err := json.Marshal(exec)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.server.url+"/api/v1/sandboxes/"+key+"/exec", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	for name, value := range map[string]string{
+		"Authorization": "Bearer " + c.server.token, "Content-Type": "application/json", "Accept": "application/x-ndjson",
+	} {
+		req.Header.Set(name, value)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var ev apitype.StreamEvent
+		if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
+			return err
+		}
+		if size -= len(ev.DataBase64); ev.Event == apitype.EventExit && size == 0 {
+			return nil
+		}
+	}
+	return fmt.Errorf("%d bytes didn't come: %w", size, lines.Err())
+}
+
+func (c *bermContender) writeFile(ctx context.Context, key, name, content string) error {
+	_, err := c.WriteFile(ctx, key, name, strings.NewReader(content), client.WriteOptions{})
+	return err
+}
+
+func (c *bermContender) readFile(ctx context.Context, key, name string) (string, error) {
+	r, err := c.ReadFile(ctx, key, name, 0, -1)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = r.Close() }()
+	b, err := io.ReadAll(r)
+	return string(b), err
+}
+
+// way is one way of doing a thing.
+type way struct {
+	name string
+	do   func() (time.Duration, error)
+}
+
+// whole measures all that a function does.
+func whole(f func() error) func() (time.Duration, error) {
+	return func() (time.Duration, error) {
+		began := time.Now()
+		err := f()
+		return time.Since(began), err
+	}
+}
+
+// aftermath is for what a way leaves behind for its engine to do: that takes half of a
+// machine for some milliseconds, and would be the burden of whoever comes next.
+const aftermath = 20 * time.Millisecond
+
+// shuffled has n do one after the other, each time in another order: in a fixed one,
+// however it is rotated, the same always come after the same.
+func shuffled(n int, do func(i int)) {
+	for _, i := range rand.Perm(n) {
+		do(i)
+	}
+}
+
+// rested measures after a rest.
+func rested(do func() (time.Duration, error)) (time.Duration, error) {
+	time.Sleep(aftermath)
+	return do()
+}
+
+// turns measures ways in turns. Of each two, the first is compared with the second.
+func turns(b *testing.B, ways []way, unit func(name string, f figures) string) {
+	b.Helper()
+	all := make([]figures, len(ways))
+	for b.Loop() {
+		shuffled(len(ways), func(i int) {
+			d, err := rested(ways[i].do)
+			if err != nil {
+				b.Fatalf("%s: %v", ways[i].name, err)
+			}
+			all[i] = append(all[i], d)
+		})
+	}
+	b.ReportMetric(0, "ns/op") // the sum of all, which says nothing
+	for i, w := range ways {
+		b.Logf("%-20s %s   %s", w.name, all[i], unit(w.name, all[i]))
+		b.ReportMetric(all[i].at(.5), strings.ReplaceAll(w.name, " ", "-")+"-p50-ms")
+	}
+	for i := 0; i+1 < len(ways); i += 2 {
+		over, under := all[i], all[i+1]
+		paired := make([]float64, len(over))
+		for n := range over {
+			paired[n] = float64(over[n]) / float64(under[n])
+		}
+		slices.Sort(paired)
+		b.Logf("%-20s / %-20s ratio of the medians %.4f, median of the rounds' ratios %.4f",
+			ways[i].name, ways[i+1].name, over.at(.5)/under.at(.5), paired[len(paired)/2])
+		b.ReportMetric(over.at(.5)/under.at(.5), "ratio-to-"+strings.ReplaceAll(ways[i+1].name, " ", "-"))
+	}
+}
+
+func noUnit(string, figures) string { return "" }
+
+// per gives what a round's n things come to in a second, by the median.
+func per(n float64, what string) func(string, figures) string {
+	return func(_ string, f figures) string { return fmt.Sprintf("%.1f %s/s", n*1000/f.at(.5), what) }
+}
+
+// forgetPeak has a process' peak memory counted from now on.
+func forgetPeak(b *testing.B, pid int) {
+	b.Helper()
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// peak is the most memory that a process has had.
+func peak(b *testing.B, pid int) string {
+	b.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	value, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(value)
+}
+
+// cpuTime is how long a process has worked, in hundredths of a second.
+func cpuTime(b *testing.B, pid int) (t time.Duration) {
+	b.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	// pid (name) state parent …; user and system time are the 14th and 15th.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	for _, ticks := range fields[11:13] {
+		n, err := strconv.Atoi(ticks)
+		if err != nil {
+			b.Fatal(err)
+		}
+		t += time.Duration(n) * 10 * time.Millisecond
+	}
+	return t
+}
+
+// firstByte is a writer that remembers when it was first written to.
+type firstByte struct{ at atomic.Int64 }
+
+func (f *firstByte) Write(p []byte) (int, error) {
+	f.at.CompareAndSwap(0, time.Now().UnixNano())
+	return len(p), nil
+}
+
+// counter is a writer that counts.
+type counter struct{ n int64 }
+
+func (c *counter) Write(p []byte) (int, error) {
+	c.n += int64(len(p))
+	return len(p), nil
+}
+
+// emit is a command that prints so many bytes, a multiple of 64 KiB, for next to no time of the
+// processor: busybox' head, say, reads and writes each by itself, and is what is measured then.
+func emit(size int) []string {
+	return []string{"dd", "if=/dev/zero", "bs=64k", fmt.Sprintf("count=%d", size>>16), "status=none"}
+}
+
+// BenchmarkInside measures what is done in a sandbox over the REST API against the same
+// done in the same container with the engine's own client, interleaved, in one run.
+func BenchmarkInside(b *testing.B) {
+	_, pairs := newPairs(b)
+	ctx := b.Context()
+	both := func(ours func(p pair) func() (time.Duration, error), theirs func(p pair) func() (time.Duration, error)) []way {
+		var ways []way
+		for _, p := range pairs {
+			ways = append(ways, way{p.berm.String(), ours(p)}, way{p.raw.String(), theirs(p)})
+		}
+		return ways
+	}
+	weighInside := func(b *testing.B, when string) {
+		for _, p := range pairs {
+			w := weigh(b, p.pid)
+			b.Logf("%-20s init %s: %s", p.berm, when, w)
+			b.ReportMetric(float64(w.private), p.berm.kind+"-init-private-KiB")
+			b.ReportMetric(float64(w.anonymous), p.berm.kind+"-init-anonymous-KiB")
+		}
+	}
+	b.Run("init memory, idle", func(b *testing.B) {
+		for b.Loop() {
+			continue
+		}
+		b.ReportMetric(0, "ns/op")
+		weighInside(b, "idle")
+	})
+	b.Run("exec", func(b *testing.B) {
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error { return p.berm.exec(ctx, p.key) })
+			},
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error { return p.raw.exec(ctx, p.id) })
+			}), noUnit)
+	})
+	b.Run("exec, 16 in parallel", func(b *testing.B) {
+		const workers, each = 16, 4
+		parallel := func(exec func() error) func() (time.Duration, error) {
+			return whole(func() error {
+				var g errgroup.Group
+				for range workers {
+					g.Go(func() error {
+						for range each {
+							if err := exec(); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+				}
+				return g.Wait()
+			})
+		}
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) {
+				return parallel(func() error { return p.berm.exec(ctx, p.key) })
+			},
+			func(p pair) func() (time.Duration, error) {
+				return parallel(func() error { return p.raw.exec(ctx, p.id) })
+			}), per(workers*each, "commands"))
+	})
+	b.Run("first byte of a stream", func(b *testing.B) {
+		// It goes on after that: what is buffered to the end comes late.
+		command := []string{"sh", "-c", "echo hi; sleep 0.2"}
+		first := func(r runner, key string) func() (time.Duration, error) {
+			return func() (time.Duration, error) {
+				var out firstByte
+				began := time.Now()
+				if err := r.run(ctx, key, command, &out); err != nil {
+					return 0, err
+				}
+				return time.Duration(out.at.Load() - began.UnixNano()), nil
+			}
+		}
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) { return first(p.berm, p.key) },
+			func(p pair) func() (time.Duration, error) { return first(p.raw, p.id) }), noUnit)
+	})
+	b.Run("256 MiB of output", func(b *testing.B) {
+		const size = 256 << 20
+		command := emit(size)
+		read := func(r runner, key string) func() (time.Duration, error) {
+			return whole(func() error {
+				var out counter
+				err := r.run(ctx, key, command, &out)
+				if err == nil && out.n != size {
+					err = fmt.Errorf("%d bytes came", out.n)
+				}
+				return err
+			})
+		}
+		before, worked := map[string]weight{}, map[string][2]time.Duration{}
+		for _, p := range pairs {
+			before[p.berm.kind] = weigh(b, p.berm.server.cmd.Process.Pid)
+			worked[p.berm.kind] = [2]time.Duration{cpuTime(b, p.berm.server.cmd.Process.Pid), cpuTime(b, p.pid)}
+			forgetPeak(b, p.berm.server.cmd.Process.Pid)
+			forgetPeak(b, p.pid)
+		}
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) { return read(p.berm, p.key) },
+			func(p pair) func() (time.Duration, error) { return read(p.raw, p.id) }), per(size>>20, "MiB"))
+		for _, p := range pairs {
+			pid, was := p.berm.server.cmd.Process.Pid, worked[p.berm.kind]
+			b.Logf("%-20s server private %d kB, before %d kB, resident at most %s; init at most %s; CPU time of a round %s and %s",
+				p.berm, weigh(b, pid).private, before[p.berm.kind].private, peak(b, pid), peak(b, p.pid),
+				(cpuTime(b, pid)-was[0])/time.Duration(b.N), (cpuTime(b, p.pid)-was[1])/time.Duration(b.N))
+		}
+		time.Sleep(3 * time.Second) // it gives memory back when it has been idle for a while
+		weighInside(b, "after it")
+	})
+	b.Run("256 MiB of output, in JSON", func(b *testing.B) {
+		const size = 256 << 20
+		req := apitype.ExecRequest{Command: emit(size), Raw: true}
+		ways := make([]way, 0, 2*len(pairs))
+		for _, p := range pairs {
+			ways = append(ways, way{p.berm.String() + " in JSON", whole(func() error { return p.berm.runInJSON(ctx, p.key, req, size) })},
+				way{p.berm.String(), whole(func() error { return p.berm.run(ctx, p.key, req.Command, io.Discard) })})
+		}
+		turns(b, ways, per(size>>20, "MiB"))
+	})
+	content := strings.Repeat("0123456789abcde\n", 256)
+	b.Run("write 4 KiB", func(b *testing.B) {
+		// The engines' own copies don't reach a tmpfs, nor into a read-only root.
+		command := []string{"sh", "-c", `printf %s "$0" > /tmp/theirs`, content}
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error { return p.berm.writeFile(ctx, p.key, "/tmp/ours", content) })
+			},
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error { return p.raw.run(ctx, p.id, command, io.Discard) })
+			}), noUnit)
+	})
+	b.Run("read 4 KiB", func(b *testing.B) {
+		same := func(got string, err error) error {
+			if err == nil && got != content {
+				err = fmt.Errorf("%d bytes came: %.40q", len(got), got)
+			}
+			return err
+		}
+		turns(b, both(
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error { return same(p.berm.readFile(ctx, p.key, "/tmp/ours")) })
+			},
+			func(p pair) func() (time.Duration, error) {
+				return whole(func() error {
+					var out strings.Builder
+					err := p.raw.run(ctx, p.id, []string{"cat", "/tmp/theirs"}, &out)
+					return same(out.String(), err)
+				})
+			}), noUnit)
+	})
+}

@@ -1,0 +1,490 @@
+package e2e
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	docker "github.com/docker/docker/client"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+// plainProxyEnv makes the test binary a plainProxy; its value names the two sockets.
+const plainProxyEnv = "BERM_BENCH_PLAIN"
+
+// door is a server of the engine's API, or the engine itself.
+type door struct {
+	http   *http.Client
+	docker *docker.Client
+	cmd    *exec.Cmd // nil of the engine
+}
+
+// doorBench is an engine and a server before it, side by side.
+type doorBench struct {
+	b             *testing.B
+	direct, berm  *door
+	mine, theirs  []string // containers of the caller's, and others
+	file, chatter string   // containers with a large file, and with a large log
+	shared        string   // directory that may be bound
+}
+
+const (
+	benchArchive = 400 << 20 // bytes
+	benchLine    = 1 << 10
+	benchLines   = 2 << 10
+)
+
+func newDoor(b *testing.B, path string) *door {
+	b.Helper()
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		},
+		MaxIdleConnsPerHost: 64, DisableCompression: true, ReadBufferSize: 64 << 10, WriteBufferSize: 64 << 10,
+	}
+	c, err := docker.NewClientWithOpts(docker.WithHost("unix://"+path), docker.WithAPIVersionNegotiation())
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { transport.CloseIdleConnections(); _ = c.Close() })
+	return &door{http: &http.Client{Transport: transport}, docker: c}
+}
+
+// serveDoor runs a server with the configuration, and returns its process.
+func serveDoor(b *testing.B, e *testEngine, dir, config string) *exec.Cmd {
+	b.Helper()
+	file := filepath.Join(dir, "berm.yaml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	cmd := exec.Command(bin, "serve", "--config", file, "--listen", "unix://"+dir+"/berm.sock", "--state-dir", filepath.Join(dir, "state"))
+	cmd.Env = append(os.Environ(), "BERM_ENGINE_INSTANCE=bench-"+filepath.Base(dir))
+	cmd.Env = append(cmd.Env, e.config.env()...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if err := cmd.Wait(); err != nil {
+			b.Logf("the server: %v\n%s", err, log.String())
+		}
+	})
+	return cmd
+}
+
+func newDoorBench(b *testing.B) *doorBench {
+	b.Helper()
+	e := commonEngine(b, "docker")
+	dir := e.dir(b)
+	policy := filepath.Join(dir, "policy.yaml")
+	shared := filepath.Join(dir, "shared")
+	rules := "version: 1\nimages: {allow: [\"berm.local/*\"]}\nmounts: {allowed_roots: [" + shared + "]}\nprofiles: {default: {engine_api: {max_objects: 0}}}\n"
+	if err := errors.Join(os.Mkdir(shared, 0o755), os.WriteFile(policy, []byte(rules), 0o600)); err != nil {
+		b.Fatal(err)
+	}
+	s := &doorBench{b: b, shared: shared, direct: newDoor(b, strings.TrimPrefix(e.config.Address, "unix://")), berm: newDoor(b, dir+"/docker.sock")}
+	s.berm.cmd = serveDoor(b, e, dir, fmt.Sprintf(`
+policy_file: %s
+engine_api:
+  archive_fixed: true # the test is of the client, whatever the engine
+  audit_log: %s/audit.log
+  listeners: [{address: "unix://%s/docker.sock", callers: [{name: bench, tenant: bench, uids: [0]}]}]
+`, policy, dir, dir))
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		if _, err := s.berm.docker.Ping(b.Context()); err == nil {
+			break
+		} else if time.Now().After(end) {
+			b.Fatal(err)
+		}
+	}
+	for range 5 {
+		s.mine = append(s.mine, s.make(s.berm, "true"))
+		s.theirs = append(s.theirs, s.make(s.direct, "true"))
+	}
+	s.file = s.start("sleep 100000")
+	s.chatter = s.start(fmt.Sprintf(`i=0; l=$(head -c %d /dev/zero | tr '\0' x); while [ $i -lt %d ]; do echo $l; i=$((i+1)); done; sleep 100000`, benchLine-1, benchLines))
+	b.Cleanup(func() {
+		for _, id := range slices.Concat(s.mine, s.theirs) {
+			_ = s.direct.docker.ContainerRemove(context.Background(), id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+		}
+	})
+	return s
+}
+
+func (s *doorBench) must(err error) {
+	if err != nil {
+		s.b.Helper()
+		s.b.Fatal(err)
+	}
+}
+
+func (s *doorBench) make(d *door, script string) string {
+	ct, err := d.docker.ContainerCreate(s.b.Context(), &container.Config{Image: testImage, Cmd: []string{"sh", "-c", script}},
+		&container.HostConfig{NetworkMode: "none", Binds: []string{"/v"}}, nil, nil, "")
+	s.must(err)
+	return ct.ID
+}
+
+func (s *doorBench) start(script string) string {
+	id := s.make(s.berm, script)
+	s.mine = append(s.mine, id)
+	s.must(s.berm.docker.ContainerStart(s.b.Context(), id, container.StartOptions{}))
+	return id
+}
+
+// get asks for a path, and reads the whole answer.
+func (d *door) get(ctx context.Context, path string) (int64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://docker"+path, nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := d.http.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, resp.Body, make([]byte, 64<<10))
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", path, resp.Status)
+	}
+	return n, err
+}
+
+// cpu is how much of a CPU the server has used; the kernel counts in hundredths of a second.
+func (d *door) cpu() time.Duration {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.cmd.Process.Pid))
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
+// rounds has both do the same n times on so many connections at once, in turns, and
+// reports how much of the engine's own speed is left, paired by rounds, and what of a CPU
+// the server took for each.
+func (s *doorBench) rounds(b *testing.B, connections, n int, do func(ctx context.Context, d *door) error) {
+	run := func(d *door) time.Duration {
+		var left atomic.Int64
+		left.Store(int64(n))
+		return took(func() {
+			g, ctx := errgroup.WithContext(b.Context())
+			for range connections {
+				g.Go(func() error {
+					for left.Add(-1) >= 0 {
+						if err := do(ctx, d); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			}
+			if err := g.Wait(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+	run(s.berm) // connections, and what is looked up once
+	run(s.direct)
+	var ratios []float64
+	var direct, berm figures
+	var used time.Duration
+	for i := 0; b.Loop(); i++ {
+		doors := []*door{s.direct, s.berm}
+		if i%2 == 1 {
+			slices.Reverse(doors)
+		}
+		spent := map[*door]time.Duration{}
+		for _, d := range doors {
+			before := s.berm.cpu()
+			spent[d] = run(d)
+			if d == s.berm {
+				used += s.berm.cpu() - before
+			}
+		}
+		ratios = append(ratios, float64(spent[s.direct])/float64(spent[s.berm]))
+		direct, berm = append(direct, spent[s.direct]), append(berm, spent[s.berm])
+	}
+	slices.Sort(ratios)
+	each := float64(used.Microseconds()) / float64(n*len(ratios))
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(ratios[len(ratios)/2], "of-direct")
+	b.ReportMetric(each, "cpu-us/req")
+	b.Logf("%d rounds of %d on %d connections: direct %.1f ms, berm %.1f ms a round, %.2f of direct (%.2f to %.2f), %.0f us of a CPU each",
+		len(ratios), n, connections, direct.at(.5), berm.at(.5), ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1], each)
+}
+
+// plainProxy passes requests on from one unix socket to another, by net/http alone.
+func plainProxy(from, to string) error {
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", to)
+		},
+		DisableCompression: true, MaxIdleConnsPerHost: 256, ReadBufferSize: 64 << 10, WriteBufferSize: 64 << 10,
+	}
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", from)
+	if err != nil {
+		return err
+	}
+	return (&http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		out := r.Clone(r.Context())
+		out.URL.Scheme, out.URL.Host, out.RequestURI = "http", "docker", ""
+		resp, err := transport.RoundTrip(out)
+		if err != nil {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		defer func() { _ = resp.Body.Close() }()
+		maps.Copy(w.Header(), resp.Header)
+		w.WriteHeader(resp.StatusCode)
+		_, _ = io.CopyBuffer(struct{ io.Writer }{w}, resp.Body, make([]byte, 64<<10))
+	})}).Serve(l)
+}
+
+// haproxyConfig is for an HAProxy of one process between two unix sockets.
+const haproxyConfig = `defaults
+  mode http
+  timeout connect 5s
+  timeout client 1m
+  timeout server 1m
+frontend f
+  bind unix@%s
+  default_backend b
+backend b
+  server e unix@%s
+`
+
+// started runs another proxy before the engine, and returns it as a door.
+func (s *doorBench) started(address string, cmd *exec.Cmd) *door {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	s.must(cmd.Start())
+	s.b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	d := newDoor(s.b, address)
+	d.cmd = cmd
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if _, err := d.get(s.b.Context(), "/_ping"); err == nil {
+			return d
+		} else if time.Now().After(end) {
+			s.b.Fatal(err)
+		}
+	}
+}
+
+// cost measures what of a CPU Berm takes for a request, beside http.Server with
+// http.Transport and, where it is installed, HAProxy. It makes the same requests of each in turns.
+func (s *doorBench) cost(b *testing.B) {
+	engine, dir := strings.TrimPrefix(s.direct.docker.DaemonHost(), "unix://"), b.TempDir()
+	binary, err := os.Executable()
+	s.must(err)
+	plain := exec.Command(binary)
+	plain.Env = append(os.Environ(), plainProxyEnv+"="+dir+"/plain.sock:"+engine)
+	doors := []*door{s.berm, s.started(dir+"/plain.sock", plain)}
+	names := []string{"berm", "plain", "haproxy"}
+	if path, err := exec.LookPath("haproxy"); err == nil {
+		s.must(os.WriteFile(dir+"/haproxy.cfg", fmt.Appendf(nil, haproxyConfig, dir+"/haproxy.sock", engine), 0o600))
+		doors = append(doors, s.started(dir+"/haproxy.sock", exec.Command(path, "-db", "-f", dir+"/haproxy.cfg")))
+	}
+	none := "/v1.41/containers/json?filters=" + url.QueryEscape(`{"label":["none=1"]}`)
+	for _, request := range []struct {
+		name, path string
+		n          int
+	}{{"_ping", "/_ping", 4000}, {"inspect", "/v1.41/containers/" + s.file + "/json", 1000}, {"none listed", none, 4000}} {
+		b.Run(request.name, func(b *testing.B) {
+			used, n := make([]time.Duration, len(doors)), 0
+			for ; b.Loop(); n += request.n {
+				for i, d := range doors {
+					before := d.cpu()
+					var left atomic.Int64
+					left.Store(int64(request.n))
+					g, ctx := errgroup.WithContext(b.Context())
+					for range 16 {
+						g.Go(func() error {
+							for left.Add(-1) >= 0 {
+								if _, err := d.get(ctx, request.path); err != nil {
+									return err
+								}
+							}
+							return nil
+						})
+					}
+					s.must(g.Wait())
+					used[i] += d.cpu() - before
+				}
+			}
+			b.ReportMetric(0, "ns/op")
+			for i, u := range used {
+				b.ReportMetric(float64(u.Microseconds())/float64(n), names[i]+"-cpu-us/req")
+			}
+			b.ReportMetric(float64(used[0])/float64(used[1]), "of-plain")
+		})
+	}
+}
+
+// BenchmarkEngineAPI measures the engine's API through the door, policy and audit log on,
+// against the engine's own socket.
+func BenchmarkEngineAPI(b *testing.B) {
+	s := newDoorBench(b)
+	b.Run("idle memory", s.idle)
+	b.Run("cost", s.cost)
+	for _, connections := range []int{1, 16, 64} {
+		at := fmt.Sprintf(", %d connections", connections)
+		get := func(path string) func(context.Context, *door) error {
+			return func(ctx context.Context, d *door) error { _, err := d.get(ctx, path); return err }
+		}
+		b.Run("_ping"+at, func(b *testing.B) { s.rounds(b, connections, 2000, get("/_ping")) })
+		b.Run("containers-json"+at, func(b *testing.B) {
+			s.rounds(b, connections, 400, func(ctx context.Context, d *door) error {
+				path := "/v1.41/containers/json?all=1"
+				if d == s.direct { // for the same answer
+					path += "&filters=" + url.QueryEscape(`{"label":["`+lifecycle.LabelTenant+`=bench"]}`)
+				}
+				_, err := d.get(ctx, path)
+				return err
+			})
+		})
+		b.Run("inspect"+at, func(b *testing.B) { s.rounds(b, connections, 400, get("/v1.41/containers/"+s.file+"/json")) })
+		b.Run("create and rm"+at, func(b *testing.B) {
+			s.rounds(b, connections, max(4, connections), func(ctx context.Context, d *door) error {
+				ct, err := d.docker.ContainerCreate(ctx, &container.Config{Image: testImage}, &container.HostConfig{NetworkMode: "none"}, nil, nil, "")
+				if err != nil {
+					return err
+				}
+				return d.docker.ContainerRemove(ctx, ct.ID, container.RemoveOptions{Force: true})
+			})
+		})
+		b.Run("logs"+at, func(b *testing.B) {
+			s.rounds(b, connections, max(8, connections), func(ctx context.Context, d *door) error {
+				n, err := d.get(ctx, "/v1.41/containers/"+s.chatter+"/logs?stdout=1")
+				if err == nil && n < benchLine*benchLines/2 {
+					err = fmt.Errorf("a log of %d bytes", n)
+				}
+				return err
+			})
+		})
+	}
+	b.Run("start with a held bind", s.heldBind)
+	b.Run("archive in", func(b *testing.B) { s.rounds(b, 1, 1, s.upload) })
+	b.Run("archive out", func(b *testing.B) {
+		s.rounds(b, 1, 1, func(ctx context.Context, d *door) error {
+			n, err := d.get(ctx, "/v1.41/containers/"+s.file+"/archive?path=/v/large")
+			if err == nil && n < benchArchive {
+				err = fmt.Errorf("an archive of %d bytes", n)
+			}
+			return err
+		})
+	})
+}
+
+// heldBind measures what Berm adds to the cost that a bind has for a start. Starts vary by
+// far more, so it compares the lower quartiles.
+func (s *doorBench) heldBind(b *testing.B) {
+	type start struct {
+		door  *door
+		id    string
+		spent figures
+	}
+	var starts []*start // direct and Berm, each without and with the bind
+	for _, d := range []*door{s.direct, s.berm} {
+		for _, binds := range [][]string{nil, {s.shared + ":/shared"}} {
+			ct, err := d.docker.ContainerCreate(b.Context(), &container.Config{Image: testImage, Cmd: []string{"true"}},
+				&container.HostConfig{NetworkMode: "none", Binds: binds}, nil, nil, "")
+			s.must(err)
+			s.mine = append(s.mine, ct.ID)
+			starts = append(starts, &start{door: d, id: ct.ID})
+		}
+	}
+	for i := 0; b.Loop(); i++ {
+		for j := range starts {
+			st := starts[(i+j)%len(starts)]
+			st.spent = append(st.spent, took(func() { s.must(st.door.docker.ContainerStart(b.Context(), st.id, container.StartOptions{})) }))
+			ended, failed := s.direct.docker.ContainerWait(b.Context(), st.id, container.WaitConditionNotRunning)
+			select {
+			case <-ended:
+			case err := <-failed:
+				b.Fatal(err)
+			}
+		}
+	}
+	plain, bound := starts[2].spent.at(.25)-starts[0].spent.at(.25), starts[3].spent.at(.25)-starts[1].spent.at(.25)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(bound-plain, "ms-for-the-hold")
+	b.Logf("%d rounds: Berm adds %.1f ms to a start, %.1f ms with a bind", len(starts[0].spent), plain, bound)
+}
+
+// upload puts a large file into a container.
+func (s *doorBench) upload(ctx context.Context, d *door) error {
+	var head bytes.Buffer
+	if err := tar.NewWriter(&head).WriteHeader(&tar.Header{Name: "large", Mode: 0o644, Size: benchArchive, Typeflag: tar.TypeReg}); err != nil {
+		return err
+	}
+	body := io.MultiReader(&head, io.LimitReader(zeros{}, benchArchive+1024)) // the end is two empty blocks
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://docker/v1.41/containers/"+s.file+"/archive?path=/v", body)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/x-tar")
+	resp, err := d.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if text, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", resp.Status, text)
+	}
+	return nil
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}
+
+// idle compares the server with one that has the other door only.
+func (s *doorBench) idle(b *testing.B) {
+	e := commonEngine(b, "docker")
+	alone := serveDoor(b, e, e.dir(b), "")
+	time.Sleep(30*time.Second + 5*time.Second)
+	resident := func(pid int) float64 {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		s.must(err)
+		_, rss, _ := strings.Cut(string(status), "VmRSS:")
+		kib, err := strconv.Atoi(strings.Fields(rss)[0])
+		s.must(err)
+		return float64(kib) / 1024
+	}
+	var with, without float64
+	for b.Loop() {
+		with, without = resident(s.berm.cmd.Process.Pid), resident(alone.Process.Pid)
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(with, "MiB")
+	b.ReportMetric(with-without, "MiB-over-one-door")
+	b.Logf("%.1f MiB resident, %.1f with the sandbox API alone", with, without)
+}

@@ -1,0 +1,356 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	docker "github.com/docker/docker/client"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+)
+
+// bench is real servers on private engines of both kinds, and the engines' own
+// clients, side by side.
+type bench struct {
+	b       *testing.B
+	servers map[string]*bermContender // by kind of engine
+	raw     *docker.Client
+	all     []contender
+	name    atomic.Int64
+}
+
+// contender does with a sandbox what there is to measure.
+type contender interface {
+	String() string
+	create(ctx context.Context, key string, network bool) error
+	exec(ctx context.Context, key string) error // echo hi, and its output and exit code
+	remove(ctx context.Context, key string) error
+}
+
+// bermContender is a server, over its REST API.
+type bermContender struct {
+	*client.Client
+	kind    string
+	profile string // of benchPolicy; empty is the default
+	engine  *testEngine
+	server  *server
+}
+
+// benchPolicy has profiles for what a sandbox may do without.
+const benchPolicy = `
+profiles:
+  plain: {agent: off}
+`
+
+// as is the same server, asked for sandboxes of a profile.
+func (c *bermContender) as(profile string) *bermContender {
+	out := *c
+	out.profile = profile
+	return &out
+}
+
+func (c *bermContender) String() string {
+	if c.profile == "" {
+		return "berm over " + c.kind
+	}
+	return "berm over " + c.kind + ", " + c.profile
+}
+
+func (c *bermContender) create(ctx context.Context, key string, network bool) error {
+	var req apitype.SandboxRequest
+	if c.profile != "" {
+		req.Profile = &c.profile
+	}
+	if on := "on"; network {
+		req.Network = &on
+	}
+	_, err := c.Create(ctx, key, req)
+	return err
+}
+
+var echo = []string{"echo", "hi"}
+
+// runner runs a command in a container to its end, which has to be a good one.
+type runner interface {
+	run(ctx context.Context, key string, command []string, stdout io.Writer) error
+}
+
+func execEcho(ctx context.Context, r runner, key string) error {
+	var out bytes.Buffer
+	err := r.run(ctx, key, echo, &out)
+	if err == nil && out.String() != "hi\n" {
+		err = fmt.Errorf("%q", out.String())
+	}
+	return err
+}
+
+func (c *bermContender) exec(ctx context.Context, key string) error {
+	res, err := c.Exec(ctx, key, apitype.ExecRequest{Command: echo})
+	if err == nil && res.Stdout != "hi\n" {
+		err = fmt.Errorf("%+v", res)
+	}
+	return err
+}
+
+func (c *bermContender) remove(ctx context.Context, key string) error {
+	_, err := c.Delete(ctx, key)
+	return err
+}
+
+// model gives the container of a sandbox that stays for as long as the benchmark.
+func (c *bermContender) model(b *testing.B, network bool) (containerID string) {
+	b.Helper()
+	key := fmt.Sprintf("model%s-%t", c.profile, network)
+	if err := c.create(b.Context(), key, network); err != nil {
+		b.Fatal(err)
+	}
+	sb, err := c.Get(b.Context(), key)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return sb.ContainerID
+}
+
+// newBench starts the engines, and a server on each.
+func newBench(b *testing.B) *bench {
+	b.Helper()
+	s := &bench{b: b, servers: map[string]*bermContender{}}
+	engines := map[string]*testEngine{}
+	for _, kind := range []string{"docker", "containerd"} {
+		e := commonEngine(b, kind)
+		c := &bermContender{kind: kind, engine: e, server: newServer(b, e, e.dir(b), testImage)}
+		c.server.policy(b, benchPolicy)
+		c.server.env = append(c.server.env, "BERM_SANDBOX_CLEANUP_INTERVAL=30s") // 30s is the default
+		c.server.start(b)
+		c.Client = c.server.client(b, nil)
+		engines[kind], s.servers[kind] = e, c
+	}
+	raw := newDockerContender(b, engines["docker"], s.servers["docker"])
+	s.raw = raw.Client
+	s.all = []contender{raw, s.servers["docker"], newContainerdContender(b, engines["containerd"], s.servers["containerd"]), s.servers["containerd"]}
+	return s
+}
+
+func (s *bench) must(err error) {
+	if err != nil {
+		s.b.Helper()
+		s.b.Fatal(err)
+	}
+}
+
+func (s *bench) key() string { return fmt.Sprintf("bench-%d", s.name.Add(1)) }
+
+// took measures one call.
+func took(f func()) time.Duration {
+	began := time.Now()
+	f()
+	return time.Since(began)
+}
+
+// figures are the measurements of one contender.
+type figures []time.Duration
+
+func (f figures) at(q float64) float64 {
+	sorted := slices.Sorted(slices.Values(f))
+	return float64(sorted[min(int(q*float64(len(sorted))), len(sorted)-1)].Microseconds()) / 1000
+}
+
+func (f figures) String() string {
+	return fmt.Sprintf("n=%-4d p50 %8.2f  p90 %8.2f  p99 %8.2f ms", len(f), f.at(.5), f.at(.9), f.at(.99))
+}
+
+// rounds measures the contenders in turns, as turns does. Before and after aren't
+// measured.
+func (s *bench) rounds(b *testing.B, before, measured, after func(c contender, key string) error) {
+	b.Helper()
+	all := make([]figures, len(s.all))
+	for b.Loop() {
+		shuffled(len(s.all), func(i int) {
+			c, key := s.all[i], s.key()
+			check := func(err error) {
+				if err != nil {
+					b.Fatalf("%s: %v", c, err)
+				}
+			}
+			if before != nil {
+				check(before(c, key))
+			}
+			d, err := rested(whole(func() error { return measured(c, key) }))
+			check(err)
+			all[i] = append(all[i], d)
+			if after != nil {
+				check(after(c, key))
+			}
+		})
+	}
+	b.ReportMetric(0, "ns/op") // the sum of all, which says nothing
+	for i, c := range s.all {
+		b.Logf("%-20s %s", c, all[i])
+		b.ReportMetric(all[i].at(.5), strings.ReplaceAll(c.String(), " ", "-")+"-p50-ms")
+	}
+	for _, ratio := range [][2]int{{1, 0}, {3, 2}, {3, 1}} {
+		over, under := all[ratio[0]], all[ratio[1]]
+		paired := make([]float64, len(over))
+		for i := range over {
+			paired[i] = float64(over[i]) / float64(under[i])
+		}
+		slices.Sort(paired)
+		b.Logf("%-20s / %-20s ratio of the medians %.3f, median of the rounds' ratios %.3f",
+			s.all[ratio[0]], s.all[ratio[1]], over.at(.5)/under.at(.5), paired[len(paired)/2])
+		if ratio == [2]int{3, 2} {
+			b.ReportMetric(over.at(.5)/under.at(.5), "ratio-to-containerd")
+		}
+		if ratio == [2]int{3, 1} {
+			b.ReportMetric(over.at(.5)/under.at(.5), "ratio-to-docker")
+		}
+	}
+}
+
+// BenchmarkBackends measures calls of the REST API over both engines against the same
+// work done with the engines' own clients, interleaved, in one run.
+func BenchmarkBackends(b *testing.B) {
+	s := newBench(b)
+	ctx := b.Context()
+	remove := func(c contender, key string) error { return c.remove(ctx, key) }
+	for _, network := range []bool{false, true} {
+		create := func(c contender, key string) error { return c.create(ctx, key, network) }
+		use := func(c contender, key string) error {
+			return errors.Join(c.create(ctx, key, network), c.exec(ctx, key))
+		}
+		name := map[bool]string{false: ", network off", true: ", network on"}[network]
+		b.Run("cold create to first output"+name, func(b *testing.B) { s.rounds(b, nil, use, remove) })
+		b.Run("delete"+name, func(b *testing.B) { s.rounds(b, create, remove, nil) })
+	}
+	exec := func(b *testing.B) {
+		for _, c := range s.all {
+			s.must(c.create(ctx, "exec", false))
+		}
+		s.rounds(b, nil, func(c contender, _ string) error { return c.exec(ctx, "exec") }, nil)
+		for _, c := range s.all {
+			s.must(c.remove(ctx, "exec"))
+		}
+	}
+	b.Run("exec", exec)
+	with := s.all
+	s.all = []contender{with[0], s.servers["docker"].as("plain"), with[2], s.servers["containerd"].as("plain")}
+	b.Run("exec by the engine", exec)
+	s.all = with
+	b.Run("8 in parallel", func(b *testing.B) {
+		s.rounds(b, nil, func(c contender, key string) error {
+			return eight(key, func(key string) error {
+				return errors.Join(c.create(ctx, key, false), c.exec(ctx, key))
+			})
+		}, func(c contender, key string) error {
+			return eight(key, func(key string) error { return c.remove(ctx, key) })
+		})
+	})
+}
+
+// eight does something with as many sandboxes at once.
+func eight(key string, do func(key string) error) error {
+	var g errgroup.Group
+	for i := range 8 {
+		g.Go(func() error { return do(fmt.Sprintf("%s-%d", key, i)) })
+	}
+	return g.Wait()
+}
+
+// BenchmarkServer measures what a server does by itself.
+func BenchmarkServer(b *testing.B) {
+	s := newBench(b)
+	ctx := b.Context()
+	for _, kind := range []string{"docker", "containerd"} {
+		berm := s.servers[kind]
+		b.Run("reuse/"+kind, func(b *testing.B) {
+			s.must(berm.create(ctx, "reuse", false))
+			var ours figures
+			for b.Loop() {
+				for range 50 {
+					ours = append(ours, took(func() { s.must(berm.create(ctx, "reuse", false)) }))
+				}
+			}
+			s.must(berm.remove(ctx, "reuse"))
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(ours.at(.5), "p50-ms")
+			b.Log(ours)
+		})
+		b.Run("idle memory/"+kind, func(b *testing.B) {
+			for _, key := range []string{"model-true", "model-false"} {
+				s.must(berm.remove(ctx, key))
+			}
+			time.Sleep(30*time.Second + 5*time.Second)
+			var kib int
+			for b.Loop() {
+				status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", berm.server.cmd.Process.Pid))
+				s.must(err)
+				_, rss, _ := strings.Cut(string(status), "VmRSS:")
+				kib, err = strconv.Atoi(strings.Fields(rss)[0])
+				s.must(err)
+			}
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(float64(kib)/1024, "MiB")
+			b.Logf("%.1f MiB resident", float64(kib)/1024)
+		})
+		b.Run("list of 500/"+kind, func(b *testing.B) { s.list(b, berm) })
+	}
+}
+
+// list measures a list of 500 sandboxes; on Docker against its own client.
+func (s *bench) list(b *testing.B, berm *bermContender) {
+	const n = 500
+	ctx := b.Context()
+	each := func(do func(key string) error) {
+		var g errgroup.Group
+		g.SetLimit(8)
+		for i := range n {
+			g.Go(func() error { return do(fmt.Sprintf("list-%d", i)) })
+		}
+		s.must(g.Wait())
+	}
+	each(func(key string) error { return berm.create(ctx, key, false) })
+	mine := filters.NewArgs(filters.Arg("label", lifecycle.LabelOwner+"="+berm.server.instance))
+	var raw, ours figures
+	for b.Loop() {
+		if berm.kind == "docker" {
+			raw = append(raw, took(func() {
+				list, err := s.raw.ContainerList(ctx, container.ListOptions{All: true, Filters: mine})
+				s.must(err)
+				if len(list) != n {
+					b.Fatalf("the engine lists %d", len(list))
+				}
+			}))
+		}
+		ours = append(ours, took(func() {
+			listed := 0
+			for _, err := range berm.List(ctx, client.ListOptions{}) {
+				s.must(err)
+				listed++
+			}
+			if listed != n {
+				b.Fatalf("berm lists %d", listed)
+			}
+		}))
+	}
+	each(func(key string) error { return berm.remove(ctx, key) })
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(ours.at(.5), "p50-ms")
+	b.Logf("berm %s", ours)
+	if raw != nil {
+		b.Logf("docker %s   ratio %.3f", raw, ours.at(.5)/raw.at(.5))
+	}
+}

@@ -1,0 +1,531 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
+	"github.com/bermhq/berm/runtime"
+)
+
+// The box is what Berm promises of a sandbox, its commands and its processes. Every
+// promise has a test here that looks at what has really come of it on a real engine of
+// each kind, or is held on real engines by another test:
+//
+//	promise                                            test
+//	networks reach out, are apart, are internal        runtime/containerd TestNetworkReach; TestContract network/…
+//	no host mount, device, privilege comes along       TestContract create/mounts, …/devices, …/privileges, …/namespaces
+//	swap is limited along with the memory              TestContract create/limits
+//	a killed command takes its whole tree along,       TestContract exec/cancel kills/…
+//	  whatever shape it has, and whoever's it is
+//	files calls: what they can and can't               TestFilesAndPorts; TestContract agent/files…
+//	ports are reached without a network                TestFilesAndPorts
+//	processes are signaled, have terminals, are        TestContract agent/process…; TestCommandLineInside
+//	  found again after a restart
+//	commands on a terminal, their signals and sizes    TestCommandLineInside
+//	an image that is missing is pulled meanwhile       TestCreateThatPulls
+//	an engine that goes away and comes back            TestHungEngine, TestSoakKillingTheEngine
+//	a restart finds sandboxes and processes again      TestAgent, TestSoakKillingTheServer
+//	a thousand callers of one key share one create     TestSoakManyKeys
+//	a walk over a workspace is bounded in depth,       lifecycle TestQuotaOfADeepTree: it is the host's own files that
+//	  too                                              are walked
+func TestBox(t *testing.T) {
+	t.Run("docker", func(t *testing.T) {
+		testBox(t, "docker", "processes", "sessions", "results", "spec", "profiles", "mounts", "quota", "status")
+	})
+	t.Run("containerd", func(t *testing.T) { testBox(t, "containerd", "spec", "mounts") })
+}
+
+// TestSoakBox has containerd keep the promises that don't depend on the engine, too.
+func TestSoakBox(t *testing.T) {
+	testBox(t, "containerd", "processes", "sessions", "results", "profiles", "quota", "status")
+}
+
+// boxAtOnce is how many tests run at once: most of their time they wait.
+const boxAtOnce = 6
+
+func testBox(t *testing.T, kind string, sections ...string) {
+	t.Parallel()
+	b := newBox(t, kind)
+	var at errgroup.Group
+	at.SetLimit(boxAtOnce)
+	for _, section := range []struct {
+		name  string
+		cases []boxCase
+	}{
+		{"processes", boxProcesses}, // first, as some of them wait long
+		{"sessions", boxSessions},
+		{"results", boxResults},
+		{"spec", boxSpecs},
+		{"profiles", boxProfiles},
+		{"mounts", boxMounts},
+		{"quota", boxQuotas},
+		{"status", boxStatus},
+	} {
+		if !slices.Contains(sections, section.name) {
+			continue
+		}
+		for i, c := range section.cases {
+			at.Go(func() error {
+				t.Run(section.name+"/"+c.name, func(t *testing.T) { c.run(t, b, fmt.Sprintf("%s-%d", section.name, i)) })
+				return nil
+			})
+		}
+	}
+	_ = at.Wait()
+	b.end(t)
+}
+
+// boxCase is a promise and its test.
+type boxCase struct {
+	name string
+	test func(r *boxRow)
+}
+
+// boxRow is a test under way. It has a key of its own on the main server.
+type boxRow struct {
+	*testing.T
+	*box
+	boxSandbox
+}
+
+func (c boxCase) run(t *testing.T, b *box, key string) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	r := &boxRow{T: t, box: b, boxSandbox: b.main.sandbox(ctx, t, key)}
+	t.Cleanup(func() {
+		if t.Failed() {
+			r.tell()
+		}
+	})
+	c.test(r)
+}
+
+// tell logs what the servers said of the test's sandboxes.
+func (r *boxRow) tell() {
+	for _, s := range []*boxServer{r.main, r.bare, r.shared, r.wide} {
+		log, _ := os.ReadFile(s.logPath())
+		for line := range strings.Lines(string(log)) {
+			if strings.Contains(line, " key="+r.key+" ") || strings.Contains(line, " key="+r.key+"-") {
+				r.Log(strings.TrimSpace(line))
+			}
+		}
+	}
+}
+
+// box is an engine with servers on it, each with a policy of its own.
+type box struct {
+	kind   string
+	e      *testEngine
+	dir    string
+	root   string     // what main allows to be mounted
+	main   *boxServer // a policy with a bit of everything, the built-in profiles as they are
+	bare   *boxServer // no policy, and no setting of sandboxes
+	shared *boxServer // a shared root, and other profiles
+	wide   *boxServer // all of the fixture's directory may be mounted
+}
+
+type boxServer struct {
+	*server
+	c    *client.Client // of the tenant box
+	lean *client.Client // of the tenant lean, who may have two sandboxes
+	rt   runtime.Runtime
+	http *http.Client
+}
+
+const (
+	boxToken  = "box-token-0123456789"
+	leanToken = "lean-token-0123456789"
+	boxTokens = `tokens:
+- {name: box, token: ` + boxToken + `, tenant: box, scopes: ["*"]}
+- {name: lean, token: ` + leanToken + `, tenant: lean, scopes: ["*"], max_sandboxes: 2}
+`
+	otherImage   = "berm.local/other:1"
+	defaultImage = "docker.io/library/python:3.11-slim"
+)
+
+func newBox(t *testing.T, kind string) *box {
+	t.Helper()
+	e := commonEngine(t, kind)
+	for image, setting := range map[string]string{otherImage: "ENV WHICH=other", defaultImage: "ENV WHICH=default"} {
+		if err := e.ImportBusybox(t.Context(), image, setting); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := &box{kind: kind, e: e, dir: e.dir(t)}
+	b.root = b.makeDir(t, "roots", "root")
+	lab := "berm-box-" + filepath.Base(b.dir)
+	b.main = b.serve(t, "main", testImage, `
+mounts: {allowed_roots: [`+b.root+`]}
+networks: {lab: {engine_network: `+lab+`, internal: true}}
+images: {allow: ["berm.local/*"]}
+env: {deny: ["DENIED_*"], pin: {PINNED: by-policy}}
+profiles: {plain: {agent: off}}
+`)
+	b.bare = b.serve(t, "bare", "", "")
+	b.shared = b.serve(t, "shared", testImage, `
+mounts: {shared_root: `+b.makeDir(t, "shared-root")+`}
+ttl: {max_lifetime: 2h}
+profiles:
+  network_basic: {network: off, memory_mb: 96, pids_limit: 33, cpus: 0.25, timeout: 7s, max_timeout: 11s}
+  tiny: {extends: offline_readonly, memory_mb: 64, locked: [memory_mb]}
+`)
+	b.wide = b.serve(t, "wide", testImage, "mounts: {allowed_roots: ["+b.dir+"], default_workspace: "+filepath.Join(b.makeDir(t, "wide-default"), "made")+"}\n")
+	return b
+}
+
+func (b *box) makeDir(t testing.TB, path ...string) string {
+	t.Helper()
+	dir := filepath.Join(append([]string{b.dir}, path...)...)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// serve starts a server; without a policy if that is empty. Settings are further ones, as
+// in its environment.
+func (b *box) serve(t *testing.T, name, image, policy string, settings ...string) *boxServer {
+	t.Helper()
+	dir := b.makeDir(t, name)
+	server := newServer(t, b.e, dir, image)
+	server.env = append(append(server.env, "BERM_SECURITY_TOKENS="+boxTokens), settings...)
+	if policy != "" {
+		server.policy(t, policy)
+	}
+	server.start(t)
+	s := &boxServer{server: server, rt: b.e.open(t, server)}
+	s.http = &http.Client{Transport: openapitest.New(t).Transport(&http.Transport{MaxIdleConnsPerHost: 16})}
+	s.c, s.lean = s.client(t, boxToken), s.client(t, leanToken)
+	return s
+}
+
+func (s *boxServer) client(t *testing.T, token string) *client.Client {
+	t.Helper()
+	c, err := client.New(client.Options{BaseURL: s.url, Token: token, Retries: -1, HTTPClient: s.http})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// end checks that nothing is left of what the tests made.
+func (b *box) end(t *testing.T) {
+	t.Helper()
+	servers := []*server{b.main.server, b.bare.server, b.shared.server, b.wide.server}
+	for _, s := range servers {
+		s.stop()
+	}
+	wantNothing(t, b.e, servers...)
+}
+
+// boxSandbox is a key on a server.
+type boxSandbox struct {
+	t   testing.TB
+	ctx context.Context
+	s   *boxServer
+	c   *client.Client
+	key string
+}
+
+// sandbox gives a key, whose sandbox goes when the test ends.
+func (s *boxServer) sandbox(ctx context.Context, t testing.TB, key string) boxSandbox {
+	t.Cleanup(func() {
+		if _, err := s.c.Delete(context.WithoutCancel(ctx), key); err != nil {
+			t.Errorf("delete %s: %v", key, err)
+		}
+	})
+	return boxSandbox{t, ctx, s, s.c, key}
+}
+
+// on gives another key of the test's on a server.
+func (r *boxRow) on(s *boxServer, suffix string) boxSandbox {
+	return s.sandbox(r.ctx, r.T, r.key+"-"+suffix)
+}
+
+func (x boxSandbox) create(req apitype.SandboxRequest) *apitype.Sandbox {
+	x.t.Helper()
+	sb, err := x.c.Create(x.ctx, x.key, req)
+	if err != nil {
+		x.t.Fatalf("create %s: %v", x.key, err)
+	}
+	return sb
+}
+
+func (x boxSandbox) get() *apitype.Sandbox {
+	x.t.Helper()
+	sb, err := x.c.Get(x.ctx, x.key)
+	if err != nil {
+		x.t.Fatalf("get %s: %v", x.key, err)
+	}
+	return sb
+}
+
+func (x boxSandbox) exec(req apitype.ExecRequest) *apitype.ExecResult {
+	x.t.Helper()
+	res, err := x.c.Exec(x.ctx, x.key, req)
+	if err != nil {
+		x.t.Fatalf("run %q in %s: %v", req.Command, x.key, err)
+	}
+	return res
+}
+
+// sh runs a script that ends well, and gives what it prints, without space around it.
+func (x boxSandbox) sh(script string) string {
+	x.t.Helper()
+	res := x.exec(apitype.ExecRequest{Command: shell(script)})
+	if !res.OK {
+		x.t.Fatalf("%s in %s: %+v", script, x.key, res)
+	}
+	return strings.TrimSpace(res.Stdout)
+}
+
+// fails runs a script that must not end well.
+func (x boxSandbox) fails(script string) {
+	x.t.Helper()
+	if res := x.exec(apitype.ExecRequest{Command: shell(script)}); res.Status != "completed" || res.OK {
+		x.t.Errorf("%s in %s: %+v", script, x.key, res)
+	}
+}
+
+func shell(script string) apitype.Command { return apitype.Command{"sh", "-c", script} }
+
+// wantNone checks that there is no sandbox.
+func (x boxSandbox) wantNone() {
+	x.t.Helper()
+	_, err := x.c.Get(x.ctx, x.key)
+	x.wantError(err, http.StatusNotFound, "not_found")
+}
+
+// wantError checks what an answer that says no has come to.
+func (x boxSandbox) wantError(err error, status int, code string) apitype.Problem {
+	x.t.Helper()
+	var e *client.Error
+	if !errors.As(err, &e) {
+		x.t.Errorf("got %v, want %d %s", err, status, code)
+		return apitype.Problem{}
+	}
+	if e.Status != status || e.Code != code || e.Problem.RequestID == "" || e.Problem.Detail == "" {
+		x.t.Errorf("got %d %+v, want %d %s", e.Status, e.Problem, status, code)
+	}
+	return e.Problem
+}
+
+// raw makes a call with a body as it is, below the path of sandboxes.
+func (x boxSandbox) raw(method, path, body string) (status int, answer map[string]any) {
+	x.t.Helper()
+	req, err := http.NewRequestWithContext(x.ctx, method, x.s.url+"/api/v1/sandboxes/"+path, strings.NewReader(body))
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+boxToken)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := x.s.http.Do(req)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &answer); err != nil {
+		x.t.Fatalf("%s: %v", data, err)
+	}
+	return resp.StatusCode, answer
+}
+
+// wantRefused makes a create with a body as it is, that must be refused; by a rule of
+// the policy if there is one, for a field.
+func (x boxSandbox) wantRefused(body string, status int, rule, field string) {
+	x.t.Helper()
+	got, answer := x.raw(http.MethodPut, x.key, body)
+	code := map[int]string{400: "malformed", 403: "policy_denied", 422: "validation"}[status]
+	if got != status || answer["code"] != code {
+		x.t.Errorf("%s: %d %v, want %d %s", body, got, answer, status, code)
+		return
+	}
+	if rule == "" {
+		return
+	}
+	reasons, _ := answer["reasons"].([]any)
+	for _, reason := range reasons {
+		if reason, _ := reason.(map[string]any); reason["rule"] == rule && reason["field"] == field && reason["allowed"] != "" {
+			return
+		}
+	}
+	x.t.Errorf("%s: %v, want rule %s for %s", body, reasons, rule, field)
+}
+
+// pid is the main process' as the host sees it.
+func (x boxSandbox) pid() int {
+	x.t.Helper()
+	c, err := x.s.rt.Inspect(x.ctx, x.get().ContainerID)
+	if err != nil || c.Pid == 0 {
+		x.t.Fatalf("inspect: %+v, %v", c, err)
+	}
+	return c.Pid
+}
+
+// proc is a file of the main process in the host's /proc.
+func (x boxSandbox) proc(name string) string { return fmt.Sprintf("/proc/%d/%s", x.pid(), name) }
+
+// inside is where the host sees a path of the sandbox.
+func (x boxSandbox) inside(path string) string { return x.proc("root" + path) }
+
+// limits are what the kernel holds a sandbox to.
+type limits struct {
+	cpus     float64
+	memoryMB int64
+	pids     int64
+}
+
+// limits reads the control groups on the host.
+func (x boxSandbox) limits() limits {
+	x.t.Helper()
+	groups, err := os.ReadFile(x.proc("cgroup"))
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	read := func(controller, v1, v2 string) string {
+		for line := range strings.Lines(string(groups)) {
+			parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+			for _, name := range strings.Split(parts[1], ",") {
+				if name == controller {
+					return readString(x.t, filepath.Join("/sys/fs/cgroup", controller, parts[2], v1))
+				}
+			}
+			if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil && parts[0] == "0" {
+				return readString(x.t, filepath.Join("/sys/fs/cgroup", parts[2], v2))
+			}
+		}
+		x.t.Fatalf("no control group of %s: %s", controller, groups)
+		return ""
+	}
+	number := func(s string) int64 {
+		n, err := strconv.ParseInt(s, 10, 64)
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		return n
+	}
+	cpu := strings.Fields(read("cpu", "cpu.cfs_quota_us", "cpu.max"))
+	if len(cpu) == 1 {
+		cpu = append(cpu, read("cpu", "cpu.cfs_period_us", "cpu.max"))
+	}
+	return limits{
+		cpus:     float64(number(cpu[0])) / float64(number(cpu[1])),
+		memoryMB: number(read("memory", "memory.limit_in_bytes", "memory.max")) >> 20,
+		pids:     number(read("pids", "pids.max", "pids.max")),
+	}
+}
+
+// interfaces are the sandbox's network interfaces as the host sees them.
+func (x boxSandbox) interfaces() []string {
+	x.t.Helper()
+	var names []string
+	for line := range strings.Lines(readString(x.t, x.proc("net/dev"))) {
+		if name, _, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// mountOptions are those of what is mounted at a path of the sandbox, of the mount and of
+// its file system; empty if nothing is.
+func (x boxSandbox) mountOptions(path string) string {
+	x.t.Helper()
+	for line := range strings.Lines(readString(x.t, x.proc("mountinfo"))) {
+		f := strings.Fields(line)
+		if f[4] == path {
+			_, fs, _ := strings.Cut(line, " - ")
+			return f[5] + " " + strings.TrimSpace(fs)
+		}
+	}
+	return ""
+}
+
+// wantMounted checks that a directory of the host is what the sandbox has at a path.
+func (x boxSandbox) wantMounted(path, dir string) {
+	x.t.Helper()
+	want, err := os.Stat(dir)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	if got, err := os.Stat(x.inside(path)); err != nil || !os.SameFile(got, want) {
+		x.t.Errorf("%s isn't %s: %v", path, dir, err)
+	}
+}
+
+// await waits until something is so.
+func (x boxSandbox) await(what string, done func() bool) {
+	x.t.Helper()
+	for !done() {
+		if x.ctx.Err() != nil {
+			x.t.Fatalf("waited in vain for %s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// marked are the processes on the host that have a variable in their environment.
+func (x boxSandbox) marked(name, value string) (pids []int) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		env, err := os.ReadFile(dir + "/environ")
+		if err != nil || !bytes.Contains(env, []byte(name+"="+value+"\x00")) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func readString(t testing.TB, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
+func asJSON(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// shownName is how a name appears in an answer.
+func shownName(name string) string {
+	if strings.ContainsRune(name, 0) {
+		return strings.Trim(strconv.Quote(name), `"`)
+	}
+	return name
+}

@@ -1,0 +1,175 @@
+package e2e
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/runtime/runtimetest/pty"
+)
+
+// The command line on real processes and terminals.
+func TestCommandLineInside(t *testing.T) {
+	e := commonEngine(t, "docker")
+	server := newServer(t, e, e.dir(t), testImage)
+	server.start(t)
+	t.Setenv("BERM_URL", server.url)
+	t.Setenv("BERM_TOKEN", server.token)
+	t.Setenv("TERM", "vt100")
+	large := strings.Repeat("0123456789abcde\n", 256<<10)
+	for _, s := range []step{
+		{args: "sandbox create mine", stdout: []string{"created"}},
+		{args: "sandbox exec mine -i -- cat", stdin: large, stdout: []string{large}},
+		{args: "sandbox exec mine -i -- head -n1", stdin: large, stdout: []string{"0123456789abcde\n"}},
+		{args: "sandbox exec mine -- sh -c 'kill -9 $$'", code: 137},
+		{args: "sandbox exec mine --timeout 1s -- sh -c 'echo begun; sleep 60'", code: 124, stdout: []string{"begun\n"}, stderr: []string{"killed after 1s"}},
+		{args: "sandbox exec mine -- sh -c 'echo out; echo err >&2; exit 3'", code: 3, stdout: []string{"out\n"}, stderr: []string{"err\n"}},
+		{args: "sandbox exec mine -- nosuch", code: 127, stderr: []string{"nosuch"}},
+	} {
+		s.run(t)
+	}
+
+	code := typeAt(t, func(keyboard *os.File, screen *watched) {
+		typed := func(line, want string) {
+			_, _ = keyboard.WriteString(line)
+			screen.until(t, want)
+		}
+		typed("stty size; echo term=$TERM\r", "33 77\r\nterm=vt100")
+		pty.SetSize(t, keyboard, 40, 100)
+		// The size goes by a call of its own: it is there some time after.
+		typed("until test \"$(stty size)\" = '40 100'; do :; done; echo re''sized\r", "resized")
+		typed("echo sl''eeping; sleep 60\r", "sleeping") // by when keys aren't the shell's any more
+		typed("\x03", "^C")
+		typed("exit 5\r", "exit 5")
+	}, "sandbox", "shell", "mine")
+	if code != 5 {
+		t.Errorf("the shell ended with %d, want 5", code)
+	}
+	code = typeAt(t, func(keyboard *os.File, screen *watched) {
+		screen.until(t, "terminal\r\n")
+		_, _ = keyboard.WriteString("\x04") // the end of the input
+	}, "sandbox", "exec", "mine", "-it", "--", "sh", "-c", "test -t 0 && echo terminal; cat; exit 6")
+	if code != 6 {
+		t.Errorf("the command ended with %d, want 6", code)
+	}
+
+	out := newWatched()
+	cmd := exec.CommandContext(t.Context(), bin, "sandbox", "exec", "mine", "--", "sh", "-c", "trap 'exit 9' INT; echo begun; while :; do sleep 0.01; done")
+	cmd.Stdout = out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out.until(t, "begun")
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 9 {
+		t.Errorf("after INT the command ended with %s, want 9", cmd.ProcessState)
+	}
+	step{args: "sandbox rm mine", stdout: []string{"deleted"}}.run(t)
+}
+
+// step is a command and what it should come to.
+type step struct {
+	args   string // split at blanks, but for a last part in single quotes
+	stdin  string
+	code   int
+	stdout []string // each in the output
+	stderr []string // each in the errors; none means that nothing is said
+}
+
+func (s step) run(t *testing.T) {
+	t.Helper()
+	line, quoted, ok := strings.Cut(s.args, " '")
+	args := strings.Fields(line)
+	if ok {
+		args = append(args, strings.TrimSuffix(quoted, "'"))
+	}
+	stdout, stderr, code := berm(t, s.stdin, args...)
+	if code != s.code {
+		t.Errorf("berm %s: exit code %d, want %d", s.args, code, s.code)
+	}
+	for _, want := range s.stdout {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("berm %s: the output lacks %q:\n%s", s.args, want, stdout)
+		}
+	}
+	for _, want := range s.stderr {
+		if !strings.Contains(stderr, want) {
+			t.Errorf("berm %s: the errors lack %q:\n%s", s.args, want, stderr)
+		}
+	}
+	if len(s.stderr) == 0 && stderr != "" {
+		t.Errorf("berm %s: unexpected errors:\n%s", s.args, stderr)
+	}
+}
+
+// watched is output that can be waited for.
+type watched struct {
+	mu   sync.Mutex
+	buf  bytes.Buffer
+	more chan struct{}
+}
+
+func newWatched() *watched { return &watched{more: make(chan struct{}, 1)} }
+
+func (w *watched) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.buf.Write(p)
+	select {
+	case w.more <- struct{}{}:
+	default:
+	}
+	return len(p), nil
+}
+
+// until waits for a text.
+func (w *watched) until(t *testing.T, text string) {
+	t.Helper()
+	timeout := time.After(30 * time.Second)
+	for {
+		w.mu.Lock()
+		got := w.buf.String()
+		w.mu.Unlock()
+		if strings.Contains(got, text) {
+			return
+		}
+		select {
+		case <-w.more:
+		case <-timeout:
+			t.Fatalf("the output is %q, want %q in it", got, text)
+		}
+	}
+}
+
+// typeAt runs the program on a terminal of its own, and what play types there.
+func typeAt(t *testing.T, play func(keyboard *os.File, screen *watched), args ...string) (code int) {
+	t.Helper()
+	keyboard, tty := pty.Open(t)
+	screen := newWatched()
+	go func() { _, _ = io.Copy(screen, keyboard) }()
+	var errs bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), bin, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, &errs
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the terminal is raw", func() bool { return !pty.Echoes(t, tty) })
+	play(keyboard, screen)
+	_ = cmd.Wait() // the exit code says all
+	if !pty.Echoes(t, tty) {
+		t.Errorf("berm %v leaves the terminal raw", args)
+	}
+	if errs.Len() > 0 {
+		t.Logf("berm %v: %s", args, &errs)
+	}
+	return cmd.ProcessState.ExitCode()
+}

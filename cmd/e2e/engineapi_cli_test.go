@@ -1,0 +1,378 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/api/types/volume"
+	"github.com/docker/docker/client"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+// clientFixture is a server with a socket for Docker's own clients.
+type clientFixture struct {
+	*child
+	engine *testEngine
+	dir    string
+	owner  string   // the label of what the server's callers make
+	args   []string // the server's
+}
+
+// newClientFixture starts a server on a private engine, whose callers may make networks and volumes,
+// and have directories below work mounted. Settings are more sections of its configuration.
+func newClientFixture(t *testing.T, settings ...string) *clientFixture {
+	t.Helper()
+	b := &clientFixture{engine: commonEngine(t, "docker")}
+	b.dir = b.engine.dir(t)
+	b.owner = "fixture-" + filepath.Base(b.dir)
+	work := filepath.Join(b.dir, "work")
+	if err := os.Mkdir(work, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(b.dir, "policy.yaml"), `
+version: 1
+images: {allow: ["berm.local/*"]}
+mounts: {allowed_roots: [`+work+`], hold: auto}
+profiles:
+  default:
+    engine_api: {networks: own, volumes: own}
+`)
+	write(t, filepath.Join(b.dir, "berm.yaml"), `
+engine_api:
+  archive_fixed: true # the test is of the client, whatever the engine
+  audit_log: `+b.dir+`/audit.log
+  listeners:
+    - address: unix://`+b.dir+`/docker.sock
+      callers: [{name: ci, tenant: ci}]
+    - address: unix://`+b.dir+`/other.sock
+      callers: [{name: other, tenant: other}]
+    - address: unix://`+b.dir+`/audited.sock
+      callers: [{name: audited, tenant: audited, mode: audit}]
+sandbox: {cleanup_interval: 100ms}
+engine: {address: "`+b.engine.config.Address+`", instance: `+b.owner+`}
+`+strings.Join(settings, ""))
+	t.Cleanup(func() {
+		(&server{dir: b.dir, instance: b.owner}).removeAll(t, b.engine)
+	})
+	b.args = []string{"--config", filepath.Join(b.dir, "berm.yaml"), "--policy", filepath.Join(b.dir, "policy.yaml")}
+	b.start(t)
+	return b
+}
+
+func (b *clientFixture) start(t *testing.T) {
+	t.Helper()
+	b.child = startChildWith(t, b.dir, b.engine, "engine_available", b.args...)
+	t.Cleanup(func() {
+		if t.Failed() {
+			b.signal(t, os.Kill)
+			_ = b.cmd.Wait()
+			log, _ := os.ReadFile(filepath.Join(b.dir, "audit.log"))
+			t.Logf("the server's log:\n%s\nthe audit log:\n%s", b.log, log)
+		}
+	})
+}
+
+func (b *clientFixture) run(t *testing.T, program string, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Dir = filepath.Join(b.dir, "work")
+	cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+b.dir+"/docker.sock", "DOCKER_CONFIG="+b.dir, "DOCKER_CONTEXT=", "COMPOSE_INTERACTIVE_NO_CLI=1")
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if err != nil {
+		return errs.String(), err
+	}
+	return strings.TrimSpace(out.String()), nil
+}
+
+func (b *clientFixture) must(t *testing.T, program string, args ...string) string {
+	t.Helper()
+	out, err := b.run(t, program, args...)
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", filepath.Base(program), args, err, out)
+	}
+	return out
+}
+
+// wantEvent waits until a client has told of what happened to a container.
+func (b *clientFixture) wantEvent(t *testing.T, cli, name, action string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, cli, "-H", "unix://"+b.dir+"/docker.sock", "events", "--since", "10m", "--filter", "container="+name, "--format", "{{.Action}}")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for lines := bufio.NewScanner(out); !found && lines.Scan(); {
+		found = lines.Text() == action
+	}
+	cancel()
+	_ = cmd.Wait() // killed
+	if !found {
+		t.Errorf("no event %s of %s", action, name)
+	}
+}
+
+// made lists what the server's callers have made and is still in the engine, and volumes
+// that nobody has named.
+func (b *clientFixture) made(t *testing.T) (left []string) {
+	t.Helper()
+	direct := dockerClient(t, client.WithHost(b.engine.config.Address))
+	labels := filters.NewArgs(filters.Arg("label", lifecycle.LabelOwner+"="+b.owner), filters.Arg("label", lifecycle.LabelDoor+"="+lifecycle.DoorEngine))
+	containers, err := direct.ContainerList(t.Context(), container.ListOptions{All: true, Filters: labels})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range containers {
+		left = append(left, "container "+c.Names[0])
+	}
+	networks, err := direct.NetworkList(t.Context(), network.ListOptions{Filters: labels})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range networks {
+		left = append(left, "network "+n.Name)
+	}
+	volumes, err := direct.VolumeList(t.Context(), volume.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range volumes.Volumes {
+		if v.Labels[lifecycle.LabelOwner] == b.owner || len(v.Name) == 64 {
+			left = append(left, "volume "+v.Name)
+		}
+	}
+	return left
+}
+
+// clis are the Docker clients that there are: the distribution's, and another one that may
+// have been installed besides.
+func clis(t *testing.T) (found []string) {
+	t.Helper()
+	for _, path := range []string{"/usr/bin/docker", "/usr/local/bin/docker"} {
+		if _, err := os.Stat(path); err == nil {
+			found = append(found, path)
+		}
+	}
+	if len(found) == 0 {
+		engine.Lacking(t, "docker", errors.New("there is no client of it"))
+	}
+	return found
+}
+
+// What people do with a Docker client goes through the second door as it goes to the engine.
+func TestDockerClient(t *testing.T) {
+	t.Parallel()
+	b := newClientFixture(t)
+	work := filepath.Join(b.dir, "work")
+	write(t, filepath.Join(work, "file"), "from the host\n")
+	for _, cli := range clis(t) {
+		docker := func(args ...string) string { t.Helper(); return b.must(t, cli, args...) }
+		if got := docker("run", "--rm", testImage, "echo", "hello"); got != "hello" {
+			t.Errorf("run: %q", got)
+		}
+		docker("network", "create", "net")
+		docker("volume", "create", "data")
+		id := docker("run", "-d", "--name", "web", "--network", "net", "-v", "data:/data", "-v", work+":/work:ro", testImage, "sh", "-c", "echo up; cat /work/file; sleep 1000")
+		if got := docker("ps", "-q", "--no-trunc"); got != id {
+			t.Errorf("ps: %q, want %q", got, id)
+		}
+		until(t, "the log has what it printed", func() bool { return docker("logs", "web") == "up\nfrom the host" })
+		if got := docker("exec", "-e", "A=b", "web", "sh", "-c", "echo $A > /data/x; cat /data/x"); got != "b" {
+			t.Errorf("exec: %q", got)
+		}
+		docker("cp", "web:/data/x", filepath.Join(work, "x"))
+		docker("cp", filepath.Join(work, "file"), "web:/data/file")
+		if got, err := os.ReadFile(filepath.Join(work, "x")); err != nil || string(got) != "b\n" {
+			t.Errorf("cp out: %q, %v", got, err)
+		}
+		if got := docker("exec", "web", "cat", "/data/file"); got != "from the host" {
+			t.Errorf("cp in: %q", got)
+		}
+		if got := docker("inspect", "-f", "{{.Name}} {{.HostConfig.Privileged}} {{.State.Running}}", "web"); got != "/web false true" {
+			t.Errorf("inspect: %q", got)
+		}
+		b.wantEvent(t, cli, "web", "start")
+		if out, err := b.run(t, cli, "run", "--rm", "-v", "/etc:/x", testImage, "true"); err == nil || !strings.Contains(out, "denied by policy") {
+			t.Errorf("the host's /etc: %v, %q", err, out)
+		}
+		if out, err := b.run(t, cli, "-H", "unix://"+b.dir+"/other.sock", "logs", "web"); err == nil || !strings.Contains(out, "No such container: web") {
+			t.Errorf("another tenant: %v, %q", err, out)
+		}
+		if out, err := b.run(t, cli, "run", "--rm", "--cap-add", "SYS_PTRACE", testImage, "true"); err == nil || !strings.Contains(out, "denied by policy") {
+			t.Errorf("a capability: %v, %q", err, out)
+		}
+		docker("rm", "-f", "web")
+		docker("network", "rm", "net")
+		docker("volume", "rm", "data")
+		if left := b.made(t); len(left) != 0 {
+			t.Errorf("after %s there are %v", cli, left)
+		}
+	}
+	learnt, stderr, code := berm(t, "", append([]string{"policy", "learn", filepath.Join(b.dir, "audit.log")}, b.args...)...)
+	if code != 0 || !strings.Contains(learnt, "- CAP_SYS_PTRACE\n") || !strings.Contains(learnt, "# - mounts.always_refused: ") {
+		t.Errorf("learnt with exit code %d, %s:\n%s", code, stderr, learnt)
+	}
+}
+
+// In mode audit everything goes through, and the log says what wouldn't have.
+func TestDockerClientAudited(t *testing.T) {
+	t.Parallel()
+	b := newClientFixture(t)
+	write(t, filepath.Join(b.dir, "work", "x"), "")
+	cli := clis(t)[0]
+	args := []string{"-H", "unix://" + b.dir + "/audited.sock", "run", "--rm", "--network", "bridge", "--cap-add", "SYS_PTRACE", testImage, "grep", "CapEff", "/proc/self/status"}
+	out := b.must(t, cli, args...)
+	caps, err := strconv.ParseUint(strings.TrimSpace(strings.TrimPrefix(out, "CapEff:")), 16, 64)
+	if err != nil || caps&(1<<unix.CAP_SYS_PTRACE) == 0 {
+		t.Errorf("%q has no SYS_PTRACE: %v", out, err)
+	}
+	log, err := os.ReadFile(filepath.Join(b.dir, "audit.log"))
+	if err != nil || !strings.Contains(string(log), `"verdict":"would_deny","rule":"containers.capabilities"`) {
+		t.Errorf("%v, the audit log:\n%s", err, log)
+	}
+	if left := b.made(t); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+const stack = `
+version: "2.4"
+services:
+  db:
+    image: ` + testImage + `
+    command: sh -c "echo ready > /data/state; nc -ll -p 7777 -e echo found"
+    volumes: ["data:/data"]
+    networks: [inner]
+  app:
+    image: ` + testImage + `
+    command: sh -c "until nc -w 2 db 7777 | grep found; do sleep 0.1; done; sleep 1000"
+    depends_on: [db]
+    environment: {MODE: test}
+    networks: [inner]
+networks:
+  inner: {}
+volumes:
+  data: {}
+`
+
+// A whole stack goes up, works and comes down.
+func TestCompose(t *testing.T) {
+	t.Parallel()
+	program, err := exec.LookPath("docker-compose")
+	if err != nil {
+		engine.Lacking(t, "compose", err)
+	}
+	b := newClientFixture(t)
+	write(t, filepath.Join(b.dir, "work", "docker-compose.yml"), stack)
+	compose := func(args ...string) string {
+		t.Helper()
+		return b.must(t, program, append([]string{"-p", "stack"}, args...)...)
+	}
+	compose("up", "-d")
+	if got := compose("ps", "-q"); len(strings.Fields(got)) != 2 {
+		t.Errorf("ps: %q", got)
+	}
+	until(t, "one service finds the other", func() bool { return strings.Contains(compose("logs", "--no-color", "app"), "found") })
+	if got := compose("exec", "-T", "db", "cat", "/data/state"); got != "ready" {
+		t.Errorf("exec: %q", got)
+	}
+	if got := compose("exec", "-T", "app", "sh", "-c", "echo $MODE"); got != "test" {
+		t.Errorf("environment: %q", got)
+	}
+	compose("up", "-d") // of what is up
+	compose("restart", "-t", "0", "app")
+	compose("down", "-v", "-t", "0")
+	if left := b.made(t); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// What a killed server's callers made is collected at its end by the next one, which also
+// restarts what ended meanwhile.
+func TestSweepAfterKill(t *testing.T) {
+	const interval = "BERM_SANDBOX_CLEANUP_INTERVAL"
+	t.Setenv(interval, "1h") // so that the killed one hasn't begun to
+	b := newClientFixture(t)
+	docker := func(args ...string) string { t.Helper(); return b.must(t, clis(t)[0], args...) }
+	const ttl = "berm.ttl=2s"
+	docker("network", "create", "--label", ttl, "short")
+	docker("volume", "create", "--label", ttl, "short")
+	docker("run", "-d", "--label", ttl, "--name", "running", "--network", "short", "-v", "short:/v", testImage, "sleep", "1000")
+	docker("create", "--label", ttl, "--name", "never-started", testImage)
+	docker("volume", "create", "long")
+	work := filepath.Join(b.dir, "work")
+	docker("run", "-d", "--name", "living", "--restart", "always", "-v", work+":/d", testImage, "sh", "-c", "echo >> /d/runs; until [ -e /d/end ]; do sleep 0.1; done; rm /d/end")
+	runs := func(n int) func() bool {
+		return func() bool { b, _ := os.ReadFile(filepath.Join(work, "runs")); return len(b) == n }
+	}
+	write(t, filepath.Join(work, "end"), "")
+	until(t, "it is restarted", runs(2))
+	b.signal(t, os.Kill)
+	_ = b.cmd.Wait()
+	if left := b.made(t); len(left) != 6 {
+		t.Errorf("before the end there are %v", left)
+	}
+	write(t, filepath.Join(work, "end"), "")
+	time.Sleep(2 * time.Second)
+	if !runs(2)() {
+		t.Error("it was restarted without a server")
+	}
+	t.Setenv(interval, "100ms")
+	b.start(t)
+	until(t, "it is restarted by the next server", runs(3))
+	until(t, "all that has ended is gone", func() bool { return len(b.made(t)) == 2 })
+	until(t, "/metrics tells of it", func() bool { // a moment after each is gone
+		_, body := b.get(t, "/metrics")
+		return strings.Contains(body, `berm_engine_api_cleanups_total{kind="container",result="deleted"} 2`) &&
+			strings.Contains(body, `berm_engine_api_cleanups_total{kind="network",result="deleted"} 1`) &&
+			strings.Contains(body, `berm_engine_api_cleanups_total{kind="volume",result="deleted"} 1`)
+	})
+	b.signal(t, os.Interrupt)
+	if err := b.cmd.Wait(); err != nil {
+		t.Errorf("after SIGINT: %v", err)
+	}
+	if left := strings.Join(b.made(t), ", "); left != "container /living, volume long" {
+		t.Errorf("left are %s", left)
+	}
+	b.removeAll(t)
+}
+
+// removeAll takes away what a test has left on purpose.
+func (b *clientFixture) removeAll(t *testing.T) {
+	t.Helper()
+	direct := dockerClient(t, client.WithHost(b.engine.config.Address))
+	for _, left := range b.made(t) {
+		kind, name, _ := strings.Cut(left, " ")
+		var err error
+		if kind == "volume" {
+			err = direct.VolumeRemove(t.Context(), name, true)
+		} else {
+			err = direct.ContainerRemove(t.Context(), name, container.RemoveOptions{Force: true, RemoveVolumes: true})
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,216 @@
+package e2e
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/client"
+)
+
+// Both doors are one process, each listener is its callers', and either door can be off.
+func TestServeEngineAPI(t *testing.T) {
+	t.Parallel()
+	e := commonEngine(t, "docker")
+	dir := t.TempDir()
+	ca := newAuthority(t, dir)
+	ca.issue(t, "server", "127.0.0.1")
+	ca.issue(t, "ci", "")
+	ca.issue(t, "stranger", "")
+	write(t, filepath.Join(dir, "berm.yaml"), `
+engine_api:
+  audit_log: `+dir+`/audit.log
+  listeners:
+    - address: unix://`+dir+`/docker.sock
+      socket_mode: "0640"
+      owner: "0:12345"
+      callers: [{name: rooted, tenant: a, uids: [0]}]
+    - address: unix://`+dir+`/others.sock
+      callers: [{name: others, tenant: b, uids: [12345]}]
+    - address: tcp://127.0.0.1:0
+      tls_cert_file: `+dir+`/server.pem
+      tls_key_file: `+dir+`/server-key.pem
+      client_ca_file: `+dir+`/ca.pem
+      callers: [{name: ci, tenant: c, certs: [ci]}]
+`)
+	c := startChildWith(t, dir, e, "serving", "--config", filepath.Join(dir, "berm.yaml"))
+	info, err := os.Stat(filepath.Join(dir, "docker.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := info.Mode().Perm(); got != 0o640 || info.Sys().(*syscall.Stat_t).Gid != 12345 {
+		t.Errorf("the socket's mode is %o, its group %d", got, info.Sys().(*syscall.Stat_t).Gid)
+	}
+	unix := dockerClient(t, client.WithHost("unix://"+dir+"/docker.sock"))
+	until(t, "the engine is reached", func() bool {
+		_, err := unix.ServerVersion(t.Context())
+		return err == nil
+	})
+	if status, _ := c.get(t, "/healthz"); status != http.StatusOK {
+		t.Errorf("the other door: %d", status)
+	}
+	others := dockerClient(t, client.WithHost("unix://"+dir+"/others.sock"))
+	if _, err := others.ServerVersion(t.Context()); err == nil || !strings.Contains(err.Error(), "callers.unknown") {
+		t.Errorf("a stranger on a socket: %v", err)
+	}
+	address := "tcp://" + c.tcpAddress(t)
+	for name, want := range map[string]string{"ci": "", "stranger": "callers.unknown", "": "tls: certificate required"} {
+		_, err := dockerClient(t, client.WithHost(address), ca.client(t, name)).ServerVersion(t.Context())
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("with the certificate of %q: %v, want %q", name, err, want)
+		}
+	}
+	if _, body := c.get(t, "/metrics"); !strings.Contains(body, `berm_engine_api_requests_total{route="/version",verdict="allowed"}`) {
+		t.Error("/metrics lacks the requests of this door")
+	}
+	log, err := os.ReadFile(filepath.Join(dir, "audit.log"))
+	if err != nil || !strings.Contains(string(log), `"caller":"ci"`) || !strings.Contains(string(log), `"rule":"callers.unknown"`) {
+		t.Errorf("the audit log: %v\n%s", err, log)
+	}
+	c.signal(t, syscall.SIGTERM)
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	for _, name := range []string{"docker.sock", "others.sock"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", name, err)
+		}
+	}
+
+	alone := startChildWith(t, dir, e, "serving_engine_api", "--config", filepath.Join(dir, "berm.yaml"), "--listen", "none")
+	unix = dockerClient(t, client.WithHost("unix://"+dir+"/docker.sock"))
+	until(t, "the engine is reached", func() bool {
+		_, err := unix.Ping(t.Context())
+		return err == nil
+	})
+	if _, err := os.Lstat(filepath.Join(dir, "berm.sock")); !os.IsNotExist(err) {
+		t.Errorf("the door that is off has a socket: %v", err)
+	}
+	alone.signal(t, syscall.SIGTERM)
+	if err := alone.cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+}
+
+func TestServeEngineAPIRefusals(t *testing.T) {
+	dir := t.TempDir()
+	listener := func(rest string) string {
+		return "engine_api: {listeners: [{address: 'tcp://127.0.0.1:0', " + rest + "}]}\n"
+	}
+	for name, tt := range map[string]struct{ config, want string }{
+		"containerd":     {"engine: {kind: containerd}\n" + listener("callers: [{name: a, tenant: a}]"), "engine_api.listeners: need engine.kind: docker"},
+		"no profile":     {listener("callers: [{name: a, tenant: a, profile: other}]"), `there is no profile "other"`},
+		"no certificate": {listener("tls_cert_file: /none, tls_key_file: /none, callers: [{name: a, tenant: a}]"), "certificate of tcp://127.0.0.1:0"},
+		"no audit log":   {"engine_api: {audit_log: /none/x, listeners: [{address: 'tcp://127.0.0.1:0', callers: [{name: a, tenant: a}]}]}\n", "audit log:"},
+	} {
+		write(t, filepath.Join(dir, "berm.yaml"), tt.config)
+		_, stderr, code := berm(t, "", "serve", "--config", filepath.Join(dir, "berm.yaml"), "--listen", "127.0.0.1:0", "--state-dir", filepath.Join(dir, "state"))
+		if code != 1 || !strings.Contains(stderr, tt.want) {
+			t.Errorf("%s: exit code %d, %s", name, code, stderr)
+		}
+	}
+}
+
+// tcpAddress is what the log says of the only TCP listener.
+func (c *child) tcpAddress(t *testing.T) string {
+	t.Helper()
+	for line := range strings.Lines(c.log.String()) {
+		if _, rest, ok := strings.Cut(line, "msg=serving_engine_api address=tcp://"); ok {
+			return strings.Fields(rest)[0]
+		}
+	}
+	t.Fatalf("the log tells of no address:\n%s", c.log)
+	return ""
+}
+
+func dockerClient(t testing.TB, opts ...client.Opt) *client.Client {
+	t.Helper()
+	c, err := client.NewClientWithOpts(append(opts, client.WithAPIVersionNegotiation())...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// authority signs certificates, kept in a directory as PEM.
+type authority struct {
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T, dir string) *authority {
+	t.Helper()
+	a := &authority{dir: dir}
+	a.cert, a.key = a.make(t, "ca", &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign})
+	return a
+}
+
+// issue makes a certificate of a name, and of an address if there is one.
+func (a *authority) issue(t *testing.T, name, ip string) {
+	t.Helper()
+	c := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}}
+	if ip != "" {
+		c.IPAddresses = []net.IP{net.ParseIP(ip)}
+	}
+	a.make(t, name, c)
+}
+
+func (a *authority) make(t *testing.T, name string, c *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SerialNumber, c.Subject = big.NewInt(time.Now().UnixNano()), pkix.Name{CommonName: name}
+	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	parent, signer := a.cert, a.key
+	if parent == nil {
+		parent, signer = c, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(a.dir, name+".pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
+	write(t, filepath.Join(a.dir, name+"-key.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})))
+	made, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made, key
+}
+
+// client has a Docker client show a certificate; without a name none.
+func (a *authority) client(t *testing.T, name string) client.Opt {
+	t.Helper()
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	cfg := &tls.Config{RootCAs: pool}
+	if name != "" {
+		cert, err := tls.LoadX509KeyPair(filepath.Join(a.dir, name+".pem"), filepath.Join(a.dir, name+"-key.pem"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Certificates = []tls.Certificate{cert}
+	}
+	return client.WithHTTPClient(&http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}})
+}

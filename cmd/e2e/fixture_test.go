@@ -1,0 +1,508 @@
+package e2e
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd"
+	"github.com/bermhq/berm/runtime/docker"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+const (
+	testImage = "berm.local/busybox:latest"
+	testToken = "a-token-for-tests-only"
+)
+
+// bin is the program under test.
+var bin string
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(bareFiles); dir != "" { // a process of BenchmarkInside
+		fmt.Fprintln(os.Stderr, serveBareFiles(dir))
+		os.Exit(1)
+	}
+	if from, to, ok := strings.Cut(os.Getenv(plainProxyEnv), ":"); ok {
+		fmt.Fprintln(os.Stderr, plainProxy(from, to))
+		os.Exit(1)
+	}
+	var err error
+	if bin, err = engine.Berm(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	for _, variable := range os.Environ() { // no setting of the caller's
+		if name, _, _ := strings.Cut(variable, "="); strings.HasPrefix(name, "BERM_") && name != "BERM_REQUIRE" && !strings.HasPrefix(name, "BERM_PROJECT_") {
+			_ = os.Unsetenv(name)
+		}
+	}
+	code := m.Run()
+	for _, e := range shared {
+		if err := e.end(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+	}
+	os.Exit(code)
+}
+
+// berm runs the program to its end.
+func berm(t testing.TB, stdin string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), bin, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
+	err := cmd.Run()
+	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// engineConfig is the section engine of a server's configuration.
+type engineConfig struct {
+	Kind, Address, Namespace, CgroupParent, Netns, RegistryAuthFile string
+	CallTimeout                                                     time.Duration
+}
+
+// env has a server use the engine.
+func (c engineConfig) env() []string {
+	var env []string
+	for name, value := range map[string]string{
+		"KIND": c.Kind, "ADDRESS": c.Address, "NAMESPACE": c.Namespace, "CGROUP_PARENT": c.CgroupParent, "NETNS": c.Netns,
+		"REGISTRY_AUTH_FILE": c.RegistryAuthFile, "CALL_TIMEOUT": c.CallTimeout.String(),
+	} {
+		if value != "" {
+			env = append(env, "BERM_ENGINE_"+name+"="+value)
+		}
+	}
+	return env
+}
+
+// daemon is a private engine of any kind.
+type daemon interface {
+	Dir() string
+	Pid() int
+	Netns() string
+	Kill()
+	Start(ctx context.Context) error
+	Close() error
+	ImportBusybox(ctx context.Context, ref string, changes ...string) error
+}
+
+// testEngine is a private engine with an image of busybox.
+type testEngine struct {
+	daemon
+	config     engineConfig       // leads to it
+	containerd *engine.Containerd // nil of another kind
+}
+
+// onEachEngine runs a test on an engine of each kind.
+func onEachEngine(t *testing.T, test func(t *testing.T, kind string)) {
+	for _, kind := range []string{"docker", "containerd"} {
+		t.Run(kind, func(t *testing.T) { test(t, kind) })
+	}
+}
+
+// startEngine starts an engine for a test that harms it.
+func startEngine(t testing.TB, kind string, opts engine.Options) *testEngine {
+	t.Helper()
+	engine.Require(t, kind)
+	e, err := newEngine(kind, opts)
+	if err != nil {
+		engine.Lacking(t, kind, err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+func newEngine(kind string, opts engine.Options) (*testEngine, error) {
+	ctx := context.Background()
+	e := &testEngine{config: engineConfig{Kind: kind, CallTimeout: 2 * time.Minute}} // a busy machine is no hang
+	if kind == "docker" {
+		d, err := engine.StartDocker(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		e.daemon, e.config.Address = d, d.Host()
+	} else {
+		d, err := engine.StartContainerd(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		e.daemon, e.containerd = d, d
+		e.config.Address, e.config.Namespace = d.Address(), d.Namespace()
+		e.config.CgroupParent, e.config.Netns = d.CgroupParent(), d.Netns()
+	}
+	if err := e.ImportBusybox(ctx, testImage); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}
+
+// dir makes a directory for a server's files. Whatever stays mounted below it, should a
+// test fail, goes with the engine.
+func (e *testEngine) dir(t testing.TB) string {
+	t.Helper()
+	root := filepath.Join(e.Dir(), "root")
+	if err := os.MkdirAll(root, 0o711); err != nil { //nolint:gosec // containers' users reach their mounts
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp(root, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // likewise
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// open makes a client of the engine that sees what a server's does.
+func (e *testEngine) open(t testing.TB, s *server) runtime.Runtime {
+	t.Helper()
+	var rt runtime.Runtime
+	var err error
+	if e.containerd == nil {
+		rt, err = docker.New(docker.Options{Host: e.config.Address, CallTimeout: time.Minute})
+	} else {
+		rt, err = containerd.New(containerd.Options{
+			Address: e.config.Address, Namespace: e.config.Namespace, CgroupParent: e.config.CgroupParent,
+			Netns: e.config.Netns, Root: filepath.Join(s.stateDir(), "containerd"), CallTimeout: time.Minute,
+			Agent: []byte("the client makes no containers"),
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, ok := rt.(interface{ Close() error }); ok {
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	return rt
+}
+
+// containersOf counts the server's containers on the engine.
+func containersOf(t testing.TB, e *testEngine, s *server) int {
+	t.Helper()
+	containers, err := e.open(t, s).List(t.Context(), map[string]string{lifecycle.LabelOwner: s.instance})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(containers)
+}
+
+// server is a berm serve in a process of its own, so that it can be killed.
+type server struct {
+	dir      string // holds all that it writes
+	token    string
+	instance string
+	network  string
+	env      []string      // its settings
+	url      string        // once it is up
+	patience time.Duration // for it to get ready; 0 is 30 s
+
+	cmd  *exec.Cmd
+	done chan struct{} // closed when cmd has ended
+}
+
+// newServer configures a server on an engine, which stops when the test ends. Without an
+// image, the default image is its image.
+func newServer(t testing.TB, e *testEngine, dir, image string) *server {
+	id := strings.ToLower(rand.Text()[:8])
+	s := &server{dir: dir, token: rand.Text(), instance: "test-" + id, network: "berm-test-" + id}
+	s.env = append(e.config.env(), "BERM_SECURITY_TOKENS="+s.token, "BERM_ENGINE_INSTANCE="+s.instance,
+		"BERM_SANDBOX_NETWORK="+s.network, "BERM_SANDBOX_CLEANUP_INTERVAL=500ms")
+	if image != "" {
+		s.env = append(s.env, "BERM_SANDBOX_IMAGE="+image)
+	}
+	t.Cleanup(func() {
+		s.stop()
+		if t.Failed() {
+			t.Logf("the server's log ends with:\n%s", s.logTail())
+		}
+		s.removeAll(t, e)
+	})
+	return s
+}
+
+// removeAll removes what a stopped server has left on the engine, so that other tests
+// don't find it. Whether it should have left nothing is for wantNothing to say.
+func (s *server) removeAll(t testing.TB, e *testEngine) {
+	ctx, rt := context.WithoutCancel(t.Context()), e.open(t, s)
+	containers, err := rt.List(ctx, map[string]string{lifecycle.LabelOwner: s.instance})
+	for _, c := range containers {
+		err = errors.Join(err, rt.Remove(ctx, c.ID))
+	}
+	if sweeper, ok := rt.(runtime.Sweeper); ok && e.Pid() != 0 {
+		err = errors.Join(err, sweeper.Sweep(ctx))
+	}
+	if s.network != "" {
+		err = errors.Join(err, rt.(runtime.Networker).RemoveNetwork(ctx, s.network))
+	}
+	if err != nil {
+		t.Errorf("remove what the server has left: %v", err)
+	}
+}
+
+// policy gives the server a policy, in place of the one that it had.
+func (s *server) policy(t testing.TB, text string) {
+	t.Helper()
+	file := filepath.Join(s.dir, "policy.yaml")
+	write(t, file, "version: 1\n"+text)
+	if setting := "BERM_POLICY_FILE=" + file; !slices.Contains(s.env, setting) {
+		s.env = append(s.env, setting)
+	}
+}
+
+func (s *server) stateDir() string { return filepath.Join(s.dir, "state") }
+
+func (s *server) logPath() string { return filepath.Join(s.dir, "server.log") }
+
+// start runs the server, for the first time or again, until it is ready to serve. It
+// returns a client that calls again where that makes sense.
+func (s *server) start(t testing.TB) *client.Client {
+	t.Helper()
+	if err := s.run(t.Context()); err != nil {
+		t.Fatalf("%v\n%s", err, s.logTail())
+	}
+	c, err := client.New(client.Options{BaseURL: s.url, Token: s.token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (s *server) run(ctx context.Context) error {
+	log, err := os.OpenFile(s.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }() // the child has its own
+	listen := "127.0.0.1:0"
+	if s.url != "" { // started again: where it was
+		listen = strings.TrimPrefix(s.url, "http://")
+	}
+	s.cmd = exec.Command(bin, "serve", "--listen", listen, "--state-dir", s.stateDir())
+	s.cmd.Stdout, s.cmd.Stderr = log, log
+	s.cmd.Env = append(os.Environ(), s.env...)
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if s.done, err = startBound(s.cmd); err != nil {
+		return fmt.Errorf("start the server: %w", err)
+	}
+	return s.ready(ctx, filepath.Join(s.stateDir(), "address"))
+}
+
+// startBound starts a process from a thread that lives as long as the process does, as the
+// signal of the parent's death comes when the thread that forked ends. Done is closed at
+// the process's end.
+func startBound(cmd *exec.Cmd) (done chan struct{}, err error) {
+	started := make(chan error)
+	done = make(chan struct{})
+	go func() {
+		goruntime.LockOSThread()
+		defer goruntime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+			close(done)
+		}
+	}()
+	return done, <-started
+}
+
+// ready waits until the server has announced its address and says that it is ready.
+func (s *server) ready(ctx context.Context, announced string) error {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.patience, 30*time.Second))
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if address, err := os.ReadFile(announced); err == nil {
+			s.url = "http://" + strings.TrimSpace(string(address))
+			if s.answers(ctx, "/readyz") {
+				return nil
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-s.done:
+			return errors.New("the server ended while it started")
+		case <-ctx.Done():
+			return fmt.Errorf("the server didn't get ready: %w", ctx.Err())
+		}
+	}
+}
+
+func (s *server) answers(ctx context.Context, path string) bool {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
+	if err != nil {
+		return false
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false
+	}
+	_ = resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// client makes a client that makes each call once.
+func (s *server) client(t testing.TB, transport http.RoundTripper) *client.Client {
+	t.Helper()
+	c, err := client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: &http.Client{Transport: transport}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// kill ends the server as a crash would.
+func (s *server) kill() error {
+	if err := s.cmd.Process.Kill(); err != nil {
+		return fmt.Errorf("kill the server: %w", err)
+	}
+	<-s.done
+	return nil
+}
+
+// stop ends the server as an operator would, and kills it if that takes too long.
+func (s *server) stop() {
+	if s.done == nil {
+		return
+	}
+	_ = s.cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
+	select {
+	case <-s.done:
+	case <-time.After(15 * time.Second):
+		_ = s.cmd.Process.Kill()
+		<-s.done
+	}
+}
+
+// logTail is the end of what the server logged.
+func (s *server) logTail() string {
+	data, err := os.ReadFile(s.logPath())
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "\n")
+}
+
+// agentDirs are what is in the agents' directory but the program.
+func agentDirs(stateDir string) []string {
+	found, _ := filepath.Glob(filepath.Join(stateDir, "agents", "*")) // the error is of patterns
+	return slices.DeleteFunc(found, func(path string) bool { return filepath.Base(path) == "bin" })
+}
+
+// wantNothing checks that a stopped server has left nothing: no container and no network
+// on the engine, no record, and no mount.
+func wantNothing(t testing.TB, e *testEngine, servers ...*server) {
+	t.Helper()
+	for _, s := range servers {
+		rt, owned := e.open(t, s), map[string]string{lifecycle.LabelOwner: s.instance}
+		containers, err := rt.List(t.Context(), owned)
+		if err != nil || len(containers) > 0 {
+			t.Errorf("containers are left: %v, %v", containers, err)
+		}
+		networks, err := rt.(runtime.Networker).Networks(t.Context(), owned)
+		if err != nil || len(networks) > 0 {
+			t.Errorf("networks are left: %v, %v", networks, err)
+		}
+		db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(s.stateDir(), "berm.db")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if records, err := db.Records(t.Context()); err != nil || len(records) > 0 {
+			t.Errorf("records are left: %v, %v", records, err)
+		}
+		_ = db.Close()
+		wantEmptyDir(t, filepath.Join(s.stateDir(), "hold"))
+		until(t, "nothing of sandboxes is left in "+s.dir, func() bool { return len(partsIn(s)) == 0 })
+	}
+}
+
+// partsIn are the directories and mounts of sandboxes below the server's directory.
+func partsIn(s *server) []string {
+	left := agentDirs(s.stateDir())
+	for _, pattern := range []string{"containers/*", "netns/*", "networks/*"} {
+		found, _ := filepath.Glob(filepath.Join(s.stateDir(), "containerd", pattern)) // the pattern is good
+		left = append(left, found...)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, s.dir+"/") {
+			left = append(left, "mount "+line)
+		}
+	}
+	return left
+}
+
+func wantEmptyDir(t testing.TB, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) > 0 {
+		t.Errorf("left in %s: %v, %v", dir, entries, err)
+	}
+}
+
+func write(t testing.TB, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// replace swaps a file for another as editors do.
+func replace(t testing.TB, path, content string) {
+	t.Helper()
+	write(t, path+".new", content)
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func slurp(t testing.TB, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// until asks again and again, for a minute.
+func until(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !f(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it never came to be that %s", what)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package e2e
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+// An engine that hangs: every call answers within its deadline, and the server
+// recovers by itself.
+func TestHungEngine(t *testing.T) { onEachEngine(t, testHungEngine) }
+
+func testHungEngine(t *testing.T, kind string) {
+	t.Parallel() // most of its time it waits
+	ctx := t.Context()
+	e := startEngine(t, kind, engine.Options{})
+	e.config.CallTimeout = 3 * time.Second
+	s, server := newStorm(t, e)
+	before, err := s.client.Create(ctx, "before", apitype.SandboxRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	thaw, err := engine.Freeze(e.Pid())
+	defer func() { _ = thaw() }() // for a test that ends early
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	var refused *client.Error
+	// The first call meets an engine that nobody knows to hang.
+	if _, err := s.client.Create(ctx, "during", apitype.SandboxRequest{}); !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable {
+		t.Errorf("create: %v", err)
+	}
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("a create took %s to fail", took)
+	}
+	until(t, "the server isn't ready", func() bool {
+		return errors.As(s.client.Ready(ctx), &refused) && refused.Status == http.StatusServiceUnavailable
+	})
+	began = time.Now()
+	if _, err := s.client.Exec(ctx, "before", apitype.ExecRequest{Command: apitype.Command{"true"}}); !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable {
+		t.Errorf("exec: %v", err)
+	}
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("once it is known to hang, a command took %s to fail", took)
+	}
+	if err := thaw(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitReady()
+	after, err := s.client.Get(ctx, "before")
+	if err != nil || after.SessionID != before.SessionID || after.Status != "running" {
+		t.Errorf("afterwards: %+v, %v", after, err)
+	}
+	for _, key := range []string{"before", "during"} {
+		if _, err := s.client.Delete(ctx, key); err != nil {
+			t.Error(err)
+		}
+	}
+	// What the create that failed may have left is the sweep's.
+	deadline := time.Now().Add(20 * time.Second)
+	for containersOf(t, e, server) > 0 && time.Now().Before(deadline) {
+		time.Sleep(200 * time.Millisecond)
+	}
+	server.stop()
+	wantNothing(t, e, server)
+}
+
+// Two instances share an engine, and neither takes the other's. One of them loses
+// its store, and still knows its sandboxes.
+func TestTwoInstancesAndALostStore(t *testing.T) { onEachEngine(t, testTwoInstancesAndALostStore) }
+
+func testTwoInstancesAndALostStore(t *testing.T, kind string) {
+	t.Parallel() // most of its time it waits
+	ctx := t.Context()
+	e := commonEngine(t, kind)
+	one, server := newStorm(t, e)
+	two, other := newStorm(t, e)
+	var sessions []string
+	for _, s := range []*storm{one, two} {
+		ttl := apitype.Duration(stormTTL)
+		sb, err := s.client.Create(ctx, "same", apitype.SandboxRequest{TTL: &ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sessions = append(sessions, sb.SessionID)
+	}
+	if err := server.kill(); err != nil {
+		t.Fatal(err)
+	}
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		if err := os.Remove(filepath.Join(server.dir, "state", "berm.db"+suffix)); err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+	one.start(server)
+	for i, s := range []*storm{one, two} {
+		sb, err := s.client.Create(ctx, "same", apitype.SandboxRequest{})
+		if err != nil || sb.Result != "reused" || sb.SessionID != sessions[i] {
+			t.Errorf("instance %d: %+v, %v", i+1, sb, err)
+		}
+	}
+	// One more TTL from the start, and it ends.
+	one.settle(server)
+	if got := containersOf(t, e, server); got != 0 {
+		t.Errorf("the first instance left %d containers", got)
+	}
+	two.settle(other)
+	wantNothing(t, e, server, other)
+}

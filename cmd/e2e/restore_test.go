@@ -1,0 +1,136 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/bermhq/berm/proxy/apitype"
+)
+
+// A server is backed up while it works, killed, and restored, once in its place and once
+// after its state directory was lost: what was made since the backup is there, what was
+// deleted isn't, and nothing leaks.
+func TestRestore(t *testing.T) {
+	t.Parallel()
+	e := commonEngine(t, "docker")
+	b := newStorageFixture(t, e, "BERM_ENGINE_INSTANCE=") // which is in the state directory then
+	ctx := t.Context()
+	state, file := b.server.stateDir(), filepath.Join(t.TempDir(), "berm.tar")
+	b.server.instance = strings.TrimSpace(string(slurp(t, filepath.Join(state, "instance"))))
+	sessions := map[string]string{}
+	note := func(keys ...string) {
+		t.Helper()
+		for _, key := range keys {
+			sb, err := b.c.Create(ctx, key, apitype.SandboxRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			sessions[key] = sb.SessionID
+		}
+	}
+	put := func(chat, name string) {
+		t.Helper()
+		if err := b.put(chat, name, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.chat("user", "kept")
+	b.chat("gone user", "gone")
+	put("kept", "before")
+	note("kept", "gone")
+
+	var stop atomic.Bool
+	begun, ended := make(chan struct{}), make(chan int)
+	go func() {
+		n := 0
+		for ; !stop.Load() || n == 0; n++ {
+			if err := b.put("kept", fmt.Sprint("during ", n), "x"); err != nil {
+				t.Errorf("during the backup: %v", err)
+			}
+			if n == 0 {
+				close(begun)
+			}
+		}
+		ended <- n
+	}()
+	<-begun
+	step{args: "store backup " + file + " --state-dir " + state, stderr: []string{"instance " + b.server.instance, "sandboxes: 2", "chats: 2"}}.run(t)
+	stop.Store(true)
+	during := <-ended
+
+	b.chat("later user", "later")
+	put("later", "early")
+	put("kept", "after")
+	note("later", "plain")
+	if err := second(b.c.Delete(ctx, "gone")); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.c.DeleteChat(ctx, "gone"); err != nil {
+		t.Fatal(err)
+	}
+	delete(sessions, "gone")
+
+	// With the state directory, the sockets are lost that the sandboxes' agents dial.
+	for _, lost := range []bool{false, true} {
+		if err := b.server.kill(); err != nil {
+			t.Fatal(err)
+		}
+		if lost {
+			if err := os.RemoveAll(state); err != nil {
+				t.Fatal(err)
+			}
+		}
+		step{args: "store restore " + file + " --force --state-dir " + state, stdout: []string{"restored", "sandboxes: 2"}}.run(t)
+		b.server.start(t)
+		if n := containersOf(t, e, b.server); n != len(sessions) {
+			t.Errorf("lost %v: there are %d containers, want %d", lost, n, len(sessions))
+		}
+		for key, session := range sessions {
+			sb, err := b.c.Get(ctx, key)
+			if err != nil || sb.SessionID != session || sb.Status != "running" {
+				t.Errorf("lost %v: %s: %+v, %v", lost, key, sb, err)
+			}
+			res, err := b.c.Exec(ctx, key, apitype.ExecRequest{Command: apitype.Command{"echo", "hello"}})
+			if err != nil || res.Stdout != "hello\n" || res.SessionID != session || lost && res.ExecPath != "engine" {
+				t.Errorf("lost %v: in %s: %+v, %v", lost, key, res, err)
+			}
+		}
+		_, err := b.c.Get(ctx, "gone")
+		wantCode(t, err, "not_found")
+		if got := b.names("gone"); len(got) > 0 {
+			t.Errorf("lost %v: a chat that was deleted holds %q", lost, got)
+		}
+		want := []string{"after", "before"}
+		for i := range during {
+			want = append(want, fmt.Sprint("during ", i))
+		}
+		slices.Sort(want)
+		if got := b.names("kept"); !slices.Equal(got, want) {
+			t.Errorf("lost %v: the chat's files are %q, want %q", lost, got, want)
+		}
+		b.in(t).wantRead("kept", "after", "after")
+		_, err = b.read("later", "early")
+		wantCode(t, err, "chat_not_found")
+		w, err := b.c.EnsureWorkspace(ctx, "later user")
+		if err == nil {
+			_, err = b.c.EnsureChat(ctx, "later", w.WorkspaceID)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.in(t).wantRead("later", "early", "early")
+	}
+	for key := range sessions {
+		if err := second(b.c.Delete(ctx, key)); err != nil {
+			t.Error(err)
+		}
+	}
+	b.server.stop()
+	wantNothing(t, e, b.server)
+	step{args: "store check --state-dir " + state, stdout: []string{"sound", "sandboxes: 0"}}.run(t)
+}

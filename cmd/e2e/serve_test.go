@@ -1,0 +1,242 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
+)
+
+const (
+	policyA = "version: 1\nprofiles: {a: {extends: default}}\n"
+	policyB = "version: 1\nprofiles: {b: {extends: default}}\n"
+	broken  = "version: 1\nprofiles: {c: {extends: nothing}}\n"
+)
+
+// child is a berm serve in a process of its own.
+type child struct {
+	cmd  *exec.Cmd
+	log  *waitLog
+	http http.Client // reaches it
+	dir  string      // its state directory, and its socket beside it
+}
+
+// startChild starts a server on a unix socket whose engine isn't there.
+func startChild(t *testing.T, dir string, args ...string) *child {
+	t.Helper()
+	return startChildWith(t, dir, nil, "serving", args...)
+}
+
+// startChildWith starts a server on a unix socket, and returns when its log has the
+// message. A nil engine isn't there.
+func startChildWith(t *testing.T, dir string, e *testEngine, message string, args ...string) *child {
+	t.Helper()
+	return startCommand(t, exec.CommandContext(t.Context(), bin), dir, e, message, args...)
+}
+
+// startCommand is startChildWith by a command that lacks the server's arguments.
+func startCommand(t *testing.T, cmd *exec.Cmd, dir string, e *testEngine, message string, args ...string) *child {
+	t.Helper()
+	socket := filepath.Join(dir, "berm.sock")
+	c := &child{cmd: cmd, dir: filepath.Join(dir, "state"), log: newWaitLog()}
+	c.http.Transport = openapitest.New(t).Transport(&http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}})
+	address := "unix://" + filepath.Join(dir, "no-engine.sock")
+	if e != nil {
+		address = e.config.Address
+	}
+	c.cmd.Args = append(c.cmd.Args, "serve", "--listen", "unix://"+socket, "--state-dir", c.dir, "--engine-address", address)
+	c.cmd.Args = append(c.cmd.Args, args...)
+	c.cmd.Env = os.Environ()
+	c.cmd.Stdout, c.cmd.Stderr = c.log, c.log
+	if e != nil {
+		c.cmd.Env = append(c.cmd.Env, e.config.env()...)
+	}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.cmd.Process.Kill(); _ = c.cmd.Wait() })
+	c.log.wait(t, "msg="+message+" ")
+	return c
+}
+
+func (c *child) get(t *testing.T, path string) (int, string) {
+	t.Helper()
+	resp, err := c.http.Get("http://localhost" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func (c *child) signal(t *testing.T, s os.Signal) {
+	t.Helper()
+	if err := c.cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestServeProcess(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "policy.yaml")
+	write(t, path, policyA)
+	c := startChild(t, dir, "--policy", path)
+
+	// Without its engine it is alive, not ready, and says why.
+	if status, body := c.get(t, "/healthz"); status != http.StatusOK {
+		t.Errorf("/healthz: %d %s", status, body)
+	}
+	if status, body := c.get(t, "/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "backend_unavailable") {
+		t.Errorf("/readyz: %d %s", status, body)
+	}
+	if _, body := c.get(t, "/api/v1/status"); !strings.Contains(body, `"a"`) || !strings.Contains(body, `"available":false`) {
+		t.Errorf("/api/v1/status: %s", body)
+	}
+	info, err := os.Stat(filepath.Join(dir, "berm.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := info.Mode().Perm(); got != 0o660 {
+		t.Errorf("the socket's mode is %o, want 660", got)
+	}
+
+	// The state directory is taken.
+	_, stderr, code := berm(t, "", "serve", "--listen", "127.0.0.1:0", "--state-dir", c.dir)
+	if code != 1 || !strings.Contains(stderr, "another berm uses the state directory "+c.dir) {
+		t.Errorf("a second server: exit code %d, %q", code, stderr)
+	}
+	if got, err := os.ReadFile(filepath.Join(c.dir, "address")); err != nil || string(got) != "unix://"+dir+"/berm.sock\n" {
+		t.Errorf("the address is %q, %v", got, err)
+	}
+
+	// A broken policy is refused, by signal as by change; a good one is taken.
+	replace(t, path, broken)
+	c.log.wait(t, "msg=policy_reload_failed")
+	replace(t, path, policyB)
+	c.log.wait(t, "msg=policy_reloaded")
+	c.signal(t, syscall.SIGHUP)
+	c.log.wait(t, "msg=policy_reloaded")
+	if _, body := c.get(t, "/api/v1/status"); !strings.Contains(body, `"b"`) {
+		t.Errorf("/api/v1/status: %s", body)
+	}
+	if _, body := c.get(t, "/metrics"); !strings.Contains(body, `berm_policy_reloads_total{result="failure"} 1`) ||
+		!strings.Contains(body, `berm_policy_reloads_total{result="success"} 2`) {
+		t.Error("/metrics doesn't tell of the reloads")
+	}
+
+	c.signal(t, syscall.SIGTERM)
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	for _, name := range []string{"berm.sock", "state/address"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", name, err)
+		}
+	}
+}
+
+// A killed server's directory is the next one's.
+func TestServeAfterKill(t *testing.T) {
+	dir := t.TempDir()
+	first := startChild(t, dir)
+	first.signal(t, os.Kill)
+	_ = first.cmd.Wait()
+	id, err := os.ReadFile(filepath.Join(first.dir, "instance"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := startChild(t, dir)
+	if !strings.Contains(second.log.String(), "instance="+strings.TrimSpace(string(id))) {
+		t.Errorf("the instance isn't %s any more:\n%s", id, second.log)
+	}
+	second.signal(t, os.Interrupt)
+	if err := second.cmd.Wait(); err != nil {
+		t.Errorf("after SIGINT: %v", err)
+	}
+}
+
+// waitLog gathers what a process says, and lets a test wait for it.
+type waitLog struct {
+	writes chan []byte
+	all    bytes.Buffer
+}
+
+func newWaitLog() *waitLog { return &waitLog{writes: make(chan []byte, 1000)} }
+
+func (l *waitLog) Write(p []byte) (int, error) {
+	l.writes <- bytes.Clone(p)
+	return len(p), nil
+}
+
+func (l *waitLog) String() string { return l.all.String() }
+
+// wait returns once the text has been said since the last wait.
+func (l *waitLog) wait(t *testing.T, text string) {
+	t.Helper()
+	var since bytes.Buffer
+	for !strings.Contains(since.String(), text) {
+		select {
+		case p := <-l.writes:
+			since.Write(p)
+			l.all.Write(p)
+		case <-time.After(time.Minute):
+			t.Fatalf("the log doesn't say %q:\n%s", text, l)
+		}
+	}
+}
+
+// To be told to end is no failure without the collector.
+func TestServeEndsClean(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "berm.yaml"), "otel: {endpoint: 'http://127.0.0.1:9'}\n") // where nobody listens
+	c := startChild(t, dir, "--config", filepath.Join(dir, "berm.yaml"))
+	c.get(t, "/healthz")
+	c.signal(t, syscall.SIGTERM)
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("without the collector: %v", err)
+	}
+	c.log.wait(t, "msg=telemetry_failed")
+}
+
+// TestServeWithoutInotify has a server start, and take a changed policy, in a user
+// namespace that has no inotify instances, as if sandboxes of its user had them all.
+func TestServeWithoutInotify(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "policy.yaml")
+	write(t, path, policyA)
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo 0 >/proc/sys/user/max_inotify_instances && exec "$0" "$@"`, bin)
+	all := []syscall.SysProcIDMap{{Size: 1 << 16}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: all, GidMappings: all, GidMappingsEnableSetgroups: true}
+	c := startCommand(t, cmd, dir, nil, "serving", "--policy", path)
+	if status, body := c.get(t, "/healthz"); status != http.StatusOK {
+		t.Errorf("/healthz: %d %s", status, body)
+	}
+	replace(t, path, policyB)
+	c.log.wait(t, "msg=policy_reloaded")
+	if _, body := c.get(t, "/api/v1/status"); !strings.Contains(body, `"b"`) {
+		t.Errorf("/api/v1/status: %s", body)
+	}
+	if !strings.Contains(c.log.String(), "msg=policy_watch_failed") {
+		t.Error("it has an inotify instance: the test proves nothing")
+	}
+}

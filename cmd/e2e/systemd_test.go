@@ -1,0 +1,274 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/client"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+)
+
+// unit is what systemd is to a service: it passes sockets and hears what is said.
+type unit struct {
+	dir   string
+	names []string
+	files []*os.File
+	said  *net.UnixConn
+}
+
+func newUnit(t *testing.T) *unit {
+	t.Helper()
+	u := &unit{dir: t.TempDir()}
+	var err error
+	u.said, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(u.dir, "notify"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = u.said.Close() })
+	return u
+}
+
+// listen makes a socket of the unit, which is there before its service and after it.
+func (u *unit) listen(t *testing.T, name, network, address string) net.Listener {
+	t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := l.(interface{ File() (*os.File, error) }).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = l.Close(), f.Close() })
+	u.names, u.files = append(u.names, name), append(u.files, f)
+	return l
+}
+
+// start runs berm serve as systemd would.
+func (u *unit) start(t *testing.T, settings string, env ...string) *child {
+	t.Helper()
+	write(t, filepath.Join(u.dir, "berm.yaml"), settings)
+	c := &child{dir: filepath.Join(u.dir, "state"), log: newWaitLog()}
+	c.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(u.dir, "http.sock"))
+	}}
+	c.cmd = exec.CommandContext(t.Context(), "/bin/sh", "-c", `LISTEN_PID=$$ WATCHDOG_PID=$$ exec "$0" "$@"`, bin, "serve",
+		"--config", filepath.Join(u.dir, "berm.yaml"), "--state-dir", c.dir, "--engine-address", "unix://"+filepath.Join(u.dir, "no-engine.sock"))
+	c.cmd.Env = append(os.Environ(), "LISTEN_FDS="+strconv.Itoa(len(u.files)), "LISTEN_FDNAMES="+strings.Join(u.names, ":"),
+		"NOTIFY_SOCKET="+filepath.Join(u.dir, "notify"))
+	c.cmd.Env = append(c.cmd.Env, env...)
+	c.cmd.ExtraFiles, c.cmd.Stdout, c.cmd.Stderr = u.files, c.log, c.log
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.cmd.Process.Kill(); _ = c.cmd.Wait() })
+	return c
+}
+
+// hear waits for what is said, leaving out what is said of the watchdog unless it is that.
+func (u *unit) hear(t *testing.T, want string) {
+	t.Helper()
+	if err := u.said.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	for buf := make([]byte, 4096); ; {
+		n, err := u.said.Read(buf)
+		if err != nil {
+			t.Fatalf("%q isn't said: %v", want, err)
+		}
+		got, _, _ := strings.Cut(string(buf[:n]), "\n")
+		if got == want {
+			return
+		}
+		if got != "WATCHDOG=1" {
+			t.Fatalf("%q is said, want %q", got, want)
+		}
+	}
+}
+
+// A service of systemd is there from the first connection to its socket, which outlives
+// it, and says how it is.
+func TestSystemd(t *testing.T) {
+	t.Parallel()
+	u := newUnit(t)
+	u.listen(t, "http", "unix", filepath.Join(u.dir, "http.sock"))
+	u.listen(t, "docker", "unix", filepath.Join(u.dir, "docker.sock"))
+	const file = `
+http: {listen: 'systemd:http'}
+engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, tenant: a, uids: [12345]}]}]}
+`
+	early, err := net.Dial("unix", filepath.Join(u.dir, "http.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = early.Close() }()
+	if _, err := io.WriteString(early, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	c := u.start(t, file, "WATCHDOG_USEC=300000")
+	u.hear(t, "READY=1")
+	if resp, err := http.ReadResponse(bufio.NewReader(early), nil); err != nil || resp.StatusCode != http.StatusOK {
+		t.Errorf("who was there before the server: %v, %v", resp, err)
+	}
+	if _, err := dockerClient(t, client.WithHost("unix://"+filepath.Join(u.dir, "docker.sock"))).Ping(t.Context()); err == nil || !strings.Contains(err.Error(), "none of the configured callers") {
+		t.Errorf("the other door: %v", err)
+	}
+	if got, err := os.ReadFile(filepath.Join(c.dir, "address")); err != nil || string(got) != "unix://"+u.dir+"/http.sock\n" {
+		t.Errorf("the address is %q, %v", got, err)
+	}
+	u.hear(t, "WATCHDOG=1")
+	wantNothingInherited(t, c.cmd.Process.Pid)
+
+	write(t, filepath.Join(u.dir, "berm.yaml"), file+"logging: {level: debug, format: json}\n")
+	c.signal(t, syscall.SIGHUP)
+	u.hear(t, "RELOADING=1")
+	u.hear(t, "READY=1")
+	c.log.wait(t, `msg=settings_need_restart keys=[logging.format]`)
+	if !strings.Contains(c.log.String(), "msg=log_level_changed from=INFO to=DEBUG") {
+		t.Errorf("the log's level isn't debug:\n%s", c.log)
+	}
+	c.get(t, "/healthz")
+	c.log.wait(t, "level=DEBUG msg=http_request")
+
+	c.signal(t, syscall.SIGTERM)
+	u.hear(t, "STOPPING=1")
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	for _, name := range []string{"http.sock", "docker.sock"} {
+		conn, err := net.Dial("unix", filepath.Join(u.dir, name)) // the next server would answer it
+		if err != nil {
+			t.Errorf("without the server: %v", err)
+			continue
+		}
+		_ = conn.Close()
+	}
+}
+
+// Where systemd has put the one door that there is, a health check finds in the state directory.
+func TestSystemdEngineAPIAlone(t *testing.T) {
+	t.Parallel()
+	u := newUnit(t)
+	u.listen(t, "docker", "unix", filepath.Join(u.dir, "docker.sock"))
+	c := u.start(t, `
+http: {listen: none}
+engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, tenant: a, uids: [12345]}]}]}
+`)
+	u.hear(t, "READY=1")
+	if _, stderr, code := berm(t, "", "healthcheck", "--config", filepath.Join(u.dir, "berm.yaml"), "--state-dir", c.dir, "--timeout", "1m"); code != 0 {
+		t.Errorf("exit code %d, %q", code, stderr)
+	}
+	c.signal(t, syscall.SIGTERM)
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	if _, stderr, code := berm(t, "", "healthcheck", "--config", filepath.Join(u.dir, "berm.yaml"), "--state-dir", c.dir); code != 1 || !strings.Contains(stderr, "no server runs") {
+		t.Errorf("without the server: exit code %d, %q", code, stderr)
+	}
+}
+
+// wantNothingInherited looks for sockets that a child of the process would get.
+func wantNothingInherited(t *testing.T, pid int) {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d", pid)
+	fds, err := os.ReadDir(filepath.Join(dir, "fd"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		to, _ := os.Readlink(filepath.Join(dir, "fd", fd.Name()))
+		info, err := os.ReadFile(filepath.Join(dir, "fdinfo", fd.Name()))
+		if err != nil || !strings.HasPrefix(to, "socket:") {
+			continue // closed meanwhile, or another's
+		}
+		_, flags, _ := strings.Cut(string(info), "flags:")
+		if bits, err := strconv.ParseInt(strings.Fields(flags)[0], 8, 64); err != nil || bits&unix.O_CLOEXEC == 0 {
+			t.Errorf("children inherit the descriptor %s: %s, %v", fd.Name(), info, err)
+		}
+	}
+}
+
+func TestSystemdRefusals(t *testing.T) {
+	tests := map[string]struct {
+		config string
+		names  []string
+		want   string
+	}{
+		"exposed":  {"http: {listen: 'systemd:a'}\n", []string{"a"}, "without a token, only a loopback address"},
+		"one name": {"http: {listen: 'systemd:a'}\n", []string{"a", "a"}, "another socket of that address or name"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			u := newUnit(t)
+			for _, name := range tt.names {
+				u.listen(t, name, "tcp", "0.0.0.0:0")
+			}
+			c := u.start(t, tt.config)
+			c.log.wait(t, tt.want)
+			var exit *exec.ExitError
+			if err := c.cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != config.ExitFailure {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	}
+}
+
+// The units give the sockets the names that the documentation's configuration has, and
+// leave the service in the mount namespace that it has to share with the engine.
+func TestUnits(t *testing.T) {
+	dir := filepath.Join("..", "..", "docs")
+	guide, err := os.ReadFile(filepath.Join(dir, "operations.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := func(name string) map[string]string {
+		data, err := os.ReadFile(filepath.Join(dir, "systemd", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]string{}
+		for line := range strings.Lines(string(data)) {
+			if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok && !strings.HasPrefix(key, "#") {
+				out[key] = value
+			}
+		}
+		return out
+	}
+	for _, name := range []string{"berm.socket", "berm-docker.socket"} {
+		s := settings(name)
+		if !strings.Contains(string(guide), "systemd:"+s["FileDescriptorName"]) || s["Service"] != "berm.service" || s["SocketMode"] != "0660" {
+			t.Errorf("%s: %v", name, s)
+		}
+	}
+	service := settings("berm.service")
+	if service["Type"] != "notify" || service["WatchdogSec"] == "" {
+		t.Errorf("the service doesn't say how it is: %v", service)
+	}
+	for key, value := range service {
+		for _, prefix := range []string{
+			"PrivateTmp", "PrivateDevices", "PrivateMounts", "PrivateNetwork", "PrivateUsers", "ProtectSystem", "ProtectHome", "ProtectProc",
+			"ProcSubset", "ProtectKernel", "ProtectControlGroups", "ReadWrite", "ReadOnly", "Inaccessible", "Exec", "NoExec", "Bind", "TemporaryFileSystem",
+			"Root", "MountFlags", "MountImages", "MountAPIVFS", "Extension", "LogNamespace", "DynamicUser", "User", "RuntimeDirectory",
+		} {
+			if strings.HasPrefix(key, prefix) && key != "ExecStart" && key != "ExecReload" {
+				t.Errorf("the service has %s=%s", key, value)
+			}
+		}
+	}
+}

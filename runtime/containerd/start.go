@@ -1,0 +1,352 @@
+package containerd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/typeurl/v2"
+	"github.com/google/uuid"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+var _ runtime.Starter = (*Runtime)(nil)
+
+const (
+	// stderrGrace is how long the last of a program's standard error may follow its end.
+	stderrGrace = time.Second
+
+	// endPatience is how long a program may take to end after its input has.
+	endPatience = 20 * time.Second
+
+	// stdinTimeout is how long a shim may take to open its end of a program's input.
+	stdinTimeout = 10 * time.Second
+)
+
+// Start starts a program in a running container. Its working directory is "/": an OCI
+// runtime that enters another one can be led out of the container (CVE-2024-21626).
+func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runtime.Stdio, error) {
+	var out *stdio
+	err := r.call(ctx, "start program in container "+id, func(callCtx context.Context) error {
+		if err := runtime.CheckProgram(p); err != nil {
+			return err
+		}
+		leave, err := r.commands.gates.Enter(callCtx, id, func(ctx context.Context) error { // leaving settles it
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		if err != nil {
+			return err
+		}
+		defer leave()
+		process, err := r.programProcess(callCtx, id, p)
+		if err != nil {
+			return err
+		}
+		s, err := newStdio(callCtx, r, id)
+		if err != nil {
+			return err
+		}
+		// What is asked of the engine from here on it does in any case. No pause may come in between.
+		workCtx, cancel := r.linger(callCtx)
+		defer cancel()
+		if err := s.start(workCtx, process, p.Command[0]); err != nil {
+			return err
+		}
+		if err := ended(ctx); err != nil {
+			_ = s.Close()
+			return err
+		}
+		out = s
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// programProcess describes a program to the engine.
+func (r *Runtime) programProcess(ctx context.Context, id string, p runtime.Program) (*specs.Process, error) {
+	m, err := r.mainOf(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	pid, err := r.runningPid(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	out := *m.spec
+	out.Terminal, out.ConsoleSize = false, nil
+	out.Cwd = "/"
+	out.Args = p.Command
+	return &out, become(&out, pid, p.User)
+}
+
+// stdio is a runtime.Stdio on named pipes, to whose other ends the shim copies.
+type stdio struct {
+	r         *Runtime
+	container string
+	id        string // of the program, in the engine
+	place     *place // owned, so that no sweep takes the pipes for lost
+
+	stdin, stdout, stderr *os.File
+	spare                 []*os.File // writing ends, until the shim has its own: a reader that finds none is at the end
+
+	said   runtime.Head  // on standard error
+	read   chan struct{} // closed when no more comes there
+	once   sync.Once     // for Close
+	giveUp context.CancelFunc
+	ended  chan struct{} // closed when the program has; then code and err say how
+	code   int
+	err    error
+}
+
+// newStdio makes the pipes of a program.
+func newStdio(ctx context.Context, r *Runtime, container string) (*stdio, error) {
+	s := &stdio{r: r, container: container, id: uuid.NewString(), read: make(chan struct{}), ended: make(chan struct{})}
+	dir := r.path("containers", container, "exec")
+	err := os.Mkdir(dir, 0o700)
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		s.place, err = newPlace(ctx, filepath.Join(dir, s.id))
+	}
+	if errors.Is(err, fs.ErrNotExist) { // it goes with the container
+		return nil, runtime.Precondition("the container has no directory here: it is being removed, or another root's")
+	}
+	if err != nil {
+		return nil, err
+	}
+	for name, end := range map[string]**os.File{"stdin": nil, "stdout": &s.stdout, "stderr": &s.stderr} {
+		if err = unix.Mkfifo(s.place.file(name), 0o600); err == nil && end != nil {
+			err = s.openOutput(name, end)
+		}
+		if err != nil {
+			s.remove(true)
+			return nil, fmt.Errorf("make the program's pipes: %w", err)
+		}
+	}
+	return s, nil
+}
+
+func (s *stdio) openOutput(name string, end **os.File) (err error) {
+	if *end, err = os.OpenFile(s.place.file(name), os.O_RDONLY|unix.O_NONBLOCK, 0); err != nil {
+		return err
+	}
+	spare, err := os.OpenFile(s.place.file(name), os.O_WRONLY|unix.O_NONBLOCK, 0)
+	if err == nil {
+		s.spare = append(s.spare, spare)
+	}
+	return err
+}
+
+// start has the engine start the program. When it returns an error, nothing is left.
+func (s *stdio) start(ctx context.Context, process *specs.Process, program string) (err error) {
+	defer func() {
+		s.closeSpare()
+		if err != nil {
+			s.r.commands.background(func() { s.remove(s.r.endProgram(ctx, s.container, s.id, 0)) })
+		}
+	}()
+	spec, err := typeurl.MarshalAnyToProto(process)
+	if err != nil {
+		return fmt.Errorf("encode the program: %w", err)
+	}
+	service := s.r.client.TaskService()
+	_, err = service.Exec(ctx, &tasks.ExecProcessRequest{
+		ContainerID: s.container, ExecID: s.id, Spec: spec,
+		Stdin: s.place.file("stdin"), Stdout: s.place.file("stdout"), Stderr: s.place.file("stderr"),
+	})
+	if err == nil {
+		_, err = service.Start(ctx, &tasks.StartRequest{ContainerID: s.container, ExecID: s.id})
+	}
+	if err = errgrpc.ToNative(err); err != nil {
+		return s.notStarted(ctx, err, program)
+	}
+	if err := s.openStdin(ctx); err != nil {
+		return fmt.Errorf("open the program's input: %w", err)
+	}
+	go func() {
+		defer close(s.read)
+		_, _ = io.Copy(&s.said, s.stderr)
+	}()
+	waitCtx, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	s.giveUp = giveUp
+	go s.await(waitCtx)
+	return nil
+}
+
+func (s *stdio) closeSpare() {
+	for _, f := range s.spare {
+		_ = f.Close()
+	}
+	s.spare = nil
+}
+
+// notStarted is the error of a program that the engine didn't start.
+func (s *stdio) notStarted(ctx context.Context, err error, program string) error {
+	if !unexplained(err) {
+		return err
+	}
+	if _, why := s.r.runningPid(ctx, s.container); why != nil {
+		return why
+	}
+	if !errdefs.IsUnknown(err) {
+		return err
+	}
+	if runtime.BlamesProgram(err.Error(), program) {
+		return runtime.WithClass(errdefs.ErrNotFound, fmt.Errorf("the container has no program %s that can be executed", program))
+	}
+	// It names files of the host.
+	s.r.log.WarnContext(ctx, "program_not_started", "container_id", s.container, "error", err)
+	return runtime.ErrNoRoom
+}
+
+// openStdin opens the program's input once the shim has opened its end: what is written
+// before is lost.
+func (s *stdio) openStdin(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, stdinTimeout)
+	defer cancel()
+	return await(ctx, func() (bool, error) {
+		f, err := os.OpenFile(s.place.file("stdin"), os.O_WRONLY|unix.O_NONBLOCK, 0)
+		if errors.Is(err, unix.ENXIO) {
+			return false, nil
+		}
+		s.stdin = f
+		return true, err
+	})
+}
+
+// await asks the engine for the program's end, again if the engine was away.
+func (s *stdio) await(ctx context.Context) {
+	defer close(s.ended)
+	for {
+		res, err := s.r.client.TaskService().Wait(ctx, &tasks.WaitRequest{ContainerID: s.container, ExecID: s.id})
+		s.code, s.err = int(res.GetExitStatus()), errgrpc.ToNative(err)
+		if !errdefs.IsUnavailable(s.err) {
+			return
+		}
+		select {
+		case <-time.After(exitTick):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Read reads the program's standard output.
+func (s *stdio) Read(p []byte) (int, error) { return s.stdout.Read(p) }
+
+// Write writes to the program's standard input.
+func (s *stdio) Write(p []byte) (int, error) { return s.stdin.Write(p) }
+
+// Close ends the program's input and output. A program that then doesn't end is killed
+// after a while.
+func (s *stdio) Close() error {
+	s.once.Do(func() {
+		// A shim that finds nobody to read what it writes never gets done.
+		rest, err := os.OpenFile(s.place.file("stdout"), os.O_RDONLY|unix.O_NONBLOCK, 0)
+		if err == nil {
+			go func() { _, _ = io.Copy(io.Discard, rest) }()
+		}
+		_, _ = s.stdin.Close(), s.stdout.Close()
+		s.r.commands.background(func() {
+			ctx := context.Background()
+			s.r.endInput(ctx, s.container, s.id)
+			select {
+			case <-s.ended:
+			case <-time.After(endPatience):
+			}
+			forgotten := s.r.endProgram(ctx, s.container, s.id, 0)
+			s.giveUp()
+			_ = rest.Close()
+			s.remove(forgotten)
+		})
+	})
+	return nil
+}
+
+// remove closes the pipes that nobody reads any more. It removes their directory if the
+// engine has forgotten the program; otherwise that is a sweep's.
+func (s *stdio) remove(forgotten bool) {
+	s.closeSpare()
+	for _, f := range []*os.File{s.stdout, s.stderr} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+	if forgotten {
+		_ = s.place.remove() // what stays goes with the container
+	}
+	s.place.release()
+}
+
+// Wait waits for the program's end, and returns how it ended.
+func (s *stdio) Wait(ctx context.Context) (int, string, error) {
+	op := "wait for program in container " + s.container
+	select {
+	case <-s.ended:
+	case <-ctx.Done():
+		return 0, s.said.String(), fmt.Errorf("%s: %w", op, runtime.Ended(ctx))
+	}
+	if s.err != nil {
+		err := s.err
+		callCtx, cancel := s.r.bounded(ctx)
+		defer cancel()
+		if _, why := s.r.runningPid(callCtx, s.container); errdefs.IsNotFound(why) || errdefs.IsFailedPrecondition(why) {
+			err = errInterrupted
+		}
+		return 0, s.said.String(), failure(ctx, op, err)
+	}
+	select {
+	case <-s.read:
+	case <-ctx.Done():
+	case <-time.After(stderrGrace):
+	}
+	return s.code, s.said.String(), nil
+}
+
+// endInput closes the end of a program's input that the shim has.
+func (r *Runtime) endInput(ctx context.Context, container, id string) {
+	ctx, cancel := r.bounded(ctx)
+	defer cancel()
+	_, err := r.client.TaskService().CloseIO(ctx, &tasks.CloseIORequest{ContainerID: container, ExecID: id, Stdin: true})
+	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
+		r.log.DebugContext(ctx, "stdin_not_closed", "container_id", container, "error", err)
+	}
+}
+
+// endProgram ends a program's input, kills it if it doesn't end in time, and has the
+// engine forget it. It reports whether the engine has.
+func (r *Runtime) endProgram(ctx context.Context, container, id string, patience time.Duration) bool {
+	ctx, cancel := context.WithTimeout(r.namespaced(context.WithoutCancel(ctx)), disposeTimeout)
+	defer cancel()
+	r.endInput(ctx, container, id)
+	service, begun := r.client.TaskService(), time.Now()
+	for delay := 10 * time.Millisecond; ; delay = min(2*delay, time.Second) {
+		_, err := service.DeleteProcess(ctx, &tasks.DeleteProcessRequest{ContainerID: container, ExecID: id})
+		if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) {
+			return true
+		}
+		if time.Since(begun) >= patience { // else it ends with the container
+			_, _ = service.Kill(ctx, &tasks.KillRequest{ContainerID: container, ExecID: id, Signal: uint32(unix.SIGKILL)})
+		}
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			r.log.DebugContext(ctx, "program_not_ended", "container_id", container, "error", err)
+			return false
+		}
+	}
+}

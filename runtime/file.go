@@ -1,0 +1,223 @@
+package runtime
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// Files is the file system of a container as the container's user sees it.
+type Files interface {
+	// File does one operation. Its error is that of op.Check, one of the classes of
+	// Insider, or an error of the caller's own readers, writers and functions.
+	// OutOfRange is a read from beyond the end of a file.
+	File(ctx context.Context, id string, op FileOp, fio FileIO) error
+}
+
+// FileVerb names an operation on files.
+type FileVerb string
+
+// The operations. FileIO says what each of them reads and answers.
+const (
+	FileStat FileVerb = "stat" // of a link, its target
+	FileRead FileVerb = "read" // a regular file: Offset, Length
+	// FileWrite writes a file: beside it first, then in its place, whole or not at all;
+	// or appends to it, which isn't undone. Mode, Parents, Append, NoClash.
+	FileWrite FileVerb = "write"
+	// FileList lists what is in a directory, sorted by name, and in those below it down
+	// to Depth.
+	FileList  FileVerb = "list"
+	FileMkdir FileVerb = "mkdir" // Mode, Parents
+	// FileMove and FileCopy replace what is at To only with Replace, and never a
+	// directory that isn't empty. FileCopy takes whole trees.
+	FileMove   FileVerb = "move"
+	FileCopy   FileVerb = "copy"
+	FileRemove FileVerb = "remove" // a directory that isn't empty only with Recursive
+	// FileGlob finds paths below a directory by Pattern, in which ** stands for any
+	// number of directories; at most Limit.
+	FileGlob FileVerb = "glob"
+	// FileSearch finds lines in regular files below a path: Pattern, Literal,
+	// IgnoreCase, Include, Limit.
+	FileSearch FileVerb = "search"
+	// FileTarRead packs a file or tree, under its base name. FileTarWrite unpacks into
+	// a directory, and nothing outside it, whatever links the archive or the directory
+	// has; what it unpacked before an error stays.
+	FileTarRead  FileVerb = "tar_read"
+	FileTarWrite FileVerb = "tar_write"
+	// FileWatch sends changes below a directory until ctx ends, which is no error.
+	FileWatch FileVerb = "watch" // Recursive
+)
+
+// FileOp is an operation on files. Fields that its verb doesn't name are ignored.
+type FileOp struct {
+	Verb FileVerb
+	Path string // absolute in the container, resolved there
+	To   string // of FileMove and FileCopy, like Path
+
+	Offset int64
+	Length int64 // -1 is to the end
+
+	Mode    fs.FileMode // permissions of what is new; 0 is 0644, of directories 0755
+	Parents bool        // makes the directories above; with FileMkdir Path may be there
+	Append  bool
+	NoClash bool // AlreadyExists if the file is there
+
+	Replace   bool
+	Recursive bool
+
+	Depth      int // 1 is the directory alone
+	Limit      int // of FileSearch, 0 is 1,000
+	Pattern    string
+	Literal    bool // Pattern is a text rather than a regular expression of Go's
+	IgnoreCase bool
+	Include    string // of base names, as path.Match has it; empty is all
+}
+
+// FileIO is what an operation reads and where its answers go. An error of one of its
+// members ends the operation.
+type FileIO struct {
+	In  io.Reader // FileWrite, FileTarWrite
+	Out io.Writer // FileRead, FileTarRead
+
+	// Info gets each file of FileList and FileGlob, the one of FileStat, the one of
+	// FileWrite when it is written, and that of FileRead before its first byte. Only
+	// lists need one.
+	Info  func(FileInfo) error
+	Match func(FileMatch) error // FileSearch
+	// Event gets the changes of FileWatch. The first is a FileReady: changes from then
+	// on are seen.
+	Event func(FileEvent) error
+}
+
+// Bounds of a FileOp.
+const (
+	MaxPath    = 4096 // bytes
+	MaxFound   = 10_000
+	maxPattern = 4096 // bytes
+	maxDepth   = 100
+
+	usualFound = 1000
+)
+
+// FileOpError says what is wrong with a FileOp. Its class is InvalidArgument.
+type FileOpError struct {
+	Field   string
+	Message string
+}
+
+func (e *FileOpError) Error() string { return e.Field + ": " + e.Message }
+
+// Unwrap gives the class.
+func (e *FileOpError) Unwrap() error { return errdefs.ErrInvalidArgument }
+
+// Adds reports whether the operation adds to the files.
+func (op *FileOp) Adds() bool {
+	switch op.Verb {
+	case FileWrite, FileMkdir, FileCopy, FileTarWrite:
+		return true
+	}
+	return false
+}
+
+// Check returns a *FileOpError unless the operation can be done. It sets the usual Limit
+// of a FileSearch that has none.
+func (op *FileOp) Check() error {
+	wrong := func(field, format string, args ...any) error {
+		return &FileOpError{Field: field, Message: fmt.Sprintf(format, args...)}
+	}
+	switch op.Verb {
+	case FileStat, FileRemove, FileTarRead, FileTarWrite, FileWatch:
+	case FileRead:
+		if op.Offset < 0 || op.Length < -1 {
+			return wrong("range", "must not be negative")
+		}
+	case FileWrite, FileMkdir:
+		if op.Mode&^fs.ModePerm != 0 {
+			return wrong("mode", "must be permissions, from 0000 to 0777")
+		}
+		if op.Verb == FileWrite && op.Append && op.NoClash {
+			return wrong("append", "can't go together with a file that mustn't be there")
+		}
+	case FileList:
+		if op.Depth < 1 || op.Depth > maxDepth {
+			return wrong("depth", "must be from 1 to %d", maxDepth)
+		}
+	case FileMove, FileCopy:
+		if !validPath(op.To) {
+			return wrong("to", "must be absolute, at most %d bytes, without NUL", MaxPath)
+		}
+	case FileGlob:
+		if !validPattern(op.Pattern) || op.Pattern == "" || strings.ContainsRune(op.Pattern, 0) {
+			return wrong("pattern", "must be a pattern of *, ?, [a-z] and **, at most %d bytes", maxPattern)
+		}
+		if op.Limit < 1 || op.Limit > MaxFound {
+			return wrong("limit", "must be from 1 to %d", MaxFound)
+		}
+	case FileSearch:
+		if op.Pattern == "" || len(op.Pattern) > maxPattern {
+			return wrong("pattern", "must have 1 to %d bytes", maxPattern)
+		}
+		if _, err := regexp.Compile(op.Pattern); err != nil && !op.Literal {
+			return wrong("pattern", "must be in the syntax of Go's regexp, unless literal")
+		}
+		if !validPattern(op.Include) {
+			return wrong("include", "must be a pattern of *, ? and [a-z], at most %d bytes", maxPattern)
+		}
+		if op.Limit == 0 {
+			op.Limit = usualFound
+		}
+		if op.Limit < 1 || op.Limit > MaxFound {
+			return wrong("limit", "must be from 1 to %d", MaxFound)
+		}
+	default:
+		return wrong("verb", "%q is unknown", op.Verb)
+	}
+	if !validPath(op.Path) {
+		return wrong("path", "must be absolute, at most %d bytes, without NUL", MaxPath)
+	}
+	return nil
+}
+
+func validPath(name string) bool {
+	return strings.HasPrefix(name, "/") && len(name) <= MaxPath && !strings.ContainsRune(name, 0)
+}
+
+func validPattern(pattern string) bool {
+	_, err := path.Match(pattern, "")
+	return err == nil && len(pattern) <= maxPattern
+}
+
+// FileInfo is what a file is.
+type FileInfo struct {
+	Path    string // absolute; bytes as the container has them
+	Size    int64
+	Mode    fs.FileMode // type and permissions
+	ModTime time.Time
+	UID     int
+	GID     int
+	Target  string // of a symbolic link, in lists only
+}
+
+// FileMatch is a line that was found.
+type FileMatch struct {
+	Path string
+	Line int    // from 1
+	Text string // of the line, at most 4 KiB
+}
+
+// FileReady is the type of the first FileEvent. It has no path.
+const FileReady = "ready"
+
+// FileEvent is a change.
+type FileEvent struct {
+	Type string // FileReady, "create", "modify", "remove", "rename", "attrib", or "overflow": some were lost
+	Path string
+	Dir  bool
+}

@@ -1,0 +1,293 @@
+package runtimetest
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+func starterCases() []contractCase {
+	return []contractCase{
+		{"start/bytes both ways", testStartBytes},
+		{"start/end of the input", testStartEnd},
+		{"start/user and directory", testStartFields},
+		{"start/exit codes", testStartExitCodes},
+		{"start/standard error", testStartStderr},
+		{"start/refused", testStartRefused},
+		{"start/paused", testStartPaused},
+		{"start/container removed", testStartRemoved},
+		{"start/canceled at any stage", testStartCanceled},
+		{"start/close", testStartClose},
+		{"start/no room", testStartNoRoom},
+	}
+}
+
+// program starts a program, and closes its streams at the end of the test.
+func (b *bed) program(t *testing.T, id, user string, command ...string) runtime.Stdio {
+	t.Helper()
+	s, err := b.rt.(runtime.Starter).Start(b.ctx, id, runtime.Program{Command: command, User: user})
+	if err != nil {
+		t.Fatalf("start %q: %v", command, err)
+	}
+	t.Cleanup(func() { _ = s.Close() }) // the case may have
+	return s
+}
+
+// said is all that a program prints; the test fails unless it ends with a code.
+func (b *bed) said(t *testing.T, s runtime.Stdio, want int) (stdout, stderr string) {
+	t.Helper()
+	out, err := io.ReadAll(s)
+	if err != nil {
+		t.Errorf("read: %v", err)
+	}
+	code, stderr, err := s.Wait(b.ctx)
+	if err != nil || code != want {
+		t.Errorf("exit code %d, %v; want %d; output %.200q, %.200q", code, err, want, out, stderr)
+	}
+	return string(out), stderr
+}
+
+func testStartBytes(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	s := b.program(t, c.ID, "", "/bin/cat")
+	const size = 64 << 20
+	source := func() io.Reader { return io.LimitReader(rand.NewChaCha8([32]byte{}), size) }
+	sent, got := sha256.New(), sha256.New()
+	if _, err := io.Copy(sent, source()); err != nil {
+		t.Fatal(err)
+	}
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(s, source())
+		wrote <- err
+	}()
+	if n, err := io.CopyN(got, s, size); err != nil {
+		t.Fatalf("after %d bytes: %v", n, err)
+	}
+	if err := <-wrote; err != nil {
+		t.Error(err)
+	}
+	if !bytes.Equal(sent.Sum(nil), got.Sum(nil)) {
+		t.Error("cat returned other bytes than were sent")
+	}
+}
+
+// testStartEnd: Close ends the input, and how the program then ended is still known.
+func testStartEnd(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	s := b.program(t, c.ID, "", "/bin/sh", "-c", "cat; echo end >&2; exit 5")
+	if _, err := s.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(s, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if code, _, err := s.Wait(b.ctx); code != 5 || err != nil {
+		t.Errorf("exit code %d, %v", code, err)
+	}
+	if n, err := s.Read(make([]byte, 1)); n > 0 || err == nil {
+		t.Errorf("read after close: %d bytes, %v", n, err)
+	}
+}
+
+func testStartFields(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.User, spec.WorkingDir, spec.Env = "1000:1000", "/tmp", []string{"A=container"}
+	c := b.create(t, spec)
+	script := `echo $(id -u) $(id -g) $(pwd) $A`
+	for user, want := range map[string]string{"": "1000 1000", "0:0": "0 0", "2000:3000": "2000 3000"} {
+		out, _ := b.said(t, b.program(t, c.ID, user, "/bin/sh", "-c", script), 0)
+		if want += " / container\n"; out != want {
+			t.Errorf("as user %q: %q, want %q", user, out, want)
+		}
+	}
+}
+
+func testStartExitCodes(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	for script, want := range map[string]int{"exit 0": 0, "exit 3": 3, "exit 126": 126, "kill -TERM $$": 143, "kill -KILL $$": 137} {
+		b.said(t, b.program(t, c.ID, "", "/bin/sh", "-c", script), want)
+	}
+}
+
+// testStartStderr: more than is kept doesn't hold the program up.
+func testStartStderr(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	s := b.program(t, c.ID, "", "/bin/sh", "-c", "echo begin >&2; yes | head -c 1000000 >&2; echo out")
+	out, stderr := b.said(t, s, 0)
+	if out != "out\n" || len(stderr) != 4<<10 || !strings.HasPrefix(stderr, "begin\ny\n") {
+		t.Errorf("output %q, standard error of %d bytes: %.20q", out, len(stderr), stderr)
+	}
+}
+
+func testStartRefused(t *testing.T, b *bed) {
+	starter := b.rt.(runtime.Starter)
+	refused := func(id string, is func(error) bool, name string, command ...string) {
+		t.Helper()
+		s, err := starter.Start(b.ctx, id, runtime.Program{Command: command})
+		class(t, fmt.Sprintf("start %q", command), err, is, name)
+		if s != nil {
+			t.Errorf("start %q: there are streams", command)
+		}
+	}
+	c := b.create(t, b.spec())
+	refused(c.ID, errdefs.IsInvalidArgument, "InvalidArgument")
+	refused(c.ID, errdefs.IsInvalidArgument, "InvalidArgument", "cat")
+	refused(c.ID, errdefs.IsInvalidArgument, "InvalidArgument", "/bin/cat", "a\x00b")
+	refused(c.ID, errdefs.IsNotFound, "NotFound", "/no/such/program")
+	refused(c.ID, errdefs.IsNotFound, "NotFound", "/etc/passwd")
+	refused(noID, errdefs.IsNotFound, "NotFound", "/bin/cat")
+	spec := b.spec()
+	spec.Command = []string{"true"}
+	c = b.awaitState(t, b.create(t, spec).ID, runtime.StateExited)
+	refused(c.ID, errdefs.IsFailedPrecondition, "FailedPrecondition", "/bin/cat")
+}
+
+func testStartPaused(t *testing.T, b *bed) {
+	p, ok := b.rt.(runtime.Pauser)
+	if !ok {
+		return
+	}
+	c := b.create(t, b.spec())
+	s := b.program(t, c.ID, "", "/bin/cat")
+	if err := p.Pause(b.ctx, c.ID); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	_, err := b.rt.(runtime.Starter).Start(b.ctx, c.ID, runtime.Program{Command: []string{"/bin/cat"}})
+	class(t, "start in a paused container", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
+	if took := time.Since(begun); took > 5*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	if err := p.Resume(b.ctx, c.ID); err != nil {
+		t.Fatal(err)
+	}
+	b.echo(t, s)
+}
+
+// echo checks that a cat is there.
+func (b *bed) echo(t *testing.T, s runtime.Stdio) {
+	t.Helper()
+	if _, err := s.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(s, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func testStartRemoved(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	s := b.program(t, c.ID, "", "/bin/cat")
+	b.echo(t, s)
+	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := s.Read(make([]byte, 1)); n > 0 || err == nil {
+		t.Errorf("read: %d bytes, %v", n, err)
+	}
+	code, _, err := s.Wait(b.ctx)
+	if err != nil {
+		class(t, "wait", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
+	} else if code != 137 {
+		t.Errorf("exit code %d", code)
+	}
+	_ = s.Close() // twice, and in any state
+	_ = s.Close()
+}
+
+// testStartCanceled ends the context at many stages of a start.
+func testStartCanceled(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	for delay := time.Duration(0); delay < 300*time.Millisecond; delay = delay*3/2 + 2*time.Millisecond {
+		ctx, cancel := context.WithCancelCause(b.ctx)
+		time.AfterFunc(delay, func() { cancel(errCause) })
+		s, err := b.rt.(runtime.Starter).Start(ctx, c.ID, runtime.Program{Command: []string{"/bin/cat"}})
+		if err != nil && (!errdefs.IsCanceled(err) || !errors.Is(err, errCause)) {
+			t.Errorf("ended after %s: %v", delay, err)
+		}
+		if s != nil {
+			cancel(nil) // ends the start only
+			b.echo(t, s)
+			_ = s.Close()
+		}
+		cancel(nil)
+	}
+	b.await(t, "the programs to end", func() bool {
+		return !strings.Contains(b.output(t, c.ID, "ps", "-o", "args"), "cat")
+	})
+}
+
+// testStartClose: a program that ignores the end of its input, or doesn't read it, or
+// whose output nobody reads, holds nobody up.
+func testStartClose(t *testing.T, b *bed) {
+	c := b.create(t, b.spec())
+	for _, script := range []string{"sleep 70000", "exec yes", "trap '' PIPE; yes; sleep 70000"} {
+		s := b.program(t, c.ID, "", "/bin/sh", "-c", script)
+		wrote, read := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(wrote)
+			_, _ = s.Write(make([]byte, 16<<20))
+		}()
+		if script == "sleep 70000" {
+			go func() {
+				defer close(read)
+				_, _ = s.Read(make([]byte, 1))
+			}()
+		} else {
+			close(read)
+		}
+		begun := time.Now()
+		if err := s.Close(); err != nil {
+			t.Errorf("%s: %v", script, err)
+		}
+		<-wrote
+		<-read
+		if took := time.Since(begun); took > 3*time.Second {
+			t.Errorf("%s: it took %s", script, took)
+		}
+		ctx, cancel := context.WithTimeout(b.ctx, 100*time.Millisecond)
+		if code, _, err := s.Wait(ctx); err != nil {
+			class(t, "wait", err, errdefs.IsDeadlineExceeded, "DeadlineExceeded")
+		} else if script == "sleep 70000" {
+			t.Errorf("it has ended with %d", code)
+		}
+		cancel()
+	}
+	if got := b.inspect(t, c.ID).State; got != runtime.StateRunning {
+		t.Errorf("the container is %s", got)
+	}
+}
+
+func testStartNoRoom(t *testing.T, b *bed) {
+	spec := b.spec()
+	spec.PidsLimit = 16
+	c := b.create(t, spec)
+	full := b.program(t, c.ID, "", "/bin/sh", "-c", "while true; do sleep 70002 & done 2>/dev/null; cat")
+	var err error
+	b.await(t, "no room", func() bool {
+		var s runtime.Stdio
+		s, err = b.rt.(runtime.Starter).Start(b.ctx, c.ID, runtime.Program{Command: []string{"/bin/true"}})
+		if err != nil {
+			return true
+		}
+		_ = s.Close()
+		return false
+	})
+	class(t, "start", err, errdefs.IsResourceExhausted, "ResourceExhausted")
+	_ = full.Close()
+}
