@@ -11,6 +11,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
@@ -28,7 +29,7 @@ const tarBlock = 512
 func withArchive(c *call, id string, serve func(a upstream.Ask, ct *container.InspectResponse) error) error {
 	name := c.query.Get("path")
 	if name == "" || len(name) > maxTarName || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
-		return malformed("the path is missing, or is none")
+		return proxy.Malformed("the path is missing, or is none")
 	}
 	ct, err := inspectSlow(c, id)
 	if err != nil {
@@ -149,7 +150,7 @@ func plainTar(r io.Reader) (io.Reader, error) {
 	br := bufio.NewReaderSize(r, upstream.BufferSize)
 	first, err := br.Peek(tarBlock)
 	if err != nil {
-		return nil, malformed("the body is not a tar archive")
+		return nil, proxy.Malformed("the body is not a tar archive")
 	}
 	refuse := denied("archive.plain", "", "the body is not a plain tar archive", "tar without compression")
 	for _, magic := range compressed {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 // asAsked is a body that was denied, as it goes through in mode audit: as it came, but
@@ -130,7 +131,7 @@ func askedMounts(c *call, p *plan) ([]mountBody, error) {
 			continue
 		}
 		if m.Source != "" && !volumeName.MatchString(m.Source) {
-			return nil, malformed(fmt.Sprintf("%q can't be a volume's name", shorten(m.Source)))
+			return nil, proxy.Malformed(fmt.Sprintf("%q can't be a volume's name", shorten(m.Source)))
 		}
 		options := volumeBody{}
 		if m.VolumeOptions != nil {

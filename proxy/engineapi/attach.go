@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
@@ -63,7 +64,7 @@ func attachWS(c *call) error {
 	h := c.r.Header
 	key, err := base64.StdEncoding.DecodeString(h.Get("Sec-Websocket-Key"))
 	if !strings.EqualFold(h.Get("Upgrade"), "websocket") || err != nil || len(key) != 16 || h.Get("Sec-Websocket-Version") != "13" {
-		return malformed("this is not the handshake of a WebSocket")
+		return proxy.Malformed("this is not the handshake of a WebSocket")
 	}
 	query, err := streamsAsked(c)
 	if err != nil {
@@ -111,7 +112,7 @@ func containerLogs(c *call) error {
 	for _, name := range []string{"since", "until", "tail"} {
 		if v := c.query.Get(name); v != "" {
 			if !instant.MatchString(v) {
-				return malformed("the query parameter " + name + " is neither a time nor a number")
+				return proxy.Malformed("the query parameter " + name + " is neither a time nor a number")
 			}
 			query.Set(name, v)
 		}
@@ -184,7 +185,7 @@ func waitContainer(c *call) error {
 	query := url.Values{}
 	if condition := c.query.Get("condition"); condition != "" {
 		if !slices.Contains([]string{"not-running", "next-exit", "removed"}, condition) {
-			return malformed("invalid condition: " + shorten(condition))
+			return proxy.Malformed("invalid condition: " + shorten(condition))
 		}
 		if c.version >= 30 {
 			query.Set("condition", condition)

@@ -7,8 +7,10 @@ import (
 	"math"
 	"path"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/runtime"
@@ -237,7 +239,7 @@ func (b *createBody) endpoints() (map[string]*endpointBody, error) {
 	const field = "EndpointsConfig"
 	for name, raw := range b.NetworkingConfig {
 		if name != field && raw != nil {
-			return nil, malformed(fmt.Sprintf("unknown field %q", "NetworkingConfig."+shorten(name)))
+			return nil, proxy.Malformed(fmt.Sprintf("unknown field %q", "NetworkingConfig."+shorten(name)))
 		}
 	}
 	if b.NetworkingConfig[field] == nil {
@@ -317,26 +319,26 @@ var (
 func (b *createBody) check() error {
 	switch {
 	case b.Hostname != "" && !hostName.MatchString(b.Hostname):
-		return malformed("invalid hostname format: " + shorten(b.Hostname))
+		return proxy.Malformed("invalid hostname format: " + shorten(b.Hostname))
 	case b.Domainname != "" && !domainName.MatchString(b.Domainname):
-		return malformed("invalid domainname format: " + shorten(b.Domainname))
+		return proxy.Malformed("invalid domainname format: " + shorten(b.Domainname))
 	case b.WorkingDir != "" && (!path.IsAbs(b.WorkingDir) || len(b.WorkingDir) > 4096 || strings.ContainsRune(b.WorkingDir, 0) || runtime.KernelPath(b.WorkingDir)):
-		return malformed("the working directory '" + shorten(b.WorkingDir) + "' is invalid, it needs to be an absolute path")
+		return proxy.Malformed("the working directory '" + shorten(b.WorkingDir) + "' is invalid, it needs to be an absolute path")
 	case b.StopSignal != "" && !stopSignal.MatchString(b.StopSignal):
-		return malformed("Invalid signal: " + shorten(b.StopSignal))
+		return proxy.Malformed("Invalid signal: " + shorten(b.StopSignal))
 	case b.StopTimeout != nil && (*b.StopTimeout < 0 || *b.StopTimeout > maxStopSeconds):
-		return malformed(fmt.Sprintf("StopTimeout is not from 0 to %d seconds", maxStopSeconds))
+		return proxy.Malformed(fmt.Sprintf("StopTimeout is not from 0 to %d seconds", maxStopSeconds))
 	case len(b.Cmd)+len(b.Entrypoint)+len(b.Shell) > maxWords:
-		return malformed(fmt.Sprintf("the command has more than %d words", maxWords))
+		return proxy.Malformed(fmt.Sprintf("the command has more than %d words", maxWords))
 	case b.HostConfig.RestartPolicy.MaximumRetryCount < 0 || b.HostConfig.RestartPolicy.MaximumRetryCount > math.MaxInt32:
-		return malformed("maximum retry count cannot be negative, or that large")
+		return proxy.Malformed("maximum retry count cannot be negative, or that large")
 	case b.HostConfig.ConsoleSize[0] > 1<<16 || b.HostConfig.ConsoleSize[1] > 1<<16:
-		return malformed("a terminal's size is not a number of characters")
+		return proxy.Malformed("a terminal's size is not a number of characters")
 	}
 	for _, w := range [][]string{b.Cmd, b.Entrypoint, b.Shell} {
 		for _, s := range w {
 			if strings.ContainsRune(s, 0) {
-				return malformed("the command has a NUL in it")
+				return proxy.Malformed("the command has a NUL in it")
 			}
 		}
 	}
@@ -359,11 +361,11 @@ func (b *createBody) checkLengths() error {
 		"Ulimits": len(h.Ulimits), "Devices": len(h.Devices) + len(h.DeviceRequests) + len(h.DeviceCgroupRules),
 	} {
 		if n > maxListed {
-			return malformed(fmt.Sprintf("%s has more entries than anybody needs", field))
+			return proxy.Malformed(fmt.Sprintf("%s has more entries than anybody needs", field))
 		}
 	}
 	if len(h.Binds)+len(h.Mounts)+len(h.Tmpfs)+len(b.Volumes) > maxLookedUp {
-		return malformed(fmt.Sprintf("there are more than %d mounts", maxLookedUp))
+		return proxy.Malformed(fmt.Sprintf("there are more than %d mounts", maxLookedUp))
 	}
 	return nil
 }
@@ -382,11 +384,11 @@ func (h *healthBody) check() error {
 		{"Timeout", h.Timeout, minHealthTime}, {"StartPeriod", h.StartPeriod, minHealthTime},
 	} {
 		if f.ns != 0 && (f.ns < int64(f.least) || f.ns > int64(24*time.Hour)) {
-			return malformed(fmt.Sprintf("Healthcheck.%s is not 0 or from %v to 24h, in nanoseconds", f.name, f.least))
+			return proxy.Malformed(fmt.Sprintf("Healthcheck.%s is not 0 or from %v to 24h, in nanoseconds", f.name, f.least))
 		}
 	}
 	if h.Retries < 0 || h.Retries > 1000 || len(h.Test) > maxWords {
-		return malformed("Healthcheck.Retries is not from 0 to 1000, or its command too long")
+		return proxy.Malformed("Healthcheck.Retries is not from 0 to 1000, or its command too long")
 	}
 	return nil
 }
@@ -395,15 +397,27 @@ func (h *healthBody) check() error {
 func (r *resourcesBody) check() error {
 	switch {
 	case !cpuset.MatchString(r.CpusetCpus) || !cpuset.MatchString(r.CpusetMems):
-		return malformed("Invalid value for cpuset cpus or mems")
+		return proxy.Malformed("Invalid value for cpuset cpus or mems")
 	case r.MemorySwappiness != nil && (*r.MemorySwappiness < -1 || *r.MemorySwappiness > 100):
-		return malformed(fmt.Sprintf("Invalid value: %d, valid memory swappiness range is 0-100", *r.MemorySwappiness))
+		return proxy.Malformed(fmt.Sprintf("Invalid value: %d, valid memory swappiness range is 0-100", *r.MemorySwappiness))
 	case r.MemoryReservation < 0:
-		return malformed("the memory reservation is negative")
+		return proxy.Malformed("the memory reservation is negative")
 	case r.NanoCPUs != 0 && (r.CPUPeriod != 0 || r.CPUQuota != 0):
-		return malformed("Conflicting options: Nano CPUs and CPU Period or Quota cannot both be set")
+		return proxy.Malformed("Conflicting options: Nano CPUs and CPU Period or Quota cannot both be set")
 	case r.CPUPeriod < 0 || r.CPUQuota < -1 || r.NanoCPUs < 0 || r.CPUShares < 0:
-		return malformed("a CPU limit is negative")
+		return proxy.Malformed("a CPU limit is negative")
 	}
 	return nil
+}
+
+// shorten makes a caller's text fit to be shown.
+func shorten(s string) string {
+	const most = 128
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		s = strings.Trim(strconv.Quote(s), `"`)
+	}
+	return s
 }

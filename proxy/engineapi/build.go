@@ -170,13 +170,13 @@ func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, erro
 	}
 	if target := c.query.Get("target"); target != "" {
 		if !baseImage.MatchString(target) {
-			return nil, nil, malformed("the target is no stage's name")
+			return nil, nil, proxy.Malformed("the target is no stage's name")
 		}
 		query.Set("target", target)
 	}
 	if v := c.query.Get("platform"); v != "" {
 		if !platform.MatchString(v) {
-			return nil, nil, malformed("the platform is none")
+			return nil, nil, proxy.Malformed("the platform is none")
 		}
 		query.Set("platform", v)
 	}
@@ -204,7 +204,7 @@ func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, erro
 		tags = append(tags, target)
 	}
 	if len(tags) > maxBuildTags {
-		return nil, nil, malformed(fmt.Sprintf("there are more than %d names", maxBuildTags))
+		return nil, nil, proxy.Malformed(fmt.Sprintf("there are more than %d names", maxBuildTags))
 	}
 	return query, tags, nil
 }
@@ -217,7 +217,7 @@ func buildArgs(c *call) (map[string]string, error) {
 	}
 	var args map[string]*string
 	if err := strictJSON([]byte(text), &args); err != nil {
-		return nil, malformed("the build arguments are not one JSON object of texts")
+		return nil, proxy.Malformed("the build arguments are not one JSON object of texts")
 	}
 	asked := map[string]string{}
 	for name, value := range args {
@@ -264,7 +264,7 @@ func buildNetwork(c *call, p policy.Profile) (string, error) {
 func buildLabels(c *call) (map[string]string, error) {
 	var own map[string]string
 	if text := c.query.Get("labels"); text != "" && strictJSON([]byte(text), &own) != nil {
-		return nil, malformed("the labels are not one JSON object of texts")
+		return nil, proxy.Malformed("the labels are not one JSON object of texts")
 	}
 	ttl, err := c.callersLabels(own)
 	if err != nil {
@@ -481,9 +481,9 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 		case err != nil:
 			return err
 		case place == name && h.Typeflag != tar.TypeReg, strings.HasPrefix(name, place+"/") && h.Typeflag != tar.TypeDir:
-			return malformed("the Dockerfile is no regular file of the archive")
+			return proxy.Malformed("the Dockerfile is no regular file of the archive")
 		case place == name && found:
-			return malformed("the Dockerfile is in the archive twice")
+			return proxy.Malformed("the Dockerfile is in the archive twice")
 		case place == name:
 			found = true
 			if dockerfile, err = io.ReadAll(io.LimitReader(tr, maxDockerfile+1)); err != nil {
@@ -503,7 +503,7 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 		}
 	}
 	if !found {
-		return malformed("Cannot locate specified Dockerfile: " + shorten(name))
+		return proxy.Malformed("Cannot locate specified Dockerfile: " + shorten(name))
 	}
 	dockerfile, err := judge(dockerfile)
 	if err != nil {
@@ -526,10 +526,10 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 // placeOf is where a file of an archive lies, which must be in it.
 func placeOf(h *tar.Header) (string, error) {
 	if !slices.Contains([]byte{tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink}, h.Typeflag) {
-		return "", malformed("the archive has something else than files, directories and links")
+		return "", proxy.Malformed("the archive has something else than files, directories and links")
 	}
 	if slices.Contains(strings.Split(h.Name, "/"), "..") {
-		return "", malformed("the archive has a path that leads out of it")
+		return "", proxy.Malformed("the archive has a path that leads out of it")
 	}
 	return strings.TrimPrefix(path.Clean("/"+h.Name), "/"), nil
 }
@@ -543,7 +543,7 @@ func archiveError(err error) error {
 	if errors.As(err, &full) {
 		return full
 	}
-	return malformed("the body is not a tar archive")
+	return proxy.Malformed("the body is not a tar archive")
 }
 
 func contextTooLarge() error {

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 func commitRoutes() []route {
@@ -66,7 +67,7 @@ func commit(c *call) error {
 	}
 	for _, name := range []string{"comment", "author"} {
 		if v := c.query.Get(name); len(v) > maxComment {
-			return malformed(fmt.Sprintf("the %s is over %d bytes", name, maxComment))
+			return proxy.Malformed(fmt.Sprintf("the %s is over %d bytes", name, maxComment))
 		} else if v != "" {
 			query.Set(name, v)
 		}

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -54,7 +55,7 @@ func listContainers(c *call) error {
 		}
 	}
 	if n, err := c.number("limit"); err != nil || n < -1 {
-		return malformed(`the query parameter "limit" is not a number of containers`)
+		return proxy.Malformed(`the query parameter "limit" is not a number of containers`)
 	} else if n > 0 {
 		query.Set("limit", c.query.Get("limit"))
 	}
@@ -140,7 +141,7 @@ func signalContainer(c *call) error {
 	query := url.Values{}
 	if signal := c.query.Get("signal"); signal != "" {
 		if !signalName.MatchString(signal) {
-			return malformed("Invalid signal: " + shorten(signal))
+			return proxy.Malformed("Invalid signal: " + shorten(signal))
 		}
 		query.Set("signal", signal)
 	}
@@ -159,7 +160,7 @@ func renameContainer(c *call) error {
 	}
 	name := strings.TrimPrefix(c.query.Get("name"), "/")
 	if !objectName.MatchString(name) {
-		return malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
+		return proxy.Malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
 	}
 	if err := errors.Join(idName(name), sharedName(name)); err != nil {
 		return err

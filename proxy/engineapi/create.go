@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
@@ -51,7 +52,7 @@ func createContainer(c *call) error {
 	}
 	if pf := c.query.Get("platform"); pf != "" {
 		if !platform.MatchString(pf) {
-			return malformed("the platform is none: " + shorten(pf))
+			return proxy.Malformed("the platform is none: " + shorten(pf))
 		}
 		query.Set("platform", pf)
 	}

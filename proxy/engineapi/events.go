@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/events"
@@ -34,7 +35,7 @@ func streamEvents(c *call) error {
 	for _, name := range []string{"since", "until"} {
 		if v := c.query.Get(name); v != "" {
 			if !instant.MatchString(v) {
-				return malformed("the query parameter " + name + " is not a time")
+				return proxy.Malformed("the query parameter " + name + " is not a time")
 			}
 			query.Set(name, v)
 		}

@@ -62,7 +62,7 @@ func createExec(c *call) error {
 		return err
 	}
 	if len(body.Cmd) == 0 || len(body.Cmd) > maxExecArgs || len(body.Env) > maxExecArgs {
-		return malformed("No exec command specified, or too long a one")
+		return proxy.Malformed("No exec command specified, or too long a one")
 	}
 	if body.LowerKeys != "" {
 		body.DetachKeys, body.LowerKeys = body.LowerKeys, ""
@@ -71,7 +71,7 @@ func createExec(c *call) error {
 		return err
 	}
 	if body.WorkingDir != "" && (body.WorkingDir[0] != '/' || len(body.WorkingDir) > 4096 || runtime.KernelPath(body.WorkingDir)) {
-		return malformed("the working directory is not an absolute path, or is in a file system of the kernel")
+		return proxy.Malformed("the working directory is not an absolute path, or is in a file system of the kernel")
 	}
 	if c.version < 42 {
 		body.ConsoleSize = nil
@@ -137,7 +137,7 @@ func (c *call) decode(v any) error {
 // detachKeys checks a key sequence such as "ctrl-p,ctrl-q".
 func detachKeys(keys string) error {
 	if len(keys) > 64 || !printable(keys) {
-		return malformed("the detach keys are none")
+		return proxy.Malformed("the detach keys are none")
 	}
 	return nil
 }
@@ -198,7 +198,7 @@ func consoleSize(c *call) (url.Values, error) {
 	for _, name := range []string{"h", "w"} {
 		n, err := c.number(name)
 		if err != nil || n < 0 || n > math.MaxUint16 || !c.query.Has(name) {
-			return nil, malformed("a terminal's size is not a number of lines and one of columns")
+			return nil, proxy.Malformed("a terminal's size is not a number of lines and one of columns")
 		}
 		query.Set(name, strconv.FormatInt(n, 10))
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -32,7 +33,7 @@ func (c *call) filters(known ...string) (filters, error) {
 	}
 	var names map[string]json.RawMessage
 	if err := strictJSON([]byte(text), &names); err != nil {
-		return nil, malformed("the filters are not one JSON object")
+		return nil, proxy.Malformed("the filters are not one JSON object")
 	}
 	total := 0
 	for name, raw := range names {
@@ -41,10 +42,10 @@ func (c *call) filters(known ...string) (filters, error) {
 		}
 		values, err := filterValues(raw)
 		if err != nil {
-			return nil, malformed(fmt.Sprintf("the filter %q is neither a list of texts nor a map of them to true", name))
+			return nil, proxy.Malformed(fmt.Sprintf("the filter %q is neither a list of texts nor a map of them to true", name))
 		}
 		if total += len(values); total > maxFilters {
-			return nil, malformed(fmt.Sprintf("there are more than %d filters", maxFilters))
+			return nil, proxy.Malformed(fmt.Sprintf("there are more than %d filters", maxFilters))
 		}
 		out[name] = values
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/distribution/reference"
@@ -196,7 +197,7 @@ func matching(names, patterns []string) ([]string, error) {
 		for _, pattern := range patterns {
 			ok, err := reference.FamiliarMatch(pattern, ref)
 			if err != nil {
-				return nil, malformed("the filter \"reference\" has a pattern that is none")
+				return nil, proxy.Malformed("the filter \"reference\" has a pattern that is none")
 			}
 			if ok {
 				out = append(out, name)
@@ -311,7 +312,7 @@ func pullImage(c *call) error {
 func pullQuery(ref, of string) (url.Values, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
-		return nil, malformed("invalid reference format")
+		return nil, proxy.Malformed("invalid reference format")
 	}
 	query := url.Values{"fromImage": {named.Name()}}
 	switch n := reference.TagNameOnly(named).(type) {
@@ -324,7 +325,7 @@ func pullQuery(ref, of string) (url.Values, error) {
 		return query, nil
 	}
 	if !platform.MatchString(of) {
-		return nil, malformed("the platform is none")
+		return nil, proxy.Malformed("the platform is none")
 	}
 	query.Set("platform", of)
 	return query, nil
@@ -359,7 +360,7 @@ func registryHeader(h http.Header, name string, into *map[string]json.RawMessage
 	if text == "" {
 		return nil
 	}
-	bad := malformed("the header " + name + " is not a JSON object in base64")
+	bad := proxy.Malformed("the header " + name + " is not a JSON object in base64")
 	if len(text) > maxRegistryAuth || len(h.Values(name)) > 1 {
 		return bad
 	}
@@ -447,11 +448,11 @@ func tagTarget(c *call, repo, tag string) (url.Values, error) {
 	}
 	named, err := reference.ParseNormalizedNamed(name)
 	if err != nil {
-		return nil, malformed("invalid reference format")
+		return nil, proxy.Malformed("invalid reference format")
 	}
 	tagged, ok := reference.TagNameOnly(named).(reference.NamedTagged)
 	if !ok {
-		return nil, malformed("refusing to create a tag with a digest reference")
+		return nil, proxy.Malformed("refusing to create a tag with a digest reference")
 	}
 	return url.Values{"repo": {tagged.Name()}, "tag": {tagged.Tag()}}, nil
 }
@@ -551,7 +552,7 @@ const maxSaved = 64
 // saveNamed gives images as an archive, by names that the caller may see.
 func saveNamed(c *call, refs []string) error {
 	if len(refs) == 0 || len(refs) > maxSaved {
-		return malformed(fmt.Sprintf("the names of 1 to %d images are needed", maxSaved))
+		return proxy.Malformed(fmt.Sprintf("the names of 1 to %d images are needed", maxSaved))
 	}
 	if err := c.operation(policy.OpArchive); err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 // lookUpNetwork finds anybody's network by its ID, its name, or the start of its ID; nil
@@ -71,7 +72,7 @@ func joinedNetworks(c *call, b *createBody) ([]policy.ContainerNetwork, map[stri
 		return nil, nil, err
 	}
 	if len(asked) > maxLookedUp {
-		return nil, nil, malformed(fmt.Sprintf("there are more than %d networks", maxLookedUp))
+		return nil, nil, proxy.Malformed(fmt.Sprintf("there are more than %d networks", maxLookedUp))
 	}
 	if b.NetworkDisabled && isDefaultNetwork(mode) {
 		mode = policy.NetNone
@@ -101,7 +102,7 @@ func joinedNetworks(c *call, b *createBody) ([]policy.ContainerNetwork, map[stri
 			key += n.Asked
 		}
 		if taken[key] {
-			return nil, nil, malformed(fmt.Sprintf("the network %q is there twice", shorten(ref)))
+			return nil, nil, proxy.Malformed(fmt.Sprintf("the network %q is there twice", shorten(ref)))
 		}
 		taken[key] = true
 		if n.ID != "" && asked[ref] != nil {
@@ -193,11 +194,11 @@ func endpointOptions(c *call, e *endpointBody, n policy.ContainerNetwork) ([]str
 		add(len(a.LinkLocalIPs) > 0, "IPAMConfig.LinkLocalIPs", a.LinkLocalIPs)
 	}
 	if len(e.Aliases) > maxAliases || len(e.Links) > maxAliases {
-		return nil, malformed(fmt.Sprintf("a network has more than %d aliases or links", maxAliases))
+		return nil, proxy.Malformed(fmt.Sprintf("a network has more than %d aliases or links", maxAliases))
 	}
 	for _, alias := range e.Aliases {
 		if !domainName.MatchString(alias) {
-			return nil, malformed(fmt.Sprintf("%q can't be an alias", shorten(alias)))
+			return nil, proxy.Malformed(fmt.Sprintf("%q can't be an alias", shorten(alias)))
 		}
 	}
 	return options, nil
@@ -212,7 +213,7 @@ func ownLinks(c *call, links []string) ([]string, error) {
 			alias = ref
 		}
 		if !domainName.MatchString(alias) {
-			return nil, malformed(fmt.Sprintf("%q can't be an alias", shorten(alias)))
+			return nil, proxy.Malformed(fmt.Sprintf("%q can't be an alias", shorten(alias)))
 		}
 		ct, _, err := c.container(ref)
 		if err != nil {

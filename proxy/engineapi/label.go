@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
 )
 
 const (
@@ -43,7 +44,7 @@ func (d *Proxy) callersLabels(labels map[string]string) (ttl *time.Duration, err
 		case name == labelTTL:
 			d, err := time.ParseDuration(value)
 			if err != nil || d <= 0 {
-				return nil, malformed("label " + labelTTL + " is not a duration such as 90m")
+				return nil, proxy.Malformed("label " + labelTTL + " is not a duration such as 90m")
 			}
 			ttl = &d
 		case lifecycle.IsOwnLabel(name):
@@ -55,7 +56,7 @@ func (d *Proxy) callersLabels(labels map[string]string) (ttl *time.Duration, err
 		}
 	}
 	if len(labels) > maxLabels || encodedBytes(labels) > maxLabelBytes {
-		return nil, malformed(fmt.Sprintf("there are more than %d labels, or more than %d bytes of them, as JSON", maxLabels, maxLabelBytes))
+		return nil, proxy.Malformed(fmt.Sprintf("there are more than %d labels, or more than %d bytes of them, as JSON", maxLabels, maxLabelBytes))
 	}
 	return ttl, nil
 }

@@ -1,7 +1,6 @@
 package engineapi
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -9,10 +8,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/docker/docker/api/types/volume"
-
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 // mounted is a mount that a container asks for, and what of it concerns only itself.
@@ -53,7 +50,7 @@ func (b *createBody) mounts() ([]mounted, error) {
 	list = anonymous(list, b.Volumes, "Volumes")
 	for _, m := range list {
 		if strings.Contains(m.Target, ":") {
-			return nil, malformed(fmt.Sprintf("%s: the mount path %q has a colon", m.Field, shorten(m.Target)))
+			return nil, proxy.Malformed(fmt.Sprintf("%s: the mount path %q has a colon", m.Field, shorten(m.Target)))
 		}
 	}
 	return list, nil
@@ -78,7 +75,7 @@ var (
 // parseBind reads "source:target:options", of which source and options may be missing,
 // as the engine does.
 func parseBind(raw string) (mounted, error) {
-	bad := malformed("invalid volume specification: '" + shorten(raw) + "'")
+	bad := proxy.Malformed("invalid volume specification: '" + shorten(raw) + "'")
 	parts := strings.Split(raw, ":")
 	if len(parts) > 3 || slices.Contains(parts, "") {
 		return mounted{}, bad
@@ -137,7 +134,7 @@ func (b *mountBody) parse() (mounted, error) {
 		}
 	}
 	if !slices.Contains(consistency, b.Consistency) {
-		return m, malformed("a mount's consistency is none that there is")
+		return m, proxy.Malformed("a mount's consistency is none that there is")
 	}
 	option(b.ImageOptions != nil, "ImageOptions", "…")
 	option(b.ClusterOptions != nil, "ClusterOptions", "…")
@@ -174,7 +171,7 @@ func (b *mountBody) parse() (mounted, error) {
 		m.Source = path.Clean(m.Source)
 	}
 	if m.Type == "tmpfs" && m.Source != "" || m.Type == "bind" && b.Source == "" {
-		return m, malformed("invalid mount config for type \"" + m.Type + "\": its source is missing, or must be")
+		return m, proxy.Malformed("invalid mount config for type \"" + m.Type + "\": its source is missing, or must be")
 	}
 	return m, nil
 }
@@ -227,36 +224,7 @@ func tmpfsSize(s string) (int64, error) {
 	}
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || n <= 0 || n > 1<<62>>shift {
-		return 0, malformed(fmt.Sprintf("the size %q of a tmpfs is not a number of bytes", shorten(s)))
+		return 0, proxy.Malformed(fmt.Sprintf("the size %q of a tmpfs is not a number of bytes", shorten(s)))
 	}
 	return n << shift, nil
-}
-
-// lookUpVolumes finds out whose the volumes are, and which aren't there.
-func lookUpVolumes(c *call, list []mounted) (missing []string, err error) {
-	for i := range list {
-		m := &list[i]
-		if m.Type != "volume" || !volumeName.MatchString(m.Source) {
-			continue // what is no name is the policy's to refuse
-		}
-		v, _, err := anyVolume(c, m.Source)
-		switch {
-		case errors.Is(err, errNotFound):
-			if !slices.Contains(missing, m.Source) {
-				missing = append(missing, m.Source)
-			}
-		case err != nil:
-			return nil, err
-		case c.caller.Audit && c.others(lifecycle.ObjectVolume, v.Name, v.Labels):
-			return nil, noVolume(m.Source)
-		default:
-			m.Own = ownVolume(c, v)
-		}
-	}
-	return missing, nil
-}
-
-// ownVolume tells whether a volume is the caller's, and nothing but a directory of the engine's.
-func ownVolume(c *call, v *volume.Volume) bool {
-	return c.own(lifecycle.ObjectVolume, v.Name, v.Labels) && v.Driver == "local" && len(v.Options) == 0
 }

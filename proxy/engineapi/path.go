@@ -24,7 +24,7 @@ type segment struct{ raw, name string }
 // What the engine would redirect, clean, or read otherwise than it looks is refused.
 func splitPath(raw string) (v upstream.Version, segments []segment, err error) {
 	bad := func(why string) (upstream.Version, []segment, error) {
-		return 0, nil, malformed("the path " + why)
+		return 0, nil, proxy.Malformed("the path " + why)
 	}
 	if !strings.HasPrefix(raw, "/") || len(raw) > 4096 {
 		return bad("is not absolute, or too long")
@@ -67,10 +67,10 @@ func printable(s string) bool {
 func (c *call) match() (*route, error) {
 	raw := c.r.URL.EscapedPath()
 	if c.r.URL.Host != "" || c.r.URL.Opaque != "" || c.r.URL.Fragment != "" || c.r.URL.RawFragment != "" {
-		return nil, malformed("the request is for a proxy")
+		return nil, proxy.Malformed("the request is for a proxy")
 	}
 	if target, _, _ := strings.Cut(c.r.RequestURI, "?"); target != raw {
-		return nil, malformed("the path has an escape where none is needed")
+		return nil, proxy.Malformed("the path has an escape where none is needed")
 	}
 	v, segments, err := splitPath(raw)
 	if err != nil {
@@ -137,10 +137,10 @@ func (c *call) parse() error {
 	c.query = query
 	h := c.r.Header
 	if h.Get("Content-Encoding") != "" || len(h.Values("Content-Type")) > 1 {
-		return malformed("the body is encoded, or has several types")
+		return proxy.Malformed("the body is encoded, or has several types")
 	}
 	if c.route.body == noBody && c.r.ContentLength != 0 {
-		return malformed(c.route.method + " " + c.route.template + " takes no body")
+		return proxy.Malformed(c.route.method + " " + c.route.template + " takes no body")
 	}
 	return nil
 }
@@ -149,11 +149,11 @@ func (c *call) parse() error {
 // once, unless it is marked as repeatable with a "*".
 func parseQuery(raw string, known []string) (url.Values, error) {
 	if len(raw) > 64<<10 || strings.Contains(raw, ";") {
-		return nil, malformed("the query is too long, or has a semicolon")
+		return nil, proxy.Malformed("the query is too long, or has a semicolon")
 	}
 	q, err := url.ParseQuery(raw)
 	if err != nil {
-		return nil, malformed("the query is not well-formed")
+		return nil, proxy.Malformed("the query is not well-formed")
 	}
 	for name, values := range q {
 		switch {
@@ -161,7 +161,7 @@ func parseQuery(raw string, known []string) (url.Values, error) {
 		case !slices.Contains(known, name):
 			return nil, denied("endpoints.query", name, fmt.Sprintf("the query parameter %q is not known", shorten(name)), "one of: "+strings.ReplaceAll(strings.Join(known, ", "), "*", ""))
 		case len(values) > 1:
-			return nil, malformed(fmt.Sprintf("the query parameter %q is there %d times", name, len(values)))
+			return nil, proxy.Malformed(fmt.Sprintf("the query parameter %q is there %d times", name, len(values)))
 		}
 	}
 	return q, nil
@@ -180,13 +180,9 @@ func (c *call) number(name string) (int64, error) {
 	}
 	n, err := strconv.ParseInt(c.query.Get(name), 10, 64)
 	if err != nil {
-		return 0, malformed(fmt.Sprintf("the query parameter %q is not a whole number", name))
+		return 0, proxy.Malformed(fmt.Sprintf("the query parameter %q is not a whole number", name))
 	}
 	return n, nil
 }
 
 func method(r *http.Request) string { return shorten(r.Method) }
-
-func malformed(detail string) error {
-	return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail}
-}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/distribution/reference"
@@ -79,10 +80,10 @@ func planContainer(c *call, b *createBody) (*plan, error) {
 		return nil, err
 	}
 	if encodedBytes([]words{b.Cmd, b.Entrypoint}) > maxCommandBytes {
-		return nil, malformed(fmt.Sprintf("the command has more than %d bytes, as JSON", maxCommandBytes))
+		return nil, proxy.Malformed(fmt.Sprintf("the command has more than %d bytes, as JSON", maxCommandBytes))
 	}
 	if _, err := reference.ParseAnyReference(b.Image); err != nil {
-		return nil, malformed(fmt.Sprintf("invalid reference format: %q", shorten(b.Image)))
+		return nil, proxy.Malformed(fmt.Sprintf("invalid reference format: %q", shorten(b.Image)))
 	}
 	req, err := b.request()
 	if err != nil {
@@ -278,7 +279,7 @@ func describePlan(c *call, p *plan) error {
 		return fmt.Errorf("encode the effective spec: %w", err)
 	}
 	if encodedBytes(string(label)) > maxEffectiveBytes {
-		return malformed("it asks for more mounts, networks, ports, hosts and limits than anybody needs")
+		return proxy.Malformed("it asks for more mounts, networks, ports, hosts and limits than anybody needs")
 	}
 	p.labels[lifecycle.LabelEffective] = string(label)
 	c.opts.Sealer.Seal(lifecycle.ObjectContainer, p.labels)
@@ -345,7 +346,7 @@ var hexName = regexp.MustCompile(`^/?[0-9a-f]{12,64}$`)
 // the Internet.
 func (p *plan) names(name string) error {
 	if name != "" && !objectName.MatchString(name) {
-		return malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
+		return proxy.Malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
 	}
 	if err := idName(name); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	timetypes "github.com/docker/docker/api/types/time"
@@ -89,11 +90,11 @@ func (f filters) before() (int64, error) {
 	for _, until := range f["until"] {
 		stamp, err := timetypes.GetTimestamp(until, time.Now())
 		if err != nil {
-			return 0, malformed("the filter \"until\" is not a time")
+			return 0, proxy.Malformed("the filter \"until\" is not a time")
 		}
 		seconds, _, err := timetypes.ParseTimestamps(stamp, 0)
 		if err != nil {
-			return 0, malformed("the filter \"until\" is not a time")
+			return 0, proxy.Malformed("the filter \"until\" is not a time")
 		}
 		before = min(before, seconds)
 	}

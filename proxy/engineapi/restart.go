@@ -231,7 +231,7 @@ func (b *restartBody) policy() restart.Policy {
 // removed when it ends.
 func (p *plan) checkRestart() error {
 	if p.body.HostConfig.AutoRemove && !p.audited && len(p.spec.Binds) > 0 && !p.restart().None() {
-		return malformed("can't create 'AutoRemove' container with restart policy")
+		return proxy.Malformed("can't create 'AutoRemove' container with restart policy")
 	}
 	return nil
 }

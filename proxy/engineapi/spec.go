@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 // request says what the body asks for in the policy's terms, but for its mounts, its
@@ -165,7 +166,7 @@ func (h *hostBody) ports() ([]policy.ContainerPort, error) {
 			if b.HostPort != "" {
 				n, err := strconv.ParseUint(b.HostPort, 10, 16)
 				if err != nil {
-					return nil, malformed(fmt.Sprintf("%s: the host port %q is not a port's number; ranges aren't taken", field, shorten(b.HostPort)))
+					return nil, proxy.Malformed(fmt.Sprintf("%s: the host port %q is not a port's number; ranges aren't taken", field, shorten(b.HostPort)))
 				}
 				p.HostPort = int(n)
 			}
@@ -173,7 +174,7 @@ func (h *hostBody) ports() ([]policy.ContainerPort, error) {
 		}
 	}
 	if len(list) > maxListed {
-		return nil, malformed(fmt.Sprintf("there are more than %d ports", maxListed))
+		return nil, proxy.Malformed(fmt.Sprintf("there are more than %d ports", maxListed))
 	}
 	return list, nil
 }
@@ -210,7 +211,7 @@ func parsePort(s string) (port int, protocol string, err error) {
 	protocol = strings.ToLower(protocol)
 	n, err := strconv.ParseUint(number, 10, 16)
 	if err != nil || n == 0 || !slices.Contains([]string{"tcp", "udp", "sctp"}, protocol) {
-		return 0, "", malformed(fmt.Sprintf("%q is not a port as 80/tcp", shorten(s)))
+		return 0, "", proxy.Malformed(fmt.Sprintf("%q is not a port as 80/tcp", shorten(s)))
 	}
 	return int(n), protocol, nil
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
@@ -214,14 +215,14 @@ func startQuery(c *call) (url.Values, time.Duration, error) {
 	}
 	if signal := c.query.Get("signal"); signal != "" {
 		if !signalName.MatchString(signal) {
-			return nil, 0, malformed("Invalid signal: " + shorten(signal))
+			return nil, 0, proxy.Malformed("Invalid signal: " + shorten(signal))
 		}
 		query.Set("signal", signal)
 	}
 	if c.query.Get("t") != "" {
 		n, err := c.number("t")
 		if err != nil || n < -1 || n > maxStopSeconds {
-			return nil, 0, malformed("the time to end is not a number of seconds")
+			return nil, 0, proxy.Malformed("the time to end is not a number of seconds")
 		}
 		if n < 0 {
 			n = maxStopSeconds

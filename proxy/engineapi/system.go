@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
@@ -151,7 +152,7 @@ func diskUsage(c *call) error {
 	types := map[string]string{"Images": "image", "Containers": "container", "Volumes": "volume"}
 	for _, kind := range c.query["type"] {
 		if !slices.Contains([]string{"container", "image", "volume", "build-cache"}, kind) {
-			return malformed("unknown object type: " + shorten(kind))
+			return proxy.Malformed("unknown object type: " + shorten(kind))
 		}
 	}
 	all := c.version < 42 || len(c.query["type"]) == 0

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
@@ -115,7 +116,7 @@ func tarError(err error) error {
 	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong):
 		return denied("archive.plain", "", "the body is not a plain tar archive", "tar without compression")
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return malformed("the tar archive is cut off")
+		return proxy.Malformed("the tar archive is cut off")
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package engineapi
 import (
 	"net/http"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
@@ -21,7 +22,7 @@ func updateContainer(c *call) error {
 		return err
 	}
 	if n := body.RestartPolicy.MaximumRetryCount; n < 0 || n > 1<<31-1 {
-		return malformed("maximum retry count cannot be negative, or that large")
+		return proxy.Malformed("maximum retry count cannot be negative, or that large")
 	}
 	req := policy.ContainerRequest{
 		Profile: c.caller.Profile, Restart: body.RestartPolicy.Name, Devices: body.devices(), Other: body.refused(""),

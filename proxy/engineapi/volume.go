@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
@@ -183,4 +184,33 @@ func pruneVolumes(c *call) error {
 		delete(f, "all") // it is what older engines do
 	}
 	return c.forward(upstream.Ask{Path: "/volumes/prune", Query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+}
+
+// lookUpVolumes finds out whose the volumes are, and which aren't there.
+func lookUpVolumes(c *call, list []mounted) (missing []string, err error) {
+	for i := range list {
+		m := &list[i]
+		if m.Type != "volume" || !volumeName.MatchString(m.Source) {
+			continue // what is no name is the policy's to refuse
+		}
+		v, _, err := anyVolume(c, m.Source)
+		switch {
+		case errors.Is(err, errNotFound):
+			if !slices.Contains(missing, m.Source) {
+				missing = append(missing, m.Source)
+			}
+		case err != nil:
+			return nil, err
+		case c.caller.Audit && c.others(lifecycle.ObjectVolume, v.Name, v.Labels):
+			return nil, noVolume(m.Source)
+		default:
+			m.Own = ownVolume(c, v)
+		}
+	}
+	return missing, nil
+}
+
+// ownVolume tells whether a volume is the caller's, and nothing but a directory of the engine's.
+func ownVolume(c *call, v *volume.Volume) bool {
+	return c.own(lifecycle.ObjectVolume, v.Name, v.Labels) && v.Driver == "local" && len(v.Options) == 0
 }

@@ -370,15 +370,11 @@ func (e *Engine) Negotiate(ctx context.Context, asked Version) (Version, error) 
 	case asked == 0:
 		return most, nil
 	case asked < Oldest:
-		return 0, unfit(fmt.Sprintf("client version %s is too old. Minimum supported API version is %s, please upgrade your client to a newer version", asked, Oldest))
+		return 0, proxy.Malformed(fmt.Sprintf("client version %s is too old. Minimum supported API version is %s, please upgrade your client to a newer version", asked, Oldest))
 	case asked > most:
-		return 0, unfit(fmt.Sprintf("client version %s is too new. Maximum supported API version is %s", asked, most))
+		return 0, proxy.Malformed(fmt.Sprintf("client version %s is too new. Maximum supported API version is %s", asked, most))
 	}
 	return asked, nil
-}
-
-func unfit(detail string) error {
-	return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail}
 }
 
 // Max is the newest version that both the engine and the door know.
