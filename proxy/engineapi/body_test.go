@@ -9,14 +9,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
-
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/network"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 // What becomes of each field of a create's body. A field of the engine's that isn't here
@@ -313,7 +312,7 @@ func TestTmpfsFlags(t *testing.T) {
 func decodeNulls(body string, v any) error {
 	r := httptest.NewRequest(http.MethodPost, "/containers/create", strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
-	return (&call{w: httptest.NewRecorder(), r: r}).decode(v)
+	return proxy.DecodeNulls(httptest.NewRecorder(), r, proxy.MaxBody, v)
 }
 
 // FuzzCreateBody looks for bodies that aren't refused for what they ask for, but break
@@ -348,7 +347,7 @@ func FuzzCreateBody(f *testing.F) {
 		if req.Ports, err = b.published(req.Ports, nil); err != nil {
 			return
 		}
-		p := plan{body: &b, mounts: mounts, labels: map[string]string{}, spec: policy.ContainerSpec{Network: policy.SpecNetworkNone}}
+		p := judged{body: &b, mounts: mounts, labels: map[string]string{}, spec: policy.ContainerSpec{Network: policy.SpecNetworkNone}}
 		for _, m := range mounts {
 			switch m.Type {
 			case "tmpfs":
@@ -357,7 +356,7 @@ func FuzzCreateBody(f *testing.F) {
 				p.spec.Volumes = append(p.spec.Volumes, m.ContainerMount)
 			}
 		}
-		h := p.encode(nil, upstream.Newest).HostConfig
+		h := p.encode(nil, 51).HostConfig
 		if h.Privileged || len(h.Binds) > 0 || len(h.Devices) > 0 || len(h.VolumesFrom) > 0 || h.PidMode != "" || h.MaskedPaths != nil || h.CgroupParent != "" {
 			t.Errorf("%s: %+v", body, h)
 		}

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -34,8 +33,6 @@ func createRoutes() []route {
 		{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: updateContainer},
 	}
 }
-
-var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
@@ -135,7 +132,7 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 			return out, err
 		}
 	} else {
-		body = p.encode(c.rules.InjectedEnv(), v)
+		body = p.encode(c.rules.InjectedEnv(), int(v))
 	}
 	// An answer that is lost doesn't mean that there is no container.
 	undo.add(func(ctx context.Context) error { return removeSession(c, ctx, v, session) })
@@ -159,8 +156,8 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 		return out, nil
 	}
 	c.known.put(answer.ID, c.caller.Tenant)
-	if len(p.spec.Binds) > 0 && !p.restart().None() {
-		return out, c.restarts.Set(c.ctx, answer.ID, p.restart(), false)
+	if len(p.spec.Binds) > 0 && !restartOf(p).None() {
+		return out, c.restarts.Set(c.ctx, answer.ID, restartOf(p), false)
 	}
 	return out, nil
 }
@@ -168,7 +165,7 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 // holdPlanned holds the binds of a container that is to be made. In mode audit a
 // container whose binds can't be held becomes one that was denied.
 func holdPlanned(c *call, p *plan) (release func(), err error) {
-	e := effective{ContainerSpec: p.spec, Audit: p.audited}
+	e := effective{granted: granted{ContainerSpec: p.spec, Audit: p.audited}}
 	if release, err = holdBinds(c, &e, nil); err != nil {
 		return nil, err
 	}

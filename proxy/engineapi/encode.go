@@ -1,14 +1,14 @@
 package engineapi
 
 import (
+	"maps"
 	"math"
 	"net"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
@@ -20,9 +20,25 @@ import (
 
 const noNewPrivileges = "no-new-privileges"
 
+var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)
+
+// judged is a judged container that isn't there yet.
+type judged struct {
+	body      *createBody
+	spec      policy.ContainerSpec
+	imageRef  string                   // as the engine is told
+	mounts    []mounted                // all that were asked for
+	sources   []string                 // what the engine mounts for each bind
+	endpoints map[string]*endpointBody // by the network's ID
+	labels    map[string]string
+	seccomp   string            // the SecurityOpt with Berm's profile; empty for the engine's own
+	unset     []string          // variables of the image that the policy denies
+	volumes   map[string]string // labels of the volumes that are made for the container
+}
+
 // encode writes the request for the engine: what was judged, and what concerns nobody
 // but the container.
-func (p *plan) encode(injected []string, v upstream.Version) container.CreateRequest {
+func (p *judged) encode(injected []string, v int) container.CreateRequest {
 	b, s := p.body, p.spec
 	cfg := &container.Config{
 		Hostname: b.Hostname, Domainname: b.Domainname, User: s.User,
@@ -43,7 +59,7 @@ func (p *plan) encode(injected []string, v upstream.Version) container.CreateReq
 
 // env is the judged environment in the order in which it was asked for, what the image
 // is to lose of its own, and what the policy adds.
-func (p *plan) env(injected []string) []string {
+func (p *judged) env(injected []string) []string {
 	var out []string
 	done := map[string]bool{}
 	for _, e := range injected {
@@ -61,7 +77,7 @@ func (p *plan) env(injected []string) []string {
 		name, _, _ := strings.Cut(e, "=")
 		add(name)
 	}
-	for _, name := range sortedKeys(p.spec.Env) {
+	for _, name := range slices.Sorted(maps.Keys(p.spec.Env)) {
 		add(name)
 	}
 	for _, e := range p.body.Env {
@@ -106,7 +122,7 @@ func (h *healthBody) encode() *container.HealthConfig {
 
 // host is what confines the container. What isn't in the judged spec is the engine's
 // default, or closed.
-func (p *plan) host(v upstream.Version) *container.HostConfig {
+func (p *judged) host(v int) *container.HostConfig {
 	b, s := p.body.HostConfig, p.spec
 	h := &container.HostConfig{
 		LogConfig:     container.LogConfig{Type: s.LogDriver, Config: s.LogOptions},
@@ -136,7 +152,7 @@ func (p *plan) host(v upstream.Version) *container.HostConfig {
 
 // security returns the container's security options. All that the policy lets a caller
 // ask for is among them already.
-func (p *plan) security() []string {
+func (p *judged) security() []string {
 	if p.seccomp == "" {
 		return []string{noNewPrivileges}
 	}
@@ -185,7 +201,7 @@ func engineRestart(s policy.ContainerSpec) string {
 // mountList are the binds, from where they are held, and the volumes. A bind takes the source's own file system and
 // none that is mounted below it: those were never judged, and older engines would leave
 // them writable below a read-only one. Nothing makes a source that is missing.
-func (p *plan) mountList() []mount.Mount {
+func (p *judged) mountList() []mount.Mount {
 	var out []mount.Mount
 	for i, m := range p.spec.Binds {
 		out = append(out, mount.Mount{
@@ -201,7 +217,7 @@ func (p *plan) mountList() []mount.Mount {
 	return out
 }
 
-func (p *plan) asked(target string) mounted {
+func (p *judged) asked(target string) mounted {
 	i := slices.IndexFunc(p.mounts, func(m mounted) bool { return m.Target == target })
 	if i < 0 {
 		return mounted{}
@@ -209,7 +225,7 @@ func (p *plan) asked(target string) mounted {
 	return p.mounts[i]
 }
 
-func (p *plan) tmpfs() map[string]string {
+func (p *judged) tmpfs() map[string]string {
 	if len(p.spec.Tmpfs) == 0 {
 		return nil
 	}
@@ -232,7 +248,7 @@ func (p *plan) tmpfs() map[string]string {
 }
 
 // networking names each network by its ID, in the mode and as an endpoint.
-func (p *plan) networking(h *container.HostConfig) *network.NetworkingConfig {
+func (p *judged) networking(h *container.HostConfig) *network.NetworkingConfig {
 	s := p.spec
 	switch s.Network {
 	case policy.SpecNetworkNone:
@@ -266,4 +282,19 @@ func (e *endpointBody) encode(own bool) *network.EndpointSettings {
 		out.IPAMConfig = &network.EndpointIPAMConfig{IPv4Address: e.IPAMConfig.IPv4Address}
 	}
 	return out
+}
+
+// encode leaves out what stays as it is. Memory and swap go together, so that there is
+// no swap.
+func (b *updateBody) encode(s policy.ContainerSpec) container.UpdateConfig {
+	u := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(s.Restart)}}
+	if s.Restart == string(container.RestartPolicyOnFailure) {
+		u.RestartPolicy.MaximumRetryCount = int(b.RestartPolicy.MaximumRetryCount)
+	}
+	u.Memory, u.MemorySwap, u.NanoCPUs = s.MemoryBytes, s.SwapBytes, nanoCPUs(s.CPUs)
+	if s.PidsLimit != 0 {
+		u.PidsLimit = &s.PidsLimit
+	}
+	b.harmless(&u.Resources)
+	return u
 }

@@ -21,6 +21,12 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
+// effective is what a container was allowed, and what of it is held.
+type effective struct {
+	granted
+	held []mountpin.Pinned // as they are held; nil if they aren't
+}
+
 // holdBinds holds the sources of the container's binds until release, at the paths that the
 // engine's configuration names. It sets e.sources to these paths. A nil ct is a container
 // that is being made. The caller has the container's turn, so that no name is held twice.
@@ -88,20 +94,6 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 func refuseHold(c *call, e *effective, named []string, why error) (release func(), err error) {
 	e.sources = named
 	return func() {}, c.judged(why)
-}
-
-// named returns the source that the engine's configuration has for each bind, empty for
-// a bind that it lacks.
-func (e *effective) named(h *container.HostConfig) []string {
-	sources := make([]string, len(e.Binds))
-	for i, b := range e.Binds {
-		for _, m := range h.Mounts {
-			if m.Type == mount.TypeBind && m.Target == b.MountPath {
-				sources[i] = m.Source
-			}
-		}
-	}
-	return sources
 }
 
 // hasBinds reports whether a container has bind mounts.

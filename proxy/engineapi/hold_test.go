@@ -460,7 +460,7 @@ func TestShown(t *testing.T) {
 
 // TestMountList has the engine mount a held path only while it is held.
 func TestMountList(t *testing.T) {
-	p := &plan{spec: policy.ContainerSpec{Binds: []policy.Mount{{MountPath: "/a", Mode: "ro"}}}, sources: []string{"/pin"}}
+	p := &judged{spec: policy.ContainerSpec{Binds: []policy.Mount{{MountPath: "/a", Mode: "ro"}}}, sources: []string{"/pin"}}
 	want := []mount.Mount{{Type: mount.TypeBind, Source: "/pin", Target: "/a", ReadOnly: true, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: true}}}
 	if d := cmp.Diff(want, p.mountList()); d != "" {
 		t.Error(d)

@@ -16,27 +16,17 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
 
 // plan is a judged container that isn't there yet.
 type plan struct {
-	body      *createBody
-	spec      policy.ContainerSpec
-	image     imageInfo
-	imageRef  string                   // as the engine is told
-	mounts    []mounted                // all that were asked for
-	missing   []string                 // names of volumes that have to be made
-	sources   []string                 // what the engine mounts for each bind; see holdBinds
-	endpoints map[string]*endpointBody // by the network's ID
-	labels    map[string]string
-	seccomp   string            // the SecurityOpt with Berm's profile; empty for the engine's own
-	unset     []string          // variables of the image that the policy denies
-	volumes   map[string]string // labels of the volumes that are made for the container
-	audited   bool              // it was denied, and goes through in mode audit as it was asked for
-	warnings  []string
+	judged
+	image    imageInfo
+	missing  []string // names of volumes that have to be made
+	audited  bool     // it was denied, and goes through in mode audit as it was asked for
+	warnings []string
 }
 
 // imageInfo is what the door has to know of an image.
@@ -52,19 +42,6 @@ type imageConfig struct {
 	Labels                map[string]string
 	OnBuild               []string
 	Volumes, ExposedPorts map[string]struct{}
-}
-
-// effective is what a container was allowed, as its label keeps it.
-type effective struct {
-	policy.ContainerSpec
-	ImageID string `json:"image_id"`
-	Audit   bool   `json:"audit,omitempty"` // it was denied, and made in mode audit
-
-	RestartMax int    `json:"restart_max,omitempty"` // retries of the restart policy
-	Seccomp    string `json:"seccomp,omitempty"`     // digest of the SecurityOpt with a profile; empty for the engine's own
-
-	sources []string          // what the engine mounts for each bind; see holdBinds
-	held    []mountpin.Pinned // as they are held; nil if they aren't
 }
 
 // planContainer judges what is asked for. Nothing is made by it, but a network of the policy's.
@@ -90,7 +67,7 @@ func planContainer(c *call, b *createBody) (*plan, error) {
 		return nil, err
 	}
 	req.Profile, req.TTL = c.caller.Profile, ttl
-	p := &plan{body: b}
+	p := &plan{judged: judged{body: b}}
 	if req.Networks, p.endpoints, err = joinedNetworks(c, b); err != nil {
 		return nil, err
 	}
@@ -265,7 +242,7 @@ func finishPlan(c *call, p *plan) error {
 
 // effective returns what the container's label keeps.
 func (p *plan) effective() effective {
-	e := effective{ContainerSpec: p.spec, ImageID: p.image.ID, Audit: p.audited, RestartMax: p.restart().MaxRetries, sources: p.sources}
+	e := effective{granted: granted{ContainerSpec: p.spec, ImageID: p.image.ID, Audit: p.audited, RestartMax: restartOf(p).MaxRetries, sources: p.sources}}
 	if p.seccomp != "" {
 		e.Seccomp = digest.FromString(p.seccomp).String()
 	}

@@ -36,7 +36,7 @@ func stillAllowed(c *call, e effective, h *container.HostConfig) error {
 	if err := verdict.Err(); err != nil {
 		return err
 	}
-	return narrowed(e.ContainerSpec, verdict.Spec, same).err("verify.policy")
+	return differ(narrowed(e.ContainerSpec, verdict.Spec, same), "verify.policy")
 }
 
 // request asks for what was allowed, in so many words.

@@ -218,8 +218,8 @@ func (d *Proxy) restartedHere(id string, labels map[string]string) (restart.Poli
 	return restart.Policy{Name: e.Restart, MaxRetries: e.RestartMax}, true
 }
 
-// policy returns the policy that is asked for. Only on-failure has a number of retries.
-func (b *restartBody) policy() restart.Policy {
+// restartPolicy returns the policy that is asked for. Only on-failure has a number of retries.
+func restartPolicy(b restartBody) restart.Policy {
 	p := restart.Policy{Name: b.Name}
 	if p.Name == restart.OnFailure {
 		p.MaxRetries = int(b.MaximumRetryCount)
@@ -230,14 +230,14 @@ func (b *restartBody) policy() restart.Policy {
 // checkRestart refuses, as the engine would, a restart policy of a container that is
 // removed when it ends.
 func (p *plan) checkRestart() error {
-	if p.body.HostConfig.AutoRemove && !p.audited && len(p.spec.Binds) > 0 && !p.restart().None() {
+	if p.body.HostConfig.AutoRemove && !p.audited && len(p.spec.Binds) > 0 && !restartOf(p).None() {
 		return proxy.Malformed("can't create 'AutoRemove' container with restart policy")
 	}
 	return nil
 }
 
-func (p *plan) restart() restart.Policy {
-	r := p.body.HostConfig.RestartPolicy.policy()
+func restartOf(p *plan) restart.Policy {
+	r := restartPolicy(p.body.HostConfig.RestartPolicy)
 	r.Name = p.spec.Restart
 	return r
 }

@@ -6,8 +6,6 @@ import (
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
-	"github.com/docker/docker/api/types/container"
-
 	"github.com/bermhq/berm/policy"
 )
 
@@ -45,7 +43,7 @@ func updateContainer(c *call) error {
 		return err
 	}
 	verdict.Spec.CPUs = min(verdict.Spec.CPUs, float64(host.CPUs))
-	asked := body.RestartPolicy.policy()
+	asked := restartPolicy(body.RestartPolicy)
 	_, ours := c.restartedHere(ct.ID, ct.Config.Labels)
 	if ours {
 		if ct.HostConfig.AutoRemove && !asked.None() {
@@ -78,21 +76,6 @@ func updateContainer(c *call) error {
 		}
 	}
 	return c.answer(http.StatusOK, answer)
-}
-
-// encode leaves out what stays as it is. Memory and swap go together, so that there is
-// no swap.
-func (b *updateBody) encode(s policy.ContainerSpec) container.UpdateConfig {
-	u := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(s.Restart)}}
-	if s.Restart == string(container.RestartPolicyOnFailure) {
-		u.RestartPolicy.MaximumRetryCount = int(b.RestartPolicy.MaximumRetryCount)
-	}
-	u.Memory, u.MemorySwap, u.NanoCPUs = s.MemoryBytes, s.SwapBytes, nanoCPUs(s.CPUs)
-	if s.PidsLimit != 0 {
-		u.PidsLimit = &s.PidsLimit
-	}
-	b.harmless(&u.Resources)
-	return u
 }
 
 // verifyUpdate looks at what became of the container, also after an update that failed
