@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -15,12 +17,12 @@ import (
 // asAsked is a body that was denied, as it goes through in mode audit: as it came, but
 // with the door's own labels, and with IDs where it names what may be somebody else's.
 // What is another caller's isn't there in this mode either.
-func asAsked(c *call, p *plan) (*createBody, error) {
+func asAsked(c *call, p *plan) (*body.Create, error) {
 	if othersImage(c, p.image.Config.Labels) {
-		return nil, notFound("No such image: " + familiar(p.body.Image))
+		return nil, notFound("No such image: " + familiar(p.Body.Image))
 	}
-	b, h := *p.body, *p.body.HostConfig
-	b.HostConfig, b.Labels = &h, p.labels
+	b, h := *p.Body, *p.Body.HostConfig
+	b.HostConfig, b.Labels = &h, p.Labels
 	var err error
 	for _, mode := range []*string{&h.PidMode, &h.IpcMode, &h.UTSMode, &h.UsernsMode, &h.CgroupnsMode, &h.Cgroup} {
 		if *mode, err = askedMode(c, *mode); err != nil {
@@ -84,12 +86,12 @@ func askedNetwork(c *call, ref string) (string, error) {
 	return n.ID, nil
 }
 
-func askedEndpoints(c *call, b *createBody) error {
-	asked, err := b.endpoints()
+func askedEndpoints(c *call, b *body.Create) error {
+	asked, err := b.Endpoints()
 	if err != nil || len(asked) == 0 {
 		return err
 	}
-	out := map[string]*endpointBody{}
+	out := map[string]*body.Endpoint{}
 	for ref, e := range asked {
 		name, err := askedNetwork(c, ref)
 		if err != nil {
@@ -114,8 +116,8 @@ func askedEndpoints(c *call, b *createBody) error {
 }
 
 // askedMounts labels the volumes that the engine may make.
-func askedMounts(c *call, p *plan) ([]mountBody, error) {
-	list := slices.Clone(p.body.HostConfig.Mounts)
+func askedMounts(c *call, p *plan) ([]body.MountBody, error) {
+	list := slices.Clone(p.Body.HostConfig.Mounts)
 	for i := range list {
 		m := &list[i]
 		if m.Type == "image" {
@@ -131,9 +133,9 @@ func askedMounts(c *call, p *plan) ([]mountBody, error) {
 			continue
 		}
 		if m.Source != "" && !volumeName.MatchString(m.Source) {
-			return nil, proxy.Malformed(fmt.Sprintf("%q can't be a volume's name", shorten(m.Source)))
+			return nil, proxy.Malformed(fmt.Sprintf("%q can't be a volume's name", body.Shorten(m.Source)))
 		}
-		options := volumeBody{}
+		options := body.VolumeOptions{}
 		if m.VolumeOptions != nil {
 			options = *m.VolumeOptions
 		}
@@ -144,7 +146,7 @@ func askedMounts(c *call, p *plan) ([]mountBody, error) {
 		if labels == nil {
 			labels = map[string]string{}
 		}
-		maps.Copy(labels, p.volumes)
+		maps.Copy(labels, p.Volumes)
 		options.Labels, m.VolumeOptions = labels, &options
 	}
 	return list, nil

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
@@ -185,7 +187,7 @@ func waitContainer(c *call) error {
 	query := url.Values{}
 	if condition := c.query.Get("condition"); condition != "" {
 		if !slices.Contains([]string{"not-running", "next-exit", "removed"}, condition) {
-			return proxy.Malformed("invalid condition: " + shorten(condition))
+			return proxy.Malformed("invalid condition: " + body.Shorten(condition))
 		}
 		if c.version >= 30 {
 			query.Set("condition", condition)

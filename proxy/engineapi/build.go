@@ -22,6 +22,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -175,7 +177,7 @@ func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, erro
 		query.Set("target", target)
 	}
 	if v := c.query.Get("platform"); v != "" {
-		if !platform.MatchString(v) {
+		if !body.Platform.MatchString(v) {
 			return nil, nil, proxy.Malformed("the platform is none")
 		}
 		query.Set("platform", v)
@@ -376,7 +378,7 @@ func judgeDockerfile(c *call, text []byte, args map[string]string, auths map[str
 		}
 		for _, trigger := range img.Config.OnBuild {
 			if err := checkTrigger(trigger, d.urls); err != nil {
-				return nil, refuse(fmt.Errorf("image %s has %q for builds: %w", shorten(ref), shorten(trigger), err))
+				return nil, refuse(fmt.Errorf("image %s has %q for builds: %w", body.Shorten(ref), body.Shorten(trigger), err))
 			}
 		}
 		ids[ref] = img.ID
@@ -503,7 +505,7 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 		}
 	}
 	if !found {
-		return proxy.Malformed("Cannot locate specified Dockerfile: " + shorten(name))
+		return proxy.Malformed("Cannot locate specified Dockerfile: " + body.Shorten(name))
 	}
 	dockerfile, err := judge(dockerfile)
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
@@ -30,7 +32,7 @@ func commit(c *call) error {
 		return err
 	}
 	if c.r.ContentLength != 0 {
-		var config *configBody
+		var config *body.Config
 		if err := c.decode(&config); err != nil {
 			return err
 		}
@@ -77,7 +79,7 @@ func commit(c *call) error {
 	}
 	for _, e := range ct.Config.Env {
 		if name, _, _ := strings.Cut(e, "="); c.rules.Redacted(c.caller.Profile, name) {
-			return denied("commit.env", "", fmt.Sprintf("the variable %q is kept back from the caller, and the engine would keep it in the image", shorten(name)), "containers without such variables")
+			return denied("commit.env", "", fmt.Sprintf("the variable %q is kept back from the caller, and the engine would keep it in the image", body.Shorten(name)), "containers without such variables")
 		}
 	}
 	leave, err := c.room("images", 1)

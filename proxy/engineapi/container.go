@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
@@ -141,7 +143,7 @@ func signalContainer(c *call) error {
 	query := url.Values{}
 	if signal := c.query.Get("signal"); signal != "" {
 		if !signalName.MatchString(signal) {
-			return proxy.Malformed("Invalid signal: " + shorten(signal))
+			return proxy.Malformed("Invalid signal: " + body.Shorten(signal))
 		}
 		query.Set("signal", signal)
 	}
@@ -160,7 +162,7 @@ func renameContainer(c *call) error {
 	}
 	name := strings.TrimPrefix(c.query.Get("name"), "/")
 	if !objectName.MatchString(name) {
-		return proxy.Malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
+		return proxy.Malformed("Invalid container name (" + body.Shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
 	}
 	if err := errors.Join(idName(name), sharedName(name)); err != nil {
 		return err

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
@@ -39,8 +41,8 @@ func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys
 // createContainer makes a container of what the policy makes of the body, and looks at
 // what came to be before it tells of it.
 func createContainer(c *call) error {
-	var body createBody
-	if err := c.decode(&body); err != nil {
+	var asked body.Create
+	if err := c.decode(&asked); err != nil {
 		return err
 	}
 	query := url.Values{}
@@ -48,12 +50,12 @@ func createContainer(c *call) error {
 		query.Set("name", name)
 	}
 	if pf := c.query.Get("platform"); pf != "" {
-		if !platform.MatchString(pf) {
-			return proxy.Malformed("the platform is none: " + shorten(pf))
+		if !body.Platform.MatchString(pf) {
+			return proxy.Malformed("the platform is none: " + body.Shorten(pf))
 		}
 		query.Set("platform", pf)
 	}
-	p, err := planContainer(c, &body)
+	p, err := planContainer(c, &asked)
 	if err != nil {
 		return err
 	}
@@ -76,7 +78,7 @@ func createContainer(c *call) error {
 
 // anonymous is how many volumes without a name come to be with the container.
 func (p *plan) anonymous() (n int64) {
-	for _, m := range p.mounts {
+	for _, m := range p.Mounts {
 		if m.Type == "volume" && m.Source == "" {
 			n++
 		}
@@ -107,7 +109,7 @@ func makeContainer(c *call, p *plan, query url.Values) (made, error) {
 
 func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	out := made{Warnings: slices.Clone(p.warnings)}
-	session := p.labels[lifecycle.LabelSessionID]
+	session := p.Labels[lifecycle.LabelSessionID]
 	if err := makeVolumes(c, p, undo); err != nil {
 		return out, err
 	}
@@ -118,7 +120,7 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	if err := p.checkRestart(); err != nil {
 		return out, err
 	}
-	if v < 40 && len(p.spec.Binds) > 0 {
+	if v < 40 && len(p.Spec.Binds) > 0 {
 		return out, denied("mounts.engine", "HostConfig.Mounts", "the engine is too old for binds that leave out what is mounted below them", "volumes")
 	}
 	release, err := holdPlanned(c, p)
@@ -132,7 +134,7 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 			return out, err
 		}
 	} else {
-		body = p.encode(c.rules.InjectedEnv(), int(v))
+		body = p.Encode(c.rules.InjectedEnv(), int(v))
 	}
 	// An answer that is lost doesn't mean that there is no container.
 	undo.add(func(ctx context.Context) error { return removeSession(c, ctx, v, session) })
@@ -156,7 +158,7 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 		return out, nil
 	}
 	c.known.put(answer.ID, c.caller.Tenant)
-	if len(p.spec.Binds) > 0 && !restartOf(p).None() {
+	if len(p.Spec.Binds) > 0 && !restartOf(p).None() {
 		return out, c.restarts.Set(c.ctx, answer.ID, restartOf(p), false)
 	}
 	return out, nil
@@ -165,11 +167,11 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 // holdPlanned holds the binds of a container that is to be made. In mode audit a
 // container whose binds can't be held becomes one that was denied.
 func holdPlanned(c *call, p *plan) (release func(), err error) {
-	e := effective{granted: granted{ContainerSpec: p.spec, Audit: p.audited}}
+	e := effective{Granted: body.Granted{ContainerSpec: p.Spec, Audit: p.audited}}
 	if release, err = holdBinds(c, &e, nil); err != nil {
 		return nil, err
 	}
-	if p.sources = e.sources; len(p.sources) < len(p.spec.Binds) && !p.audited {
+	if p.Sources = e.Sources; len(p.Sources) < len(p.Spec.Binds) && !p.audited {
 		p.audited = true
 		return release, describePlan(c, p)
 	}
@@ -188,7 +190,7 @@ func createError(c *call, err error, name string) error {
 // start.
 func makeVolumes(c *call, p *plan, undo *undo) error {
 	for _, name := range p.missing {
-		if p.audited && !slices.ContainsFunc(p.spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
+		if p.audited && !slices.ContainsFunc(p.Spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
 			continue
 		}
 		raw, err := makeVolume(c, name, "", nil, nil)

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
@@ -38,7 +40,7 @@ func (c *call) filters(known ...string) (filters, error) {
 	total := 0
 	for name, raw := range names {
 		if !slices.Contains(known, name) {
-			return nil, denied("endpoints.filter", name, fmt.Sprintf("the filter %q is not known", shorten(name)), "one of: "+strings.Join(known, ", "))
+			return nil, denied("endpoints.filter", name, fmt.Sprintf("the filter %q is not known", body.Shorten(name)), "one of: "+strings.Join(known, ", "))
 		}
 		values, err := filterValues(raw)
 		if err != nil {

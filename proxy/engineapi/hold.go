@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
@@ -23,7 +25,7 @@ import (
 
 // effective is what a container was allowed, and what of it is held.
 type effective struct {
-	granted
+	body.Granted
 	held []mountpin.Pinned // as they are held; nil if they aren't
 }
 
@@ -37,7 +39,7 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 	holder, name := c.opts.Pins, uuid.NewString()
 	var named []string
 	if ct != nil {
-		named = e.named(ct.HostConfig)
+		named = e.Named(ct.HostConfig)
 		if named[0] == e.Binds[0].Source {
 			holder = c.opts.Unheld
 		} else {
@@ -71,7 +73,7 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 			c.log.ErrorContext(c.ctx, "engine_api_release_failed", "error", err.Error())
 		}
 	}
-	if e.sources = sources; ct != nil && !slices.Equal(sources, named) {
+	if e.Sources = sources; ct != nil && !slices.Equal(sources, named) {
 		release()
 		return refuseHold(c, e, named, stale)
 	}
@@ -92,7 +94,7 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 
 // refuseHold refuses to hold, which in mode audit leaves the binds as they are.
 func refuseHold(c *call, e *effective, named []string, why error) (release func(), err error) {
-	e.sources = named
+	e.Sources = named
 	return func() {}, c.judged(why)
 }
 

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
@@ -324,7 +326,7 @@ func pullQuery(ref, of string) (url.Values, error) {
 	if of == "" {
 		return query, nil
 	}
-	if !platform.MatchString(of) {
+	if !body.Platform.MatchString(of) {
 		return nil, proxy.Malformed("the platform is none")
 	}
 	query.Set("platform", of)
@@ -402,7 +404,7 @@ func tagImage(c *call) error {
 	name := target.Get("repo") + ":" + target.Get("tag")
 	if !ownImage(c, img.Config.Labels) && !c.rules.ListsImage(c.caller.Profile, []string{name}) {
 		err := c.allow([]policy.Reason{{Rule: "images.tags", Field: "repo", Allowed: "names that are on the policy's allow-list, or images of one's own",
-			Message: fmt.Sprintf("the image isn't the caller's own, and so would not be found by the name %q", shorten(name))}})
+			Message: fmt.Sprintf("the image isn't the caller's own, and so would not be found by the name %q", body.Shorten(name))}})
 		if err != nil {
 			return err
 		}
@@ -478,7 +480,7 @@ func replaceable(c *call, img *imageInfo, names []string) error {
 		}
 		named, err := reference.ParseNormalizedNamed(name)
 		if err != nil || !slices.Contains(pulled, reference.FamiliarName(named)) && !slices.Contains(pulled, named.Name()) {
-			return denied("images.foreign", "", fmt.Sprintf("the image %q isn't the caller's own, and came from no registry", shorten(name)), "images of one's own, and those that can be pulled again")
+			return denied("images.foreign", "", fmt.Sprintf("the image %q isn't the caller's own, and came from no registry", body.Shorten(name)), "images of one's own, and those that can be pulled again")
 		}
 	}
 	return nil

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -65,14 +67,14 @@ func policyName(c *call, name string) bool {
 
 // joinedNetworks says what networks a container asks to join: NetworkMode and EndpointsConfig are
 // one set, in which each is there once.
-func joinedNetworks(c *call, b *createBody) ([]policy.ContainerNetwork, map[string]*endpointBody, error) {
+func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[string]*body.Endpoint, error) {
 	mode := b.HostConfig.NetworkMode
-	asked, err := b.endpoints()
+	asked, err := b.Endpoints()
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(asked) > maxLookedUp {
-		return nil, nil, proxy.Malformed(fmt.Sprintf("there are more than %d networks", maxLookedUp))
+	if len(asked) > body.MaxLookedUp {
+		return nil, nil, proxy.Malformed(fmt.Sprintf("there are more than %d networks", body.MaxLookedUp))
 	}
 	if b.NetworkDisabled && isDefaultNetwork(mode) {
 		mode = policy.NetNone
@@ -86,14 +88,14 @@ func joinedNetworks(c *call, b *createBody) ([]policy.ContainerNetwork, map[stri
 		n.Field = "HostConfig.NetworkMode"
 		list = append(list, n)
 	}
-	endpoints := map[string]*endpointBody{}
+	endpoints := map[string]*body.Endpoint{}
 	taken := map[string]bool{}
 	for _, ref := range slices.Sorted(maps.Keys(asked)) {
 		n, err := resolveNetwork(c, ref, false)
 		if err != nil {
 			return nil, nil, err
 		}
-		n.Field = fmt.Sprintf("NetworkingConfig.EndpointsConfig[%q]", shorten(ref))
+		n.Field = fmt.Sprintf("NetworkingConfig.EndpointsConfig[%q]", body.Shorten(ref))
 		if n.Options, err = endpointOptions(c, asked[ref], n); err != nil {
 			return nil, nil, err
 		}
@@ -102,7 +104,7 @@ func joinedNetworks(c *call, b *createBody) ([]policy.ContainerNetwork, map[stri
 			key += n.Asked
 		}
 		if taken[key] {
-			return nil, nil, proxy.Malformed(fmt.Sprintf("the network %q is there twice", shorten(ref)))
+			return nil, nil, proxy.Malformed(fmt.Sprintf("the network %q is there twice", body.Shorten(ref)))
 		}
 		taken[key] = true
 		if n.ID != "" && asked[ref] != nil {
@@ -172,7 +174,7 @@ const maxAliases = 64
 
 // endpointOptions gives what of an endpoint no policy allows. On a network that others
 // share, a name of one's own would be theirs to be misled by.
-func endpointOptions(c *call, e *endpointBody, n policy.ContainerNetwork) ([]string, error) {
+func endpointOptions(c *call, e *body.Endpoint, n policy.ContainerNetwork) ([]string, error) {
 	if e == nil {
 		return nil, nil
 	}
@@ -197,8 +199,8 @@ func endpointOptions(c *call, e *endpointBody, n policy.ContainerNetwork) ([]str
 		return nil, proxy.Malformed(fmt.Sprintf("a network has more than %d aliases or links", maxAliases))
 	}
 	for _, alias := range e.Aliases {
-		if !domainName.MatchString(alias) {
-			return nil, proxy.Malformed(fmt.Sprintf("%q can't be an alias", shorten(alias)))
+		if !body.DomainName.MatchString(alias) {
+			return nil, proxy.Malformed(fmt.Sprintf("%q can't be an alias", body.Shorten(alias)))
 		}
 	}
 	return options, nil
@@ -212,8 +214,8 @@ func ownLinks(c *call, links []string) ([]string, error) {
 		if !ok {
 			alias = ref
 		}
-		if !domainName.MatchString(alias) {
-			return nil, proxy.Malformed(fmt.Sprintf("%q can't be an alias", shorten(alias)))
+		if !body.DomainName.MatchString(alias) {
+			return nil, proxy.Malformed(fmt.Sprintf("%q can't be an alias", body.Shorten(alias)))
 		}
 		ct, _, err := c.container(ref)
 		if err != nil {

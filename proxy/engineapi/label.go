@@ -7,6 +7,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -48,10 +50,10 @@ func (d *Proxy) callersLabels(labels map[string]string) (ttl *time.Duration, err
 			}
 			ttl = &d
 		case lifecycle.IsOwnLabel(name):
-			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused: labels that begin with %s are Berm's own", shorten(name), labelPrefix),
+			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused: labels that begin with %s are Berm's own", body.Shorten(name), labelPrefix),
 				"other labels, and "+labelTTL)
 		case d.opts.Labels[name] != "" && d.opts.Labels[name] == value:
-			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused with this value: it says what belongs to Berm's own stack", shorten(name)),
+			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused with this value: it says what belongs to Berm's own stack", body.Shorten(name)),
 				"another value")
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"slices"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/network"
@@ -33,7 +35,7 @@ func networkRoutes() []route {
 // no way out, but the host would be there.
 const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
 
-func noNetwork(ref string) error { return notFound("network " + shorten(ref) + " not found") }
+func noNetwork(ref string) error { return notFound("network " + body.Shorten(ref) + " not found") }
 
 // ownNetworkOf gives a network of the caller's, by its ID, a prefix of it, or its name.
 func ownNetworkOf(c *call, ref string) (*network.Inspect, json.RawMessage, error) {
@@ -151,7 +153,7 @@ func (b *networkBody) other() []policy.OtherField {
 	var list []policy.OtherField
 	refuse := func(given bool, field, value string) {
 		if given {
-			list = append(list, policy.OtherField{Field: field, Value: shorten(value)})
+			list = append(list, policy.OtherField{Field: field, Value: body.Shorten(value)})
 		}
 	}
 	refuse(b.Scope != "" && b.Scope != "local", "Scope", b.Scope)
@@ -274,8 +276,8 @@ func pruneNetworks(c *call) error {
 // made with.
 func connectNetwork(c *call) error {
 	var body struct {
-		Container      string        `json:"Container"`
-		EndpointConfig *endpointBody `json:"EndpointConfig"`
+		Container      string         `json:"Container"`
+		EndpointConfig *body.Endpoint `json:"EndpointConfig"`
 	}
 	if err := c.decode(&body); err != nil {
 		return err
@@ -300,7 +302,7 @@ func connectNetwork(c *call) error {
 		}
 	}
 	c.about(id)
-	join := network.ConnectOptions{Container: ct.ID, EndpointConfig: settings.encode(true)}
+	join := network.ConnectOptions{Container: ct.ID, EndpointConfig: settings.Encode(true)}
 	if err := c.engine.Post(c.ctx, c.version, "/networks/"+id+"/connect", nil, join, nil); err != nil {
 		return err
 	}
@@ -309,7 +311,7 @@ func connectNetwork(c *call) error {
 
 // joinable judges a network for a container that is there already, gives its ID, and tells
 // whether it is the caller's own. Of one that isn't, or the policy's, it says that it isn't there.
-func joinable(c *call, ref string, settings *endpointBody) (id string, own bool, err error) {
+func joinable(c *call, ref string, settings *body.Endpoint) (id string, own bool, err error) {
 	info, err := namedNetwork(c, ref)
 	if err != nil {
 		return "", false, err

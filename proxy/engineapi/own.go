@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
@@ -267,11 +269,11 @@ func startOf(c *call, kind lifecycle.ObjectKind, ref string) (id string, err err
 	return ids[0], nil
 }
 
-func noContainer(ref string) error { return notFound("No such container: " + shorten(ref)) }
+func noContainer(ref string) error { return notFound("No such container: " + body.Shorten(ref)) }
 
 // execID checks that an exec is of a container of the caller's, and gives that container's ID.
 func execID(c *call, id string) (exec, containerID string, err error) {
-	missing := notFound("No such exec instance: " + shorten(id))
+	missing := notFound("No such exec instance: " + body.Shorten(id))
 	if !fullID.MatchString(id) {
 		return "", "", missing // the engine takes no prefixes of these
 	}

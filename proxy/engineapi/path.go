@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/bermhq/berm/proxy"
@@ -78,7 +80,7 @@ func (c *call) match() (*route, error) {
 	}
 	rt, name := lookup(c.r.Method, segments)
 	if rt == nil {
-		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s %s is not an endpoint that may be used", method(c.r), shorten(raw)),
+		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s %s is not an endpoint that may be used", method(c.r), body.Shorten(raw)),
 			"the endpoints of docs/engine-proxy.md")
 	}
 	if c.version, err = c.engine.Negotiate(c.ctx, v); err != nil {
@@ -159,7 +161,7 @@ func parseQuery(raw string, known []string) (url.Values, error) {
 		switch {
 		case slices.Contains(known, name+"*"):
 		case !slices.Contains(known, name):
-			return nil, denied("endpoints.query", name, fmt.Sprintf("the query parameter %q is not known", shorten(name)), "one of: "+strings.ReplaceAll(strings.Join(known, ", "), "*", ""))
+			return nil, denied("endpoints.query", name, fmt.Sprintf("the query parameter %q is not known", body.Shorten(name)), "one of: "+strings.ReplaceAll(strings.Join(known, ", "), "*", ""))
 		case len(values) > 1:
 			return nil, proxy.Malformed(fmt.Sprintf("the query parameter %q is there %d times", name, len(values)))
 		}
@@ -185,4 +187,4 @@ func (c *call) number(name string) (int64, error) {
 	return n, nil
 }
 
-func method(r *http.Request) string { return shorten(r.Method) }
+func method(r *http.Request) string { return body.Shorten(r.Method) }

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
@@ -121,10 +123,10 @@ func quietly(c *call, ct *container.InspectResponse, serve func(*container.Inspe
 	var reason policy.Reason
 	switch {
 	case !fixed && running && !rootHolds(ct):
-		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that its processes can exchange, and the container runs", shorten(release)),
+		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that its processes can exchange, and the container runs", body.Shorten(release)),
 			Allowed: "a stopped container, tar by docker exec, or engine " + ArchiveFixed}
 	case !fixed && !running && sharer != "":
-		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that may lead through a mount, and another of the tenant's containers runs, or one that can write to the mount", shorten(release)),
+		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that may lead through a mount, and another of the tenant's containers runs, or one that can write to the mount", body.Shorten(release)),
 			Allowed: "no running container of the tenant's or with the same volumes or binds, or engine " + ArchiveFixed}
 	case kept && (running || sharer != ""):
 		reason = policy.Reason{Rule: "archive.read_only", Message: "the container's root is read-only, and a process could lead the archive into it by a link in a mount",

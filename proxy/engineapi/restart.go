@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/containerd/errdefs"
@@ -219,7 +221,7 @@ func (d *Proxy) restartedHere(id string, labels map[string]string) (restart.Poli
 }
 
 // restartPolicy returns the policy that is asked for. Only on-failure has a number of retries.
-func restartPolicy(b restartBody) restart.Policy {
+func restartPolicy(b body.Restart) restart.Policy {
 	p := restart.Policy{Name: b.Name}
 	if p.Name == restart.OnFailure {
 		p.MaxRetries = int(b.MaximumRetryCount)
@@ -230,15 +232,15 @@ func restartPolicy(b restartBody) restart.Policy {
 // checkRestart refuses, as the engine would, a restart policy of a container that is
 // removed when it ends.
 func (p *plan) checkRestart() error {
-	if p.body.HostConfig.AutoRemove && !p.audited && len(p.spec.Binds) > 0 && !restartOf(p).None() {
+	if p.Body.HostConfig.AutoRemove && !p.audited && len(p.Spec.Binds) > 0 && !restartOf(p).None() {
 		return proxy.Malformed("can't create 'AutoRemove' container with restart policy")
 	}
 	return nil
 }
 
 func restartOf(p *plan) restart.Policy {
-	r := restartPolicy(p.body.HostConfig.RestartPolicy)
-	r.Name = p.spec.Restart
+	r := restartPolicy(p.Body.HostConfig.RestartPolicy)
+	r.Name = p.Spec.Restart
 	return r
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/client"
 
@@ -33,7 +35,7 @@ func TestSeccomp(t *testing.T) {
 			t.Fatal(err)
 		}
 		shown, err := c.ContainerInspect(t.Context(), made.ID)
-		if err != nil || !slices.Equal(shown.HostConfig.SecurityOpt, []string{noNewPrivileges}) {
+		if err != nil || !slices.Equal(shown.HostConfig.SecurityOpt, []string{body.NoNewPrivileges}) {
 			t.Errorf("inspect: %q, %v", shown.HostConfig.SecurityOpt, err)
 		}
 		if err := c.ContainerStart(t.Context(), made.ID, container.StartOptions{}); err != nil {

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
@@ -215,22 +217,22 @@ func startQuery(c *call) (url.Values, time.Duration, error) {
 	}
 	if signal := c.query.Get("signal"); signal != "" {
 		if !signalName.MatchString(signal) {
-			return nil, 0, proxy.Malformed("Invalid signal: " + shorten(signal))
+			return nil, 0, proxy.Malformed("Invalid signal: " + body.Shorten(signal))
 		}
 		query.Set("signal", signal)
 	}
 	if c.query.Get("t") != "" {
 		n, err := c.number("t")
-		if err != nil || n < -1 || n > maxStopSeconds {
+		if err != nil || n < -1 || n > body.MaxStopSeconds {
 			return nil, 0, proxy.Malformed("the time to end is not a number of seconds")
 		}
 		if n < 0 {
-			n = maxStopSeconds
+			n = body.MaxStopSeconds
 		}
 		query.Set("t", strconv.FormatInt(n, 10))
 	}
 	if path.Base(c.route.template) != "start" {
-		wait = maxStopSeconds * time.Second
+		wait = body.MaxStopSeconds * time.Second
 	}
 	return query, wait, nil
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
@@ -152,7 +154,7 @@ func diskUsage(c *call) error {
 	types := map[string]string{"Images": "image", "Containers": "container", "Volumes": "volume"}
 	for _, kind := range c.query["type"] {
 		if !slices.Contains([]string{"container", "image", "volume", "build-cache"}, kind) {
-			return proxy.Malformed("unknown object type: " + shorten(kind))
+			return proxy.Malformed("unknown object type: " + body.Shorten(kind))
 		}
 	}
 	all := c.version < 42 || len(c.query["type"]) == 0

@@ -3,6 +3,8 @@ package engineapi
 import (
 	"net/http"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
@@ -12,20 +14,20 @@ import (
 // updateContainer changes a container's resources and restart policy, within what its
 // profile allows a new one.
 func updateContainer(c *call) error {
-	var body updateBody
-	if err := c.decode(&body); err != nil {
+	var b body.Update
+	if err := c.decode(&b); err != nil {
 		return err
 	}
-	if err := body.check(); err != nil {
+	if err := b.Check(); err != nil {
 		return err
 	}
-	if n := body.RestartPolicy.MaximumRetryCount; n < 0 || n > 1<<31-1 {
+	if n := b.RestartPolicy.MaximumRetryCount; n < 0 || n > 1<<31-1 {
 		return proxy.Malformed("maximum retry count cannot be negative, or that large")
 	}
 	req := policy.ContainerRequest{
-		Profile: c.caller.Profile, Restart: body.RestartPolicy.Name, Devices: body.devices(), Other: body.refused(""),
+		Profile: c.caller.Profile, Restart: b.RestartPolicy.Name, Devices: b.DeviceList(), Other: b.Refused(""),
 	}
-	body.resources(&req)
+	b.Resources(&req)
 	if len(req.Ulimits) > 0 {
 		req.Other = append(req.Other, policy.OtherField{Field: "Ulimits", Value: req.Ulimits[0].Name})
 		req.Ulimits = nil
@@ -43,17 +45,17 @@ func updateContainer(c *call) error {
 		return err
 	}
 	verdict.Spec.CPUs = min(verdict.Spec.CPUs, float64(host.CPUs))
-	asked := restartPolicy(body.RestartPolicy)
+	asked := restartPolicy(b.RestartPolicy)
 	_, ours := c.restartedHere(ct.ID, ct.Config.Labels)
 	if ours {
 		if ct.HostConfig.AutoRemove && !asked.None() {
 			return conflict("Cannot update container " + ct.ID + ": Conflicting options: Restart policy cannot be updated because AutoRemove is enabled for the container")
 		}
-		body.RestartPolicy, verdict.Spec.Restart = restartBody{}, "" // the engine keeps none
+		b.RestartPolicy, verdict.Spec.Restart = body.Restart{}, "" // the engine keeps none
 	}
-	var change any = &body // of mode audit
+	var change any = &b // of mode audit
 	if verdict.Allowed() {
-		change = body.encode(verdict.Spec)
+		change = b.Encode(verdict.Spec)
 	}
 	defer c.detach(upstream.AskTimeout)()
 	v, err := c.engine.Max(c.ctx)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
@@ -21,7 +23,7 @@ import (
 )
 
 // differ says what differs, as a denial.
-func differ(d differences, rule string) error {
+func differ(d body.Differences, rule string) error {
 	if len(d) == 0 {
 		return nil
 	}
@@ -35,27 +37,27 @@ func verifyMade(c *call, p *plan, id string, v upstream.Version) error {
 	if err != nil {
 		return err
 	}
-	var d differences
-	d.add(ct.ID == id, "Id")
-	want := maps.Clone(p.labels)
+	var d body.Differences
+	d.Add(ct.ID == id, "Id")
+	want := maps.Clone(p.Labels)
 	for name := range ct.Config.Labels {
 		if _, asked := want[name]; !asked {
-			d.add(!lifecycle.IsOwnLabel(name), "Config.Labels") // an image's
+			d.Add(!lifecycle.IsOwnLabel(name), "Config.Labels") // an image's
 		}
 	}
 	for name, value := range want {
 		got, ok := ct.Config.Labels[name]
-		d.add(ok && got == value, "Config.Labels")
+		d.Add(ok && got == value, "Config.Labels")
 	}
 	if !p.audited {
-		d.add(sameEnv(ct.Config.Env, p.env(c.rules.InjectedEnv())), "Config.Env")
+		d.Add(body.SameEnv(ct.Config.Env, p.Env(c.rules.InjectedEnv())), "Config.Env")
 		more, err := differencesOf(c, p.effective(), ct, v)
 		if err != nil {
 			return err
 		}
 		d = append(d, more...)
-		d.add(sameResources(p.spec, ct.HostConfig), "HostConfig.Resources")
-		d.add(restartIs(ct.HostConfig, p.spec), "HostConfig.RestartPolicy")
+		d.Add(body.SameResources(p.Spec, ct.HostConfig), "HostConfig.Resources")
+		d.Add(body.RestartIs(ct.HostConfig, p.Spec), "HostConfig.RestartPolicy")
 	}
 	if err := verifyVolumes(c, &d, p.audited, ct); err != nil {
 		return err
@@ -71,7 +73,7 @@ func verifyMade(c *call, p *plan, id string, v upstream.Version) error {
 
 // verifyVolumes looks again whose the volumes are: until the container was there, which
 // keeps them, their names could be taken by others.
-func verifyVolumes(c *call, d *differences, audited bool, ct *container.InspectResponse) error {
+func verifyVolumes(c *call, d *body.Differences, audited bool, ct *container.InspectResponse) error {
 	for _, m := range ct.Mounts {
 		if m.Type != mount.TypeVolume {
 			continue
@@ -79,13 +81,13 @@ func verifyVolumes(c *call, d *differences, audited bool, ct *container.InspectR
 		v, _, err := anyVolume(c, m.Name)
 		switch {
 		case errors.Is(err, errNotFound):
-			d.add(false, "Mounts")
+			d.Add(false, "Mounts")
 		case err != nil:
 			return err
 		case audited:
-			d.add(!c.others(lifecycle.ObjectVolume, v.Name, v.Labels), "Mounts")
+			d.Add(!c.others(lifecycle.ObjectVolume, v.Name, v.Labels), "Mounts")
 		default:
-			d.add(ownVolume(c, v), "Mounts")
+			d.Add(ownVolume(c, v), "Mounts")
 		}
 	}
 	return nil
@@ -105,22 +107,22 @@ func (c *call) inspect(id string, v upstream.Version) (*container.InspectRespons
 
 // differencesOf compares a container with what it was allowed, in all that can't be changed
 // by an update.
-func differencesOf(c *call, want effective, ct *container.InspectResponse, v upstream.Version) (differences, error) {
-	var d differences
-	d.add(ct.Image == want.ImageID, "Image")
-	d.add(ct.Config.User == want.User, "Config.User")
-	d.add(!ct.Config.NetworkDisabled, "Config.NetworkDisabled")
+func differencesOf(c *call, want effective, ct *container.InspectResponse, v upstream.Version) (body.Differences, error) {
+	var d body.Differences
+	d.Add(ct.Image == want.ImageID, "Image")
+	d.Add(ct.Config.User == want.User, "Config.User")
+	d.Add(!ct.Config.NetworkDisabled, "Config.NetworkDisabled")
 	if h := ct.Config.Healthcheck; h != nil {
-		body := healthBody{Interval: int64(h.Interval), Timeout: int64(h.Timeout), StartPeriod: int64(h.StartPeriod), StartInterval: int64(h.StartInterval)}
-		d.add(body.check() == nil, "Config.Healthcheck")
+		body := body.Health{Interval: int64(h.Interval), Timeout: int64(h.Timeout), StartPeriod: int64(h.StartPeriod), StartInterval: int64(h.StartInterval)}
+		d.Add(body.Check() == nil, "Config.Healthcheck")
 	}
-	d.add(sameSecurity(ct.HostConfig.SecurityOpt, want.Seccomp), "HostConfig.SecurityOpt")
-	d.privileges(want.ContainerSpec, ct.HostConfig, int(v))
-	d.namespaces(ct.HostConfig, int(v))
-	d.closed(ct.HostConfig)
-	d.limits(want.ContainerSpec, ct.HostConfig)
-	d.mounts(want.granted, ct)
-	d.add(len(want.Binds) == 0 || ct.HostConfig.RestartPolicy.IsNone(), "HostConfig.RestartPolicy")
+	d.Add(body.SameSecurity(ct.HostConfig.SecurityOpt, want.Seccomp), "HostConfig.SecurityOpt")
+	d.Privileges(want.ContainerSpec, ct.HostConfig, int(v))
+	d.Namespaces(ct.HostConfig, int(v))
+	d.Closed(ct.HostConfig)
+	d.Limits(want.ContainerSpec, ct.HostConfig)
+	d.Mounts(want.Granted, ct)
+	d.Add(len(want.Binds) == 0 || ct.HostConfig.RestartPolicy.IsNone(), "HostConfig.RestartPolicy")
 	err := networkDifferences(c, &d, want.ContainerSpec, ct)
 	return d, err
 }
@@ -128,16 +130,16 @@ func differencesOf(c *call, want effective, ct *container.InspectResponse, v ups
 // networkDifferences looks up by its own name each network that the container would be
 // connected with: one that was judged, one of the caller's that it was connected with
 // since, or one of the policy's.
-func networkDifferences(c *call, d *differences, s policy.ContainerSpec, ct *container.InspectResponse) error {
+func networkDifferences(c *call, d *body.Differences, s policy.ContainerSpec, ct *container.InspectResponse) error {
 	mode := string(ct.HostConfig.NetworkMode)
 	switch s.Network {
 	case policy.SpecNetworkNone:
-		d.add(mode == policy.NetNone, "HostConfig.NetworkMode")
+		d.Add(mode == policy.NetNone, "HostConfig.NetworkMode")
 	case policy.SpecNetworkContainer:
-		d.add(mode == "container:"+s.Networks[0].ID && len(ct.NetworkSettings.Networks) == 0, "HostConfig.NetworkMode")
+		d.Add(mode == "container:"+s.Networks[0].ID && len(ct.NetworkSettings.Networks) == 0, "HostConfig.NetworkMode")
 	default:
 		// Some engines tell it by its name; whose that is, is looked up below.
-		d.add(len(s.Networks) > 0 && (mode == s.Networks[0].ID || mode != "" && mode == s.Networks[0].Name), "HostConfig.NetworkMode")
+		d.Add(len(s.Networks) > 0 && (mode == s.Networks[0].ID || mode != "" && mode == s.Networks[0].Name), "HostConfig.NetworkMode")
 	}
 	for name, endpoint := range ct.NetworkSettings.Networks {
 		if name == policy.NetNone && s.Network == policy.SpecNetworkNone {
@@ -151,8 +153,8 @@ func networkDifferences(c *call, d *differences, s policy.ContainerSpec, ct *con
 			continue // it is gone, and the container can't start
 		}
 		judged := slices.ContainsFunc(s.Networks, func(w policy.ContainerNetwork) bool { return w.ID == n.ID })
-		d.add(judged || policyOwn(c, n) || c.own(lifecycle.ObjectNetwork, n.ID, n.Labels), "NetworkSettings.Networks")
-		d.add(endpoint == nil || endpoint.NetworkID == "" || endpoint.NetworkID == n.ID, "NetworkSettings.Networks")
+		d.Add(judged || policyOwn(c, n) || c.own(lifecycle.ObjectNetwork, n.ID, n.Labels), "NetworkSettings.Networks")
+		d.Add(endpoint == nil || endpoint.NetworkID == "" || endpoint.NetworkID == n.ID, "NetworkSettings.Networks")
 	}
 	return nil
 }
@@ -181,7 +183,7 @@ func verifyStart(c *call, e effective, ct *container.InspectResponse, v upstream
 	if err != nil {
 		return err
 	}
-	d.add(withinLimits(c, e, ct.HostConfig), "HostConfig.Resources")
+	d.Add(withinLimits(c, e, ct.HostConfig), "HostConfig.Resources")
 	slices.Sort(d)
 	d = slices.Compact(d)
 	if err := differ(d, "verify.start"); err != nil {
@@ -194,14 +196,14 @@ func verifyStart(c *call, e effective, ct *container.InspectResponse, v upstream
 // withinLimits tells whether what updates can change is as it was made, or as the policy
 // would still let it be made.
 func withinLimits(c *call, e effective, h *container.HostConfig) bool {
-	if sameResources(e.ContainerSpec, h) && restartIs(h, e.ContainerSpec) {
+	if body.SameResources(e.ContainerSpec, h) && body.RestartIs(h, e.ContainerSpec) {
 		return true
 	}
-	if h.Memory <= 0 || cpusOf(h) <= 0 || h.PidsLimit == nil || *h.PidsLimit <= 0 || h.MemorySwap != h.Memory && h.MemorySwap != -1 {
+	if h.Memory <= 0 || body.CPUsOf(h) <= 0 || h.PidsLimit == nil || *h.PidsLimit <= 0 || h.MemorySwap != h.Memory && h.MemorySwap != -1 {
 		return false
 	}
 	verdict := c.rules.ContainerUpdate(c.caller.Profile, policy.ContainerRequest{
-		MemoryBytes: h.Memory, CPUs: float64(cpusOf(h)) / 1e9, PidsLimit: h.PidsLimit, Restart: string(h.RestartPolicy.Name),
+		MemoryBytes: h.Memory, CPUs: float64(body.CPUsOf(h)) / 1e9, PidsLimit: h.PidsLimit, Restart: string(h.RestartPolicy.Name),
 	})
 	return verdict.Allowed() && len(verdict.Overridden) == 0
 }

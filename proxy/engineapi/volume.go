@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"slices"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/volume"
@@ -30,7 +32,7 @@ func volumeRoutes() []route {
 
 var volumeName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
 
-func noVolume(name string) error { return notFound("get " + shorten(name) + ": no such volume") }
+func noVolume(name string) error { return notFound("get " + body.Shorten(name) + ": no such volume") }
 
 // ownVolumeOf gives a volume of the caller's, by its name, which may be another's tomorrow.
 func ownVolumeOf(c *call, name string) (*volume.Volume, json.RawMessage, error) {
@@ -119,7 +121,7 @@ func createVolume(c *call) error {
 }
 
 func volumeTaken(name string) error {
-	return conflict(fmt.Sprintf("the volume name %q is taken", shorten(name)))
+	return conflict(fmt.Sprintf("the volume name %q is taken", body.Shorten(name)))
 }
 
 // makeVolume makes a volume of the caller's. A driver other than the local one and options
@@ -187,7 +189,7 @@ func pruneVolumes(c *call) error {
 }
 
 // lookUpVolumes finds out whose the volumes are, and which aren't there.
-func lookUpVolumes(c *call, list []mounted) (missing []string, err error) {
+func lookUpVolumes(c *call, list []body.Mounted) (missing []string, err error) {
 	for i := range list {
 		m := &list[i]
 		if m.Type != "volume" || !volumeName.MatchString(m.Source) {
