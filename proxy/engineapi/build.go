@@ -297,7 +297,7 @@ func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error
 	_ = os.Remove(f.Name())
 	ctx, end := context.WithCancelCause(c.ctx)
 	defer end(nil)
-	rest := patient(c, ctx, end, http.MaxBytesReader(c.w, c.r.Body, maxContext))
+	rest := patient(ctx, c, end, http.MaxBytesReader(c.w, c.r.Body, maxContext))
 	body, err := plainTar(rest)
 	if err == nil {
 		err = rewrite(&spoolWriter{File: f, ctx: ctx, lease: lease}, body, name, func(text []byte) ([]byte, error) { return judgeDockerfile(c, text, args, auths) })

@@ -137,10 +137,10 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 		body = p.Encode(c.rules.InjectedEnv(), int(v))
 	}
 	// An answer that is lost doesn't mean that there is no container.
-	undo.add(func(ctx context.Context) error { return removeSession(c, ctx, v, session) })
+	undo.add(func(ctx context.Context) error { return removeSession(ctx, c, v, session) })
 	var answer made
 	if err := c.engine.PostLong(c.ctx, v, "/containers/create", query, body, &answer); err != nil {
-		return out, createError(c, err, query.Get("name"))
+		return out, createError(err, query.Get("name"))
 	}
 	if !fullID.MatchString(answer.ID) {
 		return out, errors.New("create container: the engine's answer has no ID")
@@ -179,7 +179,7 @@ func holdPlanned(c *call, p *plan) (release func(), err error) {
 }
 
 // createError doesn't tell of others' containers.
-func createError(c *call, err error, name string) error {
+func createError(err error, name string) error {
 	if upstream.StatusOf(err) == http.StatusConflict && strings.Contains(err.Error(), "already in use") {
 		return nameTaken(name)
 	}
@@ -202,14 +202,14 @@ func makeVolumes(c *call, p *plan, undo *undo) error {
 			return fmt.Errorf("create volume: %w", err)
 		}
 		undo.add(func(ctx context.Context) error {
-			return removeMade(c, ctx, name, made.Labels[lifecycle.LabelSessionID])
+			return removeMade(ctx, c, name, made.Labels[lifecycle.LabelSessionID])
 		})
 	}
 	return nil
 }
 
 // removeMade removes a volume that was made, unless another has its name by now.
-func removeMade(c *call, ctx context.Context, name, session string) error {
+func removeMade(ctx context.Context, c *call, name, session string) error {
 	var now labelled
 	err := c.engine.Get(ctx, c.version, "/volumes/"+name, nil, &now)
 	if err != nil || now.Labels[lifecycle.LabelSessionID] != session {
@@ -219,15 +219,15 @@ func removeMade(c *call, ctx context.Context, name, session string) error {
 }
 
 // removeSession removes the container that a create made, if it made one.
-func removeSession(c *call, ctx context.Context, v upstream.Version, session string) error {
+func removeSession(ctx context.Context, c *call, v upstream.Version, session string) error {
 	var errs []error
 	err := c.eachContainer(ctx, v, func(ct *listed) {
-		errs = append(errs, removeByForce(c, ctx, v, ct.ID))
+		errs = append(errs, removeByForce(ctx, c, v, ct.ID))
 	}, lifecycle.LabelSessionID+"="+session, lifecycle.LabelOwner+"="+c.opts.Owner)
 	return errors.Join(append(errs, err)...)
 }
 
-func removeByForce(c *call, ctx context.Context, v upstream.Version, id string) error {
+func removeByForce(ctx context.Context, c *call, v upstream.Version, id string) error {
 	c.known.drop(id)
 	c.transfers.end(id)
 	query := url.Values{"force": {"1"}, "v": {"1"}}

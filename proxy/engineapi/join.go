@@ -96,7 +96,7 @@ func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[str
 			return nil, nil, err
 		}
 		n.Field = fmt.Sprintf("NetworkingConfig.EndpointsConfig[%q]", body.Shorten(ref))
-		if n.Options, err = endpointOptions(c, asked[ref], n); err != nil {
+		if n.Options, err = endpointOptions(asked[ref], n); err != nil {
 			return nil, nil, err
 		}
 		key := n.Mode + ":" + n.ID
@@ -174,7 +174,7 @@ const maxAliases = 64
 
 // endpointOptions gives what of an endpoint no policy allows. On a network that others
 // share, a name of one's own would be theirs to be misled by.
-func endpointOptions(c *call, e *body.Endpoint, n policy.ContainerNetwork) ([]string, error) {
+func endpointOptions(e *body.Endpoint, n policy.ContainerNetwork) ([]string, error) {
 	if e == nil {
 		return nil, nil
 	}

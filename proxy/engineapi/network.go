@@ -324,7 +324,7 @@ func joinable(c *call, ref string, settings *body.Endpoint) (id string, own bool
 	if join.Mode == policy.NetDefault { // the engine's own bridge, and not the profile's network
 		join.Mode, join.Name = policy.NetNamed, info.Name
 	}
-	if join.Options, err = endpointOptions(c, settings, join); err != nil {
+	if join.Options, err = endpointOptions(settings, join); err != nil {
 		return "", false, err
 	}
 	err = c.rules.NetworkJoin(c.caller.Profile, join)

@@ -74,7 +74,7 @@ func useOf(id string, labels map[string]string, mounts []container.MountPoint) *
 
 // claimMounts keeps archive calls away from a container's mounts until leave is called. It waits
 // for those that go on, until ctx ends.
-func claimMounts(c *call, ctx context.Context, ct *container.InspectResponse) (leave func(), err error) {
+func claimMounts(ctx context.Context, c *call, ct *container.InspectResponse) (leave func(), err error) {
 	return c.opts.Claims.Use(ctx, useOf(ct.ID, ct.Config.Labels, ct.Mounts))
 }
 

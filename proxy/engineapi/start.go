@@ -100,7 +100,7 @@ func startOne(c *call, a upstream.Ask, id string, wait time.Duration) (*http.Res
 	if err := expired(ct); err != nil {
 		return nil, err
 	}
-	leaveMounts, err := claimMounts(c, waiting, ct)
+	leaveMounts, err := claimMounts(waiting, c, ct)
 	if err != nil {
 		return nil, err
 	}

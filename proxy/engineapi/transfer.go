@@ -112,7 +112,7 @@ func transferArchive(c *call, until time.Time, serve func(end context.CancelCaus
 			_ = conn.SetWriteDeadline(time.Time{}) // for the error, or the connection's next answer
 		}
 	}()
-	err = serve(end, patient(c, ctx, end, c.r.Body))
+	err = serve(end, patient(ctx, c, end, c.r.Body))
 	if err != nil && ctx.Err() != nil && client.Err() == nil {
 		return context.Cause(ctx)
 	}
@@ -120,7 +120,7 @@ func transferArchive(c *call, until time.Time, serve func(end context.CancelCaus
 }
 
 // patient gives the body to a caller that goes on giving it, and ends ctx otherwise.
-func patient(c *call, ctx context.Context, end context.CancelCauseFunc, body io.Reader) io.Reader {
+func patient(ctx context.Context, c *call, end context.CancelCauseFunc, body io.Reader) io.Reader {
 	stall := c.transfers.stall
 	return &patientReader{Reader: body, conn: http.NewResponseController(c.w), ctx: ctx, end: end, stall: stall, left: stall}
 }

@@ -108,21 +108,7 @@ func (c *call) inspect(id string, v upstream.Version) (*container.InspectRespons
 // differencesOf compares a container with what it was allowed, in all that can't be changed
 // by an update.
 func differencesOf(c *call, want effective, ct *container.InspectResponse, v upstream.Version) (body.Differences, error) {
-	var d body.Differences
-	d.Add(ct.Image == want.ImageID, "Image")
-	d.Add(ct.Config.User == want.User, "Config.User")
-	d.Add(!ct.Config.NetworkDisabled, "Config.NetworkDisabled")
-	if h := ct.Config.Healthcheck; h != nil {
-		body := body.Health{Interval: int64(h.Interval), Timeout: int64(h.Timeout), StartPeriod: int64(h.StartPeriod), StartInterval: int64(h.StartInterval)}
-		d.Add(body.Check() == nil, "Config.Healthcheck")
-	}
-	d.Add(body.SameSecurity(ct.HostConfig.SecurityOpt, want.Seccomp), "HostConfig.SecurityOpt")
-	d.Privileges(want.ContainerSpec, ct.HostConfig, int(v))
-	d.Namespaces(ct.HostConfig, int(v))
-	d.Closed(ct.HostConfig)
-	d.Limits(want.ContainerSpec, ct.HostConfig)
-	d.Mounts(want.Granted, ct)
-	d.Add(len(want.Binds) == 0 || ct.HostConfig.RestartPolicy.IsNone(), "HostConfig.RestartPolicy")
+	d := body.Compare(want.Granted, ct, int(v))
 	err := networkDifferences(c, &d, want.ContainerSpec, ct)
 	return d, err
 }
@@ -227,5 +213,5 @@ func endUnfit(c *call, id string, v upstream.Version, why error) {
 
 // removeUnfit removes a container that must not run, with its own time.
 func removeUnfit(c *call, id string, v upstream.Version) {
-	undo{func(ctx context.Context) error { return removeByForce(c, ctx, v, id) }}.run(c.ctx, c.log)
+	undo{func(ctx context.Context) error { return removeByForce(ctx, c, v, id) }}.run(c.ctx, c.log)
 }

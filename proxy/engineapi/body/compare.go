@@ -7,10 +7,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/bermhq/berm/policy"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/bermhq/berm/policy"
 )
 
 // Granted is what a container was allowed, as its label keeps it.
@@ -28,10 +29,32 @@ type Granted struct {
 // Differences collects what of a container isn't as it was judged.
 type Differences []string
 
+// Add adds what, unless it is the same.
 func (d *Differences) Add(same bool, what string) {
 	if !same {
 		*d = append(*d, what)
 	}
+}
+
+// Compare compares a container with what it was allowed, in all that can't be changed by an
+// update but its networks. V is the minor version of the API in which it was inspected.
+func Compare(want Granted, ct *container.InspectResponse, v int) Differences {
+	var d Differences
+	d.Add(ct.Image == want.ImageID, "Image")
+	d.Add(ct.Config.User == want.User, "Config.User")
+	d.Add(!ct.Config.NetworkDisabled, "Config.NetworkDisabled")
+	if h := ct.Config.Healthcheck; h != nil {
+		b := Health{Interval: int64(h.Interval), Timeout: int64(h.Timeout), StartPeriod: int64(h.StartPeriod), StartInterval: int64(h.StartInterval)}
+		d.Add(b.Check() == nil, "Config.Healthcheck")
+	}
+	d.Add(sameSecurity(ct.HostConfig.SecurityOpt, want.Seccomp), "HostConfig.SecurityOpt")
+	d.privileges(want.ContainerSpec, ct.HostConfig, v)
+	d.namespaces(ct.HostConfig, v)
+	d.closed(ct.HostConfig)
+	d.limits(want.ContainerSpec, ct.HostConfig)
+	d.mounts(want, ct)
+	d.Add(len(want.Binds) == 0 || ct.HostConfig.RestartPolicy.IsNone(), "HostConfig.RestartPolicy")
+	return d
 }
 
 // SameEnv tells whether each variable that was sent is there once, with its value, and none
@@ -60,7 +83,7 @@ var (
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
-func (d *Differences) Privileges(s policy.ContainerSpec, h *container.HostConfig, v int) {
+func (d *Differences) privileges(s policy.ContainerSpec, h *container.HostConfig, v int) {
 	d.Add(!h.Privileged, "HostConfig.Privileged")
 	caps := []string{}
 	for _, name := range h.CapAdd {
@@ -80,9 +103,9 @@ func (d *Differences) Privileges(s policy.ContainerSpec, h *container.HostConfig
 	d.Add(maps.Equal(h.Sysctls, s.Sysctls), "HostConfig.Sysctls")
 }
 
-// SameSecurity reports whether options are those that a container gets, with the seccomp
+// sameSecurity reports whether options are those that a container gets, with the seccomp
 // profile whose digest its label has.
-func SameSecurity(options []string, seccomp string) bool {
+func sameSecurity(options []string, seccomp string) bool {
 	if seccomp == "" {
 		return slices.Equal(options, []string{NoNewPrivileges})
 	}
@@ -97,7 +120,7 @@ func sameSet(a, b []string) bool {
 	return len(a) == len(b) && containsAll(a, b) && containsAll(b, a)
 }
 
-func (d *Differences) Namespaces(h *container.HostConfig, v int) {
+func (d *Differences) namespaces(h *container.HostConfig, v int) {
 	d.Add(h.PidMode == "", "HostConfig.PidMode")
 	d.Add(h.IpcMode.IsPrivate(), "HostConfig.IpcMode")
 	d.Add(h.UTSMode == "", "HostConfig.UTSMode")
@@ -107,8 +130,8 @@ func (d *Differences) Namespaces(h *container.HostConfig, v int) {
 	d.Add(h.CgroupParent == "", "HostConfig.CgroupParent")
 }
 
-// Closed are the fields that are never set.
-func (d *Differences) Closed(h *container.HostConfig) {
+// closed are the fields that are never set.
+func (d *Differences) closed(h *container.HostConfig) {
 	d.Add(len(h.Devices) == 0 && len(h.DeviceRequests) == 0 && len(h.DeviceCgroupRules) == 0, "HostConfig.Devices")
 	d.Add(len(h.Binds) == 0, "HostConfig.Binds")
 	d.Add(len(h.VolumesFrom) == 0, "HostConfig.VolumesFrom")
@@ -135,7 +158,7 @@ func hasOptions(got, sent map[string]string) bool {
 	return true
 }
 
-func (d *Differences) Limits(s policy.ContainerSpec, h *container.HostConfig) {
+func (d *Differences) limits(s policy.ContainerSpec, h *container.HostConfig) {
 	d.Add(h.ShmSize == s.ShmBytes, "HostConfig.ShmSize")
 	d.Add(h.OomScoreAdj == s.OOMScoreAdj, "HostConfig.OomScoreAdj")
 	d.Add(h.CPUShares <= defaultShares, "HostConfig.CpuShares")
@@ -153,8 +176,8 @@ func (d *Differences) Limits(s policy.ContainerSpec, h *container.HostConfig) {
 	}
 }
 
-// Mounts compares what is mounted, and how, with what was judged.
-func (d *Differences) Mounts(s Granted, ct *container.InspectResponse) {
+// mounts compares what is mounted, and how, with what was judged.
+func (d *Differences) mounts(s Granted, ct *container.InspectResponse) {
 	left := slices.Clone(ct.Mounts)
 	take := func(fits func(container.MountPoint) bool) bool {
 		i := slices.IndexFunc(left, fits)
@@ -202,6 +225,7 @@ func SameResources(s policy.ContainerSpec, h *container.HostConfig) bool {
 		h.PidsLimit != nil && *h.PidsLimit == s.PidsLimit
 }
 
+// CPUsOf returns a container's limit in billionths of a CPU.
 func CPUsOf(h *container.HostConfig) int64 {
 	if h.NanoCPUs == 0 && h.CPUQuota > 0 && h.CPUPeriod > 0 {
 		return h.CPUQuota * 1e9 / h.CPUPeriod

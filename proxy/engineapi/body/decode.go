@@ -27,6 +27,7 @@ type Create struct {
 	NetworkingConfig map[string]json.RawMessage `json:"NetworkingConfig,omitempty"` // see endpoints
 }
 
+// Config is what a container is, apart from what confines it.
 type Config struct {
 	Hostname        string              `json:"Hostname"`
 	Domainname      string              `json:"Domainname"`
@@ -56,6 +57,7 @@ type Config struct {
 	Runtime         string              `json:"Runtime,omitempty"` // where some clients put it, and no engine reads it
 }
 
+// Health is a health check.
 type Health struct {
 	Test          []string `json:"Test,omitempty"`
 	Interval      int64    `json:"Interval,omitempty"`
@@ -65,6 +67,7 @@ type Health struct {
 	Retries       int64    `json:"Retries,omitempty"`
 }
 
+// Host is what confines a container.
 type Host struct {
 	resourcesBody
 	Binds           []string              `json:"Binds"`
@@ -146,6 +149,7 @@ type resourcesBody struct {
 	IOMaximumBandwidth   int64           `json:"IOMaximumBandwidth"`
 }
 
+// Update is the body of a container's update.
 type Update struct {
 	resourcesBody
 	RestartPolicy Restart `json:"RestartPolicy"`
@@ -161,6 +165,7 @@ type portBody struct {
 	HostPort string `json:"HostPort"`
 }
 
+// Restart is a restart policy.
 type Restart struct {
 	Name              string `json:"Name"`
 	MaximumRetryCount int64  `json:"MaximumRetryCount"`
@@ -192,6 +197,7 @@ type ulimitBody struct {
 	Hard int64  `json:"Hard"`
 }
 
+// MountBody is a mount of the form that has a field for everything.
 type MountBody struct {
 	Type           string         `json:"Type,omitempty"`
 	Source         string         `json:"Source,omitempty"`
@@ -213,6 +219,7 @@ type bindBody struct {
 	ReadOnlyForceRecursive bool   `json:"ReadOnlyForceRecursive,omitempty"`
 }
 
+// VolumeOptions are a mount's options of a volume.
 type VolumeOptions struct {
 	NoCopy       bool              `json:"NoCopy,omitempty"`
 	Labels       map[string]string `json:"Labels,omitempty"`
@@ -299,6 +306,7 @@ func (w *Words) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// Bounds of what a body may have.
 const (
 	maxWords       = 8192
 	MaxListed      = 1024 // entries of a list that costs nothing but its length
@@ -308,6 +316,7 @@ const (
 	minHealthTime  = time.Millisecond // as the engine has it
 )
 
+// What names and other short texts look like.
 var (
 	hostName   = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$`)
 	DomainName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,251}[a-zA-Z0-9])?$`)

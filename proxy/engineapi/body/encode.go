@@ -18,6 +18,7 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
+// NoNewPrivileges is the security option of every container.
 const NoNewPrivileges = "no-new-privileges"
 
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)
@@ -268,6 +269,8 @@ func (p *Judged) networking(h *container.HostConfig) *network.NetworkingConfig {
 	return cfg
 }
 
+// Encode writes the endpoint for the engine. On a network that is not the caller's own it has
+// no names or address.
 func (e *Endpoint) Encode(own bool) *network.EndpointSettings {
 	out := &network.EndpointSettings{}
 	if e == nil {

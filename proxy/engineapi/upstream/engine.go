@@ -24,6 +24,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
+// Sizes and times of talking to the engine.
 const (
 	BufferSize  = 64 << 10         // of connections and copies, in bytes
 	MaxAnswer   = 64 << 20         // of an engine's answer that is read whole, in bytes
@@ -150,6 +151,7 @@ func (e *Engine) Send(ctx context.Context, a Ask) (*http.Response, error) {
 	return resp, nil
 }
 
+// Unavailable is the fault of an engine that can't be reached, or the end of ctx.
 func Unavailable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
