@@ -29,9 +29,9 @@ func attachRoutes() []route {
 	}
 }
 
-// streamsAsked are the parameters of an attach, written anew.
-func streamsAsked(c *call) (url.Values, error) {
-	query := url.Values{}
+// attachAsked returns the container of an attach, and its parameters, written anew.
+func attachAsked(c *call) (id string, query url.Values, err error) {
+	query = url.Values{}
 	for _, name := range []string{"logs", "stream", "stdin", "stdout", "stderr"} {
 		if c.flag(name) {
 			query.Set(name, "1")
@@ -41,19 +41,18 @@ func streamsAsked(c *call) (url.Values, error) {
 	if keys != "" {
 		query.Set("detachKeys", keys)
 	}
-	return query, detachKeys(keys)
+	if err := detachKeys(keys); err != nil {
+		return "", nil, err
+	}
+	if id, err = c.containerID(c.name); err != nil {
+		return "", nil, err
+	}
+	return id, query, refuseUnconfined(c)
 }
 
 func attachContainer(c *call) error {
-	query, err := streamsAsked(c)
+	id, query, err := attachAsked(c)
 	if err != nil {
-		return err
-	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
 	c.closeMessage = &closeMessage{}
@@ -68,15 +67,8 @@ func attachWS(c *call) error {
 	if !strings.EqualFold(h.Get("Upgrade"), "websocket") || err != nil || len(key) != 16 || h.Get("Sec-Websocket-Version") != "13" {
 		return proxy.Malformed("this is not the handshake of a WebSocket")
 	}
-	query, err := streamsAsked(c)
+	id, query, err := attachAsked(c)
 	if err != nil {
-		return err
-	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
 	return c.hijack(upstream.Ask{Path: "/containers/" + id + "/attach/ws", Query: query, Header: http.Header{

@@ -617,7 +617,7 @@ func finishBuild(c *call, id string, want map[string]string, tags []url.Values) 
 			err = denied("verify.build", "", "the image lacks labels that it was built with", "none")
 		}
 		if err != nil {
-			removeUnwanted(c, "image", id, "/images/"+id, nil)
+			removeUnwanted(c, "/images/"+id, nil)
 		}
 	}
 	for _, target := range tags {

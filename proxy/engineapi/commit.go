@@ -97,7 +97,7 @@ func commit(c *call) error {
 		return fmt.Errorf("commit: the engine's answer has no ID")
 	}
 	if err := committed(c, made.ID, labels, target); err != nil {
-		removeUnwanted(c, "image", made.ID, "/images/"+made.ID, nil)
+		removeUnwanted(c, "/images/"+made.ID, nil)
 		return err
 	}
 	return c.answer(http.StatusCreated, made)

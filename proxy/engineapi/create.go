@@ -215,7 +215,7 @@ func removeMade(ctx context.Context, c *call, name, session string) error {
 	if err != nil || now.Labels[lifecycle.LabelSessionID] != session {
 		return missingIsFine(err)
 	}
-	return missingIsFine(c.engine.Do(ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/volumes/" + name}, nil))
+	return remove(ctx, c, c.version, "/volumes/"+name, nil)
 }
 
 // removeSession removes the container that a create made, if it made one.
@@ -230,8 +230,18 @@ func removeSession(ctx context.Context, c *call, v upstream.Version, session str
 func removeByForce(ctx context.Context, c *call, v upstream.Version, id string) error {
 	c.known.drop(id)
 	c.transfers.end(id)
-	query := url.Values{"force": {"1"}, "v": {"1"}}
-	return missingIsFine(c.engine.Do(ctx, upstream.Ask{Method: http.MethodDelete, Version: v, Path: "/containers/" + id, Query: query}, nil))
+	return remove(ctx, c, v, "/containers/"+id, url.Values{"force": {"1"}, "v": {"1"}})
+}
+
+// remove removes what may be gone already.
+func remove(ctx context.Context, c *call, v upstream.Version, path string, query url.Values) error {
+	return missingIsFine(c.engine.Do(ctx, upstream.Ask{Method: http.MethodDelete, Version: v, Path: path, Query: query}, nil))
+}
+
+// removeUnwanted removes what the door made and the caller must not have. It doesn't end
+// with the call.
+func removeUnwanted(c *call, path string, query url.Values) {
+	undo{func(ctx context.Context) error { return remove(ctx, c, c.version, path, query) }}.run(c.ctx, c.log)
 }
 
 func missingIsFine(err error) error {

@@ -215,14 +215,3 @@ func countObjects(c *call, kind string) (n int64, err error) {
 	})
 	return n, err
 }
-
-// removeUnwanted removes what the door made and the caller must not have. It doesn't end with the
-// call. A failure is logged: the sweep removes by the labels what can't be removed now.
-func removeUnwanted(c *call, kind, id, path string, query url.Values) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), upstream.UndoTimeout)
-	defer cancel()
-	err := c.engine.Do(ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: path, Query: query}, nil)
-	if err != nil && upstream.StatusOf(err) != http.StatusNotFound {
-		c.log.ErrorContext(ctx, "engine_api_undo_failed", "kind", kind, "id", id, "error", err.Error())
-	}
-}

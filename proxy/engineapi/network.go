@@ -220,7 +220,7 @@ func createNetwork(c *call) error {
 		return err
 	}
 	if err := verifyNetwork(c, made.ID, want); err != nil {
-		removeUnwanted(c, "network", made.ID, "/networks/"+made.ID, nil)
+		removeUnwanted(c, "/networks/"+made.ID, nil)
 		return err
 	}
 	c.known.put(made.ID, c.caller.Tenant)

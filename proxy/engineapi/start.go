@@ -20,18 +20,22 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
+// acting reads what starts, restarts or stops a container, and counts it until leave is
+// called.
+func acting(c *call, what string, most int64) (id string, query url.Values, wait time.Duration, leave func(), err error) {
+	if query, wait, err = startQuery(c); err == nil {
+		id, err = c.containerID(c.name)
+	}
+	if err == nil {
+		leave, err = c.act(what+" "+id, most)
+	}
+	return id, query, wait, leave, err
+}
+
 // startContainer starts a container, or stops and starts it, if it is still as it was
 // allowed and still would be.
 func startContainer(c *call) error {
-	query, wait, err := startQuery(c)
-	if err != nil {
-		return err
-	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	leave, err := c.act("starts "+id, maxActs)
+	id, query, wait, leave, err := acting(c, "starts", maxActs)
 	if err != nil {
 		return err
 	}
@@ -141,15 +145,7 @@ func (c *call) detach(most time.Duration) (back func()) {
 // stopContainer stops a container. The engine goes on with it when the caller has left,
 // so the call does too: it counts for as long.
 func stopContainer(c *call) error {
-	query, wait, err := startQuery(c)
-	if err != nil {
-		return err
-	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	leave, err := c.act("stops "+id, maxStops)
+	id, query, wait, leave, err := acting(c, "stops", maxStops)
 	if err != nil {
 		return err
 	}

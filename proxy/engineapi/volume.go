@@ -155,7 +155,7 @@ func makeVolume(c *call, name, driver string, options, own map[string]string) (j
 		return nil, volumeTaken(made.Name)
 	}
 	if !c.caller.Audit && (made.Driver != "local" || len(made.Options) > 0) {
-		removeUnwanted(c, "volume", made.Name, "/volumes/"+made.Name, url.Values{"force": {"1"}})
+		removeUnwanted(c, "/volumes/"+made.Name, url.Values{"force": {"1"}})
 		return nil, denied("verify.create", "Driver", "the engine made another volume than it was asked for", "a local volume without options")
 	}
 	c.about(made.Name)
