@@ -339,7 +339,10 @@ func (m *Manager) run(ctx context.Context, cmd *command, rec *record, sb Sandbox
 	var out runtime.ExecResult
 	err = m.call(runCtx, "exec", func(ctx context.Context) error {
 		var err error
-		out, err = m.opts.Runtime.Exec(ctx, sb.ContainerID, exec)
+		if m.insider == nil {
+			return &UnsupportedError{Key: sb.Key}
+		}
+		out, err = m.insider.Exec(ctx, sb.ContainerID, exec)
 		return err
 	})
 	res.Duration = time.Since(start)

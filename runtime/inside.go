@@ -34,6 +34,7 @@ const (
 // more processes), OutOfRange (output that is gone), NotImplemented (this container has
 // no such program, or one that is too old).
 type Insider interface {
+	Runner
 	Processes
 	Files
 

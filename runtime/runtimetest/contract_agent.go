@@ -60,7 +60,7 @@ func agentCases(h Harness) []contractCase {
 	return cases
 }
 
-func (b *bed) inside() runtime.Insider { return b.rt.(runtime.Insider) }
+func (b *bed) inside() runtime.Insider { return b.rt }
 
 func (b *bed) start(t *testing.T, id string, p runtime.Process) runtime.ProcessInfo {
 	t.Helper()
@@ -429,10 +429,10 @@ func testProcessOutlives(t *testing.T, b *bed) {
 	}
 	p := sh("p", "echo before; read x; echo after; exit 5")
 	p.Stdin, p.Label = true, "kept"
-	if _, err := first.(runtime.Insider).Start(b.ctx, c.ID, p); err != nil {
+	if _, err := first.Start(b.ctx, c.ID, p); err != nil {
 		t.Fatal(err)
 	}
-	a, err := first.(runtime.Insider).Attach(b.ctx, c.ID, "p", 0)
+	a, err := first.Attach(b.ctx, c.ID, "p", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -446,7 +446,7 @@ func testProcessOutlives(t *testing.T, b *bed) {
 	_ = a.Close()
 
 	second := b.Reopen(t, dir)
-	in := second.(runtime.Insider)
+	in := second
 	if info, err := in.Process(b.ctx, c.ID, "p"); err != nil || !info.Running || info.Label != "kept" {
 		t.Errorf("%+v, %v", info, err)
 	}
