@@ -6,23 +6,6 @@ import (
 	"time"
 )
 
-// Workspaces keeps the quotas of users' workspaces, which hold chats. A chat's
-// directory is the one that the sandbox of the same key mounts. It must be safe for
-// many goroutines.
-type Workspaces interface {
-	// Left is a *QuotaError when the workspace of the key's chat is over its quota, and
-	// nil when the key is of no chat. With changed, the chat's directory is measured
-	// anew: something in the sandbox may have written to it.
-	Left(ctx context.Context, tenant, key string, changed bool) error
-	// Enforcement is "hard" or "soft", as in Enforcement, or empty when the key is of no
-	// chat, or its workspace has no quota.
-	Enforcement(tenant, key string) string
-	// Touched notes that a sandbox of the key has come, or has gone: it may have written to
-	// its chat's directory, which is measured before it next counts. It measures nothing,
-	// asks nobody and calls nothing of the Manager's, whose lock may be held.
-	Touched(tenant, key string)
-}
-
 // ActiveError says that a key has a live sandbox, in the way of what was to be done.
 type ActiveError struct {
 	Key       string
@@ -66,13 +49,4 @@ func (m *Manager) WithoutSandbox(ctx context.Context, tenant, key string, f func
 		}
 	}
 	return f(ctx)
-}
-
-// HasSandbox tells whether the key has a sandbox, or one is being made: its directory
-// may change at any time.
-func (m *Manager) HasSandbox(tenant, key string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s := m.slots[keyID{tenant, key}]
-	return s != nil && (s.record != nil || s.flight != nil)
 }

@@ -43,3 +43,12 @@ func KindOf(s string) (string, string) {
 	k, id := kindOf(s)
 	return string(k), id
 }
+
+// HasSandbox tells whether the key has a sandbox, or one is being made: its directory
+// may change at any time.
+func (m *Manager) HasSandbox(tenant, key string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.slots[keyID{tenant, key}]
+	return s != nil && (s.record != nil || s.flight != nil)
+}

@@ -91,7 +91,6 @@ func (m *Manager) fly(ctx context.Context, f *flight, old *record) {
 	s := m.slots[f.want.id]
 	delete(m.making, f.starting.SessionID)
 	if err != nil {
-		m.touched(f.want.id) // it may have run for a while
 		f.err = &StartError{Err: err}
 		select {
 		case <-f.pulling: // its callers were sent away, and are to hear of it when they are back
@@ -151,25 +150,15 @@ func (m *Manager) make(ctx context.Context, f *flight, old *record) (sb Sandbox,
 		return sb, err
 	}
 	if f.recreated {
-		m.leave(m.snapshot(old).SessionID) // its container is gone
-	}
-	root, inode, err := openWorkspace(f.starting)
-	if err != nil {
-		return sb, err
-	}
-	if root != nil {
-		m.mu.Lock()
-		m.workspaces[f.starting.SessionID] = root
-		m.mu.Unlock()
+		m.detach(m.snapshot(old).SessionID) // its container is gone
 	}
 	defer func() {
 		if err != nil || sb.ContainerID == "" { // as after a panic
-			m.leave(f.starting.SessionID)
+			m.detach(f.starting.SessionID)
 		}
 	}()
-	o := occupant(f.starting)
-	o.Root = root
-	if err := m.enter(ctx, o); err != nil {
+	inode, err := m.attach(ctx, subject(f.starting))
+	if err != nil {
 		return sb, err
 	}
 	unclaim, err := m.claim(ctx, f.starting.SessionID, mounts)
@@ -355,7 +344,7 @@ func (m *Manager) clear(ctx context.Context, id keyID, old *record) error {
 		m.changeStatus(old, StatusStopping, StatusStopped)
 		return &UnavailableError{Err: err}
 	}
-	m.leave(sb.SessionID)
+	m.detach(sb.SessionID)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.forgetLocked(id)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	goruntime "runtime"
 	"runtime/debug"
 	"sync"
@@ -34,10 +33,8 @@ type Options struct {
 	Runtime runtime.Runtime       // mandatory
 	Policy  func() *policy.Policy // mandatory: the policy in force; asked once per call
 	Store   Store                 // mandatory
-	// Workspaces has the quotas of the workspaces that chats belong to; nil: there are none.
-	Workspaces Workspaces
-	// Ceilings has the kernel hold sandboxes' own workspaces to their quotas; nil: all are soft.
-	Ceilings Ceilings
+	// Quotas holds sandboxes to quotas; nil: one with a quota of its own is refused.
+	Quotas Quotas
 	// Collector removes what callers of the engine's own API made; nil: there are none.
 	Collector runtime.Collector
 	Sealer    *Sealer // tells this instance's objects from others; nil: knows what this Manager makes
@@ -172,7 +169,6 @@ type Manager struct {
 
 	mu          sync.Mutex
 	slots       map[keyID]*slot
-	workspaces  map[string]*os.Root                              // directories with a quota of their own, by session
 	lines       map[keyID]*line                                  // of keys where somebody has the turn
 	starting    map[processID]struct{}                           // managed processes that are being started
 	containers  map[string]keyID                                 // container ID to key, of all records
@@ -247,7 +243,6 @@ func New(opts Options) (*Manager, error) {
 		tracer:     opts.Tracer.Tracer("github.com/bermhq/berm/lifecycle"),
 		engine:     semaphore.NewWeighted(int64(s.EngineParallel)),
 		slots:      map[keyID]*slot{},
-		workspaces: map[string]*os.Root{},
 		lines:      map[keyID]*line{},
 		starting:   map[processID]struct{}{},
 		containers: map[string]keyID{},
@@ -360,7 +355,6 @@ func (m *Manager) publishLocked(id keyID, rec *record) {
 		delete(m.containers, s.record.sb.ContainerID)
 	}
 	s.record, s.failure = rec, nil
-	m.touched(id)
 	if rec.sb.ContainerID != "" {
 		m.containers[rec.sb.ContainerID] = id
 	}

@@ -115,7 +115,7 @@ func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := lifecycle.New(lifecycle.Options{Runtime: fake, Policy: func() *policy.Policy { return p }, Store: newStore(), Holder: elsewhere{t.TempDir()}, Owner: "owner"})
+	m, err := lifecycle.New(lifecycle.Options{Runtime: fake, Policy: func() *policy.Policy { return p }, Store: newStore(), Holder: elsewhere{t.TempDir()}, Owner: "owner", Quotas: softQuotas()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -214,7 +214,6 @@ func (m *Manager) aliveLocked(rec *record) bool {
 
 // loseLocked ends what ran in a container that is gone.
 func (m *Manager) loseLocked(rec *record) {
-	m.touched(keyID{rec.sb.Tenant, rec.sb.Key})
 	now := time.Now().UTC()
 	for proc, t := range rec.inside.running {
 		if _, id := kindOf(proc); t.kind == kindExec {

@@ -19,7 +19,6 @@ import (
 
 // Processes that run for long.
 var boxProcesses = []boxCase{
-	{"pings", processPings}, // first, as they come every 15 s
 	{"stop", processStop("default")},
 	{"stop by the engine", processStop("plain")},
 	{"spec", processSpec},
@@ -28,7 +27,6 @@ var boxProcesses = []boxCase{
 	{"replace", processReplace},
 	{"bytes", processBytes},
 	{"lines", processLines},
-	{"second attachment", processTakenOver},
 	{"replay", processReplay},
 }
 
@@ -311,37 +309,6 @@ func processLines(r *boxRow) {
 	}
 }
 
-func processTakenOver(r *boxRow) {
-	r.start("p", "while read line; do echo $line; done")
-	first := r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true})
-	first.send("one")
-	if l := first.line(); l.Line != "one" || !r.process("p").Attached {
-		r.Errorf("%+v", l)
-	}
-	_, err := r.dial("p", client.AttachOptions{Lines: true})
-	r.wantError(err, http.StatusConflict, "process_conflict")
-	first.send("two")
-	l := first.line()
-	if l.Line != "two" {
-		r.Errorf("after a refused attachment: %+v", l)
-	}
-	second := r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true, TakeOver: true, After: &l.Seq})
-	var closed websocket.CloseError
-	if _, data, err := first.Read(r.ctx); !errors.As(err, &closed) || closed.Code != 4001 {
-		r.Errorf("the first one read %q, %v", data, err)
-	}
-	second.send("three")
-	if l := second.line(); l.Line != "three" {
-		r.Errorf("%+v", l)
-	}
-	_ = second.Close(websocket.StatusNormalClosure, "")
-	r.await("the place to be free", func() bool { return !r.process("p").Attached })
-	third := r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true, After: &l.Seq})
-	if l := third.line(); l.Line != "three" {
-		r.Errorf("%+v", l)
-	}
-}
-
 // What is printed while nobody is attached comes later, as far as it is kept.
 func processReplay(r *boxRow) {
 	r.start("p", "i=0; while test $i -lt 20; do echo $i; i=$((i+1)); done; read line; yes 0123456789abcde | head -n 65536; echo last; read line")
@@ -384,15 +351,5 @@ func processReplay(r *boxRow) {
 		if l.Seq <= p.FirstSeq || !strings.HasSuffix("0123456789abcde", l.Line) {
 			r.Fatalf("%+v", l)
 		}
-	}
-}
-
-func processPings(r *boxRow) {
-	r.start("p", "cat")
-	ws := r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true})
-	go func() { _, _, _ = ws.Read(r.ctx) }() // by which pings are seen
-	r.await("a ping", func() bool { return ws.pings.Load() > 0 })
-	if p := r.process("p"); p.State != "running" || !p.Attached {
-		r.Errorf("%+v", p)
 	}
 }

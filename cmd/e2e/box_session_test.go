@@ -23,7 +23,6 @@ var boxSessions = []boxCase{
 	{"what belongs to a command", sessionOfCommands},
 	{"mounts as a set", sessionMounts},
 	{"side by side", sessionBeside},
-	{"serialize", sessionSerialize},
 	{"recreated", sessionRecreated},
 	{"idle time", sessionIdle},
 	{"idle end", sessionIdleEnd},
@@ -153,40 +152,6 @@ func sessionBeside(r *boxRow) {
 		})
 	}
 	both.Wait()
-}
-
-// One by one, in the order that they came, and the wait doesn't count.
-func sessionSerialize(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	var all sync.WaitGroup
-	for i := range 3 {
-		all.Go(func() {
-			script := fmt.Sprintf("mkdir /tmp/busy && echo %d >> /tmp/order && sleep 1 && rmdir /tmp/busy", i)
-			if i == 0 {
-				script = "mkdir /tmp/busy && echo 0 >> /tmp/order && touch /tmp/on && sleep 4 && rmdir /tmp/busy"
-			}
-			// Of 3 s each, those that wait would have nothing left.
-			req := apitype.ExecRequest{Command: shell(script), Serialize: true, Timeout: apitype.SecondsOf(3)}
-			if i == 0 {
-				req.Timeout = apitype.SecondsOf(60)
-			}
-			res, err := r.c.Exec(r.ctx, r.key, req)
-			if err != nil || !res.OK {
-				r.Errorf("%d: %+v, %v", i, res, err)
-			}
-		})
-		if i == 0 {
-			r.await("the first to run", func() bool { return exists(r.inside("/tmp/on")) })
-		}
-	}
-	res := r.exec(apitype.ExecRequest{Command: shell("test -e /tmp/busy; echo $?")})
-	if res.Stdout != "0\n" {
-		r.Errorf("one without serialize waited, too: %+v", res)
-	}
-	all.Wait()
-	if got := strings.Fields(r.sh("cat /tmp/order")); len(got) != 3 || got[0] != "0" {
-		r.Errorf("order %v", got)
-	}
 }
 
 func sessionRecreated(r *boxRow) {

@@ -207,61 +207,13 @@ func (b *box) serve(t *testing.T, name, image, policy string, settings ...string
 	server := newServer(t, b.e, dir, image)
 	server.env = append(append(server.env, "BERM_SECURITY_TOKENS="+boxTokens), settings...)
 	if policy != "" {
-		file := filepath.Join(dir, "policy.yaml")
-		write(t, file, "version: 1\n"+policy)
-		server.env = append(server.env, "BERM_POLICY_FILE="+file)
+		server.policy(t, policy)
 	}
 	server.start(t)
 	s := &boxServer{server: server, rt: b.e.open(t, server)}
-	s.http = &http.Client{Transport: patient{s.url, openapitest.New(t).Transport(&http.Transport{MaxIdleConnsPerHost: 16})}}
+	s.http = &http.Client{Transport: openapitest.New(t).Transport(&http.Transport{MaxIdleConnsPerHost: 16})}
 	s.c, s.lean = s.client(t, boxToken), s.client(t, leanToken)
 	return s
-}
-
-// patient repeats what wasn't done because the engine didn't answer the server in time,
-// as happens on a machine that is very busy.
-type patient struct {
-	url  string
-	next http.RoundTripper
-}
-
-func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
-	for {
-		resp, err := p.next.RoundTrip(r)
-		if err != nil || resp.StatusCode != http.StatusServiceUnavailable || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil {
-			return resp, err
-		}
-		body, err := io.ReadAll(resp.Body)
-		_ = resp.Body.Close()
-		resp.Body = io.NopCloser(bytes.NewReader(body))
-		if err != nil || !bytes.Contains(body, []byte(`"backend_unavailable"`)) || r.Method == http.MethodPost && p.ready(r.Context()) {
-			return resp, err
-		}
-		select {
-		case <-r.Context().Done():
-			return resp, nil
-		case <-time.After(200 * time.Millisecond):
-		}
-		if r = r.Clone(r.Context()); r.GetBody != nil {
-			if r.Body, err = r.GetBody(); err != nil {
-				return nil, err
-			}
-		}
-	}
-}
-
-// ready tells whether the server knows of no trouble with its engine.
-func (p patient) ready(ctx context.Context) bool {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+"/readyz", nil)
-	if err != nil {
-		return true
-	}
-	resp, err := p.next.RoundTrip(req)
-	if err != nil {
-		return true
-	}
-	_ = resp.Body.Close()
-	return resp.StatusCode == http.StatusOK
 }
 
 func (s *boxServer) client(t *testing.T, token string) *client.Client {

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 // step is a point that a change of a chat has come to.
@@ -73,7 +74,7 @@ func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (
 	if err != nil {
 		return nil, false, err
 	}
-	if err := checkMerge(st.dir, dir); err != nil {
+	if err := hostdir.CheckMerge(st.dir, dir); err != nil {
 		return nil, false, err
 	}
 	change := Change{ID: st.id, Tenant: st.chat.Tenant, ChatID: st.chat.ID}
@@ -127,7 +128,7 @@ func (st *stage) makeWay(dir *os.Root) (replaced int64, made bool, err error) {
 		case fi.Mode().IsRegular():
 			replaced += counted(fi)
 		case fi.IsDir():
-			return 0, false, wrongKind(f.Name, inWayOfFile)
+			return 0, false, hostdir.WrongKind(f.Name, hostdir.InWayOfFile)
 		}
 		made = made && i > 0
 	}
@@ -181,7 +182,7 @@ func (st *stage) sync() error {
 		return err
 	}
 	defer staging.Close()
-	return errors.Join(withDir(st.dir, (*os.File).Sync), withDir(staging, (*os.File).Sync))
+	return errors.Join(hostdir.With(st.dir, (*os.File).Sync), hostdir.With(staging, (*os.File).Sync))
 }
 
 // counted is what the staged files add to the chat; exact tells whether there is nothing else
@@ -216,7 +217,7 @@ func (s *Service) finish(ctx context.Context, change Change, dir *os.Root) (over
 		if err := s.at(stepIntended); err != nil {
 			return false, err
 		}
-		if failed = merge(from, dir); failed != nil && !isClash(failed) && !untouched(from, change) {
+		if failed = hostdir.Merge(from, dir); failed != nil && !isClash(failed) && !untouched(from, change) {
 			return false, failed
 		}
 		here = func(name string) bool {
@@ -247,14 +248,14 @@ func (s *Service) finish(ctx context.Context, change Change, dir *os.Root) (over
 // untouched tells whether nothing of a change has been moved. Of one with directories it
 // can't be told.
 func untouched(from *os.Root, change Change) bool {
-	d, err := openTop(from)
+	d, err := hostdir.Top(from)
 	if err != nil {
 		return false
 	}
 	defer d.Close()
 	files := 0
-	err = eachName(d, func(name string) error {
-		_, err := lstatRegular(from, name)
+	err = hostdir.Each(d, func(name string) error {
+		_, err := hostdir.LstatRegular(from, name)
 		files++
 		return err
 	})
@@ -308,7 +309,7 @@ func (s *Service) finishPending(ctx context.Context, c Chat) *unfinished {
 	s.mu.Lock()
 	delete(s.pending, c.key())
 	s.mu.Unlock()
-	s.opts.Workspaces.Touched(c.Tenant, c.ID) // usage was told of none of it
+	s.opts.Quotas.Touched(c.Tenant, c.ID) // usage was told of none of it
 	return nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 )
@@ -109,6 +110,7 @@ type Options struct {
 	Root       string                // mandatory: the directory of all chats' directories
 	Store      Store                 // mandatory
 	Workspaces *workspace.Service    // mandatory
+	Quotas     *quota.Service        // mandatory
 	Sandboxes  Sandboxes             // mandatory
 	Logger     *slog.Logger          // nil discards
 	Registry   prometheus.Registerer // nil: metrics are kept but not exported
@@ -118,7 +120,7 @@ type Options struct {
 // callers' backs.
 //
 // The errors of its methods are *lifecycle.InvalidError, *NotFoundError,
-// *workspace.NotFoundError, *FileNotFoundError, *FileError, *workspace.QuotaError and
+// *workspace.NotFoundError, *FileNotFoundError, *FileError, *quota.FullError and
 // *lifecycle.UnavailableError, as they apply, and those of a caller's own readers and
 // writers as they are.
 type Service struct {
@@ -156,6 +158,8 @@ func start(ctx context.Context, opts Options, at func(step) error) (*Service, er
 		return nil, errors.New("chat: Store is mandatory")
 	case opts.Workspaces == nil:
 		return nil, errors.New("chat: Workspaces is mandatory")
+	case opts.Quotas == nil:
+		return nil, errors.New("chat: Quotas is mandatory")
 	case opts.Sandboxes == nil:
 		return nil, errors.New("chat: Sandboxes is mandatory")
 	}

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 // Report is what Check did.
@@ -63,20 +65,20 @@ func (s *Service) removeOrphans(ctx context.Context) (removed int, err error) {
 		return 0, err
 	}
 	defer staging.Close()
-	d, err := openTop(staging)
+	d, err := hostdir.Top(staging)
 	if err != nil {
 		return 0, err
 	}
 	defer d.Close()
 	var failed []error
-	err = eachName(d, func(name string) error {
+	err = hostdir.Each(d, func(name string) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if s.held(name) {
 			return nil
 		}
-		err := removeTree(ctx, staging, name)
+		err := hostdir.Remove(ctx, staging, name)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

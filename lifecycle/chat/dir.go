@@ -12,10 +12,11 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 	"github.com/bermhq/berm/policy"
 )
 
-// Open opens a chat's directory, for workspace.Options.Open: *NotFoundError if there is
+// Open opens a chat's directory: *NotFoundError if there is
 // none. The handle leads nowhere but into this chat.
 func Open(root, tenant, chatID string) (*os.Root, error) {
 	path, err := lifecycle.ChatDir(root, tenant, chatID)
@@ -29,25 +30,6 @@ func Open(root, tenant, chatID string) (*os.Root, error) {
 		return nil, &NotFoundError{ID: chatID}
 	}
 	return nil, fmt.Errorf("open the directory of chat %q: %w", chatID, err)
-}
-
-// Keys lists the keys of a tenant that have a directory, for workspace.Options.Keys. It lists
-// none while the key itself has no directory.
-func Keys(root, tenant, key string) (keys []string, err error) {
-	path, err := lifecycle.ChatDir(root, tenant, key)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	entries, err := os.ReadDir(filepath.Dir(path))
-	for _, e := range entries {
-		if id, perr := lifecycle.ParseKey(e.Name()); perr == nil && id == e.Name() && e.IsDir() {
-			keys = append(keys, id)
-		}
-	}
-	return keys, err
 }
 
 // open opens a chat's directory to read what is in it. Should it be gone, it is made again.
@@ -73,7 +55,7 @@ func (s *Service) layout(ctx context.Context, c Chat, adopt bool) (_ *os.Root, e
 	if missing {
 		path, err := lifecycle.MakeChatDir(s.root, c.Tenant, c.ID, s.opts.Sandboxes.Owner())
 		if err != nil {
-			return nil, fmt.Errorf("make the directory of chat %q: %w", c.ID, ofSpace(c.ID, err))
+			return nil, fmt.Errorf("make the directory of chat %q: %w", c.ID, hostdir.OfSpace(c.ID, err))
 		}
 		if err := s.syncParents(path); err != nil {
 			return nil, err
@@ -107,7 +89,7 @@ func (s *Service) adopt(ctx context.Context, c Chat, dir *os.Root) error {
 	if err != nil {
 		return err
 	}
-	return withDir(dir, func(f *os.File) error { return s.opts.Workspaces.Adopt(w, c.ID, f) })
+	return s.opts.Quotas.Adopt(w, c.ID, dir)
 }
 
 // makeHistory makes an empty history if there is nothing of its name.
@@ -124,12 +106,12 @@ func (s *Service) makeHistory(dir *os.Root) error {
 		return nil // the sandbox was first, or links somewhere
 	}
 	if err != nil {
-		return ofSpace(HistoryName, err)
+		return hostdir.OfSpace(HistoryName, err)
 	}
 	if err = errors.Join(give(f, o), f.Sync(), f.Close()); err != nil {
 		return errors.Join(err, dir.Remove(HistoryName)) // or the next call takes it as it is
 	}
-	return withDir(dir, (*os.File).Sync)
+	return hostdir.With(dir, (*os.File).Sync)
 }
 
 // ownerOf returns the owner of what the service puts into a chat's directory: the policy's, or
@@ -154,15 +136,6 @@ func give(f *os.File, o *policy.Owner) error {
 	return o.Give(f)
 }
 
-// withDir calls f with the directory itself.
-func withDir(dir *os.Root, f func(*os.File) error) error {
-	d, err := dir.Open(".")
-	if err != nil {
-		return err
-	}
-	return errors.Join(f(d), d.Close())
-}
-
 // syncParents makes the entries of a directory, and of those above it up to the root, durable.
 func (s *Service) syncParents(path string) error {
 	for path != s.root {
@@ -184,9 +157,9 @@ func unlink(dir *os.Root, names []string) (n int, err error) {
 	if len(names) == 0 {
 		return 0, nil
 	}
-	err = withDir(dir, func(d *os.File) error {
+	err = hostdir.With(dir, func(d *os.File) error {
 		for _, name := range names {
-			done, err := unlinkFile(d, name)
+			done, err := hostdir.Unlink(d, name)
 			if err != nil {
 				return err
 			}
@@ -199,7 +172,7 @@ func unlink(dir *os.Root, names []string) (n int, err error) {
 	return n, err
 }
 
-// counted is what a file adds to what its chat holds: lifecycle/usage counts no more of a
+// counted is what a file adds to what its chat holds: lifecycle/hostdir counts no more of a
 // sparse file than it takes, and one with several links may stay.
 func counted(fi fs.FileInfo) int64 {
 	st := fi.Sys().(*syscall.Stat_t)

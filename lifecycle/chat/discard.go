@@ -1,6 +1,8 @@
 package chat
 
-import "context"
+import (
+	"context"
+)
 
 // maxTrash is how many staging directories may wait to be removed.
 const maxTrash = 1000

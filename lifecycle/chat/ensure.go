@@ -42,7 +42,7 @@ func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string
 		}
 		_ = dir.Close()
 		c, made, err = s.opts.Store.EnsureChat(ctx, c)
-		s.opts.Workspaces.Changed(tenant, id)
+		s.opts.Quotas.Changed(tenant, id)
 	}
 	if err != nil {
 		return Chat{}, false, storeError(err)
@@ -118,7 +118,7 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (left []strin
 		return nil, err
 	}
 	ctx = context.WithoutCancel(ctx) // from here on it is all or nothing
-	defer s.opts.Workspaces.Changed(c.Tenant, c.ID)
+	defer s.opts.Quotas.Changed(c.Tenant, c.ID)
 	// Noted first, so that a process that dies has deleted all of it, or nothing.
 	change := Change{ID: id, Tenant: c.Tenant, ChatID: c.ID}
 	if err := s.opts.Store.PutChange(ctx, change); err != nil {
@@ -153,7 +153,7 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (left []strin
 	}
 	w, err := s.opts.Workspaces.Get(ctx, c.Tenant, now.WorkspaceID)
 	if err == nil {
-		s.opts.Workspaces.Forget(w, c.ID)
+		s.opts.Quotas.Forget(w, c.ID)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,8 @@
 package chat
 
-import "context"
+import (
+	"context"
+)
 
 // CrashAt makes a Service that tells at which step of a change it is; an error stops it
 // there.

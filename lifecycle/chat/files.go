@@ -2,13 +2,14 @@ package chat
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"syscall"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 // FileList is one page of a chat's files.
@@ -105,7 +106,7 @@ func (s *Service) look(ctx context.Context, c Chat, name string, record func() (
 		return File{}, err
 	}
 	defer dir.Close()
-	fi, err := lstatRegular(dir, name)
+	fi, err := hostdir.LstatRegular(dir, name)
 	if err != nil {
 		return File{}, err
 	}
@@ -114,19 +115,6 @@ func (s *Service) look(ctx context.Context, c Chat, name string, record func() (
 		return File{}, err
 	}
 	return f.with(fi), nil
-}
-
-func lstatRegular(dir *os.Root, name string) (fs.FileInfo, error) {
-	fi, err := dir.Lstat(name)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, &FileNotFoundError{Name: name}
-	case err != nil:
-		return nil, err
-	case !fi.Mode().IsRegular():
-		return nil, wrongKind(name, "is not a regular file")
-	}
-	return fi, nil
 }
 
 // Content is an open file. The caller closes it. A sandbox may change it meanwhile.
@@ -152,7 +140,7 @@ func (s *Service) content(ctx context.Context, c Chat, name string, record func(
 		return nil, err
 	}
 	defer dir.Close()
-	f, fi, err := openRegular(dir, name)
+	f, fi, err := hostdir.OpenRegular(dir, name)
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +197,7 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 			return &FileNotFoundError{Name: id}
 		}
 	}
-	fi, err := lstatRegular(dir, name)
+	fi, err := hostdir.LstatRegular(dir, name)
 	gone := err
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
@@ -221,7 +209,7 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 			return err
 		}
 		if n == 0 {
-			return wrongKind(name, "is not a regular file")
+			return hostdir.WrongKind(name, "is not a regular file")
 		}
 	}
 	known, err := s.known(ctx, c, []string{name})
@@ -246,7 +234,7 @@ func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []stri
 	if err != nil {
 		return n, err
 	}
-	s.opts.Workspaces.Freed(w, c.ID, bytes)
+	s.opts.Quotas.Freed(w, c.ID, bytes)
 	return n, s.at(stepUnlinked)
 }
 
@@ -299,7 +287,7 @@ func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page,
 	var names, ids []string
 	var bytes int64
 	for _, name := range p.names {
-		if fi, err := lstatRegular(dir, name); err == nil && half.has(name) == nil {
+		if fi, err := hostdir.LstatRegular(dir, name); err == nil && half.has(name) == nil {
 			bytes += counted(fi)
 			names = append(names, name)
 		}
@@ -313,7 +301,7 @@ func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page,
 		}
 	}
 	for _, f := range d.stale {
-		if _, err := lstatRegular(dir, f.Name); err != nil {
+		if _, err := hostdir.LstatRegular(dir, f.Name); err != nil {
 			ids = append(ids, f.ID)
 		}
 	}

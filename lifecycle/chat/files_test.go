@@ -422,7 +422,7 @@ func TestDeleteFileID(t *testing.T) {
 		t.Fatal(err)
 	}
 	other, err := chat.New(ctx, chat.Options{
-		Root: w.root, Workspaces: w.spaces, Sandboxes: w.boxes,
+		Root: w.root, Workspaces: w.spaces, Quotas: w.quotas, Sandboxes: w.boxes,
 		Store: swapping{w.db, func() {
 			if err := w.DeleteFile(ctx, tenant, chatID, "a"); err != nil {
 				t.Error(err)

@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 // additionName is what is added to a history, in its staging directory.
@@ -102,7 +104,7 @@ func (st *stage) join(ctx context.Context, dir *os.Root) error {
 	}
 	defer addition.Close()
 	parts := []io.Reader{addition}
-	old, fi, err := openRegular(dir, HistoryName)
+	old, fi, err := hostdir.OpenRegular(dir, HistoryName)
 	switch {
 	case err == nil:
 		defer old.Close()

@@ -8,11 +8,17 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 // fewNames is up to how many records are asked for one by one.
@@ -85,7 +91,7 @@ type page struct {
 // that, and looks at no more than most attachments, and twice as many entries, however many
 // there are.
 func readPage(ctx context.Context, dir *os.Root, after string, limit, most int) (p page, err error) {
-	top, err := openTop(dir)
+	top, err := hostdir.Top(dir)
 	if err != nil {
 		return page{}, err
 	}
@@ -141,6 +147,31 @@ func readPage(ctx context.Context, dir *os.Root, after string, limit, most int) 
 			return page{}, err
 		}
 	}
+}
+
+// batch is how many entries of a directory are held at a time.
+const batch = 256
+
+// checkName is a *lifecycle.InvalidError for a name that no attachment can have.
+func checkName(name string) error {
+	var message string
+	switch {
+	case name == "" || name == "." || name == "..":
+		message = "must be a file's name, and not empty, . or .."
+	case len(name) > MaxName:
+		message = fmt.Sprintf("must be at most %d bytes long", MaxName)
+	case !utf8.ValidString(name):
+		message = "must be valid UTF-8"
+	case strings.ContainsAny(name, `/\`):
+		message = `must not hold / or \`
+	case strings.ContainsFunc(name, unicode.IsControl):
+		message = "must not hold control characters"
+	case name == HistoryName:
+		message = fmt.Sprintf("must not be %s, which is the chat's history", HistoryName)
+	default:
+		return nil
+	}
+	return &lifecycle.InvalidError{Field: "name", Message: message}
 }
 
 // drift is where a chat's records and its directory seem to differ.

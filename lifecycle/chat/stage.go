@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hostdir"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 )
@@ -22,6 +24,9 @@ import (
 // chat's ID begins with a dot, and no sandbox mounts it. It is made before the first chat,
 // and stays: a root without it isn't the one that the store's chats are in.
 const stagingDir = ".staging"
+
+// copyBuffer is how many bytes of a body are held at a time.
+const copyBuffer = 256 << 10
 
 // flushEvery is after how many bytes the kernel is told to begin to write them to the disk,
 // so that little is left to wait for at the end.
@@ -92,7 +97,7 @@ func (s *Service) unstage(ctx context.Context, id string) {
 	defer s.letGo(id)
 	staging, err := s.openStaging()
 	if err == nil {
-		err = errors.Join(removeTree(ctx, staging, id), staging.Close())
+		err = errors.Join(hostdir.Remove(ctx, staging, id), staging.Close())
 	}
 	if err != nil && ctx.Err() == nil {
 		s.log.WarnContext(ctx, "staging_not_removed", "staging", id, "error", err)
@@ -107,7 +112,7 @@ type stage struct {
 	space workspace.Workspace
 	dir   *os.Root
 	owner *policy.Owner
-	room  *workspace.Reservation
+	room  *quota.Reservation
 	bytes int64 // in it
 	asked int64 // bytes that there is room for
 	files []staged
@@ -137,7 +142,7 @@ func (s *Service) stage(ctx context.Context, c Chat, n, replaced int64) (_ *stag
 	if st.owner, err = s.ownerOf(dir); err != nil {
 		return nil, err
 	}
-	if st.room, err = s.opts.Workspaces.Reserve(ctx, st.space, c.ID, n, replaced); err != nil {
+	if st.room, err = s.opts.Quotas.Reserve(ctx, st.space, c.ID, n, replaced); err != nil {
 		return nil, err
 	}
 	s.hold(st.id)
@@ -160,9 +165,7 @@ func (st *stage) make(chat *os.Root) error {
 	if st.dir, err = staging.OpenRoot(st.id); err != nil {
 		return err
 	}
-	return withDir(chat, func(c *os.File) error {
-		return withDir(st.dir, func(d *os.File) error { return st.s.opts.Workspaces.Stage(st.space, d, c) })
-	})
+	return st.s.opts.Quotas.Stage(st.space, st.dir, chat)
 }
 
 // end removes what hasn't become a change.
@@ -179,8 +182,7 @@ func (st *stage) end(ctx context.Context) {
 // enlist has what is staged be of the workspace's project: the directory that it is moved
 // into takes nothing of another.
 func (st *stage) enlist(ctx context.Context) error {
-	err := withDir(st.dir, func(d *os.File) error { return st.room.Staged(d, st.bytes) })
-	return st.writeError(ctx, "the staging directory", err)
+	return st.writeError(ctx, "the staging directory", st.room.Staged(st.dir, st.bytes))
 }
 
 // grow keeps room for so many bytes in all.
@@ -301,9 +303,9 @@ func fill(r io.Reader, buf []byte) (n int, end bool, err error) {
 // workspace's own.
 func (st *stage) writeError(ctx context.Context, name string, err error) error {
 	if !errors.Is(err, syscall.EDQUOT) {
-		return ofSpace(name, err)
+		return hostdir.OfSpace(name, err)
 	}
-	over := &workspace.QuotaError{WorkspaceID: st.space.ID}
+	over := &quota.FullError{WorkspaceID: st.space.ID}
 	if u, err := st.s.opts.Workspaces.Usage(ctx, st.chat.Tenant, st.space.ID); err == nil {
 		over.UsedBytes, over.QuotaBytes = u.UsedBytes, u.QuotaBytes
 	}

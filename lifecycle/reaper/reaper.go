@@ -71,7 +71,7 @@ func New(opts Options) (*Reaper, error) {
 func (r *Reaper) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { r.every(ctx, r.manager.SweepCeilings) })
+	wg.Go(func() { r.every(ctx, r.manager.SweepQuotas) })
 	r.every(ctx, func(ctx context.Context) error {
 		_, err := r.Sweep(ctx)
 		return err

@@ -249,8 +249,8 @@ func (r *Report) count(ctx context.Context, q querier) (err error) {
 		var id string
 		return row.Scan(&id)
 	})
-	rows(new(int), "SELECT "+ceilingColumns+" FROM ceilings", func(row scanner) error {
-		c, err := scanCeiling(row)
+	rows(new(int), "SELECT "+projectColumns+" FROM ceilings", func(row scanner) error {
+		c, err := scanProject(row)
 		if err == nil && !filepath.IsAbs(c.Dir) { // the session is nobody's once the directory is shared
 			err = fmt.Errorf("a quota for the directory %q: no such can be", c.Dir)
 		}

@@ -24,13 +24,13 @@ func fill(t *testing.T, s *Store) {
 	t.Helper()
 	r := record(uuid.NewString())
 	k := chatIn(t, s, "a", "1", "k")
-	_, err := s.AddCeiling(t.Context(), r.SessionID, "/work/"+r.SessionID)
+	_, err := s.AddProject(t.Context(), r.SessionID, "/work/"+r.SessionID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	given, err := s.AddCeiling(t.Context(), r.SessionID, "/shared/"+r.SessionID)
+	given, err := s.AddProject(t.Context(), r.SessionID, "/shared/"+r.SessionID)
 	if err == nil {
-		err = s.PassCeiling(t.Context(), given.Project, "")
+		err = s.PassProject(t.Context(), given.ID, "")
 	}
 	if err != nil {
 		t.Fatal(err)

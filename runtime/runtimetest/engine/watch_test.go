@@ -50,14 +50,14 @@ func testOwnerKilled(t *testing.T, first, again func(dir string)) {
 			if _, err := fmt.Fscanln(bufio.NewReader(out), &pid, &temporary); err != nil {
 				t.Error(err)
 			}
-			places, _ := filepath.Glob(filepath.Join(base, placePrefix+"*")) // the pattern is good
+			places, _ := filepath.Glob(filepath.Join(base, "berm*")) // the pattern is good
 			var left, paths []string
 			for _, dir := range places {
 				p := &place{dir: dir, name: filepath.Base(dir)}
 				left = append(left, leftovers(t, p)...)
 				paths = append(paths, elsewhere(p)...)
 			}
-			if len(places) != 2 || len(left) < 4 || len(paths) == 0 || !strings.HasPrefix(temporary, base+"/"+placePrefix) {
+			if len(places) != 2 || len(left) < 4 || len(paths) == 0 || !strings.HasPrefix(temporary, base+"/"+tempPrefix) {
 				t.Errorf("nothing to clean up: %v, %v, %v, %s", places, left, paths, temporary)
 			}
 			if !tt.watchdog {
