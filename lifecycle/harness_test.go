@@ -120,7 +120,7 @@ func (s *memStore) len() int {
 
 // world is a manager on a fake engine.
 type world struct {
-	*lifecycle.Manager
+	*lifecycle.Service
 	t      *testing.T
 	fake   *runtimetest.Fake
 	store  *memStore
@@ -199,7 +199,7 @@ func newWorld(t *testing.T, s setup) *world {
 	if s.wrap != nil {
 		engine = s.wrap(w.fake)
 	}
-	w.Manager, err = lifecycle.New(lifecycle.Options{
+	w.Service, err = lifecycle.New(lifecycle.Options{
 		Sealer: newSealer(s.owner, s.seals, s.logger), Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
 		Holder: s.holder, Claim: s.claim, Owner: s.owner, Settings: s.settings, Registry: w.reg,
 		Logger: s.logger, Tracer: s.tracer, Quotas: s.quotas,

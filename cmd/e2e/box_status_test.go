@@ -17,8 +17,6 @@ import (
 // How the service is, and what it says when it says no.
 var boxStatus = []boxCase{
 	{"status", statusFields},
-	{"sandboxes at once", statusSandboxes},
-	{"processes at once", statusProcesses},
 	{"caps of the server", statusFull},
 }
 
@@ -86,39 +84,6 @@ func (x boxSandbox) wantFull(err error) {
 	if errors.As(err, &e) && e.RetryAfter <= 0 {
 		x.t.Errorf("there is no Retry-After: %+v", e)
 	}
-}
-
-func statusSandboxes(r *boxRow) {
-	one, two, three := r.leanly(r.main, "cap-1"), r.leanly(r.main, "cap-2"), r.leanly(r.main, "cap-3")
-	one.create(apitype.SandboxRequest{})
-	two.create(apitype.SandboxRequest{})
-	_, err := three.c.Create(r.ctx, three.key, apitype.SandboxRequest{})
-	three.wantFull(err)
-	_, err = three.c.Exec(r.ctx, three.key, apitype.ExecRequest{Command: apitype.Command{"true"}, Sandbox: &apitype.SandboxRequest{}})
-	three.wantFull(err)
-	if again := one.create(apitype.SandboxRequest{}); again.Result != "reused" || two.sh("echo in") != "in" {
-		r.Errorf("%+v", again)
-	}
-	if _, err := one.c.Delete(r.ctx, one.key); err != nil {
-		r.Fatal(err)
-	}
-	three.create(apitype.SandboxRequest{})
-}
-
-func statusProcesses(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	for i := range 16 {
-		r.start(fmt.Sprint("p", i), "cat")
-	}
-	_, err := r.c.StartProcess(r.ctx, r.key, apitype.ProcessRequest{ProcessID: "more", Command: "touch", Args: []string{"/tmp/ran"}})
-	r.wantFull(err)
-	if exists(r.inside("/tmp/ran")) {
-		r.Error("one too many was started")
-	}
-	if _, err := r.c.StopProcess(r.ctx, r.key, "p3"); err != nil {
-		r.Fatal(err)
-	}
-	r.start("more", "cat")
 }
 
 // statusFull reaches the caps that a server of its own is configured to.

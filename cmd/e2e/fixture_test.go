@@ -45,7 +45,10 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	var err error
-	if bin, err = engine.Berm(); err != nil {
+	if bin, err = engine.Berm(); err == nil {
+		err = engine.WatchTemporary()
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -905,7 +905,7 @@ func (k *kernel) stage(t *testing.T, r *Reservation, n int64) {
 	}
 	defer dir.Close()
 	k.staged = n
-	if err := r.Staged(dir, n); err != nil || k.adopted[inode(t, dir)] != r.w.Project {
+	if err := r.Staged(t.Context(), dir, n); err != nil || k.adopted[inode(t, dir)] != r.w.Project {
 		t.Fatalf("adopted %v, %v", k.adopted, err)
 	}
 }
@@ -975,14 +975,14 @@ func TestHard(t *testing.T) {
 	r = reserve(t, s, ws, 1, 0, false)
 	k.stage(t, r, 1)
 	k.failing = errors.New("no such device")
-	if err := r.Staged(dir, 1); !isUnavailable(err) {
+	if err := r.Staged(t.Context(), dir, 1); !isUnavailable(err) {
 		t.Errorf("staged: %v", err)
 	}
 	r.Release()
 	// Nor is one needed where there are no projects.
 	s, ws = newWorld().service(t, setup{QuotaBytes: 1})
 	r = reserve(t, s, ws, 1, 0, false)
-	if err := errors.Join(s.Adopt(ws, "k", dir), s.Stage(ws, dir, dir), r.Staged(dir, 1)); err != nil {
+	if err := errors.Join(s.Adopt(ws, "k", dir), s.Stage(ws, dir, dir), r.Staged(t.Context(), dir, 1)); err != nil {
 		t.Error(err)
 	}
 	r.Release()

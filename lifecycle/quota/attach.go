@@ -391,7 +391,7 @@ func (s *Service) Sweep(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// occupied tells whether any sandbox may write to a project's directory.
+// occupied reports whether any sandbox may write to a project's directory.
 func (s *Service) occupied(r *row) bool {
 	for _, dirs := range s.others() {
 		if touches(r.Dir, dirs) {
@@ -456,7 +456,7 @@ func (s *Service) system(dir *os.File) (Projects, error) {
 	return projects, nil
 }
 
-// touches tells whether a directory is one of others, or above or below one.
+// touches reports whether a directory is one of others, or above or below one.
 func touches(dir string, others []string) bool {
 	return slices.ContainsFunc(others, func(other string) bool { return runtime.Below(dir, other) || runtime.Below(other, dir) })
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/hostdir"
 	"github.com/bermhq/berm/lifecycle/quota/project"
+	"github.com/bermhq/berm/runtime/keylock"
 )
 
 var _ lifecycle.Quotas = (*Service)(nil)
@@ -144,7 +145,8 @@ type Service struct {
 	live    func(tenant, key string) bool
 	follow  func(dir, like *os.File) error
 
-	owners owners
+	owners   owners
+	counting keylock.Map[string] // by workspace: held while the kernel is asked; before an account's mu
 
 	turn    chan struct{}       // held while the next two are used; never while a tree is walked
 	systems map[uint64]Projects // by device

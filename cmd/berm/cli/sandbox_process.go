@@ -97,12 +97,9 @@ func newProcessListCommand(flags *clientFlags) *cobra.Command {
 		Short:   "List a sandbox's processes",
 		Example: "  berm sandbox process list mine",
 		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			list, err := c.Processes(cmd.Context(), args[0])
-			return answer(flags, cmd, list, err, table("ID\tSTATUS\tATTACHED\tSTARTED\tCOMMAND", func(p apitype.Process) string {
-				return fmt.Sprintf("%s\t%s\t%t\t%s\t%s", p.ProcessID, processStatus(p), p.Attached, p.StartedAt.Format(time.RFC3339), oneLine(p.Command))
-			}))
-		}),
+		RunE: ask(flags, (*client.Client).Processes, table("ID\tSTATUS\tATTACHED\tSTARTED\tCOMMAND", func(p apitype.Process) string {
+			return fmt.Sprintf("%s\t%s\t%t\t%s\t%s", p.ProcessID, processStatus(p), p.Attached, p.StartedAt.Format(time.RFC3339), oneLine(p.Command))
+		})),
 	}
 }
 

@@ -119,7 +119,7 @@ type server struct {
 	workspaces *workspace.Service // nil without a root for chats
 	chats      *chat.Service      // likewise
 	sealer     *lifecycle.Sealer
-	manager    *lifecycle.Manager
+	manager    *lifecycle.Service
 	sweeper    *reaper.Reaper
 	proxy      *engineapi.Proxy // nil for an engine that doesn't speak its API
 	bodies     *proxy.Bodies

@@ -459,7 +459,7 @@ func TestInsideStorm(t *testing.T) {
 	})
 	w.eventually("nothing is counted", func() bool {
 		st := w.Status(context.Background(), "a")
-		return st.RunningCommands == 0 && st.RunningProcesses == 0 && w.Held()[4] == 0 && w.Hubs("a", "k") == 0
+		return st.RunningCommands == 0 && st.RunningProcesses == 0 && !w.Turn("a", "k") && w.Hubs("a", "k") == 0
 	})
 }
 
