@@ -54,28 +54,28 @@ func OpenRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (runtime.
 	return containerd.New(opts)
 }
 
-// WithAgent has an engine's sandboxes worked in through the agent. Where that can't be,
-// it answers the engine as it is, and the log says why.
+// WithAgent has an engine's sandboxes worked in through the agent. Where the engine can't
+// see this host's files, the engine keeps a copy of the program, and the log says why.
 func WithAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v View, log *slog.Logger) (runtime.Runtime, error) {
-	if cfg.AgentDir == config.AgentNone {
-		log.Info("agent_off", "error", "engine.agent_dir is none")
-		return rt, nil
-	}
 	engine, ok := rt.(agent.Engine)
 	if !ok {
 		return rt, fmt.Errorf("the client of %s lacks what the agent needs", cfg.Kind) // a defect of ours
 	}
-	opts := agent.Options{Engine: engine, Root: filepath.Join(stateDir, "agents"), HostRoot: cfg.AgentDir, Logger: log}
-	program, err := putAgent(cfg, opts.Root, v)
-	var off *AgentOffError
-	if errors.As(err, &off) {
-		log.Warn("agent_off", "error", off.Error())
-		return rt, nil
+	opts := agent.Options{Engine: engine, Root: filepath.Join(stateDir, "agents"), Logger: log}
+	if cfg.AgentDir == config.AgentNone {
+		log.Info("agent_off", "error", "engine.agent_dir is none")
+	} else {
+		program, err := putAgent(cfg, opts.Root, v)
+		var off *AgentOffError
+		switch {
+		case errors.As(err, &off):
+			log.Warn("agent_off", "error", off.Error())
+		case err != nil:
+			return rt, err
+		default:
+			opts.HostRoot, opts.Program = cfg.AgentDir, filepath.Join(cmp.Or(cfg.AgentDir, opts.Root), program)
+		}
 	}
-	if err != nil {
-		return rt, err
-	}
-	opts.Program = filepath.Join(cmp.Or(cfg.AgentDir, opts.Root), program)
 	inside, err := agent.New(opts)
 	if err != nil {
 		return rt, err
@@ -161,6 +161,7 @@ func CheckEngine(cfg config.Engine, stateDir string) error {
 
 func dockerOptions(cfg config.Engine) (docker.Options, error) {
 	opts := docker.Options{Host: cfg.Address, CallTimeout: cfg.CallTimeout}
+	opts.Program = func() ([]byte, error) { return agentProgram(cfg) }
 	if cfg.RegistryAuthFile != "" {
 		auth := registryAuth{path: cfg.RegistryAuthFile}
 		if _, err := auth.read(); err != nil {
