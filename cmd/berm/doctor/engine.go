@@ -318,7 +318,7 @@ func (e *engineFacts) judgeAgent() finding {
 	case e.agent == nil:
 		return okay(id, "can be given to sandboxes")
 	case errors.As(e.agent, &off):
-		return soft(id, "off: "+off.Error(), "commands go through the engine, some fifty times slower, and processes, files and ports don't work", "set engine.agent_dir, or put state_dir where the engine sees it")
+		return soft(id, "off: "+off.Error(), "the engine starts a program for commands, which takes 50 ms, and processes end with Berm", "set engine.agent_dir, or put state_dir where the engine sees it")
 	}
 	return bad(id, config.OneLine(e.agent).Error(), wontStart, "set engine.agent_file right, or leave it out")
 }
