@@ -80,7 +80,7 @@ quota-vm: build bin/berm-engine ## try project quotas, and a server with them, o
 	@type qemu-system-x86_64 busybox /sbin/mkfs.xfs /sbin/mkfs.ext4 /sbin/depmod >/dev/null 2>&1 || { \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends qemu-system-x86 xfsprogs e2fsprogs busybox-static kmod; }
 	bin/berm-engine --private --engine containerd -- true
-	GO=$(GO) lifecycle/project/vm.sh
+	GO=$(GO) lifecycle/quota/project/vm.sh
 
 image: image-files ## build the container image from bin/, without a network, and print its size
 	docker build --quiet --tag $(IMAGE) --file compose/Dockerfile --target local --build-arg VERSION=$(VERSION) \

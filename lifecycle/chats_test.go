@@ -21,16 +21,18 @@ import (
 // quotas are workspaces with a chat each and a quota of 100 bytes. What a chat holds is
 // known only once it has been measured.
 type quotas struct {
-	mu          sync.Mutex
-	held, known map[string]int64 // by tenant and key
-	enforcement string
-	asked       []bool // with changed, of chats
-	touched     []string
-	err         error
+	lifecycle.Quotas // of sandboxes' own directories
+	mu               sync.Mutex
+	held, known      map[string]int64 // by tenant and key
+	enforcement      string
+	asked            []bool            // with changed, of chats
+	keys             map[string]string // by session
+	touched          []string
+	err              error
 }
 
 func chatQuotas(keys ...string) *quotas {
-	q := &quotas{held: map[string]int64{}, known: map[string]int64{}, enforcement: "hard"}
+	q := &quotas{Quotas: softQuotas(), keys: map[string]string{}, held: map[string]int64{}, known: map[string]int64{}, enforcement: "hard"}
 	for _, key := range keys {
 		q.hold(key, 0)
 	}
@@ -53,10 +55,21 @@ func (q *quotas) calls() []bool {
 	return asked
 }
 
-func (q *quotas) Left(_ context.Context, tenant, key string, changed bool) error {
+func (q *quotas) Left(ctx context.Context, s lifecycle.Subject, changed bool) error {
+	if err := q.Quotas.Left(ctx, s, changed); err != nil {
+		return err
+	}
+	err := q.left(s.Tenant+"/"+s.Key, changed)
+	var over *lifecycle.QuotaError
+	if !changed && errors.As(err, &over) {
+		err = q.left(s.Tenant+"/"+s.Key, true)
+	}
+	return err
+}
+
+func (q *quotas) left(chat string, changed bool) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	chat := tenant + "/" + key
 	held, ok := q.held[chat]
 	if !ok {
 		return nil
@@ -74,19 +87,33 @@ func (q *quotas) Left(_ context.Context, tenant, key string, changed bool) error
 	return nil
 }
 
-func (q *quotas) Enforcement(tenant, key string) string {
+func (q *quotas) Shared() bool { return true }
+
+func (q *quotas) Enforcement(s lifecycle.Subject) string {
+	if own := q.Quotas.Enforcement(s); own != "" {
+		return own
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if _, ok := q.held[tenant+"/"+key]; ok {
+	if _, ok := q.held[s.Tenant+"/"+s.Key]; ok {
 		return q.enforcement
 	}
 	return ""
 }
 
-func (q *quotas) Touched(tenant, key string) {
+func (q *quotas) Attach(ctx context.Context, s lifecycle.Subject) (lifecycle.Attachment, error) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.touched = append(q.touched, tenant+"/"+key)
+	q.keys[s.SessionID] = s.Tenant + "/" + s.Key
+	q.touched = append(q.touched, q.keys[s.SessionID])
+	q.mu.Unlock()
+	return q.Quotas.Attach(ctx, s)
+}
+
+func (q *quotas) Detach(sessionID string) {
+	q.mu.Lock()
+	q.touched = append(q.touched, q.keys[sessionID])
+	q.mu.Unlock()
+	q.Quotas.Detach(sessionID)
 }
 
 // touches answers which chats were touched since the last time.
@@ -102,7 +129,7 @@ func (q *quotas) touches() []string {
 // emptied by empty.
 func filling(t *testing.T, q *quotas) *world {
 	t.Helper()
-	return newWorld(t, setup{workspaces: q, policy: longCommands, fake: runtimetest.FakeOptions{
+	return newWorld(t, setup{quotas: q, policy: longCommands, fake: runtimetest.FakeOptions{
 		Exec: func(_ context.Context, _ runtime.Container, e runtime.Exec) (runtime.ExecResult, error) {
 			switch e.Command[0] {
 			case "fill":
@@ -171,7 +198,7 @@ func TestChatQuota(t *testing.T) {
 func TestChatQuotaAndOthers(t *testing.T) {
 	dir := t.TempDir()
 	q := chatQuotas("k")
-	w := newWorld(t, setup{workspaces: q, policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
+	w := newWorld(t, setup{quotas: q, policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
 	req := request("k")
 	req.Request.HostPath, req.Request.WorkspaceQuotaMB = &dir, ptr(int64(1))
 	if sb := w.create(req).Sandbox; sb.Enforcement.WorkspaceQuota != "soft" {
@@ -359,7 +386,7 @@ func TestWithoutSandbox(t *testing.T) {
 	if err := w.WithoutSandbox(gone, "a", "k", never); !errors.Is(err, context.Canceled) {
 		t.Errorf("a caller that went away: %v", err)
 	}
-	if held := w.Held(); held != [5]int{} {
+	if held := w.Held(); held != [4]int{} {
 		t.Errorf("left behind: %v", held)
 	}
 
@@ -451,7 +478,7 @@ func TestWithoutSandboxThatExpired(t *testing.T) {
 		if err := w.WithoutSandbox(context.Background(), "a", "k", f); err != nil || ran != 1 {
 			t.Errorf("%v, %d calls", err, ran)
 		}
-		if w.store.len() != 0 || w.Held() != [5]int{} {
+		if w.store.len() != 0 || w.Held() != [4]int{} {
 			t.Errorf("left behind: %d records, %v", w.store.len(), w.Held())
 		}
 		w.stop()
@@ -545,7 +572,7 @@ func TestSandboxTouchesItsChat(t *testing.T) {
 		}
 		return nil
 	}}
-	w := newWorld(t, setup{workspaces: q, fake: opts})
+	w := newWorld(t, setup{quotas: q, fake: opts})
 	touched := func(when string) {
 		t.Helper()
 		if !slices.Contains(q.touches(), "a/k") {
@@ -561,11 +588,10 @@ func TestSandboxTouchesItsChat(t *testing.T) {
 	touched("made")
 	w.stop()
 	q.touches()
-	w = newWorld(t, setup{workspaces: q, engine: w.fake, store: w.store})
+	w = newWorld(t, setup{quotas: q, engine: w.fake, store: w.store})
 	touched("found")
 	w.fake.Die(sb.ContainerID)
 	w.eventually("its end", func() bool { return w.status("k") == lifecycle.StatusStopped })
-	touched("dead")
 	if _, err := w.Delete(context.Background(), "a", "k"); err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ import (
 
 func (w *world) sweep() reaper.Swept {
 	w.t.Helper()
-	r, err := reaper.New(reaper.Options{Manager: w.Manager})
+	r, err := reaper.New(reaper.Options{Manager: w.Service})
 	if err != nil {
 		w.t.Fatal(err)
 	}

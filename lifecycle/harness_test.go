@@ -17,6 +17,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -119,7 +120,7 @@ func (s *memStore) len() int {
 
 // world is a manager on a fake engine.
 type world struct {
-	*lifecycle.Manager
+	*lifecycle.Service
 	t      *testing.T
 	fake   *runtimetest.Fake
 	store  *memStore
@@ -142,16 +143,29 @@ type setup struct {
 	wrap     func(*runtimetest.Fake) runtime.Runtime // what the manager gets instead of the fake
 	wait     bool                                    // don't wait until it is ready
 
-	workspaces lifecycle.Workspaces
-	ceilings   lifecycle.Ceilings
-	claim      func(context.Context, string, []policy.Mount) (func(), error)
-	holder     lifecycle.Holder // instead of one that holds nothing
+	quotas lifecycle.Quotas // instead of soft ones, without workspaces
+	claim  func(context.Context, string, []policy.Mount) (func(), error)
+	holder lifecycle.Holder // instead of one that holds nothing
 }
 
 // newSealer is the sealer of every world of an owner.
 func newSealer(owner string, store lifecycle.SealStore, logger *slog.Logger) *lifecycle.Sealer {
 	key := make([]byte, lifecycle.SealKeyBytes)
 	s, err := lifecycle.NewSealer(context.Background(), lifecycle.SealerOptions{Key: key, Owner: owner, Store: store, Logger: logger})
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+// noRows is a store of quotas that is empty, and stays so.
+type noRows struct{ quota.Store }
+
+func (noRows) Projects(context.Context) ([]quota.Project, error) { return nil, nil }
+
+// softQuotas measure sandboxes' own directories, and know of no workspaces.
+func softQuotas() *quota.Service {
+	s, err := quota.New(context.Background(), quota.Options{Store: noRows{}, Off: true})
 	if err != nil {
 		panic(err)
 	}
@@ -175,6 +189,9 @@ func newWorld(t *testing.T, s setup) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if s.quotas == nil {
+		s.quotas = softQuotas()
+	}
 	if s.holder == nil {
 		s.holder = mountpintest.Holder{}
 	}
@@ -182,10 +199,10 @@ func newWorld(t *testing.T, s setup) *world {
 	if s.wrap != nil {
 		engine = s.wrap(w.fake)
 	}
-	w.Manager, err = lifecycle.New(lifecycle.Options{
+	w.Service, err = lifecycle.New(lifecycle.Options{
 		Sealer: newSealer(s.owner, s.seals, s.logger), Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
 		Holder: s.holder, Claim: s.claim, Owner: s.owner, Settings: s.settings, Registry: w.reg,
-		Logger: s.logger, Tracer: s.tracer, Workspaces: s.workspaces, Ceilings: s.ceilings,
+		Logger: s.logger, Tracer: s.tracer, Quotas: s.quotas,
 	})
 	if err != nil {
 		t.Fatal(err)

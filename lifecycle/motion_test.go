@@ -115,7 +115,7 @@ func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := lifecycle.New(lifecycle.Options{Runtime: fake, Policy: func() *policy.Policy { return p }, Store: newStore(), Holder: elsewhere{t.TempDir()}, Owner: "owner"})
+	m, err := lifecycle.New(lifecycle.Options{Runtime: fake, Policy: func() *policy.Policy { return p }, Store: newStore(), Holder: elsewhere{t.TempDir()}, Owner: "owner", Quotas: softQuotas()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	(&world{t: t, Manager: m}).ready()
+	(&world{t: t, Service: m}).ready()
 	req := request("k")
 	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
 	if _, err := m.Create(ctx, req); err == nil || !strings.Contains(err.Error(), "exchanged") || len(fake.Containers()) != 0 {

@@ -59,7 +59,7 @@ type history struct {
 	deletes  map[string]int
 	strict   bool // nothing ever fails, so that more must hold
 
-	manager *lifecycle.Manager
+	manager *lifecycle.Service
 	reaper  *reaper.Reaper
 	reg     *prometheus.Registry
 	stop    func()

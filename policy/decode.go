@@ -13,56 +13,59 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// decoder fills structs from YAML, strictly. It goes on after a problem, and
-// remembers the line of every key. The library's own strict mode knows neither
-// the path of a key nor anything but its own types' names in its messages.
-type decoder struct {
-	problems []Problem
-	lines    map[string]int
+// Document is what Decode has read. Its messages quote keys, and never a value.
+type Document struct {
+	Problems []Problem      // in the order of the text
+	Lines    map[string]int // of every key that is there, by its path
+	Nulls    []string       // paths of keys without a value, which count as left out
 }
 
-// decode reads one document. An empty one leaves out as it was.
-func (d *decoder) decode(data []byte, out *file) {
-	d.lines = map[string]int{}
+// Decode fills out, a pointer, from one YAML document, strictly. It goes on after a
+// problem. An empty document leaves out as it was. The library's own strict mode knows
+// neither the path of a key nor anything but its own types' names in its messages.
+func Decode(data []byte, out any) *Document {
+	d := &Document{Lines: map[string]int{}}
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var doc, next yaml.Node
 	if err := dec.Decode(&doc); err != nil {
 		if !errors.Is(err, io.EOF) {
 			d.problem("", "%s", strings.TrimPrefix(err.Error(), "yaml: "))
 		}
-		return
+		return d
 	}
 	if err := dec.Decode(&next); !errors.Is(err, io.EOF) {
 		d.problem("", "there is more than one YAML document")
 	}
 	d.value(doc.Content[0], reflect.ValueOf(out).Elem(), "")
+	return d
 }
 
 // problem notes what is wrong with the key at path; its line, or that of the
 // nearest key above it that is in the file, goes with it.
-func (d *decoder) problem(path, format string, args ...any) {
+func (d *Document) problem(path, format string, args ...any) {
 	line := 0
 	for p := path; p != "" && line == 0; p = p[:max(strings.LastIndexAny(p, ".["), 0)] {
-		line = d.lines[p]
+		line = d.Lines[p]
 	}
-	d.problems = append(d.problems, Problem{Line: line, Path: path, Message: fmt.Sprintf(format, args...)})
+	d.Problems = append(d.Problems, Problem{Line: line, Path: path, Message: fmt.Sprintf(format, args...)})
 }
 
-func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
-	if path != "" && d.lines[path] == 0 { // unless its key is known already
-		d.lines[path] = n.Line
+func (d *Document) value(n *yaml.Node, v reflect.Value, path string) {
+	if path != "" && d.Lines[path] == 0 { // unless its key is known already
+		d.Lines[path] = n.Line
 	}
 	if n.Kind == yaml.AliasNode {
 		d.problem(path, "aliases are not supported")
 		return
 	}
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {
+		d.Nulls = append(d.Nulls, path)
 		return
 	}
 	if v.Kind() == reflect.Pointer {
-		e, before := reflect.New(v.Type().Elem()), len(d.problems)
+		e, before := reflect.New(v.Type().Elem()), len(d.Problems)
 		// A bad value counts as left out, so that nobody complains about it again.
-		if d.value(n, e.Elem(), path); len(d.problems) == before {
+		if d.value(n, e.Elem(), path); len(d.Problems) == before {
 			v.Set(e)
 		}
 		return
@@ -84,7 +87,7 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, path string) {
 	}
 }
 
-func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string) {
+func (d *Document) mapping(n *yaml.Node, v reflect.Value, path string) {
 	if n.Kind != yaml.MappingNode {
 		d.problem(path, "must be a mapping")
 		return
@@ -101,12 +104,12 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string) {
 		}
 		sub := join(path, key.Value)
 		if first := seen[key.Value]; first != 0 {
-			d.lines[sub] = key.Line
+			d.Lines[sub] = key.Line
 			d.problem(sub, "is there twice, first on line %d", first)
 			continue
 		}
 		seen[key.Value] = key.Line
-		d.lines[sub] = key.Line
+		d.Lines[sub] = key.Line
 		if v.Kind() == reflect.Map {
 			e := reflect.New(v.Type().Elem()).Elem()
 			d.value(val, e, sub)
@@ -115,8 +118,8 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string) {
 		}
 		known := keys(v.Type())
 		f := slices.Index(known, key.Value)
-		if f < 0 {
-			slices.Sort(known)
+		if f < 0 || key.Value == "" {
+			known = slices.DeleteFunc(slices.Sorted(slices.Values(known)), func(name string) bool { return name == "" })
 			d.problem(sub, "is not a known key (known here: %s)", strings.Join(known, ", "))
 			continue
 		}
@@ -124,7 +127,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value, path string) {
 	}
 }
 
-func (d *decoder) scalar(n *yaml.Node, v reflect.Value, path string) {
+func (d *Document) scalar(n *yaml.Node, v reflect.Value, path string) {
 	if n.Kind != yaml.ScalarNode {
 		d.problem(path, "must be a single value")
 		return
@@ -148,7 +151,7 @@ func (d *decoder) scalar(n *yaml.Node, v reflect.Value, path string) {
 		if tag != "!!bool" || n.Decode(v.Addr().Interface()) != nil {
 			d.problem(path, "must be true or false")
 		}
-	case v.Kind() == reflect.Int64:
+	case v.CanInt(), v.CanUint():
 		if tag != "!!int" || n.Decode(v.Addr().Interface()) != nil {
 			d.problem(path, "must be a whole number")
 		}
@@ -159,7 +162,7 @@ func (d *decoder) scalar(n *yaml.Node, v reflect.Value, path string) {
 	}
 }
 
-// keys gives the YAML names of a struct's fields, in their order.
+// keys gives the YAML names of a struct's fields, in their order; empty for one without.
 func keys(t reflect.Type) []string {
 	names := make([]string, t.NumField())
 	for i := range names {

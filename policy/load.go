@@ -126,10 +126,10 @@ func Parse(data []byte, opts Options) (*Policy, error) {
 	}
 	l := &loader{opts: opts, policy: &Policy{}}
 	l.file.Version = -1
-	l.decode(data, &l.file)
+	l.Document = Decode(data, &l.file)
 	switch {
 	case l.file.Version == 1:
-	case l.file.Version != -1 || len(l.lines) > 0:
+	case l.file.Version != -1 || len(l.Lines) > 0:
 		l.problem("version", "must be 1")
 	default:
 		l.file.Version = 1
@@ -141,9 +141,9 @@ func Parse(data []byte, opts Options) (*Policy, error) {
 	l.loadEnv()
 	l.loadMounts()
 	l.policy.clamp = l.choice("resources.over_max", &l.file.Resources.OverMax, "refuse", "clamp") == "clamp"
-	if len(l.problems) > 0 {
-		slices.SortStableFunc(l.problems, func(a, b Problem) int { return a.Line - b.Line })
-		return nil, &LoadError{Problems: l.problems}
+	if len(l.Problems) > 0 {
+		slices.SortStableFunc(l.Problems, func(a, b Problem) int { return a.Line - b.Line })
+		return nil, &LoadError{Problems: l.Problems}
 	}
 	l.policy.file = l.file
 	return l.policy, nil
@@ -151,7 +151,7 @@ func Parse(data []byte, opts Options) (*Policy, error) {
 
 // loader turns a file into a policy, and gathers what is wrong with it.
 type loader struct {
-	decoder
+	*Document
 	opts   Options
 	file   file
 	policy *Policy

@@ -304,7 +304,7 @@ func (l *loader) defaultWorkspace(f *mountsFile) {
 	if f.DefaultWorkspace == "" && f.SharedRoot != "" {
 		f.DefaultWorkspace, at = path.Join(f.SharedRoot, "default"), "mounts.shared_root"
 	}
-	if f.DefaultWorkspace == "" || len(l.problems) > 0 {
+	if f.DefaultWorkspace == "" || len(l.Problems) > 0 {
 		return // nothing is made for a policy that is refused anyway
 	}
 	clean, why := cleanPath(f.DefaultWorkspace)

@@ -31,9 +31,16 @@ const (
 	bodyStart   = 64 << 10 // bytes of a body of unknown length that are leased first
 	bodyIdle    = 10 * time.Second
 	bodyTimeout = time.Minute     // for a whole body to arrive
-	bodyLinger  = 5 * time.Second // for what is left of the body of a refused request
 	sendTimeout = 2 * time.Minute // for a whole answer to leave
 )
+
+// BodyLinger is for what is left of the body of a request that was answered already.
+const BodyLinger = 5 * time.Second
+
+// LastRequest tells whether the server will close the connection without a look at what
+// is left of the body. To a caller that is still sending, that loses the answer. One that
+// waits to be told to send isn't.
+func LastRequest(r *http.Request) bool { return r.Close && r.Header.Get("Expect") == "" }
 
 // boundBody gives the rest of a request's body time to arrive, whoever reads it: the
 // server does so when no handler did. A handler may set another deadline.
@@ -70,7 +77,7 @@ func decodeBody(w http.ResponseWriter, r *http.Request, limit int64, optional bo
 // readJSON reads a body that says that it is JSON; nil is none at all.
 func readJSON(w http.ResponseWriter, r *http.Request, limit int64, optional bool) ([]byte, error) {
 	if r.ContentLength > limit { // the caller may still send, and would lose an answer before that
-		boundBody(w, r, bodyLinger)
+		boundBody(w, r, BodyLinger)
 		_, err := io.CopyN(io.Discard, r.Body, limit)
 		return nil, errors.Join(&http.MaxBytesError{Limit: limit}, err)
 	}

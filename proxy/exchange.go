@@ -128,15 +128,17 @@ func (g *Gate) finish(w *writer, r *http.Request, ex *Exchange, span trace.Span)
 	took := time.Since(ex.start)
 	g.metrics.duration.WithLabelValues(ex.route, method(r), strconv.Itoa(w.status)).Observe(took.Seconds())
 
-	span.SetName(method(r) + " " + ex.route)
-	span.SetAttributes(
-		attribute.String("http.request.method", method(r)),
-		attribute.String("http.route", ex.route),
-		attribute.Int("http.response.status_code", w.status),
-		attribute.String("berm.request_id", ex.RequestID),
-	)
-	if w.status >= 500 {
-		span.SetStatus(codes.Error, ex.fault.Code)
+	if span.IsRecording() {
+		span.SetName(method(r) + " " + ex.route)
+		span.SetAttributes(
+			attribute.String("http.request.method", method(r)),
+			attribute.String("http.route", ex.route),
+			attribute.Int("http.response.status_code", w.status),
+			attribute.String("berm.request_id", ex.RequestID),
+		)
+		if w.status >= 500 {
+			span.SetStatus(codes.Error, ex.fault.Code)
+		}
 	}
 	span.End()
 
@@ -146,6 +148,9 @@ func (g *Gate) finish(w *writer, r *http.Request, ex *Exchange, span trace.Span)
 		level = slog.LevelError
 	case ex.quiet:
 		level = slog.LevelDebug
+	}
+	if !g.opts.Logger.Enabled(r.Context(), level) {
+		return
 	}
 	attrs := []slog.Attr{
 		slog.String("request_id", ex.RequestID), slog.String("method", method(r)), slog.String("route", ex.route),

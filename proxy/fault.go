@@ -65,79 +65,85 @@ func FaultOf(err error) Fault {
 	return f
 }
 
-func publicFault(err error) Fault {
-	var (
-		away     *lifecycle.UnavailableError
-		inval    *lifecycle.InvalidError
-		denied   *policy.DeniedError
-		missing  *lifecycle.NotFoundError
-		conflict *lifecycle.ConflictError
-		capacity *lifecycle.CapacityError
-		quota    *lifecycle.QuotaError
-		state    *lifecycle.StateError
-		pulling  *lifecycle.PullingError
-		start    *lifecycle.StartError
-		tooLarge *http.MaxBytesError
-		gone     *lifecycle.GoneError
-		process  *lifecycle.ProcessError
-		cant     *lifecycle.UnsupportedError
-		file     *lifecycle.FileError
-		port     *lifecycle.PortError
-		owner    *policy.OwnerError
-	)
-	switch {
-	case errors.As(err, &away): // whatever its cause is
-		return faultOfClass(away)
-	case errors.As(err, &tooLarge):
-		return Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large",
-			Detail: fmt.Sprintf("the body is larger than %d bytes", tooLarge.Limit)}
-	case errors.As(err, &pulling):
-		return Fault{Status: http.StatusServiceUnavailable, Code: "image_pulling", Title: "Image on its way",
-			Detail: pulling.Error(), RetryAfter: atLeast(pulling.RetryAfter, time.Second)}
-	case errors.As(err, &denied):
-		f := invalid(denied.Error())
-		if !denied.Invalid() {
-			f = Fault{Status: http.StatusForbidden, Code: "policy_denied", Title: "Refused by policy", Detail: denied.Error()}
-		}
-		f.Reasons = denied.Reasons
-		return f
-	case errors.As(err, &inval):
-		return invalid(inval.Error())
-	case errors.As(err, &missing):
-		return Fault{Status: http.StatusNotFound, Code: "not_found", Title: "Not found", Detail: missing.Error()}
-	case errors.As(err, &conflict):
-		return Fault{Status: http.StatusConflict, Code: "sandbox_conflict", Title: "Sandbox of another spec",
-			Detail: conflict.Error(), Differences: conflict.Differences}
-	case errors.As(err, &capacity):
-		return Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
-			Detail: capacity.Error(), RetryAfter: atLeast(capacity.RetryAfter, retrySoon)}
-	case errors.As(err, &quota):
-		return Fault{Status: http.StatusInsufficientStorage, Code: "quota_exceeded", Title: "Quota exceeded", Detail: quota.Error()}
-	case errors.As(err, &state):
-		return Fault{Status: http.StatusConflict, Code: "wrong_state", Title: "Wrong state", Detail: state.Error()}
-	case errors.As(err, &gone):
-		f := Fault{Status: http.StatusGone, Code: "output_gone", Title: "Output gone", Detail: gone.Error()}
-		if gone.FirstSeq >= 0 {
-			f.FirstSeq = &gone.FirstSeq
-		}
-		return f
-	case errors.As(err, &process):
-		return faultOfProcess(process)
-	case errors.As(err, &file):
-		return faultOfFile(file)
-	case errors.As(err, &port):
-		return Fault{Status: http.StatusBadGateway, Code: "port_unreachable", Title: "Port unreachable", Detail: port.Error()}
-	case errors.As(err, &owner):
-		return Fault{Status: http.StatusNotImplemented, Code: "not_supported", Title: "Not supported", Detail: owner.Error()}
-	case errors.As(err, &cant):
-		return Fault{Status: http.StatusNotImplemented, Code: "not_supported", Title: "Not supported", Detail: cant.Error()}
-	}
-	if f, ok := faultOfStorage(err); ok {
-		return f
-	}
+// rule maps errors of one type; false is another error.
+type rule func(error) (Fault, bool)
 
+func as[E error](f func(E) Fault) rule {
+	return func(err error) (Fault, bool) {
+		e, ok := errors.AsType[E](err)
+		if !ok {
+			return Fault{}, false
+		}
+		return f(e), true
+	}
+}
+
+// says maps an error whose own words are for callers.
+func says[E error](status int, code, title string) rule {
+	return as(func(e E) Fault { return Fault{Status: status, Code: code, Title: title, Detail: e.Error()} })
+}
+
+// rules are tried in this order: an error may wrap others.
+var rules = []rule{
+	as(func(e *lifecycle.UnavailableError) Fault { return faultOfClass(e) }), // whatever its cause is
+	as(func(e *http.MaxBytesError) Fault {
+		return Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large",
+			Detail: fmt.Sprintf("the body is larger than %d bytes", e.Limit)}
+	}),
+	as(func(e *lifecycle.PullingError) Fault {
+		return Fault{Status: http.StatusServiceUnavailable, Code: "image_pulling", Title: "Image on its way",
+			Detail: e.Error(), RetryAfter: max(e.RetryAfter, time.Second)}
+	}),
+	as(func(e *policy.DeniedError) Fault {
+		f := invalid(e.Error())
+		if !e.Invalid() {
+			f = Fault{Status: http.StatusForbidden, Code: "policy_denied", Title: "Refused by policy", Detail: e.Error()}
+		}
+		f.Reasons = e.Reasons
+		return f
+	}),
+	as(func(e *lifecycle.InvalidError) Fault { return invalid(e.Error()) }),
+	says[*lifecycle.NotFoundError](http.StatusNotFound, "not_found", "Not found"),
+	as(func(e *lifecycle.ConflictError) Fault {
+		return Fault{Status: http.StatusConflict, Code: "sandbox_conflict", Title: "Sandbox of another spec",
+			Detail: e.Error(), Differences: e.Differences}
+	}),
+	as(func(e *lifecycle.CapacityError) Fault {
+		return Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
+			Detail: e.Error(), RetryAfter: max(e.RetryAfter, retrySoon)}
+	}),
+	says[*lifecycle.QuotaError](http.StatusInsufficientStorage, "quota_exceeded", "Quota exceeded"),
+	says[*lifecycle.StateError](http.StatusConflict, "wrong_state", "Wrong state"),
+	as(func(e *lifecycle.GoneError) Fault {
+		f := Fault{Status: http.StatusGone, Code: "output_gone", Title: "Output gone", Detail: e.Error()}
+		if e.FirstSeq >= 0 {
+			f.FirstSeq = &e.FirstSeq
+		}
+		return f
+	}),
+	as(faultOfProcess),
+	as(faultOfFile),
+	says[*lifecycle.PortError](http.StatusBadGateway, "port_unreachable", "Port unreachable"),
+	says[*policy.OwnerError](http.StatusNotImplemented, "not_supported", "Not supported"),
+	says[*lifecycle.UnsupportedError](http.StatusNotImplemented, "not_supported", "Not supported"),
+	says[*workspace.NotFoundError](http.StatusNotFound, "workspace_not_found", "No such workspace"),
+	says[*workspace.QuotaError](http.StatusInsufficientStorage, "workspace_quota_exceeded", "Workspace quota exceeded"),
+	says[*chat.NotFoundError](http.StatusNotFound, "chat_not_found", "No such chat"),
+	says[*chat.ConflictError](http.StatusConflict, "chat_conflict", "Chat of another workspace"),
+	says[*lifecycle.ActiveError](http.StatusConflict, "chat_has_active_sandbox", "Chat has a sandbox"),
+	says[*chat.FileNotFoundError](http.StatusNotFound, "chat_file_not_found", "No such file"),
+	as(faultOfChatFile),
+	says[*chat.TooLargeError](http.StatusRequestEntityTooLarge, "too_large", "Body too large"),
+}
+
+func publicFault(err error) Fault {
+	for _, r := range rules {
+		if f, ok := r(err); ok {
+			return f
+		}
+	}
 	f := faultOfClass(err)
-	if errors.As(err, &start) && f.Code != "backend_unavailable" {
+	if _, start := errors.AsType[*lifecycle.StartError](err); start && f.Code != "backend_unavailable" {
 		// The class is that of an engine's object, not of the caller's.
 		return Fault{Status: http.StatusServiceUnavailable, Code: "sandbox_start_failed", Title: "Sandbox not started", Detail: startReason(err)}
 	}
@@ -169,40 +175,6 @@ func faultOfFile(err *lifecycle.FileError) Fault {
 		f.Status, f.Code, f.Title = http.StatusInsufficientStorage, "no_space", "No space left"
 	}
 	return f
-}
-
-// faultOfStorage maps what is said of workspaces, chats and their files; false is
-// another error.
-func faultOfStorage(err error) (Fault, bool) {
-	var (
-		noWorkspace *workspace.NotFoundError
-		full        *workspace.QuotaError
-		noChat      *chat.NotFoundError
-		conflict    *chat.ConflictError
-		active      *lifecycle.ActiveError
-		noFile      *chat.FileNotFoundError
-		file        *chat.FileError
-		tooLarge    *chat.TooLargeError
-	)
-	switch {
-	case errors.As(err, &noWorkspace):
-		return Fault{Status: http.StatusNotFound, Code: "workspace_not_found", Title: "No such workspace", Detail: noWorkspace.Error()}, true
-	case errors.As(err, &full):
-		return Fault{Status: http.StatusInsufficientStorage, Code: "workspace_quota_exceeded", Title: "Workspace quota exceeded", Detail: full.Error()}, true
-	case errors.As(err, &noChat):
-		return Fault{Status: http.StatusNotFound, Code: "chat_not_found", Title: "No such chat", Detail: noChat.Error()}, true
-	case errors.As(err, &conflict):
-		return Fault{Status: http.StatusConflict, Code: "chat_conflict", Title: "Chat of another workspace", Detail: conflict.Error()}, true
-	case errors.As(err, &active):
-		return Fault{Status: http.StatusConflict, Code: "chat_has_active_sandbox", Title: "Chat has a sandbox", Detail: active.Error()}, true
-	case errors.As(err, &noFile):
-		return Fault{Status: http.StatusNotFound, Code: "chat_file_not_found", Title: "No such file", Detail: noFile.Error()}, true
-	case errors.As(err, &file):
-		return faultOfChatFile(file), true
-	case errors.As(err, &tooLarge):
-		return Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large", Detail: tooLarge.Error()}, true
-	}
-	return Fault{}, false
 }
 
 // faultOfChatFile maps what is said of one file of a chat.
@@ -252,8 +224,6 @@ func startReason(err error) string {
 	}
 	return "the container engine could not start the sandbox"
 }
-
-func atLeast(d, least time.Duration) time.Duration { return max(d, least) }
 
 // setRetryAfter sets the header in whole seconds, rounded up; nothing for 0.
 func setRetryAfter(w http.ResponseWriter, d time.Duration) {

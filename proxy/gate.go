@@ -144,7 +144,7 @@ func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	setRetryAfter(w, f.RetryAfter)
 	if !errors.Is(f.Cause, os.ErrDeadlineExceeded) { // one that was too slow has no more time
-		boundBody(w, r, bodyLinger)
+		boundBody(w, r, BodyLinger)
 	}
 	g.opts.Fail(w, r, f)
 }

@@ -13,9 +13,8 @@ import (
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
 )
 
 // Scope is something that a token may allow.
@@ -113,131 +112,101 @@ func ParseTokens(data []byte) (*Tokens, error) {
 			hashes:  [][sha256.Size]byte{sha256.Sum256(data)},
 		}, nil
 	}
-	var doc yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	if dec.Decode(&doc) != nil || len(doc.Content) != 1 || dec.Decode(new(yaml.Node)) == nil {
-		// The decoder's own message could quote a token.
-		return nil, errors.New("it is neither one bare token nor valid YAML")
+	var file struct {
+		Tokens []tokenEntry `yaml:"tokens"`
 	}
-	p := tokenParser{tokens: &Tokens{}}
-	p.object(doc.Content[0], map[string]func(*yaml.Node){"tokens": p.list})
-	if len(p.errs) == 0 && len(p.tokens.callers) == 0 {
-		p.errs = append(p.errs, errors.New("there is no token in it"))
+	doc := policy.Decode(data, &file)
+	var errs []error
+	errorf := func(path, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("line %d: %s", doc.Lines[path], fmt.Sprintf(format, args...)))
 	}
-	return p.tokens, errors.Join(p.errs...)
-}
-
-// tokenParser walks the YAML by hand: the library's errors quote values.
-type tokenParser struct {
-	tokens *Tokens
-	errs   []error
-}
-
-func (p *tokenParser) errorf(n *yaml.Node, format string, args ...any) {
-	p.errs = append(p.errs, fmt.Errorf("line %d: %s", n.Line, fmt.Sprintf(format, args...)))
-}
-
-func (p *tokenParser) object(n *yaml.Node, fields map[string]func(*yaml.Node)) {
-	if n.Kind != yaml.MappingNode {
-		p.errorf(n, "want a mapping")
-		return
-	}
-	seen := map[string]bool{}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		k := n.Content[i]
-		f, ok := fields[k.Value]
+	for _, p := range doc.Problems {
 		switch {
-		case !ok:
-			p.errorf(k, "unknown key")
-		case seen[k.Value]:
-			p.errorf(k, "%s is there twice", k.Value)
+		case p.Line == 0: // the decoder's own message could quote a token
+			return nil, errors.New("it is neither one bare token nor valid YAML")
+		case strings.HasPrefix(p.Message, "is not a known key"): // and so could the key
+			errorf(p.Path, "unknown key")
 		default:
-			seen[k.Value] = true
-			f(n.Content[i+1])
+			errorf(p.Path, "%s %s", p.Path, p.Message)
 		}
 	}
+	for _, path := range doc.Nulls {
+		errorf(path, "%s has no value", path)
+	}
+	if len(errs) == 0 && len(file.Tokens) == 0 {
+		return nil, errors.New("there is no token in it")
+	}
+	tokens := &Tokens{}
+	for i, entry := range file.Tokens {
+		path := fmt.Sprintf("tokens[%d]", i)
+		tokens.add(entry, func(format string, args ...any) { errorf(path, format, args...) })
+	}
+	return tokens, errors.Join(errs...)
 }
 
-func (p *tokenParser) text(n *yaml.Node, what string, ok func(string) bool) string {
-	if n.Kind != yaml.ScalarNode || !ok(n.Value) {
-		p.errorf(n, "not a valid %s", what)
-		return ""
-	}
-	return n.Value
+// tokenEntry is a token in the file.
+type tokenEntry struct {
+	Name         string   `yaml:"name"`
+	Tenant       *string  `yaml:"tenant"`
+	Token        *string  `yaml:"token"`
+	SHA256       *string  `yaml:"sha256"`
+	Scopes       *[]Scope `yaml:"scopes"`
+	MaxSandboxes int      `yaml:"max_sandboxes"`
 }
 
-func (p *tokenParser) list(n *yaml.Node) {
-	if n.Kind != yaml.SequenceNode {
-		p.errorf(n, "tokens must be a list")
-		return
+// add takes a token over, and reports what is wrong with it.
+func (t *Tokens) add(e tokenEntry, errorf func(format string, args ...any)) {
+	c := Caller{Name: e.Name, Tenant: lifecycle.DefaultTenant, Scopes: []Scope{ScopeAll}, MaxSandboxes: e.MaxSandboxes}
+	if e.Name == "" {
+		errorf("a token needs a name")
+	} else if !tokenName.MatchString(e.Name) {
+		errorf("not a valid name")
 	}
-	for _, item := range n.Content {
-		p.token(item)
+	if e.Tenant != nil {
+		if c.Tenant = *e.Tenant; !tokenName.MatchString(c.Tenant) {
+			errorf("not a valid tenant")
+		}
 	}
-}
-
-func (p *tokenParser) token(n *yaml.Node) {
-	c := Caller{Tenant: lifecycle.DefaultTenant, Scopes: []Scope{ScopeAll}}
-	var hashes [][sha256.Size]byte
-	p.object(n, map[string]func(*yaml.Node){
-		"name":   func(v *yaml.Node) { c.Name = p.text(v, "name", tokenName.MatchString) },
-		"tenant": func(v *yaml.Node) { c.Tenant = p.text(v, "tenant", tokenName.MatchString) },
-		"token": func(v *yaml.Node) {
-			s := p.text(v, fmt.Sprintf("token (at least %d characters, none of them white space)", minToken), func(s string) bool {
-				return len(s) >= minToken && !strings.ContainsAny(s, " \t\r\n")
-			})
-			hashes = append(hashes, sha256.Sum256([]byte(s)))
-		},
-		"sha256": func(v *yaml.Node) {
-			var h [sha256.Size]byte
-			p.text(v, "sha256 (64 hexadecimal digits)", func(s string) bool {
-				b, err := hex.DecodeString(s)
-				return err == nil && copy(h[:], b) == len(h) && len(b) == len(h)
-			})
-			hashes = append(hashes, h)
-		},
-		"scopes": func(v *yaml.Node) { c.Scopes = p.scopes(v) },
-		"max_sandboxes": func(v *yaml.Node) {
-			if v.Kind != yaml.ScalarNode || v.Decode(&c.MaxSandboxes) != nil || c.MaxSandboxes < 0 {
-				p.errorf(v, "max_sandboxes must be a whole number, 0 for no limit")
+	if e.Scopes != nil {
+		if c.Scopes = *e.Scopes; len(c.Scopes) == 0 {
+			errorf("scopes must be a list with something in it")
+		}
+		known := []Scope{ScopeSandboxesRead, ScopeSandboxesWrite, ScopeSandboxesExec, ScopeStorageRead, ScopeStorageWrite, ScopeStatusRead, ScopeAll}
+		for _, s := range c.Scopes {
+			if !slices.Contains(known, s) {
+				errorf("unknown scope; known are %s", joinScopes(known))
 			}
-		},
-	})
-	if n.Kind != yaml.MappingNode {
+		}
+	}
+	if e.MaxSandboxes < 0 {
+		errorf("max_sandboxes must be a whole number, 0 for no limit")
+	}
+	var hash [sha256.Size]byte
+	switch {
+	case (e.Token == nil) == (e.SHA256 == nil):
+		errorf("a token needs exactly one of token and sha256")
 		return
-	}
-	if c.Name == "" {
-		p.errorf(n, "a token needs a name")
-	}
-	if len(hashes) != 1 {
-		p.errorf(n, "a token needs exactly one of token and sha256")
-		return
-	}
-	for i := range p.tokens.callers {
-		if p.tokens.callers[i].Name == c.Name {
-			p.errorf(n, "two tokens have the same name")
+	case e.Token != nil:
+		if len(*e.Token) < minToken || strings.ContainsAny(*e.Token, " \t\r\n") {
+			errorf("not a valid token (at least %d characters, none of them white space)", minToken)
 		}
-		if p.tokens.hashes[i] == hashes[0] {
-			p.errorf(n, "the same token is there twice")
+		hash = sha256.Sum256([]byte(*e.Token))
+	default:
+		sum, err := hex.DecodeString(*e.SHA256)
+		if err != nil || len(sum) != len(hash) {
+			errorf("not a valid sha256 (64 hexadecimal digits)")
+		}
+		copy(hash[:], sum)
+	}
+	for i := range t.callers {
+		if t.callers[i].Name == c.Name {
+			errorf("two tokens have the same name")
+		}
+		if t.hashes[i] == hash {
+			errorf("the same token is there twice")
 		}
 	}
-	p.tokens.callers = append(p.tokens.callers, c)
-	p.tokens.hashes = append(p.tokens.hashes, hashes[0])
-}
-
-func (p *tokenParser) scopes(n *yaml.Node) []Scope {
-	known := []Scope{ScopeSandboxesRead, ScopeSandboxesWrite, ScopeSandboxesExec, ScopeStorageRead, ScopeStorageWrite, ScopeStatusRead, ScopeAll}
-	var out []Scope
-	if n.Kind != yaml.SequenceNode || len(n.Content) == 0 {
-		p.errorf(n, "scopes must be a list with something in it")
-	}
-	for _, s := range n.Content {
-		if !slices.Contains(known, Scope(s.Value)) {
-			p.errorf(s, "unknown scope; known are %s", joinScopes(known))
-		}
-		out = append(out, Scope(s.Value))
-	}
-	return out
+	t.callers, t.hashes = append(t.callers, c), append(t.hashes, hash)
 }
 
 func joinScopes(s []Scope) string {

@@ -88,7 +88,9 @@ func TestParseTokensRefuses(t *testing.T) {
 		"same name":        {"tokens: [{name: a, token: " + secretA + "}, {name: a, token: " + secretB + "}]", "same name"},
 		"same token":       {"tokens: [{name: a, token: " + secretA + "}, {name: b, sha256: " + hashOf(secretA) + "}]", "same token"},
 		"repeated key":     {"tokens: [{name: a, name: b, token: " + secretA + "}]", "twice"},
-		"token as a list":  {"tokens: [{name: a, token: [" + secretA + "]}]", "not a valid token"},
+		"token as a list":  {"tokens: [{name: a, token: [" + secretA + "]}]", "tokens[0].token must be a single value"},
+		"no value":         {"tokens: [{name: a, token: " + secretA + ", scopes: }]", "scopes has no value"},
+		"an alias":         {"tokens: [{name: &a " + secretA + ", token: *a}]", "aliases are not supported"},
 		"value as the key": {"tokens: [{name: a, " + secretA + ": token}]", "unknown key"},
 	} {
 		t.Run(name, func(t *testing.T) {

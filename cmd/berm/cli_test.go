@@ -14,6 +14,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
@@ -44,24 +45,23 @@ func startAPIOn(t *testing.T, rt runtime.Runtime) string {
 		t.Fatal(err)
 	}
 	root := t.TempDir()
-	var manager *lifecycle.Manager
-	workspaces, err := workspace.New(workspace.Options{
-		Store: db, QuotaBytes: 1 << 20,
-		Open: func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },
-		Live: func(tenant, chatID string) bool { return manager.HasSandbox(tenant, chatID) },
-	})
+	quotas, err := quota.New(t.Context(), quota.Options{Store: db, Root: root, QuotaBytes: 1 << 20, Off: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	manager, err = lifecycle.New(lifecycle.Options{
+	workspaces, err := workspace.New(db, quotas)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager, err := lifecycle.New(lifecycle.Options{
 		Runtime: rt, Policy: func() *policy.Policy { return p },
-		Store: db, Workspaces: workspaces, Holder: mountpintest.Holder{}, Owner: "test",
+		Store: db, Quotas: quotas, Holder: mountpintest.Holder{}, Owner: "test",
 		Settings: lifecycle.Settings{Command: []string{"sleep", "infinity"}, ChatsRoot: root, ChatMountPath: "/chat"},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	chats, err := chat.New(t.Context(), chat.Options{Root: root, Store: db, Workspaces: workspaces, Sandboxes: manager})
+	chats, err := chat.New(t.Context(), chat.Options{Root: root, Store: db, Workspaces: workspaces, Quotas: quotas, Sandboxes: manager})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestLocalCommands(t *testing.T) {
 
 		{args: "config print", stdout: []string{"listen: 127.0.0.1:7070 # default"}},
 		{args: "config print --config " + good + " --listen 127.0.0.1:1", stdout: []string{"listen: 127.0.0.1:1 # flag", "state_dir: " + dir + " # file"}},
-		{args: "config print --config " + bad, code: 1, stderr: []string{"line 1: htp: unknown key", "logging.level: want"}},
+		{args: "config print --config " + bad, code: 1, stderr: []string{"line 1: htp: is not a known key", "logging.level: want"}},
 		{args: "config print --state-dir relative", stdout: []string{"cmd/berm/relative # flag"}},
 		{args: "config check --config " + good, stdout: []string{"the configuration is valid"}},
 		{args: "config check --config " + dir + "/none.yaml", code: 1, stderr: []string{"no such file"}},
@@ -250,7 +250,7 @@ func TestLocalCommands(t *testing.T) {
 		{args: "policy explain -f - --policy " + injects, stdin: `{}`, stdout: []string{"allowed"}},
 		{args: "config check --policy " + injects, code: 1, stderr: []string{"nosecret"}},
 		{args: "policy explain -f - --policy " + badPolicy, code: 2, stdin: `{}`, stderr: []string{"nothing"}},
-		{args: "policy explain -f - --config " + bad, code: 2, stdin: `{}`, stderr: []string{"unknown key"}},
+		{args: "policy explain -f - --config " + bad, code: 2, stdin: `{}`, stderr: []string{"is not a known key"}},
 		{args: "policy explain -f -", code: 2, stdin: `{"memory_mbb":1}`, stderr: []string{"memory_mbb"}},
 		{args: "policy explain -f -", code: 2, stdin: `{"x": "` + strings.Repeat("x", proxy.MaxBody) + `"}`, stderr: []string{"larger than"}},
 		{args: "policy explain -f " + dir + "/none.json", code: 2, stderr: []string{"no such file"}},
@@ -260,7 +260,7 @@ func TestLocalCommands(t *testing.T) {
 		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --engine containerd --engine-address tcp://127.0.0.1:1", code: 1, stderr: []string{"want the path of containerd's socket"}},
 		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --policy " + badPolicy, code: 1, stderr: []string{"nothing"}},
 		{args: "serve --listen 127.0.0.1:0 --state-dir " + dir + "/state --token-file " + badTokens, code: 1, stderr: []string{"shorter than 16"}},
-		{args: "serve --config " + bad, code: 1, stderr: []string{"unknown key"}},
+		{args: "serve --config " + bad, code: 1, stderr: []string{"is not a known key"}},
 	} {
 		s.run(t)
 	}

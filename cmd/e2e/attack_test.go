@@ -38,8 +38,8 @@ const (
 	attackedPids   = 64
 )
 
-// siege is a server with one sandbox that means no harm, and others that do.
-type siege struct {
+// attackFixture is a server with one sandbox that means no harm, and others that do.
+type attackFixture struct {
 	e        *testEngine
 	server   *server
 	c        *client.Client
@@ -49,7 +49,7 @@ type siege struct {
 
 // attack is one sandbox that does.
 type attack struct {
-	*siege
+	*attackFixture
 	*testing.T
 	key  string
 	mark string // in the environment of all that runs there
@@ -65,7 +65,7 @@ func TestSoakAttacks(t *testing.T) { testAttacks(t, "containerd") }
 
 func testAttacks(t *testing.T, kind string) {
 	t.Parallel()
-	s := newSiege(t, kind)
+	s := newAttackFixture(t, kind)
 	for _, tt := range []struct {
 		name   string
 		attack func(*attack)
@@ -100,24 +100,18 @@ func testAttacks(t *testing.T, kind string) {
 	wantNothing(t, s.e, s.server)
 }
 
-func newSiege(t *testing.T, kind string) *siege {
+func newAttackFixture(t *testing.T, kind string) *attackFixture {
 	t.Helper()
-	s := &siege{e: commonEngine(t, kind), attacker: buildAttacker(t)}
+	s := &attackFixture{e: commonEngine(t, kind), attacker: buildAttacker(t)}
 	dir := s.e.dir(t)
-	workspace, policyFile := filepath.Join(dir, "workspace"), filepath.Join(dir, "policy.yaml")
+	workspace := filepath.Join(dir, "workspace")
 	if err := os.Mkdir(workspace, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	write(t, policyFile, "version: 1\nmounts: {allowed_roots: ["+workspace+"]}\n")
 	s.server = newServer(t, s.e, dir, testImage)
-	s.server.env = append(s.server.env, "BERM_POLICY_FILE="+policyFile)
+	s.server.policy(t, "mounts: {allowed_roots: ["+workspace+"]}\n")
 	s.server.start(t)
-	var err error
-	if s.c, err = client.New(client.Options{
-		BaseURL: s.server.url, Token: s.server.token, Retries: -1, HTTPClient: &http.Client{Transport: &http.Transport{}},
-	}); err != nil {
-		t.Fatal(err)
-	}
+	s.c = s.server.client(t, &http.Transport{})
 	if _, err := s.c.Create(t.Context(), "innocent", apitype.SandboxRequest{}); err != nil {
 		t.Fatal(err)
 	}
@@ -147,8 +141,8 @@ func buildAttacker(t *testing.T) []byte {
 }
 
 // run runs one attack in a sandbox of its own, beside the innocent one.
-func (s *siege) run(t *testing.T, f func(*attack)) {
-	a := &attack{siege: s, T: t, key: "attack", mark: rand.Text()}
+func (s *attackFixture) run(t *testing.T, f func(*attack)) {
+	a := &attack{attackFixture: s, T: t, key: "attack", mark: rand.Text()}
 	a.create(apitype.SandboxRequest{})
 	ctx, cancel := context.WithCancel(t.Context())
 	var beside sync.WaitGroup
@@ -184,7 +178,7 @@ func (a *attack) deadline() (context.Context, context.CancelFunc) {
 }
 
 // innocent runs a command in the innocent sandbox.
-func (s *siege) innocent(ctx context.Context) error {
+func (s *attackFixture) innocent(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	word := rand.Text()

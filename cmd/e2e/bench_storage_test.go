@@ -96,11 +96,7 @@ func BenchmarkStorage(b *testing.B) {
 	}
 	server := newServer(b, e, dir, testImage)
 	server.env = append(server.env, "BERM_SANDBOX_CHATS_ROOT="+filepath.Join(dir, "chats"), "BERM_SANDBOX_CREATE_ROOTS=true")
-	server.start(b)
-	c, err := client.New(client.Options{BaseURL: server.url, Token: server.token})
-	if err != nil {
-		b.Fatal(err)
-	}
+	c := server.start(b)
 	w, err := c.EnsureWorkspace(b.Context(), "somebody")
 	if err != nil {
 		b.Fatal(err)

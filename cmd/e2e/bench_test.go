@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,11 +52,9 @@ type bermContender struct {
 }
 
 // benchPolicy has profiles for what a sandbox may do without.
-const benchPolicy = `version: 1
+const benchPolicy = `
 profiles:
   plain: {agent: off}
-  crun: {runtime_class: crun}
-  plain-crun: {agent: off, runtime_class: crun}
 `
 
 // as is the same server, asked for sandboxes of a profile.
@@ -137,13 +134,10 @@ func newBench(b *testing.B) *bench {
 	for _, kind := range []string{"docker", "containerd"} {
 		e := commonEngine(b, kind)
 		c := &bermContender{kind: kind, engine: e, server: newServer(b, e, e.dir(b), testImage)}
-		var err error
-		policyFile := filepath.Join(b.TempDir(), "policy.yaml")
-		s.must(os.WriteFile(policyFile, []byte(benchPolicy), 0o600))
-		c.server.env = append(c.server.env, "BERM_POLICY_FILE="+policyFile, "BERM_SANDBOX_CLEANUP_INTERVAL=30s") // 30s is the default
+		c.server.policy(b, benchPolicy)
+		c.server.env = append(c.server.env, "BERM_SANDBOX_CLEANUP_INTERVAL=30s") // 30s is the default
 		c.server.start(b)
-		c.Client, err = client.New(client.Options{BaseURL: c.server.url, Token: c.server.token, Retries: -1})
-		s.must(err)
+		c.Client = c.server.client(b, nil)
 		engines[kind], s.servers[kind] = e, c
 	}
 	raw := newDockerContender(b, engines["docker"], s.servers["docker"])

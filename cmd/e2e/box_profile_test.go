@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -16,11 +15,7 @@ var boxProfiles = []boxCase{
 	{"network_basic", profileRow("network_basic", "on", "rw", 120, limits{1, 512, 128}, true)},
 	{"network_extended", profileRow("network_extended", "on", "rw", 300, limits{2, 1024, 256}, false)},
 	{"locked fields", profileLocked},
-	{"left out and given fields", profileFields},
-	{"timeouts", profileTimeouts},
 	{"policy file", profileFile},
-	{"unknown in a request", profileUnknown},
-	{"unknown at the start", profileUnknownAtStart},
 }
 
 func profileRow(name, network, mode string, maxTimeout int64, want limits, readOnly bool) func(r *boxRow) {
@@ -102,39 +97,6 @@ func profileLocked(r *boxRow) {
 	}
 }
 
-func profileFields(r *boxRow) {
-	sb := r.create(apitype.SandboxRequest{Profile: new("network_extended"), Network: new("off"), MemoryMB: new(int64(80)), ReadOnlyRootfs: new(true)})
-	if want := (limits{2, 80, 256}); r.limits() != want || sb.Spec.Network != "off" || !sb.Spec.ReadOnlyRootfs || len(sb.Overridden) != 0 {
-		r.Errorf("%+v, %+v", sb, r.limits())
-	}
-	r.fails("touch /file")
-	if slices.Contains(r.interfaces(), "eth0") {
-		r.Errorf("interfaces: %v", r.interfaces())
-	}
-}
-
-func profileTimeouts(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	for sent, want := range map[string]string{`999`: "2m0s", `"999"`: "2m0s", `999.0`: "2m0s", `"999.0"`: "2m0s", `999999999999`: "2m0s", `119`: "1m59s", `"5"`: "5s", `1.0`: "1s"} {
-		status, answer := r.raw(http.MethodPost, r.key+"/exec", `{"command": "true", "timeout": `+sent+`}`)
-		if status != http.StatusOK || answer["timeout"] != want || answer["ok"] != true {
-			r.Errorf("%s: %d %v, want %s", sent, status, answer, want)
-		}
-		if clamped, _ := answer["overridden"].([]any); (len(clamped) == 1) != (want == "2m0s") {
-			r.Errorf("%s: overridden %v", sent, clamped)
-		}
-	}
-	for _, sent := range []string{`999.5`, `""`, `null`, `"x"`, `" 5"`, `"1e3"`, `0`, `-1`, `true`, `[1]`, `1e999`} {
-		status, answer := r.raw(http.MethodPost, r.key+"/exec", `{"command": "touch /tmp/ran", "timeout": `+sent+`}`)
-		if status != http.StatusUnprocessableEntity || answer["code"] != "validation" {
-			r.Errorf("%s: %d %v", sent, status, answer)
-		}
-	}
-	if exists(r.inside("/tmp/ran")) {
-		r.Error("a command ran whose timeout was refused")
-	}
-}
-
 // A policy file adds profiles, and overrides built-in ones.
 func profileFile(r *boxRow) {
 	x := r.on(r.shared, "basic")
@@ -156,19 +118,4 @@ func profileFile(r *boxRow) {
 	if want := (limits{0.5, 64, 64}); x.limits() != want || len(sb.Overridden) != 1 || sb.Overridden[0].Field != "memory_mb" || sb.Overridden[0].Rule != "profiles.tiny.locked" {
 		r.Errorf("%+v, %+v", sb, x.limits())
 	}
-}
-
-func profileUnknown(r *boxRow) {
-	r.wantRefused(`{"profile": "nosuch"}`, 422, "profiles.unknown", "profile")
-	_, answer := r.raw(http.MethodPut, r.key, `{"profile": "nosuch"}`)
-	for _, known := range []string{"default", "offline_readonly", "network_basic", "network_extended", "plain"} {
-		if detail, _ := answer["detail"].(string); !strings.Contains(detail, known) {
-			r.Errorf("%q doesn't list %s", detail, known)
-		}
-	}
-	r.wantNone()
-}
-
-func profileUnknownAtStart(r *boxRow) {
-	r.serveEnds("profiles: {mine: {extends: nosuch}}\n", `there is no profile "nosuch" (known: default, mine, network_basic, network_extended, offline_readonly)`)
 }

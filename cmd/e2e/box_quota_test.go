@@ -1,16 +1,10 @@
 package e2e
 
 import (
-	"errors"
-	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
@@ -18,12 +12,9 @@ import (
 
 // How much a workspace may hold.
 var boxQuotas = []boxCase{
-	{"what counts", quotaCounts},
 	{"before a command", quotaBefore},
 	{"after a command", quotaAfterCommand},
 	{"without a mount", quotaWithoutMount},
-	{"bounded", quotaBounded},
-	{"in motion", quotaInMotion},
 }
 
 const mebibyte = 1 << 20
@@ -38,32 +29,6 @@ func (r *boxRow) limited(dir string) *apitype.Sandbox {
 		r.Errorf("enforcement: %+v", sb.Enforcement)
 	}
 	return sb
-}
-
-// A workspace that holds exactly what it may, if things are counted as they should be.
-func quotaCounts(r *boxRow) {
-	dir := r.makeDir(r, "roots", "root", r.key)
-	big := filepath.Join(r.makeDir(r, "outside-"+r.key), "big")
-	link := strings.Repeat("x", 100)
-	for file, size := range map[string]int64{big: 4 * mebibyte, dir + "/file": mebibyte/2 - 100 - int64(len(big)), dir + "/sparse": mebibyte / 2} {
-		if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, size)); err != nil {
-			r.Fatal(err)
-		}
-	}
-	r.makeDir(r, "roots", "root", r.key, "sub", "dir") // directories are nothing
-	if err := errors.Join(
-		os.Link(dir+"/sparse", dir+"/sub/again"), os.Link(dir+"/sparse", dir+"/sub/dir/again"), // once
-		os.Symlink(link, dir+"/sub/dangling"), os.Symlink(big, dir+"/big"), // as long as they are themselves
-	); err != nil {
-		r.Fatal(err)
-	}
-	r.limited(dir)
-	r.sh("dd if=/dev/zero of=/extra/much bs=1M count=3") // another mount isn't the workspace
-	r.sh("echo full is fine")
-	res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{Command: shell("echo >> /workspace/file; echo over")})
-	if p := r.wantError(err, http.StatusInsufficientStorage, "quota_exceeded"); p.Result == nil || p.Result.Stdout != "over\n" {
-		r.Errorf("a byte more: %+v, %+v", res, p)
-	}
 }
 
 func quotaBefore(r *boxRow) {
@@ -135,69 +100,4 @@ func quotaWithoutMount(r *boxRow) {
 	if sb.Enforcement.WorkspaceQuota != "" {
 		r.Errorf("what is said to be enforced: %+v", sb.Enforcement)
 	}
-}
-
-// quotaBounded has more in the workspace than is ever counted, though none of it takes
-// room: that is as if it were full.
-func quotaBounded(r *boxRow) {
-	const each, places = 20_000, 51 // together over a million
-	dir := r.makeDir(r, "roots", "root", r.key)
-	crowd := r.makeDir(r, "roots", "root", r.key, "crowd")
-	r.limited(dir)
-	r.sh("echo there is room")
-	// All of it goes with the file system in which it is.
-	if err := unix.Mount("none", crowd, "tmpfs", 0, ""); err != nil {
-		r.Fatal(err)
-	}
-	part := filepath.Join(crowd, "part")
-	unmount := sync.OnceFunc(func() {
-		if err := unix.Unmount(crowd, unix.MNT_DETACH); err != nil {
-			r.Error(err)
-		}
-	})
-	r.Cleanup(unmount)
-	if err := errors.Join(unix.Mount("", crowd, "", unix.MS_PRIVATE, ""), os.Mkdir(part, 0o755), unix.Mkfifo(part+"/0", 0o600)); err != nil {
-		r.Fatal(err)
-	}
-	for i := 1; i < each; i++ {
-		if err := os.Link(part+"/0", fmt.Sprint(part, "/", i)); err != nil {
-			r.Fatal(err)
-		}
-	}
-	r.sh("echo so much can be counted")
-	for i := 1; i < places; i++ {
-		place := fmt.Sprint(part, i)
-		if err := errors.Join(os.Mkdir(place, 0o755), unix.Mount(part, place, "", unix.MS_BIND, "")); err != nil {
-			r.Fatal(err)
-		}
-	}
-	_, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{Command: shell("touch /extra/ran")})
-	r.wantError(err, http.StatusInsufficientStorage, "quota_exceeded")
-	if exists(filepath.Join(r.root, r.key+"-extra", "ran")) {
-		r.Error("it was started")
-	}
-	unmount()
-	r.sh("echo there is room again")
-}
-
-// quotaInMotion has a workspace change while it is measured: what vanishes is nothing.
-func quotaInMotion(r *boxRow) {
-	dir := r.makeDir(r, "roots", "root", r.key)
-	r.limited(dir)
-	var stop atomic.Bool
-	var mover sync.WaitGroup
-	mover.Go(func() {
-		for i := 0; !stop.Load(); i++ {
-			below := fmt.Sprint(dir, "/", i%8)
-			if err := errors.Join(os.MkdirAll(below, 0o755), os.WriteFile(below+"/file", []byte("x"), 0o600), os.RemoveAll(below)); err != nil {
-				r.Error(err)
-				return
-			}
-		}
-	})
-	for range 10 {
-		r.sh("echo there is room")
-	}
-	stop.Store(true)
-	mover.Wait()
 }

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,10 +19,6 @@ import (
 var boxSessions = []boxCase{
 	{"get or create", sessionMade},
 	{"conflict", sessionConflict},
-	{"what belongs to a command", sessionOfCommands},
-	{"mounts as a set", sessionMounts},
-	{"side by side", sessionBeside},
-	{"serialize", sessionSerialize},
 	{"recreated", sessionRecreated},
 	{"idle time", sessionIdle},
 	{"idle end", sessionIdleEnd},
@@ -107,107 +102,22 @@ func sessionConflict(r *boxRow) {
 	}
 }
 
-func sessionOfCommands(r *boxRow) {
-	made := r.create(apitype.SandboxRequest{Env: map[string]string{"WHOSE": "sandbox"}})
-	same := &apitype.SandboxRequest{Env: map[string]string{"WHOSE": "nobody"}, TTL: new(apitype.Duration(time.Minute))}
-	for _, req := range []apitype.ExecRequest{
-		{Command: shell("echo $WHOSE $PWD"), Sandbox: same},
-		{Command: shell("echo $WHOSE $PWD"), Sandbox: same, Cwd: "/tmp", Timeout: apitype.SecondsOf(5), Env: map[string]string{"WHOSE": "command"}},
-	} {
-		want := "sandbox /\n"
-		if req.Cwd != "" {
-			want = "command /tmp\n"
-		}
-		if res := r.exec(req); res.SessionID != made.SessionID || res.Created || res.Stdout != want {
-			r.Errorf("%+v, want %q", res, want)
-		}
-	}
-}
-
-func sessionMounts(r *boxRow) {
-	a, b := r.makeDir(r, "roots", "root", r.key, "a"), r.makeDir(r, "roots", "root", r.key, "b")
-	mounts := []apitype.MountRequest{{HostPath: a, MountPath: "/a"}, {HostPath: b, MountPath: "/b", Mode: "rw"}}
-	made := r.create(apitype.SandboxRequest{ExtraMounts: mounts})
-	slices.Reverse(mounts)
-	mounts[0].HostPath = a + "/../b" // the same, said otherwise
-	if again := r.create(apitype.SandboxRequest{ExtraMounts: mounts}); again.SessionID != made.SessionID || again.Result != "reused" {
-		r.Errorf("in another order: %+v", again)
-	}
-	mounts[0].MountPath, mounts[1].MountPath = "/a", "/b"
-	_, err := r.c.Create(r.ctx, r.key, apitype.SandboxRequest{ExtraMounts: mounts})
-	r.wantError(err, http.StatusConflict, "sandbox_conflict")
-}
-
-// Two commands that wait for each other both end.
-func sessionBeside(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	var both sync.WaitGroup
-	for _, names := range [][2]string{{"one", "two"}, {"two", "one"}} {
-		both.Go(func() {
-			res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{
-				Command: shell("touch /tmp/" + names[0] + "; until test -e /tmp/" + names[1] + "; do sleep 0.02; done"), Timeout: apitype.SecondsOf(60),
-			})
-			if err != nil || !res.OK {
-				r.Errorf("%+v, %v", res, err)
-			}
-		})
-	}
-	both.Wait()
-}
-
-// One by one, in the order that they came, and the wait doesn't count.
-func sessionSerialize(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	var all sync.WaitGroup
-	for i := range 3 {
-		all.Go(func() {
-			script := fmt.Sprintf("mkdir /tmp/busy && echo %d >> /tmp/order && sleep 1 && rmdir /tmp/busy", i)
-			if i == 0 {
-				script = "mkdir /tmp/busy && echo 0 >> /tmp/order && touch /tmp/on && sleep 4 && rmdir /tmp/busy"
-			}
-			// Of 3 s each, those that wait would have nothing left.
-			req := apitype.ExecRequest{Command: shell(script), Serialize: true, Timeout: apitype.SecondsOf(3)}
-			if i == 0 {
-				req.Timeout = apitype.SecondsOf(60)
-			}
-			res, err := r.c.Exec(r.ctx, r.key, req)
-			if err != nil || !res.OK {
-				r.Errorf("%d: %+v, %v", i, res, err)
-			}
-		})
-		if i == 0 {
-			r.await("the first to run", func() bool { return exists(r.inside("/tmp/on")) })
-		}
-	}
-	res := r.exec(apitype.ExecRequest{Command: shell("test -e /tmp/busy; echo $?")})
-	if res.Stdout != "0\n" {
-		r.Errorf("one without serialize waited, too: %+v", res)
-	}
-	all.Wait()
-	if got := strings.Fields(r.sh("cat /tmp/order")); len(got) != 3 || got[0] != "0" {
-		r.Errorf("order %v", got)
-	}
-}
-
 func sessionRecreated(r *boxRow) {
-	for _, profile := range []string{"default", "plain"} {
-		x := r.on(r.main, profile)
-		dir := r.makeDir(r, "roots", "root", x.key)
-		sb := x.create(apitype.SandboxRequest{Profile: &profile, HostPath: &dir, Env: map[string]string{"KEPT": "yes"}})
-		x.sh("touch /workspace/file /tmp/lost")
-		if err := syscall.Kill(x.pid(), syscall.SIGKILL); err != nil {
-			r.Fatal(err)
-		}
-		res := x.exec(apitype.ExecRequest{Command: shell("ls /workspace /tmp; echo $KEPT")})
-		if !res.Recreated || res.Created || !res.OK || res.Stdout != "/tmp:\n\n/workspace:\nfile\nyes\n" {
-			r.Errorf("%s: %+v", profile, res)
-		}
-		if again := x.exec(apitype.ExecRequest{Command: apitype.Command{"true"}}); again.Recreated || again.SessionID != res.SessionID {
-			r.Errorf("%s: %+v", profile, again)
-		}
-		if now := x.get(); now.ContainerID == sb.ContainerID || now.Spec.HostPath != dir {
-			r.Errorf("%s: %+v", profile, now)
-		}
+	dir := r.makeDir(r, "roots", "root", r.key)
+	sb := r.create(apitype.SandboxRequest{HostPath: &dir, Env: map[string]string{"KEPT": "yes"}})
+	r.sh("touch /workspace/file /tmp/lost")
+	if err := syscall.Kill(r.pid(), syscall.SIGKILL); err != nil {
+		r.Fatal(err)
+	}
+	res := r.exec(apitype.ExecRequest{Command: shell("ls /workspace /tmp; echo $KEPT")})
+	if !res.Recreated || res.Created || !res.OK || res.Stdout != "/tmp:\n\n/workspace:\nfile\nyes\n" {
+		r.Errorf("%+v", res)
+	}
+	if again := r.exec(apitype.ExecRequest{Command: apitype.Command{"true"}}); again.Recreated || again.SessionID != res.SessionID {
+		r.Errorf("%+v", again)
+	}
+	if now := r.get(); now.ContainerID == sb.ContainerID || now.Spec.HostPath != dir {
+		r.Errorf("%+v", now)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,11 +17,6 @@ import (
 // How the service is, and what it says when it says no.
 var boxStatus = []boxCase{
 	{"status", statusFields},
-	{"recent errors", statusErrors},
-	{"types of errors", statusTypes},
-	{"sandboxes at once", statusSandboxes},
-	{"processes at once", statusProcesses},
-	{"commands in a queue", statusQueue},
 	{"caps of the server", statusFull},
 }
 
@@ -82,71 +76,6 @@ func statusFields(r *boxRow) {
 	}
 }
 
-func statusErrors(r *boxRow) {
-	x := r.leanly(r.wide, "errors")
-	begun := time.Now().Add(-time.Second)
-	for i := range 55 {
-		req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, fmt.Sprintf("%s/api/v1/sandboxes/none-%d", x.s.url, i), nil)
-		if err != nil {
-			r.Fatal(err)
-		}
-		req.Header.Set("Authorization", "Bearer "+leanToken)
-		req.Header.Set("X-Request-Id", fmt.Sprintf("request-%d", i))
-		resp, err := x.s.http.Do(req)
-		if err != nil {
-			r.Fatal(err)
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusNotFound || resp.Header.Get("X-Request-Id") != fmt.Sprintf("request-%d", i) {
-			r.Errorf("%d: %d %v", i, resp.StatusCode, resp.Header)
-		}
-	}
-	all, err := x.c.Errors(r.ctx)
-	if err != nil || len(all) != 50 || r.status(x.c).RecentErrors != 50 {
-		r.Fatalf("%d errors, %v", len(all), err)
-	}
-	for i, e := range all { // newest first, and the oldest are out
-		n := 54 - i
-		if e.RequestID != fmt.Sprintf("request-%d", n) || e.Type != "not_found" || e.Status != 404 || !strings.Contains(e.Message, fmt.Sprintf("none-%d", n)) ||
-			e.Time.Before(begun) || e.Time.After(time.Now()) || i > 0 && e.Time.After(all[i-1].Time) {
-			r.Errorf("%d: %+v", i, e)
-		}
-	}
-	if mine, err := x.s.c.Errors(r.ctx); err != nil || slices.ContainsFunc(mine, func(e apitype.ErrorEntry) bool { return strings.HasPrefix(e.RequestID, "request-") }) {
-		r.Errorf("another tenant sees them: %v, %v", mine, err)
-	}
-}
-
-// statusTypes has one error of each type; that of a backend that is away is tested beside
-// the sessions, that of a quota beside the quotas.
-func statusTypes(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	r.start("p", "cat")
-	for _, tt := range []struct {
-		method, path, body string
-		status             int
-		code               string
-	}{
-		{"POST", "/exec", `{"command": "true"`, 400, "malformed"},
-		{"POST", "/exec", `{"command": "true", "nosuch": 1}`, 400, "malformed"},
-		{"POST", "/exec", `{"command": "true", "command": "true"}`, 400, "malformed"},
-		{"POST", "/exec", `{"command": 1}`, 422, "validation"},
-		{"POST", "/exec", `{}`, 422, "validation"},
-		{"PUT", "", `{"memory_mb": 31}`, 422, "validation"},
-		{"PUT", "", `{"memory_mb": 4096}`, 403, "policy_denied"},
-		{"PUT", "", `{"memory_mb": 64}`, 409, "sandbox_conflict"},
-		{"GET", "-none", "", 404, "not_found"},
-		{"POST", "-none/exec", `{"command": "true"}`, 404, "not_found"},
-		{"GET", "/processes/none", "", 404, "process_not_found"},
-		{"POST", "/processes", `{"process_id": "p", "command": "true"}`, 409, "process_conflict"},
-	} {
-		status, answer := r.raw(tt.method, r.key+tt.path, tt.body)
-		if status != tt.status || answer["code"] != tt.code || answer["status"] != float64(tt.status) || answer["request_id"] == "" || answer["detail"] == "" {
-			r.Errorf("%s %s %s: %d %v", tt.method, tt.path, tt.body, status, answer)
-		}
-	}
-}
-
 // wantFull checks that a cap is reached, and that there is word of when to come again.
 func (x boxSandbox) wantFull(err error) {
 	x.t.Helper()
@@ -154,71 +83,6 @@ func (x boxSandbox) wantFull(err error) {
 	var e *client.Error
 	if errors.As(err, &e) && e.RetryAfter <= 0 {
 		x.t.Errorf("there is no Retry-After: %+v", e)
-	}
-}
-
-func statusSandboxes(r *boxRow) {
-	one, two, three := r.leanly(r.main, "cap-1"), r.leanly(r.main, "cap-2"), r.leanly(r.main, "cap-3")
-	one.create(apitype.SandboxRequest{})
-	two.create(apitype.SandboxRequest{})
-	_, err := three.c.Create(r.ctx, three.key, apitype.SandboxRequest{})
-	three.wantFull(err)
-	_, err = three.c.Exec(r.ctx, three.key, apitype.ExecRequest{Command: apitype.Command{"true"}, Sandbox: &apitype.SandboxRequest{}})
-	three.wantFull(err)
-	if again := one.create(apitype.SandboxRequest{}); again.Result != "reused" || two.sh("echo in") != "in" {
-		r.Errorf("%+v", again)
-	}
-	if _, err := one.c.Delete(r.ctx, one.key); err != nil {
-		r.Fatal(err)
-	}
-	three.create(apitype.SandboxRequest{})
-}
-
-func statusProcesses(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	for i := range 16 {
-		r.start(fmt.Sprint("p", i), "cat")
-	}
-	_, err := r.c.StartProcess(r.ctx, r.key, apitype.ProcessRequest{ProcessID: "more", Command: "touch", Args: []string{"/tmp/ran"}})
-	r.wantFull(err)
-	if exists(r.inside("/tmp/ran")) {
-		r.Error("one too many was started")
-	}
-	if _, err := r.c.StopProcess(r.ctx, r.key, "p3"); err != nil {
-		r.Fatal(err)
-	}
-	r.start("more", "cat")
-}
-
-func statusQueue(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	var all sync.WaitGroup
-	var full atomic.Int32
-	run := func(script string) {
-		all.Go(func() {
-			res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{Command: shell(script), Serialize: true, Timeout: apitype.SecondsOf(110)})
-			switch {
-			case err != nil:
-				full.Add(1)
-				r.wantFull(err)
-			case !res.OK:
-				r.Errorf("%+v", res)
-			}
-		})
-	}
-	run("touch /tmp/on; until test -e /tmp/go; do sleep 0.1; done")
-	r.await("the first to run", func() bool { return exists(r.inside("/tmp/on")) })
-	for range 66 {
-		run("echo x >> /tmp/ran")
-	}
-	r.await("the queue to be full", func() bool { return full.Load() >= 2 })
-	if exists(r.inside("/tmp/ran")) {
-		r.Error("somebody didn't wait")
-	}
-	write(r.T, r.inside("/tmp/go"), "")
-	all.Wait()
-	if got := strings.Count(r.sh("cat /tmp/ran"), "x"); got != 64 || full.Load() != 2 {
-		r.Errorf("%d waited, %d were refused", got, full.Load())
 	}
 }
 

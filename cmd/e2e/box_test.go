@@ -24,27 +24,21 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// The box is what Berm promises of a sandbox, its commands and its processes. Every
-// promise has a test here that looks at what has really come of it on a real engine of
-// each kind, or is held on real engines by another test:
+// TestBox looks at what has come of a request on a real engine: what the kernel, the host
+// and the next request see of it. Other tests hold the rest:
 //
-//	promise                                            test
-//	networks reach out, are apart, are internal        runtime/containerd TestNetworkReach; TestContract network/…
-//	no host mount, device, privilege comes along       TestContract create/mounts, …/devices, …/privileges, …/namespaces
-//	swap is limited along with the memory              TestContract create/limits
-//	a killed command takes its whole tree along,       TestContract exec/cancel kills/…
-//	  whatever shape it has, and whoever's it is
-//	files calls: what they can and can't               TestFilesAndPorts; TestContract agent/files…
-//	ports are reached without a network                TestFilesAndPorts
-//	processes are signaled, have terminals, are        TestContract agent/process…; TestCommandLineInside
-//	  found again after a restart
-//	commands on a terminal, their signals and sizes    TestCommandLineInside
-//	an image that is missing is pulled meanwhile       TestCreateThatPulls
-//	an engine that goes away and comes back            TestHungEngine, TestSoakKillingTheEngine
-//	a restart finds sandboxes and processes again      TestAgent, TestSoakKillingTheServer
-//	a thousand callers of one key share one create     TestSoakManyKeys
-//	a walk over a workspace is bounded in depth,       lifecycle TestQuotaOfADeepTree: it is the host's own files that
-//	  too                                              are walked
+//	networks reach out, are apart, are internal      runtime/containerd TestNetworkReach; TestContract network/…
+//	no device, privilege or namespace comes along    TestContract create/…
+//	exit codes, streams, trees that are killed       TestContract exec/…
+//	output that is cut                               lifecycle TestTruncation
+//	processes: input, replay, take-over, terminals   TestContract agent/process…; lifecycle TestProcess…
+//	files and ports                                  TestFilesAndPorts; TestContract agent/files…
+//	terminals and signals of the command line        TestCommandLineInside
+//	an image that is pulled meanwhile                TestCreateThatPulls
+//	an engine that goes away and comes back          TestHungEngine, TestSoakKillingTheEngine
+//	sandboxes and processes after a restart          TestAgent, TestKillingTheServer
+//	a thousand callers of one key                    TestSoakManyKeys
+//	what counts against a quota, and how far         lifecycle/usage
 func TestBox(t *testing.T) {
 	t.Run("docker", func(t *testing.T) {
 		testBox(t, "docker", "processes", "sessions", "results", "spec", "profiles", "mounts", "quota", "status")
@@ -176,7 +170,7 @@ mounts: {allowed_roots: [`+b.root+`]}
 networks: {lab: {engine_network: `+lab+`, internal: true}}
 images: {allow: ["berm.local/*"]}
 env: {deny: ["DENIED_*"], pin: {PINNED: by-policy}}
-profiles: {plain: {agent: off}}
+profiles: {plain: {extends: default}}
 `)
 	b.bare = b.serve(t, "bare", "", "")
 	b.shared = b.serve(t, "shared", testImage, `
@@ -207,61 +201,13 @@ func (b *box) serve(t *testing.T, name, image, policy string, settings ...string
 	server := newServer(t, b.e, dir, image)
 	server.env = append(append(server.env, "BERM_SECURITY_TOKENS="+boxTokens), settings...)
 	if policy != "" {
-		file := filepath.Join(dir, "policy.yaml")
-		write(t, file, "version: 1\n"+policy)
-		server.env = append(server.env, "BERM_POLICY_FILE="+file)
+		server.policy(t, policy)
 	}
 	server.start(t)
 	s := &boxServer{server: server, rt: b.e.open(t, server)}
-	s.http = &http.Client{Transport: patient{s.url, openapitest.New(t).Transport(&http.Transport{MaxIdleConnsPerHost: 16})}}
+	s.http = &http.Client{Transport: openapitest.New(t).Transport(&http.Transport{MaxIdleConnsPerHost: 16})}
 	s.c, s.lean = s.client(t, boxToken), s.client(t, leanToken)
 	return s
-}
-
-// patient repeats what wasn't done because the engine didn't answer the server in time,
-// as happens on a machine that is very busy.
-type patient struct {
-	url  string
-	next http.RoundTripper
-}
-
-func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
-	for {
-		resp, err := p.next.RoundTrip(r)
-		if err != nil || resp.StatusCode != http.StatusServiceUnavailable || r.Body != nil && r.Body != http.NoBody && r.GetBody == nil {
-			return resp, err
-		}
-		body, err := io.ReadAll(resp.Body)
-		_ = resp.Body.Close()
-		resp.Body = io.NopCloser(bytes.NewReader(body))
-		if err != nil || !bytes.Contains(body, []byte(`"backend_unavailable"`)) || r.Method == http.MethodPost && p.ready(r.Context()) {
-			return resp, err
-		}
-		select {
-		case <-r.Context().Done():
-			return resp, nil
-		case <-time.After(200 * time.Millisecond):
-		}
-		if r = r.Clone(r.Context()); r.GetBody != nil {
-			if r.Body, err = r.GetBody(); err != nil {
-				return nil, err
-			}
-		}
-	}
-}
-
-// ready tells whether the server knows of no trouble with its engine.
-func (p patient) ready(ctx context.Context) bool {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+"/readyz", nil)
-	if err != nil {
-		return true
-	}
-	resp, err := p.next.RoundTrip(req)
-	if err != nil {
-		return true
-	}
-	_ = resp.Body.Close()
-	return resp.StatusCode == http.StatusOK
 }
 
 func (s *boxServer) client(t *testing.T, token string) *client.Client {

@@ -154,6 +154,7 @@ engine_api:
     - address: unix://`+door+`
       callers: [{name: ci, tenant: ci, profile: docker-api}]
 `)
+	t.Cleanup(func() { (&server{dir: dir, instance: "docs"}).removeAll(t, e) })
 	c := startChildWith(t, dir, e, "serving", "--config", filepath.Join(dir, "berm.yaml"), "--policy", filepath.Join(dir, "policy.yaml"), "--listen", "127.0.0.1:0")
 	c.log.wait(t, "msg=engine_available")
 	address, err := os.ReadFile(filepath.Join(c.dir, "address"))

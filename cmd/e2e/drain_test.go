@@ -21,7 +21,7 @@ import (
 // without a word of why.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	b := newClientBed(t, "http: {drain_timeout: 6s}\n")
+	b := newClientFixture(t, "http: {drain_timeout: 6s}\n")
 	cli, work := clis(t)[0], filepath.Join(b.dir, "work")
 	api := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(b.dir, "berm.sock"))
@@ -117,12 +117,12 @@ func TestDrain(t *testing.T) {
 		case err = <-ended:
 			return true
 		default:
-			_ = b.cmd.Process.Signal(os.Interrupt)
+			_ = b.cmd.Process.Signal(syscall.SIGTERM) // SIGINT is ignored in the background of a shell
 			return false
 		}
 	})
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGINT {
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
 		t.Errorf("after the second signal: %v", err)
 	}
 	b.removeAll(t)
@@ -135,7 +135,7 @@ type dockerRun struct {
 	stderr strings.Builder
 }
 
-func (b *clientBed) begin(t *testing.T, program string, args ...string) *dockerRun {
+func (b *clientFixture) begin(t *testing.T, program string, args ...string) *dockerRun {
 	t.Helper()
 	c := &dockerRun{cmd: exec.CommandContext(t.Context(), program, args...)}
 	c.cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+b.dir+"/docker.sock", "DOCKER_CONFIG="+b.dir, "DOCKER_CONTEXT=")

@@ -24,8 +24,8 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-// clientBed is a server with a socket for Docker's own clients.
-type clientBed struct {
+// clientFixture is a server with a socket for Docker's own clients.
+type clientFixture struct {
 	*child
 	engine *testEngine
 	dir    string
@@ -33,13 +33,13 @@ type clientBed struct {
 	args   []string // the server's
 }
 
-// newClientBed starts a server on a private engine, whose callers may make networks and volumes,
+// newClientFixture starts a server on a private engine, whose callers may make networks and volumes,
 // and have directories below work mounted. Settings are more sections of its configuration.
-func newClientBed(t *testing.T, settings ...string) *clientBed {
+func newClientFixture(t *testing.T, settings ...string) *clientFixture {
 	t.Helper()
-	b := &clientBed{engine: commonEngine(t, "docker")}
+	b := &clientFixture{engine: commonEngine(t, "docker")}
 	b.dir = b.engine.dir(t)
-	b.owner = "bed-" + filepath.Base(b.dir)
+	b.owner = "fixture-" + filepath.Base(b.dir)
 	work := filepath.Join(b.dir, "work")
 	if err := os.Mkdir(work, 0o755); err != nil {
 		t.Fatal(err)
@@ -66,12 +66,15 @@ engine_api:
 sandbox: {cleanup_interval: 100ms}
 engine: {address: "`+b.engine.config.Address+`", instance: `+b.owner+`}
 `+strings.Join(settings, ""))
+	t.Cleanup(func() {
+		(&server{dir: b.dir, instance: b.owner}).removeAll(t, b.engine)
+	})
 	b.args = []string{"--config", filepath.Join(b.dir, "berm.yaml"), "--policy", filepath.Join(b.dir, "policy.yaml")}
 	b.start(t)
 	return b
 }
 
-func (b *clientBed) start(t *testing.T) {
+func (b *clientFixture) start(t *testing.T) {
 	t.Helper()
 	b.child = startChildWith(t, b.dir, b.engine, "engine_available", b.args...)
 	t.Cleanup(func() {
@@ -84,7 +87,7 @@ func (b *clientBed) start(t *testing.T) {
 	})
 }
 
-func (b *clientBed) run(t *testing.T, program string, args ...string) (string, error) {
+func (b *clientFixture) run(t *testing.T, program string, args ...string) (string, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.Dir = filepath.Join(b.dir, "work")
@@ -98,7 +101,7 @@ func (b *clientBed) run(t *testing.T, program string, args ...string) (string, e
 	return strings.TrimSpace(out.String()), nil
 }
 
-func (b *clientBed) must(t *testing.T, program string, args ...string) string {
+func (b *clientFixture) must(t *testing.T, program string, args ...string) string {
 	t.Helper()
 	out, err := b.run(t, program, args...)
 	if err != nil {
@@ -108,7 +111,7 @@ func (b *clientBed) must(t *testing.T, program string, args ...string) string {
 }
 
 // wantEvent waits until a client has told of what happened to a container.
-func (b *clientBed) wantEvent(t *testing.T, cli, name, action string) {
+func (b *clientFixture) wantEvent(t *testing.T, cli, name, action string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -133,10 +136,10 @@ func (b *clientBed) wantEvent(t *testing.T, cli, name, action string) {
 
 // made lists what the server's callers have made and is still in the engine, and volumes
 // that nobody has named.
-func (b *clientBed) made(t *testing.T) (left []string) {
+func (b *clientFixture) made(t *testing.T) (left []string) {
 	t.Helper()
 	direct := dockerClient(t, client.WithHost(b.engine.config.Address))
-	labels := filters.NewArgs(filters.Arg("label", lifecycle.LabelOwner+"="+b.owner))
+	labels := filters.NewArgs(filters.Arg("label", lifecycle.LabelOwner+"="+b.owner), filters.Arg("label", lifecycle.LabelDoor+"="+lifecycle.DoorEngine))
 	containers, err := direct.ContainerList(t.Context(), container.ListOptions{All: true, Filters: labels})
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +184,7 @@ func clis(t *testing.T) (found []string) {
 // What people do with a Docker client goes through the second door as it goes to the engine.
 func TestDockerClient(t *testing.T) {
 	t.Parallel()
-	b := newClientBed(t)
+	b := newClientFixture(t)
 	work := filepath.Join(b.dir, "work")
 	write(t, filepath.Join(work, "file"), "from the host\n")
 	for _, cli := range clis(t) {
@@ -236,7 +239,7 @@ func TestDockerClient(t *testing.T) {
 // In mode audit everything goes through, and the log says what wouldn't have.
 func TestDockerClientAudited(t *testing.T) {
 	t.Parallel()
-	b := newClientBed(t)
+	b := newClientFixture(t)
 	write(t, filepath.Join(b.dir, "work", "x"), "")
 	cli := clis(t)[0]
 	args := []string{"-H", "unix://" + b.dir + "/audited.sock", "run", "--rm", "--network", "bridge", "--cap-add", "SYS_PTRACE", testImage, "grep", "CapEff", "/proc/self/status"}
@@ -281,7 +284,7 @@ func TestCompose(t *testing.T) {
 	if err != nil {
 		engine.Lacking(t, "compose", err)
 	}
-	b := newClientBed(t)
+	b := newClientFixture(t)
 	write(t, filepath.Join(b.dir, "work", "docker-compose.yml"), stack)
 	compose := func(args ...string) string {
 		t.Helper()
@@ -311,7 +314,7 @@ func TestCompose(t *testing.T) {
 func TestSweepAfterKill(t *testing.T) {
 	const interval = "BERM_SANDBOX_CLEANUP_INTERVAL"
 	t.Setenv(interval, "1h") // so that the killed one hasn't begun to
-	b := newClientBed(t)
+	b := newClientFixture(t)
 	docker := func(args ...string) string { t.Helper(); return b.must(t, clis(t)[0], args...) }
 	const ttl = "berm.ttl=2s"
 	docker("network", "create", "--label", ttl, "short")
@@ -357,7 +360,7 @@ func TestSweepAfterKill(t *testing.T) {
 }
 
 // removeAll takes away what a test has left on purpose.
-func (b *clientBed) removeAll(t *testing.T) {
+func (b *clientFixture) removeAll(t *testing.T) {
 	t.Helper()
 	direct := dockerClient(t, client.WithHost(b.engine.config.Address))
 	for _, left := range b.made(t) {

@@ -20,11 +20,7 @@ func TestFilesAndPorts(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
 	server := newServer(t, e, e.dir(t), testImage)
-	server.start(t)
-	c, err := client.New(client.Options{BaseURL: server.url, Token: server.token})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := server.start(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	if _, err := c.Create(ctx, "k", apitype.SandboxRequest{}); err != nil {

@@ -40,8 +40,15 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, serveBareFiles(dir))
 		os.Exit(1)
 	}
+	if from, to, ok := strings.Cut(os.Getenv(plainProxyEnv), ":"); ok {
+		fmt.Fprintln(os.Stderr, plainProxy(from, to))
+		os.Exit(1)
+	}
 	var err error
-	if bin, err = engine.Berm(); err != nil {
+	if bin, err = engine.Berm(); err == nil {
+		err = engine.WatchTemporary()
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -136,7 +143,7 @@ func startEngine(t testing.TB, kind string, opts engine.Options) *testEngine {
 
 func newEngine(kind string, opts engine.Options) (*testEngine, error) {
 	ctx := context.Background()
-	e := &testEngine{config: engineConfig{Kind: kind, CallTimeout: 30 * time.Second}}
+	e := &testEngine{config: engineConfig{Kind: kind, CallTimeout: 2 * time.Minute}} // a busy machine is no hang
 	if kind == "docker" {
 		d, err := engine.StartDocker(ctx, opts)
 		if err != nil {
@@ -238,8 +245,28 @@ func newServer(t testing.TB, e *testEngine, dir, image string) *server {
 		if t.Failed() {
 			t.Logf("the server's log ends with:\n%s", s.logTail())
 		}
+		s.removeAll(t, e)
 	})
 	return s
+}
+
+// removeAll removes what a stopped server has left on the engine, so that other tests
+// don't find it. Whether it should have left nothing is for wantNothing to say.
+func (s *server) removeAll(t testing.TB, e *testEngine) {
+	ctx, rt := context.WithoutCancel(t.Context()), e.open(t, s)
+	containers, err := rt.List(ctx, map[string]string{lifecycle.LabelOwner: s.instance})
+	for _, c := range containers {
+		err = errors.Join(err, rt.Remove(ctx, c.ID))
+	}
+	if sweeper, ok := rt.(runtime.Sweeper); ok && e.Pid() != 0 {
+		err = errors.Join(err, sweeper.Sweep(ctx))
+	}
+	if s.network != "" {
+		err = errors.Join(err, rt.(runtime.Networker).RemoveNetwork(ctx, s.network))
+	}
+	if err != nil {
+		t.Errorf("remove what the server has left: %v", err)
+	}
 }
 
 // policy gives the server a policy, in place of the one that it had.
@@ -256,12 +283,18 @@ func (s *server) stateDir() string { return filepath.Join(s.dir, "state") }
 
 func (s *server) logPath() string { return filepath.Join(s.dir, "server.log") }
 
-// start runs the server, for the first time or again, until it is ready to serve.
-func (s *server) start(t testing.TB) {
+// start runs the server, for the first time or again, until it is ready to serve. It
+// returns a client that calls again where that makes sense.
+func (s *server) start(t testing.TB) *client.Client {
 	t.Helper()
 	if err := s.run(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, s.logTail())
 	}
+	c, err := client.New(client.Options{BaseURL: s.url, Token: s.token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 func (s *server) run(ctx context.Context) error {
@@ -339,7 +372,7 @@ func (s *server) answers(ctx context.Context, path string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// client makes a client of the server's API, that repeats nothing.
+// client makes a client that makes each call once.
 func (s *server) client(t testing.TB, transport http.RoundTripper) *client.Client {
 	t.Helper()
 	c, err := client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: &http.Client{Transport: transport}})

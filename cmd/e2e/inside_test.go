@@ -3,7 +3,6 @@ package e2e
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,20 +19,13 @@ func TestAgent(t *testing.T) { onEachEngine(t, testAgent) }
 func testAgent(t *testing.T, kind string) {
 	t.Parallel()
 	e := commonEngine(t, kind)
-	dir := e.dir(t)
-	policyFile := filepath.Join(dir, "policy.yaml")
-	write(t, policyFile, "version: 1\nprofiles: {plain: {agent: off}}\n")
-	server := newServer(t, e, dir, testImage)
-	server.env = append(server.env, "BERM_POLICY_FILE="+policyFile)
+	server := newServer(t, e, e.dir(t), testImage)
+	server.policy(t, "profiles: {plain: {agent: off}}\n")
 	var c *client.Client
 	start := func(more ...string) {
 		t.Helper()
 		server.env = append(server.env, more...)
-		server.start(t)
-		var err error
-		if c, err = client.New(client.Options{BaseURL: server.url, Token: server.token}); err != nil {
-			t.Fatal(err)
-		}
+		c = server.start(t)
 	}
 	path := func(key string) string {
 		t.Helper()

@@ -54,18 +54,15 @@ func (s *sharedEngine) end() error {
 func (s *sharedEngine) left() (left []string, err error) {
 	ctx := context.Background()
 	if s.e.containerd == nil {
-		for _, kind := range []string{"container", "network", "volume"} {
-			cmd := exec.Command("docker", kind, "ls", "--quiet", "--filter", "label=berm.owner")
-			if kind == "container" {
-				cmd.Args = append(cmd.Args, "--all")
-			}
+		for _, list := range []string{"ps --all --filter label=berm.owner", "network ls --filter label=berm.door", "volume ls --filter label=berm.door"} {
+			cmd := exec.Command("docker", append(strings.Fields(list), "--quiet")...)
 			cmd.Env = append(os.Environ(), "DOCKER_HOST="+s.e.config.Address, "DOCKER_CONTEXT=")
 			out, err := cmd.Output()
 			if err != nil {
 				return nil, err
 			}
 			for id := range strings.FieldsSeq(string(out)) {
-				left = append(left, kind+" "+id)
+				left = append(left, list+": "+id)
 			}
 		}
 		return left, nil

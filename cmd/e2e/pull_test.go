@@ -42,7 +42,7 @@ func testCreateThatPulls(t *testing.T, kind string) {
 	repo := shop.Host() + "/team/tool"
 
 	s, server := newStorm(t, e)
-	write(t, filepath.Join(server.dir, "policy.yaml"), "version: 1\nimages: {allow: ["+repo+"]}\n")
+	server.policy(t, "images: {allow: ["+repo+"]}\n")
 	server.stop()
 	s.start(server)
 	create := func(key string) *http.Response {

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/bermhq/berm/lifecycle/project"
+	"github.com/bermhq/berm/lifecycle/quota/project"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -39,7 +39,7 @@ func TestKernelServer(t *testing.T) {
 	e.config.CallTimeout = kernelPatience
 	for _, tt := range []struct {
 		name string
-		test func(b *quotaBed)
+		test func(b *quotaFixture)
 	}{
 		{"sandbox", kernelHoldsSandbox},
 		{"crash", kernelLetsGo},
@@ -58,13 +58,13 @@ func TestKernelServer(t *testing.T) {
 			})
 			ctx, cancel := context.WithTimeout(t.Context(), kernelPatience)
 			defer cancel()
-			tt.test(&quotaBed{T: t, ctx: ctx, e: e, dir: dir})
+			tt.test(&quotaFixture{T: t, ctx: ctx, e: e, dir: dir})
 		})
 	}
 }
 
-// quotaBed is a directory on a file system with project quotas, and a server.
-type quotaBed struct {
+// quotaFixture is a directory on a file system with project quotas, and a server.
+type quotaFixture struct {
 	*testing.T
 	ctx    context.Context
 	e      *testEngine
@@ -74,29 +74,24 @@ type quotaBed struct {
 }
 
 // configure makes a server that may mount what is below the directory.
-func (b *quotaBed) configure(env ...string) *server {
+func (b *quotaFixture) configure(env ...string) *server {
 	b.Helper()
-	dir := b.e.dir(b)
-	server := newServer(b, b.e, dir, testImage)
-	policy := filepath.Join(dir, "policy.yaml")
-	write(b.T, policy, "version: 1\nmounts: {allowed_roots: ["+b.dir+"]}\n")
-	server.env = append(append(server.env, "BERM_POLICY_FILE="+policy), env...)
+	server := newServer(b, b.e, b.e.dir(b), testImage)
+	server.policy(b, "mounts: {allowed_roots: ["+b.dir+"]}\n")
+	server.env = append(server.env, env...)
 	server.patience = kernelPatience
 	return server
 }
 
 // serve starts one.
-func (b *quotaBed) serve(env ...string) {
+func (b *quotaFixture) serve(env ...string) {
 	b.Helper()
 	b.server = b.configure(env...)
 	b.start()
-	var err error
-	if b.c, err = client.New(client.Options{BaseURL: b.server.url, Token: b.server.token, Retries: -1}); err != nil {
-		b.Fatal(err)
-	}
+	b.c = b.server.client(b, nil)
 }
 
-func (b *quotaBed) start() {
+func (b *quotaFixture) start() {
 	b.Helper()
 	if err := b.server.run(b.ctx); err != nil {
 		b.Fatalf("%v\n%s", err, b.server.logTail())
@@ -104,7 +99,7 @@ func (b *quotaBed) start() {
 }
 
 // crash kills the server, and starts it again after what happens meanwhile.
-func (b *quotaBed) crash(meanwhile func()) {
+func (b *quotaFixture) crash(meanwhile func()) {
 	b.Helper()
 	if err := b.server.kill(); err != nil {
 		b.Fatal(err)
@@ -114,7 +109,7 @@ func (b *quotaBed) crash(meanwhile func()) {
 }
 
 // create makes a sandbox whose quota the kernel has to hold.
-func (b *quotaBed) create(key string, req apitype.SandboxRequest) *apitype.Sandbox {
+func (b *quotaFixture) create(key string, req apitype.SandboxRequest) *apitype.Sandbox {
 	b.Helper()
 	sb, err := b.c.Create(b.ctx, key, req)
 	if err != nil {
@@ -124,14 +119,14 @@ func (b *quotaBed) create(key string, req apitype.SandboxRequest) *apitype.Sandb
 	return sb
 }
 
-func (b *quotaBed) wantHeld(sb *apitype.Sandbox) {
+func (b *quotaFixture) wantHeld(sb *apitype.Sandbox) {
 	b.Helper()
 	if sb.Status != "running" || sb.Enforcement.WorkspaceQuota != "hard" {
 		b.Fatalf("%+v", sb)
 	}
 }
 
-func (b *quotaBed) get(key string) *apitype.Sandbox {
+func (b *quotaFixture) get(key string) *apitype.Sandbox {
 	b.Helper()
 	sb, err := b.c.Get(b.ctx, key)
 	if err != nil {
@@ -141,7 +136,7 @@ func (b *quotaBed) get(key string) *apitype.Sandbox {
 }
 
 // sh runs what must go well.
-func (b *quotaBed) sh(key, script string) string {
+func (b *quotaFixture) sh(key, script string) string {
 	b.Helper()
 	res, err := b.c.Exec(b.ctx, key, apitype.ExecRequest{Command: shell(script), Timeout: apitype.SecondsOf(300)})
 	if err != nil || !res.OK {
@@ -152,7 +147,7 @@ func (b *quotaBed) sh(key, script string) string {
 
 // full runs what has to fail there and then as the kernel has no room for it; it isn't over
 // the quota by that, and the sandbox goes on.
-func (b *quotaBed) full(key, script string) {
+func (b *quotaFixture) full(key, script string) {
 	b.Helper()
 	var st unix.Statfs_t
 	if err := unix.Statfs(b.dir, &st); err != nil {
@@ -173,7 +168,7 @@ func (b *quotaBed) full(key, script string) {
 	}
 }
 
-func (b *quotaBed) wantFullFile(path string, limit int64) {
+func (b *quotaFixture) wantFullFile(path string, limit int64) {
 	b.Helper()
 	info, err := os.Stat(path)
 	if err != nil {
@@ -186,7 +181,7 @@ func (b *quotaBed) wantFullFile(path string, limit int64) {
 }
 
 // want507 checks that a call had no room, and left a file as it was.
-func (b *quotaBed) want507(err error, path, content string, codes ...string) {
+func (b *quotaFixture) want507(err error, path, content string, codes ...string) {
 	b.Helper()
 	wantCode(b.T, err, codes...)
 	var e *client.Error
@@ -199,7 +194,7 @@ func (b *quotaBed) want507(err error, path, content string, codes ...string) {
 }
 
 // ceilings reads the limits of the projects of sandboxes' own directories, in bytes.
-func (b *quotaBed) ceilings() map[uint32]int64 {
+func (b *quotaFixture) ceilings() map[uint32]int64 {
 	b.Helper()
 	const nextQuota, projectQuota, block = 0x800009, 2, 1024 // Q_GETNEXTQUOTA, PRJQUOTA, QIF_DQBLKSIZE
 	dir, err := os.Open(b.dir)
@@ -229,7 +224,7 @@ func (b *quotaBed) ceilings() map[uint32]int64 {
 }
 
 // ceiling answers the project of the only directory that is held.
-func (b *quotaBed) ceiling(limit int64) uint32 {
+func (b *quotaFixture) ceiling(limit int64) uint32 {
 	b.Helper()
 	limits := b.ceilings()
 	for number, has := range limits {
@@ -241,7 +236,7 @@ func (b *quotaBed) ceiling(limit int64) uint32 {
 	return 0
 }
 
-func (b *quotaBed) quotas() *project.Quotas {
+func (b *quotaFixture) quotas() *project.Quotas {
 	b.Helper()
 	q, err := project.Find(b.dir)
 	if err != nil {
@@ -252,7 +247,7 @@ func (b *quotaBed) quotas() *project.Quotas {
 }
 
 // wantLetGo waits until no directory is held, and nothing is of the project any more.
-func (b *quotaBed) wantLetGo(number uint32) {
+func (b *quotaFixture) wantLetGo(number uint32) {
 	b.Helper()
 	q := b.quotas()
 	b.await(func() bool {
@@ -264,7 +259,7 @@ func (b *quotaBed) wantLetGo(number uint32) {
 	})
 }
 
-func (b *quotaBed) await(done func() bool) {
+func (b *quotaFixture) await(done func() bool) {
 	b.Helper()
 	for !done() {
 		select {
@@ -276,7 +271,7 @@ func (b *quotaBed) await(done func() bool) {
 }
 
 // work makes a directory with a file.
-func (b *quotaBed) work(name string) (dir, kept string) {
+func (b *quotaFixture) work(name string) (dir, kept string) {
 	b.Helper()
 	dir = filepath.Join(b.dir, name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -288,7 +283,7 @@ func (b *quotaBed) work(name string) (dir, kept string) {
 }
 
 // kernelHoldsSandbox has a sandbox run against its own quota.
-func kernelHoldsSandbox(b *quotaBed) {
+func kernelHoldsSandbox(b *quotaFixture) {
 	const quota = mebibyte
 	dir, kept := b.work("work")
 	b.serve()
@@ -344,7 +339,7 @@ func kernelHoldsSandbox(b *quotaBed) {
 }
 
 // kernelLetsGo has sandboxes end while their server is dead, or just before it dies.
-func kernelLetsGo(b *quotaBed) {
+func kernelLetsGo(b *quotaFixture) {
 	dir, kept := b.work("work")
 	req := apitype.SandboxRequest{HostPath: &dir, WorkspaceQuotaMB: new(int64(1))}
 	b.serve()
@@ -398,7 +393,7 @@ func kernelLetsGo(b *quotaBed) {
 }
 
 // kernelHoldsChats has sandboxes and uploads run against the quota of their workspace.
-func kernelHoldsChats(b *quotaBed) {
+func kernelHoldsChats(b *quotaFixture) {
 	const quotaMB, quota = 4, 4 * mebibyte
 	root := filepath.Join(b.dir, "chats")
 	b.serve("BERM_SANDBOX_CHATS_ROOT="+root, "BERM_SANDBOX_CREATE_ROOTS=true", "BERM_STORAGE_PROJECT_QUOTAS=required",
@@ -483,7 +478,7 @@ func kernelHoldsChats(b *quotaBed) {
 }
 
 // kernelRequired has servers refuse to start where the kernel can't hold workspaces.
-func kernelRequired(b *quotaBed) {
+func kernelRequired(b *quotaFixture) {
 	for _, lacking := range filepath.SplitList(os.Getenv("BERM_PROJECT_LACKING")) {
 		root, err := os.MkdirTemp(lacking, "chats-")
 		if err != nil {

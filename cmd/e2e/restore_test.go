@@ -18,7 +18,7 @@ import (
 func TestRestore(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
-	b := newStorageBed(t, e, "BERM_ENGINE_INSTANCE=") // which is in the state directory then
+	b := newStorageFixture(t, e, "BERM_ENGINE_INSTANCE=") // which is in the state directory then
 	ctx := t.Context()
 	state, file := b.server.stateDir(), filepath.Join(t.TempDir(), "berm.tar")
 	b.server.instance = strings.TrimSpace(string(slurp(t, filepath.Join(state, "instance"))))

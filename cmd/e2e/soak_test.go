@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bermhq/berm/proxy/apitype"
-	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/runtime"
 )
 
@@ -125,10 +124,7 @@ func testSoakExecs(t *testing.T, kind string) {
 	e := commonEngine(t, kind)
 	server := newServer(t, e, e.dir(t), testImage)
 	server.start(t)
-	c, err := client.New(client.Options{BaseURL: server.url, Token: server.token, Retries: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := server.client(t, nil)
 	sb, err := c.Create(t.Context(), "soak", apitype.SandboxRequest{})
 	if err != nil {
 		t.Fatal(err)

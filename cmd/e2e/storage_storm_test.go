@@ -10,7 +10,6 @@ import (
 	"io"
 	"iter"
 	mrand "math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -353,12 +352,7 @@ func TestSoakStorage(t *testing.T) {
 	checker := openapitest.New(t)
 	start := func() {
 		server.start(t)
-		var err error
-		if s.client, err = client.New(client.Options{
-			BaseURL: server.url, Token: server.token, Retries: -1, HTTPClient: &http.Client{Transport: checker.Transport(nil)},
-		}); err != nil {
-			t.Fatal(err)
-		}
+		s.client = server.client(t, checker.Transport(nil))
 	}
 	start()
 	w, err := s.client.EnsureWorkspace(t.Context(), "somebody")

@@ -25,8 +25,8 @@ import (
 // storageQuotaMB is what a workspace may hold in these tests.
 const storageQuotaMB = 8
 
-// storageBed is a server whose sandboxes have chats.
-type storageBed struct {
+// storageFixture is a server whose sandboxes have chats.
+type storageFixture struct {
 	*testing.T
 	c         *client.Client
 	server    *server
@@ -34,32 +34,28 @@ type storageBed struct {
 	workspace string
 }
 
-// newStorageBed starts a server with further settings.
-func newStorageBed(t *testing.T, e *testEngine, env ...string) *storageBed {
+// newStorageFixture starts a server with further settings.
+func newStorageFixture(t *testing.T, e *testEngine, env ...string) *storageFixture {
 	t.Helper()
 	dir := e.dir(t)
-	b := &storageBed{T: t, root: filepath.Join(dir, "chats")}
+	b := &storageFixture{T: t, root: filepath.Join(dir, "chats")}
 	b.server = newServer(t, e, dir, testImage)
 	b.server.env = append(b.server.env, "BERM_SANDBOX_CHATS_ROOT="+b.root, "BERM_SANDBOX_CREATE_ROOTS=true",
 		fmt.Sprintf("BERM_STORAGE_WORKSPACE_QUOTA_MB=%d", storageQuotaMB))
 	b.server.env = append(b.server.env, env...)
-	b.server.start(t)
-	var err error
-	if b.c, err = client.New(client.Options{BaseURL: b.server.url, Token: b.server.token}); err != nil {
-		t.Fatal(err)
-	}
+	b.c = b.server.start(t)
 	return b
 }
 
-// in is the bed of a part of the test.
-func (b *storageBed) in(t *testing.T) *storageBed {
+// in is the fixture of a part of the test.
+func (b *storageFixture) in(t *testing.T) *storageFixture {
 	out := *b
 	out.T = t
 	return &out
 }
 
 // chat makes one, with a sandbox, in a workspace of its own user.
-func (b *storageBed) chat(user, id string) {
+func (b *storageFixture) chat(user, id string) {
 	b.Helper()
 	ctx, cancel := b.deadline()
 	defer cancel()
@@ -76,12 +72,12 @@ func (b *storageBed) chat(user, id string) {
 	}
 }
 
-func (b *storageBed) deadline() (context.Context, context.CancelFunc) {
+func (b *storageFixture) deadline() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(b.Context(), patience)
 }
 
 // run runs a shell script in a chat's sandbox.
-func (b *storageBed) run(chat, script string) string {
+func (b *storageFixture) run(chat, script string) string {
 	b.Helper()
 	ctx, cancel := b.deadline()
 	defer cancel()
@@ -92,19 +88,19 @@ func (b *storageBed) run(chat, script string) string {
 	return res.Stdout
 }
 
-func (b *storageBed) put(chat, name, content string) error {
+func (b *storageFixture) put(chat, name, content string) error {
 	ctx, cancel := b.deadline()
 	defer cancel()
 	return second(b.c.PutChatFile(ctx, chat, name, strings.NewReader(content), client.PutChatFileOptions{}))
 }
 
-func (b *storageBed) read(chat, name string) (string, error) {
+func (b *storageFixture) read(chat, name string) (string, error) {
 	ctx, cancel := b.deadline()
 	defer cancel()
 	return all(b.c.ReadChatFile(ctx, chat, name, 0, 0))
 }
 
-func (b *storageBed) history(chat string) (string, error) {
+func (b *storageFixture) history(chat string) (string, error) {
 	ctx, cancel := b.deadline()
 	defer cancel()
 	return all(b.c.History(ctx, chat, 0, 0))
@@ -120,7 +116,7 @@ func all(r io.ReadCloser, err error) (string, error) {
 }
 
 // names lists a chat's files.
-func (b *storageBed) names(chat string) []string {
+func (b *storageFixture) names(chat string) []string {
 	b.Helper()
 	ctx, cancel := b.deadline()
 	defer cancel()
@@ -134,7 +130,7 @@ func (b *storageBed) names(chat string) []string {
 	return names
 }
 
-func (b *storageBed) used() int64 {
+func (b *storageFixture) used() int64 {
 	b.Helper()
 	ctx, cancel := b.deadline()
 	defer cancel()
@@ -148,7 +144,7 @@ func (b *storageBed) used() int64 {
 	return usage.UsedBytes
 }
 
-func (b *storageBed) wantRead(chat, name, want string) {
+func (b *storageFixture) wantRead(chat, name, want string) {
 	b.Helper()
 	if got, err := b.read(chat, name); err != nil || got != want {
 		b.Errorf("%s of %s is %.100q, %v; want %.100q", name, chat, got, err, want)
@@ -158,7 +154,7 @@ func (b *storageBed) wantRead(chat, name, want string) {
 // A chat's content goes into its sandbox and out again, and outlives it.
 func TestStorage(t *testing.T) {
 	t.Parallel()
-	b := newStorageBed(t, commonEngine(t, "docker"))
+	b := newStorageFixture(t, commonEngine(t, "docker"))
 	t.Run("round", func(t *testing.T) { b.in(t).round() })
 	t.Run("quota", func(t *testing.T) { b.in(t).quota() })
 	t.Run("delete or create", func(t *testing.T) { b.in(t).deleteOrCreate() })
@@ -167,7 +163,7 @@ func TestStorage(t *testing.T) {
 	}
 }
 
-func (b *storageBed) round() {
+func (b *storageFixture) round() {
 	b.chat("round", "round")
 	if err := b.put("round", "in put.txt", "some words"); err != nil {
 		b.Fatal(err)
@@ -205,7 +201,7 @@ func (b *storageBed) round() {
 	}
 }
 
-func (b *storageBed) quota() {
+func (b *storageFixture) quota() {
 	b.chat("quota", "quota")
 	const mega = 1 << 20
 	wantCode(b.T, b.put("quota", "more", strings.Repeat("x", storageQuotaMB*mega+1)), "workspace_quota_exceeded")
@@ -250,7 +246,7 @@ func (b *storageBed) quota() {
 }
 
 // deleteOrCreate has a chat's deletion and its sandbox race; one of them wins, and knows.
-func (b *storageBed) deleteOrCreate() {
+func (b *storageFixture) deleteOrCreate() {
 	ctx, cancel := b.deadline()
 	defer cancel()
 	w, err := b.c.EnsureWorkspace(ctx, "race")
@@ -296,15 +292,15 @@ func (b *storageBed) deleteOrCreate() {
 // storageAttack is what a sandbox does to its chat's directory, and what must come of it.
 type storageAttack struct {
 	name   string
-	script string                          // in the chat's directory
-	host   func(b *storageBed, dir string) // what the sandbox can't do, but somebody may have
-	check  func(b *storageBed)
+	script string                              // in the chat's directory
+	host   func(b *storageFixture, dir string) // what the sandbox can't do, but somebody may have
+	check  func(b *storageFixture)
 }
 
 const evil, good = "evil", "good" // chats of one workspace
 
 var storageAttacks = []storageAttack{
-	{name: "link out", script: "ln -s /etc/passwd a; ln -s ../good/keep b; ln -s /proc/self/environ c; ln -s . d; ln -s e e", check: func(b *storageBed) {
+	{name: "link out", script: "ln -s /etc/passwd a; ln -s ../good/keep b; ln -s /proc/self/environ c; ln -s . d; ln -s e e", check: func(b *storageFixture) {
 		for _, name := range []string{"a", "b", "c", "d", "e"} {
 			_, err := b.read(evil, name)
 			wantCode(b.T, err, "chat_file_wrong_kind", "chat_file_not_found")
@@ -314,7 +310,7 @@ var storageAttacks = []storageAttack{
 			b.wantRead(evil, name, "mine")
 		}
 	}},
-	{name: "link as history", script: "ln -sf ../good/history.md history.md", check: func(b *storageBed) {
+	{name: "link as history", script: "ln -sf ../good/history.md history.md", check: func(b *storageFixture) {
 		if got, err := b.history(evil); err == nil {
 			b.Errorf("a link as history gives %q", got)
 		}
@@ -328,7 +324,7 @@ var storageAttacks = []storageAttack{
 			b.Errorf("the history is %q, %v", got, err)
 		}
 	}},
-	{name: "fifos", script: "mkfifo pipe && rm -f history.md && mkfifo history.md", check: func(b *storageBed) {
+	{name: "fifos", script: "mkfifo pipe && rm -f history.md && mkfifo history.md", check: func(b *storageFixture) {
 		_, err := b.read(evil, "pipe")
 		wantCode(b.T, err, "chat_file_wrong_kind", "chat_file_not_found")
 		if got, err := b.history(evil); err == nil {
@@ -338,12 +334,12 @@ var storageAttacks = []storageAttack{
 			b.Error(err)
 		}
 	}},
-	{name: "directories", script: "mkdir -p file.txt/sub && rm -f history.md && mkdir history.md", check: func(b *storageBed) {
+	{name: "directories", script: "mkdir -p file.txt/sub && rm -f history.md && mkdir history.md", check: func(b *storageFixture) {
 		wantCode(b.T, b.put(evil, "file.txt", "x"), "chat_file_wrong_kind")
 		wantCode(b.T, second(b.c.PutHistory(b.Context(), evil, strings.NewReader("x"))), "chat_file_wrong_kind")
 		wantCode(b.T, b.c.DeleteChatFile(b.Context(), evil, "file.txt"), "chat_file_wrong_kind", "chat_file_not_found")
 	}},
-	{name: "devices", script: "! mknod null c 1 3 2>/dev/null", host: func(b *storageBed, dir string) {
+	{name: "devices", script: "! mknod null c 1 3 2>/dev/null", host: func(b *storageFixture, dir string) {
 		if err := unix.Mknod(filepath.Join(dir, "zero"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))); err != nil {
 			b.Logf("this machine makes no devices: %v", err)
 			return
@@ -351,7 +347,7 @@ var storageAttacks = []storageAttack{
 		_, err := b.read(evil, "zero")
 		wantCode(b.T, err, "chat_file_wrong_kind", "chat_file_not_found")
 	}},
-	{name: "hard links", script: "echo x > one && ln one two && ln history.md three", check: func(b *storageBed) {
+	{name: "hard links", script: "echo x > one && ln one two && ln history.md three", check: func(b *storageFixture) {
 		if err := b.put(evil, "two", "other"); err != nil {
 			b.Error(err)
 		}
@@ -361,7 +357,7 @@ var storageAttacks = []storageAttack{
 		}
 		b.wantRead(evil, "three", "")
 	}},
-	{name: "sparse", script: "truncate -s 1024G huge", check: func(b *storageBed) {
+	{name: "sparse", script: "truncate -s 1024G huge", check: func(b *storageFixture) {
 		if used := b.used(); used > 1<<20 {
 			b.Errorf("what takes no room counts %d bytes", used)
 		}
@@ -374,7 +370,7 @@ var storageAttacks = []storageAttack{
 			b.Error("a tebibyte of nothing was archived")
 		}
 	}},
-	{name: "names", script: `printf x > "$(printf 'caf\351')"; printf x > "$(printf 'a\nb')"; printf x > 'back\slash'; printf x > -n; printf x > .hidden; printf x > "$(printf 'ü%.0s' $(seq 100))"`, check: func(b *storageBed) {
+	{name: "names", script: `printf x > "$(printf 'caf\351')"; printf x > "$(printf 'a\nb')"; printf x > 'back\slash'; printf x > -n; printf x > .hidden; printf x > "$(printf 'ü%.0s' $(seq 100))"`, check: func(b *storageFixture) {
 		if got := b.names(evil); !slices.Equal(got, []string{"-n", ".hidden", strings.Repeat("ü", 100)}) {
 			b.Errorf("the files are %q", got)
 		}
@@ -401,7 +397,7 @@ var storageAttacks = []storageAttack{
 			b.Errorf("%d files were archived", n)
 		}
 	}},
-	{name: "deep", script: "i=0; while [ $i -lt 1500 ]; do mkdir d && cd d && i=$((i+1)) || break; done; echo x > bottom", check: func(b *storageBed) {
+	{name: "deep", script: "i=0; while [ $i -lt 1500 ]; do mkdir d && cd d && i=$((i+1)) || break; done; echo x > bottom", check: func(b *storageFixture) {
 		if used := b.used(); used < 2 {
 			b.Errorf("of a deep tree %d bytes are counted", used)
 		}
@@ -409,12 +405,12 @@ var storageAttacks = []storageAttack{
 		defer cancel()
 		_, _ = all(b.c.ReadChatTar(ctx, evil))
 	}},
-	{name: "many", script: "mkdir m && cd m && seq 5000 | xargs touch && cd .. && seq 2000 | xargs touch", check: func(b *storageBed) {
+	{name: "many", script: "mkdir m && cd m && seq 5000 | xargs touch && cd .. && seq 2000 | xargs touch", check: func(b *storageFixture) {
 		if n := len(b.names(evil)); n != 2000 {
 			b.Errorf("%d files are listed", n)
 		}
 	}},
-	{name: "swaps", script: `echo fine > fine; (end=$(($(date +%s)+3)); while [ $(date +%s) -lt $end ]; do ln -sf ../good/keep f; cp fine t; mv -f t f; ln -sfn ../good sub2; rm -f sub2; mkdir sub2; rmdir sub2; done) > /dev/null 2>&1 &`, check: func(b *storageBed) {
+	{name: "swaps", script: `echo fine > fine; (end=$(($(date +%s)+3)); while [ $(date +%s) -lt $end ]; do ln -sf ../good/keep f; cp fine t; mv -f t f; ln -sfn ../good sub2; rm -f sub2; mkdir sub2; rmdir sub2; done) > /dev/null 2>&1 &`, check: func(b *storageFixture) {
 		for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
 			if got, err := b.read(evil, "f"); err == nil && got != "fine\n" && got != "mine" {
 				b.Fatalf("a swapped link gave %q", got)
@@ -428,7 +424,7 @@ var storageAttacks = []storageAttack{
 	}},
 }
 
-func archiveOf(b *storageBed, h tar.Header) []byte {
+func archiveOf(b *storageFixture, h tar.Header) []byte {
 	b.Helper()
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
@@ -444,7 +440,7 @@ func archiveOf(b *storageBed, h tar.Header) []byte {
 
 // attack has a sandbox make its chat's directory a trap. Every call about it is answered
 // in time, nothing outside it is read or changed, and the other chat goes on.
-func (b *storageBed) attack(a storageAttack) {
+func (b *storageFixture) attack(a storageAttack) {
 	b.chat("attacked", good)
 	if err := b.put(good, "keep", "kept"); err != nil {
 		b.Fatal(err)
@@ -498,7 +494,7 @@ func testDefaultUser(t *testing.T, kind string) {
 	}
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	write(t, file, string(data))
-	b := newStorageBed(t, commonEngine(t, kind), "BERM_POLICY_FILE="+file)
+	b := newStorageFixture(t, commonEngine(t, kind), "BERM_POLICY_FILE="+file)
 	b.chat("u", "k")
 	if err := b.put("k", "up", "uploaded"); err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -170,18 +169,12 @@ func (s *storm) check(ctx context.Context) {
 // newStorm starts a server that mounts below dir, and a storm that calls it.
 func newStorm(t *testing.T, e *testEngine) (*storm, *server) {
 	t.Helper()
-	// They die with the thread that starts them, which must not be lent to others.
-	dir := e.dir(t)
-	shared := filepath.Join(dir, "shared")
-	policyFile := filepath.Join(dir, "policy.yaml")
-	if err := errors.Join(
-		os.Mkdir(shared, 0o755),
-		os.WriteFile(policyFile, []byte("version: 1\nmounts: {allowed_roots: ["+shared+"]}\n"), 0o600),
-	); err != nil {
+	server := newServer(t, e, e.dir(t), testImage)
+	shared := filepath.Join(server.dir, "shared")
+	if err := os.Mkdir(shared, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	server := newServer(t, e, dir, testImage)
-	server.env = append(server.env, "BERM_POLICY_FILE="+policyFile)
+	server.policy(t, "mounts: {allowed_roots: ["+shared+"]}\n")
 	s := &storm{t: t, checker: openapitest.New(t), dir: shared, calls: map[string]int{}}
 	s.start(server)
 	return s, server
@@ -191,13 +184,7 @@ func newStorm(t *testing.T, e *testEngine) (*storm, *server) {
 func (s *storm) start(server *server) {
 	s.t.Helper()
 	server.start(s.t)
-	var err error
-	if s.client, err = client.New(client.Options{
-		BaseURL: server.url, Token: server.token, Retries: -1,
-		HTTPClient: &http.Client{Transport: s.checker.Transport(nil)},
-	}); err != nil {
-		s.t.Fatal(err)
-	}
+	s.client = server.client(s.t, s.checker.Transport(nil))
 }
 
 // settle lets every sandbox run out, and looks for what is left.

@@ -107,14 +107,14 @@ func newOldService(t *testing.T) *oldService {
 		}
 	}
 	write(t, filepath.Join(o.dir, "chats", oldChat, "notes.txt"), "of the old service\n")
-	write(t, filepath.Join(o.dir, "policy.yaml"), "version: 1\nnetworks: {\"on\": {external: true}}\nmounts: {allowed_roots: ["+o.dir+"/volume]}\nprofiles: {default: {network: \"on\"}}\n")
 	o.must("network", "create", "old-sandboxes")
 	t.Cleanup(func() { // what wasn't to be adopted
 		o.must(append([]string{"rm", "--force"}, strings.Fields(o.must("ps", "--all", "--quiet", "--filter", "network=old-sandboxes"))...)...)
 		o.must("network", "rm", "old-sandboxes")
 	})
 	o.server = newServer(t, e, o.dir, testImage)
-	o.server.env = append(o.server.env, "BERM_POLICY_FILE="+o.dir+"/policy.yaml", "BERM_SANDBOX_NETWORK=old-sandboxes", "BERM_SANDBOX_PORT=8080",
+	o.server.policy(t, "networks: {\"on\": {external: true}}\nmounts: {allowed_roots: ["+o.dir+"/volume]}\nprofiles: {default: {network: \"on\"}}\n")
+	o.server.env = append(o.server.env, "BERM_SANDBOX_NETWORK=old-sandboxes", "BERM_SANDBOX_PORT=8080",
 		"BERM_SANDBOX_COMMAND=httpd,-f,-p,8080,-h,/chat",
 		"BERM_SANDBOX_CHATS_ROOT="+o.dir+"/chats", "BERM_SANDBOX_DEPENDENCIES_ROOT="+o.dir+"/deps", "BERM_SANDBOX_LAMBDA_TOOLS_ROOT="+o.dir+"/tools")
 	return o
@@ -123,12 +123,7 @@ func newOldService(t *testing.T) *oldService {
 func (o *oldService) start(env ...string) *client.Client {
 	o.t.Helper()
 	o.server.env = append(o.server.env, env...)
-	o.server.start(o.t)
-	c, err := client.New(client.Options{BaseURL: o.server.url, Token: o.server.token})
-	if err != nil {
-		o.t.Fatal(err)
-	}
-	return c
+	return o.server.start(o.t)
 }
 
 // What the old service made is left alone until it is to be adopted, and then it is a

@@ -12,10 +12,11 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 	"github.com/bermhq/berm/policy"
 )
 
-// Open opens a chat's directory, for workspace.Options.Open: *NotFoundError if there is
+// Open opens a chat's directory: *NotFoundError if there is
 // none. The handle leads nowhere but into this chat.
 func Open(root, tenant, chatID string) (*os.Root, error) {
 	path, err := lifecycle.ChatDir(root, tenant, chatID)
@@ -31,37 +32,43 @@ func Open(root, tenant, chatID string) (*os.Root, error) {
 	return nil, fmt.Errorf("open the directory of chat %q: %w", chatID, err)
 }
 
-// Keys lists the keys of a tenant that have a directory, for workspace.Options.Keys. It lists
-// none while the key itself has no directory.
-func Keys(root, tenant, key string) (keys []string, err error) {
-	path, err := lifecycle.ChatDir(root, tenant, key)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	entries, err := os.ReadDir(filepath.Dir(path))
-	for _, e := range entries {
-		if id, perr := lifecycle.ParseKey(e.Name()); perr == nil && id == e.Name() && e.IsDir() {
-			keys = append(keys, id)
-		}
-	}
-	return keys, err
-}
-
 // open opens a chat's directory to read what is in it. Should it be gone, it is made again.
 func (s *Service) open(ctx context.Context, c Chat) (*os.Root, error) {
 	dir, err := Open(s.root, c.Tenant, c.ID)
 	if !errdefs.IsNotFound(err) {
 		return dir, err
 	}
-	_, _, leave, err := s.enterHalf(ctx, c)
+	_, leave, err := s.enter(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
 	return Open(s.root, c.Tenant, c.ID)
+}
+
+// enter takes a chat's lock, sees that the chat is the same as before, and opens its
+// directory. Without an error, leave must be called.
+func (s *Service) enter(ctx context.Context, c Chat) (dir *os.Root, leave func(), err error) {
+	unlock, err := s.locks.Lock(ctx, c.key())
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			unlock()
+		}
+	}()
+	now, err := s.chat(ctx, c.Tenant, c.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !now.CreatedAt.Equal(c.CreatedAt) || now.WorkspaceID != c.WorkspaceID {
+		return nil, nil, &NotFoundError{ID: c.ID} // deleted meanwhile, and made again
+	}
+	if dir, err = s.layout(ctx, c, false); err != nil {
+		return nil, nil, err
+	}
+	return dir, func() { _ = dir.Close(); unlock() }, nil
 }
 
 // layout opens a chat's directory, and sees that it is there, with a history, and part of
@@ -73,7 +80,7 @@ func (s *Service) layout(ctx context.Context, c Chat, adopt bool) (_ *os.Root, e
 	if missing {
 		path, err := lifecycle.MakeChatDir(s.root, c.Tenant, c.ID, s.opts.Sandboxes.Owner())
 		if err != nil {
-			return nil, fmt.Errorf("make the directory of chat %q: %w", c.ID, ofSpace(c.ID, err))
+			return nil, fmt.Errorf("make the directory of chat %q: %w", c.ID, hostdir.OfSpace(c.ID, err))
 		}
 		if err := s.syncParents(path); err != nil {
 			return nil, err
@@ -107,7 +114,7 @@ func (s *Service) adopt(ctx context.Context, c Chat, dir *os.Root) error {
 	if err != nil {
 		return err
 	}
-	return withDir(dir, func(f *os.File) error { return s.opts.Workspaces.Adopt(w, c.ID, f) })
+	return s.opts.Quotas.Adopt(w, c.ID, dir)
 }
 
 // makeHistory makes an empty history if there is nothing of its name.
@@ -124,12 +131,12 @@ func (s *Service) makeHistory(dir *os.Root) error {
 		return nil // the sandbox was first, or links somewhere
 	}
 	if err != nil {
-		return ofSpace(HistoryName, err)
+		return hostdir.OfSpace(HistoryName, err)
 	}
 	if err = errors.Join(give(f, o), f.Sync(), f.Close()); err != nil {
 		return errors.Join(err, dir.Remove(HistoryName)) // or the next call takes it as it is
 	}
-	return withDir(dir, (*os.File).Sync)
+	return hostdir.With(dir, (*os.File).Sync)
 }
 
 // ownerOf returns the owner of what the service puts into a chat's directory: the policy's, or
@@ -154,15 +161,6 @@ func give(f *os.File, o *policy.Owner) error {
 	return o.Give(f)
 }
 
-// withDir calls f with the directory itself.
-func withDir(dir *os.Root, f func(*os.File) error) error {
-	d, err := dir.Open(".")
-	if err != nil {
-		return err
-	}
-	return errors.Join(f(d), d.Close())
-}
-
 // syncParents makes the entries of a directory, and of those above it up to the root, durable.
 func (s *Service) syncParents(path string) error {
 	for path != s.root {
@@ -178,15 +176,15 @@ func (s *Service) syncParents(path string) error {
 	return nil
 }
 
-// unlink removes files, durably, and answers how many; a directory that has taken the place
+// unlink removes files, durably, and returns how many; a directory that has taken the place
 // of one stays.
 func unlink(dir *os.Root, names []string) (n int, err error) {
 	if len(names) == 0 {
 		return 0, nil
 	}
-	err = withDir(dir, func(d *os.File) error {
+	err = hostdir.With(dir, func(d *os.File) error {
 		for _, name := range names {
-			done, err := unlinkFile(d, name)
+			done, err := hostdir.Unlink(d, name)
 			if err != nil {
 				return err
 			}
@@ -199,7 +197,7 @@ func unlink(dir *os.Root, names []string) (n int, err error) {
 	return n, err
 }
 
-// counted is what a file adds to what its chat holds: lifecycle/usage counts no more of a
+// counted is what a file adds to what its chat holds: lifecycle/hostdir counts no more of a
 // sparse file than it takes, and one with several links may stay.
 func counted(fi fs.FileInfo) int64 {
 	st := fi.Sys().(*syscall.Stat_t)

@@ -17,7 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 )
 
 // Whatever comes of a call, it leaves no handle open. It isn't parallel, so that no other
@@ -76,12 +76,15 @@ func TestHandles(t *testing.T) {
 
 // adoptions are of directories into projects.
 type adoptions struct {
+	quota.Projects
+
 	mu   sync.Mutex
 	dirs []string
 	fail error
 }
 
 func (*adoptions) Limit(uint32, int64) error  { return nil }
+func (*adoptions) Try(*os.File) error         { return nil }
 func (*adoptions) Used(uint32) (int64, error) { return 0, nil }
 
 func (a *adoptions) Adopt(dir *os.File, _ uint32) error {
@@ -100,15 +103,9 @@ func TestProjects(t *testing.T) {
 	ctx := context.Background()
 	w := openWorld(t, t.TempDir(), 1<<20, nil)
 	projects := &adoptions{}
-	spaces, err := workspace.New(workspace.Options{
-		Store: w.db, QuotaBytes: 1 << 20, Projects: projects,
-		Open: func(tenant, id string) (*os.Root, error) { return chat.Open(w.root, tenant, id) },
-		Live: func(string, string) bool { return false },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.Service, err = chat.New(ctx, chat.Options{Root: w.root, Store: w.db, Workspaces: spaces, Sandboxes: w.boxes})
+	w.hold(quota.Options{QuotaBytes: 1 << 20, Find: func(string) (quota.Projects, error) { return projects, nil }})
+	var err error
+	w.Service, err = chat.New(ctx, w.options())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +163,9 @@ func TestMetrics(t *testing.T) {
 	w := newWorld(t, 100)
 	reg := prometheus.NewRegistry()
 	var err error
-	w.Service, err = chat.New(ctx, chat.Options{Root: w.root, Store: w.db, Workspaces: w.spaces, Sandboxes: w.boxes, Registry: reg})
+	opts := w.options()
+	opts.Registry = reg
+	w.Service, err = chat.New(ctx, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,13 +1,16 @@
 package chat
 
 import (
+	"archive/tar"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
 
-	"github.com/bermhq/berm/lifecycle/usage"
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 // minArchive is what an archive may always have in it where there is no quota, in bytes.
@@ -33,17 +36,17 @@ func (s *Service) ReadTar(ctx context.Context, tenant, chatID string, w io.Write
 	if err != nil {
 		return err
 	}
-	return archive(dir, ctxWriter{ctx, w}, limit)
+	return hostdir.Tar(ctx, dir, ctxWriter{ctx, w}, limit)
 }
 
 // archiveLimit is how many bytes an archive of a directory may have in it: far more can only
 // be the zeros of sparse files. Other chats have no part in it.
 func (s *Service) archiveLimit(ctx context.Context, dir *os.Root) (int64, error) {
-	used, err := usage.Allocated(ctx, dir)
-	if err != nil && !errors.Is(err, usage.ErrUnbounded) { // then it is what was found
+	used, err := hostdir.Allocated(ctx, dir)
+	if err != nil && !errors.Is(err, hostdir.ErrUnbounded) { // then it is what was found
 		return 0, err
 	}
-	if quota := s.opts.Workspaces.QuotaBytes(); quota > 0 {
+	if quota := s.opts.Quotas.QuotaBytes(); quota > 0 {
 		return max(quota, used), nil
 	}
 	return max(minArchive, 4*min(used, math.MaxInt64/4)), nil
@@ -88,7 +91,7 @@ func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Read
 		return err
 	}
 	defer st.end(ctx)
-	err = unpack(ctxReader{ctx, r}, st.dir, unpackOptions{owner: st.owner, grow: func(total, more int64) error {
+	err = hostdir.Untar(ctx, ctxReader{ctx, r}, st.dir, hostdir.UntarOptions{Give: st.owner.Give, Check: checkArchived, Grow: func(total, more int64) error {
 		if err := st.grow(ctx, total); err != nil {
 			return err
 		}
@@ -96,6 +99,10 @@ func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Read
 		st.bytes = total
 		return nil
 	}})
+	var bad *hostdir.ArchiveError
+	if errors.As(err, &bad) {
+		return &lifecycle.InvalidError{Message: bad.Message}
+	}
 	if err != nil {
 		return st.writeError(ctx, "the archive", err)
 	}
@@ -109,20 +116,33 @@ func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Read
 // addUnpacked notes the files at the top of what was unpacked.
 func (st *stage) addUnpacked(ctx context.Context) error {
 	st.trees = true
-	p, err := readPage(ctx, st.dir, "", maxEntries, maxEntries)
+	p, err := readPage(ctx, st.dir, "", hostdir.MaxEntries, hostdir.MaxEntries)
 	if err != nil {
 		return err
 	}
 	for _, name := range p.names {
-		fi, err := lstatRegular(st.dir, name)
+		fi, err := hostdir.LstatRegular(st.dir, name)
 		if err != nil {
 			return err
 		}
 		st.files = append(st.files, staged{PutFile: PutFile{Name: name}, record: true, info: fi})
 	}
-	fi, err := lstatRegular(st.dir, HistoryName)
+	fi, err := hostdir.LstatRegular(st.dir, HistoryName)
 	if err == nil {
 		st.files = append(st.files, staged{PutFile: PutFile{Name: HistoryName}, info: fi})
+	}
+	return nil
+}
+
+// checkArchived refuses a path in an archive that would put something at the top of a chat
+// that can't be there.
+func checkArchived(elements []string, kind byte) error {
+	var invalid *lifecycle.InvalidError
+	switch {
+	case elements[0] == HistoryName && (len(elements) > 1 || kind != tar.TypeReg):
+		return &hostdir.ArchiveError{Message: fmt.Sprintf("%q in the archive must be a regular file", HistoryName)}
+	case len(elements) == 1 && kind == tar.TypeReg && elements[0] != HistoryName && errors.As(checkName(elements[0]), &invalid):
+		return &hostdir.ArchiveError{Message: fmt.Sprintf("%q in the archive can't be the name of a file: it %s", elements[0], invalid.Message)}
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
@@ -56,6 +57,7 @@ func (b *boxes) WithoutSandbox(ctx context.Context, _, key string, f func(contex
 type world struct {
 	t testing.TB
 	*chat.Service
+	quotas *quota.Service
 	spaces *workspace.Service
 	db     *store.Store
 	boxes  *boxes
@@ -64,14 +66,14 @@ type world struct {
 }
 
 // newWorld has one chat, chatID, in the workspace of the user "u".
-func newWorld(t testing.TB, quota int64) *world {
+func newWorld(t testing.TB, bytes int64) *world {
 	t.Helper()
-	w := openWorld(t, t.TempDir(), quota, nil)
+	w := openWorld(t, t.TempDir(), bytes, nil)
 	w.ensure(tenant, chatID)
 	return w
 }
 
-func openWorld(t testing.TB, dir string, quota int64, at func(step string) error) *world {
+func openWorld(t testing.TB, dir string, bytes int64, at func(step string) error) *world {
 	t.Helper()
 	ctx := context.Background()
 	w := &world{t: t, root: filepath.Join(dir, "chats"), boxes: &boxes{live: map[string]bool{}}}
@@ -83,15 +85,8 @@ func openWorld(t testing.TB, dir string, quota int64, at func(step string) error
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.db.Close() })
-	w.spaces, err = workspace.New(workspace.Options{
-		Store: w.db, QuotaBytes: quota,
-		Open: func(tenant, id string) (*os.Root, error) { return chat.Open(w.root, tenant, id) },
-		Live: func(_, id string) bool { return w.boxes.has(id) },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	opts := chat.Options{Root: w.root, Store: w.db, Workspaces: w.spaces, Sandboxes: w.boxes}
+	w.hold(quota.Options{QuotaBytes: bytes, Off: true})
+	opts := w.options()
 	if at == nil {
 		w.Service, err = chat.New(ctx, opts)
 	} else {
@@ -105,6 +100,23 @@ func openWorld(t testing.TB, dir string, quota int64, at func(step string) error
 		t.Fatal(err)
 	}
 	return w
+}
+
+// hold makes the quotas and the workspaces.
+func (w *world) hold(opts quota.Options) {
+	w.t.Helper()
+	opts.Store, opts.Root = w.db, w.root
+	var err error
+	if w.quotas, err = quota.New(context.Background(), opts); err == nil {
+		w.spaces, err = workspace.New(w.db, w.quotas)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) options() chat.Options {
+	return chat.Options{Root: w.root, Store: w.db, Workspaces: w.spaces, Quotas: w.quotas, Sandboxes: w.boxes}
 }
 
 func (w *world) ensure(tenant, id string) chat.Chat {
@@ -192,49 +204,23 @@ func (w *world) sound() error {
 	if err != nil || len(staging) > 0 {
 		return fmt.Errorf("left in the staging directory: %v, %w", staging, err)
 	}
-	if changes, err := w.db.Changes(ctx); err != nil || len(changes) > 0 {
-		return fmt.Errorf("left changes: %v, %w", changes, err)
-	}
-	if locks, staged := w.Locks(); locks+staged > 0 {
-		return fmt.Errorf("%d locks and %d staging directories in use", locks, staged)
-	}
 	var total int64
 	err = w.db.EachChat(ctx, func(c chat.Chat) error {
 		dir := filepath.Join(w.root, c.ID)
 		if c.Tenant != lifecycle.DefaultTenant {
 			dir = filepath.Join(w.root, ".tenants", c.Tenant, c.ID)
 		}
-		records, err := w.db.Files(ctx, c.Tenant, c.ID, "", 1<<20)
-		if err != nil {
-			return err
-		}
-		known := map[string]chat.File{}
-		for _, f := range records {
-			known[f.Name] = f
+		if w.Locked(c) {
+			return fmt.Errorf("chat %s is locked", c.ID)
 		}
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return err
 		}
 		for _, e := range entries {
-			fi, err := e.Info()
-			if err != nil {
-				return err
-			}
 			if c.Tenant == tenant {
 				total += size(filepath.Join(dir, e.Name()))
 			}
-			if !fi.Mode().IsRegular() {
-				continue
-			}
-			f, ok := known[e.Name()]
-			if e.Name() != chat.HistoryName && (!ok || f.Size != fi.Size()) {
-				return fmt.Errorf("%s has %d bytes, and its record says %+v", e.Name(), fi.Size(), f)
-			}
-			delete(known, e.Name())
-		}
-		if len(known) > 0 {
-			return fmt.Errorf("records without a file: %v", known)
 		}
 		return nil
 	})

@@ -26,12 +26,12 @@ import (
 )
 
 // start runs a manager on a fake engine, with a real store.
-func start(t testing.TB, fake *runtimetest.Fake) *lifecycle.Manager {
+func start(t testing.TB, fake *runtimetest.Fake) *lifecycle.Service {
 	t.Helper()
 	return startWith(t, fake, nil)
 }
 
-func startWith(t testing.TB, fake *runtimetest.Fake, ceilings lifecycle.Ceilings) *lifecycle.Manager {
+func startWith(t testing.TB, fake *runtimetest.Fake, quotas lifecycle.Quotas) *lifecycle.Service {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	st, err := store.Open(ctx, store.Options{Path: filepath.Join(t.TempDir(), "berm.db")})
@@ -48,7 +48,7 @@ func startWith(t testing.TB, fake *runtimetest.Fake, ceilings lifecycle.Ceilings
 	}
 	m, err := lifecycle.New(lifecycle.Options{
 		Runtime: fake, Collector: fake, Policy: func() *policy.Policy { return pol }, Store: st, Holder: mountpintest.Holder{}, Owner: "owner",
-		Ceilings: ceilings, Sealer: sealer,
+		Quotas: quotas, Sealer: sealer,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func startWith(t testing.TB, fake *runtimetest.Fake, ceilings lifecycle.Ceilings
 	return m
 }
 
-func create(t testing.TB, m *lifecycle.Manager, key string, ttl time.Duration) {
+func create(t testing.TB, m *lifecycle.Service, key string, ttl time.Duration) {
 	t.Helper()
 	if _, err := m.Create(context.Background(), lifecycle.CreateRequest{
 		Tenant: "a", Key: key, Request: policy.Request{TTL: &ttl},
@@ -80,7 +80,7 @@ func TestNew(t *testing.T) {
 	if _, err := reaper.New(reaper.Options{}); err == nil {
 		t.Error("no manager was taken")
 	}
-	if _, err := reaper.New(reaper.Options{Manager: &lifecycle.Manager{}, Interval: -1}); err == nil {
+	if _, err := reaper.New(reaper.Options{Manager: &lifecycle.Service{}, Interval: -1}); err == nil {
 		t.Error("a negative interval was taken")
 	}
 }
@@ -192,17 +192,19 @@ berm_engine_api_cleanups_total{kind="volume",result="error"} 1
 	}
 }
 
-// endless are Ceilings with a tree that a sweep doesn't come to the end of.
+// endless are Quotas with a tree that a sweep doesn't come to the end of.
 type endless struct {
-	lifecycle.Ceilings
+	lifecycle.Quotas
 	sweeping chan struct{}
 }
 
-func (endless) Enter(context.Context, lifecycle.Occupant) ([]string, error) { return nil, nil }
+func (endless) Attach(context.Context, lifecycle.Subject) (lifecycle.Attachment, error) {
+	return lifecycle.Attachment{}, nil
+}
 
-func (endless) Leave(string) {}
+func (endless) Detach(string) {}
 
-func (endless) Holds(string) bool { return false }
+func (endless) Enforcement(lifecycle.Subject) string { return "" }
 
 func (e endless) Sweep(ctx context.Context) error {
 	select {
@@ -215,8 +217,8 @@ func (e endless) Sweep(ctx context.Context) error {
 
 func TestRunSweepsUntilItsEnd(t *testing.T) {
 	fake := runtimetest.NewFake(runtimetest.FakeOptions{})
-	ceilings := endless{sweeping: make(chan struct{})}
-	m := startWith(t, fake, ceilings)
+	quotas := endless{sweeping: make(chan struct{})}
+	m := startWith(t, fake, quotas)
 	create(t, m, "ended", time.Second)
 	r, err := reaper.New(reaper.Options{Manager: m, Interval: 10 * time.Millisecond})
 	if err != nil {
@@ -226,7 +228,7 @@ func TestRunSweepsUntilItsEnd(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
-	<-ceilings.sweeping
+	<-quotas.sweeping
 	for deadline := time.Now().Add(10 * time.Second); len(fake.Containers()) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("it was never swept")

@@ -43,7 +43,7 @@ type Options struct {
 // is. One that an earlier version made has none: it counts as taken over.
 const untaken = 0x6265726d
 
-// Store is the database. It is safe for many goroutines.
+// Store is the database. It is safe for concurrent use.
 type Store struct {
 	db    *sql.DB
 	fresh bool // when it was opened
@@ -93,7 +93,7 @@ func openFile(path string, query url.Values, pragmas ...string) (*sql.DB, error)
 	return db, err
 }
 
-// Look tells the version of a database's schema, and the newest that Open knows, without
+// Look returns the version of a database's schema, and the newest that Open knows, without
 // changing or locking the file: what a running process hasn't merged into it yet isn't seen.
 // A version of 0 is of one that has no schema there. It is an error of fs.ErrNotExist if there is no file,
 // and another if it is no database.
@@ -202,7 +202,7 @@ func (s *Store) Ping(ctx context.Context) error {
 const columns = `session_id, tenant, key, container_id, created_at, expires_at, deadline, last_used_at,
 	spec, env, agent_id, volume_path, metadata, overridden, enforcement`
 
-// Records answers all that was put and not deleted.
+// Records returns all that was put and not deleted.
 func (s *Store) Records(ctx context.Context) ([]lifecycle.Record, error) {
 	return list(ctx, s.db, recordScanner(json.Unmarshal), "SELECT "+columns+" FROM sandboxes")
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/ceiling"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -204,43 +204,43 @@ func BenchmarkPut(b *testing.B) {
 }
 
 // No project is ever given out twice.
-func TestCeilings(t *testing.T) {
+func TestProjects(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "berm.db")
 	s := open(t, path)
 	ctx := t.Context()
 	add := func(session, dir string) uint32 {
 		t.Helper()
-		c, err := s.AddCeiling(ctx, session, dir)
+		c, err := s.AddProject(ctx, session, dir)
 		if err != nil || c.SessionID != session || c.Dir != dir {
 			t.Fatalf("%+v, %v", c, err)
 		}
-		return c.Project
+		return c.ID
 	}
 	one, two := add("1", "/a"), add("2", "/b")
 	if one != 0x63000000 || two != one+1 {
 		t.Errorf("projects %#x and %#x", one, two)
 	}
-	if _, err := s.AddCeiling(ctx, "3", "/a"); !errdefs.IsAlreadyExists(err) {
+	if _, err := s.AddProject(ctx, "3", "/a"); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("a directory has two: %v", err)
 	}
-	if err := errors.Join(s.PassCeiling(ctx, one, "3"), s.PassCeiling(ctx, 1, "4"), s.DeleteCeiling(ctx, two), s.DeleteCeiling(ctx, 1), s.Close()); err != nil {
+	if err := errors.Join(s.PassProject(ctx, one, "3"), s.PassProject(ctx, 1, "4"), s.DeleteProject(ctx, two), s.DeleteProject(ctx, 1), s.Close()); err != nil {
 		t.Fatal(err)
 	}
 	s = open(t, path)
 	if three := add("5", "/b"); three <= two {
 		t.Errorf("project %#x comes back as %#x", two, three)
 	}
-	got, err := s.Ceilings(ctx)
-	want := []ceiling.Ceiling{{Project: one, SessionID: "3", Dir: "/a"}, {Project: two + 1, SessionID: "5", Dir: "/b"}}
+	got, err := s.Projects(ctx)
+	want := []quota.Project{{ID: one, SessionID: "3", Dir: "/a"}, {ID: two + 1, SessionID: "5", Dir: "/b"}}
 	if d := cmp.Diff(want, got); d != "" || err != nil {
 		t.Errorf("%v, %s", err, d)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Ceilings(ctx); err == nil {
-		t.Error("a closed store knows ceilings")
+	if _, err := s.Projects(ctx); err == nil {
+		t.Error("a closed store knows projects")
 	}
 }
 

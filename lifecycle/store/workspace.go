@@ -35,15 +35,3 @@ func (s *Store) EnsureWorkspace(ctx context.Context, w workspace.Workspace) (got
 func (s *Store) Workspace(ctx context.Context, tenant, id string) (workspace.Workspace, error) {
 	return one(ctx, s.db, scanWorkspace, "SELECT "+workspaceColumns+" FROM workspaces w WHERE tenant = ? AND workspace_id = ?", tenant, id)
 }
-
-// WorkspaceOf is workspace.Store's.
-func (s *Store) WorkspaceOf(ctx context.Context, tenant, chatID string) (workspace.Workspace, error) {
-	return one(ctx, s.db, scanWorkspace, "SELECT "+workspaceColumns+
-		" FROM chats c JOIN workspaces w USING (tenant, workspace_id) WHERE c.tenant = ? AND c.chat_id = ?", tenant, chatID)
-}
-
-// ChatIDs is workspace.Store's. A workspace that isn't there has none.
-func (s *Store) ChatIDs(ctx context.Context, tenant, workspaceID string) ([]string, error) {
-	return list(ctx, s.db, func(row scanner) (id string, err error) { return id, row.Scan(&id) },
-		"SELECT chat_id FROM chats WHERE tenant = ? AND workspace_id = ? ORDER BY chat_id", tenant, workspaceID)
-}

@@ -15,6 +15,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
+	quotas "github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
@@ -55,23 +56,20 @@ func startBerm(opts runtimetest.FakeOptions) (fake *runtimetest.Fake, url string
 	must(err)
 	root := filepath.Join(dir, "chats")
 	must(os.Mkdir(root, 0o755))
-	var m *lifecycle.Manager
-	workspaces, err := workspace.New(workspace.Options{
-		Store: db, QuotaBytes: quota,
-		Open: func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },
-		Live: func(tenant, chatID string) bool { return m.HasSandbox(tenant, chatID) },
-	})
+	held, err := quotas.New(context.Background(), quotas.Options{Store: db, Root: root, QuotaBytes: quota, Off: true})
+	must(err)
+	workspaces, err := workspace.New(db, held)
 	must(err)
 	if opts.Exec == nil {
 		opts.Exec = inChat(root)
 	}
 	fake = runtimetest.NewFake(opts)
-	m, err = lifecycle.New(lifecycle.Options{
-		Runtime: fake, Policy: current, Store: db, Workspaces: workspaces, Holder: mountpintest.Holder{}, Owner: "owner",
+	m, err := lifecycle.New(lifecycle.Options{
+		Runtime: fake, Policy: current, Store: db, Quotas: held, Holder: mountpintest.Holder{}, Owner: "owner",
 		Settings: lifecycle.Settings{ChatsRoot: root, ChatMountPath: chatMount},
 	})
 	must(err)
-	chats, err := chat.New(context.Background(), chat.Options{Root: root, Store: db, Workspaces: workspaces, Sandboxes: m})
+	chats, err := chat.New(context.Background(), chat.Options{Root: root, Store: db, Workspaces: workspaces, Quotas: held, Sandboxes: m})
 	must(err)
 	h, err := sandboxapi.New(sandboxapi.Options{Manager: m, Workspaces: workspaces, Chats: chats, Policy: current, Tokens: tokens, Version: "1.2.3"})
 	must(err)

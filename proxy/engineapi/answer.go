@@ -63,8 +63,8 @@ func (c *call) relay(resp *http.Response, stream bool) error {
 	if stream {
 		_ = http.NewResponseController(c.w).Flush()
 	}
-	if c.parting != nil && c.parting.form == unknown {
-		c.parting.form = formOf(resp.Header.Get("Content-Type"))
+	if c.closeMessage != nil && c.closeMessage.form == unknown {
+		c.closeMessage.form = formOf(resp.Header.Get("Content-Type"))
 	}
 	c.copy(resp.Body, stream)
 	return nil
@@ -99,7 +99,7 @@ func (c *call) copy(body io.Reader, stream bool) {
 			if _, werr := c.w.Write((*buf)[:n]); werr != nil {
 				panic(http.ErrAbortHandler)
 			}
-			_, _ = c.parting.Write((*buf)[:n])
+			_, _ = c.closeMessage.Write((*buf)[:n])
 			if stream {
 				_ = flusher.Flush()
 			}
@@ -109,7 +109,7 @@ func (c *call) copy(body io.Reader, stream bool) {
 			return
 		case err != nil:
 			if proxy.GoingDown(c.ctx) {
-				_, _ = c.w.Write(c.parting.word())
+				_, _ = c.w.Write(c.closeMessage.word())
 				_ = flusher.Flush()
 			}
 			panic(http.ErrAbortHandler)
@@ -128,9 +128,12 @@ func (c *call) hurry() (stop func() bool) {
 
 // answer gives the caller JSON of the door's own.
 func (c *call) answer(status int, v any) error {
-	body, err := json.Marshal(v)
-	if err != nil {
-		return err
+	body, ok := v.(json.RawMessage)
+	if !ok {
+		var err error
+		if body, err = json.Marshal(v); err != nil {
+			return err
+		}
 	}
 	h := c.w.Header()
 	h.Set("Content-Type", "application/json")

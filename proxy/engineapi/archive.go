@@ -32,8 +32,8 @@ func (c *call) archived(id string, serve func(a ask, ct *container.InspectRespon
 	if err != nil {
 		return err
 	}
-	if hasBinds(ct) {
-		over, err := c.turns.take(c.ctx, id) // before quiet, as a start does
+	if hasBinds(ct.Mounts) {
+		over, err := c.startLocks.Lock(c.ctx, id) // before quiet, as a start does
 		if err != nil {
 			return err
 		}

@@ -51,7 +51,7 @@ func (c *call) attach() error {
 	if err := c.confined(); err != nil {
 		return err
 	}
-	c.parting = &parting{}
+	c.closeMessage = &closeMessage{}
 	return c.hijack(ask{path: "/containers/" + id + "/attach", query: query})
 }
 
@@ -121,7 +121,7 @@ func (c *call) logs() error {
 	if query.Has("follow") {
 		defer c.untilDrain()()
 	}
-	c.parting = &parting{}
+	c.closeMessage = &closeMessage{}
 	return c.forward(ask{path: "/containers/" + id + "/logs", query: query}, true)
 }
 
@@ -192,6 +192,6 @@ func (c *call) wait() error {
 	if err != nil {
 		return err
 	}
-	c.parting = &parting{form: textLine} // which clients take for an error, as it isn't JSON
+	c.closeMessage = &closeMessage{form: textLine} // which clients take for an error, as it isn't JSON
 	return c.forward(ask{path: "/containers/" + id + "/wait", query: query}, true)
 }

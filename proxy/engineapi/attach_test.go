@@ -77,8 +77,8 @@ func idleStream(t *testing.T, path string) {
 	}
 	const owner = "idle"
 	front, back := newPipeListener(), newPipeListener()
-	var d *Door
-	engine := &http.Server{Handler: &standIn{t: t, door: func() *Door { return d }, handler: func(w http.ResponseWriter, _ *http.Request) {
+	var d *Proxy
+	engine := &http.Server{Handler: &standIn{t: t, door: func() *Proxy { return d }, handler: func(w http.ResponseWriter, _ *http.Request) {
 		flusher := http.NewResponseController(w)
 		_ = flusher.Flush()
 		for range 3 {

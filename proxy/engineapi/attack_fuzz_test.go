@@ -199,7 +199,7 @@ func drawBody(d *dice) string {
 
 // recorder stands in for an engine: it has what a siege has, and notes what it is asked to make.
 type recorder struct {
-	door    *Door
+	door    *Proxy
 	version string
 
 	mu    sync.Mutex
@@ -334,7 +334,7 @@ func rehearse(t testing.TB, version string) *rehearsal {
 		t.Fatal(err)
 	}
 	d := doorTo(t, "unix://"+root+"/e.sock", fmt.Sprintf(siegeRules, dir))
-	e := &recorder{door: d.Door, version: version}
+	e := &recorder{door: d.Proxy, version: version}
 	srv := &http.Server{Handler: e, ReadHeaderTimeout: time.Minute}
 	go func() { _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close() })

@@ -143,7 +143,7 @@ func doorRouted(method, target string) (c *call, ok bool) {
 	}
 	e := &engine{}
 	e.version.Store(&engineVersion{max: 41, when: time.Now().Add(time.Hour)})
-	c = &call{Door: &Door{engine: e}, r: &http.Request{Method: method, URL: u, RequestURI: target}, ctx: context.Background()}
+	c = &call{Proxy: &Proxy{engine: e}, r: &http.Request{Method: method, URL: u, RequestURI: target}, ctx: context.Background()}
 	rt, err := c.match()
 	c.route = rt
 	return c, err == nil

@@ -13,7 +13,7 @@ import (
 
 // call is one request on its way. It belongs to its goroutine.
 type call struct {
-	*Door
+	*Proxy
 	w   http.ResponseWriter
 	r   *http.Request
 	ctx context.Context
@@ -25,10 +25,10 @@ type call struct {
 	name    string     // the name in the path, as the client has it
 	query   url.Values // only parameters that the route knows
 
-	objects []string        // IDs of what the call was about, for the audit log
-	reasons []policy.Reason // what the policy denied, in mode audit as well
-	written bool            // the decision is in the audit log already
-	parting *parting        // what is said when the server's end breaks the answer off; nil is nothing
+	objects      []string        // IDs of what the call was about, for the audit log
+	reasons      []policy.Reason // what the policy denied, in mode audit as well
+	written      bool            // the decision is in the audit log already
+	closeMessage *closeMessage   // what is said when the server's end breaks the answer off; nil is nothing
 
 	concealed *strings.Replacer // of the paths at which binds are held; nil is none
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -88,6 +87,9 @@ func (c *call) listContainers() error {
 // inspectContainer shows a container as it was asked for, without the values of variables
 // that the policy keeps back.
 func (c *call) inspectContainer() error {
+	if _, err := c.engine.hostInfo(c.ctx, c.version); err != nil {
+		c.log.DebugContext(c.ctx, "engine_api_info_failed", "error", err) // the profile is shown
+	}
 	ct, raw, err := c.container(c.name)
 	if err != nil {
 		return err
@@ -97,25 +99,19 @@ func (c *call) inspectContainer() error {
 		if err := c.engine.get(c.ctx, c.version, "/containers/"+ct.ID+"/json", query, &raw); err != nil {
 			return err
 		}
+		raw = c.engine.withoutProfile(raw)
 	}
 	values := c.restarted(ct.ID)
 	if env, changed := c.redact(ct.Config.Env); changed {
 		values["Config"] = replacing{"Env": env}
 	}
-	if ct.HostConfig != nil && slices.ContainsFunc(ct.HostConfig.SecurityOpt, inlineProfile) {
-		host, _ := values["HostConfig"].(replacing)
-		values["HostConfig"] = host.with("SecurityOpt", slices.DeleteFunc(ct.HostConfig.SecurityOpt, inlineProfile))
-	}
-	if raw = shown(raw); len(values) > 0 {
+	if raw = (&listed{Labels: ct.Config.Labels, Mounts: ct.Mounts}).shown(raw); len(values) > 0 {
 		if raw, err = values.in(raw); err != nil {
 			return err
 		}
 	}
 	return c.answer(http.StatusOK, raw)
 }
-
-// inlineProfile reports whether a security option is a whole seccomp profile, as Berm's is.
-func inlineProfile(option string) bool { return strings.HasPrefix(option, "seccomp={") }
 
 // redacted stands for what the caller may not see.
 const redacted = "[redacted]"

@@ -94,7 +94,7 @@ type made struct {
 func (c *call) make(p *plan, query url.Values) (made, error) {
 	client := c.ctx
 	defer c.detach(makeTimeout)()
-	var undo undoing
+	var undo undo
 	m, err := c.makeWith(p, query, &undo)
 	if err == nil && client.Err() != nil {
 		err = context.Cause(client) // nobody would ever know of it
@@ -105,7 +105,7 @@ func (c *call) make(p *plan, query url.Values) (made, error) {
 	return m, err
 }
 
-func (c *call) makeWith(p *plan, query url.Values, undo *undoing) (made, error) {
+func (c *call) makeWith(p *plan, query url.Values, undo *undo) (made, error) {
 	out := made{Warnings: slices.Clone(p.warnings)}
 	session := p.labels[lifecycle.LabelSessionID]
 	if err := c.makeVolumes(p, undo); err != nil {
@@ -186,7 +186,7 @@ func (c *call) createError(err error, name string) error {
 
 // makeVolumes makes the volumes that aren't there, so that they are labelled from the
 // start.
-func (c *call) makeVolumes(p *plan, undo *undoing) error {
+func (c *call) makeVolumes(p *plan, undo *undo) error {
 	for _, name := range p.missing {
 		if p.audited && !slices.ContainsFunc(p.spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
 			continue
@@ -247,7 +247,7 @@ type listed struct {
 }
 
 // eachContainer gives f the containers, running or not, that have all the labels.
-func (d *Door) eachContainer(ctx context.Context, v version, f func(*listed), labels ...string) error {
+func (d *Proxy) eachContainer(ctx context.Context, v version, f func(*listed), labels ...string) error {
 	query := url.Values{"all": {"1"}, "filters": {filters{"label": labels}.String()}}
 	return d.engine.each(ctx, v, "/containers/json", query, func(_ string, entry json.RawMessage) error {
 		var ct listed
@@ -259,14 +259,14 @@ func (d *Door) eachContainer(ctx context.Context, v version, f func(*listed), la
 	})
 }
 
-// undoing takes back what was done, the last first.
-type undoing []func(context.Context) error
+// undo takes back what was done, the last first.
+type undo []func(context.Context) error
 
-func (u *undoing) add(f func(context.Context) error) { *u = append(*u, f) }
+func (u *undo) add(f func(context.Context) error) { *u = append(*u, f) }
 
 // run has its own time, as that of what went before may be up. What can't be taken back
 // carries its labels, so that the sweep finds it.
-func (u undoing) run(ctx context.Context, log *slog.Logger) {
+func (u undo) run(ctx context.Context, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	for _, f := range slices.Backward(u) {

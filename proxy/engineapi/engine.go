@@ -221,6 +221,10 @@ func (e *engine) doSlow(ctx context.Context, a ask, into any) error {
 	case into == nil:
 		return nil
 	}
+	if raw, ok := into.(*json.RawMessage); ok { // the caller decodes it
+		*raw = body
+		return nil
+	}
 	if err := json.Unmarshal(body, into); err != nil {
 		return fmt.Errorf("%s %s: the engine's answer can't be read: %w", a.method, a.path, err)
 	}
@@ -377,6 +381,7 @@ func (e *engine) max(ctx context.Context) (version, error) {
 type engineHost struct {
 	cpus    int64
 	seccomp string // the SecurityOpt of the containers that the door makes; empty for the engine's own profile
+	shown   []byte // seccomp as inspect shows it, with the comma before it
 }
 
 // hostInfo asks the engine for its host once.
@@ -401,9 +406,18 @@ func (e *engine) hostInfo(ctx context.Context, v version) (*engineHost, error) {
 		if h.seccomp, err = runtime.SeccompOption(runtime.GoArch(info.Architecture)); err != nil {
 			return nil, fmt.Errorf("info: %w", err)
 		}
+		h.shown = []byte(`,"` + inJSON(h.seccomp) + `"`)
 	}
 	e.host.Store(h)
 	return h, nil
+}
+
+// withoutProfile removes Berm's seccomp profile from an inspected container.
+func (e *engine) withoutProfile(raw json.RawMessage) json.RawMessage {
+	if h := e.host.Load(); h != nil && len(h.shown) > 0 {
+		return bytes.Replace(raw, h.shown, nil, 1)
+	}
+	return raw
 }
 
 // ownSeccomp reports whether containers get Berm's seccomp profile: the engine has seccomp,

@@ -260,7 +260,7 @@ func TestLongLists(t *testing.T) {
 		labels := d.labels(lifecycle.ObjectContainer, "a", "l", strings.Repeat("x", 32<<10), lifecycle.LabelSessionID, fmt.Sprint(i), lifecycle.LabelEffective, "")
 		return fmt.Sprintf(`{"Id":"%d","State":"running","Labels":%s,"Mounts":[{"Type":"bind","Source":"/a","RW":true}]}`, i, labelsJSON(labels))
 	}
-	c := &call{Door: d.Door, ctx: t.Context(), version: 41, caller: Caller{Tenant: "a"}}
+	c := &call{Proxy: d.Proxy, ctx: t.Context(), version: 41, caller: Caller{Tenant: "a"}}
 	var was, is runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&was)

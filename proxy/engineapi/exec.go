@@ -171,9 +171,9 @@ func (c *call) startExec() error {
 	if body.Detach {
 		return c.forward(a, false)
 	}
-	c.parting = &parting{form: framed}
+	c.closeMessage = &closeMessage{form: framed}
 	if body.Tty {
-		c.parting.form = terminal
+		c.closeMessage.form = terminal
 	}
 	return c.hijack(a)
 }

@@ -77,7 +77,7 @@ func newClient(t testing.TB, host string) *client.Client {
 
 // testDoor is a door before an engine, and a listener for each caller.
 type testDoor struct {
-	*Door
+	*Proxy
 	t     testing.TB
 	dir   string
 	audit string // the audit log's path
@@ -103,7 +103,7 @@ func doorTo(t testing.TB, host, rules string) *testDoor {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = audit.Close() })
-	d.Door, err = New(Options{
+	d.Proxy, err = New(Options{
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
 		},
@@ -187,7 +187,7 @@ func TestPing(t *testing.T) {
 
 // labels are those of something that a tenant made through the door an hour before its end,
 // with further ones as pairs of a name and a value, and sealed.
-func (d *Door) labels(kind lifecycle.ObjectKind, tenant string, more ...string) map[string]string {
+func (d *Proxy) labels(kind lifecycle.ObjectKind, tenant string, more ...string) map[string]string {
 	door := lifecycle.DoorEngine
 	if kind == lifecycle.ObjectImage {
 		door = lifecycle.DoorEngineImage
@@ -203,7 +203,7 @@ func (d *Door) labels(kind lifecycle.ObjectKind, tenant string, more ...string) 
 }
 
 // policyNetworkLabels are those of a network of the policy's, as the manager makes it.
-func (d *Door) policyNetworkLabels() map[string]string {
+func (d *Proxy) policyNetworkLabels() map[string]string {
 	return d.opts.Sealer.Seal(lifecycle.ObjectNetwork, map[string]string{lifecycle.LabelOwner: d.opts.Owner})
 }
 

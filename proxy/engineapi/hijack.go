@@ -117,18 +117,18 @@ func (c *call) hijack(a ask) error {
 	// Past what is buffered, that reader would take the end of the caller's input for the
 	// end of the request.
 	p := pipe{caller: caller, engine: up, fromCaller: behind(buffered.Reader, conn), fromEngine: fromEngine, grace: c.hangupGrace, linger: linger}
-	if c.parting != nil {
-		if c.parting.form == unknown {
-			c.parting.form = formOf(told.Get("Content-Type"))
+	if c.closeMessage != nil {
+		if c.closeMessage.form == unknown {
+			c.closeMessage.form = formOf(told.Get("Content-Type"))
 		}
-		p.fromEngine = io.TeeReader(fromEngine, c.parting)
+		p.fromEngine = io.TeeReader(fromEngine, c.closeMessage)
 	}
 	p.run(func() []byte {
 		if !proxy.GoingDown(c.ctx) {
 			return nil
 		}
 		p.linger = c.hangupGrace
-		return c.parting.word()
+		return c.closeMessage.word()
 	})
 	return nil
 }

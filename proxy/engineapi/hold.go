@@ -103,15 +103,15 @@ func (e *effective) named(h *container.HostConfig) []string {
 }
 
 // hasBinds reports whether a container has bind mounts.
-func hasBinds(ct *container.InspectResponse) bool {
-	return slices.ContainsFunc(ct.Mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind })
+func hasBinds(mounts []container.MountPoint) bool {
+	return slices.ContainsFunc(mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind })
 }
 
 // holdMade holds the binds of a container that was seen, for a call that has its turn. The
 // container is judged again. One without binds needs nothing held, nor a label that says
 // what it was allowed, as the containers of a build have none.
 func (c *call) holdMade(seen *container.InspectResponse) (release func(), err error) {
-	if !hasBinds(seen) {
+	if !hasBinds(seen.Mounts) {
 		return func() {}, nil
 	}
 	v, err := c.engine.max(c.ctx)
@@ -151,7 +151,7 @@ func (c *call) verifyHeld(e effective, before, now *container.InspectResponse, v
 }
 
 // Binds returns the binds of all containers that this door made, running or not.
-func (d *Door) Binds(ctx context.Context) ([]policy.Mount, error) {
+func (d *Proxy) Binds(ctx context.Context) ([]policy.Mount, error) {
 	v, err := d.engine.max(ctx)
 	if err != nil {
 		return nil, err
@@ -182,6 +182,9 @@ func (ct *listed) effective() (e effective, ok bool) {
 
 // pins returns the binds that are held, and the paths at which the engine mounts them.
 func (ct *listed) pins() (binds []policy.Mount, sources []string) {
+	if !hasBinds(ct.Mounts) {
+		return nil, nil
+	}
 	e, ok := ct.effective()
 	if !ok || e.Audit {
 		return nil, nil
@@ -205,24 +208,22 @@ func conceals(binds []policy.Mount, sources []string) *strings.Replacer {
 	return strings.NewReplacer(pairs...)
 }
 
-// shown returns the engine's JSON of a container as its caller may see it: its binds
-// have the paths that were asked for.
-func shown(raw json.RawMessage) json.RawMessage {
-	if !bytes.Contains(raw, []byte(`"bind"`)) {
-		return raw
-	}
+// shown returns an entry of the engine's list as its caller may see it.
+func shown(entry json.RawMessage) json.RawMessage {
 	var ct struct {
 		Labels map[string]string
-		Config struct{ Labels map[string]string }
 		Mounts []container.MountPoint
 	}
-	if err := json.Unmarshal(raw, &ct); err != nil {
-		return raw
+	if !bytes.Contains(entry, []byte(`"bind"`)) || json.Unmarshal(entry, &ct) != nil {
+		return entry
 	}
-	if ct.Config.Labels != nil {
-		ct.Labels = ct.Config.Labels
-	}
-	binds, sources := (&listed{Labels: ct.Labels, Mounts: ct.Mounts}).pins()
+	return (&listed{Labels: ct.Labels, Mounts: ct.Mounts}).shown(entry)
+}
+
+// shown returns the engine's JSON of the container as its caller may see it: its binds
+// have the paths that were asked for.
+func (ct *listed) shown(raw json.RawMessage) json.RawMessage {
+	binds, sources := ct.pins()
 	if len(binds) == 0 {
 		return raw
 	}

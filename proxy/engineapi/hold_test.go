@@ -15,7 +15,9 @@ import (
 	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/container"
 	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/client"
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 
@@ -453,5 +455,14 @@ func TestShown(t *testing.T) {
 		if got := string(shown([]byte(same))); got != same {
 			t.Errorf("changed: %s", got)
 		}
+	}
+}
+
+// TestMountList has the engine mount a held path only while it is held.
+func TestMountList(t *testing.T) {
+	p := &plan{spec: policy.ContainerSpec{Binds: []policy.Mount{{MountPath: "/a", Mode: "ro"}}}, sources: []string{"/pin"}}
+	want := []mount.Mount{{Type: mount.TypeBind, Source: "/pin", Target: "/a", ReadOnly: true, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: true}}}
+	if d := cmp.Diff(want, p.mountList()); d != "" {
+		t.Error(d)
 	}
 }

@@ -301,7 +301,7 @@ func (c *call) pullImage() error {
 	if err != nil {
 		return err
 	}
-	c.parting = &parting{form: jsonLines}
+	c.closeMessage = &closeMessage{form: jsonLines}
 	return c.forward(ask{path: "/images/create", query: query, header: auth}, true)
 }
 

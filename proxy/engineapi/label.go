@@ -37,7 +37,7 @@ func encodedBytes(v any) int {
 
 // callersLabels checks the labels that a caller gives, and takes out the TTL that it asks
 // for; nil if it doesn't.
-func (d *Door) callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
+func (d *Proxy) callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
 	for name, value := range labels {
 		switch {
 		case name == labelTTL:

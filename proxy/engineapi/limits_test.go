@@ -56,7 +56,7 @@ func (p *pipes) dial() net.Conn {
 
 // boundedDoor is a door before a handler that stands for the engine. Its callers are
 // tenants by their listener.
-func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ...string) (*Door, []*pipes) {
+func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ...string) (*Proxy, []*pipes) {
 	t.Helper()
 	const rules = basePolicy + "profiles: {default: {engine_api: {build: \"on\", tags: [\"built.local/*\"]}}}\n"
 	p, err := policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage})
@@ -185,11 +185,11 @@ func TestSavesOfATenant(t *testing.T) {
 		}
 		time.Sleep(transferStall + time.Second)
 		synctest.Wait()
-		d.rooms.mu.Lock()
-		if saving.Load() != 0 || len(d.rooms.making) != 0 {
-			t.Errorf("%d go on that nobody reads, %v", saving.Load(), d.rooms.making)
+		d.limits.mu.Lock()
+		if saving.Load() != 0 || len(d.limits.making) != 0 {
+			t.Errorf("%d go on that nobody reads, %v", saving.Load(), d.limits.making)
 		}
-		d.rooms.mu.Unlock()
+		d.limits.mu.Unlock()
 		for _, conn := range conns {
 			_ = conn.Close()
 		}
@@ -202,7 +202,7 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const walk = 10 * time.Second
 		var now, most, walks atomic.Int64
-		var d *Door
+		var d *Proxy
 		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
 			image := func(tenant, id string) string {
 				labels, _ := json.Marshal(d.labels(lifecycle.ObjectImage, tenant)) // they can be encoded
@@ -273,7 +273,7 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 func TestExecsOfAContainer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var made atomic.Int64
-		var d *Door
+		var d *Proxy
 		var labels []byte
 		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
 			switch {
@@ -304,8 +304,8 @@ func TestExecsOfAContainer(t *testing.T) {
 		if got[201].Load() != maxExecs || got[429].Load() != 50 || made.Load() != maxExecs {
 			t.Errorf("%d were made, %d refused", got[201].Load(), got[429].Load())
 		}
-		if len(d.rooms.making) != 0 {
-			t.Errorf("%v is kept", d.rooms.making)
+		if len(d.limits.making) != 0 {
+			t.Errorf("%v is kept", d.limits.making)
 		}
 	})
 }
@@ -313,7 +313,7 @@ func TestExecsOfAContainer(t *testing.T) {
 // TestExecsOfATenant makes execs in several containers, of which some end.
 func TestExecsOfATenant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var d *Door
+		var d *Proxy
 		var mu sync.Mutex
 		execs := map[string]int{} // by container; -1 was removed
 		of := map[string]string{"red": strings.Repeat("a", 63), "blue": strings.Repeat("b", 63)}
@@ -389,11 +389,11 @@ func TestExecsOfATenant(t *testing.T) {
 			all.Go(func() { want("red", "3", 201) }) // there is room for each, as it turns out
 		}
 		all.Wait()
-		if len(d.turns.held) != 0 {
-			t.Errorf("%v is held", d.turns.held)
+		if _, ok := d.startLocks.TryLock("execs of red"); !ok {
+			t.Error("the lock of the execs' count is held")
 		}
-		if len(d.rooms.making) != 0 {
-			t.Errorf("%v is kept", d.rooms.making)
+		if len(d.limits.making) != 0 {
+			t.Errorf("%v is kept", d.limits.making)
 		}
 	})
 }
@@ -486,10 +486,10 @@ func TestSpoolIsBounded(t *testing.T) {
 		if status, text := exchange(l[0], head, strings.NewReader(whole)); status != 400 || !strings.Contains(text, "Cannot locate specified Dockerfile") {
 			t.Errorf("afterwards: %d %s", status, text)
 		}
-		d.rooms.mu.Lock()
-		defer d.rooms.mu.Unlock()
-		if len(d.rooms.making) != 0 {
-			t.Errorf("%v is kept", d.rooms.making)
+		d.limits.mu.Lock()
+		defer d.limits.mu.Unlock()
+		if len(d.limits.making) != 0 {
+			t.Errorf("%v is kept", d.limits.making)
 		}
 		if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
 			t.Errorf("%v, %v", left, err)

@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"slices"
 
-	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -360,10 +359,7 @@ func (c *call) disconnectNetwork() error {
 }
 
 // joined tells whether a container, which needn't run, has joined a network.
-func joined(ct *container.InspectResponse, n *network.Inspect) bool {
-	if ct.NetworkSettings == nil {
-		return false
-	}
+func joined(ct *seen, n *network.Inspect) bool {
 	endpoint, ok := ct.NetworkSettings.Networks[n.Name]
 	return ok && (endpoint == nil || endpoint.NetworkID == "" || endpoint.NetworkID == n.ID)
 }

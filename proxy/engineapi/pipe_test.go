@@ -28,7 +28,7 @@ import (
 // connections do.
 type standIn struct {
 	t       testing.TB
-	door    func() *Door
+	door    func() *Proxy
 	hijack  func(conn net.Conn, buffered *bufio.Reader, greeting string)
 	handler http.HandlerFunc // of what isn't told below
 }
@@ -73,7 +73,7 @@ func standInDoor(t *testing.T, s *standIn) *testDoor {
 	srv.Start()
 	t.Cleanup(srv.Close)
 	d := doorTo(t, address, "")
-	s.door = func() *Door { return d.Door }
+	s.door = func() *Proxy { return d.Proxy }
 	return d
 }
 
@@ -93,9 +93,9 @@ func (d *testDoor) listenOn(l net.Listener, drain time.Duration) (end func()) {
 
 // streams is how many the door has open for the stand-in's tenant.
 func (d *testDoor) streams() int64 {
-	d.rooms.mu.Lock()
-	defer d.rooms.mu.Unlock()
-	return d.rooms.making["streams "+standInTenant]
+	d.limits.mu.Lock()
+	defer d.limits.mu.Unlock()
+	return d.limits.making["streams "+standInTenant]
 }
 
 // dialers connect with a door in every way that there is.

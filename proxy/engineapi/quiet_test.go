@@ -229,9 +229,11 @@ func TestStartWaitsForArchive(t *testing.T) {
 	started := make(chan error, 1)
 	go func() { started <- startIt(t, c, id) }()
 	eventually(t, func() bool {
-		d.turns.mu.Lock()
-		defer d.turns.mu.Unlock()
-		return len(d.turns.held) == 1 || early.Load()
+		free, ok := d.startLocks.TryLock(id)
+		if ok {
+			free()
+		}
+		return !ok || early.Load()
 	})
 	over.Store(true)
 	leave()
@@ -271,7 +273,7 @@ func TestArchiveWaitsForSandbox(t *testing.T) {
 			Mounts: []container.MountPoint{{Type: mount.TypeBind, Source: bind.Source}},
 		}
 		ct.HostConfig = &container.HostConfig{}
-		c := &call{Door: d.Door, ctx: t.Context(), rules: d.opts.Policy(), route: &route{}, version: 41}
+		c := &call{Proxy: d.Proxy, ctx: t.Context(), rules: d.opts.Policy(), route: &route{}, version: 41}
 		archived := make(chan error, 1)
 		go func() {
 			archived <- c.quiet(ct, func(*container.InspectResponse) error { return errors.New("served") })

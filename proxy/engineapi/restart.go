@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,7 +16,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
-	"github.com/docker/docker/api/types/mount"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -27,11 +25,11 @@ import (
 
 // Run carries out the restart policies of containers with binds until ctx ends. A lost
 // engine is no error.
-func (d *Door) Run(ctx context.Context) error { return d.restarts.Run(ctx) }
+func (d *Proxy) Run(ctx context.Context) error { return d.restarts.Run(ctx) }
 
 // restartEngine is the engine for the supervisor of restarts. It is asked in its newest
 // version: what is asked is the same in all.
-type restartEngine struct{ *Door }
+type restartEngine struct{ *Proxy }
 
 var _ restart.Engine = restartEngine{}
 
@@ -42,7 +40,7 @@ const (
 	turnTime   = 200 * time.Millisecond // for a container's turn to be started
 )
 
-func (d *Door) doorLabels() []string {
+func (d *Proxy) doorLabels() []string {
 	return []string{lifecycle.LabelOwner + "=" + d.opts.Owner, lifecycle.LabelDoor + "=" + lifecycle.DoorEngine}
 }
 
@@ -122,7 +120,7 @@ func (d restartEngine) List(ctx context.Context) (ids []string, err error) {
 		switch _, ours := d.restartedHere(ct.ID, ct.Labels); {
 		case ours:
 			ids = append(ids, ct.ID)
-		case !sealed && !e.Audit && slices.ContainsFunc(ct.Mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind }):
+		case !sealed && !e.Audit && hasBinds(ct.Mounts):
 			unsealed = append(unsealed, ct.ID)
 		}
 	}, d.doorLabels()...)
@@ -170,7 +168,7 @@ func (d restartEngine) Inspect(ctx context.Context, id string) (restart.Containe
 }
 
 func (d restartEngine) inspected(ctx context.Context, id string) (*container.InspectResponse, error) {
-	ct, err := (&call{Door: d.Door, ctx: ctx}).inspect(id, 0)
+	ct, err := (&call{Proxy: d.Proxy, ctx: ctx}).inspect(id, 0)
 	if statusOf(err) == http.StatusNotFound {
 		err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
 	}
@@ -198,7 +196,7 @@ func (d restartEngine) StartContainer(ctx context.Context, id string) error {
 	if err == nil {
 		turn, cancel := context.WithTimeout(ctx, turnTime)
 		defer cancel()
-		err = d.Door.StartContainer(turn, id) // which goes on without a limit once it has its turn
+		err = d.Proxy.StartContainer(turn, id) // which goes on without a limit once it has its turn
 	}
 	var f *proxy.Fault
 	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &f) && statusOf(err) == 0 && f.Status == http.StatusServiceUnavailable {
@@ -210,7 +208,7 @@ func (d restartEngine) StartContainer(ctx context.Context, id string) error {
 // restartedHere reports whether Berm carries out a container's restart policy, by its
 // labels, and the policy that it was made with. The engine keeps those of containers
 // without binds, and of those that were denied and made in mode audit.
-func (d *Door) restartedHere(id string, labels map[string]string) (restart.Policy, bool) {
+func (d *Proxy) restartedHere(id string, labels map[string]string) (restart.Policy, bool) {
 	var e effective
 	if !d.opts.Sealer.Valid(lifecycle.ObjectContainer, id, labels) || json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) != nil || e.Audit || len(e.Binds) == 0 {
 		return restart.Policy{}, false
@@ -317,15 +315,6 @@ func (c *call) restarted(id string) replacing {
 // replacing are values, by their keys in a JSON object; one that is replacing itself
 // stands for values in the object there.
 type replacing map[string]any
-
-// with returns the values and a further one.
-func (r replacing) with(name string, value any) replacing {
-	if r == nil {
-		r = replacing{}
-	}
-	r[name] = value
-	return r
-}
 
 // in returns the object with the values.
 func (r replacing) in(raw json.RawMessage) (json.RawMessage, error) {

@@ -62,7 +62,7 @@ func (s *rows) row(id string) (restart.Row, bool) {
 func (d *testDoor) running(s *rows) (stop func()) {
 	d.t.Helper()
 	var err error
-	d.restarts, err = restart.New(d.t.Context(), restart.Options{Engine: restartEngine{d.Door}, Store: s})
+	d.restarts, err = restart.New(d.t.Context(), restart.Options{Engine: restartEngine{d.Proxy}, Store: s})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -310,8 +310,30 @@ func TestRestartByEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	loop := *made.Config // it waits for the engine to restart it
+	loop.Cmd = []string{"false"}
+	looping, err := direct.ContainerCreate(t.Context(), &loop, &container.HostConfig{NetworkMode: "none", RestartPolicy: always, Binds: []string{work + ":/b"}}, nil, nil, "")
+	if err == nil {
+		err = startIt(t, direct, looping.ID)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var started string
+	eventually(t, func() bool { // the engine waits 3.2 s after 5 restarts
+		got := inspect(t, direct, looping.ID)
+		started = got.State.StartedAt
+		return got.RestartCount >= 5 && got.State.Restarting
+	})
 	store := &rows{rows: map[string]restart.Row{}}
 	d.running(store)
+	eventually(t, func() bool {
+		got := inspect(t, direct, looping.ID)
+		return got.HostConfig.RestartPolicy.IsNone() && !got.State.Restarting
+	})
+	if got := inspect(t, direct, looping.ID).State.StartedAt; got != started {
+		t.Error("the engine restarted a container that was taken over")
+	}
 	eventually(t, func() bool {
 		_, has := store.row(left.ID)
 		return !has && inspect(t, direct, left.ID).HostConfig.RestartPolicy.IsNone()
@@ -336,8 +358,8 @@ func TestEngineLife(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	seen := restartEngine{doorTo(t, own.Host(), "").Door}
-	unseen := restartEngine{doorTo(t, own.Host(), "").Door}
+	seen := restartEngine{doorTo(t, own.Host(), "").Proxy}
+	unseen := restartEngine{doorTo(t, own.Host(), "").Proxy}
 	dial := unseen.engine.dial
 	unseen.engine.dial = func(ctx context.Context) (net.Conn, error) {
 		conn, err := dial(ctx)

@@ -31,7 +31,7 @@ func (d *testDoor) again() *testDoor {
 		d.t.Fatal(err)
 	}
 	d.t.Cleanup(func() { _ = next.Close() })
-	return &testDoor{Door: next, t: d.t, dir: d.t.TempDir(), audit: d.audit}
+	return &testDoor{Proxy: next, t: d.t, dir: d.t.TempDir(), audit: d.audit}
 }
 
 // Containers that got their labels from an image, as a build step's do, are nobody's: they
@@ -146,7 +146,7 @@ func TestSquattedPolicyNetwork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &call{Door: d.Door, ctx: t.Context(), version: 41, rules: p, caller: Caller{Name: "a", Tenant: "a"}}
+	c := &call{Proxy: d.Proxy, ctx: t.Context(), version: 41, rules: p, caller: Caller{Name: "a", Tenant: "a"}}
 	for name, tt := range map[string]struct {
 		driver, more string
 		labels       map[string]string

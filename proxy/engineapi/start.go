@@ -46,12 +46,12 @@ func (c *call) startContainer() error {
 // StartContainer starts a container that this door made, without a request of a client's.
 // The container is judged and verified as for its own caller. One that runs already stays
 // as it is. The error is a *policy.DeniedError if the container may not be started.
-func (d *Door) StartContainer(ctx context.Context, id string) error {
+func (d *Proxy) StartContainer(ctx context.Context, id string) error {
 	v, err := d.engine.max(ctx)
 	if err != nil {
 		return err
 	}
-	c := &call{Door: d, ctx: ctx, rules: d.opts.Policy(), version: v}
+	c := &call{Proxy: d, ctx: ctx, rules: d.opts.Policy(), version: v}
 	resp, err := c.start(ask{method: http.MethodPost, path: "/containers/" + id + "/start"}, id, 0)
 	r := Record{
 		Time: time.Now().UTC(), Peer: "berm", Method: http.MethodPost, Route: "/containers/{id}/start", Version: v.String(),
@@ -68,7 +68,7 @@ func (d *Door) StartContainer(ctx context.Context, id string) error {
 // start starts the container, or stops and starts it, once no other start of it goes on.
 // It returns the engine's answer, which has no body. An answer that is an error is one.
 func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, error) {
-	over, err := c.turns.take(c.ctx, id)
+	over, err := c.startLocks.Lock(c.ctx, id)
 	if err != nil {
 		return nil, err
 	}

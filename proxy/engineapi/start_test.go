@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
@@ -176,6 +177,31 @@ func TestStartUnseen(t *testing.T) {
 				t.Errorf("running %v, exit code %d", s.Running, s.ExitCode)
 			}
 		})
+	}
+}
+
+// TestContentType sends a body of another type than JSON.
+func TestContentType(t *testing.T) {
+	d := standInDoor(t, &standIn{handler: func(http.ResponseWriter, *http.Request) { t.Error("the engine was asked") }})
+	address := d.listen(Caller{Name: "type", Tenant: standInTenant})
+	for contentType, want := range map[string]string{
+		"text/plain": "must be application/json", "": "must be application/json", "application/json; charset=latin1": "must be application/json",
+		"application/json": "Image", "application/json; charset=UTF-8": "Image",
+	} {
+		resp, err := raw(address).Post("http://docker/v1.41/containers/create", contentType, strings.NewReader(`{"Image":1}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var told struct{ Message string }
+		err = json.NewDecoder(resp.Body).Decode(&told)
+		_ = resp.Body.Close()
+		status := http.StatusBadRequest
+		if want != "Image" {
+			status = http.StatusUnsupportedMediaType
+		}
+		if resp.StatusCode != status || err != nil || !strings.Contains(told.Message, want) {
+			t.Errorf("%q: %d %q, %v", contentType, resp.StatusCode, told.Message, err)
+		}
 	}
 }
 

@@ -195,9 +195,9 @@ func TestArchivesOfATenant(t *testing.T) {
 		hold(t, address, fmt.Sprintf(getBig, id))
 	}
 	eventually(t, func() bool {
-		d.rooms.mu.Lock()
-		defer d.rooms.mu.Unlock()
-		return d.rooms.making["transfers many"] == maxTransfers
+		d.limits.mu.Lock()
+		defer d.limits.mu.Unlock()
+		return d.limits.making["transfers many"] == maxTransfers
 	})
 	resp, err := raw(address).Get("http://docker/containers/" + id + "/export")
 	if err != nil {
@@ -211,9 +211,9 @@ func TestArchivesOfATenant(t *testing.T) {
 		t.Error(err)
 	}
 	eventually(t, func() bool {
-		d.rooms.mu.Lock()
-		defer d.rooms.mu.Unlock()
-		return len(d.rooms.making) == 0
+		d.limits.mu.Lock()
+		defer d.limits.mu.Unlock()
+		return len(d.limits.making) == 0
 	})
 	d.transfers.mu.Lock()
 	defer d.transfers.mu.Unlock()

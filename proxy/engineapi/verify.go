@@ -404,7 +404,7 @@ func (c *call) endUnfit(id string, v version, why error) {
 		c.removeUnfit(id, v)
 		return
 	}
-	undoing{func(ctx context.Context) error {
+	undo{func(ctx context.Context) error {
 		err := c.engine.do(ctx, ask{method: http.MethodPost, version: v, path: "/containers/" + id + "/kill"}, nil)
 		if statusOf(err) == http.StatusConflict { // it doesn't run
 			return nil
@@ -415,5 +415,5 @@ func (c *call) endUnfit(id string, v version, why error) {
 
 // removeUnfit removes a container that must not run, with its own time.
 func (c *call) removeUnfit(id string, v version) {
-	undoing{func(ctx context.Context) error { return c.removeByForce(ctx, v, id) }}.run(c.ctx, c.log)
+	undo{func(ctx context.Context) error { return c.removeByForce(ctx, v, id) }}.run(c.ctx, c.log)
 }

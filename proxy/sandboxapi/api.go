@@ -1,6 +1,6 @@
-// Package sandboxapi is Berm's first door: a REST API that gives every key a
-// sandbox. It translates between HTTP and lifecycle.Manager, and decides nothing
-// itself. The API is described by the OpenAPI document that it serves.
+// Package sandboxapi is a REST API that gives every key a sandbox. It translates between
+// HTTP and lifecycle, and decides nothing itself. The OpenAPI document that it serves
+// describes the API.
 package sandboxapi
 
 import (
@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +28,7 @@ import (
 
 // Options configure the API.
 type Options struct {
-	Manager     manager               // mandatory: a *lifecycle.Manager
+	Manager     manager               // mandatory: a *lifecycle.Service
 	Workspaces  workspaces            // a *workspace.Service; nil: there are none, and no chats, which callers are told
 	Chats       chats                 // a *chat.Service; likewise
 	Policy      func() *policy.Policy // mandatory: the policy in force, for the status
@@ -46,7 +47,7 @@ type Options struct {
 	PortTimeout time.Duration         // for a port to take each part of a request, and then to begin its answer; 0 is a minute
 }
 
-// manager is what the API needs of *lifecycle.Manager.
+// manager is what the API needs of *lifecycle.Service.
 type manager interface {
 	sandboxes
 	inside
@@ -158,7 +159,7 @@ func New(opts Options) (http.Handler, error) {
 	}
 	a := &api{
 		manager: opts.Manager, workspaces: opts.Workspaces, chats: opts.Chats, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, signer: sign,
-		open: opts.Tokens.Len() == 0, heartbeat: cmp.Or(opts.Heartbeat, heartbeat), portTimeout: cmp.Or(opts.PortTimeout, time.Minute),
+		open: opts.Tokens.Len() == 0, heartbeat: cmp.Or(opts.Heartbeat, 15*time.Second), portTimeout: cmp.Or(opts.PortTimeout, time.Minute),
 	}
 
 	rt := httprouter.New()
@@ -167,52 +168,23 @@ func New(opts Options) (http.Handler, error) {
 		Detail: "there is nothing under this path; see /docs"})
 	rt.MethodNotAllowed = gate.Refuse(&proxy.Fault{Status: http.StatusMethodNotAllowed, Code: "method_not_allowed", Title: "Method not allowed",
 		Detail: "this path doesn't know the method; the Allow header lists those that it knows"})
-	handle := func(method, path string, scope proxy.Scope, h proxy.Handler) {
+	handle := func(method, path string, scope proxy.Scope, h proxy.Handler, queries ...string) {
 		quiet := scope == proxy.ScopeNone && path != signedPorts && path != signedFiles || path == "/metrics"
-		rt.Handler(method, colons.Replace(path), gate.Handle(proxy.Route{Name: path, Scope: scope, Quiet: quiet}, h))
+		rt.Handler(method, colons.Replace(path), gate.Handle(proxy.Route{Name: path, Scope: scope, Quiet: quiet}, checked(h, queries)))
 	}
-
-	execs, processes := a.execs(), a.processes()
-	handle("PUT", one, proxy.ScopeSandboxesWrite, a.put)
-	handle("GET", one, proxy.ScopeSandboxesRead, a.get)
-	handle("DELETE", one, proxy.ScopeSandboxesWrite, a.delete)
-	handle("GET", base, proxy.ScopeSandboxesRead, a.list)
-	handle("POST", one+"/renew", proxy.ScopeSandboxesWrite, a.renew)
-	handle("POST", one+"/pause", proxy.ScopeSandboxesWrite, a.change(manager.Pause))
-	handle("POST", one+"/resume", proxy.ScopeSandboxesWrite, a.change(manager.Resume))
-	handle("POST", one+"/exec", proxy.ScopeSandboxesExec, a.exec)
-	handle("POST", one+"/execs", proxy.ScopeSandboxesExec, a.startExec)
-	handle("GET", one+"/execs", proxy.ScopeSandboxesExec, execs.all)
-	handle("GET", oneExec, proxy.ScopeSandboxesExec, execs.one(a.manager.Execution))
-	handle("DELETE", oneExec, proxy.ScopeSandboxesExec, execs.one(a.manager.KillExec))
-	handle("POST", oneExec+"/signal", proxy.ScopeSandboxesExec, execs.after(execs.signaled))
-	handle("POST", oneExec+"/resize", proxy.ScopeSandboxesExec, execs.after(execs.resized))
-	handle("POST", oneExec+"/stdin", proxy.ScopeSandboxesExec, a.execStdin)
-	handle("PUT", oneExec+"/stdin", proxy.ScopeSandboxesExec, a.execStdin)
-	handle("GET", oneExec+"/stream", proxy.ScopeSandboxesExec, a.streamExec)
-	handle("GET", oneExec+"/attach", proxy.ScopeSandboxesExec, a.attachExec)
-	handle("POST", one+"/processes", proxy.ScopeSandboxesExec, a.startProcess)
-	handle("GET", one+"/processes", proxy.ScopeSandboxesExec, processes.all)
-	handle("GET", oneProcess, proxy.ScopeSandboxesExec, processes.one(a.manager.Process))
-	handle("DELETE", oneProcess, proxy.ScopeSandboxesExec, processes.one(a.manager.StopProcess))
-	handle("POST", oneProcess+"/signal", proxy.ScopeSandboxesExec, processes.after(processes.signaled))
-	handle("POST", oneProcess+"/resize", proxy.ScopeSandboxesExec, processes.after(processes.resized))
-	handle("POST", oneProcess+"/wait", proxy.ScopeSandboxesExec, a.waitProcess)
-	handle("GET", oneProcess+"/logs", proxy.ScopeSandboxesExec, a.processLogs)
-	handle("GET", oneProcess+"/attach", proxy.ScopeSandboxesExec, a.attachProcess)
-	handle("GET", one+"/logs", proxy.ScopeSandboxesRead, a.logs)
-	handle("GET", one+"/stats", proxy.ScopeSandboxesRead, a.stats)
+	a.routeSandboxes(handle)
+	a.routeMembers(handle)
 	a.routeFiles(handle)
 	a.routePorts(handle)
 	a.routeStorage(handle)
-	handle("POST", legacyPath, proxy.ScopeSandboxesWrite, a.legacyCreate)
+	handle("POST", legacyPath, proxy.ScopeSandboxesWrite, a.legacyCreate, anyQuery)
 	handle("GET", "/api/v1/status", proxy.ScopeStatusRead, a.status)
 	handle("GET", "/api/v1/errors", proxy.ScopeStatusRead, a.errors)
-	handle("GET", "/api/v1/health", proxy.ScopeNone, a.health)
-	handle("GET", "/healthz", proxy.ScopeNone, a.health)
-	handle("GET", "/readyz", proxy.ScopeNone, a.ready)
-	handle("GET", "/openapi.json", proxy.ScopeNone, a.openAPI)
-	handle("GET", "/docs", proxy.ScopeNone, a.page)
+	handle("GET", "/api/v1/health", proxy.ScopeNone, a.health, anyQuery)
+	handle("GET", "/healthz", proxy.ScopeNone, a.health, anyQuery)
+	handle("GET", "/readyz", proxy.ScopeNone, a.ready, anyQuery)
+	handle("GET", "/openapi.json", proxy.ScopeNone, a.openAPI, anyQuery)
+	handle("GET", "/docs", proxy.ScopeNone, a.page, anyQuery)
 	if opts.Gatherer != nil {
 		metrics := promhttp.HandlerFor(opts.Gatherer, promhttp.HandlerOpts{
 			ErrorHandling: promhttp.PanicOnError, // which the gate answers like any other
@@ -220,13 +192,93 @@ func New(opts Options) (http.Handler, error) {
 		handle("GET", "/metrics", proxy.ScopeStatusRead, func(w http.ResponseWriter, r *http.Request) error {
 			metrics.ServeHTTP(w, r)
 			return nil
-		})
+		}, anyQuery)
 	}
 	return gate.Wrap(guard(rt, gate)), nil
 }
 
-// guard refuses encoded slashes in what is Berm's of a
-// path: the router would take what is one segment to the caller for two.
+// routing adds a handler of a path. The queries are the parameters that it has.
+type routing func(method, path string, scope proxy.Scope, h proxy.Handler, queries ...string)
+
+func (a *api) routeSandboxes(handle routing) {
+	handle("PUT", one, proxy.ScopeSandboxesWrite, a.put)
+	handle("GET", one, proxy.ScopeSandboxesRead, a.get)
+	handle("DELETE", one, proxy.ScopeSandboxesWrite, a.delete)
+	handle("GET", base, proxy.ScopeSandboxesRead, a.list, "status", "limit", "cursor", metadataQuery)
+	handle("POST", one+"/renew", proxy.ScopeSandboxesWrite, a.renew)
+	handle("POST", one+"/pause", proxy.ScopeSandboxesWrite, a.change(manager.Pause))
+	handle("POST", one+"/resume", proxy.ScopeSandboxesWrite, a.change(manager.Resume))
+	handle("GET", one+"/logs", proxy.ScopeSandboxesRead, a.logs, "follow", "tail", "since", "timestamps", "stream")
+	handle("GET", one+"/stats", proxy.ScopeSandboxesRead, a.stats)
+}
+
+// routeMembers has the handlers of commands and processes.
+func (a *api) routeMembers(handle routing) {
+	const scope = proxy.ScopeSandboxesExec
+	execs, processes := a.execs(), a.processes()
+	handle("POST", one+"/exec", scope, a.exec, "raw")
+	handle("POST", one+"/execs", scope, a.startExec, "stream", "raw")
+	handle("GET", one+"/execs", scope, execs.all)
+	handle("GET", oneExec, scope, execs.one(a.manager.Execution))
+	handle("DELETE", oneExec, scope, execs.one(a.manager.KillExec))
+	handle("POST", oneExec+"/signal", scope, execs.after(execs.signaled))
+	handle("POST", oneExec+"/resize", scope, execs.after(execs.resized))
+	handle("POST", oneExec+"/stdin", scope, a.execStdin, "close")
+	handle("PUT", oneExec+"/stdin", scope, a.execStdin, "close")
+	handle("GET", oneExec+"/stream", scope, execs.streamed(true), "after", "raw")
+	handle("GET", oneExec+"/attach", scope, execs.attached, "frames", "after")
+	handle("POST", one+"/processes", scope, a.startProcess)
+	handle("GET", one+"/processes", scope, processes.all)
+	handle("GET", oneProcess, scope, processes.one(a.manager.Process))
+	handle("DELETE", oneProcess, scope, processes.one(a.manager.StopProcess))
+	handle("POST", oneProcess+"/signal", scope, processes.after(processes.signaled))
+	handle("POST", oneProcess+"/resize", scope, processes.after(processes.resized))
+	handle("POST", oneProcess+"/wait", scope, a.waitProcess, "timeout")
+	handle("GET", oneProcess+"/logs", scope, processes.streamed(false), "follow", "after", "raw")
+	handle("GET", oneProcess+"/attach", scope, processes.attached, "frames", "after", "take_over")
+}
+
+// anyQuery stands for all parameters: the handler looks itself, or doesn't care.
+const anyQuery = "*"
+
+// checked refuses a query that the call doesn't have, and a path that names nothing. The
+// key of the path is that of the Exchange from then on.
+func checked(h proxy.Handler, queries []string) proxy.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		err := checkTarget(r, queries)
+		if err == nil {
+			return h(w, r)
+		}
+		if r.ContentLength != 0 {
+			newUpload(w, r).done()
+		}
+		return err
+	}
+}
+
+func checkTarget(r *http.Request, queries []string) error {
+	if !slices.Contains(queries, anyQuery) {
+		if err := knownQuery(r, queries...); err != nil {
+			return err
+		}
+	}
+	for _, p := range httprouter.ParamsFromContext(r.Context()) {
+		var err error
+		switch p.Key {
+		case "key", "chat_id":
+			proxy.ExchangeOf(r.Context()).Key, err = lifecycle.ParseKey(p.Value)
+		case "exec", "process":
+			err = checkID(p.Key+"_id", p.Value)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// guard refuses encoded slashes in Berm's part of a path: the router would split a segment
+// there.
 func guard(next http.Handler, gate *proxy.Gate) http.Handler {
 	refuse := gate.Refuse(&proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
 		Detail: "the path contains an encoded slash"})
@@ -239,23 +291,17 @@ func guard(next http.Handler, gate *proxy.Gate) http.Handler {
 	})
 }
 
-// key gives the caller's tenant and the sandbox's key, and refuses a query that
-// the call doesn't have.
-func (a *api) key(r *http.Request, queries ...string) (tenant, key string, err error) {
-	if err := knownQuery(r, queries...); err != nil {
-		return "", "", err
-	}
-	key, err = lifecycle.ParseKey(httprouter.ParamsFromContext(r.Context()).ByName("key"))
+// target returns the caller's tenant, and the key of the sandbox or chat that the path names.
+func target(r *http.Request) (tenant, key string) {
 	ex := proxy.ExchangeOf(r.Context())
-	ex.Key = key
-	return ex.Caller.Tenant, key, err
+	return ex.Caller.Tenant, ex.Key
 }
 
 // writeFault writes an error's body: a problem, but the old service's own shape
 // where that is what callers know.
 func writeFault(w http.ResponseWriter, r *http.Request, f proxy.Fault) {
 	if r.URL.Path == legacyPath {
-		_ = proxy.WriteJSON(w, f.Status, jsonType, apitype.LegacyError{Detail: f.Detail})
+		_ = reply(w, f.Status, apitype.LegacyError{Detail: f.Detail}, nil)
 		return
 	}
 	p := apitype.Problem{
@@ -276,8 +322,8 @@ func writeFault(w http.ResponseWriter, r *http.Request, f proxy.Fault) {
 	_ = proxy.WriteJSON(w, f.Status, "application/problem+json", p)
 }
 
-// instance is as much of the request's path as may be told: of a signed URL, what is before
-// its signature, as errors end up in logs.
+// instance is the request's path without secrets: of a signed URL the part before its
+// signature, since errors end up in logs.
 func instance(r *http.Request) string {
 	for _, prefix := range []string{signedPrefix, filePrefix} {
 		if strings.HasPrefix(r.URL.Path, prefix) {

@@ -13,10 +13,7 @@ import (
 
 // ensureChat is get-or-create.
 func (a *api) ensureChat(w http.ResponseWriter, r *http.Request) error {
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
+	tenant, chatID := target(r)
 	var body apitype.ChatRequest
 	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
 		return err
@@ -25,42 +22,23 @@ func (a *api) ensureChat(w http.ResponseWriter, r *http.Request) error {
 		return &lifecycle.InvalidError{Field: "workspace_id", Message: "is mandatory"}
 	}
 	c, made, err := a.chats.Ensure(r.Context(), tenant, chatID, body.WorkspaceID)
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, okOrCreated(made), jsonType, chatOf(c))
+	return reply(w, okOrCreated(made), chatOf(c), err)
 }
 
 func (a *api) getChat(w http.ResponseWriter, r *http.Request) error {
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
+	tenant, chatID := target(r)
 	c, err := a.chats.Get(r.Context(), tenant, chatID)
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, chatOf(c))
+	return reply(w, http.StatusOK, chatOf(c), err)
 }
 
 func (a *api) deleteChat(w http.ResponseWriter, r *http.Request) error {
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
-	if err := a.chats.Delete(r.Context(), tenant, chatID); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	tenant, chatID := target(r)
+	return noContent(w, a.chats.Delete(r.Context(), tenant, chatID))
 }
 
 // readHistory sends the history, or a part of it.
 func (a *api) readHistory(w http.ResponseWriter, r *http.Request) error {
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
+	tenant, chatID := target(r)
 	c, err := a.chats.History(r.Context(), tenant, chatID)
 	if err != nil {
 		return err
@@ -74,10 +52,7 @@ type historyFunc = func(c chats, ctx context.Context, tenant, chatID string, siz
 // writeHistory replaces the history, or appends to it.
 func (a *api) writeHistory(write historyFunc) proxy.Handler {
 	return taking(func(w http.ResponseWriter, r *http.Request, body *upload) error {
-		tenant, chatID, err := a.chat(r)
-		if err != nil {
-			return err
-		}
+		tenant, chatID := target(r)
 		noClash, err := wholeBody(r)
 		if err != nil {
 			return err
@@ -86,36 +61,23 @@ func (a *api) writeHistory(write historyFunc) proxy.Handler {
 			return &lifecycle.InvalidError{Field: "If-None-Match", Message: "can't be met: every chat has a history"}
 		}
 		f, err := write(a.chats, r.Context(), tenant, chatID, r.ContentLength, body)
-		if err != nil {
-			return err
-		}
-		return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.ChatHistory{SizeBytes: f.Size, ModifiedAt: f.ModifiedAt.UTC()})
+		return reply(w, http.StatusOK, apitype.ChatHistory{SizeBytes: f.Size, ModifiedAt: f.ModifiedAt.UTC()}, err)
 	})
 }
 
 // readChatTar sends all that the chat's directory holds as an archive.
 func (a *api) readChatTar(w http.ResponseWriter, r *http.Request) error {
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
-	t := &tarball{sender: newSender(w), name: chatID}
-	return t.end(a.chats.ReadTar(r.Context(), tenant, chatID, t))
+	tenant, chatID := target(r)
+	t := tarball(w, chatID)
+	return endTar(t, a.chats.ReadTar(r.Context(), tenant, chatID, t))
 }
 
 func (a *api) writeChatTar(w http.ResponseWriter, r *http.Request, body *upload) error {
 	if err := plainBody(r); err != nil {
 		return err
 	}
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
-	if err := a.chats.WriteTar(r.Context(), tenant, chatID, body); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	tenant, chatID := target(r)
+	return noContent(w, a.chats.WriteTar(r.Context(), tenant, chatID, body))
 }
 
 func chatOf(c chat.Chat) apitype.Chat {

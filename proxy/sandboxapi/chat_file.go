@@ -22,10 +22,7 @@ const (
 
 // listChatFiles answers a page of a chat's files, or the one of a name.
 func (a *api) listChatFiles(w http.ResponseWriter, r *http.Request) error {
-	tenant, chatID, err := a.chat(r, "name", "limit", "cursor")
-	if err != nil {
-		return err
-	}
+	tenant, chatID := target(r)
 	q := r.URL.Query()
 	limit, after, err := pageQuery(q, tenant, maxChatFiles)
 	if err != nil {
@@ -44,7 +41,7 @@ func (a *api) listChatFiles(w http.ResponseWriter, r *http.Request) error {
 	if list.More && len(list.Files) > 0 {
 		out.NextCursor = cursor{Tenant: tenant, After: list.Files[len(list.Files)-1].Name}.String()
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+	return reply(w, http.StatusOK, out, nil)
 }
 
 // chatFilesNamed gives the file of a name, if there is one. What is no file isn't.
@@ -60,10 +57,7 @@ func (a *api) chatFilesNamed(r *http.Request, tenant, chatID, name string) ([]ch
 
 // readChatFile sends a file's content, or a part of it.
 func (a *api) readChatFile(w http.ResponseWriter, r *http.Request) error {
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
+	tenant, chatID := target(r)
 	c, err := a.chats.Content(r.Context(), tenant, chatID, param(r, "name"))
 	if err != nil {
 		return err
@@ -74,10 +68,7 @@ func (a *api) readChatFile(w http.ResponseWriter, r *http.Request) error {
 
 // writeChatFile takes a file's content as it comes.
 func (a *api) writeChatFile(w http.ResponseWriter, r *http.Request, body *upload) error {
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
+	tenant, chatID := target(r)
 	f, err := chatFilePut(r, param(r, "name"))
 	if err != nil {
 		return err
@@ -104,7 +95,7 @@ func (a *api) putChatFile(w http.ResponseWriter, r *http.Request, tenant, chatID
 	if etag := a.etagOf(r, tenant, chatID, file); etag != "" {
 		w.Header().Set("ETag", etag)
 	}
-	return proxy.WriteJSON(w, okOrCreated(made), jsonType, chatFileOf(file))
+	return reply(w, okOrCreated(made), chatFileOf(file), nil)
 }
 
 // etagOf gives the tag of a file's content, or nothing if that isn't the file's any more.
@@ -135,34 +126,18 @@ func contentType(said ...string) (string, error) {
 }
 
 func (a *api) deleteChatFile(w http.ResponseWriter, r *http.Request) error {
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
-	if err := a.chats.DeleteFile(r.Context(), tenant, chatID, param(r, "name")); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	tenant, chatID := target(r)
+	return noContent(w, a.chats.DeleteFile(r.Context(), tenant, chatID, param(r, "name")))
 }
 
 func (a *api) deleteChatFiles(w http.ResponseWriter, r *http.Request) error {
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
+	tenant, chatID := target(r)
 	n, err := a.chats.DeleteFiles(r.Context(), tenant, chatID)
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.DeletedFiles{Deleted: n})
+	return reply(w, http.StatusOK, apitype.DeletedFiles{Deleted: n}, err)
 }
 
 // fileByID finds the file that the path names.
 func (a *api) fileByID(r *http.Request) (chat.File, error) {
-	if err := knownQuery(r); err != nil {
-		return chat.File{}, err
-	}
 	ex := proxy.ExchangeOf(r.Context())
 	f, err := a.chats.File(r.Context(), ex.Caller.Tenant, param(r, "file_id"))
 	ex.Key = f.ChatID
@@ -171,10 +146,7 @@ func (a *api) fileByID(r *http.Request) (chat.File, error) {
 
 func (a *api) getFile(w http.ResponseWriter, r *http.Request) error {
 	f, err := a.fileByID(r)
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, chatFileOf(f))
+	return reply(w, http.StatusOK, chatFileOf(f), err)
 }
 
 func (a *api) readFileByID(w http.ResponseWriter, r *http.Request) error {
@@ -198,11 +170,7 @@ func (a *api) deleteFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.chats.DeleteFileID(r.Context(), f.Tenant, f.ID); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return noContent(w, a.chats.DeleteFileID(r.Context(), f.Tenant, f.ID))
 }
 
 func chatFileOf(f chat.File) apitype.ChatFile {

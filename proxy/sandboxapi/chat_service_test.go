@@ -20,6 +20,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
+	quotas "github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/proxy/apitype"
@@ -46,15 +47,16 @@ func newArchive(t *testing.T) *archive {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	a.house = newHouse(t, nil, func(o *sandboxapi.Options) {
-		m := o.Manager.(*lifecycle.Manager)
-		ws, err := workspace.New(workspace.Options{
-			Store: db, QuotaBytes: archiveQuota, Live: m.HasSandbox,
-			Open: func(tenant, chatID string) (*os.Root, error) { return chat.Open(root, tenant, chatID) },
-		})
+		m := o.Manager.(*lifecycle.Service)
+		held, err := quotas.New(context.Background(), quotas.Options{Store: db, Root: root, QuotaBytes: archiveQuota, Off: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		chats, err := chat.New(context.Background(), chat.Options{Root: root, Store: db, Workspaces: ws, Sandboxes: m})
+		ws, err := workspace.New(db, held)
+		if err != nil {
+			t.Fatal(err)
+		}
+		chats, err := chat.New(context.Background(), chat.Options{Root: root, Store: db, Workspaces: ws, Quotas: held, Sandboxes: m})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,10 +23,7 @@ const (
 
 // uploadChatFiles takes several files as they come.
 func (a *api) uploadChatFiles(w http.ResponseWriter, r *http.Request, body *upload) error {
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
+	tenant, chatID := target(r)
 	if err := plainBody(r); err != nil {
 		return err
 	}
@@ -35,10 +32,7 @@ func (a *api) uploadChatFiles(w http.ResponseWriter, r *http.Request, body *uplo
 		return err
 	}
 	files, err := a.chats.PutAll(r.Context(), tenant, chatID, p.next)
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusCreated, jsonType, apitype.UploadedFiles{Files: each(files, chatFileOf)})
+	return reply(w, http.StatusCreated, apitype.UploadedFiles{Files: each(files, chatFileOf)}, err)
 }
 
 // fileParts are the files of a multipart body, one after the other.

@@ -21,11 +21,10 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	if acceptedStream(r) != "" {
 		return a.execStreamed(w, r)
 	}
-	tenant, key, err := a.key(r)
-	if err != nil {
+	if err := knownQuery(r); err != nil {
 		return err
 	}
-	body, err := a.execBody(w, r, tenant, key)
+	body, err := a.execBody(w, r)
 	if err != nil {
 		return err
 	}
@@ -37,7 +36,7 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 			return &lifecycle.InvalidError{Field: field, Message: "needs a streamed answer (Accept: text/event-stream), or a call of …/execs"}
 		}
 	}
-	req, err := execRequest(r, tenant, key, body)
+	req, err := execRequest(r, body)
 	if err != nil {
 		return err
 	}
@@ -55,33 +54,35 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 			Detail: "workspace quota exceeded after execution; the sandbox was stopped, its files are kept", Result: &res,
 		}
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, execResult(res))
+	return reply(w, http.StatusOK, execResult(res), nil)
 }
 
 // execBody reads the body of a command.
-func (a *api) execBody(w http.ResponseWriter, r *http.Request, tenant, key string) (body apitype.ExecRequest, err error) {
-	if err := a.existsOrMade(r, tenant, key); err != nil {
+func (a *api) execBody(w http.ResponseWriter, r *http.Request) (body apitype.ExecRequest, err error) {
+	if err := a.existsOrMade(r); err != nil {
 		return body, err
 	}
 	return body, proxy.DecodeBody(w, r, maxExecBody, false, &body)
 }
 
 // existsOrMade is exists for a call whose body may ask for a sandbox.
-func (a *api) existsOrMade(r *http.Request, tenant, key string) error {
+func (a *api) existsOrMade(r *http.Request) error {
 	if proxy.Require(r, proxy.ScopeSandboxesWrite) == nil {
 		return nil
 	}
-	return a.exists(r, tenant, key)
+	return a.exists(r)
 }
 
 // exists fails unless the caller has a sandbox under the key. Calls ask before they read a
 // body, which takes memory.
-func (a *api) exists(r *http.Request, tenant, key string) error {
+func (a *api) exists(r *http.Request) error {
+	tenant, key := target(r)
 	_, err := a.manager.Get(r.Context(), tenant, key)
 	return err
 }
 
-func execRequest(r *http.Request, tenant, key string, b apitype.ExecRequest) (lifecycle.ExecRequest, error) {
+func execRequest(r *http.Request, b apitype.ExecRequest) (lifecycle.ExecRequest, error) {
+	tenant, key := target(r)
 	req := lifecycle.ExecRequest{
 		Tenant: tenant, Key: key, Command: b.Command, Env: b.Env, WorkingDir: b.Cwd,
 		Stdin: b.StdinBase64, Timeout: b.Timeout.Value(), OutputLimit: b.OutputLimit, Raw: b.Raw, Serialize: b.Serialize,

@@ -2,8 +2,6 @@ package sandboxapi
 
 import (
 	"context"
-	"errors"
-	"io"
 	"net/http"
 	"net/url"
 	"time"
@@ -13,26 +11,22 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/stream"
 )
 
-const (
-	killTimeout = 30 * time.Second // for a command whose caller went away
-	bodyStall   = time.Minute      // for some more of a body that is passed on as it comes
-)
+// killTimeout is for a command whose caller went away.
+const killTimeout = 30 * time.Second
 
 // startExec starts a command, and streams it if that is asked for.
 func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r, "stream", "raw")
-	if err != nil {
-		return err
-	}
+	tenant, key := target(r)
 	q := r.URL.Query()
 	streamed, err := boolQuery(q, "stream")
 	if err != nil {
 		return err
 	}
 	streamed = streamed || acceptedStream(r) != ""
-	opts, req, err := a.startRequest(w, r, tenant, key, q)
+	opts, req, err := a.startRequest(w, r, q)
 	if err != nil {
 		return err
 	}
@@ -46,21 +40,18 @@ func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
 	m := member{tenant, key, x.ID}
 	switch {
 	case streamed:
-		return a.followExec(w, r, m, x, anywhere, opts, nil)
+		return a.execs().follow(w, r, m, x, from{Place: stream.Anywhere}, opts)
 	case x.Existing:
-		return proxy.WriteJSON(w, http.StatusOK, jsonType, execution(x))
+		return reply(w, http.StatusOK, execution(x), nil)
 	}
-	return proxy.WriteJSON(w, http.StatusCreated, jsonType, execution(x))
+	return reply(w, http.StatusCreated, execution(x), nil)
 }
 
 // execStreamed runs a command to its end while it streams it. A caller that goes away
 // takes the command along, unless it has a name to come back for.
 func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r, "raw")
-	if err != nil {
-		return err
-	}
-	opts, req, err := a.startRequest(w, r, tenant, key, r.URL.Query())
+	tenant, key := target(r)
+	opts, req, err := a.startRequest(w, r, r.URL.Query())
 	if err != nil {
 		return err
 	}
@@ -83,7 +74,7 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	proxy.ExchangeOf(r.Context()).SessionID = x.SessionID
-	err = a.followExec(w, r, member{tenant, key, x.ID}, x, anywhere, opts, kill)
+	err = a.execs().follow(w, r, member{tenant, key, x.ID}, x, from{Place: stream.Anywhere, kill: kill}, opts)
 	if err != nil && kill != nil {
 		kill()
 	}
@@ -91,13 +82,13 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 }
 
 // startRequest reads the body of a command that is to be started.
-func (a *api) startRequest(w http.ResponseWriter, r *http.Request, tenant, key string, q url.Values) (streamOptions, lifecycle.StartRequest, error) {
+func (a *api) startRequest(w http.ResponseWriter, r *http.Request, q url.Values) (stream.Options, lifecycle.StartRequest, error) {
 	var req lifecycle.StartRequest
-	opts, err := streamOptionsOf(r, q)
+	opts, err := a.streamOptions(r, q)
 	if err != nil {
 		return opts, req, err
 	}
-	body, err := a.execBody(w, r, tenant, key)
+	body, err := a.execBody(w, r)
 	if err != nil {
 		return opts, req, err
 	}
@@ -115,9 +106,9 @@ func (a *api) startRequest(w http.ResponseWriter, r *http.Request, tenant, key s
 	if body.KeepBytes < 0 || body.KeepBytes > 4<<20 {
 		return opts, req, &lifecycle.InvalidError{Field: "keep_bytes", Message: "must be at most 4 MiB, or 0 for 1 MiB"}
 	}
-	opts.raw = opts.raw || body.Raw
+	opts.Raw = opts.Raw || body.Raw
 	body.Raw = false
-	exec, err := execRequest(r, tenant, key, body)
+	exec, err := execRequest(r, body)
 	if err != nil {
 		return opts, req, err
 	}
@@ -143,93 +134,25 @@ func checkSize(tty bool, rows, cols int) error {
 	return nil
 }
 
-// streamExec follows a command.
-func (a *api) streamExec(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "exec", "after", "raw")
-	if err != nil {
-		return err
-	}
-	q := r.URL.Query()
-	opts, err := streamOptionsOf(r, q)
-	if err != nil {
-		return err
-	}
-	from, err := after(r, q)
-	if err != nil {
-		return err
-	}
-	if err := skipBody(w, r); err != nil {
-		return err
-	}
-	x, err := a.manager.Execution(r.Context(), m.tenant, m.key, m.id)
-	if err != nil {
-		return err
-	}
-	return a.followExec(w, r, m, x, from, opts, nil)
-}
-
-func (a *api) followExec(w http.ResponseWriter, r *http.Request, m member, x lifecycle.Execution, from place, opts streamOptions, kill func()) error {
-	s, err := a.manager.AttachExec(r.Context(), m.tenant, m.key, m.id, from.seq())
-	if err != nil {
-		return err
-	}
-	shown := execution(x)
-	return a.stream(w, r, followed{
-		source: s, kill: kill, told: from,
-		start: apitype.StreamEvent{Event: apitype.EventStart, Seq: startsAt(from, x.FirstSeq), Execution: &shown},
-		exit:  func() apitype.Exit { return execution(s.Ended()).Exit },
-	}, opts)
-}
-
-// startsAt is the place after which the output begins.
-func startsAt(from place, first int64) int64 {
-	if from == anywhere {
-		return max(first, 0)
-	}
-	return from.seq()
-}
-
 // execStdin passes the body on to a command's input as it comes.
 func (a *api) execStdin(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "exec", "close")
-	if err != nil {
-		return err
-	}
+	m := memberOf(r, "exec")
 	end, err := boolQuery(r.URL.Query(), "close")
 	if err != nil {
 		return err
 	}
 	ctx, stop := proxy.UntilDrain(r.Context())
 	defer stop()
-	body := &passing{r: r.Body, rc: http.NewResponseController(w)}
+	body := newUpload(w, r)
+	defer body.done()
 	err = a.manager.WriteExec(ctx, m.tenant, m.key, m.id, body, end)
-	if body.err != nil && !errors.Is(body.err, io.EOF) {
-		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
-			Detail: "the body could not be read to its end", Cause: body.err}
+	if body.err != nil {
+		return body.err
 	}
 	if err != nil {
 		return proxy.Explained(ctx, err)
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.Written{Bytes: body.n})
-}
-
-// passing is a body of any length, which may take any time as long as it goes on.
-type passing struct {
-	r   io.Reader
-	rc  *http.ResponseController
-	n   int64
-	err error
-}
-
-func (p *passing) Read(b []byte) (int, error) {
-	_ = p.rc.SetReadDeadline(time.Now().Add(bodyStall)) // an in-process writer has none
-	n, err := p.r.Read(b)
-	p.n += int64(n)
-	if err != nil {
-		p.err = err
-		_ = p.rc.SetReadDeadline(time.Time{})
-	}
-	return n, err
+	return reply(w, http.StatusOK, apitype.Written{Bytes: body.n}, nil)
 }
 
 func execution(x lifecycle.Execution) apitype.Execution {

@@ -37,10 +37,7 @@ type fileClaim struct {
 
 // signFileURL makes a URL for a file that needs no token.
 func (a *api) signFileURL(w http.ResponseWriter, r *http.Request) error {
-	tenant, chatID, err := a.chat(r)
-	if err != nil {
-		return err
-	}
+	tenant, chatID := target(r)
 	found, err := a.chats.Get(r.Context(), tenant, chatID)
 	if err != nil {
 		return err
@@ -67,9 +64,9 @@ func (a *api) signFileURL(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	path := filePrefix + signature
-	return proxy.WriteJSON(w, http.StatusCreated, jsonType, apitype.FileURL{
+	return reply(w, http.StatusCreated, apitype.FileURL{
 		URL: absolute(r, path), Path: path, Method: body.Method, ExpiresAt: expires,
-	})
+	}, nil)
 }
 
 // allow notes what is asked for, if the caller may do that.

@@ -28,26 +28,39 @@ const (
 )
 
 // routeFiles has the handlers of files calls.
-func (a *api) routeFiles(handle func(method, path string, scope proxy.Scope, h proxy.Handler)) {
+func (a *api) routeFiles(handle routing) {
 	const files = one + "/files"
-	handle("GET", files, proxy.ScopeSandboxesRead, a.readFile)
-	handle("HEAD", files, proxy.ScopeSandboxesRead, a.readFile)
-	handle("PUT", files, proxy.ScopeSandboxesExec, a.writeFile)
-	handle("DELETE", files, proxy.ScopeSandboxesExec, a.removeFile)
-	handle("GET", files+"/stat", proxy.ScopeSandboxesRead, a.statFile)
-	handle("GET", files+"/list", proxy.ScopeSandboxesRead, a.findFiles(runtime.FileList, "files"))
-	handle("GET", files+"/glob", proxy.ScopeSandboxesRead, a.findFiles(runtime.FileGlob, "files"))
-	handle("GET", files+"/search", proxy.ScopeSandboxesRead, a.findFiles(runtime.FileSearch, "matches"))
-	handle("GET", files+"/watch", proxy.ScopeSandboxesRead, a.watchFiles)
-	handle("GET", files+"/tar", proxy.ScopeSandboxesRead, a.readTar)
-	handle("PUT", files+"/tar", proxy.ScopeSandboxesExec, a.writeTar)
+	for _, call := range []struct {
+		method, path string
+		verb         runtime.FileVerb
+		h            proxy.Handler
+	}{
+		{"GET", "", runtime.FileRead, a.readFile},
+		{"HEAD", "", runtime.FileRead, a.readFile},
+		{"PUT", "", runtime.FileWrite, a.writeFile},
+		{"DELETE", "", runtime.FileRemove, a.removeFile},
+		{"GET", "/stat", runtime.FileStat, a.statFile},
+		{"GET", "/list", runtime.FileList, a.findFiles(runtime.FileList, "files")},
+		{"GET", "/glob", runtime.FileGlob, a.findFiles(runtime.FileGlob, "files")},
+		{"GET", "/search", runtime.FileSearch, a.findFiles(runtime.FileSearch, "matches")},
+		{"GET", "/watch", runtime.FileWatch, a.watchFiles},
+		{"GET", "/tar", runtime.FileTarRead, a.readTar},
+		{"PUT", "/tar", runtime.FileTarWrite, a.writeTar},
+	} {
+		scope := proxy.ScopeSandboxesRead
+		if call.method == "PUT" || call.method == "DELETE" {
+			scope = proxy.ScopeSandboxesExec
+		}
+		handle(call.method, files+call.path, scope, call.h, append([]string{"path", "path_base64"}, fileQueries[call.verb]...)...)
+	}
 	handle("POST", files+"/mkdir", proxy.ScopeSandboxesExec, a.changeFiles(decodeMkdir))
 	handle("POST", files+"/move", proxy.ScopeSandboxesExec, a.changeFiles(decodeMove(runtime.FileMove)))
 	handle("POST", files+"/copy", proxy.ScopeSandboxesExec, a.changeFiles(decodeMove(runtime.FileCopy)))
 }
 
-// files finds the sandbox that the request is about. Its queries are known already.
-func (a *api) files(r *http.Request, tenant, key string) (*lifecycle.FileAccess, error) {
+// files finds the sandbox that the request is about.
+func (a *api) files(r *http.Request) (*lifecycle.FileAccess, error) {
+	tenant, key := target(r)
 	files, err := a.manager.Files(r.Context(), tenant, key)
 	if err != nil {
 		return nil, err
@@ -67,14 +80,10 @@ var fileQueries = map[runtime.FileVerb][]string{
 // fileOp decodes an operation that the query describes, and finds the sandbox.
 func (a *api) fileOp(r *http.Request, verb runtime.FileVerb) (*lifecycle.FileAccess, runtime.FileOp, error) {
 	op := runtime.FileOp{Verb: verb}
-	tenant, key, err := a.key(r, append([]string{"path", "path_base64"}, fileQueries[verb]...)...)
-	if err == nil {
-		err = decodeFileQuery(r.URL.Query(), &op)
-	}
-	if err != nil {
+	if err := decodeFileQuery(r.URL.Query(), &op); err != nil {
 		return nil, op, err
 	}
-	files, err := a.files(r, tenant, key)
+	files, err := a.files(r)
 	return files, op, err
 }
 
@@ -141,7 +150,7 @@ func modeOf(s string) (fs.FileMode, error) {
 	return fs.FileMode(n), nil
 }
 
-// limitQuery gives the limit of a list, 0 without one.
+// limitQuery returns the limit of a list, 0 without one.
 func limitQuery(q url.Values) (int, error) {
 	if !q.Has("limit") {
 		return 0, nil
@@ -159,10 +168,7 @@ func (a *api) statFile(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	info, err := statFile(r.Context(), files, op.Path)
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, fileInfo(info))
+	return reply(w, http.StatusOK, fileInfo(info), err)
 }
 
 func statFile(ctx context.Context, files *lifecycle.FileAccess, name string) (info runtime.FileInfo, err error) {
@@ -170,7 +176,7 @@ func statFile(ctx context.Context, files *lifecycle.FileAccess, name string) (in
 	return info, err
 }
 
-// keep gives what notes a single answer.
+// keep returns a function that stores a single answer.
 func keep[T any](v *T) func(T) error { return func(got T) error { *v = got; return nil } }
 
 // errEnough ends a call whose answer is complete.
@@ -237,18 +243,14 @@ func (f *findings) end(err error) error {
 // changeFiles does an operation that decode reads from the request's body.
 func (a *api) changeFiles(decode func(http.ResponseWriter, *http.Request) (runtime.FileOp, error)) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		tenant, key, err := a.key(r)
-		if err != nil {
-			return err
-		}
-		if err := a.exists(r, tenant, key); err != nil {
+		if err := a.exists(r); err != nil {
 			return err
 		}
 		op, err := decode(w, r)
 		if err != nil {
 			return err
 		}
-		files, err := a.files(r, tenant, key)
+		files, err := a.files(r)
 		if err != nil {
 			return err
 		}
@@ -258,11 +260,7 @@ func (a *api) changeFiles(decode func(http.ResponseWriter, *http.Request) (runti
 
 // doFile does an operation without an answer.
 func doFile(w http.ResponseWriter, r *http.Request, files *lifecycle.FileAccess, op runtime.FileOp, in io.Reader) error {
-	if err := files.File(r.Context(), op, runtime.FileIO{In: in}); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return noContent(w, files.File(r.Context(), op, runtime.FileIO{In: in}))
 }
 
 func decodeMkdir(w http.ResponseWriter, r *http.Request) (op runtime.FileOp, err error) {
@@ -320,14 +318,11 @@ func (a *api) writeFile(w http.ResponseWriter, r *http.Request) error {
 		return &proxy.Fault{Status: http.StatusPreconditionFailed, Code: "precondition_failed", Title: "Precondition failed",
 			Detail: "If-None-Match: * was asked for, and the file is there", Cause: err}
 	}
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, fileInfo(info))
+	return reply(w, http.StatusOK, fileInfo(info), err)
 }
 
-// wholeBody tells whether what the body is for mustn't be there. Other conditions, a part
-// and what would have to be decoded are refused.
+// wholeBody reports whether the file of the body mustn't be there. It refuses other
+// conditions, partial content and encodings.
 func wholeBody(r *http.Request) (noClash bool, err error) {
 	switch v := r.Header.Values("If-None-Match"); {
 	case len(v) == 1 && v[0] == "*":
@@ -397,7 +392,7 @@ func fileMatch(m runtime.FileMatch) apitype.FileMatch {
 	return out
 }
 
-// textOf gives what JSON can carry of a name, and the bytes if that isn't all.
+// textOf returns a name as valid UTF-8, and its bytes if they differ.
 func textOf(name string) (string, []byte) {
 	if utf8.ValidString(name) {
 		return name, nil

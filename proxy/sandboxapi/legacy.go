@@ -33,10 +33,10 @@ func (a *api) legacyCreate(w http.ResponseWriter, r *http.Request) error {
 	sb := res.Sandbox
 	ex := proxy.ExchangeOf(r.Context())
 	ex.SessionID, ex.ContainerID = sb.SessionID, sb.ContainerID
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.LegacySandbox{
+	return reply(w, http.StatusOK, apitype.LegacySandbox{
 		SessionID: sb.SessionID, ChatID: sb.Key, AgentID: sb.AgentID, VolumeHostPath: sb.VolumePath, ContainerID: sb.ContainerID,
 		Endpoint: endpoint(sb.Endpoint), Status: string(sb.Status), ExpiresAt: sb.ExpiresAt.UTC(),
-	})
+	}, nil)
 }
 
 func legacyRequest(r *http.Request, b apitype.LegacyCreateRequest) (lifecycle.CreateRequest, error) {

@@ -44,14 +44,11 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 	if last != "" {
 		out.NextCursor = cursor{Tenant: tenant, After: last}.String()
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+	return reply(w, http.StatusOK, out, nil)
 }
 
 func listOptions(r *http.Request, tenant string) (lifecycle.ListOptions, error) {
 	opts := lifecycle.ListOptions{}
-	if err := knownQuery(r, "status", "limit", "cursor", metadataQuery); err != nil {
-		return opts, err
-	}
 	q := r.URL.Query()
 	for name := range q {
 		if md, ok := strings.CutPrefix(name, metadataQuery); ok {

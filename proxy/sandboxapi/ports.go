@@ -1,33 +1,16 @@
 package sandboxapi
 
 import (
-	"context"
-	"errors"
-	"io"
-	"log"
-	"net"
 	"net/http"
-	"net/http/httputil"
-	"net/url"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"time"
-
-	"github.com/julienschmidt/httprouter"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/portproxy"
 )
 
-const (
-	ports         = one + "/ports/{port}/*rest"
-	maxPortHeader = 64 << 10 // bytes of an answer's header
-	bodyLinger    = 5 * time.Second
-	cookiePrefix  = "berm-port-"
-)
+const ports = one + "/ports/{port}/*rest"
 
 // anyMethod are the methods that are passed on to ports.
 var anyMethod = []string{
@@ -35,10 +18,10 @@ var anyMethod = []string{
 }
 
 // routePorts has the handlers of ports and of signed URLs.
-func (a *api) routePorts(handle func(method, path string, scope proxy.Scope, h proxy.Handler)) {
+func (a *api) routePorts(handle routing) {
 	for _, method := range anyMethod {
-		handle(method, ports, proxy.ScopeSandboxesExec, a.port)
-		handle(method, signedPorts, proxy.ScopeNone, a.signedPort)
+		handle(method, ports, proxy.ScopeSandboxesExec, a.port, anyQuery)
+		handle(method, signedPorts, proxy.ScopeNone, a.signedPort, anyQuery)
 	}
 	handle("POST", one+"/urls", proxy.ScopeSandboxesExec, a.signURL)
 }
@@ -70,25 +53,25 @@ func cutPath(escaped string, n int) (head, tail string) {
 
 // port passes a request on to a port in the sandbox.
 func (a *api) port(w http.ResponseWriter, r *http.Request) error {
-	ex := proxy.ExchangeOf(r.Context())
-	params := httprouter.ParamsFromContext(r.Context())
-	key, err := lifecycle.ParseKey(params.ByName("key"))
-	ex.Key = key
+	tenant, key := target(r)
+	number, err := portOf(param(r, "port"))
 	if err != nil {
 		return err
 	}
-	number, err := portOf(params.ByName("port"))
+	access, err := a.manager.Ports(r.Context(), tenant, key)
 	if err != nil {
 		return err
 	}
-	access, err := a.manager.Ports(r.Context(), ex.Caller.Tenant, key)
-	if err != nil {
-		return err
+	proxy.ExchangeOf(r.Context()).SessionID = access.SessionID()
+	return a.portOptions(access, number, r, 7).Serve(w, r)
+}
+
+// portOptions pass a request on whose path is Berm's in its first parts.
+func (a *api) portOptions(access *lifecycle.PortAccess, port int, r *http.Request, parts int) portproxy.Options {
+	prefix, tail := cutPath(r.URL.EscapedPath(), parts)
+	return portproxy.Options{
+		Dial: access.Dial, Port: port, Prefix: prefix, Tail: tail, Timeout: a.portTimeout, Tokenless: a.open, StripCredentials: a.gate.StripCredentials,
 	}
-	ex.SessionID = access.SessionID()
-	p := &passage{api: a, access: access, port: number}
-	p.prefix, p.tail = cutPath(r.URL.EscapedPath(), 7)
-	return p.serve(w, r)
 }
 
 func portOf(s string) (int, error) {
@@ -97,440 +80,4 @@ func portOf(s string) (int, error) {
 		return 0, &lifecycle.InvalidError{Field: "port", Message: "must be a whole number from 1 to 65535"}
 	}
 	return n, nil
-}
-
-// passage is one request on its way to a port. Whatever listens there is hostile: to
-// Berm, to Berm's other callers, and to the browser that shows its answers under Berm's
-// name.
-type passage struct {
-	api          *api
-	access       *lifecycle.PortAccess
-	port         int
-	prefix, tail string // of the escaped path; the tail is the port's
-	signed       bool   // let in by a signed URL, rather than by a token
-	conn         *patientConn
-	failed       error
-}
-
-// serve answers. Each request has a connection of its own: one that was kept could have
-// been given up by the other side just when a request that can't be repeated goes out.
-func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
-	path, err := url.PathUnescape(p.tail)
-	if err != nil {
-		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: "the path can't be decoded"}
-	}
-	if dotted(path) {
-		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
-			Detail: `the port's path has "." or ".." for a segment, which who passes it on could resolve; only others may be in it`}
-	}
-	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Time{}) // a body may take its time
-	// Otherwise the server reads the rest of the body before an early answer, and that
-	// is lost (golang/go#40747). Only HTTP/1 needs it.
-	_ = rc.EnableFullDuplex()
-	if r.Header.Get("Upgrade") != "" {
-		ctx, stop := proxy.UntilDrain(r.Context())
-		defer stop()
-		r = r.WithContext(ctx)
-	}
-	common := w.Header().Clone() // what every answer of Berm's has
-	for name := range common {
-		w.Header().Del(name)
-	}
-	rp := &httputil.ReverseProxy{
-		Transport: &http.Transport{
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				c, err := p.access.Dial(ctx, p.port)
-				if err != nil {
-					return nil, &dialError{err}
-				}
-				p.conn = newPatientConn(c, p.api.portTimeout)
-				return p.conn, nil
-			},
-			DisableKeepAlives: true, DisableCompression: true,
-			ResponseHeaderTimeout: p.api.portTimeout, MaxResponseHeaderBytes: maxPortHeader,
-			ReadBufferSize: 32 << 10, WriteBufferSize: 32 << 10,
-		},
-		FlushInterval: -1,
-		ErrorLog:      log.New(io.Discard, "", 0), // the gate's log has it
-		Rewrite: func(pr *httputil.ProxyRequest) {
-			pr.Out.URL = &url.URL{
-				Scheme: "http", Host: p.host(), Path: path, RawPath: p.tail,
-				RawQuery: pr.In.URL.RawQuery, ForceQuery: pr.In.URL.ForceQuery,
-			}
-			pr.Out.Host = p.host()
-			p.cleanRequest(pr)
-		},
-		ModifyResponse: func(res *http.Response) error {
-			if res.StatusCode == http.StatusSwitchingProtocols {
-				p.conn.switched()
-			}
-			p.cleanResponse(res, r, common)
-			return nil
-		},
-		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) { p.failed = err },
-	}
-	p.pass(rp, w, r)
-	if p.failed == nil {
-		return nil
-	}
-	clear(w.Header())
-	for name, values := range common {
-		w.Header()[name] = values
-	}
-	return portFault(p.failed)
-}
-
-// dotted tells whether a decoded path has a segment that means another place. Some take
-// a backslash for a slash.
-func dotted(path string) bool {
-	for _, segment := range strings.FieldsFunc(path, func(c rune) bool { return c == '/' || c == '\\' }) {
-		if segment == "." || segment == ".." {
-			return true
-		}
-	}
-	return false
-}
-
-// pass has the request answered, and lets nobody touch its body afterwards.
-func (p *passage) pass(rp *httputil.ReverseProxy, w http.ResponseWriter, r *http.Request) {
-	pw := &portWriter{ResponseWriter: w, rc: http.NewResponseController(w), p: p}
-	defer func() {
-		if pw.tunnel != nil {
-			pw.tunnel.stop()
-		}
-	}()
-	if r.ContentLength != 0 {
-		pw.body = &portBody{ReadCloser: r.Body}
-		last := lastRequest(r)
-		r = r.WithContext(r.Context()) // a copy
-		r.Body = pw.body
-		whole := false // the answer
-		defer func() { pw.endBody(whole && last) }()
-		rp.ServeHTTP(pw, r)
-		whole = true
-		return
-	}
-	rp.ServeHTTP(pw, r)
-}
-
-// dialError is an error of the way to the port, rather than of what listens there.
-type dialError struct{ error }
-
-// portFault says what kept a request from being answered.
-func portFault(err error) error {
-	var dial *dialError
-	var timeout net.Error
-	switch {
-	case errors.As(err, &dial):
-		return dial.error
-	case errors.As(err, &timeout) && timeout.Timeout():
-		return &proxy.Fault{Status: http.StatusGatewayTimeout, Code: "port_timeout", Title: "No answer in time",
-			Detail: "what listens at the port took the request, and didn't answer in time", Cause: err}
-	}
-	return &proxy.Fault{Status: http.StatusBadGateway, Code: "port_failed", Title: "No answer",
-		Detail: "what listens at the port broke off before it had answered, or doesn't speak HTTP", Cause: err}
-}
-
-// host is what the port is called inside.
-func (p *passage) host() string { return net.JoinHostPort("localhost", strconv.Itoa(p.port)) }
-
-// cleanRequest takes out what is Berm's, or what the caller could make believe with.
-func (p *passage) cleanRequest(pr *httputil.ProxyRequest) {
-	h := pr.Out.Header
-	for name := range h {
-		if strings.HasPrefix(name, "X-Forwarded-") || slices.Contains([]string{"X-Real-Ip", "Forwarded"}, name) {
-			h.Del(name)
-		}
-	}
-	p.api.gate.StripCredentials(h, !p.signed)
-	pr.SetXForwarded()
-	h.Set("X-Request-Id", proxy.ExchangeOf(pr.In.Context()).RequestID)
-	origin := pr.In.Header.Get("Origin")
-	if origin != "" && (origin == h.Get("X-Forwarded-Proto")+"://"+pr.In.Host || p.signed && origin == "null") {
-		h.Set("Origin", "http://"+p.host()) // it is the port's own page that asks
-	}
-	if p.tokenless() {
-		// The browser's other cookies for this host name are somebody else's.
-		h.Del("Cookie")
-		for _, c := range pr.In.Cookies() {
-			if name, ok := strings.CutPrefix(c.Name, cookiePrefix); ok && name != "" {
-				pr.Out.AddCookie(&http.Cookie{Name: name, Value: c.Value, Quoted: c.Quoted})
-			}
-		}
-		h["Authorization"] = slices.DeleteFunc(h["Authorization"], func(v string) bool {
-			scheme, _, _ := strings.Cut(v, " ")
-			return slices.Contains(browserSchemes, strings.ToLower(scheme))
-		})
-	}
-	if p.signed {
-		h.Del("Referer") // has the signature
-	} else {
-		h.Set("X-Forwarded-Prefix", p.prefix)
-	}
-}
-
-// tokenless tells whether callers need no token, so that any page in a browser can be one.
-func (p *passage) tokenless() bool { return p.signed || p.api.open }
-
-// originWide are headers of an answer that would have an effect beyond it: on what else
-// a browser knows of Berm's origin, or on a web server between.
-var originWide = []string{
-	"Accept-Ch", "Alt-Svc", "Clear-Site-Data", "Critical-Ch", "Expect-Ct", "Nel", "Origin-Agent-Cluster", "Public-Key-Pins",
-	"Report-To", "Reporting-Endpoints", "Service-Worker-Allowed", "Set-Login", "Speculation-Rules", "Strict-Transport-Security",
-	"Supports-Loading-Mode", "X-Lighttpd-Send-File", "X-Sendfile",
-}
-
-// authentication are headers of an answer that have a browser ask its user for
-// credentials, and keep them for all of an origin. Who comes with a token is no browser,
-// and is told what the port wants.
-var authentication = []string{"Www-Authenticate", "Authentication-Info", "Proxy-Authenticate", "Proxy-Authentication-Info"}
-
-// browserSchemes are those by which browsers then show them, to any port of that origin.
-var browserSchemes = []string{"basic", "digest", "negotiate", "ntlm"}
-
-// cleanResponse confines an answer. A page gets an origin of its own from the browser,
-// so that its scripts are strangers to Berm's API.
-func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http.Header) {
-	h := res.Header
-	for _, name := range originWide {
-		h.Del(name)
-	}
-	for name := range h {
-		if strings.HasPrefix(name, "X-Accel-") || name == "Surrogate-Control" || strings.HasSuffix(name, "-Cache-Control") {
-			h.Del(name)
-		}
-	}
-	cookies := res.Cookies()
-	h.Del("Set-Cookie")
-	for _, c := range cookies {
-		if strings.HasPrefix(strings.ToLower(c.Name), "__host-") { // has to be for the whole host
-			continue
-		}
-		if p.tokenless() {
-			c.Name = cookiePrefix + c.Name
-		}
-		c.Domain, c.Path = "", p.prefix+"/"
-		if v := c.String(); v != "" {
-			h.Add("Set-Cookie", v)
-		}
-	}
-	if loc := h.Get("Location"); loc != "" {
-		h.Set("Location", p.outside(loc, r))
-	}
-	h.Add("Content-Security-Policy", "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads")
-	if p.tokenless() {
-		for _, name := range authentication {
-			h.Del(name)
-		}
-	}
-	keep := storable(h)
-	for name, values := range common { // among them Cache-Control: no-store, as whose the answer is doesn't show in the address
-		h[name] = values
-	}
-	if !p.signed {
-		return
-	}
-	if keep {
-		h.Set("Cache-Control", "private, no-cache")
-	}
-	h.Set("Referrer-Policy", "no-referrer") // the address is what lets one in
-	if r.Header.Get("Origin") == "null" {   // as its own page's is
-		for name := range h {
-			if strings.HasPrefix(name, "Access-Control-") {
-				h.Del(name)
-			}
-		}
-		h.Set("Access-Control-Allow-Origin", "null")
-		h.Set("Access-Control-Expose-Headers", "*")
-	}
-}
-
-// storable tells whether an answer says how it may be kept.
-func storable(h http.Header) bool {
-	said := strings.ToLower(strings.Join(h.Values("Cache-Control"), ","))
-	return strings.Trim(said, ", ") != "" && !strings.Contains(said, "no-store")
-}
-
-// outside gives the address under which callers find what the port calls so.
-func (p *passage) outside(location string, r *http.Request) string {
-	u, err := url.Parse(location)
-	if err != nil {
-		return location
-	}
-	if u.Host != "" {
-		if name := strings.ToLower(u.Host); name != p.host() && name != strings.ToLower(r.Host) || u.Scheme != "http" && u.Scheme != "https" {
-			return location // somewhere else
-		}
-		u.Scheme, u.Host, u.User = "", "", nil
-		if u.Path == "" {
-			u.Path = "/"
-		}
-	}
-	if !strings.HasPrefix(u.Path, "/") || strings.HasPrefix(u.EscapedPath(), p.prefix+"/") {
-		return u.String()
-	}
-	tail := u.EscapedPath()
-	u.Path, u.RawPath = "", ""
-	return p.prefix + tail + u.String()
-}
-
-// portWriter gives each write its own deadline, and keeps to itself what a port says
-// before its answer.
-type portWriter struct {
-	http.ResponseWriter
-	rc     *http.ResponseController
-	p      *passage
-	body   *portBody // nil if there is none
-	sent   bool      // the header
-	tunnel *tunnel   // once the connection has switched to another protocol
-}
-
-func (w *portWriter) WriteHeader(status int) {
-	if status < 200 {
-		return
-	}
-	if w.body != nil && !w.body.all.Load() {
-		// What is left of the body must not be taken for the next request.
-		w.Header().Set("Connection", "close")
-	}
-	w.sent = true
-	w.ResponseWriter.WriteHeader(status)
-}
-
-func (w *portWriter) Write(b []byte) (int, error) {
-	_ = w.rc.SetWriteDeadline(time.Now().Add(stall)) // an in-process writer has none
-	return w.ResponseWriter.Write(b)
-}
-
-// Unwrap lets http.ResponseController through.
-func (w *portWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// portBody is a request's body, on its way to a port that may answer before it has all.
-// The goroutine that reads it can outlive the answer, and would then be in the way of the
-// server's own reading.
-type portBody struct {
-	io.ReadCloser
-	all atomic.Bool // was read
-
-	mu   sync.Mutex
-	over bool
-}
-
-func (b *portBody) Read(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.over {
-		return 0, http.ErrBodyReadAfterClose
-	}
-	n, err := b.ReadCloser.Read(p)
-	if errors.Is(err, io.EOF) {
-		b.all.Store(true)
-	}
-	return n, err
-}
-
-// Close leaves it to the server.
-func (b *portBody) Close() error { return nil }
-
-// endBody takes the body away from who reads it, and gives the server a moment to read
-// some of the rest: to be closed with something unread would cost the caller the answer.
-// With drain, it is read here, as the server won't.
-func (w *portWriter) endBody(drain bool) {
-	b := w.body
-	if b.all.Load() {
-		return
-	}
-	_ = w.rc.SetReadDeadline(time.Now()) // an in-process reader has none
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.over = true
-	_ = w.rc.SetReadDeadline(time.Now().Add(bodyLinger))
-	if drain {
-		if w.sent {
-			_ = w.rc.Flush()
-		}
-		_, _ = io.Copy(io.Discard, b.ReadCloser)
-	}
-}
-
-// patientConn lets an answer come after the other side has stopped listening: as long
-// as there may be something to read, what can't be written is as good as written. What
-// the other side says before it was asked waits: the transport would print it.
-type patientConn struct {
-	net.Conn
-	over    atomic.Bool  // it has been read to its end
-	moves   atomic.Int64 // reads, and writes from their beginning to their end
-	writing atomic.Bool
-	deaf    atomic.Bool // some of a write is lost, and nothing may follow it
-	asked   chan struct{}
-	ask     func() // closes it
-
-	mu    sync.Mutex
-	limit time.Duration // of one write; 0 is none
-}
-
-func newPatientConn(c net.Conn, limit time.Duration) *patientConn {
-	asked := make(chan struct{})
-	return &patientConn{Conn: c, asked: asked, ask: sync.OnceFunc(func() { close(asked) }), limit: limit}
-}
-
-// switched lets writes take their time from now on: what is sent is no request any more.
-func (c *patientConn) switched() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.limit = 0
-	_ = c.SetWriteDeadline(time.Time{})
-}
-
-func (c *patientConn) Read(b []byte) (int, error) {
-	<-c.asked
-	n, err := c.Conn.Read(b)
-	c.moves.Add(1)
-	if err != nil {
-		c.over.Store(true)
-	}
-	return n, err
-}
-
-func (c *patientConn) Write(b []byte) (int, error) {
-	c.ask()
-	n, err := c.write(b)
-	if err != nil && !c.over.Load() {
-		return len(b), nil
-	}
-	return n, err
-}
-
-func (c *patientConn) write(b []byte) (int, error) {
-	if c.deaf.Load() {
-		return 0, net.ErrClosed
-	}
-	c.mu.Lock()
-	if c.limit > 0 {
-		_ = c.SetWriteDeadline(time.Now().Add(c.limit))
-	}
-	c.mu.Unlock()
-	c.moves.Add(1)
-	c.writing.Store(true)
-	n, err := c.Conn.Write(b)
-	c.writing.Store(false)
-	c.moves.Add(1)
-	if err != nil {
-		c.deaf.Store(true)
-	}
-	return n, err
-}
-
-func (c *patientConn) Close() error {
-	c.ask()
-	return c.Conn.Close()
-}
-
-// CloseWrite ends what is sent.
-func (c *patientConn) CloseWrite() error {
-	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return h.CloseWrite()
-	}
-	return errors.ErrUnsupported
 }

@@ -14,11 +14,8 @@ import (
 
 // startProcess starts a managed process, and answers when it is ready.
 func (a *api) startProcess(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r)
-	if err != nil {
-		return err
-	}
-	if err := a.existsOrMade(r, tenant, key); err != nil {
+	tenant, key := target(r)
+	if err := a.existsOrMade(r); err != nil {
 		return err
 	}
 	var body apitype.ProcessRequest
@@ -35,7 +32,7 @@ func (a *api) startProcess(w http.ResponseWriter, r *http.Request) error {
 	}
 	proxy.ExchangeOf(r.Context()).SessionID = p.SessionID
 	w.Header().Set("Location", base+"/"+url.PathEscape(key)+"/processes/"+url.PathEscape(p.ID))
-	return proxy.WriteJSON(w, http.StatusCreated, jsonType, process(p))
+	return reply(w, http.StatusCreated, process(p), nil)
 }
 
 func processRequest(r *http.Request, tenant, key string, b apitype.ProcessRequest) (lifecycle.ProcessRequest, error) {
@@ -88,10 +85,7 @@ const maxWait = time.Hour
 // waitProcess answers a process once it has ended, or as it is when the timeout runs
 // out before.
 func (a *api) waitProcess(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "process", "timeout")
-	if err != nil {
-		return err
-	}
+	m := memberOf(r, "process")
 	d := apitype.Duration(maxWait)
 	if q := r.URL.Query(); q.Has("timeout") {
 		if err := d.UnmarshalJSON([]byte(`"` + q.Get("timeout") + `"`)); err != nil || d <= 0 {
@@ -112,49 +106,7 @@ func (a *api) waitProcess(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return proxy.Explained(ctx, err)
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, process(p))
-}
-
-// processLogs streams what a process printed, beside whoever is attached.
-func (a *api) processLogs(w http.ResponseWriter, r *http.Request) error {
-	m, err := a.member(r, "process", "follow", "after", "raw")
-	if err != nil {
-		return err
-	}
-	q := r.URL.Query()
-	follow, err := boolQuery(q, "follow")
-	if err != nil {
-		return err
-	}
-	opts, err := streamOptionsOf(r, q)
-	if err != nil {
-		return err
-	}
-	from, err := after(r, q)
-	if err != nil {
-		return err
-	}
-	if err := skipBody(w, r); err != nil {
-		return err
-	}
-	p, err := a.manager.Process(r.Context(), m.tenant, m.key, m.id)
-	if err != nil {
-		return err
-	}
-	s, err := a.manager.FollowProcess(r.Context(), m.tenant, m.key, m.id, from.seq())
-	if err != nil {
-		return err
-	}
-	shown := process(p)
-	f := followed{
-		source: s, told: from,
-		start: apitype.StreamEvent{Event: apitype.EventStart, Seq: startsAt(from, p.FirstSeq), Process: &shown},
-		exit:  func() apitype.Exit { return processExit(s.Ended()) },
-	}
-	if !follow && p.State == processRunning {
-		f.until = &p.NextSeq
-	}
-	return a.stream(w, r, f, opts)
+	return reply(w, http.StatusOK, process(p), nil)
 }
 
 // processRunning is a process' state until it ends.

@@ -21,12 +21,25 @@ import (
 
 const jsonType = "application/json"
 
-// put is get-or-create.
-func (a *api) put(w http.ResponseWriter, r *http.Request) error {
-	_, key, err := a.key(r)
+// reply answers v, unless there is an error.
+func reply(w http.ResponseWriter, status int, v any, err error) error {
 	if err != nil {
 		return err
 	}
+	return proxy.WriteJSON(w, status, jsonType, v)
+}
+
+// noContent answers that something was done, unless there is an error.
+func noContent(w http.ResponseWriter, err error) error {
+	if err == nil {
+		w.WriteHeader(http.StatusNoContent)
+	}
+	return err
+}
+
+// put is get-or-create.
+func (a *api) put(w http.ResponseWriter, r *http.Request) error {
+	_, key := target(r)
 	var body apitype.SandboxRequest
 	if err := proxy.DecodeBody(w, r, proxy.MaxBody, true, &body); err != nil {
 		return err
@@ -42,7 +55,7 @@ func (a *api) put(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("Retry-After", strconv.FormatInt(max(1, int64((pulling.RetryAfter+time.Second-1)/time.Second)), 10))
 		sb := pulling.Sandbox
 		sb.Pull = &pulling.Progress
-		return writeSandbox(w, r, http.StatusAccepted, sandbox(sb))
+		return writeSandbox(w, r, http.StatusAccepted, sandbox(sb), nil)
 	}
 	if err != nil {
 		return err
@@ -54,44 +67,32 @@ func (a *api) put(w http.ResponseWriter, r *http.Request) error {
 		status = http.StatusCreated
 		w.Header().Set("Location", location(key))
 	}
-	return writeSandbox(w, r, status, out)
+	return writeSandbox(w, r, status, out, nil)
 }
 
 func (a *api) get(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r)
-	if err != nil {
-		return err
-	}
+	tenant, key := target(r)
 	sb, err := a.manager.Get(r.Context(), tenant, key)
-	if err != nil {
-		return err
-	}
-	return writeSandbox(w, r, http.StatusOK, sandbox(sb))
+	return writeSandbox(w, r, http.StatusOK, sandbox(sb), err)
 }
 
 // delete answers in the old service's shape, and never that there was nothing.
 func (a *api) delete(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r)
-	if err != nil {
-		return err
-	}
+	tenant, key := target(r)
 	res, err := a.manager.Delete(r.Context(), tenant, key)
 	if err != nil {
 		return err
 	}
 	ex := proxy.ExchangeOf(r.Context())
 	ex.SessionID, ex.ContainerID = res.SessionID, res.ContainerID
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.DeleteResult{
+	return reply(w, http.StatusOK, apitype.DeleteResult{
 		ChatID: key, Result: string(res.Result), SessionID: orNil(res.SessionID), ContainerID: orNil(res.ContainerID),
-	})
+	}, nil)
 }
 
 func (a *api) renew(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r)
-	if err != nil {
-		return err
-	}
-	if err := a.exists(r, tenant, key); err != nil {
+	tenant, key := target(r)
+	if err := a.exists(r); err != nil {
 		return err
 	}
 	var body apitype.RenewRequest
@@ -105,46 +106,31 @@ func (a *api) renew(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	sb, err := a.manager.Renew(r.Context(), tenant, key, ttl)
-	if err != nil {
-		return err
-	}
-	return writeSandbox(w, r, http.StatusOK, sandbox(sb))
+	return writeSandbox(w, r, http.StatusOK, sandbox(sb), err)
 }
 
 // change serves calls that have no body and answer the sandbox.
 func (a *api) change(f func(manager, context.Context, string, string) (lifecycle.Sandbox, error)) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		tenant, key, err := a.key(r)
-		if err != nil {
-			return err
-		}
-		if err := a.exists(r, tenant, key); err != nil {
+		tenant, key := target(r)
+		if err := a.exists(r); err != nil {
 			return err
 		}
 		if err := proxy.DecodeBody(w, r, proxy.MaxBody, true, &struct{}{}); err != nil {
 			return err
 		}
 		sb, err := f(a.manager, r.Context(), tenant, key)
-		if err != nil {
-			return err
-		}
-		return writeSandbox(w, r, http.StatusOK, sandbox(sb))
+		return writeSandbox(w, r, http.StatusOK, sandbox(sb), err)
 	}
 }
 
 func (a *api) stats(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r)
-	if err != nil {
-		return err
-	}
+	tenant, key := target(r)
 	s, err := a.manager.Stats(r.Context(), tenant, key)
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.Stats{
+	return reply(w, http.StatusOK, apitype.Stats{
 		Time: s.Time.UTC(), CPUSeconds: s.CPUUsage.Seconds(), MemoryBytes: s.MemoryBytes, MemoryLimitBytes: s.MemoryLimitBytes,
 		Pids: s.Pids, RxBytes: s.RxBytes, TxBytes: s.TxBytes,
-	})
+	}, err)
 }
 
 // createRequest translates a body, and adds who asks.
@@ -242,10 +228,12 @@ func pull(p runtime.PullProgress) *apitype.Pull {
 }
 
 // writeSandbox answers a sandbox, and names it in the request's log line.
-func writeSandbox(w http.ResponseWriter, r *http.Request, status int, sb apitype.Sandbox) error {
-	ex := proxy.ExchangeOf(r.Context())
-	ex.SessionID, ex.ContainerID = sb.SessionID, sb.ContainerID
-	return proxy.WriteJSON(w, status, jsonType, sb)
+func writeSandbox(w http.ResponseWriter, r *http.Request, status int, sb apitype.Sandbox, err error) error {
+	if err == nil {
+		ex := proxy.ExchangeOf(r.Context())
+		ex.SessionID, ex.ContainerID = sb.SessionID, sb.ContainerID
+	}
+	return reply(w, status, sb, err)
 }
 
 func location(key string) string { return base + "/" + url.PathEscape(key) }

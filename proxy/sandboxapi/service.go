@@ -11,11 +11,8 @@ import (
 
 // status tells how the service is, as far as the tenant is concerned.
 func (a *api) status(w http.ResponseWriter, r *http.Request) error {
-	if err := knownQuery(r); err != nil {
-		return err
-	}
 	c := proxy.ExchangeOf(r.Context()).Caller
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, a.statusOf(c, a.manager.Status(r.Context(), c.Tenant), a.policy()))
+	return reply(w, http.StatusOK, a.statusOf(c, a.manager.Status(r.Context(), c.Tenant), a.policy()), nil)
 }
 
 func (a *api) statusOf(c proxy.Caller, s lifecycle.ServiceStatus, pol *policy.Policy) apitype.Status {
@@ -36,9 +33,6 @@ func (a *api) statusOf(c proxy.Caller, s lifecycle.ServiceStatus, pol *policy.Po
 
 // errors answers the tenant's recent errors.
 func (a *api) errors(w http.ResponseWriter, r *http.Request) error {
-	if err := knownQuery(r); err != nil {
-		return err
-	}
 	recent := a.gate.RecentErrors(proxy.ExchangeOf(r.Context()).Caller.Tenant)
 	out := apitype.ErrorList{Errors: make([]apitype.ErrorEntry, len(recent))}
 	for i, e := range recent {
@@ -46,12 +40,12 @@ func (a *api) errors(w http.ResponseWriter, r *http.Request) error {
 			Time: e.Time, Type: e.Code, Status: e.Status, Message: e.Message, Route: e.Route, Key: e.Key, RequestID: e.RequestID,
 		}
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+	return reply(w, http.StatusOK, out, nil)
 }
 
 // health says that the process lives.
 func (a *api) health(w http.ResponseWriter, _ *http.Request) error {
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.Health{Status: "ok", Version: a.version})
+	return reply(w, http.StatusOK, apitype.Health{Status: "ok", Version: a.version}, nil)
 }
 
 // ready says whether calls can succeed.
@@ -64,7 +58,7 @@ func (a *api) ready(w http.ResponseWriter, r *http.Request) error {
 		f.Detail = "the service isn't ready: the container engine or the store can't be used"
 		return &f
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, apitype.Health{Status: "ready", Version: a.version})
+	return reply(w, http.StatusOK, apitype.Health{Status: "ready", Version: a.version}, nil)
 }
 
 func (a *api) openAPI(w http.ResponseWriter, _ *http.Request) error {

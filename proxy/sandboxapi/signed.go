@@ -114,11 +114,8 @@ func absolute(r *http.Request, path string) string {
 
 // signURL makes a URL for a port that needs no token.
 func (a *api) signURL(w http.ResponseWriter, r *http.Request) error {
-	tenant, key, err := a.key(r)
-	if err != nil {
-		return err
-	}
-	if err := a.exists(r, tenant, key); err != nil {
+	tenant, key := target(r)
+	if err := a.exists(r); err != nil {
 		return err
 	}
 	var body apitype.PortURLRequest
@@ -142,7 +139,7 @@ func (a *api) signURL(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	path := signedPrefix + signature + "/"
-	return proxy.WriteJSON(w, http.StatusCreated, jsonType, apitype.PortURL{URL: absolute(r, path), Path: path, ExpiresAt: expires})
+	return reply(w, http.StatusCreated, apitype.PortURL{URL: absolute(r, path), Path: path, ExpiresAt: expires}, nil)
 }
 
 // signedPort passes a request on to the port that its address allows.
@@ -170,11 +167,11 @@ func (a *api) signedPort(w http.ResponseWriter, r *http.Request) error {
 	case err != nil:
 		return err
 	}
-	p := &passage{api: a, access: access, port: c.Port, signed: true}
-	p.prefix, p.tail = cutPath(r.URL.EscapedPath(), 3)
+	to := a.portOptions(access, c.Port, r, 3)
+	to.Signed = true
 	ctx, cancel := context.WithDeadline(r.Context(), time.Unix(c.Expires, 0)) // also what goes on by then
 	defer cancel()
-	err = p.serve(w, r.WithContext(ctx))
+	err = to.Serve(w, r.WithContext(ctx))
 	if err != nil && ctx.Err() != nil && r.Context().Err() == nil {
 		return expired
 	}

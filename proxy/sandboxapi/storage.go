@@ -7,7 +7,6 @@ import (
 
 	"github.com/julienschmidt/httprouter"
 
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/proxy"
@@ -61,18 +60,18 @@ const (
 )
 
 // routeStorage has the handlers of workspaces, chats and their files.
-func (a *api) routeStorage(handle func(method, path string, scope proxy.Scope, h proxy.Handler)) {
-	on := func(method, path string, scope proxy.Scope, h proxy.Handler) {
-		if a.workspaces == nil || a.chats == nil {
-			h = noStorage
+func (a *api) routeStorage(handle routing) {
+	on := handle
+	if a.workspaces == nil || a.chats == nil {
+		on = func(method, path string, scope proxy.Scope, _ proxy.Handler, _ ...string) {
+			handle(method, path, scope, noStorage, anyQuery)
 		}
-		handle(method, path, scope, h)
 	}
 	const history, files, named = oneChat + "/history", oneChat + "/files", oneChat + "/files/{name}"
 	on("PUT", "/api/v1/users/{user_id}/workspace", proxy.ScopeStorageWrite, a.ensureWorkspace)
 	on("GET", oneWorkspace, proxy.ScopeStorageRead, a.getWorkspace)
 	on("GET", oneWorkspace+"/usage", proxy.ScopeStorageRead, a.workspaceUsage)
-	on("GET", oneWorkspace+"/chats", proxy.ScopeStorageRead, a.listChats)
+	on("GET", oneWorkspace+"/chats", proxy.ScopeStorageRead, a.listChats, "limit", "cursor")
 	on("PUT", oneChat, proxy.ScopeStorageWrite, a.ensureChat)
 	on("GET", oneChat, proxy.ScopeStorageRead, a.getChat)
 	on("DELETE", oneChat, proxy.ScopeStorageWrite, a.deleteChat)
@@ -82,7 +81,7 @@ func (a *api) routeStorage(handle func(method, path string, scope proxy.Scope, h
 	on("POST", history, proxy.ScopeStorageWrite, a.writeHistory(chats.AppendHistory))
 	on("GET", oneChat+"/tar", proxy.ScopeStorageRead, a.readChatTar)
 	on("PUT", oneChat+"/tar", proxy.ScopeStorageWrite, taking(a.writeChatTar))
-	on("GET", files, proxy.ScopeStorageRead, a.listChatFiles)
+	on("GET", files, proxy.ScopeStorageRead, a.listChatFiles, "name", "limit", "cursor")
 	on("POST", files, proxy.ScopeStorageWrite, taking(a.uploadChatFiles))
 	on("DELETE", files, proxy.ScopeStorageWrite, a.deleteChatFiles)
 	on("GET", named, proxy.ScopeStorageRead, a.readChatFile)
@@ -94,27 +93,15 @@ func (a *api) routeStorage(handle func(method, path string, scope proxy.Scope, h
 	on("GET", oneFile+"/content", proxy.ScopeStorageRead, a.readFileByID)
 	on("HEAD", oneFile+"/content", proxy.ScopeStorageRead, a.readFileByID)
 	on("POST", oneChat+"/file-urls", proxy.ScopeStorageRead, a.signFileURL)
-	on("GET", signedFiles, proxy.ScopeNone, a.readSignedFile)
-	on("HEAD", signedFiles, proxy.ScopeNone, a.readSignedFile)
-	on("PUT", signedFiles, proxy.ScopeNone, taking(a.writeSignedFile))
-	on("OPTIONS", signedFiles, proxy.ScopeNone, a.askSignedFile)
+	on("GET", signedFiles, proxy.ScopeNone, a.readSignedFile, anyQuery)
+	on("HEAD", signedFiles, proxy.ScopeNone, a.readSignedFile, anyQuery)
+	on("PUT", signedFiles, proxy.ScopeNone, taking(a.writeSignedFile), anyQuery)
+	on("OPTIONS", signedFiles, proxy.ScopeNone, a.askSignedFile, anyQuery)
 }
 
 func noStorage(http.ResponseWriter, *http.Request) error {
 	return &proxy.Fault{Status: http.StatusNotImplemented, Code: "not_supported", Title: "Not supported",
 		Detail: "the server keeps no workspaces, chats and files: its setting sandbox.chats_root is missing"}
-}
-
-// chat gives the caller's tenant and the chat's ID, and refuses a query that the call
-// doesn't have.
-func (a *api) chat(r *http.Request, queries ...string) (tenant, chatID string, err error) {
-	if err := knownQuery(r, queries...); err != nil {
-		return "", "", err
-	}
-	chatID, err = lifecycle.ParseKey(param(r, "chat_id"))
-	ex := proxy.ExchangeOf(r.Context())
-	ex.Key = chatID
-	return ex.Caller.Tenant, chatID, err
 }
 
 // param is what stands in the place of a name in the path's template.

@@ -11,34 +11,15 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/stream"
 	"github.com/bermhq/berm/runtime"
 )
-
-const (
-	tarType = "application/x-tar"
-	stall   = time.Minute // for one read or write with a caller that doesn't go on
-)
-
-// sender writes an answer whose every write has its own deadline.
-type sender struct {
-	w  http.ResponseWriter
-	rc *http.ResponseController
-}
-
-func newSender(w http.ResponseWriter) sender { return sender{w, http.NewResponseController(w)} }
-
-func (s sender) Write(b []byte) (int, error) {
-	_ = s.rc.SetWriteDeadline(time.Now().Add(stall)) // an in-process writer has none
-	return s.w.Write(b)
-}
 
 // readFile sends a file's content, or a part of it.
 func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
@@ -46,7 +27,7 @@ func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	d := &download{sender: newSender(w), r: r, name: op.Path, length: -1}
+	d := &download{Response: stream.NewResponse(w), r: r, name: op.Path, length: -1}
 	part, ranged := rangeOf(r)
 	if !ranged && r.Method != http.MethodHead {
 		op.Length = -1
@@ -72,14 +53,12 @@ func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
 
 // download is the answer to the read of a file.
 type download struct {
-	sender
+	*stream.Response
 	r              *http.Request
 	name           string
 	part           bool
 	offset, length int64 // of the part
 	left           int64 // bytes still to be sent; less than 0: not known
-	status         int   // of the answer, once it is known
-	sent           bool  // the header was
 }
 
 var errNotModified = errors.New("the caller has it already")
@@ -87,19 +66,19 @@ var errNotModified = errors.New("the caller has it already")
 // open makes the header, which goes out with the first bytes: until then, an error can
 // still be answered.
 func (d *download) open(info runtime.FileInfo) error {
-	h := d.w.Header()
+	h := d.Header()
 	etag := fmt.Sprintf(`W/"%x-%x"`, info.ModTime.UnixNano(), info.Size)
 	h.Set("ETag", etag)
 	h.Set("Last-Modified", info.ModTime.UTC().Format(http.TimeFormat))
 	if noneMatch(d.r, etag) {
 		return errNotModified
 	}
-	d.status = http.StatusOK
+	d.Status = http.StatusOK
 	switch {
 	case d.part && info.Size < d.offset+d.length:
 		return d.shorter()
 	case d.part:
-		d.status, d.left = http.StatusPartialContent, d.length
+		d.Status, d.left = http.StatusPartialContent, d.length
 		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", d.offset, d.offset+d.length-1, info.Size))
 	case info.Size == 0:
 		d.left = -1 // those of /proc say so, too, and have something to tell
@@ -119,65 +98,49 @@ func (d *download) shorter() error {
 	return &lifecycle.FileError{Path: d.name, Class: errdefs.ErrFailedPrecondition, Message: "it has just become shorter; try again"}
 }
 
-// begin sends the header, once.
-func (d *download) begin() {
-	if !d.sent {
-		d.sent = true
-		_ = d.rc.SetWriteDeadline(time.Now().Add(stall))
-		d.w.WriteHeader(d.status)
-	}
-}
-
 // Write sends no more than was announced.
 func (d *download) Write(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
-	d.begin()
-	if d.left < 0 {
-		return d.sender.Write(b)
+	grown := d.left >= 0 && int64(len(b)) > d.left
+	if grown {
+		b = b[:d.left]
 	}
-	if int64(len(b)) <= d.left {
-		n, err := d.sender.Write(b)
+	n, err := d.Response.Write(b)
+	if d.left >= 0 {
 		d.left -= int64(n)
-		return n, err
 	}
-	n, err := d.sender.Write(b[:d.left])
-	d.left -= int64(n)
-	if err == nil {
-		err = errEnough // it has grown since
+	if err == nil && grown {
+		err = errEnough
 	}
 	return n, err
 }
 
-// end answers an error if nothing has been answered yet; later, the only way to tell
-// of one is to break off, lest a part be taken for the whole.
+// end returns an error that can still be answered, and removes the file's header. Later it
+// breaks the answer off, so that no part is taken for the whole.
 func (d *download) end(err error) error {
 	switch {
 	case errors.Is(err, errNotModified):
-		d.w.WriteHeader(http.StatusNotModified)
-		return nil
-	case err == nil && d.status == 0:
+		d.Status, err = http.StatusNotModified, nil
+	case errors.Is(err, errEnough):
+		err = nil
+	case err == nil && d.Status == 0:
 		err = errors.New("the sandbox didn't say what the file is")
 	case err == nil && d.left > 0 && d.r.Method != http.MethodHead:
 		err = d.shorter()
 	}
-	switch {
-	case err == nil, errors.Is(err, errEnough):
-		d.begin()
-		return nil
-	case d.sent:
-		panic(http.ErrAbortHandler)
+	if err != nil && !d.Begun() {
+		for _, name := range []string{
+			"ETag", "Last-Modified", "Content-Type", "Content-Disposition", "Accept-Ranges", "Content-Length", "Content-Range",
+		} {
+			d.Header().Del(name)
+		}
 	}
-	for _, name := range []string{
-		"ETag", "Last-Modified", "Content-Type", "Content-Disposition", "Accept-Ranges", "Content-Length", "Content-Range",
-	} {
-		d.w.Header().Del(name)
-	}
-	return err
+	return d.End(err)
 }
 
-// noneMatch tells whether the caller has this version.
+// noneMatch reports whether the caller has this version.
 func noneMatch(r *http.Request, etag string) bool {
 	for _, v := range r.Header.Values("If-None-Match") {
 		for tag := range strings.SplitSeq(v, ",") {
@@ -233,7 +196,7 @@ func rangeOf(r *http.Request) (byteRange, bool) {
 	return out, true
 }
 
-// of gives the range's place in a file of a size; false if it lies outside.
+// of returns the range's offset and length in a file of a size; false if it lies outside.
 func (b byteRange) of(size int64) (offset, length int64, ok bool) {
 	switch {
 	case b.end:
@@ -260,53 +223,37 @@ func (a *api) readTar(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	t := &tarball{sender: newSender(w), name: path.Base(op.Path)}
-	if t.name == "/" {
-		t.name = "root"
+	name := path.Base(op.Path)
+	if name == "/" {
+		name = "root"
 	}
-	return t.end(files.File(r.Context(), op, runtime.FileIO{Out: t}))
+	t := tarball(w, name)
+	return endTar(t, files.File(r.Context(), op, runtime.FileIO{Out: t}))
 }
 
-// tarball sends the header with the first byte.
-type tarball struct {
-	sender
-	name  string
-	begun bool
+// tarball is an answer that is an archive of a name.
+func tarball(w http.ResponseWriter, name string) *stream.Response {
+	return stream.NewResponse(w, "Content-Type", "application/x-tar", "Content-Disposition", attachment(name+".tar"))
 }
 
-func (t *tarball) Write(b []byte) (int, error) {
-	if !t.begun {
-		t.begun = true
-		t.w.Header().Set("Content-Type", tarType)
-		t.w.Header().Set("Content-Disposition", attachment(t.name+".tar"))
+func endTar(t *stream.Response, err error) error {
+	if err == nil && !t.Begun() {
+		err = errors.New("there came no archive")
 	}
-	return t.sender.Write(b)
+	return t.End(err)
 }
 
-// end answers an error, as long as nothing has left, or breaks off.
-func (t *tarball) end(err error) error {
-	switch {
-	case err != nil && !t.begun:
-		return err
-	case err != nil:
-		panic(http.ErrAbortHandler)
-	case !t.begun:
-		return errors.New("there came no archive")
-	}
-	return nil
-}
-
-// lineWriter answers JSON lines.
+// lineWriter answers JSON lines, at most so many unless limit is 0.
 type lineWriter struct {
-	sender
+	*stream.Response
 	buf   *bufio.Writer
-	n     int // of lines
-	limit int // 0: none
+	n     int
+	limit int
 }
 
 func newLineWriter(w http.ResponseWriter, limit int) *lineWriter {
-	s := newSender(w)
-	return &lineWriter{sender: s, buf: bufio.NewWriterSize(s, 32<<10), limit: limit}
+	s := stream.NewResponse(w, "Content-Type", stream.NDJSON)
+	return &lineWriter{Response: s, buf: bufio.NewWriterSize(s, 32<<10), limit: limit}
 }
 
 func (l *lineWriter) add(v any) error {
@@ -317,31 +264,20 @@ func (l *lineWriter) add(v any) error {
 	if err != nil {
 		return err
 	}
-	if l.n++; l.n == 1 {
-		l.w.Header().Set("Content-Type", ndjson)
-	}
+	l.n++
 	_, err = l.buf.Write(append(b, '\n'))
 	return err
 }
 
-// end answers an error, as long as no line has left, or breaks off.
 func (l *lineWriter) end(err error) error {
-	begun := l.n > 0
-	switch {
-	case err != nil && !errors.Is(err, errEnough) && !begun:
-		return err
-	case err != nil && !errors.Is(err, errEnough):
-		_ = l.buf.Flush()
-		panic(http.ErrAbortHandler)
-	case !begun:
-		l.w.Header().Set("Content-Type", ndjson)
-		l.w.WriteHeader(http.StatusOK)
-	}
 	_ = l.buf.Flush() // a caller that is gone is no error
-	return nil
+	if errors.Is(err, errEnough) {
+		err = nil
+	}
+	return l.End(err)
 }
 
-// watchFiles tells of changes as they happen.
+// watchFiles sends changes as they happen.
 func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	files, op, err := a.fileOp(r, runtime.FileWatch)
 	if err != nil {
@@ -352,9 +288,8 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, stop := proxy.UntilDrain(r.Context())
 	defer stop()
-	rc := http.NewResponseController(w)
-	s := &fileEvents{w: w, rc: rc, within: deadline{rc: rc, most: stall}}
-	defer context.AfterFunc(ctx, s.within.last)()
+	s := stream.NewEvents(w, stream.SSE)
+	defer s.Until(ctx)()
 	ctx, quit := context.WithCancel(ctx)
 	defer quit()
 	beat := proxy.Tasks{Abort: quit}
@@ -363,90 +298,17 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	defer quiet()
 	err = files.File(ctx, op, runtime.FileIO{Event: func(e runtime.FileEvent) error {
 		if e.Type == runtime.FileReady {
-			beat.Go(func() { s.beat(beatCtx, a.heartbeat) })
+			beat.Go(func() { s.BeatUntil(beatCtx, a.heartbeat) })
 		}
 		out := apitype.FileEvent{Type: e.Type, Dir: e.Dir}
 		out.Path, out.PathBase64 = textOf(e.Path)
-		return s.event(out)
+		return s.SendEvent("", out.Type, out)
 	}})
-	if s.begun() {
-		if proxy.GoingDown(ctx) {
-			_ = s.event(apitype.FileEvent{Type: apitype.EventGoingDown})
-		}
-		// Whatever ended it, its follower must not take this for the end of all changes.
-		panic(http.ErrAbortHandler)
+	if s.Begun() && proxy.GoingDown(ctx) {
+		_ = s.SendEvent("", apitype.EventGoingDown, apitype.FileEvent{Type: apitype.EventGoingDown})
 	}
-	if err == nil {
+	if err == nil { // whatever ended it, its follower must not take this for the end of all changes
 		err = proxy.ErrGoingDown
 	}
-	return proxy.Explained(ctx, err)
-}
-
-// fileEvents is an answer of server-sent events; it may be used from many goroutines.
-type fileEvents struct {
-	mu     sync.Mutex
-	w      http.ResponseWriter
-	rc     *http.ResponseController
-	within deadline
-	open   bool
-	err    error // of the first write that failed: the caller is gone
-}
-
-func (s *fileEvents) event(e apitype.FileEvent) error {
-	b, err := json.Marshal(e)
-	if err != nil {
-		return err
-	}
-	return s.send(fmt.Appendf(nil, "event: %s\ndata: %s\n\n", eventName(e.Type), b))
-}
-
-// eventName lets nothing but a word through.
-func eventName(s string) string {
-	for _, r := range s {
-		if (r < 'a' || r > 'z') && r != '_' {
-			return "unknown"
-		}
-	}
-	return s
-}
-
-func (s *fileEvents) send(b []byte) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.err != nil {
-		return s.err
-	}
-	if !s.open {
-		s.open = true
-		s.w.Header().Set("Content-Type", "text/event-stream")
-	}
-	s.within.next()
-	if _, s.err = s.w.Write(b); s.err == nil {
-		if err := s.rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
-			s.err = err
-		}
-	}
-	return s.err
-}
-
-func (s *fileEvents) begun() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.open
-}
-
-// beat shows that the stream lives, until ctx ends.
-func (s *fileEvents) beat(ctx context.Context, every time.Duration) {
-	t := time.NewTicker(every)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-			if s.send([]byte(": heartbeat\n\n")) != nil {
-				return
-			}
-		case <-ctx.Done():
-			return
-		}
-	}
+	return s.End(proxy.Explained(ctx, err))
 }

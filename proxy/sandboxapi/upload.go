@@ -10,6 +10,23 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
+// maxUnused is how many bytes of a body are let through to a call that has none.
+const maxUnused = 4 << 10
+
+// skipBody reads a body that means nothing to its end. Until that has come, net/http
+// doesn't look at the connection, and a call that takes long can't see its caller leave.
+func skipBody(w http.ResponseWriter, r *http.Request) error {
+	if _, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxUnused)); err != nil {
+		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
+			Detail: "this call has no body; one of up to 4 KiB is ignored", Cause: err}
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // an in-process writer has none
+	return nil
+}
+
+// stall is for one read or write with a caller that doesn't go on.
+const stall = time.Minute
+
 // uploadPiece is how many bytes of what goes into storage have to come within one stall, of
 // the first of them within two: 1 KiB a second.
 const uploadPiece = 60 << 10
@@ -19,8 +36,9 @@ type upload struct {
 	r     io.Reader
 	rc    *http.ResponseController
 	last  bool      // request of its connection
+	n     int64     // bytes that came
 	all   bool      // was read
-	err   error     // what its reader was told that it couldn't read; nil: nothing
+	err   error     // of a read; nil is none
 	late  bool      // err is that it didn't come in time
 	until time.Time // when what lets its sender in ends; zero: never
 	pace  *pace     // nil: it may come as slowly as it likes, as long as it comes
@@ -28,7 +46,7 @@ type upload struct {
 
 // pace is what a sender may take. The time that its bytes are worked on isn't the sender's.
 type pace struct {
-	left  time.Duration // for what is missing of the piece
+	left  time.Duration // for the rest of the piece
 	piece int           // bytes of it that are there
 }
 
@@ -40,13 +58,8 @@ func (p *pace) came(n int, took time.Duration) {
 }
 
 func newUpload(w http.ResponseWriter, r *http.Request) *upload {
-	return &upload{r: r.Body, rc: http.NewResponseController(w), last: lastRequest(r)}
+	return &upload{r: r.Body, rc: http.NewResponseController(w), last: proxy.LastRequest(r)}
 }
-
-// lastRequest tells whether the server will close the connection without a look at what
-// is left of the body. To a caller that is still sending, that loses the answer. One that
-// waits to be told to send isn't.
-func lastRequest(r *http.Request) bool { return r.Close && r.Header.Get("Expect") == "" }
 
 // taking is a handler of what goes into storage, where room is kept for it: so it has a
 // pace. If its body can't be read to its end, that is the answer.
@@ -81,6 +94,7 @@ func (u *upload) Read(b []byte) (n int, err error) {
 	} else {
 		_ = u.rc.SetReadDeadline(deadline) // an in-process reader has none
 		n, err = u.r.Read(b)
+		u.n += int64(n)
 	}
 	if u.pace != nil {
 		u.pace.came(n, time.Since(begun))
@@ -88,7 +102,7 @@ func (u *upload) Read(b []byte) (n int, err error) {
 	switch {
 	case errors.Is(err, io.EOF):
 		u.all = true
-		_ = u.rc.SetReadDeadline(time.Time{}) // what is done with it may take its time
+		_ = u.rc.SetReadDeadline(time.Time{}) // handling the body may take longer
 	case err != nil:
 		u.late = errors.Is(err, os.ErrDeadlineExceeded)
 		u.err = u.fault(over, err)
@@ -110,7 +124,7 @@ func (u *upload) fault(over bool, cause error) error {
 	return f
 }
 
-// done gives a moment to the rest, if there is one, and its sender had none.
+// done gives the sender a moment to send the rest, unless it was late already.
 func (u *upload) done() {
 	switch {
 	case u.all:
@@ -118,7 +132,7 @@ func (u *upload) done() {
 	case u.late:
 		_ = u.rc.SetReadDeadline(time.Now())
 	default:
-		_ = u.rc.SetReadDeadline(time.Now().Add(bodyLinger))
+		_ = u.rc.SetReadDeadline(time.Now().Add(proxy.BodyLinger))
 	}
 	if u.last {
 		_, _ = io.Copy(io.Discard, u.r)

@@ -11,17 +11,11 @@ import (
 
 // ensureWorkspace is get-or-create.
 func (a *api) ensureWorkspace(w http.ResponseWriter, r *http.Request) error {
-	if err := knownQuery(r); err != nil {
-		return err
-	}
 	if err := skipBody(w, r); err != nil {
 		return err
 	}
 	ws, made, err := a.workspaces.Ensure(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "user_id"))
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, okOrCreated(made), jsonType, workspaceOf(ws))
+	return reply(w, okOrCreated(made), workspaceOf(ws), err)
 }
 
 func okOrCreated(made bool) int {
@@ -32,20 +26,11 @@ func okOrCreated(made bool) int {
 }
 
 func (a *api) getWorkspace(w http.ResponseWriter, r *http.Request) error {
-	if err := knownQuery(r); err != nil {
-		return err
-	}
 	ws, err := a.workspaces.Get(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "workspace_id"))
-	if err != nil {
-		return err
-	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, workspaceOf(ws))
+	return reply(w, http.StatusOK, workspaceOf(ws), err)
 }
 
 func (a *api) workspaceUsage(w http.ResponseWriter, r *http.Request) error {
-	if err := knownQuery(r); err != nil {
-		return err
-	}
 	u, err := a.workspaces.Usage(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "workspace_id"))
 	if err != nil {
 		return err
@@ -54,14 +39,11 @@ func (a *api) workspaceUsage(w http.ResponseWriter, r *http.Request) error {
 	if u.QuotaBytes > 0 {
 		out.QuotaBytes = &u.QuotaBytes
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+	return reply(w, http.StatusOK, out, nil)
 }
 
 // listChats answers a page of a workspace's chats.
 func (a *api) listChats(w http.ResponseWriter, r *http.Request) error {
-	if err := knownQuery(r, "limit", "cursor"); err != nil {
-		return err
-	}
 	tenant := proxy.ExchangeOf(r.Context()).Caller.Tenant
 	limit, after, err := pageQuery(r.URL.Query(), tenant, maxLimit)
 	if err != nil {
@@ -75,7 +57,7 @@ func (a *api) listChats(w http.ResponseWriter, r *http.Request) error {
 	if more && len(page) > 0 {
 		out.NextCursor = cursor{Tenant: tenant, After: page[len(page)-1].ID}.String()
 	}
-	return proxy.WriteJSON(w, http.StatusOK, jsonType, out)
+	return reply(w, http.StatusOK, out, nil)
 }
 
 func workspaceOf(w workspace.Workspace) apitype.Workspace {

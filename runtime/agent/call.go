@@ -121,7 +121,7 @@ func (x *call) request(request []byte) error {
 		return runtime.Ended(x.ctx) // and it never was
 	}
 	x.within(asked.Add(x.b.r.pace.ready)) // it has answered: the wait for that is over
-	_ = x.w.Send(wire.KindGo) // it may have come even if this fails: what begins here has begun
+	_ = x.w.Send(wire.KindGo)             // it may have come even if this fails: what begins here has begun
 	x.within(time.Time{})
 	return nil
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -49,10 +48,7 @@ func (o *owner) workspaceID(ctx context.Context, c *client.Client) (string, erro
 	return w.WorkspaceID, nil
 }
 
-func (f *clientFlags) printChat(out io.Writer, ch *apitype.Chat) error {
-	if f.output == "json" {
-		return config.WriteJSON(out, ch)
-	}
+func printChat(out io.Writer, ch *apitype.Chat) error {
 	return printRows(out, "chat", shown(ch.ChatID), "workspace", shown(ch.WorkspaceID), "created", ch.CreatedAt.Format(time.RFC3339))
 }
 
@@ -72,10 +68,7 @@ belongs to another workspace.`,
 				return err
 			}
 			ch, err := c.EnsureChat(cmd.Context(), args[0], id)
-			if err != nil {
-				return err
-			}
-			return flags.printChat(cmd.OutOrStdout(), ch)
+			return answer(flags, cmd, ch, err, printChat)
 		}),
 	}
 	of.add(cmd)
@@ -88,13 +81,7 @@ func newChatGetCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Show which workspace a chat belongs to",
 		Example: "  berm chat get chat-42 -o json",
 		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			ch, err := c.Chat(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			return flags.printChat(cmd.OutOrStdout(), ch)
-		}),
+		RunE:    ask(flags, (*client.Client).Chat, printChat),
 	}
 }
 
@@ -111,7 +98,8 @@ func newChatListCommand(flags *clientFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return flags.listChats(cmd.Context(), cmd.OutOrStdout(), c, id)
+			chats, err := collect(c.Chats(cmd.Context(), id, 0))
+			return answer(flags, cmd, chats, err, printChats)
 		}),
 	}
 	of.add(cmd)
@@ -128,11 +116,7 @@ that first.`,
 		Example: "  berm chat delete chat-42",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			var errs []error
-			for _, id := range args {
-				errs = append(errs, explain(c.DeleteChat(cmd.Context(), id)))
-			}
-			return errors.Join(errs...)
+			return each(args, func(id string) error { return c.DeleteChat(cmd.Context(), id) })
 		}),
 	}
 }
@@ -160,22 +144,13 @@ file, or nothing. A FILE of "-" is standard input.`,
 				r, err := c.History(cmd.Context(), args[0], 0, 0)
 				return copyAll(cmd.OutOrStdout(), r, err)
 			case write == nil || len(args) < 3:
-				return &config.ExitError{Code: config.ExitUsage, Err: errors.New("say show, set FILE or append FILE after the chat")}
+				return usage("say show, set FILE or append FILE after the chat")
 			}
-			local, err := OpenLocal(cmd, args[2])
-			if err != nil {
+			h, err := send(cmd, args[2], func(l *local) (*apitype.ChatHistory, error) { return write(c, cmd.Context(), args[0], l.content) })
+			return answer(flags, cmd, h, err, func(out io.Writer, h *apitype.ChatHistory) error {
+				_, err := fmt.Fprintf(out, "%d bytes\n", h.SizeBytes)
 				return err
-			}
-			defer local.Close()
-			h, err := write(c, cmd.Context(), args[0], local.Content)
-			if err != nil {
-				return err
-			}
-			if flags.output == "json" {
-				return config.WriteJSON(cmd.OutOrStdout(), h)
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d bytes\n", h.SizeBytes)
-			return err
+			})
 		}),
 	}
 }
@@ -190,11 +165,7 @@ local file as a tar archive; to standard output if none is said, or "-".`,
   berm chat tar chat-42 | tar t`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			to := stdio
-			if len(args) > 1 {
-				to = args[1]
-			}
-			return download(cmd, to, func() (io.ReadCloser, error) { return c.ReadChatTar(cmd.Context(), args[0]) })
+			return download(cmd, fileArg(args, 1), func() (io.ReadCloser, error) { return c.ReadChatTar(cmd.Context(), args[0]) })
 		}),
 	}
 }
@@ -209,16 +180,8 @@ comes from standard input if no local file is said, or "-".`,
   tar c notes | berm chat untar chat-42`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			from := stdio
-			if len(args) > 1 {
-				from = args[1]
-			}
-			local, err := OpenLocal(cmd, from)
-			if err != nil {
-				return err
-			}
-			defer local.Close()
-			return c.WriteChatTar(cmd.Context(), args[0], local.Content)
+			_, err := send(cmd, fileArg(args, 1), func(l *local) (any, error) { return nil, c.WriteChatTar(cmd.Context(), args[0], l.content) })
+			return err
 		}),
 	}
 }

@@ -78,7 +78,7 @@ func TestPrintChatFiles(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	kind := "text/x\x1b[2J"
-	err := (&clientFlags{}).printChatFiles(&out, []apitype.ChatFile{{Name: "a\x1b[2Jb", ContentType: &kind, FileID: "\r"}})
+	err := printChatFiles(&out, []apitype.ChatFile{{Name: "a\x1b[2Jb", ContentType: &kind, FileID: "\r"}})
 	if err != nil || strings.ContainsAny(out.String(), "\x1b\r") || !strings.Contains(out.String(), `"a\x1b[2Jb"`) {
 		t.Errorf("got %q, %v", out.String(), err)
 	}

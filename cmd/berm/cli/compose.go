@@ -50,7 +50,7 @@ but for secrets: those stay.`,
 		Args: cobra.NoArgs,
 		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			if err := opts.complete(); err != nil {
-				return &config.ExitError{Code: config.ExitUsage, Err: err}
+				return usage("%w", err)
 			}
 			return opts.write(cmd.OutOrStdout())
 		}),

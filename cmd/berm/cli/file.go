@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -28,18 +27,13 @@ beside them is one of them. For all that is in a sandbox, see "berm sandbox file
 	return cmd
 }
 
-func (f *clientFlags) printChatFiles(out io.Writer, files []apitype.ChatFile) error {
-	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	_, _ = fmt.Fprintln(w, "NAME\tSIZE\tTYPE\tMODIFIED\tID") // Flush tells of errors
-	for _, file := range files {
-		kind := "-"
-		if file.ContentType != nil {
-			kind = shown(*file.ContentType)
-		}
-		_, _ = fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\n", shown(file.Name), file.SizeBytes, kind, file.ModifiedAt.Format(time.RFC3339), shown(file.FileID))
+var printChatFiles = table("NAME\tSIZE\tTYPE\tMODIFIED\tID", func(file apitype.ChatFile) string {
+	kind := "-"
+	if file.ContentType != nil {
+		kind = shown(*file.ContentType)
 	}
-	return w.Flush()
-}
+	return fmt.Sprintf("%s\t%d\t%s\t%s\t%s", shown(file.Name), file.SizeBytes, kind, file.ModifiedAt.Format(time.RFC3339), shown(file.FileID))
+})
 
 func newFileListCommand(flags *clientFlags) *cobra.Command {
 	return &cobra.Command{
@@ -60,10 +54,7 @@ func newFileListCommand(flags *clientFlags) *cobra.Command {
 				}
 				files = append(files, file)
 			}
-			if flags.output == "json" {
-				return config.WriteJSON(cmd.OutOrStdout(), files)
-			}
-			return flags.printChatFiles(cmd.OutOrStdout(), files)
+			return answer(flags, cmd, files, nil, printChatFiles)
 		}),
 	}
 }
@@ -84,7 +75,7 @@ names.`,
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			if len(args) > 2 {
 				if name != "" || opts.NoClash {
-					return &config.ExitError{Code: config.ExitUsage, Err: errors.New("--name and --no-clash go with one file only")}
+					return usage("--name and --no-clash go with one file only")
 				}
 				return flags.putFiles(cmd, c, args[0], args[1:], opts.ContentType)
 			}
@@ -92,22 +83,14 @@ names.`,
 			if err != nil {
 				return err
 			}
-			local, err := OpenLocal(cmd, args[1])
-			if err != nil {
-				return err
-			}
-			defer local.Close()
-			opts := opts
-			opts.Size = local.Size
-			file, err := c.PutChatFile(cmd.Context(), args[0], as, local.Content, opts)
-			if err != nil {
-				return err
-			}
-			local.Close()
-			if flags.output == "json" {
-				return config.WriteJSON(cmd.OutOrStdout(), file)
-			}
-			return flags.printChatFiles(cmd.OutOrStdout(), []apitype.ChatFile{*file})
+			file, err := send(cmd, args[1], func(l *local) (*apitype.ChatFile, error) {
+				opts := opts
+				opts.Size = l.size
+				return c.PutChatFile(cmd.Context(), args[0], as, l.content, opts)
+			})
+			return answer(flags, cmd, file, err, func(out io.Writer, file *apitype.ChatFile) error {
+				return printChatFiles(out, []apitype.ChatFile{*file})
+			})
 		}),
 	}
 	f := cmd.Flags()
@@ -123,7 +106,7 @@ func nameFor(local, name string) (string, error) {
 	case name != "":
 		return name, nil
 	case local == stdio:
-		return "", &config.ExitError{Code: config.ExitUsage, Err: errors.New("standard input has no name of its own: say --name")}
+		return "", usage("standard input has no name of its own: say --name")
 	}
 	return filepath.Base(local), nil
 }
@@ -136,12 +119,13 @@ func (f *clientFlags) putFiles(cmd *cobra.Command, c *client.Client, chatID stri
 			if err != nil {
 				return yield(client.NewChatFile{}, err)
 			}
-			local, err := OpenLocal(cmd, path)
+			ok, err := send(cmd, path, func(l *local) (bool, error) {
+				return yield(client.NewChatFile{Name: name, ContentType: contentType, Content: l.content}, nil), nil
+			})
 			if err != nil {
 				return yield(client.NewChatFile{}, err)
 			}
-			defer local.Close()
-			return yield(client.NewChatFile{Name: name, ContentType: contentType, Content: local.Content}, nil)
+			return ok
 		}
 		for _, path := range locals {
 			if !put(path) {
@@ -149,13 +133,7 @@ func (f *clientFlags) putFiles(cmd *cobra.Command, c *client.Client, chatID stri
 			}
 		}
 	})
-	if err != nil {
-		return err
-	}
-	if f.output == "json" {
-		return config.WriteJSON(cmd.OutOrStdout(), files)
-	}
-	return f.printChatFiles(cmd.OutOrStdout(), files)
+	return answer(f, cmd, files, err, printChatFiles)
 }
 
 func newFileGetCommand(flags *clientFlags) *cobra.Command {
@@ -173,7 +151,7 @@ file's own name in this directory if none is said; to standard output if it is "
 			case len(args) == 3:
 				to = args[2]
 			case to == stdio, to == "", filepath.Base(to) != to, !filepath.IsLocal(to):
-				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("%s can't be a file here: say where to", shown(to))}
+				return usage("%s can't be a file here: say where to", shown(to))
 			}
 			return download(cmd, to, func() (io.ReadCloser, error) { return c.ReadChatFile(cmd.Context(), args[0], args[1], 0, 0) })
 		}),
@@ -210,24 +188,16 @@ func newFileRemoveCommand(flags *clientFlags) *cobra.Command {
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			names := args[1:]
 			if all == (len(names) > 0) {
-				return &config.ExitError{Code: config.ExitUsage, Err: errors.New("say either names or --all")}
+				return usage("say either names or --all")
 			}
 			if all {
 				n, err := c.DeleteChatFiles(cmd.Context(), args[0])
-				if err != nil {
+				return answer(flags, cmd, apitype.DeletedFiles{Deleted: n}, err, func(out io.Writer, d apitype.DeletedFiles) error {
+					_, err := fmt.Fprintf(out, "%d deleted\n", d.Deleted)
 					return err
-				}
-				if flags.output == "json" {
-					return config.WriteJSON(cmd.OutOrStdout(), apitype.DeletedFiles{Deleted: n})
-				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d deleted\n", n)
-				return err
+				})
 			}
-			var errs []error
-			for _, name := range names {
-				errs = append(errs, explain(c.DeleteChatFile(cmd.Context(), args[0], name)))
-			}
-			return errors.Join(errs...)
+			return each(names, func(name string) error { return c.DeleteChatFile(cmd.Context(), args[0], name) })
 		}),
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "all files of the chat but its history")
@@ -265,11 +235,10 @@ func newFileURLCommand(flags *clientFlags) *cobra.Command {
 				return err
 			}
 			signed.URL = flags.here(signed.URL, signed.Path)
-			if flags.output == "json" {
-				return config.WriteJSON(cmd.OutOrStdout(), signed)
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), shown(signed.URL))
-			return err
+			return answer(flags, cmd, signed, nil, func(out io.Writer, signed *apitype.FileURL) error {
+				_, err := fmt.Fprintln(out, shown(signed.URL))
+				return err
+			})
 		}),
 	}
 	f := cmd.Flags()

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -45,7 +44,7 @@ at one step may be refused again at the next.`,
 			}
 			var records []policy.LearnRecord
 			for _, name := range args {
-				more, err := readAuditLog(cmd.InOrStdin(), name)
+				more, err := send(cmd, name, func(l *local) ([]policy.LearnRecord, error) { return refusals(l.content) })
 				if err != nil {
 					return fmt.Errorf("read the audit log %s: %w", name, err)
 				}
@@ -61,19 +60,6 @@ at one step may be refused again at the next.`,
 	}
 	config.AddFlags(cmd, "policy")
 	return cmd
-}
-
-// readAuditLog gives the refusals of a file, or of standard input as "-".
-func readAuditLog(stdin io.Reader, name string) ([]policy.LearnRecord, error) {
-	if name == "-" {
-		return refusals(stdin)
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	return refusals(f)
 }
 
 // refusals gives those of an audit log, each different one once. A last line without its

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -35,10 +34,10 @@ that can't be told.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			verdict, err := explainRequest(cmd, file)
 			if err != nil {
-				return &config.ExitError{Code: config.ExitUsage, Err: err}
+				return usage("%w", err)
 			}
 			if err := printVerdict(cmd.OutOrStdout(), verdict, asJSON); err != nil {
-				return &config.ExitError{Code: config.ExitUsage, Err: err}
+				return usage("%w", err)
 			}
 			if !verdict.Allowed() {
 				return &config.ExitError{Code: config.ExitFailure}
@@ -59,16 +58,7 @@ func explainRequest(cmd *cobra.Command, file string) (policy.Verdict, error) {
 	if err != nil {
 		return policy.Verdict{}, err
 	}
-	in := cmd.InOrStdin()
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return policy.Verdict{}, fmt.Errorf("read the request: %w", err)
-		}
-		defer func() { _ = f.Close() }()
-		in = f
-	}
-	data, err := io.ReadAll(io.LimitReader(in, maxRequestFile+1))
+	data, err := send(cmd, file, func(l *local) ([]byte, error) { return io.ReadAll(io.LimitReader(l.content, maxRequestFile+1)) })
 	if err != nil {
 		return policy.Verdict{}, fmt.Errorf("read the request: %w", err)
 	}

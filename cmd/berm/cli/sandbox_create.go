@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/client"
 )
 
 func newCreateCommand(flags *clientFlags) *cobra.Command {
@@ -28,20 +28,13 @@ waited for.`,
 		Args: cobra.ExactArgs(1),
 	}
 	request := addSpecFlags(cmd.Flags())
-	cmd.RunE = config.Action(func(cmd *cobra.Command, args []string) error {
+	cmd.RunE = flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 		req, err := request()
 		if err != nil {
-			return &config.ExitError{Code: config.ExitUsage, Err: err}
-		}
-		c, err := flags.connect()
-		if err != nil {
-			return err
+			return usage("%w", err)
 		}
 		sb, err := c.Create(cmd.Context(), args[0], req)
-		if err != nil {
-			return explain(err)
-		}
-		return flags.print(cmd.OutOrStdout(), sb)
+		return answer(flags, cmd, sb, err, printSandbox)
 	})
 	return cmd
 }

@@ -108,7 +108,7 @@ func (e execFlags) check(output string) error {
 		{e.id != "" && output == "json" && !e.detach, "--id can't go together with -o json, but for --detach"},
 	} {
 		if wrong.is {
-			return &config.ExitError{Code: config.ExitUsage, Err: errors.New(wrong.text)}
+			return usage("%s", wrong.text)
 		}
 	}
 	return nil
@@ -150,14 +150,10 @@ func (f *clientFlags) exec(cmd *cobra.Command, key string, command []string, e e
 
 func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest) error {
 	x, err := c.StartExec(cmd.Context(), key, req)
-	if err != nil {
-		return explain(err)
-	}
-	if f.output == "json" {
-		return config.WriteJSON(cmd.OutOrStdout(), x)
-	}
-	_, err = fmt.Fprintln(cmd.OutOrStdout(), x.ExecID)
-	return err
+	return explain(answer(f, cmd, x, err, func(out io.Writer, x *apitype.Execution) error {
+		_, err := fmt.Fprintln(out, x.ExecID)
+		return err
+	}))
 }
 
 // execWhole runs the command to its end, and prints the result.
@@ -206,7 +202,7 @@ func (f *clientFlags) execStreamed(cmd *cobra.Command, c *client.Client, key str
 	if e.tty {
 		var err error
 		if s.terminal, err = terminalOf(cmd.InOrStdin(), cmd.OutOrStdout()); err != nil {
-			return 0, &config.ExitError{Code: config.ExitUsage, Err: err}
+			return 0, usage("%w", err)
 		}
 		size := s.terminal.size()
 		req.TTY, req.Rows, req.Cols = true, size.Rows, size.Cols

@@ -3,11 +3,9 @@ package cli
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"strconv"
@@ -22,13 +20,9 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
-	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
-const (
-	stdio        = "-" // in the place of a local file
-	exitNotFound = 1   // of grep, as grep has it
-)
+const exitNotFound = 1 // of grep, as grep has it
 
 func newFilesCommand(flags *clientFlags) *cobra.Command {
 	cmd := config.Group("files", "Look at, bring, take and change files in a sandbox",
@@ -70,20 +64,21 @@ func shownLine(s string) string {
 	}, s)
 }
 
-func (f *clientFlags) printFiles(w io.Writer, list *apitype.FileList) error {
-	if f.output == "json" {
-		return config.WriteJSON(w, list)
-	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+func printFiles(out io.Writer, list *apitype.FileList) error {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, info := range list.Files {
 		name := shownPath(info.Path, info.PathBase64)
 		if info.Target != "" {
 			name += " -> " + shownPath(info.Target, info.TargetBase64)
 		}
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%d:%d\t%d\t%s\t%s\n", info.Type, info.Mode, info.UID, info.GID, info.Size,
-			info.ModifiedAt.Format(time.RFC3339), name) // Flush tells of errors
+			info.ModifiedAt.Format(time.RFC3339), name) // Flush returns errors
 	}
 	return table.Flush()
+}
+
+func printFile(out io.Writer, info *apitype.FileInfo) error {
+	return printFiles(out, &apitype.FileList{Files: []apitype.FileInfo{*info}})
 }
 
 // cutShort says that there is more than was asked for.
@@ -113,7 +108,7 @@ func newFilesListCommand(flags *clientFlags) *cobra.Command {
 				list.Files = append(list.Files, info)
 			}
 			cutShort(cmd, list.Truncated)
-			return flags.printFiles(cmd.OutOrStdout(), list)
+			return answer(flags, cmd, list, nil, printFiles)
 		}),
 	}
 	cmd.Flags().IntVar(&depth, "depth", 1, "how far down; 1 is the directory alone")
@@ -129,26 +124,14 @@ func newFilesCatCommand(flags *clientFlags) *cobra.Command {
 		Args:    cobra.MinimumNArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			for _, name := range args[1:] {
-				if err := copyFrom(cmd, c, args[0], name, cmd.OutOrStdout()); err != nil {
+				r, err := c.ReadFile(cmd.Context(), args[0], name, 0, -1)
+				if err := copyAll(cmd.OutOrStdout(), r, err); err != nil {
 					return err
 				}
 			}
 			return nil
 		}),
 	}
-}
-
-// copyFrom copies a sandbox's file to w.
-func copyFrom(cmd *cobra.Command, c *client.Client, key, name string, w io.Writer) error {
-	r, err := c.ReadFile(cmd.Context(), key, name, 0, -1)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = r.Close() }()
-	if _, err := io.Copy(w, r); err != nil {
-		return fmt.Errorf("copy %s: %w", name, err)
-	}
-	return nil
 }
 
 func newFilesPutCommand(flags *clientFlags) *cobra.Command {
@@ -166,7 +149,7 @@ at all. A PATH that ends in a slash is a directory to put it in.`,
 			from, to := args[1], args[2]
 			if strings.HasSuffix(to, "/") {
 				if from == stdio {
-					return &config.ExitError{Code: config.ExitUsage, Err: errors.New("standard input has no name of its own: say the whole path")}
+					return usage("standard input has no name of its own: say the whole path")
 				}
 				to += filepath.Base(from)
 			}
@@ -174,27 +157,13 @@ at all. A PATH that ends in a slash is a directory to put it in.`,
 			if opts.Mode, err = octal(mode); err != nil {
 				return err
 			}
-			r := cmd.InOrStdin()
-			if from != stdio {
-				file, err := os.Open(from)
-				if err != nil {
-					return err
-				}
-				defer func() { _ = file.Close() }()
+			info, err := send(cmd, from, func(l *local) (*apitype.FileInfo, error) {
 				if !cmd.Flags().Changed("mode") {
-					info, err := file.Stat()
-					if err != nil {
-						return err
-					}
-					opts.Mode = info.Mode().Perm()
+					opts.Mode = l.mode
 				}
-				r = file
-			}
-			info, err := c.WriteFile(cmd.Context(), args[0], to, r, opts)
-			if err != nil {
-				return err
-			}
-			return flags.printFile(cmd.OutOrStdout(), info)
+				return c.WriteFile(cmd.Context(), args[0], to, l.content, opts)
+			})
+			return answer(flags, cmd, info, err, printFile)
 		}),
 	}
 	f := cmd.Flags()
@@ -212,16 +181,9 @@ func octal(s string) (fs.FileMode, error) {
 	}
 	mode, err := strconv.ParseUint(s, 8, 9)
 	if err != nil {
-		return 0, &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--mode is %q, want octal permissions, from 0000 to 0777", s)}
+		return 0, usage("--mode is %q, want octal permissions, from 0000 to 0777", s)
 	}
 	return fs.FileMode(mode), nil
-}
-
-func (f *clientFlags) printFile(w io.Writer, info *apitype.FileInfo) error {
-	if f.output == "json" {
-		return config.WriteJSON(w, info)
-	}
-	return f.printFiles(w, &apitype.FileList{Files: []apitype.FileInfo{*info}})
 }
 
 func newFilesGetCommand(flags *clientFlags) *cobra.Command {
@@ -238,12 +200,9 @@ file's own name in this directory if none is said; to standard output if it is "
 			if len(args) == 3 {
 				to = args[2]
 			} else if to == "/" || to == "." || to == ".." {
-				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("%s is no file's name: say where to", args[1])}
+				return usage("%s is no file's name: say where to", args[1])
 			}
-			if to == stdio {
-				return copyFrom(cmd, c, args[0], args[1], cmd.OutOrStdout())
-			}
-			return atomicfile.Write(to, 0o644, func(w io.Writer) error { return copyFrom(cmd, c, args[0], args[1], w) })
+			return download(cmd, to, func() (io.ReadCloser, error) { return c.ReadFile(cmd.Context(), args[0], args[1], 0, -1) })
 		}),
 	}
 }
@@ -257,11 +216,7 @@ func newFilesRemoveCommand(flags *clientFlags) *cobra.Command {
   berm sandbox files rm mine -r /workspace/build`,
 		Args: cobra.MinimumNArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			var errs []error
-			for _, name := range args[1:] {
-				errs = append(errs, explain(c.RemoveFile(cmd.Context(), args[0], name, recursive)))
-			}
-			return errors.Join(errs...)
+			return each(args[1:], func(name string) error { return c.RemoveFile(cmd.Context(), args[0], name, recursive) })
 		}),
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "directories with all that is in them")
@@ -281,11 +236,7 @@ func newFilesMkdirCommand(flags *clientFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var errs []error
-			for _, name := range args[1:] {
-				errs = append(errs, explain(c.Mkdir(cmd.Context(), args[0], name, perm, parents)))
-			}
-			return errors.Join(errs...)
+			return each(args[1:], func(name string) error { return c.Mkdir(cmd.Context(), args[0], name, perm, parents) })
 		}),
 	}
 	cmd.Flags().StringVar(&mode, "mode", "", "permissions, octal (default 0755)")
@@ -301,10 +252,7 @@ func newFilesStatCommand(flags *clientFlags) *cobra.Command {
 		Args:    cobra.ExactArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			info, err := c.StatFile(cmd.Context(), args[0], args[1])
-			if err != nil {
-				return err
-			}
-			return flags.printFile(cmd.OutOrStdout(), info)
+			return answer(flags, cmd, info, err, printFile)
 		}),
 	}
 }
@@ -324,15 +272,14 @@ name, and ** for any number of directories.`,
 				return err
 			}
 			cutShort(cmd, list.Truncated)
-			if flags.output == "json" {
-				return config.WriteJSON(cmd.OutOrStdout(), list)
-			}
-			for _, info := range list.Files {
-				if _, err := fmt.Fprintln(cmd.OutOrStdout(), shownPath(info.Path, info.PathBase64)); err != nil {
-					return err
+			return answer(flags, cmd, list, nil, func(out io.Writer, list *apitype.FileList) error {
+				for _, info := range list.Files {
+					if _, err := fmt.Fprintln(out, shownPath(info.Path, info.PathBase64)); err != nil {
+						return err
+					}
 				}
-			}
-			return nil
+				return nil
+			})
 		}),
 	}
 	cmd.Flags().IntVar(&limit, "limit", 0, "at most so many (default 1000)")
@@ -356,14 +303,14 @@ Go's syntax. The exit code is 1 when there is none.`,
 				return err
 			}
 			cutShort(cmd, found.Truncated)
-			if flags.output == "json" {
-				err = config.WriteJSON(cmd.OutOrStdout(), found)
-			}
-			for _, m := range found.Matches {
-				if err == nil && flags.output != "json" {
-					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s:%d:%s\n", shownPath(m.Path, m.PathBase64), m.Line, shownLine(m.Text))
+			err = answer(flags, cmd, found, nil, func(out io.Writer, found *apitype.FileMatches) error {
+				for _, m := range found.Matches {
+					if _, err := fmt.Fprintf(out, "%s:%d:%s\n", shownPath(m.Path, m.PathBase64), m.Line, shownLine(m.Text)); err != nil {
+						return err
+					}
 				}
-			}
+				return nil
+			})
 			if err == nil && len(found.Matches) == 0 {
 				err = &config.ExitError{Code: exitNotFound}
 			}
@@ -393,14 +340,7 @@ func newFilesTarCommand(flags *clientFlags) *cobra.Command {
 				return c.WriteTar(cmd.Context(), args[0], args[1], cmd.InOrStdin())
 			}
 			r, err := c.ReadTar(cmd.Context(), args[0], args[1])
-			if err != nil {
-				return err
-			}
-			defer func() { _ = r.Close() }()
-			if _, err := io.Copy(cmd.OutOrStdout(), r); err != nil {
-				return fmt.Errorf("copy the archive: %w", err)
-			}
-			return nil
+			return copyAll(cmd.OutOrStdout(), r, err)
 		}),
 	}
 	cmd.Flags().BoolVarP(&extract, "extract", "x", false, "unpack, instead of packing")

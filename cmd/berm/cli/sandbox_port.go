@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"net"
 	"net/http"
@@ -22,7 +23,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
 
@@ -44,28 +45,23 @@ browser ask for a login.`,
   berm sandbox port mine 8000 --ttl 10m
   berm sandbox port mine 8000 --listen 127.0.0.1:0`,
 		Args: cobra.ExactArgs(2),
-		RunE: config.Action(func(cmd *cobra.Command, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			port, err := strconv.Atoi(args[1])
 			if err != nil || port < 1 || port > 65535 {
-				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("port is %q, want a number from 1 to 65535", args[1])}
-			}
-			c, err := flags.connect()
-			if err != nil {
-				return err
+				return usage("port is %q, want a number from 1 to 65535", args[1])
 			}
 			if listen != "" {
 				return flags.forwardPort(cmd, c, args[0], port, listen)
 			}
 			signed, err := c.PortURL(cmd.Context(), args[0], port, ttl)
 			if err != nil {
-				return explain(err)
+				return err
 			}
 			signed.URL = flags.here(signed.URL, signed.Path)
-			if flags.output == "json" {
-				return config.WriteJSON(cmd.OutOrStdout(), signed)
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), signed.URL)
-			return err
+			return answer(flags, cmd, signed, nil, func(out io.Writer, signed *apitype.PortURL) error {
+				_, err := fmt.Fprintln(out, signed.URL)
+				return err
+			})
 		}),
 	}
 	cmd.Flags().StringVar(&listen, "listen", "", "local address to serve the port at, like 127.0.0.1:8000; port 0 is any")
@@ -77,7 +73,7 @@ browser ask for a login.`,
 func (f *clientFlags) forwardPort(cmd *cobra.Command, c *client.Client, key string, port int, listen string) error {
 	addr, err := netip.ParseAddrPort(strings.Replace(listen, "localhost:", "127.0.0.1:", 1))
 	if err != nil || !addr.Addr().IsLoopback() {
-		return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--listen is %q, want a loopback address, like 127.0.0.1:8000", listen)}
+		return usage("--listen is %q, want a loopback address, like 127.0.0.1:8000", listen)
 	}
 	base, _, err := f.server()
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -69,10 +69,7 @@ waits until the process is ready, and fails if it doesn't get there.`,
 				}
 			}
 			p, err := c.StartProcess(cmd.Context(), args[0], req)
-			if err != nil {
-				return err
-			}
-			if err := flags.printProcess(cmd.OutOrStdout(), p); err != nil {
+			if err := answer(flags, cmd, p, err, printProcess); err != nil {
 				return err
 			}
 			if p.Ready != nil && !*p.Ready {
@@ -100,21 +97,9 @@ func newProcessListCommand(flags *clientFlags) *cobra.Command {
 		Short:   "List a sandbox's processes",
 		Example: "  berm sandbox process list mine",
 		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			list, err := c.Processes(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			if flags.output == "json" {
-				return config.WriteJSON(cmd.OutOrStdout(), list)
-			}
-			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
-			_, _ = fmt.Fprintln(w, "ID\tSTATUS\tATTACHED\tSTARTED\tCOMMAND") // Flush tells of errors
-			for _, p := range list {
-				_, _ = fmt.Fprintf(w, "%s\t%s\t%t\t%s\t%s\n", p.ProcessID, processStatus(p), p.Attached, p.StartedAt.Format(time.RFC3339), oneLine(p.Command))
-			}
-			return w.Flush()
-		}),
+		RunE: ask(flags, (*client.Client).Processes, table("ID\tSTATUS\tATTACHED\tSTARTED\tCOMMAND", func(p apitype.Process) string {
+			return fmt.Sprintf("%s\t%s\t%t\t%s\t%s", p.ProcessID, processStatus(p), p.Attached, p.StartedAt.Format(time.RFC3339), oneLine(p.Command))
+		})),
 	}
 }
 
@@ -200,8 +185,9 @@ func newProcessStopCommand(flags *clientFlags) *cobra.Command {
 five seconds is killed.`,
 		Example: "  berm sandbox process stop mine web",
 		Args:    cobra.RangeArgs(1, 2),
-		RunE: config.Action(func(cmd *cobra.Command, args []string) error {
-			return flags.onProcess(cmd, args, (*client.Client).StopProcess)
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			p, err := c.StopProcess(cmd.Context(), args[0], processID(args))
+			return answer(flags, cmd, p, err, printProcess)
 		}),
 	}
 }
@@ -213,14 +199,13 @@ func newProcessSignalCommand(flags *clientFlags) *cobra.Command {
 		Example: `  berm sandbox process signal mine web HUP
   berm sandbox process signal mine default 9`,
 		Args: cobra.ExactArgs(3),
-		RunE: config.Action(func(cmd *cobra.Command, args []string) error {
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			sig, err := apitype.ParseSignal(args[2])
 			if err != nil {
-				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("signal %q: %w", args[2], err)}
+				return usage("signal %q: %w", args[2], err)
 			}
-			return flags.onProcess(cmd, args, func(c *client.Client, ctx context.Context, key, id string) (*apitype.Process, error) {
-				return c.SignalProcess(ctx, key, id, sig)
-			})
+			p, err := c.SignalProcess(cmd.Context(), args[0], args[1], sig)
+			return answer(flags, cmd, p, err, printProcess)
 		}),
 	}
 }
@@ -238,35 +223,16 @@ func newProcessWaitCommand(flags *clientFlags) *cobra.Command {
 			return 0, err
 		}
 		p, err := c.WaitProcess(cmd.Context(), args[0], processID(args), 0)
-		if err != nil {
+		if err := answer(flags, cmd, p, err, printProcess); err != nil {
 			return 0, explain(err)
-		}
-		if err := flags.printProcess(cmd.OutOrStdout(), p); err != nil {
-			return 0, err
 		}
 		return endCode(apitype.AttachEnd{ExitCode: p.ExitCode, Signal: p.Signal, Status: p.State}, 0)
 	})
 	return cmd
 }
 
-// onProcess makes a call about a process, and prints what it is after it.
-func (f *clientFlags) onProcess(cmd *cobra.Command, args []string, do func(*client.Client, context.Context, string, string) (*apitype.Process, error)) error {
-	c, err := f.connect()
-	if err != nil {
-		return err
-	}
-	p, err := do(c, cmd.Context(), args[0], processID(args))
-	if err != nil {
-		return explain(err)
-	}
-	return f.printProcess(cmd.OutOrStdout(), p)
-}
-
-func (f *clientFlags) printProcess(w io.Writer, p *apitype.Process) error {
-	if f.output == "json" {
-		return config.WriteJSON(w, p)
-	}
-	_, err := fmt.Fprintf(w, "%s: %s\n", p.ProcessID, processStatus(*p))
+func printProcess(out io.Writer, p *apitype.Process) error {
+	_, err := fmt.Fprintf(out, "%s: %s\n", p.ProcessID, processStatus(*p))
 	return err
 }
 
@@ -342,40 +308,17 @@ func newPsCommand(flags *clientFlags) *cobra.Command {
   berm sandbox ps mine --all -o json`,
 		Args: cobra.ExactArgs(1),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			list := struct {
-				Execs     []apitype.Execution `json:"execs"`
-				Processes []apitype.Process   `json:"processes"`
-			}{[]apitype.Execution{}, []apitype.Process{}}
 			execs, err := c.Executions(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			processes, err := c.Processes(cmd.Context(), args[0])
-			if err != nil {
-				return err
+			if !all {
+				execs = slices.DeleteFunc(execs, func(x apitype.Execution) bool { return x.Status != stateRunning })
+				processes = slices.DeleteFunc(processes, func(p apitype.Process) bool { return p.State != stateRunning })
 			}
-			for _, x := range execs {
-				if all || x.Status == stateRunning {
-					list.Execs = append(list.Execs, x)
-				}
-			}
-			for _, p := range processes {
-				if all || p.State == stateRunning {
-					list.Processes = append(list.Processes, p)
-				}
-			}
-			if flags.output == "json" {
-				return config.WriteJSON(cmd.OutOrStdout(), list)
-			}
-			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 3, ' ', 0)
-			_, _ = fmt.Fprintln(w, "KIND\tID\tSTATUS\tSTARTED\tCOMMAND") // Flush tells of errors
-			for _, x := range list.Execs {
-				_, _ = fmt.Fprintf(w, "exec\t%s\t%s\t%s\t%s\n", x.ExecID, statusOf(x.Status, x.ExitCode, x.Signal), x.StartedAt.Format(time.RFC3339), oneLine(x.Command))
-			}
-			for _, p := range list.Processes {
-				_, _ = fmt.Fprintf(w, "process\t%s\t%s\t%s\t%s\n", p.ProcessID, processStatus(p), p.StartedAt.Format(time.RFC3339), oneLine(p.Command))
-			}
-			return w.Flush()
+			list := running{append([]apitype.Execution{}, execs...), append([]apitype.Process{}, processes...)} // [] in JSON, never null
+			return answer(flags, cmd, list, err, printRunning)
 		}),
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also those that have ended")
@@ -383,3 +326,20 @@ func newPsCommand(flags *clientFlags) *cobra.Command {
 }
 
 const stateRunning = "running"
+
+// running is what runs in a sandbox.
+type running struct {
+	Execs     []apitype.Execution `json:"execs"`
+	Processes []apitype.Process   `json:"processes"`
+}
+
+func printRunning(out io.Writer, list running) error {
+	var rows []string
+	for _, x := range list.Execs {
+		rows = append(rows, fmt.Sprintf("exec\t%s\t%s\t%s\t%s", x.ExecID, statusOf(x.Status, x.ExitCode, x.Signal), x.StartedAt.Format(time.RFC3339), oneLine(x.Command)))
+	}
+	for _, p := range list.Processes {
+		rows = append(rows, fmt.Sprintf("process\t%s\t%s\t%s\t%s", p.ProcessID, processStatus(p), p.StartedAt.Format(time.RFC3339), oneLine(p.Command)))
+	}
+	return table("KIND\tID\tSTATUS\tSTARTED\tCOMMAND", func(row string) string { return row })(out, rows)
+}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
@@ -37,7 +36,7 @@ is lost, it goes on as well.`,
 		}
 		term, err := terminalOf(cmd.InOrStdin(), cmd.OutOrStdout())
 		if err != nil {
-			return 0, &config.ExitError{Code: config.ExitUsage, Err: err}
+			return 0, usage("%w", err)
 		}
 		size := term.size()
 		req := apitype.ProcessRequest{Cwd: cwd, TTY: true, Rows: size.Rows, Cols: size.Cols}

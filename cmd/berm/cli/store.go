@@ -1,16 +1,15 @@
 package cli
 
 import (
+	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -18,13 +17,14 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 func newStoreCommand() *cobra.Command {
 	return config.Group("store", "Back up, check or restore the server's store", newStoreBackupCommand(), newStoreCheckCommand(), newStoreRestoreCommand())
 }
 
-// storeAction is action for commands on a store, which end cleanly on a signal.
+// storeAction returns the body of a command on a store. A signal cancels its context.
 func storeAction(f func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error) func(*cobra.Command, []string) error {
 	return config.Action(func(cmd *cobra.Command, args []string) error {
 		cfg, err := config.FromFlags(cmd)
@@ -47,28 +47,43 @@ func newStoreBackupCommand() *cobra.Command {
 used; - is standard output. It is checked before it is written, and the file is there once
 all of it is on the disk.
 
-A backup is a tar: manifest.json says what it is of, and berm.db is the database with the
-records of sandboxes, workspaces, chats and files. With it go the instance's id and the key
-of its labels' seals, by which a server knows its sandboxes. What chats hold isn't in it: back up sandbox.chats_root
-after it. Neither are the configuration, the policy, tokens and signing keys.
+A backup is an SQLite database with the records of sandboxes, workspaces, chats and files,
+the instance's id, and the key of its labels' seals. What chats hold isn't in it: copy
+sandbox.chats_root after it. Neither are the configuration, the policy, tokens and signing keys.
 
-A backup is a secret: the environments of sandboxes and the seals' key are in it. FILE is for its owner only;
-what standard output goes to is the shell's, which heeds umask.`,
-		Example: `  berm store backup /backup/berm.tar --state-dir /var/lib/berm
-  berm store backup berm.tar --config /etc/berm/berm.yaml --force
-  (umask 077; docker compose exec -T berm /berm store backup - > berm.tar)`,
+A backup is a secret: the environments of sandboxes and the seals' key are in it. Only the
+owner can read FILE; for standard output, set the shell's umask.`,
+		Example: `  berm store backup /backup/berm.db --state-dir /var/lib/berm
+  berm store backup berm.db --config /etc/berm/berm.yaml --force
+  (umask 077; docker compose exec -T berm /berm store backup - > berm.db)`,
 		Args: cobra.ExactArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
-			if args[0] == "-" {
-				if isTerminal(cmd.OutOrStdout()) {
-					return &config.ExitError{Code: config.ExitUsage, Err: errors.New("a backup is nothing for a terminal: name a file, or pipe it")}
+			free := func() error { return mayWrite(args[0], force) }
+			if args[0] == stdio {
+				if f, ok := cmd.OutOrStdout().(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+					return usage("a backup is nothing for a terminal: name a file, or pipe it")
 				}
-				return backUp(ctx, cmd, cfg, func(write func(io.Writer) error) error { return write(cmd.OutOrStdout()) })
-			}
-			if err := serve.MayPut(args[0], force); err != nil {
+			} else if err := free(); err != nil {
 				return err
 			}
-			return backUp(ctx, cmd, cfg, func(write func(io.Writer) error) error { return serve.PutBackup(args[0], force, write) })
+			var size int64
+			b, err := serve.MakeBackup(ctx, cfg, func(path string) error {
+				_, err := send(cmd, path, func(l *local) (any, error) {
+					size = l.size
+					write := func(w io.Writer) error { _, err := io.Copy(w, l.content); return err }
+					if args[0] == stdio {
+						return nil, write(cmd.OutOrStdout())
+					}
+					return nil, atomicfile.Write(args[0], 0o600, func(w io.Writer) error { return cmp.Or(write(w), free()) }) // it took its time
+				})
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			// Standard output may be the backup's.
+			_, err = fmt.Fprintf(cmd.ErrOrStderr(), "backed up instance %s: %s in %.1f MiB\n", b.Instance, reportLine(b.Report), float64(size)/(1<<20))
+			return err
 		}),
 	}
 	config.AddFlags(cmd, "state-dir")
@@ -76,65 +91,20 @@ what standard output goes to is the shell's, which heeds umask.`,
 	return cmd
 }
 
-// backUp makes a backup, for which put provides a place.
-func backUp(ctx context.Context, cmd *cobra.Command, cfg *config.Config, put func(write func(io.Writer) error) error) (err error) {
-	dir := cfg.StateDir
-	instance, err := knownInstance(cfg)
-	if err != nil {
+// mayWrite refuses to replace what is no file, and a file without force.
+func mayWrite(name string, force bool) error {
+	info, err := os.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
 		return err
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is there, and is no file", name)
+	case !force:
+		return fmt.Errorf("%s is there; --force replaces it", name)
 	}
-	if err := errors.Join(serve.NoRestorePending(dir), serve.OwnState(dir)); err != nil {
-		return err
-	}
-	work, err := serve.OpenScratch(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, work.Close()) }()
-	key, err := serve.SealKey(dir)
-	if err != nil {
-		return err
-	}
-	m := serve.Manifest{Format: serve.BackupFormat, SealKey: hex.EncodeToString(key), Berm: config.Version, Instance: instance, Created: time.Now().UTC().Truncate(time.Millisecond)}
-	if key == nil { // an earlier version's
-		m.Format = 1
-	}
-	copied := filepath.Join(work.Dir, serve.StateStore)
-	if err := store.Snapshot(ctx, filepath.Join(dir, serve.StateStore), copied); err != nil {
-		return err
-	}
-	report, err := store.Check(ctx, copied, work.Dir)
-	if err != nil {
-		return fmt.Errorf("the store isn't sound, so there is no backup: %w", err)
-	}
-	m.Schema = report.Schema
-	info, err := os.Stat(copied)
-	if err != nil {
-		return err
-	}
-	err = put(func(w io.Writer) error {
-		p := NewProgress(cmd.ErrOrStderr(), info.Size())
-		defer p.Close()
-		if p != nil {
-			w = io.MultiWriter(w, p)
-		}
-		return serve.WriteBackup(ctx, w, m, copied)
-	})
-	if err != nil {
-		return fmt.Errorf("write the backup: %w", err)
-	}
-	// Standard output may be the backup's.
-	_, err = fmt.Fprintf(cmd.ErrOrStderr(), "backed up instance %s: %s in %.1f MiB\n", instance, reportLine(report), float64(info.Size())/(1<<20))
-	return err
-}
-
-// knownInstance is the id of the instance whose state directory it is.
-func knownInstance(cfg *config.Config) (string, error) {
-	instance, err := serve.Instance(cfg.StateDir, cfg.Engine.Instance)
-	if err == nil && instance == "" {
-		err = fmt.Errorf("%s has no instance id, and engine.instance isn't set: is it the server's state directory, and the server's configuration?", cfg.StateDir)
-	}
-	return instance, err
+	return nil
 }
 
 func newStoreCheckCommand() *cobra.Command {
@@ -144,51 +114,36 @@ func newStoreCheckCommand() *cobra.Command {
 		Long: `Check the store, also while a server runs, or a backup; - is standard input. Every page
 and every record is read, and nothing is changed. The exit code is 0 if all is sound.
 
-A backup, and a store of an earlier version's schema, is copied to $TMPDIR for that. That
-such a copy can be brought up to date is checked as well: so run the new version's check
-before an upgrade.`,
+A backup, and a store of an earlier version's schema, is copied to $TMPDIR for that. The
+copy is brought up to date as well: so run the new version's check before an upgrade.`,
 		Example: `  berm store check --state-dir /var/lib/berm
-  berm store check /backup/berm.tar
-  ssh backup cat berm.tar | berm store check -`,
+  berm store check /backup/berm.db
+  ssh backup cat berm.db | berm store check -`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) (err error) {
 			if len(args) == 0 {
-				return checkStore(ctx, cmd, cfg)
-			}
-			backup, err := OpenLocal(cmd, args[0])
-			if err != nil {
+				instance, r, err := serve.CheckStore(ctx, cfg)
+				if err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "sound: the store of instance %s\n%s\n", instance, reportLine(r))
 				return err
 			}
-			defer backup.Close()
 			work, err := os.MkdirTemp("", "berm-check-")
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-			m, report, err := serve.ReadBackup(ctx, backup.Content, work)
-			backup.Close()
+			b, err := send(cmd, args[0], func(l *local) (serve.Backup, error) { return serve.ReadBackup(ctx, l.content, work) })
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "sound: %s\n%s\n", m, reportLine(report))
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "sound: %s\n%s\n", b, reportLine(b.Report))
 			return err
 		}),
 	}
 	config.AddFlags(cmd, "state-dir")
 	return cmd
-}
-
-func checkStore(ctx context.Context, cmd *cobra.Command, cfg *config.Config) error {
-	if err := errors.Join(serve.NoRestorePending(cfg.StateDir), serve.OwnState(cfg.StateDir)); err != nil {
-		return err
-	}
-	instance, instanceErr := knownInstance(cfg)
-	report, err := store.Check(ctx, filepath.Join(cfg.StateDir, serve.StateStore), "")
-	if err := errors.Join(instanceErr, err); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "sound: the store of instance %s\n%s\n", instance, reportLine(report))
-	return err
 }
 
 func newStoreRestoreCommand() *cobra.Command {
@@ -208,29 +163,22 @@ The next start brings the store together with what there is. Sandboxes that were
 since the backup are found by their labels, and those that have gone are forgotten. How
 far others were renewed since isn't known: they have one more TTL. Chats have the files
 that lie in their directories; which workspaces and chats there are is as it was then.`,
-		Example: `  berm store restore /backup/berm.tar --state-dir /var/lib/berm
-  berm store restore berm.tar --config /etc/berm/berm.yaml --force`,
+		Example: `  berm store restore /backup/berm.db --state-dir /var/lib/berm
+  berm store restore berm.db --config /etc/berm/berm.yaml --force`,
 		Args: cobra.ExactArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
-			backup, err := OpenLocal(cmd, args[0])
+			r, err := send(cmd, args[0], func(l *local) (serve.Restoration, error) { return serve.Restore(ctx, cfg, l.content, force) })
 			if err != nil {
 				return err
 			}
-			defer backup.Close()
-			r, err := serve.RestoreState(ctx, cfg.StateDir, cfg.Engine.Instance, backup.Content, force, os.Rename)
-			backup.Close()
-			if err != nil {
-				return err
-			}
+			text := fmt.Sprintf("restored into %s: %s\n%s\n", cfg.StateDir, r.Backup, reportLine(r.Report))
 			if r.Earlier != "" {
-				if _, err := fmt.Fprintln(cmd.OutOrStdout(), r.Earlier); err != nil {
-					return err
-				}
+				text = r.Earlier + "\n" + text
 			}
-			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "restored into %s: %s\n%s\n", cfg.StateDir, r.Manifest, reportLine(r.Report)); err != nil || r.Kept == "" {
-				return err
+			if r.Kept != "" {
+				text += "what was there is kept in " + r.Kept + "\n"
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "what was there is kept in %s\n", r.Kept)
+			_, err = io.WriteString(cmd.OutOrStdout(), text)
 			return err
 		}),
 	}
@@ -241,9 +189,4 @@ that lie in their directories; which workspaces and chats there are is as it was
 
 func reportLine(r store.Report) string {
 	return fmt.Sprintf("schema %d, sandboxes: %d, workspaces: %d, chats: %d, files: %d", r.Schema, r.Sandboxes, r.Workspaces, r.Chats, r.Files)
-}
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"sync"
 	"time"
@@ -18,10 +19,10 @@ const (
 	progressEvery = 200 * time.Millisecond
 )
 
-// Progress tells a person how far a transfer has come that takes long. It has to be closed.
+// progress tells a person how far a transfer has come that takes long. It has to be closed.
 // What is being sent may still be read then: the HTTP client takes its time to notice that
 // the server has refused it.
-type Progress struct {
+type progress struct {
 	to    io.Writer
 	total int64 // bytes; 0: not known
 
@@ -32,16 +33,16 @@ type Progress struct {
 	closed bool
 }
 
-// NewProgress makes a bar for total bytes. It is nil where nobody would see it.
-func NewProgress(to io.Writer, total int64) *Progress {
+// newProgress makes a bar for total bytes. It is nil where nobody would see it.
+func newProgress(to io.Writer, total int64) *progress {
 	if file, _ := to.(*os.File); file == nil || !term.IsTerminal(int(file.Fd())) {
 		return nil
 	}
-	return &Progress{to: to, total: total, next: time.Now().Add(progressAfter)}
+	return &progress{to: to, total: total, next: time.Now().Add(progressAfter)}
 }
 
 // follow has p see what is read from r.
-func (p *Progress) follow(r io.Reader) io.Reader {
+func (p *progress) follow(r io.Reader) io.Reader {
 	if p == nil {
 		return r
 	}
@@ -49,7 +50,7 @@ func (p *Progress) follow(r io.Reader) io.Reader {
 }
 
 // Write counts. It never fails.
-func (p *Progress) Write(b []byte) (int, error) {
+func (p *progress) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done += int64(len(b))
@@ -67,7 +68,7 @@ func (p *Progress) Write(b []byte) (int, error) {
 func inMiB(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 
 // Close wipes the line, so that what follows stands alone. It may be called more than once.
-func (p *Progress) Close() {
+func (p *progress) Close() {
 	if p == nil {
 		return
 	}
@@ -79,18 +80,38 @@ func (p *Progress) Close() {
 	p.closed = true
 }
 
-// Local is a local file that is being sent, or standard input.
-type Local struct {
-	Content  io.Reader
-	Size     int64 // bytes; 0: not known
-	file     *os.File
-	progress *Progress
+const stdio = "-" // in the place of a local file
+
+// fileArg is the argument that names a local file; standard input or output if there is none.
+func fileArg(args []string, i int) string {
+	if len(args) > i {
+		return args[i]
+	}
+	return stdio
 }
 
-// OpenLocal opens a file by its name; "-" is standard input. It has to be closed.
-func OpenLocal(cmd *cobra.Command, name string) (*Local, error) {
+// local is a local file that is being sent, or standard input.
+type local struct {
+	content  io.Reader
+	size     int64 // bytes; 0: not known
+	mode     fs.FileMode
+	file     *os.File
+	progress *progress
+}
+
+// send opens a local file, or standard input, and calls do with it.
+func send[T any](cmd *cobra.Command, name string, do func(l *local) (T, error)) (v T, err error) {
+	l, err := openLocal(cmd, name)
+	if err != nil {
+		return v, err
+	}
+	defer l.close()
+	return do(l)
+}
+
+func openLocal(cmd *cobra.Command, name string) (*local, error) {
 	if name == stdio {
-		return &Local{Content: cmd.InOrStdin()}, nil
+		return &local{content: cmd.InOrStdin()}, nil
 	}
 	file, err := os.Open(name)
 	if err != nil {
@@ -104,17 +125,16 @@ func OpenLocal(cmd *cobra.Command, name string) (*Local, error) {
 		_ = file.Close()
 		return nil, err
 	}
-	l := &Local{file: file}
+	l := &local{file: file, mode: info.Mode().Perm()}
 	if info.Mode().IsRegular() {
-		l.Size = info.Size()
+		l.size = info.Size()
 	}
-	l.progress = NewProgress(cmd.ErrOrStderr(), l.Size)
-	l.Content = l.progress.follow(file)
+	l.progress = newProgress(cmd.ErrOrStderr(), l.size)
+	l.content = l.progress.follow(file)
 	return l, nil
 }
 
-// Close may be called more than once.
-func (l *Local) Close() {
+func (l *local) close() {
 	l.progress.Close()
 	if l.file != nil {
 		_ = l.file.Close()
@@ -133,7 +153,7 @@ func download(cmd *cobra.Command, to string, open func() (io.ReadCloser, error))
 		if err != nil {
 			return err
 		}
-		p := NewProgress(cmd.ErrOrStderr(), 0)
+		p := newProgress(cmd.ErrOrStderr(), 0)
 		defer p.Close()
 		defer func() { _ = r.Close() }()
 		_, err = io.Copy(w, p.follow(r))

@@ -10,12 +10,12 @@ import (
 
 func TestProgress(t *testing.T) {
 	t.Parallel()
-	if NewProgress(&bytes.Buffer{}, 1) != nil {
+	if newProgress(&bytes.Buffer{}, 1) != nil {
 		t.Error("it is shown where there is no terminal")
 	}
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		p := &Progress{to: &out, total: 4 << 20, next: time.Now().Add(progressAfter)}
+		p := &progress{to: &out, total: 4 << 20, next: time.Now().Add(progressAfter)}
 		put := func(want string) {
 			t.Helper()
 			out.Reset()
@@ -40,7 +40,7 @@ func TestProgress(t *testing.T) {
 		time.Sleep(progressEvery)
 		put("") // what comes late
 	})
-	var none *Progress
+	var none *progress
 	if r := strings.NewReader(""); none.follow(r) != r {
 		t.Error("without progress, a reader is another")
 	}

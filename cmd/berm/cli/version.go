@@ -22,7 +22,7 @@ the berm-agent in it is built from the same ones.`,
 		Args:    cobra.NoArgs,
 		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
-				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--output is %q, want text or json", output)}
+				return usage("--output is %q, want text or json", output)
 			}
 			if output == "text" {
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), config.VersionLine())

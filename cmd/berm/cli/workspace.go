@@ -1,11 +1,9 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strconv"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,19 +25,7 @@ stay below its quota.`
 	return cmd
 }
 
-// printRows shows one thing, a line for each of its names and values in turn.
-func printRows(out io.Writer, rows ...string) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for i := 0; i+1 < len(rows); i += 2 {
-		_, _ = fmt.Fprintf(w, "%s:\t%s\n", rows[i], rows[i+1]) // Flush tells of errors
-	}
-	return w.Flush()
-}
-
-func (f *clientFlags) printWorkspace(out io.Writer, w *apitype.Workspace) error {
-	if f.output == "json" {
-		return config.WriteJSON(out, w)
-	}
+func printWorkspace(out io.Writer, w *apitype.Workspace) error {
 	return printRows(out, "workspace", shown(w.WorkspaceID), "user", shown(w.UserID), "created", w.CreatedAt.Format(time.RFC3339))
 }
 
@@ -49,13 +35,7 @@ func newWorkspaceEnsureCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Make a user's workspace, or get the one that is there",
 		Example: "  berm workspace ensure user-7",
 		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			w, err := c.EnsureWorkspace(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			return flags.printWorkspace(cmd.OutOrStdout(), w)
-		}),
+		RunE:    ask(flags, (*client.Client).EnsureWorkspace, printWorkspace),
 	}
 }
 
@@ -65,13 +45,7 @@ func newWorkspaceGetCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Show whose a workspace is",
 		Example: "  berm workspace get 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7 -o json",
 		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			w, err := c.Workspace(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			return flags.printWorkspace(cmd.OutOrStdout(), w)
-		}),
+		RunE:    ask(flags, (*client.Client).Workspace, printWorkspace),
 	}
 }
 
@@ -81,21 +55,16 @@ func newWorkspaceUsageCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Show how much of its quota a workspace uses",
 		Example: "  berm workspace usage 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7",
 		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			u, err := c.WorkspaceUsage(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			if flags.output == "json" {
-				return config.WriteJSON(cmd.OutOrStdout(), u)
-			}
-			quota := "none"
-			if u.QuotaBytes != nil {
-				quota = fmt.Sprintf("%d bytes (%s)", *u.QuotaBytes, shown(u.Enforcement))
-			}
-			return printRows(cmd.OutOrStdout(), "workspace", shown(u.WorkspaceID), "used", strconv.FormatInt(u.UsedBytes, 10)+" bytes", "quota", quota)
-		}),
+		RunE:    ask(flags, (*client.Client).WorkspaceUsage, printUsage),
 	}
+}
+
+func printUsage(out io.Writer, u *apitype.WorkspaceUsage) error {
+	quota := "none"
+	if u.QuotaBytes != nil {
+		quota = fmt.Sprintf("%d bytes (%s)", *u.QuotaBytes, shown(u.Enforcement))
+	}
+	return printRows(out, "workspace", shown(u.WorkspaceID), "used", strconv.FormatInt(u.UsedBytes, 10)+" bytes", "quota", quota)
 }
 
 func newWorkspaceChatsCommand(flags *clientFlags) *cobra.Command {
@@ -105,27 +74,12 @@ func newWorkspaceChatsCommand(flags *clientFlags) *cobra.Command {
 		Example: "  berm workspace chats 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7",
 		Args:    cobra.ExactArgs(1),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			return flags.listChats(cmd.Context(), cmd.OutOrStdout(), c, args[0])
+			chats, err := collect(c.Chats(cmd.Context(), args[0], 0))
+			return answer(flags, cmd, chats, err, printChats)
 		}),
 	}
 }
 
-// listChats prints a workspace's chats.
-func (f *clientFlags) listChats(ctx context.Context, out io.Writer, c *client.Client, workspaceID string) error {
-	chats := []apitype.Chat{}
-	for ch, err := range c.Chats(ctx, workspaceID, 0) {
-		if err != nil {
-			return err
-		}
-		chats = append(chats, ch)
-	}
-	if f.output == "json" {
-		return config.WriteJSON(out, chats)
-	}
-	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	_, _ = fmt.Fprintln(w, "CHAT\tCREATED") // Flush tells of errors
-	for _, ch := range chats {
-		_, _ = fmt.Fprintf(w, "%s\t%s\n", shown(ch.ChatID), ch.CreatedAt.Format(time.RFC3339))
-	}
-	return w.Flush()
-}
+var printChats = table("CHAT\tCREATED", func(ch apitype.Chat) string {
+	return shown(ch.ChatID) + "\t" + ch.CreatedAt.Format(time.RFC3339)
+})

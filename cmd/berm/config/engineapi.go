@@ -7,6 +7,7 @@ import (
 	"net"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -159,6 +160,9 @@ func (l Listener) validateCallers(p *problems, at string, unix bool) {
 
 // Anybody tells whether the caller is everybody who is none of the others.
 func (c Caller) Anybody() bool { return len(c.UIDs) == 0 && len(c.Certs) == 0 }
+
+// ForEverybody tells whether one of the callers is everybody.
+func (l Listener) ForEverybody() bool { return slices.ContainsFunc(l.Callers, Caller.Anybody) }
 
 // FileMode is SocketMode as a mode.
 func (l Listener) FileMode() (fs.FileMode, error) {

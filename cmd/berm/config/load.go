@@ -1,7 +1,6 @@
 package config
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -10,9 +9,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"time"
 
-	"go.yaml.in/yaml/v3"
+	"github.com/bermhq/berm/policy"
 )
 
 // maxFileBytes bounds the file; a real one is a few kilobytes.
@@ -64,7 +62,6 @@ func parse(data []byte, opts Options) (*Config, error) {
 			l.sections[section] = true
 		}
 	}
-	l.sections["metrics"] = true // for its removed key
 	l.file(data)
 	l.environ(opts.Environ)
 	l.flags(opts.Flags)
@@ -75,9 +72,12 @@ func parse(data []byte, opts Options) (*Config, error) {
 	return c, nil
 }
 
+const metricsRemoved = "remove it; /metrics is always served, to tokens with the scope status:read"
+
 // removed maps keys of earlier versions to what to do about them.
 var removed = map[string]string{
-	"metrics.enabled":      "remove it; /metrics is always served, to tokens with the scope status:read",
+	"metrics":              metricsRemoved,
+	"metrics.enabled":      metricsRemoved,
 	"sandbox.max_queued":   "remove it; 64 commands may wait for their turn in a sandbox",
 	"sandbox.port_timeout": "remove it; a port has a minute to answer",
 	"tracing.enabled":      "remove it; tracing.sample_ratio: 0 sends no traces",
@@ -96,58 +96,46 @@ func (l *loader) errorf(format string, args ...any) {
 
 // file takes the settings of a YAML document.
 func (l *loader) file(data []byte) {
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	var doc yaml.Node
-	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
-		return
-	} else if err != nil {
-		l.errorf("configuration file: %w", err)
-		return
+	doc := policy.Decode(data, l.config)
+	bad := map[string]bool{}
+	for _, p := range doc.Problems {
+		bad[fieldOf(p.Path)] = true
+		switch todo := removed[p.Path]; {
+		case todo != "":
+			l.errorf("line %d: %s: no longer a key: %s", p.Line, p.Path, todo)
+		case p.Path == "":
+			l.errorf("configuration file: %s", p.Message)
+		default:
+			l.errorf("%s", p)
+		}
 	}
-	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		l.errorf("configuration file: more than one document")
+	for _, path := range doc.Nulls {
+		if path != "" && !l.sections[path] { // whose keys may all be commented out
+			l.errorf("line %d: %s: has no value", doc.Lines[path], path)
+			bad[fieldOf(path)] = true
+		}
 	}
-	l.mapping("", doc.Content[0])
+	defaults := fields(Default())
+	for i, f := range fields(l.config) {
+		switch line := doc.Lines[f.key]; {
+		case bad[f.key]: // and nothing else is said of it
+			f.value.Set(defaults[i].value)
+		case line == 0:
+		case f.secret == "true":
+			l.errorf("line %d: %s: a secret doesn't belong into the file; set %s, or name a file", line, f.key, f.env())
+		default:
+			l.config.source[f.key] = "file"
+		}
+	}
 }
 
-func (l *loader) mapping(prefix string, n *yaml.Node) {
-	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		return // a section whose keys are all commented out
+// fieldOf is the path of the setting that a path is of, or in.
+func fieldOf(path string) string {
+	path, _, _ = strings.Cut(path, "[")
+	if parts := strings.Split(path, "."); len(parts) > 2 {
+		path = parts[0] + "." + parts[1]
 	}
-	if n.Kind != yaml.MappingNode {
-		l.errorf("line %d: %s: want a mapping of keys", n.Line, strings.TrimSuffix(prefix, "."))
-		return
-	}
-	seen := map[string]bool{}
-	for i := 0; i < len(n.Content); i += 2 {
-		name, value := n.Content[i], n.Content[i+1]
-		key := prefix + name.Value
-		f, known := l.fields[key]
-		switch {
-		case seen[key]:
-			l.errorf("line %d: %s: given twice", name.Line, key)
-		case prefix == "" && l.sections[key]:
-			l.mapping(key+".", value)
-		case removed[key] != "":
-			l.errorf("line %d: %s: no longer a key: %s", name.Line, key, removed[key])
-		case !known:
-			l.errorf("line %d: %s: unknown key", name.Line, key)
-		case f.secret == "true":
-			l.errorf("line %d: %s: a secret doesn't belong into the file; set %s, or name a file", name.Line, key, f.env())
-		default:
-			flaws := set(key, f.value, value)
-			for _, flaw := range flaws {
-				if flaw.line == value.Line {
-					flaw.line = name.Line
-				}
-				l.errorf("line %d: %s: %w", flaw.line, flaw.key, flaw.err)
-			}
-			if len(flaws) == 0 {
-				l.config.source[key] = "file"
-			}
-		}
-		seen[key] = true
-	}
+	return path
 }
 
 // environ takes the settings of environment variables. One that begins like a
@@ -194,138 +182,38 @@ func (l *loader) flags(flags map[string]string) {
 // override sets a field from text: strings as they are, lists of texts comma-separated,
 // everything else, and lists in brackets, as YAML.
 func (l *loader) override(f field, text, source string) {
-	node := yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}
 	bare := strings.TrimSpace(text)
-	_, mappings := listOf(f.value.Type())
+	var doc *policy.Document
 	switch kind := f.value.Kind(); {
 	case kind == reflect.String:
-	case kind == reflect.Slice && !strings.HasPrefix(bare, "[") && (!mappings || bare == ""):
-		node = yaml.Node{Kind: yaml.SequenceNode}
+		f.value.SetString(text)
+	case kind == reflect.Slice && !strings.HasPrefix(bare, "[") && (f.value.Type().Elem().Kind() == reflect.String || bare == ""):
+		list := reflect.MakeSlice(f.value.Type(), 0, 0)
 		for part := range strings.SplitSeq(text, ",") {
 			if part = strings.TrimSpace(part); part != "" {
-				node.Content = append(node.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: part})
+				list = reflect.Append(list, reflect.ValueOf(part))
 			}
 		}
+		f.value.Set(list)
 	default:
-		var doc yaml.Node
-		if err := yaml.Unmarshal([]byte(text), &doc); err != nil || len(doc.Content) != 1 {
-			// The parser's message would quote the value.
-			l.errorf("%s (from %s): not a value of this key", f.key, source)
+		doc = policy.Decode([]byte(text), f.value.Addr().Interface())
+		if bare == "" || len(doc.Nulls) > 0 {
+			l.errorf("%s (from %s): has no value", f.key, source)
 			return
 		}
-		node = *doc.Content[0]
 	}
-	flaws := set(f.key, f.value, &node)
-	for _, flaw := range flaws {
-		l.errorf("%s (from %s): %w", flaw.key, source, flaw.err)
-	}
-	if len(flaws) == 0 {
+	if doc == nil || len(doc.Problems) == 0 {
 		l.config.source[f.key] = source
+		return
 	}
-}
-
-// flaw is what is wrong with a value, and where in it.
-type flaw struct {
-	key  string
-	line int
-	err  error
-}
-
-// set decodes a node into the value of a key. Errors don't quote what may be a secret.
-func set(key string, value reflect.Value, n *yaml.Node) []flaw {
-	if _, ok := listOf(value.Type()); ok {
-		return setList(key, value, n)
-	}
-	err := plain(n)
-	if err == nil {
-		err = setPlain(value, n)
-	}
-	if err != nil {
-		return []flaw{{key, n.Line, err}}
-	}
-	return nil
-}
-
-// setList decodes a list of mappings, each of which has the keys of a struct.
-func setList(key string, value reflect.Value, n *yaml.Node) (flaws []flaw) {
-	if n.Kind != yaml.SequenceNode || n.Anchor != "" {
-		return []flaw{{key, n.Line, errors.New("want a list of mappings")}}
-	}
-	list := reflect.MakeSlice(value.Type(), len(n.Content), len(n.Content))
-	for i, item := range n.Content {
-		flaws = append(flaws, setStruct(fmt.Sprintf("%s[%d]", key, i), list.Index(i), item)...)
-	}
-	if len(flaws) == 0 {
-		value.Set(list)
-	}
-	return flaws
-}
-
-func setStruct(key string, value reflect.Value, n *yaml.Node) (flaws []flaw) {
-	if n.Kind != yaml.MappingNode || n.Anchor != "" {
-		return []flaw{{key, n.Line, errors.New("want a mapping of keys")}}
-	}
-	known := map[string]reflect.Value{}
-	for i := range value.NumField() {
-		known[value.Type().Field(i).Tag.Get("yaml")] = value.Field(i)
-	}
-	seen := map[string]bool{}
-	for i := 0; i < len(n.Content); i += 2 {
-		name, sub := n.Content[i], key+"."+n.Content[i].Value
-		switch v, ok := known[name.Value]; {
-		case seen[name.Value]:
-			flaws = append(flaws, flaw{sub, name.Line, errors.New("given twice")})
-		case !ok:
-			flaws = append(flaws, flaw{sub, name.Line, errors.New("unknown key")})
-		default:
-			flaws = append(flaws, set(sub, v, n.Content[i+1])...)
+	for _, p := range doc.Problems {
+		key, message := f.key, p.Message
+		switch {
+		case p.Path == "" && !strings.HasPrefix(message, "must be"):
+			message = "not a value of this key" // the parser's own would quote the value
+		case p.Path != "" && !strings.HasPrefix(p.Path, "["):
+			key += "."
 		}
-		seen[name.Value] = true
+		l.errorf("%s (from %s): %s", key+p.Path, source, message)
 	}
-	return flaws
-}
-
-func setPlain(value reflect.Value, n *yaml.Node) error {
-	fresh := reflect.New(value.Type())
-	want, shape := "text", yaml.ScalarNode
-	switch value.Interface().(type) {
-	case bool:
-		want = "true or false"
-	case int, int64:
-		want = "a whole number"
-	case float64:
-		want = "a number"
-	case time.Duration:
-		want = "a duration such as 30s, 15m or 1h30m"
-	case []string:
-		want, shape = "a list of texts", yaml.SequenceNode
-	case []uint32:
-		want, shape = "a list of whole numbers", yaml.SequenceNode
-		if slices.ContainsFunc(n.Content, func(n *yaml.Node) bool { return n.ShortTag() != "!!int" }) {
-			shape = 0 // 0.5 is no 0
-		}
-	case map[string]string:
-		want, shape = "a mapping of names to texts, each name once", yaml.MappingNode
-	}
-	if n.Kind != shape || n.Decode(fresh.Interface()) != nil {
-		return fmt.Errorf("want %s", want)
-	}
-	value.Set(fresh.Elem())
-	return nil
-}
-
-// plain refuses what YAML can but a configuration needn't.
-func plain(n *yaml.Node) error {
-	switch {
-	case n.Kind == yaml.AliasNode || n.Anchor != "":
-		return errors.New("anchors and aliases are not supported")
-	case n.Kind == yaml.ScalarNode && n.Tag == "!!null":
-		return errors.New("has no value")
-	}
-	for _, child := range n.Content {
-		if err := plain(child); err != nil {
-			return err
-		}
-	}
-	return nil
 }

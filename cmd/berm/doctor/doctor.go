@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -104,6 +105,26 @@ func okay(id, found string) finding             { return finding{id, gradeOK, fo
 func soft(id, found, means, fix string) finding { return finding{id, gradeSoft, found, means, fix} }
 func bad(id, found, means, fix string) finding  { return finding{id, gradeBad, found, means, fix} }
 
+// rule is a finding and when it holds.
+type rule struct {
+	holds bool
+	finding
+}
+
+// first returns the finding of the first rule that holds. The last rule always does.
+func first(rules ...rule) finding {
+	i := slices.IndexFunc(rules, func(r rule) bool { return r.holds })
+	return rules[i].finding
+}
+
+// said is an error on one line; empty for nil.
+func said(err error) string {
+	if err == nil {
+		return ""
+	}
+	return config.OneLine(err).Error()
+}
+
 // wontStart is what follows from what berm serve refuses.
 const wontStart = "berm serve refuses to start"
 
@@ -128,7 +149,7 @@ func (x examination) run(ctx context.Context) report {
 	host, err := serve.Within(ctx, x.limit, func(context.Context) (hostFacts, error) { return lookAtHost("/", os.Geteuid()) })
 	host.err = err
 	if x.err != nil {
-		return newReport(append(host.judge("docker", true), bad("config.file", strings.ReplaceAll(config.OneLine(x.err).Error(), ":;", ":"), wontStart,
+		return newReport(append(host.judge("docker", true), bad("config.file", strings.ReplaceAll(said(x.err), ":;", ":"), wontStart,
 			"berm config print shows every key, what it means and where its value comes from")))
 	}
 	e := lookAtEngine(ctx, x.limit, x.cfg)
@@ -136,7 +157,7 @@ func (x examination) run(ctx context.Context) report {
 	s := lookAtStorage(ctx, x.limit, e.cfg)
 	findings := append(host.judge(e.cfg.Engine.Kind, e.local()), okay("config.file", configSource(x.file)))
 	if x.outside != nil {
-		findings = append(findings, bad("engine.enter", config.OneLine(x.outside).Error(), wontStart, "have the engine run before berm, or leave --enter-engine out on the engine's own host"))
+		findings = append(findings, bad("engine.enter", said(x.outside), wontStart, "have the engine run before berm, or leave --enter-engine out on the engine's own host"))
 	}
 	findings = append(findings, e.judge(p.policy)...)
 	findings = append(findings, p.judge(e)...)

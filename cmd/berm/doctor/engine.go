@@ -176,15 +176,12 @@ func (e *engineFacts) judge(p *policy.Policy) []finding {
 
 func (e *engineFacts) judgeSocket() finding {
 	const id = "engine.socket"
-	switch {
-	case e.open:
-		return bad(id, e.socket+" can be used by every user", "everybody on this machine is as good as root", "chmod o-rw "+e.socket+", and see that the engine's settings don't open it again")
-	case e.socket != "":
-		return okay(id, "not open to every user")
-	case os.Getenv("DOCKER_CERT_PATH") != "":
-		return okay(id, "none: TCP with TLS")
-	}
-	return soft(id, "none: TCP without TLS", "whoever reaches that port is as good as root there", "have the engine listen with TLS and set DOCKER_CERT_PATH, or keep the port in a network of Berm's own")
+	return first(
+		rule{e.open, bad(id, e.socket+" can be used by every user", "everybody on this machine is as good as root", "chmod o-rw "+e.socket+", and see that the engine's settings don't open it again")},
+		rule{e.socket != "", okay(id, "not open to every user")},
+		rule{os.Getenv("DOCKER_CERT_PATH") != "", okay(id, "none: TCP with TLS")},
+		rule{true, soft(id, "none: TCP without TLS", "whoever reaches that port is as good as root there", "have the engine listen with TLS and set DOCKER_CERT_PATH, or keep the port in a network of Berm's own")},
+	)
 }
 
 // judgeSelf is about the container that this process is in.
@@ -193,7 +190,7 @@ func (e *engineFacts) judgeSelf() []finding {
 	var out []finding
 	switch {
 	case e.selfErr != nil:
-		out = append(out, soft(id, "in a container, but in which isn't known: "+config.OneLine(e.selfErr).Error(),
+		out = append(out, soft(id, "in a container, but in which isn't known: "+said(e.selfErr),
 			"Berm goes by its configuration alone for where directories and networks are", "set mounts.path_map and engine.agent_dir if mounts or the agent don't work"))
 	case e.self != nil:
 		out = append(out, okay(id, fmt.Sprintf("container %.12s of this engine; mounts that count: %d, networks: %d", e.self.ID, len(e.self.Paths), len(e.self.Networks))))
@@ -202,7 +199,7 @@ func (e *engineFacts) judgeSelf() []finding {
 			"Berm goes by its configuration alone for where directories and networks are", "set mounts.path_map and engine.agent_dir if mounts or the agent don't work"))
 	}
 	if e.settled != nil {
-		out = append(out, bad("engine.network", config.OneLine(e.settled).Error(), wontStart, "set sandbox.network"))
+		out = append(out, bad("engine.network", said(e.settled), wontStart, "set sandbox.network"))
 	}
 	return out
 }
@@ -221,7 +218,7 @@ func (e *engineFacts) judgeReach() finding {
 	}
 	var refused *refusedError
 	if errors.As(e.err, &refused) {
-		return bad(id, config.OneLine(e.err).Error(), wontStart, "see docs/operations.md for what an engine needs")
+		return bad(id, said(e.err), wontStart, "see docs/operations.md for what an engine needs")
 	}
 	variable := map[string]string{"docker": "DOCKER_HOST", "containerd": "CONTAINERD_ADDRESS"}[kind]
 	found := fmt.Sprintf("%s at %s doesn't answer: %v", kind, e.asked, config.OneLine(e.err))
@@ -312,15 +309,12 @@ func (e *engineFacts) judgeArchives() finding {
 func (e *engineFacts) judgeAgent() finding {
 	const id = "engine.agent"
 	var off *serve.AgentOffError
-	switch {
-	case e.agent == nil && e.hidden:
-		return soft(id, "can be given to sandboxes, whose processes can't be seen from here", "Berm doesn't listen to it: commands go through the engine, some fifty times slower, and processes end with Berm", "give Berm's container the host's process namespace (pid: host)")
-	case e.agent == nil:
-		return okay(id, "can be given to sandboxes")
-	case errors.As(e.agent, &off):
-		return soft(id, "off: "+off.Error(), "the engine starts a program for commands, which takes 50 ms, and processes end with Berm", "set engine.agent_dir, or put state_dir where the engine sees it")
-	}
-	return bad(id, config.OneLine(e.agent).Error(), wontStart, "set engine.agent_file right, or leave it out")
+	return first(
+		rule{e.agent == nil && e.hidden, soft(id, "can be given to sandboxes, whose processes can't be seen from here", "Berm doesn't listen to it: commands go through the engine, some fifty times slower, and processes end with Berm", "give Berm's container the host's process namespace (pid: host)")},
+		rule{e.agent == nil, okay(id, "can be given to sandboxes")},
+		rule{errors.As(e.agent, &off), soft(id, "off: "+said(e.agent), "the engine starts a program for commands, which takes 50 ms, and processes end with Berm", "set engine.agent_dir, or put state_dir where the engine sees it")},
+		rule{true, bad(id, said(e.agent), wontStart, "set engine.agent_file right, or leave it out")},
+	)
 }
 
 // judgeParts is about programs and plug-ins.
@@ -368,13 +362,11 @@ func (e *engineFacts) judgeLimits() finding {
 	if e.local() { // then host.swap says it, and whether there is any
 		unlimited = slices.DeleteFunc(unlimited, func(s string) bool { return s == "swap" })
 	}
-	switch {
-	case len(unlimited) == 0:
-		return okay(id, "memory, CPUs and processes can be limited")
-	case slices.Equal(unlimited, []string{"swap"}):
-		return soft(id, "swap isn't limited", "a sandbox can take swap beyond its memory limit", "boot the engine's host with swapaccount=1, or turn its swap off")
-	}
-	return bad(id, "not limited: "+strings.Join(unlimited, ", "), "one sandbox can take all that the host has", "turn the cgroup controllers on when the engine's host boots; if it is rootless, delegate them")
+	return first(
+		rule{len(unlimited) == 0, okay(id, "memory, CPUs and processes can be limited")},
+		rule{slices.Equal(unlimited, []string{"swap"}), soft(id, "swap isn't limited", "a sandbox can take swap beyond its memory limit", "boot the engine's host with swapaccount=1, or turn its swap off")},
+		rule{true, bad(id, "not limited: "+strings.Join(unlimited, ", "), "one sandbox can take all that the host has", "turn the cgroup controllers on when the engine's host boots; if it is rootless, delegate them")},
+	)
 }
 
 func (e *engineFacts) judgeClock() finding {
@@ -424,13 +416,11 @@ func (e *engineFacts) judgeClasses(p *policy.Policy) finding {
 			}
 		}
 	}
-	switch {
-	case len(lacking) > 0:
-		return bad(id, "the engine lacks the runtime_class of the profiles "+some(lacking)+"; it has "+some(there), "nothing can be made with them", "install it and name it in the engine's settings, or change the policy")
-	case len(missing) > 0:
-		return soft(id, "the engine lacks "+some(missing)+", which the policy allows; it has "+some(there), "who asks for it is refused by the engine", "install it and name it in the engine's settings")
-	}
-	return okay(id, some(there))
+	return first(
+		rule{len(lacking) > 0, bad(id, "the engine lacks the runtime_class of the profiles "+some(lacking)+"; it has "+some(there), "nothing can be made with them", "install it and name it in the engine's settings, or change the policy")},
+		rule{len(missing) > 0, soft(id, "the engine lacks "+some(missing)+", which the policy allows; it has "+some(there), "who asks for it is refused by the engine", "install it and name it in the engine's settings")},
+		rule{true, okay(id, some(there))},
+	)
 }
 
 // judgeUserNS is about the profiles with userns: auto. The policy may be nil.

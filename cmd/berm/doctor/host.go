@@ -208,24 +208,20 @@ func (h hostFacts) judgeCgroups(local bool) finding {
 			missing = append(missing, c)
 		}
 	}
-	switch {
-	case len(missing) == 0:
-		return okay(id, found)
-	case !local:
-		return okay(id, found+", as seen from this container")
-	}
-	return bad(id, found, "sandboxes can't be limited in "+strings.Join(missing, ", "), "turn the controllers on when the kernel boots (cgroup_enable=memory, systemd.unified_cgroup_hierarchy=1)")
+	return first(
+		rule{len(missing) == 0, okay(id, found)},
+		rule{!local, okay(id, found+", as seen from this container")},
+		rule{true, bad(id, found, "sandboxes can't be limited in "+strings.Join(missing, ", "), "turn the controllers on when the kernel boots (cgroup_enable=memory, systemd.unified_cgroup_hierarchy=1)")},
+	)
 }
 
 func (h hostFacts) judgeSwap() finding {
 	const id = "host.swap"
-	switch {
-	case !h.swap:
-		return okay(id, "none")
-	case h.swapLimits:
-		return okay(id, "counted")
-	}
-	return soft(id, "there is some, and it isn't counted", "a sandbox can take swap beyond its memory limit", "boot with swapaccount=1, or turn swap off")
+	return first(
+		rule{!h.swap, okay(id, "none")},
+		rule{h.swapLimits, okay(id, "counted")},
+		rule{true, soft(id, "there is some, and it isn't counted", "a sandbox can take swap beyond its memory limit", "boot with swapaccount=1, or turn swap off")},
+	)
 }
 
 // configSource says where the configuration comes from.

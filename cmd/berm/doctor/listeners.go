@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -23,7 +24,6 @@ import (
 	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
@@ -32,24 +32,45 @@ const expiresSoon = 14 * 24 * time.Hour
 
 // checkDoors looks at what berm serve would listen on, and at who answers there.
 func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s *storageFacts) []finding {
-	out := []finding{checkSandboxAPI(ctx, limit, cfg, s.lockedBy != "")}
-	out = append(out, checkTokens(ctx, limit, cfg)...)
+	served := s.lockedBy != ""
+	out := []finding{checkSandboxAPI(ctx, limit, cfg, served)}
+	in := &serve.Inputs{}
+	failed := map[string]bool{}
+	checks := serve.Checks(cfg, in)
+	for i, c := range checks {
+		_, err := reading(ctx, limit, c.What, func() (struct{}, error) { return struct{}{}, c.Run() })
+		l := i - len(checks) + len(cfg.EngineAPI.Listeners) // the checks of listeners are the last
+		switch {
+		case err != nil:
+			failed[c.ID] = true
+			out = append(out, bad(c.ID, said(err), wontStart, c.Fix))
+		case l >= 0:
+			out = append(out, checkListener(ctx, limit, cfg.EngineAPI.Listeners[l], in.TLS[l], served))
+		}
+	}
 	if cfg.HTTP.Listen != config.ListenNone {
-		out = append(out, checkSigningKey(ctx, limit, cfg.Security))
+		if !failed["doors.tokens"] {
+			out = append(out, judgeTokens(cfg.HTTP, in.Tokens.Len())...)
+		}
+		if !failed["doors.signing_key"] {
+			out = append(out, okay("doors.signing_key", map[bool]string{true: "given", false: "made at each start: signed URLs end with the server"}[in.SigningKey != nil]))
+		}
+	}
+	if !failed["doors.telemetry"] {
+		out = append(out, checkCollector(ctx, limit, cfg.Otel))
 	}
 	if !serve.InContainer() { // where it is alone
 		out = append(out, checkSecrets(ctx, limit, cfg)...)
 	}
-	for _, l := range cfg.EngineAPI.Listeners {
-		out = append(out, checkListener(ctx, limit, l, s.lockedBy != ""))
+	if len(cfg.EngineAPI.Listeners) > 0 {
+		if path := cfg.EngineAPI.AuditLog; path != "" {
+			out = append(out, checkAuditLog(ctx, limit, path))
+		}
+		if served && s.databaseErr == nil {
+			out = append(out, checkRestarts(ctx, limit, filepath.Join(cfg.StateDir, serve.StateStore)))
+		}
 	}
-	if path := cfg.EngineAPI.AuditLog; path != "" && len(cfg.EngineAPI.Listeners) > 0 {
-		out = append(out, checkAuditLog(ctx, limit, path))
-	}
-	if len(cfg.EngineAPI.Listeners) > 0 && s.lockedBy != "" && s.databaseErr == nil {
-		out = append(out, checkRestarts(ctx, limit, filepath.Join(cfg.StateDir, serve.StateStore)))
-	}
-	return append(out, checkCollector(ctx, limit, cfg.Otel))
+	return out
 }
 
 // checkSandboxAPI asks the server that has the state directory, or looks whether one could
@@ -65,14 +86,14 @@ func checkSandboxAPI(ctx context.Context, limit time.Duration, cfg *config.Confi
 		return checkAddress(ctx, limit, cfg.HTTP.Listen, true)
 	}
 	if err != nil {
-		return bad(id, config.OneLine(err).Error(), "the server that has the state directory is of no use", "look at its log")
+		return bad(id, said(err), "the server that has the state directory is of no use", "look at its log")
 	}
 	found := fmt.Sprintf("berm %s answers at %s", running, address)
 	if running != config.Version {
 		found += "; this one is " + config.Version
 	}
 	if ready != nil {
-		return soft(id, found+", and isn't ready: "+config.OneLine(ready).Error(), "calls are answered with 503", "look at its log")
+		return soft(id, found+", and isn't ready: "+said(ready), "calls are answered with 503", "look at its log")
 	}
 	return okay(id, found)
 }
@@ -95,13 +116,11 @@ func checkAddress(ctx context.Context, limit time.Duration, address string, know
 		return bad(id, fmt.Sprintf("%s can't be listened on: %v", address, err), wontStart, "choose another with --listen")
 	}
 	other, _, err := askVersion(ctx, limit, address)
-	switch {
-	case err != nil:
-		return bad(id, "another process listens on "+address, wontStart, "choose another with --listen")
-	case !known:
-		return soft(id, fmt.Sprintf("berm %s answers at %s", other, address), "whether it is that of this state directory isn't known", "run berm doctor as the server's user")
-	}
-	return bad(id, fmt.Sprintf("berm %s listens on %s, with another state directory", other, address), wontStart, "give the state directory and the configuration of that server, or choose another with --listen")
+	return first(
+		rule{err != nil, bad(id, "another process listens on "+address, wontStart, "choose another with --listen")},
+		rule{!known, soft(id, fmt.Sprintf("berm %s answers at %s", other, address), "whether it is that of this state directory isn't known", "run berm doctor as the server's user")},
+		rule{true, bad(id, fmt.Sprintf("berm %s listens on %s, with another state directory", other, address), wontStart, "give the state directory and the configuration of that server, or choose another with --listen")},
+	)
 }
 
 // askVersion asks a server who it is. Ready says why it isn't.
@@ -123,49 +142,27 @@ func askVersion(ctx context.Context, limit time.Duration, address string) (versi
 	return health.Version, serve.Try(ctx, limit, func(ctx context.Context) error { return serve.AskHealth(ctx, address, "/readyz", nil) }), nil
 }
 
-func checkTokens(ctx context.Context, limit time.Duration, cfg *config.Config) []finding {
+// judgeTokens says whether who reaches the sandbox API has to show a token.
+func judgeTokens(cfg config.HTTP, tokens int) []finding {
 	const id = "doors.tokens"
-	tokens, err := reading(ctx, limit, "security.token_file", func() (*proxy.Tokens, error) { return serve.LoadTokens(cfg.Security) })
-	if err != nil {
-		return []finding{bad(id, config.OneLine(err).Error(), wontStart, "mend it; docs/api.md has the format")}
-	}
-	listen := cfg.HTTP.Listen
-	if listen == config.ListenNone {
-		return nil
-	}
-	if config.Passed(listen) { // whom it is for is in its unit
-		if tokens.Len() == 0 {
-			return []finding{soft(id, "none", "every process that reaches "+listen+" may do everything; if that is TCP beyond loopback, berm serve refuses to start", "give tokens in security.token_file or BERM_SECURITY_TOKENS")}
-		}
-		return []finding{okay(id, strconv.Itoa(tokens.Len())+"; if "+listen+" is TCP beyond loopback, it needs a proxy with TLS before it")}
-	}
-	if err := serve.CheckExposure(cfg.HTTP, tokens.Len()); err != nil {
-		return []finding{bad(id, "none, and "+listen+" is neither loopback nor a unix socket", wontStart, "give a token in security.token_file or BERM_SECURITY_TOKENS, or listen on 127.0.0.1")}
-	}
-	if tokens.Len() == 0 {
-		found := "none"
-		if mode, err := cfg.HTTP.FileMode(); err == nil && serve.WorldWritable(listen, mode) {
+	const fix = "give tokens in security.token_file or BERM_SECURITY_TOKENS"
+	listen := cfg.Listen
+	passed, found := config.Passed(listen), strconv.Itoa(tokens) // whom what is passed is for is in its unit
+	switch {
+	case passed && tokens == 0:
+		return []finding{soft(id, "none", "every process that reaches "+listen+" may do everything; if that is TCP beyond loopback, berm serve refuses to start", fix)}
+	case passed:
+		return []finding{okay(id, found+"; if "+listen+" is TCP beyond loopback, it needs a proxy with TLS before it")}
+	case tokens == 0:
+		found = "none"
+		if mode, err := cfg.FileMode(); err == nil && serve.WorldWritable(listen, mode) {
 			found = fmt.Sprintf("none, and every user of this machine reaches %s, mode %04o", listen, mode)
 		}
-		return []finding{soft(id, found, "every process that reaches "+listen+" may do everything", "give tokens in security.token_file or BERM_SECURITY_TOKENS")}
+		return []finding{soft(id, found, "every process that reaches "+listen+" may do everything", fix)}
+	case serve.CheckExposure(cfg, 0) != nil: // it can be reached from elsewhere
+		return []finding{okay(id, found), soft("doors.tls", listen+" is plain HTTP", "who listens in on the way has the tokens", "put a proxy with TLS before it, or keep it in a network of those who may")}
 	}
-	out := []finding{okay(id, strconv.Itoa(tokens.Len()))}
-	if serve.CheckExposure(cfg.HTTP, 0) != nil { // it can be reached from elsewhere
-		out = append(out, soft("doors.tls", listen+" is plain HTTP", "who listens in on the way has the tokens", "put a proxy with TLS before it, or keep it in a network of those who may"))
-	}
-	return out
-}
-
-func checkSigningKey(ctx context.Context, limit time.Duration, cfg config.Security) finding {
-	const id = "doors.signing_key"
-	key, err := reading(ctx, limit, "security.signing_key_file", func() ([]byte, error) { return serve.LoadSigningKey(cfg) })
-	switch {
-	case err != nil:
-		return bad(id, config.OneLine(err).Error(), wontStart, "openssl rand -base64 32 makes one")
-	case key == nil:
-		return okay(id, "made at each start: signed URLs end with the server")
-	}
-	return okay(id, "given")
+	return []finding{okay(id, found)}
 }
 
 // checkSecrets tells of files with secrets that are every user's to read. One that is
@@ -184,15 +181,12 @@ func checkSecrets(ctx context.Context, limit time.Duration, cfg *config.Config) 
 	return []finding{soft("doors.secrets", "every user of this machine can read "+some(open), "who reads a secret has what it is for", "chmod o-r "+strings.Join(open, " "))}
 }
 
-// checkListener looks at one of the Docker Engine API. Served says that a server has the
-// state directory, and so most likely these addresses.
-func checkListener(ctx context.Context, limit time.Duration, l config.Listener, served bool) finding {
+// checkListener looks at one of the engine proxy. Served says that a server has the state
+// directory, and so most likely these addresses.
+func checkListener(ctx context.Context, limit time.Duration, l config.Listener, secured *tls.Config, served bool) finding {
 	const id = "doors.engine_api"
-	secured, err := reading(ctx, limit, "engine_api: certificates of "+l.Address, func() (*tls.Config, error) { return serve.ListenerTLS(l) })
-	if err != nil {
-		return bad(id, config.OneLine(err).Error(), wontStart, "set the listener's files right")
-	}
 	found, passed := l.Address, config.Passed(l.Address)
+	var err error
 	if !passed {
 		err = serve.Try(ctx, limit, func(ctx context.Context) error { return listenable(ctx, strings.TrimPrefix(l.Address, "tcp://")) })
 	}
@@ -210,11 +204,10 @@ func checkListener(ctx context.Context, limit time.Duration, l config.Listener, 
 	default:
 		return bad(id, fmt.Sprintf("%s can't be listened on: %v", l.Address, err), wontStart, "choose another address, or make what it lacks")
 	}
+	open := false
 	if mode, err := l.FileMode(); err == nil && strings.HasPrefix(l.Address, "unix://") {
 		found += fmt.Sprintf(", mode %04o", mode)
-		if serve.Anybody(l) && serve.WorldWritable(l.Address, mode) {
-			return soft(id, found, "every user of this machine is its caller", "give the callers' uids, or a socket_mode of 0660")
-		}
+		open = l.ForEverybody() && serve.WorldWritable(l.Address, mode)
 	}
 	var audited []string
 	for _, c := range l.Callers {
@@ -223,22 +216,20 @@ func checkListener(ctx context.Context, limit time.Duration, l config.Listener, 
 		}
 	}
 	found += fmt.Sprintf(", callers: %d", len(l.Callers))
+	left := 2 * expiresSoon
 	if secured != nil && len(secured.Certificates) > 0 && secured.Certificates[0].Leaf != nil {
 		end := secured.Certificates[0].Leaf.NotAfter
 		found += ", certificate until " + end.Format(time.DateOnly)
-		if left := time.Until(end); left < 0 {
-			return bad(id, found, "clients refuse it", "renew the certificate")
-		} else if left < expiresSoon {
-			return soft(id, found, "clients refuse it from then on", "renew the certificate")
-		}
+		left = time.Until(end)
 	}
-	switch {
-	case len(audited) > 0:
-		return soft(id, found+"; mode: audit for "+some(audited), "what the policy denies is let through", "set their mode to enforce once berm policy learn has nothing to add")
-	case l.AllowPlain && l.ClientCAFile == "":
-		return soft(id, found+", without client certificates", "whoever reaches it is its caller", "set client_ca_file, or keep it in a network of those who may")
-	}
-	return okay(id, found)
+	return first(
+		rule{open, soft(id, found, "every user of this machine is its caller", "give the callers' uids, or a socket_mode of 0660")},
+		rule{left < 0, bad(id, found, "clients refuse it", "renew the certificate")},
+		rule{left < expiresSoon, soft(id, found, "clients refuse it from then on", "renew the certificate")},
+		rule{len(audited) > 0, soft(id, found+"; mode: audit for "+some(audited), "what the policy denies is let through", "set their mode to enforce once berm policy learn has nothing to add")},
+		rule{l.AllowPlain && l.ClientCAFile == "", soft(id, found+", without client certificates", "whoever reaches it is its caller", "set client_ca_file, or keep it in a network of those who may")},
+		rule{true, okay(id, found)},
+	)
 }
 
 func checkAuditLog(ctx context.Context, limit time.Duration, path string) finding {
@@ -264,7 +255,7 @@ func checkRestarts(ctx context.Context, limit time.Duration, database string) fi
 	const id = "doors.restarts"
 	rows, err := serve.Within(ctx, limit, func(ctx context.Context) ([]restart.Row, error) { return store.ReadRestarts(ctx, database) })
 	if err != nil {
-		return soft(id, config.OneLine(err).Error(), "what waits for its restart isn't known", "run berm doctor as the server's user")
+		return soft(id, said(err), "what waits for its restart isn't known", "run berm doctor as the server's user")
 	}
 	restarts, waiting := 0, []string{}
 	for _, r := range rows {
@@ -286,18 +277,11 @@ func checkCollector(ctx context.Context, limit time.Duration, cfg config.Otel) f
 	if cfg.Endpoint == "" {
 		return okay(id, "nothing is sent")
 	}
-	if _, err := reading(ctx, limit, "otel.headers_file", func() (map[string]string, error) { return serve.OtelHeaders(cfg) }); err != nil {
-		return bad(id, config.OneLine(err).Error(), wontStart, "set otel.headers right")
-	}
 	u, err := url.Parse(cfg.Endpoint)
 	if err != nil {
 		return bad(id, "otel.endpoint is no URL", wontStart, "set it to one such as http://127.0.0.1:4318")
 	}
-	port := u.Port()
-	if port == "" {
-		port = u.Scheme
-	}
-	address := net.JoinHostPort(u.Hostname(), port)
+	address := net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), u.Scheme))
 	err = serve.Try(ctx, limit, func(ctx context.Context) error {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 		if err != nil {
@@ -306,7 +290,7 @@ func checkCollector(ctx context.Context, limit time.Duration, cfg config.Otel) f
 		return conn.Close()
 	})
 	if err != nil {
-		return soft(id, config.OneLine(err).Error(), "logs, metrics and traces are lost until the collector is there", "start it, or set otel.endpoint right")
+		return soft(id, said(err), "logs, metrics and traces are lost until the collector is there", "start it, or set otel.endpoint right")
 	}
 	return okay(id, "a collector listens on "+address)
 }

@@ -47,7 +47,7 @@ func lookAtPolicy(ctx context.Context, limit time.Duration, e *engineFacts) *pol
 	if p.err != nil {
 		return p
 	}
-	p.err = serve.AllOf(serve.Holdable(p.held), serve.HasProfiles(e.cfg.EngineAPI))(p.policy)
+	p.err = serve.CheckPolicy(e.cfg, p.held)(p.policy)
 	p.images = imagesOf(p.policy)
 	for i := range p.images {
 		img := &p.images[i]
@@ -78,12 +78,12 @@ func (p *policyFacts) judge(e *engineFacts) []finding {
 	const id = "policy.file"
 	file := cmp.Or(e.cfg.PolicyFile, "the built-in policy")
 	if p.policy == nil {
-		return []finding{bad(id, config.OneLine(p.err).Error(), wontStart, "mend "+file+"; docs/policy.yaml has every key")}
+		return []finding{bad(id, said(p.err), wontStart, "mend "+file+"; docs/policy.yaml has every key")}
 	}
 	var out []finding
 	found := file + "; profiles: " + some(p.policy.Profiles())
 	if p.err != nil {
-		out = append(out, bad(id, file+": "+config.OneLine(p.err).Error(), wontStart, "change the policy, or where Berm runs"))
+		out = append(out, bad(id, file+": "+said(p.err), wontStart, "change the policy, or where Berm runs"))
 	} else {
 		out = append(out, okay(id, found))
 	}
@@ -107,7 +107,7 @@ func (p *policyFacts) judgeHold(e *engineFacts) []finding {
 	case p.err != nil || !e.view.Asked:
 		return nil
 	}
-	found := "mode trusted, as mounts can't be held: " + config.OneLine(p.held).Error()
+	found := "mode trusted, as mounts can't be held: " + said(p.held)
 	switch {
 	case !p.policy.AllowsMounts():
 		return []finding{okay(id, found+"; only Berm's own directories are mounted")}
@@ -132,18 +132,18 @@ func (p *policyFacts) judgeImages(cfg config.Engine) finding {
 		case errdefs.IsNotFound(img.err):
 			absent = append(absent, img.ref)
 		case img.err != nil:
-			unknown = append(unknown, img.ref+": "+config.OneLine(img.err).Error())
+			unknown = append(unknown, img.ref+": "+said(img.err))
 		}
 	}
-	switch {
-	case len(unknown) > 0:
-		return soft(id, "can't be asked for: "+some(unknown), "whether they are there isn't known", "look at the engine's log")
-	case len(absent) > 0 && p.policy.PullPolicy() == policy.PullNever:
-		return bad(id, "the engine lacks "+some(absent), "nothing can be made of them, as the policy says images.pull: never", pull+inFull(absent[0], cfg.Kind))
-	case len(absent) > 0:
-		return soft(id, "the engine lacks "+some(absent), "the first create waits for the pull, or fails where the registry can't be reached", pull+inFull(absent[0], cfg.Kind))
+	if len(absent) > 0 {
+		pull += inFull(absent[0], cfg.Kind)
 	}
-	return okay(id, fmt.Sprintf("the engine has those of all %d profiles", len(p.policy.Profiles())))
+	return first(
+		rule{len(unknown) > 0, soft(id, "can't be asked for: "+some(unknown), "whether they are there isn't known", "look at the engine's log")},
+		rule{len(absent) > 0 && p.policy.PullPolicy() == policy.PullNever, bad(id, "the engine lacks "+some(absent), "nothing can be made of them, as the policy says images.pull: never", pull)},
+		rule{len(absent) > 0, soft(id, "the engine lacks "+some(absent), "the first create waits for the pull, or fails where the registry can't be reached", pull)},
+		rule{true, okay(id, fmt.Sprintf("the engine has those of all %d profiles", len(p.policy.Profiles())))},
+	)
 }
 
 // inFull is a reference as an engine's own client wants it: containerd's knows no default
@@ -191,11 +191,9 @@ func (p *policyFacts) judgeNetworks() finding {
 	}
 	found := "there are " + some(words)
 	pr, _ := defaultProfile(p.policy)
-	switch {
-	case len(together) > 0:
-		return soft(id, "not isolated: "+some(together)+"; "+found, "sandboxes on it reach each other, and so what others run", "leave isolated: false out of the policy, or give each tenant a network of its own")
-	case out[pr.Network]:
-		return soft(id, "the profile default has "+pr.Network+"; "+found, "every sandbox that doesn't ask for less reaches the internet, and what else the host reaches", "have network: \"off\" in the profile default, and another profile for who needs it")
-	}
-	return okay(id, "by default "+pr.Network+"; who asks gets "+some(words))
+	return first(
+		rule{len(together) > 0, soft(id, "not isolated: "+some(together)+"; "+found, "sandboxes on it reach each other, and so what others run", "leave isolated: false out of the policy, or give each tenant a network of its own")},
+		rule{out[pr.Network], soft(id, "the profile default has "+pr.Network+"; "+found, "every sandbox that doesn't ask for less reaches the internet, and what else the host reaches", "have network: \"off\" in the profile default, and another profile for who needs it")},
+		rule{true, okay(id, "by default "+pr.Network+"; who asks gets "+some(words))},
+	)
 }

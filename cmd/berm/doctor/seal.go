@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime"
@@ -25,7 +24,7 @@ func checkSeals(ctx context.Context, limit time.Duration, e *engineFacts, s *sto
 		sealer, err = lifecycle.NewSealer(ctx, lifecycle.SealerOptions{Key: key, Owner: s.instance})
 	}
 	if err != nil {
-		return []finding{bad(id, config.OneLine(err).Error(), wontStart, "restore it from a backup")}
+		return []finding{bad(id, said(err), wontStart, "restore it from a backup")}
 	}
 	list, err := serve.Within(ctx, limit, func(ctx context.Context) ([]runtime.Container, error) {
 		return e.client.List(ctx, map[string]string{lifecycle.LabelOwner: s.instance, lifecycle.LabelSeal: ""})

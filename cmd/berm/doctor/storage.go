@@ -3,6 +3,7 @@ package doctor
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -19,7 +20,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
-	"github.com/bermhq/berm/lifecycle/project"
+	"github.com/bermhq/berm/lifecycle/quota/project"
 	"github.com/bermhq/berm/lifecycle/store"
 )
 
@@ -162,41 +163,24 @@ func lookAtDir(path string) dirFacts {
 		d.err = &os.PathError{Op: "statfs", Path: at, Err: err}
 		return d
 	}
-	d.kind, d.remote = fileSystem(int64(st.Type)) //nolint:unconvert // it is smaller on some machines
-	d.free = st.Bavail * uint64(st.Bsize)         //nolint:gosec // no block has less than no bytes
+	magic := int64(st.Type) & 0xffffffff //nolint:unconvert // it is smaller on some machines
+	d.kind, d.remote = cmp.Or(fileSystems[magic].name, fmt.Sprintf("file system %#x", magic)), fileSystems[magic].remote
+	d.free = st.Bavail * uint64(st.Bsize) //nolint:gosec // no block has less than no bytes
 	if err := unix.Faccessat(unix.AT_FDCWD, at, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
 		d.err = &os.PathError{Op: "write to", Path: at, Err: err}
 	}
 	return d
 }
 
-// fileSystem names a kind of file system, and tells whether its files are on another machine.
-func fileSystem(magic int64) (name string, remote bool) {
-	switch magic & 0xffffffff {
-	case unix.EXT4_SUPER_MAGIC:
-		return "ext4", false
-	case unix.XFS_SUPER_MAGIC:
-		return "xfs", false
-	case unix.BTRFS_SUPER_MAGIC:
-		return "btrfs", false
-	case 0x2fc12fc1:
-		return "zfs", false
-	case unix.TMPFS_MAGIC:
-		return "tmpfs", false
-	case unix.OVERLAYFS_SUPER_MAGIC:
-		return "overlay", false
-	case unix.NFS_SUPER_MAGIC:
-		return "nfs", true
-	case 0xff534d42, 0xfe534d42, 0x517b:
-		return "smb", true
-	case unix.V9FS_MAGIC:
-		return "9p", true
-	case 0x65735546:
-		return "fuse", true
-	case 0x00c36400:
-		return "ceph", true
-	}
-	return fmt.Sprintf("file system %#x", magic&0xffffffff), false
+// fileSystems are the kinds that are known by name, by their magic numbers.
+var fileSystems = map[int64]struct {
+	name   string
+	remote bool // its files are on another machine
+}{
+	unix.EXT4_SUPER_MAGIC: {"ext4", false}, unix.XFS_SUPER_MAGIC: {"xfs", false}, unix.BTRFS_SUPER_MAGIC: {"btrfs", false}, 0x2fc12fc1: {"zfs", false},
+	unix.TMPFS_MAGIC: {"tmpfs", false}, unix.OVERLAYFS_SUPER_MAGIC: {"overlay", false},
+	unix.NFS_SUPER_MAGIC: {"nfs", true}, 0xff534d42: {"smb", true}, 0xfe534d42: {"smb", true}, 0x517b: {"smb", true}, unix.V9FS_MAGIC: {"9p", true},
+	0x65735546: {"fuse", true}, 0x00c36400: {"ceph", true},
 }
 
 // lockHolder is the process that has locked a file, as /proc tells of those that can be
@@ -271,44 +255,31 @@ func (s *storageFacts) judgeState() finding {
 		return bad(id, d.path+": "+d.err.Error(), wontStart, "run it as a user who may write there, or choose another with --state-dir")
 	}
 	found += fmt.Sprintf(", %s, %s free", d.kind, size(d.free))
-	switch {
-	case d.remote:
-		return soft(id, found, "SQLite and file locks don't hold over a network as they do on a disk", "put state_dir on a file system of this machine")
-	case d.kind == "tmpfs":
-		return soft(id, found, "with a restart of the machine it is gone, and whose chats are whose with it", "put state_dir on a disk")
-	case d.kind == "overlay" && serve.InContainer():
-		return soft(id, found, "it goes with this container, and whose chats are whose with it", "mount a volume on "+d.path)
-	case d.free < littleSpace:
-		return soft(id, found, "a full file system stops whatever has to be written down", "free some space")
-	}
-	return okay(id, found)
+	return first(
+		rule{d.remote, soft(id, found, "SQLite and file locks don't hold over a network as they do on a disk", "put state_dir on a file system of this machine")},
+		rule{d.kind == "tmpfs", soft(id, found, "with a restart of the machine it is gone, and whose chats are whose with it", "put state_dir on a disk")},
+		rule{d.kind == "overlay" && serve.InContainer(), soft(id, found, "it goes with this container, and whose chats are whose with it", "mount a volume on "+d.path)},
+		rule{d.free < littleSpace, soft(id, found, "a full file system stops whatever has to be written down", "free some space")},
+		rule{true, okay(id, found)},
+	)
 }
 
 func (s *storageFacts) judgeDatabase() finding {
 	const id = "storage.database"
 	d := s.database
 	hidden := s.lockedBy != "" || s.state.err != nil // it is a server's, or storage.state_dir says why
-	switch {
-	case errors.Is(s.databaseErr, fs.ErrNotExist):
-		return okay(id, "none yet: berm serve makes it")
-	case hidden && (errors.Is(s.databaseErr, fs.ErrPermission) || errors.Is(s.databaseErr, serve.ErrStuck)):
-		return soft(id, s.databaseErr.Error(), "whether it can be used isn't known", "run berm doctor as the server's user")
-	case errors.Is(s.databaseErr, fs.ErrPermission):
-		return bad(id, s.databaseErr.Error(), wontStart, "run it as the user whose it is, or give that file to this one")
-	case errors.Is(s.databaseErr, serve.ErrStuck):
-		return bad(id, s.databaseErr.Error(), "berm serve is stuck there, too", "see what keeps it from being read")
-	case s.databaseErr != nil:
-		return bad(id, s.databaseErr.Error(), wontStart, "restore it; with the file moved away no sandbox is lost, but whose the chats are")
-	case d.schema > d.known:
-		return bad(id, fmt.Sprintf("its schema is version %d, and this berm knows %d", d.schema, d.known), wontStart, "use the newer berm")
-	case d.merging && d.schema < d.known && s.lockedBy != "":
-		return okay(id, "in use")
-	case d.merging && d.schema < d.known:
-		return okay(id, "left by a crash: what is new in it isn't merged yet, as berm serve will")
-	case d.schema < d.known:
-		return okay(id, fmt.Sprintf("schema %d, which berm serve brings up to %d", d.schema, d.known))
-	}
-	return okay(id, fmt.Sprintf("schema %d, the newest that this berm knows", d.schema))
+	return first(
+		rule{errors.Is(s.databaseErr, fs.ErrNotExist), okay(id, "none yet: berm serve makes it")},
+		rule{hidden && (errors.Is(s.databaseErr, fs.ErrPermission) || errors.Is(s.databaseErr, serve.ErrStuck)), soft(id, said(s.databaseErr), "whether it can be used isn't known", "run berm doctor as the server's user")},
+		rule{errors.Is(s.databaseErr, fs.ErrPermission), bad(id, said(s.databaseErr), wontStart, "run it as the user whose it is, or give that file to this one")},
+		rule{errors.Is(s.databaseErr, serve.ErrStuck), bad(id, said(s.databaseErr), "berm serve is stuck there, too", "see what keeps it from being read")},
+		rule{s.databaseErr != nil, bad(id, said(s.databaseErr), wontStart, "restore it; with the file moved away no sandbox is lost, but whose the chats are")},
+		rule{d.schema > d.known, bad(id, fmt.Sprintf("its schema is version %d, and this berm knows %d", d.schema, d.known), wontStart, "use the newer berm")},
+		rule{d.merging && d.schema < d.known && s.lockedBy != "", okay(id, "in use")},
+		rule{d.merging && d.schema < d.known, okay(id, "left by a crash: what is new in it isn't merged yet, as berm serve will")},
+		rule{d.schema < d.known, okay(id, fmt.Sprintf("schema %d, which berm serve brings up to %d", d.schema, d.known))},
+		rule{true, okay(id, fmt.Sprintf("schema %d, the newest that this berm knows", d.schema))},
+	)
 }
 
 func (s *storageFacts) judgeChats(cfg *config.Config) finding {
@@ -324,21 +295,15 @@ func (s *storageFacts) judgeChats(cfg *config.Config) finding {
 	}
 	found := fmt.Sprintf("%s, %s, %s free", d.path, d.kind, size(d.free))
 	quota := uint64(max(cfg.Storage.WorkspaceQuotaMB, 0)) << 20
-	switch {
-	case s.unused && !errors.Is(s.databaseErr, fs.ErrNotExist):
-		return soft(id, found+", without a directory .staging, and so never used", "if there are chats, they are elsewhere, and "+wontStart, "mount the file system that holds them there; if there are none, start berm serve")
-	case d.remote:
-		return soft(id, found, "what is durable on a disk may not be over a network", "put it on a file system of this machine")
-	case d.kind == "tmpfs":
-		return soft(id, found, "with a restart of the machine all chats are gone", "put it on a disk")
-	case d.kind == "overlay" && serve.InContainer():
-		return soft(id, found, "all chats go with this container", "mount a directory of the host on "+d.path)
-	case d.free < littleSpace:
-		return soft(id, found, "chats have no room", "free some space")
-	case quota > d.free:
-		return soft(id, found, "that is less than one workspace may hold", "lower storage.workspace_quota_mb, or give it a larger file system")
-	}
-	return okay(id, found)
+	return first(
+		rule{s.unused && !errors.Is(s.databaseErr, fs.ErrNotExist), soft(id, found+", without a directory .staging, and so never used", "if there are chats, they are elsewhere, and "+wontStart, "mount the file system that holds them there; if there are none, start berm serve")},
+		rule{d.remote, soft(id, found, "what is durable on a disk may not be over a network", "put it on a file system of this machine")},
+		rule{d.kind == "tmpfs", soft(id, found, "with a restart of the machine all chats are gone", "put it on a disk")},
+		rule{d.kind == "overlay" && serve.InContainer(), soft(id, found, "all chats go with this container", "mount a directory of the host on "+d.path)},
+		rule{d.free < littleSpace, soft(id, found, "chats have no room", "free some space")},
+		rule{quota > d.free, soft(id, found, "that is less than one workspace may hold", "lower storage.workspace_quota_mb, or give it a larger file system")},
+		rule{true, okay(id, found)},
+	)
 }
 
 func (s *storageFacts) judgeQuotas(cfg config.Storage, host hostFacts) finding {
@@ -350,26 +315,20 @@ func (s *storageFacts) judgeQuotas(cfg config.Storage, host hostFacts) finding {
 		why = errors.New("limits can't be set; that takes CAP_SYS_ADMIN")
 	}
 	const means = "sandboxes can pass it for as long as it takes to measure"
-	switch {
-	case cfg.WorkspaceQuotaMB == 0:
-		return soft(id, "workspaces have no quota", "one user can fill the file system of all", "set storage.workspace_quota_mb")
-	case cfg.ProjectQuotas == config.ProjectQuotasOff:
-		return soft(id, quota+", measured: storage.project_quotas is off", means, "set it to auto, and "+how)
-	case why == nil:
-		return okay(id, quota+", by project quotas of the kernel")
-	case cfg.ProjectQuotas == config.ProjectQuotasRequired:
-		return bad(id, config.OneLine(why).Error(), wontStart+", as storage.project_quotas is required", how)
-	case errdefs.IsNotImplemented(why) || s.quotas == nil:
-		return soft(id, quota+", measured: "+config.OneLine(why).Error(), means, how)
-	}
-	return bad(id, config.OneLine(why).Error(), wontStart, how)
+	return first(
+		rule{cfg.WorkspaceQuotaMB == 0, soft(id, "workspaces have no quota", "one user can fill the file system of all", "set storage.workspace_quota_mb")},
+		rule{cfg.ProjectQuotas == config.ProjectQuotasOff, soft(id, quota+", measured: storage.project_quotas is off", means, "set it to auto, and "+how)},
+		rule{why == nil, okay(id, quota+", by project quotas of the kernel")},
+		rule{cfg.ProjectQuotas == config.ProjectQuotasRequired, bad(id, said(why), wontStart+", as storage.project_quotas is required", how)},
+		rule{errdefs.IsNotImplemented(why) || s.quotas == nil, soft(id, quota+", measured: "+said(why), means, how)},
+		rule{true, bad(id, said(why), wontStart, how)},
+	)
 }
 
 // size is a number of bytes as people say it.
 func size(n uint64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
-	i := 0
-	f := float64(n)
+	i, f := 0, float64(n)
 	for ; f >= 1024 && i < len(units)-1; i++ {
 		f /= 1024
 	}

@@ -29,7 +29,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/project"
+	"github.com/bermhq/berm/lifecycle/quota/project"
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
@@ -260,22 +260,25 @@ func TestDoctorStuckFiles(t *testing.T) {
 		},
 		"doors.tokens": func(ctx context.Context, cfg *config.Config) []finding {
 			cfg.Security.TokenFile = stuck
-			return checkTokens(ctx, limit, cfg)
+			return checkDoors(ctx, limit, cfg, &storageFacts{})
 		},
-		"doors.signing_key": func(ctx context.Context, _ *config.Config) []finding {
-			return []finding{checkSigningKey(ctx, limit, config.Security{SigningKeyFile: stuck})}
+		"doors.signing_key": func(ctx context.Context, cfg *config.Config) []finding {
+			cfg.Security.SigningKeyFile = stuck
+			return checkDoors(ctx, limit, cfg, &storageFacts{})
 		},
-		"doors.engine_api": func(ctx context.Context, _ *config.Config) []finding {
-			return []finding{checkListener(ctx, limit, config.Listener{Address: "tcp://127.0.0.1:0", TLSCertFile: stuck, TLSKeyFile: stuck}, false)}
+		"doors.engine_api": func(ctx context.Context, cfg *config.Config) []finding {
+			cfg.EngineAPI.Listeners = []config.Listener{{Address: "tcp://127.0.0.1:0", TLSCertFile: stuck, TLSKeyFile: stuck}}
+			return checkDoors(ctx, limit, cfg, &storageFacts{})
 		},
-		"doors.telemetry": func(ctx context.Context, _ *config.Config) []finding {
-			return []finding{checkCollector(ctx, limit, config.Otel{Endpoint: "http://127.0.0.1:1", HeadersFile: stuck})}
+		"doors.telemetry": func(ctx context.Context, cfg *config.Config) []finding {
+			cfg.Otel = config.Otel{Endpoint: "http://127.0.0.1:1", HeadersFile: stuck}
+			return checkDoors(ctx, limit, cfg, &storageFacts{})
 		},
 	} {
 		t.Run(id, func(t *testing.T) {
 			t.Parallel()
 			cfg := config.Default()
-			cfg.StateDir = state
+			cfg.StateDir, cfg.HTTP.Listen = state, "127.0.0.1:0"
 			findings := look(t.Context(), cfg)
 			if id == "doors.sandbox_api" {
 				wantFinding(t, findings, id, gradeSoft, "berm v7 answers")
@@ -448,8 +451,13 @@ func TestDoctorListener(t *testing.T) {
 		"ends soon":       {soon, false, gradeSoft, "certificate until"},
 		"nowhere to make": {config.Listener{Address: "unix:///nonexistent/s", Callers: all}, false, gradeBad, "can't be listened on"},
 	} {
-		f := checkListener(t.Context(), time.Minute, tt.listener, tt.served)
-		t.Run(name, func(t *testing.T) { wantFinding(t, []finding{f}, "doors.engine_api", tt.grade, tt.found) })
+		cfg, s := config.Default(), &storageFacts{databaseErr: fs.ErrNotExist}
+		cfg.HTTP.Listen, cfg.EngineAPI.Listeners = config.ListenNone, []config.Listener{tt.listener}
+		if tt.served {
+			s.lockedBy = "1"
+		}
+		findings := checkDoors(t.Context(), time.Minute, cfg, s)
+		t.Run(name, func(t *testing.T) { wantFinding(t, findings, "doors.engine_api", tt.grade, tt.found) })
 	}
 }
 
@@ -509,7 +517,7 @@ func TestDoctorTokens(t *testing.T) {
 	} {
 		cfg := config.Default()
 		cfg.HTTP.Listen, cfg.HTTP.SocketMode, cfg.Security.Tokens = tt.listen, "0666", tt.tokens
-		findings := checkTokens(t.Context(), time.Minute, cfg)
+		findings := checkDoors(t.Context(), time.Minute, cfg, &storageFacts{})
 		t.Run(name, func(t *testing.T) { wantFinding(t, findings, tt.id, tt.grade, "") })
 		if strings.Contains(fmt.Sprint(findings), "hush") {
 			t.Errorf("%s tells a secret: %+v", name, findings)

@@ -2,8 +2,8 @@ package serve
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,199 +11,163 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
-	"unicode"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
-// A backup is a tar of two members: manifest.json, and the database as of one moment.
-const (
-	BackupFormat = 2
-	manifestName = "manifest.json"
-	maxManifest  = 64 << 10 // bytes
-)
-
-// Manifest says what a backup is of, and how its other members are known to be whole.
-type Manifest struct {
-	Format   int       `json:"format"`
-	Berm     string    `json:"berm"`               // the version that made it
-	Schema   int       `json:"schema"`             // of the database
-	Instance string    `json:"instance"`           // the id on what that instance made
-	SealKey  string    `json:"seal_key,omitempty"` // of the labels' seals; empty in format 1
-	Created  time.Time `json:"created"`
-	Members  []member  `json:"members"` // in their order
+// Backup describes a backup: a copy of the database with a table that says what it is of.
+type Backup struct {
+	store.Origin
+	store.Report
 }
 
-type member struct {
-	Name   string `json:"name"`
-	Size   int64  `json:"size"` // bytes
-	SHA256 string `json:"sha256"`
+func (b Backup) String() string {
+	return fmt.Sprintf("a backup of %s, by berm %s, of instance %s", b.Created.Format(time.RFC3339), b.Berm, b.Instance)
 }
 
-func (m Manifest) String() string {
-	return fmt.Sprintf("a backup of %s, by berm %s, of instance %s", m.Created.Format(time.RFC3339), m.Berm, m.Instance)
-}
-
-// writeBackup writes the database at path, which nobody changes meanwhile, as a backup
-// that m tells of.
-func WriteBackup(ctx context.Context, w io.Writer, m Manifest, path string) error {
-	db, err := os.Open(path)
+// MakeBackup copies a server's store, also while the server runs, and calls put with the
+// path of the backup, which is gone afterwards.
+func MakeBackup(ctx context.Context, cfg *config.Config, put func(path string) error) (b Backup, err error) {
+	dir := cfg.StateDir
+	if b.Instance, err = knownInstance(cfg); err != nil {
+		return b, err
+	}
+	if err := errors.Join(noRestorePending(dir), ownState(dir)); err != nil {
+		return b, err
+	}
+	work, err := openScratch(dir)
 	if err != nil {
-		return err
+		return b, err
 	}
-	defer func() { _ = db.Close() }() // it was only read
-	sum := sha256.New()
-	size, err := io.Copy(sum, untilDone{ctx, db})
-	if err == nil {
-		_, err = db.Seek(0, io.SeekStart)
-	}
+	defer func() { err = errors.Join(err, work.Close()) }()
+	key, err := SealKey(dir)
 	if err != nil {
-		return err
+		return b, err
 	}
-	m.Members = []member{{Name: StateStore, Size: size, SHA256: hex.EncodeToString(sum.Sum(nil))}}
-	head, err := json.MarshalIndent(m, "", "  ")
-	if err != nil {
-		return err
+	b.SealKey, b.Berm, b.Created = hex.EncodeToString(key), config.Version, time.Now().UTC()
+	copied := filepath.Join(work.dir, StateStore)
+	if err := store.Snapshot(ctx, filepath.Join(dir, StateStore), copied); err != nil {
+		return b, err
 	}
-	t := tar.NewWriter(w)
-	header := func(name string, size int64) error {
-		return t.WriteHeader(&tar.Header{Name: name, Size: size, Mode: 0o600, ModTime: m.Created.Truncate(time.Second)})
+	if b.Report, err = store.Check(ctx, copied, work.dir); err != nil {
+		return b, fmt.Errorf("the store isn't sound, so there is no backup: %w", err)
 	}
-	if err := header(manifestName, int64(len(head))); err != nil {
-		return err
+	if err := store.PutOrigin(ctx, copied, b.Origin); err != nil {
+		return b, err
 	}
-	if _, err := t.Write(head); err != nil {
-		return err
+	if err := put(copied); err != nil {
+		return b, fmt.Errorf("write the backup: %w", err)
 	}
-	if err := header(StateStore, size); err != nil {
-		return err
-	}
-	if _, err := io.Copy(t, untilDone{ctx, db}); err != nil {
-		return err
-	}
-	return t.Close()
+	return b, nil
 }
 
-// readBackup reads a backup, checks it, and leaves its database in the directory dir.
-func ReadBackup(ctx context.Context, r io.Reader, dir string) (m Manifest, report store.Report, err error) {
-	if m, err = extractBackup(ctx, r, dir); err != nil {
-		return m, report, fmt.Errorf("read the backup: %w", err)
+// CheckStore checks a server's store, also while the server runs, and changes nothing.
+func CheckStore(ctx context.Context, cfg *config.Config) (instance string, r store.Report, err error) {
+	if err := errors.Join(noRestorePending(cfg.StateDir), ownState(cfg.StateDir)); err != nil {
+		return "", r, err
 	}
-	if report, err = store.Check(ctx, filepath.Join(dir, StateStore), dir); err != nil {
-		return m, report, err
-	}
-	if report.Schema != m.Schema {
-		return m, report, fmt.Errorf("the backup's manifest says schema %d, and its database has %d", m.Schema, report.Schema)
-	}
-	return m, report, nil
+	instance, instanceErr := knownInstance(cfg)
+	r, err = store.Check(ctx, filepath.Join(cfg.StateDir, StateStore), "")
+	return instance, r, errors.Join(instanceErr, err)
 }
 
-func extractBackup(ctx context.Context, r io.Reader, dir string) (m Manifest, err error) {
+// knownInstance returns the ID of the instance whose state directory it is.
+func knownInstance(cfg *config.Config) (string, error) {
+	instance, err := Instance(cfg.StateDir, cfg.Engine.Instance)
+	if err == nil && instance == "" {
+		err = fmt.Errorf("%s has no instance id, and engine.instance isn't set: is it the server's state directory, and the server's configuration?", cfg.StateDir)
+	}
+	return instance, err
+}
+
+// ReadBackup checks a backup and leaves its store in the directory dir.
+func ReadBackup(ctx context.Context, r io.Reader, dir string) (b Backup, err error) {
+	path := filepath.Join(dir, StateStore)
+	if b.Origin, err = extractBackup(ctx, r, path); err != nil {
+		return b, fmt.Errorf("read the backup: %w", err)
+	}
+	if _, err := parseSealKey(b.SealKey); b.SealKey != "" && err != nil {
+		return b, fmt.Errorf("read the backup: %w", err)
+	}
+	b.Report, err = store.Check(ctx, path, dir)
+	return b, err
+}
+
+func extractBackup(ctx context.Context, r io.Reader, path string) (o store.Origin, err error) {
 	r, stop := interruptible(ctx, r)
 	defer stop()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return o, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	in := bufio.NewReader(r)
+	if head, _ := in.Peek(len(manifestName) + 1); string(head) == manifestName+"\x00" { // no more than it has
+		return untar(in, f)
+	}
+	if _, err := io.Copy(f, in); err != nil {
+		return o, err
+	}
+	return store.TakeOrigin(ctx, path)
+}
+
+// manifestName is the first member of a tar, as earlier versions wrote backups. The
+// second is the database.
+const manifestName = "manifest.json"
+
+func untar(r io.Reader, db io.Writer) (o store.Origin, err error) {
 	t := tar.NewReader(r)
-	if _, err := nextMember(t, manifestName); err != nil {
-		return m, err
+	next := func(name string, most int64) (io.Reader, error) {
+		h, err := t.Next()
+		if err == nil && (h.Name != name || h.Typeflag != tar.TypeReg || len(h.PAXRecords) > 0 || h.Size > most) { // one with holes fills a disk
+			err = errors.New("it isn't the member of a backup")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		return t, nil
 	}
-	head, err := io.ReadAll(io.LimitReader(t, maxManifest+1))
+	head, err := next(manifestName, 64<<10)
 	if err != nil {
-		return m, err
+		return o, err
 	}
-	if m, err = parseManifest(head); err != nil {
-		return m, fmt.Errorf("%s: %w", manifestName, err)
-	}
-	want := m.Members[0]
-	size, err := nextMember(t, StateStore)
-	if err != nil {
-		return m, err
-	}
-	if size != want.Size {
-		return m, fmt.Errorf("%s has %d bytes, want %d", StateStore, size, want.Size)
-	}
-	f, err := os.OpenFile(filepath.Join(dir, StateStore), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return m, err
-	}
-	sum := sha256.New()
-	_, err = io.Copy(io.MultiWriter(f, sum), t)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return m, fmt.Errorf("%s: %w", StateStore, err)
-	}
-	if hex.EncodeToString(sum.Sum(nil)) != want.SHA256 {
-		return m, fmt.Errorf("%s isn't what was backed up: its SHA-256 is another", StateStore)
-	}
-	if _, err = t.Next(); errors.Is(err, io.EOF) {
-		_, err = io.Copy(onlyZeros{}, r) // with which a tar may be filled up
-	} else if err == nil {
-		err = errMore
-	}
-	return m, err
-}
-
-var errMore = errors.New("there is more in it than there should be")
-
-// onlyZeros refuses everything else.
-type onlyZeros struct{}
-
-func (onlyZeros) Write(p []byte) (int, error) {
-	if len(bytes.Trim(p, "\x00")) > 0 {
-		return 0, errMore
-	}
-	return len(p), nil
-}
-
-// nextMember goes on to a member, and answers its size.
-func nextMember(t *tar.Reader, name string) (int64, error) {
-	h, err := t.Next()
-	switch {
-	case errors.Is(err, io.EOF):
-		return 0, fmt.Errorf("%s is missing", name)
-	case err != nil:
-		return 0, fmt.Errorf("%s: %w", name, err)
-	case h.Name != name || h.Typeflag != tar.TypeReg:
-		return 0, fmt.Errorf("there is %q where %s should be", h.Name, name)
-	}
-	for key := range h.PAXRecords {
-		if strings.HasPrefix(key, "GNU.sparse.") { // of such, a short tar fills a disk
-			return 0, fmt.Errorf("%s has holes", name)
+	var m struct {
+		Format         int
+		Berm, Instance string
+		SealKey        string `json:"seal_key"`
+		Created        time.Time
+		Members        []struct {
+			Size   int64
+			SHA256 string
 		}
 	}
-	return h.Size, nil
-}
-
-func parseManifest(data []byte) (m Manifest, err error) {
-	if len(data) > maxManifest {
-		return m, fmt.Errorf("it has more than %d bytes", maxManifest)
+	if err := json.NewDecoder(head).Decode(&m); err != nil || len(m.Members) != 1 || m.Format != 1 && m.Format != 2 || (m.SealKey == "") != (m.Format == 1) {
+		return o, errors.Join(errors.New("its manifest isn't one of a backup"), err)
 	}
-	var first struct {
-		Format int `json:"format"`
+	body, err := next(StateStore, m.Members[0].Size)
+	if err != nil {
+		return o, err
 	}
-	if err := json.Unmarshal(data, &first); err != nil {
-		return m, err
+	sum := sha256.New()
+	if _, err := io.Copy(io.MultiWriter(db, sum), body); err != nil {
+		return o, fmt.Errorf("%s: %w", StateStore, err)
 	}
-	if first.Format > BackupFormat {
-		return m, fmt.Errorf("its format is %d, and this berm knows %d: use the newer berm", first.Format, BackupFormat)
+	if hex.EncodeToString(sum.Sum(nil)) != m.Members[0].SHA256 {
+		return o, fmt.Errorf("%s isn't what was backed up: its SHA-256 is another", StateStore)
 	}
-	if err := proxy.DecodeJSON(data, &m); err != nil {
-		return m, err
+	if rest, err := io.ReadAll(io.LimitReader(r, 1<<20)); err != nil || len(bytes.Trim(rest, "\x00")) > 0 { // a tar is filled up with zeros
+		return o, errors.Join(errors.New("there is more in it than there should be"), err)
 	}
-	_, keyErr := parseSealKey(m.SealKey)
-	if m.Format < 1 || (m.SealKey == "") != (m.Format == 1) || m.Format > 1 && keyErr != nil || m.Instance == "" || m.Created.IsZero() || len(m.Members) != 1 || m.Members[0].Name != StateStore ||
-		strings.ContainsFunc(m.Instance+m.Berm, unicode.IsControl) {
-		return m, errors.New("it is not one of a backup")
-	}
-	return m, nil
+	o = store.Origin{Instance: m.Instance, SealKey: m.SealKey, Berm: m.Berm, Created: m.Created}
+	return o, o.Valid()
 }
 
 // interruptible is a reader that ends with the context, also while it waits for input. A
-// read of that from which nothing comes is left behind then, for the process' end.
+// read that nothing answers is left behind then.
 func interruptible(ctx context.Context, r io.Reader) (_ io.Reader, stop func()) {
 	out, in := io.Pipe()
 	go func() {
@@ -213,45 +177,6 @@ func interruptible(ctx context.Context, r io.Reader) (_ io.Reader, stop func()) 
 	forget := context.AfterFunc(ctx, func() { _ = in.CloseWithError(context.Cause(ctx)) })
 	return out, func() {
 		forget()
-		_ = out.Close() // nobody writes any more
+		_ = out.Close()
 	}
-}
-
-// untilDone reads until the context is done.
-type untilDone struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (u untilDone) Read(p []byte) (int, error) {
-	if u.ctx.Err() != nil {
-		return 0, context.Cause(u.ctx)
-	}
-	return u.r.Read(p)
-}
-
-// putBackup writes a file for its owner only. Without replace, a file that exists is an
-// error.
-func PutBackup(name string, replace bool, write func(io.Writer) error) error {
-	if err := MayPut(name, replace); err != nil {
-		return err
-	}
-	return atomicfile.Write(name, 0o600, func(w io.Writer) error {
-		return cmp.Or(write(w), MayPut(name, replace)) // it took its time
-	})
-}
-
-func MayPut(name string, replace bool) error {
-	info, err := os.Lstat(name)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s is there, and is no file", name)
-	case !replace:
-		return fmt.Errorf("%s is there; --force replaces it", name)
-	}
-	return nil
 }

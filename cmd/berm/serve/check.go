@@ -3,6 +3,7 @@ package serve
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
@@ -64,7 +65,7 @@ func ownPaths(cfg *config.Config) []string {
 	return paths
 }
 
-// readPolicy reads the policy without changing anything: the default workspace,
+// ReadPolicy reads the policy without changing anything: the default workspace,
 // which a server makes, is taken as made. Secret is policy.Options.Secret.
 func ReadPolicy(ctx context.Context, cfg *config.Config, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
 	v := EngineView(ctx, cfg.Engine)
@@ -76,7 +77,7 @@ func ReadPolicy(ctx context.Context, cfg *config.Config, secret func(policy.Secr
 	return ReadPolicyAs(&located, v, s, secret)
 }
 
-// readPolicyAs is readPolicy for a configuration that heeds what is known already.
+// ReadPolicyAs is ReadPolicy for a configuration that heeds what is known already.
 func ReadPolicyAs(cfg *config.Config, v View, s *Self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
 	opts := policyOptions(cfg, v, s)
 	opts.Secret = secret
@@ -101,27 +102,100 @@ func ReadPolicyAs(cfg *config.Config, v View, s *Self, secret func(policy.Secret
 	return policy.Parse(data, opts)
 }
 
-// checkParts checks what the configuration refers to, and says all that is wrong.
+// Inputs are what a configuration names, and a server reads before it opens anything.
+type Inputs struct {
+	Tokens     *proxy.Tokens // nil if there are none
+	SigningKey []byte        // nil if there is none
+	Headers    map[string]string
+	TLS        []*tls.Config // of engine_api.listeners; nil for one without TLS
+}
+
+// Check reads an input. Its error is why a server wouldn't start.
+type Check struct {
+	ID   string // of doctor's finding
+	What string // that is read, for an error that doesn't name it
+	Fix  string
+	Run  func() error
+}
+
+// Checks returns the checks of a configuration's inputs, which fill in.
+func Checks(cfg *config.Config, in *Inputs) []Check {
+	in.TLS = make([]*tls.Config, len(cfg.EngineAPI.Listeners))
+	checks := []Check{
+		{"doors.tokens", "security.token_file", "give tokens in security.token_file or BERM_SECURITY_TOKENS (docs/api.md has the format), or listen on 127.0.0.1", func() (err error) {
+			if in.Tokens, err = loadTokens(cfg.Security); err == nil {
+				err = CheckExposure(cfg.HTTP, in.Tokens.Len())
+			}
+			return err
+		}},
+		{"doors.signing_key", "security.signing_key_file", "openssl rand -base64 32 makes one", func() (err error) {
+			in.SigningKey, err = loadSigningKey(cfg.Security)
+			return err
+		}},
+		{"doors.telemetry", "otel.headers_file", "set otel.headers right", func() (err error) {
+			if cfg.Otel.Endpoint != "" {
+				in.Headers, err = otelHeaders(cfg.Otel)
+			}
+			return err
+		}},
+	}
+	for i, l := range cfg.EngineAPI.Listeners {
+		checks = append(checks, Check{"doors.engine_api", "engine_api: certificates of " + l.Address, "set the listener's files right", func() (err error) {
+			in.TLS[i], err = listenerTLS(l)
+			return err
+		}})
+	}
+	return checks
+}
+
+// loadInputs runs all checks, and says all that is wrong.
+func loadInputs(cfg *config.Config) (*Inputs, error) {
+	in := &Inputs{}
+	var errs []error
+	for _, c := range Checks(cfg, in) {
+		errs = append(errs, c.Run())
+	}
+	return in, errors.Join(errs...)
+}
+
+// CheckPolicy returns a check that refuses a policy which lacks a profile of a configured
+// caller, or requires holding where held says that it isn't possible.
+func CheckPolicy(cfg *config.Config, held error) func(*policy.Policy) error {
+	return func(p *policy.Policy) error {
+		if err := holdable(held)(p); err != nil {
+			return err
+		}
+		for _, l := range cfg.EngineAPI.Listeners {
+			for _, c := range l.Callers {
+				if _, ok := p.Profile(c.Profile); !ok {
+					return fmt.Errorf("policy: there is no profile %q, which caller %s of %s has", c.Profile, c.Name, l.Address)
+				}
+			}
+		}
+		return nil
+	}
+}
+
+// CheckParts checks what the configuration refers to, and says all that is wrong.
 func CheckParts(ctx context.Context, cfg *config.Config) error {
 	p, policyErr := ReadPolicy(ctx, cfg, policy.ReadSecret)
 	if policyErr == nil {
-		policyErr = HasProfiles(cfg.EngineAPI)(p)
+		policyErr = CheckPolicy(cfg, nil)(p)
 	}
-	tokens, err := LoadTokens(cfg.Security)
-	if err == nil {
-		err = CheckExposure(cfg.HTTP, tokens.Len())
+	_, err := loadInputs(cfg)
+	return errors.Join(policyErr, err, CheckEngine(cfg.Engine, cfg.StateDir))
+}
+
+// CheckExposure refuses a sandbox API that strangers can reach, as far as it can be known.
+func CheckExposure(cfg config.HTTP, tokens int) error {
+	if cfg.Listen == config.ListenNone || config.Passed(cfg.Listen) { // what is passed has an address once it is there
+		return nil
 	}
-	for _, l := range cfg.EngineAPI.Listeners {
-		_, tlsErr := ListenerTLS(l)
-		err = errors.Join(err, tlsErr)
-	}
-	_, keyErr := LoadSigningKey(cfg.Security)
-	_, headersErr := OtelHeaders(cfg.Otel)
-	return errors.Join(policyErr, err, keyErr, headersErr, CheckEngine(cfg.Engine, cfg.StateDir))
+	return proxy.CheckExposure(cfg.Listen, tokens)
 }
 
 // loadTokens gives nil when none are configured.
-func LoadTokens(cfg config.Security) (*proxy.Tokens, error) {
+func loadTokens(cfg config.Security) (*proxy.Tokens, error) {
 	switch {
 	case cfg.TokenFile != "":
 		return proxy.LoadTokens(cfg.TokenFile)
@@ -140,7 +214,7 @@ const minSigningKey = 32
 
 // loadSigningKey gives nil when none is configured. White space around it isn't part of
 // it.
-func LoadSigningKey(cfg config.Security) ([]byte, error) {
+func loadSigningKey(cfg config.Security) ([]byte, error) {
 	key, from := []byte(cfg.SigningKey), "BERM_SECURITY_SIGNING_KEY"
 	if cfg.SigningKeyFile != "" {
 		var err error

@@ -33,7 +33,7 @@ func TestLoadSigningKey(t *testing.T) {
 		"empty file": {config.Security{SigningKeyFile: file("")}, "", false},
 		"no file":    {config.Security{SigningKeyFile: "/nowhere/key"}, "", false},
 	} {
-		got, err := LoadSigningKey(tt.cfg)
+		got, err := loadSigningKey(tt.cfg)
 		if string(got) != tt.want || (err == nil) != tt.ok {
 			t.Errorf("%s: got %q, %v", name, got, err)
 		}

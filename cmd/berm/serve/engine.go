@@ -362,9 +362,9 @@ func NewTrusted(stateDir string, pol func() *policy.Policy, inUse func(context.C
 	return mountpin.NewTrusted(filepath.Join(stateDir, "trusted"), judge, inUse)
 }
 
-// Holdable returns a check that refuses a policy which requires holding if that isn't
+// holdable returns a check that refuses a policy which requires holding if that isn't
 // possible. Why is nil if it is.
-func Holdable(why error) func(*policy.Policy) error {
+func holdable(why error) func(*policy.Policy) error {
 	return func(p *policy.Policy) error {
 		if p.HoldRequired() && why != nil {
 			return fmt.Errorf("policy: mounts.hold is required, as it is by default, but mounts can't be held here: %w; %s; "+

@@ -24,7 +24,7 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// maxHealth bounds what is read of an answer, and of the announced address.
+// maxHealth bounds what is read of an answer.
 const maxHealth = 64 << 10
 
 func NewHealthcheckCommand() *cobra.Command {
@@ -96,16 +96,8 @@ func checkHealth(ctx context.Context, cfg *config.Config, live bool) error {
 func Announced(stateDir string) (string, error) { return announcedAs(stateDir, StateAddress) }
 
 func announcedAs(stateDir, name string) (string, error) {
-	f, err := os.Open(filepath.Join(stateDir, name))
-	if errors.Is(err, os.ErrNotExist) {
-		return "", nil
-	}
-	if err != nil {
-		return "", fmt.Errorf("read the server's address: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	data, err := io.ReadAll(io.LimitReader(f, maxHealth))
-	if err != nil {
+	data, err := os.ReadFile(filepath.Join(stateDir, name))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("read the server's address: %w", err)
 	}
 	return strings.TrimSpace(string(data)), nil

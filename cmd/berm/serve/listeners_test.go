@@ -30,14 +30,13 @@ func TestOpenSocketsAreToldOf(t *testing.T) {
 		cfg := config.Default()
 		cfg.HTTP.Listen, cfg.HTTP.SocketMode = "unix://"+filepath.Join(t.TempDir(), "s"), tt.mode
 		var log bytes.Buffer
-		d := doorParts{cfg: cfg, manager: &lifecycle.Manager{}, policies: &policyKeeper{}, tokens: tt.tokens, tel: &telemetry{registry: prometheus.NewRegistry()}, log: slog.New(slog.NewTextHandler(&log, nil))}
-		var undo cleanup
-		if _, _, err := d.sandboxAPI(t.Context(), &undo); err != nil {
+		s := server{cfg: cfg, manager: &lifecycle.Service{}, policies: &policyKeeper{}, inputs: &Inputs{Tokens: tt.tokens}, tel: &telemetry{registry: prometheus.NewRegistry()}, log: slog.New(slog.NewTextHandler(&log, nil))}
+		if _, err := s.listenAPI(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if warns := strings.Contains(log.String(), "sandbox_api_open"); warns != tt.warns {
 			t.Errorf("%s: %s", name, log.String())
 		}
-		_ = undo.run()
+		_ = s.undo.run()
 	}
 }

@@ -124,11 +124,15 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 	cfg := config.Default()
 	cfg.Sandbox.ChatsRoot = t.TempDir()
 	quiet := slog.New(slog.DiscardHandler)
-	workspaces, err := openWorkspaces(cfg, db, func() *lifecycle.Manager { return manager }, quiet)
+	quotas, err := openQuotas(t.Context(), cfg, db, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openChats(t.Context(), cfg, db, workspaces, manager, quiet, got); err != nil {
+	workspaces, err := openWorkspaces(cfg, db, quotas)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openChats(t.Context(), cfg, db, quotas, workspaces, manager, quiet, got); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := engineapi.New(engineapi.Options{

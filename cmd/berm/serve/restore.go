@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/runtime/atomicfile"
 )
@@ -35,17 +36,19 @@ type rename func(from, to string) error
 
 // Restoration is a restore that has been done.
 type Restoration struct {
-	Manifest Manifest
-	Report   store.Report
-	Kept     string // the directory of what was there; empty if there was nothing
-	Earlier  string // tells of one that was cut off before, and is done now; empty if none was
+	Backup
+	Kept    string // the directory of what was there; empty if there was nothing
+	Earlier string // says that one that was cut off before is done now; empty if none was
 }
 
-// restoreState puts a backup in the place of a state directory's store. The configured
-// instance may be empty. Nothing is changed unless all is well, and what is there and
-// isn't empty is replaced with force only.
-func RestoreState(ctx context.Context, dir, configured string, backup io.Reader, force bool, rename rename) (r Restoration, err error) {
-	if err := OwnState(dir); err != nil {
+// Restore puts a backup in the place of a server's store. It changes nothing unless all is
+// well. It replaces a store that isn't empty, or another instance's, with force only.
+func Restore(ctx context.Context, cfg *config.Config, backup io.Reader, force bool) (Restoration, error) {
+	return restore(ctx, cfg.StateDir, cfg.Engine.Instance, backup, force, os.Rename)
+}
+
+func restore(ctx context.Context, dir, configured string, backup io.Reader, force bool, rename rename) (r Restoration, err error) {
+	if err := ownState(dir); err != nil {
 		return r, err
 	}
 	st, err := openState(dir)
@@ -59,41 +62,39 @@ func RestoreState(ctx context.Context, dir, configured string, backup io.Reader,
 			err = fmt.Errorf("%s; another one: %w", r.Earlier, err)
 		}
 	}()
-	work, err := OpenScratch(dir)
+	work, err := openScratch(dir)
 	if err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, work.Close()) }()
-	if r.Manifest, r.Report, err = ReadBackup(ctx, backup, work.Dir); err != nil {
+	if r.Backup, err = ReadBackup(ctx, backup, work.dir); err != nil {
 		return r, err
 	}
-	instance, err := restoredInstance(dir, configured, r.Manifest.Instance, force)
+	instance, err := restoredInstance(dir, configured, r.Instance, force)
 	if err != nil {
 		return r, err
 	}
 	if !force {
-		if err := wantEmptyStore(ctx, filepath.Join(dir, StateStore), work.Dir); err != nil {
+		if err := wantEmptyStore(ctx, filepath.Join(dir, StateStore), work.dir); err != nil {
 			return r, err
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return r, context.Cause(ctx)
 	}
-	fresh := filepath.Join(work.Dir, statePending, pendingNew)
+	fresh := filepath.Join(work.dir, statePending, pendingNew)
 	if err := os.MkdirAll(fresh, 0o700); err != nil {
 		return r, err
 	}
-	if instance != "" {
-		if err := atomicfile.WriteString(filepath.Join(fresh, StateInstance), 0o600, instance+"\n"); err != nil {
+	for name, text := range map[string]string{StateInstance: instance, StateSealKey: r.SealKey} { // an earlier version's backup has no key
+		if text == "" {
+			continue
+		}
+		if err := atomicfile.WriteString(filepath.Join(fresh, name), 0o600, text+"\n"); err != nil {
 			return r, err
 		}
 	}
-	if r.Manifest.SealKey != "" { // an earlier version's backup has none
-		if err := atomicfile.WriteString(filepath.Join(fresh, StateSealKey), 0o600, r.Manifest.SealKey+"\n"); err != nil {
-			return r, err
-		}
-	}
-	if err := os.Rename(filepath.Join(work.Dir, StateStore), filepath.Join(fresh, StateStore)); err != nil {
+	if err := os.Rename(filepath.Join(work.dir, StateStore), filepath.Join(fresh, StateStore)); err != nil {
 		return r, err
 	}
 	for _, path := range []string{filepath.Join(fresh, StateStore), fresh, filepath.Dir(fresh)} {
@@ -101,8 +102,7 @@ func RestoreState(ctx context.Context, dir, configured string, backup io.Reader,
 			return r, err
 		}
 	}
-	// From here on it is done, if not by this process, then by the next one that takes
-	// the state directory.
+	// From here on this process finishes it, or the next one that takes the state directory.
 	if err := rename(filepath.Dir(fresh), filepath.Join(dir, statePending)); err != nil {
 		return r, err
 	}
@@ -207,21 +207,21 @@ func finishRestore(dir string, rename rename) (kept string, err error) {
 	return kept, atomicfile.Sync(dir)
 }
 
-// Scratch is a directory for a backup or a restore at a time. What one that was killed
+// scratch is a directory for a backup or a restore at a time. What one that was killed
 // left in it goes with the next.
-type Scratch struct {
-	Dir  string
+type scratch struct {
+	dir  string
 	lock *os.File
 }
 
 // openScratch makes it, in a state directory that is there.
-func OpenScratch(state string) (*Scratch, error) {
-	s := &Scratch{Dir: filepath.Join(state, stateScratch)}
-	if err := os.Mkdir(s.Dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+func openScratch(state string) (*scratch, error) {
+	s := &scratch{dir: filepath.Join(state, stateScratch)}
+	if err := os.Mkdir(s.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	var err error
-	if s.lock, err = lockFile(s.Dir, os.O_RDONLY); err != nil {
+	if s.lock, err = lockFile(s.dir, os.O_RDONLY); err != nil {
 		if errors.Is(err, errLocked) {
 			err = fmt.Errorf("another backup or restore of %s is under way", state)
 		}
@@ -233,19 +233,19 @@ func OpenScratch(state string) (*Scratch, error) {
 	return s, nil
 }
 
-func (s *Scratch) clear() error {
-	entries, err := os.ReadDir(s.Dir)
+func (s *scratch) clear() error {
+	entries, err := os.ReadDir(s.dir)
 	for _, e := range entries {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(s.Dir, e.Name())))
+		err = errors.Join(err, os.RemoveAll(filepath.Join(s.dir, e.Name())))
 	}
 	return err
 }
 
 // Close removes what is in it.
-func (s *Scratch) Close() error { return errors.Join(s.clear(), unlockFile(s.lock)) }
+func (s *scratch) Close() error { return errors.Join(s.clear(), unlockFile(s.lock)) }
 
 // noRestorePending refuses a state directory that is between two stores.
-func NoRestorePending(dir string) error {
+func noRestorePending(dir string) error {
 	pending, err := restorePending(dir)
 	if !pending && err == nil {
 		return nil

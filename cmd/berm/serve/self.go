@@ -47,8 +47,8 @@ type Self struct {
 	Networks []string             // names of those that containers can be given
 }
 
-// clues are what the kernel tells a process of the container that it is in.
-type clues struct {
+// selfFacts are what the kernel shows a process of its container.
+type selfFacts struct {
 	ids      []string // who it might be, the likeliest first
 	upperDir string   // of the root file system; empty unless it is an overlay
 	mounts   map[string]string
@@ -68,9 +68,9 @@ const (
 	maxProc    = 4 << 20
 )
 
-// readClues reads from a directory like /proc/self.
-func readClues(proc, hostname string) (*clues, error) {
-	t := &clues{mounts: map[string]string{}}
+// readSelf reads from a directory like /proc/self.
+func readSelf(proc, hostname string) (*selfFacts, error) {
+	t := &selfFacts{mounts: map[string]string{}}
 	cgroups, err := ReadProc(filepath.Join(proc, "cgroup"))
 	if err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func ReadProc(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxProc))
 }
 
-func (t *clues) guess(ids ...string) {
+func (t *selfFacts) guess(ids ...string) {
 	for _, id := range ids {
 		if len(t.ids) < maxGuesses && !slices.Contains(t.ids, id) {
 			t.ids = append(t.ids, id)
@@ -141,9 +141,9 @@ func unescapeMount(s string) string {
 	})
 }
 
-// fits tells whether a container can be the one that left the clues. One whose network
+// fits tells whether a container can be the one that has these facts. One whose network
 // namespace this container shares isn't, though its ID is in both's mounts.
-func (t *clues) fits(d docker.Description) bool {
+func (t *selfFacts) fits(d docker.Description) bool {
 	if !d.Running {
 		return false
 	}
@@ -168,7 +168,7 @@ func (t *clues) fits(d docker.Description) bool {
 // agrees tells whether the kernel shows at a mount's target what the engine says. It
 // knows a directory's path in its own file system only, which that on the host ends in,
 // or which ends in that where the host has a part of the file system mounted.
-func (t *clues) agrees(m docker.DescribedMount) bool {
+func (t *selfFacts) agrees(m docker.DescribedMount) bool {
 	root, ok := t.mounts[path.Clean(m.Target)]
 	return ok && (root == "/" || strings.HasSuffix(m.Source, root) || strings.HasSuffix(root, m.Source))
 }
@@ -185,7 +185,7 @@ type describer interface {
 }
 
 // find asks the engine about every guess, again while it is away, until ctx ends.
-func (t *clues) find(ctx context.Context, engine describer) (*Self, error) {
+func (t *selfFacts) find(ctx context.Context, engine describer) (*Self, error) {
 	for {
 		found, err := t.ask(ctx, engine)
 		if !errdefs.IsUnavailable(err) {
@@ -200,7 +200,7 @@ func (t *clues) find(ctx context.Context, engine describer) (*Self, error) {
 }
 
 // ask answers nil if the engine knows none of the guesses, or another container by it.
-func (t *clues) ask(ctx context.Context, engine describer) (*Self, error) {
+func (t *selfFacts) ask(ctx context.Context, engine describer) (*Self, error) {
 	for _, id := range t.ids {
 		d, err := engine.Describe(ctx, id)
 		switch {
@@ -215,7 +215,7 @@ func (t *clues) ask(ctx context.Context, engine describer) (*Self, error) {
 }
 
 // self is what counts of the container that was found.
-func (t *clues) self(d docker.Description) *Self {
+func (t *selfFacts) self(d docker.Description) *Self {
 	s := &Self{ID: d.ID, project: d.Labels[labelProject]}
 	for _, m := range d.Mounts {
 		if fi, err := os.Stat(m.Target); err == nil && fi.IsDir() && t.agrees(m) {
@@ -241,7 +241,7 @@ func FindSelf(ctx context.Context, cfg config.Engine, v View, wait time.Duration
 	if err != nil {
 		return nil, err
 	}
-	t, err := readClues("/proc/self", hostname)
+	t, err := readSelf("/proc/self", hostname)
 	if err != nil || len(t.ids) == 0 {
 		return nil, err
 	}

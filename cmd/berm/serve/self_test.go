@@ -40,18 +40,18 @@ func TestReadClues(t *testing.T) {
 	t.Parallel()
 	proc := procOf(t, "1:cpu:/docker/"+otherID+"/docker/"+ownID+"\n0::/system.slice/docker-"+ownID+".scope\n",
 		`224 204 254:0 /srv/a\040b /var/lib/berm rw master:1 - ext4 /dev/vda rw`)
-	c, err := readClues(proc, "berm")
+	c, err := readSelf(proc, "berm")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{ownID, otherID}; !slices.Equal(c.ids, want) || c.upperDir != ownUpper || c.mounts["/var/lib/berm"] != "/srv/a b" {
 		t.Errorf("%+v", c)
 	}
-	if c, err = readClues(procOf(t, "0::/\n"), ownID[:12]); err != nil || !slices.Equal(c.ids, []string{otherID, ownID[:12]}) {
+	if c, err = readSelf(procOf(t, "0::/\n"), ownID[:12]); err != nil || !slices.Equal(c.ids, []string{otherID, ownID[:12]}) {
 		t.Errorf("with cgroups that tell nothing: %+v, %v", c, err)
 	}
 	write(t, filepath.Join(proc, "mountinfo"), "nonsense\n")
-	if _, err := readClues(proc, ""); err == nil {
+	if _, err := readSelf(proc, ""); err == nil {
 		t.Error("nonsense is read")
 	}
 }
@@ -61,12 +61,12 @@ func TestCluesFit(t *testing.T) {
 	t.Parallel()
 	state := docker.DescribedMount{Source: "/srv/berm", Target: "/var/lib/berm"}
 	work := docker.DescribedMount{Source: "/mnt/disk/work", Target: "/work", Volume: true}
-	c := &clues{upperDir: ownUpper, mounts: map[string]string{
+	c := &selfFacts{upperDir: ownUpper, mounts: map[string]string{
 		"/": "/", "/proc": "/", "/etc/hosts": "/x/hosts", "/var/lib/berm": "/@/srv/berm", "/work": "/work", "/work/below": "/",
 	}}
 	overlay, other := c.upperDir, strings.Replace(ownUpper, "c3", "d4", 1)
 	for name, tt := range map[string]struct {
-		upper string // of the clues
+		upper string // of the facts
 		d     docker.Description
 		want  bool
 	}{
@@ -113,7 +113,7 @@ func TestCluesFind(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	write(t, file, "")
-	c := &clues{ids: []string{otherID, ownID}, upperDir: ownUpper, mounts: map[string]string{dir: "/_data", file: "/file", "/gone": "/gone"}}
+	c := &selfFacts{ids: []string{otherID, ownID}, upperDir: ownUpper, mounts: map[string]string{dir: "/_data", file: "/file", "/gone": "/gone"}}
 	own := docker.Description{
 		ID: ownID, Running: true, UpperDir: ownUpper, Labels: map[string]string{labelProject: "demo"}, Networks: []string{"bridge", "demo_default"},
 		Mounts: []docker.DescribedMount{

@@ -19,8 +19,11 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
@@ -89,235 +92,232 @@ func (c *cleanup) run() error {
 	return errors.Join(errs...)
 }
 
-// runServer puts everything together and runs it until ctx ends. Read gives the settings anew.
+// server is what runs. Its parts are made in the order of load, connect, manage and listen.
+type server struct {
+	cfg    *config.Config
+	asRead *config.Config                 // with systemd's names for addresses
+	read   func() (*config.Config, error) // reads the settings again
+	undo   cleanup
+	hup    chan os.Signal
+
+	inputs  *Inputs
+	sockets passedSockets
+	state   *state
+	owner   string
+	tel     *telemetry
+	log     *slog.Logger
+	systemd *notifier
+	kept    *settingsKeeper
+
+	view       View
+	self       *Self
+	unheld     *mountpin.Trusted
+	holder     lifecycle.Holder
+	policies   *policyKeeper
+	db         *store.Store
+	engine     runtime.Runtime    // without the agent
+	workspaces *workspace.Service // nil without a root for chats
+	chats      *chat.Service      // likewise
+	sealer     *lifecycle.Sealer
+	manager    *lifecycle.Service
+	sweeper    *reaper.Reaper
+	proxy      *engineapi.Proxy // nil for an engine that doesn't speak its API
+	bodies     *proxy.Bodies
+	listeners  []listener
+}
+
+// runServer puts everything together and runs it until ctx ends. Read reads the settings
+// again.
 func runServer(ctx context.Context, asRead *config.Config, read func() (*config.Config, error), stderr io.Writer) (err error) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50) // a sidecar's memory counts for more than its garbage collector's time
 	}
-	var undo cleanup
-	starting := true
-	defer func() {
-		if starting && ctx.Err() != nil && errors.Is(err, context.Canceled) {
-			err = nil // told to end before it served
+	s := &server{asRead: asRead, read: read, hup: make(chan os.Signal, 1), bodies: proxy.NewBodies()}
+	defer func() { err = errors.Join(err, s.undo.run()) }()
+	signal.Notify(s.hup, syscall.SIGHUP)
+	s.undo.add(func() error { signal.Stop(s.hup); return nil })
+	start := func() error {
+		if err := s.load(ctx, stderr); err != nil {
+			return err
 		}
-		err = errors.Join(err, undo.run())
-	}()
+		for _, step := range []func(context.Context) error{s.connect, s.manage, s.listen} {
+			if err := step(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := start(); err != nil {
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			err = nil // cancelled before it served
+		}
+		return err
+	}
+	return s.run(ctx)
+}
 
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	undo.add(func() error { signal.Stop(hup); return nil })
-
-	sockets, cfg, err := takeSockets(asRead)
-	if err != nil {
+// load reads what the configuration names, and takes the state directory.
+func (s *server) load(ctx context.Context, stderr io.Writer) (err error) {
+	if s.sockets, s.cfg, err = takeSockets(s.asRead); err != nil {
 		return err
 	}
-	undo.add(sockets.Close)
-	tokens, err := LoadTokens(cfg.Security)
-	if err != nil {
+	s.undo.add(s.sockets.Close)
+	if s.inputs, err = loadInputs(s.cfg); err != nil {
 		return err
 	}
-	if err := CheckExposure(cfg.HTTP, tokens.Len()); err != nil {
+	if s.state, err = openState(s.cfg.StateDir); err != nil {
 		return err
 	}
-	signingKey, err := LoadSigningKey(cfg.Security)
-	if err != nil {
+	s.undo.add(s.state.Close)
+	if s.owner, err = s.state.owner(s.cfg.Engine.Instance); err != nil {
 		return err
 	}
-	st, err := openState(cfg.StateDir)
-	if err != nil {
+	if s.tel, err = newTelemetry(ctx, s.cfg, s.inputs.Headers, s.owner, stderr); err != nil {
 		return err
 	}
-	undo.add(st.Close)
-	owner, err := st.owner(cfg.Engine.Instance)
-	if err != nil {
-		return err
-	}
-
-	tel, err := newTelemetry(ctx, cfg, owner, stderr)
-	if err != nil {
-		return err
-	}
-	undo.add(func() error {
+	s.log = s.tel.logger
+	s.undo.add(func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 		defer cancel()
-		if err := tel.Close(ctx); err != nil { // the collector's trouble, not the server's
-			tel.logger.WarnContext(ctx, "telemetry_failed", "error", err.Error())
+		if err := s.tel.Close(ctx); err != nil { // the collector's trouble, not the server's
+			s.log.WarnContext(ctx, "telemetry_failed", "error", err.Error())
 		}
 		return nil
 	})
-	log := tel.logger
-	if st.replaced != "" {
-		log.InfoContext(ctx, "restore_finished", "replaced", st.replaced)
+	if s.state.replaced != "" {
+		s.log.InfoContext(ctx, "restore_finished", "replaced", s.state.replaced)
 	}
-	systemd, err := newNotifier(log)
-	if err != nil {
+	if s.systemd, err = newNotifier(s.log); err != nil {
 		return err
 	}
-	undo.add(systemd.Close)
-	kept, err := newSettingsKeeper(asRead, read, tel, tel.registry)
-	if err != nil {
-		return err
-	}
+	s.undo.add(s.systemd.Close)
+	s.kept, err = newSettingsKeeper(s.asRead, s.read, s.tel, s.tel.registry)
+	return err
+}
 
-	shared := EngineView(ctx, cfg.Engine)
-	if err := shared.Suits(cfg.Engine.Kind); err != nil {
+// connect finds out where the server stands to its engine, and loads the policy.
+func (s *server) connect(ctx context.Context) (err error) {
+	s.view = EngineView(ctx, s.cfg.Engine)
+	if err := s.view.Suits(s.cfg.Engine.Kind); err != nil {
 		return err
 	}
-	here, err := Locate(ctx, cfg, shared, log)
-	if err != nil {
+	if s.self, err = Locate(ctx, s.cfg, s.view, s.log); err != nil {
 		return err
 	}
-	var (
-		manager  *lifecycle.Manager // these three exist before the first hold
-		door     *engineapi.Door
-		policies *policyKeeper
-	)
 	inUse := func(ctx context.Context) ([]policy.Mount, error) {
-		mounts := manager.MountsInUse()
-		if door == nil { // an engine that doesn't speak its API
+		mounts := s.manager.MountsInUse()
+		if s.proxy == nil {
 			return mounts, nil
 		}
-		binds, err := door.Binds(ctx)
+		binds, err := s.proxy.Binds(ctx)
 		return append(mounts, binds...), err
 	}
-	unheld := NewTrusted(cfg.StateDir, func() *policy.Policy { return policies.Policy() }, inUse)
-	holder, why := NewHolder(cfg.StateDir, shared, unheld)
-	if why != nil {
-		log.WarnContext(ctx, "mounts_not_held", "error", why.Error())
+	s.unheld = NewTrusted(s.cfg.StateDir, func() *policy.Policy { return s.policies.Policy() }, inUse)
+	holder, why := NewHolder(s.cfg.StateDir, s.view, s.unheld)
+	if s.holder = holder; why != nil {
+		s.log.WarnContext(ctx, "mounts_not_held", "error", why.Error())
 	}
-	policies, err = newPolicyKeeper(policyKeeperOptions{
-		Path: cfg.PolicyFile, Parse: policyOptions(cfg, shared, here), Check: AllOf(Holdable(why), HasProfiles(cfg.EngineAPI)), Logger: log, Registry: tel.registry,
+	s.policies, err = newPolicyKeeper(policyKeeperOptions{
+		Path: s.cfg.PolicyFile, Parse: policyOptions(s.cfg, s.view, s.self), Check: CheckPolicy(s.cfg, why), Logger: s.log, Registry: s.tel.registry,
 		OnSignal: func(ctx context.Context, reload func()) {
-			systemd.reloading(ctx, func() {
+			s.systemd.reloading(ctx, func() {
 				reload()
-				kept.reload(ctx)
+				s.kept.reload(ctx)
 			})
 		},
 	})
-	if err != nil {
-		return err
-	}
-	sandboxes := settings(cfg.Sandbox, policies)
-	if cfg.Sandbox.CreateRoots {
+	return err
+}
+
+// manage makes what knows and changes sandboxes, chats and the engine.
+func (s *server) manage(ctx context.Context) (err error) {
+	sandboxes := settings(s.cfg.Sandbox, s.policies)
+	if s.cfg.Sandbox.CreateRoots {
 		if err := sandboxes.MakeRoots(); err != nil {
 			return err
 		}
 	}
-	db, err := store.Open(ctx, store.Options{Path: filepath.Join(cfg.StateDir, StateStore)})
+	if s.db, err = store.Open(ctx, store.Options{Path: filepath.Join(s.cfg.StateDir, StateStore)}); err != nil {
+		return err
+	}
+	s.undo.add(s.db.Close)
+	if s.engine, err = OpenRuntime(s.cfg.Engine, s.cfg.StateDir, s.log); err != nil {
+		return err
+	}
+	s.undo.add(func() error { CloseRuntime(s.engine); return nil })
+	rt, err := WithAgent(s.engine, s.cfg.Engine, s.cfg.StateDir, s.view, s.log)
 	if err != nil {
 		return err
 	}
-	undo.add(db.Close)
-	engine, err := OpenRuntime(cfg.Engine, cfg.StateDir, log)
+	quotas, err := openQuotas(ctx, s.cfg, s.db, s.log)
 	if err != nil {
 		return err
 	}
-	undo.add(func() error { CloseRuntime(engine); return nil })
-	rt, err := WithAgent(engine, cfg.Engine, cfg.StateDir, shared, log)
+	if s.workspaces, err = openWorkspaces(s.cfg, s.db, quotas); err != nil {
+		return err
+	}
+	sealKey, err := s.state.sealKey()
 	if err != nil {
 		return err
 	}
-	collector, _ := engine.(runtime.Collector) // the agent's part hides it
-	lasting, err := openWorkspaces(cfg, db, func() *lifecycle.Manager { return manager }, log)
+	if s.sealer, err = lifecycle.NewSealer(ctx, lifecycle.SealerOptions{Key: sealKey, Owner: s.owner, Store: s.db, Logger: s.log}); err != nil {
+		return err
+	}
+	collector, _ := s.engine.(runtime.Collector) // the agent's part hides it
+	s.manager, err = lifecycle.New(lifecycle.Options{
+		Runtime: rt, Sealer: s.sealer, Quotas: quotas, Collector: collector, Policy: s.policies.Policy, Store: s.db,
+		Holder: s.holder, Claim: s.unheld.Claims.Start, Owner: s.owner, Settings: sandboxes, Labels: s.self.Labels(),
+		Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer,
+	})
 	if err != nil {
 		return err
 	}
-	ceilings, err := openCeilings(ctx, cfg, db, log)
-	if err != nil {
+	if s.chats, err = openChats(ctx, s.cfg, s.db, quotas, s.workspaces, s.manager, s.log, s.tel.registry); err != nil {
 		return err
 	}
-	sealKey, err := st.sealKey()
-	if err != nil {
-		return err
-	}
-	sealer, err := lifecycle.NewSealer(ctx, lifecycle.SealerOptions{Key: sealKey, Owner: owner, Store: db, Logger: log})
-	if err != nil {
-		return err
-	}
-	managed := lifecycle.Options{
-		Runtime: rt, Sealer: sealer, Ceilings: ceilings, Collector: collector, Policy: policies.Policy, Store: db, Holder: holder, Claim: unheld.Claims.Start, Owner: owner, Settings: sandboxes, Labels: here.Labels(),
-		Logger: log, Registry: tel.registry, Tracer: tel.tracer,
-	}
-	if lasting != nil {
-		managed.Workspaces = lasting
-	}
-	manager, err = lifecycle.New(managed)
-	if err != nil {
-		return err
-	}
-	chats, err := openChats(ctx, cfg, db, lasting, manager, log, tel.registry)
-	if err != nil {
-		return err
-	}
-	undo.add(func() error {
-		if err := closeChats(ctx, chats); err != nil { // the next start goes on with it
-			log.WarnContext(ctx, "staging_not_removed", "error", err.Error())
+	s.undo.add(func() error {
+		if err := closeChats(ctx, s.chats); err != nil { // the next start goes on with it
+			s.log.WarnContext(ctx, "staging_not_removed", "error", err.Error())
 		}
 		return nil
 	})
-	sweeper, err := reaper.New(reaper.Options{
-		Manager: manager, Interval: cfg.Sandbox.CleanupInterval, Logger: log, Registry: tel.registry, Tracer: tel.tracer,
+	s.sweeper, err = reaper.New(reaper.Options{
+		Manager: s.manager, Interval: s.cfg.Sandbox.CleanupInterval, Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer,
 	})
-	if err != nil {
-		return err
-	}
-	parts := doorParts{
-		cfg: cfg, manager: manager, db: db, engine: engine, policies: policies, tokens: tokens, signingKey: signingKey, owner: owner, sealer: sealer, log: log, tel: tel, holder: holder, unheld: unheld, labels: here.Labels(),
-		workspaces: lasting, chats: chats, sockets: sockets, bodies: proxy.NewBodies(),
-	}
-	undo.add(st.withdraw)
-	if door, err = parts.engineDoor(&undo); err != nil {
-		return err
-	}
-	fronts, address, err := parts.engineAPI(ctx, door, &undo)
-	if err != nil {
-		return err
-	}
-	if address != "" {
-		if err := st.announce(stateEngineAddress, address); err != nil {
-			return err
-		}
-	}
-	if cfg.HTTP.Listen != config.ListenNone {
-		f, address, err := parts.sandboxAPI(ctx, &undo)
-		if err != nil {
-			return err
-		}
-		fronts = append(fronts, f)
-		if err := st.announce(StateAddress, address); err != nil {
-			return err
-		}
-		log.InfoContext(ctx, "serving", "address", address, "version", config.Version, "engine", cfg.Engine.Kind,
-			"instance", owner, "state_dir", cfg.StateDir, "policy_file", cfg.PolicyFile, "tokens", tokens.Len())
-	}
+	return err
+}
 
+// run serves until ctx ends, or a part fails.
+func (s *server) run(ctx context.Context) error {
 	// What the requests in flight need goes on until they are done.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	group, background := errgroup.WithContext(background)
-	group.Go(func() error { return manager.Run(background) })
-	group.Go(func() error { return sweeper.Run(background) })
-	group.Go(func() error { return policies.Run(background, hup) })
-	group.Go(func() error { return trimLoop(background, log) })
-	group.Go(func() error { return checkChats(background, chats, log) })
-	if door != nil {
-		group.Go(func() error { return door.Run(background) })
+	group.Go(func() error { return s.manager.Run(background) })
+	group.Go(func() error { return s.sweeper.Run(background) })
+	group.Go(func() error { return s.policies.Run(background, s.hup) })
+	group.Go(func() error { return trimLoop(background, s.log) })
+	group.Go(func() error { return checkChats(background, s.chats, s.log) })
+	if s.proxy != nil {
+		group.Go(func() error { return s.proxy.Run(background) })
 	}
-	open, closeFronts := context.WithCancel(ctx)
-	defer closeFronts()
-	context.AfterFunc(background, closeFronts) // one of them failed
-	group.Go(func() error { return systemd.Run(open, "serving", parts.works(fronts)) })
-
-	starting = false
-	err = serveFronts(open, fronts)
+	open, closeListeners := context.WithCancel(ctx)
+	defer closeListeners()
+	context.AfterFunc(background, closeListeners) // one of them failed
+	group.Go(func() error { return s.systemd.Run(open, "serving", s.works) })
+	serving, serveCtx := errgroup.WithContext(open)
+	for _, l := range s.listeners {
+		serving.Go(func() error { return proxy.Serve(serveCtx, l.Listener, l.handler, l.opts) })
+	}
+	err := serving.Wait()
 	stop()
 	err = errors.Join(err, group.Wait())
-	log.InfoContext(ctx, "stopped")
+	s.log.InfoContext(ctx, "stopped")
 	return err
 }
 
 // newTelemetry makes what a server tells of itself with.
-func newTelemetry(ctx context.Context, cfg *config.Config, instance string, stderr io.Writer) (*telemetry, error) {
+func newTelemetry(ctx context.Context, cfg *config.Config, headers map[string]string, instance string, stderr io.Writer) (*telemetry, error) {
 	level, err := cfg.Logging.SlogLevel()
 	if err != nil {
 		return nil, err
@@ -329,7 +329,7 @@ func newTelemetry(ctx context.Context, cfg *config.Config, instance string, stde
 	if cfg.Otel.Endpoint == "" {
 		return t, nil
 	}
-	return t, t.connect(ctx, cfg, instance)
+	return t, t.connect(ctx, cfg, headers, instance)
 }
 
 func settings(s config.Sandbox, policies *policyKeeper) lifecycle.Settings {

@@ -85,7 +85,7 @@ func lockFile(path string, flag int) (*os.File, error) {
 // ownState refuses a state directory that another user's server has used: what is made in it
 // now that couldn't use. Whose the directory itself is doesn't tell, as in a container it may
 // be the image's.
-func OwnState(dir string) error {
+func ownState(dir string) error {
 	for _, name := range []string{StateStore, "lock"} {
 		info, err := os.Lstat(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {

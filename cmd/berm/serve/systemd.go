@@ -165,21 +165,19 @@ func (n *notifier) Run(ctx context.Context, status string, works func(context.Co
 	}
 }
 
-// works tells whether the server still does what its callers need of it. That the engine is
-// away is no matter, or an address: starting anew would not bring it back.
-func (d *doorParts) works(fronts []front) func(context.Context) error {
-	return func(ctx context.Context) error {
-		d.manager.Status(ctx, "")
-		for _, f := range fronts {
-			if away(f.listener.Addr()) {
-				continue
-			}
-			if err := f.knock(ctx); err != nil {
-				return err
-			}
+// works returns an error unless the server still does what its callers need of it. That the
+// engine is away doesn't matter, or an address: a restart would not bring it back.
+func (s *server) works(ctx context.Context) error {
+	s.manager.Status(ctx, "")
+	for _, l := range s.listeners {
+		if away(l.Addr()) {
+			continue
 		}
-		return nil
+		if err := l.knock(ctx); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 // away tells whether a listener's address isn't this host's at the moment, so that nobody
@@ -196,9 +194,9 @@ func away(address net.Addr) bool {
 	})
 }
 
-// knock is nil when the front takes connections and answers.
-func (f front) knock(ctx context.Context) error {
-	address := f.listener.Addr()
+// knock is nil when the listener takes connections and answers.
+func (l listener) knock(ctx context.Context) error {
+	address := l.Addr()
 	conn, err := new(net.Dialer).DialContext(ctx, address.Network(), address.String())
 	if err != nil {
 		return fmt.Errorf("%s takes no connection: %w", address, err)

@@ -134,13 +134,13 @@ func TestNotifier(t *testing.T) {
 	}
 }
 
-// A front that takes connections and says nothing doesn't work.
+// A listener that takes connections and says nothing doesn't work.
 func TestKnock(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := front{listener: l}
+	f := listener{Listener: l}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := f.knock(ctx); err == nil || !strings.Contains(err.Error(), "doesn't answer") {
@@ -173,7 +173,6 @@ func TestWorksWithoutItsAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	works := (&doorParts{manager: manager}).works
 	for name, tt := range map[string]struct {
 		ip    net.IP
 		works bool
@@ -184,7 +183,7 @@ func TestWorksWithoutItsAddress(t *testing.T) {
 		"all":        {net.IPv4zero, false},
 	} {
 		address := &net.TCPAddr{IP: tt.ip, Port: 1} // where nobody listens
-		if err := works([]front{{listener: at{address: address}}})(t.Context()); (err == nil) != tt.works {
+		if err := (&server{manager: manager, listeners: []listener{{Listener: at{address: address}}}}).works(t.Context()); (err == nil) != tt.works {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

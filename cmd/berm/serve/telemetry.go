@@ -47,16 +47,12 @@ func localLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 }
 
 // connect adds a collector to what is already told.
-func (t *telemetry) connect(ctx context.Context, cfg *config.Config, instance string) (err error) {
+func (t *telemetry) connect(ctx context.Context, cfg *config.Config, headers map[string]string, instance string) (err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("set up telemetry: %w", err), t.Close(ctx))
 		}
 	}()
-	headers, err := OtelHeaders(cfg.Otel)
-	if err != nil {
-		return err
-	}
 	base := strings.TrimSuffix(cfg.Otel.Endpoint, "/")
 	res := resource.NewSchemaless(
 		attribute.String("service.name", cfg.Otel.ServiceName),
@@ -109,7 +105,7 @@ func (t *telemetry) Close(ctx context.Context) error {
 }
 
 // otelHeaders reads NAME=VALUE pairs; its errors don't quote them.
-func OtelHeaders(cfg config.Otel) (map[string]string, error) {
+func otelHeaders(cfg config.Otel) (map[string]string, error) {
 	text := cfg.Headers
 	if cfg.HeadersFile != "" {
 		data, err := os.ReadFile(cfg.HeadersFile)

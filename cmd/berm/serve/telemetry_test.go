@@ -44,7 +44,7 @@ func TestTelemetryGoesToTheCollector(t *testing.T) {
 	cfg := config.Default()
 	cfg.Otel.Endpoint, cfg.Otel.HeadersFile = c.URL, headers
 	var stderr bytes.Buffer
-	tel, err := newTelemetry(t.Context(), cfg, "me", &stderr)
+	tel, err := newTelemetry(t.Context(), cfg, map[string]string{"X-Key": "hush"}, "me", &stderr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func TestTelemetryGoesToTheCollector(t *testing.T) {
 }
 
 func TestNothingIsSentWithoutEndpoint(t *testing.T) {
-	tel, err := newTelemetry(t.Context(), config.Default(), "me", new(bytes.Buffer))
+	tel, err := newTelemetry(t.Context(), config.Default(), nil, "me", new(bytes.Buffer))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestOtelHeaders(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := OtelHeaders(tt.cfg)
+			got, err := otelHeaders(tt.cfg)
 			if (err != nil) != (tt.want == nil) {
 				t.Fatalf("error %v", err)
 			}

@@ -232,7 +232,7 @@ func TestUp(t *testing.T) {
 		s := b.init(t, "minimal", nil, "--with-docker-api")
 		s.up(t)
 		s.job(t, "/run/secrets/token")
-		file := filepath.Join(s.dir, "berm.tar")
+		file := filepath.Join(s.dir, "berm.db")
 		shell := func(line string) string {
 			t.Helper()
 			// The older Compose closes no standard input unless it leaves that to docker.

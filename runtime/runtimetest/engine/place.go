@@ -20,6 +20,9 @@ import (
 
 const (
 	placePrefix = "berm-engine-"
+	// tempPrefix is of places for a test's other files. It is short, as the paths of
+	// sockets below a test's temporary directory are long as it is.
+	tempPrefix = "bermt"
 
 	// These are the same for every containerd.
 	shimSocketDir = "/run/containerd/s"
@@ -37,7 +40,7 @@ type place struct {
 
 // newPlace removes what dead owners left, and makes a directory.
 func newPlace(opts Options) (*place, error) {
-	if err := watchTemporary(); err != nil {
+	if err := WatchTemporary(); err != nil {
 		return nil, err
 	}
 	parent, err := filepath.EvalSymlinks(opts.Dir)
@@ -59,12 +62,11 @@ func newPlace(opts Options) (*place, error) {
 			_, _ = fmt.Fprintf(opts.Log, "%v\n", err)
 		}
 	}
-	return makePlace(parent)
+	return makePlace(parent, placePrefix+strings.ToLower(rand.Text()[:8]))
 }
 
 // makePlace makes a directory of this process's own. The lock on parent is held.
-func makePlace(parent string) (*place, error) {
-	name := placePrefix + strings.ToLower(rand.Text()[:8])
+func makePlace(parent, name string) (*place, error) {
 	p := &place{dir: filepath.Join(parent, name), name: name}
 	if err := os.Mkdir(p.dir, 0o711); err != nil { // 0711: users in containers reach their mounts
 		return nil, err
@@ -104,10 +106,12 @@ func claimStale(parent string) ([]*place, error) {
 	}
 	var stale []*place
 	for _, e := range entries {
-		if !e.IsDir() || !strings.HasPrefix(e.Name(), placePrefix) {
+		p := &place{dir: filepath.Join(parent, e.Name()), name: e.Name()}
+		_, err := os.Lstat(p.path("owner")) // others may have directories with so short a name
+		temporary := strings.HasPrefix(e.Name(), tempPrefix) && err == nil
+		if !e.IsDir() || !temporary && !strings.HasPrefix(e.Name(), placePrefix) {
 			continue
 		}
-		p := &place{dir: filepath.Join(parent, e.Name()), name: e.Name()}
 		if !ownedByRoot(p.dir) {
 			continue // anyone can make directories in /tmp
 		}

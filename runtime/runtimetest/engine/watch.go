@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bufio"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -82,9 +83,9 @@ var temporary struct {
 	place *place
 }
 
-// watchTemporary has the files of t.TempDir watched as well, which a killed test doesn't
-// remove.
-func watchTemporary() error {
+// WatchTemporary has the watchdog remove the files of t.TempDir, too, if the test is
+// killed. The first engine calls it.
+func WatchTemporary() error {
 	temporary.mu.Lock()
 	defer temporary.mu.Unlock()
 	if !testing.Testing() || temporary.place != nil {
@@ -99,7 +100,7 @@ func watchTemporary() error {
 		return err
 	}
 	defer unlock()
-	if temporary.place, err = makePlace(parent); err != nil {
+	if temporary.place, err = makePlace(parent, tempPrefix+strings.ToLower(rand.Text()[:4])); err != nil {
 		return err
 	}
 	return os.Setenv("TMPDIR", temporary.place.dir)
@@ -108,11 +109,12 @@ func watchTemporary() error {
 // watch reads directories, a line each, until the writer is gone, and then removes them
 // and what runs in them. If the writer is a test and its go command dies, watch kills it.
 func watch(names io.Reader) error {
-	owner := os.Getppid()
-	if parent := goCommand(owner); parent >= 0 {
+	pid := os.Getppid()
+	owner, err := unix.PidfdOpen(pid, 0)
+	if parent := goCommand(pid); err == nil && parent >= 0 {
 		go func() {
 			waitFor(parent)
-			_ = unix.Kill(owner, unix.SIGKILL) // else it would run on for nobody
+			_ = unix.PidfdSendSignal(owner, unix.SIGKILL, nil, 0) // else it would run on for nobody
 		}()
 	}
 	var dirs []string

@@ -1,0 +1,178 @@
+// Package cli has the commands: clients of the sandbox API, and tools for local files.
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/proxy/client"
+)
+
+const defaultURL = "http://127.0.0.1:7070"
+
+// clientFlags are how the commands that need a server reach it, and how they print.
+type clientFlags struct {
+	url, tokenFile, output string
+}
+
+// NewCommands makes the commands that are clients of a server, and those that need none.
+func NewCommands() []*cobra.Command {
+	return []*cobra.Command{
+		newSandboxCommand(), newWorkspaceCommand(), newChatCommand(), newFileCommand(),
+		newConfigCommand(), newPolicyCommand(), newStoreCommand(), newDemoCommand(), newComposeCommand(), newVersionCommand(),
+	}
+}
+
+// add gives a group of commands the flags, and says in its help what they are for.
+func (f *clientFlags) add(cmd *cobra.Command) {
+	if cmd.Long == "" {
+		cmd.Long = cmd.Short + "."
+	}
+	cmd.Long += `
+
+The server is that of --url or BERM_URL (` + defaultURL + ` by default; unix:///path
+for a unix socket), the token that of --token-file or BERM_TOKEN.`
+	cmd.PersistentFlags().StringVar(&f.url, "url", "", "the server (default $BERM_URL, else "+defaultURL+")")
+	cmd.PersistentFlags().StringVar(&f.tokenFile, "token-file", "", "file with the token (default $BERM_TOKEN)")
+	cmd.PersistentFlags().StringVarP(&f.output, "output", "o", "table", "table or json")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// connect makes the client, and checks how to print.
+func (f *clientFlags) connect() (*client.Client, error) {
+	if f.output != "table" && f.output != "json" {
+		return nil, usage("--output is %q, want table or json", f.output)
+	}
+	url, token, err := f.server()
+	if err != nil {
+		return nil, err
+	}
+	return client.New(client.Options{BaseURL: url, Token: token})
+}
+
+// clientAction is the body of a command that calls the server. What the server refuses
+// it with is explained.
+func (f *clientFlags) clientAction(do func(cmd *cobra.Command, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
+	return config.Action(func(cmd *cobra.Command, args []string) error {
+		c, err := f.connect()
+		if err != nil {
+			return err
+		}
+		return explain(do(cmd, c, args))
+	})
+}
+
+// server is where the server is, and what to show it.
+func (f *clientFlags) server() (url, token string, err error) {
+	if url = cmp.Or(f.url, os.Getenv("BERM_URL"), defaultURL); f.tokenFile == "" {
+		return url, os.Getenv("BERM_TOKEN"), nil
+	}
+	data, err := os.ReadFile(f.tokenFile)
+	if err != nil {
+		return "", "", fmt.Errorf("read the token: %w", err)
+	}
+	return url, strings.TrimSpace(string(data)), nil
+}
+
+// here gives a signed URL the name that the server is known by here.
+func (f *clientFlags) here(signed, path string) string {
+	base, _, err := f.server()
+	if err != nil || strings.HasPrefix(base, "unix:") {
+		return signed
+	}
+	return strings.TrimSuffix(base, "/") + path
+}
+
+// explain turns an answer's problem into what a person has to know.
+func explain(err error) error {
+	var answer *client.Error
+	if !errors.As(err, &answer) {
+		return err
+	}
+	text := answer.Error()
+	for _, r := range answer.Problem.Reasons {
+		text += fmt.Sprintf("\n%s: rule %s; allowed: %s", r.Field, r.Rule, r.Allowed)
+	}
+	for _, d := range answer.Problem.Differences {
+		text += fmt.Sprintf("\n%s is %v, asked for %v", d.Field, d.Current, d.Requested)
+	}
+	return errors.New(text)
+}
+
+// answer prints what the server answered: as JSON, or by print.
+func answer[T any](f *clientFlags, cmd *cobra.Command, v T, err error, print func(out io.Writer, v T) error) error {
+	switch {
+	case err != nil:
+		return err
+	case f.output == "json":
+		return config.WriteJSON(cmd.OutOrStdout(), v)
+	}
+	return print(cmd.OutOrStdout(), v)
+}
+
+// ask returns the body of a command that makes one call about its first argument.
+func ask[T any](f *clientFlags, call func(*client.Client, context.Context, string) (T, error), print func(io.Writer, T) error) func(*cobra.Command, []string) error {
+	return f.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		v, err := call(c, cmd.Context(), args[0])
+		return answer(f, cmd, v, err, print)
+	})
+}
+
+// collect returns what an iterator yields, never nil.
+func collect[T any](seq iter.Seq2[T, error]) ([]T, error) {
+	list := []T{}
+	for v, err := range seq {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	return list, nil
+}
+
+// each calls do for every name, and explains all refusals.
+func each(names []string, do func(name string) error) error {
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, explain(do(name)))
+	}
+	return errors.Join(errs...)
+}
+
+// table returns a function that prints a line of tab-separated cells for each value.
+func table[T any](heading string, row func(T) string) func(io.Writer, []T) error {
+	return func(out io.Writer, list []T) error {
+		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+		_, _ = fmt.Fprintln(w, heading) // Flush returns errors
+		for _, v := range list {
+			_, _ = fmt.Fprintln(w, row(v))
+		}
+		return w.Flush()
+	}
+}
+
+// printRows prints names and their values, in turn. It leaves out empty values.
+func printRows(out io.Writer, rows ...string) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for i := 0; i+1 < len(rows); i += 2 {
+		if rows[i+1] != "" {
+			_, _ = fmt.Fprintf(w, "%s:\t%s\n", rows[i], rows[i+1]) // Flush returns errors
+		}
+	}
+	return w.Flush()
+}
+
+// usage is an error about the arguments.
+func usage(format string, args ...any) error {
+	return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf(format, args...)}
+}

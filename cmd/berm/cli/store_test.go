@@ -1,0 +1,462 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+
+	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/cmd/berm/serve"
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/store"
+)
+
+// fillState makes a state directory whose store has sandboxes of the given keys, as a
+// killed server leaves it, and returns its instance's ID.
+func fillState(t *testing.T, dir string, keys ...string) string {
+	t.Helper()
+	id := uuid.NewString()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "lock"), "")
+	write(t, filepath.Join(dir, serve.StateInstance), id+"\n")
+	write(t, filepath.Join(dir, serve.StateSealKey), strings.Repeat("0a", lifecycle.SealKeyBytes)+"\n")
+	live := filepath.Join(t.TempDir(), "live.db")
+	s, err := store.Open(t.Context(), store.Options{Path: live})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	for _, key := range keys {
+		if err := s.Put(t.Context(), lifecycle.Record{SessionID: uuid.NewString(), Tenant: "a", Key: key}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, suffix := range []string{"", "-wal"} {
+		write(t, filepath.Join(dir, serve.StateStore+suffix), string(slurp(t, live+suffix)))
+	}
+	return id
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func slurp(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func wantEmptyDir(t *testing.T, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) > 0 {
+		t.Errorf("left in %s: %v, %v", dir, entries, err)
+	}
+}
+
+// lock locks a file or directory as another berm does.
+func lock(t *testing.T, path string) (unlock func()) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = f.Close() }
+}
+
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	root := &cobra.Command{Use: "berm"}
+	root.AddCommand(NewCommands()...)
+	return config.Run(ctx, root, args, stdin, stdout, stderr)
+}
+
+// berm runs the program in this process.
+func berm(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs)
+	return out.String(), errs.String(), code
+}
+
+// step is a command and what it should come to.
+type step struct {
+	args   string // split at blanks, but for a last part in single quotes
+	stdin  string
+	code   int
+	stdout []string // each in the output
+	stderr []string // each in the errors; none means that nothing is said
+}
+
+func (s step) run(t *testing.T) {
+	t.Helper()
+	line, quoted, ok := strings.Cut(s.args, " '")
+	args := strings.Fields(line)
+	if ok {
+		args = append(args, strings.TrimSuffix(quoted, "'"))
+	}
+	stdout, stderr, code := berm(t, s.stdin, args...)
+	if code != s.code {
+		t.Errorf("berm %s: exit code %d, want %d", s.args, code, s.code)
+	}
+	for _, want := range s.stdout {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("berm %s: the output lacks %q:\n%s", s.args, want, stdout)
+		}
+	}
+	for _, want := range s.stderr {
+		if !strings.Contains(stderr, want) {
+			t.Errorf("berm %s: the errors lack %q:\n%s", s.args, want, stderr)
+		}
+	}
+	if len(s.stderr) == 0 && stderr != "" {
+		t.Errorf("berm %s: unexpected errors:\n%s", s.args, stderr)
+	}
+}
+
+// stateHolds reads a state directory as the next server would: its instance, and its keys.
+func stateHolds(t *testing.T, dir string) string {
+	t.Helper()
+	id := strings.TrimSpace(string(slurp(t, filepath.Join(dir, serve.StateInstance))))
+	s, err := store.Open(t.Context(), store.Options{Path: filepath.Join(dir, serve.StateStore)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	records, err := s.Records(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := []string{id}
+	for _, r := range records {
+		keys = append(keys, r.Key)
+	}
+	slices.Sort(keys[1:])
+	return strings.Join(keys, " ")
+}
+
+func TestStoreCommands(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	t.Setenv("TMPDIR", t.TempDir())
+	id := fillState(t, filepath.Join(dir, "a"), "one", "two")
+	fillState(t, filepath.Join(dir, "other"), "three")
+	if err := os.Mkdir("none", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []step{
+		{args: "store check --state-dir a", stdout: []string{"sound", id, "sandboxes: 2"}},
+		{args: "store backup --state-dir a", code: 2, stderr: []string{"arg"}},
+		{args: "store backup b.db --state-dir a", stderr: []string{"backed up instance " + id, "sandboxes: 2"}},
+		{args: "store backup b.db --state-dir a", code: 1, stderr: []string{"b.db is there; --force"}},
+		{args: "store backup b.db --state-dir a --force", stderr: []string{"backed up"}},
+		{args: "store backup a --state-dir a --force", code: 1, stderr: []string{"is no file"}},
+		{args: "store backup nosuch/b.db --state-dir a", code: 1, stderr: []string{"no such file"}},
+		{args: "store backup c.db --state-dir none", code: 1, stderr: []string{"no instance id"}},
+		{args: "store check b.db", stdout: []string{"sound: a backup of 20", id, "sandboxes: 2"}},
+		{args: "store check -", stdin: string(slurp(t, "a/instance")), code: 1, stderr: []string{"read the backup"}},
+		{args: "store check nosuch", code: 1, stderr: []string{"no such file"}},
+		{args: "store check --state-dir none", code: 1, stderr: []string{"no instance id", "no such file"}},
+		{args: "store restore b.db --state-dir new", stdout: []string{"restored into " + dir + "/new: a backup of 20", id, "sandboxes: 2"}},
+		{args: "store restore b.db --state-dir new", code: 1, stderr: []string{"isn't empty; --force"}},
+		{args: "store restore b.db --state-dir new --force", stdout: []string{"what was there is kept in " + dir + "/new/replaced-20"}},
+		{args: "store restore b.db --state-dir other", code: 1, stderr: []string{"of another, whose sandboxes nobody would find"}},
+		{args: "store restore b.db --state-dir other --force", stdout: []string{"kept in " + dir + "/other/replaced-20"}},
+	} {
+		s.run(t)
+	}
+	for _, name := range []string{"a", "new", "other"} {
+		if got := stateHolds(t, name); got != id+" one two" {
+			t.Errorf("%s holds %s", name, got)
+		}
+		if a, b := slurp(t, filepath.Join("a", serve.StateSealKey)), slurp(t, filepath.Join(name, serve.StateSealKey)); string(a) != string(b) {
+			t.Errorf("%s has the seal key %s, want %s", name, b, a)
+		}
+		wantEmptyDir(t, filepath.Join(name, "scratch"))
+	}
+	wantEmptyDir(t, os.Getenv("TMPDIR"))
+	if info, err := os.Stat("b.db"); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the backup: %v, %v", info, err)
+	}
+	kept, err := filepath.Glob("other/replaced-*")
+	if err != nil || len(kept) != 1 || !strings.HasSuffix(stateHolds(t, kept[0]), " three") {
+		t.Errorf("what was replaced: %q, %v", kept, err)
+	}
+
+	// By the standard streams.
+	stdout, stderr, code := berm(t, "", "store", "backup", "-", "--state-dir", "a")
+	if code != 0 {
+		t.Fatal(stderr)
+	}
+	step{args: "store check -", stdin: stdout, stdout: []string{"sandboxes: 2"}}.run(t)
+	step{args: "store restore - --state-dir piped", stdin: stdout, stdout: []string{"sandboxes: 2"}}.run(t)
+	if left, err := filepath.Glob(".b.db*"); err != nil || left != nil {
+		t.Errorf("left: %q, %v", left, err)
+	}
+}
+
+// A configured instance is the backup's, too, and no file says another.
+func TestBackupOfConfiguredInstance(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	fillState(t, filepath.Join(dir, "a"), "one")
+	if err := os.Remove("a/instance"); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("BERM_ENGINE_INSTANCE", "mine")
+	step{args: "store backup b.db --state-dir a", stderr: []string{"instance mine"}}.run(t)
+	step{args: "store restore b.db --state-dir b", stdout: []string{"instance mine"}}.run(t)
+	if _, err := os.Stat("b/instance"); !os.IsNotExist(err) {
+		t.Errorf("the instance's file: %v", err)
+	}
+	t.Setenv("BERM_ENGINE_INSTANCE", "yours")
+	step{args: "store restore b.db --state-dir c --force", code: 1, stderr: []string{"instance mine", "engine.instance is yours"}}.run(t)
+	t.Setenv("BERM_ENGINE_INSTANCE", "")
+	step{args: "store restore b.db --state-dir c --force", code: 1, stderr: []string{"set engine.instance"}}.run(t)
+	if _, err := os.Stat("c/berm.db"); !os.IsNotExist(err) {
+		t.Errorf("there is a store: %v", err)
+	}
+}
+
+func TestStoreCommandsBesideOthers(t *testing.T) {
+	t.Parallel() // it waits for the disk
+	dir := t.TempDir()
+	a, file := filepath.Join(dir, "a"), filepath.Join(dir, "b.db")
+	id := fillState(t, a, "one")
+	unlock := lock(t, filepath.Join(a, "lock"))
+	step{args: "store backup " + file + " --state-dir " + a, stderr: []string{"backed up"}}.run(t)
+	step{args: "store check --state-dir " + a, stdout: []string{"sound"}}.run(t)
+	step{args: "store restore " + file + " --state-dir " + a + " --force", code: 1, stderr: []string{"another berm uses"}}.run(t)
+	unlock()
+	unlock = lock(t, filepath.Join(a, "scratch"))
+	step{args: "store backup " + file + " --force --state-dir " + a, code: 1, stderr: []string{"another backup or restore"}}.run(t)
+	step{args: "store restore " + file + " --state-dir " + a + " --force", code: 1, stderr: []string{"another backup or restore"}}.run(t)
+	unlock()
+	write(t, filepath.Join(a, "scratch", "left"), "by one that was killed")
+	step{args: "store backup " + file + " --force --state-dir " + a, stderr: []string{"backed up"}}.run(t)
+	wantEmptyDir(t, filepath.Join(a, "scratch"))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, args := range [][]string{{"backup", filepath.Join(dir, "c.db")}, {"restore", file, "--force"}} {
+		var errs bytes.Buffer
+		if code := run(ctx, append([]string{"store"}, append(args, "--state-dir", a)...), nil, io.Discard, &errs); code != 1 || !strings.Contains(errs.String(), "context canceled") {
+			t.Errorf("%s is cut off: exit code %d, %s", args[0], code, &errs)
+		}
+		wantEmptyDir(t, filepath.Join(a, "scratch"))
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "*c.db*")); err != nil || left != nil {
+		t.Errorf("left: %q, %v", left, err)
+	}
+	if err := os.Mkdir(filepath.Join(a, "restore"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	step{args: "store backup " + file + " --force --state-dir " + a, code: 1, stderr: []string{"was cut off"}}.run(t)
+	step{args: "store check --state-dir " + a, code: 1, stderr: []string{"was cut off"}}.run(t)
+	if err := os.Remove(filepath.Join(a, "restore")); err != nil {
+		t.Fatal(err)
+	}
+	if got := stateHolds(t, a); got != id+" one" {
+		t.Errorf("it holds %s", got)
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(a, 65532, 65532); err != nil {
+			t.Fatal(err)
+		}
+		step{args: "store backup " + file + " --force --state-dir " + a, stderr: []string{"backed up"}}.run(t) // as in a volume that has its owner of the image
+		for _, name := range []string{serve.StateStore, "lock"} {
+			if err := os.Chown(filepath.Join(a, name), 65532, 65532); err != nil {
+				t.Fatal(err)
+			}
+			for _, args := range []string{"backup " + file + " --force", "restore " + file + " --force", "check"} {
+				step{args: "store " + args + " --state-dir " + a, code: 1, stderr: []string{a + "/" + name, "65532", "run this as that user"}}.run(t)
+			}
+			if err := os.Chown(filepath.Join(a, name), 0, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// To look at a stopped server's store takes no directory, and leaves none and no file.
+func TestStoreCheckLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", filepath.Join(dir, "none"))
+	a := filepath.Join(dir, "a")
+	fillState(t, a)
+	stateHolds(t, a) // and has closed it
+	contents := func() map[string]string {
+		all := map[string]string{}
+		entries, err := os.ReadDir(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			all[e.Name()] = string(slurp(t, filepath.Join(a, e.Name())))
+		}
+		return all
+	}
+	before := contents()
+	step{args: "store check --state-dir " + a, stdout: []string{"sound"}}.run(t)
+	if after := contents(); !maps.Equal(before, after) {
+		t.Errorf("before there was %q, now %q", slices.Sorted(maps.Keys(before)), slices.Sorted(maps.Keys(after)))
+	}
+	step{args: "store check -", code: 1, stderr: []string{"no such file"}}.run(t)
+}
+
+// A command that waits for its input ends with a signal.
+func TestRestoreIsInterrupted(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, args := range [][]string{{"check", "-"}, {"restore", "-", "--state-dir", dir}} {
+		in, typed := io.Pipe()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var errs bytes.Buffer
+		done := make(chan int)
+		go func() { done <- run(ctx, append([]string{"store"}, args...), in, io.Discard, &errs) }()
+		if _, err := typed.Write([]byte("x")); err != nil { // it is reading
+			t.Fatal(err)
+		}
+		cancel(errors.New("interrupted"))
+		select {
+		case code := <-done:
+			if code != 1 || !strings.Contains(errs.String(), "interrupted") {
+				t.Errorf("%s: exit code %d, %s", args[0], code, &errs)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s waits for more", args[0])
+		}
+		_ = typed.Close()
+	}
+	wantEmptyDir(t, filepath.Join(dir, "scratch"))
+}
+
+// Whatever isn't quite a backup is refused, and nothing is changed.
+func TestRestoreRefuses(t *testing.T) {
+	t.Parallel() // it waits for the disk
+	dir := t.TempDir()
+	a, file := filepath.Join(dir, "a"), filepath.Join(dir, "b.db")
+	id := fillState(t, a, "one")
+	step{args: "store backup " + file + " --state-dir " + a, stderr: []string{"backed up"}}.run(t)
+	data := string(slurp(t, file))
+	_, known, err := store.Look(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// change returns the backup after SQL statements.
+	change := func(statements string) string {
+		path := filepath.Join(t.TempDir(), "changed.db")
+		write(t, path, data)
+		db, err := sql.Open("sqlite", path)
+		if err == nil {
+			_, err = db.Exec(statements)
+			err = errors.Join(err, db.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(slurp(t, path))
+	}
+	plain := change("DROP TABLE backup")
+	pack := func(manifest string, db string) string { // as earlier versions wrote backups
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		for _, m := range [][2]string{{"manifest.json", manifest}, {"berm.db", db}} {
+			if err := w.WriteHeader(&tar.Header{Name: m[0], Size: int64(len(m[1])), Mode: 0o600}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(w, m[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = w.Close()
+		return b.String()
+	}
+	manifest := func(format int, key string) string {
+		return fmt.Sprintf(`{"format": %d, "berm": "0.8", "schema": %d, "instance": %q, "seal_key": %q, "created": "2026-01-02T03:04:05Z", "members": [{"name": "berm.db", "size": %d, "sha256": "%x"}]}`,
+			format, known, id, key, len(plain), sha256.Sum256([]byte(plain)))
+	}
+	sealed := strings.Repeat("0b", lifecycle.SealKeyBytes)
+	earlier := pack(manifest(2, sealed), plain)
+	for name, tt := range map[string]struct{ backup, want string }{
+		"nothing":          {"", "no table backup"},
+		"text":             {strings.Repeat("x", 4096), "is no database"},
+		"a store":          {plain, "no table backup"},
+		"cut off":          {data[:len(data)/2], "malformed"},
+		"damaged":          {data[:len(data)-8192] + strings.Repeat("x", 8192), "malformed"},
+		"no row":           {change("DELETE FROM backup"), "read its table backup"},
+		"a view":           {change("DROP TABLE backup; CREATE VIEW backup AS SELECT 1"), "isn't that of a backup"},
+		"a trigger":        {change("CREATE TRIGGER x AFTER DELETE ON backup BEGIN DELETE FROM chats; END"), "isn't that of a backup"},
+		"another's":        {change("CREATE TABLE more (x)"), "its tables aren't those"},
+		"newer":            {change(fmt.Sprintf("PRAGMA user_version = %d", known+1)), fmt.Sprintf("its schema is version %d, and this berm knows %d: use the newer berm", known+1, known)},
+		"no instance":      {change("UPDATE backup SET instance = ''"), "doesn't say which server"},
+		"odd instance":     {change("UPDATE backup SET instance = char(27)"), "doesn't say which server"},
+		"bad seal key":     {change("UPDATE backup SET seal_key = '00'"), "not a seal key"},
+		"tar, cut off":     {earlier[:len(earlier)/2], "unexpected EOF"},
+		"tar, more":        {earlier + earlier, "there is more"},
+		"tar, format":      {pack(manifest(3, sealed), plain), "its manifest isn't one"},
+		"tar, no seal key": {pack(manifest(2, ""), plain), "its manifest isn't one"},
+		"tar, bad key":     {pack(manifest(2, "00"), plain), "not a seal key"},
+		"tar, database":    {pack(manifest(2, sealed), plain[:len(plain)-1]+"x"), "isn't what was backed up"},
+		"tar, longer":      {pack(manifest(2, sealed), plain+"x"), "isn't the member"},
+		"tar, no manifest": {pack("{}", plain), "its manifest isn't one"},
+	} {
+		before := stateHolds(t, a)
+		_, stderr, code := berm(t, tt.backup, "store", "restore", "-", "--force", "--state-dir", a)
+		if code != 1 || !strings.Contains(stderr, tt.want) {
+			t.Errorf("%s: exit code %d, %s", name, code, stderr)
+		}
+		if _, stderr, code := berm(t, tt.backup, "store", "check", "-"); code != 1 || !strings.Contains(stderr, tt.want) {
+			t.Errorf("%s is checked: exit code %d, %s", name, code, stderr)
+		}
+		if after := stateHolds(t, a); after != before {
+			t.Errorf("%s: before there was %s, now %s", name, before, after)
+		}
+	}
+	if left, err := filepath.Glob(filepath.Join(a, "re*")); err != nil || left != nil {
+		t.Errorf("left: %q, %v", left, err)
+	}
+
+	// The backups of earlier versions are restored.
+	for name, tt := range map[string]struct{ backup, key string }{
+		"format 1": {pack(manifest(1, ""), plain), ""},
+		"format 2": {earlier + strings.Repeat("\x00", 10240), sealed + "\n"},
+	} {
+		to := filepath.Join(dir, name)
+		if _, stderr, code := berm(t, tt.backup, "store", "restore", "-", "--state-dir", to); code != 0 {
+			t.Fatalf("%s: %s", name, stderr)
+		}
+		if got := stateHolds(t, to); got != id+" one" {
+			t.Errorf("%s: it holds %s", name, got)
+		}
+		if key, _ := os.ReadFile(filepath.Join(to, serve.StateSealKey)); string(key) != tt.key {
+			t.Errorf("%s: the seal key is %q", name, key)
+		}
+	}
+}

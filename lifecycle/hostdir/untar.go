@@ -1,0 +1,407 @@
+package hostdir
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxHeaders bounds the headers of one file in an archive, in bytes.
+const maxHeaders = 4 << 20
+
+// maxName is how long an element of a path may be, in bytes.
+const maxName = 255
+
+// ArchiveError says why an archive can't be unpacked.
+type ArchiveError struct{ Message string }
+
+// Error gives the reason.
+func (e *ArchiveError) Error() string { return e.Message }
+
+// InvalidParameter puts the error into errdefs' InvalidArgument class.
+func (*ArchiveError) InvalidParameter() {}
+
+// UntarOptions say how an archive is unpacked.
+type UntarOptions struct {
+	// Grow is called before bytes are written: with how many there will be then, of files
+	// and of links' targets, and how many are written, which may replace others. Its error
+	// ends the call. Nil lets the tree grow.
+	Grow func(total, more int64) error
+	// Give gives a new file to its owner. Nil leaves it to this process's user.
+	Give func(f *os.File) error
+	// Check refuses a path at the top of the archive, whose file is a regular one or not.
+	// Nil accepts all.
+	Check func(elements []string, kind byte) error
+}
+
+// Untar puts what is in a tar archive into an empty directory that nobody else changes.
+// It takes directories (mode 0755), regular files (0755 if anybody may execute them, else
+// 0644) and symbolic links, as they are; a later one takes the place of an earlier one of
+// the same name, but for directories. Owners, times and extended attributes are left out.
+// It goes from one directory to the next by its name and never through a link. When it
+// has gone well, all is on the disk.
+//
+// Errors: *ArchiveError for an archive that is broken or cut off, or has
+// something else in it, *FileError without space, and those of r and of the options as they are.
+func Untar(ctx context.Context, r io.Reader, into *os.Root, o UntarOptions) error {
+	if o.Give == nil {
+		o.Give = func(*os.File) error { return nil }
+	}
+	return With(into, func(top *os.File) error {
+		in := &metered{r: r}
+		u := &unpacker{UntarOptions: o, in: in, tr: tar.NewReader(in), top: top, buf: make([]byte, copyBuffer)}
+		defer u.keep(nil, "")
+		if err := u.all(); err != nil {
+			return err
+		}
+		return syncTree(ctx, top)
+	})
+}
+
+type unpacker struct {
+	UntarOptions
+	in      *metered
+	tr      *tar.Reader
+	top     *os.File
+	buf     []byte
+	total   int64
+	entries int
+
+	last     *os.File // the directory that was used last, unless it is top
+	lastPath string
+}
+
+// keep takes over the handle of the directory that the next file may be in as well.
+func (u *unpacker) keep(dir *os.File, path string) {
+	if u.last != nil {
+		_ = u.last.Close()
+	}
+	u.last, u.lastPath = dir, path
+}
+
+func refuse(format string, args ...any) error {
+	return &ArchiveError{Message: fmt.Sprintf(format, args...)}
+}
+
+// short keeps errors small.
+func short(name string) string {
+	const most = 255
+	if len(name) > most {
+		return name[:most] + "…"
+	}
+	return name
+}
+
+func (u *unpacker) all() error {
+	for {
+		u.in.left = maxHeaders
+		h, err := u.tr.Next()
+		if errors.Is(err, io.EOF) && !u.in.ended { // there were the two blocks of zeros
+			return nil
+		}
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return u.broken(err)
+		}
+		if err := u.count(); err != nil {
+			return err
+		}
+		if h.Typeflag == tar.TypeXGlobalHeader { // belongs to no file
+			continue
+		}
+		if err := u.entry(h); err != nil {
+			return err
+		}
+	}
+}
+
+// broken is an error of the reader's, or says what is wrong with what it gave.
+func (u *unpacker) broken(err error) error {
+	if u.in.err != nil {
+		return u.in.err
+	}
+	return refuse("the archive is broken: %s", err)
+}
+
+func (u *unpacker) count() error {
+	if u.entries++; u.entries > MaxEntries {
+		return refuse("the archive has more than %d files and directories", MaxEntries)
+	}
+	return nil
+}
+
+func (u *unpacker) entry(h *tar.Header) error {
+	elements, err := split(h.Name)
+	if err != nil {
+		return err
+	}
+	if u.Check != nil && len(elements) > 0 {
+		if err := u.Check(elements, h.Typeflag); err != nil {
+			return err
+		}
+	}
+	if h.Typeflag == tar.TypeDir {
+		_, err := u.directory(elements)
+		return err
+	}
+	last := len(elements) - 1
+	if last < 0 || strings.HasSuffix(h.Name, "/") || strings.HasSuffix(h.Name, "/.") {
+		return refuse("%q in the archive is the name of a directory, but not one", short(h.Name))
+	}
+	var put func(dir *os.File, name string, h *tar.Header) error
+	switch h.Typeflag {
+	case tar.TypeReg:
+		for key := range h.PAXRecords {
+			if strings.HasPrefix(key, "GNU.sparse.") {
+				return refuse("%q is sparse in the archive", short(h.Name))
+			}
+		}
+		put = u.regular
+	case tar.TypeSymlink:
+		put = u.link
+	default:
+		return refuse("%q is of type %q in the archive: only regular files, directories and symbolic links can be unpacked", short(h.Name), h.Typeflag)
+	}
+	dir, err := u.directory(elements[:last])
+	if err != nil {
+		return err
+	}
+	return OfSpace(short(h.Name), put(dir, elements[last], h))
+}
+
+// split checks a path in an archive and returns its elements; none for the top.
+func split(path string) ([]string, error) {
+	switch {
+	case path == "":
+		return nil, refuse("a name in the archive is empty")
+	case path[0] == '/':
+		return nil, refuse("%q in the archive is an absolute name", short(path))
+	case strings.IndexByte(path, 0) >= 0:
+		return nil, refuse("%q in the archive has a NUL in it", short(path))
+	}
+	var elements []string
+	for element := range strings.SplitSeq(path, "/") {
+		switch {
+		case element == "" || element == ".":
+			continue
+		case element == "..":
+			return nil, refuse("%q in the archive leads out of it", short(path))
+		case len(element) > maxName:
+			return nil, refuse("%q in the archive has an element of more than %d bytes", short(path), maxName)
+		case len(elements) == maxDepth:
+			return nil, refuse("%q in the archive is more than %d directories deep", short(path), maxDepth)
+		}
+		elements = append(elements, element)
+	}
+	return elements, nil
+}
+
+// directory opens a directory, and makes it, and those above it, if they are missing. The
+// handle is valid until the next call.
+func (u *unpacker) directory(elements []string) (*os.File, error) {
+	if len(elements) == 0 {
+		return u.top, nil
+	}
+	path := strings.Join(elements, "/")
+	if u.last != nil && path == u.lastPath { // directories are never replaced
+		return u.last, nil
+	}
+	dir := u.top
+	for _, element := range elements {
+		next, err := u.child(dir, element)
+		if dir != u.top {
+			_ = dir.Close()
+		}
+		if notDir(err) {
+			return nil, refuse("%q in the archive is a directory and something else", short(path))
+		}
+		if err != nil {
+			return nil, OfSpace(path, err)
+		}
+		dir = next
+	}
+	u.keep(dir, path)
+	return dir, nil
+}
+
+func (u *unpacker) child(parent *os.File, name string) (*os.File, error) {
+	dir, err := openDirAt(parent, name)
+	if !missing(err) {
+		return dir, err
+	}
+	if err := u.count(); err != nil {
+		return nil, err
+	}
+	if err := retry(func() error { return unix.Mkdirat(int(parent.Fd()), name, 0o700) }); err != nil {
+		return nil, &os.PathError{Op: "mkdir", Path: name, Err: err}
+	}
+	dir, err = openDirAt(parent, name)
+	if err != nil {
+		return nil, err
+	}
+	err = dir.Chmod(0o755) // while it is Berm's own
+	if err == nil {
+		err = u.Give(dir)
+	}
+	if err != nil {
+		_ = dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
+
+// room makes way for a file, and has the total grow by its size.
+func (u *unpacker) room(dir *os.File, name, path string, size int64) error {
+	st, err := lstatAt(dir, name)
+	switch {
+	case missing(err):
+	case err != nil:
+		return err
+	case isKind(&st, unix.S_IFDIR):
+		return refuse("%q in the archive is a directory and something else", short(path))
+	default:
+		if err := unlinkAt(dir, name, 0); err != nil {
+			return err
+		}
+		u.total -= st.Size
+	}
+	if size < 0 || size > math.MaxInt64-u.total {
+		return refuse("%q in the archive can't be %d bytes large", short(path), size)
+	}
+	u.total += size
+	if u.Grow == nil {
+		return nil
+	}
+	return u.Grow(u.total, size)
+}
+
+func (u *unpacker) regular(dir *os.File, name string, h *tar.Header) error {
+	if err := u.room(dir, name, h.Name, h.Size); err != nil {
+		return err
+	}
+	f, err := openAt(int(dir.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	err = u.fill(f, h)
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+func (u *unpacker) fill(f *os.File, h *tar.Header) error {
+	mode := os.FileMode(0o644)
+	if h.Mode&0o111 != 0 {
+		mode = 0o755
+	}
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	if err := u.Give(f); err != nil {
+		return err
+	}
+	u.in.left = h.Size
+	from := &source{r: u.tr}
+	// Without the wrappers the copy would have buffers of its own.
+	_, err := io.CopyBuffer(struct{ io.Writer }{f}, from, u.buf)
+	if from.err != nil {
+		return u.broken(from.err)
+	}
+	if err != nil {
+		return err
+	}
+	// The kernel begins to write, so that there is less to wait for in the end.
+	_ = unix.SyncFileRange(int(f.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE)
+	return nil
+}
+
+func (u *unpacker) link(dir *os.File, name string, h *tar.Header) error {
+	if h.Linkname == "" || len(h.Linkname) > maxTarget || strings.IndexByte(h.Linkname, 0) >= 0 {
+		return refuse("%q in the archive is a symbolic link to a name that can't be", short(h.Name))
+	}
+	if err := u.room(dir, name, h.Name, int64(len(h.Linkname))); err != nil {
+		return err
+	}
+	err := retry(func() error { return unix.Symlinkat(h.Linkname, int(dir.Fd()), name) })
+	if errors.Is(err, unix.ENAMETOOLONG) { // for this file system
+		return refuse("%q in the archive is a symbolic link to a name that can't be", short(h.Name))
+	}
+	if err == nil {
+		var link *os.File
+		if link, err = openAt(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW, 0); err == nil {
+			err = errors.Join(u.Give(link), link.Close())
+		}
+	}
+	if err != nil {
+		return &os.PathError{Op: "symlink", Path: name, Err: err}
+	}
+	return nil
+}
+
+// source remembers an error of the archive's apart from one of the file's.
+type source struct {
+	r   io.Reader
+	err error
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if err != nil && err != io.EOF {
+		s.err = err
+	}
+	return n, err
+}
+
+var errHeaders = fmt.Errorf("what is told of one file is more than %d bytes long", maxHeaders)
+
+// metered lets so many bytes of an archive be read.
+type metered struct {
+	r     io.Reader
+	left  int64
+	ended bool  // more was to be read than there is
+	err   error // r's
+}
+
+func (m *metered) Read(p []byte) (int, error) {
+	if m.left <= 0 {
+		return 0, errHeaders
+	}
+	n, err := m.r.Read(p[:min(int64(len(p)), m.left)])
+	m.left -= int64(n)
+	switch {
+	case err == io.EOF:
+		m.ended = n == 0
+	case err != nil:
+		m.err = err
+	}
+	return n, err
+}
+
+// syncTree brings all below an open directory, and itself, to the disk.
+func syncTree(ctx context.Context, top *os.File) error {
+	b := usual
+	b.entries, b.time = math.MaxInt, 0
+	w := &walk{bounds: b}
+	w.Directory = func(fd int, _ string) error { return unix.Fsync(fd) }
+	w.File = func(e *Entry) error {
+		if !isKind(&e.Stat, unix.S_IFREG) {
+			return nil
+		}
+		f, _, err := e.Open()
+		if err != nil {
+			return err
+		}
+		return OfSpace(e.Name, errors.Join(f.Sync(), f.Close()))
+	}
+	return w.whole(ctx, top)
+}

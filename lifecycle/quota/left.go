@@ -1,0 +1,179 @@
+package quota
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hostdir"
+)
+
+// Used is lifecycle.Quotas'. It measures the directory that the sandbox mounts, wherever
+// that is by now.
+func (s *Service) Used(ctx context.Context, sub lifecycle.Subject) (used int64, err error) {
+	if sub.Dir == "" {
+		return 0, nil
+	}
+	var root *os.Root
+	if known := s.subject(sub.SessionID); known != nil && !sub.Stopped {
+		root = known.root
+	}
+	if root == nil {
+		if root, _, err = openOwn(sub); errors.Is(err, errExchanged) {
+			return 0, &lifecycle.QuotaError{QuotaBytes: sub.QuotaBytes}
+		}
+		if err != nil {
+			return 0, err
+		}
+		defer root.Close()
+	}
+	used, err = hostdir.Sizes(ctx, root)
+	switch {
+	case errors.Is(err, os.ErrClosed): // the sandbox has just gone
+		return 0, nil
+	case err != nil && !errors.Is(err, hostdir.ErrUnbounded):
+		return 0, err
+	case used > sub.QuotaBytes || err != nil:
+		return 0, &lifecycle.QuotaError{UsedBytes: used, QuotaBytes: sub.QuotaBytes}
+	}
+	return used, nil
+}
+
+// Left is lifecycle.Quotas'. Errors besides: *lifecycle.UnavailableError.
+func (s *Service) Left(ctx context.Context, sub lifecycle.Subject, changed bool) error {
+	if _, err := s.Used(ctx, sub); err != nil {
+		return err
+	}
+	if !s.Shared() {
+		return nil
+	}
+	w, there, err := s.owner(ctx, sub.Tenant, sub.Key)
+	if err != nil {
+		return err
+	}
+	sum := s.total
+	if !there {
+		w, sum = Workspace{ID: keysOf(sub.Tenant), Tenant: sub.Tenant}, s.keysTotal
+	}
+	a := s.use(w)
+	defer s.unuse(a)
+	a.sandboxed(sub.Key, changed)
+	t, err := sum(ctx, a, w, sub.Key)
+	if quota := s.opts.QuotaBytes; err == nil && (t.chat != "" || t.used > quota) {
+		if !changed { // what was in the way may have been removed
+			return s.Left(ctx, lifecycle.Subject{Tenant: sub.Tenant, Key: sub.Key}, true)
+		}
+		return &lifecycle.QuotaError{UsedBytes: t.used, QuotaBytes: quota}
+	}
+	return err
+}
+
+// storeTimeout is for a call of the store that nobody else bounds.
+const storeTimeout = 5 * time.Second
+
+// Enforcement is lifecycle.Quotas'. It is empty as well when the store can't tell.
+func (s *Service) Enforcement(sub lifecycle.Subject) string {
+	switch {
+	case sub.Dir != "" && s.holds(sub.SessionID):
+		return "hard"
+	case sub.Dir != "":
+		return "soft"
+	case !s.Shared():
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	defer cancel()
+	_, there, err := s.owner(ctx, sub.Tenant, sub.Key)
+	switch {
+	case err != nil:
+		return ""
+	case !there:
+		return "soft"
+	}
+	return s.enforcement()
+}
+
+// Usage measures a workspace, as far as it may have changed since it was measured last.
+// Errors: *lifecycle.UnavailableError, and *FullError for one that can't be measured.
+func (s *Service) Usage(ctx context.Context, w Workspace) (Usage, error) {
+	a := s.use(w)
+	defer s.unuse(a)
+	t, err := s.total(ctx, a, w, "")
+	if err != nil {
+		return Usage{}, err
+	}
+	if t.chat != "" {
+		return Usage{}, s.over(w, t)
+	}
+	return Usage{WorkspaceID: w.ID, UsedBytes: t.used, QuotaBytes: s.opts.QuotaBytes, Enforcement: s.enforcement()}, nil
+}
+
+// Adopt puts a chat's directory into the workspace's project, where there are project
+// quotas; also without a quota, as there may be one later. A chat of which that fails is
+// measured. It is tried again when its workspace is next asked about, at most once a
+// minute. Errors: *lifecycle.UnavailableError.
+func (s *Service) Adopt(w Workspace, chatID string, dir *os.Root) error {
+	if s.projects == nil {
+		return nil
+	}
+	a := s.use(w)
+	defer s.unuse(a)
+	err := s.adopt(a, w, dir)
+	if err == nil {
+		a.hold(chatID)
+		return nil
+	}
+	a.keep.Store(true)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.unheld[chatID] = time.Now()
+	return err
+}
+
+func (s *Service) adopt(a *account, w Workspace, dir *os.Root) error {
+	err := s.limit(a, w)
+	if err == nil {
+		err = hostdir.With(dir, func(f *os.File) error { return s.projects.Adopt(f, w.Project) })
+	}
+	return ofWorkspace(w, err)
+}
+
+// limit sets the quota in the kernel, once for as long as the account is known: it may have
+// another one from an earlier configuration.
+func (s *Service) limit(a *account, w Workspace) error {
+	if a.limited.Load() {
+		return nil
+	}
+	err := s.projects.Limit(w.Project, s.opts.QuotaBytes)
+	a.limited.Store(err == nil)
+	return ofWorkspace(w, err)
+}
+
+// Stage prepares a new directory whose files are to be moved into a chat's own. Where there
+// are project quotas it has no project until Reservation.Staged. Errors:
+// *lifecycle.UnavailableError.
+func (s *Service) Stage(w Workspace, dir, chat *os.Root) error {
+	if s.projects != nil {
+		return nil
+	}
+	return ofWorkspace(w, hostdir.With(dir, func(d *os.File) error {
+		return hostdir.With(chat, func(c *os.File) error { return s.follow(d, c) })
+	}))
+}
+
+// ofWorkspace is what a failed call of the kernel means to callers.
+func ofWorkspace(w Workspace, err error) error {
+	var away *lifecycle.UnavailableError
+	if err == nil || errors.As(err, &away) {
+		return err
+	}
+	return &lifecycle.UnavailableError{Err: fmt.Errorf("workspace %s: %w", w.ID, err)}
+}
+
+// over says that a workspace has no room.
+func (s *Service) over(w Workspace, t total) error {
+	return &FullError{WorkspaceID: w.ID, UsedBytes: t.used, QuotaBytes: s.opts.QuotaBytes, Chat: t.chat}
+}

@@ -1,0 +1,59 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+
+	"github.com/bermhq/berm/lifecycle/quota"
+)
+
+var _ quota.Store = (*Store)(nil)
+
+const projectColumns = "project, session_id, dir"
+
+func scanProject(row scanner) (p quota.Project, err error) {
+	err = row.Scan(&p.ID, &p.SessionID, &p.Dir)
+	return p, err
+}
+
+// Projects is quota.Store's.
+func (s *Store) Projects(ctx context.Context) ([]quota.Project, error) {
+	return list(ctx, s.db, scanProject, "SELECT "+projectColumns+" FROM ceilings ORDER BY project")
+}
+
+// AddProject is quota.Store's. Of errdefs' AlreadyExists class if the directory has one.
+func (s *Store) AddProject(ctx context.Context, sessionID, dir string) (p quota.Project, err error) {
+	err = s.durably(ctx, func(tx *sql.Tx) error {
+		p, err = scanProject(tx.QueryRowContext(ctx, "INSERT INTO ceilings (session_id, dir) VALUES (?, ?) RETURNING "+projectColumns, sessionID, dir))
+		return err
+	})
+	return p, err
+}
+
+// PassProject is quota.Store's.
+func (s *Store) PassProject(ctx context.Context, project uint32, sessionID string) error {
+	return s.durably(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "UPDATE ceilings SET session_id = ? WHERE project = ?", sessionID, project)
+		return err
+	})
+}
+
+// DeleteProject is quota.Store's.
+func (s *Store) DeleteProject(ctx context.Context, project uint32) error {
+	return s.durably(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "DELETE FROM ceilings WHERE project = ?", project)
+		return err
+	})
+}
+
+// WorkspaceOf is quota.Store's.
+func (s *Store) WorkspaceOf(ctx context.Context, tenant, chatID string) (quota.Workspace, error) {
+	return one(ctx, s.db, scanWorkspace, "SELECT "+workspaceColumns+
+		" FROM chats c JOIN workspaces w USING (tenant, workspace_id) WHERE c.tenant = ? AND c.chat_id = ?", tenant, chatID)
+}
+
+// ChatIDs is quota.Store's. A workspace that isn't there has none.
+func (s *Store) ChatIDs(ctx context.Context, tenant, workspaceID string) ([]string, error) {
+	return list(ctx, s.db, func(row scanner) (id string, err error) { return id, row.Scan(&id) },
+		"SELECT chat_id FROM chats WHERE tenant = ? AND workspace_id = ? ORDER BY chat_id", tenant, workspaceID)
+}

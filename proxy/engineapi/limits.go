@@ -1,0 +1,226 @@
+package engineapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+)
+
+// recountTime is for looks at all of a tenant's containers.
+const recountTime = 5 * time.Second
+
+const (
+	maxActs  = 64 // starts, restarts and stops of one tenant's that go on at a time
+	maxStops = 8  // stops of one container that go on at a time
+)
+
+// limits counts what callers are making now, by tenant and kind.
+type limits struct {
+	mu     sync.Mutex
+	making map[string]int64
+}
+
+// enter counts one more, and gives how many there are with it.
+func (r *limits) enter(key string) int64 { return r.add(key, 1) }
+
+func (r *limits) leave(key string) { r.add(key, -1) }
+
+// enter counts one more of what the caller's tenant may have most of at a time. The caller
+// calls leave at its end.
+func (c *call) enter(kind string, most int64) (leave func(), err error) {
+	key := kind + " " + c.caller.Tenant
+	if c.limits.enter(key) > most {
+		c.limits.leave(key)
+		return nil, &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
+			Detail: fmt.Sprintf("%d %s go on, which is the most that one tenant may have", most, kind)}
+	}
+	return func() { c.limits.leave(key) }, nil
+}
+
+// act counts what starts, restarts or stops a container until leave is called, as the
+// engine goes on with it also when the caller has left.
+func (c *call) act(key string, most int64) (leave func(), err error) {
+	all := "acts " + c.caller.Tenant
+	leave = func() { c.limits.leave(all); c.limits.leave(key) }
+	if one, every := c.limits.enter(key), c.limits.enter(all); one > most || every > maxActs {
+		leave()
+		return nil, &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
+			Detail: fmt.Sprintf("%d starts, restarts and stops go on, which is the most that one tenant may have, or %d stops of this container", maxActs, maxStops)}
+	}
+	return leave, nil
+}
+
+// add counts n more, or fewer.
+func (r *limits) add(key string, n int64) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.making == nil {
+		r.making = map[string]int64{}
+	}
+	r.making[key] += n
+	left := r.making[key]
+	if left == 0 {
+		delete(r.making, key)
+	}
+	return left
+}
+
+// room makes sure that the caller may have n more containers, networks, volumes or images,
+// also if others of its tenant are being made. The caller calls leave once they are made. One that
+// is just being finished may count twice, so that the last place can be refused for a moment.
+func (c *call) room(kind string, n int64) (leave func(), err error) {
+	p, err := c.profile()
+	if err != nil || p.EngineAPI.MaxObjects == 0 || n == 0 {
+		return func() {}, err
+	}
+	key := kind + " " + c.caller.Tenant
+	making := c.limits.add(key, n)
+	leave = func() { c.limits.add(key, -n) }
+	there, err := c.count(kind)
+	if err == nil && there+making > p.EngineAPI.MaxObjects {
+		err = &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
+			Detail: fmt.Sprintf("there are %d %s, and %d being made; profile %s allows %d (engine_api.max_objects)", there, kind, making, p.Name, p.EngineAPI.MaxObjects)}
+	}
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	return leave, nil
+}
+
+// execCounts counts the execs of each tenant's containers, as they were when last seen.
+type execCounts struct {
+	mu   sync.Mutex
+	seen map[string]map[string]int64 // by tenant and by the container's ID
+}
+
+// see notes how many execs a container has, and returns how many its tenant has.
+func (e *execCounts) see(tenant, id string, n int64) (all int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.seen == nil {
+		e.seen = map[string]map[string]int64{}
+	}
+	if e.seen[tenant] == nil {
+		e.seen[tenant] = map[string]int64{}
+	}
+	if e.seen[tenant][id] = n; n == 0 {
+		delete(e.seen[tenant], id)
+	}
+	for _, n := range e.seen[tenant] {
+		all += n
+	}
+	if all == 0 {
+		delete(e.seen, tenant)
+	}
+	return all
+}
+
+// containers returns which of the tenant's containers had execs.
+func (e *execCounts) containers(tenant string) []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Collect(maps.Keys(e.seen[tenant]))
+}
+
+// execRoom makes sure that the caller may have one more exec that runs or is never started,
+// in this container and in all of its tenant's. The caller calls leave once it is made.
+func (c *call) execRoom(ct *seen) (leave func(), err error) {
+	p, err := c.profile()
+	if err != nil {
+		return nil, err
+	}
+	key, most, there := "execs "+ct.ID, p.EngineAPI.MaxExecs, int64(len(ct.ExecIDs))
+	leave = func() { c.limits.leave(key) }
+	making := c.limits.enter(key)
+	full := &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity"}
+	if there+making > maxExecs {
+		leave()
+		full.Detail = fmt.Sprintf("the container has %d execs that run or were never started, which is the most that one may have", there)
+		return nil, full
+	}
+	if most > 0 && c.running.see(c.caller.Tenant, ct.ID, there+making) > most && c.recountExecs(ct.ID, there+making, most) > most {
+		leave()
+		all := c.running.see(c.caller.Tenant, ct.ID, there+making-1)
+		full.Detail = fmt.Sprintf("there are %d execs that run or were never started; profile %s allows %d (engine_api.max_execs)", all, p.Name, most)
+		return nil, full
+	}
+	return leave, nil
+}
+
+// recountExecs looks again at those of the tenant's containers that had execs, all but one,
+// and returns how many execs the tenant has. One look of a tenant's goes on at a time. Calls
+// that waited for it look again only if it found no room.
+func (c *call) recountExecs(but string, n, most int64) (all int64) {
+	tenant := c.caller.Tenant
+	ctx, cancel := context.WithTimeout(c.ctx, recountTime) // an archive makes the engine wait
+	defer cancel()
+	if over, err := c.startLocks.Lock(ctx, "execs of "+tenant); err == nil {
+		defer over()
+		if all = c.running.see(tenant, but, n); all <= most {
+			return all
+		}
+		for _, id := range c.running.containers(tenant) {
+			var ct struct{ ExecIDs []string }
+			err := c.engine.get(ctx, c.version, "/containers/"+id+"/json", nil, &ct)
+			if id != but && (err == nil || statusOf(err) == http.StatusNotFound) {
+				c.running.see(tenant, id, int64(len(ct.ExecIDs))+c.limits.add("execs "+id, 0))
+			}
+		}
+	}
+	return c.running.see(tenant, but, n)
+}
+
+// count asks the engine how many of its objects are the caller's.
+func (c *call) count(kind string) (n int64, err error) {
+	query := url.Values{"filters": {c.onlyOwn(filters{}).String()}}
+	path := "/" + kind
+	object := lifecycle.ObjectKind(strings.TrimSuffix(kind, "s"))
+	switch kind {
+	case "containers":
+		path = "/containers/json"
+		query.Set("all", "1")
+	case "images":
+		path = "/images/json"
+		own := filters{}
+		for name, value := range c.whose() {
+			own["label"] = append(own["label"], name+"="+value)
+		}
+		query.Set("filters", own.String())
+	}
+	err = c.engine.each(c.ctx, c.version, path, query, func(list string, entry json.RawMessage) error {
+		own := kind == "images" // also those that a build leaves behind, which have no seal
+		if !own {
+			var err error
+			if own, err = c.ownEntry(object, list, entry); err != nil {
+				return err
+			}
+		}
+		if own {
+			n++
+		}
+		return nil
+	})
+	return n, err
+}
+
+// undo removes what the door made and the caller must not have. It doesn't end with the
+// call. A failure is logged: the sweep removes by the labels what can't be removed now.
+func (c *call) undo(kind, id, path string, query url.Values) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), undoTimeout)
+	defer cancel()
+	err := c.engine.do(ctx, ask{method: http.MethodDelete, version: c.version, path: path, query: query}, nil)
+	if err != nil && statusOf(err) != http.StatusNotFound {
+		c.log.ErrorContext(ctx, "engine_api_undo_failed", "kind", kind, "id", id, "error", err.Error())
+	}
+}

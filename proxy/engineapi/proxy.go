@@ -1,0 +1,192 @@
+// Package engineapi is the second door: it answers the Docker Engine API to existing
+// clients, judged by the same policy as the first.
+//
+// It forwards nothing. A request is matched with the door's own table of routes, its
+// path, query and body are decoded strictly, names become the IDs of objects that are
+// the caller's own, what would be made is judged, and then the door writes a request of
+// its own for the engine. What came to be is looked at again before the caller hears of it.
+package engineapi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/mountpin"
+	"github.com/bermhq/berm/lifecycle/restart"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime/keylock"
+)
+
+// Options of New.
+type Options struct {
+	Dial   func(ctx context.Context) (net.Conn, error) // to the engine; mandatory
+	Policy func() *policy.Policy                       // the policy in force; mandatory
+	Owner  string                                      // ID of this instance, on all that it makes; mandatory
+	Sealer *lifecycle.Sealer                           // tells what this instance made from what only says so; nil: knows what this Proxy makes
+	// Pins holds the sources of binds while the engine mounts them. Nil: binds are refused.
+	Pins lifecycle.Holder
+	// Unheld judges the binds of containers that were made where none could be held, which
+	// the engine mounts from where they are. Nil: these containers don't start.
+	Unheld lifecycle.Holder
+	// Claims keeps starts and archive calls apart, those of sandboxes too. Nil: its own.
+	Claims *mountpin.Claims
+	// Mounts returns the mounts of all sandboxes, those that are being created included. A
+	// sandbox is among them before it claims its mounts. Nil is none.
+	Mounts func() []policy.Mount
+	// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
+	// there. Nil: a network that isn't there is refused.
+	EnsureNetwork func(ctx context.Context, name string) error
+	// Labels are further ones of every container, unless its caller gives one of these
+	// names itself, to which it can't give the value here. Nil is none.
+	Labels map[string]string
+	// Restarts keeps the restart policies of containers with binds, which Run carries out.
+	// Nil: they are lost with the process but for what a container was made with.
+	Restarts restart.Store
+	// ArchiveFixed says that the engine has the fixes of ArchiveFixed, whatever its release.
+	ArchiveFixed bool
+	Hosts        []string // further names that the Host header may carry over TCP, without port
+	Audit        *Audit   // where decisions are written; nil is nowhere
+	// SpoolDir is where the files of builds are kept meanwhile; empty is the system's
+	// directory for temporary files. What a crash has left there is removed.
+	SpoolDir   string
+	SpoolBytes int64         // that they may take, half of it for one tenant; 0 is 2 GiB
+	Bodies     *proxy.Bodies // memory for bodies, shared with other APIs; nil: its own
+
+	Logger   *slog.Logger          // nil discards
+	Registry prometheus.Registerer // nil: metrics are kept but not exported
+	Tracer   trace.TracerProvider  // nil: no spans
+}
+
+// Proxy serves the Docker Engine API. It is safe for many goroutines.
+type Proxy struct {
+	opts       Options
+	log        *slog.Logger
+	gate       *proxy.Gate
+	engine     *engine
+	metrics    *metrics
+	known      owners // tenants of containers and networks that are sealed
+	firsts     owners // the container that has a session; empty if none can be told to be the first
+	execs      owners // containers of execs
+	ends       owners // when containers' time is up, as their label has it
+	limits     limits
+	running    execCounts
+	startLocks keylock.Map[string] // by container ID, and one for a tenant's count of execs
+
+	restarts *restart.Supervisor
+
+	transfers transfers
+	spooled   *proxy.Budget
+	usage     usage
+	tagging   chan struct{} // held by whoever gives an image a name
+
+	hangupGrace time.Duration // as the constant
+}
+
+// New makes a Proxy. The engine needn't be up.
+func New(opts Options) (*Proxy, error) {
+	switch {
+	case opts.Dial == nil:
+		return nil, errors.New("engineapi: Dial is mandatory")
+	case opts.Policy == nil:
+		return nil, errors.New("engineapi: Policy is mandatory")
+	case opts.Owner == "":
+		return nil, errors.New("engineapi: Owner is mandatory")
+	}
+	var err error
+	if opts.Sealer == nil {
+		if opts.Sealer, err = lifecycle.NewSealer(context.Background(), lifecycle.SealerOptions{Owner: opts.Owner, Logger: opts.Logger}); err != nil {
+			return nil, err
+		}
+	}
+	if opts.Claims == nil {
+		opts.Claims = &mountpin.Claims{}
+	}
+	if opts.Mounts == nil {
+		opts.Mounts = func() []policy.Mount { return nil }
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	d := &Proxy{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1), usage: usage{walking: make(chan struct{}, 1)}, hangupGrace: hangupGrace}
+	d.transfers.stall, d.transfers.most = transferStall, transferTime
+	most := cmp.Or(opts.SpoolBytes, 2*maxContext)
+	d.spooled = proxy.NewBudget("disk for build files", most, most/2)
+	if err = cleanSpool(opts.SpoolDir); err != nil {
+		return nil, err
+	}
+	if d.metrics, err = newMetrics(opts.Registry); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	defer cancel()
+	d.restarts, err = restart.New(ctx, restart.Options{Engine: restartEngine{d}, Store: opts.Restarts, Logger: opts.Logger, Registry: opts.Registry})
+	if err != nil {
+		return nil, err
+	}
+	d.gate, err = proxy.NewGate(proxy.GateOptions{
+		Hosts: opts.Hosts, Fail: fail, Bodies: opts.Bodies, Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
+	})
+	return d, err
+}
+
+// Close lets go of idle connections to the engine.
+func (d *Proxy) Close() error {
+	d.engine.transport.CloseIdleConnections()
+	return nil
+}
+
+// Handler answers the requests of one listener, whose connections are told apart by
+// callers. Its server needs ConnContext.
+func (d *Proxy) Handler(callers Callers) http.Handler {
+	return d.gate.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		d.serve(w, r, callers)
+	}))
+}
+
+// serve takes one request from its line to its answer, and writes down what was decided.
+func (d *Proxy) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
+	c := &call{Proxy: d, w: w, r: r, ctx: r.Context(), rules: d.opts.Policy()}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // that of the connection's last answer
+	rt, err := c.open(callers)
+	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
+		defer func() { c.close(err) }() // also of an answer that is broken off
+		if err == nil {
+			err = c.conceal(rt.serve(c))
+		}
+		return err
+	}).ServeHTTP(w, r)
+}
+
+// open finds out who calls and what for. The route is never nil.
+func (c *call) open(callers Callers) (*route, error) {
+	caller, ok := callers.of(c.r)
+	if !ok {
+		return unmatched, denied("callers.unknown", "", "this connection is none of the configured callers'", "the users and certificates of the listener's callers")
+	}
+	c.caller = caller
+	ex := proxy.ExchangeOf(c.ctx)
+	ex.Caller = proxy.Caller{Name: caller.Name, Tenant: caller.Tenant}
+	rt, err := c.match()
+	if err != nil {
+		return unmatched, err
+	}
+	c.route = rt
+	if err := c.parse(); err != nil {
+		return rt, err
+	}
+	if rt.change && !c.opts.Audit.ok() {
+		return rt, &proxy.Fault{Status: http.StatusServiceUnavailable, Code: "audit_unavailable", Title: "No audit log",
+			Detail: "Berm can't write its audit log, and so refuses what would change anything"}
+	}
+	return rt, nil
+}

@@ -1,0 +1,94 @@
+package portproxy
+
+import (
+	"bufio"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/proxy"
+)
+
+// stuckTimes is how many timeouts a port may leave input of another protocol unread.
+const stuckTimes = 10
+
+// tunnel watches a connection that has switched to another protocol. A side may close one
+// direction and still be answered, so it isn't closed at once. It is closed when a side
+// has ended and no byte moved for a timeout: otherwise the other side could keep it
+// forever. While the port doesn't read, a caller that left may not show; after ten
+// timeouts without a byte it is closed as well.
+type tunnel struct {
+	caller net.Conn
+	port   *patientConn
+	idle   time.Duration
+	done   chan struct{}
+	ended  proxy.Tasks
+}
+
+func newTunnel(caller net.Conn, port *patientConn, idle time.Duration) *tunnel {
+	t := &tunnel{caller: caller, port: port, idle: idle, done: make(chan struct{})}
+	t.ended.Abort = func() {
+		_ = caller.Close()
+		_ = port.Close()
+	}
+	t.ended.Go(t.watch)
+	return t
+}
+
+// stop ends the watch.
+func (t *tunnel) stop() {
+	close(t.done)
+	t.ended.Wait()
+}
+
+func (t *tunnel) watch() {
+	tick := time.NewTicker(max(t.idle/10, time.Millisecond))
+	defer tick.Stop()
+	moves, gone, since := int64(-1), false, time.Now()
+	for {
+		select {
+		case <-t.done:
+			return
+		case <-tick.C:
+		}
+		if n, left := t.port.moves.Load(), t.port.over.Load() || hungUp(t.caller); n != moves || left != gone {
+			moves, gone, since = n, left, time.Now()
+		}
+		quiet := time.Since(since)
+		if gone && quiet >= t.idle || t.port.writing.Load() && quiet >= stuckTimes*t.idle {
+			_ = t.caller.Close()
+			_ = t.port.Close()
+			return
+		}
+	}
+}
+
+// hungUp reports whether the other side of a connection sends no more, even if some of what
+// it sent is unread.
+func hungUp(c net.Conn) bool {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return false // an in-process one
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return true
+	}
+	fds := []unix.PollFd{{Events: unix.POLLRDHUP}}
+	err = raw.Control(func(fd uintptr) {
+		fds[0].Fd = int32(fd)
+		_, _ = unix.Poll(fds, 0) // if it is interrupted, the next look tells
+	})
+	return err != nil || fds[0].Revents != 0
+}
+
+// Hijack returns the caller's connection and begins to watch it.
+func (w *portWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buf, err := w.rc.Hijack()
+	if err == nil {
+		w.tunnel = newTunnel(conn, w.p.conn, w.p.Timeout)
+	}
+	return conn, buf, err
+}

@@ -1,0 +1,170 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime"
+)
+
+const maxEvent = 64 << 10 // bytes of output in one event or message
+
+// Source is what can be followed: a lifecycle.ExecStream or ProcessStream.
+type Source interface {
+	Next() (runtime.Chunk, error)
+	io.Writer
+	CloseWrite() error
+	io.Closer
+}
+
+// Output is a source, and what there is to say of it.
+type Output struct {
+	Source
+	Start apitype.StreamEvent // the first event; Seq is after which place the output begins
+	Told  Place               // sent by an earlier stream; or Anywhere
+	Exit  func() apitype.Exit // once Next has said io.EOF
+	Kill  func()              // called when the caller goes away; nil lets it run on
+	Until *int64              // ends the stream there, without an exit; nil is at its end
+}
+
+// Options are how a stream looks.
+type Options struct {
+	Form      string        // SSE or NDJSON
+	Raw       bool          // bytes rather than text
+	Heartbeat time.Duration // after how much silence it says that it lives
+}
+
+// Follow answers the output, event by event, and closes it. Output goes out as soon as it
+// is there. Output that piles up while the caller reads goes out in larger events, and a
+// full batch makes the source wait.
+func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) error {
+	ctx := r.Context()
+	if out.Kill == nil { // it can be taken up again, so it need not hold up a server that goes down
+		var stop context.CancelFunc
+		ctx, stop = proxy.UntilDrain(ctx)
+		defer stop()
+	}
+	p := startPump(out.Source)
+	defer p.stop()
+
+	// Some proxies buffer an answer in parts without this header.
+	e := &eventWriter{Events: NewEvents(w, opts.Form, "X-Accel-Buffering", "no"), opts: opts, split: splitter{cut: cutText}}
+	if opts.Raw {
+		e.split.cut = cutAll
+	}
+	defer e.Until(ctx)()
+	err := e.copy(ctx, p, out)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, proxy.ErrGoingDown) { // said, and broken off all the same
+		_ = e.last(&apitype.StreamEvent{Event: apitype.EventGoingDown})
+	}
+	if out.Kill != nil {
+		defer out.Kill()
+		p.stop()
+	}
+	panic(http.ErrAbortHandler) // a client must not take this for the end
+}
+
+func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
+	e.split.reach(out.Start.Seq)
+	e.split.start(out.Told)
+	if err := e.event(&out.Start); err != nil {
+		return err
+	}
+	beat := time.NewTimer(e.opts.Heartbeat)
+	defer beat.Stop()
+	for {
+		if len(p.ready) == 0 { // else more of it goes out at once
+			if err := e.Flush(); err != nil {
+				return err
+			}
+		}
+		beat.Reset(e.opts.Heartbeat)
+		if out.Until != nil && e.split.last >= *out.Until {
+			return e.rest()
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-beat.C:
+			if err := e.beat(); err != nil {
+				return err
+			}
+		case <-p.ready:
+			b, end := p.take()
+			for _, c := range b.pieces {
+				if err := e.split.feed(c, e.output); err != nil {
+					return err
+				}
+			}
+			p.give(b)
+			switch {
+			case errors.Is(end, io.EOF):
+				x := out.Exit()
+				return errors.Join(e.rest(), e.last(&apitype.StreamEvent{Event: apitype.EventExit, Exit: &x}))
+			case errdefs.IsAborted(end): // said in words, or the two would take turns for ever
+				return e.last(&apitype.StreamEvent{Event: apitype.EventTakenOver})
+			case end != nil:
+				return errors.Join(end, e.Flush())
+			}
+		}
+	}
+}
+
+// eventWriter writes the events of one stream. Not safe for concurrent use.
+type eventWriter struct {
+	*Events
+	opts  Options
+	split splitter
+}
+
+// event writes an event. Its Seq and Resume are set here.
+func (e *eventWriter) event(ev *apitype.StreamEvent) error {
+	at := e.split.place()
+	ev.Seq, ev.Resume = at.Seq(), at.Resume()
+	return e.Event(at.String(), ev.Event, ev)
+}
+
+// output writes a piece of output.
+func (e *eventWriter) output(p piece) error {
+	ev := apitype.StreamEvent{Event: p.stream()}
+	if e.opts.Raw {
+		ev.DataBase64 = p.data
+	} else {
+		ev.Data = strings.ToValidUTF8(string(p.data), "\ufffd")
+	}
+	return e.event(&ev)
+}
+
+// rest writes the characters that stay incomplete.
+func (e *eventWriter) rest() error {
+	if err := e.split.rest(e.output); err != nil {
+		return err
+	}
+	return e.Flush()
+}
+
+// last writes the event after which there is none.
+func (e *eventWriter) last(ev *apitype.StreamEvent) error {
+	if err := e.event(ev); err != nil {
+		return err
+	}
+	return e.Flush()
+}
+
+func (e *eventWriter) beat() error {
+	if e.opts.Form == NDJSON {
+		return e.event(&apitype.StreamEvent{Event: apitype.EventHeartbeat})
+	}
+	return e.Beat()
+}

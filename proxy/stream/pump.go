@@ -1,0 +1,164 @@
+package stream
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime"
+)
+
+// Bounds of a batch, which piles up while a caller reads.
+const (
+	maxBatch  = 256 << 10 // bytes
+	maxPieces = 1024      // each of which becomes an event
+)
+
+// batch is output that came since the last one was taken.
+type batch struct {
+	data   []byte
+	pieces []runtime.Chunk // of data, in order; no two neighbours could be one
+	starts []int           // of each piece in data
+}
+
+// add takes a chunk, as part of the last piece if they go together.
+func (b *batch) add(c runtime.Chunk) {
+	for {
+		n := min(len(c.Data), maxEvent)
+		part := runtime.Chunk{Seq: c.Seq - int64(len(c.Data)-n), Stderr: c.Stderr, Data: c.Data[:n]}
+		last := len(b.pieces) - 1
+		if last < 0 || b.pieces[last].Stderr != c.Stderr || len(b.data)-b.starts[last]+n > maxEvent {
+			b.pieces, b.starts = append(b.pieces, runtime.Chunk{Stderr: c.Stderr}), append(b.starts, len(b.data))
+			last++
+		}
+		b.data = append(b.data, part.Data...)
+		b.pieces[last].Seq = part.Seq
+		if c.Data = c.Data[n:]; len(c.Data) == 0 {
+			return
+		}
+	}
+}
+
+// seal sets the bytes of the pieces. Nothing may be added after it.
+func (b *batch) seal() {
+	for i := range b.pieces {
+		end := len(b.data)
+		if i+1 < len(b.starts) {
+			end = b.starts[i+1]
+		}
+		b.pieces[i].Data = b.data[b.starts[i]:end]
+	}
+}
+
+// pump reads a source ahead of its writer, by no more than a batch.
+type pump struct {
+	ready chan struct{} // there is something to take, or the end
+
+	src     Source
+	reading proxy.Tasks
+	mu      sync.Mutex
+	room    sync.Cond
+	next    *batch
+	spare   *batch
+	err     error
+	stopped bool
+}
+
+// startPump reads from src until stop, which has to be called.
+func startPump(src Source) *pump {
+	p := &pump{src: src, ready: make(chan struct{}, 1), next: new(batch), spare: new(batch)}
+	p.room.L = &p.mu
+	p.reading.Abort = func() { p.put(runtime.Chunk{}, errPanic) }
+	p.reading.Go(func() {
+		for p.put(src.Next()) {
+		}
+	})
+	return p
+}
+
+// errPanic ends the output of a source that panicked.
+var errPanic = errors.New("panic")
+
+// put adds a chunk, or the source's error, when there is room. False is to stop.
+func (p *pump) put(c runtime.Chunk, err error) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for !p.stopped && len(p.next.data) > 0 && (len(p.next.data)+len(c.Data) > maxBatch || len(p.next.pieces) >= maxPieces) {
+		p.room.Wait()
+	}
+	if p.stopped {
+		return false
+	}
+	if err == nil {
+		p.next.add(c)
+	}
+	p.err = err
+	select {
+	case p.ready <- struct{}{}:
+	default:
+	}
+	return err == nil
+}
+
+// take returns the output that is there, and the source's error once it has ended. The
+// caller gives the batch back before it takes the next.
+func (p *pump) take() (*batch, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := p.next
+	p.next, p.spare = p.spare, nil
+	b.seal()
+	p.room.Signal()
+	return b, p.err
+}
+
+func (p *pump) give(b *batch) {
+	b.data, b.pieces, b.starts = b.data[:0], b.pieces[:0], b.starts[:0]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.spare = b
+}
+
+// stop closes the source and waits for its reader. It panics if the source did. It may be
+// called again.
+func (p *pump) stop() {
+	p.mu.Lock()
+	again := p.stopped
+	p.stopped = true
+	p.room.Signal()
+	p.mu.Unlock()
+	if !again {
+		_ = p.src.Close()
+	}
+	p.reading.Wait()
+}
+
+// Text decodes UTF-8 that comes in parts. It replaces what isn't UTF-8.
+type Text struct{ held []byte }
+
+// Add returns the whole characters there are.
+func (t *Text) Add(b []byte) string {
+	if len(t.held) > 0 {
+		b = append(t.held, b...)
+	}
+	whole := len(b) - incomplete(b)
+	s := strings.ToValidUTF8(string(b[:whole]), "\ufffd")
+	t.held = append([]byte(nil), b[whole:]...)
+	return s
+}
+
+// incomplete is how many bytes at the end begin a character but don't end it.
+func incomplete(b []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		c := b[len(b)-n]
+		if utf8.RuneStart(c) {
+			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-n:]) {
+				return n
+			}
+			return 0
+		}
+	}
+	return 0
+}
