@@ -32,7 +32,7 @@ const (
 )
 
 // errOtherProgram says that a volume doesn't have the program that its name promises.
-var errOtherProgram = runtime.Unavailable(errors.New("Berm's program in the engine's volume was changed; it is put there anew"))
+var errOtherProgram = runtime.Unavailable(errors.New("the program in the engine's volume was changed; it is put there anew"))
 
 // storedProgram returns the path of the program on the engine's host, and puts it there
 // unless it is known to be there. Image is any that the engine has.
