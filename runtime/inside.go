@@ -17,6 +17,7 @@ const (
 type Agent struct {
 	Program string // path of the program on the engine's host; seen at AgentProgram, read-only; empty is the init process as without an Agent
 	Dir     string // directory on the engine's host, seen at AgentDir, read-only; empty is none
+	Stored  bool   // instead of both: the backend's own copy of the program, where the engine has it
 }
 
 // The ways a command can have gone into its container.

@@ -55,7 +55,9 @@ type Engine interface {
 type Options struct {
 	// Engine is the backend. Mandatory. The Runtime closes it if it can be closed.
 	Engine Engine
-	// Program is the path of the program berm-agent on the engine's host. Mandatory.
+	// Program is the path of the program berm-agent on the engine's host. Empty is the
+	// backend's own copy, for an engine that doesn't see this host's files: no container
+	// has a socket then.
 	Program string
 	// Root is an absolute directory of this Runtime's own, made with mode 0700 if it
 	// is missing. It has a directory for each container. Mandatory.
@@ -147,7 +149,7 @@ func newRuntime(opts Options, p pace) (*Runtime, error) {
 		return nil, errors.New("agent: an Engine is needed")
 	case !ok:
 		return nil, errors.New("agent: the Engine can't start programs")
-	case !filepath.IsAbs(opts.Program):
+	case opts.Program != "" && !filepath.IsAbs(opts.Program):
 		return nil, fmt.Errorf("agent: the program's path %q must be absolute", opts.Program)
 	case !filepath.IsAbs(opts.Root) || opts.HostRoot != "" && !filepath.IsAbs(opts.HostRoot):
 		return nil, fmt.Errorf("agent: the root %q, and as the engine sees it %q, must be absolute", opts.Root, opts.HostRoot)
@@ -262,9 +264,10 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	if spec.PidsLimit > 0 {
 		spec.PidsLimit = max(spec.PidsLimit, minPids)
 	}
-	if spec.Agent != nil {
-		if spec.Agent.Program == "" {
-			spec.Agent = &runtime.Agent{Program: r.opts.Program}
+	own := runtime.Agent{Program: r.opts.Program, Stored: r.opts.Program == ""}
+	if spec.Agent != nil || own.Stored {
+		if spec.Agent == nil || spec.Agent.Program == "" {
+			spec.Agent = &own
 		}
 		return r.Engine.Create(ctx, spec)
 	}

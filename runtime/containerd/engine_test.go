@@ -94,21 +94,6 @@ func newRuntimeWith(t testing.TB, opts Options) *Runtime {
 	return r
 }
 
-// startRegistry starts a registry where this process, which pulls, reaches it.
-func startRegistry(t testing.TB, opts engine.RegistryOptions) *engine.Registry {
-	t.Helper()
-	shop, err := engine.StartRegistry(t.Context(), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := shop.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return shop
-}
-
 // requireClass ends a test that needs a runtime class whose program isn't here.
 func requireClass(t testing.TB, class string) {
 	t.Helper()

@@ -177,14 +177,6 @@ func (c *creation) workingDir() string {
 	return path.Join("/", cmp.Or(c.spec.WorkingDir, c.image.Config.WorkingDir))
 }
 
-// ownWorkingDir is the working directory of a container's own process.
-func ownWorkingDir(p *specs.Process) string {
-	if len(p.Args) > 2 && p.Args[0] == runtime.AgentProgram {
-		return p.Args[2]
-	}
-	return p.Cwd
-}
-
 // wanted are the directories that have to be there: the working directory, and the
 // volumes that the image declares, for Docker makes them, and programs rely on that.
 // With a read-only root the volumes are covered.

@@ -45,11 +45,26 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 		if !spec.ReadOnlyRootfs {
 			img.volumes = nil
 		}
+		stored := spec.Agent != nil && spec.Agent.Stored
+		if stored {
+			path, err := r.storedProgram(callCtx, s, spec.Image)
+			if err != nil {
+				return err
+			}
+			spec.Agent = &runtime.Agent{Program: path}
+		}
 		id, err := r.make(ctx, s, spec, img)
 		if err != nil {
+			r.stored.Store(false) // the program may be gone
 			return err
 		}
-		c, err := r.start(callCtx, s, id)
+		if stored {
+			err = r.checkProgram(callCtx, s, id)
+		}
+		var c runtime.Container
+		if err == nil {
+			c, err = r.start(callCtx, s, id)
+		}
 		if err != nil {
 			return r.undo(ctx, spec.Name, err, func(ctx context.Context) error { return remove(ctx, s, id) })
 		}

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -47,6 +48,9 @@ type Options struct {
 	// RegistryAuth gives the encoded credentials that the engine sends to the
 	// registry of ref. Nil sends none.
 	RegistryAuth func(ctx context.Context, ref string) (string, error)
+	// Program reads Berm's program, for sandboxes on engines that don't see this host's
+	// files: see runtime.Agent. Nil is none.
+	Program func() ([]byte, error)
 	// Logger is where the little that callers aren't told goes. Nil discards.
 	Logger *slog.Logger
 }
@@ -61,11 +65,14 @@ type Runtime struct {
 	auth      func(context.Context, string) (string, error)
 	log       *slog.Logger
 
-	session    atomic.Pointer[session] // nil until connected
-	connecting singleflight.Group
-	networks   singleflight.Group
-	images     imageCache
-	starts     keylock.Map[string] // of programs, and pauses, by the container's id
+	session     atomic.Pointer[session] // nil until connected
+	connecting  singleflight.Group
+	networks    singleflight.Group
+	images      imageCache
+	readProgram func() ([]byte, error)
+	programName func() (string, error) // of the volume
+	stored      atomic.Bool            // the program is in the engine's volume, as far as is known
+	starts      keylock.Map[string]    // of programs, and pauses, by the container's id
 }
 
 var (
@@ -99,12 +106,14 @@ func New(opts Options) (*Runtime, error) {
 		return nil, errors.New("the call timeout is negative")
 	}
 	r := &Runtime{
-		host:      host,
-		url:       &url.URL{Scheme: "http", Host: u.Host, Path: u.Path},
-		transport: &http.Transport{MaxIdleConns: 16, MaxIdleConnsPerHost: 16, IdleConnTimeout: 30 * time.Second},
-		timeout:   opts.CallTimeout,
-		auth:      opts.RegistryAuth,
-		log:       opts.Logger,
+		host:        host,
+		url:         &url.URL{Scheme: "http", Host: u.Host, Path: u.Path},
+		transport:   &http.Transport{MaxIdleConns: 16, MaxIdleConnsPerHost: 16, IdleConnTimeout: 30 * time.Second},
+		timeout:     opts.CallTimeout,
+		auth:        opts.RegistryAuth,
+		log:         opts.Logger,
+		readProgram: opts.Program,
+		programName: sync.OnceValues(func() (string, error) { return nameProgram(opts.Program) }),
 	}
 	if r.timeout == 0 {
 		r.timeout = 30 * time.Second

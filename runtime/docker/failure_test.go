@@ -17,10 +17,10 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/runtime"
-	"github.com/docker/docker/api/types/container"
 )
 
 // fakeEngine answers as an engine would, as far as a test says.

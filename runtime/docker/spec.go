@@ -218,8 +218,8 @@ func validate(spec runtime.Spec) error {
 	if runtime.KernelPath(spec.WorkingDir) {
 		return runtime.Invalid("the working directory %q is in a file system of the kernel", spec.WorkingDir)
 	}
-	if a := spec.Agent; a != nil && a.Program == "" {
-		return runtime.Invalid("the agent has a directory but no program")
+	if a := spec.Agent; a != nil && a.Stored != (a.Program == "") || a != nil && a.Stored && a.Dir != "" {
+		return runtime.Invalid("the agent has no program, or a stored one beside another or a directory")
 	}
 	return runtime.CheckSpec(spec)
 }

@@ -54,36 +54,35 @@ func OpenRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (runtime.
 	return containerd.New(opts)
 }
 
-// WithAgent has an engine's sandboxes worked in through the agent. Where that can't be,
-// it answers the engine as it is, and the log says why.
+// WithAgent has an engine's sandboxes worked in through the agent. Where the engine can't
+// see this host's files, the engine keeps a copy of the program, and the log says why.
 func WithAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v View, log *slog.Logger) (runtime.Runtime, error) {
-	program, err := CheckAgent(cfg, stateDir, v)
-	var off *AgentOffError
-	switch {
-	case cfg.AgentDir == config.AgentNone:
-		log.Info("agent_off", "error", err.Error())
-		return rt, nil
-	case errors.As(err, &off):
-		log.Warn("agent_off", "error", off.Error())
-		return rt, nil
-	case err != nil:
-		return rt, err
-	}
 	engine, ok := rt.(agent.Engine)
 	if !ok {
 		return rt, fmt.Errorf("the client of %s lacks what the agent needs", cfg.Kind) // a defect of ours
 	}
 	root := agentRoot(stateDir)
-	path, err := runtime.PutProgram(filepath.Join(root, "bin"), program)
-	if err != nil {
+	opts := agent.Options{Engine: engine, Root: root, Logger: log}
+	program, err := CheckAgent(cfg, stateDir, v)
+	var off *AgentOffError
+	switch {
+	case cfg.AgentDir == config.AgentNone:
+		log.Info("agent_off", "error", err.Error())
+	case errors.As(err, &off):
+		log.Warn("agent_off", "error", off.Error())
+	case err != nil:
 		return rt, err
+	default:
+		path, err := runtime.PutProgram(filepath.Join(root, "bin"), program)
+		if err != nil {
+			return rt, err
+		}
+		if path, err = filepath.Rel(root, path); err != nil {
+			return rt, err
+		}
+		opts.HostRoot, opts.Program = cfg.AgentDir, filepath.Join(cmp.Or(cfg.AgentDir, root), path)
 	}
-	if path, err = filepath.Rel(root, path); err != nil {
-		return rt, err
-	}
-	inside, err := agent.New(agent.Options{
-		Engine: engine, Root: root, HostRoot: cfg.AgentDir, Logger: log, Program: filepath.Join(cmp.Or(cfg.AgentDir, root), path),
-	})
+	inside, err := agent.New(opts)
 	if err != nil {
 		return rt, err
 	}
@@ -160,6 +159,7 @@ func CheckEngine(cfg config.Engine, stateDir string) error {
 
 func dockerOptions(cfg config.Engine) (docker.Options, error) {
 	opts := docker.Options{Host: cfg.Address, CallTimeout: cfg.CallTimeout}
+	opts.Program = func() ([]byte, error) { return agentProgram(cfg) }
 	if cfg.RegistryAuthFile != "" {
 		auth := registryAuth{path: cfg.RegistryAuthFile}
 		if _, err := auth.read(); err != nil {

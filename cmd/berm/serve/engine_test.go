@@ -13,6 +13,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/agent"
 )
 
 func TestEngineView(t *testing.T) {
@@ -99,7 +100,8 @@ func TestAgentProgram(t *testing.T) {
 	}
 }
 
-// Where the agent can't be given to sandboxes, they go without, and the log says why.
+// TestCheckAgent checks that the agent is put where the engine sees it, or that the log says
+// why it can't be: then the engine keeps a copy.
 func TestCheckAgent(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "berm-agent")
@@ -140,10 +142,21 @@ func TestCheckAgent(t *testing.T) {
 		t.Errorf("a program that was named and isn't there: %v", err)
 	}
 	none := config.Engine{Kind: "docker", AgentDir: config.AgentNone}
+	backend, err := OpenRuntime(none, dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var log bytes.Buffer
-	rt, err := WithAgent(nil, none, dir, View{Root: true}, slog.New(slog.NewTextHandler(&log, nil)))
-	if rt != nil || err != nil || !strings.Contains(log.String(), "agent_off") {
-		t.Errorf("turned off: %v, %v, %s", rt, err, &log)
+	rt, err := WithAgent(backend, none, dir, View{Root: true}, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil || !strings.Contains(log.String(), "agent_off") {
+		t.Fatalf("turned off: %v, %s", err, &log)
+	}
+	inside, ok := rt.(*agent.Runtime)
+	if !ok {
+		t.Fatalf("turned off: %T", rt)
+	}
+	if err := inside.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

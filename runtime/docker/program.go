@@ -1,0 +1,135 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/volume"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// An engine that doesn't see this host's files keeps Berm's program in a volume. A
+// container gets the file itself, as a read-only bind mount. Whether it is the program is
+// seen in each container before its start, so that nothing rests on whose the volume is.
+
+const (
+	programVolume = "berm-program-" // followed by the program's SHA-256
+	programLabel  = "berm-program"
+	programFile   = "berm-init"
+	programDir    = "/berm"   // where the container that fills the volume has it
+	maxProgram    = 128 << 20 // more than any has
+)
+
+// errOtherProgram says that a volume doesn't have the program that its name promises.
+var errOtherProgram = runtime.Unavailable(errors.New("the program in the engine's volume was changed; it is put there anew"))
+
+// storedProgram returns the path of the program on the engine's host, and puts it there
+// unless it is known to be there. Image is any that the engine has.
+func (r *Runtime) storedProgram(ctx context.Context, s *session, image string) (string, error) {
+	name, err := r.programName()
+	if err != nil {
+		return "", runtime.Precondition("this berm has no program for its sandboxes: %w", err)
+	}
+	unlock, err := r.starts.Lock(ctx, name) // no container has such an ID
+	if err != nil {
+		return "", ctx.Err()
+	}
+	defer unlock()
+	v, err := s.VolumeInspect(ctx, name)
+	if errdefs.IsNotFound(err) {
+		r.stored.Store(false)
+		v, err = s.VolumeCreate(ctx, volume.CreateOptions{Name: name, Driver: "local", Labels: map[string]string{programLabel: "yes"}})
+	}
+	if err != nil {
+		return "", err
+	}
+	if v.Driver != "local" || len(v.Options) > 0 || !path.IsAbs(v.Mountpoint) {
+		return "", runtime.Precondition("the engine's volume %s isn't a directory of its own: remove it", name)
+	}
+	if !r.stored.Load() {
+		if err := r.fillVolume(ctx, s, name, image); err != nil {
+			return "", fmt.Errorf("put Berm's program into the engine's volume %s: %w", name, err)
+		}
+		r.stored.Store(true)
+	}
+	return path.Join(v.Mountpoint, programFile), nil
+}
+
+// nameProgram returns the name of the volume for a program, which has its hash.
+func nameProgram(read func() ([]byte, error)) (string, error) {
+	if read == nil {
+		return "", errors.New("none is built in")
+	}
+	program, err := read()
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(program)
+	return programVolume + hex.EncodeToString(sum[:]), nil
+}
+
+// fillVolume writes the program to the volume, by way of a container that never runs. One
+// that was left by a Berm that was killed is removed first.
+func (r *Runtime) fillVolume(ctx context.Context, s *session, name, image string) error {
+	program, err := r.readProgram()
+	if err != nil {
+		return err
+	}
+	if err := remove(ctx, s, name); err != nil {
+		return err
+	}
+	made, err := s.ContainerCreate(ctx, &container.Config{Image: image, Entrypoint: []string{programDir + "/" + programFile}},
+		&container.HostConfig{NetworkMode: "none", Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: name, Target: programDir}}}, nil, nil, name)
+	if err != nil {
+		return err
+	}
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	err = w.WriteHeader(&tar.Header{Name: programFile, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(program))})
+	if err == nil {
+		_, err = w.Write(program)
+	}
+	if err = errors.Join(err, w.Close()); err == nil {
+		err = s.CopyToContainer(ctx, made.ID, programDir, &archive, container.CopyToContainerOptions{})
+	}
+	cleanCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	return errors.Join(err, remove(cleanCtx, s, made.ID))
+}
+
+// checkProgram is an error when a container that wasn't started yet has another program.
+func (r *Runtime) checkProgram(ctx context.Context, s *session, id string) error {
+	body, _, err := s.CopyFromContainer(ctx, id, runtime.AgentProgram)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = body.Close() }()
+	archive := tar.NewReader(body)
+	header, err := archive.Next()
+	if err != nil {
+		return err
+	}
+	content := sha256.New()
+	if _, err := io.Copy(content, io.LimitReader(archive, maxProgram)); err != nil {
+		return err
+	}
+	name, err := r.programName()
+	if err == nil && (header.Typeflag != tar.TypeReg || header.Mode&0o7777 != 0o755 || name != programVolume+hex.EncodeToString(content.Sum(nil))) {
+		err = errOtherProgram
+	}
+	if errors.Is(err, errOtherProgram) {
+		r.stored.Store(false)
+	}
+	return err
+}

@@ -1,0 +1,120 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/volume"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+// TestStoredProgram checks that the engine's volume gets the program, that containers
+// can't write it, and that one which was changed runs nowhere.
+func TestStoredProgram(t *testing.T) {
+	d := testEngine(t)
+	file, err := engine.PutAgent(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := New(Options{Host: d.Host(), Program: func() ([]byte, error) { return program, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	s, err := r.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, err := r.programName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := func(s *runtime.Spec) { s.Agent = &runtime.Agent{Stored: true} }
+	runs := func() {
+		t.Helper()
+		c := sandbox(t, r, stored)
+		out, stderr, code, err := runtimetest.Output(t.Context(), r, c.ID, "", "/bin/sh", "-c",
+			"readlink /proc/1/exe; (echo x >>/sbin/berm-init) 2>/dev/null || echo kept; test -e /run/berm || echo alone")
+		if err != nil || code != 0 || out != "/sbin/berm-init\nkept\nalone\n" {
+			t.Errorf("%q %q, code %d, %v", out, stderr, code, err)
+		}
+		if err := r.Remove(t.Context(), c.ID); err != nil {
+			t.Error(err)
+		}
+	}
+	runs()
+	runs()
+	v, err := s.VolumeInspect(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Somebody else writes to the volume, as the engine's owner can.
+	other, err := s.ContainerCreate(t.Context(), &container.Config{Image: testImage}, &container.HostConfig{
+		Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: v.Name, Target: "/v"}},
+	}, nil, nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	if err := w.WriteHeader(&tar.Header{Name: programFile, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(program))}); err != nil {
+		t.Fatal(err)
+	}
+	program[len(program)-1]++
+	_, err = w.Write(program)
+	program[len(program)-1]--
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.CopyToContainer(t.Context(), other.ID, "/v", &archive, container.CopyToContainerOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := remove(t.Context(), s, other.ID); err != nil {
+		t.Fatal(err)
+	}
+	spec := runtime.Spec{Name: "changed", Image: testImage, Command: []string{"sleep", "100000"}}
+	stored(&spec)
+	if _, err := r.Create(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "changed") {
+		t.Errorf("a program that was changed: %v", err)
+	}
+	if left, err := s.ContainerList(t.Context(), container.ListOptions{All: true}); err != nil || len(left) != 0 {
+		t.Errorf("left: %+v, %v", left, err)
+	}
+	runs() // it is put there anew
+	if err := s.VolumeRemove(t.Context(), v.Name, true); err != nil {
+		t.Fatal(err)
+	}
+	runs()
+	// A volume that leads elsewhere isn't used.
+	if err := s.VolumeRemove(t.Context(), v.Name, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.VolumeCreate(t.Context(), volume.CreateOptions{Name: v.Name, Driver: "local", DriverOpts: map[string]string{
+		"type": "none", "o": "bind", "device": filepath.Dir(file),
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	spec.Name = "elsewhere"
+	if _, err := r.Create(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "remove it") {
+		t.Errorf("a volume that leads elsewhere: %v", err)
+	}
+	if err := s.VolumeRemove(t.Context(), v.Name, true); err != nil {
+		t.Error(err)
+	}
+}
