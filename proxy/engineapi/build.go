@@ -273,11 +273,6 @@ func buildLabels(c *call) (map[string]string, error) {
 	return stampImageLabels(c, own, life, most), nil
 }
 
-const (
-	spoolPattern = "berm-build-*"
-	spoolStep    = 4 << 20 // bytes of disk that are leased at a time
-)
-
 // judgeDockerfile gives a Dockerfile in which every image is named by its ID, having
 // judged what that is.
 func judgeDockerfile(c *call, text []byte, args map[string]string, auths map[string]json.RawMessage) ([]byte, error) {

@@ -19,6 +19,11 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
+const (
+	spoolPattern = "berm-build-*"
+	spoolStep    = 4 << 20 // bytes of disk that are leased at a time
+)
+
 // spool writes the build's files anew, into a file that has no name any more, with a
 // Dockerfile of the door's own under its usual name.
 func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error) {
