@@ -23,28 +23,24 @@ func (*ActiveError) FailedPrecondition() {}
 // WithoutSandbox calls f while the key has no sandbox and none can be made. A sandbox
 // that has expired is removed first. Errors: *ActiveError when there is one, or one is
 // being made; *InvalidError, *UnavailableError, and f's own.
-func (m *Manager) WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error {
-	key, err := ParseKey(key)
+func (r *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error {
+	id, err := r.open(tenant, key)
 	if err != nil {
 		return err
 	}
-	if err := m.available(); err != nil {
-		return err
-	}
-	id := keyID{tenant, key}
-	flight, err := m.hold(ctx, id, true)
+	unlock, pending, err := r.lockKey(ctx, id, true)
 	if err != nil {
 		return err
 	}
-	if flight != nil {
-		return &ActiveError{Key: key, SessionID: flight.starting.SessionID}
+	if pending != nil {
+		return &ActiveError{Key: id.key, SessionID: pending.starting.SessionID}
 	}
-	defer m.drop(id)
-	if rec := m.recordOf(id); rec != nil {
-		if sb := m.snapshot(rec); !sb.Expired(time.Now()) {
-			return &ActiveError{Key: key, SessionID: sb.SessionID}
+	defer unlock()
+	if rec := r.recordOf(id); rec != nil {
+		if sb := r.snapshot(rec); !sb.Expired(time.Now()) {
+			return &ActiveError{Key: id.key, SessionID: sb.SessionID}
 		}
-		if err := m.clear(ctx, id, rec); err != nil {
+		if err := r.clear(ctx, id, rec); err != nil {
 			return err
 		}
 	}

@@ -386,7 +386,7 @@ func TestWithoutSandbox(t *testing.T) {
 	if err := w.WithoutSandbox(gone, "a", "k", never); !errors.Is(err, context.Canceled) {
 		t.Errorf("a caller that went away: %v", err)
 	}
-	if held := w.Held(); held != [5]int{} {
+	if held := w.Held(); held != [4]int{} {
 		t.Errorf("left behind: %v", held)
 	}
 
@@ -478,7 +478,7 @@ func TestWithoutSandboxThatExpired(t *testing.T) {
 		if err := w.WithoutSandbox(context.Background(), "a", "k", f); err != nil || ran != 1 {
 			t.Errorf("%v, %d calls", err, ran)
 		}
-		if w.store.len() != 0 || w.Held() != [5]int{} {
+		if w.store.len() != 0 || w.Held() != [4]int{} {
 			t.Errorf("left behind: %d records, %v", w.store.len(), w.Held())
 		}
 		w.stop()

@@ -6,20 +6,25 @@ import (
 	"maps"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/bermhq/berm/runtime"
 )
 
-// Ended answers the sandboxes whose end has come at now.
-func (m *Manager) Ended(now time.Time) []Sandbox {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// collector finds and removes what has ended, for the reaper.
+type collector struct {
+	registry *Registry
+	engine   *engine
+}
+
+// Ended returns the sandboxes whose end has come at now.
+func (c *collector) Ended(now time.Time) []Sandbox {
+	r := c.registry
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var ended []Sandbox
-	for id, s := range m.slots {
+	for id, s := range r.slots {
 		if s.failure != nil && now.Sub(s.failure.at) > failureKept {
 			s.failure = nil
-			m.freeLocked(id, s)
+			r.freeLocked(id, s)
 		}
 		if s.record == nil || s.record.endsLocked().After(now) {
 			continue
@@ -29,116 +34,87 @@ func (m *Manager) Ended(now time.Time) []Sandbox {
 	return ended
 }
 
-// endsLocked is when the record ends; one that is in use doesn't idle out.
-func (r *record) endsLocked() time.Time {
-	if r.sb.Spec.IdleTTL > 0 && !r.busyLocked() {
-		return earlier(r.sb.ExpiresAt, r.sb.LastUsedAt.Add(r.sb.Spec.IdleTTL))
-	}
-	return r.sb.ExpiresAt
-}
-
-// Collect removes a sandbox that has ended. It looks again under the key's lock,
-// and answers false when the sandbox was replaced, renewed or removed since. A create
-// that is under way isn't waited for: it removes what has ended itself.
-func (m *Manager) Collect(ctx context.Context, sb Sandbox) (bool, error) {
-	if err := m.available(); err != nil {
+// Collect removes a sandbox that has ended. It checks again under the key's lock, and returns
+// false if the sandbox was replaced, renewed or removed. It doesn't wait for a create, which
+// removes the ended sandbox itself.
+func (c *collector) Collect(ctx context.Context, sb Sandbox) (bool, error) {
+	r := c.registry
+	if err := r.available(); err != nil {
 		return false, err
 	}
-	id := keyID{sb.Tenant, sb.Key}
-	if f, err := m.hold(ctx, id, true); err != nil || f != nil {
+	unlock, pending, err := r.lockKey(ctx, sb.keyID(), true)
+	if err != nil || pending != nil {
 		return false, err
 	}
-	defer m.drop(id)
-	rec := m.recordOf(id)
+	defer unlock()
+	rec := r.recordOf(sb.keyID())
 	if rec == nil {
 		return false, nil
 	}
-	if now := m.snapshot(rec); now.SessionID != sb.SessionID || now.Status != StatusExpired {
+	if now := r.snapshot(rec); now.SessionID != sb.SessionID || now.Status != StatusExpired {
 		return false, nil
 	}
-	return true, m.clear(ctx, id, rec)
+	return true, r.clear(ctx, sb.keyID(), rec)
 }
 
-// Orphans answers this instance's containers that no record knows and no create
-// is making: what a create that failed could not remove. Those made at before or
-// later are spared, and so are those whose labels make no sense, which can't be ours.
-func (m *Manager) Orphans(ctx context.Context, before time.Time) ([]runtime.Container, error) {
-	if err := m.available(); err != nil {
+// Orphans returns this instance's containers that no record has and no create is making, such as
+// what a failed create couldn't remove. It spares those made at before or later, and those with
+// malformed labels, which can't be this instance's.
+func (c *collector) Orphans(ctx context.Context, before time.Time) ([]runtime.Container, error) {
+	r := c.registry
+	if err := r.available(); err != nil {
 		return nil, err
 	}
-	// What is known, or on the way, now isn't made an orphan by its end while the
-	// engine lists.
-	m.mu.Lock()
-	known, making := maps.Clone(m.containers), maps.Clone(m.making)
-	m.mu.Unlock()
-	var listed []runtime.Container
-	err := m.call(ctx, "list", func(ctx context.Context) error {
-		var err error
-		listed, err = m.opts.Runtime.List(ctx, map[string]string{LabelOwner: m.opts.Owner})
-		return err
-	})
+	// A container that is on record now may end while the engine lists. That makes it no orphan.
+	r.mu.Lock()
+	known, making := maps.Clone(r.containers), maps.Clone(r.making)
+	r.mu.Unlock()
+	listed, err := c.engine.list(ctx, c.engine.ownSelector())
 	if err != nil {
 		return nil, fmt.Errorf("list this instance's containers: %w", err)
 	}
 	before = before.Truncate(time.Second) // an engine may know no fractions
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var orphans []runtime.Container
-	for _, c := range m.opts.Sealer.Genuine(listed, func(id string) bool { _, ok := known[id]; return ok }) {
-		_, wasKnown := known[c.ID]
-		_, wasMaking := making[c.Labels[LabelSessionID]]
-		if wasKnown || wasMaking || !c.CreatedAt.Before(before) || !m.orphanLocked(c) {
+	for _, x := range r.opts.Sealer.Genuine(listed, func(id string) bool { _, ok := known[id]; return ok }) {
+		_, wasKnown := known[x.ID]
+		_, wasMaking := making[x.Labels[LabelSessionID]]
+		if wasKnown || wasMaking || !x.CreatedAt.Before(before) || !r.orphanLocked(x) {
 			continue
 		}
-		if _, err := sandboxFromLabels(c.Labels, nil); err == nil {
-			orphans = append(orphans, c)
+		if _, err := sandboxFromLabels(x.Labels, nil); err == nil {
+			orphans = append(orphans, x)
 		}
 	}
 	return orphans, nil
 }
 
-func (m *Manager) orphanLocked(c runtime.Container) bool {
-	_, known := m.containers[c.ID]
-	_, making := m.making[c.Labels[LabelSessionID]]
-	return !known && !making
-}
-
-// CollectOrphan removes a container that Orphans answered, unless it is known by
-// now.
-func (m *Manager) CollectOrphan(ctx context.Context, c runtime.Container) error {
-	m.mu.Lock()
-	orphan := m.orphanLocked(c)
-	m.mu.Unlock()
+// CollectOrphan removes a container that Orphans returned, unless it is on record by now.
+func (c *collector) CollectOrphan(ctx context.Context, x runtime.Container) error {
+	r := c.registry
+	r.mu.Lock()
+	orphan := r.orphanLocked(x)
+	r.mu.Unlock()
 	if !orphan {
 		return nil
 	}
-	return m.remove(ctx, c.ID)
+	return c.engine.remove(ctx, x.ID)
 }
 
-// SweepEngine has the engine's backend remove what a Create or a Remove that was cut
-// short left behind and no list tells of, where the backend knows of such things. A
-// failure is logged and left to the next sweep.
-func (m *Manager) SweepEngine(ctx context.Context) {
-	if m.available() == nil {
-		m.sweepEngine(ctx)
+// SweepEngine removes what a Create or a Remove that was cut short left in the engine and no
+// list shows, if the backend supports that. It logs a failure; the next sweep tries again.
+func (c *collector) SweepEngine(ctx context.Context) {
+	if c.registry.available() == nil {
+		c.engine.sweep(ctx)
 	}
 }
 
-func (m *Manager) sweepEngine(ctx context.Context) {
-	s, ok := m.opts.Runtime.(runtime.Sweeper)
-	if !ok {
-		return
-	}
-	if err := m.call(ctx, "sweep", s.Sweep); err != nil && ctx.Err() == nil {
-		m.log.WarnContext(ctx, "engine_sweep_failed", "error", err)
-	}
-}
-
-// CollectNetworks removes this instance's networks that the policy names no more
-// and nobody uses, and those made for a policy that is gone. It answers how many.
-func (m *Manager) CollectNetworks(ctx context.Context) (int, error) {
-	return m.collectNetworks(ctx, func(name string) bool {
-		for _, n := range m.opts.Policy().Networks() {
+// CollectNetworks removes this instance's unused networks that the policy doesn't name. It
+// returns how many.
+func (c *collector) CollectNetworks(ctx context.Context) (int, error) {
+	return c.engine.removeNetworks(ctx, func(name string) bool {
+		for _, n := range c.registry.opts.Policy().Networks() {
 			if n.EngineNetwork == name {
 				return true
 			}
@@ -147,34 +123,11 @@ func (m *Manager) CollectNetworks(ctx context.Context) (int, error) {
 	})
 }
 
-// collectNetworks removes this instance's unused networks but those to keep.
-func (m *Manager) collectNetworks(ctx context.Context, keep func(name string) bool) (int, error) {
-	nw, ok := m.opts.Runtime.(runtime.Networker)
-	if !ok {
-		return 0, nil
+// SweepQuotas undoes what is left of the limits of sandboxes that are gone.
+func (c *collector) SweepQuotas(ctx context.Context) error {
+	quotas := c.engine.opts.Quotas
+	if quotas == nil || c.registry.available() != nil {
+		return nil
 	}
-	var listed []runtime.Network
-	err := m.call(ctx, "networks", func(ctx context.Context) error {
-		var err error
-		listed, err = nw.Networks(ctx, map[string]string{LabelOwner: m.opts.Owner})
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("list this instance's networks: %w", err)
-	}
-	removed := 0
-	for _, n := range listed {
-		if keep(n.Name) || isObject(n.Labels) || !m.opts.Sealer.Valid(ObjectNetwork, n.ID, n.Labels) {
-			continue
-		}
-		err := m.call(ctx, "remove_network", func(ctx context.Context) error { return nw.RemoveNetwork(ctx, n.Name) })
-		switch {
-		case err == nil:
-			removed++
-			m.forgetNetwork(n.Name)
-		case !errdefs.IsFailedPrecondition(err): // one that is in use stays
-			return removed, fmt.Errorf("remove network %s: %w", n.Name, err)
-		}
-	}
-	return removed, nil
+	return quotas.Sweep(ctx)
 }

@@ -301,6 +301,48 @@ func TestPolicyAndValidation(t *testing.T) {
 	}
 }
 
+// A create that waits for its key, behind one that then waits for its image, is answered at once.
+func TestCreateJoinsWhileItWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ref = "registry.local/team/tool:1"
+		w := newWorld(t, setup{
+			policy: "version: 1\nimages: {allow: [registry.local/team/tool]}\n",
+			fake: runtimetest.FakeOptions{
+				Registry: map[string]runtime.Image{ref: {}},
+				Pull: func(_ context.Context, _ string, _ func(runtime.PullProgress)) error {
+					time.Sleep(10 * time.Minute)
+					return nil
+				},
+			},
+		})
+		req := request("k")
+		req.Request.Image = ptr(ref)
+		start := time.Now()
+		var answered sync.WaitGroup
+		err := w.WithoutSandbox(context.Background(), "a", "k", func(context.Context) error {
+			for range 3 {
+				answered.Go(func() {
+					var pulling *lifecycle.PullingError
+					if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) || time.Since(start) != time.Second {
+						t.Errorf("create after %s: %v", time.Since(start), err)
+					}
+				})
+			}
+			time.Sleep(time.Second)
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		answered.Wait()
+		time.Sleep(11 * time.Minute)
+		if st := w.status("k"); st != lifecycle.StatusRunning {
+			t.Errorf("it is %s", st)
+		}
+		w.stop()
+	})
+}
+
 func TestPullIsAnsweredAndShared(t *testing.T) {
 	const ref = "registry.local/team/tool:1"
 	gate := make(chan struct{})

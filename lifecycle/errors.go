@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -15,7 +16,7 @@ type InvalidError struct {
 	Message string
 }
 
-// Error gives the field and what is wrong with it.
+// Error returns the field and what is wrong with it.
 func (e *InvalidError) Error() string {
 	if e.Field == "" {
 		return e.Message
@@ -61,14 +62,13 @@ type CapacityError struct {
 	RetryAfter time.Duration
 }
 
-// Error gives the cap in words.
+// Error returns the cap in words.
 func (e *CapacityError) Error() string { return e.Message }
 
 // ResourceExhausted puts the error into errdefs' ResourceExhausted class.
 func (*CapacityError) ResourceExhausted() {}
 
-// PullingError says that the sandbox is being made but waits for its image; ask
-// again.
+// PullingError says that the sandbox is being made and waits for its image.
 type PullingError struct {
 	Sandbox    Sandbox
 	Progress   runtime.PullProgress
@@ -85,9 +85,10 @@ type StateError struct {
 	Key    string
 	Status Status
 	Want   string // what would be needed, in words
+	died   bool   // the container ended before the sandbox could be used
 }
 
-// Error gives both states.
+// Error returns both states.
 func (e *StateError) Error() string {
 	return fmt.Sprintf("sandbox %q is %s: %s", e.Key, e.Status, e.Want)
 }
@@ -95,12 +96,18 @@ func (e *StateError) Error() string {
 // FailedPrecondition puts the error into errdefs' FailedPrecondition class.
 func (*StateError) FailedPrecondition() {}
 
-// UnsupportedError says that the sandbox can't do what was asked, as it has no agent,
-// or its backend none of this.
+// Is reports whether target is errDied, and the container died.
+func (e *StateError) Is(target error) bool { return e.died && target == errDied }
+
+// errDied says that the container of a sandbox ended before the sandbox could be used.
+var errDied = errors.New("the sandbox's container is dead")
+
+// UnsupportedError says that the sandbox can't do what was asked: it has no agent, or its
+// backend doesn't support it.
 type UnsupportedError struct {
 	Key     string
 	Message string // what can't be done; empty is all of it
-	Err     error  // what says so; may be nil
+	Err     error  // the cause; may be nil
 }
 
 // Error names the sandbox.
@@ -108,10 +115,10 @@ func (e *UnsupportedError) Error() string {
 	if e.Message != "" {
 		return fmt.Sprintf("sandbox %q: %s", e.Key, e.Message)
 	}
-	return fmt.Sprintf("sandbox %q has no agent that could do this; plain commands run without", e.Key)
+	return fmt.Sprintf("sandbox %q has no agent that could do this", e.Key)
 }
 
-// Unwrap gives what says so.
+// Unwrap returns the cause.
 func (e *UnsupportedError) Unwrap() error { return e.Err }
 
 // NotImplemented puts the error into errdefs' NotImplemented class.
@@ -122,7 +129,7 @@ type QuotaError struct {
 	UsedBytes, QuotaBytes int64
 }
 
-// Error gives both figures.
+// Error returns both figures.
 func (e *QuotaError) Error() string {
 	return fmt.Sprintf("workspace quota exceeded: %d of %d bytes are used; free some space first", e.UsedBytes, e.QuotaBytes)
 }
@@ -133,20 +140,20 @@ func (*QuotaError) ResourceExhausted() {}
 // StartError says that the sandbox could not be made.
 type StartError struct{ Err error }
 
-// Error gives the cause.
+// Error returns the cause.
 func (e *StartError) Error() string { return "sandbox could not be started: " + e.Err.Error() }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *StartError) Unwrap() error { return e.Err }
 
-// UnavailableError says that the engine or the store can't be used now; it is in
-// errdefs' Unavailable class.
+// UnavailableError says that the engine or the store can't be used now. It is in errdefs'
+// Unavailable class.
 type UnavailableError struct{ Err error }
 
-// Error gives the cause.
+// Error returns the cause.
 func (e *UnavailableError) Error() string { return "no backend available: " + e.Err.Error() }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *UnavailableError) Unwrap() error { return e.Err }
 
 // Unavailable puts the error into errdefs' Unavailable class.

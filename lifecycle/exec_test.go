@@ -411,7 +411,7 @@ func FuzzTruncation(f *testing.F) {
 	f.Add([]byte("a\xe4\xb8\xadb\xff\xf0\x9f\x98"), 50, 1)
 	f.Fuzz(func(t *testing.T, in []byte, limit, piece int) {
 		limit, piece = min(max(limit, -1), 10_000), min(max(piece, 1), 1<<16)
-		c := lifecycle.NewTextCollector(limit)
+		c := lifecycle.NewTextCapture(limit)
 		for rest := in; len(rest) > 0; {
 			n := min(piece, len(rest))
 			if k, err := c.Write(rest[:n]); k != n || err != nil {

@@ -7,31 +7,41 @@ import "time"
 // Split is split.
 var Split = split
 
-// TextCollector is textCollector.
-type TextCollector struct{ textCollector }
+// TextCapture is textCapture.
+type TextCapture struct{ textCapture }
 
-// NewTextCollector returns a collector of at most limit code points.
-func NewTextCollector(limit int) *TextCollector {
-	return &TextCollector{textCollector{limit: limit}}
+// NewTextCapture returns a capture of at most limit code points.
+func NewTextCapture(limit int) *TextCapture {
+	return &TextCapture{textCapture{limit: limit}}
 }
 
 // Collected is collected.
-func (c *TextCollector) Collected() (string, bool) { return c.collected() }
+func (c *TextCapture) Collected() (string, bool) { return c.collected() }
 
-// Held counts what the manager remembers: keys, containers, creates under way,
-// ended containers that somebody may ask about, and keys where somebody has the turn.
-func (m *Manager) Held() [5]int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return [5]int{len(m.slots), len(m.containers), len(m.making), len(m.ended), len(m.lines)}
+// Held counts what the Service remembers: keys, containers, creates under way, and ended
+// containers that a create may ask for.
+func (s *Service) Held() [4]int {
+	r := s.Registry
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return [4]int{len(r.slots), len(r.containers), len(r.making), len(r.ended)}
 }
 
-// Hubs counts the holds on processes of a tenant's sandbox.
-func (m *Manager) Hubs(tenant, key string) int {
-	rec := m.recordOf(keyID{tenant, key})
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(rec.inside.hubs)
+// Turn reports whether a command of a tenant's sandbox has the turn.
+func (s *Service) Turn(tenant, key string) bool {
+	unlock, free := s.turns.TryLock(keyID{tenant, key})
+	if free {
+		unlock()
+	}
+	return !free
+}
+
+// Hubs counts the attachments to processes of a tenant's sandbox.
+func (s *Service) Hubs(tenant, key string) int {
+	m := monitorOf(s.recordOf(keyID{tenant, key}))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(m.hubs)
 }
 
 // LabelTimeout reads the timeout from what a sandbox says is a label, and KindOf the
@@ -46,9 +56,9 @@ func KindOf(s string) (string, string) {
 
 // HasSandbox tells whether the key has a sandbox, or one is being made: its directory
 // may change at any time.
-func (m *Manager) HasSandbox(tenant, key string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s := m.slots[keyID{tenant, key}]
-	return s != nil && (s.record != nil || s.flight != nil)
+func (s *Service) HasSandbox(tenant, key string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := s.slots[keyID{tenant, key}]
+	return x != nil && (x.record != nil || x.pending != nil)
 }

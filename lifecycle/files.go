@@ -6,21 +6,17 @@ import (
 	"fmt"
 	"io"
 	"sync"
-	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/runtime"
 )
 
-// maxFileCalls is how many operations may be under way in one sandbox, watches included.
-const maxFileCalls = 64
-
 // FileAccess is the way to the files of one sandbox, as the user of the sandbox sees
 // them. It is safe for many goroutines. Each operation keeps the sandbox from idling out
 // while it lasts.
 type FileAccess struct {
-	m    *Manager
+	m    *Registry
 	rec  *record
 	sb   Sandbox
 	into runtime.Files
@@ -29,23 +25,20 @@ type FileAccess struct {
 // Files finds the sandbox whose files are to be used; *NotFoundError if there is
 // none. One that has stopped is made again as for a command, but whatever its quota, so
 // that files can be removed to be below it again.
-func (m *Manager) Files(ctx context.Context, tenant, key string) (*FileAccess, error) {
-	key, err := ParseKey(key)
+func (r *Registry) Files(ctx context.Context, tenant, key string) (*FileAccess, error) {
+	id, err := r.open(tenant, key)
 	if err != nil {
 		return nil, err
 	}
-	if err := m.available(); err != nil {
-		return nil, err
-	}
-	into, ok := m.opts.Runtime.(runtime.Files)
+	into, ok := r.opts.Runtime.(runtime.Files)
 	if !ok {
-		return nil, &UnsupportedError{Key: key}
+		return nil, &UnsupportedError{Key: id.key}
 	}
-	rec, _, err := m.awake(ctx, keyID{tenant, key})
+	rec, _, err := r.awake(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return &FileAccess{m: m, rec: rec, sb: m.snapshot(rec), into: into}, nil
+	return &FileAccess{m: r, rec: rec, sb: r.snapshot(rec), into: into}, nil
 }
 
 // SessionID is the sandbox's; a later call of Files may find another.
@@ -62,13 +55,14 @@ func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.Fi
 	if err := op.Check(); errors.As(err, &wrong) {
 		return &InvalidError{Field: wrong.Field, Message: wrong.Message}
 	}
-	if err := a.begin(); err != nil {
+	access, err := a.m.acquire(a.rec, useFiles)
+	if err != nil {
 		return err
 	}
-	defer a.finish()
+	defer access.Close()
 	var k kept
 	k.keep(&fio)
-	err := a.m.call(ctx, "file_"+string(op.Verb), func(ctx context.Context) error {
+	err = a.m.engine.call(ctx, "file_"+string(op.Verb), func(ctx context.Context) error {
 		if op.Adds() {
 			done, err := a.makeRoom(ctx, &k, &fio)
 			if err != nil {
@@ -86,7 +80,7 @@ func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.Fi
 	case ctx.Err() != nil:
 		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, context.Cause(ctx))
 	}
-	if op.To != "" && errdefs.IsAlreadyExists(err) { // what is in the way is there
+	if op.To != "" && errdefs.IsAlreadyExists(err) { // the file at To is in the way
 		return a.failed(ctx, op.To, err)
 	}
 	return a.failed(ctx, op.Path, err)
@@ -95,40 +89,17 @@ func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.Fi
 // makeRoom fails while the workspace is over its quota. It bounds what fio brings to the
 // room there is. The caller calls done when the operation has ended.
 func (a *FileAccess) makeRoom(ctx context.Context, k *kept, fio *runtime.FileIO) (done func(), err error) {
-	used, quota, err := a.m.workspaceUse(ctx, a.sb)
+	used, quota, err := a.m.quotas.workspaceUse(ctx, a.sb)
 	if err == nil {
-		err = a.m.chatLeft(ctx, a.sb, false)
+		err = a.m.quotas.chatLeft(ctx, a.sb, false)
 	}
 	if err != nil {
 		return nil, k.note(err)
 	}
 	if fio.In != nil {
-		fio.In = &inflow{r: fio.In, k: k, used: used, quota: quota, left: func() error { return a.m.chatLeft(ctx, a.sb, true) }, due: leftEvery}
+		fio.In = &inflow{r: fio.In, k: k, used: used, quota: quota, left: func() error { return a.m.quotas.chatLeft(ctx, a.sb, true) }, due: leftEvery}
 	}
-	return func() { _ = a.m.chatLeft(context.WithoutCancel(ctx), a.sb, true) }, nil // the next operation sees what this one wrote
-}
-
-// begin notes that the sandbox is in use.
-func (a *FileAccess) begin() error {
-	a.m.mu.Lock()
-	defer a.m.mu.Unlock()
-	switch sb := a.rec.snapshotLocked(time.Now()); sb.Status {
-	case StatusRunning:
-	case StatusExpired:
-		return &NotFoundError{Key: sb.Key}
-	case StatusStopped:
-		return &StateError{Key: sb.Key, Status: sb.Status, Want: "it died before its files could be used; try again"}
-	default:
-		return &StateError{Key: sb.Key, Status: sb.Status, Want: "its files need it running; resume or create it first"}
-	}
-	return a.rec.enterLocked(&a.rec.files, maxFileCalls, "files calls under way")
-}
-
-func (a *FileAccess) finish() {
-	a.m.mu.Lock()
-	defer a.m.mu.Unlock()
-	a.rec.files--
-	a.rec.usedLocked()
+	return func() { _ = a.m.quotas.chatLeft(context.WithoutCancel(ctx), a.sb, true) }, nil // the next operation sees what this one wrote
 }
 
 // failed says what an error of the runtime's means. Its own words may be the
@@ -153,9 +124,7 @@ func (a *FileAccess) failed(ctx context.Context, name string, err error) error {
 		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, err)
 	}
 	// The file, or the container?
-	switch dead := a.m.lookAgain(ctx, a.rec, a.sb); {
-	case errors.Is(dead, errNeverStarted):
-		return &StateError{Key: a.sb.Key, Status: StatusStopped, Want: "it died before this was done; try again"}
+	switch dead := a.m.checkAlive(ctx, a.rec, a.sb, "it died before this was done; try again"); {
 	case dead != nil:
 		return dead
 	case errors.Is(err, runtime.ErrInterrupted):
@@ -173,10 +142,10 @@ type FileError struct {
 	Message string
 }
 
-// Error gives the path and what is the matter with it.
+// Error returns the path and the reason.
 func (e *FileError) Error() string { return fmt.Sprintf("%q: %s", e.Path, e.Message) }
 
-// Unwrap gives the class.
+// Unwrap returns the class.
 func (e *FileError) Unwrap() error { return e.Class }
 
 // kept is the first error that came from the caller's side of a call.

@@ -128,8 +128,6 @@ func TestFilesOfASandbox(t *testing.T) {
 
 var watch = runtime.FileOp{Verb: runtime.FileWatch, Path: "/", Recursive: true}
 
-func second[T any](_ T, err error) error { return err }
-
 type brokenWriter struct{ err error }
 
 func (w brokenWriter) Write([]byte) (int, error) { return 0, w.err }

@@ -27,19 +27,19 @@ import (
 type memStore struct {
 	mu      sync.Mutex
 	fresh   bool
-	records map[string]lifecycle.Record
+	records map[string]lifecycle.Sandbox
 	fail    error // of Put
 }
 
-func newStore() *memStore { return &memStore{records: map[string]lifecycle.Record{}} }
+func newStore() *memStore { return &memStore{records: map[string]lifecycle.Sandbox{}} }
 
-func (s *memStore) Records(context.Context) ([]lifecycle.Record, error) {
+func (s *memStore) Records(context.Context) ([]lifecycle.Sandbox, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.records)), nil
 }
 
-func (s *memStore) Put(_ context.Context, r lifecycle.Record) error {
+func (s *memStore) Put(_ context.Context, r lifecycle.Sandbox) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fail != nil {
@@ -120,7 +120,7 @@ func (s *memStore) len() int {
 
 // world is a manager on a fake engine.
 type world struct {
-	*lifecycle.Manager
+	*lifecycle.Service
 	t      *testing.T
 	fake   *runtimetest.Fake
 	store  *memStore
@@ -199,7 +199,7 @@ func newWorld(t *testing.T, s setup) *world {
 	if s.wrap != nil {
 		engine = s.wrap(w.fake)
 	}
-	w.Manager, err = lifecycle.New(lifecycle.Options{
+	w.Service, err = lifecycle.New(lifecycle.Options{
 		Sealer: newSealer(s.owner, s.seals, s.logger), Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
 		Holder: s.holder, Claim: s.claim, Owner: s.owner, Settings: s.settings, Registry: w.reg,
 		Logger: s.logger, Tracer: s.tracer, Quotas: s.quotas,

@@ -18,32 +18,29 @@ import (
 
 // Bounds of a hub.
 const (
-	execRing     = 128 << 10 // bytes of a command's output kept for those who are attached
+	execRing     = 128 << 10 // bytes of a command's output kept for attached callers
 	processRing  = 256 << 10 // of a managed process'; as much as the sandbox keeps
-	maxStderr    = 64 << 10  // bytes of a managed process' standard error that are shown
+	maxStderr    = 64 << 10  // bytes of a managed process' standard error that callers see
 	maxParts     = 4096
-	partSize     = 4 << 10  // up to where a part grows by what follows it
-	spareSize    = 16 << 10 // from where on a part's memory is used again
+	partSize     = 4 << 10  // a part below this size takes in the output that follows it
+	spareSize    = 16 << 10 // the memory of a part from this size on is used again
 	maxSpare     = 2
 	followedWait = 5 * time.Second
 )
 
-// hub is Berm's one hold on a process, shared by all who read its output or write its
-// input, as the runtime gives it to one at a time. It is there as long as any of them.
+// hub is Berm's one attachment to a process. The runtime allows one at a time, so all callers that
+// read the output or write the input share it. It lasts as long as any of them.
 //
-// Its one reader, if there is one, holds the process up until it has taken the output;
-// those who only follow don't, and lose what they don't take in time.
+// Its reader, if it has one, holds the process up until it has taken the output. Followers
+// don't, and lose what they don't take in time.
 type hub struct {
-	m      *Manager
-	rec    *record
-	sb     Sandbox
-	proc   string // runtime ID
-	limit  int    // bytes kept
-	refs   int    // guarded by Manager.mu
+	*handle
+	limit  int // bytes kept
+	refs   int // guarded by records.mu
 	cancel context.CancelFunc
-	input  chan struct{} // holds one while somebody writes
+	input  chan struct{} // holds one while a caller writes
 
-	opened  chan struct{} // closed when the next two are there
+	opened  chan struct{} // closed when the next two are set
 	openErr error
 	att     runtime.Attachment
 
@@ -66,86 +63,98 @@ type part struct {
 	data   []byte
 }
 
-// openHub answers the hub of a process, and makes one that begins at from if there is
-// none. It must be released. Whoever is about to become its reader expects to, and the
-// output waits until then.
-func (m *Manager) openHub(ctx context.Context, rec *record, sb Sandbox, proc string, from int64, limit int, expect bool) (*hub, error) {
-	m.mu.Lock()
-	h := rec.inside.hubs[proc]
-	if h == nil {
-		if m.closing {
-			m.mu.Unlock()
+// openHub returns the hub of the process, and opens one that begins at from if there is none. The
+// caller must release it. A caller that is about to become its reader expects to; the output
+// waits for it.
+func (h *handle) openHub(ctx context.Context, from int64, limit int, expect bool) (*hub, error) {
+	h.registry.mu.Lock()
+	u := h.hubs[h.proc]
+	if u == nil {
+		if h.registry.closing {
+			h.registry.mu.Unlock()
 			return nil, errClosing
 		}
-		h = &hub{
-			m: m, rec: rec, sb: sb, proc: proc, limit: limit, next: from, reserved: expect,
+		u = &hub{
+			handle: h, limit: limit, next: from, reserved: expect,
 			input: make(chan struct{}, 1), opened: make(chan struct{}),
 		}
-		h.changed = sync.NewCond(&h.mu)
-		if rec.inside.hubs == nil {
-			rec.inside.hubs = map[string]*hub{}
+		u.changed = sync.NewCond(&u.mu)
+		if h.hubs == nil {
+			h.hubs = map[string]*hub{}
 		}
-		rec.inside.hubs[proc] = h
+		h.hubs[h.proc] = u
 		var hubCtx context.Context
-		hubCtx, h.cancel = context.WithCancel(m.tending)
-		m.tenders.Go(func() { h.run(hubCtx, from) })
+		hubCtx, u.cancel = context.WithCancel(h.registry.running)
+		h.registry.workers.Go(func() { u.run(hubCtx, from) })
 	}
-	h.refs++
-	m.mu.Unlock()
+	u.refs++
+	h.registry.mu.Unlock()
 	if expect {
-		h.expect(true)
+		u.expect(true)
 	}
 	select {
-	case <-h.opened:
+	case <-u.opened:
 	case <-ctx.Done():
-		h.expect(false)
-		h.release()
+		u.expect(false)
+		u.release()
 		return nil, context.Cause(ctx)
 	}
-	if h.openErr != nil {
-		h.release()
-		return nil, h.openErr
+	if u.openErr != nil {
+		u.release()
+		return nil, u.openErr
 	}
-	return h, nil
+	return u, nil
 }
 
-// retire has the next who asks get a hub of its own, which takes the process over.
+// place checks where a reader begins. A sandbox keeps output, and a hub what it has taken from
+// there.
+func (h *handle) place(info runtime.ProcessInfo, from int64) (int64, error) {
+	first, next := max(info.FirstSeq, 0), info.NextSeq
+	h.registry.mu.Lock()
+	if u := h.hubs[h.proc]; u != nil {
+		if f, n := u.bounds(); f >= 0 {
+			first, next = min(first, f), max(next, n)
+		}
+	}
+	h.registry.mu.Unlock()
+	switch {
+	case from == -1:
+		return first, nil
+	case from < -1:
+		return 0, &InvalidError{Field: "from", Message: "must be -1 or more"}
+	case from < first, from > next:
+		return 0, goneError(first, "output is kept from %d to %d", first, next)
+	}
+	return from, nil
+}
+
+// retire makes the next caller open a new hub, which takes the process over.
 func (h *hub) retire() {
-	h.m.mu.Lock()
-	defer h.m.mu.Unlock()
-	h.forgetLocked()
+	h.registry.mu.Lock()
+	defer h.registry.mu.Unlock()
+	h.forgetHubLocked(h)
 }
 
-func (h *hub) forgetLocked() {
-	if h.rec.inside.hubs[h.proc] != h {
-		return
-	}
-	delete(h.rec.inside.hubs, h.proc)
-	if h.rec.inside.over { // that waited for who reads
-		h.m.tendLocked(h.rec)
-	}
-}
-
-// release lets go of the hub; the last closes it.
+// release ends a caller's use of the hub. The last one closes it.
 func (h *hub) release() {
-	h.m.mu.Lock()
+	h.registry.mu.Lock()
 	h.refs--
 	last := h.refs == 0
 	if last {
-		h.forgetLocked()
+		h.forgetHubLocked(h)
 	}
-	h.m.mu.Unlock()
+	h.registry.mu.Unlock()
 	if last {
 		h.cancel()
 	}
 }
 
-// run attaches, and brings the output until the process ends or nobody is left.
+// run attaches, and reads the output until the process ends or the hub is closed.
 func (h *hub) run(ctx context.Context, from int64) {
 	defer h.cancel()
-	h.openErr = h.m.guard("process_attach", func() error {
-		return h.m.call(ctx, "process_attach", func(ctx context.Context) (err error) {
-			h.att, err = h.m.insider.Attach(ctx, h.sb.ContainerID, h.proc, from)
+	h.openErr = h.engine.guard("process_attach", func() error {
+		return h.engine.call(ctx, "process_attach", func(ctx context.Context) (err error) {
+			h.att, err = h.insider.Attach(ctx, h.sb.ContainerID, h.proc, from)
 			return err
 		})
 	})
@@ -170,7 +179,7 @@ func (h *hub) run(ctx context.Context, from int64) {
 	}()
 	for h.mayRead() {
 		more := false
-		if err := h.m.guard("process_output", func() error { more = h.add(h.att.Next()); return nil }); err != nil {
+		if err := h.engine.guard("process_output", func() error { more = h.add(h.att.Next()); return nil }); err != nil {
 			h.add(runtime.Chunk{}, err)
 		}
 		if !more {
@@ -190,12 +199,12 @@ func (h *hub) mayRead() bool {
 	return !h.closing
 }
 
-// heldLocked tells whether a reader holds the process up.
+// heldLocked reports whether a reader holds the process up.
 func (h *hub) heldLocked() bool {
 	return h.reserved || h.reader != nil && h.next-max(h.reader.pos, h.firstLocked()) >= int64(h.limit/2)
 }
 
-// add takes what the attachment gave, and tells whether there will be more.
+// add adds what the attachment returned. It returns false at the end.
 func (h *hub) add(c runtime.Chunk, err error) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -241,7 +250,7 @@ func (h *hub) add(c runtime.Chunk, err error) bool {
 	return true
 }
 
-// roomLocked is memory for a part: of a dropped one, or none.
+// roomLocked returns the memory of a dropped part for a new one, or nil.
 func (h *hub) roomLocked(size int) []byte {
 	last := len(h.spare) - 1
 	if size < spareSize || last < 0 || cap(h.spare[last]) < size {
@@ -252,7 +261,7 @@ func (h *hub) roomLocked(size int) []byte {
 	return data
 }
 
-// firstLocked is from where on there is output.
+// firstLocked returns the place where the kept output begins.
 func (h *hub) firstLocked() int64 {
 	if len(h.parts) == 0 {
 		return h.next
@@ -260,21 +269,14 @@ func (h *hub) firstLocked() int64 {
 	return h.parts[0].end - int64(len(h.parts[0].data))
 }
 
-// bounds are the places from which output can be given; -1 if they aren't known yet.
+// bounds returns the places between which output is kept; -1 if they aren't known yet.
 func (h *hub) bounds() (first, next int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.firstLocked(), h.next
 }
 
-// ended tells whether the process has, and its output is all there.
-func (h *hub) ended() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return errors.Is(h.err, io.EOF)
-}
-
-// expect has the output wait for a reader, or no more.
+// expect makes the output wait for a reader, or no longer.
 func (h *hub) expect(reader bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -282,11 +284,11 @@ func (h *hub) expect(reader bool) {
 	h.changed.Broadcast()
 }
 
-// expectSoon has the output, which waits for a reader, do so for a while only.
+// expectSoon makes the output wait for a reader for followedWait at most.
 func (h *hub) expectSoon() {
-	h.m.mu.Lock()
+	h.registry.mu.Lock()
 	h.refs++
-	h.m.mu.Unlock()
+	h.registry.mu.Unlock()
 	time.AfterFunc(followedWait, func() {
 		h.expect(false)
 		h.release()
@@ -299,8 +301,8 @@ var (
 	errOver   = errdefs.ErrAborted.WithMessage("another has taken it over")
 )
 
-// stderr answers the last of what a process wrote to its standard error. It waits until
-// the output is there up to a place, unless a reader holds it up.
+// stderr returns the end of what a process wrote to its standard error. It waits for the output
+// up to a place, unless a reader holds it up.
 func (h *hub) stderr(ctx context.Context, upTo int64) string {
 	defer context.AfterFunc(ctx, func() {
 		h.mu.Lock()
@@ -325,8 +327,8 @@ func (h *hub) stderr(ctx context.Context, upTo int64) string {
 	return strings.ToValidUTF8(string(text), "\ufffd")
 }
 
-// write has the process take input, which is copied. It returns when ctx ends, and may
-// leave some of it to be taken later.
+// write writes a copy of p to the input of the process. It returns when ctx ends; the process may
+// still take the rest later.
 func (h *hub) write(ctx context.Context, p []byte, end bool) error {
 	if err := h.takeInput(ctx); err != nil {
 		return err
@@ -334,7 +336,7 @@ func (h *hub) write(ctx context.Context, p []byte, end bool) error {
 	return h.feed(ctx, slices.Clone(p), end)
 }
 
-// takeInput waits until nobody else writes.
+// takeInput waits until no other caller writes.
 func (h *hub) takeInput(ctx context.Context) error {
 	select {
 	case h.input <- struct{}{}:
@@ -344,11 +346,11 @@ func (h *hub) takeInput(ctx context.Context) error {
 	}
 }
 
-// feed is write for a caller that has taken the input. It gives the input back, and keeps p.
+// feed is write for a caller that has taken the input, which feed gives back. It keeps p.
 func (h *hub) feed(ctx context.Context, p []byte, end bool) error {
 	done := make(chan error, 1)
 	go func() { // ends with the hub at the latest
-		err := h.m.guard("process_input", func() (err error) {
+		err := h.engine.guard("process_input", func() (err error) {
 			if len(p) > 0 {
 				_, err = h.att.Write(p)
 			}
@@ -368,22 +370,22 @@ func (h *hub) feed(ctx context.Context, p []byte, end bool) error {
 	}
 }
 
-// stream is one who reads a hub. What comes after the end is up to those who embed it.
+// stream is one reader or follower of a hub.
 type stream struct {
 	h      *hub
 	follow bool
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	chunk  []byte // that was given last
+	chunk  []byte // the last one returned
 
 	// Guarded by the hub's mu.
 	pos    int64 // -1 is where the output begins
-	over   bool  // another took its place
+	over   bool  // another reader took over
 	closed bool
 }
 
-// newStream makes a follower, or a reader; the latter takes the place of the one that is
-// there, or is nil if it may not. It takes over the caller's hold on the hub.
+// newStream returns a follower, or a reader. A reader takes over from the one before; without
+// takeOver, it is nil if there is one. The stream releases the hub for the caller.
 func newStream(h *hub, from int64, takeOver, follow bool) *stream {
 	s := &stream{h: h, follow: follow, pos: from}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -451,7 +453,7 @@ func (s *stream) CloseWrite() error { return s.input(nil, true) }
 
 func (s *stream) input(p []byte, end bool) error {
 	if s.follow {
-		return errdefs.ErrFailedPrecondition.WithMessage("who only follows has no input")
+		return errdefs.ErrFailedPrecondition.WithMessage("a follower has no input")
 	}
 	err := s.h.write(s.ctx, p, end)
 	if errors.Is(err, context.Canceled) {
@@ -460,8 +462,8 @@ func (s *stream) input(p []byte, end bool) error {
 	return err
 }
 
-// close lets the process go on by itself. It tells whether it was open.
-func (s *stream) close() bool {
+// Close implements io.Closer. The process goes on.
+func (s *stream) Close() error {
 	h := s.h
 	h.mu.Lock()
 	open := !s.closed
@@ -475,5 +477,89 @@ func (s *stream) close() bool {
 		s.cancel()
 		h.release()
 	}
-	return open
+	return nil
+}
+
+// reader is a Stream.
+type reader[T any] struct {
+	*stream
+	info  runtime.ProcessInfo                        // when it was attached to
+	view  func(info runtime.ProcessInfo, at state) T // what callers see of the process
+	ended *T
+}
+
+// state is what the end of a stream says about its process.
+type state struct {
+	ended bool // it ended by itself, and its output was given
+	over  bool // it left the workspace over its quota
+}
+
+// Next implements Stream.
+func (r *reader[T]) Next() (runtime.Chunk, error) {
+	if r.ended != nil {
+		return runtime.Chunk{}, io.EOF
+	}
+	c, err := r.next()
+	if err == nil {
+		return c, nil
+	}
+	info, at, err := r.end(r.info, err)
+	if errors.Is(err, io.EOF) {
+		v := r.view(info, at)
+		r.ended = &v
+	}
+	return runtime.Chunk{}, err
+}
+
+// Ended implements Stream.
+func (r *reader[T]) Ended() T {
+	if r.ended == nil {
+		return r.view(r.info, state{ended: true})
+	}
+	return *r.ended
+}
+
+// end returns the meaning of the end of a stream: io.EOF with what is known of the process then,
+// or an error.
+func (s *stream) end(info runtime.ProcessInfo, err error) (runtime.ProcessInfo, state, error) {
+	h := s.h
+	ctx, cancel := context.WithTimeout(h.registry.running, lookTimeout)
+	defer cancel()
+	switch {
+	case errors.Is(err, io.EOF):
+		h.mu.Lock()
+		label := info.Label
+		if h.info.ID == info.ID {
+			info = h.info
+		}
+		info.Label, info.Running = label, false
+		h.mu.Unlock()
+		return info, state{ended: true, over: h.endSeen(ctx, info)}, io.EOF
+	case errdefs.IsCanceled(err):
+		return info, state{}, err
+	}
+	err = h.explain(ctx, err)
+	if !h.alive() || errdefs.IsUnavailable(err) && h.dead(ctx) {
+		info.Running, info.Killed, info.EndedAt = false, true, time.Now().UTC()
+		return info, state{}, io.EOF
+	}
+	return info, state{}, err
+}
+
+// executionAt is execution for a stream.
+func (h *handle) executionAt(info runtime.ProcessInfo, at state) Execution {
+	e := h.execution(info)
+	if l, ok := h.lastOf(h.id); ok && !info.Running {
+		e = l.execution
+	}
+	e.QuotaExceeded = e.QuotaExceeded || at.over
+	return e
+}
+
+// processAt is process for a stream.
+func (h *handle) processAt(info runtime.ProcessInfo, at state) Process {
+	if at.ended {
+		return h.process(info)
+	}
+	return h.lostProcess(info)
 }

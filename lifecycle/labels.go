@@ -12,11 +12,13 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/policy"
-	"github.com/bermhq/berm/runtime"
 )
 
-// The labels that a sandbox's container carries. They are the truth about what
-// exists, whose it is and when it ends; secrets are never among them.
+// ObjectKind is what an Object is.
+type ObjectKind string
+
+// The labels of a sandbox's container. They are the truth about what exists, whose it is and when
+// it ends. Secrets are never among them.
 const (
 	LabelOwner     = "berm.owner"      // id of the instance that made it
 	LabelTenant    = "berm.tenant"     // whose it is
@@ -38,12 +40,12 @@ const (
 	LabelInode   = "berm.workspace_inode"  // only with a workspace quota
 )
 
-// DoorEngine is the LabelDoor of what came to be through the Docker Engine API. Such a
-// thing is no sandbox: it has a tenant and an end, but no key.
+// DoorEngine is the LabelDoor of what callers made through the engine proxy. Such an object is no
+// sandbox: it has a tenant and an end, but no key.
 const DoorEngine = "engine"
 
-// DoorEngineImage is the LabelDoor of images that came to be there. What somebody makes of
-// one past Berm has its labels, and must not be taken for its maker's.
+// DoorEngineImage is the LabelDoor of images made through the engine proxy. A container that is
+// created from one without Berm has its labels, and must not count as its maker's.
 const DoorEngineImage = "engine-image"
 
 // The unprefixed labels of the old sandbox service. Containers that carry all six
@@ -67,68 +69,8 @@ func legacySelector() map[string]string {
 	return selector
 }
 
-// labelsFor returns the labels of a new sandbox's container. Those of Berm's that the image
-// would add are made empty.
-func (m *Manager) labelsFor(sb Sandbox, image runtime.Image) (map[string]string, error) {
-	spec, err := json.Marshal(sb.Spec)
-	if err != nil {
-		return nil, fmt.Errorf("encode spec: %w", err)
-	}
-	names := make([]string, 0, len(sb.Spec.Env))
-	for name := range sb.Spec.Env {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	l := m.withLabels(map[string]string{
-		LabelOwner:     m.opts.Owner,
-		LabelTenant:    sb.Tenant,
-		LabelKey:       sb.Key,
-		LabelSessionID: sb.SessionID,
-		LabelProfile:   sb.Spec.Profile,
-		LabelCreatedAt: sb.CreatedAt.Format(time.RFC3339Nano),
-		LabelExpiresAt: sb.ExpiresAt.Format(time.RFC3339Nano),
-		LabelDeadline:  sb.Deadline.Format(time.RFC3339Nano),
-		LabelSpec:      sb.Spec.Digest(),
-		LabelEffective: string(spec),
-		LabelEnv:       strings.Join(names, ","),
-	})
-	if sb.AgentID != "" {
-		l[LabelAgentID] = sb.AgentID
-	}
-	if sb.VolumePath != "" {
-		l[LabelVolume] = sb.VolumePath
-	}
-	if sb.WorkspaceInode != "" {
-		l[LabelInode] = sb.WorkspaceInode
-	}
-	if m.opts.Settings.AdoptLegacy {
-		l[LegacySessionID] = sb.SessionID
-		l[LegacyChatID] = sb.Key
-		l[LegacyExpiresAt] = sb.ExpiresAt.Format(time.RFC3339Nano)
-		l[LegacyAgentID] = sb.AgentID
-		l[LegacyVolume] = sb.VolumePath
-		l[LegacyPort] = strconv.Itoa(m.opts.Settings.AgentPort)
-	}
-	for name := range image.Labels {
-		if _, set := l[name]; !set && IsOwnLabel(name) {
-			l[name] = ""
-		}
-	}
-	return m.opts.Sealer.Seal(ObjectContainer, l), nil
-}
-
-// withLabels adds the operator's to Berm's own, which they can't change.
-func (m *Manager) withLabels(own map[string]string) map[string]string {
-	for name, value := range m.opts.Labels {
-		if _, taken := own[name]; !taken {
-			own[name] = value
-		}
-	}
-	return own
-}
-
-// sandboxFromLabels rebuilds a sandbox from its container's labels and
-// environment. All that is wrong with them is reported at once.
+// sandboxFromLabels rebuilds a sandbox from its container's labels and environment. Its error
+// joins everything that is wrong with them.
 func sandboxFromLabels(labels map[string]string, env []string) (Sandbox, error) {
 	var errs []error
 	fail := func(label string, err error) {
@@ -174,7 +116,7 @@ func sandboxFromLabels(labels map[string]string, env []string) (Sandbox, error) 
 	return sb, errors.Join(errs...)
 }
 
-// pickEnv finds the variables that a caller gave among all of a container's.
+// pickEnv returns those of a container's variables that have the names.
 func pickEnv(names string, env []string) map[string]string {
 	if names == "" {
 		return nil
@@ -189,9 +131,8 @@ func pickEnv(names string, env []string) map[string]string {
 	return picked
 }
 
-// sandboxFromLegacy rebuilds a sandbox from the labels of the old service. What
-// the old service didn't know comes from spec, which is what a create without any
-// wishes would get now.
+// sandboxFromLegacy rebuilds a sandbox from the labels of the old service. What that didn't know
+// comes from spec, which is what an empty request would get now.
 func sandboxFromLegacy(labels map[string]string, created time.Time, spec policy.Spec) (Sandbox, error) {
 	var errs []error
 	expires, err := time.Parse(time.RFC3339Nano, labels[LegacyExpiresAt])
@@ -230,4 +171,22 @@ func sandboxFromLegacy(labels map[string]string, created time.Time, spec policy.
 		Deadline:   deadline,
 		LastUsedAt: created.UTC(),
 	}, errors.Join(errs...)
+}
+
+// The kinds of objects, in the order in which they can be removed: an earlier one may use a later
+// one.
+const (
+	ObjectContainer ObjectKind = "container"
+	ObjectNetwork   ObjectKind = "network"
+	ObjectVolume    ObjectKind = "volume"
+	ObjectImage     ObjectKind = "image" // carries a seal, and isn't collected
+)
+
+// ObjectKinds returns the kinds that are collected, in that order.
+func ObjectKinds() []ObjectKind { return []ObjectKind{ObjectContainer, ObjectNetwork, ObjectVolume} }
+
+// isObject reports whether labels are an object's. A sandbox's container has a key, even if its
+// image has a LabelDoor.
+func isObject(labels map[string]string) bool {
+	return labels[LabelDoor] == DoorEngine && labels[LabelKey] == ""
 }

@@ -94,7 +94,7 @@ func TestMadeContainerLacksSomething(t *testing.T) {
 					t.Errorf("Run: %v", err)
 				}
 			}()
-			w := &world{Manager: m, t: t, fake: fake}
+			w := &world{Service: m, t: t, fake: fake}
 			w.ready()
 			req := request("k")
 			req.Request.Network = ptr("on")

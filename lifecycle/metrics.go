@@ -51,7 +51,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "berm_runtime_available", Help: "1 while the engine answers and its containers are reconciled, else 0.",
 		}),
 	}
-	// What was never counted is told as 0, so that a rate has a start.
+	// Every series begins at 0, so that a rate has a start.
 	for _, r := range []Result{ResultCreated, ResultReused, ResultReplaced, ResultConflict, ResultError} {
 		m.creates.WithLabelValues(string(r))
 	}

@@ -128,7 +128,7 @@ func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	(&world{t: t, Manager: m}).ready()
+	(&world{t: t, Service: m}).ready()
 	req := request("k")
 	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
 	if _, err := m.Create(ctx, req); err == nil || !strings.Contains(err.Error(), "exchanged") || len(fake.Containers()) != 0 {

@@ -9,20 +9,21 @@ import (
 	"slices"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 )
 
 // tenantsDir holds the directories of all tenants but the default one, below the
 // chats root. No key begins with a dot, so none can be mistaken for it.
 const tenantsDir = ".tenants"
 
-// overlap refuses a spec whose mounts would hide, or hide in, the operator's.
+// overlap refuses a spec with a mount above or below one of the operator's.
 func (s Settings) overlap(spec policy.Spec) error {
 	for _, own := range [][2]string{{s.ChatsRoot, s.ChatMountPath}, {s.DependenciesRoot, s.DependenciesPath}, {s.ToolsRoot, s.ToolsPath}} {
 		if own[0] == "" {
 			continue
 		}
 		for _, mt := range spec.Mounts {
-			if below(mt.MountPath, own[1]) || below(own[1], mt.MountPath) {
+			if runtime.Below(mt.MountPath, own[1]) || runtime.Below(own[1], mt.MountPath) {
 				return &InvalidError{Field: "mount_path", Message: fmt.Sprintf("%s overlaps %s, which every sandbox has", mt.MountPath, own[1])}
 			}
 		}
@@ -30,14 +31,7 @@ func (s Settings) overlap(spec policy.Spec) error {
 	return nil
 }
 
-// below tells whether an absolute, clean path is dir or lies below it.
-func below(path, dir string) bool {
-	rel, err := filepath.Rel(dir, path)
-	return err == nil && filepath.IsLocal(rel)
-}
-
-// MakeRoots makes the operator's directories that are missing. It is meant for
-// start-up.
+// MakeRoots makes the operator's directories that are missing. It is meant for the start.
 func (s Settings) MakeRoots() error {
 	for _, dir := range []string{s.ChatsRoot, s.DependenciesRoot, s.ToolsRoot} {
 		if dir == "" {
@@ -58,11 +52,16 @@ func isDir(dir string) error {
 	return err
 }
 
-// operatorMounts are the mounts that the operator's settings give every sandbox.
-// The policy doesn't judge them. Nothing of a caller's goes into their paths but
-// the key and the tenant.
-func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
-	s := m.opts.Settings
+// mounts returns the mounts of a sandbox: the operator's, then those that the policy judged.
+func (c *creator) mounts(sb Sandbox) ([]policy.Mount, error) {
+	own, err := c.operatorMounts(sb)
+	return append(own, sb.Spec.Mounts...), err
+}
+
+// operatorMounts returns the mounts that the operator's settings give every sandbox. The policy
+// doesn't judge them. Of a caller's, only the key and the tenant become part of their paths.
+func (c *creator) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
+	s := c.opts.Settings
 	var mounts []policy.Mount
 	add := func(local, target, mode string) error {
 		engine, err := s.EnginePath(local)
@@ -72,8 +71,8 @@ func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 		mounts = append(mounts, policy.Mount{HostPath: local, Source: engine, Local: local, MountPath: target, Mode: mode, Operator: true})
 		return nil
 	}
-	if s.ChatsRoot != "" && !m.neverMounts(sb.Spec) {
-		dir, err := MakeChatDir(s.ChatsRoot, sb.Tenant, sb.Key, m.Owner())
+	if s.ChatsRoot != "" && !c.neverMounts(sb.Spec) {
+		dir, err := MakeChatDir(s.ChatsRoot, sb.Tenant, sb.Key, c.opts.Policy().Owner())
 		if err != nil {
 			return nil, fmt.Errorf("chat directory: %w", err)
 		}
@@ -101,14 +100,10 @@ func (m *Manager) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 
 // neverMounts reports whether the policy lets nobody with the spec's profile have a
 // directory of the host. Such a sandbox gets no directory of a chat either.
-func (m *Manager) neverMounts(spec policy.Spec) bool {
-	p, ok := m.opts.Policy().Profile(spec.Profile)
+func (c *creator) neverMounts(spec policy.Spec) bool {
+	p, ok := c.opts.Policy().Profile(spec.Profile)
 	return spec.HostPathMode == "none" && (!ok || slices.Contains(p.Locked, "host_path_mode"))
 }
-
-// Owner returns the owner of what Berm makes on the host for sandboxes, or nil if that is
-// Berm's own user.
-func (m *Manager) Owner() *policy.Owner { return m.opts.Policy().Owner() }
 
 // ChatDir returns a key's directory with every symbolic link of the root resolved, or
 // fs.ErrNotExist. A symbolic link in place of the directory, or on the way to it below the
@@ -166,24 +161,4 @@ func chatDir(chats string, id keyID, mkdir bool, owner *policy.Owner) (string, e
 		}
 	}
 	return filepath.Join(resolved, rel), nil
-}
-
-// MountsInUse returns what callers had mounted into all sandboxes that exist or are being
-// created, of every tenant. A sandbox whose container is dead has none.
-func (m *Manager) MountsInUse() []policy.Mount {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var mounts []policy.Mount
-	for _, s := range m.slots {
-		if r := s.record; r != nil && r.sb.Status != StatusStopped {
-			mounts = append(mounts, r.sb.Spec.Mounts...)
-			if r.adopted && r.sb.VolumePath != "" { // the old service made it, without a spec
-				mounts = append(mounts, policy.Mount{Source: r.sb.VolumePath, Local: r.sb.VolumePath, Mode: "rw"})
-			}
-		}
-		if s.flight != nil {
-			mounts = append(mounts, s.flight.starting.Spec.Mounts...)
-		}
-	}
-	return mounts
 }

@@ -7,21 +7,14 @@ import (
 	"unicode/utf8"
 )
 
-// collector keeps what a command prints, in bounded memory.
-type collector interface {
+// capture keeps what a command prints, in bounded memory.
+type capture interface {
 	io.Writer
 	collected() (kept string, truncated bool)
 }
 
-func (c *command) collectors() (stdout, stderr collector) {
-	if c.req.Raw {
-		return &rawCollector{limit: c.limit, keep: c.req.Keep}, &rawCollector{limit: c.limit, keep: c.req.Keep}
-	}
-	return &textCollector{limit: c.limit, keep: c.req.Keep}, &textCollector{limit: c.limit, keep: c.req.Keep}
-}
-
-// grown returns a buffer with room for n more bytes, but of at most that many in all. It
-// returns the buffer as it is, and false, if keep refuses the memory.
+// grown returns a buffer with room for n more bytes, of at most most bytes in all. It returns the
+// buffer as it is, and false, if keep refuses the memory.
 func grown(buf []byte, n, most int, keep func(bytes int) error) ([]byte, bool) {
 	need := min(len(buf)+n, most)
 	if need <= cap(buf) {
@@ -34,27 +27,15 @@ func grown(buf []byte, n, most int, keep func(bytes int) error) ([]byte, bool) {
 	return append(make([]byte, 0, size), buf...), true
 }
 
-// collect puts what was kept into the result.
-func (c *command) collect(res *ExecResult, stdout, stderr collector) {
-	out, outCut := stdout.collected()
-	errOut, errCut := stderr.collected()
-	res.StdoutTruncated, res.StderrTruncated = outCut, errCut
-	if c.req.Raw {
-		res.StdoutRaw, res.StderrRaw = []byte(out), []byte(errOut)
-		return
-	}
-	res.Stdout, res.Stderr = out, errOut
-}
-
-// rawCollector keeps the first limit bytes, as far as there is memory.
-type rawCollector struct {
+// rawCapture keeps the first limit bytes, or fewer if keep refuses the memory.
+type rawCapture struct {
 	limit int
 	keep  func(bytes int) error
 	kept  []byte
 	cut   bool
 }
 
-func (c *rawCollector) Write(p []byte) (int, error) {
+func (c *rawCapture) Write(p []byte) (int, error) {
 	written := len(p)
 	if !c.cut {
 		c.kept, _ = grown(c.kept, len(p), max(c.limit, 0), c.keep)
@@ -65,11 +46,11 @@ func (c *rawCollector) Write(p []byte) (int, error) {
 	return written, nil
 }
 
-func (c *rawCollector) collected() (string, bool) { return string(c.kept), c.cut || c.limit < 0 }
+func (c *rawCapture) collected() (string, bool) { return string(c.kept), c.cut || c.limit < 0 }
 
-// textCollector keeps the head and the tail of a text of which at most limit code
-// points are wanted. A byte that isn't UTF-8 counts as one, and becomes U+FFFD.
-type textCollector struct {
+// textCapture keeps the head and the tail of a text, at most limit code points. A byte that isn't
+// UTF-8 counts as one, and becomes U+FFFD.
+type textCapture struct {
 	limit   int
 	keep    func(bytes int) error
 	n       int    // code points so far
@@ -80,7 +61,7 @@ type textCollector struct {
 	partial []byte // the start of a code point whose rest hasn't come
 }
 
-func (c *textCollector) Write(p []byte) (int, error) {
+func (c *textCapture) Write(p []byte) (int, error) {
 	written := len(p)
 	for len(c.partial) > 0 && len(p) > 0 && !utf8.FullRune(c.partial) {
 		c.partial = append(c.partial, p[0])
@@ -108,7 +89,7 @@ func (c *textCollector) Write(p []byte) (int, error) {
 	return written, nil
 }
 
-// incomplete is the length of the start of a code point at the end of p.
+// incomplete returns the length of the incomplete code point at the end of p.
 func incomplete(p []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
 		if b := p[len(p)-n]; utf8.RuneStart(b) {
@@ -121,8 +102,8 @@ func incomplete(p []byte) int {
 	return 0
 }
 
-// add takes whole code points.
-func (c *textCollector) add(p []byte) {
+// add adds whole code points.
+func (c *textCapture) add(p []byte) {
 	c.n += utf8.RuneCount(p)
 	if c.limit <= 0 {
 		return
@@ -145,8 +126,8 @@ func (c *textCollector) add(p []byte) {
 	c.tail = append(c.tail, p...)
 }
 
-// grow makes room for n more bytes of head or tail, of at most that many in all.
-func (c *textCollector) grow(buf *[]byte, n, most int) {
+// grow makes room for n more bytes of head or tail, of at most most bytes in all.
+func (c *textCapture) grow(buf *[]byte, n, most int) {
 	if !c.short {
 		var ok bool
 		*buf, ok = grown(*buf, n, most, c.keep)
@@ -154,7 +135,7 @@ func (c *textCollector) grow(buf *[]byte, n, most int) {
 	}
 }
 
-func (c *textCollector) collected() (string, bool) {
+func (c *textCapture) collected() (string, bool) {
 	if len(c.partial) > 0 {
 		p := c.partial
 		c.partial = nil
@@ -185,7 +166,7 @@ func (c *textCollector) collected() (string, bool) {
 	return head + notice + tail, true
 }
 
-// text makes valid UTF-8, with one U+FFFD for each byte that isn't.
+// text returns p as valid UTF-8, with one U+FFFD for each byte that isn't.
 func text(p []byte) string { return strings.Map(func(r rune) rune { return r }, string(p)) }
 
 // firstRunes returns the first n code points, or all if there are fewer.
@@ -210,8 +191,8 @@ func lastRunes(p []byte, n int) string {
 
 func cutNotice(n int) string { return fmt.Sprintf("\n\n... [%d characters truncated] ...\n\n", n) }
 
-// split works out how many code points of n to keep at the head and at the tail,
-// and the notice between them, so that all is limit code points long.
+// split returns how many of n code points to keep at the head and at the tail, and the notice
+// between them. All three together have limit code points.
 func split(n, limit int) (head, tail int, notice string) {
 	for range 4 {
 		notice = cutNotice(n - head - tail)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -13,19 +12,16 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Bounds of connections to ports.
-const (
-	maxPortConns = 256 // open at once to one sandbox
-	dialTimeout  = 5 * time.Second
-)
+// dialTimeout is how long a port may take to accept a connection.
+const dialTimeout = 5 * time.Second
 
-// PortAccess is the way to the TCP ports of one sandbox, on its own loopback interface,
+// PortAccess connects to the TCP ports of one sandbox, on the sandbox's own loopback interface,
 // whatever its network. It is safe for many goroutines.
 type PortAccess struct {
-	m    *Manager
-	rec  *record
-	sb   Sandbox
-	into dialer
+	registry *Registry
+	rec      *record
+	sb       Sandbox
+	into     dialer
 }
 
 // dialer is what ports need of a runtime.Insider.
@@ -35,48 +31,31 @@ type dialer interface {
 
 var _ dialer = runtime.Insider(nil)
 
-// Ports finds the sandbox whose ports are to be used: *NotFoundError if there is none,
-// and *StateError, beside the sandbox, if it doesn't run, as nobody would listen in one
-// that is made again.
-func (m *Manager) Ports(ctx context.Context, tenant, key string) (*PortAccess, error) {
-	key, err := ParseKey(key)
+// Ports returns access to the ports of a sandbox. It fails with a *NotFoundError if there is
+// none. If the sandbox doesn't run, it returns a *StateError beside the access: nothing would
+// listen in a new container.
+func (r *Registry) Ports(ctx context.Context, tenant, key string) (*PortAccess, error) {
+	id, err := r.open(tenant, key)
 	if err != nil {
 		return nil, err
 	}
-	if err := m.available(); err != nil {
+	into, ok := r.opts.Runtime.(dialer)
+	if !ok {
+		return nil, &UnsupportedError{Key: id.key}
+	}
+	rec, err := r.recordSoon(ctx, id)
+	if err != nil {
 		return nil, err
 	}
-	into, ok := m.opts.Runtime.(dialer)
-	if !ok {
-		return nil, &UnsupportedError{Key: key}
-	}
-	id := keyID{tenant, key}
-	rec := m.recordOf(id)
-	if rec == nil {
-		if rec, err = m.madeSoon(ctx, id); err != nil {
-			return nil, err
-		}
-	}
-	p := &PortAccess{m: m, rec: rec, sb: m.snapshot(rec), into: into}
-	return p, p.running(p.sb)
+	p := &PortAccess{registry: r, rec: rec, sb: r.snapshot(rec), into: into}
+	return p, usePort.check(p.sb)
 }
 
 // SessionID is the sandbox's; a later call of Ports may find another.
 func (p *PortAccess) SessionID() string { return p.sb.SessionID }
 
-func (p *PortAccess) running(sb Sandbox) error {
-	switch sb.Status {
-	case StatusRunning:
-		return nil
-	case StatusExpired:
-		return &NotFoundError{Key: sb.Key}
-	}
-	return &StateError{Key: sb.Key, Status: sb.Status, Want: "its ports need it running"}
-}
-
-// Dial connects to a port, within five seconds. Every byte that the connection carries
-// counts as a use of the sandbox; the connection alone doesn't. It has a CloseWrite
-// method.
+// Dial connects to a port, within five seconds. Each transfer over the connection counts as a
+// use of the sandbox; the connection alone doesn't. It has a CloseWrite method.
 //
 // Errors: *InvalidError, *PortError when nobody listens, *StateError, *NotFoundError,
 // *CapacityError, *UnsupportedError, *UnavailableError.
@@ -84,38 +63,20 @@ func (p *PortAccess) Dial(ctx context.Context, port int) (net.Conn, error) {
 	if port < 1 || port > 65535 {
 		return nil, &InvalidError{Field: "port", Message: "must be from 1 to 65535"}
 	}
-	if err := p.begin(); err != nil {
+	access, err := p.registry.acquire(p.rec, usePort)
+	if err != nil {
 		return nil, err
 	}
-	var c net.Conn
 	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	err := p.m.call(dialCtx, "dial", func(ctx context.Context) error {
-		var err error
-		c, err = p.into.Dial(ctx, p.sb.ContainerID, port)
-		return err
+	c, err := ask(dialCtx, p.registry.engine, "dial", func(ctx context.Context) (net.Conn, error) {
+		return p.into.Dial(ctx, p.sb.ContainerID, port)
 	})
 	if err != nil {
-		p.end()
+		access.Close()
 		return nil, p.failed(ctx, port, err)
 	}
-	return &portConn{Conn: c, p: p}, nil
-}
-
-// begin makes sure of a place for one more connection.
-func (p *PortAccess) begin() error {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
-	if err := p.running(p.rec.snapshotLocked(time.Now())); err != nil {
-		return err
-	}
-	return p.rec.enterLocked(&p.rec.conns, maxPortConns, "connections to its ports")
-}
-
-func (p *PortAccess) end() {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
-	p.rec.conns--
+	return &portConn{Conn: c, access: access}, nil
 }
 
 func (p *PortAccess) failed(ctx context.Context, port int, err error) error {
@@ -129,10 +90,7 @@ func (p *PortAccess) failed(ctx context.Context, port int, err error) error {
 	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInternal(err):
 		return fmt.Errorf("dial port %d in sandbox %s: %w", port, p.sb.Key, err)
 	}
-	switch dead := p.m.lookAgain(ctx, p.rec, p.sb); {
-	case errors.Is(dead, errNeverStarted):
-		return &StateError{Key: p.sb.Key, Status: StatusStopped, Want: "its ports need it running"}
-	case dead != nil:
+	if dead := p.registry.checkAlive(ctx, p.rec, p.sb, "its ports need it running"); dead != nil {
 		return dead
 	}
 	return &PortError{Port: port, Message: "nobody listens at it"}
@@ -153,17 +111,16 @@ func (e *PortError) Error() string {
 // FailedPrecondition puts the error into errdefs' FailedPrecondition class.
 func (*PortError) FailedPrecondition() {}
 
-// portConn notes each use, and its end.
+// portConn counts each transfer as a use of the sandbox.
 type portConn struct {
 	net.Conn
-	p    *PortAccess
-	once sync.Once
+	access *Access
 }
 
 func (c *portConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
-		c.p.m.touch(c.p.rec)
+		c.access.registry.touch(c.access.rec)
 	}
 	return n, err
 }
@@ -171,7 +128,7 @@ func (c *portConn) Read(b []byte) (int, error) {
 func (c *portConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	if n > 0 {
-		c.p.m.touch(c.p.rec)
+		c.access.registry.touch(c.access.rec)
 	}
 	return n, err
 }
@@ -185,6 +142,6 @@ func (c *portConn) CloseWrite() error {
 }
 
 func (c *portConn) Close() error {
-	c.once.Do(c.p.end)
+	c.access.Close()
 	return c.Conn.Close()
 }

@@ -1,6 +1,9 @@
-// Package lifecycle gives every key of a tenant at most one sandbox, and every
-// sandbox an end. The Manager orders what happens to a key, remembers what
-// exists, and sees to it that what the policy judged is what the engine runs.
+// Package lifecycle gives every key of a tenant at most one sandbox, and every sandbox an end. It
+// orders what happens to a key, remembers what exists, and makes the engine run what the policy
+// judged.
+//
+// Its parts call each other one way: processes, Registry, creator, engine. The reconciler and
+// the collector call Registry and engine. A Service bundles them.
 package lifecycle
 
 import (
@@ -15,7 +18,7 @@ type Status string
 
 // The states of a sandbox.
 const (
-	StatusStarting Status = "starting" // being made; its image may still be on the way
+	StatusStarting Status = "starting" // being made; its image may still be pulled
 	StatusRunning  Status = "running"
 	StatusPaused   Status = "paused"
 	StatusStopping Status = "stopping"
@@ -52,10 +55,10 @@ type Sandbox struct {
 	Deadline      time.Time // no renewal goes past it
 	LastUsedAt    time.Time
 
-	Pull *runtime.PullProgress // how far its image has come, while it is being pulled
+	Pull *runtime.PullProgress // of its image, while that is being pulled
 }
 
-// Ends is when the sandbox ends if nothing happens to it any more.
+// Ends returns when the sandbox ends if it isn't used or renewed.
 func (s Sandbox) Ends() time.Time {
 	if !s.IdleExpiresAt.IsZero() && s.IdleExpiresAt.Before(s.ExpiresAt) {
 		return s.IdleExpiresAt
@@ -63,7 +66,7 @@ func (s Sandbox) Ends() time.Time {
 	return s.ExpiresAt
 }
 
-// Expired tells whether the sandbox has ended at now; equality counts.
+// Expired reports whether the sandbox has ended at now; equality counts.
 func (s Sandbox) Expired(now time.Time) bool { return !s.Ends().After(now) }
 
 // Endpoint is where a service in the sandbox can be reached.
@@ -94,15 +97,15 @@ type CreateRequest struct {
 	MaxSandboxes int
 }
 
-// Result says what a create or a delete came to; it is also what metrics count.
+// Result is the outcome of a create or a delete. Metrics count it.
 type Result string
 
-// What a create or a delete can come to.
+// The outcomes of a create or a delete.
 const (
 	ResultCreated  Result = "created"
 	ResultReused   Result = "reused"
 	ResultConflict Result = "conflict"
-	ResultReplaced Result = "replaced" // an ended or dead one made way
+	ResultReplaced Result = "replaced" // instead of an ended or dead one
 	ResultError    Result = "error"
 	ResultDeleted  Result = "deleted"
 	ResultNotFound Result = "not_found"
@@ -112,7 +115,7 @@ const (
 type CreateResult struct {
 	Sandbox Sandbox
 	Result  Result // ResultCreated, ResultReused or ResultReplaced
-	// Recreated says that the key's container had died and was made anew.
+	// Recreated says that the key's container had died and was made again.
 	Recreated bool
 }
 
@@ -123,20 +126,20 @@ type DeleteResult struct {
 	ContainerID string // empty if there was none
 }
 
-// ListOptions choose among a tenant's sandboxes.
+// ListOptions select sandboxes of a tenant.
 type ListOptions struct {
 	Status   Status            // empty is any
 	Metadata map[string]string // all of these must match
 	Limit    int               // 1 to 100; 0 is 100
-	After    string            // the key after which to go on; empty is the start
+	After    string            // the key before the first one; empty is the start
 }
 
-// ExecRequest is a command to be run to its end.
+// ExecRequest asks for a command to be run to its end.
 type ExecRequest struct {
 	Tenant string // mandatory
 	Key    string // mandatory
-	// Create, when not nil, makes the sandbox if there is none, and conflicts with
-	// one of another spec. Its Tenant and Key are those above.
+	// Create, if not nil, makes the sandbox if there is none, and conflicts with one of
+	// another spec. Its Tenant and Key are ignored.
 	Create      *CreateRequest
 	Command     []string          // mandatory
 	Env         map[string]string // judged by the env policy
@@ -145,11 +148,11 @@ type ExecRequest struct {
 	Timeout     *int64 // seconds; nil is the profile's default; clamped to its maximum
 	OutputLimit *int   // in code points, for each stream; nil is 4,000; 0 or less keeps nothing
 	Raw         bool   // keep the bytes as they are, in StdoutRaw and StderrRaw, cut at OutputLimit bytes
-	// Keep is called before so many more bytes of memory keep output, by one goroutine for
-	// each stream. If it fails, what follows is cut. Nil allows all.
+	// Keep is called before the output takes more memory, by one goroutine for each stream. If
+	// it fails, the output that follows is cut. Nil allows all.
 	Keep func(bytes int) error
-	// Serialize has the command wait until those with it that came before have ended.
-	// The wait doesn't count against the timeout.
+	// Serialize makes the command wait for the serialized ones that came before. The wait
+	// doesn't count against the timeout.
 	Serialize bool
 }
 
@@ -160,11 +163,11 @@ type ExecStatus string
 const (
 	ExecCompleted ExecStatus = "completed"
 	ExecTimedOut  ExecStatus = "timed_out"
-	ExecKilled    ExecStatus = "killed" // its sandbox was removed or died under it
+	ExecKilled    ExecStatus = "killed" // its sandbox was removed or died
 	ExecOOMKilled ExecStatus = "oom_killed"
 )
 
-// ExecResult is what a command came to.
+// ExecResult is the outcome of a command.
 type ExecResult struct {
 	SessionID         string
 	Backend           string
@@ -179,16 +182,16 @@ type ExecResult struct {
 	Duration          time.Duration
 	CPUTime           time.Duration     // of the command and the children it waited for; 0 if not known
 	PeakMemoryBytes   int64             // likewise
-	Timeout           time.Duration     // as it was in force
-	Overridden        []policy.Override // of the command's request, and of the create's that came along
-	Recreated         bool              // the sandbox's container had died and was made anew
+	Timeout           time.Duration     // that was in force
+	Overridden        []policy.Override // of the command's request, and of its Create
+	Recreated         bool              // the sandbox's container had died and was made again
 	Created           bool              // the sandbox was made for this command
 	SessionTerminated bool              // the command couldn't be killed, so the sandbox was
 	QuotaExceeded     bool              // the workspace is over its quota now; the sandbox was stopped
 	QuotaEnforcement  string            // as in Enforcement; empty without a quota
 }
 
-// OK means completed with exit code 0.
+// OK reports whether the command completed with exit code 0.
 func (r ExecResult) OK() bool {
 	return r.Status == ExecCompleted && r.ExitCode != nil && *r.ExitCode == 0
 }
@@ -203,3 +206,29 @@ type ServiceStatus struct {
 	// RunningProcesses are the managed ones, of the tenant asked for.
 	RunningProcesses int
 }
+
+func sandboxAttrs(sb Sandbox) []any {
+	return []any{"tenant", sb.Tenant, "key", sb.Key, "session_id", sb.SessionID, "container_id", sb.ContainerID}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func statusOf(s runtime.State) Status {
+	switch s {
+	case runtime.StateRunning:
+		return StatusRunning
+	case runtime.StatePaused:
+		return StatusPaused
+	default:
+		return StatusStopped
+	}
+}
+
+// DefaultTenant is the tenant of callers that have no token, and of adopted
+// sandboxes.
+const DefaultTenant = "default"

@@ -132,16 +132,8 @@ func serve(t *testing.T, h http.Handler, drain time.Duration) (url string, stop 
 	return "http://" + l.Addr().String(), cancel, done
 }
 
-func TestServeDrains(t *testing.T) {
-	began, finish := make(chan struct{}), make(chan struct{})
-	url, stop, done := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		close(began)
-		<-finish
-		if r.Context().Err() != nil {
-			t.Error("a request in flight was cancelled")
-		}
-		_, _ = io.WriteString(w, "finished")
-	}), time.Minute)
+// answerOf gives the body of an answer, or the error.
+func answerOf(url string) <-chan string {
 	body := make(chan string, 1)
 	go func() {
 		resp, err := http.Get(url)
@@ -153,6 +145,20 @@ func TestServeDrains(t *testing.T) {
 		_ = resp.Body.Close()
 		body <- string(b)
 	}()
+	return body
+}
+
+func TestServeDrains(t *testing.T) {
+	began, finish := make(chan struct{}), make(chan struct{})
+	url, stop, done := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		close(began)
+		<-finish
+		if r.Context().Err() != nil {
+			t.Error("a request in flight was cancelled")
+		}
+		_, _ = io.WriteString(w, "finished")
+	}), time.Minute)
+	body := answerOf(url)
 	<-began
 	stop()
 	for { // until it takes no more
@@ -188,17 +194,7 @@ func TestServeEndsStreamsAtOnce(t *testing.T) {
 		}
 		_, _ = io.WriteString(w, "the end")
 	}), time.Hour)
-	body := make(chan string, 1)
-	go func() {
-		resp, err := http.Get(url)
-		if err != nil {
-			body <- err.Error()
-			return
-		}
-		b, _ := io.ReadAll(resp.Body)
-		_ = resp.Body.Close()
-		body <- string(b)
-	}()
+	body := answerOf(url)
 	<-began
 	stop()
 	if got := <-body; got != "the end" {

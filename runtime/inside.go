@@ -34,6 +34,7 @@ const (
 // more processes), OutOfRange (output that is gone), NotImplemented (this container has
 // no such program, or one that is too old).
 type Insider interface {
+	Runner
 	Processes
 	Files
 
@@ -79,9 +80,10 @@ type Process struct {
 	ID      string // mandatory; [A-Za-z0-9][A-Za-z0-9_.:-]{0,127}, unique in the container
 	Label   string // the caller's own, at most 1 KiB; comes back in ProcessInfo
 	Command []string
-	// Env and WorkingDir are as in Exec. The user is the container's own.
+	// Env, WorkingDir and User are as in Exec.
 	Env        []string
 	WorkingDir string
+	User       string
 	// Stdin keeps the input open for attachments; otherwise it is closed at once.
 	Stdin bool
 	// TTY gives the process a terminal of that size; its output is all stdout.

@@ -1,5 +1,5 @@
 // Package runtime says what Berm needs of a container engine: to make one
-// hardened container per sandbox, run commands in it, tell what exists, and
+// hardened container per sandbox, start a program in it, list what exists, and
 // remove it. Each backend lives in a package of its own below this one, and
 // all of them pass the contract suite in runtimetest.
 package runtime
@@ -16,7 +16,7 @@ import (
 // Runtime is a container engine as Berm sees it.
 //
 // All methods may be called from many goroutines at once. Every call ends when
-// its context does, and, Exec, Pull and the streaming optional abilities apart,
+// its context does, and, Pull and the streaming optional abilities apart,
 // within the backend's own call timeout, so that a hung engine can't hang a caller.
 //
 // Errors belong to the classes of github.com/containerd/errdefs:
@@ -63,7 +63,10 @@ type Runtime interface {
 	// Remove kills a container, whatever its state, and removes it with all that
 	// Create made for it. Removing one that isn't there is no error.
 	Remove(ctx context.Context, id string) error
+}
 
+// Runner is the ability to run commands in containers, through Berm's program there.
+type Runner interface {
 	// Exec runs a command in a running container, to its end.
 	//
 	// It returns when the process has exited and its output has been delivered; a

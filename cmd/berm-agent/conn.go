@@ -3,30 +3,33 @@ package main
 import (
 	"errors"
 	"io"
+	"os"
+	"time"
+
+	"github.com/hashicorp/yamux"
 
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// conn is a connection with Berm, which one operation at a time has for itself.
+// conn is the stream of one operation.
 type conn struct {
 	r *wire.Reader
 	w *wire.Writer
 	c io.Closer
-	// out is what w writes to.
-	out io.Writer
-	// drain, unless nil, takes the rest of what Berm sends for an operation that has
-	// ended, in place of input; false if Berm never ends that.
-	drain func() bool
-	// sent is called once, when the Result of the operation under way has been sent.
+	// sent is called once the Result has been sent, unless it is nil.
 	sent func()
-	// input is whether the operation under way takes Data, and hasn't had its End.
+	// input is whether the operation takes Data, and hasn't had its End.
 	input bool
 }
 
-// handler does an operation. What can be known to be wrong it says before it calls
-// ready, and does nothing before. It answers what Result is to carry, nil for nothing;
-// an error that is a *wire.Failure is sent as it is, others by failureOf. errGone means
-// that the connection is of no use any more.
+// newConn makes the conn of a stream.
+func newConn(stream io.ReadWriteCloser) *conn {
+	return &conn{r: wire.NewReader(stream), w: wire.NewWriter(stream), c: stream}
+}
+
+// handler does an operation. It checks the request before it calls ready, and does
+// nothing before. Its result goes into Result; nil is an empty one. An error that is a
+// *wire.Failure is sent as it is, others by failureOf. errGone ends the stream.
 type handler func(c *conn, req *wire.Request) (result any, err error)
 
 // ready tells Berm that the operation can begin, and waits for its word.
@@ -42,3 +45,75 @@ func (c *conn) ready() error {
 
 // errGone says that Berm has hung up.
 var errGone = errors.New("the connection is gone")
+
+// gone reports whether Berm has hung up. It reads nothing, and no other goroutine may
+// read meanwhile.
+func (c *conn) gone() bool {
+	s, ok := c.c.(*yamux.Stream)
+	if !ok {
+		return false
+	}
+	_ = s.SetReadDeadline(time.Unix(1, 0)) // can't fail
+	_, err := s.Read(nil)
+	_ = s.SetReadDeadline(time.Time{})
+	return err != nil && !errors.Is(err, yamux.ErrTimeout)
+}
+
+// writeTime is how long Berm may take nothing at all. A stream that was closed here waits
+// for Berm without end, which may read slowly.
+const writeTime = time.Minute
+
+// session serves Berm over a connection until that ends.
+func (srv *server) session(c io.ReadWriteCloser) error {
+	hello := wire.Hello{Version: wire.Version, UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid(), Begun: srv.begun}
+	if err := wire.NewWriter(c).SendJSON(wire.KindHello, hello); err != nil {
+		return err
+	}
+	mux, err := yamux.Server(&wire.Joined{ReadWriteCloser: c}, wire.Mux(writeTime, 0))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = mux.Close() }()
+	for {
+		stream, err := mux.AcceptStream()
+		if err != nil {
+			return err
+		}
+		go srv.serve(newConn(stream))
+	}
+}
+
+// serve does the operation of a stream.
+func (srv *server) serve(c *conn) {
+	defer func() {
+		_ = c.c.Close()
+		srv.tidy.Reset(quiet)
+	}()
+	payload, err := c.r.Expect(wire.KindRequest)
+	if err != nil {
+		return
+	}
+	var req wire.Request
+	if wire.Decode(payload, &req) != nil {
+		return
+	}
+	var result any
+	if h := srv.handler(req.Op); h != nil {
+		result, err = h(c, &req)
+	} else {
+		err = &wire.Failure{Class: wire.ClassUnsupported, Message: "there is no operation " + quote(string(req.Op))}
+	}
+	switch {
+	case errors.Is(err, errGone):
+		return
+	case err != nil:
+		err = c.w.SendJSON(wire.KindFailure, failureOf(err))
+	case result == nil:
+		err = c.w.Send(wire.KindResult, []byte("{}"))
+	default:
+		err = c.w.SendJSON(wire.KindResult, result)
+	}
+	if err == nil && c.sent != nil {
+		c.sent()
+	}
+}

@@ -6,8 +6,6 @@ import (
 	"io/fs"
 	"strings"
 	"sync"
-	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -205,26 +203,6 @@ func (p *pulse) beat() error {
 		return errGone
 	}
 	return nil
-}
-
-// gone is whether Berm has hung up. It reads nothing.
-func (c *conn) gone() bool {
-	s, ok := c.c.(syscall.Conn)
-	if !ok {
-		return false
-	}
-	raw, err := s.SyscallConn()
-	if err != nil {
-		return true
-	}
-	gone := false
-	err = raw.Control(func(fd uintptr) {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		var none unix.Timespec
-		n, _, errno := syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&p[0])), 1, uintptr(unsafe.Pointer(&none)), 0, 0, 0)
-		gone = errno == 0 && n > 0
-	})
-	return gone || err != nil
 }
 
 // fileDesc is an open file, read without waiting for what isn't there yet.

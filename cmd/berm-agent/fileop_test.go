@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/yamux"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime/agent/wire"
@@ -25,8 +27,8 @@ type session struct {
 	t    *testing.T
 	r    *wire.Reader
 	w    *wire.Writer
-	file *os.File
-	its  *os.File // the agent's side
+	file *yamux.Stream
+	its  *yamux.Stream // the agent's side
 	// ended gets what the handler came back with.
 	ended chan error
 	input bool // what the handler has left, once it has ended
@@ -42,15 +44,27 @@ func begin(t *testing.T, req *wire.Request, uid int) *session {
 
 func newSession(t *testing.T) *session {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	here, there := net.Pipe()
+	berm, err := yamux.Client(here, wire.Mux(time.Minute, time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine, its := os.NewFile(uintptr(fds[0]), "berm"), os.NewFile(uintptr(fds[1]), "agent")
+	agent, err := yamux.Server(there, wire.Mux(time.Minute, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = berm.Close(), agent.Close() })
+	mine, err := berm.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	its, err := agent.AcceptStream()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := mine.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = mine.Close() })
 	return &session{t: t, r: wire.NewReader(mine), w: wire.NewWriter(mine), file: mine, its: its, ended: make(chan error, 1)}
 }
 
@@ -456,14 +470,7 @@ func TestHangUp(t *testing.T) {
 			if err := s.w.Send(wire.KindGo); err != nil { // it waits there
 				t.Fatal(err)
 			}
-			raw, err := s.file.SyscallConn()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := raw.Control(func(fd uintptr) { err = unix.Shutdown(int(fd), unix.SHUT_WR) }); err != nil {
-				t.Fatal(err)
-			}
-			if err != nil {
+			if err := s.file.Close(); err != nil {
 				t.Fatal(err)
 			}
 			s.start(req, 0)

@@ -45,7 +45,7 @@ func runInit(args []string) int {
 	if pid == 0 {
 		return code
 	}
-	kids := &nursery{main: pid}
+	kids := &childReaper{main: pid}
 	if serves {
 		srv, err := newServer(pid)
 		if err != nil {
@@ -53,7 +53,7 @@ func runInit(args []string) int {
 			return complain("read the limit of open files: "+reason(err), exitNotExecutable)
 		}
 		kids = &srv.kids
-		go newLink(srv, bermSocket).run()
+		go srv.link(bermSocket)
 	}
 	for {
 		// After any signal: one SIGCHLD may stand for many, or be lost while the

@@ -75,7 +75,7 @@ func TestTimeout(t *testing.T) {
 		})
 	}
 	// Also when Berm is gone.
-	hangUp(t, s, &wire.Start{ID: "alone", Command: []string{"sh", "-c", "echo begun; sleep 4712"}, TimeoutMS: 300})
+	leave(t, s, &wire.Start{ID: "alone", Command: []string{"sh", "-c", "echo begun; sleep 4712"}, TimeoutMS: 300})
 	k = s.accept()
 	if info := k.await("alone"); !info.TimedOut || info.ExitCode != 137 {
 		t.Errorf("%+v", info)

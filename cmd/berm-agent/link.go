@@ -2,7 +2,6 @@ package main
 
 import (
 	"os"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,92 +12,27 @@ import (
 // bermDir is where a container has the directory of Berm's socket, if it serves.
 const bermDir = "/run/berm"
 
-const (
-	minIdle  = 2    // connections that wait for an operation
-	maxIdle  = 8    // no more of them are kept
-	maxConns = 1024 // with those at work
+const bermSocket = bermDir + "/" + wire.Socket
 
+// How long it takes until Berm is dialled again.
+const (
 	minRedial = 20 * time.Millisecond
 	maxRedial = 500 * time.Millisecond
 )
 
-// link keeps connections with Berm.
-type link struct {
-	srv  *server
-	path string
-
-	mu     sync.Mutex
-	change sync.Cond // of what is below
-	idle   int
-	all    int
-	// Before the next is dialled: because nobody listens, or because whoever does
-	// drops what it takes. 0 is none.
-	unheard, dropped time.Duration
-}
-
-func newLink(srv *server, path string) *link {
-	l := &link{srv: srv, path: path}
-	l.change.L = &l.mu
-	return l
-}
-
-// run dials for ever.
-func (l *link) run() {
-	for {
-		l.mu.Lock()
-		for l.idle >= minIdle || l.all >= maxConns {
-			l.change.Wait()
+// link keeps a session with Berm. It never returns.
+func (srv *server) link(path string) {
+	for delay := time.Duration(0); ; time.Sleep(delay) {
+		begun := time.Now()
+		if f, err := dialUnix(path); err == nil {
+			_ = srv.session(f) // the next one may last longer
+			_ = f.Close()
+			srv.tidy.Reset(quiet)
 		}
-		delay := max(l.unheard, l.dropped)
-		l.mu.Unlock()
-		time.Sleep(delay)
-		f, err := dialUnix(l.path)
-		l.mu.Lock()
-		if err != nil {
-			l.unheard = longer(l.unheard)
-		} else {
-			l.unheard = 0
-			l.idle++
-			l.all++
-			go l.serve(f)
+		if delay = min(max(2*delay, minRedial), maxRedial); time.Since(begun) > time.Second {
+			delay = minRedial
 		}
-		l.mu.Unlock()
 	}
-}
-
-func longer(delay time.Duration) time.Duration { return min(max(2*delay, minRedial), maxRedial) }
-
-// serve serves a connection, which counts as idle, to its end.
-func (l *link) serve(f *socket) {
-	begun, used, idle := time.Now(), false, true
-	l.srv.serve(newConn(f, f, f), func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		used, idle, l.dropped = true, false, 0
-		l.idle--
-		l.change.Signal()
-	}, func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.idle >= maxIdle {
-			return false
-		}
-		idle = true
-		l.idle++
-		return true
-	})
-	_ = f.Close() // nothing is lost that anybody waits for
-	l.srv.tidy.Reset(quiet)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !used && time.Since(begun) < time.Second {
-		l.dropped = longer(l.dropped)
-	}
-	if idle {
-		l.idle--
-	}
-	l.all--
-	l.change.Signal()
 }
 
 func dialUnix(path string) (*socket, error) {
@@ -118,5 +52,3 @@ func serving() bool {
 	info, err := os.Stat(bermDir)
 	return err == nil && info.IsDir()
 }
-
-const bermSocket = bermDir + "/" + wire.Socket

@@ -36,80 +36,6 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// pending is how many connections can be accepted, once no more come.
-func (s *sandbox) pending() []*talk {
-	s.t.Helper()
-	var out []*talk
-	for {
-		if err := s.l.(*net.UnixListener).SetDeadline(time.Now().Add(700 * time.Millisecond)); err != nil {
-			s.t.Fatal(err)
-		}
-		c, err := s.l.Accept()
-		if err != nil {
-			return out
-		}
-		out = append(out, newTalk(s.t, c))
-	}
-}
-
-func TestLinkKeepsSomeIdle(t *testing.T) {
-	s := newSandbox(t, 0)
-	idle := s.pending()
-	if len(idle) != minIdle {
-		t.Fatalf("%d connections, want %d", len(idle), minIdle)
-	}
-	var busy []*talk
-	for i := range 20 {
-		k := s.connection(&idle)
-		a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: fmt.Sprint(i), Command: []string{"cat"}, Stdin: true}})
-		if !ok {
-			t.Fatal(a.failure)
-		}
-		busy = append(busy, k)
-	}
-	if idle = append(idle, s.pending()...); len(idle) != minIdle {
-		t.Errorf("%d idle connections, want %d", len(idle), minIdle)
-	}
-	for _, k := range busy {
-		k.end()
-		for k.next(&outcome{}) {
-		}
-	}
-	open := 0
-	for _, k := range append(busy, idle...) {
-		k.patience(200 * time.Millisecond)
-		if _, _, err := k.r.Next(); os.IsTimeout(err) {
-			open++
-		}
-	}
-	if open != maxIdle {
-		t.Errorf("%d connections are open, want %d", open, maxIdle)
-	}
-}
-
-// One operation after another takes no more connections than Berm keeps, which is three.
-func TestLinkDialsNoMoreThanItNeeds(t *testing.T) {
-	s := newSandbox(t, 0)
-	idle := s.pending()
-	for i := range 3 {
-		k := s.connection(&idle)
-		k.run(fmt.Sprint(i), "true")
-		idle = append(append(idle, k), s.pending()...)
-	}
-	if len(idle) != 3 {
-		t.Errorf("%d connections, want 3", len(idle))
-	}
-}
-
-// connection takes one that is idle.
-func (s *sandbox) connection(idle *[]*talk) *talk {
-	if list := *idle; len(list) > 0 {
-		*idle = list[1:]
-		return list[0]
-	}
-	return s.accept()
-}
-
 func TestRedial(t *testing.T) {
 	s := newSandbox(t, 65534)
 	k := s.accept()
@@ -117,9 +43,7 @@ func TestRedial(t *testing.T) {
 	if err := s.l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.conn.Close(); err != nil {
-		t.Fatal(err)
-	}
+	k.hangUp()
 	before := cpuTime(t, s.pid)
 	time.Sleep(time.Second)
 	if spent := cpuTime(t, s.pid) - before; spent > 100*time.Millisecond {
@@ -131,16 +55,16 @@ func TestRedial(t *testing.T) {
 	s.listen()
 	begun := time.Now()
 	k = s.accept()
-	t.Logf("dialled after %s", time.Since(begun))
+	if took := time.Since(begun); took > time.Second {
+		t.Errorf("dialled after %s", took)
+	}
 	if info := k.ask(wire.OpProcess, "x").info; !info.Running {
 		t.Errorf("%+v", info)
 	}
 	// One who drops what it takes isn't dialled without end.
 	dropped := 0
 	for until := time.Now().Add(2 * time.Second); time.Now().Before(until); dropped++ {
-		if err := s.accept().conn.Close(); err != nil {
-			t.Fatal(err)
-		}
+		s.accept().hangUp()
 	}
 	if dropped > 30 {
 		t.Errorf("%d connections in 2 s", dropped)
@@ -172,8 +96,8 @@ func cpuTime(t *testing.T, pid int) time.Duration {
 	return sum
 }
 
-// hangUp begins a run and breaks the connection once some of its output has come.
-func hangUp(t *testing.T, s *sandbox, start *wire.Start) *outcome {
+// leave begins a run and closes its stream once some of its output has come.
+func leave(t *testing.T, s *sandbox, start *wire.Start) *outcome {
 	t.Helper()
 	k := s.accept()
 	a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: start})
@@ -182,7 +106,7 @@ func hangUp(t *testing.T, s *sandbox, start *wire.Start) *outcome {
 	}
 	for a.seq == 0 && k.next(a) {
 	}
-	if err := k.conn.Close(); err != nil {
+	if err := k.stream.Close(); err != nil {
 		t.Fatal(err)
 	}
 	return a
@@ -190,11 +114,13 @@ func hangUp(t *testing.T, s *sandbox, start *wire.Start) *outcome {
 
 func TestAttachAfterABreak(t *testing.T) {
 	s := newSandbox(t, 0)
-	a := hangUp(t, s, &wire.Start{ID: "x", Label: "mine", Command: []string{"sh", "-c", "echo one; sleep 0.2; echo two >&2; sleep 0.2; read line; echo $line"}, Stdin: true})
+	a := leave(t, s, &wire.Start{ID: "x", Label: "mine", Command: []string{"sh", "-c", "echo one; sleep 0.2; echo two >&2; sleep 0.2; read line; echo $line"}, Stdin: true})
 	k := s.accept()
 	b, ok := k.begin(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x", From: a.seq}})
 	if !ok {
 		t.Fatal(b.failure)
+	}
+	for b.stderr.Len() == 0 && k.next(b) {
 	}
 	if err := k.w.Send(wire.KindData, []byte("three\n")); err != nil {
 		t.Fatal(err)
@@ -219,7 +145,7 @@ func TestBreakInMuchOutput(t *testing.T) {
 	s := newSandbox(t, 0)
 	const lines = 400_000
 	start := &wire.Start{ID: "x", Command: []string{"sh", "-c", fmt.Sprintf("seq %d; sleep 0.5", lines)}, KeepBytes: maxKeep}
-	a := hangUp(t, s, start)
+	a := leave(t, s, start)
 	k := s.accept()
 	b := k.do(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x", From: a.seq}})
 	if b.failure != nil {
@@ -234,7 +160,7 @@ func TestBreakInMuchOutput(t *testing.T) {
 	}
 	// Without an attachment the oldest makes room, and that can be told.
 	start.ID, start.KeepBytes = "y", 1000
-	hangUp(t, s, start)
+	leave(t, s, start)
 	info := k.await("y")
 	if info.NextSeq != int64(len(want)) || info.FirstSeq != info.NextSeq-1000 {
 		t.Errorf("%+v", info)
@@ -318,19 +244,30 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// Garbage ends its connection, and nothing else.
+// Garbage ends its stream, or its session, and nothing else.
 func TestGarbage(t *testing.T) {
 	s := newSandbox(t, 0)
 	for _, garbage := range []string{"GET / HTTP/1.1\r\n\r\n", "\x02\x00\x00\x00\x01{", "\x02\xff\xff\xff\xff", "\x04\x00\x00\x00\x00", "\x02\x00\x00\x00\x04null\x05\x00\x00\x00\x00"} {
 		k := s.accept()
-		if _, err := k.conn.Write([]byte(garbage)); err != nil {
+		if err := k.open(); err != nil {
 			t.Fatal(err)
 		}
-		if err := k.conn.(*net.UnixConn).CloseWrite(); err != nil {
+		if _, err := k.stream.Write([]byte(garbage)); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.stream.Close(); err != nil {
 			t.Fatal(err)
 		}
 		for err := error(nil); err == nil; _, _, err = k.r.Next() {
 		}
+		if a := s.accept().run("x", "echo well"); a.stdout.String() != "well\n" {
+			t.Errorf("%+v", a)
+		}
+		k = s.accept()
+		if _, err := k.conn.Write([]byte(garbage)); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the session's end", func() bool { _, _ = k.conn.Write([]byte(garbage)); return k.mux.IsClosed() })
 	}
 	if a := s.accept().run("x", "echo well"); a.stdout.String() != "well\n" {
 		t.Errorf("%+v", a)

@@ -21,6 +21,8 @@ func run(args []string) int {
 			return runServe(args[1:])
 		case "log", "max", "owner": // names in a URI's query, which come in any order
 			return runLog(args)
+		case "kill":
+			return runKill(args[1:])
 		case "exec":
 			return become(args[1:])
 		case "userns":
@@ -29,5 +31,5 @@ func run(args []string) int {
 			return makeDirs(args[1:])
 		}
 	}
-	return complain("usage: berm-agent init|serve|exec|mkdir|userns|log …", exitUsage)
+	return complain("usage: berm-agent init|serve|kill|exec|mkdir|userns|log …", exitUsage)
 }

@@ -114,9 +114,8 @@ func (p *process) bound(f *os.File) {
 
 // attachment is a connection's hold on a process.
 type attachment struct {
-	control bool  // as in wire.Start
-	seq     int64 // up to where it has been sent
-	gone    bool  // Berm has hung up
+	seq  int64 // up to where it has been sent
+	gone bool  // Berm has hung up
 }
 
 // add keeps output. While there is an attachment, it waits until that has room for it.
@@ -210,26 +209,11 @@ func (p *process) release(at *attachment) {
 	p.awaken()
 }
 
-// follow serves an attachment to the end of the process, or until it ends itself.
+// follow serves an attachment to the end of the process, or until Berm hangs up.
 func (p *process) follow(c *conn, at *attachment) (*wire.ProcessInfo, error) {
 	defer p.release(at)
-	f := &feeder{stopped: make(chan struct{})}
-	c.input = false // it's the feeder's
-	go p.feed(c, at, f)
-	err := p.deliver(c, at)
-	if errors.Is(err, errGone) {
-		_ = c.c.Close()
-	}
-	p.release(at)
-	if !f.finish() {
-		c.drain = f.wait
-	} else if d, ok := c.c.(interface{ SetReadDeadline(time.Time) error }); ok {
-		// Berm says nothing between its End and this operation's, so nothing is lost.
-		_ = d.SetReadDeadline(time.Now())
-		<-f.stopped
-		_ = d.SetReadDeadline(time.Time{})
-	}
-	if err != nil {
+	go p.feed(c, at)
+	if err := p.deliver(c, at); err != nil {
 		return nil, err
 	}
 	return p.tell(), nil
@@ -242,37 +226,6 @@ func (p *process) told() {
 	if p.once && p.attached == nil {
 		p.ring.Clear()
 	}
-}
-
-// feeder is what takes a process' input from Berm, up to Berm's End, and beyond that
-// while the operation goes on: so that it is noticed when Berm hangs up.
-type feeder struct {
-	mu      sync.Mutex
-	ended   bool // End has come
-	over    bool // the operation has ended
-	stopped chan struct{}
-}
-
-// finish says that the operation has ended, and tells whether End has come.
-func (f *feeder) finish() (ended bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.over = true
-	return f.ended
-}
-
-// end says that End has come, and tells whether the operation has ended.
-func (f *feeder) end() (over bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.ended = true
-	return f.over
-}
-
-// wait waits for the End; false if it never comes.
-func (f *feeder) wait() bool {
-	<-f.stopped
-	return f.finish()
 }
 
 // deliver sends the output, to the end of the process.
@@ -316,29 +269,19 @@ func (p *process) deliver(c *conn, at *attachment) error {
 	}
 }
 
-// feed gives Berm's input to the process, and notices when Berm hangs up.
-func (p *process) feed(c *conn, at *attachment, f *feeder) {
-	defer close(f.stopped)
-	to := sink(inputNow{p, at})
-	if at.control {
-		to = p.inputAside(c, at, f)
-	}
-	defer to.close()
+// feed gives Berm's input to the process. When Berm hangs up, it ends the attachment.
+func (p *process) feed(c *conn, at *attachment) {
 	for ended := false; ; {
 		kind, payload, err := c.r.Next()
 		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return // the operation has ended
 		case err == nil && kind == wire.KindData && !ended:
-			to.write(payload)
+			p.write(at, payload)
 		case err == nil && kind == wire.KindEnd && !ended:
-			to.end()
-			if ended = true; f.end() {
-				return
-			}
-		case err == nil && kind == wire.KindRequest && at.control && p.controlled(payload):
+			p.endInput(at)
+			ended = true
 		default:
 			p.release(at)
+			_ = c.c.Close() // deliver may wait for room
 			return
 		}
 	}

@@ -60,7 +60,7 @@ type process struct {
 	terminal *os.File // nil if there is none, or it is gone
 	info     wire.ProcessInfo
 	lost     bool // the supervisor was killed
-	slain    bool // by SIGKILL of ours
+	killed   bool // by SIGKILL of ours
 	ended    bool // with all of its output
 	endedAt  time.Time
 	drainBy  time.Time // when the output is to end at the latest; zero until exited
@@ -389,7 +389,7 @@ func (p *process) note(end *report) {
 	}
 	p.info.CPUTime = end.usage.Utime.Nano() + end.usage.Stime.Nano()
 	p.info.PeakMemoryBytes = end.usage.Maxrss << 10
-	if p.info.ExitCode == exitSignal+int(unix.SIGKILL) && !p.slain {
+	if p.info.ExitCode == exitSignal+int(unix.SIGKILL) && !p.killed {
 		p.info.OOMKilled = p.kills >= 0 && p.srv.oom.count() > p.kills
 	}
 }
@@ -491,7 +491,7 @@ func (p *process) send(sig syscall.Signal) error {
 	}
 	if sig == unix.SIGKILL {
 		p.mu.Lock()
-		p.slain = true
+		p.killed = true
 		p.mu.Unlock()
 	}
 	err := kill(-group, sig)
@@ -512,7 +512,7 @@ func (p *process) killTree(timeout bool) bool {
 	if p.mustRun() == nil {
 		p.mu.Lock()
 		if p.drainBy.IsZero() {
-			p.slain = true
+			p.killed = true
 			p.info.TimedOut = p.info.TimedOut || timeout
 			p.info.Killed = p.info.Killed || !timeout
 		}

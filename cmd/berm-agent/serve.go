@@ -1,11 +1,10 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -19,9 +18,10 @@ type server struct {
 	env       []string
 	files     syscall.Rlimit // of open files, for commands
 	oom       *oomCounter
-	kids      nursery
+	kids      childReaper
 	processes table
 	tidy      *time.Timer // calls freeMemory
+	begun     uint64      // when this process was, in ticks
 	// launch starts a process; tests of the protocol start none.
 	launch func(*process, *wire.Start) error
 	// other gives the operations that aren't about processes.
@@ -34,79 +34,9 @@ func newServer(main int) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	srv := &server{env: os.Environ(), files: files, oom: openOOM(), launch: (*process).launch, other: fileHandler, tidy: time.AfterFunc(quiet, freeMemory)}
+	srv := &server{env: os.Environ(), files: files, oom: openOOM(), launch: (*process).launch, other: fileHandler, tidy: time.AfterFunc(quiet, freeMemory), begun: ticksNow()}
 	srv.kids.main = main
 	return srv, nil
-}
-
-// serve does operations on a connection, one after the other, until it is of no use
-// any more. Busy, unless nil, is called when one has begun, and idle when the next can:
-// its false ends the connection.
-func (srv *server) serve(c *conn, busy func(), idle func() bool) {
-	hello := wire.Hello{Version: wire.Version, UID: os.Getuid(), GID: os.Getgid(), Control: true}
-	if c.w.SendJSON(wire.KindHello, hello) != nil {
-		return
-	}
-	for {
-		payload, err := c.r.Expect(wire.KindRequest)
-		if err != nil {
-			return
-		}
-		busy()
-		var req wire.Request
-		if err := wire.Decode(payload, &req); err != nil {
-			return
-		}
-		c.input, c.drain, c.sent = false, nil, nil
-		result, err := srv.do(c, &req)
-		srv.tidy.Reset(quiet)
-		if !c.finish(result, err) || !idle() {
-			return
-		}
-	}
-}
-
-// do does one operation.
-func (srv *server) do(c *conn, req *wire.Request) (any, error) {
-	h := srv.handler(req.Op)
-	if h == nil {
-		return nil, &wire.Failure{Class: wire.ClassUnsupported, Message: "there is no operation " + quote(string(req.Op))}
-	}
-	return h(c, req)
-}
-
-// finish ends an operation. False: the connection is of no use any more.
-func (c *conn) finish(result any, err error) bool {
-	switch {
-	case errors.Is(err, errGone):
-		return false
-	case err != nil:
-		err = c.w.SendJSON(wire.KindFailure, failureOf(err))
-	case result == nil:
-		err = c.w.Send(wire.KindResult, []byte("{}"))
-	default:
-		err = c.w.SendJSON(wire.KindResult, result)
-	}
-	if err == nil && c.sent != nil {
-		c.sent()
-	}
-	c.sent = nil // it has hold of the process, whose output is large
-	// Large frames have left large buffers.
-	c.w = wire.NewWriter(c.out)
-	if err == nil && c.drain != nil && !c.drain() {
-		return false
-	}
-	for err == nil && c.input { // what was on its way meanwhile
-		var kind wire.Kind
-		switch kind, _, err = c.r.Next(); {
-		case err != nil:
-		case kind == wire.KindEnd:
-			c.input = false
-		case kind != wire.KindData:
-			err = errGone
-		}
-	}
-	return err == nil
 }
 
 func (srv *server) handler(op wire.Op) handler {
@@ -137,8 +67,8 @@ func (srv *server) handler(op wire.Op) handler {
 
 func ping(c *conn, _ *wire.Request) (any, error) { return nil, c.ready() }
 
-// runServe serves one connection on its standard input and output, and kills what was
-// started there when that ends: "serve".
+// runServe serves one session on its standard input and output, and kills what was
+// started there when that ends: "serve". It exits with 1 if some of that isn't gone.
 func runServe(args []string) int {
 	if len(args) != 0 {
 		return complain("usage: berm-agent serve", exitUsage)
@@ -154,6 +84,7 @@ func runServe(args []string) int {
 	if err != nil {
 		return complain("take the standard input and output: "+reason(err), exitNotExecutable)
 	}
+	enterOwn()
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGCHLD, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	limitMemory()
@@ -163,7 +94,7 @@ func runServe(args []string) int {
 	}
 	ended := make(chan struct{})
 	go func() {
-		srv.serve(newConn(in, out, in), func() {}, func() bool { return true })
+		_ = srv.session(stdioConn{in, out}) // its end is the end of this process
 		close(ended)
 	}()
 	for {
@@ -174,7 +105,7 @@ func runServe(args []string) int {
 				srv.kids.reap()
 			case unix.SIGPIPE:
 			default:
-				_ = in.Close() // the operation that is under way ends, and serve
+				_ = in.Close() // the session ends, and serve
 				go srv.processes.close()
 			}
 			continue
@@ -182,15 +113,27 @@ func runServe(args []string) int {
 		}
 		break
 	}
-	done := make(chan struct{})
-	go func() { srv.killAll(); close(done) }()
+	done := make(chan bool)
+	go func() { done <- srv.killAll() }()
 	for {
 		select {
 		case <-signals:
 			srv.kids.reap()
-		case <-done:
+		case killed := <-done:
+			if !killed {
+				return 1
+			}
 			return 0
 		}
+	}
+}
+
+// enterOwn enters the container's working directory, which its first process was given. The
+// engine starts this one in "/". One that can't be entered is left alone.
+func enterOwn() {
+	b, err := os.ReadFile("/proc/1/cmdline")
+	if args := strings.Split(string(b), "\x00"); err == nil && len(args) > 2 && args[1] == "init" {
+		_ = os.Chdir(args[2])
 	}
 }
 
@@ -214,7 +157,10 @@ func stdio() (in, out *os.File, err error) {
 	return files[0], files[1], nil
 }
 
-// newConn makes a connection of its two directions.
-func newConn(in io.Reader, out io.Writer, c io.Closer) *conn {
-	return &conn{r: wire.NewReader(in), w: wire.NewWriter(out), out: out, c: c}
+// stdioConn is a connection of its two directions.
+type stdioConn struct {
+	*os.File // to read from, and to close
+	out      *os.File
 }
+
+func (c stdioConn) Write(p []byte) (int, error) { return c.out.Write(p) }

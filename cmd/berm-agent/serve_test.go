@@ -67,9 +67,7 @@ func TestRun(t *testing.T) {
 			if a.info.Running || a.info.StartedAt == 0 || a.info.EndedAt < a.info.StartedAt || a.info.OOMKilled || a.info.Killed || a.info.TimedOut {
 				t.Errorf("%+v", a.info)
 			}
-			if got := k.ask(wire.OpProcess, "x"); got.class() != wire.ClassNotFound {
-				t.Errorf("it is still known: %+v", got)
-			}
+			await(t, "it to be forgotten", func() bool { return k.ask(wire.OpProcess, "x").class() == wire.ClassNotFound })
 		})
 	}
 }
@@ -136,7 +134,7 @@ func TestRunInput(t *testing.T) {
 		t.Errorf("%q, %+v", &a.stdout, a.failure)
 	}
 	// A program that ends without it: what is sent meanwhile is for nobody.
-	a, ok = k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"sh", "-c", "exec <&-; sleep 0.05"}, Stdin: true}})
+	a, ok = k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "y", Command: []string{"sh", "-c", "exec <&-; sleep 0.05"}, Stdin: true}})
 	if !ok {
 		t.Fatal(a.failure)
 	}
@@ -227,7 +225,7 @@ func TestOutputAfterTheEnd(t *testing.T) {
 		{"busy", "while sleep 0.1; do echo; done & sleep 0.01", "\n\n", 1500 * time.Millisecond},
 	} {
 		begun := time.Now()
-		a := k.run("x", tt.script)
+		a := k.run(tt.name, tt.script)
 		if took := time.Since(begun); took > tt.most+2*time.Second || !strings.HasPrefix(a.stdout.String(), tt.stdout) {
 			t.Errorf("%s: %q after %s", tt.name, &a.stdout, took)
 		}
@@ -247,24 +245,22 @@ func TestThousandRuns(t *testing.T) {
 	k.run("x", "true")
 	before := files()
 	for i := range 1000 {
-		a := k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"true"}}})
+		a := k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: fmt.Sprint("x", i), Command: []string{"true"}}})
 		if a.failure != nil || a.info.ExitCode != 0 {
 			t.Fatalf("%d: %+v", i, a)
 		}
 	}
 	await(t, "the supervisors to be reaped", func() bool { return len(children(cmd.Process.Pid)) == 0 })
 	await(t, "files to be closed", func() bool { return files() <= before })
-	if a := k.do(&wire.Request{Op: wire.OpList}); len(a.items) != 0 {
-		t.Errorf("kept: %+v", a.items)
-	}
+	await(t, "all to be forgotten", func() bool { return len(k.do(&wire.Request{Op: wire.OpList}).items) == 0 })
 	t.Logf("%d KiB of its own", anonymous(t, cmd.Process.Pid))
 }
 
 // A sandbox that has been worked in pays for it no longer than that.
 func TestIdleIsSmall(t *testing.T) {
 	k, cmd := serveStdio(t)
-	for range 200 {
-		k.run("x", "true")
+	for i := range 200 {
+		k.run(fmt.Sprint("x", i), "true")
 	}
 	k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"head", "-c", fmt.Sprint(64 << 20), "/dev/zero"}}})
 	busy, kib := anonymous(t, cmd.Process.Pid), 0
@@ -353,9 +349,7 @@ func TestServeEnds(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "mark")
 	k.start(&wire.Start{ID: "x", Command: []string{"sh", "-c", "setsid sleep 4711 & echo > " + mark + "; sleep 4711"}})
 	await(t, "its start", func() bool { _, err := os.Stat(mark); return err == nil })
-	if err := k.conn.Close(); err != nil {
-		t.Fatal(err)
-	}
+	k.hangUp()
 	if code := exitOf(t, cmd.Wait()); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
@@ -367,10 +361,10 @@ func TestServeEnds(t *testing.T) {
 // A process that ends while it is written to holds nothing up, also with a terminal.
 func TestEndsUnderInput(t *testing.T) {
 	k, _ := serveStdio(t)
-	for range 20 {
+	for i := range 20 {
 		for _, tty := range []bool{false, true} {
 			a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{
-				ID: "x", Command: []string{"sh", "-c", "exec sleep 0.05 >/dev/null 2>&1"}, Stdin: true, TTY: tty,
+				ID: fmt.Sprint(i, "-", tty), Command: []string{"sh", "-c", "exec sleep 0.05 >/dev/null 2>&1"}, Stdin: true, TTY: tty,
 			}})
 			if !ok {
 				t.Fatal(a.failure)

@@ -3,6 +3,7 @@ package main
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -188,14 +189,21 @@ func (srv *server) begin(s *wire.Start, at *attachment) (*process, error) {
 	return p, nil
 }
 
-// killAll kills what is running, and lets nothing be started any more.
-func (srv *server) killAll() {
+// killAll kills what is running, and lets nothing be started any more. False: some of it
+// isn't gone.
+func (srv *server) killAll() bool {
 	srv.processes.close()
 	var all sync.WaitGroup
+	var left atomic.Bool
 	for _, p := range srv.processes.all() {
-		all.Go(func() { p.killTree(false) })
+		all.Go(func() {
+			if !p.killTree(false) {
+				left.Store(true)
+			}
+		})
 	}
 	all.Wait()
+	return !left.Load()
 }
 
 // check looks at a request to start a process.
@@ -225,8 +233,7 @@ func (srv *server) run(c *conn, req *wire.Request) (any, error) {
 	if err := c.ready(); err != nil {
 		return nil, err
 	}
-	c.input = true
-	at := &attachment{control: req.Start.Control}
+	at := &attachment{}
 	p, err := srv.begin(req.Start, at)
 	if err != nil {
 		return nil, err
@@ -277,7 +284,6 @@ func (srv *server) attach(c *conn, req *wire.Request) (any, error) {
 	if err := c.ready(); err != nil {
 		return nil, err
 	}
-	c.input = true
 	at, err := p.hold(req.Process.From, turn)
 	if err != nil {
 		return nil, err

@@ -11,41 +11,72 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/yamux"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime/agent/wire"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-// talk is Berm's side of a connection.
+// talk is Berm's side of a session, with one operation at a time.
 type talk struct {
 	t    *testing.T
 	conn net.Conn
-	r    *wire.Reader
-	w    *wire.Writer
+	mux  *yamux.Session
+	late time.Duration
+
+	hello wire.Hello
+
+	stream net.Conn // of the operation
+	r      *wire.Reader
+	w      *wire.Writer
 }
 
 func newTalk(t *testing.T, c net.Conn) *talk {
 	t.Helper()
-	k := &talk{t: t, conn: c, r: wire.NewReader(c), w: wire.NewWriter(c)}
 	t.Cleanup(func() { _ = c.Close() }) // it may be closed
-	k.patience(20 * time.Second)
-	payload, err := k.r.Expect(wire.KindHello)
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	mux, hello, err := greet(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var hello wire.Hello
-	if err := wire.Decode(payload, &hello); err != nil || hello.Version != wire.Version {
-		t.Fatalf("hello %+v, %v", hello, err)
+	if err := c.SetDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
 	}
-	return k
+	return &talk{t: t, conn: c, mux: mux, late: 20 * time.Second, hello: hello}
 }
 
-func (k *talk) patience(d time.Duration) {
-	k.t.Helper()
-	if err := k.conn.SetDeadline(time.Now().Add(d)); err != nil {
-		k.t.Fatal(err)
+// greet reads Hello.
+func greet(c net.Conn) (mux *yamux.Session, hello wire.Hello, err error) {
+	payload, err := wire.NewReader(c).Expect(wire.KindHello) // after which nothing comes by itself
+	if err != nil {
+		return nil, hello, err
 	}
+	if err := wire.Decode(payload, &hello); err != nil || hello.Version != wire.Version {
+		return nil, hello, fmt.Errorf("hello %+v, %w", hello, err)
+	}
+	mux, err = yamux.Client(c, wire.Mux(20*time.Second, 5*time.Second))
+	return mux, hello, err
+}
+
+// beside is for another operation of the same session.
+func (k *talk) beside() *talk { return &talk{t: k.t, conn: k.conn, mux: k.mux, late: k.late} }
+
+func (k *talk) patience(d time.Duration) { k.late = d }
+
+// open opens a stream in place of the one there was.
+func (k *talk) open() error {
+	if k.stream != nil {
+		_ = k.stream.Close() // it may be closed
+	}
+	var err error
+	if k.stream, err = k.mux.Open(); err != nil {
+		return err
+	}
+	k.r, k.w = wire.NewReader(k.stream), wire.NewWriter(k.stream)
+	return k.stream.SetDeadline(time.Now().Add(k.late))
 }
 
 // outcome is what came of an operation.
@@ -78,6 +109,9 @@ func (k *talk) begin(req *wire.Request) (*outcome, bool) {
 func (k *talk) request(req *wire.Request) (*outcome, bool) {
 	k.t.Helper()
 	a := &outcome{}
+	if err := k.open(); err != nil {
+		k.t.Fatal(err)
+	}
 	if err := k.w.SendJSON(wire.KindRequest, req); err != nil {
 		k.t.Fatal(err)
 	}
@@ -208,7 +242,7 @@ func shell(script string) (string, error) {
 	return string(out), err
 }
 
-// serveStdio runs the agent for one connection.
+// serveStdio runs the agent for one session.
 func serveStdio(t *testing.T) (*talk, *exec.Cmd) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -244,6 +278,7 @@ type sandbox struct {
 	cmd *exec.Cmd
 	pid int // of the agent
 	l   net.Listener
+	k   *talk // the latest
 	// A control group of memory, unless empty, and where the sandbox sees it.
 	group, seen string
 }
@@ -303,9 +338,12 @@ func (s *sandbox) listen() {
 	s.l = l
 }
 
-// accept takes the next connection.
+// accept gives the session that there is, or takes the next.
 func (s *sandbox) accept() *talk {
 	s.t.Helper()
+	if s.k != nil && !s.k.mux.IsClosed() {
+		return s.k.beside()
+	}
 	if err := s.l.(*net.UnixListener).SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
 		s.t.Fatal(err)
 	}
@@ -313,7 +351,16 @@ func (s *sandbox) accept() *talk {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return newTalk(s.t, c)
+	s.k = newTalk(s.t, c)
+	return s.k
+}
+
+// hangUp ends the session.
+func (k *talk) hangUp() {
+	k.t.Helper()
+	if err := k.mux.Close(); err != nil {
+		k.t.Fatal(err)
+	}
 }
 
 // inside are the command lines of all processes in the sandbox but the agent and its

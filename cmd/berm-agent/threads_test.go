@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -10,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,25 +61,6 @@ func (s *sandbox) threads() int {
 	return len(entries)
 }
 
-// another takes the next connection, as any goroutine may.
-func (s *sandbox) another() (*talk, error) {
-	deadline := time.Now().Add(2 * time.Minute)
-	if err := s.l.(*net.UnixListener).SetDeadline(deadline); err != nil {
-		return nil, err
-	}
-	c, err := s.l.Accept()
-	if err != nil {
-		return nil, err
-	}
-	s.t.Cleanup(func() { _ = c.Close() }) // it may be closed
-	if err := c.SetDeadline(deadline); err != nil {
-		return nil, err
-	}
-	k := &talk{t: s.t, conn: c, r: wire.NewReader(c), w: wire.NewWriter(c)}
-	_, err = k.r.Expect(wire.KindHello)
-	return k, err
-}
-
 // disperse ends the processes in the control group whose command line is such.
 func (s *sandbox) disperse(line string) {
 	s.t.Helper()
@@ -97,24 +76,20 @@ func (s *sandbox) disperse(line string) {
 	}
 }
 
-// errUnheard says that a connection was ended before an operation, which the agent does
-// when enough others wait for one.
-var errUnheard = errors.New("the connection was ended between operations")
-
 // tries does an operation, whatever comes of it, and gives the class of its failure.
 func (k *talk) tries(req *wire.Request) (wire.Class, error) {
-	if err := k.w.SendJSON(wire.KindRequest, req); err != nil {
-		return "", errors.Join(errUnheard, err)
+	if err := k.open(); err != nil {
+		return "", err
 	}
-	for ready := false; ; {
+	if err := k.w.SendJSON(wire.KindRequest, req); err != nil {
+		return "", err
+	}
+	for {
 		kind, payload, err := k.r.Next()
 		switch {
-		case err != nil && !ready:
-			return "", errors.Join(errUnheard, err)
 		case err != nil:
 			return "", err
 		case kind == wire.KindReady:
-			ready = true
 			if err := k.w.Send(wire.KindGo); err != nil {
 				return "", err
 			}
@@ -190,7 +165,6 @@ func TestFull(t *testing.T) {
 				t.Errorf("%d threads, none to spare", threads)
 			}
 			var all sync.WaitGroup
-			var ended atomic.Int64
 			until := time.Now().Add(4 * time.Second)
 			for i := range 32 {
 				k := s.accept()
@@ -205,12 +179,6 @@ func TestFull(t *testing.T) {
 							{Op: wire.OpTarRead, File: &wire.File{Path: []byte("/etc")}},
 						}[(i+n)%5]
 						class, err := k.tries(req)
-						for errors.Is(err, errUnheard) {
-							ended.Add(1)
-							if k, err = s.another(); err == nil {
-								class, err = k.tries(req)
-							}
-						}
 						if err != nil || class != "" && req.Op != wire.OpDial && class != wire.ClassExhausted {
 							t.Errorf("%s: %s, %v", req.Op, class, err)
 							return
@@ -219,7 +187,6 @@ func TestFull(t *testing.T) {
 				})
 			}
 			all.Wait()
-			t.Logf("%d connections were ended between operations", ended.Load())
 			if n := s.threads(); n != threads {
 				t.Errorf("%d threads at the start, %d now: more were needed than were made", threads, n)
 			}

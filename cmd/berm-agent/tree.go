@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"maps"
 	"os"
 	"strconv"
 	"sync"
@@ -13,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nursery is what this process has for children: a command of its own, if it is a
+// childReaper is what this process has for children: a command of its own, if it is a
 // container's first process, supervisors, and orphans.
-type nursery struct {
+type childReaper struct {
 	main int // pid of the command; 0 for none
 
 	// mu is held while a supervisor is forked and while any are reaped, so that a
@@ -25,7 +26,7 @@ type nursery struct {
 }
 
 // add forks a supervisor.
-func (n *nursery) add(fork func() (*supervisor, error)) (*supervisor, error) {
+func (n *childReaper) add(fork func() (*supervisor, error)) (*supervisor, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s, err := fork()
@@ -40,7 +41,7 @@ func (n *nursery) add(fork func() (*supervisor, error)) (*supervisor, error) {
 }
 
 // reap takes note of every child that has ended, and tells how the command did.
-func (n *nursery) reap() (status syscall.WaitStatus, ended bool) {
+func (n *childReaper) reap() (status syscall.WaitStatus, ended bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for {
@@ -69,7 +70,7 @@ func endedChild() (pid int, status syscall.WaitStatus, err error) {
 }
 
 // signal signals a supervisor; false if there is none any more.
-func (n *nursery) signal(pid int, sig syscall.Signal) bool {
+func (n *childReaper) signal(pid int, sig syscall.Signal) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.supervisors[pid] && kill(pid, sig) == nil
@@ -185,22 +186,22 @@ const killTimeout = 5 * time.Second
 
 // killBelow kills all that is below a supervisor, and leaves that stopped: it ends by
 // itself when it goes on. False: some of it isn't gone by the deadline.
-func (n *nursery) killBelow(pid int, deadline time.Time) bool {
+func (n *childReaper) killBelow(pid int, deadline time.Time) bool {
 	// Else it could end before what it is to be the parent of.
 	if !n.signal(pid, unix.SIGSTOP) {
 		return true
 	}
 	roots := map[int]bool{pid: true}
-	return n.killAll(deadline, func(all map[int]task) map[int]task { return below(all, roots) })
+	return killAll(deadline, func(all map[int]task) map[int]task { return below(all, roots) })
 }
 
 // killOrphans kills what has come to this process from others, since a time, with all
 // that is below it: where a supervisor was killed, that is what it had, and no less.
-func (n *nursery) killOrphans(since uint64, deadline time.Time) bool {
-	return n.killAll(deadline, func(all map[int]task) map[int]task { return n.orphans(all, since) })
+func (n *childReaper) killOrphans(since uint64, deadline time.Time) bool {
+	return killAll(deadline, func(all map[int]task) map[int]task { return n.orphans(all, since) })
 }
 
-func (n *nursery) orphans(all map[int]task, since uint64) map[int]task {
+func (n *childReaper) orphans(all map[int]task, since uint64) map[int]task {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	roots, own := map[int]bool{}, os.Getpid()
@@ -220,7 +221,7 @@ func (n *nursery) orphans(all map[int]task, since uint64) map[int]task {
 
 // killAll kills what prey picks, until it picks nothing. All stand still before any
 // dies: in that way those who fork run out of numbers, not the other way round.
-func (n *nursery) killAll(deadline time.Time, prey func(all map[int]task) map[int]task) bool {
+func killAll(deadline time.Time, prey func(all map[int]task) map[int]task) bool {
 	stopped := map[int]uint64{}
 	for delay := time.Millisecond; ; {
 		all, err := tasks()
@@ -250,4 +251,58 @@ func (n *nursery) killAll(deadline time.Time, prey func(all map[int]task) map[in
 		time.Sleep(delay)
 		delay = min(2*delay, 50*time.Millisecond)
 	}
+}
+
+// runKill kills a serve process with all that is below it: "kill PID BEGUN", as Hello has
+// them. If that has ended, it kills what the container's first process has inherited since
+// it began, which includes all that was below it. It exits with 1 if some isn't gone.
+func runKill(args []string) int {
+	if len(args) != 2 {
+		return complain("usage: berm-agent kill PID BEGUN", exitUsage)
+	}
+	pid, err := strconv.Atoi(args[0])
+	begun, err2 := strconv.ParseUint(args[1], 10, 64)
+	if err != nil || err2 != nil || pid <= 1 {
+		return complain("kill "+args[0]+" "+args[1]+": no process", exitUsage)
+	}
+	if !killServe(pid, begun) {
+		return complain("kill "+args[0]+": some processes are not gone", 1)
+	}
+	return 0
+}
+
+func killServe(pid int, begun uint64) bool {
+	all, err := tasks()
+	if err != nil {
+		return false
+	}
+	root, there := all[pid]
+	there = there && !root.over() && root.start <= begun
+	seen := map[int]uint64{}
+	return killAll(time.Now().Add(killTimeout), func(all map[int]task) map[int]task {
+		roots := map[int]bool{}
+		for id, t := range all {
+			switch {
+			case there:
+				roots[id] = id == pid && t.start == root.start
+			default:
+				roots[id] = t.parent == 1 && t.start >= begun && kill(id, 0) == nil
+			}
+			// What has lost its parent isn't below it any more.
+			if start, ok := seen[id]; ok && start == t.start {
+				roots[id] = true
+			}
+		}
+		maps.DeleteFunc(roots, func(_ int, is bool) bool { return !is })
+		out := below(all, roots)
+		for id := range roots {
+			if !all[id].over() {
+				out[id] = all[id]
+			}
+		}
+		for id, t := range out {
+			seen[id] = t.start
+		}
+		return out
+	})
 }

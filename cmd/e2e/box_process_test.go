@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -19,15 +18,10 @@ import (
 
 // Processes that run for long.
 var boxProcesses = []boxCase{
-	{"stop", processStop("default")},
-	{"stop by the engine", processStop("plain")},
+	{"stop", processStop},
 	{"spec", processSpec},
 	{"state", processState},
-	{"several, and conflicts", processConflict},
-	{"replace", processReplace},
 	{"bytes", processBytes},
-	{"lines", processLines},
-	{"replay", processReplay},
 }
 
 // start starts a process of a shell.
@@ -102,57 +96,15 @@ func processState(r *boxRow) {
 	}
 }
 
-func processConflict(r *boxRow) {
-	r.start("one", "cat; exit 1")
-	r.start("two", "cat; exit 2")
-	_, err := r.c.StartProcess(r.ctx, r.key, apitype.ProcessRequest{ProcessID: "one", Command: "touch", Args: []string{"/tmp/ran"}})
-	r.wantError(err, http.StatusConflict, "process_conflict")
-	all, err := r.c.Processes(r.ctx, r.key)
-	if err != nil || len(all) != 2 || all[0].ProcessID != "one" || all[1].ProcessID != "two" || all[0].State != "running" || exists(r.inside("/tmp/ran")) {
-		r.Errorf("%+v, %v", all, err)
-	}
-	_, err = r.c.Process(r.ctx, r.key, "three")
-	r.wantError(err, http.StatusNotFound, "process_not_found")
-	if p, err := r.c.StopProcess(r.ctx, r.key, "one"); err != nil || p.State != "exited" {
-		r.Errorf("%+v, %v", p, err)
-	}
-	r.start("one", "exit 3") // the name of one that has ended is free
-	if p := r.wait("one"); *p.ExitCode != 3 {
-		r.Errorf("%+v", p)
-	}
-	if p := r.process("two"); p.State != "running" {
-		r.Errorf("%+v", p)
-	}
-}
-
-func processReplace(r *boxRow) {
-	r.start("p", "trap 'echo old >> /tmp/order; exit' TERM; touch /tmp/on; while :; do sleep 0.1; done")
-	r.await("it to run", func() bool { return exists(r.inside("/tmp/on")) })
-	p, err := r.c.StartProcess(r.ctx, r.key, apitype.ProcessRequest{
-		ProcessID: "p", Command: "sh", Args: []string{"-c", "echo new >> /tmp/order; cat"}, Replace: true,
-	})
-	if err != nil || p.State != "running" {
-		r.Fatalf("%+v, %v", p, err)
-	}
-	r.await("the new one to run", func() bool { return strings.Contains(r.sh("cat /tmp/order"), "new") })
-	if got := r.sh("cat /tmp/order; ps -o args"); !strings.HasPrefix(got, "old\nnew\n") || strings.Contains(got, "sleep 0.1") {
-		r.Errorf("%s", got)
-	}
-}
-
 // A stop closes the input, sends TERM to the group, and kills what is left after 5 s.
-func processStop(profile string) func(r *boxRow) {
-	return func(r *boxRow) { stopsProcesses(r, profile) }
-}
-
-func stopsProcesses(r *boxRow, profile string) {
+func processStop(r *boxRow) {
 	mark := map[string]string{"BOX_MARK": r.key}
 	start := func(id, script string) {
 		r.Helper()
 		if _, err := r.c.StartProcess(r.ctx, r.key, apitype.ProcessRequest{ProcessID: id, Command: "sh", Args: []string{"-c", script}, Env: mark}); err != nil {
 			r.Fatal(err)
 		}
-		r.await("it to run", func() bool { return exists(r.inside("/tmp/" + id)) })
+		until(r, "it to run", func() bool { return exists(r.inside("/tmp/" + id)) })
 	}
 	stop := func(id string) *apitype.Process {
 		r.Helper()
@@ -165,7 +117,7 @@ func stopsProcesses(r *boxRow, profile string) {
 		}
 		return p
 	}
-	r.create(apitype.SandboxRequest{Profile: &profile})
+	r.create(apitype.SandboxRequest{})
 	// The input is closed first: it is over before the signal, or with it.
 	start("input", "trap 'echo signal >> /tmp/how' TERM; touch /tmp/input; cat; echo closed >> /tmp/how; exit 4")
 	if p := stop("input"); p.ExitCode == nil || *p.ExitCode != 4 || !strings.Contains(r.sh("cat /tmp/how"), "closed") {
@@ -284,72 +236,5 @@ func processBytes(r *boxRow) {
 	ws.send(`{"close_stdin": true}`)
 	if end := ws.end(); end.ExitCode == nil || *end.ExitCode != 9 || end.Status != "exited" {
 		r.Errorf("%+v", end)
-	}
-}
-
-func processLines(r *boxRow) {
-	r.start("p", "while read line; do echo \"out $line\"; echo \"err $line\" >&2; sleep 0.1; done; exit 8")
-	ws := r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true})
-	got := map[string][]string{}
-	for i := range 3 {
-		ws.send(fmt.Sprint("line ", i))
-		for range 2 {
-			l := ws.line()
-			got[l.Stream] = append(got[l.Stream], l.Line)
-		}
-	}
-	for stream, word := range map[string]string{"stdout": "out", "stderr": "err"} {
-		if want := []string{word + " line 0", word + " line 1", word + " line 2"}; !slices.Equal(got[stream], want) {
-			r.Errorf("%s: %q", stream, got[stream])
-		}
-	}
-	go func() { _, _ = r.c.SignalProcess(r.ctx, r.key, "p", 9) }()
-	if end := ws.end(); end.Signal != 9 || end.ExitCode == nil || *end.ExitCode != 137 {
-		r.Errorf("%+v", end)
-	}
-}
-
-// What is printed while nobody is attached comes later, as far as it is kept.
-func processReplay(r *boxRow) {
-	r.start("p", "i=0; while test $i -lt 20; do echo $i; i=$((i+1)); done; read line; yes 0123456789abcde | head -n 65536; echo last; read line")
-	r.await("its output", func() bool { return r.process("p").NextSeq == 50 })
-	var seqs []int64
-	ws := r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true})
-	for i := range 20 {
-		l := ws.line()
-		if seqs = append(seqs, l.Seq); l.Line != fmt.Sprint(i) {
-			r.Fatalf("%d: %+v", i, l)
-		}
-	}
-	if seqs[0] != 2 || seqs[19] != 50 {
-		r.Errorf("sequence numbers %v", seqs)
-	}
-	_ = ws.Close(websocket.StatusNormalClosure, "")
-	r.await("the place to be free", func() bool { return !r.process("p").Attached })
-	ws = r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true, After: &seqs[14]})
-	for i := 15; i < 20; i++ {
-		if l := ws.line(); l.Line != fmt.Sprint(i) || l.Seq != seqs[i] {
-			r.Errorf("after %d: %+v", seqs[14], l)
-		}
-	}
-	ws.send("much")
-	_ = ws.Close(websocket.StatusNormalClosure, "")
-
-	// 1 MiB while nobody reads: the process goes on, and the ring keeps the end of it.
-	const all = 50 + 65536*16 + 5
-	r.await("its output", func() bool { return r.process("p").NextSeq == all })
-	p := r.process("p")
-	if kept := p.NextSeq - p.FirstSeq; kept < 64<<10 || kept > 1<<19 {
-		r.Errorf("kept are %d bytes", kept)
-	}
-	_, err := r.dial("p", client.AttachOptions{Lines: true, After: &seqs[19]})
-	if gone := r.wantError(err, http.StatusGone, "output_gone"); gone.FirstSeq == nil || *gone.FirstSeq != p.FirstSeq {
-		r.Errorf("%+v", gone)
-	}
-	ws = r.attach(r.boxSandbox, "p", client.AttachOptions{Lines: true})
-	for l := ws.line(); l.Line != "last"; l = ws.line() {
-		if l.Seq <= p.FirstSeq || !strings.HasSuffix("0123456789abcde", l.Line) {
-			r.Fatalf("%+v", l)
-		}
 	}
 }

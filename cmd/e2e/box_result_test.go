@@ -16,18 +16,11 @@ import (
 
 // What a command comes to.
 var boxResults = []boxCase{
-	{"can't be killed by the agent", resultNotKilled("default")}, // first, as it waits long
-	{"can't be killed by the engine", resultNotKilled("plain")},
+	{"can't be killed", resultNotKilled}, // first, as it waits long
 	{"fields", resultFields},
-	{"completed", resultCompleted},
 	{"killed", resultKilled},
-	{"oom_killed", resultOOM},
-	{"timed_out by the agent", resultTimedOut("default")},
-	{"timed_out by the engine", resultTimedOut("plain")},
-	{"output held open by the agent", resultHeldOpen("default")},
-	{"output held open by the engine", resultHeldOpen("plain")},
-	{"truncation by the agent", resultTruncated("default")},
-	{"truncation by the engine", resultTruncated("plain")},
+	{"timed_out", resultTimedOut},
+	{"truncation", resultTruncated},
 	{"bounded in memory", resultBounded},
 	{"invalid UTF-8 and raw", resultRaw},
 }
@@ -52,118 +45,57 @@ func resultFields(r *boxRow) {
 	}
 }
 
-func resultCompleted(r *boxRow) {
-	for _, profile := range []string{"default", "plain"} {
-		x := r.on(r.main, profile)
-		x.create(apitype.SandboxRequest{Profile: &profile})
-		for code, command := range map[int]apitype.Command{
-			0: {"true"}, 1: {"false"}, 7: shell("exit 7"), 255: shell("exit 255"), 137: shell("kill -9 $$"), 143: shell("kill $$"), 127: shell("nosuch"),
-		} {
-			res := x.exec(apitype.ExecRequest{Command: command})
-			if res.Status != "completed" || res.ExitCode == nil || *res.ExitCode != code || res.OK != (code == 0) {
-				r.Errorf("%s, %q: %+v", profile, command, res)
-			}
-		}
-		if res := x.exec(apitype.ExecRequest{Command: apitype.Command{"/no/such"}}); res.OK || res.ExitCode == nil || *res.ExitCode != 126 && *res.ExitCode != 127 {
-			r.Errorf("%s, no program: %+v", profile, res)
-		}
-		if res := x.exec(apitype.ExecRequest{Command: apitype.Command{"cat"}, Stdin: new("typed")}); res.Stdout != "typed" {
-			r.Errorf("%s, input: %+v", profile, res)
-		}
-	}
-}
-
 // A command whose sandbox ends has no exit code.
 func resultKilled(r *boxRow) {
-	for _, profile := range []string{"default", "plain"} {
-		x := r.on(r.main, profile)
-		x.create(apitype.SandboxRequest{Profile: &profile})
-		type outcome struct {
-			res *apitype.ExecResult
-			err error
-		}
-		over := make(chan outcome, 1)
-		go func() {
-			res, err := x.c.Exec(x.ctx, x.key, apitype.ExecRequest{Command: shell("echo begun; touch /tmp/on; sleep 300"), Timeout: apitype.SecondsOf(110)})
-			over <- outcome{res, err}
-		}()
-		x.await("the command to run", func() bool { return exists(x.inside("/tmp/on")) })
-		if _, err := x.c.Delete(x.ctx, x.key); err != nil {
-			r.Fatal(err)
-		}
-		if o := <-over; o.err != nil || o.res.Status != "killed" || o.res.ExitCode != nil || o.res.OK || o.res.Stdout != "begun\n" {
-			r.Errorf("%s: %+v, %v", profile, o.res, o.err)
-		}
+	r.create(apitype.SandboxRequest{})
+	type outcome struct {
+		res *apitype.ExecResult
+		err error
 	}
-}
-
-func resultOOM(r *boxRow) {
-	for _, profile := range []string{"default", "plain"} {
-		x := r.on(r.main, profile)
-		sb := x.create(apitype.SandboxRequest{Profile: &profile, MemoryMB: new(int64(48))})
-		res := x.exec(apitype.ExecRequest{Command: apitype.Command{"dd", "if=/dev/zero", "of=/dev/null", "bs=300M", "count=1"}})
-		if res.Status != "oom_killed" || res.ExitCode != nil || res.OK {
-			r.Errorf("%s: %+v", profile, res)
-		}
-		if res := x.exec(apitype.ExecRequest{Command: apitype.Command{"true"}}); !res.OK || res.Recreated || res.SessionID != sb.SessionID {
-			r.Errorf("%s, afterwards: %+v", profile, res)
-		}
+	over := make(chan outcome, 1)
+	go func() {
+		res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{Command: shell("echo begun; touch /tmp/on; sleep 300"), Timeout: apitype.SecondsOf(110)})
+		over <- outcome{res, err}
+	}()
+	until(r, "the command to run", func() bool { return exists(r.inside("/tmp/on")) })
+	if _, err := r.c.Delete(r.ctx, r.key); err != nil {
+		r.Fatal(err)
+	}
+	if o := <-over; o.err != nil || o.res.Status != "killed" || o.res.ExitCode != nil || o.res.OK || o.res.Stdout != "begun\n" {
+		r.Errorf("%+v, %v", o.res, o.err)
 	}
 }
 
 // At its timeout, the whole tree of a command's processes is killed, and nothing else.
-func resultTimedOut(profile string) func(r *boxRow) {
-	return func(r *boxRow) {
-		sb := r.create(apitype.SandboxRequest{Profile: &profile})
-		over := make(chan error, 1)
-		go func() {
-			res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{
-				Command: shell("touch /tmp/on; until test -e /tmp/go; do sleep 0.1; done; echo other"), Timeout: apitype.SecondsOf(110),
-			})
-			if err == nil && (!res.OK || res.Stdout != "other\n") {
-				err = fmt.Errorf("%+v", res)
-			}
-			over <- err
-		}()
-		r.await("the other command to run", func() bool { return exists(r.inside("/tmp/on")) })
-		const tree = `trap '' TERM HUP INT; echo begun; echo worse >&2; sleep 301 & (sleep 302 &) ; setsid sh -c '(sleep 303 &) ; sleep 304' & sleep 305`
-		res := r.exec(apitype.ExecRequest{Command: shell(tree), Timeout: apitype.SecondsOf(2), Env: map[string]string{"BOX_MARK": r.key}})
-		if res.Status != "timed_out" || res.ExitCode != nil || res.OK || res.SessionTerminated || res.Stdout != "begun\n" || res.Stderr != "worse\n" ||
-			time.Duration(res.Timeout) != 2*time.Second || res.DurationMS < 2000 {
-			r.Errorf("%+v", res)
+func resultTimedOut(r *boxRow) {
+	sb := r.create(apitype.SandboxRequest{})
+	over := make(chan error, 1)
+	go func() {
+		res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{
+			Command: shell("touch /tmp/on; until test -e /tmp/go; do sleep 0.1; done; echo other"), Timeout: apitype.SecondsOf(110),
+		})
+		if err == nil && (!res.OK || res.Stdout != "other\n") {
+			err = fmt.Errorf("%+v", res)
 		}
-		r.await("its processes to be gone", func() bool { return len(r.marked("BOX_MARK", r.key)) == 0 })
-		if got := r.sh("ps -o args"); strings.Contains(got, "sleep 30") {
-			r.Errorf("still there:\n%s", got)
-		}
-		r.sh("touch /tmp/go")
-		if err := <-over; err != nil {
-			r.Errorf("the other command: %v", err)
-		}
-		if now := r.get(); now.SessionID != sb.SessionID || now.ContainerID != sb.ContainerID {
-			r.Errorf("the sandbox isn't the same any more: %+v", now)
-		}
+		over <- err
+	}()
+	until(r, "the other command to run", func() bool { return exists(r.inside("/tmp/on")) })
+	const tree = `trap '' TERM HUP INT; echo begun; echo worse >&2; sleep 301 & (sleep 302 &) ; setsid sh -c '(sleep 303 &) ; sleep 304' & sleep 305`
+	res := r.exec(apitype.ExecRequest{Command: shell(tree), Timeout: apitype.SecondsOf(2), Env: map[string]string{"BOX_MARK": r.key}})
+	if res.Status != "timed_out" || res.ExitCode != nil || res.OK || res.SessionTerminated || res.Stdout != "begun\n" || res.Stderr != "worse\n" ||
+		time.Duration(res.Timeout) != 2*time.Second || res.DurationMS < 2000 {
+		r.Errorf("%+v", res)
 	}
-}
-
-// Who keeps the output open doesn't delay the answer past the timeout.
-func resultHeldOpen(profile string) func(r *boxRow) {
-	return func(r *boxRow) {
-		r.create(apitype.SandboxRequest{Profile: &profile})
-		for _, script := range []string{"sleep 300 & echo done", "setsid sleep 300 & echo done", "(trap '' TERM HUP; sleep 300) & echo done"} {
-			begun := time.Now()
-			res := r.exec(apitype.ExecRequest{Command: shell(script), Timeout: apitype.SecondsOf(3)})
-			if res.Stdout != "done\n" || res.SessionTerminated {
-				r.Errorf("%s: %+v", script, res)
-			}
-			if res.Status == "completed" && (res.ExitCode == nil || *res.ExitCode != 0) || res.Status == "timed_out" && res.ExitCode != nil {
-				r.Errorf("%s: an exit code that is made up: %+v", script, res)
-			}
-			if took := time.Since(begun); took > time.Minute { // an order of magnitude more than it takes
-				r.Errorf("%s: the answer took %s", script, took)
-			}
-		}
-		r.sh("echo usable")
+	until(r, "its processes to be gone", func() bool { return len(r.marked("BOX_MARK", r.key)) == 0 })
+	if got := r.sh("ps -o args"); strings.Contains(got, "sleep 30") {
+		r.Errorf("still there:\n%s", got)
+	}
+	r.sh("touch /tmp/go")
+	if err := <-over; err != nil {
+		r.Errorf("the other command: %v", err)
+	}
+	if now := r.get(); now.SessionID != sb.SessionID || now.ContainerID != sb.ContainerID {
+		r.Errorf("the sandbox isn't the same any more: %+v", now)
 	}
 }
 
@@ -189,24 +121,22 @@ func notice(cut int) string { return fmt.Sprintf("\n\n... [%d characters truncat
 // both prints its input on both streams.
 const both = "cat > /tmp/all; cat /tmp/all; cat /tmp/all >&2"
 
-func resultTruncated(profile string) func(r *boxRow) {
-	return func(r *boxRow) {
-		r.create(apitype.SandboxRequest{Profile: &profile})
-		for _, v := range truncations {
-			text := printed(v.n)
-			want := string(text[:v.head]) + notice(v.cut) + string(text[v.n-v.tail:])
-			if utf8.RuneCountInString(want) != v.limit {
-				r.Fatalf("%+v: the vector is wrong", v)
-			}
-			req := apitype.ExecRequest{Command: shell(both), Stdin: new(string(text)), OutputLimit: &v.limit}
-			if v.limit == 4000 {
-				req.OutputLimit = nil
-			}
-			res := r.exec(req)
-			if res.Stdout != want || !res.StdoutTruncated || res.Stderr != want || !res.StderrTruncated || !res.OK {
-				r.Errorf("%+v: stdout %.120q (%d), stderr %.120q (%d), %v, %v", v, res.Stdout, utf8.RuneCountInString(res.Stdout),
-					res.Stderr, utf8.RuneCountInString(res.Stderr), res.StdoutTruncated, res.StderrTruncated)
-			}
+func resultTruncated(r *boxRow) {
+	r.create(apitype.SandboxRequest{})
+	for _, v := range truncations {
+		text := printed(v.n)
+		want := string(text[:v.head]) + notice(v.cut) + string(text[v.n-v.tail:])
+		if utf8.RuneCountInString(want) != v.limit {
+			r.Fatalf("%+v: the vector is wrong", v)
+		}
+		req := apitype.ExecRequest{Command: shell(both), Stdin: new(string(text)), OutputLimit: &v.limit}
+		if v.limit == 4000 {
+			req.OutputLimit = nil
+		}
+		res := r.exec(req)
+		if res.Stdout != want || !res.StdoutTruncated || res.Stderr != want || !res.StderrTruncated || !res.OK {
+			r.Errorf("%+v: stdout %.120q (%d), stderr %.120q (%d), %v, %v", v, res.Stdout, utf8.RuneCountInString(res.Stdout),
+				res.Stderr, utf8.RuneCountInString(res.Stderr), res.StdoutTruncated, res.StderrTruncated)
 		}
 	}
 }
@@ -244,70 +174,65 @@ func resultBounded(r *boxRow) {
 }
 
 func resultRaw(r *boxRow) {
-	for _, profile := range []string{"default", "plain"} {
-		x := r.on(r.main, profile)
-		x.create(apitype.SandboxRequest{Profile: &profile})
-		const odd = "a\xffb\xe4\xb8c\xf0\x9f\x98"
-		req := apitype.ExecRequest{Command: shell(both), StdinBase64: []byte(odd)}
-		if res := x.exec(req); res.Stdout != string([]rune(odd)) || res.Stderr != res.Stdout || res.StdoutTruncated || res.StdoutBase64 != nil {
-			r.Errorf("%s: %+v", profile, res)
-		}
-		req.Raw = true
-		if res := x.exec(req); string(res.StdoutBase64) != odd || string(res.StderrBase64) != odd || res.Stdout != "" || res.StdoutTruncated {
-			r.Errorf("%s, raw: %+v", profile, res)
-		}
-		every := make([]byte, 256)
-		for i := range every {
-			every[i] = byte(i)
-		}
-		req.StdinBase64, req.OutputLimit = bytes.Repeat(every, 40), new(10000)
-		if res := x.exec(req); !bytes.Equal(res.StdoutBase64, req.StdinBase64[:10000]) || !res.StdoutTruncated {
-			r.Errorf("%s, raw and much: %d bytes, %v", profile, len(res.StdoutBase64), res.StdoutTruncated)
-		}
+	r.create(apitype.SandboxRequest{})
+	const odd = "a\xffb\xe4\xb8c\xf0\x9f\x98"
+	req := apitype.ExecRequest{Command: shell(both), StdinBase64: []byte(odd)}
+	if res := r.exec(req); res.Stdout != string([]rune(odd)) || res.Stderr != res.Stdout || res.StdoutTruncated || res.StdoutBase64 != nil {
+		r.Errorf("%+v", res)
+	}
+	req.Raw = true
+	if res := r.exec(req); string(res.StdoutBase64) != odd || string(res.StderrBase64) != odd || res.Stdout != "" || res.StdoutTruncated {
+		r.Errorf("raw: %+v", res)
+	}
+	every := make([]byte, 256)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	req.StdinBase64, req.OutputLimit = bytes.Repeat(every, 40), new(10000)
+	if res := r.exec(req); !bytes.Equal(res.StdoutBase64, req.StdinBase64[:10000]) || !res.StdoutTruncated {
+		r.Errorf("raw and much: %d bytes, %v", len(res.StdoutBase64), res.StdoutTruncated)
 	}
 }
 
 // A command that can't be killed takes its sandbox along. One in a frozen control group
 // can't be, where the kernel's version 1 is in use.
-func resultNotKilled(profile string) func(r *boxRow) {
-	return func(r *boxRow) {
-		if !exists("/sys/fs/cgroup/freezer") {
-			r.Skip("there is nothing that can't be killed")
-		}
-		r.create(apitype.SandboxRequest{Profile: &profile})
-		on := r.inside("/tmp/on")
-		for timeout := int64(3); ; timeout *= 2 { // until it is frozen in time
-			over := make(chan *apitype.ExecResult, 1)
-			go func() {
-				res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{
-					Command: shell("touch /tmp/on; echo begun; sleep 300; true"), Timeout: apitype.SecondsOf(timeout), Env: map[string]string{"BOX_MARK": r.key},
-				})
-				if err != nil {
-					r.Error(err)
-				}
-				over <- res
-			}()
-			r.await("the command to run", func() bool { return exists(on) || len(over) > 0 })
-			thaw, frozen := r.freeze(r.marked("BOX_MARK", r.key))
-			if frozen {
-				r.await("the sandbox to be given up", func() bool {
-					return strings.Contains(readString(r.T, r.s.logPath()), "msg=sandbox_terminated tenant=box key="+r.key+" ") || len(over) > 0
-				})
-			}
-			thaw()
-			res := <-over
-			if res != nil && !frozen {
-				r.sh("rm -f /tmp/on")
-				continue
-			}
-			if res == nil || res.Status != "timed_out" || !res.SessionTerminated || res.ExitCode != nil || res.Stdout != "begun\n" {
-				r.Errorf("%+v", res)
-			}
-			break
-		}
-		r.wantNone()
-		r.await("its processes to be gone", func() bool { return len(r.marked("BOX_MARK", r.key)) == 0 })
+func resultNotKilled(r *boxRow) {
+	if !exists("/sys/fs/cgroup/freezer") {
+		r.Skip("there is nothing that can't be killed")
 	}
+	r.create(apitype.SandboxRequest{})
+	on := r.inside("/tmp/on")
+	for timeout := int64(3); ; timeout *= 2 { // until it is frozen in time
+		over := make(chan *apitype.ExecResult, 1)
+		go func() {
+			res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{
+				Command: shell("touch /tmp/on; echo begun; sleep 300; true"), Timeout: apitype.SecondsOf(timeout), Env: map[string]string{"BOX_MARK": r.key},
+			})
+			if err != nil {
+				r.Error(err)
+			}
+			over <- res
+		}()
+		until(r, "the command to run", func() bool { return exists(on) || len(over) > 0 })
+		thaw, frozen := r.freeze(r.marked("BOX_MARK", r.key))
+		if frozen {
+			until(r, "the sandbox to be given up", func() bool {
+				return strings.Contains(readString(r.T, r.s.logPath()), "msg=sandbox_terminated tenant=box key="+r.key+" ") || len(over) > 0
+			})
+		}
+		thaw()
+		res := <-over
+		if res != nil && !frozen {
+			r.sh("rm -f /tmp/on")
+			continue
+		}
+		if res == nil || res.Status != "timed_out" || !res.SessionTerminated || res.ExitCode != nil || res.Stdout != "begun\n" {
+			r.Errorf("%+v", res)
+		}
+		break
+	}
+	r.wantNone()
+	until(r, "its processes to be gone", func() bool { return len(r.marked("BOX_MARK", r.key)) == 0 })
 }
 
 // freeze keeps processes of the sandbox from everything, their end included. It tells
@@ -325,7 +250,7 @@ func (x boxSandbox) freeze(pids []int) (thaw func(), frozen bool) {
 		if err := put("freezer.state", "THAWED"); err != nil {
 			x.t.Error(err)
 		}
-		x.await("the frozen control group to be empty", func() bool { return os.Remove(dir) == nil || !exists(dir) })
+		until(x.t, "the frozen control group to be empty", func() bool { return os.Remove(dir) == nil || !exists(dir) })
 	})
 	x.t.Cleanup(thaw)
 	for _, pid := range pids {
@@ -334,6 +259,6 @@ func (x boxSandbox) freeze(pids []int) (thaw func(), frozen bool) {
 	if err := put("freezer.state", "FROZEN"); err != nil {
 		x.t.Fatal(err)
 	}
-	x.await("them to be frozen", func() bool { return readString(x.t, filepath.Join(dir, "freezer.state")) == "FROZEN" })
+	until(x.t, "them to be frozen", func() bool { return readString(x.t, filepath.Join(dir, "freezer.state")) == "FROZEN" })
 	return thaw, frozen && readString(x.t, filepath.Join(dir, "cgroup.procs")) != ""
 }

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,9 +19,6 @@ import (
 var boxSessions = []boxCase{
 	{"get or create", sessionMade},
 	{"conflict", sessionConflict},
-	{"what belongs to a command", sessionOfCommands},
-	{"mounts as a set", sessionMounts},
-	{"side by side", sessionBeside},
 	{"recreated", sessionRecreated},
 	{"idle time", sessionIdle},
 	{"idle end", sessionIdleEnd},
@@ -106,73 +102,22 @@ func sessionConflict(r *boxRow) {
 	}
 }
 
-func sessionOfCommands(r *boxRow) {
-	made := r.create(apitype.SandboxRequest{Env: map[string]string{"WHOSE": "sandbox"}})
-	same := &apitype.SandboxRequest{Env: map[string]string{"WHOSE": "nobody"}, TTL: new(apitype.Duration(time.Minute))}
-	for _, req := range []apitype.ExecRequest{
-		{Command: shell("echo $WHOSE $PWD"), Sandbox: same},
-		{Command: shell("echo $WHOSE $PWD"), Sandbox: same, Cwd: "/tmp", Timeout: apitype.SecondsOf(5), Env: map[string]string{"WHOSE": "command"}},
-	} {
-		want := "sandbox /\n"
-		if req.Cwd != "" {
-			want = "command /tmp\n"
-		}
-		if res := r.exec(req); res.SessionID != made.SessionID || res.Created || res.Stdout != want {
-			r.Errorf("%+v, want %q", res, want)
-		}
-	}
-}
-
-func sessionMounts(r *boxRow) {
-	a, b := r.makeDir(r, "roots", "root", r.key, "a"), r.makeDir(r, "roots", "root", r.key, "b")
-	mounts := []apitype.MountRequest{{HostPath: a, MountPath: "/a"}, {HostPath: b, MountPath: "/b", Mode: "rw"}}
-	made := r.create(apitype.SandboxRequest{ExtraMounts: mounts})
-	slices.Reverse(mounts)
-	mounts[0].HostPath = a + "/../b" // the same, said otherwise
-	if again := r.create(apitype.SandboxRequest{ExtraMounts: mounts}); again.SessionID != made.SessionID || again.Result != "reused" {
-		r.Errorf("in another order: %+v", again)
-	}
-	mounts[0].MountPath, mounts[1].MountPath = "/a", "/b"
-	_, err := r.c.Create(r.ctx, r.key, apitype.SandboxRequest{ExtraMounts: mounts})
-	r.wantError(err, http.StatusConflict, "sandbox_conflict")
-}
-
-// Two commands that wait for each other both end.
-func sessionBeside(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	var both sync.WaitGroup
-	for _, names := range [][2]string{{"one", "two"}, {"two", "one"}} {
-		both.Go(func() {
-			res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{
-				Command: shell("touch /tmp/" + names[0] + "; until test -e /tmp/" + names[1] + "; do sleep 0.02; done"), Timeout: apitype.SecondsOf(60),
-			})
-			if err != nil || !res.OK {
-				r.Errorf("%+v, %v", res, err)
-			}
-		})
-	}
-	both.Wait()
-}
-
 func sessionRecreated(r *boxRow) {
-	for _, profile := range []string{"default", "plain"} {
-		x := r.on(r.main, profile)
-		dir := r.makeDir(r, "roots", "root", x.key)
-		sb := x.create(apitype.SandboxRequest{Profile: &profile, HostPath: &dir, Env: map[string]string{"KEPT": "yes"}})
-		x.sh("touch /workspace/file /tmp/lost")
-		if err := syscall.Kill(x.pid(), syscall.SIGKILL); err != nil {
-			r.Fatal(err)
-		}
-		res := x.exec(apitype.ExecRequest{Command: shell("ls /workspace /tmp; echo $KEPT")})
-		if !res.Recreated || res.Created || !res.OK || res.Stdout != "/tmp:\n\n/workspace:\nfile\nyes\n" {
-			r.Errorf("%s: %+v", profile, res)
-		}
-		if again := x.exec(apitype.ExecRequest{Command: apitype.Command{"true"}}); again.Recreated || again.SessionID != res.SessionID {
-			r.Errorf("%s: %+v", profile, again)
-		}
-		if now := x.get(); now.ContainerID == sb.ContainerID || now.Spec.HostPath != dir {
-			r.Errorf("%s: %+v", profile, now)
-		}
+	dir := r.makeDir(r, "roots", "root", r.key)
+	sb := r.create(apitype.SandboxRequest{HostPath: &dir, Env: map[string]string{"KEPT": "yes"}})
+	r.sh("touch /workspace/file /tmp/lost")
+	if err := syscall.Kill(r.pid(), syscall.SIGKILL); err != nil {
+		r.Fatal(err)
+	}
+	res := r.exec(apitype.ExecRequest{Command: shell("ls /workspace /tmp; echo $KEPT")})
+	if !res.Recreated || res.Created || !res.OK || res.Stdout != "/tmp:\n\n/workspace:\nfile\nyes\n" {
+		r.Errorf("%+v", res)
+	}
+	if again := r.exec(apitype.ExecRequest{Command: apitype.Command{"true"}}); again.Recreated || again.SessionID != res.SessionID {
+		r.Errorf("%+v", again)
+	}
+	if now := r.get(); now.ContainerID == sb.ContainerID || now.Spec.HostPath != dir {
+		r.Errorf("%+v", now)
 	}
 }
 
@@ -199,7 +144,7 @@ func sessionIdle(r *boxRow) {
 		{"a process' byte", func() error { return r.echoed() }},
 		{"a proxied byte", func() error { return r.proxied() }},
 	} {
-		r.await("a little time to pass", func() bool { return time.Since(r.get().LastUsedAt) > 100*time.Millisecond })
+		until(r, "a little time to pass", func() bool { return time.Since(r.get().LastUsedAt) > 100*time.Millisecond })
 		before := time.Now()
 		if err := use.do(); err != nil {
 			r.Errorf("%s: %v", use.name, err)
@@ -209,7 +154,7 @@ func sessionIdle(r *boxRow) {
 		}
 	}
 	before := r.get().LastUsedAt // what was closed a moment ago may count yet
-	r.await("looking at it to be no use", func() bool {
+	until(r, "looking at it to be no use", func() bool {
 		time.Sleep(100 * time.Millisecond)
 		now := r.get().LastUsedAt
 		same := now.Equal(before)
@@ -269,7 +214,7 @@ func sessionIdleEnd(r *boxRow) {
 	if _, err := process.c.StartProcess(r.ctx, process.key, apitype.ProcessRequest{Command: "cat", Sandbox: request(idle)}); err != nil {
 		r.Fatal(err)
 	}
-	r.await("the command to run", func() bool { return exists(dir + "/on") })
+	until(r, "the command to run", func() bool { return exists(dir + "/on") })
 	since := time.Now()
 	unused.create(*request(time.Second))
 	gone := func(x boxSandbox) func() bool {
@@ -278,9 +223,9 @@ func sessionIdleEnd(r *boxRow) {
 			return err != nil
 		}
 	}
-	r.await("the unused one to end", gone(unused))
+	until(r, "the unused one to end", gone(unused))
 	unused.wantNone()
-	r.await("more than the idle time", func() bool { return time.Since(since) > idle+time.Second })
+	until(r, "more than the idle time", func() bool { return time.Since(since) > idle+time.Second })
 	for _, x := range []boxSandbox{command, process} {
 		if sb := x.get(); sb.Status != "running" {
 			r.Errorf("%+v", sb)
@@ -293,7 +238,7 @@ func sessionIdleEnd(r *boxRow) {
 	if _, err := process.c.StopProcess(r.ctx, process.key, "default"); err != nil {
 		r.Error(err)
 	}
-	r.await("the others to end after it", func() bool { return gone(command)() && gone(process)() })
+	until(r, "the others to end after it", func() bool { return gone(command)() && gone(process)() })
 }
 
 // A server without its engine answers every call that needs one with backend_unavailable,

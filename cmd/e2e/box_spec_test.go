@@ -66,14 +66,6 @@ func specImage(r *boxRow) {
 	if sb := r.create(apitype.SandboxRequest{Image: new("")}); sb.Spec.Image != testImage || r.sh("echo $WHICH") != "" {
 		r.Errorf("the server's image: %+v", sb.Spec)
 	}
-	refused := r.on(r.main, "refused")
-	refused.wantRefused(`{"image": "Not An Image"}`, 422, "images.syntax", "image")
-	refused.wantRefused(`{"image": "berm.local/other@sha256:12"}`, 422, "images.syntax", "image")
-	refused.wantRefused(`{"image": "sha256:`+strings.Repeat("a", 64)+`"}`, 422, "images.id", "image")
-	refused.wantRefused(`{"image": "alpine"}`, 403, "images.allow", "image")
-	refused.wantRefused(`{"image": "berm.local.evil/other:1"}`, 403, "images.allow", "image")
-	refused.wantRefused(`{"image": 1}`, 422, "", "")
-	refused.wantNone()
 }
 
 func specNetwork(r *boxRow) {
@@ -95,14 +87,9 @@ func specNetwork(r *boxRow) {
 			r.Errorf("network %q: the sandbox hasn't the address %s", name, sb.Endpoint.IP)
 		}
 	}
-	r.wantRefused(`{"network": "host"}`, 403, "networks.unknown", "network")
-	r.wantRefused(`{"network": "bridge"}`, 403, "networks.unknown", "network")
-	r.wantRefused(`{"network": "container:x"}`, 403, "networks.unknown", "network")
-	r.wantRefused(`{"network": true}`, 422, "", "")
-	r.wantNone()
 }
 
-// tunnel tells of interfaces that some kernels have in every network namespace.
+// tunnel reports whether an interface is one that some kernels have in every network namespace.
 func tunnel(name string) bool { return name != "lo" && name != "eth0" }
 
 func specHostPath(r *boxRow) {
@@ -132,11 +119,6 @@ func specHostPath(r *boxRow) {
 		}
 		x.wantMounted("/workspace", filepath.Join(r.dir, "shared-root", "default"))
 	}
-	r.wantRefused(`{"host_path": "dir"}`, 422, "mounts.path_syntax", "host_path")
-	r.wantRefused(`{"host_path": "./dir"}`, 422, "mounts.path_syntax", "host_path")
-	r.wantRefused(`{"host_path": " `+dir+`"}`, 422, "mounts.path_syntax", "host_path")
-	r.wantRefused(`{"host_path": "`+dir+`\u0000"}`, 422, "mounts.path_syntax", "host_path")
-	r.wantNone()
 }
 
 func specHostPathMode(r *boxRow) {
@@ -169,10 +151,6 @@ func specHostPathMode(r *boxRow) {
 			_ = os.Remove(file)
 		}
 	}
-	for _, mode := range []string{"RW", "w", "rw,exec", "rw "} {
-		r.wantRefused(fmt.Sprintf(`{"host_path_mode": %q}`, mode), 422, "mounts.mode", "host_path_mode")
-	}
-	r.wantNone()
 }
 
 func specMountPath(r *boxRow) {
@@ -185,10 +163,6 @@ func specMountPath(r *boxRow) {
 			r.Errorf("%q: %+v", asked, sb.Spec)
 		}
 	}
-	for _, path := range []string{"work", "/", "/..", "/proc", "/proc/1", "/sys/x", "/dev/x", "/sbin/berm-init", "/run", "/a\x01b"} {
-		r.wantRefused(fmt.Sprintf(`{"mount_path": %s}`, asJSON(path)), 422, "mounts.target", "mount_path")
-	}
-	r.wantNone()
 }
 
 func specExtraMounts(r *boxRow) {
@@ -207,33 +181,6 @@ func specExtraMounts(r *boxRow) {
 	if !exists(b+"/file") || exists(c+"/file") {
 		r.Error("the modes aren't as asked for")
 	}
-	write(r.T, a+"/file", "")
-	refused := r.on(r.main, "refused")
-	for _, m := range []struct {
-		host, mount, mode string
-		status            int
-		rule, field       string
-	}{
-		{"/etc", "/x", "ro", 403, "mounts.always_refused", "host_path"},
-		{"/opt", "/x", "ro", 403, "mounts.allowed_roots", "host_path"},
-		{r.root + "/../../shared-root", "/x", "ro", 403, "mounts.allowed_roots", "host_path"},
-		{a + "/none", "/x", "ro", 403, "mounts.not_a_directory", "host_path"},
-		{a + "/file", "/x", "ro", 403, "mounts.not_a_directory", "host_path"},
-		{"a", "/x", "ro", 422, "mounts.path_syntax", "host_path"},
-		{"", "/x", "ro", 422, "mounts.path_syntax", "host_path"},
-		{a, "/x", "none", 422, "mounts.mode", "mode"},
-		{a, "x", "ro", 422, "mounts.target", "mount_path"},
-		{a, "/proc/x", "ro", 422, "mounts.target", "mount_path"},
-	} {
-		body := fmt.Sprintf(`{"extra_mounts": [{"host_path": %q, "mount_path": %q, "mode": %q}]}`, m.host, m.mount, m.mode)
-		refused.wantRefused(body, m.status, m.rule, "extra_mounts[0]."+m.field)
-	}
-	for path, field := range map[string]string{"/workspace": "mount_path", "/workspace/x": "extra_mounts", "/tmp/x": "extra_mounts"} {
-		refused.wantRefused(fmt.Sprintf(`{"host_path": %q, "extra_mounts": [{"host_path": %q, "mount_path": %q}]}`, a, b, path), 422, "mounts.target_overlap", field)
-	}
-	refused.wantRefused(`{"extra_mounts": [{"host_path": "`+a+`"}]}`, 422, "mounts.target", "extra_mounts[0].mount_path")
-	refused.wantRefused(`{"extra_mounts": [`+strings.Repeat(`{"host_path": "/a", "mount_path": "/b"},`, 32)+`{"host_path": "/a", "mount_path": "/b"}]}`, 422, "mounts.too_many", "extra_mounts")
-	refused.wantNone()
 }
 
 func specCPUs(r *boxRow) {
@@ -244,19 +191,6 @@ func specCPUs(r *boxRow) {
 	if sb := x.create(apitype.SandboxRequest{CPUs: new(0.25)}); sb.Spec.CPUs != 0.25 || x.limits().cpus != 0.25 {
 		r.Errorf("%+v, %+v", sb.Spec, x.limits())
 	}
-	refused := r.on(r.main, "refused")
-	for _, cpus := range []string{"NaN", "Infinity", "-Infinity"} {
-		refused.wantRefused(`{"cpus": `+cpus+`}`, 400, "", "")
-		refused.wantRefused(`{"cpus": "`+cpus+`"}`, 422, "", "")
-	}
-	refused.wantRefused(`{"cpus": 1e999}`, 422, "", "")
-	for _, cpus := range []string{"0", "-0", "-1", "-1e308", "1e-300"} {
-		refused.wantRefused(`{"cpus": `+cpus+`}`, 422, "resources.range", "cpus")
-	}
-	for _, cpus := range []string{"2.01", "1e308"} {
-		refused.wantRefused(`{"cpus": `+cpus+`}`, 403, "resources.over_max", "cpus")
-	}
-	refused.wantNone()
 }
 
 func specMemory(r *boxRow) {
@@ -267,24 +201,6 @@ func specMemory(r *boxRow) {
 	if sb := x.create(apitype.SandboxRequest{MemoryMB: new(int64(32))}); sb.Spec.MemoryMB != 32 || x.limits().memoryMB != 32 || x.sh("echo lives") != "lives" {
 		r.Errorf("%+v, %+v", sb.Spec, x.limits())
 	}
-	r.wholeNumber("memory_mb", []string{"31", "0", "-1"}, []string{"2049", "9223372036854775807"})
-}
-
-// wholeNumber checks what isn't taken for a number that has a range: what is too low, and
-// what is over the profile's maximum.
-func (r *boxRow) wholeNumber(field string, low, high []string) {
-	r.Helper()
-	refused := r.on(r.main, "refused")
-	for _, v := range low {
-		refused.wantRefused(fmt.Sprintf(`{%q: %s}`, field, v), 422, "resources.range", field)
-	}
-	for _, v := range high {
-		refused.wantRefused(fmt.Sprintf(`{%q: %s}`, field, v), 403, "resources.over_max", field)
-	}
-	for _, v := range []string{"64.5", `"64"`, "true", "[64]", "1e300", "9223372036854775808"} {
-		refused.wantRefused(fmt.Sprintf(`{%q: %s}`, field, v), 422, "", "")
-	}
-	refused.wantNone()
 }
 
 func specPids(r *boxRow) {
@@ -300,7 +216,6 @@ func specPids(r *boxRow) {
 	if strings.Contains(res.Stdout, "all") {
 		r.Errorf("60 processes under a limit of 40: %+v", res)
 	}
-	r.wholeNumber("pids_limit", []string{"0", "-1"}, []string{"513", "9223372036854775807"})
 }
 
 func specReadOnly(r *boxRow) {
@@ -335,7 +250,6 @@ func specQuota(r *boxRow) {
 	}
 	r.sh("dd if=/dev/zero of=/workspace/much bs=1M count=8")
 	r.sh("echo unlimited")
-	r.wholeNumber("workspace_quota_mb", []string{"-1", "9223372036854775807"}, nil)
 }
 
 func specEnv(r *boxRow) {
@@ -394,14 +308,6 @@ func specTTL(r *boxRow) {
 	if !sb.ExpiresAt.Equal(sb.Deadline) || sb.Deadline.Sub(sb.CreatedAt) != 2*time.Hour || len(sb.Overridden) != 1 || sb.Overridden[0].Rule != "ttl.max_lifetime" {
 		r.Errorf("more than may be: %+v", sb)
 	}
-	refused := r.on(r.main, "refused")
-	for _, body := range []string{`{"ttl": 0}`, `{"ttl": -5}`, `{"ttl": "10ms"}`} {
-		refused.wantRefused(body, 422, "ttl.range", "ttl")
-	}
-	for _, body := range []string{`{"ttl": "soon"}`, `{"ttl": 1.5}`, `{"idle_ttl": true}`} {
-		refused.wantRefused(body, 422, "", "")
-	}
-	refused.wantNone()
 }
 
 // A sandbox ends at expires_at, whatever runs in it.
@@ -410,14 +316,14 @@ func specEnd(r *boxRow) {
 	if _, err := r.c.StartExec(r.ctx, r.key, apitype.ExecRequest{Command: apitype.Command{"sleep", "300"}}); err != nil {
 		r.Log(err) // on a machine so busy that it has ended already
 	}
-	r.await("the container to go", func() bool {
+	until(r, "the container to go", func() bool {
 		_, err := r.s.rt.Inspect(r.ctx, sb.ContainerID)
 		return err != nil && len(r.marked("BOX_MARK", r.key)) == 0
 	})
 	if time.Now().Before(sb.ExpiresAt) {
 		r.Errorf("it ended before %s", sb.ExpiresAt)
 	}
-	r.await("the sandbox to be gone", func() bool {
+	until(r, "the sandbox to be gone", func() bool {
 		_, err := r.c.Get(r.ctx, r.key)
 		return err != nil
 	})

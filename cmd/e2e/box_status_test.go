@@ -17,8 +17,6 @@ import (
 // How the service is, and what it says when it says no.
 var boxStatus = []boxCase{
 	{"status", statusFields},
-	{"sandboxes at once", statusSandboxes},
-	{"processes at once", statusProcesses},
 	{"caps of the server", statusFull},
 }
 
@@ -69,7 +67,7 @@ func statusFields(r *boxRow) {
 	if _, err := x.c.StopProcess(x.ctx, x.key, "p"); err != nil {
 		r.Error(err)
 	}
-	r.await("the process to be counted out", func() bool { return r.status(x.c).RunningProcesses == 1 })
+	until(r, "the process to be counted out", func() bool { return r.status(x.c).RunningProcesses == 1 })
 	if _, err := x.c.Delete(x.ctx, x.key); err != nil {
 		r.Error(err)
 	}
@@ -86,39 +84,6 @@ func (x boxSandbox) wantFull(err error) {
 	if errors.As(err, &e) && e.RetryAfter <= 0 {
 		x.t.Errorf("there is no Retry-After: %+v", e)
 	}
-}
-
-func statusSandboxes(r *boxRow) {
-	one, two, three := r.leanly(r.main, "cap-1"), r.leanly(r.main, "cap-2"), r.leanly(r.main, "cap-3")
-	one.create(apitype.SandboxRequest{})
-	two.create(apitype.SandboxRequest{})
-	_, err := three.c.Create(r.ctx, three.key, apitype.SandboxRequest{})
-	three.wantFull(err)
-	_, err = three.c.Exec(r.ctx, three.key, apitype.ExecRequest{Command: apitype.Command{"true"}, Sandbox: &apitype.SandboxRequest{}})
-	three.wantFull(err)
-	if again := one.create(apitype.SandboxRequest{}); again.Result != "reused" || two.sh("echo in") != "in" {
-		r.Errorf("%+v", again)
-	}
-	if _, err := one.c.Delete(r.ctx, one.key); err != nil {
-		r.Fatal(err)
-	}
-	three.create(apitype.SandboxRequest{})
-}
-
-func statusProcesses(r *boxRow) {
-	r.create(apitype.SandboxRequest{})
-	for i := range 16 {
-		r.start(fmt.Sprint("p", i), "cat")
-	}
-	_, err := r.c.StartProcess(r.ctx, r.key, apitype.ProcessRequest{ProcessID: "more", Command: "touch", Args: []string{"/tmp/ran"}})
-	r.wantFull(err)
-	if exists(r.inside("/tmp/ran")) {
-		r.Error("one too many was started")
-	}
-	if _, err := r.c.StopProcess(r.ctx, r.key, "p3"); err != nil {
-		r.Fatal(err)
-	}
-	r.start("more", "cat")
 }
 
 // statusFull reaches the caps that a server of its own is configured to.
@@ -172,7 +137,7 @@ func (r *boxRow) fullOfCommands(x boxSandbox) {
 	var all sync.WaitGroup
 	for i := range 2 {
 		all.Go(func() { x.sh(fmt.Sprintf("touch /tmp/on%d; until test -e /tmp/go; do sleep 0.1; done", i)) })
-		r.await("it to run", func() bool { return exists(x.inside(fmt.Sprint("/tmp/on", i))) })
+		until(r, "it to run", func() bool { return exists(x.inside(fmt.Sprint("/tmp/on", i))) })
 	}
 	more := apitype.ExecRequest{Command: shell("touch /tmp/ran")}
 	_, err := x.c.Exec(r.ctx, x.key, more)

@@ -24,27 +24,21 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// The box is what Berm promises of a sandbox, its commands and its processes. Every
-// promise has a test here that looks at what has really come of it on a real engine of
-// each kind, or is held on real engines by another test:
+// TestBox looks at what has come of a request on a real engine: what the kernel, the host
+// and the next request see of it. Other tests hold the rest:
 //
-//	promise                                            test
-//	networks reach out, are apart, are internal        runtime/containerd TestNetworkReach; TestContract network/…
-//	no host mount, device, privilege comes along       TestContract create/mounts, …/devices, …/privileges, …/namespaces
-//	swap is limited along with the memory              TestContract create/limits
-//	a killed command takes its whole tree along,       TestContract exec/cancel kills/…
-//	  whatever shape it has, and whoever's it is
-//	files calls: what they can and can't               TestFilesAndPorts; TestContract agent/files…
-//	ports are reached without a network                TestFilesAndPorts
-//	processes are signaled, have terminals, are        TestContract agent/process…; TestCommandLineInside
-//	  found again after a restart
-//	commands on a terminal, their signals and sizes    TestCommandLineInside
-//	an image that is missing is pulled meanwhile       TestCreateThatPulls
-//	an engine that goes away and comes back            TestHungEngine, TestSoakKillingTheEngine
-//	a restart finds sandboxes and processes again      TestAgent, TestSoakKillingTheServer
-//	a thousand callers of one key share one create     TestSoakManyKeys
-//	a walk over a workspace is bounded in depth,       lifecycle TestQuotaOfADeepTree: it is the host's own files that
-//	  too                                              are walked
+//	networks reach out, are apart, are internal      runtime/containerd TestNetworkReach; TestContract network/…
+//	no device, privilege or namespace comes along    TestContract create/…
+//	exit codes, streams, trees that are killed       TestContract exec/…
+//	output that is cut                               lifecycle TestTruncation
+//	processes: input, replay, take-over, terminals   TestContract agent/process…; lifecycle TestProcess…
+//	files and ports                                  TestFilesAndPorts; TestContract agent/files…
+//	terminals and signals of the command line        TestCommandLineInside
+//	an image that is pulled meanwhile                TestCreateThatPulls
+//	an engine that goes away and comes back          TestHungEngine, TestSoakKillingTheEngine
+//	sandboxes and processes after a restart          TestAgent, TestKillingTheServer
+//	a thousand callers of one key                    TestSoakManyKeys
+//	what counts against a quota, and how far         lifecycle/usage
 func TestBox(t *testing.T) {
 	t.Run("docker", func(t *testing.T) {
 		testBox(t, "docker", "processes", "sessions", "results", "spec", "profiles", "mounts", "quota", "status")
@@ -176,7 +170,7 @@ mounts: {allowed_roots: [`+b.root+`]}
 networks: {lab: {engine_network: `+lab+`, internal: true}}
 images: {allow: ["berm.local/*"]}
 env: {deny: ["DENIED_*"], pin: {PINNED: by-policy}}
-profiles: {plain: {agent: off}}
+profiles: {plain: {extends: default}}
 `)
 	b.bare = b.serve(t, "bare", "", "")
 	b.shared = b.serve(t, "shared", testImage, `
@@ -471,17 +465,6 @@ func (x boxSandbox) wantMounted(path, dir string) {
 	}
 	if got, err := os.Stat(x.inside(path)); err != nil || !os.SameFile(got, want) {
 		x.t.Errorf("%s isn't %s: %v", path, dir, err)
-	}
-}
-
-// await waits until something is so.
-func (x boxSandbox) await(what string, done func() bool) {
-	x.t.Helper()
-	for !done() {
-		if x.ctx.Err() != nil {
-			x.t.Fatalf("waited in vain for %s", what)
-		}
-		time.Sleep(20 * time.Millisecond)
 	}
 }
 

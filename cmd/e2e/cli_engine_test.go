@@ -35,10 +35,10 @@ func TestCommandLineInside(t *testing.T) {
 		s.run(t)
 	}
 
-	code := typeAt(t, func(keyboard *os.File, screen *watched) {
+	code := typeAt(t, func(keyboard *os.File, screen *output) {
 		typed := func(line, want string) {
 			_, _ = keyboard.WriteString(line)
-			screen.until(t, want)
+			screen.wait(t, want)
 		}
 		typed("stty size; echo term=$TERM\r", "33 77\r\nterm=vt100")
 		pty.SetSize(t, keyboard, 40, 100)
@@ -51,21 +51,21 @@ func TestCommandLineInside(t *testing.T) {
 	if code != 5 {
 		t.Errorf("the shell ended with %d, want 5", code)
 	}
-	code = typeAt(t, func(keyboard *os.File, screen *watched) {
-		screen.until(t, "terminal\r\n")
+	code = typeAt(t, func(keyboard *os.File, screen *output) {
+		screen.wait(t, "terminal\r\n")
 		_, _ = keyboard.WriteString("\x04") // the end of the input
 	}, "sandbox", "exec", "mine", "-it", "--", "sh", "-c", "test -t 0 && echo terminal; cat; exit 6")
 	if code != 6 {
 		t.Errorf("the command ended with %d, want 6", code)
 	}
 
-	out := newWatched()
+	out := newOutput()
 	cmd := exec.CommandContext(t.Context(), bin, "sandbox", "exec", "mine", "--", "sh", "-c", "trap 'exit 9' INT; echo begun; while :; do sleep 0.01; done")
 	cmd.Stdout = out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	out.until(t, "begun")
+	out.wait(t, "begun")
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
@@ -110,50 +110,59 @@ func (s step) run(t *testing.T) {
 	}
 }
 
-// watched is output that can be waited for.
-type watched struct {
+// output gathers what a process says, and lets a test wait for it.
+type output struct {
 	mu   sync.Mutex
-	buf  bytes.Buffer
-	more chan struct{}
+	all  string
+	seen int           // of all, up to the end of what was last waited for
+	more chan struct{} // has an element if there is more than there was
 }
 
-func newWatched() *watched { return &watched{more: make(chan struct{}, 1)} }
+func newOutput() *output { return &output{more: make(chan struct{}, 1)} }
 
-func (w *watched) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.buf.Write(p)
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.all += string(p)
 	select {
-	case w.more <- struct{}{}:
+	case o.more <- struct{}{}:
 	default:
 	}
 	return len(p), nil
 }
 
-// until waits for a text.
-func (w *watched) until(t *testing.T, text string) {
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.all
+}
+
+// wait returns once the text has been said since the last wait.
+func (o *output) wait(t *testing.T, text string) {
 	t.Helper()
-	timeout := time.After(30 * time.Second)
-	for {
-		w.mu.Lock()
-		got := w.buf.String()
-		w.mu.Unlock()
-		if strings.Contains(got, text) {
+	for timeout := time.After(time.Minute); ; {
+		o.mu.Lock()
+		at := strings.Index(o.all[o.seen:], text)
+		if at >= 0 {
+			o.seen += at + len(text)
+		}
+		o.mu.Unlock()
+		if at >= 0 {
 			return
 		}
 		select {
-		case <-w.more:
+		case <-o.more:
 		case <-timeout:
-			t.Fatalf("the output is %q, want %q in it", got, text)
+			t.Fatalf("it doesn't say %q:\n%s", text, o)
 		}
 	}
 }
 
 // typeAt runs the program on a terminal of its own, and what play types there.
-func typeAt(t *testing.T, play func(keyboard *os.File, screen *watched), args ...string) (code int) {
+func typeAt(t *testing.T, play func(keyboard *os.File, screen *output), args ...string) (code int) {
 	t.Helper()
 	keyboard, tty := pty.Open(t)
-	screen := newWatched()
+	screen := newOutput()
 	go func() { _, _ = io.Copy(screen, keyboard) }()
 	var errs bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), bin, args...)

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"net"
@@ -12,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 )
@@ -26,7 +24,7 @@ const (
 // child is a berm serve in a process of its own.
 type child struct {
 	cmd  *exec.Cmd
-	log  *waitLog
+	log  *output
 	http http.Client // reaches it
 	dir  string      // its state directory, and its socket beside it
 }
@@ -48,7 +46,7 @@ func startChildWith(t *testing.T, dir string, e *testEngine, message string, arg
 func startCommand(t *testing.T, cmd *exec.Cmd, dir string, e *testEngine, message string, args ...string) *child {
 	t.Helper()
 	socket := filepath.Join(dir, "berm.sock")
-	c := &child{cmd: cmd, dir: filepath.Join(dir, "state"), log: newWaitLog()}
+	c := &child{cmd: cmd, dir: filepath.Join(dir, "state"), log: newOutput()}
 	c.http.Transport = openapitest.New(t).Transport(&http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}})
@@ -137,7 +135,7 @@ func TestServeProcess(t *testing.T) {
 	}
 	if _, body := c.get(t, "/metrics"); !strings.Contains(body, `berm_policy_reloads_total{result="failure"} 1`) ||
 		!strings.Contains(body, `berm_policy_reloads_total{result="success"} 2`) {
-		t.Error("/metrics doesn't tell of the reloads")
+		t.Error("/metrics doesn't count the reloads")
 	}
 
 	c.signal(t, syscall.SIGTERM)
@@ -171,37 +169,7 @@ func TestServeAfterKill(t *testing.T) {
 	}
 }
 
-// waitLog gathers what a process says, and lets a test wait for it.
-type waitLog struct {
-	writes chan []byte
-	all    bytes.Buffer
-}
-
-func newWaitLog() *waitLog { return &waitLog{writes: make(chan []byte, 1000)} }
-
-func (l *waitLog) Write(p []byte) (int, error) {
-	l.writes <- bytes.Clone(p)
-	return len(p), nil
-}
-
-func (l *waitLog) String() string { return l.all.String() }
-
-// wait returns once the text has been said since the last wait.
-func (l *waitLog) wait(t *testing.T, text string) {
-	t.Helper()
-	var since bytes.Buffer
-	for !strings.Contains(since.String(), text) {
-		select {
-		case p := <-l.writes:
-			since.Write(p)
-			l.all.Write(p)
-		case <-time.After(time.Minute):
-			t.Fatalf("the log doesn't say %q:\n%s", text, l)
-		}
-	}
-}
-
-// To be told to end is no failure without the collector.
+// TestServeEndsClean ends a server whose collector is away. That is no failure.
 func TestServeEndsClean(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

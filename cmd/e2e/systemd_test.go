@@ -63,7 +63,7 @@ func (u *unit) listen(t *testing.T, name, network, address string) net.Listener 
 func (u *unit) start(t *testing.T, settings string, env ...string) *child {
 	t.Helper()
 	write(t, filepath.Join(u.dir, "berm.yaml"), settings)
-	c := &child{dir: filepath.Join(u.dir, "state"), log: newWaitLog()}
+	c := &child{dir: filepath.Join(u.dir, "state"), log: newOutput()}
 	c.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(u.dir, "http.sock"))
 	}}

@@ -13,12 +13,14 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/keylock"
 )
 
 // HistoryName is the file of a chat's history. No attachment can have its name.
@@ -39,8 +41,8 @@ type Chat struct {
 	CreatedAt   time.Time // UTC
 }
 
-// File is an attachment: a regular file right in a chat's directory, whoever wrote it. It
-// is a value.
+// File is an attachment: a regular file right in a chat's directory, whether a caller or a
+// sandbox wrote it. It is a value.
 type File struct {
 	ID          string // UUID; the same as long as the file's name has one
 	Tenant      string
@@ -52,18 +54,20 @@ type File struct {
 	ModifiedAt  time.Time
 }
 
-// Change is what was going to be put into a chat's directory when it was made durable: all
-// that lies in the staging directory of its ID.
-type Change struct {
-	ID     string // UUID
-	Tenant string
-	ChatID string
-	Files  []File // the records of what lies at the top
+// Record is what a file can't say of itself. It is a value.
+type Record struct {
+	ID          string // UUID
+	Name        string
+	CreatedAt   time.Time
+	ContentType string // of the file with Inode; empty: not known
+	Inode       uint64 // 0: any file of the name
+	OldType     string // of the file with OldInode, which was to be replaced
+	OldInode    uint64
 }
 
-// Store keeps chats and files. It must be safe for many goroutines.
+// Store keeps chats and records. It must be safe for concurrent use.
 type Store interface {
-	// EnsureChat answers the tenant's chat of c's ID; if there is none, c is put, and made
+	// EnsureChat returns the tenant's chat of c's ID; if there is none, it puts c, and made
 	// is true.
 	EnsureChat(ctx context.Context, c Chat) (got Chat, made bool, err error)
 	// Chat is of errdefs' NotFound class if the tenant has no such chat.
@@ -72,33 +76,25 @@ type Store interface {
 	Chats(ctx context.Context, tenant, workspaceID, after string, limit int) ([]Chat, error)
 	// EachChat calls f with every chat of every tenant.
 	EachChat(ctx context.Context, f func(Chat) error) error
-	// DeleteChat removes a chat with all its files and changes; none is no error.
+	// DeleteChat removes a chat with its records, durably; none is no error.
 	DeleteChat(ctx context.Context, tenant, id string) error
 
-	// Files lists a chat's files by name (as bytes), those after a given one, at most limit.
-	Files(ctx context.Context, tenant, chatID, after string, limit int) ([]File, error)
-	// CountFiles is how many files a chat has.
-	CountFiles(ctx context.Context, tenant, chatID string) (int, error)
-	// File is of errdefs' NotFound class if the tenant has no such file.
-	File(ctx context.Context, tenant, id string) (File, error)
-	// FileNamed likewise.
-	FileNamed(ctx context.Context, tenant, chatID, name string) (File, error)
-	// PutFiles writes records over those of the same chats and names, all or none. The ID
+	// EachRecord calls f with a chat's records by name (as bytes), from one name to another,
+	// both included; an empty one is the end on its side. F must not use the Store.
+	EachRecord(ctx context.Context, tenant, chatID, from, to string, f func(Record)) error
+	// CountRecords is how many records a chat has.
+	CountRecords(ctx context.Context, tenant, chatID string) (int, error)
+	// RecordOf returns a record, and whose it is; of errdefs' NotFound class if the tenant
+	// has no such file.
+	RecordOf(ctx context.Context, tenant, fileID string) (chatID string, r Record, err error)
+	// PutRecords writes records, durably, over those of the same names, all or none. The ID
 	// and the creation of one that is there stay.
-	PutFiles(ctx context.Context, files ...File) error
-	// DeleteFiles removes records by ID; those that aren't there are no error.
-	DeleteFiles(ctx context.Context, tenant string, ids ...string) error
-
-	// PutChange keeps a change, durably, until FinishChange.
-	PutChange(ctx context.Context, c Change) error
-	// FinishChange puts the records of a change's files as PutFiles does, and forgets the
-	// change, all or none.
-	FinishChange(ctx context.Context, c Change, files []File) error
-	// Changes lists those that weren't finished.
-	Changes(ctx context.Context) ([]Change, error)
+	PutRecords(ctx context.Context, tenant, chatID string, records []Record) error
+	// DeleteRecords removes records by ID; those that aren't there are no error.
+	DeleteRecords(ctx context.Context, tenant string, ids []string) error
 }
 
-// Sandboxes is what is to be known of sandboxes; a *lifecycle.Manager.
+// Sandboxes is what is to be known of sandboxes; a *lifecycle.Service.
 type Sandboxes interface {
 	WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error
 	// Owner is nil for Berm's own user.
@@ -116,7 +112,7 @@ type Options struct {
 	Registry   prometheus.Registerer // nil: metrics are kept but not exported
 }
 
-// Service has the chats. It is safe for many goroutines. Close ends what it does behind its
+// Service has the chats. It is safe for concurrent use. Close ends what it does behind its
 // callers' backs.
 //
 // The errors of its methods are *lifecycle.InvalidError, *NotFoundError,
@@ -131,12 +127,12 @@ type Service struct {
 	most    int              // MaxFiles
 	buffers sync.Pool        // of *[copyBuffer]byte
 	step    func(step) error // of tests: stops a change on its way; nil in service
+	run     string           // begins the names of this Service's staging directories
+	locks   keylock.Map[key] // held by who changes a directory by the API, and never while a body streams
 	mu      sync.Mutex       // guards what follows
-	locks   map[key]*lock    // of chats that somebody has or waits for
-	staged  map[string]bool  // staging directories in use, by name
-	pending map[key][]Change // durable, but couldn't be finished yet
+	last    int              // number of the last staging directory
 	ended   Report           // what New did
-	trash   trash
+	trash   *trash
 }
 
 // key names a chat: two tenants may use the same ID.
@@ -144,7 +140,7 @@ type key struct{ tenant, chatID string }
 
 func (c Chat) key() key { return key{c.Tenant, c.ID} }
 
-// New checks the options and finishes the changes that an earlier process didn't. It makes
+// New checks the options and finishes the deletions that an earlier process didn't. It makes
 // a directory of its own below the root, which must be there. If that directory is missing
 // while there are chats, it is an error that says what to do, and nothing is changed: the
 // file system that holds them may not be mounted.
@@ -166,7 +162,7 @@ func start(ctx context.Context, opts Options, at func(step) error) (*Service, er
 	s := &Service{
 		opts: opts, step: at, most: MaxFiles, log: opts.Logger, metrics: newMetrics(opts.Registry),
 		buffers: sync.Pool{New: func() any { return new([copyBuffer]byte) }},
-		locks:   map[key]*lock{}, staged: map[string]bool{}, pending: map[key][]Change{},
+		run:     uuid.NewString(), trash: newTrash(),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -178,7 +174,7 @@ func start(ctx context.Context, opts Options, at func(step) error) (*Service, er
 	if err := s.makeStaging(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.rollForward(ctx); err != nil {
+	if err := s.finishDeletions(ctx); err != nil {
 		return nil, err
 	}
 	return s, nil

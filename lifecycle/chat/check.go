@@ -3,7 +3,7 @@ package chat
 import (
 	"context"
 	"errors"
-	"io/fs"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
@@ -13,16 +13,16 @@ import (
 // Report is what Check did.
 type Report struct {
 	Chats    int // that were looked at
-	Finished int // changes that an earlier process had begun
-	Adopted  int // files that had no record, and have one now
+	Finished int // deletions that an earlier process had begun
 	Dropped  int // records whose file was gone
-	Removed  int // left-over directories and files of unfinished changes
+	Removed  int // left-over staging directories
 	Remade   int // chats whose directory was gone, and is empty now
 	Failed   int // chats that couldn't be looked at
 }
 
-// Check brings records and content together, of every chat. It is meant for start-up, and
-// may go on while the chats are used.
+// Check drops the records of all chats that have no file, makes directories and histories
+// that are missing, and removes what earlier processes have left in the staging directory.
+// It is meant for start-up, and may go on while the chats are used.
 func (s *Service) Check(ctx context.Context) (Report, error) {
 	s.mu.Lock()
 	r := s.ended
@@ -51,14 +51,13 @@ func (s *Service) Check(ctx context.Context) (Report, error) {
 	return r, storeError(err)
 }
 
-// isNoChat tells that a chat was deleted meanwhile.
+// isNoChat reports whether a chat was deleted meanwhile.
 func isNoChat(err error) bool {
 	var none *NotFoundError
 	return errors.As(err, &none)
 }
 
-// removeOrphans removes the staging directories that nobody uses: of changes that an earlier
-// process didn't come to, and of chats that it was removing.
+// removeOrphans removes the staging directories of earlier processes.
 func (s *Service) removeOrphans(ctx context.Context) (removed int, err error) {
 	staging, err := s.openStaging()
 	if err != nil {
@@ -75,10 +74,10 @@ func (s *Service) removeOrphans(ctx context.Context) (removed int, err error) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if s.held(name) {
+		if strings.HasPrefix(strings.TrimPrefix(name, deleted), s.run) {
 			return nil
 		}
-		err := hostdir.Remove(ctx, staging, name)
+		err := removeStaged(ctx, staging, name)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -97,69 +96,37 @@ func (s *Service) removeOrphans(ctx context.Context) (removed int, err error) {
 }
 
 func (s *Service) checkChat(ctx context.Context, c Chat, r *Report) error {
-	if err := s.checkLayout(ctx, c, r); err != nil {
-		return err
-	}
-	dir, err := s.open(ctx, c)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	// It may have been made when there were no project quotas, or while one was to be adopted
-	// this process may have been killed.
-	unheld := s.adopt(ctx, c, dir)
-	var adopted, dropped int
-	defer func() {
-		r.Adopted += adopted
-		r.Dropped += dropped
-		if adopted+dropped > 0 {
-			s.log.WarnContext(ctx, "chat_repaired", append(c.attrs(), "adopted", adopted, "dropped", dropped)...)
-		}
-	}()
-	for after, more := "", true; more; {
-		p, err := readPage(ctx, dir, after, maxPage, s.most)
-		if err != nil {
-			return err
-		}
-		_, d, err := s.compare(ctx, c, p, after)
-		if err != nil {
-			return err
-		}
-		if len(d.missing)+len(d.stale) > 0 {
-			fresh, gone, err := s.repair(ctx, c, d)
-			adopted += len(fresh)
-			dropped += gone
-			if err != nil {
-				return err
-			}
-		}
-		if more = p.more; more {
-			after = p.names[len(p.names)-1]
-		}
-	}
-	return unheld
-}
-
-// checkLayout sees that a chat has its directory and its history.
-func (s *Service) checkLayout(ctx context.Context, c Chat, r *Report) error {
 	dir, err := Open(s.root, c.Tenant, c.ID)
-	if err == nil {
-		_, err := dir.Lstat(HistoryName)
-		if _ = dir.Close(); !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	} else if !errdefs.IsNotFound(err) {
+	gone := errdefs.IsNotFound(err)
+	if err != nil && !gone {
 		return err
 	}
-	gone := err != nil
-	_, _, leave, err := s.enterHalf(ctx, c) // which makes what is missing
+	if !gone {
+		_ = dir.Close() // nothing was written
+	}
+	dir, leave, err := s.enter(ctx, c) // which makes what is missing
 	if err != nil {
 		return err
 	}
-	leave()
 	if gone {
 		r.Remade++
 		s.metrics.repaired("remade", 1)
 	}
-	return nil
+	dropped, err := s.prune(ctx, c, dir, "", "")
+	leave()
+	r.Dropped += dropped
+	s.metrics.repaired("dropped", dropped)
+	if dropped > 0 {
+		s.log.WarnContext(ctx, "chat_repaired", append(c.attrs(), "dropped", dropped)...)
+	}
+	if err != nil {
+		return err
+	}
+	// It may have been made when there were no project quotas, or by a process that was
+	// killed before it adopted the directory. This may take long.
+	if dir, err = s.open(ctx, c); err != nil {
+		return err
+	}
+	defer dir.Close()
+	return s.adopt(ctx, c, dir)
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -17,8 +16,8 @@ import (
 	"github.com/bermhq/berm/lifecycle/chat"
 )
 
-// operations change a chat from a state to another. Of what Put and its like write, the
-// change is durable once it has come to the step "intended".
+// operations change a chat from a state to another. What is written takes its place between
+// the steps "recorded" and "merged".
 var operations = map[string]struct {
 	do    func(w *world) error
 	after map[string]string // what differs from before; empty: it isn't there
@@ -176,7 +175,7 @@ func TestCrash(t *testing.T) {
 			steps = chat.Steps()
 		}
 		if name == "put all" {
-			steps = append(steps, "intended half")
+			steps = append(steps, "recorded half")
 		}
 		for _, step := range steps {
 			t.Run(name+" "+step, func(t *testing.T) {
@@ -192,7 +191,7 @@ func TestCrash(t *testing.T) {
 					t.Fatalf("%v: %s", err, out)
 				}
 				want := afterwards(op.after)
-				if step == "staged" || step == "reserved" || step == "deleting" {
+				if step == "staged" || step == "reserved" || step == "recorded" || step == "deleting" {
 					want = before
 				}
 				w := openWorld(t, dir, 1<<20, nil)
@@ -206,7 +205,13 @@ func TestCrash(t *testing.T) {
 				if err != nil || r.Failed > 0 {
 					t.Errorf("check: %+v, %v", r, err)
 				}
-				if diff := cmp.Diff(want, w.state()); diff != "" {
+				if got := w.state(); step == "recorded half" { // each file is whole
+					for name, content := range got {
+						if content != before[name] && content != want[name] {
+							t.Errorf("%s is %q", name, content)
+						}
+					}
+				} else if diff := cmp.Diff(want, got); diff != "" {
 					t.Error(diff)
 				}
 				w.checkSound()
@@ -216,7 +221,7 @@ func TestCrash(t *testing.T) {
 }
 
 // A step fails in a process that lives on: the change is there or not, and the next one
-// finds all in order.
+// isn't in its way.
 func TestFailure(t *testing.T) {
 	t.Parallel()
 	model := t.TempDir()
@@ -244,13 +249,11 @@ func TestFailure(t *testing.T) {
 					t.Fatalf("%s: %v", step, err)
 				}
 				want := afterwards(op.after)
-				if step == "staged" || step == "reserved" {
+				if step != "merged" {
 					want = before
-					if diff := cmp.Diff(want, w.state()); diff != "" {
-						t.Errorf("%s: at once: %s", step, diff)
-					}
-				} else if err := putOnly(w, "later", ""); !errors.Is(err, broken) {
-					t.Errorf("%s: a change went before one that isn't finished: %v", step, err)
+				}
+				if diff := cmp.Diff(want, w.state()); diff != "" {
+					t.Errorf("%s: at once: %s", step, diff)
 				}
 				fail = false
 				w.put("later", "later")
@@ -265,86 +268,58 @@ func TestFailure(t *testing.T) {
 	}
 }
 
-// A change that can't be finished, as without space, keeps neither reads nor deletions of
-// other files waiting, which may make the room that it wants for.
-func TestHalfDone(t *testing.T) {
+// A content type is that of the file that is there, however often replacing it fails.
+func TestContentType(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	broken := errors.New("broken")
-	for _, step := range []string{"intended", "merged"} {
-		dir := t.TempDir()
-		prepare(t, dir)
-		failing := true
-		w := openWorld(t, dir, 1<<20, func(at string) error {
-			if failing && at == step {
-				return broken
-			}
-			return nil
-		})
-		w.putHalf(broken)
-		if err := putOnly(w, "later", ""); !errors.Is(err, broken) {
-			t.Errorf("%s: an addition: %v", step, err)
-		}
-		w.write("found", "found")
-		if err := os.Remove(w.path(chat.HistoryName)); err != nil {
-			t.Fatal(err)
-		}
-		if got := w.names(10); !slices.Equal(got, []string{"a", "b", "found"}) {
-			t.Errorf("%s: listed %q", step, got)
-		}
-		if got := w.read("b") + w.read("found") + w.history(); got != "bfound" {
-			t.Errorf("%s: read %q", step, got)
-		}
-		if err := w.DeleteFile(ctx, tenant, chatID, "found"); err != nil {
-			t.Errorf("%s: another file: %v", step, err)
-		}
-		if err := w.DeleteFile(ctx, tenant, chatID, "a"); !errors.Is(err, broken) {
-			t.Errorf("%s: a file of the change: %v", step, err)
-		}
-		if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 1 || !errors.Is(err, broken) {
-			t.Errorf("%s: all files: %d, %v", step, n, err)
-		}
-		if r, err := w.Check(ctx); err != nil || r.Adopted+r.Dropped+r.Removed+r.Failed > 0 {
-			t.Errorf("%s: %+v, %v", step, r, err)
-		}
-		failing = false
-		w.put("later", "later")
-		if diff := cmp.Diff(map[string]string{"a": "A", "new": "N", "later": "later", "d/kept": "kept", "history.md": ""}, w.state()); diff != "" {
-			t.Errorf("%s: %s", step, diff)
-		}
-		w.checkSound()
-	}
-}
-
-// The room that a change wants for comes with what is deleted: then that is finished, and
-// goes as well.
-func TestDeleteFilesFinishes(t *testing.T) {
-	t.Parallel()
 	dir := t.TempDir()
-	prepare(t, dir)
-	full := errors.New("full")
-	var w *world
-	w = openWorld(t, dir, 1<<20, func(at string) error {
-		if _, err := os.Lstat(w.path("b")); at == "intended" && err == nil {
-			return full
+	broken := errors.New("broken")
+	fail := ""
+	at := func(step string) error {
+		if step == fail {
+			return broken
 		}
 		return nil
-	})
-	w.putHalf(full)
-	if n, err := w.DeleteFiles(context.Background(), tenant, chatID); n != 3 || err != nil {
-		t.Errorf("%d, %v", n, err)
 	}
-	if got := w.names(10); len(got) > 0 {
-		t.Errorf("left %q", got)
+	w := openWorld(t, dir, 0, at)
+	w.ensure(tenant, chatID)
+	put := func(kind string, want error) {
+		t.Helper()
+		_, _, err := w.Put(ctx, tenant, chatID, chat.PutFile{Name: "a", ContentType: kind, Size: -1}, strings.NewReader(kind))
+		if !errors.Is(err, want) {
+			t.Fatal(err)
+		}
 	}
-	w.checkSound()
-}
-
-func (w *world) putHalf(want error) {
-	w.t.Helper()
-	if _, err := w.PutAll(context.Background(), tenant, chatID, several("a=A", "new=N")); !errors.Is(err, want) {
-		w.t.Fatal(err)
+	want := func(kind, content string) {
+		t.Helper()
+		for range 2 { // and in the next process
+			f, err := w.FileNamed(ctx, tenant, chatID, "a")
+			if got := w.read("a"); err != nil || f.ContentType != kind || got != content {
+				t.Errorf("%q of %q, %v; want %q of %q", f.ContentType, got, err, kind, content)
+			}
+			_ = w.db.Close()
+			w = openWorld(t, dir, 0, at)
+			if _, err := w.Check(ctx); err != nil {
+				t.Error(err)
+			}
+		}
 	}
+	put("text/old", nil)
+	for _, fail = range []string{"recorded", "recorded"} {
+		put("text/new", broken)
+		want("text/old", "text/old")
+	}
+	fail = "merged"
+	put("text/new", broken)
+	fail = ""
+	want("text/new", "text/new")
+	w.write("a", "in place")
+	want("text/new", "in place")
+	w.write("b", "another")
+	if err := os.Rename(w.path("b"), w.path("a")); err != nil {
+		t.Fatal(err)
+	}
+	want("", "another")
 }
 
 // A deletion that fails leaves the chat as it was, also for the next process.
@@ -363,9 +338,6 @@ func TestFailedDeletion(t *testing.T) {
 		if err := w.Delete(context.Background(), tenant, chatID); !errors.Is(err, broken) {
 			t.Errorf("%s: %v", at, err)
 		}
-		if changes, err := w.db.Changes(context.Background()); err != nil || len(changes) > 0 {
-			t.Errorf("%s: the next process would go on with %+v, %v", at, changes, err)
-		}
 		_ = w.db.Close()
 		w = openWorld(t, dir, 1<<20, nil)
 		if diff := cmp.Diff(before, w.state()); diff != "" {
@@ -375,70 +347,33 @@ func TestFailedDeletion(t *testing.T) {
 	}
 }
 
-// What couldn't be finished goes with its chat.
-func TestDeleteUnfinished(t *testing.T) {
-	t.Parallel()
-	ctx := context.Background()
-	broken := errors.New("broken")
-	w := openWorld(t, t.TempDir(), 0, func(step string) error {
-		if step == "intended" {
-			return broken
-		}
-		return nil
-	})
-	w.ensure(tenant, chatID)
-	if err := putOnly(w, "a", "a"); !errors.Is(err, broken) {
-		t.Fatal(err)
-	}
-	if r, err := w.Check(ctx); err != nil || r.Removed != 0 {
-		t.Errorf("%+v, %v", r, err)
-	}
-	if err := w.Delete(ctx, tenant, chatID); err != nil {
-		t.Fatal(err)
-	}
-	w.ensure(tenant, chatID)
-	if got := w.names(10); len(got) > 0 {
-		t.Errorf("files %q", got)
-	}
-	w.checkSound()
-}
-
-// A process died deleting a chat that had an unfinished change: nothing of that is left in
-// use.
-func TestDeletedUnfinished(t *testing.T) {
+// A chat that was made again isn't the one that an earlier process has moved away.
+func TestMadeAgain(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	dir := t.TempDir()
 	prepare(t, dir)
-	w := openWorld(t, dir, 0, nil)
-	staging := filepath.Join(w.root, ".staging")
-	for _, id := range []string{"00", "deleted-x", "ff"} {
-		if err := w.db.PutChange(ctx, chat.Change{ID: id, Tenant: tenant, ChatID: chatID}); err != nil {
-			t.Fatal(err)
-		}
+	staging := filepath.Join(dir, "chats", ".staging")
+	if err := os.MkdirAll(filepath.Join(staging, "away-x", tenant, chatID, "d"), 0o700); err != nil {
+		t.Fatal(err)
 	}
-	for _, err := range []error{
-		os.Rename(w.path(), filepath.Join(staging, "deleted-x")), os.Mkdir(filepath.Join(staging, "00"), 0o700),
-		os.Mkdir(filepath.Join(staging, "ff"), 0o700), w.db.Close(),
-	} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	w = openWorld(t, dir, 0, nil)
-	if r, err := w.Check(ctx); err != nil || r.Removed != 3 || r.Finished != 1 {
+	w := openWorld(t, dir, 1<<20, nil)
+	if r, err := w.Check(ctx); err != nil || r.Removed != 1 || r.Finished != 0 {
 		t.Errorf("%+v, %v", r, err)
+	}
+	if diff := cmp.Diff(before, w.state()); diff != "" {
+		t.Error(diff)
 	}
 	w.checkSound()
 }
 
-// Nothing could be moved at all: the change is given up, and the chat goes on.
+// Nothing could be moved at all: the chat goes on.
 func TestNothingMoved(t *testing.T) {
 	t.Parallel()
 	var w *world
 	lost := false
 	w = openWorld(t, t.TempDir(), 0, func(step string) error {
-		if step == "intended" && !lost {
+		if step == "recorded" && !lost {
 			lost = true
 			return os.RemoveAll(w.path())
 		}
@@ -461,7 +396,7 @@ func TestLateClash(t *testing.T) {
 	t.Parallel()
 	var w *world
 	w = openWorld(t, t.TempDir(), 0, func(step string) error {
-		if step == "intended" {
+		if step == "recorded" {
 			return os.Mkdir(w.path("b"), 0o755)
 		}
 		return nil
@@ -471,11 +406,7 @@ func TestLateClash(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	// The order in which they are moved is the file system's.
-	records, err := w.db.Files(context.Background(), tenant, chatID, "", 10)
-	if err != nil || len(records) > 1 || len(records) == 1 && records[0].Name != "a" {
-		t.Errorf("records %+v, %v", records, err)
-	}
-	if got := w.names(10); len(got) != len(records) {
+	if got := w.names(10); len(got) > 1 || len(got) == 1 && got[0] != "a" {
 		t.Errorf("files %q", got)
 	}
 	if err := os.Remove(w.path("b")); err != nil {

@@ -38,12 +38,37 @@ func (s *Service) open(ctx context.Context, c Chat) (*os.Root, error) {
 	if !errdefs.IsNotFound(err) {
 		return dir, err
 	}
-	_, _, leave, err := s.enterHalf(ctx, c)
+	_, leave, err := s.enter(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
 	return Open(s.root, c.Tenant, c.ID)
+}
+
+// enter takes a chat's lock, sees that the chat is the same as before, and opens its
+// directory. Without an error, leave must be called.
+func (s *Service) enter(ctx context.Context, c Chat) (dir *os.Root, leave func(), err error) {
+	unlock, err := s.locks.Lock(ctx, c.key())
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			unlock()
+		}
+	}()
+	now, err := s.chat(ctx, c.Tenant, c.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !now.CreatedAt.Equal(c.CreatedAt) || now.WorkspaceID != c.WorkspaceID {
+		return nil, nil, &NotFoundError{ID: c.ID} // deleted meanwhile, and made again
+	}
+	if dir, err = s.layout(ctx, c, false); err != nil {
+		return nil, nil, err
+	}
+	return dir, func() { _ = dir.Close(); unlock() }, nil
 }
 
 // layout opens a chat's directory, and sees that it is there, with a history, and part of
@@ -151,7 +176,7 @@ func (s *Service) syncParents(path string) error {
 	return nil
 }
 
-// unlink removes files, durably, and answers how many; a directory that has taken the place
+// unlink removes files, durably, and returns how many; a directory that has taken the place
 // of one stays.
 func unlink(dir *os.Root, names []string) (n int, err error) {
 	if len(names) == 0 {

@@ -5,16 +5,16 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
 )
 
-// Ensure answers a chat, and makes it, its directory and its history if there is none. What
+// Ensure returns a chat, and makes it, its directory and its history if there is none. What
 // a sandbox of this key has written before is the chat's from then on. *ConflictError if it
 // belongs to another workspace.
 func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string) (c Chat, made bool, err error) {
@@ -27,7 +27,7 @@ func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string
 	if err != nil {
 		return Chat{}, false, err
 	}
-	unlock, err := s.lock(ctx, key{tenant, id})
+	unlock, err := s.locks.Lock(ctx, key{tenant, id})
 	if err != nil {
 		return Chat{}, false, err
 	}
@@ -56,13 +56,13 @@ func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string
 	return c, made, nil
 }
 
-// Get answers a chat.
+// Get returns a chat.
 func (s *Service) Get(ctx context.Context, tenant, chatID string) (Chat, error) {
 	return s.chat(ctx, tenant, chatID)
 }
 
-// List lists a workspace's chats by ID, those after a given one, at most limit; more tells
-// whether there are others.
+// List lists a workspace's chats by ID, those after a given one, at most limit; more
+// says that there are others.
 func (s *Service) List(ctx context.Context, tenant, workspaceID, after string, limit int) (chats []Chat, more bool, err error) {
 	if _, err := s.opts.Workspaces.Get(ctx, tenant, workspaceID); err != nil {
 		return nil, false, err
@@ -87,81 +87,103 @@ func (s *Service) Delete(ctx context.Context, tenant, chatID string) (err error)
 	if err != nil {
 		return err
 	}
-	id := deletion + uuid.NewString()
-	s.hold(id)
-	var left []string // staging directories
-	err = s.opts.Sandboxes.WithoutSandbox(ctx, tenant, c.ID, func(ctx context.Context) error {
-		left, err = s.moveAway(ctx, c, id)
-		return err
-	})
+	id := deleted + s.newStaging()
+	err = s.opts.Sandboxes.WithoutSandbox(ctx, tenant, c.ID, func(ctx context.Context) error { return s.moveAway(ctx, c, id) })
 	if err != nil {
-		s.letGo(id)
 		return err
 	}
 	s.log.InfoContext(ctx, "chat_deleted", c.attrs()...)
-	for _, id := range append(left, id) {
-		s.discard(ctx, id)
-	}
+	s.discard(ctx, id)
 	return nil
 }
 
-// moveAway takes a chat from its place, with its records, and answers the staging
-// directories of changes that are none any more.
-func (s *Service) moveAway(ctx context.Context, c Chat, id string) (left []string, err error) {
-	unlock, err := s.lock(ctx, c.key())
+// deleted begins the name of a staging directory that a chat was moved to, as
+// tenant/chat. The next start deletes the chat's row if this process doesn't come to it.
+// Earlier versions named theirs "deleted-", and had the chat's content right in there.
+const deleted = "away-"
+
+// moveAway moves a chat's directory to a staging directory, and deletes the chat's row.
+func (s *Service) moveAway(ctx context.Context, c Chat, id string) (err error) {
+	unlock, err := s.locks.Lock(ctx, c.key())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer unlock()
 	now, err := s.chat(ctx, c.Tenant, c.ID)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	ctx = context.WithoutCancel(ctx) // from here on it is all or nothing
 	defer s.opts.Quotas.Changed(c.Tenant, c.ID)
-	// Noted first, so that a process that dies has deleted all of it, or nothing.
-	change := Change{ID: id, Tenant: c.Tenant, ChatID: c.ID}
-	if err := s.opts.Store.PutChange(ctx, change); err != nil {
-		return nil, storeError(err)
+	staging := filepath.Join(s.root, stagingDir, id)
+	moved := false
+	defer func() {
+		if err != nil && !moved {
+			s.unstage(ctx, id)
+		}
+	}()
+	if err := os.MkdirAll(filepath.Join(staging, c.Tenant), 0o700); err != nil {
+		return err
 	}
-	var path string
-	away := filepath.Join(s.root, stagingDir, id)
-	if err = s.at(stepDeleting); err == nil {
-		path, err = lifecycle.ChatDir(s.root, c.Tenant, c.ID)
+	if err := s.at(stepDeleting); err != nil {
+		return err
 	}
+	away := filepath.Join(staging, c.Tenant, c.ID)
+	from, err := lifecycle.ChatDir(s.root, c.Tenant, c.ID)
 	if err == nil {
-		err = os.Rename(path, away)
+		err = os.Rename(from, away)
 	}
-	moved := err == nil
+	moved = err == nil
 	if moved {
-		err = errors.Join(s.syncParents(path), s.syncParents(away))
+		err = errors.Join(s.syncParents(from), s.syncParents(away), s.at(stepMovedAway))
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		err = nil // gone before: there are only records
-	}
-	if err == nil {
-		err = s.at(stepMovedAway)
+		err = nil // gone before: there are only rows
 	}
 	if err == nil {
 		err = storeError(s.opts.Store.DeleteChat(ctx, c.Tenant, c.ID))
 	}
-	if err != nil {
-		if moved {
-			err = errors.Join(err, os.Rename(away, path))
-		}
-		return nil, errors.Join(err, storeError(s.opts.Store.FinishChange(ctx, change, nil)))
+	if err != nil && moved {
+		back := os.Rename(away, from)
+		moved = back != nil
+		return errors.Join(err, back, s.syncParents(from))
 	}
-	w, err := s.opts.Workspaces.Get(ctx, c.Tenant, now.WorkspaceID)
-	if err == nil {
+	if err != nil {
+		return err
+	}
+	if w, err := s.opts.Workspaces.Get(ctx, c.Tenant, now.WorkspaceID); err == nil {
 		s.opts.Quotas.Forget(w, c.ID)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, change := range s.pending[c.key()] {
-		left = append(left, change.ID)
+	return nil
+}
+
+// finishDeletions deletes the rows of chats that an earlier process has moved away.
+func (s *Service) finishDeletions(ctx context.Context) error {
+	away := map[key]bool{}
+	staging := os.DirFS(filepath.Join(s.root, stagingDir))
+	moved, err := fs.Glob(staging, deleted+"*/*/*")
+	if err != nil || len(moved) == 0 {
+		return err
 	}
-	delete(s.pending, c.key())
-	return left, nil
+	for _, name := range moved {
+		away[key{path.Base(path.Dir(name)), path.Base(name)}] = true
+	}
+	var gone []Chat
+	err = s.opts.Store.EachChat(ctx, func(c Chat) error {
+		if !away[c.key()] {
+			return nil
+		}
+		_, err := lifecycle.ChatDir(s.root, c.Tenant, c.ID)
+		if errors.Is(err, fs.ErrNotExist) { // else it was made again, or put back
+			gone = append(gone, c)
+		}
+		return nil
+	})
+	for _, c := range gone {
+		err = errors.Join(err, s.opts.Store.DeleteChat(ctx, c.Tenant, c.ID))
+	}
+	s.ended.Finished += len(gone)
+	return storeError(err)
 }
 
 // maxPage is the most that is listed at once.

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/hostdir"
 )
@@ -31,12 +29,15 @@ func (e *ConflictError) Error() string {
 // Conflict puts the error into errdefs' Conflict class.
 func (*ConflictError) Conflict() {}
 
-// Errors of files, which hostdir returns as well.
-type (
-	FileNotFoundError = hostdir.NotFoundError // Name is an ID, if the file was asked for by that
-	FileError         = hostdir.FileError
-	TooLargeError     = hostdir.TooLargeError
-)
+// FileNotFoundError says that a chat has no such file. Name is an ID, if the file was asked
+// for by that.
+type FileNotFoundError = hostdir.NotFoundError
+
+// FileError says why a file of a chat can't be used.
+type FileError = hostdir.FileError
+
+// TooLargeError says that a body, or an archive of a chat, is too large.
+type TooLargeError = hostdir.TooLargeError
 
 // storeError says of a failure of the store that it can't be used now.
 func storeError(err error) error {
@@ -44,10 +45,4 @@ func storeError(err error) error {
 		return err
 	}
 	return &lifecycle.UnavailableError{Err: err}
-}
-
-// isClash tells whether an error is about something of another kind in the way of a file.
-func isClash(err error) bool {
-	var file *FileError
-	return errors.As(err, &file) && errdefs.IsFailedPrecondition(file)
 }

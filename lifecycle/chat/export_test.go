@@ -12,36 +12,23 @@ func CrashAt(ctx context.Context, opts Options, at func(step string) error) (*Se
 
 // Steps are those of what is written, in their order.
 func Steps() []string {
-	return []string{string(stepStaged), string(stepReserved), string(stepIntended), string(stepMerged), string(stepFinished)}
-}
-
-// Repair is what is done about files that seem to have no record, and the other way about.
-func (s *Service) Repair(ctx context.Context, c Chat, missing []string, stale []File) (adopted []File, dropped int, err error) {
-	return s.repair(ctx, c, drift{missing: missing, stale: stale})
+	return []string{string(stepStaged), string(stepReserved), string(stepRecorded), string(stepMerged)}
 }
 
 // SetMost has a chat have no more files that are listed.
 func (s *Service) SetMost(n int) { s.most = n }
 
-// Locks is how many locks are held or waited for, and staging directories in use.
-func (s *Service) Locks() (locks, staged int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.locks), len(s.staged)
+// Locked reports whether somebody holds a chat's lock.
+func (s *Service) Locked(c Chat) bool {
+	unlock, ok := s.locks.TryLock(c.key())
+	if ok {
+		unlock()
+	}
+	return !ok
 }
 
 // Settle waits until all that deleted chats held is removed.
-func (s *Service) Settle() {
-	for {
-		s.mu.Lock()
-		done := s.trash.done
-		s.mu.Unlock()
-		if done == nil {
-			return
-		}
-		<-done
-	}
-}
+func (s *Service) Settle() { s.trash.group.Wait() }
 
 // Ending is done once it has been asked so many times.
 type Ending struct {

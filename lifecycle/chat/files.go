@@ -38,26 +38,9 @@ func (s *Service) Files(ctx context.Context, tenant, chatID, after string, limit
 		if err != nil {
 			return FileList{}, err
 		}
-		records, d, err := s.compare(ctx, c, p, after)
-		if err != nil {
-			return FileList{}, err
-		}
-		if len(d.missing)+len(d.stale) > 0 {
-			adopted, _, err := s.repair(ctx, c, d)
-			if err != nil {
-				return FileList{}, err
-			}
-			for _, f := range adopted {
-				records[f.Name] = f
-			}
-		}
 		list := FileList{More: p.more, Unnamed: p.unnamed, Beyond: p.beyond}
-		for _, name := range p.names {
-			f, ok := records[name]
-			fi, err := dir.Lstat(name)
-			if ok && err == nil && fi.Mode().IsRegular() {
-				list.Files = append(list.Files, f.with(fi))
-			}
+		if list.Files, err = s.files(ctx, c, dir, p.names); err != nil {
+			return FileList{}, err
 		}
 		if len(list.Files) > 0 || !p.more {
 			return list, nil
@@ -66,32 +49,36 @@ func (s *Service) Files(ctx context.Context, tenant, chatID, after string, limit
 	}
 }
 
-// File answers a file.
+// File returns a file.
 func (s *Service) File(ctx context.Context, tenant, fileID string) (File, error) {
-	f, err := s.opts.Store.File(ctx, tenant, fileID)
+	chatID, r, err := s.opts.Store.RecordOf(ctx, tenant, fileID)
 	if errdefs.IsNotFound(err) {
 		return File{}, &FileNotFoundError{Name: fileID}
 	}
 	if err != nil {
 		return File{}, storeError(err)
 	}
-	c, err := s.chat(ctx, tenant, f.ChatID)
+	c, err := s.chat(ctx, tenant, chatID)
 	if err != nil {
 		return File{}, err
 	}
-	return s.look(ctx, c, f.Name, func() (File, error) { return f, nil })
+	f, err := s.look(ctx, c, r.Name)
+	if err == nil && f.ID != fileID { // another has taken its name meanwhile
+		return File{}, &FileNotFoundError{Name: fileID}
+	}
+	return f, err
 }
 
-// FileNamed answers a file.
+// FileNamed returns a file.
 func (s *Service) FileNamed(ctx context.Context, tenant, chatID, name string) (File, error) {
 	c, err := s.named(ctx, tenant, chatID, name)
 	if err != nil {
 		return File{}, err
 	}
-	return s.look(ctx, c, name, func() (File, error) { return s.record(ctx, c, name) })
+	return s.look(ctx, c, name)
 }
 
-// named checks a name, and answers the chat.
+// named checks a name, and returns the chat.
 func (s *Service) named(ctx context.Context, tenant, chatID, name string) (Chat, error) {
 	if err := checkName(name); err != nil {
 		return Chat{}, err
@@ -99,8 +86,7 @@ func (s *Service) named(ctx context.Context, tenant, chatID, name string) (Chat,
 	return s.chat(ctx, tenant, chatID)
 }
 
-// look answers a record with what its file says.
-func (s *Service) look(ctx context.Context, c Chat, name string, record func() (File, error)) (File, error) {
+func (s *Service) look(ctx context.Context, c Chat, name string) (File, error) {
 	dir, err := s.open(ctx, c)
 	if err != nil {
 		return File{}, err
@@ -110,11 +96,7 @@ func (s *Service) look(ctx context.Context, c Chat, name string, record func() (
 	if err != nil {
 		return File{}, err
 	}
-	f, err := record()
-	if err != nil {
-		return File{}, err
-	}
-	return f.with(fi), nil
+	return s.file(ctx, c, fi)
 }
 
 // Content is an open file. The caller closes it. A sandbox may change it meanwhile.
@@ -131,10 +113,10 @@ func (s *Service) Content(ctx context.Context, tenant, chatID, name string) (_ *
 	if err != nil {
 		return nil, err
 	}
-	return s.content(ctx, c, name, func() (File, error) { return s.record(ctx, c, name) })
+	return s.content(ctx, c, name)
 }
 
-func (s *Service) content(ctx context.Context, c Chat, name string, record func() (File, error)) (*Content, error) {
+func (s *Service) content(ctx context.Context, c Chat, name string) (*Content, error) {
 	dir, err := s.open(ctx, c)
 	if err != nil {
 		return nil, err
@@ -144,12 +126,15 @@ func (s *Service) content(ctx context.Context, c Chat, name string, record func(
 	if err != nil {
 		return nil, err
 	}
-	file, err := record()
+	file := c.history(fi)
+	if name != HistoryName {
+		file, err = s.file(ctx, c, fi)
+	}
 	if err != nil {
 		_ = f.Close()
 		return nil, err
 	}
-	return &Content{File: f, Info: file.with(fi), ETag: etag(fi)}, nil
+	return &Content{File: f, Info: file, ETag: etag(fi)}, nil
 }
 
 // etag changes with whatever is done to a file. It is weak, as two writes may be too close
@@ -180,16 +165,13 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 	if err != nil {
 		return err
 	}
-	dir, half, leave, err := s.enterHalf(ctx, c)
+	dir, leave, err := s.enter(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if err := half.has(name); err != nil {
-		return err
-	}
 	if id != "" {
-		known, err := s.known(ctx, c, []string{name})
+		known, err := s.records(ctx, c, []string{name})
 		if err != nil {
 			return err
 		}
@@ -197,10 +179,9 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 			return &FileNotFoundError{Name: id}
 		}
 	}
-	fi, err := hostdir.LstatRegular(dir, name)
-	gone := err
-	if err != nil && !errdefs.IsNotFound(err) {
-		return err
+	fi, gone := hostdir.LstatRegular(dir, name)
+	if gone != nil && !errdefs.IsNotFound(gone) {
+		return gone
 	}
 	ctx = context.WithoutCancel(ctx) // the record goes with the file
 	if gone == nil {
@@ -212,19 +193,13 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 			return hostdir.WrongKind(name, "is not a regular file")
 		}
 	}
-	known, err := s.known(ctx, c, []string{name})
-	if err != nil {
+	if _, err := s.prune(ctx, c, dir, name, name); err != nil {
 		return err
-	}
-	if f, ok := known[name]; ok {
-		if err := s.opts.Store.DeleteFiles(ctx, tenant, f.ID); err != nil {
-			return storeError(err)
-		}
 	}
 	return gone
 }
 
-// remove unlinks files, which frees so many bytes, and answers how many were there.
+// remove unlinks files, which frees so many bytes, and returns how many were there.
 func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []string, bytes int64) (int, error) {
 	w, err := s.opts.Workspaces.Get(ctx, c.Tenant, c.WorkspaceID)
 	if err != nil {
@@ -238,7 +213,7 @@ func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []stri
 	return n, s.at(stepUnlinked)
 }
 
-// DeleteFiles removes all files of a chat but its history, and answers how many. What
+// DeleteFiles removes all files of a chat but its history, and returns how many. What
 // isn't a file stays, and so may what a sandbox writes meanwhile.
 func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int, err error) {
 	defer func() { s.metrics.count("delete_file", err) }()
@@ -248,18 +223,16 @@ func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int
 	}
 	after, again := "", false
 	for n < 10*MaxFiles { // a sandbox that writes on and on doesn't keep this busy for ever
-		p, deleted, half, err := s.deletePage(ctx, c, after)
+		p, deleted, err := s.deletePage(ctx, c, after)
 		n += deleted
-		again = again || (p.beyond || half != nil) && deleted > 0
+		again = again || p.beyond && deleted > 0
 		switch {
 		case err != nil:
 			return n, err
 		case p.more:
 			after = p.names[len(p.names)-1]
-		case again: // from the start, for what wasn't seen, or may be finished now
+		case again: // from the start, for what wasn't seen
 			after, again = "", false
-		case half != nil:
-			return n, half.err
 		default:
 			return n, nil
 		}
@@ -267,46 +240,33 @@ func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int
 	return n, nil
 }
 
-// deletePage removes the files after a name, as many as are listed at once, but those of
-// changes that can't be finished now.
-func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page, n int, half *unfinished, err error) {
-	dir, half, leave, err := s.enterHalf(ctx, c)
+// deletePage removes the files after a name, as many as are listed at once.
+func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page, n int, err error) {
+	dir, leave, err := s.enter(ctx, c)
 	if err != nil {
-		return page{}, 0, nil, err
+		return page{}, 0, err
 	}
 	defer leave()
 	p, err = readPage(ctx, dir, after, maxPage, s.most)
 	if err != nil {
-		return page{}, 0, nil, err
-	}
-	records, d, err := s.compare(ctx, c, p, after)
-	if err != nil {
-		return page{}, 0, nil, err
+		return page{}, 0, err
 	}
 	ctx = context.WithoutCancel(ctx) // the records go with the files
-	var names, ids []string
+	var names []string
 	var bytes int64
 	for _, name := range p.names {
-		if fi, err := hostdir.LstatRegular(dir, name); err == nil && half.has(name) == nil {
+		if fi, err := hostdir.LstatRegular(dir, name); err == nil {
 			bytes += counted(fi)
 			names = append(names, name)
 		}
 	}
 	if n, err = s.remove(ctx, c, dir, names, bytes); err != nil {
-		return p, n, nil, err
+		return p, n, err
 	}
-	for _, f := range records {
-		if half.has(f.Name) == nil {
-			ids = append(ids, f.ID)
-		}
+	to := ""
+	if p.more {
+		to = p.names[len(p.names)-1]
 	}
-	for _, f := range d.stale {
-		if _, err := hostdir.LstatRegular(dir, f.Name); err != nil {
-			ids = append(ids, f.ID)
-		}
-	}
-	if err := s.opts.Store.DeleteFiles(ctx, c.Tenant, ids...); err != nil {
-		return p, n, nil, storeError(err)
-	}
-	return p, n, half, nil
+	_, err = s.prune(ctx, c, dir, after, to)
+	return p, n, err
 }

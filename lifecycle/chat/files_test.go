@@ -405,10 +405,10 @@ type swapping struct {
 	then func()
 }
 
-func (s swapping) File(ctx context.Context, tenant, id string) (chat.File, error) {
-	f, err := s.Store.File(ctx, tenant, id)
+func (s swapping) RecordOf(ctx context.Context, tenant, id string) (string, chat.Record, error) {
+	chatID, r, err := s.Store.RecordOf(ctx, tenant, id)
 	s.then()
-	return f, err
+	return chatID, r, err
 }
 
 // A file that takes the name of one that is deleted by its ID meanwhile stays.

@@ -23,21 +23,21 @@ func (s *Service) History(ctx context.Context, tenant, chatID string) (_ *Conten
 	if err != nil {
 		return nil, err
 	}
-	record := func() (File, error) { return c.history(), nil }
-	content, err := s.content(ctx, c, HistoryName, record)
+	content, err := s.content(ctx, c, HistoryName)
 	if !errdefs.IsNotFound(err) {
 		return content, err
 	}
-	_, _, leave, err := s.enterHalf(ctx, c)
+	_, leave, err := s.enter(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	return s.content(ctx, c, HistoryName, record)
+	return s.content(ctx, c, HistoryName)
 }
 
-func (c Chat) history() File {
-	return File{Tenant: c.Tenant, ChatID: c.ID, Name: HistoryName, CreatedAt: c.CreatedAt}
+// history is a chat's history, which has no record.
+func (c Chat) history(fi fs.FileInfo) File {
+	return c.with(Record{Name: HistoryName, CreatedAt: c.CreatedAt}, fi)
 }
 
 // PutHistory replaces a chat's history. *TooLargeError over MaxHistory. The size is that of
@@ -93,7 +93,7 @@ func (s *Service) writeHistory(ctx context.Context, c Chat, name string, size, r
 	if _, _, err := st.commit(ctx, prepare); err != nil {
 		return File{}, err
 	}
-	return c.history().with(st.files[0].info), nil
+	return c.history(st.files[0].info), nil
 }
 
 // join makes a new history of the one in a chat's directory and of what is staged.

@@ -24,7 +24,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "berm_chat_written_bytes_total", Help: "Bytes that were written for chats, whether or not they came to stay.",
 		}),
 	}
-	// What was never counted is told as 0, so that a rate has a start.
+	// A counter is exported from the start, so that its first rate is right.
 	for _, op := range []string{"make", "delete", "list", "read", "write", "append", "delete_file", "archive", "unpack"} {
 		m.operations.WithLabelValues(op, "ok")
 	}

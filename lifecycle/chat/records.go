@@ -9,11 +9,11 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
@@ -21,62 +21,160 @@ import (
 	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
-// fewNames is up to how many records are asked for one by one.
-const fewNames = 32
-
-func newFile(c Chat, name string, now time.Time) File {
-	return File{ID: uuid.NewString(), Tenant: c.Tenant, ChatID: c.ID, Name: name, CreatedAt: now}
+func newRecord(name string) Record {
+	return Record{ID: uuid.NewString(), Name: name, CreatedAt: time.Now().UTC()}
 }
 
-// with gives a record what its file says.
-func (f File) with(fi fs.FileInfo) File {
-	f.Size, f.ModifiedAt = fi.Size(), fi.ModTime().UTC()
-	return f
-}
-
-// known answers the records of names.
-func (s *Service) known(ctx context.Context, c Chat, names []string) (map[string]File, error) {
-	files := make(map[string]File, len(names))
-	if len(names) > fewNames {
-		names = slices.Sorted(slices.Values(names))
-		err := s.eachRecord(ctx, c, "", names[len(names)-1], func(f File) {
-			if _, ok := slices.BinarySearch(names, f.Name); ok {
-				files[f.Name] = f
-			}
-		})
-		return files, err
+// typeOf is the content type of the file with an inode.
+func (r Record) typeOf(inode uint64) string {
+	switch inode {
+	case r.OldInode:
+		return r.OldType
+	case r.Inode:
+		return r.ContentType
 	}
+	if r.Inode == 0 {
+		return r.ContentType
+	}
+	return ""
+}
+
+func inodeOf(fi fs.FileInfo) uint64 { return fi.Sys().(*syscall.Stat_t).Ino }
+
+// with is a record joined with what its file says.
+func (c Chat) with(r Record, fi fs.FileInfo) File {
+	return File{
+		ID: r.ID, Tenant: c.Tenant, ChatID: c.ID, Name: r.Name, ContentType: r.typeOf(inodeOf(fi)),
+		Size: fi.Size(), CreatedAt: r.CreatedAt, ModifiedAt: fi.ModTime().UTC(),
+	}
+}
+
+// records returns the records of names, which are sorted.
+func (s *Service) records(ctx context.Context, c Chat, names []string) (map[string]Record, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
+	known := make(map[string]Record, len(names))
+	err := s.opts.Store.EachRecord(ctx, c.Tenant, c.ID, names[0], names[len(names)-1], func(r Record) {
+		if _, ok := slices.BinarySearch(names, r.Name); ok {
+			known[r.Name] = r
+		}
+	})
+	return known, storeError(err)
+}
+
+// files joins the files of names, which are sorted, with their records. What is gone, or has
+// no record because there are too many, is left out.
+func (s *Service) files(ctx context.Context, c Chat, dir *os.Root, names []string) ([]File, error) {
+	known, err := s.records(ctx, c, names)
+	if err != nil {
+		return nil, err
+	}
+	if len(known) < len(names) {
+		if known, err = s.enroll(ctx, c, names); err != nil {
+			return nil, err
+		}
+	}
+	var files []File
 	for _, name := range names {
-		f, err := s.opts.Store.FileNamed(ctx, c.Tenant, c.ID, name)
-		switch {
-		case err == nil:
-			files[name] = f
-		case !errdefs.IsNotFound(err):
-			return nil, storeError(err)
+		r, ok := known[name]
+		fi, err := dir.Lstat(name)
+		if ok && err == nil && fi.Mode().IsRegular() {
+			files = append(files, c.with(r, fi))
 		}
 	}
 	return files, nil
 }
 
-// eachRecord calls f with a chat's records after a name and up to another, or to the end if
-// that is empty.
-func (s *Service) eachRecord(ctx context.Context, c Chat, after, last string, f func(File)) error {
-	const limit = 1000
-	for {
-		files, err := s.opts.Store.Files(ctx, c.Tenant, c.ID, after, limit)
-		if err != nil {
-			return storeError(err)
+// file joins a file that is there with its record.
+func (s *Service) file(ctx context.Context, c Chat, fi fs.FileInfo) (File, error) {
+	names := []string{fi.Name()}
+	known, err := s.records(ctx, c, names)
+	if err == nil && len(known) == 0 {
+		known, err = s.enroll(ctx, c, names)
+	}
+	if err != nil {
+		return File{}, err
+	}
+	r, ok := known[fi.Name()]
+	if !ok {
+		return File{}, &FileNotFoundError{Name: fi.Name()}
+	}
+	return c.with(r, fi), nil
+}
+
+// enroll gives files that sandboxes wrote records, as far as there may be more, and returns
+// those of names.
+func (s *Service) enroll(ctx context.Context, c Chat, names []string) (map[string]Record, error) {
+	dir, leave, err := s.enter(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	known, err := s.records(ctx, c, names)
+	if err != nil {
+		return nil, err
+	}
+	var fresh []Record
+	for _, name := range names {
+		if _, ok := known[name]; ok {
+			continue
 		}
-		for _, file := range files {
-			if after = file.Name; last != "" && after > last {
-				return nil
-			}
-			f(file)
-		}
-		if len(files) < limit {
-			return nil
+		if _, err := hostdir.LstatRegular(dir, name); err == nil {
+			fresh = append(fresh, newRecord(name))
 		}
 	}
+	if len(fresh) == 0 {
+		return known, nil
+	}
+	left, err := s.recordsLeft(ctx, c, dir, len(fresh))
+	if err != nil {
+		return nil, err
+	}
+	fresh = fresh[:min(left, len(fresh))]
+	if err := s.opts.Store.PutRecords(ctx, c.Tenant, c.ID, fresh); err != nil {
+		return nil, storeError(err)
+	}
+	s.metrics.repaired("adopted", len(fresh))
+	for _, r := range fresh {
+		known[r.Name] = r
+	}
+	return known, nil
+}
+
+// recordsLeft is how many more files of a chat can have records. If that is less than want,
+// the records without a file are dropped first. The chat's lock must be held.
+func (s *Service) recordsLeft(ctx context.Context, c Chat, dir *os.Root, want int) (int, error) {
+	n, err := s.opts.Store.CountRecords(ctx, c.Tenant, c.ID)
+	if err != nil {
+		return 0, storeError(err)
+	}
+	if s.most-n < want {
+		dropped, err := s.prune(ctx, c, dir, "", "")
+		if err != nil {
+			return 0, err
+		}
+		n -= dropped
+	}
+	return max(s.most-n, 0), nil
+}
+
+// prune drops the records of a range of names, as EachRecord's, that have no file, and
+// returns how many. The chat's lock must be held.
+func (s *Service) prune(ctx context.Context, c Chat, dir *os.Root, from, to string) (int, error) {
+	var records []Record // at most as many as a chat may have
+	if err := s.opts.Store.EachRecord(ctx, c.Tenant, c.ID, from, to, func(r Record) { records = append(records, r) }); err != nil {
+		return 0, storeError(err)
+	}
+	var ids []string
+	for _, r := range records {
+		// One that has another kind by now is no attachment any more.
+		fi, err := dir.Lstat(r.Name)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !fi.Mode().IsRegular() {
+			ids = append(ids, r.ID)
+		}
+	}
+	return len(ids), storeError(s.opts.Store.DeleteRecords(ctx, c.Tenant, ids))
 }
 
 // page is a part of the attachments in a directory, by name.
@@ -87,7 +185,7 @@ type page struct {
 	beyond  bool
 }
 
-// readPage answers the first names after a given one, at most limit. It holds few more than
+// readPage returns the first names after a given one, at most limit. It holds few more than
 // that, and looks at no more than most attachments, and twice as many entries, however many
 // there are.
 func readPage(ctx context.Context, dir *os.Root, after string, limit, most int) (p page, err error) {
@@ -172,118 +270,4 @@ func checkName(name string) error {
 		return nil
 	}
 	return &lifecycle.InvalidError{Field: "name", Message: message}
-}
-
-// drift is where a chat's records and its directory seem to differ.
-type drift struct {
-	missing []string // files without a record
-	stale   []File   // records without a file
-}
-
-// compare answers the records of a page, and where they and the directory differ. After is
-// what the page was read with.
-func (s *Service) compare(ctx context.Context, c Chat, p page, after string) (map[string]File, drift, error) {
-	last := "" // all that follow
-	if p.more {
-		last = p.names[len(p.names)-1]
-	}
-	var d drift
-	records := make(map[string]File, len(p.names))
-	err := s.eachRecord(ctx, c, after, last, func(f File) {
-		if _, ok := slices.BinarySearch(p.names, f.Name); ok {
-			records[f.Name] = f
-		} else {
-			d.stale = append(d.stale, f)
-		}
-	})
-	if err != nil {
-		return nil, drift{}, err
-	}
-	for _, name := range p.names {
-		if _, ok := records[name]; !ok {
-			d.missing = append(d.missing, name)
-		}
-	}
-	return records, d, nil
-}
-
-// repair gives files that have no record one, and drops records whose file is gone. What it
-// is told may have changed meanwhile: it looks again, under the chat's lock. What a change
-// that can't be finished now has brought is left to that.
-func (s *Service) repair(ctx context.Context, c Chat, d drift) (adopted []File, dropped int, err error) {
-	dir, half, leave, err := s.enterHalf(ctx, c)
-	if err != nil {
-		return nil, 0, err
-	}
-	defer leave()
-	var ids []string
-	for _, f := range d.stale {
-		// One that has another kind by now is no attachment any more.
-		fi, err := dir.Lstat(f.Name)
-		if half.has(f.Name) == nil && (errors.Is(err, fs.ErrNotExist) || err == nil && !fi.Mode().IsRegular()) {
-			ids = append(ids, f.ID)
-		}
-	}
-	if len(ids) > 0 {
-		if err := s.opts.Store.DeleteFiles(ctx, c.Tenant, ids...); err != nil {
-			return nil, 0, storeError(err)
-		}
-	}
-	known, err := s.known(ctx, c, d.missing)
-	if err != nil {
-		return nil, len(ids), err
-	}
-	now := time.Now().UTC()
-	var fresh []File
-	for _, name := range d.missing {
-		fi, err := dir.Lstat(name)
-		if err != nil || !fi.Mode().IsRegular() {
-			continue
-		}
-		if f, ok := known[name]; ok {
-			adopted = append(adopted, f.with(fi))
-			continue
-		}
-		if half.has(name) == nil {
-			fresh = append(fresh, newFile(c, name, now).with(fi))
-		}
-	}
-	if len(fresh) > 0 {
-		left, err := s.recordsLeft(ctx, c)
-		if err != nil {
-			return nil, len(ids), err
-		}
-		fresh = fresh[:min(left, len(fresh))]
-		if err := s.opts.Store.PutFiles(ctx, fresh...); err != nil {
-			return nil, len(ids), storeError(err)
-		}
-	}
-	s.metrics.repaired("adopted", len(fresh))
-	s.metrics.repaired("dropped", len(ids))
-	return append(adopted, fresh...), len(ids), nil
-}
-
-// recordsLeft is how many more files of a chat can have records.
-func (s *Service) recordsLeft(ctx context.Context, c Chat) (int, error) {
-	n, err := s.opts.Store.CountFiles(ctx, c.Tenant, c.ID)
-	return max(s.most-n, 0), storeError(err)
-}
-
-// record answers the record of a file that is there, and makes it if a sandbox wrote the file.
-func (s *Service) record(ctx context.Context, c Chat, name string) (File, error) {
-	known, err := s.known(ctx, c, []string{name})
-	if err != nil {
-		return File{}, err
-	}
-	if f, ok := known[name]; ok {
-		return f, nil
-	}
-	files, _, err := s.repair(ctx, c, drift{missing: []string{name}})
-	if err != nil {
-		return File{}, err
-	}
-	if len(files) == 0 {
-		return File{}, &FileNotFoundError{Name: name}
-	}
-	return files[0], nil
 }

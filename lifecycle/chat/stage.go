@@ -8,9 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
-	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -28,7 +28,7 @@ const stagingDir = ".staging"
 // copyBuffer is how many bytes of a body are held at a time.
 const copyBuffer = 256 << 10
 
-// flushEvery is after how many bytes the kernel is told to begin to write them to the disk,
+// flushEvery is after how many bytes the kernel begins to write them to the disk,
 // so that little is left to wait for at the end.
 const flushEvery = 8 << 20
 
@@ -72,42 +72,42 @@ func (s *Service) openStaging() (*os.Root, error) {
 	return os.OpenRoot(filepath.Join(s.root, stagingDir))
 }
 
-// hold notes that a staging directory is in use.
-func (s *Service) hold(id string) {
+// newStaging is a name for a staging directory of this Service.
+func (s *Service) newStaging() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.staged[id] = true
-}
-
-func (s *Service) letGo(id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.staged, id)
-}
-
-func (s *Service) held(id string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.staged[id]
+	s.last++
+	return fmt.Sprintf("%s-%d", s.run, s.last)
 }
 
 // unstage removes a staging directory. What can't be removed, or not before the context is
 // done, is left for the next start.
 func (s *Service) unstage(ctx context.Context, id string) {
-	defer s.letGo(id)
 	staging, err := s.openStaging()
 	if err == nil {
-		err = errors.Join(hostdir.Remove(ctx, staging, id), staging.Close())
+		err = errors.Join(removeStaged(ctx, staging, id), staging.Close())
 	}
 	if err != nil && ctx.Err() == nil {
 		s.log.WarnContext(ctx, "staging_not_removed", "staging", id, "error", err)
 	}
 }
 
+// removeStaged removes a staging directory. That of a deleted chat gets another name first:
+// half removed, it wouldn't say which chat it was.
+func removeStaged(ctx context.Context, staging *os.Root, id string) error {
+	if name, ok := strings.CutPrefix(id, deleted); ok {
+		if err := staging.Rename(id, name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		id = name
+	}
+	return hostdir.Remove(ctx, staging, id)
+}
+
 // stage is what is going to be put into a chat's directory. It belongs to one goroutine.
 type stage struct {
 	s     *Service
-	id    string // of the change that it becomes
+	id    string // its directory's name
 	chat  Chat
 	space workspace.Workspace
 	dir   *os.Root
@@ -117,7 +117,6 @@ type stage struct {
 	asked int64 // bytes that there is room for
 	files []staged
 	trees bool // there may be directories and links in it
-	kept  bool // as a change
 }
 
 // staged is a file at the top of a stage.
@@ -130,7 +129,7 @@ type staged struct {
 // stage reserves room for n bytes, of which replaced make way for them, and makes a place
 // for them. Without an error, end must be called.
 func (s *Service) stage(ctx context.Context, c Chat, n, replaced int64) (_ *stage, err error) {
-	st := &stage{s: s, id: uuid.NewString(), chat: c, asked: n}
+	st := &stage{s: s, id: s.newStaging(), chat: c, asked: n}
 	if st.space, err = s.opts.Workspaces.Get(ctx, c.Tenant, c.WorkspaceID); err != nil {
 		return nil, err
 	}
@@ -145,7 +144,6 @@ func (s *Service) stage(ctx context.Context, c Chat, n, replaced int64) (_ *stag
 	if st.room, err = s.opts.Quotas.Reserve(ctx, st.space, c.ID, n, replaced); err != nil {
 		return nil, err
 	}
-	s.hold(st.id)
 	if err := st.make(dir); err != nil {
 		st.end(ctx)
 		return nil, st.writeError(ctx, "the staging directory", err)
@@ -168,21 +166,19 @@ func (st *stage) make(chat *os.Root) error {
 	return st.s.opts.Quotas.Stage(st.space, st.dir, chat)
 }
 
-// end removes what hasn't become a change.
+// end removes what is left of it.
 func (st *stage) end(ctx context.Context) {
 	st.room.Release()
 	if st.dir != nil {
 		_ = st.dir.Close()
 	}
-	if !st.kept {
-		st.s.unstage(context.WithoutCancel(ctx), st.id)
-	}
+	st.s.unstage(context.WithoutCancel(ctx), st.id)
 }
 
 // enlist has what is staged be of the workspace's project: the directory that it is moved
 // into takes nothing of another.
 func (st *stage) enlist(ctx context.Context) error {
-	return st.writeError(ctx, "the staging directory", st.room.Staged(st.dir, st.bytes))
+	return st.writeError(ctx, "the staging directory", st.room.Staged(ctx, st.dir, st.bytes))
 }
 
 // grow keeps room for so many bytes in all.
@@ -259,7 +255,7 @@ func (st *stage) fill(ctx context.Context, f *os.File, size, limit int64, r io.R
 			n = total
 		}
 		if n-flushed >= flushEvery {
-			// Whatever goes wrong here, the sync at the end tells of it.
+			// An error here is the sync's at the end, too.
 			_ = unix.SyncFileRange(int(f.Fd()), flushed, n-flushed, unix.SYNC_FILE_RANGE_WRITE)
 			flushed = n
 		}
@@ -299,7 +295,7 @@ func fill(r io.Reader, buf []byte) (n int, end bool, err error) {
 	return n, false, nil
 }
 
-// writeError tells why something couldn't be written: the kernel's quota counts as the
+// writeError says why something couldn't be written: the kernel's quota counts as the
 // workspace's own.
 func (st *stage) writeError(ctx context.Context, name string, err error) error {
 	if !errors.Is(err, syscall.EDQUOT) {

@@ -204,49 +204,23 @@ func (w *world) sound() error {
 	if err != nil || len(staging) > 0 {
 		return fmt.Errorf("left in the staging directory: %v, %w", staging, err)
 	}
-	if changes, err := w.db.Changes(ctx); err != nil || len(changes) > 0 {
-		return fmt.Errorf("left changes: %v, %w", changes, err)
-	}
-	if locks, staged := w.Locks(); locks+staged > 0 {
-		return fmt.Errorf("%d locks and %d staging directories in use", locks, staged)
-	}
 	var total int64
 	err = w.db.EachChat(ctx, func(c chat.Chat) error {
 		dir := filepath.Join(w.root, c.ID)
 		if c.Tenant != lifecycle.DefaultTenant {
 			dir = filepath.Join(w.root, ".tenants", c.Tenant, c.ID)
 		}
-		records, err := w.db.Files(ctx, c.Tenant, c.ID, "", 1<<20)
-		if err != nil {
-			return err
-		}
-		known := map[string]chat.File{}
-		for _, f := range records {
-			known[f.Name] = f
+		if w.Locked(c) {
+			return fmt.Errorf("chat %s is locked", c.ID)
 		}
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return err
 		}
 		for _, e := range entries {
-			fi, err := e.Info()
-			if err != nil {
-				return err
-			}
 			if c.Tenant == tenant {
 				total += size(filepath.Join(dir, e.Name()))
 			}
-			if !fi.Mode().IsRegular() {
-				continue
-			}
-			f, ok := known[e.Name()]
-			if e.Name() != chat.HistoryName && (!ok || f.Size != fi.Size()) {
-				return fmt.Errorf("%s has %d bytes, and its record says %+v", e.Name(), fi.Size(), f)
-			}
-			delete(known, e.Name())
-		}
-		if len(known) > 0 {
-			return fmt.Errorf("records without a file: %v", known)
 		}
 		return nil
 	})

@@ -14,7 +14,7 @@ type PutFile struct {
 	NoClash     bool   // refuse to write over one that is there: errdefs' AlreadyExists
 }
 
-// Put writes a file, whole or not at all; made tells that there was none of the name.
+// Put writes a file, whole or not at all; made says that there was none of the name.
 func (s *Service) Put(ctx context.Context, tenant, chatID string, f PutFile, r io.Reader) (file File, made bool, err error) {
 	defer func() { s.metrics.count("write", err) }()
 	c, err := s.named(ctx, tenant, chatID, f.Name)
@@ -82,7 +82,7 @@ func (s *Service) PutAll(ctx context.Context, tenant, chatID string, next func()
 	return files, err
 }
 
-// early answers how many bytes make way for a file, and refuses it before its bytes come if it
+// early returns how many bytes make way for a file, and refuses it before its bytes come if it
 // is plain by then that it can't be written. What counts is decided when they are there.
 func (s *Service) early(ctx context.Context, c Chat, f PutFile) (replaced int64, err error) {
 	dir, err := s.open(ctx, c)

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 )
 
 func TestMerge(t *testing.T) {
@@ -96,69 +95,6 @@ func TestMergeInTheWay(t *testing.T) {
 	}
 	if got := tree(t, outside); len(got) != 2 || got["sub/canary"] == "" {
 		t.Errorf("a link was followed: %q", got)
-	}
-}
-
-// A merge that ends anywhere goes on from there.
-func TestMergeResumed(t *testing.T) {
-	t.Parallel()
-	files := []string{"a", "d/", "d/old/", "d/old/f", "d/old/g", "d/new/", "d/new/h", "z/", "z/z"}
-	was := []string{"d/old/", "d/old/k", "z/"}
-	whole, _ := grown(t, append(files, was...)...)
-	want := tree(t, whole)
-	for steps := range 12 {
-		from, a := grown(t, files...)
-		to, b := grown(t, was...)
-		left := steps
-		err := both(a, b, func(from, to *os.File) error { return upTo(&left, from, to) })
-		if err == nil && steps < 5 {
-			t.Fatal("nothing was tried")
-		}
-		if err := CheckMerge(a, b); err != nil {
-			t.Errorf("after %d: check: %v", steps, err)
-		}
-		if err := Merge(a, b); err != nil {
-			t.Errorf("after %d: %v", steps, err)
-		}
-		if got := tree(t, to); !maps.Equal(got, want) || len(tree(t, from)) > 0 {
-			t.Errorf("after %d: got %q\nwant %q", steps, got, want)
-		}
-	}
-}
-
-// upTo does the first steps of a merge.
-func upTo(left *int, from, to *os.File) error {
-	return Each(from, func(name string) error {
-		if *left--; *left < 0 {
-			return errors.New("crash")
-		}
-		err := move(from, to, name, unix.RENAME_NOREPLACE)
-		if !errors.Is(err, unix.EEXIST) {
-			return err
-		}
-		if err := in(from, to, name, func(from, to *os.File) error { return upTo(left, from, to) }); err != nil {
-			return err
-		}
-		if *left--; *left < 0 {
-			return errors.New("crash")
-		}
-		return unlinkAt(from, name, unix.AT_REMOVEDIR)
-	})
-}
-
-// Two names of one file, as a crash can leave them, are one in the end.
-func TestMergeSameFile(t *testing.T) {
-	t.Parallel()
-	from, a := grown(t, "a")
-	to, b := grown(t)
-	if err := os.Link(from+"/a", to+"/a"); err != nil {
-		t.Fatal(err)
-	}
-	if err := Merge(a, b); err != nil {
-		t.Fatal(err)
-	}
-	if len(tree(t, from)) > 0 || tree(t, to)["a"] != "a" {
-		t.Errorf("%q, %q", tree(t, from), tree(t, to))
 	}
 }
 

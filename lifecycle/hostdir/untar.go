@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxHeaders bounds the bytes that tell of one file in an archive.
+// maxHeaders bounds the headers of one file in an archive, in bytes.
 const maxHeaders = 4 << 20
 
 // maxName is how long an element of a path may be, in bytes.
@@ -115,7 +115,7 @@ func (u *unpacker) all() error {
 		if err := u.count(); err != nil {
 			return err
 		}
-		if h.Typeflag == tar.TypeXGlobalHeader { // tells of no file
+		if h.Typeflag == tar.TypeXGlobalHeader { // belongs to no file
 			continue
 		}
 		if err := u.entry(h); err != nil {
@@ -178,7 +178,7 @@ func (u *unpacker) entry(h *tar.Header) error {
 	return OfSpace(short(h.Name), put(dir, elements[last], h))
 }
 
-// split checks a path in an archive and answers its elements; none for the top.
+// split checks a path in an archive and returns its elements; none for the top.
 func split(path string) ([]string, error) {
 	switch {
 	case path == "":

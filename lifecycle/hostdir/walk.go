@@ -275,7 +275,7 @@ func (w *walk) drop(l *level) {
 	}
 }
 
-// next answers a directory's next name, empty at its end.
+// next returns a directory's next name, empty at its end.
 func (l *level) next() (string, error) {
 	for {
 		if len(l.rest) == 0 {

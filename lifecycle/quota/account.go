@@ -29,14 +29,13 @@ const (
 type account struct {
 	tenant  string
 	limited atomic.Bool // the kernel has been told the quota
-	keep    atomic.Bool // it knows of a chat that wasn't held, which is told but once
+	keep    atomic.Bool // never forget it: it has had a chat that the kernel doesn't count
 
 	// Of Service.mu.
 	users int // operations and reservations that have it
 	used  time.Time
 
-	kernel  sync.Mutex // held while the kernel is asked; before mu
-	written int64      // of what the kernel counts, but isn't used: staged, or about to go
+	written int64 // of what the kernel counts, but isn't used: staged, or about to go; of Service.counting
 
 	mu       sync.Mutex // never held for long
 	reserved int64      // by reservations, not committed yet
@@ -70,7 +69,7 @@ type walk struct {
 	live    bool  // a sandbox has made itself known
 }
 
-// use answers a workspace's account, which is kept until unuse.
+// use returns a workspace's account, which is kept until unuse.
 func (s *Service) use(w Workspace) *account {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +93,7 @@ func (s *Service) unuse(a *account) {
 	a.used = time.Now()
 }
 
-// figureLocked answers a chat's figure, or one that isn't known yet.
+// figureLocked returns a chat's figure, or one that isn't known yet.
 func (a *account) figureLocked(chatID string) *figure {
 	f := a.chats[chatID]
 	if f == nil {
@@ -115,9 +114,9 @@ func (a *account) sandboxed(chatID string, changed bool) {
 	}
 }
 
-// Touched has a chat measured before it next counts, as its sandbox comes or goes. What isn't
+// touch has a chat measured before it next counts, as its sandbox comes or goes. What isn't
 // known yet of a chat is measured anyway.
-func (s *Service) Touched(tenant, chatID string) {
+func (s *Service) touch(tenant, chatID string) {
 	w, known, _ := s.owners.get(ownedKey{tenant, chatID})
 	if known && w.ID == "" {
 		w.ID = keysOf(tenant)
@@ -164,7 +163,7 @@ func (f *figure) overlapLocked(n int64) {
 	}
 }
 
-// holdsLocked tells whether the figure is still right.
+// holdsLocked reports whether the figure is still right.
 func (f *figure) holdsLocked(live bool) bool {
 	switch {
 	case !f.known || f.stale:
@@ -175,7 +174,7 @@ func (f *figure) holdsLocked(live bool) bool {
 	return !f.live
 }
 
-// unheld answers the chats that the kernel doesn't count, after another try to have it do so.
+// unheld returns the chats that the kernel doesn't count, after another try to have it do so.
 func (s *Service) unheld(ctx context.Context, a *account, w Workspace) ([]string, error) {
 	a.mu.Lock()
 	var again []string
@@ -269,8 +268,11 @@ func (s *Service) total(ctx context.Context, a *account, w Workspace, chatID str
 	if err != nil {
 		return total{}, err
 	}
-	a.kernel.Lock()
-	defer a.kernel.Unlock()
+	unlock, err := s.counting.Lock(ctx, w.ID)
+	if err != nil {
+		return total{}, err
+	}
+	defer unlock()
 	counted, err := s.countedLocked(a, w)
 	if err != nil {
 		return total{}, err
@@ -317,7 +319,7 @@ func (s *Service) keysTotal(ctx context.Context, a *account, w Workspace, key st
 }
 
 // countedLocked is what the kernel counts and is used: neither staged nor about to be
-// replaced. The account's kernel must be held.
+// replaced. The workspace's count must be locked.
 func (s *Service) countedLocked(a *account, w Workspace) (int64, error) {
 	if s.enforcement() != "hard" {
 		return 0, nil
@@ -329,7 +331,7 @@ func (s *Service) countedLocked(a *account, w Workspace) (int64, error) {
 	return max(used-a.written, 0), nil
 }
 
-// fresh brings what is known of a workspace up to date, and answers the chats that count by
+// fresh brings what is known of a workspace up to date, and returns the chats that count by
 // what was measured: all, or those that the kernel doesn't count.
 func (s *Service) fresh(ctx context.Context, a *account, w Workspace, chatID string) (ids []string, err error) {
 	if s.enforcement() == "hard" {

@@ -506,19 +506,19 @@ func TestKeysWithoutChats(t *testing.T) {
 		t.Errorf("enforcement %q", e)
 	}
 	w.holds("a", 101)
-	s.Touched("t", "a")
+	s.touch("t", "a")
 	left("a", false, true)
 	w.holds("a", 60)
 	left("a", true, false)
 	w.isLive("a", false) // deleted; its directory stays
-	s.Touched("t", "a")
+	s.touch("t", "a")
 	left("a", false, false)
 	w.isLive("a", true)
 	w.holds("a", 30)
 	left("a", true, false)
 	w.holds("a", 60) // written by a process until the sandbox was deleted
 	w.isLive("a", false)
-	s.Touched("t", "a")
+	s.touch("t", "a")
 	w.holds("b", 50)
 	left("b", true, true)
 	w.set(func() { w.chats["a"] = w.spaces["u"].ID })
@@ -905,7 +905,7 @@ func (k *kernel) stage(t *testing.T, r *Reservation, n int64) {
 	}
 	defer dir.Close()
 	k.staged = n
-	if err := r.Staged(dir, n); err != nil || k.adopted[inode(t, dir)] != r.w.Project {
+	if err := r.Staged(t.Context(), dir, n); err != nil || k.adopted[inode(t, dir)] != r.w.Project {
 		t.Fatalf("adopted %v, %v", k.adopted, err)
 	}
 }
@@ -975,14 +975,14 @@ func TestHard(t *testing.T) {
 	r = reserve(t, s, ws, 1, 0, false)
 	k.stage(t, r, 1)
 	k.failing = errors.New("no such device")
-	if err := r.Staged(dir, 1); !isUnavailable(err) {
+	if err := r.Staged(t.Context(), dir, 1); !isUnavailable(err) {
 		t.Errorf("staged: %v", err)
 	}
 	r.Release()
 	// Nor is one needed where there are no projects.
 	s, ws = newWorld().service(t, setup{QuotaBytes: 1})
 	r = reserve(t, s, ws, 1, 0, false)
-	if err := errors.Join(s.Adopt(ws, "k", dir), s.Stage(ws, dir, dir), r.Staged(dir, 1)); err != nil {
+	if err := errors.Join(s.Adopt(ws, "k", dir), s.Stage(ws, dir, dir), r.Staged(t.Context(), dir, 1)); err != nil {
 		t.Error(err)
 	}
 	r.Release()

@@ -141,7 +141,7 @@ func (s *Service) adopt(a *account, w Workspace, dir *os.Root) error {
 	return ofWorkspace(w, err)
 }
 
-// limit tells the kernel the quota, once for as long as the account is known: it may have
+// limit sets the quota in the kernel, once for as long as the account is known: it may have
 // another one from an earlier configuration.
 func (s *Service) limit(a *account, w Workspace) error {
 	if a.limited.Load() {

@@ -11,7 +11,7 @@ import (
 const maxOwners = 10_000
 
 // owners remembers which workspace a key's chat belongs to, or that there is no such chat,
-// so that the commands of sandboxes ask the store but once. It is safe for many goroutines.
+// so that the commands of sandboxes ask the store but once. It is safe for concurrent use.
 type owners struct {
 	mu    sync.Mutex
 	known map[ownedKey]Workspace // without an ID: the key is of no chat
@@ -48,7 +48,7 @@ func (o *owners) put(key ownedKey, w Workspace, turn int) {
 	o.known[key] = w
 }
 
-// owner answers the workspace of a key's chat; false if the key is of no chat.
+// owner returns the workspace of a key's chat; false if the key is of no chat.
 func (s *Service) owner(ctx context.Context, tenant, chatID string) (Workspace, bool, error) {
 	key := ownedKey{tenant, chatID}
 	w, known, turn := s.owners.get(key)
@@ -66,6 +66,6 @@ func (s *Service) owner(ctx context.Context, tenant, chatID string) (Workspace, 
 	return w, w.ID != "", nil
 }
 
-// Changed has to be called whenever a chat may have been put into the store, or removed
+// Changed must be called whenever a chat may have been put into the store, or removed
 // from it.
 func (s *Service) Changed(tenant, chatID string) { s.owners.changed(tenant, chatID) }

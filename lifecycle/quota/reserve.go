@@ -82,14 +82,17 @@ func (r *Reservation) Replaces(n int64) { r.replaced = add(r.replaced, n) }
 // Staged puts a directory with n bytes that have been written into the workspace's project,
 // where there are any. Nothing may be written there afterwards. It may be called once.
 // Errors: *lifecycle.UnavailableError.
-func (r *Reservation) Staged(dir *os.Root, n int64) error {
+func (r *Reservation) Staged(ctx context.Context, dir *os.Root, n int64) error {
 	if r.s.projects == nil {
 		return nil
 	}
 	a := r.s.use(r.w)
 	defer r.s.unuse(a)
-	a.kernel.Lock() // so that nobody finds it counted and reserved
-	defer a.kernel.Unlock()
+	unlock, err := r.s.counting.Lock(ctx, r.w.ID) // so that nobody finds it counted and reserved
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if err := r.s.adopt(a, r.w, dir); err != nil {
 		return err
 	}
@@ -148,8 +151,11 @@ func (r *Reservation) take(ctx context.Context, n, replaced int64, commit bool) 
 			return err
 		}
 	}
-	a.kernel.Lock()
-	defer a.kernel.Unlock()
+	unlock, err := s.counting.Lock(ctx, r.w.ID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	counted, err := s.countedLocked(a, r.w)
 	if err != nil {
 		return err
@@ -222,8 +228,11 @@ func (r *Reservation) Done(asCommitted bool) {
 
 // unwrite has all that the kernel counts be used.
 func (r *Reservation) unwrite() {
-	r.account.kernel.Lock()
-	defer r.account.kernel.Unlock()
+	unlock, err := r.s.counting.Lock(context.Background(), r.w.ID)
+	if err != nil { // which it can't be
+		return
+	}
+	defer unlock()
 	r.account.written -= r.written
 	r.written = 0
 }

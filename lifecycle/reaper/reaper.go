@@ -23,7 +23,7 @@ import (
 
 // Options configure a Reaper.
 type Options struct {
-	Manager  *lifecycle.Manager    // mandatory
+	Manager  *lifecycle.Service    // mandatory
 	Interval time.Duration         // between sweeps; 0 is 30 s
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
@@ -32,7 +32,7 @@ type Options struct {
 
 // Reaper sweeps.
 type Reaper struct {
-	manager  *lifecycle.Manager
+	manager  *lifecycle.Service
 	interval time.Duration
 	log      *slog.Logger
 	metrics  *metrics
@@ -255,7 +255,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "berm_sandbox_cleanup_errors_total", Help: "Failed collections, by error type.",
 		}, []string{"error_type"}),
 	}
-	// What was never counted is told as 0, so that a rate has a start.
+	// A counter is exported from the start, so that its first rate is right.
 	m.cleanups.WithLabelValues(string(lifecycle.ResultDeleted))
 	m.cleanups.WithLabelValues(string(lifecycle.ResultError))
 	for _, kind := range lifecycle.ObjectKinds() {

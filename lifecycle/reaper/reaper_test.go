@@ -26,12 +26,12 @@ import (
 )
 
 // start runs a manager on a fake engine, with a real store.
-func start(t testing.TB, fake *runtimetest.Fake) *lifecycle.Manager {
+func start(t testing.TB, fake *runtimetest.Fake) *lifecycle.Service {
 	t.Helper()
 	return startWith(t, fake, nil)
 }
 
-func startWith(t testing.TB, fake *runtimetest.Fake, quotas lifecycle.Quotas) *lifecycle.Manager {
+func startWith(t testing.TB, fake *runtimetest.Fake, quotas lifecycle.Quotas) *lifecycle.Service {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	st, err := store.Open(ctx, store.Options{Path: filepath.Join(t.TempDir(), "berm.db")})
@@ -67,7 +67,7 @@ func startWith(t testing.TB, fake *runtimetest.Fake, quotas lifecycle.Quotas) *l
 	return m
 }
 
-func create(t testing.TB, m *lifecycle.Manager, key string, ttl time.Duration) {
+func create(t testing.TB, m *lifecycle.Service, key string, ttl time.Duration) {
 	t.Helper()
 	if _, err := m.Create(context.Background(), lifecycle.CreateRequest{
 		Tenant: "a", Key: key, Request: policy.Request{TTL: &ttl},
@@ -80,7 +80,7 @@ func TestNew(t *testing.T) {
 	if _, err := reaper.New(reaper.Options{}); err == nil {
 		t.Error("no manager was taken")
 	}
-	if _, err := reaper.New(reaper.Options{Manager: &lifecycle.Manager{}, Interval: -1}); err == nil {
+	if _, err := reaper.New(reaper.Options{Manager: &lifecycle.Service{}, Interval: -1}); err == nil {
 		t.Error("a negative interval was taken")
 	}
 }

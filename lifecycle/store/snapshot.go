@@ -20,7 +20,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 )
 
-// unknownUse is the last use of sandboxes in a snapshot, where lifecycle.Record has the
+// unknownUse is the last use of sandboxes in a snapshot, where lifecycle.Sandbox has the
 // zero time.
 const unknownUse = 0
 
@@ -37,16 +37,15 @@ type Report struct {
 	Workspaces int
 	Chats      int
 	Files      int
-	Changes    int // of chats, that weren't finished
 }
 
-// Empty tells whether there is nothing in the store.
+// Empty reports whether there is nothing in the store.
 func (r Report) Empty() bool { return r == Report{Schema: r.Schema} }
 
 // Snapshot writes a copy of the database at path into a new file, as it is at one moment.
 // It may be in use meanwhile, also by another process, and isn't changed. In the copy,
-// sandboxes have no last use, and it is fresh: whoever goes by it later can't know what
-// happened since. It isn't synced to the disk.
+// sandboxes have no last use, content types count for any file with the name, and it is
+// fresh: nothing in it says what happened since. It isn't synced to the disk.
 func Snapshot(ctx context.Context, path, to string) error {
 	if err := snapshot(ctx, path, to); err != nil {
 		return fmt.Errorf("copy the store %s: %w", path, err)
@@ -75,7 +74,22 @@ func snapshot(ctx context.Context, path, to string) error {
 		return err
 	}
 	_, err = copied.ExecContext(ctx, fmt.Sprintf("UPDATE sandboxes SET last_used_at = %d; PRAGMA application_id = %d", unknownUse, untaken))
+	if err == nil {
+		err = forgetInodes(ctx, copied)
+	}
 	return errors.Join(err, copied.Close())
+}
+
+// forgetInodes makes content types count for any file with the name: chats that are put
+// back have other inodes.
+func forgetInodes(ctx context.Context, db *sql.DB) error {
+	columns, err := one(ctx, db, func(row scanner) (n int, err error) { return n, row.Scan(&n) },
+		"SELECT COUNT(*) FROM pragma_table_info('files') WHERE name = 'inode'")
+	if err != nil || columns == 0 { // an older schema has none
+		return err
+	}
+	_, err = db.ExecContext(ctx, "UPDATE files SET inode = 0, old_type = '', old_inode = 0")
+	return err
 }
 
 func openReadOnly(path string) (*sql.DB, error) {
@@ -83,7 +97,7 @@ func openReadOnly(path string) (*sql.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := os.Stat(path); err != nil { // which SQLite tells less well
+	if _, err := os.Stat(path); err != nil { // SQLite's error says less
 		return nil, err
 	}
 	// Who may only read leaves the files behind that reading a stopped store takes; who may
@@ -97,7 +111,7 @@ func openReadOnly(path string) (*sql.DB, error) {
 	return openFile(path, url.Values{"mode": {mode}}, "trusted_schema(0)", "cell_size_check(1)", sync)
 }
 
-// Check reads all of the database at path, and tells what is in it; an error says what is
+// Check reads all of the database at path, and returns what is in it; an error says what is
 // wrong. It may be in use meanwhile, and isn't changed. Of one with an older schema, a copy
 // is made in the directory scratch and brought up to date there; empty is one of its own, in
 // os.TempDir, for as long as it takes.
@@ -238,17 +252,12 @@ func (r *Report) count(ctx context.Context, q querier) (err error) {
 	})
 	file := func(row scanner) error {
 		f, err := scanFile(row)
-		if err == nil && (f.ID == "" || f.Name == "" || strings.Contains(f.Name, "/") || f.Size < 0) {
-			err = fmt.Errorf("file %q of chat %q: no such can be", f.Name, f.ChatID)
+		if err == nil && (f.ID == "" || f.Name == "" || strings.Contains(f.Name, "/")) {
+			err = fmt.Errorf("file %q of chat %q: no such can be", f.Name, f.chatID)
 		}
 		return err
 	}
 	rows(&r.Files, "SELECT "+fileColumns+" FROM files", file)
-	rows(new(int), "SELECT "+fileColumns+" FROM changes JOIN changed_files USING (change_id)", file)
-	rows(&r.Changes, "SELECT change_id FROM changes", func(row scanner) error {
-		var id string
-		return row.Scan(&id)
-	})
 	rows(new(int), "SELECT "+projectColumns+" FROM ceilings", func(row scanner) error {
 		c, err := scanProject(row)
 		if err == nil && !filepath.IsAbs(c.Dir) { // the session is nobody's once the directory is shared

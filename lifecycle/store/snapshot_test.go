@@ -23,7 +23,7 @@ import (
 func fill(t *testing.T, s *Store) {
 	t.Helper()
 	r := record(uuid.NewString())
-	k := chatIn(t, s, "a", "1", "k")
+	chatIn(t, s, "a", "1", "k")
 	_, err := s.AddProject(t.Context(), r.SessionID, "/work/"+r.SessionID)
 	if err != nil {
 		t.Fatal(err)
@@ -37,8 +37,7 @@ func fill(t *testing.T, s *Store) {
 	}
 	for _, err := range []error{
 		s.PutRestart(t.Context(), restarted), s.PutRestart(t.Context(), restart.Row{ContainerID: "b", Policy: restart.Policy{Name: "no"}}),
-		s.Put(t.Context(), r), s.PutFiles(t.Context(), file(k, "1", "x")),
-		s.PutChange(t.Context(), chat.Change{ID: "c", Tenant: "a", ChatID: "k", Files: []chat.File{file(k, "2", "y")}}),
+		s.Put(t.Context(), r), put(t, s, "a", "k", file("1", "x")),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -52,7 +51,7 @@ var restarted = restart.Row{
 	Exit: time.Unix(1, 2).UTC(), Backoff: time.Second, Next: time.Unix(3, 4).UTC(),
 }
 
-var filled = Report{Schema: len(must(migrationNames())), Sandboxes: 1, Workspaces: 1, Chats: 1, Files: 1, Changes: 1}
+var filled = Report{Schema: len(must(migrationNames())), Sandboxes: 1, Workspaces: 1, Chats: 1, Files: 1}
 
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
@@ -82,8 +81,10 @@ func TestSnapshot(t *testing.T) {
 	}
 	want := before[0]
 	want.LastUsedAt = time.Time{}
-	same(t, "record", []lifecycle.Record{want}, records(t, got))
-	same(t, "changes", must(s.Changes(ctx)), must(got.Changes(ctx)))
+	same(t, "record", []lifecycle.Sandbox{want}, records(t, got))
+	without := file("1", "x")
+	without.Inode, without.OldType, without.OldInode = 0, "", 0
+	same(t, "files", []chat.Record{without}, files(t, got, "a", "k", "", ""))
 	kept := []restart.Row{restarted, {ContainerID: "b", Policy: restart.Policy{Name: "no"}}}
 	same(t, "restarts", kept, must(got.Restarts(ctx)))
 	same(t, "restarts, read from outside", kept, must(ReadRestarts(ctx, path)))
@@ -114,20 +115,36 @@ func unwrapAll(err error) error {
 	}
 }
 
+// copied returns a copy of an open database, as after a kill.
+func copied(t *testing.T, path string) string {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), "berm.db")
+	for _, suffix := range []string{"", "-wal"} {
+		content, err := os.ReadFile(path + suffix)
+		if err == nil {
+			err = os.WriteFile(to+suffix, content, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return to
+}
+
 // A snapshot is of one moment, whoever writes meanwhile, and after a kill.
 func TestSnapshotMeanwhile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "berm.db")
 	s := open(t, path)
-	k := chatIn(t, s, "a", "1", "k")
+	chatIn(t, s, "a", "1", "k")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
 	begun := make(chan struct{})
 	wg.Go(func() { // both files, or none
 		for i := 0; ctx.Err() == nil; i++ {
-			if err := s.PutFiles(t.Context(), file(k, fmt.Sprint("a", i), fmt.Sprint("a", i)), file(k, fmt.Sprint("b", i), fmt.Sprint("b", i))); err != nil {
+			if err := put(t, s, "a", "k", file(fmt.Sprint("a", i), fmt.Sprint("a", i)), file(fmt.Sprint("b", i), fmt.Sprint("b", i))); err != nil {
 				t.Error(err)
 			}
 			if i == 0 {
@@ -200,7 +217,7 @@ func TestCheckFinds(t *testing.T) {
 		}, "not a database"},
 		"nothing in it":  {func(_ *testing.T, path string) { _ = os.Truncate(path, 0) }, "no schema"},
 		"newer":          {exec("PRAGMA user_version = 1000"), "newer berm"},
-		"other tables":   {exec("DROP INDEX changes_of_chat"), "aren't those of schema version"},
+		"other tables":   {exec("DROP INDEX chats_of_workspace"), "aren't those of schema version"},
 		"a trigger":      {exec("CREATE TRIGGER t AFTER DELETE ON chats BEGIN DELETE FROM files; END"), "aren't those"},
 		"no chat":        {exec("DELETE FROM chats"), "1 of files without chats"},
 		"no spec":        {exec("UPDATE sandboxes SET spec = '{'"), "unexpected EOF"},
@@ -209,12 +226,11 @@ func TestCheckFinds(t *testing.T) {
 		"no key":         {exec("UPDATE sandboxes SET key = '../k'"), "is no key"},
 		"no session":     {exec("UPDATE sandboxes SET session_id = 's'"), "no such can be"},
 		"no user":        {exec("UPDATE workspaces SET user_id = ''"), "no such can be"},
-		"chat of no key": {exec("PRAGMA foreign_keys = 0; UPDATE chats SET chat_id = '.'; UPDATE files SET chat_id = '.'; UPDATE changes SET chat_id = '.'"), "is no key"},
+		"chat of no key": {exec("PRAGMA foreign_keys = 0; UPDATE chats SET chat_id = '.'; UPDATE files SET chat_id = '.'"), "is no key"},
 		"a path":         {exec("UPDATE files SET name = '../x'"), "no such can be"},
-		"a path to come": {exec("UPDATE changed_files SET name = '../x'"), "no such can be"},
 		"no directory":   {exec("UPDATE ceilings SET dir = '../work' WHERE session_id = ''"), "no such can be"},
 		"no container":   {exec("UPDATE restarts SET container_id = '' WHERE container_id = 'a'"), "invalid"},
-		"no number":      {exec("UPDATE files SET size = 'x'"), "size"},
+		"no number":      {exec("UPDATE files SET inode = 'x'"), "inode"},
 	} {
 		path := filepath.Join(t.TempDir(), "berm.db")
 		content, err := os.ReadFile(sound)

@@ -20,7 +20,7 @@ type querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// one answers the row of a query; of errdefs' NotFound class if there is none.
+// one returns the row of a query; of errdefs' NotFound class if there is none.
 func one[T any](ctx context.Context, q querier, scan func(scanner) (T, error), query string, args ...any) (T, error) {
 	v, err := scan(q.QueryRowContext(ctx, query, args...))
 	if err != nil {
@@ -30,7 +30,7 @@ func one[T any](ctx context.Context, q querier, scan func(scanner) (T, error), q
 	return v, nil
 }
 
-// list answers all rows of a query.
+// list returns all rows of a query.
 func list[T any](ctx context.Context, q querier, scan func(scanner) (T, error), query string, args ...any) ([]T, error) {
 	var all []T
 	_, err := eachRow(ctx, q, func(row scanner) error {
@@ -44,13 +44,13 @@ func list[T any](ctx context.Context, q querier, scan func(scanner) (T, error), 
 	return all, nil
 }
 
-// eachRow calls f with every row of a query, until it fails, and answers how many there were.
+// eachRow calls f with every row of a query, until it fails, and returns how many there were.
 func eachRow(ctx context.Context, q querier, f func(scanner) error, query string, args ...any) (n int, err error) {
 	rows, err := q.QueryContext(ctx, query, args...)
 	if err != nil {
 		return 0, failed("read", err)
 	}
-	defer func() { _ = rows.Close() }() // rows.Err tells of all that can go wrong
+	defer func() { _ = rows.Close() }() // rows.Err has all that can go wrong
 	for rows.Next() {
 		if err := f(rows); err != nil {
 			return n, failed("read", err)
@@ -60,7 +60,7 @@ func eachRow(ctx context.Context, q querier, f func(scanner) error, query string
 	return n, failed("read", rows.Err())
 }
 
-// ensure answers the row of a query for a key; if there is none, it is inserted durably,
+// ensure returns the row of a query for a key; if there is none, it is inserted durably,
 // and made is true.
 func ensure[T any](ctx context.Context, s *Store, scan func(scanner) (T, error), query string, key []any, insert string, values ...any) (got T, made bool, err error) {
 	got, err = one(ctx, s.db, scan, query, key...)
@@ -96,7 +96,7 @@ func each[T any](ctx context.Context, tx *sql.Tx, query string, values []T, args
 	return nil
 }
 
-// changed tells whether a statement changed anything.
+// changed reports whether a statement changed anything.
 func changed(res sql.Result, err error) (bool, error) {
 	if err != nil {
 		return false, err

@@ -18,12 +18,14 @@ import (
 	"github.com/bermhq/berm/lifecycle/quota"
 )
 
-// What quotas know of workspaces.
-type (
-	Workspace  = quota.Workspace
-	Usage      = quota.Usage
-	QuotaError = quota.FullError
-)
+// Workspace is a user's.
+type Workspace = quota.Workspace
+
+// Usage is how much of a workspace's quota is used.
+type Usage = quota.Usage
+
+// QuotaError says that a workspace's quota has no room.
+type QuotaError = quota.FullError
 
 // Store keeps workspaces. It must be safe for concurrent use.
 type Store interface {

@@ -1,5 +1,5 @@
-// Package client is Berm's Go SDK: it calls the REST API, waits where the server
-// asks for it, and gives errors a type.
+// Package client is Berm's Go SDK. It calls the REST API, retries when the server asks for
+// it, and returns typed errors.
 package client
 
 import (
@@ -94,7 +94,7 @@ type Error struct {
 	RetryAfter time.Duration   // 0 unless the server asks for a retry
 }
 
-// Error gives the server's words.
+// Error returns the server's message.
 func (e *Error) Error() string {
 	if e.Problem.Detail == "" {
 		return fmt.Sprintf("the server answered %d %s", e.Status, http.StatusText(e.Status))
@@ -149,7 +149,7 @@ func (c *Client) do(ctx context.Context, call call) (reply, error) {
 	}
 }
 
-// request is what is sent for a call.
+// request makes the HTTP request of a call.
 func (c *Client) request(ctx context.Context, call call, body []byte) (*http.Request, error) {
 	if err := checkPath(call.path); err != nil {
 		return nil, err
@@ -209,7 +209,7 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error
 	return rep, nil
 }
 
-// done makes a call whose answer has nothing to tell.
+// done makes a call and drops its answer.
 func (c *Client) done(ctx context.Context, call call) error {
 	_, err := c.do(ctx, call)
 	return err
@@ -251,7 +251,7 @@ func set[T comparable](q url.Values, name string, v T) {
 	}
 }
 
-// pages gives the items of a list, page by page. It ends after the first error.
+// pages yields the items of a list, page by page. It ends after the first error.
 func pages[Page, T any](ctx context.Context, c *Client, path string, q url.Values, of func(*Page) (items []T, next string, err error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T

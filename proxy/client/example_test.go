@@ -52,18 +52,23 @@ func Example() {
 	// deleted
 }
 
-func ExampleError() {
+// connected is a client of a server that stop ends.
+func connected() (c *client.Client, stop func()) {
 	_, url, stop := startBerm(runtimetest.FakeOptions{})
+	c, err := client.New(client.Options{BaseURL: url, Token: red})
+	if err != nil {
+		panic(err)
+	}
+	return c, stop
+}
+
+func ExampleError() {
+	c, stop := connected()
 	defer stop()
 	ctx := context.Background()
 
-	c, err := client.New(client.Options{BaseURL: url, Token: red})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	etc := "/etc"
-	_, err = c.Create(ctx, "build-42", apitype.SandboxRequest{HostPath: &etc})
+	_, err := c.Create(ctx, "build-42", apitype.SandboxRequest{HostPath: &etc})
 	var e *client.Error
 	if errors.As(err, &e) && e.Code == "policy_denied" {
 		for _, r := range e.Problem.Reasons {
@@ -74,15 +79,10 @@ func ExampleError() {
 }
 
 func ExampleClient_List() {
-	_, url, stop := startBerm(runtimetest.FakeOptions{})
+	c, stop := connected()
 	defer stop()
 	ctx := context.Background()
 
-	c, err := client.New(client.Options{BaseURL: url, Token: red})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	for _, key := range []string{"b", "a"} {
 		if _, err := c.Create(ctx, key, apitype.SandboxRequest{Metadata: map[string]string{"team": "tools"}}); err != nil {
 			fmt.Println(err)
@@ -104,15 +104,10 @@ func ExampleClient_List() {
 // A chat outlives its sandboxes: a file goes up, a command works on it, and what that made
 // comes down.
 func Example_chat() {
-	_, url, stop := startBerm(runtimetest.FakeOptions{})
+	c, stop := connected()
 	defer stop()
 	ctx := context.Background()
 
-	c, err := client.New(client.Options{BaseURL: url, Token: red})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	w, err := c.EnsureWorkspace(ctx, "user-7")
 	if err != nil {
 		fmt.Println(err)
@@ -159,15 +154,10 @@ func Example_chat() {
 }
 
 func ExampleClient_PutChatFiles() {
-	_, url, stop := startBerm(runtimetest.FakeOptions{})
+	c, stop := connected()
 	defer stop()
 	ctx := context.Background()
 
-	c, err := client.New(client.Options{BaseURL: url, Token: red})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	w, err := c.EnsureWorkspace(ctx, "user-7")
 	if err != nil {
 		fmt.Println(err)
@@ -209,15 +199,10 @@ func ExampleClient_PutChatFiles() {
 }
 
 func ExampleClient_ExecStream() {
-	_, url, stop := startBerm(runtimetest.FakeOptions{})
+	c, stop := connected()
 	defer stop()
 	ctx := context.Background()
 
-	c, err := client.New(client.Options{BaseURL: url, Token: red})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	req := apitype.ExecRequest{
 		Command: apitype.Command{"sh", "-c", "echo one; exit 3"},
 		ExecID:  "job-1", // so that a broken connection doesn't end it

@@ -35,7 +35,7 @@ func split(name string) (text string, raw []byte) {
 	return "", []byte(name)
 }
 
-// StatFile tells what a file in a sandbox is; of a link, what its target is. Names are
+// StatFile returns what a file in a sandbox is; of a link, what its target is. Names are
 // absolute, and may have any bytes but NUL, here and in all calls.
 func (c *Client) StatFile(ctx context.Context, key, name string) (*apitype.FileInfo, error) {
 	return get[apitype.FileInfo](ctx, c, filesPath(key, "/stat"), fileQuery(name))
@@ -91,8 +91,8 @@ func octal(mode fs.FileMode) string {
 	return fmt.Sprintf("%04o", uint32(mode))
 }
 
-// ListFiles gives what is in a directory, sorted, and what is in those below it down to a
-// depth; 0 is 1, the directory alone. It ends after the first error.
+// ListFiles yields the files of a directory, sorted, and of those below it down to a depth;
+// 0 is 1, the directory alone. It ends after the first error.
 func (c *Client) ListFiles(ctx context.Context, key, dir string, depth int) iter.Seq2[apitype.FileInfo, error] {
 	q := fileQuery(dir)
 	set(q, "depth", depth)
@@ -113,8 +113,8 @@ func (c *Client) Mkdir(ctx context.Context, key, name string, mode fs.FileMode, 
 	return c.done(ctx, call{method: http.MethodPost, path: filesPath(key, "/mkdir"), body: req, again: unlessFull})
 }
 
-// MoveFile moves a file or a directory. With replace, what is at to makes way, but for a
-// directory that isn't empty.
+// MoveFile moves a file or a directory. With replace, it replaces what is at to, unless
+// that is a directory that isn't empty.
 func (c *Client) MoveFile(ctx context.Context, key, from, to string, replace bool) error {
 	return c.moveFile(ctx, key, "/move", from, to, replace)
 }
@@ -178,9 +178,9 @@ func (c *Client) WriteTar(ctx context.Context, key, dir string, r io.Reader) err
 	return c.done(ctx, call{method: http.MethodPut, path: filesPath(key, "/tar"), query: fileQuery(dir), header: tarHeader(), upload: r})
 }
 
-// WatchFiles tells of changes below a directory: first an event "ready", from when on
-// they are seen. It goes on until the caller breaks the loop or ctx ends, and ends after
-// the first error. It isn't taken up again, as changes in between would be lost.
+// WatchFiles yields changes below a directory. The first event is "ready": changes from
+// then on are seen. It goes on until the caller breaks the loop or ctx ends, and ends
+// after the first error. It isn't resumed, since changes in between would be lost.
 func (c *Client) WatchFiles(ctx context.Context, key, dir string, recursive bool) iter.Seq2[apitype.FileEvent, error] {
 	q := fileQuery(dir)
 	set(q, "recursive", recursive)

@@ -26,7 +26,7 @@ const (
 	maxPause   = 5 * time.Second
 )
 
-// ErrTakenOver ends a stream in whose place somebody else follows the command now.
+// ErrTakenOver ends a stream that another follower has taken over.
 var ErrTakenOver = errors.New("somebody else follows the command now")
 
 // errBroken is a stream that broke off.
@@ -58,7 +58,7 @@ func (o StreamOptions) query() url.Values {
 	return q
 }
 
-// ExecStream runs a command and gives what it prints as it prints it, from an
+// ExecStream runs a command and yields its output as it prints it, from an
 // EventStart to an EventExit; heartbeats are left out. A stream that breaks off is taken
 // up again, as often in a row as Options.Retries says, but only if the request has an
 // ExecID: without one, the command ends with the stream. So it does when the caller
@@ -74,20 +74,20 @@ func (c *Client) ExecStream(ctx context.Context, key string, req apitype.ExecReq
 	})
 }
 
-// FollowExec gives what a command prints as ExecStream does. It takes the place of who
-// followed before, and leaves the command running when the caller breaks the loop.
+// FollowExec yields the output of a command as ExecStream does. It takes the place of an
+// earlier follower, and leaves the command running when the caller breaks the loop.
 func (c *Client) FollowExec(ctx context.Context, key, execID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
 	return c.follow(ctx, execPath(key, execID, "/stream"), opts, url.Values{})
 }
 
-// FollowProcess gives what a managed process prints as ExecStream does, beside whoever
-// is attached to it.
+// FollowProcess yields the output of a managed process as ExecStream does, beside its
+// attachment.
 func (c *Client) FollowProcess(ctx context.Context, key, processID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
 	return c.follow(ctx, processPath(key, processID, "/logs"), opts, url.Values{"follow": {"true"}})
 }
 
-// ProcessLogs gives what is kept of a managed process' output, and doesn't wait for
-// more. There is an EventExit only if it has ended.
+// ProcessLogs yields the kept output of a managed process, and doesn't wait for more. There
+// is an EventExit only if it has ended.
 func (c *Client) ProcessLogs(ctx context.Context, key, processID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
 	q := opts.query()
 	first := call{method: http.MethodGet, path: processPath(key, processID, "/logs"), query: q}
@@ -113,8 +113,8 @@ func (c *Client) follow(ctx context.Context, path string, opts StreamOptions, q 
 	})
 }
 
-// events gives the events of a stream, and of those that go on where it broke off. Resume
-// is nil if none can.
+// events yields the events of a stream, and of those that resume it. Resume is nil if it
+// can't be resumed.
 func (c *Client) events(ctx context.Context, first call, resume func(after StreamOptions) call) iter.Seq2[apitype.StreamEvent, error] {
 	return func(yield func(apitype.StreamEvent, error) bool) {
 		s := &eventStream{c: c, yield: yield, seq: -1}

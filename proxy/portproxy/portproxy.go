@@ -123,8 +123,8 @@ func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 	return portFault(p.failed)
 }
 
-// dotted tells whether a decoded path has a segment that means another place. Some take
-// a backslash for a slash.
+// dotted reports whether a decoded path has "." or ".." for a segment. Some servers take a
+// backslash for a slash.
 func dotted(path string) bool {
 	for _, segment := range strings.FieldsFunc(path, func(c rune) bool { return c == '/' || c == '\\' }) {
 		if segment == "." || segment == ".." {
@@ -134,7 +134,7 @@ func dotted(path string) bool {
 	return false
 }
 
-// pass has the request answered, and lets nobody touch its body afterwards.
+// pass answers the request. Its body isn't read after it.
 func (p *passage) pass(rp *httputil.ReverseProxy, w http.ResponseWriter, r *http.Request) {
 	pw := &portWriter{ResponseWriter: w, rc: http.NewResponseController(w), p: p}
 	defer func() {
@@ -177,7 +177,7 @@ func portFault(err error) error {
 // host is what the port is called inside.
 func (p *passage) host() string { return net.JoinHostPort("localhost", strconv.Itoa(p.Port)) }
 
-// cleanRequest takes out what is Berm's, or what the caller could make believe with.
+// cleanRequest removes Berm's credentials, and headers with which a caller could forge its origin.
 func (p *passage) cleanRequest(pr *httputil.ProxyRequest) {
 	h := pr.Out.Header
 	for name := range h {
@@ -193,7 +193,7 @@ func (p *passage) cleanRequest(pr *httputil.ProxyRequest) {
 		h.Set("Origin", "http://"+p.host()) // it is the port's own page that asks
 	}
 	if p.Tokenless {
-		// The browser's other cookies for this host name are somebody else's.
+		// The browser's other cookies for this host name belong to other services.
 		h.Del("Cookie")
 		for _, c := range pr.In.Cookies() {
 			if name, ok := strings.CutPrefix(c.Name, cookiePrefix); ok && name != "" {
@@ -285,13 +285,13 @@ func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http
 	}
 }
 
-// storable tells whether an answer says how it may be kept.
+// storable reports whether an answer allows caches to keep it.
 func storable(h http.Header) bool {
 	said := strings.ToLower(strings.Join(h.Values("Cache-Control"), ","))
 	return strings.Trim(said, ", ") != "" && !strings.Contains(said, "no-store")
 }
 
-// outside gives the address under which callers find what the port calls so.
+// outside translates an address of the port into one of Berm's.
 func (p *passage) outside(location string, r *http.Request) string {
 	u, err := url.Parse(location)
 	if err != nil {
@@ -314,8 +314,7 @@ func (p *passage) outside(location string, r *http.Request) string {
 	return p.Prefix + tail + u.String()
 }
 
-// portWriter gives each write its own deadline, and keeps to itself what a port says
-// before its answer.
+// portWriter sets a deadline for each write, and drops informational answers.
 type portWriter struct {
 	http.ResponseWriter
 	rc     *http.ResponseController
@@ -330,7 +329,7 @@ func (w *portWriter) WriteHeader(status int) {
 		return
 	}
 	if w.body != nil && !w.body.all.Load() {
-		// What is left of the body must not be taken for the next request.
+		// The rest of the body must not be read as the next request.
 		w.Header().Set("Connection", "close")
 	}
 	w.sent = true
@@ -372,9 +371,9 @@ func (b *portBody) Read(p []byte) (int, error) {
 // Close leaves it to the server.
 func (b *portBody) Close() error { return nil }
 
-// endBody takes the body away from who reads it, and gives the server a moment to read
-// some of the rest: to be closed with something unread would cost the caller the answer.
-// With drain, it is read here, as the server won't.
+// endBody ends reads of the body, and lets the server read some of the rest: if the
+// connection closed with unread bytes, the caller would lose the answer. With drain, it
+// reads the rest itself, as the server won't.
 func (w *portWriter) endBody(drain bool) {
 	b := w.body
 	if b.all.Load() {
@@ -393,15 +392,15 @@ func (w *portWriter) endBody(drain bool) {
 	}
 }
 
-// patientConn lets an answer come after the other side has stopped listening: as long
-// as there may be something to read, what can't be written is as good as written. What
-// the other side says before it was asked waits: the transport would print it.
+// patientConn lets a port answer after it has stopped reading: while there may be something
+// to read, failed writes count as done. It reads nothing before the first write, since the
+// transport would log an unsolicited answer.
 type patientConn struct {
 	net.Conn
-	over    atomic.Bool  // it has been read to its end
+	over    atomic.Bool  // it was read to its end
 	moves   atomic.Int64 // reads, and writes from their beginning to their end
 	writing atomic.Bool
-	deaf    atomic.Bool // some of a write is lost, and nothing may follow it
+	deaf    atomic.Bool // a write failed, and no other may follow
 	asked   chan struct{}
 	ask     func() // closes it
 
@@ -414,7 +413,7 @@ func newPatientConn(c net.Conn, limit time.Duration) *patientConn {
 	return &patientConn{Conn: c, asked: asked, ask: sync.OnceFunc(func() { close(asked) }), limit: limit}
 }
 
-// switched lets writes take their time from now on: what is sent is no request any more.
+// switched removes the limit of writes: what follows is no request.
 func (c *patientConn) switched() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -466,7 +465,7 @@ func (c *patientConn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite ends what is sent.
+// CloseWrite closes the direction to the port.
 func (c *patientConn) CloseWrite() error {
 	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return h.CloseWrite()

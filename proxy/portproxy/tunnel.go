@@ -11,16 +11,14 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
-// stuckTimes is how many times as long as a port may take for a part of a request it may
-// leave input of another protocol alone.
+// stuckTimes is how many timeouts a port may leave input of another protocol unread.
 const stuckTimes = 10
 
-// tunnel watches a connection that has switched to another protocol. One side may end
-// what it sends and still be answered; but nobody may be left there, and then the other
-// side can keep the connection for as long as it likes, by just doing nothing. So once a
-// side has ended, it is closed after some time in which not a byte has moved. That a
-// caller has left may not show while all is full of what the port doesn't take, and so
-// that is given up in the end, too.
+// tunnel watches a connection that has switched to another protocol. A side may close one
+// direction and still be answered, so it isn't closed at once. It is closed when a side
+// has ended and no byte moved for a timeout: otherwise the other side could keep it
+// forever. While the port doesn't read, a caller that left may not show; after ten
+// timeouts without a byte it is closed as well.
 type tunnel struct {
 	caller net.Conn
 	port   *patientConn
@@ -67,8 +65,8 @@ func (t *tunnel) watch() {
 	}
 }
 
-// hungUp tells whether the other side of a connection sends no more, also while nobody
-// reads what it has sent.
+// hungUp reports whether the other side of a connection sends no more, even if some of what
+// it sent is unread.
 func hungUp(c net.Conn) bool {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
@@ -86,7 +84,7 @@ func hungUp(c net.Conn) bool {
 	return err != nil || fds[0].Revents != 0
 }
 
-// Hijack gives the caller's connection to who switches protocols.
+// Hijack returns the caller's connection and begins to watch it.
 func (w *portWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, buf, err := w.rc.Hijack()
 	if err == nil {

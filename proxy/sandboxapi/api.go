@@ -1,6 +1,6 @@
-// Package sandboxapi is Berm's first door: a REST API that gives every key a
-// sandbox. It translates between HTTP and lifecycle.Manager, and decides nothing
-// itself. The API is described by the OpenAPI document that it serves.
+// Package sandboxapi is a REST API that gives every key a sandbox. It translates between
+// HTTP and lifecycle, and decides nothing itself. The OpenAPI document that it serves
+// describes the API.
 package sandboxapi
 
 import (
@@ -28,7 +28,7 @@ import (
 
 // Options configure the API.
 type Options struct {
-	Manager     manager               // mandatory: a *lifecycle.Manager
+	Manager     manager               // mandatory: a *lifecycle.Service
 	Workspaces  workspaces            // a *workspace.Service; nil: there are none, and no chats, which callers are told
 	Chats       chats                 // a *chat.Service; likewise
 	Policy      func() *policy.Policy // mandatory: the policy in force, for the status
@@ -47,7 +47,7 @@ type Options struct {
 	PortTimeout time.Duration         // for a port to take each part of a request, and then to begin its answer; 0 is a minute
 }
 
-// manager is what the API needs of *lifecycle.Manager.
+// manager is what the API needs of *lifecycle.Service.
 type manager interface {
 	sandboxes
 	inside
@@ -277,8 +277,8 @@ func checkTarget(r *http.Request, queries []string) error {
 	return nil
 }
 
-// guard refuses encoded slashes in what is Berm's of a
-// path: the router would take what is one segment to the caller for two.
+// guard refuses encoded slashes in Berm's part of a path: the router would split a segment
+// there.
 func guard(next http.Handler, gate *proxy.Gate) http.Handler {
 	refuse := gate.Refuse(&proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
 		Detail: "the path contains an encoded slash"})
@@ -291,7 +291,7 @@ func guard(next http.Handler, gate *proxy.Gate) http.Handler {
 	})
 }
 
-// target gives the caller's tenant, and the key of the sandbox or chat that the path names.
+// target returns the caller's tenant, and the key of the sandbox or chat that the path names.
 func target(r *http.Request) (tenant, key string) {
 	ex := proxy.ExchangeOf(r.Context())
 	return ex.Caller.Tenant, ex.Key
@@ -322,8 +322,8 @@ func writeFault(w http.ResponseWriter, r *http.Request, f proxy.Fault) {
 	_ = proxy.WriteJSON(w, f.Status, "application/problem+json", p)
 }
 
-// instance is as much of the request's path as may be told: of a signed URL, what is before
-// its signature, as errors end up in logs.
+// instance is the request's path without secrets: of a signed URL the part before its
+// signature, since errors end up in logs.
 func instance(r *http.Request) string {
 	for _, prefix := range []string{signedPrefix, filePrefix} {
 		if strings.HasPrefix(r.URL.Path, prefix) {

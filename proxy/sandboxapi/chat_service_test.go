@@ -47,7 +47,7 @@ func newArchive(t *testing.T) *archive {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	a.house = newHouse(t, nil, func(o *sandboxapi.Options) {
-		m := o.Manager.(*lifecycle.Manager)
+		m := o.Manager.(*lifecycle.Service)
 		held, err := quotas.New(context.Background(), quotas.Options{Store: db, Root: root, QuotaBytes: archiveQuota, Off: true})
 		if err != nil {
 			t.Fatal(err)

@@ -1,8 +1,6 @@
 package sandboxapi_test
 
 import (
-	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -77,23 +75,7 @@ func TestFileURLs(t *testing.T) {
 func TestForgedFileURLs(t *testing.T) {
 	t.Parallel()
 	d, s := newLibrary(t)
-	text, sum, _ := strings.Cut(strings.TrimPrefix(d.signFile(`{"name":"report.pdf","method":"GET"}`), "/f/"), ".")
-	claims, err := base64.RawURLEncoding.DecodeString(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	forge := func(field string, value any) string {
-		c := map[string]any{}
-		if err := json.Unmarshal(claims, &c); err != nil {
-			t.Fatal(err)
-		}
-		c[field] = value
-		b, err := json.Marshal(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return base64.RawURLEncoding.EncodeToString(b)
-	}
+	text, sum, forge := forger(t, strings.TrimPrefix(d.signFile(`{"name":"report.pdf","method":"GET"}`), "/f/"))
 	s.asked = nil
 	for name, signature := range map[string]string{
 		"another file": forge("n", "x") + "." + sum, "another tenant": forge("t", "blue") + "." + sum, "another chat": forge("c", "x") + "." + sum,

@@ -150,7 +150,7 @@ func modeOf(s string) (fs.FileMode, error) {
 	return fs.FileMode(n), nil
 }
 
-// limitQuery gives the limit of a list, 0 without one.
+// limitQuery returns the limit of a list, 0 without one.
 func limitQuery(q url.Values) (int, error) {
 	if !q.Has("limit") {
 		return 0, nil
@@ -176,7 +176,7 @@ func statFile(ctx context.Context, files *lifecycle.FileAccess, name string) (in
 	return info, err
 }
 
-// keep gives what notes a single answer.
+// keep returns a function that stores a single answer.
 func keep[T any](v *T) func(T) error { return func(got T) error { *v = got; return nil } }
 
 // errEnough ends a call whose answer is complete.
@@ -321,8 +321,8 @@ func (a *api) writeFile(w http.ResponseWriter, r *http.Request) error {
 	return reply(w, http.StatusOK, fileInfo(info), err)
 }
 
-// wholeBody tells whether what the body is for mustn't be there. Other conditions, a part
-// and what would have to be decoded are refused.
+// wholeBody reports whether the file of the body mustn't be there. It refuses other
+// conditions, partial content and encodings.
 func wholeBody(r *http.Request) (noClash bool, err error) {
 	switch v := r.Header.Values("If-None-Match"); {
 	case len(v) == 1 && v[0] == "*":
@@ -392,7 +392,7 @@ func fileMatch(m runtime.FileMatch) apitype.FileMatch {
 	return out
 }
 
-// textOf gives what JSON can carry of a name, and the bytes if that isn't all.
+// textOf returns a name as valid UTF-8, and its bytes if they differ.
 func textOf(name string) (string, []byte) {
 	if utf8.ValidString(name) {
 		return name, nil

@@ -91,23 +91,7 @@ func TestSignedURLs(t *testing.T) {
 	}
 	h.send(421, "host_refused", "GET", u.Path, "", withHost("evil.example"))
 
-	text, sum, _ := strings.Cut(strings.Trim(strings.TrimPrefix(u.Path, "/p/"), "/"), ".")
-	claims, err := base64.RawURLEncoding.DecodeString(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	forge := func(field string, value any) string {
-		var c map[string]any
-		if err := json.Unmarshal(claims, &c); err != nil {
-			t.Fatal(err)
-		}
-		c[field] = value
-		b, err := json.Marshal(c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return base64.RawURLEncoding.EncodeToString(b)
-	}
+	text, sum, forge := forger(t, strings.Trim(strings.TrimPrefix(u.Path, "/p/"), "/"))
 	flip := func(s string, i int) string {
 		b := []byte(s)
 		b[i] = map[bool]byte{true: 'B', false: 'A'}[b[i] == 'A']
@@ -131,7 +115,7 @@ func TestSignedURLs(t *testing.T) {
 	other := newHouse(t, nil)
 	other.send(403, "url_invalid", "GET", u.Path, "", withToken(""))
 	short := h.signed("k", 8000, "1s")
-	soon(t, "it expires", func() bool { return time.Now().After(short.ExpiresAt) })
+	eventually(t, "it expires", func() bool { return time.Now().After(short.ExpiresAt) })
 	h.send(410, "url_expired", "GET", short.Path, "", withToken(""))
 	if _, err := h.Pause(t.Context(), "red", "k"); err != nil {
 		t.Fatal(err)
@@ -239,7 +223,7 @@ func TestSignedURLsEnd(t *testing.T) {
 			if ctx.Err() != nil {
 				t.Fatal("it goes on")
 			}
-			soon(t, "no connection is left", func() bool { return c.open.Load() == 0 })
+			eventually(t, "no connection is left", func() bool { return c.open.Load() == 0 })
 		})
 	}
 }
@@ -279,5 +263,27 @@ func TestSigningKey(t *testing.T) {
 	opts := sandboxapi.Options{Manager: a, Policy: func() *policy.Policy { return nil }, SigningKey: key[1:]}
 	if _, err := sandboxapi.New(opts); err == nil {
 		t.Error("a short key was taken")
+	}
+}
+
+// forger takes a signature apart. Forge gives its text with another value.
+func forger(t *testing.T, signature string) (text, sum string, forge func(field string, value any) string) {
+	t.Helper()
+	text, sum, _ = strings.Cut(signature, ".")
+	claims, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text, sum, func(field string, value any) string {
+		var c map[string]any
+		if err := json.Unmarshal(claims, &c); err != nil {
+			t.Fatal(err)
+		}
+		c[field] = value
+		b, err := json.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return base64.RawURLEncoding.EncodeToString(b)
 	}
 }

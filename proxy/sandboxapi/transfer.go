@@ -117,8 +117,8 @@ func (d *download) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// end answers an error if nothing has been answered yet; later, the only way to tell
-// of one is to break off, lest a part be taken for the whole.
+// end returns an error that can still be answered, and removes the file's header. Later it
+// breaks the answer off, so that no part is taken for the whole.
 func (d *download) end(err error) error {
 	switch {
 	case errors.Is(err, errNotModified):
@@ -140,7 +140,7 @@ func (d *download) end(err error) error {
 	return d.End(err)
 }
 
-// noneMatch tells whether the caller has this version.
+// noneMatch reports whether the caller has this version.
 func noneMatch(r *http.Request, etag string) bool {
 	for _, v := range r.Header.Values("If-None-Match") {
 		for tag := range strings.SplitSeq(v, ",") {
@@ -196,7 +196,7 @@ func rangeOf(r *http.Request) (byteRange, bool) {
 	return out, true
 }
 
-// of gives the range's place in a file of a size; false if it lies outside.
+// of returns the range's offset and length in a file of a size; false if it lies outside.
 func (b byteRange) of(size int64) (offset, length int64, ok bool) {
 	switch {
 	case b.end:
@@ -277,7 +277,7 @@ func (l *lineWriter) end(err error) error {
 	return l.End(err)
 }
 
-// watchFiles tells of changes as they happen.
+// watchFiles sends changes as they happen.
 func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	files, op, err := a.fileOp(r, runtime.FileWatch)
 	if err != nil {

@@ -38,7 +38,7 @@ type upload struct {
 	last  bool      // request of its connection
 	n     int64     // bytes that came
 	all   bool      // was read
-	err   error     // what its reader was told that it couldn't read; nil: nothing
+	err   error     // of a read; nil is none
 	late  bool      // err is that it didn't come in time
 	until time.Time // when what lets its sender in ends; zero: never
 	pace  *pace     // nil: it may come as slowly as it likes, as long as it comes
@@ -46,7 +46,7 @@ type upload struct {
 
 // pace is what a sender may take. The time that its bytes are worked on isn't the sender's.
 type pace struct {
-	left  time.Duration // for what is missing of the piece
+	left  time.Duration // for the rest of the piece
 	piece int           // bytes of it that are there
 }
 
@@ -102,7 +102,7 @@ func (u *upload) Read(b []byte) (n int, err error) {
 	switch {
 	case errors.Is(err, io.EOF):
 		u.all = true
-		_ = u.rc.SetReadDeadline(time.Time{}) // what is done with it may take its time
+		_ = u.rc.SetReadDeadline(time.Time{}) // handling the body may take longer
 	case err != nil:
 		u.late = errors.Is(err, os.ErrDeadlineExceeded)
 		u.err = u.fault(over, err)
@@ -124,7 +124,7 @@ func (u *upload) fault(over bool, cause error) error {
 	return f
 }
 
-// done gives a moment to the rest, if there is one, and its sender had none.
+// done gives the sender a moment to send the rest, unless it was late already.
 func (u *upload) done() {
 	switch {
 	case u.all:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -28,7 +29,7 @@ type Source interface {
 type Output struct {
 	Source
 	Start apitype.StreamEvent // the first event; Seq is after which place the output begins
-	Told  Place               // by an earlier stream; or Anywhere
+	Told  Place               // sent by an earlier stream; or Anywhere
 	Exit  func() apitype.Exit // once Next has said io.EOF
 	Kill  func()              // called when the caller goes away; nil lets it run on
 	Until *int64              // ends the stream there, without an exit; nil is at its end
@@ -42,8 +43,8 @@ type Options struct {
 }
 
 // Follow answers the output, event by event, and closes it. Output goes out as soon as it
-// is there; what piles up while the caller reads goes out in larger events, and no more
-// than a little piles up before the source has to wait.
+// is there. Output that piles up while the caller reads goes out in larger events, and a
+// full batch makes the source wait.
 func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) error {
 	ctx := r.Context()
 	if out.Kill == nil { // it can be taken up again, so it need not hold up a server that goes down
@@ -54,8 +55,11 @@ func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) er
 	p := startPump(out.Source)
 	defer p.stop()
 
-	// Some proxies hold back what comes in parts, unless told.
-	e := &eventWriter{Events: NewEvents(w, opts.Form, "X-Accel-Buffering", "no"), opts: opts}
+	// Some proxies buffer an answer in parts without this header.
+	e := &eventWriter{Events: NewEvents(w, opts.Form, "X-Accel-Buffering", "no"), opts: opts, split: splitter{cut: cutText}}
+	if opts.Raw {
+		e.split.cut = cutAll
+	}
 	defer e.Until(ctx)()
 	err := e.copy(ctx, p, out)
 	if err == nil {
@@ -68,12 +72,12 @@ func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) er
 		defer out.Kill()
 		p.stop()
 	}
-	panic(http.ErrAbortHandler) // so that nobody takes this for the end
+	panic(http.ErrAbortHandler) // a client must not take this for the end
 }
 
 func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
-	e.seq.reach(out.Start.Seq)
-	e.seq.start(out.Told)
+	e.split.reach(out.Start.Seq)
+	e.split.start(out.Told)
 	if err := e.event(&out.Start); err != nil {
 		return err
 	}
@@ -86,7 +90,7 @@ func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
 			}
 		}
 		beat.Reset(e.opts.Heartbeat)
-		if out.Until != nil && e.seq.last >= *out.Until {
+		if out.Until != nil && e.split.last >= *out.Until {
 			return e.rest()
 		}
 		select {
@@ -99,7 +103,7 @@ func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
 		case <-p.ready:
 			b, end := p.take()
 			for _, c := range b.pieces {
-				if err := e.output(c); err != nil {
+				if err := e.split.feed(c, e.output); err != nil {
 					return err
 				}
 			}
@@ -120,49 +124,32 @@ func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
 // eventWriter writes the events of one stream. Not safe for concurrent use.
 type eventWriter struct {
 	*Events
-	opts Options
-	text [2]Text
-	seq  position
+	opts  Options
+	split splitter
 }
 
 // event writes an event. Its Seq and Resume are set here.
 func (e *eventWriter) event(ev *apitype.StreamEvent) error {
-	at := e.seq.place()
+	at := e.split.place()
 	ev.Seq, ev.Resume = at.Seq(), at.Resume()
 	return e.Event(at.String(), ev.Event, ev)
 }
 
-// output writes a piece of output. What ends within a character is held back in part.
-func (e *eventWriter) output(c runtime.Chunk) error {
-	ev, i := apitype.StreamEvent{Event: apitype.EventStdout}, streamOf(c)
-	if c.Stderr {
-		ev.Event = apitype.EventStderr
-	}
-	e.seq.reach(c.Seq)
-	if c = e.seq.told.fresh(c); len(c.Data) == 0 {
-		return nil
-	}
+// output writes a piece of output.
+func (e *eventWriter) output(p piece) error {
+	ev := apitype.StreamEvent{Event: p.stream()}
 	if e.opts.Raw {
-		ev.DataBase64 = c.Data
-		return e.event(&ev)
-	}
-	ev.Data = e.text[i].Add(c.Data)
-	e.seq.hold(i, len(e.text[i].held), c)
-	if ev.Data == "" {
-		return nil
+		ev.DataBase64 = p.data
+	} else {
+		ev.Data = strings.ToValidUTF8(string(p.data), "\ufffd")
 	}
 	return e.event(&ev)
 }
 
-// rest writes what was held back and won't be completed any more.
+// rest writes the characters that stay incomplete.
 func (e *eventWriter) rest() error {
-	for i, name := range []string{apitype.EventStdout, apitype.EventStderr} {
-		if data := e.text[i].Rest(); data != "" {
-			e.seq.release(i)
-			if err := e.event(&apitype.StreamEvent{Event: name, Data: data}); err != nil {
-				return err
-			}
-		}
+	if err := e.split.rest(e.output); err != nil {
+		return err
 	}
 	return e.Flush()
 }

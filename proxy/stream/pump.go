@@ -10,7 +10,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// What may pile up while a caller reads.
+// Bounds of a batch, which piles up while a caller reads.
 const (
 	maxBatch  = 256 << 10 // bytes
 	maxPieces = 1024      // each of which becomes an event
@@ -41,7 +41,7 @@ func (b *batch) add(c runtime.Chunk) {
 	}
 }
 
-// seal gives the pieces their bytes, once nothing is added any more.
+// seal sets the bytes of the pieces. Nothing may be added after it.
 func (b *batch) seal() {
 	for i := range b.pieces {
 		end := len(b.data)
@@ -81,7 +81,7 @@ func startPump(src Source) *pump {
 // errPanic ends the output of a source that panicked.
 var errPanic = errors.New("panic")
 
-// put waits for room, and tells whether to go on.
+// put adds a chunk, or the source's error, when there is room. False is to stop.
 func (p *pump) put(c runtime.Chunk, err error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,8 +102,8 @@ func (p *pump) put(c runtime.Chunk, err error) bool {
 	return err == nil
 }
 
-// take gives what there is, and the error with which the source ended, if it has. The
-// batch has to be given back before the next one is taken.
+// take returns the output that is there, and the source's error once it has ended. The
+// caller gives the batch back before it takes the next.
 func (p *pump) take() (*batch, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,8 +121,8 @@ func (p *pump) give(b *batch) {
 	p.spare = b
 }
 
-// stop closes the source and waits until nobody reads it any more. It panics if the
-// source did. It may be called again.
+// stop closes the source and waits for its reader. It panics if the source did. It may be
+// called again.
 func (p *pump) stop() {
 	p.mu.Lock()
 	again := p.stopped
@@ -135,7 +135,7 @@ func (p *pump) stop() {
 	p.reading.Wait()
 }
 
-// Text makes text of bytes that come in parts. What isn't text is replaced.
+// Text decodes UTF-8 that comes in parts. It replaces what isn't UTF-8.
 type Text struct{ held []byte }
 
 // Add returns the whole characters there are.
@@ -146,13 +146,6 @@ func (t *Text) Add(b []byte) string {
 	whole := len(b) - incomplete(b)
 	s := strings.ToValidUTF8(string(b[:whole]), "\ufffd")
 	t.held = append([]byte(nil), b[whole:]...)
-	return s
-}
-
-// Rest returns what is held back, replaced.
-func (t *Text) Rest() string {
-	s := strings.ToValidUTF8(string(t.held), "\ufffd")
-	t.held = nil
 	return s
 }
 

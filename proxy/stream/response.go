@@ -23,7 +23,7 @@ const (
 
 const (
 	stall     = time.Minute // for one write or message to a caller that doesn't read
-	lastWrite = time.Second // for what is being written when the server goes down
+	lastWrite = time.Second // for a write under way when the server goes down
 )
 
 // Accepted returns which of the forms the caller accepts before the others, or "" if it
@@ -66,7 +66,7 @@ func NewResponse(w http.ResponseWriter, header ...string) *Response {
 // Header is that of the answer.
 func (s *Response) Header() http.Header { return s.w.Header() }
 
-// Until gives all writes no more than a moment once ctx ends, the one under way included.
+// Until bounds all writes to a second once ctx ends, the one under way included.
 func (s *Response) Until(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, s.within.last)
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // end tells whether an answer was broken off.
-func end(s *Response, err error) (answered error, aborted bool) {
+func end(s *Response, with error) (aborted bool, err error) {
 	defer func() {
 		v := recover()
 		aborted = v == http.ErrAbortHandler //nolint:errorlint // the very value
@@ -16,7 +16,7 @@ func end(s *Response, err error) (answered error, aborted bool) {
 			panic(v)
 		}
 	}()
-	return s.End(err), false
+	return false, s.End(with)
 }
 
 func TestResponse(t *testing.T) {
@@ -40,7 +40,7 @@ func TestResponse(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		err, aborted := end(s, tt.err)
+		aborted, err := end(s, tt.err)
 		if aborted != tt.aborted || !aborted && !errors.Is(err, tt.err) || w.Code != tt.status || w.Body.String() != tt.write {
 			t.Errorf("%s: %v, aborted %t, status %d", name, err, aborted, w.Code)
 		}

@@ -80,8 +80,8 @@ func Attach(w http.ResponseWriter, r *http.Request, to Attachable, ping time.Dur
 	return nil
 }
 
-// wantsWebSocket tells whether a handshake will come to something, as what it is for
-// may be taken from another before.
+// wantsWebSocket reports whether a handshake can succeed. An attachment takes the place of
+// another one before its handshake.
 func wantsWebSocket(r *http.Request) bool {
 	has := func(name, token string) bool {
 		for _, v := range r.Header.Values(name) {
@@ -105,12 +105,12 @@ type socket struct {
 	lines bool
 	from  Place
 	buf   bytes.Buffer // of the message that goes out
-	// busy says that input waits for its process to take it, while which no pong is seen.
+	// busy is true while input waits for its process: no pong can be read then.
 	busy atomic.Bool
 }
 
-// run goes on until the process ends, the caller goes away, another takes over, or ctx
-// ends. It leaves no goroutine behind.
+// run copies until the process ends, the caller goes away, another attachment takes over,
+// or ctx ends. It leaves no goroutine behind.
 func (at *socket) run(ctx context.Context, beat time.Duration, end func() apitype.AttachEnd) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -149,16 +149,15 @@ func (at *socket) run(ctx context.Context, beat time.Duration, end func() apityp
 	cancel(nil)
 }
 
-// outlasting derives a context for a write that takes as long as d at most, and ends a
-// moment after ctx does: at once, the connection would break off without a word.
+// outlasting derives a context for a write of at most d, which ends a second after ctx
+// does. If it ended with ctx, the connection would close without a close frame.
 func outlasting(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	out, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(lastWrite, cancel) })
 	return out, func() { stop(); cancel() }
 }
 
-// ping keeps the connection from looking dead to what is between, and finds out when
-// it is.
+// ping keeps proxies from closing an idle connection, and fails when the caller is gone.
 func (at *socket) ping(ctx context.Context, every time.Duration) error {
 	t := time.NewTicker(every)
 	defer t.Stop()
@@ -182,11 +181,18 @@ func (at *socket) ping(ctx context.Context, every time.Duration) error {
 	return errCallerGone
 }
 
-// output sends what comes out. It gives the error that Next came to, io.EOF at the end,
-// or what kept it from going on.
+// output sends the output. It returns the error of Next, io.EOF at the end, or that of a
+// write.
 func (at *socket) output(ctx context.Context) error {
-	var split lineSplitter
+	split := splitter{cut: cutLine}
 	split.start(at.from)
+	line := func(p piece) error {
+		l := apitype.AttachLine{Stream: p.stream(), Seq: p.seq, Line: strings.ToValidUTF8(string(p.data), "\ufffd"), Partial: p.partial}
+		if place := split.place(); place[0] != p.seq || place[1] != p.seq {
+			l.Resume = place.String()
+		}
+		return at.sendJSON(ctx, l)
+	}
 	for begun := false; ; begun = true {
 		c, err := at.src.Next()
 		if ctx.Err() != nil {
@@ -194,14 +200,14 @@ func (at *socket) output(ctx context.Context) error {
 		}
 		if err != nil {
 			if errors.Is(err, io.EOF) && at.lines {
-				if err := split.rest(func(l apitype.AttachLine) error { return at.sendJSON(ctx, l) }); err != nil {
+				if err := split.rest(line); err != nil {
 					return err
 				}
 			}
 			return err
 		}
 		if at.lines {
-			err = split.feed(c, func(l apitype.AttachLine) error { return at.sendJSON(ctx, l) })
+			err = split.feed(c, line)
 		} else {
 			if !begun {
 				err = at.sendJSON(ctx, apitype.AttachStart{Seq: c.Seq - int64(len(c.Data))})
@@ -242,8 +248,8 @@ func (at *socket) sendJSON(ctx context.Context, v any) error {
 	return at.send(ctx, websocket.MessageText, b)
 }
 
-// send sends a message, within a minute. A caller who doesn't read it holds up the
-// process first, and then loses the connection.
+// send sends a message. A caller who doesn't read blocks the process, and loses the
+// connection after a minute.
 func (at *socket) send(ctx context.Context, t websocket.MessageType, b []byte) error {
 	out, cancel := outlasting(ctx, stall)
 	defer cancel()
@@ -285,8 +291,7 @@ func (at *socket) input(ctx context.Context) error {
 	}
 }
 
-// pass passes a message on as input. What the process doesn't take any more is read
-// and dropped.
+// pass passes a message on as input. Once the process takes no more, it drops the rest.
 func (at *socket) pass(r io.Reader, buf []byte) (refused, err error) {
 	write := func(b []byte) {
 		if refused == nil {
@@ -338,80 +343,4 @@ func (at *socket) control(ctx context.Context, r io.Reader) (refused, err error)
 		return at.src.CloseWrite(), nil
 	}
 	return &lifecycle.InvalidError{Message: "a text message must be one of resize, signal and close_stdin; input is binary"}, nil
-}
-
-// lineSplitter makes lines of the two streams' output.
-type lineSplitter struct {
-	position           // what is held is of a line whose end hasn't come
-	part     [2][]byte // that
-}
-
-// feed gives the lines that a chunk completes.
-func (s *lineSplitter) feed(c runtime.Chunk, emit func(apitype.AttachLine) error) error {
-	i := streamOf(c)
-	if c = s.told.fresh(c); len(c.Data) == 0 {
-		s.reach(c.Seq)
-		return nil
-	}
-	at := c.Seq - int64(len(c.Data))
-	for data := c.Data; len(data) > 0; {
-		if len(s.part[i]) == 0 {
-			s.held[i], s.from[i] = true, at
-		}
-		n := min(len(data), maxEvent-len(s.part[i]))
-		end := bytes.IndexByte(data[:n], '\n')
-		if end >= 0 {
-			n = end
-		}
-		s.part[i] = append(s.part[i], data[:n]...)
-		data, at = data[n:], at+int64(n)
-		held := 0
-		switch {
-		case end >= 0:
-			data, at = data[1:], at+1
-		case len(s.part[i]) < maxEvent:
-			continue
-		default:
-			held = incomplete(s.part[i])
-		}
-		whole := len(s.part[i]) - held
-		s.reach(at - int64(held))
-		s.held[i], s.from[i] = held > 0, at-int64(held)
-		l := s.line(i, s.part[i][:whole], at-int64(held))
-		l.Partial = end < 0
-		s.part[i] = append(s.part[i][:0], s.part[i][whole:]...)
-		if err := emit(l); err != nil {
-			return err
-		}
-	}
-	s.reach(c.Seq)
-	return nil
-}
-
-// rest gives what no line's end has come after.
-func (s *lineSplitter) rest(emit func(apitype.AttachLine) error) error {
-	for i := range s.part {
-		if len(s.part[i]) == 0 {
-			continue
-		}
-		s.release(i)
-		l := s.line(i, s.part[i], s.last)
-		l.Partial = true
-		s.part[i] = s.part[i][:0]
-		if err := emit(l); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *lineSplitter) line(stream int, b []byte, seq int64) apitype.AttachLine {
-	l := apitype.AttachLine{Stream: apitype.EventStdout, Seq: seq, Line: strings.ToValidUTF8(string(b), "\ufffd")}
-	if stream == 1 {
-		l.Stream = apitype.EventStderr
-	}
-	if at := s.place(); at[0] != seq || at[1] != seq {
-		l.Resume = at.String()
-	}
-	return l
 }

@@ -1,12 +1,14 @@
-// Package agent makes of a container engine one that works inside its containers
-// through Berm's own program, which is each container's first process: a command costs
-// about a millisecond there, and processes, files and ports are reached at all.
+// Package agent works in the containers of an engine through Berm's own program, which is
+// each container's first process. A command costs about a millisecond there. Processes,
+// files and ports are reached in the same way.
 //
-// Each container has a directory of its own, which it sees read-only, with a socket at
-// which Berm listens and the program dials. What comes from there is hostile: only the
-// container's first process is heard, everything is bounded, and what is said is
-// believed of that container alone. A container in which nobody answers is served by
-// the engine's own exec, as are commands of another user than the program's.
+// A session with the program has one of two carriers. Each container has a directory of its
+// own, which it sees read-only, with a socket at which Berm listens and the program dials.
+// Where that doesn't reach, or for another user than the program's, the engine starts the
+// program once more, and the session is over its stdio.
+//
+// The other side is hostile. At a socket, only the container's first process is heard. All
+// that comes is bounded, and says something of that container alone.
 package agent
 
 import (
@@ -36,9 +38,10 @@ import (
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent/wire"
+	"github.com/bermhq/berm/runtime/keylock"
 )
 
-// Engine is what a backend must offer to be wrapped.
+// Engine is what a backend must offer to be wrapped, besides runtime.Starter.
 type Engine interface {
 	runtime.Runtime
 	runtime.Pauser
@@ -74,22 +77,25 @@ type Options struct {
 type Runtime struct {
 	Engine
 
-	opts Options
-	log  *slog.Logger
-	root *os.File // Root, locked
-	pace pace
-	runs string // begins the ID of each command that Exec runs
-	last atomic.Uint64
-	peer func(*net.UnixConn) (int, error)
+	opts    Options
+	log     *slog.Logger
+	root    *os.File // Root, locked
+	pace    pace
+	starter runtime.Starter
+	starts  keylock.Map[string]    // programs that the engine starts, and pauses, by the container's id
+	serving keylock.Map[servedKey] // sessions that are started
+	naming  keylock.Map[servedKey] // processes that are started, by the container's id and theirs
+	runs    string                 // begins the ID of each command that Exec runs
+	last    atomic.Uint64
+	peer    func(*net.UnixConn) (int, error)
 
 	unseen atomic.Bool // a program dialled that this process can't see
 
-	mu     sync.Mutex
-	closed bool
-	boxes  map[string]*box // by the name of the directory
-	byID   map[string]*box // by the container's id; those without a directory, too
-	served map[*served]struct{}
-	tasks  sync.WaitGroup // all goroutines
+	mu         sync.Mutex
+	closed     bool
+	containers map[string]*container // by the name of the directory
+	byID       map[string]*container // by the container's id; those without a directory, too
+	tasks      sync.WaitGroup        // all goroutines
 }
 
 var (
@@ -105,7 +111,9 @@ type pace struct {
 	reject time.Duration // until the next connection is looked at, after one that was refused
 	dial   time.Duration // until the program has dialled
 	brief  time.Duration // the same where nothing says that it will
-	spare  time.Duration // until a connection is closed that isn't used; 0 is never
+	linger time.Duration // until a session ends that the engine's program serves, and nothing needs
+	ping   time.Duration // between pings of such a program
+	pong   time.Duration // for its answer
 
 	// A program that doesn't answer a request may be held up by the container's own
 	// work, which holds the engine's exec up as well, so that it isn't given up
@@ -121,7 +129,8 @@ type pace struct {
 }
 
 var usualPace = pace{
-	hello: 5 * time.Second, reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond, spare: 2 * time.Second,
+	hello: 5 * time.Second, reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond, linger: 2 * time.Second,
+	ping: time.Second, pong: 4 * time.Second,
 	look: 500 * time.Millisecond, ready: 5 * time.Second,
 	kill: 7 * time.Second, drain: time.Second, rejoin: 5 * time.Second, answer: 15 * time.Second,
 	leave: 5 * time.Second,
@@ -132,9 +141,12 @@ var usualPace = pace{
 func New(opts Options) (*Runtime, error) { return newRuntime(opts, usualPace) }
 
 func newRuntime(opts Options, p pace) (*Runtime, error) {
+	starter, ok := opts.Engine.(runtime.Starter)
 	switch {
 	case opts.Engine == nil:
 		return nil, errors.New("agent: an Engine is needed")
+	case !ok:
+		return nil, errors.New("agent: the Engine can't start programs")
 	case !filepath.IsAbs(opts.Program):
 		return nil, fmt.Errorf("agent: the program's path %q must be absolute", opts.Program)
 	case !filepath.IsAbs(opts.Root) || opts.HostRoot != "" && !filepath.IsAbs(opts.HostRoot):
@@ -152,7 +164,7 @@ func newRuntime(opts Options, p pace) (*Runtime, error) {
 	}
 	r := &Runtime{
 		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: p, runs: runPrefix + uuid.NewString()[:13] + ":", peer: peer,
-		boxes: map[string]*box{}, byID: map[string]*box{}, served: map[*served]struct{}{},
+		containers: map[string]*container{}, byID: map[string]*container{}, starter: starter,
 	}
 	if err := r.scan(); err != nil {
 		r.stop()
@@ -202,13 +214,13 @@ func (r *Runtime) scan() error {
 		if !e.IsDir() || !dirPattern.MatchString(e.Name()) {
 			continue
 		}
-		b := r.newBox(e.Name())
+		b := r.newContainer(e.Name())
 		b.inherited = true
 		if err := b.listen(); err != nil {
 			r.log.Warn("agent_not_heard", "dir", b.dir, "error", err)
 			continue
 		}
-		r.boxes[b.name] = b
+		r.containers[b.name] = b
 	}
 	return nil
 }
@@ -227,15 +239,10 @@ func (r *Runtime) Close() error {
 func (r *Runtime) stop() {
 	r.mu.Lock()
 	r.closed = true
-	boxes := slices.AppendSeq(slices.Collect(maps.Values(r.boxes)), maps.Values(r.byID)) // some in both
-	serving := slices.Collect(maps.Keys(r.served))
+	all := slices.AppendSeq(slices.Collect(maps.Values(r.containers)), maps.Values(r.byID)) // some in both
 	r.mu.Unlock()
-	for _, b := range boxes {
+	for _, b := range all {
 		b.close()
-	}
-	for _, s := range serving {
-		s.cancel()
-		s.end()
 	}
 	r.tasks.Wait()
 	_ = r.root.Close()
@@ -280,45 +287,45 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	return c, nil
 }
 
-// reserve gives the box of a container that is about to be made. There may be one
+// reserve gives what a container is to have that is about to be made. There may be such
 // already: of a container that has the name, so that the new one won't be, or of one
 // that is no more.
-func (r *Runtime) reserve(name string) (*box, error) {
+func (r *Runtime) reserve(name string) (*container, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return nil, errClosed
 	}
-	b := r.boxes[dirName(name)]
+	b := r.containers[dirName(name)]
 	if b == nil {
-		b = r.newBox(dirName(name))
+		b = r.newContainer(dirName(name))
 		b.fresh = true
 		if err := b.make(); err != nil {
 			return nil, runtime.Unavailable(err)
 		}
-		r.boxes[b.name] = b
+		r.containers[b.name] = b
 	}
 	b.creates++
 	b.uses++
 	return b, nil
 }
 
-// release removes a box that no container has; the lock is held. What an earlier Runtime
+// release removes what no container of the engine has; the lock is held. What an earlier Runtime
 // left may belong to one that this one hasn't met yet.
-func (r *Runtime) release(b *box) {
+func (r *Runtime) release(b *container) {
 	if b.creates == 0 && b.id == "" && b.fresh {
 		r.drop(b)
 	}
 }
 
-// drop removes a box; the lock is held.
-func (r *Runtime) drop(b *box) {
+// drop forgets a container, and removes its directory; the lock is held.
+func (r *Runtime) drop(b *container) {
 	b.close()
 	if b.name == "" {
 		return
 	}
-	if r.boxes[b.name] == b {
-		delete(r.boxes, b.name)
+	if r.containers[b.name] == b {
+		delete(r.containers, b.name)
 	}
 	if err := os.RemoveAll(b.dir); err != nil {
 		r.log.Error("agent_dir_left", "dir", b.dir, "error", err)
@@ -331,7 +338,7 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	if b == nil {
 		if c, err := r.Inspect(ctx, id); err == nil {
 			r.mu.Lock()
-			b = r.boxes[dirName(c.Name)]
+			b = r.containers[dirName(c.Name)]
 			r.mu.Unlock()
 		}
 	}
@@ -352,15 +359,15 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	return nil
 }
 
-// known gives the box of a container that this Runtime has met.
-func (r *Runtime) known(id string) *box {
+// known gives a container that this Runtime has met.
+func (r *Runtime) known(id string) *container {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.byID[id]
 }
 
-// box finds a container's box.
-func (r *Runtime) box(ctx context.Context, id string) (*box, error) {
+// container finds a container.
+func (r *Runtime) container(ctx context.Context, id string) (*container, error) {
 	if b := r.known(id); b != nil {
 		return b, nil
 	}
@@ -375,8 +382,8 @@ func (r *Runtime) box(ctx context.Context, id string) (*box, error) {
 	}
 	b := r.byID[c.ID]
 	if b == nil {
-		if b = r.boxes[dirName(c.Name)]; b == nil {
-			b = r.newBox("")
+		if b = r.containers[dirName(c.Name)]; b == nil {
+			b = r.newContainer("")
 		}
 		b.id = c.ID
 		r.byID[c.ID] = b
@@ -406,7 +413,7 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 func (r *Runtime) meet(ctx context.Context, ids []string) {
 	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
 	defer cancel()
-	atOnce(ctx, ids, func(id string) { _, _ = r.box(ctx, id) })
+	atOnce(ctx, ids, func(id string) { _, _ = r.container(ctx, id) })
 }
 
 // tidy has the programs forget commands of an earlier Runtime, which nobody waits for
@@ -416,14 +423,14 @@ func (r *Runtime) tidy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
 	defer cancel()
 	r.mu.Lock()
-	var inherited []*box
-	for _, b := range r.boxes {
+	var inherited []*container
+	for _, b := range r.containers {
 		if b.inherited && b.id != "" {
 			inherited = append(inherited, b)
 		}
 	}
 	r.mu.Unlock()
-	atOnce(ctx, inherited, func(b *box) {
+	atOnce(ctx, inherited, func(b *container) {
 		if b.tidy(ctx) {
 			r.mu.Lock()
 			b.inherited = false
@@ -461,11 +468,11 @@ func atOnce[T any](ctx context.Context, all []T, f func(T)) {
 	}
 }
 
-// sweep gives the ids of containers whose box doesn't know them yet.
+// sweep gives the ids of containers that this Runtime hasn't met.
 func (r *Runtime) sweep(ctx context.Context) (unmet []string, err error) {
 	r.mu.Lock()
-	uses := map[*box]uint64{} // before the engine is asked: what comes after stays
-	for _, b := range r.boxes {
+	uses := map[*container]uint64{} // before the engine is asked: what comes after stays
+	for _, b := range r.containers {
 		if b.creates == 0 {
 			uses[b] = b.uses
 		}
@@ -495,20 +502,20 @@ func (r *Runtime) sweep(ctx context.Context) (unmet []string, err error) {
 				r.drop(b)
 			}
 		}
-		if b.name != "" && !names[b.name] && r.boxes[b.name] == b {
+		if b.name != "" && !names[b.name] && r.containers[b.name] == b {
 			r.drop(b)
 		}
 	}
 	for _, c := range list {
-		if b := r.boxes[dirName(c.Name)]; b != nil && b.id == "" && b.creates == 0 {
+		if b := r.containers[dirName(c.Name)]; b != nil && b.id == "" && b.creates == 0 {
 			unmet = append(unmet, c.ID)
 		}
 	}
 	return unmet, r.sweepStrays(names)
 }
 
-// sweepStrays removes directories that no box has, and no container; the lock is held,
-// and under it each that is made gets its box.
+// sweepStrays removes directories that no container has; the lock is held,
+// and under it each that is made gets its container.
 func (r *Runtime) sweepStrays(names map[string]bool) error {
 	entries, err := os.ReadDir(r.opts.Root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -516,7 +523,7 @@ func (r *Runtime) sweepStrays(names map[string]bool) error {
 	}
 	var left error
 	for _, e := range entries {
-		if dirPattern.MatchString(e.Name()) && r.boxes[e.Name()] == nil && !names[e.Name()] {
+		if dirPattern.MatchString(e.Name()) && r.containers[e.Name()] == nil && !names[e.Name()] {
 			left = errors.Join(left, os.RemoveAll(filepath.Join(r.opts.Root, e.Name())))
 		}
 	}
@@ -525,7 +532,12 @@ func (r *Runtime) sweepStrays(names map[string]bool) error {
 
 // Pause freezes a container's processes, the program's too.
 func (r *Runtime) Pause(ctx context.Context, id string) error {
-	err := r.Engine.Pause(ctx, id)
+	unlock, err := r.starts.Lock(ctx, id)
+	if err != nil {
+		return fmt.Errorf("pause container %s: %w", id, runtime.Ended(ctx))
+	}
+	defer unlock()
+	err = r.Engine.Pause(ctx, id)
 	if b := r.known(id); b != nil && !errdefs.IsFailedPrecondition(err) {
 		b.paused.Store(true) // or maybe: who needs to know asks the engine
 	}

@@ -7,11 +7,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/hashicorp/yamux"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent/wire"
@@ -24,7 +27,13 @@ type engine struct {
 	mu   sync.Mutex
 	pid  int
 	spec runtime.Spec // of the last that was made
-	exec func(context.Context, runtime.Exec) (runtime.ExecResult, error)
+	// serves answers what the engine's programs are asked; nil: there is no program.
+	serves func(*program, *wire.Request)
+	starts []runtime.Program
+	code   int           // of a program that isn't there, or of "kill"
+	lose   chan int      // ends one that serves, with a code
+	stop   chan struct{} // keeps one that serves from reading, and from ending
+	kill   chan struct{} // closed by "kill"
 }
 
 func (*engine) Import(context.Context, io.Reader) ([]runtime.Image, error) {
@@ -57,11 +66,96 @@ func (e *engine) Inspect(ctx context.Context, id string) (runtime.Container, err
 	return e.with(e.Fake.Inspect(ctx, id))
 }
 
-func (e *engine) Exec(ctx context.Context, id string, x runtime.Exec) (runtime.ExecResult, error) {
-	if e.exec != nil {
-		return e.exec(ctx, x)
+// Start starts a program that serves, or one that ends.
+func (e *engine) Start(ctx context.Context, id string, p runtime.Program) (runtime.Stdio, error) {
+	c, err := e.Inspect(ctx, id)
+	if err == nil && c.State != runtime.StateRunning {
+		err = runtime.Precondition("it doesn't run")
 	}
-	return e.Fake.Exec(ctx, id, x)
+	if err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.starts = append(e.starts, p)
+	ours, theirs := net.Pipe()
+	s := &stdio{Conn: ours, ended: make(chan struct{})}
+	go func() {
+		defer close(s.ended)
+		defer func() { _ = theirs.Close() }()
+		if e.serves == nil || p.Command[1] != "serve" {
+			s.code = e.code
+			if p.Command[1] == "kill" {
+				close(e.kill)
+			}
+			return
+		}
+		uid, _ := strconv.Atoi(p.User)
+		d := &dialled{nc: theirs, r: wire.NewReader(theirs), w: wire.NewWriter(theirs)}
+		d.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: uid, PID: 7, Begun: 8})
+		over := make(chan struct{})
+		defer close(over)
+		go func() {
+			select {
+			case s.code = <-e.lose:
+				_ = theirs.Close()
+			case <-over:
+			}
+		}()
+		nc := &stoppable{Conn: theirs, stop: e.stop}
+		d.nc = nc
+		d.serve(e.serves)
+		if nc.stopped.Load() {
+			<-e.kill
+		}
+	}()
+	return s, nil
+}
+
+func (e *engine) started(what string) (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, p := range e.starts {
+		if p.Command[1] == what {
+			n++
+		}
+	}
+	return n
+}
+
+// stoppable reads until it is stopped.
+type stoppable struct {
+	net.Conn
+	stop    chan struct{}
+	stopped atomic.Bool
+	once    sync.Once
+}
+
+func (s *stoppable) Read(p []byte) (int, error) {
+	s.once.Do(func() {
+		go func() { <-s.stop; s.stopped.Store(true) }()
+	})
+	n, err := s.Conn.Read(p)
+	if s.stopped.Load() {
+		_, err = io.Copy(io.Discard, s.Conn)
+	}
+	return n, err
+}
+
+// stdio is that of a program in memory.
+type stdio struct {
+	net.Conn
+	ended chan struct{}
+	code  int
+}
+
+func (s *stdio) Wait(ctx context.Context) (int, string, error) {
+	select {
+	case <-s.ended:
+		return s.code, "", nil
+	case <-ctx.Done():
+		return 0, "", runtime.Ended(ctx)
+	}
 }
 
 // hurry is a pace for tests: what is waited for in vain takes little, and what is to
@@ -70,7 +164,7 @@ var hurry = pace{
 	hello: 200 * time.Millisecond, reject: time.Millisecond, dial: 300 * time.Millisecond, brief: 10 * time.Millisecond,
 	look: 50 * time.Millisecond, ready: 300 * time.Millisecond,
 	kill: time.Second, drain: 200 * time.Millisecond, rejoin: 2 * time.Second, answer: time.Second,
-	leave: 100 * time.Millisecond,
+	leave: 100 * time.Millisecond, linger: 50 * time.Millisecond, ping: 20 * time.Millisecond, pong: 200 * time.Millisecond,
 }
 
 // bed is a Runtime over an engine in memory.
@@ -90,7 +184,7 @@ func newBedOf(t testing.TB, p pace) *bed {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	b := &bed{engine: &engine{Fake: runtimetest.NewFake(runtimetest.FakeOptions{}), pid: os.Getpid()}, root: root, pace: p}
+	b := &bed{engine: &engine{Fake: runtimetest.NewFake(runtimetest.FakeOptions{}), pid: os.Getpid(), lose: make(chan int), stop: make(chan struct{}), kill: make(chan struct{}), code: 127}, root: root, pace: p}
 	b.open(t)
 	return b
 }
@@ -115,29 +209,27 @@ func (b *bed) create(t testing.TB, name string) string {
 	return c.ID
 }
 
-// program is what is at the other end of a connection.
-type program struct {
+// dialled is a connection of the program in a container, before it is a session.
+type dialled struct {
 	t  testing.TB
 	nc net.Conn
 	r  *wire.Reader
 	w  *wire.Writer
-
-	gone bool // Berm has said Go in this operation
 }
 
 // dial dials as the program in a container does.
-func (b *bed) dial(t testing.TB, name string) *program {
+func (b *bed) dial(t testing.TB, name string) *dialled {
 	t.Helper()
 	nc, err := net.Dial("unix", filepath.Join(b.root, dirName(name), wire.Socket))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = nc.Close() })
-	return &program{t: t, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
+	return &dialled{t: t, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
 }
 
 // greeted is a connection of a program that has said Hello.
-func (b *bed) greeted(t testing.TB, name string) *program {
+func (b *bed) greeted(t testing.TB, name string) *dialled {
 	t.Helper()
 	p := b.dial(t, name)
 	p.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: 1000, GID: 1000})
@@ -145,11 +237,55 @@ func (b *bed) greeted(t testing.TB, name string) *program {
 }
 
 // serve has a program that answers each request as it is told to.
-func (b *bed) serve(t testing.TB, name string, f func(p *program, req *wire.Request)) *program {
+func (b *bed) serve(t testing.TB, name string, f func(p *program, req *wire.Request)) *dialled {
 	t.Helper()
 	p := b.greeted(t, name)
 	go p.serve(f)
 	return p
+}
+
+// serve answers each request on a stream of its own, until the session ends.
+func (d *dialled) serve(f func(p *program, req *wire.Request)) {
+	mux, err := yamux.Server(d.nc, wire.Mux(time.Minute, 0))
+	if err != nil {
+		return
+	}
+	defer func() { _ = mux.Close() }()
+	for {
+		nc, err := mux.Accept()
+		if err != nil {
+			return
+		}
+		p := &program{t: d.t, nc: nc, session: d.nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
+		go func() {
+			defer func() { _ = nc.Close() }()
+			if req := p.next(); req != nil {
+				f(p, req)
+			}
+		}()
+	}
+}
+
+func (d *dialled) send(kind wire.Kind, payload string) { _ = d.w.Send(kind, []byte(payload)) }
+func (d *dialled) json(kind wire.Kind, v any)          { _ = d.w.SendJSON(kind, v) }
+
+// hungUp waits until Berm has closed the connection.
+func (d *dialled) hungUp() bool { return closed(d.nc) }
+
+func closed(nc net.Conn) bool {
+	_ = nc.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_, err := io.Copy(io.Discard, nc)
+	var late net.Error
+	return !errors.As(err, &late) || !late.Timeout()
+}
+
+// program is what is at the other end of an operation's stream.
+type program struct {
+	t       testing.TB
+	nc      net.Conn
+	session net.Conn
+	r       *wire.Reader
+	w       *wire.Writer
 }
 
 // Sends may fail: Berm hangs up on who misbehaves.
@@ -177,43 +313,11 @@ func (p *program) next() *wire.Request {
 func (p *program) ready() bool {
 	p.send(wire.KindReady, "")
 	_, err := p.r.Expect(wire.KindGo)
-	p.gone = err == nil
-	return p.gone
+	return err == nil
 }
 
-// end waits for the end of an operation's input; false if something else comes.
-func (p *program) end() bool {
-	for {
-		switch kind, _, err := p.r.Next(); {
-		case err != nil:
-			return false
-		case kind != wire.KindData:
-			return kind == wire.KindEnd
-		}
-	}
-}
-
-func (p *program) serve(f func(*program, *wire.Request)) {
-	defer func() { _ = p.nc.Close() }()
-	for {
-		req := p.next()
-		if req == nil {
-			return
-		}
-		p.gone = false
-		f(p, req)
-		if p.gone && (req.Op == wire.OpRun || req.Op == wire.OpAttach) && !p.end() {
-			return
-		}
-	}
-}
-
-// hungUp waits until Berm has closed the connection.
-func (p *program) hungUp() bool {
-	_ = p.nc.SetReadDeadline(time.Now().Add(5 * time.Second))
-	_, err := io.Copy(io.Discard, p.nc)
-	return err == nil || !errors.Is(err, os.ErrDeadlineExceeded)
-}
+// hungUp waits until Berm has closed the stream.
+func (p *program) hungUp() bool { return closed(p.nc) }
 
 // prints answers OpRun with output and an exit code.
 func prints(out string, code int) func(*program, *wire.Request) {

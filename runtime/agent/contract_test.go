@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/bermhq/berm/runtime"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/volume"
+	"github.com/docker/docker/client"
+
 	"github.com/bermhq/berm/runtime/agent"
 	"github.com/bermhq/berm/runtime/containerd"
 	"github.com/bermhq/berm/runtime/docker"
@@ -93,26 +97,64 @@ func TestDockerContract(t *testing.T) {
 	}
 	closeAfter(t, d.Close)
 	h := prepare(t, d, engine.RegistryOptions{Netns: d.Netns()})
-	open := func(t testing.TB, root string, timeout time.Duration) *agent.Runtime {
+	newBackend := func(t testing.TB, timeout time.Duration) *docker.Runtime {
 		backend, err := docker.New(docker.Options{Host: d.Host(), CallTimeout: timeout})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return wrap(t, backend, h.Agent, root)
+		return backend
 	}
-	h.New = func(t *testing.T) runtime.Runtime { return open(t, "", 0) }
-	h.Reopen = func(t *testing.T, dir string) runtime.Runtime { return open(t, filepath.Join(dir, "agents"), 0) }
+	open := func(t testing.TB, root string, timeout time.Duration) *agent.Runtime {
+		return wrap(t, newBackend(t, timeout), h.Agent, root)
+	}
+	backend := newBackend(t, 0)
+	t.Cleanup(func() { _ = backend.Close() })
+	h.Starter, h.Collector = backend, backend
+	h.MakeVolume = func(t *testing.T, name string, labels map[string]string, used bool) {
+		makeVolume(t, d.Host(), name, labels, used)
+	}
+	h.New = func(t *testing.T) runtimetest.Subject { return open(t, "", 0) }
+	h.Reopen = func(t *testing.T, dir string) runtimetest.Subject { return open(t, filepath.Join(dir, "agents"), 0) }
 	h.Engine, h.Outside = d, d.Outside()
-	h.Hang = func(t *testing.T) (runtime.Runtime, func()) { return open(t, "", time.Second), freeze(t, d.Pid()) }
+	h.Hang = func(t *testing.T) (runtimetest.Subject, func()) { return open(t, "", time.Second), freeze(t, d.Pid()) }
 	runtimetest.Run(t, h)
 }
 
-func TestContainerdContract(t *testing.T) { testContainerd(t, false) }
+// makeVolume makes a volume, and if it is to be used a container that has it.
+func makeVolume(t *testing.T, host, name string, labels map[string]string, used bool) {
+	t.Helper()
+	c, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	if _, err := c.VolumeCreate(t.Context(), volume.CreateOptions{Name: name, Labels: labels}); err != nil {
+		t.Fatal(err)
+	}
+	if !used {
+		return
+	}
+	_, err = c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: labels, Cmd: []string{"true"}},
+		&container.HostConfig{Binds: []string{name + ":/v"}}, nil, nil, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestContainerdContract(t *testing.T) { testContainerd(t, "", false) }
 
 // TestUserNSContract runs the contract with user namespaces, if the engine has them.
-func TestUserNSContract(t *testing.T) { testContainerd(t, true) }
+func TestUserNSContract(t *testing.T) { testContainerd(t, "", true) }
 
-func testContainerd(t *testing.T, userNS bool) {
+// TestSoakContractCrun runs the cases in which an OCI runtime has a part with crun.
+func TestSoakContractCrun(t *testing.T) {
+	if _, err := exec.LookPath("crun"); err != nil {
+		engine.Lacking(t, "containerd", err)
+	}
+	testContainerd(t, "crun", false, "create/", "exec/", "start/", "list", "pause", "remove", "stats", "watch/", "client restart", "engine killed")
+}
+
+func testContainerd(t *testing.T, class string, userNS bool, only ...string) {
 	engine.Require(t, "containerd")
 	c, err := engine.StartContainerd(t.Context(), engine.Options{})
 	if err != nil {
@@ -137,13 +179,17 @@ func testContainerd(t *testing.T, userNS bool) {
 	open := func(t testing.TB, root string, timeout time.Duration) *agent.Runtime {
 		return wrap(t, newBackend(t, timeout), h.Agent, root)
 	}
-	if h.UserNS, h.DeepMounts = userNS, userNS; userNS {
+	h.Class, h.Only = class, only
+	backend := newBackend(t, 0)
+	t.Cleanup(func() { _ = backend.Close() })
+	h.Starter = backend
+	if h.UserNS, h.DeepMounts = userNS, userNS || class == "crun"; userNS {
 		engine.RequireUserNS(t, newBackend(t, 0))
 	}
-	h.New = func(t *testing.T) runtime.Runtime { return open(t, "", 0) }
-	h.Reopen = func(t *testing.T, dir string) runtime.Runtime { return open(t, filepath.Join(dir, "agents"), 0) }
-	h.Engine, h.LocalNetworks, h.Outside = c, true, c.Outside()
-	h.Hang = func(t *testing.T) (runtime.Runtime, func()) { return open(t, "", time.Second), freeze(t, c.Pid()) }
+	h.New = func(t *testing.T) runtimetest.Subject { return open(t, "", 0) }
+	h.Reopen = func(t *testing.T, dir string) runtimetest.Subject { return open(t, filepath.Join(dir, "agents"), 0) }
+	h.Engine, h.LocalNetworks, h.Outside, h.Terminals = c, true, c.Outside(), 64
+	h.Hang = func(t *testing.T) (runtimetest.Subject, func()) { return open(t, "", time.Second), freeze(t, c.Pid()) }
 	runtimetest.Run(t, h)
 	left, err := c.Settled(t.Context(), c.Root(), open(t, "", 0).Sweep)
 	if err != nil || len(left) > 0 {

@@ -2,13 +2,10 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -24,43 +21,18 @@ const overtime = 15 * time.Second
 
 const farAway = 365 * 24 * time.Hour // a deadline that is none
 
-// Exec runs a command in a running container, to its end: through the program when it
-// is there and has the user that is asked for, and through the engine otherwise, which
-// the result's Path tells.
+// Exec runs a command in a running container, to its end.
 //
-// A connection that breaks under a command without input is made again, and the command
-// goes on where it was. If that can't be, or it has input, it is killed, and the error
-// is ErrInterrupted; also ErrNotKilled if that couldn't be either.
+// A session that breaks under a command without input is made again, if the program dials,
+// and the command goes on where it was. If that can't be, or it has input, it is killed, and
+// the error is ErrInterrupted; also ErrNotKilled if that couldn't be either.
 //
-// Two things hold it up that it can't help: a Stdout or Stderr that blocks, and, in
-// a goroutine that outlives the call, a Stdin whose Read does.
+// Two things delay it without bound: a Stdout or Stderr that blocks, and, in a goroutine
+// that outlives the call, a Stdin whose Read does.
 func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.ExecResult, error) {
-	op := "run command in container " + id
-	if err := validateExec(e); err != nil {
-		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, err)
-	}
-	if ctx.Err() != nil {
-		return runtime.ExecResult{}, fmt.Errorf("%s: %w", op, runtime.Ended(ctx))
-	}
-	b, err := r.box(ctx, id)
-	if err == nil && !b.socketless() {
-		res, err := b.exec(ctx, id, e)
-		switch {
-		case err == nil:
-			b.missed.Store(false)
-			return res, nil
-		case errors.Is(err, errAbsent):
-			if !b.paused.Load() && !b.missed.Swap(true) {
-				r.log.WarnContext(ctx, "agent_absent", "container_id", id)
-			}
-		case !errors.Is(err, errUnfit):
-			return res, fmt.Errorf("%s: %w", op, err)
-		}
-	}
-	// What is wrong, it says itself.
-	res, err := r.Engine.Exec(ctx, id, e)
-	if err == nil {
-		res.Path = runtime.PathEngine
+	res, err := r.exec(ctx, id, e)
+	if err != nil {
+		err = fmt.Errorf("run command in container %s: %w", id, err)
 	}
 	return res, err
 }
@@ -82,24 +54,12 @@ func validateText(all []string) error {
 	return nil
 }
 
-// fits tells whether the program's user is the one that is asked for.
-func fits(user string) func(*conn) bool {
-	if user == "" {
-		return nil
-	}
-	return func(c *conn) bool {
-		uid, gid, both := strings.Cut(user, ":")
-		return uid == strconv.Itoa(c.uid) && (!both || gid == strconv.Itoa(c.gid))
-	}
-}
-
 // run is a command under way.
 type run struct {
 	*call
 	e       runtime.Exec
-	process string      // its ID
-	seq     int64       // output that was delivered
-	closed  atomic.Bool // all of its input has been sent
+	process string // its ID
+	seq     int64  // output that was delivered
 	info    *wire.ProcessInfo
 	deliver error // of Stdout or Stderr
 	kept    bool  // by the program, until it is told to forget it
@@ -111,39 +71,33 @@ var (
 	errDeliver = errors.New("output can't be delivered")
 )
 
-// exec gives errors that are classed already, or errAbsent or errUnfit when nothing was
-// done.
-func (b *box) exec(ctx context.Context, id string, e runtime.Exec) (runtime.ExecResult, error) {
-	if b.paused.Load() {
-		if err := b.thaw(ctx); err != nil {
-			return runtime.ExecResult{}, err
+func (r *Runtime) exec(ctx context.Context, id string, e runtime.Exec) (runtime.ExecResult, error) {
+	if err := validateExec(e); err != nil {
+		return runtime.ExecResult{}, err
+	}
+	if ctx.Err() != nil {
+		return runtime.ExecResult{}, runtime.Ended(ctx)
+	}
+	b, err := r.container(ctx, id)
+	if err != nil {
+		return runtime.ExecResult{}, err
+	}
+	if b.paused.Load() { // or was, when Berm last heard of it
+		b.ask(ctx)
+		if b.paused.Load() {
+			return runtime.ExecResult{}, runtime.Precondition("the container is paused")
 		}
 	}
-	x := &run{e: e, process: b.r.nextRun()}
+	x := &run{e: e, process: r.nextRun()}
 	start := &wire.Start{ID: x.process, Command: e.Command, Env: e.Env, Dir: e.WorkingDir, Stdin: e.Stdin != nil}
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < farAway {
 		start.TimeoutMS = (max(time.Until(deadline), 0) + overtime).Milliseconds()
 	}
-	request, err := json.Marshal(&wire.Request{Op: wire.OpRun, Start: start})
+	x.call, err = b.open(ctx, id, e.User, &wire.Request{Op: wire.OpRun, Start: start}, true)
 	if err != nil {
 		return runtime.ExecResult{}, err
 	}
-	if len(request) > wire.MaxRequest {
-		return runtime.ExecResult{}, runtime.Invalid("the command has %d bytes, and may have %d", len(request), wire.MaxRequest)
-	}
-	x.call, err = b.start(ctx, id, request, fits(e.User))
-	var refusal *wire.Failure
-	switch {
-	case errors.As(err, &refusal) && refusal.Class == wire.ClassInvalid:
-		return runtime.ExecResult{}, failed(refusal)
-	case errors.As(err, &refusal): // the engine is asked what to make of it
-		return runtime.ExecResult{}, errUnfit
-	case err != nil:
-		return runtime.ExecResult{}, err
-	}
-	if e.Stdin == nil {
-		x.endInput(x.conn)
-	} else {
+	if e.Stdin != nil {
 		go x.feed(x.conn)
 	}
 	if err := x.wait(ctx); err != nil {
@@ -153,16 +107,6 @@ func (b *box) exec(ctx context.Context, id string, e runtime.Exec) (runtime.Exec
 		ExitCode: x.info.ExitCode, OOMKilled: x.info.OOMKilled, Path: runtime.PathAgent,
 		CPUTime: time.Duration(x.info.CPUTime), PeakMemoryBytes: x.info.PeakMemoryBytes,
 	}, nil
-}
-
-// thaw is for a container that was paused when Berm last heard of it: errAbsent leaves it
-// to the engine to say what is so.
-func (b *box) thaw(ctx context.Context) error {
-	b.ask(ctx)
-	if b.paused.Load() {
-		return errAbsent
-	}
-	return nil
 }
 
 // feed copies the input, and lives as long as its Read takes.
@@ -177,14 +121,11 @@ func (x *run) feed(c *conn) {
 			}
 		}
 		if err != nil {
-			x.endInput(c)
+			_ = c.w.Send(wire.KindEnd)
 			return
 		}
 	}
 }
-
-// endInput says that no more comes: before that the program takes no other request.
-func (x *run) endInput(c *conn) { x.closed.Store(c.w.Send(wire.KindEnd) == nil) }
 
 // wait follows the command to its end, whatever happens to the connection.
 func (x *run) wait(ctx context.Context) error {
@@ -193,7 +134,7 @@ func (x *run) wait(ctx context.Context) error {
 		err := x.follow()
 		switch {
 		case err == nil:
-			x.finish()
+			x.done()
 			x.forget(ctx)
 			return nil
 		case ctx.Err() != nil:
@@ -203,7 +144,7 @@ func (x *run) wait(ctx context.Context) error {
 		}
 		var failure *wire.Failure
 		if errors.As(err, &failure) {
-			x.finish()
+			x.done()
 			return x.refused(ctx, failure)
 		}
 		x.drop()
@@ -216,7 +157,6 @@ func (x *run) wait(ctx context.Context) error {
 			return err
 		}
 		x.call = next
-		x.endInput(x.conn) // none is taken up again that has one
 	}
 }
 
@@ -263,19 +203,16 @@ func (x *run) follow() error {
 	}
 }
 
-// refused is the error of a command that the program has given up. The engine may know
-// better how to start it, but only one of which nothing can have begun is started again.
+// refused is the error of a command that the program has given up.
 func (x *run) refused(ctx context.Context, failure *wire.Failure) error {
 	switch {
 	case x.kept || x.seq > 0 || failure.Class == wire.ClassAborted || failure.Class == wire.ClassOutOfRange:
 		x.kept = true
 		return x.abandon(ctx, interrupted("not telling all of the command's output any more"))
-	case failure.Class == wire.ClassExhausted && x.e.Stdin != nil: // some of which may be read
+	case failure.Class == wire.ClassExhausted:
 		return fmt.Errorf("%w: %w", runtime.ErrNoRoom, failure)
-	case failure.Class == wire.ClassInvalid || x.e.Stdin != nil:
-		return failed(failure)
 	}
-	return errUnfit
+	return failed(failure)
 }
 
 // parseEnded reads how a command ended.
@@ -290,15 +227,6 @@ func parseEnded(payload []byte) (*wire.ProcessInfo, error) {
 	return info, nil
 }
 
-// finish gives the connection back, if it can be used again.
-func (x *run) finish() {
-	if x.closed.Load() {
-		x.done()
-	} else {
-		x.drop()
-	}
-}
-
 // forget has the program drop a command that it keeps because its connection ended first.
 func (x *run) forget(ctx context.Context) {
 	if !x.kept {
@@ -306,8 +234,8 @@ func (x *run) forget(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.b.r.pace.drain)
 	defer cancel()
-	if request, err := json.Marshal(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: x.process}}); err == nil {
-		_ = x.b.settle(ctx, x.id, request) // it keeps so many only anyway
+	if request, err := encode(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: x.process}}); err == nil {
+		_ = x.b.settle(ctx, x.id, x.s, request) // it keeps so many only anyway
 	}
 }
 
@@ -327,10 +255,10 @@ func notKilled(err, why error) error {
 // rejoin takes the command up again after its connection broke. With input, nobody
 // knows how much of that has arrived.
 func (x *run) rejoin(ctx context.Context, tries int) (*call, error) {
-	if x.e.Stdin != nil || tries >= 3 {
+	if x.e.Stdin != nil || tries >= 3 || x.s.served != nil {
 		return nil, x.abandon(ctx, interrupted("out of reach"))
 	}
-	next, err := x.b.rejoin(ctx, x.id, x.process, x.seq, x.pid)
+	next, err := x.b.rejoin(ctx, x.id, x.process, x.seq, x.s.pid)
 	var refusal *wire.Failure
 	switch {
 	case errors.As(err, &refusal):
@@ -346,8 +274,8 @@ func (x *run) rejoin(ctx context.Context, tries int) (*call, error) {
 // rejoin attaches to a process whose connection broke, from a place in its output on.
 // Pid is of who was at its other end. The error is ErrInterrupted when the container has
 // ended, errAbsent, a *wire.Failure, the context's, or Unavailable with ErrNotKilled.
-func (b *box) rejoin(ctx context.Context, id, process string, seq int64, pid int) (*call, error) {
-	request, err := json.Marshal(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: process, From: seq}})
+func (b *container) rejoin(ctx context.Context, id, process string, seq int64, pid int) (*call, error) {
+	request, err := encode(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: process, From: seq}})
 	if err != nil {
 		return nil, err
 	}
@@ -367,7 +295,7 @@ func (b *box) rejoin(ctx context.Context, id, process string, seq int64, pid int
 			return nil, interrupted("another by now") // somebody has restarted it
 		default:
 			away = false
-			x, err := b.start(soon, id, request, nil)
+			x, err := b.start(soon, id, request, b.take)
 			var refusal *wire.Failure
 			switch {
 			case errors.As(err, &refusal):
@@ -394,8 +322,8 @@ func (b *box) rejoin(ctx context.Context, id, process string, seq int64, pid int
 	return nil, errAbsent
 }
 
-// left is the error of a command whose box is closed.
-func (b *box) left() error {
+// left is the error of a command whose container is closed.
+func (b *container) left() error {
 	b.r.mu.Lock()
 	defer b.r.mu.Unlock()
 	if b.r.closed {
@@ -405,14 +333,7 @@ func (b *box) left() error {
 }
 
 // under puts a call that was released under another context.
-func (x *call) under(ctx context.Context) *call {
-	y := &call{conn: x.conn, b: x.b, id: x.id, ctx: ctx, stopped: make(chan struct{})}
-	y.stop = context.AfterFunc(ctx, func() {
-		_ = y.nc.SetDeadline(past)
-		close(y.stopped)
-	})
-	return y
-}
+func (x *call) under(ctx context.Context) *call { return newCall(ctx, x.b, x.id, x.conn) }
 
 // abandon kills a command that has no connection any more.
 func (x *run) abandon(ctx context.Context, err error) error {
@@ -446,7 +367,7 @@ func (x *run) kill(ctx context.Context, err error) error {
 	}
 	_ = x.nc.SetDeadline(time.Now().Add(x.b.r.pace.drain))
 	if x.over() {
-		x.finish()
+		x.done()
 	} else {
 		x.drop()
 		x.kept = true
@@ -470,12 +391,12 @@ func (x *run) over() bool {
 // killTree has the program kill the command, through another connection. Over tells
 // what to make of a command that the program doesn't know.
 func (x *run) killTree(ctx context.Context, over func() bool) error {
-	request, err := json.Marshal(&wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: x.process}})
+	request, err := encode(&wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: x.process}})
 	if err != nil {
 		return err
 	}
 	for {
-		err := x.b.settle(ctx, x.id, request)
+		err := x.b.settle(ctx, x.id, x.s, request)
 		var refusal *wire.Failure
 		switch {
 		case err == nil:
@@ -493,6 +414,8 @@ func (x *run) killTree(ctx context.Context, over func() bool) error {
 			return nil // all in the container is dead
 		case err == nil && c.State == runtime.StatePaused:
 			return errors.New("the container is paused")
+		case x.s.served != nil && refusal == nil:
+			return x.s.fail()
 		}
 		select {
 		case <-ctx.Done():
@@ -507,10 +430,19 @@ func (x *run) killTree(ctx context.Context, over func() bool) error {
 	}
 }
 
-// settle does an operation that has no input and no answer. A refusal is a
-// *wire.Failure.
-func (b *box) settle(ctx context.Context, id string, request []byte) error {
-	x, err := b.start(ctx, id, request, nil)
+// settle does an operation that has no input and no answer, on a session if that is a served
+// one, or else on any that was dialled. A refusal is a *wire.Failure.
+func (b *container) settle(ctx context.Context, id string, s *session, request []byte) error {
+	var x *call
+	var err error
+	if s.served == nil {
+		x, err = b.start(ctx, id, request, b.take)
+	} else {
+		b.mu.Lock()
+		b.useLocked(s)
+		b.mu.Unlock()
+		x, err = b.begin(ctx, id, s, request)
+	}
 	if err != nil {
 		return err
 	}
@@ -539,7 +471,7 @@ const maxTidied = 64
 
 // tidy has the program forget commands of an earlier Runtime that have ended, not all of
 // many at once. True when there is none any more.
-func (b *box) tidy(ctx context.Context) bool {
+func (b *container) tidy(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, b.r.pace.ready)
 	defer cancel()
 	b.r.mu.Lock()
@@ -548,7 +480,11 @@ func (b *box) tidy(ctx context.Context) bool {
 	if !b.connected() || id == "" {
 		return false
 	}
-	x, err := b.r.openIn(ctx, b, id, &wire.Request{Op: wire.OpList})
+	request, err := encode(&wire.Request{Op: wire.OpList})
+	if err != nil {
+		return false
+	}
+	x, err := b.start(ctx, id, request, b.take)
 	if err != nil {
 		return false
 	}
@@ -566,9 +502,9 @@ func (b *box) tidy(ctx context.Context) bool {
 		return err
 	})
 	for _, process := range over {
-		request, _ := json.Marshal(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: process}}) // of strings
+		request, _ := encode(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: process}}) // of strings
 		if err == nil {
-			err = b.settle(ctx, id, request)
+			err = b.settle(ctx, id, x.s, request)
 		}
 	}
 	return err == nil && !more

@@ -30,7 +30,7 @@ func TestExec(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
 	b.serve(t, "x", prints("hi\n", 3))
-	for range 20 { // on one connection
+	for range 20 { // in one session
 		var out bytes.Buffer
 		res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"say"}, Stdout: &out})
 		if err != nil || res.ExitCode != 3 || res.Path != runtime.PathAgent || out.String() != "hi\n" {
@@ -39,45 +39,39 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// What the program makes no answer to, or none that can be understood, before it was
-// told to go, the engine does.
+// Where the program makes no answer, or none that can be understood, before it was told to
+// go, one that the engine starts does it.
 func TestExecFallsBack(t *testing.T) {
 	frame := func(kind wire.Kind, size uint32) string {
 		return string(binary.BigEndian.AppendUint32([]byte{byte(kind)}, size))
 	}
 	raw := func(s string) func(*program) { return func(p *program) { _, _ = io.WriteString(p.nc, s) } }
 	for name, answer := range map[string]func(p *program){
-		"silent":            func(*program) {},
-		"hangs up":          func(p *program) { _ = p.nc.Close() },
+		"silent":            func(p *program) { p.hungUp() },
+		"hangs up":          func(*program) {},
+		"ends the session":  func(p *program) { _ = p.session.Close() },
 		"garbage":           raw(strings.Repeat("garbage ", 1000)),
 		"huge length":       raw(frame(wire.KindResult, 1<<32-1)),
 		"no such kind":      raw(frame(200, 0)),
 		"half a frame":      raw(frame(wire.KindFailure, 100) + "{"),
 		"result, not ready": func(p *program) { p.json(wire.KindResult, wire.ProcessInfo{}) },
 		"output, not ready": func(p *program) { p.output(2, "hi") },
-		"second hello":      func(p *program) { p.json(wire.KindHello, wire.Hello{Version: 1}) },
-		"failure":           func(p *program) { p.json(wire.KindFailure, wire.Failure{Class: wire.ClassNotFound}) },
+		"second hello":      func(p *program) { p.json(wire.KindHello, wire.Hello{Version: wire.Version}) },
 		"unreadable":        func(p *program) { p.send(wire.KindFailure, "}") },
-		"failure after go": func(p *program) {
-			if p.ready() {
-				p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExhausted, Message: "no more processes"})
-			}
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
 			id := b.create(t, "x")
+			b.engine.serves = prints("hi\n", 0)
 			var asked atomic.Int64
-			for range 3 {
-				b.serve(t, "x", func(p *program, _ *wire.Request) {
-					asked.Add(1)
-					answer(p)
-				})
-			}
+			b.serve(t, "x", func(p *program, _ *wire.Request) {
+				asked.Add(1)
+				answer(p)
+			})
 			var out bytes.Buffer
 			res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"echo", "hi"}, Stdout: &out})
-			if err != nil || res.Path != runtime.PathEngine || out.String() != "hi\n" {
+			if err != nil || b.engine.started("serve") != 1 || out.String() != "hi\n" {
 				t.Errorf("%+v, %v, %q", res, err, &out)
 			}
 			if asked.Load() == 0 {
@@ -113,24 +107,21 @@ func TestExecMisled(t *testing.T) {
 			b := newBedOf(t, brisk)
 			id := b.create(t, "x")
 			var kills atomic.Int64
-			for range 4 {
-				b.serve(t, "x", func(p *program, req *wire.Request) {
-					switch req.Op {
-					case wire.OpRun:
-						if p.ready() {
-							tt.answer(p, req.Start.ID)
-						}
-						_ = p.nc.Close()
-					case wire.OpAttach:
-						p.json(wire.KindFailure, wire.Failure{Class: wire.ClassNotFound})
-					case wire.OpKill:
-						kills.Add(1)
-						if p.ready() {
-							p.send(wire.KindResult, "null")
-						}
+			b.serve(t, "x", func(p *program, req *wire.Request) {
+				switch req.Op {
+				case wire.OpRun:
+					if p.ready() {
+						tt.answer(p, req.Start.ID)
 					}
-				})
-			}
+				case wire.OpAttach:
+					p.json(wire.KindFailure, wire.Failure{Class: wire.ClassNotFound})
+				case wire.OpKill:
+					kills.Add(1)
+					if p.ready() {
+						p.send(wire.KindResult, "null")
+					}
+				}
+			})
 			var out bytes.Buffer
 			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"echo", "hi"}, Stdout: &out})
 			if !errdefs.IsFailedPrecondition(err) || !errors.Is(err, runtime.ErrInterrupted) || errors.Is(err, runtime.ErrNotKilled) {
@@ -139,8 +130,8 @@ func TestExecMisled(t *testing.T) {
 			if out.String() != tt.out || kills.Load() == 0 {
 				t.Errorf("%d bytes of output, %d kills", out.Len(), kills.Load())
 			}
-			if n := b.engine.Calls("exec"); n != 0 {
-				t.Errorf("the engine ran it, too")
+			if b.engine.started("serve") != 0 {
+				t.Errorf("another program was asked, too")
 			}
 		})
 	}
@@ -152,7 +143,7 @@ func TestExecRejoins(t *testing.T) {
 	id := b.create(t, "x")
 	var from atomic.Int64
 	var forgotten atomic.Bool
-	for range 2 { // so that the one it was taken up on is used again
+	for range 2 {
 		b.serve(t, "x", func(p *program, req *wire.Request) {
 			if !p.ready() {
 				return
@@ -160,7 +151,7 @@ func TestExecRejoins(t *testing.T) {
 			switch req.Op {
 			case wire.OpRun:
 				p.output(6, "first ")
-				_ = p.nc.Close()
+				_ = p.session.Close()
 			case wire.OpAttach:
 				from.Store(req.Process.From)
 				p.output(12, "second")
@@ -181,14 +172,14 @@ func TestExecRejoins(t *testing.T) {
 	}
 }
 
-// A command that may have begun is killed when the program gives it up, and the engine
-// doesn't start it once more.
+// A command that may have begun is killed when the program gives it up, and isn't started
+// once more.
 func TestExecGivenUp(t *testing.T) {
 	type answer func(p *program, req *wire.Request)
 	fails := func(class wire.Class) answer {
 		return func(p *program, _ *wire.Request) { p.json(wire.KindFailure, wire.Failure{Class: class}) }
 	}
-	breaks := func(p *program, _ *wire.Request) { _ = p.nc.Close() }
+	breaks := func(*program, *wire.Request) {}
 	for name, tt := range map[string]struct {
 		run, attach answer
 		begun       bool
@@ -226,11 +217,11 @@ func TestExecGivenUp(t *testing.T) {
 				})
 			}
 			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}})
-			if errors.Is(err, runtime.ErrInterrupted) != tt.begun || errors.Is(err, runtime.ErrNotKilled) || !tt.begun && err != nil {
+			if errors.Is(err, runtime.ErrInterrupted) != tt.begun || errors.Is(err, runtime.ErrNotKilled) || errors.Is(err, runtime.ErrNoRoom) == tt.begun {
 				t.Error(err)
 			}
-			if n := b.engine.Calls("exec"); (n == 0) != tt.begun || (kills.Load() > 0) != tt.begun {
-				t.Errorf("the engine ran it %d times, and it was killed %d times", n, kills.Load())
+			if n := b.engine.started("serve"); n != 0 || (kills.Load() > 0) != tt.begun {
+				t.Errorf("%d others were asked, and it was killed %d times", n, kills.Load())
 			}
 		})
 	}
@@ -300,7 +291,7 @@ func TestExecCanceled(t *testing.T) {
 }
 
 // A command that is killed while a frame is on its way can't pass its output off as
-// anything else, and its connection isn't used again.
+// anything else.
 func TestExecCanceledInMidFrame(t *testing.T) {
 	frame := func(say func(*program)) string {
 		var buf bytes.Buffer
@@ -345,9 +336,6 @@ func TestExecCanceledInMidFrame(t *testing.T) {
 		if !errdefs.IsCanceled(err) || errors.Is(err, runtime.ErrNotKilled) || out.String() != "first "+forged {
 			t.Errorf("cut at %d: %v, %q", cut, err, &out)
 		}
-		if n := b.known(id).connections(); n != 1 {
-			t.Errorf("cut at %d: %d connections are kept, want the one of the kill", cut, n)
-		}
 	}
 }
 
@@ -369,58 +357,15 @@ func TestExecWriterFails(t *testing.T) {
 	}
 }
 
-// late is a connection whose reader is kept from running after it has read.
-type late struct {
-	net.Conn
-	by time.Duration
-}
-
-func (l late) Read(p []byte) (int, error) {
-	n, err := l.Conn.Read(p)
-	time.Sleep(l.by)
-	return n, err
-}
-
-// An answer in time is one, however late the request then goes on.
-func TestReadyAtTheLastMoment(t *testing.T) {
-	bed := newBed(t)
-	here, there := net.Pipe()
-	defer func() { _ = there.Close() }()
-	c := newConn(here)
-	c.r = wire.NewReader(late{Conn: here, by: bed.pace.look})
-	program := make(chan error, 1)
-	go func() {
-		r, w := wire.NewReader(there), wire.NewWriter(there)
-		_, err := r.Expect(wire.KindRequest)
-		if err == nil {
-			err = w.Send(wire.KindReady)
-		}
-		if err == nil {
-			_, err = r.Expect(wire.KindGo)
-		}
-		program <- err
-	}()
-	x, err := bed.newBox("").begin(t.Context(), "", c, []byte("{}"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	x.drop()
-	if err := <-program; err != nil {
-		t.Fatal(err)
-	}
-}
-
 // Before it was told to go the command never was, and hanging up is enough.
 func TestExecCanceledBeforeReady(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
 	asked, gone := make(chan struct{}), make(chan bool, 1)
-	p := b.greeted(t, "x")
-	go func() {
-		p.next()
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
 		close(asked)
 		gone <- p.hungUp()
-	}()
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		<-asked
@@ -430,8 +375,8 @@ func TestExecCanceledBeforeReady(t *testing.T) {
 	if !errdefs.IsCanceled(err) || errors.Is(err, runtime.ErrNotKilled) || !<-gone {
 		t.Error(err)
 	}
-	if n := b.engine.Calls("exec"); n != 0 {
-		t.Error("the engine ran it")
+	if b.engine.started("serve") != 0 {
+		t.Error("another program was asked")
 	}
 }
 
@@ -478,7 +423,7 @@ func TestExecStdin(t *testing.T) {
 	}
 }
 
-// An input that never ends holds nothing up, and its connection isn't used again.
+// An input that never ends holds nothing up.
 func TestExecStdinLeftOpen(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
@@ -488,28 +433,31 @@ func TestExecStdinLeftOpen(t *testing.T) {
 	if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}, Stdin: r}); err != nil {
 		t.Error(err)
 	}
-	if n := b.known(id).connections(); n != 0 {
-		t.Error("the connection was kept")
-	}
 }
 
-func (b *box) connections() int {
+func (b *container) connections() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.conns)
+	return len(b.dialled)
 }
 
+// A command of another user than the program's goes over a session of that user's.
 func TestExecUser(t *testing.T) {
-	for user, path := range map[string]string{
-		"": runtime.PathAgent, "1000": runtime.PathAgent, "1000:1000": runtime.PathAgent,
-		"1000:0": runtime.PathEngine, "0": runtime.PathEngine, "0:0": runtime.PathEngine, "nobody": runtime.PathEngine,
+	for user, other := range map[string]bool{
+		"": false, "1000": false, "1000:1000": false, "1000:0": true, "0": true, "0:0": true,
 	} {
 		b := newBed(t)
 		id := b.create(t, "x")
-		b.serve(t, "x", prints("", 0))
-		res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}, User: user})
-		if err != nil || res.Path != path {
-			t.Errorf("user %q: %+v, %v", user, res, err)
+		b.serve(t, "x", prints("", 1))
+		b.engine.serves = prints("", 2)
+		for range 2 { // in one session
+			res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}, User: user})
+			if err != nil || (res.ExitCode == 2) != other {
+				t.Errorf("user %q: %+v, %v", user, res, err)
+			}
+		}
+		if n := b.engine.started("serve"); (n == 1) != other || other && b.engine.starts[0].User != user {
+			t.Errorf("user %q: %d were started", user, n)
 		}
 	}
 }
@@ -536,7 +484,6 @@ func TestExecRefused(t *testing.T) {
 	}
 }
 
-// The engine can't be given a command whose input may be read, where there is no room.
 func TestExecNoRoom(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
@@ -565,15 +512,16 @@ func TestPeer(t *testing.T) {
 	other.engine.setPid(1)
 	c := other.create(t, "y")
 	other.known(c).meet(runtime.Container{})
+	other.engine.serves = prints("true\n", 0)
 	p := other.serve(t, "y", prints("forged\n", 0))
 	var out bytes.Buffer
 	res, err := other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo", "true"}, Stdout: &out})
-	if err != nil || res.Path != runtime.PathEngine || out.String() != "true\n" || !p.hungUp() {
+	if err != nil || out.String() != "true\n" || !p.hungUp() {
 		t.Errorf("%+v, %v, %q", res, err, &out)
 	}
 	// And one whose process is the first only now is taken.
 	other.engine.setPid(os.Getpid())
-	var served *program
+	var served *dialled
 	for end := time.Now().Add(20 * time.Second); served == nil; {
 		if time.Now().After(end) {
 			t.Fatal("the engine isn't asked who the first process is")
@@ -582,11 +530,11 @@ func TestPeer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if p := other.greeted(t, "y"); other.known(c).pidIs(os.Getpid()) {
-			go p.serve(prints("", 0))
+			go p.serve(prints("", 5))
 			served = p
 		}
 	}
-	if res, err = other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo"}}); err != nil || res.Path != runtime.PathAgent {
+	if res, err = other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo"}}); err != nil || res.ExitCode != 5 {
 		t.Errorf("%+v, %v", res, err)
 	}
 }
@@ -608,38 +556,30 @@ func testPeerUnseen(t *testing.T, pid int) {
 	if p := b.greeted(t, "x"); !p.hungUp() {
 		t.Error("an unseen process was taken in")
 	}
-	res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}})
-	if err != nil || res.Path != runtime.PathEngine {
-		t.Errorf("exec: %+v, %v", res, err)
-	}
-	b.engine.exec = func(ctx context.Context, x runtime.Exec) (runtime.ExecResult, error) {
-		nc := x.Stdin.(net.Conn)
-		p := &program{t: t, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
-		p.json(wire.KindHello, wire.Hello{Version: wire.Version})
-		if p.next() != nil && p.ready() {
+	b.engine.serves = func(p *program, _ *wire.Request) {
+		if p.ready() {
 			p.json(wire.KindResult, aFile)
 		}
-		return runtime.ExecResult{}, ctx.Err()
 	}
 	if err := stat(t.Context(), b, id); err != nil {
 		t.Errorf("stat: %v", err)
 	}
 }
 
-func (b *box) pidIs(pid int) bool {
+func (b *container) pidIs(pid int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.pid == pid
 }
 
 func TestHello(t *testing.T) {
-	for name, say := range map[string]func(*program){
-		"nothing":       func(*program) {},
-		"garbage":       func(p *program) { _, _ = io.WriteString(p.nc, "GET / HTTP/1.1\r\n\r\n") },
-		"other version": func(p *program) { p.json(wire.KindHello, wire.Hello{Version: 2}) },
-		"no user":       func(p *program) { p.json(wire.KindHello, wire.Hello{Version: 1, UID: -1}) },
-		"request":       func(p *program) { p.json(wire.KindRequest, wire.Request{Op: wire.OpPing}) },
-		"long":          func(p *program) { p.send(wire.KindHello, `{"version":1,"x":"`+strings.Repeat("x", maxHello)+`"}`) },
+	for name, say := range map[string]func(*dialled){
+		"nothing":       func(*dialled) {},
+		"garbage":       func(p *dialled) { _, _ = io.WriteString(p.nc, "GET / HTTP/1.1\r\n\r\n") },
+		"other version": func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: 1}) },
+		"no user":       func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: -1}) },
+		"request":       func(p *dialled) { p.json(wire.KindRequest, wire.Request{Op: wire.OpPing}) },
+		"long":          func(p *dialled) { p.send(wire.KindHello, `{"version":2,"x":"`+strings.Repeat("x", maxHello)+`"}`) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
@@ -649,8 +589,9 @@ func TestHello(t *testing.T) {
 			if !p.hungUp() {
 				t.Error("it was taken in")
 			}
-			if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathEngine {
-				t.Errorf("%+v, %v", res, err)
+			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}})
+			if old := name == "other version"; errdefs.IsFailedPrecondition(err) != old || errdefs.IsNotImplemented(err) == old {
+				t.Error(err)
 			}
 		})
 	}
@@ -659,57 +600,53 @@ func TestHello(t *testing.T) {
 // However many connections a container makes, few are kept.
 func TestFlood(t *testing.T) {
 	b := newBed(t)
-	id := b.create(t, "x")
-	box := b.known(id)
-	for range 2 * maxHellos {
+	box := b.known(b.create(t, "x"))
+	for range 2 * maxSessions {
 		b.dial(t, "x") // and says nothing
-	}
-	for range 2 * maxConns {
 		b.greeted(t, "x")
 	}
 	await(t, "the connections to be looked at", func() bool {
 		box.mu.Lock()
 		defer box.mu.Unlock()
-		if box.hellos > maxHellos || len(box.conns) > maxConns || len(box.idle) > maxIdle {
-			t.Fatalf("%d unfinished, %d in all, %d idle", box.hellos, len(box.conns), len(box.idle))
+		if len(box.dialled) > maxSessions {
+			t.Fatalf("%d are kept", len(box.dialled))
 		}
-		return box.hellos == 0 && len(box.idle) == maxIdle && len(box.conns) == maxIdle
+		return !slices.ContainsFunc(box.dialled, func(s *session) bool { return !s.greeted })
 	})
 }
 
-// Connections that nobody uses are closed in their time, but for those that were used last.
-func TestSpare(t *testing.T) {
-	t.Parallel() // it waits for most of its time
-	pace := hurry
-	pace.spare = 3 * time.Second
-	b := newBedOf(t, pace)
-	box := b.known(b.create(t, "x"))
-	idle := func() []*conn {
-		box.mu.Lock()
-		defer box.mu.Unlock()
-		return slices.Clone(box.idle)
+// What an agent never sends, and would cost memory, ends its session.
+func TestInbound(t *testing.T) {
+	frame := func(kind byte, flags uint16, id, size uint32) string {
+		head := binary.BigEndian.AppendUint16([]byte{0, kind}, flags)
+		return string(binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(head, id), size))
 	}
-	const some = keptIdle + 1
-	for n := range 2 {
-		for range some {
-			b.greeted(t, "x")
-		}
-		await(t, "them to be taken in", func() bool { return len(idle()) == (n+1)*some })
-		time.Sleep(pace.spare / 2)
-	}
-	all := idle()
-	await(t, "the older ones to be closed", func() bool { return len(idle()) <= some })
-	await(t, "all but a few to be closed", func() bool { return len(idle()) <= keptIdle })
-	if !slices.Equal(idle(), all[len(all)-keptIdle:]) {
-		t.Error("others are left than the last")
-	}
-	for range some { // it is done more than once
-		b.greeted(t, "x")
-	}
-	await(t, "more to be taken in", func() bool { return len(idle()) > keptIdle && !slices.Contains(all, idle()[len(idle())-1]) })
-	await(t, "them to be closed", func() bool { return len(idle()) <= keptIdle && !slices.Contains(all, idle()[0]) })
-	if n := box.connections(); n != keptIdle {
-		t.Errorf("%d are open", n)
+	for name, said := range map[string]string{
+		"a stream":           frame(1, 1, 2, 0),
+		"a stream with data": frame(0, 1, 2, 1) + "x",
+		"a ping":             frame(2, 1, 0, 1),
+		"a known stream":     frame(1, 1, 1, 0),
+		"much data":          frame(0, 2, 1, 1<<30),
+		"an odd kind":        frame(4, 0, 0, 0),
+		"an odd version":     "\x01" + frame(1, 0, 1, 0)[1:],
+		"after data":         frame(0, 0, 99, 12) + frame(2, 1, 0, 1) + frame(2, 1, 0, 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			id := b.create(t, "x")
+			p := b.greeted(t, "x")
+			go func() {
+				_, _ = p.nc.Read(make([]byte, 1)) // a stream was opened
+				_, _ = io.WriteString(p.nc, said)
+			}()
+			if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); !errdefs.IsNotImplemented(err) {
+				t.Error(err)
+			}
+			if !p.hungUp() {
+				t.Error("the session goes on")
+			}
+		})
 	}
 }
 
@@ -734,10 +671,10 @@ func TestRestart(t *testing.T) {
 	}
 	b.open(t)
 	b.serve(t, "x", prints("", 5))
-	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); err != nil || res.ExitCode != 5 || res.Path != runtime.PathAgent {
+	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); err != nil || res.ExitCode != 5 {
 		t.Errorf("%+v, %v", res, err)
 	}
-	// Without its directory it is the engine's.
+	// Without its directory the engine starts the program.
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -745,7 +682,8 @@ func TestRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.open(t)
-	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathEngine {
+	b.engine.serves = prints("", 6)
+	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); err != nil || res.ExitCode != 6 {
 		t.Errorf("%+v, %v", res, err)
 	}
 }
@@ -858,12 +796,12 @@ func FuzzNumbers(f *testing.F) {
 			t.Errorf("%+v", m)
 		}
 		var hello bytes.Buffer
-		_ = wire.NewWriter(&hello).Send(wire.KindHello, say(`"version":1,`))
+		_ = wire.NewWriter(&hello).Send(wire.KindHello, say(`"version":2,`))
 		ours, theirs := net.Pipe()
 		go func() { _, _ = theirs.Write(hello.Bytes()); _ = theirs.Close() }()
-		c := newConn(ours)
-		if err := c.greet(time.Minute); err == nil && !sound(int64(c.uid), int64(c.gid)) {
-			t.Errorf("user %d:%d", c.uid, c.gid)
+		s := &session{b: &container{r: &Runtime{}}, carrier: ours}
+		if err := s.greet(time.Minute); err == nil && !sound(int64(s.hello.UID), int64(s.hello.GID), int64(s.hello.PID)) {
+			t.Errorf("%+v", s.hello)
 		}
 		_ = ours.Close()
 	})
@@ -889,29 +827,28 @@ func FuzzAgentSays(f *testing.F) {
 	b := newBedOf(f, pace{
 		hello: time.Minute, reject: time.Millisecond, dial: time.Millisecond, brief: time.Millisecond, look: 5 * time.Millisecond,
 		ready: 10 * time.Millisecond, kill: 10 * time.Millisecond, drain: time.Millisecond, rejoin: 10 * time.Millisecond, answer: 20 * time.Millisecond,
+		leave: time.Millisecond, linger: time.Millisecond, ping: time.Second, pong: 5 * time.Millisecond,
 	})
-	b.engine.exec = func(context.Context, runtime.Exec) (runtime.ExecResult, error) {
-		return runtime.ExecResult{ExitCode: 127}, nil
-	}
 	id := b.create(f, "x")
 	box := b.known(id)
-	idle := func() bool {
-		box.mu.Lock()
-		defer box.mu.Unlock()
-		return len(box.idle) > 0
-	}
 	debug.SetTraceback("all")
-	f.Fuzz(func(t *testing.T, said []byte, op uint8) {
+	f.Fuzz(func(t *testing.T, said []byte, op uint8) { // op's highest bit: not on a stream
 		hangs := time.AfterFunc(2*time.Minute, func() { panic("it doesn't end") }) // which nothing else would tell
 		defer hangs.Stop()
 		p := b.greeted(t, "x")
-		await(t, "it to be taken in", idle)
-		go func() {
-			if p.next() != nil {
+		await(t, "it to be taken in", box.connected)
+		if op < 128 {
+			go p.serve(func(p *program, _ *wire.Request) {
 				_, _ = p.nc.Write(said)
-			}
-			_ = p.nc.Close()
-		}()
+				_ = p.session.Close()
+			})
+		} else {
+			go func() {
+				_, _ = p.nc.Read(make([]byte, 1))
+				_, _ = p.nc.Write(said)
+				_ = p.nc.Close()
+			}()
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		var err error

@@ -242,7 +242,6 @@ func (x *call) upload(from io.Reader) ([]byte, error) {
 	buf := buffers.Get().(*[wire.MaxData]byte)
 	defer buffers.Put(buf)
 	var failure error // of the reader
-	x.spoiled = true  // unless all is sent
 	for len(answers) == 0 {
 		n, err := from.Read(buf[:])
 		if n > 0 {
@@ -251,7 +250,7 @@ func (x *call) upload(from io.Reader) ([]byte, error) {
 			}
 		}
 		if errors.Is(err, io.EOF) {
-			x.spoiled = x.w.Send(wire.KindEnd) != nil
+			_ = x.w.Send(wire.KindEnd) // the answer tells whether that has come
 			break
 		}
 		if err != nil {

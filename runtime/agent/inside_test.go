@@ -20,17 +20,12 @@ import (
 func answers(t *testing.T, frames func(p *program)) (*bed, string) {
 	t.Helper()
 	b := newBed(t)
-	b.engine.exec = func(context.Context, runtime.Exec) (runtime.ExecResult, error) {
-		return runtime.ExecResult{ExitCode: 127}, nil
-	}
 	id := b.create(t, "x")
-	for range 3 {
-		b.serve(t, "x", func(p *program, _ *wire.Request) {
-			if p.ready() {
-				frames(p)
-			}
-		})
-	}
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
+		if p.ready() {
+			frames(p)
+		}
+	})
 	return b, id
 }
 
@@ -55,7 +50,7 @@ func watch(ctx context.Context, files runtime.Files, id string) error {
 	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileWatch, Path: "/", Recursive: true}, runtime.FileIO{Event: ignore})
 }
 
-// What can't be believed is refused, and its connection isn't used again.
+// What can't be believed is refused.
 func TestFilesMisled(t *testing.T) {
 	file := func(change func(*wire.FileInfo)) func(*program) {
 		return func(p *program) {
@@ -100,7 +95,7 @@ func TestFilesMisled(t *testing.T) {
 		"long target":       {file(func(f *wire.FileInfo) { f.Target = make([]byte, runtime.MaxPath+1) }), stat},
 		"output for result": {func(p *program) { p.output(1, "x") }, stat},
 		"not JSON":          {func(p *program) { p.send(wire.KindResult, "x") }, stat},
-		"hangs up":          {func(p *program) { _ = p.nc.Close() }, stat},
+		"hangs up":          {func(*program) {}, stat},
 		"endless items":     {func(p *program) { p.endless(func() error { return p.w.SendJSON(wire.KindItem, aFile) }) }, glob},
 		"items of garbage":  {func(p *program) { p.send(wire.KindItem, "[]") }, glob},
 		"data without item": {func(p *program) { p.send(wire.KindData, "x") }, read},
@@ -122,12 +117,6 @@ func TestFilesMisled(t *testing.T) {
 			if err := tt.call(b, id); !errdefs.IsFailedPrecondition(err) || !errors.Is(err, runtime.ErrInterrupted) {
 				t.Error(err)
 			}
-			await(t, "the connection to be dropped", func() bool {
-				box := b.known(id)
-				box.mu.Lock()
-				defer box.mu.Unlock()
-				return len(box.conns) == 2
-			})
 		})
 	}
 }
@@ -229,7 +218,7 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// An attachment goes on over another connection, and believes no place twice.
+// An attachment goes on over another session, and believes no place twice.
 func TestAttachment(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
@@ -241,7 +230,7 @@ func TestAttachment(t *testing.T) {
 			switch req.Process.From {
 			case -1:
 				p.output(105, "first")
-				_ = p.nc.Close()
+				_ = p.session.Close()
 			case 105:
 				p.output(111, "second")
 				p.output(111, "second")
@@ -288,7 +277,6 @@ func TestAttachmentClosed(t *testing.T) {
 func TestDialBrokenOff(t *testing.T) {
 	b, id := answers(t, func(p *program) {
 		p.send(wire.KindData, "half")
-		_ = p.nc.Close()
 	})
 	nc, err := b.Dial(t.Context(), id, 80)
 	if err != nil {
@@ -306,9 +294,7 @@ func TestNoProgram(t *testing.T) {
 		2: errdefs.IsNotImplemented, 126: errdefs.IsNotImplemented, 127: errdefs.IsNotImplemented, 1: errdefs.IsFailedPrecondition,
 	} {
 		b := newBed(t)
-		b.engine.exec = func(context.Context, runtime.Exec) (runtime.ExecResult, error) {
-			return runtime.ExecResult{ExitCode: code}, nil
-		}
+		b.engine.code = code
 		c, err := b.Create(t.Context(), runtime.Spec{Name: "x", Image: "berm.local/busybox:latest", Agent: &runtime.Agent{}})
 		if err != nil {
 			t.Fatal(err)
@@ -322,5 +308,39 @@ func TestNoProgram(t *testing.T) {
 		if list, err := b.ListProcesses(t.Context(), c.ID); err != nil || len(list) != 0 {
 			t.Errorf("%+v, %v", list, err)
 		}
+	}
+}
+
+// An attachment that isn't read from delays no other operation of its session.
+func TestSlowFollower(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	var sent atomic.Int64
+	b.serve(t, "x", func(p *program, req *wire.Request) {
+		switch {
+		case !p.ready():
+		case req.Op == wire.OpStat:
+			p.json(wire.KindResult, aFile)
+		default:
+			data := strings.Repeat("x", wire.MaxData)
+			for p.w.SendOutput(wire.Output{Seq: sent.Add(int64(len(data))), Data: []byte(data)}) == nil {
+			}
+		}
+	})
+	a, err := b.Attach(t.Context(), id, "p", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the stream to be full", func() bool { return sent.Load() > 3*wire.MaxData })
+	for range 100 {
+		if err := stat(t.Context(), b, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := sent.Load(); n > 8*wire.MaxData {
+		t.Errorf("%d bytes were taken that nobody reads", n)
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
 	}
 }

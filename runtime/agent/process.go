@@ -121,35 +121,68 @@ func about(what, id, process string, err error) error {
 	return fmt.Errorf("%s process %q in container %s: %w", what, process, id, err)
 }
 
-// reach begins an operation on processes. Of those that the program in the container
-// knows, none but it can tell: errAbsent when there is none, by design.
-func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*call, *box, error) {
-	if ctx.Err() != nil {
-		return nil, nil, runtime.Ended(ctx)
+// errNoProcess is for a process that nobody knows.
+var errNoProcess = runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such process"))
+
+// owner gives the served session of a process, with a use of it; nil if it isn't of any.
+func (b *container) owner(process string) *session {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.owners[process]
+	if s != nil {
+		b.useLocked(s)
 	}
-	b, err := r.box(ctx, id)
-	if err != nil {
-		return nil, nil, err
-	}
-	if b.socketless() {
-		return nil, b, errAbsent
-	}
-	x, err := r.openIn(ctx, b, id, req)
-	if errors.Is(err, errAbsent) {
-		if err = b.excuse(ctx); err == nil {
-			err = errAbsent
-		}
-	}
-	return x, b, err
+	return s
 }
 
-// errLost is for processes that the program in the container knows, if they are. None is
-// started elsewhere meanwhile: there would be two of one ID.
-var errLost = runtime.Unavailable(errors.New("the container's agent doesn't answer"))
+// reach begins an operation on a process, which only the program that started it knows.
+func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*call, error) {
+	if ctx.Err() != nil {
+		return nil, runtime.Ended(ctx)
+	}
+	b, err := r.container(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	request, err := encode(req)
+	if err != nil {
+		return nil, err
+	}
+	if s := b.owner(req.Process.ID); s != nil {
+		x, err := b.begin(ctx, id, s, request)
+		if errors.Is(err, errDead) || errors.Is(err, errSilent) {
+			return nil, b.lost(ctx, s, err)
+		}
+		return x, classed(err)
+	}
+	if b.socketless() {
+		return nil, errNoProcess
+	}
+	x, err := b.start(ctx, id, request, b.take)
+	if errors.Is(err, errAbsent) {
+		if why := b.excuse(ctx); why != nil {
+			return nil, why
+		}
+	}
+	return x, classed(err)
+}
 
-// Start starts a process. In a container whose program isn't reached by a socket, it
-// runs below one that the engine starts, and its output is kept here: it ends with this
-// Runtime.
+// lost waits until nothing of a session runs that has ended, or whose program is silent. The
+// error says what became of its processes.
+func (b *container) lost(ctx context.Context, s *session, err error) error {
+	if errors.Is(err, errSilent) && !b.runs(ctx) {
+		return b.excuse(ctx) // it is paused
+	}
+	if why := s.fail(); why != nil {
+		return notKilled(interrupted("out of reach"), why)
+	}
+	return errVanished
+}
+
+// errVanished is for a process whose session has ended, and nothing of which runs.
+var errVanished = interrupted("lost")
+
+// Start starts a process. Below a program that the engine started, it ends with this Runtime.
 func (r *Runtime) Start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, error) {
 	info, err := r.start(ctx, id, p)
 	return info, about("start", id, p.ID, err)
@@ -159,16 +192,59 @@ func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runt
 	if err := validateProcess(p); err != nil {
 		return runtime.ProcessInfo{}, err
 	}
-	x, b, err := r.reach(ctx, id, &wire.Request{Op: wire.OpStart, Start: wireStart(p)})
-	switch {
-	case errors.Is(err, errAbsent) && b.socketless():
-		return r.startServed(ctx, b, id, p)
-	case errors.Is(err, errAbsent):
-		return runtime.ProcessInfo{}, errLost
-	case err != nil:
+	if ctx.Err() != nil {
+		return runtime.ProcessInfo{}, runtime.Ended(ctx)
+	}
+	b, err := r.container(ctx, id)
+	if err != nil {
 		return runtime.ProcessInfo{}, err
 	}
-	return x.process(p.ID)
+	unlock, err := r.naming.Lock(ctx, servedKey{id, p.ID})
+	if err != nil {
+		return runtime.ProcessInfo{}, runtime.Ended(ctx)
+	}
+	defer unlock()
+	if p.User != "" || b.hasServed() { // else the program refuses an ID that it knows
+		switch _, err := r.Process(ctx, id, p.ID); {
+		case err == nil:
+			return runtime.ProcessInfo{}, runtime.WithClass(errdefs.ErrAlreadyExists, errors.New("there is one of this ID; forget it first"))
+		case !errdefs.IsNotFound(err):
+			return runtime.ProcessInfo{}, err
+		}
+	}
+	x, err := b.open(ctx, id, p.User, &wire.Request{Op: wire.OpStart, Start: wireStart(p)}, false)
+	if err != nil {
+		return runtime.ProcessInfo{}, err
+	}
+	s := x.s
+	b.own(s, p.ID)
+	info, err := x.process(p.ID)
+	if err != nil {
+		b.disown(p.ID)
+	}
+	return info, err
+}
+
+// own notes that a process is of a session, if that is a served one.
+func (b *container) own(s *session, process string) {
+	if s.served == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.owners[process] = s
+	s.served.processes++
+}
+
+// disown forgets whose a process is.
+func (b *container) disown(process string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s := b.owners[process]; s != nil {
+		delete(b.owners, process)
+		s.served.processes--
+		s.lingerLocked()
+	}
 }
 
 // process waits for a Result that is a ProcessInfo.
@@ -191,15 +267,9 @@ func (x *call) process(id string) (runtime.ProcessInfo, error) {
 
 // Process tells of a process.
 func (r *Runtime) Process(ctx context.Context, id, process string) (runtime.ProcessInfo, error) {
-	x, b, err := r.reach(ctx, id, &wire.Request{Op: wire.OpProcess, Process: &wire.Process{ID: process}})
+	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpProcess, Process: &wire.Process{ID: process}})
 	var info runtime.ProcessInfo
-	switch {
-	case errors.Is(err, errAbsent) || b != nil && errdefs.IsNotFound(err):
-		var h *held
-		if h, err = b.find(process, err); err == nil {
-			info = h.info()
-		}
-	case err == nil:
+	if err == nil {
 		info, err = x.process(process)
 	}
 	return info, about("look at", id, process, err)
@@ -207,47 +277,100 @@ func (r *Runtime) Process(ctx context.Context, id, process string) (runtime.Proc
 
 // ListProcesses tells of all processes.
 func (r *Runtime) ListProcesses(ctx context.Context, id string) ([]runtime.ProcessInfo, error) {
-	var out []runtime.ProcessInfo
-	x, b, err := r.reach(ctx, id, &wire.Request{Op: wire.OpList})
-	if err == nil {
-		x.within(time.Now().Add(r.pace.answer))
-		err = x.items(maxListed, func(payload []byte) error {
-			info, err := parseProcess(payload, "")
-			if err == nil && !strings.HasPrefix(info.ID, runPrefix) {
-				out = append(out, info)
-			}
-			return err
-		})
-	} else if errors.Is(err, errAbsent) {
-		err = nil
-		if !b.socketless() {
-			err = errLost
-		}
-	}
+	out, err := r.list(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("list the processes of container %s: %w", id, err)
 	}
-	out = append(out, b.heldInfos()...)
 	slices.SortStableFunc(out, func(a, b runtime.ProcessInfo) int { return a.StartedAt.Compare(b.StartedAt) })
 	return out, nil
 }
 
-// control is an operation without an answer on a process that the program knows; here
-// is for one that is held here.
-func (r *Runtime) control(ctx context.Context, what, id string, req *wire.Request, within time.Duration, here func(*held) error) error {
-	process := req.Process.ID
-	x, b, err := r.reach(ctx, id, req)
-	switch {
-	case errors.Is(err, errAbsent) || b != nil && errdefs.IsNotFound(err):
-		var h *held
-		if h, err = b.find(process, err); err == nil {
-			err = here(h)
+func (r *Runtime) list(ctx context.Context, id string) (out []runtime.ProcessInfo, err error) {
+	if ctx.Err() != nil {
+		return nil, runtime.Ended(ctx)
+	}
+	b, err := r.container(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	request, err := encode(&wire.Request{Op: wire.OpList})
+	if err != nil {
+		return nil, err
+	}
+	collect := func(x *call) error {
+		x.within(time.Now().Add(r.pace.answer))
+		s := x.s
+		return x.items(maxListed, func(payload []byte) error {
+			info, err := parseProcess(payload, "")
+			if err == nil && !strings.HasPrefix(info.ID, runPrefix) && b.lists(s, info.ID) {
+				out = append(out, info)
+			}
+			return err
+		})
+	}
+	if !b.socketless() {
+		x, err := b.start(ctx, id, request, b.take)
+		if errors.Is(err, errAbsent) {
+			if why := b.excuse(ctx); why != nil {
+				return nil, why
+			}
 		}
-	case err == nil:
+		if err == nil {
+			err = collect(x)
+		}
+		if err != nil {
+			return nil, classed(err)
+		}
+	}
+	for _, s := range b.serving() {
+		x, err := b.begin(ctx, id, s, request)
+		if err == nil {
+			err = collect(x)
+		}
+		// One that has ended has no processes any more.
+		if err != nil && !errors.Is(err, errDead) && !s.mux.IsClosed() {
+			return nil, classed(err)
+		}
+	}
+	return out, nil
+}
+
+// lists reports whether a process can be of a session.
+func (b *container) lists(s *session, process string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	owner := b.owners[process]
+	return owner == s || owner == nil && s.served == nil
+}
+
+// serving gives the served sessions that have processes, with a use of each.
+func (b *container) serving() (out []*session) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.served {
+		if s.served.processes > 0 {
+			b.useLocked(s)
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// hasServed reports whether there is any process of a served session.
+func (b *container) hasServed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.owners) > 0
+}
+
+// control is an operation on a process that has no answer.
+func (r *Runtime) control(ctx context.Context, what, id string, req *wire.Request, within time.Duration) error {
+	x, err := r.reach(ctx, id, req)
+	if err == nil {
 		x.within(time.Now().Add(within))
 		err = x.result(nil)
 	}
-	return about(what, id, process, err)
+	return about(what, id, req.Process.ID, err)
 }
 
 // Signal sends a signal to a process' group.
@@ -256,13 +379,22 @@ func (r *Runtime) Signal(ctx context.Context, id, process string, signal int) er
 		return about("signal", id, process, runtime.Invalid("there is no signal %d: 1 to %d are", signal, maxSignal))
 	}
 	req := &wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: process, Signal: signal}}
-	return r.control(ctx, "signal", id, req, r.pace.answer, func(h *held) error { return h.signal(ctx, signal) })
+	return r.control(ctx, "signal", id, req, r.pace.answer)
 }
 
 // Kill kills a process with all its descendants.
 func (r *Runtime) Kill(ctx context.Context, id, process string) error {
-	req := &wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: process}}
-	return r.control(ctx, "kill", id, req, r.pace.answer, func(h *held) error { return h.kill(ctx) })
+	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: process}})
+	if err == nil {
+		x.within(time.Now().Add(r.pace.answer))
+		if err = x.result(nil); x.s.served != nil && errors.Is(err, runtime.ErrInterrupted) {
+			err = x.b.lost(ctx, x.s, err)
+		}
+	}
+	if errors.Is(err, errVanished) {
+		err = nil
+	}
+	return about("kill", id, process, err)
 }
 
 // Resize sets the size of a process' terminal.
@@ -271,21 +403,19 @@ func (r *Runtime) Resize(ctx context.Context, id, process string, rows, cols int
 		return about("resize the terminal of", id, process, err)
 	}
 	req := &wire.Request{Op: wire.OpResize, Process: &wire.Process{ID: process, Rows: rows, Cols: cols}}
-	return r.control(ctx, "resize the terminal of", id, req, r.pace.answer, func(h *held) error { return h.resize(ctx, rows, cols) })
+	return r.control(ctx, "resize the terminal of", id, req, r.pace.answer)
 }
 
 // Forget drops what is kept of a process that has ended.
 func (r *Runtime) Forget(ctx context.Context, id, process string) error {
-	req := &wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: process}}
-	x, b, err := r.reach(ctx, id, req)
-	if err == nil {
-		x.within(time.Now().Add(r.pace.answer))
-		err = x.result(nil)
+	err := r.control(ctx, "forget", id, &wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: process}}, r.pace.answer)
+	if errdefs.IsNotFound(err) && errors.Is(err, errNoProcess) {
+		return nil
 	}
-	if b != nil && (err == nil || errors.Is(err, errAbsent) || errdefs.IsNotFound(err)) {
-		err = b.forget(process)
+	if b := r.known(id); b != nil && err == nil {
+		b.disown(process)
 	}
-	return about("forget", id, process, err)
+	return err
 }
 
 // Attach takes a process over, from a place in its output on. Its context is for that
@@ -302,15 +432,8 @@ func (r *Runtime) attach(ctx context.Context, id, process string, from int64) (r
 	if from < -1 {
 		return nil, runtime.Invalid("output can't be had from %d on: 0 is the beginning, and -1 all that there is", from)
 	}
-	x, b, err := r.reach(ctx, id, &wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: process, From: from}})
-	switch {
-	case errors.Is(err, errAbsent) || b != nil && errdefs.IsNotFound(err):
-		h, err := b.find(process, err)
-		if err != nil {
-			return nil, err
-		}
-		return h.attach(from)
-	case err != nil:
+	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: process, From: from}})
+	if err != nil {
 		return nil, err
 	}
 	if !x.release() {
@@ -386,7 +509,10 @@ func (a *attachment) again(x *call, err error) error {
 	if errors.Is(err, wire.ErrProtocol) {
 		return about("follow", a.id, a.process, x.broken(err))
 	}
-	next, err := x.b.rejoin(a.ctx, a.id, a.process, a.seq, x.pid)
+	if x.s.served != nil {
+		return about("follow", a.id, a.process, x.b.lost(a.ctx, x.s, err))
+	}
+	next, err := x.b.rejoin(a.ctx, a.id, a.process, a.seq, x.s.pid)
 	var refusal *wire.Failure
 	switch {
 	case errors.As(err, &refusal):

@@ -2,117 +2,289 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"sync"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/runtime"
-	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-const serveTime = 15 * time.Second // for the engine to start the program
+const (
+	serveTime = 15 * time.Second // for a program that the engine starts, until it says Hello
+	maxServed = 16               // sessions by stdio in a container
+)
 
-// Exit codes of a program that isn't there, can't be run, or is too old to serve.
-var unserved = map[int]bool{2: true, 126: true, 127: true}
-
-// served is the program, started by the engine beside what is in the container, with a
-// connection to it in place of its input and output.
+// served is what a session has besides whose program the engine started. The session ends
+// once it has no operations and no processes. Whenever it ends, its program kills what it
+// started; where that can't be known, a second program does.
 type served struct {
-	mine   net.Conn
-	leave  time.Duration // for it to end by itself
-	ending sync.Once
-	ctx    context.Context    // ends with it
-	cancel context.CancelFunc // kills it with its descendants
-	done   chan struct{}      // closed when it has ended
-	code   int                // with done
-	err    error              // with done
+	id    string // the container's
+	user  string
+	stdio runtime.Stdio
+
+	// With the container's lock.
+	uses      int // operations under way
+	processes int // that weren't forgotten
+	linger    *time.Timer
+	ended     bool // no operation may begin
+	silent    bool // its program doesn't react
+
+	over chan struct{} // closed when nothing of it runs any more, or can't be killed
+	err  error         // with over: why something may still run
 }
 
-// end hangs up. Then it ends by itself; one that doesn't, as it was stopped, is killed.
-func (s *served) end() {
-	s.ending.Do(func() {
-		_ = s.mine.Close()
-		timer := time.AfterFunc(s.leave, s.cancel)
-		context.AfterFunc(s.ctx, func() { timer.Stop() })
-	})
+// servedKey is whose session one is.
+type servedKey struct {
+	id, user string
 }
 
-// serve starts the program in a container.
-func (r *Runtime) serve(ctx context.Context, id string) (*conn, error) {
-	mine, its := net.Pipe()
-	execCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	s := &served{mine: mine, leave: r.pace.leave, ctx: execCtx, cancel: cancel, done: make(chan struct{})}
-	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
-		cancel()
-		return nil, errClosed
+// serve gives the session of a user, and starts its program if there is none. The caller
+// has a use of it, which release ends.
+func (b *container) serve(ctx context.Context, id, user string) (*session, error) {
+	unlock, err := b.r.serving.Lock(ctx, servedKey{id, user})
+	if err != nil {
+		return nil, runtime.Ended(ctx)
 	}
-	r.served[s] = struct{}{}
-	r.tasks.Go(func() {
-		defer func() {
-			close(s.done)
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			delete(r.served, s)
-		}()
-		defer cancel()
-		res, err := r.Engine.Exec(execCtx, id, runtime.Exec{Command: []string{runtime.AgentProgram, "serve"}, Stdin: its, Stdout: its})
-		s.code, s.err = res.ExitCode, err
-		_ = its.Close()
-	})
-	r.mu.Unlock()
+	defer unlock()
+	if s := b.join(user); s != nil {
+		return s, nil
+	}
+	s, err := b.startServe(ctx, id, user)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	select {
+	case <-b.done:
+		err = errGone
+	default:
+		if len(b.served) >= maxServed {
+			err = runtime.WithClass(errdefs.ErrResourceExhausted, fmt.Errorf("commands of %d users run in the container, and no more may", maxServed))
+			break
+		}
+		b.served[user] = s
+		b.r.tasks.Go(func() { b.tend(s) })
+	}
+	b.mu.Unlock()
+	if err != nil {
+		s.hangUp()
+		b.tend(s)
+		return nil, err
+	}
+	return s, nil
+}
 
-	c := newConn(mine)
-	c.served = s
-	stop := context.AfterFunc(ctx, func() { _ = mine.Close() })
-	err := c.greet(serveTime)
+// errGone is the error for a container that was removed, or whose Runtime was closed.
+var errGone = runtime.Unavailable(errors.New("the container is gone, or this client of the engine is closed"))
+
+// startProgram has the engine start a program. No pause comes between: a process that joins
+// a frozen cgroup never gets done.
+func (b *container) startProgram(ctx context.Context, id string, p runtime.Program) (runtime.Stdio, error) {
+	unlock, err := b.r.starts.Lock(ctx, id)
+	if err != nil {
+		return nil, runtime.Ended(ctx)
+	}
+	defer unlock()
+	if err := b.excuse(ctx); err != nil {
+		return nil, err
+	}
+	return b.r.starter.Start(ctx, id, p)
+}
+
+// join gives the session of a user, if there is one.
+func (b *container) join(user string) *session {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.served[user]
+	if s != nil {
+		b.useLocked(s)
+	}
+	return s
+}
+
+func (b *container) useLocked(s *session) {
+	s.served.uses++
+	if s.served.linger != nil {
+		s.served.linger.Stop()
+		s.served.linger = nil
+	}
+}
+
+// release ends a use of a session.
+func (s *session) release() {
+	if s.served == nil {
+		return
+	}
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.served.uses--
+	s.lingerLocked()
+}
+
+// lingerLocked ends a session that nothing needs, a little later.
+func (s *session) lingerLocked() {
+	x := s.served
+	if x.uses > 0 || x.processes > 0 || x.ended || x.linger != nil {
+		return
+	}
+	x.linger = time.AfterFunc(s.b.r.pace.linger, func() {
+		s.b.mu.Lock()
+		defer s.b.mu.Unlock()
+		if x.uses == 0 && x.processes == 0 {
+			s.endLocked()
+		}
+	})
+}
+
+// endLocked ends a session: no operation begins on it any more.
+func (s *session) endLocked() {
+	s.served.ended = true
+	if s.b.served[s.served.user] == s {
+		delete(s.b.served, s.served.user)
+	}
+	s.hangUp()
+}
+
+// fail ends a session whose program doesn't react, and waits until nothing of it runs. The
+// error says that something may.
+func (s *session) fail() error {
+	s.b.mu.Lock()
+	s.served.silent = true
+	s.endLocked()
+	s.b.mu.Unlock()
+	<-s.served.over // tend bounds it
+	return s.served.err
+}
+
+// errNoProgram is the error for a container that was made without the program.
+var errNoProgram = runtime.WithClass(errdefs.ErrNotImplemented, errors.New("the container has no agent; recreate it"))
+
+// startServe starts the program, and reads its Hello.
+func (b *container) startServe(ctx context.Context, id, user string) (*session, error) {
+	stdio, err := b.startProgram(ctx, id, runtime.Program{Command: []string{runtime.AgentProgram, "serve"}, User: user})
+	if errdefs.IsNotFound(err) {
+		if _, gone := b.inspect(ctx); gone == nil { // the program isn't there, the container is
+			err = errNoProgram
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &session{b: b, carrier: stdio, served: &served{id: id, user: user, stdio: stdio, uses: 1, over: make(chan struct{})}}
+	stop := context.AfterFunc(ctx, s.hangUp)
+	err = b.r.guard(func() error { return s.greet(serveTime) })
 	if stop() && err == nil {
-		return c, nil
+		return s, nil
 	}
-	s.end()
+	s.hangUp()
 	if ctx.Err() != nil {
 		return nil, runtime.Ended(ctx)
 	}
-	select {
-	case <-s.done:
-	case <-time.After(s.leave):
-		cancel()
-		return nil, runtime.Precondition("the container's agent doesn't answer: %w", err)
-	}
+	ctx, cancel := context.WithTimeout(ctx, b.r.pace.leave)
+	defer cancel()
+	code, stderr, werr := stdio.Wait(ctx)
 	switch {
-	case s.err != nil:
-		return nil, s.err
-	case unserved[s.code]:
-		return nil, runtime.WithClass(errdefs.ErrNotImplemented, errors.New("the container has no agent, or one that is too old"))
+	case errdefs.IsFailedPrecondition(err): // errOutdated
+		return nil, err
+	case werr != nil:
+		return nil, runtime.Precondition("the container's agent doesn't answer: %w", errors.Join(err, werr))
+	case code == runtime.ExitNoThread && strings.Contains(stderr, runtime.NoThread):
+		return nil, runtime.ErrNoRoom
+	case code == 126 || code == 127 || code == 2:
+		return nil, errNoProgram
 	}
-	return nil, runtime.Precondition("the container's agent ended with code %d: %w", s.code, err)
+	return nil, runtime.Precondition("the container's agent ended with code %d: %.200q", code, stderr)
 }
 
-// openServed is open by way of the engine.
-func (r *Runtime) openServed(ctx context.Context, b *box, id string, req *wire.Request) (*call, error) {
-	request, err := json.Marshal(req)
-	if err != nil {
-		return nil, err
+// tend watches over a session to its end, and over what its program leaves.
+func (b *container) tend(s *session) {
+	b.watch(s)
+	x := s.served
+	b.mu.Lock()
+	s.endLocked()
+	leave := b.r.pace.leave
+	if x.silent {
+		leave = b.r.pace.drain
 	}
-	c, err := r.serve(ctx, id)
-	if err != nil {
-		return nil, err
+	b.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), leave)
+	code, _, err := x.stdio.Wait(ctx)
+	cancel()
+	if err != nil || code != 0 { // else it has killed all that it started
+		x.err = b.killServe(s)
 	}
-	x, err := b.begin(ctx, id, c, request)
-	var failure *wire.Failure
-	switch {
-	case errors.As(err, &failure):
-		return nil, failed(failure)
-	case errors.Is(err, errDead), errors.Is(err, errSilent):
-		return nil, runtime.Precondition("the container's agent: %w", err)
-	case err != nil:
-		return nil, fmt.Errorf("begin: %w", err)
+	if x.err != nil {
+		b.r.log.Error("agent_not_killed", "container_id", x.id, "user", x.user, "error", x.err)
 	}
-	return x, nil
+	close(x.over)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for process, owner := range b.owners {
+		if owner == s {
+			delete(b.owners, process)
+		}
+	}
+}
+
+// watch returns when the session ends. It ends one whose program doesn't answer pings.
+func (b *container) watch(s *session) {
+	ticks := time.NewTicker(b.r.pace.ping)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-s.mux.CloseChan():
+			return
+		case <-ticks.C:
+		}
+		answered := make(chan struct{})
+		b.r.tasks.Go(func() {
+			defer close(answered)
+			_, _ = s.mux.Ping() // what takes longer than ready isn't waited for
+		})
+		select {
+		case <-answered:
+			continue
+		case <-s.mux.CloseChan():
+			return
+		case <-time.After(b.r.pace.pong):
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), b.r.pace.ready)
+		if b.runs(ctx) {
+			b.r.log.Warn("agent_silent", "container_id", s.served.id, "user", s.served.user)
+			b.mu.Lock()
+			s.served.silent = true
+			s.endLocked()
+			b.mu.Unlock()
+		}
+		cancel()
+	}
+}
+
+// killServe has a second program kill the program of a session with all that is below it.
+func (b *container) killServe(s *session) error {
+	x := s.served
+	ctx, cancel := context.WithTimeout(context.Background(), b.r.pace.kill)
+	defer cancel()
+	stdio, err := b.startProgram(ctx, x.id, runtime.Program{
+		Command: []string{runtime.AgentProgram, "kill", strconv.Itoa(s.hello.PID), strconv.FormatUint(s.hello.Begun, 10)}, User: x.user,
+	})
+	code, stderr := 0, ""
+	if err == nil {
+		defer func() { _ = stdio.Close() }()
+		code, stderr, err = stdio.Wait(ctx)
+	}
+	if err == nil && code == 0 {
+		return nil
+	}
+	if c, ierr := b.r.Inspect(ctx, x.id); errdefs.IsNotFound(ierr) || ierr == nil && c.State != runtime.StateRunning && c.State != runtime.StatePaused {
+		return nil // all in the container is dead
+	}
+	if err == nil {
+		err = fmt.Errorf("%.200q", stderr)
+	}
+	return err
 }

@@ -1,52 +1,227 @@
 package agent
 
 import (
-	"context"
-	"net"
+	"bytes"
+	"errors"
+	"fmt"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// started has the engine start a program, whose end f is, for each operation in a
-// container without a socket.
-func started(t testing.TB, f func(context.Context, *program)) (*bed, string) {
-	t.Helper()
-	return startedAs(t, wire.Hello{Version: wire.Version}, f)
+// table is what a program knows of processes.
+type table struct {
+	mu sync.Mutex
+	m  map[string]bool // by ID: whether it runs
 }
 
-func startedAs(t testing.TB, hello wire.Hello, f func(context.Context, *program)) (*bed, string) {
-	t.Helper()
-	b := newBed(t)
-	b.engine.exec = func(ctx context.Context, x runtime.Exec) (runtime.ExecResult, error) {
-		nc := x.Stdin.(net.Conn)
-		p := &program{t: t, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
-		p.json(wire.KindHello, hello)
-		if p.next() != nil && p.ready() {
-			f(ctx, p)
-		}
-		return runtime.ExecResult{}, ctx.Err()
+func (s *table) answer(p *program, req *wire.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.m == nil {
+		s.m = map[string]bool{}
 	}
-	c, err := b.Create(t.Context(), runtime.Spec{Name: "x", Image: "berm.local/busybox:latest", Agent: &runtime.Agent{}})
+	id := ""
+	if req.Process != nil {
+		id = req.Process.ID
+	}
+	if _, known := s.m[id]; req.Process != nil && !known && req.Op != wire.OpForget {
+		p.json(wire.KindFailure, wire.Failure{Class: wire.ClassNotFound, Message: "there is none"})
+		return
+	}
+	if !p.ready() {
+		return
+	}
+	switch req.Op {
+	case wire.OpStart:
+		id = req.Start.ID
+		s.m[id] = true
+	case wire.OpList:
+		for id, runs := range s.m {
+			p.item(wire.ProcessInfo{ID: id, Running: runs})
+		}
+	case wire.OpKill:
+		s.m[id] = false
+	case wire.OpForget:
+		delete(s.m, id)
+		id = ""
+	}
+	if id == "" {
+		p.send(wire.KindResult, "{}")
+		return
+	}
+	p.json(wire.KindResult, wire.ProcessInfo{ID: id, Running: s.m[id]})
+}
+
+// servedBed is a container whose program has user 1000, and an engine that starts others.
+func servedBed(t *testing.T) (b *bed, id string, own, other *table) {
+	b = newBed(t)
+	id = b.create(t, "x")
+	own, other = new(table), new(table)
+	b.serve(t, "x", own.answer)
+	b.engine.serves = other.answer
+	return b, id, own, other
+}
+
+func (b *container) sessions() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.served)
+}
+
+// Processes of all users are listed together, and each is reached over its own session,
+// which lives as long as any of its processes is known.
+func TestServedProcesses(t *testing.T) {
+	b, id, _, other := servedBed(t)
+	for process, user := range map[string]string{"mine": "", "its": "33"} {
+		if _, err := b.Start(t.Context(), id, runtime.Process{ID: process, Command: []string{"x"}, User: user}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, user := range []string{"", "33", "44"} {
+		for _, process := range []string{"mine", "its"} {
+			if _, err := b.Start(t.Context(), id, runtime.Process{ID: process, Command: []string{"x"}, User: user}); !errdefs.IsAlreadyExists(err) {
+				t.Errorf("%s once more, of user %q: %v", process, user, err)
+			}
+		}
+	}
+	list, err := b.ListProcesses(t.Context(), id)
+	if err != nil || len(list) != 2 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if info, err := b.Process(t.Context(), id, "its"); err != nil || !info.Running || !other.m["its"] {
+		t.Errorf("%+v, %v", info, err)
+	}
+	box := b.known(id)
+	time.Sleep(3 * hurry.linger)
+	if n := box.sessions(); n != 1 {
+		t.Fatalf("%d sessions", n)
+	}
+	if err := errors.Join(b.Kill(t.Context(), id, "its"), b.Forget(t.Context(), id, "its"), b.Forget(t.Context(), id, "its")); err != nil {
+		t.Error(err)
+	}
+	await(t, "the session to end", func() bool { return box.sessions() == 0 })
+	if list, err := b.ListProcesses(t.Context(), id); err != nil || len(list) != 1 {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+// A program can't list processes that are another's.
+func TestServedForges(t *testing.T) {
+	b, id, own, other := servedBed(t)
+	if _, err := b.Start(t.Context(), id, runtime.Process{ID: "its", Command: []string{"x"}, User: "33"}); err != nil {
+		t.Fatal(err)
+	}
+	own.m = map[string]bool{"mine": true, "its": true}
+	other.mu.Lock()
+	other.m["mine"], other.m["made-up"] = true, true
+	other.mu.Unlock()
+	list, err := b.ListProcesses(t.Context(), id)
+	if err != nil || len(list) != 2 {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+// When a session ends, nothing of its processes is left, or that is said.
+func TestServedLost(t *testing.T) {
+	for code, left := range map[int]bool{0: false, 1: true} {
+		t.Run(fmt.Sprint(code), func(t *testing.T) {
+			b, id, _, _ := servedBed(t)
+			begun := make(chan struct{})
+			b.engine.serves = func(p *program, req *wire.Request) {
+				if p.ready() && req.Op == wire.OpRun {
+					close(begun)
+					p.hungUp()
+				}
+			}
+			b.engine.code = code
+			go func() {
+				<-begun
+				b.engine.lose <- 137
+			}()
+			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, User: "33"})
+			if !errors.Is(err, runtime.ErrInterrupted) || errors.Is(err, runtime.ErrNotKilled) != left {
+				t.Error(err)
+			}
+			if n := b.engine.started("kill"); n != 1 {
+				t.Errorf("%d kills", n)
+			}
+		})
+	}
+}
+
+// A process that went with its session is no more.
+func TestServedProcessLost(t *testing.T) {
+	b, id, _, _ := servedBed(t)
+	b.engine.code = 0
+	if _, err := b.Start(t.Context(), id, runtime.Process{ID: "its", Command: []string{"x"}, User: "33"}); err != nil {
+		t.Fatal(err)
+	}
+	b.engine.lose <- 137
+	if err := b.Kill(t.Context(), id, "its"); err != nil && !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+	await(t, "it to be lost", func() bool { _, err := b.Process(t.Context(), id, "its"); return errdefs.IsNotFound(err) })
+	if list, err := b.ListProcesses(t.Context(), id); err != nil || len(list) != 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
+
+// A program that was stopped answers no ping, and is killed.
+func TestServedStopped(t *testing.T) {
+	b, id, _, _ := servedBed(t)
+	b.engine.code = 0
+	b.engine.serves = func(p *program, req *wire.Request) {
+		if p.ready() && req.Op == wire.OpRun {
+			b.engine.stop <- struct{}{}
+			p.hungUp()
+		}
+	}
+	begun := time.Now()
+	var out bytes.Buffer
+	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, User: "33", Stdout: &out})
+	if !errors.Is(err, runtime.ErrInterrupted) || errors.Is(err, runtime.ErrNotKilled) || time.Since(begun) > 5*time.Second {
+		t.Errorf("after %s: %v", time.Since(begun), err)
+	}
+	if b.engine.started("kill") != 1 {
+		t.Error("it wasn't killed")
+	}
+}
+
+// There are not more sessions than there may be, and they end with the Runtime.
+func TestServedMany(t *testing.T) {
+	b, id, _, _ := servedBed(t)
+	for n := range maxServed + 2 {
+		_, err := b.Start(t.Context(), id, runtime.Process{ID: fmt.Sprint("p", n), Command: []string{"x"}, User: fmt.Sprint(n)})
+		if n < maxServed && err != nil || n >= maxServed && !errdefs.IsResourceExhausted(err) {
+			t.Errorf("%d: %v", n, err)
+		}
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A start and a pause wait for each other.
+func TestServedPause(t *testing.T) {
+	b, id, _, _ := servedBed(t)
+	unlock, err := b.starts.Lock(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return b, c.ID
-}
-
-// A program that the container has stopped doesn't stay.
-func TestServedStopped(t *testing.T) {
-	b, id := started(t, func(ctx context.Context, p *program) {
-		p.json(wire.KindResult, aFile)
-		<-ctx.Done()
-	})
-	if err := stat(t.Context(), b, id); err != nil {
-		t.Fatal(err)
+	paused := make(chan error, 1)
+	go func() { paused <- b.Pause(t.Context(), id) }()
+	await(t, "the pause to wait", func() bool { return b.starts.Waiting(id) == 1 })
+	unlock()
+	if err := <-paused; err != nil {
+		t.Error(err)
 	}
-	await(t, "the program to be killed", func() bool {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		return len(b.served) == 0
-	})
+	if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, User: "33"}); !errdefs.IsFailedPrecondition(err) || b.engine.started("serve") != 0 {
+		t.Error(err)
+	}
 }

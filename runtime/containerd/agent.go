@@ -21,7 +21,7 @@ func (r *Runtime) agentPath() (string, error) {
 	if r.agent.path != "" {
 		return r.agent.path, nil
 	}
-	path, err := runtime.PutProgram(r.path("bin"), r.opts.Agent)
+	path, err := runtime.PutProgram(r.root.path("bin"), r.opts.Agent)
 	if err != nil {
 		return "", err
 	}

@@ -4,7 +4,7 @@ import "testing"
 
 // What is there is only compared at first: a Create shouldn't read two megabytes.
 func TestAgentPath(t *testing.T) {
-	r, err := New(Options{Address: "/nonexistent", Root: shortTempDir(t), Agent: []byte("x")})
+	r, err := New(Options{Address: "/nonexistent", Root: t.TempDir(), Agent: []byte("x")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -14,7 +14,7 @@ func TestAgentPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	second, err := r.agentPath()
-	if err != nil || first != second || first != r.path("bin", "berm-agent-2d711642b726") {
+	if err != nil || first != second || first != r.root.path("bin", "berm-agent-2d711642b726") {
 		t.Errorf("%s and %s, %v", first, second, err)
 	}
 }

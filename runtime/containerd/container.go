@@ -14,7 +14,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
@@ -48,7 +47,7 @@ func (r *Runtime) record(ctx context.Context, id string) (containers.Container, 
 
 func (r *Runtime) inspect(ctx context.Context, rec containers.Container) (runtime.Container, error) {
 	var process *tasktypes.Process
-	started := r.startedAt(rec.ID) // before the engine is asked, see tell
+	started := r.root.startedAt(rec.ID) // before the engine is asked, see tell
 	res, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: rec.ID})
 	switch err = native(err); {
 	case err == nil:
@@ -72,7 +71,7 @@ func (r *Runtime) inspect(ctx context.Context, rec containers.Container) (runtim
 	if out.State == runtime.StateRunning || out.State == runtime.StatePaused {
 		out.Pid = int(process.Pid)
 	}
-	e, err := r.attached(rec.ID)
+	e, err := r.networks.Attached(rec.ID)
 	if err != nil {
 		return runtime.Container{}, err
 	}
@@ -131,7 +130,7 @@ func (r *Runtime) tellEnd(ctx context.Context, out *runtime.Container, rec conta
 	t, err := r.task(ctx, rec.ID)
 	if err == nil {
 		var kills uint64
-		kills, err = r.oomKills(ctx, t)
+		kills, err = r.oomKills(ctx, t.ID())
 		out.OOMKilled = kills > 0
 	}
 	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) { // it was settled just now
@@ -164,7 +163,7 @@ func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime
 		}
 		started := make([]time.Time, len(recs)) // before the engine is asked, see tell
 		for i, rec := range recs {
-			started[i] = r.startedAt(rec.ID)
+			started[i] = r.root.startedAt(rec.ID)
 		}
 		res, err := r.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
 		if err != nil {
@@ -196,16 +195,16 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 		return failure(ctx, op, err)
 	}
 	return r.call(ctx, op, func(callCtx context.Context) error {
-		p, err := r.ownPlace(callCtx, id)
+		p, err := r.root.ownPlace(callCtx, id)
 		if err != nil {
 			return err
 		}
 		done := make(chan error, 1)
-		r.commands.background(func() {
+		r.chores.background(func() {
 			defer p.release()
 			workCtx, cancel := r.linger(callCtx)
 			defer cancel()
-			done <- r.remove(workCtx, p, id)
+			done <- teardown{r, id, p}.run(workCtx)
 		})
 		select {
 		case err := <-done:
@@ -216,146 +215,12 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	})
 }
 
-// remove removes a container, or what there is of it. The place, nil if there is
-// none, is the caller's. What was removed first is found by what is removed last.
-func (r *Runtime) remove(ctx context.Context, p *place, id string) error {
-	defer r.freePipes(id)()
-	rec, err := r.client.ContainerService().Get(ctx, id)
-	if err != nil && !errdefs.IsNotFound(err) {
-		return err
-	}
-	there := err == nil
-	if err := r.removeParts(ctx, id, there); err != nil {
-		return err
-	}
-	if err := r.removeSockets(id); err != nil { // a shim that was killed has left them
-		return err
-	}
-	var g errgroup.Group
-	if there {
-		g.Go(func() error { return absent(r.client.ContainerService().Delete(ctx, id)) })
-	}
-	if rec.SnapshotKey != "" {
-		// The engine's collector would come for it too, but the name is free only then.
-		g.Go(func() error {
-			return absent(r.client.SnapshotService(rec.Snapshotter).Remove(ctx, rec.SnapshotKey))
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	if err := r.removeUserNS(id); err != nil || p == nil {
-		return err
-	}
-	return p.remove()
-}
-
 // absent takes the error that there is nothing to remove for success.
 func absent(err error) error {
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
 	return err
-}
-
-// removeParts removes what a container's processes were and had: there tells whether
-// the engine has a record of it, and so might have a task.
-func (r *Runtime) removeParts(ctx context.Context, id string, there bool) error {
-	known := false
-	if there {
-		var err error
-		if known, err = r.endTask(ctx, id); err != nil {
-			return err
-		}
-	}
-	processes := func() error {
-		if there { // also one that isn't known: it may have a shim all the same, which nothing else would end
-			if err := r.deleteTask(ctx, id); err != nil {
-				return err
-			}
-		}
-		if cgroups, err := r.cgroups(id); err != nil || !known || len(cgroups) > 0 {
-			return errors.Join(err, r.removeRemains(ctx, id))
-		}
-		return nil
-	}
-	if !known { // then there may be processes until all has been looked for
-		if err := processes(); err != nil {
-			return err
-		}
-		return r.detach(ctx, id)
-	}
-	var g errgroup.Group
-	g.Go(processes)
-	g.Go(func() error { return r.detach(ctx, id) })
-	return g.Wait()
-}
-
-// endTask kills a container's processes, and waits for their end. It answers whether
-// the engine knows of a task.
-func (r *Runtime) endTask(ctx context.Context, id string) (known bool, err error) {
-	t, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
-	switch err = native(err); {
-	case errdefs.IsNotFound(err):
-		return false, nil
-	case err != nil:
-		return false, err
-	case t.Process.Status == tasktypes.Status_STOPPED:
-		return true, nil
-	}
-	return true, r.killTask(ctx, id, t.Process)
-}
-
-// noticeTime is how long the engine may take to notice that a shim has died.
-const noticeTime = 2 * time.Second
-
-// deleteTask deletes a task that has ended, with its shim and its sandbox. What isn't
-// there is no error. Until the engine notices that a shim has died, which it then cleans
-// up after, what it answers has no class.
-func (r *Runtime) deleteTask(ctx context.Context, id string) error {
-	sandbox := make(chan error, 1)
-	go func() { sandbox <- r.removeSandbox(ctx, id) }()
-	noticed, cancel := context.WithTimeout(ctx, noticeTime)
-	defer cancel()
-	var err error
-	_ = await(noticed, func() (bool, error) {
-		_, err = r.client.TaskService().Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: id})
-		err = absent(native(err))
-		return !errdefs.IsUnknown(err), nil
-	})
-	return errors.Join(err, <-sandbox)
-}
-
-// killTask kills the main process, and with it its process namespace. From the host
-// that takes no call: the engine would run its OCI runtime for it.
-func (r *Runtime) killTask(ctx context.Context, id string, first *tasktypes.Process) error {
-	service := r.client.TaskService()
-	if h, err := openHabitat(id, int(first.Pid)); err == nil {
-		err = (&hunt{habitat: h}).signal(h.init, unix.SIGKILL)
-		// A Berm that was killed may have frozen it. On cgroup v1 a frozen process doesn't die.
-		if frozen, askErr := h.freezer.asked(); askErr == nil && frozen && state(first.Status) == runtime.StateRunning {
-			_ = h.freezer.set(false) // the wait for its end fails if it still is
-		}
-		h.close()
-		if err != nil {
-			return err
-		}
-	} else {
-		_, err := service.Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(unix.SIGKILL)})
-		if err = native(err); err != nil && !errdefs.IsNotFound(err) {
-			return err
-		}
-	}
-	if state(first.Status) == runtime.StatePaused { // frozen processes don't die
-		if _, err := service.Resume(ctx, &tasks.ResumeTaskRequest{ContainerID: id}); err != nil {
-			r.log.DebugContext(ctx, "resume_failed", "container_id", id, "error", err)
-		}
-	}
-	_, err := service.Wait(ctx, &tasks.WaitRequest{ContainerID: id})
-	if err = native(err); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsUnknown(err) { // see deleteTask
-		return err
-	}
-	return nil
 }
 
 // task finds a container's task. NotFound when there is no such container,
@@ -387,7 +252,7 @@ func (r *Runtime) settle(ctx context.Context, id string) error {
 		return noContainer(id)
 	}
 	ctx = r.namespaced(ctx)
-	p, err := r.ownPlace(ctx, id) // of two that delete a task at once, one gets any error
+	p, err := r.root.ownPlace(ctx, id) // of two that delete a task at once, one gets any error
 	if err != nil {
 		return err
 	}
@@ -418,7 +283,7 @@ func (r *Runtime) settle(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return r.deleteTask(ctx, id)
+	return teardown{r: r, id: id}.deleteTask(ctx)
 }
 
 // decodeSpec is the OCI spec in a container's record.
@@ -434,4 +299,38 @@ func decodeSpec(rec containers.Container) (*specs.Spec, error) {
 		return nil, errors.New("the OCI spec has no process")
 	}
 	return &s, nil
+}
+
+// runningPid is FailedPrecondition for a container that can run nothing now.
+func (r *Runtime) runningPid(ctx context.Context, id string) (uint32, error) {
+	p, err := r.taskProcess(ctx, id)
+	if err != nil {
+		return 0, err
+	}
+	switch state(p.Status) {
+	case runtime.StateRunning:
+		return p.Pid, nil
+	case runtime.StatePaused:
+		return 0, runtime.Precondition("the container is paused")
+	}
+	return 0, runtime.Precondition("the container isn't running")
+}
+
+// taskProcess is what the engine tells of a container's first process. NotFound when
+// there is no such container, FailedPrecondition when it has no processes.
+func (r *Runtime) taskProcess(ctx context.Context, id string) (*tasktypes.Process, error) {
+	if !idPattern.MatchString(id) {
+		return nil, noContainer(id)
+	}
+	res, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
+	if err = native(err); err == nil {
+		return res.Process, nil
+	}
+	if errdefs.IsNotFound(err) {
+		if _, err := r.record(ctx, id); err != nil {
+			return nil, err
+		}
+		err = runtime.Precondition("the container isn't running")
+	}
+	return nil, err
 }

@@ -10,26 +10,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
 	goruntime "runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd/image"
+	"github.com/bermhq/berm/runtime/containerd/network"
+	"github.com/bermhq/berm/runtime/keylock"
 )
 
 const (
@@ -38,10 +38,7 @@ const (
 	defaultSnapshotter  = "overlayfs"
 	defaultCgroupParent = "/berm"
 
-	// graceTimeout is how long a call that changes something may outlive its
-	// caller's context, so that its answer isn't lost, and cleanupTimeout how long
-	// undoing it may take.
-	graceTimeout   = 5 * time.Second
+	// cleanupTimeout is how long it may take to undo what a failed call made.
 	cleanupTimeout = 10 * time.Second
 )
 
@@ -53,6 +50,7 @@ var (
 	_ runtime.Watcher   = (*Runtime)(nil)
 	_ runtime.Networker = (*Runtime)(nil)
 	_ runtime.Sweeper   = (*Runtime)(nil)
+	_ runtime.Starter   = (*Runtime)(nil)
 )
 
 // Options of New.
@@ -96,15 +94,17 @@ type Options struct {
 // may be used by many goroutines at once.
 type Runtime struct {
 	opts     Options
+	root     root
 	client   *client.Client
 	host     runtime.Info // what doesn't depend on the engine
 	log      *slog.Logger
 	agent    agentFile
-	images   imageCache
-	commands commands
+	images   *image.Store
+	chores   chores
+	starts   keylock.Map[string] // of programs, and pauses, by the container's id
+	networks *network.Manager
+	remains  remains
 	userNS   atomic.Bool // containers can have user namespaces of their own
-	// standing holds the IDs of the networks that this process has put in order.
-	standing sync.Map
 }
 
 // New makes a Runtime. It doesn't talk to the engine; it fails when an option is
@@ -140,7 +140,10 @@ func New(opts Options) (*Runtime, error) {
 	case opts.CallTimeout < 0:
 		return nil, errors.New("the call timeout is negative")
 	}
-	r := &Runtime{opts: opts, log: opts.Logger}
+	r := &Runtime{opts: opts, root: root(opts.Root), remains: remains{opts.Namespace, opts.Address, opts.CgroupParent, opts.Logger}, log: opts.Logger, networks: network.New(network.Options{
+		Root: opts.Root, Namespace: opts.Namespace, Netns: opts.Netns, PluginDirs: opts.PluginDirs,
+		Subnets: opts.Subnets, CallTimeout: opts.CallTimeout, Logger: opts.Logger,
+	})}
 	var err error
 	if r.host, err = hostInfo(); err != nil {
 		return nil, err
@@ -150,6 +153,9 @@ func New(opts Options) (*Runtime, error) {
 		client.WithExtraDialOpts([]grpc.DialOption{grpc.WithChainUnaryInterceptor(tracedCall), grpc.WithChainStreamInterceptor(tracedStream)})); err != nil {
 		return nil, fmt.Errorf("engine address %q: %w", opts.Address, err)
 	}
+	r.images = image.New(image.Options{
+		Client: r.client, Snapshotter: opts.Snapshotter, Root: opts.Root, Lease: r.withLease, RegistryAuth: opts.RegistryAuth, Logger: opts.Logger,
+	})
 	return r, nil
 }
 
@@ -162,7 +168,7 @@ func setDefault(s *string, value string) {
 // Close lets go of the connection, once what calls have left to be done is done, or
 // a few seconds are over. Calls that run fail.
 func (r *Runtime) Close() error {
-	r.commands.wait()
+	r.chores.wait()
 	return r.client.Close()
 }
 
@@ -202,6 +208,41 @@ func hostInfo() (runtime.Info, error) {
 
 const cgroupRoot = "/sys/fs/cgroup"
 
+// Image looks an image up in the engine's own store.
+func (r *Runtime) Image(ctx context.Context, ref string) (runtime.Image, error) {
+	var out runtime.Image
+	err := r.call(ctx, fmt.Sprintf("look up image %q", ref), func(ctx context.Context) (err error) {
+		out, err = r.images.Find(ctx, ref)
+		return err
+	})
+	return out, err
+}
+
+// Pull brings an image from its registry and unpacks it. It may take as long as ctx
+// does. Registries on loopback may speak plain HTTP.
+func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.PullProgress)) (runtime.Image, error) {
+	if err := r.images.Pull(ctx, ref, progress); err != nil {
+		return runtime.Image{}, fmt.Errorf("pull image %q: %w", ref, err)
+	}
+	return r.Image(ctx, ref)
+}
+
+// EnsureNetwork makes a network unless one of its name is there. Of one that is there, it
+// makes anew what the host has lost, as in a reboot.
+func (r *Runtime) EnsureNetwork(ctx context.Context, want runtime.Network) error {
+	return r.networks.EnsureNetwork(ctx, want)
+}
+
+// Networks lists the networks that carry all the labels.
+func (r *Runtime) Networks(ctx context.Context, labels map[string]string) ([]runtime.Network, error) {
+	return r.networks.Networks(ctx, labels)
+}
+
+// RemoveNetwork removes a network that no container uses.
+func (r *Runtime) RemoveNetwork(ctx context.Context, name string) error {
+	return r.networks.RemoveNetwork(ctx, name)
+}
+
 // call runs f within the call timeout, in the engine's namespace, and classes its error.
 func (r *Runtime) call(ctx context.Context, op string, f func(context.Context) error) error {
 	callCtx, cancel := r.bounded(ctx)
@@ -225,11 +266,9 @@ func (r *Runtime) namespaced(ctx context.Context) context.Context {
 	return namespaces.WithNamespace(ctx, r.opts.Namespace)
 }
 
-// linger gives a context that ends with the call timeout, or the grace after ctx.
+// linger is runtime.Linger with the call timeout.
 func (r *Runtime) linger(ctx context.Context) (context.Context, context.CancelFunc) {
-	out, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.opts.CallTimeout)
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(graceTimeout, cancel) })
-	return out, func() { stop(); cancel() }
+	return runtime.Linger(ctx, r.opts.CallTimeout)
 }
 
 // failure puts an error into the class that runtime.Runtime promises; ctx is the
@@ -250,24 +289,4 @@ func native(err error) error {
 	return errgrpc.ToNative(err)
 }
 
-func classify(ctx context.Context, err error) error {
-	err = native(err)
-	switch {
-	case err == nil:
-		return nil
-	case errdefs.IsCanceled(err), errdefs.IsDeadlineExceeded(err): // of ctx, or of a call's own below it
-		if ctx.Err() != nil {
-			return runtime.Ended(ctx)
-		}
-		return runtime.Unavailable(errors.New("the engine didn't answer in time"))
-	case runtime.HasClass(err) && !errdefs.IsUnavailable(err):
-		return err
-	case errdefs.IsNotFound(err), errdefs.IsAlreadyExists(err), errdefs.IsInvalidArgument(err), errdefs.IsFailedPrecondition(err):
-		return err
-	case ctx.Err() != nil:
-		return runtime.Ended(ctx)
-	case errdefs.IsUnavailable(err), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return runtime.Unavailable(err)
-	}
-	return err
-}
+func classify(ctx context.Context, err error) error { return runtime.Classify(ctx, native(err)) }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -45,7 +46,7 @@ func churn(ctx context.Context, r *Runtime) {
 				if err != nil {
 					continue
 				}
-				_, _ = r.Exec(ctx, c.ID, runtime.Exec{Command: []string{"true"}})
+				_, _, _, _ = runtimetest.Output(ctx, r, c.ID, "", "/bin/true")
 				_ = r.Remove(ctx, c.ID)
 			}
 		})

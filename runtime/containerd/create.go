@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd/image"
 )
 
 // leaseTime is how long the engine's collector spares what a Create has begun. It is
@@ -47,7 +48,7 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 		if err != nil {
 			return err
 		}
-		if c.place, err = r.makePlace(callCtx, c.id); err != nil {
+		if c.place, err = r.root.makePlace(callCtx, c.id); err != nil {
 			return err
 		}
 		defer c.place.release()
@@ -71,8 +72,8 @@ type creation struct {
 	r       *Runtime
 	spec    runtime.Spec
 	id      string
-	image   *image
-	account account
+	image   *image.Image
+	account image.Account
 	ids     int      // of the host, the first in its user namespace; 0 if that is the host's
 	dirs    []string // that the image lacks
 	agent   string
@@ -100,10 +101,10 @@ func (c *creation) prepare(ctx context.Context) error {
 	if err = c.findAgent(); err != nil {
 		return err
 	}
-	if c.image, err = c.r.image(ctx, c.spec.Image); err != nil {
+	if c.image, err = c.r.images.Unpacked(ctx, c.spec.Image); err != nil {
 		return err
 	}
-	if c.account, err = c.r.imageAccount(ctx, c.image, c.spec.User); err != nil {
+	if c.account, err = c.r.images.Account(ctx, c.image, c.spec.User); err != nil {
 		return err
 	}
 	if c.spec.UserNS {
@@ -111,10 +112,10 @@ func (c *creation) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	if n := len(c.image.config.Volumes); n > maxVolumes { // each is a mount, and may be a directory on the host's disk
+	if n := len(c.image.Config.Volumes); n > maxVolumes { // each is a mount, and may be a directory on the host's disk
 		return runtime.Invalid("the image declares %d volumes, of which there may be %d", n, maxVolumes)
 	}
-	if c.dirs, err = c.r.missingDirs(ctx, c.image, c.wanted()); err != nil {
+	if c.dirs, err = c.r.images.MissingDirs(ctx, c.image, c.wanted()); err != nil {
 		return err
 	}
 	c.id = newID()
@@ -152,7 +153,7 @@ func (c *creation) run(asked, ctx context.Context) error {
 	case c.spec.UserNS:
 		netns, err = c.makeUserNS(ctx)
 	case c.spec.Network != "":
-		netns, err = c.r.makeNetns(c.id, "")
+		netns, err = c.r.networks.MakeNetns(c.id, "")
 	}
 	if err != nil {
 		return err
@@ -186,7 +187,7 @@ func (c *creation) run(asked, ctx context.Context) error {
 
 // connect puts the container's network namespace on its network.
 func (c *creation) connect(ctx context.Context) error {
-	e, err := c.r.attach(ctx, c.id, c.spec.Network)
+	e, err := c.r.networks.Attach(ctx, c.id, c.spec.Network)
 	if err != nil {
 		return err
 	}
@@ -209,7 +210,7 @@ func (c *creation) makeTask(asked, ctx context.Context, netns string) error {
 	// The record keeps the snapshot from here on.
 	var g errgroup.Group
 	g.Go(func() error { return c.r.client.LeasesService().Delete(ctx, c.lease) })
-	g.Go(func() error { return c.r.makeSandbox(ctx, c.id, c.class.name) })
+	g.Go(func() error { return c.makeSandbox(ctx) })
 	g.Go(func() error {
 		if err := ended(asked); err != nil {
 			return err
@@ -243,7 +244,7 @@ func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 		ids := fmt.Sprintf("0:%d:%d", c.ids, rangeSize)
 		opts = append(opts, snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotUIDMapping: ids, snapshots.LabelSnapshotGIDMapping: ids}))
 	}
-	mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.chainID, opts...)
+	mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.ChainID, opts...)
 	if !errdefs.IsAlreadyExists(err) {
 		return mounts, err
 	}
@@ -254,7 +255,7 @@ func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 		if err := c.r.Sweep(ctx); err != nil {
 			return nil, err
 		}
-		mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.chainID, opts...)
+		mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.ChainID, opts...)
 		if !errdefs.IsAlreadyExists(err) {
 			return mounts, err
 		}
@@ -297,7 +298,7 @@ func (c *creation) register(ctx context.Context, netns string) error {
 
 // task makes the container's processes; the main process waits for its start.
 func (c *creation) task(ctx context.Context, mounts []mount.Mount) error {
-	newIO, err := c.r.logIO(c.place.file("log"), c.spec.LogMaxBytes, c.ids)
+	newIO, err := c.logIO()
 	if err != nil {
 		return err
 	}
@@ -334,7 +335,7 @@ func (c *creation) start(asked, ctx context.Context) error {
 func (c *creation) undo(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	err := c.r.remove(ctx, nil, c.id)
+	err := teardown{r: c.r, id: c.id}.run(ctx)
 	if err == nil && c.lease.ID != "" {
 		err = c.dropLease(ctx)
 	}

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+
+	"github.com/bermhq/berm/runtime/containerd/network"
 )
 
 // etcFiles are the files of /etc that tell a container of its place on the network.
@@ -31,7 +33,7 @@ func (c *creation) writeFiles() error {
 
 // writeNetworkFiles writes them anew, in place, once the container is on a network:
 // they may be mounted by then.
-func (c *creation) writeNetworkFiles(e endpoint) error {
+func (c *creation) writeNetworkFiles(e network.Endpoint) error {
 	err := c.writeFile("hosts", hosts+e.IP+"\t"+c.hostname()+"\n")
 	if e.Internal || err != nil {
 		return err

@@ -9,10 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
@@ -24,6 +24,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd/image"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -180,9 +181,9 @@ func (r *Runtime) mustImport(t *testing.T, archive []byte) images.Image {
 	return got[0]
 }
 
-// remains lists what the store holds that no image needs, once the engine's collector
+// leftOver lists what the store holds that no image needs, once the engine's collector
 // has been.
-func (r *Runtime) remains(t *testing.T) (left []string) {
+func (r *Runtime) leftOver(t *testing.T) (left []string) {
 	t.Helper()
 	ctx := r.namespaced(t.Context())
 	held, err := r.client.LeasesService().List(ctx)
@@ -256,8 +257,8 @@ func TestImage(t *testing.T) {
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%s: %s", ref, d)
 		}
-		img, err := r.image(ctx, ref)
-		if err != nil || img.chainID == "" || img.config.User != "65534" {
+		img, err := r.images.Unpacked(r.namespaced(ctx), ref)
+		if err != nil || img.ChainID == "" || img.Config.User != "65534" {
 			t.Errorf("%s: %+v, %v", ref, img, err)
 		}
 	}
@@ -274,7 +275,7 @@ func TestImage(t *testing.T) {
 		if _, err := r.Image(ctx, ref); !is(err) {
 			t.Errorf("%q: %v", ref, err)
 		}
-		if _, err := r.image(ctx, ref); !is(err) {
+		if _, err := r.images.Unpacked(r.namespaced(ctx), ref); !is(err) {
 			t.Errorf("create with %q: %v", ref, err)
 		}
 	}
@@ -284,18 +285,18 @@ func TestImage(t *testing.T) {
 	if got, err := r.Image(ctx, "tool"); err != nil || got.ID != second.manifest.Digest.String() {
 		t.Errorf("the name's new image: %+v, %v", got, err)
 	}
-	if _, err := r.image(ctx, id); !errdefs.IsNotFound(err) {
+	if _, err := r.images.Unpacked(r.namespaced(ctx), id); !errdefs.IsNotFound(err) {
 		t.Errorf("the image that lost its name: %v", err)
 	}
 	if err := r.client.ImageService().Delete(r.namespaced(ctx), "docker.io/library/tool:latest", images.SynchronousDelete()); err != nil {
 		t.Fatal(err)
 	}
 	for _, ref := range []string{"tool", second.manifest.Digest.String()} {
-		if _, err := r.image(ctx, ref); !errdefs.IsNotFound(err) {
+		if _, err := r.images.Unpacked(r.namespaced(ctx), ref); !errdefs.IsNotFound(err) {
 			t.Errorf("%s, deleted: %v", ref, err)
 		}
 	}
-	if left := r.remains(t); left != nil {
+	if left := r.leftOver(t); left != nil {
 		t.Errorf("left over: %q", left)
 	}
 }
@@ -315,13 +316,13 @@ func TestImageUnpack(t *testing.T) {
 	// A caller that gives up doesn't take the others' work along.
 	hasty, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := r.image(hasty, "packed"); !errors.Is(err, context.Canceled) {
+	if _, err := r.images.Unpacked(r.namespaced(hasty), "packed"); !errors.Is(err, context.Canceled) {
 		t.Errorf("a canceled caller: %v", err)
 	}
 	errs := make(chan error)
 	for range 10 {
 		go func() {
-			_, err := r.image(t.Context(), "packed")
+			_, err := r.images.Unpacked(r.namespaced(t.Context()), "packed")
 			errs <- err
 		}()
 	}
@@ -342,20 +343,20 @@ func TestImageUnpack(t *testing.T) {
 	if err := json.Unmarshal(img.blobs[img.manifest.Digest], &manifest); err != nil {
 		t.Fatal(err)
 	}
-	found, err := r.image(t.Context(), "packed")
+	found, err := r.images.Unpacked(r.namespaced(t.Context()), "packed")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := r.client.ContentStore().Delete(ctx, manifest.Layers[1].Digest); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.image(t.Context(), "packed"); err != nil {
+	if _, err := r.images.Unpacked(r.namespaced(t.Context()), "packed"); err != nil {
 		t.Errorf("without a layer that is unpacked: %v", err)
 	}
-	if err := r.client.SnapshotService(r.opts.Snapshotter).Remove(ctx, found.chainID); err != nil {
+	if err := r.client.SnapshotService(r.opts.Snapshotter).Remove(ctx, found.ChainID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.image(t.Context(), "packed"); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), manifest.Layers[1].Digest.String()) {
+	if _, err := r.images.Unpacked(r.namespaced(t.Context()), "packed"); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), manifest.Layers[1].Digest.String()) {
 		t.Errorf("without a layer: %v", err)
 	}
 	if _, err := r.Image(t.Context(), "packed"); !errdefs.IsNotFound(err) {
@@ -379,7 +380,7 @@ func TestImageUnfit(t *testing.T) {
 		"windows":     {func(i *madeImage) { i.rewrite(`"linux"`, `"windows"`) }, errdefs.IsNotFound},
 		"no diff id":  {func(i *madeImage) { i.rewrite(`"diff_ids":["sha256:`, `"diff_ids":["berm-`) }, errdefs.IsFailedPrecondition},
 		"large": {func(i *madeImage) {
-			i.rewrite(`"os":"linux"`, `"os":"linux","x":"`+strings.Repeat("x", maxDocument)+`"`)
+			i.rewrite(`"os":"linux"`, `"os":"linux","x":"`+strings.Repeat("x", 4<<20)+`"`)
 		}, errdefs.IsFailedPrecondition},
 	}
 	for name, tc := range cases {
@@ -400,7 +401,7 @@ func TestImageUnfit(t *testing.T) {
 			if _, err := r.client.ImageService().Create(ctx, images.Image{Name: "docker.io/library/" + strings.ReplaceAll(name, " ", "-") + ":latest", Target: img.manifest}); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := r.image(t.Context(), img.manifest.Digest.String()); !tc.is(err) {
+			if _, err := r.images.Unpacked(r.namespaced(t.Context()), img.manifest.Digest.String()); !tc.is(err) {
 				t.Error(err)
 			}
 			if _, err := r.Image(t.Context(), img.manifest.Digest.String()); !tc.is(err) {
@@ -431,36 +432,99 @@ func (img *madeImage) rewrite(from, to string) {
 	img.blobs[m.Config.Digest], img.blobs[img.manifest.Digest] = img.spec, blob
 }
 
-// Work that several want is done once, and not given up with the one who began it.
-func TestFly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var c imageCache
-		runs, goOn := 0, make(chan struct{})
-		fly := func(ctx context.Context, out chan<- error) {
-			got, err := c.fly(ctx, "key", time.Minute, func(ctx context.Context) (any, error) {
-				runs++
-				<-goOn
-				return "done", ctx.Err()
-			})
-			if err == nil && got != "done" {
-				err = fmt.Errorf("got %v", got)
+const (
+	testPasswd = "root:x:0:0:root:/root:/bin/sh\ndev:x:1000:100:Dev:/home/dev:/bin/sh\n"
+	testGroup  = "root:x:0:root\nusers:x:100:\nwheel:x:10:root,dev\naudio:x:29:dev\n"
+)
+
+func TestImageAccount(t *testing.T) {
+	r := imageRuntime(t, nil)
+	dir := tar.Header{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755}
+	many := [][]tar.Header{{dir, file("etc/passwd", testPasswd), file("etc/group", "")}}
+	for i := range 60 { // more than fit into a mount's page by their full paths
+		many = append(many, []tar.Header{file("file", fmt.Sprint(i))})
+	}
+	many = append(many, []tar.Header{dir, file("etc/group", testGroup)})
+	whiteout := tar.Header{Name: "etc/.wh.passwd", Mode: 0o600}
+	for _, tc := range []struct {
+		name   string
+		config string // the image's own user
+		layers [][]tar.Header
+		user   string
+		want   *image.Account
+	}{
+		{"one layer", "", [][]tar.Header{{dir, file("etc/passwd", testPasswd), file("etc/group", testGroup)}}, "dev", &image.Account{UID: 1000, GID: 100, Groups: []uint32{100, 10, 29}}},
+		{"many layers", "", many, "dev", &image.Account{UID: 1000, GID: 100, Groups: []uint32{100, 10, 29}}},
+		{"image's own", "dev:wheel", many, "", &image.Account{UID: 1000, GID: 10, Groups: []uint32{10}}},
+		{"not the image's own", "dev", many, "5:6", &image.Account{UID: 5, GID: 6, Groups: []uint32{6}}},
+		{"root", "", many, "", &image.Account{UID: 0, GID: 0, Groups: []uint32{0, 10}}},
+		{"link", "", [][]tar.Header{{dir, link("etc/passwd", "/usr/passwd")}, {file("usr/passwd", testPasswd)}}, "dev", &image.Account{UID: 1000, GID: 100, Groups: []uint32{100}}},
+		{"link out", "", [][]tar.Header{{dir, link("etc/passwd", "../../../../../../../etc/passwd")}, {file("x", "x")}}, "root", nil},
+		{"removed", "", [][]tar.Header{many[0], {whiteout}}, "dev", nil},
+		{"no files", "", [][]tar.Header{{file("x", "x")}}, "", &image.Account{UID: 0, GID: 0, Groups: []uint32{0}}},
+		{"no files, a name", "", [][]tar.Header{{file("x", "x")}}, "dev", nil},
+		{"no layers", "", nil, "dev", nil},
+		{"no layers, an id", "", nil, "1000", &image.Account{UID: 1000, GID: 0, Groups: []uint32{0}}},
+		{"the image's own unknown", "nobody", [][]tar.Header{{file("x", "x")}}, "", nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			made := (&madeImage{config: ocispec.ImageConfig{User: tc.config}, layers: tc.layers}).build(t)
+			ref := "docker.io/library/" + strings.NewReplacer(" ", "-", ",", "", "'", "").Replace(tc.name) + ":1"
+			r.mustImport(t, made.layout(t, named(ref)))
+			img, err := r.images.Unpacked(r.namespaced(t.Context()), ref)
+			if err != nil {
+				t.Fatal(err)
 			}
-			out <- err
+			before, snapshots := mounts(t, r.opts.Root), r.snapshots(t)
+			for range 2 { // the second time from memory
+				got, err := r.images.Account(t.Context(), img, tc.user)
+				if tc.want == nil {
+					if !errdefs.IsInvalidArgument(err) {
+						t.Errorf("%+v, %v", got, err)
+					}
+					continue
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d := cmp.Diff(*tc.want, got); d != "" {
+					t.Error(d)
+				}
+			}
+			if d := cmp.Diff(before, mounts(t, r.opts.Root)); d != "" {
+				t.Errorf("mounts: %s", d)
+			}
+			if d := cmp.Diff(snapshots, r.snapshots(t)); d != "" {
+				t.Errorf("snapshots: %s", d)
+			}
+			if held, err := r.client.LeasesService().List(r.namespaced(t.Context())); err != nil || len(held) > 0 {
+				t.Errorf("leases %+v, %v", held, err)
+			}
+		})
+	}
+	img, err := r.images.Unpacked(r.namespaced(t.Context()), "many-layers:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := newRuntimeWith(t, r.opts) // which remembers nothing
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := again.images.Account(canceled, img, "dev"); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled: %v", err)
+	}
+}
+
+// mounts lists what is mounted beside a directory, and in it.
+func mounts(t *testing.T, dir string) (out []string) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, filepath.Dir(dir)) {
+			out = append(out, line)
 		}
-		hasty, cancel := context.WithCancelCause(t.Context())
-		first, second := make(chan error, 1), make(chan error, 1)
-		go fly(hasty, first)
-		synctest.Wait()
-		go fly(t.Context(), second)
-		synctest.Wait()
-		gone := errors.New("gone")
-		cancel(gone)
-		if err := <-first; !errors.Is(err, gone) {
-			t.Error(err)
-		}
-		close(goOn)
-		if err := <-second; err != nil || runs != 1 {
-			t.Errorf("%v after %d runs", err, runs)
-		}
-	})
+	}
+	return out
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
 )
@@ -70,4 +71,33 @@ func (r *Runtime) sweepLeases(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// withLease runs f with a lease that keeps all that f makes from the engine's
+// collector. It ends with f, or with a sweep if that can't be done, or after a time.
+func (r *Runtime) withLease(ctx context.Context, expiry time.Duration, f func(context.Context) error) error {
+	service := r.client.LeasesService()
+	name, err := holder()
+	if err != nil {
+		return err
+	}
+	lease := leases.Lease{ID: callLease + newID()}
+	underWay.Store(lease.ID, true)
+	defer underWay.Delete(lease.ID)
+	// One whose making is cut off may be there all the same.
+	lingering, cancel := r.linger(r.namespaced(ctx))
+	_, err = service.Create(lingering, leases.WithID(lease.ID), leases.WithExpiration(expiry),
+		leases.WithLabel(labelRoot, r.opts.Root), leases.WithLabel(labelHolder, name))
+	cancel()
+	if err != nil {
+		return failure(ctx, "take a lease", err)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+		defer cancel()
+		if err := absent(service.Delete(r.namespaced(ctx), lease)); err != nil {
+			r.log.WarnContext(ctx, "lease_left", "lease", lease.ID, "error", err)
+		}
+	}()
+	return f(leases.WithLease(r.namespaced(ctx), lease.ID))
 }

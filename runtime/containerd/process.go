@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +20,6 @@ type process struct {
 	threads     int
 	start       uint64 // in ticks of 1/100 s since the host's boot
 	size        uint64 // of its address space
-	nested      bool   // in a namespace below the one that it was looked for in
 }
 
 // readProcess looks at a process; an error that is fs.ErrNotExist says that there is none.
@@ -59,30 +57,6 @@ func (p process) over() bool {
 	return ended && p.threads <= 1
 }
 
-// ends tells whether all threads that a process still has are on their way out, and have let
-// go of its memory. The first process of a PID namespace stays so, with its last thread, until
-// nothing is left in there (zap_pid_ns_processes in the kernel's kernel/pid_namespace.c).
-func (p process) ends() bool {
-	if p.size != 0 {
-		return false
-	}
-	dir := fmt.Sprintf("/proc/%d/task", p.pid)
-	tasks, err := os.ReadDir(dir)
-	if err != nil {
-		return errors.Is(err, fs.ErrNotExist)
-	}
-	for _, t := range tasks {
-		stat, err := os.ReadFile(filepath.Join(dir, t.Name(), "stat"))
-		if err != nil {
-			continue // it has ended
-		}
-		if thread, err := parseStat(p.pid, stat); err != nil || thread.size != 0 {
-			return false
-		}
-	}
-	return true
-}
-
 // same tells whether this is still that process.
 func (p process) same(q process) bool { return p.pid == q.pid && p.start == q.start }
 
@@ -115,34 +89,6 @@ func processes() (map[int]process, error) {
 	return out, nil
 }
 
-// pidNamespace is held open, so that its identity isn't given to another.
-type pidNamespace struct {
-	f        *os.File
-	dev, ino uint64
-}
-
-func openPidNamespace(pid int) (*pidNamespace, error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
-	if err != nil {
-		return nil, err
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return &pidNamespace{f: f, dev: st.Dev, ino: st.Ino}, nil
-}
-
-func (ns *pidNamespace) close() { _ = ns.f.Close() }
-
-// has tells whether a process is in it. One that can't be looked at isn't, as one
-// that is gone isn't.
-func (ns *pidNamespace) has(pid int) bool {
-	var st unix.Stat_t
-	err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st)
-	return err == nil && st.Dev == ns.dev && st.Ino == ns.ino
-}
-
 // readLimited reads the beginning of a file.
 func readLimited(name string, limit int64) ([]byte, error) {
 	f, err := os.Open(name)
@@ -151,45 +97,4 @@ func readLimited(name string, limit int64) ([]byte, error) {
 	}
 	defer func() { _ = f.Close() }()
 	return io.ReadAll(io.LimitReader(f, limit))
-}
-
-// maxEnviron is more than the kernel lets a process begin with. A process may have
-// what it likes there later.
-const maxEnviron = 8 << 20
-
-// marker looks for a variable in a process's environment: mine is that it has this
-// value, some that it has any. What can't be read isn't there.
-func (p process) marker(name, value string) (mine, some bool) {
-	dirs := []string{fmt.Sprintf("/proc/%d", p.pid)}
-	if p.size == 0 && p.threads > 1 { // the first thread has ended, and its memory is the others'
-		tasks, err := os.ReadDir(dirs[0] + "/task")
-		if err != nil {
-			return false, false
-		}
-		for _, t := range tasks[:min(len(tasks), 16)] {
-			dirs = append(dirs, dirs[0]+"/task/"+t.Name())
-		}
-	}
-	for _, dir := range dirs {
-		env, err := readLimited(dir+"/environ", maxEnviron)
-		if err != nil {
-			continue
-		}
-		for v := range bytes.SplitSeq(env, []byte{0}) {
-			if got, ok := bytes.CutPrefix(v, []byte(name+"=")); ok {
-				some = true
-				mine = mine || string(got) == value
-			}
-		}
-	}
-	return mine, some
-}
-
-// ticks is now, in the unit of process.start.
-func ticks() (uint64, error) {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		return 0, fmt.Errorf("ask for the time: %w", err)
-	}
-	return uint64(ts.Nano()) / 1e7, nil //nolint:gosec // since boot
 }

@@ -61,51 +61,8 @@ func TestOver(t *testing.T) {
 	}
 }
 
-// A process whose first thread has ended, and which lives on in its others.
-func TestEnds(t *testing.T) {
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), headless+"=1")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	await := func(what string, is func(process) bool) {
-		t.Helper()
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-			p, err := readProcess(cmd.Process.Pid)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if is(p) {
-				return
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("waited in vain for %s: %+v", what, p)
-			}
-		}
-	}
-	await("its first thread to end", func(p process) bool {
-		if p.ends() {
-			t.Fatal("it is taken for one that ends")
-		}
-		return p.size == 0
-	})
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	await("its end", process.ends)
-}
-
 func TestReadProcess(t *testing.T) {
-	before, err := ticks()
-	if err != nil {
-		t.Fatal(err)
-	}
 	cmd := exec.Command("sleep", "1000")
-	cmd.Env = []string{"A=1", "MARK=it", "B=2"}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -114,27 +71,8 @@ func TestReadProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	after, err := ticks()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if p.parent != os.Getpid() || p.start < before || p.start > after || p.over() {
-		t.Errorf("%+v, begun between %d and %d", p, before, after)
-	}
-	// Start returns when the old image is given up, a moment before the new one has its
-	// environment.
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
-		if _, some := p.marker("MARK", "it"); some {
-			break
-		}
-	}
-	for _, tt := range []struct {
-		name, value string
-		mine, some  bool
-	}{{"MARK", "it", true, true}, {"MARK", "i", false, true}, {"MAR", "it", false, false}, {"B", "2", true, true}} {
-		if mine, some := p.marker(tt.name, tt.value); mine != tt.mine || some != tt.some {
-			t.Errorf("%s=%s: mine %t, some %t", tt.name, tt.value, mine, some)
-		}
+	if p.parent != os.Getpid() || p.start == 0 || p.over() {
+		t.Errorf("%+v", p)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

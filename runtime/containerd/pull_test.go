@@ -11,13 +11,10 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -139,7 +136,7 @@ func TestPull(t *testing.T) {
 			t.Errorf("%s: progress ended with %+v", ref, last)
 		}
 	}
-	if unpacked, err := r.image(t.Context(), ref); err != nil || len(r.snapshots(t)) != 2 {
+	if unpacked, err := r.images.Unpacked(r.namespaced(t.Context()), ref); err != nil || len(r.snapshots(t)) != 2 {
 		t.Errorf("unpacked: %+v, %v, %q", unpacked, err, r.snapshots(t))
 	}
 
@@ -187,9 +184,9 @@ func TestPullRefused(t *testing.T) {
 	liar.rewrite(`"diff_ids":["sha256:`, `"diff_ids":["sha256:00000000`)
 	liar.rewrite(`00000000`+digest.FromBytes(liar.tars[0]).Encoded(), strings.Repeat("0", 64))
 	large := (&madeImage{layers: ours.layers}).build(t)
-	large.rewrite(`"os":"linux"`, `"os":"linux","x":"`+strings.Repeat("x", maxDocument)+`"`)
+	large.rewrite(`"os":"linux"`, `"os":"linux","x":"`+strings.Repeat("x", 4<<20)+`"`)
 	wordy := (&madeImage{layers: ours.layers}).build(t)
-	wordy.remake(t, func(m *ocispec.Manifest) { m.Annotations = map[string]string{"x": strings.Repeat("x", maxDocument)} })
+	wordy.remake(t, func(m *ocispec.Manifest) { m.Annotations = map[string]string{"x": strings.Repeat("x", 4<<20)} })
 	chart := (&madeImage{layers: ours.layers}).build(t)
 	chart.retype(t, "application/vnd.cncf.helm.config.v1+json")
 
@@ -273,7 +270,7 @@ func TestPullRefused(t *testing.T) {
 			if err != nil && strings.Contains(err.Error(), "hush") {
 				t.Errorf("a secret is told: %v", err)
 			}
-			if left := r.remains(t); left != nil {
+			if left := r.leftOver(t); left != nil {
 				t.Errorf("left over: %q", left)
 			}
 		})
@@ -339,8 +336,8 @@ func TestPullIndex(t *testing.T) {
 	if err != nil || got.ID != id.String() || got.User != "2" || len(got.Digests) != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	img, err := r.image(t.Context(), got.ID)
-	if err != nil || img.chainID != digest.FromBytes(ours.tars[0]).String() {
+	img, err := r.images.Unpacked(r.namespaced(t.Context()), got.ID)
+	if err != nil || img.ChainID != digest.FromBytes(ours.tars[0]).String() {
 		t.Errorf("%+v, %v", img, err)
 	}
 }
@@ -437,7 +434,7 @@ func TestPullCutShort(t *testing.T) {
 	if took := time.Since(begun); took > 2*time.Second {
 		t.Errorf("it ended %s after its context", took)
 	}
-	if left := r.remains(t); left != nil {
+	if left := r.leftOver(t); left != nil {
 		t.Errorf("left over: %q", left)
 	}
 	close(hold)
@@ -455,7 +452,7 @@ func TestPullCutShort(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := r.image(t.Context(), ref); err != nil {
+	if _, err := r.images.Unpacked(r.namespaced(t.Context()), ref); err != nil {
 		t.Error(err)
 	}
 	if held, err := r.client.LeasesService().List(r.namespaced(t.Context())); err != nil || len(held) > 0 {
@@ -464,49 +461,7 @@ func TestPullCutShort(t *testing.T) {
 	if err := r.client.ImageService().Delete(r.namespaced(t.Context()), ref, images.SynchronousDelete()); err != nil {
 		t.Fatal(err)
 	}
-	if left := r.remains(t); left != nil {
+	if left := r.leftOver(t); left != nil {
 		t.Errorf("left over: %q", left)
 	}
-}
-
-func TestRegistryFailure(t *testing.T) {
-	err := registryFailure(fmt.Errorf("failed to do request: %w", &url.Error{Op: "Get", URL: "https://u:hush@x.test/a?b=hush#hush", Err: os.ErrDeadlineExceeded}))
-	if got, want := err.Error(), "Get https://x.test/a: i/o timeout"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if !errors.Is(registryFailure(io.EOF), io.EOF) {
-		t.Error("the end of a body is an error")
-	}
-}
-
-func TestFollower(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var told []runtime.PullProgress
-		f := newFollower(func(p runtime.PullProgress) { told = append(told, p) }, "begun")
-		one := ocispec.Descriptor{Digest: digest.FromString("1"), Size: 10}
-		two := ocispec.Descriptor{Digest: digest.FromString("2"), Size: 5}
-		for _, step := range []func(){
-			func() { f.layer(one, false); f.layer(two, true) },
-			func() { f.reached(one, 4) },
-			func() {}, // nothing new isn't told
-			func() { f.reached(one, 2) },
-			func() { f.reached(one, 11) },
-		} {
-			step()
-			time.Sleep(progressInterval)
-			synctest.Wait()
-		}
-		f.end(true)
-		a, b := short(one), short(two)
-		want := []runtime.PullProgress{
-			{Status: "begun"},
-			{Status: b + " Download complete", CurrentBytes: 5, TotalBytes: 15},
-			{Status: a + " Downloading", CurrentBytes: 9, TotalBytes: 15},
-			{Status: a + " Downloading", CurrentBytes: 15, TotalBytes: 15},
-			{Status: "Pull complete", CurrentBytes: 15, TotalBytes: 15},
-		}
-		if d := cmp.Diff(want, told); d != "" {
-			t.Error(d)
-		}
-	})
 }

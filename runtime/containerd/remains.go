@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,15 +34,21 @@ type shim struct {
 	bundle string // directory of the container's, in the engine's
 }
 
+// remains is what the host has of an engine's containers besides the engine's records.
+type remains struct {
+	namespace, address, cgroupParent string // as in Options
+	log                              *slog.Logger
+}
+
 // shims finds those of this engine and namespace by their arguments.
-func (r *Runtime) shims() ([]shim, error) {
+func (h remains) shims() ([]shim, error) {
 	all, err := processes()
 	if err != nil {
 		return nil, err
 	}
 	var out []shim
 	for _, p := range all {
-		id := r.shimOf(p)
+		id := h.shimOf(p)
 		if id == "" {
 			continue
 		}
@@ -57,9 +64,9 @@ func (r *Runtime) shims() ([]shim, error) {
 // shimOf is the id of the container that a process is the shim of; empty if it is none
 // of ours. Processes in containers may have any arguments, but not the host's
 // namespaces, which shims have.
-func (r *Runtime) shimOf(p process) string {
+func (h remains) shimOf(p process) string {
 	line, err := readLimited(fmt.Sprintf("/proc/%d/cmdline", p.pid), 4096)
-	if err != nil || !bytes.Contains(line, []byte(r.opts.Namespace)) {
+	if err != nil || !bytes.Contains(line, []byte(h.namespace)) {
 		return ""
 	}
 	args := strings.Split(string(line), "\x00")
@@ -73,7 +80,7 @@ func (r *Runtime) shimOf(p process) string {
 		}
 		given[strings.TrimLeft(args[i], "-")] = args[i+1]
 	}
-	if given["namespace"] != r.opts.Namespace || !samePath(given["address"], r.opts.Address) || !idPattern.MatchString(given["id"]) {
+	if given["namespace"] != h.namespace || !samePath(given["address"], h.address) || !idPattern.MatchString(given["id"]) {
 		return ""
 	}
 	return given["id"]
@@ -94,35 +101,11 @@ func hostsOwn(pid int) bool {
 	return samePath("/proc/self/ns/pid", fmt.Sprintf("/proc/%d/ns/pid", pid))
 }
 
-// strays are the containers with a shim but no record. A record is made before the
-// shim and removed after it, so that there is no such thing in the normal course.
-func (r *Runtime) strays(ctx context.Context) ([]string, error) {
-	running, err := r.shims()
-	if err != nil || len(running) == 0 {
-		return nil, err
-	}
-	recs, err := r.client.ContainerService().List(ctx)
-	if err != nil {
-		return nil, err
-	}
-	recorded := make(map[string]bool, len(recs))
-	for _, rec := range recs {
-		recorded[rec.ID] = true
-	}
-	var out []string
-	for _, s := range running {
-		if !recorded[s.id] {
-			out = append(out, s.id)
-		}
-	}
-	return out, nil
-}
-
-// removeRemains removes what the engine has forgotten of a container, or is about to:
+// remove removes what the engine has forgotten of a container, or is about to:
 // its shims, the processes in its cgroup, that, the mounts of its root file system,
 // runc's notes, and the shim's socket. The engine knows of no task of its.
-func (r *Runtime) removeRemains(ctx context.Context, id string) error {
-	running, err := r.shims()
+func (h remains) remove(ctx context.Context, id string) error {
+	running, err := h.shims()
 	if err != nil {
 		return err
 	}
@@ -132,15 +115,15 @@ func (r *Runtime) removeRemains(ctx context.Context, id string) error {
 			continue
 		}
 		// First, as it would make more of what is removed below.
-		if err := r.killShim(ctx, s); err != nil {
+		if err := h.killShim(ctx, s); err != nil {
 			return err
 		}
 		bundles = append(bundles, s.bundle)
 	}
-	if err := r.removeCgroups(ctx, id); err != nil {
+	if err := h.removeCgroups(ctx, id); err != nil {
 		return err
 	}
-	suffix := filepath.Join("io.containerd.runtime.v2.task", r.opts.Namespace, id)
+	suffix := filepath.Join("io.containerd.runtime.v2.task", h.namespace, id)
 	mounted, err := unmountSuffix(filepath.Join("/", suffix, "rootfs"))
 	if err != nil {
 		return err
@@ -154,17 +137,17 @@ func (r *Runtime) removeRemains(ctx context.Context, id string) error {
 			errs = append(errs, os.RemoveAll(bundle))
 		}
 	}
-	errs = append(errs, os.RemoveAll(filepath.Join(runcRoot, r.opts.Namespace, id)), r.removeSockets(id))
+	errs = append(errs, os.RemoveAll(filepath.Join(runcRoot, h.namespace, id)), h.removeSockets(id))
 	return errors.Join(errs...)
 }
 
 // removeSockets removes those that a shim which was killed has listened at, and for
 // debugging. Their names are made of the engine's address (SocketAddress in
 // containerd's pkg/shim), which is ours unless one of us took another way to it.
-func (r *Runtime) removeSockets(id string) error {
+func (h remains) removeSockets(id string) error {
 	var errs []error
 	for _, of := range []string{id, id + "/debug"} {
-		name := sha256.Sum256([]byte(filepath.Join(r.opts.Address, r.opts.Namespace, of)))
+		name := sha256.Sum256([]byte(filepath.Join(h.address, h.namespace, of)))
 		err := os.Remove(filepath.Join(shimSockets, hex.EncodeToString(name[:])))
 		if !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
@@ -175,7 +158,7 @@ func (r *Runtime) removeSockets(id string) error {
 
 // killShim kills a shim, and with it, as they are its children, the writer of the
 // container's log, which reads to the end of its pipes and ends.
-func (r *Runtime) killShim(ctx context.Context, s shim) error {
+func (h remains) killShim(ctx context.Context, s shim) error {
 	fd, err := unix.PidfdOpen(s.pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -191,7 +174,7 @@ func (r *Runtime) killShim(ctx context.Context, s shim) error {
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("kill the shim: %w", err)
 	}
-	r.log.WarnContext(ctx, "stray_shim_killed", "container_id", s.id, "pid", s.pid)
+	h.log.WarnContext(ctx, "stray_shim_killed", "container_id", s.id, "pid", s.pid)
 	return await(ctx, func() (bool, error) {
 		now, err := readProcess(s.pid)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -218,8 +201,8 @@ func await(ctx context.Context, so func() (bool, error)) error {
 }
 
 // cgroups are a container's own, in all hierarchies of version 1 and in version 2.
-func (r *Runtime) cgroups(id string) ([]string, error) {
-	own := filepath.Join(r.opts.CgroupParent, id)
+func (h remains) cgroups(id string) ([]string, error) {
+	own := filepath.Join(h.cgroupParent, id)
 	found, err := filepath.Glob(filepath.Join(cgroupRoot, "*", own))
 	if err != nil {
 		return nil, err
@@ -231,8 +214,8 @@ func (r *Runtime) cgroups(id string) ([]string, error) {
 }
 
 // removeCgroups kills all that is in a container's cgroups, and removes them.
-func (r *Runtime) removeCgroups(ctx context.Context, id string) error {
-	roots, err := r.cgroups(id)
+func (h remains) removeCgroups(ctx context.Context, id string) error {
+	roots, err := h.cgroups(id)
 	if err != nil || len(roots) == 0 {
 		return err
 	}
@@ -277,7 +260,7 @@ func killCgroup(dir string) error {
 		return err
 	}
 	for _, pid := range pids {
-		if err := killMember(dir, pid); err != nil {
+		if _, err := killMember(dir, pid); err != nil {
 			return err
 		}
 	}
@@ -308,23 +291,34 @@ func cgroupProcesses(dir string) ([]int, error) {
 }
 
 // killMember kills a process, if it still is a member once nobody else can have its number.
-func killMember(dir string, pid int) error {
+func killMember(dir string, pid int) (killed bool, err error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // the latter is a thread that isn't its process's first
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return fmt.Errorf("take hold of process %d: %w", pid, err)
+		return false, fmt.Errorf("take hold of process %d: %w", pid, err)
 	}
 	defer func() { _ = unix.Close(fd) }()
 	pids, err := cgroupProcesses(dir)
 	if err != nil || !slices.Contains(pids, pid) {
-		return err
+		return false, err
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("kill process %d: %w", pid, err)
+		return false, fmt.Errorf("kill process %d: %w", pid, err)
 	}
-	return nil
+	return true, nil
+}
+
+// killFirst kills a container's first process, and so all of them, without the engine. It
+// reports false for one that it can't tell: not in the container's cgroup, or in the host's
+// own process namespace, as what runs a machine around the container is.
+func (h remains) killFirst(id string, pid int) (killed bool, err error) {
+	dirs, err := h.cgroups(id)
+	if err != nil || len(dirs) == 0 || hostsOwn(pid) {
+		return false, err
+	}
+	return killMember(dirs[0], pid)
 }
 
 // unmountSuffix detaches what is mounted at paths with an end, and answers the paths.

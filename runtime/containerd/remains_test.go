@@ -73,7 +73,7 @@ func TestShims(t *testing.T) {
 		"no argument":       {name},
 	} {
 		pretend(t, "/", args...)
-		if got, err := r.shims(); err != nil || len(got) > 0 {
+		if got, err := r.remains.shims(); err != nil || len(got) > 0 {
 			t.Fatalf("%s: %v, %v", what, got, err)
 		}
 	}
@@ -90,31 +90,31 @@ func TestShims(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = stdin.Close(); _ = inside.Wait() })
-	if got, err := r.shims(); err != nil || len(got) > 0 {
+	if got, err := r.remains.shims(); err != nil || len(got) > 0 {
 		t.Errorf("in a container: %v, %v", got, err)
 	}
 
 	bundle := t.TempDir()
 	cmd := pretend(t, bundle, name, "-namespace", ns, "-id", id, "-address", address)
-	got, err := r.shims()
+	got, err := r.remains.shims()
 	if err != nil || len(got) != 1 || got[0].id != id || got[0].pid != cmd.Process.Pid || got[0].bundle != bundle {
 		t.Fatalf("got %+v, %v, want pid %d in %s", got, err, cmd.Process.Pid, bundle)
 	}
 	// One that has the pid of a shim that is gone isn't killed in its place.
 	former := got[0]
 	former.start--
-	if err := r.killShim(t.Context(), former); err != nil {
+	if err := r.remains.killShim(t.Context(), former); err != nil {
 		t.Error(err)
 	}
-	if still, err := r.shims(); err != nil || len(still) != 1 {
+	if still, err := r.remains.shims(); err != nil || len(still) != 1 {
 		t.Fatalf("another process was killed: %v", err)
 	}
 	for range 2 {
-		if err := r.killShim(t.Context(), got[0]); err != nil {
+		if err := r.remains.killShim(t.Context(), got[0]); err != nil {
 			t.Error(err)
 		}
 	}
-	if left, err := r.shims(); err != nil || len(left) > 0 {
+	if left, err := r.remains.shims(); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}
 }
@@ -140,7 +140,7 @@ func TestRemoveRemains(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		for _, id := range []string{mine, other} {
-			if err := r.removeRemains(ctx, id); err != nil {
+			if err := r.remains.remove(ctx, id); err != nil {
 				t.Error(err)
 			}
 		}
@@ -190,7 +190,7 @@ func TestRemoveRemains(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	if err := r.removeRemains(ctx, mine); err != nil {
+	if err := r.remains.remove(ctx, mine); err != nil {
 		for _, h := range hierarchies { // or it would never end
 			_ = os.WriteFile(filepath.Join(filepath.Dir(h), r.opts.CgroupParent, mine, "freezer.state"), []byte("THAWED"), 0)
 		}
@@ -221,7 +221,7 @@ func TestRemoveRemains(t *testing.T) {
 		}
 	}
 	// Whoever finds nothing has nothing to do.
-	if err := r.removeRemains(t.Context(), mine); err != nil {
+	if err := r.remains.remove(t.Context(), mine); err != nil {
 		t.Error(err)
 	}
 }
@@ -234,7 +234,7 @@ func TestDeadShim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	running, err := r.shims()
+	running, err := r.remains.shims()
 	if err != nil {
 		t.Fatal(err)
 	}

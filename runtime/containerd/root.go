@@ -19,6 +19,9 @@ import (
 // maxRoot keeps the paths below the root within what pipes and sockets can have.
 const maxRoot = 90
 
+// root is the directory of the files of containers and networks.
+type root string
+
 // path is below the root:
 //
 //	bin/berm-agent-…     the agent's program
@@ -29,8 +32,8 @@ const maxRoot = 90
 //	                     host, its user namespace, mounted)
 //	netns/ID             network namespaces, mounted
 //	networks/…           networks, and who is on them
-func (r *Runtime) path(elem ...string) string {
-	return filepath.Join(append([]string{r.opts.Root}, elem...)...)
+func (r root) path(elem ...string) string {
+	return filepath.Join(append([]string{string(r)}, elem...)...)
 }
 
 // idPattern is that of the ids that Create gives, and the only ones that may become
@@ -46,7 +49,7 @@ type place struct {
 }
 
 // makePlace makes the directory of a container that nobody knows yet.
-func (r *Runtime) makePlace(ctx context.Context, id string) (*place, error) {
+func (r root) makePlace(ctx context.Context, id string) (*place, error) {
 	dir := r.path("containers", id)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return nil, err
@@ -69,7 +72,7 @@ func newPlace(ctx context.Context, dir string) (*place, error) {
 
 // ownPlace waits until nobody else owns a container's directory. Nil means that
 // there is none.
-func (r *Runtime) ownPlace(ctx context.Context, id string) (*place, error) {
+func (r root) ownPlace(ctx context.Context, id string) (*place, error) {
 	return awaitPlace(ctx, r.path("containers", id))
 }
 
@@ -154,7 +157,7 @@ func (p *place) remove() error {
 func (p *place) file(name string) string { return filepath.Join(p.dir, name) }
 
 // places lists the containers that have a directory.
-func (r *Runtime) places() ([]string, error) {
+func (r root) places() ([]string, error) {
 	entries, err := os.ReadDir(r.path("containers"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -172,7 +175,7 @@ func (r *Runtime) places() ([]string, error) {
 }
 
 // startedAt is when a container's main process was started; zero if it never was.
-func (r *Runtime) startedAt(id string) time.Time {
+func (r root) startedAt(id string) time.Time {
 	if !idPattern.MatchString(id) {
 		return time.Time{}
 	}

@@ -9,10 +9,10 @@ import (
 // Those who remove a place at the same time don't fail because of one another, and
 // leave nothing.
 func TestPlaceRemovedTogether(t *testing.T) {
-	r := &Runtime{opts: Options{Root: t.TempDir()}}
+	r := &Runtime{root: root(t.TempDir())}
 	for range 200 {
 		id := newID()
-		first, err := r.makePlace(t.Context(), id)
+		first, err := r.root.makePlace(t.Context(), id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -23,7 +23,7 @@ func TestPlaceRemovedTogether(t *testing.T) {
 		for range 2 {
 			wg.Go(func() {
 				for {
-					p, err := lockPlace(r.path("containers", id))
+					p, err := lockPlace(r.root.path("containers", id))
 					if p == nil && err == nil {
 						continue // somebody is at it
 					}
@@ -42,7 +42,7 @@ func TestPlaceRemovedTogether(t *testing.T) {
 		}
 		first.release()
 		wg.Wait()
-		if left, err := r.places(); err != nil || len(left) > 0 {
+		if left, err := r.root.places(); err != nil || len(left) > 0 {
 			t.Fatalf("left: %v, %v", left, err)
 		}
 	}

@@ -6,11 +6,11 @@ import "testing"
 func TestRemoveSandbox(t *testing.T) {
 	r := newRuntime(t, testEngine(t))
 	ctx, id := r.namespaced(t.Context()), newID()
-	if err := r.makeSandbox(ctx, id, runcShim); err != nil {
+	if err := (&creation{r: r, id: id, class: runtimeClasses[""]}).makeSandbox(ctx); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := r.removeSandbox(ctx, id); err != nil {
+		if err := (teardown{r: r, id: id}).removeSandbox(ctx); err != nil {
 			t.Error(err)
 		}
 	}

@@ -102,9 +102,9 @@ var capabilities = sync.OnceValue(func() []string {
 func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 	command := c.spec.Command
 	if command == nil {
-		command = slices.Concat(c.image.config.Entrypoint, c.image.config.Cmd)
+		command = slices.Concat(c.image.Config.Entrypoint, c.image.Config.Cmd)
 	}
-	if err := checkEnv(c.image.config.Env); err != nil {
+	if err := checkEnv(c.image.Config.Env); err != nil {
 		return nil, fmt.Errorf("the image: %w", err)
 	}
 	if len(command) == 0 {
@@ -163,7 +163,7 @@ func (c *creation) process(command []string) *specs.Process {
 		// The agent enters the working directory: an OCI runtime does so on its way in,
 		// with files of the host open, which a path below /proc leads to.
 		Cwd:  "/",
-		User: specs.User{UID: c.account.uid, GID: c.account.gid, AdditionalGids: c.account.groups},
+		User: specs.User{UID: c.account.UID, GID: c.account.GID, AdditionalGids: c.account.Groups},
 		Capabilities: &specs.LinuxCapabilities{
 			Bounding: c.spec.CapAdd, Permitted: c.spec.CapAdd, Effective: c.spec.CapAdd,
 		},
@@ -174,7 +174,7 @@ func (c *creation) process(command []string) *specs.Process {
 }
 
 func (c *creation) workingDir() string {
-	return path.Join("/", cmp.Or(c.spec.WorkingDir, c.image.config.WorkingDir))
+	return path.Join("/", cmp.Or(c.spec.WorkingDir, c.image.Config.WorkingDir))
 }
 
 // ownWorkingDir is the working directory of a container's own process.
@@ -194,7 +194,7 @@ func (c *creation) wanted() []string {
 		out = append(out, dir)
 	}
 	if !c.spec.ReadOnlyRootfs {
-		for v := range c.image.config.Volumes {
+		for v := range c.image.Config.Volumes {
 			if v = path.Clean(v); path.IsAbs(v) && v != "/" && !c.covered(v) {
 				out = append(out, v)
 			}
@@ -242,7 +242,7 @@ var hostSetsLimits = sync.OnceValue(func() bool {
 
 // env is the image's environment, and the spec's over it.
 func (c *creation) env() []string {
-	image := slices.DeleteFunc(slices.Clone(c.image.config.Env), func(v string) bool {
+	image := slices.DeleteFunc(slices.Clone(c.image.Config.Env), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
 		return slices.Contains(c.spec.Unset, name)
 	})
@@ -330,7 +330,7 @@ func (c *creation) mounts(base []specs.Mount) []specs.Mount {
 		more = append(more, bind(dir, runtime.AgentDir, true))
 	}
 	if c.spec.ReadOnlyRootfs {
-		for v := range c.image.config.Volumes {
+		for v := range c.image.Config.Volumes {
 			if v = path.Clean(v); !taken[v] && path.IsAbs(v) && v != "/" && (c.agentDir() == "" || !runtime.Below(v, runtime.AgentDir)) {
 				more = append(more, tmpfs(v, 4096, "0555", "ro"))
 			}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd/image"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -23,7 +24,7 @@ func testCreation(spec runtime.Spec, config ocispec.ImageConfig) *creation {
 	r := &Runtime{opts: Options{Namespace: "test", CgroupParent: "/parent"}}
 	r.host = runtime.Info{Architecture: "amd64", CPUs: 2}
 	return &creation{
-		r: r, spec: spec, id: "0123456789abcdef", image: &image{config: config},
+		r: r, spec: spec, id: "0123456789abcdef", image: &image.Image{Config: config},
 		agent: "/agent", place: &place{dir: "/place"}, class: runtimeClasses[""],
 	}
 }
@@ -74,7 +75,7 @@ func TestOCISpec(t *testing.T) {
 		Command: []string{"run", "it"}, Env: []string{"B=spec", "C="}, CPUs: 64, MemoryBytes: 1 << 20, PidsLimit: 7,
 		CapAdd: []string{"CAP_KILL"}, ReadOnlyRootfs: true,
 	}, ocispec.ImageConfig{Env: []string{"A=image", "B=image", "PATH=/bin"}, WorkingDir: "/work", Volumes: map[string]struct{}{"/data": {}}})
-	c.account = account{uid: 1, gid: 2, groups: []uint32{3}}
+	c.account = image.Account{UID: 1, GID: 2, Groups: []uint32{3}}
 	s, err := c.ociSpec("/netns")
 	if err != nil {
 		t.Fatal(err)

@@ -1,9 +1,6 @@
 package containerd
 
 import (
-	"context"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -21,7 +18,7 @@ const sweepPatience = time.Second
 // freePipes opens the pipes of commands that nobody is at: of a client that was killed
 // while it had them started. The shim waits there for the other end, and answers
 // nothing else about the container meanwhile, until the call's deadline.
-func (r *Runtime) freePipes(id string) (letGo func()) {
+func (r root) freePipes(id string) (letGo func()) {
 	lost := r.lostCommands(id)
 	files := openPipes(lost)
 	return func() {
@@ -34,7 +31,7 @@ func (r *Runtime) freePipes(id string) (letGo func()) {
 
 // lostCommands are those of a container whose pipes are there, and that no process
 // runs, be it this one or another on the same root. The caller releases them.
-func (r *Runtime) lostCommands(id string) []*place {
+func (r root) lostCommands(id string) []*place {
 	dir := r.path("containers", id, "exec")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -68,28 +65,4 @@ func closePipes(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close()
 	}
-}
-
-// sweepPipes ends the lost commands of all containers, and removes their pipes.
-func (r *Runtime) sweepPipes(ctx context.Context, ids []string) error {
-	var errs []error
-	for _, id := range ids {
-		lost := r.lostCommands(id)
-		if files := openPipes(lost); len(files) > 0 {
-			select {
-			case <-time.After(freeTime):
-			case <-ctx.Done():
-			}
-			closePipes(files)
-		}
-		for _, p := range lost {
-			if r.endProgram(ctx, id, filepath.Base(p.dir), sweepPatience) {
-				if err := p.remove(); err != nil && !errors.Is(err, fs.ErrNotExist) {
-					errs = append(errs, err)
-				}
-			}
-			p.release()
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -1,45 +1,26 @@
 package containerd
 
 import (
-	"context"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"testing"
 	"time"
-
-	"github.com/bermhq/berm/runtime"
 )
 
 // TestSweepPrograms checks that a sweep ends programs whose client was killed, at any stage, and no others.
 func TestSweepPrograms(t *testing.T) {
 	r := newRuntime(t, testEngine(t))
-	c, err := r.Create(t.Context(), runtime.Spec{Name: "sweep-programs", Image: testImage, Command: []string{"sleep", "100000"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := r.Remove(context.WithoutCancel(t.Context()), c.ID); err != nil {
-			t.Error(err)
-		}
-	})
-	start := func(command ...string) *stdio {
-		t.Helper()
-		s, err := r.Start(t.Context(), c.ID, runtime.Program{Command: command})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s.(*stdio)
-	}
-	live, reads, ignores := start("/bin/cat"), start("/bin/cat"), start("/bin/sleep", "70000")
+	id := sandbox(t, r)
+	live, reads, ignores := start(t, r, id, "/bin/cat"), start(t, r, id, "/bin/cat"), start(t, r, id, "/bin/sleep", "70000")
 	for _, s := range []*stdio{reads, ignores} { // as the kernel does for a process that is killed
 		for _, f := range []io.Closer{s.stdin, s.stdout, s.stderr} {
 			_ = f.Close()
 		}
 		s.place.release()
 	}
-	half, err := newStdio(t.Context(), r, c.ID)
+	half, err := newStdio(t.Context(), r, id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +36,7 @@ func TestSweepPrograms(t *testing.T) {
 		t.Error(err)
 	}
 	for name, s := range map[string]*stdio{"one that reads": reads, "one that doesn't": ignores, "one that wasn't started": half} {
-		if !gone(s.place.dir) {
+		if _, err := os.Lstat(s.place.dir); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is left", name)
 		}
 	}
@@ -70,12 +51,7 @@ func TestSweepPrograms(t *testing.T) {
 	if code, _, err := ignores.Wait(t.Context()); code != 137 || err != nil {
 		t.Errorf("one that doesn't read: exit code %d, %v", code, err)
 	}
-	if _, err := live.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(live, make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	echo(t, live)
 	_ = live.Close()
 	if code, _, err := live.Wait(t.Context()); code != 0 || err != nil {
 		t.Errorf("another client's: exit code %d, %v", code, err)

@@ -20,9 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd/image"
 )
-
-var _ runtime.Starter = (*Runtime)(nil)
 
 const (
 	// stderrGrace is how long the last of a program's standard error may follow its end.
@@ -30,6 +29,13 @@ const (
 
 	// endPatience is how long a program may take to end after its input has.
 	endPatience = 20 * time.Second
+
+	// endTimeout is how long the engine is asked to forget a program. It waits up to 10 s
+	// for descendants that have the output open.
+	endTimeout = 30 * time.Second
+
+	// waitTick is how often an engine that is away is asked for a program's end.
+	waitTick = 500 * time.Millisecond
 
 	// stdinTimeout is how long a shim may take to open its end of a program's input.
 	stdinTimeout = 10 * time.Second
@@ -43,14 +49,13 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runt
 		if err := runtime.CheckProgram(p); err != nil {
 			return err
 		}
-		leave, err := r.commands.gates.Enter(callCtx, id, func(ctx context.Context) error { // leaving settles it
-			<-ctx.Done()
-			return ctx.Err()
-		})
+		// A process that joins a frozen cgroup never gets done, and the shim holds the
+		// container's lock meanwhile.
+		unlock, err := r.starts.Lock(callCtx, id)
 		if err != nil {
-			return err
+			return callCtx.Err()
 		}
-		defer leave()
+		defer unlock()
 		process, err := r.programProcess(callCtx, id, p)
 		if err != nil {
 			return err
@@ -59,7 +64,7 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runt
 		if err != nil {
 			return err
 		}
-		// What is asked of the engine from here on it does in any case. No pause may come in between.
+		// What is asked of the engine from here on, it does in any case.
 		workCtx, cancel := r.linger(callCtx)
 		defer cancel()
 		if err := s.start(workCtx, process, p.Command[0]); err != nil {
@@ -80,7 +85,11 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runt
 
 // programProcess describes a program to the engine.
 func (r *Runtime) programProcess(ctx context.Context, id string, p runtime.Program) (*specs.Process, error) {
-	m, err := r.mainOf(ctx, id)
+	rec, err := r.record(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := decodeSpec(rec)
 	if err != nil {
 		return nil, err
 	}
@@ -88,20 +97,81 @@ func (r *Runtime) programProcess(ctx context.Context, id string, p runtime.Progr
 	if err != nil {
 		return nil, err
 	}
-	out := *m.spec
+	out := spec.Process
 	out.Terminal, out.ConsoleSize = false, nil
 	out.Cwd = "/"
 	out.Args = p.Command
-	return &out, become(&out, pid, p.User)
+	return out, become(out, pid, p.User)
+}
+
+// become makes a process one of the given user's; empty leaves it as it is.
+func become(p *specs.Process, pid uint32, user string) error {
+	if user == "" {
+		return nil
+	}
+	a, err := image.ProcessAccount(pid, user)
+	if err == nil && !samePath(fmt.Sprintf("/proc/%d/ns/user", pid), "/proc/self/ns/user") {
+		err = inRange(a)
+	}
+	if err != nil {
+		return err
+	}
+	p.User = specs.User{UID: a.UID, GID: a.GID, AdditionalGids: a.Groups}
+	// The bounding set is what the container may have; the kernel leaves nothing of
+	// the others to a user that isn't root.
+	if p.Capabilities != nil {
+		caps := *p.Capabilities
+		caps.Permitted, caps.Effective, caps.Inheritable, caps.Ambient = caps.Bounding, caps.Bounding, nil, nil
+		p.Capabilities = &caps
+	}
+	return nil
+}
+
+// program is a program in the engine.
+type program struct {
+	r         *Runtime
+	container string
+	id        string // in the engine
+	place     *place // of its pipes, owned, so that no sweep takes them for lost
+}
+
+// endInput closes the end of a program's input that the shim has.
+func (x program) endInput(ctx context.Context) {
+	ctx, cancel := x.r.bounded(ctx)
+	defer cancel()
+	_, err := x.r.client.TaskService().CloseIO(ctx, &tasks.CloseIORequest{ContainerID: x.container, ExecID: x.id, Stdin: true})
+	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
+		x.r.log.DebugContext(ctx, "stdin_not_closed", "container_id", x.container, "error", err)
+	}
+}
+
+// end ends a program's input, kills it if it doesn't end in time, and has the
+// engine forget it. It reports whether the engine has.
+func (x program) end(ctx context.Context, patience time.Duration) bool {
+	ctx, cancel := context.WithTimeout(x.r.namespaced(context.WithoutCancel(ctx)), endTimeout)
+	defer cancel()
+	x.endInput(ctx)
+	service, begun := x.r.client.TaskService(), time.Now()
+	for delay := 10 * time.Millisecond; ; delay = min(2*delay, time.Second) {
+		_, err := service.DeleteProcess(ctx, &tasks.DeleteProcessRequest{ContainerID: x.container, ExecID: x.id})
+		if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) {
+			return true
+		}
+		if time.Since(begun) >= patience { // else it ends with the container
+			_, _ = service.Kill(ctx, &tasks.KillRequest{ContainerID: x.container, ExecID: x.id, Signal: uint32(unix.SIGKILL)})
+		}
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			x.r.log.DebugContext(ctx, "program_not_ended", "container_id", x.container, "error", err)
+			return false
+		}
+	}
 }
 
 // stdio is a runtime.Stdio on named pipes, to whose other ends the shim copies.
 type stdio struct {
-	r         *Runtime
-	container string
-	id        string // of the program, in the engine
-	place     *place // owned, so that no sweep takes the pipes for lost
-
+	program
 	stdin, stdout, stderr *os.File
 	spare                 []*os.File // writing ends, until the shim has its own: a reader that finds none is at the end
 
@@ -116,8 +186,8 @@ type stdio struct {
 
 // newStdio makes the pipes of a program.
 func newStdio(ctx context.Context, r *Runtime, container string) (*stdio, error) {
-	s := &stdio{r: r, container: container, id: uuid.NewString(), read: make(chan struct{}), ended: make(chan struct{})}
-	dir := r.path("containers", container, "exec")
+	s := &stdio{program: program{r: r, container: container, id: uuid.NewString()}, read: make(chan struct{}), ended: make(chan struct{})}
+	dir := r.root.path("containers", container, "exec")
 	err := os.Mkdir(dir, 0o700)
 	if err == nil || errors.Is(err, fs.ErrExist) {
 		s.place, err = newPlace(ctx, filepath.Join(dir, s.id))
@@ -152,11 +222,11 @@ func (s *stdio) openOutput(name string, end **os.File) (err error) {
 }
 
 // start has the engine start the program. When it returns an error, nothing is left.
-func (s *stdio) start(ctx context.Context, process *specs.Process, program string) (err error) {
+func (s *stdio) start(ctx context.Context, process *specs.Process, path string) (err error) {
 	defer func() {
 		s.closeSpare()
 		if err != nil {
-			s.r.commands.background(func() { s.remove(s.r.endProgram(ctx, s.container, s.id, 0)) })
+			s.r.chores.background(func() { s.remove(s.end(ctx, 0)) })
 		}
 	}()
 	spec, err := typeurl.MarshalAnyToProto(process)
@@ -172,7 +242,7 @@ func (s *stdio) start(ctx context.Context, process *specs.Process, program strin
 		_, err = service.Start(ctx, &tasks.StartRequest{ContainerID: s.container, ExecID: s.id})
 	}
 	if err = errgrpc.ToNative(err); err != nil {
-		return s.notStarted(ctx, err, program)
+		return s.notStarted(ctx, err, path)
 	}
 	if err := s.openStdin(ctx); err != nil {
 		return fmt.Errorf("open the program's input: %w", err)
@@ -195,22 +265,32 @@ func (s *stdio) closeSpare() {
 }
 
 // notStarted is the error of a program that the engine didn't start.
-func (s *stdio) notStarted(ctx context.Context, err error, program string) error {
+func (s *stdio) notStarted(ctx context.Context, err error, path string) error {
 	if !unexplained(err) {
 		return err
 	}
-	if _, why := s.r.runningPid(ctx, s.container); why != nil {
+	pid, why := s.r.runningPid(ctx, s.container)
+	if why != nil {
 		return why
+	}
+	if first, ferr := readProcess(int(pid)); ferr == nil && first.over() { // the engine will hear of it
+		return runtime.Precondition("the container isn't running")
 	}
 	if !errdefs.IsUnknown(err) {
 		return err
 	}
-	if runtime.BlamesProgram(err.Error(), program) {
-		return runtime.WithClass(errdefs.ErrNotFound, fmt.Errorf("the container has no program %s that can be executed", program))
+	if runtime.BlamesProgram(err.Error(), path) {
+		return runtime.WithClass(errdefs.ErrNotFound, fmt.Errorf("the container has no program %s that can be executed", path))
 	}
 	// It names files of the host.
 	s.r.log.WarnContext(ctx, "program_not_started", "container_id", s.container, "error", err)
 	return runtime.ErrNoRoom
+}
+
+// unexplained reports whether the container has to be looked at to know what an error means.
+// What OCI runtimes say comes without a class.
+func unexplained(err error) bool {
+	return !runtime.HasClass(err) && (errdefs.IsUnknown(err) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err))
 }
 
 // openStdin opens the program's input once the shim has opened its end: what is written
@@ -238,7 +318,7 @@ func (s *stdio) await(ctx context.Context) {
 			return
 		}
 		select {
-		case <-time.After(exitTick):
+		case <-time.After(waitTick):
 		case <-ctx.Done():
 			return
 		}
@@ -261,14 +341,14 @@ func (s *stdio) Close() error {
 			go func() { _, _ = io.Copy(io.Discard, rest) }()
 		}
 		_, _ = s.stdin.Close(), s.stdout.Close()
-		s.r.commands.background(func() {
+		s.r.chores.background(func() {
 			ctx := context.Background()
-			s.r.endInput(ctx, s.container, s.id)
+			s.endInput(ctx)
 			select {
 			case <-s.ended:
 			case <-time.After(endPatience):
 			}
-			forgotten := s.r.endProgram(ctx, s.container, s.id, 0)
+			forgotten := s.end(ctx, 0)
 			s.giveUp()
 			_ = rest.Close()
 			s.remove(forgotten)
@@ -305,7 +385,7 @@ func (s *stdio) Wait(ctx context.Context) (int, string, error) {
 		callCtx, cancel := s.r.bounded(ctx)
 		defer cancel()
 		if _, why := s.r.runningPid(callCtx, s.container); errdefs.IsNotFound(why) || errdefs.IsFailedPrecondition(why) {
-			err = errInterrupted
+			err = runtime.WithClass(errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted), runtime.ErrInterrupted)
 		}
 		return 0, s.said.String(), failure(ctx, op, err)
 	}
@@ -315,38 +395,4 @@ func (s *stdio) Wait(ctx context.Context) (int, string, error) {
 	case <-time.After(stderrGrace):
 	}
 	return s.code, s.said.String(), nil
-}
-
-// endInput closes the end of a program's input that the shim has.
-func (r *Runtime) endInput(ctx context.Context, container, id string) {
-	ctx, cancel := r.bounded(ctx)
-	defer cancel()
-	_, err := r.client.TaskService().CloseIO(ctx, &tasks.CloseIORequest{ContainerID: container, ExecID: id, Stdin: true})
-	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
-		r.log.DebugContext(ctx, "stdin_not_closed", "container_id", container, "error", err)
-	}
-}
-
-// endProgram ends a program's input, kills it if it doesn't end in time, and has the
-// engine forget it. It reports whether the engine has.
-func (r *Runtime) endProgram(ctx context.Context, container, id string, patience time.Duration) bool {
-	ctx, cancel := context.WithTimeout(r.namespaced(context.WithoutCancel(ctx)), disposeTimeout)
-	defer cancel()
-	r.endInput(ctx, container, id)
-	service, begun := r.client.TaskService(), time.Now()
-	for delay := 10 * time.Millisecond; ; delay = min(2*delay, time.Second) {
-		_, err := service.DeleteProcess(ctx, &tasks.DeleteProcessRequest{ContainerID: container, ExecID: id})
-		if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) {
-			return true
-		}
-		if time.Since(begun) >= patience { // else it ends with the container
-			_, _ = service.Kill(ctx, &tasks.KillRequest{ContainerID: container, ExecID: id, Signal: uint32(unix.SIGKILL)})
-		}
-		select {
-		case <-time.After(delay):
-		case <-ctx.Done():
-			r.log.DebugContext(ctx, "program_not_ended", "container_id", container, "error", err)
-			return false
-		}
-	}
 }

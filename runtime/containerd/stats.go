@@ -13,7 +13,6 @@ import (
 	cgroup2 "github.com/containerd/cgroups/v3/cgroup2/stats"
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
-	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
@@ -126,14 +125,9 @@ func parseTraffic(dev string) (rx, tx int64, err error) {
 }
 
 // oomKills counts the processes that the kernel killed in a container for want of
-// memory. NotFound when the engine can't tell any more.
-func (r *Runtime) oomKills(ctx context.Context, t client.Task) (uint64, error) {
-	return r.oomCount(ctx, t.ID())
-}
-
-// oomCount asks the kernel, which takes no time, or the engine, where the container's
-// cgroup isn't.
-func (r *Runtime) oomCount(ctx context.Context, id string) (uint64, error) {
+// memory. It asks the kernel, which takes no time, or the engine, where the container's
+// cgroup isn't. NotFound when the engine can't tell any more.
+func (r *Runtime) oomKills(ctx context.Context, id string) (uint64, error) {
 	own := filepath.Join(r.opts.CgroupParent, id)
 	for _, file := range []string{
 		filepath.Join(cgroupRoot, "memory", own, "memory.oom_control"), filepath.Join(cgroupRoot, own, "memory.events"),

@@ -49,10 +49,8 @@ func (r *Runtime) Survey(ctx context.Context) (runtime.Survey, error) {
 			out.MissingForNetworks = append(out.MissingForNetworks, "the program "+program)
 		}
 	}
-	for _, name := range plugins {
-		if !r.hasPlugin(name) {
-			out.MissingForNetworks = append(out.MissingForNetworks, fmt.Sprintf("the CNI plug-in %s (looked for in %s)", name, strings.Join(r.opts.PluginDirs, ", ")))
-		}
+	for _, name := range r.networks.MissingPlugins() {
+		out.MissingForNetworks = append(out.MissingForNetworks, fmt.Sprintf("the CNI plug-in %s (looked for in %s)", name, strings.Join(r.opts.PluginDirs, ", ")))
 	}
 	if err := r.call(ctx, "ask for user namespaces", func(ctx context.Context) (err error) {
 		out.NoUserNS, err = r.noUserNS(ctx)

@@ -22,6 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd/image"
+	"github.com/bermhq/berm/runtime/containerd/network"
 )
 
 // The ranges are above what useradd gives to subordinate users (to 600100000), systemd to
@@ -84,7 +86,7 @@ func (c *creation) checkUserNS(ctx context.Context) error {
 	if c.class.name != runcShim || c.class.binary != "" {
 		return refuse("the runtime class must be runc")
 	}
-	if err := c.account.inRange(); err != nil {
+	if err := inRange(c.account); err != nil {
 		return err
 	}
 	why, err := c.r.noUserNS(ctx)
@@ -95,8 +97,8 @@ func (c *creation) checkUserNS(ctx context.Context) error {
 }
 
 // inRange refuses IDs that a container with a Spec.UserNS doesn't have.
-func (a account) inRange() error {
-	for _, id := range append(slices.Clone(a.groups), a.uid, a.gid) {
+func inRange(a image.Account) error {
+	for _, id := range append(slices.Clone(a.Groups), a.UID, a.GID) {
 		if id >= rangeSize {
 			return runtime.Invalid("there is no user or group %d with userns: auto: the last is %d", id, rangeSize-1)
 		}
@@ -107,11 +109,11 @@ func (a account) inRange() error {
 // claimRange takes a range of IDs for a container, and returns the first. The container keeps
 // it until its directory is removed, which is the last that is left of it. No two instances
 // of a host choose at once.
-func (r *Runtime) claimRange(ctx context.Context, p *place, claims string) (int, error) {
+func (r root) claimRange(ctx context.Context, p *place, claims string) (int, error) {
 	if err := os.MkdirAll(claims, 0o700); err != nil {
 		return 0, err
 	}
-	unlock, err := lockDir(ctx, claims)
+	unlock, err := network.LockDir(ctx, claims)
 	if err != nil {
 		return 0, err
 	}
@@ -125,12 +127,12 @@ func (r *Runtime) claimRange(ctx context.Context, p *place, claims string) (int,
 		taken = append(taken, idRange{n, rangeSize})
 		return err
 	}
-	claimed, err := names(claims)
+	claimed, err := os.ReadDir(claims)
 	if err != nil {
 		return 0, err
 	}
-	for _, name := range claimed {
-		link := filepath.Join(claims, name)
+	for _, claim := range claimed {
+		link := filepath.Join(claims, claim.Name())
 		target, err := os.Readlink(link)
 		if err == nil {
 			_, err = os.Lstat(target)
@@ -138,7 +140,7 @@ func (r *Runtime) claimRange(ctx context.Context, p *place, claims string) (int,
 		if errors.Is(err, fs.ErrNotExist) { // its container is gone
 			err = os.RemoveAll(link)
 		} else {
-			_ = take(name) // what isn't a number is no range
+			_ = take(claim.Name()) // what isn't a number is no range
 		}
 		if err != nil {
 			return 0, err
@@ -220,7 +222,7 @@ func accountRanges(files ...string) (out []idRange, err error) {
 // on a network. A network namespace of another owner couldn't show its /sys, and the
 // capabilities that the profile adds would mean nothing there. Berm's rules aren't in it.
 func (c *creation) makeUserNS(ctx context.Context) (netns string, err error) {
-	if c.ids, err = c.r.claimRange(ctx, c.place, rangeClaims); err != nil {
+	if c.ids, err = c.r.root.claimRange(ctx, c.place, rangeClaims); err != nil {
 		return "", err
 	}
 	path, err := c.r.agentPath()
@@ -252,7 +254,7 @@ func (c *creation) makeUserNS(ctx context.Context) (netns string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if err := onThread(func() error {
+	if err := runtime.OnThread(func() error {
 		if err := becomeOwner(c.ids); err != nil {
 			return err
 		}
@@ -314,7 +316,7 @@ func (c *creation) pinUserNS(pid int) (netns string, err error) {
 	if c.spec.Network == "" {
 		return "", nil
 	}
-	return c.r.makeNetns(c.id, from+"net")
+	return c.r.networks.MakeNetns(c.id, from+"net")
 }
 
 // tryIDMap refuses a path whose file system can't be mounted with other IDs.
@@ -334,23 +336,6 @@ func tryIDMap(path, userns string) error {
 		return runtime.Invalid("userns: auto can't be had: the file system of %s has no idmapped mounts (%w): use another, such as ext4 or XFS; or leave the key out of the profile", path, err)
 	}
 	return nil
-}
-
-// removeUserNS removes what pinUserNS and claimRange gave a container, but for its directory.
-func (r *Runtime) removeUserNS(id string) error {
-	if err := removeNetns(r.path("containers", id, usernsFile)); err != nil {
-		return err
-	}
-	own := r.path("containers", id, rangeFile)
-	first, err := os.ReadFile(own)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	link := filepath.Join(rangeClaims, string(first))
-	if target, lost := os.Readlink(link); err == nil && lost == nil && target == own {
-		err = os.RemoveAll(link)
-	}
-	return err
 }
 
 // mapIDs has the kernel show a container its own IDs, on the host's file systems as well.

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -76,18 +77,18 @@ func TestUserNSAccountRanges(t *testing.T) {
 }
 
 // claimer is a Runtime of which only the places are used.
-func claimer(t *testing.T, root string) *Runtime {
+func claimer(t *testing.T, dir string) *Runtime {
 	t.Helper()
-	return &Runtime{opts: Options{Root: root}}
+	return &Runtime{root: root(dir)}
 }
 
 func (r *Runtime) claim(t *testing.T, claims string) (*place, int) {
 	t.Helper()
-	p, err := r.makePlace(t.Context(), newID())
+	p, err := r.root.makePlace(t.Context(), newID())
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, err := r.claimRange(t.Context(), p, claims)
+	first, err := r.root.claimRange(t.Context(), p, claims)
 	if err != nil {
 		t.Error(err)
 	}
@@ -155,7 +156,7 @@ func TestUserNSClaimAgain(t *testing.T) {
 	if err := os.WriteFile(q.file(rangeFile), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := r.claimRange(t.Context(), p, claims); err == nil {
+	if got, err := r.root.claimRange(t.Context(), p, claims); err == nil {
 		t.Errorf("%d, without knowing what is taken", got)
 	}
 }
@@ -226,7 +227,7 @@ func TestUserNSSwept(t *testing.T) {
 	if made.agent, err = r.agentPath(); err != nil {
 		t.Fatal(err)
 	}
-	if made.place, err = r.makePlace(t.Context(), made.id); err != nil {
+	if made.place, err = r.root.makePlace(t.Context(), made.id); err != nil {
 		t.Fatal(err)
 	}
 	netns, err := made.makeUserNS(t.Context())
@@ -237,7 +238,8 @@ func TestUserNSSwept(t *testing.T) {
 	if target, err := os.Readlink(claim); err != nil || target != made.place.file(rangeFile) {
 		t.Errorf("%s leads to %s, %v", claim, target, err)
 	}
-	if n, err := isNetns(netns); !n || err != nil {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(netns, &stat); err != nil || stat.Type != unix.NSFS_MAGIC {
 		t.Errorf("%s is no namespace, %v", netns, err)
 	}
 	ns, err := os.Open(made.place.file(usernsFile))
@@ -334,12 +336,11 @@ func TestUserNSAttack(t *testing.T) {
 	}
 	run := func(box int, script string) string {
 		t.Helper()
-		var out strings.Builder
-		res, err := r.Exec(t.Context(), boxes[box].ID, runtime.Exec{Command: []string{"sh", "-c", script}, Stdout: &out, Stderr: &out})
-		if err != nil || res.ExitCode != 0 {
-			t.Errorf("%s: %v, exit code %d, %q", script, err, res.ExitCode, out.String())
+		out, said, code, err := runtimetest.Output(t.Context(), r, boxes[box].ID, "", "/bin/sh", "-c", script)
+		if err != nil || code != 0 {
+			t.Errorf("%s: %v, exit code %d, %q", script, err, code, out+said)
 		}
-		return out.String()
+		return out
 	}
 	for i, want := range []uint32{1000, 0} {
 		name := filepath.Join(dir, strconv.Itoa(i))
@@ -368,7 +369,7 @@ func TestUserNSAttack(t *testing.T) {
 		if log.String() != "main\n" {
 			t.Errorf("the log: %q", log.String())
 		}
-		_, err := r.Exec(t.Context(), box.ID, runtime.Exec{Command: []string{"true"}, User: "70000"})
+		_, err := r.Start(t.Context(), box.ID, runtime.Program{Command: []string{"/bin/true"}, User: "70000"})
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "userns: auto") {
 			t.Errorf("a command of user 70000: %v", err)
 		}
@@ -388,14 +389,11 @@ func TestUserNSAttack(t *testing.T) {
 		t.Cleanup(func() { _ = unix.Close(fd) })
 	}
 	open() // so that a count of what root has can't stay below the limit
-	running, stop := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		_, err := r.Exec(running, boxes[0].ID, runtime.Exec{Command: []string{"/work/exhaust", "/work/full"}})
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("the attack ended: %v", err)
-		}
-	})
+	attack, err := r.Start(t.Context(), boxes[0].ID, runtime.Program{Command: []string{"/work/exhaust", "/work/full"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = attack.Close() }()
 	for !strings.HasSuffix(run(0, "cat /work/full 2>&1 || true"), " too many open files") {
 		if t.Failed() {
 			t.FailNow()
@@ -411,8 +409,7 @@ func TestUserNSAttack(t *testing.T) {
 	if err := r.Resume(t.Context(), boxes[0].ID); err != nil {
 		t.Error(err)
 	}
-	stop()
-	wg.Wait()
+	_ = attack.Close()
 	for _, box := range boxes {
 		if err := r.Remove(t.Context(), box.ID); err != nil {
 			t.Error(err)

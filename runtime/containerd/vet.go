@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd/image"
 )
 
 // vet looks at a container that is made and not yet started, from the host, and finds
@@ -54,7 +55,7 @@ func (c *creation) vet(pid uint32, linux *specs.Linux) error {
 // vetCgroups is an error when a hierarchy of cgroups can be written in a container:
 // what is there are its limits.
 func vetCgroups(root int) error {
-	fd, err := openIn(root, cgroupRoot, unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
+	fd, err := image.OpenIn(root, cgroupRoot, unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -81,7 +82,7 @@ var errAstray = errors.New("the image, or what is mounted, covers a place of the
 
 // vetPath is an error when there is something at a path, and it isn't as it should be.
 func vetPath(root int, path string, good func(unix.Stat_t, unix.Statfs_t) bool) error {
-	fd, err := openIn(root, path, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_SYMLINKS)
+	fd, err := image.OpenIn(root, path, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_SYMLINKS)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -123,7 +124,7 @@ func (c *creation) vetAgent(root int) error {
 	if err := unix.Stat(c.agent, &want); err != nil {
 		return &os.PathError{Op: "stat", Path: c.agent, Err: err}
 	}
-	fd, err := openIn(root, runtime.AgentProgram, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS)
+	fd, err := image.OpenIn(root, runtime.AgentProgram, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS)
 	if err != nil {
 		return runtime.Invalid("%s: %w: %w", runtime.AgentProgram, errAstray, err)
 	}

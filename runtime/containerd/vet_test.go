@@ -111,16 +111,6 @@ func TestIsMasked(t *testing.T) {
 	}
 }
 
-// What is remembered of directories is bounded, whoever names them.
-func TestMissingDirsBounded(t *testing.T) {
-	var c imageCache
-	c.keepMissing(strings.Repeat("x", maxCachedBytes+1), nil)
-	c.keepMissing("small", []string{"/a"})
-	if _, ok := c.missing("small"); !ok || len(c.dirs) != 1 {
-		t.Errorf("%d are kept", len(c.dirs))
-	}
-}
-
 // An image's volumes aren't in the agent's way.
 func TestAgentAndVolumes(t *testing.T) {
 	e := testEngine(t)

@@ -13,6 +13,7 @@ import (
 	"github.com/docker/docker/pkg/stdcopy"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
 // BenchmarkCreateToOutput compares a sandbox's creation and first command with the
@@ -31,15 +32,14 @@ func BenchmarkCreateToOutput(b *testing.B) {
 		Image: img.ID, Command: []string{"sleep", "100000"}, ReadOnlyRootfs: true, MemoryBytes: 64 << 20, PidsLimit: 64, CPUs: 1,
 		Tmpfs: []runtime.Tmpfs{{Target: "/tmp", SizeBytes: 1 << 20}},
 	}
-	command := []string{"echo", "hi"}
+	command := []string{"/bin/echo", "hi"}
 	ours := func(spec runtime.Spec) (string, string, error) {
 		c, err := r.Create(b.Context(), spec)
 		if err != nil {
 			return "", "", err
 		}
-		var out bytes.Buffer
-		_, err = r.Exec(b.Context(), c.ID, runtime.Exec{Command: command, Stdout: &out})
-		return c.ID, out.String(), err
+		out, _, _, err := runtimetest.Output(b.Context(), r, c.ID, "", command...)
+		return c.ID, out, err
 	}
 	direct := func(spec runtime.Spec) (string, string, error) {
 		ctx := b.Context()

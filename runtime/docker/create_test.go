@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"os/exec"
@@ -131,13 +130,12 @@ func TestCrun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out bytes.Buffer
-	result, err := r.Exec(t.Context(), c.ID, runtime.Exec{Stdout: &out, Stderr: &out, Command: []string{"sh", "-c", `
+	out, said, code := sh(t, r, c.ID, `
 		cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null
 		find /sys/fs/cgroup -type f | while read -r f; do (: >>"$f") 2>/dev/null && echo "$f"; done
-		find /sys/fs/cgroup -type d | while read -r d; do mkdir "$d/new" 2>/dev/null && echo "$d"; done; true`}})
-	if err != nil || result.ExitCode != 0 || strings.TrimSpace(out.String()) != "67108864" {
-		t.Errorf("%+v, %v: %s", result, err, &out)
+		find /sys/fs/cgroup -type d | while read -r d; do mkdir "$d/new" 2>/dev/null && echo "$d"; done; true`)
+	if code != 0 || strings.TrimSpace(out) != "67108864" {
+		t.Errorf("code %d: %s%s", code, out, said)
 	}
 	if err := r.Remove(t.Context(), c.ID); err != nil {
 		t.Error(err)

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/keylock"
 )
 
 const (
@@ -31,10 +32,7 @@ const (
 	// namespaces. Below it a container can't be as closed as Spec promises.
 	minAPIVersion = "1.41"
 
-	// graceTimeout is how long a call that changes something may outlive its
-	// caller's context, so that its answer isn't lost, and cleanupTimeout how long
-	// undoing it may take.
-	graceTimeout   = 5 * time.Second
+	// cleanupTimeout is how long it may take to undo what a failed call made.
 	cleanupTimeout = 5 * time.Second
 )
 
@@ -67,7 +65,7 @@ type Runtime struct {
 	connecting singleflight.Group
 	networks   singleflight.Group
 	images     imageCache
-	gates      runtime.Gates
+	starts     keylock.Map[string] // of programs, and pauses, by the container's id
 }
 
 var (
@@ -77,6 +75,7 @@ var (
 	_ runtime.Statser   = (*Runtime)(nil)
 	_ runtime.Watcher   = (*Runtime)(nil)
 	_ runtime.Networker = (*Runtime)(nil)
+	_ runtime.Starter   = (*Runtime)(nil)
 )
 
 // New makes a Runtime. It doesn't talk to the engine; it fails when the address or
@@ -249,11 +248,9 @@ func (r *Runtime) call(ctx context.Context, op string, f func(context.Context, *
 	return r.failure(ctx, s, op, err)
 }
 
-// linger gives a context that ends with the call timeout, or the grace after ctx.
+// linger is runtime.Linger with the call timeout.
 func (r *Runtime) linger(ctx context.Context) (context.Context, context.CancelFunc) {
-	out, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(graceTimeout, cancel) })
-	return out, func() { stop(); cancel() }
+	return runtime.Linger(ctx, r.timeout)
 }
 
 // Info asks the engine who it is.

@@ -2,8 +2,6 @@ package docker
 
 import (
 	"context"
-	"errors"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -100,52 +98,7 @@ func fromEvent(m events.Message) (runtime.Event, bool) {
 	return out, true
 }
 
-// fate says what happened to a container while a command ran in it.
-type fate struct{ oom, died bool }
-
-// fateSince asks the engine what it saw of the container since the given moment of
-// its own clock, and until delay from now, as the news may follow the command's
-// end. It returns at once when the container died.
-func fateSince(ctx context.Context, s *session, id string, since time.Time, delay time.Duration) (fate, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	filter := labelFilter(nil)
-	filter.Add("type", string(events.ContainerEventType))
-	filter.Add("container", id)
-	for _, a := range []events.Action{events.ActionOOM, events.ActionDie, events.ActionDestroy} {
-		filter.Add("event", string(a))
-	}
-	messages, failed := s.Events(ctx, events.ListOptions{
-		Since: unixTime(since), Until: unixTime(s.now().Add(delay)), Filters: filter,
-	})
-	var out fate
-	for {
-		select {
-		case m := <-messages:
-			switch m.Action {
-			case events.ActionOOM:
-				out.oom = true
-			default:
-				out.died = true
-				return out, nil
-			}
-		case err := <-failed:
-			if errors.Is(err, io.EOF) {
-				err = nil
-			}
-			return out, err
-		}
-	}
-}
-
-// How late an engine may be with the news of a container's end: while its first process was
-// seen, as another hand may have killed the command shortly before it, and while it wasn't.
-const (
-	fateDelay     = 300 * time.Millisecond
-	fateDelayLate = 10 * time.Second
-)
-
-// lacksFirst tells whether the engine lists a container's processes without the first one. It has
+// lacksFirst reports whether the engine lists a container's processes without the first one. It has
 // ended, or is ending then, whatever else the engine says: the kernel takes it out of its
 // cgroups, by which engines list, before it kills the others, and lets nobody hear of its end
 // before all of them have been waited for (do_exit and zap_pid_ns_processes in the kernel).

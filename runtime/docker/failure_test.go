@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/docker/docker/api/types/container"
 )
 
 // fakeEngine answers as an engine would, as far as a test says.
@@ -111,42 +112,22 @@ func (f *fakeEngine) runtime(t *testing.T, timeout time.Duration) *Runtime {
 	return r
 }
 
-// The engine, whose OCI runtime would follow a link to one of its own descriptors, never
-// gets a working directory that may be one.
-func TestExecWorkingDir(t *testing.T) {
-	const agentMount = `{"Type":"bind","Destination":"/sbin/berm-init"}`
-	for name, tt := range map[string]struct {
-		mounts, own, dir string
-		want             string
-		command          []string
-	}{
-		"agent":               {mounts: agentMount, own: "/", dir: "/a/link", want: "/", command: []string{runtime.AgentProgram, "exec", "/a/link", "--", "x"}},
-		"agent, the image's":  {mounts: agentMount, own: "/proc/self/fd/7", want: "/", command: []string{runtime.AgentProgram, "exec", "/proc/self/fd/7", "--", "x"}},
-		"shell":               {own: "/", dir: "/a/link", want: "/", command: []string{"/bin/sh", "-c", enterScript, "/a/link", "x"}},
-		"shell, the image's":  {own: "/proc/self/fd/7", want: "/", command: []string{"/bin/sh", "-c", enterScript, "/proc/self/fd/7", "x"}},
-		"a mount":             {mounts: `{"Type":"bind","Destination":"/work"}`, own: "/", dir: "/work", want: "/work", command: []string{"x"}},
-		"a deeper mount":      {mounts: `{"Type":"bind","Destination":"/a/work"}`, own: "/", dir: "/a/work", want: "/", command: []string{"/bin/sh", "-c", enterScript, "/a/work", "x"}},
-		"the root":            {own: "/", want: "/", command: []string{"x"}},
-		"none, as of scratch": {want: "/", command: []string{"x"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFakeEngine(t)
-			f.on("GET /containers/c/json", answer(200, fmt.Sprintf(`{"Id":"c","Config":{"WorkingDir":%q},"Mounts":[%s]}`, tt.own, tt.mounts)))
-			var got struct {
-				WorkingDir string
-				Cmd        []string
-			}
-			f.on("POST /containers/c/exec", func(w http.ResponseWriter, req *http.Request) {
-				_ = json.NewDecoder(req.Body).Decode(&got)
-				refuse(http.StatusBadRequest)(w, req)
-			})
-			if _, err := f.runtime(t, time.Minute).Exec(t.Context(), "c", runtime.Exec{Command: []string{"x"}, WorkingDir: tt.dir}); !errdefs.IsInvalidArgument(err) {
-				t.Fatal(err)
-			}
-			if got.WorkingDir != tt.want || !slices.Equal(got.Cmd, tt.command) {
-				t.Errorf("the engine is asked for %q in %q, want %q in %q", got.Cmd, got.WorkingDir, tt.command, tt.want)
-			}
-		})
+// TestStartAsks checks that a program starts in "/", whatever the container's directory
+// is: an OCI runtime would follow a link to one of its own descriptors.
+func TestStartAsks(t *testing.T) {
+	f := newFakeEngine(t)
+	var got container.ExecOptions
+	f.on("POST /containers/c/exec", func(w http.ResponseWriter, req *http.Request) {
+		_ = json.NewDecoder(req.Body).Decode(&got)
+		refuse(http.StatusBadRequest)(w, req)
+	})
+	_, err := f.runtime(t, time.Minute).Start(t.Context(), "c", runtime.Program{Command: []string{"/x", "y"}, User: "1:2"})
+	if !errdefs.IsInvalidArgument(err) {
+		t.Fatal(err)
+	}
+	want := container.ExecOptions{User: "1:2", WorkingDir: "/", Cmd: []string{"/x", "y"}, AttachStdin: true, AttachStdout: true, AttachStderr: true}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
 	}
 }
 
@@ -378,8 +359,8 @@ func TestCreateUndone(t *testing.T) {
 	}
 }
 
-// TestExecCut: an exec whose engine goes away says that it may still run.
-func TestExecCut(t *testing.T) {
+// TestStartCut has the engine go away at each stage of a start.
+func TestStartCut(t *testing.T) {
 	const create, start = "POST /containers/c/exec", "POST /exec/e/start"
 	const exited = `{"Id":"c","State":{"Status":"exited"},"Config":{},"NetworkSettings":{}}`
 	upgrade := func(w http.ResponseWriter, _ *http.Request) {
@@ -395,39 +376,26 @@ func TestExecCut(t *testing.T) {
 		name   string
 		routes map[string]http.HandlerFunc
 		is     func(error) bool
-		runs   bool
 	}{
-		{"create refused", map[string]http.HandlerFunc{create: refuse(409)}, errdefs.IsFailedPrecondition, false},
-		{"create cut", map[string]http.HandlerFunc{create: hangUp}, errdefs.IsUnavailable, false},
-		{"start refused", map[string]http.HandlerFunc{start: refuse(409)}, errdefs.IsFailedPrecondition, false},
-		{"ended before the start", map[string]http.HandlerFunc{start: refuse(500), "GET /containers/c/json": answer(200, exited)}, errdefs.IsFailedPrecondition, false},
-		{"start cut", map[string]http.HandlerFunc{start: hangUp}, errdefs.IsUnavailable, true},
-		{"start hung", map[string]http.HandlerFunc{start: hang}, errdefs.IsUnavailable, true},
-		{"inspect cut", map[string]http.HandlerFunc{"GET /exec/e/json": hangUp}, errdefs.IsUnavailable, true},
-		{"gone", nil, errdefs.IsFailedPrecondition, false},
+		{"create refused", map[string]http.HandlerFunc{create: refuse(409)}, errdefs.IsFailedPrecondition},
+		{"create cut", map[string]http.HandlerFunc{create: hangUp}, errdefs.IsUnavailable},
+		{"start refused", map[string]http.HandlerFunc{start: refuse(409)}, errdefs.IsFailedPrecondition},
+		{"ended before the start", map[string]http.HandlerFunc{start: refuse(500), "GET /containers/c/json": answer(200, exited)}, errdefs.IsFailedPrecondition},
+		{"start cut", map[string]http.HandlerFunc{start: hangUp}, errdefs.IsUnavailable},
+		{"start hung", map[string]http.HandlerFunc{start: hang}, errdefs.IsUnavailable},
+		{"inspect cut", map[string]http.HandlerFunc{"GET /exec/e/json": hangUp}, errdefs.IsUnavailable},
+		{"gone", map[string]http.HandlerFunc{"GET /exec/e/json": refuse(404)}, errdefs.IsNotFound},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFakeEngine(t)
-			var looked atomic.Bool // at the container, which is gone the next time
-			f.on("GET /containers/c/json", func(w http.ResponseWriter, req *http.Request) {
-				if looked.Swap(true) {
-					refuse(http.StatusNotFound)(w, req)
-					return
-				}
-				answer(200, `{"Id":"c"}`)(w, req)
-			})
 			f.on(create, answer(201, `{"Id":"e"}`))
 			f.on(start, upgrade)
 			for route, h := range tc.routes {
 				f.on(route, h)
 			}
-			_, err := f.runtime(t, 300*time.Millisecond).Exec(t.Context(), "c", runtime.Exec{Command: []string{"x"}})
-			if !tc.is(err) || errors.Is(err, runtime.ErrNotKilled) != tc.runs {
+			if _, err := f.runtime(t, 300*time.Millisecond).Start(t.Context(), "c", runtime.Program{Command: []string{"/x"}}); !tc.is(err) {
 				t.Errorf("error %v", err)
-			}
-			if errors.Is(err, runtime.ErrInterrupted) != (tc.name == "gone") {
-				t.Errorf("interrupted: %v", err)
 			}
 		})
 	}

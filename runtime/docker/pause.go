@@ -6,15 +6,14 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Pause freezes a container's processes, but for one that is just being started:
-// that is waited for.
+// Pause freezes a container's processes. It waits for the start of a program that is under way.
 func (r *Runtime) Pause(ctx context.Context, id string) error {
 	return r.callOn(ctx, "pause container", id, func(ctx context.Context, s *session) error {
-		open, err := r.gates.Close(ctx, id)
+		unlock, err := r.starts.Lock(ctx, id)
 		if err != nil {
-			return err
+			return ctx.Err()
 		}
-		defer open()
+		defer unlock()
 		return unlessIn(ctx, s, id, runtime.StatePaused, s.ContainerPause(ctx, id))
 	})
 }

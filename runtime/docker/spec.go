@@ -47,10 +47,8 @@ func containerConfig(spec runtime.Spec, imageDir, nonce string) *container.Confi
 	case spec.Agent != nil:
 		// The engine makes a directory of Berm's, and starts the agent in it. That of an
 		// image may be a link, which the agent follows from inside: see exec.
-		dir := "."
-		if spec.WorkingDir == "" {
-			dir, cfg.WorkingDir = cmp.Or(imageDir, "/"), "/"
-		}
+		dir := cmp.Or(spec.WorkingDir, imageDir, "/")
+		cfg.WorkingDir = cmp.Or(spec.WorkingDir, "/")
 		cfg.Entrypoint, cfg.Cmd = []string{runtime.AgentProgram}, append([]string{"init", dir, "--"}, spec.Command...)
 	case spec.Command != nil:
 		// An entrypoint of one's own also sets the image's command aside.

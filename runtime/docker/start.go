@@ -1,20 +1,24 @@
 package docker
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errhttp"
+	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/pkg/stdcopy"
 
 	"github.com/bermhq/berm/runtime"
 )
-
-var _ runtime.Starter = (*Runtime)(nil)
 
 const (
 	// stderrGrace is how long the last of a program's standard error may follow its end.
@@ -22,6 +26,13 @@ const (
 
 	// endPatience is how long a program may take to end after its input has.
 	endPatience = 20 * time.Second
+
+	// startTick and waitTick are how often the engine is asked at least for the start and
+	// the end of a program.
+	startTick = 50 * time.Millisecond
+	waitTick  = 4 * time.Second
+
+	maxRefusal = 8 << 10 // bytes read of what the engine says
 )
 
 // Start starts a program in a running container. Its working directory is "/": an OCI
@@ -40,87 +51,179 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runt
 	if err != nil {
 		return nil, r.failure(ctx, nil, op, err)
 	}
-	started, err := r.startProgram(ctx, callCtx, s, id, p)
-	if err != nil {
+	x := &program{r: r, s: s, container: id}
+	if err := x.start(ctx, callCtx, p); err != nil {
 		r.forget(s, err)
 		return nil, fmt.Errorf("%s: %w", op, err)
-	}
-	return started, nil
-}
-
-// startProgram starts a program. Its errors are classed.
-func (r *Runtime) startProgram(ctx, callCtx context.Context, s *session, id string, p runtime.Program) (*stdio, error) {
-	leave, err := r.gates.Enter(callCtx, id, func(ctx context.Context) error { // leaving settles it
-		<-ctx.Done()
-		return ctx.Err()
-	})
-	if err != nil {
-		return nil, classify(ctx, err)
-	}
-	defer leave()
-	made, err := s.ContainerExecCreate(callCtx, id, container.ExecOptions{
-		User: p.User, WorkingDir: "/", Cmd: p.Command, AttachStdin: true, AttachStdout: true, AttachStderr: true,
-	})
-	if err != nil {
-		return nil, classify(ctx, err)
-	}
-	// The engine may start it from here on, even if ctx ends. No pause may come in between.
-	startCtx, cancel := r.linger(ctx)
-	defer cancel()
-	x := &execution{r: r, s: s, container: id, id: made.ID, began: s.now()}
-	if x.conn, err = r.hijack(startCtx, s, made.ID); err != nil {
-		return nil, x.notStarted(ctx, err)
-	}
-	st, err := x.poll(startCtx, func(st execState) bool { return st.Pid != 0 || st.over() })
-	if err == nil && st.refused() {
-		err = x.refusedProgram(ctx, startCtx, p.Command[0])
-	} else if err == nil && ctx.Err() != nil {
-		err = runtime.Ended(ctx)
-	}
-	if err != nil {
-		_ = x.conn.Close() // and so its input ends
-		return nil, classify(ctx, err)
 	}
 	return newStdio(x), nil
 }
 
-// notStarted is the error of an exec whose start the engine didn't accept.
-func (x *execution) notStarted(ctx context.Context, err error) error {
-	// The engine answers 500 if the container ended after the exec was created.
-	if errdefs.IsInternal(err) && errdefs.IsFailedPrecondition(x.alive(ctx)) {
-		return runtime.Precondition("the container isn't running")
+// program is an exec of the engine's. The errors of its methods are classed.
+type program struct {
+	r         *Runtime
+	s         *session
+	container string
+	id        string
+	conn      io.ReadWriteCloser
+}
+
+func (x *program) start(ctx, callCtx context.Context, p runtime.Program) error {
+	// A process that joins a frozen cgroup never gets done, and the engine holds the
+	// container's lock meanwhile.
+	unlock, err := x.r.starts.Lock(callCtx, x.container)
+	if err != nil {
+		return classify(ctx, callCtx.Err())
+	}
+	defer unlock()
+	made, err := x.s.ContainerExecCreate(callCtx, x.container, container.ExecOptions{
+		User: p.User, WorkingDir: "/", Cmd: p.Command, AttachStdin: true, AttachStdout: true, AttachStderr: true,
+	})
+	if err != nil {
+		return classify(ctx, err)
+	}
+	x.id = made.ID
+	// The engine may start it from here on, even if ctx ends.
+	startCtx, cancel := x.r.linger(ctx)
+	defer cancel()
+	if x.conn, err = x.attach(startCtx); err != nil {
+		// The engine answers 500 if the container ended after the exec was created.
+		if errdefs.IsInternal(err) && errdefs.IsFailedPrecondition(x.alive(ctx)) {
+			return runtime.Precondition("the container isn't running")
+		}
+		return classify(ctx, err)
+	}
+	st, err := x.started(startCtx)
+	if err == nil && st.refused() {
+		err = x.refusal(ctx, startCtx, p.Command[0])
+	} else if err == nil && ctx.Err() != nil {
+		err = runtime.Ended(ctx)
+	}
+	if err != nil {
+		_ = x.conn.Close() // which ends its input
 	}
 	return classify(ctx, err)
 }
 
-// refusedProgram is the error of a program that the engine couldn't start. The engine's
-// words come as the program's output would.
-func (x *execution) refusedProgram(ctx, startCtx context.Context, program string) error {
+// attach starts the exec, and takes over the connection. The client's own function for it
+// waits for ever on an engine that hangs, and hides the status of a refusal.
+func (x *program) attach(ctx context.Context) (io.ReadWriteCloser, error) {
+	body, err := json.Marshal(container.ExecStartOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("encode the start: %w", err)
+	}
+	u := x.r.url.JoinPath("v"+x.s.info.APIVersion, "exec", x.id, "start")
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", "tcp")
+	resp, err := x.s.http.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	if conn, ok := resp.Body.(io.ReadWriteCloser); ok && resp.StatusCode == http.StatusSwitchingProtocols {
+		return conn, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var refusal types.ErrorResponse
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxRefusal)).Decode(&refusal); err != nil {
+		refusal.Message = resp.Status
+	}
+	return nil, runtime.WithClass(errhttp.ToNative(resp.StatusCode), errors.New(refusal.Message))
+}
+
+// execState is what the engine knows of an exec.
+type execState struct{ container.ExecInspect }
+
+// over reports whether the program has ended, or never was.
+func (st execState) over() bool { return !st.Running && (st.Pid != 0 || st.ExitCode != 0) }
+
+// refused reports whether the engine couldn't start it. Until the engine has tried, the
+// exit code is 0.
+func (st execState) refused() bool { return !st.Running && st.Pid == 0 && st.ExitCode != 0 }
+
+func (x *program) inspect(ctx context.Context) (execState, error) {
+	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
+	defer cancel()
+	res, err := x.s.ContainerExecInspect(callCtx, x.id)
+	return execState{res}, classify(ctx, err)
+}
+
+// started waits until the engine is done with the start.
+func (x *program) started(ctx context.Context) (execState, error) {
+	for delay := time.Millisecond; ; delay = min(2*delay, startTick) {
+		st, err := x.inspect(ctx)
+		if err != nil || st.Pid != 0 || st.over() {
+			return st, err
+		}
+		select {
+		case <-ctx.Done():
+			return st, ctx.Err()
+		case <-time.After(delay):
+		}
+	}
+}
+
+// alive is a FailedPrecondition when the container isn't.
+func (x *program) alive(ctx context.Context) error {
+	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
+	defer cancel()
+	c, err := inspect(callCtx, x.s, x.container)
+	switch {
+	case errdefs.IsNotFound(err):
+		return interrupted("removed")
+	case err != nil:
+		return classify(ctx, err)
+	case c.State != runtime.StateRunning && c.State != runtime.StatePaused:
+		return interrupted("dead")
+	}
+	return nil
+}
+
+// interrupted is the error of a program whose container ended first.
+func interrupted(how string) error {
+	return runtime.WithClass(
+		errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted),
+		fmt.Errorf("%w: it is %s", runtime.ErrInterrupted, how),
+	)
+}
+
+// refusal is the error of a program that the engine couldn't start. The engine's words
+// come as the program's output would.
+func (x *program) refusal(ctx, startCtx context.Context, path string) error {
 	stop := context.AfterFunc(startCtx, func() { _ = x.conn.Close() })
 	defer stop()
 	var said runtime.Head
 	_, _ = stdcopy.StdCopy(&said, &said, io.LimitReader(x.conn, maxRefusal))
-	switch {
-	case errdefs.IsFailedPrecondition(x.alive(ctx)):
+	if errdefs.IsFailedPrecondition(x.alive(ctx)) {
 		return runtime.Precondition("the container isn't running")
-	case runtime.BlamesProgram(said.String(), program):
-		return runtime.WithClass(errdefs.ErrNotFound, fmt.Errorf("the container has no program %s that can be executed", program))
 	}
-	return x.noRoom(ctx)
+	if runtime.BlamesProgram(said.String(), path) {
+		return runtime.WithClass(errdefs.ErrNotFound, fmt.Errorf("the container has no program %s that can be executed", path))
+	}
+	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
+	defer cancel()
+	if lacksFirst(callCtx, x.s, x.container) {
+		return runtime.Precondition("the container isn't running any more")
+	}
+	return runtime.ErrNoRoom
 }
 
 // stdio is a runtime.Stdio on the connection of an exec.
 type stdio struct {
-	x       *execution
+	*program
 	writing sync.Mutex
 	out     *io.PipeReader
 	stderr  runtime.Head
 	copied  chan struct{} // closed when no more output comes
 }
 
-func newStdio(x *execution) *stdio {
+func newStdio(x *program) *stdio {
 	out, in := io.Pipe()
-	s := &stdio{x: x, out: out, copied: make(chan struct{})}
+	s := &stdio{program: x, out: out, copied: make(chan struct{})}
 	go func() {
 		defer close(s.copied)
 		_, err := stdcopy.StdCopy(unread{in}, &s.stderr, x.conn)
@@ -144,38 +247,36 @@ func (s *stdio) Read(p []byte) (int, error) { return s.out.Read(p) }
 func (s *stdio) Write(p []byte) (int, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	return s.x.conn.Write(p)
+	return s.conn.Write(p)
 }
 
 // Close ends the program's input and drops its output. The connection outlives that, or
 // the engine would forget how the program ended.
 func (s *stdio) Close() error {
 	_ = s.out.Close()
-	if !s.writing.TryLock() { // what is being written, the program may never read
-		return s.x.conn.Close()
+	half, ok := s.conn.(types.CloseWriter)
+	if !ok || !s.writing.TryLock() { // what is being written, the program may never read
+		return s.conn.Close()
 	}
 	defer s.writing.Unlock()
-	if s.x.conn.closeWrite() != nil {
-		return s.x.conn.Close()
+	if half.CloseWrite() != nil {
+		return s.conn.Close()
 	}
 	go func() {
 		select {
 		case <-s.copied:
 		case <-time.After(endPatience):
 		}
-		_ = s.x.conn.Close()
+		_ = s.conn.Close()
 	}()
 	return nil
 }
-
-// waitTick is how often the engine is asked at least whether a program has ended.
-const waitTick = 4 * time.Second
 
 // Wait waits for the program's end, and returns how it ended.
 func (s *stdio) Wait(ctx context.Context) (int, string, error) {
 	st, err := s.end(ctx)
 	if err != nil {
-		return 0, s.stderr.String(), fmt.Errorf("wait for program in container %s: %w", s.x.container, err)
+		return 0, s.stderr.String(), fmt.Errorf("wait for program in container %s: %w", s.container, err)
 	}
 	select {
 	case <-s.copied:
@@ -189,7 +290,7 @@ func (s *stdio) Wait(ctx context.Context) (int, string, error) {
 func (s *stdio) end(ctx context.Context) (execState, error) {
 	copied := s.copied
 	for delay := 10 * time.Millisecond; ; delay = min(2*delay, waitTick) {
-		st, err := s.x.inspect(ctx)
+		st, err := s.inspect(ctx)
 		switch {
 		case errdefs.IsNotFound(err):
 			return st, interrupted("removed")
@@ -197,7 +298,7 @@ func (s *stdio) end(ctx context.Context) (execState, error) {
 			return st, err
 		}
 		// The engine may never learn of the ends of a dead container's programs.
-		if err := s.x.alive(ctx); err != nil {
+		if err := s.alive(ctx); err != nil {
 			return st, err
 		}
 		select {

@@ -16,10 +16,20 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
+// Subject is an engine whose containers can be worked in.
+type Subject interface {
+	runtime.Runtime
+	runtime.Insider
+}
+
 // Harness is the engine that Run tests.
 type Harness struct {
 	// New makes a client of the engine, the same engine each time. Mandatory.
-	New func(t *testing.T) runtime.Runtime
+	New func(t *testing.T) Subject
+	// Starter and Collector are the backend itself; the cases about the programs that it
+	// starts, and about what others make, need them.
+	Starter   runtime.Starter
+	Collector runtime.Collector
 	// Image is in the engine's store: a busybox, all applets, /tmp, users root and
 	// nobody, whose own command is any that needs no arguments. Mandatory.
 	Image string
@@ -55,14 +65,14 @@ type Harness struct {
 	// Reopen, when not nil, makes a client that keeps what it has on the host in a
 	// directory, where one that was closed has left it; the case about processes that
 	// outlive their client needs it.
-	Reopen func(t *testing.T, dir string) runtime.Runtime
+	Reopen func(t *testing.T, dir string) Subject
 	// Registry, when not empty, has an image Registry + "/contract:latest", which
 	// isn't in the store, and no other; the cases about pulls need it.
 	Registry string
 	// Hang, when not nil, makes the engine hear calls and not answer them, until
 	// resume is called. Impatient is a client of it that waits no more than a second
 	// for an answer.
-	Hang func(t *testing.T) (impatient runtime.Runtime, resume func())
+	Hang func(t *testing.T) (impatient Subject, resume func())
 	// Outside, when not empty, is the address and port of a server that says
 	// "outside", and that ordinary networks lead to while internal ones mustn't; the
 	// case about internal networks needs it.
@@ -70,8 +80,7 @@ type Harness struct {
 	// Terminals is how many pseudo terminals a container may have; 0 is as many as the host.
 	Terminals int
 	// MakeVolume makes a volume of this name and with these labels; if it is to be used,
-	// also a container with the same labels that has it. Mandatory when the runtime is a
-	// Collector.
+	// also a container with the same labels that has it. Mandatory with Collector.
 	MakeVolume func(t *testing.T, name string, labels map[string]string, used bool)
 }
 
@@ -92,7 +101,7 @@ type contractCase struct {
 // bed is what a case stands on.
 type bed struct {
 	Harness
-	rt     runtime.Runtime
+	rt     Subject
 	ctx    context.Context // ends long before the test binary's timeout
 	name   string          // the prefix of all names
 	labels map[string]string
@@ -122,7 +131,7 @@ func Run(t *testing.T, h Harness) {
 	if h.Registry != "" {
 		together = append(together, pullCases()...)
 	}
-	if _, ok := rt.(runtime.Starter); ok && h.Real {
+	if h.Starter != nil {
 		together = append(together, starterCases()...)
 	}
 	if _, ok := rt.(runtime.Pauser); ok {
@@ -143,15 +152,13 @@ func Run(t *testing.T, h Harness) {
 			alone = append(alone, contractCase{"network/apart", testNetworksApart})
 		}
 	}
-	if _, ok := rt.(runtime.Collector); ok {
+	if h.Collector != nil {
 		together = append(together, collectorCases()...)
 	}
 	if _, ok := rt.(runtime.Sweeper); ok {
 		alone = append(alone, sweeperCases()...)
 	}
-	if _, ok := rt.(runtime.Insider); ok {
-		together = append(together, agentCases(h)...)
-	}
+	together = append(together, agentCases(h)...)
 	if h.Hang != nil {
 		alone = append(alone, hangCases()...)
 	}
@@ -179,7 +186,7 @@ func (h Harness) wants(name string) bool {
 	return h.Only == nil || slices.ContainsFunc(h.Only, func(begin string) bool { return strings.HasPrefix(name, begin) })
 }
 
-func newBed(t *testing.T, h Harness, rt runtime.Runtime) *bed {
+func newBed(t *testing.T, h Harness, rt Subject) *bed {
 	name := "berm-contract-" + strings.ToLower(rand.Text()[:12])
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	b := &bed{Harness: h, rt: rt, ctx: ctx, name: name, labels: map[string]string{labelCase: name}}

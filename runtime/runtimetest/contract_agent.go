@@ -43,7 +43,9 @@ func agentCases(h Harness) []contractCase {
 	}
 	if h.Real && h.ExecAlone {
 		cases = append(cases,
-			contractCase{"agent/path", testExecPath},
+			contractCase{"agent/user", testExecUser},
+			contractCase{"agent/process of another user", testProcessUser},
+			contractCase{"agent/serve stopped", testServeStopped},
 			contractCase{"agent/exec like the engine's", testExecAlike},
 			contractCase{"agent/not reached", testAgentOff},
 			contractCase{"agent/not reached, signaled", unreached(testProcessSignaled)},
@@ -58,7 +60,7 @@ func agentCases(h Harness) []contractCase {
 	return cases
 }
 
-func (b *bed) inside() runtime.Insider { return b.rt.(runtime.Insider) }
+func (b *bed) inside() runtime.Insider { return b.rt }
 
 func (b *bed) start(t *testing.T, id string, p runtime.Process) runtime.ProcessInfo {
 	t.Helper()
@@ -427,10 +429,10 @@ func testProcessOutlives(t *testing.T, b *bed) {
 	}
 	p := sh("p", "echo before; read x; echo after; exit 5")
 	p.Stdin, p.Label = true, "kept"
-	if _, err := first.(runtime.Insider).Start(b.ctx, c.ID, p); err != nil {
+	if _, err := first.Start(b.ctx, c.ID, p); err != nil {
 		t.Fatal(err)
 	}
-	a, err := first.(runtime.Insider).Attach(b.ctx, c.ID, "p", 0)
+	a, err := first.Attach(b.ctx, c.ID, "p", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -444,7 +446,7 @@ func testProcessOutlives(t *testing.T, b *bed) {
 	_ = a.Close()
 
 	second := b.Reopen(t, dir)
-	in := second.(runtime.Insider)
+	in := second
 	if info, err := in.Process(b.ctx, c.ID, "p"); err != nil || !info.Running || info.Label != "kept" {
 		t.Errorf("%+v, %v", info, err)
 	}
@@ -459,23 +461,24 @@ func testProcessOutlives(t *testing.T, b *bed) {
 		t.Errorf("%q, %+v", out, info)
 	}
 	res, err := second.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}})
-	if err != nil || res.Path != runtime.PathAgent {
+	if err != nil || res.ExitCode != 0 {
 		t.Errorf("%+v, %v", res, err)
 	}
 }
 
-func testExecPath(t *testing.T, b *bed) {
+// testExecUser runs commands as others than the container's user.
+func testExecUser(t *testing.T, b *bed) {
 	for _, tt := range []struct{ own, user, want string }{
-		{"", "", runtime.PathAgent}, {"", "0:0", runtime.PathAgent}, {"", "1000:1000", runtime.PathEngine}, {"", "root", runtime.PathEngine},
-		{"1000:1000", "", runtime.PathAgent}, {"1000:1000", "1000:1000", runtime.PathAgent}, {"1000:1000", "0:0", runtime.PathEngine},
-		{"1000:1000", "1000:0", runtime.PathEngine},
+		{"", "", "0:0"}, {"", "0:0", "0:0"}, {"", "1000:1000", "1000:1000"}, {"", "root", "0:0"},
+		{"1000:1000", "", "1000:1000"}, {"1000:1000", "1000:1000", "1000:1000"}, {"1000:1000", "0:0", "0:0"},
+		{"1000:1000", "1000:0", "1000:0"},
 	} {
 		spec := b.spec()
 		spec.User = tt.own
 		c := b.create(t, spec)
-		res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}, User: tt.user})
-		if err != nil || res.Path != tt.want {
-			t.Errorf("as %q in a container of %q: %+v, %v; want %s", tt.user, tt.own, res, err, tt.want)
+		out, _, _ := b.run(t, c.ID, runtime.Exec{Command: []string{"sh", "-c", "echo $(id -u):$(id -g)"}, User: tt.user})
+		if out != tt.want+"\n" {
+			t.Errorf("as %q in a container of %q: %q; want %s", tt.user, tt.own, out, tt.want)
 		}
 	}
 	c := b.create(t, b.spec())
@@ -485,8 +488,61 @@ func testExecPath(t *testing.T, b *bed) {
 	}
 }
 
-// testExecAlike: what a command is and may be doesn't depend on its way in. An engine is
-// made to go its own by a name for the user.
+// testProcessUser has a process of another user beside one of the container's own.
+func testProcessUser(t *testing.T, b *bed) {
+	c, in := b.create(t, b.spec()), b.inside()
+	p := sh("other", "id -u; setsid sleep 70001 & sleep 70003")
+	p.User = "1000:1000"
+	b.start(t, c.ID, p)
+	b.start(t, c.ID, sh("own", "sleep 70005"))
+	p.User = "1001"
+	if _, err := in.Start(b.ctx, c.ID, p); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("of one ID: %v", err)
+	}
+	list, err := in.ListProcesses(b.ctx, c.ID)
+	if err != nil || len(list) != 2 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	a := b.attach(t, c.ID, "other", 0)
+	until(t, a, "1000\n")
+	b.await(t, "its tree", func() bool { return strings.Contains(b.output(t, c.ID, "ps", "-o", "args"), "sleep 70001") })
+	if err := in.Kill(b.ctx, c.ID, "other"); err != nil {
+		t.Error(err)
+	}
+	if ps := b.output(t, c.ID, "ps", "-o", "args"); strings.Contains(ps, "sleep 70001") || strings.Contains(ps, "sleep 70003") || !strings.Contains(ps, "sleep 70005") {
+		t.Errorf("still there, or gone:\n%s", ps)
+	}
+	if err := in.Forget(b.ctx, c.ID, "other"); err != nil {
+		t.Error(err)
+	}
+}
+
+// testServeStopped: where a container stops the program that serves another user, or kills
+// it, all of the command is killed all the same, and soon.
+func testServeStopped(t *testing.T, b *bed) {
+	for _, signal := range []string{"STOP", "KILL"} {
+		c := b.create(t, b.spec())
+		begun := time.Now()
+		_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{User: "1000:1000", Command: []string{
+			"sh", "-c", "setsid sleep 70001 & for p in $(pidof berm-init); do kill -" + signal + " $p; done; sleep 70003",
+		}})
+		if !errors.Is(err, runtime.ErrInterrupted) || errors.Is(err, runtime.ErrNotKilled) {
+			t.Errorf("%s: %v", signal, err)
+		}
+		if took := time.Since(begun); took > 20*time.Second {
+			t.Errorf("%s: it took %s", signal, took)
+		}
+		if ps := b.output(t, c.ID, "ps", "-o", "args"); strings.Contains(ps, "7000") {
+			t.Errorf("%s: still there:\n%s", signal, ps)
+		}
+		if out, _, _ := b.run(t, c.ID, runtime.Exec{Command: []string{"echo", "well"}, User: "1000:1000"}); out != "well\n" {
+			t.Errorf("%s: the next says %q", signal, out)
+		}
+	}
+}
+
+// testExecAlike: what a command is and may be doesn't depend on the carrier. A name for the
+// user has the engine start a program.
 func testExecAlike(t *testing.T, b *bed) {
 	for _, user := range []struct{ own, name string }{{"", "root"}, {"65534:65534", "nobody"}} {
 		spec := b.spec()
@@ -506,7 +562,7 @@ func testExecAlike(t *testing.T, b *bed) {
 			"mounts": {[]string{"cat", "/proc/self/mountinfo"}, ""},
 			"spaces": {[]string{"sh", "-c", "for n in cgroup ipc mnt net pid uts user; do readlink /proc/self/ns/$n; done"}, ""},
 			"files":  {[]string{"sh", "-c", "ls /proc/$$/fd; readlink /proc/$$/root; pwd"}, ""},
-			"env":    {[]string{"sh", "-c", "tr '\\0' '\\n' </proc/$$/environ | sort"}, `(?m)^BERM_EXEC_ID=.*\n`},
+			"env":    {[]string{"sh", "-c", "tr '\\0' '\\n' </proc/$$/environ | sort"}, ""},
 			"oom":    {[]string{"cat", "/proc/self/oom_score_adj"}, ""},
 			"nice":   {[]string{"sh", "-c", "cut -d' ' -f18,19,40,41 /proc/self/stat"}, ""},
 			"id":     {[]string{"id"}, ""},
@@ -522,10 +578,10 @@ func testExecAlike(t *testing.T, b *bed) {
 				if tt.varies != "" {
 					text = regexp.MustCompile(tt.varies).ReplaceAllString(text, "")
 				}
-				got[res.Path] = text
+				got[as] = text
 			}
-			if len(got) != 2 || got[runtime.PathAgent] != got[runtime.PathEngine] {
-				t.Errorf("%s of %s:\n%s\nand through the engine:\n%s", name, user.name, got[runtime.PathAgent], got[runtime.PathEngine])
+			if got[""] != got[user.name] {
+				t.Errorf("%s of %s:\n%s\nand by the engine:\n%s", name, user.name, got[""], got[user.name])
 			}
 		}
 	}
@@ -542,18 +598,18 @@ func testImpostor(t *testing.T, b *bed) {
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		var out bytes.Buffer
 		res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "cut -d' ' -f4 /proc/$PPID/stat"}, Stdout: &out})
-		if err != nil || res.Path != runtime.PathAgent || out.String() != "1\n" {
+		if err != nil || out.String() != "1\n" {
 			t.Fatalf("%+v, %v, below process %s", res, err, &out)
 		}
 	}
 }
 
 // testAgentOff: a container whose program isn't reached by a socket is worked in all the
-// same, through the engine.
+// same, over the stdio of one that the engine starts.
 func testAgentOff(t *testing.T, b *bed) {
 	b.unreached = true
 	c, in := b.create(t, b.spec()), b.inside()
-	if res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}}); err != nil || res.Path != runtime.PathEngine {
+	if res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}}); err != nil || res.ExitCode != 0 {
 		t.Errorf("%+v, %v", res, err)
 	}
 	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/x"}, "content")

@@ -14,7 +14,7 @@ import (
 )
 
 // calls are all methods of a runtime, by name, on one container.
-func (b *bed) calls(rt runtime.Runtime, id string) map[string]func(context.Context) error {
+func (b *bed) calls(rt Subject, id string) map[string]func(context.Context) error {
 	spec := b.spec()
 	calls := map[string]func(context.Context) error{
 		"info":    func(ctx context.Context) error { _, err := rt.Info(ctx); return err },

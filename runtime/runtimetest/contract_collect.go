@@ -18,8 +18,8 @@ func collectorCases() []contractCase {
 }
 
 func (b *bed) cleanVolumes(ctx context.Context, t *testing.T) {
-	c, ok := b.rt.(runtime.Collector)
-	if !ok {
+	c := b.Collector
+	if c == nil {
 		return
 	}
 	volumes, err := c.Volumes(ctx, b.labels)
@@ -34,7 +34,7 @@ func (b *bed) cleanVolumes(ctx context.Context, t *testing.T) {
 }
 
 func testVolumes(t *testing.T, b *bed) {
-	c := b.rt.(runtime.Collector)
+	c := b.Collector
 	for name, used := range map[string]bool{b.name + "-0": false, b.name + "-1": true} {
 		b.MakeVolume(t, name, map[string]string{labelCase: b.name, "name": name}, used)
 	}
@@ -68,7 +68,7 @@ func testVolumes(t *testing.T, b *bed) {
 
 // testNetworkByID: the ID alone counts, not a name that looks like one.
 func testNetworkByID(t *testing.T, b *bed) {
-	c, n := b.rt.(runtime.Collector), b.rt.(runtime.Networker)
+	c, n := b.Collector, b.rt.(runtime.Networker)
 	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
 		t.Fatal(err)
 	}

@@ -33,10 +33,25 @@ func starterCases() []contractCase {
 	}
 }
 
+// Output runs a program to its end, as a backend alone can.
+func Output(ctx context.Context, backend runtime.Starter, id, user string, command ...string) (stdout, stderr string, code int, err error) {
+	s, err := backend.Start(ctx, id, runtime.Program{Command: command, User: user})
+	if err != nil {
+		return "", "", 0, err
+	}
+	defer func() { _ = s.Close() }()
+	out, err := io.ReadAll(s)
+	if err != nil {
+		return string(out), "", 0, err
+	}
+	code, stderr, err = s.Wait(ctx)
+	return string(out), stderr, code, err
+}
+
 // program starts a program, and closes its streams at the end of the test.
 func (b *bed) program(t *testing.T, id, user string, command ...string) runtime.Stdio {
 	t.Helper()
-	s, err := b.rt.(runtime.Starter).Start(b.ctx, id, runtime.Program{Command: command, User: user})
+	s, err := b.Starter.Start(b.ctx, id, runtime.Program{Command: command, User: user})
 	if err != nil {
 		t.Fatalf("start %q: %v", command, err)
 	}
@@ -135,10 +150,9 @@ func testStartStderr(t *testing.T, b *bed) {
 }
 
 func testStartRefused(t *testing.T, b *bed) {
-	starter := b.rt.(runtime.Starter)
 	refused := func(id string, is func(error) bool, name string, command ...string) {
 		t.Helper()
-		s, err := starter.Start(b.ctx, id, runtime.Program{Command: command})
+		s, err := b.Starter.Start(b.ctx, id, runtime.Program{Command: command})
 		class(t, fmt.Sprintf("start %q", command), err, is, name)
 		if s != nil {
 			t.Errorf("start %q: there are streams", command)
@@ -168,7 +182,7 @@ func testStartPaused(t *testing.T, b *bed) {
 		t.Fatal(err)
 	}
 	begun := time.Now()
-	_, err := b.rt.(runtime.Starter).Start(b.ctx, c.ID, runtime.Program{Command: []string{"/bin/cat"}})
+	_, err := b.Starter.Start(b.ctx, c.ID, runtime.Program{Command: []string{"/bin/cat"}})
 	class(t, "start in a paused container", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
 	if took := time.Since(begun); took > 5*time.Second {
 		t.Errorf("it took %s", took)
@@ -216,7 +230,7 @@ func testStartCanceled(t *testing.T, b *bed) {
 	for delay := time.Duration(0); delay < 300*time.Millisecond; delay = delay*3/2 + 2*time.Millisecond {
 		ctx, cancel := context.WithCancelCause(b.ctx)
 		time.AfterFunc(delay, func() { cancel(errCause) })
-		s, err := b.rt.(runtime.Starter).Start(ctx, c.ID, runtime.Program{Command: []string{"/bin/cat"}})
+		s, err := b.Starter.Start(ctx, c.ID, runtime.Program{Command: []string{"/bin/cat"}})
 		if err != nil && (!errdefs.IsCanceled(err) || !errors.Is(err, errCause)) {
 			t.Errorf("ended after %s: %v", delay, err)
 		}
@@ -281,7 +295,7 @@ func testStartNoRoom(t *testing.T, b *bed) {
 	var err error
 	b.await(t, "no room", func() bool {
 		var s runtime.Stdio
-		s, err = b.rt.(runtime.Starter).Start(b.ctx, c.ID, runtime.Program{Command: []string{"/bin/true"}})
+		s, err = b.Starter.Start(b.ctx, c.ID, runtime.Program{Command: []string{"/bin/true"}})
 		if err != nil {
 			return true
 		}

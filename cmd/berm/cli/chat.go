@@ -81,10 +81,7 @@ func newChatGetCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Show which workspace a chat belongs to",
 		Example: "  berm chat get chat-42 -o json",
 		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			ch, err := c.Chat(cmd.Context(), args[0])
-			return answer(flags, cmd, ch, err, printChat)
-		}),
+		RunE:    ask(flags, (*client.Client).Chat, printChat),
 	}
 }
 

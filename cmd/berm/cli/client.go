@@ -3,6 +3,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -117,6 +118,14 @@ func answer[T any](f *clientFlags, cmd *cobra.Command, v T, err error, print fun
 		return config.WriteJSON(cmd.OutOrStdout(), v)
 	}
 	return print(cmd.OutOrStdout(), v)
+}
+
+// ask returns the body of a command that makes one call about its first argument.
+func ask[T any](f *clientFlags, call func(*client.Client, context.Context, string) (T, error), print func(io.Writer, T) error) func(*cobra.Command, []string) error {
+	return f.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+		v, err := call(c, cmd.Context(), args[0])
+		return answer(f, cmd, v, err, print)
+	})
 }
 
 // collect returns what an iterator yields, never nil.

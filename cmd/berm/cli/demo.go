@@ -22,6 +22,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
+	"github.com/bermhq/berm/proxy/client"
 )
 
 func newDemoCommand() *cobra.Command {
@@ -61,6 +62,7 @@ type demo struct {
 	dir    string // holds all that the server writes
 	binary string
 	url    string // of the server, once it is ready
+	client *client.Client
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when cmd has ended
 }
@@ -100,15 +102,15 @@ func (d *demo) clear(ctx context.Context, failed bool) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var err error
-	if d.url != "" {
+	if d.client != nil {
 		select {
 		case <-d.done: // it was killed
 			err = d.start(ctx)
 		default:
 		}
-		out, code, runErr := d.sandbox(ctx, []string{"rm", "demo", "brief"})
-		if err = errors.Join(err, runErr); err == nil && code != 0 {
-			err = fmt.Errorf("remove the sandboxes: %s", out)
+		for _, key := range []string{"demo", "brief"} {
+			_, removeErr := d.client.Delete(ctx, key)
+			err = errors.Join(err, removeErr)
 		}
 	}
 	d.stop(syscall.SIGTERM)
@@ -163,17 +165,13 @@ func (d *demo) ready(ctx context.Context) error {
 	for {
 		if address, err := os.ReadFile(filepath.Join(d.dir, "state", serve.StateAddress)); err == nil {
 			d.listen = strings.TrimSpace(string(address)) // where it starts again
-			url := "http://" + d.listen
-			req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/readyz", nil)
+			c, err := client.New(client.Options{BaseURL: "http://" + d.listen, Token: d.token})
 			if err != nil {
 				return err
 			}
-			if resp, err := http.DefaultClient.Do(req); err == nil {
-				_ = resp.Body.Close()
-				if resp.StatusCode == http.StatusOK {
-					d.url = url
-					return nil
-				}
+			if c.Ready(ctx) == nil {
+				d.client, d.url = c, "http://"+d.listen
+				return nil
 			}
 		}
 		select {
@@ -297,13 +295,13 @@ func (d *demo) gone(ctx context.Context, key string) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	for {
-		out, _, err := d.sandbox(ctx, []string{"show", key})
+		_, err := d.client.Get(ctx, key)
+		var answer *client.Error
+		if errors.As(err, &answer) && answer.Status == http.StatusNotFound {
+			return d.show(ctx, scene{"... and it is gone", []string{"show", key}, 1, "not_found"})
+		}
 		if err != nil {
 			return fmt.Errorf("wait for the end of %s: %w", key, err)
-		}
-		if bytes.Contains(out, []byte("not_found")) {
-			d.printf("   ... $ berm sandbox show %s\n%s\n", key, indent(string(out)))
-			return nil
 		}
 		select {
 		case <-time.After(200 * time.Millisecond):

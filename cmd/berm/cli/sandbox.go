@@ -62,10 +62,7 @@ func newShowCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Show all there is to know about a sandbox",
 		Example: "  berm sandbox show mine -o json",
 		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			sb, err := c.Get(cmd.Context(), args[0])
-			return answer(flags, cmd, sb, err, printSandbox)
-		}),
+		RunE:    ask(flags, (*client.Client).Get, printSandbox),
 	}
 }
 

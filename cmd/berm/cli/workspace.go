@@ -35,10 +35,7 @@ func newWorkspaceEnsureCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Make a user's workspace, or get the one that is there",
 		Example: "  berm workspace ensure user-7",
 		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			w, err := c.EnsureWorkspace(cmd.Context(), args[0])
-			return answer(flags, cmd, w, err, printWorkspace)
-		}),
+		RunE:    ask(flags, (*client.Client).EnsureWorkspace, printWorkspace),
 	}
 }
 
@@ -48,10 +45,7 @@ func newWorkspaceGetCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Show whose a workspace is",
 		Example: "  berm workspace get 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7 -o json",
 		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			w, err := c.Workspace(cmd.Context(), args[0])
-			return answer(flags, cmd, w, err, printWorkspace)
-		}),
+		RunE:    ask(flags, (*client.Client).Workspace, printWorkspace),
 	}
 }
 
@@ -61,10 +55,7 @@ func newWorkspaceUsageCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Show how much of its quota a workspace uses",
 		Example: "  berm workspace usage 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7",
 		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			u, err := c.WorkspaceUsage(cmd.Context(), args[0])
-			return answer(flags, cmd, u, err, printUsage)
-		}),
+		RunE:    ask(flags, (*client.Client).WorkspaceUsage, printUsage),
 	}
 }
 

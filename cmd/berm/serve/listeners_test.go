@@ -30,7 +30,7 @@ func TestOpenSocketsAreToldOf(t *testing.T) {
 		cfg := config.Default()
 		cfg.HTTP.Listen, cfg.HTTP.SocketMode = "unix://"+filepath.Join(t.TempDir(), "s"), tt.mode
 		var log bytes.Buffer
-		s := server{cfg: cfg, manager: &lifecycle.Manager{}, policies: &policyKeeper{}, inputs: &Inputs{Tokens: tt.tokens}, tel: &telemetry{registry: prometheus.NewRegistry()}, log: slog.New(slog.NewTextHandler(&log, nil))}
+		s := server{cfg: cfg, manager: &lifecycle.Service{}, policies: &policyKeeper{}, inputs: &Inputs{Tokens: tt.tokens}, tel: &telemetry{registry: prometheus.NewRegistry()}, log: slog.New(slog.NewTextHandler(&log, nil))}
 		if _, err := s.listenAPI(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -35,7 +35,7 @@ func openWorkspaces(cfg *config.Config, db *store.Store, quotas *quota.Service) 
 }
 
 // openChats makes the service of chats, nil without workspaces.
-func openChats(ctx context.Context, cfg *config.Config, db *store.Store, quotas *quota.Service, ws *workspace.Service, manager *lifecycle.Manager, log *slog.Logger, reg prometheus.Registerer) (*chat.Service, error) {
+func openChats(ctx context.Context, cfg *config.Config, db *store.Store, quotas *quota.Service, ws *workspace.Service, manager *lifecycle.Service, log *slog.Logger, reg prometheus.Registerer) (*chat.Service, error) {
 	if ws == nil {
 		return nil, nil
 	}
@@ -64,7 +64,7 @@ func closeChats(ctx context.Context, chats *chat.Service) error {
 	return nil
 }
 
-// checkChats brings the records and the content of all chats together, and tells of it.
+// checkChats compares the records of all chats with their files, and logs the outcome.
 func checkChats(ctx context.Context, chats *chat.Service, log *slog.Logger) error {
 	if chats == nil {
 		return nil
@@ -75,7 +75,7 @@ func checkChats(ctx context.Context, chats *chat.Service, log *slog.Logger) erro
 		return nil // the next start goes on with it
 	}
 	attrs := []any{
-		"chats", report.Chats, "finished", report.Finished, "adopted", report.Adopted, "dropped", report.Dropped,
+		"chats", report.Chats, "finished", report.Finished, "dropped", report.Dropped,
 		"removed", report.Removed, "failed", report.Failed, "seconds", time.Since(start).Seconds(),
 	}
 	if err != nil || report.Failed > 0 {

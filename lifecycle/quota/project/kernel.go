@@ -86,7 +86,7 @@ func newSystem(dir *os.File) (*system, error) {
 	return s, err
 }
 
-// deviceOf answers the path of the block device with a mounted file system, as
+// deviceOf returns the path of the block device with a mounted file system, as
 // proc_pid_mountinfo(5) has it; empty if it isn't there.
 func deviceOf(mountinfo string, dev uint64) string {
 	number := fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev))

@@ -3,8 +3,8 @@
 // more than the project's limit.
 //
 // The numbers are the caller's, but for Probe; 0 is that of files which belong to none.
-// They are the file system's, and whoever else uses project quotas on it, be it a
-// container engine, shares them.
+// They are the file system's, and other users of project quotas on it, like a
+// container engine, share them.
 //
 // ext4 offers this with its features project and quota (mkfs.ext4 -O project,quota, or
 // tune2fs while it isn't mounted) and the mount option prjquota, XFS with the mount option
@@ -66,7 +66,7 @@ type argumentError string
 func (e argumentError) Error() string   { return string(e) }
 func (argumentError) InvalidParameter() {}
 
-// Quotas are the project quotas of one file system. It is safe for many goroutines.
+// Quotas are the project quotas of one file system. It is safe for concurrent use.
 type Quotas struct {
 	dir    *os.File // in the file system
 	dev    uint64
@@ -144,7 +144,7 @@ func (q *Quotas) Try(dir *os.File) error {
 	return nil
 }
 
-// probe fills a file of the probe's project. It answers what went wrong; empty if the
+// probe fills a file of the probe's project. It returns what went wrong; empty if the
 // limit held.
 func (q *Quotas) probe(dir *os.File) (reason string, cause error) {
 	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
@@ -237,7 +237,7 @@ func (q *Quotas) Used(project uint32) (int64, error) {
 	return int64(min(used, math.MaxInt64)), nil
 }
 
-// Free tells whether no file is of a project, be it an empty one.
+// Free reports whether no file is of a project, be it an empty one.
 func (q *Quotas) Free(project uint32) (bool, error) {
 	if err := valid(project); err != nil {
 		return false, err

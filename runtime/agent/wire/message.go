@@ -5,8 +5,10 @@ type Hello struct {
 	Version int `json:"version"`
 	UID     int `json:"uid"`
 	GID     int `json:"gid"`
-	// Control says that Start's is known.
-	Control bool `json:"control,omitempty"`
+	// PID is the program's own, as its container counts.
+	PID int `json:"pid,omitempty"`
+	// Begun is when it started, in clock ticks since the machine did.
+	Begun uint64 `json:"begun,omitempty"`
 }
 
 // Request asks for an operation: Op says which of the fields is there.
@@ -26,8 +28,8 @@ type Op string
 const (
 	OpPing Op = "ping" // Result is empty
 
-	// OpRun starts a process, sends its Output, takes its input as Data and End, and
-	// forgets it. Result is a ProcessInfo. If Berm hangs up, the process goes on, and
+	// OpRun starts a process, sends its Output, takes its input as Data and End if it has
+	// one, and forgets it. Result is a ProcessInfo. If Berm hangs up, the process goes on, and
 	// is kept as if it had been started with OpStart.
 	OpRun     Op = "run"
 	OpStart   Op = "start"   // Result is a ProcessInfo
@@ -73,13 +75,6 @@ type Start struct {
 	Once      bool     `json:"once,omitempty"`
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
 	KeepBytes int      `json:"keep_bytes,omitempty"`
-
-	// Control is for an OpRun whose connection is the only one. While it goes on, Berm may
-	// send Requests of OpSignal and OpResize for its process. They are done at once, also
-	// when the process takes none of its input, and not answered: no Ready, Go or Result.
-	// For that the program says Ready whenever it has given Data to the process, and Berm
-	// sends the next Data, or End, no sooner.
-	Control bool `json:"control,omitempty"`
 }
 
 // Process names a process, and what is to become of it.

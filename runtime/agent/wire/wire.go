@@ -1,13 +1,10 @@
-// Package wire is what Berm and its program in a sandbox say to each other: frames on
-// a byte stream, one operation at a time. It imports nothing but the standard library,
-// as it is in every sandbox.
+// Package wire is what Berm and its program in a sandbox say to each other.
 //
-// The program dials and says Hello. Then, any number of times: Berm sends a Request,
-// the program answers Ready or Failure, and Berm says Go; before that nothing has been
-// done, and a Berm that hangs up instead was never there. From then on both may send
-// Data and End, and the program Output and Item, until it ends the operation with
-// Result or Failure. The connection can be used again if Berm had ended its own side by
-// then, or the operation takes no input.
+// The program says Hello. Then the connection is a yamux session, on which Berm opens a
+// stream for each operation. Berm sends a Request, the program answers Ready or Failure,
+// and Berm says Go. Nothing is done before that. Then both may send Data and End, and the
+// program Output and Item, until it ends the operation with Result or Failure and closes
+// the stream. Berm closes it earlier to cancel the operation.
 package wire
 
 import (
@@ -17,12 +14,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"sync"
 )
 
-// Version is of the protocol. The two sides of a connection have the same.
-const Version = 1
+// Version is of the protocol. Version 1 had a connection for each operation.
+const Version = 2
 
 // Socket is the name of Berm's socket in its directory.
 const Socket = "s"
@@ -90,8 +86,6 @@ type Reader struct {
 	head [frameHead]byte
 	got  int    // bytes of the head
 	buf  []byte // what has come of the payload
-
-	interrupted bool
 }
 
 // NewReader reads from r through a buffer of its own.
@@ -108,14 +102,8 @@ func (r *Reader) Next() (Kind, []byte, error) {
 	if errors.Is(err, io.EOF) && r.got > 0 {
 		err = io.ErrUnexpectedEOF
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		r.interrupted = true
-	}
 	return kind, payload, err
 }
-
-// Interrupted tells whether a deadline ever ended a call of Next.
-func (r *Reader) Interrupted() bool { return r.interrupted }
 
 func (r *Reader) next() (Kind, []byte, error) {
 	if r.got == 0 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func startContainerd(t *testing.T, opts Options) *Containerd {
@@ -45,7 +46,7 @@ func runTask(t *testing.T, c *Containerd, name string) {
 	}
 }
 
-// litter leaves what whoever uses an engine may leave: a process that writes logs, a
+// litter leaves what users of an engine may leave: a process that writes logs, a
 // network namespace, and libcni's notes.
 func litter(t *testing.T, c *Containerd) {
 	t.Helper()
@@ -158,7 +159,7 @@ func TestContainerd(t *testing.T) {
 
 func TestContainerdOwnerKilled(t *testing.T) {
 	Require(t, "containerd")
-	testOwnerKilled(t, func(dir string) {
+	testOwnerKilled(t, unix.SIGKILL, func(dir string) {
 		c, err := StartContainerd(context.Background(), Options{Dir: dir})
 		if err != nil {
 			t.Fatal(err)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 const image = "berm.local/enginetest:latest"
@@ -178,7 +180,7 @@ func TestDockerSideBySide(t *testing.T) {
 
 func TestDockerOwnerKilled(t *testing.T) {
 	Require(t, "docker")
-	testOwnerKilled(t, func(dir string) {
+	testOwnerKilled(t, unix.SIGTERM, func(dir string) {
 		d, err := StartDocker(context.Background(), Options{Dir: dir})
 		if err != nil {
 			t.Fatal(err)

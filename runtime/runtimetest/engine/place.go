@@ -40,7 +40,7 @@ type place struct {
 
 // newPlace removes what dead owners left, and makes a directory.
 func newPlace(opts Options) (*place, error) {
-	if err := watchTemporary(); err != nil {
+	if err := WatchTemporary(); err != nil {
 		return nil, err
 	}
 	parent, err := filepath.EvalSymlinks(opts.Dir)

@@ -83,9 +83,9 @@ var temporary struct {
 	place *place
 }
 
-// watchTemporary has the files of t.TempDir watched as well, which a killed test doesn't
-// remove.
-func watchTemporary() error {
+// WatchTemporary has the watchdog remove the files of t.TempDir, too, if the test is
+// killed. The first engine calls it.
+func WatchTemporary() error {
 	temporary.mu.Lock()
 	defer temporary.mu.Unlock()
 	if !testing.Testing() || temporary.place != nil {

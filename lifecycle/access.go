@@ -1,0 +1,97 @@
+package lifecycle
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Uses of one sandbox at once.
+const (
+	maxFileCalls = 64 // watches included
+	maxPortConns = 256
+)
+
+// diedEarly is said of a container that died before its command.
+const diedEarly = "it died before the command could start; try again"
+
+// limit returns how many uses of a kind one sandbox may have at once, and what they are called.
+func (s Settings) limit(u use) (most int, name string) {
+	switch u {
+	case useCommand:
+		return s.MaxCommands, "commands running"
+	case useProcess:
+		return s.MaxProcesses, "processes running"
+	case useFiles:
+		return maxFileCalls, "files calls under way"
+	}
+	return maxPortConns, "connections to its ports"
+}
+
+// Access is a counted use of a running sandbox. All but one to a port keep the sandbox from
+// idling out until Close.
+type Access struct {
+	registry *Registry
+	rec      *record
+	sb       Sandbox
+	use      use
+	close    sync.Once
+}
+
+// acquire counts one more use of a sandbox. It fails if the sandbox doesn't run or has as many
+// as it may. If the sandbox is stopped, and the use a command's or a process', the error is
+// errDied: the caller may try again in a new container.
+func (r *Registry) acquire(rec *record, u use) (*Access, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sb := rec.snapshotLocked(time.Now())
+	if err := u.check(sb); err != nil {
+		return nil, err
+	}
+	most, name := r.opts.Settings.limit(u)
+	if n := rec.uses[u]; n >= most {
+		return nil, &CapacityError{
+			Message:    fmt.Sprintf("sandbox %q has %d %s, which is as many as it may", sb.Key, n, name),
+			RetryAfter: time.Second,
+		}
+	}
+	rec.uses[u]++
+	rec.usedLocked()
+	return &Access{registry: r, rec: rec, sb: sb, use: u}, nil
+}
+
+// check returns an error unless the sandbox can be used.
+func (u use) check(sb Sandbox) error {
+	switch {
+	case sb.Status == StatusRunning:
+		return nil
+	case sb.Status == StatusExpired:
+		return &NotFoundError{Key: sb.Key}
+	case u == usePort:
+		return &StateError{Key: sb.Key, Status: sb.Status, Want: "its ports need it running"}
+	case sb.Status == StatusStopped && u == useFiles:
+		return &StateError{Key: sb.Key, Status: sb.Status, Want: "it died before its files could be used; try again"}
+	case sb.Status == StatusStopped: // just now, or a new one has replaced it
+		return &StateError{Key: sb.Key, Status: sb.Status, Want: diedEarly, died: true}
+	case u == useFiles:
+		return &StateError{Key: sb.Key, Status: sb.Status, Want: "its files need it running; resume or create it first"}
+	}
+	return &StateError{Key: sb.Key, Status: sb.Status, Want: "commands need it running; resume or create it first"}
+}
+
+// Close ends the use. Only its first call does anything.
+func (a *Access) Close() {
+	a.close.Do(func() {
+		a.registry.mu.Lock()
+		defer a.registry.mu.Unlock()
+		a.rec.leaveLocked(a.use)
+	})
+}
+
+// leaveLocked ends one use of the sandbox.
+func (r *record) leaveLocked(u use) {
+	r.uses[u]--
+	if u != usePort { // each byte over the connection was a use
+		r.usedLocked()
+	}
+}

@@ -1,0 +1,196 @@
+package chat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/lifecycle/hostdir"
+)
+
+// step is a point that a change of a chat has come to.
+type step string
+
+// The steps, in their order: a process may die at any of them.
+const (
+	stepStaged    step = "staged"
+	stepReserved  step = "reserved"
+	stepRecorded  step = "recorded"
+	stepMerged    step = "merged"
+	stepDeleting  step = "deleting"   // of a chat that is deleted
+	stepMovedAway step = "moved_away" // likewise
+	stepUnlinked  step = "unlinked"   // of a file that is deleted
+
+	stepDiscarding step = "discarding" // what a deleted chat held
+)
+
+func (s *Service) at(p step) error {
+	if s.step == nil {
+		return nil
+	}
+	return s.step(p)
+}
+
+// commit moves what is staged into its place, and returns the files that have records; made
+// says that there was nothing of the name of the first one. Prepare, if it isn't nil, is
+// called under the chat's lock, and may stage more.
+//
+// Records are written before the files that they are of are moved. A content type counts
+// for one inode, and the record keeps that of the file that makes way, so that a process
+// may die at any moment: each file is the old one or the new one, with its content type.
+func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (files []File, made bool, err error) {
+	s := st.s
+	// What takes long comes before the lock.
+	if prepare == nil {
+		if err := st.enlist(ctx); err != nil {
+			return nil, false, err
+		}
+	}
+	if err := st.room.Refresh(ctx); err != nil {
+		return nil, false, err
+	}
+	dir, leave, err := s.enter(ctx, st.chat)
+	if err != nil {
+		return nil, false, err
+	}
+	defer leave()
+	if prepare != nil {
+		if err := prepare(dir); err != nil {
+			return nil, false, err
+		}
+		if err := st.enlist(ctx); err != nil {
+			return nil, false, err
+		}
+	}
+	replaced, made, err := st.makeWay(dir)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := hostdir.CheckMerge(st.dir, dir); err != nil {
+		return nil, false, err
+	}
+	records, err := st.records(ctx, dir)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := s.at(stepStaged); err != nil {
+		return nil, false, err
+	}
+	n, exact := st.counted()
+	if err := st.room.Commit(ctx, n, replaced); err != nil {
+		return nil, false, err
+	}
+	asCommitted := false
+	defer func() { st.room.Done(asCommitted) }()
+	ctx = context.WithoutCancel(ctx) // from here on nobody waits
+	if err := s.at(stepReserved); err != nil {
+		return nil, false, err
+	}
+	if err := s.opts.Store.PutRecords(ctx, st.chat.Tenant, st.chat.ID, records); err != nil {
+		return nil, false, storeError(err)
+	}
+	if err := s.at(stepRecorded); err != nil {
+		return nil, false, err
+	}
+	if err := hostdir.Merge(st.dir, dir); err != nil {
+		return nil, false, err
+	}
+	if err := s.at(stepMerged); err != nil {
+		return nil, false, err
+	}
+	asCommitted = exact
+	return st.made(records), made, nil
+}
+
+// makeWay looks at what is in the places of staged files, and returns how many bytes go with
+// it.
+func (st *stage) makeWay(dir *os.Root) (replaced int64, made bool, err error) {
+	made = true
+	for i, f := range st.files {
+		fi, err := dir.Lstat(f.Name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			return 0, false, err
+		case f.NoClash:
+			return 0, false, &FileError{Name: f.Name, Class: errdefs.ErrAlreadyExists, Message: "is there already"}
+		case fi.Mode().IsRegular():
+			replaced += counted(fi)
+		case fi.IsDir():
+			return 0, false, hostdir.WrongKind(f.Name, hostdir.InWayOfFile)
+		}
+		made = made && i > 0
+	}
+	return replaced, made, nil
+}
+
+// records returns those of the staged attachments, which keep the IDs of their names. It is
+// a *FileError if the chat would have more than it may.
+func (st *stage) records(ctx context.Context, dir *os.Root) ([]Record, error) {
+	var names []string
+	for _, f := range st.files {
+		if f.record {
+			names = append(names, f.Name)
+		}
+	}
+	slices.Sort(names)
+	known, err := st.s.records(ctx, st.chat, names)
+	if err != nil {
+		return nil, err
+	}
+	if fresh := len(names) - len(known); fresh > 0 {
+		left, err := st.s.recordsLeft(ctx, st.chat, dir, fresh)
+		if err != nil {
+			return nil, err
+		}
+		if left < fresh {
+			return nil, &FileError{Name: names[len(names)-1], Class: errdefs.ErrResourceExhausted,
+				Message: fmt.Sprintf("would be one of more than %d files of a chat, which is the most: delete some first", st.s.most)}
+		}
+	}
+	var records []Record
+	for _, f := range st.files {
+		if !f.record {
+			continue
+		}
+		r, ok := known[f.Name]
+		if !ok {
+			r = newRecord(f.Name)
+		} else if fi, err := dir.Lstat(f.Name); err == nil {
+			was := inodeOf(fi)
+			r.OldType, r.OldInode = r.typeOf(was), was
+		}
+		r.ContentType, r.Inode = f.ContentType, inodeOf(f.info)
+		records = append(records, r)
+	}
+	return records, nil
+}
+
+// made joins the records of staged attachments with what their files said when they were
+// staged.
+func (st *stage) made(records []Record) (files []File) {
+	for _, f := range st.files {
+		if f.record {
+			files = append(files, st.chat.with(records[len(files)], f.info))
+		}
+	}
+	return files
+}
+
+// counted is what the staged files add to the chat; exact says that there is nothing else
+// staged, and nothing that makes way but what is at the top.
+func (st *stage) counted() (n int64, exact bool) {
+	if st.trees {
+		return st.bytes, false
+	}
+	for _, f := range st.files {
+		n += counted(f.info)
+	}
+	return n, true
+}

@@ -1,0 +1,460 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// probeTimeout is how long the engine may take to say what it is.
+const probeTimeout = 4 * time.Second
+
+// engine calls the container engine. Each call gets a span, counts in the metrics, and is
+// bounded. It is the lowest part of the package and calls no other.
+type engine struct {
+	opts    *Options
+	log     *slog.Logger
+	metrics *metrics
+	tracer  trace.Tracer
+	bound   *semaphore.Weighted // of creates and removals at once
+	base    context.Context     // of pulls, which outlive their callers
+	pulls   singleflight.Group
+
+	mu       sync.Mutex
+	networks map[string]struct{}                              // known to exist
+	progress map[string]*atomic.Pointer[runtime.PullProgress] // of pulls under way, by reference
+	down     error                                            // why the engine can't be used; nil when it can
+	known    bool                                             // the first reconciliation is done
+	info     runtime.Info
+}
+
+func newEngine(base context.Context, opts *Options, m *metrics, tracer trace.Tracer) *engine {
+	return &engine{
+		opts:     opts,
+		log:      opts.Logger,
+		metrics:  m,
+		tracer:   tracer,
+		bound:    semaphore.NewWeighted(int64(opts.Settings.EngineParallel)),
+		base:     base,
+		networks: map[string]struct{}{},
+		progress: map[string]*atomic.Pointer[runtime.PullProgress]{},
+		down:     errors.New("the start-up reconciliation isn't done yet"),
+	}
+}
+
+// call runs one operation on the engine with a span and metrics.
+func (e *engine) call(ctx context.Context, op string, f func(context.Context) error) error {
+	ctx, span := e.tracer.Start(ctx, "runtime."+op, trace.WithSpanKind(trace.SpanKindClient))
+	defer span.End()
+	start := time.Now()
+	err := f(ctx)
+	e.metrics.operation(op, time.Since(start), err)
+	if err != nil {
+		span.SetAttributes(attribute.String("error.type", ErrorType(err)))
+		failSpan(span, err)
+	}
+	return err
+}
+
+// ask is engine.call for an operation that returns a value.
+func ask[T any](ctx context.Context, e *engine, op string, f func(context.Context) (T, error)) (v T, err error) {
+	err = e.call(ctx, op, func(ctx context.Context) error {
+		v, err = f(ctx)
+		return err
+	})
+	return v, err
+}
+
+func failSpan(span trace.Span, err error) { span.SetStatus(codes.Error, ErrorType(err)) }
+
+// guard calls f and turns a panic into an error, which it logs and counts.
+func (e *engine) guard(op string, f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			e.metrics.runtimeErrors.WithLabelValues(op, "panic").Inc()
+			e.log.Error("panic", "operation", op, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			err = fmt.Errorf("%s: panic: %v", op, v)
+		}
+	}()
+	return f()
+}
+
+// available returns an *UnavailableError while the engine can't be used.
+func (e *engine) available() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.down != nil {
+		return &UnavailableError{Err: e.down}
+	}
+	return nil
+}
+
+// reconciled returns an *UnavailableError until the first reconciliation is done: before, a
+// sandbox that isn't on record may exist.
+func (e *engine) reconciled() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.known {
+		return &UnavailableError{Err: e.down}
+	}
+	return nil
+}
+
+// status returns what the engine is, and why it can't be used, if it can't.
+func (e *engine) status() (info runtime.Info, down error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.info, e.down
+}
+
+// backend returns the name of the engine's backend.
+func (e *engine) backend() string {
+	info, _ := e.status()
+	return info.Backend
+}
+
+// setDown records that the engine can't be used.
+func (e *engine) setDown(ctx context.Context, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.down == nil || e.down.Error() != err.Error() {
+		e.log.WarnContext(ctx, "engine_unavailable", "error", err)
+	}
+	e.down = err
+	clear(e.networks) // another engine may come back
+	e.metrics.available.Set(0)
+}
+
+// setUp records that the engine can be used and is reconciled.
+func (e *engine) setUp(ctx context.Context) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.down, e.known = nil, true
+	e.metrics.available.Set(1)
+	e.log.InfoContext(ctx, "engine_available", "backend", e.info.Backend, "version", e.info.Version)
+}
+
+// probe asks the engine what it is, which tells that it answers.
+func (e *engine) probe(ctx context.Context) (runtime.Info, error) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	return ask(ctx, e, "info", e.opts.Runtime.Info)
+}
+
+// remove removes a container, even if ctx has ended.
+func (e *engine) remove(ctx context.Context, containerID string) error {
+	ctx = context.WithoutCancel(ctx)
+	if err := e.bound.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer e.bound.Release(1)
+	return e.call(ctx, "remove", func(ctx context.Context) error { return e.opts.Runtime.Remove(ctx, containerID) })
+}
+
+func (e *engine) inspect(ctx context.Context, containerID string) (runtime.Container, error) {
+	return ask(ctx, e, "inspect", func(ctx context.Context) (runtime.Container, error) {
+		return e.opts.Runtime.Inspect(ctx, containerID)
+	})
+}
+
+// list returns the containers that carry the labels.
+func (e *engine) list(ctx context.Context, labels map[string]string) ([]runtime.Container, error) {
+	return ask(ctx, e, "list", func(ctx context.Context) ([]runtime.Container, error) {
+		return e.opts.Runtime.List(ctx, labels)
+	})
+}
+
+// ownSelector selects what carries this instance's owner label, which others can forge.
+func (e *engine) ownSelector() map[string]string {
+	return map[string]string{LabelOwner: e.opts.Owner}
+}
+
+// image looks an image up.
+func (e *engine) image(ctx context.Context, ref string) (runtime.Image, error) {
+	return ask(ctx, e, "image", func(ctx context.Context) (runtime.Image, error) {
+		return e.opts.Runtime.Image(ctx, ref)
+	})
+}
+
+// imageLacks reports whether an image exists and has no labels with such names.
+func (e *engine) imageLacks(ctx context.Context, id string, such func(name string) bool) bool {
+	img, err := e.image(ctx, id)
+	for name := range img.Labels {
+		if such(name) {
+			return false
+		}
+	}
+	return err == nil
+}
+
+// withLabels adds the operator's labels to Berm's own, which they can't change.
+func (e *engine) withLabels(own map[string]string) map[string]string {
+	for name, value := range e.opts.Labels {
+		if _, taken := own[name]; !taken {
+			own[name] = value
+		}
+	}
+	return own
+}
+
+// sweep removes what a Create or a Remove that was cut short left in the engine, if the
+// backend supports that. It logs a failure; the next sweep tries again.
+func (e *engine) sweep(ctx context.Context) {
+	s, ok := e.opts.Runtime.(runtime.Sweeper)
+	if !ok {
+		return
+	}
+	if err := e.call(ctx, "sweep", s.Sweep); err != nil && ctx.Err() == nil {
+		e.log.WarnContext(ctx, "engine_sweep_failed", "error", err)
+	}
+}
+
+// ensureNetwork creates an engine network unless it exists. It asks the engine once each
+// time that one comes up.
+func (e *engine) ensureNetwork(ctx context.Context, name string) error {
+	if name == "" {
+		return nil
+	}
+	e.mu.Lock()
+	_, exists := e.networks[name]
+	e.mu.Unlock()
+	if exists {
+		return nil
+	}
+	n := runtime.Network{Name: name, Isolated: true}
+	for _, rule := range e.opts.Policy().Networks() {
+		if rule.EngineNetwork == name {
+			n.Internal, n.Isolated, n.External = rule.Internal, rule.Isolated, rule.External
+		}
+	}
+	n.Labels = e.opts.Sealer.Seal(ObjectNetwork, e.withLabels(e.ownSelector()))
+	err := e.call(ctx, "ensure_network", func(ctx context.Context) error { return e.opts.Runtime.EnsureNetwork(ctx, n) })
+	if err == nil {
+		err = e.checkNetwork(ctx, n)
+	}
+	if err != nil {
+		return fmt.Errorf("network %s: %w", name, err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.networks[name] = struct{}{}
+	return nil
+}
+
+// checkNetwork refuses a network that this instance didn't create, unless the policy says
+// that the operator did. An engine that can't list networks has no others.
+func (e *engine) checkNetwork(ctx context.Context, want runtime.Network) error {
+	if _, ok := e.opts.Runtime.(runtime.Networker); !ok {
+		return nil
+	}
+	list, err := e.listNetworks(ctx, nil)
+	if err != nil {
+		return err
+	}
+	for _, n := range list {
+		if n.Name == want.Name && !isObject(n.Labels) && (want.External || e.opts.Sealer.Valid(ObjectNetwork, n.ID, n.Labels)) {
+			return nil
+		}
+	}
+	return runtime.Precondition("the engine has a network of this name that isn't Berm's: remove or rename it, name another in the policy's engine_network, or set external if an operator made it for Berm")
+}
+
+// listNetworks returns the networks that carry the labels; none if the engine can't list them.
+func (e *engine) listNetworks(ctx context.Context, labels map[string]string) ([]runtime.Network, error) {
+	nw, ok := e.opts.Runtime.(runtime.Networker)
+	if !ok {
+		return nil, nil
+	}
+	return ask(ctx, e, "networks", func(ctx context.Context) ([]runtime.Network, error) { return nw.Networks(ctx, labels) })
+}
+
+// removeNetworks removes this instance's unused networks, except those to keep. It returns
+// how many.
+func (e *engine) removeNetworks(ctx context.Context, keep func(name string) bool) (int, error) {
+	list, err := e.listNetworks(ctx, e.ownSelector())
+	if err != nil {
+		return 0, fmt.Errorf("list this instance's networks: %w", err)
+	}
+	removed := 0
+	for _, n := range list {
+		if keep(n.Name) || isObject(n.Labels) || !e.opts.Sealer.Valid(ObjectNetwork, n.ID, n.Labels) {
+			continue
+		}
+		err := e.call(ctx, "remove_network", func(ctx context.Context) error {
+			return e.opts.Runtime.(runtime.Networker).RemoveNetwork(ctx, n.Name)
+		})
+		switch {
+		case err == nil:
+			removed++
+			e.forgetNetwork(n.Name)
+		case !errdefs.IsFailedPrecondition(err): // one that is in use stays
+			return removed, fmt.Errorf("remove network %s: %w", n.Name, err)
+		}
+	}
+	return removed, nil
+}
+
+// forgetNetwork makes the next ensureNetwork ask the engine again.
+func (e *engine) forgetNetwork(name string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.networks, name)
+}
+
+// listOwned returns the objects of a kind that carry the labels, forged ones too. Networks and
+// volumes are returned as containers that have an ID, a name and labels only.
+func (e *engine) listOwned(ctx context.Context, kind ObjectKind, labels map[string]string) (list []runtime.Container, err error) {
+	switch {
+	case kind == ObjectContainer:
+		list, err = e.list(ctx, labels)
+		list = slices.Clone(list)
+		for i := range list {
+			list[i].Name = ""
+		}
+	case kind == ObjectNetwork:
+		var networks []runtime.Network
+		networks, err = e.listNetworks(ctx, labels)
+		for _, n := range networks {
+			list = append(list, runtime.Container{ID: n.ID, Name: n.Name, Labels: n.Labels})
+		}
+	case e.opts.Collector != nil:
+		var volumes []runtime.Volume
+		volumes, err = ask(ctx, e, "volumes", func(ctx context.Context) ([]runtime.Volume, error) {
+			return e.opts.Collector.Volumes(ctx, labels)
+		})
+		for _, v := range volumes {
+			list = append(list, runtime.Container{ID: v.Name, Name: v.Name, Labels: v.Labels})
+		}
+	}
+	return list, err
+}
+
+// objects returns this instance's objects of a kind, as listOwned does.
+func (e *engine) objects(ctx context.Context, kind ObjectKind) ([]runtime.Container, error) {
+	list, err := e.listOwned(ctx, kind, map[string]string{LabelOwner: e.opts.Owner, LabelDoor: DoorEngine})
+	own := slices.DeleteFunc(list, func(c runtime.Container) bool {
+		return !isObject(c.Labels) || kind != ObjectContainer && !e.opts.Sealer.Valid(kind, c.ID, c.Labels)
+	})
+	if kind == ObjectContainer {
+		own = e.opts.Sealer.Genuine(own, func(string) bool { return false })
+	}
+	return own, err
+}
+
+// sealEarlier keeps the seals of what a version without seals made. It does so once for each
+// store: later, an object without a seal is never the instance's. It leaves out a container
+// whose image has labels of Berm's, because its own may come from there.
+func (e *engine) sealEarlier(ctx context.Context) error {
+	s := e.opts.Sealer
+	s.mu.Lock()
+	open := s.open
+	s.mu.Unlock()
+	if !open {
+		return nil
+	}
+	var seals []string
+	for _, kind := range ObjectKinds() {
+		list, err := e.listOwned(ctx, kind, e.ownSelector())
+		if err != nil {
+			return err
+		}
+		for _, c := range list {
+			if _, sealed := c.Labels[LabelSeal]; !sealed && (kind != ObjectContainer || e.imageLacks(ctx, c.Image, IsOwnLabel)) {
+				seals = append(seals, s.seal(kind, c.ID, c.Labels))
+			}
+		}
+	}
+	if err := s.opts.Store.CloseSeals(ctx, seals); err != nil {
+		return &UnavailableError{Err: err}
+	}
+	s.keep(seals, false)
+	if len(seals) > 0 {
+		e.log.InfoContext(ctx, "earlier_objects_sealed", "objects", len(seals))
+	}
+	return nil
+}
+
+// Bounds of a pull. It ends on its own time limit, not when its first caller leaves.
+const (
+	pullTimeout  = 30 * time.Minute
+	pullLogEvery = 5 * time.Second
+)
+
+// pulling is one caller's view of a pull that callers share.
+type pulling struct {
+	result   <-chan singleflight.Result // of a runtime.Image
+	progress func() runtime.PullProgress
+}
+
+// wait waits for the image, or until ctx ends.
+func (p pulling) wait(ctx context.Context, ref string) (runtime.Image, error) {
+	select {
+	case r := <-p.result:
+		if r.Err != nil {
+			return runtime.Image{}, fmt.Errorf("pull image %s: %w", ref, r.Err)
+		}
+		return r.Val.(runtime.Image), nil
+	case <-ctx.Done():
+		return runtime.Image{}, context.Cause(ctx)
+	}
+}
+
+// pull starts pulling an image, or joins the pull that is under way.
+func (e *engine) pull(ref string) pulling {
+	e.mu.Lock()
+	at := e.progress[ref]
+	if at == nil {
+		at = &atomic.Pointer[runtime.PullProgress]{}
+		at.Store(&runtime.PullProgress{Status: "waiting"})
+		e.progress[ref] = at
+	}
+	e.mu.Unlock()
+	result := e.pulls.DoChan(ref, func() (any, error) {
+		defer func() {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			delete(e.progress, ref)
+		}()
+		return e.pullImage(ref, at)
+	})
+	return pulling{result: result, progress: func() runtime.PullProgress { return *at.Load() }}
+}
+
+func (e *engine) pullImage(ref string, at *atomic.Pointer[runtime.PullProgress]) (runtime.Image, error) {
+	ctx, cancel := context.WithTimeout(e.base, pullTimeout)
+	defer cancel()
+	start := time.Now()
+	logged := start
+	e.log.InfoContext(ctx, "image_pull_started", "image", ref)
+	img, err := ask(ctx, e, "pull", func(ctx context.Context) (runtime.Image, error) {
+		return e.opts.Runtime.Pull(ctx, ref, func(p runtime.PullProgress) {
+			at.Store(&p)
+			if now := time.Now(); now.Sub(logged) >= pullLogEvery {
+				logged = now
+				e.log.InfoContext(ctx, "image_pulling", "image", ref, "status", p.Status,
+					"current_bytes", p.CurrentBytes, "total_bytes", p.TotalBytes)
+			}
+		})
+	})
+	if err != nil {
+		e.log.WarnContext(ctx, "image_pull_failed", "image", ref, "error", err)
+		return img, err
+	}
+	e.log.InfoContext(ctx, "image_pulled", "image", ref, "image_id", img.ID, "duration", time.Since(start))
+	return img, nil
+}

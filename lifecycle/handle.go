@@ -1,0 +1,268 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// goneWithIt is said of a process whose container has ended.
+const goneWithIt = "what ran in it went with its container"
+
+// mayAsk checks a key, and that the backend can be asked about processes.
+func (p *processes) mayAsk(tenant, key string) (keyID, error) {
+	id, err := p.registry.open(tenant, key)
+	if err != nil {
+		return id, err
+	}
+	if p.insider == nil {
+		return id, &UnsupportedError{Key: id.key}
+	}
+	return id, nil
+}
+
+// within finds the running sandbox of a key. The monitor isn't nil if the error is that the
+// sandbox doesn't run.
+func (p *processes) within(tenant, key string) (*monitor, Sandbox, error) {
+	id, err := p.registry.open(tenant, key)
+	if err != nil {
+		return nil, Sandbox{}, err
+	}
+	rec := p.registry.recordOf(id)
+	if rec == nil {
+		return nil, Sandbox{}, &NotFoundError{Key: id.key}
+	}
+	sb := p.registry.snapshot(rec)
+	switch {
+	case sb.Status == StatusExpired:
+		return nil, sb, &NotFoundError{Key: id.key}
+	case p.insider == nil:
+		return nil, sb, &UnsupportedError{Key: id.key}
+	case sb.Status == StatusStopped:
+		return monitorOf(rec), sb, &StateError{Key: id.key, Status: sb.Status, Want: goneWithIt}
+	case sb.Status != StatusRunning:
+		return monitorOf(rec), sb, &StateError{Key: id.key, Status: sb.Status, Want: "its processes need it running; resume it first"}
+	}
+	return monitorOf(rec), sb, nil
+}
+
+// handle is one command or process of a running sandbox. There need be none of its ID.
+type handle struct {
+	*monitor
+	sb   Sandbox
+	id   string // the caller's
+	proc string // the runtime's
+}
+
+func (m *monitor) handle(sb Sandbox, k kind, id string) *handle {
+	return &handle{monitor: m, sb: sb, id: id, proc: string(k) + id}
+}
+
+// handleOf returns the handle of a process that the sandbox has reported.
+func (m *monitor) handleOf(sb Sandbox, proc string) *handle {
+	k, id := kindOf(proc)
+	return m.handle(sb, k, id)
+}
+
+// reach returns the handle of a command or process. The handle isn't nil if the error is that
+// the sandbox doesn't run.
+func (p *processes) reach(tenant, key string, k kind, id string) (*handle, error) {
+	if !idPattern.MatchString(id) {
+		return nil, noProcess(id)
+	}
+	m, sb, err := p.within(tenant, key)
+	if m == nil {
+		return nil, err
+	}
+	return m.handle(sb, k, id), err
+}
+
+// find is reach with what the sandbox reports of the command or process.
+func (p *processes) find(ctx context.Context, tenant, key string, k kind, id string) (*handle, runtime.ProcessInfo, error) {
+	h, err := p.reach(tenant, key, k, id)
+	if err != nil {
+		return h, runtime.ProcessInfo{}, err
+	}
+	info, err := h.ask(ctx)
+	if err != nil {
+		return h, info, h.explain(ctx, err)
+	}
+	h.seen(info)
+	return h, info, nil
+}
+
+// ask asks the sandbox about the process.
+func (h *handle) ask(ctx context.Context) (runtime.ProcessInfo, error) {
+	info, err := ask(ctx, h.engine, "process_info", func(ctx context.Context) (runtime.ProcessInfo, error) {
+		return h.insider.Process(ctx, h.sb.ContainerID, h.proc)
+	})
+	if err == nil && info.ID != h.proc {
+		err = errdefs.ErrUnavailable.WithMessage("the sandbox tells of another process than it was asked for")
+	}
+	return info, err
+}
+
+// do calls the runtime for the process.
+func (h *handle) do(ctx context.Context, op string, f func(ctx context.Context, container, proc string) error) error {
+	return h.engine.call(ctx, op, func(ctx context.Context) error { return f(ctx, h.sb.ContainerID, h.proc) })
+}
+
+// start starts the process.
+func (h *handle) start(ctx context.Context, p runtime.Process) (runtime.ProcessInfo, error) {
+	p.ID = h.proc
+	return ask(ctx, h.engine, "process_start", func(ctx context.Context) (runtime.ProcessInfo, error) {
+		return h.insider.Start(ctx, h.sb.ContainerID, p)
+	})
+}
+
+// startFailed returns the meaning of an error of start. If the process may run all the same, the
+// monitor looks for it.
+func (h *handle) startFailed(ctx context.Context, err error) error {
+	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
+		return h.whyNotStarted(ctx, h.sb, err)
+	}
+	if ctx.Err() != nil || errdefs.IsUnavailable(err) || errdefs.IsDeadlineExceeded(err) {
+		h.registry.mu.Lock()
+		if h.aliveLocked() {
+			h.rec.unsure, h.since = true, time.Now()
+			h.startLocked()
+		}
+		h.registry.mu.Unlock()
+	}
+	return h.explain(ctx, err)
+}
+
+func (h *handle) kill(ctx context.Context) error { return h.do(ctx, "process_kill", h.insider.Kill) }
+
+func (h *handle) forget(ctx context.Context) error {
+	return h.do(ctx, "process_forget", h.insider.Forget)
+}
+
+// killOrEnd kills the process, or removes its sandbox if that fails.
+func (h *handle) killOrEnd(ctx context.Context) error {
+	err := h.kill(ctx)
+	if errors.Is(err, runtime.ErrNotKilled) {
+		return h.registry.terminate(ctx, h.rec, h.sb)
+	}
+	return err
+}
+
+// signal sends a signal to the process group.
+func (h *handle) signal(ctx context.Context, signal int) error {
+	return h.do(ctx, "process_signal", func(ctx context.Context, container, proc string) error {
+		return h.insider.Signal(ctx, container, proc, signal)
+	})
+}
+
+// listSeen lists the processes of a kind for a caller, and records what it sees.
+func (m *monitor) listSeen(ctx context.Context, sb Sandbox, want kind) (list []runtime.ProcessInfo, err error) {
+	infos, err := m.list(ctx, sb)
+	if err != nil {
+		return nil, m.handle(sb, "", "").explain(ctx, err)
+	}
+	for _, info := range infos {
+		m.seen(info)
+		if k, _ := kindOf(info.ID); k == want {
+			list = append(list, info)
+		}
+	}
+	return list, nil
+}
+
+func (p *processes) signal(ctx context.Context, tenant, key string, k kind, id string, signal int) error {
+	if signal < 1 || signal > 64 {
+		return &InvalidError{Field: "signal", Message: "must be from 1 to 64"}
+	}
+	h, err := p.reach(tenant, key, k, id)
+	if err != nil {
+		return err
+	}
+	return h.acted(ctx, h.signal(ctx, signal))
+}
+
+func (p *processes) resize(ctx context.Context, tenant, key string, k kind, id string, rows, cols int) error {
+	if err := checkScreen(rows, cols); err != nil {
+		return err
+	}
+	h, err := p.reach(tenant, key, k, id)
+	if err != nil {
+		return err
+	}
+	return h.acted(ctx, h.do(ctx, "process_resize", func(ctx context.Context, container, proc string) error {
+		return p.insider.Resize(ctx, container, proc, rows, cols)
+	}))
+}
+
+// acted returns the meaning of the error of what was done to the process.
+func (h *handle) acted(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errdefs.IsNotImplemented(err): // it runs all the same
+		return &UnsupportedError{Key: h.sb.Key, Message: "its agent is older than this Berm, so that what runs in it can only be killed", Err: err}
+	}
+	return h.explain(ctx, err)
+}
+
+// explain returns the meaning of an error of the runtime. The error's own words may be the
+// sandbox's or the engine's. Where there are better ones, they aren't passed on.
+func (h *handle) explain(ctx context.Context, err error) error {
+	sb := h.sb
+	what := fmt.Errorf("processes of sandbox %s: %w", sb.Key, err)
+	var gone *GoneError
+	switch {
+	case errors.As(err, &gone), errors.Is(err, errClosing):
+		return err
+	case ctx.Err() != nil:
+		return fmt.Errorf("processes of sandbox %s: %w", sb.Key, context.Cause(ctx))
+	case errdefs.IsNotImplemented(err):
+		return &UnsupportedError{Key: sb.Key, Err: err}
+	case errdefs.IsUnavailable(err):
+		return &UnavailableError{Err: what}
+	case errdefs.IsOutOfRange(err):
+		return goneError(-1, "output from there on isn't kept any more")
+	case errdefs.IsAborted(err):
+		return processError(h.id, errdefs.ErrAborted, "another has taken it over")
+	case errdefs.IsResourceExhausted(err):
+		return noRoom(sb)
+	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err):
+		return what
+	}
+	// The process, or the container?
+	switch dead := h.registry.checkAlive(ctx, h.rec, h.sb, goneWithIt); {
+	case errors.Is(dead, errDied): // without that class: what ran must not run again
+		return &StateError{Key: sb.Key, Status: StatusStopped, Want: goneWithIt}
+	case dead != nil:
+		return dead
+	case errdefs.IsNotFound(err):
+		return noProcess(h.id)
+	}
+	return processError(h.id, errdefs.ErrFailedPrecondition, "%q has ended, or has no input or terminal", h.id)
+}
+
+// dead asks the engine whether the container has ended.
+func (h *handle) dead(ctx context.Context) bool {
+	return errors.Is(h.registry.checkAlive(ctx, h.rec, h.sb, goneWithIt), errDied)
+}
+
+// notRun returns the meaning of an error of Runtime.Exec.
+func (m *monitor) notRun(ctx context.Context, sb Sandbox, err error) error {
+	switch {
+	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
+		return m.whyNotStarted(ctx, sb, err)
+	case errdefs.IsUnavailable(err):
+		return &UnavailableError{Err: fmt.Errorf("run in sandbox %s: %w", sb.Key, err)}
+	case errdefs.IsResourceExhausted(err):
+		if dead := m.registry.checkAlive(ctx, m.rec, sb, diedEarly); dead != nil { // where nothing can be started either
+			return dead
+		}
+		return noRoom(sb)
+	default:
+		return fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
+	}
+}

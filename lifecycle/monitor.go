@@ -1,0 +1,500 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/keylock"
+)
+
+// Intervals and bounds of a monitor. A caller that follows a process, or asks for it, sees its
+// end at once.
+const (
+	lookFirst   = 250 * time.Millisecond // after a start; each look doubles it
+	lookMost    = 5 * time.Second
+	lookTimeout = 5 * time.Second
+	measureGap  = time.Minute // between two measurements of a workspace while something runs
+	unsureMost  = time.Minute // for an agent that doesn't answer after a start of Berm
+
+	overdueKill = 10 * time.Second // past its timeout, a command is killed from outside
+	overdueEnd  = time.Minute      // and then its sandbox is removed
+
+	maxEnded      = 32      // ended commands and processes that a sandbox keeps
+	maxEndedBytes = 8 << 20 // of their output
+	maxListed     = 1024    // processes of a sandbox that are looked at
+)
+
+// Bounds of managed processes.
+const (
+	defaultProcess = "default"
+	stopInput      = 200 * time.Millisecond // for what still writes to it
+	stopGrace      = 5 * time.Second        // from TERM to KILL
+	stopMost       = 30 * time.Second       // for all of a stop
+	stderrWait     = time.Second            // for the sandbox to send it
+	askFirst       = 10 * time.Millisecond  // after a wait began; each question doubles it
+	askMost        = 500 * time.Millisecond
+
+	startAttempts = 3               // of a command whose sandbox dies before it
+	endKnown      = 2 * time.Second // in which an engine knows of a container's end
+)
+
+// processes runs commands and managed processes in the sandboxes of a Registry. It shares the
+// Registry's mutex.
+type processes struct {
+	registry *Registry
+	engine   *engine
+	quotas   *quotas
+	opts     *Options
+	insider  runtime.Insider // nil if the backend is none
+	turns    keylock.Map[keyID]
+	starting keylock.Map[processID]
+}
+
+// processID is a managed process of a key.
+type processID struct {
+	keyID
+	process string
+}
+
+func newProcesses(r *Registry) *processes {
+	p := &processes{registry: r, engine: r.engine, quotas: r.quotas, opts: r.opts}
+	p.insider, _ = r.opts.Runtime.(runtime.Insider)
+	r.watch = func(rec *record) watcher { return &monitor{processes: p, rec: rec} }
+	return p
+}
+
+// monitor follows the commands and processes of one sandbox. Its fields are guarded by
+// records.mu. While some run, it lists them at intervals: that takes a tenth of a millisecond,
+// needs no attachment, and finds what an earlier Berm started.
+type monitor struct {
+	*processes
+	rec *record
+
+	tracked map[string]*tracked  // by runtime ID: those not known to have ended
+	ended   map[string]time.Time // by runtime ID, when those that have ended were started
+	hubs    map[string]*hub      // by runtime ID: those that are attached
+	ready   map[string]bool      // by runtime ID: of processes whose caller asked for it
+	last    map[string]lastOf    // by ExecID: commands that ended with their container
+
+	kick       chan struct{} // holds one; nil unless the loop runs
+	since      time.Time     // when it became unsure what runs
+	measure    bool          // the workspace must be measured: something ended, or has run for a while
+	over       bool          // the workspace is over its quota: stop the sandbox
+	unkillable bool          // something can't be killed: remove the sandbox
+}
+
+// lastOf is a command whose container is gone.
+type lastOf struct {
+	execution Execution
+	hash      string
+}
+
+// tracked is a running command or process.
+type tracked struct {
+	kind     kind
+	info     runtime.ProcessInfo // as last seen
+	label    label
+	deadline time.Time     // by which a timeout should have ended it; zero is never
+	overdue  time.Time     // when it was first seen past its deadline
+	missed   bool          // it wasn't in the last list
+	unlock   func()        // of its sandbox' turn; nil if it has none
+	done     chan struct{} // closed when it has ended
+}
+
+func monitorOf(rec *record) *monitor { return rec.watcher.(*monitor) }
+
+// aliveLocked reports whether the sandbox is its key's, and its container alive.
+func (m *monitor) aliveLocked() bool { return m.registry.aliveLocked(m.rec) }
+
+func (m *monitor) alive() bool {
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	return m.aliveLocked()
+}
+
+func (m *monitor) snapshot() Sandbox { return m.registry.snapshot(m.rec) }
+
+// trackLocked records that a process runs. Counted says that the caller has counted it, and
+// unlock, if not nil, ends the turn that the process has from now on.
+func (m *monitor) trackLocked(info runtime.ProcessInfo, counted bool, unlock func()) {
+	k, _ := kindOf(info.ID)
+	t := m.tracked[info.ID]
+	switch {
+	case t == nil:
+		l := parseLabel(info.Label)
+		t = &tracked{kind: k, info: info, label: l, done: make(chan struct{})}
+		if l.TimeoutMS > 0 {
+			start := info.StartedAt
+			if now := time.Now(); counted || start.After(now) {
+				start = now
+			}
+			t.deadline = start.Add(l.timeout())
+		}
+		if m.tracked == nil {
+			m.tracked = map[string]*tracked{}
+		}
+		m.tracked[info.ID] = t
+		if !counted {
+			m.rec.uses[k.use()]++
+		}
+		if l.Serialized && unlock == nil {
+			t.unlock, _ = m.turns.TryLock(m.rec.sb.keyID())
+		}
+	case counted: // a list was quicker
+		m.rec.uses[k.use()]--
+	}
+	if unlock != nil {
+		t.unlock = unlock
+	}
+	m.startLocked()
+}
+
+// endLocked records that a process has ended. It returns false if that was known.
+func (m *monitor) endLocked(proc string, status ExecStatus) bool {
+	t := m.tracked[proc]
+	if t == nil {
+		return false
+	}
+	delete(m.tracked, proc)
+	if m.ended == nil {
+		m.ended = map[string]time.Time{}
+	}
+	m.ended[proc] = t.info.StartedAt
+	m.rec.leaveLocked(t.kind.use())
+	if t.unlock != nil {
+		t.unlock()
+	}
+	if t.kind == kindExec {
+		m.registry.metrics.command(status, runtime.PathAgent)
+	}
+	close(t.done)
+	return true
+}
+
+// seen records what a sandbox reports of one of its processes.
+func (m *monitor) seen(info runtime.ProcessInfo) {
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	m.seenLocked(info)
+}
+
+// seenLocked is seen. It returns true if the process is known from now on to have ended. A
+// report may be late: of a process known to have ended, or whose ID another has by now.
+func (m *monitor) seenLocked(info runtime.ProcessInfo) (ended bool) {
+	k, _ := kindOf(info.ID)
+	t := m.tracked[info.ID]
+	over, known := m.ended[info.ID]
+	switch {
+	case k == "" || !m.aliveLocked():
+	case t != nil && info.StartedAt.Before(t.info.StartedAt):
+	case t == nil && info.Running && known && !info.StartedAt.After(over):
+	case info.Running && t != nil:
+		t.info = info
+	case info.Running:
+		m.trackLocked(info, false, nil)
+	case m.endLocked(info.ID, statusOfEnd(info)):
+		m.unkillable = m.unkillable || info.NotKilled
+		m.measure = m.measure || m.quotas.mayHaveQuota(m.rec.sb)
+		m.startLocked()
+		return true
+	}
+	return false
+}
+
+// foundLocked implements watcher.
+func (m *monitor) foundLocked() {
+	if m.insider != nil {
+		m.rec.unsure = true
+		m.startLocked()
+	}
+}
+
+// lostLocked implements watcher.
+func (m *monitor) lostLocked() {
+	now := time.Now().UTC()
+	for proc, t := range m.tracked {
+		if t.kind != kindExec {
+			m.endLocked(proc, "")
+			continue
+		}
+		info := t.info
+		info.Running, info.Killed, info.EndedAt = false, true, now
+		info.TimedOut = !t.deadline.IsZero() && now.After(t.deadline)
+		m.keepLastLocked(info, t.label.Hash, m.over)
+		m.endLocked(proc, statusOfEnd(info))
+	}
+	m.measure, m.over, m.ready = false, false, nil
+}
+
+// keepLastLocked keeps the end of a command beyond its container.
+func (m *monitor) keepLastLocked(info runtime.ProcessInfo, hash string, overQuota bool) {
+	if m.last == nil {
+		m.last = map[string]lastOf{}
+	}
+	e := m.executionLocked(info)
+	e.QuotaExceeded = overQuota
+	m.last[e.ID] = lastOf{e, hash}
+}
+
+// keepEnded keeps how the commands of a sandbox ended that is about to be stopped.
+func (m *monitor) keepEnded(ctx context.Context, sb Sandbox) {
+	infos, err := m.list(ctx, sb)
+	if err != nil {
+		return
+	}
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	for _, info := range infos[max(0, len(infos)-maxEnded):] {
+		if k, _ := kindOf(info.ID); k == kindExec && !info.Running {
+			m.keepLastLocked(info, parseLabel(info.Label).Hash, true)
+		}
+	}
+}
+
+func (m *monitor) lastOf(execID string) (lastOf, bool) {
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	l, ok := m.last[execID]
+	return l, ok
+}
+
+// listed records a whole list of processes. A tracked one that isn't in it is lost.
+func (m *monitor) listed(infos []runtime.ProcessInfo) {
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	there := make(map[string]bool, len(infos))
+	for _, info := range infos {
+		there[info.ID] = true
+	}
+	for proc, t := range m.tracked {
+		if !there[proc] && t.missed {
+			m.endLocked(proc, ExecKilled)
+		}
+		t.missed = !there[proc] // it may have been started after the list was made
+	}
+	for proc := range m.ended {
+		if !there[proc] {
+			delete(m.ended, proc)
+		}
+	}
+	for proc := range m.ready {
+		if !there[proc] && m.tracked[proc] == nil {
+			delete(m.ready, proc)
+		}
+	}
+	for _, info := range infos {
+		m.seenLocked(info)
+	}
+}
+
+// lateLocked returns the commands that their timeout should have ended, and by how much they
+// are late.
+func (m *monitor) lateLocked() map[string]time.Duration {
+	now := time.Now()
+	late := map[string]time.Duration{}
+	for proc, t := range m.tracked {
+		switch {
+		case t.deadline.IsZero() || now.Before(t.deadline):
+		case t.overdue.IsZero():
+			t.overdue = now
+		case now.Sub(t.overdue) >= overdueKill:
+			late[proc] = now.Sub(t.overdue)
+		}
+	}
+	return late
+}
+
+// started records what Start returned. It returns true if the process is counted from now on,
+// and has the turn that unlock ends.
+func (m *monitor) started(info runtime.ProcessInfo, unlock func()) bool {
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	if !m.aliveLocked() {
+		return false
+	}
+	m.trackLocked(info, true, unlock)
+	if !info.Running {
+		m.seenLocked(info)
+	}
+	return true
+}
+
+// endSeen records the end of a process. It returns true if the workspace is over its quota then.
+func (m *monitor) endSeen(ctx context.Context, info runtime.ProcessInfo) bool {
+	m.registry.mu.Lock()
+	sb := m.rec.sb
+	first := m.seenLocked(info)
+	over := m.over
+	m.registry.mu.Unlock()
+	if !first {
+		return over
+	}
+	return m.measured(m.quotas.quotaLeft(ctx, sb, true))
+}
+
+// forgetHubLocked makes the next caller of openHub open a new hub.
+func (m *monitor) forgetHubLocked(h *hub) {
+	if m.hubs[h.proc] != h {
+		return
+	}
+	delete(m.hubs, h.proc)
+	if m.over { // enforce waited for its readers
+		m.startLocked()
+	}
+}
+
+// attachedLocked reports whether a process that has ended is attached: it may still be read.
+func (m *monitor) attachedLocked() bool {
+	for proc := range m.hubs {
+		if m.tracked[proc] == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// ownProcesses removes those that Berm didn't start, and all but the first maxListed.
+func ownProcesses(infos []runtime.ProcessInfo) []runtime.ProcessInfo {
+	infos = slices.DeleteFunc(infos, func(i runtime.ProcessInfo) bool {
+		k, _ := kindOf(i.ID)
+		return k == ""
+	})
+	return infos[:min(len(infos), maxListed)]
+}
+
+// execution returns a process as an Execution.
+func (m *monitor) execution(info runtime.ProcessInfo) Execution {
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	return m.executionLocked(info)
+}
+
+func (m *monitor) executionLocked(info runtime.ProcessInfo) Execution {
+	_, id := kindOf(info.ID)
+	sb := m.rec.sb
+	e := Execution{
+		ID: id, SessionID: sb.SessionID, Backend: m.engine.backend(), Path: runtime.PathAgent,
+		Command: info.Command, TTY: info.TTY, Status: ExecRunning,
+		StartedAt: info.StartedAt, Timeout: parseLabel(info.Label).timeout(),
+		FirstSeq: info.FirstSeq, NextSeq: info.NextSeq, QuotaEnforcement: sb.Enforcement.WorkspaceQuota,
+	}
+	if info.Running {
+		return e
+	}
+	e.Status = statusOfEnd(info)
+	e.Signal, e.EndedAt, e.CPUTime, e.PeakMemoryBytes = info.Signal, info.EndedAt, info.CPUTime, info.PeakMemoryBytes
+	if e.Status == ExecCompleted {
+		e.ExitCode = &info.ExitCode
+	}
+	return e
+}
+
+// process returns a process as a Process.
+func (m *monitor) process(info runtime.ProcessInfo) Process {
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	_, id := kindOf(info.ID)
+	p := Process{
+		ID: id, SessionID: m.rec.sb.SessionID, Command: info.Command, TTY: info.TTY, State: ProcessRunning,
+		StartedAt: info.StartedAt, FirstSeq: info.FirstSeq, NextSeq: info.NextSeq,
+	}
+	if ready, ok := m.ready[info.ID]; ok {
+		p.Ready = &ready
+	}
+	if h := m.hubs[info.ID]; h != nil {
+		h.mu.Lock()
+		p.Attached = h.reader != nil
+		h.mu.Unlock()
+	}
+	if !info.Running {
+		p.State, p.ExitCode, p.Signal, p.EndedAt = ProcessExited, &info.ExitCode, info.Signal, info.EndedAt
+	}
+	return p
+}
+
+// lostProcess returns a process that ended with its container. It has no exit code.
+func (m *monitor) lostProcess(info runtime.ProcessInfo) Process {
+	info.Running, info.EndedAt = false, time.Now().UTC()
+	p := m.process(info)
+	p.ExitCode = nil
+	return p
+}
+
+// whyNotStarted asks the engine about a container that refused to start a command. The refusal
+// may come before the engine knows of the container's end; then it waits for that.
+func (m *monitor) whyNotStarted(ctx context.Context, sb Sandbox, refusal error) error {
+	for until, wait := time.Now().Add(endKnown), askFirst; ; {
+		if err := m.registry.checkAlive(ctx, m.rec, sb, diedEarly); err != nil {
+			return err
+		}
+		if !errdefs.IsFailedPrecondition(refusal) || time.Now().After(until) {
+			break
+		}
+		if err := m.sleep(ctx, &wait, nil); err != nil {
+			return err
+		}
+	}
+	// It lives, and the engine has lost the command: it was restarted in between, say.
+	return &UnavailableError{Err: errors.New("run in sandbox " + sb.Key + ": " + refusal.Error())} // without its class
+}
+
+// sleep waits before the next attempt, or until wake is closed, and doubles the wait.
+func (p *processes) sleep(ctx context.Context, wait *time.Duration, wake <-chan struct{}) error {
+	timer := time.NewTimer(*wait)
+	defer timer.Stop()
+	*wait = min(2**wait, askMost)
+	select {
+	case <-timer.C:
+	case <-wake:
+	case <-p.registry.running.Done():
+		return errClosing
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// startLocked starts the loop of the monitor, or makes it look soon.
+func (m *monitor) startLocked() {
+	switch {
+	case m.kick != nil:
+		select {
+		case m.kick <- struct{}{}:
+		default:
+		}
+	case !m.registry.closing:
+		kick := make(chan struct{}, 1)
+		m.kick = kick
+		m.registry.workers.Go(func() { m.loop(kick) })
+	}
+}
+
+// list returns all processes of the sandbox that Berm started.
+func (m *monitor) list(ctx context.Context, sb Sandbox) ([]runtime.ProcessInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	infos, err := ask(ctx, m.engine, "process_list", func(ctx context.Context) ([]runtime.ProcessInfo, error) {
+		return m.insider.ListProcesses(ctx, sb.ContainerID)
+	})
+	return ownProcesses(infos), err
+}
+
+// measured records the result of a measurement. It returns true if the workspace is over its
+// quota.
+func (m *monitor) measured(err error) bool {
+	var over *QuotaError
+	if !errors.As(err, &over) {
+		return false
+	}
+	m.registry.enforced(m.rec, m.snapshot())
+	m.registry.mu.Lock()
+	defer m.registry.mu.Unlock()
+	m.over = m.aliveLocked()
+	m.startLocked()
+	return true
+}

@@ -1,0 +1,151 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	goruntime "runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
+)
+
+// Options configure a Service.
+type Options struct {
+	Runtime runtime.Runtime       // mandatory
+	Policy  func() *policy.Policy // mandatory: the policy in force; asked once per call
+	Store   Store                 // mandatory
+	// Quotas holds sandboxes to quotas; nil: one with a quota of its own is refused.
+	Quotas Quotas
+	// Collector removes what callers of the engine's own API made; nil: there are none.
+	Collector runtime.Collector
+	Sealer    *Sealer // tells this instance's objects from others; nil: recognizes only what this Service makes
+	Holder    Holder  // mandatory: pins judged directories while the engine mounts them
+	// Claim keeps archive calls of the engine proxy away from the mounts of a sandbox that is
+	// being created, until leave. It waits for those under way. Nil: there are none.
+	Claim    func(ctx context.Context, sessionID string, mounts []policy.Mount) (leave func(), err error)
+	Owner    string                // mandatory: this instance's id; nothing that carries another's is touched
+	Labels   map[string]string     // more labels of every container and network; nil is none
+	Settings Settings              // the operator's settings; the zero value is usable
+	Logger   *slog.Logger          // nil discards
+	Registry prometheus.Registerer // nil: metrics are kept but not exported
+	Tracer   trace.TracerProvider  // nil: no spans
+}
+
+// Settings are the operator's settings for every sandbox.
+type Settings struct {
+	AgentPort      int               // port in Endpoint; 0 is none
+	Env            map[string]string // set in every sandbox, before the caller's
+	Command        []string          // main process of every sandbox; nil is the image's own
+	MaxSandboxes   int               // of all tenants; 0 is no cap
+	MaxCommands    int               // running at once in one sandbox; 0 is 64
+	MaxQueued      int               // waiting in one sandbox for their turn, with Serialize; 0 is 64
+	MaxProcesses   int               // managed processes running at once in one sandbox; 0 is 16
+	EngineParallel int               // creates and removals at once; 0 is twice the cores
+	AdoptLegacy    bool              // take over containers with the old service's labels, and write them
+
+	ChatsRoot        string // host directory with one directory per key; empty is none
+	ChatMountPath    string // where a key's directory is seen; mandatory with ChatsRoot
+	DependenciesRoot string // host directory, read-only; empty is none
+	DependenciesPath string // where it is seen
+	ToolsRoot        string // host directory, read-only; empty is none
+	ToolsPath        string // where it is seen
+	VolumePath       string // where a request's volume_host_path is seen; empty is "/volume"
+	// EnginePath returns the engine's path of a path of this process; nil: they are the same.
+	EnginePath func(local string) (string, error)
+}
+
+// Holder makes the engine mount the directories that were judged.
+type Holder interface {
+	// Hold pins the directories of the mounts as they are now. It returns the sources that the
+	// engine must mount instead, in the same order, and release, which must be called once
+	// the container runs or has failed. If release fails, the container must be removed. The
+	// name is the container's. Hold returns a *policy.DeniedError if a mount isn't allowed.
+	Hold(ctx context.Context, name string, mounts []policy.Mount) (sources []string, release func() error, err error)
+	// Clean removes what dead processes left. It is called before the first Hold.
+	Clean() error
+	// Mode is "held" or "trusted", as in Enforcement.
+	Mode() string
+}
+
+// check reports what is missing, and fills in the defaults.
+func (o *Options) check() error {
+	switch {
+	case o.Runtime == nil:
+		return errors.New("lifecycle: Runtime is mandatory")
+	case o.Policy == nil:
+		return errors.New("lifecycle: Policy is mandatory")
+	case o.Store == nil:
+		return errors.New("lifecycle: Store is mandatory")
+	case o.Holder == nil:
+		return errors.New("lifecycle: Holder is mandatory")
+	case o.Owner == "":
+		return errors.New("lifecycle: Owner is mandatory")
+	case o.Settings.ChatsRoot != "" && o.Settings.ChatMountPath == "":
+		return errors.New("lifecycle: ChatMountPath is mandatory with ChatsRoot")
+	}
+	if o.Claim == nil {
+		o.Claim = func(context.Context, string, []policy.Mount) (func(), error) { return func() {}, nil }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Sealer == nil {
+		var err error
+		if o.Sealer, err = NewSealer(context.Background(), SealerOptions{Owner: o.Owner, Logger: o.Logger}); err != nil {
+			return err
+		}
+	}
+	if o.Tracer == nil {
+		o.Tracer = noop.NewTracerProvider()
+	}
+	o.Settings.setDefaults()
+	return nil
+}
+
+func (s *Settings) setDefaults() {
+	if s.EngineParallel <= 0 {
+		s.EngineParallel = 2 * goruntime.NumCPU()
+	}
+	if s.MaxCommands <= 0 {
+		s.MaxCommands = 64
+	}
+	if s.MaxQueued <= 0 {
+		s.MaxQueued = 64
+	}
+	if s.MaxProcesses <= 0 {
+		s.MaxProcesses = 16
+	}
+	if s.VolumePath == "" {
+		s.VolumePath = "/volume"
+	}
+	if s.EnginePath == nil {
+		s.EnginePath = func(local string) (string, error) { return local, nil }
+	}
+}
+
+// Store keeps what labels can't: enough to make a sandbox again if its container is gone. It must
+// be safe for concurrent use.
+type Store interface {
+	// Records returns all sandboxes that were put. Their LastUsedAt is zero if they are a
+	// backup's. WorkspaceInode, Endpoint, Status, Error, IdleExpiresAt and Pull aren't kept.
+	Records(ctx context.Context) ([]Sandbox, error)
+	// Put stores a sandbox durably, in place of the one of the same session.
+	Put(ctx context.Context, sb Sandbox) error
+	// Touch stores last uses, by session. It skips unknown sessions.
+	Touch(ctx context.Context, lastUsed map[string]time.Time) error
+	// Delete deletes sandboxes by session. Unknown sessions are no error.
+	Delete(ctx context.Context, sessionIDs ...string) error
+	// Fresh reports whether TookOver hadn't been called when the store was opened, since it was
+	// made or restored: what an earlier one knew is lost.
+	Fresh() bool
+	// TookOver records that what exists has been taken over.
+	TookOver(ctx context.Context) error
+	// Ping returns nil if the store can be written.
+	Ping(ctx context.Context) error
+}

@@ -1,0 +1,449 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/keylock"
+)
+
+// use is a way to use a running sandbox.
+type use int
+
+const (
+	useCommand use = iota
+	useProcess
+	useFiles
+	usePort
+	useKinds // how many ways there are
+)
+
+// records is what the Registry remembers. Its mutex is never held across a call to the
+// engine, the store or a quota that measures.
+type records struct {
+	metrics *metrics
+	quotas  *quotas
+	watch   func(*record) watcher // makes the watcher of each record; set before the first one
+
+	keys        keylock.Map[keyID]
+	mu          sync.Mutex
+	slots       map[keyID]*slot
+	containers  map[string]keyID    // by container ID, of all records
+	making      map[string]struct{} // session IDs of creates under way
+	ended       map[string]struct{} // containers that ended during a create or a reconciliation
+	reconciling bool                // keeps ended, as making does
+	closing     bool                // nothing new is started
+}
+
+// slot is everything that is known of one key. It is guarded by records.mu, and freed once it
+// is empty.
+type slot struct {
+	pending *pendingCreate             // the create that holds the key, if one does
+	record  *record                    // the live sandbox, if there is one
+	failure *failure                   // how the last create failed, if no caller has been informed
+	joining map[context.Context]func() // wake the callers that wait for the key and would join a create
+}
+
+// record is a live sandbox. Its snapshot is replaced, never changed. All fields are guarded by
+// records.mu.
+type record struct {
+	sb      Sandbox
+	uses    [useKinds]int
+	unsure  bool // processes of an earlier Berm may run in it, so it isn't idle
+	stale   bool // LastUsedAt is newer than the store's
+	adopted bool // from the old service: only its own parameters can be compared
+	watcher watcher
+}
+
+// watcher follows the processes of one sandbox. Its methods are called with records.mu held.
+type watcher interface {
+	// foundLocked is called if the container is an earlier Berm's: processes may run in it.
+	foundLocked()
+	// lostLocked is called when the container has ended.
+	lostLocked()
+}
+
+// failure is the error of a create that no caller has been informed of.
+type failure struct {
+	sb  Sandbox
+	err error
+	at  time.Time
+}
+
+// slotLocked returns the slot of a key, and makes it if there is none.
+func (t *records) slotLocked(id keyID) *slot {
+	s := t.slots[id]
+	if s == nil {
+		s = &slot{}
+		t.slots[id] = s
+	}
+	return s
+}
+
+// freeLocked removes a slot that is empty.
+func (t *records) freeLocked(id keyID, s *slot) {
+	if s.pending == nil && s.record == nil && s.failure == nil && len(s.joining) == 0 {
+		delete(t.slots, id)
+	}
+}
+
+// publishLocked makes rec the sandbox of its key.
+func (t *records) publishLocked(rec *record) {
+	id := rec.sb.keyID()
+	s := t.slotLocked(id)
+	if s.record == nil {
+		t.metrics.active.Inc()
+	} else {
+		t.loseLocked(s.record)
+		delete(t.containers, s.record.sb.ContainerID)
+	}
+	s.record, s.failure = rec, nil
+	rec.watcher = t.watch(rec)
+	if rec.sb.ContainerID != "" {
+		t.containers[rec.sb.ContainerID] = id
+	}
+}
+
+// forgetLocked removes the record of a key.
+func (t *records) forgetLocked(id keyID) {
+	s := t.slots[id]
+	if s == nil || s.record == nil {
+		return
+	}
+	t.loseLocked(s.record)
+	delete(t.containers, s.record.sb.ContainerID)
+	s.record = nil
+	t.metrics.active.Dec()
+	t.freeLocked(id, s)
+}
+
+// loseLocked ends what ran in a container that has ended.
+func (t *records) loseLocked(rec *record) {
+	rec.watcher.lostLocked()
+	rec.unsure = false
+}
+
+// recordOf returns the record of a key, or nil.
+func (t *records) recordOf(id keyID) *record {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.slots[id]; s != nil {
+		return s.record
+	}
+	return nil
+}
+
+// all returns the records of all keys.
+func (t *records) all() (list []*record) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.slots {
+		if s.record != nil {
+			list = append(list, s.record)
+		}
+	}
+	return list
+}
+
+// snapshot returns the sandbox of a record as it is now.
+func (t *records) snapshot(r *record) Sandbox {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return r.snapshotLocked(time.Now())
+}
+
+// aliveLocked reports whether a record is its key's sandbox, and its container alive.
+func (t *records) aliveLocked(rec *record) bool {
+	s := t.slots[rec.sb.keyID()]
+	return s != nil && s.record == rec && (rec.sb.Status == StatusRunning || rec.sb.Status == StatusPaused)
+}
+
+// touch restarts the idle time of a sandbox.
+func (t *records) touch(rec *record) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rec.usedLocked()
+}
+
+// changeStatus changes the status of a record if it is still from.
+func (t *records) changeStatus(r *record, from, to Status) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.sb.Status == from {
+		r.sb.Status = to
+	}
+}
+
+// containerGone records that a container has ended.
+func (t *records) containerGone(containerID string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if id, ok := t.containers[containerID]; ok {
+		t.slots[id].record.sb.Status = StatusStopped
+		t.loseLocked(t.slots[id].record)
+	}
+	if len(t.making) > 0 || t.reconciling { // it may have been listed or started before
+		t.ended[containerID] = struct{}{}
+	}
+}
+
+// containerIs records that a container was paused or resumed.
+func (t *records) containerIs(containerID string, from, to Status) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if id, ok := t.containers[containerID]; ok {
+		if r := t.slots[id].record; r.sb.Status == from {
+			r.sb.Status = to
+		}
+	}
+}
+
+// forgetEndedLocked forgets the ended containers once nothing needs them any more.
+func (t *records) forgetEndedLocked() {
+	if len(t.making) == 0 && !t.reconciling {
+		clear(t.ended)
+	}
+}
+
+// statusLocked returns the status of a container that was listed or inspected before.
+func (t *records) statusLocked(c runtime.Container) Status {
+	if _, ended := t.ended[c.ID]; ended {
+		return StatusStopped
+	}
+	return statusOf(c.State)
+}
+
+// orphanLocked reports whether no record has the container, and no create is making it.
+func (t *records) orphanLocked(c runtime.Container) bool {
+	_, known := t.containers[c.ID]
+	_, making := t.making[c.Labels[LabelSessionID]]
+	return !known && !making
+}
+
+// capacityLocked returns a *CapacityError if a create would exceed a cap. Old is the record
+// that the new sandbox replaces, or nil.
+func (t *records) capacityLocked(want *desired, old *record, limit int) error {
+	var all, own int
+	for id, s := range t.slots {
+		if s.record == nil && s.pending == nil || old != nil && id == want.id {
+			continue
+		}
+		all++
+		if id.tenant == want.id.tenant {
+			own++
+		}
+	}
+	if want.max > 0 && own >= want.max {
+		return &CapacityError{
+			Message:    fmt.Sprintf("the caller has %d of %d sandboxes; delete one, or let one expire", own, want.max),
+			RetryAfter: 10 * time.Second,
+		}
+	}
+	if limit > 0 && all >= limit {
+		return &CapacityError{Message: fmt.Sprintf("all %d sandboxes are taken", limit), RetryAfter: 10 * time.Second}
+	}
+	return nil
+}
+
+// takeFailure returns how the last create of the same spec failed, once.
+func (t *records) takeFailure(want *desired, now time.Time) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.slots[want.id]
+	if s == nil || s.failure == nil {
+		return nil
+	}
+	fail := s.failure
+	s.failure = nil
+	t.freeLocked(want.id, s)
+	if now.Sub(fail.at) > failureKept || len(want.differences(fail.sb, false)) > 0 {
+		return nil
+	}
+	return fail.err
+}
+
+// informed records that a caller got the error of a failed create.
+func (t *records) informed(id keyID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.slots[id]; s != nil {
+		s.failure = nil
+		t.freeLocked(id, s)
+	}
+}
+
+// softened updates the records of sessions whose workspaces the kernel limits no longer.
+func (t *records) softened(sessions []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.slots {
+		if r := s.record; r != nil && slices.Contains(sessions, r.sb.SessionID) {
+			r.sb.Enforcement.WorkspaceQuota = t.quotas.quotaEnforcement(r.sb)
+		}
+	}
+}
+
+// MountsInUse returns the mounts that callers asked for, of all sandboxes that exist or are
+// being created, of every tenant. A sandbox whose container is dead has none.
+func (t *records) MountsInUse() []policy.Mount {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var mounts []policy.Mount
+	for _, s := range t.slots {
+		if r := s.record; r != nil && r.sb.Status != StatusStopped {
+			mounts = append(mounts, r.sb.Spec.Mounts...)
+			if r.adopted && r.sb.VolumePath != "" { // the old service made it, without a spec
+				mounts = append(mounts, policy.Mount{Source: r.sb.VolumePath, Local: r.sb.VolumePath, Mode: "rw"})
+			}
+		}
+		if s.pending != nil {
+			mounts = append(mounts, s.pending.starting.Spec.Mounts...)
+		}
+	}
+	return mounts
+}
+
+// writeUses writes the last uses that changed to the store.
+func (t *records) writeUses(ctx context.Context, store Store) error {
+	used := map[string]time.Time{}
+	now := time.Now().UTC()
+	t.mu.Lock()
+	for _, s := range t.slots {
+		if r := s.record; r != nil && (r.stale || r.busyLocked()) {
+			if r.busyLocked() {
+				r.sb.LastUsedAt = now
+			}
+			used[r.sb.SessionID] = r.sb.LastUsedAt
+			r.stale = false
+		}
+	}
+	t.mu.Unlock()
+	if len(used) == 0 {
+		return nil
+	}
+	err := store.Touch(ctx, used)
+	if err == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.slots {
+		if s.record != nil && !used[s.record.sb.SessionID].IsZero() {
+			s.record.stale = true // the next call tries again
+		}
+	}
+	return err
+}
+
+// usedLocked restarts the idle time.
+func (r *record) usedLocked() { r.sb.LastUsedAt, r.stale = time.Now().UTC(), true }
+
+// busyLocked reports whether the sandbox is in use, and so isn't idle.
+func (r *record) busyLocked() bool {
+	return r.uses[useCommand] > 0 || r.uses[useProcess] > 0 || r.uses[useFiles] > 0 || r.unsure
+}
+
+// snapshotLocked returns the sandbox with the values that depend on the time.
+func (r *record) snapshotLocked(now time.Time) Sandbox {
+	sb := r.sb
+	sb.IdleExpiresAt = time.Time{}
+	if sb.Spec.IdleTTL > 0 {
+		last := sb.LastUsedAt
+		if r.busyLocked() {
+			last = now
+		}
+		sb.IdleExpiresAt = last.Add(sb.Spec.IdleTTL).UTC()
+	}
+	if sb.Expired(now) {
+		sb.Status = StatusExpired
+	}
+	return sb
+}
+
+// endsLocked is when the record ends; one that is in use doesn't idle out.
+func (r *record) endsLocked() time.Time {
+	if r.sb.Spec.IdleTTL > 0 && !r.busyLocked() {
+		return earlier(r.sb.ExpiresAt, r.sb.LastUsedAt.Add(r.sb.Spec.IdleTTL))
+	}
+	return r.sb.ExpiresAt
+}
+
+// snapshotLocked returns what a slot shows: the sandbox that is being made, else the one that
+// exists, else the one that failed.
+func (s *slot) snapshotLocked(now time.Time) (Sandbox, bool) {
+	switch {
+	case s.pending != nil:
+		sb := s.pending.starting
+		select {
+		case <-s.pending.pulling:
+			p := s.pending.progress()
+			sb.Pull = &p
+		default:
+		}
+		return sb, true
+	case s.record != nil:
+		return s.record.snapshotLocked(now), true
+	case s.failure != nil && now.Sub(s.failure.at) <= failureKept:
+		return s.failure.sb, true
+	}
+	return Sandbox{}, false
+}
+
+// lockKey acquires a key for one operation that changes it. With join, it returns the create
+// that holds the key, or comes to hold it, instead of waiting for that to end. The caller
+// must call unlock if it gets neither a create nor an error.
+func (t *records) lockKey(ctx context.Context, id keyID, join bool) (unlock func(), p *pendingCreate, err error) {
+	if !join {
+		unlock, err = t.keys.Lock(ctx, id)
+		return unlock, nil, err
+	}
+	for {
+		wait, wake := context.WithCancel(ctx)
+		unlock, p, err = t.lockOrJoin(wait, wake, id)
+		wake()
+		if err == nil || ctx.Err() != nil { // else a create began, and may have ended since
+			return unlock, p, err
+		}
+	}
+}
+
+// lockOrJoin locks a key, or returns the create that holds it. Launch calls wake, which must
+// end ctx.
+func (t *records) lockOrJoin(ctx context.Context, wake func(), id keyID) (unlock func(), p *pendingCreate, err error) {
+	t.mu.Lock()
+	s := t.slotLocked(id)
+	if s.pending != nil {
+		defer t.mu.Unlock()
+		return nil, s.pending, nil
+	}
+	if s.joining == nil {
+		s.joining = map[context.Context]func(){}
+	}
+	s.joining[ctx] = wake
+	t.mu.Unlock()
+	unlock, err = t.keys.Lock(ctx, id)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(s.joining, ctx)
+	t.freeLocked(id, s)
+	return unlock, nil, err
+}
+
+// enforced updates how the quota is enforced that the sandbox has turned out to be over: its
+// directory may have become a chat's since it was made. Other commands don't wait for the
+// answer.
+func (t *records) enforced(rec *record, sb Sandbox) Sandbox {
+	if sb.Enforcement.WorkspaceQuota != "" {
+		return sb
+	}
+	now := t.quotas.quotaEnforcement(sb)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rec.sb.Enforcement.WorkspaceQuota, sb.Enforcement.WorkspaceQuota = now, now
+	return sb
+}

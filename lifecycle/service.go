@@ -1,0 +1,25 @@
+package lifecycle
+
+// Service is one instance's lifecycle. Its methods are those of its parts. All of them may be
+// called by many goroutines at once. Calls that need the engine fail with errdefs'
+// Unavailable until Run has reconciled, and while the engine can't be used.
+type Service struct {
+	*Registry
+	*processes
+	*reconciler
+	*collector
+}
+
+// New checks the options and returns a Service. Nothing happens before Run.
+func New(opts Options) (*Service, error) {
+	if err := opts.check(); err != nil {
+		return nil, err
+	}
+	r := newRegistry(&opts)
+	return &Service{
+		Registry:   r,
+		processes:  newProcesses(r),
+		reconciler: &reconciler{registry: r, engine: r.engine},
+		collector:  &collector{registry: r, engine: r.engine},
+	}, nil
+}

@@ -1,0 +1,170 @@
+package sandboxapi_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/sandboxapi"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+// noStore is a store that keeps nothing.
+type noStore struct{}
+
+func (noStore) Records(context.Context) ([]lifecycle.Sandbox, error) { return nil, nil }
+func (noStore) Put(context.Context, lifecycle.Sandbox) error         { return nil }
+func (noStore) Touch(context.Context, map[string]time.Time) error    { return nil }
+func (noStore) Delete(context.Context, ...string) error              { return nil }
+func (noStore) Fresh() bool                                          { return true }
+func (noStore) TookOver(context.Context) error                       { return nil }
+func (noStore) Ping(context.Context) error                           { return nil }
+
+// house is the API on a real manager, whose engine is in memory, with a sandbox "k".
+type house struct {
+	*lifecycle.Service
+	t       *testing.T
+	fake    *runtimetest.Fake
+	url     string // of the server
+	handler http.Handler
+	session string
+	client  *http.Client // follows no redirects
+}
+
+const reader = "token-of-a-mere-reader"
+
+// newHouse takes what the manager is to have in the engine's stead; nil is the engine.
+func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.Runtime, change ...func(*sandboxapi.Options)) *house {
+	t.Helper()
+	h := &house{t: t, fake: runtimetest.NewFake(runtimetest.FakeOptions{})}
+	root := t.TempDir()
+	pol, err := policy.Parse(fmt.Appendf(nil, "{version: 1, mounts: {allowed_roots: [%q]}}", root), policy.Options{DefaultImage: runtimetest.DefaultImage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := proxy.ParseTokens([]byte(`tokens:
+- {name: master, tenant: red, token: ` + master + `}
+- {name: powerless, tenant: red, token: ` + powerless + `, scopes: [status:read]}
+- {name: reader, tenant: red, token: ` + reader + `, scopes: [sandboxes:read]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var engine runtime.Runtime = h.fake
+	if wrap != nil {
+		engine = wrap(h.fake)
+	}
+	current := func() *policy.Policy { return pol }
+	h.Service, err = lifecycle.New(lifecycle.Options{Runtime: engine, Policy: current, Store: noStore{}, Holder: mountpintest.Holder{}, Owner: "owner"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts := sandboxapi.Options{Manager: h.Service, Policy: current, Tokens: tokens, Heartbeat: 20 * time.Millisecond}
+	for _, f := range change {
+		f(&opts)
+	}
+	handler, err := sandboxapi.New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.handler = handler
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	srv := httptest.NewServer(handler)
+	t.Cleanup(func() {
+		srv.Close()
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	h.url = srv.URL
+	h.client = &http.Client{
+		Transport:     &http.Transport{DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	eventually(t, "it is ready", func() bool { return h.Ready(ctx) == nil })
+	work := filepath.Join(root, "k")
+	if err := os.Mkdir(work, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	h.session = h.create("k", policy.Request{HostPath: &work})
+	return h
+}
+
+func (h *house) create(key string, req policy.Request) (session string) {
+	h.t.Helper()
+	res, err := h.Create(context.Background(), lifecycle.CreateRequest{Tenant: "red", Key: key, Request: req})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return res.Sandbox.SessionID
+}
+
+func (h *house) request(method, path string, body io.Reader, change ...func(*http.Request)) *http.Request {
+	h.t.Helper()
+	r, err := http.NewRequest(method, h.url+path, body)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	r.Header.Set("X-API-Token", master)
+	for _, f := range change {
+		f(r)
+	}
+	return r
+}
+
+// send sends a request of the master's, and wants a status and, unless it is empty, a
+// problem's code.
+func (h *house) send(status int, code, method, path, body string, change ...func(*http.Request)) answer {
+	h.t.Helper()
+	resp, err := h.client.Do(h.request(method, path, strings.NewReader(body), change...))
+	if err != nil {
+		h.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		h.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	var p apitype.Problem
+	if code != "" {
+		_ = json.Unmarshal(b, &p)
+	}
+	if resp.StatusCode != status || p.Code != code {
+		h.t.Errorf("%s %s: got %d, want %d %s\n%s", method, path, resp.StatusCode, status, code, b)
+	}
+	return answer{resp, string(b)}
+}
+
+const filesPath = "/api/v1/sandboxes/k/files"
+
+// at is the path of a files call.
+func at(call, name string, query ...string) string {
+	q := url.Values{"path": {name}}
+	for i := 0; i+1 < len(query); i += 2 {
+		q.Set(query[i], query[i+1])
+	}
+	return filesPath + call + "?" + q.Encode()
+}
+
+func (h *house) put(name, content string) {
+	h.t.Helper()
+	h.send(200, "", "PUT", at("", name, "mkdir", "true"), content)
+}

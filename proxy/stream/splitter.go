@@ -1,0 +1,117 @@
+package stream
+
+import (
+	"bytes"
+
+	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime"
+)
+
+// splitter cuts the output of the two streams into pieces. It holds back what makes none
+// yet, by stream, and knows how much was sent.
+type splitter struct {
+	// cut returns the length of the first piece of what is held, and of its end, which is
+	// dropped. Both are 0 if there is none yet.
+	cut  func(held []byte) (n, end int)
+	told Place // sent by an earlier stream
+	last int64 // output was read up to here
+	held [2][]byte
+	from [2]int64 // after which the held bytes begin
+}
+
+// piece is a part of one stream's output.
+type piece struct {
+	stderr  bool
+	data    []byte // until the next piece
+	seq     int64
+	partial bool // cut without an end
+}
+
+func (p piece) stream() string {
+	if p.stderr {
+		return apitype.EventStderr
+	}
+	return apitype.EventStdout
+}
+
+// start goes on after a place.
+func (s *splitter) start(told Place) {
+	if told != Anywhere {
+		s.told = told
+		s.reach(told.Seq())
+	}
+}
+
+// reach notes output up to a place.
+func (s *splitter) reach(seq int64) { s.last = max(s.last, seq) }
+
+// feed emits the pieces that a chunk completes.
+func (s *splitter) feed(c runtime.Chunk, emit func(piece) error) error {
+	i := streamOf(c)
+	c = s.told.fresh(c)
+	buf := c.Data
+	if len(s.held[i]) > 0 {
+		buf = append(s.held[i], buf...)
+	} else {
+		s.from[i] = c.Seq - int64(len(buf))
+	}
+	s.held[i] = buf
+	for len(c.Data) > 0 {
+		n, end := s.cut(buf)
+		if n+end == 0 {
+			break
+		}
+		data := buf[:n]
+		buf = buf[n+end:]
+		seq := c.Seq - int64(len(buf))
+		s.held[i], s.from[i] = buf, seq
+		s.reach(seq)
+		if err := emit(piece{c.Stderr, data, seq, end == 0}); err != nil {
+			return err
+		}
+	}
+	s.held[i] = bytes.Clone(buf) // the chunk's bytes are the source's
+	s.reach(c.Seq)
+	return nil
+}
+
+// rest emits what is held, though nothing completes it.
+func (s *splitter) rest(emit func(piece) error) error {
+	for i, data := range s.held {
+		if s.held[i] = nil; len(data) > 0 {
+			if err := emit(piece{i == 1, data, s.last, true}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// place is how much of the streams was sent.
+func (s *splitter) place() (at Place) {
+	for i := range at {
+		at[i] = max(s.last, s.told[i])
+		if len(s.held[i]) > 0 {
+			at[i] = s.from[i]
+		}
+	}
+	return at
+}
+
+// cutAll makes a piece of all bytes.
+func cutAll(held []byte) (n, end int) { return len(held), 0 }
+
+// cutText makes a piece of all whole characters.
+func cutText(held []byte) (n, end int) { return len(held) - incomplete(held), 0 }
+
+// cutLine makes pieces of lines. A line that is too long is cut between characters.
+func cutLine(held []byte) (n, end int) {
+	most := min(len(held), maxEvent)
+	if i := bytes.IndexByte(held[:most], '\n'); i >= 0 {
+		return i, 1
+	}
+	if most < maxEvent {
+		return 0, 0
+	}
+	return most - incomplete(held[:most]), 0
+}

@@ -1,0 +1,226 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/yamux"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+const (
+	maxHello   = 4 << 10 // bytes read before a Hello is complete
+	maxID      = 1 << 31 // of users and groups
+	streamStay = time.Second
+)
+
+// session is a yamux session with the program in a container. Its carrier is a connection
+// that the program dialled, or the stdio of a program that the engine started.
+//
+// The other side is hostile. A stream buffers at most its window, 256 KiB; there are at
+// most wire.MaxStreams, all opened here; and one that was closed here ends in streamStay.
+type session struct {
+	b       *container
+	carrier io.ReadWriteCloser
+	mux     *yamux.Session
+	pid     int  // of who dialled; 0 for a program that the engine started
+	greeted bool // by it, with the container's lock
+	hello   wire.Hello
+	opening atomic.Int32
+	served  *served // nil for one that was dialled
+}
+
+// errOutdated is the error for a program of an older version.
+var errOutdated = runtime.Precondition("the container's agent is of another version of Berm; recreate the container")
+
+// greet reads Hello, and begins the session. The carrier is closed if that fails.
+func (s *session) greet(within time.Duration) error {
+	timer := time.AfterFunc(within, s.hangUp)
+	err := s.readHello()
+	if !timer.Stop() && err == nil {
+		err = os.ErrDeadlineExceeded
+	}
+	if err != nil {
+		s.hangUp()
+	}
+	return err
+}
+
+func (s *session) readHello() error {
+	first := &opening{from: s.carrier, left: maxHello}
+	r := bufio.NewReader(first) // a wire.Reader uses it as it is
+	payload, err := wire.NewReader(r).Expect(wire.KindHello)
+	if err != nil {
+		return err
+	}
+	first.left = -1
+	if err := wire.Decode(payload, &s.hello); err != nil {
+		return err
+	}
+	switch h := s.hello; {
+	case h.Version != wire.Version:
+		return errOutdated
+	case h.UID < 0 || h.UID > maxID || h.GID < 0 || h.GID > maxID || h.PID < 0 || h.PID > maxID:
+		return fmt.Errorf("%w: user %d, group %d, process %d", wire.ErrProtocol, h.UID, h.GID, h.PID)
+	}
+	s.mux, err = yamux.Client(struct {
+		io.Reader
+		io.WriteCloser
+	}{&inbound{r: r}, &wire.Joined{ReadWriteCloser: s.carrier}}, wire.Mux(s.b.r.pace.ready, streamStay))
+	return err
+}
+
+// hangUp ends the session. It doesn't wait.
+func (s *session) hangUp() { _ = s.carrier.Close() }
+
+// distrust ends a session whose program didn't answer, unless its container is paused.
+func (s *session) distrust() {
+	ctx, cancel := context.WithTimeout(context.Background(), s.b.r.pace.ready)
+	defer cancel()
+	if s.b.runs(ctx) {
+		s.hangUp()
+	}
+}
+
+// discard keeps a session that was found dead from being used again.
+func (s *session) discard() {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	if s.served != nil {
+		s.endLocked()
+		return
+	}
+	s.hangUp()
+	s.b.dialled = slices.DeleteFunc(s.b.dialled, func(other *session) bool { return other == s })
+}
+
+// fits reports whether the program's user is the one that is asked for.
+func (s *session) fits(user string) bool {
+	uid, gid, both := strings.Cut(user, ":")
+	return user == "" || uid == strconv.Itoa(s.hello.UID) && (!both || gid == strconv.Itoa(s.hello.GID))
+}
+
+// open opens a stream. The error is errDead, errSilent, or says that there are too many.
+func (s *session) open() (*conn, error) {
+	n := s.opening.Add(1)
+	defer s.opening.Add(-1)
+	if s.mux.NumStreams()+int(n) > wire.MaxStreams {
+		return nil, errBusy
+	}
+	st, err := s.mux.OpenStream()
+	switch {
+	case errors.Is(err, yamux.ErrConnectionWriteTimeout):
+		return nil, errSilent
+	case err != nil:
+		s.discard()
+		return nil, errDead
+	}
+	nc := &stream{Stream: st}
+	return &conn{s: s, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}, nil
+}
+
+// opening lets no more through than a Hello needs, until it was read.
+type opening struct {
+	from io.Reader
+	left int // -1 is no limit
+}
+
+func (o *opening) Read(p []byte) (int, error) {
+	if o.left < 0 {
+		return o.from.Read(p)
+	}
+	if o.left == 0 {
+		return 0, fmt.Errorf("%w: a Hello of more than %d bytes", wire.ErrProtocol, maxHello)
+	}
+	n, err := o.from.Read(p[:min(len(p), o.left)])
+	o.left -= n
+	return n, err
+}
+
+// inbound passes on yamux frames. It refuses what only Berm may send: a frame that opens a
+// stream, for which yamux would allocate, and a ping, for which it would start a goroutine.
+type inbound struct {
+	r    io.Reader
+	head [12]byte
+	rest []byte // of the head
+	left uint32 // of the data
+}
+
+func (in *inbound) Read(p []byte) (int, error) {
+	if len(in.rest) == 0 && in.left == 0 {
+		if _, err := io.ReadFull(in.r, in.head[:]); err != nil {
+			return 0, err
+		}
+		const data, syn = 0, 1
+		if binary.BigEndian.Uint16(in.head[2:])&syn != 0 {
+			return 0, fmt.Errorf("%w: a stream or a ping", wire.ErrProtocol)
+		}
+		if in.head[1] == data {
+			in.left = binary.BigEndian.Uint32(in.head[8:])
+		}
+		in.rest = in.head[:]
+	}
+	if len(in.rest) > 0 {
+		n := copy(p, in.rest)
+		in.rest = in.rest[n:]
+		return n, nil
+	}
+	n, err := in.r.Read(p[:min(uint64(len(p)), uint64(in.left))])
+	in.left -= uint32(n)
+	return n, err
+}
+
+// stream is a yamux stream. Once a deadline of it has passed, it neither reads what has
+// come nor writes where there is room.
+type stream struct {
+	*yamux.Stream
+	reading, writing atomic.Int64 // deadlines in nanoseconds since 1970; 0 is none
+}
+
+func (s *stream) Read(p []byte) (int, error) { return timed(&s.reading, s.Stream.Read, p) }
+
+func (s *stream) Write(p []byte) (int, error) { return timed(&s.writing, s.Stream.Write, p) }
+
+func timed(deadline *atomic.Int64, do func([]byte) (int, error), p []byte) (int, error) {
+	if d := deadline.Load(); d != 0 && time.Now().UnixNano() >= d {
+		return 0, os.ErrDeadlineExceeded
+	}
+	n, err := do(p)
+	if errors.Is(err, yamux.ErrTimeout) || errors.Is(err, yamux.ErrConnectionWriteTimeout) {
+		err = os.ErrDeadlineExceeded
+	}
+	return n, err
+}
+
+func (s *stream) SetDeadline(t time.Time) error {
+	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
+}
+
+func (s *stream) SetReadDeadline(t time.Time) error {
+	s.reading.Store(nanoseconds(t))
+	return s.Stream.SetReadDeadline(t)
+}
+
+func (s *stream) SetWriteDeadline(t time.Time) error {
+	s.writing.Store(nanoseconds(t))
+	return s.Stream.SetWriteDeadline(t)
+}
+
+func nanoseconds(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}

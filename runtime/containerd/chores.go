@@ -1,0 +1,48 @@
+package containerd
+
+import (
+	"sync"
+	"time"
+)
+
+// closeTimeout is how long Close waits for chores.
+const closeTimeout = 5 * time.Second
+
+// chores is work that outlives its calls.
+type chores struct {
+	mu   sync.Mutex
+	n    int
+	idle chan struct{} // closed when the last one under way ends
+}
+
+// background runs what nobody waits for but Close.
+func (c *chores) background(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == 0 {
+		c.idle = make(chan struct{})
+	}
+	c.n++
+	go func() {
+		f()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.n--; c.n == 0 {
+			close(c.idle)
+		}
+	}()
+}
+
+// wait waits for a moment without chores, within reason.
+func (c *chores) wait() {
+	c.mu.Lock()
+	idle := c.idle
+	c.mu.Unlock()
+	if idle == nil {
+		return
+	}
+	select {
+	case <-idle:
+	case <-time.After(closeTimeout):
+	}
+}

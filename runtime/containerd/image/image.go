@@ -1,0 +1,386 @@
+// Package image finds, pulls, unpacks and reads images in containerd's store.
+package image
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/labels"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/singleflight"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+const (
+	// maxDocument bounds an image's manifests and configuration, which are read into
+	// memory; registries are held to the same bound by the resolver.
+	maxDocument = 4 << 20
+	// What is cached of images is bounded by number and by size: what is larger is
+	// read each time.
+	maxCachedImages = 1000
+	maxCachedBytes  = 64 << 10
+	// unpackTimeout bounds the unpacking of an image, which goes on when its callers
+	// have given up, and unpackLease is how long the engine keeps the parts of one
+	// that was cut short by the end of this process.
+	unpackTimeout = 30 * time.Minute
+	unpackLease   = time.Hour
+)
+
+// Options of New. All are mandatory, but for RegistryAuth.
+type Options struct {
+	Client      *client.Client
+	Snapshotter string
+	// Root is a directory over which images are mounted, for the reading thread alone.
+	Root string
+	// Lease runs f with a lease that keeps all that f makes from the engine's collector.
+	Lease func(ctx context.Context, expiry time.Duration, f func(context.Context) error) error
+	// RegistryAuth gives the credentials for a registry by its host name and port;
+	// an empty user with a secret is an identity token. Nil, and empty strings, send none.
+	RegistryAuth func(ctx context.Context, host string) (user, secret string, err error)
+	Logger       *slog.Logger
+}
+
+// Store is the engine's store of images. It may be used by many goroutines at once. Its
+// methods leave the class of the engine's errors to the caller, but for Pull.
+type Store struct {
+	opts  Options
+	cache cache
+}
+
+// New makes a Store. It doesn't talk to the engine.
+func New(opts Options) *Store { return &Store{opts: opts} }
+
+// Image is what is known of an image in the store.
+type Image struct {
+	runtime.Image                     // ID is the digest of the target that the name led to; no Digests
+	Config        ocispec.ImageConfig // of this machine's platform
+	ChainID       string              // key of the snapshot that its layers come to; empty without layers
+
+	name   string // in the store, one of several
+	target ocispec.Descriptor
+	layers []ocispec.Descriptor
+}
+
+// cache remembers what can't change: what targets contain, by their digests. Whether
+// they are in the store is asked each time. The zero value is empty.
+type cache struct {
+	mu       sync.Mutex
+	images   map[digest.Digest]*Image
+	accounts map[string]*accountFiles // by chain id
+	dirs     map[string][]string      // that images lack: see MissingDirs
+	flights  singleflight.Group
+}
+
+func (c *cache) image(target digest.Digest) *Image {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.images[target]
+}
+
+func (c *cache) keep(img *Image) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.images == nil || len(c.images) >= maxCachedImages {
+		c.images = map[digest.Digest]*Image{}
+	}
+	c.images[img.target.Digest] = img
+}
+
+// fly runs f once for all that want the same at the same time, and to its end even
+// when none of them waits any more.
+func (c *cache) fly(ctx context.Context, key string, timeout time.Duration, f func(context.Context) (any, error)) (any, error) {
+	result := c.flights.DoChan(key, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+		defer cancel()
+		return f(ctx)
+	})
+	select {
+	case r := <-result:
+		return r.Val, r.Err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// ownPlatform is this machine's. Programs of the 32-bit sibling don't count, unlike
+// with platforms.Default: the seccomp profile refuses all their system calls.
+var ownPlatform platforms.MatchComparer = ownArchitecture{platforms.Default()}
+
+type ownArchitecture struct{ platforms.MatchComparer }
+
+func (m ownArchitecture) Match(p ocispec.Platform) bool {
+	return platforms.Normalize(p).Architecture == platforms.DefaultSpec().Architecture && m.MatchComparer.Match(p)
+}
+
+// Find finds an image by ID or reference. NotFound unless all of it is there.
+func (s *Store) Find(ctx context.Context, ref string) (runtime.Image, error) {
+	img, err := s.findImage(ctx, ref)
+	if err != nil {
+		return runtime.Image{}, err
+	}
+	unpacked, err := s.isUnpacked(ctx, img)
+	if err == nil && !unpacked {
+		err = s.checkLayers(ctx, img)
+	}
+	if err != nil {
+		return runtime.Image{}, err
+	}
+	out := img.Image
+	out.Digests, err = s.repoDigests(ctx, img.target.Digest)
+	return out, err
+}
+
+// Unpacked finds an image by ID or reference, and unpacks it if need be.
+func (s *Store) Unpacked(ctx context.Context, ref string) (*Image, error) {
+	img, err := s.findImage(ctx, ref)
+	if err == nil {
+		err = s.unpack(ctx, img)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up image %q: %w", ref, err)
+	}
+	return img, nil
+}
+
+// findImage finds an image in the store and reads what it is.
+func (s *Store) findImage(ctx context.Context, ref string) (*Image, error) {
+	found, err := s.lookUp(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	img := s.cache.image(found.Target.Digest)
+	if img == nil {
+		if img, err = s.describeImage(ctx, found.Target); err != nil {
+			return nil, fmt.Errorf("for this machine (%s): %w", platforms.Format(platforms.DefaultSpec()), err)
+		}
+	}
+	if img.name != found.Name {
+		img = new(*img) // the cached one is shared
+		img.name = found.Name
+	}
+	return img, nil
+}
+
+// lookUp finds an image's record by ID or reference, mostly in one call.
+func (s *Store) lookUp(ctx context.Context, ref string) (images.Image, error) {
+	if id := digest.Digest(ref); id.Validate() == nil {
+		if known := s.cache.image(id); known != nil {
+			found, err := s.opts.Client.ImageService().Get(ctx, known.name)
+			if err == nil && found.Target.Digest == id {
+				return found, nil
+			}
+			if err != nil && !errdefs.IsNotFound(err) {
+				return images.Image{}, err
+			}
+		}
+		return s.lookUpTarget(ctx, id, "")
+	}
+	named, err := reference.ParseDockerRef(ref)
+	if err != nil {
+		return images.Image{}, runtime.Invalid("%w", err)
+	}
+	found, err := s.opts.Client.ImageService().Get(ctx, named.String())
+	if digested, ok := named.(reference.Digested); ok && errdefs.IsNotFound(err) {
+		// An image that was pulled by tag has its digest as well.
+		return s.lookUpTarget(ctx, digested.Digest(), named.Name())
+	}
+	return found, err
+}
+
+// lookUpTarget finds an image by its target's digest, in a repository; "" is any.
+func (s *Store) lookUpTarget(ctx context.Context, target digest.Digest, repository string) (images.Image, error) {
+	found, err := s.opts.Client.ImageService().List(ctx, targetFilter(target))
+	if err != nil {
+		return images.Image{}, err
+	}
+	for _, img := range found {
+		if repository == "" {
+			return img, nil
+		}
+		if named, err := reference.ParseNormalizedNamed(img.Name); err == nil && named.Name() == repository {
+			return img, nil
+		}
+	}
+	return images.Image{}, fmt.Errorf("no image has this digest: %w", errdefs.ErrNotFound)
+}
+
+// describeImage reads what a target is on this machine's platform. What is missing in the
+// store makes it NotFound: pulling the image again is what helps.
+func (s *Store) describeImage(ctx context.Context, target ocispec.Descriptor) (*Image, error) {
+	manifest, err := images.Manifest(ctx, documents{s.opts.Client.ContentStore()}, target, ownPlatform)
+	if err != nil {
+		return nil, err
+	}
+	if !images.IsConfigType(manifest.Config.MediaType) {
+		return nil, fmt.Errorf("%s isn't an image but %q: %w", target.Digest, manifest.Config.MediaType, errdefs.ErrNotFound)
+	}
+	spec, err := s.readConfig(ctx, manifest.Config)
+	if err != nil {
+		return nil, err
+	}
+	img := &Image{
+		Image: runtime.Image{
+			ID: target.Digest.String(), Env: spec.Config.Env, User: spec.Config.User,
+			Command: slices.Concat(spec.Config.Entrypoint, spec.Config.Cmd),
+		},
+		Config: spec.Config, ChainID: identity.ChainID(spec.RootFS.DiffIDs).String(),
+		target: target,
+	}
+	for _, l := range manifest.Layers {
+		if images.IsLayerType(l.MediaType) {
+			img.layers = append(img.layers, l)
+		}
+	}
+	if manifest.Config.Size <= maxCachedBytes {
+		s.cache.keep(img)
+	}
+	return img, nil
+}
+
+// readConfig reads an image's configuration, and refuses one that is another
+// platform's or can't be true.
+func (s *Store) readConfig(ctx context.Context, desc ocispec.Descriptor) (ocispec.Image, error) {
+	var spec ocispec.Image
+	blob, err := content.ReadBlob(ctx, documents{s.opts.Client.ContentStore()}, desc)
+	if err != nil {
+		return spec, fmt.Errorf("its configuration: %w", err)
+	}
+	if int64(len(blob)) != desc.Size {
+		return spec, runtime.Precondition("its configuration has %d bytes instead of %d", len(blob), desc.Size)
+	}
+	if err := json.Unmarshal(blob, &spec); err != nil {
+		return spec, runtime.Precondition("its configuration: %w", err)
+	}
+	// A manifest that stands alone was chosen for its name, not its platform. Old
+	// images name none.
+	if (spec.OS != "" || spec.Architecture != "") && !ownPlatform.Match(spec.Platform) {
+		return spec, fmt.Errorf("the image is for %s: %w", platforms.Format(spec.Platform), errdefs.ErrNotFound)
+	}
+	for _, id := range spec.RootFS.DiffIDs {
+		// A single one is the key of a snapshot as it stands, and could name any.
+		if err := id.Validate(); err != nil {
+			return spec, runtime.Precondition("layer %q: %w", id, err)
+		}
+	}
+	return spec, nil
+}
+
+// documents reads small blobs only.
+type documents struct{ content.Provider }
+
+func (d documents) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	ra, err := d.Provider.ReaderAt(ctx, desc)
+	if err != nil {
+		return nil, err
+	}
+	if ra.Size() > maxDocument {
+		_ = ra.Close()
+		return nil, runtime.Precondition("%s has %d bytes, more than %d", desc.Digest, ra.Size(), maxDocument)
+	}
+	return ra, nil
+}
+
+// isUnpacked asks whether the snapshot of an image's layers is there.
+func (s *Store) isUnpacked(ctx context.Context, img *Image) (bool, error) {
+	if img.ChainID == "" {
+		return true, nil
+	}
+	info, err := s.opts.Client.SnapshotService(s.opts.Snapshotter).Stat(ctx, img.ChainID)
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil && info.Kind == snapshots.KindCommitted, err
+}
+
+// checkLayers fails with NotFound when a layer isn't in the store.
+func (s *Store) checkLayers(ctx context.Context, img *Image) error {
+	for _, l := range img.layers {
+		if _, err := s.opts.Client.ContentStore().Info(ctx, l.Digest); err != nil {
+			return fmt.Errorf("layer %s: %w", l.Digest, err)
+		}
+	}
+	return nil
+}
+
+// unpack makes the snapshot of an image's layers, unless it is there.
+func (s *Store) unpack(ctx context.Context, img *Image) error {
+	if unpacked, err := s.isUnpacked(ctx, img); err != nil || unpacked {
+		return err
+	}
+	_, err := s.cache.fly(ctx, "unpack "+img.ChainID, unpackTimeout, func(ctx context.Context) (any, error) {
+		return nil, s.opts.Lease(ctx, unpackLease, func(ctx context.Context) error {
+			if err := s.checkLayers(ctx, img); err != nil {
+				return err
+			}
+			record := images.Image{Name: img.name, Target: img.target}
+			return client.NewImageWithPlatform(s.opts.Client, record, ownPlatform).Unpack(ctx, s.opts.Snapshotter)
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("unpack: %w", err)
+	}
+	return nil
+}
+
+// repoDigests tells by which names a target came from registries, in the form
+// that users write them.
+func (s *Store) repoDigests(ctx context.Context, target digest.Digest) ([]string, error) {
+	info, err := s.opts.Client.ContentStore().Info(ctx, target)
+	if errdefs.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	// The labels tell where content came from, but leave the registry's port out; the
+	// images' names have it.
+	sources := map[string]bool{}
+	for key, repositories := range info.Labels {
+		if host, ok := strings.CutPrefix(key, labels.LabelDistributionSource+"."); ok {
+			for repository := range strings.SplitSeq(repositories, ",") {
+				sources[host+"/"+repository] = true
+			}
+		}
+	}
+	if len(sources) == 0 {
+		return nil, nil
+	}
+	found, err := s.opts.Client.ImageService().List(ctx, targetFilter(target))
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, img := range found {
+		named, err := reference.ParseNormalizedNamed(img.Name)
+		if err != nil { // not by us
+			continue
+		}
+		host := (&url.URL{Host: reference.Domain(named)}).Hostname()
+		if sources[host+"/"+reference.Path(named)] {
+			out = append(out, reference.FamiliarName(named)+"@"+target.String())
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+func targetFilter(target digest.Digest) string {
+	return fmt.Sprintf("target.digest==%q", target.String())
+}

@@ -1,0 +1,247 @@
+package logs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+const logChunk = 64 << 10
+
+// openLog opens the files of a log, the oldest first. They follow on one another:
+// nothing that was printed in between is missing.
+func openLog(dir string) ([]*os.File, error) {
+	const tries = 1000 // to get between two rotations
+	for range tries {
+		old, err := openLogFile(dir, "log.1")
+		if err != nil {
+			return nil, err
+		}
+		current, err := openLogFile(dir, "log")
+		if err != nil {
+			closeAll(old)
+			return nil, err
+		}
+		// While old is open, no other file can be taken for it.
+		still, err := old.at(dir, "log.1")
+		if err != nil {
+			closeAll(old, current)
+			return nil, err
+		}
+		if !still {
+			closeAll(old, current)
+			continue
+		}
+		var files []*os.File
+		for _, f := range []logFile{old, current} {
+			if f.File != nil {
+				files = append(files, f.File)
+			}
+		}
+		return files, nil
+	}
+	return nil, errors.New("the log is rotated faster than it can be opened")
+}
+
+// logFile may be none.
+type logFile struct{ *os.File }
+
+func openLogFile(dir, name string) (logFile, error) {
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return logFile{}, nil
+	}
+	return logFile{f}, err
+}
+
+// at tells whether this, or nothing, is what a name stands for.
+func (f logFile) at(dir, name string) (bool, error) {
+	there, err := os.Lstat(filepath.Join(dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return f.File == nil, nil
+	}
+	if err != nil || f.File == nil {
+		return false, err
+	}
+	own, err := f.Stat()
+	return err == nil && os.SameFile(own, there), err
+}
+
+func closeAll(files ...logFile) {
+	for _, f := range files {
+		if f.File != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// printLog prints what a log has at this moment.
+func printLog(ctx context.Context, dir string, p *logPrinter) error {
+	files, err := openLog(dir)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, f := range files {
+			_ = f.Close()
+		}
+	}()
+	parts, err := sections(files)
+	if err != nil {
+		return err
+	}
+	if p.opts.Tail > 0 {
+		if err := p.skipTo(ctx, parts); err != nil {
+			return err
+		}
+	}
+	return p.printAll(ctx, parts)
+}
+
+// sections are what files hold at this moment.
+func sections(files []*os.File) ([]*io.SectionReader, error) {
+	var out []*io.SectionReader
+	for _, f := range files {
+		info, err := f.Stat()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, io.NewSectionReader(f, 0, info.Size()))
+	}
+	return out, nil
+}
+
+// logFollower prints a log as it grows.
+type logFollower struct {
+	dir     string
+	files   []*os.File // from the one that is being read to the newest that is known
+	scanner logScanner
+	printer *logPrinter
+	buf     []byte
+}
+
+// followLog begins at what there is of a log, as the options of the printer have it.
+func followLog(dir string, p *logPrinter) (*logFollower, error) {
+	files, err := openLog(dir)
+	if err != nil {
+		return nil, err
+	}
+	f := &logFollower{dir: dir, files: files, printer: p, buf: make([]byte, logChunk)}
+	if p.opts.Tail > 0 {
+		parts, err := sections(files)
+		if err == nil {
+			err = p.skipTo(context.Background(), parts)
+		}
+		if err != nil {
+			f.close()
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+func (f *logFollower) close() {
+	for _, file := range f.files {
+		_ = file.Close()
+	}
+}
+
+// copy prints what has come, from one file to the next.
+func (f *logFollower) copy(ctx context.Context) error {
+	complete := false // the file that is being read
+	for ctx.Err() == nil {
+		if len(f.files) > 0 {
+			n, err := f.files[0].Read(f.buf)
+			if err != nil && !errors.Is(err, io.EOF) {
+				return fmt.Errorf("read the log: %w", err)
+			}
+			if n > 0 {
+				if err := f.scanner.feed(f.buf[:n], f.printer.print); err != nil {
+					return err
+				}
+				continue
+			}
+		}
+		if len(f.files) < 2 {
+			more, err := f.rotated(&complete)
+			if err != nil {
+				return err
+			}
+			if !more {
+				break
+			}
+			continue
+		}
+		f.advance()
+		complete = false
+	}
+	return f.printer.flush()
+}
+
+// rotated looks for what comes after the last file that is known, and tells whether
+// there is anything to be read.
+func (f *logFollower) rotated(complete *bool) (bool, error) {
+	if len(f.files) > 0 {
+		last, err := logFile{f.files[0]}.at(f.dir, "log")
+		if last || err != nil {
+			return false, err
+		}
+		// It has been put aside, so that it doesn't grow any more, but may have grown
+		// since it was read.
+		if !*complete {
+			*complete = true
+			return true, nil
+		}
+	}
+	files, err := openLog(f.dir)
+	if err != nil {
+		return false, err
+	}
+	if len(f.files) > 0 && len(files) > 0 {
+		same, err := sameFile(f.files[0], files[0])
+		if err != nil {
+			return false, errors.Join(err, closeFiles(files))
+		}
+		if same {
+			_ = files[0].Close()
+			files = files[1:]
+		}
+	}
+	f.files = append(f.files, files...)
+	return len(files) > 0, nil
+}
+
+func sameFile(a, b *os.File) (bool, error) {
+	infoA, err := a.Stat()
+	if err != nil {
+		return false, err
+	}
+	infoB, err := b.Stat()
+	return err == nil && os.SameFile(infoA, infoB), err
+}
+
+func closeFiles(files []*os.File) error {
+	var errs []error
+	for _, f := range files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (f *logFollower) advance() {
+	_ = f.files[0].Close()
+	f.files = f.files[1:]
+	f.scanner = logScanner{} // the file ends where it ends
+}
+
+// gone tells whether the log has been removed.
+func (f *logFollower) gone() bool {
+	_, err := os.Lstat(f.dir)
+	return errors.Is(err, fs.ErrNotExist)
+}

@@ -1,0 +1,220 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/bermhq/berm/runtime"
+)
+
+// ruleTables are in the order in which they are put in place: what drops comes
+// before what lets through.
+var ruleTables = []string{"mangle", "nat", "filter"}
+
+// tableRules are the rules of one network in one table of iptables: those of its
+// own chain, and those that lead there from the built-in ones. Each is written as
+// iptables-save prints it, so that the two can be compared.
+type tableRules struct {
+	jumps []string // each "-A CHAIN …"
+	rules []string // each "-A BERM-… …"
+}
+
+// networkRules are a network's rules by table.
+//
+// What drops is in mangle, which comes before filter and where nobody puts himself
+// in front: Docker, for one, makes the front of filter's FORWARD its own at each
+// start, and lets its containers go anywhere. The rules in filter let through what
+// Docker's policy for FORWARD would drop. They repeat the drops, so that a network
+// is still closed when someone flushes one of the tables. IPv6 has no rules: it is
+// disabled on the bridges and in the containers' namespaces, so that the host has no
+// address there and forwards nothing, and isolated ports of a bridge carry nothing
+// to each other, of whatever protocol.
+func networkRules(n *network) map[string]tableRules {
+	forward := func(pass string) tableRules {
+		t := tableRules{jumps: []string{
+			fmt.Sprintf("-A FORWARD -i %s -j %s", n.Bridge, n.chain()),
+			fmt.Sprintf("-A FORWARD -o %s -j %s", n.Bridge, n.chain()),
+		}}
+		add := func(match, verdict string) {
+			t.rules = append(t.rules, fmt.Sprintf("-A %s%s -j %s", n.chain(), match, verdict))
+		}
+		add(fmt.Sprintf(" ! -s %s -i %s", n.Subnet, n.Bridge), "DROP") // a sender that isn't what it says
+		within := pass
+		if n.Isolated {
+			within = "DROP" // by way of the gateway, too
+		}
+		add(fmt.Sprintf(" -i %[1]s -o %[1]s", n.Bridge), within)
+		if n.Internal {
+			t.jumps = append(t.jumps, fmt.Sprintf("-A INPUT -i %s -j %s", n.Bridge, n.chain()))
+			add(" -i "+n.Bridge+" -m conntrack --ctstate ESTABLISHED", pass) // answers to the host: none else is let in to ask
+			add("", "DROP")
+			return t
+		}
+		add(" -i "+n.Bridge, pass) // to another network of ours: its own chain drops it
+		add(" -o "+n.Bridge+" -m conntrack --ctstate RELATED,ESTABLISHED", pass)
+		add("", "DROP")
+		return t
+	}
+	rules := map[string]tableRules{"mangle": forward("RETURN"), "filter": forward("ACCEPT")}
+	if !n.Internal {
+		rules["nat"] = tableRules{
+			jumps: []string{fmt.Sprintf("-A POSTROUTING -s %s -j %s", n.Subnet, n.chain())},
+			rules: []string{fmt.Sprintf("-A %s ! -o %s -j MASQUERADE", n.chain(), n.Bridge)},
+		}
+	}
+	return rules
+}
+
+// firewall is what iptables-save tells: the rules of each table, in order, and its
+// chains.
+type firewall map[string]*firewallTable
+
+type firewallTable struct {
+	chains map[string]bool
+	rules  []string // each "-A CHAIN …"
+}
+
+func parseFirewall(save []byte) firewall {
+	fw := make(firewall)
+	table := new(firewallTable)
+	for line := range strings.Lines(string(save)) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = &firewallTable{chains: make(map[string]bool)}
+			fw[line[1:]] = table
+		case strings.HasPrefix(line, ":"):
+			name, _, _ := strings.Cut(line[1:], " ")
+			table.chains[name] = true
+		case strings.HasPrefix(line, "-A "):
+			table.rules = append(table.rules, line)
+		}
+	}
+	return fw
+}
+
+// of finds the rules of one chain of ours in a table, and those that lead there.
+// Front tells that among the latter none stands behind a rule of somebody else's.
+func (fw firewall) of(table, chain string) (found tableRules, front bool) {
+	t := fw[table]
+	if t == nil {
+		return found, true
+	}
+	front = true
+	others := make(map[string]bool) // built-in chains in which we have seen somebody else's rule
+	for _, rule := range t.rules {
+		builtin := strings.Fields(rule)[1]
+		switch {
+		case builtin == chain:
+			found.rules = append(found.rules, rule)
+		case strings.HasSuffix(rule, " -j "+chain):
+			found.jumps = append(found.jumps, rule)
+			front = front && !others[builtin]
+		case !strings.Contains(rule, " -j "+chainPrefix):
+			others[builtin] = true
+		}
+	}
+	return found, front
+}
+
+// restore writes the input of iptables-restore that makes a network's rules what
+// they should be, wanted being nil when there should be none. It is empty if they
+// are. Each table is changed in one step.
+func (fw firewall) restore(chain string, wanted map[string]tableRules) []byte {
+	var out bytes.Buffer
+	for _, table := range ruleTables {
+		found, front := fw.of(table, chain)
+		there := fw[table] != nil && fw[table].chains[chain]
+		want, wants := wanted[table]
+		slices.Sort(found.jumps)
+		sorted := slices.Sorted(slices.Values(want.jumps))
+		if there == wants && front && slices.Equal(found.jumps, sorted) && slices.Equal(found.rules, want.rules) {
+			continue
+		}
+		fmt.Fprintf(&out, "*%s\n:%s - [0:0]\n", table, chain) // makes the chain, or empties it
+		for _, rule := range found.jumps {
+			fmt.Fprintf(&out, "-D%s\n", rule[2:])
+		}
+		for _, rule := range want.jumps {
+			builtin, match, _ := strings.Cut(rule[3:], " ")
+			fmt.Fprintf(&out, "-I %s 1 %s\n", builtin, match)
+		}
+		for _, rule := range want.rules {
+			fmt.Fprintf(&out, "%s\n", rule)
+		}
+		if !wants {
+			fmt.Fprintf(&out, "-X %s\n", chain)
+		}
+		out.WriteString("COMMIT\n")
+	}
+	return out.Bytes()
+}
+
+// readFirewall asks for all rules; it must run on the host's side (onHost).
+func readFirewall(ctx context.Context) (firewall, error) {
+	out, err := iptables(ctx, nil, "iptables-save")
+	if err != nil {
+		return nil, err
+	}
+	return parseFirewall(out), nil
+}
+
+// setRules makes a network's rules what they should be; wanted is nil for none. It
+// must run on the host's side (onHost).
+func setRules(ctx context.Context, chain string, wanted map[string]tableRules) error {
+	// A rule that somebody else removed since it was read makes the change fail.
+	var err error
+	for range 3 {
+		var fw firewall
+		if fw, err = readFirewall(ctx); err != nil {
+			return err
+		}
+		change := fw.restore(chain, wanted)
+		if len(change) == 0 {
+			return nil
+		}
+		if _, err = iptables(ctx, change, "iptables-restore", "--noflush", "--wait=5"); err == nil || ctx.Err() != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// iptables runs one of the programs of that package, within this thread's network
+// namespace.
+func iptables(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
+	path, err := findProgram(program)
+	if err != nil {
+		return nil, err
+	}
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
+	cmd.WaitDelay = time.Second
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"} // ours holds secrets
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", program, err, bytes.TrimSpace(stderr.Bytes()[:min(stderr.Len(), 1<<10)]))
+	}
+	return stdout.Bytes(), nil
+}
+
+// findProgram looks in PATH, and where it may lack the administrator's programs.
+func findProgram(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin"} {
+		if err == nil {
+			break
+		}
+		path, err = exec.LookPath(filepath.Join(dir, name))
+	}
+	if err != nil {
+		return "", runtime.Precondition("the program %s, of the package iptables, isn't installed: networks need it", name)
+	}
+	return path, nil
+}

@@ -1,0 +1,203 @@
+package network
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// network is the record of a network, networks/HASH/network.json. It is the first
+// part of a network to be made and the last to be removed. The other parts are its
+// bridge, its rules in the firewall, and in the same directory
+//
+//	users/ID        endpoints of containers, there from before they get an address
+//	                until after it is given back
+//	ipam/           the addresses that are taken, as the CNI plug-in host-local keeps them
+//	network.json, users/ID are written as tmp-… first
+//
+// Whoever makes, repairs or removes a network, or adds a user, holds the flock of
+// the directory.
+type network struct {
+	Name     string            `json:"name"`
+	ID       string            `json:"id"`
+	Labels   map[string]string `json:"labels"`
+	Internal bool              `json:"internal"`
+	Isolated bool              `json:"isolated"`
+	Subnet   netip.Prefix      `json:"subnet"`
+	Bridge   string            `json:"bridge"`
+	Created  time.Time         `json:"created"`
+	Removing bool              `json:"removing"` // being removed, or that was cut short
+
+	dir string
+}
+
+const (
+	bridgePrefix  = "berm-"
+	chainPrefix   = "BERM-"
+	lockPoll      = 2 * time.Millisecond
+	networkRecord = "network.json"
+	tempPrefix    = "tmp-"
+)
+
+// chain of the firewall that holds the network's rules.
+func (n *network) chain() string { return chainPrefix + strings.TrimPrefix(n.Bridge, bridgePrefix) }
+
+// gateway is the bridge's address, which an internal network doesn't have.
+func (n *network) gateway() netip.Addr { return n.Subnet.Addr().Next() }
+
+func (n *network) user(id string) string { return filepath.Join(n.dir, "users", id) }
+
+func (n *network) ipam() string { return filepath.Join(n.dir, "ipam") }
+
+func (n *network) users() ([]string, error) { return names(filepath.Join(n.dir, "users")) }
+
+func (m *Manager) networkDir(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return m.path("networks", hex.EncodeToString(sum[:16]))
+}
+
+func (m *Manager) bridgeName(network string) string {
+	sum := sha256.Sum256([]byte(m.opts.Namespace + "\x00" + m.opts.Root + "\x00" + network))
+	return bridgePrefix + hex.EncodeToString(sum[:4])
+}
+
+// readNetwork reads the record in a directory; nil if there is none.
+func readNetwork(dir string) (*network, error) {
+	b, err := os.ReadFile(filepath.Join(dir, networkRecord))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // that is its meaning
+	}
+	if err != nil {
+		return nil, err
+	}
+	n := &network{dir: dir}
+	if err := json.Unmarshal(b, n); err != nil {
+		return nil, fmt.Errorf("read %s: %w", filepath.Join(dir, networkRecord), err)
+	}
+	return n, nil
+}
+
+// write keeps the record; it outlasts a loss of power.
+func (n *network) write() error {
+	return writeJSON(n.dir, rand.Text(), networkRecord, n, true)
+}
+
+// writeJSON replaces a file in or below dir as a whole. The temporary name is the
+// caller's, so that what is left of it can be told apart.
+func writeJSON(dir, temp, name string, v any, durable bool) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	temp = filepath.Join(dir, tempPrefix+temp)
+	f, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil && durable {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(temp, filepath.Join(dir, name))
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	return nil
+}
+
+// networkDirs lists the directories of networks, half-made ones too.
+func (m *Manager) networkDirs() ([]string, error) {
+	found, err := names(m.path("networks"))
+	for i, name := range found {
+		found[i] = m.path("networks", name)
+	}
+	return found, err
+}
+
+// names lists a directory; one that isn't there is empty.
+func names(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return f.Readdirnames(-1)
+}
+
+// lockNetwork takes the lock of a network's directory, which it makes if told to.
+// NotFound when it isn't there.
+func (m *Manager) lockNetwork(ctx context.Context, dir string, make bool) (unlock func(), err error) {
+	for {
+		if make {
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				return nil, err
+			}
+		}
+		unlock, err := LockDir(ctx, dir)
+		if errors.Is(err, errMoved) || make && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		return unlock, err
+	}
+}
+
+// errMoved says that what was locked isn't there any more.
+var errMoved = errors.New("the directory was removed")
+
+// LockDir takes a directory's flock. It polls, as a wait in the kernel can't be
+// broken off.
+func LockDir(ctx context.Context, dir string) (unlock func(), err error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := flock(ctx, f); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
+	}
+	mine, err := f.Stat()
+	if err == nil {
+		var now os.FileInfo
+		now, err = os.Stat(dir)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(mine, now) {
+			err = errMoved
+		}
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+func flock(ctx context.Context, f *os.File) error {
+	tick := time.NewTicker(lockPoll)
+	defer tick.Stop()
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package containerd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+// start starts a program.
+func start(t *testing.T, r *Runtime, id string, command ...string) *stdio {
+	t.Helper()
+	s, err := r.Start(t.Context(), id, runtime.Program{Command: command})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.(*stdio)
+}
+
+// echo checks that a cat is there.
+func echo(t *testing.T, s io.ReadWriter) {
+	t.Helper()
+	if _, err := s.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(s, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestStartEngineKilled has the engine die while a program runs: the streams go on, and
+// how the program ended is known once the engine is back.
+func TestStartEngineKilled(t *testing.T) {
+	testEngine(t) // or there can't be another
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	c, err := startEngine(ctx, engine.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	r := newRuntime(t, c)
+	s := start(t, r, sandbox(t, r), "/bin/cat")
+	echo(t, s)
+	c.Kill()
+	echo(t, s)
+	if err := c.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	echo(t, s)
+	for { // the client dials again, some time later
+		if _, err := r.Info(ctx); err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatal("the engine isn't seen again")
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if code, _, err := s.Wait(ctx); code != 0 || err != nil {
+		t.Errorf("exit code %d, %v", code, err)
+	}
+}
+
+// TestStartLeavesNothing checks that nothing of a program stays in the engine, its shim or
+// the backend's files, however it ends.
+func TestStartLeavesNothing(t *testing.T) {
+	r := newRuntime(t, testEngine(t))
+	id := sandbox(t, r)
+	pid, err := r.runningPid(r.namespaced(t.Context()), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := readProcess(int(pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func() int {
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", first.parent)) // the shim
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(files)
+	}
+	use := func() {
+		shell(t, r, id, "exit 3")
+		s := start(t, r, id, "/bin/cat")
+		echo(t, s)
+		_ = s.Close()
+		_ = start(t, r, id, "/bin/sh", "-c", "sleep 1 & exec yes").Close()
+		canceled, cancel := context.WithCancel(t.Context())
+		cancel()
+		for ctx, program := range map[context.Context]string{canceled: "/bin/cat", t.Context(): "/no/such"} {
+			if _, err := r.Start(ctx, id, runtime.Program{Command: []string{program}}); err == nil {
+				t.Errorf("%s was started", program)
+			}
+		}
+		r.chores.await(t)
+	}
+	use()
+	before := open()
+	for range 3 {
+		use()
+	}
+	for deadline := time.Now().Add(10 * time.Second); open() > before; {
+		if time.Now().After(deadline) {
+			t.Fatalf("the shim has %d files open, %d before", open(), before)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	left, err := os.ReadDir(r.root.path("containers", id, "exec"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// await waits until no chore is under way.
+func (c *chores) await(t *testing.T) {
+	t.Helper()
+	c.mu.Lock()
+	idle := c.idle
+	c.mu.Unlock()
+	select {
+	case <-idle:
+	case <-time.After(endPatience + endTimeout):
+		t.Fatal("the engine doesn't forget the programs")
+	}
+}
