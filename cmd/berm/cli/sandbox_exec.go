@@ -50,8 +50,7 @@ couldn't be run at all.
 Signals go on to the command; three of a kind within a second kill it, and so does the end
 of what reads its output. Ctrl-P Ctrl-Q on a terminal leaves it running. With -o json
 the command runs to its end, and the whole result is printed; with --detach, only what
-was started. A sandbox without Berm's program in it gives the output, up to
---output-limit, when the command has ended, and has no terminals.`,
+was started.`,
 		Example: `  berm sandbox exec mine -- ls -la /
   berm sandbox exec mine --timeout 2m -e CI=1 -w /workspace/src -- make test
   tar c . | berm sandbox exec mine -i -- tar x
@@ -132,19 +131,9 @@ func (f *clientFlags) exec(cmd *cobra.Command, c *client.Client, key string, com
 	case e.detach:
 		return 0, f.execDetached(cmd, c, key, req)
 	case f.output == "json":
-		return execWhole(cmd, c, key, req, e, func(res *apitype.ExecResult) error { return config.WriteJSON(cmd.OutOrStdout(), res) })
+		return execWhole(cmd, c, key, req, e)
 	}
-	code, err := f.execStreamed(cmd, c, key, req, e)
-	var answer *client.Error
-	if errors.As(err, &answer) && answer.Code == "not_supported" && !e.tty && e.id == "" {
-		req.Raw = true
-		return execWhole(cmd, c, key, req, e, func(res *apitype.ExecResult) error {
-			_, outErr := cmd.OutOrStdout().Write(res.StdoutBase64)
-			_, errErr := cmd.ErrOrStderr().Write(res.StderrBase64)
-			return errors.Join(outErr, errErr)
-		})
-	}
-	return code, err
+	return execStreamed(cmd, c, key, req, e)
 }
 
 func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest) error {
@@ -155,8 +144,8 @@ func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key str
 	})
 }
 
-// execWhole runs the command to its end, and prints the result.
-func execWhole(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest, e execFlags, print func(*apitype.ExecResult) error) (int, error) {
+// execWhole runs the command to its end, and prints the result as JSON.
+func execWhole(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest, e execFlags) (int, error) {
 	req.OutputLimit = &e.limit
 	if e.stdin {
 		var err error
@@ -171,7 +160,7 @@ func execWhole(cmd *cobra.Command, c *client.Client, key string, req apitype.Exe
 	if err != nil {
 		return 0, err
 	}
-	if err := print(res); err != nil {
+	if err := config.WriteJSON(cmd.OutOrStdout(), res); err != nil {
 		return 0, fmt.Errorf("print the result: %w", err)
 	}
 	if res.StdoutTruncated || res.StderrTruncated {
@@ -196,7 +185,7 @@ func endCode(end apitype.AttachEnd, timeout time.Duration) (int, error) {
 }
 
 // execStreamed starts the command, and stays with it.
-func (f *clientFlags) execStreamed(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest, e execFlags) (int, error) {
+func execStreamed(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest, e execFlags) (int, error) {
 	s := &session{stdout: cmd.OutOrStdout(), stderr: cmd.ErrOrStderr()}
 	if e.tty {
 		var err error

@@ -293,7 +293,7 @@ func (e *engineFacts) judgeAgent() finding {
 	const id = "engine.agent"
 	var off *serve.AgentOffError
 	return first(
-		rule{e.agent == nil && e.hidden, soft(id, "can be given to sandboxes, whose processes can't be seen from here", "Berm doesn't listen to it: commands go through the engine, some fifty times slower, and processes end with Berm", "give Berm's container the host's process namespace (pid: host)")},
+		rule{e.agent == nil && e.hidden, soft(id, "can be given to sandboxes, whose processes can't be seen from here", "Berm doesn't listen to it: what runs in sandboxes is started through the engine, and ends with Berm", "give Berm's container the host's process namespace (pid: host)")},
 		rule{e.agent == nil, okay(id, "can be given to sandboxes")},
 		rule{errors.As(e.agent, &off), soft(id, "off: "+said(e.agent), "the engine starts a program for commands, which takes 50 ms, and processes end with Berm", "set engine.agent_dir, or put state_dir where the engine sees it")},
 		rule{true, bad(id, said(e.agent), wontStart, "set engine.agent_file right, or leave it out")},
