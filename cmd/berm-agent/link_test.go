@@ -267,7 +267,7 @@ func TestGarbage(t *testing.T) {
 		if _, err := k.conn.Write([]byte(garbage)); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "the session's end", func() bool { k.conn.Write([]byte(garbage)); return k.mux.IsClosed() })
+		await(t, "the session's end", func() bool { _, _ = k.conn.Write([]byte(garbage)); return k.mux.IsClosed() })
 	}
 	if a := s.accept().run("x", "echo well"); a.stdout.String() != "well\n" {
 		t.Errorf("%+v", a)

@@ -310,3 +310,37 @@ func TestNoProgram(t *testing.T) {
 		}
 	}
 }
+
+// An attachment that isn't read from delays no other operation of its session.
+func TestSlowFollower(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	var sent atomic.Int64
+	b.serve(t, "x", func(p *program, req *wire.Request) {
+		switch {
+		case !p.ready():
+		case req.Op == wire.OpStat:
+			p.json(wire.KindResult, aFile)
+		default:
+			data := strings.Repeat("x", wire.MaxData)
+			for p.w.SendOutput(wire.Output{Seq: sent.Add(int64(len(data))), Data: []byte(data)}) == nil {
+			}
+		}
+	})
+	a, err := b.Attach(t.Context(), id, "p", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the stream to be full", func() bool { return sent.Load() > 3*wire.MaxData })
+	for range 100 {
+		if err := stat(t.Context(), b, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := sent.Load(); n > 8*wire.MaxData {
+		t.Errorf("%d bytes were taken that nobody reads", n)
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+}

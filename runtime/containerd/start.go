@@ -269,8 +269,12 @@ func (s *stdio) notStarted(ctx context.Context, err error, path string) error {
 	if !unexplained(err) {
 		return err
 	}
-	if _, why := s.r.runningPid(ctx, s.container); why != nil {
+	pid, why := s.r.runningPid(ctx, s.container)
+	if why != nil {
 		return why
+	}
+	if first, ferr := readProcess(int(pid)); ferr == nil && first.over() { // the engine will hear of it
+		return runtime.Precondition("the container isn't running")
 	}
 	if !errdefs.IsUnknown(err) {
 		return err
