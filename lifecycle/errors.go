@@ -115,7 +115,7 @@ func (e *UnsupportedError) Error() string {
 	if e.Message != "" {
 		return fmt.Sprintf("sandbox %q: %s", e.Key, e.Message)
 	}
-	return fmt.Sprintf("sandbox %q has no agent that could do this; plain commands run without", e.Key)
+	return fmt.Sprintf("sandbox %q has no agent that could do this", e.Key)
 }
 
 // Unwrap returns the cause.

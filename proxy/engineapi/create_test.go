@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +26,7 @@ import (
 	"github.com/docker/go-connections/nat"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime"
 	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -202,11 +204,15 @@ func TestCreateWhole(t *testing.T) {
 		t.Errorf("on the host: %q, %v", b, err)
 	}
 	got := inspect(t, direct, ct.ID)
+	profile, err := runtime.SeccompOption(goruntime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
+	}
 	h := got.HostConfig
 	if h.Memory != 100<<20 || h.MemorySwap != 100<<20 || h.NanoCPUs != 5e8 || h.PidsLimit == nil || *h.PidsLimit != 128 || h.Privileged {
 		t.Errorf("limits: %+v", h.Resources)
 	}
-	if !slices.Equal(h.SecurityOpt, []string{"no-new-privileges", d.engine.host.Load().seccomp}) || !slices.Equal(h.CapDrop, []string{"ALL"}) || slices.Contains(h.CapAdd, "CAP_KILL") ||
+	if !slices.Equal(h.SecurityOpt, []string{"no-new-privileges", profile}) || !slices.Equal(h.CapDrop, []string{"ALL"}) || slices.Contains(h.CapAdd, "CAP_KILL") ||
 		slices.Contains(h.CapAdd, "CAP_NET_RAW") || h.IpcMode != "private" || h.CgroupnsMode != "private" || h.LogConfig.Config["max-size"] == "" {
 		t.Errorf("privileges: %+v", h)
 	}
