@@ -85,6 +85,10 @@ func runServe(args []string) int {
 		return complain("take the standard input and output: "+reason(err), exitNotExecutable)
 	}
 	enterOwn()
+	// What this process starts, has its start in a later tick than what was there before.
+	for before := ticksNow(); ticksNow() == before && before > 0; {
+		time.Sleep(time.Millisecond)
+	}
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGCHLD, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	limitMemory()

@@ -271,15 +271,26 @@ func runKill(args []string) int {
 	return 0
 }
 
+// serveTask gives the task of a serve process, if it is there.
+func serveTask(pid int, begun uint64) (t task, there bool) {
+	_ = kernel.do(func() error { t, there = readTask(pid); return nil })
+	return t, there && !t.over() && t.start <= begun
+}
+
 func killServe(pid int, begun uint64) bool {
-	all, err := tasks()
-	if err != nil {
-		return false
+	deadline := time.Now().Add(killTimeout)
+	root, there := serveTask(pid, begun)
+	// One that is about to end may have lost its children already: either it stops, or it ends.
+	for there && root.state != 'T' {
+		if time.Now().After(deadline) {
+			return false
+		}
+		_ = kill(pid, unix.SIGSTOP)
+		time.Sleep(time.Millisecond)
+		root, there = serveTask(pid, begun)
 	}
-	root, there := all[pid]
-	there = there && !root.over() && root.start <= begun
 	seen := map[int]uint64{}
-	return killAll(time.Now().Add(killTimeout), func(all map[int]task) map[int]task {
+	return killAll(deadline, func(all map[int]task) map[int]task {
 		roots := map[int]bool{}
 		for id, t := range all {
 			switch {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -55,6 +56,30 @@ func parseStat(pid int, stat []byte) (process, error) {
 func (p process) over() bool {
 	ended := p.state == 'Z' || p.state == 'X' || p.state == 'x' || p.size == 0
 	return ended && p.threads <= 1
+}
+
+// ends tells whether all threads that a process still has are on their way out, and have let
+// go of its memory. The first process of a PID namespace stays so, with its last thread, until
+// nothing is left in there (zap_pid_ns_processes in the kernel's kernel/pid_namespace.c).
+func (p process) ends() bool {
+	if p.size != 0 {
+		return false
+	}
+	dir := fmt.Sprintf("/proc/%d/task", p.pid)
+	tasks, err := os.ReadDir(dir)
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	for _, t := range tasks {
+		stat, err := os.ReadFile(filepath.Join(dir, t.Name(), "stat"))
+		if err != nil {
+			continue // it has ended
+		}
+		if thread, err := parseStat(p.pid, stat); err != nil || thread.size != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // same tells whether this is still that process.

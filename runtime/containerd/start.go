@@ -273,7 +273,7 @@ func (s *stdio) notStarted(ctx context.Context, err error, path string) error {
 	if why != nil {
 		return why
 	}
-	if first, ferr := readProcess(int(pid)); ferr == nil && first.over() { // the engine will hear of it
+	if first, ferr := readProcess(int(pid)); ferr == nil && (first.over() || first.ends()) { // the engine will hear of it
 		return runtime.Precondition("the container isn't running")
 	}
 	if !errdefs.IsUnknown(err) {
