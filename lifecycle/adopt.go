@@ -129,7 +129,7 @@ func settle(all []found) (keep, surplus []found) {
 }
 
 // takeOver makes records of what an earlier process left, in the engine and in the store.
-func (c *reconciler) takeOver(ctx context.Context, keep []found, stored []Record) error {
+func (c *reconciler) takeOver(ctx context.Context, keep []found, stored []Sandbox) error {
 	store := c.engine.opts.Store
 	for _, r := range c.takeContainers(keep, stored) {
 		if err := store.Put(ctx, r); err != nil {
@@ -151,8 +151,8 @@ func (c *reconciler) takeOver(ctx context.Context, keep []found, stored []Record
 // takeContainers makes records of the containers. It returns what must be stored of those that
 // the store doesn't have, or has from a backup: the next start finds it no longer fresh.
 // Adopted ones aren't among them, because what they were made of isn't known.
-func (c *reconciler) takeContainers(keep []found, stored []Record) (unknown []Record) {
-	bySession := make(map[string]Record, len(stored))
+func (c *reconciler) takeContainers(keep []found, stored []Sandbox) (unknown []Sandbox) {
+	bySession := make(map[string]Sandbox, len(stored))
 	for _, r := range stored {
 		bySession[r.SessionID] = r
 	}
@@ -181,7 +181,7 @@ func (c *reconciler) takeContainers(keep []found, stored []Record) (unknown []Re
 			sb.LastUsedAt = now
 		}
 		if old || !known && !f.adopted {
-			unknown = append(unknown, storeRecord(sb))
+			unknown = append(unknown, sb)
 		}
 		if sb.Metadata == nil {
 			sb.Metadata = map[string]string{}
@@ -198,14 +198,18 @@ func (c *reconciler) takeContainers(keep []found, stored []Record) (unknown []Re
 // takeStored makes records of what only the store has; their next use makes the containers. It
 // returns the sessions that the store can forget: the ended, the replaced, and those of a
 // backup, which may have been deleted since.
-func (c *reconciler) takeStored(stored []Record) (gone []string) {
+func (c *reconciler) takeStored(stored []Sandbox) (gone []string) {
 	r := c.registry
 	now := time.Now()
-	slices.SortFunc(stored, func(a, b Record) int { return b.CreatedAt.Compare(a.CreatedAt) }) // the newest first
+	slices.SortFunc(stored, func(a, b Sandbox) int { return b.CreatedAt.Compare(a.CreatedAt) }) // the newest first
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, x := range stored {
-		rec := &record{sb: sandboxFromStore(x, r.opts.Settings.AgentPort)}
+		rec := &record{sb: x}
+		rec.sb.Status, rec.sb.Endpoint, rec.sb.WorkspaceInode = StatusStopped, Endpoint{Port: r.opts.Settings.AgentPort}, ""
+		if x.Metadata == nil {
+			rec.sb.Metadata = map[string]string{}
+		}
 		if s := r.slots[rec.sb.keyID()]; s == nil && !x.LastUsedAt.IsZero() && !rec.snapshotLocked(now).Expired(now) {
 			r.publishLocked(rec)
 		} else if s == nil || s.record.sb.SessionID != x.SessionID {

@@ -114,7 +114,7 @@ func (c *creator) store(ctx context.Context, sb Sandbox) (err error) {
 	case sb.Spec.EngineNetwork != "" && sb.Endpoint.IP == "":
 		err = fmt.Errorf("the container has no address on network %s", sb.Spec.EngineNetwork)
 	default:
-		if err = c.opts.Store.Put(ctx, storeRecord(sb)); err != nil {
+		if err = c.opts.Store.Put(ctx, sb); err != nil {
 			_ = c.opts.Store.Delete(context.WithoutCancel(ctx), sb.SessionID) // it may be there in spite of the error
 		}
 	}

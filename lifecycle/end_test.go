@@ -389,7 +389,7 @@ func TestRestartKnowsItsSandboxes(t *testing.T) {
 		again.stop()
 
 		// The store is lost as well: one more TTL from now.
-		lost := newWorld(t, setup{engine: w.fake, store: &memStore{fresh: true, records: map[string]lifecycle.Record{}}})
+		lost := newWorld(t, setup{engine: w.fake, store: &memStore{fresh: true, records: map[string]lifecycle.Sandbox{}}})
 		sb, err = lost.Get(context.Background(), "a", "k")
 		if left := time.Until(sb.ExpiresAt); err != nil || left > time.Minute || left < time.Minute-time.Second {
 			t.Errorf("without the store: %+v, %v", sb, err)

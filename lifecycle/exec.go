@@ -45,14 +45,11 @@ func (p *processes) exec(ctx context.Context, req ExecRequest) (ExecResult, erro
 	if err != nil {
 		return ExecResult{}, err
 	}
-	if err := p.registry.available(); err != nil {
+	id, err := p.mayAsk(req.Tenant, req.Key)
+	if err != nil {
 		return ExecResult{}, err
 	}
 	if req.Serialize {
-		id, err := parseID(req.Tenant, req.Key)
-		if err != nil {
-			return ExecResult{}, err
-		}
 		unlock, err := p.takeTurn(ctx, id)
 		if err != nil {
 			return ExecResult{}, err
@@ -189,9 +186,6 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 	runCtx, cancel := context.WithTimeoutCause(ctx, timeout, errTimedOut)
 	defer cancel()
 	out, err := ask(runCtx, p.engine, "exec", func(ctx context.Context) (runtime.ExecResult, error) {
-		if p.insider == nil {
-			return runtime.ExecResult{}, &UnsupportedError{Key: sb.Key}
-		}
 		return p.insider.Exec(ctx, sb.ContainerID, exec)
 	})
 	res.Duration = time.Since(start)

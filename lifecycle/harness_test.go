@@ -27,19 +27,19 @@ import (
 type memStore struct {
 	mu      sync.Mutex
 	fresh   bool
-	records map[string]lifecycle.Record
+	records map[string]lifecycle.Sandbox
 	fail    error // of Put
 }
 
-func newStore() *memStore { return &memStore{records: map[string]lifecycle.Record{}} }
+func newStore() *memStore { return &memStore{records: map[string]lifecycle.Sandbox{}} }
 
-func (s *memStore) Records(context.Context) ([]lifecycle.Record, error) {
+func (s *memStore) Records(context.Context) ([]lifecycle.Sandbox, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.records)), nil
 }
 
-func (s *memStore) Put(_ context.Context, r lifecycle.Record) error {
+func (s *memStore) Put(_ context.Context, r lifecycle.Sandbox) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fail != nil {

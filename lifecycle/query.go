@@ -169,7 +169,7 @@ func (r *Registry) Renew(ctx context.Context, tenant, key string, ttl time.Durat
 		}
 		sb.LastUsedAt = time.Now().UTC()
 		sb.ExpiresAt = earlier(sb.LastUsedAt.Add(ttl), sb.Deadline)
-		if err := r.opts.Store.Put(ctx, storeRecord(sb)); err != nil {
+		if err := r.opts.Store.Put(ctx, sb); err != nil {
 			return &UnavailableError{Err: err}
 		}
 		r.mu.Lock()

@@ -164,12 +164,12 @@ func (s shakyStore) shake(f func() error) error {
 	return s.h.fault("store")
 }
 
-func (s shakyStore) Records(ctx context.Context) (rs []lifecycle.Record, err error) {
+func (s shakyStore) Records(ctx context.Context) (rs []lifecycle.Sandbox, err error) {
 	err = s.shake(func() error { rs, err = s.memStore.Records(ctx); return err })
 	return rs, err
 }
 
-func (s shakyStore) Put(ctx context.Context, r lifecycle.Record) error {
+func (s shakyStore) Put(ctx context.Context, r lifecycle.Sandbox) error {
 	return s.shake(func() error { return s.memStore.Put(ctx, r) })
 }
 

@@ -200,7 +200,7 @@ func (c *reconciler) reconcile(ctx context.Context) (err error) {
 	}()
 	all, err := c.inspectAll(ctx, func(id string) bool {
 		_, known := before[id]
-		return known || slices.ContainsFunc(stored, func(r Record) bool { return r.ContainerID == id })
+		return known || slices.ContainsFunc(stored, func(sb Sandbox) bool { return sb.ContainerID == id })
 	})
 	if err != nil {
 		return err

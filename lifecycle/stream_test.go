@@ -214,8 +214,9 @@ func TestWithoutAgent(t *testing.T) {
 					t.Errorf("%v", err)
 				}
 			}
-			if res := w.exec("k", "echo", "x"); !res.OK() || res.Path != runtime.PathEngine {
-				t.Errorf("a plain command: %+v", res)
+			res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"echo", "x"}})
+			if name == "backend" && !errors.As(err, &unsupported) || name == "container" && (err != nil || !res.OK()) {
+				t.Errorf("a plain command: %+v, %v", res, err)
 			}
 			if st := w.Status(context.Background(), "a"); st.RunningCommands != 0 || st.RunningProcesses != 0 {
 				t.Errorf("status: %+v", st)

@@ -89,7 +89,7 @@ profiles:
   big: {extends: network_extended, network: team, host_path_mode: ro, mount_path: /w/, timeout: 45s, max_timeout: 600s,
         cpus: 3, max_cpus: 4, memory_mb: 4096, max_memory_mb: 8192, pids_limit: 600, max_pids_limit: 700,
         read_only_rootfs: true, workspace_quota_mb: 10, ttl: 30m, idle_ttl: 5m, user: 1000:1000,
-        cap_add: [net_bind_service, CAP_CHOWN, CHOWN], runtime_class: runsc, agent: off, userns: auto, locked: [user_x],
+        cap_add: [net_bind_service, CAP_CHOWN, CHOWN], runtime_class: runsc, agent: exec, userns: auto, locked: [user_x],
         engine_api: {capabilities: [net_raw, CAP_NET_RAW, kill], volumes: off, networks: off, ports: loopback, port_range: 1-2, log_drivers: [local], log_max_mb: 3,
           restart: [], runtimes: [kata], sysctls: [net.core.somaxconn], users: non_root, dns: off, tmpfs_mb: 5, max_ulimit: 6, pull: off, build: on, build_add_url: ["https://x.local:1/a/"], commit: on,
           tags: [acme/*], archive: off, exec: off, redact_env: ["*KEY*"], max_objects: 0, max_execs: 7, read_only_rootfs: true}}

@@ -22,10 +22,10 @@ const (
 	tmpfsMB     = 64
 )
 
-// Whether Berm works in a sandbox through its own program there.
+// How Berm reaches its program in a sandbox.
 const (
-	AgentOn  = "on"
-	AgentOff = "off" // the program reaps and forwards signals, and Berm goes by the engine
+	AgentOn  = "on"  // also "socket": the sandbox's first process dials Berm
+	AgentOff = "off" // also "exec": the engine starts the program when it is needed
 )
 
 // Whether a sandbox has a user namespace with a range of the host's IDs of its own.
@@ -239,6 +239,12 @@ func (l *loader) checkProfile(p *Profile, own overlay) {
 	}
 	if !runtimeClass.MatchString(p.RuntimeClass) {
 		l.problem(path+".runtime_class", "%q is not a runtime's name", p.RuntimeClass)
+	}
+	switch p.Agent {
+	case "socket":
+		p.Agent = AgentOn
+	case "exec":
+		p.Agent = AgentOff
 	}
 	if words := []string{AgentOn, AgentOff}; own.Agent != nil && !slices.Contains(words, p.Agent) {
 		l.problem(path+".agent", "is %q, must be %s", p.Agent, orList(words))

@@ -126,11 +126,11 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 		case errors.As(err, &tooLarge):
 			return nil, err
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			f := malformed("the body stopped, or came too slowly")
+			f := Malformed("the body stopped, or came too slowly")
 			f.Cause = err
 			return nil, f
 		case err != nil:
-			return nil, malformed("the body could not be read to its end")
+			return nil, Malformed("the body could not be read to its end")
 		}
 		if len(body) == cap(body) {
 			if room <= bodyStart {
@@ -165,10 +165,10 @@ func DecodeJSON(data []byte, v any) error { return decodeJSON(data, v, false) }
 
 func decodeJSON(data []byte, v any, nulls bool) error {
 	if !utf8.Valid(data) {
-		return malformed("the body is not UTF-8")
+		return Malformed("the body is not UTF-8")
 	}
 	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {
-		return malformed("the body begins with a byte order mark")
+		return Malformed("the body begins with a byte order mark")
 	}
 	if err := checkSyntax(data); err != nil {
 		return err
@@ -181,11 +181,11 @@ func decodeJSON(data []byte, v any, nulls bool) error {
 func checkSyntax(data []byte) error {
 	switch values, depth := shape(data); {
 	case depth > maxDepth:
-		return malformed(fmt.Sprintf("the body is nested more than %d levels deep", maxDepth))
+		return Malformed(fmt.Sprintf("the body is nested more than %d levels deep", maxDepth))
 	case values > maxValues:
-		return malformed(fmt.Sprintf("the body has more than %d values", maxValues))
+		return Malformed(fmt.Sprintf("the body has more than %d values", maxValues))
 	case !json.Valid(data):
-		return malformed("the body is not one valid JSON value")
+		return Malformed("the body is not one valid JSON value")
 	}
 	return nil
 }
@@ -214,7 +214,8 @@ func shape(data []byte) (values int64, depth int) {
 	return values, depth
 }
 
-func malformed(detail string) *Fault {
+// Malformed is the fault of a request that can't be read.
+func Malformed(detail string) *Fault {
 	return &Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail}
 }
 
@@ -254,7 +255,7 @@ func (d decoder) plain(v reflect.Value, raw []byte, path string) error {
 		return d.object(raw, path, func(name, at string, raw []byte) error {
 			f, ok := fieldNamed(v, name)
 			if !ok {
-				return malformed(fmt.Sprintf("unknown field %q", at))
+				return Malformed(fmt.Sprintf("unknown field %q", at))
 			}
 			return d.value(f, raw, at)
 		})
@@ -346,7 +347,7 @@ func (d decoder) object(raw []byte, path string, field func(name, at string, raw
 			at = path + "." + at
 		}
 		if seen[name] {
-			return malformed(fmt.Sprintf("field %q is there twice", at))
+			return Malformed(fmt.Sprintf("field %q is there twice", at))
 		}
 		seen[name] = true
 		raw, rest = cutValue(next(rest))

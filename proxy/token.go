@@ -126,6 +126,8 @@ func ParseTokens(data []byte) (*Tokens, error) {
 			return nil, errors.New("it is neither one bare token nor valid YAML")
 		case strings.HasPrefix(p.Message, "is not a known key"): // and so could the key
 			errorf(p.Path, "unknown key")
+		case strings.HasPrefix(p.Message, "is there twice"):
+			errorf(p.Path, "a key %s", p.Message)
 		default:
 			errorf(p.Path, "%s %s", p.Path, p.Message)
 		}

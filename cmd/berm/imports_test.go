@@ -80,7 +80,7 @@ func mayImport(pkg, dep string) bool {
 		return allowed(pkg) && !alone(pkg)
 	}
 	if _, part := parts[pkg]; part && !in("proxy/stream", "proxy/portproxy")(pkg) {
-		return !alone(pkg) && (dep == "runtime" || in("proxy/engineapi")(pkg) && dep == "policy")
+		return !alone(pkg) && (dep == "runtime" || in("proxy/engineapi")(pkg) && (dep == "policy" || dep == "proxy"))
 	}
 	ancestor := strings.HasPrefix(pkg, dep+"/")
 	leaf := dep == "policy" || dep == "runtime"

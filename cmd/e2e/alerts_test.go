@@ -98,7 +98,7 @@ type alertCases struct {
 }
 
 // Each alert fires on what it is for, after its time and not before, and on nothing else.
-// Prometheus' parser reads the rules, its engine evaluates them and its templates tell of
+// Prometheus' parser reads the rules, its engine evaluates them and its templates write
 // them. Its package that waits for `for` brings 330 others, so the waiting is done here.
 func TestAlertsFire(t *testing.T) {
 	const path = "testdata/alerts.yaml"
@@ -182,10 +182,10 @@ func alertsAt(t *testing.T, input seriesSet, rule rulefmt.Rule, interval time.Du
 		last := s.Floats[len(s.Floats)-1].F
 		for name, text := range rule.Annotations {
 			const variables = "{{$labels := .Labels}}{{$value := .Value}}"
-			told, err := template.NewTemplateExpander(t.Context(), variables+text, rule.Alert, template.AlertTemplateData(s.Metric.Map(), nil, "", promql.Sample{F: last}),
+			filled, err := template.NewTemplateExpander(t.Context(), variables+text, rule.Alert, template.AlertTemplateData(s.Metric.Map(), nil, "", promql.Sample{F: last}),
 				model.TimeFromUnixNano(at.UnixNano()), nil, nil, nil).Expand()
-			if err != nil || strings.Contains(told, "{{") {
-				t.Errorf("the %s of %s: %s %v", name, rule.Alert, told, err)
+			if err != nil || strings.Contains(filled, "{{") {
+				t.Errorf("the %s of %s: %s %v", name, rule.Alert, filled, err)
 			}
 		}
 		metric := labels.NewBuilder(s.Metric).Set(labels.MetricName, "ALERTS").Set(labels.AlertName, rule.Alert).Set("alertstate", state)

@@ -27,7 +27,7 @@ type clientWrite = client.WriteOptions
 
 func second[T any](_ T, err error) error { return err }
 
-// A full disk is told as such, and leaves nothing half done.
+// attackFullDisk fills the disk. Calls fail for that reason, and leave nothing half done.
 func attackFullDisk(a *attack) {
 	a.must("sh", "-c", "echo before > /tmp/kept; cat /dev/zero > /tmp/fill 2>/dev/null; true")
 	names := a.must("ls", "-A", "/tmp")
@@ -62,20 +62,20 @@ func attackFullDisk(a *attack) {
 }
 
 // archive makes one of entries, whose bytes are zero.
-func archive(a *attack, entries ...tar.Header) []byte {
-	a.Helper()
+func archive(t testing.TB, entries ...tar.Header) []byte {
+	t.Helper()
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	for _, h := range entries {
 		if err := w.WriteHeader(&h); err != nil {
-			a.Fatal(err)
+			t.Fatal(err)
 		}
 		if _, err := w.Write(make([]byte, h.Size)); err != nil {
-			a.Fatal(err)
+			t.Fatal(err)
 		}
 	}
 	if err := w.Close(); err != nil {
-		a.Fatal(err)
+		t.Fatal(err)
 	}
 	return buf.Bytes()
 }

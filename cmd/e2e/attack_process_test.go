@@ -62,7 +62,7 @@ func attackKillAll(a *attack) {
 				}
 			})
 		}
-		a.await("the commands to run", func() bool {
+		until(a, "the commands to run", func() bool {
 			res, err := a.exec(20, "sh", "-c", "ps | grep -c '[s]leep 30'")
 			return err == nil && strings.TrimSpace(res.Stdout) != "0"
 		})
@@ -163,8 +163,8 @@ func (a *attack) berms() string {
 	return all.String()
 }
 
-// Whoever says in the sandbox that it is the first process isn't heard. It can be in the
-// way of who is, as both wait at one door, and then commands go by the engine.
+// attackImpostor claims to be the first process of the sandbox, in vain. It can delay that
+// one, as both dial the same socket. Commands then go through the engine.
 func attackImpostor(a *attack) {
 	end := a.begin("impostor")
 	const commands = 20
@@ -306,7 +306,7 @@ func attackOutput(a *attack) {
 			len([]rune(res.Stdout)) > limit || len([]rune(res.Stderr)) > limit || res.SessionTerminated {
 			a.Errorf("%s: %+v, %v", script, res, err)
 		}
-		a.await("the processes of "+script+" to be gone", func() bool {
+		until(a, "the processes of "+script+" to be gone", func() bool {
 			out := a.must("ps", "-o", "args")
 			return !strings.Contains(out, "\nyes") && !strings.Contains(out, "\ncat")
 		})
@@ -342,7 +342,7 @@ func attackOutputUnread(a *attack) {
 	for _, nc := range conns {
 		_ = nc.Close()
 	}
-	a.await("the commands to be gone", func() bool { return !strings.Contains(a.must("ps", "-o", "args"), "\ncat /dev/zero") })
+	until(a, "the commands to be gone", func() bool { return !strings.Contains(a.must("ps", "-o", "args"), "\ncat /dev/zero") })
 	a.heals()
 }
 

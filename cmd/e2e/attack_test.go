@@ -22,10 +22,6 @@ import (
 )
 
 const (
-	// patience is how long any call may take that isn't meant to take longer: an order
-	// of magnitude more than each of the deadlines that stand behind it.
-	patience = 90 * time.Second
-
 	// What an attack may leave a server with, and what it may have meanwhile. The race
 	// detector multiplies memory.
 	attackFDs      = 50
@@ -238,22 +234,12 @@ func (a *attack) end() {
 	if err := a.innocent(ctx); err != nil {
 		a.Error(err)
 	}
-	a.await("its processes to be gone", func() bool { return len(marked(a.mark)) == 0 })
-	a.await("its container to be gone", func() bool { return containersOf(a.T, a.e, a.server) == 1 })
-	a.await("its directory to be gone", func() bool { return len(agentDirs(a.server.stateDir())) == 1 })
+	until(a, "its processes to be gone", func() bool { return len(marked(a.mark)) == 0 })
+	until(a, "its container to be gone", func() bool { return containersOf(a.T, a.e, a.server) == 1 })
+	until(a, "its directory to be gone", func() bool { return len(agentDirs(a.server.stateDir())) == 1 })
 	after := settled(a.T, a.server.cmd.Process.Pid, a.calm, attackFDs, math.MaxInt)
 	if after.fds > a.calm.fds+attackFDs || after.children > a.calm.children || after.rss > a.calm.rss+attackRSS {
 		a.Errorf("the server had %s, and has %s", a.calm, after)
-	}
-}
-
-// await waits until something is so.
-func (a *attack) await(what string, done func() bool) {
-	a.Helper()
-	for deadline := time.Now().Add(patience); !done(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			a.Fatalf("waited in vain for %s", what)
-		}
 	}
 }
 
@@ -330,7 +316,7 @@ func (a *attack) heals() {
 	if _, err := a.c.Get(ctx, a.key); errors.As(err, &refused) && refused.Status == http.StatusNotFound {
 		a.create(apitype.SandboxRequest{})
 	}
-	a.await("a command through the agent", func() bool { return a.echoes(10) == "agent" })
+	until(a, "a command through the agent", func() bool { return a.echoes(10) == "agent" })
 }
 
 // healed checks that after a while they are, in the same sandbox.
@@ -372,7 +358,7 @@ func (a *attack) begin(args ...string) (end func() string) {
 	if err != nil {
 		a.Fatal(err)
 	}
-	a.await("the attack to begin", func() bool {
+	until(a, "the attack to begin", func() bool {
 		_, err := a.c.StatFile(ctx, a.key, "/tmp/on")
 		return err == nil
 	})
@@ -384,7 +370,7 @@ func (a *attack) begin(args ...string) (end func() string) {
 			a.Fatal(err)
 		}
 		var out string
-		a.await("the attack's end", func() bool { // it may be in the way of who looks
+		until(a, "the attack's end", func() bool { // it may be in the way of who looks
 			var err error
 			out, err = a.follow(ctx, id)
 			a.answered("follow", err)

@@ -139,7 +139,7 @@ func whole(f func() error) func() (time.Duration, error) {
 }
 
 // aftermath is for what a way leaves behind for its engine to do: that takes half of a
-// machine for some milliseconds, and would be the burden of whoever comes next.
+// machine for some milliseconds, and would slow down the next one.
 const aftermath = 20 * time.Millisecond
 
 // shuffled has n do one after the other, each time in another order: in a fixed one,

@@ -159,7 +159,7 @@ func mountLinks(r *boxRow) {
 	x.wantRefused(hostPath(loop), 403, "mounts.not_a_directory", "host_path")
 	_, err = r.c.Create(r.ctx, x.key, apitype.SandboxRequest{HostPath: &away})
 	if p := r.wantError(err, http.StatusForbidden, "policy_denied"); strings.Contains(fmt.Sprint(p), out) {
-		r.Errorf("it is told where the link leads to: %+v", p)
+		r.Errorf("the answer says where the link leads: %+v", p)
 	}
 	x.wantNone()
 	x.create(apitype.SandboxRequest{HostPath: new(away + "/../a")}) // which is cleaned before links are followed

@@ -104,7 +104,7 @@ func processStop(r *boxRow) {
 		if _, err := r.c.StartProcess(r.ctx, r.key, apitype.ProcessRequest{ProcessID: id, Command: "sh", Args: []string{"-c", script}, Env: mark}); err != nil {
 			r.Fatal(err)
 		}
-		r.await("it to run", func() bool { return exists(r.inside("/tmp/" + id)) })
+		until(r, "it to run", func() bool { return exists(r.inside("/tmp/" + id)) })
 	}
 	stop := func(id string) *apitype.Process {
 		r.Helper()

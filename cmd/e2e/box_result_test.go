@@ -57,7 +57,7 @@ func resultKilled(r *boxRow) {
 		res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{Command: shell("echo begun; touch /tmp/on; sleep 300"), Timeout: apitype.SecondsOf(110)})
 		over <- outcome{res, err}
 	}()
-	r.await("the command to run", func() bool { return exists(r.inside("/tmp/on")) })
+	until(r, "the command to run", func() bool { return exists(r.inside("/tmp/on")) })
 	if _, err := r.c.Delete(r.ctx, r.key); err != nil {
 		r.Fatal(err)
 	}
@@ -79,14 +79,14 @@ func resultTimedOut(r *boxRow) {
 		}
 		over <- err
 	}()
-	r.await("the other command to run", func() bool { return exists(r.inside("/tmp/on")) })
+	until(r, "the other command to run", func() bool { return exists(r.inside("/tmp/on")) })
 	const tree = `trap '' TERM HUP INT; echo begun; echo worse >&2; sleep 301 & (sleep 302 &) ; setsid sh -c '(sleep 303 &) ; sleep 304' & sleep 305`
 	res := r.exec(apitype.ExecRequest{Command: shell(tree), Timeout: apitype.SecondsOf(2), Env: map[string]string{"BOX_MARK": r.key}})
 	if res.Status != "timed_out" || res.ExitCode != nil || res.OK || res.SessionTerminated || res.Stdout != "begun\n" || res.Stderr != "worse\n" ||
 		time.Duration(res.Timeout) != 2*time.Second || res.DurationMS < 2000 {
 		r.Errorf("%+v", res)
 	}
-	r.await("its processes to be gone", func() bool { return len(r.marked("BOX_MARK", r.key)) == 0 })
+	until(r, "its processes to be gone", func() bool { return len(r.marked("BOX_MARK", r.key)) == 0 })
 	if got := r.sh("ps -o args"); strings.Contains(got, "sleep 30") {
 		r.Errorf("still there:\n%s", got)
 	}
@@ -213,10 +213,10 @@ func resultNotKilled(r *boxRow) {
 			}
 			over <- res
 		}()
-		r.await("the command to run", func() bool { return exists(on) || len(over) > 0 })
+		until(r, "the command to run", func() bool { return exists(on) || len(over) > 0 })
 		thaw, frozen := r.freeze(r.marked("BOX_MARK", r.key))
 		if frozen {
-			r.await("the sandbox to be given up", func() bool {
+			until(r, "the sandbox to be given up", func() bool {
 				return strings.Contains(readString(r.T, r.s.logPath()), "msg=sandbox_terminated tenant=box key="+r.key+" ") || len(over) > 0
 			})
 		}
@@ -232,7 +232,7 @@ func resultNotKilled(r *boxRow) {
 		break
 	}
 	r.wantNone()
-	r.await("its processes to be gone", func() bool { return len(r.marked("BOX_MARK", r.key)) == 0 })
+	until(r, "its processes to be gone", func() bool { return len(r.marked("BOX_MARK", r.key)) == 0 })
 }
 
 // freeze keeps processes of the sandbox from everything, their end included. It tells
@@ -250,7 +250,7 @@ func (x boxSandbox) freeze(pids []int) (thaw func(), frozen bool) {
 		if err := put("freezer.state", "THAWED"); err != nil {
 			x.t.Error(err)
 		}
-		x.await("the frozen control group to be empty", func() bool { return os.Remove(dir) == nil || !exists(dir) })
+		until(x.t, "the frozen control group to be empty", func() bool { return os.Remove(dir) == nil || !exists(dir) })
 	})
 	x.t.Cleanup(thaw)
 	for _, pid := range pids {
@@ -259,6 +259,6 @@ func (x boxSandbox) freeze(pids []int) (thaw func(), frozen bool) {
 	if err := put("freezer.state", "FROZEN"); err != nil {
 		x.t.Fatal(err)
 	}
-	x.await("them to be frozen", func() bool { return readString(x.t, filepath.Join(dir, "freezer.state")) == "FROZEN" })
+	until(x.t, "them to be frozen", func() bool { return readString(x.t, filepath.Join(dir, "freezer.state")) == "FROZEN" })
 	return thaw, frozen && readString(x.t, filepath.Join(dir, "cgroup.procs")) != ""
 }

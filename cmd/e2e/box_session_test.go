@@ -144,7 +144,7 @@ func sessionIdle(r *boxRow) {
 		{"a process' byte", func() error { return r.echoed() }},
 		{"a proxied byte", func() error { return r.proxied() }},
 	} {
-		r.await("a little time to pass", func() bool { return time.Since(r.get().LastUsedAt) > 100*time.Millisecond })
+		until(r, "a little time to pass", func() bool { return time.Since(r.get().LastUsedAt) > 100*time.Millisecond })
 		before := time.Now()
 		if err := use.do(); err != nil {
 			r.Errorf("%s: %v", use.name, err)
@@ -154,7 +154,7 @@ func sessionIdle(r *boxRow) {
 		}
 	}
 	before := r.get().LastUsedAt // what was closed a moment ago may count yet
-	r.await("looking at it to be no use", func() bool {
+	until(r, "looking at it to be no use", func() bool {
 		time.Sleep(100 * time.Millisecond)
 		now := r.get().LastUsedAt
 		same := now.Equal(before)
@@ -214,7 +214,7 @@ func sessionIdleEnd(r *boxRow) {
 	if _, err := process.c.StartProcess(r.ctx, process.key, apitype.ProcessRequest{Command: "cat", Sandbox: request(idle)}); err != nil {
 		r.Fatal(err)
 	}
-	r.await("the command to run", func() bool { return exists(dir + "/on") })
+	until(r, "the command to run", func() bool { return exists(dir + "/on") })
 	since := time.Now()
 	unused.create(*request(time.Second))
 	gone := func(x boxSandbox) func() bool {
@@ -223,9 +223,9 @@ func sessionIdleEnd(r *boxRow) {
 			return err != nil
 		}
 	}
-	r.await("the unused one to end", gone(unused))
+	until(r, "the unused one to end", gone(unused))
 	unused.wantNone()
-	r.await("more than the idle time", func() bool { return time.Since(since) > idle+time.Second })
+	until(r, "more than the idle time", func() bool { return time.Since(since) > idle+time.Second })
 	for _, x := range []boxSandbox{command, process} {
 		if sb := x.get(); sb.Status != "running" {
 			r.Errorf("%+v", sb)
@@ -238,7 +238,7 @@ func sessionIdleEnd(r *boxRow) {
 	if _, err := process.c.StopProcess(r.ctx, process.key, "default"); err != nil {
 		r.Error(err)
 	}
-	r.await("the others to end after it", func() bool { return gone(command)() && gone(process)() })
+	until(r, "the others to end after it", func() bool { return gone(command)() && gone(process)() })
 }
 
 // A server without its engine answers every call that needs one with backend_unavailable,

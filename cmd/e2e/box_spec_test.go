@@ -89,7 +89,7 @@ func specNetwork(r *boxRow) {
 	}
 }
 
-// tunnel tells of interfaces that some kernels have in every network namespace.
+// tunnel reports whether an interface is one that some kernels have in every network namespace.
 func tunnel(name string) bool { return name != "lo" && name != "eth0" }
 
 func specHostPath(r *boxRow) {
@@ -316,14 +316,14 @@ func specEnd(r *boxRow) {
 	if _, err := r.c.StartExec(r.ctx, r.key, apitype.ExecRequest{Command: apitype.Command{"sleep", "300"}}); err != nil {
 		r.Log(err) // on a machine so busy that it has ended already
 	}
-	r.await("the container to go", func() bool {
+	until(r, "the container to go", func() bool {
 		_, err := r.s.rt.Inspect(r.ctx, sb.ContainerID)
 		return err != nil && len(r.marked("BOX_MARK", r.key)) == 0
 	})
 	if time.Now().Before(sb.ExpiresAt) {
 		r.Errorf("it ended before %s", sb.ExpiresAt)
 	}
-	r.await("the sandbox to be gone", func() bool {
+	until(r, "the sandbox to be gone", func() bool {
 		_, err := r.c.Get(r.ctx, r.key)
 		return err != nil
 	})

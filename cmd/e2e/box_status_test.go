@@ -67,7 +67,7 @@ func statusFields(r *boxRow) {
 	if _, err := x.c.StopProcess(x.ctx, x.key, "p"); err != nil {
 		r.Error(err)
 	}
-	r.await("the process to be counted out", func() bool { return r.status(x.c).RunningProcesses == 1 })
+	until(r, "the process to be counted out", func() bool { return r.status(x.c).RunningProcesses == 1 })
 	if _, err := x.c.Delete(x.ctx, x.key); err != nil {
 		r.Error(err)
 	}
@@ -137,7 +137,7 @@ func (r *boxRow) fullOfCommands(x boxSandbox) {
 	var all sync.WaitGroup
 	for i := range 2 {
 		all.Go(func() { x.sh(fmt.Sprintf("touch /tmp/on%d; until test -e /tmp/go; do sleep 0.1; done", i)) })
-		r.await("it to run", func() bool { return exists(x.inside(fmt.Sprint("/tmp/on", i))) })
+		until(r, "it to run", func() bool { return exists(x.inside(fmt.Sprint("/tmp/on", i))) })
 	}
 	more := apitype.ExecRequest{Command: shell("touch /tmp/ran")}
 	_, err := x.c.Exec(r.ctx, x.key, more)

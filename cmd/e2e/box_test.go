@@ -468,17 +468,6 @@ func (x boxSandbox) wantMounted(path, dir string) {
 	}
 }
 
-// await waits until something is so.
-func (x boxSandbox) await(what string, done func() bool) {
-	x.t.Helper()
-	for !done() {
-		if x.ctx.Err() != nil {
-			x.t.Fatalf("waited in vain for %s", what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
 // marked are the processes on the host that have a variable in their environment.
 func (x boxSandbox) marked(name, value string) (pids []int) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")

@@ -77,22 +77,6 @@ func (c *contained) post(path, body string, out any) {
 	}
 }
 
-// await waits until something holds.
-func (c *contained) await(what string, holds func() bool) {
-	c.t.Helper()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(30 * time.Second)
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			logs, _ := c.docker(c.engine.config.Address, "logs", c.name)
-			c.t.Fatalf("it never came to this: %s\n%s", what, logs)
-		}
-	}
-}
-
 // start runs Berm with further options of docker run. Sandboxes have the same user as
 // Berm, whose directories they write to.
 func (c *contained) start(user string) {
@@ -102,7 +86,7 @@ func (c *contained) start(user string) {
 		if err := os.Mkdir(dir, 0o777); err != nil {
 			c.t.Fatal(err)
 		}
-		if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // for whoever Berm runs as
+		if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // Berm may run as any user
 			c.t.Fatal(err)
 		}
 	}
@@ -114,6 +98,9 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() {
+		if c.t.Failed() {
+			c.t.Log(c.docker(c.engine.config.Address, "logs", c.name))
+		}
 		made := strings.Fields(c.must("ps", "--all", "--quiet", "--filter", "label="+composeProject+"="+c.name))
 		c.must(append([]string{"rm", "--force", "--volumes"}, made...)...)
 		c.must("network", "rm", c.name+"_default")
@@ -145,7 +132,7 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 		args = append(args, "--env", "BERM_"+name+"="+value)
 	}
 	c.must(append(args, bermImage)...)
-	c.await("it is ready", func() bool {
+	until(c.t, "it is ready", func() bool {
 		_, err := c.berm("healthcheck")
 		return err == nil
 	})
@@ -242,7 +229,7 @@ func (c *contained) sparesOthers() {
 			c.t.Fatal(err)
 		}
 	}
-	c.await("the sandboxes are gone", func() bool {
+	until(c.t, "the sandboxes are gone", func() bool {
 		return c.must("ps", "--all", "--quiet", "--filter", "label="+composeService+"="+sandboxService, "--filter", "label="+composeProject+"="+c.name) == ""
 	})
 	left := c.must("ps", "--filter", "label="+composeProject+"="+c.name, "--format", "{{.Names}}")

@@ -131,7 +131,7 @@ func TestDocs(t *testing.T) {
 			engine.Lacking(t, "docker", err)
 		}
 	}
-	dir, roots, told := e.dir(t), t.TempDir(), newCollector(t)
+	dir, roots, sent := e.dir(t), t.TempDir(), newCollector(t)
 	door := filepath.Join(dir, "docker.sock")
 	write(t, filepath.Join(dir, "token"), testToken)
 	write(t, filepath.Join(dir, "policy.yaml"), `version: 1
@@ -146,7 +146,7 @@ mounts: {allowed_roots: [`+roots+`], hold: auto, owner: "1000:1000"}
 	}
 	write(t, filepath.Join(dir, "berm.yaml"), `http: {listen: "127.0.0.1:0"}
 engine: {instance: docs}
-otel: {endpoint: "`+told.URL+`"}
+otel: {endpoint: "`+sent.URL+`"}
 sandbox: {chats_root: "`+filepath.Join(dir, "chats")+`", create_roots: true}
 security: {token_file: `+dir+`/token}
 engine_api:
@@ -192,7 +192,7 @@ engine_api:
 	if err := c.cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	got := told.got(t, "docs")
+	got := sent.got(t, "docs")
 	wantKnown(t, "Logs", got.logs, "http_request", "sandbox_created", "sandbox_delete_not_found", "serving", "serving_engine_api", "stopped")
 	wantKnown(t, "Metrics", got.metrics, "berm_engine_api_requests_total", "berm_http_request_duration_seconds", "berm_sandbox_commands_total")
 	wantKnown(t, "Spans", got.spans, "reconcile", "runtime.create", "sandbox.create", "sandbox.exec")

@@ -110,7 +110,7 @@ func (b *clientFixture) must(t *testing.T, program string, args ...string) strin
 	return out
 }
 
-// wantEvent waits until a client has told of what happened to a container.
+// wantEvent waits until a client has printed an event of a container.
 func (b *clientFixture) wantEvent(t *testing.T, cli, name, action string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -343,7 +343,7 @@ func TestSweepAfterKill(t *testing.T) {
 	b.start(t)
 	until(t, "it is restarted by the next server", runs(3))
 	until(t, "all that has ended is gone", func() bool { return len(b.made(t)) == 2 })
-	until(t, "/metrics tells of it", func() bool { // a moment after each is gone
+	until(t, "/metrics counts it", func() bool { // a moment after each is gone
 		_, body := b.get(t, "/metrics")
 		return strings.Contains(body, `berm_engine_api_cleanups_total{kind="container",result="deleted"} 2`) &&
 			strings.Contains(body, `berm_engine_api_cleanups_total{kind="network",result="deleted"} 1`) &&

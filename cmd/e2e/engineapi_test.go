@@ -132,7 +132,7 @@ func (c *child) tcpAddress(t *testing.T) string {
 			return strings.Fields(rest)[0]
 		}
 	}
-	t.Fatalf("the log tells of no address:\n%s", c.log)
+	t.Fatalf("the log has no address:\n%s", c.log)
 	return ""
 }
 

@@ -491,19 +491,14 @@ func replace(t testing.TB, path, content string) {
 	}
 }
 
-func slurp(t testing.TB, path string) []byte {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
+// patience is how long any call may take that isn't meant to take longer: an order of
+// magnitude more than each of the deadlines that stand behind it.
+const patience = 90 * time.Second
 
-// until asks again and again, for a minute.
+// until asks again and again, for as long as patience lasts.
 func until(t testing.TB, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !f(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !f(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("it never came to be that %s", what)
 		}

@@ -21,7 +21,7 @@ func testHungEngine(t *testing.T, kind string) {
 	t.Parallel() // most of its time it waits
 	ctx := t.Context()
 	e := startEngine(t, kind, engine.Options{})
-	e.config.CallTimeout = 3 * time.Second
+	e.config.CallTimeout = 10 * time.Second
 	s, server := newStorm(t, e)
 	before, err := s.client.Create(ctx, "before", apitype.SandboxRequest{})
 	if err != nil {
@@ -38,7 +38,7 @@ func testHungEngine(t *testing.T, kind string) {
 	if _, err := s.client.Create(ctx, "during", apitype.SandboxRequest{}); !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable {
 		t.Errorf("create: %v", err)
 	}
-	if took := time.Since(began); took > 15*time.Second {
+	if took := time.Since(began); took > 40*time.Second {
 		t.Errorf("a create took %s to fail", took)
 	}
 	until(t, "the server isn't ready", func() bool {
@@ -48,13 +48,13 @@ func testHungEngine(t *testing.T, kind string) {
 	if _, err := s.client.Exec(ctx, "before", apitype.ExecRequest{Command: apitype.Command{"true"}}); !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable {
 		t.Errorf("exec: %v", err)
 	}
-	if took := time.Since(began); took > time.Second {
+	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("once it is known to hang, a command took %s to fail", took)
 	}
 	if err := thaw(); err != nil {
 		t.Fatal(err)
 	}
-	s.awaitReady()
+	until(t, "the server has found its engine again", func() bool { return s.client.Ready(t.Context()) == nil })
 	after, err := s.client.Get(ctx, "before")
 	if err != nil || after.SessionID != before.SessionID || after.Status != "running" {
 		t.Errorf("afterwards: %+v, %v", after, err)
@@ -64,12 +64,7 @@ func testHungEngine(t *testing.T, kind string) {
 			t.Error(err)
 		}
 	}
-	// What the create that failed may have left is the sweep's.
-	deadline := time.Now().Add(20 * time.Second)
-	for containersOf(t, e, server) > 0 && time.Now().Before(deadline) {
-		time.Sleep(200 * time.Millisecond)
-	}
-	server.stop()
+	s.settle(server)
 	wantNothing(t, e, server)
 }
 
@@ -85,7 +80,7 @@ func testTwoInstancesAndALostStore(t *testing.T, kind string) {
 	two, other := newStorm(t, e)
 	var sessions []string
 	for _, s := range []*storm{one, two} {
-		ttl := apitype.Duration(stormTTL)
+		ttl := apitype.Duration(2 * stormTTL) // a restart takes some of it
 		sb, err := s.client.Create(ctx, "same", apitype.SandboxRequest{TTL: &ttl})
 		if err != nil {
 			t.Fatal(err)

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -21,7 +20,7 @@ func TestRestore(t *testing.T) {
 	b := newStorageFixture(t, e, "BERM_ENGINE_INSTANCE=") // which is in the state directory then
 	ctx := t.Context()
 	state, file := b.server.stateDir(), filepath.Join(t.TempDir(), "berm.tar")
-	b.server.instance = strings.TrimSpace(string(slurp(t, filepath.Join(state, "instance"))))
+	b.server.instance = readString(t, filepath.Join(state, "instance"))
 	sessions := map[string]string{}
 	note := func(keys ...string) {
 		t.Helper()

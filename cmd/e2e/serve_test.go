@@ -135,7 +135,7 @@ func TestServeProcess(t *testing.T) {
 	}
 	if _, body := c.get(t, "/metrics"); !strings.Contains(body, `berm_policy_reloads_total{result="failure"} 1`) ||
 		!strings.Contains(body, `berm_policy_reloads_total{result="success"} 2`) {
-		t.Error("/metrics doesn't tell of the reloads")
+		t.Error("/metrics doesn't count the reloads")
 	}
 
 	c.signal(t, syscall.SIGTERM)
@@ -169,7 +169,7 @@ func TestServeAfterKill(t *testing.T) {
 	}
 }
 
-// To be told to end is no failure without the collector.
+// TestServeEndsClean ends a server whose collector is away. That is no failure.
 func TestServeEndsClean(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

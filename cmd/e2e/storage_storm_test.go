@@ -36,10 +36,7 @@ type storageStorm struct {
 	client    *client.Client
 	workspace string
 	chats     [storageWorkers]stormChat
-
-	mu    sync.Mutex
-	lost  []string
-	calls map[string]int
+	ledger
 }
 
 // stormChat is one worker's. What was answered is certain; what was cut off may have
@@ -99,21 +96,12 @@ func inTurn(files []client.NewChatFile) iter.Seq2[client.NewChatFile, error] {
 
 func stormName(n int) string { return fmt.Sprintf("file %d.bin", n) }
 
-func (s *storageStorm) broken(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lost = append(s.lost, fmt.Sprintf(format, args...))
-}
-
 func (s *storageStorm) blow(ctx context.Context) {
 	var wg sync.WaitGroup
 	for i := range s.chats {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				op := s.chats[i].once(s.t.Context(), s)
-				s.mu.Lock()
-				s.calls[op]++
-				s.mu.Unlock()
+				s.called(s.chats[i].once(s.t.Context(), s))
 			}
 		})
 	}
@@ -345,7 +333,7 @@ func TestSoakStorage(t *testing.T) {
 	root := filepath.Join(dir, "chats")
 	server := newServer(t, e, dir, testImage)
 	server.env = append(server.env, "BERM_SANDBOX_CHATS_ROOT="+root, "BERM_SANDBOX_CREATE_ROOTS=true")
-	s := &storageStorm{t: t, calls: map[string]int{}}
+	s := &storageStorm{t: t}
 	for i := range s.chats {
 		s.chats[i] = newStormChat(i)
 	}
@@ -374,10 +362,7 @@ func TestSoakStorage(t *testing.T) {
 		start()
 		s.check(t.Context(), root)
 	}
-	for _, lost := range s.lost {
-		t.Error(lost)
-	}
 	until(t, "nothing is left in staging", func() bool { return stagingEmpty(root) })
 	server.stop()
-	t.Logf("calls answered or cut off: %v", s.calls)
+	s.report(t)
 }

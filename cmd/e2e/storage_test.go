@@ -417,25 +417,11 @@ var storageAttacks = []storageAttack{
 			}
 			_ = b.put(evil, "f", "mine")
 			ctx, cancel := b.deadline()
-			_ = b.c.WriteChatTar(ctx, evil, bytes.NewReader(archiveOf(b, tar.Header{Name: "sub2/keep", Size: 4, Mode: 0o644})))
+			_ = b.c.WriteChatTar(ctx, evil, bytes.NewReader(archive(b, tar.Header{Name: "sub2/keep", Size: 4, Mode: 0o644})))
 			_, _ = all(b.c.ReadChatTar(ctx, evil))
 			cancel()
 		}
 	}},
-}
-
-func archiveOf(b *storageFixture, h tar.Header) []byte {
-	b.Helper()
-	var buf bytes.Buffer
-	w := tar.NewWriter(&buf)
-	err := w.WriteHeader(&h)
-	if err == nil {
-		_, err = w.Write(bytes.Repeat([]byte("x"), int(h.Size)))
-	}
-	if err = errors.Join(err, w.Close()); err != nil {
-		b.Fatal(err)
-	}
-	return buf.Bytes()
 }
 
 // attack has a sandbox make its chat's directory a trap. Every call about it is answered

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
@@ -40,21 +41,46 @@ func (p *promise) holds() bool {
 // storm calls a server at random, and remembers what it was answered.
 type storm struct {
 	t        *testing.T
+	e        *testEngine
 	client   *client.Client
 	checker  *openapitest.Checker // of every call and answer
 	dir      string               // host directory that some of the sandboxes mount
 	promises [stormWorkers][stormKeys]promise
 	restarts bool // the engine is killed too, so that containers may die
+	ledger
+}
 
+// ledger is what a storm's workers note. Any number of them may use it.
+type ledger struct {
 	mu    sync.Mutex
 	lost  []string
 	calls map[string]int
 }
 
-func (s *storm) broken(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lost = append(s.lost, fmt.Sprintf(format, args...))
+// broken notes a promise that wasn't kept.
+func (l *ledger) broken(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lost = append(l.lost, fmt.Sprintf(format, args...))
+}
+
+// called counts a call, whatever it came to.
+func (l *ledger) called(op string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.calls == nil {
+		l.calls = make(map[string]int)
+	}
+	l.calls[op]++
+}
+
+// report fails the test by what was broken.
+func (l *ledger) report(t *testing.T) {
+	t.Helper()
+	for _, lost := range l.lost {
+		t.Error(lost)
+	}
+	t.Logf("calls answered or cut off: %v", l.calls)
 }
 
 func stormKey(worker, n int) string { return fmt.Sprintf("storm-%d-%d", worker, n) }
@@ -130,9 +156,7 @@ func (s *storm) once(ctx context.Context, worker, n int) {
 			*p = promise{known: true}
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calls[op]++
+	s.called(op)
 }
 
 // check asks after every key once the server is up again.
@@ -148,7 +172,7 @@ func (s *storm) check(ctx context.Context) {
 				if held && sb.SessionID != p.session {
 					s.broken("%s: session %s was answered, %s is there", key, p.session, sb.SessionID)
 				}
-				// One that has run out is told of until it is swept, and no command runs in it.
+				// One that has expired is listed until the sweep, and no command runs in it.
 				if p.known && p.session == "" && sb.Status != "expired" {
 					s.broken("%s: was answered deleted, session %s is there", key, sb.SessionID)
 				}
@@ -175,7 +199,7 @@ func newStorm(t *testing.T, e *testEngine) (*storm, *server) {
 		t.Fatal(err)
 	}
 	server.policy(t, "mounts: {allowed_roots: ["+shared+"]}\n")
-	s := &storm{t: t, checker: openapitest.New(t), dir: shared, calls: map[string]int{}}
+	s := &storm{t: t, e: e, checker: openapitest.New(t), dir: shared}
 	s.start(server)
 	return s, server
 }
@@ -190,30 +214,25 @@ func (s *storm) start(server *server) {
 // settle lets every sandbox run out, and looks for what is left.
 func (s *storm) settle(server *server) {
 	s.t.Helper()
-	for _, lost := range s.lost {
-		s.t.Error(lost)
-	}
-	deadline := time.Now().Add(stormTTL + 20*time.Second)
-	for {
-		left := 0
+	s.report(s.t)
+	until(s.t, "no sandbox is left", func() bool {
 		for _, err := range s.client.List(s.t.Context(), client.ListOptions{}) {
 			if err != nil {
 				s.t.Fatal(err)
 			}
-			left++
+			return false
 		}
-		if left == 0 {
-			break
+		return true
+	})
+	rt := s.e.open(s.t, server)
+	until(s.t, "no container is left that no record knows", func() bool {
+		left, err := rt.List(s.t.Context(), map[string]string{lifecycle.LabelOwner: server.instance})
+		if err != nil {
+			s.t.Fatal(err)
 		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("%d sandboxes outlived their TTL", left)
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	// One more sweep, for containers that no record knows.
-	time.Sleep(time.Second)
+		return len(left) == 0
+	})
 	server.stop()
-	s.t.Logf("calls answered or cut off: %v", s.calls)
 }
 
 // The server is killed at random instants of a storm of creates, commands and
@@ -271,27 +290,11 @@ func testSoakKillingTheEngine(t *testing.T, kind string) {
 		time.Sleep(rand.N(500 * time.Millisecond)) // and one that has just come back
 		cancel()
 		<-done
-		s.awaitReady()
+		until(t, "the server has found its engine again", func() bool { return s.client.Ready(t.Context()) == nil })
 		s.check(t.Context())
 	}
 	s.settle(server)
 	wantNothing(t, e, server)
-}
-
-// awaitReady waits until the server has found its engine again, by itself.
-func (s *storm) awaitReady() {
-	s.t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		err := s.client.Ready(s.t.Context())
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("the server didn't recover: %v", err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
 }
 
 // 200 different keys at once: all are made, none is lost.

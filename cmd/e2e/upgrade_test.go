@@ -141,7 +141,7 @@ func TestUpgradeFromOldService(t *testing.T) {
 
 	c := o.start()
 	for sb, err := range c.List(ctx, client.ListOptions{}) {
-		t.Errorf("without being told to, it took %+v, %v", sb, err)
+		t.Errorf("without adopt_legacy, it took %+v, %v", sb, err)
 	}
 	if got := o.there(live, malformed, stranger, expired); len(got) != 4 {
 		t.Errorf("of four there are %q", got)
@@ -150,8 +150,8 @@ func TestUpgradeFromOldService(t *testing.T) {
 
 	ending := expired
 	c = o.start("BERM_SANDBOX_ADOPT_LEGACY=true")
-	o.await("what has expired is collected", func() bool { return len(o.there(ending)) == 0 })
-	if log := string(slurp(t, o.server.logPath())); !reportsOnly(log, malformed) || !strings.Contains(log, lifecycle.LegacyPort) {
+	until(t, "what has expired is collected", func() bool { return len(o.there(ending)) == 0 })
+	if log := readString(t, o.server.logPath()); !reportsOnly(log, malformed) || !strings.Contains(log, lifecycle.LegacyPort) {
 		t.Errorf("it doesn't report %s, and that alone:\n%s", malformed, log)
 	}
 
@@ -193,7 +193,7 @@ func TestUpgradeFromOldService(t *testing.T) {
 	if err != nil || renewed.SessionID != oldSession {
 		t.Errorf("renewed: %+v, %v", renewed, err)
 	}
-	o.await("what ends is collected", func() bool { return len(o.there(live)) == 0 })
+	until(t, "what ends is collected", func() bool { return len(o.there(live)) == 0 })
 
 	// The next one is Berm's, and the old service would know it again.
 	ask.AgentID = "agent-7"

@@ -304,7 +304,7 @@ func TestWideDirectory(t *testing.T) {
 			most = max(most, now.HeapAlloc)
 		}
 	}}
-	if got, err := sizes(t, ctx, dir, nil); got != 7 || err != nil {
+	if got, err := sizes(t, ctx, dir, func(b *bounds) { b.time = 0 }); got != 7 || err != nil { // however busy the machine is
 		t.Errorf("%d, %v", got, err)
 	}
 	if grown := int64(most) - int64(before.HeapAlloc); looks < 1000 || grown > 1<<20 {

@@ -10,9 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxPending bounds the directories whose names removeTree remembers.
-const maxPending = 4096
-
 // Remove removes what a single name in root stands for, with all below it. That it is
 // missing is no error. It may be ended at any instant, by the context or otherwise, and
 // called again.
@@ -53,31 +50,21 @@ func Remove(ctx context.Context, root *os.Root, name string) error {
 
 // removal empties a tree's top.
 type removal struct {
-	ctx     context.Context // of the one call
-	top     *os.File
-	pending []string // directories in top that were moved there
-	number  int      // the last one that was given as a name
-	steps   int      // what was moved or removed
-	stuck   error    // why the last one that couldn't be moved wasn't
+	ctx    context.Context // of the one call
+	top    *os.File
+	number int   // the last one that was given as a name
+	steps  int   // what was moved or removed
+	stuck  error // why the last one that couldn't be moved wasn't
 }
 
+// all removes what is in top, once for each level of directories: those of the next one are
+// in top when one is done.
 func (r *removal) all() error {
 	for {
 		steps, some := r.steps, false
 		err := Each(r.top, func(name string) error {
 			some = true
-			if err := r.remove(name); err != nil {
-				return err
-			}
-			for len(r.pending) > 0 {
-				last := len(r.pending) - 1
-				name := r.pending[last]
-				r.pending = r.pending[:last]
-				if err := r.remove(name); err != nil {
-					return err
-				}
-			}
-			return nil
+			return r.remove(name)
 		})
 		if err != nil || !some {
 			return err
@@ -88,8 +75,8 @@ func (r *removal) all() error {
 	}
 }
 
-// remove removes what is right in top. A directory that holds others than could be
-// remembered or moved stays, for the next round.
+// remove removes an entry of top. A directory that holds others which can't be moved now
+// stays, for the next round.
 func (r *removal) remove(name string) error {
 	if r.ctx.Err() != nil {
 		return context.Cause(r.ctx)
@@ -149,15 +136,12 @@ func (r *removal) lift(dir *os.File, name string) (done bool, err error) {
 	if !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
 		return false, err
 	}
-	for len(r.pending) < maxPending {
+	for {
 		r.number++
 		to := strconv.Itoa(r.number)
 		err := retry(func() error { return unix.Renameat(int(dir.Fd()), name, int(r.top.Fd()), to) })
 		switch {
-		case err == nil:
-			r.pending = append(r.pending, to)
-			return true, nil
-		case errors.Is(err, unix.ENOENT):
+		case err == nil, errors.Is(err, unix.ENOENT):
 			return true, nil
 		case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENOTDIR): // the name is taken
 		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT), errors.Is(err, unix.EMLINK):
@@ -167,5 +151,4 @@ func (r *removal) lift(dir *os.File, name string) (done bool, err error) {
 			return false, &os.LinkError{Op: "rename", Old: name, New: to, Err: err}
 		}
 	}
-	return false, nil
 }

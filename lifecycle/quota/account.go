@@ -114,9 +114,9 @@ func (a *account) sandboxed(chatID string, changed bool) {
 	}
 }
 
-// Touched has a chat measured before it next counts, as its sandbox comes or goes. What isn't
+// touch has a chat measured before it next counts, as its sandbox comes or goes. What isn't
 // known yet of a chat is measured anyway.
-func (s *Service) Touched(tenant, chatID string) {
+func (s *Service) touch(tenant, chatID string) {
 	w, known, _ := s.owners.get(ownedKey{tenant, chatID})
 	if known && w.ID == "" {
 		w.ID = keysOf(tenant)

@@ -506,19 +506,19 @@ func TestKeysWithoutChats(t *testing.T) {
 		t.Errorf("enforcement %q", e)
 	}
 	w.holds("a", 101)
-	s.Touched("t", "a")
+	s.touch("t", "a")
 	left("a", false, true)
 	w.holds("a", 60)
 	left("a", true, false)
 	w.isLive("a", false) // deleted; its directory stays
-	s.Touched("t", "a")
+	s.touch("t", "a")
 	left("a", false, false)
 	w.isLive("a", true)
 	w.holds("a", 30)
 	left("a", true, false)
 	w.holds("a", 60) // written by a process until the sandbox was deleted
 	w.isLive("a", false)
-	s.Touched("t", "a")
+	s.touch("t", "a")
 	w.holds("b", 50)
 	left("b", true, true)
 	w.set(func() { w.chats["a"] = w.spaces["u"].ID })

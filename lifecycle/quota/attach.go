@@ -29,9 +29,9 @@ import (
 
 // subject is an attached sandbox.
 type subject struct {
-	tenant, key string
-	dirs        []string // that it may write to
-	root        *os.Root // of its own quota; nil without one, or if it couldn't be opened
+	of   ownedKey
+	dirs []string // that it may write to
+	root *os.Root // of its own quota; nil without one, or if it couldn't be opened
 }
 
 // row is a project, as far as this process has come with it.
@@ -80,8 +80,15 @@ func (s *Service) subject(sessionID string) *subject {
 func (s *Service) setSubject(sessionID string, sub *subject) {
 	s.mu.Lock()
 	was := s.subjects[sessionID]
-	if s.subjects[sessionID] = sub; sub == nil {
+	if was != nil {
 		delete(s.subjects, sessionID)
+		if s.sharing[was.of]--; s.sharing[was.of] == 0 {
+			delete(s.sharing, was.of)
+		}
+	}
+	if sub != nil {
+		s.subjects[sessionID] = sub
+		s.sharing[sub.of]++
 	}
 	s.mu.Unlock()
 	if was != nil && was.root != nil && (sub == nil || sub.root != was.root) {
@@ -91,7 +98,7 @@ func (s *Service) setSubject(sessionID string, sub *subject) {
 		sub = was
 	}
 	if sub != nil { // it comes, or it goes: it may have written to its chat's directory
-		s.Touched(sub.tenant, sub.key)
+		s.touch(sub.of.tenant, sub.of.chatID)
 	}
 }
 
@@ -99,12 +106,7 @@ func (s *Service) setSubject(sessionID string, sub *subject) {
 func (s *Service) attached(tenant, key string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, sub := range s.subjects {
-		if sub.tenant == tenant && sub.key == key {
-			return true
-		}
-	}
-	return false
+	return s.sharing[ownedKey{tenant, key}] > 0
 }
 
 // errExchanged says that a path doesn't lead to the directory that a sandbox mounts.
@@ -144,7 +146,7 @@ func (s *Service) Attach(ctx context.Context, sub lifecycle.Subject) (got lifecy
 	got.Inode = inode
 	// An own quota that isn't the kernel's to hold is measured.
 	hold := root != nil && slices.Contains(sub.Dirs, sub.Dir) && !sub.Exempt && (!s.opts.Off || sub.Resumed)
-	now := &subject{tenant: sub.Tenant, key: sub.Key, dirs: sub.Dirs, root: root}
+	now := &subject{of: ownedKey{sub.Tenant, sub.Key}, dirs: sub.Dirs, root: root}
 	if len(sub.Dirs) == 0 {
 		s.setSubject(sub.SessionID, now)
 		return got, nil

@@ -128,8 +128,8 @@ func (d *disk) Drop(ctx context.Context, dir *os.File, project uint32) error {
 	return nil
 }
 
-// bed is a service with directories.
-type bed struct {
+// fixture is a service with directories.
+type fixture struct {
 	*quota.Service
 	t    *testing.T
 	root string
@@ -138,20 +138,20 @@ type bed struct {
 	opts quota.Options
 }
 
-func newBed(t *testing.T) *bed {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{t: t, root: root, disk: newDisk(), path: filepath.Join(t.TempDir(), "berm.db")}
+	b := &fixture{t: t, root: root, disk: newDisk(), path: filepath.Join(t.TempDir(), "berm.db")}
 	b.opts = quota.Options{Find: b.disk.find, Root: b.dir("chats")}
 	b.restart()
 	return b
 }
 
 // restart is another process that has the same store.
-func (b *bed) restart() {
+func (b *fixture) restart() {
 	b.t.Helper()
 	db, err := store.Open(b.t.Context(), store.Options{Path: b.path})
 	if err != nil {
@@ -164,7 +164,7 @@ func (b *bed) restart() {
 	}
 }
 
-func (b *bed) dir(name string) string {
+func (b *fixture) dir(name string) string {
 	b.t.Helper()
 	dir := filepath.Join(b.root, name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -175,12 +175,12 @@ func (b *bed) dir(name string) string {
 
 // enter has a sandbox that may write to directories, the first of which has the quota
 // unless that is 0.
-func (b *bed) enter(session string, bytes int64, dirs ...string) (softened []string) {
+func (b *fixture) enter(session string, bytes int64, dirs ...string) (softened []string) {
 	b.t.Helper()
 	return b.enterAs(lifecycle.Subject{SessionID: session, QuotaBytes: bytes}, dirs...)
 }
 
-func (b *bed) enterAs(o lifecycle.Subject, dirs ...string) (softened []string) {
+func (b *fixture) enterAs(o lifecycle.Subject, dirs ...string) (softened []string) {
 	b.t.Helper()
 	for _, name := range dirs {
 		o.Dirs = append(o.Dirs, b.dir(name))
@@ -197,11 +197,11 @@ func (b *bed) enterAs(o lifecycle.Subject, dirs ...string) (softened []string) {
 }
 
 // holds reports whether the kernel holds a session's own quota.
-func (b *bed) holds(session string) bool {
+func (b *fixture) holds(session string) bool {
 	return b.Enforcement(lifecycle.Subject{SessionID: session, Dir: "/x"}) == "hard"
 }
 
-func (b *bed) sweep() {
+func (b *fixture) sweep() {
 	b.t.Helper()
 	if err := b.Sweep(b.t.Context()); err != nil {
 		b.t.Fatal(err)
@@ -209,7 +209,7 @@ func (b *bed) sweep() {
 }
 
 // want compares what is held, and what the disk has.
-func (b *bed) want(what string, held []string, tags map[string]uint32, limits map[uint32]int64) {
+func (b *fixture) want(what string, held []string, tags map[string]uint32, limits map[uint32]int64) {
 	b.t.Helper()
 	got := map[string]uint32{}
 	b.disk.mu.Lock()
@@ -248,7 +248,7 @@ type (
 // A workspace is held for as long as its sandbox is there, and nothing is left after it.
 func TestComesAndGoes(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.enter("a", limit, "x", "extra")
 	b.enter("b", 2*limit, "y")
 	b.enter("c", 0, "z")
@@ -272,7 +272,7 @@ func TestShared(t *testing.T) {
 	t.Parallel()
 	for name, other := range map[string]string{"same": "x", "above": ".", "below": "x/sub/sub"} {
 		for _, bytes := range []int64{0, limit} {
-			b := newBed(t)
+			b := newFixture(t)
 			b.enter("a", limit, "x")
 			b.enter("b", limit, "xx")
 			if d := cmp.Diff([]string{"a"}, b.enter("c", bytes, "elsewhere", other)); d != "" && other != "." {
@@ -303,7 +303,7 @@ func TestShared(t *testing.T) {
 // What chats have, and what has been somebody else's, is let be.
 func TestOthersProjects(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.enter("a", limit, "chats/sub")
 	b.enter("b", limit, ".")
 	b.want("chats", nil, nil, nil)
@@ -324,7 +324,7 @@ func TestOthersProjects(t *testing.T) {
 // A sandbox that comes while a tree is being taken isn't held to its limit.
 func TestSharedMeanwhile(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.disk.taking = func() {
 		b.disk.taking = nil
 		if d := cmp.Diff([]string{"a"}, b.enter("b", 0, "x/sub")); d != "" {
@@ -346,7 +346,7 @@ func TestSharedMeanwhile(t *testing.T) {
 func TestFails(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{"find", "try", "free", "take", "limit"} {
-		b := newBed(t)
+		b := newFixture(t)
 		b.disk.failing(call, errdefs.ErrNotImplemented)
 		o := lifecycle.Subject{SessionID: "a", Dirs: []string{b.dir("x")}, Dir: b.dir("x"), QuotaBytes: limit}
 		_, err := b.Attach(t.Context(), o)
@@ -365,7 +365,7 @@ func TestFails(t *testing.T) {
 			t.Errorf("%s: it isn't held once that is over", call)
 		}
 	}
-	b := newBed(t)
+	b := newFixture(t)
 	b.enter("a", limit, "x")
 	b.disk.failing("limit", errors.New("broken"))
 	if _, err := b.Attach(t.Context(), lifecycle.Subject{SessionID: "b", Dirs: []string{b.dir("x")}}); !errdefs.IsUnavailable(err) {
@@ -390,7 +390,7 @@ func TestFails(t *testing.T) {
 func TestTooLarge(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := newBed(t)
+		b := newFixture(t)
 		tooLarge := errors.New("too large")
 		b.disk.failing("take", tooLarge)
 		b.disk.failing("drop", tooLarge)
@@ -432,7 +432,7 @@ func TestTooLarge(t *testing.T) {
 // Who may write nowhere doesn't wait for those who do.
 func TestLeaveWaitsForNobody(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	trying, on := make(chan struct{}), make(chan struct{})
 	b.disk.trying = func() { close(trying); <-on }
 	done := make(chan []string)
@@ -450,16 +450,16 @@ func TestLeaveWaitsForNobody(t *testing.T) {
 // What a crash left holds nobody who comes later, though nothing more is held, or can't be.
 func TestLeftLimit(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*bed){
-		"off":       func(b *bed) { b.opts.Off = true },
-		"no longer": func(b *bed) { b.disk.failing("find", errdefs.ErrNotImplemented) },
-		"can't be opened": func(b *bed) {
+	for name, change := range map[string]func(*fixture){
+		"off":       func(b *fixture) { b.opts.Off = true },
+		"no longer": func(b *fixture) { b.disk.failing("find", errdefs.ErrNotImplemented) },
+		"can't be opened": func(b *fixture) {
 			if err := errors.Join(os.Remove(b.dir("x")), os.Symlink("/", filepath.Join(b.root, "x"))); err != nil {
 				t.Fatal(err)
 			}
 		},
 	} {
-		b := newBed(t)
+		b := newFixture(t)
 		b.enter("a", limit, "x")
 		change(b)
 		b.restart()
@@ -481,7 +481,7 @@ func TestLeftLimit(t *testing.T) {
 // After a crash, what lives on is held again, and the rest is let go of.
 func TestRestart(t *testing.T) {
 	t.Parallel()
-	b := newBed(t)
+	b := newFixture(t)
 	b.enter("a", limit, "x")
 	b.enter("b", limit, "y")
 	b.enter("c", limit, "z")
@@ -528,7 +528,7 @@ func TestKernelHolds(t *testing.T) {
 	if at == "" {
 		t.Skip("needs a directory with project quotas in BERM_PROJECT_DIR")
 	}
-	b := newBed(t)
+	b := newFixture(t)
 	var err error
 	if b.root, err = os.MkdirTemp(at, "ceiling-"); err != nil {
 		t.Fatal(err)
@@ -576,5 +576,30 @@ func TestKernelHolds(t *testing.T) {
 	b.sweep()
 	if left, err := b.opts.Store.Projects(t.Context()); err != nil || len(left) > 0 {
 		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// A key is live while any of its sandboxes is attached.
+func TestLive(t *testing.T) {
+	t.Parallel()
+	b := newFixture(t)
+	live := func(want bool) {
+		t.Helper()
+		if got := quota.Live(b.Service, "t", "k"); got != want || quota.Live(b.Service, "other", "k") {
+			t.Errorf("live is %v", got)
+		}
+	}
+	live(false)
+	for _, session := range []string{"a", "b", "b"} {
+		if _, err := b.Attach(t.Context(), lifecycle.Subject{Tenant: "t", Key: "k", SessionID: session}); err != nil {
+			t.Fatal(err)
+		}
+		live(true)
+	}
+	b.Detach("a")
+	live(true)
+	for range 2 {
+		b.Detach("b")
+		live(false)
 	}
 }

@@ -183,33 +183,33 @@ func TestTouched(t *testing.T) {
 		w := newWorld()
 		s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
 		w.holds("k", 0)
-		s.Touched("t", "k") // nothing is known yet
+		s.touch("t", "k") // nothing is known yet
 		used(t, s, ws, 0)
 		w.holds("k", 5)
-		s.Touched("other", "k")
-		s.Touched("t", "l")
+		s.touch("other", "k")
+		s.touch("t", "l")
 		used(t, s, ws, 0)
-		s.Touched("t", "k")
+		s.touch("t", "k")
 		used(t, s, ws, 5)
 		if err := s.Left(t.Context(), of("t", "k"), false); err != nil { // now it is known whose it is
 			t.Fatal(err)
 		}
 		for i := range int64(2) {
 			w.holds("k", 6+i)
-			s.Touched("t", "k")
+			s.touch("t", "k")
 			used(t, s, ws, 6+i)
 		}
-		s.Touched("t", "k")
+		s.touch("t", "k")
 		w.during = func(string) {
 			w.set(func() { w.during = nil; w.bytes["k"] = 9 })
-			s.Touched("t", "k")
+			s.touch("t", "k")
 		}
 		used(t, s, ws, 7)
 		used(t, s, ws, 9)
 		w.isLive("k", true)
 		used(t, s, ws, 9)
 		w.holds("k", 8)
-		s.Touched("t", "k") // though it isn't old
+		s.touch("t", "k") // though it isn't old
 		used(t, s, ws, 8)
 		w.isLive("k", false)
 		used(t, s, ws, 8)
@@ -217,7 +217,7 @@ func TestTouched(t *testing.T) {
 		if err := s.Left(t.Context(), of("t", "none"), true); err != nil {
 			t.Fatal(err)
 		}
-		s.Touched("t", "none")
+		s.touch("t", "none")
 		used(t, s, ws, 8)
 		if w.walked() != n {
 			t.Error("measured for the key of no chat")

@@ -20,7 +20,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 )
 
-// unknownUse is the last use of sandboxes in a snapshot, where lifecycle.Record has the
+// unknownUse is the last use of sandboxes in a snapshot, where lifecycle.Sandbox has the
 // zero time.
 const unknownUse = 0
 

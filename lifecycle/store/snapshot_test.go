@@ -81,7 +81,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	want := before[0]
 	want.LastUsedAt = time.Time{}
-	same(t, "record", []lifecycle.Record{want}, records(t, got))
+	same(t, "record", []lifecycle.Sandbox{want}, records(t, got))
 	without := file("1", "x")
 	without.Inode, without.OldType, without.OldInode = 0, "", 0
 	same(t, "files", []chat.Record{without}, files(t, got, "a", "k", "", ""))

@@ -203,13 +203,13 @@ const columns = `session_id, tenant, key, container_id, created_at, expires_at, 
 	spec, env, agent_id, volume_path, metadata, overridden, enforcement`
 
 // Records returns all that was put and not deleted.
-func (s *Store) Records(ctx context.Context) ([]lifecycle.Record, error) {
+func (s *Store) Records(ctx context.Context) ([]lifecycle.Sandbox, error) {
 	return list(ctx, s.db, recordScanner(json.Unmarshal), "SELECT "+columns+" FROM sandboxes")
 }
 
 // recordScanner scans records, whose JSON is read by decode.
-func recordScanner(decode func([]byte, any) error) func(scanner) (lifecycle.Record, error) {
-	return func(row scanner) (r lifecycle.Record, err error) {
+func recordScanner(decode func([]byte, any) error) func(scanner) (lifecycle.Sandbox, error) {
+	return func(row scanner) (r lifecycle.Sandbox, err error) {
 		var created, expires, deadline, used int64
 		var spec, env, metadata, overridden, enforcement []byte
 		if err := row.Scan(&r.SessionID, &r.Tenant, &r.Key, &r.ContainerID, &created, &expires, &deadline, &used,
@@ -220,7 +220,7 @@ func recordScanner(decode func([]byte, any) error) func(scanner) (lifecycle.Reco
 		if used != unknownUse {
 			r.LastUsedAt = instant(used)
 		}
-		if err := errors.Join(decode(spec, &r.Spec), decode(env, &r.Env), decode(metadata, &r.Metadata),
+		if err := errors.Join(decode(spec, &r.Spec), decode(env, &r.Spec.Env), decode(metadata, &r.Metadata),
 			decode(overridden, &r.Overridden), decode(enforcement, &r.Enforcement)); err != nil {
 			return r, fmt.Errorf("session %s: %w", r.SessionID, err)
 		}
@@ -229,7 +229,7 @@ func recordScanner(decode func([]byte, any) error) func(scanner) (lifecycle.Reco
 }
 
 // Put writes a record over the one of the same session, durably.
-func (s *Store) Put(ctx context.Context, r lifecycle.Record) error {
+func (s *Store) Put(ctx context.Context, r lifecycle.Sandbox) error {
 	var errs []error
 	encode := func(v any) []byte {
 		b, err := json.Marshal(v)
@@ -239,7 +239,7 @@ func (s *Store) Put(ctx context.Context, r lifecycle.Record) error {
 	values := []any{
 		r.SessionID, r.Tenant, r.Key, r.ContainerID,
 		nanos(r.CreatedAt), nanos(r.ExpiresAt), nanos(r.Deadline), nanos(r.LastUsedAt),
-		encode(r.Spec), encode(r.Env), r.AgentID, r.VolumePath, encode(r.Metadata), encode(r.Overridden), encode(r.Enforcement),
+		encode(r.Spec), encode(r.Spec.Env), r.AgentID, r.VolumePath, encode(r.Metadata), encode(r.Overridden), encode(r.Enforcement),
 	}
 	err := errors.Join(errs...)
 	if err == nil {

@@ -32,20 +32,20 @@ func open(t *testing.T, path string) *Store {
 	return s
 }
 
-func record(session string) lifecycle.Record {
+func record(session string) lifecycle.Sandbox {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC)
-	return lifecycle.Record{
+	return lifecycle.Sandbox{
 		SessionID: session, Tenant: "a", Key: "k", ContainerID: "c",
 		CreatedAt: at, ExpiresAt: at.Add(time.Hour), Deadline: at.Add(2 * time.Hour), LastUsedAt: at.Add(time.Minute),
-		Spec: policy.Spec{Image: "i", CPUs: 1.5, TTL: time.Hour, Mounts: []policy.Mount{{HostPath: "/srv", Source: "/srv", Local: "/srv", MountPath: "/w", Mode: "rw"}}},
-		Env:  map[string]string{"E": "1"}, AgentID: "agent", VolumePath: "/srv",
+		Spec:    policy.Spec{Image: "i", CPUs: 1.5, TTL: time.Hour, Mounts: []policy.Mount{{HostPath: "/srv", Source: "/srv", Local: "/srv", MountPath: "/w", Mode: "rw"}}, Env: map[string]string{"E": "1"}},
+		AgentID: "agent", VolumePath: "/srv",
 		Metadata:    map[string]string{"m": "'; DROP TABLE sandboxes; --"},
 		Overridden:  []policy.Override{{Field: "network", Requested: "on", Effective: "off", Rule: "r"}},
 		Enforcement: lifecycle.Enforcement{Mounts: "held", WorkspaceQuota: "soft"},
 	}
 }
 
-func records(t *testing.T, s *Store) []lifecycle.Record {
+func records(t *testing.T, s *Store) []lifecycle.Sandbox {
 	t.Helper()
 	got, err := s.Records(context.Background())
 	if err != nil {
@@ -54,7 +54,7 @@ func records(t *testing.T, s *Store) []lifecycle.Record {
 	return got
 }
 
-var bySession = cmpopts.SortSlices(func(a, b lifecycle.Record) bool { return a.SessionID < b.SessionID })
+var bySession = cmpopts.SortSlices(func(a, b lifecycle.Sandbox) bool { return a.SessionID < b.SessionID })
 
 func TestRoundTrip(t *testing.T) {
 	ctx := context.Background()
@@ -64,7 +64,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Error("a new store isn't fresh")
 	}
 	one, two := record("1"), record("2")
-	for _, r := range []lifecycle.Record{one, two} {
+	for _, r := range []lifecycle.Sandbox{one, two} {
 		if err := s.Put(ctx, r); err != nil {
 			t.Fatal(err)
 		}
@@ -94,13 +94,13 @@ func TestRoundTrip(t *testing.T) {
 	if again.Fresh() {
 		t.Error("a store by which somebody took over is fresh")
 	}
-	if d := cmp.Diff([]lifecycle.Record{one, two}, records(t, again), bySession); d != "" {
+	if d := cmp.Diff([]lifecycle.Sandbox{one, two}, records(t, again), bySession); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}
 	if err := again.Delete(ctx, "1", "none"); err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff([]lifecycle.Record{two}, records(t, again)); d != "" {
+	if d := cmp.Diff([]lifecycle.Sandbox{two}, records(t, again)); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}
 	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/proxy"
 )
 
@@ -21,23 +23,23 @@ var passed = []string{
 // answerTime is how long a caller may take to read an answer of Berm's own.
 const answerTime = 2 * time.Minute
 
-var buffers = sync.Pool{New: func() any { b := make([]byte, bufferSize); return &b }}
+var buffers = sync.Pool{New: func() any { b := make([]byte, upstream.BufferSize); return &b }}
 
 // ask makes the request to the engine that the call's own stands for, by default with
 // its method and in its version, and gives its answer.
-func (c *call) ask(a ask) (*http.Response, error) {
-	if a.method == "" {
-		a.method = c.r.Method
+func (c *call) ask(a upstream.Ask) (*http.Response, error) {
+	if a.Method == "" {
+		a.Method = c.r.Method
 	}
-	if a.version == 0 {
-		a.version = c.version
+	if a.Version == 0 {
+		a.Version = c.version
 	}
-	return c.engine.send(c.ctx, a)
+	return c.engine.Send(c.ctx, a)
 }
 
 // forward asks the engine and relays what it answers, whatever that is. Stream says
 // that every piece of it is to be passed on at once, for as long as it takes.
-func (c *call) forward(a ask, stream bool) error {
+func (c *call) forward(a upstream.Ask, stream bool) error {
 	if stream {
 		leave, err := c.stream()
 		if err != nil {
@@ -55,7 +57,7 @@ func (c *call) forward(a ask, stream bool) error {
 // relay gives the caller the engine's answer.
 func (c *call) relay(resp *http.Response, stream bool) error {
 	if resp.StatusCode >= 400 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.close(nil) // now, as the answer may go on for days

@@ -11,6 +11,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/policy"
@@ -20,15 +23,15 @@ var signalName = regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,12}$`)
 
 const tarBlock = 512
 
-// archived serves a call for a path inside a container of the caller's. Nothing starts meanwhile
+// withArchive serves a call for a path inside a container of the caller's. Nothing starts meanwhile
 // that could change what the engine mounts for the call, which it does also if the container
 // runs. The container's binds are held.
-func (c *call) archived(id string, serve func(a ask, ct *container.InspectResponse) error) error {
+func withArchive(c *call, id string, serve func(a upstream.Ask, ct *container.InspectResponse) error) error {
 	name := c.query.Get("path")
 	if name == "" || len(name) > maxTarName || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
-		return malformed("the path is missing, or is none")
+		return proxy.Malformed("the path is missing, or is none")
 	}
-	ct, err := c.inspectSlow(id)
+	ct, err := inspectSlow(c, id)
 	if err != nil {
 		return err
 	}
@@ -39,39 +42,39 @@ func (c *call) archived(id string, serve func(a ask, ct *container.InspectRespon
 		}
 		defer over()
 	}
-	return c.quiet(ct, func(ct *container.InspectResponse) error {
-		release, err := c.holdMade(ct)
+	return quietly(c, ct, func(ct *container.InspectResponse) error {
+		release, err := holdMade(c, ct)
 		if err != nil {
 			return err
 		}
 		defer release()
-		return serve(ask{path: "/containers/" + id + "/archive", query: url.Values{"path": {name}}}, ct)
+		return serve(upstream.Ask{Path: "/containers/" + id + "/archive", Query: url.Values{"path": {name}}}, ct)
 	})
 }
 
-// archivable gives the container of a call that reads or writes its files.
-func (c *call) archivable() (id string, err error) {
+// archivableContainer gives the container of a call that reads or writes its files.
+func archivableContainer(c *call) (id string, err error) {
 	if err := c.operation(policy.OpArchive); err != nil {
 		return "", err
 	}
 	if id, err = c.containerID(c.name); err == nil {
-		err = c.confined()
+		err = refuseUnconfined(c)
 	}
 	return id, err
 }
 
-func (c *call) statArchive() error {
-	id, err := c.archivable()
+func statArchive(c *call) error {
+	id, err := archivableContainer(c)
 	if err != nil {
 		return err
 	}
-	return c.archived(id, func(a ask, _ *container.InspectResponse) error {
+	return withArchive(c, id, func(a upstream.Ask, _ *container.InspectResponse) error {
 		resp, err := c.ask(a)
 		if err != nil {
 			return err
 		}
 		if resp.StatusCode >= 400 {
-			return failure(resp)
+			return upstream.Failure(resp)
 		}
 		_ = resp.Body.Close()
 		c.head(resp)
@@ -79,38 +82,38 @@ func (c *call) statArchive() error {
 	})
 }
 
-func (c *call) getArchive() error {
-	id, err := c.archivable()
+func getArchive(c *call) error {
+	id, err := archivableContainer(c)
 	if err != nil {
 		return err
 	}
-	return c.transfer(id, func(io.Reader) error {
-		return c.archived(id, func(a ask, _ *container.InspectResponse) error { return c.forward(a, false) })
+	return transfer(c, id, func(io.Reader) error {
+		return withArchive(c, id, func(a upstream.Ask, _ *container.InspectResponse) error { return c.forward(a, false) })
 	})
 }
 
 // exportContainer needs no quiet: for an export, and for a commit, the engine mounts the
 // container's root alone.
-func (c *call) exportContainer() error {
-	id, err := c.archivable()
+func exportContainer(c *call) error {
+	id, err := archivableContainer(c)
 	if err != nil {
 		return err
 	}
-	return c.transfer(id, func(io.Reader) error {
-		return c.forward(ask{path: "/containers/" + id + "/export"}, false)
+	return transfer(c, id, func(io.Reader) error {
+		return c.forward(upstream.Ask{Path: "/containers/" + id + "/export"}, false)
 	})
 }
 
 // putArchive gives the engine an archive of Berm's own writing. It is plain, as some
 // engines unpack compressed ones by programs that they find in the container. Entries
 // before a refused one may have been unpacked.
-func (c *call) putArchive() error {
-	id, err := c.archivable()
+func putArchive(c *call) error {
+	id, err := archivableContainer(c)
 	if err != nil {
 		return err
 	}
-	return c.transfer(id, func(r io.Reader) error {
-		return c.archived(id, func(a ask, ct *container.InspectResponse) error {
+	return transfer(c, id, func(r io.Reader) error {
+		return withArchive(c, id, func(a upstream.Ask, ct *container.InspectResponse) error {
 			plain, err := plainTar(r)
 			if err != nil {
 				return err
@@ -121,10 +124,10 @@ func (c *call) putArchive() error {
 			}
 			for _, name := range []string{"noOverwriteDirNonDir", "copyUIDGID"} {
 				if c.flag(name) {
-					a.query.Set(name, "1")
+					a.Query.Set(name, "1")
 				}
 			}
-			a.body, a.length, a.header = body, -1, http.Header{"Content-Type": {"application/x-tar"}}
+			a.Body, a.Length, a.Header = body, -1, http.Header{"Content-Type": {"application/x-tar"}}
 			c.close(nil) // now, as it may take long
 			err = c.forward(a, false)
 			if why := body.refusal.Load(); err != nil && why != nil {
@@ -144,10 +147,10 @@ var compressed = [][]byte{
 // plainTar looks at how an archive begins. Its first block has to be the header of a
 // file, or zeros, and nothing that an engine could take for a compressed archive.
 func plainTar(r io.Reader) (io.Reader, error) {
-	br := bufio.NewReaderSize(r, bufferSize)
+	br := bufio.NewReaderSize(r, upstream.BufferSize)
 	first, err := br.Peek(tarBlock)
 	if err != nil {
-		return nil, malformed("the body is not a tar archive")
+		return nil, proxy.Malformed("the body is not a tar archive")
 	}
 	refuse := denied("archive.plain", "", "the body is not a plain tar archive", "tar without compression")
 	for _, magic := range compressed {

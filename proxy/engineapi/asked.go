@@ -7,22 +7,25 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 // asAsked is a body that was denied, as it goes through in mode audit: as it came, but
 // with the door's own labels, and with IDs where it names what may be somebody else's.
 // What is another caller's isn't there in this mode either.
-func (c *call) asAsked(p *plan) (*createBody, error) {
-	if c.othersImage(p.image.Config.Labels) {
-		return nil, notFound("No such image: " + familiar(p.body.Image))
+func asAsked(c *call, p *plan) (*body.Create, error) {
+	if othersImage(c, p.image.Config.Labels) {
+		return nil, notFound("No such image: " + familiar(p.Body.Image))
 	}
-	b, h := *p.body, *p.body.HostConfig
-	b.HostConfig, b.Labels = &h, p.labels
+	b, h := *p.Body, *p.Body.HostConfig
+	b.HostConfig, b.Labels = &h, p.Labels
 	var err error
 	for _, mode := range []*string{&h.PidMode, &h.IpcMode, &h.UTSMode, &h.UsernsMode, &h.CgroupnsMode, &h.Cgroup} {
-		if *mode, err = c.askedMode(*mode); err != nil {
+		if *mode, err = askedMode(c, *mode); err != nil {
 			return nil, err
 		}
 	}
@@ -36,25 +39,25 @@ func (c *call) asAsked(p *plan) (*createBody, error) {
 			h.VolumesFrom[i] += ":" + mode
 		}
 	}
-	if h.Links, err = c.ownLinks(h.Links); err != nil {
+	if h.Links, err = ownLinks(c, h.Links); err != nil {
 		return nil, err
 	}
-	if h.Mounts, err = c.askedMounts(p); err != nil {
+	if h.Mounts, err = askedMounts(c, p); err != nil {
 		return nil, err
 	}
-	if h.NetworkMode, err = c.askedMode(h.NetworkMode); err != nil {
+	if h.NetworkMode, err = askedMode(c, h.NetworkMode); err != nil {
 		return nil, err
 	}
 	if !strings.HasPrefix(h.NetworkMode, "container:") {
-		if h.NetworkMode, err = c.askedNetwork(h.NetworkMode); err != nil {
+		if h.NetworkMode, err = askedNetwork(c, h.NetworkMode); err != nil {
 			return nil, err
 		}
 	}
-	return &b, c.askedEndpoints(&b)
+	return &b, askedEndpoints(c, &b)
 }
 
 // askedMode is a namespace's mode, in which a container has to be the caller's.
-func (c *call) askedMode(mode string) (string, error) {
+func askedMode(c *call, mode string) (string, error) {
 	ref, ok := strings.CutPrefix(mode, "container:")
 	if !ok {
 		return mode, nil
@@ -65,11 +68,11 @@ func (c *call) askedMode(mode string) (string, error) {
 
 // askedNetwork gives the ID of a network that isn't another caller's, or the name of one
 // of the engine's own.
-func (c *call) askedNetwork(ref string) (string, error) {
+func askedNetwork(c *call, ref string) (string, error) {
 	if ref == "" || ref == "default" {
 		return ref, nil
 	}
-	n, err := c.resolve(ref, false)
+	n, err := resolveNetwork(c, ref, false)
 	switch {
 	case err != nil:
 		return "", err
@@ -83,14 +86,14 @@ func (c *call) askedNetwork(ref string) (string, error) {
 	return n.ID, nil
 }
 
-func (c *call) askedEndpoints(b *createBody) error {
-	asked, err := b.endpoints()
+func askedEndpoints(c *call, b *body.Create) error {
+	asked, err := b.Endpoints()
 	if err != nil || len(asked) == 0 {
 		return err
 	}
-	out := map[string]*endpointBody{}
+	out := map[string]*body.Endpoint{}
 	for ref, e := range asked {
-		name, err := c.askedNetwork(ref)
+		name, err := askedNetwork(c, ref)
 		if err != nil {
 			return err
 		}
@@ -100,7 +103,7 @@ func (c *call) askedEndpoints(b *createBody) error {
 			if fullID.MatchString(name) {
 				named.NetworkID = name
 			}
-			if named.Links, err = c.ownLinks(e.Links); err != nil {
+			if named.Links, err = ownLinks(c, e.Links); err != nil {
 				return err
 			}
 			e = &named
@@ -113,16 +116,16 @@ func (c *call) askedEndpoints(b *createBody) error {
 }
 
 // askedMounts labels the volumes that the engine may make.
-func (c *call) askedMounts(p *plan) ([]mountBody, error) {
-	list := slices.Clone(p.body.HostConfig.Mounts)
+func askedMounts(c *call, p *plan) ([]body.MountBody, error) {
+	list := slices.Clone(p.Body.HostConfig.Mounts)
 	for i := range list {
 		m := &list[i]
 		if m.Type == "image" {
-			img, err := c.lookUpImage(m.Source)
+			img, err := lookUpImage(c, m.Source)
 			if err != nil {
 				return nil, err
 			}
-			if img == nil || c.othersImage(img.Config.Labels) {
+			if img == nil || othersImage(c, img.Config.Labels) {
 				return nil, notFound("No such image: " + familiar(m.Source))
 			}
 		}
@@ -130,9 +133,9 @@ func (c *call) askedMounts(p *plan) ([]mountBody, error) {
 			continue
 		}
 		if m.Source != "" && !volumeName.MatchString(m.Source) {
-			return nil, malformed(fmt.Sprintf("%q can't be a volume's name", shorten(m.Source)))
+			return nil, proxy.Malformed(fmt.Sprintf("%q can't be a volume's name", body.Shorten(m.Source)))
 		}
-		options := volumeBody{}
+		options := body.VolumeOptions{}
 		if m.VolumeOptions != nil {
 			options = *m.VolumeOptions
 		}
@@ -143,7 +146,7 @@ func (c *call) askedMounts(p *plan) ([]mountBody, error) {
 		if labels == nil {
 			labels = map[string]string{}
 		}
-		maps.Copy(labels, p.volumes)
+		maps.Copy(labels, p.Volumes)
 		options.Labels, m.VolumeOptions = labels, &options
 	}
 	return list, nil
@@ -156,9 +159,9 @@ func auditMade(labels map[string]string) bool {
 	return json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) != nil || e.Audit
 }
 
-// confined refuses to work in a container that was denied, and made in mode audit, to
+// refuseUnconfined refuses to work in a container that was denied, and made in mode audit, to
 // those whom the policy binds. It goes by the container that was looked up last.
-func (c *call) confined() error {
+func refuseUnconfined(c *call) error {
 	if !c.unconfined {
 		return nil
 	}

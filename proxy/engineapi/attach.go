@@ -7,26 +7,31 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 func attachRoutes() []route {
 	const one = "/containers/{id}"
 	streams := []string{"detachKeys", "logs", "stream", "stdin", "stdout", "stderr"}
 	return []route{
-		{method: http.MethodPost, template: one + "/attach", query: streams, change: true, serve: (*call).attach},
-		{method: http.MethodGet, template: one + "/attach/ws", query: streams, change: true, serve: (*call).attachWS},
-		{method: http.MethodPost, template: one + "/resize", query: []string{"h", "w"}, serve: (*call).resizeContainer},
-		{method: http.MethodGet, template: one + "/logs", query: []string{"follow", "stdout", "stderr", "since", "until", "timestamps", "tail", "details"}, serve: (*call).logs},
-		{method: http.MethodGet, template: one + "/stats", query: []string{"stream", "one-shot"}, serve: (*call).stats},
-		{method: http.MethodGet, template: one + "/top", query: []string{"ps_args"}, serve: (*call).top},
-		{method: http.MethodGet, template: one + "/changes", serve: (*call).changes},
-		{method: http.MethodPost, template: one + "/wait", query: []string{"condition"}, serve: (*call).wait},
+		{method: http.MethodPost, template: one + "/attach", query: streams, change: true, serve: attachContainer},
+		{method: http.MethodGet, template: one + "/attach/ws", query: streams, change: true, serve: attachWS},
+		{method: http.MethodPost, template: one + "/resize", query: []string{"h", "w"}, serve: resizeContainer},
+		{method: http.MethodGet, template: one + "/logs", query: []string{"follow", "stdout", "stderr", "since", "until", "timestamps", "tail", "details"}, serve: containerLogs},
+		{method: http.MethodGet, template: one + "/stats", query: []string{"stream", "one-shot"}, serve: containerStats},
+		{method: http.MethodGet, template: one + "/top", query: []string{"ps_args"}, serve: containerTop},
+		{method: http.MethodGet, template: one + "/changes", serve: containerChanges},
+		{method: http.MethodPost, template: one + "/wait", query: []string{"condition"}, serve: waitContainer},
 	}
 }
 
-// streamsAsked are the parameters of an attach, written anew.
-func (c *call) streamsAsked() (url.Values, error) {
-	query := url.Values{}
+// attachAsked returns the container of an attach, and its parameters, written anew.
+func attachAsked(c *call) (id string, query url.Values, err error) {
+	query = url.Values{}
 	for _, name := range []string{"logs", "stream", "stdin", "stdout", "stderr"} {
 		if c.flag(name) {
 			query.Set(name, "1")
@@ -36,67 +41,59 @@ func (c *call) streamsAsked() (url.Values, error) {
 	if keys != "" {
 		query.Set("detachKeys", keys)
 	}
-	return query, detachKeys(keys)
+	if err := detachKeys(keys); err != nil {
+		return "", nil, err
+	}
+	if id, err = c.containerID(c.name); err != nil {
+		return "", nil, err
+	}
+	return id, query, refuseUnconfined(c)
 }
 
-func (c *call) attach() error {
-	query, err := c.streamsAsked()
+func attachContainer(c *call) error {
+	id, query, err := attachAsked(c)
 	if err != nil {
-		return err
-	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	if err := c.confined(); err != nil {
 		return err
 	}
 	c.closeMessage = &closeMessage{}
-	return c.hijack(ask{path: "/containers/" + id + "/attach", query: query})
+	return c.hijack(upstream.Ask{Path: "/containers/" + id + "/attach", Query: query})
 }
 
 // attachWS passes a WebSocket's handshake on as one of its own; what follows is between
 // the client and the engine.
-func (c *call) attachWS() error {
+func attachWS(c *call) error {
 	h := c.r.Header
 	key, err := base64.StdEncoding.DecodeString(h.Get("Sec-Websocket-Key"))
 	if !strings.EqualFold(h.Get("Upgrade"), "websocket") || err != nil || len(key) != 16 || h.Get("Sec-Websocket-Version") != "13" {
-		return malformed("this is not the handshake of a WebSocket")
+		return proxy.Malformed("this is not the handshake of a WebSocket")
 	}
-	query, err := c.streamsAsked()
+	id, query, err := attachAsked(c)
 	if err != nil {
 		return err
 	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	if err := c.confined(); err != nil {
-		return err
-	}
-	return c.hijack(ask{path: "/containers/" + id + "/attach/ws", query: query, header: http.Header{
+	return c.hijack(upstream.Ask{Path: "/containers/" + id + "/attach/ws", Query: query, Header: http.Header{
 		"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Version": {"13"}, "Origin": {"http://docker"},
 		"Sec-Websocket-Key": {base64.StdEncoding.EncodeToString(key)},
 	}})
 }
 
-func (c *call) resizeContainer() error {
+func resizeContainer(c *call) error {
 	id, err := c.containerID(c.name)
 	if err != nil {
 		return err
 	}
-	query, err := c.size()
+	query, err := consoleSize(c)
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/containers/" + id + "/resize", query: query}, false)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/resize", Query: query}, false)
 }
 
 // instant is a time as the engine takes it: RFC 3339, or seconds with a fraction, or a
 // duration before now.
 var instant = regexp.MustCompile(`^[-+0-9A-Za-z:.]{1,64}$`)
 
-func (c *call) logs() error {
+func containerLogs(c *call) error {
 	if c.flag("details") {
 		return denied("endpoints.query", "details", "details of logs show environment variables", "no details")
 	}
@@ -109,7 +106,7 @@ func (c *call) logs() error {
 	for _, name := range []string{"since", "until", "tail"} {
 		if v := c.query.Get(name); v != "" {
 			if !instant.MatchString(v) {
-				return malformed("the query parameter " + name + " is neither a time nor a number")
+				return proxy.Malformed("the query parameter " + name + " is neither a time nor a number")
 			}
 			query.Set(name, v)
 		}
@@ -122,10 +119,10 @@ func (c *call) logs() error {
 		defer c.untilDrain()()
 	}
 	c.closeMessage = &closeMessage{}
-	return c.forward(ask{path: "/containers/" + id + "/logs", query: query}, true)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/logs", Query: query}, true)
 }
 
-func (c *call) stats() error {
+func containerStats(c *call) error {
 	id, err := c.containerID(c.name)
 	if err != nil {
 		return err
@@ -138,7 +135,7 @@ func (c *call) stats() error {
 		query.Set("one-shot", "1")
 	}
 	defer c.untilDrain()()
-	return c.forward(ask{path: "/containers/" + id + "/stats", query: query}, true)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/stats", Query: query}, true)
 }
 
 // psArgs are options of ps that show no environment, as a BSD "e" does. What ps doesn't
@@ -153,8 +150,8 @@ const psColumn = `(pid|ppid|pgid|sid|uid|user|gid|group|comm|args|cmd|etime|time
 
 var psColumns = regexp.MustCompile(`^(-o|-eo|-Ao|-e -o|-A -o|axo|ax o|o) ?` + psColumn + `(,` + psColumn + `)*$`)
 
-// top lists a container's processes. The engine gives the options to the host's ps.
-func (c *call) top() error {
+// containerTop lists a container's processes. The engine gives the options to the host's ps.
+func containerTop(c *call) error {
 	query := url.Values{}
 	if args := c.query.Get("ps_args"); args != "" {
 		if !slices.Contains(psArgs, args) && !psColumns.MatchString(args) {
@@ -166,23 +163,23 @@ func (c *call) top() error {
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/containers/" + id + "/top", query: query}, false)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/top", Query: query}, false)
 }
 
-func (c *call) changes() error {
+func containerChanges(c *call) error {
 	id, err := c.containerID(c.name)
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/containers/" + id + "/changes"}, false)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/changes"}, false)
 }
 
-// wait answers when the container's state is what was asked for; its header comes at once.
-func (c *call) wait() error {
+// waitContainer answers when the container's state is what was asked for; its header comes at once.
+func waitContainer(c *call) error {
 	query := url.Values{}
 	if condition := c.query.Get("condition"); condition != "" {
 		if !slices.Contains([]string{"not-running", "next-exit", "removed"}, condition) {
-			return malformed("invalid condition: " + shorten(condition))
+			return proxy.Malformed("invalid condition: " + body.Shorten(condition))
 		}
 		if c.version >= 30 {
 			query.Set("condition", condition)
@@ -193,5 +190,5 @@ func (c *call) wait() error {
 		return err
 	}
 	c.closeMessage = &closeMessage{form: textLine} // which clients take for an error, as it isn't JSON
-	return c.forward(ask{path: "/containers/" + id + "/wait", query: query}, true)
+	return c.forward(upstream.Ask{Path: "/containers/" + id + "/wait", Query: query}, true)
 }

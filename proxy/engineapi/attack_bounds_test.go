@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/mount"
@@ -79,7 +81,7 @@ func (b bounds) privileges(h *container.HostConfig) (e excess) {
 	}
 	e.unless(slices.Contains(h.CapDrop, "ALL"), "CapDrop", h.CapDrop)
 	profile, err := runtime.SeccompOption(goruntime.GOARCH)
-	e.unless(err == nil && slices.Equal(h.SecurityOpt, []string{"no-new-privileges", profile}), "SecurityOpt", shorten(fmt.Sprint(h.SecurityOpt)))
+	e.unless(err == nil && slices.Equal(h.SecurityOpt, []string{"no-new-privileges", profile}), "SecurityOpt", body.Shorten(fmt.Sprint(h.SecurityOpt)))
 	e.unless(h.PidMode == "", "PidMode", h.PidMode)
 	e.unless(h.IpcMode == "private", "IpcMode", h.IpcMode)
 	e.unless(h.UTSMode == "", "UTSMode", h.UTSMode)

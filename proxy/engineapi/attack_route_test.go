@@ -8,8 +8,10 @@ import (
 	"path"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
-	"time"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 // engineRoutes are the endpoints of an engine in the order in which its router tries
@@ -135,15 +137,20 @@ func engineRouted(method, decoded string) (template, version, name string, redir
 	return "", "", "", false
 }
 
+// engine41 is an engine of version 1.41.
+var engine41 = sync.OnceValue(func() *upstream.Engine {
+	e := upstream.New(nil)
+	e.Transport.RegisterProtocol("http", answering(func(*http.Request) string { return "" }))
+	return e
+})
+
 // doorRouted gives what the door makes of a request line.
 func doorRouted(method, target string) (c *call, ok bool) {
 	u, err := url.ParseRequestURI(target)
 	if err != nil {
 		return nil, false
 	}
-	e := &engine{}
-	e.version.Store(&engineVersion{max: 41, when: time.Now().Add(time.Hour)})
-	c = &call{Proxy: &Proxy{engine: e}, r: &http.Request{Method: method, URL: u, RequestURI: target}, ctx: context.Background()}
+	c = &call{Proxy: &Proxy{engine: engine41()}, r: &http.Request{Method: method, URL: u, RequestURI: target}, ctx: context.Background()}
 	rt, err := c.match()
 	c.route = rt
 	return c, err == nil

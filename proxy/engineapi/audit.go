@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
@@ -155,7 +157,7 @@ func (r *Record) judged(err error, reasons []policy.Reason) {
 	case err != nil:
 		f := proxy.FaultOf(err)
 		r.Verdict, r.Error = VerdictFailed, f.Detail
-		if f.Status == http.StatusBadRequest && statusOf(err) == 0 {
+		if f.Status == http.StatusBadRequest && upstream.StatusOf(err) == 0 {
 			r.Verdict, r.Rule = VerdictDenied, "request."+f.Code // by the door itself
 		}
 	case len(reasons) > 0:

@@ -1,8 +1,6 @@
 package engineapi
 
 import (
-	"archive/tar"
-	"bufio"
 	"cmp"
 	"context"
 	"encoding/base64"
@@ -13,14 +11,14 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"os"
-	"path"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
+
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
@@ -35,12 +33,12 @@ const (
 	maxBuildTime = time.Hour
 	lastWords    = 10 * time.Second // to tell a client that its build has run out of time
 
-	tellsID version = 30 // from which on a build tells its image's ID
+	tellsID upstream.Version = 30 // from which on a build tells its image's ID
 )
 
 func buildRoutes() []route {
 	return []route{{
-		method: http.MethodPost, template: "/build", body: tarBody, change: true, serve: (*call).build,
+		method: http.MethodPost, template: "/build", body: tarBody, change: true, serve: buildImage,
 		query: []string{
 			"dockerfile", "t*", "q", "nocache", "pull", "rm", "forcerm", "memory", "memswap", "cpushares", "cpusetcpus", "cpusetmems", "cpuperiod",
 			"cpuquota", "buildargs", "shmsize", "labels", "networkmode", "platform", "target", "version", "buildid", "cachefrom", "ulimits",
@@ -53,9 +51,9 @@ func buildRoutes() []route {
 // says nothing.
 var neverBuilt = []string{"cachefrom", "ulimits", "cgroupparent", "extrahosts", "remote", "squash", "isolation", "session", "outputs", "securityopt", "cpusetcpus", "cpusetmems"}
 
-// build has the engine's classic builder make an image of the caller's from files that
+// buildImage has the engine's classic builder make an image of the caller's from files that
 // come with the request. The image gets its names only when it has been looked at.
-func (c *call) build() error {
+func buildImage(c *call) error {
 	if err := c.operation(policy.OpBuild); err != nil {
 		return err
 	}
@@ -64,15 +62,15 @@ func (c *call) build() error {
 		return err
 	}
 	defer over()
-	args, err := c.buildArgs()
+	args, err := buildArgs(c)
 	if err != nil {
 		return err
 	}
-	query, tags, err := c.buildQuery(args)
+	query, tags, err := buildQuery(c, args)
 	if err != nil {
 		return err
 	}
-	labels, err := c.buildLabels()
+	labels, err := buildLabels(c)
 	if err != nil {
 		return err
 	}
@@ -86,10 +84,10 @@ func (c *call) build() error {
 		return err
 	}
 	defer leave()
-	defer c.buildBefore(labels)()
+	defer buildBefore(c, labels)()
 	lease := c.spooled.Lease(c.caller.Tenant)
 	defer lease.Release()
-	files, err := c.spool(args, lease)
+	files, err := spool(c, args, lease)
 	if err != nil {
 		return err
 	}
@@ -101,29 +99,29 @@ func (c *call) build() error {
 	if _, err := files.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	resp, err := c.ask(ask{
-		path: "/build", query: query, header: http.Header{"Content-Type": {"application/x-tar"}}, body: struct{ io.Reader }{files}, length: size,
-		version: max(c.version, tellsID),
+	resp, err := c.ask(upstream.Ask{
+		Path: "/build", Query: query, Header: http.Header{"Content-Type": {"application/x-tar"}}, Body: struct{ io.Reader }{files}, Length: size,
+		Version: max(c.version, tellsID),
 	})
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.head(resp)
-	id := c.relayBuild(resp.Body)
+	id := relayBuild(c, resp.Body)
 	if id == "" {
 		return nil // it failed, and the caller has been told why
 	}
-	c.finishBuild(id, labels, tags)
+	finishBuild(c, id, labels, tags)
 	return nil
 }
 
 // buildBefore has the call end in time, whether it waits for the client or the engine: it
 // lasts no longer than what it makes may live. The caller calls done after it.
-func (c *call) buildBefore(labels map[string]string) (done func()) {
+func buildBefore(c *call, labels map[string]string) (done func()) {
 	until := time.Now().Add(maxBuildTime)
 	if expires, err := time.Parse(time.RFC3339Nano, labels[lifecycle.LabelExpiresAt]); err == nil && expires.Before(until) {
 		until = expires
@@ -143,7 +141,7 @@ func (c *call) buildBefore(labels map[string]string) (done func()) {
 
 // buildQuery judges the parameters, and gives those that go to the engine, and the names
 // that the image is to have.
-func (c *call) buildQuery(args map[string]string) (url.Values, []url.Values, error) {
+func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, error) {
 	p, err := c.profile()
 	if err != nil {
 		return nil, nil, err
@@ -168,13 +166,13 @@ func (c *call) buildQuery(args map[string]string) (url.Values, []url.Values, err
 	}
 	if target := c.query.Get("target"); target != "" {
 		if !baseImage.MatchString(target) {
-			return nil, nil, malformed("the target is no stage's name")
+			return nil, nil, proxy.Malformed("the target is no stage's name")
 		}
 		query.Set("target", target)
 	}
 	if v := c.query.Get("platform"); v != "" {
-		if !platform.MatchString(v) {
-			return nil, nil, malformed("the platform is none")
+		if !body.Platform.MatchString(v) {
+			return nil, nil, proxy.Malformed("the platform is none")
 		}
 		query.Set("platform", v)
 	}
@@ -185,7 +183,7 @@ func (c *call) buildQuery(args map[string]string) (url.Values, []url.Values, err
 		}
 		query.Set("buildargs", string(text))
 	}
-	mode, err := c.buildNetwork(p)
+	mode, err := buildNetwork(c, p)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -195,27 +193,27 @@ func (c *call) buildQuery(args map[string]string) (url.Values, []url.Values, err
 		if t == "" {
 			continue
 		}
-		target, err := c.target(t, "")
+		target, err := tagTarget(c, t, "")
 		if err != nil {
 			return nil, nil, err
 		}
 		tags = append(tags, target)
 	}
 	if len(tags) > maxBuildTags {
-		return nil, nil, malformed(fmt.Sprintf("there are more than %d names", maxBuildTags))
+		return nil, nil, proxy.Malformed(fmt.Sprintf("there are more than %d names", maxBuildTags))
 	}
 	return query, tags, nil
 }
 
 // buildArgs judges build arguments as a command's environment.
-func (c *call) buildArgs() (map[string]string, error) {
+func buildArgs(c *call) (map[string]string, error) {
 	text := c.query.Get("buildargs")
 	if text == "" {
 		return nil, nil
 	}
 	var args map[string]*string
 	if err := strictJSON([]byte(text), &args); err != nil {
-		return nil, malformed("the build arguments are not one JSON object of texts")
+		return nil, proxy.Malformed("the build arguments are not one JSON object of texts")
 	}
 	asked := map[string]string{}
 	for name, value := range args {
@@ -232,7 +230,7 @@ func (c *call) buildArgs() (map[string]string, error) {
 }
 
 // buildNetwork is the network that the build's commands have: the profile's, or none.
-func (c *call) buildNetwork(p policy.Profile) (string, error) {
+func buildNetwork(c *call, p policy.Profile) (string, error) {
 	asked := c.query.Get("networkmode")
 	if asked == "none" || p.Network == "off" && isDefaultNetwork(asked) {
 		return "none", nil
@@ -244,7 +242,7 @@ func (c *call) buildNetwork(p policy.Profile) (string, error) {
 		}
 		asked = c.rules.Networks()[i].EngineNetwork
 	}
-	n, err := c.resolve(asked, true)
+	n, err := resolveNetwork(c, asked, true)
 	if err != nil {
 		return "", err
 	}
@@ -259,10 +257,10 @@ func (c *call) buildNetwork(p policy.Profile) (string, error) {
 }
 
 // buildLabels are the labels that the image will have.
-func (c *call) buildLabels() (map[string]string, error) {
+func buildLabels(c *call) (map[string]string, error) {
 	var own map[string]string
 	if text := c.query.Get("labels"); text != "" && strictJSON([]byte(text), &own) != nil {
-		return nil, malformed("the labels are not one JSON object of texts")
+		return nil, proxy.Malformed("the labels are not one JSON object of texts")
 	}
 	ttl, err := c.callersLabels(own)
 	if err != nil {
@@ -272,86 +270,12 @@ func (c *call) buildLabels() (map[string]string, error) {
 	if err := c.judged(err); err != nil {
 		return nil, err
 	}
-	return c.stampImage(own, life, most), nil
-}
-
-// spool writes the build's files anew, into a file that has no name any more, with a
-// Dockerfile of the door's own under its usual name.
-func (c *call) spool(args map[string]string, lease *proxy.Lease) (*os.File, error) {
-	name := path.Clean("/" + c.query.Get("dockerfile"))[1:]
-	if c.query.Get("dockerfile") == "" {
-		name = builtFrom
-	}
-	auths, err := registryAuths(c.r.Header)
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.CreateTemp(c.opts.SpoolDir, spoolPattern)
-	if err != nil {
-		return nil, fmt.Errorf("keep the build's files: %w", err)
-	}
-	_ = os.Remove(f.Name())
-	ctx, end := context.WithCancelCause(c.ctx)
-	defer end(nil)
-	rest := c.patient(ctx, end, http.MaxBytesReader(c.w, c.r.Body, maxContext))
-	body, err := plainTar(rest)
-	if err == nil {
-		err = rewrite(&spoolWriter{File: f, ctx: ctx, lease: lease}, body, name, func(text []byte) ([]byte, error) { return c.judgeDockerfile(text, args, auths) })
-	}
-	if err == nil { // what is left would be read without a deadline
-		if _, err = io.Copy(io.Discard, rest); err != nil {
-			err = archiveError(err)
-		}
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
-const (
-	spoolPattern = "berm-build-*"
-	spoolStep    = 4 << 20 // bytes of disk that are leased at a time
-)
-
-// spoolWriter leases the space of what it writes.
-type spoolWriter struct {
-	*os.File
-	ctx          context.Context //nolint:containedctx // as long as the writer
-	lease        *proxy.Lease
-	size, leased int64
-}
-
-func (w *spoolWriter) Write(b []byte) (int, error) {
-	if w.size += int64(len(b)); w.size > w.leased {
-		most := (w.size + spoolStep - 1) / spoolStep * spoolStep
-		if err := w.lease.Resize(w.ctx, most); err != nil {
-			return 0, err
-		}
-		w.leased = most
-	}
-	return w.File.Write(b)
-}
-
-// cleanSpool makes the directory of build files, and removes what a crash has left there.
-func cleanSpool(dir string) error {
-	if dir == "" {
-		return nil
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("engineapi: spool directory: %w", err)
-	}
-	left, _ := filepath.Glob(filepath.Join(dir, spoolPattern)) // the pattern is a good one
-	for _, name := range left {
-		_ = os.Remove(name)
-	}
-	return nil
+	return stampImageLabels(c, own, life, most), nil
 }
 
 // judgeDockerfile gives a Dockerfile in which every image is named by its ID, having
 // judged what that is.
-func (c *call) judgeDockerfile(text []byte, args map[string]string, auths map[string]json.RawMessage) ([]byte, error) {
+func judgeDockerfile(c *call, text []byte, args map[string]string, auths map[string]json.RawMessage) ([]byte, error) {
 	refuse := func(err error) error {
 		return denied("build.dockerfile", "Dockerfile", "the Dockerfile is refused: "+err.Error(), "see the documentation")
 	}
@@ -368,47 +292,47 @@ func (c *call) judgeDockerfile(text []byte, args map[string]string, auths map[st
 	}
 	ids := map[string]string{}
 	for _, ref := range d.images {
-		img, err := c.base(ref, auths)
+		img, err := buildBase(c, ref, auths)
 		if err != nil {
 			return nil, err
 		}
 		for _, trigger := range img.Config.OnBuild {
 			if err := checkTrigger(trigger, d.urls); err != nil {
-				return nil, refuse(fmt.Errorf("image %s has %q for builds: %w", shorten(ref), shorten(trigger), err))
+				return nil, refuse(fmt.Errorf("image %s has %q for builds: %w", body.Shorten(ref), body.Shorten(trigger), err))
 			}
 		}
 		ids[ref] = img.ID
 	}
-	out, err := d.encode(ids, c.whose())
+	out, err := d.encode(ids, imageOwner(c))
 	if err != nil {
 		return nil, refuse(err)
 	}
 	return out, nil
 }
 
-// base gives an image that a build takes from: one of the caller's own, or one that the
+// buildBase gives an image that a build takes from: one of the caller's own, or one that the
 // policy allows, which is pulled if it isn't there or the caller wants it anew.
-func (c *call) base(ref string, auths map[string]json.RawMessage) (*imageInfo, error) {
-	img, err := c.lookUpImage(ref)
-	if err != nil || img != nil && c.ownImage(img.Config.Labels) {
+func buildBase(c *call, ref string, auths map[string]json.RawMessage) (*imageInfo, error) {
+	img, err := lookUpImage(c, ref)
+	if err != nil || img != nil && ownImage(c, img.Config.Labels) {
 		return img, err
 	}
 	run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
-	if err != nil && img != nil && c.othersImage(img.Config.Labels) {
+	if err != nil && img != nil && othersImage(c, img.Config.Labels) {
 		return nil, noImage(ref) // in mode audit as well
 	}
 	if err := c.judged(err); err != nil {
 		return nil, err
 	}
 	run = cmp.Or(run, ref) // of mode audit
-	if img, err = c.lookUpImage(run); err != nil {
+	if img, err = lookUpImage(c, run); err != nil {
 		return nil, err
 	}
 	if img == nil || c.flag("pull") {
-		if err := c.fetch(run, auths); err != nil {
+		if err := fetchBase(c, run, auths); err != nil {
 			return nil, err
 		}
-		if img, err = c.lookUpImage(run); err != nil {
+		if img, err = lookUpImage(c, run); err != nil {
 			return nil, err
 		}
 	}
@@ -418,8 +342,8 @@ func (c *call) base(ref string, auths map[string]json.RawMessage) (*imageInfo, e
 	return img, nil
 }
 
-// fetch pulls an image that has been judged, and says nothing of how it goes.
-func (c *call) fetch(ref string, auths map[string]json.RawMessage) error {
+// fetchBase pulls an image that has been judged, and says nothing of how it goes.
+func fetchBase(c *call, ref string, auths map[string]json.RawMessage) error {
 	if err := c.operation(policy.OpPull); err != nil {
 		return err
 	}
@@ -431,12 +355,12 @@ func (c *call) fetch(ref string, auths map[string]json.RawMessage) error {
 	if auth := auths[registryOf(ref)]; auth != nil {
 		header.Set("X-Registry-Auth", base64.URLEncoding.EncodeToString(auth))
 	}
-	resp, err := c.ask(ask{method: http.MethodPost, path: "/images/create", query: query, header: header})
+	resp, err := c.ask(upstream.Ask{Method: http.MethodPost, Path: "/images/create", Query: query, Header: header})
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	for dec := json.NewDecoder(resp.Body); ; {
@@ -445,108 +369,15 @@ func (c *call) fetch(ref string, auths map[string]json.RawMessage) error {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
-			return unavailable(c.ctx, err)
+			return upstream.Unavailable(c.ctx, err)
 		case m.Error != "":
-			return &engineError{status: http.StatusNotFound, message: m.Error}
+			return &upstream.Error{Status: http.StatusNotFound, Message: m.Error}
 		}
 	}
 }
 
 // builtFrom is where the engine finds the Dockerfile, whatever the caller calls it.
 const builtFrom = "Dockerfile"
-
-// rewrite copies an archive, file by file, with what judge makes of the Dockerfile. What
-// the caller had under the Dockerfile's place is left out if its Dockerfile is another.
-func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]byte, error)) error {
-	var dockerfile []byte
-	var size int64
-	found := false
-	out := bufio.NewWriterSize(to, bufferSize)
-	tw, tr := tar.NewWriter(out), tar.NewReader(from)
-	for {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return archiveError(err)
-		}
-		if size += tarBlock + min(max(h.Size, 0), maxContext); size > maxContext {
-			return contextTooLarge() // as a sparse file may be that comes as a small one
-		}
-		place, err := placeOf(h)
-		switch {
-		case err != nil:
-			return err
-		case place == name && h.Typeflag != tar.TypeReg, strings.HasPrefix(name, place+"/") && h.Typeflag != tar.TypeDir:
-			return malformed("the Dockerfile is no regular file of the archive")
-		case place == name && found:
-			return malformed("the Dockerfile is in the archive twice")
-		case place == name:
-			found = true
-			if dockerfile, err = io.ReadAll(io.LimitReader(tr, maxDockerfile+1)); err != nil {
-				return archiveError(err)
-			}
-			continue // it comes last, so that nothing takes its place
-		case place == builtFrom || strings.HasPrefix(place, builtFrom+"/"):
-			continue
-		}
-		if err := tw.WriteHeader(&tar.Header{
-			Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode & 0o7777, Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime,
-		}); err != nil {
-			return archiveError(err)
-		}
-		if _, err := io.Copy(tw, tr); err != nil {
-			return archiveError(err)
-		}
-	}
-	if !found {
-		return malformed("Cannot locate specified Dockerfile: " + shorten(name))
-	}
-	dockerfile, err := judge(dockerfile)
-	if err != nil {
-		return err
-	}
-	err = tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: builtFrom, Size: int64(len(dockerfile)), Mode: 0o644})
-	if err == nil {
-		_, err = tw.Write(dockerfile)
-	}
-	if err := errors.Join(err, tw.Close(), out.Flush()); err != nil {
-		var full *proxy.Fault
-		if errors.As(err, &full) {
-			return full
-		}
-		return fmt.Errorf("keep the build's files: %w", err)
-	}
-	return nil
-}
-
-// placeOf is where a file of an archive lies, which must be in it.
-func placeOf(h *tar.Header) (string, error) {
-	if !slices.Contains([]byte{tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink}, h.Typeflag) {
-		return "", malformed("the archive has something else than files, directories and links")
-	}
-	if slices.Contains(strings.Split(h.Name, "/"), "..") {
-		return "", malformed("the archive has a path that leads out of it")
-	}
-	return strings.TrimPrefix(path.Clean("/"+h.Name), "/"), nil
-}
-
-func archiveError(err error) error {
-	var large *http.MaxBytesError
-	if errors.As(err, &large) {
-		return contextTooLarge()
-	}
-	var full *proxy.Fault
-	if errors.As(err, &full) {
-		return full
-	}
-	return malformed("the body is not a tar archive")
-}
-
-func contextTooLarge() error {
-	return &proxy.Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large", Detail: fmt.Sprintf("the build's files are larger than %d bytes", int64(maxContext))}
-}
 
 // buildMessage is one line of what a build says.
 type buildMessage struct {
@@ -562,7 +393,7 @@ var builtID = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
 // relayBuild passes on what the engine says, line by line, and gives the image's ID; none
 // if the build failed. Whoever wants it quiet hears of a failure only.
-func (c *call) relayBuild(body io.Reader) (id string) {
+func relayBuild(c *call, body io.Reader) (id string) {
 	flusher := http.NewResponseController(c.w)
 	dec := json.NewDecoder(body)
 	failed := false
@@ -599,28 +430,28 @@ func (c *call) relayBuild(body io.Reader) (id string) {
 
 // finishBuild looks at the image, and gives it its names. One that isn't what was asked for
 // is removed.
-func (c *call) finishBuild(id string, want map[string]string, tags []url.Values) {
+func finishBuild(c *call, id string, want map[string]string, tags []url.Values) {
 	c.about(id)
-	img, err := c.lookUpImage(id)
+	img, err := lookUpImage(c, id)
 	switch {
 	case err != nil:
 	case img == nil:
 		err = errors.New("the image is gone")
-	case !c.claimsImage(img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
+	case !claimsImage(c, img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
 		err = denied("verify.build", "", "the image lacks the labels that it was built with", "none") // and may be anybody's
 	default:
-		if err = foreignLabels(img.Config.Labels, want); err == nil && !c.ownImage(img.Config.Labels) {
+		if err = foreignLabels(img.Config.Labels, want); err == nil && !ownImage(c, img.Config.Labels) {
 			err = denied("verify.build", "", "the image lacks labels that it was built with", "none")
 		}
 		if err != nil {
-			c.undo("image", id, "/images/"+id, nil)
+			removeUnwanted(c, "/images/"+id, nil)
 		}
 	}
 	for _, target := range tags {
 		if err != nil {
 			break
 		}
-		if err = c.tag(id, target); err == nil && !c.flag("q") {
+		if err = tagAs(c, id, target); err == nil && !c.flag("q") {
 			c.say(buildMessage{Stream: "Successfully tagged " + familiar(target.Get("repo")+":"+target.Get("tag")) + "\n"})
 		}
 	}

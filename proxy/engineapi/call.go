@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
@@ -21,9 +23,9 @@ type call struct {
 	caller  Caller
 	rules   *policy.Policy
 	route   *route
-	version version    // what the engine is spoken to in
-	name    string     // the name in the path, as the client has it
-	query   url.Values // only parameters that the route knows
+	version upstream.Version // what the engine is spoken to in
+	name    string           // the name in the path, as the client has it
+	query   url.Values       // only parameters that the route knows
 
 	objects      []string        // IDs of what the call was about, for the audit log
 	reasons      []policy.Reason // what the policy denied, in mode audit as well

@@ -65,7 +65,7 @@ func TestBuildDrain(t *testing.T) {
 	end(proxy.ErrGoingDown)
 	w := httptest.NewRecorder()
 	c := call{w: w, ctx: ctx}
-	if id := c.relayBuild(iotest.ErrReader(ctx.Err())); id != "" || !strings.Contains(w.Body.String(), `"error":"berm: the server is going down"`) {
+	if id := relayBuild(&c, iotest.ErrReader(ctx.Err())); id != "" || !strings.Contains(w.Body.String(), `"error":"berm: the server is going down"`) {
 		t.Errorf("%q, and %s", id, w.Body)
 	}
 }

@@ -9,12 +9,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 func commitRoutes() []route {
 	return []route{{
-		method: http.MethodPost, template: "/commit", body: jsonBody, change: true, serve: (*call).commit,
+		method: http.MethodPost, template: "/commit", body: jsonBody, change: true, serve: commit,
 		query: []string{"container", "repo", "tag", "comment", "author", "pause", "changes*"},
 	}}
 }
@@ -24,12 +27,12 @@ const maxComment = 4 << 10
 // commit makes an image of the caller's of one of its containers. A container with variables
 // that the policy keeps back is refused, as the engine notes all of its configuration in
 // the image, whatever that is given instead.
-func (c *call) commit() error {
+func commit(c *call) error {
 	if err := c.operation(policy.OpCommit); err != nil {
 		return err
 	}
 	if c.r.ContentLength != 0 {
-		var config *configBody
+		var config *body.Config
 		if err := c.decode(&config); err != nil {
 			return err
 		}
@@ -46,12 +49,12 @@ func (c *call) commit() error {
 	if err != nil {
 		return err
 	}
-	if err := c.confined(); err != nil {
+	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
 	var target url.Values
 	if c.query.Get("repo") != "" {
-		if target, err = c.target(c.query.Get("repo"), c.query.Get("tag")); err != nil {
+		if target, err = tagTarget(c, c.query.Get("repo"), c.query.Get("tag")); err != nil {
 			return err
 		}
 	}
@@ -59,14 +62,14 @@ func (c *call) commit() error {
 	if err != nil {
 		return err
 	}
-	labels := c.stampImage(nil, life, most)
+	labels := stampImageLabels(c, nil, life, most)
 	query := url.Values{"container": {ct.ID}, "pause": {"1"}}
 	if c.query.Get("pause") != "" && !c.flag("pause") {
 		query.Set("pause", "0")
 	}
 	for _, name := range []string{"comment", "author"} {
 		if v := c.query.Get(name); len(v) > maxComment {
-			return malformed(fmt.Sprintf("the %s is over %d bytes", name, maxComment))
+			return proxy.Malformed(fmt.Sprintf("the %s is over %d bytes", name, maxComment))
 		} else if v != "" {
 			query.Set(name, v)
 		}
@@ -76,7 +79,7 @@ func (c *call) commit() error {
 	}
 	for _, e := range ct.Config.Env {
 		if name, _, _ := strings.Cut(e, "="); c.rules.Redacted(c.caller.Profile, name) {
-			return denied("commit.env", "", fmt.Sprintf("the variable %q is kept back from the caller, and the engine would keep it in the image", shorten(name)), "containers without such variables")
+			return denied("commit.env", "", fmt.Sprintf("the variable %q is kept back from the caller, and the engine would keep it in the image", body.Shorten(name)), "containers without such variables")
 		}
 	}
 	leave, err := c.room("images", 1)
@@ -87,27 +90,27 @@ func (c *call) commit() error {
 	var made struct {
 		ID string `json:"Id"`
 	}
-	if err := c.engine.post(c.ctx, c.version, "/commit", query, nil, &made); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/commit", query, nil, &made); err != nil {
 		return err
 	}
 	if !builtID.MatchString(made.ID) {
 		return fmt.Errorf("commit: the engine's answer has no ID")
 	}
-	if err := c.committed(made.ID, labels, target); err != nil {
-		c.undo("image", made.ID, "/images/"+made.ID, nil)
+	if err := committed(c, made.ID, labels, target); err != nil {
+		removeUnwanted(c, "/images/"+made.ID, nil)
 		return err
 	}
 	return c.answer(http.StatusCreated, made)
 }
 
 // committed looks at a new image before it gets its name.
-func (c *call) committed(id string, labels map[string]string, target url.Values) error {
+func committed(c *call, id string, labels map[string]string, target url.Values) error {
 	c.about(id)
-	img, err := c.lookUpImage(id)
+	img, err := lookUpImage(c, id)
 	if err != nil {
 		return err
 	}
-	if img == nil || !c.ownImage(img.Config.Labels) {
+	if img == nil || !ownImage(c, img.Config.Labels) {
 		return denied("verify.commit", "", "the image lacks the labels that it was made with", "none")
 	}
 	for name, value := range labels {
@@ -118,7 +121,7 @@ func (c *call) committed(id string, labels map[string]string, target url.Values)
 	if target == nil {
 		return nil
 	}
-	return c.tag(id, target)
+	return tagAs(c, id, target)
 }
 
 // dockerfileQuote writes a text as one word of a Dockerfile.

@@ -7,6 +7,11 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/lifecycle"
 )
 
@@ -20,19 +25,19 @@ func containerRoutes() []route {
 		return rt
 	}
 	return []route{
-		{method: http.MethodGet, template: "/containers/json", query: []string{"all", "limit", "size", "filters", "before", "since", "trunc_cmd"}, serve: (*call).listContainers},
-		{method: http.MethodGet, template: one + "/json", query: []string{"size"}, serve: (*call).inspectContainer},
-		with(post("stop", "t", "signal"), (*call).stopContainer),
-		with(post("kill", "signal"), (*call).signalContainer),
-		with(post("pause"), (*call).signalContainer),
-		with(post("unpause"), (*call).signalContainer),
-		with(post("rename", "name"), (*call).renameContainer),
-		{method: http.MethodDelete, template: one, query: []string{"v", "force", "link"}, change: true, serve: (*call).removeContainer},
-		{method: http.MethodPost, template: "/containers/prune", query: []string{"filters"}, change: true, since: 25, serve: (*call).pruneContainers},
-		{method: http.MethodGet, template: one + "/export", serve: (*call).exportContainer},
-		{method: http.MethodHead, template: one + "/archive", query: []string{"path"}, serve: (*call).statArchive},
-		{method: http.MethodGet, template: one + "/archive", query: []string{"path"}, serve: (*call).getArchive},
-		{method: http.MethodPut, template: one + "/archive", query: []string{"path", "noOverwriteDirNonDir", "copyUIDGID"}, body: tarBody, change: true, serve: (*call).putArchive},
+		{method: http.MethodGet, template: "/containers/json", query: []string{"all", "limit", "size", "filters", "before", "since", "trunc_cmd"}, serve: listContainers},
+		{method: http.MethodGet, template: one + "/json", query: []string{"size"}, serve: inspectContainer},
+		with(post("stop", "t", "signal"), stopContainer),
+		with(post("kill", "signal"), signalContainer),
+		with(post("pause"), signalContainer),
+		with(post("unpause"), signalContainer),
+		with(post("rename", "name"), renameContainer),
+		{method: http.MethodDelete, template: one, query: []string{"v", "force", "link"}, change: true, serve: removeContainer},
+		{method: http.MethodPost, template: "/containers/prune", query: []string{"filters"}, change: true, since: 25, serve: pruneContainers},
+		{method: http.MethodGet, template: one + "/export", serve: exportContainer},
+		{method: http.MethodHead, template: one + "/archive", query: []string{"path"}, serve: statArchive},
+		{method: http.MethodGet, template: one + "/archive", query: []string{"path"}, serve: getArchive},
+		{method: http.MethodPut, template: one + "/archive", query: []string{"path", "noOverwriteDirNonDir", "copyUIDGID"}, body: tarBody, change: true, serve: putArchive},
 	}
 }
 
@@ -40,7 +45,7 @@ func containerRoutes() []route {
 var noImageID = "sha256:" + strings.Repeat("0", 64)
 
 // listContainers has the engine leave out what isn't the caller's.
-func (c *call) listContainers() error {
+func listContainers(c *call) error {
 	f, err := c.filters("ancestor", "before", "since", "exited", "expose", "health", "id", "label", "name", "network", "publish", "status", "volume")
 	if err != nil {
 		return err
@@ -52,7 +57,7 @@ func (c *call) listContainers() error {
 		}
 	}
 	if n, err := c.number("limit"); err != nil || n < -1 {
-		return malformed(`the query parameter "limit" is not a number of containers`)
+		return proxy.Malformed(`the query parameter "limit" is not a number of containers`)
 	} else if n > 0 {
 		query.Set("limit", c.query.Get("limit"))
 	}
@@ -66,11 +71,11 @@ func (c *call) listContainers() error {
 			}
 		}
 	}
-	if err := c.byAskedPath(f); err != nil {
+	if err := byAskedPath(c, f); err != nil {
 		return err
 	}
 	for i, ref := range f["ancestor"] { // or it would tell what others' images are named, or their IDs
-		img, err := c.seenImage(ref)
+		img, err := seenImage(c, ref)
 		switch {
 		case err != nil:
 			return err
@@ -81,13 +86,13 @@ func (c *call) listContainers() error {
 		}
 	}
 	query.Set("filters", c.onlyOwn(f).String())
-	return c.listOwn(lifecycle.ObjectContainer, "/containers/json", query)
+	return listOwn(c, lifecycle.ObjectContainer, "/containers/json", query)
 }
 
 // inspectContainer shows a container as it was asked for, without the values of variables
 // that the policy keeps back.
-func (c *call) inspectContainer() error {
-	if _, err := c.engine.hostInfo(c.ctx, c.version); err != nil {
+func inspectContainer(c *call) error {
+	if _, err := c.engine.HostInfo(c.ctx, c.version); err != nil {
 		c.log.DebugContext(c.ctx, "engine_api_info_failed", "error", err) // the profile is shown
 	}
 	ct, raw, err := c.container(c.name)
@@ -96,13 +101,13 @@ func (c *call) inspectContainer() error {
 	}
 	if c.flag("size") {
 		query := url.Values{"size": {"1"}}
-		if err := c.engine.get(c.ctx, c.version, "/containers/"+ct.ID+"/json", query, &raw); err != nil {
+		if err := c.engine.Get(c.ctx, c.version, "/containers/"+ct.ID+"/json", query, &raw); err != nil {
 			return err
 		}
-		raw = c.engine.withoutProfile(raw)
+		raw = c.engine.WithoutProfile(raw)
 	}
-	values := c.restarted(ct.ID)
-	if env, changed := c.redact(ct.Config.Env); changed {
+	values := restarted(c, ct.ID)
+	if env, changed := redactEnv(c, ct.Config.Env); changed {
 		values["Config"] = replacing{"Env": env}
 	}
 	if raw = (&listed{Labels: ct.Config.Labels, Mounts: ct.Mounts}).shown(raw); len(values) > 0 {
@@ -116,8 +121,8 @@ func (c *call) inspectContainer() error {
 // redacted stands for what the caller may not see.
 const redacted = "[redacted]"
 
-// redact gives an environment as the caller may see it, and tells whether that differs.
-func (c *call) redact(env []string) (shown []string, changed bool) {
+// redactEnv gives an environment as the caller may see it, and tells whether that differs.
+func redactEnv(c *call, env []string) (shown []string, changed bool) {
 	shown = make([]string, len(env))
 	for i, e := range env {
 		name, _, _ := strings.Cut(e, "=")
@@ -130,7 +135,7 @@ func (c *call) redact(env []string) (shown []string, changed bool) {
 }
 
 // signalContainer kills, pauses or resumes.
-func (c *call) signalContainer() error {
+func signalContainer(c *call) error {
 	id, err := c.containerID(c.name)
 	if err != nil {
 		return err
@@ -138,32 +143,32 @@ func (c *call) signalContainer() error {
 	query := url.Values{}
 	if signal := c.query.Get("signal"); signal != "" {
 		if !signalName.MatchString(signal) {
-			return malformed("Invalid signal: " + shorten(signal))
+			return proxy.Malformed("Invalid signal: " + body.Shorten(signal))
 		}
 		query.Set("signal", signal)
 	}
 	what := c.route.segments[len(c.route.segments)-1]
-	a := ask{path: "/containers/" + id + "/" + what, query: query}
+	a := upstream.Ask{Path: "/containers/" + id + "/" + what, Query: query}
 	if what == "kill" {
-		return c.kill(a, id)
+		return killContainer(c, a, id)
 	}
 	return c.forward(a, false)
 }
 
-func (c *call) renameContainer() error {
+func renameContainer(c *call) error {
 	id, err := c.containerID(c.name)
 	if err != nil {
 		return err
 	}
 	name := strings.TrimPrefix(c.query.Get("name"), "/")
 	if !objectName.MatchString(name) {
-		return malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
+		return proxy.Malformed("Invalid container name (" + body.Shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
 	}
 	if err := errors.Join(idName(name), sharedName(name)); err != nil {
 		return err
 	}
-	err = c.engine.post(c.ctx, c.version, "/containers/"+id+"/rename", url.Values{"name": {name}}, nil, nil)
-	if statusOf(err) == http.StatusConflict {
+	err = c.engine.Post(c.ctx, c.version, "/containers/"+id+"/rename", url.Values{"name": {name}}, nil, nil)
+	if upstream.StatusOf(err) == http.StatusConflict {
 		return nameTaken(name)
 	}
 	if err != nil {
@@ -177,7 +182,7 @@ func nameTaken(name string) error {
 	return conflict(fmt.Sprintf("Conflict. The container name %q is already in use. You have to remove (or rename) that container to be able to reuse that name.", "/"+name))
 }
 
-func (c *call) removeContainer() error {
+func removeContainer(c *call) error {
 	if c.flag("link") {
 		return denied("endpoints.query", "link", "links between containers can't be removed, as there are none", "no link parameter")
 	}
@@ -197,7 +202,7 @@ func (c *call) removeContainer() error {
 		}
 	}
 	c.transfers.end(id)
-	resp, err := c.ask(ask{path: "/containers/" + id, query: query}) //nolint:bodyclose // relay closes it
+	resp, err := c.ask(upstream.Ask{Path: "/containers/" + id, Query: query}) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
 	}

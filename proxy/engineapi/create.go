@@ -9,10 +9,14 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
 
@@ -25,22 +29,20 @@ const makeTimeout = 10 * time.Minute
 
 func createRoutes() []route {
 	return []route{
-		{method: http.MethodPost, template: "/containers/create", query: []string{"name", "platform"}, body: jsonBody, change: true, serve: (*call).createContainer},
-		{method: http.MethodPost, template: "/containers/{id}/start", query: []string{"detachKeys"}, change: true, serve: (*call).startContainer},
-		{method: http.MethodPost, template: "/containers/{id}/restart", query: []string{"t", "signal"}, change: true, serve: (*call).startContainer},
-		{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: (*call).updateContainer},
+		{method: http.MethodPost, template: "/containers/create", query: []string{"name", "platform"}, body: jsonBody, change: true, serve: createContainer},
+		{method: http.MethodPost, template: "/containers/{id}/start", query: []string{"detachKeys"}, change: true, serve: startContainer},
+		{method: http.MethodPost, template: "/containers/{id}/restart", query: []string{"t", "signal"}, change: true, serve: startContainer},
+		{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: updateContainer},
 	}
 }
-
-var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // createContainer makes a container of what the policy makes of the body, and looks at
 // what came to be before it tells of it.
-func (c *call) createContainer() error {
-	var body createBody
-	if err := c.decode(&body); err != nil {
+func createContainer(c *call) error {
+	var asked body.Create
+	if err := c.decode(&asked); err != nil {
 		return err
 	}
 	query := url.Values{}
@@ -48,12 +50,12 @@ func (c *call) createContainer() error {
 		query.Set("name", name)
 	}
 	if pf := c.query.Get("platform"); pf != "" {
-		if !platform.MatchString(pf) {
-			return malformed("the platform is none: " + shorten(pf))
+		if !body.Platform.MatchString(pf) {
+			return proxy.Malformed("the platform is none: " + body.Shorten(pf))
 		}
 		query.Set("platform", pf)
 	}
-	p, err := c.plan(&body)
+	p, err := planContainer(c, &asked)
 	if err != nil {
 		return err
 	}
@@ -67,7 +69,7 @@ func (c *call) createContainer() error {
 		return err
 	}
 	defer leaveVolumes()
-	made, err := c.make(p, query)
+	made, err := makeContainer(c, p, query)
 	if err != nil {
 		return err
 	}
@@ -76,7 +78,7 @@ func (c *call) createContainer() error {
 
 // anonymous is how many volumes without a name come to be with the container.
 func (p *plan) anonymous() (n int64) {
-	for _, m := range p.mounts {
+	for _, m := range p.Mounts {
 		if m.Type == "volume" && m.Source == "" {
 			n++
 		}
@@ -90,12 +92,12 @@ type made struct {
 	Warnings []string
 }
 
-// make does what is planned, whole or not at all: from here on nobody's leaving stops it.
-func (c *call) make(p *plan, query url.Values) (made, error) {
+// makeContainer does what is planned, whole or not at all: from here on nobody's leaving stops it.
+func makeContainer(c *call, p *plan, query url.Values) (made, error) {
 	client := c.ctx
 	defer c.detach(makeTimeout)()
 	var undo undo
-	m, err := c.makeWith(p, query, &undo)
+	m, err := makePlanned(c, p, query, &undo)
 	if err == nil && client.Err() != nil {
 		err = context.Cause(client) // nobody would ever know of it
 	}
@@ -105,40 +107,40 @@ func (c *call) make(p *plan, query url.Values) (made, error) {
 	return m, err
 }
 
-func (c *call) makeWith(p *plan, query url.Values, undo *undo) (made, error) {
+func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	out := made{Warnings: slices.Clone(p.warnings)}
-	session := p.labels[lifecycle.LabelSessionID]
-	if err := c.makeVolumes(p, undo); err != nil {
+	session := p.Labels[lifecycle.LabelSessionID]
+	if err := makeVolumes(c, p, undo); err != nil {
 		return out, err
 	}
-	v, err := c.engine.max(c.ctx)
+	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return out, err
 	}
 	if err := p.checkRestart(); err != nil {
 		return out, err
 	}
-	if v < 40 && len(p.spec.Binds) > 0 {
+	if v < 40 && len(p.Spec.Binds) > 0 {
 		return out, denied("mounts.engine", "HostConfig.Mounts", "the engine is too old for binds that leave out what is mounted below them", "volumes")
 	}
-	release, err := c.holdPlanned(p)
+	release, err := holdPlanned(c, p)
 	if err != nil {
 		return out, err
 	}
 	defer release()
 	var body any
 	if p.audited {
-		if body, err = c.asAsked(p); err != nil {
+		if body, err = asAsked(c, p); err != nil {
 			return out, err
 		}
 	} else {
-		body = p.encode(c.rules.InjectedEnv(), v)
+		body = p.Encode(c.rules.InjectedEnv(), int(v))
 	}
 	// An answer that is lost doesn't mean that there is no container.
-	undo.add(func(ctx context.Context) error { return c.removeSession(ctx, v, session) })
+	undo.add(func(ctx context.Context) error { return removeSession(ctx, c, v, session) })
 	var answer made
-	if err := c.engine.slowPost(c.ctx, v, "/containers/create", query, body, &answer); err != nil {
-		return out, c.createError(err, query.Get("name"))
+	if err := c.engine.PostLong(c.ctx, v, "/containers/create", query, body, &answer); err != nil {
+		return out, createError(err, query.Get("name"))
 	}
 	if !fullID.MatchString(answer.ID) {
 		return out, errors.New("create container: the engine's answer has no ID")
@@ -148,7 +150,7 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undo) (made, error) {
 	if out.Warnings == nil {
 		out.Warnings = []string{}
 	}
-	if err := c.verifyMade(p, answer.ID, v); err != nil {
+	if err := verifyMade(c, p, answer.ID, v); err != nil {
 		return out, err
 	}
 	c.firsts.put(session, answer.ID)
@@ -156,29 +158,29 @@ func (c *call) makeWith(p *plan, query url.Values, undo *undo) (made, error) {
 		return out, nil
 	}
 	c.known.put(answer.ID, c.caller.Tenant)
-	if len(p.spec.Binds) > 0 && !p.restart().None() {
-		return out, c.restarts.Set(c.ctx, answer.ID, p.restart(), false)
+	if len(p.Spec.Binds) > 0 && !restartOf(p).None() {
+		return out, c.restarts.Set(c.ctx, answer.ID, restartOf(p), false)
 	}
 	return out, nil
 }
 
 // holdPlanned holds the binds of a container that is to be made. In mode audit a
 // container whose binds can't be held becomes one that was denied.
-func (c *call) holdPlanned(p *plan) (release func(), err error) {
-	e := effective{ContainerSpec: p.spec, Audit: p.audited}
-	if release, err = c.hold(&e, nil); err != nil {
+func holdPlanned(c *call, p *plan) (release func(), err error) {
+	e := effective{Granted: body.Granted{ContainerSpec: p.Spec, Audit: p.audited}}
+	if release, err = holdBinds(c, &e, nil); err != nil {
 		return nil, err
 	}
-	if p.sources = e.sources; len(p.sources) < len(p.spec.Binds) && !p.audited {
+	if p.Sources = e.Sources; len(p.Sources) < len(p.Spec.Binds) && !p.audited {
 		p.audited = true
-		return release, c.describe(p)
+		return release, describePlan(c, p)
 	}
 	return release, nil
 }
 
 // createError doesn't tell of others' containers.
-func (c *call) createError(err error, name string) error {
-	if statusOf(err) == http.StatusConflict && strings.Contains(err.Error(), "already in use") {
+func createError(err error, name string) error {
+	if upstream.StatusOf(err) == http.StatusConflict && strings.Contains(err.Error(), "already in use") {
 		return nameTaken(name)
 	}
 	return err
@@ -186,12 +188,12 @@ func (c *call) createError(err error, name string) error {
 
 // makeVolumes makes the volumes that aren't there, so that they are labelled from the
 // start.
-func (c *call) makeVolumes(p *plan, undo *undo) error {
+func makeVolumes(c *call, p *plan, undo *undo) error {
 	for _, name := range p.missing {
-		if p.audited && !slices.ContainsFunc(p.spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
+		if p.audited && !slices.ContainsFunc(p.Spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
 			continue
 		}
-		raw, err := c.makeVolume(name, "", nil, nil)
+		raw, err := makeVolume(c, name, "", nil, nil)
 		if err != nil {
 			return err
 		}
@@ -199,39 +201,51 @@ func (c *call) makeVolumes(p *plan, undo *undo) error {
 		if err := json.Unmarshal(raw, &made); err != nil {
 			return fmt.Errorf("create volume: %w", err)
 		}
-		undo.add(func(ctx context.Context) error { return c.removeMade(ctx, name, made.Labels[lifecycle.LabelSessionID]) })
+		undo.add(func(ctx context.Context) error {
+			return removeMade(ctx, c, name, made.Labels[lifecycle.LabelSessionID])
+		})
 	}
 	return nil
 }
 
 // removeMade removes a volume that was made, unless another has its name by now.
-func (c *call) removeMade(ctx context.Context, name, session string) error {
+func removeMade(ctx context.Context, c *call, name, session string) error {
 	var now labelled
-	err := c.engine.get(ctx, c.version, "/volumes/"+name, nil, &now)
+	err := c.engine.Get(ctx, c.version, "/volumes/"+name, nil, &now)
 	if err != nil || now.Labels[lifecycle.LabelSessionID] != session {
 		return missingIsFine(err)
 	}
-	return missingIsFine(c.engine.do(ctx, ask{method: http.MethodDelete, version: c.version, path: "/volumes/" + name}, nil))
+	return remove(ctx, c, c.version, "/volumes/"+name, nil)
 }
 
 // removeSession removes the container that a create made, if it made one.
-func (c *call) removeSession(ctx context.Context, v version, session string) error {
+func removeSession(ctx context.Context, c *call, v upstream.Version, session string) error {
 	var errs []error
 	err := c.eachContainer(ctx, v, func(ct *listed) {
-		errs = append(errs, c.removeByForce(ctx, v, ct.ID))
+		errs = append(errs, removeByForce(ctx, c, v, ct.ID))
 	}, lifecycle.LabelSessionID+"="+session, lifecycle.LabelOwner+"="+c.opts.Owner)
 	return errors.Join(append(errs, err)...)
 }
 
-func (c *call) removeByForce(ctx context.Context, v version, id string) error {
+func removeByForce(ctx context.Context, c *call, v upstream.Version, id string) error {
 	c.known.drop(id)
 	c.transfers.end(id)
-	query := url.Values{"force": {"1"}, "v": {"1"}}
-	return missingIsFine(c.engine.do(ctx, ask{method: http.MethodDelete, version: v, path: "/containers/" + id, query: query}, nil))
+	return remove(ctx, c, v, "/containers/"+id, url.Values{"force": {"1"}, "v": {"1"}})
+}
+
+// remove removes what may be gone already.
+func remove(ctx context.Context, c *call, v upstream.Version, path string, query url.Values) error {
+	return missingIsFine(c.engine.Do(ctx, upstream.Ask{Method: http.MethodDelete, Version: v, Path: path, Query: query}, nil))
+}
+
+// removeUnwanted removes what the door made and the caller must not have. It doesn't end
+// with the call.
+func removeUnwanted(c *call, path string, query url.Values) {
+	undo{func(ctx context.Context) error { return remove(ctx, c, c.version, path, query) }}.run(c.ctx, c.log)
 }
 
 func missingIsFine(err error) error {
-	if statusOf(err) == http.StatusNotFound {
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		return nil
 	}
 	return err
@@ -247,9 +261,9 @@ type listed struct {
 }
 
 // eachContainer gives f the containers, running or not, that have all the labels.
-func (d *Proxy) eachContainer(ctx context.Context, v version, f func(*listed), labels ...string) error {
+func (d *Proxy) eachContainer(ctx context.Context, v upstream.Version, f func(*listed), labels ...string) error {
 	query := url.Values{"all": {"1"}, "filters": {filters{"label": labels}.String()}}
-	return d.engine.each(ctx, v, "/containers/json", query, func(_ string, entry json.RawMessage) error {
+	return d.engine.Each(ctx, v, "/containers/json", query, func(_ string, entry json.RawMessage) error {
 		var ct listed
 		if err := json.Unmarshal(entry, &ct); err != nil {
 			return err
@@ -267,7 +281,7 @@ func (u *undo) add(f func(context.Context) error) { *u = append(*u, f) }
 // run has its own time, as that of what went before may be up. What can't be taken back
 // carries its labels, so that the sweep finds it.
 func (u undo) run(ctx context.Context, log *slog.Logger) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), upstream.UndoTimeout)
 	defer cancel()
 	for _, f := range slices.Backward(u) {
 		if err := f(ctx); err != nil {

@@ -4,9 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -78,16 +76,4 @@ func denial(reasons []policy.Reason) string {
 		parts[i] = part + " (rule " + r.Rule + ")"
 	}
 	return "denied by policy: " + strings.Join(parts, "; ")
-}
-
-// shorten makes a caller's text fit to be shown.
-func shorten(s string) string {
-	const most = 128
-	if len(s) > most {
-		s = s[:most] + "…"
-	}
-	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
-		s = strings.Trim(strconv.Quote(s), `"`)
-	}
-	return s
 }

@@ -15,6 +15,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
@@ -97,7 +99,7 @@ func parseDockerfile(text []byte) (*parser.Result, error) {
 	}
 	parsed, err := parser.Parse(bytes.NewReader(text))
 	if err != nil {
-		return nil, errors.New(shorten(err.Error()))
+		return nil, errors.New(body.Shorten(err.Error()))
 	}
 	return parsed, nil
 }
@@ -215,11 +217,11 @@ func checkLine(line string) error {
 	case !utf8.ValidString(line) || strings.ContainsFunc(line, func(r rune) bool {
 		return r != ' ' && r != '\t' && (unicode.IsSpace(r) || unicode.IsControl(r)) || r == '\ufeff'
 	}):
-		return fmt.Errorf("%q has control characters or Unicode spaces", shorten(line))
+		return fmt.Errorf("%q has control characters or Unicode spaces", body.Shorten(line))
 	case strings.HasSuffix(strings.TrimRight(line, " \t"), `\`):
-		return fmt.Errorf("%q ends with a backslash", shorten(line))
+		return fmt.Errorf("%q ends with a backslash", body.Shorten(line))
 	case strings.Contains(line, "<<"):
-		return fmt.Errorf("%q has <<: here-documents need BuildKit", shorten(line))
+		return fmt.Errorf("%q has <<: here-documents need BuildKit", body.Shorten(line))
 	}
 	return nil
 }
@@ -230,11 +232,11 @@ func (d *dockerfile) instruction(n *parser.Node) error {
 	n.Value = strings.ToUpper(strings.ToLower(n.Value)) // so that only ASCII is left of a keyword
 	command, err := instructions.ParseInstruction(n)
 	if err != nil {
-		return errors.New(shorten(err.Error()))
+		return errors.New(body.Shorten(err.Error()))
 	}
 	for _, flag := range n.Flags {
 		if !buildFlag.MatchString(flag) || n.Value == "RUN" {
-			return fmt.Errorf("the option %q of %s is refused", shorten(flag), n.Value)
+			return fmt.Errorf("the option %q of %s is refused", body.Shorten(flag), n.Value)
 		}
 	}
 	if expands := !slices.Contains(unexpanded, n.Value); expands && d.escape != parser.DefaultEscapeToken && strings.ContainsAny(n.Original, "\\`") {
@@ -251,7 +253,7 @@ func (d *dockerfile) instruction(n *parser.Node) error {
 		return label(c.Labels)
 	case *instructions.WorkdirCommand:
 		if runtime.KernelPath(path.Clean("/" + c.Path)) {
-			return fmt.Errorf("WORKDIR %s is in a file system of the kernel", shorten(c.Path))
+			return fmt.Errorf("WORKDIR %s is in a file system of the kernel", body.Shorten(c.Path))
 		}
 	case *instructions.ArgCommand:
 		return d.arg(c.Args)
@@ -285,11 +287,11 @@ func (d *dockerfile) use(image string, set func(id string)) {
 // expand replaces variables as the engine does in FROM.
 func (d *dockerfile) expand(word string) (string, error) {
 	if len(word) > maxExpansion {
-		return "", fmt.Errorf("%q is longer than %d bytes", shorten(word), maxExpansion)
+		return "", fmt.Errorf("%q is longer than %d bytes", body.Shorten(word), maxExpansion)
 	}
 	word, _, err := shell.NewLex(d.escape).ProcessWord(word, shell.EnvsFromSlice(d.env))
 	if err == nil && len(word) > maxExpansion {
-		err = fmt.Errorf("%q is longer than %d bytes", shorten(word), maxExpansion)
+		err = fmt.Errorf("%q is longer than %d bytes", body.Shorten(word), maxExpansion)
 	}
 	return word, err
 }
@@ -303,7 +305,7 @@ func (d *dockerfile) arg(args []instructions.KeyValuePairOptional) error {
 		case d.stages > 0 || !given && a.Value == nil:
 			continue
 		case !buildArg.MatchString(a.Key):
-			return fmt.Errorf("ARG %s is no name", shorten(a.Key))
+			return fmt.Errorf("ARG %s is no name", body.Shorten(a.Key))
 		case !given:
 			var err error
 			if value, err = d.expand(*a.Value); err != nil {
@@ -323,10 +325,10 @@ func (d *dockerfile) from(n *parser.Node, s *instructions.Stage) error {
 		return err
 	}
 	if !baseImage.MatchString(base) {
-		return fmt.Errorf("FROM %s names no image", shorten(base))
+		return fmt.Errorf("FROM %s names no image", body.Shorten(base))
 	}
-	if s.Platform != "" && !platform.MatchString(s.Platform) {
-		return fmt.Errorf("%q is no platform", shorten(s.Platform))
+	if s.Platform != "" && !body.Platform.MatchString(s.Platform) {
+		return fmt.Errorf("%q is no platform", body.Shorten(s.Platform))
 	}
 	n.Next = &parser.Node{Value: base}
 	if s.Name != "" {
@@ -352,7 +354,7 @@ func (d *dockerfile) copyFrom(n *parser.Node) error {
 			continue
 		}
 		if !baseImage.MatchString(name) {
-			return fmt.Errorf("COPY --from=%s names no image", shorten(name))
+			return fmt.Errorf("COPY --from=%s names no image", body.Shorten(name))
 		}
 		d.use(name, func(id string) { n.Flags[i] = "--from=" + id })
 	}
@@ -363,7 +365,7 @@ func (d *dockerfile) copyFrom(n *parser.Node) error {
 func label(labels instructions.KeyValuePairs) error {
 	for _, l := range labels {
 		if !labelName.MatchString(l.Key) {
-			return fmt.Errorf("LABEL with quotes, escapes or variables in the name %q is refused", shorten(l.Key))
+			return fmt.Errorf("LABEL with quotes, escapes or variables in the name %q is refused", body.Shorten(l.Key))
 		}
 		if strings.HasPrefix(strings.ToLower(strings.Trim(l.Key, `"`)), labelPrefix) {
 			return fmt.Errorf("labels that begin with %s are reserved", labelPrefix)
@@ -376,14 +378,14 @@ func label(labels instructions.KeyValuePairs) error {
 func (d *dockerfile) add(sources []string) error {
 	for _, s := range sources {
 		if strings.ContainsAny(s, "$\\\"'`@") {
-			return fmt.Errorf("ADD %s: variables, quotes, escapes and @ are refused", shorten(s))
+			return fmt.Errorf("ADD %s: variables, quotes, escapes and @ are refused", body.Shorten(s))
 		}
 		if !strings.Contains(s, "://") {
 			continue
 		}
 		u, err := url.Parse(s)
 		if err != nil || !slices.ContainsFunc(d.urls, func(p string) bool { return strings.HasPrefix(s, p) }) || strings.Contains(u.Path, "..") {
-			return fmt.Errorf("ADD %s: the address is not one of engine_api.build_add_url", shorten(s))
+			return fmt.Errorf("ADD %s: the address is not one of engine_api.build_add_url", body.Shorten(s))
 		}
 	}
 	return nil

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -80,7 +82,7 @@ func endpoints(t *testing.T) string {
 			t.Errorf("%s ends with API %s, which the page doesn't say", name, rt.until)
 		case by != "":
 			fmt.Fprintf(&b, "| `%s` | %s |\n", name, by)
-		case rt.since > oldest:
+		case rt.since > upstream.Oldest:
 			fmt.Fprintf(&allowed, ",\n`%s` (since %s)", name, rt.since)
 		default:
 			fmt.Fprintf(&allowed, ",\n`%s`", name)

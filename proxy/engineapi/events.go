@@ -10,20 +10,23 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/events"
 
 	"github.com/bermhq/berm/lifecycle"
 )
 
 func eventRoutes() []route {
-	return []route{{method: http.MethodGet, template: "/events", query: []string{"since", "until", "filters"}, serve: (*call).events}}
+	return []route{{method: http.MethodGet, template: "/events", query: []string{"since", "until", "filters"}, serve: streamEvents}}
 }
 
 // maxEvent bounds one event, in bytes.
 const maxEvent = 1 << 20
 
-// events tells what happens to the caller's own containers, networks, volumes and images.
-func (c *call) events() error {
+// streamEvents tells what happens to the caller's own containers, networks, volumes and images.
+func streamEvents(c *call) error {
 	f, err := c.filters("config", "container", "daemon", "event", "image", "label", "network", "plugin", "scope", "type", "volume")
 	if err != nil {
 		return err
@@ -32,7 +35,7 @@ func (c *call) events() error {
 	for _, name := range []string{"since", "until"} {
 		if v := c.query.Get(name); v != "" {
 			if !instant.MatchString(v) {
-				return malformed("the query parameter " + name + " is not a time")
+				return proxy.Malformed("the query parameter " + name + " is not a time")
 			}
 			query.Set(name, v)
 		}
@@ -50,12 +53,12 @@ func (c *call) events() error {
 	if err := mine.seed(); err != nil {
 		return err
 	}
-	resp, err := c.ask(ask{path: "/events", query: query})
+	resp, err := c.ask(upstream.Ask{Path: "/events", Query: query})
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode >= 400 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.close(nil) // now, as it may go on for days
@@ -63,7 +66,7 @@ func (c *call) events() error {
 	flusher := http.NewResponseController(c.w)
 	_ = flusher.Flush()
 	defer c.hurry()()
-	lines := bufio.NewReaderSize(resp.Body, bufferSize)
+	lines := bufio.NewReaderSize(resp.Body, upstream.BufferSize)
 	for {
 		raw, err := nextEvent(lines)
 		if errors.Is(err, io.EOF) {
@@ -120,11 +123,11 @@ const maxWitnessed = 16 << 10
 // would not hear of their end.
 func (s *witness) seed() error {
 	query := url.Values{"filters": {s.onlyOwn(filters{}).String()}}
-	if err := s.survey(); err != nil {
+	if err := surveyContainers(s.call); err != nil {
 		return err
 	}
 	var networks []labelled
-	if err := s.engine.get(s.ctx, s.version, "/networks", query, &networks); err != nil {
+	if err := s.engine.Get(s.ctx, s.version, "/networks", query, &networks); err != nil {
 		return err
 	}
 	for _, n := range networks {
@@ -132,7 +135,7 @@ func (s *witness) seed() error {
 			s.since["network "+n.ID] = 0
 		}
 	}
-	return s.engine.each(s.ctx, s.version, "/volumes", query, func(list string, entry json.RawMessage) error {
+	return s.engine.Each(s.ctx, s.version, "/volumes", query, func(list string, entry json.RawMessage) error {
 		var v labelled
 		if list != "Volumes" {
 			return nil
@@ -171,7 +174,7 @@ func (s *witness) sees(e events.Message) bool {
 			return tenant == s.caller.Tenant
 		}
 		_, own := s.look("network "+e.Actor.ID, func() (map[string]string, error) {
-			n, _, err := s.anyNetwork(e.Actor.ID)
+			n, _, err := anyNetwork(s.call, e.Actor.ID)
 			if err != nil {
 				return nil, err
 			}
@@ -188,7 +191,7 @@ func (s *witness) sees(e events.Message) bool {
 			return was
 		}
 		since, own := s.look(key, func() (map[string]string, error) {
-			v, _, err := s.anyVolume(e.Actor.ID)
+			v, _, err := anyVolume(s.call, e.Actor.ID)
 			if err != nil {
 				return nil, err
 			}
@@ -196,7 +199,7 @@ func (s *witness) sees(e events.Message) bool {
 		})
 		return own && s.current(since, e)
 	case events.ImageEventType:
-		return s.ownImage(attributes)
+		return ownImage(s.call, attributes)
 	}
 	return false
 }

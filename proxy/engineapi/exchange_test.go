@@ -280,11 +280,11 @@ func TestLongLists(t *testing.T) {
 		t.Errorf("%d binds, %v", len(mounts), err)
 	}
 	for kind, want := range map[string]int64{"containers": entries, "volumes": 2} {
-		if n, err := c.count(kind); err != nil || n != want {
+		if n, err := countObjects(c, kind); err != nil || n != want {
 			t.Errorf("%d %s, %v", n, kind, err)
 		}
 	}
-	if n, err := c.count("networks"); err == nil {
+	if n, err := countObjects(c, "networks"); err == nil {
 		t.Errorf("a list that is broken off counts %d", n)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/runtime"
@@ -19,10 +21,10 @@ import (
 
 func execRoutes() []route {
 	return []route{
-		{method: http.MethodPost, template: "/containers/{id}/exec", body: jsonBody, change: true, serve: (*call).createExec},
-		{method: http.MethodPost, template: "/exec/{id}/start", body: jsonBody, change: true, serve: (*call).startExec},
-		{method: http.MethodPost, template: "/exec/{id}/resize", query: []string{"h", "w"}, serve: (*call).resizeExec},
-		{method: http.MethodGet, template: "/exec/{id}/json", serve: (*call).inspectExec},
+		{method: http.MethodPost, template: "/containers/{id}/exec", body: jsonBody, change: true, serve: createExec},
+		{method: http.MethodPost, template: "/exec/{id}/start", body: jsonBody, change: true, serve: startExec},
+		{method: http.MethodPost, template: "/exec/{id}/resize", query: []string{"h", "w"}, serve: resizeExec},
+		{method: http.MethodGet, template: "/exec/{id}/json", serve: inspectExec},
 	}
 }
 
@@ -51,7 +53,7 @@ type execBody struct {
 
 // createExec makes an exec in a container of the caller's. Its variables and user are
 // judged as those of the container were.
-func (c *call) createExec() error {
+func createExec(c *call) error {
 	if err := c.operation(policy.OpExec); err != nil {
 		return err
 	}
@@ -60,7 +62,7 @@ func (c *call) createExec() error {
 		return err
 	}
 	if len(body.Cmd) == 0 || len(body.Cmd) > maxExecArgs || len(body.Env) > maxExecArgs {
-		return malformed("No exec command specified, or too long a one")
+		return proxy.Malformed("No exec command specified, or too long a one")
 	}
 	if body.LowerKeys != "" {
 		body.DetachKeys, body.LowerKeys = body.LowerKeys, ""
@@ -69,7 +71,7 @@ func (c *call) createExec() error {
 		return err
 	}
 	if body.WorkingDir != "" && (body.WorkingDir[0] != '/' || len(body.WorkingDir) > 4096 || runtime.KernelPath(body.WorkingDir)) {
-		return malformed("the working directory is not an absolute path, or is in a file system of the kernel")
+		return proxy.Malformed("the working directory is not an absolute path, or is in a file system of the kernel")
 	}
 	if c.version < 42 {
 		body.ConsoleSize = nil
@@ -78,23 +80,23 @@ func (c *call) createExec() error {
 	if err != nil {
 		return err
 	}
-	leave, err := c.execRoom(ct)
+	leave, err := execRoom(c, ct)
 	if err != nil {
 		return err
 	}
 	defer leave()
 	id := ct.ID
-	if err := c.confined(); err != nil {
+	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
-	if body.Env, err = c.execEnv(&body); err != nil {
+	if body.Env, err = execEnv(c, &body); err != nil {
 		return err
 	}
 	body.Container = ""
 	var made struct {
 		ID string `json:"Id"`
 	}
-	if err := c.engine.post(c.ctx, c.version, "/containers/"+id+"/exec", nil, body, &made); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/containers/"+id+"/exec", nil, body, &made); err != nil {
 		return err
 	}
 	c.about(made.ID)
@@ -103,7 +105,7 @@ func (c *call) createExec() error {
 }
 
 // execEnv judges an exec's variables and user, and gives the variables that it gets.
-func (c *call) execEnv(body *execBody) ([]string, error) {
+func execEnv(c *call, body *execBody) ([]string, error) {
 	asked, unset := map[string]string{}, map[string]bool{}
 	for _, e := range body.Env {
 		name, value, set := strings.Cut(e, "=") // a name alone takes the container's variable away
@@ -135,13 +137,13 @@ func (c *call) decode(v any) error {
 // detachKeys checks a key sequence such as "ctrl-p,ctrl-q".
 func detachKeys(keys string) error {
 	if len(keys) > 64 || !printable(keys) {
-		return malformed("the detach keys are none")
+		return proxy.Malformed("the detach keys are none")
 	}
 	return nil
 }
 
 // startExec runs an exec; unless it is to be detached, the connection becomes its streams.
-func (c *call) startExec() error {
+func startExec(c *call) error {
 	if err := c.operation(policy.OpExec); err != nil {
 		return err
 	}
@@ -156,18 +158,18 @@ func (c *call) startExec() error {
 	if c.version < 42 {
 		body.ConsoleSize = nil
 	}
-	id, _, err := c.execID(c.name)
+	id, _, err := execID(c, c.name)
 	if err != nil {
 		return err
 	}
-	if err := c.confined(); err != nil {
+	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
 	b, err := json.Marshal(body)
 	if err != nil {
 		return fmt.Errorf("encode the request: %w", err)
 	}
-	a := ask{path: "/exec/" + id + "/start", body: bytes.NewReader(b), length: int64(len(b)), header: http.Header{"Content-Type": {"application/json"}}}
+	a := upstream.Ask{Path: "/exec/" + id + "/start", Body: bytes.NewReader(b), Length: int64(len(b)), Header: http.Header{"Content-Type": {"application/json"}}}
 	if body.Detach {
 		return c.forward(a, false)
 	}
@@ -178,35 +180,35 @@ func (c *call) startExec() error {
 	return c.hijack(a)
 }
 
-func (c *call) resizeExec() error {
-	id, _, err := c.execID(c.name)
+func resizeExec(c *call) error {
+	id, _, err := execID(c, c.name)
 	if err != nil {
 		return err
 	}
-	query, err := c.size()
+	query, err := consoleSize(c)
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/exec/" + id + "/resize", query: query}, false)
+	return c.forward(upstream.Ask{Path: "/exec/" + id + "/resize", Query: query}, false)
 }
 
-// size reads a terminal's height and width.
-func (c *call) size() (url.Values, error) {
+// consoleSize reads a terminal's height and width.
+func consoleSize(c *call) (url.Values, error) {
 	query := url.Values{}
 	for _, name := range []string{"h", "w"} {
 		n, err := c.number(name)
 		if err != nil || n < 0 || n > math.MaxUint16 || !c.query.Has(name) {
-			return nil, malformed("a terminal's size is not a number of lines and one of columns")
+			return nil, proxy.Malformed("a terminal's size is not a number of lines and one of columns")
 		}
 		query.Set(name, strconv.FormatInt(n, 10))
 	}
 	return query, nil
 }
 
-func (c *call) inspectExec() error {
-	id, _, err := c.execID(c.name)
+func inspectExec(c *call) error {
+	id, _, err := execID(c, c.name)
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/exec/" + id + "/json"}, false)
+	return c.forward(upstream.Ask{Path: "/exec/" + id + "/json"}, false)
 }

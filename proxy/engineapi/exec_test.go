@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/client"
 	"github.com/docker/docker/pkg/stdcopy"
@@ -308,7 +310,7 @@ func TestExecBodies(t *testing.T) {
 	if resp, err := http.ReadResponse(br, nil); err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
 		t.Fatal(resp, err)
 	}
-	if err := conn.(half).CloseWrite(); err != nil {
+	if err := conn.(upstream.Half).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
 	if got := readStream(t, br); got != "early" {

@@ -11,6 +11,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/lifecycle"
 )
 
@@ -30,19 +35,19 @@ func (c *call) filters(known ...string) (filters, error) {
 	}
 	var names map[string]json.RawMessage
 	if err := strictJSON([]byte(text), &names); err != nil {
-		return nil, malformed("the filters are not one JSON object")
+		return nil, proxy.Malformed("the filters are not one JSON object")
 	}
 	total := 0
 	for name, raw := range names {
 		if !slices.Contains(known, name) {
-			return nil, denied("endpoints.filter", name, fmt.Sprintf("the filter %q is not known", shorten(name)), "one of: "+strings.Join(known, ", "))
+			return nil, denied("endpoints.filter", name, fmt.Sprintf("the filter %q is not known", body.Shorten(name)), "one of: "+strings.Join(known, ", "))
 		}
 		values, err := filterValues(raw)
 		if err != nil {
-			return nil, malformed(fmt.Sprintf("the filter %q is neither a list of texts nor a map of them to true", name))
+			return nil, proxy.Malformed(fmt.Sprintf("the filter %q is neither a list of texts nor a map of them to true", name))
 		}
 		if total += len(values); total > maxFilters {
-			return nil, malformed(fmt.Sprintf("there are more than %d filters", maxFilters))
+			return nil, proxy.Malformed(fmt.Sprintf("there are more than %d filters", maxFilters))
 		}
 		out[name] = values
 	}
@@ -84,13 +89,13 @@ func (f filters) String() string {
 
 // listOwn relays a list of what the caller owns. The engine selects by the labels, whoever put
 // them there, so that each entry's seal is checked.
-func (c *call) listOwn(kind lifecycle.ObjectKind, path string, query url.Values) error {
-	resp, err := c.ask(ask{path: path, query: query})
+func listOwn(c *call, kind lifecycle.ObjectKind, path string, query url.Values) error {
+	resp, err := c.ask(upstream.Ask{Path: path, Query: query})
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.close(nil)
@@ -109,12 +114,12 @@ func (c *call) listOwn(kind lifecycle.ObjectKind, path string, query url.Values)
 	write(next)
 	next = ""
 	restarting := c.restarts.Waiting() > 0
-	err = eachEntry(resp.Body, func(list string, entry json.RawMessage) error {
-		own, err := c.ownEntry(kind, list, entry)
+	err = upstream.EachEntry(resp.Body, func(list string, entry json.RawMessage) error {
+		own, err := ownEntry(c, kind, list, entry)
 		if own && kind == lifecycle.ObjectContainer {
 			entry = shown(entry)
 			if restarting {
-				entry, err = c.showRestarts(entry)
+				entry, err = showRestarts(c, entry)
 			}
 		}
 		if own && err == nil {
@@ -138,7 +143,7 @@ type labelled struct {
 }
 
 // ownEntry reports whether an entry of a list is the caller's.
-func (c *call) ownEntry(kind lifecycle.ObjectKind, list string, entry json.RawMessage) (bool, error) {
+func ownEntry(c *call, kind lifecycle.ObjectKind, list string, entry json.RawMessage) (bool, error) {
 	var is labelled
 	if list == "Warnings" {
 		return false, nil
@@ -150,7 +155,7 @@ func (c *call) ownEntry(kind lifecycle.ObjectKind, list string, entry json.RawMe
 	case lifecycle.ObjectContainer:
 		return c.ownContainer(is.ID, is.Labels)
 	case lifecycle.ObjectImage:
-		return c.ownImage(is.Labels), nil
+		return ownImage(c, is.Labels), nil
 	}
 	return c.own(kind, cmp.Or(is.ID, is.Name), is.Labels), nil
 }

@@ -1,8 +1,6 @@
 package engineapi
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/bermhq/berm/proxy"
 )
@@ -23,75 +23,19 @@ func (c *call) stream() (leave func(), err error) {
 	return c.enter("streams", maxStreams)
 }
 
-// half is a connection of which one direction can be closed alone.
-type half interface {
-	net.Conn
-	CloseWrite() error
-}
-
-// upgrade sends a request whose answer takes the connection over. Any other answer is an
-// error. The caller closes the connection, and reads what the engine says from the reader;
-// the header is the answer's.
-func (e *engine) upgrade(ctx context.Context, a ask) (half, io.Reader, http.Header, error) {
-	req, err := e.request(ctx, a)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	if req.Header.Get("Upgrade") == "" {
-		req.Header.Set("Connection", "Upgrade")
-		req.Header.Set("Upgrade", "tcp")
-	}
-	dialled, err := e.dial(ctx)
-	if err != nil {
-		return nil, nil, nil, unavailable(ctx, err)
-	}
-	conn, ok := dialled.(half)
-	if !ok {
-		_ = dialled.Close()
-		return nil, nil, nil, fmt.Errorf("a connection of type %T can't be closed on one side", dialled)
-	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	br := bufio.NewReader(conn)
-	if err := req.Write(conn); err != nil {
-		_ = conn.Close()
-		return nil, nil, nil, unavailable(ctx, err)
-	}
-	resp, err := http.ReadResponse(br, req)
-	if err != nil {
-		_ = conn.Close()
-		return nil, nil, nil, unavailable(ctx, err)
-	}
-	if resp.StatusCode != http.StatusSwitchingProtocols {
-		defer func() { _ = conn.Close() }()
-		if resp.StatusCode < 300 {
-			_ = resp.Body.Close()
-			return nil, nil, nil, fmt.Errorf("%s %s: the engine didn't take the connection over", a.method, a.path)
-		}
-		return nil, nil, nil, failure(resp)
-	}
-	return conn, behind(br, conn), resp.Header, nil
-}
-
-// behind reads what is buffered of a connection, then the connection.
-func behind(buffered *bufio.Reader, conn net.Conn) io.Reader {
-	rest, _ := buffered.Peek(buffered.Buffered())
-	return io.MultiReader(bytes.NewReader(bytes.Clone(rest)), conn)
-}
-
 // hijack connects the caller with the engine, both ways, until one of them is gone, or the
 // server: then what goes on in the engine does so without the caller.
-func (c *call) hijack(a ask) error {
+func (c *call) hijack(a upstream.Ask) error {
 	leave, err := c.stream()
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if a.method == "" {
-		a.method = c.r.Method
+	if a.Method == "" {
+		a.Method = c.r.Method
 	}
-	a.version = c.version
-	up, fromEngine, told, err := c.engine.upgrade(c.ctx, a)
+	a.Version = c.version
+	up, fromEngine, told, err := c.engine.Upgrade(c.ctx, a)
 	if err != nil {
 		return err
 	}
@@ -101,7 +45,7 @@ func (c *call) hijack(a ask) error {
 		return fmt.Errorf("take the caller's connection over: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
-	caller, ok := conn.(half)
+	caller, ok := conn.(upstream.Half)
 	if !ok {
 		return nil // nobody can be told any more; listeners have only such connections
 	}
@@ -116,7 +60,7 @@ func (c *call) hijack(a ask) error {
 	c.close(nil) // now, as the connection may stay for days
 	// Past what is buffered, that reader would take the end of the caller's input for the
 	// end of the request.
-	p := pipe{caller: caller, engine: up, fromCaller: behind(buffered.Reader, conn), fromEngine: fromEngine, grace: c.hangupGrace, linger: linger}
+	p := pipe{caller: caller, engine: up, fromCaller: upstream.Behind(buffered.Reader, conn), fromEngine: fromEngine, grace: c.hangupGrace, linger: linger}
 	if c.closeMessage != nil {
 		if c.closeMessage.form == unknown {
 			c.closeMessage.form = formOf(told.Get("Content-Type"))

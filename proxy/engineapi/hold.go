@@ -10,6 +10,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/google/uuid"
@@ -19,17 +23,23 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// hold holds the sources of the container's binds until release, at the paths that the
+// effective is what a container was allowed, and what of it is held.
+type effective struct {
+	body.Granted
+	held []mountpin.Pinned // as they are held; nil if they aren't
+}
+
+// holdBinds holds the sources of the container's binds until release, at the paths that the
 // engine's configuration names. It sets e.sources to these paths. A nil ct is a container
 // that is being made. The caller has the container's turn, so that no name is held twice.
-func (c *call) hold(e *effective, ct *container.InspectResponse) (release func(), err error) {
+func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release func(), err error) {
 	if len(e.Binds) == 0 || e.Audit {
 		return func() {}, nil
 	}
 	holder, name := c.opts.Pins, uuid.NewString()
 	var named []string
 	if ct != nil {
-		named = e.named(ct.HostConfig)
+		named = e.Named(ct.HostConfig)
 		if named[0] == e.Binds[0].Source {
 			holder = c.opts.Unheld
 		} else {
@@ -39,20 +49,20 @@ func (c *call) hold(e *effective, ct *container.InspectResponse) (release func()
 	stale := denied("mounts.recreate", "HostConfig.Mounts", "the engine's configuration of the container names other paths than Berm holds now", "recreate the container")
 	switch {
 	case ct != nil && (holder == nil || uuid.Validate(name) != nil):
-		return c.unheld(e, named, stale)
+		return refuseHold(c, e, named, stale)
 	case holder == nil:
-		return c.unheld(e, nil, denied("mounts.unheld", "HostConfig.Mounts", "host paths can't be held here", "volumes"))
+		return refuseHold(c, e, nil, denied("mounts.unheld", "HostConfig.Mounts", "host paths can't be held here", "volumes"))
 	}
 	sources, free, err := holder.Hold(c.ctx, name, e.Binds)
 	var d *policy.DeniedError
 	switch {
 	case errors.As(err, &d) && ct != nil && holder == c.opts.Unheld && c.opts.Pins != nil && c.opts.Pins.Mode() == mountpin.ModeHeld:
-		return c.unheld(e, named, stale) // a new one is held
+		return refuseHold(c, e, named, stale) // a new one is held
 	case errors.As(err, &d):
 		d.Reasons[0].Field = "HostConfig.Mounts"
-		return c.unheld(e, named, err)
+		return refuseHold(c, e, named, err)
 	case errors.Is(err, mountpin.ErrExchanged), errors.Is(err, fs.ErrNotExist):
-		return c.unheld(e, named, denied("verify.start", "HostConfig.Mounts", "a host path is not the directory any more that was allowed", "the directory as it was when the container was made"))
+		return refuseHold(c, e, named, denied("verify.start", "HostConfig.Mounts", "a host path is not the directory any more that was allowed", "the directory as it was when the container was made"))
 	case errors.Is(err, fs.ErrExist):
 		return nil, conflict("the container is still being made, or its last start is being cleaned up")
 	case err != nil:
@@ -63,9 +73,9 @@ func (c *call) hold(e *effective, ct *container.InspectResponse) (release func()
 			c.log.ErrorContext(c.ctx, "engine_api_release_failed", "error", err.Error())
 		}
 	}
-	if e.sources = sources; ct != nil && !slices.Equal(sources, named) {
+	if e.Sources = sources; ct != nil && !slices.Equal(sources, named) {
 		release()
-		return c.unheld(e, named, stale)
+		return refuseHold(c, e, named, stale)
 	}
 	if holder.Mode() != mountpin.ModeHeld {
 		return release, nil
@@ -82,24 +92,10 @@ func (c *call) hold(e *effective, ct *container.InspectResponse) (release func()
 	return release, nil
 }
 
-// unheld refuses to hold, which in mode audit leaves the binds as they are.
-func (c *call) unheld(e *effective, named []string, why error) (release func(), err error) {
-	e.sources = named
+// refuseHold refuses to hold, which in mode audit leaves the binds as they are.
+func refuseHold(c *call, e *effective, named []string, why error) (release func(), err error) {
+	e.Sources = named
 	return func() {}, c.judged(why)
-}
-
-// named returns the source that the engine's configuration has for each bind, empty for
-// a bind that it lacks.
-func (e *effective) named(h *container.HostConfig) []string {
-	sources := make([]string, len(e.Binds))
-	for i, b := range e.Binds {
-		for _, m := range h.Mounts {
-			if m.Type == mount.TypeBind && m.Target == b.MountPath {
-				sources[i] = m.Source
-			}
-		}
-	}
-	return sources
 }
 
 // hasBinds reports whether a container has bind mounts.
@@ -110,11 +106,11 @@ func hasBinds(mounts []container.MountPoint) bool {
 // holdMade holds the binds of a container that was seen, for a call that has its turn. The
 // container is judged again. One without binds needs nothing held, nor a label that says
 // what it was allowed, as the containers of a build have none.
-func (c *call) holdMade(seen *container.InspectResponse) (release func(), err error) {
+func holdMade(c *call, seen *container.InspectResponse) (release func(), err error) {
 	if !hasBinds(seen.Mounts) {
 		return func() {}, nil
 	}
-	v, err := c.engine.max(c.ctx)
+	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -124,17 +120,17 @@ func (c *call) holdMade(seen *container.InspectResponse) (release func(), err er
 	}
 	e, err := effectiveOf(ct)
 	if err == nil && !e.Audit {
-		err = c.judged(c.stillAllowed(e, ct.HostConfig))
+		err = c.judged(stillAllowed(c, e, ct.HostConfig))
 	}
 	if err != nil {
 		return nil, err
 	}
-	return c.hold(&e, ct)
+	return holdBinds(c, &e, ct)
 }
 
 // verifyHeld compares what a container that was just started has mounted with what is
 // held. A container that ended meanwhile, or that ran before, is not compared.
-func (c *call) verifyHeld(e effective, before, now *container.InspectResponse, v version) error {
+func verifyHeld(c *call, e effective, before, now *container.InspectResponse, v upstream.Version) error {
 	if len(e.held) == 0 || now.State == nil || now.State.Pid == 0 || before.State != nil && now.State.StartedAt == before.State.StartedAt {
 		return nil
 	}
@@ -152,7 +148,7 @@ func (c *call) verifyHeld(e effective, before, now *container.InspectResponse, v
 
 // Binds returns the binds of all containers that this door made, running or not.
 func (d *Proxy) Binds(ctx context.Context) ([]policy.Mount, error) {
-	v, err := d.engine.max(ctx)
+	v, err := d.engine.Max(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -243,7 +239,7 @@ func inJSON(s string) string {
 }
 
 // byAskedPath lets the filter for volumes find binds by the paths that were asked for.
-func (c *call) byAskedPath(f filters) error {
+func byAskedPath(c *call, f filters) error {
 	if !slices.ContainsFunc(f["volume"], path.IsAbs) {
 		return nil
 	}
@@ -258,11 +254,11 @@ func (c *call) byAskedPath(f filters) error {
 	}, c.ownLabels()...)
 }
 
-// conceal takes the paths at which binds are held out of the engine's error.
-func (c *call) conceal(err error) error {
-	var e *engineError
+// concealPaths takes the paths at which binds are held out of the engine's error.
+func concealPaths(c *call, err error) error {
+	var e *upstream.Error
 	if c.concealed != nil && errors.As(err, &e) {
-		e.message = c.concealed.Replace(e.message)
+		e.Message = c.concealed.Replace(e.Message)
 	}
 	return err
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/container"
@@ -460,9 +462,9 @@ func TestShown(t *testing.T) {
 
 // TestMountList has the engine mount a held path only while it is held.
 func TestMountList(t *testing.T) {
-	p := &plan{spec: policy.ContainerSpec{Binds: []policy.Mount{{MountPath: "/a", Mode: "ro"}}}, sources: []string{"/pin"}}
+	p := &body.Judged{Spec: policy.ContainerSpec{Binds: []policy.Mount{{MountPath: "/a", Mode: "ro"}}}, Sources: []string{"/pin"}}
 	want := []mount.Mount{{Type: mount.TypeBind, Source: "/pin", Target: "/a", ReadOnly: true, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: true}}}
-	if d := cmp.Diff(want, p.mountList()); d != "" {
+	if d := cmp.Diff(want, p.MountList()); d != "" {
 		t.Error(d)
 	}
 }

@@ -2,7 +2,6 @@ package engineapi
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,6 +11,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/distribution/reference"
 
 	"github.com/bermhq/berm/policy"
@@ -20,23 +24,23 @@ import (
 func imageRoutes() []route {
 	const one = "/images/{image}"
 	return []route{
-		{method: http.MethodGet, template: "/images/json", query: []string{"all", "filters", "digests", "shared-size"}, serve: (*call).listImages},
-		{method: http.MethodPost, template: "/images/create", query: []string{"fromImage", "tag", "platform"}, change: true, serve: (*call).pullImage},
-		{method: http.MethodGet, template: one + "/json", serve: (*call).inspectImage},
-		{method: http.MethodGet, template: one + "/history", serve: (*call).imageHistory},
-		{method: http.MethodPost, template: one + "/tag", query: []string{"repo", "tag"}, change: true, serve: (*call).tagImage},
-		{method: http.MethodDelete, template: one, query: []string{"force", "noprune"}, change: true, serve: (*call).removeImage},
-		{method: http.MethodGet, template: one + "/get", serve: (*call).saveImage},
-		{method: http.MethodGet, template: "/images/get", query: []string{"names*"}, serve: (*call).saveImages},
+		{method: http.MethodGet, template: "/images/json", query: []string{"all", "filters", "digests", "shared-size"}, serve: listImages},
+		{method: http.MethodPost, template: "/images/create", query: []string{"fromImage", "tag", "platform"}, change: true, serve: pullImage},
+		{method: http.MethodGet, template: one + "/json", serve: inspectImage},
+		{method: http.MethodGet, template: one + "/history", serve: imageHistory},
+		{method: http.MethodPost, template: one + "/tag", query: []string{"repo", "tag"}, change: true, serve: tagImage},
+		{method: http.MethodDelete, template: one, query: []string{"force", "noprune"}, change: true, serve: removeImage},
+		{method: http.MethodGet, template: one + "/get", serve: saveImage},
+		{method: http.MethodGet, template: "/images/get", query: []string{"names*"}, serve: saveImages},
 	}
 }
 
 func noImage(ref string) error { return notFound("No such image: " + familiar(ref)) }
 
-// listed says which of an image's names the caller may see; not at all if nothing of it
+// listedImage says which of an image's names the caller may see; not at all if nothing of it
 // is the caller's business.
-func (c *call) listed(tags, digests []string, labels map[string]string) (shownTags, shownDigests []string, ok bool) {
-	own := c.ownImage(labels)
+func listedImage(c *call, tags, digests []string, labels map[string]string) (shownTags, shownDigests []string, ok bool) {
+	own := ownImage(c, labels)
 	visible := func(names []string) []string {
 		return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 			return !own && !c.rules.ListsImage(c.caller.Profile, []string{name})
@@ -47,11 +51,11 @@ func (c *call) listed(tags, digests []string, labels map[string]string) (shownTa
 }
 
 // visibleImage gives an image that the caller may see, by a name, its ID or a prefix of it.
-func (c *call) visibleImage(ref string) (*imageInfo, error) {
+func visibleImage(c *call, ref string) (*imageInfo, error) {
 	if len(ref) > maxName || !printable(ref) {
 		return nil, noImage(ref)
 	}
-	img, err := c.seenImage(ref)
+	img, err := seenImage(c, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -64,9 +68,9 @@ func (c *call) visibleImage(ref string) (*imageInfo, error) {
 
 // seenImage is lookUpImage among the images that the caller may see. Others don't hide one
 // whose ID begins with ref.
-func (c *call) seenImage(ref string) (*imageInfo, error) {
-	img, err := c.lookUpImage(ref)
-	if err != nil || img != nil && c.sees(img) {
+func seenImage(c *call, ref string) (*imageInfo, error) {
+	img, err := lookUpImage(c, ref)
+	if err != nil || img != nil && seesImage(c, img) {
 		return img, err
 	}
 	start, ok := strings.CutPrefix(ref, "sha256:")
@@ -74,7 +78,7 @@ func (c *call) seenImage(ref string) (*imageInfo, error) {
 		return nil, nil
 	}
 	var found []string
-	err = c.engine.each(c.ctx, c.version, "/images/json", url.Values{"all": {"1"}}, func(_ string, entry json.RawMessage) error {
+	err = c.engine.Each(c.ctx, c.version, "/images/json", url.Values{"all": {"1"}}, func(_ string, entry json.RawMessage) error {
 		var o struct {
 			ID                    string `json:"Id"`
 			RepoTags, RepoDigests []string
@@ -83,7 +87,7 @@ func (c *call) seenImage(ref string) (*imageInfo, error) {
 		if err := json.Unmarshal(entry, &o); err != nil {
 			return err
 		}
-		if _, _, ok := c.listed(o.RepoTags, o.RepoDigests, o.Labels); ok && strings.HasPrefix(o.ID, "sha256:"+start) {
+		if _, _, ok := listedImage(c, o.RepoTags, o.RepoDigests, o.Labels); ok && strings.HasPrefix(o.ID, "sha256:"+start) {
 			found = append(found, o.ID)
 		}
 		return nil
@@ -91,24 +95,24 @@ func (c *call) seenImage(ref string) (*imageInfo, error) {
 	if err != nil || len(found) != 1 {
 		return nil, err
 	}
-	return c.lookUpImage(found[0])
+	return lookUpImage(c, found[0])
 }
 
-func (c *call) sees(img *imageInfo) bool {
-	_, _, ok := c.listed(img.RepoTags, img.RepoDigests, img.Config.Labels)
+func seesImage(c *call, img *imageInfo) bool {
+	_, _, ok := listedImage(c, img.RepoTags, img.RepoDigests, img.Config.Labels)
 	return ok
 }
 
 // listImages leaves out the images that the caller may not see, and the names of those
 // that it may.
-func (c *call) listImages() error {
+func listImages(c *call) error {
 	f, err := c.filters("before", "dangling", "label", "reference", "since", "until")
 	if err != nil {
 		return err
 	}
 	for _, name := range []string{"before", "since"} {
 		for i, ref := range f[name] { // or it would tell whether it is there
-			img, err := c.visibleImage(ref)
+			img, err := visibleImage(c, ref)
 			if err != nil {
 				return err
 			}
@@ -127,12 +131,12 @@ func (c *call) listImages() error {
 		query.Set("filters", f.String())
 	}
 	var all []map[string]json.RawMessage
-	if err := c.engine.get(c.ctx, c.version, "/images/json", query, &all); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/images/json", query, &all); err != nil {
 		return err
 	}
 	shown := []map[string]json.RawMessage{}
 	for _, entry := range all {
-		ok, err := c.trim(entry, names)
+		ok, err := trimImage(c, entry, names)
 		if err != nil {
 			return err
 		}
@@ -143,10 +147,10 @@ func (c *call) listImages() error {
 	return c.answer(http.StatusOK, shown)
 }
 
-// trim takes the names from an image's description that the caller may not see, or that
+// trimImage takes the names from an image's description that the caller may not see, or that
 // don't match any of the patterns, if there are any. It tells whether the image is to be
 // seen at all.
-func (c *call) trim(entry map[string]json.RawMessage, patterns []string) (bool, error) {
+func trimImage(c *call, entry map[string]json.RawMessage, patterns []string) (bool, error) {
 	var img struct {
 		RepoTags, RepoDigests []string
 		Labels                map[string]string
@@ -162,7 +166,7 @@ func (c *call) trim(entry map[string]json.RawMessage, patterns []string) (bool, 
 	if img.Labels == nil {
 		img.Labels = img.Config.Labels
 	}
-	tags, digests, ok := c.listed(img.RepoTags, img.RepoDigests, img.Labels)
+	tags, digests, ok := listedImage(c, img.RepoTags, img.RepoDigests, img.Labels)
 	var err error
 	if len(patterns) > 0 {
 		if tags, err = matching(tags, patterns); err != nil {
@@ -194,7 +198,7 @@ func matching(names, patterns []string) ([]string, error) {
 		for _, pattern := range patterns {
 			ok, err := reference.FamiliarMatch(pattern, ref)
 			if err != nil {
-				return nil, malformed("the filter \"reference\" has a pattern that is none")
+				return nil, proxy.Malformed("the filter \"reference\" has a pattern that is none")
 			}
 			if ok {
 				out = append(out, name)
@@ -205,16 +209,16 @@ func matching(names, patterns []string) ([]string, error) {
 	return out, nil
 }
 
-func (c *call) inspectImage() error {
-	img, err := c.visibleImage(c.name)
+func inspectImage(c *call) error {
+	img, err := visibleImage(c, c.name)
 	if err != nil {
 		return err
 	}
 	var told map[string]json.RawMessage
-	if err := c.engine.get(c.ctx, c.version, "/images/"+img.ID+"/json", nil, &told); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/json", nil, &told); err != nil {
 		return err
 	}
-	if ok, err := c.trim(told, nil); err != nil || !ok {
+	if ok, err := trimImage(c, told, nil); err != nil || !ok {
 		return noImage(c.name)
 	}
 	if err := hidePaths(told); err != nil {
@@ -245,13 +249,13 @@ func hidePaths(told map[string]json.RawMessage) error {
 }
 
 // imageHistory tells how an image was built, and no other images' names.
-func (c *call) imageHistory() error {
-	img, err := c.visibleImage(c.name)
+func imageHistory(c *call) error {
+	img, err := visibleImage(c, c.name)
 	if err != nil {
 		return err
 	}
 	var layers []map[string]json.RawMessage
-	if err := c.engine.get(c.ctx, c.version, "/images/"+img.ID+"/history", nil, &layers); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/history", nil, &layers); err != nil {
 		return err
 	}
 	for i, layer := range layers {
@@ -265,7 +269,7 @@ func (c *call) imageHistory() error {
 		if i == 0 { // the image itself
 			labels = img.Config.Labels
 		}
-		tags, _, _ = c.listed(tags, nil, labels)
+		tags, _, _ = listedImage(c, tags, nil, labels)
 		if layer["Tags"], err = json.Marshal(tags); err != nil {
 			return err
 		}
@@ -273,138 +277,25 @@ func (c *call) imageHistory() error {
 	return c.answer(http.StatusOK, layers)
 }
 
-// pullImage has the engine bring an image that the policy allows from its registry.
-func (c *call) pullImage() error {
-	if err := c.operation(policy.OpPull); err != nil {
-		return err
-	}
-	ref := c.query.Get("fromImage")
-	if tag := c.query.Get("tag"); tag != "" {
-		sep := ":"
-		if strings.HasPrefix(tag, "sha256:") {
-			sep = "@"
-		}
-		ref += sep + tag
-	}
-	run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
-	if err := c.judged(err); err != nil {
-		return err
-	}
-	if run == "" {
-		run = ref // of mode audit
-	}
-	query, err := pullQuery(run, c.query.Get("platform"))
-	if err != nil {
-		return err
-	}
-	auth, err := registryAuth(c.r.Header)
-	if err != nil {
-		return err
-	}
-	c.closeMessage = &closeMessage{form: jsonLines}
-	return c.forward(ask{path: "/images/create", query: query, header: auth}, true)
-}
-
-// pullQuery asks the engine for one image: without a tag it would bring all of the repository.
-func pullQuery(ref, of string) (url.Values, error) {
-	named, err := reference.ParseNormalizedNamed(ref)
-	if err != nil {
-		return nil, malformed("invalid reference format")
-	}
-	query := url.Values{"fromImage": {named.Name()}}
-	switch n := reference.TagNameOnly(named).(type) {
-	case reference.Digested:
-		query.Set("tag", n.Digest().String())
-	case reference.Tagged:
-		query.Set("tag", n.Tag())
-	}
-	if of == "" {
-		return query, nil
-	}
-	if !platform.MatchString(of) {
-		return nil, malformed("the platform is none")
-	}
-	query.Set("platform", of)
-	return query, nil
-}
-
-const maxRegistryAuth = 32 << 10
-
-// registryAuth takes the header with which a client gives its credentials of a registry
-// to the engine: a JSON object in base64. The header may be missing.
-func registryAuth(h http.Header) (http.Header, error) {
-	const name = "X-Registry-Auth"
-	var auth map[string]json.RawMessage
-	if err := registryHeader(h, name, &auth); err != nil || auth == nil {
-		return nil, err
-	}
-	text, err := json.Marshal(auth)
-	if err != nil {
-		return nil, err
-	}
-	return http.Header{name: {base64.URLEncoding.EncodeToString(text)}}, nil
-}
-
-// registryAuths takes the header with which a client gives a build its credentials of
-// registries, by their names.
-func registryAuths(h http.Header) (map[string]json.RawMessage, error) {
-	var auths map[string]json.RawMessage
-	return auths, registryHeader(h, "X-Registry-Config", &auths)
-}
-
-func registryHeader(h http.Header, name string, into *map[string]json.RawMessage) error {
-	text := h.Get(name)
-	if text == "" {
-		return nil
-	}
-	bad := malformed("the header " + name + " is not a JSON object in base64")
-	if len(text) > maxRegistryAuth || len(h.Values(name)) > 1 {
-		return bad
-	}
-	decoded, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(text, "="))
-	if err != nil {
-		return bad
-	}
-	if string(decoded) == "null" { // some clients' way of having none
-		return nil
-	}
-	if strictJSON(decoded, into) != nil {
-		return bad
-	}
-	return nil
-}
-
-// registryOf is an image's registry, as clients name it in a build's credentials.
-func registryOf(ref string) string {
-	named, err := reference.ParseNormalizedNamed(ref)
-	switch {
-	case err != nil:
-		return ""
-	case reference.Domain(named) == "docker.io":
-		return "https://index.docker.io/v1/"
-	}
-	return reference.Domain(named)
-}
-
 // tagImage gives a name of the caller's to an image that it may see.
-func (c *call) tagImage() error {
-	img, err := c.visibleImage(c.name)
+func tagImage(c *call) error {
+	img, err := visibleImage(c, c.name)
 	if err != nil {
 		return err
 	}
-	target, err := c.target(c.query.Get("repo"), c.query.Get("tag"))
+	target, err := tagTarget(c, c.query.Get("repo"), c.query.Get("tag"))
 	if err != nil {
 		return err
 	}
 	name := target.Get("repo") + ":" + target.Get("tag")
-	if !c.ownImage(img.Config.Labels) && !c.rules.ListsImage(c.caller.Profile, []string{name}) {
+	if !ownImage(c, img.Config.Labels) && !c.rules.ListsImage(c.caller.Profile, []string{name}) {
 		err := c.allow([]policy.Reason{{Rule: "images.tags", Field: "repo", Allowed: "names that are on the policy's allow-list, or images of one's own",
-			Message: fmt.Sprintf("the image isn't the caller's own, and so would not be found by the name %q", shorten(name))}})
+			Message: fmt.Sprintf("the image isn't the caller's own, and so would not be found by the name %q", body.Shorten(name))}})
 		if err != nil {
 			return err
 		}
 	}
-	if err := c.tag(img.ID, target); err != nil {
+	if err := tagAs(c, img.ID, target); err != nil {
 		return err
 	}
 	c.w.Header().Set("Api-Version", c.version.String())
@@ -412,9 +303,9 @@ func (c *call) tagImage() error {
 	return nil
 }
 
-// tag gives an image a name that was judged, unless somebody else's has it. It is done for
+// tagAs gives an image a name that was judged, unless somebody else's has it. It is done for
 // one caller at a time, or two could find it free.
-func (c *call) tag(id string, target url.Values) error {
+func tagAs(c *call, id string, target url.Values) error {
 	select {
 	case c.tagging <- struct{}{}:
 		defer func() { <-c.tagging }()
@@ -422,19 +313,19 @@ func (c *call) tag(id string, target url.Values) error {
 		return context.Cause(c.ctx)
 	}
 	name := target.Get("repo") + ":" + target.Get("tag")
-	there, err := c.lookUpImage(name)
+	there, err := lookUpImage(c, name)
 	if err != nil {
 		return err
 	}
-	if there != nil && c.othersImage(there.Config.Labels) {
+	if there != nil && othersImage(c, there.Config.Labels) {
 		return conflict(fmt.Sprintf("the image name %q is taken", familiar(name)))
 	}
-	return c.engine.post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil)
+	return c.engine.Post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil)
 }
 
-// target judges a name that the caller wants to give to an image, and gives it as the
+// tagTarget judges a name that the caller wants to give to an image, and gives it as the
 // parameters of a call.
-func (c *call) target(repo, tag string) (url.Values, error) {
+func tagTarget(c *call, repo, tag string) (url.Values, error) {
 	ref := repo
 	if tag != "" {
 		ref += ":" + tag
@@ -445,11 +336,11 @@ func (c *call) target(repo, tag string) (url.Values, error) {
 	}
 	named, err := reference.ParseNormalizedNamed(name)
 	if err != nil {
-		return nil, malformed("invalid reference format")
+		return nil, proxy.Malformed("invalid reference format")
 	}
 	tagged, ok := reference.TagNameOnly(named).(reference.NamedTagged)
 	if !ok {
-		return nil, malformed("refusing to create a tag with a digest reference")
+		return nil, proxy.Malformed("refusing to create a tag with a digest reference")
 	}
 	return url.Values{"repo": {tagged.Name()}, "tag": {tagged.Tag()}}, nil
 }
@@ -457,8 +348,8 @@ func (c *call) target(repo, tag string) (url.Values, error) {
 // replaceable refuses to remove what isn't the caller's own and can't be brought back: only
 // an image goes that came from a registry, if the caller may pull, or a name that it may
 // give to images itself.
-func (c *call) replaceable(img *imageInfo, names []string) error {
-	if c.othersImage(img.Config.Labels) {
+func replaceable(c *call, img *imageInfo, names []string) error {
+	if othersImage(c, img.Config.Labels) {
 		return denied("images.foreign", "", "the image isn't the caller's own", "images of one's own")
 	}
 	var pulled []string
@@ -475,7 +366,7 @@ func (c *call) replaceable(img *imageInfo, names []string) error {
 		}
 		named, err := reference.ParseNormalizedNamed(name)
 		if err != nil || !slices.Contains(pulled, reference.FamiliarName(named)) && !slices.Contains(pulled, named.Name()) {
-			return denied("images.foreign", "", fmt.Sprintf("the image %q isn't the caller's own, and came from no registry", shorten(name)), "images of one's own, and those that can be pulled again")
+			return denied("images.foreign", "", fmt.Sprintf("the image %q isn't the caller's own, and came from no registry", body.Shorten(name)), "images of one's own, and those that can be pulled again")
 		}
 	}
 	return nil
@@ -483,12 +374,12 @@ func (c *call) replaceable(img *imageInfo, names []string) error {
 
 // removeImage takes a name from an image, and the image away with its last one. By its ID
 // only an image goes of which every name is the caller's to take.
-func (c *call) removeImage() error {
-	img, err := c.visibleImage(c.name)
+func removeImage(c *call) error {
+	img, err := visibleImage(c, c.name)
 	if err != nil {
 		return err
 	}
-	own := c.ownImage(img.Config.Labels)
+	own := ownImage(c, img.Config.Labels)
 	if c.flag("force") && !own {
 		return denied("images.force", "force", "an image that isn't the caller's own can't be removed by force, as others may be using it", "no force")
 	}
@@ -497,15 +388,15 @@ func (c *call) removeImage() error {
 	taken := names
 	if slices.ContainsFunc(names, func(name string) bool { return sameImage(name, c.name) }) {
 		ref = familiar(c.name)
-		if _, _, ok := c.listed([]string{ref}, nil, img.Config.Labels); !ok {
+		if _, _, ok := listedImage(c, []string{ref}, nil, img.Config.Labels); !ok {
 			return noImage(c.name)
 		}
 		taken = []string{ref}
-	} else if tags, digests, _ := c.listed(img.RepoTags, img.RepoDigests, img.Config.Labels); len(tags)+len(digests) != len(names) {
+	} else if tags, digests, _ := listedImage(c, img.RepoTags, img.RepoDigests, img.Config.Labels); len(tags)+len(digests) != len(names) {
 		return conflict("the image has further names, which are not the caller's to take: remove it by name")
 	}
 	if !own {
-		if err := c.replaceable(img, taken); err != nil {
+		if err := replaceable(c, img, taken); err != nil {
 			return err
 		}
 	}
@@ -516,23 +407,23 @@ func (c *call) removeImage() error {
 		}
 	}
 	var gone []map[string]string
-	err = c.engine.doSlow(c.ctx, ask{method: http.MethodDelete, version: c.version, path: "/images/" + ref, query: query}, &gone)
-	if statusOf(err) == http.StatusConflict { // the engine names the container, whosever it is
+	err = c.engine.DoLong(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/images/" + ref, Query: query}, &gone)
+	if upstream.StatusOf(err) == http.StatusConflict { // the engine names the container, whosever it is
 		return conflict(fmt.Sprintf("conflict: unable to remove image %q: a container is using it, or it has further names or images made of it", familiar(c.name)))
 	}
 	if err != nil {
 		return err
 	}
-	return c.answer(http.StatusOK, c.goneOf(img, gone))
+	return c.answer(http.StatusOK, goneOf(c, img, gone))
 }
 
 // goneOf leaves of what the engine removed what is the caller's to know: names that it may
 // see, and the image itself. Further IDs are those of images that it was made of.
-func (c *call) goneOf(img *imageInfo, gone []map[string]string) []map[string]string {
+func goneOf(c *call, img *imageInfo, gone []map[string]string) []map[string]string {
 	shown := []map[string]string{}
 	for _, m := range gone {
 		name := m["Untagged"]
-		_, _, ok := c.listed([]string{name}, nil, img.Config.Labels)
+		_, _, ok := listedImage(c, []string{name}, nil, img.Config.Labels)
 		if name != "" && ok || m["Deleted"] == img.ID {
 			shown = append(shown, m)
 		}
@@ -540,29 +431,29 @@ func (c *call) goneOf(img *imageInfo, gone []map[string]string) []map[string]str
 	return shown
 }
 
-func (c *call) saveImage() error { return c.save([]string{c.name}) }
+func saveImage(c *call) error { return saveNamed(c, []string{c.name}) }
 
-func (c *call) saveImages() error { return c.save(c.query["names"]) }
+func saveImages(c *call) error { return saveNamed(c, c.query["names"]) }
 
 const maxSaved = 64
 
-// save gives images as an archive, by names that the caller may see.
-func (c *call) save(refs []string) error {
+// saveNamed gives images as an archive, by names that the caller may see.
+func saveNamed(c *call, refs []string) error {
 	if len(refs) == 0 || len(refs) > maxSaved {
-		return malformed(fmt.Sprintf("the names of 1 to %d images are needed", maxSaved))
+		return proxy.Malformed(fmt.Sprintf("the names of 1 to %d images are needed", maxSaved))
 	}
 	if err := c.operation(policy.OpArchive); err != nil {
 		return err
 	}
 	query := url.Values{}
 	for _, ref := range refs {
-		img, err := c.visibleImage(ref)
+		img, err := visibleImage(c, ref)
 		if err != nil {
 			return err
 		}
 		name := img.ID // by which it has no name in the archive
 		if slices.ContainsFunc(img.RepoTags, func(tag string) bool { return sameImage(tag, ref) }) {
-			if _, _, ok := c.listed([]string{ref}, nil, img.Config.Labels); ok {
+			if _, _, ok := listedImage(c, []string{ref}, nil, img.Config.Labels); ok {
 				name = familiar(ref)
 			}
 		}
@@ -573,7 +464,7 @@ func (c *call) save(refs []string) error {
 		return err
 	}
 	defer leave()
-	return c.archive(time.Now().Add(saveTime), func(context.CancelCauseFunc, io.Reader) error {
-		return c.forward(ask{path: "/images/get", query: query}, false)
+	return transferArchive(c, time.Now().Add(saveTime), func(context.CancelCauseFunc, io.Reader) error {
+		return c.forward(upstream.Ask{Path: "/images/get", Query: query}, false)
 	})
 }

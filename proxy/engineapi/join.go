@@ -8,16 +8,19 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 // lookUpNetwork finds anybody's network by its ID, its name, or the start of its ID; nil
 // if there is none.
-func (c *call) lookUpNetwork(ref string) (*network.Inspect, error) {
-	n, _, err := c.anyNetwork(ref)
+func lookUpNetwork(c *call, ref string) (*network.Inspect, error) {
+	n, _, err := anyNetwork(c, ref)
 	if errors.Is(err, errNotFound) {
 		return nil, nil
 	}
@@ -26,15 +29,15 @@ func (c *call) lookUpNetwork(ref string) (*network.Inspect, error) {
 
 // policyNetwork finds one of the policy's networks by the engine's name, and has it made
 // if it isn't there; nil if it can't be had. What another gave that name isn't it.
-func (c *call) policyNetwork(name string) (*network.Inspect, error) {
-	n, err := c.lookUpNetwork(name)
+func policyNetwork(c *call, name string) (*network.Inspect, error) {
+	n, err := lookUpNetwork(c, name)
 	if err == nil && n == nil && c.opts.EnsureNetwork != nil {
 		if err := c.opts.EnsureNetwork(c.ctx, name); err != nil {
 			return nil, fmt.Errorf("make network %s: %w", name, err)
 		}
-		n, err = c.lookUpNetwork(name)
+		n, err = lookUpNetwork(c, name)
 	}
-	if err != nil || n == nil || n.Name != name || !c.policyOwn(n) {
+	if err != nil || n == nil || n.Name != name || !policyOwn(c, n) {
 		return nil, err
 	}
 	return n, nil
@@ -42,58 +45,58 @@ func (c *call) policyNetwork(name string) (*network.Inspect, error) {
 
 // namedNetwork is lookUpNetwork, and has a network made that is the policy's. Another
 // caller's network doesn't hide one of the caller's own whose ID begins with ref.
-func (c *call) namedNetwork(ref string) (*network.Inspect, error) {
-	info, err := c.lookUpNetwork(ref)
-	if err == nil && info == nil && c.policyName(ref) {
-		return c.policyNetwork(ref)
+func namedNetwork(c *call, ref string) (*network.Inspect, error) {
+	info, err := lookUpNetwork(c, ref)
+	if err == nil && info == nil && policyName(c, ref) {
+		return policyNetwork(c, ref)
 	}
 	if err == nil && (info == nil || c.others(lifecycle.ObjectNetwork, info.ID, info.Labels)) {
-		id, err := c.startOf(lifecycle.ObjectNetwork, ref)
+		id, err := startOf(c, lifecycle.ObjectNetwork, ref)
 		if err != nil || id == "" {
 			return info, err
 		}
-		return c.lookUpNetwork(id)
+		return lookUpNetwork(c, id)
 	}
 	return info, err
 }
 
 // policyName reports whether the policy has a network of the engine's name.
-func (c *call) policyName(name string) bool {
+func policyName(c *call, name string) bool {
 	return slices.ContainsFunc(c.rules.Networks(), func(r policy.NetworkRule) bool { return r.EngineNetwork == name })
 }
 
-// joins says what networks a container asks to join: NetworkMode and EndpointsConfig are
+// joinedNetworks says what networks a container asks to join: NetworkMode and EndpointsConfig are
 // one set, in which each is there once.
-func (c *call) joins(b *createBody) ([]policy.ContainerNetwork, map[string]*endpointBody, error) {
+func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[string]*body.Endpoint, error) {
 	mode := b.HostConfig.NetworkMode
-	asked, err := b.endpoints()
+	asked, err := b.Endpoints()
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(asked) > maxLookedUp {
-		return nil, nil, malformed(fmt.Sprintf("there are more than %d networks", maxLookedUp))
+	if len(asked) > body.MaxLookedUp {
+		return nil, nil, proxy.Malformed(fmt.Sprintf("there are more than %d networks", body.MaxLookedUp))
 	}
 	if b.NetworkDisabled && isDefaultNetwork(mode) {
 		mode = policy.NetNone
 	}
 	var list []policy.ContainerNetwork
 	if len(asked) == 0 || !isDefaultNetwork(mode) {
-		n, err := c.resolve(mode, true)
+		n, err := resolveNetwork(c, mode, true)
 		if err != nil {
 			return nil, nil, err
 		}
 		n.Field = "HostConfig.NetworkMode"
 		list = append(list, n)
 	}
-	endpoints := map[string]*endpointBody{}
+	endpoints := map[string]*body.Endpoint{}
 	taken := map[string]bool{}
 	for _, ref := range slices.Sorted(maps.Keys(asked)) {
-		n, err := c.resolve(ref, false)
+		n, err := resolveNetwork(c, ref, false)
 		if err != nil {
 			return nil, nil, err
 		}
-		n.Field = fmt.Sprintf("NetworkingConfig.EndpointsConfig[%q]", shorten(ref))
-		if n.Options, err = c.endpointOptions(asked[ref], n); err != nil {
+		n.Field = fmt.Sprintf("NetworkingConfig.EndpointsConfig[%q]", body.Shorten(ref))
+		if n.Options, err = endpointOptions(asked[ref], n); err != nil {
 			return nil, nil, err
 		}
 		key := n.Mode + ":" + n.ID
@@ -101,7 +104,7 @@ func (c *call) joins(b *createBody) ([]policy.ContainerNetwork, map[string]*endp
 			key += n.Asked
 		}
 		if taken[key] {
-			return nil, nil, malformed(fmt.Sprintf("the network %q is there twice", shorten(ref)))
+			return nil, nil, proxy.Malformed(fmt.Sprintf("the network %q is there twice", body.Shorten(ref)))
 		}
 		taken[key] = true
 		if n.ID != "" && asked[ref] != nil {
@@ -121,9 +124,9 @@ func (c *call) joins(b *createBody) ([]policy.ContainerNetwork, map[string]*endp
 
 func isDefaultNetwork(name string) bool { return name == "" || name == "default" || name == "bridge" }
 
-// resolve finds out what a client means by a network's name. Only as a network mode can
+// resolveNetwork finds out what a client means by a network's name. Only as a network mode can
 // it be another container's.
-func (c *call) resolve(ref string, mode bool) (policy.ContainerNetwork, error) {
+func resolveNetwork(c *call, ref string, mode bool) (policy.ContainerNetwork, error) {
 	n := policy.ContainerNetwork{Asked: ref}
 	if of, ok := strings.CutPrefix(ref, "container:"); ok && mode {
 		ct, _, err := c.container(of)
@@ -143,16 +146,16 @@ func (c *call) resolve(ref string, mode bool) (policy.ContainerNetwork, error) {
 		return n, nil
 	}
 	n.Mode = policy.NetNamed
-	info, err := c.namedNetwork(ref)
+	info, err := namedNetwork(c, ref)
 	if err != nil || info == nil {
 		return n, err
 	}
-	c.means(&n, info)
+	meantNetwork(c, &n, info)
 	return n, nil
 }
 
-// means fills in what a network is to the policy.
-func (c *call) means(n *policy.ContainerNetwork, info *network.Inspect) {
+// meantNetwork fills in what a network is to the policy.
+func meantNetwork(c *call, n *policy.ContainerNetwork, info *network.Inspect) {
 	switch {
 	case info.Driver == "host":
 		n.Mode = policy.NetHost
@@ -162,7 +165,7 @@ func (c *call) means(n *policy.ContainerNetwork, info *network.Inspect) {
 		n.Mode = policy.NetDefault
 	case c.own(lifecycle.ObjectNetwork, info.ID, info.Labels):
 		n.ID, n.Name, n.Own, n.Internal = info.ID, info.Name, true, info.Internal
-	case c.policyOwn(info), info.Labels[lifecycle.LabelDoor] != lifecycle.DoorEngine && !c.policyName(info.Name):
+	case policyOwn(c, info), info.Labels[lifecycle.LabelDoor] != lifecycle.DoorEngine && !policyName(c, info.Name):
 		n.ID, n.Name, n.Internal = info.ID, info.Name, info.Internal
 	} // another caller's, and one with a name of the policy's, stay ones that aren't there
 }
@@ -171,7 +174,7 @@ const maxAliases = 64
 
 // endpointOptions gives what of an endpoint no policy allows. On a network that others
 // share, a name of one's own would be theirs to be misled by.
-func (c *call) endpointOptions(e *endpointBody, n policy.ContainerNetwork) ([]string, error) {
+func endpointOptions(e *body.Endpoint, n policy.ContainerNetwork) ([]string, error) {
 	if e == nil {
 		return nil, nil
 	}
@@ -193,26 +196,26 @@ func (c *call) endpointOptions(e *endpointBody, n policy.ContainerNetwork) ([]st
 		add(len(a.LinkLocalIPs) > 0, "IPAMConfig.LinkLocalIPs", a.LinkLocalIPs)
 	}
 	if len(e.Aliases) > maxAliases || len(e.Links) > maxAliases {
-		return nil, malformed(fmt.Sprintf("a network has more than %d aliases or links", maxAliases))
+		return nil, proxy.Malformed(fmt.Sprintf("a network has more than %d aliases or links", maxAliases))
 	}
 	for _, alias := range e.Aliases {
-		if !domainName.MatchString(alias) {
-			return nil, malformed(fmt.Sprintf("%q can't be an alias", shorten(alias)))
+		if !body.DomainName.MatchString(alias) {
+			return nil, proxy.Malformed(fmt.Sprintf("%q can't be an alias", body.Shorten(alias)))
 		}
 	}
 	return options, nil
 }
 
 // ownLinks has an endpoint's links lead to containers of the caller's, by their names.
-func (c *call) ownLinks(links []string) ([]string, error) {
+func ownLinks(c *call, links []string) ([]string, error) {
 	var out []string
 	for _, link := range links {
 		ref, alias, ok := strings.Cut(link, ":")
 		if !ok {
 			alias = ref
 		}
-		if !domainName.MatchString(alias) {
-			return nil, malformed(fmt.Sprintf("%q can't be an alias", shorten(alias)))
+		if !body.DomainName.MatchString(alias) {
+			return nil, proxy.Malformed(fmt.Sprintf("%q can't be an alias", body.Shorten(alias)))
 		}
 		ct, _, err := c.container(ref)
 		if err != nil {

@@ -7,9 +7,12 @@ import (
 	"math"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
 )
 
 const (
@@ -43,44 +46,44 @@ func (d *Proxy) callersLabels(labels map[string]string) (ttl *time.Duration, err
 		case name == labelTTL:
 			d, err := time.ParseDuration(value)
 			if err != nil || d <= 0 {
-				return nil, malformed("label " + labelTTL + " is not a duration such as 90m")
+				return nil, proxy.Malformed("label " + labelTTL + " is not a duration such as 90m")
 			}
 			ttl = &d
 		case lifecycle.IsOwnLabel(name):
-			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused: labels that begin with %s are Berm's own", shorten(name), labelPrefix),
+			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused: labels that begin with %s are Berm's own", body.Shorten(name), labelPrefix),
 				"other labels, and "+labelTTL)
 		case d.opts.Labels[name] != "" && d.opts.Labels[name] == value:
-			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused with this value: it says what belongs to Berm's own stack", shorten(name)),
+			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused with this value: it says what belongs to Berm's own stack", body.Shorten(name)),
 				"another value")
 		}
 	}
 	if len(labels) > maxLabels || encodedBytes(labels) > maxLabelBytes {
-		return nil, malformed(fmt.Sprintf("there are more than %d labels, or more than %d bytes of them, as JSON", maxLabels, maxLabelBytes))
+		return nil, proxy.Malformed(fmt.Sprintf("there are more than %d labels, or more than %d bytes of them, as JSON", maxLabels, maxLabelBytes))
 	}
 	return ttl, nil
 }
 
-// whose are the labels that say whose an image is, as ownImage reads them.
-func (c *call) whose() map[string]string {
+// imageOwner are the labels that say whose an image is, as ownImage reads them.
+func imageOwner(c *call) map[string]string {
 	return map[string]string{lifecycle.LabelOwner: c.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: c.caller.Tenant}
 }
 
-// stampImage is stamp for an image. What the image that it is made of may have is made empty.
-func (c *call) stampImage(own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
-	labels := c.unsealed(own, ttl, maxLifetime)
-	maps.Copy(labels, c.whose())
+// stampImageLabels is stamp for an image. What the image that it is made of may have is made empty.
+func stampImageLabels(c *call, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
+	labels := unsealedLabels(c, own, ttl, maxLifetime)
+	maps.Copy(labels, imageOwner(c))
 	labels[labelTTL], labels[lifecycle.LabelEffective] = own[labelTTL], ""
 	return c.opts.Sealer.Seal(lifecycle.ObjectImage, labels)
 }
 
-// stamp returns the labels of a network or a volume that the caller makes now: its own, those
+// stampLabels returns the labels of a network or a volume that the caller makes now: its own, those
 // that say whose it is and when it ends, and their seal.
-func (c *call) stamp(kind lifecycle.ObjectKind, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
-	return c.opts.Sealer.Seal(kind, c.unsealed(own, ttl, maxLifetime))
+func stampLabels(c *call, kind lifecycle.ObjectKind, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
+	return c.opts.Sealer.Seal(kind, unsealedLabels(c, own, ttl, maxLifetime))
 }
 
-// unsealed is stamp without the seal.
-func (c *call) unsealed(own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
+// unsealedLabels is stamp without the seal.
+func unsealedLabels(c *call, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
 	labels := maps.Clone(own)
 	if labels == nil {
 		labels = map[string]string{}

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 )
@@ -86,7 +88,7 @@ func (c *call) room(kind string, n int64) (leave func(), err error) {
 	key := kind + " " + c.caller.Tenant
 	making := c.limits.add(key, n)
 	leave = func() { c.limits.add(key, -n) }
-	there, err := c.count(kind)
+	there, err := countObjects(c, kind)
 	if err == nil && there+making > p.EngineAPI.MaxObjects {
 		err = &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
 			Detail: fmt.Sprintf("there are %d %s, and %d being made; profile %s allows %d (engine_api.max_objects)", there, kind, making, p.Name, p.EngineAPI.MaxObjects)}
@@ -135,7 +137,7 @@ func (e *execCounts) containers(tenant string) []string {
 
 // execRoom makes sure that the caller may have one more exec that runs or is never started,
 // in this container and in all of its tenant's. The caller calls leave once it is made.
-func (c *call) execRoom(ct *seen) (leave func(), err error) {
+func execRoom(c *call, ct *seen) (leave func(), err error) {
 	p, err := c.profile()
 	if err != nil {
 		return nil, err
@@ -149,7 +151,7 @@ func (c *call) execRoom(ct *seen) (leave func(), err error) {
 		full.Detail = fmt.Sprintf("the container has %d execs that run or were never started, which is the most that one may have", there)
 		return nil, full
 	}
-	if most > 0 && c.running.see(c.caller.Tenant, ct.ID, there+making) > most && c.recountExecs(ct.ID, there+making, most) > most {
+	if most > 0 && c.running.see(c.caller.Tenant, ct.ID, there+making) > most && recountExecs(c, ct.ID, there+making, most) > most {
 		leave()
 		all := c.running.see(c.caller.Tenant, ct.ID, there+making-1)
 		full.Detail = fmt.Sprintf("there are %d execs that run or were never started; profile %s allows %d (engine_api.max_execs)", all, p.Name, most)
@@ -161,7 +163,7 @@ func (c *call) execRoom(ct *seen) (leave func(), err error) {
 // recountExecs looks again at those of the tenant's containers that had execs, all but one,
 // and returns how many execs the tenant has. One look of a tenant's goes on at a time. Calls
 // that waited for it look again only if it found no room.
-func (c *call) recountExecs(but string, n, most int64) (all int64) {
+func recountExecs(c *call, but string, n, most int64) (all int64) {
 	tenant := c.caller.Tenant
 	ctx, cancel := context.WithTimeout(c.ctx, recountTime) // an archive makes the engine wait
 	defer cancel()
@@ -172,8 +174,8 @@ func (c *call) recountExecs(but string, n, most int64) (all int64) {
 		}
 		for _, id := range c.running.containers(tenant) {
 			var ct struct{ ExecIDs []string }
-			err := c.engine.get(ctx, c.version, "/containers/"+id+"/json", nil, &ct)
-			if id != but && (err == nil || statusOf(err) == http.StatusNotFound) {
+			err := c.engine.Get(ctx, c.version, "/containers/"+id+"/json", nil, &ct)
+			if id != but && (err == nil || upstream.StatusOf(err) == http.StatusNotFound) {
 				c.running.see(tenant, id, int64(len(ct.ExecIDs))+c.limits.add("execs "+id, 0))
 			}
 		}
@@ -181,8 +183,8 @@ func (c *call) recountExecs(but string, n, most int64) (all int64) {
 	return c.running.see(tenant, but, n)
 }
 
-// count asks the engine how many of its objects are the caller's.
-func (c *call) count(kind string) (n int64, err error) {
+// countObjects asks the engine how many of its objects are the caller's.
+func countObjects(c *call, kind string) (n int64, err error) {
 	query := url.Values{"filters": {c.onlyOwn(filters{}).String()}}
 	path := "/" + kind
 	object := lifecycle.ObjectKind(strings.TrimSuffix(kind, "s"))
@@ -193,16 +195,16 @@ func (c *call) count(kind string) (n int64, err error) {
 	case "images":
 		path = "/images/json"
 		own := filters{}
-		for name, value := range c.whose() {
+		for name, value := range imageOwner(c) {
 			own["label"] = append(own["label"], name+"="+value)
 		}
 		query.Set("filters", own.String())
 	}
-	err = c.engine.each(c.ctx, c.version, path, query, func(list string, entry json.RawMessage) error {
+	err = c.engine.Each(c.ctx, c.version, path, query, func(list string, entry json.RawMessage) error {
 		own := kind == "images" // also those that a build leaves behind, which have no seal
 		if !own {
 			var err error
-			if own, err = c.ownEntry(object, list, entry); err != nil {
+			if own, err = ownEntry(c, object, list, entry); err != nil {
 				return err
 			}
 		}
@@ -212,15 +214,4 @@ func (c *call) count(kind string) (n int64, err error) {
 		return nil
 	})
 	return n, err
-}
-
-// undo removes what the door made and the caller must not have. It doesn't end with the
-// call. A failure is logged: the sweep removes by the labels what can't be removed now.
-func (c *call) undo(kind, id, path string, query url.Values) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), undoTimeout)
-	defer cancel()
-	err := c.engine.do(ctx, ask{method: http.MethodDelete, version: c.version, path: path, query: query}, nil)
-	if err != nil && statusOf(err) != http.StatusNotFound {
-		c.log.ErrorContext(ctx, "engine_api_undo_failed", "kind", kind, "id", id, "error", err.Error())
-	}
 }

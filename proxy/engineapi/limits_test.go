@@ -19,6 +19,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -410,7 +412,7 @@ func TestSlowBuilds(t *testing.T) {
 		says   string
 		most   time.Duration
 	}{
-		"it flows": {bufferSize, transferStall - time.Second, 400, "Cannot locate specified Dockerfile", time.Hour},
+		"it flows": {upstream.BufferSize, transferStall - time.Second, 400, "Cannot locate specified Dockerfile", time.Hour},
 		"it drips": {1 << 10, time.Second, 408, "it doesn't go on", 2 * transferStall},
 	} {
 		t.Run(name, func(t *testing.T) {

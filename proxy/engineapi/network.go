@@ -9,6 +9,10 @@ import (
 	"net/url"
 	"slices"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -17,13 +21,13 @@ import (
 
 func networkRoutes() []route {
 	return []route{
-		{method: http.MethodGet, template: "/networks", query: []string{"filters"}, serve: (*call).listNetworks},
-		{method: http.MethodPost, template: "/networks/create", body: jsonBody, change: true, serve: (*call).createNetwork},
-		{method: http.MethodGet, template: "/networks/{id}", query: []string{"verbose", "scope"}, serve: (*call).inspectNetwork},
-		{method: http.MethodDelete, template: "/networks/{id}", change: true, serve: (*call).removeNetwork},
-		{method: http.MethodPost, template: "/networks/{id}/connect", body: jsonBody, change: true, serve: (*call).connectNetwork},
-		{method: http.MethodPost, template: "/networks/{id}/disconnect", body: jsonBody, change: true, serve: (*call).disconnectNetwork},
-		{method: http.MethodPost, template: "/networks/prune", query: []string{"filters"}, change: true, since: 25, serve: (*call).pruneNetworks},
+		{method: http.MethodGet, template: "/networks", query: []string{"filters"}, serve: listNetworks},
+		{method: http.MethodPost, template: "/networks/create", body: jsonBody, change: true, serve: createNetwork},
+		{method: http.MethodGet, template: "/networks/{id}", query: []string{"verbose", "scope"}, serve: inspectNetwork},
+		{method: http.MethodDelete, template: "/networks/{id}", change: true, serve: removeNetwork},
+		{method: http.MethodPost, template: "/networks/{id}/connect", body: jsonBody, change: true, serve: connectNetwork},
+		{method: http.MethodPost, template: "/networks/{id}/disconnect", body: jsonBody, change: true, serve: disconnectNetwork},
+		{method: http.MethodPost, template: "/networks/prune", query: []string{"filters"}, change: true, since: 25, serve: pruneNetworks},
 	}
 }
 
@@ -31,15 +35,15 @@ func networkRoutes() []route {
 // no way out, but the host would be there.
 const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
 
-func noNetwork(ref string) error { return notFound("network " + shorten(ref) + " not found") }
+func noNetwork(ref string) error { return notFound("network " + body.Shorten(ref) + " not found") }
 
-// network gives a network of the caller's, by its ID, a prefix of it, or its name.
-func (c *call) network(ref string) (*network.Inspect, json.RawMessage, error) {
-	n, raw, err := c.anyNetwork(ref)
+// ownNetworkOf gives a network of the caller's, by its ID, a prefix of it, or its name.
+func ownNetworkOf(c *call, ref string) (*network.Inspect, json.RawMessage, error) {
+	n, raw, err := anyNetwork(c, ref)
 	if errors.Is(err, errNotFound) || err == nil && !c.own(lifecycle.ObjectNetwork, n.ID, n.Labels) {
-		id, listErr := c.startOf(lifecycle.ObjectNetwork, ref)
+		id, listErr := startOf(c, lifecycle.ObjectNetwork, ref)
 		if err = listErr; id != "" {
-			return c.network(id)
+			return ownNetworkOf(c, id)
 		}
 		if err == nil {
 			err = noNetwork(ref)
@@ -53,13 +57,13 @@ func (c *call) network(ref string) (*network.Inspect, json.RawMessage, error) {
 }
 
 // anyNetwork is network for a network that may be anybody's.
-func (c *call) anyNetwork(ref string) (*network.Inspect, json.RawMessage, error) {
+func anyNetwork(c *call, ref string) (*network.Inspect, json.RawMessage, error) {
 	if !volumeName.MatchString(ref) {
 		return nil, nil, noNetwork(ref)
 	}
 	var raw json.RawMessage
-	err := c.engine.get(c.ctx, c.version, "/networks/"+ref, nil, &raw)
-	if s := statusOf(err); s == http.StatusNotFound || s == http.StatusBadRequest || s == http.StatusConflict {
+	err := c.engine.Get(c.ctx, c.version, "/networks/"+ref, nil, &raw)
+	if s := upstream.StatusOf(err); s == http.StatusNotFound || s == http.StatusBadRequest || s == http.StatusConflict {
 		return nil, nil, noNetwork(ref) // also of a name or a prefix that several have
 	}
 	if err != nil {
@@ -72,16 +76,16 @@ func (c *call) anyNetwork(ref string) (*network.Inspect, json.RawMessage, error)
 	return &n, raw, nil
 }
 
-func (c *call) listNetworks() error {
+func listNetworks(c *call) error {
 	f, err := c.filters("dangling", "driver", "id", "label", "name", "scope", "type")
 	if err != nil {
 		return err
 	}
-	return c.listOwn(lifecycle.ObjectNetwork, "/networks", url.Values{"filters": {c.onlyOwn(f).String()}})
+	return listOwn(c, lifecycle.ObjectNetwork, "/networks", url.Values{"filters": {c.onlyOwn(f).String()}})
 }
 
-func (c *call) inspectNetwork() error {
-	n, raw, err := c.network(c.name)
+func inspectNetwork(c *call) error {
+	n, raw, err := ownNetworkOf(c, c.name)
 	if err != nil {
 		return err
 	}
@@ -149,7 +153,7 @@ func (b *networkBody) other() []policy.OtherField {
 	var list []policy.OtherField
 	refuse := func(given bool, field, value string) {
 		if given {
-			list = append(list, policy.OtherField{Field: field, Value: shorten(value)})
+			list = append(list, policy.OtherField{Field: field, Value: body.Shorten(value)})
 		}
 	}
 	refuse(b.Scope != "" && b.Scope != "local", "Scope", b.Scope)
@@ -169,7 +173,7 @@ func (b *networkBody) other() []policy.OtherField {
 	return list
 }
 
-func (c *call) createNetwork() error {
+func createNetwork(c *call) error {
 	var body networkBody
 	if err := c.decode(&body); err != nil {
 		return err
@@ -193,7 +197,7 @@ func (c *call) createNetwork() error {
 		return err
 	}
 	defer leave()
-	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: c.stamp(lifecycle.ObjectNetwork, body.Labels, life, most)}
+	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: stampLabels(c, lifecycle.ObjectNetwork, body.Labels, life, most)}
 	if want.Internal {
 		want.Options = maps.Clone(want.Options)
 		if want.Options == nil {
@@ -212,11 +216,11 @@ func (c *call) createNetwork() error {
 	}{network.CreateOptions{
 		Driver: want.Driver, Internal: want.Internal, Options: want.Options, Labels: want.Labels, IPAM: &network.IPAM{Driver: "default"},
 	}, want.Name, true}
-	if err := c.engine.post(c.ctx, c.version, "/networks/create", nil, create, &made); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/networks/create", nil, create, &made); err != nil {
 		return err
 	}
-	if err := c.verifyNetwork(made.ID, want); err != nil {
-		c.undo("network", made.ID, "/networks/"+made.ID, nil)
+	if err := verifyNetwork(c, made.ID, want); err != nil {
+		removeUnwanted(c, "/networks/"+made.ID, nil)
 		return err
 	}
 	c.known.put(made.ID, c.caller.Tenant)
@@ -224,11 +228,11 @@ func (c *call) createNetwork() error {
 }
 
 // verifyNetwork compares what came to be with what was asked for.
-func (c *call) verifyNetwork(id string, want network.Inspect) error {
+func verifyNetwork(c *call, id string, want network.Inspect) error {
 	if !fullID.MatchString(id) {
 		return fmt.Errorf("create network: the engine's answer has no ID")
 	}
-	n, _, err := c.network(id)
+	n, _, err := ownNetworkOf(c, id)
 	if err != nil {
 		return err
 	}
@@ -252,33 +256,33 @@ func sameOptions(got, want map[string]string) bool {
 	return maps.Equal(got, want) || len(got) == 0 && len(want) == 0
 }
 
-func (c *call) removeNetwork() error {
-	n, _, err := c.network(c.name)
+func removeNetwork(c *call) error {
+	n, _, err := ownNetworkOf(c, c.name)
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/networks/" + n.ID}, false)
+	return c.forward(upstream.Ask{Path: "/networks/" + n.ID}, false)
 }
 
-func (c *call) pruneNetworks() error {
+func pruneNetworks(c *call) error {
 	f, err := c.filters("until", "label", "label!")
 	if err != nil {
 		return err
 	}
-	return c.forward(ask{path: "/networks/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+	return c.forward(upstream.Ask{Path: "/networks/prune", Query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
 }
 
 // connectNetwork has a container of the caller's join a network that it could have been
 // made with.
-func (c *call) connectNetwork() error {
+func connectNetwork(c *call) error {
 	var body struct {
-		Container      string        `json:"Container"`
-		EndpointConfig *endpointBody `json:"EndpointConfig"`
+		Container      string         `json:"Container"`
+		EndpointConfig *body.Endpoint `json:"EndpointConfig"`
 	}
 	if err := c.decode(&body); err != nil {
 		return err
 	}
-	id, own, err := c.joinable(c.name, body.EndpointConfig)
+	id, own, err := joinable(c, c.name, body.EndpointConfig)
 	if err != nil {
 		return err
 	}
@@ -293,13 +297,13 @@ func (c *call) connectNetwork() error {
 	}
 	settings := body.EndpointConfig
 	if settings != nil && len(settings.Links) > 0 {
-		if settings.Links, err = c.ownLinks(settings.Links); err != nil {
+		if settings.Links, err = ownLinks(c, settings.Links); err != nil {
 			return err
 		}
 	}
 	c.about(id)
-	join := network.ConnectOptions{Container: ct.ID, EndpointConfig: settings.encode(true)}
-	if err := c.engine.post(c.ctx, c.version, "/networks/"+id+"/connect", nil, join, nil); err != nil {
+	join := network.ConnectOptions{Container: ct.ID, EndpointConfig: settings.Encode(true)}
+	if err := c.engine.Post(c.ctx, c.version, "/networks/"+id+"/connect", nil, join, nil); err != nil {
 		return err
 	}
 	return c.ok()
@@ -307,8 +311,8 @@ func (c *call) connectNetwork() error {
 
 // joinable judges a network for a container that is there already, gives its ID, and tells
 // whether it is the caller's own. Of one that isn't, or the policy's, it says that it isn't there.
-func (c *call) joinable(ref string, settings *endpointBody) (id string, own bool, err error) {
-	info, err := c.namedNetwork(ref)
+func joinable(c *call, ref string, settings *body.Endpoint) (id string, own bool, err error) {
+	info, err := namedNetwork(c, ref)
 	if err != nil {
 		return "", false, err
 	}
@@ -316,11 +320,11 @@ func (c *call) joinable(ref string, settings *endpointBody) (id string, own bool
 		return "", false, noNetwork(ref)
 	}
 	join := policy.ContainerNetwork{Field: "network", Asked: ref, Mode: policy.NetNamed}
-	c.means(&join, info)
+	meantNetwork(c, &join, info)
 	if join.Mode == policy.NetDefault { // the engine's own bridge, and not the profile's network
 		join.Mode, join.Name = policy.NetNamed, info.Name
 	}
-	if join.Options, err = c.endpointOptions(settings, join); err != nil {
+	if join.Options, err = endpointOptions(settings, join); err != nil {
 		return "", false, err
 	}
 	err = c.rules.NetworkJoin(c.caller.Profile, join)
@@ -331,7 +335,7 @@ func (c *call) joinable(ref string, settings *endpointBody) (id string, own bool
 	return info.ID, join.Own, c.judged(err)
 }
 
-func (c *call) disconnectNetwork() error {
+func disconnectNetwork(c *call) error {
 	var body struct {
 		Container string `json:"Container"`
 		Force     bool   `json:"Force"`
@@ -343,7 +347,7 @@ func (c *call) disconnectNetwork() error {
 	if err != nil {
 		return err
 	}
-	n, _, err := c.anyNetwork(c.name)
+	n, _, err := anyNetwork(c, c.name)
 	if err != nil {
 		return err
 	}
@@ -352,7 +356,7 @@ func (c *call) disconnectNetwork() error {
 	}
 	c.about(n.ID)
 	leave := network.DisconnectOptions{Container: ct.ID, Force: body.Force}
-	if err := c.engine.post(c.ctx, c.version, "/networks/"+n.ID+"/disconnect", nil, leave, nil); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/networks/"+n.ID+"/disconnect", nil, leave, nil); err != nil {
 		return err
 	}
 	return c.ok()

@@ -11,6 +11,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 
@@ -64,7 +68,7 @@ func (c *call) ownContainer(id string, labels map[string]string) (bool, error) {
 	session := labels[lifecycle.LabelSessionID]
 	first, ok := c.firsts.get(session)
 	if !ok {
-		if err := c.survey(); err != nil {
+		if err := surveyContainers(c); err != nil {
 			return false, err
 		}
 		first, _ = c.firsts.get(session)
@@ -72,8 +76,8 @@ func (c *call) ownContainer(id string, labels map[string]string) (bool, error) {
 	return first == id, nil
 }
 
-// survey notes which container has each of the tenant's sessions.
-func (c *call) survey() error {
+// surveyContainers notes which container has each of the tenant's sessions.
+func surveyContainers(c *call) error {
 	var list []runtime.Container
 	err := c.eachContainer(c.ctx, c.version, func(ct *listed) {
 		if c.opts.Sealer.Valid(lifecycle.ObjectContainer, ct.ID, ct.Labels) {
@@ -99,19 +103,19 @@ func (c *call) survey() error {
 }
 
 // claimsImage reports whether labels say that an image is the caller's. Anybody's image can.
-func (c *call) claimsImage(labels map[string]string) bool {
+func claimsImage(c *call, labels map[string]string) bool {
 	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngineImage && c.tenants(labels)
 }
 
 // ownImage reports whether labels are those of an image of the caller's. A copy that comes back
 // from a registry has them too.
-func (c *call) ownImage(labels map[string]string) bool {
-	return c.claimsImage(labels) && c.opts.Sealer.Valid(lifecycle.ObjectImage, "", labels)
+func ownImage(c *call, labels map[string]string) bool {
+	return claimsImage(c, labels) && c.opts.Sealer.Valid(lifecycle.ObjectImage, "", labels)
 }
 
 // policyOwn reports whether a network is one of the policy's, which Berm made, or which the
 // policy says that an operator makes.
-func (c *call) policyOwn(n *network.Inspect) bool {
+func policyOwn(c *call, n *network.Inspect) bool {
 	rules := c.rules.Networks()
 	i := slices.IndexFunc(rules, func(r policy.NetworkRule) bool { return r.EngineNetwork == n.Name })
 	if i < 0 || n.Labels[lifecycle.LabelDoor] != "" || n.Driver != "bridge" || n.Scope != "local" {
@@ -130,8 +134,8 @@ func (c *call) others(kind lifecycle.ObjectKind, id string, labels map[string]st
 }
 
 // othersImage is others for an image.
-func (c *call) othersImage(labels map[string]string) bool {
-	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngineImage && !c.ownImage(labels)
+func othersImage(c *call, labels map[string]string) bool {
+	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngineImage && !ownImage(c, labels)
 }
 
 // ownLabels select what is the caller's in the filters of lists.
@@ -193,17 +197,17 @@ func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 		return nil, nil, noContainer(ref)
 	}
 	var raw json.RawMessage
-	err := c.engine.get(c.ctx, c.version, "/containers/"+strings.TrimPrefix(ref, "/")+"/json", nil, &raw)
-	if statusOf(err) == http.StatusNotFound {
+	err := c.engine.Get(c.ctx, c.version, "/containers/"+strings.TrimPrefix(ref, "/")+"/json", nil, &raw)
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		return nil, nil, noContainer(ref)
 	}
-	if statusOf(err) != 0 && idStart.MatchString(ref) { // several have it; engines differ in how they say so
-		return c.shadowed(ref)
+	if upstream.StatusOf(err) != 0 && idStart.MatchString(ref) { // several have it; engines differ in how they say so
+		return shadowed(c, ref)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	raw = c.engine.withoutProfile(raw)
+	raw = c.engine.WithoutProfile(raw)
 	var ct seen
 	if err := json.Unmarshal(raw, &ct); err != nil || ct.Config == nil || !fullID.MatchString(ct.ID) {
 		return nil, nil, fmt.Errorf("inspect container: the engine's answer can't be read: %w", err)
@@ -211,7 +215,7 @@ func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 	if own, err := c.ownContainer(ct.ID, ct.Config.Labels); err != nil {
 		return nil, nil, err
 	} else if !own {
-		return c.shadowed(ref)
+		return shadowed(c, ref)
 	}
 	if c.unconfined = auditMade(ct.Config.Labels); !c.unconfined {
 		c.known.put(ct.ID, c.caller.Tenant) // of the others every call has to know
@@ -225,8 +229,8 @@ var idStart = regexp.MustCompile(`^[0-9a-f]{1,63}$`)
 
 // shadowed is container for the start of an ID that is another caller's container's too,
 // or its name: others' names and IDs are not to be in the way.
-func (c *call) shadowed(ref string) (*seen, json.RawMessage, error) {
-	id, err := c.startOf(lifecycle.ObjectContainer, ref)
+func shadowed(c *call, ref string) (*seen, json.RawMessage, error) {
+	id, err := startOf(c, lifecycle.ObjectContainer, ref)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -238,7 +242,7 @@ func (c *call) shadowed(ref string) (*seen, json.RawMessage, error) {
 
 // startOf returns the ID of the caller's one container or network whose ID begins with ref.
 // It is empty if there is none, or several.
-func (c *call) startOf(kind lifecycle.ObjectKind, ref string) (id string, err error) {
+func startOf(c *call, kind lifecycle.ObjectKind, ref string) (id string, err error) {
 	if !idStart.MatchString(ref) {
 		return "", nil
 	}
@@ -248,12 +252,12 @@ func (c *call) startOf(kind lifecycle.ObjectKind, ref string) (id string, err er
 		list = "/containers/json"
 	}
 	query := url.Values{"all": {"1"}, "filters": {c.onlyOwn(filters{"id": {ref}}).String()}}
-	err = c.engine.each(c.ctx, c.version, list, query, func(_ string, entry json.RawMessage) error {
+	err = c.engine.Each(c.ctx, c.version, list, query, func(_ string, entry json.RawMessage) error {
 		var o labelled
 		if err := json.Unmarshal(entry, &o); err != nil {
 			return err
 		}
-		own, err := c.ownEntry(kind, "", entry)
+		own, err := ownEntry(c, kind, "", entry)
 		if own && fullID.MatchString(o.ID) && strings.HasPrefix(o.ID, ref) {
 			ids = append(ids, o.ID)
 		}
@@ -265,11 +269,11 @@ func (c *call) startOf(kind lifecycle.ObjectKind, ref string) (id string, err er
 	return ids[0], nil
 }
 
-func noContainer(ref string) error { return notFound("No such container: " + shorten(ref)) }
+func noContainer(ref string) error { return notFound("No such container: " + body.Shorten(ref)) }
 
 // execID checks that an exec is of a container of the caller's, and gives that container's ID.
-func (c *call) execID(id string) (exec, containerID string, err error) {
-	missing := notFound("No such exec instance: " + shorten(id))
+func execID(c *call, id string) (exec, containerID string, err error) {
+	missing := notFound("No such exec instance: " + body.Shorten(id))
 	if !fullID.MatchString(id) {
 		return "", "", missing // the engine takes no prefixes of these
 	}
@@ -281,8 +285,8 @@ func (c *call) execID(id string) (exec, containerID string, err error) {
 		return id, known, nil
 	}
 	var ex struct{ ContainerID string }
-	err = c.engine.get(c.ctx, c.version, "/exec/"+id+"/json", nil, &ex)
-	if statusOf(err) != 0 {
+	err = c.engine.Get(c.ctx, c.version, "/exec/"+id+"/json", nil, &ex)
+	if upstream.StatusOf(err) != 0 {
 		return "", "", missing
 	}
 	if err != nil {

@@ -8,18 +8,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/proxy"
 )
-
-// version is a version 1.N of the Engine API, as N.
-type version int
-
-const (
-	oldest version = 24 // of Docker 1.12
-	newest version = 51 // of Docker 28; what came later isn't known here
-)
-
-func (v version) String() string { return "1." + strconv.Itoa(int(v)) }
 
 // maxName bounds each segment of a path, in bytes.
 const maxName = 512
@@ -30,9 +24,9 @@ type segment struct{ raw, name string }
 
 // splitPath reads a request's path as it was sent: an optional version, and segments.
 // What the engine would redirect, clean, or read otherwise than it looks is refused.
-func splitPath(raw string) (v version, segments []segment, err error) {
-	bad := func(why string) (version, []segment, error) {
-		return 0, nil, malformed("the path " + why)
+func splitPath(raw string) (v upstream.Version, segments []segment, err error) {
+	bad := func(why string) (upstream.Version, []segment, error) {
+		return 0, nil, proxy.Malformed("the path " + why)
 	}
 	if !strings.HasPrefix(raw, "/") || len(raw) > 4096 {
 		return bad("is not absolute, or too long")
@@ -50,7 +44,7 @@ func splitPath(raw string) (v version, segments []segment, err error) {
 		case strings.ContainsAny(name, "/\\%?#") || !printable(name) || len(name) > maxName:
 			return bad("has a segment with characters that no name has")
 		}
-		if n, ok := parseVersion(part); i == 0 && ok {
+		if n, ok := upstream.ParseVersion(part); i == 0 && ok {
 			v = n
 			continue
 		}
@@ -60,16 +54,6 @@ func splitPath(raw string) (v version, segments []segment, err error) {
 		return bad("names no endpoint")
 	}
 	return v, segments, nil
-}
-
-// parseVersion reads "v1.41", and no other spelling of it.
-func parseVersion(s string) (version, bool) {
-	minor, ok := strings.CutPrefix(s, "v1.")
-	if !ok || len(minor) != 2 || minor[0] == '0' {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(minor, 10, 8)
-	return version(n), err == nil
 }
 
 func printable(s string) bool {
@@ -85,10 +69,10 @@ func printable(s string) bool {
 func (c *call) match() (*route, error) {
 	raw := c.r.URL.EscapedPath()
 	if c.r.URL.Host != "" || c.r.URL.Opaque != "" || c.r.URL.Fragment != "" || c.r.URL.RawFragment != "" {
-		return nil, malformed("the request is for a proxy")
+		return nil, proxy.Malformed("the request is for a proxy")
 	}
 	if target, _, _ := strings.Cut(c.r.RequestURI, "?"); target != raw {
-		return nil, malformed("the path has an escape where none is needed")
+		return nil, proxy.Malformed("the path has an escape where none is needed")
 	}
 	v, segments, err := splitPath(raw)
 	if err != nil {
@@ -96,10 +80,10 @@ func (c *call) match() (*route, error) {
 	}
 	rt, name := lookup(c.r.Method, segments)
 	if rt == nil {
-		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s %s is not an endpoint that may be used", method(c.r), shorten(raw)),
+		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s %s is not an endpoint that may be used", method(c.r), body.Shorten(raw)),
 			"the endpoints of docs/engine-proxy.md")
 	}
-	if c.version, err = c.engine.negotiate(c.ctx, v); err != nil {
+	if c.version, err = c.engine.Negotiate(c.ctx, v); err != nil {
 		return nil, err
 	}
 	if c.version < rt.since || rt.until != 0 && c.version > rt.until {
@@ -155,10 +139,10 @@ func (c *call) parse() error {
 	c.query = query
 	h := c.r.Header
 	if h.Get("Content-Encoding") != "" || len(h.Values("Content-Type")) > 1 {
-		return malformed("the body is encoded, or has several types")
+		return proxy.Malformed("the body is encoded, or has several types")
 	}
 	if c.route.body == noBody && c.r.ContentLength != 0 {
-		return malformed(c.route.method + " " + c.route.template + " takes no body")
+		return proxy.Malformed(c.route.method + " " + c.route.template + " takes no body")
 	}
 	return nil
 }
@@ -167,19 +151,19 @@ func (c *call) parse() error {
 // once, unless it is marked as repeatable with a "*".
 func parseQuery(raw string, known []string) (url.Values, error) {
 	if len(raw) > 64<<10 || strings.Contains(raw, ";") {
-		return nil, malformed("the query is too long, or has a semicolon")
+		return nil, proxy.Malformed("the query is too long, or has a semicolon")
 	}
 	q, err := url.ParseQuery(raw)
 	if err != nil {
-		return nil, malformed("the query is not well-formed")
+		return nil, proxy.Malformed("the query is not well-formed")
 	}
 	for name, values := range q {
 		switch {
 		case slices.Contains(known, name+"*"):
 		case !slices.Contains(known, name):
-			return nil, denied("endpoints.query", name, fmt.Sprintf("the query parameter %q is not known", shorten(name)), "one of: "+strings.ReplaceAll(strings.Join(known, ", "), "*", ""))
+			return nil, denied("endpoints.query", name, fmt.Sprintf("the query parameter %q is not known", body.Shorten(name)), "one of: "+strings.ReplaceAll(strings.Join(known, ", "), "*", ""))
 		case len(values) > 1:
-			return nil, malformed(fmt.Sprintf("the query parameter %q is there %d times", name, len(values)))
+			return nil, proxy.Malformed(fmt.Sprintf("the query parameter %q is there %d times", name, len(values)))
 		}
 	}
 	return q, nil
@@ -198,13 +182,9 @@ func (c *call) number(name string) (int64, error) {
 	}
 	n, err := strconv.ParseInt(c.query.Get(name), 10, 64)
 	if err != nil {
-		return 0, malformed(fmt.Sprintf("the query parameter %q is not a whole number", name))
+		return 0, proxy.Malformed(fmt.Sprintf("the query parameter %q is not a whole number", name))
 	}
 	return n, nil
 }
 
-func method(r *http.Request) string { return shorten(r.Method) }
-
-func malformed(detail string) error {
-	return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail}
-}
+func method(r *http.Request) string { return body.Shorten(r.Method) }

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/proxy"
@@ -20,7 +22,7 @@ const (
 
 // pipe is a caller's connection joined with one to the engine.
 type pipe struct {
-	caller, engine         half
+	caller, engine         upstream.Half
 	fromCaller, fromEngine io.Reader // the connections, after what was read of them before
 	grace, linger          time.Duration
 }

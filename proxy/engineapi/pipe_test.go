@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -99,7 +101,7 @@ func (d *testDoor) streams() int64 {
 }
 
 // dialers connect with a door in every way that there is.
-func dialers(t *testing.T, d *testDoor) map[string]func() half {
+func dialers(t *testing.T, d *testDoor) map[string]func() upstream.Half {
 	t.Helper()
 	var lc net.ListenConfig
 	unixL, err1 := proxy.Listen(t.Context(), "unix://"+filepath.Join(d.dir, "d.sock"), 0o600)
@@ -116,8 +118,8 @@ func dialers(t *testing.T, d *testDoor) map[string]func() half {
 	d.listenOn(unixL, time.Second)
 	d.listenOn(tcpL, time.Second)
 	d.listenOn(tls.NewListener(tlsL, config), time.Second)
-	dial := func(network, address string, secure bool) func() half {
-		return func() half {
+	dial := func(network, address string, secure bool) func() upstream.Half {
+		return func() upstream.Half {
 			t.Helper()
 			conn, err := (&net.Dialer{}).DialContext(t.Context(), network, address)
 			if err != nil {
@@ -127,10 +129,10 @@ func dialers(t *testing.T, d *testDoor) map[string]func() half {
 				conn = tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // it's a test's own
 			}
 			t.Cleanup(func() { _ = conn.Close() })
-			return conn.(half)
+			return conn.(upstream.Half)
 		}
 	}
-	return map[string]func() half{
+	return map[string]func() upstream.Half{
 		"unix": dial("unix", filepath.Join(d.dir, "d.sock"), false),
 		"tcp":  dial("tcp", tcpL.Addr().String(), false),
 		"tls":  dial("tcp", tlsL.Addr().String(), true),
@@ -204,7 +206,7 @@ func TestPipeCallerVanishes(t *testing.T) {
 	ways := dialers(t, d)
 	for name, tt := range map[string]struct {
 		way    string
-		before func(t *testing.T, conn half)
+		before func(t *testing.T, conn upstream.Half)
 		taking bool // the engine takes the input
 		engine string
 	}{
@@ -246,7 +248,7 @@ func TestPipeCallerVanishes(t *testing.T) {
 	}
 }
 
-func endInput(t *testing.T, conn half) {
+func endInput(t *testing.T, conn upstream.Half) {
 	t.Helper()
 	if err := conn.CloseWrite(); err != nil {
 		t.Fatal(err)
@@ -254,7 +256,7 @@ func endInput(t *testing.T, conn half) {
 }
 
 // stuff says more than anybody on the way can hold.
-func stuff(t *testing.T, conn half) {
+func stuff(t *testing.T, conn upstream.Half) {
 	t.Helper()
 	for err := error(nil); err == nil; {
 		_ = conn.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
@@ -263,7 +265,7 @@ func stuff(t *testing.T, conn half) {
 }
 
 // unread waits until there is something that the caller hasn't read.
-func unread(t *testing.T, _ half) {
+func unread(t *testing.T, _ upstream.Half) {
 	t.Helper()
 	time.Sleep(100 * time.Millisecond)
 }
@@ -309,7 +311,7 @@ func TestPipeEngineEnds(t *testing.T) {
 		"closed": func(conn net.Conn) { _, _ = conn.Write(said) },
 		"deaf": func(conn net.Conn) {
 			_, _ = conn.Write(said)
-			_ = conn.(half).CloseWrite()
+			_ = conn.(upstream.Half).CloseWrite()
 			<-t.Context().Done() // it stays open, and full
 		},
 	} {
@@ -382,7 +384,7 @@ func TestPipeCap(t *testing.T) {
 		<-r.Context().Done()
 	}})
 	dial := dialers(t, d)["unix"]
-	conns := make([]half, maxStreams)
+	conns := make([]upstream.Half, maxStreams)
 	for i := range conns {
 		conns[i] = dial()
 		if status, _ := attachTo(t, conns[i], upgradeHeaders, ""); status != http.StatusSwitchingProtocols {

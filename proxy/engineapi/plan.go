@@ -9,31 +9,26 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
 
 // plan is a judged container that isn't there yet.
 type plan struct {
-	body      *createBody
-	spec      policy.ContainerSpec
-	image     imageInfo
-	imageRef  string                   // as the engine is told
-	mounts    []mounted                // all that were asked for
-	missing   []string                 // names of volumes that have to be made
-	sources   []string                 // what the engine mounts for each bind; see hold
-	endpoints map[string]*endpointBody // by the network's ID
-	labels    map[string]string
-	seccomp   string            // the SecurityOpt with Berm's profile; empty for the engine's own
-	unset     []string          // variables of the image that the policy denies
-	volumes   map[string]string // labels of the volumes that are made for the container
-	audited   bool              // it was denied, and goes through in mode audit as it was asked for
-	warnings  []string
+	body.Judged
+	image    imageInfo
+	missing  []string // names of volumes that have to be made
+	audited  bool     // it was denied, and goes through in mode audit as it was asked for
+	warnings []string
 }
 
 // imageInfo is what the door has to know of an image.
@@ -51,114 +46,101 @@ type imageConfig struct {
 	Volumes, ExposedPorts map[string]struct{}
 }
 
-// effective is what a container was allowed, as its label keeps it.
-type effective struct {
-	policy.ContainerSpec
-	ImageID string `json:"image_id"`
-	Audit   bool   `json:"audit,omitempty"` // it was denied, and made in mode audit
-
-	RestartMax int    `json:"restart_max,omitempty"` // retries of the restart policy
-	Seccomp    string `json:"seccomp,omitempty"`     // digest of the SecurityOpt with a profile; empty for the engine's own
-
-	sources []string          // what the engine mounts for each bind; see hold
-	held    []mountpin.Pinned // as they are held; nil if they aren't
-}
-
-// plan judges what is asked for. Nothing is made by it, but a network of the policy's.
-func (c *call) plan(b *createBody) (*plan, error) {
+// planContainer judges what is asked for. Nothing is made by it, but a network of the policy's.
+func planContainer(c *call, b *body.Create) (*plan, error) {
 	if b.HostConfig == nil {
-		b.HostConfig = &hostBody{}
+		b.HostConfig = &body.Host{}
 	}
 	ttl, err := c.callersLabels(b.Labels)
 	if err != nil {
 		return nil, err
 	}
-	if err := b.check(); err != nil {
+	if err := b.Check(); err != nil {
 		return nil, err
 	}
-	if encodedBytes([]words{b.Cmd, b.Entrypoint}) > maxCommandBytes {
-		return nil, malformed(fmt.Sprintf("the command has more than %d bytes, as JSON", maxCommandBytes))
+	if encodedBytes([]body.Words{b.Cmd, b.Entrypoint}) > maxCommandBytes {
+		return nil, proxy.Malformed(fmt.Sprintf("the command has more than %d bytes, as JSON", maxCommandBytes))
 	}
 	if _, err := reference.ParseAnyReference(b.Image); err != nil {
-		return nil, malformed(fmt.Sprintf("invalid reference format: %q", shorten(b.Image)))
+		return nil, proxy.Malformed(fmt.Sprintf("invalid reference format: %q", body.Shorten(b.Image)))
 	}
-	req, err := b.request()
+	req, err := b.Request()
 	if err != nil {
 		return nil, err
 	}
 	req.Profile, req.TTL = c.caller.Profile, ttl
-	p := &plan{body: b}
-	if req.Networks, p.endpoints, err = c.joins(b); err != nil {
+	p := &plan{Judged: body.Judged{Body: b}}
+	if req.Networks, p.Endpoints, err = joinedNetworks(c, b); err != nil {
 		return nil, err
 	}
-	if err := c.judge(p, req); err != nil {
+	if err := judgePlan(c, p, req); err != nil {
 		return nil, err
 	}
-	return p, c.finish(p)
+	return p, finishPlan(c, p)
 }
 
-// judge asks the policy. An image in whose stead the policy has another is looked up
+// judgePlan asks the policy. An image in whose stead the policy has another is looked up
 // again by that one's name, as its volumes and ports are the container's.
-func (c *call) judge(p *plan, req policy.ContainerRequest) error {
-	asked, byID := p.body.Image, ""
+func judgePlan(c *call, p *plan, req policy.ContainerRequest) error {
+	asked, byID := p.Body.Image, ""
 	for range 3 {
-		img, err := c.seenImage(asked)
+		img, err := seenImage(c, asked)
 		if err == nil && img == nil {
-			img, err = c.lookUpImage(asked)
+			img, err = lookUpImage(c, asked)
 		}
 		if err != nil {
 			return err
 		}
 		again, named := req, asked
 		if img != nil {
-			again.Trusted = c.ownImage(img.Config.Labels)
-			if named = c.nameOf(asked, img, again.Trusted); named != asked {
+			again.Trusted = ownImage(c, img.Config.Labels)
+			if named = nameOf(c, asked, img, again.Trusted); named != asked {
 				byID = img.ID
 			}
 			p.image = *img
 		}
-		if len(p.image.Config.Volumes) > maxLookedUp || len(p.image.Config.ExposedPorts) > maxListed {
+		if len(p.image.Config.Volumes) > body.MaxLookedUp || len(p.image.Config.ExposedPorts) > body.MaxListed {
 			return denied("request.image", "Image", "the image declares more volumes or ports than anybody needs", "another image")
 		}
 		again.Image = named
-		if again.Ports, err = p.body.published(req.Ports, p.image.Config.ExposedPorts); err != nil {
+		if again.Ports, err = p.Body.Published(req.Ports, p.image.Config.ExposedPorts); err != nil {
 			return err
 		}
-		if p.mounts, err = p.body.mounts(); err != nil {
+		if p.Mounts, err = p.Body.Mounts(); err != nil {
 			return err
 		}
-		p.mounts = anonymous(p.mounts, p.image.Config.Volumes, "the image's VOLUME")
-		if p.missing, err = c.lookUpVolumes(p.mounts); err != nil {
+		p.Mounts = body.Anonymous(p.Mounts, p.image.Config.Volumes, "the image's VOLUME")
+		if p.missing, err = lookUpVolumes(c, p.Mounts); err != nil {
 			return err
 		}
 		again.Mounts = nil
-		for _, m := range p.mounts {
+		for _, m := range p.Mounts {
 			again.Mounts = append(again.Mounts, m.ContainerMount)
 		}
 		verdict := c.rules.Container(again)
 		if err := c.allow(verdict.Denials); err != nil {
 			return err
 		}
-		p.spec, p.audited, p.imageRef = verdict.Spec, !verdict.Allowed(), verdict.Spec.Image
-		if p.audited || again.Trusted && named == p.spec.Image || sameImage(named, p.spec.Image) {
-			return c.settle(p, img, byID, verdict.Overridden)
+		p.Spec, p.audited, p.ImageRef = verdict.Spec, !verdict.Allowed(), verdict.Spec.Image
+		if p.audited || again.Trusted && named == p.Spec.Image || sameImage(named, p.Spec.Image) {
+			return settleImage(c, p, img, byID, verdict.Overridden)
 		}
-		asked = p.spec.Image
+		asked = p.Spec.Image
 	}
-	return fmt.Errorf("the policy has no end of images in the stead of %q", shorten(p.body.Image))
+	return fmt.Errorf("the policy has no end of images in the stead of %q", body.Shorten(p.Body.Image))
 }
 
-// settle makes sure that the image is there, and nothing in it is taken for Berm's.
-func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.Override) error {
+// settleImage makes sure that the image is there, and nothing in it is taken for Berm's.
+func settleImage(c *call, p *plan, img *imageInfo, byID string, overridden []policy.Override) error {
 	if img == nil {
-		return notFound("No such image: " + familiar(p.body.Image))
+		return notFound("No such image: " + familiar(p.Body.Image))
 	}
-	if p.body.WorkingDir == "" && runtime.KernelPath(img.Config.WorkingDir) {
-		return denied("request.working_dir", "Image", fmt.Sprintf("the image's working directory %q is in a file system of the kernel", shorten(img.Config.WorkingDir)), "a working directory elsewhere")
+	if p.Body.WorkingDir == "" && runtime.KernelPath(img.Config.WorkingDir) {
+		return denied("request.working_dir", "Image", fmt.Sprintf("the image's working directory %q is in a file system of the kernel", body.Shorten(img.Config.WorkingDir)), "a working directory elsewhere")
 	}
 	for name := range img.Config.Labels {
-		if lifecycle.IsOwnLabel(name) && !(c.ownImage(img.Config.Labels) && (stamped(name) || name == labelTTL)) {
-			return denied("labels.reserved", "Image", fmt.Sprintf("the image has a label %q, which is Berm's own", shorten(name)), "images without such labels")
+		if lifecycle.IsOwnLabel(name) && !(ownImage(c, img.Config.Labels) && (stamped(name) || name == labelTTL)) {
+			return denied("labels.reserved", "Image", fmt.Sprintf("the image has a label %q, which is Berm's own", body.Shorten(name)), "images without such labels")
 		}
 	}
 	if encodedBytes(img.Config.Labels) > maxImageLabelBytes {
@@ -166,9 +148,9 @@ func (c *call) settle(p *plan, img *imageInfo, byID string, overridden []policy.
 	}
 	if byID != "" {
 		if img.ID != byID {
-			return denied("images.pins", "Image", "the image of this ID is not the one that the policy has in its stead", p.spec.Image)
+			return denied("images.pins", "Image", "the image of this ID is not the one that the policy has in its stead", p.Spec.Image)
 		}
-		p.imageRef = img.ID
+		p.ImageRef = img.ID
 	}
 	for _, o := range overridden {
 		p.warnings = append(p.warnings, fmt.Sprintf("%s: %v instead of %q (rule %s)", o.Field, o.Effective, fmt.Sprint(o.Requested), o.Rule))
@@ -188,7 +170,7 @@ var imageID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{4,64}$`)
 
 // nameOf gives a name that the policy can judge for an image that may be asked for by its
 // ID, or the start of it.
-func (c *call) nameOf(asked string, img *imageInfo, own bool) string {
+func nameOf(c *call, asked string, img *imageInfo, own bool) string {
 	hex := strings.TrimPrefix(asked, "sha256:")
 	if !imageID.MatchString(asked) || !strings.HasPrefix(img.ID, "sha256:"+hex) {
 		return asked
@@ -208,14 +190,14 @@ func (c *call) nameOf(asked string, img *imageInfo, own bool) string {
 }
 
 // lookUpImage finds an image that the engine has; nil if it has none of that name.
-func (c *call) lookUpImage(ref string) (*imageInfo, error) {
+func lookUpImage(c *call, ref string) (*imageInfo, error) {
 	if _, err := reference.ParseAnyReference(ref); err != nil {
 		return nil, nil // or the engine could be led elsewhere by it
 	}
 	var img imageInfo
-	err := c.engine.get(c.ctx, c.version, "/images/"+ref+"/json", nil, &img)
+	err := c.engine.Get(c.ctx, c.version, "/images/"+ref+"/json", nil, &img)
 	switch {
-	case statusOf(err) == http.StatusNotFound:
+	case upstream.StatusOf(err) == http.StatusNotFound:
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -236,71 +218,71 @@ func familiar(ref string) string {
 	if named, err := reference.ParseNormalizedNamed(ref); err == nil {
 		return reference.FamiliarString(reference.TagNameOnly(named))
 	}
-	return shorten(ref)
+	return body.Shorten(ref)
 }
 
-// finish completes the spec, and stamps the labels.
-func (c *call) finish(p *plan) error {
-	s := &p.spec
+// finishPlan completes the spec, and stamps the labels.
+func finishPlan(c *call, p *plan) error {
+	s := &p.Spec
 	if !p.audited { // or it goes through as it was asked for
-		if err := c.complete(p); err != nil {
+		if err := completePlan(c, p); err != nil {
 			return err
 		}
 	}
-	p.labels = c.unsealed(p.body.Labels, s.TTL, s.MaxLifetime)
-	p.volumes = maps.Clone(p.labels)
-	maps.DeleteFunc(p.volumes, func(name, _ string) bool { return !stamped(name) })
-	c.opts.Sealer.Seal(lifecycle.ObjectVolume, p.volumes)
-	if ttl, there := p.image.Config.Labels[labelTTL]; there && p.labels[labelTTL] == "" {
-		p.labels[labelTTL] = ttl // the engine adds it
+	p.Labels = unsealedLabels(c, p.Body.Labels, s.TTL, s.MaxLifetime)
+	p.Volumes = maps.Clone(p.Labels)
+	maps.DeleteFunc(p.Volumes, func(name, _ string) bool { return !stamped(name) })
+	c.opts.Sealer.Seal(lifecycle.ObjectVolume, p.Volumes)
+	if ttl, there := p.image.Config.Labels[labelTTL]; there && p.Labels[labelTTL] == "" {
+		p.Labels[labelTTL] = ttl // the engine adds it
 	}
-	if !slices.ContainsFunc(sortedKeys(c.opts.Labels), func(name string) bool { return p.labels[name] != "" }) {
-		maps.Copy(p.labels, c.opts.Labels)
+	if !slices.ContainsFunc(sortedKeys(c.opts.Labels), func(name string) bool { return p.Labels[name] != "" }) {
+		maps.Copy(p.Labels, c.opts.Labels)
 	}
-	return c.describe(p)
+	return describePlan(c, p)
 }
 
 // effective returns what the container's label keeps.
 func (p *plan) effective() effective {
-	e := effective{ContainerSpec: p.spec, ImageID: p.image.ID, Audit: p.audited, RestartMax: p.restart().MaxRetries, sources: p.sources}
-	if p.seccomp != "" {
-		e.Seccomp = digest.FromString(p.seccomp).String()
+	e := effective{Granted: body.Granted{ContainerSpec: p.Spec, ImageID: p.image.ID, Audit: p.audited, RestartMax: restartOf(p).MaxRetries, Sources: p.Sources}}
+	if p.Seccomp != "" {
+		e.Seccomp = digest.FromString(p.Seccomp).String()
 	}
 	return e
 }
 
-// describe writes the effective spec into its label, and seals all labels.
-func (c *call) describe(p *plan) error {
+// describePlan writes the effective spec into its label, and seals all labels.
+func describePlan(c *call, p *plan) error {
 	label, err := json.Marshal(p.effective())
 	if err != nil {
 		return fmt.Errorf("encode the effective spec: %w", err)
 	}
 	if encodedBytes(string(label)) > maxEffectiveBytes {
-		return malformed("it asks for more mounts, networks, ports, hosts and limits than anybody needs")
+		return proxy.Malformed("it asks for more mounts, networks, ports, hosts and limits than anybody needs")
 	}
-	p.labels[lifecycle.LabelEffective] = string(label)
-	c.opts.Sealer.Seal(lifecycle.ObjectContainer, p.labels)
+	p.Labels[lifecycle.LabelEffective] = string(label)
+	c.opts.Sealer.Seal(lifecycle.ObjectContainer, p.Labels)
 	return nil
 }
 
-// complete fills in what the judged spec leaves to the engine: the image's user, the
+// completePlan fills in what the judged spec leaves to the engine: the image's user, the
 // host's CPUs, the policy's networks, and the containers of links.
-func (c *call) complete(p *plan) error {
-	s := &p.spec
+func completePlan(c *call, p *plan) error {
+	s := &p.Spec
 	if s.User == "" {
 		s.User = p.image.Config.User
 	}
-	host, err := c.engine.hostInfo(c.ctx, c.version)
+	host, err := c.engine.HostInfo(c.ctx, c.version)
 	if err != nil {
 		return err
 	}
-	s.CPUs, p.seccomp = min(s.CPUs, float64(host.cpus)), host.seccomp // the engine would refuse more CPUs
+	s.CPUs, p.Seccomp = min(s.CPUs, float64(host.CPUs)), host.Seccomp // the engine would refuse more CPUs
 	for i := range s.Networks {
 		n := &s.Networks[i]
 		if n.ID != "" || n.Mode != policy.NetNamed {
 			continue
 		}
-		info, err := c.policyNetwork(n.Name)
+		info, err := policyNetwork(c, n.Name)
 		if err != nil {
 			return err
 		}
@@ -316,20 +298,20 @@ func (c *call) complete(p *plan) error {
 	for _, e := range p.image.Config.Env {
 		name, _, _ := strings.Cut(e, "=")
 		if _, pinned := s.Env[name]; !pinned && c.rules.DeniesEnv(name) {
-			p.unset = append(p.unset, name)
-			p.warnings = append(p.warnings, fmt.Sprintf("Env: the image's %s is left out (rule env.deny)", shorten(name)))
+			p.Unset = append(p.Unset, name)
+			p.warnings = append(p.warnings, fmt.Sprintf("Env: the image's %s is left out (rule env.deny)", body.Shorten(name)))
 		}
 	}
-	for _, e := range p.endpoints {
+	for _, e := range p.Endpoints {
 		if e == nil || len(e.Links) == 0 {
 			continue
 		}
-		if e.Links, err = c.ownLinks(e.Links); err != nil {
+		if e.Links, err = ownLinks(c, e.Links); err != nil {
 			return err
 		}
 	}
-	for _, m := range p.mounts {
-		if m.label {
+	for _, m := range p.Mounts {
+		if m.Label {
 			p.warnings = append(p.warnings, m.Field+": the option to label it for SELinux isn't passed on")
 		}
 	}
@@ -343,22 +325,22 @@ var hexName = regexp.MustCompile(`^/?[0-9a-f]{12,64}$`)
 // the Internet.
 func (p *plan) names(name string) error {
 	if name != "" && !objectName.MatchString(name) {
-		return malformed("Invalid container name (" + shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
+		return proxy.Malformed("Invalid container name (" + body.Shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
 	}
 	if err := idName(name); err != nil {
 		return err
 	}
-	shared := slices.ContainsFunc(p.spec.Networks, func(n policy.ContainerNetwork) bool { return n.Mode == policy.NetNamed && !n.Own })
+	shared := slices.ContainsFunc(p.Spec.Networks, func(n policy.ContainerNetwork) bool { return n.Mode == policy.NetNamed && !n.Own })
 	if !shared {
 		return nil
 	}
-	return sharedName(name + p.body.Hostname)
+	return sharedName(name + p.Body.Hostname)
 }
 
 // idName refuses a container's name that reads as the start of an ID.
 func idName(name string) error {
 	if hexName.MatchString(name) {
-		return denied("request.name", "name", fmt.Sprintf("the name %q reads as an ID", shorten(name)), "another name")
+		return denied("request.name", "name", fmt.Sprintf("the name %q reads as an ID", body.Shorten(name)), "another name")
 	}
 	return nil
 }

@@ -16,6 +16,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 
@@ -72,7 +74,7 @@ type Proxy struct {
 	opts       Options
 	log        *slog.Logger
 	gate       *proxy.Gate
-	engine     *engine
+	engine     *upstream.Engine
 	metrics    *metrics
 	known      owners // tenants of containers and networks that are sealed
 	firsts     owners // the container that has a session; empty if none can be told to be the first
@@ -117,7 +119,7 @@ func New(opts Options) (*Proxy, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Proxy{opts: opts, log: opts.Logger, engine: newEngine(opts.Dial), tagging: make(chan struct{}, 1), usage: usage{walking: make(chan struct{}, 1)}, hangupGrace: hangupGrace}
+	d := &Proxy{opts: opts, log: opts.Logger, engine: upstream.New(opts.Dial), tagging: make(chan struct{}, 1), usage: usage{walking: make(chan struct{}, 1)}, hangupGrace: hangupGrace}
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	most := cmp.Or(opts.SpoolBytes, 2*maxContext)
 	d.spooled = proxy.NewBudget("disk for build files", most, most/2)
@@ -127,7 +129,7 @@ func New(opts Options) (*Proxy, error) {
 	if d.metrics, err = newMetrics(opts.Registry); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), upstream.AskTimeout)
 	defer cancel()
 	d.restarts, err = restart.New(ctx, restart.Options{Engine: restartEngine{d}, Store: opts.Restarts, Logger: opts.Logger, Registry: opts.Registry})
 	if err != nil {
@@ -141,7 +143,7 @@ func New(opts Options) (*Proxy, error) {
 
 // Close lets go of idle connections to the engine.
 func (d *Proxy) Close() error {
-	d.engine.transport.CloseIdleConnections()
+	d.engine.Transport.CloseIdleConnections()
 	return nil
 }
 
@@ -161,7 +163,7 @@ func (d *Proxy) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
 	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
 		defer func() { c.close(err) }() // also of an answer that is broken off
 		if err == nil {
-			err = c.conceal(rt.serve(c))
+			err = concealPaths(c, rt.serve(c))
 		}
 		return err
 	}).ServeHTTP(w, r)

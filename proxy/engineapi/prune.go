@@ -8,20 +8,23 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	timetypes "github.com/docker/docker/api/types/time"
 )
 
 func pruneRoutes() []route {
 	return []route{
-		{method: http.MethodPost, template: "/images/prune", query: []string{"filters"}, change: true, since: 25, serve: (*call).pruneImages},
-		{method: http.MethodPost, template: "/build/prune", change: true, since: 31, serve: (*call).pruneBuilds,
+		{method: http.MethodPost, template: "/images/prune", query: []string{"filters"}, change: true, since: 25, serve: pruneImages},
+		{method: http.MethodPost, template: "/build/prune", change: true, since: 31, serve: pruneBuilds,
 			query: []string{"filters", "all", "keep-storage", "reserved-space", "max-used-space", "min-free-space"}},
 	}
 }
 
 // pruneBuilds does nothing: what builds leave in the engine's cache is nobody's to see,
 // and the builder of that cache is not behind this door.
-func (c *call) pruneBuilds() error {
+func pruneBuilds(c *call) error {
 	return c.answer(http.StatusOK, struct {
 		CachesDeleted  []string
 		SpaceReclaimed int64
@@ -30,7 +33,7 @@ func (c *call) pruneBuilds() error {
 
 // pruneContainers removes the caller's containers that don't run, one by one: the engine's
 // own way waits for every container's lock, another tenant's too.
-func (c *call) pruneContainers() error {
+func pruneContainers(c *call) error {
 	f, err := c.filters("until", "label", "label!")
 	if err != nil {
 		return err
@@ -47,7 +50,7 @@ func (c *call) pruneContainers() error {
 		Created int64 // seconds since 1970
 		SizeRw  int64 // bytes
 	}
-	if err := c.engine.get(c.ctx, c.version, "/containers/json", query, &list); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/containers/json", query, &list); err != nil {
 		return err
 	}
 	told := struct {
@@ -66,8 +69,8 @@ func (c *call) pruneContainers() error {
 		if !fullID.MatchString(ct.ID) || ct.Created > before || hasLabel(ct.Labels, f["label!"]) {
 			continue
 		}
-		err := c.engine.do(c.ctx, ask{method: http.MethodDelete, version: c.version, path: "/containers/" + ct.ID}, nil)
-		if s := statusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
+		err := c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/containers/" + ct.ID}, nil)
+		if s := upstream.StatusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
 			continue // it runs by now, or is gone
 		}
 		if err != nil {
@@ -87,11 +90,11 @@ func (f filters) before() (int64, error) {
 	for _, until := range f["until"] {
 		stamp, err := timetypes.GetTimestamp(until, time.Now())
 		if err != nil {
-			return 0, malformed("the filter \"until\" is not a time")
+			return 0, proxy.Malformed("the filter \"until\" is not a time")
 		}
 		seconds, _, err := timetypes.ParseTimestamps(stamp, 0)
 		if err != nil {
-			return 0, malformed("the filter \"until\" is not a time")
+			return 0, proxy.Malformed("the filter \"until\" is not a time")
 		}
 		before = min(before, seconds)
 	}
@@ -114,12 +117,12 @@ func (p *prunable) named() bool {
 
 // pruneImages removes the images that the caller built and nobody uses: one by one, as
 // the engine's own way takes every image that was made without a configuration.
-func (c *call) pruneImages() error {
+func pruneImages(c *call) error {
 	f, err := c.filters("dangling", "until", "label", "label!")
 	if err != nil {
 		return err
 	}
-	list, err := c.prunableImages(f)
+	list, err := prunableImages(c, f)
 	if err != nil {
 		return err
 	}
@@ -134,14 +137,14 @@ func (c *call) pruneImages() error {
 		}
 		for _, ref := range refs {
 			var gone []map[string]string
-			err := c.engine.do(c.ctx, ask{method: http.MethodDelete, version: c.version, path: "/images/" + ref}, &gone)
-			if s := statusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
+			err := c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/images/" + ref}, &gone)
+			if s := upstream.StatusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
 				continue // it is in use, or gone
 			}
 			if err != nil {
 				return err
 			}
-			told.ImagesDeleted = append(told.ImagesDeleted, c.goneOf(&imageInfo{ID: img.ID, Config: imageConfig{Labels: img.Labels}}, gone)...)
+			told.ImagesDeleted = append(told.ImagesDeleted, goneOf(c, &imageInfo{ID: img.ID, Config: imageConfig{Labels: img.Labels}}, gone)...)
 			if slices.ContainsFunc(gone, func(m map[string]string) bool { return m["Deleted"] == img.ID }) {
 				told.SpaceReclaimed += img.Size - img.SharedSize
 				c.about(img.ID)
@@ -153,25 +156,25 @@ func (c *call) pruneImages() error {
 
 // prunableImages lists those of the caller's own images that the filters leave, with what
 // would be free without them.
-func (c *call) prunableImages(f filters) ([]prunable, error) {
+func prunableImages(c *call, f filters) ([]prunable, error) {
 	before, err := f.before()
 	if err != nil {
 		return nil, err
 	}
 	all := slices.ContainsFunc(f["dangling"], func(s string) bool { return s == "false" || s == "0" })
 	ask := filters{"label": slices.Clone(f["label"])}
-	for name, value := range c.whose() {
+	for name, value := range imageOwner(c) {
 		ask["label"] = append(ask["label"], name+"="+value)
 	}
 	if !all {
 		ask["dangling"] = []string{"true"}
 	}
 	var list []prunable
-	if err := c.engine.get(c.ctx, c.version, "/images/json", url.Values{"filters": {ask.String()}}, &list); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/images/json", url.Values{"filters": {ask.String()}}, &list); err != nil {
 		return nil, err
 	}
 	list = slices.DeleteFunc(list, func(img prunable) bool {
-		return !builtID.MatchString(img.ID) || !c.ownImage(img.Labels) && (img.named() || !c.claimsImage(img.Labels)) || img.Created > before || hasLabel(img.Labels, f["label!"])
+		return !builtID.MatchString(img.ID) || !ownImage(c, img.Labels) && (img.named() || !claimsImage(c, img.Labels)) || img.Created > before || hasLabel(img.Labels, f["label!"])
 	})
 	if len(list) == 0 {
 		return nil, nil

@@ -2,7 +2,6 @@ package engineapi
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,6 +12,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
@@ -69,31 +72,31 @@ func useOf(id string, labels map[string]string, mounts []container.MountPoint) *
 	return u
 }
 
-// starting keeps archive calls away from a container's mounts until leave is called. It waits
+// claimMounts keeps archive calls away from a container's mounts until leave is called. It waits
 // for those that go on, until ctx ends.
-func (c *call) starting(ctx context.Context, ct *container.InspectResponse) (leave func(), err error) {
+func claimMounts(ctx context.Context, c *call, ct *container.InspectResponse) (leave func(), err error) {
 	return c.opts.Claims.Use(ctx, useOf(ct.ID, ct.Config.Labels, ct.Mounts))
 }
 
 // inspectSlow inspects a container for as long as the caller waits, as an archive call of
 // another may hold the engine's lock.
-func (c *call) inspectSlow(id string) (*container.InspectResponse, error) {
+func inspectSlow(c *call, id string) (*container.InspectResponse, error) {
 	var ct container.InspectResponse
-	err := c.engine.doSlow(c.ctx, ask{method: http.MethodGet, version: c.version, path: "/containers/" + id + "/json"}, &ct)
+	err := c.engine.DoLong(c.ctx, upstream.Ask{Method: http.MethodGet, Version: c.version, Path: "/containers/" + id + "/json"}, &ct)
 	if err == nil && (ct.ContainerJSONBase == nil || ct.HostConfig == nil || ct.Config == nil || ct.State == nil) {
 		err = fmt.Errorf("inspect container: the engine's answer lacks a part")
 	}
 	return &ct, err
 }
 
-// quiet serves an archive call while no process can exchange the directories that the
+// quietly serves an archive call while no process can exchange the directories that the
 // engine mounts for it. Engines without the fixes of ArchiveFixed mount a container's
 // volumes, binds and network files by paths inside its root, and so over any directory of
 // the host. Nor may an archive be led into a read-only root through a link in a mount.
-func (c *call) quiet(ct *container.InspectResponse, serve func(*container.InspectResponse) error) (err error) {
+func quietly(c *call, ct *container.InspectResponse, serve func(*container.InspectResponse) error) (err error) {
 	fixed, release := c.opts.ArchiveFixed, ""
 	if !fixed {
-		if release, err = c.engine.release(c.ctx); err != nil {
+		if release, err = c.engine.Release(c.ctx); err != nil {
 			return err
 		}
 		fixed = SafeArchives(release)
@@ -109,10 +112,10 @@ func (c *call) quiet(ct *container.InspectResponse, serve func(*container.Inspec
 		return err
 	}
 	defer leave()
-	if ct, err = c.inspectSlow(ct.ID); err != nil {
+	if ct, err = inspectSlow(c, ct.ID); err != nil {
 		return err
 	}
-	sharer, err := c.sharer(u, !fixed)
+	sharer, err := findSharer(c, u, !fixed)
 	if err != nil {
 		return err
 	}
@@ -120,10 +123,10 @@ func (c *call) quiet(ct *container.InspectResponse, serve func(*container.Inspec
 	var reason policy.Reason
 	switch {
 	case !fixed && running && !rootHolds(ct):
-		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that its processes can exchange, and the container runs", shorten(release)),
+		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that its processes can exchange, and the container runs", body.Shorten(release)),
 			Allowed: "a stopped container, tar by docker exec, or engine " + ArchiveFixed}
 	case !fixed && !running && sharer != "":
-		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that may lead through a mount, and another of the tenant's containers runs, or one that can write to the mount", shorten(release)),
+		reason = policy.Reason{Rule: "archive.engine", Message: fmt.Sprintf("engine %q mounts what a container has by paths that may lead through a mount, and another of the tenant's containers runs, or one that can write to the mount", body.Shorten(release)),
 			Allowed: "no running container of the tenant's or with the same volumes or binds, or engine " + ArchiveFixed}
 	case kept && (running || sharer != ""):
 		reason = policy.Reason{Rule: "archive.read_only", Message: "the container's root is read-only, and a process could lead the archive into it by a link in a mount",
@@ -137,17 +140,17 @@ func (c *call) quiet(ct *container.InspectResponse, serve func(*container.Inspec
 	return serve(ct)
 }
 
-// sharer finds a running container, of any tenant, that can write to one of u's mounts. With
+// findSharer finds a running container, of any tenant, that can write to one of u's mounts. With
 // tenants it finds any running one of the caller's tenant too, since a process in it may have
 // a descriptor that was passed on while the mount was shared.
-func (c *call) sharer(u *mountpin.Use, tenants bool) (id string, err error) {
+func findSharer(c *call, u *mountpin.Use, tenants bool) (id string, err error) {
 	if len(u.Volumes)+len(u.Binds) == 0 {
 		return "", nil
 	}
 	if (&mountpin.Use{Binds: c.opts.Mounts()}).Writes(u) {
 		return "sandbox", nil
 	}
-	err = c.engine.each(c.ctx, c.version, "/containers/json", nil, func(_ string, entry json.RawMessage) error {
+	err = c.engine.Each(c.ctx, c.version, "/containers/json", nil, func(_ string, entry json.RawMessage) error {
 		var ct struct {
 			ID     string `json:"Id"`
 			Labels map[string]string
@@ -202,26 +205,4 @@ func rootHolds(ct *container.InspectResponse) bool {
 		}
 	}
 	return true
-}
-
-// release gives the engine's own version, "20.10.24". It is asked again once a connection
-// has ended, as all do when the engine restarts.
-func (e *engine) release(ctx context.Context) (string, error) {
-	ended := e.ended.Load()
-	if known := e.known.Load(); known != nil && known.ended == ended {
-		return known.release, nil
-	}
-	var told struct{ Version string }
-	if err := e.get(ctx, 0, "/version", nil, &told); err != nil {
-		return "", err
-	}
-	told.Version = cmp.Or(told.Version, "unknown")
-	e.known.Store(&engineRelease{release: told.Version, ended: ended})
-	return told.Version, nil
-}
-
-// engineRelease is the engine's version as it was when so many connections had ended.
-type engineRelease struct {
-	release string
-	ended   uint64
 }

@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -34,40 +32,6 @@ func TestSafeArchives(t *testing.T) {
 			t.Errorf("%q: %v", release, !want)
 		}
 	}
-}
-
-// TestEngineRelease has an engine come back as another release.
-func TestEngineRelease(t *testing.T) {
-	var asked atomic.Int64
-	serve := func(release string) *httptest.Server {
-		return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			asked.Add(1)
-			_, _ = fmt.Fprintf(w, `{"Version":%q}`, release)
-		}))
-	}
-	old := serve("29.5.1")
-	var address atomic.Value
-	address.Store(old.Listener.Addr().String())
-	e := newEngine(func(ctx context.Context) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", address.Load().(string))
-	})
-	defer e.transport.CloseIdleConnections()
-	for range 3 {
-		if got, err := e.release(t.Context()); err != nil || got != "29.5.1" {
-			t.Fatalf("%q, %v", got, err)
-		}
-	}
-	if asked.Load() != 1 {
-		t.Errorf("it was asked %d times", asked.Load())
-	}
-	older := serve("20.10.24")
-	defer older.Close()
-	address.Store(older.Listener.Addr().String())
-	old.Close()
-	eventually(t, func() bool {
-		got, err := e.release(t.Context())
-		return err == nil && got == "20.10.24"
-	})
 }
 
 // archives tries the three archive calls, and gives what they came to.
@@ -255,7 +219,7 @@ func TestArchiveWaitsForSandbox(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := doorTo(t, "unix:///nowhere", "")
 		d.opts.ArchiveFixed = false
-		d.engine.transport.RegisterProtocol("http", answering(func(*http.Request) string {
+		d.engine.Transport.RegisterProtocol("http", answering(func(*http.Request) string {
 			return `{"Version":"20.10.24","HostConfig":{},"Config":{},"State":{}}`
 		}))
 		bind := policy.Mount{Source: "/srv/shared", Mode: "rw"}
@@ -276,7 +240,7 @@ func TestArchiveWaitsForSandbox(t *testing.T) {
 		c := &call{Proxy: d.Proxy, ctx: t.Context(), rules: d.opts.Policy(), route: &route{}, version: 41}
 		archived := make(chan error, 1)
 		go func() {
-			archived <- c.quiet(ct, func(*container.InspectResponse) error { return errors.New("served") })
+			archived <- quietly(c, ct, func(*container.InspectResponse) error { return errors.New("served") })
 		}()
 		if synctest.Wait(); asked.Load() {
 			t.Error("it didn't wait for the create")

@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/policy"
@@ -14,9 +16,9 @@ import (
 // force now and the profile that it was made with: its image, its user, its mounts,
 // networks and ports, its privileges and its limits. Its variables and its life aren't
 // judged again. What an update changed has been judged by withinLimits.
-func (c *call) stillAllowed(e effective, h *container.HostConfig) error {
+func stillAllowed(c *call, e effective, h *container.HostConfig) error {
 	req := e.request()
-	same := sameResources(e.ContainerSpec, h) && restartIs(h, e.ContainerSpec)
+	same := body.SameResources(e.ContainerSpec, h) && body.RestartIs(h, e.ContainerSpec)
 	if !same {
 		req.CPUs, req.MemoryBytes, req.PidsLimit = 0, 0, nil
 		if len(e.Binds) == 0 { // else Berm carries it out, and the update of it isn't the engine's
@@ -25,18 +27,18 @@ func (c *call) stillAllowed(e effective, h *container.HostConfig) error {
 	}
 	verdict := c.rules.Container(req)
 	if !verdict.Allowed() { // an image that the caller built itself needn't be on the list
-		img, err := c.lookUpImage(e.ImageID)
+		img, err := lookUpImage(c, e.ImageID)
 		if err != nil {
 			return err
 		}
-		if req.Trusted = img != nil && c.ownImage(img.Config.Labels); req.Trusted {
+		if req.Trusted = img != nil && ownImage(c, img.Config.Labels); req.Trusted {
 			verdict = c.rules.Container(req)
 		}
 	}
 	if err := verdict.Err(); err != nil {
 		return err
 	}
-	return narrowed(e.ContainerSpec, verdict.Spec, same).err("verify.policy")
+	return differ(narrowed(e.ContainerSpec, verdict.Spec, same), "verify.policy")
 }
 
 // request asks for what was allowed, in so many words.
@@ -63,24 +65,24 @@ func (e *effective) request() policy.ContainerRequest {
 
 // narrowed tells what the policy would make less of now. Limits that are as they were
 // made are compared too.
-func narrowed(was, now policy.ContainerSpec, limits bool) differences {
-	var d differences
-	d.add(now.Image == was.Image, "Image")
-	d.add(now.User == was.User, "Config.User")
-	d.add(was.ReadOnlyRootfs || !now.ReadOnlyRootfs, "HostConfig.ReadonlyRootfs")
-	d.add(now.Runtime == was.Runtime, "HostConfig.Runtime")
-	d.add(slices.Equal(now.Binds, was.Binds), "HostConfig.Mounts")
-	d.add(now.Network == was.Network && len(now.Networks) == len(was.Networks), "HostConfig.NetworkMode")
+func narrowed(was, now policy.ContainerSpec, limits bool) body.Differences {
+	var d body.Differences
+	d.Add(now.Image == was.Image, "Image")
+	d.Add(now.User == was.User, "Config.User")
+	d.Add(was.ReadOnlyRootfs || !now.ReadOnlyRootfs, "HostConfig.ReadonlyRootfs")
+	d.Add(now.Runtime == was.Runtime, "HostConfig.Runtime")
+	d.Add(slices.Equal(now.Binds, was.Binds), "HostConfig.Mounts")
+	d.Add(now.Network == was.Network && len(now.Networks) == len(was.Networks), "HostConfig.NetworkMode")
 	for _, n := range was.Networks {
-		d.add(slices.ContainsFunc(now.Networks, func(o policy.ContainerNetwork) bool { return o.Name == n.Name }), "NetworkSettings.Networks")
+		d.Add(slices.ContainsFunc(now.Networks, func(o policy.ContainerNetwork) bool { return o.Name == n.Name }), "NetworkSettings.Networks")
 	}
-	d.add(slices.Equal(now.Ports, was.Ports), "HostConfig.PortBindings")
-	d.add(slices.Equal(now.Ulimits, was.Ulimits), "HostConfig.Ulimits")
-	d.add(maps.Equal(now.LogOptions, was.LogOptions), "HostConfig.LogConfig")
-	d.add(now.ShmBytes >= was.ShmBytes, "HostConfig.ShmSize")
-	d.add(len(now.Tmpfs) == len(was.Tmpfs) && (len(was.Tmpfs) == 0 || reflect.DeepEqual(now.Tmpfs, was.Tmpfs)), "HostConfig.Tmpfs")
+	d.Add(slices.Equal(now.Ports, was.Ports), "HostConfig.PortBindings")
+	d.Add(slices.Equal(now.Ulimits, was.Ulimits), "HostConfig.Ulimits")
+	d.Add(maps.Equal(now.LogOptions, was.LogOptions), "HostConfig.LogConfig")
+	d.Add(now.ShmBytes >= was.ShmBytes, "HostConfig.ShmSize")
+	d.Add(len(now.Tmpfs) == len(was.Tmpfs) && (len(was.Tmpfs) == 0 || reflect.DeepEqual(now.Tmpfs, was.Tmpfs)), "HostConfig.Tmpfs")
 	if limits {
-		d.add(now.CPUs >= was.CPUs && now.MemoryBytes >= was.MemoryBytes && now.PidsLimit >= was.PidsLimit, "HostConfig.Resources")
+		d.Add(now.CPUs >= was.CPUs && now.MemoryBytes >= was.MemoryBytes && now.PidsLimit >= was.PidsLimit, "HostConfig.Resources")
 	}
 	return d
 }

@@ -13,6 +13,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
@@ -46,7 +50,7 @@ func (d *Proxy) doorLabels() []string {
 
 // Watch is restart.Engine's.
 func (d restartEngine) Watch(ctx context.Context, ready func(life string), changed func(id string)) error {
-	resp, err := d.engine.send(ctx, ask{method: http.MethodGet, path: "/events", query: url.Values{
+	resp, err := d.engine.Send(ctx, upstream.Ask{Method: http.MethodGet, Path: "/events", Query: url.Values{
 		"since":   {strconv.FormatInt(time.Now().Add(-eventSlack).Unix(), 10)},
 		"filters": {filters{"type": {"container"}, "event": {"die", "destroy"}, "label": d.doorLabels()}.String()},
 	}})
@@ -54,14 +58,14 @@ func (d restartEngine) Watch(ctx context.Context, ready func(life string), chang
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	ready(d.life(ctx))
-	for lines := bufio.NewReaderSize(resp.Body, bufferSize); ; {
+	for lines := bufio.NewReaderSize(resp.Body, upstream.BufferSize); ; {
 		raw, err := nextEvent(lines)
 		if err != nil {
-			return unavailable(ctx, err)
+			return upstream.Unavailable(ctx, err)
 		}
 		var e events.Message
 		if json.Unmarshal(raw, &e) == nil {
@@ -74,7 +78,7 @@ func (d restartEngine) Watch(ctx context.Context, ready func(life string), chang
 // default bridge network, which an engine without live-restore makes anew. It returns an
 // empty string if Berm can't see either, as with live-restore behind systemd's socket.
 func (d restartEngine) life(ctx context.Context) string {
-	if conn, err := d.engine.dial(ctx); err == nil {
+	if conn, err := d.opts.Dial(ctx); err == nil {
 		cred, _ := proxy.PeerOf(conn)
 		_ = conn.Close()
 		if since, ok := dockerd(cred.Pid); ok {
@@ -85,9 +89,9 @@ func (d restartEngine) life(ctx context.Context) string {
 	var bridge struct {
 		ID string `json:"Id"`
 	}
-	err := d.engine.get(ctx, 0, "/info", nil, &info)
+	err := d.engine.Get(ctx, 0, "/info", nil, &info)
 	if err == nil && !info.LiveRestoreEnabled {
-		err = d.engine.get(ctx, 0, "/networks/bridge", nil, &bridge)
+		err = d.engine.Get(ctx, 0, "/networks/bridge", nil, &bridge)
 	}
 	if err != nil || bridge.ID == "" {
 		return ""
@@ -169,7 +173,7 @@ func (d restartEngine) Inspect(ctx context.Context, id string) (restart.Containe
 
 func (d restartEngine) inspected(ctx context.Context, id string) (*container.InspectResponse, error) {
 	ct, err := (&call{Proxy: d.Proxy, ctx: ctx}).inspect(id, 0)
-	if statusOf(err) == http.StatusNotFound {
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
 	}
 	return ct, err
@@ -178,13 +182,13 @@ func (d restartEngine) inspected(ctx context.Context, id string) (*container.Ins
 // TakeOver is restart.Engine's. A restart for which the engine waits is cancelled.
 func (d restartEngine) TakeOver(ctx context.Context, id string) error {
 	change := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled}}
-	if err := d.engine.post(ctx, 0, "/containers/"+id+"/update", nil, change, nil); err != nil {
+	if err := d.engine.Post(ctx, 0, "/containers/"+id+"/update", nil, change, nil); err != nil {
 		return fmt.Errorf("take over the restart policy of container %q: %w", id, err)
 	}
 	d.log.InfoContext(ctx, "restart_policy_taken_over", "container_id", id)
 	ct, err := d.inspected(ctx, id)
 	if err == nil && ct.State != nil && ct.State.Restarting {
-		err = d.engine.post(ctx, 0, "/containers/"+id+"/stop", nil, nil, nil)
+		err = d.engine.Post(ctx, 0, "/containers/"+id+"/stop", nil, nil, nil)
 	}
 	return err
 }
@@ -192,14 +196,14 @@ func (d restartEngine) TakeOver(ctx context.Context, id string) error {
 // StartContainer is restart.Engine's. It doesn't wait for what else goes on with the
 // container, as a slow copy of its files would keep other containers waiting.
 func (d restartEngine) StartContainer(ctx context.Context, id string) error {
-	_, err := d.engine.max(ctx)
+	_, err := d.engine.Max(ctx)
 	if err == nil {
 		turn, cancel := context.WithTimeout(ctx, turnTime)
 		defer cancel()
 		err = d.Proxy.StartContainer(turn, id) // which goes on without a limit once it has its turn
 	}
 	var f *proxy.Fault
-	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &f) && statusOf(err) == 0 && f.Status == http.StatusServiceUnavailable {
+	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &f) && upstream.StatusOf(err) == 0 && f.Status == http.StatusServiceUnavailable {
 		err = fmt.Errorf("%w: %w", errdefs.ErrUnavailable, err)
 	}
 	return err
@@ -216,8 +220,8 @@ func (d *Proxy) restartedHere(id string, labels map[string]string) (restart.Poli
 	return restart.Policy{Name: e.Restart, MaxRetries: e.RestartMax}, true
 }
 
-// policy returns the policy that is asked for. Only on-failure has a number of retries.
-func (b *restartBody) policy() restart.Policy {
+// restartPolicy returns the policy that is asked for. Only on-failure has a number of retries.
+func restartPolicy(b body.Restart) restart.Policy {
 	p := restart.Policy{Name: b.Name}
 	if p.Name == restart.OnFailure {
 		p.MaxRetries = int(b.MaximumRetryCount)
@@ -228,21 +232,21 @@ func (b *restartBody) policy() restart.Policy {
 // checkRestart refuses, as the engine would, a restart policy of a container that is
 // removed when it ends.
 func (p *plan) checkRestart() error {
-	if p.body.HostConfig.AutoRemove && !p.audited && len(p.spec.Binds) > 0 && !p.restart().None() {
-		return malformed("can't create 'AutoRemove' container with restart policy")
+	if p.Body.HostConfig.AutoRemove && !p.audited && len(p.Spec.Binds) > 0 && !restartOf(p).None() {
+		return proxy.Malformed("can't create 'AutoRemove' container with restart policy")
 	}
 	return nil
 }
 
-func (p *plan) restart() restart.Policy {
-	r := p.body.HostConfig.RestartPolicy.policy()
-	r.Name = p.spec.Restart
+func restartOf(p *plan) restart.Policy {
+	r := restartPolicy(p.Body.HostConfig.RestartPolicy)
+	r.Name = p.Spec.Restart
 	return r
 }
 
-// end asks the engine to stop or kill a container, which cancels its restarts as far as off
+// endContainer asks the engine to stop or kill a container, which cancels its restarts as far as off
 // says. If it only waited for its restart, there is nothing left to end.
-func (c *call) end(a ask, id string, off bool) error {
+func endContainer(c *call, a upstream.Ask, id string, off bool) error {
 	waited, err := c.restarts.Stopping(c.ctx, id, off)
 	if err != nil {
 		return err
@@ -258,9 +262,9 @@ func (c *call) end(a ask, id string, off bool) error {
 	return c.relay(resp, false)
 }
 
-// kill asks the engine to send a container a signal, which cancels its restarts where the
+// killContainer asks the engine to send a container a signal, which cancels its restarts where the
 // engine would: any signal does unless the container has a stop signal of its own.
-func (c *call) kill(a ask, id string) error {
+func killContainer(c *call, a upstream.Ask, id string) error {
 	if _, ok := c.restarts.Row(id); !ok {
 		return c.forward(a, false)
 	}
@@ -268,8 +272,8 @@ func (c *call) kill(a ask, id string) error {
 	if err != nil {
 		return err
 	}
-	sent, stop := signalNumber(a.query.Get("signal")), ct.Config.StopSignal
-	return c.end(a, id, sent == unix.SIGKILL || stop == "" || sent == signalNumber(stop))
+	sent, stop := signalNumber(a.Query.Get("signal")), ct.Config.StopSignal
+	return endContainer(c, a, id, sent == unix.SIGKILL || stop == "" || sent == signalNumber(stop))
 }
 
 // signalNumber returns the number of a signal given as such or by name; 0 is unknown.
@@ -284,7 +288,7 @@ func signalNumber(s string) unix.Signal {
 }
 
 // showRestarts shows a container of a list that waits for its restart as the engine would.
-func (c *call) showRestarts(entry json.RawMessage) (json.RawMessage, error) {
+func showRestarts(c *call, entry json.RawMessage) (json.RawMessage, error) {
 	var ct struct {
 		ID string `json:"Id"`
 	}
@@ -299,7 +303,7 @@ func (c *call) showRestarts(entry json.RawMessage) (json.RawMessage, error) {
 
 // restarted returns what inspect shows of the restart policy that Berm carries out, as the
 // engine would.
-func (c *call) restarted(id string) replacing {
+func restarted(c *call, id string) replacing {
 	row, ok := c.restarts.Row(id)
 	if !ok {
 		return replacing{}

@@ -360,8 +360,8 @@ func TestEngineLife(t *testing.T) {
 	})
 	seen := restartEngine{doorTo(t, own.Host(), "").Proxy}
 	unseen := restartEngine{doorTo(t, own.Host(), "").Proxy}
-	dial := unseen.engine.dial
-	unseen.engine.dial = func(ctx context.Context) (net.Conn, error) {
+	dial := unseen.opts.Dial
+	unseen.opts.Dial = func(ctx context.Context) (net.Conn, error) {
 		conn, err := dial(ctx)
 		return struct{ net.Conn }{conn}, err
 	}

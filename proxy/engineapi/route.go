@@ -3,6 +3,8 @@ package engineapi
 import (
 	"slices"
 	"strings"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 // bodyKind is what body a route takes.
@@ -21,9 +23,9 @@ type route struct {
 	template string   // "/containers/{id}/json"
 	query    []string // parameters that it knows; one with a "*" may be there more than once
 	body     bodyKind
-	change   bool    // it changes something
-	since    version // the API versions that have it, from and to; 0 is no bound
-	until    version
+	change   bool             // it changes something
+	since    upstream.Version // the API versions that have it, from and to; 0 is no bound
+	until    upstream.Version
 	serve    func(*call) error
 
 	segments []string // of the template

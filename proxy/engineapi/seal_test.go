@@ -160,11 +160,11 @@ func TestSquattedPolicyNetwork(t *testing.T) {
 		"internal":   {"bridge", `"Internal":true,`, own, false},
 	} {
 		squatted = fmt.Sprintf(`{"Id":%q,"Name":"squat-on","Driver":%q,"Scope":"local",%s"Labels":%s}`, strings.Repeat("c", 64), tt.driver, tt.more, labelsJSON(tt.labels))
-		n, err := c.policyNetwork("squat-on")
+		n, err := policyNetwork(c, "squat-on")
 		if err != nil || (n != nil) != tt.ok {
 			t.Errorf("%s: %+v, %v", name, n, err)
 		}
-		named, err := c.resolve("squat-on", false)
+		named, err := resolveNetwork(c, "squat-on", false)
 		if err != nil || (named.ID != "") != (tt.ok || name == "a caller's") {
 			t.Errorf("%s, by name: %+v, %v", name, named, err)
 		}

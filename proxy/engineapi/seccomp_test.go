@@ -3,10 +3,12 @@ package engineapi
 import (
 	"bytes"
 	"slices"
-	"strings"
 	"testing"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
 	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
@@ -17,22 +19,23 @@ func TestSeccomp(t *testing.T) {
 	d := doorTo(t, host, "")
 	left := sweepOwn(t, direct, d)
 	c := d.client("seccomp")
+	l := startLiar(t, host) // behind it Berm makes containers as the version before did
+	l.set(func(l *liar) { l.change = put("SecurityOptions", []string{}) })
+	older := doorTo(t, l.host, "")
+	older.opts.Owner, older.opts.Sealer = d.opts.Owner, d.opts.Sealer
+	makers := map[bool]*client.Client{false: c, true: older.client("seccomp")}
 	programs := map[string][]byte{"getpid": runtimetest.SyscallProgram(t, 39, 0, 0), "io_setup": runtimetest.SyscallProgram(t, 206, 1, 0)}
 	code := func(name string, before bool, options ...string) int64 {
 		t.Helper()
-		if before {
-			d.engine.host.Store(&engineHost{cpus: 1})
-		}
-		made, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"/" + name}}, &container.HostConfig{SecurityOpt: options}, nil, nil, "")
+		made, err := makers[before].ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"/" + name}}, &container.HostConfig{SecurityOpt: options}, nil, nil, "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.engine.host.Store(nil)
 		if err := direct.CopyToContainer(t.Context(), made.ID, "/", bytes.NewReader(tarOf(t, name, string(programs[name]))), container.CopyToContainerOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		shown, err := c.ContainerInspect(t.Context(), made.ID)
-		if err != nil || !slices.Equal(shown.HostConfig.SecurityOpt, []string{noNewPrivileges}) {
+		if err != nil || !slices.Equal(shown.HostConfig.SecurityOpt, []string{body.NoNewPrivileges}) {
 			t.Errorf("inspect: %q, %v", shown.HostConfig.SecurityOpt, err)
 		}
 		if err := c.ContainerStart(t.Context(), made.ID, container.StartOptions{}); err != nil {
@@ -61,15 +64,4 @@ func TestSeccomp(t *testing.T) {
 		t.Error("a container of the version before refuses io_setup, so it isn't one")
 	}
 	left()
-}
-
-func TestOwnSeccomp(t *testing.T) {
-	for options, want := range map[string]bool{
-		"name=apparmor name=seccomp,profile=default": true, "name=seccomp,profile=builtin": true, "name=seccomp,profile=unconfined": true, "seccomp": true, "name=seccomp": true,
-		"name=seccomp,profile=/etc/docker/seccomp.json": false, "name=apparmor": false, "": false,
-	} {
-		if got := ownSeccomp(strings.Fields(options)); got != want {
-			t.Errorf("%q: %v", options, got)
-		}
-	}
 }

@@ -9,24 +9,33 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 )
 
+// acting reads what starts, restarts or stops a container, and counts it until leave is
+// called.
+func acting(c *call, what string, most int64) (id string, query url.Values, wait time.Duration, leave func(), err error) {
+	if query, wait, err = startQuery(c); err == nil {
+		id, err = c.containerID(c.name)
+	}
+	if err == nil {
+		leave, err = c.act(what+" "+id, most)
+	}
+	return id, query, wait, leave, err
+}
+
 // startContainer starts a container, or stops and starts it, if it is still as it was
 // allowed and still would be.
-func (c *call) startContainer() error {
-	query, wait, err := c.startQuery()
-	if err != nil {
-		return err
-	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	leave, err := c.act("starts "+id, maxActs)
+func startContainer(c *call) error {
+	id, query, wait, leave, err := acting(c, "starts", maxActs)
 	if err != nil {
 		return err
 	}
@@ -36,7 +45,7 @@ func (c *call) startContainer() error {
 		return err
 	}
 	defer over()
-	resp, err := c.start(ask{path: "/containers/" + id + "/" + path.Base(c.route.template), query: query}, id, wait) //nolint:bodyclose // relay closes it
+	resp, err := startOne(c, upstream.Ask{Path: "/containers/" + id + "/" + path.Base(c.route.template), Query: query}, id, wait) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
 	}
@@ -47,12 +56,12 @@ func (c *call) startContainer() error {
 // The container is judged and verified as for its own caller. One that runs already stays
 // as it is. The error is a *policy.DeniedError if the container may not be started.
 func (d *Proxy) StartContainer(ctx context.Context, id string) error {
-	v, err := d.engine.max(ctx)
+	v, err := d.engine.Max(ctx)
 	if err != nil {
 		return err
 	}
 	c := &call{Proxy: d, ctx: ctx, rules: d.opts.Policy(), version: v}
-	resp, err := c.start(ask{method: http.MethodPost, path: "/containers/" + id + "/start"}, id, 0)
+	resp, err := startOne(c, upstream.Ask{Method: http.MethodPost, Path: "/containers/" + id + "/start"}, id, 0)
 	r := Record{
 		Time: time.Now().UTC(), Peer: "berm", Method: http.MethodPost, Route: "/containers/{id}/start", Version: v.String(),
 		Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile, Verdict: VerdictAllowed, Objects: []string{id},
@@ -65,9 +74,9 @@ func (d *Proxy) StartContainer(ctx context.Context, id string) error {
 	return resp.Body.Close()
 }
 
-// start starts the container, or stops and starts it, once no other start of it goes on.
+// startOne starts the container, or stops and starts it, once no other start of it goes on.
 // It returns the engine's answer, which has no body. An answer that is an error is one.
-func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, error) {
+func startOne(c *call, a upstream.Ask, id string, wait time.Duration) (*http.Response, error) {
 	over, err := c.startLocks.Lock(c.ctx, id)
 	if err != nil {
 		return nil, err
@@ -75,7 +84,7 @@ func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, erro
 	defer over()
 	waiting := c.ctx
 	defer c.detach(makeTimeout + wait)() // verify what was started even if the client leaves
-	v, err := c.engine.max(c.ctx)
+	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +104,7 @@ func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, erro
 	if err := expired(ct); err != nil {
 		return nil, err
 	}
-	leaveMounts, err := c.starting(waiting, ct)
+	leaveMounts, err := claimMounts(waiting, c, ct)
 	if err != nil {
 		return nil, err
 	}
@@ -111,15 +120,15 @@ func (c *call) start(a ask, id string, wait time.Duration) (*http.Response, erro
 		if err := c.allow([]policy.Reason{{Rule: "verify.start", Message: "the container was denied, and made in mode audit", Allowed: "a new container"}}); err != nil {
 			return nil, err
 		}
-		return c.askForStart(a)
+		return askForStart(c, a)
 	}
-	return c.startHeld(a, e, ct, v)
+	return startHeld(c, a, e, ct, v)
 }
 
-func (c *call) askForStart(a ask) (*http.Response, error) {
+func askForStart(c *call, a upstream.Ask) (*http.Response, error) {
 	resp, err := c.ask(a)
 	if err == nil && resp.StatusCode >= 400 {
-		return nil, failure(resp)
+		return nil, upstream.Failure(resp)
 	}
 	return resp, err
 }
@@ -135,50 +144,42 @@ func (c *call) detach(most time.Duration) (back func()) {
 
 // stopContainer stops a container. The engine goes on with it when the caller has left,
 // so the call does too: it counts for as long.
-func (c *call) stopContainer() error {
-	query, wait, err := c.startQuery()
-	if err != nil {
-		return err
-	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	leave, err := c.act("stops "+id, maxStops)
+func stopContainer(c *call) error {
+	id, query, wait, leave, err := acting(c, "stops", maxStops)
 	if err != nil {
 		return err
 	}
 	defer leave()
 	defer c.detach(makeTimeout + wait)()
-	return c.end(ask{path: "/containers/" + id + "/stop", query: query}, id, true)
+	return endContainer(c, upstream.Ask{Path: "/containers/" + id + "/stop", Query: query}, id, true)
 }
 
 // startHeld starts a container as it was allowed, with the sources of its binds held
 // until the engine has mounted them. It removes a container that is not as it was allowed.
-func (c *call) startHeld(a ask, e effective, ct *container.InspectResponse, v version) (*http.Response, error) {
-	if err := c.judged(c.stillAllowed(e, ct.HostConfig)); err != nil {
+func startHeld(c *call, a upstream.Ask, e effective, ct *container.InspectResponse, v upstream.Version) (*http.Response, error) {
+	if err := c.judged(stillAllowed(c, e, ct.HostConfig)); err != nil {
 		return nil, err
 	}
-	release, err := c.hold(&e, ct)
+	release, err := holdBinds(c, &e, ct)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	if err := c.judged(c.verifyStart(e, ct, v)); err != nil {
+	if err := c.judged(verifyStart(c, e, ct, v)); err != nil {
 		return nil, err
 	}
-	resp, err := c.askForStart(a)
+	resp, err := askForStart(c, a)
 	if err != nil {
-		if statusOf(err) == 0 { // the answer is lost, but the container may run
-			defer c.detach(undoTimeout)()
-			if err := c.verifyStarted(e, ct, v); err != nil {
-				c.endUnfit(ct.ID, v, err)
+		if upstream.StatusOf(err) == 0 { // the answer is lost, but the container may run
+			defer c.detach(upstream.UndoTimeout)()
+			if err := verifyStarted(c, e, ct, v); err != nil {
+				endUnfit(c, ct.ID, v, err)
 			}
 		}
 		return nil, err
 	}
-	if err := c.judged(c.verifyStarted(e, ct, v)); err != nil {
-		c.endUnfit(ct.ID, v, err)
+	if err := c.judged(verifyStarted(c, e, ct, v)); err != nil {
+		endUnfit(c, ct.ID, v, err)
 		return nil, err
 	}
 	return resp, nil
@@ -186,23 +187,23 @@ func (c *call) startHeld(a ask, e effective, ct *container.InspectResponse, v ve
 
 // verifyStarted verifies a container that was just started. Before is what it was like
 // then. A container that is gone already is fine.
-func (c *call) verifyStarted(e effective, before *container.InspectResponse, v version) error {
+func verifyStarted(c *call, e effective, before *container.InspectResponse, v upstream.Version) error {
 	now, err := c.inspect(before.ID, v)
-	if statusOf(err) == http.StatusNotFound {
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if err := c.verifyStart(e, now, v); err != nil {
+	if err := verifyStart(c, e, now, v); err != nil {
 		return err
 	}
-	return c.verifyHeld(e, before, now, v)
+	return verifyHeld(c, e, before, now, v)
 }
 
 // startQuery reads what a start, a restart or a stop may be told, and how long the container
 // may take to end. An end that is waited for as long as it takes is bounded.
-func (c *call) startQuery() (url.Values, time.Duration, error) {
+func startQuery(c *call) (url.Values, time.Duration, error) {
 	query, wait := url.Values{}, time.Duration(0)
 	if keys := c.query.Get("detachKeys"); keys != "" {
 		if err := detachKeys(keys); err != nil {
@@ -212,22 +213,22 @@ func (c *call) startQuery() (url.Values, time.Duration, error) {
 	}
 	if signal := c.query.Get("signal"); signal != "" {
 		if !signalName.MatchString(signal) {
-			return nil, 0, malformed("Invalid signal: " + shorten(signal))
+			return nil, 0, proxy.Malformed("Invalid signal: " + body.Shorten(signal))
 		}
 		query.Set("signal", signal)
 	}
 	if c.query.Get("t") != "" {
 		n, err := c.number("t")
-		if err != nil || n < -1 || n > maxStopSeconds {
-			return nil, 0, malformed("the time to end is not a number of seconds")
+		if err != nil || n < -1 || n > body.MaxStopSeconds {
+			return nil, 0, proxy.Malformed("the time to end is not a number of seconds")
 		}
 		if n < 0 {
-			n = maxStopSeconds
+			n = body.MaxStopSeconds
 		}
 		query.Set("t", strconv.FormatInt(n, 10))
 	}
 	if path.Base(c.route.template) != "start" {
-		wait = maxStopSeconds * time.Second
+		wait = body.MaxStopSeconds * time.Second
 	}
 	return query, wait, nil
 }

@@ -9,6 +9,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/swarm"
 	"github.com/docker/docker/api/types/system"
@@ -19,26 +24,26 @@ import (
 
 func systemRoutes() []route {
 	return []route{
-		{method: http.MethodGet, template: "/_ping", serve: (*call).ping},
-		{method: http.MethodHead, template: "/_ping", serve: (*call).ping},
-		{method: http.MethodGet, template: "/version", serve: (*call).versions},
-		{method: http.MethodGet, template: "/info", serve: (*call).info},
-		{method: http.MethodGet, template: "/system/df", query: []string{"type*", "verbose"}, since: 25, serve: (*call).diskUsage},
+		{method: http.MethodGet, template: "/_ping", serve: pingEngine},
+		{method: http.MethodHead, template: "/_ping", serve: pingEngine},
+		{method: http.MethodGet, template: "/version", serve: engineVersions},
+		{method: http.MethodGet, template: "/info", serve: engineInfo},
+		{method: http.MethodGet, template: "/system/df", query: []string{"type*", "verbose"}, since: 25, serve: diskUsage},
 	}
 }
 
-// ping tells that the engine answers, and in which version it is to be spoken to.
-func (c *call) ping() error {
-	resp, err := c.ask(ask{path: "/_ping"})
+// pingEngine tells that the engine answers, and in which version it is to be spoken to.
+func pingEngine(c *call) error {
+	resp, err := c.ask(upstream.Ask{Path: "/_ping"})
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return failure(resp)
+		return upstream.Failure(resp)
 	}
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, bufferSize))
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, upstream.BufferSize))
 	_ = resp.Body.Close()
-	most, err := c.engine.max(c.ctx)
+	most, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return err
 	}
@@ -57,8 +62,8 @@ func (c *call) ping() error {
 	return nil
 }
 
-// versions are the engine's, with the API's as the door has it.
-func (c *call) versions() error {
+// engineVersions are the engine's, with the API's as the door has it.
+func engineVersions(c *call) error {
 	var told struct {
 		Platform      map[string]string `json:",omitempty"`
 		Components    []component       `json:",omitempty"`
@@ -73,14 +78,14 @@ func (c *call) versions() error {
 		Experimental  bool   `json:",omitempty"`
 		BuildTime     string `json:",omitempty"`
 	}
-	if err := c.engine.get(c.ctx, c.version, "/version", nil, &told); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/version", nil, &told); err != nil {
 		return err
 	}
-	most, err := c.engine.max(c.ctx)
+	most, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return err
 	}
-	told.APIVersion, told.MinAPIVersion = most.String(), oldest.String()
+	told.APIVersion, told.MinAPIVersion = most.String(), upstream.Oldest.String()
 	for _, part := range told.Components {
 		if part.Details["ApiVersion"] != "" {
 			part.Details["ApiVersion"], part.Details["MinAPIVersion"] = told.APIVersion, told.MinAPIVersion
@@ -96,14 +101,14 @@ type component struct {
 	Details map[string]string `json:",omitempty"`
 }
 
-// info tells what clients go by, and nothing of the host's or others' affairs.
-func (c *call) info() error {
+// engineInfo tells what clients go by, and nothing of the host's or others' affairs.
+func engineInfo(c *call) error {
 	p, err := c.profile()
 	if err != nil {
 		return err
 	}
 	var of system.Info
-	if err := c.engine.get(c.ctx, c.version, "/info", nil, &of); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/info", nil, &of); err != nil {
 		return err
 	}
 	told := system.Info{
@@ -145,11 +150,11 @@ func (c *call) info() error {
 }
 
 // diskUsage is of the caller's own containers, volumes and images.
-func (c *call) diskUsage() error {
+func diskUsage(c *call) error {
 	types := map[string]string{"Images": "image", "Containers": "container", "Volumes": "volume"}
 	for _, kind := range c.query["type"] {
 		if !slices.Contains([]string{"container", "image", "volume", "build-cache"}, kind) {
-			return malformed("unknown object type: " + shorten(kind))
+			return proxy.Malformed("unknown object type: " + body.Shorten(kind))
 		}
 	}
 	all := c.version < 42 || len(c.query["type"]) == 0
@@ -169,7 +174,7 @@ func (c *call) diskUsage() error {
 		if lists[e.list] == nil || !all && !slices.Contains(c.query["type"], types[e.list]) {
 			continue
 		}
-		own, err := c.ownEntry(kinds[e.list], e.list, e.raw)
+		own, err := ownEntry(c, kinds[e.list], e.list, e.raw)
 		if err != nil {
 			return err
 		}
@@ -213,12 +218,12 @@ func (u *usage) of(c *call) ([]usageEntry, error) {
 		defer cancel()
 		var all []usageEntry
 		size := 0
-		err := c.engine.eachSlow(ctx, c.version, "/system/df", nil, func(list string, entry json.RawMessage) error {
+		err := c.engine.EachLong(ctx, c.version, "/system/df", nil, func(list string, entry json.RawMessage) error {
 			if list == "" || list == "BuildCache" {
 				return nil
 			}
-			if size += len(entry); size > maxAnswer {
-				return fmt.Errorf("the engine's answer is over %d bytes", maxAnswer)
+			if size += len(entry); size > upstream.MaxAnswer {
+				return fmt.Errorf("the engine's answer is over %d bytes", upstream.MaxAnswer)
 			}
 			all = append(all, usageEntry{list, entry})
 			return nil

@@ -12,6 +12,11 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 const (
@@ -41,7 +46,7 @@ type tarFilter struct {
 
 // newTarFilter judges the first header too.
 func newTarFilter(r io.Reader, closed bool) (*tarFilter, error) {
-	f := &tarFilter{in: tar.NewReader(r), chunk: make([]byte, bufferSize), seed: maphash.MakeSeed(), kinds: map[uint64]byte{}, closed: closed}
+	f := &tarFilter{in: tar.NewReader(r), chunk: make([]byte, upstream.BufferSize), seed: maphash.MakeSeed(), kinds: map[uint64]byte{}, closed: closed}
 	f.out = tar.NewWriter(&f.written)
 	if f.fill(); f.refusal.Load() != nil {
 		return nil, f.err
@@ -101,7 +106,7 @@ func (f *tarFilter) step() error {
 		return err
 	}
 	if err := f.out.WriteHeader(clean); err != nil {
-		return denied("archive.entry", "", fmt.Sprintf("the header of %q can't be written: %v", shorten(h.Name), err), "another header")
+		return denied("archive.entry", "", fmt.Sprintf("the header of %q can't be written: %v", body.Shorten(h.Name), err), "another header")
 	}
 	f.content = clean.Size > 0
 	return nil
@@ -113,7 +118,7 @@ func tarError(err error) error {
 	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong):
 		return denied("archive.plain", "", "the body is not a plain tar archive", "tar without compression")
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return malformed("the tar archive is cut off")
+		return proxy.Malformed("the tar archive is cut off")
 	}
 	return err
 }
@@ -121,7 +126,7 @@ func tarError(err error) error {
 // judge gives the header that Berm writes for one of the caller's.
 func (f *tarFilter) judge(h *tar.Header) (*tar.Header, error) {
 	refuse := func(rule, reason, allowed string) (*tar.Header, error) {
-		return nil, denied(rule, "", fmt.Sprintf("archive entry %q is refused: %s", shorten(h.Name), reason), allowed)
+		return nil, denied(rule, "", fmt.Sprintf("archive entry %q is refused: %s", body.Shorten(h.Name), reason), allowed)
 	}
 	name := path.Clean(h.Name)
 	components := strings.Split(h.Name, "/")
@@ -151,7 +156,7 @@ func (f *tarFilter) judge(h *tar.Header) (*tar.Header, error) {
 		out.Linkname = h.Linkname
 	case tar.TypeLink:
 		if f.kind(h.Linkname) != tar.TypeReg {
-			return refuse("archive.link", fmt.Sprintf("it is a hard link to %q, which isn't a file before it in the archive", shorten(h.Linkname)), "hard links to files of the same archive")
+			return refuse("archive.link", fmt.Sprintf("it is a hard link to %q, which isn't a file before it in the archive", body.Shorten(h.Linkname)), "hard links to files of the same archive")
 		}
 		out.Linkname = "./" + path.Clean(h.Linkname)
 	case tar.TypeBlock, tar.TypeChar, tar.TypeFifo:
@@ -178,7 +183,7 @@ func (f *tarFilter) judge(h *tar.Header) (*tar.Header, error) {
 			return refuse("archive.entry", "it is a sparse file", "tar without --sparse")
 		case !ok: // the header's own fields, and what engines ignore
 		case !strings.HasPrefix(attribute, "user.") || strings.HasPrefix(attribute, "user.overlay."):
-			return refuse("archive.xattr", fmt.Sprintf("it has the extended attribute %q", shorten(attribute)), "attributes of users, as user.comment")
+			return refuse("archive.xattr", fmt.Sprintf("it has the extended attribute %q", body.Shorten(attribute)), "attributes of users, as user.comment")
 		default:
 			if out.PAXRecords == nil {
 				out.PAXRecords = map[string]string{}

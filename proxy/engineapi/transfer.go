@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 )
@@ -71,8 +73,8 @@ func slow(what string) error {
 
 // transfer serves an archive of a container: not for longer than the container has to
 // live, nor for a caller that doesn't go on taking or giving it.
-func (c *call) transfer(id string, serve func(body io.Reader) error) error {
-	until, err := c.until(id)
+func transfer(c *call, id string, serve func(body io.Reader) error) error {
+	until, err := archiveUntil(c, id)
 	if err != nil {
 		return err
 	}
@@ -81,15 +83,15 @@ func (c *call) transfer(id string, serve func(body io.Reader) error) error {
 		return err
 	}
 	defer leave()
-	return c.archive(until, func(end context.CancelCauseFunc, body io.Reader) error {
+	return transferArchive(c, until, func(end context.CancelCauseFunc, body io.Reader) error {
 		c.transfers.enter(id, c, end)
 		defer c.transfers.leave(id, c)
 		return serve(body)
 	})
 }
 
-// archive serves an archive until a time, to a caller that goes on taking or giving it.
-func (c *call) archive(until time.Time, serve func(end context.CancelCauseFunc, body io.Reader) error) error {
+// transferArchive serves an archive until a time, to a caller that goes on taking or giving it.
+func transferArchive(c *call, until time.Time, serve func(end context.CancelCauseFunc, body io.Reader) error) error {
 	client, w := c.ctx, c.w
 	limited, cancel := context.WithDeadlineCause(client, until, slow("its time is up"))
 	defer cancel()
@@ -110,7 +112,7 @@ func (c *call) archive(until time.Time, serve func(end context.CancelCauseFunc, 
 			_ = conn.SetWriteDeadline(time.Time{}) // for the error, or the connection's next answer
 		}
 	}()
-	err = serve(end, c.patient(ctx, end, c.r.Body))
+	err = serve(end, patient(ctx, c, end, c.r.Body))
 	if err != nil && ctx.Err() != nil && client.Err() == nil {
 		return context.Cause(ctx)
 	}
@@ -118,13 +120,13 @@ func (c *call) archive(until time.Time, serve func(end context.CancelCauseFunc, 
 }
 
 // patient gives the body to a caller that goes on giving it, and ends ctx otherwise.
-func (c *call) patient(ctx context.Context, end context.CancelCauseFunc, body io.Reader) io.Reader {
+func patient(ctx context.Context, c *call, end context.CancelCauseFunc, body io.Reader) io.Reader {
 	stall := c.transfers.stall
 	return &patientReader{Reader: body, conn: http.NewResponseController(c.w), ctx: ctx, end: end, stall: stall, left: stall}
 }
 
-// until is when an archive of a container has to be over.
-func (c *call) until(id string) (time.Time, error) {
+// archiveUntil is when an archive of a container has to be over.
+func archiveUntil(c *call, id string) (time.Time, error) {
 	label, ok := c.ends.get(id)
 	if !ok {
 		ct, _, err := c.container(id)
@@ -181,7 +183,7 @@ func (r *patientReader) Read(b []byte) (int, error) {
 	}
 	n, err := r.Reader.Read(b)
 	r.left -= time.Since(begun)
-	if r.piece += n; r.piece >= bufferSize {
+	if r.piece += n; r.piece >= upstream.BufferSize {
 		r.left, r.piece = r.stall, 0
 	}
 	switch {

@@ -3,28 +3,31 @@ package engineapi
 import (
 	"net/http"
 
-	"github.com/docker/docker/api/types/container"
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/bermhq/berm/policy"
 )
 
 // updateContainer changes a container's resources and restart policy, within what its
 // profile allows a new one.
-func (c *call) updateContainer() error {
-	var body updateBody
-	if err := c.decode(&body); err != nil {
+func updateContainer(c *call) error {
+	var b body.Update
+	if err := c.decode(&b); err != nil {
 		return err
 	}
-	if err := body.check(); err != nil {
+	if err := b.Check(); err != nil {
 		return err
 	}
-	if n := body.RestartPolicy.MaximumRetryCount; n < 0 || n > 1<<31-1 {
-		return malformed("maximum retry count cannot be negative, or that large")
+	if n := b.RestartPolicy.MaximumRetryCount; n < 0 || n > 1<<31-1 {
+		return proxy.Malformed("maximum retry count cannot be negative, or that large")
 	}
 	req := policy.ContainerRequest{
-		Profile: c.caller.Profile, Restart: body.RestartPolicy.Name, Devices: body.devices(), Other: body.refused(""),
+		Profile: c.caller.Profile, Restart: b.RestartPolicy.Name, Devices: b.DeviceList(), Other: b.Refused(""),
 	}
-	body.resources(&req)
+	b.Resources(&req)
 	if len(req.Ulimits) > 0 {
 		req.Other = append(req.Other, policy.OtherField{Field: "Ulimits", Value: req.Ulimits[0].Name})
 		req.Ulimits = nil
@@ -37,32 +40,32 @@ func (c *call) updateContainer() error {
 	if err != nil {
 		return err
 	}
-	host, err := c.engine.hostInfo(c.ctx, c.version)
+	host, err := c.engine.HostInfo(c.ctx, c.version)
 	if err != nil {
 		return err
 	}
-	verdict.Spec.CPUs = min(verdict.Spec.CPUs, float64(host.cpus))
-	asked := body.RestartPolicy.policy()
+	verdict.Spec.CPUs = min(verdict.Spec.CPUs, float64(host.CPUs))
+	asked := restartPolicy(b.RestartPolicy)
 	_, ours := c.restartedHere(ct.ID, ct.Config.Labels)
 	if ours {
 		if ct.HostConfig.AutoRemove && !asked.None() {
 			return conflict("Cannot update container " + ct.ID + ": Conflicting options: Restart policy cannot be updated because AutoRemove is enabled for the container")
 		}
-		body.RestartPolicy, verdict.Spec.Restart = restartBody{}, "" // the engine keeps none
+		b.RestartPolicy, verdict.Spec.Restart = body.Restart{}, "" // the engine keeps none
 	}
-	var change any = &body // of mode audit
+	var change any = &b // of mode audit
 	if verdict.Allowed() {
-		change = body.encode(verdict.Spec)
+		change = b.Encode(verdict.Spec)
 	}
-	defer c.detach(askTimeout)()
-	v, err := c.engine.max(c.ctx)
+	defer c.detach(upstream.AskTimeout)()
+	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return err
 	}
 	answer := struct{ Warnings []string }{[]string{}}
-	err = c.engine.post(c.ctx, v, "/containers/"+ct.ID+"/update", nil, change, &answer)
+	err = c.engine.Post(c.ctx, v, "/containers/"+ct.ID+"/update", nil, change, &answer)
 	if verdict.Allowed() {
-		if verr := c.verifyUpdate(ct.ID, v); verr != nil {
+		if verr := verifyUpdate(c, ct.ID, v); verr != nil {
 			return verr
 		}
 	}
@@ -77,40 +80,25 @@ func (c *call) updateContainer() error {
 	return c.answer(http.StatusOK, answer)
 }
 
-// encode leaves out what stays as it is. Memory and swap go together, so that there is
-// no swap.
-func (b *updateBody) encode(s policy.ContainerSpec) container.UpdateConfig {
-	u := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(s.Restart)}}
-	if s.Restart == string(container.RestartPolicyOnFailure) {
-		u.RestartPolicy.MaximumRetryCount = int(b.RestartPolicy.MaximumRetryCount)
-	}
-	u.Memory, u.MemorySwap, u.NanoCPUs = s.MemoryBytes, s.SwapBytes, nanoCPUs(s.CPUs)
-	if s.PidsLimit != 0 {
-		u.PidsLimit = &s.PidsLimit
-	}
-	b.harmless(&u.Resources)
-	return u
-}
-
 // verifyUpdate looks at what became of the container, also after an update that failed
 // half-way. One that is out of bounds goes.
-func (c *call) verifyUpdate(id string, v version) error {
+func verifyUpdate(c *call, id string, v upstream.Version) error {
 	ct, err := c.inspect(id, v)
-	if statusOf(err) == http.StatusNotFound {
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	e, err := effectiveOf(ct)
-	if err == nil && (e.Audit || c.withinLimits(e, ct.HostConfig)) {
+	if err == nil && (e.Audit || withinLimits(c, e, ct.HostConfig)) {
 		return nil
 	}
 	if err == nil {
 		err = denied("verify.update", "HostConfig.Resources", "the container is not as it was allowed after the update", "limits of the profile")
 	}
 	if err := c.judged(err); err != nil {
-		c.removeUnfit(id, v)
+		removeUnfit(c, id, v)
 		return err
 	}
 	return nil

@@ -26,7 +26,7 @@ type liar struct {
 	host string
 
 	mu     sync.Mutex
-	change func(inspected map[string]any)        // what a container's inspect tells
+	change func(told map[string]any)             // what a container's inspect tells, and info
 	lose   func(method, path string) (lose bool) // asked after the engine has done its part
 	refuse func(method, path string) bool        // asked before
 	stop   url.Values                            // how it was last told to stop a container
@@ -45,7 +45,8 @@ func (l *liar) now() (func(map[string]any), func(method, path string) bool, func
 	return l.change, l.lose, l.refuse
 }
 
-var inspectPath = regexp.MustCompile(`^/v[0-9.]+/containers/[0-9a-f]{64}/json$`)
+// changed are the answers that a liar changes.
+var changed = regexp.MustCompile(`^/v[0-9.]+/(containers/[0-9a-f]{64}/json|info)$`)
 
 func startLiar(t *testing.T, host string) *liar {
 	t.Helper()
@@ -58,7 +59,7 @@ func startLiar(t *testing.T, host string) *liar {
 		}, DisableKeepAlives: true},
 		ModifyResponse: func(r *http.Response) error {
 			change, _, _ := l.now()
-			if change == nil || !inspectPath.MatchString(r.Request.URL.Path) || r.StatusCode != http.StatusOK {
+			if change == nil || !changed.MatchString(r.Request.URL.Path) || r.StatusCode != http.StatusOK {
 				return nil
 			}
 			var told map[string]any
@@ -112,7 +113,11 @@ func put(path string, value any) func(map[string]any) {
 	return func(m map[string]any) {
 		names := strings.Split(path, ".")
 		for _, name := range names[:len(names)-1] {
-			m = m[name].(map[string]any)
+			inner, ok := m[name].(map[string]any)
+			if !ok {
+				return // of another answer
+			}
+			m = inner
 		}
 		m[names[len(names)-1]] = value
 	}

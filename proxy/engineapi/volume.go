@@ -8,6 +8,11 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
+
+	"github.com/bermhq/berm/proxy/engineapi/body"
+
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/volume"
 
@@ -17,21 +22,21 @@ import (
 
 func volumeRoutes() []route {
 	return []route{
-		{method: http.MethodGet, template: "/volumes", query: []string{"filters"}, serve: (*call).listVolumes},
-		{method: http.MethodPost, template: "/volumes/create", body: jsonBody, change: true, serve: (*call).createVolume},
-		{method: http.MethodGet, template: "/volumes/{name}", serve: (*call).inspectVolume},
-		{method: http.MethodDelete, template: "/volumes/{name}", query: []string{"force"}, change: true, serve: (*call).removeVolume},
-		{method: http.MethodPost, template: "/volumes/prune", query: []string{"filters"}, change: true, since: 25, serve: (*call).pruneVolumes},
+		{method: http.MethodGet, template: "/volumes", query: []string{"filters"}, serve: listVolumes},
+		{method: http.MethodPost, template: "/volumes/create", body: jsonBody, change: true, serve: createVolume},
+		{method: http.MethodGet, template: "/volumes/{name}", serve: inspectVolume},
+		{method: http.MethodDelete, template: "/volumes/{name}", query: []string{"force"}, change: true, serve: removeVolume},
+		{method: http.MethodPost, template: "/volumes/prune", query: []string{"filters"}, change: true, since: 25, serve: pruneVolumes},
 	}
 }
 
 var volumeName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
 
-func noVolume(name string) error { return notFound("get " + shorten(name) + ": no such volume") }
+func noVolume(name string) error { return notFound("get " + body.Shorten(name) + ": no such volume") }
 
-// volume gives a volume of the caller's, by its name, which may be another's tomorrow.
-func (c *call) volume(name string) (*volume.Volume, json.RawMessage, error) {
-	v, raw, err := c.anyVolume(name)
+// ownVolumeOf gives a volume of the caller's, by its name, which may be another's tomorrow.
+func ownVolumeOf(c *call, name string) (*volume.Volume, json.RawMessage, error) {
+	v, raw, err := anyVolume(c, name)
 	if err == nil && !c.own(lifecycle.ObjectVolume, v.Name, v.Labels) {
 		err = noVolume(name)
 	}
@@ -43,13 +48,13 @@ func (c *call) volume(name string) (*volume.Volume, json.RawMessage, error) {
 }
 
 // anyVolume is volume for a volume that may be anybody's.
-func (c *call) anyVolume(name string) (*volume.Volume, json.RawMessage, error) {
+func anyVolume(c *call, name string) (*volume.Volume, json.RawMessage, error) {
 	if !volumeName.MatchString(name) {
 		return nil, nil, noVolume(name)
 	}
 	var raw json.RawMessage
-	err := c.engine.get(c.ctx, c.version, "/volumes/"+name, nil, &raw)
-	if statusOf(err) == http.StatusNotFound {
+	err := c.engine.Get(c.ctx, c.version, "/volumes/"+name, nil, &raw)
+	if upstream.StatusOf(err) == http.StatusNotFound {
 		return nil, nil, noVolume(name)
 	}
 	if err != nil {
@@ -62,16 +67,16 @@ func (c *call) anyVolume(name string) (*volume.Volume, json.RawMessage, error) {
 	return &v, raw, nil
 }
 
-func (c *call) listVolumes() error {
+func listVolumes(c *call) error {
 	f, err := c.filters("dangling", "driver", "label", "name")
 	if err != nil {
 		return err
 	}
-	return c.listOwn(lifecycle.ObjectVolume, "/volumes", url.Values{"filters": {c.onlyOwn(f).String()}})
+	return listOwn(c, lifecycle.ObjectVolume, "/volumes", url.Values{"filters": {c.onlyOwn(f).String()}})
 }
 
-func (c *call) inspectVolume() error {
-	_, raw, err := c.volume(c.name)
+func inspectVolume(c *call) error {
+	_, raw, err := ownVolumeOf(c, c.name)
 	if err != nil {
 		return err
 	}
@@ -79,7 +84,7 @@ func (c *call) inspectVolume() error {
 }
 
 // createVolume makes a volume, or answers the caller's own of this name, as the engine does.
-func (c *call) createVolume() error {
+func createVolume(c *call) error {
 	var body struct {
 		Name              string            `json:"Name"`
 		Driver            string            `json:"Driver"`
@@ -98,7 +103,7 @@ func (c *call) createVolume() error {
 		return err
 	}
 	if body.Name != "" {
-		switch v, raw, err := c.anyVolume(body.Name); {
+		switch v, raw, err := anyVolume(c, body.Name); {
 		case err == nil && c.own(lifecycle.ObjectVolume, v.Name, v.Labels):
 			return c.answer(http.StatusCreated, raw)
 		case err == nil:
@@ -108,7 +113,7 @@ func (c *call) createVolume() error {
 			return err
 		}
 	}
-	raw, err := c.makeVolume(body.Name, body.Driver, body.DriverOpts, body.Labels)
+	raw, err := makeVolume(c, body.Name, body.Driver, body.DriverOpts, body.Labels)
 	if err != nil {
 		return err
 	}
@@ -116,12 +121,12 @@ func (c *call) createVolume() error {
 }
 
 func volumeTaken(name string) error {
-	return conflict(fmt.Sprintf("the volume name %q is taken", shorten(name)))
+	return conflict(fmt.Sprintf("the volume name %q is taken", body.Shorten(name)))
 }
 
 // makeVolume makes a volume of the caller's. A driver other than the local one and options
 // are only ever those of a caller in mode audit.
-func (c *call) makeVolume(name, driver string, options, own map[string]string) (json.RawMessage, error) {
+func makeVolume(c *call, name, driver string, options, own map[string]string) (json.RawMessage, error) {
 	ttl, err := c.callersLabels(own)
 	if err != nil {
 		return nil, err
@@ -135,10 +140,10 @@ func (c *call) makeVolume(name, driver string, options, own map[string]string) (
 		return nil, err
 	}
 	defer leave()
-	labels := c.stamp(lifecycle.ObjectVolume, own, life, most)
+	labels := stampLabels(c, lifecycle.ObjectVolume, own, life, most)
 	var raw json.RawMessage
 	create := volume.CreateOptions{Name: name, Driver: cmp.Or(driver, "local"), DriverOpts: options, Labels: labels}
-	if err := c.engine.post(c.ctx, c.version, "/volumes/create", nil, create, &raw); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/volumes/create", nil, create, &raw); err != nil {
 		return nil, err
 	}
 	var made volume.Volume
@@ -150,15 +155,15 @@ func (c *call) makeVolume(name, driver string, options, own map[string]string) (
 		return nil, volumeTaken(made.Name)
 	}
 	if !c.caller.Audit && (made.Driver != "local" || len(made.Options) > 0) {
-		c.undo("volume", made.Name, "/volumes/"+made.Name, url.Values{"force": {"1"}})
+		removeUnwanted(c, "/volumes/"+made.Name, url.Values{"force": {"1"}})
 		return nil, denied("verify.create", "Driver", "the engine made another volume than it was asked for", "a local volume without options")
 	}
 	c.about(made.Name)
 	return raw, nil
 }
 
-func (c *call) removeVolume() error {
-	v, _, err := c.volume(c.name)
+func removeVolume(c *call) error {
+	v, _, err := ownVolumeOf(c, c.name)
 	if errors.Is(err, errNotFound) && c.flag("force") {
 		return c.done() // as the engine says of what isn't there
 	}
@@ -169,10 +174,10 @@ func (c *call) removeVolume() error {
 	if c.flag("force") {
 		query.Set("force", "1")
 	}
-	return c.forward(ask{path: "/volumes/" + v.Name, query: query}, false)
+	return c.forward(upstream.Ask{Path: "/volumes/" + v.Name, Query: query}, false)
 }
 
-func (c *call) pruneVolumes() error {
+func pruneVolumes(c *call) error {
 	f, err := c.filters("label", "label!", "all")
 	if err != nil {
 		return err
@@ -180,5 +185,34 @@ func (c *call) pruneVolumes() error {
 	if c.version < 42 {
 		delete(f, "all") // it is what older engines do
 	}
-	return c.forward(ask{path: "/volumes/prune", query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+	return c.forward(upstream.Ask{Path: "/volumes/prune", Query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+}
+
+// lookUpVolumes finds out whose the volumes are, and which aren't there.
+func lookUpVolumes(c *call, list []body.Mounted) (missing []string, err error) {
+	for i := range list {
+		m := &list[i]
+		if m.Type != "volume" || !volumeName.MatchString(m.Source) {
+			continue // what is no name is the policy's to refuse
+		}
+		v, _, err := anyVolume(c, m.Source)
+		switch {
+		case errors.Is(err, errNotFound):
+			if !slices.Contains(missing, m.Source) {
+				missing = append(missing, m.Source)
+			}
+		case err != nil:
+			return nil, err
+		case c.caller.Audit && c.others(lifecycle.ObjectVolume, v.Name, v.Labels):
+			return nil, noVolume(m.Source)
+		default:
+			m.Own = ownVolume(c, v)
+		}
+	}
+	return missing, nil
+}
+
+// ownVolume tells whether a volume is the caller's, and nothing but a directory of the engine's.
+func ownVolume(c *call, v *volume.Volume) bool {
+	return c.own(lifecycle.ObjectVolume, v.Name, v.Labels) && v.Driver == "local" && len(v.Options) == 0
 }

@@ -27,13 +27,13 @@ import (
 // noStore is a store that keeps nothing.
 type noStore struct{}
 
-func (noStore) Records(context.Context) ([]lifecycle.Record, error) { return nil, nil }
-func (noStore) Put(context.Context, lifecycle.Record) error         { return nil }
-func (noStore) Touch(context.Context, map[string]time.Time) error   { return nil }
-func (noStore) Delete(context.Context, ...string) error             { return nil }
-func (noStore) Fresh() bool                                         { return true }
-func (noStore) TookOver(context.Context) error                      { return nil }
-func (noStore) Ping(context.Context) error                          { return nil }
+func (noStore) Records(context.Context) ([]lifecycle.Sandbox, error) { return nil, nil }
+func (noStore) Put(context.Context, lifecycle.Sandbox) error         { return nil }
+func (noStore) Touch(context.Context, map[string]time.Time) error    { return nil }
+func (noStore) Delete(context.Context, ...string) error              { return nil }
+func (noStore) Fresh() bool                                          { return true }
+func (noStore) TookOver(context.Context) error                       { return nil }
+func (noStore) Ping(context.Context) error                           { return nil }
 
 // house is the API on a real manager, whose engine is in memory, with a sandbox "k".
 type house struct {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -93,6 +94,18 @@ func (s *session) distrust() {
 	}
 }
 
+// discard keeps a session that was found dead from being used again.
+func (s *session) discard() {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	if s.served != nil {
+		s.endLocked()
+		return
+	}
+	s.hangUp()
+	s.b.dialled = slices.DeleteFunc(s.b.dialled, func(other *session) bool { return other == s })
+}
+
 // fits reports whether the program's user is the one that is asked for.
 func (s *session) fits(user string) bool {
 	uid, gid, both := strings.Cut(user, ":")
@@ -111,7 +124,7 @@ func (s *session) open() (*conn, error) {
 	case errors.Is(err, yamux.ErrConnectionWriteTimeout):
 		return nil, errSilent
 	case err != nil:
-		s.hangUp()
+		s.discard()
 		return nil, errDead
 	}
 	nc := &stream{Stream: st}

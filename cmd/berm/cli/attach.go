@@ -1,12 +1,14 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"os"
 	"os/signal"
@@ -54,9 +56,10 @@ type session struct {
 	in       io.Reader                                                  // nil gives no input
 	stdout   io.Writer
 	stderr   io.Writer
-	terminal *terminal // nil if there is none
-	kill     func()    // for who can't wait; nil: leaves it running
-	detach   bool      // an interrupt leaves it running
+	terminal *terminal     // nil if there is none
+	kill     func()        // for who can't wait; nil: leaves it running
+	timeout  time.Duration // of the command, once it is known
+	detach   bool          // an interrupt leaves it running
 }
 
 // run stays with the command until its end.
@@ -103,6 +106,24 @@ func (s *session) run(ctx context.Context) (apitype.AttachEnd, error) {
 		err = &config.ExitError{Code: exitSignal + int(syscall.SIGPIPE)}
 	}
 	return end, err
+}
+
+// stay is run for what goes by an ID, and returns its exit code.
+func (s *session) stay(ctx context.Context, what, id string) (int, error) {
+	end, err := s.run(ctx)
+	switch {
+	case errors.Is(err, errDetached):
+		_, err = fmt.Fprintf(s.stderr, "berm: detached; the %s goes on as %s\n", what, id)
+		return 0, err
+	case errors.Is(err, errCutOff):
+		return 0, fmt.Errorf("%w; the %s goes on as %s, if the sandbox does", err, what, id)
+	case err != nil:
+		return 0, err
+	}
+	if end.QuotaExceeded {
+		_, _ = fmt.Fprintf(s.stderr, "berm: the %s left the workspace over its quota; the sandbox was stopped, its files are kept\n", what)
+	}
+	return endCode(end, s.timeout)
 }
 
 // follow attaches, and does it again where it was cut off, unless input may have been
@@ -193,7 +214,7 @@ func (n *current) send(ctx context.Context, ctl apitype.AttachControl) bool {
 	c := n.c
 	n.mu.Unlock()
 	if c != nil {
-		_ = c.control(ctx, ctl) // whoever reads the output learns of what there is to know
+		_ = c.control(ctx, ctl) // the reader of the output sees the error
 	}
 	return c != nil
 }
@@ -210,8 +231,8 @@ func printTo(w io.Writer, data []byte) error {
 	return fmt.Errorf("print the output: %w", err)
 }
 
-// attachment is a connection by WebSocket, in bytes.
-type attachment struct {
+// socketConnection is a connection by WebSocket, in bytes.
+type socketConnection struct {
 	ws   *websocket.Conn
 	at   int64
 	fail func(text string) // tells what couldn't be done
@@ -228,7 +249,7 @@ func attach(ctx context.Context, to client.Handshake, fail func(text string)) (c
 		return nil, refused(resp)
 	}
 	ws.SetReadLimit(maxMessage)
-	return &attachment{ws: ws, at: -1, fail: fail}, nil
+	return &socketConnection{ws: ws, at: -1, fail: fail}, nil
 }
 
 // refused is the error of a handshake that was answered otherwise.
@@ -241,11 +262,11 @@ func refused(resp *http.Response) error {
 	return e
 }
 
-func (a *attachment) seq() int64 { return a.at }
+func (a *socketConnection) seq() int64 { return a.at }
 
-func (a *attachment) close() { _ = a.ws.CloseNow() }
+func (a *socketConnection) close() { _ = a.ws.CloseNow() }
 
-func (a *attachment) follow(ctx context.Context, stdout, stderr io.Writer) (apitype.AttachEnd, error) {
+func (a *socketConnection) follow(ctx context.Context, stdout, stderr io.Writer) (apitype.AttachEnd, error) {
 	for {
 		kind, data, err := a.ws.Read(ctx)
 		switch {
@@ -288,7 +309,7 @@ func attachEnd(err error) (end apitype.AttachEnd, _ error) {
 	return end, fmt.Errorf("the server ended the attachment: %s (%d)", cmp.Or(closed.Reason, "it gave no reason"), closed.Code)
 }
 
-func (a *attachment) text(data []byte) error {
+func (a *socketConnection) text(data []byte) error {
 	var m struct {
 		apitype.AttachStart
 		apitype.AttachError
@@ -304,17 +325,113 @@ func (a *attachment) text(data []byte) error {
 	return nil
 }
 
-func (a *attachment) write(ctx context.Context, input []byte) error {
+func (a *socketConnection) write(ctx context.Context, input []byte) error {
 	if err := a.ws.Write(ctx, websocket.MessageBinary, input); err != nil {
 		return fmt.Errorf("%w: %w", errCutOff, err)
 	}
 	return nil
 }
 
-func (a *attachment) control(ctx context.Context, c apitype.AttachControl) error {
+func (a *socketConnection) control(ctx context.Context, c apitype.AttachControl) error {
 	data, err := json.Marshal(c)
 	if err != nil {
 		return err
 	}
 	return a.ws.Write(ctx, websocket.MessageText, data)
+}
+
+// attachProcess stays with a process until its end. From is the place in the output
+// after which to begin; -1 is wherever there is something.
+func attachProcess(ctx context.Context, c *client.Client, s *session, key, id string, opts client.AttachOptions, from int64) (int, error) {
+	s.attach = func(ctx context.Context, after int64) (connection, error) {
+		if after = max(from, after); after >= 0 {
+			opts.After = &after
+		}
+		return attach(ctx, c.AttachProcess(key, id, opts), func(text string) {
+			_, _ = fmt.Fprintln(s.stderr, "berm: "+text)
+		})
+	}
+	return s.stay(ctx, "process", id)
+}
+
+// streamConnection is a command that this program starts and follows: its output as a stream
+// of events, which the client takes up again by itself, and calls for all else.
+type streamConnection struct {
+	session *session
+	c       *client.Client
+	key     string
+	req     apitype.ExecRequest
+	next    func() (apitype.StreamEvent, error, bool)
+	stop    func()
+	at      int64
+}
+
+// attach starts the command.
+func (x *streamConnection) attach(ctx context.Context, _ int64) (connection, error) {
+	x.next, x.stop = iter.Pull2(x.c.ExecStream(ctx, x.key, x.req))
+	ev, err, _ := x.next()
+	if err == nil && (ev.Event != apitype.EventStart || ev.Execution == nil) {
+		err = fmt.Errorf("the server began the stream with the event %q", ev.Event)
+	}
+	if err != nil {
+		x.stop()
+		return nil, err
+	}
+	x.session.timeout, x.at = time.Duration(ev.Execution.Timeout), ev.Seq
+	return x, nil
+}
+
+func (x *streamConnection) seq() int64 { return x.at }
+
+func (x *streamConnection) close() { x.stop() }
+
+func (x *streamConnection) follow(_ context.Context, stdout, stderr io.Writer) (apitype.AttachEnd, error) {
+	for {
+		ev, err, ok := x.next()
+		switch {
+		case !ok:
+			return apitype.AttachEnd{}, errors.New("the server didn't say how the command ended")
+		case err != nil:
+			return apitype.AttachEnd{}, fmt.Errorf("the command %s is out of sight: %w", x.req.ExecID, explain(err))
+		case ev.Event == apitype.EventStdout:
+			err = printTo(stdout, ev.DataBase64)
+		case ev.Event == apitype.EventStderr:
+			err = printTo(stderr, ev.DataBase64)
+		case ev.Event == apitype.EventExit && ev.Exit != nil:
+			full := ev.WorkspaceQuota != nil && ev.WorkspaceQuota.Exceeded
+			return apitype.AttachEnd{ExitCode: ev.ExitCode, Signal: ev.Signal, Status: ev.Status, QuotaExceeded: full}, nil
+		}
+		if err != nil {
+			return apitype.AttachEnd{}, err
+		}
+		x.at = ev.Seq
+	}
+}
+
+func (x *streamConnection) write(ctx context.Context, input []byte) error {
+	return x.input(ctx, input, false)
+}
+
+// input sends input, or that there is no more. What the command doesn't take any more
+// is no error.
+func (x *streamConnection) input(ctx context.Context, input []byte, end bool) error {
+	_, err := x.c.WriteExec(ctx, x.key, x.req.ExecID, bytes.NewReader(input), end)
+	var answer *client.Error
+	if errors.As(err, &answer) && answer.Code == "process_ended" {
+		return errCutOff
+	}
+	return err
+}
+
+func (x *streamConnection) control(ctx context.Context, ctl apitype.AttachControl) error {
+	var err error
+	switch {
+	case ctl.CloseStdin:
+		err = x.input(ctx, nil, true)
+	case ctl.Signal != nil:
+		_, err = x.c.SignalExec(ctx, x.key, x.req.ExecID, *ctl.Signal)
+	case ctl.Resize != nil:
+		_, err = x.c.ResizeExec(ctx, x.key, x.req.ExecID, ctl.Resize.Rows, ctl.Resize.Cols)
+	}
+	return err
 }

@@ -306,7 +306,7 @@ func (o *stackOptions) tell(out io.Writer, files []stackFile) error {
 	return err
 }
 
-// workingDir is empty if it can't be told.
+// workingDir is empty if it isn't known.
 func workingDir() string {
 	dir, err := os.Getwd()
 	if err != nil {

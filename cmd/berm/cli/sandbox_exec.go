@@ -1,14 +1,12 @@
 package cli
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"maps"
 	"os"
 	"strings"
@@ -61,8 +59,8 @@ was started. A sandbox without Berm's program in it gives the output, up to
   berm sandbox exec mine -d -- ./long-job`,
 		Args: cobra.MinimumNArgs(2),
 	}
-	cmd.RunE = commandAction(func(cmd *cobra.Command, args []string) (int, error) {
-		return flags.exec(cmd, args[0], args[1:], e)
+	cmd.RunE = flags.commandAction(func(cmd *cobra.Command, c *client.Client, args []string) (int, error) {
+		return flags.exec(cmd, c, args[0], args[1:], e)
 	})
 	f := cmd.Flags()
 	f.SetInterspersed(true)
@@ -79,11 +77,15 @@ was started. A sandbox without Berm's program in it gives the output, up to
 	return cmd
 }
 
-// commandAction turns a function that gives a command's exit code into a cobra
-// command's body. An error beside a code is what to say about it.
-func commandAction(f func(cmd *cobra.Command, args []string) (int, error)) func(*cobra.Command, []string) error {
+// commandAction is clientAction for a function that returns a command's exit code. An error
+// beside a code is what to say about it.
+func (f *clientFlags) commandAction(do func(cmd *cobra.Command, c *client.Client, args []string) (int, error)) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		code, err := f(cmd, args)
+		c, err := f.connect()
+		code := 0
+		if err == nil {
+			code, err = do(cmd, c, args)
+		}
 		var exit *config.ExitError
 		switch {
 		case err == nil && code == 0:
@@ -93,7 +95,7 @@ func commandAction(f func(cmd *cobra.Command, args []string) (int, error)) func(
 		case code == 0:
 			code = exitExec
 		}
-		return &config.ExitError{Code: code, Err: err}
+		return &config.ExitError{Code: code, Err: explain(err)}
 	}
 }
 
@@ -114,12 +116,9 @@ func (e execFlags) check(output string) error {
 	return nil
 }
 
-func (f *clientFlags) exec(cmd *cobra.Command, key string, command []string, e execFlags) (int, error) {
-	c, err := f.connect()
+func (f *clientFlags) exec(cmd *cobra.Command, c *client.Client, key string, command []string, e execFlags) (int, error) {
+	err := e.check(f.output)
 	if err != nil {
-		return 0, err
-	}
-	if err := e.check(f.output); err != nil {
 		return 0, err
 	}
 	req := apitype.ExecRequest{Command: command, Cwd: e.cwd, ExecID: e.id}
@@ -145,15 +144,15 @@ func (f *clientFlags) exec(cmd *cobra.Command, key string, command []string, e e
 			return errors.Join(outErr, errErr)
 		})
 	}
-	return code, explain(err)
+	return code, err
 }
 
 func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest) error {
 	x, err := c.StartExec(cmd.Context(), key, req)
-	return explain(answer(f, cmd, x, err, func(out io.Writer, x *apitype.Execution) error {
+	return answer(f, cmd, x, err, func(out io.Writer, x *apitype.Execution) error {
 		_, err := fmt.Fprintln(out, x.ExecID)
 		return err
-	}))
+	})
 }
 
 // execWhole runs the command to its end, and prints the result.
@@ -170,7 +169,7 @@ func execWhole(cmd *cobra.Command, c *client.Client, key string, req apitype.Exe
 	}
 	res, err := c.Exec(cmd.Context(), key, req)
 	if err != nil {
-		return 0, explain(err)
+		return 0, err
 	}
 	if err := print(res); err != nil {
 		return 0, fmt.Errorf("print the result: %w", err)
@@ -214,7 +213,7 @@ func (f *clientFlags) execStreamed(cmd *cobra.Command, c *client.Client, key str
 	if req.ExecID == "" {
 		req.ExecID = "cli-" + strings.ToLower(rand.Text()) // a name, for the calls about it
 	}
-	x := execution{c: c, key: key, req: req}
+	x := streamConnection{session: s, c: c, key: key, req: req}
 	x.req.Raw = true
 	s.attach = x.attach
 	s.kill = func() {
@@ -222,18 +221,7 @@ func (f *clientFlags) execStreamed(cmd *cobra.Command, c *client.Client, key str
 		defer cancel()
 		_, _ = c.KillExec(ctx, key, req.ExecID) // its own timeout ends it all the same
 	}
-	end, err := s.run(cmd.Context())
-	switch {
-	case errors.Is(err, errDetached):
-		_, err = fmt.Fprintf(s.stderr, "berm: detached; the command goes on as %s\n", req.ExecID)
-		return 0, err
-	case err != nil:
-		return 0, err
-	}
-	if end.QuotaExceeded {
-		_, _ = fmt.Fprintln(s.stderr, "berm: the command left the workspace over its quota; the sandbox was stopped, its files are kept")
-	}
-	return endCode(end, time.Duration(x.started.Timeout))
+	return s.stay(cmd.Context(), "command", req.ExecID)
 }
 
 // withTerm has the command know what kind of terminal this is.
@@ -247,86 +235,4 @@ func withTerm(env map[string]string) map[string]string {
 	}
 	env["TERM"] = cmp.Or(os.Getenv("TERM"), "xterm")
 	return env
-}
-
-// execution is a command that this program starts and follows: its output as a stream
-// of events, which the client takes up again by itself, and calls for all else.
-type execution struct {
-	c       *client.Client
-	key     string
-	req     apitype.ExecRequest
-	started apitype.Execution
-	next    func() (apitype.StreamEvent, error, bool)
-	stop    func()
-	at      int64
-}
-
-// attach starts the command.
-func (x *execution) attach(ctx context.Context, _ int64) (connection, error) {
-	x.next, x.stop = iter.Pull2(x.c.ExecStream(ctx, x.key, x.req))
-	ev, err, _ := x.next()
-	if err == nil && (ev.Event != apitype.EventStart || ev.Execution == nil) {
-		err = fmt.Errorf("the server began the stream with the event %q", ev.Event)
-	}
-	if err != nil {
-		x.stop()
-		return nil, err
-	}
-	x.started, x.at = *ev.Execution, ev.Seq
-	return x, nil
-}
-
-func (x *execution) seq() int64 { return x.at }
-
-func (x *execution) close() { x.stop() }
-
-func (x *execution) follow(_ context.Context, stdout, stderr io.Writer) (apitype.AttachEnd, error) {
-	for {
-		ev, err, ok := x.next()
-		switch {
-		case !ok:
-			return apitype.AttachEnd{}, errors.New("the server didn't say how the command ended")
-		case err != nil:
-			return apitype.AttachEnd{}, fmt.Errorf("the command %s is out of sight: %w", x.req.ExecID, explain(err))
-		case ev.Event == apitype.EventStdout:
-			err = printTo(stdout, ev.DataBase64)
-		case ev.Event == apitype.EventStderr:
-			err = printTo(stderr, ev.DataBase64)
-		case ev.Event == apitype.EventExit && ev.Exit != nil:
-			full := ev.WorkspaceQuota != nil && ev.WorkspaceQuota.Exceeded
-			return apitype.AttachEnd{ExitCode: ev.ExitCode, Signal: ev.Signal, Status: ev.Status, QuotaExceeded: full}, nil
-		}
-		if err != nil {
-			return apitype.AttachEnd{}, err
-		}
-		x.at = ev.Seq
-	}
-}
-
-func (x *execution) write(ctx context.Context, input []byte) error {
-	return x.input(ctx, input, false)
-}
-
-// input sends input, or that there is no more. What the command doesn't take any more
-// is no error.
-func (x *execution) input(ctx context.Context, input []byte, end bool) error {
-	_, err := x.c.WriteExec(ctx, x.key, x.req.ExecID, bytes.NewReader(input), end)
-	var answer *client.Error
-	if errors.As(err, &answer) && answer.Code == "process_ended" {
-		return errCutOff
-	}
-	return err
-}
-
-func (x *execution) control(ctx context.Context, ctl apitype.AttachControl) error {
-	var err error
-	switch {
-	case ctl.CloseStdin:
-		err = x.input(ctx, nil, true)
-	case ctl.Signal != nil:
-		_, err = x.c.SignalExec(ctx, x.key, x.req.ExecID, *ctl.Signal)
-	case ctl.Resize != nil:
-		_, err = x.c.ResizeExec(ctx, x.key, x.req.ExecID, ctl.Resize.Rows, ctl.Resize.Cols)
-	}
-	return err
 }

@@ -1,9 +1,7 @@
 package cli
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -217,14 +215,10 @@ func newProcessWaitCommand(flags *clientFlags) *cobra.Command {
 		Example: "  berm sandbox process wait mine web",
 		Args:    cobra.RangeArgs(1, 2),
 	}
-	cmd.RunE = commandAction(func(cmd *cobra.Command, args []string) (int, error) {
-		c, err := flags.connect()
-		if err != nil {
-			return 0, err
-		}
+	cmd.RunE = flags.commandAction(func(cmd *cobra.Command, c *client.Client, args []string) (int, error) {
 		p, err := c.WaitProcess(cmd.Context(), args[0], processID(args), 0)
 		if err := answer(flags, cmd, p, err, printProcess); err != nil {
-			return 0, explain(err)
+			return 0, err
 		}
 		return endCode(apitype.AttachEnd{ExitCode: p.ExitCode, Signal: p.Signal, Status: p.State}, 0)
 	})
@@ -249,14 +243,10 @@ to which Ctrl-C goes then. The end of standard input closes the process' own.`,
   berm sandbox process attach mine tools --take-over --no-stdin`,
 		Args: cobra.RangeArgs(1, 2),
 	}
-	cmd.RunE = commandAction(func(cmd *cobra.Command, args []string) (int, error) {
-		c, err := flags.connect()
-		if err != nil {
-			return 0, err
-		}
+	cmd.RunE = flags.commandAction(func(cmd *cobra.Command, c *client.Client, args []string) (int, error) {
 		p, err := c.Process(cmd.Context(), args[0], processID(args))
 		if err != nil {
-			return 0, explain(err)
+			return 0, err
 		}
 		s := &session{stdout: cmd.OutOrStdout(), stderr: cmd.ErrOrStderr(), detach: true}
 		if !noInput {
@@ -273,30 +263,6 @@ to which Ctrl-C goes then. The end of standard input closes the process' own.`,
 	f.BoolVar(&noInput, "no-stdin", false, "leave the process' input alone")
 	f.Int64Var(&after, "after", -1, "only what follows this place in the output (default all that is kept)")
 	return cmd
-}
-
-// attachProcess stays with a process until its end. From is the place in the output
-// after which to begin; -1 is wherever there is something.
-func attachProcess(ctx context.Context, c *client.Client, s *session, key, id string, opts client.AttachOptions, from int64) (int, error) {
-	s.attach = func(ctx context.Context, after int64) (connection, error) {
-		if after = max(from, after); after >= 0 {
-			opts.After = &after
-		}
-		return attach(ctx, c.AttachProcess(key, id, opts), func(text string) {
-			_, _ = fmt.Fprintln(s.stderr, "berm: "+text)
-		})
-	}
-	end, err := s.run(ctx)
-	switch {
-	case errors.Is(err, errDetached):
-		_, err = fmt.Fprintf(s.stderr, "berm: detached; the process goes on as %s\n", id)
-		return 0, err
-	case errors.Is(err, errCutOff):
-		return 0, fmt.Errorf("%w; the process goes on as %s, if the sandbox does", err, id)
-	case err != nil:
-		return 0, explain(err)
-	}
-	return endCode(end, 0)
 }
 
 func newPsCommand(flags *clientFlags) *cobra.Command {

@@ -29,11 +29,7 @@ is lost, it goes on as well.`,
   berm sandbox shell mine -w /tmp --command "python3 -q"`,
 		Args: cobra.ExactArgs(1),
 	}
-	cmd.RunE = commandAction(func(cmd *cobra.Command, args []string) (int, error) {
-		c, err := flags.connect()
-		if err != nil {
-			return 0, err
-		}
+	cmd.RunE = flags.commandAction(func(cmd *cobra.Command, c *client.Client, args []string) (int, error) {
 		term, err := terminalOf(cmd.InOrStdin(), cmd.OutOrStdout())
 		if err != nil {
 			return 0, usage("%w", err)
@@ -51,7 +47,7 @@ is lost, it goes on as well.`,
 		req.Command, req.Args = words[0], words[1:]
 		p, err := startShell(cmd, c, args[0], req)
 		if err != nil {
-			return 0, explain(err)
+			return 0, err
 		}
 		s := &session{in: cmd.InOrStdin(), stdout: cmd.OutOrStdout(), stderr: cmd.ErrOrStderr(), terminal: term}
 		return attachProcess(cmd.Context(), c, s, args[0], p.ProcessID, client.AttachOptions{}, -1)

@@ -45,7 +45,7 @@ func fillState(t *testing.T, dir string, keys ...string) string {
 	}
 	defer func() { _ = s.Close() }()
 	for _, key := range keys {
-		if err := s.Put(t.Context(), lifecycle.Record{SessionID: uuid.NewString(), Tenant: "a", Key: key}); err != nil {
+		if err := s.Put(t.Context(), lifecycle.Sandbox{SessionID: uuid.NewString(), Tenant: "a", Key: key}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -5,12 +5,13 @@ import (
 	"strings"
 )
 
-// Version is the version of the build, and Revision the commit for builds that can't see
-// it. The linker stamps both.
-var Version, Revision = "devel", ""
+// Version is the version of the build. The linker stamps it.
+var Version = "devel"
 
-// VersionLine tells what this binary was built from. The commit is known when the
-// build recorded it.
+// Revision is the commit, for a build that can't see it. The linker stamps it.
+var Revision string
+
+// VersionLine names the version, the commit if the build recorded it, and the Go version.
 func VersionLine() string {
 	line := "berm " + Version
 	info, ok := debug.ReadBuildInfo()
@@ -23,7 +24,7 @@ func VersionLine() string {
 	return line + ", " + info.GoVersion
 }
 
-// Commit is the commit that a build recorded, or was told; empty if neither.
+// Commit returns the commit that a build recorded or was stamped with; empty if neither.
 func Commit(info *debug.BuildInfo) string {
 	if commit := Setting(info, "vcs.revision"); commit != "" {
 		return commit
@@ -31,6 +32,7 @@ func Commit(info *debug.BuildInfo) string {
 	return strings.TrimPrefix(Revision, "unknown")
 }
 
+// Setting returns a setting of a build; empty if it has none of the name.
 func Setting(info *debug.BuildInfo, key string) string {
 	for _, s := range info.Settings {
 		if s.Key == key {

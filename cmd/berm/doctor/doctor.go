@@ -1,3 +1,5 @@
+// Package doctor examines the host, the engine and the configuration without changing
+// anything, and runs the checks that berm serve runs at its start.
 package doctor
 
 import (

@@ -69,7 +69,7 @@ func lookAtEngine(ctx context.Context, limit time.Duration, given *config.Config
 		})
 	}
 	e.settled = e.self.Settle(e.cfg)
-	e.agent = serve.Try(ctx, limit, func(context.Context) error { return whyNoAgent(e.cfg, e.view) })
+	_, e.agent = serve.Within(ctx, limit, func(context.Context) ([]byte, error) { return serve.CheckAgent(e.cfg.Engine, e.cfg.StateDir, e.view) })
 	return e
 }
 
@@ -107,27 +107,6 @@ type refusedError struct{ error }
 
 func (e *refusedError) Unwrap() error { return e.error }
 
-// whyNoAgent is nil where sandboxes can be worked in through the agent.
-func whyNoAgent(cfg *config.Config, v serve.View) error {
-	if cfg.Engine.AgentDir == config.AgentNone {
-		return &serve.AgentOffError{Reason: "engine.agent_dir is none"}
-	}
-	if _, err := serve.AgentFor(cfg.Engine, filepath.Join(cfg.StateDir, "agents"), v); err != nil {
-		return err
-	}
-	return serve.RunsPrograms(existing(cfg.StateDir))
-}
-
-// existing is a path, or the nearest directory above it that is there.
-func existing(path string) string {
-	for ; path != "/" && path != "."; path = filepath.Dir(path) {
-		if _, err := os.Stat(path); err == nil {
-			break
-		}
-	}
-	return path
-}
-
 // openToAll tells whether every user of this machine may connect to a socket.
 func openToAll(socket string) bool {
 	fi, err := os.Stat(socket)
@@ -164,8 +143,12 @@ func (e *engineFacts) judge(p *policy.Policy) []finding {
 	if e.err != nil {
 		return out
 	}
-	out = append(append(out, e.judgeSetup()), e.judgeParts(p)...)
-	if e.cfg.Engine.Kind == "docker" { // the rest is what Docker tells
+	docker := e.cfg.Engine.Kind == "docker"
+	out = append(out, e.judgeSetup())
+	if parts := e.judgeParts(p); !docker || parts.Grade != gradeOK {
+		out = append(out, parts)
+	}
+	if docker { // the rest is what Docker tells
 		out = append(out, e.judgeSecurity(), e.judgeLimits(), e.judgeClock(), e.judgeHolders())
 		if len(e.cfg.EngineAPI.Listeners) > 0 {
 			out = append(out, e.judgeArchives())
@@ -318,22 +301,17 @@ func (e *engineFacts) judgeAgent() finding {
 }
 
 // judgeParts is about programs and plug-ins.
-func (e *engineFacts) judgeParts(p *policy.Policy) []finding {
+func (e *engineFacts) judgeParts(p *policy.Policy) finding {
 	const id = "engine.parts"
-	if len(e.survey.Missing) > 0 {
-		return []finding{bad(id, "missing: "+strings.Join(e.survey.Missing, "; "), "no sandbox can be made", "install it on the engine's host")}
-	}
-	if missing := e.survey.MissingForNetworks; len(missing) > 0 {
-		found, fix := "missing: "+strings.Join(missing, "; "), "install containernetworking-plugins and iptables, or name the plug-ins' directory in engine.cni_plugin_dirs"
-		if pr, _ := defaultProfile(p); pr.Network == "off" {
-			return []finding{soft(id, found, "sandboxes with a network can't be made, those without can", fix)}
-		}
-		return []finding{bad(id, found, "sandboxes with a network can't be made, and the profile default gives one", fix)}
-	}
-	if e.cfg.Engine.Kind == "docker" {
-		return nil
-	}
-	return []finding{okay(id, "snapshotter, runc, its shim, iptables and the CNI plug-ins are there")}
+	missing := e.survey.MissingForNetworks
+	found, fix := "missing: "+strings.Join(missing, "; "), "install containernetworking-plugins and iptables, or name the plug-ins' directory in engine.cni_plugin_dirs"
+	pr, _ := defaultProfile(p)
+	return first(
+		rule{len(e.survey.Missing) > 0, bad(id, "missing: "+strings.Join(e.survey.Missing, "; "), "no sandbox can be made", "install it on the engine's host")},
+		rule{len(missing) > 0 && pr.Network == "off", soft(id, found, "sandboxes with a network can't be made, those without can", fix)},
+		rule{len(missing) > 0, bad(id, found, "sandboxes with a network can't be made, and the profile default gives one", fix)},
+		rule{true, okay(id, "snapshotter, runc, its shim, iptables and the CNI plug-ins are there")},
+	)
 }
 
 // defaultProfile is a policy's; false without a policy.

@@ -27,7 +27,7 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// expiresSoon is how long before its end a certificate is told of.
+// expiresSoon is how long before its end a certificate is reported.
 const expiresSoon = 14 * 24 * time.Hour
 
 // checkDoors looks at what berm serve would listen on, and at who answers there.
@@ -165,8 +165,8 @@ func judgeTokens(cfg config.HTTP, tokens int) []finding {
 	return []finding{okay(id, found)}
 }
 
-// checkSecrets tells of files with secrets that are every user's to read. One that is
-// stuck is told of by who reads it.
+// checkSecrets reports files with secrets that every user can read. It skips files that
+// can't be read, which other checks report.
 func checkSecrets(ctx context.Context, limit time.Duration, cfg *config.Config) []finding {
 	var open []string
 	for _, file := range []string{cfg.Security.TokenFile, cfg.Security.SigningKeyFile, cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile} {

@@ -42,7 +42,7 @@ func lookAtPolicy(ctx context.Context, limit time.Duration, e *engineFacts) *pol
 		if err := e.view.Holds(); err != nil {
 			return err
 		}
-		return mountpin.Try(existing(filepath.Join(e.cfg.StateDir, "hold")))
+		return mountpin.Try(serve.Existing(filepath.Join(e.cfg.StateDir, "hold")))
 	})
 	if p.err != nil {
 		return p
@@ -78,7 +78,7 @@ func (p *policyFacts) judge(e *engineFacts) []finding {
 	const id = "policy.file"
 	file := cmp.Or(e.cfg.PolicyFile, "the built-in policy")
 	if p.policy == nil {
-		return []finding{bad(id, said(p.err), wontStart, "mend "+file+"; docs/policy.yaml has every key")}
+		return []finding{bad(id, said(p.err), wontStart, "correct "+file+"; docs/policy.yaml has every key")}
 	}
 	var out []finding
 	found := file + "; profiles: " + some(p.policy.Profiles())

@@ -37,7 +37,7 @@ func checkSeals(ctx context.Context, limit time.Duration, e *engineFacts, s *sto
 	}
 	switch {
 	case err != nil:
-		return nil // engine.reachable tells of it
+		return nil // engine.reachable reports it
 	case foreign > 0:
 		return []finding{soft(id, fmt.Sprintf("%d containers carry this instance's ID, and a seal of another key", foreign), "Berm neither enters nor removes them",
 			"restore "+path+" if it was lost; else remove the containers by hand")}

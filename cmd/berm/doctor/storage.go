@@ -56,7 +56,7 @@ type dirFacts struct {
 	there   bool
 	kind    string // of file system
 	remote  bool   // it is on another machine
-	free    uint64 // bytes for whoever isn't root
+	free    uint64 // bytes for users other than root
 	err     error  // why nothing can be made in it
 	created bool   // berm serve makes it
 }
@@ -88,7 +88,7 @@ func lookAtStorage(ctx context.Context, limit time.Duration, cfg *config.Config)
 		err := serve.Try(ctx, limit, func(context.Context) error { _, err := os.Lstat(filepath.Join(s.chats.path, ".staging")); return err }) // lifecycle/chat's
 		s.unused = errors.Is(err, fs.ErrNotExist)
 		s.quotas = serve.Try(ctx, limit, func(context.Context) error {
-			q, err := project.Find(existing(s.chats.path))
+			q, err := project.Find(serve.Existing(s.chats.path))
 			if err == nil {
 				err = q.Close()
 			}
@@ -157,7 +157,7 @@ func lookAtDir(path string) dirFacts {
 		return d
 	}
 	d.there = err == nil
-	at := existing(path)
+	at := serve.Existing(path)
 	var st unix.Statfs_t
 	if err := unix.Statfs(at, &st); err != nil {
 		d.err = &os.PathError{Op: "statfs", Path: at, Err: err}
@@ -183,8 +183,8 @@ var fileSystems = map[int64]struct {
 	0x65735546: {"fuse", true}, 0x00c36400: {"ceph", true},
 }
 
-// lockHolder is the process that has locked a file, as /proc tells of those that can be
-// seen from here; empty if none has.
+// lockHolder returns the process that has locked a file, by /proc; empty if none has, or
+// none that can be seen.
 func lockHolder(proc, path string) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

@@ -61,20 +61,26 @@ func WithAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v View, l
 	if !ok {
 		return rt, fmt.Errorf("the client of %s lacks what the agent needs", cfg.Kind) // a defect of ours
 	}
-	opts := agent.Options{Engine: engine, Root: filepath.Join(stateDir, "agents"), Logger: log}
-	if cfg.AgentDir == config.AgentNone {
-		log.Info("agent_off", "error", "engine.agent_dir is none")
-	} else {
-		program, err := putAgent(cfg, opts.Root, v)
-		var off *AgentOffError
-		switch {
-		case errors.As(err, &off):
-			log.Warn("agent_off", "error", off.Error())
-		case err != nil:
+	root := agentRoot(stateDir)
+	opts := agent.Options{Engine: engine, Root: root, Logger: log}
+	program, err := CheckAgent(cfg, stateDir, v)
+	var off *AgentOffError
+	switch {
+	case cfg.AgentDir == config.AgentNone:
+		log.Info("agent_off", "error", err.Error())
+	case errors.As(err, &off):
+		log.Warn("agent_off", "error", off.Error())
+	case err != nil:
+		return rt, err
+	default:
+		path, err := runtime.PutProgram(filepath.Join(root, "bin"), program)
+		if err != nil {
 			return rt, err
-		default:
-			opts.HostRoot, opts.Program = cfg.AgentDir, filepath.Join(cmp.Or(cfg.AgentDir, opts.Root), program)
 		}
+		if path, err = filepath.Rel(root, path); err != nil {
+			return rt, err
+		}
+		opts.HostRoot, opts.Program = cfg.AgentDir, filepath.Join(cmp.Or(cfg.AgentDir, root), path)
 	}
 	inside, err := agent.New(opts)
 	if err != nil {
@@ -83,37 +89,20 @@ func WithAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v View, l
 	return inside, nil
 }
 
-// agentBin is where the program is, in the agents' directory.
-const agentBin = "bin"
+func agentRoot(stateDir string) string { return filepath.Join(stateDir, "agents") }
 
 // AgentOffError says why there can't be an agent.
 type AgentOffError struct{ Reason string }
 
 func (e *AgentOffError) Error() string { return e.Reason }
 
-// putAgent puts the agent's program where the engine can give it to sandboxes, and
-// answers its path below the root.
-func putAgent(cfg config.Engine, root string, v View) (string, error) {
-	program, err := AgentFor(cfg, root, v)
-	if err != nil {
-		return "", err
-	}
-	if err := os.MkdirAll(root, 0o700); err != nil {
-		return "", err
-	}
-	if err := RunsPrograms(root); err != nil {
-		return "", err
-	}
-	path, err := runtime.PutProgram(filepath.Join(root, agentBin), program)
-	if err != nil {
-		return "", err
-	}
-	return filepath.Rel(root, path)
-}
-
-// AgentFor is the agent's program, where the engine can give it to sandboxes.
-func AgentFor(cfg config.Engine, root string, v View) ([]byte, error) {
+// CheckAgent returns the agent's program. It is an *AgentOffError where the engine can't
+// give it to sandboxes, or it couldn't be run there.
+func CheckAgent(cfg config.Engine, stateDir string, v View) ([]byte, error) {
+	root := agentRoot(stateDir)
 	switch {
+	case cfg.AgentDir == config.AgentNone:
+		return nil, &AgentOffError{Reason: "engine.agent_dir is none"}
 	case cfg.AgentDir != "":
 	case EngineSocket(cfg) == "":
 		return nil, &AgentOffError{Reason: "the engine may be on another machine; if it is on this one, engine.agent_dir says where it sees " + root}
@@ -122,21 +111,30 @@ func AgentFor(cfg config.Engine, root string, v View) ([]byte, error) {
 	}
 	program, err := agentProgram(cfg)
 	if errors.Is(err, errNoAgent) {
-		return nil, &AgentOffError{err.Error()}
+		err = &AgentOffError{err.Error()}
 	}
-	return program, err
-}
-
-// RunsPrograms is an *AgentOffError where none can be run that lies in a directory.
-func RunsPrograms(dir string) error {
+	if err != nil {
+		return nil, err
+	}
 	var fs unix.Statfs_t
+	dir := Existing(root)
 	if err := unix.Statfs(dir, &fs); err != nil {
-		return &os.PathError{Op: "statfs", Path: dir, Err: err}
+		return nil, &os.PathError{Op: "statfs", Path: dir, Err: err}
 	}
 	if fs.Flags&unix.ST_NOEXEC != 0 {
-		return &AgentOffError{Reason: "state_dir is on a file system that is mounted noexec"}
+		return nil, &AgentOffError{Reason: "state_dir is on a file system that is mounted noexec"}
 	}
-	return nil
+	return program, nil
+}
+
+// Existing is a path, or the nearest directory above it that is there.
+func Existing(path string) string {
+	for ; path != "/" && path != "."; path = filepath.Dir(path) {
+		if _, err := os.Stat(path); err == nil {
+			break
+		}
+	}
+	return path
 }
 
 // CheckEngine tells what is wrong with an engine's settings, without asking the

@@ -100,9 +100,9 @@ func TestAgentProgram(t *testing.T) {
 	}
 }
 
-// TestPutAgent checks that the agent is put where the engine sees it, or that the log says
+// TestCheckAgent checks that the agent is put where the engine sees it, or that the log says
 // why it can't be: then the engine keeps a copy.
-func TestPutAgent(t *testing.T) {
+func TestCheckAgent(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "berm-agent")
 	write(t, file, "\x7fELF and so on")
@@ -116,7 +116,7 @@ func TestPutAgent(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cfg  config.Engine
 		view View
-		off  string // empty: it is put there
+		off  string // empty: it can be
 	}{
 		"same root":           {local, View{Root: true}, ""},
 		"another root":        {local, View{Asked: true}, "doesn't share Berm's file system"},
@@ -124,25 +124,21 @@ func TestPutAgent(t *testing.T) {
 		"another machine":     {remote, View{Root: true, Asked: true}, "may be on another machine"},
 		"no machine but ours": {told(remote), View{Root: true, Asked: true}, ""},
 	} {
-		root := filepath.Join(dir, name, "agents")
-		program, err := putAgent(tt.cfg, root, tt.view)
+		state := filepath.Join(dir, name)
+		program, err := CheckAgent(tt.cfg, state, tt.view)
 		if tt.off != "" {
 			var off *AgentOffError
-			if !errors.As(err, &off) || !strings.Contains(err.Error(), tt.off) || !strings.Contains(err.Error(), root) {
+			if !errors.As(err, &off) || !strings.Contains(err.Error(), tt.off) || !strings.Contains(err.Error(), filepath.Join(state, "agents")) {
 				t.Errorf("%s: %v", name, err)
 			}
 			continue
 		}
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-			continue
-		}
-		if data, err := os.ReadFile(filepath.Join(root, program)); err != nil || string(data) != "\x7fELF and so on" {
-			t.Errorf("%s: %q, %v", name, data, err)
+		if err != nil || string(program) != "\x7fELF and so on" {
+			t.Errorf("%s: %q, %v", name, program, err)
 		}
 	}
 	local.AgentFile = filepath.Join(dir, "missing")
-	if _, err := putAgent(local, dir, View{Root: true}); err == nil || !strings.Contains(err.Error(), "engine.agent_file") {
+	if _, err := CheckAgent(local, dir, View{Root: true}); err == nil || !strings.Contains(err.Error(), "engine.agent_file") {
 		t.Errorf("a program that was named and isn't there: %v", err)
 	}
 	none := config.Engine{Kind: "docker", AgentDir: config.AgentNone}

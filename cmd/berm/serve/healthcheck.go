@@ -27,6 +27,7 @@ import (
 // maxHealth bounds what is read of an answer.
 const maxHealth = 64 << 10
 
+// NewHealthcheckCommand makes the command healthcheck.
 func NewHealthcheckCommand() *cobra.Command {
 	var timeout time.Duration
 	var live bool
@@ -91,8 +92,8 @@ func checkHealth(ctx context.Context, cfg *config.Config, live bool) error {
 	})
 }
 
-// announced is the address of the sandbox API that a running server wrote down; empty if
-// none did.
+// Announced returns the address of the sandbox API that a running server wrote down; empty
+// if none did.
 func Announced(stateDir string) (string, error) { return announcedAs(stateDir, StateAddress) }
 
 func announcedAs(stateDir, name string) (string, error) {
@@ -126,7 +127,7 @@ func dialAddress(listen string) (network, address string, err error) {
 	return "tcp", net.JoinHostPort(host, port), nil
 }
 
-// askHealth asks for a path. Enough says of a status other than 200 that it will do.
+// AskHealth requests a path. It fails for a status other than 200 unless enough accepts it.
 func AskHealth(ctx context.Context, listen, path string, enough func(status int) bool) error {
 	status, body, err := FetchHealth(ctx, listen, path)
 	if err != nil || status == http.StatusOK || enough != nil && enough(status) {
@@ -139,7 +140,7 @@ func AskHealth(ctx context.Context, listen, path string, enough func(status int)
 	return fmt.Errorf("the server at %s answered %d %s", listen, status, http.StatusText(status))
 }
 
-// fetchHealth asks the server that listens on an address.
+// FetchHealth requests a path from the server that listens on an address.
 func FetchHealth(ctx context.Context, listen, path string) (status int, body []byte, err error) {
 	network, address, err := dialAddress(listen)
 	if err != nil {

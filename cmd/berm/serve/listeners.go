@@ -169,7 +169,7 @@ func (s *server) listenProxy(ctx context.Context) (first string, err error) {
 		s.log.InfoContext(ctx, "serving_engine_api", "address", address, "tls", cfg.TLSCertFile != "", "callers", len(cfg.Callers))
 		if cfg.AllowPlain && cfg.ClientCAFile == "" || cfg.ForEverybody() && WorldWritable(cfg.Address, mode) {
 			s.log.WarnContext(ctx, "engine_api_open", "address", cfg.Address,
-				"error", "whoever reaches this address is its caller: keep it in a network of those who may")
+				"error", "everybody who reaches this address is its caller: keep it in a network of those who may")
 		}
 	}
 	return first, nil

@@ -112,8 +112,8 @@ func restore(ctx context.Context, dir, configured string, backup io.Reader, forc
 	return r, nil
 }
 
-// restoredInstance is what has to be written into the file of the instance's id; empty if
-// nothing has.
+// restoredInstance returns what to write into the file of the instance's ID; empty for
+// nothing.
 func restoredInstance(dir, configured, backed string, force bool) (string, error) {
 	if configured != "" {
 		if configured != backed {
@@ -133,7 +133,7 @@ func restoredInstance(dir, configured, backed string, force bool) (string, error
 	return backed, nil
 }
 
-// wantEmptyStore refuses a store that has something in it, or of which that can't be told.
+// wantEmptyStore refuses a store that has something in it, or that can't be read.
 func wantEmptyStore(ctx context.Context, path, scratch string) error {
 	_, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -146,7 +146,7 @@ func wantEmptyStore(ctx context.Context, path, scratch string) error {
 	return errors.Join(fmt.Errorf("%s isn't empty; --force replaces it, and keeps it beside", path), err)
 }
 
-// restorePending tells whether a restore has to take its place yet.
+// restorePending reports whether a restore hasn't taken its place yet.
 func restorePending(dir string) (bool, error) {
 	_, err := os.Lstat(filepath.Join(dir, statePending))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -155,8 +155,8 @@ func restorePending(dir string) (bool, error) {
 	return err == nil, err
 }
 
-// finishRestore has a pending restore take its place, as far as that hasn't been done, and
-// answers where what it replaced is kept. The state directory's lock must be held.
+// finishRestore moves a pending restore into its place, and returns the directory that
+// keeps what it replaced. The caller holds the lock of the state directory.
 func finishRestore(dir string, rename rename) (kept string, err error) {
 	pending := filepath.Join(dir, statePending)
 	move := func(from, to, name string) error {
@@ -207,14 +207,14 @@ func finishRestore(dir string, rename rename) (kept string, err error) {
 	return kept, atomicfile.Sync(dir)
 }
 
-// scratch is a directory for a backup or a restore at a time. What one that was killed
-// left in it goes with the next.
+// scratch is the working directory of one backup or restore at a time. It removes what a
+// killed one has left.
 type scratch struct {
 	dir  string
 	lock *os.File
 }
 
-// openScratch makes it, in a state directory that is there.
+// openScratch makes and locks it in a state directory.
 func openScratch(state string) (*scratch, error) {
 	s := &scratch{dir: filepath.Join(state, stateScratch)}
 	if err := os.Mkdir(s.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {

@@ -179,7 +179,7 @@ func usualMount(target string) bool {
 		slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(dir string) bool { return runtime.Below(target, dir) })
 }
 
-// describer is the part of an engine's client that tells of containers.
+// describer describes containers.
 type describer interface {
 	Describe(ctx context.Context, id string) (docker.Description, error)
 }

@@ -33,6 +33,7 @@ import (
 // flushTimeout bounds the sending of the last telemetry.
 const flushTimeout = 5 * time.Second
 
+// NewCommand makes the command serve.
 func NewCommand() *cobra.Command {
 	var enter bool
 	cmd := &cobra.Command{
@@ -316,7 +317,7 @@ func (s *server) run(ctx context.Context) error {
 	return err
 }
 
-// newTelemetry makes what a server tells of itself with.
+// newTelemetry makes the log, the metrics and the exporters of a server.
 func newTelemetry(ctx context.Context, cfg *config.Config, headers map[string]string, instance string, stderr io.Writer) (*telemetry, error) {
 	level, err := cfg.Logging.SlogLevel()
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
-// state is the directory that a server keeps its things in, locked for as long as
-// it runs. The kernel frees the lock however the process ends.
+// state is the state directory, locked while the process runs. The kernel frees the lock
+// when the process ends.
 type state struct {
 	dir      string
 	lock     *os.File
@@ -55,7 +55,7 @@ func openState(dir string) (*state, error) {
 	return s, nil
 }
 
-// finished tells of the restore that openState has finished; empty if there was none.
+// finished describes the restore that openState has finished; empty if there was none.
 func (s *state) finished() string {
 	switch {
 	case !s.restored:
@@ -67,7 +67,8 @@ func (s *state) finished() string {
 	}
 }
 
-// lockFile opens a file, or a directory, that is this process's alone until it is closed.
+// lockFile opens a file or a directory, and locks it. It fails if another process has
+// locked it.
 func lockFile(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag, 0o600)
 	if err != nil {
@@ -138,7 +139,7 @@ func (s *state) sealKey() ([]byte, error) {
 	return key, nil
 }
 
-// sealKeyOf returns the key that is kept in a state directory, or nil.
+// SealKey returns the key that is kept in a state directory, or nil.
 func SealKey(dir string) ([]byte, error) {
 	path := filepath.Join(dir, StateSealKey)
 	data, err := os.ReadFile(path)
@@ -163,8 +164,8 @@ func parseSealKey(text string) ([]byte, error) {
 	return key, nil
 }
 
-// instanceOf is the instance's id as it is known: the configured one, else the one that is
-// kept; empty if none is.
+// Instance returns the instance's ID: the configured one, else the one that is kept; empty
+// if none is.
 func Instance(dir, configured string) (string, error) {
 	if configured != "" {
 		return configured, nil

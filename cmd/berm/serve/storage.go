@@ -64,7 +64,7 @@ func closeChats(ctx context.Context, chats *chat.Service) error {
 	return nil
 }
 
-// checkChats brings the records and the content of all chats together, and tells of it.
+// checkChats compares the records of all chats with their files, and logs the outcome.
 func checkChats(ctx context.Context, chats *chat.Service, log *slog.Logger) error {
 	if chats == nil {
 		return nil

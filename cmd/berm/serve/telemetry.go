@@ -26,8 +26,8 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 )
 
-// telemetry is what a server tells of itself: logs on its standard error, metrics
-// in a registry, and all of it, with the traces, to a collector if there is one.
+// telemetry holds a server's log, its metrics and its tracer. All of them go to a collector
+// as well if there is one.
 type telemetry struct {
 	logger   *slog.Logger
 	level    *slog.LevelVar // of all logs
@@ -46,7 +46,7 @@ func localLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// connect adds a collector to what is already told.
+// connect adds a collector.
 func (t *telemetry) connect(ctx context.Context, cfg *config.Config, headers map[string]string, instance string) (err error) {
 	defer func() {
 		if err != nil {

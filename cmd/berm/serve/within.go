@@ -6,13 +6,14 @@ import (
 	"time"
 )
 
-// stuckGrace is how much longer a look at something may take to say itself that it is stuck.
+// stuckGrace is how long a function may take to return after its context has ended.
 const stuckGrace = 500 * time.Millisecond
 
+// ErrStuck is the error of Within when nothing came back in time.
 var ErrStuck = errors.New("no answer in time")
 
-// Within has a look at something take no longer than a limit. One that is stuck in the
-// kernel, as on a file system whose server is away, ends with the process.
+// Within calls look with a timeout. It returns ErrStuck if look doesn't return in time, as
+// on a file system whose server is away; look then ends with the process.
 func Within[T any](ctx context.Context, limit time.Duration, look func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -31,7 +32,7 @@ func Within[T any](ctx context.Context, limit time.Duration, look func(context.C
 	case <-ctx.Done():
 	}
 	select {
-	case o := <-done: // who heeds its context can say more
+	case o := <-done: // its own error says more
 		return o.value, o.err
 	case <-time.After(stuckGrace):
 		var none T
@@ -39,7 +40,7 @@ func Within[T any](ctx context.Context, limit time.Duration, look func(context.C
 	}
 }
 
-// Try is Within for what has no value.
+// Try is Within for a function without a value.
 func Try(ctx context.Context, limit time.Duration, look func(context.Context) error) error {
 	_, err := Within(ctx, limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, look(ctx) })
 	return err

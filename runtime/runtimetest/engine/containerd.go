@@ -49,12 +49,12 @@ func StartContainerd(ctx context.Context, opts Options) (*Containerd, error) {
 // Address is the engine's socket, a path, as in CONTAINERD_ADDRESS.
 func (c *Containerd) Address() string { return c.socket() }
 
-// Namespace is the containerd namespace that images are imported into, and that
-// whoever uses the engine should use too.
+// Namespace is the containerd namespace that images are imported into. Users of the
+// engine should use it, too.
 func (c *Containerd) Namespace() string { return "berm" }
 
 // Root is an existing directory of the engine's own, with a short path, for the files
-// of whoever uses it.
+// of its users.
 func (c *Containerd) Root() string { return c.place.path("root") }
 
 // CgroupParent is the cgroup that containers must be made in, so that Close finds

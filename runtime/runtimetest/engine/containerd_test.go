@@ -46,7 +46,7 @@ func runTask(t *testing.T, c *Containerd, name string) {
 	}
 }
 
-// litter leaves what whoever uses an engine may leave: a process that writes logs, a
+// litter leaves what users of an engine may leave: a process that writes logs, a
 // network namespace, and libcni's notes.
 func litter(t *testing.T, c *Containerd) {
 	t.Helper()

@@ -77,7 +77,7 @@ func (g *ground) Netns() string {
 }
 
 // Outside is the address of a server beyond the engine's network namespace, which
-// says "outside" to whoever connects. It is all that there is; empty with NoNetns.
+// says "outside" to each client. It is all that there is; empty with NoNetns.
 func (g *ground) Outside() string {
 	if g.opts.NoNetns {
 		return ""

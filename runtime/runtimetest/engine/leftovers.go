@@ -207,7 +207,7 @@ func cniResults(root string) ([]string, error) {
 // settleTime is for what still goes on by itself when those who asked for it are gone.
 const settleTime = 20 * time.Second
 
-// Settled sweeps until nothing is left, and tells of what is when that takes too long.
+// Settled sweeps until nothing is left. It returns what is left when that takes too long.
 func (c *Containerd) Settled(ctx context.Context, root string, sweep func(context.Context) error) ([]string, error) {
 	for deadline := time.Now().Add(settleTime); ; time.Sleep(100 * time.Millisecond) {
 		if err := sweep(ctx); err != nil {

@@ -25,7 +25,7 @@ var programs = map[string][]string{
 var pluginDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 
 // Check tells whether this machine and this user can have a private engine of a
-// kind ("docker", "containerd"), as far as can be told without starting one. The
+// kind ("docker", "containerd"), as far as that shows without starting one. The
 // error is FailedPrecondition and says what is missing.
 func Check(kind string) error {
 	if programs[kind] == nil {

@@ -1,4 +1,4 @@
-package engineapi
+package body
 
 import (
 	"fmt"
@@ -8,16 +8,17 @@ import (
 	"strings"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
-// request says what the body asks for in the policy's terms, but for its mounts, its
+// Request says what the body asks for in the policy's terms, but for its mounts, its
 // networks and its image.
-func (b *createBody) request() (policy.ContainerRequest, error) {
+func (b *Create) Request() (policy.ContainerRequest, error) {
 	h := b.HostConfig
 	req := policy.ContainerRequest{
 		Env: map[string]string{}, User: b.User, Groups: h.GroupAdd,
 		CapAdd: h.CapAdd, CapDrop: h.CapDrop, SecurityOpt: h.SecurityOpt, Privileged: h.Privileged,
-		Namespaces: h.namespaces(), Devices: h.devices(), Sysctls: h.Sysctls, Runtime: h.Runtime,
+		Namespaces: h.namespaces(), Devices: h.DeviceList(), Sysctls: h.Sysctls, Runtime: h.Runtime,
 		LogDriver: h.LogConfig.Type, LogOptions: h.LogConfig.Config, Restart: h.RestartPolicy.Name,
 		DNS: h.DNS, DNSOptions: h.DNSOptions, DNSSearch: h.DNSSearch, ExtraHosts: h.ExtraHosts,
 		ShmBytes: h.ShmSize, OOMScoreAdj: h.OomScoreAdj, ReadOnlyRootfs: h.ReadonlyRootfs,
@@ -30,14 +31,14 @@ func (b *createBody) request() (policy.ContainerRequest, error) {
 			delete(req.Env, name)
 		}
 	}
-	h.resources(&req)
+	h.Resources(&req)
 	var err error
 	req.Ports, err = h.ports()
 	return req, err
 }
 
-// resources fills in what can be changed later as well.
-func (r *resourcesBody) resources(req *policy.ContainerRequest) {
+// Resources fills in what can be changed later as well.
+func (r *resourcesBody) Resources(req *policy.ContainerRequest) {
 	req.MemoryBytes, req.SwapBytes, req.PidsLimit = r.Memory, r.MemorySwap, r.PidsLimit
 	req.CPUs = r.cpus()
 	req.OOMKillDisable = r.OomKillDisable != nil && *r.OomKillDisable
@@ -64,7 +65,7 @@ func (r *resourcesBody) cpus() float64 {
 	return float64(r.CPUQuota) / float64(period)
 }
 
-func (h *hostBody) namespaces() []policy.ContainerNamespace {
+func (h *Host) namespaces() []policy.ContainerNamespace {
 	var list []policy.ContainerNamespace
 	for _, n := range []policy.ContainerNamespace{
 		{Field: "HostConfig.PidMode", Kind: "pid", Mode: h.PidMode},
@@ -80,7 +81,7 @@ func (h *hostBody) namespaces() []policy.ContainerNamespace {
 	return list
 }
 
-func (r *resourcesBody) devices() []string {
+func (r *resourcesBody) DeviceList() []string {
 	var list []string
 	for _, d := range r.Devices {
 		list = append(list, d.PathOnHost+":"+d.PathInContainer+":"+d.CgroupPermissions)
@@ -99,12 +100,12 @@ type others []policy.OtherField
 
 func (o *others) add(given bool, field string, value any) {
 	if given {
-		*o = append(*o, policy.OtherField{Field: field, Value: shorten(fmt.Sprint(value))})
+		*o = append(*o, policy.OtherField{Field: field, Value: Shorten(fmt.Sprint(value))})
 	}
 }
 
 // refused are the fields that no policy allows, as far as they are given.
-func (b *createBody) refused() []policy.OtherField {
+func (b *Create) refused() []policy.OtherField {
 	var o others
 	h := b.HostConfig
 	o.add(b.MacAddress != "", "MacAddress", b.MacAddress)
@@ -120,13 +121,13 @@ func (b *createBody) refused() []policy.OtherField {
 	o.add(h.Isolation != "" && h.Isolation != "default", "HostConfig.Isolation", h.Isolation)
 	o.add(h.MaskedPaths != nil, "HostConfig.MaskedPaths", h.MaskedPaths)
 	o.add(h.ReadonlyPaths != nil, "HostConfig.ReadonlyPaths", h.ReadonlyPaths)
-	return append(o, h.refused("HostConfig.")...)
+	return append(o, h.Refused("HostConfig.")...)
 }
 
 // defaultShares is the weight of a container that asks for none.
 const defaultShares = 1024
 
-func (r *resourcesBody) refused(at string) []policy.OtherField {
+func (r *resourcesBody) Refused(at string) []policy.OtherField {
 	var o others
 	o.add(r.CPUShares > defaultShares, at+"CpuShares", r.CPUShares)
 	o.add(r.CgroupParent != "", at+"CgroupParent", r.CgroupParent)
@@ -148,7 +149,7 @@ func (r *resourcesBody) refused(at string) []policy.OtherField {
 }
 
 // ports are those to be published, in the order of their numbers.
-func (h *hostBody) ports() ([]policy.ContainerPort, error) {
+func (h *Host) ports() ([]policy.ContainerPort, error) {
 	var list []policy.ContainerPort
 	for _, key := range slices.Sorted(maps.Keys(h.PortBindings)) {
 		port, protocol, err := parsePort(key)
@@ -165,22 +166,22 @@ func (h *hostBody) ports() ([]policy.ContainerPort, error) {
 			if b.HostPort != "" {
 				n, err := strconv.ParseUint(b.HostPort, 10, 16)
 				if err != nil {
-					return nil, malformed(fmt.Sprintf("%s: the host port %q is not a port's number; ranges aren't taken", field, shorten(b.HostPort)))
+					return nil, proxy.Malformed(fmt.Sprintf("%s: the host port %q is not a port's number; ranges aren't taken", field, Shorten(b.HostPort)))
 				}
 				p.HostPort = int(n)
 			}
 			list = append(list, p)
 		}
 	}
-	if len(list) > maxListed {
-		return nil, malformed(fmt.Sprintf("there are more than %d ports", maxListed))
+	if len(list) > MaxListed {
+		return nil, proxy.Malformed(fmt.Sprintf("there are more than %d ports", MaxListed))
 	}
 	return list, nil
 }
 
-// published adds the ports that PublishAllPorts stands for: the exposed ones, which the
+// Published adds the ports that PublishAllPorts stands for: the exposed ones, which the
 // image's are among, that have no place of their own.
-func (b *createBody) published(have []policy.ContainerPort, image map[string]struct{}) ([]policy.ContainerPort, error) {
+func (b *Create) Published(have []policy.ContainerPort, image map[string]struct{}) ([]policy.ContainerPort, error) {
 	if !b.HostConfig.PublishAllPorts {
 		return have, nil
 	}
@@ -210,7 +211,7 @@ func parsePort(s string) (port int, protocol string, err error) {
 	protocol = strings.ToLower(protocol)
 	n, err := strconv.ParseUint(number, 10, 16)
 	if err != nil || n == 0 || !slices.Contains([]string{"tcp", "udp", "sctp"}, protocol) {
-		return 0, "", malformed(fmt.Sprintf("%q is not a port as 80/tcp", shorten(s)))
+		return 0, "", proxy.Malformed(fmt.Sprintf("%q is not a port as 80/tcp", Shorten(s)))
 	}
 	return int(n), protocol, nil
 }

@@ -1,4 +1,6 @@
-package engineapi
+// Package body reads the body of a create, translates it for the policy, writes what was
+// judged for the engine, and compares the container that was made with that. It is pure.
+package body
 
 import (
 	"encoding/json"
@@ -7,23 +9,26 @@ import (
 	"math"
 	"path"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/runtime"
 )
 
-// createBody is the body of a container's creation: every field that some version of
+// Create is the body of a container's creation: every field that some version of
 // the API from 1.24 to 1.51 has, and that some client sends. It is written back as it
 // was read only in mode audit.
-type createBody struct {
-	configBody
-	HostConfig       *hostBody                  `json:"HostConfig,omitempty"`
+type Create struct {
+	Config
+	HostConfig       *Host                      `json:"HostConfig,omitempty"`
 	NetworkingConfig map[string]json.RawMessage `json:"NetworkingConfig,omitempty"` // see endpoints
 }
 
-type configBody struct {
+// Config is what a container is, apart from what confines it.
+type Config struct {
 	Hostname        string              `json:"Hostname"`
 	Domainname      string              `json:"Domainname"`
 	User            string              `json:"User"`
@@ -35,24 +40,25 @@ type configBody struct {
 	OpenStdin       bool                `json:"OpenStdin"`
 	StdinOnce       bool                `json:"StdinOnce"`
 	Env             []string            `json:"Env"`
-	Cmd             words               `json:"Cmd"`
-	Healthcheck     *healthBody         `json:"Healthcheck,omitempty"`
+	Cmd             Words               `json:"Cmd"`
+	Healthcheck     *Health             `json:"Healthcheck,omitempty"`
 	ArgsEscaped     bool                `json:"ArgsEscaped,omitempty"`
 	Image           string              `json:"Image"`
 	Volumes         map[string]struct{} `json:"Volumes"`
 	WorkingDir      string              `json:"WorkingDir"`
-	Entrypoint      words               `json:"Entrypoint"`
+	Entrypoint      Words               `json:"Entrypoint"`
 	NetworkDisabled bool                `json:"NetworkDisabled,omitempty"`
 	MacAddress      string              `json:"MacAddress,omitempty"`
 	OnBuild         []string            `json:"OnBuild"`
 	Labels          map[string]string   `json:"Labels"`
 	StopSignal      string              `json:"StopSignal,omitempty"`
 	StopTimeout     *int64              `json:"StopTimeout,omitempty"`
-	Shell           words               `json:"Shell,omitempty"`
+	Shell           Words               `json:"Shell,omitempty"`
 	Runtime         string              `json:"Runtime,omitempty"` // where some clients put it, and no engine reads it
 }
 
-type healthBody struct {
+// Health is a health check.
+type Health struct {
 	Test          []string `json:"Test,omitempty"`
 	Interval      int64    `json:"Interval,omitempty"`
 	Timeout       int64    `json:"Timeout,omitempty"`
@@ -61,21 +67,22 @@ type healthBody struct {
 	Retries       int64    `json:"Retries,omitempty"`
 }
 
-type hostBody struct {
+// Host is what confines a container.
+type Host struct {
 	resourcesBody
 	Binds           []string              `json:"Binds"`
 	ContainerIDFile string                `json:"ContainerIDFile"`
 	LogConfig       logBody               `json:"LogConfig"`
 	NetworkMode     string                `json:"NetworkMode"`
 	PortBindings    map[string][]portBody `json:"PortBindings"`
-	RestartPolicy   restartBody           `json:"RestartPolicy"`
+	RestartPolicy   Restart               `json:"RestartPolicy"`
 	AutoRemove      bool                  `json:"AutoRemove"`
 	VolumeDriver    string                `json:"VolumeDriver"`
 	VolumesFrom     []string              `json:"VolumesFrom"`
 	ConsoleSize     [2]uint               `json:"ConsoleSize"`
 	Annotations     map[string]string     `json:"Annotations,omitempty"`
-	CapAdd          words                 `json:"CapAdd"`
-	CapDrop         words                 `json:"CapDrop"`
+	CapAdd          Words                 `json:"CapAdd"`
+	CapDrop         Words                 `json:"CapDrop"`
 	Capabilities    []string              `json:"Capabilities,omitempty"` // of one version that was taken back
 	CgroupnsMode    string                `json:"CgroupnsMode,omitempty"`
 	DNS             []string              `json:"Dns"`
@@ -100,7 +107,7 @@ type hostBody struct {
 	Sysctls         map[string]string     `json:"Sysctls,omitempty"`
 	Runtime         string                `json:"Runtime,omitempty"`
 	Isolation       string                `json:"Isolation"`
-	Mounts          []mountBody           `json:"Mounts,omitempty"`
+	Mounts          []MountBody           `json:"Mounts,omitempty"`
 	MaskedPaths     []string              `json:"MaskedPaths"`
 	ReadonlyPaths   []string              `json:"ReadonlyPaths"`
 	Init            *bool                 `json:"Init,omitempty"`
@@ -142,9 +149,10 @@ type resourcesBody struct {
 	IOMaximumBandwidth   int64           `json:"IOMaximumBandwidth"`
 }
 
-type updateBody struct {
+// Update is the body of a container's update.
+type Update struct {
 	resourcesBody
-	RestartPolicy restartBody `json:"RestartPolicy"`
+	RestartPolicy Restart `json:"RestartPolicy"`
 }
 
 type logBody struct {
@@ -157,7 +165,8 @@ type portBody struct {
 	HostPort string `json:"HostPort"`
 }
 
-type restartBody struct {
+// Restart is a restart policy.
+type Restart struct {
 	Name              string `json:"Name"`
 	MaximumRetryCount int64  `json:"MaximumRetryCount"`
 }
@@ -188,17 +197,18 @@ type ulimitBody struct {
 	Hard int64  `json:"Hard"`
 }
 
-type mountBody struct {
-	Type           string       `json:"Type,omitempty"`
-	Source         string       `json:"Source,omitempty"`
-	Target         string       `json:"Target,omitempty"`
-	ReadOnly       bool         `json:"ReadOnly,omitempty"`
-	Consistency    string       `json:"Consistency,omitempty"`
-	BindOptions    *bindBody    `json:"BindOptions,omitempty"`
-	VolumeOptions  *volumeBody  `json:"VolumeOptions,omitempty"`
-	ImageOptions   *subpathBody `json:"ImageOptions,omitempty"`
-	TmpfsOptions   *tmpfsBody   `json:"TmpfsOptions,omitempty"`
-	ClusterOptions *struct{}    `json:"ClusterOptions,omitempty"`
+// MountBody is a mount of the form that has a field for everything.
+type MountBody struct {
+	Type           string         `json:"Type,omitempty"`
+	Source         string         `json:"Source,omitempty"`
+	Target         string         `json:"Target,omitempty"`
+	ReadOnly       bool           `json:"ReadOnly,omitempty"`
+	Consistency    string         `json:"Consistency,omitempty"`
+	BindOptions    *bindBody      `json:"BindOptions,omitempty"`
+	VolumeOptions  *VolumeOptions `json:"VolumeOptions,omitempty"`
+	ImageOptions   *subpathBody   `json:"ImageOptions,omitempty"`
+	TmpfsOptions   *tmpfsBody     `json:"TmpfsOptions,omitempty"`
+	ClusterOptions *struct{}      `json:"ClusterOptions,omitempty"`
 }
 
 type bindBody struct {
@@ -209,7 +219,8 @@ type bindBody struct {
 	ReadOnlyForceRecursive bool   `json:"ReadOnlyForceRecursive,omitempty"`
 }
 
-type volumeBody struct {
+// VolumeOptions are a mount's options of a volume.
+type VolumeOptions struct {
 	NoCopy       bool              `json:"NoCopy,omitempty"`
 	Labels       map[string]string `json:"Labels,omitempty"`
 	Subpath      string            `json:"Subpath,omitempty"`
@@ -231,26 +242,26 @@ type tmpfsBody struct {
 	Options   [][]string `json:"Options,omitempty"`
 }
 
-// endpoints reads NetworkingConfig, of which EndpointsConfig is the only field. The Python
+// Endpoints reads NetworkingConfig, of which EndpointsConfig is the only field. The Python
 // client has null beside it, by the network's name.
-func (b *createBody) endpoints() (map[string]*endpointBody, error) {
+func (b *Create) Endpoints() (map[string]*Endpoint, error) {
 	const field = "EndpointsConfig"
 	for name, raw := range b.NetworkingConfig {
 		if name != field && raw != nil {
-			return nil, malformed(fmt.Sprintf("unknown field %q", "NetworkingConfig."+shorten(name)))
+			return nil, proxy.Malformed(fmt.Sprintf("unknown field %q", "NetworkingConfig."+Shorten(name)))
 		}
 	}
 	if b.NetworkingConfig[field] == nil {
 		return nil, nil
 	}
-	var list map[string]*endpointBody
+	var list map[string]*Endpoint
 	err := proxy.DecodeJSONNulls(b.NetworkingConfig[field], &list)
 	return list, err
 }
 
-// endpointBody is how a container joins a network. From NetworkID on it is what the
+// Endpoint is how a container joins a network. From NetworkID on it is what the
 // engine reports; clients send it back, and nobody reads it.
-type endpointBody struct {
+type Endpoint struct {
 	IPAMConfig          *addressBody      `json:"IPAMConfig"`
 	Links               []string          `json:"Links"`
 	Aliases             []string          `json:"Aliases"`
@@ -274,17 +285,17 @@ type addressBody struct {
 	LinkLocalIPs []string `json:"LinkLocalIPs,omitempty"`
 }
 
-// words is a command: a list of its words, or one of them by itself.
-type words []string
+// Words is a command: a list of its words, or one of them by itself.
+type Words []string
 
 // UnmarshalJSON reads either form.
-func (w *words) UnmarshalJSON(data []byte) error {
+func (w *Words) UnmarshalJSON(data []byte) error {
 	if len(data) > 0 && data[0] == '"' {
 		var word string
 		if err := json.Unmarshal(data, &word); err != nil {
 			return err
 		}
-		*w = words{word}
+		*w = Words{word}
 		return nil
 	}
 	var list []string
@@ -295,62 +306,64 @@ func (w *words) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// Bounds of what a body may have.
 const (
 	maxWords       = 8192
-	maxListed      = 1024 // entries of a list that costs nothing but its length
-	maxLookedUp    = 128  // mounts, and networks: the engine is asked of each
-	maxStopSeconds = 3600
+	MaxListed      = 1024 // entries of a list that costs nothing but its length
+	MaxLookedUp    = 128  // mounts, and networks: the engine is asked of each
+	MaxStopSeconds = 3600
 	minHealthPause = time.Second
 	minHealthTime  = time.Millisecond // as the engine has it
 )
 
+// What names and other short texts look like.
 var (
 	hostName   = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$`)
-	domainName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,251}[a-zA-Z0-9])?$`)
+	DomainName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,251}[a-zA-Z0-9])?$`)
 	stopSignal = regexp.MustCompile(`^[A-Za-z0-9+-]{1,16}$`)
 	cpuset     = regexp.MustCompile(`^([0-9]{1,4}(-[0-9]{1,4})?(,|$)){0,64}$`) // engines have counted to the end of any range
-	platform   = regexp.MustCompile(`^[a-z0-9]{1,32}(/[a-z0-9_]{1,32}){0,2}$`)
+	Platform   = regexp.MustCompile(`^[a-z0-9]{1,32}(/[a-z0-9_]{1,32}){0,2}$`)
 )
 
-// check bounds what is passed on without being asked of the policy: it has no effect
+// Check bounds what is passed on without being asked of the policy: it has no effect
 // outside of the container.
-func (b *createBody) check() error {
+func (b *Create) Check() error {
 	switch {
 	case b.Hostname != "" && !hostName.MatchString(b.Hostname):
-		return malformed("invalid hostname format: " + shorten(b.Hostname))
-	case b.Domainname != "" && !domainName.MatchString(b.Domainname):
-		return malformed("invalid domainname format: " + shorten(b.Domainname))
+		return proxy.Malformed("invalid hostname format: " + Shorten(b.Hostname))
+	case b.Domainname != "" && !DomainName.MatchString(b.Domainname):
+		return proxy.Malformed("invalid domainname format: " + Shorten(b.Domainname))
 	case b.WorkingDir != "" && (!path.IsAbs(b.WorkingDir) || len(b.WorkingDir) > 4096 || strings.ContainsRune(b.WorkingDir, 0) || runtime.KernelPath(b.WorkingDir)):
-		return malformed("the working directory '" + shorten(b.WorkingDir) + "' is invalid, it needs to be an absolute path")
+		return proxy.Malformed("the working directory '" + Shorten(b.WorkingDir) + "' is invalid, it needs to be an absolute path")
 	case b.StopSignal != "" && !stopSignal.MatchString(b.StopSignal):
-		return malformed("Invalid signal: " + shorten(b.StopSignal))
-	case b.StopTimeout != nil && (*b.StopTimeout < 0 || *b.StopTimeout > maxStopSeconds):
-		return malformed(fmt.Sprintf("StopTimeout is not from 0 to %d seconds", maxStopSeconds))
+		return proxy.Malformed("Invalid signal: " + Shorten(b.StopSignal))
+	case b.StopTimeout != nil && (*b.StopTimeout < 0 || *b.StopTimeout > MaxStopSeconds):
+		return proxy.Malformed(fmt.Sprintf("StopTimeout is not from 0 to %d seconds", MaxStopSeconds))
 	case len(b.Cmd)+len(b.Entrypoint)+len(b.Shell) > maxWords:
-		return malformed(fmt.Sprintf("the command has more than %d words", maxWords))
+		return proxy.Malformed(fmt.Sprintf("the command has more than %d words", maxWords))
 	case b.HostConfig.RestartPolicy.MaximumRetryCount < 0 || b.HostConfig.RestartPolicy.MaximumRetryCount > math.MaxInt32:
-		return malformed("maximum retry count cannot be negative, or that large")
+		return proxy.Malformed("maximum retry count cannot be negative, or that large")
 	case b.HostConfig.ConsoleSize[0] > 1<<16 || b.HostConfig.ConsoleSize[1] > 1<<16:
-		return malformed("a terminal's size is not a number of characters")
+		return proxy.Malformed("a terminal's size is not a number of characters")
 	}
 	for _, w := range [][]string{b.Cmd, b.Entrypoint, b.Shell} {
 		for _, s := range w {
 			if strings.ContainsRune(s, 0) {
-				return malformed("the command has a NUL in it")
+				return proxy.Malformed("the command has a NUL in it")
 			}
 		}
 	}
 	if err := b.checkLengths(); err != nil {
 		return err
 	}
-	if err := b.Healthcheck.check(); err != nil {
+	if err := b.Healthcheck.Check(); err != nil {
 		return err
 	}
-	return b.HostConfig.check()
+	return b.HostConfig.Check()
 }
 
 // checkLengths bounds what the policy would have to go through, and the engine be asked of.
-func (b *createBody) checkLengths() error {
+func (b *Create) checkLengths() error {
 	h := b.HostConfig
 	for field, n := range map[string]int{
 		"ExposedPorts": len(b.ExposedPorts), "Env": len(b.Env) / 4, "OnBuild": len(b.OnBuild), "CapAdd": len(h.CapAdd), "CapDrop": len(h.CapDrop),
@@ -358,18 +371,18 @@ func (b *createBody) checkLengths() error {
 		"GroupAdd": len(h.GroupAdd), "PortBindings": len(h.PortBindings), "Sysctls": len(h.Sysctls), "LogConfig": len(h.LogConfig.Config),
 		"Ulimits": len(h.Ulimits), "Devices": len(h.Devices) + len(h.DeviceRequests) + len(h.DeviceCgroupRules),
 	} {
-		if n > maxListed {
-			return malformed(fmt.Sprintf("%s has more entries than anybody needs", field))
+		if n > MaxListed {
+			return proxy.Malformed(fmt.Sprintf("%s has more entries than anybody needs", field))
 		}
 	}
-	if len(h.Binds)+len(h.Mounts)+len(h.Tmpfs)+len(b.Volumes) > maxLookedUp {
-		return malformed(fmt.Sprintf("there are more than %d mounts", maxLookedUp))
+	if len(h.Binds)+len(h.Mounts)+len(h.Tmpfs)+len(b.Volumes) > MaxLookedUp {
+		return proxy.Malformed(fmt.Sprintf("there are more than %d mounts", MaxLookedUp))
 	}
 	return nil
 }
 
-// check refuses a health check that would keep the engine busy.
-func (h *healthBody) check() error {
+// Check refuses a health check that would keep the engine busy.
+func (h *Health) Check() error {
 	if h == nil {
 		return nil
 	}
@@ -382,28 +395,40 @@ func (h *healthBody) check() error {
 		{"Timeout", h.Timeout, minHealthTime}, {"StartPeriod", h.StartPeriod, minHealthTime},
 	} {
 		if f.ns != 0 && (f.ns < int64(f.least) || f.ns > int64(24*time.Hour)) {
-			return malformed(fmt.Sprintf("Healthcheck.%s is not 0 or from %v to 24h, in nanoseconds", f.name, f.least))
+			return proxy.Malformed(fmt.Sprintf("Healthcheck.%s is not 0 or from %v to 24h, in nanoseconds", f.name, f.least))
 		}
 	}
 	if h.Retries < 0 || h.Retries > 1000 || len(h.Test) > maxWords {
-		return malformed("Healthcheck.Retries is not from 0 to 1000, or its command too long")
+		return proxy.Malformed("Healthcheck.Retries is not from 0 to 1000, or its command too long")
 	}
 	return nil
 }
 
-// check bounds the resources that the policy isn't asked of.
-func (r *resourcesBody) check() error {
+// Check bounds the resources that the policy isn't asked of.
+func (r *resourcesBody) Check() error {
 	switch {
 	case !cpuset.MatchString(r.CpusetCpus) || !cpuset.MatchString(r.CpusetMems):
-		return malformed("Invalid value for cpuset cpus or mems")
+		return proxy.Malformed("Invalid value for cpuset cpus or mems")
 	case r.MemorySwappiness != nil && (*r.MemorySwappiness < -1 || *r.MemorySwappiness > 100):
-		return malformed(fmt.Sprintf("Invalid value: %d, valid memory swappiness range is 0-100", *r.MemorySwappiness))
+		return proxy.Malformed(fmt.Sprintf("Invalid value: %d, valid memory swappiness range is 0-100", *r.MemorySwappiness))
 	case r.MemoryReservation < 0:
-		return malformed("the memory reservation is negative")
+		return proxy.Malformed("the memory reservation is negative")
 	case r.NanoCPUs != 0 && (r.CPUPeriod != 0 || r.CPUQuota != 0):
-		return malformed("Conflicting options: Nano CPUs and CPU Period or Quota cannot both be set")
+		return proxy.Malformed("Conflicting options: Nano CPUs and CPU Period or Quota cannot both be set")
 	case r.CPUPeriod < 0 || r.CPUQuota < -1 || r.NanoCPUs < 0 || r.CPUShares < 0:
-		return malformed("a CPU limit is negative")
+		return proxy.Malformed("a CPU limit is negative")
 	}
 	return nil
+}
+
+// Shorten makes a caller's text fit to be shown.
+func Shorten(s string) string {
+	const most = 128
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		s = strings.Trim(strconv.Quote(s), `"`)
+	}
+	return s
 }

@@ -1,8 +1,10 @@
-package engineapi
+package body
 
 import (
+	"maps"
 	"math"
 	"net"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,18 +18,35 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-const noNewPrivileges = "no-new-privileges"
+// NoNewPrivileges is the security option of every container.
+const NoNewPrivileges = "no-new-privileges"
 
-// encode writes the request for the engine: what was judged, and what concerns nobody
+var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)
+
+// Judged is a judged container that isn't there yet.
+type Judged struct {
+	Body      *Create
+	Spec      policy.ContainerSpec
+	ImageRef  string               // as the engine is told
+	Mounts    []Mounted            // all that were asked for
+	Sources   []string             // what the engine mounts for each bind
+	Endpoints map[string]*Endpoint // by the network's ID
+	Labels    map[string]string
+	Seccomp   string            // the SecurityOpt with Berm's profile; empty for the engine's own
+	Unset     []string          // variables of the image that the policy denies
+	Volumes   map[string]string // labels of the volumes that are made for the container
+}
+
+// Encode writes the request for the engine: what was judged, and what concerns nobody
 // but the container.
-func (p *plan) encode(injected []string, v version) container.CreateRequest {
-	b, s := p.body, p.spec
+func (p *Judged) Encode(injected []string, v int) container.CreateRequest {
+	b, s := p.Body, p.Spec
 	cfg := &container.Config{
 		Hostname: b.Hostname, Domainname: b.Domainname, User: s.User,
 		AttachStdin: b.AttachStdin, AttachStdout: b.AttachStdout, AttachStderr: b.AttachStderr,
 		ExposedPorts: b.exposed(), Tty: b.Tty, OpenStdin: b.OpenStdin, StdinOnce: b.StdinOnce,
-		Env: p.env(injected), Cmd: []string(b.Cmd), Entrypoint: []string(b.Entrypoint), Shell: []string(b.Shell),
-		Image: p.imageRef, WorkingDir: b.WorkingDir, Labels: p.labels, StopSignal: b.StopSignal,
+		Env: p.Env(injected), Cmd: []string(b.Cmd), Entrypoint: []string(b.Entrypoint), Shell: []string(b.Shell),
+		Image: p.ImageRef, WorkingDir: b.WorkingDir, Labels: p.Labels, StopSignal: b.StopSignal,
 		Healthcheck: b.Healthcheck.encode(),
 	}
 	if b.StopTimeout != nil {
@@ -39,9 +58,9 @@ func (p *plan) encode(injected []string, v version) container.CreateRequest {
 	return req
 }
 
-// env is the judged environment in the order in which it was asked for, what the image
+// Env is the judged environment in the order in which it was asked for, what the image
 // is to lose of its own, and what the policy adds.
-func (p *plan) env(injected []string) []string {
+func (p *Judged) Env(injected []string) []string {
 	var out []string
 	done := map[string]bool{}
 	for _, e := range injected {
@@ -49,25 +68,25 @@ func (p *plan) env(injected []string) []string {
 		done[name] = true
 	}
 	add := func(name string) {
-		value, ok := p.spec.Env[name]
+		value, ok := p.Spec.Env[name]
 		if ok && !done[name] {
 			out = append(out, name+"="+value)
 		}
 		done[name] = done[name] || ok
 	}
-	for _, e := range p.body.Env {
+	for _, e := range p.Body.Env {
 		name, _, _ := strings.Cut(e, "=")
 		add(name)
 	}
-	for _, name := range sortedKeys(p.spec.Env) {
+	for _, name := range slices.Sorted(maps.Keys(p.Spec.Env)) {
 		add(name)
 	}
-	for _, e := range p.body.Env {
+	for _, e := range p.Body.Env {
 		if !strings.Contains(e, "=") && !done[e] && variable.MatchString(e) {
 			out, done[e] = append(out, e), true
 		}
 	}
-	for _, name := range p.unset {
+	for _, name := range p.Unset {
 		if !done[name] {
 			out, done[name] = append(out, name), true
 		}
@@ -75,7 +94,7 @@ func (p *plan) env(injected []string) []string {
 	return append(out, injected...)
 }
 
-func (b *createBody) exposed() nat.PortSet {
+func (b *Create) exposed() nat.PortSet {
 	if len(b.ExposedPorts) == 0 {
 		return nil
 	}
@@ -92,7 +111,7 @@ func natPort(port int, protocol string) nat.Port {
 	return nat.Port(strconv.Itoa(port) + "/" + protocol)
 }
 
-func (h *healthBody) encode() *container.HealthConfig {
+func (h *Health) encode() *container.HealthConfig {
 	if h == nil {
 		return nil
 	}
@@ -104,8 +123,8 @@ func (h *healthBody) encode() *container.HealthConfig {
 
 // host is what confines the container. What isn't in the judged spec is the engine's
 // default, or closed.
-func (p *plan) host(v version) *container.HostConfig {
-	b, s := p.body.HostConfig, p.spec
+func (p *Judged) host(v int) *container.HostConfig {
+	b, s := p.Body.HostConfig, p.Spec
 	h := &container.HostConfig{
 		LogConfig:     container.LogConfig{Type: s.LogDriver, Config: s.LogOptions},
 		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(engineRestart(s))},
@@ -114,7 +133,7 @@ func (p *plan) host(v version) *container.HostConfig {
 		DNS: s.DNS, DNSOptions: s.DNSOptions, DNSSearch: s.DNSSearch, ExtraHosts: s.ExtraHosts, GroupAdd: s.Groups,
 		IpcMode: container.IPCModePrivate, OomScoreAdj: s.OOMScoreAdj, PortBindings: portMap(s.Ports),
 		ReadonlyRootfs: s.ReadOnlyRootfs, Tmpfs: p.tmpfs(), ShmSize: s.ShmBytes, Sysctls: s.Sysctls, Runtime: s.Runtime,
-		Mounts: p.mountList(),
+		Mounts: p.MountList(),
 		Resources: container.Resources{
 			Memory: s.MemoryBytes, MemorySwap: s.SwapBytes, NanoCPUs: nanoCPUs(s.CPUs), PidsLimit: &s.PidsLimit,
 		},
@@ -134,11 +153,11 @@ func (p *plan) host(v version) *container.HostConfig {
 
 // security returns the container's security options. All that the policy lets a caller
 // ask for is among them already.
-func (p *plan) security() []string {
-	if p.seccomp == "" {
-		return []string{noNewPrivileges}
+func (p *Judged) security() []string {
+	if p.Seccomp == "" {
+		return []string{NoNewPrivileges}
 	}
-	return []string{noNewPrivileges, p.seccomp}
+	return []string{NoNewPrivileges, p.Seccomp}
 }
 
 // harmless passes on what only makes the container's own life harder.
@@ -180,39 +199,39 @@ func engineRestart(s policy.ContainerSpec) string {
 	return s.Restart
 }
 
-// mountList are the binds, from where they are held, and the volumes. A bind takes the source's own file system and
+// MountList are the binds, from where they are held, and the volumes. A bind takes the source's own file system and
 // none that is mounted below it: those were never judged, and older engines would leave
 // them writable below a read-only one. Nothing makes a source that is missing.
-func (p *plan) mountList() []mount.Mount {
+func (p *Judged) MountList() []mount.Mount {
 	var out []mount.Mount
-	for i, m := range p.spec.Binds {
+	for i, m := range p.Spec.Binds {
 		out = append(out, mount.Mount{
-			Type: mount.TypeBind, Source: p.sources[i], Target: m.MountPath, ReadOnly: m.Mode == "ro",
+			Type: mount.TypeBind, Source: p.Sources[i], Target: m.MountPath, ReadOnly: m.Mode == "ro",
 			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: true},
 		})
 	}
-	for _, v := range p.spec.Volumes {
+	for _, v := range p.Spec.Volumes {
 		// A named one is there, but may have been removed again by the time that the engine looks.
-		options := &mount.VolumeOptions{NoCopy: p.asked(v.Target).noCopy, Labels: p.volumes}
+		options := &mount.VolumeOptions{NoCopy: p.asked(v.Target).noCopy, Labels: p.Volumes}
 		out = append(out, mount.Mount{Type: mount.TypeVolume, Source: v.Source, Target: v.Target, ReadOnly: v.ReadOnly, VolumeOptions: options})
 	}
 	return out
 }
 
-func (p *plan) asked(target string) mounted {
-	i := slices.IndexFunc(p.mounts, func(m mounted) bool { return m.Target == target })
+func (p *Judged) asked(target string) Mounted {
+	i := slices.IndexFunc(p.Mounts, func(m Mounted) bool { return m.Target == target })
 	if i < 0 {
-		return mounted{}
+		return Mounted{}
 	}
-	return p.mounts[i]
+	return p.Mounts[i]
 }
 
-func (p *plan) tmpfs() map[string]string {
-	if len(p.spec.Tmpfs) == 0 {
+func (p *Judged) tmpfs() map[string]string {
+	if len(p.Spec.Tmpfs) == 0 {
 		return nil
 	}
 	m := map[string]string{}
-	for _, t := range p.spec.Tmpfs {
+	for _, t := range p.Spec.Tmpfs {
 		mode := "rw"
 		if t.ReadOnly {
 			mode = "ro"
@@ -230,8 +249,8 @@ func (p *plan) tmpfs() map[string]string {
 }
 
 // networking names each network by its ID, in the mode and as an endpoint.
-func (p *plan) networking(h *container.HostConfig) *network.NetworkingConfig {
-	s := p.spec
+func (p *Judged) networking(h *container.HostConfig) *network.NetworkingConfig {
+	s := p.Spec
 	switch s.Network {
 	case policy.SpecNetworkNone:
 		h.NetworkMode = policy.NetNone
@@ -243,14 +262,16 @@ func (p *plan) networking(h *container.HostConfig) *network.NetworkingConfig {
 	h.NetworkMode = container.NetworkMode(s.Networks[0].ID)
 	cfg := &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{}}
 	for _, n := range s.Networks {
-		e := p.endpoints[n.ID].encode(n.Own)
+		e := p.Endpoints[n.ID].Encode(n.Own)
 		e.NetworkID = n.ID // or the engine would take whatever has the name at a start of its own
 		cfg.EndpointsConfig[n.ID] = e
 	}
 	return cfg
 }
 
-func (e *endpointBody) encode(own bool) *network.EndpointSettings {
+// Encode writes the endpoint for the engine. On a network that is not the caller's own it has
+// no names or address.
+func (e *Endpoint) Encode(own bool) *network.EndpointSettings {
 	out := &network.EndpointSettings{}
 	if e == nil {
 		return out
@@ -264,4 +285,19 @@ func (e *endpointBody) encode(own bool) *network.EndpointSettings {
 		out.IPAMConfig = &network.EndpointIPAMConfig{IPv4Address: e.IPAMConfig.IPv4Address}
 	}
 	return out
+}
+
+// Encode leaves out what stays as it is. Memory and swap go together, so that there is
+// no swap.
+func (b *Update) Encode(s policy.ContainerSpec) container.UpdateConfig {
+	u := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(s.Restart)}}
+	if s.Restart == string(container.RestartPolicyOnFailure) {
+		u.RestartPolicy.MaximumRetryCount = int(b.RestartPolicy.MaximumRetryCount)
+	}
+	u.Memory, u.MemorySwap, u.NanoCPUs = s.MemoryBytes, s.SwapBytes, nanoCPUs(s.CPUs)
+	if s.PidsLimit != 0 {
+		u.PidsLimit = &s.PidsLimit
+	}
+	b.harmless(&u.Resources)
+	return u
 }

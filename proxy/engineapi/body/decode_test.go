@@ -1,4 +1,4 @@
-package engineapi
+package body
 
 import (
 	"encoding/json"
@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 // What becomes of each field of a create's body. A field of the engine's that isn't here
@@ -78,7 +79,7 @@ func TestEveryField(t *testing.T) {
 	for name, names := range map[string][]string{
 		"the engine's": slices.Concat(jsonNames(reflect.TypeFor[container.Config](), ""), jsonNames(reflect.TypeFor[container.HostConfig](), "HostConfig."),
 			jsonNames(reflect.TypeFor[network.NetworkingConfig](), "NetworkingConfig.")),
-		"the door's": slices.Concat(jsonNames(reflect.TypeFor[configBody](), ""), jsonNames(reflect.TypeFor[hostBody](), "HostConfig."),
+		"the door's": slices.Concat(jsonNames(reflect.TypeFor[Config](), ""), jsonNames(reflect.TypeFor[Host](), "HostConfig."),
 			[]string{"NetworkingConfig.EndpointsConfig"}),
 	} {
 		for _, field := range names {
@@ -89,16 +90,16 @@ func TestEveryField(t *testing.T) {
 	}
 	// What is inside of them.
 	for _, pair := range []struct{ theirs, ours reflect.Type }{
-		{reflect.TypeFor[container.Config](), reflect.TypeFor[configBody]()},
-		{reflect.TypeFor[container.HostConfig](), reflect.TypeFor[hostBody]()},
+		{reflect.TypeFor[container.Config](), reflect.TypeFor[Config]()},
+		{reflect.TypeFor[container.HostConfig](), reflect.TypeFor[Host]()},
 		{reflect.TypeFor[container.Resources](), reflect.TypeFor[resourcesBody]()},
-		{reflect.TypeFor[container.UpdateConfig](), reflect.TypeFor[updateBody]()},
-		{reflect.TypeFor[container.HealthConfig](), reflect.TypeFor[healthBody]()},
-		{reflect.TypeFor[network.EndpointSettings](), reflect.TypeFor[endpointBody]()},
+		{reflect.TypeFor[container.UpdateConfig](), reflect.TypeFor[Update]()},
+		{reflect.TypeFor[container.HealthConfig](), reflect.TypeFor[Health]()},
+		{reflect.TypeFor[network.EndpointSettings](), reflect.TypeFor[Endpoint]()},
 		{reflect.TypeFor[network.EndpointIPAMConfig](), reflect.TypeFor[addressBody]()},
-		{reflect.TypeFor[mount.Mount](), reflect.TypeFor[mountBody]()},
+		{reflect.TypeFor[mount.Mount](), reflect.TypeFor[MountBody]()},
 		{reflect.TypeFor[mount.BindOptions](), reflect.TypeFor[bindBody]()},
-		{reflect.TypeFor[mount.VolumeOptions](), reflect.TypeFor[volumeBody]()},
+		{reflect.TypeFor[mount.VolumeOptions](), reflect.TypeFor[VolumeOptions]()},
 		{reflect.TypeFor[mount.TmpfsOptions](), reflect.TypeFor[tmpfsBody]()},
 		{reflect.TypeFor[mount.ImageOptions](), reflect.TypeFor[subpathBody]()},
 		{reflect.TypeFor[mount.ClusterOptions](), reflect.TypeFor[struct{}]()},
@@ -106,7 +107,7 @@ func TestEveryField(t *testing.T) {
 		{reflect.TypeFor[container.DeviceRequest](), reflect.TypeFor[deviceRequest]()},
 		{reflect.TypeFor[container.DeviceMapping](), reflect.TypeFor[deviceBody]()},
 		{reflect.TypeFor[container.LogConfig](), reflect.TypeFor[logBody]()},
-		{reflect.TypeFor[container.RestartPolicy](), reflect.TypeFor[restartBody]()},
+		{reflect.TypeFor[container.RestartPolicy](), reflect.TypeFor[Restart]()},
 		{reflect.TypeFor[container.Ulimit](), reflect.TypeFor[ulimitBody]()},
 	} {
 		ours := jsonNames(pair.ours, "")
@@ -140,8 +141,8 @@ func fill(v reflect.Value) {
 
 func TestZeroFieldsAreReported(t *testing.T) {
 	for _, field := range zeroFields {
-		b := &createBody{HostConfig: &hostBody{}}
-		v, name := reflect.ValueOf(&b.configBody).Elem(), field
+		b := &Create{HostConfig: &Host{}}
+		v, name := reflect.ValueOf(&b.Config).Elem(), field
 		if rest, ok := strings.CutPrefix(field, "HostConfig."); ok {
 			v, name = reflect.ValueOf(b.HostConfig).Elem(), rest
 		}
@@ -151,7 +152,7 @@ func TestZeroFieldsAreReported(t *testing.T) {
 			t.Errorf("%s: %v", field, got)
 		}
 	}
-	empty := &createBody{HostConfig: &hostBody{}}
+	empty := &Create{HostConfig: &Host{}}
 	if got := empty.refused(); len(got) != 0 {
 		t.Errorf("nothing given: %v", got)
 	}
@@ -186,18 +187,18 @@ func TestBodiesOfClients(t *testing.T) {
 		"no HostConfig": `{"Image":"x","HostConfig":null,"NetworkingConfig":null}`,
 		"19.03":         `{"Image":"x","HostConfig":{"Capabilities":null,"KernelMemory":0,"KernelMemoryTCP":0,"MemorySwappiness":-1,"OomKillDisable":false,"PidsLimit":0,"ConsoleSize":[0,0],"DeviceRequests":null}}`,
 	} {
-		var b createBody
+		var b Create
 		if err := decodeNulls(body, &b); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
 		if b.HostConfig == nil {
-			b.HostConfig = &hostBody{}
+			b.HostConfig = &Host{}
 		}
-		if err := b.check(); err != nil {
+		if err := b.Check(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if _, err := b.endpoints(); err != nil {
+		if _, err := b.Endpoints(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if got := b.refused(); len(got) > 0 {
@@ -207,11 +208,11 @@ func TestBodiesOfClients(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var twice createBody
+		var twice Create
 		if err := decodeNulls(string(again), &twice); err != nil {
 			t.Errorf("%s, written again: %v", name, err)
 		}
-		if diff := cmp.Diff(b, twice, cmp.AllowUnexported(createBody{}, hostBody{})); diff != "" {
+		if diff := cmp.Diff(b, twice, cmp.AllowUnexported(Create{}, Host{})); diff != "" {
 			t.Errorf("%s, written again: %s", name, diff)
 		}
 	}
@@ -231,7 +232,7 @@ func TestBodiesOfClients(t *testing.T) {
 		"null":                `null`,
 		"number for text":     `{"Image":7}`,
 	} {
-		var b createBody
+		var b Create
 		if decodeNulls(body, &b) == nil {
 			t.Errorf("%s was taken: %+v", name, b)
 		}
@@ -239,17 +240,17 @@ func TestBodiesOfClients(t *testing.T) {
 }
 
 func TestParseBind(t *testing.T) {
-	volume := func(source, target string) mounted {
-		return mounted{ContainerMount: policy.ContainerMount{Type: "volume", Own: true, Source: source, Target: target}}
+	volume := func(source, target string) Mounted {
+		return Mounted{ContainerMount: policy.ContainerMount{Type: "volume", Own: true, Source: source, Target: target}}
 	}
-	bind := func(source, target string) mounted {
-		return mounted{ContainerMount: policy.ContainerMount{Type: "bind", Own: true, Source: source, Target: target}}
+	bind := func(source, target string) Mounted {
+		return Mounted{ContainerMount: policy.ContainerMount{Type: "bind", Own: true, Source: source, Target: target}}
 	}
-	readOnly := func(m mounted) mounted { m.ReadOnly = true; return m }
-	options := func(m mounted, o ...string) mounted { m.Options = o; return m }
+	readOnly := func(m Mounted) Mounted { m.ReadOnly = true; return m }
+	options := func(m Mounted, o ...string) Mounted { m.Options = o; return m }
 	noCopy, label := volume("v", "/x"), readOnly(bind("/a", "/x"))
-	noCopy.noCopy, label.label = true, true
-	for raw, want := range map[string]mounted{
+	noCopy.noCopy, label.Label = true, true
+	for raw, want := range map[string]Mounted{
 		"/x":                  volume("", "/x"),
 		"v:/x":                volume("v", "/x"),
 		"v:/x/../y/":          volume("v", "/y"),
@@ -270,7 +271,7 @@ func TestParseBind(t *testing.T) {
 	} {
 		if got, err := parseBind(raw); err != nil {
 			t.Errorf("%s: %v", raw, err)
-		} else if diff := cmp.Diff(want, got, cmp.AllowUnexported(mounted{})); diff != "" {
+		} else if diff := cmp.Diff(want, got, cmp.AllowUnexported(Mounted{})); diff != "" {
 			t.Errorf("%s: %s", raw, diff)
 		}
 	}
@@ -285,24 +286,24 @@ func TestTmpfsFlags(t *testing.T) {
 	for flags, want := range map[string]string{
 		"": "", "rw,exec": "exec", "noexec,mode=0755,uid=5": "noexec,mode=755,uid=5", "nosuid,nodev": "", "mode=1777": "mode=1777",
 	} {
-		var m mounted
+		var m Mounted
 		if err := m.tmpfsFlags(strings.Split(flags, ",")); err != nil || m.flags != want || len(m.Options) > 0 {
 			t.Errorf("%q: %+v, %v", flags, m, err)
 		}
 	}
 	for _, flags := range []string{"suid", "dev", "mode=4755", "mode=x", "shared", "bind", "remount", "nr_inodes=0", "size", "uid=-1", "EXEC", "mpol=bind:0", "context=x"} {
-		var m mounted
+		var m Mounted
 		if err := m.tmpfsFlags([]string{flags}); err != nil || len(m.Options) != 1 {
 			t.Errorf("%q: %+v, %v", flags, m, err)
 		}
 	}
 	for _, size := range []string{"size=", "size=50%", "size=-1", "size=0", "size=9999999999g", "size=1t"} {
-		var m mounted
+		var m Mounted
 		if err := m.tmpfsFlags([]string{size}); err == nil {
 			t.Errorf("%q was taken as %+v", size, m)
 		}
 	}
-	var m mounted
+	var m Mounted
 	if err := m.tmpfsFlags([]string{"size=2m"}); err != nil || m.SizeBytes != 2<<20 {
 		t.Errorf("2m is %d, %v", m.SizeBytes, err)
 	}
@@ -311,7 +312,7 @@ func TestTmpfsFlags(t *testing.T) {
 func decodeNulls(body string, v any) error {
 	r := httptest.NewRequest(http.MethodPost, "/containers/create", strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
-	return (&call{w: httptest.NewRecorder(), r: r}).decode(v)
+	return proxy.DecodeNulls(httptest.NewRecorder(), r, proxy.MaxBody, v)
 }
 
 // FuzzCreateBody looks for bodies that aren't refused for what they ask for, but break
@@ -325,37 +326,37 @@ func FuzzCreateBody(f *testing.F) {
 		f.Add(body)
 	}
 	f.Fuzz(func(t *testing.T, body string) {
-		var b createBody
+		var b Create
 		if decodeNulls(body, &b) != nil {
 			return
 		}
 		if b.HostConfig == nil {
-			b.HostConfig = &hostBody{}
+			b.HostConfig = &Host{}
 		}
-		if b.check() != nil {
+		if b.Check() != nil {
 			return
 		}
-		req, err := b.request()
+		req, err := b.Request()
 		if err != nil {
 			return
 		}
-		mounts, err := b.mounts()
+		mounts, err := b.Mounts()
 		if err != nil {
 			return
 		}
-		if req.Ports, err = b.published(req.Ports, nil); err != nil {
+		if req.Ports, err = b.Published(req.Ports, nil); err != nil {
 			return
 		}
-		p := plan{body: &b, mounts: mounts, labels: map[string]string{}, spec: policy.ContainerSpec{Network: policy.SpecNetworkNone}}
+		p := Judged{Body: &b, Mounts: mounts, Labels: map[string]string{}, Spec: policy.ContainerSpec{Network: policy.SpecNetworkNone}}
 		for _, m := range mounts {
 			switch m.Type {
 			case "tmpfs":
-				p.spec.Tmpfs = append(p.spec.Tmpfs, m.ContainerMount)
+				p.Spec.Tmpfs = append(p.Spec.Tmpfs, m.ContainerMount)
 			case "volume":
-				p.spec.Volumes = append(p.spec.Volumes, m.ContainerMount)
+				p.Spec.Volumes = append(p.Spec.Volumes, m.ContainerMount)
 			}
 		}
-		h := p.encode(nil, newest).HostConfig
+		h := p.Encode(nil, 51).HostConfig
 		if h.Privileged || len(h.Binds) > 0 || len(h.Devices) > 0 || len(h.VolumesFrom) > 0 || h.PidMode != "" || h.MaskedPaths != nil || h.CgroupParent != "" {
 			t.Errorf("%s: %+v", body, h)
 		}

@@ -1,7 +1,6 @@
-package engineapi
+package body
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -9,24 +8,22 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/docker/docker/api/types/volume"
-
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
-// mounted is a mount that a container asks for, and what of it concerns only itself.
-type mounted struct {
+// Mounted is a mount that a container asks for, and what of it concerns only itself.
+type Mounted struct {
 	policy.ContainerMount
 	noCopy bool   // of a volume: what the image has there isn't copied into it
 	flags  string // of a tmpfs: "noexec,mode=755"
-	label  bool   // it asks for a label of the host's, which isn't passed on
+	Label  bool   // it asks for a label of the host's, which isn't passed on
 }
 
-// mounts are all mounts that the body asks for, in all of the ways that there are to do so.
-func (b *createBody) mounts() ([]mounted, error) {
+// Mounts are all mounts that the body asks for, in all of the ways that there are to do so.
+func (b *Create) Mounts() ([]Mounted, error) {
 	h := b.HostConfig
-	var list []mounted
+	var list []Mounted
 	for i, raw := range h.Binds {
 		m, err := parseBind(raw)
 		if err != nil {
@@ -44,27 +41,27 @@ func (b *createBody) mounts() ([]mounted, error) {
 		list = append(list, got)
 	}
 	for _, target := range slices.Sorted(maps.Keys(h.Tmpfs)) {
-		m := mounted{ContainerMount: policy.ContainerMount{Type: "tmpfs", Target: path.Clean(target), Field: fmt.Sprintf("HostConfig.Tmpfs[%q]", shorten(target))}}
+		m := Mounted{ContainerMount: policy.ContainerMount{Type: "tmpfs", Target: path.Clean(target), Field: fmt.Sprintf("HostConfig.Tmpfs[%q]", Shorten(target))}}
 		if err := m.tmpfsFlags(strings.Split(h.Tmpfs[target], ",")); err != nil {
 			return nil, err
 		}
 		list = append(list, m)
 	}
-	list = anonymous(list, b.Volumes, "Volumes")
+	list = Anonymous(list, b.Volumes, "Volumes")
 	for _, m := range list {
 		if strings.Contains(m.Target, ":") {
-			return nil, malformed(fmt.Sprintf("%s: the mount path %q has a colon", m.Field, shorten(m.Target)))
+			return nil, proxy.Malformed(fmt.Sprintf("%s: the mount path %q has a colon", m.Field, Shorten(m.Target)))
 		}
 	}
 	return list, nil
 }
 
-// anonymous adds a volume without a name at each place where nothing is mounted yet.
-func anonymous(list []mounted, places map[string]struct{}, field string) []mounted {
+// Anonymous adds a volume without a name at each place where nothing is mounted yet.
+func Anonymous(list []Mounted, places map[string]struct{}, field string) []Mounted {
 	for _, place := range slices.Sorted(maps.Keys(places)) {
 		target := path.Clean(place)
-		if !slices.ContainsFunc(list, func(m mounted) bool { return m.Target == target }) {
-			list = append(list, mounted{ContainerMount: policy.ContainerMount{Type: "volume", Own: true, Target: target, Field: fmt.Sprintf("%s[%q]", field, shorten(place))}})
+		if !slices.ContainsFunc(list, func(m Mounted) bool { return m.Target == target }) {
+			list = append(list, Mounted{ContainerMount: policy.ContainerMount{Type: "volume", Own: true, Target: target, Field: fmt.Sprintf("%s[%q]", field, Shorten(place))}})
 		}
 	}
 	return list
@@ -77,13 +74,13 @@ var (
 
 // parseBind reads "source:target:options", of which source and options may be missing,
 // as the engine does.
-func parseBind(raw string) (mounted, error) {
-	bad := malformed("invalid volume specification: '" + shorten(raw) + "'")
+func parseBind(raw string) (Mounted, error) {
+	bad := proxy.Malformed("invalid volume specification: '" + Shorten(raw) + "'")
 	parts := strings.Split(raw, ":")
 	if len(parts) > 3 || slices.Contains(parts, "") {
-		return mounted{}, bad
+		return Mounted{}, bad
 	}
-	m := mounted{ContainerMount: policy.ContainerMount{Type: "volume", Own: true}}
+	m := Mounted{ContainerMount: policy.ContainerMount{Type: "volume", Own: true}}
 	if len(parts) == 1 {
 		m.Target = path.Clean(parts[0])
 		return m, nil
@@ -102,7 +99,7 @@ func parseBind(raw string) (mounted, error) {
 		case option == "ro" || option == "rw":
 			kind, m.ReadOnly = "mode", option == "ro"
 		case option == "z" || option == "Z":
-			kind, m.label = "label", true
+			kind, m.Label = "label", true
 		case option == "nocopy" && m.Type == "volume":
 			m.noCopy = true
 		case slices.Contains(propagations, option):
@@ -111,10 +108,10 @@ func parseBind(raw string) (mounted, error) {
 		case option != "" && slices.Contains(consistency, option):
 			kind = "consistency"
 		default:
-			return mounted{}, bad
+			return Mounted{}, bad
 		}
 		if seen[kind] {
-			return mounted{}, bad
+			return Mounted{}, bad
 		}
 		seen[kind] = true
 	}
@@ -122,22 +119,22 @@ func parseBind(raw string) (mounted, error) {
 }
 
 // propagation takes none but the private one, and that of binds only.
-func (m *mounted) propagation(p string) {
+func (m *Mounted) propagation(p string) {
 	if p != "" && p != "rprivate" && p != "private" || p != "" && m.Type != "bind" {
 		m.Options = append(m.Options, "propagation="+p)
 	}
 }
 
 // parse reads a mount of the form that has a field for everything.
-func (b *mountBody) parse() (mounted, error) {
-	m := mounted{ContainerMount: policy.ContainerMount{Type: b.Type, Source: b.Source, Target: path.Clean(b.Target), ReadOnly: b.ReadOnly}}
+func (b *MountBody) parse() (Mounted, error) {
+	m := Mounted{ContainerMount: policy.ContainerMount{Type: b.Type, Source: b.Source, Target: path.Clean(b.Target), ReadOnly: b.ReadOnly}}
 	option := func(given bool, name, value string) {
 		if given {
 			m.Options = append(m.Options, name+"="+value)
 		}
 	}
 	if !slices.Contains(consistency, b.Consistency) {
-		return m, malformed("a mount's consistency is none that there is")
+		return m, proxy.Malformed("a mount's consistency is none that there is")
 	}
 	option(b.ImageOptions != nil, "ImageOptions", "…")
 	option(b.ClusterOptions != nil, "ClusterOptions", "…")
@@ -174,13 +171,13 @@ func (b *mountBody) parse() (mounted, error) {
 		m.Source = path.Clean(m.Source)
 	}
 	if m.Type == "tmpfs" && m.Source != "" || m.Type == "bind" && b.Source == "" {
-		return m, malformed("invalid mount config for type \"" + m.Type + "\": its source is missing, or must be")
+		return m, proxy.Malformed("invalid mount config for type \"" + m.Type + "\": its source is missing, or must be")
 	}
 	return m, nil
 }
 
 // tmpfsFlags reads a tmpfs's flags. Those that only concern its own files are kept.
-func (m *mounted) tmpfsFlags(flags []string) error {
+func (m *Mounted) tmpfsFlags(flags []string) error {
 	var kept []string
 	for _, flag := range flags {
 		name, value, given := strings.Cut(flag, "=")
@@ -201,7 +198,7 @@ func (m *mounted) tmpfsFlags(flags []string) error {
 		case (name == "uid" || name == "gid") && err == nil:
 			kept = append(kept, name+"="+strconv.FormatUint(n, 10))
 		default:
-			m.Options = append(m.Options, shorten(flag))
+			m.Options = append(m.Options, Shorten(flag))
 		}
 	}
 	m.flags = strings.Join(kept, ",")
@@ -227,36 +224,7 @@ func tmpfsSize(s string) (int64, error) {
 	}
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || n <= 0 || n > 1<<62>>shift {
-		return 0, malformed(fmt.Sprintf("the size %q of a tmpfs is not a number of bytes", shorten(s)))
+		return 0, proxy.Malformed(fmt.Sprintf("the size %q of a tmpfs is not a number of bytes", Shorten(s)))
 	}
 	return n << shift, nil
-}
-
-// lookUpVolumes finds out whose the volumes are, and which aren't there.
-func (c *call) lookUpVolumes(list []mounted) (missing []string, err error) {
-	for i := range list {
-		m := &list[i]
-		if m.Type != "volume" || !volumeName.MatchString(m.Source) {
-			continue // what is no name is the policy's to refuse
-		}
-		v, _, err := c.anyVolume(m.Source)
-		switch {
-		case errors.Is(err, errNotFound):
-			if !slices.Contains(missing, m.Source) {
-				missing = append(missing, m.Source)
-			}
-		case err != nil:
-			return nil, err
-		case c.caller.Audit && c.others(lifecycle.ObjectVolume, v.Name, v.Labels):
-			return nil, noVolume(m.Source)
-		default:
-			m.Own = c.ownVolume(v)
-		}
-	}
-	return missing, nil
-}
-
-// ownVolume tells whether a volume is the caller's, and nothing but a directory of the engine's.
-func (c *call) ownVolume(v *volume.Volume) bool {
-	return c.own(lifecycle.ObjectVolume, v.Name, v.Labels) && v.Driver == "local" && len(v.Options) == 0
 }

@@ -1,0 +1,254 @@
+package body
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/bermhq/berm/policy"
+)
+
+// Granted is what a container was allowed, as its label keeps it.
+type Granted struct {
+	policy.ContainerSpec
+	ImageID string `json:"image_id"`
+	Audit   bool   `json:"audit,omitempty"` // it was denied, and made in mode audit
+
+	RestartMax int    `json:"restart_max,omitempty"` // retries of the restart policy
+	Seccomp    string `json:"seccomp,omitempty"`     // digest of the SecurityOpt with a profile; empty for the engine's own
+
+	Sources []string // what the engine mounts for each bind
+}
+
+// Differences collects what of a container isn't as it was judged.
+type Differences []string
+
+// Add adds what, unless it is the same.
+func (d *Differences) Add(same bool, what string) {
+	if !same {
+		*d = append(*d, what)
+	}
+}
+
+// Compare compares a container with what it was allowed, in all that can't be changed by an
+// update but its networks. V is the minor version of the API in which it was inspected.
+func Compare(want Granted, ct *container.InspectResponse, v int) Differences {
+	var d Differences
+	d.Add(ct.Image == want.ImageID, "Image")
+	d.Add(ct.Config.User == want.User, "Config.User")
+	d.Add(!ct.Config.NetworkDisabled, "Config.NetworkDisabled")
+	if h := ct.Config.Healthcheck; h != nil {
+		b := Health{Interval: int64(h.Interval), Timeout: int64(h.Timeout), StartPeriod: int64(h.StartPeriod), StartInterval: int64(h.StartInterval)}
+		d.Add(b.Check() == nil, "Config.Healthcheck")
+	}
+	d.Add(sameSecurity(ct.HostConfig.SecurityOpt, want.Seccomp), "HostConfig.SecurityOpt")
+	d.privileges(want.ContainerSpec, ct.HostConfig, v)
+	d.namespaces(ct.HostConfig, v)
+	d.closed(ct.HostConfig)
+	d.limits(want.ContainerSpec, ct.HostConfig)
+	d.mounts(want, ct)
+	d.Add(len(want.Binds) == 0 || ct.HostConfig.RestartPolicy.IsNone(), "HostConfig.RestartPolicy")
+	return d
+}
+
+// SameEnv tells whether each variable that was sent is there once, with its value, and none
+// that was sent without one has a value.
+func SameEnv(got, sent []string) bool {
+	count := map[string]int{}
+	for _, e := range got {
+		name, _, _ := strings.Cut(e, "=")
+		count[name]++
+	}
+	for _, e := range sent {
+		name, _, given := strings.Cut(e, "=")
+		if given && (count[name] != 1 || !slices.Contains(got, e)) {
+			return false
+		}
+		if !given && slices.ContainsFunc(got, func(g string) bool { return strings.HasPrefix(g, name+"=") }) {
+			return false
+		}
+	}
+	return true
+}
+
+// What every engine masks, and has read-only, in a container's /proc and /sys.
+var (
+	maskedPaths   = []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"}
+	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+)
+
+func (d *Differences) privileges(s policy.ContainerSpec, h *container.HostConfig, v int) {
+	d.Add(!h.Privileged, "HostConfig.Privileged")
+	caps := []string{}
+	for _, name := range h.CapAdd {
+		name = strings.ToUpper(name)
+		caps = append(caps, "CAP_"+strings.TrimPrefix(name, "CAP_"))
+	}
+	slices.Sort(caps)
+	d.Add(slices.Equal(slices.Compact(caps), s.Capabilities) || len(caps) == 0 && len(s.Capabilities) == 0, "HostConfig.CapAdd")
+	d.Add(slices.Contains(h.CapDrop, "ALL"), "HostConfig.CapDrop")
+	if v >= 40 { // older ones don't show them
+		d.Add(containsAll(h.MaskedPaths, maskedPaths), "HostConfig.MaskedPaths")
+		d.Add(containsAll(h.ReadonlyPaths, readonlyPaths), "HostConfig.ReadonlyPaths")
+	}
+	d.Add(h.ReadonlyRootfs == s.ReadOnlyRootfs, "HostConfig.ReadonlyRootfs")
+	d.Add(s.Runtime == "" || h.Runtime == s.Runtime, "HostConfig.Runtime")
+	d.Add(sameSet(h.GroupAdd, s.Groups), "HostConfig.GroupAdd")
+	d.Add(maps.Equal(h.Sysctls, s.Sysctls), "HostConfig.Sysctls")
+}
+
+// sameSecurity reports whether options are those that a container gets, with the seccomp
+// profile whose digest its label has.
+func sameSecurity(options []string, seccomp string) bool {
+	if seccomp == "" {
+		return slices.Equal(options, []string{NoNewPrivileges})
+	}
+	return len(options) == 2 && options[0] == NoNewPrivileges && digest.FromString(options[1]).String() == seccomp
+}
+
+func containsAll(list, wanted []string) bool {
+	return !slices.ContainsFunc(wanted, func(s string) bool { return !slices.Contains(list, s) })
+}
+
+func sameSet(a, b []string) bool {
+	return len(a) == len(b) && containsAll(a, b) && containsAll(b, a)
+}
+
+func (d *Differences) namespaces(h *container.HostConfig, v int) {
+	d.Add(h.PidMode == "", "HostConfig.PidMode")
+	d.Add(h.IpcMode.IsPrivate(), "HostConfig.IpcMode")
+	d.Add(h.UTSMode == "", "HostConfig.UTSMode")
+	d.Add(h.UsernsMode == "", "HostConfig.UsernsMode")
+	d.Add(v < 41 || h.CgroupnsMode.IsPrivate(), "HostConfig.CgroupnsMode")
+	d.Add(h.Cgroup == "", "HostConfig.Cgroup")
+	d.Add(h.CgroupParent == "", "HostConfig.CgroupParent")
+}
+
+// closed are the fields that are never set.
+func (d *Differences) closed(h *container.HostConfig) {
+	d.Add(len(h.Devices) == 0 && len(h.DeviceRequests) == 0 && len(h.DeviceCgroupRules) == 0, "HostConfig.Devices")
+	d.Add(len(h.Binds) == 0, "HostConfig.Binds")
+	d.Add(len(h.VolumesFrom) == 0, "HostConfig.VolumesFrom")
+	d.Add(h.VolumeDriver == "", "HostConfig.VolumeDriver")
+	d.Add(len(h.Links) == 0, "HostConfig.Links")
+	d.Add(!h.PublishAllPorts, "HostConfig.PublishAllPorts")
+	d.Add(len(h.StorageOpt) == 0, "HostConfig.StorageOpt")
+	d.Add(len(h.Annotations) == 0, "HostConfig.Annotations")
+	d.Add(h.Isolation.IsDefault(), "HostConfig.Isolation")
+	d.Add(h.OomKillDisable == nil || !*h.OomKillDisable, "HostConfig.OomKillDisable")
+	d.Add(h.CPURealtimePeriod == 0 && h.CPURealtimeRuntime == 0, "HostConfig.CpuRealtimeRuntime")
+	d.Add(len(h.BlkioWeightDevice) == 0 && len(h.BlkioDeviceReadBps) == 0 && len(h.BlkioDeviceWriteBps) == 0 &&
+		len(h.BlkioDeviceReadIOps) == 0 && len(h.BlkioDeviceWriteIOps) == 0 && h.BlkioWeight == 0, "HostConfig.BlkioWeight")
+}
+
+// hasOptions tells whether the log has the options that were sent; an engine may
+// add those of its own configuration.
+func hasOptions(got, sent map[string]string) bool {
+	for name, value := range sent {
+		if have, ok := got[name]; !ok || have != value {
+			return false
+		}
+	}
+	return true
+}
+
+func (d *Differences) limits(s policy.ContainerSpec, h *container.HostConfig) {
+	d.Add(h.ShmSize == s.ShmBytes, "HostConfig.ShmSize")
+	d.Add(h.OomScoreAdj == s.OOMScoreAdj, "HostConfig.OomScoreAdj")
+	d.Add(h.CPUShares <= defaultShares, "HostConfig.CpuShares")
+	d.Add(h.LogConfig.Type == s.LogDriver && hasOptions(h.LogConfig.Config, s.LogOptions), "HostConfig.LogConfig")
+	d.Add(sameSet(h.DNS, s.DNS) && sameSet(h.DNSOptions, s.DNSOptions) && sameSet(h.DNSSearch, s.DNSSearch), "HostConfig.Dns")
+	d.Add(sameSet(h.ExtraHosts, s.ExtraHosts), "HostConfig.ExtraHosts")
+	want := portMap(s.Ports)
+	d.Add(len(h.PortBindings) == len(want) && (len(want) == 0 || reflect.DeepEqual(h.PortBindings, want)), "HostConfig.PortBindings")
+	limits := map[string]policy.ContainerUlimit{}
+	for _, u := range h.Ulimits {
+		limits[u.Name] = policy.ContainerUlimit{Name: u.Name, Soft: u.Soft, Hard: u.Hard}
+	}
+	for _, u := range s.Ulimits {
+		d.Add(limits[u.Name] == u, "HostConfig.Ulimits")
+	}
+}
+
+// mounts compares what is mounted, and how, with what was judged.
+func (d *Differences) mounts(s Granted, ct *container.InspectResponse) {
+	left := slices.Clone(ct.Mounts)
+	take := func(fits func(container.MountPoint) bool) bool {
+		i := slices.IndexFunc(left, fits)
+		if i >= 0 {
+			left = slices.Delete(left, i, i+1)
+		}
+		return i >= 0
+	}
+	private := func(p mount.Propagation) bool { return p == "" || p == mount.PropagationRPrivate }
+	d.Add(len(s.Sources) == len(s.Binds) && slices.Equal(s.Sources, s.Named(ct.HostConfig)), "HostConfig.Mounts")
+	for i, b := range s.Binds {
+		d.Add(take(func(m container.MountPoint) bool {
+			return m.Type == mount.TypeBind && i < len(s.Sources) && m.Source == s.Sources[i] && m.Destination == b.MountPath && m.RW == (b.Mode != "ro") && private(m.Propagation)
+		}), "Mounts")
+	}
+	for _, v := range s.Volumes {
+		d.Add(take(func(m container.MountPoint) bool {
+			return m.Type == mount.TypeVolume && (m.Name == v.Source || v.Source == "") && m.Destination == v.Target && m.RW != v.ReadOnly && m.Driver == "local" && private(m.Propagation)
+		}), "Mounts")
+	}
+	for _, t := range s.Tmpfs {
+		options, ok := ct.HostConfig.Tmpfs[t.Target]
+		d.Add(ok && strings.Contains(","+options+",", fmt.Sprintf(",nosuid,nodev,size=%d,", t.SizeBytes)), "HostConfig.Tmpfs")
+		take(func(m container.MountPoint) bool { return m.Type == mount.TypeTmpfs && m.Destination == t.Target }) // not every engine lists them
+	}
+	d.Add(len(left) == 0, "Mounts")
+	d.Add(len(ct.HostConfig.Tmpfs) == len(s.Tmpfs), "HostConfig.Tmpfs")
+	d.Add(len(ct.HostConfig.Mounts) == len(s.Binds)+len(s.Volumes), "HostConfig.Mounts")
+	for _, m := range ct.HostConfig.Mounts {
+		switch b, v := m.BindOptions, m.VolumeOptions; m.Type {
+		case mount.TypeBind:
+			d.Add(b != nil && b.NonRecursive && !b.CreateMountpoint && b.Propagation == mount.PropagationRPrivate, "HostConfig.Mounts")
+		case mount.TypeVolume:
+			d.Add(v == nil || v.DriverConfig == nil && v.Subpath == "", "HostConfig.Mounts")
+		default:
+			d.Add(false, "HostConfig.Mounts")
+		}
+	}
+}
+
+// SameResources compares what an update can change. An engine whose kernel can't limit
+// swap says that it is unlimited.
+func SameResources(s policy.ContainerSpec, h *container.HostConfig) bool {
+	return h.Memory == s.MemoryBytes && (h.MemorySwap == s.SwapBytes || h.MemorySwap == -1) && CPUsOf(h) == nanoCPUs(s.CPUs) &&
+		h.PidsLimit != nil && *h.PidsLimit == s.PidsLimit
+}
+
+// CPUsOf returns a container's limit in billionths of a CPU.
+func CPUsOf(h *container.HostConfig) int64 {
+	if h.NanoCPUs == 0 && h.CPUQuota > 0 && h.CPUPeriod > 0 {
+		return h.CPUQuota * 1e9 / h.CPUPeriod
+	}
+	return h.NanoCPUs
+}
+
+// RestartIs tells whether the engine has the restart policy that it got for s.
+func RestartIs(h *container.HostConfig, s policy.ContainerSpec) bool {
+	want := engineRestart(s)
+	return string(h.RestartPolicy.Name) == want || h.RestartPolicy.IsNone() && (want == "" || want == "no")
+}
+
+// Named returns the source that the engine's configuration has for each bind, empty for
+// a bind that it lacks.
+func (g *Granted) Named(h *container.HostConfig) []string {
+	sources := make([]string, len(g.Binds))
+	for i, b := range g.Binds {
+		for _, m := range h.Mounts {
+			if m.Type == mount.TypeBind && m.Target == b.MountPath {
+				sources[i] = m.Source
+			}
+		}
+	}
+	return sources
+}

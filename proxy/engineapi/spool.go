@@ -1,0 +1,187 @@
+package engineapi
+
+import (
+	"archive/tar"
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/body"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+)
+
+const (
+	spoolPattern = "berm-build-*"
+	spoolStep    = 4 << 20 // bytes of disk that are leased at a time
+)
+
+// spool writes the build's files anew, into a file that has no name any more, with a
+// Dockerfile of the door's own under its usual name.
+func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error) {
+	name := path.Clean("/" + c.query.Get("dockerfile"))[1:]
+	if c.query.Get("dockerfile") == "" {
+		name = builtFrom
+	}
+	auths, err := registryAuths(c.r.Header)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.CreateTemp(c.opts.SpoolDir, spoolPattern)
+	if err != nil {
+		return nil, fmt.Errorf("keep the build's files: %w", err)
+	}
+	_ = os.Remove(f.Name())
+	ctx, end := context.WithCancelCause(c.ctx)
+	defer end(nil)
+	rest := patient(ctx, c, end, http.MaxBytesReader(c.w, c.r.Body, maxContext))
+	body, err := plainTar(rest)
+	if err == nil {
+		err = rewrite(&spoolWriter{File: f, ctx: ctx, lease: lease}, body, name, func(text []byte) ([]byte, error) { return judgeDockerfile(c, text, args, auths) })
+	}
+	if err == nil { // what is left would be read without a deadline
+		if _, err = io.Copy(io.Discard, rest); err != nil {
+			err = archiveError(err)
+		}
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// spoolWriter leases the space of what it writes.
+type spoolWriter struct {
+	*os.File
+	ctx          context.Context //nolint:containedctx // as long as the writer
+	lease        *proxy.Lease
+	size, leased int64
+}
+
+func (w *spoolWriter) Write(b []byte) (int, error) {
+	if w.size += int64(len(b)); w.size > w.leased {
+		most := (w.size + spoolStep - 1) / spoolStep * spoolStep
+		if err := w.lease.Resize(w.ctx, most); err != nil {
+			return 0, err
+		}
+		w.leased = most
+	}
+	return w.File.Write(b)
+}
+
+// cleanSpool makes the directory of build files, and removes what a crash has left there.
+func cleanSpool(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("engineapi: spool directory: %w", err)
+	}
+	left, _ := filepath.Glob(filepath.Join(dir, spoolPattern)) // the pattern is a good one
+	for _, name := range left {
+		_ = os.Remove(name)
+	}
+	return nil
+}
+
+// rewrite copies an archive, file by file, with what judge makes of the Dockerfile. What
+// the caller had under the Dockerfile's place is left out if its Dockerfile is another.
+func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]byte, error)) error {
+	var dockerfile []byte
+	var size int64
+	found := false
+	out := bufio.NewWriterSize(to, upstream.BufferSize)
+	tw, tr := tar.NewWriter(out), tar.NewReader(from)
+	for {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return archiveError(err)
+		}
+		if size += tarBlock + min(max(h.Size, 0), maxContext); size > maxContext {
+			return contextTooLarge() // as a sparse file may be that comes as a small one
+		}
+		place, err := placeOf(h)
+		switch {
+		case err != nil:
+			return err
+		case place == name && h.Typeflag != tar.TypeReg, strings.HasPrefix(name, place+"/") && h.Typeflag != tar.TypeDir:
+			return proxy.Malformed("the Dockerfile is no regular file of the archive")
+		case place == name && found:
+			return proxy.Malformed("the Dockerfile is in the archive twice")
+		case place == name:
+			found = true
+			if dockerfile, err = io.ReadAll(io.LimitReader(tr, maxDockerfile+1)); err != nil {
+				return archiveError(err)
+			}
+			continue // it comes last, so that nothing takes its place
+		case place == builtFrom || strings.HasPrefix(place, builtFrom+"/"):
+			continue
+		}
+		if err := tw.WriteHeader(&tar.Header{
+			Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode & 0o7777, Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime,
+		}); err != nil {
+			return archiveError(err)
+		}
+		if _, err := io.Copy(tw, tr); err != nil {
+			return archiveError(err)
+		}
+	}
+	if !found {
+		return proxy.Malformed("Cannot locate specified Dockerfile: " + body.Shorten(name))
+	}
+	dockerfile, err := judge(dockerfile)
+	if err != nil {
+		return err
+	}
+	err = tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: builtFrom, Size: int64(len(dockerfile)), Mode: 0o644})
+	if err == nil {
+		_, err = tw.Write(dockerfile)
+	}
+	if err := errors.Join(err, tw.Close(), out.Flush()); err != nil {
+		var full *proxy.Fault
+		if errors.As(err, &full) {
+			return full
+		}
+		return fmt.Errorf("keep the build's files: %w", err)
+	}
+	return nil
+}
+
+// placeOf is where a file of an archive lies, which must be in it.
+func placeOf(h *tar.Header) (string, error) {
+	if !slices.Contains([]byte{tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink}, h.Typeflag) {
+		return "", proxy.Malformed("the archive has something else than files, directories and links")
+	}
+	if slices.Contains(strings.Split(h.Name, "/"), "..") {
+		return "", proxy.Malformed("the archive has a path that leads out of it")
+	}
+	return strings.TrimPrefix(path.Clean("/"+h.Name), "/"), nil
+}
+
+func archiveError(err error) error {
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		return contextTooLarge()
+	}
+	var full *proxy.Fault
+	if errors.As(err, &full) {
+		return full
+	}
+	return proxy.Malformed("the body is not a tar archive")
+}
+
+func contextTooLarge() error {
+	return &proxy.Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large", Detail: fmt.Sprintf("the build's files are larger than %d bytes", int64(maxContext))}
+}

@@ -1,0 +1,490 @@
+// Package upstream talks to the container engine behind the engine proxy.
+package upstream
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/propagation"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime"
+)
+
+// Sizes and times of talking to the engine.
+const (
+	BufferSize  = 64 << 10         // of connections and copies, in bytes
+	MaxAnswer   = 64 << 20         // of an engine's answer that is read whole, in bytes
+	AskTimeout  = 30 * time.Second // of the proxy's own requests
+	UndoTimeout = 30 * time.Second // of removing what must not be
+
+	versionTTL = 30 * time.Second // how long the engine's version is cached
+)
+
+// Version is a version 1.N of the Engine API, as N.
+type Version int
+
+// The versions that the proxy knows.
+const (
+	Oldest Version = 24 // of Docker 1.12
+	Newest Version = 51 // of Docker 28; what came later isn't known here
+)
+
+func (v Version) String() string { return "1." + strconv.Itoa(int(v)) }
+
+// ParseVersion reads "v1.41", and no other spelling of it.
+func ParseVersion(s string) (Version, bool) {
+	minor, ok := strings.CutPrefix(s, "v1.")
+	if !ok || len(minor) != 2 || minor[0] == '0' {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(minor, 10, 8)
+	return Version(n), err == nil
+}
+
+// Engine is the container engine behind the proxy. It is safe for many goroutines.
+type Engine struct {
+	Transport *http.Transport // makes all requests but upgrades
+	dial      func(context.Context) (net.Conn, error)
+
+	mu      sync.Mutex
+	version atomic.Pointer[engineVersion]
+	host    atomic.Pointer[Host] // nil is not known yet
+
+	known atomic.Pointer[engineRelease]
+	ended atomic.Uint64 // connections that have ended
+}
+
+// countedConn counts its end.
+type countedConn struct {
+	net.Conn
+	ended *atomic.Uint64
+}
+
+func (c countedConn) Close() error {
+	c.ended.Add(1)
+	return c.Conn.Close()
+}
+
+type engineVersion struct {
+	max  Version
+	when time.Time
+}
+
+// New returns an engine, which needn't be up.
+func New(dial func(context.Context) (net.Conn, error)) *Engine {
+	e := &Engine{dial: dial}
+	e.Transport = &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			conn, err := dial(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return countedConn{conn, &e.ended}, nil
+		},
+		DisableCompression:  true,
+		MaxIdleConns:        256,
+		MaxIdleConnsPerHost: 256,
+		IdleConnTimeout:     30 * time.Second,
+		ReadBufferSize:      BufferSize,
+		WriteBufferSize:     BufferSize,
+	}
+	return e
+}
+
+// Ask is a request to the engine.
+type Ask struct {
+	Method  string
+	Version Version // 0: without one
+	Path    string  // decoded
+	Query   url.Values
+	Header  http.Header
+	Body    io.Reader // nil is none
+	Length  int64     // of body; -1 is not known
+}
+
+func (e *Engine) request(ctx context.Context, a Ask) (*http.Request, error) {
+	path := a.Path
+	if a.Version != 0 {
+		path = "/v" + a.Version.String() + path
+	}
+	u := &url.URL{Scheme: "http", Host: "docker", Path: path, RawQuery: a.Query.Encode()}
+	req, err := http.NewRequestWithContext(ctx, a.Method, u.String(), a.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", a.Method, a.Path, err)
+	}
+	for name, values := range a.Header {
+		req.Header[name] = values
+	}
+	req.Header["User-Agent"] = []string{"berm"}
+	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(req.Header))
+	if a.Body != nil {
+		req.ContentLength = a.Length
+	}
+	return req, nil
+}
+
+// Send gives the engine a request. Whatever it answers is an answer; the error says
+// that it can't be reached. The caller closes the body.
+func (e *Engine) Send(ctx context.Context, a Ask) (*http.Response, error) {
+	req, err := e.request(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := e.Transport.RoundTrip(req)
+	if err != nil {
+		return nil, Unavailable(ctx, err)
+	}
+	return resp, nil
+}
+
+// Unavailable is the fault of an engine that can't be reached, or the end of ctx.
+func Unavailable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return &proxy.Fault{Status: http.StatusServiceUnavailable, Code: "backend_unavailable", Title: "Engine unavailable",
+		Detail: "the container engine can't be reached", RetryAfter: 2 * time.Second, Cause: err}
+}
+
+// Failure makes an error of an answer that is one, and closes it. A 304 is one as well.
+func Failure(resp *http.Response) error {
+	defer func() { _ = resp.Body.Close() }()
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, BufferSize))
+	var told struct{ Message string }
+	_ = json.Unmarshal(body, &told)
+	if told.Message == "" {
+		told.Message = http.StatusText(resp.StatusCode)
+	}
+	return &Error{Status: resp.StatusCode, Message: told.Message}
+}
+
+// Error is an error that the engine answered with.
+type Error struct {
+	Status  int
+	Message string
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// As lets the gate answer it as it came.
+func (e *Error) As(target any) bool {
+	f, ok := target.(**proxy.Fault)
+	if ok {
+		*f = &proxy.Fault{Status: e.Status, Code: "engine_error", Title: "The engine's answer", Detail: e.Message}
+	}
+	return ok
+}
+
+// StatusOf is the status of an engine's error; 0 for any other.
+func StatusOf(err error) int {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Status
+	}
+	return 0
+}
+
+// Get asks for JSON, within the door's own time.
+func (e *Engine) Get(ctx context.Context, v Version, path string, query url.Values, into any) error {
+	return e.Do(ctx, Ask{Method: http.MethodGet, Version: v, Path: path, Query: query}, into)
+}
+
+// Post sends in as JSON, if it isn't nil, and reads the answer into out, unless that is nil.
+func (e *Engine) Post(ctx context.Context, v Version, path string, query url.Values, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+	defer cancel()
+	return e.PostLong(ctx, v, path, query, in, out)
+}
+
+// PostLong is post for as long as ctx lasts.
+func (e *Engine) PostLong(ctx context.Context, v Version, path string, query url.Values, in, out any) error {
+	a := Ask{Method: http.MethodPost, Version: v, Path: path, Query: query}
+	if in != nil {
+		body, err := json.Marshal(in)
+		if err != nil {
+			return fmt.Errorf("encode the request: %w", err)
+		}
+		a.Body, a.Length, a.Header = bytes.NewReader(body), int64(len(body)), http.Header{"Content-Type": {"application/json"}}
+	}
+	return e.DoLong(ctx, a, out)
+}
+
+// Do sends a request and reads its answer whole. An answer of 300 or more is an error.
+func (e *Engine) Do(ctx context.Context, a Ask, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+	defer cancel()
+	return e.DoLong(ctx, a, into)
+}
+
+// DoLong is do for as long as ctx lasts.
+func (e *Engine) DoLong(ctx context.Context, a Ask, into any) error {
+	resp, err := e.Send(ctx, a)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return Failure(resp)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxAnswer+1))
+	switch {
+	case err != nil:
+		return Unavailable(ctx, err)
+	case len(body) > MaxAnswer:
+		return fmt.Errorf("%s %s: the engine's answer is over %d bytes", a.Method, a.Path, MaxAnswer)
+	case into == nil:
+		return nil
+	}
+	if raw, ok := into.(*json.RawMessage); ok { // the caller decodes it
+		*raw = body
+		return nil
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("%s %s: the engine's answer can't be read: %w", a.Method, a.Path, err)
+	}
+	return nil
+}
+
+// maxEntry bounds one entry of a list of the engine's, in bytes.
+const maxEntry = 16 << 20
+
+// Each asks for a list and gives one entry after the other to f, so that no list is too
+// long, whoever filled it. The answer is a list, or an object with lists, whose names f
+// gets; what else is in that is left out.
+func (e *Engine) Each(ctx context.Context, v Version, path string, query url.Values, f func(list string, entry json.RawMessage) error) error {
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+	defer cancel()
+	return e.EachLong(ctx, v, path, query, f)
+}
+
+// EachLong is each for as long as ctx lasts.
+func (e *Engine) EachLong(ctx context.Context, v Version, path string, query url.Values, f func(list string, entry json.RawMessage) error) error {
+	resp, err := e.Send(ctx, Ask{Method: http.MethodGet, Version: v, Path: path, Query: query})
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return Failure(resp)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	err = EachEntry(resp.Body, f)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("GET %s: %w", path, err)
+	}
+	return nil
+}
+
+// EachEntry gives f the entries of the lists of an answer.
+func EachEntry(body io.Reader, f func(list string, entry json.RawMessage) error) error {
+	bounded := &io.LimitedReader{R: body}
+	return (&lister{bounded: bounded, dec: json.NewDecoder(bounded), f: f}).read()
+}
+
+// lister reads the lists of an answer.
+type lister struct {
+	bounded *io.LimitedReader
+	dec     *json.Decoder
+	f       func(list string, entry json.RawMessage) error
+}
+
+func (l *lister) token() (json.Token, error) {
+	l.bounded.N = maxEntry
+	return l.dec.Token()
+}
+
+func (l *lister) read() error {
+	token, err := l.token()
+	if err != nil || token != json.Delim('{') {
+		return l.value("", token, err)
+	}
+	for {
+		name, err := l.token()
+		if err != nil || name == json.Delim('}') {
+			return err
+		}
+		token, err := l.token()
+		if err := l.value(fmt.Sprint(name), token, err); err != nil {
+			return err
+		}
+	}
+}
+
+// value reads the rest of what begins with a token.
+func (l *lister) value(name string, first json.Token, err error) error {
+	if err == nil && first == json.Delim('[') {
+		return l.entries(name)
+	}
+	for depth := 0; err == nil; first, err = l.token() {
+		switch first {
+		case json.Delim('{'), json.Delim('['):
+			depth++
+		case json.Delim('}'), json.Delim(']'):
+			depth--
+		}
+		if depth == 0 {
+			return nil
+		}
+	}
+	return err
+}
+
+func (l *lister) entries(name string) error {
+	for {
+		l.bounded.N = maxEntry
+		if !l.dec.More() {
+			_, err := l.token() // the list's end, or what is wrong
+			return err
+		}
+		var entry json.RawMessage
+		if err := l.dec.Decode(&entry); err != nil {
+			return err
+		}
+		if err := l.f(name, entry); err != nil {
+			return err
+		}
+	}
+}
+
+// Negotiate gives the version in which the engine is spoken to for a client that asks
+// for one; 0 is a client that names none, and takes the newest.
+func (e *Engine) Negotiate(ctx context.Context, asked Version) (Version, error) {
+	most, err := e.Max(ctx)
+	switch {
+	case err != nil:
+		return 0, err
+	case asked == 0:
+		return most, nil
+	case asked < Oldest:
+		return 0, proxy.Malformed(fmt.Sprintf("client version %s is too old. Minimum supported API version is %s, please upgrade your client to a newer version", asked, Oldest))
+	case asked > most:
+		return 0, proxy.Malformed(fmt.Sprintf("client version %s is too new. Maximum supported API version is %s", asked, most))
+	}
+	return asked, nil
+}
+
+// Max is the newest version that both the engine and the door know.
+func (e *Engine) Max(ctx context.Context) (Version, error) {
+	if known := e.version.Load(); known != nil && time.Since(known.when) < versionTTL {
+		return known.max, nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if known := e.version.Load(); known != nil && time.Since(known.when) < versionTTL {
+		return known.max, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+	defer cancel()
+	resp, err := e.Send(ctx, Ask{Method: http.MethodGet, Path: "/_ping"})
+	if err != nil {
+		return 0, err
+	}
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, BufferSize))
+	_ = resp.Body.Close()
+	v, ok := ParseVersion("v" + resp.Header.Get("Api-Version"))
+	if !ok || v < Oldest {
+		return 0, Unavailable(ctx, fmt.Errorf("the engine's API version is %q", resp.Header.Get("Api-Version")))
+	}
+	e.version.Store(&engineVersion{max: min(v, Newest), when: time.Now()})
+	return min(v, Newest), nil
+}
+
+// Host is the engine's host.
+type Host struct {
+	CPUs    int64
+	Seccomp string // the SecurityOpt of the containers that the door makes; empty for the engine's own profile
+	shown   []byte // seccomp as inspect shows it, with the comma before it
+}
+
+// HostInfo asks the engine for its host once.
+func (e *Engine) HostInfo(ctx context.Context, v Version) (*Host, error) {
+	if h := e.host.Load(); h != nil {
+		return h, nil
+	}
+	var info struct {
+		NCPU            int64
+		Architecture    string
+		SecurityOptions []string
+	}
+	if err := e.Get(ctx, v, "/info", nil, &info); err != nil {
+		return nil, err
+	}
+	if info.NCPU < 1 {
+		return nil, errors.New("info: the engine's answer has no CPUs")
+	}
+	h := &Host{CPUs: info.NCPU}
+	if ownSeccomp(info.SecurityOptions) {
+		var err error
+		if h.Seccomp, err = runtime.SeccompOption(runtime.GoArch(info.Architecture)); err != nil {
+			return nil, fmt.Errorf("info: %w", err)
+		}
+		text, err := json.Marshal(h.Seccomp)
+		if err != nil {
+			return nil, fmt.Errorf("info: %w", err)
+		}
+		h.shown = append([]byte(","), text...)
+	}
+	e.host.Store(h)
+	return h, nil
+}
+
+// WithoutProfile removes Berm's seccomp profile from an inspected container.
+func (e *Engine) WithoutProfile(raw json.RawMessage) json.RawMessage {
+	if h := e.host.Load(); h != nil && len(h.shown) > 0 {
+		return bytes.Replace(raw, h.shown, nil, 1)
+	}
+	return raw
+}
+
+// ownSeccomp reports whether containers get Berm's seccomp profile: the engine has seccomp,
+// and its operator hasn't given it a profile. Engines before 17.05 name no profile.
+func ownSeccomp(options []string) bool {
+	for _, o := range options { // "name=seccomp,profile=default"
+		if o == "seccomp" {
+			return true
+		}
+		if rest, ok := strings.CutPrefix(o, "name=seccomp"); ok {
+			profile := strings.TrimPrefix(rest, ",profile=")
+			return !strings.Contains(profile, "/")
+		}
+	}
+	return false
+}
+
+// Release gives the engine's own version, "20.10.24". It is asked again once a connection
+// has ended, as all do when the engine restarts.
+func (e *Engine) Release(ctx context.Context) (string, error) {
+	ended := e.ended.Load()
+	if known := e.known.Load(); known != nil && known.ended == ended {
+		return known.release, nil
+	}
+	var told struct{ Version string }
+	if err := e.Get(ctx, 0, "/version", nil, &told); err != nil {
+		return "", err
+	}
+	told.Version = cmp.Or(told.Version, "unknown")
+	e.known.Store(&engineRelease{release: told.Version, ended: ended})
+	return told.Version, nil
+}
+
+// engineRelease is the engine's version as it was when so many connections had ended.
+type engineRelease struct {
+	release string
+	ended   uint64
+}

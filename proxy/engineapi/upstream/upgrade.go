@@ -1,0 +1,68 @@
+package upstream
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+)
+
+// Half is a connection of which one direction can be closed alone.
+type Half interface {
+	net.Conn
+	CloseWrite() error
+}
+
+// Upgrade sends a request whose answer takes the connection over. Any other answer is an
+// error. The caller closes the connection, and reads what the engine says from the reader;
+// the header is the answer's.
+func (e *Engine) Upgrade(ctx context.Context, a Ask) (Half, io.Reader, http.Header, error) {
+	req, err := e.request(ctx, a)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if req.Header.Get("Upgrade") == "" {
+		req.Header.Set("Connection", "Upgrade")
+		req.Header.Set("Upgrade", "tcp")
+	}
+	dialled, err := e.dial(ctx)
+	if err != nil {
+		return nil, nil, nil, Unavailable(ctx, err)
+	}
+	conn, ok := dialled.(Half)
+	if !ok {
+		_ = dialled.Close()
+		return nil, nil, nil, fmt.Errorf("a connection of type %T can't be closed on one side", dialled)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	br := bufio.NewReader(conn)
+	if err := req.Write(conn); err != nil {
+		_ = conn.Close()
+		return nil, nil, nil, Unavailable(ctx, err)
+	}
+	resp, err := http.ReadResponse(br, req)
+	if err != nil {
+		_ = conn.Close()
+		return nil, nil, nil, Unavailable(ctx, err)
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		defer func() { _ = conn.Close() }()
+		if resp.StatusCode < 300 {
+			_ = resp.Body.Close()
+			return nil, nil, nil, fmt.Errorf("%s %s: the engine didn't take the connection over", a.Method, a.Path)
+		}
+		return nil, nil, nil, Failure(resp)
+	}
+	return conn, Behind(br, conn), resp.Header, nil
+}
+
+// Behind reads what is buffered of a connection, then the connection.
+func Behind(buffered *bufio.Reader, conn net.Conn) io.Reader {
+	rest, _ := buffered.Peek(buffered.Buffered())
+	return io.MultiReader(bytes.NewReader(bytes.Clone(rest)), conn)
+}
