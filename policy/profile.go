@@ -253,6 +253,11 @@ func (l *loader) checkProfile(p *Profile, own overlay) {
 		l.problem(path+".userns", "is %q, must be %s", p.Userns, orList(words))
 	}
 	l.checkEngineAPI(path+".engine_api", &p.EngineAPI, own.EngineAPI)
+	l.checkLists(path, p, own)
+}
+
+// checkLists checks and normalises a profile's lists, as checkProfile does.
+func (l *loader) checkLists(path string, p *Profile, own overlay) {
 	for i, c := range p.CapAdd {
 		c = capabilityName(c)
 		if !capability.MatchString(c) || c == "CAP_ALL" {
