@@ -67,12 +67,12 @@ func (b *container) serve(ctx context.Context, id, user string) (*session, error
 			break
 		}
 		b.served[user] = s
-		b.r.tasks.Go(func() { b.tend(s) })
+		b.r.tasks.Go(func() { b.finish(s) })
 	}
 	b.mu.Unlock()
 	if err != nil {
 		s.hangUp()
-		b.tend(s)
+		b.finish(s)
 		return nil, err
 	}
 	return s, nil
@@ -200,8 +200,8 @@ func (b *container) startServe(ctx context.Context, id, user string) (*session, 
 	return nil, runtime.Precondition("the container's agent ended with code %d: %.200q", code, stderr)
 }
 
-// tend watches over a session to its end, and over what its program leaves.
-func (b *container) tend(s *session) {
+// finish waits for a session to end, and kills what its program leaves.
+func (b *container) finish(s *session) {
 	b.watch(s)
 	x := s.served
 	b.mu.Lock()

@@ -26,7 +26,7 @@ func (r *Runtime) Survey(ctx context.Context) (runtime.Survey, error) {
 			return err
 		}
 		out = survey(info)
-		out.Info, out.Skew, out.Holders = s.info, s.skew, r.holders(containers)
+		out.Info, out.Skew, out.Holders = s.info, s.skew, holders(r.host, containers)
 		return nil
 	})
 	return out, err
@@ -56,10 +56,11 @@ func survey(info system.Info) runtime.Survey {
 	return out
 }
 
-// holders goes by where the engine's socket usually is, and where this process has it.
-func (r *Runtime) holders(containers []container.Summary) []runtime.Holder {
+// holders returns the containers that have the engine's socket, by where it usually is and
+// where this process has it.
+func holders(host string, containers []container.Summary) []runtime.Holder {
 	sockets := []string{"/var/run/docker.sock", "/run/docker.sock"}
-	if path, ok := strings.CutPrefix(r.host, "unix://"); ok {
+	if path, ok := strings.CutPrefix(host, "unix://"); ok {
 		sockets = append(sockets, path)
 	}
 	var out []runtime.Holder

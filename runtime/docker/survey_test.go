@@ -37,7 +37,7 @@ func TestHolders(t *testing.T) {
 		containers = append(containers, container.Summary{ID: name, Names: []string{"/" + name}, Mounts: []container.MountPoint{{Source: "/data"}, {Source: source}}})
 	}
 	want := []runtime.Holder{{ID: "around it", Name: "around it"}, {ID: "everything", Name: "everything"}, {ID: "its socket", Name: "its socket"}, {ID: "the usual one", Name: "the usual one"}}
-	if d := cmp.Diff(want, r.holders(containers)); d != "" {
+	if d := cmp.Diff(want, holders(r.host, containers)); d != "" {
 		t.Error(d)
 	}
 }
