@@ -36,7 +36,7 @@ func (p *processes) Exec(ctx context.Context, req ExecRequest) (ExecResult, erro
 		return res, err
 	}
 	span.SetAttributes(attribute.String("berm.session_id", res.SessionID), attribute.String("berm.status", string(res.Status)))
-	p.engine.metrics.command(res.Status, res.Path)
+	p.engine.metrics.command(res.Status)
 	return res, nil
 }
 

@@ -170,7 +170,7 @@ func (m *monitor) endLocked(proc string, status ExecStatus) bool {
 		t.unlock()
 	}
 	if t.kind == kindExec {
-		m.registry.metrics.command(status, runtime.PathAgent)
+		m.registry.metrics.command(status)
 	}
 	close(t.done)
 	return true
