@@ -262,6 +262,7 @@ func (c *creator) labels(sb Sandbox, image runtime.Image) (map[string]string, er
 		LabelSpec:      sb.Spec.Digest(),
 		LabelEffective: string(spec),
 		LabelEnv:       strings.Join(names, ","),
+		LabelAgent:     strconv.Itoa(runtime.AgentVersion),
 	})
 	if sb.AgentID != "" {
 		l[LabelAgentID] = sb.AgentID

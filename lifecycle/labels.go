@@ -31,6 +31,7 @@ const (
 	LabelSpec      = "berm.spec"       // digest of the effective spec
 	LabelEffective = "berm.effective"  // the effective spec itself, as JSON, without env
 	LabelEnv       = "berm.env"        // names of the caller's variables, comma-separated
+	LabelAgent     = "berm.agent"      // runtime.AgentVersion; missing in sandboxes of before there was more than one
 
 	LabelDoor   = "berm.door"   // DoorEngine or DoorEngineImage on what the Docker Engine API made; nothing on sandboxes
 	LabelCaller = "berm.caller" // the name of the caller that made it, with LabelDoor only

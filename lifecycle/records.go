@@ -215,7 +215,7 @@ func (t *records) statusLocked(c runtime.Container) Status {
 	if _, ended := t.ended[c.ID]; ended {
 		return StatusStopped
 	}
-	return statusOf(c.State)
+	return statusIn(c)
 }
 
 // orphanLocked reports whether no record has the container, and no create is making it.

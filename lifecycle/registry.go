@@ -209,7 +209,7 @@ func (r *Registry) clear(ctx context.Context, id keyID, old *record) error {
 func (r *Registry) checkAlive(ctx context.Context, rec *record, sb Sandbox, want string) error {
 	c, err := r.engine.inspect(ctx, sb.ContainerID)
 	switch {
-	case errdefs.IsNotFound(err) || err == nil && statusOf(c.State) == StatusStopped:
+	case errdefs.IsNotFound(err) || err == nil && statusIn(c) == StatusStopped:
 		r.containerGone(sb.ContainerID)
 		return &StateError{Key: sb.Key, Status: StatusStopped, Want: want, died: true}
 	case err != nil:

@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
@@ -39,6 +41,41 @@ func TestLostStoreIsWrittenAnew(t *testing.T) {
 		w = newWorld(t, setup{engine: w.fake, store: lost})
 		if swept := w.sweep(); swept.Cleaned != 0 || w.status("k") != lifecycle.StatusRunning {
 			t.Errorf("%+v", swept)
+		}
+		w.stop()
+	})
+}
+
+// TestOutdatedAgent takes a sandbox over whose agent is of another version. A command makes it
+// again, and says so.
+func TestOutdatedAgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		w := newWorld(t, setup{})
+		first := w.create(request("k")).Sandbox
+		c, err := w.fake.Inspect(ctx, first.ContainerID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.stop()
+		if err := w.fake.Remove(ctx, c.ID); err != nil {
+			t.Fatal(err)
+		}
+		delete(c.Labels, lifecycle.LabelAgent)
+		newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, c.Labels)
+		old, err := w.fake.Create(ctx, runtime.Spec{Name: c.Name, Image: runtimetest.DefaultImage, Labels: c.Labels})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w = newWorld(t, setup{engine: w.fake, store: w.store})
+		if swept := w.sweep(); swept.Cleaned != 0 || w.status("k") != lifecycle.StatusStopped {
+			t.Errorf("%+v, %s", swept, w.status("k"))
+		}
+		if res := w.exec("k", "true"); !res.OK() || !res.Recreated {
+			t.Errorf("%+v", res)
+		}
+		if _, err := w.fake.Inspect(ctx, old.ID); !errdefs.IsNotFound(err) {
+			t.Errorf("the old container: %v", err)
 		}
 		w.stop()
 	})

@@ -7,6 +7,7 @@
 package lifecycle
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/bermhq/berm/policy"
@@ -216,6 +217,15 @@ func earlier(a, b time.Time) time.Time {
 		return b
 	}
 	return a
+}
+
+// statusIn returns the status of the sandbox that a container is. One whose agent is of another
+// version counts as stopped, so that its next use makes it again. An adopted one has no agent.
+func statusIn(c runtime.Container) Status {
+	if c.Labels[LabelKey] != "" && c.Labels[LabelAgent] != strconv.Itoa(runtime.AgentVersion) {
+		return StatusStopped
+	}
+	return statusOf(c.State)
 }
 
 func statusOf(s runtime.State) Status {

@@ -10,6 +10,7 @@ import (
 // Where a container that was made with an Agent has it.
 const (
 	AgentProgram = "/sbin/berm-init" // the program
+	AgentVersion = 2                 // of what the program and Berm say to each other
 	AgentDir     = "/run/berm"       // the directory of the socket at which Berm listens
 )
 

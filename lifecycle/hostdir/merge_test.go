@@ -98,6 +98,21 @@ func TestMergeInTheWay(t *testing.T) {
 	}
 }
 
+func TestMergeSameFile(t *testing.T) {
+	t.Parallel()
+	from, a := grown(t, "a")
+	to, b := grown(t)
+	if err := os.Link(from+"/a", to+"/a"); err != nil {
+		t.Fatal(err)
+	}
+	if err := Merge(a, b); err != nil {
+		t.Fatal(err)
+	}
+	if len(tree(t, from)) > 0 || tree(t, to)["a"] != "a" {
+		t.Errorf("%q, %q", tree(t, from), tree(t, to))
+	}
+}
+
 func TestMergeSwapped(t *testing.T) {
 	t.Parallel()
 	outside, _ := grown(t, "d/", "d/e/", "d/e/canary", "e/", "canary")

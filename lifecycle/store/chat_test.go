@@ -386,7 +386,8 @@ func TestMigration(t *testing.T) {
 }
 
 // TestChangesMigrate takes over a store in which an earlier version has left changes: files
-// keep their IDs and content types, and what was being deleted is gone.
+// keep their IDs and content types, and a chat that was being deleted stays: its directory
+// may be in its place, and its files would come back with the next chat of that name.
 func TestChangesMigrate(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -417,13 +418,13 @@ func TestChangesMigrate(t *testing.T) {
 	same(t, "files", []chat.Record{
 		{ID: "1", Name: "x", ContentType: "text/x", CreatedAt: instant(4)}, {ID: "3", Name: "y", ContentType: "text/y", CreatedAt: instant(7)},
 	}, files(t, s, "a", "k", "", ""))
-	if _, err := s.Chat(ctx, "a", "l"); !errdefs.IsNotFound(err) {
-		t.Errorf("the deleted chat: %v", err)
+	if c, err := s.Chat(ctx, "a", "l"); err != nil || c.WorkspaceID != "w" {
+		t.Errorf("the chat that was being deleted: %+v, %v", c, err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := Check(ctx, path, ""); err != nil || r.Files != 2 || r.Chats != 1 {
+	if r, err := Check(ctx, path, ""); err != nil || r.Files != 3 || r.Chats != 2 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	dockerfilters "github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/api/types/volume"
+	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/lifecycle"
 )
@@ -227,11 +228,8 @@ func TestEvents(t *testing.T) {
 	messages, failed := mine.Events(ctx, events.ListOptions{Since: since.Format(time.RFC3339Nano)})
 	own := d.made(direct, "mine", "events-mine", container.Config{})
 	d.made(direct, "other", "events-other", container.Config{})
-	for _, tenant := range []string{"other", "mine"} {
-		c := d.client("events-" + tenant)
-		if tenant == "mine" {
-			c = mine
-		}
+	clients := map[string]*client.Client{"other": d.client("events-other"), "mine": mine}
+	for tenant, c := range clients {
 		n, err := c.NetworkCreate(ctx, "events-"+tenant, network.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -241,28 +239,35 @@ func TestEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = direct.VolumeRemove(context.Background(), "events-"+tenant, true) }()
+	}
+	var seen []string
+	see := func(n int) {
+		t.Helper()
+		for len(seen) < n {
+			select {
+			case e := <-messages:
+				name := e.Actor.Attributes["name"]
+				if e.Type == events.VolumeEventType {
+					name = e.Actor.ID
+				}
+				if strings.Contains(name, "other") || e.Type == events.ContainerEventType && e.Actor.ID != own {
+					t.Errorf("saw %s %s of %s", e.Type, e.Action, name)
+				}
+				seen = append(seen, string(e.Type)+" "+string(e.Action))
+			case err := <-failed:
+				t.Fatal(err)
+			case <-time.After(30 * time.Second):
+				t.Fatalf("saw only %v", seen)
+			}
+		}
+	}
+	see(4) // whose a volume is that has gone, the door knows if it has seen it
+	for tenant, c := range clients {
 		if err := c.VolumeRemove(ctx, "events-"+tenant, false); err != nil {
 			t.Fatal(err)
 		}
 	}
-	var seen []string
-	for len(seen) < 5 {
-		select {
-		case e := <-messages:
-			name := e.Actor.Attributes["name"]
-			if e.Type == events.VolumeEventType {
-				name = e.Actor.ID
-			}
-			if strings.Contains(name, "other") || e.Type == events.ContainerEventType && e.Actor.ID != own {
-				t.Errorf("saw %s %s of %s", e.Type, e.Action, name)
-			}
-			seen = append(seen, string(e.Type)+" "+string(e.Action))
-		case err := <-failed:
-			t.Fatal(err)
-		case <-time.After(30 * time.Second):
-			t.Fatalf("saw only %v", seen)
-		}
-	}
+	see(5)
 	for _, want := range []string{"container create", "container start", "network create", "volume create", "volume destroy"} {
 		if !slices.Contains(seen, want) {
 			t.Errorf("no %q among %v", want, seen)

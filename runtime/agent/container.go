@@ -154,14 +154,11 @@ func (b *container) meet(c runtime.Container) {
 		b.strange = 0
 	}
 	for _, s := range b.dialled {
-		if !b.owns(s) {
+		if s.pid != b.pid {
 			s.hangUp()
 		}
 	}
 }
-
-// owns reports whether a session is of the container's first process. The lock is held.
-func (b *container) owns(s *session) bool { return s.pid == b.pid }
 
 // socketless reports whether the program can't be reached by a socket: there is none,
 // or Berm can't see who dials.
@@ -209,7 +206,7 @@ func (b *container) admit(nc *net.UnixConn) bool {
 	default:
 	}
 	b.unseen = pid == 0
-	if b.unseen || b.pid != 0 && !b.owns(s) {
+	if b.unseen || b.pid != 0 && s.pid != b.pid {
 		b.refused = true
 		return false
 	}
@@ -259,7 +256,7 @@ func (b *container) hold(s *session) {
 		<-s.mux.CloseChan()
 		b.mu.Lock()
 	} else {
-		b.outdated = b.outdated || b.owns(s) && errors.Is(err, errOutdated)
+		b.outdated = b.outdated || s.pid == b.pid && errors.Is(err, errOutdated)
 		b.r.log.Debug("agent_refused", "dir", b.dir, "error", err)
 	}
 	defer b.mu.Unlock()
@@ -323,7 +320,7 @@ func (b *container) pickLocked() (s *session, unsure bool) {
 	for _, s := range slices.Backward(b.dialled) {
 		switch {
 		case !s.greeted || s.mux.IsClosed():
-		case b.owns(s):
+		case s.pid == b.pid:
 			return s, false
 		default:
 			unsure = true

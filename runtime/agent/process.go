@@ -204,7 +204,7 @@ func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runt
 		return runtime.ProcessInfo{}, runtime.Ended(ctx)
 	}
 	defer unlock()
-	if p.User != "" || len(b.serving()) > 0 { // else the program refuses an ID that it knows
+	if p.User != "" || b.hasServed() { // else the program refuses an ID that it knows
 		switch _, err := r.Process(ctx, id, p.ID); {
 		case err == nil:
 			return runtime.ProcessInfo{}, runtime.WithClass(errdefs.ErrAlreadyExists, errors.New("there is one of this ID; forget it first"))
@@ -354,6 +354,13 @@ func (b *container) serving() (out []*session) {
 		}
 	}
 	return out
+}
+
+// hasServed reports whether there is any process of a served session.
+func (b *container) hasServed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.owners) > 0
 }
 
 // control is an operation on a process that has no answer.

@@ -156,7 +156,7 @@ func (s *session) fail() error {
 	s.served.silent = true
 	s.endLocked()
 	s.b.mu.Unlock()
-	<-s.served.over // tend bounds it
+	<-s.served.over // finish bounds it
 	return s.served.err
 }
 

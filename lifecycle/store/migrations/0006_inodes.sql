@@ -11,8 +11,7 @@ ALTER TABLE files ADD COLUMN old_inode INTEGER NOT NULL DEFAULT 0;
 -- away: nobody was told that it is there. Rows without a file are dropped at start-up.
 INSERT OR IGNORE INTO files (tenant, chat_id, name, file_id, created_at, content_type)
     SELECT tenant, chat_id, name, file_id, created_at, content_type FROM changes JOIN changed_files USING (change_id);
--- What it was about to delete goes.
-DELETE FROM chats WHERE EXISTS (SELECT 1 FROM changes c
-    WHERE c.tenant = chats.tenant AND c.chat_id = chats.chat_id AND c.change_id LIKE 'deleted-%');
+-- A chat that it was about to delete stays: its directory may be in its place still. Else the
+-- chat is empty. Nobody was told that it is gone.
 DROP TABLE changed_files;
 DROP TABLE changes;

@@ -23,7 +23,7 @@ type Granted struct {
 	RestartMax int    `json:"restart_max,omitempty"` // retries of the restart policy
 	Seccomp    string `json:"seccomp,omitempty"`     // digest of the SecurityOpt with a profile; empty for the engine's own
 
-	Sources []string // what the engine mounts for each bind
+	Sources []string `json:"-"` // what the engine mounts for each bind
 }
 
 // Differences collects what of a container isn't as it was judged.

@@ -18,7 +18,7 @@ import (
 )
 
 // Version is of the protocol. Version 1 had a connection for each operation.
-const Version = 2
+const Version = 2 // runtime.AgentVersion
 
 // Socket is the name of Berm's socket in its directory.
 const Socket = "s"
