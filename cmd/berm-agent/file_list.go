@@ -17,19 +17,10 @@ func listDir(c *conn, f *wire.File) (any, error) {
 	if f.Depth < 0 {
 		return nil, invalid("the depth %d is negative", f.Depth)
 	}
-	name := trim(string(f.Path))
-	root, err := openAt(unix.AT_FDCWD, name, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer root.close()
-	if err := c.ready(); err != nil {
-		return nil, err
-	}
 	entries := 0
-	w := &walk{pulse: pulse{c: c}, visit: func(e *entry) error {
+	return nil, walkDir(c, f, func(e *entry) error {
 		if entries++; entries > maxEntries {
-			return failed(wire.ClassExhausted, name, "there are more than %d files", maxEntries)
+			return failed(wire.ClassExhausted, trim(string(f.Path)), "there are more than %d files", maxEntries)
 		}
 		if err := c.item(e.info()); err != nil {
 			return err
@@ -38,8 +29,22 @@ func listDir(c *conn, f *wire.File) (any, error) {
 			return fs.SkipDir
 		}
 		return nil
-	}}
-	return nil, w.below(root, name)
+	})
+}
+
+// walkDir answers Ready and walks through what is below the operation's directory.
+func walkDir(c *conn, f *wire.File, visit func(*entry) error) error {
+	name := trim(string(f.Path))
+	root, err := openAt(unix.AT_FDCWD, name, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer root.close()
+	if err := c.ready(); err != nil {
+		return err
+	}
+	w := &walk{pulse: pulse{c: c}, visit: visit}
+	return w.below(root, name)
 }
 
 // walk goes through what is below a directory, sorted by name, a directory before what

@@ -6,8 +6,6 @@ import (
 	"path"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
@@ -22,18 +20,9 @@ func globFiles(c *conn, f *wire.File) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	name := trim(string(f.Path))
-	root, err := openAt(unix.AT_FDCWD, name, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer root.close()
-	if err := c.ready(); err != nil {
-		return nil, err
-	}
 	found := 0
 	states := []places{pattern.start()} // of the directories that lead to the entry
-	w := &walk{pulse: pulse{c: c}, visit: func(e *entry) error {
+	err = walkDir(c, f, func(e *entry) error {
 		here := pattern.next(states[e.depth-1], e.name)
 		if pattern.matched(here) {
 			if err := c.item(e.info()); err != nil {
@@ -48,11 +37,11 @@ func globFiles(c *conn, f *wire.File) (any, error) {
 		}
 		states = append(states[:e.depth], here)
 		return nil
-	}}
-	if err := w.below(root, name); !errors.Is(err, fs.SkipAll) {
-		return nil, err
+	})
+	if errors.Is(err, fs.SkipAll) {
+		err = nil
 	}
-	return nil, nil
+	return nil, err
 }
 
 // bound is a limit, or its value when there is none.
