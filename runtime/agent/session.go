@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -149,37 +151,62 @@ func (o *opening) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// inbound passes on yamux frames. It refuses what only Berm may send: a frame that opens a
-// stream, for which yamux would allocate, and a ping, for which it would start a goroutine.
+// inbound passes on yamux frames, each once all of it has come: yamux holds a lock of the
+// stream while it reads a frame, and neither a deadline nor Close ends a Read that waits for
+// that. It refuses what only Berm may send: a frame that opens a stream, for which yamux would
+// allocate, and a ping, for which it would start a goroutine.
 type inbound struct {
 	r    io.Reader
 	head [12]byte
-	rest []byte // of the head
-	left uint32 // of the data
+	rest []byte        // of the head
+	data *bytes.Buffer // what is left of the frame's; nil if nothing is
 }
 
+const maxMuxData = 256 << 10 // of a frame: a stream's window
+
+var muxData = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
 func (in *inbound) Read(p []byte) (int, error) {
-	if len(in.rest) == 0 && in.left == 0 {
-		if _, err := io.ReadFull(in.r, in.head[:]); err != nil {
+	if len(in.rest) == 0 && in.data == nil {
+		if err := in.next(); err != nil {
 			return 0, err
 		}
-		const data, syn = 0, 1
-		if binary.BigEndian.Uint16(in.head[2:])&syn != 0 {
-			return 0, fmt.Errorf("%w: a stream or a ping", wire.ErrProtocol)
-		}
-		if in.head[1] == data {
-			in.left = binary.BigEndian.Uint32(in.head[8:])
-		}
-		in.rest = in.head[:]
 	}
 	if len(in.rest) > 0 {
 		n := copy(p, in.rest)
 		in.rest = in.rest[n:]
 		return n, nil
 	}
-	n, err := in.r.Read(p[:min(uint64(len(p)), uint64(in.left))])
-	in.left -= uint32(n)
+	n, err := in.data.Read(p)
+	if in.data.Len() == 0 {
+		muxData.Put(in.data)
+		in.data = nil
+	}
 	return n, err
+}
+
+// next reads a frame. Room for its data is made only as that comes.
+func (in *inbound) next() error {
+	if _, err := io.ReadFull(in.r, in.head[:]); err != nil {
+		return err
+	}
+	const data, syn = 0, 1
+	if binary.BigEndian.Uint16(in.head[2:])&syn != 0 {
+		return fmt.Errorf("%w: a stream or a ping", wire.ErrProtocol)
+	}
+	if size := binary.BigEndian.Uint32(in.head[8:]); in.head[1] == data && size > 0 {
+		if size > maxMuxData {
+			return fmt.Errorf("%w: %d bytes of data in a frame", wire.ErrProtocol, size)
+		}
+		buf := muxData.Get().(*bytes.Buffer)
+		buf.Reset()
+		if _, err := io.CopyN(buf, in.r, int64(size)); err != nil {
+			return err
+		}
+		in.data = buf
+	}
+	in.rest = in.head[:]
+	return nil
 }
 
 // stream is a yamux stream. Once a deadline of it has passed, it neither reads what has

@@ -1,0 +1,63 @@
+package agent
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// hostile opens a stream of a session, and gives it with the connection that the program
+// has. What comes there is dropped.
+func hostile(t *testing.T) (*conn, net.Conn) {
+	near, far := net.Pipe()
+	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+	s := &session{b: (&Runtime{pace: hurry}).newContainer(""), carrier: near}
+	go func() {
+		_ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version})
+		_, _ = io.Copy(io.Discard, far)
+	}()
+	if err := s.greet(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, far
+}
+
+// muxFrame gives the head of a frame of the first stream.
+func muxFrame(kind byte, number uint32) []byte {
+	head := []byte{0, kind, 0, 0, 0, 0, 0, 1}
+	return binary.BigEndian.AppendUint32(head, number)
+}
+
+// TestHalfMuxFrame checks that a frame whose rest never comes holds up no deadline.
+func TestHalfMuxFrame(t *testing.T) {
+	c, far := hostile(t)
+	for _, b := range [][]byte{muxFrame(0, 100), {1}, {2}} { // the pipe passes on one after the other
+		if _, err := far.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = c.nc.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	ended := make(chan error, 1)
+	go func() {
+		_, _, err := c.r.Next()
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the deadline passed, and the read goes on")
+	}
+}
