@@ -218,7 +218,18 @@ type stream struct {
 
 func (s *stream) Read(p []byte) (int, error) { return timed(&s.reading, s.Stream.Read, p) }
 
-func (s *stream) Write(p []byte) (int, error) { return timed(&s.writing, s.Stream.Write, p) }
+// maxPiece is what yamux gets to send at once. It copies a frame, and queues 64 of them, as
+// long as the other side says that it has room for.
+const maxPiece = 2 * wire.MaxData
+
+func (s *stream) Write(p []byte) (sent int, err error) {
+	for err == nil && sent < len(p) {
+		var n int
+		n, err = timed(&s.writing, s.Stream.Write, p[sent:min(sent+maxPiece, len(p))])
+		sent += n
+	}
+	return sent, err
+}
 
 func timed(deadline *atomic.Int64, do func([]byte) (int, error), p []byte) (int, error) {
 	if d := deadline.Load(); d != 0 && time.Now().UnixNano() >= d {

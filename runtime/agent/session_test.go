@@ -61,3 +61,45 @@ func TestHalfMuxFrame(t *testing.T) {
 		t.Error("the deadline passed, and the read goes on")
 	}
 }
+
+// TestLargeWindow checks that no frame is longer than a piece, however much room the program
+// says it has: yamux copies a whole frame, and queues many.
+func TestLargeWindow(t *testing.T) {
+	near, far := net.Pipe()
+	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+	s := &session{b: (&Runtime{pace: hurry}).newContainer(""), carrier: near}
+	go func() { _ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version}) }()
+	if err := s.greet(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	longest := make(chan uint32, 1)
+	const size = 1 << 20
+	go func() {
+		var most uint32
+		defer func() { longest <- most }()
+		for got := uint32(0); got < size; {
+			var head [12]byte
+			if _, err := io.ReadFull(far, head[:]); err != nil {
+				return
+			}
+			n := binary.BigEndian.Uint32(head[8:])
+			if head[1] != 0 { // the stream is opened
+				_, _ = far.Write(muxFrame(1, 1<<30))
+				_, _ = far.Write(muxFrame(2, 1)) // an answer to no ping: the frame before was read
+				continue
+			}
+			_, _ = io.CopyN(io.Discard, far, int64(n))
+			got, most = got+n, max(most, n)
+		}
+	}()
+	c, err := s.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.nc.Write(make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-longest; n > maxPiece {
+		t.Errorf("a frame of %d bytes", n)
+	}
+}
