@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
@@ -101,5 +103,28 @@ func TestLargeWindow(t *testing.T) {
 	}
 	if n := <-longest; n > maxPiece {
 		t.Errorf("a frame of %d bytes", n)
+	}
+}
+
+// resumed is an engine whose container is paused when it is first looked at, and not again.
+type resumed struct {
+	Engine
+	looked bool
+}
+
+func (e *resumed) Inspect(context.Context, string) (runtime.Container, error) {
+	if e.looked {
+		return runtime.Container{State: runtime.StateRunning}, nil
+	}
+	e.looked = true
+	return runtime.Container{State: runtime.StatePaused}, nil
+}
+
+// TestLostWhileResumed checks that a session that was silent in a pause is an error after it.
+func TestLostWhileResumed(t *testing.T) {
+	b := (&Runtime{Engine: new(resumed), pace: hurry}).newContainer("")
+	b.id = "x"
+	if err := b.lost(t.Context(), &session{b: b, served: new(served)}, errSilent); !errors.Is(err, errLost) {
+		t.Error(err)
 	}
 }
