@@ -31,8 +31,8 @@ const (
 // session is a yamux session with the program in a container. Its carrier is a connection
 // that the program dialled, or the stdio of a program that the engine started.
 //
-// The other side is hostile. A stream buffers at most its window, 256 KiB; there are at
-// most wire.MaxStreams, all opened here; and one that was closed here ends in streamStay.
+// The other side is hostile. A stream buffers at most its window, 256 KiB; a container
+// has at most wire.MaxStreams, all opened here; and one that was closed here ends in streamStay.
 type session struct {
 	b       *container
 	carrier io.ReadWriteCloser
@@ -40,7 +40,6 @@ type session struct {
 	pid     int  // of who dialled; 0 for a program that the engine started
 	greeted bool // by it, with the container's lock
 	hello   wire.Hello
-	opening atomic.Int32
 	served  *served // nil for one that was dialled
 }
 
@@ -116,9 +115,9 @@ func (s *session) fits(user string) bool {
 
 // open opens a stream. The error is errDead, errSilent, or says that there are too many.
 func (s *session) open() (*conn, error) {
-	n := s.opening.Add(1)
-	defer s.opening.Add(-1)
-	if s.mux.NumStreams()+int(n) > wire.MaxStreams {
+	n := s.b.opening.Add(1)
+	defer s.b.opening.Add(-1)
+	if s.b.streams()+int(n) > wire.MaxStreams {
 		return nil, errBusy
 	}
 	st, err := s.mux.OpenStream()

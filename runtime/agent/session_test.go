@@ -128,3 +128,21 @@ func TestLostWhileResumed(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestStreamsOfAllSessions checks that a container has no more streams by having more sessions.
+func TestStreamsOfAllSessions(t *testing.T) {
+	first, _ := hostile(t)
+	second, _ := hostile(t)
+	b := first.s.b
+	second.s.b = b
+	first.s.greeted, second.s.greeted = true, true
+	b.dialled = []*session{first.s, second.s}
+	for range wire.MaxStreams - 2 {
+		if _, err := first.s.open(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := second.s.open(); !errors.Is(err, errBusy) {
+		t.Errorf("one more stream: %v", err)
+	}
+}
