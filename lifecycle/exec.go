@@ -2,7 +2,6 @@ package lifecycle
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +35,7 @@ func (p *processes) Exec(ctx context.Context, req ExecRequest) (ExecResult, erro
 		return res, err
 	}
 	span.SetAttributes(attribute.String("berm.session_id", res.SessionID), attribute.String("berm.status", string(res.Status)))
-	p.engine.metrics.command(res.Status, res.Path)
+	p.engine.metrics.command(res.Status)
 	return res, nil
 }
 
@@ -189,7 +188,7 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 		return p.insider.Exec(ctx, sb.ContainerID, exec)
 	})
 	res.Duration = time.Since(start)
-	res.Path, res.CPUTime, res.PeakMemoryBytes = cmp.Or(out.Path, runtime.PathEngine), out.CPUTime, out.PeakMemoryBytes
+	res.CPUTime, res.PeakMemoryBytes = out.CPUTime, out.PeakMemoryBytes
 
 	if errors.Is(err, runtime.ErrNotKilled) && !errdefs.IsUnavailable(err) {
 		// What can't be killed alone goes with its sandbox. If the engine went away, its

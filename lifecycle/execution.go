@@ -42,7 +42,6 @@ type Execution struct {
 	ID              string
 	SessionID       string
 	Backend         string
-	Path            string // runtime.PathAgent or runtime.PathEngine
 	Command         []string
 	TTY             bool
 	Status          ExecStatus // ExecRunning, or as in an ExecResult

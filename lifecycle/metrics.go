@@ -9,14 +9,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/bermhq/berm/policy"
-	"github.com/bermhq/berm/runtime"
 )
 
 type metrics struct {
 	creates       *prometheus.CounterVec
 	deletes       *prometheus.CounterVec
 	commands      *prometheus.CounterVec
-	paths         *prometheus.CounterVec
 	runtimeErrors *prometheus.CounterVec
 	runtimeTime   *prometheus.HistogramVec
 	active        prometheus.Gauge
@@ -34,9 +32,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		commands: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_sandbox_commands_total", Help: "Commands that were run to their end, by how they ended.",
 		}, []string{"status"}),
-		paths: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "berm_sandbox_command_paths_total", Help: "Commands that were run to their end, by the way they went into their sandboxes.",
-		}, []string{"path"}),
 		runtimeErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_runtime_errors_total", Help: "Failed calls to the engine, by operation and error type.",
 		}, []string{"operation", "error_type"}),
@@ -58,19 +53,15 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, r := range []Result{ResultDeleted, ResultNotFound, ResultError} {
 		m.deletes.WithLabelValues(string(r))
 	}
-	for _, path := range []string{runtime.PathAgent, runtime.PathEngine} {
-		m.paths.WithLabelValues(path)
-	}
 	if reg != nil {
-		reg.MustRegister(m.creates, m.deletes, m.commands, m.paths, m.runtimeErrors, m.runtimeTime, m.active, m.available)
+		reg.MustRegister(m.creates, m.deletes, m.commands, m.runtimeErrors, m.runtimeTime, m.active, m.available)
 	}
 	return m
 }
 
-// command counts one that came to its end.
-func (m *metrics) command(status ExecStatus, path string) {
+// command counts a command that ended.
+func (m *metrics) command(status ExecStatus) {
 	m.commands.WithLabelValues(string(status)).Inc()
-	m.paths.WithLabelValues(path).Inc()
 }
 
 // operation counts one call to the engine.

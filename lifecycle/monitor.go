@@ -170,7 +170,7 @@ func (m *monitor) endLocked(proc string, status ExecStatus) bool {
 		t.unlock()
 	}
 	if t.kind == kindExec {
-		m.registry.metrics.command(status, runtime.PathAgent)
+		m.registry.metrics.command(status)
 	}
 	close(t.done)
 	return true
@@ -378,7 +378,7 @@ func (m *monitor) executionLocked(info runtime.ProcessInfo) Execution {
 	_, id := kindOf(info.ID)
 	sb := m.rec.sb
 	e := Execution{
-		ID: id, SessionID: sb.SessionID, Backend: m.engine.backend(), Path: runtime.PathAgent,
+		ID: id, SessionID: sb.SessionID, Backend: m.engine.backend(),
 		Command: info.Command, TTY: info.TTY, Status: ExecRunning,
 		StartedAt: info.StartedAt, Timeout: parseLabel(info.Label).timeout(),
 		FirstSeq: info.FirstSeq, NextSeq: info.NextSeq, QuotaEnforcement: sb.Enforcement.WorkspaceQuota,

@@ -172,7 +172,6 @@ const (
 type ExecResult struct {
 	SessionID         string
 	Backend           string
-	Path              string // runtime.PathAgent or runtime.PathEngine
 	Status            ExecStatus
 	ExitCode          *int // nil unless completed
 	Stdout, Stderr    string

@@ -21,12 +21,6 @@ type Agent struct {
 	Stored  bool   // instead of both: the backend's own copy of the program, where the engine has it
 }
 
-// The ways a command can have gone into its container.
-const (
-	PathAgent  = "agent"
-	PathEngine = "engine"
-)
-
 // Insider is the optional ability to work inside a container through a program of ours
 // that runs in it, with the rights of the container's user and no others. What a
 // container can make of the answers is lies about itself.

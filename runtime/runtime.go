@@ -306,8 +306,6 @@ type ExecResult struct {
 	ExitCode int
 	// OOMKilled says that the kernel killed the process for want of memory.
 	OOMKilled bool
-	// Path is PathAgent or PathEngine; empty is PathEngine. It is told with an error, too.
-	Path string
 	// CPUTime and PeakMemoryBytes are as in ProcessInfo; 0 where they aren't known.
 	CPUTime         time.Duration
 	PeakMemoryBytes int64

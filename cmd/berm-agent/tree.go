@@ -277,20 +277,28 @@ func serveTask(pid int, begun uint64) (t task, there bool) {
 	return t, there && !t.over() && t.start <= begun
 }
 
+// killServe kills a serve process with all that is below it. False means that some may be
+// left: also where the process couldn't be stopped first, and so may have lost children.
 func killServe(pid int, begun uint64) bool {
 	deadline := time.Now().Add(killTimeout)
+	late := time.Now().Add(killTimeout / 2)
+	stopped := true
 	root, there := serveTask(pid, begun)
 	// One that is about to end may have lost its children already: either it stops, or it ends.
 	for there && root.state != 'T' {
-		if time.Now().After(deadline) {
-			return false
+		if time.Now().After(late) {
+			stopped = false
+			break
 		}
 		_ = kill(pid, unix.SIGSTOP)
 		time.Sleep(time.Millisecond)
 		root, there = serveTask(pid, begun)
 	}
 	seen := map[int]uint64{}
-	return killAll(deadline, func(all map[int]task) map[int]task {
+	killed := killAll(deadline, func(all map[int]task) map[int]task {
+		if t, ok := all[pid]; len(seen) == 0 && (!ok || t.start != root.start) {
+			there = false // somebody else has killed it
+		}
 		roots := map[int]bool{}
 		for id, t := range all {
 			switch {
@@ -316,4 +324,5 @@ func killServe(pid int, begun uint64) bool {
 		}
 		return out
 	})
+	return killed && stopped
 }

@@ -29,7 +29,7 @@ func attackKill(a *attack) {
 			continue
 		}
 		res, err := a.exec(60, "echo", signal)
-		if err != nil || !res.OK || res.Stdout != signal+"\n" || res.ExecPath != "agent" {
+		if err != nil || !res.OK || res.Stdout != signal+"\n" {
 			a.Errorf("after %s: %+v, %v", signal, res, err)
 		}
 		if got := a.session(); got != session {
@@ -164,24 +164,16 @@ func (a *attack) berms() string {
 }
 
 // attackImpostor claims to be the first process of the sandbox, in vain. It can delay that
-// one, as both dial the same socket. Commands then go through the engine.
+// one, as both dial the same socket.
 func attackImpostor(a *attack) {
 	end := a.begin("impostor")
 	const commands = 20
-	through := 0
 	for range commands {
 		word := rand.Text()
 		res, err := a.exec(60, "echo", word)
 		if err != nil || !res.OK || res.Stdout != word+"\n" {
 			a.Fatalf("%+v, %v", res, err)
 		}
-		if res.ExecPath == "agent" {
-			through++
-		}
-	}
-	a.Logf("%d of %d commands came through the agent", through, commands)
-	if through < commands/2 {
-		a.Errorf("%d of %d commands came through the agent", through, commands)
 	}
 	if out := end(); out != "heard 0\n" {
 		a.Errorf("the impostor: %q", out)
@@ -218,7 +210,7 @@ func attackForkBomb(a *attack) {
 		var beside sync.WaitGroup
 		beside.Go(func() {
 			res, err := a.exec(3, attackerPath, "bomb")
-			if err != nil || res.Status != "timed_out" || res.SessionTerminated || res.ExecPath != "agent" {
+			if err != nil || res.Status != "timed_out" || res.SessionTerminated {
 				a.Errorf("the bomb: %+v, %v", res, err)
 			}
 		})
@@ -279,8 +271,8 @@ func attackTight(a *attack) {
 	a.create(apitype.SandboxRequest{PidsLimit: &one})
 	session := a.session()
 	for range 3 {
-		if path := a.echoes(10); path != "agent" {
-			a.Errorf("a command went by %q", path)
+		if !a.echoes(10) {
+			a.Error("a command did not run")
 		}
 	}
 	_, err := a.exec(10, "sh", "-c", "while sleep 1000 & do :; done") // they stay

@@ -21,7 +21,6 @@ import (
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
-	"github.com/bermhq/berm/runtime"
 )
 
 // pair is a server and the engine's own client, at work in one and the same container.
@@ -65,8 +64,6 @@ func (c *bermContender) run(ctx context.Context, key string, command []string, s
 			if _, err := stdout.Write(ev.DataBase64); err != nil {
 				return err
 			}
-		case ev.Event == apitype.EventStart && ev.Execution.ExecPath != runtime.PathAgent:
-			return fmt.Errorf("the command went by way of the %s", ev.Execution.ExecPath)
 		case ev.Event == apitype.EventExit && (ev.ExitCode == nil || *ev.ExitCode != 0):
 			return fmt.Errorf("%+v", ev.Exit)
 		}

@@ -174,7 +174,7 @@ func (c *contained) makesSandboxes() {
 		}
 		var result apitype.ExecResult
 		c.post("/sandboxes/"+key+"/exec", `{"command": "echo inside > /workspace/file && mkdir /chat/made"}`, &result)
-		if !result.OK || result.ExecPath != "agent" {
+		if !result.OK {
 			t.Errorf("in a sandbox of %s: %+v", dir, result)
 		}
 	}

@@ -28,7 +28,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, op := range []string{"make", "delete", "list", "read", "write", "append", "delete_file", "archive", "unpack"} {
 		m.operations.WithLabelValues(op, "ok")
 	}
-	for _, kind := range []string{"adopted", "dropped", "removed", "remade"} {
+	for _, kind := range []string{"dropped", "removed", "remade"} {
 		m.repairs.WithLabelValues(kind)
 	}
 	if reg != nil {

@@ -68,7 +68,6 @@ type ExecResult struct {
 	StdoutTruncated bool   `json:"stdout_truncated"`
 	StderrTruncated bool   `json:"stderr_truncated"`
 	DurationMS      int64  `json:"duration_ms"`
-	ExecPath        string `json:"exec_path"`         // "agent", or "engine", which takes longer
 	CPUTimeMS       int64  `json:"cpu_time_ms"`       // of the command and the children it waited for; 0 if not known
 	PeakMemoryBytes int64  `json:"peak_memory_bytes"` // likewise
 

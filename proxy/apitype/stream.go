@@ -12,7 +12,6 @@ type Execution struct {
 	ExecID    string   `json:"exec_id"`
 	SessionID string   `json:"session_id"`
 	Backend   string   `json:"backend"`
-	ExecPath  string   `json:"exec_path"` // "agent" or "engine"
 	Command   []string `json:"command"`
 	TTY       bool     `json:"tty"`
 	Exit

@@ -211,7 +211,7 @@ func newStreams() *streams {
 	s := &streams{
 		tape: newTape(),
 		execution: lifecycle.Execution{
-			ID: "job-1", SessionID: sessionID, Backend: "fake", Path: runtime.PathAgent, Command: []string{"make"},
+			ID: "job-1", SessionID: sessionID, Backend: "fake", Command: []string{"make"},
 			Status: lifecycle.ExecRunning, StartedAt: start, Timeout: 30 * time.Second,
 		},
 		process: lifecycle.Process{ID: "tools", SessionID: sessionID, Command: []string{"a", "b"}, State: "running", StartedAt: start},

@@ -1,14 +1,12 @@
 package sandboxapi
 
 import (
-	"cmp"
 	"net/http"
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
-	"github.com/bermhq/berm/runtime"
 )
 
 const (
@@ -122,8 +120,8 @@ func execResult(res lifecycle.ExecResult) apitype.ExecResult {
 		SessionID: res.SessionID, Backend: res.Backend, Status: string(res.Status), OK: res.OK(), ExitCode: res.ExitCode,
 		Stdout: res.Stdout, Stderr: res.Stderr, StdoutBase64: res.StdoutRaw, StderrBase64: res.StderrRaw,
 		StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated,
-		DurationMS: int64(res.Duration / time.Millisecond), ExecPath: cmp.Or(res.Path, runtime.PathEngine),
-		CPUTimeMS: int64(res.CPUTime / time.Millisecond), PeakMemoryBytes: res.PeakMemoryBytes,
+		DurationMS: int64(res.Duration / time.Millisecond),
+		CPUTimeMS:  int64(res.CPUTime / time.Millisecond), PeakMemoryBytes: res.PeakMemoryBytes,
 		Timeout: apitype.Duration(res.Timeout), Overridden: overrides(res.Overridden),
 		Created: res.Created, Recreated: res.Recreated, SessionTerminated: res.SessionTerminated,
 		WorkspaceQuota: workspaceQuota(res.QuotaEnforcement, res.QuotaExceeded),

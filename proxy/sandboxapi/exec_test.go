@@ -105,7 +105,7 @@ func TestExecAnswer(t *testing.T) {
 	d.manager.exec = lifecycle.ExecResult{
 		SessionID: sessionID, Backend: "fake", Status: lifecycle.ExecCompleted, ExitCode: &code, Stdout: "o", Stderr: "e",
 		StdoutRaw: []byte{0, 255}, StdoutTruncated: true, Duration: 1500 * time.Microsecond, Timeout: 2 * time.Minute,
-		Path: "agent", CPUTime: 2500 * time.Microsecond, PeakMemoryBytes: 7,
+		CPUTime: 2500 * time.Microsecond, PeakMemoryBytes: 7,
 		Overridden: []policy.Override{{Field: "timeout", Requested: 999, Effective: 120, Rule: "profiles.default.max_timeout"}},
 		Created:    true, Recreated: true, SessionTerminated: true,
 	}
@@ -113,7 +113,7 @@ func TestExecAnswer(t *testing.T) {
 	d.want(200, "", "POST", execPath, `{"command":["a"]}`).decode(t, &got)
 	want := apitype.ExecResult{
 		SessionID: sessionID, Backend: "fake", Status: "completed", ExitCode: &code, Stdout: "o", Stderr: "e", StdoutBase64: []byte{0, 255},
-		StdoutTruncated: true, DurationMS: 1, ExecPath: "agent", CPUTimeMS: 2, PeakMemoryBytes: 7, Timeout: apitype.Duration(2 * time.Minute),
+		StdoutTruncated: true, DurationMS: 1, CPUTimeMS: 2, PeakMemoryBytes: 7, Timeout: apitype.Duration(2 * time.Minute),
 		Overridden: []apitype.Override{{Field: "timeout", Requested: 999.0, Effective: 120.0, Rule: "profiles.default.max_timeout"}},
 		Created:    true, Recreated: true, SessionTerminated: true,
 	}

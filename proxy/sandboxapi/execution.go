@@ -157,7 +157,7 @@ func (a *api) execStdin(w http.ResponseWriter, r *http.Request) error {
 
 func execution(x lifecycle.Execution) apitype.Execution {
 	out := apitype.Execution{
-		ExecID: x.ID, SessionID: x.SessionID, Backend: x.Backend, ExecPath: x.Path, Command: append([]string{}, x.Command...), TTY: x.TTY,
+		ExecID: x.ID, SessionID: x.SessionID, Backend: x.Backend, Command: append([]string{}, x.Command...), TTY: x.TTY,
 		Exit: apitype.Exit{
 			Status: string(x.Status), ExitCode: x.ExitCode, Signal: x.Signal, DurationMS: since(x.StartedAt, x.EndedAt),
 			CPUTimeMS: x.CPUTime.Milliseconds(), PeakMemoryBytes: x.PeakMemoryBytes,

@@ -91,7 +91,7 @@ func TestStreamForms(t *testing.T) {
 	tape.print(false, "a<b>\n")
 	tape.print(true, "no\xffe\n")
 	tape.finish(io.EOF)
-	const start = `"execution":{"exec_id":"job-1","session_id":"` + sessionID + `","backend":"fake","exec_path":"agent","command":["make"],"tty":false,` +
+	const start = `"execution":{"exec_id":"job-1","session_id":"` + sessionID + `","backend":"fake","command":["make"],"tty":false,` +
 		`"status":"running","exit_code":null,"signal":0,"duration_ms":0,"cpu_time_ms":0,"peak_memory_bytes":0,` +
 		`"started_at":"2026-01-02T15:04:05Z","ended_at":null,"timeout":"30s","overridden":[],` +
 		`"created":false,"recreated":false,"existing":false,"first_seq":0,"next_seq":0}`

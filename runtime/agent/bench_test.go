@@ -30,7 +30,7 @@ func BenchmarkExec(b *testing.B) {
 	b.Cleanup(func() { _ = r.Remove(ctx, c.ID) })
 	echo := func(b *testing.B) {
 		res, err := r.Exec(ctx, c.ID, runtime.Exec{Command: []string{"echo", "hi"}, Stdout: io.Discard})
-		if err != nil || res.Path != runtime.PathAgent || res.ExitCode != 0 {
+		if err != nil || res.ExitCode != 0 {
 			b.Errorf("%+v, %v", res, err)
 		}
 	}
@@ -55,7 +55,7 @@ func BenchmarkExec(b *testing.B) {
 			var n counter
 			begun := time.Now()
 			res, err := r.Exec(ctx, c.ID, runtime.Exec{Command: []string{"head", "-c", "268435456", "/dev/zero"}, Stdout: &n})
-			if err != nil || res.Path != runtime.PathAgent || n != size {
+			if err != nil || n != size {
 				b.Errorf("%+v, %v, %d bytes after %s", res, err, n, time.Since(begun))
 			}
 		}

@@ -101,10 +101,10 @@ func (r *Runtime) exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 		go x.feed(x.conn)
 	}
 	if err := x.wait(ctx); err != nil {
-		return runtime.ExecResult{Path: runtime.PathAgent}, err
+		return runtime.ExecResult{}, err
 	}
 	return runtime.ExecResult{
-		ExitCode: x.info.ExitCode, OOMKilled: x.info.OOMKilled, Path: runtime.PathAgent,
+		ExitCode: x.info.ExitCode, OOMKilled: x.info.OOMKilled,
 		CPUTime: time.Duration(x.info.CPUTime), PeakMemoryBytes: x.info.PeakMemoryBytes,
 	}, nil
 }

@@ -325,13 +325,17 @@ func (r *Runtime) list(ctx context.Context, id string) (out []runtime.ProcessInf
 			return nil, classed(err)
 		}
 	}
-	for _, s := range b.serving() {
+	serving := b.serving()
+	for i, s := range serving {
 		x, err := b.begin(ctx, id, s, request)
 		if err == nil {
 			err = collect(x)
 		}
 		// One that has ended has no processes any more.
 		if err != nil && !errors.Is(err, errDead) && !s.mux.IsClosed() {
+			for _, s := range serving[i+1:] {
+				s.release()
+			}
 			return nil, classed(err)
 		}
 	}

@@ -111,6 +111,33 @@ func TestServedProcesses(t *testing.T) {
 	}
 }
 
+// TestServedListFails checks that a failed list uses no session any longer.
+func TestServedListFails(t *testing.T) {
+	b, id, _, other := servedBed(t)
+	b.engine.serves = func(p *program, req *wire.Request) {
+		if req.Op == wire.OpList {
+			p.json(wire.KindFailure, wire.Failure{Class: wire.ClassInternal, Message: "no"})
+			return
+		}
+		other.answer(p, req)
+	}
+	for process, user := range map[string]string{"one": "33", "two": "44", "three": "55"} {
+		if _, err := b.Start(t.Context(), id, runtime.Process{ID: process, Command: []string{"x"}, User: user}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if list, err := b.ListProcesses(t.Context(), id); err == nil {
+		t.Errorf("%+v", list)
+	}
+	for _, process := range []string{"one", "two", "three"} {
+		if err := errors.Join(b.Kill(t.Context(), id, process), b.Forget(t.Context(), id, process)); err != nil {
+			t.Error(err)
+		}
+	}
+	box := b.known(id)
+	await(t, "the sessions to end", func() bool { return box.sessions() == 0 })
+}
+
 // A program can't list processes that are another's.
 func TestServedForges(t *testing.T) {
 	b, id, own, other := servedBed(t)

@@ -89,12 +89,10 @@ func (r *Runtime) fillVolume(ctx context.Context, s *session, name, image string
 	if err := remove(ctx, s, name); err != nil {
 		return err
 	}
-	at := mount.Mount{
-		Type: mount.TypeVolume, Source: name, Target: programDir,
-		VolumeOptions: &mount.VolumeOptions{NoCopy: true}, // of what the image has there
-	}
 	made, err := s.ContainerCreate(ctx, &container.Config{Image: image, Entrypoint: []string{programDir + "/" + programFile}},
-		&container.HostConfig{NetworkMode: "none", Mounts: []mount.Mount{at}}, nil, nil, name)
+		&container.HostConfig{NetworkMode: "none", Mounts: []mount.Mount{{
+			Type: mount.TypeVolume, Source: name, Target: programDir, VolumeOptions: &mount.VolumeOptions{NoCopy: true}, // of what the image has there
+		}}}, nil, nil, name)
 	if err != nil {
 		return err
 	}

@@ -51,9 +51,8 @@ type FakeOptions struct {
 	// FailAfter, when not nil, is asked once a call has done its work; an error
 	// replaces its outcome. A Create that fails so leaves its container.
 	FailAfter func(op, id string) error
-	// ExecPath is the ExecResult.Path of commands that Exec doesn't give one. With
-	// runtime.PathAgent they use a millisecond and a MiB, too, as processes do.
-	ExecPath string
+	// Measures has commands use a millisecond and a MiB, as processes do.
+	Measures bool
 	// Delay, when not nil, is how long each call takes before it does its work.
 	Delay func(op string) time.Duration
 }

@@ -62,10 +62,7 @@ func (f *Fake) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.Exe
 	case err != nil:
 		return runtime.ExecResult{}, err
 	}
-	if result.Path == "" {
-		result.Path = f.opts.ExecPath
-	}
-	if result.Path == runtime.PathAgent && result.CPUTime == 0 {
+	if f.opts.Measures && result.CPUTime == 0 {
 		result.CPUTime, result.PeakMemoryBytes = fakeCPUTime, fakePeak
 	}
 	return result, f.after("exec", id)
