@@ -122,8 +122,10 @@ func (j *containerJudge) volume(m ContainerMount) {
 	j.spec.Volumes = append(j.spec.Volumes, m)
 }
 
+// volumeName judges a volume's name. Those of the volumes in which Berm keeps its program are
+// refused: who makes one first could write to what runs in all sandboxes.
 func (j *containerJudge) volumeName(field, name string) bool {
-	ok := volumeName.MatchString(name)
+	ok := volumeName.MatchString(name) && !strings.HasPrefix(name, "berm-program-")
 	if !ok {
 		j.invalid(ruleVolumeName, field, name, "letters, digits, _, . and -, 128 at most", fmt.Sprintf("%q is not a volume's name", shorten(name)))
 	}

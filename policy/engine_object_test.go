@@ -250,6 +250,7 @@ func TestVolumeCreate(t *testing.T) {
 		{"named", "", VolumeCreateRequest{Name: "v", Driver: "local", Options: map[string]string{}}, nil},
 		{"off", "tight", VolumeCreateRequest{Name: "v"}, []string{ruleVolumes}},
 		{"name", "", VolumeCreateRequest{Name: "/etc"}, []string{ruleVolumeName}},
+		{"program's", "", VolumeCreateRequest{Name: "berm-program-0"}, []string{ruleVolumeName}},
 		{"driver", "", VolumeCreateRequest{Driver: "nfs"}, []string{ruleVolumeOptions}},
 		{"driver's case", "", VolumeCreateRequest{Driver: "Local"}, []string{ruleVolumeOptions}},
 		{"bind", "", VolumeCreateRequest{Options: map[string]string{"type": "none", "o": "bind", "device": "/"}}, []string{ruleVolumeOptions, ruleVolumeOptions, ruleVolumeOptions}},

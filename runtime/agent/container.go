@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -41,8 +42,9 @@ type container struct {
 	// The program may still know commands of an earlier Runtime.
 	inherited bool
 
-	paused atomic.Bool // the container may be
-	missed atomic.Bool // that the program didn't answer has been told
+	paused  atomic.Bool  // the container may be
+	missed  atomic.Bool  // that the program didn't answer has been told
+	opening atomic.Int32 // streams that are opened
 
 	mu       sync.Mutex
 	ln       *net.UnixListener
@@ -350,4 +352,16 @@ func (b *container) connected() bool {
 	defer b.mu.Unlock()
 	s, _ := b.pickLocked()
 	return s != nil
+}
+
+// streams counts the streams of all sessions.
+func (b *container) streams() (n int) {
+	b.mu.Lock()
+	all := slices.AppendSeq(slices.Clone(b.dialled), maps.Values(b.served))
+	all = slices.DeleteFunc(all, func(s *session) bool { return s.served == nil && !s.greeted })
+	b.mu.Unlock()
+	for _, s := range all {
+		n += s.mux.NumStreams()
+	}
+	return n
 }

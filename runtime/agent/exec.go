@@ -261,6 +261,8 @@ func (x *run) rejoin(ctx context.Context, tries int) (*call, error) {
 	next, err := x.b.rejoin(ctx, x.id, x.process, x.seq, x.s.pid)
 	var refusal *wire.Failure
 	switch {
+	case err == nil: // even if ctx has ended by now: kill closes it
+		return next, nil
 	case errors.As(err, &refusal):
 		return nil, x.abandon(ctx, interrupted("not telling all of the command's output any more"))
 	case errors.Is(err, errAbsent):
@@ -268,7 +270,7 @@ func (x *run) rejoin(ctx context.Context, tries int) (*call, error) {
 	case ctx.Err() != nil:
 		return nil, x.abandon(ctx, runtime.Ended(ctx))
 	}
-	return next, err
+	return nil, err
 }
 
 // rejoin attaches to a process whose connection broke, from a place in its output on.

@@ -171,7 +171,10 @@ func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*cal
 // error says what became of its processes.
 func (b *container) lost(ctx context.Context, s *session, err error) error {
 	if errors.Is(err, errSilent) && !b.runs(ctx) {
-		return b.excuse(ctx) // it is paused
+		if why := b.excuse(ctx); why != nil { // it is paused
+			return why
+		}
+		return errLost // it was
 	}
 	if why := s.fail(); why != nil {
 		return notKilled(interrupted("out of reach"), why)

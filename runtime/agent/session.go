@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,8 +31,8 @@ const (
 // session is a yamux session with the program in a container. Its carrier is a connection
 // that the program dialled, or the stdio of a program that the engine started.
 //
-// The other side is hostile. A stream buffers at most its window, 256 KiB; there are at
-// most wire.MaxStreams, all opened here; and one that was closed here ends in streamStay.
+// The other side is hostile. A stream buffers at most its window, 256 KiB; a container
+// has at most wire.MaxStreams, all opened here; and one that was closed here ends in streamStay.
 type session struct {
 	b       *container
 	carrier io.ReadWriteCloser
@@ -38,7 +40,6 @@ type session struct {
 	pid     int  // of who dialled; 0 for a program that the engine started
 	greeted bool // by it, with the container's lock
 	hello   wire.Hello
-	opening atomic.Int32
 	served  *served // nil for one that was dialled
 }
 
@@ -114,9 +115,9 @@ func (s *session) fits(user string) bool {
 
 // open opens a stream. The error is errDead, errSilent, or says that there are too many.
 func (s *session) open() (*conn, error) {
-	n := s.opening.Add(1)
-	defer s.opening.Add(-1)
-	if s.mux.NumStreams()+int(n) > wire.MaxStreams {
+	n := s.b.opening.Add(1)
+	defer s.b.opening.Add(-1)
+	if s.b.streams()+int(n) > wire.MaxStreams {
 		return nil, errBusy
 	}
 	st, err := s.mux.OpenStream()
@@ -149,37 +150,62 @@ func (o *opening) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// inbound passes on yamux frames. It refuses what only Berm may send: a frame that opens a
-// stream, for which yamux would allocate, and a ping, for which it would start a goroutine.
+// inbound passes on yamux frames, each once all of it has come: yamux holds a lock of the
+// stream while it reads a frame, and neither a deadline nor Close ends a Read that waits for
+// that. It refuses what only Berm may send: a frame that opens a stream, for which yamux would
+// allocate, and a ping, for which it would start a goroutine.
 type inbound struct {
 	r    io.Reader
 	head [12]byte
-	rest []byte // of the head
-	left uint32 // of the data
+	rest []byte        // of the head
+	data *bytes.Buffer // what is left of the frame's; nil if nothing is
 }
 
+const maxMuxData = 256 << 10 // of a frame: a stream's window
+
+var muxData = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
 func (in *inbound) Read(p []byte) (int, error) {
-	if len(in.rest) == 0 && in.left == 0 {
-		if _, err := io.ReadFull(in.r, in.head[:]); err != nil {
+	if len(in.rest) == 0 && in.data == nil {
+		if err := in.next(); err != nil {
 			return 0, err
 		}
-		const data, syn = 0, 1
-		if binary.BigEndian.Uint16(in.head[2:])&syn != 0 {
-			return 0, fmt.Errorf("%w: a stream or a ping", wire.ErrProtocol)
-		}
-		if in.head[1] == data {
-			in.left = binary.BigEndian.Uint32(in.head[8:])
-		}
-		in.rest = in.head[:]
 	}
 	if len(in.rest) > 0 {
 		n := copy(p, in.rest)
 		in.rest = in.rest[n:]
 		return n, nil
 	}
-	n, err := in.r.Read(p[:min(uint64(len(p)), uint64(in.left))])
-	in.left -= uint32(n)
+	n, err := in.data.Read(p)
+	if in.data.Len() == 0 {
+		muxData.Put(in.data)
+		in.data = nil
+	}
 	return n, err
+}
+
+// next reads a frame. Room for its data is made only as that comes.
+func (in *inbound) next() error {
+	if _, err := io.ReadFull(in.r, in.head[:]); err != nil {
+		return err
+	}
+	const data, syn = 0, 1
+	if binary.BigEndian.Uint16(in.head[2:])&syn != 0 {
+		return fmt.Errorf("%w: a stream or a ping", wire.ErrProtocol)
+	}
+	if size := binary.BigEndian.Uint32(in.head[8:]); in.head[1] == data && size > 0 {
+		if size > maxMuxData {
+			return fmt.Errorf("%w: %d bytes of data in a frame", wire.ErrProtocol, size)
+		}
+		buf := muxData.Get().(*bytes.Buffer)
+		buf.Reset()
+		if _, err := io.CopyN(buf, in.r, int64(size)); err != nil {
+			return err
+		}
+		in.data = buf
+	}
+	in.rest = in.head[:]
+	return nil
 }
 
 // stream is a yamux stream. Once a deadline of it has passed, it neither reads what has
@@ -191,7 +217,18 @@ type stream struct {
 
 func (s *stream) Read(p []byte) (int, error) { return timed(&s.reading, s.Stream.Read, p) }
 
-func (s *stream) Write(p []byte) (int, error) { return timed(&s.writing, s.Stream.Write, p) }
+// maxPiece is what yamux gets to send at once. It copies a frame, and queues 64 of them, as
+// long as the other side says that it has room for.
+const maxPiece = 2 * wire.MaxData
+
+func (s *stream) Write(p []byte) (sent int, err error) {
+	for err == nil && sent < len(p) {
+		var n int
+		n, err = timed(&s.writing, s.Stream.Write, p[sent:min(sent+maxPiece, len(p))])
+		sent += n
+	}
+	return sent, err
+}
 
 func timed(deadline *atomic.Int64, do func([]byte) (int, error), p []byte) (int, error) {
 	if d := deadline.Load(); d != 0 && time.Now().UnixNano() >= d {

@@ -3,6 +3,8 @@ package docker
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -116,5 +118,34 @@ func TestStoredProgram(t *testing.T) {
 	}
 	if err := s.VolumeRemove(t.Context(), v.Name, true); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestFillVolumeCopiesNoImage checks that nothing of an image gets into the volume, to which
+// engines copy what the image has at the same place.
+func TestFillVolumeCopiesNoImage(t *testing.T) {
+	f := newFakeEngine(t)
+	var made struct{ HostConfig container.HostConfig }
+	f.on("POST /containers/create", func(w http.ResponseWriter, req *http.Request) {
+		if err := json.NewDecoder(req.Body).Decode(&made); err != nil {
+			t.Error(err)
+		}
+		w.WriteHeader(http.StatusTeapot)
+	})
+	r, err := New(Options{Host: f.host(), Program: func() ([]byte, error) { return []byte("x"), nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	s, err := r.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.fillVolume(t.Context(), s, "v", "i"); err == nil {
+		t.Error("the engine refused, and nobody cared")
+	}
+	mounts := made.HostConfig.Mounts
+	if len(mounts) != 1 || mounts[0].VolumeOptions == nil || !mounts[0].VolumeOptions.NoCopy {
+		t.Errorf("mounts %+v", mounts)
 	}
 }

@@ -96,16 +96,19 @@ const keepBuffer = outputHead + MaxData
 
 // Next reads a frame. The payload is good until the next call. The error is io.EOF
 // between two frames only. After one that the transport got over, a deadline's, the next
-// call goes on where this one ended, in the middle of a frame too.
-func (r *Reader) Next() (Kind, []byte, error) {
-	kind, payload, err := r.next()
+// call goes on where this one ended, in the middle of a frame too. A Request, which is
+// larger than all else, is of the protocol for Expect alone.
+func (r *Reader) Next() (Kind, []byte, error) { return r.whole(0) }
+
+func (r *Reader) whole(want Kind) (Kind, []byte, error) {
+	kind, payload, err := r.next(want)
 	if errors.Is(err, io.EOF) && r.got > 0 {
 		err = io.ErrUnexpectedEOF
 	}
 	return kind, payload, err
 }
 
-func (r *Reader) next() (Kind, []byte, error) {
+func (r *Reader) next(want Kind) (Kind, []byte, error) {
 	if r.got == 0 {
 		if cap(r.buf) > keepBuffer {
 			r.buf = nil
@@ -120,6 +123,9 @@ func (r *Reader) next() (Kind, []byte, error) {
 	kind, size := Kind(r.head[0]), binary.BigEndian.Uint32(r.head[1:])
 	if err := check(kind, uint64(size)); err != nil {
 		return 0, nil, err
+	}
+	if kind == KindRequest && want != kind {
+		return 0, nil, fmt.Errorf("%w: a request", ErrProtocol)
 	}
 	if err := r.payload(int(size)); err != nil {
 		return 0, nil, err
@@ -147,7 +153,7 @@ func (r *Reader) payload(size int) error {
 
 // Expect reads a frame of one kind.
 func (r *Reader) Expect(kind Kind) ([]byte, error) {
-	got, payload, err := r.Next()
+	got, payload, err := r.whole(kind)
 	if err == nil && got != kind {
 		err = fmt.Errorf("%w: a frame of kind %d in place of one of kind %d", ErrProtocol, got, kind)
 	}

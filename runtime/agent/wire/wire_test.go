@@ -151,7 +151,7 @@ func readAll(r *Reader) (frames []string, err error) {
 // A size alone has no memory set aside for it.
 func TestNextGrowsAsBytesCome(t *testing.T) {
 	r := NewReader(strings.NewReader(frame(KindRequest, MaxRequest, "x")))
-	if _, _, err := r.Next(); !errors.Is(err, io.ErrUnexpectedEOF) {
+	if _, err := r.Expect(KindRequest); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Fatal(err)
 	}
 	if cap(r.buf) > keepBuffer {
@@ -159,11 +159,19 @@ func TestNextGrowsAsBytesCome(t *testing.T) {
 	}
 	large := strings.Repeat("x", MaxRequest)
 	r = NewReader(strings.NewReader(frame(KindRequest, MaxRequest, large) + frame(KindData, 1, "y")))
-	if _, payload, err := r.Next(); err != nil || string(payload) != large {
+	if payload, err := r.Expect(KindRequest); err != nil || string(payload) != large {
 		t.Fatalf("%d bytes, %v", len(payload), err)
 	}
 	if _, payload, err := r.Next(); err != nil || string(payload) != "y" || cap(r.buf) > keepBuffer {
 		t.Errorf("after a large frame: %q, %v, and a buffer of %d bytes", payload, err, cap(r.buf))
+	}
+}
+
+// TestNextRefusesRequest checks that only who asks for one has room for a Request.
+func TestNextRefusesRequest(t *testing.T) {
+	r := NewReader(strings.NewReader(frame(KindRequest, 2, "{}")))
+	if _, _, err := r.Next(); !errors.Is(err, ErrProtocol) || len(r.buf) > 0 {
+		t.Errorf("%v, and %d bytes were read", err, len(r.buf))
 	}
 }
 
@@ -245,14 +253,14 @@ func TestSend(t *testing.T) {
 			if sent != nil && (!errors.Is(sent, ErrProtocol) || buf.Len() > 0) {
 				t.Errorf("kind %d, %d bytes: %v, and %d bytes sent", kind, size, sent, buf.Len())
 			}
-			got, read, err := NewReader(strings.NewReader(frame(kind, uint32(size), string(payload)))).Next()
+			got, read, err := NewReader(strings.NewReader(frame(kind, uint32(size), string(payload)))).whole(kind)
 			if (err == nil) != (sent == nil) {
 				t.Errorf("kind %d, %d bytes: sent with %v, read with %v", kind, size, sent, err)
 			}
 			if err != nil {
 				continue
 			}
-			if again, same, err := NewReader(&buf).Next(); got != kind || again != kind || err != nil || !bytes.Equal(read, payload) || !bytes.Equal(same, payload) {
+			if again, same, err := NewReader(&buf).whole(kind); got != kind || again != kind || err != nil || !bytes.Equal(read, payload) || !bytes.Equal(same, payload) {
 				t.Errorf("kind %d, %d bytes: read as kind %d, %d bytes, %v", kind, size, again, len(same), err)
 			}
 		}

@@ -1,0 +1,148 @@
+package agent
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// hostile opens a stream of a session, and gives it with the connection that the program
+// has. What comes there is dropped.
+func hostile(t *testing.T) (*conn, net.Conn) {
+	near, far := net.Pipe()
+	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+	s := &session{b: (&Runtime{pace: hurry}).newContainer(""), carrier: near}
+	go func() {
+		_ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version})
+		_, _ = io.Copy(io.Discard, far)
+	}()
+	if err := s.greet(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, far
+}
+
+// muxFrame gives the head of a frame of the first stream.
+func muxFrame(kind byte, number uint32) []byte {
+	head := []byte{0, kind, 0, 0, 0, 0, 0, 1}
+	return binary.BigEndian.AppendUint32(head, number)
+}
+
+// TestHalfMuxFrame checks that a frame whose rest never comes holds up no deadline.
+func TestHalfMuxFrame(t *testing.T) {
+	c, far := hostile(t)
+	for _, b := range [][]byte{muxFrame(0, 100), {1}, {2}} { // the pipe passes on one after the other
+		if _, err := far.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = c.nc.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	ended := make(chan error, 1)
+	go func() {
+		_, _, err := c.r.Next()
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the deadline passed, and the read goes on")
+	}
+}
+
+// TestLargeWindow checks that no frame is longer than a piece, however much room the program
+// says it has: yamux copies a whole frame, and queues many.
+func TestLargeWindow(t *testing.T) {
+	near, far := net.Pipe()
+	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+	s := &session{b: (&Runtime{pace: hurry}).newContainer(""), carrier: near}
+	go func() { _ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version}) }()
+	if err := s.greet(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	longest := make(chan uint32, 1)
+	const size = 1 << 20
+	go func() {
+		var most uint32
+		defer func() { longest <- most }()
+		for got := uint32(0); got < size; {
+			var head [12]byte
+			if _, err := io.ReadFull(far, head[:]); err != nil {
+				return
+			}
+			n := binary.BigEndian.Uint32(head[8:])
+			if head[1] != 0 { // the stream is opened
+				_, _ = far.Write(muxFrame(1, 1<<30))
+				_, _ = far.Write(muxFrame(2, 1)) // an answer to no ping: the frame before was read
+				continue
+			}
+			_, _ = io.CopyN(io.Discard, far, int64(n))
+			got, most = got+n, max(most, n)
+		}
+	}()
+	c, err := s.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.nc.Write(make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-longest; n > maxPiece {
+		t.Errorf("a frame of %d bytes", n)
+	}
+}
+
+// resumed is an engine whose container is paused when it is first looked at, and not again.
+type resumed struct {
+	Engine
+	looked bool
+}
+
+func (e *resumed) Inspect(context.Context, string) (runtime.Container, error) {
+	if e.looked {
+		return runtime.Container{State: runtime.StateRunning}, nil
+	}
+	e.looked = true
+	return runtime.Container{State: runtime.StatePaused}, nil
+}
+
+// TestLostWhileResumed checks that a session that was silent in a pause is an error after it.
+func TestLostWhileResumed(t *testing.T) {
+	b := (&Runtime{Engine: new(resumed), pace: hurry}).newContainer("")
+	b.id = "x"
+	if err := b.lost(t.Context(), &session{b: b, served: new(served)}, errSilent); !errors.Is(err, errLost) {
+		t.Error(err)
+	}
+}
+
+// TestStreamsOfAllSessions checks that a container has no more streams by having more sessions.
+func TestStreamsOfAllSessions(t *testing.T) {
+	first, _ := hostile(t)
+	second, _ := hostile(t)
+	b := first.s.b
+	second.s.b = b
+	first.s.greeted, second.s.greeted = true, true
+	b.dialled = []*session{first.s, second.s}
+	for range wire.MaxStreams - 2 {
+		if _, err := first.s.open(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := second.s.open(); !errors.Is(err, errBusy) {
+		t.Errorf("one more stream: %v", err)
+	}
+}
