@@ -354,8 +354,8 @@ func (b *container) connected() bool {
 	return s != nil
 }
 
-// streams counts the streams of all sessions.
-func (b *container) streams() (n int) {
+// streams counts the streams of all sessions of a container.
+func streams(b *container) (n int) {
 	b.mu.Lock()
 	all := slices.AppendSeq(slices.Clone(b.dialled), maps.Values(b.served))
 	all = slices.DeleteFunc(all, func(s *session) bool { return s.served == nil && !s.greeted })

@@ -117,7 +117,7 @@ func (s *session) fits(user string) bool {
 func (s *session) open() (*conn, error) {
 	n := s.b.opening.Add(1)
 	defer s.b.opening.Add(-1)
-	if s.b.streams()+int(n) > wire.MaxStreams {
+	if streams(s.b)+int(n) > wire.MaxStreams {
 		return nil, errBusy
 	}
 	st, err := s.mux.OpenStream()
