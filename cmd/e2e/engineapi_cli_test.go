@@ -194,36 +194,36 @@ func TestDockerClient(t *testing.T) {
 		}
 		docker("network", "create", "net")
 		docker("volume", "create", "data")
-		id := docker("run", "-d", "--name", "web", "--network", "net", "-v", "data:/data", "-v", work+":/work:ro", testImage, "sh", "-c", "echo up; cat /work/file; sleep 1000")
+		id := docker("run", "-d", "--name", "cli-web", "--network", "net", "-v", "data:/data", "-v", work+":/work:ro", testImage, "sh", "-c", "echo up; cat /work/file; sleep 1000")
 		if got := docker("ps", "-q", "--no-trunc"); got != id {
 			t.Errorf("ps: %q, want %q", got, id)
 		}
-		until(t, "the log has what it printed", func() bool { return docker("logs", "web") == "up\nfrom the host" })
-		if got := docker("exec", "-e", "A=b", "web", "sh", "-c", "echo $A > /data/x; cat /data/x"); got != "b" {
+		until(t, "the log has what it printed", func() bool { return docker("logs", "cli-web") == "up\nfrom the host" })
+		if got := docker("exec", "-e", "A=b", "cli-web", "sh", "-c", "echo $A > /data/x; cat /data/x"); got != "b" {
 			t.Errorf("exec: %q", got)
 		}
-		docker("cp", "web:/data/x", filepath.Join(work, "x"))
-		docker("cp", filepath.Join(work, "file"), "web:/data/file")
+		docker("cp", "cli-web:/data/x", filepath.Join(work, "x"))
+		docker("cp", filepath.Join(work, "file"), "cli-web:/data/file")
 		if got, err := os.ReadFile(filepath.Join(work, "x")); err != nil || string(got) != "b\n" {
 			t.Errorf("cp out: %q, %v", got, err)
 		}
-		if got := docker("exec", "web", "cat", "/data/file"); got != "from the host" {
+		if got := docker("exec", "cli-web", "cat", "/data/file"); got != "from the host" {
 			t.Errorf("cp in: %q", got)
 		}
-		if got := docker("inspect", "-f", "{{.Name}} {{.HostConfig.Privileged}} {{.State.Running}}", "web"); got != "/web false true" {
+		if got := docker("inspect", "-f", "{{.Name}} {{.HostConfig.Privileged}} {{.State.Running}}", "cli-web"); got != "/cli-web false true" {
 			t.Errorf("inspect: %q", got)
 		}
-		b.wantEvent(t, cli, "web", "start")
+		b.wantEvent(t, cli, "cli-web", "start")
 		if out, err := b.run(t, cli, "run", "--rm", "-v", "/etc:/x", testImage, "true"); err == nil || !strings.Contains(out, "denied by policy") {
 			t.Errorf("the host's /etc: %v, %q", err, out)
 		}
-		if out, err := b.run(t, cli, "-H", "unix://"+b.dir+"/other.sock", "logs", "web"); err == nil || !strings.Contains(out, "No such container: web") {
+		if out, err := b.run(t, cli, "-H", "unix://"+b.dir+"/other.sock", "logs", "cli-web"); err == nil || !strings.Contains(out, "No such container: cli-web") {
 			t.Errorf("another tenant: %v, %q", err, out)
 		}
 		if out, err := b.run(t, cli, "run", "--rm", "--cap-add", "SYS_PTRACE", testImage, "true"); err == nil || !strings.Contains(out, "denied by policy") {
 			t.Errorf("a capability: %v, %q", err, out)
 		}
-		docker("rm", "-f", "web")
+		docker("rm", "-f", "cli-web")
 		docker("network", "rm", "net")
 		docker("volume", "rm", "data")
 		if left := b.made(t); len(left) != 0 {
