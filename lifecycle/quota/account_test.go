@@ -86,7 +86,7 @@ func (w *world) set(f func()) {
 	f()
 }
 
-// holds has a chat's directory hold some bytes, which nobody is told.
+// holds fills a chat's directory with some bytes, without a word to the service.
 func (w *world) holds(chatID string, bytes int64) { w.set(func() { w.bytes[chatID] = bytes }) }
 
 func (w *world) isLive(chatID string, live bool) { w.set(func() { w.live[chatID] = live }) }

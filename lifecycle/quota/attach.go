@@ -207,7 +207,7 @@ func (s *Service) others() map[string][]string {
 	return dirs
 }
 
-// claim has the kernel hold a workspace, which is open, if it can. It lets go of the turn
+// claim has the kernel hold an open workspace, if it can. It releases the turn
 // meanwhile.
 func (s *Service) claim(ctx context.Context, sub lifecycle.Subject, dir *os.File) error {
 	r := s.rows[sub.Dir]
@@ -387,7 +387,7 @@ func (s *Service) Sweep(ctx context.Context) error {
 			err = s.undo(ctx, r)
 		}
 		if err != nil && !errdefs.IsNotImplemented(err) {
-			errs = append(errs, fmt.Errorf("let go of project %d: %w", r.ID, err))
+			errs = append(errs, fmt.Errorf("release project %d: %w", r.ID, err))
 		}
 	}
 	return errors.Join(errs...)

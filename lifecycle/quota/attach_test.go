@@ -478,7 +478,7 @@ func TestLeftLimit(t *testing.T) {
 	}
 }
 
-// After a crash, what lives on is held again, and the rest is let go of.
+// After a crash, what lives on is held again, and the rest is released.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
@@ -522,7 +522,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// The kernel itself holds a workspace, and lets go of it; make quota-vm has one that can.
+// The kernel itself holds a workspace, and releases it; make quota-vm has one that can.
 func TestKernelHolds(t *testing.T) {
 	at := os.Getenv("BERM_PROJECT_DIR")
 	if at == "" {
