@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -266,6 +267,7 @@ func (c *containerdContender) remove(ctx context.Context, key string) error {
 func (c *containerdContender) inEngineNetns(f func() error) error {
 	done := make(chan error)
 	go func() {
+		goruntime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		ns, err := os.Open(c.engine.config.Netns)
 		if err == nil {
 			err = errors.Join(unix.Setns(int(ns.Fd()), syscall.CLONE_NEWNET), ns.Close())
@@ -285,6 +287,7 @@ func makeBenchNetns(path string) error {
 	}
 	done := make(chan error)
 	go func() {
+		goruntime.LockOSThread() // likewise
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
