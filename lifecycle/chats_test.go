@@ -177,7 +177,7 @@ func TestChatQuota(t *testing.T) {
 	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Create: &req, Command: []string{"true"}}); !refusedFor(err) || len(w.fake.Containers()) != 0 {
 		t.Errorf("over the quota, with its spec: %v; %d containers", err, len(w.fake.Containers()))
 	}
-	if _, err := w.StartProcess(ctx, process("p", "cat")); !refusedFor(err) || len(w.fake.Containers()) != 0 {
+	if _, err := w.start(ctx, process("p", "cat")); !refusedFor(err) || len(w.fake.Containers()) != 0 {
 		t.Errorf("a process: %v; %d containers", err, len(w.fake.Containers()))
 	}
 	q.hold("k", 100) // which is fine, and known at once
@@ -258,7 +258,7 @@ func TestFollowedChatQuota(t *testing.T) {
 					t.Errorf("%+v", s.Ended())
 				}
 				_ = s.Close()
-			} else if err := w.WriteExec(context.Background(), "a", "k", "x", eof{}, true); err != nil {
+			} else if err := w.Write(context.Background(), execRef("a", "k", "x"), eof{}, true); err != nil {
 				t.Fatal(err)
 			}
 			w.eventually("the sandbox is stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })

@@ -32,7 +32,8 @@ const (
 
 // Bounds of a command that is followed.
 const (
-	keepBytes    = 1 << 20 // of output, unless the caller says otherwise
+	keepBytes    = 1 << 20   // of a command's output, unless the caller says otherwise
+	keepManaged  = 256 << 10 // of a managed process'
 	maxKeepBytes = 4 << 20
 	maxScreen    = 4096 // rows or columns of a terminal
 )
@@ -140,8 +141,8 @@ func statusOfEnd(info runtime.ProcessInfo) ExecStatus {
 
 // check checks what can be checked without a sandbox.
 func (r StartRequest) check(pol *policy.Policy) (*command, error) {
-	if r.ExecID != "" {
-		if err := checkID("exec_id", r.ExecID); err != nil {
+	if r.ID != "" {
+		if err := checkID(map[Kind]string{KindExec: "exec_id", KindManaged: "process_id"}[r.Kind], r.ID); err != nil {
 			return nil, err
 		}
 	}
@@ -150,6 +151,9 @@ func (r StartRequest) check(pol *policy.Policy) (*command, error) {
 	}
 	if r.KeepBytes < 0 || r.KeepBytes > maxKeepBytes {
 		return nil, &InvalidError{Field: "keep_bytes", Message: fmt.Sprintf("must be from 0 to %d", maxKeepBytes)}
+	}
+	if err := r.Ready.check(); err != nil {
+		return nil, err
 	}
 	exec := r.ExecRequest
 	exec.OutputLimit = nil
@@ -197,28 +201,20 @@ func (c *command) collect(res *ExecResult, stdout, stderr capture) {
 	res.Stdout, res.Stderr = out, errOut
 }
 
-// kind is what a process in a sandbox is to its caller. The ID of a process in its sandbox
-// begins with the kind.
-type kind string
-
-const (
-	kindExec    kind = "exec."
-	kindProcess kind = "proc."
-)
-
 // use returns how a process of the kind counts.
-func (k kind) use() use {
-	if k == kindProcess {
+func (k Kind) use() use {
+	if k == KindManaged {
 		return useProcess
 	}
 	return useCommand
 }
 
-func kindOf(proc string) (kind, string) {
-	for _, k := range []kind{kindExec, kindProcess} {
-		if id, ok := strings.CutPrefix(proc, string(k)); ok && idPattern.MatchString(id) {
-			return k, id
-		}
+// kindOf returns the kind of a process in a sandbox, and the caller's ID. Both are empty if Berm
+// didn't start it.
+func kindOf(proc string) (Kind, string) {
+	k, id, _ := strings.Cut(proc, ".")
+	if kind := Kind(k); (kind == KindExec || kind == KindManaged) && idPattern.MatchString(id) {
+		return kind, id
 	}
 	return "", ""
 }

@@ -102,7 +102,7 @@ func (p *processes) inSandboxOnce(ctx context.Context, req ExecRequest, u use, f
 	}
 	a, err := p.registry.acquire(rec, u)
 	var full *CapacityError
-	if m := monitorOf(rec); errors.As(err, &full) && m.polls() { // some may have ended since its last look
+	if m := monitorOf(rec); errors.As(err, &full) && m.watches() { // some may have ended
 		m.look(ctx)
 		a, err = p.registry.acquire(rec, u)
 	}

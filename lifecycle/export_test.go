@@ -36,12 +36,12 @@ func (s *Service) Turn(tenant, key string) bool {
 	return !free
 }
 
-// Hubs counts the attachments to processes of a tenant's sandbox.
-func (s *Service) Hubs(tenant, key string) int {
+// Streams counts the processes of a tenant's sandbox that are followed.
+func (s *Service) Streams(tenant, key string) int {
 	m := monitorOf(s.recordOf(keyID{tenant, key}))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(m.hubs)
+	return len(m.streams)
 }
 
 // LabelTimeout reads the timeout from what a sandbox says is a label, and KindOf the

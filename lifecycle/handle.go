@@ -55,13 +55,16 @@ func (p *processes) within(tenant, key string) (*monitor, Sandbox, error) {
 type handle struct {
 	*monitor
 	sb   Sandbox
+	kind Kind
 	id   string // the caller's
 	proc string // the runtime's
 }
 
-func (m *monitor) handle(sb Sandbox, k kind, id string) *handle {
-	return &handle{monitor: m, sb: sb, id: id, proc: string(k) + id}
+func (m *monitor) handle(sb Sandbox, k Kind, id string) *handle {
+	return &handle{monitor: m, sb: sb, kind: k, id: id, proc: string(k) + "." + id}
 }
+
+func (h *handle) processID() processID { return processID{h.sb.keyID(), h.proc} }
 
 // handleOf returns the handle of a process that the sandbox has reported.
 func (m *monitor) handleOf(sb Sandbox, proc string) *handle {
@@ -69,22 +72,25 @@ func (m *monitor) handleOf(sb Sandbox, proc string) *handle {
 	return m.handle(sb, k, id)
 }
 
-// reach returns the handle of a command or process. The handle isn't nil if the error is that
-// the sandbox doesn't run.
-func (p *processes) reach(tenant, key string, k kind, id string) (*handle, error) {
-	if !idPattern.MatchString(id) {
-		return nil, noProcess(id)
+// reach returns the handle of a process. The handle isn't nil if the error is that the sandbox
+// doesn't run.
+func (p *processes) reach(ref ProcessRef) (*handle, error) {
+	if ref.ID == "" && ref.Kind == KindManaged {
+		ref.ID = defaultProcess
 	}
-	m, sb, err := p.within(tenant, key)
+	if !idPattern.MatchString(ref.ID) {
+		return nil, noProcess(ref.ID)
+	}
+	m, sb, err := p.within(ref.Tenant, ref.Key)
 	if m == nil {
 		return nil, err
 	}
-	return m.handle(sb, k, id), err
+	return m.handle(sb, ref.Kind, ref.ID), err
 }
 
-// find is reach with what the sandbox reports of the command or process.
-func (p *processes) find(ctx context.Context, tenant, key string, k kind, id string) (*handle, runtime.ProcessInfo, error) {
-	h, err := p.reach(tenant, key, k, id)
+// find is reach with what the sandbox reports of the process.
+func (p *processes) find(ctx context.Context, ref ProcessRef) (*handle, runtime.ProcessInfo, error) {
+	h, err := p.reach(ref)
 	if err != nil {
 		return h, runtime.ProcessInfo{}, err
 	}
@@ -113,11 +119,13 @@ func (h *handle) do(ctx context.Context, op string, f func(ctx context.Context, 
 }
 
 // start starts the process.
-func (h *handle) start(ctx context.Context, p runtime.Process) (runtime.ProcessInfo, error) {
+func (h *handle) start(ctx context.Context, p runtime.Process) (info runtime.ProcessInfo, f runtime.Follower, err error) {
 	p.ID = h.proc
-	return ask(ctx, h.engine, "process_start", func(ctx context.Context) (runtime.ProcessInfo, error) {
-		return h.insider.Start(ctx, h.sb.ContainerID, p)
+	err = h.engine.call(ctx, "process_start", func(ctx context.Context) (err error) {
+		info, f, err = h.insider.Start(ctx, h.sb.ContainerID, p)
+		return err
 	})
+	return info, f, err
 }
 
 // startFailed returns the meaning of an error of start. If the process may run all the same, the
@@ -139,8 +147,15 @@ func (h *handle) startFailed(ctx context.Context, err error) error {
 
 func (h *handle) kill(ctx context.Context) error { return h.do(ctx, "process_kill", h.insider.Kill) }
 
+// forget makes the sandbox forget the process, which has ended.
 func (h *handle) forget(ctx context.Context) error {
-	return h.do(ctx, "process_forget", h.insider.Forget)
+	err := h.do(ctx, "process_forget", h.insider.Forget)
+	if err == nil {
+		h.registry.mu.Lock()
+		delete(h.ended, h.proc)
+		h.registry.mu.Unlock()
+	}
+	return err
 }
 
 // killOrEnd kills the process, or removes its sandbox if that fails.
@@ -159,59 +174,12 @@ func (h *handle) signal(ctx context.Context, signal int) error {
 	})
 }
 
-// listSeen lists the processes of a kind for a caller, and records what it sees.
-func (m *monitor) listSeen(ctx context.Context, sb Sandbox, want kind) (list []runtime.ProcessInfo, err error) {
-	infos, err := m.list(ctx, sb)
-	if err != nil {
-		return nil, m.handle(sb, "", "").explain(ctx, err)
-	}
-	for _, info := range infos {
-		m.seen(info)
-		if k, _ := kindOf(info.ID); k == want {
-			list = append(list, info)
-		}
-	}
-	return list, nil
-}
-
-func (p *processes) signal(ctx context.Context, tenant, key string, k kind, id string, signal int) error {
-	if signal < 1 || signal > 64 {
-		return &InvalidError{Field: "signal", Message: "must be from 1 to 64"}
-	}
-	h, err := p.reach(tenant, key, k, id)
-	if err != nil {
-		return err
-	}
-	return h.acted(ctx, h.signal(ctx, signal))
-}
-
-func (p *processes) resize(ctx context.Context, tenant, key string, k kind, id string, rows, cols int) error {
-	if err := checkScreen(rows, cols); err != nil {
-		return err
-	}
-	h, err := p.reach(tenant, key, k, id)
-	if err != nil {
-		return err
-	}
-	return h.acted(ctx, h.do(ctx, "process_resize", func(ctx context.Context, container, proc string) error {
-		return p.insider.Resize(ctx, container, proc, rows, cols)
-	}))
-}
-
-// acted returns the meaning of the error of what was done to the process.
-func (h *handle) acted(ctx context.Context, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errdefs.IsNotImplemented(err): // it runs all the same
-		return &UnsupportedError{Key: h.sb.Key, Message: "its agent is older than this Berm, so that what runs in it can only be killed", Err: err}
-	}
-	return h.explain(ctx, err)
-}
-
-// explain returns the meaning of an error of the runtime. The error's own words may be the
-// sandbox's or the engine's. Where there are better ones, they aren't passed on.
+// explain returns the meaning of an error of the runtime; nil has none. The error's own words may
+// be the sandbox's or the engine's. Where there are better ones, they aren't passed on.
 func (h *handle) explain(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
 	sb := h.sb
 	what := fmt.Errorf("processes of sandbox %s: %w", sb.Key, err)
 	var gone *GoneError

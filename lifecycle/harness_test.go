@@ -302,3 +302,21 @@ func (w *world) metric(name string) float64 {
 }
 
 var errBroken = errors.New("broken")
+
+// execRef and procRef name processes of a tenant's sandbox.
+func execRef(tenant, key, id string) lifecycle.ProcessRef {
+	return lifecycle.ProcessRef{Tenant: tenant, Key: key, Kind: lifecycle.KindExec, ID: id}
+}
+
+func procRef(tenant, key, id string) lifecycle.ProcessRef {
+	return lifecycle.ProcessRef{Tenant: tenant, Key: key, Kind: lifecycle.KindManaged, ID: id}
+}
+
+// start is Start without its stream.
+func (w *world) start(ctx context.Context, req lifecycle.StartRequest) (lifecycle.Process, error) {
+	p, s, err := w.Start(ctx, req)
+	if s != nil {
+		_ = s.Close()
+	}
+	return p, err
+}

@@ -15,8 +15,8 @@ import (
 // Intervals and bounds of a monitor. A caller that follows a process, or asks for it, sees its
 // end at once.
 const (
-	lookFirst   = 250 * time.Millisecond // after a start; each look doubles it
-	lookMost    = 5 * time.Second
+	watchAfter  = 250 * time.Millisecond // the start of a process; most have ended by then
+	lookEvery   = 5 * time.Second        // while something is wrong: a process is late, or the agent silent
 	lookTimeout = 5 * time.Second
 	measureGap  = time.Minute // between two measurements of a workspace while something runs
 	unsureMost  = time.Minute // for an agent that doesn't answer after a start of Berm
@@ -36,6 +36,7 @@ const (
 	stopGrace      = 5 * time.Second        // from TERM to KILL
 	stopMost       = 30 * time.Second       // for all of a stop
 	stderrWait     = time.Second            // for the sandbox to send it
+	maxStderr      = 64 << 10               // bytes of the standard error that callers see
 	askFirst       = 10 * time.Millisecond  // after a wait began; each question doubles it
 	askMost        = 500 * time.Millisecond
 
@@ -52,10 +53,11 @@ type processes struct {
 	opts     *Options
 	insider  runtime.Insider // nil if the backend is none
 	turns    keylock.Map[keyID]
-	starting keylock.Map[processID]
+	starting keylock.Map[processID] // by the caller's ID
+	inputs   keylock.Map[processID] // by the sandbox's
 }
 
-// processID is a managed process of a key.
+// processID is a process of a key.
 type processID struct {
 	keyID
 	process string
@@ -68,35 +70,41 @@ func newProcesses(r *Registry) *processes {
 	return p
 }
 
-// monitor follows the commands and processes of one sandbox. Its fields are guarded by
-// records.mu. While some run, it lists them at intervals: that takes a tenth of a millisecond,
-// needs no attachment, and finds what an earlier Berm started.
+// monitor follows the processes of one sandbox. Its fields are guarded by records.mu. While some
+// run, it reads the sandbox's events, and finds what an earlier Berm started.
 type monitor struct {
 	*processes
 	rec *record
 
-	tracked map[string]*tracked  // by runtime ID: those not known to have ended
-	ended   map[string]time.Time // by runtime ID, when those that have ended were started
-	hubs    map[string]*hub      // by runtime ID: those that are attached
-	ready   map[string]bool      // by runtime ID: of processes whose caller asked for it
-	last    map[string]lastOf    // by ExecID: commands that ended with their container
+	tracked map[string]*tracked             // by runtime ID: those not known to have ended
+	ended   map[string]endedProcess         // by runtime ID: those that have, and aren't forgotten
+	streams map[string]map[*stream]struct{} // by runtime ID: those that callers follow
+	isReady map[string]bool                 // by runtime ID: of processes whose caller asked for it
+	last    map[string]lastOf               // by the caller's ID: commands that ended with their container
 
 	kick       chan struct{} // holds one; nil unless the loop runs
+	urgent     bool          // a caller waits for an end
 	since      time.Time     // when it became unsure what runs
 	measure    bool          // the workspace must be measured: something ended, or has run for a while
 	over       bool          // the workspace is over its quota: stop the sandbox
 	unkillable bool          // something can't be killed: remove the sandbox
 }
 
+// endedProcess is a process that has ended.
+type endedProcess struct {
+	started time.Time
+	kept    int64 // bytes of its output
+}
+
 // lastOf is a command whose container is gone.
 type lastOf struct {
-	execution Execution
-	hash      string
+	process Process
+	hash    string
 }
 
 // tracked is a running command or process.
 type tracked struct {
-	kind     kind
+	kind     Kind
 	info     runtime.ProcessInfo // as last seen
 	label    label
 	deadline time.Time     // by which a timeout should have ended it; zero is never
@@ -161,15 +169,11 @@ func (m *monitor) endLocked(proc string, status ExecStatus) bool {
 		return false
 	}
 	delete(m.tracked, proc)
-	if m.ended == nil {
-		m.ended = map[string]time.Time{}
-	}
-	m.ended[proc] = t.info.StartedAt
 	m.rec.leaveLocked(t.kind.use())
 	if t.unlock != nil {
 		t.unlock()
 	}
-	if t.kind == kindExec {
+	if t.kind == KindExec {
 		m.registry.metrics.command(status)
 	}
 	close(t.done)
@@ -188,16 +192,24 @@ func (m *monitor) seen(info runtime.ProcessInfo) {
 func (m *monitor) seenLocked(info runtime.ProcessInfo) (ended bool) {
 	k, _ := kindOf(info.ID)
 	t := m.tracked[info.ID]
-	over, known := m.ended[info.ID]
+	before, known := m.ended[info.ID]
 	switch {
 	case k == "" || !m.aliveLocked():
+	case t == nil && !known && len(m.tracked)+len(m.ended) >= maxListed:
 	case t != nil && info.StartedAt.Before(t.info.StartedAt):
-	case t == nil && info.Running && known && !info.StartedAt.After(over):
+	case t == nil && info.Running && known && !info.StartedAt.After(before.started):
 	case info.Running && t != nil:
 		t.info = info
 	case info.Running:
 		m.trackLocked(info, false, nil)
-	case m.endLocked(info.ID, statusOfEnd(info)):
+	default:
+		if m.ended == nil {
+			m.ended = map[string]endedProcess{}
+		}
+		m.ended[info.ID] = endedProcess{info.StartedAt, max(info.NextSeq-info.FirstSeq, 0)}
+		if !m.endLocked(info.ID, statusOfEnd(info)) {
+			return false
+		}
 		m.unkillable = m.unkillable || info.NotKilled
 		m.measure = m.measure || m.quotas.mayHaveQuota(m.rec.sb)
 		m.startLocked()
@@ -218,7 +230,7 @@ func (m *monitor) foundLocked() {
 func (m *monitor) lostLocked() {
 	now := time.Now().UTC()
 	for proc, t := range m.tracked {
-		if t.kind != kindExec {
+		if t.kind != KindExec {
 			m.endLocked(proc, "")
 			continue
 		}
@@ -228,7 +240,7 @@ func (m *monitor) lostLocked() {
 		m.keepLastLocked(info, t.label.Hash, m.over)
 		m.endLocked(proc, statusOfEnd(info))
 	}
-	m.measure, m.over, m.ready = false, false, nil
+	m.measure, m.over, m.isReady, m.ended = false, false, nil, nil
 }
 
 // keepLastLocked keeps the end of a command beyond its container.
@@ -236,9 +248,9 @@ func (m *monitor) keepLastLocked(info runtime.ProcessInfo, hash string, overQuot
 	if m.last == nil {
 		m.last = map[string]lastOf{}
 	}
-	e := m.executionLocked(info)
-	e.QuotaExceeded = overQuota
-	m.last[e.ID] = lastOf{e, hash}
+	p := m.processLocked(info)
+	p.QuotaExceeded = overQuota
+	m.last[p.ID] = lastOf{p, hash}
 }
 
 // keepEnded keeps how the commands of a sandbox ended that is about to be stopped.
@@ -250,7 +262,7 @@ func (m *monitor) keepEnded(ctx context.Context, sb Sandbox) {
 	m.registry.mu.Lock()
 	defer m.registry.mu.Unlock()
 	for _, info := range infos[max(0, len(infos)-maxEnded):] {
-		if k, _ := kindOf(info.ID); k == kindExec && !info.Running {
+		if k, _ := kindOf(info.ID); k == KindExec && !info.Running {
 			m.keepLastLocked(info, parseLabel(info.Label).Hash, true)
 		}
 	}
@@ -282,9 +294,9 @@ func (m *monitor) listed(infos []runtime.ProcessInfo) {
 			delete(m.ended, proc)
 		}
 	}
-	for proc := range m.ready {
+	for proc := range m.isReady {
 		if !there[proc] && m.tracked[proc] == nil {
-			delete(m.ready, proc)
+			delete(m.isReady, proc)
 		}
 	}
 	for _, info := range infos {
@@ -337,20 +349,9 @@ func (m *monitor) endSeen(ctx context.Context, info runtime.ProcessInfo) bool {
 	return m.measured(m.quotas.quotaLeft(ctx, sb, true))
 }
 
-// forgetHubLocked makes the next caller of openHub open a new hub.
-func (m *monitor) forgetHubLocked(h *hub) {
-	if m.hubs[h.proc] != h {
-		return
-	}
-	delete(m.hubs, h.proc)
-	if m.over { // enforce waited for its readers
-		m.startLocked()
-	}
-}
-
-// attachedLocked reports whether a process that has ended is attached: it may still be read.
-func (m *monitor) attachedLocked() bool {
-	for proc := range m.hubs {
+// readLocked reports whether a process that has ended is still read.
+func (m *monitor) readLocked() bool {
+	for proc := range m.streams {
 		if m.tracked[proc] == nil {
 			return true
 		}
@@ -367,61 +368,36 @@ func ownProcesses(infos []runtime.ProcessInfo) []runtime.ProcessInfo {
 	return infos[:min(len(infos), maxListed)]
 }
 
-// execution returns a process as an Execution.
-func (m *monitor) execution(info runtime.ProcessInfo) Execution {
-	m.registry.mu.Lock()
-	defer m.registry.mu.Unlock()
-	return m.executionLocked(info)
-}
-
-func (m *monitor) executionLocked(info runtime.ProcessInfo) Execution {
-	_, id := kindOf(info.ID)
-	sb := m.rec.sb
-	e := Execution{
-		ID: id, SessionID: sb.SessionID, Backend: m.engine.backend(),
-		Command: info.Command, TTY: info.TTY, Status: ExecRunning,
-		StartedAt: info.StartedAt, Timeout: parseLabel(info.Label).timeout(),
-		FirstSeq: info.FirstSeq, NextSeq: info.NextSeq, QuotaEnforcement: sb.Enforcement.WorkspaceQuota,
-	}
-	if info.Running {
-		return e
-	}
-	e.Status = statusOfEnd(info)
-	e.Signal, e.EndedAt, e.CPUTime, e.PeakMemoryBytes = info.Signal, info.EndedAt, info.CPUTime, info.PeakMemoryBytes
-	if e.Status == ExecCompleted {
-		e.ExitCode = &info.ExitCode
-	}
-	return e
-}
-
-// process returns a process as a Process.
+// process returns what callers see of a process.
 func (m *monitor) process(info runtime.ProcessInfo) Process {
 	m.registry.mu.Lock()
 	defer m.registry.mu.Unlock()
-	_, id := kindOf(info.ID)
-	p := Process{
-		ID: id, SessionID: m.rec.sb.SessionID, Command: info.Command, TTY: info.TTY, State: ProcessRunning,
-		StartedAt: info.StartedAt, FirstSeq: info.FirstSeq, NextSeq: info.NextSeq,
-	}
-	if ready, ok := m.ready[info.ID]; ok {
-		p.Ready = &ready
-	}
-	if h := m.hubs[info.ID]; h != nil {
-		h.mu.Lock()
-		p.Attached = h.reader != nil
-		h.mu.Unlock()
-	}
-	if !info.Running {
-		p.State, p.ExitCode, p.Signal, p.EndedAt = ProcessExited, &info.ExitCode, info.Signal, info.EndedAt
-	}
-	return p
+	return m.processLocked(info)
 }
 
-// lostProcess returns a process that ended with its container. It has no exit code.
-func (m *monitor) lostProcess(info runtime.ProcessInfo) Process {
-	info.Running, info.EndedAt = false, time.Now().UTC()
-	p := m.process(info)
-	p.ExitCode = nil
+func (m *monitor) processLocked(info runtime.ProcessInfo) Process {
+	k, id := kindOf(info.ID)
+	sb := m.rec.sb
+	p := Process{
+		Kind: k, ID: id, SessionID: sb.SessionID, Backend: m.engine.backend(),
+		Command: info.Command, User: info.User, PID: info.PID, TTY: info.TTY, Status: ExecRunning,
+		StartedAt: info.StartedAt, Timeout: parseLabel(info.Label).timeout(),
+		FirstSeq: info.FirstSeq, NextSeq: info.NextSeq, QuotaEnforcement: sb.Enforcement.WorkspaceQuota,
+	}
+	if ready, ok := m.isReady[info.ID]; ok {
+		p.Ready = &ready
+	}
+	for s := range m.streams[info.ID] {
+		p.Attached = p.Attached || s.attached
+	}
+	if info.Running {
+		return p
+	}
+	p.Status = statusOfEnd(info)
+	p.Signal, p.EndedAt, p.CPUTime, p.PeakMemoryBytes = info.Signal, info.EndedAt, info.CPUTime, info.PeakMemoryBytes
+	if k == KindManaged || p.Status == ExecCompleted {
+		p.ExitCode = &info.ExitCode
+	}
 	return p
 }
 
@@ -457,21 +433,6 @@ func (p *processes) sleep(ctx context.Context, wait *time.Duration, wake <-chan 
 		return context.Cause(ctx)
 	}
 	return nil
-}
-
-// startLocked starts the loop of the monitor, or makes it look soon.
-func (m *monitor) startLocked() {
-	switch {
-	case m.kick != nil:
-		select {
-		case m.kick <- struct{}{}:
-		default:
-		}
-	case !m.registry.closing:
-		kick := make(chan struct{}, 1)
-		m.kick = kick
-		m.registry.workers.Go(func() { m.loop(kick) })
-	}
 }
 
 // list returns all processes of the sandbox that Berm started.

@@ -50,11 +50,11 @@ func TestRestart(t *testing.T) {
 			t.Errorf("before: %+v\nafter:  %+v", started, e)
 		}
 		var full *lifecycle.CapacityError
-		if _, err := w.StartExec(t.Context(), follow("y", "true")); !errors.As(err, &full) {
+		if _, err := w.start(t.Context(), follow("y", "true")); !errors.As(err, &full) {
 			t.Errorf("one command too many: %v", err)
 		}
 		proc.ID = "q"
-		if _, err := w.StartProcess(t.Context(), proc); !errors.As(err, &full) {
+		if _, err := w.start(t.Context(), proc); !errors.As(err, &full) {
 			t.Errorf("one process too many: %v", err)
 		}
 		next := make(chan time.Time)
@@ -84,7 +84,7 @@ func TestRestart(t *testing.T) {
 		if at := <-next; at != end {
 			t.Errorf("the next in turn began after %s", at.Sub(end))
 		}
-		if _, err := w.StopProcess(t.Context(), "a", "k", "p"); err != nil {
+		if _, err := w.Stop(t.Context(), procRef("a", "k", "p")); err != nil {
 			t.Error(err)
 		}
 		_ = s.Close()
@@ -101,7 +101,7 @@ func TestRestartWithoutAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := true
 		fake := runtimetest.NewFake(runtimetest.FakeOptions{Fail: func(op, _ string) error {
-			if op == "process_list" && !answers {
+			if (op == "process_list" || op == "process_events") && !answers {
 				return errdefs.ErrUnavailable
 			}
 			return nil
@@ -148,7 +148,7 @@ func TestIdleUnderProcesses(t *testing.T) {
 			t.Fatal("it idled out under a process")
 		}
 		time.Sleep(106 * time.Second)
-		s, err := w.AttachExec(t.Context(), "a", "k", "x", 0) // what is read is a use
+		s, err := w.Follow(t.Context(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: 0, Attach: true, TakeOver: true}) // what is read is a use
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -171,7 +171,7 @@ type stubborn struct {
 	killErr error
 }
 
-func (s stubborn) Start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, error) {
+func (s stubborn) Start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, runtime.Follower, error) {
 	p.Timeout = 0
 	return s.Fake.Start(ctx, id, p)
 }
@@ -230,7 +230,7 @@ func TestTimeoutThatIsntHeld(t *testing.T) {
 func TestKillThatFails(t *testing.T) {
 	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return stubborn{f, runtime.ErrNotKilled} }})
 	w.startExec(follow("x", "sleep 100"))
-	if e, err := w.KillExec(context.Background(), "a", "k", "x"); err != nil || e.Status != lifecycle.ExecKilled {
+	if e, err := w.Kill(context.Background(), execRef("a", "k", "x")); err != nil || e.Status != lifecycle.ExecKilled {
 		t.Errorf("%+v, %v", e, err)
 	}
 	if n := len(w.fake.Containers()); n != 0 {
@@ -249,7 +249,7 @@ func TestPausedIsntOverdue(t *testing.T) {
 			t.Fatal(err)
 		}
 		var state *lifecycle.StateError
-		if _, err := w.Execution(t.Context(), "a", "k", "x"); !errors.As(err, &state) {
+		if _, err := w.Process(t.Context(), execRef("a", "k", "x")); !errors.As(err, &state) {
 			t.Errorf("asked while it is paused: %v", err)
 		}
 		time.Sleep(time.Minute)
@@ -276,7 +276,7 @@ func TestEndedAreForgotten(t *testing.T) {
 			w.startExec(follow(fmt.Sprint("x", i), "echo done"))
 			time.Sleep(time.Second)
 		}
-		all, err := w.Executions(t.Context(), "a", "k")
+		all, err := w.Processes(t.Context(), execRef("a", "k", ""))
 		if err != nil || len(all) != 32 || all[31].ID != "x39" {
 			t.Errorf("%d are kept, %v", len(all), err)
 		}
@@ -304,9 +304,27 @@ func (l liar) Process(_ context.Context, _, process string) (runtime.ProcessInfo
 	return runtime.ProcessInfo{ID: "exec.another", Running: true}, nil
 }
 
-func (l liar) Attach(context.Context, string, string, int64) (runtime.Attachment, error) {
+func (l liar) Follow(context.Context, string, string, runtime.Follow) (runtime.Follower, error) {
 	return lie{l.chunk}, nil
 }
+
+func (l liar) Events(context.Context, string) (runtime.Events, error) {
+	return &lies{infos: l.infos}, nil
+}
+
+// lies are events that say the same once, and then end.
+type lies struct{ infos []runtime.ProcessInfo }
+
+func (l *lies) Next() ([]runtime.ProcessInfo, error) {
+	if l.infos == nil {
+		return nil, errdefs.ErrUnavailable
+	}
+	infos := append([]runtime.ProcessInfo(nil), l.infos...)
+	l.infos = nil
+	return infos, nil
+}
+
+func (*lies) Close() error { return nil }
 
 type lie struct{ c runtime.Chunk }
 
@@ -316,10 +334,8 @@ func (l lie) Next() (runtime.Chunk, error) {
 	}
 	return l.c, nil
 }
-func (lie) Info() runtime.ProcessInfo   { return runtime.ProcessInfo{} }
-func (lie) Write(b []byte) (int, error) { return len(b), nil }
-func (lie) CloseWrite() error           { return nil }
-func (lie) Close() error                { return nil }
+func (lie) Info() runtime.ProcessInfo { return runtime.ProcessInfo{} }
+func (lie) Close() error              { return nil }
 
 func TestLies(t *testing.T) {
 	infos := []runtime.ProcessInfo{
@@ -338,14 +354,14 @@ func TestLies(t *testing.T) {
 		return liar{f, infos, runtime.Chunk{Seq: 1, Data: make([]byte, 5)}}
 	}})
 	w.create(request("k"))
-	all, err := w.Executions(context.Background(), "a", "k")
+	all, err := w.Processes(context.Background(), execRef("a", "k", ""))
 	if err != nil || len(all) > 1024 || all[0].Timeout != 0 || all[1].Timeout != 0 {
 		t.Errorf("%d, %v", len(all), err)
 	}
-	if _, err := w.Execution(context.Background(), "a", "k", "w"); !errdefs.IsUnavailable(err) {
+	if _, err := w.Process(context.Background(), execRef("a", "k", "w")); !errdefs.IsUnavailable(err) {
 		t.Errorf("told of another process: %v", err)
 	}
-	s, err := w.AttachExec(context.Background(), "a", "k", "x", -1)
+	s, err := w.Follow(context.Background(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: -1, Attach: true, TakeOver: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -371,7 +387,7 @@ func TestLiesOfPlaces(t *testing.T) {
 				return l
 			}})
 			w.create(request("k"))
-			s, err := w.AttachExec(context.Background(), "a", "k", "x", -1)
+			s, err := w.Follow(context.Background(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: -1, Attach: true, TakeOver: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -400,10 +416,10 @@ func TestInsideStorm(t *testing.T) {
 					req.OpenStdin, req.Follow, req.Serialize = rnd.IntN(2) == 0, rnd.IntN(2) == 0, rnd.IntN(4) == 0
 					req.Stdin = []byte("abc")
 					start, stop := context.WithTimeout(ctx, 50*time.Millisecond)
-					_, _ = w.StartExec(start, req)
+					_, _ = w.start(start, req)
 					stop()
 				case 3, 4:
-					if s, err := w.AttachExec(ctx, "a", "k", id, -1); err == nil {
+					if s, err := w.Follow(ctx, execRef("a", "k", id), lifecycle.FollowRequest{From: -1, Attach: true, TakeOver: true}); err == nil {
 						_, _ = s.Write([]byte("x"))
 						_ = s.CloseWrite()
 						if rnd.IntN(2) == 0 {
@@ -412,25 +428,25 @@ func TestInsideStorm(t *testing.T) {
 						_ = s.Close()
 					}
 				case 5:
-					_, _ = w.KillExec(ctx, "a", "k", id)
+					_, _ = w.Kill(ctx, execRef("a", "k", id))
 				case 6:
-					_ = w.WriteExec(ctx, "a", "k", id, strings.NewReader("y"), rnd.IntN(2) == 0)
+					_ = w.Write(ctx, execRef("a", "k", id), strings.NewReader("y"), rnd.IntN(2) == 0)
 				case 7:
 					req := process(id, "cat")
 					req.Replace = rnd.IntN(2) == 0
-					_, _ = w.StartProcess(ctx, req)
+					_, _ = w.start(ctx, req)
 				case 8:
-					if s, err := w.AttachProcess(ctx, "a", "k", id, -1, rnd.IntN(2) == 0); err == nil {
+					if s, err := w.Follow(ctx, procRef("a", "k", id), lifecycle.FollowRequest{From: -1, Attach: true, TakeOver: rnd.IntN(2) == 0}); err == nil {
 						_ = s.CloseWrite()
 						_, _ = s.Next()
 						_ = s.Close()
 					}
 				case 9:
-					_, _ = w.StopProcess(ctx, "a", "k", id)
-					_, _ = w.Process(ctx, "a", "k", id)
+					_, _ = w.Stop(ctx, procRef("a", "k", id))
+					_, _ = w.Process(ctx, procRef("a", "k", id))
 				case 10:
-					_, _ = w.Executions(ctx, "a", "k")
-					_, _ = w.Processes(ctx, "a", "k")
+					_, _ = w.Processes(ctx, execRef("a", "k", ""))
+					_, _ = w.Processes(ctx, procRef("a", "k", ""))
 				case 11:
 					if rnd.IntN(4) == 0 {
 						_, _ = w.Delete(ctx, "a", "k")
@@ -447,19 +463,19 @@ func TestInsideStorm(t *testing.T) {
 	}
 	w.eventually("all is ended", func() bool {
 		w.exec("k", "true") // which makes it again if need be
-		execs, err1 := w.Executions(context.Background(), "a", "k")
+		execs, err1 := w.Processes(context.Background(), execRef("a", "k", ""))
 		for _, e := range execs {
-			_, _ = w.KillExec(context.Background(), "a", "k", e.ID)
+			_, _ = w.Kill(context.Background(), execRef("a", "k", e.ID))
 		}
-		processes, err2 := w.Processes(context.Background(), "a", "k")
+		processes, err2 := w.Processes(context.Background(), procRef("a", "k", ""))
 		for _, p := range processes {
-			_, _ = w.StopProcess(context.Background(), "a", "k", p.ID)
+			_, _ = w.Stop(context.Background(), procRef("a", "k", p.ID))
 		}
 		return err1 == nil && err2 == nil
 	})
 	w.eventually("nothing is counted", func() bool {
 		st := w.Status(context.Background(), "a")
-		return st.RunningCommands == 0 && st.RunningProcesses == 0 && !w.Turn("a", "k") && w.Hubs("a", "k") == 0
+		return st.RunningCommands == 0 && st.RunningProcesses == 0 && !w.Turn("a", "k") && w.Streams("a", "k") == 0
 	})
 }
 
@@ -473,7 +489,7 @@ func FuzzSaid(f *testing.F) {
 			t.Errorf("a timeout of %s", d)
 		}
 		k, id := lifecycle.KindOf(s)
-		if k != "" && (k+id != s || id == "" || len(s) > 128 || strings.ContainsAny(id, "/ \n\x00")) {
+		if k != "" && (k+"."+id != s || id == "" || len(s) > 128 || strings.ContainsAny(id, "/ \n\x00")) {
 			t.Errorf("kind %q of %q", k, id)
 		}
 	})

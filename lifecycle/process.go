@@ -1,285 +1,170 @@
 package lifecycle
 
 import (
-	"cmp"
-	"context"
 	"fmt"
+	"io"
+	"time"
 
 	"github.com/containerd/errdefs"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/trace"
 
+	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
 
-// StartProcess starts a managed process, and waits until it is ready if the request says so. If
-// it doesn't become ready, or ends instead, that isn't an error: Ready is false.
-//
-// Errors: those of Create if the request has one, *InvalidError, *policy.DeniedError,
-// *NotFoundError, *StateError, *QuotaError, *CapacityError, *UnsupportedError,
-// *UnavailableError, and *ProcessError in the AlreadyExists class when one of the ID runs.
-func (p *processes) StartProcess(ctx context.Context, req ProcessRequest) (Process, error) {
-	ctx, span := p.engine.tracer.Start(ctx, "sandbox.process_start", trace.WithAttributes(attribute.String("berm.key", req.Key)))
-	defer span.End()
-	proc, err := p.startProcess(ctx, req)
-	if err != nil {
-		failSpan(span, err)
-	}
-	return proc, err
+// Kind is what a process is to its caller.
+type Kind string
+
+// The kinds of processes. The ID of a process in its sandbox begins with its kind and a dot.
+const (
+	KindExec    Kind = "exec" // a command with a timeout
+	KindManaged Kind = "proc" // a process that runs until it is stopped
+)
+
+// ProcessRef names a process of a sandbox.
+type ProcessRef struct {
+	Tenant, Key string
+	Kind        Kind
+	ID          string // empty is "default" for KindManaged
 }
 
-func (p *processes) startProcess(ctx context.Context, req ProcessRequest) (Process, error) {
-	req.ID = cmp.Or(req.ID, defaultProcess)
-	exec := ExecRequest{
-		Tenant: req.Tenant, Key: req.Key, Create: req.Create,
-		Command: append([]string{req.Command}, req.Args...), Env: req.Env, WorkingDir: req.WorkingDir,
-	}
-	cmd, err := checkCommand(p.opts.Policy(), exec)
-	if err != nil {
-		return Process{}, err
-	}
-	for _, err := range []error{checkID("process_id", req.ID), checkScreen(req.Rows, req.Cols), req.Ready.check()} {
-		if err != nil {
-			return Process{}, err
-		}
-	}
-	id, err := p.mayAsk(req.Tenant, req.Key)
-	if err != nil {
-		return Process{}, err
-	}
-	h, info, err := p.startOnly(ctx, processID{id, req.ID}, cmd, req)
-	if err != nil {
-		return Process{}, err
-	}
-	p.engine.log.InfoContext(ctx, "process_started", append(sandboxAttrs(h.sb), "process_id", req.ID)...)
-	if req.Ready != nil {
-		ready := h.awaitReady(ctx, *req.Ready)
-		if ctx.Err() != nil {
-			return Process{}, fmt.Errorf("wait for process %s: %w", req.ID, context.Cause(ctx))
-		}
-		p.registry.mu.Lock()
-		if h.ready == nil {
-			h.ready = map[string]bool{}
-		}
-		h.ready[h.proc] = ready
-		p.registry.mu.Unlock()
-		if now, err := h.ask(ctx); err == nil {
-			info = now
-			h.seen(info)
-		}
-	}
-	return h.process(info), nil
+// StartRequest asks for a process. The Stdin of its ExecRequest is the start of the input, and
+// all of it without OpenStdin or TTY. OutputLimit, Raw and Keep are ignored; for KindManaged,
+// also Timeout and Serialize.
+type StartRequest struct {
+	ExecRequest
+	Kind Kind // empty is KindExec
+	// ID is the caller's own name. [A-Za-z0-9][A-Za-z0-9_.:-]{0,122}
+	//
+	// A second request for a command with it returns the same command; empty lets Berm choose.
+	// A managed process of the ID that has ended makes way; empty is "default".
+	ID         string
+	NewID      bool // ID is new, so that no command can have it
+	OpenStdin  bool // Write is the input; otherwise it has Stdin or none. KindManaged has it.
+	TTY        bool // a terminal, whose output is all stdout; implies OpenStdin
+	Rows, Cols int  // of the terminal; 0 is 24 and 80
+	KeepBytes  int  // of output, for later readers; 0 is 1 MiB, or 256 KiB for KindManaged; at most 4 MiB
+	Follow     bool // Start returns a Stream from the first byte on; not with Ready
+	// Once says that no caller reads output again that was followed to its end.
+	Once bool
+	// Taken is called once, when nothing refers to Stdin any more: the command has taken it,
+	// or never will. It may be called after Start returns. Nil is allowed.
+	Taken   func()
+	Replace bool       // stops the managed process of this ID first
+	Ready   *Readiness // what Start waits for, of KindManaged; nil is nothing
 }
 
-// startOnly starts a process, unless another call is about to start it.
-func (p *processes) startOnly(ctx context.Context, id processID, cmd *command, req ProcessRequest) (h *handle, info runtime.ProcessInfo, err error) {
-	unlock, free := p.starting.TryLock(id)
-	if !free {
-		return nil, info, processRuns(req.ID)
-	}
-	defer unlock()
-	// First, because the process that is replaced makes room for the new one.
-	if rec := p.registry.recordOf(id.keyID); rec != nil && p.registry.snapshot(rec).Status == StatusRunning {
-		if req.Replace { // nothing is stopped for one that may not start
-			rec, _, err := p.sandboxFor(ctx, cmd.req)
-			if err == nil {
-				_, err = p.prepare(ctx, cmd, p.registry.snapshot(rec))
-			}
-			if err != nil {
-				return nil, info, err
-			}
-		}
-		if err := monitorOf(rec).handle(p.registry.snapshot(rec), kindProcess, req.ID).makeRoom(ctx, req.Replace); err != nil {
-			return nil, info, err
-		}
-	}
-	err = p.inSandbox(ctx, cmd.req, useProcess, func(a *Access, _ ExecResult) (bool, error) {
-		cwd, err := p.prepare(ctx, cmd, a.sb)
-		if err != nil {
-			return false, err
-		}
-		h = monitorOf(a.rec).handle(a.sb, kindProcess, req.ID)
-		proc := runtime.Process{
-			Command: cmd.req.Command, Env: cmd.env, WorkingDir: cwd,
-			Stdin: true, TTY: req.TTY, Rows: req.Rows, Cols: req.Cols, KeepBytes: processRing,
-			Hold: req.Ready != nil && req.Ready.Line != "",
-		}
-		info, err = h.start(ctx, proc)
-		for n := 0; errdefs.IsAlreadyExists(err) && n < startAttempts; n++ {
-			if err = h.makeRoom(ctx, req.Replace); err != nil {
-				return false, err
-			}
-			info, err = h.start(ctx, proc)
-		}
-		if errdefs.IsAlreadyExists(err) {
-			return false, processRuns(req.ID)
-		}
-		if err != nil {
-			return false, h.startFailed(ctx, err)
-		}
-		return h.started(info, nil), nil
-	})
-	return h, info, err
+// Readiness says when a process counts as ready: as soon as one of the conditions holds.
+type Readiness struct {
+	Port    int           // it accepts connections on the sandbox's loopback interface
+	Line    string        // a line of its output contains it
+	Timeout time.Duration // 0 is 30 s
 }
 
-func processRuns(id string) error {
-	return processError(id, errdefs.ErrAlreadyExists, "process %q runs; stop it first, or ask for it to be replaced", id)
+// ExecRunning is the status of a Process that hasn't ended.
+const ExecRunning ExecStatus = "running"
+
+// Process is a command or managed process that was started.
+type Process struct {
+	Kind            Kind
+	ID              string
+	SessionID       string
+	Backend         string
+	Command         []string
+	User            string // as the sandbox names it; empty is its own
+	PID             int    // in the sandbox; 0 if it isn't known
+	TTY             bool
+	Status          ExecStatus // ExecRunning, or as in an ExecResult
+	ExitCode        *int       // nil while it runs, and if it ended with its sandbox; of a command, nil unless completed
+	Signal          int        // that killed it; 0 if none did
+	StartedAt       time.Time
+	EndedAt         time.Time // zero while it runs
+	CPUTime         time.Duration
+	PeakMemoryBytes int64
+	Timeout         time.Duration // that is in force; 0 is none
+	Overridden      []policy.Override
+	Created         bool // the sandbox was made for it
+	Recreated       bool
+	Existing        bool   // an earlier request with this ID started it
+	Ready           *bool  // nil if the request had no Readiness
+	Stderr          string // the last 64 KiB, of a managed process that was asked for alone
+	Attached        bool   // a caller is attached: see Follow
+	// QuotaExceeded says that the workspace was over its quota when the command had ended.
+	// The sandbox is stopped then, and the output is lost.
+	QuotaExceeded bool
+	// QuotaEnforcement is how the workspace's quota is enforced, as in Enforcement; empty
+	// without one.
+	QuotaEnforcement string
+	// Output is kept from FirstSeq on; NextSeq is the Seq of the last.
+	FirstSeq, NextSeq int64
 }
 
-// makeRoom makes sure that there is no process of the ID: it forgets one that has ended, and stops
-// one that runs, with replace.
-func (h *handle) makeRoom(ctx context.Context, replace bool) error {
-	info, err := h.ask(ctx)
-	switch {
-	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
-		return nil // start returns the reason
-	case err != nil:
-		return h.explain(ctx, err)
-	case info.Running && !replace:
-		return processRuns(h.id)
-	case info.Running:
-		if err := h.stop(ctx); err != nil {
-			return h.explain(ctx, err)
-		}
-	default:
-		h.seen(info)
-	}
-	h.registry.mu.Lock()
-	delete(h.ready, h.proc)
-	if hub := h.hubs[h.proc]; hub != nil {
-		h.forgetHubLocked(hub) // its readers don't read the new process
-	}
-	h.registry.mu.Unlock()
-	if err := h.forget(ctx); err != nil {
-		if errdefs.IsFailedPrecondition(err) { // another has started it again
-			return processRuns(h.id)
-		}
-		return h.explain(ctx, err)
-	}
-	return nil
+// Running reports whether the process hasn't ended.
+func (p Process) Running() bool { return p.Status == ExecRunning }
+
+// FollowRequest says how to follow a process.
+type FollowRequest struct {
+	// From is the Seq after which to go on: 0 for the beginning, -1 for all that is kept.
+	From int64
+	// Attach holds the process up until its output is taken. One caller at a time is attached,
+	// and TakeOver ends the attachment before. Without it, Next returns a *GoneError if the
+	// process prints more than is kept.
+	Attach   bool
+	TakeOver bool
 }
 
-// Process returns a managed process, with the end of its standard error. It fails with a
-// *ProcessError in the NotFound class if there is none.
-func (p *processes) Process(ctx context.Context, tenant, key, id string) (Process, error) {
-	h, info, err := p.find(ctx, tenant, key, kindProcess, cmp.Or(id, defaultProcess))
-	if err != nil {
-		return Process{}, err
-	}
-	proc := h.process(info)
-	if info.NextSeq > info.FirstSeq && !info.TTY {
-		ctx, cancel := context.WithTimeout(ctx, stderrWait)
-		defer cancel()
-		if hub, err := h.openHub(ctx, -1, processRing, false); err == nil {
-			proc.Stderr = hub.stderr(ctx, info.NextSeq)
-			hub.release()
-		}
-	}
-	return proc, nil
+// Stream follows a process. Close leaves it running.
+type Stream interface {
+	// Next waits for output. It returns io.EOF when the process has ended and all output was
+	// returned. One goroutine may call it at a time. The chunk's bytes are valid until the
+	// next call.
+	Next() (runtime.Chunk, error)
+	// Ended returns the process as it ended, once Next has returned io.EOF.
+	Ended() Process
+	io.Writer // input, if the Stream is attached; from another goroutine than Next
+	CloseWrite() error
+	io.Closer
 }
 
-// Processes lists the managed processes of a sandbox in the order in which they were started,
-// without their output.
-func (p *processes) Processes(ctx context.Context, tenant, key string) ([]Process, error) {
-	m, sb, err := p.within(tenant, key)
-	if m != nil && sb.Status == StatusStopped {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	infos, err := m.listSeen(ctx, sb, kindProcess)
-	var all []Process
-	for _, info := range infos {
-		all = append(all, m.process(info))
-	}
-	return all, err
+// GoneError says that the requested output isn't kept any more. It is in errdefs' OutOfRange
+// class.
+type GoneError struct {
+	Message  string
+	FirstSeq int64 // where the kept output begins; -1 if that isn't known
 }
 
-// AttachProcess reads the output of a process from a place, as AttachExec does, and writes its
-// input. One caller is attached at a time: a *ProcessError in the AlreadyExists class says that
-// another is, unless takeOver.
-func (p *processes) AttachProcess(ctx context.Context, tenant, key, id string, from int64, takeOver bool) (ProcessStream, error) {
-	return p.readProcess(ctx, tenant, key, cmp.Or(id, defaultProcess), from, takeOver, false)
+// Error returns the message.
+func (e *GoneError) Error() string { return e.Message }
+
+// OutOfRange puts the error into errdefs' OutOfRange class.
+func (*GoneError) OutOfRange() {}
+
+// ProcessError says that a command or process of the ID doesn't exist, exists already, has ended,
+// or was taken over by another caller.
+type ProcessError struct {
+	ID      string
+	Class   error // errdefs.ErrNotFound, ErrAlreadyExists, ErrFailedPrecondition or ErrAborted
+	Message string
 }
 
-// FollowProcess reads the output of a process from a place, beside the attached caller. It has no
-// input, and doesn't hold the process up: Next is a *GoneError if the process prints more than
-// is kept.
-func (p *processes) FollowProcess(ctx context.Context, tenant, key, id string, from int64) (ProcessStream, error) {
-	return p.readProcess(ctx, tenant, key, cmp.Or(id, defaultProcess), from, false, true)
+// Error returns the message.
+func (e *ProcessError) Error() string { return e.Message }
+
+// Unwrap returns the class.
+func (e *ProcessError) Unwrap() error { return e.Class }
+
+func processError(id string, class error, format string, args ...any) *ProcessError {
+	return &ProcessError{ID: id, Class: class, Message: fmt.Sprintf(format, args...)}
 }
 
-func (p *processes) readProcess(ctx context.Context, tenant, key, id string, from int64, takeOver, follow bool) (ProcessStream, error) {
-	h, info, err := p.find(ctx, tenant, key, kindProcess, id)
-	if err != nil {
-		return nil, err
-	}
-	from, err = h.place(info, from)
-	if err != nil {
-		return nil, err
-	}
-	hub, err := h.openHub(ctx, -1, processRing, !follow)
-	if err != nil {
-		return nil, h.explain(ctx, err)
-	}
-	s := newStream(hub, from, takeOver, follow)
-	if s == nil {
-		hub.release()
-		return nil, processError(id, errdefs.ErrAlreadyExists, "another is attached to process %q; its place can be taken over", id)
-	}
-	p.registry.touch(h.rec)
-	return &reader[Process]{stream: s, info: info, view: h.processAt}, nil
+func noProcess(id string) error {
+	return processError(id, errdefs.ErrNotFound, "there is no %q in the sandbox", id)
 }
 
-// SignalProcess sends a signal to a process' group. A *ProcessError in the
-// FailedPrecondition class says that it has ended.
-func (p *processes) SignalProcess(ctx context.Context, tenant, key, id string, signal int) error {
-	return p.signal(ctx, tenant, key, kindProcess, cmp.Or(id, defaultProcess), signal)
+func goneError(first int64, format string, args ...any) *GoneError {
+	return &GoneError{Message: fmt.Sprintf(format, args...), FirstSeq: first}
 }
 
-// ResizeProcess sets the size of a process' terminal.
-func (p *processes) ResizeProcess(ctx context.Context, tenant, key, id string, rows, cols int) error {
-	return p.resize(ctx, tenant, key, kindProcess, cmp.Or(id, defaultProcess), rows, cols)
-}
-
-// StopProcess ends a process: it closes its input, sends TERM to its group, and kills what is
-// left of it and its descendants after 5 s. When ctx ends, that goes on. It is no error if the
-// process has ended.
-func (p *processes) StopProcess(ctx context.Context, tenant, key, id string) (Process, error) {
-	h, info, err := p.find(ctx, tenant, key, kindProcess, cmp.Or(id, defaultProcess))
-	if err != nil {
-		return Process{}, err
-	}
-	if !info.Running {
-		return h.process(info), nil
-	}
-	if err := h.stop(ctx); err != nil {
-		return Process{}, h.explain(ctx, err)
-	}
-	after, err := h.ask(ctx)
-	if err != nil {
-		return h.lostProcess(info), nil // it went with its sandbox
-	}
-	h.seen(after)
-	return h.process(after), nil
-}
-
-// WaitProcess waits until a process has ended.
-func (p *processes) WaitProcess(ctx context.Context, tenant, key, id string) (Process, error) {
-	h, info, err := p.find(ctx, tenant, key, kindProcess, cmp.Or(id, defaultProcess))
-	if err != nil {
-		return Process{}, err
-	}
-	if !info.Running {
-		return h.process(info), nil
-	}
-	after, err := h.awaitEnd(ctx)
-	switch {
-	case err == nil:
-		return h.process(after), nil
-	case ctx.Err() == nil && (!h.alive() || h.dead(ctx)):
-		return h.lostProcess(info), nil
-	}
-	return Process{}, h.explain(ctx, err)
+// noRoom is the error of a command or process that the sandbox couldn't start.
+func noRoom(sb Sandbox) error {
+	return &CapacityError{Message: fmt.Sprintf("sandbox %q has no room for another process: nothing was started", sb.Key), RetryAfter: time.Second}
 }

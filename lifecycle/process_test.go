@@ -23,23 +23,25 @@ import (
 )
 
 // process is a start of a managed process in sandbox k.
-func process(id string, command string, args ...string) lifecycle.ProcessRequest {
+func process(id string, command ...string) lifecycle.StartRequest {
 	create := request("k")
-	return lifecycle.ProcessRequest{Tenant: "a", Key: "k", Create: &create, ID: id, Command: command, Args: args}
+	return lifecycle.StartRequest{Kind: lifecycle.KindManaged, ID: id, ExecRequest: lifecycle.ExecRequest{
+		Tenant: "a", Key: "k", Create: &create, Command: command,
+	}}
 }
 
-func (w *world) startProcess(req lifecycle.ProcessRequest) lifecycle.Process {
+func (w *world) startProcess(req lifecycle.StartRequest) lifecycle.Process {
 	w.t.Helper()
-	p, err := w.StartProcess(context.Background(), req)
+	p, err := w.start(context.Background(), req)
 	if err != nil {
 		w.t.Fatalf("start process %q: %v", req.ID, err)
 	}
 	return p
 }
 
-func (w *world) attachProcess(id string, from int64, takeOver bool) lifecycle.ProcessStream {
+func (w *world) attachProcess(id string, from int64, takeOver bool) lifecycle.Stream {
 	w.t.Helper()
-	s, err := w.AttachProcess(context.Background(), "a", "k", id, from, takeOver)
+	s, err := w.Follow(context.Background(), procRef("a", "k", id), lifecycle.FollowRequest{From: from, Attach: true, TakeOver: takeOver})
 	if err != nil {
 		w.t.Fatalf("attach to process %q: %v", id, err)
 	}
@@ -49,7 +51,7 @@ func (w *world) attachProcess(id string, from int64, takeOver bool) lifecycle.Pr
 
 func (w *world) process(id string) lifecycle.Process {
 	w.t.Helper()
-	p, err := w.Process(context.Background(), "a", "k", id)
+	p, err := w.Process(context.Background(), procRef("a", "k", id))
 	if err != nil {
 		w.t.Fatalf("process %q: %v", id, err)
 	}
@@ -67,16 +69,16 @@ func (w *world) processClass(want func(error) bool, err error) {
 func TestProcess(t *testing.T) {
 	w := newWorld(t, setup{})
 	p := w.startProcess(process("", "sh", "-c", "echo out; echo err >&2; cat; exit 4"))
-	if p.ID != "default" || p.State != "running" || p.SessionID == "" || p.Ready != nil || p.ExitCode != nil {
+	if p.ID != "default" || !p.Running() || p.SessionID == "" || p.Ready != nil || p.ExitCode != nil {
 		t.Errorf("started: %+v", p)
 	}
-	_, err := w.StartProcess(context.Background(), process("default", "cat"))
+	_, err := w.start(context.Background(), process("default", "cat"))
 	w.processClass(errdefs.IsAlreadyExists, err)
 	if n := w.Status(context.Background(), "a").RunningProcesses; n != 1 {
 		t.Errorf("%d processes run", n)
 	}
 	s := w.attachProcess("", 0, false)
-	if p := w.process(""); !p.Attached || p.State != "running" {
+	if p := w.process(""); !p.Attached || !p.Running() {
 		t.Errorf("attached to: %+v", p)
 	}
 	if _, err := io.WriteString(s, "in"); err != nil {
@@ -88,51 +90,51 @@ func TestProcess(t *testing.T) {
 	if out, errs := readAll(t, s, 0); out != "out\nin" || errs != "err\n" {
 		t.Errorf("%q, %q", out, errs)
 	}
-	if p := s.Ended(); p.State != "exited" || p.ExitCode == nil || *p.ExitCode != 4 || p.EndedAt.IsZero() {
+	if p := s.Ended(); p.Running() || p.ExitCode == nil || *p.ExitCode != 4 || p.EndedAt.IsZero() {
 		t.Errorf("ended: %+v", p)
 	}
 	_ = s.Close()
-	if p := w.process("default"); p.State != "exited" || p.Stderr != "err\n" || p.Attached || p.NextSeq != 10 {
+	if p := w.process("default"); p.Running() || p.Stderr != "err\n" || p.Attached || p.NextSeq != 10 {
 		t.Errorf("asked afterwards: %+v", p)
 	}
 	if n := w.Status(context.Background(), "a").RunningProcesses; n != 0 {
 		t.Errorf("%d processes run", n)
 	}
 	// One that has ended makes way.
-	if p := w.startProcess(process("", "cat")); p.State != "running" || p.NextSeq != 0 {
+	if p := w.startProcess(process("", "cat")); !p.Running() || p.NextSeq != 0 {
 		t.Errorf("started again: %+v", p)
 	}
-	all, err := w.Processes(context.Background(), "a", "k")
-	if err != nil || len(all) != 1 || all[0].State != "running" {
+	all, err := w.Processes(context.Background(), procRef("a", "k", ""))
+	if err != nil || len(all) != 1 || !all[0].Running() {
 		t.Errorf("list: %+v, %v", all, err)
 	}
-	if _, err := w.Processes(context.Background(), "b", "k"); !errdefs.IsNotFound(err) {
+	if _, err := w.Processes(context.Background(), procRef("b", "k", "")); !errdefs.IsNotFound(err) {
 		t.Errorf("another tenant's: %v", err)
 	}
-	_, err = w.Process(context.Background(), "a", "k", "none")
+	_, err = w.Process(context.Background(), procRef("a", "k", "none"))
 	w.processClass(errdefs.IsNotFound, err)
-	if n := w.Hubs("a", "k"); n != 0 {
+	if n := w.Streams("a", "k"); n != 0 {
 		t.Errorf("%d holds on processes are left", n)
 	}
 }
 
 func TestProcessRefusals(t *testing.T) {
 	w := newWorld(t, setup{})
-	for name, change := range map[string]func(*lifecycle.ProcessRequest){
-		"no command":     func(r *lifecycle.ProcessRequest) { r.Command = "" },
-		"id":             func(r *lifecycle.ProcessRequest) { r.ID = "a/b" },
-		"no readiness":   func(r *lifecycle.ProcessRequest) { r.Ready = &lifecycle.Readiness{} },
-		"port":           func(r *lifecycle.ProcessRequest) { r.Ready = &lifecycle.Readiness{Port: 65536} },
-		"line":           func(r *lifecycle.ProcessRequest) { r.Ready = &lifecycle.Readiness{Line: "a\nb"} },
-		"time":           func(r *lifecycle.ProcessRequest) { r.Ready = &lifecycle.Readiness{Line: "a", Timeout: time.Hour} },
-		"screen":         func(r *lifecycle.ProcessRequest) { r.Rows = 5000 },
-		"key":            func(r *lifecycle.ProcessRequest) { r.Key = "" },
-		"working dir":    func(r *lifecycle.ProcessRequest) { r.WorkingDir = "x" },
-		"NUL in its arg": func(r *lifecycle.ProcessRequest) { r.Args = []string{"\x00"} },
+	for name, change := range map[string]func(*lifecycle.StartRequest){
+		"no command":     func(r *lifecycle.StartRequest) { r.Command = nil },
+		"id":             func(r *lifecycle.StartRequest) { r.ID = "a/b" },
+		"no readiness":   func(r *lifecycle.StartRequest) { r.Ready = &lifecycle.Readiness{} },
+		"port":           func(r *lifecycle.StartRequest) { r.Ready = &lifecycle.Readiness{Port: 65536} },
+		"line":           func(r *lifecycle.StartRequest) { r.Ready = &lifecycle.Readiness{Line: "a\nb"} },
+		"time":           func(r *lifecycle.StartRequest) { r.Ready = &lifecycle.Readiness{Line: "a", Timeout: time.Hour} },
+		"screen":         func(r *lifecycle.StartRequest) { r.Rows = 5000 },
+		"key":            func(r *lifecycle.StartRequest) { r.Key = "" },
+		"working dir":    func(r *lifecycle.StartRequest) { r.WorkingDir = "x" },
+		"NUL in its arg": func(r *lifecycle.StartRequest) { r.Command = []string{"\x00"} },
 	} {
 		req := process("", "cat")
 		change(&req)
-		if _, err := w.StartProcess(context.Background(), req); !errdefs.IsInvalidArgument(err) && lifecycle.ErrorType(err) != "policy_denied" {
+		if _, err := w.start(context.Background(), req); !errdefs.IsInvalidArgument(err) && lifecycle.ErrorType(err) != "policy_denied" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -144,11 +146,11 @@ func TestProcessReplace(t *testing.T) {
 	old := w.attachProcess("p", 0, false)
 	req := process("p", "sh", "-c", "echo new; cat")
 	req.Replace = true
-	if p := w.startProcess(req); p.State != "running" {
+	if p := w.startProcess(req); !p.Running() {
 		t.Errorf("%+v", p)
 	}
 	readAll(t, old, 0)
-	if p := old.Ended(); p.State != "exited" || p.ExitCode == nil {
+	if p := old.Ended(); p.Running() || p.ExitCode == nil {
 		t.Errorf("the old one: %+v", p)
 	}
 	s := w.attachProcess("p", 0, false)
@@ -156,10 +158,10 @@ func TestProcessReplace(t *testing.T) {
 		t.Errorf("the new one: %q, %v", c.Data, err)
 	}
 	var full *lifecycle.CapacityError
-	if _, err := w.StartProcess(context.Background(), process("q", "cat")); !errors.As(err, &full) || full.RetryAfter == 0 {
+	if _, err := w.start(context.Background(), process("q", "cat")); !errors.As(err, &full) || full.RetryAfter == 0 {
 		t.Errorf("one too many: %v", err)
 	}
-	if _, err := w.StopProcess(context.Background(), "a", "k", "p"); err != nil {
+	if _, err := w.Stop(context.Background(), procRef("a", "k", "p")); err != nil {
 		t.Error(err)
 	}
 	w.startProcess(process("q", "cat"))
@@ -169,7 +171,7 @@ func TestProcessReplace(t *testing.T) {
 func TestProcessReplaceRefused(t *testing.T) {
 	dir := t.TempDir()
 	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
-	replacing := func() lifecycle.ProcessRequest {
+	replacing := func() lifecycle.StartRequest {
 		req := process("p", "cat")
 		req.Create.Request.HostPath, req.Create.Request.WorkspaceQuotaMB = &dir, ptr(int64(2))
 		req.Replace = true
@@ -178,17 +180,17 @@ func TestProcessReplaceRefused(t *testing.T) {
 	first := w.startProcess(replacing())
 	for _, tt := range []struct {
 		name   string
-		change func(*lifecycle.ProcessRequest)
+		change func(*lifecycle.StartRequest)
 		want   func(error) bool
 	}{
-		{"working dir", func(r *lifecycle.ProcessRequest) { r.WorkingDir = "relative" }, func(err error) bool {
+		{"working dir", func(r *lifecycle.StartRequest) { r.WorkingDir = "relative" }, func(err error) bool {
 			return lifecycle.ErrorType(err) == "policy_denied" || errdefs.IsInvalidArgument(err)
 		}},
-		{"another spec", func(r *lifecycle.ProcessRequest) { r.Create.Request.PidsLimit = ptr(int64(5)) }, func(err error) bool {
+		{"another spec", func(r *lifecycle.StartRequest) { r.Create.Request.PidsLimit = ptr(int64(5)) }, func(err error) bool {
 			var conflict *lifecycle.ConflictError
 			return errors.As(err, &conflict)
 		}},
-		{"quota", func(*lifecycle.ProcessRequest) {
+		{"quota", func(*lifecycle.StartRequest) {
 			if err := os.WriteFile(filepath.Join(dir, "f"), make([]byte, 3<<20), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -199,10 +201,10 @@ func TestProcessReplaceRefused(t *testing.T) {
 	} {
 		req := replacing()
 		tt.change(&req)
-		if _, err := w.StartProcess(context.Background(), req); !tt.want(err) {
+		if _, err := w.start(context.Background(), req); !tt.want(err) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
-		if p := w.process("p"); p.State != lifecycle.ProcessRunning || !p.StartedAt.Equal(first.StartedAt) {
+		if p := w.process("p"); !p.Running() || !p.StartedAt.Equal(first.StartedAt) {
 			t.Errorf("%s: the old one: %+v", tt.name, p)
 		}
 	}
@@ -212,10 +214,10 @@ func TestProcessAttach(t *testing.T) {
 	w := newWorld(t, setup{})
 	w.startProcess(process("p", "sh", "-c", "echo one; cat"))
 	first := w.attachProcess("p", 0, false)
-	_, err := w.AttachProcess(context.Background(), "a", "k", "p", 0, false)
+	_, err := w.Follow(context.Background(), procRef("a", "k", "p"), lifecycle.FollowRequest{From: 0, Attach: true, TakeOver: false})
 	w.processClass(errdefs.IsAlreadyExists, err)
 	// One who only follows isn't in the way, sees the same, and has no input.
-	f, err := w.FollowProcess(context.Background(), "a", "k", "p", 0)
+	f, err := w.Follow(context.Background(), procRef("a", "k", "p"), lifecycle.FollowRequest{From: 0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +240,7 @@ func TestProcessAttach(t *testing.T) {
 			t.Errorf("the %s read %q", name, out)
 		}
 	}
-	if p := f.Ended(); p.State != "exited" || *p.ExitCode != 0 {
+	if p := f.Ended(); p.Running() || *p.ExitCode != 0 {
 		t.Errorf("the follower's end: %+v", p)
 	}
 	_ = second.Close()
@@ -249,7 +251,7 @@ func TestProcessAttach(t *testing.T) {
 func TestSlowFollower(t *testing.T) {
 	w := newWorld(t, setup{fake: printer(200)})
 	w.startProcess(process("p", "print"))
-	f, err := w.FollowProcess(context.Background(), "a", "k", "p", 0)
+	f, err := w.Follow(context.Background(), procRef("a", "k", "p"), lifecycle.FollowRequest{From: 0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,20 +318,20 @@ func TestStopProcess(t *testing.T) {
 				synctest.Wait()
 				s := w.attachProcess("p", 0, false)
 				start := time.Now()
-				p, err := w.StopProcess(context.Background(), "a", "k", "p")
+				p, err := w.Stop(context.Background(), procRef("a", "k", "p"))
 				took := time.Since(start)
 				// TERM may come before the end of its input is seen.
-				if err != nil || p.State != "exited" || p.ExitCode == nil || *p.ExitCode != tt.code && (tt.code != 0 || *p.ExitCode != 143) {
+				if err != nil || p.Running() || p.ExitCode == nil || *p.ExitCode != tt.code && (tt.code != 0 || *p.ExitCode != 143) {
 					t.Errorf("%+v, %v", p, err)
 				}
 				if took < tt.took || took > tt.took+600*time.Millisecond {
 					t.Errorf("it took %s, want %s", took, tt.took)
 				}
 				readAll(t, s, 0)
-				if p := s.Ended(); p.State != "exited" || p.ExitCode == nil {
+				if p := s.Ended(); p.Running() || p.ExitCode == nil {
 					t.Errorf("who was attached: %+v", p)
 				}
-				if again, err := w.StopProcess(context.Background(), "a", "k", "p"); err != nil || again.EndedAt != p.EndedAt {
+				if again, err := w.Stop(context.Background(), procRef("a", "k", "p")); err != nil || again.EndedAt != p.EndedAt {
 					t.Errorf("again: %+v, %v", again, err)
 				}
 				_ = s.Close()
@@ -357,7 +359,7 @@ func TestStopProcessThatIsSlowToAnswer(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var stopping, failed atomic.Bool
 				w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-					if op == "process_attach" { // to close its input
+					if op == "process_input" { // to close it
 						stopping.Store(true)
 					}
 					if op == tt.op && stopping.Load() && failed.CompareAndSwap(false, true) {
@@ -368,7 +370,7 @@ func TestStopProcessThatIsSlowToAnswer(t *testing.T) {
 				w.startProcess(process("p", "sh", "-c", tt.script))
 				synctest.Wait()
 				start := time.Now()
-				p, err := w.StopProcess(context.Background(), "a", "k", "p")
+				p, err := w.Stop(context.Background(), procRef("a", "k", "p"))
 				if err != nil || p.ExitCode == nil || *p.ExitCode != tt.code || !failed.Load() {
 					t.Errorf("%+v, %v", p, err)
 				}
@@ -389,14 +391,14 @@ func TestStopProcessWithoutCaller(t *testing.T) {
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		if _, err := w.StopProcess(ctx, "a", "k", "p"); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := w.Stop(ctx, procRef("a", "k", "p")); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("stop: %v", err)
 		}
-		if p := w.process("p"); p.State != "running" {
+		if p := w.process("p"); !p.Running() {
 			t.Errorf("after a second: %+v", p)
 		}
 		time.Sleep(5 * time.Second)
-		if p := w.process("p"); p.State != "exited" {
+		if p := w.process("p"); p.Running() {
 			t.Errorf("after six: %+v", p)
 		}
 		w.stop()
@@ -409,18 +411,18 @@ func TestWaitProcess(t *testing.T) {
 		w.startProcess(process("p", "sh", "-c", "sleep 60; exit 3"))
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		if _, err := w.WaitProcess(ctx, "a", "k", "p"); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := w.Wait(ctx, procRef("a", "k", "p")); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("for a second: %v", err)
 		}
-		p, err := w.WaitProcess(context.Background(), "a", "k", "p")
-		if err != nil || p.State != "exited" || *p.ExitCode != 3 {
+		p, err := w.Wait(context.Background(), procRef("a", "k", "p"))
+		if err != nil || p.Running() || *p.ExitCode != 3 {
 			t.Errorf("to its end: %+v, %v", p, err)
 		}
 		w.startProcess(process("q", "cat"))
 		s := w.attachProcess("q", 0, false)
 		done := make(chan lifecycle.Process, 1)
 		go func() {
-			p, err := w.WaitProcess(context.Background(), "a", "k", "q")
+			p, err := w.Wait(context.Background(), procRef("a", "k", "q"))
 			if err != nil {
 				t.Error(err)
 			}
@@ -429,7 +431,7 @@ func TestWaitProcess(t *testing.T) {
 		time.Sleep(time.Second)
 		w.fake.Die(w.fake.Containers()[0].ID)
 		for _, p := range []lifecycle.Process{<-done, func() lifecycle.Process { readAll(t, s, 0); return s.Ended() }()} {
-			if p.State != "exited" || p.ExitCode != nil || p.EndedAt.IsZero() {
+			if p.Running() || p.ExitCode != nil || p.EndedAt.IsZero() {
 				t.Errorf("one whose sandbox died: %+v", p)
 			}
 		}
@@ -447,18 +449,18 @@ func TestProcessReady(t *testing.T) {
 		ready        lifecycle.Readiness
 		want         bool
 		took         time.Duration
-		state        string
+		runs         bool
 	}{
-		{"line", "sleep 3; echo it is ready now; cat", lifecycle.Readiness{Line: "is ready"}, true, 3 * time.Second, "running"},
-		{"line of errors", "sleep 3; echo ready >&2; cat", lifecycle.Readiness{Line: "ready"}, true, 3 * time.Second, "running"},
-		{"line in pieces", "printf re; sleep 1; printf ad; printf x >&2; printf y; cat", lifecycle.Readiness{Line: "ready"}, true, time.Second, "running"},
-		{"never", "echo nothing; cat", lifecycle.Readiness{Line: "ready"}, false, 30 * time.Second, "running"},
-		{"not in time", "sleep 3; echo ready; cat", lifecycle.Readiness{Line: "ready", Timeout: time.Second}, false, time.Second, "running"},
-		{"ended", "sleep 2; echo red; exit 1", lifecycle.Readiness{Line: "ready"}, false, 2 * time.Second, "exited"},
-		{"port", "cat", lifecycle.Readiness{Port: 80}, true, 2 * time.Second, "running"},
-		{"another port", "cat", lifecycle.Readiness{Port: 81}, false, 30 * time.Second, "running"},
-		{"ended without a port", "sleep 1; exit 0", lifecycle.Readiness{Port: 81}, false, time.Second, "exited"},
-		{"port or line", "sleep 1; echo ready; cat", lifecycle.Readiness{Port: 80, Line: "ready"}, true, time.Second, "running"},
+		{"line", "sleep 3; echo it is ready now; cat", lifecycle.Readiness{Line: "is ready"}, true, 3 * time.Second, true},
+		{"line of errors", "sleep 3; echo ready >&2; cat", lifecycle.Readiness{Line: "ready"}, true, 3 * time.Second, true},
+		{"line in pieces", "printf re; sleep 1; printf ad; printf x >&2; printf y; cat", lifecycle.Readiness{Line: "ready"}, true, time.Second, true},
+		{"never", "echo nothing; cat", lifecycle.Readiness{Line: "ready"}, false, 30 * time.Second, true},
+		{"not in time", "sleep 3; echo ready; cat", lifecycle.Readiness{Line: "ready", Timeout: time.Second}, false, time.Second, true},
+		{"ended", "sleep 2; echo red; exit 1", lifecycle.Readiness{Line: "ready"}, false, 2 * time.Second, false},
+		{"port", "cat", lifecycle.Readiness{Port: 80}, true, 2 * time.Second, true},
+		{"another port", "cat", lifecycle.Readiness{Port: 81}, false, 30 * time.Second, true},
+		{"ended without a port", "sleep 1; exit 0", lifecycle.Readiness{Port: 81}, false, time.Second, false},
+		{"port or line", "sleep 1; echo ready; cat", lifecycle.Readiness{Port: 80, Line: "ready"}, true, time.Second, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -472,13 +474,13 @@ func TestProcessReady(t *testing.T) {
 				start := time.Now()
 				p := w.startProcess(req)
 				took := time.Since(start)
-				if p.Ready == nil || *p.Ready != tt.want || p.State != tt.state || took < tt.took || took > tt.took+time.Second {
+				if p.Ready == nil || *p.Ready != tt.want || p.Running() != tt.runs || took < tt.took || took > tt.took+time.Second {
 					t.Errorf("after %s: %+v, %v", took, p, p.Ready)
 				}
 				if again := w.process("p"); again.Ready == nil || *again.Ready != tt.want {
 					t.Errorf("asked again: %+v", again)
 				}
-				if tt.state == "running" { // nothing of the output is lost to who comes now
+				if tt.runs { // nothing of the output is lost to who comes now
 					s := w.attachProcess("p", 0, false)
 					if err := s.CloseWrite(); err != nil {
 						t.Error(err)
@@ -504,7 +506,7 @@ func TestProcessesAtOnce(t *testing.T) {
 			id := fmt.Sprint("p", i%4)
 			req := process(id, "cat")
 			req.Create = nil
-			if _, err := w.StartProcess(context.Background(), req); err == nil {
+			if _, err := w.start(context.Background(), req); err == nil {
 				mu.Lock()
 				started[id]++
 				mu.Unlock()
@@ -522,30 +524,4 @@ func TestProcessesAtOnce(t *testing.T) {
 			t.Errorf("%s was started %d times", id, n)
 		}
 	}
-}
-
-// With an agent of an older Berm, what runs may be such that it can only be killed, and who
-// asks for more is told so.
-func TestProcessThatCanOnlyBeKilled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-			if op == "process_signal" || op == "process_resize" {
-				return errdefs.ErrNotImplemented
-			}
-			return nil
-		}}})
-		w.startProcess(process("p", "cat"))
-		for _, err := range []error{
-			w.SignalProcess(context.Background(), "a", "k", "p", 1), w.ResizeProcess(context.Background(), "a", "k", "p", 10, 10),
-		} {
-			var unsupported *lifecycle.UnsupportedError
-			if !errors.As(err, &unsupported) || !strings.Contains(err.Error(), "can only be killed") {
-				t.Errorf("%v", err)
-			}
-		}
-		if p, err := w.StopProcess(context.Background(), "a", "k", "p"); err != nil || p.State != lifecycle.ProcessExited {
-			t.Errorf("stopped: %+v, %v", p, err)
-		}
-		w.stop()
-	})
 }

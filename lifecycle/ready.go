@@ -39,10 +39,7 @@ func (h *handle) stop(ctx context.Context) error {
 
 func (h *handle) stopNow(ctx context.Context) error {
 	input, cancel := context.WithTimeout(ctx, stopInput)
-	if hub, err := h.openHub(input, -1, processRing, false); err == nil {
-		_ = hub.write(input, nil, true) // it may be closed, or never read: the signal follows
-		defer hub.release()
-	}
+	_ = h.write(input, nil, true) // it may be closed, or never read: the signal follows
 	cancel()
 	err := h.insist(ctx, func(ctx context.Context) error {
 		return h.signal(ctx, 15)
@@ -78,29 +75,6 @@ func (h *handle) insist(ctx context.Context, f func(context.Context) error) erro
 	}
 }
 
-// awaitEnd waits until a process has ended.
-func (h *handle) awaitEnd(ctx context.Context) (runtime.ProcessInfo, error) {
-	for wait := askFirst; ; {
-		info, err := h.ask(ctx)
-		if err != nil {
-			return info, err
-		}
-		h.seen(info)
-		if !info.Running {
-			return info, nil
-		}
-		h.registry.mu.Lock()
-		var done <-chan struct{}
-		if t := h.tracked[h.proc]; t != nil {
-			done = t.done
-		}
-		h.registry.mu.Unlock()
-		if err := h.sleep(ctx, &wait, done); err != nil {
-			return info, err
-		}
-	}
-}
-
 // Limits of a Readiness.
 const (
 	readyWait    = 30 * time.Second
@@ -124,8 +98,8 @@ func (r *Readiness) check() error {
 }
 
 // awaitReady waits until a process is ready. It returns false if the process ends before, or the
-// time is up.
-func (h *handle) awaitReady(ctx context.Context, r Readiness) bool {
+// time is up. The stream is for the Line of a Readiness.
+func (h *handle) awaitReady(ctx context.Context, r Readiness, output *stream) bool {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(r.Timeout, readyWait))
 	defer cancel()
 	defer context.AfterFunc(h.registry.running, cancel)()
@@ -141,8 +115,8 @@ func (h *handle) awaitReady(ctx context.Context, r Readiness) bool {
 	if r.Port != 0 {
 		await(func() bool { return h.listens(ctx, r.Port) })
 	}
-	if r.Line != "" {
-		await(func() bool { return h.prints(ctx, r.Line) })
+	if r.Line != "" && output != nil {
+		await(func() bool { return output.prints(ctx, r.Line) })
 	}
 	ready := false
 	for range n {
@@ -170,19 +144,12 @@ func (h *handle) listens(ctx context.Context, port int) bool {
 	}
 }
 
-// prints waits until a process has printed a text, on either stream. It only follows, so that it
-// isn't in the way of a caller that attaches.
-func (h *handle) prints(ctx context.Context, text string) bool {
-	hub, err := h.openHub(ctx, -1, processRing, false)
-	if err != nil {
-		return false
-	}
-	s := newStream(hub, -1, false, true)
-	defer s.Close()
-	defer context.AfterFunc(ctx, func() { s.Close() })()
+// prints waits until a process has printed a text, on either stream.
+func (s *stream) prints(ctx context.Context, text string) bool {
+	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
 	var tails [2]string // the end of each stream, too short to contain the text
 	for {
-		c, err := s.next()
+		c, err := s.Next()
 		if err != nil {
 			return false
 		}

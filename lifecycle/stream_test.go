@@ -25,23 +25,23 @@ import (
 // follow is a start of a shell script in sandbox k, which is made if need be.
 func follow(id, script string) lifecycle.StartRequest {
 	create := request("k")
-	return lifecycle.StartRequest{ExecID: id, ExecRequest: lifecycle.ExecRequest{
+	return lifecycle.StartRequest{ID: id, ExecRequest: lifecycle.ExecRequest{
 		Tenant: "a", Key: "k", Create: &create, Command: []string{"sh", "-c", script},
 	}}
 }
 
-func (w *world) startExec(req lifecycle.StartRequest) lifecycle.Execution {
+func (w *world) startExec(req lifecycle.StartRequest) lifecycle.Process {
 	w.t.Helper()
-	e, err := w.StartExec(context.Background(), req)
+	e, err := w.start(context.Background(), req)
 	if err != nil {
-		w.t.Fatalf("start %q: %v", req.ExecID, err)
+		w.t.Fatalf("start %q: %v", req.ID, err)
 	}
 	return e
 }
 
-func (w *world) attachExec(id string, from int64) lifecycle.ExecStream {
+func (w *world) attachExec(id string, from int64) lifecycle.Stream {
 	w.t.Helper()
-	s, err := w.AttachExec(context.Background(), "a", "k", id, from)
+	s, err := w.Follow(context.Background(), execRef("a", "k", id), lifecycle.FollowRequest{From: from, Attach: true, TakeOver: true})
 	if err != nil {
 		w.t.Fatalf("attach to %q from %d: %v", id, from, err)
 	}
@@ -79,14 +79,14 @@ func readAll(t *testing.T, s nexter, from int64) (stdout, stderr string) {
 
 func (w *world) kill(id string) {
 	w.t.Helper()
-	if _, err := w.KillExec(context.Background(), "a", "k", id); err != nil {
+	if _, err := w.Kill(context.Background(), execRef("a", "k", id)); err != nil {
 		w.t.Errorf("kill %s: %v", id, err)
 	}
 }
 
-func (w *world) execution(id string) lifecycle.Execution {
+func (w *world) execution(id string) lifecycle.Process {
 	w.t.Helper()
-	e, err := w.Execution(context.Background(), "a", "k", id)
+	e, err := w.Process(context.Background(), execRef("a", "k", id))
 	if err != nil {
 		w.t.Fatalf("execution %s: %v", id, err)
 	}
@@ -96,13 +96,13 @@ func (w *world) execution(id string) lifecycle.Execution {
 func TestNewIDsAreNotLookedFor(t *testing.T) {
 	w := newWorld(t, setup{})
 	w.startExec(follow("named", "true")) // and makes the sandbox
-	for req, want := range map[*lifecycle.StartRequest]int{{}: 0, {ExecID: "new", NewID: true}: 0, {ExecID: "other"}: 1} {
-		start := follow(req.ExecID, "sleep 1000")
+	for req, want := range map[*lifecycle.StartRequest]int{{}: 0, {ID: "new", NewID: true}: 0, {ID: "other"}: 1} {
+		start := follow(req.ID, "sleep 1000")
 		start.NewID = req.NewID
 		before := w.fake.Calls("process")
 		w.startExec(start)
 		if n := w.fake.Calls("process") - before; n != want {
-			t.Errorf("ID %q, new %t: the agent was asked for it %d times, want %d", req.ExecID, req.NewID, n, want)
+			t.Errorf("ID %q, new %t: the agent was asked for it %d times, want %d", req.ID, req.NewID, n, want)
 		}
 	}
 }
@@ -129,13 +129,13 @@ func TestStartExec(t *testing.T) {
 		_ = s.Close()
 	}
 	var gone *lifecycle.GoneError
-	if _, err := w.AttachExec(context.Background(), "a", "k", e.ID, 9); !errors.As(err, &gone) || gone.FirstSeq != 0 {
+	if _, err := w.Follow(context.Background(), execRef("a", "k", e.ID), lifecycle.FollowRequest{From: 9, Attach: true, TakeOver: true}); !errors.As(err, &gone) || gone.FirstSeq != 0 {
 		t.Errorf("from beyond the end: %v", err)
 	}
 	if got := w.execution(e.ID); got.Status != lifecycle.ExecCompleted || got.Timeout != 30*time.Second || got.NextSeq != 8 {
 		t.Errorf("asked afterwards: %+v", got)
 	}
-	if all, err := w.Executions(context.Background(), "a", "k"); err != nil || len(all) != 1 || all[0].ID != e.ID {
+	if all, err := w.Processes(context.Background(), execRef("a", "k", "")); err != nil || len(all) != 1 || all[0].ID != e.ID {
 		t.Errorf("list: %+v, %v", all, err)
 	}
 	if n := w.Status(context.Background(), "a").RunningCommands; n != 0 {
@@ -151,8 +151,8 @@ func TestStartExecRefusals(t *testing.T) {
 	w.create(request("k"))
 	for name, change := range map[string]func(*lifecycle.StartRequest){
 		"no command":   func(r *lifecycle.StartRequest) { r.Command = nil },
-		"id":           func(r *lifecycle.StartRequest) { r.ExecID = "../x" },
-		"long id":      func(r *lifecycle.StartRequest) { r.ExecID = strings.Repeat("x", 124) },
+		"id":           func(r *lifecycle.StartRequest) { r.ID = "../x" },
+		"long id":      func(r *lifecycle.StartRequest) { r.ID = strings.Repeat("x", 124) },
 		"rows":         func(r *lifecycle.StartRequest) { r.Rows = -1 },
 		"keep":         func(r *lifecycle.StartRequest) { r.KeepBytes = 4<<20 + 1 },
 		"key":          func(r *lifecycle.StartRequest) { r.Key = "?" },
@@ -163,28 +163,31 @@ func TestStartExecRefusals(t *testing.T) {
 	} {
 		req := follow("x", "true")
 		change(&req)
-		if _, err := w.StartExec(context.Background(), req); !errdefs.IsInvalidArgument(err) && lifecycle.ErrorType(err) != "policy_denied" {
+		if _, err := w.start(context.Background(), req); !errdefs.IsInvalidArgument(err) && lifecycle.ErrorType(err) != "policy_denied" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	var none *lifecycle.ProcessError
 	for name, err := range map[string]error{
-		"attach": func() error { _, err := w.AttachExec(context.Background(), "a", "k", "none", 0); return err }(),
-		"get":    func() error { _, err := w.Execution(context.Background(), "a", "k", "none"); return err }(),
-		"kill":   func() error { _, err := w.KillExec(context.Background(), "a", "k", "none"); return err }(),
-		"signal": w.SignalExec(context.Background(), "a", "k", "none", 15),
-		"resize": w.ResizeExec(context.Background(), "a", "k", "none", 1, 1),
-		"write":  w.WriteExec(context.Background(), "a", "k", "none", strings.NewReader("x"), true),
-		"prefix": func() error { _, err := w.Execution(context.Background(), "a", "k", "../x"); return err }(),
+		"attach": func() error {
+			_, err := w.Follow(context.Background(), execRef("a", "k", "none"), lifecycle.FollowRequest{From: 0, Attach: true, TakeOver: true})
+			return err
+		}(),
+		"get":    func() error { _, err := w.Process(context.Background(), execRef("a", "k", "none")); return err }(),
+		"kill":   func() error { _, err := w.Kill(context.Background(), execRef("a", "k", "none")); return err }(),
+		"signal": w.Signal(context.Background(), execRef("a", "k", "none"), 15),
+		"resize": w.Resize(context.Background(), execRef("a", "k", "none"), 1, 1),
+		"write":  w.Write(context.Background(), execRef("a", "k", "none"), strings.NewReader("x"), true),
+		"prefix": func() error { _, err := w.Process(context.Background(), execRef("a", "k", "../x")); return err }(),
 	} {
 		if !errors.As(err, &none) || !errdefs.IsNotFound(err) {
 			t.Errorf("%s of what isn't there: %v", name, err)
 		}
 	}
-	if err := w.SignalExec(context.Background(), "a", "k", "none", 65); !errdefs.IsInvalidArgument(err) {
+	if err := w.Signal(context.Background(), execRef("a", "k", "none"), 65); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("signal 65: %v", err)
 	}
-	if _, err := w.Execution(context.Background(), "b", "k", "none"); !errdefs.IsNotFound(err) || errors.As(err, &none) {
+	if _, err := w.Process(context.Background(), execRef("b", "k", "none")); !errdefs.IsNotFound(err) || errors.As(err, &none) {
 		t.Errorf("another tenant's sandbox: %v", err)
 	}
 }
@@ -206,10 +209,10 @@ func TestWithoutAgent(t *testing.T) {
 			w := newWorld(t, s)
 			w.create(request("k"))
 			var unsupported *lifecycle.UnsupportedError
-			_, startErr := w.StartExec(context.Background(), follow("", "true"))
-			_, listErr := w.Executions(context.Background(), "a", "k")
-			_, processErr := w.StartProcess(context.Background(), process("p", "cat"))
-			for _, err := range []error{startErr, listErr, processErr, w.SignalExec(context.Background(), "a", "k", "x", 15)} {
+			_, startErr := w.start(context.Background(), follow("", "true"))
+			_, listErr := w.Processes(context.Background(), execRef("a", "k", ""))
+			_, processErr := w.start(context.Background(), process("p", "cat"))
+			for _, err := range []error{startErr, listErr, processErr, w.Signal(context.Background(), execRef("a", "k", "x"), 15)} {
 				if !errors.As(err, &unsupported) || !errdefs.IsNotImplemented(err) || unsupported.Key != "k" {
 					t.Errorf("%v", err)
 				}
@@ -233,17 +236,17 @@ func TestStartExecIdempotent(t *testing.T) {
 		t.Errorf("first %+v\nagain %+v", first, again)
 	}
 	var clash *lifecycle.ProcessError
-	if _, err := w.StartExec(context.Background(), follow("x", "sleep 99")); !errors.As(err, &clash) || !errdefs.IsAlreadyExists(err) {
+	if _, err := w.start(context.Background(), follow("x", "sleep 99")); !errors.As(err, &clash) || !errdefs.IsAlreadyExists(err) {
 		t.Errorf("another command: %v", err)
 	}
 	other := follow("x", "sleep 100")
 	other.Create.Request.PidsLimit = ptr(int64(5))
 	var conflict *lifecycle.ConflictError
-	if _, err := w.StartExec(context.Background(), other); !errors.As(err, &conflict) {
+	if _, err := w.start(context.Background(), other); !errors.As(err, &conflict) {
 		t.Errorf("for another sandbox: %v", err)
 	}
 	var full *lifecycle.CapacityError
-	if _, err := w.StartExec(context.Background(), follow("y", "true")); !errors.As(err, &full) || full.RetryAfter == 0 {
+	if _, err := w.start(context.Background(), follow("y", "true")); !errors.As(err, &full) || full.RetryAfter == 0 {
 		t.Errorf("one too many: %v", err)
 	}
 	w.kill("x")
@@ -255,7 +258,7 @@ func TestStartExecIdempotent(t *testing.T) {
 	if e := w.startExec(follow("z", "true")); e.Existing {
 		t.Errorf("another: %+v", e)
 	}
-	if _, err := w.StartExec(context.Background(), follow("y", "false")); !errdefs.IsAlreadyExists(err) {
+	if _, err := w.start(context.Background(), follow("y", "false")); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("one that has ended, differently: %v", err)
 	}
 }
@@ -266,7 +269,7 @@ func TestStartExecAtOnce(t *testing.T) {
 	fresh := make(chan bool, 20)
 	for range cap(fresh) {
 		wg.Go(func() {
-			e, err := w.StartExec(context.Background(), follow("x", "sleep 100"))
+			e, err := w.start(context.Background(), follow("x", "sleep 100"))
 			if err != nil {
 				t.Error(err)
 			}
@@ -337,7 +340,7 @@ func TestExecInput(t *testing.T) {
 		t.Errorf("given at the start: %q", out)
 	}
 	req.Stdin = []byte("something else")
-	if _, err := w.StartExec(context.Background(), req); !errdefs.IsAlreadyExists(err) {
+	if _, err := w.start(context.Background(), req); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("with other input: %v", err)
 	}
 
@@ -351,10 +354,10 @@ func TestExecInput(t *testing.T) {
 	if _, err := io.WriteString(s, "two "); err != nil {
 		t.Error(err)
 	}
-	if err := w.WriteExec(context.Background(), "a", "k", "open", strings.NewReader("three "), false); err != nil {
+	if err := w.Write(context.Background(), execRef("a", "k", "open"), strings.NewReader("three "), false); err != nil {
 		t.Errorf("beside the reader: %v", err)
 	}
-	if err := w.WriteExec(context.Background(), "a", "k", "open", strings.NewReader(""), true); err != nil {
+	if err := w.Write(context.Background(), execRef("a", "k", "open"), strings.NewReader(""), true); err != nil {
 		t.Errorf("the end: %v", err)
 	}
 	if out, _ := readAll(t, s, 4); out != "two three " {
@@ -365,7 +368,7 @@ func TestExecInput(t *testing.T) {
 	req = follow("lonely", "cat")
 	req.OpenStdin = true
 	w.startExec(req)
-	if err := w.WriteExec(context.Background(), "a", "k", "lonely", strings.NewReader("nobody reads"), true); err != nil {
+	if err := w.Write(context.Background(), execRef("a", "k", "lonely"), strings.NewReader("nobody reads"), true); err != nil {
 		t.Errorf("without a reader: %v", err)
 	}
 	if out, _ := readAll(t, w.attachExec("lonely", 0), 0); out != "nobody reads" {
@@ -375,7 +378,7 @@ func TestExecInput(t *testing.T) {
 	w.startExec(follow("none", "sleep 100"))
 	for _, id := range []string{"none", "lonely"} {
 		var closed *lifecycle.ProcessError
-		if err := w.WriteExec(context.Background(), "a", "k", id, strings.NewReader("x"), false); !errors.As(err, &closed) || !errdefs.IsFailedPrecondition(err) {
+		if err := w.Write(context.Background(), execRef("a", "k", id), strings.NewReader("x"), false); !errors.As(err, &closed) || !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("%s takes no input: %v", id, err)
 		}
 	}
@@ -390,7 +393,7 @@ func TestInputThatIsntTaken(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
 	much := bytes.NewReader(make([]byte, 1<<20))
-	if err := w.WriteExec(ctx, "a", "k", "x", much, true); !errors.Is(err, context.DeadlineExceeded) {
+	if err := w.Write(ctx, execRef("a", "k", "x"), much, true); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("write: %v", err)
 	}
 	s := w.attachExec("x", 0)
@@ -409,7 +412,7 @@ func TestInputThatIsNeverTaken(t *testing.T) {
 		w.startExec(req)
 		for range 2 { // the second one waits for the first, if at all
 			start := time.Now()
-			err := w.WriteExec(t.Context(), "a", "k", "x", bytes.NewReader(make([]byte, 1<<20)), true)
+			err := w.Write(t.Context(), execRef("a", "k", "x"), bytes.NewReader(make([]byte, 1<<20)), true)
 			w.processClass(errdefs.IsAborted, err)
 			if took := time.Since(start); took != 2*time.Minute {
 				t.Errorf("it took %s", took)
@@ -452,24 +455,26 @@ func printing(id string) lifecycle.StartRequest {
 
 func (w *world) endInput(id string) {
 	w.t.Helper()
-	if err := w.WriteExec(context.Background(), "a", "k", id, strings.NewReader(""), true); err != nil {
+	if err := w.Write(context.Background(), execRef("a", "k", id), strings.NewReader(""), true); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-// A reader holds the command up, and so misses nothing, however late and slow it is.
+// A caller that is attached holds the command up, and so misses nothing, however slow it is.
 func TestMuchOutput(t *testing.T) {
 	const blocks = 1000
 	w := newWorld(t, setup{fake: printer(blocks)})
 	req := printing("x")
 	req.KeepBytes, req.Follow = 64<<10, true
-	w.startExec(req)
+	_, s, err := w.Start(context.Background(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
 	w.endInput("x")
 	time.Sleep(20 * time.Millisecond) // all would be printed by now
 	if e := w.execution("x"); e.FirstSeq != 0 || e.Status != lifecycle.ExecRunning {
 		t.Errorf("before anybody reads: %+v", e)
 	}
-	s := w.attachExec("x", 0)
 	c, err := s.Next()
 	if err != nil {
 		t.Fatal(err)
@@ -485,7 +490,7 @@ func TestMuchOutput(t *testing.T) {
 	}
 	_ = s.Close()
 	var gone *lifecycle.GoneError
-	if _, err := w.AttachExec(context.Background(), "a", "k", "x", 0); !errors.As(err, &gone) || gone.FirstSeq <= 0 || !errdefs.IsOutOfRange(err) {
+	if _, err := w.Follow(context.Background(), execRef("a", "k", "x"), lifecycle.FollowRequest{}); !errors.As(err, &gone) || gone.FirstSeq <= 0 || !errdefs.IsOutOfRange(err) {
 		t.Fatalf("what is gone: %v", err)
 	}
 	out, errs = readAll(t, w.attachExec("x", gone.FirstSeq), gone.FirstSeq)
@@ -494,48 +499,28 @@ func TestMuchOutput(t *testing.T) {
 	}
 }
 
-// Without a reader, and once nobody comes for what waits, nothing is held up.
+// A command that nobody follows, or no longer, isn't held up.
 func TestOutputNobodyReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{fake: printer(1000)})
-		for id, waits := range map[string]time.Duration{"alone": 0, "awaited": 5 * time.Second} {
+		for _, id := range []string{"alone", "left"} {
 			req := printing(id)
-			req.KeepBytes, req.Follow = 64<<10, waits > 0
-			start := time.Now()
+			req.KeepBytes, req.Follow = 64<<10, id == "left"
 			w.startExec(req)
 			w.endInput(id)
 			synctest.Wait()
-			for w.execution(id).Status == lifecycle.ExecRunning {
-				time.Sleep(time.Millisecond)
-			}
-			if took := time.Since(start); took < waits || took > waits+time.Second {
-				t.Errorf("%s: it took %s", id, took)
+			if e := w.execution(id); e.Status != lifecycle.ExecCompleted {
+				t.Errorf("%s: %+v", id, e)
 			}
 		}
 		w.stop()
 	})
 }
 
-// A place that the readers' hub has no more, but the sandbox has, takes the command over.
-func TestAttachBehindTheHub(t *testing.T) {
-	w := newWorld(t, setup{fake: printer(100)}) // more than a hub keeps
-	w.startExec(printing("x"))
-	w.endInput("x")
-	w.eventually("it ends", func() bool { return w.execution("x").Status != lifecycle.ExecRunning })
-	slow := w.attachExec("x", 300_000)
-	if _, err := slow.Next(); err != nil {
-		t.Fatal(err)
-	}
-	out, errs := readAll(t, w.attachExec("x", 0), 0)
-	if len(out)+len(errs) != 100<<12 {
-		t.Errorf("%d bytes", len(out)+len(errs))
-	}
-}
-
 // Whoever attaches doesn't cut off the input that a command was started with.
 func TestAttachWhileInputIsHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const printed = 800 << 10 // more than a hub keeps
+		const printed = 800 << 10
 		reads := make(chan struct{})
 		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Exec: func(_ context.Context, _ runtime.Container, e runtime.Exec) (runtime.ExecResult, error) {
 			if e.Command[0] != "count" {
@@ -556,18 +541,14 @@ func TestAttachWhileInputIsHeld(t *testing.T) {
 		if taken.Load() != 0 {
 			t.Error("its input is said to be taken before it is read")
 		}
-		var gone *lifecycle.GoneError
-		if _, err := w.AttachExec(t.Context(), "a", "k", "x", 0); !errors.As(err, &gone) || gone.FirstSeq <= 0 {
-			t.Fatalf("from the beginning: %v", err)
-		}
-		from := w.attachExec("x", gone.FirstSeq)
-		if c, err := from.Next(); err != nil || c.Seq != gone.FirstSeq+int64(len(c.Data)) {
-			t.Errorf("from %d: %d, %v", gone.FirstSeq, c.Seq, err)
+		from := w.attachExec("x", 1000)
+		if c, err := from.Next(); err != nil || c.Seq != 1000+int64(len(c.Data)) {
+			t.Errorf("from 1000: %d, %v", c.Seq, err)
 		}
 		s := w.attachExec("x", -1)
 		close(reads)
-		out, _ := readAll(t, s, gone.FirstSeq)
-		if want := "1048576 <nil>"; strings.Trim(out, "\x00") != want || len(out) != printed-int(gone.FirstSeq)+len(want) {
+		out, _ := readAll(t, s, 0)
+		if want := "1048576 <nil>"; strings.Trim(out, "\x00") != want || len(out) != printed+len(want) {
 			t.Errorf("%d bytes, ending in %q", len(out), out[max(0, len(out)-30):])
 		}
 		synctest.Wait()
@@ -577,7 +558,7 @@ func TestAttachWhileInputIsHeld(t *testing.T) {
 		again := req
 		again.KeepBytes = -1
 		for _, r := range []lifecycle.StartRequest{req, again} { // one that is there already, and one that fails
-			if _, err := w.StartExec(t.Context(), r); (err != nil) != (r.KeepBytes < 0) || taken.Swap(0) != 1 {
+			if _, err := w.start(t.Context(), r); (err != nil) != (r.KeepBytes < 0) || taken.Swap(0) != 1 {
 				t.Errorf("again: %v", err)
 			}
 		}
@@ -589,7 +570,7 @@ func TestAttachWhileInputIsHeld(t *testing.T) {
 func TestExecSignals(t *testing.T) {
 	w := newWorld(t, setup{})
 	w.startExec(follow("x", "sleep 100"))
-	if err := w.SignalExec(context.Background(), "a", "k", "x", 15); err != nil {
+	if err := w.Signal(context.Background(), execRef("a", "k", "x"), 15); err != nil {
 		t.Fatal(err)
 	}
 	s := w.attachExec("x", 0)
@@ -598,10 +579,10 @@ func TestExecSignals(t *testing.T) {
 		t.Errorf("after TERM: %+v", e)
 	}
 	var ended *lifecycle.ProcessError
-	if err := w.SignalExec(context.Background(), "a", "k", "x", 15); !errors.As(err, &ended) || !errdefs.IsFailedPrecondition(err) {
+	if err := w.Signal(context.Background(), execRef("a", "k", "x"), 15); !errors.As(err, &ended) || !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("again: %v", err)
 	}
-	if e, err := w.KillExec(context.Background(), "a", "k", "x"); err != nil || e.Status != lifecycle.ExecCompleted {
+	if e, err := w.Kill(context.Background(), execRef("a", "k", "x")); err != nil || e.Status != lifecycle.ExecCompleted {
 		t.Errorf("killed after its end: %+v, %v", e, err)
 	}
 	req := follow("tty", "sleep 100")
@@ -609,13 +590,13 @@ func TestExecSignals(t *testing.T) {
 	if e := w.startExec(req); !e.TTY {
 		t.Errorf("%+v", e)
 	}
-	if err := w.ResizeExec(context.Background(), "a", "k", "tty", 40, 100); err != nil {
+	if err := w.Resize(context.Background(), execRef("a", "k", "tty"), 40, 100); err != nil {
 		t.Error(err)
 	}
-	if err := w.ResizeExec(context.Background(), "a", "k", "x", 40, 100); !errdefs.IsFailedPrecondition(err) {
+	if err := w.Resize(context.Background(), execRef("a", "k", "x"), 40, 100); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("without a terminal: %v", err)
 	}
-	if e, err := w.KillExec(context.Background(), "a", "k", "tty"); err != nil || e.Status != lifecycle.ExecKilled || e.ExitCode != nil {
+	if e, err := w.Kill(context.Background(), execRef("a", "k", "tty")); err != nil || e.Status != lifecycle.ExecKilled || e.ExitCode != nil {
 		t.Errorf("kill: %+v, %v", e, err)
 	}
 }
@@ -660,7 +641,7 @@ func TestFollowedUnderASandboxThatEnds(t *testing.T) {
 				t.Errorf("%d commands run", n)
 			}
 			if end == "delete" {
-				if _, err := w.Execution(context.Background(), "a", "k", "x"); !errdefs.IsNotFound(err) {
+				if _, err := w.Process(context.Background(), execRef("a", "k", "x")); !errdefs.IsNotFound(err) {
 					t.Errorf("asked afterwards: %v", err)
 				}
 				return
@@ -668,11 +649,11 @@ func TestFollowedUnderASandboxThatEnds(t *testing.T) {
 			if e := w.execution("x"); e.Status != lifecycle.ExecKilled {
 				t.Errorf("asked afterwards: %+v", e)
 			}
-			if all, err := w.Executions(context.Background(), "a", "k"); err != nil || len(all) != 1 {
+			if all, err := w.Processes(context.Background(), execRef("a", "k", "")); err != nil || len(all) != 1 {
 				t.Errorf("list: %v, %v", all, err)
 			}
 			var state *lifecycle.StateError
-			if _, err := w.AttachExec(context.Background(), "a", "k", "x", 0); !errors.As(err, &state) {
+			if _, err := w.Follow(context.Background(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: 0, Attach: true, TakeOver: true}); !errors.As(err, &state) {
 				t.Errorf("attach: %v", err)
 			}
 			// Nothing is run twice unless it is asked for by another name.
@@ -712,7 +693,7 @@ func TestFollowedQuota(t *testing.T) {
 					t.Errorf("%q, %+v", out, s.Ended())
 				}
 				_ = s.Close()
-			} else if err := w.WriteExec(context.Background(), "a", "k", "x", strings.NewReader(""), true); err != nil {
+			} else if err := w.Write(context.Background(), execRef("a", "k", "x"), strings.NewReader(""), true); err != nil {
 				t.Fatal(err)
 			}
 			w.eventually("the sandbox is stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })
@@ -720,8 +701,8 @@ func TestFollowedQuota(t *testing.T) {
 				t.Errorf("asked afterwards: %+v", e)
 			}
 			var quota *lifecycle.QuotaError
-			req.ExecID = "y"
-			if _, err := w.StartExec(context.Background(), req); !errors.As(err, &quota) {
+			req.ID = "y"
+			if _, err := w.start(context.Background(), req); !errors.As(err, &quota) {
 				t.Errorf("the next: %v", err)
 			}
 		})

@@ -64,7 +64,7 @@ func TestCommandsKnowTheirTrace(t *testing.T) {
 				t.Fatal(err)
 			}
 			check("run", res.Stdout)
-			if _, err := w.StartExec(tt.ctx, lifecycle.StartRequest{ExecRequest: exec, ExecID: "e"}); err != nil {
+			if _, err := w.start(tt.ctx, lifecycle.StartRequest{ExecRequest: exec, ID: "e"}); err != nil {
 				t.Fatal(err)
 			}
 			stdout, _ := readAll(t, w.attachExec("e", 0), 0)

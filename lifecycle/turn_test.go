@@ -56,7 +56,7 @@ func TestSerializeFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{})
 		start := time.Now()
-		req := lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ExecID: "x"}
+		req := lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ID: "x"}
 		w.startExec(req)
 		if e := w.startExec(req); !e.Existing || time.Since(start) != 0 {
 			t.Errorf("the same again, after %s: %+v", time.Since(start), e)
@@ -66,7 +66,7 @@ func TestSerializeFollowed(t *testing.T) {
 			t.Errorf("after %s: %+v, %v", took, res, err)
 		}
 		// One that is seen to its end makes way at once.
-		req.ExecID = "y"
+		req.ID = "y"
 		w.startExec(req)
 		start = time.Now()
 		s := w.attachExec("y", 0)
@@ -79,7 +79,7 @@ func TestSerializeFollowed(t *testing.T) {
 			t.Errorf("after %s: %v", time.Since(start), err)
 		}
 		// And so does one whose sandbox dies, which is made again.
-		req.ExecID = "z"
+		req.ID = "z"
 		w.startExec(req)
 		w.fake.Die(w.fake.Containers()[0].ID)
 		if res, err := w.Exec(context.Background(), serialized("true")); err != nil || !res.Recreated {
@@ -93,7 +93,7 @@ func TestSerializeFollowed(t *testing.T) {
 func TestSerializeQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{settings: lifecycle.Settings{MaxQueued: 2}})
-		w.startExec(lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ExecID: "x"})
+		w.startExec(lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ID: "x"})
 		done := make(chan error, 2)
 		ctx, cancel := context.WithCancel(context.Background())
 		for _, ctx := range []context.Context{ctx, context.Background()} {
@@ -117,7 +117,7 @@ func TestSerializeQueue(t *testing.T) {
 		if w.Turn("a", "k") {
 			t.Error("the turn is still taken")
 		}
-		w.startExec(lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ExecID: "y"})
+		w.startExec(lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ID: "y"})
 		go func() {
 			_, err := w.Exec(context.Background(), serialized("true"))
 			done <- err
@@ -141,8 +141,8 @@ func TestSerializeStorm(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i%7)*time.Millisecond+time.Second*time.Duration(i%2))
 			defer cancel()
 			if i%3 == 0 {
-				if e, err := w.StartExec(ctx, lifecycle.StartRequest{ExecRequest: serialized("true"), ExecID: fmt.Sprint(i)}); err == nil {
-					_, _ = w.KillExec(context.Background(), "a", "k", e.ID)
+				if e, err := w.start(ctx, lifecycle.StartRequest{ExecRequest: serialized("true"), ID: fmt.Sprint(i)}); err == nil {
+					_, _ = w.Kill(context.Background(), execRef("a", "k", e.ID))
 				}
 				return
 			}

@@ -51,7 +51,6 @@ type Options struct {
 type manager interface {
 	sandboxes
 	inside
-	executions
 	processes
 	ways
 	service
@@ -73,27 +72,17 @@ type inside interface {
 	Stats(ctx context.Context, tenant, key string) (runtime.Stats, error)
 }
 
-type executions interface {
-	StartExec(ctx context.Context, req lifecycle.StartRequest) (lifecycle.Execution, error)
-	Execution(ctx context.Context, tenant, key, execID string) (lifecycle.Execution, error)
-	Executions(ctx context.Context, tenant, key string) ([]lifecycle.Execution, error)
-	AttachExec(ctx context.Context, tenant, key, execID string, from int64) (lifecycle.ExecStream, error)
-	WriteExec(ctx context.Context, tenant, key, execID string, r io.Reader, end bool) error
-	SignalExec(ctx context.Context, tenant, key, execID string, signal int) error
-	KillExec(ctx context.Context, tenant, key, execID string) (lifecycle.Execution, error)
-	ResizeExec(ctx context.Context, tenant, key, execID string, rows, cols int) error
-}
-
 type processes interface {
-	StartProcess(ctx context.Context, req lifecycle.ProcessRequest) (lifecycle.Process, error)
-	Process(ctx context.Context, tenant, key, id string) (lifecycle.Process, error)
-	Processes(ctx context.Context, tenant, key string) ([]lifecycle.Process, error)
-	AttachProcess(ctx context.Context, tenant, key, id string, from int64, takeOver bool) (lifecycle.ProcessStream, error)
-	FollowProcess(ctx context.Context, tenant, key, id string, from int64) (lifecycle.ProcessStream, error)
-	SignalProcess(ctx context.Context, tenant, key, id string, signal int) error
-	ResizeProcess(ctx context.Context, tenant, key, id string, rows, cols int) error
-	StopProcess(ctx context.Context, tenant, key, id string) (lifecycle.Process, error)
-	WaitProcess(ctx context.Context, tenant, key, id string) (lifecycle.Process, error)
+	Start(ctx context.Context, req lifecycle.StartRequest) (lifecycle.Process, lifecycle.Stream, error)
+	Process(ctx context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error)
+	Processes(ctx context.Context, ref lifecycle.ProcessRef) ([]lifecycle.Process, error)
+	Follow(ctx context.Context, ref lifecycle.ProcessRef, req lifecycle.FollowRequest) (lifecycle.Stream, error)
+	Write(ctx context.Context, ref lifecycle.ProcessRef, r io.Reader, end bool) error
+	Signal(ctx context.Context, ref lifecycle.ProcessRef, signal int) error
+	Resize(ctx context.Context, ref lifecycle.ProcessRef, rows, cols int) error
+	Kill(ctx context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error)
+	Stop(ctx context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error)
+	Wait(ctx context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error)
 }
 
 type ways interface {
@@ -215,26 +204,26 @@ func (a *api) routeSandboxes(handle routing) {
 // routeMembers has the handlers of commands and processes.
 func (a *api) routeMembers(handle routing) {
 	const scope = proxy.ScopeSandboxesExec
-	execs, processes := a.execs(), a.processes()
+	execs, processes := a.execs(), a.managed()
 	handle("POST", one+"/exec", scope, a.exec, "raw")
 	handle("POST", one+"/execs", scope, a.startExec, "stream", "raw")
 	handle("GET", one+"/execs", scope, execs.all)
-	handle("GET", oneExec, scope, execs.one(a.manager.Execution))
-	handle("DELETE", oneExec, scope, execs.one(a.manager.KillExec))
-	handle("POST", oneExec+"/signal", scope, execs.after(execs.signaled))
-	handle("POST", oneExec+"/resize", scope, execs.after(execs.resized))
+	handle("GET", oneExec, scope, execs.one(a.manager.Process))
+	handle("DELETE", oneExec, scope, execs.one(a.manager.Kill))
+	handle("POST", oneExec+"/signal", scope, execs.after(members.signaled))
+	handle("POST", oneExec+"/resize", scope, execs.after(members.resized))
 	handle("POST", oneExec+"/stdin", scope, a.execStdin, "close")
 	handle("PUT", oneExec+"/stdin", scope, a.execStdin, "close")
-	handle("GET", oneExec+"/stream", scope, execs.streamed(true), "after", "raw")
+	handle("GET", oneExec+"/stream", scope, execs.stream, "after", "raw")
 	handle("GET", oneExec+"/attach", scope, execs.attached, "frames", "after")
 	handle("POST", one+"/processes", scope, a.startProcess)
 	handle("GET", one+"/processes", scope, processes.all)
 	handle("GET", oneProcess, scope, processes.one(a.manager.Process))
-	handle("DELETE", oneProcess, scope, processes.one(a.manager.StopProcess))
-	handle("POST", oneProcess+"/signal", scope, processes.after(processes.signaled))
-	handle("POST", oneProcess+"/resize", scope, processes.after(processes.resized))
+	handle("DELETE", oneProcess, scope, processes.one(a.manager.Stop))
+	handle("POST", oneProcess+"/signal", scope, processes.after(members.signaled))
+	handle("POST", oneProcess+"/resize", scope, processes.after(members.resized))
 	handle("POST", oneProcess+"/wait", scope, a.waitProcess, "timeout")
-	handle("GET", oneProcess+"/logs", scope, processes.streamed(false), "follow", "after", "raw")
+	handle("GET", oneProcess+"/logs", scope, processes.logs, "follow", "after", "raw")
 	handle("GET", oneProcess+"/attach", scope, processes.attached, "frames", "after", "take_over")
 }
 

@@ -110,7 +110,7 @@ func (s *scripted) Logs(ctx context.Context, _, _ string, opts runtime.LogOption
 		return err
 	}
 	if s.followLogs {
-		_, err := s.WaitProcess(ctx, "", "", "")
+		_, err := s.Wait(ctx, lifecycle.ProcessRef{})
 		return err
 	}
 	return s.logs(stdout, stderr)

@@ -172,32 +172,26 @@ func (p *play) Close() error {
 	return nil
 }
 
-type execPlay struct {
+// ended is a play of a process, and how that ends.
+type ended struct {
 	*play
-	s *streams
+	process lifecycle.Process
 }
 
-func (p execPlay) Ended() lifecycle.Execution { return p.s.ended }
-
-type processPlay struct {
-	*play
-	s *streams
-}
-
-func (p processPlay) Ended() lifecycle.Process { return p.s.processEnded }
+func (p ended) Ended() lifecycle.Process { return p.process }
 
 // streams are the commands and processes of a scripted manager: one of each, which
 // share a tape.
 type streams struct {
 	tape         *tape
-	execution    lifecycle.Execution
-	ended        lifecycle.Execution
+	execution    lifecycle.Process
+	ended        lifecycle.Process
 	process      lifecycle.Process
 	processEnded lifecycle.Process
 
 	mu       sync.Mutex
 	started  lifecycle.StartRequest
-	asked    lifecycle.ProcessRequest
+	asked    lifecycle.StartRequest // of a managed process
 	signals  []int
 	sizes    [][2]int
 	killed   int
@@ -210,17 +204,25 @@ func newStreams() *streams {
 	start := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)
 	s := &streams{
 		tape: newTape(),
-		execution: lifecycle.Execution{
+		execution: lifecycle.Process{
 			ID: "job-1", SessionID: sessionID, Backend: "fake", Command: []string{"make"},
 			Status: lifecycle.ExecRunning, StartedAt: start, Timeout: 30 * time.Second,
 		},
-		process: lifecycle.Process{ID: "tools", SessionID: sessionID, Command: []string{"a", "b"}, State: "running", StartedAt: start},
+		process: lifecycle.Process{ID: "tools", SessionID: sessionID, Command: []string{"a", "b"}, Status: lifecycle.ExecRunning, StartedAt: start},
 	}
 	s.ended, s.processEnded = s.execution, s.process
 	s.ended.Status, s.ended.ExitCode, s.ended.EndedAt = lifecycle.ExecCompleted, &code, start.Add(1500*time.Millisecond)
 	s.ended.CPUTime, s.ended.PeakMemoryBytes = 12*time.Millisecond, 4096
-	s.processEnded.State, s.processEnded.ExitCode, s.processEnded.EndedAt = "exited", &code, start.Add(time.Second)
+	s.processEnded.Status, s.processEnded.ExitCode, s.processEnded.EndedAt = lifecycle.ExecCompleted, &code, start.Add(time.Second)
 	return s
+}
+
+// of returns the one of a kind, as it runs and as it ends.
+func (s *streams) of(k lifecycle.Kind) (runs, ends lifecycle.Process) {
+	if k == lifecycle.KindManaged {
+		return s.process, s.processEnded
+	}
+	return s.execution, s.ended
 }
 
 // note remembers what was asked for.
@@ -230,35 +232,74 @@ func (s *streams) note(f func()) {
 	f()
 }
 
-func (s *scripted) StartExec(_ context.Context, req lifecycle.StartRequest) (lifecycle.Execution, error) {
-	s.streams.note(func() { s.streams.started = req })
+func (s *scripted) Start(_ context.Context, req lifecycle.StartRequest) (lifecycle.Process, lifecycle.Stream, error) {
+	s.streams.note(func() {
+		if req.Kind == lifecycle.KindManaged {
+			s.streams.asked = req
+		} else {
+			s.streams.started = req
+		}
+	})
 	_, err := s.outcome()
-	return s.streams.execution, errors.Join(err, s.execErr)
+	if req.Kind != lifecycle.KindManaged {
+		err = errors.Join(err, s.execErr)
+	}
+	p, end := s.streams.of(req.Kind)
+	if err != nil || !req.Follow {
+		return p, nil, err
+	}
+	f, err := s.streams.tape.play(-1)
+	if err != nil {
+		return p, nil, err
+	}
+	return p, ended{f, end}, nil
 }
 
-func (s *scripted) Execution(context.Context, string, string, string) (lifecycle.Execution, error) {
+func (s *scripted) Process(_ context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error) {
 	_, err := s.outcome()
-	return s.streams.execution, err
+	p, _ := s.streams.of(ref.Kind)
+	return p, err
 }
 
-func (s *scripted) Executions(context.Context, string, string) ([]lifecycle.Execution, error) {
+func (s *scripted) Processes(_ context.Context, ref lifecycle.ProcessRef) ([]lifecycle.Process, error) {
 	_, err := s.outcome()
-	return []lifecycle.Execution{s.streams.execution}, err
+	p, _ := s.streams.of(ref.Kind)
+	return []lifecycle.Process{p}, err
 }
 
-func (s *scripted) AttachExec(_ context.Context, _, _, _ string, from int64) (lifecycle.ExecStream, error) {
+func (s *scripted) Follow(_ context.Context, ref lifecycle.ProcessRef, req lifecycle.FollowRequest) (lifecycle.Stream, error) {
 	if _, err := s.outcome(); err != nil {
 		return nil, err
 	}
-	s.streams.note(func() { s.streams.attachAt = from })
-	p, err := s.streams.tape.play(from)
+	t := s.streams.tape
+	s.streams.note(func() { s.streams.attachAt = req.From })
+	p, err := t.play(req.From)
 	if err != nil {
 		return nil, err
 	}
-	return execPlay{p, s.streams}, nil
+	p.quiet = !req.Attach
+	taken := false
+	t.change(func() {
+		switch {
+		case !req.Attach || ref.Kind != lifecycle.KindManaged: // the tape is both's
+			return
+		case t.holder != nil && req.TakeOver:
+			t.holder.ousted = true
+		case t.holder != nil:
+			taken = true
+			return
+		}
+		t.holder = p
+	})
+	if taken {
+		_ = p.Close()
+		return nil, &lifecycle.ProcessError{ID: ref.ID, Class: errdefs.ErrAlreadyExists, Message: "somebody is attached"}
+	}
+	_, end := s.streams.of(ref.Kind)
+	return ended{p, end}, nil
 }
 
-func (s *scripted) WriteExec(ctx context.Context, _, _, _ string, r io.Reader, end bool) error {
+func (s *scripted) Write(ctx context.Context, _ lifecycle.ProcessRef, r io.Reader, end bool) error {
 	if _, err := s.outcome(); err != nil {
 		return err
 	}
@@ -277,94 +318,32 @@ func (s *scripted) WriteExec(ctx context.Context, _, _, _ string, r io.Reader, e
 	return nil
 }
 
-func (s *scripted) SignalExec(_ context.Context, _, _, _ string, signal int) error {
+func (s *scripted) Signal(_ context.Context, _ lifecycle.ProcessRef, signal int) error {
 	s.streams.note(func() { s.streams.signals = append(s.streams.signals, signal) })
 	_, err := s.outcome()
 	return err
 }
 
-func (s *scripted) KillExec(context.Context, string, string, string) (lifecycle.Execution, error) {
-	s.streams.note(func() { s.streams.killed++ })
-	_, err := s.outcome()
-	return s.streams.execution, err
-}
-
-func (s *scripted) ResizeExec(_ context.Context, _, _, _ string, rows, cols int) error {
+func (s *scripted) Resize(_ context.Context, _ lifecycle.ProcessRef, rows, cols int) error {
 	s.streams.note(func() { s.streams.sizes = append(s.streams.sizes, [2]int{rows, cols}) })
 	_, err := s.outcome()
 	return err
 }
 
-func (s *scripted) StartProcess(_ context.Context, req lifecycle.ProcessRequest) (lifecycle.Process, error) {
-	s.streams.note(func() { s.streams.asked = req })
+func (s *scripted) Kill(_ context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error) {
+	s.streams.note(func() { s.streams.killed++ })
 	_, err := s.outcome()
-	return s.streams.process, err
+	p, _ := s.streams.of(ref.Kind)
+	return p, err
 }
 
-func (s *scripted) Process(context.Context, string, string, string) (lifecycle.Process, error) {
+func (s *scripted) Stop(_ context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error) {
 	_, err := s.outcome()
-	return s.streams.process, err
+	_, p := s.streams.of(ref.Kind)
+	return p, err
 }
 
-func (s *scripted) Processes(context.Context, string, string) ([]lifecycle.Process, error) {
-	_, err := s.outcome()
-	return []lifecycle.Process{s.streams.process}, err
-}
-
-func (s *scripted) AttachProcess(_ context.Context, _, _, id string, from int64, takeOver bool) (lifecycle.ProcessStream, error) {
-	if _, err := s.outcome(); err != nil {
-		return nil, err
-	}
-	t := s.streams.tape
-	p, err := t.play(from)
-	if err != nil {
-		return nil, err
-	}
-	attached := false
-	t.change(func() {
-		switch {
-		case t.holder == nil:
-		case takeOver:
-			t.holder.ousted = true
-		default:
-			attached = true
-			return
-		}
-		t.holder = p
-	})
-	if attached {
-		_ = p.Close()
-		return nil, &lifecycle.ProcessError{ID: id, Class: errdefs.ErrAlreadyExists, Message: "somebody is attached"}
-	}
-	return processPlay{p, s.streams}, nil
-}
-
-func (s *scripted) FollowProcess(_ context.Context, _, _, _ string, from int64) (lifecycle.ProcessStream, error) {
-	if _, err := s.outcome(); err != nil {
-		return nil, err
-	}
-	p, err := s.streams.tape.play(from)
-	if err != nil {
-		return nil, err
-	}
-	p.quiet = true
-	return processPlay{p, s.streams}, nil
-}
-
-func (s *scripted) SignalProcess(ctx context.Context, tenant, key, id string, signal int) error {
-	return s.SignalExec(ctx, tenant, key, id, signal)
-}
-
-func (s *scripted) ResizeProcess(ctx context.Context, tenant, key, id string, rows, cols int) error {
-	return s.ResizeExec(ctx, tenant, key, id, rows, cols)
-}
-
-func (s *scripted) StopProcess(context.Context, string, string, string) (lifecycle.Process, error) {
-	_, err := s.outcome()
-	return s.streams.processEnded, err
-}
-
-func (s *scripted) WaitProcess(ctx context.Context, _, _, _ string) (lifecycle.Process, error) {
+func (s *scripted) Wait(ctx context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error) {
 	if _, err := s.outcome(); err != nil {
 		return lifecycle.Process{}, err
 	}
@@ -373,10 +352,11 @@ func (s *scripted) WaitProcess(ctx context.Context, _, _, _ string) (lifecycle.P
 	t := s.streams.tape
 	for {
 		var changed chan struct{}
-		ended := false
-		t.read(func() { changed, ended = t.changed, t.end != nil })
-		if ended {
-			return s.streams.processEnded, nil
+		over := false
+		t.read(func() { changed, over = t.changed, t.end != nil })
+		if over {
+			_, p := s.streams.of(ref.Kind)
+			return p, nil
 		}
 		select {
 		case <-changed:

@@ -19,66 +19,78 @@ const killTimeout = 30 * time.Second
 
 // startExec starts a command, and streams it if that is asked for.
 func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
-	tenant, key := target(r)
 	q := r.URL.Query()
 	streamed, err := boolQuery(q, "stream")
 	if err != nil {
 		return err
 	}
-	streamed = streamed || acceptedStream(r) != ""
 	opts, req, err := a.startRequest(w, r, q)
 	if err != nil {
 		return err
 	}
-	req.Follow = streamed
-	x, err := a.manager.StartExec(r.Context(), req)
+	req.Follow = streamed || acceptedStream(r) != ""
+	p, s, err := a.manager.Start(r.Context(), req)
 	if err != nil {
 		return err
 	}
-	proxy.ExchangeOf(r.Context()).SessionID = x.SessionID
-	w.Header().Set("Location", base+"/"+url.PathEscape(key)+"/execs/"+url.PathEscape(x.ID))
-	m := member{tenant, key, x.ID}
+	a.execs().started(w, r, p)
 	switch {
-	case streamed:
-		return a.execs().follow(w, r, m, x, from{Place: stream.Anywhere}, opts)
-	case x.Existing:
-		return reply(w, http.StatusOK, execution(x), nil)
+	case req.Follow:
+		return a.follow(w, r, p, s, nil, opts)
+	case p.Existing:
+		return reply(w, http.StatusOK, execution(p), nil)
 	}
-	return reply(w, http.StatusCreated, execution(x), nil)
+	return reply(w, http.StatusCreated, execution(p), nil)
 }
 
 // execStreamed runs a command to its end while it streams it. A caller that goes away
 // takes the command along, unless it has a name to come back for.
 func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
-	tenant, key := target(r)
 	opts, req, err := a.startRequest(w, r, r.URL.Query())
 	if err != nil {
 		return err
 	}
 	req.Follow = true
 	var kill func()
-	if req.ExecID == "" {
-		req.ExecID, req.NewID = uuid.NewString(), true // so that it can be killed even if its start isn't answered
+	if req.ID == "" {
+		req.ID, req.NewID = uuid.NewString(), true // so that it can be killed even if its start isn't answered
 		req.Once = true
 		kill = func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), killTimeout)
 			defer cancel()
-			_, _ = a.manager.KillExec(ctx, tenant, key, req.ExecID) // its sandbox's end or its timeout ends it all the same
+			// Its sandbox's end or its timeout ends it all the same.
+			_, _ = a.manager.Kill(ctx, lifecycle.ProcessRef{Tenant: req.Tenant, Key: req.Key, Kind: lifecycle.KindExec, ID: req.ID})
 		}
 	}
-	x, err := a.manager.StartExec(r.Context(), req)
+	p, s, err := a.manager.Start(r.Context(), req)
 	if err != nil {
 		if kill != nil && r.Context().Err() != nil {
 			kill()
 		}
 		return err
 	}
-	proxy.ExchangeOf(r.Context()).SessionID = x.SessionID
-	err = a.execs().follow(w, r, member{tenant, key, x.ID}, x, from{Place: stream.Anywhere, kill: kill}, opts)
+	proxy.ExchangeOf(r.Context()).SessionID = p.SessionID
+	err = a.follow(w, r, p, s, kill, opts)
 	if err != nil && kill != nil {
 		kill()
 	}
 	return err
+}
+
+// follow streams a command that a request started, or one of before, which has no stream yet.
+func (a *api) follow(w http.ResponseWriter, r *http.Request, p lifecycle.Process, s lifecycle.Stream, kill func(), opts stream.Options) error {
+	if s == nil {
+		tenant, key := target(r)
+		var err error
+		s, err = a.manager.Follow(r.Context(), lifecycle.ProcessRef{Tenant: tenant, Key: key, Kind: lifecycle.KindExec, ID: p.ID},
+			lifecycle.FollowRequest{From: -1, Attach: true, TakeOver: true})
+		if err != nil {
+			return err
+		}
+	}
+	out := a.execs().output(s, p, stream.Anywhere)
+	out.Kill = kill
+	return stream.Follow(w, r, out, opts)
 }
 
 // startRequest reads the body of a command that is to be started.
@@ -113,7 +125,7 @@ func (a *api) startRequest(w http.ResponseWriter, r *http.Request, q url.Values)
 		return opts, req, err
 	}
 	return opts, lifecycle.StartRequest{
-		ExecRequest: exec, ExecID: body.ExecID, OpenStdin: body.StdinOpen, TTY: body.TTY, Rows: body.Rows, Cols: body.Cols, KeepBytes: body.KeepBytes,
+		ExecRequest: exec, ID: body.ExecID, OpenStdin: body.StdinOpen, TTY: body.TTY, Rows: body.Rows, Cols: body.Cols, KeepBytes: body.KeepBytes,
 		Taken: proxy.ExchangeOf(r.Context()).KeepBody().Release,
 	}, nil
 }
@@ -136,7 +148,6 @@ func checkSize(tty bool, rows, cols int) error {
 
 // execStdin passes the body on to a command's input as it comes.
 func (a *api) execStdin(w http.ResponseWriter, r *http.Request) error {
-	m := memberOf(r, "exec")
 	end, err := boolQuery(r.URL.Query(), "close")
 	if err != nil {
 		return err
@@ -145,7 +156,7 @@ func (a *api) execStdin(w http.ResponseWriter, r *http.Request) error {
 	defer stop()
 	body := newUpload(w, r)
 	defer body.done()
-	err = a.manager.WriteExec(ctx, m.tenant, m.key, m.id, body, end)
+	err = a.manager.Write(ctx, a.execs().ref(r), body, end)
 	if body.err != nil {
 		return body.err
 	}
@@ -155,8 +166,8 @@ func (a *api) execStdin(w http.ResponseWriter, r *http.Request) error {
 	return reply(w, http.StatusOK, apitype.Written{Bytes: body.n}, nil)
 }
 
-func execution(x lifecycle.Execution) apitype.Execution {
-	out := apitype.Execution{
+func execution(x lifecycle.Process) apitype.Execution {
+	return apitype.Execution{
 		ExecID: x.ID, SessionID: x.SessionID, Backend: x.Backend, Command: append([]string{}, x.Command...), TTY: x.TTY,
 		Exit: apitype.Exit{
 			Status: string(x.Status), ExitCode: x.ExitCode, Signal: x.Signal, DurationMS: since(x.StartedAt, x.EndedAt),
@@ -167,7 +178,6 @@ func execution(x lifecycle.Execution) apitype.Execution {
 		Timeout: apitype.Duration(x.Timeout), Overridden: overrides(x.Overridden),
 		Created: x.Created, Recreated: x.Recreated, Existing: x.Existing, FirstSeq: x.FirstSeq, NextSeq: x.NextSeq,
 	}
-	return out
 }
 
 // since is how long something took in milliseconds, or takes already.

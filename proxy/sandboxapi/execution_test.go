@@ -39,7 +39,7 @@ func TestStartExecTranslates(t *testing.T) {
 					Command: []string{"/bin/sh", "-c", "cat"}, Env: map[string]string{"A": "b"}, WorkingDir: "/w", Timeout: ptr[int64](9),
 					Stdin: []byte("in"), Serialize: true, Create: &lifecycle.CreateRequest{Tenant: "red", Key: "k", MaxSandboxes: 7},
 				},
-				ExecID: "a.b:c", OpenStdin: true, TTY: true, Rows: 1, Cols: 4096, KeepBytes: 4 << 20,
+				ID: "a.b:c", OpenStdin: true, TTY: true, Rows: 1, Cols: 4096, KeepBytes: 4 << 20,
 			}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -54,13 +54,13 @@ func TestStartExecTranslates(t *testing.T) {
 			tt.want.Follow = true
 			for _, path := range []string{execPath, execsPath} {
 				d.want(200, "", "POST", path, tt.body, asSSE)
-				tt.want.Once = path == execPath && tt.want.ExecID == ""
+				tt.want.Once = path == execPath && tt.want.ID == ""
 				tt.want.NewID = tt.want.Once
 				if started := &d.manager.streams.started; tt.want.Once {
-					if started.ExecID == "" {
+					if started.ID == "" {
 						t.Error("it can't be killed before its start is answered")
 					}
-					started.ExecID = ""
+					started.ID = ""
 				}
 				if diff := cmp.Diff(tt.want, d.manager.streams.started, cmpopts.IgnoreFields(lifecycle.StartRequest{}, "Taken")); diff != "" {
 					t.Errorf("%s: %s", path, diff)
@@ -206,20 +206,24 @@ func TestStartProcess(t *testing.T) {
 	d := newDoor(t)
 	for name, tt := range map[string]struct {
 		body string
-		want lifecycle.ProcessRequest
+		want lifecycle.StartRequest
 	}{
-		"least": {`{"command":"a"}`, lifecycle.ProcessRequest{Command: "a"}},
+		"least": {`{"command":"a"}`, lifecycle.StartRequest{ExecRequest: lifecycle.ExecRequest{Command: []string{"a"}}}},
 		"most": {`{"process_id":"tools","command":"a","args":["b",""],"env":{"A":"b"},"cwd":"/w","replace":true,"tty":true,"rows":1,"cols":2,
-			"ready":{"port":80,"line":"up","timeout":"5s"},"sandbox":{}}`, lifecycle.ProcessRequest{
-			ID: "tools", Command: "a", Args: []string{"b", ""}, Env: map[string]string{"A": "b"}, WorkingDir: "/w", Replace: true, TTY: true, Rows: 1, Cols: 2,
-			Ready:  &lifecycle.Readiness{Port: 80, Line: "up", Timeout: 5 * time.Second},
-			Create: &lifecycle.CreateRequest{Tenant: "red", Key: "k", MaxSandboxes: 7},
+			"ready":{"port":80,"line":"up","timeout":"5s"},"sandbox":{}}`, lifecycle.StartRequest{
+			ID: "tools", Replace: true, TTY: true, Rows: 1, Cols: 2, Ready: &lifecycle.Readiness{Port: 80, Line: "up", Timeout: 5 * time.Second},
+			ExecRequest: lifecycle.ExecRequest{
+				Command: []string{"a", "b", ""}, Env: map[string]string{"A": "b"}, WorkingDir: "/w",
+				Create: &lifecycle.CreateRequest{Tenant: "red", Key: "k", MaxSandboxes: 7},
+			},
 		}},
-		"ready": {`{"command":"a","ready":{"line":"x"}}`, lifecycle.ProcessRequest{Command: "a", Ready: &lifecycle.Readiness{Line: "x"}}},
+		"ready": {`{"command":"a","ready":{"line":"x"}}`, lifecycle.StartRequest{
+			ExecRequest: lifecycle.ExecRequest{Command: []string{"a"}}, Ready: &lifecycle.Readiness{Line: "x"},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := d.want(201, "", "POST", processesPath, tt.body)
-			tt.want.Tenant, tt.want.Key = "red", "k"
+			tt.want.Tenant, tt.want.Key, tt.want.Kind = "red", "k", lifecycle.KindManaged
 			if diff := cmp.Diff(tt.want, d.manager.streams.asked); diff != "" {
 				t.Error(diff)
 			}
@@ -228,14 +232,14 @@ func TestStartProcess(t *testing.T) {
 			}
 		})
 	}
-	d.manager.streams.asked = lifecycle.ProcessRequest{}
+	d.manager.streams.asked = lifecycle.StartRequest{}
 	for _, body := range []string{
 		`{}`, `{"command":""}`, `{"command":["a"]}`, `{"command":"a","process_id":"a/b"}`, `{"command":"a","rows":1}`, `{"command":"a","ready":{}}`,
 		`{"command":"a","ready":{"port":65536}}`, `{"command":"a","ready":{"port":-1,"line":"x"}}`, `{"command":"a","ready":{"line":"x","timeout":0}}`,
 	} {
 		d.want(422, "validation", "POST", processesPath, body)
 	}
-	if d.manager.streams.asked.Command != "" {
+	if d.manager.streams.asked.Command != nil {
 		t.Error("one of them reached the manager")
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"net/url"
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -14,7 +13,6 @@ import (
 
 // startProcess starts a managed process, and answers when it is ready.
 func (a *api) startProcess(w http.ResponseWriter, r *http.Request) error {
-	tenant, key := target(r)
 	if err := a.existsOrMade(r); err != nil {
 		return err
 	}
@@ -22,23 +20,25 @@ func (a *api) startProcess(w http.ResponseWriter, r *http.Request) error {
 	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
 		return err
 	}
-	req, err := processRequest(r, tenant, key, body)
+	req, err := processRequest(r, body)
 	if err != nil {
 		return err
 	}
-	p, err := a.manager.StartProcess(r.Context(), req)
+	p, _, err := a.manager.Start(r.Context(), req)
 	if err != nil {
 		return err
 	}
-	proxy.ExchangeOf(r.Context()).SessionID = p.SessionID
-	w.Header().Set("Location", base+"/"+url.PathEscape(key)+"/processes/"+url.PathEscape(p.ID))
+	a.managed().started(w, r, p)
 	return reply(w, http.StatusCreated, process(p), nil)
 }
 
-func processRequest(r *http.Request, tenant, key string, b apitype.ProcessRequest) (lifecycle.ProcessRequest, error) {
-	req := lifecycle.ProcessRequest{
-		Tenant: tenant, Key: key, ID: b.ProcessID, Command: b.Command, Args: b.Args, Env: b.Env, WorkingDir: b.Cwd,
-		Replace: b.Replace, TTY: b.TTY, Rows: b.Rows, Cols: b.Cols,
+func processRequest(r *http.Request, b apitype.ProcessRequest) (lifecycle.StartRequest, error) {
+	tenant, key := target(r)
+	req := lifecycle.StartRequest{
+		Kind: lifecycle.KindManaged, ID: b.ProcessID, Replace: b.Replace, TTY: b.TTY, Rows: b.Rows, Cols: b.Cols,
+		ExecRequest: lifecycle.ExecRequest{
+			Tenant: tenant, Key: key, Command: append([]string{b.Command}, b.Args...), Env: b.Env, WorkingDir: b.Cwd,
+		},
 	}
 	if b.Command == "" {
 		return req, &lifecycle.InvalidError{Field: "command", Message: "is mandatory"}
@@ -85,7 +85,7 @@ const maxWait = time.Hour
 // waitProcess answers a process once it has ended, or as it is when the timeout runs
 // out before.
 func (a *api) waitProcess(w http.ResponseWriter, r *http.Request) error {
-	m := memberOf(r, "process")
+	ref := a.managed().ref(r)
 	d := apitype.Duration(maxWait)
 	if q := r.URL.Query(); q.Has("timeout") {
 		if err := d.UnmarshalJSON([]byte(`"` + q.Get("timeout") + `"`)); err != nil || d <= 0 {
@@ -99,9 +99,9 @@ func (a *api) waitProcess(w http.ResponseWriter, r *http.Request) error {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, min(time.Duration(d), maxWait))
 	defer cancel()
-	p, err := a.manager.WaitProcess(ctx, m.tenant, m.key, m.id)
+	p, err := a.manager.Wait(ctx, ref)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		p, err = a.manager.Process(r.Context(), m.tenant, m.key, m.id)
+		p, err = a.manager.Process(r.Context(), ref)
 	}
 	if err != nil {
 		return proxy.Explained(ctx, err)
@@ -109,17 +109,22 @@ func (a *api) waitProcess(w http.ResponseWriter, r *http.Request) error {
 	return reply(w, http.StatusOK, process(p), nil)
 }
 
-// processRunning is a process' state until it ends.
-const processRunning = "running"
-
 func process(p lifecycle.Process) apitype.Process {
 	return apitype.Process{
-		ProcessID: p.ID, SessionID: p.SessionID, Command: append([]string{}, p.Command...), TTY: p.TTY, State: p.State, Ready: p.Ready,
+		ProcessID: p.ID, SessionID: p.SessionID, Command: append([]string{}, p.Command...), TTY: p.TTY, State: state(p), Ready: p.Ready,
 		ExitCode: p.ExitCode, Signal: p.Signal, StartedAt: p.StartedAt.UTC(), EndedAt: timeOrNil(p.EndedAt),
 		Stderr: p.Stderr, Attached: p.Attached, FirstSeq: p.FirstSeq, NextSeq: p.NextSeq,
 	}
 }
 
+// state is that of a managed process.
+func state(p lifecycle.Process) string {
+	if p.Running() {
+		return "running"
+	}
+	return "exited"
+}
+
 func processExit(p lifecycle.Process) apitype.Exit {
-	return apitype.Exit{Status: p.State, ExitCode: p.ExitCode, Signal: p.Signal, DurationMS: since(p.StartedAt, p.EndedAt)}
+	return apitype.Exit{Status: state(p), ExitCode: p.ExitCode, Signal: p.Signal, DurationMS: since(p.StartedAt, p.EndedAt)}
 }

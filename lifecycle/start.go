@@ -1,0 +1,342 @@
+package lifecycle
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
+)
+
+// Start starts a process. It returns once the process runs; with Serialize, once its turn has
+// come; with Ready, once it is ready, has ended, or the time is up. The Stream is nil unless
+// the request is to Follow. If there is a command of the ID, Start returns that one without a
+// Stream, if the request is the same.
+//
+// Errors: those of Exec, and *UnsupportedError when the sandbox has no agent, and
+// *ProcessError in the AlreadyExists class when the ID is another's.
+func (p *processes) Start(ctx context.Context, req StartRequest) (Process, Stream, error) {
+	req.Kind = cmp.Or(req.Kind, KindExec)
+	name := "sandbox.exec_start"
+	if req.Kind == KindManaged {
+		name = "sandbox.process_start"
+	}
+	ctx, span := p.engine.tracer.Start(ctx, name, trace.WithAttributes(attribute.String("berm.key", req.Key)))
+	defer span.End()
+	s := &start{processes: p, req: req}
+	proc, err := s.run(ctx)
+	if !s.fed && req.Taken != nil {
+		req.Taken()
+	}
+	if err != nil {
+		if s.stream != nil {
+			_ = s.stream.Close()
+		}
+		failSpan(span, err)
+		if req.Kind == KindExec {
+			p.engine.metrics.commands.WithLabelValues("error").Inc()
+		}
+		return proc, nil, err
+	}
+	span.SetAttributes(attribute.String("berm.session_id", proc.SessionID))
+	if s.stream == nil {
+		return proc, nil, nil
+	}
+	return proc, s.stream, nil
+}
+
+// start is one call of Start.
+type start struct {
+	*processes
+	req    StartRequest
+	cmd    *command
+	stream *stream // of what was started
+	fed    bool    // req.Taken is called later
+}
+
+func (s *start) run(ctx context.Context) (Process, error) {
+	req := &s.req
+	managed := req.Kind == KindManaged
+	req.OpenStdin = req.OpenStdin || req.TTY || managed
+	if managed {
+		req.ID = cmp.Or(req.ID, defaultProcess)
+		req.Timeout, req.Serialize = nil, false
+	} else {
+		req.Replace, req.Ready = false, nil
+	}
+	req.Follow = req.Follow && req.Ready == nil
+	var err error
+	if s.cmd, err = req.check(s.opts.Policy()); err != nil {
+		return Process{}, err
+	}
+	id, err := s.mayAsk(req.Tenant, req.Key)
+	if err != nil {
+		return Process{}, err
+	}
+	if req.ID == "" {
+		req.ID, req.NewID = uuid.NewString(), true
+	}
+	if managed {
+		unlock, free := s.starting.TryLock(processID{id, req.ID})
+		if !free {
+			return Process{}, processRuns(req.ID)
+		}
+		defer unlock()
+		if err := s.makeWay(ctx, id); err != nil {
+			return Process{}, err
+		}
+	} else if !req.NewID {
+		if e, found, err := s.existing(ctx, id); found || err != nil {
+			return e, err
+		}
+	}
+	var unlock func()
+	if req.Serialize {
+		if unlock, err = s.takeTurn(ctx, id); err != nil {
+			return Process{}, err
+		}
+	}
+	defer func() {
+		if unlock != nil {
+			unlock()
+		}
+	}()
+	var proc Process
+	err = s.inSandbox(ctx, req.ExecRequest, req.Kind.use(), func(a *Access, made ExecResult) (bool, error) {
+		h := monitorOf(a.rec).handle(a.sb, req.Kind, req.ID)
+		info, overridden, err := s.startIn(ctx, h)
+		if errdefs.IsAlreadyExists(err) && !managed && !req.NewID { // another caller was quicker
+			var found bool
+			if proc, found, err = s.existing(ctx, id); err == nil && !found {
+				err = processError(req.ID, errdefs.ErrAlreadyExists, "another command has this ID")
+			}
+			return false, err
+		}
+		if err != nil {
+			return false, err
+		}
+		goesOn := h.started(info, unlock)
+		if goesOn {
+			unlock = nil // the process has the turn
+		}
+		proc = h.process(info)
+		proc.Overridden, proc.Created, proc.Recreated = slices.Concat(made.Overridden, overridden), made.Created, made.Recreated
+		if info.Running && len(req.Stdin) > 0 {
+			s.fed = h.feed(req)
+		}
+		if managed {
+			s.engine.log.InfoContext(ctx, "process_started", append(sandboxAttrs(a.sb), "process_id", req.ID)...)
+		}
+		if req.Ready != nil {
+			proc, err = s.ready(ctx, h, info)
+		}
+		return goesOn, err
+	})
+	return proc, err
+}
+
+// startIn starts the process in a sandbox, and follows it if a caller or its Readiness needs the
+// output.
+func (s *start) startIn(ctx context.Context, h *handle) (info runtime.ProcessInfo, overridden []policy.Override, err error) {
+	proc, overridden, err := s.processFor(ctx, h.sb)
+	if err != nil {
+		return info, nil, err
+	}
+	for range startAttempts {
+		var f runtime.Follower
+		info, f, err = h.start(ctx, proc)
+		if f != nil {
+			s.stream = h.stream(f, info, 0, s.req.Follow)
+		}
+		if s.req.Kind != KindManaged || !errdefs.IsAlreadyExists(err) {
+			break
+		}
+		if err := h.makeRoom(ctx, s.req.Replace); err != nil {
+			return info, nil, err
+		}
+	}
+	switch {
+	case err == nil:
+		return info, overridden, nil
+	case !errdefs.IsAlreadyExists(err):
+		return info, nil, h.startFailed(ctx, err)
+	case s.req.Kind == KindManaged:
+		return info, nil, processRuns(s.req.ID)
+	}
+	return info, nil, err
+}
+
+// processFor returns the process as a sandbox is to run it.
+func (s *start) processFor(ctx context.Context, sb Sandbox) (runtime.Process, []policy.Override, error) {
+	req := &s.req
+	cwd, err := s.prepare(ctx, s.cmd, sb)
+	if err != nil {
+		return runtime.Process{}, nil, err
+	}
+	proc := runtime.Process{
+		Command: req.Command, Env: s.cmd.env, WorkingDir: cwd, Once: req.Once,
+		Stdin: req.OpenStdin || len(req.Stdin) > 0, TTY: req.TTY, Rows: req.Rows, Cols: req.Cols,
+	}
+	if req.Follow || req.Ready != nil && req.Ready.Line != "" {
+		proc.Follow = &runtime.Follow{Lossless: true, Exclusive: req.Follow}
+	}
+	if req.Kind == KindManaged {
+		proc.KeepBytes = cmp.Or(req.KeepBytes, keepManaged)
+		return proc, s.cmd.overridden, nil
+	}
+	timeout, clamped, err := s.opts.Policy().ExecTimeout(sb.Spec.Profile, req.Timeout)
+	if err != nil {
+		return proc, nil, err
+	}
+	l := label{Hash: req.hash(), TimeoutMS: timeout.Milliseconds(), Stdin: req.OpenStdin, Serialized: req.Serialize}
+	proc.Label, proc.Env, proc.Timeout, proc.KeepBytes = l.String(), s.cmd.traced(ctx, s.opts, sb), timeout, cmp.Or(req.KeepBytes, keepBytes)
+	return proc, slices.Concat(s.cmd.overridden, clamped), nil
+}
+
+// existing looks for a command of the ID of the request.
+func (s *start) existing(ctx context.Context, id keyID) (e Process, found bool, err error) {
+	req := &s.req
+	rec := s.registry.recordOf(id)
+	if rec == nil {
+		return e, false, nil
+	}
+	h := monitorOf(rec).handle(s.registry.snapshot(rec), KindExec, req.ID)
+	var theirs string
+	switch h.sb.Status {
+	case StatusStopped:
+		l, ok := h.lastOf(req.ID)
+		if !ok {
+			return e, false, nil
+		}
+		e, theirs = l.process, l.hash
+	case StatusRunning:
+		if req.Create != nil { // a sandbox of another spec is a conflict
+			if _, _, err := s.sandboxFor(ctx, req.ExecRequest); err != nil {
+				return e, false, err
+			}
+		}
+		info, err := h.ask(ctx)
+		switch {
+		case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err): // Start returns the reason
+			return e, false, nil
+		case err != nil:
+			return e, false, h.explain(ctx, err)
+		}
+		h.seen(info)
+		e, theirs = h.process(info), parseLabel(info.Label).Hash
+	default:
+		return e, false, nil
+	}
+	if theirs != req.hash() {
+		return e, false, processError(req.ID, errdefs.ErrAlreadyExists, "command %q is there already, and was asked for differently", req.ID)
+	}
+	e.Existing = true
+	return e, true, nil
+}
+
+func processRuns(id string) error {
+	return processError(id, errdefs.ErrAlreadyExists, "process %q runs; stop it first, or ask for it to be replaced", id)
+}
+
+// makeWay makes room for the managed process in a sandbox that runs: the one that is replaced
+// may count as the last that the sandbox may have.
+func (s *start) makeWay(ctx context.Context, id keyID) error {
+	rec := s.registry.recordOf(id)
+	if rec == nil || s.registry.snapshot(rec).Status != StatusRunning {
+		return nil
+	}
+	if s.req.Replace { // nothing is stopped for one that may not start
+		rec, _, err := s.sandboxFor(ctx, s.req.ExecRequest)
+		if err == nil {
+			_, err = s.prepare(ctx, s.cmd, s.registry.snapshot(rec))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return monitorOf(rec).handle(s.registry.snapshot(rec), KindManaged, s.req.ID).makeRoom(ctx, s.req.Replace)
+}
+
+// makeRoom makes sure that there is no process of the ID: it forgets one that has ended, and stops
+// one that runs, with replace.
+func (h *handle) makeRoom(ctx context.Context, replace bool) error {
+	info, err := h.ask(ctx)
+	switch {
+	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
+		return nil // start returns the reason
+	case err != nil:
+		return h.explain(ctx, err)
+	case info.Running && !replace:
+		return processRuns(h.id)
+	case info.Running:
+		if err := h.stop(ctx); err != nil {
+			return h.explain(ctx, err)
+		}
+	default:
+		h.seen(info)
+	}
+	h.registry.mu.Lock()
+	delete(h.isReady, h.proc)
+	h.registry.mu.Unlock()
+	if err := h.forget(ctx); err != nil {
+		if errdefs.IsFailedPrecondition(err) { // another has started it again
+			return processRuns(h.id)
+		}
+		return h.explain(ctx, err)
+	}
+	return nil
+}
+
+// feed writes the input that came with the request, before any other. It returns true if it
+// calls req.Taken.
+func (h *handle) feed(req *StartRequest) bool {
+	running := h.registry.running
+	unlock, free := h.inputs.TryLock(h.processID())
+	fed := h.registry.work(func() {
+		if req.Taken != nil {
+			defer req.Taken()
+		}
+		if !free { // that of an earlier process, which has ended
+			var err error
+			if unlock, err = h.inputs.Lock(running, h.processID()); err != nil {
+				return
+			}
+		}
+		defer unlock()
+		_ = h.input(running, req.Stdin, !req.OpenStdin) // the command loses what it doesn't take
+	})
+	if free && !fed {
+		unlock()
+	}
+	return fed
+}
+
+// ready waits until the process is ready, and records whether it is.
+func (s *start) ready(ctx context.Context, h *handle, info runtime.ProcessInfo) (Process, error) {
+	ready := h.awaitReady(ctx, *s.req.Ready, s.stream)
+	if ctx.Err() != nil {
+		return Process{}, fmt.Errorf("wait for process %s: %w", h.id, context.Cause(ctx))
+	}
+	if s.stream != nil {
+		_ = s.stream.Close()
+		s.stream = nil
+	}
+	h.registry.mu.Lock()
+	if h.isReady == nil {
+		h.isReady = map[string]bool{}
+	}
+	h.isReady[h.proc] = ready
+	h.registry.mu.Unlock()
+	if now, err := h.ask(ctx); err == nil {
+		info = now
+		h.seen(info)
+	}
+	return h.process(info), nil
+}
