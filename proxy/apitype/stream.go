@@ -73,10 +73,7 @@ type StreamEvent struct {
 	Event string `json:"event"`
 	// Seq is the place in the output, in bytes of both streams, up to which everything
 	// was told; asked for what is after it, the stream goes on.
-	Seq int64 `json:"seq"`
-	// Resume is what to go on after, if Seq alone would have some of one stream's output
-	// told again: while the other waits for the rest of a character. Empty otherwise.
-	Resume     string     `json:"resume,omitempty"`
+	Seq        int64      `json:"seq"`
 	Data       string     `json:"data,omitempty"`        // output as text
 	DataBase64 []byte     `json:"data_base64,omitempty"` // output as bytes, if they were asked for
 	Execution  *Execution `json:"execution,omitempty"`   // with EventStart

@@ -155,7 +155,10 @@ func (c *Client) AttachProcess(key, processID string, opts AttachOptions) Handsh
 }
 
 func (c *Client) handshake(path string, opts AttachOptions) Handshake {
-	q := StreamOptions{After: opts.After, Resume: opts.Resume}.query()
+	q := StreamOptions{After: opts.After}.query()
+	if opts.Resume != "" {
+		q.Set("after", opts.Resume)
+	}
 	q.Set("frames", "bytes")
 	if opts.Lines {
 		q.Set("frames", "lines")

@@ -40,18 +40,12 @@ type StreamOptions struct {
 	// After is the Seq of the last event that is known; it goes on from there. Nil is
 	// from wherever there is something.
 	After *int64
-	// Resume, if it isn't empty, is that of the last event that is known, and goes before
-	// After.
-	Resume string
-	Raw    bool // output in DataBase64, rather than as text in Data
+	Raw   bool // output in DataBase64, rather than as text in Data
 }
 
 func (o StreamOptions) query() url.Values {
 	q := url.Values{}
-	switch {
-	case o.Resume != "":
-		q.Set("after", o.Resume)
-	case o.After != nil:
+	if o.After != nil {
 		q.Set("after", strconv.FormatInt(*o.After, 10))
 	}
 	set(q, "raw", o.Raw)
@@ -140,18 +134,17 @@ func (c *Client) events(ctx context.Context, first call, resume func(after Strea
 				return
 			}
 			pause = min(2*pause, maxPause)
-			next = resume(StreamOptions{After: &s.seq, Resume: s.resume})
+			next = resume(StreamOptions{After: &s.seq})
 		}
 	}
 }
 
 // eventStream hands on what one stream after another gives.
 type eventStream struct {
-	c      *Client
-	yield  func(apitype.StreamEvent, error) bool
-	seq    int64  // of the last event; -1 before the first
-	resume string // likewise
-	left   bool   // the caller wants no more
+	c     *Client
+	yield func(apitype.StreamEvent, error) bool
+	seq   int64 // of the last event; -1 before the first
+	left  bool  // the caller wants no more
 }
 
 // read reads one stream. The error is nil after the last event, and io.EOF if there was
@@ -160,7 +153,7 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 	call.header = http.Header{"Accept": {ndjson}}
 	err = lines(ctx, s.c, call, "", maxSilence, func(ev apitype.StreamEvent) (bool, error) {
 		again := s.seq >= 0
-		s.seq, s.resume = ev.Seq, ev.Resume
+		s.seq = ev.Seq
 		switch ev.Event {
 		case apitype.EventHeartbeat:
 			return true, nil

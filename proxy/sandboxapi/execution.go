@@ -88,7 +88,7 @@ func (a *api) follow(w http.ResponseWriter, r *http.Request, p lifecycle.Process
 			return err
 		}
 	}
-	out := a.execs().output(s, p, stream.Anywhere)
+	out := a.execs().output(s, p, -1)
 	out.Kill = kill
 	return stream.Follow(w, r, out, opts)
 }

@@ -94,7 +94,7 @@ func (c members) streamed(w http.ResponseWriter, r *http.Request, req lifecycle.
 	if err != nil {
 		return err
 	}
-	place, err := stream.After(r, q)
+	req.From, err = stream.After(r, q)
 	if err != nil {
 		return err
 	}
@@ -106,12 +106,11 @@ func (c members) streamed(w http.ResponseWriter, r *http.Request, req lifecycle.
 	if err != nil {
 		return err
 	}
-	req.From = place.Seq()
 	s, err := c.a.manager.Follow(r.Context(), ref, req)
 	if err != nil {
 		return err
 	}
-	out := c.output(s, p, place)
+	out := c.output(s, p, req.From)
 	if now && p.Running() {
 		out.Until = &p.NextSeq
 	}
@@ -119,9 +118,9 @@ func (c members) streamed(w http.ResponseWriter, r *http.Request, req lifecycle.
 }
 
 // output returns what there is to say of a stream.
-func (c members) output(s lifecycle.Stream, p lifecycle.Process, at stream.Place) stream.Output {
-	start := apitype.StreamEvent{Event: apitype.EventStart, Seq: at.Seq()}
-	if at == stream.Anywhere {
+func (c members) output(s lifecycle.Stream, p lifecycle.Process, from int64) stream.Output {
+	start := apitype.StreamEvent{Event: apitype.EventStart, Seq: from}
+	if from < 0 {
 		start.Seq = max(p.FirstSeq, 0)
 	}
 	switch shown := c.shown(p).(type) {
@@ -130,7 +129,7 @@ func (c members) output(s lifecycle.Stream, p lifecycle.Process, at stream.Place
 	case apitype.Process:
 		start.Process = &shown
 	}
-	return stream.Output{Source: s, Start: start, Told: at, Exit: func() apitype.Exit { return c.exit(s.Ended()) }}
+	return stream.Output{Source: s, Start: start, Exit: func() apitype.Exit { return c.exit(s.Ended()) }}
 }
 
 // attached connects a WebSocket to a process.

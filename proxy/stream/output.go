@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 
 const maxEvent = 64 << 10 // bytes of output in one event or message
 
-// Source is what can be followed: a lifecycle.ExecStream or ProcessStream.
+// Source is what can be followed: a lifecycle.Stream. Its chunks end between characters.
 type Source interface {
 	Next() (runtime.Chunk, error)
 	io.Writer
@@ -29,7 +30,6 @@ type Source interface {
 type Output struct {
 	Source
 	Start apitype.StreamEvent // the first event; Seq is after which place the output begins
-	Told  Place               // sent by an earlier stream; or Anywhere
 	Exit  func() apitype.Exit // once Next has said io.EOF
 	Kill  func()              // called when the caller goes away; nil lets it run on
 	Until *int64              // ends the stream there, without an exit; nil is at its end
@@ -56,10 +56,7 @@ func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) er
 	defer p.stop()
 
 	// Some proxies buffer an answer in parts without this header.
-	e := &eventWriter{Events: NewEvents(w, opts.Form, "X-Accel-Buffering", "no"), opts: opts, split: splitter{cut: cutText}}
-	if opts.Raw {
-		e.split.cut = cutAll
-	}
+	e := &eventWriter{Events: NewEvents(w, opts.Form, "X-Accel-Buffering", "no"), opts: opts, seq: out.Start.Seq}
 	defer e.Until(ctx)()
 	err := e.copy(ctx, p, out)
 	if err == nil {
@@ -76,8 +73,6 @@ func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) er
 }
 
 func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
-	e.split.reach(out.Start.Seq)
-	e.split.start(out.Told)
 	if err := e.event(&out.Start); err != nil {
 		return err
 	}
@@ -90,8 +85,8 @@ func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
 			}
 		}
 		beat.Reset(e.opts.Heartbeat)
-		if out.Until != nil && e.split.last >= *out.Until {
-			return e.rest()
+		if out.Until != nil && e.seq >= *out.Until {
+			return e.Flush()
 		}
 		select {
 		case <-ctx.Done():
@@ -103,7 +98,7 @@ func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
 		case <-p.ready:
 			b, end := p.take()
 			for _, c := range b.pieces {
-				if err := e.split.feed(c, e.output); err != nil {
+				if err := e.output(c); err != nil {
 					return err
 				}
 			}
@@ -111,7 +106,7 @@ func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
 			switch {
 			case errors.Is(end, io.EOF):
 				x := out.Exit()
-				return errors.Join(e.rest(), e.last(&apitype.StreamEvent{Event: apitype.EventExit, Exit: &x}))
+				return e.last(&apitype.StreamEvent{Event: apitype.EventExit, Exit: &x})
 			case errdefs.IsAborted(end): // said in words, or the two would take turns for ever
 				return e.last(&apitype.StreamEvent{Event: apitype.EventTakenOver})
 			case end != nil:
@@ -124,34 +119,34 @@ func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
 // eventWriter writes the events of one stream. Not safe for concurrent use.
 type eventWriter struct {
 	*Events
-	opts  Options
-	split splitter
+	opts Options
+	seq  int64 // output was sent up to here
 }
 
-// event writes an event. Its Seq and Resume are set here.
+// event writes an event, and sets its Seq.
 func (e *eventWriter) event(ev *apitype.StreamEvent) error {
-	at := e.split.place()
-	ev.Seq, ev.Resume = at.Seq(), at.Resume()
-	return e.Event(at.String(), ev.Event, ev)
+	ev.Seq = e.seq
+	return e.Event(strconv.FormatInt(e.seq, 10), ev.Event, ev)
 }
 
 // output writes a piece of output.
-func (e *eventWriter) output(p piece) error {
-	ev := apitype.StreamEvent{Event: p.stream()}
+func (e *eventWriter) output(c runtime.Chunk) error {
+	ev := apitype.StreamEvent{Event: streamName(c.Stderr)}
 	if e.opts.Raw {
-		ev.DataBase64 = p.data
+		ev.DataBase64 = c.Data
 	} else {
-		ev.Data = strings.ToValidUTF8(string(p.data), "\ufffd")
+		ev.Data = strings.ToValidUTF8(string(c.Data), "\ufffd")
 	}
+	e.seq = c.Seq
 	return e.event(&ev)
 }
 
-// rest writes the characters that stay incomplete.
-func (e *eventWriter) rest() error {
-	if err := e.split.rest(e.output); err != nil {
-		return err
+// streamName returns the name of an event of output.
+func streamName(stderr bool) string {
+	if stderr {
+		return apitype.EventStderr
 	}
-	return e.Flush()
+	return apitype.EventStdout
 }
 
 // last writes the event after which there is none.

@@ -11,8 +11,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Place is how much of a command's output was sent, in bytes, by stream: stdout first. The
-// two differ while one stream waits for the rest of a character or line.
+// Place is how much of the output was sent in lines, in bytes, by stream: stdout first. The two
+// differ while one stream waits for the rest of a line.
 type Place [2]int64
 
 // Anywhere is the place of a caller who takes all output that is kept.
@@ -21,12 +21,12 @@ var Anywhere = Place{-1, -1}
 // Seq is the place before which everything was sent.
 func (p Place) Seq() int64 { return min(p[0], p[1]) }
 
-// Resume is what After needs to go on exactly; empty if Seq is enough.
-func (p Place) Resume() string {
-	if p[0] == p[1] {
-		return ""
+// one fails unless the place is the same in both streams.
+func (p Place) one() error {
+	if p[0] != p[1] {
+		return &lifecycle.InvalidError{Field: "after", Message: "must be one place, unless lines are attached to"}
 	}
-	return p.String()
+	return nil
 }
 
 // String is what After reads.
@@ -51,9 +51,18 @@ func streamOf(c runtime.Chunk) int {
 	return 0
 }
 
-// After returns where a request goes on: Last-Event-ID, which browsers send, else the
-// parameter after.
-func After(r *http.Request, q url.Values) (Place, error) {
+// After returns where a request for events goes on: Last-Event-ID, which browsers send, else
+// the parameter after; -1 is where the kept output begins.
+func After(r *http.Request, q url.Values) (int64, error) {
+	p, err := after(r, q)
+	if err == nil {
+		err = p.one()
+	}
+	return p.Seq(), err
+}
+
+// after is After for lines, whose two streams may have come to different places.
+func after(r *http.Request, q url.Values) (Place, error) {
 	field, s := "after", q.Get("after")
 	if id := r.Header.Get("Last-Event-ID"); id != "" {
 		field, s = "Last-Event-ID", id
@@ -68,7 +77,7 @@ func After(r *http.Request, q url.Values) (Place, error) {
 	for i, s := range []string{stdout, stderr} {
 		n, err := strconv.ParseInt(s, 10, 64)
 		if err != nil || n < 0 {
-			return p, &lifecycle.InvalidError{Field: field, Message: "must be the seq or the resume of an event, or 0"}
+			return p, &lifecycle.InvalidError{Field: field, Message: "must be the seq of an event, the resume of a line, or 0"}
 		}
 		p[i] = n
 	}

@@ -27,6 +27,9 @@ type batch struct {
 func (b *batch) add(c runtime.Chunk) {
 	for {
 		n := min(len(c.Data), maxEvent)
+		if n < len(c.Data) {
+			n -= incomplete(c.Data[:n])
+		}
 		part := runtime.Chunk{Seq: c.Seq - int64(len(c.Data)-n), Stderr: c.Stderr, Data: c.Data[:n]}
 		last := len(b.pieces) - 1
 		if last < 0 || b.pieces[last].Stderr != c.Stderr || len(b.data)-b.starts[last]+n > maxEvent {

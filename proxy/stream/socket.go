@@ -51,12 +51,14 @@ func Attach(w http.ResponseWriter, r *http.Request, to Attachable, ping time.Dur
 	case q.Has("frames") && frames != "bytes":
 		return &lifecycle.InvalidError{Field: "frames", Message: "must be bytes or lines"}
 	}
-	from, err := After(r, q)
+	from, err := after(r, q)
 	if err != nil {
 		return err
 	}
-	if !lines && from.Resume() != "" {
-		return &lifecycle.InvalidError{Field: "after", Message: "must be one place for bytes, of which nothing is held back"}
+	if !lines {
+		if err := from.one(); err != nil {
+			return err
+		}
 	}
 	if !wantsWebSocket(r) {
 		w.Header().Set("Upgrade", "websocket")
@@ -184,10 +186,9 @@ func (at *socket) ping(ctx context.Context, every time.Duration) error {
 // output sends the output. It returns the error of Next, io.EOF at the end, or that of a
 // write.
 func (at *socket) output(ctx context.Context) error {
-	split := splitter{cut: cutLine}
-	split.start(at.from)
+	split := newSplitter(at.from)
 	line := func(p piece) error {
-		l := apitype.AttachLine{Stream: p.stream(), Seq: p.seq, Line: strings.ToValidUTF8(string(p.data), "\ufffd"), Partial: p.partial}
+		l := apitype.AttachLine{Stream: streamName(p.stderr), Seq: p.seq, Line: strings.ToValidUTF8(string(p.data), "\ufffd"), Partial: p.partial}
 		if place := split.place(); place[0] != p.seq || place[1] != p.seq {
 			l.Resume = place.String()
 		}

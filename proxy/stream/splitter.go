@@ -3,23 +3,19 @@ package stream
 import (
 	"bytes"
 
-	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/runtime"
 )
 
-// splitter cuts the output of the two streams into pieces. It holds back what makes none
-// yet, by stream, and knows how much was sent.
+// splitter cuts the output of the two streams into lines. It holds back what is none yet, by
+// stream, and knows how much was sent.
 type splitter struct {
-	// cut returns the length of the first piece of what is held, and of its end, which is
-	// dropped. Both are 0 if there is none yet.
-	cut  func(held []byte) (n, end int)
 	told Place // sent by an earlier stream
 	last int64 // output was read up to here
 	held [2][]byte
 	from [2]int64 // after which the held bytes begin
 }
 
-// piece is a part of one stream's output.
+// piece is a line of one stream, or a part of one.
 type piece struct {
 	stderr  bool
 	data    []byte // until the next piece
@@ -27,23 +23,13 @@ type piece struct {
 	partial bool // cut without an end
 }
 
-func (p piece) stream() string {
-	if p.stderr {
-		return apitype.EventStderr
+// newSplitter returns a splitter that goes on after a place.
+func newSplitter(told Place) *splitter {
+	if told == Anywhere {
+		return &splitter{}
 	}
-	return apitype.EventStdout
+	return &splitter{told: told, last: told.Seq()}
 }
-
-// start goes on after a place.
-func (s *splitter) start(told Place) {
-	if told != Anywhere {
-		s.told = told
-		s.reach(told.Seq())
-	}
-}
-
-// reach notes output up to a place.
-func (s *splitter) reach(seq int64) { s.last = max(s.last, seq) }
 
 // feed emits the pieces that a chunk completes.
 func (s *splitter) feed(c runtime.Chunk, emit func(piece) error) error {
@@ -57,7 +43,7 @@ func (s *splitter) feed(c runtime.Chunk, emit func(piece) error) error {
 	}
 	s.held[i] = buf
 	for len(c.Data) > 0 {
-		n, end := s.cut(buf)
+		n, end := cutLine(buf)
 		if n+end == 0 {
 			break
 		}
@@ -65,13 +51,13 @@ func (s *splitter) feed(c runtime.Chunk, emit func(piece) error) error {
 		buf = buf[n+end:]
 		seq := c.Seq - int64(len(buf))
 		s.held[i], s.from[i] = buf, seq
-		s.reach(seq)
+		s.last = max(s.last, seq)
 		if err := emit(piece{c.Stderr, data, seq, end == 0}); err != nil {
 			return err
 		}
 	}
 	s.held[i] = bytes.Clone(buf) // the chunk's bytes are the source's
-	s.reach(c.Seq)
+	s.last = max(s.last, c.Seq)
 	return nil
 }
 
@@ -98,13 +84,8 @@ func (s *splitter) place() (at Place) {
 	return at
 }
 
-// cutAll makes a piece of all bytes.
-func cutAll(held []byte) (n, end int) { return len(held), 0 }
-
-// cutText makes a piece of all whole characters.
-func cutText(held []byte) (n, end int) { return len(held) - incomplete(held), 0 }
-
-// cutLine makes pieces of lines. A line that is too long is cut between characters.
+// cutLine returns the length of the first line of what is held, and of its end, which is
+// dropped. Both are 0 if there is none yet. A line that is too long is cut between characters.
 func cutLine(held []byte) (n, end int) {
 	most := min(len(held), maxEvent)
 	if i := bytes.IndexByte(held[:most], '\n'); i >= 0 {

@@ -11,29 +11,24 @@ import (
 func TestSplitter(t *testing.T) {
 	long := strings.Repeat("x", maxEvent-1)
 	for name, tt := range map[string]struct {
-		cut    func([]byte) (int, int)
 		told   Place
 		chunks []string // of stdout, or of stderr after a "!"
 		want   string   // pieces, and the place after each
 	}{
-		"all":                  {cutAll, Place{}, []string{"a\xe2", "!b"}, `"a\xe2"@2 !"b"@3`},
-		"text":                 {cutText, Place{}, []string{"a\xe2", "!b", "\x82\xac"}, `"a"@1 !"b"@1,3 "€"@5`},
-		"text that ends":       {cutText, Place{}, []string{"a\xe2", "!b\xe2"}, `"a"@1 !"b"@1,3 "\xe2"@4,3 !"\xe2"@4`},
-		"text sent in part":    {cutText, Place{1, 3}, []string{"a\xe2", "!b", "\x82\xac"}, `"€"@5`},
-		"lines":                {cutLine, Place{}, []string{"a\n\nb", "!c\n", "d\n"}, `"a"@2 ""@3 !"c"@3,6 "bd"@8`},
-		"line without an end":  {cutLine, Place{}, []string{"a\nb"}, `"a"@2 "b"…@3`},
-		"line that is as long": {cutLine, Place{}, []string{long + "\n"}, fmt.Sprintf("%q@%d", long, maxEvent)},
-		"line that is longer":  {cutLine, Place{}, []string{long + "€\n"}, fmt.Sprintf("%q…@%d \"€\"@%d", long, maxEvent-1, maxEvent+3)},
+		"lines sent in part":   {Place{2, 6}, []string{"a\n\nb", "!c\n", "d\n"}, `""@3,6 "bd"@8`},
+		"lines":                {Place{}, []string{"a\n\nb", "!c\n", "d\n"}, `"a"@2 ""@3 !"c"@3,6 "bd"@8`},
+		"line without an end":  {Place{}, []string{"a\nb"}, `"a"@2 "b"…@3`},
+		"line that is as long": {Place{}, []string{long + "\n"}, fmt.Sprintf("%q@%d", long, maxEvent)},
+		"line that is longer":  {Place{}, []string{long + "€\n"}, fmt.Sprintf("%q…@%d \"€\"@%d", long, maxEvent-1, maxEvent+3)},
 	} {
-		s := splitter{cut: tt.cut}
-		s.start(tt.told)
+		s := newSplitter(tt.told)
 		var got []string
 		emit := func(p piece) error {
 			mark, more := "", ""
 			if p.stderr {
 				mark = "!"
 			}
-			if p.partial && strings.Contains(name, "line") {
+			if p.partial {
 				more = "…"
 			}
 			text := fmt.Sprintf("%q", p.data)
