@@ -64,6 +64,9 @@ func BlamesProgram(said, program string) bool {
 		return strings.Contains(said, name)
 	})
 	said = strings.ToLower(said)
+	if strings.Contains(said, "open executable: ") { // crun's words, which don't name it
+		return true
+	}
 	return named && slices.ContainsFunc([]string{
 		"not found", "no such file or directory", "permission denied", "format error", "is a directory", "not a directory",
 		"argument list too long", "text file busy", "too many levels of symbolic links", "file name too long",
