@@ -10,7 +10,7 @@ import (
 // Where a container that was made with an Agent has it.
 const (
 	AgentProgram = "/sbin/berm-init" // the program
-	AgentVersion = 2                 // of what the program and Berm say to each other
+	AgentVersion = 3                 // of what the program and Berm say to each other
 	AgentDir     = "/run/berm"       // the directory of the socket at which Berm listens
 )
 
@@ -46,17 +46,20 @@ type Processes interface {
 	// Start starts a process. AlreadyExists when one of its ID is there, running or
 	// not: Forget it first. What can't be started at all ends with exit code 126 or
 	// 127 as in Runtime's Exec, and is no error.
-	Start(ctx context.Context, id string, p Process) (ProcessInfo, error)
-	// Attach gives the output from a place on, and takes input. There is one at a
-	// time: it takes the process over from the one before.
 	//
-	// From is a Chunk's Seq, after which it goes on; 0 is the beginning, and -1 is all
-	// that there is. OutOfRange when some of what should follow isn't kept any more.
-	//
-	// While somebody is attached, a process waits for its output to be taken; while
-	// nobody is, the oldest output makes room for the newest.
-	Attach(ctx context.Context, id, process string, from int64) (Attachment, error)
-	// Process tells of one, List of all, in the order they were started.
+	// The Follower is nil unless the Process has a Follow. It has the output from the
+	// first byte.
+	Start(ctx context.Context, id string, p Process) (ProcessInfo, Follower, error)
+	// Follow follows the output of a process. A process has up to 64 followers;
+	// ResourceExhausted when there are as many.
+	Follow(ctx context.Context, id, process string, f Follow) (Follower, error)
+	// Input opens the input of a process for one writer. AlreadyExists when it has
+	// one; FailedPrecondition when the input is closed, or the process has ended.
+	Input(ctx context.Context, id, process string) (Input, error)
+	// Events follows the starts and ends of a container's processes.
+	Events(ctx context.Context, id string) (Events, error)
+	// Process returns what is known of one, ListProcesses of all, in the order they
+	// were started.
 	Process(ctx context.Context, id, process string) (ProcessInfo, error)
 	ListProcesses(ctx context.Context, id string) ([]ProcessInfo, error)
 	// Signal sends a signal to a process' group. FailedPrecondition when it has ended.
@@ -80,14 +83,14 @@ type Process struct {
 	Env        []string
 	WorkingDir string
 	User       string
-	// Stdin keeps the input open for attachments; otherwise it is closed at once.
+	// Stdin keeps the input open for Input; otherwise it is closed at once.
 	Stdin bool
 	// TTY gives the process a terminal of that size; its output is all stdout.
 	TTY        bool
 	Rows, Cols int // 0 is 24 and 80
-	// Hold has the output wait a few seconds for an attachment, from the first byte.
-	Hold bool
-	// Once lets go of the output when an attachment was given it to its end, rather than
+	// Follow has Start return a Follower; its From is ignored.
+	Follow *Follow
+	// Once lets go of the output when a follower was given it to its end, rather than
 	// keep it until the process is forgotten.
 	Once bool
 	// Timeout kills it with its descendants; 0 is none.
@@ -101,6 +104,8 @@ type ProcessInfo struct {
 	ID        string
 	Label     string
 	Command   []string
+	PID       int    // in the container; 0 for what couldn't be started
+	User      string // "uid:gid"
 	Running   bool
 	TTY       bool
 	StartedAt time.Time
@@ -120,19 +125,58 @@ type ProcessInfo struct {
 	FirstSeq, NextSeq int64
 }
 
-// Attachment is one's hold on a process.
-type Attachment interface {
-	// Next gives the next output, and waits for it. After the last, io.EOF, Info tells
-	// how the process ended. An attachment that another took over ends with Aborted.
+// Places at which a Follow can begin, besides a Seq.
+const (
+	FromFirst = -1 // with the oldest output that is kept
+	FromNow   = -2 // with what comes next
+)
+
+// Follow says how to follow a process' output. While no lossless follower is there, the
+// oldest output makes room for the newest.
+type Follow struct {
+	// From is a Chunk's Seq, after which it goes on; 0 is the beginning. OutOfRange when
+	// some of what should follow isn't kept any more.
+	From int64
+	// Lossless makes the process wait until this follower has taken the output. Other
+	// followers that fall behind end with OutOfRange.
+	Lossless bool
+	// Exclusive allows no other exclusive follower. AlreadyExists when there is one.
+	Exclusive bool
+	// TakeOver is Exclusive, and ends the other exclusive follower with Aborted.
+	TakeOver bool
+}
+
+// Follower follows a process' output until it is closed. It delays no other one.
+type Follower interface {
+	// Next returns the next output, and waits for it. After the last it returns io.EOF.
 	// One goroutine at a time.
+	//
+	// A Chunk ends between two UTF-8 characters, where the output allows that: a piece
+	// of a character is kept back until its rest comes, the process ends, or 64 KiB of
+	// the other stream have followed.
 	Next() (Chunk, error)
-	// Info is how the process ended, once Next has said io.EOF.
+	// Info returns how the process ended, once Next has returned io.EOF.
 	Info() ProcessInfo
-	// Write sends input, CloseWrite ends it; from another goroutine than Next. What
-	// the process doesn't take holds them up.
+	io.Closer
+}
+
+// Input is the open input of a process.
+type Input interface {
+	// Write returns when the process' pipe or terminal has taken the bytes. Close from
+	// another goroutine ends a Write that waits.
 	io.Writer
+	// CloseWrite ends the input for good.
 	CloseWrite() error
-	// Close lets the process go on by itself.
+	// Close makes room for another writer.
+	io.Closer
+}
+
+// Events follows the processes of a container until it is closed.
+type Events interface {
+	// Next first returns all processes, maybe none. Then it waits, and returns those that
+	// have started or ended since; those that were forgotten aren't among them. After
+	// an error nothing more comes: open Events again, and compare. One goroutine at a time.
+	Next() ([]ProcessInfo, error)
 	io.Closer
 }
 

@@ -24,8 +24,13 @@ func agentCases(h Harness) []contractCase {
 		{"agent/process that can't be", testProcessRefused},
 		{"agent/process with input", testProcessInput},
 		{"agent/process from a place on", testProcessFrom},
-		{"agent/process whose output waits", testProcessHeld},
-		{"agent/process taken over", testProcessTakenOver},
+		{"agent/process followed from its start", testProcessFollowed},
+		{"agent/process with many followers", testProcessFollowers},
+		{"agent/process with a slow follower", testProcessSlow},
+		{"agent/process with exclusive followers", testProcessExclusive},
+		{"agent/process with several writers", testProcessWriters},
+		{"agent/process with characters", testProcessCharacters},
+		{"agent/events", testEvents},
 		{"agent/process signaled", testProcessSignaled},
 		{"agent/process with a timeout", testProcessTimeout},
 		{"agent/files", testFiles},
@@ -64,25 +69,56 @@ func (b *bed) inside() runtime.Insider { return b.rt }
 
 func (b *bed) start(t *testing.T, id string, p runtime.Process) runtime.ProcessInfo {
 	t.Helper()
-	info, err := b.inside().Start(b.ctx, id, p)
+	info, w, err := b.inside().Start(b.ctx, id, p)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if w != nil {
+		t.Error("a follower that nobody asked for")
 	}
 	return info
 }
 
-func (b *bed) attach(t *testing.T, id, process string, from int64) runtime.Attachment {
+// follow follows a process without loss.
+func (b *bed) follow(t *testing.T, id, process string, from int64) runtime.Follower {
 	t.Helper()
-	a, err := b.inside().Attach(b.ctx, id, process, from)
+	return b.followAs(t, id, process, runtime.Follow{From: from, Lossless: true})
+}
+
+func (b *bed) followAs(t *testing.T, id, process string, how runtime.Follow) runtime.Follower {
+	t.Helper()
+	w, err := b.inside().Follow(b.ctx, id, process, how)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = a.Close() })
-	return a
+	t.Cleanup(func() { _ = w.Close() })
+	return w
+}
+
+func (b *bed) input(t *testing.T, id, process string) runtime.Input {
+	t.Helper()
+	in, err := b.inside().Input(b.ctx, id, process)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = in.Close() })
+	return in
+}
+
+// types gives a process input, and leaves it open.
+func (b *bed) types(t *testing.T, id, process, text string) {
+	t.Helper()
+	in := b.input(t, id, process)
+	if n, err := io.WriteString(in, text); err != nil || n != len(text) {
+		t.Fatalf("%d bytes, %v", n, err)
+	}
+	if err := in.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // rest is all output that is to come, that on stderr in brackets, and how it ends.
-func rest(t *testing.T, a runtime.Attachment) (string, runtime.ProcessInfo) {
+func rest(t *testing.T, a runtime.Follower) (string, runtime.ProcessInfo) {
 	t.Helper()
 	var out [2]strings.Builder
 	for {
@@ -105,7 +141,7 @@ func rest(t *testing.T, a runtime.Attachment) (string, runtime.ProcessInfo) {
 }
 
 // until reads output until it contains a text, and answers its last place.
-func until(t *testing.T, a runtime.Attachment, text string) int64 {
+func until(t *testing.T, a runtime.Follower, text string) int64 {
 	t.Helper()
 	var out []byte
 	for {
@@ -131,7 +167,7 @@ func testProcess(t *testing.T, b *bed) {
 	if info.ID != "p" || info.Label != p.Label || time.Since(info.StartedAt).Abs() > time.Minute {
 		t.Errorf("started: %+v", info)
 	}
-	out, info := rest(t, b.attach(t, c.ID, "p", 0))
+	out, info := rest(t, b.follow(t, c.ID, "p", 0))
 	if out != "out\n[err\n]" || info.ExitCode != 3 || info.Running || info.EndedAt.IsZero() || info.NextSeq != 8 || info.Signal != 0 {
 		t.Errorf("%q, %+v", out, info)
 	}
@@ -139,7 +175,7 @@ func testProcess(t *testing.T, b *bed) {
 	if err != nil || again.ExitCode != 3 || again.Running || again.Label != p.Label || !slices.Equal(again.Command, p.Command) {
 		t.Errorf("%+v, %v", again, err)
 	}
-	_, err = in.Start(b.ctx, c.ID, p)
+	_, _, err = in.Start(b.ctx, c.ID, p)
 	class(t, "an ID that is taken", err, errdefs.IsAlreadyExists, "AlreadyExists")
 	b.start(t, c.ID, sh("q", "sleep 1000"))
 	list, err := in.ListProcesses(b.ctx, c.ID)
@@ -174,16 +210,17 @@ func testProcessRefused(t *testing.T, b *bed) {
 		"long label": {ID: "p", Command: []string{"true"}, Label: strings.Repeat("x", 1025)},
 		"much kept":  {ID: "p", Command: []string{"true"}, KeepBytes: 4<<20 + 1},
 	} {
-		_, err := in.Start(b.ctx, c.ID, p)
+		_, _, err := in.Start(b.ctx, c.ID, p)
 		class(t, name, err, errdefs.IsInvalidArgument, "InvalidArgument")
 	}
 	b.start(t, c.ID, runtime.Process{ID: "missing", Command: []string{"no-such-program"}})
-	if _, info := rest(t, b.attach(t, c.ID, "missing", 0)); info.ExitCode != 127 {
+	if _, info := rest(t, b.follow(t, c.ID, "missing", 0)); info.ExitCode != 127 {
 		t.Errorf("a program that isn't there: %+v", info)
 	}
 	for what, call := range map[string]func(id, process string) error{
 		"look":   func(id, p string) error { _, err := in.Process(b.ctx, id, p); return err },
-		"attach": func(id, p string) error { _, err := in.Attach(b.ctx, id, p, 0); return err },
+		"follow": func(id, p string) error { _, err := in.Follow(b.ctx, id, p, runtime.Follow{}); return err },
+		"input":  func(id, p string) error { _, err := in.Input(b.ctx, id, p); return err },
 		"signal": func(id, p string) error { return in.Signal(b.ctx, id, p, 15) },
 		"kill":   func(id, p string) error { return in.Kill(b.ctx, id, p) },
 	} {
@@ -191,34 +228,39 @@ func testProcessRefused(t *testing.T, b *bed) {
 		class(t, what+" in none", call(noID, "p"), errdefs.IsNotFound, "NotFound")
 	}
 	class(t, "signal of one that has ended", in.Signal(b.ctx, c.ID, "missing", 15), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	_, err := in.Input(b.ctx, c.ID, "missing")
+	class(t, "input of one that has ended", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
+	_, err = in.Events(b.ctx, noID)
+	class(t, "events in none", err, errdefs.IsNotFound, "NotFound")
 }
 
 func testProcessInput(t *testing.T, b *bed) {
 	c := b.create(t, b.spec())
 	p := runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true}
 	b.start(t, c.ID, p)
-	a := b.attach(t, c.ID, "p", 0)
-	if _, err := io.WriteString(a, "first\n"); err != nil {
-		t.Fatal(err)
-	}
-	seq := until(t, a, "first\n")
-	if err := a.Close(); err != nil {
+	w := b.follow(t, c.ID, "p", 0)
+	b.types(t, c.ID, "p", "first\n")
+	seq := until(t, w, "first\n")
+	if err := w.Close(); err != nil {
 		t.Error(err)
 	}
-	a = b.attach(t, c.ID, "p", seq)
-	if _, err := io.WriteString(a, "second\n"); err != nil {
+	w = b.follow(t, c.ID, "p", seq)
+	in := b.input(t, c.ID, "p")
+	if _, err := io.WriteString(in, "second\n"); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.CloseWrite(); err != nil {
+	if err := in.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	if out, info := rest(t, a); out != "second\n" || info.ExitCode != 0 || info.NextSeq != 13 {
+	if out, info := rest(t, w); out != "second\n" || info.ExitCode != 0 || info.NextSeq != 13 {
 		t.Errorf("%q, %+v", out, info)
 	}
+	_, err := in.Write([]byte("x"))
+	class(t, "input after its end", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
 	// Without it there is none.
 	p.ID, p.Stdin = "q", false
 	b.start(t, c.ID, p)
-	if out, info := rest(t, b.attach(t, c.ID, "q", 0)); out != "" || info.ExitCode != 0 {
+	if out, info := rest(t, b.follow(t, c.ID, "q", 0)); out != "" || info.ExitCode != 0 {
 		t.Errorf("%q, %+v", out, info)
 	}
 }
@@ -236,74 +278,32 @@ func testProcessFrom(t *testing.T, b *bed) {
 		return !info.Running
 	})
 	for from, want := range map[int64]string{-1: "9\nabcdefghi\n", 9: "9\nabcdefghi\n", 11: "abcdefghi\n", 15: "efghi\n", 21: ""} {
-		if out, info := rest(t, b.attach(t, c.ID, "p", from)); out != want || info.ExitCode != 4 || info.FirstSeq != 9 || info.NextSeq != 21 {
+		if out, info := rest(t, b.follow(t, c.ID, "p", from)); out != want || info.ExitCode != 4 || info.FirstSeq != 9 || info.NextSeq != 21 {
 			t.Errorf("from %d: %q, %+v", from, out, info)
 		}
 	}
 	for _, from := range []int64{0, 8, 22, 1 << 40} {
-		_, err := in.Attach(b.ctx, c.ID, "p", from)
+		_, err := in.Follow(b.ctx, c.ID, "p", runtime.Follow{From: from})
 		class(t, fmt.Sprintf("from %d", from), err, errdefs.IsOutOfRange, "OutOfRange")
 	}
-	_, err := in.Attach(b.ctx, c.ID, "p", -2)
-	class(t, "from -2", err, errdefs.IsInvalidArgument, "InvalidArgument")
-}
-
-// testProcessHeld: nothing is lost to who comes soon, and nothing waits forever for who
-// doesn't.
-func testProcessHeld(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	for _, id := range []string{"awaited", "forgotten"} {
-		p := sh(id, "echo 0123456789; echo abcdefghi; exit 4")
-		p.KeepBytes, p.Hold = 12, true
-		begun := time.Now()
-		b.start(t, c.ID, p)
-		if id == "awaited" {
-			time.Sleep(100 * time.Millisecond)
-			a, err := b.inside().Attach(b.ctx, c.ID, id, 0)
-			if err != nil && time.Since(begun) > 4*time.Second {
-				continue // the machine was too slow to tell
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if out, info := rest(t, a); out != "0123456789\nabcdefghi\n" || info.ExitCode != 4 {
-				t.Errorf("%q, %+v", out, info)
-			}
-			continue
-		}
-		b.await(t, "it to end", func() bool {
-			info, err := b.inside().Process(b.ctx, c.ID, id)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return !info.Running
-		})
-		if took := time.Since(begun); took < 4*time.Second {
-			t.Errorf("the output waited for %s only", took)
-		}
+	if out, info := rest(t, b.follow(t, c.ID, "p", runtime.FromNow)); out != "" || info.ExitCode != 4 {
+		t.Errorf("from now on: %q, %+v", out, info)
 	}
-}
-
-func testProcessTakenOver(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	b.start(t, c.ID, runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true})
-	first := b.attach(t, c.ID, "p", 0)
-	failed := make(chan error, 1)
-	go func() {
-		_, err := first.Next()
-		failed <- err
-	}()
-	second := b.attach(t, c.ID, "p", 0)
-	select {
-	case err := <-failed:
-		class(t, "the first", err, errdefs.IsAborted, "Aborted")
-	case <-b.ctx.Done():
-		t.Fatal("the first wasn't told")
-	}
-	if _, err := io.WriteString(second, "x\n"); err != nil {
+	_, err := in.Follow(b.ctx, c.ID, "p", runtime.Follow{From: -3})
+	class(t, "from -3", err, errdefs.IsInvalidArgument, "InvalidArgument")
+	// What was given to its end once isn't kept.
+	p.ID, p.Once = "once", true
+	_, w, err := in.Start(b.ctx, c.ID, func() runtime.Process { p.Follow = &runtime.Follow{Lossless: true}; return p }())
+	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, second, "x\n")
+	if out, info := rest(t, w); out != "0123456789\nabcdefghi\n" || info.ExitCode != 4 {
+		t.Errorf("once: %q, %+v", out, info)
+	}
+	b.await(t, "the output to be let go of", func() bool {
+		info, err := in.Process(b.ctx, c.ID, "once")
+		return err == nil && info.FirstSeq == info.NextSeq && info.NextSeq == 21
+	})
 }
 
 func testProcessSignaled(t *testing.T, b *bed) {
@@ -312,7 +312,7 @@ func testProcessSignaled(t *testing.T, b *bed) {
 	if err := b.inside().Signal(b.ctx, c.ID, "p", 15); err != nil {
 		t.Fatal(err)
 	}
-	if _, info := rest(t, b.attach(t, c.ID, "p", 0)); info.ExitCode != 143 || info.Signal != 15 || info.Killed || info.TimedOut {
+	if _, info := rest(t, b.follow(t, c.ID, "p", 0)); info.ExitCode != 143 || info.Signal != 15 || info.Killed || info.TimedOut {
 		t.Errorf("%+v", info)
 	}
 	if !b.Real {
@@ -323,12 +323,12 @@ func testProcessSignaled(t *testing.T, b *bed) {
 	p := sh("q", `(trap '' HUP; exec sleep 70004) & trap 'echo hup' HUP; trap 'echo term; exit 5' TERM; echo ready; while :; do sleep 0.1; done`)
 	p.Stdin = true
 	b.start(t, c.ID, p)
-	a := b.attach(t, c.ID, "q", 0)
+	a, in := b.follow(t, c.ID, "q", 0), b.input(t, c.ID, "q")
 	until(t, a, "ready\n")
 	written := make(chan struct{})
 	go func() {
 		defer close(written)
-		_, _ = a.Write(make([]byte, 1<<20)) // taken or not
+		_, _ = in.Write(make([]byte, 1<<20)) // taken or not
 	}()
 	select {
 	case <-written:
@@ -363,7 +363,7 @@ func testProcessTimeout(t *testing.T, b *bed) {
 	p := sh("p", "sleep 1000")
 	p.Timeout = 300 * time.Millisecond
 	b.start(t, c.ID, p)
-	if _, info := rest(t, b.attach(t, c.ID, "p", 0)); info.ExitCode != 137 || !info.TimedOut || info.NotKilled {
+	if _, info := rest(t, b.follow(t, c.ID, "p", 0)); info.ExitCode != 137 || !info.TimedOut || info.NotKilled {
 		t.Errorf("%+v", info)
 	}
 }
@@ -389,7 +389,7 @@ func testProcessKilled(t *testing.T, b *bed) {
 				if err := b.inside().Kill(b.ctx, c.ID, "p"); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
-			} else if _, info := rest(t, b.attach(t, c.ID, "p", 0)); !info.TimedOut || info.NotKilled {
+			} else if _, info := rest(t, b.follow(t, c.ID, "p", 0)); !info.TimedOut || info.NotKilled {
 				t.Errorf("%s: %+v", name, info)
 			}
 			if ps := b.output(t, c.ID, "ps", "-o", "stat,args"); strings.Contains(ps, "7000") || !strings.Contains(ps, "60000") {
@@ -404,14 +404,12 @@ func testProcessTerminal(t *testing.T, b *bed) {
 	p := sh("p", "test -t 0 && test -t 1 && test -t 2 && stty size; read x; stty size; echo $x >&2; exit 6")
 	p.TTY, p.Stdin, p.Rows, p.Cols = true, true, 30, 100
 	b.start(t, c.ID, p)
-	a := b.attach(t, c.ID, "p", 0)
+	a := b.follow(t, c.ID, "p", 0)
 	until(t, a, "30 100")
 	if err := b.inside().Resize(b.ctx, c.ID, "p", 40, 120); err != nil {
 		t.Error(err)
 	}
-	if _, err := io.WriteString(a, "typed\n"); err != nil {
-		t.Fatal(err)
-	}
+	b.types(t, c.ID, "p", "typed\n")
 	if out, info := rest(t, a); !strings.HasSuffix(out, "40 120\r\ntyped\r\n") || info.ExitCode != 6 || !info.TTY {
 		t.Errorf("%q, %+v", out, info)
 	}
@@ -429,12 +427,17 @@ func testProcessOutlives(t *testing.T, b *bed) {
 	}
 	p := sh("p", "echo before; read x; echo after; exit 5")
 	p.Stdin, p.Label = true, "kept"
-	if _, err := first.Start(b.ctx, c.ID, p); err != nil {
-		t.Fatal(err)
-	}
-	a, err := first.Attach(b.ctx, c.ID, "p", 0)
+	p.Follow = &runtime.Follow{Lossless: true, Exclusive: true}
+	_, a, err := first.Start(b.ctx, c.ID, p)
 	if err != nil {
 		t.Fatal(err)
+	}
+	events, err := first.Events(b.ctx, c.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := told(t, events); len(got) != 1 {
+		t.Errorf("%+v", got)
 	}
 	seq := until(t, a, "before\n")
 	if err := first.(io.Closer).Close(); err != nil {
@@ -443,22 +446,44 @@ func testProcessOutlives(t *testing.T, b *bed) {
 	if chunk, err := a.Next(); err == nil {
 		t.Errorf("after the client was closed: %+v", chunk)
 	}
-	_ = a.Close()
+	if got, err := events.Next(); err == nil {
+		t.Errorf("after the client was closed: %+v", got)
+	}
+	_, _ = a.Close(), events.Close()
 
 	second := b.Reopen(t, dir)
 	in := second
 	if info, err := in.Process(b.ctx, c.ID, "p"); err != nil || !info.Running || info.Label != "kept" {
 		t.Errorf("%+v, %v", info, err)
 	}
-	if a, err = in.Attach(b.ctx, c.ID, "p", seq); err != nil {
+	if events, err = in.Events(b.ctx, c.ID); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = events.Close() })
+	if got := told(t, events); len(got) != 1 || got[0].ID != "p" || !got[0].Running {
+		t.Errorf("%+v", got)
+	}
+	// That of the one before is gone with its connection, or soon.
+	b.await(t, "room for an exclusive follower", func() bool {
+		a, err = in.Follow(b.ctx, c.ID, "p", runtime.Follow{From: seq, Exclusive: true})
+		if err != nil && !errdefs.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
 	t.Cleanup(func() { _ = a.Close() })
-	if _, err := io.WriteString(a, "go on\n"); err != nil {
+	input, err := in.Input(b.ctx, c.ID, "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(input, "go on\n"); err != nil {
 		t.Error(err)
 	}
 	if out, info := rest(t, a); out != "after\n" || info.ExitCode != 5 {
 		t.Errorf("%q, %+v", out, info)
+	}
+	if got := told(t, events); len(got) != 1 || got[0].Running || got[0].ExitCode != 5 {
+		t.Errorf("%+v", got)
 	}
 	res, err := second.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}})
 	if err != nil || res.ExitCode != 0 {
@@ -496,14 +521,14 @@ func testProcessUser(t *testing.T, b *bed) {
 	b.start(t, c.ID, p)
 	b.start(t, c.ID, sh("own", "sleep 70005"))
 	p.User = "1001"
-	if _, err := in.Start(b.ctx, c.ID, p); !errdefs.IsAlreadyExists(err) {
+	if _, _, err := in.Start(b.ctx, c.ID, p); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("of one ID: %v", err)
 	}
 	list, err := in.ListProcesses(b.ctx, c.ID)
 	if err != nil || len(list) != 2 {
 		t.Errorf("%+v, %v", list, err)
 	}
-	a := b.attach(t, c.ID, "other", 0)
+	a := b.follow(t, c.ID, "other", 0)
 	until(t, a, "1000\n")
 	b.await(t, "its tree", func() bool { return strings.Contains(b.output(t, c.ID, "ps", "-o", "args"), "sleep 70001") })
 	if err := in.Kill(b.ctx, c.ID, "other"); err != nil {
@@ -622,13 +647,13 @@ func testAgentOff(t *testing.T, b *bed) {
 	b.dialed(t, c.ID, "hello\n")
 
 	p := sh("p", "echo out; read x; echo $x; exit 7")
-	p.Stdin, p.Hold, p.KeepBytes = true, true, 6
-	b.start(t, c.ID, p)
-	a := b.attach(t, c.ID, "p", 0)
-	until(t, a, "out\n")
-	if _, err := io.WriteString(a, "typed\n"); err != nil {
-		t.Error(err)
+	p.Stdin, p.KeepBytes, p.Follow = true, 6, &runtime.Follow{Lossless: true}
+	_, a, err := in.Start(b.ctx, c.ID, p)
+	if err != nil {
+		t.Fatal(err)
 	}
+	until(t, a, "out\n")
+	b.types(t, c.ID, "p", "typed\n")
 	if out, info := rest(t, a); out != "typed\n" || info.ExitCode != 7 {
 		t.Errorf("%q, %+v", out, info)
 	}

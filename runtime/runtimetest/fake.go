@@ -25,8 +25,8 @@ const DefaultImage = "berm.local/busybox:latest"
 // Operations are named "info", "image", "pull", "ensure_network", "networks",
 // "remove_network", "volumes", "remove_volume", "create", "inspect", "list", "remove", "exec", "pause",
 // "resume", "logs", "stats", "watch" and "sweep", and of runtime.Insider "process_start",
-// "process_attach", "process", "process_list", "process_signal", "process_kill",
-// "process_resize", "process_forget", "file_stat", "file_read", "file_write", "file_list",
+// "process_follow", "process_input", "process_events", "process", "process_list",
+// "process_signal", "process_kill", "process_resize", "process_forget", "file_stat", "file_read", "file_write", "file_list",
 // "file_mkdir", "file_move", "file_copy", "file_remove", "file_glob", "file_search",
 // "file_tar_read", "file_tar_write" (once for each file, too), "file_watch" and "dial". The id that goes with one is the
 // container's; the image reference with "image" and "pull"; the name with
@@ -112,7 +112,7 @@ func NewFake(opts FakeOptions) *Fake {
 	for _, op := range []string{
 		"info", "image", "pull", "ensure_network", "networks", "remove_network", "volumes", "remove_volume", "create", "inspect",
 		"list", "remove", "exec", "pause", "resume", "logs", "stats", "watch", "sweep",
-		"process_start", "process_attach", "process", "process_list", "process_signal", "process_kill", "process_resize", "process_forget",
+		"process_start", "process_follow", "process_input", "process_events", "process", "process_list", "process_signal", "process_kill", "process_resize", "process_forget",
 		"file_stat", "file_read", "file_write", "file_list", "file_mkdir", "file_move", "file_copy", "file_remove", "file_glob",
 		"file_search", "file_tar_read", "file_tar_write", "file_watch", "dial",
 	} {
@@ -141,7 +141,8 @@ func (f *Fake) Calls(op string) int {
 }
 
 // SetDown takes the engine down, or brings it back. While it is down all calls are
-// Unavailable; those under way in Exec, Logs and Watch end so when it goes down.
+// Unavailable; those under way in Exec, Logs and Watch end so when it goes down, as do
+// followers of processes, writers to them and Events.
 // Containers live on.
 func (f *Fake) SetDown(down bool) {
 	f.mu.Lock()
@@ -155,6 +156,7 @@ func (f *Fake) SetDown(down bool) {
 			for e := range c.execs {
 				e.cancel(errDown)
 			}
+			c.leaveProcesses(errDown)
 		}
 		return
 	}

@@ -32,7 +32,9 @@ type fakeContainer struct {
 	changed chan struct{} // closed and replaced when log or state change; nil while nobody waits
 
 	processes []*fakeProcess
-	tree      *fakeFile // nil until it is looked at
+	pids      int                  // processes that were started
+	events    map[*fakeEvents]bool // that follow them
+	tree      *fakeFile            // nil until it is looked at
 	watchers  map[*fakeFileWatcher]struct{}
 	conns     map[*pairConn]struct{}
 	ended     chan struct{} // closed when it has; nil while nobody waits

@@ -214,14 +214,7 @@ func (c command) simple(in *fakeContainer, env []string, e runtime.Exec) (code i
 	case "pwd":
 		_, _ = io.WriteString(out, cmp.Or(e.WorkingDir, in.spec.WorkingDir, "/")+"\n")
 	case "id":
-		user := cmp.Or(e.User, in.spec.User, "0:0")
-		if user == "nobody" { // any other name is printed as it is
-			user = "65534:65534"
-		}
-		uid, gid, ok := strings.Cut(user, ":")
-		if !ok {
-			gid = "0"
-		}
+		uid, gid, _ := strings.Cut(in.user(e.User), ":")
 		if arg == "-g" {
 			uid = gid
 		}

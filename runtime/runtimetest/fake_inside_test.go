@@ -20,7 +20,7 @@ import (
 )
 
 // follow gives all the output that is to come, each stream with its mark.
-func follow(t *testing.T, a runtime.Attachment) string {
+func follow(t *testing.T, a runtime.Follower) string {
 	t.Helper()
 	var out strings.Builder
 	for {
@@ -62,12 +62,10 @@ func TestFakeProcesses(t *testing.T) {
 				c := mustCreate(t, f, runtime.Spec{Name: "a"})
 				tt.spec.ID, tt.spec.Command = "p", []string{"sh", "-c", tt.script}
 				start := time.Now()
-				if info, err := f.Start(t.Context(), c.ID, tt.spec); err != nil || !info.Running {
+				tt.spec.Follow = new(runtime.Follow)
+				info, a, err := f.Start(t.Context(), c.ID, tt.spec)
+				if err != nil || !info.Running {
 					t.Fatalf("%+v, %v", info, err)
-				}
-				a, err := f.Attach(t.Context(), c.ID, "p", 0)
-				if err != nil {
-					t.Fatal(err)
 				}
 				synctest.Wait()
 				if tt.end != nil {
@@ -100,68 +98,6 @@ func TestFakeProcesses(t *testing.T) {
 	}
 }
 
-func TestFakeAttach(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := NewFake(FakeOptions{})
-		c := mustCreate(t, f, runtime.Spec{Name: "a"})
-		if _, err := f.Start(t.Context(), c.ID, runtime.Process{ID: "cat", Command: []string{"cat"}, Stdin: true, KeepBytes: 10}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := f.Start(t.Context(), c.ID, runtime.Process{ID: "cat", Command: []string{"cat"}}); !errdefs.IsAlreadyExists(err) {
-			t.Errorf("twice: %v", err)
-		}
-		attach := func(from int64) runtime.Attachment {
-			a, err := f.Attach(t.Context(), c.ID, "cat", from)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return a
-		}
-		first := attach(0)
-		taken := make(chan error)
-		go func() {
-			_, err := first.Next()
-			taken <- err
-		}()
-		synctest.Wait()
-		second := attach(0)
-		if err := <-taken; !errdefs.IsAborted(err) {
-			t.Errorf("taken over: %v", err)
-		}
-		if _, err := first.Write([]byte("x")); !errdefs.IsAborted(err) {
-			t.Errorf("input from the one before: %v", err)
-		}
-		// While somebody is attached, nothing is lost; the process waits instead.
-		sent := strings.Repeat("0123456789", 20_000)
-		go func() {
-			_, err := io.Copy(second, strings.NewReader(sent))
-			taken <- errors.Join(err, second.CloseWrite())
-		}()
-		synctest.Wait()
-		if info, err := f.Process(t.Context(), c.ID, "cat"); err != nil || info.NextSeq != 10 || info.FirstSeq != 0 {
-			t.Errorf("held up: %+v, %v", info, err)
-		}
-		if got := follow(t, second); got != sent {
-			t.Errorf("%d bytes of %d came", len(got), len(sent))
-		}
-		if err := <-taken; err != nil {
-			t.Error(err)
-		}
-		if info := second.Info(); info.NextSeq != int64(len(sent)) || info.FirstSeq != info.NextSeq-10 || info.Running {
-			t.Errorf("%+v", info)
-		}
-		if _, err := f.Attach(t.Context(), c.ID, "cat", 0); !errdefs.IsOutOfRange(err) {
-			t.Errorf("from the beginning: %v", err)
-		}
-		if got := follow(t, attach(-1)); got != "0123456789" {
-			t.Errorf("all there is: %q", got)
-		}
-		if _, err := attach(-1).Write([]byte("x")); !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("input for one that has ended: %v", err)
-		}
-	})
-}
-
 // TestFakeInsideEnds: what goes on in a container ends with it, and with the engine
 // only for who asked.
 func TestFakeInsideEnds(t *testing.T) {
@@ -169,46 +105,53 @@ func TestFakeInsideEnds(t *testing.T) {
 		f := NewFake(FakeOptions{})
 		f.Listen(80, func(c net.Conn) { _, _ = io.Copy(c, c) })
 		c := mustCreate(t, f, runtime.Spec{Name: "a"})
-		if _, err := f.Start(t.Context(), c.ID, runtime.Process{ID: "p", Command: []string{"sleep", "infinity"}}); err != nil {
+		if _, _, err := f.Start(t.Context(), c.ID, runtime.Process{ID: "p", Command: []string{"sleep", "infinity"}, Stdin: true}); err != nil {
 			t.Fatal(err)
 		}
-		wait := func() (attached, watched chan error) {
-			attached, watched = make(chan error, 1), make(chan error, 1)
-			a, err := f.Attach(t.Context(), c.ID, "p", 0)
-			if err != nil {
+		wait := func() map[string]chan error {
+			w, err := f.Follow(t.Context(), c.ID, "p", runtime.Follow{Exclusive: true})
+			in, err2 := f.Input(t.Context(), c.ID, "p")
+			events, err3 := f.Events(t.Context(), c.ID)
+			if err := errors.Join(err, err2, err3); err != nil {
 				t.Fatal(err)
 			}
-			go func() {
-				_, err := a.Next()
-				attached <- err
-			}()
-			go func() {
-				ignore := func(runtime.FileEvent) error { return nil }
-				watched <- f.File(t.Context(), c.ID, runtime.FileOp{Verb: runtime.FileWatch, Path: "/tmp"}, runtime.FileIO{Event: ignore})
-			}()
+			if _, err := events.Next(); err != nil {
+				t.Error(err)
+			}
+			ended := map[string]chan error{}
+			for what, do := range map[string]func() error{
+				"followed": func() error { _, err := w.Next(); return err },
+				"written":  func() error { _, err := in.Write(make([]byte, 1<<20)); return err },
+				"events":   func() error { _, err := events.Next(); return err },
+				"watched": func() error {
+					ignore := func(runtime.FileEvent) error { return nil }
+					return f.File(t.Context(), c.ID, runtime.FileOp{Verb: runtime.FileWatch, Path: "/tmp"}, runtime.FileIO{Event: ignore})
+				},
+			} {
+				ended[what] = make(chan error, 1)
+				go func() { ended[what] <- do() }()
+			}
 			synctest.Wait()
-			return attached, watched
+			return ended
 		}
-		attached, watched := wait()
+		ended := wait()
 		f.SetDown(true)
-		if err := <-attached; !errdefs.IsUnavailable(err) {
-			t.Errorf("attached to one whose engine went down: %v", err)
-		}
-		if err := <-watched; !errdefs.IsUnavailable(err) {
-			t.Errorf("watched when the engine went down: %v", err)
+		for what, end := range ended {
+			if err := <-end; !errdefs.IsUnavailable(err) {
+				t.Errorf("%s when the engine went down: %v", what, err)
+			}
 		}
 		f.SetDown(false)
-		attached, watched = wait()
+		ended = wait()
 		conn, err := f.Dial(t.Context(), c.ID, 80)
 		if err != nil {
 			t.Fatal(err)
 		}
 		f.Die(c.ID)
-		if err := <-attached; !errors.Is(err, runtime.ErrInterrupted) {
-			t.Errorf("attached to one whose container died: %v", err)
-		}
-		if err := <-watched; !errors.Is(err, runtime.ErrInterrupted) {
-			t.Errorf("watched when the container died: %v", err)
+		for what, end := range ended {
+			if err := <-end; !errors.Is(err, runtime.ErrInterrupted) {
+				t.Errorf("%s when the container died: %v", what, err)
+			}
 		}
 		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 			t.Errorf("the connection: %v", err)

@@ -1,6 +1,7 @@
 package runtimetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,25 +14,28 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
 // fakeProcess is a process of a container. All its fields but the first ones, which
 // don't change, belong to f.mu.
 type fakeProcess struct {
 	f      *Fake
+	c      *fakeContainer
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	spec   runtime.Process
 
-	info     runtime.ProcessInfo
-	err      error // ErrNotKilled, once it has ended
-	gone     error // why there is nothing more to be had of it: its container
-	out      outputRing
-	in       []byte
-	inEnded  bool
-	attached *fakeAttachment
-	ignored  []int         // signals
-	changed  chan struct{} // closed and replaced when any of these does
+	info      runtime.ProcessInfo
+	err       error // ErrNotKilled, once it has ended
+	gone      bool  // with its container
+	out       *wire.Ring
+	in        []byte
+	inEnded   bool
+	writer    *fakeInput
+	followers map[*fakeFollower]bool
+	ignored   []int         // signals
+	changed   chan struct{} // closed and replaced when any of these does
 }
 
 var (
@@ -48,8 +52,9 @@ func (s signalled) Error() string { return fmt.Sprintf("signal %d", int(s)) }
 const (
 	fakeKeep     = 64 << 10
 	fakeKeepMost = 4 << 20
-	fakeInput    = 64 << 10 // that a process doesn't take, before it holds up who sends it
-	fakeChunk    = 32 << 10
+	// Input that a process doesn't take, before its writer has to wait.
+	fakeInputSize = 64 << 10
+	fakeChunk     = 32 << 10
 
 	fakeCPUTime = time.Millisecond
 	fakePeak    = 1 << 20
@@ -104,21 +109,33 @@ func (c *fakeContainer) process(id string) *fakeProcess {
 // Start implements runtime.Processes. The commands are those of Exec, with their
 // process in a goroutine of its own until it ends, or its container does. "trap ” TERM",
 // say, has a process of them ignore a signal.
-func (f *Fake) Start(ctx context.Context, id string, spec runtime.Process) (runtime.ProcessInfo, error) {
+func (f *Fake) Start(ctx context.Context, id string, spec runtime.Process) (runtime.ProcessInfo, runtime.Follower, error) {
 	c, err := f.inside(ctx, "process_start", id)
 	if err != nil {
-		return runtime.ProcessInfo{}, err
+		return runtime.ProcessInfo{}, nil, err
 	}
 	p, err := f.start(c, spec)
 	var info runtime.ProcessInfo
+	var follower runtime.Follower
 	if err == nil {
 		info = p.tell()
+		if spec.Follow != nil {
+			how := *spec.Follow
+			how.From = 0
+			follower, err = p.follow(how) // of a new process
+		}
 	}
 	f.mu.Unlock()
 	if err != nil {
-		return runtime.ProcessInfo{}, fmt.Errorf("start process in %s: %w", id, err)
+		return runtime.ProcessInfo{}, nil, fmt.Errorf("start process in %s: %w", id, err)
 	}
-	return info, f.after("process_start", id)
+	if err := f.after("process_start", id); err != nil {
+		if follower != nil {
+			_ = follower.Close()
+		}
+		return runtime.ProcessInfo{}, nil, err
+	}
+	return info, follower, nil
 }
 
 // start starts a process; f.mu is held.
@@ -134,22 +151,21 @@ func (f *Fake) start(c *fakeContainer, spec runtime.Process) (*fakeProcess, erro
 		return nil, fmt.Errorf("process %q is there: %w", spec.ID, errdefs.ErrAlreadyExists)
 	}
 	spec.Command, spec.Env = slices.Clone(spec.Command), slices.Clone(spec.Env)
-	p := &fakeProcess{f: f, spec: spec, changed: make(chan struct{}), inEnded: !spec.Stdin}
-	p.ctx, p.cancel = context.WithCancelCause(context.Background())
-	p.out.most = spec.KeepBytes
-	if p.out.most == 0 {
-		p.out.most = fakeKeep
+	p := &fakeProcess{
+		f: f, c: c, spec: spec, changed: make(chan struct{}), inEnded: !spec.Stdin, followers: map[*fakeFollower]bool{},
+		out: wire.NewRing(cmp.Or(spec.KeepBytes, fakeKeep)),
 	}
-	p.info = runtime.ProcessInfo{ID: spec.ID, Label: spec.Label, Command: spec.Command, Running: true, TTY: spec.TTY, StartedAt: time.Now()}
+	p.ctx, p.cancel = context.WithCancelCause(context.Background())
+	c.pids++
+	p.info = runtime.ProcessInfo{
+		ID: spec.ID, Label: spec.Label, Command: spec.Command, PID: c.pids + 1, User: c.user(spec.User), Running: true, TTY: spec.TTY, StartedAt: time.Now(),
+	}
 	var timer *time.Timer
 	if spec.Timeout > 0 {
 		timer = time.AfterFunc(spec.Timeout, func() { p.cancel(errTimed) })
 	}
-	if spec.Hold {
-		a := p.attach(f.down, 0)
-		time.AfterFunc(5*time.Second, func() { _ = a.Close() })
-	}
 	c.processes = append(c.processes, p)
+	c.tellOf(p)
 	info := c.info
 	go func() {
 		p.run(c, info)
@@ -194,7 +210,9 @@ func (p *fakeProcess) run(c *fakeContainer, info runtime.Container) {
 	}
 	p.cancel(nil)
 	p.inEnded = true
+	p.out.Flush()
 	p.notify()
+	c.tellOf(p)
 }
 
 // parseTrap takes a trap from the beginning of a script.
@@ -214,10 +232,22 @@ func parseTrap(argv []string) (ignored []int, script string, ok bool) {
 	return ignored, rest, true
 }
 
+// user is the "uid:gid" of a process.
+func (c *fakeContainer) user(of string) string {
+	user := cmp.Or(of, c.spec.User, "0:0")
+	if user == "nobody" { // any other name is as it is
+		user = "65534:65534"
+	}
+	if !strings.Contains(user, ":") {
+		user += ":0"
+	}
+	return user
+}
+
 // tell is what is known now; f.mu is held.
 func (p *fakeProcess) tell() runtime.ProcessInfo {
 	out := p.info
-	out.FirstSeq, out.NextSeq = p.out.first(), p.out.next
+	out.FirstSeq, out.NextSeq = p.out.Bounds()
 	return out
 }
 
@@ -279,7 +309,7 @@ func (f *Fake) Kill(ctx context.Context, id, process string) error {
 		return err
 	}
 	p.cancel(errKilled)
-	for p.info.Running && p.gone == nil {
+	for p.info.Running && !p.gone {
 		changed, down := p.changed, f.down
 		f.mu.Unlock()
 		select {
@@ -342,8 +372,9 @@ func (f *Fake) Forget(ctx context.Context, id, process string) error {
 
 // endProcesses ends a container's processes with it; f.mu is held.
 func (c *fakeContainer) endProcesses() {
+	c.leaveProcesses(errDied)
 	for _, p := range c.processes {
-		p.gone = errDied
+		p.gone = true
 		p.cancel(errDied)
 		p.notify()
 	}

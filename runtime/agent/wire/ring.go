@@ -1,8 +1,14 @@
 package wire
 
-import "sort"
+import (
+	"sort"
+	"unicode/utf8"
+)
 
 // Ring keeps the last of a process' output. It isn't safe for several goroutines.
+//
+// A piece of a character at the end of a stream's output is held back until its rest
+// comes, so that what is read ends between characters.
 type Ring struct {
 	max  int
 	buf  []byte // a circle, which grows up to max as it is needed
@@ -10,6 +16,7 @@ type Ring struct {
 	size int    // bytes kept
 	runs []run  // oldest first, none empty; no two neighbours are of one stream
 	next int64
+	held [2]piece // of stdout and stderr
 }
 
 // run is output of one stream, up to a place.
@@ -18,17 +25,88 @@ type run struct {
 	stderr bool
 }
 
-const minRing = 4 << 10 // bytes that a circle begins with
+// piece is the beginning of a character.
+type piece struct {
+	b     [utf8.UTFMax]byte
+	n     int
+	since int // bytes of the other stream that came after it
+}
 
-// NewRing keeps up to max bytes, and fewer when the streams take turns in less than 64
-// bytes: what is kept beside the bytes is bounded, too.
-func NewRing(max int) *Ring { return &Ring{max: max} }
+const (
+	minRing   = 4 << 10 // bytes that a circle begins with
+	leastRing = 8       // two held pieces, and more
+	maxHeld   = 64 << 10
+)
+
+// NewRing keeps up to max bytes, and at least 8. It keeps fewer when the streams take
+// turns in less than 64 bytes: what is kept beside the bytes is bounded, too.
+func NewRing(max int) *Ring {
+	if max < leastRing {
+		max = leastRing
+	}
+	return &Ring{max: max}
+}
 
 func (r *Ring) maxRuns() int { return 64 + r.max/64 }
 
+func index(stderr bool) int {
+	if stderr {
+		return 1
+	}
+	return 0
+}
+
 // Add appends output, which is copied. What is oldest makes room.
 func (r *Ring) Add(stderr bool, data []byte) {
-	if over := len(data) - max(0, r.max); over > 0 {
+	if len(data) == 0 {
+		return
+	}
+	own, other := &r.held[index(stderr)], &r.held[index(!stderr)]
+	if other.n > 0 {
+		if other.since += len(data); other.since > maxHeld {
+			r.release(!stderr)
+		}
+	}
+	if own.n > 0 {
+		n := own.n + copy(own.b[own.n:], data)
+		if !utf8.FullRune(own.b[:n]) { // it took all of the data
+			own.n = n
+			return
+		}
+		r.release(stderr)
+	}
+	n := len(data) - unfinished(data)
+	r.put(stderr, data[:n])
+	own.n, own.since = copy(own.b[:], data[n:]), 0
+}
+
+// Flush appends what is held back.
+func (r *Ring) Flush() {
+	r.release(false)
+	r.release(true)
+}
+
+func (r *Ring) release(stderr bool) {
+	held := &r.held[index(stderr)]
+	r.put(stderr, held.b[:held.n])
+	held.n = 0
+}
+
+// unfinished counts the bytes at the end that begin a character.
+func unfinished(data []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(data); n++ {
+		if tail := data[len(data)-n:]; utf8.RuneStart(tail[0]) {
+			if utf8.FullRune(tail) {
+				return 0
+			}
+			return n
+		}
+	}
+	return 0
+}
+
+func (r *Ring) put(stderr bool, data []byte) {
+	if over := len(data) - r.max; over > 0 {
 		r.drop(r.size)
 		r.next += int64(over)
 		data = data[over:]
@@ -55,7 +133,7 @@ func (r *Ring) Add(stderr bool, data []byte) {
 // Clear drops all that is kept, with its memory.
 func (r *Ring) Clear() {
 	r.drop(r.size)
-	r.buf, r.runs = nil, nil
+	r.buf, r.runs, r.held = nil, nil, [2]piece{}
 }
 
 // drop makes room of the oldest.
@@ -88,17 +166,20 @@ func (r *Ring) grow(need int) {
 	r.buf, r.head = buf, 0
 }
 
-// Bounds are the places that After takes: from first to next, both included.
+// Bounds are the places that Read takes: from first to next, both included.
 func (r *Ring) Bounds() (first, next int64) { return r.next - int64(r.size), r.next }
 
 // Room is how much of a stream can be added without losing anything that follows a
 // place, which is within Bounds.
 func (r *Ring) Room(stderr bool, seq int64) int {
-	last := len(r.runs) - 1
-	if last < 0 || r.runs[last].stderr == stderr || len(r.runs)-r.runAfter(seq) < r.maxRuns() {
-		return r.max - int(r.next-seq)
+	// What is held back becomes two more runs at the most.
+	if len(r.runs)-r.runAfter(seq) >= r.maxRuns()-2 {
+		last := len(r.runs) - 1
+		if r.runs[last].stderr != stderr || r.held[index(!stderr)].n > 0 {
+			return 0
+		}
 	}
-	return 0
+	return r.max - int(r.next-seq) - r.held[0].n - r.held[1].n
 }
 
 // runAfter is the run in which what follows a place is.
@@ -106,10 +187,9 @@ func (r *Ring) runAfter(seq int64) int {
 	return sort.Search(len(r.runs), func(i int) bool { return r.runs[i].end > seq })
 }
 
-// After gives output that follows a place: of one stream, and at most MaxData bytes.
-// The data is good until the next Add. No data: there is none yet. False: the place is
-// out of Bounds.
-func (r *Ring) After(seq int64) (Output, bool) {
+// Read copies output that follows a place, of one stream, into buf, which has room for a
+// character. No data: there is none yet. False: the place is out of Bounds.
+func (r *Ring) Read(seq int64, buf []byte) (Output, bool) {
 	first, next := r.Bounds()
 	if seq < first || seq > next {
 		return Output{}, false
@@ -118,7 +198,11 @@ func (r *Ring) After(seq int64) (Output, bool) {
 	if i == len(r.runs) {
 		return Output{Seq: seq}, true
 	}
-	at := (r.head + int(seq-first)) % len(r.buf)
-	n := min(int(r.runs[i].end-seq), len(r.buf)-at, MaxData)
-	return Output{Seq: seq + int64(n), Stderr: r.runs[i].stderr, Data: r.buf[at : at+n]}, true
+	at, left := (r.head+int(seq-first))%len(r.buf), int(min(r.runs[i].end-seq, int64(len(buf))))
+	n := copy(buf[:left], r.buf[at:])
+	n += copy(buf[n:left], r.buf)
+	if int64(n) < r.runs[i].end-seq {
+		n -= unfinished(buf[:n])
+	}
+	return Output{Seq: seq + int64(n), Stderr: r.runs[i].stderr, Data: buf[:n]}, true
 }

@@ -3,7 +3,9 @@ package wire
 import (
 	"bytes"
 	"math/rand/v2"
+	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // plain is a Ring that keeps everything.
@@ -22,12 +24,13 @@ func (p *plain) add(stderr bool, data []byte) {
 // check reads a ring from each place on, up to the end.
 func (p *plain) check(t *testing.T, r *Ring, from int64) {
 	t.Helper()
+	var buf [MaxData]byte
 	first, next := r.Bounds()
 	if next != int64(len(p.data)) || first > next || first < 0 {
 		t.Fatalf("bounds %d and %d of %d bytes", first, next, len(p.data))
 	}
 	for seq := from; ; {
-		o, ok := r.After(seq)
+		o, ok := r.Read(seq, buf[:])
 		if !ok {
 			t.Fatalf("%d isn't in %d to %d", seq, first, next)
 		}
@@ -58,7 +61,7 @@ func TestRing(t *testing.T) {
 		alternate    bool
 		exact        bool // all is kept that there is room for
 	}{
-		"one byte":       {max: 1, largest: 3, exact: true},
+		"few bytes":      {max: 8, largest: 3, exact: true},
 		"small":          {max: 50, largest: 20, exact: true},
 		"many parts":     {max: 5000, largest: 300, exact: true},
 		"larger parts":   {max: 64 << 10, largest: 3 * minRing, exact: true},
@@ -72,7 +75,7 @@ func TestRing(t *testing.T) {
 			for i := range 600 {
 				data := make([]byte, rnd.IntN(tt.largest+1))
 				for i := range data {
-					data[i] = byte(rnd.IntN(256))
+					data[i] = byte(rnd.IntN(128)) // no character is held back
 				}
 				stderr := rnd.IntN(3) == 0
 				if tt.alternate {
@@ -92,7 +95,7 @@ func TestRing(t *testing.T) {
 				want.check(t, r, first)
 				want.check(t, r, first+rnd.Int64N(next-first+1))
 				for _, out := range []int64{-1, first - 1, next + 1, next + 1<<40} {
-					if o, ok := r.After(out); ok {
+					if o, ok := r.Read(out, make([]byte, 4)); ok {
 						t.Fatalf("seed %d: after %d of %d to %d comes %+v", seed, out, first, next, o)
 					}
 				}
@@ -107,11 +110,67 @@ func TestRingWithoutRoom(t *testing.T) {
 		for i := range 10 {
 			r.Add(i%2 == 0, []byte("abc"))
 		}
-		if first, next := r.Bounds(); first != 30 || next != 30 || len(r.runs) > 0 {
-			t.Errorf("%d: from %d to %d in %d parts", size, first, next, len(r.runs))
+		if first, next := r.Bounds(); first != 22 || next != 30 {
+			t.Errorf("%d: from %d to %d", size, first, next)
 		}
-		if o, ok := r.After(30); !ok || o.Seq != 30 || len(o.Data) > 0 {
-			t.Errorf("%d: %+v, %t", size, o, ok)
+	}
+}
+
+// TestRingHolds checks what is read after each part was added: those that begin with "!"
+// are of stderr, and "end" flushes.
+func TestRingHolds(t *testing.T) {
+	long := strings.Repeat("x", maxHeld)
+	for name, parts := range map[string][][2]string{
+		"a character":        {{"\xe2", ""}, {"\x82", ""}, {"\xac", "€"}},
+		"four bytes":         {{"a\xf0", "a"}, {"\x9f", ""}, {"\x98", ""}, {"\x80b", "😀b"}},
+		"invalid after all":  {{"\xe2", ""}, {"b", "\xe2b"}},
+		"two beginnings":     {{"\xe2", ""}, {"\xe2", "\xe2"}, {"\x82\xac", "€"}},
+		"no beginning":       {{"\x82\xac", "\x82\xac"}, {"\xff", "\xff"}},
+		"never a character":  {{"\xf8", "\xf8"}, {"\xc0", "\xc0"}},
+		"process ends":       {{"a\xe2\x82", "a"}, {"end", "\xe2\x82"}},
+		"of each stream":     {{"\xe2", ""}, {"!\xe2\x82", ""}, {"!\xac", "€"}, {"\x82\xac", "€"}},
+		"other output":       {{"\xe2", ""}, {"!" + long, long}, {"!y", "\xe2y"}, {"\x82", "\x82"}},
+		"both, process ends": {{"\xe2", ""}, {"!\xe2", ""}, {"end", "\xe2\xe2"}},
+	} {
+		r, seq, buf := NewRing(1<<20), int64(0), make([]byte, MaxData)
+		for _, part := range parts {
+			if text, stderr := strings.CutPrefix(part[0], "!"); part[0] == "end" {
+				r.Flush()
+			} else {
+				r.Add(stderr, []byte(text))
+			}
+			var got string
+			for {
+				o, ok := r.Read(seq, buf)
+				if !ok || o.Seq != seq+int64(len(o.Data)) {
+					t.Fatalf("%s: %d after %d", name, o.Seq, seq)
+				}
+				if seq = o.Seq; len(o.Data) == 0 {
+					break
+				}
+				got += string(o.Data)
+			}
+			if got != part[1] {
+				t.Errorf("%s: after %.9q comes %.9q, want %.9q", name, part[0], got, part[1])
+			}
+		}
+	}
+}
+
+// TestRingReadsCharacters checks that neither a small buffer nor the circle's end cuts a
+// character.
+func TestRingReadsCharacters(t *testing.T) {
+	r, seq := NewRing(100), int64(0)
+	for range 100 {
+		r.Add(false, []byte("a€"+"😀"))
+		for size := 4; ; size = 4 + (size+1)%9 {
+			o, ok := r.Read(seq, make([]byte, size))
+			if !ok || !utf8.Valid(o.Data) {
+				t.Fatalf("after %d: %q, %t", seq, o.Data, ok)
+			}
+			if seq = o.Seq; len(o.Data) == 0 {
+				break
+			}
 		}
 	}
 }
@@ -142,7 +201,7 @@ func TestRingTakingTurns(t *testing.T) {
 
 // What there is room for takes nothing away from who reads.
 func TestRingRoom(t *testing.T) {
-	for _, size := range []int{0, 1, 6, 100, 5000} {
+	for _, size := range []int{8, 11, 100, 5000} {
 		seed := rand.Uint64()
 		rnd := rand.New(rand.NewPCG(seed, 0))
 		r := NewRing(size)
@@ -150,9 +209,13 @@ func TestRingRoom(t *testing.T) {
 		for range 3000 {
 			stderr := rnd.IntN(2) == 0
 			n := min(r.Room(stderr, seq), 1+rnd.IntN(3))
-			r.Add(stderr, make([]byte, max(0, n)))
+			data := make([]byte, max(0, n))
+			for i := range data {
+				data[i] = "a\xe2\x82\xac\xf0"[rnd.IntN(5)]
+			}
+			r.Add(stderr, data)
 			first, next := r.Bounds()
-			if first > seq || n < 0 || size > 0 && n == 0 && next == seq {
+			if first > seq || n < 0 || n == 0 && next == seq {
 				t.Fatalf("seed %d: from %d to %d, read up to %d, room for %d", seed, first, next, seq, n)
 			}
 			if n == 0 || rnd.IntN(50) == 0 {
@@ -181,8 +244,8 @@ func BenchmarkRing(b *testing.B) {
 	})
 	b.Run("after", func(b *testing.B) {
 		_, next := r.Bounds()
-		for b.Loop() {
-			if _, ok := r.After(next - 1); !ok {
+		for buf := make([]byte, MaxData); b.Loop(); {
+			if _, ok := r.Read(next-1, buf); !ok {
 				b.Fatal("out of bounds")
 			}
 		}

@@ -17,8 +17,9 @@ import (
 	"sync"
 )
 
-// Version is of the protocol. Version 1 had a connection for each operation.
-const Version = 2 // runtime.AgentVersion
+// Version is of the protocol. Version 1 had a connection for each operation, version 2 one
+// attachment to a process.
+const Version = 3 // runtime.AgentVersion
 
 // Socket is the name of Berm's socket in its directory.
 const Socket = "s"
@@ -30,7 +31,7 @@ type Kind byte
 const (
 	KindHello   Kind = iota + 1 // J, from the program: Hello
 	KindRequest                 // J, from Berm: Request
-	KindReady                   // from the program
+	KindReady                   // from the program: go on
 	KindGo                      // from Berm
 	KindData                    // from both: bytes
 	KindEnd                     // from both: no more Data from this side
