@@ -25,11 +25,13 @@ func Mux(write, closing time.Duration) *yamux.Config {
 	return c
 }
 
-// Joined is a carrier of a session on which each small frame is one write. Yamux writes a
-// frame's header and its data apart.
+// Joined is a carrier of a session on which small frames go out together. Yamux writes the
+// header and the data of a frame apart, and opens a stream, or accepts one, by a frame of its
+// own: that waits for the next one, which follows soon or isn't awaited.
 type Joined struct {
 	io.ReadWriteCloser
-	head []byte // held back
+	held []byte // headers that haven't gone out
+	data bool   // the next write is the data of the last header
 }
 
 const (
@@ -38,17 +40,19 @@ const (
 )
 
 func (j *Joined) Write(p []byte) (int, error) {
-	held := len(j.head)
-	switch {
-	case held == 0 && len(p) == muxHead && p[1] == 0 && binary.BigEndian.Uint32(p[8:]) > 0: // a data frame's
-		j.head = append(j.head, p...)
+	head := !j.data && len(p) == muxHead
+	j.data = head && p[1] == 0 && binary.BigEndian.Uint32(p[8:]) > 0
+	opens := head && p[1] == 1 && p[3]&3 != 0 // SYN or ACK
+	if (j.data || opens) && len(j.held) < joinMost {
+		j.held = append(j.held, p...)
 		return len(p), nil
-	case held == 0:
+	}
+	if len(j.held) == 0 {
 		return j.ReadWriteCloser.Write(p)
 	}
-	small := p[:min(len(p), joinMost)]
-	b := append(j.head, small...)
-	j.head = b[:0]
+	held, small := len(j.held), p[:min(len(p), joinMost)]
+	b := append(j.held, small...)
+	j.held = b[:0]
 	n, err := j.ReadWriteCloser.Write(b)
 	n = max(n-held, 0)
 	if err == nil && len(p) > len(small) {
