@@ -91,13 +91,17 @@ func (c *reconciler) inspect(ctx context.Context, containerID string, legacy *po
 		return nil, err
 	}
 	f := &found{container: full, adopted: legacy != nil}
-	switch {
-	case legacy == nil:
+	if legacy == nil {
 		f.sandbox, err = sandboxFromLabels(full.Labels, full.Env)
-	case !c.engine.imageLacks(ctx, full.Image, func(name string) bool { return slices.Contains(legacyLabels, name) }):
-		err = errors.New("the image has labels of the old service, or is gone")
-	default:
+	} else {
+		lacks, ierr := c.engine.imageLacks(ctx, full.Image, func(name string) bool { return slices.Contains(legacyLabels, name) })
+		if ierr != nil {
+			return nil, ierr
+		}
 		f.sandbox, err = sandboxFromLegacy(full.Labels, full.CreatedAt, *legacy)
+		if !lacks {
+			err = errors.New("the image has labels of the old service, or is gone")
+		}
 	}
 	if err != nil {
 		c.engine.log.WarnContext(ctx, "sandbox_labels_malformed", "container_id", full.ID, "error", err)

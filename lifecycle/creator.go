@@ -138,10 +138,10 @@ func (c *creator) image(ctx context.Context, p *pendingCreate) (runtime.Image, e
 			return img, fmt.Errorf("image %s: %w", ref, err)
 		}
 	}
-	at := c.engine.pull(ref)
-	p.progress = at.progress
+	under := c.engine.pull(ref)
+	p.progress = under.progress
 	close(p.pulling)
-	return at.wait(ctx, ref)
+	return c.engine.await(ctx, ref, under)
 }
 
 // start creates and starts the container. Its directories are pinned until it runs.

@@ -16,7 +16,6 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/semaphore"
-	"golang.org/x/sync/singleflight"
 
 	"github.com/bermhq/berm/runtime"
 )
@@ -33,13 +32,12 @@ type engine struct {
 	tracer  trace.Tracer
 	bound   *semaphore.Weighted // of creates and removals at once
 	base    context.Context     // of pulls, which outlive their callers
-	pulls   singleflight.Group
 
 	mu       sync.Mutex
-	networks map[string]struct{}                              // known to exist
-	progress map[string]*atomic.Pointer[runtime.PullProgress] // of pulls under way, by reference
-	down     error                                            // why the engine can't be used; nil when it can
-	known    bool                                             // the first reconciliation is done
+	networks map[string]struct{} // known to exist
+	pulls    map[string]*pull    // under way, by reference
+	down     error               // why the engine can't be used; nil when it can
+	known    bool                // the first reconciliation is done
 	info     runtime.Info
 }
 
@@ -52,7 +50,7 @@ func newEngine(base context.Context, opts *Options, m *metrics, tracer trace.Tra
 		bound:    semaphore.NewWeighted(int64(opts.Settings.EngineParallel)),
 		base:     base,
 		networks: map[string]struct{}{},
-		progress: map[string]*atomic.Pointer[runtime.PullProgress]{},
+		pulls:    map[string]*pull{},
 		down:     errors.New("the start-up reconciliation isn't done yet"),
 	}
 }
@@ -192,14 +190,17 @@ func (e *engine) image(ctx context.Context, ref string) (runtime.Image, error) {
 }
 
 // imageLacks reports whether an image exists and has no labels with such names.
-func (e *engine) imageLacks(ctx context.Context, id string, such func(name string) bool) bool {
+func (e *engine) imageLacks(ctx context.Context, id string, such func(name string) bool) (bool, error) {
 	img, err := e.image(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
 	for name := range img.Labels {
 		if such(name) {
-			return false
+			return false, err
 		}
 	}
-	return err == nil
+	return err == nil, err
 }
 
 // withLabels adds the operator's labels to Berm's own, which they can't change.
@@ -374,7 +375,14 @@ func (e *engine) sealEarlier(ctx context.Context) error {
 			return err
 		}
 		for _, c := range list {
-			if _, sealed := c.Labels[LabelSeal]; !sealed && (kind != ObjectContainer || e.imageLacks(ctx, c.Image, IsOwnLabel)) {
+			_, sealed := c.Labels[LabelSeal]
+			own := !sealed
+			if own && kind == ObjectContainer {
+				if own, err = e.imageLacks(ctx, c.Image, IsOwnLabel); err != nil {
+					return err
+				}
+			}
+			if own {
 				seals = append(seals, s.seal(kind, c.ID, c.Labels))
 			}
 		}
@@ -389,55 +397,74 @@ func (e *engine) sealEarlier(ctx context.Context) error {
 	return nil
 }
 
-// Bounds of a pull. It ends on its own time limit, not when its first caller leaves.
+// Bounds of a pull. It ends with the last create that waits for it.
 const (
 	pullTimeout  = 30 * time.Minute
 	pullLogEvery = 5 * time.Second
 )
 
-// pulling is one caller's view of a pull that callers share.
-type pulling struct {
-	result   <-chan singleflight.Result // of a runtime.Image
-	progress func() runtime.PullProgress
+// pull is the pull of an image. Creates share it.
+type pull struct {
+	at      atomic.Pointer[runtime.PullProgress]
+	waiting int // creates; guarded by engine.mu
+	cancel  context.CancelFunc
+	done    chan struct{} // closed when the next two are set
+	image   runtime.Image
+	err     error
 }
 
-// wait waits for the image, or until ctx ends.
-func (p pulling) wait(ctx context.Context, ref string) (runtime.Image, error) {
-	select {
-	case r := <-p.result:
-		if r.Err != nil {
-			return runtime.Image{}, fmt.Errorf("pull image %s: %w", ref, r.Err)
-		}
-		return r.Val.(runtime.Image), nil
-	case <-ctx.Done():
-		return runtime.Image{}, context.Cause(ctx)
-	}
-}
+func (p *pull) progress() runtime.PullProgress { return *p.at.Load() }
 
-// pull starts pulling an image, or joins the pull that is under way.
-func (e *engine) pull(ref string) pulling {
+// pull starts pulling an image, or joins the pull that is under way. The caller must wait for it.
+func (e *engine) pull(ref string) *pull {
 	e.mu.Lock()
-	at := e.progress[ref]
-	if at == nil {
-		at = &atomic.Pointer[runtime.PullProgress]{}
-		at.Store(&runtime.PullProgress{Status: "waiting"})
-		e.progress[ref] = at
-	}
-	e.mu.Unlock()
-	result := e.pulls.DoChan(ref, func() (any, error) {
-		defer func() {
+	defer e.mu.Unlock()
+	p := e.pulls[ref]
+	if p == nil {
+		p = &pull{done: make(chan struct{})}
+		p.at.Store(&runtime.PullProgress{Status: "waiting"})
+		var ctx context.Context
+		ctx, p.cancel = context.WithTimeout(e.base, pullTimeout)
+		e.pulls[ref] = p
+		go func() { // ends with the last that waits
+			p.err = e.guard("pull", func() (err error) { p.image, err = e.pullImage(ctx, ref, &p.at); return err })
 			e.mu.Lock()
-			defer e.mu.Unlock()
-			delete(e.progress, ref)
+			e.forgetPullLocked(ref, p)
+			e.mu.Unlock()
+			close(p.done)
 		}()
-		return e.pullImage(ref, at)
-	})
-	return pulling{result: result, progress: func() runtime.PullProgress { return *at.Load() }}
+	}
+	p.waiting++
+	return p
 }
 
-func (e *engine) pullImage(ref string, at *atomic.Pointer[runtime.PullProgress]) (runtime.Image, error) {
-	ctx, cancel := context.WithTimeout(e.base, pullTimeout)
-	defer cancel()
+// forgetPullLocked ends a pull, and makes the next caller start another.
+func (e *engine) forgetPullLocked(ref string, p *pull) {
+	p.cancel()
+	if e.pulls[ref] == p {
+		delete(e.pulls, ref)
+	}
+}
+
+// await waits for the image, or until ctx ends.
+func (e *engine) await(ctx context.Context, ref string, p *pull) (runtime.Image, error) {
+	select {
+	case <-p.done:
+		if p.err != nil {
+			return runtime.Image{}, fmt.Errorf("pull image %s: %w", ref, p.err)
+		}
+		return p.image, nil
+	case <-ctx.Done():
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if p.waiting--; p.waiting == 0 {
+		e.forgetPullLocked(ref, p)
+	}
+	return runtime.Image{}, context.Cause(ctx)
+}
+
+func (e *engine) pullImage(ctx context.Context, ref string, at *atomic.Pointer[runtime.PullProgress]) (runtime.Image, error) {
 	start := time.Now()
 	logged := start
 	e.log.InfoContext(ctx, "image_pull_started", "image", ref)

@@ -68,6 +68,7 @@ func (r *Registry) runPending(ctx context.Context, p *pendingCreate, old *record
 			failed := p.starting
 			failed.Status, failed.Error = StatusFailed, err.Error()
 			s.failure = &failure{sb: failed, err: p.err, at: time.Now()}
+			r.dropFailuresLocked(p.want.id.tenant)
 		default:
 		}
 	} else {

@@ -52,6 +52,9 @@ func (d *desired) keep(sb Sandbox, pol *policy.Policy) (err error) {
 // for the next caller.
 const failureKept = 10 * time.Minute
 
+// maxFailures is how many of them a tenant has.
+const maxFailures = 32
+
 // pendingCreate is a create under way. It holds its key, and outlives its callers.
 type pendingCreate struct {
 	want    *desired

@@ -213,6 +213,7 @@ func (c *reconciler) reconcile(ctx context.Context) (err error) {
 		if err := c.takeOver(ctx, keep, stored); err != nil {
 			return err
 		}
+		c.removeOutdated(ctx, keep)
 		c.tookOver = true
 	}
 	c.refresh(before, all)
@@ -238,6 +239,20 @@ func (c *reconciler) prepare(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// removeOutdated removes containers whose agent is of another version: they count as stopped, and
+// what runs in them mustn't go on unseen.
+func (c *reconciler) removeOutdated(ctx context.Context, keep []found) {
+	for _, f := range keep {
+		if statusOf(f.container.State) == StatusStopped || statusIn(f.container) != StatusStopped {
+			continue
+		}
+		c.engine.log.WarnContext(ctx, "sandbox_outdated", sandboxAttrs(f.sandbox)...)
+		if err := c.engine.remove(ctx, f.container.ID); err != nil {
+			c.engine.log.WarnContext(ctx, "sandbox_clean_failed", append(sandboxAttrs(f.sandbox), "error", err)...)
+		}
+	}
 }
 
 // removeSurplus removes containers that settle didn't keep, unless they are in use by now.
@@ -280,8 +295,11 @@ func (c *reconciler) refresh(before map[string]keyID, all []found) {
 		}
 	}
 	for _, f := range all {
+		// A container that was put on record meanwhile may have been seen before it was started.
+		if _, known := before[f.container.ID]; known && f.container.State != runtime.StateCreated {
+			update(f.sandbox.keyID(), f.container.ID, r.statusLocked(f.container))
+		}
 		delete(before, f.container.ID)
-		update(f.sandbox.keyID(), f.container.ID, r.statusLocked(f.container))
 	}
 	for containerID, id := range before {
 		update(id, containerID, StatusStopped)

@@ -250,6 +250,23 @@ func (t *records) capacityLocked(want *desired, old *record, limit int) error {
 	return nil
 }
 
+// dropFailuresLocked forgets the oldest failures of a tenant beyond maxFailures.
+func (t *records) dropFailuresLocked(tenant string) {
+	n, oldest := 0, keyID{}
+	for id, s := range t.slots {
+		if id.tenant != tenant || s.failure == nil {
+			continue
+		}
+		if n++; n == 1 || s.failure.at.Before(t.slots[oldest].failure.at) {
+			oldest = id
+		}
+	}
+	if n > maxFailures {
+		t.slots[oldest].failure = nil
+		t.freeLocked(oldest, t.slots[oldest])
+	}
+}
+
 // takeFailure returns how the last create of the same spec failed, once.
 func (t *records) takeFailure(want *desired, now time.Time) error {
 	t.mu.Lock()

@@ -71,11 +71,11 @@ func TestOutdatedAgent(t *testing.T) {
 		if swept := w.sweep(); swept.Cleaned != 0 || w.status("k") != lifecycle.StatusStopped {
 			t.Errorf("%+v, %s", swept, w.status("k"))
 		}
+		if _, err := w.fake.Inspect(ctx, old.ID); !errdefs.IsNotFound(err) { // what ran in it is over
+			t.Errorf("the old container: %v", err)
+		}
 		if res := w.exec("k", "true"); !res.OK() || !res.Recreated {
 			t.Errorf("%+v", res)
-		}
-		if _, err := w.fake.Inspect(ctx, old.ID); !errdefs.IsNotFound(err) {
-			t.Errorf("the old container: %v", err)
 		}
 		w.stop()
 	})
