@@ -13,18 +13,23 @@ import (
 func (p *processes) Process(ctx context.Context, ref ProcessRef) (Process, error) {
 	h, info, err := p.find(ctx, ref)
 	if err != nil {
-		if h != nil {
-			if l, ok := h.lastOf(h.id); ok && h.kind == KindExec { // it ended with its container
-				return l.process, nil
-			}
-		}
-		return Process{}, err
+		return h.lastOr(err)
 	}
 	proc := h.process(info)
 	if h.kind == KindManaged && !info.TTY && info.NextSeq > info.FirstSeq {
 		proc.Stderr = h.stderr(ctx, info)
 	}
 	return proc, nil
+}
+
+// lastOr returns a command that ended with its container, or else err. The handle may be nil.
+func (h *handle) lastOr(err error) (Process, error) {
+	if h != nil {
+		if l, ok := h.lastOf(); ok {
+			return l.process, nil
+		}
+	}
+	return Process{}, err
 }
 
 // Processes lists the processes of a kind in the order in which they were started, without their
@@ -103,7 +108,7 @@ func (p *processes) Stop(ctx context.Context, ref ProcessRef) (Process, error) {
 func (p *processes) endWith(ctx context.Context, ref ProcessRef, end func(*handle, context.Context) error) (Process, error) {
 	h, info, err := p.find(ctx, ref)
 	if err != nil {
-		return p.Process(ctx, ref)
+		return h.lastOr(err)
 	}
 	if !info.Running {
 		return h.process(info), nil
@@ -139,7 +144,8 @@ func (p *processes) Wait(ctx context.Context, ref ProcessRef) (Process, error) {
 	return h.process(info), nil
 }
 
-// awaitEnd waits until a process has ended.
+// awaitEnd waits until a process has ended. It asks again at intervals, as the monitor may miss
+// the end.
 func (h *handle) awaitEnd(ctx context.Context) (runtime.ProcessInfo, error) {
 	for {
 		info, err := h.ask(ctx)
@@ -150,33 +156,24 @@ func (h *handle) awaitEnd(ctx context.Context) (runtime.ProcessInfo, error) {
 		if !info.Running {
 			return info, nil
 		}
+		var done <-chan struct{}
 		h.registry.mu.Lock()
-		t := h.tracked[h.proc]
-		if t != nil {
+		if t := h.tracked[h.proc]; t != nil {
+			done = t.done
 			h.urgent = true
 			h.startLocked()
 		}
 		h.registry.mu.Unlock()
-		if t == nil { // its end was just seen, or the sandbox contradicts itself
-			wait := askMost
-			if err := h.sleep(ctx, &wait, nil); err != nil {
-				return info, err
-			}
-			continue
-		}
-		select {
-		case <-t.done:
-		case <-ctx.Done():
-			return info, context.Cause(ctx)
-		case <-h.registry.running.Done():
-			return info, errClosing
+		wait := askMost
+		if err := h.sleep(ctx, &wait, done); err != nil {
+			return info, err
 		}
 	}
 }
 
 // lost returns a process that ended with its container.
 func (h *handle) lost(info runtime.ProcessInfo) Process {
-	if l, ok := h.lastOf(h.id); ok && h.kind == KindExec {
+	if l, ok := h.lastOf(); ok {
 		return l.process
 	}
 	info.Running, info.Killed, info.EndedAt = false, true, time.Now().UTC()

@@ -105,16 +105,12 @@ var errDied = errors.New("the sandbox's container is dead")
 // UnsupportedError says that the sandbox can't do what was asked: it has no agent, or its
 // backend doesn't support it.
 type UnsupportedError struct {
-	Key     string
-	Message string // what can't be done; empty is all of it
-	Err     error  // the cause; may be nil
+	Key string
+	Err error // the cause; may be nil
 }
 
 // Error names the sandbox.
 func (e *UnsupportedError) Error() string {
-	if e.Message != "" {
-		return fmt.Sprintf("sandbox %q: %s", e.Key, e.Message)
-	}
 	return fmt.Sprintf("sandbox %q has no agent that could do this; recreate it", e.Key)
 }
 

@@ -45,6 +45,8 @@ func (p *processes) Follow(ctx context.Context, ref ProcessRef, req FollowReques
 	switch {
 	case errdefs.IsAlreadyExists(err):
 		return nil, processError(h.id, errdefs.ErrAlreadyExists, "another is attached to process %q; its place can be taken over", h.id)
+	case errdefs.IsResourceExhausted(err):
+		return nil, &CapacityError{Message: fmt.Sprintf("%q has as many followers as it may", h.id), RetryAfter: time.Second}
 	case err != nil:
 		return nil, h.explain(ctx, err)
 	}
@@ -70,6 +72,7 @@ type stream struct {
 
 	ctx    context.Context // of input; ends with Close, or Run
 	cancel context.CancelFunc
+	stop   func() bool
 	close  sync.Once
 }
 
@@ -89,7 +92,7 @@ func (h *handle) stream(f runtime.Follower, info runtime.ProcessInfo, from int64
 	}
 	h.streams[h.proc][s] = struct{}{}
 	h.registry.mu.Unlock()
-	context.AfterFunc(s.ctx, func() { _ = f.Close() })
+	s.stop = context.AfterFunc(s.ctx, func() { _ = f.Close() })
 	return s
 }
 
@@ -99,10 +102,13 @@ func (s *stream) Next() (runtime.Chunk, error) {
 		return runtime.Chunk{}, io.EOF
 	}
 	var c runtime.Chunk
-	err := s.engine.guard("process_output", func() (err error) {
-		c, err = s.follower.Next()
-		return err
-	})
+	var err error
+	for err == nil && len(c.Data) == 0 {
+		err = s.engine.guard("process_output", func() (err error) {
+			c, err = s.follower.Next()
+			return err
+		})
+	}
 	size := int64(len(c.Data))
 	switch {
 	case err == nil && (c.Seq-size < s.next || c.Seq-size > s.next && !s.anywhere):
@@ -110,9 +116,10 @@ func (s *stream) Next() (runtime.Chunk, error) {
 	case err == nil:
 		s.next, s.anywhere = c.Seq, false
 		return c, nil
-	case s.registry.running.Err() != nil && !errors.Is(err, io.EOF):
+	case errors.Is(err, io.EOF):
+	case s.registry.running.Err() != nil:
 		return runtime.Chunk{}, errClosing
-	case s.ctx.Err() != nil && !errors.Is(err, io.EOF):
+	case s.ctx.Err() != nil:
 		return runtime.Chunk{}, errClosed
 	}
 	return runtime.Chunk{}, s.end(err)
@@ -130,7 +137,7 @@ func (s *stream) end(err error) error {
 		info.Label, info.Running = s.info.Label, false
 		over := s.endSeen(ctx, info)
 		p := s.process(info)
-		if l, ok := s.lastOf(s.id); ok {
+		if l, ok := s.lastOf(); ok {
 			p = l.process
 		}
 		p.QuotaExceeded = p.QuotaExceeded || over
@@ -174,6 +181,12 @@ func (s *stream) write(b []byte, end bool) error {
 	if !s.attached {
 		return errNoInput
 	}
+	s.registry.mu.Lock()
+	same := s.isLocked(s.info)
+	s.registry.mu.Unlock()
+	if !same { // another has taken its ID
+		return processError(s.id, errdefs.ErrFailedPrecondition, "%q has ended", s.id)
+	}
 	err := s.handle.write(s.ctx, b, end)
 	if err != nil && s.ctx.Err() != nil {
 		return errClosed
@@ -184,6 +197,9 @@ func (s *stream) write(b []byte, end bool) error {
 // Close implements io.Closer.
 func (s *stream) Close() error {
 	s.close.Do(func() {
+		if s.stop() {
+			_ = s.follower.Close() // now, so that its place is free
+		}
 		s.cancel()
 		s.registry.mu.Lock()
 		defer s.registry.mu.Unlock()

@@ -64,6 +64,14 @@ func (m *monitor) handle(sb Sandbox, k Kind, id string) *handle {
 	return &handle{monitor: m, sb: sb, kind: k, id: id, proc: string(k) + "." + id}
 }
 
+// lastOf returns a command that ended with its container.
+func (h *handle) lastOf() (lastOf, bool) {
+	h.registry.mu.Lock()
+	defer h.registry.mu.Unlock()
+	l, ok := h.last[h.id]
+	return l, ok && h.kind == KindExec
+}
+
 func (h *handle) processID() processID { return processID{h.sb.keyID(), h.proc} }
 
 // handleOf returns the handle of a process that the sandbox has reported.
@@ -153,6 +161,7 @@ func (h *handle) forget(ctx context.Context) error {
 	if err == nil {
 		h.registry.mu.Lock()
 		delete(h.ended, h.proc)
+		delete(h.isReady, h.proc)
 		h.registry.mu.Unlock()
 	}
 	return err

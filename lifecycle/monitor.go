@@ -18,8 +18,9 @@ const (
 	watchAfter  = 250 * time.Millisecond // the start of a process; most have ended by then
 	lookEvery   = 5 * time.Second        // while something is wrong: a process is late, or the agent silent
 	lookTimeout = 5 * time.Second
-	measureGap  = time.Minute // between two measurements of a workspace while something runs
-	unsureMost  = time.Minute // for an agent that doesn't answer after a start of Berm
+	eventGap    = 20 * time.Millisecond // between two events of a sandbox
+	measureGap  = time.Minute           // between two measurements of a workspace while something runs
+	unsureMost  = time.Minute           // for an agent that doesn't answer after a start of Berm
 
 	overdueKill = 10 * time.Second // past its timeout, a command is killed from outside
 	overdueEnd  = time.Minute      // and then its sandbox is removed
@@ -85,6 +86,7 @@ type monitor struct {
 	kick       chan struct{} // holds one; nil unless the loop runs
 	urgent     bool          // a caller waits for an end
 	since      time.Time     // when it became unsure what runs
+	measuredAt time.Time     // when the workspace was measured for it
 	measure    bool          // the workspace must be measured: something ended, or has run for a while
 	over       bool          // the workspace is over its quota: stop the sandbox
 	unkillable bool          // something can't be killed: remove the sandbox
@@ -92,8 +94,11 @@ type monitor struct {
 
 // endedProcess is a process that has ended.
 type endedProcess struct {
-	started time.Time
-	kept    int64 // bytes of its output
+	started   time.Time
+	kept      int64 // bytes of its output
+	status    ExecStatus
+	notKilled bool // some of its descendants outlived it
+	counted   bool // its end was that of a tracked one
 }
 
 // lastOf is a command whose container is gone.
@@ -206,16 +211,34 @@ func (m *monitor) seenLocked(info runtime.ProcessInfo) (ended bool) {
 		if m.ended == nil {
 			m.ended = map[string]endedProcess{}
 		}
-		m.ended[info.ID] = endedProcess{info.StartedAt, max(info.NextSeq-info.FirstSeq, 0)}
-		if !m.endLocked(info.ID, statusOfEnd(info)) {
-			return false
+		e := endedProcess{info.StartedAt, max(info.NextSeq-info.FirstSeq, 0), statusOfEnd(info), info.NotKilled, before.counted}
+		first := m.endLocked(info.ID, e.status)
+		e.counted = first || known && before.counted && before.started.Equal(e.started)
+		if !known || !e.started.Before(before.started) {
+			m.ended[info.ID] = e
 		}
-		m.unkillable = m.unkillable || info.NotKilled
-		m.measure = m.measure || m.quotas.mayHaveQuota(m.rec.sb)
-		m.startLocked()
-		return true
+		if first {
+			m.leftLocked(e)
+		}
+		return first
 	}
 	return false
+}
+
+// leftLocked has the loop act on the end of a process.
+func (m *monitor) leftLocked(e endedProcess) {
+	m.unkillable = m.unkillable || e.notKilled
+	m.measure = m.measure || m.quotas.mayHaveQuota(m.rec.sb)
+	m.startLocked()
+}
+
+// isLocked reports whether the process of an ID is still the one that info describes.
+func (m *monitor) isLocked(info runtime.ProcessInfo) bool {
+	if t := m.tracked[info.ID]; t != nil {
+		return t.info.StartedAt.Equal(info.StartedAt)
+	}
+	e, known := m.ended[info.ID]
+	return known && e.started.Equal(info.StartedAt)
 }
 
 // foundLocked implements watcher.
@@ -266,13 +289,6 @@ func (m *monitor) keepEnded(ctx context.Context, sb Sandbox) {
 			m.keepLastLocked(info, parseLabel(info.Label).Hash, true)
 		}
 	}
-}
-
-func (m *monitor) lastOf(execID string) (lastOf, bool) {
-	m.registry.mu.Lock()
-	defer m.registry.mu.Unlock()
-	l, ok := m.last[execID]
-	return l, ok
 }
 
 // listed records a whole list of processes. A tracked one that isn't in it is lost.
@@ -329,6 +345,15 @@ func (m *monitor) started(info runtime.ProcessInfo, unlock func()) bool {
 	if !m.aliveLocked() {
 		return false
 	}
+	if e, known := m.ended[info.ID]; known && info.Running && !info.StartedAt.After(e.started) { // its end was quicker
+		if !e.counted {
+			if k, _ := kindOf(info.ID); k == KindExec {
+				m.registry.metrics.command(e.status)
+			}
+			m.leftLocked(e)
+		}
+		return false
+	}
 	m.trackLocked(info, true, unlock)
 	if !info.Running {
 		m.seenLocked(info)
@@ -343,7 +368,7 @@ func (m *monitor) endSeen(ctx context.Context, info runtime.ProcessInfo) bool {
 	first := m.seenLocked(info)
 	over := m.over
 	m.registry.mu.Unlock()
-	if !first {
+	if !first && (over || !m.quotas.mayHaveQuota(sb)) {
 		return over
 	}
 	return m.measured(m.quotas.quotaLeft(ctx, sb, true))
@@ -388,7 +413,7 @@ func (m *monitor) processLocked(info runtime.ProcessInfo) Process {
 		p.Ready = &ready
 	}
 	for s := range m.streams[info.ID] {
-		p.Attached = p.Attached || s.attached
+		p.Attached = p.Attached || s.attached && info.Running && s.info.StartedAt.Equal(info.StartedAt)
 	}
 	if info.Running {
 		return p

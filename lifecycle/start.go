@@ -31,14 +31,17 @@ func (p *processes) Start(ctx context.Context, req StartRequest) (Process, Strea
 	ctx, span := p.engine.tracer.Start(ctx, name, trace.WithAttributes(attribute.String("berm.key", req.Key)))
 	defer span.End()
 	s := &start{processes: p, req: req}
-	proc, err := s.run(ctx)
-	if !s.fed && req.Taken != nil {
-		req.Taken()
-	}
-	if err != nil {
-		if s.stream != nil {
+	done := false
+	defer func() { // also if the backend panics
+		if !s.fed && req.Taken != nil {
+			req.Taken()
+		}
+		if !done && s.stream != nil {
 			_ = s.stream.Close()
 		}
+	}()
+	proc, err := s.run(ctx)
+	if err != nil {
 		failSpan(span, err)
 		if req.Kind == KindExec {
 			p.engine.metrics.commands.WithLabelValues("error").Inc()
@@ -46,6 +49,7 @@ func (p *processes) Start(ctx context.Context, req StartRequest) (Process, Strea
 		return proc, nil, err
 	}
 	span.SetAttributes(attribute.String("berm.session_id", proc.SessionID))
+	done = true
 	if s.stream == nil {
 		return proc, nil, nil
 	}
@@ -57,8 +61,10 @@ type start struct {
 	*processes
 	req    StartRequest
 	cmd    *command
-	stream *stream // of what was started
-	fed    bool    // req.Taken is called later
+	handle *handle // of what was started, as are the next two
+	info   runtime.ProcessInfo
+	stream *stream
+	fed    bool // req.Taken is called later
 }
 
 func (s *start) run(ctx context.Context) (Process, error) {
@@ -84,15 +90,9 @@ func (s *start) run(ctx context.Context) (Process, error) {
 		req.ID, req.NewID = uuid.NewString(), true
 	}
 	if managed {
-		unlock, free := s.starting.TryLock(processID{id, req.ID})
-		if !free {
-			return Process{}, processRuns(req.ID)
-		}
-		defer unlock()
-		if err := s.makeWay(ctx, id); err != nil {
-			return Process{}, err
-		}
-	} else if !req.NewID {
+		return s.managed(ctx, id)
+	}
+	if !req.NewID {
 		if e, found, err := s.existing(ctx, id); found || err != nil {
 			return e, err
 		}
@@ -108,34 +108,63 @@ func (s *start) run(ctx context.Context) (Process, error) {
 			unlock()
 		}
 	}()
-	var proc Process
-	err = s.inSandbox(ctx, req.ExecRequest, req.Kind.use(), func(a *Access, made ExecResult) (bool, error) {
-		h := monitorOf(a.rec).handle(a.sb, req.Kind, req.ID)
+	proc, err := s.launch(ctx, &unlock)
+	if s.handle != nil || !errdefs.IsAlreadyExists(err) || req.NewID {
+		return proc, err
+	}
+	proc, found, err := s.existing(ctx, id) // another caller was quicker
+	if err == nil && !found {
+		err = processError(req.ID, errdefs.ErrAlreadyExists, "another command has this ID")
+	}
+	return proc, err
+}
+
+// managed starts a managed process, and waits until it is ready.
+func (s *start) managed(ctx context.Context, id keyID) (Process, error) {
+	unlock, free := s.starting.TryLock(processID{id, s.req.ID})
+	if !free {
+		return Process{}, processRuns(s.req.ID)
+	}
+	defer func() { unlock() }()
+	if err := s.makeWay(ctx, id); err != nil {
+		return Process{}, err
+	}
+	var turn func()
+	proc, err := s.launch(ctx, &turn)
+	if err != nil {
+		return proc, err
+	}
+	s.engine.log.InfoContext(ctx, "process_started", append(sandboxAttrs(s.handle.sb), "process_id", s.req.ID)...)
+	if s.req.Ready == nil {
+		return proc, nil
+	}
+	unlock() // meanwhile, it can be replaced
+	unlock = func() {}
+	ready, err := s.ready(ctx)
+	ready.Overridden, ready.Created, ready.Recreated = proc.Overridden, proc.Created, proc.Recreated
+	return ready, err
+}
+
+// launch starts the process in its sandbox, and feeds it. If unlock isn't nil, the process has
+// the turn that it ends from now on, and launch sets it to nil.
+func (s *start) launch(ctx context.Context, unlock *func()) (proc Process, err error) {
+	err = s.inSandbox(ctx, s.req.ExecRequest, s.req.Kind.use(), func(a *Access, made ExecResult) (bool, error) {
+		h := monitorOf(a.rec).handle(a.sb, s.req.Kind, s.req.ID)
 		info, overridden, err := s.startIn(ctx, h)
-		if errdefs.IsAlreadyExists(err) && !managed && !req.NewID { // another caller was quicker
-			var found bool
-			if proc, found, err = s.existing(ctx, id); err == nil && !found {
-				err = processError(req.ID, errdefs.ErrAlreadyExists, "another command has this ID")
-			}
-			return false, err
-		}
 		if err != nil {
 			return false, err
 		}
-		goesOn := h.started(info, unlock)
+		s.handle, s.info = h, info
+		goesOn := h.started(info, *unlock)
 		if goesOn {
-			unlock = nil // the process has the turn
+			*unlock = nil
 		}
 		proc = h.process(info)
 		proc.Overridden, proc.Created, proc.Recreated = slices.Concat(made.Overridden, overridden), made.Created, made.Recreated
-		if info.Running && len(req.Stdin) > 0 {
-			s.fed = h.feed(req)
-		}
-		if managed {
-			s.engine.log.InfoContext(ctx, "process_started", append(sandboxAttrs(a.sb), "process_id", req.ID)...)
-		}
-		if req.Ready != nil {
-			proc, err = s.ready(ctx, h, info)
+		if info.Running && len(s.req.Stdin) > 0 {
+			if s.fed = h.feed(&s.req); !s.fed {
+				err = errClosing
+			}
 		}
 		return goesOn, err
 	})
@@ -149,13 +178,13 @@ func (s *start) startIn(ctx context.Context, h *handle) (info runtime.ProcessInf
 	if err != nil {
 		return info, nil, err
 	}
-	for range startAttempts {
+	for n := 0; ; n++ {
 		var f runtime.Follower
 		info, f, err = h.start(ctx, proc)
 		if f != nil {
 			s.stream = h.stream(f, info, 0, s.req.Follow)
 		}
-		if s.req.Kind != KindManaged || !errdefs.IsAlreadyExists(err) {
+		if s.req.Kind != KindManaged || !errdefs.IsAlreadyExists(err) || n == startAttempts {
 			break
 		}
 		if err := h.makeRoom(ctx, s.req.Replace); err != nil {
@@ -211,7 +240,7 @@ func (s *start) existing(ctx context.Context, id keyID) (e Process, found bool, 
 	var theirs string
 	switch h.sb.Status {
 	case StatusStopped:
-		l, ok := h.lastOf(req.ID)
+		l, ok := h.lastOf()
 		if !ok {
 			return e, false, nil
 		}
@@ -282,9 +311,6 @@ func (h *handle) makeRoom(ctx context.Context, replace bool) error {
 	default:
 		h.seen(info)
 	}
-	h.registry.mu.Lock()
-	delete(h.isReady, h.proc)
-	h.registry.mu.Unlock()
 	if err := h.forget(ctx); err != nil {
 		if errdefs.IsFailedPrecondition(err) { // another has started it again
 			return processRuns(h.id)
@@ -319,24 +345,35 @@ func (h *handle) feed(req *StartRequest) bool {
 }
 
 // ready waits until the process is ready, and records whether it is.
-func (s *start) ready(ctx context.Context, h *handle, info runtime.ProcessInfo) (Process, error) {
+func (s *start) ready(ctx context.Context) (Process, error) {
+	h := s.handle
 	ready := h.awaitReady(ctx, *s.req.Ready, s.stream)
-	if ctx.Err() != nil {
-		return Process{}, fmt.Errorf("wait for process %s: %w", h.id, context.Cause(ctx))
-	}
 	if s.stream != nil {
 		_ = s.stream.Close()
 		s.stream = nil
 	}
+	if ctx.Err() != nil {
+		return Process{}, fmt.Errorf("wait for process %s: %w", h.id, context.Cause(ctx))
+	}
 	h.registry.mu.Lock()
-	if h.isReady == nil {
-		h.isReady = map[string]bool{}
+	if h.isLocked(s.info) { // else it was replaced
+		if h.isReady == nil {
+			h.isReady = map[string]bool{}
+		}
+		h.isReady[h.proc] = ready
 	}
-	h.isReady[h.proc] = ready
 	h.registry.mu.Unlock()
-	if now, err := h.ask(ctx); err == nil {
-		info = now
-		h.seen(info)
+	now, err := h.ask(ctx)
+	if err == nil {
+		h.seen(now)
 	}
-	return h.process(info), nil
+	p := h.process(s.info)
+	switch {
+	case err == nil && now.StartedAt.Equal(s.info.StartedAt):
+		p = h.process(now)
+	case err == nil:
+		p = h.lost(s.info)
+	}
+	p.Ready = &ready
+	return p, nil
 }

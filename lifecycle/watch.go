@@ -61,16 +61,18 @@ func (m *monitor) loop(kick <-chan struct{}) {
 		m.since = start
 	}
 	m.registry.mu.Unlock()
-	for measured, watching := start, false; ; {
+	looked, watching := start, false
+	for {
 		m.enforce(ctx)
 		m.prune(ctx)
 		m.registry.mu.Lock()
-		if len(m.tracked) == 0 && !m.rec.unsure && !(m.unkillable && m.aliveLocked()) && len(kick) == 0 {
+		alive := m.aliveLocked()
+		if len(m.tracked) == 0 && !m.rec.unsure && len(kick) == 0 && !(alive && (m.unkillable || m.measure || m.over && !m.readLocked())) {
 			m.kick, m.urgent = nil, false
 			m.registry.mu.Unlock()
 			return
 		}
-		due := m.dueLocked(measured.Add(measureGap))
+		due := m.dueLocked(looked)
 		begin := start.Add(watchAfter)
 		if m.urgent || m.rec.unsure {
 			begin = start
@@ -80,7 +82,7 @@ func (m *monitor) loop(kick <-chan struct{}) {
 			if watching = !time.Now().Before(begin); watching {
 				events.Go(func() { m.watch(ctx) })
 			} else {
-				due = earlier(due, begin)
+				due = begin
 			}
 		}
 		timer := time.NewTimer(time.Until(due))
@@ -93,34 +95,52 @@ func (m *monitor) loop(kick <-chan struct{}) {
 			continue
 		case <-timer.C:
 		}
-		if watching {
-			m.look(ctx)
-		}
-		if time.Since(measured) >= measureGap {
-			measured = time.Now()
-			m.registry.mu.Lock()
+		m.registry.mu.Lock()
+		look := watching && !time.Now().Before(m.lookLocked(looked))
+		if time.Since(later(start, m.measuredAt)) >= measureGap {
 			m.measure = m.measure || len(m.tracked) > 0 && m.rec.sb.Status == StatusRunning && m.quotas.mayHaveQuota(m.rec.sb)
-			m.registry.mu.Unlock()
+		}
+		m.registry.mu.Unlock()
+		if look {
+			looked = time.Now()
+			m.look(ctx)
 		}
 	}
 }
 
-// dueLocked returns when the monitor looks by itself, by most at the latest: events may get lost.
-func (m *monitor) dueLocked(most time.Time) time.Time {
-	soon := time.Now().Add(lookEvery)
-	if m.rec.unsure || m.unkillable {
-		return earlier(most, soon)
+// dueLocked returns when the loop goes on by itself.
+func (m *monitor) dueLocked(looked time.Time) time.Time {
+	due := earlier(m.lookLocked(looked), later(looked, m.measuredAt).Add(measureGap))
+	if m.measure {
+		due = earlier(due, m.measuredAt.Add(watchAfter))
+	}
+	return due
+}
+
+// lookLocked returns when the next look is due: in a minute, as events may get lost; when a
+// timeout should have ended a process; or soon, while something is wrong or a caller waits.
+func (m *monitor) lookLocked(looked time.Time) time.Time {
+	soon, due := looked.Add(lookEvery), looked.Add(measureGap)
+	if m.rec.unsure || m.unkillable || m.urgent || m.over {
+		return soon
 	}
 	for _, t := range m.tracked {
 		switch {
 		case t.deadline.IsZero():
-		case t.overdue.IsZero() && m.rec.sb.Status != StatusPaused && t.deadline.After(time.Now()):
-			most = earlier(most, t.deadline)
+		case t.overdue.IsZero() && m.rec.sb.Status != StatusPaused && t.deadline.After(looked):
+			due = earlier(due, t.deadline)
 		default:
-			most = earlier(most, soon)
+			due = earlier(due, soon)
 		}
 	}
-	return most
+	return due
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // watch reads the events of the sandbox until ctx ends.
@@ -174,6 +194,10 @@ func (m *monitor) readEvents(ctx context.Context, sb Sandbox) error {
 		m.rec.unsure = m.rec.unsure && !first
 		m.startLocked()
 		m.registry.mu.Unlock()
+		select { // a sandbox may send as many as it likes
+		case <-time.After(eventGap):
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -259,8 +283,10 @@ func (m *monitor) prune(ctx context.Context) {
 func (m *monitor) enforce(ctx context.Context) {
 	m.registry.mu.Lock()
 	sb, alive := m.rec.sb, m.aliveLocked()
-	unkillable, measure := m.unkillable && alive, m.measure && alive
-	m.measure = false
+	unkillable, measure := m.unkillable && alive, m.measure && alive && time.Since(m.measuredAt) >= watchAfter
+	if measure || !alive {
+		m.measure, m.measuredAt = false, time.Now()
+	}
 	m.registry.mu.Unlock()
 	if unkillable {
 		if err := m.registry.terminate(ctx, m.rec, sb); err != nil {
