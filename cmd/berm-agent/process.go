@@ -35,6 +35,7 @@ type process struct {
 	tty     bool
 	keep    int
 	once    bool // the output is to be given once
+	exec    bool // it has no name: it is killed with its follower's connection, and not listed
 	order   int  // among all
 
 	// These are set before anybody else knows the process.
@@ -50,20 +51,19 @@ type process struct {
 
 	inputMu sync.Mutex // one writes at a time
 
-	mu       sync.Mutex
-	change   sync.Cond // of what is below
-	ring     *wire.Ring
-	attached *attachment
-	turns    int64    // how many have asked to attach
-	turn     int64    // the latest of those that have
-	input    *os.File // nil when it is ended
-	terminal *os.File // nil if there is none, or it is gone
-	info     wire.ProcessInfo
-	lost     bool // the supervisor was killed
-	killed   bool // by SIGKILL of ours
-	ended    bool // with all of its output
-	endedAt  time.Time
-	drainBy  time.Time // when the output is to end at the latest; zero until exited
+	mu        sync.Mutex
+	change    sync.Cond // of what is below
+	ring      *wire.Ring
+	followers map[*follower]bool
+	writer    *feeder
+	input     *os.File // nil when it is ended
+	terminal  *os.File // nil if there is none, or it is gone
+	info      wire.ProcessInfo
+	lost      bool // the supervisor was killed
+	killed    bool // by SIGKILL of ours
+	ended     bool // with all of its output
+	endedAt   time.Time
+	drainBy   time.Time // when the output is to end at the latest; zero until exited
 }
 
 func precondition(format string, args ...any) *wire.Failure {
@@ -102,6 +102,8 @@ func checkStart(s *wire.Start) error {
 		return invalid("a timeout of %d ms", s.TimeoutMS)
 	case s.KeepBytes < 0 || s.KeepBytes > maxKeep:
 		return invalid("%d bytes of output to keep, at most %d", s.KeepBytes, maxKeep)
+	case s.Exec && s.Follow == nil:
+		return invalid("nobody would follow it")
 	}
 	for _, e := range s.Env {
 		if strings.IndexByte(e, '=') < 1 {
@@ -120,7 +122,7 @@ func checkStart(s *wire.Start) error {
 
 // newProcess makes one that hasn't been started.
 func newProcess(srv *server, s *wire.Start) *process {
-	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, keep: s.KeepBytes, once: s.Once, exited: make(chan struct{})}
+	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, keep: s.KeepBytes, once: s.Once, exec: s.Exec, exited: make(chan struct{})}
 	if p.keep == 0 {
 		p.keep = defaultKeep
 	}
@@ -426,6 +428,7 @@ func (p *process) end() {
 		shut(p.terminal)
 		p.terminal = nil
 	}
+	p.ring.Flush()
 	p.ended = true
 	p.info.Running = false
 	p.change.Broadcast()
@@ -442,6 +445,7 @@ func (p *process) tell() *wire.ProcessInfo {
 	if info.Running { // the end is told when it is complete
 		info = wire.ProcessInfo{ID: p.id, Label: p.label, Command: p.command, Running: true, TTY: p.tty, StartedAt: p.info.StartedAt}
 	}
+	info.PID = p.pid
 	info.FirstSeq, info.NextSeq = p.ring.Bounds()
 	return &info
 }

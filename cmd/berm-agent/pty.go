@@ -5,8 +5,6 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
 const (
@@ -71,30 +69,4 @@ func endOfFile(fd int) []byte {
 		return t.Cc[unix.VEOF : unix.VEOF+1]
 	}
 	return []byte{4}
-}
-
-// resize is OpResize.
-func (srv *server) resize(c *conn, req *wire.Request) (any, error) {
-	p, err := srv.find(req)
-	if err != nil {
-		return nil, err
-	}
-	if err := checkSize(req.Process.Rows, req.Process.Cols); err != nil {
-		return nil, err
-	}
-	if !p.tty {
-		return nil, precondition("process %s has no terminal", p.id)
-	}
-	if err := p.mustRun(); err != nil {
-		return nil, err
-	}
-	if err := c.ready(); err != nil {
-		return nil, err
-	}
-	return nil, p.resize(req.Process.Rows, req.Process.Cols)
-}
-
-// resize sets the size of the terminal.
-func (p *process) resize(rows, cols int) error {
-	return p.control(func(fd int) error { return setSize(fd, rows, cols) })
 }

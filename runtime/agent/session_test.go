@@ -27,7 +27,7 @@ func hostile(t *testing.T) (*conn, net.Conn) {
 	if err := s.greet(time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	c, err := s.open()
+	c, err := s.open(wire.MaxStreams)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestLargeWindow(t *testing.T) {
 			got, most = got+n, max(most, n)
 		}
 	}()
-	c, err := s.open()
+	c, err := s.open(wire.MaxStreams)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,11 +138,11 @@ func TestStreamsOfAllSessions(t *testing.T) {
 	first.s.greeted, second.s.greeted = true, true
 	b.dialled = []*session{first.s, second.s}
 	for range wire.MaxStreams - 2 {
-		if _, err := first.s.open(); err != nil {
+		if _, err := first.s.open(wire.MaxStreams); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := second.s.open(); !errors.Is(err, errBusy) {
+	if _, err := second.s.open(wire.MaxStreams); !errors.Is(err, errBusy) {
 		t.Errorf("one more stream: %v", err)
 	}
 }
