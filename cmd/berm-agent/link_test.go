@@ -117,7 +117,7 @@ func leave(t *testing.T, s *sandbox, start *wire.Start) *outcome {
 func TestBreakInMuchOutput(t *testing.T) {
 	s := newSandbox(t, 0)
 	const lines = 400_000
-	start := &wire.Start{ID: "x", Command: []string{"sh", "-c", fmt.Sprintf("seq %d; sleep 0.5", lines)}, KeepBytes: maxKeep}
+	start := &wire.Start{ID: "x", Command: []string{"sh", "-c", fmt.Sprintf("seq %d; sleep 0.5", lines)}, KeepBytes: wire.MaxKeep}
 	a := leave(t, s, start)
 	k := s.accept()
 	b := k.do(follow("x", a.seq))

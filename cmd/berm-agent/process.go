@@ -19,11 +19,7 @@ import (
 
 const (
 	defaultKeep = 64 << 10
-	maxKeep     = 4 << 20
-	maxLabel    = 1 << 10
-	maxID       = 128
 	maxCommand  = 4 << 10 // of a ProcessInfo's
-	maxTimeout  = int64(1<<63-1) / int64(time.Millisecond)
 )
 
 // process is a command that was started, or couldn't be.
@@ -68,56 +64,6 @@ type process struct {
 
 func precondition(format string, args ...any) *wire.Failure {
 	return &wire.Failure{Class: wire.ClassPrecondition, Message: fmt.Sprintf(format, args...)}
-}
-
-// checkID allows what a process can be called.
-func checkID(id string) error {
-	ok := id != "" && len(id) <= maxID
-	for i := 0; ok && i < len(id); i++ {
-		c := id[i]
-		ok = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || i > 0 && strings.IndexByte("_.:-", c) >= 0
-	}
-	if !ok {
-		return invalid("%s can't be a process' ID: that is [A-Za-z0-9][A-Za-z0-9_.:-]{0,%d}", quote(id), maxID-1)
-	}
-	return nil
-}
-
-// checkStart refuses what can't be started whatever is in the container.
-func checkStart(s *wire.Start) error {
-	if s == nil {
-		return invalid("there is nothing to start")
-	}
-	if err := checkID(s.ID); err != nil {
-		return err
-	}
-	switch {
-	case len(s.Command) == 0:
-		return invalid("the command is empty")
-	case len(s.Label) > maxLabel:
-		return invalid("a label of %d bytes, at most %d", len(s.Label), maxLabel)
-	case s.Dir != "" && !strings.HasPrefix(s.Dir, "/"):
-		return invalid("the working directory %s isn't absolute", quote(s.Dir))
-	case s.TimeoutMS < 0 || s.TimeoutMS > maxTimeout:
-		return invalid("a timeout of %d ms", s.TimeoutMS)
-	case s.KeepBytes < 0 || s.KeepBytes > maxKeep:
-		return invalid("%d bytes of output to keep, at most %d", s.KeepBytes, maxKeep)
-	case s.Exec && s.Follow == nil:
-		return invalid("nobody would follow it")
-	}
-	for _, e := range s.Env {
-		if strings.IndexByte(e, '=') < 1 {
-			return invalid("the environment has %s, which isn't NAME=value", quote(e))
-		}
-	}
-	for _, list := range [][]string{s.Command, s.Env, {s.Dir}} {
-		for _, text := range list {
-			if strings.IndexByte(text, 0) >= 0 {
-				return invalid("%s has a NUL", quote(text))
-			}
-		}
-	}
-	return checkSize(s.Rows, s.Cols)
 }
 
 // newProcess makes one that hasn't been started.

@@ -54,15 +54,6 @@ func setSize(fd, rows, cols int) error {
 	return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(rows), Col: uint16(cols)})
 }
 
-// checkSize allows what a terminal can be; 0 is its default.
-func checkSize(rows, cols int) error {
-	const most = 1<<16 - 1
-	if rows < 0 || rows > most || cols < 0 || cols > most {
-		return invalid("a terminal of %d rows and %d columns, at most %d of each", rows, cols, most)
-	}
-	return nil
-}
-
 // endOfFile is the character that ends a terminal's input.
 func endOfFile(fd int) []byte {
 	if t, err := unix.IoctlGetTermios(fd, unix.TCGETS); err == nil {

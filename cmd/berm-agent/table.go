@@ -286,8 +286,8 @@ func (srv *server) killAll() bool {
 
 // check looks at a request to start a process.
 func (srv *server) check(s *wire.Start) error {
-	if err := checkStart(s); err != nil {
-		return err
+	if err := s.Check(); err != nil {
+		return invalid("%s", err)
 	}
 	return srv.processes.room(s.ID)
 }
@@ -297,8 +297,8 @@ func (srv *server) find(req *wire.Request) (*process, error) {
 	if req.Process == nil {
 		return nil, invalid("the request names no process")
 	}
-	if err := checkID(req.Process.ID); err != nil {
-		return nil, err
+	if err := wire.CheckID(req.Process.ID); err != nil {
+		return nil, invalid("%s", err)
 	}
 	return srv.processes.find(req.Process.ID)
 }
@@ -375,8 +375,8 @@ var controls = map[wire.Op]control{
 	wire.OpInput:  {(*process).mayWrite, (*conn).feed},
 	wire.OpSignal: {
 		func(p *process, req *wire.Process) error {
-			if req.Signal < 1 || req.Signal > maxSignal {
-				return invalid("there is no signal %d, only 1 to %d", req.Signal, maxSignal)
+			if err := wire.CheckSignal(req.Signal); err != nil {
+				return invalid("%s", err)
 			}
 			return p.mustRun()
 		},
@@ -393,8 +393,8 @@ var controls = map[wire.Op]control{
 	},
 	wire.OpResize: {
 		func(p *process, req *wire.Process) error {
-			if err := checkSize(req.Rows, req.Cols); err != nil {
-				return err
+			if err := wire.CheckSize(req.Rows, req.Cols); err != nil {
+				return invalid("%s", err)
 			}
 			if !p.tty {
 				return precondition("process %s has no terminal", p.id)

@@ -736,7 +736,7 @@ func FuzzNumbers(f *testing.F) {
 		for _, more := range []string{"", `"next_seq":1152921504606846976,`, `"first_seq":9223372036854775806,`} {
 			p, err := parseProcess(say(`"id":"p",`+more), "p")
 			if err == nil && (!sound(p.FirstSeq, p.NextSeq, p.PeakMemoryBytes, int64(p.CPUTime), int64(p.ExitCode), int64(p.Signal)) ||
-				p.FirstSeq > p.NextSeq || p.ExitCode > 255 || p.Signal > maxSignal || p.EndedAt.Year() > 2262) {
+				p.FirstSeq > p.NextSeq || p.ExitCode > 255 || p.Signal > wire.MaxSignal || p.EndedAt.Year() > 2262) {
 				t.Errorf("%+v", p)
 			}
 		}

@@ -138,7 +138,7 @@ func TestProcessesMisled(t *testing.T) {
 		"negative places": func(p *wire.ProcessInfo) { p.FirstSeq = -1 },
 		"command":         func(p *wire.ProcessInfo) { p.Command = make([]string, maxCommand+2) },
 		"long command":    func(p *wire.ProcessInfo) { p.Command = []string{strings.Repeat("x", maxCommand+1)} },
-		"label":           func(p *wire.ProcessInfo) { p.Label = strings.Repeat("x", maxLabel+1) },
+		"label":           func(p *wire.ProcessInfo) { p.Label = strings.Repeat("x", wire.MaxLabel+1) },
 		"time":            func(p *wire.ProcessInfo) { p.StartedAt = -1 },
 		"memory":          func(p *wire.ProcessInfo) { p.PeakMemoryBytes = -1 },
 	} {
@@ -411,7 +411,7 @@ func TestEventsAreBounded(t *testing.T) {
 	var n atomic.Int64
 	b, id := answers(t, func(p *program) {
 		p.endless(func() error {
-			p.item(wire.ProcessInfo{ID: fmt.Sprint("p", n.Add(1)), Label: strings.Repeat("x", maxLabel)})
+			p.item(wire.ProcessInfo{ID: fmt.Sprint("p", n.Add(1)), Label: strings.Repeat("x", wire.MaxLabel)})
 			return p.w.Send(wire.KindReady)
 		})
 	})

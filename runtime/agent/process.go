@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -17,42 +14,20 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// Bounds of processes.
+// Bounds of what is told of processes.
 const (
-	maxListed   = 1024
-	maxCommand  = 4 << 10 // of what is told of one: its bytes, and a separator for each argument
-	maxLabel    = 1 << 10
-	maxKeep     = 4 << 20
-	maxTerminal = math.MaxUint16
-	maxSignal   = 64
+	maxListed  = 1024
+	maxCommand = 4 << 10 // bytes, and a separator for each argument
 )
 
-var processPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$`)
-
 func validateProcess(p runtime.Process) error {
-	switch {
-	case !processPattern.MatchString(p.ID) || strings.HasPrefix(p.ID, runPrefix):
-		return runtime.Invalid("the process ID %.200q isn't of the form [A-Za-z0-9][A-Za-z0-9_.:-]{0,127}, or begins with %q", p.ID, runPrefix)
-	case len(p.Label) > maxLabel:
-		return runtime.Invalid("the process' label has %d bytes, and may have %d", len(p.Label), maxLabel)
-	case len(p.Command) == 0:
-		return runtime.Invalid("the command is empty")
-	case p.WorkingDir != "" && !path.IsAbs(p.WorkingDir):
-		return runtime.Invalid("the working directory %q is not absolute", p.WorkingDir)
-	case p.Timeout < 0 || p.KeepBytes < 0 || p.KeepBytes > maxKeep:
-		return runtime.Invalid("a timeout of %s and %d bytes of output: neither may be negative, nor the output more than %d", p.Timeout, p.KeepBytes, maxKeep)
+	if strings.HasPrefix(p.ID, runPrefix) {
+		return runtime.Invalid("the process ID %.200q begins with %q", p.ID, runPrefix)
 	}
-	if err := validateSize(p.Rows, p.Cols); err != nil {
-		return err
+	if err := wireStart(p).Check(); err != nil {
+		return runtime.Invalid("%w", err)
 	}
 	return validateText(slices.Concat(p.Command, p.Env, []string{p.WorkingDir, p.Label}))
-}
-
-func validateSize(rows, cols int) error {
-	if rows < 0 || rows > maxTerminal || cols < 0 || cols > maxTerminal {
-		return runtime.Invalid("a terminal of %d rows and %d columns: each can be 0 to %d", rows, cols, maxTerminal)
-	}
-	return nil
 }
 
 func wireStart(p runtime.Process) *wire.Start {
@@ -63,8 +38,10 @@ func wireStart(p runtime.Process) *wire.Start {
 	if p.Follow != nil {
 		start.Follow = wireFollow(*p.Follow)
 	}
-	if p.Timeout > 0 {
-		start.TimeoutMS = max(p.Timeout.Milliseconds(), 1)
+	if start.TimeoutMS = p.Timeout.Milliseconds(); p.Timeout > 0 {
+		start.TimeoutMS = max(start.TimeoutMS, 1)
+	} else if p.Timeout < 0 {
+		start.TimeoutMS = -1
 	}
 	return start
 }
@@ -76,7 +53,7 @@ func plausible(p *wire.ProcessInfo) bool {
 	for _, arg := range p.Command {
 		size += len(arg) + 1
 	}
-	return size <= maxCommand+1 && p.PID >= 0 && p.PID <= maxID && p.ExitCode >= 0 && p.ExitCode <= 255 && p.Signal >= 0 && p.Signal <= maxSignal && len(p.Label) <= maxLabel &&
+	return size <= maxCommand+1 && p.PID >= 0 && p.PID <= maxID && p.ExitCode >= 0 && p.ExitCode <= 255 && p.Signal >= 0 && p.Signal <= wire.MaxSignal && len(p.Label) <= wire.MaxLabel &&
 		bounded(p.CPUTime, p.PeakMemoryBytes, p.FirstSeq, p.NextSeq) && p.FirstSeq <= p.NextSeq && p.StartedAt >= 0 && p.EndedAt >= 0
 }
 
@@ -97,7 +74,7 @@ func parseProcess(payload []byte, id string) (runtime.ProcessInfo, error) {
 	if err := wire.Decode(payload, &p); err != nil {
 		return runtime.ProcessInfo{}, err
 	}
-	if !plausible(&p) || id != "" && p.ID != id || !processPattern.MatchString(p.ID) {
+	if !plausible(&p) || id != "" && p.ID != id || wire.CheckID(p.ID) != nil {
 		return runtime.ProcessInfo{}, fmt.Errorf("%w: what a process is", wire.ErrProtocol)
 	}
 	return runtime.ProcessInfo{
@@ -368,8 +345,8 @@ func (r *Runtime) control(ctx context.Context, what, id string, req *wire.Reques
 
 // Signal sends a signal to a process' group.
 func (r *Runtime) Signal(ctx context.Context, id, process string, signal int) error {
-	if signal < 1 || signal > maxSignal {
-		return about("signal", id, process, runtime.Invalid("there is no signal %d: 1 to %d are", signal, maxSignal))
+	if err := wire.CheckSignal(signal); err != nil {
+		return about("signal", id, process, runtime.Invalid("%w", err))
 	}
 	req := &wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: process, Signal: signal}}
 	return r.control(ctx, "signal", id, req, r.pace.answer)
@@ -404,8 +381,8 @@ func (b *container) kill(ctx context.Context, id string, s *session, process str
 
 // Resize sets the size of a process' terminal.
 func (r *Runtime) Resize(ctx context.Context, id, process string, rows, cols int) error {
-	if err := validateSize(rows, cols); err != nil {
-		return about("resize the terminal of", id, process, err)
+	if err := wire.CheckSize(rows, cols); err != nil {
+		return about("resize the terminal of", id, process, runtime.Invalid("%w", err))
 	}
 	req := &wire.Request{Op: wire.OpResize, Process: &wire.Process{ID: process, Rows: rows, Cols: cols}}
 	return r.control(ctx, "resize the terminal of", id, req, r.pace.answer)
