@@ -73,7 +73,7 @@ func FuzzServe(f *testing.F) {
 			p.fail(unix.ENOENT, s)
 			return nil
 		}
-		if _, _, err := srv.begin(&wire.Start{ID: "there", Command: []string{"cmd"}}); err != nil {
+		if _, _, err := srv.begin(new(conn), &wire.Start{ID: "there", Command: []string{"cmd"}}); err != nil {
 			t.Fatal(err)
 		}
 		s := &script{Reader: bytes.NewReader(said)}

@@ -243,11 +243,16 @@ func (p *process) inUse() bool {
 	return len(p.followers) > 0 || p.writer != nil
 }
 
-// begin starts a process, with its follower if it is to have one.
-func (srv *server) begin(s *wire.Start) (p *process, f *follower, err error) {
+// begin starts a process, with its follower if it is to have one, unless Berm has hung up. A
+// kill that comes after that finds no process, or the one that is started.
+func (srv *server) begin(c *conn, s *wire.Start) (p *process, f *follower, err error) {
 	order, err := srv.processes.reserve(s.ID)
 	if err != nil {
 		return nil, nil, err
+	}
+	if c.gone() {
+		srv.processes.put(s.ID, nil)
+		return nil, nil, errGone
 	}
 	p = newProcess(srv, s)
 	p.order = order
@@ -311,7 +316,7 @@ func (srv *server) start(c *conn, req *wire.Request) (any, error) {
 	if err := c.ready(); err != nil {
 		return nil, err
 	}
-	p, f, err := srv.begin(req.Start)
+	p, f, err := srv.begin(c, req.Start)
 	switch {
 	case err != nil:
 		return nil, err

@@ -18,7 +18,7 @@ func bounded() *server {
 
 func (srv *server) mustBegin(t *testing.T, id string) *process {
 	t.Helper()
-	p, _, err := srv.begin(&wire.Start{ID: id, Command: []string{"x"}})
+	p, _, err := srv.begin(new(conn), &wire.Start{ID: id, Command: []string{"x"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestTableIsBounded(t *testing.T) {
 		if all := srv.processes.all(); len(all) != maxProcesses || all[0].id != "running0" || all[0].order > all[1].order {
 			t.Fatalf("%d are known, the first is %s", len(all), all[0].id)
 		}
-		_, _, err := srv.begin(&wire.Start{ID: "more", Command: []string{"x"}})
+		_, _, err := srv.begin(new(conn), &wire.Start{ID: "more", Command: []string{"x"}})
 		if err == nil || failureOf(err).Class != wire.ClassExhausted {
 			t.Errorf("one more: %v", err)
 		}
@@ -70,7 +70,7 @@ func TestEndedAreForgotten(t *testing.T) {
 func TestNothingStartsAtTheEnd(t *testing.T) {
 	srv := bounded()
 	srv.processes.close()
-	if _, _, err := srv.begin(&wire.Start{ID: "x", Command: []string{"x"}}); err == nil {
+	if _, _, err := srv.begin(new(conn), &wire.Start{ID: "x", Command: []string{"x"}}); err == nil {
 		t.Error("a process was started")
 	}
 }

@@ -60,7 +60,6 @@ type run struct {
 	output
 	e       runtime.Exec
 	begun   bool                  // the program has said so
-	ended   bool                  // and that it has ended
 	deliver error                 // of Stdout or Stderr
 	feeding context.Context       // of Stdin; ends with the command
 	starved atomic.Pointer[error] // why there is no Stdin
@@ -143,12 +142,11 @@ func (x *run) follow() error {
 			go func() { _ = x.b.r.guard(x.feed) }()
 		}
 	}
-	for !x.ended {
+	for {
 		chunk, err := x.read(x.conn)
 		switch {
 		case errors.Is(err, errEnd):
-			x.ended = true
-			continue
+			return nil
 		case err != nil:
 			return err
 		}
@@ -163,7 +161,6 @@ func (x *run) follow() error {
 			return x.deliver
 		}
 	}
-	return nil
 }
 
 // feed copies the input, and lives as long as its Read takes.
@@ -225,56 +222,42 @@ func notKilled(err, why error) error {
 // abandon kills a command that has no connection any more, as its program does when it
 // sees that.
 func (x *run) abandon(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.b.r.pace.kill)
-	defer cancel()
-	err := interrupted("out of reach")
-	why := x.killTree(ctx, func() bool { return true })
-	if errdefs.IsUnavailable(why) {
-		err = runtime.Unavailable(errBroken)
+	why := x.killTree(ctx)
+	switch {
+	case why == nil:
+		return interrupted("out of reach")
+	case errdefs.IsUnavailable(why):
+		return notKilled(runtime.Unavailable(errBroken), why)
 	}
-	if why != nil {
-		return notKilled(err, why)
-	}
-	return err
+	return notKilled(interrupted("out of reach"), why)
 }
 
 // kill ends a command with all its descendants, and delivers the last of its output.
 // The error is err, or says also that it couldn't.
 func (x *run) kill(ctx context.Context, err error) error {
 	x.release()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.b.r.pace.kill)
-	defer cancel()
 	defer x.drop()
-	// It may not have begun yet, although it was told to, or be over.
-	over := func() bool {
-		_ = x.nc.SetDeadline(time.Now().Add(50 * time.Millisecond))
-		return x.over()
+	if !x.begun {
+		x.drop() // if it hasn't been started by now, it won't be
 	}
-	if why := x.killTree(ctx, over); why != nil {
+	if why := x.killTree(ctx); why != nil {
 		return notKilled(err, why)
 	}
 	_ = x.nc.SetDeadline(time.Now().Add(x.b.r.pace.drain))
-	x.over()
+	if x.begun {
+		_ = x.follow()
+	}
 	return err
 }
 
-// over reads on, and reports whether the command is known to be over.
-func (x *run) over() bool {
-	err := x.follow()
-	for x.deliver != nil && errors.Is(err, x.deliver) { // once
-		err = x.follow()
-	}
-	var failure *wire.Failure
-	return err == nil || !x.begun && errors.As(err, &failure)
-}
-
-// killTree has the program kill the command, through another stream. Over tells what to
-// make of a command that the program doesn't know.
-func (x *run) killTree(ctx context.Context, over func() bool) error {
+// killTree has the program kill the command, through another stream.
+func (x *run) killTree(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.b.r.pace.kill)
+	defer cancel()
 	for {
 		err := x.b.kill(ctx, x.id, x.owner(), x.proc)
 		switch {
-		case err == nil, errdefs.IsNotFound(err) && over():
+		case err == nil, errdefs.IsNotFound(err) && !errors.Is(err, errNoProcess): // the command, or its container
 			return nil
 		case errors.Is(err, runtime.ErrNotKilled):
 			return err
