@@ -1,11 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/yamux"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime/agent/wire"
@@ -72,5 +75,35 @@ func TestNothingStartsAtTheEnd(t *testing.T) {
 	srv.processes.close()
 	if _, _, err := srv.begin(new(conn), &wire.Start{ID: "x", Command: []string{"x"}}); err == nil {
 		t.Error("a process was started")
+	}
+}
+
+// Nothing is started for a connection that has hung up.
+func TestNothingStartsForNobody(t *testing.T) {
+	near, far := net.Pipe()
+	client, err := yamux.Client(near, wire.Mux(time.Minute, 0))
+	server, err2 := yamux.Server(far, wire.Mux(time.Minute, 0))
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = client.Close(), server.Close() })
+	ours, err := client.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	its, err := server.AcceptStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, c, start := bounded(), newConn(its), &wire.Start{ID: "x", Command: []string{"x"}}
+	if err := ours.Close(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the end of the stream", c.gone)
+	if _, _, err := srv.begin(c, start); !errors.Is(err, errGone) {
+		t.Errorf("it was started, or %v", err)
+	}
+	if _, err := srv.processes.find("x"); err == nil {
+		t.Error("it is known")
 	}
 }
