@@ -16,8 +16,8 @@ type conn struct {
 	r *wire.Reader
 	w *wire.Writer
 	c io.Closer
-	// sent is called once the Result has been sent, unless it is nil.
-	sent func()
+	// after is called after the operation, unless it is nil: sent is whether its Result was.
+	after func(sent bool)
 	// input is whether the operation takes Data, and hasn't had its End.
 	input bool
 }
@@ -105,7 +105,6 @@ func (srv *server) serve(c *conn) {
 	}
 	switch {
 	case errors.Is(err, errGone):
-		return
 	case err != nil:
 		err = c.w.SendJSON(wire.KindFailure, failureOf(err))
 	case result == nil:
@@ -113,7 +112,7 @@ func (srv *server) serve(c *conn) {
 	default:
 		err = c.w.SendJSON(wire.KindResult, result)
 	}
-	if err == nil && c.sent != nil {
-		c.sent()
+	if c.after != nil {
+		c.after(err == nil)
 	}
 }

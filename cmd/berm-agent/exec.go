@@ -14,31 +14,6 @@ const (
 	exitNotFound      = 127
 )
 
-// become makes this process a command: "exec DIR -- CMD [ARG…]". It comes back only
-// when that can't be done, with the exit code that says why.
-//
-// The directory is entered from inside the container, where a path that begins below
-// /proc leads nowhere else: a runtime that does so on its way in has files of the host open.
-func become(args []string) int {
-	if len(args) < 3 || args[1] != "--" {
-		return complain("usage: berm-agent exec DIR -- CMD [ARG…]", exitUsage)
-	}
-	dir, command := args[0], args[2:]
-	if err := enter(dir); err != nil {
-		return complain(dir+": "+reason(err), exitNotExecutable)
-	}
-	setHome()
-	path, err := lookUp(command[0])
-	if err == nil {
-		err = syscall.Exec(path, command, os.Environ())
-	}
-	code := exitNotExecutable
-	if errors.Is(err, fs.ErrNotExist) {
-		code = exitNotFound
-	}
-	return complain(command[0]+": "+reason(err), code)
-}
-
 // enter changes to a directory, which it makes if it is missing.
 func enter(dir string) error {
 	err := os.Chdir(dir)
@@ -54,19 +29,6 @@ func setHome() {
 	if os.Getenv("HOME") == "" {
 		_ = os.Setenv("HOME", "/") // can't fail
 	}
-}
-
-// makeDirs makes directories, with those above them: "mkdir -- DIR…".
-func makeDirs(args []string) int {
-	if len(args) < 2 || args[0] != "--" {
-		return complain("usage: berm-agent mkdir -- DIR…", exitUsage)
-	}
-	for _, dir := range args[1:] {
-		if err := os.MkdirAll(dir, 0o777); err != nil {
-			return complain(dir+": "+reason(err), 1)
-		}
-	}
-	return 0
 }
 
 // lookUp finds a program as execvp(3) does, but never in the current directory

@@ -64,64 +64,16 @@ func TestLookUpHere(t *testing.T) {
 	}
 }
 
-func TestBecomeFails(t *testing.T) {
-	dir := tree(t)
-	t.Chdir("/")
-	for _, tt := range []struct {
-		name string
-		args []string
-		want int
-	}{
-		{"no command", []string{"/", "--"}, exitUsage},
-		{"no directory", []string{"--", "true"}, exitUsage},
-		{"missing", []string{"/", "--", "no-such-program"}, exitNotFound},
-		{"missing, by path", []string{"/", "--", "/no/such/program"}, exitNotFound},
-		{"not executable", []string{"/", "--", dir + "/bin/data"}, exitNotExecutable},
-		{"a directory", []string{"/", "--", dir}, exitNotExecutable},
-		{"of no known kind", []string{"/", "--", dir + "/bin/run"}, exitNotExecutable},
-		{"directory is a file", []string{dir + "/bin/run", "--", "true"}, exitNotExecutable},
-	} {
-		if got := become(tt.args); got != tt.want {
-			t.Errorf("%s: exit code %d, want %d", tt.name, got, tt.want)
-		}
-	}
-}
-
 // What only crun leaves to be done.
 func TestHome(t *testing.T) {
 	for _, tt := range []struct {
 		env  []string
 		want string
 	}{{[]string{}, "/"}, {[]string{"HOME="}, "/"}, {[]string{"HOME=/root"}, "/root"}} {
-		for _, mode := range []string{"exec", "init"} {
-			cmd := exec.CommandContext(t.Context(), agent, mode, "/", "--", "/bin/sh", "-c", "echo $HOME")
-			cmd.Env = tt.env
-			if out, err := cmd.CombinedOutput(); err != nil || string(out) != tt.want+"\n" {
-				t.Errorf("%s with %q: home %q, want %q; %v", mode, tt.env, out, tt.want, err)
-			}
+		cmd := exec.CommandContext(t.Context(), agent, "init", "/", "--", "/bin/sh", "-c", "echo $HOME")
+		cmd.Env = tt.env
+		if out, err := cmd.CombinedOutput(); err != nil || string(out) != tt.want+"\n" {
+			t.Errorf("with %q: home %q, want %q; %v", tt.env, out, tt.want, err)
 		}
-	}
-}
-
-func TestMakeDirs(t *testing.T) {
-	dir := tree(t)
-	for _, tt := range []struct {
-		name string
-		args []string
-		want int
-	}{
-		{"new", []string{"--", dir + "/a/b/c"}, 0},
-		{"there", []string{"--", dir}, 0},
-		{"a file", []string{"--", dir + "/bin/run"}, 1},
-		{"below a file", []string{"--", dir + "/bin/run/x"}, 1},
-		{"none", []string{"--"}, exitUsage},
-		{"an option", []string{"-m", dir}, exitUsage},
-	} {
-		if got := makeDirs(tt.args); got != tt.want {
-			t.Errorf("%s: exit code %d, want %d", tt.name, got, tt.want)
-		}
-	}
-	if info, err := os.Stat(dir + "/a/b/c"); err != nil || !info.IsDir() {
-		t.Errorf("%v, %v", info, err)
 	}
 }

@@ -52,13 +52,14 @@ func FuzzServe(f *testing.F) {
 		return b.Bytes()
 	}
 	start := &wire.Start{ID: "x", Label: "l", Command: []string{"cmd", "arg"}, Env: []string{"A=b"}, Dir: "/", TimeoutMS: 5, KeepBytes: 100}
-	there := &wire.Process{ID: "there", From: 1, Signal: 9}
+	command := *start
+	command.Exec, command.Follow = true, &wire.Follow{Lossless: true}
+	there := &wire.Process{ID: "there", Follow: &wire.Follow{From: -1, TakeOver: true}, Signal: 9}
 	f.Add(say(wire.Request{Op: wire.OpPing}, wire.KindGo))
-	f.Add(say(wire.Request{Op: wire.OpList}, wire.KindGo))
-	f.Add(say(wire.Request{Op: wire.OpRun, Start: start}, wire.KindGo, "input", wire.KindEnd))
+	f.Add(say(wire.Request{Op: wire.OpStart, Start: &command}, wire.KindGo, "input", wire.KindEnd))
 	f.Add(say(wire.Request{Op: wire.OpStart, Start: start}, wire.KindGo))
 	f.Add(say(wire.Request{Op: wire.OpStart, Start: &wire.Start{ID: "full", Command: []string{"x"}}}, wire.KindGo))
-	for _, op := range []wire.Op{wire.OpAttach, wire.OpProcess, wire.OpSignal, wire.OpKill, wire.OpResize, wire.OpForget} {
+	for _, op := range []wire.Op{wire.OpFollow, wire.OpInput, wire.OpEvents, wire.OpProcess, wire.OpSignal, wire.OpKill, wire.OpResize, wire.OpForget} {
 		f.Add(say(wire.Request{Op: op, Process: there}, wire.KindGo, wire.KindEnd))
 	}
 	f.Add([]byte("\x02\x00\x00\x00\x02{}"))
@@ -72,7 +73,7 @@ func FuzzServe(f *testing.F) {
 			p.fail(unix.ENOENT, s)
 			return nil
 		}
-		if _, err := srv.begin(&wire.Start{ID: "there", Command: []string{"cmd"}}, nil); err != nil {
+		if _, _, err := srv.begin(new(conn), &wire.Start{ID: "there", Command: []string{"cmd"}}); err != nil {
 			t.Fatal(err)
 		}
 		s := &script{Reader: bytes.NewReader(said)}

@@ -55,6 +55,39 @@ func TestKill(t *testing.T) {
 	}
 }
 
+// A command is killed, with its tree, when nobody waits for it any more.
+func TestCommandEndsWithItsStream(t *testing.T) {
+	s := newSandbox(t, 65534)
+	k := s.accept()
+	k.start(&wire.Start{ID: "bystander", Command: []string{"sleep", "4713"}})
+	for name, script := range hiding {
+		for _, all := range []bool{false, true} { // of the session
+			if all && name != "session" {
+				continue
+			}
+			k = s.accept()
+			a, ok := k.begin(command(wire.Start{ID: "x", Command: []string{"sh", "-c", script}}))
+			if !ok || !k.next(a) {
+				t.Fatal(a.failure)
+			}
+			await(t, "its start", func() bool { return strings.Contains(k.beside().inside(), "sleep 4712") })
+			if all {
+				k.hangUp()
+			} else if err := k.stream.Close(); err != nil {
+				t.Fatal(err)
+			}
+			k = s.accept()
+			await(t, "its end", func() bool { return k.ask(wire.OpProcess, "x").class() == wire.ClassNotFound })
+			if left := k.inside(); left != "sleep 4713 \n" {
+				t.Errorf("%s: left:\n%s", name, left)
+			}
+		}
+	}
+	if all := k.list(); len(all) != 1 || !all[0].Running {
+		t.Errorf("%+v", all)
+	}
+}
+
 func TestTimeout(t *testing.T) {
 	s := newSandbox(t, 65534)
 	k := s.accept()
@@ -62,7 +95,7 @@ func TestTimeout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k.t = t
 			begun := time.Now()
-			a := k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"sh", "-c", "echo begun; " + script}, TimeoutMS: 200}})
+			a := k.do(command(wire.Start{ID: "x", Command: []string{"sh", "-c", "echo begun; " + script}, TimeoutMS: 200}))
 			if took := time.Since(begun); took < 200*time.Millisecond || took > 10*time.Second {
 				t.Errorf("it took %s", took)
 			}
@@ -154,7 +187,7 @@ func TestSignal(t *testing.T) {
 	if info := k.await("x"); info.ExitCode != 5 || info.Killed || info.Signal != 0 {
 		t.Errorf("%+v", info)
 	}
-	a := k.do(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x"}})
+	a := k.do(follow("x", 0))
 	if out := a.stdout.String(); !strings.Contains(out, "term\n") || !strings.Contains(out, "child\n") {
 		t.Errorf("%q", out)
 	}

@@ -96,11 +96,12 @@ func cpuTime(t *testing.T, pid int) time.Duration {
 	return sum
 }
 
-// leave begins a run and closes its stream once some of its output has come.
+// leave starts a process, and stops following it once some of its output has come.
 func leave(t *testing.T, s *sandbox, start *wire.Start) *outcome {
 	t.Helper()
 	k := s.accept()
-	a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: start})
+	start.Follow = &wire.Follow{Lossless: true}
+	a, ok := k.begin(&wire.Request{Op: wire.OpStart, Start: start})
 	if !ok {
 		t.Fatal(a.failure)
 	}
@@ -112,42 +113,14 @@ func leave(t *testing.T, s *sandbox, start *wire.Start) *outcome {
 	return a
 }
 
-func TestAttachAfterABreak(t *testing.T) {
-	s := newSandbox(t, 0)
-	a := leave(t, s, &wire.Start{ID: "x", Label: "mine", Command: []string{"sh", "-c", "echo one; sleep 0.2; echo two >&2; sleep 0.2; read line; echo $line"}, Stdin: true})
-	k := s.accept()
-	b, ok := k.begin(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x", From: a.seq}})
-	if !ok {
-		t.Fatal(b.failure)
-	}
-	for b.stderr.Len() == 0 && k.next(b) {
-	}
-	if err := k.w.Send(wire.KindData, []byte("three\n")); err != nil {
-		t.Fatal(err)
-	}
-	for k.next(b) {
-	}
-	if b.failure != nil || a.stdout.String() != "one\n" || b.stdout.String() != "three\n" || b.stderr.String() != "two\n" || b.info.NextSeq != 14 || b.info.Label != "mine" {
-		t.Errorf("%+v, then %+v", a, b)
-	}
-	k.end()
-	// It is kept, and its output can be had again, from any place.
-	for from, want := range map[int64]string{0: "one\nthree\n", -1: "one\nthree\n", 2: "e\nthree\n", 9: "hree\n", 14: ""} {
-		a := k.do(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x", From: from}})
-		if a.failure != nil || a.stdout.String() != want || a.info.Running {
-			t.Errorf("from %d: %+v", from, a)
-		}
-	}
-}
-
 // Nothing is lost that Berm has taken the connection's end for, whatever was on its way.
 func TestBreakInMuchOutput(t *testing.T) {
 	s := newSandbox(t, 0)
 	const lines = 400_000
-	start := &wire.Start{ID: "x", Command: []string{"sh", "-c", fmt.Sprintf("seq %d; sleep 0.5", lines)}, KeepBytes: maxKeep}
+	start := &wire.Start{ID: "x", Command: []string{"sh", "-c", fmt.Sprintf("seq %d; sleep 0.5", lines)}, KeepBytes: wire.MaxKeep}
 	a := leave(t, s, start)
 	k := s.accept()
-	b := k.do(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x", From: a.seq}})
+	b := k.do(follow("x", a.seq))
 	if b.failure != nil {
 		t.Fatal(b.failure)
 	}
@@ -158,89 +131,18 @@ func TestBreakInMuchOutput(t *testing.T) {
 	if got := a.stdout.String() + b.stdout.String(); got != want {
 		t.Errorf("%d bytes, want %d", len(got), len(want))
 	}
-	// Without an attachment the oldest makes room, and that can be told.
+	// Without a lossless follower the oldest makes room, and that can be told.
 	start.ID, start.KeepBytes = "y", 1000
 	leave(t, s, start)
 	info := k.await("y")
 	if info.NextSeq != int64(len(want)) || info.FirstSeq != info.NextSeq-1000 {
 		t.Errorf("%+v", info)
 	}
-	if a := k.do(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "y", From: -1}}); a.stdout.String() != want[len(want)-1000:] {
+	if a := k.do(follow("y", -1)); a.stdout.String() != want[len(want)-1000:] {
 		t.Errorf("%q", &a.stdout)
 	}
-	if a := k.do(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "y", From: info.FirstSeq - 1}}); a.class() != wire.ClassOutOfRange {
+	if a := k.do(follow("y", info.FirstSeq-1)); a.class() != wire.ClassOutOfRange {
 		t.Errorf("%+v", a)
-	}
-}
-
-// Who asked last holds it, whose word to go comes first.
-func TestTakeOverInTurn(t *testing.T) {
-	s := newSandbox(t, 0)
-	first, second := s.accept(), s.accept()
-	first.start(&wire.Start{ID: "x", Command: []string{"cat"}, Stdin: true})
-	attach := &wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x"}}
-	a, _ := first.request(attach)
-	b, _ := second.request(attach)
-	second.tellToGo()
-	if err := second.w.Send(wire.KindData, []byte("hello")); err != nil {
-		t.Fatal(err)
-	}
-	for b.stdout.Len() < len("hello") && second.next(b) { // so it has begun
-	}
-	first.tellToGo()
-	for first.next(a) {
-	}
-	if a.class() != wire.ClassAborted {
-		t.Errorf("%+v", a)
-	}
-	second.end()
-	for second.next(b) {
-	}
-	if b.failure != nil || b.stdout.String() != "hello" {
-		t.Errorf("%+v", b)
-	}
-}
-
-func TestTakeOver(t *testing.T) {
-	s := newSandbox(t, 0)
-	first, second := s.accept(), s.accept()
-	a, ok := first.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"sh", "-c", "echo one; sleep 0.3; cat | wc -c"}, Stdin: true}})
-	if !ok {
-		t.Fatal(a.failure)
-	}
-	for a.seq == 0 && first.next(a) {
-	}
-	stop := make(chan struct{})
-	go func() { // more than the process takes, so that somebody waits for it
-		defer close(stop)
-		for range 8 {
-			if first.w.Send(wire.KindData, make([]byte, wire.MaxData)) != nil {
-				return
-			}
-		}
-	}()
-	b, ok := second.begin(&wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: "x", From: -1}})
-	if !ok {
-		t.Fatal(b.failure)
-	}
-	for first.next(a) {
-	}
-	if a.class() != wire.ClassAborted {
-		t.Errorf("%+v", a)
-	}
-	<-stop
-	second.end()
-	for second.next(b) {
-	}
-	if b.failure != nil || b.info.ExitCode != 0 || b.stdout.Len() < len("one\n0\n") {
-		t.Errorf("%+v", b)
-	}
-	first.end()
-	if a := first.run("y", "echo well"); a.stdout.String() != "well\n" {
-		t.Errorf("%+v", a)
-	}
-	if info := first.ask(wire.OpProcess, "x").info; info.Running || info.ID != "x" {
-		t.Errorf("it isn't kept: %+v", info)
 	}
 }
 

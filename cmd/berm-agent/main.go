@@ -23,13 +23,9 @@ func run(args []string) int {
 			return runLog(args)
 		case "kill":
 			return runKill(args[1:])
-		case "exec":
-			return become(args[1:])
 		case "userns":
 			return keepUserNS(args[1:])
-		case "mkdir":
-			return makeDirs(args[1:])
 		}
 	}
-	return complain("usage: berm-agent init|serve|kill|exec|mkdir|userns|log …", exitUsage)
+	return complain("usage: berm-agent init|serve|kill|userns|log …", exitUsage)
 }

@@ -94,7 +94,7 @@ func exitOf(t *testing.T, err error) int {
 func TestUsage(t *testing.T) {
 	for _, args := range [][]string{
 		{}, {"unknown"}, {"init"}, {"init", "/", "true"}, {"init", "--", "true"}, {"init", "/", "--"}, {"log"}, {"log", "/tmp"},
-		{"log", "/tmp", "max"}, {"log", "/tmp", "max", "none"}, {"max", "10"}, {"exec"}, {"mkdir"}, {"serve", "x"},
+		{"log", "/tmp", "max"}, {"log", "/tmp", "max", "none"}, {"max", "10"}, {"serve", "x"},
 	} {
 		out, err := exec.Command(agent, args...).CombinedOutput()
 		if code := exitOf(t, err); code != exitUsage || len(out) == 0 {

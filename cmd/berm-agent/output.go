@@ -112,25 +112,31 @@ func (p *process) bound(f *os.File) {
 	_ = f.SetReadDeadline(by) // it is open
 }
 
-// attachment is a connection's hold on a process.
-type attachment struct {
-	seq  int64 // up to where it has been sent
-	gone bool  // Berm has hung up
+// maxFollowers is how many a process has at once.
+const maxFollowers = 64
+
+// follower is a connection that follows a process.
+type follower struct {
+	seq       int64 // up to where it has the output
+	lossless  bool
+	exclusive bool
+	end       error // why it ends before the process
 }
 
-// add keeps output. While there is an attachment, it waits until that has room for it.
+// add keeps output. It waits until lossless followers have room for it.
 func (p *process) add(stderr bool, data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for len(data) > 0 {
 		n := len(data)
-		if at := p.attached; at != nil {
-			room := p.ring.Room(stderr, at.seq)
-			if room <= 0 {
-				p.change.Wait()
-				continue
+		for f := range p.followers {
+			if f.lossless {
+				n = min(n, p.ring.Room(stderr, f.seq))
 			}
-			n = min(n, room)
+		}
+		if n <= 0 {
+			p.change.Wait()
+			continue
 		}
 		p.ring.Add(stderr, data[:n])
 		p.change.Broadcast()
@@ -146,182 +152,170 @@ func (p *process) push(stderr bool, data []byte) {
 	p.change.Broadcast()
 }
 
-// ask is before hold, which takes the turn: who asks later takes over, whoever is told
-// to go first. From is as in wire.Process.
-func (p *process) ask(from int64) (turn int64, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.turns++
-	_, err = p.place(from)
-	return p.turns, err
+// place returns the follower that a request makes, or why there can't be one; with p.mu.
+func (p *process) place(how wire.Follow) (*follower, error) {
+	first, next := p.ring.Bounds()
+	switch how.From {
+	case wire.FromFirst:
+		how.From = first
+	case wire.FromNow:
+		how.From = next
+	}
+	f := &follower{seq: how.From, lossless: how.Lossless, exclusive: how.Exclusive || how.TakeOver}
+	if f.seq < first || f.seq > next {
+		return nil, p.outOfRange(f.seq)
+	}
+	count := len(p.followers)
+	if other := p.exclusive(); other != nil && f.exclusive {
+		if !how.TakeOver {
+			return nil, &wire.Failure{Class: wire.ClassExists, Message: "process " + p.id + " has an exclusive follower"}
+		}
+		count--
+	}
+	if count >= maxFollowers {
+		return nil, &wire.Failure{Class: wire.ClassExhausted, Message: fmt.Sprintf("process %s has %d followers, and no more may follow it", p.id, maxFollowers)}
+	}
+	return f, nil
 }
 
-// hold attaches, and ends the attachment that there was.
-func (p *process) hold(from, turn int64) (*attachment, error) {
+func (p *process) outOfRange(seq int64) error {
+	first, next := p.ring.Bounds()
+	return &wire.Failure{Class: wire.ClassOutOfRange, Message: fmt.Sprintf("the output is kept from %d to %d, and %d isn't in it", first, next, seq)}
+}
+
+// exclusive returns the exclusive follower; with p.mu.
+func (p *process) exclusive() *follower {
+	for f := range p.followers {
+		if f.exclusive {
+			return f
+		}
+	}
+	return nil
+}
+
+// join adds a follower.
+func (p *process) join(how wire.Follow) (*follower, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if turn < p.turn {
-		return nil, p.takenOver()
-	}
-	first, err := p.place(from)
+	f, err := p.place(how)
 	if err != nil {
 		return nil, err
 	}
-	at := &attachment{seq: first}
-	p.attached, p.turn = at, turn
-	p.awaken()
-	return at, nil
+	if other := p.exclusive(); other != nil && f.exclusive {
+		p.drop(other, &wire.Failure{Class: wire.ClassAborted, Message: "another follower took process " + p.id + " over"})
+	}
+	if p.followers == nil {
+		p.followers = map[*follower]bool{}
+	}
+	p.followers[f] = true
+	return f, nil
 }
 
-func (p *process) takenOver() error {
-	return &wire.Failure{Class: wire.ClassAborted, Message: "process " + p.id + " was taken over by another attachment"}
-}
-
-// awaken has all look at what they wait for again, those who write input too; with
-// p.mu.
-func (p *process) awaken() {
-	if p.input != nil {
-		_ = p.input.SetWriteDeadline(time.Now())
+// drop ends a follower: the output doesn't wait for it any more; with p.mu.
+func (p *process) drop(f *follower, err error) {
+	delete(p.followers, f)
+	if f.end == nil {
+		f.end = err
 	}
 	p.change.Broadcast()
 }
 
-// place is where output begins; with p.mu.
-func (p *process) place(from int64) (int64, error) {
-	first, next := p.ring.Bounds()
-	switch {
-	case from == -1:
-		return first, nil
-	case from < first || from > next:
-		return 0, &wire.Failure{Class: wire.ClassOutOfRange, Message: fmt.Sprintf("the output is kept from %d to %d, and %d isn't in it", first, next, from)}
-	}
-	return from, nil
-}
-
-// release ends an attachment; the output isn't waited for any more.
-func (p *process) release(at *attachment) {
+// leave is drop.
+func (p *process) leave(f *follower, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at.gone = true
-	if p.attached == at {
-		p.attached = nil
-	}
-	p.awaken()
+	p.drop(f, err)
 }
 
-// follow serves an attachment to the end of the process, or until Berm hangs up.
-func (p *process) follow(c *conn, at *attachment) (*wire.ProcessInfo, error) {
-	defer p.release(at)
-	go p.feed(c, at)
-	if err := p.deliver(c, at); err != nil {
-		return nil, err
+// serve serves a follower to the end of the process, or until Berm hangs up.
+func (p *process) serve(c *conn, f *follower) (any, error) {
+	defer p.leave(f, errGone)
+	if c.w.SendJSON(wire.KindItem, p.tell()) != nil {
+		return nil, errGone
 	}
-	return p.tell(), nil
+	go func() {
+		_, _, _ = c.r.Next() // nothing is to come
+		p.leave(f, errGone)
+		_ = c.c.Close() // deliver may wait for room
+	}()
+	for {
+		more, err := p.deliver(c, f)
+		if err != nil {
+			return nil, err
+		}
+		if !more {
+			c.after = p.delivered
+			return p.tell(), nil
+		}
+	}
 }
 
-// told is when the output was sent to its end.
-func (p *process) told() {
+// deliver sends the next output. It returns false when the process has ended.
+func (p *process) deliver(c *conn, f *follower) (more bool, err error) {
+	buf, o, err := p.await(f)
+	if buf == nil {
+		return false, err
+	}
+	defer chunks.Put(buf)
+	if c.w.SendFrame(buf, o) != nil {
+		return false, errGone
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.once && p.attached == nil {
+	f.seq = o.Seq
+	p.change.Broadcast()
+	return true, nil
+}
+
+// await waits for the next output, and returns it in a frame; nil after the last.
+func (p *process) await(f *follower) (*wire.OutputFrame, wire.Output, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		_, next := p.ring.Bounds()
+		switch {
+		case f.end != nil:
+			return nil, wire.Output{}, f.end
+		case f.seq < next:
+			buf := chunks.Get().(*wire.OutputFrame)
+			o, kept := p.ring.Read(f.seq, buf.Data())
+			if !kept {
+				chunks.Put(buf)
+				return nil, wire.Output{}, p.outOfRange(f.seq)
+			}
+			return buf, o, nil
+		case p.ended:
+			return nil, wire.Output{}, nil
+		}
+		p.change.Wait()
+	}
+}
+
+// delivered is when a follower was sent the output to its end, if it was.
+func (p *process) delivered(sent bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if sent && p.once && len(p.followers) == 0 {
 		p.ring.Clear()
 	}
 }
 
-// deliver sends the output, to the end of the process.
-func (p *process) deliver(c *conn, at *attachment) error {
-	for {
-		buf := (*wire.OutputFrame)(nil)
-		p.mu.Lock()
-		o, ok := p.ring.After(at.seq)
-		for p.attached == at && len(o.Data) == 0 && ok && !p.ended {
-			p.change.Wait()
-			o, ok = p.ring.After(at.seq)
-		}
-		if len(o.Data) > 0 {
-			buf = chunks.Get().(*wire.OutputFrame)
-			o.Data = buf.Data()[:copy(buf.Data(), o.Data)] // it is no more than MaxData
-		}
-		mine, gone := p.attached == at, at.gone
-		if !ok { // nobody was attached while it was printed
-			at.seq, _ = p.ring.Bounds()
-		}
-		p.mu.Unlock()
-		switch {
-		case gone:
-			return errGone
-		case !mine:
-			return p.takenOver()
-		case !ok:
-			continue
-		case buf == nil:
-			return nil
-		}
-		err := c.w.SendFrame(buf, o)
-		chunks.Put(buf)
-		if err != nil {
-			return errGone
-		}
-		p.mu.Lock()
-		at.seq = o.Seq
-		p.change.Broadcast()
-		p.mu.Unlock()
+// mayFollow says why there can't be a follower.
+func (p *process) mayFollow(req *wire.Process) error {
+	if req.Follow == nil || req.Follow.From < wire.FromNow {
+		return invalid("the request doesn't say how to follow")
 	}
-}
-
-// feed gives Berm's input to the process. When Berm hangs up, it ends the attachment.
-func (p *process) feed(c *conn, at *attachment) {
-	for ended := false; ; {
-		kind, payload, err := c.r.Next()
-		switch {
-		case err == nil && kind == wire.KindData && !ended:
-			p.write(at, payload)
-		case err == nil && kind == wire.KindEnd && !ended:
-			p.endInput(at)
-			ended = true
-		default:
-			p.release(at)
-			_ = c.c.Close() // deliver may wait for room
-			return
-		}
-	}
-}
-
-// write gives input to the process, and waits until it has taken it. What it can't
-// take any more is lost.
-func (p *process) write(at *attachment, data []byte) {
-	p.inputMu.Lock()
-	defer p.inputMu.Unlock()
-	for len(data) > 0 {
-		p.mu.Lock()
-		input := p.input
-		if p.attached != at || input == nil {
-			p.mu.Unlock()
-			return
-		}
-		_ = input.SetWriteDeadline(time.Time{}) // it may be closed
-		p.mu.Unlock()
-		n, err := gated{input}.Write(data)
-		data = data[n:]
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			return
-		}
-	}
-}
-
-// endInput ends it, for good; that of a terminal as a user would.
-func (p *process) endInput(at *attachment) {
-	var end []byte
-	if p.tty && p.control(func(fd int) error { end = endOfFile(fd); return nil }) == nil {
-		p.write(at, end)
-		return
-	}
-	p.inputMu.Lock()
-	defer p.inputMu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.attached == at && p.input != nil && !p.tty {
-		shut(p.input)
-		p.input = nil
+	_, err := p.place(*req.Follow)
+	return err
+}
+
+// follow is OpFollow.
+func (c *conn) follow(p *process, req *wire.Process) (any, error) {
+	f, err := p.join(*req.Follow)
+	if err != nil {
+		return nil, err
 	}
+	return p.serve(c, f)
 }

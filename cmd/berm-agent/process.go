@@ -19,11 +19,7 @@ import (
 
 const (
 	defaultKeep = 64 << 10
-	maxKeep     = 4 << 20
-	maxLabel    = 1 << 10
-	maxID       = 128
 	maxCommand  = 4 << 10 // of a ProcessInfo's
-	maxTimeout  = int64(1<<63-1) / int64(time.Millisecond)
 )
 
 // process is a command that was started, or couldn't be.
@@ -35,6 +31,7 @@ type process struct {
 	tty     bool
 	keep    int
 	once    bool // the output is to be given once
+	exec    bool // it has no name: it is killed with its follower's connection, and not listed
 	order   int  // among all
 
 	// These are set before anybody else knows the process.
@@ -50,77 +47,28 @@ type process struct {
 
 	inputMu sync.Mutex // one writes at a time
 
-	mu       sync.Mutex
-	change   sync.Cond // of what is below
-	ring     *wire.Ring
-	attached *attachment
-	turns    int64    // how many have asked to attach
-	turn     int64    // the latest of those that have
-	input    *os.File // nil when it is ended
-	terminal *os.File // nil if there is none, or it is gone
-	info     wire.ProcessInfo
-	lost     bool // the supervisor was killed
-	killed   bool // by SIGKILL of ours
-	ended    bool // with all of its output
-	endedAt  time.Time
-	drainBy  time.Time // when the output is to end at the latest; zero until exited
+	mu        sync.Mutex
+	change    sync.Cond // of what is below
+	ring      *wire.Ring
+	followers map[*follower]bool
+	writer    *feeder
+	input     *os.File // nil when it is ended
+	terminal  *os.File // nil if there is none, or it is gone
+	info      wire.ProcessInfo
+	lost      bool // the supervisor was killed
+	killed    bool // by SIGKILL of ours
+	ended     bool // with all of its output
+	endedAt   time.Time
+	drainBy   time.Time // when the output is to end at the latest; zero until exited
 }
 
 func precondition(format string, args ...any) *wire.Failure {
 	return &wire.Failure{Class: wire.ClassPrecondition, Message: fmt.Sprintf(format, args...)}
 }
 
-// checkID allows what a process can be called.
-func checkID(id string) error {
-	ok := id != "" && len(id) <= maxID
-	for i := 0; ok && i < len(id); i++ {
-		c := id[i]
-		ok = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || i > 0 && strings.IndexByte("_.:-", c) >= 0
-	}
-	if !ok {
-		return invalid("%s can't be a process' ID: that is [A-Za-z0-9][A-Za-z0-9_.:-]{0,%d}", quote(id), maxID-1)
-	}
-	return nil
-}
-
-// checkStart refuses what can't be started whatever is in the container.
-func checkStart(s *wire.Start) error {
-	if s == nil {
-		return invalid("there is nothing to start")
-	}
-	if err := checkID(s.ID); err != nil {
-		return err
-	}
-	switch {
-	case len(s.Command) == 0:
-		return invalid("the command is empty")
-	case len(s.Label) > maxLabel:
-		return invalid("a label of %d bytes, at most %d", len(s.Label), maxLabel)
-	case s.Dir != "" && !strings.HasPrefix(s.Dir, "/"):
-		return invalid("the working directory %s isn't absolute", quote(s.Dir))
-	case s.TimeoutMS < 0 || s.TimeoutMS > maxTimeout:
-		return invalid("a timeout of %d ms", s.TimeoutMS)
-	case s.KeepBytes < 0 || s.KeepBytes > maxKeep:
-		return invalid("%d bytes of output to keep, at most %d", s.KeepBytes, maxKeep)
-	}
-	for _, e := range s.Env {
-		if strings.IndexByte(e, '=') < 1 {
-			return invalid("the environment has %s, which isn't NAME=value", quote(e))
-		}
-	}
-	for _, list := range [][]string{s.Command, s.Env, {s.Dir}} {
-		for _, text := range list {
-			if strings.IndexByte(text, 0) >= 0 {
-				return invalid("%s has a NUL", quote(text))
-			}
-		}
-	}
-	return checkSize(s.Rows, s.Cols)
-}
-
 // newProcess makes one that hasn't been started.
 func newProcess(srv *server, s *wire.Start) *process {
-	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, keep: s.KeepBytes, once: s.Once, exited: make(chan struct{})}
+	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, keep: s.KeepBytes, once: s.Once, exec: s.Exec, exited: make(chan struct{})}
 	if p.keep == 0 {
 		p.keep = defaultKeep
 	}
@@ -426,6 +374,7 @@ func (p *process) end() {
 		shut(p.terminal)
 		p.terminal = nil
 	}
+	p.ring.Flush()
 	p.ended = true
 	p.info.Running = false
 	p.change.Broadcast()
@@ -442,6 +391,7 @@ func (p *process) tell() *wire.ProcessInfo {
 	if info.Running { // the end is told when it is complete
 		info = wire.ProcessInfo{ID: p.id, Label: p.label, Command: p.command, Running: true, TTY: p.tty, StartedAt: p.info.StartedAt}
 	}
+	info.PID = p.pid
 	info.FirstSeq, info.NextSeq = p.ring.Bounds()
 	return &info
 }

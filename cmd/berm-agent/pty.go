@@ -5,8 +5,6 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
 const (
@@ -56,45 +54,10 @@ func setSize(fd, rows, cols int) error {
 	return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(rows), Col: uint16(cols)})
 }
 
-// checkSize allows what a terminal can be; 0 is its default.
-func checkSize(rows, cols int) error {
-	const most = 1<<16 - 1
-	if rows < 0 || rows > most || cols < 0 || cols > most {
-		return invalid("a terminal of %d rows and %d columns, at most %d of each", rows, cols, most)
-	}
-	return nil
-}
-
 // endOfFile is the character that ends a terminal's input.
 func endOfFile(fd int) []byte {
 	if t, err := unix.IoctlGetTermios(fd, unix.TCGETS); err == nil {
 		return t.Cc[unix.VEOF : unix.VEOF+1]
 	}
 	return []byte{4}
-}
-
-// resize is OpResize.
-func (srv *server) resize(c *conn, req *wire.Request) (any, error) {
-	p, err := srv.find(req)
-	if err != nil {
-		return nil, err
-	}
-	if err := checkSize(req.Process.Rows, req.Process.Cols); err != nil {
-		return nil, err
-	}
-	if !p.tty {
-		return nil, precondition("process %s has no terminal", p.id)
-	}
-	if err := p.mustRun(); err != nil {
-		return nil, err
-	}
-	if err := c.ready(); err != nil {
-		return nil, err
-	}
-	return nil, p.resize(req.Process.Rows, req.Process.Cols)
-}
-
-// resize sets the size of the terminal.
-func (p *process) resize(rows, cols int) error {
-	return p.control(func(fd int) error { return setSize(fd, rows, cols) })
 }

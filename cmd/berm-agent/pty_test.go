@@ -18,11 +18,11 @@ func TestTerminal(t *testing.T) {
 func tryTerminal(t *testing.T, uid int) {
 	s := newSandbox(t, uid)
 	k, other := s.accept(), s.accept()
-	a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{
+	a, ok := k.begin(command(wire.Start{
 		ID: "x", TTY: true, Stdin: true, Rows: 10, Cols: 30,
 		Command: []string{"sh", "-c", `trap 'stty size' WINCH; trap 'echo int' INT; tty >/dev/tty; stty size; echo err >&2; echo $TERM
 			until read line && echo "<$line>"; do :; done; read line; echo "end $?"; exit 3`},
-	}})
+	}))
 	if !ok {
 		t.Fatal(a.failure)
 	}
@@ -46,11 +46,10 @@ func tryTerminal(t *testing.T, uid int) {
 		t.Fatal(b.failure)
 	}
 	until("int\r\n")
-	if err := k.w.Send(wire.KindData, []byte("hello\n")); err != nil {
-		t.Fatal(err)
-	}
+	in := k.input("x")
+	in.write("hello\n")
 	until("<hello>\r\n")
-	k.end() // once, and the input isn't closed for good
+	in.end() // once, and the input isn't closed for good
 	for k.next(a) {
 	}
 	if a.failure != nil || a.info.ExitCode != 3 || !a.info.TTY || a.stderr.Len() != 0 || !strings.HasSuffix(a.stdout.String(), "end 1\r\n") {
@@ -61,19 +60,18 @@ func tryTerminal(t *testing.T, uid int) {
 // A program that takes its terminal as it is, as most do, waits at it.
 func TestTerminalWaits(t *testing.T) {
 	k := newSandbox(t, 0).accept()
-	a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", TTY: true, Stdin: true, Command: []string{"cat"}}})
-	if !ok {
+	a, ok := k.begin(command(wire.Start{ID: "x", TTY: true, Stdin: true, Command: []string{"cat"}}))
+	if !ok || !k.next(a) {
 		t.Fatal(a.failure)
 	}
-	if err := k.w.Send(wire.KindData, []byte("hello\n")); err != nil {
-		t.Fatal(err)
-	}
+	in := k.input("x")
+	in.write("hello\n")
 	for !strings.Contains(a.stdout.String(), "hello\r\nhello\r\n") {
 		if !k.next(a) {
 			t.Fatalf("it ended: %q, %+v", &a.stdout, a.info)
 		}
 	}
-	k.end()
+	in.end()
 	for k.next(a) {
 	}
 	if a.failure != nil || a.info.ExitCode != 0 {

@@ -40,25 +40,16 @@ func newServer(main int) (*server, error) {
 }
 
 func (srv *server) handler(op wire.Op) handler {
+	if _, ok := controls[op]; ok {
+		return srv.control
+	}
 	switch op {
 	case wire.OpPing:
 		return ping
-	case wire.OpRun:
-		return srv.run
 	case wire.OpStart:
 		return srv.start
-	case wire.OpAttach:
-		return srv.attach
-	case wire.OpProcess:
-		return srv.process
-	case wire.OpList:
-		return srv.list
-	case wire.OpSignal:
-		return srv.signal
-	case wire.OpKill:
-		return srv.kill
-	case wire.OpResize:
-		return srv.resize
+	case wire.OpEvents:
+		return srv.events
 	case wire.OpForget:
 		return srv.forget
 	}

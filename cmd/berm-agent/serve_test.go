@@ -56,7 +56,7 @@ func TestRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k.t = t
 			tt.start.ID = "x"
-			a := k.do(&wire.Request{Op: wire.OpRun, Start: &tt.start})
+			a := k.do(command(tt.start))
 			if a.failure != nil {
 				t.Fatal(a.failure)
 			}
@@ -80,7 +80,7 @@ func TestRunDirectoryRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{plain, plain + "/below"} {
-		a := k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"pwd"}, Dir: dir}})
+		a := k.do(command(wire.Start{ID: "x", Command: []string{"pwd"}, Dir: dir}))
 		if a.failure == nil || a.failure.Class != wire.ClassInvalid {
 			t.Errorf("%s: %+v, %+v", dir, a.failure, a.info)
 		}
@@ -118,37 +118,36 @@ func TestRunIsClean(t *testing.T) {
 
 func TestRunInput(t *testing.T) {
 	k, _ := serveStdio(t)
-	a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"sh", "-c", "tr a-z A-Z; echo end; cat"}, Stdin: true}})
-	if !ok {
+	a, ok := k.begin(command(wire.Start{ID: "x", Command: []string{"sh", "-c", "tr a-z A-Z; echo end; cat"}, Stdin: true}))
+	if !ok || !k.next(a) {
 		t.Fatal(a.failure)
 	}
-	for _, data := range []string{"one ", "two"} {
-		if err := k.w.Send(wire.KindData, []byte(data)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	k.end() // and the output goes on
+	in := k.input("x")
+	in.write("one ")
+	in.write("two")
+	in.end() // and the output goes on
 	for k.next(a) {
 	}
 	if a.stdout.String() != "ONE TWOend\n" {
 		t.Errorf("%q, %+v", &a.stdout, a.failure)
 	}
-	// A program that ends without it: what is sent meanwhile is for nobody.
-	a, ok = k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "y", Command: []string{"sh", "-c", "exec <&-; sleep 0.05"}, Stdin: true}})
-	if !ok {
-		t.Fatal(a.failure)
+	// A program may take none.
+	a, ok = k.begin(command(wire.Start{ID: "y", Command: []string{"sh", "-c", "exec <&-; echo ready; sleep 0.2"}, Stdin: true}))
+	for ok && a.stdout.Len() == 0 && k.next(a) {
 	}
-	for range 10 {
-		if err := k.w.Send(wire.KindData, make([]byte, wire.MaxData)); err != nil {
-			t.Fatal(err)
-		}
+	in = k.input("y")
+	if err := in.w.Send(wire.KindData, make([]byte, wire.MaxData)); err != nil {
+		t.Fatal(err)
+	}
+	b := new(outcome)
+	if in.next(b) || b.class() != wire.ClassPrecondition {
+		t.Errorf("%+v", b)
 	}
 	for k.next(a) {
 	}
 	if a.failure != nil || a.info.ExitCode != 0 {
 		t.Errorf("%+v", a)
 	}
-	k.end()
 	if a := k.do(&wire.Request{Op: wire.OpPing}); a.failure != nil { // the connection is good for the next
 		t.Error(a.failure)
 	}
@@ -158,11 +157,10 @@ func TestMuchOutput(t *testing.T) {
 	const size = 256 << 20
 	k, cmd := serveStdio(t)
 	k.patience(2 * time.Minute)
-	a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"head", "-c", fmt.Sprint(size), "/dev/zero"}}})
+	a, ok := k.begin(command(wire.Start{ID: "x", Command: []string{"head", "-c", fmt.Sprint(size), "/dev/zero"}}))
 	if !ok {
 		t.Fatal(a.failure)
 	}
-	k.end()
 	begun, sum, peak := time.Now(), 0, 0
 	for k.next(a) {
 		if sum += a.stdout.Len(); sum%(16<<20) < wire.MaxData {
@@ -197,11 +195,10 @@ func anonymous(t *testing.T, pid int) int {
 // A command that nobody reads from waits.
 func TestBackpressure(t *testing.T) {
 	k, cmd := serveStdio(t)
-	a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"sh", "-c", "yes; true"}, TimeoutMS: 1500}})
+	a, ok := k.begin(command(wire.Start{ID: "x", Command: []string{"sh", "-c", "yes; true"}, TimeoutMS: 1500}))
 	if !ok {
 		t.Fatal(a.failure)
 	}
-	k.end()
 	time.Sleep(time.Second) // nothing is read, and it isn't kept either
 	if kib := anonymous(t, cmd.Process.Pid); kib > 8<<10 {
 		t.Errorf("%d KiB", kib)
@@ -245,14 +242,14 @@ func TestThousandRuns(t *testing.T) {
 	k.run("x", "true")
 	before := files()
 	for i := range 1000 {
-		a := k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: fmt.Sprint("x", i), Command: []string{"true"}}})
+		a := k.do(command(wire.Start{ID: fmt.Sprint("x", i), Command: []string{"true"}}))
 		if a.failure != nil || a.info.ExitCode != 0 {
 			t.Fatalf("%d: %+v", i, a)
 		}
 	}
 	await(t, "the supervisors to be reaped", func() bool { return len(children(cmd.Process.Pid)) == 0 })
 	await(t, "files to be closed", func() bool { return files() <= before })
-	await(t, "all to be forgotten", func() bool { return len(k.do(&wire.Request{Op: wire.OpList}).items) == 0 })
+	await(t, "all to be forgotten", func() bool { return k.ask(wire.OpProcess, "x999").class() == wire.ClassNotFound })
 	t.Logf("%d KiB of its own", anonymous(t, cmd.Process.Pid))
 }
 
@@ -262,7 +259,7 @@ func TestIdleIsSmall(t *testing.T) {
 	for i := range 200 {
 		k.run(fmt.Sprint("x", i), "true")
 	}
-	k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: "x", Command: []string{"head", "-c", fmt.Sprint(64 << 20), "/dev/zero"}}})
+	k.do(command(wire.Start{ID: "x", Command: []string{"head", "-c", fmt.Sprint(64 << 20), "/dev/zero"}}))
 	busy, kib := anonymous(t, cmd.Process.Pid), 0
 	await(t, "the memory to be given back", func() bool {
 		kib = anonymous(t, cmd.Process.Pid)
@@ -292,7 +289,7 @@ func TestRefusals(t *testing.T) {
 	start := func(change func(*wire.Start)) *wire.Request {
 		s := &wire.Start{ID: "x", Command: []string{"true"}}
 		change(s)
-		return &wire.Request{Op: wire.OpRun, Start: s}
+		return command(*s)
 	}
 	process := func(op wire.Op, p wire.Process) *wire.Request { return &wire.Request{Op: op, Process: &p} }
 	for name, tt := range map[string]struct {
@@ -310,8 +307,8 @@ func TestRefusals(t *testing.T) {
 		"relative directory":  {start(func(s *wire.Start) { s.Dir = "tmp" }), wire.ClassInvalid},
 		"impossible one":      {start(func(s *wire.Start) { s.Dir = plain + "/x" }), wire.ClassInvalid},
 		"environment":         {start(func(s *wire.Start) { s.Env = []string{"NAME"} }), wire.ClassInvalid},
-		"label":               {start(func(s *wire.Start) { s.Label = strings.Repeat("x", maxLabel+1) }), wire.ClassInvalid},
-		"much to keep":        {start(func(s *wire.Start) { s.KeepBytes = maxKeep + 1 }), wire.ClassInvalid},
+		"label":               {start(func(s *wire.Start) { s.Label = strings.Repeat("x", wire.MaxLabel+1) }), wire.ClassInvalid},
+		"much to keep":        {start(func(s *wire.Start) { s.KeepBytes = wire.MaxKeep + 1 }), wire.ClassInvalid},
 		"less than nothing":   {start(func(s *wire.Start) { s.KeepBytes = -1 }), wire.ClassInvalid},
 		"timeout":             {start(func(s *wire.Start) { s.TimeoutMS = -1 }), wire.ClassInvalid},
 		"size":                {start(func(s *wire.Start) { s.TTY, s.Rows = true, 1<<16 }), wire.ClassInvalid},
@@ -324,8 +321,11 @@ func TestRefusals(t *testing.T) {
 		"signal to the ended": {process(wire.OpSignal, wire.Process{ID: "over", Signal: 15}), wire.ClassPrecondition},
 		"no terminal":         {process(wire.OpResize, wire.Process{ID: "there"}), wire.ClassPrecondition},
 		"forget the running":  {process(wire.OpForget, wire.Process{ID: "there"}), wire.ClassPrecondition},
-		"beyond the output":   {process(wire.OpAttach, wire.Process{ID: "there", From: 1}), wire.ClassOutOfRange},
-		"before the output":   {process(wire.OpAttach, wire.Process{ID: "there", From: -2}), wire.ClassOutOfRange},
+		"beyond the output":   {follow("there", 1), wire.ClassOutOfRange},
+		"before the output":   {follow("there", -3), wire.ClassInvalid},
+		"followed somehow":    {process(wire.OpFollow, wire.Process{ID: "there"}), wire.ClassInvalid},
+		"command of nobody":   {&wire.Request{Op: wire.OpStart, Start: &wire.Start{ID: "x", Command: []string{"true"}, Exec: true}}, wire.ClassInvalid},
+		"no input":            {process(wire.OpInput, wire.Process{ID: "there"}), wire.ClassPrecondition},
 	} {
 		if a := k.do(tt.req); a.class() != tt.want || a.failure.Message == "" {
 			t.Errorf("%s: %+v, want %s", name, a.failure, tt.want)
@@ -338,8 +338,8 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: %v", req.Op, a.failure)
 		}
 	}
-	if a := k.do(&wire.Request{Op: wire.OpList}); len(a.items) != 1 || a.items[0].ID != "there" || !a.items[0].Running {
-		t.Errorf("%+v", a.items)
+	if all := k.list(); len(all) != 1 || all[0].ID != "there" || !all[0].Running {
+		t.Errorf("%+v", all)
 	}
 }
 
@@ -363,27 +363,36 @@ func TestEndsUnderInput(t *testing.T) {
 	k, _ := serveStdio(t)
 	for i := range 20 {
 		for _, tty := range []bool{false, true} {
-			a, ok := k.begin(&wire.Request{Op: wire.OpRun, Start: &wire.Start{
-				ID: fmt.Sprint(i, "-", tty), Command: []string{"sh", "-c", "exec sleep 0.05 >/dev/null 2>&1"}, Stdin: true, TTY: tty,
-			}})
-			if !ok {
+			id := fmt.Sprint(i, "-", tty)
+			a, ok := k.begin(command(wire.Start{ID: id, Command: []string{"sh", "-c", "exec sleep 0.05 >/dev/null 2>&1"}, Stdin: true, TTY: tty}))
+			if !ok || !k.next(a) {
 				t.Fatal(a.failure)
 			}
-			sent := make(chan error, 1)
-			go func() {
-				var err error
-				for range 8 {
-					err = k.w.Send(wire.KindData, make([]byte, wire.MaxData))
+			in, b := k.input(id), new(outcome)
+			for n := range 9 {
+				if err := in.w.Send(wire.KindData, make([]byte, wire.MaxData)); err != nil {
+					t.Fatal(err)
 				}
-				sent <- err
-			}()
+				kind, payload, err := in.r.Next()
+				if err != nil || kind != wire.KindReady && kind != wire.KindFailure {
+					t.Fatalf("a frame of kind %d, %v", kind, err)
+				}
+				if kind == wire.KindFailure {
+					if err := wire.Decode(payload, &b.failure); err != nil || b.class() != wire.ClassPrecondition {
+						t.Fatalf("%+v, %v", b.failure, err)
+					}
+					break
+				}
+				if n == 8 {
+					t.Fatal("it took all input")
+				}
+			}
 			for k.next(a) {
 				a.stdout.Reset()
 			}
-			if err := <-sent; err != nil || a.failure != nil || a.info.ExitCode != 0 {
-				t.Fatalf("%+v, %v", a, err)
+			if a.failure != nil || a.info.ExitCode != 0 {
+				t.Fatalf("%+v", a)
 			}
-			k.end()
 		}
 	}
 }

@@ -21,10 +21,78 @@ const (
 type table struct {
 	mu     sync.Mutex
 	byID   map[string]*process // nil: about to be started
-	change sync.Cond           // of what is nil there
+	change sync.Cond           // of what is nil there, and of watchers
 	ended  []*process          // the first to have ended first
 	last   int                 // order of the newest
 	closed bool
+	told   map[*watcher]bool
+}
+
+// watcher is a connection that is told of processes.
+type watcher struct {
+	changed map[*process]bool
+	gone    bool
+}
+
+// watch adds a watcher, which begins with all processes.
+func (t *table) watch() *watcher {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.trimLocked(time.Now())
+	w := &watcher{changed: map[*process]bool{}}
+	for _, p := range t.byID {
+		w.note(p)
+	}
+	if t.told == nil {
+		t.told = map[*watcher]bool{}
+	}
+	t.told[w] = true
+	return w
+}
+
+// note notes that a process has started or ended.
+func (w *watcher) note(p *process) {
+	if p != nil && !p.exec {
+		w.changed[p] = true
+	}
+}
+
+func (t *table) unwatch(w *watcher) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	w.gone = true
+	delete(t.told, w)
+	t.change.Broadcast()
+}
+
+// noteLocked tells all watchers of a process.
+func (t *table) noteLocked(p *process) {
+	for w := range t.told {
+		w.note(p)
+	}
+	t.change.Broadcast()
+}
+
+// changes returns the processes that have changed, in the order they were started. It waits
+// for one, if it is to. False: the watcher is gone.
+func (t *table) changes(w *watcher, wait bool) ([]*process, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.change.L = &t.mu
+	for {
+		var out []*process
+		for p := range w.changed {
+			if t.byID[p.id] == p {
+				out = append(out, p)
+			}
+		}
+		clear(w.changed)
+		if w.gone || !wait || len(out) > 0 {
+			slices.SortFunc(out, func(a, b *process) int { return a.order - b.order })
+			return out, !w.gone
+		}
+		t.change.Wait()
+	}
 }
 
 // find gives a process. One that is being started is waited for.
@@ -91,6 +159,7 @@ func (t *table) put(id string, p *process) {
 		return
 	}
 	t.byID[id] = p
+	t.noteLocked(p)
 }
 
 // forget drops a process, if it is that of its ID.
@@ -116,6 +185,7 @@ func (t *table) over(p *process) {
 	defer t.mu.Unlock()
 	if known, ok := t.byID[p.id]; ok && (known == p || known == nil) { // nil: it is about to be put there
 		t.ended = append(t.ended, p)
+		t.noteLocked(p)
 	}
 	t.trimLocked(time.Now())
 }
@@ -131,7 +201,7 @@ func (t *table) trimLocked(now time.Time) {
 }
 
 // oldestEnded is the place of the one among the ended that has first, but for those that
-// are attached and so in use; -1 if there is none.
+// are in use; -1 if there is none.
 func (t *table) oldestEnded() int {
 	return slices.IndexFunc(t.ended, func(p *process) bool { return !p.inUse() })
 }
@@ -144,7 +214,7 @@ func (t *table) dropEnded(i int) {
 	t.ended = slices.Delete(t.ended, i, i+1)
 }
 
-// all are in the order they were started.
+// all are in the order they were started, also those without a name.
 func (t *table) all() []*process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -166,27 +236,40 @@ func (t *table) close() {
 	t.closed = true
 }
 
-// inUse is whether a connection is attached to it.
+// inUse is whether somebody follows it, or writes to it.
 func (p *process) inUse() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.attached != nil
+	return len(p.followers) > 0 || p.writer != nil
 }
 
-// begin starts a process, with an attachment if it is to have one from the first byte.
-func (srv *server) begin(s *wire.Start, at *attachment) (*process, error) {
+// begin starts a process, with its follower if it is to have one, unless Berm has hung up. A
+// kill that comes after that finds no process, or the one that is started.
+func (srv *server) begin(c *conn, s *wire.Start) (p *process, f *follower, err error) {
 	order, err := srv.processes.reserve(s.ID)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	p := newProcess(srv, s)
-	p.order, p.attached = order, at
-	if err := srv.launch(p, s); err != nil {
+	if c.gone() {
 		srv.processes.put(s.ID, nil)
-		return nil, err
+		return nil, nil, errGone
+	}
+	p = newProcess(srv, s)
+	p.order = order
+	if s.Follow != nil {
+		how := *s.Follow
+		how.From = 0
+		f, err = p.join(how)
+	}
+	if err == nil {
+		err = srv.launch(p, s)
+	}
+	if err != nil {
+		srv.processes.put(s.ID, nil)
+		return nil, nil, err
 	}
 	srv.processes.put(s.ID, p)
-	return p, nil
+	return p, f, nil
 }
 
 // killAll kills what is running, and lets nothing be started any more. False: some of it
@@ -208,8 +291,8 @@ func (srv *server) killAll() bool {
 
 // check looks at a request to start a process.
 func (srv *server) check(s *wire.Start) error {
-	if err := checkStart(s); err != nil {
-		return err
+	if err := s.Check(); err != nil {
+		return invalid("%s", err)
 	}
 	return srv.processes.room(s.ID)
 }
@@ -219,35 +302,11 @@ func (srv *server) find(req *wire.Request) (*process, error) {
 	if req.Process == nil {
 		return nil, invalid("the request names no process")
 	}
-	if err := checkID(req.Process.ID); err != nil {
-		return nil, err
+	if err := wire.CheckID(req.Process.ID); err != nil {
+		return nil, invalid("%s", err)
 	}
 	return srv.processes.find(req.Process.ID)
 }
-
-// run is OpRun.
-func (srv *server) run(c *conn, req *wire.Request) (any, error) {
-	if err := srv.check(req.Start); err != nil {
-		return nil, err
-	}
-	if err := c.ready(); err != nil {
-		return nil, err
-	}
-	at := &attachment{}
-	p, err := srv.begin(req.Start, at)
-	if err != nil {
-		return nil, err
-	}
-	info, err := p.follow(c, at)
-	if err != nil {
-		return nil, err
-	}
-	c.sent = func() { srv.processes.forget(p) }
-	return info, nil
-}
-
-// holdFor is how long output waits for the first attachment.
-const holdFor = 5 * time.Second
 
 // start is OpStart.
 func (srv *server) start(c *conn, req *wire.Request) (any, error) {
@@ -257,108 +316,116 @@ func (srv *server) start(c *conn, req *wire.Request) (any, error) {
 	if err := c.ready(); err != nil {
 		return nil, err
 	}
-	var at *attachment
-	if req.Start.Hold {
-		at = &attachment{}
-	}
-	p, err := srv.begin(req.Start, at)
-	if err != nil {
+	p, f, err := srv.begin(c, req.Start)
+	switch {
+	case err != nil:
 		return nil, err
+	case f == nil:
+		return p.tell(), nil
 	}
-	if at != nil { // in the place of the one that is to come
-		time.AfterFunc(holdFor, func() { p.release(at) })
+	info, err := p.serve(c, f)
+	if p.exec {
+		if err != nil {
+			p.killTree(false)
+			p.awaitEnd()
+		}
+		c.after = func(bool) { srv.processes.forget(p) }
 	}
-	return p.tell(), nil
+	return info, err
 }
 
-// attach is OpAttach.
-func (srv *server) attach(c *conn, req *wire.Request) (any, error) {
-	p, err := srv.find(req)
-	if err != nil {
-		return nil, err
+// awaitEnd waits for the end of a process, and of its output.
+func (p *process) awaitEnd() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for !p.ended {
+		p.change.Wait()
 	}
-	turn, err := p.ask(req.Process.From)
-	if err != nil {
-		return nil, err
-	}
+}
+
+// events is OpEvents.
+func (srv *server) events(c *conn, _ *wire.Request) (any, error) {
 	if err := c.ready(); err != nil {
 		return nil, err
 	}
-	at, err := p.hold(req.Process.From, turn)
-	if err != nil {
-		return nil, err
-	}
-	info, err := p.follow(c, at)
-	if err != nil {
-		return nil, err
-	}
-	c.sent = p.told
-	return info, nil
-}
-
-// process is OpProcess.
-func (srv *server) process(c *conn, req *wire.Request) (any, error) {
-	p, err := srv.find(req)
-	if err != nil {
-		return nil, err
-	}
-	if err := c.ready(); err != nil {
-		return nil, err
-	}
-	return p.tell(), nil
-}
-
-// list is OpList.
-func (srv *server) list(c *conn, _ *wire.Request) (any, error) {
-	if err := c.ready(); err != nil {
-		return nil, err
-	}
-	for _, p := range srv.processes.all() {
-		if c.w.SendJSON(wire.KindItem, p.tell()) != nil {
+	w := srv.processes.watch()
+	defer srv.processes.unwatch(w)
+	go func() {
+		_, _, _ = c.r.Next() // nothing is to come
+		srv.processes.unwatch(w)
+	}()
+	for first := true; ; first = false {
+		changed, there := srv.processes.changes(w, !first)
+		for _, p := range changed {
+			there = there && c.w.SendJSON(wire.KindItem, p.tell()) == nil
+		}
+		if !there || c.w.Send(wire.KindReady) != nil {
 			return nil, errGone
 		}
 	}
-	return nil, nil
 }
 
-// signal is OpSignal.
-func (srv *server) signal(c *conn, req *wire.Request) (any, error) {
+// control is an operation on a process.
+type control struct {
+	check func(p *process, req *wire.Process) error // says why it can't be done
+	do    func(c *conn, p *process, req *wire.Process) (any, error)
+}
+
+var controls = map[wire.Op]control{
+	wire.OpProcess: {
+		func(*process, *wire.Process) error { return nil },
+		func(_ *conn, p *process, _ *wire.Process) (any, error) { return p.tell(), nil },
+	},
+	wire.OpFollow: {(*process).mayFollow, (*conn).follow},
+	wire.OpInput:  {(*process).mayWrite, (*conn).feed},
+	wire.OpSignal: {
+		func(p *process, req *wire.Process) error {
+			if err := wire.CheckSignal(req.Signal); err != nil {
+				return invalid("%s", err)
+			}
+			return p.mustRun()
+		},
+		func(_ *conn, p *process, req *wire.Process) (any, error) { return nil, p.send(unix.Signal(req.Signal)) },
+	},
+	wire.OpKill: {
+		func(*process, *wire.Process) error { return nil },
+		func(_ *conn, p *process, _ *wire.Process) (any, error) {
+			if !p.killTree(false) {
+				return nil, &wire.Failure{Class: wire.ClassNotKilled, Message: "some of process " + p.id + " could not be killed"}
+			}
+			return nil, nil
+		},
+	},
+	wire.OpResize: {
+		func(p *process, req *wire.Process) error {
+			if err := wire.CheckSize(req.Rows, req.Cols); err != nil {
+				return invalid("%s", err)
+			}
+			if !p.tty {
+				return precondition("process %s has no terminal", p.id)
+			}
+			return p.mustRun()
+		},
+		func(_ *conn, p *process, req *wire.Process) (any, error) {
+			return nil, p.control(func(fd int) error { return setSize(fd, req.Rows, req.Cols) })
+		},
+	},
+}
+
+// control does an operation on a process.
+func (srv *server) control(c *conn, req *wire.Request) (any, error) {
+	op := controls[req.Op]
 	p, err := srv.find(req)
+	if err == nil {
+		err = op.check(p, req.Process)
+	}
+	if err == nil {
+		err = c.ready()
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := checkSignal(req.Process.Signal); err != nil {
-		return nil, err
-	}
-	if err := p.mustRun(); err != nil {
-		return nil, err
-	}
-	if err := c.ready(); err != nil {
-		return nil, err
-	}
-	return nil, p.send(unix.Signal(req.Process.Signal))
-}
-
-func checkSignal(sig int) error {
-	if sig < 1 || sig > maxSignal {
-		return invalid("there is no signal %d, only 1 to %d", sig, maxSignal)
-	}
-	return nil
-}
-
-// kill is OpKill.
-func (srv *server) kill(c *conn, req *wire.Request) (any, error) {
-	p, err := srv.find(req)
-	if err != nil {
-		return nil, err
-	}
-	if err := c.ready(); err != nil {
-		return nil, err
-	}
-	if !p.killTree(false) {
-		return nil, &wire.Failure{Class: wire.ClassNotKilled, Message: "some of process " + p.id + " could not be killed"}
-	}
-	return nil, nil
+	return op.do(c, p, req.Process)
 }
 
 // forget is OpForget.

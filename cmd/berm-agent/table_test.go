@@ -1,11 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/yamux"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime/agent/wire"
@@ -18,7 +21,7 @@ func bounded() *server {
 
 func (srv *server) mustBegin(t *testing.T, id string) *process {
 	t.Helper()
-	p, err := srv.begin(&wire.Start{ID: id, Command: []string{"x"}}, nil)
+	p, _, err := srv.begin(new(conn), &wire.Start{ID: id, Command: []string{"x"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +44,7 @@ func TestTableIsBounded(t *testing.T) {
 		if all := srv.processes.all(); len(all) != maxProcesses || all[0].id != "running0" || all[0].order > all[1].order {
 			t.Fatalf("%d are known, the first is %s", len(all), all[0].id)
 		}
-		_, err := srv.begin(&wire.Start{ID: "more", Command: []string{"x"}}, nil)
+		_, _, err := srv.begin(new(conn), &wire.Start{ID: "more", Command: []string{"x"}})
 		if err == nil || failureOf(err).Class != wire.ClassExhausted {
 			t.Errorf("one more: %v", err)
 		}
@@ -70,7 +73,37 @@ func TestEndedAreForgotten(t *testing.T) {
 func TestNothingStartsAtTheEnd(t *testing.T) {
 	srv := bounded()
 	srv.processes.close()
-	if _, err := srv.begin(&wire.Start{ID: "x", Command: []string{"x"}}, nil); err == nil {
+	if _, _, err := srv.begin(new(conn), &wire.Start{ID: "x", Command: []string{"x"}}); err == nil {
 		t.Error("a process was started")
+	}
+}
+
+// Nothing is started for a connection that has hung up.
+func TestNothingStartsForNobody(t *testing.T) {
+	near, far := net.Pipe()
+	client, err := yamux.Client(near, wire.Mux(time.Minute, 0))
+	server, err2 := yamux.Server(far, wire.Mux(time.Minute, 0))
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = client.Close(), server.Close() })
+	ours, err := client.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	its, err := server.AcceptStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, c, start := bounded(), newConn(its), &wire.Start{ID: "x", Command: []string{"x"}}
+	if err := ours.Close(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the end of the stream", c.gone)
+	if _, _, err := srv.begin(c, start); !errors.Is(err, errGone) {
+		t.Errorf("it was started, or %v", err)
+	}
+	if _, err := srv.processes.find("x"); err == nil {
+		t.Error("it is known")
 	}
 }

@@ -177,15 +177,55 @@ func (k *talk) next(a *outcome) bool {
 	return false
 }
 
+// ready waits for Ready.
+func (k *talk) ready() {
+	k.t.Helper()
+	if _, err := k.r.Expect(wire.KindReady); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// input opens the input of a process.
+func (k *talk) input(id string) *talk {
+	k.t.Helper()
+	in := k.beside()
+	if a, ok := in.begin(&wire.Request{Op: wire.OpInput, Process: &wire.Process{ID: id}}); !ok {
+		k.t.Fatal(a.failure)
+	}
+	in.ready()
+	return in
+}
+
+// write writes input, and waits until it was taken.
+func (k *talk) write(data string) {
+	k.t.Helper()
+	if err := k.w.Send(wire.KindData, []byte(data)); err != nil {
+		k.t.Fatal(err)
+	}
+	k.ready()
+}
+
+// end ends the input.
 func (k *talk) end() {
 	k.t.Helper()
 	if err := k.w.Send(wire.KindEnd); err != nil {
 		k.t.Fatal(err)
 	}
+	if a := new(outcome); k.next(a) || a.failure != nil {
+		k.t.Fatalf("%+v", a)
+	}
 }
 
-// takesInput tells of the operations that do.
-func takesInput(op wire.Op) bool { return op == wire.OpRun || op == wire.OpAttach }
+// command is a request to run a command as Exec does.
+func command(s wire.Start) *wire.Request {
+	s.Exec, s.Follow = true, &wire.Follow{Lossless: true}
+	return &wire.Request{Op: wire.OpStart, Start: &s}
+}
+
+// follow is a request to follow a process without loss.
+func follow(id string, from int64) *wire.Request {
+	return &wire.Request{Op: wire.OpFollow, Process: &wire.Process{ID: id, Follow: &wire.Follow{From: from, Lossless: true}}}
+}
 
 // do does an operation without input.
 func (k *talk) do(req *wire.Request) *outcome {
@@ -193,9 +233,6 @@ func (k *talk) do(req *wire.Request) *outcome {
 	a, ok := k.begin(req)
 	if !ok {
 		return a
-	}
-	if takesInput(req.Op) {
-		k.end()
 	}
 	for k.next(a) {
 	}
@@ -205,7 +242,7 @@ func (k *talk) do(req *wire.Request) *outcome {
 // run runs a shell script.
 func (k *talk) run(id, script string) *outcome {
 	k.t.Helper()
-	return k.do(&wire.Request{Op: wire.OpRun, Start: &wire.Start{ID: id, Command: []string{"sh", "-c", script}}})
+	return k.do(command(wire.Start{ID: id, Command: []string{"sh", "-c", script}}))
 }
 
 func (k *talk) start(s *wire.Start) {
@@ -219,6 +256,29 @@ func (k *talk) start(s *wire.Start) {
 func (k *talk) ask(op wire.Op, id string) *outcome {
 	k.t.Helper()
 	return k.do(&wire.Request{Op: op, Process: &wire.Process{ID: id}})
+}
+
+// list returns the processes that there are.
+func (k *talk) list() []wire.ProcessInfo {
+	k.t.Helper()
+	a, ok := k.begin(&wire.Request{Op: wire.OpEvents})
+	if !ok {
+		k.t.Fatal(a.failure)
+	}
+	for {
+		kind, payload, err := k.r.Next()
+		var info wire.ProcessInfo
+		if err == nil && kind == wire.KindItem {
+			err = wire.Decode(payload, &info)
+		}
+		switch {
+		case err != nil:
+			k.t.Fatal(err)
+		case kind != wire.KindItem:
+			return a.items
+		}
+		a.items = append(a.items, info)
+	}
 }
 
 // await polls a process until it has ended.

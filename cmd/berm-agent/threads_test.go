@@ -93,7 +93,7 @@ func (k *talk) tries(req *wire.Request) (wire.Class, error) {
 			if err := k.w.Send(wire.KindGo); err != nil {
 				return "", err
 			}
-			if takesInput(req.Op) || req.Op == wire.OpDial {
+			if req.Op == wire.OpDial {
 				_ = k.w.Send(wire.KindEnd) // what is wrong, the next read says
 			}
 		case kind == wire.KindResult:
@@ -172,7 +172,7 @@ func TestFull(t *testing.T) {
 				all.Go(func() {
 					for n := 0; time.Now().Before(until); n++ {
 						req := []*wire.Request{
-							{Op: wire.OpRun, Start: &wire.Start{ID: fmt.Sprintf("x%d-%d", i, n), Command: []string{"true"}}},
+							command(wire.Start{ID: fmt.Sprintf("x%d-%d", i, n), Command: []string{"true"}}),
 							{Op: wire.OpSearch, File: &wire.File{Path: tree, Pattern: "zebra"}},
 							{Op: wire.OpRead, File: &wire.File{Path: []byte("/bin/sh"), Length: -1}},
 							{Op: wire.OpDial, Port: port},

@@ -217,7 +217,6 @@ func (r *Runtime) scan() error {
 			continue
 		}
 		b := r.newContainer(e.Name())
-		b.inherited = true
 		if err := b.listen(); err != nil {
 			r.log.Warn("agent_not_heard", "dir", b.dir, "error", err)
 			continue
@@ -407,7 +406,6 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 		err = errors.Join(err, fmt.Errorf("sweep the agents' directories: %w", own))
 	}
 	r.meet(ctx, unmet)
-	r.tidy(ctx)
 	return err
 }
 
@@ -417,29 +415,6 @@ func (r *Runtime) meet(ctx context.Context, ids []string) {
 	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
 	defer cancel()
 	atOnce(ctx, ids, func(id string) { _, _ = r.container(ctx, id) })
-}
-
-// tidy has the programs forget commands of an earlier Runtime, which nobody waits for
-// any more, once they have ended. What can't be done now can wait: a program that doesn't
-// answer holds a sweep up for a while only, however many there are.
-func (r *Runtime) tidy(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
-	defer cancel()
-	r.mu.Lock()
-	var inherited []*container
-	for _, b := range r.containers {
-		if b.inherited && b.id != "" {
-			inherited = append(inherited, b)
-		}
-	}
-	r.mu.Unlock()
-	atOnce(ctx, inherited, func(b *container) {
-		if b.tidy(ctx) {
-			r.mu.Lock()
-			b.inherited = false
-			r.mu.Unlock()
-		}
-	})
 }
 
 // guard runs f, which takes what a container says, and turns a panic into an error.

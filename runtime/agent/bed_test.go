@@ -319,13 +319,17 @@ func (p *program) ready() bool {
 // hungUp waits until Berm has closed the stream.
 func (p *program) hungUp() bool { return closed(p.nc) }
 
-// prints answers OpRun with output and an exit code.
+// begun says that the process has been started, or is followed.
+func (p *program) begun(id string) { p.json(wire.KindItem, wire.ProcessInfo{ID: id, Running: true}) }
+
+// prints answers a command with output and an exit code.
 func prints(out string, code int) func(*program, *wire.Request) {
 	return func(p *program, req *wire.Request) {
-		if req.Op != wire.OpRun || !p.ready() {
+		if req.Op != wire.OpStart || !p.ready() {
 			_ = p.nc.Close()
 			return
 		}
+		p.begun(req.Start.ID)
 		if out != "" {
 			p.output(int64(len(out)), out)
 		}

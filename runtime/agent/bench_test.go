@@ -167,59 +167,61 @@ func (p place) operation(b *testing.B) time.Duration {
 
 func (p place) line(b *testing.B) time.Duration {
 	const lines = 20
-	a := p.follow(b, "cat")
+	w, in := p.follow(b, "cat")
 	begun := time.Now()
 	for range lines {
-		if _, err := io.WriteString(a, "line\n"); err != nil {
+		if _, err := io.WriteString(in, "line\n"); err != nil {
 			b.Fatal(p.name, err)
 		}
-		if chunk, err := a.Next(); err != nil || string(chunk.Data) != "line\n" {
+		if chunk, err := w.Next(); err != nil || string(chunk.Data) != "line\n" {
 			b.Fatalf("%s: %q, %v", p.name, chunk.Data, err)
 		}
 	}
 	took := time.Since(begun)
-	p.leave(b, a)
+	p.leave(b, w, in)
 	return took / lines
 }
 
 func (p place) bulk(b *testing.B) time.Duration {
 	const size = 64 << 20
-	a := p.follow(b, "read x; head -c "+strconv.Itoa(size)+" /dev/zero")
+	w, in := p.follow(b, "read x; head -c "+strconv.Itoa(size)+" /dev/zero")
 	begun, n := time.Now(), 0
-	if _, err := io.WriteString(a, "\n"); err != nil {
+	if _, err := io.WriteString(in, "\n"); err != nil {
 		b.Fatal(p.name, err)
 	}
 	for n < size {
-		chunk, err := a.Next()
+		chunk, err := w.Next()
 		if err != nil {
 			b.Fatalf("%s: after %d bytes: %v", p.name, n, err)
 		}
 		n += len(chunk.Data)
 	}
 	took := time.Since(begun)
-	p.leave(b, a)
+	p.leave(b, w, in)
 	return took
 }
 
-func (p place) follow(b *testing.B, script string) runtime.Attachment {
-	_, err := p.r.Start(b.Context(), p.id, runtime.Process{ID: "p", Command: []string{"sh", "-c", script}, Stdin: true})
+func (p place) follow(b *testing.B, script string) (runtime.Follower, runtime.Input) {
+	_, w, err := p.r.Start(b.Context(), p.id, runtime.Process{
+		ID: "p", Command: []string{"sh", "-c", script}, Stdin: true, Follow: &runtime.Follow{Lossless: true},
+	})
 	if err != nil {
 		b.Fatal(p.name, err)
 	}
-	a, err := p.r.Attach(b.Context(), p.id, "p", 0)
+	in, err := p.r.Input(b.Context(), p.id, "p")
 	if err != nil {
 		b.Fatal(p.name, err)
 	}
-	return a
+	return w, in
 }
 
-func (p place) leave(b *testing.B, a runtime.Attachment) {
+func (p place) leave(b *testing.B, w runtime.Follower, in runtime.Input) {
 	err := p.r.Kill(b.Context(), p.id, "p")
 	for err == nil {
-		_, err = a.Next()
+		_, err = w.Next()
 	}
 	if errors.Is(err, io.EOF) {
-		err = errors.Join(a.Close(), p.r.Forget(b.Context(), p.id, "p"))
+		err = errors.Join(w.Close(), in.Close(), p.r.Forget(b.Context(), p.id, "p"))
 	}
 	if err != nil {
 		b.Fatal(p.name, err)

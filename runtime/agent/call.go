@@ -41,6 +41,7 @@ type call struct {
 	stopped chan struct{} // closed when the end of the context has come through
 	free    bool          // of its context
 	ended   bool          // the context came first
+	idle    bool          // it keeps no session
 }
 
 // The ways a call can fail to begin; nothing has been done then.
@@ -57,14 +58,14 @@ var past = time.Unix(1, 0)
 // begin makes a request on a session, and returns when the program has been told to go. It
 // takes over the caller's use of the session. Other errors than errDead, errSilent, errBusy
 // and the context's are a *wire.Failure.
-func (b *container) begin(ctx context.Context, id string, s *session, request []byte) (*call, error) {
-	c, err := s.open()
+func (b *container) begin(ctx context.Context, id string, s *session, request request) (*call, error) {
+	c, err := s.open(request.most)
 	if err != nil {
 		s.release()
 		return nil, err
 	}
 	x := newCall(ctx, b, id, c)
-	err = x.request(request)
+	err = x.request(request.bytes)
 	if err == nil {
 		return x, nil
 	}
@@ -165,8 +166,14 @@ func (x *call) drop() {
 func (x *call) close() {
 	x.closing.Do(func() {
 		_ = x.nc.Close()
-		x.s.release()
+		x.unuse()
 	})
+}
+
+func (x *call) unuse() {
+	if !x.idle {
+		x.s.release()
+	}
 }
 
 // release takes the call out of its context's hands. False means that it has ended.
@@ -267,13 +274,26 @@ func (b *container) open(ctx context.Context, id, user string, req *wire.Request
 	return x, classed(err)
 }
 
-// encode gives the bytes of a request.
-func encode(req *wire.Request) ([]byte, error) {
-	request, err := json.Marshal(req)
-	if err == nil && len(request) > wire.MaxRequest {
-		err = runtime.Invalid("the request has %d bytes, and may have %d", len(request), wire.MaxRequest)
+// request is an encoded request.
+type request struct {
+	bytes []byte
+	most  int // operations in the container, with this one
+}
+
+// spareStreams are for kills, when there are as many other operations as may be.
+const spareStreams = 16
+
+// encode encodes a request.
+func encode(req *wire.Request) (request, error) {
+	b, err := json.Marshal(req)
+	if err == nil && len(b) > wire.MaxRequest {
+		err = runtime.Invalid("the request has %d bytes, and may have %d", len(b), wire.MaxRequest)
 	}
-	return request, err
+	most := wire.MaxStreams
+	if req.Op == wire.OpKill {
+		most += spareStreams
+	}
+	return request{b, most}, err
 }
 
 // classed gives an error its class.
@@ -296,7 +316,7 @@ var errLost = runtime.Unavailable(errors.New("the container's agent doesn't answ
 
 // start makes a request on one session after the other, until one isn't dead. The error is
 // errAbsent, one of session's, the context's or a *wire.Failure.
-func (b *container) start(ctx context.Context, id string, request []byte, session func(context.Context) (*session, error)) (*call, error) {
+func (b *container) start(ctx context.Context, id string, request request, session func(context.Context) (*session, error)) (*call, error) {
 	for dead := range maxRetries {
 		if dead > 0 && !b.connected() && !b.runs(ctx) {
 			return nil, errAbsent // which is why

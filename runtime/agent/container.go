@@ -39,8 +39,6 @@ type container struct {
 	creates int    // calls of Create under way
 	uses    uint64 // how many there ever were
 	fresh   bool   // the directory was made by this Runtime
-	// The program may still know commands of an earlier Runtime.
-	inherited bool
 
 	paused  atomic.Bool  // the container may be
 	missed  atomic.Bool  // that the program didn't answer has been told
@@ -60,10 +58,11 @@ type container struct {
 	arrived  chan struct{}       // closed when one has said Hello
 	served   map[string]*session // by user
 	owners   map[string]*session // of processes, by their ID, if that is a served one
+	events   map[*events]bool
 }
 
 func (r *Runtime) newContainer(name string) *container {
-	b := &container{r: r, name: name, done: make(chan struct{}), arrived: make(chan struct{}), served: map[string]*session{}, owners: map[string]*session{}}
+	b := &container{r: r, name: name, done: make(chan struct{}), arrived: make(chan struct{}), served: map[string]*session{}, owners: map[string]*session{}, events: map[*events]bool{}}
 	if name != "" {
 		b.dir = filepath.Join(r.opts.Root, name)
 	}
@@ -126,6 +125,23 @@ func (b *container) close() {
 		_ = b.ln.Close()
 	}
 	b.hangUp()
+}
+
+// taskLocked runs f in a goroutine that ends with the container, unless that has ended.
+func (b *container) taskLocked(f func()) bool {
+	select {
+	case <-b.done:
+		return false
+	default:
+	}
+	b.r.tasks.Go(f)
+	return true
+}
+
+func (b *container) task(f func()) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.taskLocked(f)
 }
 
 // hangUp ends all sessions; the lock is held.
@@ -361,7 +377,7 @@ func streams(b *container) (n int) {
 	all = slices.DeleteFunc(all, func(s *session) bool { return s.served == nil && !s.greeted })
 	b.mu.Unlock()
 	for _, s := range all {
-		n += s.mux.NumStreams()
+		n += s.mux.NumStreams() - int(s.lost.Load())
 	}
 	return n
 }

@@ -88,6 +88,9 @@ func TestExecMisled(t *testing.T) {
 		out    string
 	}{
 		"hangs up":         {func(*program, string) {}, ""},
+		"at once":          {func(*program, string) {}, ""},
+		"another":          {func(p *program, _ string) { p.begun("other") }, ""},
+		"given up":         {func(p *program, _ string) { p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExhausted}) }, ""},
 		"garbage":          {func(p *program, _ string) { _, _ = io.WriteString(p.nc, "garbage garbage") }, ""},
 		"seq backwards":    {func(p *program, _ string) { p.output(4, "abcd"); p.output(3, "c") }, "abcd"},
 		"seq jumps":        {func(p *program, _ string) { p.output(1<<40, "c") }, ""},
@@ -102,19 +105,18 @@ func TestExecMisled(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			brisk := hurry
-			brisk.rejoin = 100 * time.Millisecond
-			b := newBedOf(t, brisk)
+			b := newBed(t)
 			id := b.create(t, "x")
 			var kills atomic.Int64
 			b.serve(t, "x", func(p *program, req *wire.Request) {
 				switch req.Op {
-				case wire.OpRun:
+				case wire.OpStart:
 					if p.ready() {
+						if name != "at once" && name != "another" {
+							p.begun(req.Start.ID)
+						}
 						tt.answer(p, req.Start.ID)
 					}
-				case wire.OpAttach:
-					p.json(wire.KindFailure, wire.Failure{Class: wire.ClassNotFound})
 				case wire.OpKill:
 					kills.Add(1)
 					if p.ready() {
@@ -137,93 +139,18 @@ func TestExecMisled(t *testing.T) {
 	}
 }
 
-// A command goes on where it was when its connection breaks.
-func TestExecRejoins(t *testing.T) {
+// A command that never began, for want of room, is no broken one.
+func TestExecNoRoom(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
-	var from atomic.Int64
-	var forgotten atomic.Bool
-	for range 2 {
-		b.serve(t, "x", func(p *program, req *wire.Request) {
-			if !p.ready() {
-				return
-			}
-			switch req.Op {
-			case wire.OpRun:
-				p.output(6, "first ")
-				_ = p.session.Close()
-			case wire.OpAttach:
-				from.Store(req.Process.From)
-				p.output(12, "second")
-				p.json(wire.KindResult, wire.ProcessInfo{ID: req.Process.ID, ExitCode: 4})
-			case wire.OpForget:
-				forgotten.Store(true)
-				p.send(wire.KindResult, "{}")
-			}
-		})
-	}
-	var out bytes.Buffer
-	res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdout: &out})
-	if err != nil || res.ExitCode != 4 || out.String() != "first second" || from.Load() != 6 {
-		t.Errorf("%+v, %v, %q from %d on", res, err, &out, from.Load())
-	}
-	if !forgotten.Load() {
-		t.Error("it wasn't forgotten")
-	}
-}
-
-// A command that may have begun is killed when the program gives it up, and isn't started
-// once more.
-func TestExecGivenUp(t *testing.T) {
-	type answer func(p *program, req *wire.Request)
-	fails := func(class wire.Class) answer {
-		return func(p *program, _ *wire.Request) { p.json(wire.KindFailure, wire.Failure{Class: class}) }
-	}
-	breaks := func(*program, *wire.Request) {}
-	for name, tt := range map[string]struct {
-		run, attach answer
-		begun       bool
-	}{
-		"taken over":             {run: fails(wire.ClassAborted), begun: true},
-		"output lost":            {run: fails(wire.ClassOutOfRange), begun: true},
-		"after output":           {run: func(p *program, r *wire.Request) { p.output(1, "x"); fails(wire.ClassExhausted)(p, r) }, begun: true},
-		"taken over, rejoined":   {run: breaks, attach: fails(wire.ClassAborted), begun: true},
-		"output lost, rejoined":  {run: breaks, attach: fails(wire.ClassOutOfRange), begun: true},
-		"another time, rejoined": {run: breaks, attach: fails(wire.ClassExhausted), begun: true},
-		"invalid, rejoined":      {run: breaks, attach: fails(wire.ClassInvalid), begun: true},
-		"no room":                {run: fails(wire.ClassExhausted)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBed(t)
-			id := b.create(t, "x")
-			var kills atomic.Int64
-			for range 3 {
-				b.serve(t, "x", func(p *program, req *wire.Request) {
-					if !p.ready() {
-						return
-					}
-					switch req.Op {
-					case wire.OpRun:
-						tt.run(p, req)
-					case wire.OpAttach:
-						tt.attach(p, req)
-					case wire.OpKill:
-						kills.Add(1)
-						fallthrough
-					default:
-						p.send(wire.KindResult, "null")
-					}
-				})
-			}
-			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}})
-			if errors.Is(err, runtime.ErrInterrupted) != tt.begun || errors.Is(err, runtime.ErrNotKilled) || errors.Is(err, runtime.ErrNoRoom) == tt.begun {
-				t.Error(err)
-			}
-			if n := b.engine.started("serve"); n != 0 || (kills.Load() > 0) != tt.begun {
-				t.Errorf("%d others were asked, and it was killed %d times", n, kills.Load())
-			}
-		})
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
+		if p.ready() {
+			p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExhausted, Message: "full"})
+		}
+	})
+	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdin: strings.NewReader("y")})
+	if !errors.Is(err, runtime.ErrNoRoom) || !errdefs.IsResourceExhausted(err) || errors.Is(err, runtime.ErrInterrupted) || !strings.Contains(err.Error(), "full") {
+		t.Error(err)
 	}
 }
 
@@ -251,7 +178,8 @@ func (s *runner) answer(p *program, req *wire.Request) {
 		return
 	}
 	switch req.Op {
-	case wire.OpRun:
+	case wire.OpStart:
+		p.begun(req.Start.ID)
 		p.output(7, "partial")
 		<-s.of(req.Start.ID)
 		p.output(11, "last")
@@ -316,10 +244,11 @@ func TestExecCanceledInMidFrame(t *testing.T) {
 				close(killed)
 				p.send(wire.KindResult, "null")
 				return
-			case req.Op != wire.OpRun:
+			case req.Op != wire.OpStart:
 				t.Errorf("cut at %d: it was asked to %s", cut, req.Op)
 				return
 			}
+			p.begun(req.Start.ID)
 			_, _ = io.WriteString(p.nc, first+second[:cut])
 			<-killed
 			_, _ = io.WriteString(p.nc, second[cut:])
@@ -400,20 +329,30 @@ func TestExecContainerEnds(t *testing.T) {
 func TestExecStdin(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
+	input := make(chan string, 100)
 	b.serve(t, "x", func(p *program, req *wire.Request) {
-		if !req.Start.Stdin || !p.ready() {
-			return
-		}
-		var seq int64
-		for {
-			kind, payload, err := p.r.Next()
-			if err != nil || kind == wire.KindEnd {
-				break
+		switch {
+		case !p.ready():
+		case req.Op == wire.OpInput:
+			defer close(input)
+			for {
+				p.send(wire.KindReady, "")
+				kind, payload, err := p.r.Next()
+				if err != nil || kind == wire.KindEnd {
+					p.send(wire.KindResult, "{}")
+					return
+				}
+				input <- string(payload)
 			}
-			seq += int64(len(payload))
-			p.output(seq, string(payload))
+		case req.Op == wire.OpStart && req.Start.Stdin && req.Start.Exec:
+			p.begun(req.Start.ID)
+			var seq int64
+			for data := range input {
+				seq += int64(len(data))
+				p.output(seq, data)
+			}
+			p.json(wire.KindResult, wire.ProcessInfo{ID: req.Start.ID})
 		}
-		p.json(wire.KindResult, wire.ProcessInfo{ID: req.Start.ID})
 	})
 	sent := bytes.Repeat([]byte("0123456789"), 100_000)
 	var out bytes.Buffer
@@ -423,11 +362,37 @@ func TestExecStdin(t *testing.T) {
 	}
 }
 
+// A command whose input can't be opened doesn't wait for it.
+func TestExecStdinRefused(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "x")
+	s := new(runner)
+	b.serve(t, "x", func(p *program, req *wire.Request) {
+		if req.Op == wire.OpInput {
+			p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExhausted, Message: "full"})
+			return
+		}
+		s.answer(p, req)
+	})
+	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdin: strings.NewReader("y")})
+	if !errdefs.IsResourceExhausted(err) || errors.Is(err, runtime.ErrNotKilled) || !strings.Contains(err.Error(), "full") {
+		t.Error(err)
+	}
+}
+
 // An input that never ends holds nothing up.
 func TestExecStdinLeftOpen(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
-	b.serve(t, "x", prints("", 0))
+	b.serve(t, "x", func(p *program, req *wire.Request) {
+		if req.Op == wire.OpInput {
+			p.ready()
+			p.send(wire.KindReady, "")
+			p.hungUp()
+			return
+		}
+		prints("", 0)(p, req)
+	})
 	r, w := io.Pipe()
 	defer func() { _ = w.Close() }()
 	if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}, Stdin: r}); err != nil {
@@ -480,20 +445,6 @@ func TestExecRefused(t *testing.T) {
 	})
 	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, WorkingDir: "/no"})
 	if !errdefs.IsInvalidArgument(err) || len(err.Error()) > 2*maxReason {
-		t.Error(err)
-	}
-}
-
-func TestExecNoRoom(t *testing.T) {
-	b := newBed(t)
-	id := b.create(t, "x")
-	b.serve(t, "x", func(p *program, _ *wire.Request) {
-		if p.ready() {
-			p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExhausted, Message: "full"})
-		}
-	})
-	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdin: strings.NewReader("y")})
-	if !errors.Is(err, runtime.ErrNoRoom) || !errdefs.IsResourceExhausted(err) || !strings.Contains(err.Error(), "full") {
 		t.Error(err)
 	}
 }
@@ -579,7 +530,7 @@ func TestHello(t *testing.T) {
 		"other version": func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: 1}) },
 		"no user":       func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: -1}) },
 		"request":       func(p *dialled) { p.json(wire.KindRequest, wire.Request{Op: wire.OpPing}) },
-		"long":          func(p *dialled) { p.send(wire.KindHello, `{"version":2,"x":"`+strings.Repeat("x", maxHello)+`"}`) },
+		"long":          func(p *dialled) { p.send(wire.KindHello, `{"version":3,"x":"`+strings.Repeat("x", maxHello)+`"}`) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
@@ -785,7 +736,7 @@ func FuzzNumbers(f *testing.F) {
 		for _, more := range []string{"", `"next_seq":1152921504606846976,`, `"first_seq":9223372036854775806,`} {
 			p, err := parseProcess(say(`"id":"p",`+more), "p")
 			if err == nil && (!sound(p.FirstSeq, p.NextSeq, p.PeakMemoryBytes, int64(p.CPUTime), int64(p.ExitCode), int64(p.Signal)) ||
-				p.FirstSeq > p.NextSeq || p.ExitCode > 255 || p.Signal > maxSignal || p.EndedAt.Year() > 2262) {
+				p.FirstSeq > p.NextSeq || p.ExitCode > 255 || p.Signal > wire.MaxSignal || p.EndedAt.Year() > 2262) {
 				t.Errorf("%+v", p)
 			}
 		}
@@ -796,7 +747,7 @@ func FuzzNumbers(f *testing.F) {
 			t.Errorf("%+v", m)
 		}
 		var hello bytes.Buffer
-		_ = wire.NewWriter(&hello).Send(wire.KindHello, say(`"version":2,`))
+		_ = wire.NewWriter(&hello).Send(wire.KindHello, say(`"version":3,`))
 		ours, theirs := net.Pipe()
 		go func() { _, _ = theirs.Write(hello.Bytes()); _ = theirs.Close() }()
 		s := &session{b: &container{r: &Runtime{}}, carrier: ours}
@@ -852,7 +803,7 @@ func FuzzAgentSays(f *testing.F) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		var err error
-		switch op % 8 {
+		switch op % 128 % 10 {
 		case 0:
 			_, err = b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}})
 		case 1:
@@ -876,8 +827,8 @@ func FuzzAgentSays(f *testing.F) {
 				t.Errorf("%d bytes of 10", out.Len())
 			}
 		case 6:
-			var a runtime.Attachment
-			if a, err = b.Attach(ctx, id, "p", 0); err == nil {
+			var a runtime.Follower
+			if a, err = b.Follow(ctx, id, "p", runtime.Follow{}); err == nil {
 				var seq int64
 				for err == nil {
 					var c runtime.Chunk
@@ -890,6 +841,23 @@ func FuzzAgentSays(f *testing.F) {
 			}
 		case 7:
 			_, err = b.ListProcesses(ctx, id)
+		case 8:
+			var in runtime.Input
+			if in, err = b.Input(ctx, id, "p"); err == nil {
+				_, err = in.Write(make([]byte, 1<<20))
+				err = errors.Join(err, in.CloseWrite(), in.Close())
+			}
+		case 9:
+			var events runtime.Events
+			if events, err = b.Events(ctx, id); err == nil {
+				for err == nil {
+					var all []runtime.ProcessInfo
+					if all, err = events.Next(); len(all) > 2*maxListed {
+						t.Errorf("%d processes", len(all))
+					}
+				}
+				_ = events.Close()
+			}
 		}
 		if ctx.Err() != nil {
 			t.Errorf("it took too long: %v", err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"sync/atomic"
@@ -137,7 +138,7 @@ func TestProcessesMisled(t *testing.T) {
 		"negative places": func(p *wire.ProcessInfo) { p.FirstSeq = -1 },
 		"command":         func(p *wire.ProcessInfo) { p.Command = make([]string, maxCommand+2) },
 		"long command":    func(p *wire.ProcessInfo) { p.Command = []string{strings.Repeat("x", maxCommand+1)} },
-		"label":           func(p *wire.ProcessInfo) { p.Label = strings.Repeat("x", maxLabel+1) },
+		"label":           func(p *wire.ProcessInfo) { p.Label = strings.Repeat("x", wire.MaxLabel+1) },
 		"time":            func(p *wire.ProcessInfo) { p.StartedAt = -1 },
 		"memory":          func(p *wire.ProcessInfo) { p.PeakMemoryBytes = -1 },
 	} {
@@ -218,8 +219,8 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// An attachment goes on over another session, and believes no place twice.
-func TestAttachment(t *testing.T) {
+// A follower goes on over another session, and believes no place twice.
+func TestFollower(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
 	for range 3 {
@@ -227,7 +228,8 @@ func TestAttachment(t *testing.T) {
 			if !p.ready() {
 				return
 			}
-			switch req.Process.From {
+			p.begun("p")
+			switch req.Process.Follow.From {
 			case -1:
 				p.output(105, "first")
 				_ = p.session.Close()
@@ -238,38 +240,200 @@ func TestAttachment(t *testing.T) {
 			}
 		})
 	}
-	a, err := b.Attach(t.Context(), id, "p", -1)
+	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{From: runtime.FromFirst})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"first", "second"} {
-		if c, err := a.Next(); err != nil || string(c.Data) != want {
+		if c, err := w.Next(); err != nil || string(c.Data) != want {
 			t.Errorf("%+v, %v", c, err)
 		}
 	}
 	for range 2 {
-		if c, err := a.Next(); !errdefs.IsFailedPrecondition(err) {
+		if c, err := w.Next(); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("%+v, %v", c, err)
 		}
 	}
-	if err := a.Close(); err != nil {
+	if err := w.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestAttachmentClosed(t *testing.T) {
-	b, id := answers(t, func(p *program) { p.hungUp() })
-	a, err := b.Attach(t.Context(), id, "p", 0)
+// TestFollowerRejoins checks what comes of a follower whose connection broke.
+func TestFollowerRejoins(t *testing.T) {
+	refuses := func(class wire.Class) func(*program, int64) {
+		return func(p *program, _ int64) { p.json(wire.KindFailure, wire.Failure{Class: class}) }
+	}
+	for name, tt := range map[string]struct {
+		answer func(p *program, tries int64)
+		is     func(error) bool
+	}{
+		"output is lost":    {refuses(wire.ClassOutOfRange), errdefs.IsOutOfRange},
+		"it is forgotten":   {refuses(wire.ClassNotFound), errdefs.IsNotFound},
+		"another took over": {refuses(wire.ClassAborted), errdefs.IsAborted},
+		"it still follows": {func(p *program, tries int64) {
+			if tries < 4 {
+				refuses(wire.ClassExists)(p, tries)
+				return
+			}
+			p.begun("p")
+			p.json(wire.KindResult, wire.ProcessInfo{ID: "p"})
+		}, func(err error) bool { return errors.Is(err, io.EOF) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			id := b.create(t, "x")
+			var tries atomic.Int64
+			for range 2 {
+				b.serve(t, "x", func(p *program, req *wire.Request) {
+					n := tries.Add(1)
+					switch {
+					case !p.ready():
+					case n == 1:
+						p.begun("p")
+						_ = p.session.Close()
+					case !req.Process.Follow.Exclusive || req.Process.Follow.From != 0:
+						t.Errorf("%+v", req.Process.Follow)
+					default:
+						tt.answer(p, n)
+					}
+				})
+			}
+			w, err := b.Follow(t.Context(), id, "p", runtime.Follow{Exclusive: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.Next(); !tt.is(err) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// What is closed ends, whatever the program does.
+func TestClosed(t *testing.T) {
+	b, id := answers(t, func(p *program) {
+		p.begun("p")
+		p.hungUp()
+	})
+	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	c, cid := answers(t, func(p *program) {
+		p.send(wire.KindReady, "")
+		p.hungUp()
+	})
+	in, err := c.Input(t.Context(), cid, "p")
+	events, err2 := c.Events(t.Context(), cid)
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := events.Next(); err != nil || len(all) != 0 {
+		t.Errorf("%+v, %v", all, err)
+	}
 	failed := make(chan error)
-	go func() {
-		_, err := a.Next()
-		failed <- err
-	}()
-	_ = a.Close()
-	if err := <-failed; !errors.Is(err, errDetached) {
+	for _, do := range []func() error{
+		func() error { _, err := w.Next(); return err },
+		func() error { _, err := in.Write([]byte("x")); return err },
+		func() error { _, err := events.Next(); return err },
+	} {
+		go func() { failed <- do() }()
+	}
+	select {
+	case err := <-failed:
+		t.Fatal(err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	for _, what := range []io.Closer{w, in, events} {
+		if err := what.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-failed; !errors.Is(err, errLeft) {
+			t.Error(err)
+		}
+	}
+}
+
+// TestMisled checks that followers, inputs and events end where what comes can't be believed.
+func TestMisled(t *testing.T) {
+	follow := func(b *bed, id string) error {
+		w, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
+		if err == nil {
+			_, err = w.Next()
+		}
+		return err
+	}
+	write := func(b *bed, id string) error {
+		in, err := b.Input(t.Context(), id, "p")
+		if err == nil {
+			_, err = in.Write([]byte("x"))
+		}
+		return err
+	}
+	told := func(b *bed, id string) error {
+		events, err := b.Events(t.Context(), id)
+		for err == nil {
+			_, err = events.Next()
+		}
+		return err
+	}
+	for name, tt := range map[string]struct {
+		answer func(*program)
+		call   func(*bed, string) error
+	}{
+		"another process":      {func(p *program) { p.begun("q") }, follow},
+		"output at first":      {func(p *program) { p.output(1, "x") }, follow},
+		"end of another":       {func(p *program) { p.begun("p"); p.json(wire.KindResult, wire.ProcessInfo{ID: "q"}) }, follow},
+		"end of one that runs": {func(p *program) { p.begun("p"); p.json(wire.KindResult, wire.ProcessInfo{ID: "p", Running: true}) }, follow},
+		"another item":         {func(p *program) { p.begun("p"); p.begun("p") }, follow},
+		"result at first":      {func(p *program) { p.send(wire.KindResult, "{}") }, write},
+		"result for data":      {func(p *program) { p.send(wire.KindReady, ""); p.send(wire.KindResult, "{}") }, write},
+		"result of events":     {func(p *program) { p.send(wire.KindResult, "{}") }, told},
+		"unreadable events":    {func(p *program) { p.send(wire.KindItem, "[]") }, told},
+		"endless events": {func(p *program) {
+			p.endless(func() error { return p.w.SendJSON(wire.KindItem, wire.ProcessInfo{ID: "p"}) })
+		}, told},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, id := answers(t, tt.answer)
+			if err := tt.call(b, id); err == nil || !strings.Contains(err.Error(), wire.ErrProtocol.Error()) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestEventsAreBounded checks that of a program that tells without end, little is kept.
+func TestEventsAreBounded(t *testing.T) {
+	var n atomic.Int64
+	b, id := answers(t, func(p *program) {
+		p.endless(func() error {
+			p.item(wire.ProcessInfo{ID: fmt.Sprint("p", n.Add(1)), Label: strings.Repeat("x", wire.MaxLabel)})
+			return p.w.Send(wire.KindReady)
+		})
+	})
+	events, err := b.Events(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for total < 10*maxListed {
+		all, err := events.Next()
+		if err != nil || len(all) > maxListed {
+			t.Fatalf("%d, %v", len(all), err)
+		}
+		total += len(all)
+		if before := n.Load(); total > maxListed {
+			time.Sleep(20 * time.Millisecond)
+			if after := n.Load(); after-before > 3*maxListed {
+				t.Fatalf("%d were taken while nobody asked", after-before)
+			}
+		}
+	}
+	if err := events.Close(); err != nil {
 		t.Error(err)
 	}
 }
@@ -302,7 +466,7 @@ func TestNoProgram(t *testing.T) {
 		if err := stat(t.Context(), b, c.ID); !is(err) {
 			t.Errorf("code %d: %v", code, err)
 		}
-		if _, err := b.Start(t.Context(), c.ID, runtime.Process{ID: "p", Command: []string{"x"}}); !is(err) {
+		if _, _, err := b.Start(t.Context(), c.ID, runtime.Process{ID: "p", Command: []string{"x"}}); !is(err) {
 			t.Errorf("code %d: %v", code, err)
 		}
 		if list, err := b.ListProcesses(t.Context(), c.ID); err != nil || len(list) != 0 {
@@ -311,7 +475,7 @@ func TestNoProgram(t *testing.T) {
 	}
 }
 
-// An attachment that isn't read from delays no other operation of its session.
+// A follower that isn't read from delays no other operation of its session.
 func TestSlowFollower(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
@@ -322,12 +486,13 @@ func TestSlowFollower(t *testing.T) {
 		case req.Op == wire.OpStat:
 			p.json(wire.KindResult, aFile)
 		default:
+			p.begun("p")
 			data := strings.Repeat("x", wire.MaxData)
 			for p.w.SendOutput(wire.Output{Seq: sent.Add(int64(len(data))), Data: []byte(data)}) == nil {
 			}
 		}
 	})
-	a, err := b.Attach(t.Context(), id, "p", 0)
+	a, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
 	if err != nil {
 		t.Fatal(err)
 	}

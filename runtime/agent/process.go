@@ -4,14 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"math"
-	"path"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -20,51 +14,34 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// Bounds of processes.
+// Bounds of what is told of processes.
 const (
-	maxListed   = 1024
-	maxCommand  = 4 << 10 // of what is told of one: its bytes, and a separator for each argument
-	maxLabel    = 1 << 10
-	maxKeep     = 4 << 20
-	maxTerminal = math.MaxUint16
-	maxSignal   = 64
+	maxListed  = 1024
+	maxCommand = 4 << 10 // bytes, and a separator for each argument
 )
 
-var processPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$`)
-
 func validateProcess(p runtime.Process) error {
-	switch {
-	case !processPattern.MatchString(p.ID) || strings.HasPrefix(p.ID, runPrefix):
-		return runtime.Invalid("the process ID %.200q isn't of the form [A-Za-z0-9][A-Za-z0-9_.:-]{0,127}, or begins with %q", p.ID, runPrefix)
-	case len(p.Label) > maxLabel:
-		return runtime.Invalid("the process' label has %d bytes, and may have %d", len(p.Label), maxLabel)
-	case len(p.Command) == 0:
-		return runtime.Invalid("the command is empty")
-	case p.WorkingDir != "" && !path.IsAbs(p.WorkingDir):
-		return runtime.Invalid("the working directory %q is not absolute", p.WorkingDir)
-	case p.Timeout < 0 || p.KeepBytes < 0 || p.KeepBytes > maxKeep:
-		return runtime.Invalid("a timeout of %s and %d bytes of output: neither may be negative, nor the output more than %d", p.Timeout, p.KeepBytes, maxKeep)
+	if strings.HasPrefix(p.ID, runPrefix) {
+		return runtime.Invalid("the process ID %.200q begins with %q", p.ID, runPrefix)
 	}
-	if err := validateSize(p.Rows, p.Cols); err != nil {
-		return err
+	if err := wireStart(p).Check(); err != nil {
+		return runtime.Invalid("%w", err)
 	}
 	return validateText(slices.Concat(p.Command, p.Env, []string{p.WorkingDir, p.Label}))
-}
-
-func validateSize(rows, cols int) error {
-	if rows < 0 || rows > maxTerminal || cols < 0 || cols > maxTerminal {
-		return runtime.Invalid("a terminal of %d rows and %d columns: each can be 0 to %d", rows, cols, maxTerminal)
-	}
-	return nil
 }
 
 func wireStart(p runtime.Process) *wire.Start {
 	start := &wire.Start{
 		ID: p.ID, Label: p.Label, Command: p.Command, Env: p.Env, Dir: p.WorkingDir, Stdin: p.Stdin,
-		TTY: p.TTY, Rows: p.Rows, Cols: p.Cols, Hold: p.Hold, Once: p.Once, KeepBytes: p.KeepBytes,
+		TTY: p.TTY, Rows: p.Rows, Cols: p.Cols, Once: p.Once, KeepBytes: p.KeepBytes,
 	}
-	if p.Timeout > 0 {
-		start.TimeoutMS = max(p.Timeout.Milliseconds(), 1)
+	if p.Follow != nil {
+		start.Follow = wireFollow(*p.Follow)
+	}
+	if start.TimeoutMS = p.Timeout.Milliseconds(); p.Timeout > 0 {
+		start.TimeoutMS = max(start.TimeoutMS, 1)
+	} else if p.Timeout < 0 {
+		start.TimeoutMS = -1
 	}
 	return start
 }
@@ -76,7 +53,7 @@ func plausible(p *wire.ProcessInfo) bool {
 	for _, arg := range p.Command {
 		size += len(arg) + 1
 	}
-	return size <= maxCommand+1 && p.ExitCode >= 0 && p.ExitCode <= 255 && p.Signal >= 0 && p.Signal <= maxSignal && len(p.Label) <= maxLabel &&
+	return size <= maxCommand+1 && p.PID >= 0 && p.PID <= maxID && p.ExitCode >= 0 && p.ExitCode <= 255 && p.Signal >= 0 && p.Signal <= wire.MaxSignal && len(p.Label) <= wire.MaxLabel &&
 		bounded(p.CPUTime, p.PeakMemoryBytes, p.FirstSeq, p.NextSeq) && p.FirstSeq <= p.NextSeq && p.StartedAt >= 0 && p.EndedAt >= 0
 }
 
@@ -85,21 +62,23 @@ func bounded(numbers ...int64) bool {
 	return !slices.ContainsFunc(numbers, func(n int64) bool { return n < 0 || n > wire.MaxNumber })
 }
 
-// parseProcess reads what is said of the process of that ID; empty is of any.
+// process reads what the program says of the process of that ID; empty is of any.
+func (s *session) process(payload []byte, id string) (runtime.ProcessInfo, error) {
+	info, err := parseProcess(payload, id)
+	info.User = fmt.Sprintf("%d:%d", s.hello.UID, s.hello.GID)
+	return info, err
+}
+
 func parseProcess(payload []byte, id string) (runtime.ProcessInfo, error) {
 	var p wire.ProcessInfo
 	if err := wire.Decode(payload, &p); err != nil {
 		return runtime.ProcessInfo{}, err
 	}
-	return processInfo(&p, id)
-}
-
-func processInfo(p *wire.ProcessInfo, id string) (runtime.ProcessInfo, error) {
-	if !plausible(p) || id != "" && p.ID != id || !processPattern.MatchString(p.ID) {
+	if !plausible(&p) || id != "" && p.ID != id || wire.CheckID(p.ID) != nil {
 		return runtime.ProcessInfo{}, fmt.Errorf("%w: what a process is", wire.ErrProtocol)
 	}
 	return runtime.ProcessInfo{
-		ID: p.ID, Label: p.Label, Command: p.Command, Running: p.Running, TTY: p.TTY,
+		ID: p.ID, Label: p.Label, Command: p.Command, PID: p.PID, Running: p.Running, TTY: p.TTY,
 		StartedAt: fromNanoseconds(p.StartedAt), EndedAt: fromNanoseconds(p.EndedAt),
 		ExitCode: p.ExitCode, Signal: p.Signal, TimedOut: p.TimedOut, Killed: p.Killed, OOMKilled: p.OOMKilled, NotKilled: p.NotKilled,
 		CPUTime: time.Duration(p.CPUTime), PeakMemoryBytes: p.PeakMemoryBytes, FirstSeq: p.FirstSeq, NextSeq: p.NextSeq,
@@ -144,11 +123,20 @@ func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*cal
 	if err != nil {
 		return nil, err
 	}
+	return b.reach(ctx, id, b.owner(req.Process.ID), req)
+}
+
+// reach begins an operation on a process of a served session, whose use it takes over, or
+// for nil of one that was dialled.
+func (b *container) reach(ctx context.Context, id string, s *session, req *wire.Request) (*call, error) {
 	request, err := encode(req)
 	if err != nil {
+		if s != nil {
+			s.release()
+		}
 		return nil, err
 	}
-	if s := b.owner(req.Process.ID); s != nil {
+	if s != nil {
 		x, err := b.begin(ctx, id, s, request)
 		if errors.Is(err, errDead) || errors.Is(err, errSilent) {
 			return nil, b.lost(ctx, s, err)
@@ -186,46 +174,55 @@ func (b *container) lost(ctx context.Context, s *session, err error) error {
 var errVanished = interrupted("lost")
 
 // Start starts a process. Below a program that the engine started, it ends with this Runtime.
-func (r *Runtime) Start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, error) {
-	info, err := r.start(ctx, id, p)
-	return info, about("start", id, p.ID, err)
+func (r *Runtime) Start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, runtime.Follower, error) {
+	info, f, err := r.start(ctx, id, p)
+	if err != nil || f == nil { // a nil *follower would be a Follower
+		return info, nil, about("start", id, p.ID, err)
+	}
+	return info, f, nil
 }
 
-func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, error) {
+func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, *follower, error) {
 	if err := validateProcess(p); err != nil {
-		return runtime.ProcessInfo{}, err
+		return runtime.ProcessInfo{}, nil, err
 	}
 	if ctx.Err() != nil {
-		return runtime.ProcessInfo{}, runtime.Ended(ctx)
+		return runtime.ProcessInfo{}, nil, runtime.Ended(ctx)
 	}
 	b, err := r.container(ctx, id)
 	if err != nil {
-		return runtime.ProcessInfo{}, err
+		return runtime.ProcessInfo{}, nil, err
 	}
 	unlock, err := r.naming.Lock(ctx, servedKey{id, p.ID})
 	if err != nil {
-		return runtime.ProcessInfo{}, runtime.Ended(ctx)
+		return runtime.ProcessInfo{}, nil, runtime.Ended(ctx)
 	}
 	defer unlock()
 	if p.User != "" || b.hasServed() { // else the program refuses an ID that it knows
 		switch _, err := r.Process(ctx, id, p.ID); {
 		case err == nil:
-			return runtime.ProcessInfo{}, runtime.WithClass(errdefs.ErrAlreadyExists, errors.New("there is one of this ID; forget it first"))
+			return runtime.ProcessInfo{}, nil, runtime.WithClass(errdefs.ErrAlreadyExists, errors.New("there is one of this ID; forget it first"))
 		case !errdefs.IsNotFound(err):
-			return runtime.ProcessInfo{}, err
+			return runtime.ProcessInfo{}, nil, err
 		}
 	}
 	x, err := b.open(ctx, id, p.User, &wire.Request{Op: wire.OpStart, Start: wireStart(p)}, false)
 	if err != nil {
-		return runtime.ProcessInfo{}, err
+		return runtime.ProcessInfo{}, nil, err
 	}
 	s := x.s
 	b.own(s, p.ID)
-	info, err := x.process(p.ID)
+	var info runtime.ProcessInfo
+	var f *follower
+	if p.Follow == nil {
+		info, err = x.only(p.ID)
+	} else {
+		f, info, err = r.newFollower(ctx, x, id, p.ID, *p.Follow, 0)
+	}
 	if err != nil {
 		b.disown(p.ID)
 	}
-	return info, err
+	return info, f, err
 }
 
 // own notes that a process is of a session, if that is a served one.
@@ -237,6 +234,9 @@ func (b *container) own(s *session, process string) {
 	defer b.mu.Unlock()
 	b.owners[process] = s
 	s.served.processes++
+	for e := range b.events {
+		b.taskLocked(func() { e.watch(s) })
+	}
 }
 
 // disown forgets whose a process is.
@@ -250,22 +250,31 @@ func (b *container) disown(process string) {
 	}
 }
 
-// process waits for a Result that is a ProcessInfo.
-func (x *call) process(id string) (runtime.ProcessInfo, error) {
+// process waits for what the program says of a process, in a frame of that kind.
+func (x *call) process(kind wire.Kind, id string) (runtime.ProcessInfo, error) {
 	x.within(time.Now().Add(x.b.r.pace.answer))
-	kind, payload, err := x.next()
+	got, payload, err := x.next()
 	if err != nil {
 		return runtime.ProcessInfo{}, err
 	}
-	if kind != wire.KindResult {
-		return runtime.ProcessInfo{}, x.unexpected("something else than a result")
+	if got != kind {
+		return runtime.ProcessInfo{}, x.unexpected("something else than a process")
 	}
-	info, err := parseProcess(payload, id)
+	info, err := x.s.process(payload, id)
 	if err != nil {
 		return runtime.ProcessInfo{}, x.unexpected(err.Error())
 	}
-	x.done()
+	x.within(time.Time{})
 	return info, nil
+}
+
+// only is process for an operation that has nothing else to say.
+func (x *call) only(id string) (runtime.ProcessInfo, error) {
+	info, err := x.process(wire.KindResult, id)
+	if err == nil {
+		x.done()
+	}
+	return info, err
 }
 
 // Process tells of a process.
@@ -273,73 +282,27 @@ func (r *Runtime) Process(ctx context.Context, id, process string) (runtime.Proc
 	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpProcess, Process: &wire.Process{ID: process}})
 	var info runtime.ProcessInfo
 	if err == nil {
-		info, err = x.process(process)
+		info, err = x.only(process)
 	}
 	return info, about("look at", id, process, err)
 }
 
-// ListProcesses tells of all processes.
+// ListProcesses returns all processes.
 func (r *Runtime) ListProcesses(ctx context.Context, id string) ([]runtime.ProcessInfo, error) {
-	out, err := r.list(ctx, id)
+	soon, cancel := context.WithTimeout(ctx, r.pace.answer)
+	defer cancel()
+	e, err := r.openEvents(soon, id)
 	if err != nil {
 		return nil, fmt.Errorf("list the processes of container %s: %w", id, err)
 	}
-	slices.SortStableFunc(out, func(a, b runtime.ProcessInfo) int { return a.StartedAt.Compare(b.StartedAt) })
-	return out, nil
-}
-
-func (r *Runtime) list(ctx context.Context, id string) (out []runtime.ProcessInfo, err error) {
-	if ctx.Err() != nil {
-		return nil, runtime.Ended(ctx)
-	}
-	b, err := r.container(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	request, err := encode(&wire.Request{Op: wire.OpList})
-	if err != nil {
-		return nil, err
-	}
-	collect := func(x *call) error {
-		x.within(time.Now().Add(r.pace.answer))
-		s := x.s
-		return x.items(maxListed, func(payload []byte) error {
-			info, err := parseProcess(payload, "")
-			if err == nil && !strings.HasPrefix(info.ID, runPrefix) && b.lists(s, info.ID) {
-				out = append(out, info)
-			}
-			return err
-		})
-	}
-	if !b.socketless() {
-		x, err := b.start(ctx, id, request, b.take)
-		if errors.Is(err, errAbsent) {
-			if why := b.excuse(ctx); why != nil {
-				return nil, why
-			}
+	defer context.AfterFunc(soon, func() {
+		if ctx.Err() != nil {
+			e.end(fmt.Errorf("list the processes of container %s: %w", id, runtime.Ended(ctx)))
 		}
-		if err == nil {
-			err = collect(x)
-		}
-		if err != nil {
-			return nil, classed(err)
-		}
-	}
-	serving := b.serving()
-	for i, s := range serving {
-		x, err := b.begin(ctx, id, s, request)
-		if err == nil {
-			err = collect(x)
-		}
-		// One that has ended has no processes any more.
-		if err != nil && !errors.Is(err, errDead) && !s.mux.IsClosed() {
-			for _, s := range serving[i+1:] {
-				s.release()
-			}
-			return nil, classed(err)
-		}
-	}
-	return out, nil
+		e.end(errLost)
+	})()
+	defer func() { _ = e.Close() }()
+	return e.Next()
 }
 
 // lists reports whether a process can be of a session.
@@ -382,8 +345,8 @@ func (r *Runtime) control(ctx context.Context, what, id string, req *wire.Reques
 
 // Signal sends a signal to a process' group.
 func (r *Runtime) Signal(ctx context.Context, id, process string, signal int) error {
-	if signal < 1 || signal > maxSignal {
-		return about("signal", id, process, runtime.Invalid("there is no signal %d: 1 to %d are", signal, maxSignal))
+	if err := wire.CheckSignal(signal); err != nil {
+		return about("signal", id, process, runtime.Invalid("%w", err))
 	}
 	req := &wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: process, Signal: signal}}
 	return r.control(ctx, "signal", id, req, r.pace.answer)
@@ -391,23 +354,35 @@ func (r *Runtime) Signal(ctx context.Context, id, process string, signal int) er
 
 // Kill kills a process with all its descendants.
 func (r *Runtime) Kill(ctx context.Context, id, process string) error {
-	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: process}})
-	if err == nil {
-		x.within(time.Now().Add(r.pace.answer))
-		if err = x.result(nil); x.s.served != nil && errors.Is(err, runtime.ErrInterrupted) {
-			err = x.b.lost(ctx, x.s, err)
-		}
+	if ctx.Err() != nil {
+		return about("kill", id, process, runtime.Ended(ctx))
 	}
-	if errors.Is(err, errVanished) {
-		err = nil
+	b, err := r.container(ctx, id)
+	if err == nil {
+		err = b.kill(ctx, id, b.owner(process), process)
 	}
 	return about("kill", id, process, err)
 }
 
+// kill kills a process as reach reaches it.
+func (b *container) kill(ctx context.Context, id string, s *session, process string) error {
+	x, err := b.reach(ctx, id, s, &wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: process}})
+	if err == nil {
+		x.within(time.Now().Add(b.r.pace.answer))
+		if err = x.result(nil); x.s.served != nil && errors.Is(err, runtime.ErrInterrupted) {
+			err = b.lost(ctx, x.s, err)
+		}
+	}
+	if errors.Is(err, errVanished) {
+		return nil
+	}
+	return err
+}
+
 // Resize sets the size of a process' terminal.
 func (r *Runtime) Resize(ctx context.Context, id, process string, rows, cols int) error {
-	if err := validateSize(rows, cols); err != nil {
-		return about("resize the terminal of", id, process, err)
+	if err := wire.CheckSize(rows, cols); err != nil {
+		return about("resize the terminal of", id, process, runtime.Invalid("%w", err))
 	}
 	req := &wire.Request{Op: wire.OpResize, Process: &wire.Process{ID: process, Rows: rows, Cols: cols}}
 	return r.control(ctx, "resize the terminal of", id, req, r.pace.answer)
@@ -423,154 +398,4 @@ func (r *Runtime) Forget(ctx context.Context, id, process string) error {
 		b.disown(process)
 	}
 	return err
-}
-
-// Attach takes a process over, from a place in its output on. Its context is for that
-// alone: the attachment lasts until it is closed, and outlives a connection that breaks.
-func (r *Runtime) Attach(ctx context.Context, id, process string, from int64) (runtime.Attachment, error) {
-	a, err := r.attach(ctx, id, process, from)
-	if err != nil {
-		return nil, about("attach to", id, process, err)
-	}
-	return a, nil
-}
-
-func (r *Runtime) attach(ctx context.Context, id, process string, from int64) (runtime.Attachment, error) {
-	if from < -1 {
-		return nil, runtime.Invalid("output can't be had from %d on: 0 is the beginning, and -1 all that there is", from)
-	}
-	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpAttach, Process: &wire.Process{ID: process, From: from}})
-	if err != nil {
-		return nil, err
-	}
-	if !x.release() {
-		x.drop()
-		return nil, runtime.Ended(ctx)
-	}
-	a := &attachment{r: r, id: id, process: process, seq: from}
-	a.ctx, a.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	a.x.Store(x.under(a.ctx))
-	return a, nil
-}
-
-// attachment is one to a process that the program knows.
-type attachment struct {
-	r           *Runtime
-	id, process string
-	ctx         context.Context // ends with Close
-	cancel      context.CancelCauseFunc
-	x           atomic.Pointer[call]
-	writing     sync.Mutex
-
-	// Of Next alone.
-	seq  int64 // -1 before the first output of all that there is
-	info runtime.ProcessInfo
-	err  error
-}
-
-var errDetached = errors.New("the attachment was closed")
-
-func (a *attachment) Next() (runtime.Chunk, error) {
-	for a.err == nil {
-		x := a.x.Load()
-		kind, payload, err := x.r.Next()
-		switch {
-		case err == nil && kind == wire.KindOutput:
-			o, perr := wire.ParseOutput(payload)
-			if perr == nil && len(o.Data) == 0 {
-				continue
-			}
-			if perr == nil && (a.seq == -1 || o.Seq-int64(len(o.Data)) == a.seq) {
-				a.seq = o.Seq
-				return runtime.Chunk{Seq: o.Seq, Stderr: o.Stderr, Data: o.Data}, nil
-			}
-			err = fmt.Errorf("%w: output of another place than %d", wire.ErrProtocol, a.seq)
-		case err == nil && kind == wire.KindResult:
-			if a.info, err = parseProcess(payload, a.process); err == nil && !a.info.Running {
-				a.err = io.EOF
-				x.drop()
-				continue
-			}
-			err = fmt.Errorf("%w: the end of a process that runs", wire.ErrProtocol)
-		case err == nil && kind == wire.KindFailure:
-			var f *wire.Failure
-			if f, err = parseFailure(payload); err == nil {
-				a.err = about("follow", a.id, a.process, failed(f))
-				x.drop()
-				continue
-			}
-		case err == nil:
-			err = fmt.Errorf("%w: a frame of kind %d", wire.ErrProtocol, kind)
-		}
-		x.drop()
-		a.err = a.again(x, err)
-	}
-	return runtime.Chunk{}, a.err
-}
-
-// again attaches once more after the connection broke.
-func (a *attachment) again(x *call, err error) error {
-	if a.ctx.Err() != nil {
-		return errDetached
-	}
-	if errors.Is(err, wire.ErrProtocol) {
-		return about("follow", a.id, a.process, x.broken(err))
-	}
-	if x.s.served != nil {
-		return about("follow", a.id, a.process, x.b.lost(a.ctx, x.s, err))
-	}
-	next, err := x.b.rejoin(a.ctx, a.id, a.process, a.seq, x.s.pid)
-	var refusal *wire.Failure
-	switch {
-	case errors.As(err, &refusal):
-		err = failed(refusal)
-	case errors.Is(err, errAbsent):
-		err = errLost
-	case a.ctx.Err() != nil:
-		if next != nil {
-			next.drop()
-		}
-		return errDetached
-	}
-	if err != nil {
-		return about("follow", a.id, a.process, err)
-	}
-	a.writing.Lock()
-	defer a.writing.Unlock()
-	a.x.Store(next)
-	if a.ctx.Err() != nil { // closed meanwhile, with the one before
-		next.drop()
-		return errDetached
-	}
-	return nil
-}
-
-func (a *attachment) Info() runtime.ProcessInfo { return a.info }
-
-// Write sends input. What was on its way when the connection broke may be lost.
-func (a *attachment) Write(p []byte) (int, error) {
-	a.writing.Lock()
-	x := a.x.Load()
-	a.writing.Unlock()
-	n, err := x.input(p)
-	if err != nil {
-		err = about("write to", a.id, a.process, runtime.Precondition("%w", err))
-	}
-	return n, err
-}
-
-func (a *attachment) CloseWrite() error {
-	a.writing.Lock()
-	x := a.x.Load()
-	a.writing.Unlock()
-	if err := x.w.Send(wire.KindEnd); err != nil {
-		return about("close the input of", a.id, a.process, runtime.Precondition("%w", err))
-	}
-	return nil
-}
-
-func (a *attachment) Close() error {
-	a.cancel(errDetached)
-	a.x.Load().drop()
-	return nil
 }

@@ -67,12 +67,12 @@ func (b *container) serve(ctx context.Context, id, user string) (*session, error
 			break
 		}
 		b.served[user] = s
-		b.r.tasks.Go(func() { b.finish(s) })
+		b.r.tasks.Go(s.finish)
 	}
 	b.mu.Unlock()
 	if err != nil {
 		s.hangUp()
-		b.finish(s)
+		s.finish()
 		return nil, err
 	}
 	return s, nil
@@ -152,12 +152,17 @@ func (s *session) endLocked() {
 // fail ends a session whose program doesn't react, and waits until nothing of it runs. The
 // error says that something may.
 func (s *session) fail() error {
-	s.b.mu.Lock()
-	s.served.silent = true
-	s.endLocked()
-	s.b.mu.Unlock()
+	s.silence()
 	<-s.served.over // finish bounds it
 	return s.served.err
+}
+
+// silence ends a session whose program doesn't react.
+func (s *session) silence() {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.served.silent = true
+	s.endLocked()
 }
 
 // errNoProgram is the error for a container that was made without the program.
@@ -201,8 +206,9 @@ func (b *container) startServe(ctx context.Context, id, user string) (*session, 
 }
 
 // finish waits for a session to end, and kills what its program leaves.
-func (b *container) finish(s *session) {
-	b.watch(s)
+func (s *session) finish() {
+	b := s.b
+	_ = b.r.guard(func() error { s.watch(); return nil })
 	x := s.served
 	b.mu.Lock()
 	s.endLocked()
@@ -215,7 +221,7 @@ func (b *container) finish(s *session) {
 	code, _, err := x.stdio.Wait(ctx)
 	cancel()
 	if err != nil || code != 0 { // else it has killed all that it started
-		x.err = b.killServe(s)
+		x.err = b.r.guard(s.killServe)
 	}
 	if x.err != nil {
 		b.r.log.Error("agent_not_killed", "container_id", x.id, "user", x.user, "error", x.err)
@@ -231,7 +237,8 @@ func (b *container) finish(s *session) {
 }
 
 // watch returns when the session ends. It ends one whose program doesn't answer pings.
-func (b *container) watch(s *session) {
+func (s *session) watch() {
+	b := s.b
 	ticks := time.NewTicker(b.r.pace.ping)
 	defer ticks.Stop()
 	for {
@@ -243,7 +250,7 @@ func (b *container) watch(s *session) {
 		answered := make(chan struct{})
 		b.r.tasks.Go(func() {
 			defer close(answered)
-			_, _ = s.mux.Ping() // what takes longer than ready isn't waited for
+			_ = b.r.guard(func() error { _, err := s.mux.Ping(); return err }) // what takes longer than ready isn't waited for
 		})
 		select {
 		case <-answered:
@@ -252,21 +259,16 @@ func (b *container) watch(s *session) {
 			return
 		case <-time.After(b.r.pace.pong):
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), b.r.pace.ready)
-		if b.runs(ctx) {
+		if !s.paused() {
 			b.r.log.Warn("agent_silent", "container_id", s.served.id, "user", s.served.user)
-			b.mu.Lock()
-			s.served.silent = true
-			s.endLocked()
-			b.mu.Unlock()
+			s.silence()
 		}
-		cancel()
 	}
 }
 
 // killServe has a second program kill the program of a session with all that is below it.
-func (b *container) killServe(s *session) error {
-	x := s.served
+func (s *session) killServe() error {
+	b, x := s.b, s.served
 	ctx, cancel := context.WithTimeout(context.Background(), b.r.pace.kill)
 	defer cancel()
 	stdio, err := b.startProgram(ctx, x.id, runtime.Program{

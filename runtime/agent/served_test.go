@@ -41,10 +41,15 @@ func (s *table) answer(p *program, req *wire.Request) {
 	case wire.OpStart:
 		id = req.Start.ID
 		s.m[id] = true
-	case wire.OpList:
+	case wire.OpEvents:
 		for id, runs := range s.m {
 			p.item(wire.ProcessInfo{ID: id, Running: runs})
 		}
+		p.send(wire.KindReady, "")
+		s.mu.Unlock()
+		p.hungUp()
+		s.mu.Lock()
+		return
 	case wire.OpKill:
 		s.m[id] = false
 	case wire.OpForget:
@@ -79,13 +84,13 @@ func (b *container) sessions() int {
 func TestServedProcesses(t *testing.T) {
 	b, id, _, other := servedBed(t)
 	for process, user := range map[string]string{"mine": "", "its": "33"} {
-		if _, err := b.Start(t.Context(), id, runtime.Process{ID: process, Command: []string{"x"}, User: user}); err != nil {
+		if _, _, err := b.Start(t.Context(), id, runtime.Process{ID: process, Command: []string{"x"}, User: user}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, user := range []string{"", "33", "44"} {
 		for _, process := range []string{"mine", "its"} {
-			if _, err := b.Start(t.Context(), id, runtime.Process{ID: process, Command: []string{"x"}, User: user}); !errdefs.IsAlreadyExists(err) {
+			if _, _, err := b.Start(t.Context(), id, runtime.Process{ID: process, Command: []string{"x"}, User: user}); !errdefs.IsAlreadyExists(err) {
 				t.Errorf("%s once more, of user %q: %v", process, user, err)
 			}
 		}
@@ -111,18 +116,62 @@ func TestServedProcesses(t *testing.T) {
 	}
 }
 
+// Events has the processes of all users, and ends with a session that had some.
+func TestServedEvents(t *testing.T) {
+	b, id, _, _ := servedBed(t)
+	b.engine.code = 0
+	open := func() runtime.Events {
+		events, err := b.Events(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = events.Close() })
+		return events
+	}
+	events := open()
+	if all, err := events.Next(); err != nil || len(all) != 0 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	start := runtime.Process{ID: "its", Command: []string{"x"}, User: "33"}
+	for range 2 {
+		if _, _, err := b.Start(t.Context(), id, start); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := events.Next(); err != nil || len(all) != 1 || all[0].ID != "its" || all[0].User != "33:0" {
+			t.Fatalf("%+v, %v", all, err)
+		}
+		if all, err := open().Next(); err != nil || len(all) != 1 {
+			t.Errorf("from the beginning: %+v, %v", all, err)
+		}
+		if err := errors.Join(b.Kill(t.Context(), id, "its"), b.Forget(t.Context(), id, "its")); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the session to end", func() bool { return b.known(id).sessions() == 0 })
+	}
+	if _, _, err := b.Start(t.Context(), id, start); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := events.Next(); err != nil || len(all) != 1 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	b.engine.lose <- 137
+	if all, err := events.Next(); !errdefs.IsUnavailable(err) {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
+
 // TestServedListFails checks that a failed list uses no session any longer.
 func TestServedListFails(t *testing.T) {
 	b, id, _, other := servedBed(t)
 	b.engine.serves = func(p *program, req *wire.Request) {
-		if req.Op == wire.OpList {
+		if req.Op == wire.OpEvents {
 			p.json(wire.KindFailure, wire.Failure{Class: wire.ClassInternal, Message: "no"})
 			return
 		}
 		other.answer(p, req)
 	}
 	for process, user := range map[string]string{"one": "33", "two": "44", "three": "55"} {
-		if _, err := b.Start(t.Context(), id, runtime.Process{ID: process, Command: []string{"x"}, User: user}); err != nil {
+		if _, _, err := b.Start(t.Context(), id, runtime.Process{ID: process, Command: []string{"x"}, User: user}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -141,7 +190,7 @@ func TestServedListFails(t *testing.T) {
 // A program can't list processes that are another's.
 func TestServedForges(t *testing.T) {
 	b, id, own, other := servedBed(t)
-	if _, err := b.Start(t.Context(), id, runtime.Process{ID: "its", Command: []string{"x"}, User: "33"}); err != nil {
+	if _, _, err := b.Start(t.Context(), id, runtime.Process{ID: "its", Command: []string{"x"}, User: "33"}); err != nil {
 		t.Fatal(err)
 	}
 	own.m = map[string]bool{"mine": true, "its": true}
@@ -161,7 +210,7 @@ func TestServedLost(t *testing.T) {
 			b, id, _, _ := servedBed(t)
 			begun := make(chan struct{})
 			b.engine.serves = func(p *program, req *wire.Request) {
-				if p.ready() && req.Op == wire.OpRun {
+				if p.ready() && req.Op == wire.OpStart {
 					close(begun)
 					p.hungUp()
 				}
@@ -186,7 +235,7 @@ func TestServedLost(t *testing.T) {
 func TestServedProcessLost(t *testing.T) {
 	b, id, _, _ := servedBed(t)
 	b.engine.code = 0
-	if _, err := b.Start(t.Context(), id, runtime.Process{ID: "its", Command: []string{"x"}, User: "33"}); err != nil {
+	if _, _, err := b.Start(t.Context(), id, runtime.Process{ID: "its", Command: []string{"x"}, User: "33"}); err != nil {
 		t.Fatal(err)
 	}
 	b.engine.lose <- 137
@@ -204,7 +253,7 @@ func TestServedStopped(t *testing.T) {
 	b, id, _, _ := servedBed(t)
 	b.engine.code = 0
 	b.engine.serves = func(p *program, req *wire.Request) {
-		if p.ready() && req.Op == wire.OpRun {
+		if p.ready() && req.Op == wire.OpStart {
 			b.engine.stop <- struct{}{}
 			p.hungUp()
 		}
@@ -224,7 +273,7 @@ func TestServedStopped(t *testing.T) {
 func TestServedMany(t *testing.T) {
 	b, id, _, _ := servedBed(t)
 	for n := range maxServed + 2 {
-		_, err := b.Start(t.Context(), id, runtime.Process{ID: fmt.Sprint("p", n), Command: []string{"x"}, User: fmt.Sprint(n)})
+		_, _, err := b.Start(t.Context(), id, runtime.Process{ID: fmt.Sprint("p", n), Command: []string{"x"}, User: fmt.Sprint(n)})
 		if n < maxServed && err != nil || n >= maxServed && !errdefs.IsResourceExhausted(err) {
 			t.Errorf("%d: %v", n, err)
 		}

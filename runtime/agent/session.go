@@ -37,8 +37,10 @@ type session struct {
 	b       *container
 	carrier io.ReadWriteCloser
 	mux     *yamux.Session
-	pid     int  // of who dialled; 0 for a program that the engine started
-	greeted bool // by it, with the container's lock
+	pid     int          // of who dialled; 0 for a program that the engine started
+	greeted bool         // by it, with the container's lock
+	stuck   atomic.Bool  // a stream couldn't be opened, and none was since
+	lost    atomic.Int64 // streams that couldn't be opened, and that yamux counts for good
 	hello   wire.Hello
 	served  *served // nil for one that was dialled
 }
@@ -88,11 +90,16 @@ func (s *session) hangUp() { _ = s.carrier.Close() }
 
 // distrust ends a session whose program didn't answer, unless its container is paused.
 func (s *session) distrust() {
-	ctx, cancel := context.WithTimeout(context.Background(), s.b.r.pace.ready)
-	defer cancel()
-	if s.b.runs(ctx) {
+	if !s.paused() {
 		s.hangUp()
 	}
+}
+
+// paused reports whether the engine says that the container doesn't run.
+func (s *session) paused() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), s.b.r.pace.ready)
+	defer cancel()
+	return !s.b.runs(ctx)
 }
 
 // discard keeps a session that was found dead from being used again.
@@ -113,21 +120,28 @@ func (s *session) fits(user string) bool {
 	return user == "" || uid == strconv.Itoa(s.hello.UID) && (!both || gid == strconv.Itoa(s.hello.GID))
 }
 
-// open opens a stream. The error is errDead, errSilent, or says that there are too many.
-func (s *session) open() (*conn, error) {
+// open opens a stream if the container has fewer than most. The error is errDead, errSilent,
+// or says that there are too many.
+func (s *session) open(most int) (*conn, error) {
 	n := s.b.opening.Add(1)
 	defer s.b.opening.Add(-1)
-	if streams(s.b)+int(n) > wire.MaxStreams {
+	if streams(s.b)+int(n) > most {
 		return nil, errBusy
+	}
+	if s.stuck.Load() && s.paused() {
+		return nil, errSilent
 	}
 	st, err := s.mux.OpenStream()
 	switch {
 	case errors.Is(err, yamux.ErrConnectionWriteTimeout):
+		s.stuck.Store(true)
+		s.lost.Add(1)
 		return nil, errSilent
 	case err != nil:
 		s.discard()
 		return nil, errDead
 	}
+	s.stuck.Store(false)
 	nc := &stream{Stream: st}
 	return &conn{s: s, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}, nil
 }

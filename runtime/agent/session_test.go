@@ -27,7 +27,7 @@ func hostile(t *testing.T) (*conn, net.Conn) {
 	if err := s.greet(time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	c, err := s.open()
+	c, err := s.open(wire.MaxStreams)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestLargeWindow(t *testing.T) {
 			got, most = got+n, max(most, n)
 		}
 	}()
-	c, err := s.open()
+	c, err := s.open(wire.MaxStreams)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,11 +138,52 @@ func TestStreamsOfAllSessions(t *testing.T) {
 	first.s.greeted, second.s.greeted = true, true
 	b.dialled = []*session{first.s, second.s}
 	for range wire.MaxStreams - 2 {
-		if _, err := first.s.open(); err != nil {
+		if _, err := first.s.open(wire.MaxStreams); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := second.s.open(); !errors.Is(err, errBusy) {
+	if _, err := second.s.open(wire.MaxStreams); !errors.Is(err, errBusy) {
 		t.Errorf("one more stream: %v", err)
 	}
+	if _, err := second.s.open(wire.MaxStreams + spareStreams); err != nil {
+		t.Errorf("a stream to spare: %v", err)
+	}
+}
+
+// TestStreamCantBeOpened checks that a stream that a paused container takes no more isn't
+// counted, and that not many are tried.
+func TestStreamCantBeOpened(t *testing.T) {
+	near, far := net.Pipe()
+	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
+	engine := &pausedEngine{state: runtime.StatePaused}
+	b := (&Runtime{Engine: engine, pace: hurry}).newContainer("")
+	s := &session{b: b, carrier: near, greeted: true}
+	b.id, b.dialled = "x", []*session{s}
+	go func() { _ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version}) }()
+	if err := s.greet(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if _, err := s.open(wire.MaxStreams); !errors.Is(err, errSilent) {
+			t.Fatal(err)
+		}
+	}
+	if n := streams(b); n != 0 || s.mux.NumStreams() != 1 {
+		t.Errorf("%d are counted, and %d are there", n, s.mux.NumStreams())
+	}
+	engine.state = runtime.StateRunning
+	go func() { _, _ = io.Copy(io.Discard, far) }()
+	if _, err := s.open(wire.MaxStreams); err != nil || streams(b) != 1 || s.stuck.Load() {
+		t.Errorf("%v, and %d are counted", err, streams(b))
+	}
+}
+
+// pausedEngine is an engine whose container is in a state.
+type pausedEngine struct {
+	Engine
+	state runtime.State
+}
+
+func (e *pausedEngine) Inspect(context.Context, string) (runtime.Container, error) {
+	return runtime.Container{State: e.state}, nil
 }

@@ -417,7 +417,8 @@ func testProcessTerminal(t *testing.T, b *bed) {
 	class(t, "resize without a terminal", b.inside().Resize(b.ctx, c.ID, "q", 1, 1), errdefs.IsFailedPrecondition, "FailedPrecondition")
 }
 
-// testProcessOutlives has a second client find what a first one started.
+// testProcessOutlives has a second client find what a first one started, but for what that
+// was waiting for.
 func testProcessOutlives(t *testing.T, b *bed) {
 	dir := t.TempDir()
 	first := b.Reopen(t, dir)
@@ -440,6 +441,13 @@ func testProcessOutlives(t *testing.T, b *bed) {
 		t.Errorf("%+v", got)
 	}
 	seq := until(t, a, "before\n")
+	left := make(chan error, 1)
+	up := newSignalWriter("up")
+	go func() {
+		_, err := first.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "setsid sleep 70001 & echo up; sleep 70003"}, Stdout: up})
+		left <- err
+	}()
+	<-up.seen
 	if err := first.(io.Closer).Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -451,8 +459,19 @@ func testProcessOutlives(t *testing.T, b *bed) {
 	}
 	_, _ = a.Close(), events.Close()
 
+	if err := <-left; err == nil {
+		t.Error("a command ended well when its client was closed")
+	}
+
 	second := b.Reopen(t, dir)
 	in := second
+	b.await(t, "the command to be killed", func() bool {
+		var ps bytes.Buffer
+		if _, err := second.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"ps", "-o", "args"}, Stdout: &ps}); err != nil {
+			t.Fatal(err)
+		}
+		return !strings.Contains(ps.String(), "sleep 7000")
+	})
 	if info, err := in.Process(b.ctx, c.ID, "p"); err != nil || !info.Running || info.Label != "kept" {
 		t.Errorf("%+v, %v", info, err)
 	}

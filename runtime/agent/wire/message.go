@@ -23,19 +23,23 @@ type Request struct {
 // Op is an operation.
 type Op string
 
-// The operations. Those of processes but OpStart and OpRun have a Process, those of
-// files a File.
+// The operations. Those of processes but OpStart and OpEvents have a Process, those of files
+// a File.
 const (
 	OpPing Op = "ping" // Result is empty
 
-	// OpRun starts a process, sends its Output, takes its input as Data and End if it has
-	// one, and forgets it. Result is a ProcessInfo. If Berm hangs up, the process goes on, and
-	// is kept as if it had been started with OpStart.
-	OpRun     Op = "run"
-	OpStart   Op = "start"   // Result is a ProcessInfo
-	OpAttach  Op = "attach"  // Output, Data and End as with OpRun; Result is a ProcessInfo
+	// OpStart starts a process; Result is a ProcessInfo. With a Follow it goes on as OpFollow.
+	OpStart Op = "start"
+	// OpFollow has an Item, a ProcessInfo, once it follows, then Output. Result is a
+	// ProcessInfo, when the process has ended.
+	OpFollow Op = "follow"
+	// OpInput has Ready once the input is open, and again whenever the process has taken
+	// a Data. End closes the input for good; Result is empty.
+	OpInput Op = "input"
+	// OpEvents has Items of ProcessInfo, of all processes, and Ready; then, whenever some
+	// have started or ended, Items of those, and Ready.
+	OpEvents  Op = "events"
 	OpProcess Op = "process" // Result is a ProcessInfo
-	OpList    Op = "list"    // Items are of ProcessInfo; Result is empty. No Process.
 	OpSignal  Op = "signal"
 	OpKill    Op = "kill" // Result comes when the tree is gone
 	OpResize  Op = "resize"
@@ -71,7 +75,8 @@ type Start struct {
 	TTY       bool     `json:"tty,omitempty"`
 	Rows      int      `json:"rows,omitempty"`
 	Cols      int      `json:"cols,omitempty"`
-	Hold      bool     `json:"hold,omitempty"`
+	Follow    *Follow  `json:"follow,omitempty"` // from the first byte
+	Exec      bool     `json:"exec,omitempty"`   // has a Follow, is killed when that is canceled, and isn't listed
 	Once      bool     `json:"once,omitempty"`
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
 	KeepBytes int      `json:"keep_bytes,omitempty"`
@@ -79,12 +84,26 @@ type Start struct {
 
 // Process names a process, and what is to become of it.
 type Process struct {
-	ID     string `json:"id"`
-	From   int64  `json:"from,omitempty"`   // OpAttach: a Seq, or -1
-	Signal int    `json:"signal,omitempty"` // OpSignal
-	Rows   int    `json:"rows,omitempty"`   // OpResize
-	Cols   int    `json:"cols,omitempty"`
+	ID     string  `json:"id"`
+	Follow *Follow `json:"follow,omitempty"` // OpFollow
+	Signal int     `json:"signal,omitempty"` // OpSignal
+	Rows   int     `json:"rows,omitempty"`   // OpResize
+	Cols   int     `json:"cols,omitempty"`
 }
+
+// Follow is as in the runtime package.
+type Follow struct {
+	From      int64 `json:"from,omitempty"` // a Seq, FromFirst or FromNow
+	Lossless  bool  `json:"lossless,omitempty"`
+	Exclusive bool  `json:"exclusive,omitempty"`
+	TakeOver  bool  `json:"take_over,omitempty"`
+}
+
+// Places at which a Follow can begin.
+const (
+	FromFirst = -1
+	FromNow   = -2
+)
 
 // ProcessInfo is what is known of a process. Times are in nanoseconds since 1970; 0 is
 // none.
@@ -92,6 +111,7 @@ type ProcessInfo struct {
 	ID              string   `json:"id"`
 	Label           string   `json:"label,omitempty"`
 	Command         []string `json:"command,omitempty"` // cut to 4 KiB
+	PID             int      `json:"pid,omitempty"`
 	Running         bool     `json:"running,omitempty"`
 	TTY             bool     `json:"tty,omitempty"`
 	StartedAt       int64    `json:"started_at,omitempty"`

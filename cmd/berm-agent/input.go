@@ -1,0 +1,130 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// feeder is the connection that writes a process' input.
+type feeder struct{ gone bool }
+
+// mayWrite says why there can't be a writer.
+func (p *process) mayWrite(*wire.Process) error { return p.openInput(nil) }
+
+// openInput makes f the writer, unless it is nil.
+func (p *process) openInput(f *feeder) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.input == nil:
+		return precondition("the input of process %s is closed", p.id)
+	case p.writer != nil:
+		return &wire.Failure{Class: wire.ClassExists, Message: "process " + p.id + " has a writer"}
+	case f != nil:
+		p.writer = f
+	}
+	return nil
+}
+
+// leaveInput makes room for another writer. A write that waits ends.
+func (p *process) leaveInput(f *feeder) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f.gone = true
+	if p.writer == f {
+		p.writer = nil
+		if p.input != nil {
+			_ = p.input.SetWriteDeadline(time.Now())
+		}
+	}
+}
+
+// feed is OpInput.
+func (c *conn) feed(p *process, _ *wire.Process) (any, error) {
+	f := &feeder{}
+	if err := p.openInput(f); err != nil {
+		return nil, err
+	}
+	defer p.leaveInput(f)
+	data, done := make(chan []byte), make(chan struct{})
+	defer close(done)
+	go func() { // it reads on, so that it sees Berm hang up while the process takes nothing
+		defer close(data)
+		defer p.leaveInput(f)
+		for {
+			kind, payload, err := c.r.Next()
+			if err != nil || kind != wire.KindData && kind != wire.KindEnd {
+				return
+			}
+			var b []byte
+			if kind == wire.KindData {
+				b = bytes.Clone(payload)
+			}
+			select {
+			case data <- b:
+			case <-done:
+				return
+			}
+		}
+	}()
+	for c.w.Send(wire.KindReady) == nil {
+		b, ok := <-data
+		switch {
+		case !ok:
+			return nil, errGone
+		case b == nil:
+			return nil, p.endInput(f)
+		}
+		if err := p.write(f, b); err != nil {
+			return nil, err
+		}
+	}
+	return nil, errGone
+}
+
+// write gives input to the process, and waits until it has taken it.
+func (p *process) write(f *feeder, data []byte) error {
+	p.inputMu.Lock()
+	defer p.inputMu.Unlock()
+	for len(data) > 0 {
+		p.mu.Lock()
+		input := p.input
+		switch {
+		case f.gone:
+			p.mu.Unlock()
+			return errGone
+		case input == nil:
+			p.mu.Unlock()
+			return precondition("the input of process %s is closed", p.id)
+		}
+		_ = input.SetWriteDeadline(time.Time{}) // it may be closed
+		p.mu.Unlock()
+		n, err := gated{input}.Write(data)
+		data = data[n:]
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return precondition("process %s takes no input: %s", p.id, reason(err))
+		}
+	}
+	return nil
+}
+
+// endInput ends it, for good; that of a terminal as a user would.
+func (p *process) endInput(f *feeder) error {
+	var end []byte
+	if p.tty && p.control(func(fd int) error { end = endOfFile(fd); return nil }) == nil {
+		return p.write(f, end)
+	}
+	p.inputMu.Lock()
+	defer p.inputMu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.input != nil && !p.tty {
+		shut(p.input)
+		p.input = nil
+	}
+	return nil
+}

@@ -1,0 +1,254 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// Events follows the starts and ends of processes. Its context is for the beginning alone.
+// It ends with a session that breaks, since what happened meanwhile isn't known.
+func (r *Runtime) Events(ctx context.Context, id string) (runtime.Events, error) {
+	e, err := r.openEvents(ctx, id)
+	if err != nil {
+		return nil, fmt.Errorf("follow the processes of container %s: %w", id, err)
+	}
+	return e, nil
+}
+
+func (r *Runtime) openEvents(ctx context.Context, id string) (*events, error) {
+	if ctx.Err() != nil {
+		return nil, runtime.Ended(ctx)
+	}
+	b, err := r.container(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	e := &events{b: b, id: id, watched: map[*session]*call{}, pending: map[*session]bool{}, changed: map[string]runtime.ProcessInfo{}}
+	e.change.L = &e.mu
+	e.ctx, e.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	if !b.socketless() {
+		x, err := b.start(ctx, id, eventsRequest, b.take)
+		if errors.Is(err, errAbsent) {
+			if why := b.excuse(ctx); why != nil {
+				return nil, why
+			}
+		}
+		if err != nil {
+			return nil, classed(err)
+		}
+		if !x.release() {
+			x.drop()
+			return nil, runtime.Ended(ctx)
+		}
+		e.add(x)
+	}
+	b.mu.Lock()
+	b.events[e] = true // own does the rest
+	there := b.taskLocked(func() {
+		select {
+		case <-b.done:
+			e.end(b.left())
+		case <-e.ctx.Done():
+		}
+	})
+	b.mu.Unlock()
+	if !there {
+		e.end(errLeft)
+		return nil, b.left()
+	}
+	for _, s := range b.serving() {
+		s.release()
+		e.watch(s)
+	}
+	return e, nil
+}
+
+var eventsRequest, _ = encode(&wire.Request{Op: wire.OpEvents}) // of strings
+
+// events follows the processes of a container, which may be of several sessions.
+type events struct {
+	b      *container
+	id     string
+	ctx    context.Context // ends with Close
+	cancel context.CancelCauseFunc
+
+	mu      sync.Mutex
+	change  sync.Cond          // of what is below
+	watched map[*session]*call // nil: about to be
+	pending map[*session]bool  // of which all processes are still to come
+	changed map[string]runtime.ProcessInfo
+	begun   bool // Next has returned all
+	err     error
+}
+
+// watch follows the processes of a served session.
+func (e *events) watch(s *session) {
+	e.mu.Lock()
+	_, is := e.watched[s]
+	if !is && e.err == nil {
+		e.watched[s], e.pending[s] = nil, true
+	}
+	e.mu.Unlock()
+	if is {
+		return
+	}
+	e.b.mu.Lock()
+	e.b.useLocked(s)
+	e.b.mu.Unlock()
+	x, err := e.b.begin(e.ctx, e.id, s, eventsRequest)
+	if err != nil {
+		e.lose(s, classed(err))
+		return
+	}
+	e.add(x)
+}
+
+// add reads what the program tells on a call.
+func (e *events) add(x *call) {
+	s := x.s
+	x = x.under(e.ctx)
+	if s.served != nil { // it lasts as long as it has processes
+		x.idle = true
+		s.release()
+	}
+	e.mu.Lock()
+	e.watched[s], e.pending[s] = x, true
+	closed := e.err != nil
+	e.mu.Unlock()
+	if closed {
+		x.drop()
+		return
+	}
+	started := e.b.task(func() {
+		defer x.drop()
+		err := e.b.r.guard(func() error { return e.read(x) })
+		if errors.Is(err, wire.ErrProtocol) {
+			err = x.broken(err)
+		}
+		e.lose(s, err)
+	})
+	if !started {
+		x.drop()
+		e.end(e.b.left())
+	}
+}
+
+// read reads what the program tells until that ends.
+func (e *events) read(x *call) error {
+	var batch []runtime.ProcessInfo
+	for {
+		kind, payload, err := x.r.Next()
+		switch {
+		case err != nil:
+			return err
+		case kind == wire.KindItem && len(batch) < maxListed:
+			info, err := x.s.process(payload, "")
+			if err != nil {
+				return err
+			}
+			if e.b.lists(x.s, info.ID) {
+				batch = append(batch, info)
+			}
+		case kind == wire.KindFailure:
+			failure, err := parseFailure(payload)
+			if err != nil {
+				return err
+			}
+			return failed(failure)
+		case kind == wire.KindReady:
+			e.put(x.s, batch)
+			batch = nil
+		default:
+			return fmt.Errorf("%w: a frame of kind %d, after %d processes", wire.ErrProtocol, kind, len(batch))
+		}
+	}
+}
+
+// put keeps what has changed for Next. It waits while that is much.
+func (e *events) put(s *session, batch []runtime.ProcessInfo) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(e.changed) >= maxListed && e.begun && e.err == nil {
+		e.change.Wait()
+	}
+	for _, info := range batch {
+		e.changed[info.ID] = info
+	}
+	delete(e.pending, s)
+	e.change.Broadcast()
+}
+
+// lose ends with a session, unless that has ended because it had no processes any more.
+func (e *events) lose(s *session, err error) {
+	if s.served != nil {
+		s.b.mu.Lock()
+		needed := s.served.processes > 0
+		s.b.mu.Unlock()
+		if !needed {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			delete(e.watched, s)
+			delete(e.pending, s)
+			e.change.Broadcast()
+			return
+		}
+	}
+	if !runtime.HasClass(err) {
+		err = runtime.Unavailable(err)
+	}
+	e.end(fmt.Errorf("follow the processes of container %s: %w", e.id, err))
+}
+
+// end has Next fail with err.
+func (e *events) end(err error) {
+	e.mu.Lock()
+	if e.err == nil {
+		e.err = err
+	}
+	calls := slices.Collect(maps.Values(e.watched))
+	e.change.Broadcast()
+	e.mu.Unlock()
+	e.b.mu.Lock()
+	delete(e.b.events, e)
+	e.b.mu.Unlock()
+	e.cancel(err)
+	for _, x := range calls {
+		if x != nil {
+			x.drop()
+		}
+	}
+}
+
+func (e *events) Next() ([]runtime.ProcessInfo, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for e.err == nil && (!e.begun && len(e.pending) > 0 || e.begun && len(e.changed) == 0) {
+		e.change.Wait()
+	}
+	if e.err != nil {
+		return nil, e.err
+	}
+	out := make([]runtime.ProcessInfo, 0, len(e.changed))
+	out = slices.AppendSeq(out, maps.Values(e.changed))
+	slices.SortFunc(out, func(a, b runtime.ProcessInfo) int {
+		return cmp.Or(a.StartedAt.Compare(b.StartedAt), strings.Compare(a.ID, b.ID))
+	})
+	clear(e.changed)
+	e.begun = true
+	e.change.Broadcast()
+	return out, nil
+}
+
+func (e *events) Close() error {
+	e.end(errLeft)
+	return nil
+}

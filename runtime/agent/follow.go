@@ -1,0 +1,383 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// errEnd says that a process has ended, with its output.
+var errEnd = errors.New("the process has ended")
+
+// output is what a process prints, as a program in a container tells of it.
+type output struct {
+	proc string              // its ID
+	seq  int64               // up to where it has come; negative before the first, if that may be anywhere
+	info runtime.ProcessInfo // set at its end
+}
+
+// read returns the next output. Its error is errEnd, a *wire.Failure, wire.ErrProtocol,
+// or the connection's.
+func (o *output) read(c *conn) (runtime.Chunk, error) {
+	for {
+		kind, payload, err := c.r.Next()
+		if err != nil {
+			return runtime.Chunk{}, err
+		}
+		switch kind {
+		case wire.KindOutput:
+			out, err := wire.ParseOutput(payload)
+			if err != nil {
+				return runtime.Chunk{}, err
+			}
+			if o.seq >= 0 && out.Seq-int64(len(out.Data)) != o.seq {
+				return runtime.Chunk{}, fmt.Errorf("%w: output of another place than %d", wire.ErrProtocol, o.seq)
+			}
+			if o.seq = out.Seq; len(out.Data) > 0 {
+				return runtime.Chunk{Seq: out.Seq, Stderr: out.Stderr, Data: out.Data}, nil
+			}
+		case wire.KindResult:
+			info, err := c.s.process(payload, o.proc)
+			if err == nil && info.Running {
+				err = fmt.Errorf("%w: the end of a process that runs", wire.ErrProtocol)
+			}
+			if err != nil {
+				return runtime.Chunk{}, err
+			}
+			o.info = info
+			return runtime.Chunk{}, errEnd
+		case wire.KindFailure:
+			failure, err := parseFailure(payload)
+			if err != nil {
+				return runtime.Chunk{}, err
+			}
+			return runtime.Chunk{}, failure
+		default:
+			return runtime.Chunk{}, fmt.Errorf("%w: a frame of kind %d", wire.ErrProtocol, kind)
+		}
+	}
+}
+
+// begin waits until the program follows. Its error is as read's.
+func (o *output) begin(c *conn) error {
+	kind, payload, err := c.r.Next()
+	switch {
+	case err != nil:
+		return err
+	case kind == wire.KindItem:
+		_, err = c.s.process(payload, o.proc)
+		return err
+	case kind == wire.KindFailure:
+		if failure, err := parseFailure(payload); err == nil {
+			return failure
+		}
+	}
+	return fmt.Errorf("%w: a frame of kind %d", wire.ErrProtocol, kind)
+}
+
+func wireFollow(f runtime.Follow) *wire.Follow {
+	return &wire.Follow{From: f.From, Lossless: f.Lossless, Exclusive: f.Exclusive, TakeOver: f.TakeOver}
+}
+
+// Follow follows a process. Its context is for the beginning alone: the follower lasts until
+// it is closed, and outlives a connection that breaks.
+func (r *Runtime) Follow(ctx context.Context, id, process string, f runtime.Follow) (runtime.Follower, error) {
+	if f.From < runtime.FromNow {
+		return nil, about("follow", id, process, runtime.Invalid("output can't be had from %d on: 0 is the beginning", f.From))
+	}
+	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpFollow, Process: &wire.Process{ID: process, Follow: wireFollow(f)}})
+	var out *follower
+	if err == nil {
+		out, _, err = r.newFollower(ctx, x, id, process, f, f.From)
+	}
+	if err != nil {
+		return nil, about("follow", id, process, err)
+	}
+	return out, nil
+}
+
+// newFollower waits until the program follows, and takes the call over.
+func (r *Runtime) newFollower(ctx context.Context, x *call, id, process string, how runtime.Follow, from int64) (*follower, runtime.ProcessInfo, error) {
+	info, err := x.process(wire.KindItem, process)
+	if err != nil {
+		return nil, info, err
+	}
+	if !x.release() {
+		x.drop()
+		return nil, info, runtime.Ended(ctx)
+	}
+	f := &follower{r: r, id: id, how: how, output: output{proc: process, seq: from}}
+	f.ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	f.x.Store(x.under(f.ctx))
+	return f, info, nil
+}
+
+// follower follows a process that the program knows.
+type follower struct {
+	r      *Runtime
+	id     string
+	how    runtime.Follow
+	ctx    context.Context // ends with Close
+	cancel context.CancelCauseFunc
+	x      atomic.Pointer[call]
+
+	// Of Next alone.
+	output
+	err error
+}
+
+// errLeft is the error for what was closed.
+var errLeft = runtime.Precondition("it was closed")
+
+func (f *follower) Next() (runtime.Chunk, error) {
+	for f.err == nil {
+		x := f.x.Load()
+		chunk, err := f.read(x.conn)
+		if err == nil {
+			return chunk, nil
+		}
+		var failure *wire.Failure
+		switch {
+		case errors.Is(err, errEnd):
+			f.err = io.EOF
+		case errors.As(err, &failure):
+			f.err = about("follow", f.id, f.proc, failed(failure))
+		}
+		x.drop()
+		if f.err == nil {
+			f.err = f.again(x, err)
+		}
+	}
+	return runtime.Chunk{}, f.err
+}
+
+// again follows once more after the connection broke.
+func (f *follower) again(x *call, err error) error {
+	switch {
+	case f.ctx.Err() != nil:
+		return errLeft
+	case errors.Is(err, wire.ErrProtocol):
+		return about("follow", f.id, f.proc, x.broken(err))
+	case x.s.served != nil:
+		return about("follow", f.id, f.proc, x.b.lost(f.ctx, x.s, err))
+	}
+	next, err := x.b.rejoin(f.ctx, f.id, f.output, f.how, x.s.pid)
+	if f.ctx.Err() != nil {
+		if next != nil {
+			next.drop()
+		}
+		return errLeft
+	}
+	if err != nil {
+		return about("follow", f.id, f.proc, err)
+	}
+	f.x.Store(next)
+	if f.ctx.Err() != nil { // closed meanwhile, with the one before
+		next.drop()
+		return errLeft
+	}
+	return nil
+}
+
+func (f *follower) Info() runtime.ProcessInfo { return f.info }
+
+func (f *follower) Close() error {
+	x := f.x.Load()
+	x.stop()
+	f.cancel(errLeft)
+	x.leave()
+	return nil
+}
+
+// leave ends the operation, and waits a moment until the program has noticed: what the
+// operation held is free then.
+func (x *call) leave() {
+	x.closing.Do(func() {
+		_ = x.nc.Close()
+		_ = x.nc.SetReadDeadline(time.Now().Add(x.b.r.pace.drain))
+		_, _ = io.Copy(io.Discard, x.nc)
+		x.unuse()
+	})
+}
+
+// Input opens the input of a process. Its context is for that alone.
+func (r *Runtime) Input(ctx context.Context, id, process string) (runtime.Input, error) {
+	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpInput, Process: &wire.Process{ID: process}})
+	var in *input
+	if err == nil {
+		in, err = newInput(ctx, x, process)
+	}
+	if err != nil {
+		return nil, about("open the input of", id, process, err)
+	}
+	return in, nil
+}
+
+// newInput waits until the input is open, and takes the call over.
+func newInput(ctx context.Context, x *call, process string) (*input, error) {
+	x.within(time.Now().Add(x.b.r.pace.answer))
+	if err := x.expectReady(); err != nil {
+		return nil, err
+	}
+	x.within(time.Time{})
+	if !x.release() {
+		x.drop()
+		return nil, runtime.Ended(ctx)
+	}
+	in := &input{process: process}
+	in.ctx, in.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	in.x = x.under(in.ctx)
+	return in, nil
+}
+
+// expectReady waits for Ready.
+func (x *call) expectReady() error {
+	kind, _, err := x.next()
+	if err == nil && kind != wire.KindReady {
+		err = x.unexpected("something else than that it goes on")
+	}
+	return err
+}
+
+// input is the open input of a process.
+type input struct {
+	x       *call
+	process string
+	ctx     context.Context // ends with Close
+	cancel  context.CancelCauseFunc
+
+	mu  sync.Mutex
+	err error
+}
+
+// Write returns when the process has taken the bytes. Where it fails, some more may have been
+// taken than it says.
+func (in *input) Write(p []byte) (int, error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	sent := 0
+	for sent < len(p) && in.err == nil {
+		part := p[sent:min(sent+wire.MaxData, len(p))]
+		if _, err := in.x.input(part); err != nil {
+			in.fail(in.x.broken(err))
+		} else if err := in.x.expectReady(); err != nil {
+			in.fail(err)
+		} else {
+			sent += len(part)
+		}
+	}
+	return sent, in.err
+}
+
+func (in *input) CloseWrite() error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.err != nil {
+		return in.err
+	}
+	err := in.x.w.Send(wire.KindEnd)
+	if err == nil {
+		err = in.x.result(nil)
+	} else {
+		err = in.x.broken(err)
+	}
+	if err != nil {
+		in.fail(err)
+		return in.err
+	}
+	in.err = about("write to", in.x.id, in.process, runtime.Precondition("the input is closed"))
+	return nil
+}
+
+func (in *input) fail(err error) {
+	if in.ctx.Err() != nil {
+		err = errLeft
+	}
+	in.err = about("write to", in.x.id, in.process, err)
+}
+
+func (in *input) Close() error {
+	in.x.stop()
+	in.cancel(errLeft)
+	in.x.leave()
+	return nil
+}
+
+// rejoin follows a process whose connection broke. Pid is of who was at its other end. The
+// error is classed.
+func (b *container) rejoin(ctx context.Context, id string, out output, how runtime.Follow, pid int) (*call, error) {
+	if out.seq >= 0 {
+		how.From = out.seq
+	}
+	request, err := encode(&wire.Request{Op: wire.OpFollow, Process: &wire.Process{ID: out.proc, Follow: wireFollow(how)}})
+	if err != nil {
+		return nil, err
+	}
+	soon, cancel := context.WithTimeout(ctx, b.r.pace.rejoin)
+	defer cancel()
+	away := false
+	for delay := time.Millisecond; soon.Err() == nil; delay = min(2*delay, 200*time.Millisecond) {
+		c, err := b.inspect(soon)
+		switch {
+		case errdefs.IsNotFound(err):
+			return nil, interrupted("removed")
+		case err != nil:
+			away = away || errdefs.IsUnavailable(err)
+		case c.State != runtime.StateRunning && c.State != runtime.StatePaused:
+			return nil, interrupted("dead")
+		case c.Pid != 0 && pid != 0 && c.Pid != pid:
+			return nil, interrupted("another by now") // somebody has restarted it
+		default:
+			away = false
+			x, err := b.start(soon, id, request, b.take)
+			if err == nil {
+				x.within(time.Now().Add(b.r.pace.answer))
+				if err = out.begin(x.conn); err == nil && x.release() {
+					_ = x.nc.SetDeadline(time.Time{})
+					return x.under(ctx), nil
+				}
+				x.drop()
+			}
+			// The exclusive follower that there is may be this one.
+			var refusal *wire.Failure
+			if errors.As(err, &refusal) && refusal.Class != wire.ClassExists {
+				return nil, failed(refusal)
+			}
+		}
+		select {
+		case <-soon.Done():
+		case <-b.done:
+			return nil, b.left()
+		case <-time.After(delay):
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil, runtime.Ended(ctx)
+	case away:
+		return nil, runtime.Unavailable(errBroken)
+	}
+	return nil, errLost
+}
+
+// left is the error for a container that is closed.
+func (b *container) left() error {
+	b.r.mu.Lock()
+	defer b.r.mu.Unlock()
+	if b.r.closed {
+		return errClosed
+	}
+	return interrupted("removed")
+}
+
+// under puts a call that was released under another context.
+func (x *call) under(ctx context.Context) *call { return newCall(ctx, x.b, x.id, x.conn) }
