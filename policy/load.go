@@ -155,6 +155,8 @@ type loader struct {
 	opts   Options
 	file   file
 	policy *Policy
+
+	builtin *Document // of builtinProfiles
 }
 
 // choice checks a word against those allowed; the first one is the default.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // mustParse reads a policy file, whose version line is added.
@@ -137,7 +138,7 @@ func TestYAMLRoundTrip(t *testing.T) {
 		}
 		p.mounts.resolve, again.mounts.resolve = nil, nil
 		opts := cmp.AllowUnexported(Policy{}, mountRules{}, root{}, mapping{}, envRules{}, imageRules{}, imagePattern{}, ttlRules{}, file{})
-		if d := cmp.Diff(*p, *again, opts, cmp.FilterPath(func(x cmp.Path) bool { return x.String() == "file.Profiles" }, cmp.Ignore())); d != "" {
+		if d := cmp.Diff(*p, *again, opts, cmpopts.EquateEmpty(), cmp.FilterPath(func(x cmp.Path) bool { return x.String() == "file.Profiles" }, cmp.Ignore())); d != "" {
 			t.Error(d)
 		}
 	}
