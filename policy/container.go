@@ -158,25 +158,6 @@ type ContainerSpec struct {
 	ReadOnlyRootfs bool    `json:"read_only_rootfs"`
 }
 
-// ContainerVerdict is the answer to a ContainerRequest. It is allowed when there are no
-// Denials; only then is Spec whole.
-type ContainerVerdict struct {
-	Spec       ContainerSpec
-	Overridden []Override // what was clamped, pinned or injected over the request's own
-	Denials    []Reason
-}
-
-// Allowed tells whether the request may go ahead.
-func (v ContainerVerdict) Allowed() bool { return len(v.Denials) == 0 }
-
-// Err is nil for an allowed verdict, else a *DeniedError.
-func (v ContainerVerdict) Err() error {
-	if v.Allowed() {
-		return nil
-	}
-	return &DeniedError{Reasons: v.Denials}
-}
-
 // The values of ContainerSpec.Network.
 const (
 	SpecNetworkNone      = "none"
