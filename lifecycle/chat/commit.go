@@ -122,6 +122,7 @@ func (st *stage) makeWay(dir *os.Root) (replaced int64, made bool, err error) {
 			return 0, false, &FileError{Name: f.Name, Class: errdefs.ErrAlreadyExists, Message: "is there already"}
 		case fi.Mode().IsRegular():
 			replaced += counted(fi)
+			st.inexact = st.inexact || linked(fi)
 		case fi.IsDir():
 			return 0, false, hostdir.WrongKind(f.Name, hostdir.InWayOfFile)
 		}
@@ -183,10 +184,10 @@ func (st *stage) made(records []Record) (files []File) {
 	return files
 }
 
-// counted is what the staged files add to the chat; exact says that there is nothing else
-// staged, and nothing that makes way but what is at the top.
+// counted is what the staged files add to the chat. Exact says that nothing else is staged,
+// and that what makes way is files at the top without other links.
 func (st *stage) counted() (n int64, exact bool) {
-	if st.trees {
+	if st.inexact {
 		return st.bytes, false
 	}
 	for _, f := range st.files {

@@ -200,12 +200,13 @@ func unlink(dir *os.Root, names []string) (n int, err error) {
 // counted is what a file adds to what its chat holds: lifecycle/hostdir counts no more of a
 // sparse file than it takes, and one with several links may stay.
 func counted(fi fs.FileInfo) int64 {
-	st := fi.Sys().(*syscall.Stat_t)
-	if st.Nlink > 1 {
+	if linked(fi) {
 		return 0
 	}
-	return min(fi.Size(), st.Blocks*512)
+	return min(fi.Size(), fi.Sys().(*syscall.Stat_t).Blocks*512)
 }
+
+func linked(fi fs.FileInfo) bool { return fi.Sys().(*syscall.Stat_t).Nlink > 1 }
 
 func (c Chat) attrs() []any {
 	return []any{"tenant", c.Tenant, "chat_id", c.ID, "workspace_id", c.WorkspaceID}

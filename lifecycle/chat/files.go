@@ -179,13 +179,13 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 			return &FileNotFoundError{Name: id}
 		}
 	}
-	fi, gone := hostdir.LstatRegular(dir, name)
+	_, gone := hostdir.LstatRegular(dir, name)
 	if gone != nil && !errdefs.IsNotFound(gone) {
 		return gone
 	}
 	ctx = context.WithoutCancel(ctx) // the record goes with the file
 	if gone == nil {
-		n, err := s.remove(ctx, c, dir, []string{name}, counted(fi))
+		n, err := s.remove(ctx, c, dir, []string{name})
 		if err != nil {
 			return err
 		}
@@ -199,17 +199,19 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 	return gone
 }
 
-// remove unlinks files, which frees so many bytes, and returns how many were there.
-func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []string, bytes int64) (int, error) {
+// remove unlinks files and returns how many were there.
+func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []string) (int, error) {
 	w, err := s.opts.Workspaces.Get(ctx, c.Tenant, c.WorkspaceID)
 	if err != nil {
 		return 0, err
 	}
 	n, err := unlink(dir, names)
+	if n > 0 {
+		s.opts.Quotas.Freed(w, c.ID)
+	}
 	if err != nil {
 		return n, err
 	}
-	s.opts.Quotas.Freed(w, c.ID, bytes)
 	return n, s.at(stepUnlinked)
 }
 
@@ -253,14 +255,12 @@ func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page,
 	}
 	ctx = context.WithoutCancel(ctx) // the records go with the files
 	var names []string
-	var bytes int64
 	for _, name := range p.names {
-		if fi, err := hostdir.LstatRegular(dir, name); err == nil {
-			bytes += counted(fi)
+		if _, err := hostdir.LstatRegular(dir, name); err == nil {
 			names = append(names, name)
 		}
 	}
-	if n, err = s.remove(ctx, c, dir, names, bytes); err != nil {
+	if n, err = s.remove(ctx, c, dir, names); err != nil {
 		return p, n, err
 	}
 	to := ""

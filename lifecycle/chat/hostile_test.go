@@ -152,6 +152,26 @@ func TestHardLink(t *testing.T) {
 	w.checkSound()
 }
 
+// Both names of a file go at once, and its bytes with them.
+func TestHardLinksGo(t *testing.T) {
+	t.Parallel()
+	for name, remove := range map[string]func(w *world) error{
+		"replaced": func(w *world) error {
+			return second(w.PutAll(context.Background(), tenant, chatID, several("a=1", "b=2")))
+		},
+		"deleted": func(w *world) error { return second(w.DeleteFiles(context.Background(), tenant, chatID)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 100)
+			w.put("a", "12345")
+			if err := errors.Join(os.Link(w.path("a"), w.path("b")), remove(w)); err != nil {
+				t.Fatal(err)
+			}
+			w.checkSound()
+		})
+	}
+}
+
 // A huge sparse file is no way to fill a quota, or to have it filled.
 func TestSparse(t *testing.T) {
 	t.Parallel()

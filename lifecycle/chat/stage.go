@@ -116,7 +116,8 @@ type stage struct {
 	bytes int64 // in it
 	asked int64 // bytes that there is room for
 	files []staged
-	trees bool // there may be directories and links in it
+
+	inexact bool // directories or links may be in it, or among what makes way
 }
 
 // staged is a file at the top of a stage.

@@ -115,7 +115,7 @@ func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Read
 
 // addUnpacked notes the files at the top of what was unpacked.
 func (st *stage) addUnpacked(ctx context.Context) error {
-	st.trees = true
+	st.inexact = true
 	p, err := readPage(ctx, st.dir, "", hostdir.MaxEntries, hostdir.MaxEntries)
 	if err != nil {
 		return err

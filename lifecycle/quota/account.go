@@ -229,12 +229,9 @@ func (s *Service) Forget(w Workspace, chatID string) {
 	})
 }
 
-// Freed notes that n bytes of a chat were removed. How much room that gave is measured
-// when it is next asked for: what had other links gave none.
-func (s *Service) Freed(w Workspace, chatID string, n int64) {
-	if n == 0 {
-		return
-	}
+// Freed notes that files of a chat were removed. How much room that gave is measured when it
+// is next asked for: a file with other links gave none, and the last of its links all.
+func (s *Service) Freed(w Workspace, chatID string) {
 	s.known(w, func(a *account) {
 		if f := a.chats[chatID]; f != nil {
 			f.touchLocked()

@@ -427,15 +427,13 @@ func TestFresh(t *testing.T) {
 		w.holds("k", 60)
 		used(t, s, ws, 61)
 		w.holds("k", 5)
-		s.Freed(ws, "k", 0)
-		used(t, s, ws, 61)
-		s.Freed(ws, "k", 55)
+		s.Freed(ws, "k")
 		used(t, s, ws, 6)
 		// Something goes where the walk has been.
-		s.Freed(ws, "k", 1)
+		s.Freed(ws, "k")
 		w.during = func(string) {
 			w.set(func() { w.during = nil; w.bytes["k"] = 2 })
-			s.Freed(ws, "k", 3)
+			s.Freed(ws, "k")
 		}
 		used(t, s, ws, 6)
 		used(t, s, ws, 3)
@@ -571,7 +569,7 @@ func TestWalkBeforeCommit(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer r.Release()
-		s.Freed(ws, "k", 1)
+		s.Freed(ws, "k")
 		goOn := make(chan struct{})
 		w.during = func(string) { <-goOn }
 		go used(t, s, ws, 110)
@@ -715,7 +713,7 @@ func TestUnmeasurable(t *testing.T) {
 		t.Errorf("measured %d times", n)
 	}
 	w.set(func() { w.broken = nil })
-	s.Freed(ws, "k", 1)
+	s.Freed(ws, "k")
 	used(t, s, ws, 1)
 }
 
@@ -826,7 +824,7 @@ func TestFailures(t *testing.T) {
 		t.Errorf("enforcement %q", got)
 	}
 	w.failing, w.broken = nil, errors.New("too many open files")
-	s.Freed(ws, "k", 1)
+	s.Freed(ws, "k")
 	for _, name := range []string{"usage", "left", "reserve", "refresh"} {
 		if err := calls[name](ctx); !isUnavailable(err) || !errors.Is(err, w.broken) {
 			t.Errorf("%s: %v", name, err)

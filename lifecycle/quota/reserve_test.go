@@ -77,6 +77,34 @@ func TestHardReservations(t *testing.T) {
 	}
 }
 
+// TestReplacedInVain has a sandbox rename a file away each time when it is replaced.
+func TestReplacedInVain(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	k := newKernel()
+	const quota, size = 10 << 20, 5 << 20
+	s, ws := newWorld().service(t, setup{QuotaBytes: quota, Projects: k}, "k")
+	k.used[ws.Project] = quota
+	one, two := reserve(t, s, ws, size, size, false), reserve(t, s, ws, size, size, false)
+	k.stage(t, one, size)
+	if err := one.Commit(ctx, size, size); err != nil {
+		t.Fatal(err)
+	}
+	one.Done(true)
+	one.Release()
+	used(t, s, ws, quota+size)
+	k.stage(t, two, size)
+	if err := two.Commit(ctx, size, size); !over(t, err) {
+		t.Error("committed beyond the quota")
+	}
+	two.Release()
+	k.used[ws.Project] = quota + roundUp + 1 // what was staged is gone
+	reserve(t, s, ws, 1, size, true)
+	reserve(t, s, ws, 0, size, false).Release()
+	k.used[ws.Project] = quota + roundUp
+	reserve(t, s, ws, size, size, false).Release()
+}
+
 // TestReplacedOnce fills a workspace with a file, which is replaced more than once at a time.
 func TestReplacedOnce(t *testing.T) {
 	t.Parallel()
@@ -140,11 +168,11 @@ func TestCommitMeasuresNothing(t *testing.T) {
 		refused, kept := reserve(t, s, ws, 40, 0, false), reserve(t, s, ws, 40, 0, false)
 		defer kept.Release()
 		w.holds("l", 30)
-		s.Freed(ws, "l", 1)
+		s.Freed(ws, "l")
 		if err := errors.Join(kept.Refresh(ctx), refused.Refresh(ctx)); err != nil {
 			t.Fatal(err)
 		}
-		s.Freed(ws, "l", 1)
+		s.Freed(ws, "l")
 		time.Sleep(time.Hour)
 		if err := refused.Commit(ctx, 61, 0); !over(t, err) {
 			t.Error("committed without what was found before")
@@ -157,7 +185,7 @@ func TestCommitMeasuresNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer newer.Release()
-		s.Freed(ws, "l", 1)
+		s.Freed(ws, "l")
 		time.Sleep(time.Hour)
 		n := w.walked()
 		if err := newer.Commit(ctx, 10, 0); err != nil {
@@ -252,7 +280,7 @@ func TestUnheld(t *testing.T) {
 			t.Error("what the kernel doesn't count isn't counted")
 		}
 		w.holds("l", 20)
-		s.Freed(ws, "l", 30)
+		s.Freed(ws, "l")
 		used(t, s, ws, 77)
 		reserve(t, s, ws, 24, 0, true)
 		reserve(t, s, ws, 23, 0, false).Release()
