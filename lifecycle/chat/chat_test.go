@@ -444,6 +444,35 @@ func TestDeleteThatFails(t *testing.T) {
 	w.checkSound()
 }
 
+// forgetful deletes chats, and reports an error.
+type forgetful struct{ chat.Store }
+
+func (s forgetful) DeleteChat(ctx context.Context, tenant, id string) error {
+	return errors.Join(s.Store.DeleteChat(ctx, tenant, id), errors.New("disk I/O error"))
+}
+
+// A deletion took effect, though the store reported an error: the next chat with the ID, which
+// may be another user's, doesn't get the files.
+func TestDeleteThatTookEffect(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	w := newWorld(t, 0)
+	w.put("a", "content")
+	opts := w.options()
+	opts.Store = forgetful{w.db}
+	s, err := chat.New(ctx, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Delete(ctx, tenant, chatID), s.Close(ctx)); err != nil {
+		t.Error(err)
+	}
+	w.ensure(tenant, chatID)
+	if names := w.names(10); len(names) > 0 {
+		t.Errorf("the next one has %q", names)
+	}
+}
+
 func TestOpen(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
