@@ -2,7 +2,6 @@ package chat
 
 import (
 	"context"
-	"errors"
 	"io"
 	"io/fs"
 	"os"
@@ -48,7 +47,7 @@ func (s *Service) PutHistory(ctx context.Context, tenant, chatID string, size in
 	if err != nil {
 		return File{}, err
 	}
-	replaced, err := s.historySize(ctx, c)
+	replaced, err := s.early(ctx, c, PutFile{Name: HistoryName})
 	if err != nil {
 		return File{}, err
 	}
@@ -120,23 +119,4 @@ func (st *stage) join(ctx context.Context, dir *os.Root) error {
 	}
 	st.files[0].info = fi
 	return st.dir.Remove(additionName)
-}
-
-// historySize is what makes way for a new history.
-func (s *Service) historySize(ctx context.Context, c Chat) (int64, error) {
-	dir, err := s.open(ctx, c)
-	if err != nil {
-		return 0, err
-	}
-	defer dir.Close()
-	fi, err := dir.Lstat(HistoryName)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return 0, nil
-	case err != nil:
-		return 0, err
-	case !fi.Mode().IsRegular():
-		return 0, nil
-	}
-	return counted(fi), nil
 }
