@@ -59,10 +59,10 @@ func OfSpace(name string, err error) error {
 	return err
 }
 
-// OpenDir opens a directory by a path without symbolic links.
+// OpenDir opens a directory with O_PATH, by a path without symbolic links.
 func OpenDir(path string) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	if err != nil {
