@@ -350,18 +350,7 @@ func TestMigration(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	path := filepath.Join(t.TempDir(), "berm.db")
-	db, err := sql.Open("sqlite", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stmts, err := migrations.ReadFile("migrations/0001_sandboxes.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := db.ExecContext(ctx, string(stmts)+"; PRAGMA user_version = 1"); err != nil {
-		t.Fatal(err)
-	}
-	old := &Store{db: db}
+	old := &Store{db: ofVersion(t, path, 1)}
 	if err := old.Put(ctx, record("1")); err != nil {
 		t.Fatal(err)
 	}
@@ -392,20 +381,8 @@ func TestChangesMigrate(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	path := filepath.Join(t.TempDir(), "berm.db")
-	db, err := sql.Open("sqlite", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, name := range must(migrationNames())[:5] {
-		stmts, err := migrations.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := db.ExecContext(ctx, fmt.Sprintf("%s; PRAGMA user_version = %d", stmts, i+1)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, err = db.ExecContext(ctx, `
+	db := ofVersion(t, path, 5)
+	_, err := db.ExecContext(ctx, `
 		INSERT INTO workspaces VALUES ('a', 'w', 'u', 1, 5);
 		INSERT INTO chats VALUES ('a', 'k', 'w', 2), ('a', 'l', 'w', 3);
 		INSERT INTO files VALUES ('a', 'k', 'x', '1', 'text/x', 10, 4, 5), ('a', 'l', 'x', '2', 'text/x', 10, 4, 5);

@@ -255,30 +255,27 @@ func TestCheckFinds(t *testing.T) {
 	}
 }
 
+// ofVersion makes a database with an earlier schema.
+func ofVersion(t *testing.T, path string, version int) *sql.DB {
+	t.Helper()
+	db, err := sql.Open("sqlite", path)
+	if err == nil {
+		err = inTx(t.Context(), db, func(tx *sql.Tx) error { return applyMigrations(t.Context(), tx, must(migrationNames())[:version], 0) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return db
+}
+
 // A store of each earlier schema can be copied and checked, and stays what it is.
 func TestCheckOlder(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	names := must(migrationNames())
-	for version := 1; version <= len(names); version++ {
+	for version := 1; version <= filled.Schema; version++ {
 		dir := t.TempDir()
 		path, to := filepath.Join(dir, "berm.db"), filepath.Join(dir, "copy")
-		db, err := sql.Open("sqlite", path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tx, err := db.Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, name := range names[:version] {
-			if err := applyMigration(ctx, tx, name, i+1); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := tx.Commit(); err != nil {
-			t.Fatal(err)
-		}
+		db := ofVersion(t, path, version)
 		if err := (&Store{db: db}).Put(ctx, record(uuid.NewString())); err != nil {
 			t.Fatal(err)
 		}
