@@ -27,7 +27,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
-// Probe is the project by which Open finds out whether limits hold. It keeps a small
+// Probe is the project by which Try finds out whether limits hold. It keeps a small
 // limit, and has no files otherwise.
 const Probe uint32 = 0x61ffffff
 
@@ -71,19 +71,6 @@ type Quotas struct {
 	dir    *os.File // in the file system
 	dev    uint64
 	kernel kernel
-}
-
-// Open finds out whether the file system of a directory holds projects to their limits,
-// as Find and Try do. The caller closes the Quotas.
-func Open(dir string) (*Quotas, error) {
-	q, err := Find(dir)
-	if err != nil {
-		return nil, err
-	}
-	if err := q.Try(q.dir); err != nil {
-		return nil, errors.Join(err, q.Close())
-	}
-	return q, nil
 }
 
 // Find asks the kernel whether the file system of a directory holds projects to their
