@@ -74,7 +74,7 @@ func TestDocsHaveEveryKey(t *testing.T) {
 	}
 	for path, typ := range map[string]reflect.Type{
 		"": reflect.TypeFor[file](), "profiles default": reflect.TypeFor[fileProfile](), "profiles default engine_api": reflect.TypeFor[EngineAPI](),
-		"mounts": reflect.TypeFor[mountsFile](), "networks on": reflect.TypeFor[networkFile](), "env": reflect.TypeFor[envFile](),
+		"mounts": reflect.TypeFor[mountsFile](), "networks on": reflect.TypeFor[NetworkRule](), "env": reflect.TypeFor[envFile](),
 		"images": reflect.TypeFor[imagesFile](), "resources": reflect.TypeFor[resourcesFile](), "ttl": reflect.TypeFor[ttlFile](),
 	} {
 		at := docs

@@ -11,7 +11,7 @@ type file struct {
 	Version   int64                  `yaml:"version"`
 	Profiles  map[string]fileProfile `yaml:"profiles"`
 	Mounts    mountsFile             `yaml:"mounts"`
-	Networks  map[string]networkFile `yaml:"networks"`
+	Networks  map[string]NetworkRule `yaml:"networks"`
 	Env       envFile                `yaml:"env"`
 	Images    imagesFile             `yaml:"images"`
 	Resources resourcesFile          `yaml:"resources"`
@@ -39,13 +39,6 @@ type pathMapping struct {
 	Local  string `yaml:"local"`
 }
 
-type networkFile struct {
-	EngineNetwork string `yaml:"engine_network"`
-	Internal      bool   `yaml:"internal"`
-	Isolated      *bool  `yaml:"isolated"`
-	External      bool   `yaml:"external"`
-}
-
 type envFile struct {
 	Allow  []string                `yaml:"allow"`
 	Deny   []string                `yaml:"deny"`
@@ -71,9 +64,9 @@ type resourcesFile struct {
 }
 
 type ttlFile struct {
-	Default     *time.Duration `yaml:"default"`
-	IdleDefault *time.Duration `yaml:"idle_default"`
-	MaxLifetime *time.Duration `yaml:"max_lifetime"`
+	Default     time.Duration `yaml:"default"`
+	IdleDefault time.Duration `yaml:"idle_default"` // 0 is never
+	MaxLifetime time.Duration `yaml:"max_lifetime"`
 }
 
 // YAML gives the policy in force, every default filled in, as a policy file that

@@ -137,7 +137,7 @@ func TestYAMLRoundTrip(t *testing.T) {
 			t.Error(d)
 		}
 		p.mounts.resolve, again.mounts.resolve = nil, nil
-		opts := cmp.AllowUnexported(Policy{}, mountRules{}, root{}, mapping{}, envRules{}, imageRules{}, imagePattern{}, ttlRules{}, file{})
+		opts := cmp.AllowUnexported(Policy{}, mountRules{}, root{}, mapping{}, envRules{}, imageRules{}, imagePattern{}, ttlFile{}, file{})
 		if d := cmp.Diff(*p, *again, opts, cmpopts.EquateEmpty(), cmp.FilterPath(func(x cmp.Path) bool { return x.String() == "file.Profiles" }, cmp.Ignore())); d != "" {
 			t.Error(d)
 		}

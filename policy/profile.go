@@ -133,7 +133,7 @@ func (l *loader) profile(name string, all map[string]fileProfile, above []string
 	}
 	p := Profile{
 		Image: cmp.Or(l.opts.DefaultImage, defaultImage), MountPath: "/workspace", Timeout: 30 * time.Second,
-		MaxCPUs: 2, MaxMemoryMB: 2048, MaxPidsLimit: 512, TTL: l.policy.ttl.normal, IdleTTL: l.policy.ttl.idle,
+		MaxCPUs: 2, MaxMemoryMB: 2048, MaxPidsLimit: 512, TTL: l.policy.ttl.Default, IdleTTL: l.policy.ttl.IdleDefault,
 		CapAdd: []string{}, Agent: AgentOn, Userns: UsernsOff, EngineAPI: builtinEngineAPI(), Locked: []string{},
 	}
 	path := join("profiles", name)
@@ -207,10 +207,10 @@ func (l *loader) checkProfile(path string, p *Profile) {
 	notBelow(l, path+".max_pids_limit", &p.MaxPidsLimit, p.PidsLimit)
 	notBelow(l, path+".max_timeout", &p.MaxTimeout, p.Timeout)
 	if l.sound[path+".ttl"] {
-		within(l, path+".ttl", p.TTL, minTTL, l.policy.ttl.maxLifetime)
+		within(l, path+".ttl", p.TTL, minTTL, l.policy.ttl.MaxLifetime)
 	}
 	if l.sound[path+".idle_ttl"] && p.IdleTTL != 0 {
-		within(l, path+".idle_ttl", p.IdleTTL, minTTL, l.policy.ttl.maxLifetime)
+		within(l, path+".idle_ttl", p.IdleTTL, minTTL, l.policy.ttl.MaxLifetime)
 	}
 	if p.User != "" && !userName.MatchString(p.User) {
 		l.problem(path+".user", "is %q, must be a number, or two with a colon (uid:gid)", p.User)
