@@ -87,13 +87,9 @@ func TestDigestIsStable(t *testing.T) {
 		t.Errorf("the digest of a known spec changed to %s: every sandbox would be taken for another", got)
 	}
 	data, err := json.Marshal(someSpec())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var again Spec
-	if err := json.Unmarshal(data, &again); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(data, &again))
 	if again.Digest() != someSpec().Digest() {
 		t.Error("the digest doesn't survive JSON")
 	}

@@ -25,9 +25,7 @@ func mustParse(t testing.TB, yaml string, opts Options) *Policy {
 		yaml = "version: 1\n" + yaml
 	}
 	p, err := Parse([]byte(yaml), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p
 }
 
@@ -119,9 +117,7 @@ func TestYAMLRoundTrip(t *testing.T) {
 	for _, yaml := range []string{"", strings.Replace(fullPolicy, "user_x", "image", 1)} {
 		p := mustParse(t, yaml, fullOptions())
 		first, err := p.YAML()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if strings.Contains(string(first), "hunter2") {
 			t.Error("a secret is printed")
 		}
@@ -130,9 +126,7 @@ func TestYAMLRoundTrip(t *testing.T) {
 			t.Fatalf("%v\n%s", err, first)
 		}
 		second, err := again.YAML()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if d := cmp.Diff(string(first), string(second)); d != "" {
 			t.Error(d)
 		}
@@ -431,9 +425,7 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		first, err := p.YAML()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		again, err := Parse(first, opts)
 		if err != nil {
 			t.Fatalf("%v\n%s", err, first)
@@ -442,4 +434,12 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%v\n%s", err, cmp.Diff(string(first), string(second)))
 		}
 	})
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -51,9 +51,7 @@ func TestNewWithoutContent(t *testing.T) {
 	dir := t.TempDir()
 	prepare(t, dir)
 	root, away := filepath.Join(dir, "chats"), filepath.Join(dir, "away")
-	if err := errors.Join(os.Rename(root, away), os.Mkdir(root, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(root, away), os.Mkdir(root, 0o755))
 	w := &world{t: t, root: root, boxes: &boxes{live: map[string]bool{}}}
 	var err error
 	if w.db, err = store.Open(ctx, store.Options{Path: filepath.Join(dir, "berm.db")}); err != nil {
@@ -68,9 +66,7 @@ func TestNewWithoutContent(t *testing.T) {
 	if made, err := os.ReadDir(root); err != nil || len(made) > 0 {
 		t.Errorf("made %v, %v", made, err)
 	}
-	if err := errors.Join(w.db.Close(), os.Remove(root), os.Rename(away, root)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.db.Close(), os.Remove(root), os.Rename(away, root))
 	w = openWorld(t, dir, 1<<20, nil)
 	if r, err := w.Check(ctx); err != nil || r.Dropped+r.Remade > 0 {
 		t.Errorf("once it is mounted: %+v, %v", r, err)
@@ -80,9 +76,7 @@ func TestNewWithoutContent(t *testing.T) {
 	}
 	// The content is lost for good.
 	_ = w.db.Close()
-	if err := errors.Join(os.RemoveAll(root), os.MkdirAll(filepath.Join(root, ".staging"), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(root), os.MkdirAll(filepath.Join(root, ".staging"), 0o700))
 	w = openWorld(t, dir, 1<<20, nil)
 	if r, err := w.Check(ctx); err != nil || r.Remade != 2 {
 		t.Errorf("%+v, %v", r, err)
@@ -95,9 +89,7 @@ func TestEnsure(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t, 0)
 	other, _, err := w.spaces.Ensure(ctx, tenant, "other")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, made, err := w.Ensure(ctx, tenant, " 6BA7B810-9DAD-11D1-80B4-00C04FD430C8 ", w.space.ID)
 	if err != nil || !made || c.ID != "6ba7b810-9dad-11d1-80b4-00c04fd430c8" || c.WorkspaceID != w.space.ID {
 		t.Fatalf("made %+v, %v, %v", c, made, err)
@@ -151,9 +143,7 @@ func TestEnsure(t *testing.T) {
 func TestEnsureAdopts(t *testing.T) {
 	t.Parallel()
 	w := openWorld(t, t.TempDir(), 0, nil)
-	if err := os.Mkdir(w.path(), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(w.path(), 0o755))
 	if err := os.Chown(w.path(), 1234, 1235); err != nil {
 		t.Skip("files can't be given away here:", err)
 	}
@@ -165,9 +155,7 @@ func TestEnsureAdopts(t *testing.T) {
 	}
 	for _, name := range []string{"new", chat.HistoryName} {
 		fi, err := os.Stat(w.path(name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if st := fi.Sys().(*syscall.Stat_t); st.Uid != 1234 || st.Gid != 1235 || fi.Mode() != 0o644 {
 			t.Errorf("%s belongs to %d:%d, mode %v", name, st.Uid, st.Gid, fi.Mode())
 		}
@@ -180,13 +168,9 @@ func archiveOf(t *testing.T, headers ...tar.Header) *bytes.Buffer {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, h := range headers {
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.WriteHeader(&h))
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	return &b
 }
 
@@ -201,9 +185,7 @@ func only(t *testing.T, capabilities ...int) (restore func()) {
 		}
 	}
 	goruntime.LockOSThread()
-	if err := unix.Capget(&header, &all[0]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Capget(&header, &all[0]))
 	less[0].Permitted, less[1].Permitted = all[0].Permitted, all[1].Permitted
 	for _, c := range capabilities {
 		less[0].Effective |= 1 << c
@@ -231,9 +213,7 @@ func TestPolicyOwner(t *testing.T) {
 	w.put("old.txt", "x")
 	archive := archiveOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "d/e/f"}, tar.Header{Typeflag: tar.TypeSymlink, Name: "d/l", Linkname: "/etc"})
 	_, err := w.AppendHistory(ctx, tenant, "c2", -1, strings.NewReader("x"))
-	if err := errors.Join(err, w.WriteTar(ctx, tenant, chatID, archive)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err, w.WriteTar(ctx, tenant, chatID, archive))
 	restore()
 	c2 := filepath.Join(w.root, "c2")
 	for path, want := range map[string][2]uint32{
@@ -252,13 +232,9 @@ func TestPolicyOwner(t *testing.T) {
 	}
 	// A sandbox's user closes what it has, and the service still gets at all of it.
 	for _, name := range []string{"old.txt", "theirs"} {
-		if err := errors.Join(os.Chown(w.path(name), 1234, 4321), os.Chmod(w.path(name), 0)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chown(w.path(name), 1234, 4321), os.Chmod(w.path(name), 0))
 	}
-	if err := errors.Join(os.Chown(w.path(), 1234, 4321), os.Chmod(w.path(), 0)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chown(w.path(), 1234, 4321), os.Chmod(w.path(), 0))
 	restore = only(t, unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE)
 	if got := w.read("old.txt"); got != "x" {
 		t.Errorf("read %q", got)
@@ -335,9 +311,7 @@ func TestDelete(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t, 1<<20)
 	file := w.put("a", "content")
-	if err := os.MkdirAll(w.path("d", "e"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(w.path("d", "e"), 0o755))
 	w.write("d/e/f", "deep")
 	w.boxes.set(chatID, true)
 	if err := w.Delete(ctx, tenant, chatID); !errorIs[*lifecycle.ActiveError](err) {
@@ -347,9 +321,7 @@ func TestDelete(t *testing.T) {
 		t.Errorf("read %q", got)
 	}
 	w.boxes.set(chatID, false)
-	if err := w.Delete(ctx, tenant, chatID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Delete(ctx, tenant, chatID))
 	if _, err := os.Stat(w.path()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory: %v", err)
 	}
@@ -380,27 +352,19 @@ func TestOwnerIsKnown(t *testing.T) {
 			t.Errorf("%s: %v", when, err)
 		}
 	}
-	if err := os.Mkdir(filepath.Join(w.root, "box"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(w.root, "box"), 0o755))
 	left("of no chat", false)
 	w.ensure(tenant, "box")
 	left("of a full workspace", true)
-	if err := w.Delete(ctx, tenant, "box"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Delete(ctx, tenant, "box"))
 	left("deleted", false)
 	other, _, err := w.spaces.Ensure(ctx, tenant, "other")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, _, err := w.Ensure(ctx, tenant, "box", other.ID); err != nil {
 		t.Fatal(err)
 	}
 	left("of an empty workspace", false)
-	if err := os.WriteFile(filepath.Join(w.root, "box", "much"), make([]byte, 2000), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(w.root, "box", "much"), make([]byte, 2000), 0o644))
 	left("that is full by now", true)
 }
 
@@ -408,9 +372,7 @@ func TestOwnerIsKnown(t *testing.T) {
 func TestDeleteOfNoChat(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
-	if err := os.Mkdir(filepath.Join(w.root, "box"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(w.root, "box"), 0o755))
 	w.boxes.set("box", true)
 	if err := w.Delete(context.Background(), tenant, "box"); !errorIs[*chat.NotFoundError](err) {
 		t.Errorf("error %v", err)
@@ -461,9 +423,7 @@ func TestDeleteThatTookEffect(t *testing.T) {
 	opts := w.options()
 	opts.Store = forgetful{w.db}
 	s, err := chat.New(ctx, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := errors.Join(s.Delete(ctx, tenant, chatID), s.Close(ctx)); err != nil {
 		t.Error(err)
 	}
@@ -477,9 +437,7 @@ func TestOpen(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
 	dir, err := chat.Open(w.root, tenant, chatID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer dir.Close()
 	if _, err := dir.Lstat(chat.HistoryName); err != nil {
 		t.Error(err)
@@ -487,9 +445,7 @@ func TestOpen(t *testing.T) {
 	if _, err := chat.Open(w.root, tenant, "none"); !errorIs[*chat.NotFoundError](err) {
 		t.Errorf("none: %v", err)
 	}
-	if err := os.Symlink(w.path(), filepath.Join(w.root, "link")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(w.path(), filepath.Join(w.root, "link")))
 	if _, err := chat.Open(w.root, tenant, "link"); err == nil || errorIs[*chat.NotFoundError](err) {
 		t.Errorf("link: %v", err)
 	}

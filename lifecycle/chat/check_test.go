@@ -34,9 +34,7 @@ func TestCheck(t *testing.T) {
 		os.MkdirAll(filepath.Join(w.root, ".staging", "left", "deep", "er"), 0o700),
 		os.WriteFile(filepath.Join(w.root, ".staging", "file"), nil, 0o600),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	w.write("found", "found")
 	got, err := w.Check(ctx)
@@ -44,9 +42,7 @@ func TestCheck(t *testing.T) {
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if err := os.Remove(filepath.Join(w.root, "odd")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(w.root, "odd")))
 	got, err = w.Check(ctx)
 	if diff := cmp.Diff(chat.Report{Chats: 4, Remade: 1}, got); err != nil || diff != "" {
 		t.Errorf("again: %v\n%s", err, diff)
@@ -54,9 +50,7 @@ func TestCheck(t *testing.T) {
 	if f, err := w.File(ctx, tenant, kept.ID); err != nil || f.Name != "kept" {
 		t.Errorf("%+v, %v", f, err)
 	}
-	if err := os.Remove(w.path("turned")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(w.path("turned")))
 	w.checkSound()
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()

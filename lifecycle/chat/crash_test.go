@@ -85,9 +85,7 @@ func prepare(t *testing.T, dir string) {
 	if _, err := w.PutHistory(context.Background(), tenant, chatID, -1, strings.NewReader("said\n")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(w.path("d"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(w.path("d"), 0o755))
 	w.write("d/kept", "kept")
 	w.ensure(tenant, "model")
 	model := filepath.Join(w.root, "model")
@@ -95,9 +93,7 @@ func prepare(t *testing.T, dir string) {
 		os.MkdirAll(filepath.Join(model, "d", "e"), 0o755), os.WriteFile(filepath.Join(model, "d", "e", "f"), []byte("deep"), 0o644),
 		os.WriteFile(filepath.Join(model, "a"), []byte("from tar"), 0o644),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	if _, err := w.Check(context.Background()); err != nil {
 		t.Fatal(err)
@@ -153,9 +149,7 @@ func TestCrashing(t *testing.T) {
 				t.Fatalf("staged: %q, %v", staged, err)
 			}
 			for _, path := range staged[:len(staged)/2] {
-				if err := os.Rename(path, filepath.Join(parts[0], "chats", chatID, filepath.Base(path))); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Rename(path, filepath.Join(parts[0], "chats", chatID, filepath.Base(path))))
 			}
 			os.Exit(7)
 		}
@@ -181,9 +175,7 @@ func TestCrash(t *testing.T) {
 			t.Run(name+" "+step, func(t *testing.T) {
 				t.Parallel()
 				dir := t.TempDir()
-				if err := os.CopyFS(dir, os.DirFS(model)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.CopyFS(dir, os.DirFS(model)))
 				cmd := exec.Command(os.Args[0], "-test.run=^TestCrashing$")
 				cmd.Env = append(os.Environ(), crashVariable+"="+strings.Join([]string{dir, name, step}, ":"))
 				out, err := cmd.CombinedOutput()
@@ -235,9 +227,7 @@ func TestFailure(t *testing.T) {
 			t.Parallel()
 			for _, step := range chat.Steps() {
 				dir := t.TempDir()
-				if err := os.CopyFS(dir, os.DirFS(model)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.CopyFS(dir, os.DirFS(model)))
 				fail := true
 				w := openWorld(t, dir, 1<<20, func(at string) error {
 					if fail && at == step {
@@ -316,9 +306,7 @@ func TestContentType(t *testing.T) {
 	want("text/new", "text/new")
 	w.write("a", "in place")
 	want("text/new", "in place")
-	if err := os.Rename(w.path("b"), w.path("a")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(w.path("b"), w.path("a")))
 	want("", "another")
 }
 
@@ -354,9 +342,7 @@ func TestMadeAgain(t *testing.T) {
 	dir := t.TempDir()
 	prepare(t, dir)
 	staging := filepath.Join(dir, "chats", ".staging")
-	if err := os.MkdirAll(filepath.Join(staging, "away-x", tenant, chatID, "d"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(staging, "away-x", tenant, chatID, "d"), 0o700))
 	w := openWorld(t, dir, 1<<20, nil)
 	if r, err := w.Check(ctx); err != nil || r.Removed != 1 || r.Finished != 0 {
 		t.Errorf("%+v, %v", r, err)
@@ -409,8 +395,6 @@ func TestLateClash(t *testing.T) {
 	if got := w.names(10); len(got) > 1 || len(got) == 1 && got[0] != "a" {
 		t.Errorf("files %q", got)
 	}
-	if err := os.Remove(w.path("b")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(w.path("b")))
 	w.checkSound()
 }

@@ -31,9 +31,7 @@ func TestPut(t *testing.T) {
 		t.Fatalf("made %+v, %v, %v", first, made, err)
 	}
 	content, err := w.Content(ctx, tenant, chatID, put.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_ = content.Close()
 	if diff := cmp.Diff(first, content.Info); diff != "" {
 		t.Error(diff)
@@ -56,9 +54,7 @@ func TestPut(t *testing.T) {
 		}
 	}
 	again, err := w.Content(ctx, tenant, chatID, put.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer again.Close()
 	if !strings.HasPrefix(again.ETag, `W/"`) || again.ETag == content.ETag {
 		t.Errorf("ETags %s, then %s", content.ETag, again.ETag)
@@ -179,9 +175,7 @@ func TestPutAll(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t, 100)
 	w.put("b", strings.Repeat("b", 90))
-	if err := os.Mkdir(w.path("dir"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(w.path("dir"), 0o755))
 	for name, tt := range map[string]struct {
 		files []string
 		want  func(error) bool
@@ -198,9 +192,7 @@ func TestPutAll(t *testing.T) {
 			t.Errorf("%s: left %q", name, got)
 		}
 	}
-	if err := os.Remove(w.path("dir")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(w.path("dir")))
 	w.checkSound()
 	files, err := w.PutAll(ctx, tenant, chatID, several("a=1", "b="+strings.Repeat("B", 80), "c="+strings.Repeat("c", 19)))
 	if err != nil || len(files) != 3 || files[1].Name != "b" || files[1].Size != 80 {
@@ -220,9 +212,7 @@ func TestPaging(t *testing.T) {
 	want := []string{"f00000"}
 	for i := range 1_999 { // names of one file are made faster than files
 		want = append(want, fmt.Sprintf("f%05d", i+1))
-		if err := os.Link(w.path("f00000"), w.path(want[i+1])); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Link(w.path("f00000"), w.path(want[i+1])))
 	}
 	for _, limit := range []int{397, 10_000, 1 << 30} { // the first makes the records
 		if got := w.names(limit); !slices.Equal(got, want) {
@@ -251,9 +241,7 @@ func TestDeleteFile(t *testing.T) {
 	w := newWorld(t, 100)
 	file := w.put("a", strings.Repeat("a", 60))
 	w.put("b", strings.Repeat("b", 40))
-	if err := w.DeleteFile(ctx, tenant, chatID, "a"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.DeleteFile(ctx, tenant, chatID, "a"))
 	w.checkSound()
 	if err := w.DeleteFile(ctx, tenant, chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
 		t.Errorf("again: %v", err)
@@ -268,9 +256,7 @@ func TestDeleteFile(t *testing.T) {
 		t.Error("another file has the ID of one that was deleted")
 	}
 	// One that a sandbox deletes is gone as well.
-	if err := os.Remove(w.path("a")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(w.path("a")))
 	if err := w.DeleteFile(ctx, tenant, chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
 		t.Errorf("of a sandbox: %v", err)
 	}
@@ -293,14 +279,10 @@ func TestTar(t *testing.T) {
 	if _, err := w.PutHistory(ctx, tenant, chatID, -1, strings.NewReader("said")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(w.path("d"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(w.path("d"), 0o755))
 	w.write("d/deep", "deep")
 	var archive strings.Builder
-	if err := w.ReadTar(ctx, tenant, chatID, &archive); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.ReadTar(ctx, tenant, chatID, &archive))
 	w.put("a", "new, and longer")
 	w.put("b", "stays")
 	w.write("d/other", "stays")
@@ -313,9 +295,7 @@ func TestTar(t *testing.T) {
 	if got := w.read("a"); got != "new, and longer" {
 		t.Errorf("after half an archive: %q", got)
 	}
-	if err := w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())))
 	for name, want := range map[string]string{"a": "old", "b": "stays", "d/deep": "deep", "d/other": "stays", "history.md": "said"} {
 		if b, err := os.ReadFile(w.path(name)); err != nil || string(b) != want {
 			t.Errorf("%s: %q, %v", name, b, err)
@@ -329,9 +309,7 @@ func TestTar(t *testing.T) {
 		t.Errorf("%+v, %v", l, err)
 	}
 	w.put("a", "again")
-	if err := errors.Join(os.RemoveAll(w.path("d")), os.WriteFile(w.path("d"), nil, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(w.path("d")), os.WriteFile(w.path("d"), nil, 0o644))
 	if err := w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())); !errdefs.IsFailedPrecondition(err) || w.read("a") != "again" {
 		t.Errorf("with a file in the way of a directory: %v, %q", err, w.read("a"))
 	}
@@ -339,9 +317,7 @@ func TestTar(t *testing.T) {
 	if err := w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())); !errorIs[*workspace.QuotaError](err) {
 		t.Errorf("beyond the quota: %v", err)
 	}
-	if err := w.DeleteFile(ctx, tenant, chatID, "big"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.DeleteFile(ctx, tenant, chatID, "big"))
 	if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 3 || err != nil {
 		t.Errorf("deleted %d, %v", n, err)
 	}
@@ -357,16 +333,10 @@ func TestTarOfOneNameTwice(t *testing.T) {
 	for _, size := range []int{600, 10, 700, 20} {
 		err := errors.Join(tw.WriteHeader(&tar.Header{Name: "a", Typeflag: tar.TypeReg, Size: int64(size), Mode: 0o644}),
 			second(tw.Write(bytes.Repeat([]byte("x"), size))))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
-	if err := tw.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.WriteTar(context.Background(), tenant, chatID, &archive); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tw.Close())
+	must(t, w.WriteTar(context.Background(), tenant, chatID, &archive))
 	if got := w.read("a"); len(got) != 20 {
 		t.Errorf("%d bytes", len(got))
 	}
@@ -418,9 +388,7 @@ func TestDeleteFileID(t *testing.T) {
 	w := newWorld(t, 0)
 	w.put("a", "old")
 	old, err := w.FileNamed(ctx, tenant, chatID, "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	other, err := chat.New(ctx, chat.Options{
 		Root: w.root, Workspaces: w.spaces, Quotas: w.quotas, Sandboxes: w.boxes,
 		Store: swapping{w.db, func() {
@@ -430,9 +398,7 @@ func TestDeleteFileID(t *testing.T) {
 			w.put("a", "new")
 		}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = other.Close(ctx) }()
 	if err := other.DeleteFileID(ctx, tenant, old.ID); !errorIs[*chat.FileNotFoundError](err) {
 		t.Errorf("the old one: %v", err)

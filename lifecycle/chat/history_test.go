@@ -133,9 +133,7 @@ func TestHistoryReplaced(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	secret := t.TempDir() + "/secret"
-	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(secret, []byte("secret"), 0o600))
 	for name, tt := range map[string]struct {
 		plant func(path string) error
 		put   bool // it can be replaced
@@ -146,12 +144,8 @@ func TestHistoryReplaced(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 0)
-			if err := os.Remove(w.path(chat.HistoryName)); err != nil {
-				t.Fatal(err)
-			}
-			if err := tt.plant(w.path(chat.HistoryName)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(w.path(chat.HistoryName)))
+			must(t, tt.plant(w.path(chat.HistoryName)))
 			if _, err := w.History(ctx, tenant, chatID); !errorIs[*chat.FileError](err) {
 				t.Errorf("read: %v", err)
 			}
@@ -185,9 +179,7 @@ func TestHistoryRemoved(t *testing.T) {
 		func() error { _, err := io.WriteString(io.Discard, w.history()); return err },
 		func() error { return second(w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader(""))) },
 	} {
-		if err := os.Remove(w.path(chat.HistoryName)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(w.path(chat.HistoryName)))
 		if err := use(); err != nil {
 			t.Error(err)
 		}

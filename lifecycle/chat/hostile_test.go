@@ -25,9 +25,7 @@ func TestPlanted(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	outside := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(outside, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(outside, []byte("secret"), 0o600))
 	for name, plant := range map[string]func(w *world, path string) error{
 		"link outside":    func(_ *world, path string) error { return os.Symlink(outside, path) },
 		"link to a chat":  func(_ *world, path string) error { return os.Symlink("../other/secret", path) },
@@ -53,9 +51,7 @@ func TestPlanted(t *testing.T) {
 				t.Fatal(err)
 			}
 			before, err := os.Lstat(w.path("bad"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			l, err := w.Files(ctx, tenant, chatID, "", 10)
 			if err != nil || len(l.Files) != 1 || l.Unnamed != 1 {
 				t.Errorf("listed %+v, %v", l, err)
@@ -139,9 +135,7 @@ func TestHardLink(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 10)
 	w.put("a", "12345")
-	if err := os.Link(w.path("a"), w.path("b")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Link(w.path("a"), w.path("b")))
 	if got := w.names(10); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("listed %q", got)
 	}
@@ -164,9 +158,7 @@ func TestHardLinksGo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 100)
 			w.put("a", "12345")
-			if err := errors.Join(os.Link(w.path("a"), w.path("b")), remove(w)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Link(w.path("a"), w.path("b")), remove(w))
 			w.checkSound()
 		})
 	}
@@ -219,9 +211,7 @@ func TestBeyond(t *testing.T) {
 		t.Errorf("deleted %d, %v", n, err)
 	}
 	for range 2*most + 1 {
-		if err := os.Mkdir(w.path(fmt.Sprint("d", len(l.Files))), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(w.path(fmt.Sprint("d", len(l.Files))), 0o755))
 		l.Files = append(l.Files, chat.File{})
 	}
 	if l, err := w.Files(ctx, tenant, chatID, "", 10); err != nil || !l.Beyond {
@@ -255,9 +245,7 @@ func TestMostFiles(t *testing.T) {
 	if got := w.names(10); len(got) > 3 {
 		t.Errorf("listed %q", got)
 	}
-	if err := w.DeleteFile(ctx, tenant, chatID, "b"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.DeleteFile(ctx, tenant, chatID, "b"))
 	if f, err := w.FileNamed(ctx, tenant, chatID, "0"); err != nil || f.ID == "" {
 		t.Errorf("a sandbox's, once there is room: %+v, %v", f, err)
 	}

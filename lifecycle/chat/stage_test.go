@@ -52,16 +52,12 @@ func TestHandles(t *testing.T) {
 			}
 		}
 		w.ensure(tenant, chatID)
-		if err := os.Symlink("x", w.path("link")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink("x", w.path("link")))
 		_, err := w.Content(ctx, tenant, chatID, "link")
 		if err == nil || w.WriteTar(ctx, tenant, chatID, strings.NewReader("no archive")) == nil {
 			t.Error("no error")
 		}
-		if err := os.Remove(w.path("link")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(w.path("link")))
 	}
 	all()
 	before := open()
@@ -106,9 +102,7 @@ func TestProjects(t *testing.T) {
 	w.hold(quota.Options{QuotaBytes: 1 << 20, Find: func(string) (quota.Projects, error) { return projects, nil }})
 	var err error
 	w.Service, err = chat.New(ctx, w.options())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.ensure(tenant, chatID)
 	w.put("a", "a")
 	if _, err := w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("h")); err != nil {
@@ -166,17 +160,13 @@ func TestMetrics(t *testing.T) {
 	opts := w.options()
 	opts.Registry = reg
 	w.Service, err = chat.New(ctx, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.put("a", "12345")
 	_ = putOnly(w, "b", strings.Repeat("b", 101))
 	w.write("c", "")
 	_ = w.names(10)
 	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.Metric {

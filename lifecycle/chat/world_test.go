@@ -77,9 +77,7 @@ func openWorld(t testing.TB, dir string, bytes int64, at func(step string) error
 	t.Helper()
 	ctx := context.Background()
 	w := &world{t: t, root: filepath.Join(dir, "chats"), boxes: &boxes{live: map[string]bool{}}}
-	if err := os.MkdirAll(w.root, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(w.root, 0o755))
 	var err error
 	if w.db, err = store.Open(ctx, store.Options{Path: filepath.Join(dir, "berm.db")}); err != nil {
 		t.Fatal(err)
@@ -92,9 +90,7 @@ func openWorld(t testing.TB, dir string, bytes int64, at func(step string) error
 	} else {
 		w.Service, err = chat.CrashAt(ctx, opts, at)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = w.Close(ctx) })
 	if w.space, _, err = w.spaces.Ensure(ctx, tenant, "u"); err != nil {
 		t.Fatal(err)
@@ -273,4 +269,12 @@ func (r reading) Read(p []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

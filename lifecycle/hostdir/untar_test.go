@@ -30,16 +30,12 @@ func packed(t testing.TB, entries ...tar.Header) []byte {
 			}
 			h.Size = int64(len(content))
 		}
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.WriteHeader(&h))
 		if _, err := io.WriteString(w, content); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	return b.Bytes()
 }
 
@@ -67,9 +63,7 @@ func TestUnpack(t *testing.T) {
 	data := packed(t, dir("./"), reg("a"), suid, world, reg("d//e/./f"), link("l", "../../../etc"), link("d/e/l", "f"), reg("history.md"),
 		tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{"comment": "from git"}},
 		reg("a"), link("a", "x"), reg("a"), dir("d"), reg("d/\xff"), reg("d/history.md"), dir("d/e/"))
-	if err := Untar(t.Context(), iotest.OneByteReader(bytes.NewReader(data)), root, o); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Untar(t.Context(), iotest.OneByteReader(bytes.NewReader(data)), root, o))
 	want := map[string]string{"a": "a", "d": "", "d/suid": "./d/suid", "d/world": "", "d/e": "", "d/e/f": "d//e/./f", "l": "->../../../etc",
 		"d/e/l": "->f", "history.md": "history.md", "d/\xff": "d/\xff", "d/history.md": "d/history.md"}
 	if got := tree(t, into); !maps.Equal(got, want) {

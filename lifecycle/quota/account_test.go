@@ -116,9 +116,7 @@ func inode(t *testing.T, dir *os.Root) (id string) {
 		id, err = hostdir.Inode(f)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return id
 }
 
@@ -127,9 +125,7 @@ func (w *world) service(t *testing.T, opts setup, chats ...string) (*Service, Wo
 	t.Helper()
 	dir := t.TempDir()
 	s, err := New(t.Context(), Options{Store: w, Root: dir, QuotaBytes: opts.QuotaBytes, Off: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if opts.Projects != nil {
 		s.projects = opts.Projects
 	}
@@ -214,13 +210,9 @@ func TestReal(t *testing.T) {
 	s.measure = hostdir.Allocated
 	w.holds("k", 0)
 	root, err := s.open("t", "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer root.Close()
-	if err := root.WriteFile("f", make([]byte, 70), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, root.WriteFile("f", make([]byte, 70), 0o600))
 	used(t, s, ws, 70)
 }
 
@@ -283,9 +275,7 @@ func TestReservations(t *testing.T) {
 	w := newWorld()
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
 	one, err := s.Reserve(ctx, ws, "k", 60, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := s.Reserve(ctx, ws, "l", 41, 0); !over(t, err) {
 		t.Error("a second one went beyond the quota")
 	}
@@ -314,9 +304,7 @@ func TestReservations(t *testing.T) {
 	two.Release()
 	used(t, s, ws, 30)
 	three, err := s.Reserve(ctx, ws, "l", 10, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := three.Commit(ctx, 71, 0); !over(t, err) { // more came than there is room for
 		t.Error("committed beyond the quota")
 	}
@@ -410,19 +398,13 @@ func TestFresh(t *testing.T) {
 			t.Errorf("measured %d times, want 5", n)
 		}
 		// A command, of a sandbox that is gone before anybody asks.
-		if err := s.Left(t.Context(), of("t", "k"), false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Left(t.Context(), of("t", "k"), false))
 		w.holds("k", 50)
-		if err := s.Left(t.Context(), of("t", "k"), true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Left(t.Context(), of("t", "k"), true))
 		used(t, s, ws, 51)
 		// A sandbox whose call was no command.
 		w.isLive("k", true)
-		if err := s.Left(t.Context(), of("t", "k"), false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Left(t.Context(), of("t", "k"), false))
 		w.isLive("k", false)
 		w.holds("k", 60)
 		used(t, s, ws, 61)
@@ -532,9 +514,7 @@ func TestNoQuota(t *testing.T) {
 	s, ws := w.service(t, setup{}, "k")
 	w.holds("k", 100)
 	r, err := s.Reserve(ctx, ws, "k", math.MaxInt64, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := errors.Join(r.Grow(ctx, math.MaxInt64), r.Commit(ctx, math.MaxInt64, 0), s.Left(ctx, of("t", "k"), true)); err != nil {
 		t.Error(err)
 	}
@@ -565,9 +545,7 @@ func TestWalkBeforeCommit(t *testing.T) {
 		s, ws := w.service(t, setup{QuotaBytes: 1000}, "k")
 		w.holds("k", 10)
 		r, err := s.Reserve(t.Context(), ws, "k", 100, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer r.Release()
 		s.Freed(ws, "k")
 		goOn := make(chan struct{})
@@ -578,9 +556,7 @@ func TestWalkBeforeCommit(t *testing.T) {
 		a.mu.Lock()
 		a.chats["k"].stale = false // as for one whose own measurement has just ended
 		a.mu.Unlock()
-		if err := r.Commit(t.Context(), 100, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Commit(t.Context(), 100, 0))
 		w.holds("k", 110)
 		r.Done(true)
 		close(goOn)
@@ -599,13 +575,9 @@ func TestWalkWithinCommit(t *testing.T) {
 	s, ws := w.service(t, setup{QuotaBytes: 159}, "k")
 	w.holds("k", 10)
 	r, err := s.Reserve(t.Context(), ws, "k", 100, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer r.Release()
-	if err := r.Commit(t.Context(), 100, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Commit(t.Context(), 100, 0))
 	w.holds("k", 60)
 	if err := s.Left(t.Context(), of("t", "k"), true); !over(t, err) {
 		t.Error("what wasn't there yet doesn't count")
@@ -625,13 +597,9 @@ func TestCommitFindsLess(t *testing.T) {
 	w.holds("k", 50)
 	w.isLive("k", true)
 	r, err := s.Reserve(t.Context(), ws, "k", 50, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.holds("k", 51)
-	if err := s.Left(t.Context(), of("t", "k"), true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Left(t.Context(), of("t", "k"), true))
 	if err := r.Commit(t.Context(), 50, 0); !over(t, err) {
 		t.Error("committed beyond the quota")
 	}
@@ -648,9 +616,7 @@ func TestGrowsAnew(t *testing.T) {
 		w.holds("k", 50)
 		w.isLive("k", true)
 		r, err := s.Reserve(t.Context(), ws, "k", 10, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer r.Release()
 		w.holds("k", 80)
 		if err := r.Grow(t.Context(), 30); err != nil {
@@ -669,12 +635,8 @@ func TestNotAsCommitted(t *testing.T) {
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 	for _, forget := range []bool{false, true} {
 		r, err := s.Reserve(t.Context(), ws, "k", 10, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := r.Commit(t.Context(), 10, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, r.Commit(t.Context(), 10, 0))
 		w.holds("k", 3)
 		if !forget {
 			r.Done(false)
@@ -799,9 +761,7 @@ func TestFailures(t *testing.T) {
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 	w.holds("k", 1)
 	r, err := s.Reserve(ctx, ws, "k", 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	calls := map[string]func(context.Context) error{
 		"usage":   func(ctx context.Context) error { _, err := s.Usage(ctx, ws); return err },
 		"left":    func(ctx context.Context) error { return s.Left(ctx, of("t", "k"), true) },
@@ -842,9 +802,7 @@ func TestIdle(t *testing.T) {
 		w := newWorld()
 		s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 		kept, err := s.Reserve(t.Context(), ws, "k", 60, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var last Workspace
 		for i := range 10 {
 			last = w.workspace(fmt.Sprint(i))
@@ -898,9 +856,7 @@ func (k *kernel) Adopt(dir *os.File, project uint32) error {
 func (k *kernel) stage(t *testing.T, r *Reservation, n int64) {
 	t.Helper()
 	dir, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer dir.Close()
 	k.staged = n
 	if err := r.Staged(t.Context(), dir, n); err != nil || k.adopted[inode(t, dir)] != r.w.Project {
@@ -927,9 +883,7 @@ func TestHard(t *testing.T) {
 		t.Error("reserved beyond the quota")
 	}
 	r, err := s.Reserve(ctx, ws, "k", 40, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	k.stage(t, r, 40)
 	if err := errors.Join(r.Commit(ctx, 40, 0), s.Left(ctx, of("t", "k"), true)); err != nil {
 		t.Error(err)
@@ -941,9 +895,7 @@ func TestHard(t *testing.T) {
 		t.Error("over the quota")
 	}
 	dir, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer dir.Close()
 	if err := s.Adopt(ws, "k", dir); err != nil || k.adopted[inode(t, dir)] != ws.Project {
 		t.Errorf("adopted %v, %v", k.adopted, err)
@@ -1002,5 +954,13 @@ func TestOptions(t *testing.T) {
 		if _, err := New(t.Context(), opts); err == nil {
 			t.Errorf("%s: no error", name)
 		}
+	}
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -43,9 +43,7 @@ func TestHardReservations(t *testing.T) {
 	if err := two.Grow(ctx, 40); err != nil {
 		t.Error(err)
 	}
-	if err := one.Commit(ctx, 60, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, one.Commit(ctx, 60, 0))
 	used(t, s, ws, 60)
 	one.Done(true)
 	one.Release()
@@ -64,9 +62,7 @@ func TestHardReservations(t *testing.T) {
 	if err := s.Left(ctx, of("t", "k"), true); err != nil {
 		t.Errorf("what is staged counts as used: %v", err)
 	}
-	if err := three.Commit(ctx, 100, 100); err != nil {
-		t.Fatal(err)
-	}
+	must(t, three.Commit(ctx, 100, 100))
 	used(t, s, ws, 100)
 	k.used[ws.Project] = 100 // it is in its place
 	three.Done(true)
@@ -87,9 +83,7 @@ func TestReplacedInVain(t *testing.T) {
 	k.used[ws.Project] = quota
 	one, two := reserve(t, s, ws, size, size, false), reserve(t, s, ws, size, size, false)
 	k.stage(t, one, size)
-	if err := one.Commit(ctx, size, size); err != nil {
-		t.Fatal(err)
-	}
+	must(t, one.Commit(ctx, size, size))
 	one.Done(true)
 	one.Release()
 	used(t, s, ws, quota+size)
@@ -127,9 +121,7 @@ func TestReplacedOnce(t *testing.T) {
 		t.Errorf("what was released isn't there: %v", err)
 	}
 	reserve(t, s, ws, 1, 100, true)
-	if err := late.Commit(ctx, 100, 100); err != nil {
-		t.Fatal(err)
-	}
+	must(t, late.Commit(ctx, 100, 100))
 	late.Done(true)
 	reserve(t, s, ws, 100, 100, false).Release()
 	late.Release()
@@ -147,9 +139,7 @@ func TestCreditedElsewhere(t *testing.T) {
 	w.holds("k", 100)
 	one, two := reserve(t, s, ws, 60, 60, false), reserve(t, s, ws, 60, 60, false)
 	three := reserve(t, s, ws, 40, 40, false)
-	if err := three.Commit(t.Context(), 40, 40); err != nil {
-		t.Fatal(err)
-	}
+	must(t, three.Commit(t.Context(), 40, 40))
 	three.Done(true)
 	for _, r := range []*Reservation{one, two, three} {
 		r.Release()
@@ -169,9 +159,7 @@ func TestCommitMeasuresNothing(t *testing.T) {
 		defer kept.Release()
 		w.holds("l", 30)
 		s.Freed(ws, "l")
-		if err := errors.Join(kept.Refresh(ctx), refused.Refresh(ctx)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, kept.Refresh(ctx), refused.Refresh(ctx))
 		s.Freed(ws, "l")
 		time.Sleep(time.Hour)
 		if err := refused.Commit(ctx, 61, 0); !over(t, err) {
@@ -181,16 +169,12 @@ func TestCommitMeasuresNothing(t *testing.T) {
 		// A chat of which nothing was known then.
 		w.set(func() { w.chats["m"] = ws.ID })
 		newer, err := s.Reserve(ctx, ws, "m", 0, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer newer.Release()
 		s.Freed(ws, "l")
 		time.Sleep(time.Hour)
 		n := w.walked()
-		if err := newer.Commit(ctx, 10, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, newer.Commit(ctx, 10, 0))
 		newer.Done(true)
 		if err := kept.Commit(ctx, 61, 0); !over(t, err) {
 			t.Error("committed without what a newer chat holds")
@@ -242,9 +226,7 @@ func TestTouched(t *testing.T) {
 		w.isLive("k", false)
 		used(t, s, ws, 8)
 		n := w.walked()
-		if err := s.Left(t.Context(), of("t", "none"), true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Left(t.Context(), of("t", "none"), true))
 		s.touch("t", "none")
 		used(t, s, ws, 8)
 		if w.walked() != n {
@@ -266,9 +248,7 @@ func TestUnheld(t *testing.T) {
 		}
 		k.used[ws.Project] = 7
 		dir, err := os.OpenRoot(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer dir.Close()
 		k.refusing = errors.New("operation not permitted")
 		for _, chat := range []string{"k", "l"} {
