@@ -158,25 +158,6 @@ type ContainerSpec struct {
 	ReadOnlyRootfs bool    `json:"read_only_rootfs"`
 }
 
-// ContainerVerdict is the answer to a ContainerRequest. It is allowed when there are no
-// Denials; only then is Spec whole.
-type ContainerVerdict struct {
-	Spec       ContainerSpec
-	Overridden []Override // what was clamped, pinned or injected over the request's own
-	Denials    []Reason
-}
-
-// Allowed tells whether the request may go ahead.
-func (v ContainerVerdict) Allowed() bool { return len(v.Denials) == 0 }
-
-// Err is nil for an allowed verdict, else a *DeniedError.
-func (v ContainerVerdict) Err() error {
-	if v.Allowed() {
-		return nil
-	}
-	return &DeniedError{Reasons: v.Denials}
-}
-
 // The values of ContainerSpec.Network.
 const (
 	SpecNetworkNone      = "none"
@@ -187,30 +168,30 @@ const (
 // EngineAPI is what a profile allows clients of the engine's own API, beside what the
 // rest of the policy says of every container.
 type EngineAPI struct {
-	Capabilities []string `json:"capabilities"`  // a container may have these; sorted, never nil. Those of cap_add are among them
-	Volumes      string   `json:"volumes"`       // "own": it may make and use volumes of its own; "off": none
-	Networks     string   `json:"networks"`      // "own": it may make networks; "internal": only such without a way out; "off": none
-	Ports        string   `json:"ports"`         // "off", "loopback": on the host's loopback address; "any"
-	PortRange    string   `json:"port_range"`    // "1024-65535": host ports that may be asked for
-	LogDrivers   []string `json:"log_drivers"`   // the first is the default
-	LogMaxMB     int64    `json:"log_max_mb"`    // the most that one container's log may hold on the host
-	Restart      []string `json:"restart"`       // restart policies that may be asked for
-	Runtimes     []string `json:"runtimes"`      // beside the profile's runtime_class
-	Sysctls      []string `json:"sysctls"`       // names of namespaced ones that may be set
-	Users        string   `json:"users"`         // "any", or "non_root": a numeric user other than 0
-	DNS          string   `json:"dns"`           // "on": servers, options and extra hosts may be given; "off"
-	TmpfsMB      int64    `json:"tmpfs_mb"`      // the most that one tmpfs, and /dev/shm, may hold
-	MaxUlimit    int64    `json:"max_ulimit"`    // of open files and processes
-	Pull         string   `json:"pull"`          // "on", "off"
-	Build        string   `json:"build"`         // "on", "off"
-	BuildAddURL  []string `json:"build_add_url"` // prefixes of addresses that the engine may fetch for ADD
-	Commit       string   `json:"commit"`        // "on", "off": images from containers
-	Tags         []string `json:"tags"`          // patterns of images.allow: names that the caller may give to images
-	Archive      string   `json:"archive"`       // "on", "off": files in and out of containers, and export
-	Exec         string   `json:"exec"`          // "on", "off"
-	RedactEnv    []string `json:"redact_env"`    // globs: variables whose values aren't shown; injected ones never are
+	Capabilities []string `yaml:"capabilities" json:"capabilities"`   // a container may have these; sorted, never nil. Those of cap_add are among them
+	Volumes      string   `yaml:"volumes" json:"volumes"`             // "own": it may make and use volumes of its own; "off": none
+	Networks     string   `yaml:"networks" json:"networks"`           // "own": it may make networks; "internal": only such without a way out; "off": none
+	Ports        string   `yaml:"ports" json:"ports"`                 // "off", "loopback": on the host's loopback address; "any"
+	PortRange    string   `yaml:"port_range" json:"port_range"`       // "1024-65535": host ports that may be asked for
+	LogDrivers   []string `yaml:"log_drivers" json:"log_drivers"`     // the first is the default
+	LogMaxMB     int64    `yaml:"log_max_mb" json:"log_max_mb"`       // the most that one container's log may hold on the host
+	Restart      []string `yaml:"restart" json:"restart"`             // restart policies that may be asked for
+	Runtimes     []string `yaml:"runtimes" json:"runtimes"`           // beside the profile's runtime_class
+	Sysctls      []string `yaml:"sysctls" json:"sysctls"`             // names of namespaced ones that may be set
+	Users        string   `yaml:"users" json:"users"`                 // "any", or "non_root": a numeric user other than 0
+	DNS          string   `yaml:"dns" json:"dns"`                     // "on": servers, options and extra hosts may be given; "off"
+	TmpfsMB      int64    `yaml:"tmpfs_mb" json:"tmpfs_mb"`           // the most that one tmpfs, and /dev/shm, may hold
+	MaxUlimit    int64    `yaml:"max_ulimit" json:"max_ulimit"`       // of open files and processes
+	Pull         string   `yaml:"pull" json:"pull"`                   // "on", "off"
+	Build        string   `yaml:"build" json:"build"`                 // "on", "off"
+	BuildAddURL  []string `yaml:"build_add_url" json:"build_add_url"` // prefixes of addresses that the engine may fetch for ADD
+	Commit       string   `yaml:"commit" json:"commit"`               // "on", "off": images from containers
+	Tags         []string `yaml:"tags" json:"tags"`                   // patterns of images.allow: names that the caller may give to images
+	Archive      string   `yaml:"archive" json:"archive"`             // "on", "off": files in and out of containers, and export
+	Exec         string   `yaml:"exec" json:"exec"`                   // "on", "off"
+	RedactEnv    []string `yaml:"redact_env" json:"redact_env"`       // globs: variables whose values aren't shown; injected ones never are
 	// ReadOnlyRootfs has the profile's read_only_rootfs count where a caller asks for none.
-	ReadOnlyRootfs bool  `json:"read_only_rootfs"`
-	MaxObjects     int64 `json:"max_objects"` // containers, networks and volumes of one caller, of each kind; 0 is no cap
-	MaxExecs       int64 `json:"max_execs"`   // of one tenant, over all its containers; 0 is no cap
+	ReadOnlyRootfs bool  `yaml:"read_only_rootfs" json:"read_only_rootfs"`
+	MaxObjects     int64 `yaml:"max_objects" json:"max_objects"` // containers, networks and volumes of one caller, of each kind; 0 is no cap
+	MaxExecs       int64 `yaml:"max_execs" json:"max_execs"`     // of one tenant, over all its containers; 0 is no cap
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,13 +17,16 @@ type Document struct {
 	Problems []Problem      // in the order of the text
 	Lines    map[string]int // of every key that is there, by its path
 	Nulls    []string       // paths of keys without a value, which count as left out
+
+	sound    map[string]bool       // values without a problem, by their paths
+	mappings map[string]*yaml.Node // by their paths
 }
 
 // Decode fills out, a pointer, from one YAML document, strictly. It goes on after a
 // problem. An empty document leaves out as it was. The library's own strict mode knows
 // neither the path of a key nor anything but its own types' names in its messages.
 func Decode(data []byte, out any) *Document {
-	d := &Document{Lines: map[string]int{}}
+	d := newDocument()
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var doc, next yaml.Node
 	if err := dec.Decode(&doc); err != nil {
@@ -38,6 +40,18 @@ func Decode(data []byte, out any) *Document {
 	}
 	d.value(doc.Content[0], reflect.ValueOf(out).Elem(), "")
 	return d
+}
+
+func newDocument() *Document {
+	return &Document{Lines: map[string]int{}, sound: map[string]bool{}, mappings: map[string]*yaml.Node{}}
+}
+
+// decodeOver fills out, a pointer, from the mapping at path once more. Keys that the mapping
+// leaves out keep their values. It notes no problems: Decode has noted them.
+func (d *Document) decodeOver(path string, out any) {
+	if n := d.mappings[path]; n != nil {
+		newDocument().value(n, reflect.ValueOf(out).Elem(), "")
+	}
 }
 
 // problem notes what is wrong with the key at path; its line, or that of the
@@ -70,6 +84,8 @@ func (d *Document) value(n *yaml.Node, v reflect.Value, path string) {
 		}
 		return
 	}
+	before := len(d.Problems)
+	defer func() { d.sound[path] = len(d.Problems) == before }()
 	switch v.Kind() {
 	case reflect.Struct, reflect.Map:
 		d.mapping(n, v, path)
@@ -92,6 +108,7 @@ func (d *Document) mapping(n *yaml.Node, v reflect.Value, path string) {
 		d.problem(path, "must be a mapping")
 		return
 	}
+	d.mappings[path] = n
 	if v.Kind() == reflect.Map {
 		v.Set(reflect.MakeMap(v.Type()))
 	}
@@ -116,14 +133,13 @@ func (d *Document) mapping(n *yaml.Node, v reflect.Value, path string) {
 			v.SetMapIndex(reflect.ValueOf(key.Value), e)
 			continue
 		}
-		known := keys(v.Type())
-		f := slices.Index(known, key.Value)
-		if f < 0 || key.Value == "" {
-			known = slices.DeleteFunc(slices.Sorted(slices.Values(known)), func(name string) bool { return name == "" })
-			d.problem(sub, "is not a known key (known here: %s)", strings.Join(known, ", "))
+		known := fields(v.Type())
+		f, ok := known[key.Value]
+		if !ok {
+			d.problem(sub, "is not a known key (known here: %s)", strings.Join(sortedKeys(known), ", "))
 			continue
 		}
-		d.value(val, v.Field(f), sub)
+		d.value(val, v.FieldByIndex(f), sub)
 	}
 }
 
@@ -162,13 +178,16 @@ func (d *Document) scalar(n *yaml.Node, v reflect.Value, path string) {
 	}
 }
 
-// keys gives the YAML names of a struct's fields, in their order; empty for one without.
-func keys(t reflect.Type) []string {
-	names := make([]string, t.NumField())
-	for i := range names {
-		names[i], _, _ = strings.Cut(t.Field(i).Tag.Get("yaml"), ",")
+// fields returns the indexes of a struct's fields by their YAML names. Those of an embedded
+// struct are among them.
+func fields(t reflect.Type) map[string][]int {
+	indexes := map[string][]int{}
+	for _, f := range reflect.VisibleFields(t) {
+		if name, _, _ := strings.Cut(f.Tag.Get("yaml"), ","); name != "" && name != "-" {
+			indexes[name] = f.Index
+		}
 	}
-	return names
+	return indexes
 }
 
 func join(path, key string) string {

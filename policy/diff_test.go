@@ -5,8 +5,6 @@ import (
 	"regexp"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 func someSpec() Spec {
@@ -70,9 +68,7 @@ func TestDiff(t *testing.T) {
 			a, b := someSpec(), someSpec()
 			tt.change(&b)
 			got := Diff(a, b)
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Error(d)
-			}
+			same(t, tt.want, got)
 			if (a.Digest() == b.Digest()) != (len(got) == 0) || !digest.MatchString(b.Digest()) {
 				t.Errorf("digests %s %s", a.Digest(), b.Digest())
 			}
@@ -87,13 +83,9 @@ func TestDigestIsStable(t *testing.T) {
 		t.Errorf("the digest of a known spec changed to %s: every sandbox would be taken for another", got)
 	}
 	data, err := json.Marshal(someSpec())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var again Spec
-	if err := json.Unmarshal(data, &again); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(data, &again))
 	if again.Digest() != someSpec().Digest() {
 		t.Error("the digest doesn't survive JSON")
 	}

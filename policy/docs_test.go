@@ -21,18 +21,14 @@ import (
 func readDocs(t *testing.T) string {
 	t.Helper()
 	data, err := os.ReadFile("../docs/policy.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(data)
 }
 
 // The rules of the code are those of the docs.
 func TestDocsListTheRules(t *testing.T) {
 	f, err := parser.ParseFile(token.NewFileSet(), "rules.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var code, docs []string
 	ast.Inspect(f, func(n ast.Node) bool {
 		if spec, ok := n.(*ast.ValueSpec); ok && strings.HasPrefix(spec.Names[0].Name, "rule") {
@@ -41,9 +37,7 @@ func TestDocsListTheRules(t *testing.T) {
 				t.Fatalf("%s is no literal", spec.Names[0])
 			}
 			rule, err := strconv.Unquote(lit.Value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			code = append(code, rule)
 		}
 		return true
@@ -62,47 +56,37 @@ func TestDocsListTheRules(t *testing.T) {
 // docs/policy.yaml has every key, and is the built-in policy.
 func TestDocsHaveEveryKey(t *testing.T) {
 	data, err := os.ReadFile("../docs/policy.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !bytes.Contains(data, []byte("\n    # extends: ")) { // no built-in profile may have it
 		t.Error("extends is missing")
 	}
 	var docs map[string]any
-	if err := yaml.Unmarshal(data, &docs); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal(data, &docs))
 	for path, typ := range map[string]reflect.Type{
-		"": reflect.TypeFor[file](), "profiles default": reflect.TypeFor[overlay](), "profiles default engine_api": reflect.TypeFor[engineAPIFile](),
-		"mounts": reflect.TypeFor[mountsFile](), "networks on": reflect.TypeFor[networkFile](), "env": reflect.TypeFor[envFile](),
+		"": reflect.TypeFor[file](), "profiles default": reflect.TypeFor[fileProfile](), "profiles default engine_api": reflect.TypeFor[EngineAPI](),
+		"mounts": reflect.TypeFor[mountsFile](), "networks on": reflect.TypeFor[NetworkRule](), "env": reflect.TypeFor[envFile](),
 		"images": reflect.TypeFor[imagesFile](), "resources": reflect.TypeFor[resourcesFile](), "ttl": reflect.TypeFor[ttlFile](),
 	} {
 		at := docs
 		for _, key := range strings.Fields(path) {
 			at, _ = at[key].(map[string]any)
 		}
-		want := slices.DeleteFunc(keys(typ), func(key string) bool { return key == "extends" })
-		slices.Sort(want)
-		if d := cmp.Diff(want, sortedKeys(at)); d != "" {
+		want := fields(typ)
+		delete(want, "extends")
+		if d := cmp.Diff(sortedKeys(want), sortedKeys(at)); d != "" {
 			t.Errorf("%s: %s", path, d)
 		}
 	}
 
 	got, err := Parse(data, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want, err := Parse(nil, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got.file.Profiles, want.file.Profiles = nil, nil // compared as they are in force
 	if d := cmp.Diff(want.profiles, got.profiles); d != "" {
 		t.Errorf("profiles: %s", d)
 	}
-	if d := cmp.Diff(want.file, got.file, cmpopts.EquateEmpty()); d != "" {
-		t.Error(d)
-	}
+	same(t, want.file, got.file, cmpopts.EquateEmpty())
 }
 
 func TestDocsExampleParses(t *testing.T) {
@@ -110,9 +94,7 @@ func TestDocsExampleParses(t *testing.T) {
 	example, _, _ = strings.Cut(example, "```")
 	h := fakeHost{"/workspaces": "/workspaces", "/workspaces/default": "/workspaces/default"}
 	p, err := Parse([]byte(example), Options{Resolve: h.resolve, Secret: func(SecretSource) (string, error) { return "x", nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if v := p.Sandbox(Request{Profile: "build"}); !v.Allowed() || v.Spec.Mounts[0].Local != "/workspaces/default" {
 		t.Errorf("%+v", v)
 	}

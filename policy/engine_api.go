@@ -33,35 +33,6 @@ var (
 	addURL          = regexp.MustCompile(`^https?://[A-Za-z0-9.-]+(:[0-9]+)?/([A-Za-z0-9._~-]+/)*$`)
 )
 
-// engineAPIFile is what a profile of the file says of the engine's own API.
-type engineAPIFile struct {
-	Capabilities   []string `yaml:"capabilities"`
-	Volumes        *string  `yaml:"volumes"`
-	Networks       *string  `yaml:"networks"`
-	Ports          *string  `yaml:"ports"`
-	PortRange      *string  `yaml:"port_range"`
-	LogDrivers     []string `yaml:"log_drivers"`
-	LogMaxMB       *int64   `yaml:"log_max_mb"`
-	Restart        []string `yaml:"restart"`
-	Runtimes       []string `yaml:"runtimes"`
-	Sysctls        []string `yaml:"sysctls"`
-	Users          *string  `yaml:"users"`
-	DNS            *string  `yaml:"dns"`
-	TmpfsMB        *int64   `yaml:"tmpfs_mb"`
-	MaxUlimit      *int64   `yaml:"max_ulimit"`
-	Pull           *string  `yaml:"pull"`
-	Build          *string  `yaml:"build"`
-	BuildAddURL    []string `yaml:"build_add_url"`
-	Commit         *string  `yaml:"commit"`
-	Tags           []string `yaml:"tags"`
-	Archive        *string  `yaml:"archive"`
-	Exec           *string  `yaml:"exec"`
-	RedactEnv      []string `yaml:"redact_env"`
-	MaxObjects     *int64   `yaml:"max_objects"`
-	MaxExecs       *int64   `yaml:"max_execs"`
-	ReadOnlyRootfs *bool    `yaml:"read_only_rootfs"`
-}
-
 // builtinEngineAPI is what the profile default has without a file.
 func builtinEngineAPI() EngineAPI {
 	return EngineAPI{
@@ -78,73 +49,58 @@ func builtinEngineAPI() EngineAPI {
 
 // clone returns a copy that shares nothing with the original.
 func (e EngineAPI) clone() EngineAPI {
-	var f engineAPIFile
-	take(&f, e)
-	give(&e, f)
+	for _, list := range []*[]string{&e.Capabilities, &e.LogDrivers, &e.Restart, &e.Runtimes, &e.Sysctls, &e.BuildAddURL, &e.Tags, &e.RedactEnv} {
+		*list = slices.Clone(*list)
+	}
 	return e
 }
 
 // checkEngineAPI checks and normalises what the file says of the engine's own API for
-// one profile; what is inherited has been checked. own may be nil.
-func (l *loader) checkEngineAPI(at string, e *EngineAPI, own *engineAPIFile) {
-	if own == nil {
-		return
+// one profile; what is inherited has been checked.
+func (l *loader) checkEngineAPI(at string, e *EngineAPI) {
+	for _, w := range []struct {
+		key, v  string
+		allowed []string
+	}{
+		{"volumes", e.Volumes, []string{wordOwn, wordOff}},
+		{"networks", e.Networks, []string{wordOwn, wordInternal, wordOff}},
+		{"ports", e.Ports, []string{wordOff, wordLoopback, wordAny}},
+		{"users", e.Users, []string{wordAny, wordNonRoot}},
+		{"dns", e.DNS, []string{wordOff, wordOn}},
+		{"pull", e.Pull, []string{wordOn, wordOff}},
+		{"build", e.Build, []string{wordOn, wordOff}},
+		{"commit", e.Commit, []string{wordOn, wordOff}},
+		{"archive", e.Archive, []string{wordOn, wordOff}},
+		{"exec", e.Exec, []string{wordOn, wordOff}},
+	} {
+		l.word(at+"."+w.key, w.v, w.allowed...)
 	}
-	word := func(key string, v *string, allowed ...string) {
-		if v != nil && !slices.Contains(allowed, *v) {
-			l.problem(at+"."+key, "is %q, must be %s", *v, orList(allowed))
+	number := func(key string, v, low, high int64) {
+		if l.sound[at+"."+key] {
+			within(l, at+"."+key, v, low, high)
 		}
 	}
-	word("volumes", own.Volumes, wordOwn, wordOff)
-	word("networks", own.Networks, wordOwn, wordInternal, wordOff)
-	word("ports", own.Ports, wordOff, wordLoopback, wordAny)
-	word("users", own.Users, wordAny, wordNonRoot)
-	word("dns", own.DNS, wordOff, wordOn)
-	word("pull", own.Pull, wordOn, wordOff)
-	word("build", own.Build, wordOn, wordOff)
-	word("commit", own.Commit, wordOn, wordOff)
-	word("archive", own.Archive, wordOn, wordOff)
-	word("exec", own.Exec, wordOn, wordOff)
-	number := func(key string, v *int64, low, high int64) {
-		if v != nil {
-			within(l, at+"."+key, *v, low, high)
-		}
-	}
-	number("log_max_mb", own.LogMaxMB, 1, maxMB)
-	number("tmpfs_mb", own.TmpfsMB, 1, maxMB)
-	number("max_ulimit", own.MaxUlimit, 1, maxUlimit)
-	number("max_objects", own.MaxObjects, 0, maxObjectsLimit)
-	number("max_execs", own.MaxExecs, 0, maxObjectsLimit)
-	if _, _, ok := parsePortRange(e.PortRange); !ok && own.PortRange != nil {
+	number("log_max_mb", e.LogMaxMB, 1, maxMB)
+	number("tmpfs_mb", e.TmpfsMB, 1, maxMB)
+	number("max_ulimit", e.MaxUlimit, 1, maxUlimit)
+	number("max_objects", e.MaxObjects, 0, maxObjectsLimit)
+	number("max_execs", e.MaxExecs, 0, maxObjectsLimit)
+	if _, _, ok := parsePortRange(e.PortRange); !ok && l.sound[at+".port_range"] {
 		l.problem(at+".port_range", "%q is not two ports from 1 to 65535, as 1024-65535, the lower one first", e.PortRange)
 	}
-	l.checkEngineLists(at, own)
-	if own.Capabilities != nil {
+	l.checkEngineLists(at, e)
+	if l.sound[at+".capabilities"] {
 		for i, c := range e.Capabilities {
 			if e.Capabilities[i] = capabilityName(c); !slices.Contains(knownCapabilities, e.Capabilities[i]) {
 				l.problem(at+".capabilities", "%q is not the name of one capability", c)
 			}
 		}
-		slices.Sort(e.Capabilities)
-		e.Capabilities = slices.Compact(e.Capabilities)
+		e.Capabilities = sortedSet(e.Capabilities)
 	}
 }
 
-func (l *loader) checkEngineLists(at string, own *engineAPIFile) {
-	each := func(key string, list []string, bad func(string) string) {
-		if len(list) > maxListed {
-			l.problem(at+"."+key, "has %d entries, more than %d", len(list), maxListed)
-			return
-		}
-		for i, s := range list {
-			// Each once, so that the file says what it means.
-			if why := bad(s); why != "" {
-				l.problem(fmt.Sprintf("%s.%s[%d]", at, key, i), "%q %s", s, why)
-			} else if slices.Contains(list[:i], s) {
-				l.problem(fmt.Sprintf("%s.%s[%d]", at, key, i), "%q is there twice", s)
-			}
-		}
-	}
+// checkEngineLists checks the lists that the file gives.
+func (l *loader) checkEngineLists(at string, e *EngineAPI) {
 	oneOf := func(allowed []string) func(string) string {
 		return func(s string) string {
 			if !slices.Contains(allowed, s) {
@@ -153,31 +109,56 @@ func (l *loader) checkEngineLists(at string, own *engineAPIFile) {
 			return ""
 		}
 	}
-	each("log_drivers", own.LogDrivers, oneOf(logDrivers))
-	if own.LogDrivers != nil && len(own.LogDrivers) == 0 {
+	for _, list := range []struct {
+		key    string
+		values []string
+		bad    func(string) string
+	}{
+		{"log_drivers", e.LogDrivers, oneOf(logDrivers)},
+		{"restart", e.Restart, oneOf(restartPolicies)},
+		{"runtimes", e.Runtimes, func(s string) string {
+			if s == "" || !runtimeClass.MatchString(s) {
+				return "is not a runtime's name"
+			}
+			return ""
+		}},
+		{"sysctls", e.Sysctls, badSysctl},
+		{"build_add_url", e.BuildAddURL, func(s string) string {
+			if !addURL.MatchString(s) || strings.Contains(s, "..") {
+				return "must be http:// or https://, a host and a path that ends with /"
+			}
+			return ""
+		}},
+		{"tags", e.Tags, func(s string) string {
+			if _, err := parsePattern(s); err != nil {
+				return fmt.Sprintf("is no pattern: %v", err)
+			}
+			return ""
+		}},
+	} {
+		path := at + "." + list.key
+		if !l.sound[path] {
+			continue
+		}
+		if len(list.values) > maxListed {
+			l.problem(path, "has %d entries, more than %d", len(list.values), maxListed)
+			continue
+		}
+		for i, s := range list.values {
+			// Each once, so that the file says what it means.
+			if why := list.bad(s); why != "" {
+				l.problem(fmt.Sprintf("%s[%d]", path, i), "%q %s", s, why)
+			} else if slices.Contains(list.values[:i], s) {
+				l.problem(fmt.Sprintf("%s[%d]", path, i), "%q is there twice", s)
+			}
+		}
+	}
+	if l.sound[at+".log_drivers"] && len(e.LogDrivers) == 0 {
 		l.problem(at+".log_drivers", "must name at least one of %s", orList(logDrivers))
 	}
-	each("restart", own.Restart, oneOf(restartPolicies))
-	each("runtimes", own.Runtimes, func(s string) string {
-		if s == "" || !runtimeClass.MatchString(s) {
-			return "is not a runtime's name"
-		}
-		return ""
-	})
-	each("sysctls", own.Sysctls, badSysctl)
-	each("build_add_url", own.BuildAddURL, func(s string) string {
-		if !addURL.MatchString(s) || strings.Contains(s, "..") {
-			return "must be http:// or https://, a host and a path that ends with /"
-		}
-		return ""
-	})
-	each("tags", own.Tags, func(s string) string {
-		if _, err := parsePattern(s); err != nil {
-			return fmt.Sprintf("is no pattern: %v", err)
-		}
-		return ""
-	})
-	l.globs(at+".redact_env", own.RedactEnv)
+	if l.sound[at+".redact_env"] {
+		l.globs(at+".redact_env", e.RedactEnv)
+	}
 }
 
 // badSysctl says what is wrong with the name of a sysctl: only those that a

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -19,9 +18,7 @@ func TestEngineAPIOfTheFile(t *testing.T) {
 		TmpfsMB: 5, MaxUlimit: 6, Pull: "off", Build: "on", BuildAddURL: []string{"https://x.local:1/a/"}, Commit: "on", Tags: []string{"acme/*"}, Archive: "off", Exec: "off", RedactEnv: []string{"*KEY*"}, MaxExecs: 7,
 		ReadOnlyRootfs: true,
 	}
-	if d := cmp.Diff(want, got.EngineAPI); d != "" {
-		t.Error(d)
-	}
+	same(t, want, got.EngineAPI)
 	// A caller can't change the policy through what it was given.
 	got.EngineAPI.Capabilities[0], got.EngineAPI.Tags[0] = "x", "x"
 	if again, _ := p.Profile("big"); !cmp.Equal(want, again.EngineAPI) {
@@ -108,51 +105,30 @@ profiles:
 		`line 29: profiles.u.engine_api.build_add_url[7]: "http://x/" is there twice`,
 	}
 	_, err := Parse([]byte(yaml), Options{Resolve: fakeHost{}.resolve})
-	var le *LoadError
-	if !errors.As(err, &le) {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, p := range le.Problems {
-		got = append(got, p.String())
-	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
+	wantProblems(t, want, err)
 }
 
-// Each field of the block is one of the file, is inherited, and is printed again.
-func TestEngineAPIFieldsAreAllThere(t *testing.T) {
-	var f engineAPIFile
-	v := reflect.ValueOf(&f).Elem()
-	for i := range v.NumField() {
-		switch field := v.Field(i); field.Interface().(type) {
-		case *string:
-			field.Set(reflect.ValueOf(ptr("x")))
-		case *int64:
-			field.Set(reflect.ValueOf(ptr(int64(7))))
-		case *bool:
-			field.Set(reflect.ValueOf(ptr(true)))
-		case []string:
-			field.Set(reflect.ValueOf([]string{"y"}))
-		default:
-			t.Fatalf("%s is of another kind", v.Type().Field(i).Name)
+// A profile is printed by the keys of the file, and a copy of it shares no list.
+func TestProfileFields(t *testing.T) {
+	for _, typ := range []reflect.Type{reflect.TypeFor[Profile](), reflect.TypeFor[EngineAPI]()} {
+		for i := range typ.NumField() {
+			tag := typ.Field(i).Tag
+			if key := tag.Get("yaml"); key != tag.Get("json") && key != "-" {
+				t.Errorf("%s.%s has the key %q in the file", typ, typ.Field(i).Name, key)
+			}
 		}
 	}
 	var e EngineAPI
-	give(&e, f)
-	et := reflect.TypeFor[EngineAPI]()
-	for i := range et.NumField() {
-		if reflect.ValueOf(e).Field(i).IsZero() {
-			t.Errorf("%s is not taken from the file", et.Field(i).Name)
-		}
-		if j := slices.Index(keys(v.Type()), et.Field(i).Tag.Get("json")); j < 0 {
-			t.Errorf("%s has no key", et.Field(i).Name)
+	v := reflect.ValueOf(&e).Elem()
+	for i := range v.NumField() {
+		if list, ok := v.Field(i).Addr().Interface().(*[]string); ok {
+			*list = []string{"y"}
 		}
 	}
-	var taken engineAPIFile
-	take(&taken, e)
-	if d := cmp.Diff(f, taken); d != "" {
-		t.Error(d)
+	c := reflect.ValueOf(e.clone())
+	for i := range v.NumField() {
+		if list, ok := c.Field(i).Interface().([]string); ok && &list[0] == &v.Field(i).Interface().([]string)[0] {
+			t.Errorf("%s is shared", v.Type().Field(i).Name)
+		}
 	}
 }

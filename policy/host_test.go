@@ -39,9 +39,7 @@ func TestOnRootFS(t *testing.T) {
 func TestReadSecret(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "secret")
 	for content, want := range map[string]string{"a": "a", "a\n": "a", "a\r\n": "a", "a\n\n": "a\n", " a ": " a "} {
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(content), 0o600))
 		if got, err := ReadSecret(SecretSource{File: file}); got != want || err != nil {
 			t.Errorf("%q: %q %v", content, got, err)
 		}

@@ -175,12 +175,6 @@ func (p imagePattern) wide() bool { return p.all || p.prefix && !strings.Contain
 
 func (l *loader) loadImages() {
 	f := &l.file.Images
-	if f.Allow == nil {
-		f.Allow = []string{}
-	}
-	if f.Pins == nil {
-		f.Pins = map[string]string{}
-	}
 	r := imageRules{patterns: f.Allow, pins: map[string]string{}, requireDigest: f.RequireDigest}
 	for i, s := range f.Allow {
 		p, err := parsePattern(s)

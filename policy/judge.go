@@ -53,12 +53,7 @@ func (p *Policy) Sandbox(req Request) Verdict {
 }
 
 // err is nil where nothing was denied, else a *DeniedError.
-func (j *judge) err() error {
-	if len(j.denials) == 0 {
-		return nil
-	}
-	return &DeniedError{Reasons: j.denials}
-}
+func (j *judge) err() error { return denied(j.denials) }
 
 // name is what the request calls a field.
 func (j *judge) name(field string) string { return cmp.Or(j.names[field], field) }

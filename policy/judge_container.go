@@ -43,7 +43,7 @@ func (p *Policy) Container(req ContainerRequest) ContainerVerdict {
 	s.Image = j.containerImage(req)
 	s.Env = j.env(req.Env)
 	j.user(req.User, req.Groups)
-	s.MaxLifetime = p.ttl.maxLifetime
+	s.MaxLifetime = p.ttl.MaxLifetime
 	s.TTL = j.lifetime("ttl", req.TTL, j.profile.TTL)
 	j.mounts(req)
 	networkJudge{j}.networks(req)

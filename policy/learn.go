@@ -209,20 +209,17 @@ func add(list *[]string, s string) bool {
 
 // file gives what has been changed, by the keys of a policy file.
 func (l *learner) file() map[string]any {
-	p, out := l.policy, map[string]any{"version": 1}
-	if len(l.images) > len(p.images.patterns) {
-		out["images"] = map[string]any{"allow": l.images}
-	}
-	if len(l.env) > len(p.env.allow) {
-		out["env"] = map[string]any{"allow": l.env}
-	}
+	p, f := l.policy, l.policy.file
+	f.Images.Allow, f.Env.Allow = l.images, l.env
 	if len(l.roots) > len(p.mounts.roots) {
-		out["mounts"] = map[string]any{"allowed_roots": l.outermost()}
+		f.Mounts.AllowedRoots = l.outermost()
 	}
+	out := changedKeys(reflect.ValueOf(p.file), reflect.ValueOf(f))
+	out["version"] = 1
 	profiles := map[string]any{}
 	for name, pr := range l.profiles {
 		was, _ := p.Profile(name)
-		if changed := changedKeys(reflect.ValueOf(was.overlay()), reflect.ValueOf(pr.overlay())); len(changed) > 0 {
+		if changed := changedKeys(reflect.ValueOf(was), reflect.ValueOf(*pr)); len(changed) > 0 {
 			if extends := p.file.Profiles[name].Extends; extends != "" {
 				changed["extends"] = extends
 			}
@@ -249,16 +246,15 @@ func (l *learner) outermost() []string {
 // changedKeys gives the fields in which two structs of a file differ, by their keys.
 func changedKeys(was, is reflect.Value) map[string]any {
 	out := map[string]any{}
-	for i, key := range keys(was.Type()) {
-		a, b := was.Field(i), is.Field(i)
-		if reflect.DeepEqual(a.Interface(), b.Interface()) {
-			continue
+	for key, i := range fields(was.Type()) {
+		a, b := was.FieldByIndex(i), is.FieldByIndex(i)
+		switch {
+		case reflect.DeepEqual(a.Interface(), b.Interface()):
+		case b.Kind() == reflect.Struct:
+			out[key] = changedKeys(a, b)
+		default:
+			out[key] = b.Interface()
 		}
-		if b.Kind() == reflect.Pointer && b.Elem().Kind() == reflect.Struct {
-			out[key] = changedKeys(a.Elem(), b.Elem())
-			continue
-		}
-		out[key] = b.Interface()
 	}
 	return out
 }

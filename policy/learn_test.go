@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -20,23 +19,17 @@ func learnHost() Options {
 func relearn(t *testing.T, base string, judge func(*Policy) []Reason, profile string) (denials []Reason, learnt string) {
 	t.Helper()
 	policy := map[string]any{}
-	if err := yaml.Unmarshal([]byte(base), policy); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(base), policy))
 	for range 5 {
 		data, err := yaml.Marshal(policy)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		p, err := Parse(data, learnHost())
 		if err != nil {
 			t.Fatalf("%v\n%s", err, data)
 		}
 		denials = judge(p)
 		out, err := p.Learn([]LearnRecord{{Profile: profile, Reasons: denials}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		learnt = string(out)
 		more := map[string]any{}
 		if err := yaml.Unmarshal(out, more); err != nil {
@@ -156,9 +149,7 @@ func TestLearnPrints(t *testing.T) {
 	open := p.Container(ContainerRequest{Profile: "open", Image: "debian", MemoryBytes: 2 << 30,
 		Mounts: []ContainerMount{{Field: "M", Type: "bind", Source: "/data/x", Target: "/x"}, {Field: "M", Type: "bind", Source: "/data", Target: "/y"}}})
 	out, err := p.Learn([]LearnRecord{{"tight", tight.Denials}, {"open", open.Denials}, {"", nil}, {"gone", []Reason{{Rule: ruleProfileUnknown, Message: "there is none\nmounts: {}"}}}, {"", []Reason{{Rule: ruleAllowedRoots, Value: "/srv/cut…", Message: "cut"}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := learnHead + fmt.Sprintf(`env:
   allow:
     - A*
@@ -195,7 +186,5 @@ version: 1
 # - mounts.allowed_roots: cut
 # - profiles.unknown: there is none?mounts: {}
 `, `evil\\n- x: *\\u202e`)
-	if d := cmp.Diff(want, string(out)); d != "" {
-		t.Error(d)
-	}
+	same(t, want, string(out))
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -96,7 +97,7 @@ type Policy struct {
 	networks map[string]NetworkRule
 	env      envRules
 	images   imageRules
-	ttl      ttlRules
+	ttl      ttlFile
 	clamp    bool
 	file     file // all defaults filled in, but for the profiles
 }
@@ -126,6 +127,8 @@ func Parse(data []byte, opts Options) (*Policy, error) {
 	}
 	l := &loader{opts: opts, policy: &Policy{}}
 	l.file.Version = -1
+	l.file.Env.Allow = []string{"*"}
+	l.file.TTL = ttlFile{Default: cmp.Or(opts.DefaultTTL, time.Hour), IdleDefault: opts.DefaultIdleTTL, MaxLifetime: 24 * time.Hour}
 	l.Document = Decode(data, &l.file)
 	switch {
 	case l.file.Version == 1:
@@ -155,6 +158,8 @@ type loader struct {
 	opts   Options
 	file   file
 	policy *Policy
+
+	builtin *Document // of builtinProfiles
 }
 
 // choice checks a word against those allowed; the first one is the default.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // mustParse reads a policy file, whose version line is added.
@@ -24,10 +25,28 @@ func mustParse(t testing.TB, yaml string, opts Options) *Policy {
 		yaml = "version: 1\n" + yaml
 	}
 	p, err := Parse([]byte(yaml), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p
+}
+
+func same(t testing.TB, want, got any, opts ...cmp.Option) {
+	t.Helper()
+	if d := cmp.Diff(want, got, opts...); d != "" {
+		t.Error(d)
+	}
+}
+
+func wantProblems(t *testing.T, want []string, err error) {
+	t.Helper()
+	var le *LoadError
+	if !errors.As(err, &le) || !errdefs.IsInvalidArgument(err) {
+		t.Fatalf("error is %v", err)
+	}
+	var got []string
+	for _, p := range le.Problems {
+		got = append(got, p.String())
+	}
+	same(t, want, got)
 }
 
 // fakeHost is a host's file system: each path and what it really is. "" and what
@@ -118,9 +137,7 @@ func TestYAMLRoundTrip(t *testing.T) {
 	for _, yaml := range []string{"", strings.Replace(fullPolicy, "user_x", "image", 1)} {
 		p := mustParse(t, yaml, fullOptions())
 		first, err := p.YAML()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if strings.Contains(string(first), "hunter2") {
 			t.Error("a secret is printed")
 		}
@@ -129,17 +146,11 @@ func TestYAMLRoundTrip(t *testing.T) {
 			t.Fatalf("%v\n%s", err, first)
 		}
 		second, err := again.YAML()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if d := cmp.Diff(string(first), string(second)); d != "" {
-			t.Error(d)
-		}
+		must(t, err)
+		same(t, string(first), string(second))
 		p.mounts.resolve, again.mounts.resolve = nil, nil
-		opts := cmp.AllowUnexported(Policy{}, mountRules{}, root{}, mapping{}, envRules{}, imageRules{}, imagePattern{}, ttlRules{}, file{})
-		if d := cmp.Diff(*p, *again, opts, cmp.FilterPath(func(x cmp.Path) bool { return x.String() == "file.Profiles" }, cmp.Ignore())); d != "" {
-			t.Error(d)
-		}
+		opts := cmp.AllowUnexported(Policy{}, mountRules{}, root{}, mapping{}, envRules{}, imageRules{}, imagePattern{}, ttlFile{}, file{})
+		same(t, *p, *again, opts, cmpopts.EquateEmpty(), cmp.FilterPath(func(x cmp.Path) bool { return x.String() == "file.Profiles" }, cmp.Ignore()))
 	}
 }
 
@@ -150,9 +161,7 @@ func TestPolicyNeverPrintsSecrets(t *testing.T) {
 			t.Errorf("printed as %s", s)
 		}
 	}
-	if d := cmp.Diff([]string{"KEY=hunter2"}, p.InjectedEnv()); d != "" {
-		t.Error(d)
-	}
+	same(t, []string{"KEY=hunter2"}, p.InjectedEnv())
 }
 
 func TestParseProblems(t *testing.T) {
@@ -255,20 +264,7 @@ func TestParseProblems(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Parse([]byte(tt.yaml), Options{Resolve: dir.resolve, MakeDir: fakeHost{}.mkdir, Secret: secret})
-			var le *LoadError
-			if !errors.As(err, &le) {
-				t.Fatalf("error is %v", err)
-			}
-			if !errdefs.IsInvalidArgument(err) {
-				t.Error("not an InvalidArgument")
-			}
-			var got []string
-			for _, p := range le.Problems {
-				got = append(got, p.String())
-			}
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Error(d)
-			}
+			wantProblems(t, tt.want, err)
 		})
 	}
 }
@@ -312,9 +308,7 @@ func TestParseOtherProblems(t *testing.T) {
 
 func TestProfilesTable(t *testing.T) {
 	p := mustParse(t, "", Options{})
-	if d := cmp.Diff([]string{"default", "network_basic", "network_extended", "offline_readonly"}, p.Profiles()); d != "" {
-		t.Error(d)
-	}
+	same(t, []string{"default", "network_basic", "network_extended", "offline_readonly"}, p.Profiles())
 	tests := []struct {
 		name, network, mode string
 		maxTimeout          time.Duration
@@ -381,19 +375,13 @@ profiles:
 func TestAccessors(t *testing.T) {
 	p := mustParse(t, strings.Replace(fullPolicy, "user_x", "image", 1), fullOptions())
 	want := []NetworkRule{{Name: "on", EngineNetwork: "berm-sandbox", Isolated: true}, {Name: "team", EngineNetwork: "team-net", Internal: true}}
-	if d := cmp.Diff(want, p.Networks()); d != "" {
-		t.Error(d)
-	}
+	same(t, want, p.Networks())
 	if p.PullPolicy() != PullNever || !p.HoldRequired() || !p.AllowsMounts() {
 		t.Error("pull or hold got lost")
 	}
-	if d := cmp.Diff([]string{"KEY=hunter2/run/secrets/key", "OTHER=hunter2OTHER_KEY"}, p.InjectedEnv()); d != "" {
-		t.Error(d)
-	}
+	same(t, []string{"KEY=hunter2/run/secrets/key", "OTHER=hunter2OTHER_KEY"}, p.InjectedEnv())
 	b, _ := p.Profile("big")
-	if d := cmp.Diff([]string{"CAP_CHOWN", "CAP_NET_BIND_SERVICE"}, b.CapAdd); d != "" {
-		t.Error(d)
-	}
+	same(t, []string{"CAP_CHOWN", "CAP_NET_BIND_SERVICE"}, b.CapAdd)
 	q := mustParse(t, "", Options{})
 	if q.PullPolicy() != PullMissing || q.HoldRequired() || q.AllowsMounts() || len(q.InjectedEnv()) != 0 {
 		t.Error("the built-in policy pulls what is missing, and demands and injects nothing")
@@ -430,9 +418,7 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		first, err := p.YAML()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		again, err := Parse(first, opts)
 		if err != nil {
 			t.Fatalf("%v\n%s", err, first)
@@ -441,4 +427,12 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%v\n%s", err, cmp.Diff(string(first), string(second)))
 		}
 	})
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

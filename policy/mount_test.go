@@ -16,25 +16,17 @@ import (
 func tree(t testing.TB) string {
 	t.Helper()
 	base, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, d := range []string{"data/a/b", "database", "outside", "data/sp ace", "real"} {
-		if err := os.MkdirAll(filepath.Join(base, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Join(base, d), 0o755))
 	}
 	for link, to := range map[string]string{
 		"data/etc": "/etc", "data/out": "../outside", "data/in": "a/b", "data/loop": "loop", "data/dangling": "nowhere", "data/up": "..",
 		"data/proc": "/proc/self/root/etc", "data/rootlink": "/", "data/self": "/proc/self/root" + base + "/data/a", "data/sibling": "../database", "entry": "data/a", "rootlink": "real",
 	} {
-		if err := os.Symlink(to, filepath.Join(base, link)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(to, filepath.Join(base, link)))
 	}
-	if err := os.WriteFile(filepath.Join(base, "data/file"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(base, "data/file"), nil, 0o644))
 	return base
 }
 
@@ -348,15 +340,9 @@ profiles:
 			for _, r := range v.Denials {
 				denials = append(denials, r.Field+" "+r.Rule)
 			}
-			if d := cmp.Diff(tt.mounts, mounts); d != "" {
-				t.Error(d)
-			}
-			if d := cmp.Diff(tt.overrides, overrides); d != "" {
-				t.Error(d)
-			}
-			if d := cmp.Diff(tt.denials, denials); d != "" {
-				t.Error(d)
-			}
+			same(t, tt.mounts, mounts)
+			same(t, tt.overrides, overrides)
+			same(t, tt.denials, denials)
 			if v.Spec.HostPathMode == "none" && v.Spec.HostPath != "" {
 				t.Errorf("host path %q with mode none", v.Spec.HostPath)
 			}

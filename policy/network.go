@@ -1,7 +1,9 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,11 +17,11 @@ const (
 
 // NetworkRule is a network that requests may name.
 type NetworkRule struct {
-	Name          string // the policy's: "on", "team"
-	EngineNetwork string // the engine's
-	Internal      bool   // no way out of the host
-	Isolated      bool   // its containers don't reach each other
-	External      bool   // an operator makes it, and not Berm
+	Name          string `yaml:"-"`              // the policy's: "on", "team"
+	EngineNetwork string `yaml:"engine_network"` // the engine's
+	Internal      bool   `yaml:"internal"`       // no way out of the host
+	Isolated      bool   `yaml:"isolated"`       // its containers don't reach each other
+	External      bool   `yaml:"external"`       // an operator makes it, and not Berm
 }
 
 // Networks gives every network of the policy, sorted by name. "off" is none.
@@ -40,22 +42,15 @@ var (
 )
 
 func (l *loader) loadNetworks() {
-	if l.file.Networks == nil {
-		l.file.Networks = map[string]networkFile{}
-	}
-	on := l.file.Networks[networkOn]
-	if on.EngineNetwork == "" {
-		on.EngineNetwork = l.opts.EngineNetwork
-		on.External = on.External || l.opts.ExternalNetwork
-	}
-	if on.EngineNetwork == "" {
-		on.EngineNetwork = engineNetwork
-	}
-	l.file.Networks[networkOn] = on
-	l.policy.networks = map[string]NetworkRule{}
-	engines := map[string]string{}
-	for _, name := range sortedKeys(l.file.Networks) {
-		n, path := l.file.Networks[name], join("networks", name)
+	rules, engines := map[string]NetworkRule{networkOn: {}}, map[string]string{}
+	maps.Copy(rules, l.file.Networks)
+	for _, name := range sortedKeys(rules) {
+		n, path := NetworkRule{Name: name, Isolated: true}, join("networks", name)
+		l.decodeOver(path, &n)
+		if name == networkOn && n.EngineNetwork == "" {
+			n.EngineNetwork = cmp.Or(l.opts.EngineNetwork, engineNetwork)
+			n.External = n.External || l.opts.ExternalNetwork
+		}
 		if !networkName.MatchString(name) || name == networkOff || slices.Contains(reservedNetworks, name) {
 			l.problem(path, "a network's name is letters, digits, _, . and -, 64 at most, and none of off, %s", strings.Join(reservedNetworks, ", "))
 		}
@@ -66,13 +61,9 @@ func (l *loader) loadNetworks() {
 			l.problem(path+".engine_network", "%q is that of network %s already", n.EngineNetwork, other)
 		}
 		engines[n.EngineNetwork] = name
-		if n.Isolated == nil {
-			isolated := true
-			n.Isolated = &isolated
-			l.file.Networks[name] = n
-		}
-		l.policy.networks[name] = NetworkRule{Name: name, EngineNetwork: n.EngineNetwork, Internal: n.Internal, Isolated: *n.Isolated, External: n.External}
+		rules[name] = n
 	}
+	l.file.Networks, l.policy.networks = rules, rules
 }
 
 func (j *sandboxJudge) network(req Request) {

@@ -45,18 +45,12 @@ func withoutChown(t *testing.T, f func()) {
 	defer goruntime.UnlockOSThread()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var all [2]unix.CapUserData
-	if err := unix.Capget(&header, &all[0]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Capget(&header, &all[0]))
 	less := all
 	less[0].Effective &^= 1 << unix.CAP_CHOWN
-	if err := unix.Capset(&header, &less[0]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Capset(&header, &less[0]))
 	defer func() {
-		if err := unix.Capset(&header, &all[0]); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Capset(&header, &all[0]))
 	}()
 	f()
 }
@@ -77,20 +71,14 @@ func wantOwner(t *testing.T, path string, uid, gid int) {
 func TestMakeDirGives(t *testing.T) {
 	asRoot(t)
 	base := t.TempDir()
-	if err := os.Mkdir(filepath.Join(base, "there"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(base, "there"), 0o700))
 	for range 2 {
-		if err := MakeDir(base, "there/a/b", &Owner{1234, 4321}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, MakeDir(base, "there/a/b", &Owner{1234, 4321}))
 	}
 	wantOwner(t, filepath.Join(base, "there"), 0, 0)
 	wantOwner(t, filepath.Join(base, "there/a"), 1234, 4321)
 	wantOwner(t, filepath.Join(base, "there/a/b"), 1234, 4321)
-	if err := MakeDir(base, "own", nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, MakeDir(base, "own", nil))
 	wantOwner(t, filepath.Join(base, "own"), 0, 0)
 }
 
@@ -98,13 +86,9 @@ func TestMakeDirGives(t *testing.T) {
 func TestMakeDirGivesNothingElse(t *testing.T) {
 	asRoot(t)
 	base, outside := t.TempDir(), t.TempDir()
-	if err := errors.Join(os.MkdirAll(filepath.Join(base, "full/x"), 0o700), os.Mkdir(filepath.Join(base, "empty"), 0o700), os.Symlink("empty", filepath.Join(base, "inside")), os.Symlink(outside, filepath.Join(base, "link")), os.WriteFile(filepath.Join(base, "file"), nil, 0o600), unix.Mkfifo(filepath.Join(base, "fifo"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(base, "full/x"), 0o700), os.Mkdir(filepath.Join(base, "empty"), 0o700), os.Symlink("empty", filepath.Join(base, "inside")), os.Symlink(outside, filepath.Join(base, "link")), os.WriteFile(filepath.Join(base, "file"), nil, 0o600), unix.Mkfifo(filepath.Join(base, "fifo"), 0o600))
 	root, err := os.OpenRoot(base)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer root.Close()
 	for _, name := range []string{"full", "link", "inside", "file", "fifo"} {
 		if err := giveEmpty(root, name, &Owner{1234, 4321}); err == nil {

@@ -100,23 +100,31 @@ type Override struct {
 	Rule      string `json:"rule"` // "profiles.NAME.locked", "resources.over_max", "ttl.max_lifetime", …
 }
 
-// Verdict is the answer to a Request. It is allowed when there are no Denials;
-// only then is Spec whole.
-type Verdict struct {
-	Spec       Spec
-	Overridden []Override
+// VerdictOf is the answer to a request. It is allowed when there are no Denials; only then
+// is Spec whole.
+type VerdictOf[S any] struct {
+	Spec       S
+	Overridden []Override // values of the request that the policy replaced
 	Denials    []Reason
 }
 
+// Verdict is the answer to a Request.
+type Verdict = VerdictOf[Spec]
+
+// ContainerVerdict is the answer to a ContainerRequest.
+type ContainerVerdict = VerdictOf[ContainerSpec]
+
 // Allowed tells whether the request may go ahead.
-func (v Verdict) Allowed() bool { return len(v.Denials) == 0 }
+func (v VerdictOf[S]) Allowed() bool { return len(v.Denials) == 0 }
 
 // Err is nil for an allowed verdict, else a *DeniedError.
-func (v Verdict) Err() error {
-	if v.Allowed() {
+func (v VerdictOf[S]) Err() error { return denied(v.Denials) }
+
+func denied(reasons []Reason) error {
+	if len(reasons) == 0 {
 		return nil
 	}
-	return &DeniedError{Reasons: v.Denials}
+	return &DeniedError{Reasons: reasons}
 }
 
 // DeniedError is a refusal, with every reason for it.

@@ -44,30 +44,30 @@ var lockable = []string{
 // built-in ones. A request's fields take its values where they are left out, or
 // locked.
 type Profile struct {
-	Name             string        `json:"name"`
-	Image            string        `json:"image"` // normalised
-	Network          string        `json:"network"`
-	HostPathMode     string        `json:"host_path_mode"`
-	MountPath        string        `json:"mount_path"`
-	Timeout          time.Duration `json:"timeout"` // of a command that names none
-	MaxTimeout       time.Duration `json:"max_timeout"`
-	CPUs             float64       `json:"cpus"`
-	MaxCPUs          float64       `json:"max_cpus"`
-	MemoryMB         int64         `json:"memory_mb"`
-	MaxMemoryMB      int64         `json:"max_memory_mb"`
-	PidsLimit        int64         `json:"pids_limit"`
-	MaxPidsLimit     int64         `json:"max_pids_limit"`
-	ReadOnlyRootfs   bool          `json:"read_only_rootfs"`
-	WorkspaceQuotaMB int64         `json:"workspace_quota_mb"` // 0 is unlimited
-	TTL              time.Duration `json:"ttl"`
-	IdleTTL          time.Duration `json:"idle_ttl"`      // 0 is never
-	User             string        `json:"user"`          // empty is the image's own
-	CapAdd           []string      `json:"cap_add"`       // sorted, never nil
-	RuntimeClass     string        `json:"runtime_class"` // empty is the engine's default
-	Agent            string        `json:"agent"`         // "on" or "off"
-	Userns           string        `json:"userns"`        // "auto" or "off"
-	EngineAPI        EngineAPI     `json:"engine_api"`
-	Locked           []string      `json:"locked"` // sorted, never nil
+	Name             string        `yaml:"-" json:"name"`
+	Image            string        `yaml:"image" json:"image"` // normalised
+	Network          string        `yaml:"network" json:"network"`
+	HostPathMode     string        `yaml:"host_path_mode" json:"host_path_mode"`
+	MountPath        string        `yaml:"mount_path" json:"mount_path"`
+	Timeout          time.Duration `yaml:"timeout" json:"timeout"` // of a command that names none
+	MaxTimeout       time.Duration `yaml:"max_timeout" json:"max_timeout"`
+	CPUs             float64       `yaml:"cpus" json:"cpus"`
+	MaxCPUs          float64       `yaml:"max_cpus" json:"max_cpus"`
+	MemoryMB         int64         `yaml:"memory_mb" json:"memory_mb"`
+	MaxMemoryMB      int64         `yaml:"max_memory_mb" json:"max_memory_mb"`
+	PidsLimit        int64         `yaml:"pids_limit" json:"pids_limit"`
+	MaxPidsLimit     int64         `yaml:"max_pids_limit" json:"max_pids_limit"`
+	ReadOnlyRootfs   bool          `yaml:"read_only_rootfs" json:"read_only_rootfs"`
+	WorkspaceQuotaMB int64         `yaml:"workspace_quota_mb" json:"workspace_quota_mb"` // 0 is unlimited
+	TTL              time.Duration `yaml:"ttl" json:"ttl"`
+	IdleTTL          time.Duration `yaml:"idle_ttl" json:"idle_ttl"`           // 0 is never
+	User             string        `yaml:"user" json:"user"`                   // empty is the image's own
+	CapAdd           []string      `yaml:"cap_add" json:"cap_add"`             // sorted, never nil
+	RuntimeClass     string        `yaml:"runtime_class" json:"runtime_class"` // empty is the engine's default
+	Agent            string        `yaml:"agent" json:"agent"`                 // "on" or "off"
+	Userns           string        `yaml:"userns" json:"userns"`               // "auto" or "off"
+	EngineAPI        EngineAPI     `yaml:"engine_api" json:"engine_api"`
+	Locked           []string      `yaml:"locked" json:"locked"` // sorted, never nil
 }
 
 // Profiles gives the names of all profiles, sorted.
@@ -85,82 +85,61 @@ func (p *Policy) Profile(name string) (Profile, bool) {
 
 func (p Profile) locked(field string) bool { return slices.Contains(p.Locked, field) }
 
-// overlay returns the profile as the file would have to say it.
-func (p Profile) overlay() (o overlay) {
-	take(&o, p)
-	return o
-}
-
 // builtinProfiles are there without a file. All but default extend default.
-func builtinProfiles() map[string]overlay {
-	table := func(network, mode string, maxTimeout time.Duration, cpus float64, memory, pids int64, readOnly bool) overlay {
-		return overlay{
-			Network: &network, HostPathMode: &mode, MaxTimeout: &maxTimeout, CPUs: &cpus, MemoryMB: &memory,
-			PidsLimit: &pids, ReadOnlyRootfs: &readOnly, Locked: []string{},
-		}
-	}
-	offline := table("off", "ro", 60*time.Second, 0.5, 256, 64, true)
-	offline.Locked = []string{"network", "host_path_mode", "read_only_rootfs"}
-	basic := table("on", "rw", 120*time.Second, 1, 512, 128, true)
-	extended := table("on", "rw", 300*time.Second, 2, 1024, 256, false)
-	own, on := wordOwn, wordOn
-	basic.EngineAPI = &engineAPIFile{Networks: &own, DNS: &on}
-	extended.EngineAPI = basic.EngineAPI
-	return map[string]overlay{
-		defaultProfile:     table("off", "rw", 120*time.Second, 1, 512, 128, true),
-		"offline_readonly": offline,
-		"network_basic":    basic,
-		"network_extended": extended,
-	}
-}
+const builtinProfiles = `
+default: {network: off, host_path_mode: rw, max_timeout: 120s, cpus: 1, memory_mb: 512, pids_limit: 128, read_only_rootfs: true}
+offline_readonly: {network: off, host_path_mode: ro, max_timeout: 60s, cpus: 0.5, memory_mb: 256, pids_limit: 64, read_only_rootfs: true,
+  locked: [network, host_path_mode, read_only_rootfs]}
+network_basic: {network: on, host_path_mode: rw, max_timeout: 120s, cpus: 1, memory_mb: 512, pids_limit: 128, read_only_rootfs: true, locked: [],
+  engine_api: {networks: own, dns: on}}
+network_extended: {network: on, host_path_mode: rw, max_timeout: 300s, cpus: 2, memory_mb: 1024, pids_limit: 256, read_only_rootfs: false, locked: [],
+  engine_api: {networks: own, dns: on}}
+`
 
 var profileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 
 // loadProfiles needs the networks, images and times to be loaded.
 func (l *loader) loadProfiles() {
-	builtin := builtinProfiles()
-	names := maps.Clone(builtin)
+	var all map[string]fileProfile
+	l.builtin = Decode([]byte(builtinProfiles), &all)
 	for _, name := range sortedKeys(l.file.Profiles) {
-		o := l.file.Profiles[name]
 		path := join("profiles", name)
 		if !profileName.MatchString(name) {
 			l.problem(path, "a profile's name is letters, digits, _ and -, 64 at most")
 		}
-		if _, ok := builtin[name]; ok && o.Extends != "" {
+		if l.builtin.mappings[name] != nil && l.file.Profiles[name].Extends != "" {
 			l.problem(path+".extends", "a built-in profile can't extend another")
 		}
-		names[name] = o
 	}
+	maps.Copy(all, l.file.Profiles)
 	l.policy.profiles = map[string]Profile{}
-	for _, name := range sortedKeys(names) {
-		p := l.profile(name, builtin, names, nil)
+	for _, name := range sortedKeys(all) {
+		p := l.profile(name, all, nil)
 		if img, err := parseImage(p.Image); err == nil && l.policy.images.requireDigest && l.policy.images.pinned(img).digest == "" {
 			l.problem("images.require_digest", "image %s of profile %s has no digest, and no pin gives it one", p.Image, name)
 		}
 	}
 	// Only now, so that a profile doesn't inherit what its parent's cap_add allowed.
 	for name, p := range l.policy.profiles {
-		p.EngineAPI.Capabilities = append(slices.Clone(p.EngineAPI.Capabilities), p.CapAdd...)
-		slices.Sort(p.EngineAPI.Capabilities)
-		p.EngineAPI.Capabilities = slices.Compact(p.EngineAPI.Capabilities)
+		p.EngineAPI.Capabilities = sortedSet(append(slices.Clone(p.EngineAPI.Capabilities), p.CapAdd...))
 		l.policy.profiles[name] = p
 	}
 }
 
 // profile resolves one profile, and those that it extends before it.
-func (l *loader) profile(name string, builtin, all map[string]overlay, above []string) Profile {
+func (l *loader) profile(name string, all map[string]fileProfile, above []string) Profile {
 	if p, ok := l.policy.profiles[name]; ok {
 		return p
 	}
 	p := Profile{
 		Image: cmp.Or(l.opts.DefaultImage, defaultImage), MountPath: "/workspace", Timeout: 30 * time.Second,
-		MaxCPUs: 2, MaxMemoryMB: 2048, MaxPidsLimit: 512, TTL: l.policy.ttl.normal, IdleTTL: l.policy.ttl.idle,
+		MaxCPUs: 2, MaxMemoryMB: 2048, MaxPidsLimit: 512, TTL: l.policy.ttl.Default, IdleTTL: l.policy.ttl.IdleDefault,
 		CapAdd: []string{}, Agent: AgentOn, Userns: UsernsOff, EngineAPI: builtinEngineAPI(), Locked: []string{},
 	}
-	own := l.file.Profiles[name]
+	path := join("profiles", name)
 	if name != defaultProfile {
-		parent, field := cmp.Or(own.Extends, defaultProfile), join("profiles", name)+".extends"
-		if _, ok := builtin[name]; ok {
+		parent, field := cmp.Or(all[name].Extends, defaultProfile), path+".extends"
+		if l.builtin.mappings[name] != nil {
 			parent = defaultProfile
 		}
 		switch _, ok := all[parent]; {
@@ -171,12 +150,14 @@ func (l *loader) profile(name string, builtin, all map[string]overlay, above []s
 			l.problem(field, "%s and %s extend each other", name, parent)
 			parent = defaultProfile
 		}
-		p = l.profile(parent, builtin, all, append(above, name))
+		p = l.profile(parent, all, append(above, name))
 	}
-	p.Name = name
-	give(&p, builtin[name])
-	give(&p, own)
-	l.checkProfile(&p, own)
+	own := fileProfile{Profile: p}
+	own.Name = name
+	l.builtin.decodeOver(name, &own)
+	l.decodeOver(path, &own)
+	p = own.Profile
+	l.checkProfile(path, &p)
 	l.policy.profiles[name] = p
 	return p
 }
@@ -187,28 +168,25 @@ var (
 	capability   = regexp.MustCompile(`^CAP_[A-Z_]{2,32}$`)
 )
 
-// checkProfile checks and normalises a profile's values. own is what the file
-// says of it, so that what it inherited is complained about only once.
-func (l *loader) checkProfile(p *Profile, own overlay) {
-	path := join("profiles", p.Name)
+// checkProfile checks and normalises a profile's values. It doesn't complain again about
+// those that the profile inherits.
+func (l *loader) checkProfile(path string, p *Profile) {
 	img, err := parseImage(p.Image)
 	switch {
 	case err == nil:
 		p.Image = img.String()
-	case own.Image != nil:
+	case l.sound[path+".image"]:
 		l.problem(path+".image", "%q %v", p.Image, err)
 	case p.Name == defaultProfile:
 		l.problem("", "the default image %q %v", p.Image, err)
 	}
-	if _, ok := l.policy.networks[p.Network]; !ok && p.Network != networkOff && own.Network != nil {
+	if _, ok := l.policy.networks[p.Network]; !ok && p.Network != networkOff && l.sound[path+".network"] {
 		l.problem(path+".network", "there is no network %q (known: off, %s)", p.Network, strings.Join(sortedKeys(l.policy.networks), ", "))
 	}
-	if own.HostPathMode != nil && !slices.Contains(modes, p.HostPathMode) {
-		l.problem(path+".host_path_mode", "is %q, must be %s", p.HostPathMode, orList(modes))
-	}
+	l.word(path+".host_path_mode", p.HostPathMode, modes...)
 	if target, why := cleanTarget(p.MountPath); why == "" {
 		p.MountPath = target
-	} else if own.MountPath != nil {
+	} else if l.sound[path+".mount_path"] {
 		l.problem(path+".mount_path", "%q %s", p.MountPath, why)
 	}
 	if !finite(p.CPUs) || p.CPUs < minCPUs || p.CPUs > maxCPUs {
@@ -224,15 +202,15 @@ func (l *loader) checkProfile(p *Profile, own overlay) {
 	within(l, path+".workspace_quota_mb", p.WorkspaceQuotaMB, 0, maxMB)
 	within(l, path+".timeout", p.Timeout, time.Second, math.MaxInt64)
 	within(l, path+".max_timeout", p.MaxTimeout, time.Second, math.MaxInt64)
-	notBelow(l, path+".max_cpus", &p.MaxCPUs, p.CPUs, own.MaxCPUs != nil)
-	notBelow(l, path+".max_memory_mb", &p.MaxMemoryMB, p.MemoryMB, own.MaxMemoryMB != nil)
-	notBelow(l, path+".max_pids_limit", &p.MaxPidsLimit, p.PidsLimit, own.MaxPidsLimit != nil)
-	notBelow(l, path+".max_timeout", &p.MaxTimeout, p.Timeout, own.MaxTimeout != nil)
-	if own.TTL != nil {
-		within(l, path+".ttl", p.TTL, minTTL, l.policy.ttl.maxLifetime)
+	notBelow(l, path+".max_cpus", &p.MaxCPUs, p.CPUs)
+	notBelow(l, path+".max_memory_mb", &p.MaxMemoryMB, p.MemoryMB)
+	notBelow(l, path+".max_pids_limit", &p.MaxPidsLimit, p.PidsLimit)
+	notBelow(l, path+".max_timeout", &p.MaxTimeout, p.Timeout)
+	if l.sound[path+".ttl"] {
+		within(l, path+".ttl", p.TTL, minTTL, l.policy.ttl.MaxLifetime)
 	}
-	if own.IdleTTL != nil && p.IdleTTL != 0 {
-		within(l, path+".idle_ttl", p.IdleTTL, minTTL, l.policy.ttl.maxLifetime)
+	if l.sound[path+".idle_ttl"] && p.IdleTTL != 0 {
+		within(l, path+".idle_ttl", p.IdleTTL, minTTL, l.policy.ttl.MaxLifetime)
 	}
 	if p.User != "" && !userName.MatchString(p.User) {
 		l.problem(path+".user", "is %q, must be a number, or two with a colon (uid:gid)", p.User)
@@ -246,18 +224,9 @@ func (l *loader) checkProfile(p *Profile, own overlay) {
 	case "exec":
 		p.Agent = AgentOff
 	}
-	if words := []string{AgentOn, AgentOff}; own.Agent != nil && !slices.Contains(words, p.Agent) {
-		l.problem(path+".agent", "is %q, must be %s", p.Agent, orList(words))
-	}
-	if words := []string{UsernsAuto, UsernsOff}; own.Userns != nil && !slices.Contains(words, p.Userns) {
-		l.problem(path+".userns", "is %q, must be %s", p.Userns, orList(words))
-	}
-	l.checkEngineAPI(path+".engine_api", &p.EngineAPI, own.EngineAPI)
-	l.checkLists(path, p, own)
-}
-
-// checkLists checks and normalises a profile's lists, as checkProfile does.
-func (l *loader) checkLists(path string, p *Profile, own overlay) {
+	l.word(path+".agent", p.Agent, AgentOn, AgentOff)
+	l.word(path+".userns", p.Userns, UsernsAuto, UsernsOff)
+	l.checkEngineAPI(path+".engine_api", &p.EngineAPI)
 	for i, c := range p.CapAdd {
 		c = capabilityName(c)
 		if !capability.MatchString(c) || c == "CAP_ALL" {
@@ -265,15 +234,26 @@ func (l *loader) checkLists(path string, p *Profile, own overlay) {
 		}
 		p.CapAdd[i] = c
 	}
-	slices.Sort(p.CapAdd)
-	p.CapAdd = slices.Compact(p.CapAdd)
+	p.CapAdd = sortedSet(p.CapAdd)
 	for _, f := range p.Locked {
-		if !slices.Contains(lockable, f) && own.Locked != nil {
+		if !slices.Contains(lockable, f) && l.sound[path+".locked"] {
 			l.problem(path+".locked", "%q can't be locked (these can: %s)", f, strings.Join(lockable, ", "))
 		}
 	}
-	slices.Sort(p.Locked)
-	p.Locked = slices.Compact(p.Locked)
+	p.Locked = sortedSet(p.Locked)
+}
+
+// word checks a word that the file gives.
+func (l *loader) word(path, v string, allowed ...string) {
+	if l.sound[path] && !slices.Contains(allowed, v) {
+		l.problem(path, "is %q, must be %s", v, orList(allowed))
+	}
+}
+
+// sortedSet sorts a list in place and drops what is there twice.
+func sortedSet(list []string) []string {
+	slices.Sort(list)
+	return slices.Compact(list)
 }
 
 func within[T int64 | time.Duration](l *loader, path string, v, low, high T) {
@@ -288,11 +268,11 @@ func within[T int64 | time.Duration](l *loader, path string, v, low, high T) {
 
 // notBelow raises an inherited maximum to the profile's own value; a maximum that
 // the file gives for this profile has to be high enough by itself.
-func notBelow[T int64 | float64 | time.Duration](l *loader, path string, most *T, v T, explicit bool) {
+func notBelow[T int64 | float64 | time.Duration](l *loader, path string, most *T, v T) {
 	if math.IsNaN(float64(v)) || *most >= v { // a NaN has been complained about
 		return
 	}
-	if explicit {
+	if l.sound[path] {
 		l.problem(path, "is %v, below the profile's own value of %v: lower that as well", *most, v)
 	}
 	*most = v

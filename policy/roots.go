@@ -156,16 +156,11 @@ func (l *loader) loadMounts() {
 	}
 	r.refusals = l.places(append(slices.Clone(alwaysRefused), l.opts.Refuse...)...)
 	r.guarded = l.places(guarded...)
-	roots, at := f.AllowedRoots, "mounts.allowed_roots[%d]"
-	if len(roots) == 0 && f.SharedRoot != "" {
-		roots, at = []string{f.SharedRoot}, "mounts.shared_root"
+	for i, asked := range f.AllowedRoots {
+		r.roots = l.root(r.roots, fmt.Sprintf("mounts.allowed_roots[%d]", i), asked)
 	}
-	for i := range roots {
-		if strings.Contains(at, "%") {
-			r.roots = l.root(r.roots, fmt.Sprintf(at, i), roots[i])
-			continue
-		}
-		r.roots = l.root(r.roots, at, roots[i])
+	if len(f.AllowedRoots) == 0 && f.SharedRoot != "" {
+		r.roots = l.root(r.roots, "mounts.shared_root", f.SharedRoot)
 	}
 	for i, asked := range f.TrustedRoots {
 		r.trusted = l.root(r.trusted, fmt.Sprintf("mounts.trusted_roots[%d]", i), asked)
@@ -180,15 +175,6 @@ func (l *loader) loadMounts() {
 	l.defaultWorkspace(f)
 	untrusted := slices.ContainsFunc(r.roots, func(x root) bool { return len(r.trustedAround(x.source)) == 0 })
 	r.holdRequired = l.choice("mounts.hold", &f.Hold, "required", "auto") == "required" && untrusted
-	if f.AllowedRoots == nil {
-		f.AllowedRoots = []string{}
-	}
-	if f.TrustedRoots == nil {
-		f.TrustedRoots = []string{}
-	}
-	if f.PathMap == nil {
-		f.PathMap = []pathMapping{}
-	}
 }
 
 // given takes a mapping that the file needn't have.

@@ -32,9 +32,7 @@ func TestGivenPathMap(t *testing.T) {
 func TestGivenVolume(t *testing.T) {
 	t.Parallel()
 	base := tree(t)
-	if err := os.Mkdir(base+"/outside/below", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(base+"/outside/below", 0o755))
 	const store = "/var/lib/docker/volumes/"
 	given := []PathMapping{
 		{Engine: store + "work/_data", Local: base + "/data", Volume: true},

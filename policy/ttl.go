@@ -7,40 +7,23 @@ import (
 
 const minTTL = time.Second
 
-type ttlRules struct{ normal, idle, maxLifetime time.Duration }
-
 func (l *loader) loadTTL() {
-	f := &l.file.TTL
-	fill(&f.Default, l.opts.DefaultTTL, time.Hour)
-	fill(&f.IdleDefault, l.opts.DefaultIdleTTL, 0)
-	fill(&f.MaxLifetime, 24*time.Hour, 0)
-	t := ttlRules{normal: *f.Default, idle: *f.IdleDefault, maxLifetime: *f.MaxLifetime}
-	if t.maxLifetime < minTTL {
-		l.problem("ttl.max_lifetime", "is %v, must be at least %v", t.maxLifetime, minTTL)
-		t.maxLifetime = minTTL
+	t := &l.file.TTL
+	if t.MaxLifetime < minTTL {
+		l.problem("ttl.max_lifetime", "is %v, must be at least %v", t.MaxLifetime, minTTL)
+		t.MaxLifetime = minTTL
 	}
-	if t.normal < minTTL || t.normal > t.maxLifetime {
-		l.problem("ttl.default", "is %v, must be from %v to ttl.max_lifetime, %v", t.normal, minTTL, t.maxLifetime)
+	if t.Default < minTTL || t.Default > t.MaxLifetime {
+		l.problem("ttl.default", "is %v, must be from %v to ttl.max_lifetime, %v", t.Default, minTTL, t.MaxLifetime)
 	}
-	if t.idle != 0 && (t.idle < minTTL || t.idle > t.maxLifetime) {
-		l.problem("ttl.idle_default", "is %v, must be 0 (never), or from %v to ttl.max_lifetime, %v", t.idle, minTTL, t.maxLifetime)
+	if t.IdleDefault != 0 && (t.IdleDefault < minTTL || t.IdleDefault > t.MaxLifetime) {
+		l.problem("ttl.idle_default", "is %v, must be 0 (never), or from %v to ttl.max_lifetime, %v", t.IdleDefault, minTTL, t.MaxLifetime)
 	}
-	l.policy.ttl = t
-}
-
-// fill gives a value that the file leaves out: the operator's, else the built-in.
-func fill(v **time.Duration, operator, builtin time.Duration) {
-	if *v != nil {
-		return
-	}
-	if operator == 0 {
-		operator = builtin
-	}
-	*v = &operator
+	l.policy.ttl = *t
 }
 
 func (j *sandboxJudge) times(req Request) {
-	j.spec.MaxLifetime = j.policy.ttl.maxLifetime
+	j.spec.MaxLifetime = j.policy.ttl.MaxLifetime
 	j.spec.TTL = j.lifetime("ttl", req.TTL, j.profile.TTL)
 	j.spec.IdleTTL = j.lifetime("idle_ttl", req.IdleTTL, j.profile.IdleTTL)
 }
@@ -53,7 +36,7 @@ func (j *judge) lifetime(field string, asked *time.Duration, own time.Duration) 
 	if v < minTTL {
 		j.invalid(ruleTTLRange, field, v.String(), fmt.Sprintf("at least %v", minTTL), fmt.Sprintf("%s %v is too short, it must be at least %v", field, v, minTTL))
 	}
-	if most := j.policy.ttl.maxLifetime; v > most {
+	if most := j.policy.ttl.MaxLifetime; v > most {
 		j.override(ruleMaxLifetime, field, v, most)
 		return most
 	}
@@ -68,5 +51,5 @@ func (p *Policy) ObjectTTL(profile string, asked *time.Duration) (ttl, most time
 	if ok {
 		ttl = j.lifetime("ttl", asked, j.profile.TTL)
 	}
-	return ttl, p.ttl.maxLifetime, j.err()
+	return ttl, p.ttl.MaxLifetime, j.err()
 }

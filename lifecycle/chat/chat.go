@@ -4,6 +4,7 @@
 package chat
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -59,10 +60,10 @@ type Record struct {
 	ID          string // UUID
 	Name        string
 	CreatedAt   time.Time
-	ContentType string // of the file with Inode; empty: not known
-	Inode       uint64 // 0: any file of the name
-	OldType     string // of the file with OldInode, which was to be replaced
-	OldInode    uint64
+	ContentType string // of the file with Identity; empty: not known
+	Identity    uint64 // 0: any file of the name
+	OldType     string // of the file with OldIdentity, which was to be replaced
+	OldIdentity uint64
 }
 
 // Store keeps chats and records. It must be safe for concurrent use.
@@ -125,14 +126,18 @@ type Service struct {
 	log     *slog.Logger
 	metrics *metrics
 	most    int              // MaxFiles
-	buffers sync.Pool        // of *[copyBuffer]byte
+	buffers sync.Pool        // of *bufio.Writer
 	step    func(step) error // of tests: stops a change on its way; nil in service
 	run     string           // begins the names of this Service's staging directories
 	locks   keylock.Map[key] // held by who changes a directory by the API, and never while a body streams
 	mu      sync.Mutex       // guards what follows
 	last    int              // number of the last staging directory
 	ended   Report           // what New did
-	trash   *trash
+	trash   []string         // staging directories that discard removes one after the other
+
+	ctx     context.Context // until Close
+	stop    context.CancelFunc
+	removal sync.WaitGroup // of the trash
 }
 
 // key names a chat: two tenants may use the same ID.
@@ -161,9 +166,10 @@ func start(ctx context.Context, opts Options, at func(step) error) (*Service, er
 	}
 	s := &Service{
 		opts: opts, step: at, most: MaxFiles, log: opts.Logger, metrics: newMetrics(opts.Registry),
-		buffers: sync.Pool{New: func() any { return new([copyBuffer]byte) }},
-		run:     uuid.NewString(), trash: newTrash(),
+		buffers: sync.Pool{New: func() any { return bufio.NewWriterSize(nil, copyBuffer) }},
+		run:     uuid.NewString(),
 	}
+	s.ctx, s.stop = context.WithCancel(context.Background())
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -180,8 +186,8 @@ func start(ctx context.Context, opts Options, at func(step) error) (*Service, er
 	return s, nil
 }
 
-// chat reads a chat's record.
-func (s *Service) chat(ctx context.Context, tenant, chatID string) (Chat, error) {
+// Get returns a chat.
+func (s *Service) Get(ctx context.Context, tenant, chatID string) (Chat, error) {
 	id, err := lifecycle.ParseKey(chatID)
 	if err != nil {
 		return Chat{}, err

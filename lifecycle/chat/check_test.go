@@ -23,9 +23,7 @@ func TestCheck(t *testing.T) {
 	w.put("turned", "turned")
 	w.ensure(tenant, "lost")
 	w.ensure("b", "theirs")
-	if _, _, err := w.Put(ctx, tenant, "lost", chat.PutFile{Name: "a", Size: -1}, strings.NewReader("a")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, third(w.Put(ctx, tenant, "lost", chat.PutFile{Name: "a", Size: -1}, strings.NewReader("a"))))
 	w.ensure(tenant, "odd")
 	for _, err := range []error{
 		os.Remove(w.path("gone")), os.Remove(w.path("turned")), os.Symlink("kept", w.path("turned")), os.Remove(w.path(chat.HistoryName)),
@@ -34,9 +32,7 @@ func TestCheck(t *testing.T) {
 		os.MkdirAll(filepath.Join(w.root, ".staging", "left", "deep", "er"), 0o700),
 		os.WriteFile(filepath.Join(w.root, ".staging", "file"), nil, 0o600),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	w.write("found", "found")
 	got, err := w.Check(ctx)
@@ -44,9 +40,7 @@ func TestCheck(t *testing.T) {
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
-	if err := os.Remove(filepath.Join(w.root, "odd")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(w.root, "odd")))
 	got, err = w.Check(ctx)
 	if diff := cmp.Diff(chat.Report{Chats: 4, Remade: 1}, got); err != nil || diff != "" {
 		t.Errorf("again: %v\n%s", err, diff)
@@ -54,9 +48,7 @@ func TestCheck(t *testing.T) {
 	if f, err := w.File(ctx, tenant, kept.ID); err != nil || f.Name != "kept" {
 		t.Errorf("%+v, %v", f, err)
 	}
-	if err := os.Remove(w.path("turned")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(w.path("turned")))
 	w.checkSound()
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
@@ -110,8 +102,6 @@ func TestStoreUnavailable(t *testing.T) {
 	if _, err := w.Check(ctx); err != nil {
 		t.Error(err)
 	}
-	if got := w.read("a"); got != "old" {
-		t.Errorf("read %q", got)
-	}
+	w.wantFile("a", "old")
 	w.checkSound()
 }

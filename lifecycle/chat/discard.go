@@ -1,58 +1,40 @@
 package chat
 
-import (
-	"context"
-	"sync"
-)
+import "context"
 
 // maxTrash is how many staging directories may wait to be removed.
 const maxTrash = 1000
 
-// trash is what is removed while nobody waits for it, one after the other.
-type trash struct {
-	ctx   context.Context // until Close
-	stop  context.CancelFunc
-	slots chan struct{} // one for each that waits, or is being removed
-	turn  sync.Mutex    // held while one is removed
-	group sync.WaitGroup
-}
-
-func newTrash() *trash {
-	t := &trash{slots: make(chan struct{}, maxTrash)}
-	t.ctx, t.stop = context.WithCancel(context.Background())
-	return t
-}
-
 // discard removes a staging directory in a while, however much it holds. If too many wait
 // for that, the caller removes this one. After Close it stays until the next start.
 func (s *Service) discard(ctx context.Context, id string) {
-	if !s.removeLater(id) {
+	s.mu.Lock()
+	n, open := len(s.trash), s.ctx.Err() == nil
+	if open && n < maxTrash {
+		s.trash = append(s.trash, id)
+	}
+	if open && n == 0 {
+		s.removal.Go(func() { s.emptyTrash(id) })
+	}
+	s.mu.Unlock()
+	if open && n == maxTrash {
 		s.unstage(context.WithoutCancel(ctx), id)
 	}
 }
 
-func (s *Service) removeLater(id string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t := s.trash
-	if t.ctx.Err() != nil {
-		return true
-	}
-	select {
-	case t.slots <- struct{}{}:
-	default:
-		return false
-	}
-	t.group.Go(func() {
-		defer func() { <-t.slots }()
-		t.turn.Lock()
-		defer t.turn.Unlock()
-		if t.ctx.Err() == nil {
-			_ = s.at(stepDiscarding)
-			s.unstage(t.ctx, id)
+// emptyTrash removes the first staging directory of the trash, and those that follow it.
+func (s *Service) emptyTrash(id string) {
+	for id != "" {
+		_ = s.at(stepDiscarding)
+		s.unstage(s.ctx, id)
+		s.mu.Lock()
+		s.trash = s.trash[1:]
+		id = ""
+		if s.ctx.Err() == nil && len(s.trash) > 0 {
+			id = s.trash[0]
 		}
-	})
-	return true
+		s.mu.Unlock()
+	}
 }
 
 // Close ends the removal of what deleted chats held, and waits until it has ended, or the
@@ -60,11 +42,11 @@ func (s *Service) removeLater(id string) bool {
 // does what is deleted from then on. It may be called more than once.
 func (s *Service) Close(ctx context.Context) error {
 	s.mu.Lock()
-	s.trash.stop()
+	s.stop()
 	s.mu.Unlock()
 	done := make(chan struct{})
 	go func() {
-		s.trash.group.Wait()
+		s.removal.Wait()
 		close(done)
 	}()
 	select {

@@ -26,9 +26,7 @@ func TestDeleteDoesNotWait(t *testing.T) {
 		return nil
 	})
 	for _, id := range []string{chatID, "model"} {
-		if err := w.Delete(ctx, tenant, id); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.Delete(ctx, tenant, id))
 		if _, err := w.Get(ctx, tenant, id); !errorIs[*chat.NotFoundError](err) {
 			t.Errorf("%s: %v", id, err)
 		}

@@ -56,11 +56,6 @@ func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string
 	return c, made, nil
 }
 
-// Get returns a chat.
-func (s *Service) Get(ctx context.Context, tenant, chatID string) (Chat, error) {
-	return s.chat(ctx, tenant, chatID)
-}
-
 // List lists a workspace's chats by ID, those after a given one, at most limit; more
 // says that there are others.
 func (s *Service) List(ctx context.Context, tenant, workspaceID, after string, limit int) (chats []Chat, more bool, err error) {
@@ -83,7 +78,7 @@ func (s *Service) List(ctx context.Context, tenant, workspaceID, after string, l
 // given back afterwards, at the next start at the latest.
 func (s *Service) Delete(ctx context.Context, tenant, chatID string) (err error) {
 	defer func() { s.metrics.count("delete", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return err
 	}
@@ -109,7 +104,7 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (err error) {
 		return err
 	}
 	defer unlock()
-	now, err := s.chat(ctx, c.Tenant, c.ID)
+	now, err := s.Get(ctx, c.Tenant, c.ID)
 	if err != nil {
 		return err
 	}
@@ -142,6 +137,9 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (err error) {
 	}
 	if err == nil {
 		err = storeError(s.opts.Store.DeleteChat(ctx, c.Tenant, c.ID))
+		if _, there := s.Get(ctx, c.Tenant, c.ID); errdefs.IsNotFound(there) {
+			err = nil // a commit can take effect and report an error
+		}
 	}
 	if err != nil && moved {
 		back := os.Rename(away, from)
@@ -157,32 +155,25 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (err error) {
 	return nil
 }
 
-// finishDeletions deletes the rows of chats that an earlier process has moved away.
+// finishDeletions deletes the rows of chats that an earlier process has moved away. A chat
+// that has a directory was made again, or put back.
 func (s *Service) finishDeletions(ctx context.Context) error {
-	away := map[key]bool{}
-	staging := os.DirFS(filepath.Join(s.root, stagingDir))
-	moved, err := fs.Glob(staging, deleted+"*/*/*")
-	if err != nil || len(moved) == 0 {
-		return err
-	}
+	moved, err := fs.Glob(os.DirFS(filepath.Join(s.root, stagingDir)), deleted+"*/*/*")
 	for _, name := range moved {
-		away[key{path.Base(path.Dir(name)), path.Base(name)}] = true
-	}
-	var gone []Chat
-	err = s.opts.Store.EachChat(ctx, func(c Chat) error {
-		if !away[c.key()] {
-			return nil
+		tenant, id := path.Base(path.Dir(name)), path.Base(name)
+		if _, there := lifecycle.ChatDir(s.root, tenant, id); !errors.Is(there, fs.ErrNotExist) {
+			continue
 		}
-		_, err := lifecycle.ChatDir(s.root, c.Tenant, c.ID)
-		if errors.Is(err, fs.ErrNotExist) { // else it was made again, or put back
-			gone = append(gone, c)
+		_, failed := s.opts.Store.Chat(ctx, tenant, id)
+		if errdefs.IsNotFound(failed) {
+			continue
 		}
-		return nil
-	})
-	for _, c := range gone {
-		err = errors.Join(err, s.opts.Store.DeleteChat(ctx, c.Tenant, c.ID))
+		if failed == nil {
+			s.ended.Finished++
+			failed = s.opts.Store.DeleteChat(ctx, tenant, id)
+		}
+		err = errors.Join(err, failed)
 	}
-	s.ended.Finished += len(gone)
 	return storeError(err)
 }
 

@@ -28,7 +28,7 @@ func (s *Service) Locked(c Chat) bool {
 }
 
 // Settle waits until all that deleted chats held is removed.
-func (s *Service) Settle() { s.trash.group.Wait() }
+func (s *Service) Settle() { s.removal.Wait() }
 
 // Ending is done once it has been asked so many times.
 type Ending struct {

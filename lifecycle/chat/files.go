@@ -24,7 +24,7 @@ type FileList struct {
 // than 10,000. What a sandbox has written meanwhile is in it.
 func (s *Service) Files(ctx context.Context, tenant, chatID, after string, limit int) (list FileList, err error) {
 	defer func() { s.metrics.count("list", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return FileList{}, err
 	}
@@ -58,7 +58,7 @@ func (s *Service) File(ctx context.Context, tenant, fileID string) (File, error)
 	if err != nil {
 		return File{}, storeError(err)
 	}
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return File{}, err
 	}
@@ -83,7 +83,7 @@ func (s *Service) named(ctx context.Context, tenant, chatID, name string) (Chat,
 	if err := checkName(name); err != nil {
 		return Chat{}, err
 	}
-	return s.chat(ctx, tenant, chatID)
+	return s.Get(ctx, tenant, chatID)
 }
 
 func (s *Service) look(ctx context.Context, c Chat, name string) (File, error) {
@@ -92,11 +92,17 @@ func (s *Service) look(ctx context.Context, c Chat, name string) (File, error) {
 		return File{}, err
 	}
 	defer dir.Close()
-	fi, err := hostdir.LstatRegular(dir, name)
+	if _, err := hostdir.LstatRegular(dir, name); err != nil {
+		return File{}, err
+	}
+	files, err := s.files(ctx, c, dir, []string{name})
 	if err != nil {
 		return File{}, err
 	}
-	return s.file(ctx, c, fi)
+	if len(files) == 0 {
+		return File{}, &FileNotFoundError{Name: name}
+	}
+	return files[0], nil
 }
 
 // Content is an open file. The caller closes it. A sandbox may change it meanwhile.
@@ -128,7 +134,7 @@ func (s *Service) content(ctx context.Context, c Chat, name string) (*Content, e
 	}
 	file := c.history(fi)
 	if name != HistoryName {
-		file, err = s.file(ctx, c, fi)
+		file, err = s.file(ctx, c, f, fi)
 	}
 	if err != nil {
 		_ = f.Close()
@@ -179,13 +185,13 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 			return &FileNotFoundError{Name: id}
 		}
 	}
-	fi, gone := hostdir.LstatRegular(dir, name)
+	_, gone := hostdir.LstatRegular(dir, name)
 	if gone != nil && !errdefs.IsNotFound(gone) {
 		return gone
 	}
 	ctx = context.WithoutCancel(ctx) // the record goes with the file
 	if gone == nil {
-		n, err := s.remove(ctx, c, dir, []string{name}, counted(fi))
+		n, err := s.remove(ctx, c, dir, []string{name})
 		if err != nil {
 			return err
 		}
@@ -199,17 +205,19 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 	return gone
 }
 
-// remove unlinks files, which frees so many bytes, and returns how many were there.
-func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []string, bytes int64) (int, error) {
+// remove unlinks files and returns how many were there.
+func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []string) (int, error) {
 	w, err := s.opts.Workspaces.Get(ctx, c.Tenant, c.WorkspaceID)
 	if err != nil {
 		return 0, err
 	}
 	n, err := unlink(dir, names)
+	if n > 0 {
+		s.opts.Quotas.Freed(w, c.ID)
+	}
 	if err != nil {
 		return n, err
 	}
-	s.opts.Quotas.Freed(w, c.ID, bytes)
 	return n, s.at(stepUnlinked)
 }
 
@@ -217,7 +225,7 @@ func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []stri
 // isn't a file stays, and so may what a sandbox writes meanwhile.
 func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int, err error) {
 	defer func() { s.metrics.count("delete_file", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return 0, err
 	}
@@ -253,14 +261,12 @@ func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page,
 	}
 	ctx = context.WithoutCancel(ctx) // the records go with the files
 	var names []string
-	var bytes int64
 	for _, name := range p.names {
-		if fi, err := hostdir.LstatRegular(dir, name); err == nil {
-			bytes += counted(fi)
+		if _, err := hostdir.LstatRegular(dir, name); err == nil {
 			names = append(names, name)
 		}
 	}
-	if n, err = s.remove(ctx, c, dir, names, bytes); err != nil {
+	if n, err = s.remove(ctx, c, dir, names); err != nil {
 		return p, n, err
 	}
 	to := ""

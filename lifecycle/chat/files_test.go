@@ -31,9 +31,7 @@ func TestPut(t *testing.T) {
 		t.Fatalf("made %+v, %v, %v", first, made, err)
 	}
 	content, err := w.Content(ctx, tenant, chatID, put.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_ = content.Close()
 	if diff := cmp.Diff(first, content.Info); diff != "" {
 		t.Error(diff)
@@ -56,9 +54,7 @@ func TestPut(t *testing.T) {
 		}
 	}
 	again, err := w.Content(ctx, tenant, chatID, put.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer again.Close()
 	if !strings.HasPrefix(again.ETag, `W/"`) || again.ETag == content.ETag {
 		t.Errorf("ETags %s, then %s", content.ETag, again.ETag)
@@ -67,9 +63,7 @@ func TestPut(t *testing.T) {
 	if _, _, err := w.Put(ctx, tenant, chatID, put, strings.NewReader("three")); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("with NoClash: %v", err)
 	}
-	if got := w.read(put.Name); got != "two, longer" {
-		t.Errorf("read %q", got)
-	}
+	w.wantFile(put.Name, "two, longer")
 	w.checkSound()
 }
 
@@ -113,12 +107,8 @@ func TestPutRefused(t *testing.T) {
 	// All that was reserved has been given back, and what makes way counts.
 	w.put("a", strings.Repeat("x", 995))
 	w.put("a", strings.Repeat("y", 995))
-	if _, _, err := w.Put(ctx, tenant, chatID, chat.PutFile{Name: "b", Size: 1}, body(1, nil)); !errorIs[*workspace.QuotaError](err) {
-		t.Errorf("beyond the quota: %v", err)
-	}
-	if _, _, err := w.Put(ctx, tenant, "none", chat.PutFile{Name: "b", Size: 1}, body(1, nil)); !errorIs[*chat.NotFoundError](err) {
-		t.Errorf("no chat: %v", err)
-	}
+	wantError[*workspace.QuotaError](t, "beyond the quota", third(w.Put(ctx, tenant, chatID, chat.PutFile{Name: "b", Size: 1}, body(1, nil))))
+	wantError[*chat.NotFoundError](t, "no chat", third(w.Put(ctx, tenant, "none", chat.PutFile{Name: "b", Size: 1}, body(1, nil))))
 	w.checkSound()
 }
 
@@ -152,9 +142,7 @@ func TestPutIntoDeleted(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 		if again {
-			if got := w.names(10); len(got) > 0 {
-				t.Errorf("files %q", got)
-			}
+			w.wantFiles()
 		} else if _, err := os.Stat(w.path()); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("its directory: %v", err)
 		}
@@ -179,9 +167,7 @@ func TestPutAll(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t, 100)
 	w.put("b", strings.Repeat("b", 90))
-	if err := os.Mkdir(w.path("dir"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(w.path("dir"), 0o755))
 	for name, tt := range map[string]struct {
 		files []string
 		want  func(error) bool
@@ -194,13 +180,9 @@ func TestPutAll(t *testing.T) {
 		if _, err := w.PutAll(ctx, tenant, chatID, several(tt.files...)); !tt.want(err) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if got := w.names(10); !slices.Equal(got, []string{"b"}) {
-			t.Errorf("%s: left %q", name, got)
-		}
+		w.wantFiles("b")
 	}
-	if err := os.Remove(w.path("dir")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(w.path("dir")))
 	w.checkSound()
 	files, err := w.PutAll(ctx, tenant, chatID, several("a=1", "b="+strings.Repeat("B", 80), "c="+strings.Repeat("c", 19)))
 	if err != nil || len(files) != 3 || files[1].Name != "b" || files[1].Size != 80 {
@@ -220,9 +202,7 @@ func TestPaging(t *testing.T) {
 	want := []string{"f00000"}
 	for i := range 1_999 { // names of one file are made faster than files
 		want = append(want, fmt.Sprintf("f%05d", i+1))
-		if err := os.Link(w.path("f00000"), w.path(want[i+1])); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Link(w.path("f00000"), w.path(want[i+1])))
 	}
 	for _, limit := range []int{397, 10_000, 1 << 30} { // the first makes the records
 		if got := w.names(limit); !slices.Equal(got, want) {
@@ -251,32 +231,18 @@ func TestDeleteFile(t *testing.T) {
 	w := newWorld(t, 100)
 	file := w.put("a", strings.Repeat("a", 60))
 	w.put("b", strings.Repeat("b", 40))
-	if err := w.DeleteFile(ctx, tenant, chatID, "a"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.DeleteFile(ctx, tenant, chatID, "a"))
 	w.checkSound()
-	if err := w.DeleteFile(ctx, tenant, chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("again: %v", err)
-	}
-	if _, err := w.File(ctx, tenant, file.ID); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("by ID: %v", err)
-	}
-	if _, err := w.Content(ctx, tenant, chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("its content: %v", err)
-	}
+	wantError[*chat.FileNotFoundError](t, "again", w.DeleteFile(ctx, tenant, chatID, "a"))
+	wantError[*chat.FileNotFoundError](t, "by ID", second(w.File(ctx, tenant, file.ID)))
+	wantError[*chat.FileNotFoundError](t, "its content", second(w.Content(ctx, tenant, chatID, "a")))
 	if again := w.put("a", strings.Repeat("a", 60)); again.ID == file.ID {
 		t.Error("another file has the ID of one that was deleted")
 	}
 	// One that a sandbox deletes is gone as well.
-	if err := os.Remove(w.path("a")); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.DeleteFile(ctx, tenant, chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("of a sandbox: %v", err)
-	}
-	if err := w.DeleteFile(ctx, tenant, chatID, "history.md"); !errorIs[*lifecycle.InvalidError](err) {
-		t.Errorf("the history: %v", err)
-	}
+	must(t, os.Remove(w.path("a")))
+	wantError[*chat.FileNotFoundError](t, "of a sandbox", w.DeleteFile(ctx, tenant, chatID, "a"))
+	wantError[*lifecycle.InvalidError](t, "the history", w.DeleteFile(ctx, tenant, chatID, "history.md"))
 	if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 1 || err != nil {
 		t.Errorf("the others: %d, %v", n, err)
 	}
@@ -290,32 +256,22 @@ func TestTar(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t, 10_000)
 	file := w.put("a", "old")
-	if _, err := w.PutHistory(ctx, tenant, chatID, -1, strings.NewReader("said")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(w.path("d"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.PutHistory(ctx, tenant, chatID, -1, strings.NewReader("said"))))
+	must(t, os.Mkdir(w.path("d"), 0o755))
 	w.write("d/deep", "deep")
 	var archive strings.Builder
-	if err := w.ReadTar(ctx, tenant, chatID, &archive); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.ReadTar(ctx, tenant, chatID, &archive))
 	w.put("a", "new, and longer")
 	w.put("b", "stays")
 	w.write("d/other", "stays")
-	if _, err := w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader(" more")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader(" more"))))
 	if err := w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String()[:archive.Len()/2])); err == nil {
 		t.Error("half an archive was taken")
 	}
 	if got := w.read("a"); got != "new, and longer" {
 		t.Errorf("after half an archive: %q", got)
 	}
-	if err := w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())))
 	for name, want := range map[string]string{"a": "old", "b": "stays", "d/deep": "deep", "d/other": "stays", "history.md": "said"} {
 		if b, err := os.ReadFile(w.path(name)); err != nil || string(b) != want {
 			t.Errorf("%s: %q, %v", name, b, err)
@@ -329,19 +285,13 @@ func TestTar(t *testing.T) {
 		t.Errorf("%+v, %v", l, err)
 	}
 	w.put("a", "again")
-	if err := errors.Join(os.RemoveAll(w.path("d")), os.WriteFile(w.path("d"), nil, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(w.path("d")), os.WriteFile(w.path("d"), nil, 0o644))
 	if err := w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())); !errdefs.IsFailedPrecondition(err) || w.read("a") != "again" {
 		t.Errorf("with a file in the way of a directory: %v, %q", err, w.read("a"))
 	}
 	w.put("big", strings.Repeat("x", 9_970))
-	if err := w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())); !errorIs[*workspace.QuotaError](err) {
-		t.Errorf("beyond the quota: %v", err)
-	}
-	if err := w.DeleteFile(ctx, tenant, chatID, "big"); err != nil {
-		t.Fatal(err)
-	}
+	wantError[*workspace.QuotaError](t, "beyond the quota", w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())))
+	must(t, w.DeleteFile(ctx, tenant, chatID, "big"))
 	if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 3 || err != nil {
 		t.Errorf("deleted %d, %v", n, err)
 	}
@@ -357,16 +307,10 @@ func TestTarOfOneNameTwice(t *testing.T) {
 	for _, size := range []int{600, 10, 700, 20} {
 		err := errors.Join(tw.WriteHeader(&tar.Header{Name: "a", Typeflag: tar.TypeReg, Size: int64(size), Mode: 0o644}),
 			second(tw.Write(bytes.Repeat([]byte("x"), size))))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
-	if err := tw.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.WriteTar(context.Background(), tenant, chatID, &archive); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tw.Close())
+	must(t, w.WriteTar(context.Background(), tenant, chatID, &archive))
 	if got := w.read("a"); len(got) != 20 {
 		t.Errorf("%d bytes", len(got))
 	}
@@ -418,9 +362,7 @@ func TestDeleteFileID(t *testing.T) {
 	w := newWorld(t, 0)
 	w.put("a", "old")
 	old, err := w.FileNamed(ctx, tenant, chatID, "a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	other, err := chat.New(ctx, chat.Options{
 		Root: w.root, Workspaces: w.spaces, Quotas: w.quotas, Sandboxes: w.boxes,
 		Store: swapping{w.db, func() {
@@ -430,13 +372,9 @@ func TestDeleteFileID(t *testing.T) {
 			w.put("a", "new")
 		}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = other.Close(ctx) }()
-	if err := other.DeleteFileID(ctx, tenant, old.ID); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("the old one: %v", err)
-	}
+	wantError[*chat.FileNotFoundError](t, "the old one", other.DeleteFileID(ctx, tenant, old.ID))
 	now, err := w.FileNamed(ctx, tenant, chatID, "a")
 	if err != nil || now.ID == old.ID {
 		t.Fatalf("there is %+v, %v", now, err)
@@ -444,8 +382,6 @@ func TestDeleteFileID(t *testing.T) {
 	if err := w.DeleteFileID(ctx, tenant, now.ID); err != nil {
 		t.Error(err)
 	}
-	if _, err := w.FileNamed(ctx, tenant, chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("the new one: %v", err)
-	}
+	wantError[*chat.FileNotFoundError](t, "the new one", second(w.FileNamed(ctx, tenant, chatID, "a")))
 	w.checkSound()
 }

@@ -2,7 +2,6 @@ package chat
 
 import (
 	"context"
-	"errors"
 	"io"
 	"io/fs"
 	"os"
@@ -19,7 +18,7 @@ const additionName = "addition"
 // else a sandbox has put in its place is a *FileError.
 func (s *Service) History(ctx context.Context, tenant, chatID string) (_ *Content, err error) {
 	defer func() { s.metrics.count("read", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return nil, err
 	}
@@ -37,18 +36,18 @@ func (s *Service) History(ctx context.Context, tenant, chatID string) (_ *Conten
 
 // history is a chat's history, which has no record.
 func (c Chat) history(fi fs.FileInfo) File {
-	return c.with(Record{Name: HistoryName, CreatedAt: c.CreatedAt}, fi)
+	return c.with(Record{Name: HistoryName, CreatedAt: c.CreatedAt}, fi, 0)
 }
 
 // PutHistory replaces a chat's history. *TooLargeError over MaxHistory. The size is that of
 // PutFile.
 func (s *Service) PutHistory(ctx context.Context, tenant, chatID string, size int64, r io.Reader) (_ File, err error) {
 	defer func() { s.metrics.count("write", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return File{}, err
 	}
-	replaced, err := s.historySize(ctx, c)
+	replaced, err := s.early(ctx, c, PutFile{Name: HistoryName})
 	if err != nil {
 		return File{}, err
 	}
@@ -60,7 +59,7 @@ func (s *Service) PutHistory(ctx context.Context, tenant, chatID string, size in
 // history at the same moment may lose what it writes.
 func (s *Service) AppendHistory(ctx context.Context, tenant, chatID string, size int64, r io.Reader) (_ File, err error) {
 	defer func() { s.metrics.count("append", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return File{}, err
 	}
@@ -120,23 +119,4 @@ func (st *stage) join(ctx context.Context, dir *os.Root) error {
 	}
 	st.files[0].info = fi
 	return st.dir.Remove(additionName)
-}
-
-// historySize is what makes way for a new history.
-func (s *Service) historySize(ctx context.Context, c Chat) (int64, error) {
-	dir, err := s.open(ctx, c)
-	if err != nil {
-		return 0, err
-	}
-	defer dir.Close()
-	fi, err := dir.Lstat(HistoryName)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return 0, nil
-	case err != nil:
-		return 0, err
-	case !fi.Mode().IsRegular():
-		return 0, nil
-	}
-	return counted(fi), nil
 }

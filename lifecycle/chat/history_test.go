@@ -64,13 +64,9 @@ func TestHistory(t *testing.T) {
 	if _, err := w.PutHistory(ctx, tenant, chatID, 100, strings.NewReader(strings.Repeat("y", 100))); err != nil {
 		t.Error(err)
 	}
-	if got := w.names(10); len(got) > 0 {
-		t.Errorf("it is among the files: %q", got)
-	}
+	w.wantFiles()
 	w.checkSound()
 }
-
-func second[T any](_ T, err error) error { return err }
 
 type endless struct{}
 
@@ -91,9 +87,7 @@ func TestHistoryLimit(t *testing.T) {
 	if err := os.Truncate(w.path(chat.HistoryName), chat.MaxHistory); err != nil { // by a sandbox
 		t.Fatal(err)
 	}
-	if _, err := w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("x")); !errorIs[*chat.TooLargeError](err) {
-		t.Errorf("appended to one that is full: %v", err)
-	}
+	wantError[*chat.TooLargeError](t, "appended to one that is full", second(w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("x"))))
 	if fi, err := os.Stat(w.path(chat.HistoryName)); err != nil || fi.Size() != chat.MaxHistory {
 		t.Errorf("%v, %v", fi, err)
 	}
@@ -133,9 +127,7 @@ func TestHistoryReplaced(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	secret := t.TempDir() + "/secret"
-	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(secret, []byte("secret"), 0o600))
 	for name, tt := range map[string]struct {
 		plant func(path string) error
 		put   bool // it can be replaced
@@ -146,15 +138,9 @@ func TestHistoryReplaced(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 0)
-			if err := os.Remove(w.path(chat.HistoryName)); err != nil {
-				t.Fatal(err)
-			}
-			if err := tt.plant(w.path(chat.HistoryName)); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := w.History(ctx, tenant, chatID); !errorIs[*chat.FileError](err) {
-				t.Errorf("read: %v", err)
-			}
+			must(t, os.Remove(w.path(chat.HistoryName)))
+			must(t, tt.plant(w.path(chat.HistoryName)))
+			wantError[*chat.FileError](t, "read", second(w.History(ctx, tenant, chatID)))
 			if _, err := w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("x")); !errdefs.IsFailedPrecondition(err) {
 				t.Errorf("appended: %v", err)
 			}
@@ -185,9 +171,7 @@ func TestHistoryRemoved(t *testing.T) {
 		func() error { _, err := io.WriteString(io.Discard, w.history()); return err },
 		func() error { return second(w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader(""))) },
 	} {
-		if err := os.Remove(w.path(chat.HistoryName)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(w.path(chat.HistoryName)))
 		if err := use(); err != nil {
 			t.Error(err)
 		}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,9 +24,7 @@ func TestPlanted(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	outside := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(outside, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(outside, []byte("secret"), 0o600))
 	for name, plant := range map[string]func(w *world, path string) error{
 		"link outside":    func(_ *world, path string) error { return os.Symlink(outside, path) },
 		"link to a chat":  func(_ *world, path string) error { return os.Symlink("../other/secret", path) },
@@ -43,9 +40,7 @@ func TestPlanted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 1<<20)
 			w.ensure(tenant, "other")
-			if _, _, err := w.Put(ctx, tenant, "other", chat.PutFile{Name: "secret", Size: -1}, strings.NewReader("secret")); err != nil {
-				t.Fatal(err)
-			}
+			must(t, third(w.Put(ctx, tenant, "other", chat.PutFile{Name: "secret", Size: -1}, strings.NewReader("secret"))))
 			w.put("good", "good")
 			if err := plant(w, w.path("bad")); errors.Is(err, unix.EPERM) {
 				t.Skip("can't be made here")
@@ -53,9 +48,7 @@ func TestPlanted(t *testing.T) {
 				t.Fatal(err)
 			}
 			before, err := os.Lstat(w.path("bad"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			l, err := w.Files(ctx, tenant, chatID, "", 10)
 			if err != nil || len(l.Files) != 1 || l.Unnamed != 1 {
 				t.Errorf("listed %+v, %v", l, err)
@@ -139,17 +132,31 @@ func TestHardLink(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 10)
 	w.put("a", "12345")
-	if err := os.Link(w.path("a"), w.path("b")); err != nil {
-		t.Fatal(err)
-	}
-	if got := w.names(10); !slices.Equal(got, []string{"a", "b"}) {
-		t.Errorf("listed %q", got)
-	}
+	must(t, os.Link(w.path("a"), w.path("b")))
+	w.wantFiles("a", "b")
 	w.put("a", "67890")
 	if a, b := w.read("a"), w.read("b"); a != "67890" || b != "12345" {
 		t.Errorf("a is %q, b is %q", a, b)
 	}
 	w.checkSound()
+}
+
+// Both names of a file go at once, and its bytes with them.
+func TestHardLinksGo(t *testing.T) {
+	t.Parallel()
+	for name, remove := range map[string]func(w *world) error{
+		"replaced": func(w *world) error {
+			return second(w.PutAll(context.Background(), tenant, chatID, several("a=1", "b=2")))
+		},
+		"deleted": func(w *world) error { return second(w.DeleteFiles(context.Background(), tenant, chatID)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 100)
+			w.put("a", "12345")
+			must(t, os.Link(w.path("a"), w.path("b")), remove(w))
+			w.checkSound()
+		})
+	}
 }
 
 // A huge sparse file is no way to fill a quota, or to have it filled.
@@ -165,9 +172,7 @@ func TestSparse(t *testing.T) {
 	if err != nil || f.Size != 1<<40 {
 		t.Errorf("%+v, %v", f, err)
 	}
-	if err := w.ReadTar(ctx, tenant, chatID, io.Discard); !errorIs[*chat.TooLargeError](err) {
-		t.Errorf("tar: %v", err)
-	}
+	wantError[*chat.TooLargeError](t, "tar", w.ReadTar(ctx, tenant, chatID, io.Discard))
 	w.put("a", strings.Repeat("a", 1<<20))
 	w.put("a", strings.Repeat("a", 1<<20-10))
 	// It doesn't make way for more than it takes.
@@ -199,9 +204,7 @@ func TestBeyond(t *testing.T) {
 		t.Errorf("deleted %d, %v", n, err)
 	}
 	for range 2*most + 1 {
-		if err := os.Mkdir(w.path(fmt.Sprint("d", len(l.Files))), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(w.path(fmt.Sprint("d", len(l.Files))), 0o755))
 		l.Files = append(l.Files, chat.File{})
 	}
 	if l, err := w.Files(ctx, tenant, chatID, "", 10); err != nil || !l.Beyond {
@@ -229,15 +232,11 @@ func TestMostFiles(t *testing.T) {
 	}
 	w.put("c", "C")
 	w.write("0", "of a sandbox")
-	if _, err := w.FileNamed(ctx, tenant, chatID, "0"); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("a sandbox's: %v", err)
-	}
+	wantError[*chat.FileNotFoundError](t, "a sandbox's", second(w.FileNamed(ctx, tenant, chatID, "0")))
 	if got := w.names(10); len(got) > 3 {
 		t.Errorf("listed %q", got)
 	}
-	if err := w.DeleteFile(ctx, tenant, chatID, "b"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.DeleteFile(ctx, tenant, chatID, "b"))
 	if f, err := w.FileNamed(ctx, tenant, chatID, "0"); err != nil || f.ID == "" {
 		t.Errorf("a sandbox's, once there is room: %+v, %v", f, err)
 	}

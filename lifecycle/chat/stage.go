@@ -1,6 +1,7 @@
 package chat
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -116,7 +117,8 @@ type stage struct {
 	bytes int64 // in it
 	asked int64 // bytes that there is room for
 	files []staged
-	trees bool // there may be directories and links in it
+
+	inexact bool // directories or links may be in it, or among what makes way
 }
 
 // staged is a file at the top of a stage.
@@ -229,70 +231,59 @@ func (st *stage) write(ctx context.Context, name string, size, limit int64, r io
 }
 
 func (st *stage) fill(ctx context.Context, f *os.File, size, limit int64, r io.Reader) error {
-	buf := st.s.buffers.Get().(*[copyBuffer]byte)
+	w := &filler{st: st, ctx: ctx, f: f, size: size, limit: limit}
+	defer func() { st.s.metrics.written.Add(float64(w.n)) }()
+	buf := st.s.buffers.Get().(*bufio.Writer)
 	defer st.s.buffers.Put(buf)
-	var n, flushed int64
-	defer func() { st.s.metrics.written.Add(float64(n)) }()
-	for {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		got, end, rerr := fill(r, buf[:])
-		total := n + int64(got)
-		switch {
-		case size >= 0 && total > size:
-			return sizeError(size, "more")
-		case limit > 0 && total > limit:
-			return &TooLargeError{Limit: limit}
-		}
-		if got > 0 {
-			if err := st.grow(ctx, st.bytes+total); err != nil {
-				return err
-			}
-			if _, err := f.Write(buf[:got]); err != nil {
-				return st.writeError(ctx, filepath.Base(f.Name()), err)
-			}
-			n = total
-		}
-		if n-flushed >= flushEvery {
-			// An error here is the sync's at the end, too.
-			_ = unix.SyncFileRange(int(f.Fd()), flushed, n-flushed, unix.SYNC_FILE_RANGE_WRITE)
-			flushed = n
-		}
-		switch {
-		case rerr != nil:
-			return rerr
-		case end && size >= 0 && n < size:
-			return sizeError(size, "fewer")
-		case end:
-			return nil
-		}
+	buf.Reset(w)
+	defer buf.Reset(nil)
+	if _, err := buf.ReadFrom(r); err != nil {
+		return err
 	}
+	if err := buf.Flush(); err != nil {
+		return err
+	}
+	if w.n < size {
+		return sizeError(size, "fewer")
+	}
+	return nil
+}
+
+// filler writes a staged file, of at most limit bytes unless that is 0.
+type filler struct {
+	st          *stage
+	ctx         context.Context // of the one call
+	f           *os.File
+	size, limit int64
+	n, flushed  int64
+}
+
+func (w *filler) Write(p []byte) (int, error) {
+	total := w.n + int64(len(p))
+	switch {
+	case w.ctx.Err() != nil:
+		return 0, context.Cause(w.ctx)
+	case w.size >= 0 && total > w.size:
+		return 0, sizeError(w.size, "more")
+	case w.limit > 0 && total > w.limit:
+		return 0, &TooLargeError{Limit: w.limit}
+	}
+	if err := w.st.grow(w.ctx, w.st.bytes+total); err != nil {
+		return 0, err
+	}
+	if _, err := w.f.Write(p); err != nil {
+		return 0, w.st.writeError(w.ctx, filepath.Base(w.f.Name()), err)
+	}
+	if w.n = total; w.n-w.flushed >= flushEvery {
+		// An error here is the sync's at the end, too.
+		_ = unix.SyncFileRange(int(w.f.Fd()), w.flushed, w.n-w.flushed, unix.SYNC_FILE_RANGE_WRITE)
+		w.flushed = w.n
+	}
+	return len(p), nil
 }
 
 func sizeError(size int64, than string) error {
 	return &lifecycle.InvalidError{Field: "size", Message: fmt.Sprintf("%d bytes were announced, and %s came", size, than)}
-}
-
-// fill reads until the buffer is full or the reader is at its end, or fails, whose error is
-// told as it is.
-func fill(r io.Reader, buf []byte) (n int, end bool, err error) {
-	for empty := 0; n < len(buf); {
-		got, err := r.Read(buf[n:])
-		n += got
-		if empty++; got > 0 {
-			empty = 0
-		}
-		switch {
-		case err == io.EOF:
-			return n, true, nil
-		case err != nil:
-			return n, false, err
-		case empty >= 100:
-			return n, false, io.ErrNoProgress
-		}
-	}
-	return n, false, nil
 }
 
 // writeError says why something couldn't be written: the kernel's quota counts as the

@@ -52,16 +52,12 @@ func TestHandles(t *testing.T) {
 			}
 		}
 		w.ensure(tenant, chatID)
-		if err := os.Symlink("x", w.path("link")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink("x", w.path("link")))
 		_, err := w.Content(ctx, tenant, chatID, "link")
 		if err == nil || w.WriteTar(ctx, tenant, chatID, strings.NewReader("no archive")) == nil {
 			t.Error("no error")
 		}
-		if err := os.Remove(w.path("link")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(w.path("link")))
 	}
 	all()
 	before := open()
@@ -106,14 +102,10 @@ func TestProjects(t *testing.T) {
 	w.hold(quota.Options{QuotaBytes: 1 << 20, Find: func(string) (quota.Projects, error) { return projects, nil }})
 	var err error
 	w.Service, err = chat.New(ctx, w.options())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.ensure(tenant, chatID)
 	w.put("a", "a")
-	if _, err := w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("h")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("h"))))
 	if want := []string{"chats 0", ".staging 1", ".staging 1"}; !slices.Equal(projects.dirs, want) {
 		t.Errorf("adopted %q, want %q", projects.dirs, want)
 	}
@@ -128,9 +120,7 @@ func TestProjects(t *testing.T) {
 	if _, _, err := w.Ensure(ctx, tenant, "new", w.space.ID); !errors.Is(err, projects.fail) {
 		t.Errorf("ensure: %v", err)
 	}
-	if _, err := w.Get(ctx, tenant, "new"); !errorIs[*chat.NotFoundError](err) {
-		t.Errorf("the chat is there: %v", err)
-	}
+	wantError[*chat.NotFoundError](t, "the chat is there", second(w.Get(ctx, tenant, "new")))
 	if list, err := os.ReadDir(filepath.Join(w.root, ".staging")); err != nil || len(list) > 0 {
 		t.Errorf("staged: %v, %v", list, err)
 	}
@@ -146,9 +136,7 @@ func TestStreamingHoldsNobody(t *testing.T) {
 		if _, _, err := w.Put(ctx, tenant, chatID, chat.PutFile{Name: "a", Size: -1}, strings.NewReader("quick")); err != nil {
 			return err
 		}
-		if got := w.read("a"); got != "quick" {
-			t.Errorf("read %q", got)
-		}
+		w.wantFile("a", "quick")
 		return second(w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("x")))
 	}})
 	if err != nil || w.read("a") != "slow" {
@@ -166,17 +154,13 @@ func TestMetrics(t *testing.T) {
 	opts := w.options()
 	opts.Registry = reg
 	w.Service, err = chat.New(ctx, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.put("a", "12345")
 	_ = putOnly(w, "b", strings.Repeat("b", 101))
 	w.write("c", "")
 	_ = w.names(10)
 	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.Metric {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -77,9 +78,7 @@ func openWorld(t testing.TB, dir string, bytes int64, at func(step string) error
 	t.Helper()
 	ctx := context.Background()
 	w := &world{t: t, root: filepath.Join(dir, "chats"), boxes: &boxes{live: map[string]bool{}}}
-	if err := os.MkdirAll(w.root, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(w.root, 0o755))
 	var err error
 	if w.db, err = store.Open(ctx, store.Options{Path: filepath.Join(dir, "berm.db")}); err != nil {
 		t.Fatal(err)
@@ -92,9 +91,7 @@ func openWorld(t testing.TB, dir string, bytes int64, at func(step string) error
 	} else {
 		w.Service, err = chat.CrashAt(ctx, opts, at)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = w.Close(ctx) })
 	if w.space, _, err = w.spaces.Ensure(ctx, tenant, "u"); err != nil {
 		t.Fatal(err)
@@ -149,6 +146,20 @@ func (w *world) read(name string) string {
 	w.t.Helper()
 	content, err := w.Content(context.Background(), tenant, chatID, name)
 	return w.drain(content, err)
+}
+
+func (w *world) wantFile(name, content string) {
+	w.t.Helper()
+	if got := w.read(name); got != content {
+		w.t.Errorf("%s is %q, want %q", name, got, content)
+	}
+}
+
+func (w *world) wantFiles(names ...string) {
+	w.t.Helper()
+	if got := w.names(10); !slices.Equal(got, names) {
+		w.t.Errorf("files %q, want %q", got, names)
+	}
 }
 
 func (w *world) history() string {
@@ -259,6 +270,17 @@ func errorIs[E error](err error) bool {
 	return errors.As(err, &want)
 }
 
+func wantError[E error](t testing.TB, what string, err error) {
+	t.Helper()
+	if !errorIs[E](err) {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func third[T, U any](_ T, _ U, err error) error { return err }
+
 // reading gives a reader's bytes, and what f answers in place of the end.
 type reading struct {
 	io.Reader
@@ -273,4 +295,12 @@ func (r reading) Read(p []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

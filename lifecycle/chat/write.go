@@ -17,23 +17,16 @@ type PutFile struct {
 // Put writes a file, whole or not at all; made says that there was none of the name.
 func (s *Service) Put(ctx context.Context, tenant, chatID string, f PutFile, r io.Reader) (file File, made bool, err error) {
 	defer func() { s.metrics.count("write", err) }()
-	c, err := s.named(ctx, tenant, chatID, f.Name)
-	if err != nil {
+	if err := checkName(f.Name); err != nil {
 		return File{}, false, err
 	}
-	replaced, err := s.early(ctx, c, f)
-	if err != nil {
-		return File{}, false, err
-	}
-	st, err := s.stage(ctx, c, max(f.Size, 0), replaced)
-	if err != nil {
-		return File{}, false, err
-	}
-	defer st.end(ctx)
-	if err := st.add(ctx, f, r); err != nil {
-		return File{}, false, err
-	}
-	files, made, err := st.commit(ctx, nil)
+	files, made, err := s.put(ctx, tenant, chatID, func() (PutFile, io.Reader, error) {
+		next := r
+		if r = nil; next == nil {
+			return PutFile{}, nil, io.EOF
+		}
+		return f, next, nil
+	})
 	if err != nil {
 		return File{}, false, err
 	}
@@ -43,9 +36,14 @@ func (s *Service) Put(ctx context.Context, tenant, chatID string, f PutFile, r i
 // PutAll writes several files, all or none. Next gives one after the other, until io.EOF.
 func (s *Service) PutAll(ctx context.Context, tenant, chatID string, next func() (PutFile, io.Reader, error)) (files []File, err error) {
 	defer func() { s.metrics.count("write", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	files, _, err = s.put(ctx, tenant, chatID, next)
+	return files, err
+}
+
+func (s *Service) put(ctx context.Context, tenant, chatID string, next func() (PutFile, io.Reader, error)) (files []File, made bool, err error) {
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	var st *stage
 	for {
@@ -57,29 +55,30 @@ func (s *Service) PutAll(ctx context.Context, tenant, chatID string, next func()
 			err = checkName(f.Name)
 		}
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		replaced, err := s.early(ctx, c, f)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		if st == nil {
 			if st, err = s.stage(ctx, c, max(f.Size, 0), replaced); err != nil {
-				return nil, err
+				return nil, false, err
 			}
 			defer st.end(ctx)
 		} else {
 			st.room.Replaces(replaced)
 		}
-		if err := st.add(ctx, f, r); err != nil {
-			return nil, err
+		fi, err := st.write(ctx, f.Name, f.Size, 0, r)
+		if err != nil {
+			return nil, false, err
 		}
+		st.files = append(st.files, staged{PutFile: f, record: true, info: fi})
 	}
 	if st == nil {
-		return nil, nil
+		return nil, false, nil
 	}
-	files, _, err = st.commit(ctx, nil)
-	return files, err
+	return st.commit(ctx, nil)
 }
 
 // early returns how many bytes make way for a file, and refuses it before its bytes come if it
@@ -93,14 +92,4 @@ func (s *Service) early(ctx context.Context, c Chat, f PutFile) (replaced int64,
 	st := stage{files: []staged{{PutFile: f}}}
 	replaced, _, err = st.makeWay(dir)
 	return replaced, err
-}
-
-// add stages an attachment.
-func (st *stage) add(ctx context.Context, f PutFile, r io.Reader) error {
-	fi, err := st.write(ctx, f.Name, f.Size, 0, r)
-	if err != nil {
-		return err
-	}
-	st.files = append(st.files, staged{PutFile: f, record: true, info: fi})
-	return nil
 }

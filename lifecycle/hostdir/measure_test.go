@@ -19,9 +19,7 @@ import (
 func openRoot(t testing.TB, dir string) *os.Root {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = root.Close() })
 	return root
 }
@@ -287,9 +285,7 @@ func TestWideDirectory(t *testing.T) {
 	must(t, err)
 	defer func() { _ = unix.Close(at) }()
 	for i := range files {
-		if err := unix.Mknodat(at, fmt.Sprintf("a-file-of-many-%d", i), unix.S_IFREG|0o600, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Mknodat(at, fmt.Sprintf("a-file-of-many-%d", i), unix.S_IFREG|0o600, 0))
 	}
 	must(t, os.Truncate(dir+"/a-file-of-many-77777", 7))
 	var before, now runtime.MemStats

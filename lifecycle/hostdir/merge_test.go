@@ -19,28 +19,18 @@ func TestMerge(t *testing.T) {
 	outside, _ := grown(t, "canary")
 	from, a := grown(t, "a", "b", "c", "e", "d/", "d/old/", "d/old/f", "d/new/", "d/new/g", "d/link->x", "whole/", "whole/h", "empty/")
 	to, b := grown(t, "b->"+outside+"/canary", "c|", "e->nowhere", "d/", "d/kept", "d/old/", "d/old/kept", "empty/", "kept")
-	if err := os.Chmod(filepath.Join(from, "whole"), 0o711); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(filepath.Join(from, "whole"), 0o711))
 	for _, name := range []string{"d", "empty"} {
-		if err := os.Chmod(filepath.Join(to, name), 0o770); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(filepath.Join(to, name), 0o770))
 	}
 	if os.Getuid() == 0 {
-		if err := os.Chown(filepath.Join(from, "whole"), 1234, 4321); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chown(filepath.Join(from, "whole"), 1234, 4321))
 	}
 	want := tree(t, to)
 	maps.Copy(want, tree(t, from))
-	if err := CheckMerge(a, b); err != nil {
-		t.Fatal(err)
-	}
+	must(t, CheckMerge(a, b))
 	for range 2 { // the second time there is nothing left to do
-		if err := Merge(a, b); err != nil {
-			t.Fatal(err)
-		}
+		must(t, Merge(a, b))
 		if got := tree(t, to); !maps.Equal(got, want) {
 			t.Errorf("got %q\nwant %q", got, want)
 		}
@@ -102,12 +92,8 @@ func TestMergeSameFile(t *testing.T) {
 	t.Parallel()
 	from, a := grown(t, "a")
 	to, b := grown(t)
-	if err := os.Link(from+"/a", to+"/a"); err != nil {
-		t.Fatal(err)
-	}
-	if err := Merge(a, b); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Link(from+"/a", to+"/a"))
+	must(t, Merge(a, b))
 	if len(tree(t, from)) > 0 || tree(t, to)["a"] != "a" {
 		t.Errorf("%q, %q", tree(t, from), tree(t, to))
 	}
@@ -171,17 +157,13 @@ func TestMergeVanishing(t *testing.T) {
 	for range 300 {
 		plant(t, base, "from/d/", "from/d/a", "from/d/b")
 		a, err := os.OpenRoot(base + "/from")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		err = Merge(a, b)
 		_ = a.Close()
 		if err != nil && !isFileError(err, errdefs.ErrFailedPrecondition) {
 			t.Fatal(err)
 		}
-		if err := Remove(context.Background(), root, "from"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, Remove(context.Background(), root, "from"))
 	}
 }
 
@@ -190,19 +172,13 @@ func TestArchiveRoundTrip(t *testing.T) {
 	t.Parallel()
 	from, a := grown(t, "a", "history.md", "d/", "d/\xff", "d/e/", "link->/etc/passwd", "d/up->..", strings.Repeat("x", 255))
 	var buf bytes.Buffer
-	if err := Tar(t.Context(), a, &buf, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Tar(t.Context(), a, &buf, 0))
 	staged, s := grown(t)
-	if err := Untar(t.Context(), &buf, s, UntarOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Untar(t.Context(), &buf, s, plain))
 	to, b := grown(t, "kept", "a", "d/")
 	want := tree(t, to)
 	maps.Copy(want, tree(t, from))
-	if err := Merge(s, b); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Merge(s, b))
 	if got := tree(t, to); !maps.Equal(got, want) || len(tree(t, staged)) > 0 {
 		t.Errorf("got %q\nwant %q", got, want)
 	}

@@ -25,9 +25,7 @@ func grown(t *testing.T, paths ...string) (string, *os.Root) {
 func rootOf(t *testing.T, dir string) *os.Root {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = root.Close() })
 	return root
 }
@@ -50,9 +48,7 @@ func plant(t *testing.T, dir string, paths ...string) {
 		default:
 			err = os.WriteFile(full, []byte(path), 0o644)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 }
 
@@ -85,9 +81,7 @@ func tree(t *testing.T, dir string) map[string]string {
 		all[strings.TrimPrefix(path, dir+"/")] = what
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return all
 }
 
@@ -109,9 +103,7 @@ func isRefused(err error) bool {
 func open(t *testing.T, root *os.Root) *os.File {
 	t.Helper()
 	f, err := Top(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	return f
 }
@@ -119,9 +111,7 @@ func open(t *testing.T, root *os.Root) *os.File {
 func below(t *testing.T, root *os.Root, name string) *os.File {
 	t.Helper()
 	f, err := openDirAt(open(t, root), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = f.Close() })
 	return f
 }
@@ -162,9 +152,7 @@ func TestOpenRegular(t *testing.T) {
 		t.Fatal(err)
 	} else {
 		defer unix.Close(l)
-		if err := unix.Bind(l, &unix.SockaddrUnix{Name: filepath.Join(dir, "socket")}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Bind(l, &unix.SockaddrUnix{Name: filepath.Join(dir, "socket")}))
 	}
 	hostile := []string{"dir", "inside", "outside", "nowhere", "fifo", "socket"}
 	if unix.Mknod(filepath.Join(dir, "device"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))) == nil {
@@ -182,9 +170,7 @@ func TestOpenRegular(t *testing.T) {
 		}
 	}
 	f, fi, err := OpenRegular(root, "file")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	content, err := io.ReadAll(f)
 	if err != nil || string(content) != "file" || fi.Name() != "file" || fi.Size() != 4 {
@@ -199,9 +185,7 @@ func TestOpenRegularLeased(t *testing.T) {
 	t.Parallel()
 	dir, root := grown(t, "file")
 	f, err := os.OpenFile(filepath.Join(dir, "file"), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
 		t.Skip("no leases on this file system:", err)

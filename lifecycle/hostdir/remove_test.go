@@ -15,24 +15,16 @@ import (
 func deepen(t *testing.T, dir string, levels int) {
 	t.Helper()
 	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for range levels {
 		_ = unix.Mkdirat(fd, "0", 0o755)
-		if err := unix.Mkdirat(fd, "1", 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Mkdirat(fd, "1", 0o755))
 		next, err := unix.Openat(fd, "1", unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		_ = unix.Close(fd)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		fd = next
 		f, err := unix.Openat(fd, "file", unix.O_CREAT|unix.O_CLOEXEC, 0o644)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_ = unix.Close(f)
 	}
 	_ = unix.Close(fd)
@@ -94,9 +86,7 @@ func TestRemoveDeepTree(t *testing.T) {
 	t.Parallel()
 	dir, root := quick(t)
 	deepen(t, filepath.Join(dir, "tree"), 20_000)
-	if err := Remove(context.Background(), root, "tree"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Remove(context.Background(), root, "tree"))
 	gone(t, filepath.Join(dir, "tree"))
 }
 
@@ -105,13 +95,9 @@ func TestRemoveWideTree(t *testing.T) {
 	t.Parallel()
 	dir, root := quick(t)
 	for i := range 5000 {
-		if err := os.MkdirAll(fmt.Sprintf("%s/tree/a/%d/x/y", dir, i), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(fmt.Sprintf("%s/tree/a/%d/x/y", dir, i), 0o755))
 	}
-	if err := Remove(context.Background(), root, "tree"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Remove(context.Background(), root, "tree"))
 	gone(t, filepath.Join(dir, "tree"))
 }
 

@@ -25,9 +25,7 @@ func archived(t *testing.T, r io.Reader) map[string]string {
 		if errors.Is(err, io.EOF) {
 			return all
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if h.Uid != 0 || h.Gid != 0 || h.Uname != "" || h.Gname != "" {
 			t.Errorf("%s has an Give: %+v", h.Name, h)
 		}
@@ -35,9 +33,7 @@ func archived(t *testing.T, r io.Reader) map[string]string {
 			t.Errorf("%s is there twice", h.Name)
 		}
 		content, err := io.ReadAll(tr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		switch h.Typeflag {
 		case tar.TypeReg, tar.TypeDir:
 			all[h.Name] = string(content)
@@ -54,21 +50,13 @@ func TestArchive(t *testing.T) {
 	long := strings.Repeat("l", 255)
 	dir, root := grown(t, "a", "d/", "d/e/", "d/e/f", "\xff\n\\", "link->/etc/passwd", "loop->.", "d/up->../..", "d/fifo|", "ö", long+"/",
 		long+"/"+long, "far->"+strings.Repeat("x/", 2000))
-	if err := os.Link(filepath.Join(dir, "a"), filepath.Join(dir, "hard")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Link(filepath.Join(dir, "a"), filepath.Join(dir, "hard")))
 	for name, at := range map[string]time.Time{"a": time.Unix(-5, 7), "d": time.Unix(1<<33, 9)} {
-		if err := os.Chtimes(filepath.Join(dir, name), at, at); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chtimes(filepath.Join(dir, name), at, at))
 	}
-	if err := os.Chmod(filepath.Join(dir, "a"), os.ModeSetuid|0o751); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(filepath.Join(dir, "a"), os.ModeSetuid|0o751))
 	var b bytes.Buffer
-	if err := Tar(t.Context(), root, &b, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Tar(t.Context(), root, &b, 0))
 	want := map[string]string{}
 	for name, what := range tree(t, dir) {
 		switch what {
@@ -111,12 +99,8 @@ func TestArchiveBounds(t *testing.T) {
 
 	dir, root := grown(t, "small")
 	for _, name := range []string{"huge", "huger"} { // together more than there are numbers
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Truncate(filepath.Join(dir, name), 1<<43); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o644))
+		must(t, os.Truncate(filepath.Join(dir, name), 1<<43))
 	}
 	for _, limit := range []int64{1 << 43, 1 << 40} {
 		if err := Tar(t.Context(), root, &b, limit); !isTooLarge(err) {
@@ -166,9 +150,7 @@ func TestArchiveOfChangingFile(t *testing.T) {
 		dir, root := grown(t)
 		path := filepath.Join(dir, name)
 		content := strings.Repeat("x", size)
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(content), 0o644))
 		w := &changed{name: name, change: func() {
 			if err := os.Truncate(path, to); err != nil {
 				t.Error(err)
@@ -215,17 +197,13 @@ func TestArchiveSwapped(t *testing.T) {
 	kinds := map[string]bool{}
 	for range 1000 {
 		var b bytes.Buffer
-		if err := Tar(t.Context(), root, &b, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, Tar(t.Context(), root, &b, 0))
 		for tr := tar.NewReader(&b); ; {
 			h, err := tr.Next()
 			if errors.Is(err, io.EOF) {
 				break
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			kinds[fmt.Sprintf("%s %c", h.Name, h.Typeflag)] = true
 			content, err := io.ReadAll(tr)
 			if err != nil || strings.Contains(h.Name, "canary") || strings.Contains(string(content), "canary") {

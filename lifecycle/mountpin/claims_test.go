@@ -43,9 +43,7 @@ func TestClaimsUse(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var s Claims
 				leave, err := s.Use(t.Context(), tt.first)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				var entered atomic.Bool
 				done := make(chan struct{})
 				go func() {

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/hostdir"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -34,20 +35,14 @@ const (
 // ErrExchanged says that a directory isn't the one that was judged.
 var ErrExchanged = errors.New("the directory was exchanged")
 
-// OpenDir opens a fully resolved directory as an O_PATH descriptor. It follows no symbolic
-// link: it returns ErrExchanged if there is one, as the path was changed since it was resolved.
-func OpenDir(path string) (int, error) {
-	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
-	})
-	switch {
-	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
-		return -1, fmt.Errorf("%s: %w", path, ErrExchanged)
-	case err != nil:
-		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+// open is hostdir.OpenDir for a path that was resolved. It returns ErrExchanged if there is a
+// symbolic link by now.
+func open(path string) (*os.File, error) {
+	dir, err := hostdir.OpenDir(path)
+	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
+		return nil, fmt.Errorf("%s: %w", path, ErrExchanged)
 	}
-	return fd, nil
+	return dir, err
 }
 
 // Pinner pins directories by cloning their mounts below a directory of its own.
@@ -130,12 +125,12 @@ func pin(m policy.Mount, target string) error {
 	if m.Local != m.Source {
 		return fmt.Errorf("%s is %s here: a mapped path can't be pinned", m.Source, m.Local)
 	}
-	fd, err := OpenDir(m.Local)
+	dir, err := open(m.Local)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
-	tree, err := cloneTree(fd, m.Local)
+	defer dir.Close()
+	tree, err := cloneTree(dir)
 	if err != nil {
 		return err
 	}
@@ -150,10 +145,10 @@ func pin(m policy.Mount, target string) error {
 }
 
 // cloneTree clones the mount of an open directory. The clone goes with its descriptor.
-func cloneTree(fd int, path string) (int, error) {
-	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+func cloneTree(dir *os.File) (int, error) {
+	tree, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
-		return -1, &fs.PathError{Op: "open_tree", Path: path, Err: err}
+		return -1, &fs.PathError{Op: "open_tree", Path: dir.Name(), Err: err}
 	}
 	return tree, nil
 }
@@ -161,12 +156,12 @@ func cloneTree(fd int, path string) (int, error) {
 // Try tells whether this process may pin, as NewPinner finds out, by an existing
 // directory and without making anything: an error says why not.
 func Try(dir string) error {
-	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	d, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return &fs.PathError{Op: "open", Path: dir, Err: err}
+		return err
 	}
-	defer unix.Close(fd)
-	tree, err := cloneTree(fd, dir)
+	defer d.Close()
+	tree, err := cloneTree(d)
 	if err != nil {
 		return fmt.Errorf("pin a directory: %w", err)
 	}

@@ -19,20 +19,14 @@ func pinner(t *testing.T) *Pinner {
 	if errors.Is(err, unix.EPERM) && os.Getenv("BERM_REQUIRE") == "" {
 		t.Skip("pinning needs CAP_SYS_ADMIN")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p
 }
 
 func makeDir(t *testing.T, path, file string) {
 	t.Helper()
-	if err := os.MkdirAll(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(path, file), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(path, 0o755))
+	must(t, os.WriteFile(filepath.Join(path, file), nil, 0o644))
 }
 
 func mount(path string) policy.Mount { return policy.Mount{Source: path, Local: path} }
@@ -40,12 +34,8 @@ func mount(path string) policy.Mount { return policy.Mount{Source: path, Local: 
 // swap puts a symbolic link to elsewhere in the place of a directory.
 func swap(t *testing.T, path, elsewhere string) {
 	t.Helper()
-	if err := os.Rename(path, path+".was"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(elsewhere, path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(path, path+".was"))
+	must(t, os.Symlink(elsewhere, path))
 }
 
 func TestPinSurvivesSwap(t *testing.T) {
@@ -54,9 +44,7 @@ func TestPinSurvivesSwap(t *testing.T) {
 	makeDir(t, dir, "mine")
 	makeDir(t, secret, "secret")
 	sources, release, err := p.Hold(context.Background(), "s", []policy.Mount{mount(dir)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	swap(t, dir, secret)
 	if _, err := os.Stat(filepath.Join(sources[0], "mine")); err != nil {
 		t.Errorf("the pinned directory lost its content: %v", err)
@@ -64,9 +52,7 @@ func TestPinSurvivesSwap(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(sources[0], "secret")); err == nil {
 		t.Error("the swap got through")
 	}
-	if err := release(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, release())
 	if _, err := os.Stat(filepath.Join(dir+".was", "mine")); err != nil {
 		t.Errorf("release touched the directory: %v", err)
 	}
@@ -79,9 +65,7 @@ func nothingLeft(t *testing.T, p *Pinner) {
 		t.Errorf("left in the pin directory: %v, %v", left, err)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if strings.Contains(string(mounts), p.dir) {
 		t.Error("a mount is left below the pin directory")
 	}
@@ -92,9 +76,7 @@ func TestReleaseAgain(t *testing.T) {
 	p := pinner(t)
 	mounts := []policy.Mount{mount(t.TempDir())}
 	_, release, err := p.Hold(t.Context(), "s", mounts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stuck := filepath.Join(p.dir, "s", "stuck")
 	makeDir(t, stuck, "inside")
 	if err := release(); err == nil {
@@ -103,9 +85,7 @@ func TestReleaseAgain(t *testing.T) {
 	if _, _, err := p.Hold(t.Context(), "s", mounts); !errors.Is(err, os.ErrExist) {
 		t.Errorf("while it can't be released: %v", err)
 	}
-	if err := os.RemoveAll(stuck); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(stuck))
 	_, release, err = p.Hold(t.Context(), "s", mounts)
 	if err != nil {
 		t.Fatalf("once it can: %v", err)
@@ -144,24 +124,18 @@ func TestPinSeesNoSubmounts(t *testing.T) {
 	dir := t.TempDir()
 	sub := filepath.Join(dir, "sub")
 	makeDir(t, sub, "under")
-	if err := unix.Mount("tmpfs", sub, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("tmpfs", sub, "tmpfs", 0, ""))
 	defer func() {
 		if err := unix.Unmount(sub, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	}()
 	sources, release, err := p.Hold(context.Background(), "s", []policy.Mount{mount(dir)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := os.Stat(filepath.Join(sources[0], "sub", "under")); err != nil {
 		t.Errorf("a file system below the directory came along: %v", err)
 	}
-	if err := release(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, release())
 }
 
 func TestCleanTakesWhatTheDeadLeft(t *testing.T) {
@@ -175,15 +149,9 @@ func TestCleanTakesWhatTheDeadLeft(t *testing.T) {
 	}
 	// One was killed between making the directory and mounting on it.
 	makeDir(t, filepath.Join(p.dir, "c"), "x")
-	if err := os.Remove(filepath.Join(p.dir, "c", "x")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(p.dir, "c", "0"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Clean(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(p.dir, "c", "x")))
+	must(t, os.Mkdir(filepath.Join(p.dir, "c", "0"), 0o700))
+	must(t, p.Clean())
 	nothingLeft(t, p)
 	if _, err := os.Stat(filepath.Join(dir, "mine")); err != nil {
 		t.Errorf("cleaning touched the directory: %v", err)
@@ -222,5 +190,13 @@ func BenchmarkHold(b *testing.B) {
 		if err := errors.Join(err, Verify(os.Getpid(), []Pinned{held}), release()); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

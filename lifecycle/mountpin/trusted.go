@@ -12,8 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 )
@@ -101,11 +99,11 @@ func (t *Trusted) allow(m policy.Mount, others []policy.Mount) error {
 	if err := t.judge(m, append(written, others...)); err != nil {
 		return err
 	}
-	fd, err := OpenDir(m.Local)
+	dir, err := open(m.Local)
 	if err != nil {
 		return err
 	}
-	return unix.Close(fd)
+	return dir.Close()
 }
 
 // writtenAround returns the directories on the way to source that were ever mounted writable.

@@ -25,16 +25,12 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	root, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, dir := range []string{"a/x/y", "b/x", "c/x"} {
 		makeDir(t, filepath.Join(root, dir), "mine")
 	}
 	pol, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+root+"], trusted_roots: ["+root+"/a, "+root+"/b]}"), policy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w := &world{root: root, dir: filepath.Join(t.TempDir(), "trusted")}
 	w.Trusted = NewTrusted(w.dir, pol.Unheld, func(context.Context) ([]policy.Mount, error) { return w.inUse, nil })
 	return w
@@ -81,18 +77,14 @@ func TestTrusted(t *testing.T) {
 		}
 	}
 	_, release, err := w.Hold(t.Context(), "one", []policy.Mount{w.mount("b/x", "ro")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := w.try(t, w.mount("b", "rw")); !denied(err) {
 		t.Errorf("around one that is being made: %v", err)
 	}
 	if _, _, err := w.Hold(t.Context(), "one", nil); !errors.Is(err, os.ErrExist) {
 		t.Errorf("a name twice: %v", err)
 	}
-	if err := release(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, release())
 	w.inUse = []policy.Mount{w.mount("b/x", "ro")}
 	if err := w.try(t, w.mount("b", "rw")); !denied(err) {
 		t.Errorf("around one that exists: %v", err)
@@ -105,9 +97,7 @@ func TestTrusted(t *testing.T) {
 		t.Fatalf("a root, writable: %v", err)
 	}
 	w.Trusted = NewTrusted(w.dir, w.judge, w.Claims.InUse)
-	if err := errors.Join(os.Mkdir(filepath.Join(w.dir, "an earlier boot"), 0o700), w.Clean()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(w.dir, "an earlier boot"), 0o700), w.Clean())
 	if left, err := os.ReadDir(w.dir); err != nil || len(left) != 1 {
 		t.Errorf("left: %v, %v", left, err)
 	}
@@ -144,25 +134,19 @@ func TestTrustedAgainstSwapper(t *testing.T) {
 	w := newWorld(t)
 	outside := t.TempDir()
 	link := filepath.Join(w.root, "link")
-	if err := os.Symlink(outside, link); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(outside, link))
 	victim := w.mount("c/x", "ro")
 	trusted := w.mount("a/x", "ro")
 	for range 200 {
 		for _, path := range []string{victim.Source, trusted.Source} {
-			if err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE); err != nil {
-				t.Fatal(err)
-			}
+			must(t, unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE))
 			if err := w.try(t, victim); !denied(err) {
 				t.Fatalf("one that isn't trusted: %v", err)
 			}
 			if err := w.try(t, trusted); (err == nil) != (path == victim.Source) || err != nil && !errors.Is(err, ErrExchanged) {
 				t.Fatalf("one whose path is a link: %v", err)
 			}
-			if err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE); err != nil {
-				t.Fatal(err)
-			}
+			must(t, unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE))
 		}
 	}
 }

@@ -26,12 +26,12 @@ type Pinned struct {
 // NewPinned describes the mount of a held directory. Source is what Hold returned, and
 // must still be held.
 func NewPinned(source, target string, readOnly bool) (Pinned, error) {
-	fd, err := OpenDir(source)
+	dir, err := open(source)
 	if err != nil {
 		return Pinned{}, err
 	}
-	defer unix.Close(fd)
-	st, err := statx(fd, source)
+	defer dir.Close()
+	st, err := statx(int(dir.Fd()), source)
 	if err != nil {
 		return Pinned{}, err
 	}

@@ -24,27 +24,19 @@ func TestVerify(t *testing.T) {
 	dir, other := filepath.Join(t.TempDir(), "a b#"), t.TempDir()
 	makeDir(t, dir, "mine")
 	sources, release, err := p.Hold(context.Background(), "s #\\", []policy.Mount{mount(dir), mount(other)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() {
 		if err := release(); err != nil {
 			t.Error(err)
 		}
 	}()
-	if err := unix.Mount("", sources[1], "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", sources[1], "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(sources[0], link); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(sources[0], link))
 	pinned := func(source, target string, readOnly bool) Pinned {
 		t.Helper()
 		m, err := NewPinned(source, target, readOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return m
 	}
 	for name, tt := range map[string]struct {
@@ -67,20 +59,12 @@ func TestVerify(t *testing.T) {
 
 	cmd := exec.Command("cat")
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	fd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unix.Close(fd)
-	if err := in.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, in.Close())
 	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1); err != nil {
 		t.Fatal(err)
 	}
@@ -88,9 +72,7 @@ func TestVerify(t *testing.T) {
 	if err := Verify(cmd.Process.Pid, held); !errors.Is(err, ErrGone) {
 		t.Errorf("a process that nobody has waited for: %v", err)
 	}
-	if err := cmd.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Wait())
 	if err := Verify(cmd.Process.Pid, held); !errors.Is(err, ErrGone) {
 		t.Errorf("a process that is gone: %v", err)
 	}
@@ -132,16 +114,10 @@ func TestVerifyHeadless(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), headless+"=1")
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "Z\n" {
 		t.Errorf("it says %q, %v", line, err)
 	}

@@ -229,12 +229,9 @@ func (s *Service) Forget(w Workspace, chatID string) {
 	})
 }
 
-// Freed notes that n bytes of a chat were removed. How much room that gave is measured
-// when it is next asked for: what had other links gave none.
-func (s *Service) Freed(w Workspace, chatID string, n int64) {
-	if n == 0 {
-		return
-	}
+// Freed notes that files of a chat were removed. How much room that gave is measured when it
+// is next asked for: a file with other links gave none, and the last of its links all.
+func (s *Service) Freed(w Workspace, chatID string) {
 	s.known(w, func(a *account) {
 		if f := a.chats[chatID]; f != nil {
 			f.touchLocked()
@@ -294,7 +291,7 @@ func (s *Service) keysTotal(ctx context.Context, a *account, w Workspace, key st
 	began := time.Now()
 	all, err := s.keys(w.Tenant, key)
 	if err != nil {
-		return total{}, unavailable(ctx, err)
+		return total{}, Unavailable(ctx, err)
 	}
 	var keys []string
 	for _, id := range all {
@@ -346,7 +343,7 @@ func (s *Service) fresh(ctx context.Context, a *account, w Workspace, chatID str
 		}
 	}
 	if err != nil {
-		return nil, unavailable(ctx, err)
+		return nil, Unavailable(ctx, err)
 	}
 	for _, id := range ids {
 		if err := s.refresh(ctx, a, w.Tenant, id); err != nil {
@@ -450,7 +447,7 @@ func (s *Service) measureChat(ctx context.Context, tenant, chatID string) (int64
 	if err == nil || errors.Is(err, hostdir.ErrUnbounded) {
 		return bytes, err
 	}
-	return 0, unavailable(ctx, fmt.Errorf("measure chat %q: %w", chatID, err))
+	return 0, Unavailable(ctx, fmt.Errorf("measure chat %q: %w", chatID, err))
 }
 
 // add is a+b, or the most there is, of what isn't negative.

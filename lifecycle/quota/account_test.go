@@ -97,6 +97,13 @@ func (w *world) walked() int {
 	return w.walks
 }
 
+func (w *world) wantWalks(t *testing.T, n int) {
+	t.Helper()
+	if got := w.walked(); got != n {
+		t.Errorf("measured %d times, want %d", got, n)
+	}
+}
+
 func (w *world) Projects(context.Context) ([]Project, error) { return nil, nil }
 
 // setup is what a service of a world is like.
@@ -116,9 +123,7 @@ func inode(t *testing.T, dir *os.Root) (id string) {
 		id, err = hostdir.Inode(f)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return id
 }
 
@@ -127,9 +132,7 @@ func (w *world) service(t *testing.T, opts setup, chats ...string) (*Service, Wo
 	t.Helper()
 	dir := t.TempDir()
 	s, err := New(t.Context(), Options{Store: w, Root: dir, QuotaBytes: opts.QuotaBytes, Off: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if opts.Projects != nil {
 		s.projects = opts.Projects
 	}
@@ -201,6 +204,15 @@ func over(t *testing.T, err error) bool {
 	return true
 }
 
+func wantOver(t *testing.T, what string, err error) {
+	t.Helper()
+	if !over(t, err) {
+		t.Errorf("%s: there was room", what)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
 func isUnavailable(err error) bool {
 	var e *lifecycle.UnavailableError
 	return errors.As(err, &e)
@@ -214,13 +226,9 @@ func TestReal(t *testing.T) {
 	s.measure = hostdir.Allocated
 	w.holds("k", 0)
 	root, err := s.open("t", "k")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer root.Close()
-	if err := root.WriteFile("f", make([]byte, 70), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, root.WriteFile("f", make([]byte, 70), 0o600))
 	used(t, s, ws, 70)
 }
 
@@ -282,25 +290,16 @@ func TestReservations(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld()
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
-	one, err := s.Reserve(ctx, ws, "k", 60, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Reserve(ctx, ws, "l", 41, 0); !over(t, err) {
-		t.Error("a second one went beyond the quota")
-	}
+	one := reserve(t, s, ws, 60, 0, false)
+	wantOver(t, "a second one went beyond the quota", second(s.Reserve(ctx, ws, "l", 41, 0)))
 	used(t, s, ws, 0) // what is reserved isn't used
-	if err := one.Grow(ctx, 101); !over(t, err) {
-		t.Error("it grew beyond the quota")
-	}
+	wantOver(t, "it grew beyond the quota", one.Grow(ctx, 101))
 	for _, n := range []int64{10, 100} {
 		if err := one.Grow(ctx, n); err != nil {
 			t.Errorf("grow to %d: %v", n, err)
 		}
 	}
-	if _, err := s.Reserve(ctx, ws, "l", 1, 0); !over(t, err) {
-		t.Error("a second one went beyond the quota")
-	}
+	wantOver(t, "a second one went beyond the quota", second(s.Reserve(ctx, ws, "l", 1, 0)))
 	one.Release()
 	one.Done(true)
 	two, err := s.Reserve(ctx, ws, "l", 100, 0)
@@ -314,9 +313,7 @@ func TestReservations(t *testing.T) {
 	two.Release()
 	used(t, s, ws, 30)
 	three, err := s.Reserve(ctx, ws, "l", 10, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := three.Commit(ctx, 71, 0); !over(t, err) { // more came than there is room for
 		t.Error("committed beyond the quota")
 	}
@@ -406,36 +403,26 @@ func TestFresh(t *testing.T) {
 		w.holds("k", 40)
 		time.Sleep(24 * time.Hour)
 		used(t, s, ws, 31)
-		if n := w.walked(); n != 5 {
-			t.Errorf("measured %d times, want 5", n)
-		}
+		w.wantWalks(t, 5)
 		// A command, of a sandbox that is gone before anybody asks.
-		if err := s.Left(t.Context(), of("t", "k"), false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Left(t.Context(), of("t", "k"), false))
 		w.holds("k", 50)
-		if err := s.Left(t.Context(), of("t", "k"), true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Left(t.Context(), of("t", "k"), true))
 		used(t, s, ws, 51)
 		// A sandbox whose call was no command.
 		w.isLive("k", true)
-		if err := s.Left(t.Context(), of("t", "k"), false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Left(t.Context(), of("t", "k"), false))
 		w.isLive("k", false)
 		w.holds("k", 60)
 		used(t, s, ws, 61)
 		w.holds("k", 5)
-		s.Freed(ws, "k", 0)
-		used(t, s, ws, 61)
-		s.Freed(ws, "k", 55)
+		s.Freed(ws, "k")
 		used(t, s, ws, 6)
 		// Something goes where the walk has been.
-		s.Freed(ws, "k", 1)
+		s.Freed(ws, "k")
 		w.during = func(string) {
 			w.set(func() { w.during = nil; w.bytes["k"] = 2 })
-			s.Freed(ws, "k", 3)
+			s.Freed(ws, "k")
 		}
 		used(t, s, ws, 6)
 		used(t, s, ws, 3)
@@ -533,18 +520,13 @@ func TestNoQuota(t *testing.T) {
 	w := newWorld()
 	s, ws := w.service(t, setup{}, "k")
 	w.holds("k", 100)
-	r, err := s.Reserve(ctx, ws, "k", math.MaxInt64, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := reserve(t, s, ws, math.MaxInt64, 0, false)
 	if err := errors.Join(r.Grow(ctx, math.MaxInt64), r.Commit(ctx, math.MaxInt64, 0), s.Left(ctx, of("t", "k"), true)); err != nil {
 		t.Error(err)
 	}
 	r.Done(true)
 	r.Release()
-	if n := w.walked(); n != 0 {
-		t.Errorf("measured %d times", n)
-	}
+	w.wantWalks(t, 0)
 	used(t, s, ws, 100)
 	w.holds("k", 200)
 	used(t, s, ws, 200)
@@ -566,12 +548,9 @@ func TestWalkBeforeCommit(t *testing.T) {
 		w := newWorld()
 		s, ws := w.service(t, setup{QuotaBytes: 1000}, "k")
 		w.holds("k", 10)
-		r, err := s.Reserve(t.Context(), ws, "k", 100, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := reserve(t, s, ws, 100, 0, false)
 		defer r.Release()
-		s.Freed(ws, "k", 1)
+		s.Freed(ws, "k")
 		goOn := make(chan struct{})
 		w.during = func(string) { <-goOn }
 		go used(t, s, ws, 110)
@@ -580,17 +559,13 @@ func TestWalkBeforeCommit(t *testing.T) {
 		a.mu.Lock()
 		a.chats["k"].stale = false // as for one whose own measurement has just ended
 		a.mu.Unlock()
-		if err := r.Commit(t.Context(), 100, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Commit(t.Context(), 100, 0))
 		w.holds("k", 110)
 		r.Done(true)
 		close(goOn)
 		synctest.Wait()
 		used(t, s, ws, 110)
-		if n := w.walked(); n != 2 { // what is known holds without what that walk saw
-			t.Errorf("measured %d times, want 2", n)
-		}
+		w.wantWalks(t, 2) // what is known holds without what that walk saw
 	})
 }
 
@@ -600,21 +575,12 @@ func TestWalkWithinCommit(t *testing.T) {
 	w := newWorld()
 	s, ws := w.service(t, setup{QuotaBytes: 159}, "k")
 	w.holds("k", 10)
-	r, err := s.Reserve(t.Context(), ws, "k", 100, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := reserve(t, s, ws, 100, 0, false)
 	defer r.Release()
-	if err := r.Commit(t.Context(), 100, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Commit(t.Context(), 100, 0))
 	w.holds("k", 60)
-	if err := s.Left(t.Context(), of("t", "k"), true); !over(t, err) {
-		t.Error("what wasn't there yet doesn't count")
-	}
-	if n := w.walked(); n != 1+maxWalks {
-		t.Errorf("measured %d times, want %d", n, 1+maxWalks)
-	}
+	wantOver(t, "what wasn't there yet doesn't count", s.Left(t.Context(), of("t", "k"), true))
+	w.wantWalks(t, 1+maxWalks)
 	w.holds("k", 110)
 	r.Done(true)
 	used(t, s, ws, 110)
@@ -626,17 +592,10 @@ func TestCommitFindsLess(t *testing.T) {
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 	w.holds("k", 50)
 	w.isLive("k", true)
-	r, err := s.Reserve(t.Context(), ws, "k", 50, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := reserve(t, s, ws, 50, 0, false)
 	w.holds("k", 51)
-	if err := s.Left(t.Context(), of("t", "k"), true); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Commit(t.Context(), 50, 0); !over(t, err) {
-		t.Error("committed beyond the quota")
-	}
+	must(t, s.Left(t.Context(), of("t", "k"), true))
+	wantOver(t, "committed beyond the quota", r.Commit(t.Context(), 50, 0))
 	r.Done(true)
 	r.Release()
 	used(t, s, ws, 51)
@@ -649,19 +608,14 @@ func TestGrowsAnew(t *testing.T) {
 		s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 		w.holds("k", 50)
 		w.isLive("k", true)
-		r, err := s.Reserve(t.Context(), ws, "k", 10, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := reserve(t, s, ws, 10, 0, false)
 		defer r.Release()
 		w.holds("k", 80)
 		if err := r.Grow(t.Context(), 30); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(liveFor + growFor)
-		if err := r.Grow(t.Context(), 31); !over(t, err) {
-			t.Error("it never looks at what the sandbox writes")
-		}
+		wantOver(t, "it never looks at what the sandbox writes", r.Grow(t.Context(), 31))
 	})
 }
 
@@ -670,13 +624,8 @@ func TestNotAsCommitted(t *testing.T) {
 	w := newWorld()
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 	for _, forget := range []bool{false, true} {
-		r, err := s.Reserve(t.Context(), ws, "k", 10, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := r.Commit(t.Context(), 10, 0); err != nil {
-			t.Fatal(err)
-		}
+		r := reserve(t, s, ws, 10, 0, false)
+		must(t, r.Commit(t.Context(), 10, 0))
 		w.holds("k", 3)
 		if !forget {
 			r.Done(false)
@@ -700,22 +649,16 @@ func TestUnmeasurable(t *testing.T) {
 			t.Errorf("reserve: %v", err)
 		}
 	}
-	if err := s.Left(ctx, of("t", "l"), false); !over(t, err) {
-		t.Error("left")
-	}
-	if _, err := s.Usage(ctx, ws); !over(t, err) {
-		t.Error("usage")
-	}
+	wantOver(t, "left", s.Left(ctx, of("t", "l"), false))
+	wantOver(t, "usage", second(s.Usage(ctx, ws)))
 	if r, err := s.Reserve(ctx, ws, "k", 1, 1); err != nil { // what frees, or adds nothing, goes on
 		t.Error(err)
 	} else {
 		r.Release()
 	}
-	if n := w.walked(); n != 1 {
-		t.Errorf("measured %d times", n)
-	}
+	w.wantWalks(t, 1)
 	w.set(func() { w.broken = nil })
-	s.Freed(ws, "k", 1)
+	s.Freed(ws, "k")
 	used(t, s, ws, 1)
 }
 
@@ -747,9 +690,7 @@ func TestOneWalk(t *testing.T) {
 		synctest.Wait()
 		leave()
 		synctest.Wait()
-		if n := w.walked(); n != 1 {
-			t.Errorf("measured %d times at once", n)
-		}
+		w.wantWalks(t, 1)
 		a := s.accounts[ws.ID]
 		a.mu.Lock() // no lock is held meanwhile, or this would hang
 		if a.reserved != 0 {
@@ -759,9 +700,7 @@ func TestOneWalk(t *testing.T) {
 		cancel()
 		close(goOn)
 		synctest.Wait()
-		if n := w.walked(); n != 2 {
-			t.Errorf("measured %d times, want 2", n)
-		}
+		w.wantWalks(t, 2)
 	})
 }
 
@@ -780,9 +719,7 @@ func TestWaitsForItsOwn(t *testing.T) {
 		w.holds("k", 101)
 		for range 3 {
 			go func() {
-				if err := s.Left(t.Context(), of("t", "k"), true); !over(t, err) {
-					t.Error("an old figure was the answer")
-				}
+				wantOver(t, "an old figure was the answer", s.Left(t.Context(), of("t", "k"), true))
 			}()
 		}
 		synctest.Wait()
@@ -800,10 +737,7 @@ func TestFailures(t *testing.T) {
 	w := newWorld()
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 	w.holds("k", 1)
-	r, err := s.Reserve(ctx, ws, "k", 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := reserve(t, s, ws, 1, 0, false)
 	calls := map[string]func(context.Context) error{
 		"usage":   func(ctx context.Context) error { _, err := s.Usage(ctx, ws); return err },
 		"left":    func(ctx context.Context) error { return s.Left(ctx, of("t", "k"), true) },
@@ -826,7 +760,7 @@ func TestFailures(t *testing.T) {
 		t.Errorf("enforcement %q", got)
 	}
 	w.failing, w.broken = nil, errors.New("too many open files")
-	s.Freed(ws, "k", 1)
+	s.Freed(ws, "k")
 	for _, name := range []string{"usage", "left", "reserve", "refresh"} {
 		if err := calls[name](ctx); !isUnavailable(err) || !errors.Is(err, w.broken) {
 			t.Errorf("%s: %v", name, err)
@@ -843,10 +777,7 @@ func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
-		kept, err := s.Reserve(t.Context(), ws, "k", 60, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kept := reserve(t, s, ws, 60, 0, false)
 		var last Workspace
 		for i := range 10 {
 			last = w.workspace(fmt.Sprint(i))
@@ -859,9 +790,7 @@ func TestIdle(t *testing.T) {
 		if n := len(s.accounts); n != 2 { // the last, and the one that has a reservation
 			t.Errorf("%d accounts are kept", n)
 		}
-		if _, err := s.Reserve(t.Context(), ws, "k", 41, 0); !over(t, err) {
-			t.Error("a reservation was forgotten")
-		}
+		reserve(t, s, ws, 41, 0, true)
 		kept.Release()
 	})
 }
@@ -900,9 +829,7 @@ func (k *kernel) Adopt(dir *os.File, project uint32) error {
 func (k *kernel) stage(t *testing.T, r *Reservation, n int64) {
 	t.Helper()
 	dir, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer dir.Close()
 	k.staged = n
 	if err := r.Staged(t.Context(), dir, n); err != nil || k.adopted[inode(t, dir)] != r.w.Project {
@@ -925,13 +852,8 @@ func TestHard(t *testing.T) {
 	if k.limit[ws.Project] != 100 || s.Enforcement(of("t", "k")) != "hard" {
 		t.Errorf("limits %v", k.limit)
 	}
-	if _, err := s.Reserve(ctx, ws, "k", 41, 0); !over(t, err) {
-		t.Error("reserved beyond the quota")
-	}
-	r, err := s.Reserve(ctx, ws, "k", 40, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	reserve(t, s, ws, 41, 0, true)
+	r := reserve(t, s, ws, 40, 0, false)
 	k.stage(t, r, 40)
 	if err := errors.Join(r.Commit(ctx, 40, 0), s.Left(ctx, of("t", "k"), true)); err != nil {
 		t.Error(err)
@@ -939,13 +861,9 @@ func TestHard(t *testing.T) {
 	r.Done(true)
 	r.Release()
 	k.used[ws.Project] = 101
-	if err := s.Left(ctx, of("t", "k"), true); !over(t, err) {
-		t.Error("over the quota")
-	}
+	wantOver(t, "over the quota", s.Left(ctx, of("t", "k"), true))
 	dir, err := os.OpenRoot(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer dir.Close()
 	if err := s.Adopt(ws, "k", dir); err != nil || k.adopted[inode(t, dir)] != ws.Project {
 		t.Errorf("adopted %v, %v", k.adopted, err)
@@ -958,9 +876,7 @@ func TestHard(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	}
-	if n := w.walked(); n != 0 {
-		t.Errorf("measured %d times", n)
-	}
+	w.wantWalks(t, 0)
 
 	// Without a quota an earlier limit goes.
 	k.failing = nil
@@ -1004,5 +920,13 @@ func TestOptions(t *testing.T) {
 		if _, err := New(t.Context(), opts); err == nil {
 			t.Errorf("%s: no error", name)
 		}
+	}
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

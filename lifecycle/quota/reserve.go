@@ -12,6 +12,10 @@ import (
 // compared with all that its workspace holds; before the commit that is done again.
 const growFor = time.Second
 
+// roundUp is by how much additions may exceed a quota that the kernel holds, as it counts
+// whole blocks.
+const roundUp = 1 << 20
+
 // Reservation is room in a workspace. It belongs to one goroutine.
 //
 // Where the kernel counts ("hard"), what is staged is written outside of the workspace's
@@ -174,8 +178,11 @@ func (r *Reservation) take(ctx context.Context, n, replaced int64, commit bool) 
 	}
 	credit := max(min(replaced, there-*creditor), 0)
 	need := max(n-credit, 0)
-	// What adds nothing may come whatever the rest of the workspace holds.
-	if need > 0 && need > s.opts.QuotaBytes-add(t.used, a.reserved-r.held) {
+	// What adds nothing may come whatever the rest of the workspace holds. Not so beyond what
+	// the kernel holds sandboxes to: one that renames each file before it is replaced would
+	// keep them all.
+	full := need > 0 && need > s.opts.QuotaBytes-add(t.used, a.reserved-r.held)
+	if full || n > 0 && counted > add(s.opts.QuotaBytes, roundUp) {
 		return s.over(r.w, t)
 	}
 	r.giveBackLocked()

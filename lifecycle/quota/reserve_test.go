@@ -31,29 +31,21 @@ func TestHardReservations(t *testing.T) {
 	one := reserve(t, s, ws, 60, 0, false)
 	reserve(t, s, ws, 41, 0, true)
 	two := reserve(t, s, ws, 40, 0, false)
-	if err := two.Grow(ctx, 41); !over(t, err) {
-		t.Error("it grew beyond the quota")
-	}
+	wantOver(t, "it grew beyond the quota", two.Grow(ctx, 41))
 	used(t, s, ws, 0)
 	k.stage(t, one, 60)
 	used(t, s, ws, 0) // what is staged counts once
-	if err := two.Grow(ctx, 41); !over(t, err) {
-		t.Error("it grew beyond the quota")
-	}
+	wantOver(t, "it grew beyond the quota", two.Grow(ctx, 41))
 	if err := two.Grow(ctx, 40); err != nil {
 		t.Error(err)
 	}
-	if err := one.Commit(ctx, 60, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, one.Commit(ctx, 60, 0))
 	used(t, s, ws, 60)
 	one.Done(true)
 	one.Release()
 	used(t, s, ws, 60)
 	k.used[ws.Project] = 100 // by a sandbox
-	if err := errors.Join(two.Refresh(ctx), two.Commit(ctx, 40, 0)); !over(t, err) {
-		t.Error("committed beyond the quota")
-	}
+	wantOver(t, "committed beyond the quota", errors.Join(two.Refresh(ctx), two.Commit(ctx, 40, 0)))
 	two.Done(true)
 	two.Release()
 
@@ -64,9 +56,7 @@ func TestHardReservations(t *testing.T) {
 	if err := s.Left(ctx, of("t", "k"), true); err != nil {
 		t.Errorf("what is staged counts as used: %v", err)
 	}
-	if err := three.Commit(ctx, 100, 100); err != nil {
-		t.Fatal(err)
-	}
+	must(t, three.Commit(ctx, 100, 100))
 	used(t, s, ws, 100)
 	k.used[ws.Project] = 100 // it is in its place
 	three.Done(true)
@@ -77,6 +67,30 @@ func TestHardReservations(t *testing.T) {
 	}
 }
 
+// TestReplacedInVain has a sandbox rename a file away each time when it is replaced.
+func TestReplacedInVain(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	k := newKernel()
+	const quota, size = 10 << 20, 5 << 20
+	s, ws := newWorld().service(t, setup{QuotaBytes: quota, Projects: k}, "k")
+	k.used[ws.Project] = quota
+	one, two := reserve(t, s, ws, size, size, false), reserve(t, s, ws, size, size, false)
+	k.stage(t, one, size)
+	must(t, one.Commit(ctx, size, size))
+	one.Done(true)
+	one.Release()
+	used(t, s, ws, quota+size)
+	k.stage(t, two, size)
+	wantOver(t, "committed beyond the quota", two.Commit(ctx, size, size))
+	two.Release()
+	k.used[ws.Project] = quota + roundUp + 1 // what was staged is gone
+	reserve(t, s, ws, 1, size, true)
+	reserve(t, s, ws, 0, size, false).Release()
+	k.used[ws.Project] = quota + roundUp
+	reserve(t, s, ws, size, size, false).Release()
+}
+
 // TestReplacedOnce fills a workspace with a file, which is replaced more than once at a time.
 func TestReplacedOnce(t *testing.T) {
 	t.Parallel()
@@ -85,23 +99,17 @@ func TestReplacedOnce(t *testing.T) {
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 	w.holds("k", 100)
 	one := reserve(t, s, ws, 100, 100, false)
-	if err := one.Grow(ctx, 101); !over(t, err) {
-		t.Error("it grew beyond what it replaces")
-	}
+	wantOver(t, "it grew beyond what it replaces", one.Grow(ctx, 101))
 	reserve(t, s, ws, 1, 100, true)
 	late := reserve(t, s, ws, 0, 0, false)
 	late.Replaces(100)
-	if err := late.Grow(ctx, 100); !over(t, err) {
-		t.Error("what is replaced counted twice")
-	}
+	wantOver(t, "what is replaced counted twice", late.Grow(ctx, 100))
 	one.Release()
 	if err := late.Grow(ctx, 100); err != nil {
 		t.Errorf("what was released isn't there: %v", err)
 	}
 	reserve(t, s, ws, 1, 100, true)
-	if err := late.Commit(ctx, 100, 100); err != nil {
-		t.Fatal(err)
-	}
+	must(t, late.Commit(ctx, 100, 100))
 	late.Done(true)
 	reserve(t, s, ws, 100, 100, false).Release()
 	late.Release()
@@ -119,9 +127,7 @@ func TestCreditedElsewhere(t *testing.T) {
 	w.holds("k", 100)
 	one, two := reserve(t, s, ws, 60, 60, false), reserve(t, s, ws, 60, 60, false)
 	three := reserve(t, s, ws, 40, 40, false)
-	if err := three.Commit(t.Context(), 40, 40); err != nil {
-		t.Fatal(err)
-	}
+	must(t, three.Commit(t.Context(), 40, 40))
 	three.Done(true)
 	for _, r := range []*Reservation{one, two, three} {
 		r.Release()
@@ -140,33 +146,23 @@ func TestCommitMeasuresNothing(t *testing.T) {
 		refused, kept := reserve(t, s, ws, 40, 0, false), reserve(t, s, ws, 40, 0, false)
 		defer kept.Release()
 		w.holds("l", 30)
-		s.Freed(ws, "l", 1)
-		if err := errors.Join(kept.Refresh(ctx), refused.Refresh(ctx)); err != nil {
-			t.Fatal(err)
-		}
-		s.Freed(ws, "l", 1)
+		s.Freed(ws, "l")
+		must(t, kept.Refresh(ctx), refused.Refresh(ctx))
+		s.Freed(ws, "l")
 		time.Sleep(time.Hour)
-		if err := refused.Commit(ctx, 61, 0); !over(t, err) {
-			t.Error("committed without what was found before")
-		}
+		wantOver(t, "committed without what was found before", refused.Commit(ctx, 61, 0))
 		refused.Release()
 		// A chat of which nothing was known then.
 		w.set(func() { w.chats["m"] = ws.ID })
 		newer, err := s.Reserve(ctx, ws, "m", 0, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer newer.Release()
-		s.Freed(ws, "l", 1)
+		s.Freed(ws, "l")
 		time.Sleep(time.Hour)
 		n := w.walked()
-		if err := newer.Commit(ctx, 10, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, newer.Commit(ctx, 10, 0))
 		newer.Done(true)
-		if err := kept.Commit(ctx, 61, 0); !over(t, err) {
-			t.Error("committed without what a newer chat holds")
-		}
+		wantOver(t, "committed without what a newer chat holds", kept.Commit(ctx, 61, 0))
 		if err := errors.Join(kept.Grow(ctx, 60), kept.Commit(ctx, 60, 0)); err != nil {
 			t.Error(err)
 		}
@@ -214,9 +210,7 @@ func TestTouched(t *testing.T) {
 		w.isLive("k", false)
 		used(t, s, ws, 8)
 		n := w.walked()
-		if err := s.Left(t.Context(), of("t", "none"), true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Left(t.Context(), of("t", "none"), true))
 		s.touch("t", "none")
 		used(t, s, ws, 8)
 		if w.walked() != n {
@@ -238,9 +232,7 @@ func TestUnheld(t *testing.T) {
 		}
 		k.used[ws.Project] = 7
 		dir, err := os.OpenRoot(t.TempDir())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer dir.Close()
 		k.refusing = errors.New("operation not permitted")
 		for _, chat := range []string{"k", "l"} {
@@ -248,11 +240,9 @@ func TestUnheld(t *testing.T) {
 				t.Errorf("%s: %v", chat, err)
 			}
 		}
-		if err := s.Left(ctx, of("t", "k"), true); !over(t, err) {
-			t.Error("what the kernel doesn't count isn't counted")
-		}
+		wantOver(t, "what the kernel doesn't count isn't counted", s.Left(ctx, of("t", "k"), true))
 		w.holds("l", 20)
-		s.Freed(ws, "l", 30)
+		s.Freed(ws, "l")
 		used(t, s, ws, 77)
 		reserve(t, s, ws, 24, 0, true)
 		reserve(t, s, ws, 23, 0, false).Release()

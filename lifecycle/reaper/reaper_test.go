@@ -35,24 +35,16 @@ func startWith(t testing.TB, fake *runtimetest.Fake, quotas lifecycle.Quotas) *l
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	st, err := store.Open(ctx, store.Options{Path: filepath.Join(t.TempDir(), "berm.db")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pol, err := policy.Parse(nil, policy.Options{DefaultImage: runtimetest.DefaultImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	sealer, err := lifecycle.NewSealer(ctx, lifecycle.SealerOptions{Owner: "owner", Store: st})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m, err := lifecycle.New(lifecycle.Options{
 		Runtime: fake, Collector: fake, Policy: func() *policy.Policy { return pol }, Store: st, Holder: mountpintest.Holder{}, Owner: "owner",
 		Quotas: quotas, Sealer: sealer,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	done := make(chan error, 1)
 	go func() { done <- m.Run(ctx) }()
 	t.Cleanup(func() {
@@ -99,9 +91,7 @@ func TestSweepTellsWhatItDid(t *testing.T) {
 	r, err := reaper.New(reaper.Options{
 		Manager: m, Registry: reg, Tracer: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	create(t, m, "ended", time.Second)
 	create(t, m, "live", time.Hour)
 	time.Sleep(1100 * time.Millisecond) // the store's clock is the real one
@@ -156,20 +146,14 @@ func TestSweepCollectsObjects(t *testing.T) {
 		lifecycle.LabelExpiresAt: past, lifecycle.LabelDeadline: past,
 	}
 	ctx := context.Background()
-	if err := fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: labels}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: labels}))
 	c, err := fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Network: "n", Labels: labels})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	fake.AddVolume(runtime.Volume{Name: "v", Labels: labels}, c.ID)
 	m := start(t, fake) // seals what an earlier version has made
 	reg := prometheus.NewPedanticRegistry()
 	r, err := reaper.New(reaper.Options{Manager: m, Registry: reg})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	broken.Store(true)
 	if swept, err := r.Sweep(ctx); err == nil || swept != (reaper.Swept{Objects: 2, Errors: 1}) {
 		t.Errorf("with a broken engine: %+v, %v", swept, err)
@@ -221,9 +205,7 @@ func TestRunSweepsUntilItsEnd(t *testing.T) {
 	m := startWith(t, fake, quotas)
 	create(t, m, "ended", time.Second)
 	r, err := reaper.New(reaper.Options{Manager: m, Interval: 10 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	done := make(chan error, 1)
@@ -244,21 +226,15 @@ func TestRunWaitsBetweenSweeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// A manager that never ran answers Unavailable, which must not end Run.
 		pol, err := policy.Parse(nil, policy.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		m, err := lifecycle.New(lifecycle.Options{
 			Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: func() *policy.Policy { return pol },
 			Store: noStore{}, Holder: mountpintest.Holder{}, Owner: "owner",
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		spans := tracetest.NewSpanRecorder()
 		r, err := reaper.New(reaper.Options{Manager: m, Tracer: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Second)
 		defer cancel()
 		if err := r.Run(ctx); err != nil {
@@ -289,4 +265,12 @@ func BenchmarkSweep(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.Elapsed().Milliseconds())/float64(b.N), "ms/sweep")
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -177,9 +177,7 @@ func (f *fake) row(id string) Row {
 func run(t *testing.T, f *fake) (s *Supervisor, stop func()) {
 	t.Helper()
 	s, err := New(t.Context(), Options{Engine: f, Store: f})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -194,9 +192,7 @@ func run(t *testing.T, f *fake) (s *Supervisor, stop func()) {
 
 func set(t *testing.T, s *Supervisor, id, policy string, retries int) {
 	t.Helper()
-	if err := s.Set(t.Context(), id, Policy{policy, retries}, false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Set(t.Context(), id, Policy{policy, retries}, false))
 }
 
 func wantStarts(t *testing.T, f *fake, what string, want ...string) {
@@ -225,9 +221,7 @@ func TestBackoff(t *testing.T) {
 			t.Errorf("row: %+v", got)
 		}
 		over, err := s.Starting(t.Context(), "a") // by hand
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		f.add("a")
 		f.end("a", 1)
 		time.Sleep(time.Second)
@@ -299,9 +293,7 @@ func TestStopWhileWaiting(t *testing.T) {
 		wantStarts(t, f, "cancelled")
 
 		over, err := s.Starting(t.Context(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		f.add("a")
 		over()
 		f.do(func() { f.startTakes = time.Second })
@@ -332,9 +324,7 @@ func TestUpdate(t *testing.T) {
 		time.Sleep(time.Minute)
 		wantStarts(t, f, "after --restart=no")
 		over, err := s.Starting(t.Context(), "a")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		f.add("a")
 		over()
 		f.end("a", 0)
@@ -553,4 +543,12 @@ func TestHungContainers(t *testing.T) {
 			t.Errorf("restarted after %v", worst)
 		}
 	})
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"database/sql"
 
 	"github.com/bermhq/berm/lifecycle/chat"
 )
@@ -34,7 +33,7 @@ type row struct {
 func scanFile(from scanner) (r row, err error) {
 	var created, inode, old int64
 	err = from.Scan(&r.tenant, &r.chatID, &r.Name, &r.ID, &created, &r.ContentType, &inode, &r.OldType, &old)
-	r.CreatedAt, r.Inode, r.OldInode = instant(created), uint64(inode), uint64(old)
+	r.CreatedAt, r.Identity, r.OldIdentity = instant(created), uint64(inode), uint64(old)
 	return r, err
 }
 
@@ -82,10 +81,7 @@ func (s *Store) EachChat(ctx context.Context, f func(chat.Chat) error) error {
 
 // DeleteChat is chat.Store's. It is durable.
 func (s *Store) DeleteChat(ctx context.Context, tenant, id string) error {
-	return s.durably(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "DELETE FROM chats WHERE tenant = ? AND chat_id = ?", tenant, id)
-		return err
-	})
+	return s.durably(ctx, run(ctx, "DELETE FROM chats WHERE tenant = ? AND chat_id = ?", []any{tenant, id}))
 }
 
 // EachRecord is chat.Store's. A chat that isn't there has none.
@@ -103,11 +99,7 @@ func (s *Store) EachRecord(ctx context.Context, tenant, chatID, from, to string,
 
 // CountRecords is chat.Store's. A chat that isn't there has none.
 func (s *Store) CountRecords(ctx context.Context, tenant, chatID string) (int, error) {
-	scan := func(row scanner) (n int, err error) {
-		err = row.Scan(&n)
-		return n, err
-	}
-	return one(ctx, s.db, scan, "SELECT COUNT(*) FROM files WHERE tenant = ? AND chat_id = ?", tenant, chatID)
+	return one(ctx, s.db, value[int], "SELECT COUNT(*) FROM files WHERE tenant = ? AND chat_id = ?", tenant, chatID)
 }
 
 // RecordOf is chat.Store's.
@@ -122,13 +114,13 @@ func (s *Store) PutRecords(ctx context.Context, tenant, chatID string, records [
 	if len(records) == 0 {
 		return nil
 	}
-	return s.durably(ctx, func(tx *sql.Tx) error {
-		return each(ctx, tx, "INSERT INTO files ("+fileColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-			ON CONFLICT (tenant, chat_id, name) DO UPDATE SET content_type = excluded.content_type, inode = excluded.inode,
-			old_type = excluded.old_type, old_inode = excluded.old_inode`, records, func(r chat.Record) []any {
-			return []any{tenant, chatID, r.Name, r.ID, nanos(r.CreatedAt), r.ContentType, int64(r.Inode), r.OldType, int64(r.OldInode)}
-		})
-	})
+	rows := make([][]any, len(records))
+	for i, r := range records {
+		rows[i] = []any{tenant, chatID, r.Name, r.ID, nanos(r.CreatedAt), r.ContentType, int64(r.Identity), r.OldType, int64(r.OldIdentity)}
+	}
+	return s.durably(ctx, run(ctx, "INSERT INTO files ("+fileColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+		ON CONFLICT (tenant, chat_id, name) DO UPDATE SET content_type = excluded.content_type, inode = excluded.inode,
+		old_type = excluded.old_type, old_inode = excluded.old_inode`, rows...))
 }
 
 // DeleteRecords is chat.Store's. It may be undone when the machine crashes; the check of
@@ -137,7 +129,9 @@ func (s *Store) DeleteRecords(ctx context.Context, tenant string, ids []string) 
 	if len(ids) == 0 {
 		return nil
 	}
-	return inTx(ctx, s.db, func(tx *sql.Tx) error {
-		return each(ctx, tx, "DELETE FROM files WHERE tenant = ? AND file_id = ?", ids, func(id string) []any { return []any{tenant, id} })
-	})
+	rows := make([][]any, len(ids))
+	for i, id := range ids {
+		rows[i] = []any{tenant, id}
+	}
+	return inTx(ctx, s.db, run(ctx, "DELETE FROM files WHERE tenant = ? AND file_id = ?", rows...))
 }

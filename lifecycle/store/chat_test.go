@@ -26,7 +26,7 @@ func space(tenant, id, user string) workspace.Workspace {
 }
 
 func file(id, name string) chat.Record {
-	return chat.Record{ID: id, Name: name, CreatedAt: at, ContentType: "text/plain", Inode: 1 << 63, OldType: "a/old", OldInode: 7}
+	return chat.Record{ID: id, Name: name, CreatedAt: at, ContentType: "text/plain", Identity: 1 << 63, OldType: "a/old", OldIdentity: 7}
 }
 
 func put(t *testing.T, s *Store, tenant, chatID string, records ...chat.Record) error {
@@ -37,14 +37,12 @@ func put(t *testing.T, s *Store, tenant, chatID string, records ...chat.Record) 
 // files are a chat's records of a range of names.
 func files(t *testing.T, s *Store, tenant, chatID, from, to string) (all []chat.Record) {
 	t.Helper()
-	if err := s.EachRecord(t.Context(), tenant, chatID, from, to, func(r chat.Record) { all = append(all, r) }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.EachRecord(t.Context(), tenant, chatID, from, to, func(r chat.Record) { all = append(all, r) }))
 	return all
 }
 
-// must is for what can't go wrong in the test at hand.
-func must[T any](v T, err error) T {
+// get is for what can't go wrong in the test at hand.
+func get[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
 	}
@@ -96,14 +94,12 @@ func TestWorkspaces(t *testing.T) {
 		t.Errorf("an ID that is taken: %+v, %v", got, err)
 	}
 	chatIn(t, s, "a", "9", "k")
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 
 	s = open(t, path)
-	same(t, "after a restart", one, must(s.Workspace(ctx, "a", "1")))
-	same(t, "of the chat", "9", must(s.WorkspaceOf(ctx, "a", "k")).ID)
-	same(t, "next project", uint32(firstProject+3), must(first(s.EnsureWorkspace(ctx, space("c", "4", "u")))).Project)
+	same(t, "after a restart", one, get(s.Workspace(ctx, "a", "1")))
+	same(t, "of the chat", "9", get(s.WorkspaceOf(ctx, "a", "k")).ID)
+	same(t, "next project", uint32(firstProject+3), get(first(s.EnsureWorkspace(ctx, space("c", "4", "u")))).Project)
 	for name, err := range map[string]error{
 		"unknown":                err2(s.Workspace(ctx, "a", "3")),
 		"another tenant's":       err2(s.Workspace(ctx, "b", "1")),
@@ -115,8 +111,8 @@ func TestWorkspaces(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	same(t, "chats", []string{"k"}, must(s.ChatIDs(ctx, "a", "9")))
-	if ids := must(s.ChatIDs(ctx, "b", "9")); ids != nil {
+	same(t, "chats", []string{"k"}, get(s.ChatIDs(ctx, "a", "9")))
+	if ids := get(s.ChatIDs(ctx, "b", "9")); ids != nil {
 		t.Errorf("another tenant sees %q", ids)
 	}
 }
@@ -130,12 +126,10 @@ func TestChats(t *testing.T) {
 	ctx := t.Context()
 	s := open(t, filepath.Join(t.TempDir(), "berm.db"))
 	k := chatIn(t, s, "a", "1", "k")
-	same(t, "one", k, must(s.Chat(ctx, "a", "k")))
+	same(t, "one", k, get(s.Chat(ctx, "a", "k")))
 	chatIn(t, s, "b", "2", "k") // another tenant may use the ID as well
 	_, _, err := s.EnsureWorkspace(ctx, space("a", "3", "u3"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got, made, err := s.EnsureChat(ctx, chat.Chat{Tenant: "a", ID: "k", WorkspaceID: "3"})
 	if err != nil || made {
 		t.Errorf("made again: %v, %v", made, err)
@@ -164,9 +158,7 @@ func TestChats(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var all []string
 	err = s.EachChat(ctx, func(c chat.Chat) error {
 		all = append(all, c.Tenant+"/"+c.ID)
@@ -200,19 +192,15 @@ func TestRecords(t *testing.T) {
 	chatIn(t, s, "a", "1b", "l")
 	chatIn(t, s, "b", "2", "k")
 	x, y := file("1", "x"), file("2", "y")
-	y.ContentType, y.Inode = "", 0
+	y.ContentType, y.Identity = "", 0
 	over := file("9", "x")
-	over.ContentType, over.Inode, over.OldType, over.OldInode, over.CreatedAt = "a/b", 8, "c/d", 9, at.Add(time.Hour)
+	over.ContentType, over.Identity, over.OldType, over.OldIdentity, over.CreatedAt = "a/b", 8, "c/d", 9, at.Add(time.Hour)
 	for _, err := range []error{put(t, s, "a", "k", y, x), put(t, s, "b", "k", file("1", "x")), put(t, s, "a", "l", file("3", "x")), put(t, s, "a", "k", over)} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	over.ID, over.CreatedAt = x.ID, x.CreatedAt
 	x = over
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 
 	s = open(t, path)
 	for _, tt := range []struct {
@@ -222,7 +210,7 @@ func TestRecords(t *testing.T) {
 		same(t, fmt.Sprintf("from %q to %q", tt.from, tt.to), tt.want, files(t, s, "a", "k", tt.from, tt.to))
 	}
 	same(t, "number", []int{2, 1, 0, 0}, []int{
-		must(s.CountRecords(ctx, "a", "k")), must(s.CountRecords(ctx, "b", "k")), must(s.CountRecords(ctx, "b", "l")), must(s.CountRecords(ctx, "a", "none")),
+		get(s.CountRecords(ctx, "a", "k")), get(s.CountRecords(ctx, "b", "k")), get(s.CountRecords(ctx, "b", "l")), get(s.CountRecords(ctx, "a", "none")),
 	})
 	of := func(tenant, id string) error {
 		_, _, err := s.RecordOf(ctx, tenant, id)
@@ -248,17 +236,13 @@ func TestRecords(t *testing.T) {
 	if err := s.DeleteRecords(ctx, "b", []string{"2"}); err != nil { // the other tenant's, who has none of that ID
 		t.Fatal(err)
 	}
-	if err := s.DeleteRecords(ctx, "a", []string{"1", "none"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.DeleteRecords(ctx, "a", []string{"1", "none"}))
 	same(t, "after deleting", []chat.Record{y}, files(t, s, "a", "k", "", ""))
 	if err := errors.Join(put(t, s, "a", "k"), s.DeleteRecords(ctx, "a", nil)); err != nil {
 		t.Error(err)
 	}
 	for range 2 { // the second time there is none
-		if err := s.DeleteChat(ctx, "a", "l"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.DeleteChat(ctx, "a", "l"))
 	}
 	if err := of("a", "3"); !errdefs.IsNotFound(err) {
 		t.Errorf("a deleted chat's: %v", err)
@@ -287,9 +271,7 @@ func TestOddNames(t *testing.T) {
 		f.ContentType = name
 		want = append(want, f)
 	}
-	if err := put(t, s, "a", "ka", want...); err != nil {
-		t.Fatal(err)
-	}
+	must(t, put(t, s, "a", "ka", want...))
 	slices.SortFunc(want, func(a, b chat.Record) int { return strings.Compare(a.Name, b.Name) })
 	same(t, "files", want, files(t, s, "a", "ka", "", ""))
 	for _, f := range want {
@@ -302,7 +284,7 @@ func TestDurably(t *testing.T) {
 	ctx := t.Context()
 	s := open(t, filepath.Join(t.TempDir(), "berm.db"))
 	level := func(q querier) int {
-		return must(one(ctx, q, func(row scanner) (n int, err error) { return n, row.Scan(&n) }, "PRAGMA synchronous"))
+		return get(one(ctx, q, func(row scanner) (n int, err error) { return n, row.Scan(&n) }, "PRAGMA synchronous"))
 	}
 	const normal, full = 1, 2
 	ending, cancel := context.WithCancel(ctx)
@@ -327,9 +309,7 @@ func TestClosed(t *testing.T) {
 	t.Parallel()
 	s := open(t, filepath.Join(t.TempDir(), "berm.db"))
 	k := chatIn(t, s, "a", "1", "k")
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	ctx := t.Context()
 	for name, err := range map[string]error{
 		"EnsureWorkspace": err2(first(s.EnsureWorkspace(ctx, space("a", "1", "u")))),
@@ -350,24 +330,9 @@ func TestMigration(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	path := filepath.Join(t.TempDir(), "berm.db")
-	db, err := sql.Open("sqlite", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stmts, err := migrations.ReadFile("migrations/0001_sandboxes.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := db.ExecContext(ctx, string(stmts)+"; PRAGMA user_version = 1"); err != nil {
-		t.Fatal(err)
-	}
-	old := &Store{db: db}
-	if err := old.Put(ctx, record("1")); err != nil {
-		t.Fatal(err)
-	}
-	if err := old.Close(); err != nil {
-		t.Fatal(err)
-	}
+	old := &Store{db: ofVersion(t, path, 1)}
+	must(t, old.Put(ctx, record("1")))
+	must(t, old.Close())
 	for range 2 {
 		s := open(t, path)
 		if s.Fresh() {
@@ -379,9 +344,7 @@ func TestMigration(t *testing.T) {
 		if got := records(t, s); len(got) != 1 || got[0].SessionID != "1" {
 			t.Errorf("sandboxes: %v", got)
 		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Close())
 	}
 }
 
@@ -392,20 +355,8 @@ func TestChangesMigrate(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	path := filepath.Join(t.TempDir(), "berm.db")
-	db, err := sql.Open("sqlite", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, name := range must(migrationNames())[:5] {
-		stmts, err := migrations.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := db.ExecContext(ctx, fmt.Sprintf("%s; PRAGMA user_version = %d", stmts, i+1)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	_, err = db.ExecContext(ctx, `
+	db := ofVersion(t, path, 5)
+	_, err := db.ExecContext(ctx, `
 		INSERT INTO workspaces VALUES ('a', 'w', 'u', 1, 5);
 		INSERT INTO chats VALUES ('a', 'k', 'w', 2), ('a', 'l', 'w', 3);
 		INSERT INTO files VALUES ('a', 'k', 'x', '1', 'text/x', 10, 4, 5), ('a', 'l', 'x', '2', 'text/x', 10, 4, 5);
@@ -421,9 +372,7 @@ func TestChangesMigrate(t *testing.T) {
 	if c, err := s.Chat(ctx, "a", "l"); err != nil || c.WorkspaceID != "w" {
 		t.Errorf("the chat that was being deleted: %+v, %v", c, err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	if r, err := Check(ctx, path, ""); err != nil || r.Files != 3 || r.Chats != 2 {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -491,9 +440,7 @@ func TestProjectsRunOut(t *testing.T) {
 	ctx := t.Context()
 	s := open(t, filepath.Join(t.TempDir(), "berm.db"))
 	chatIn(t, s, "a", "1", "k")
-	if _, err := s.db.ExecContext(ctx, "UPDATE workspaces SET project = 4294967294"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err2(s.db.ExecContext(ctx, "UPDATE workspaces SET project = 4294967294")))
 	if w, made, err := s.EnsureWorkspace(ctx, space("a", "2", "v")); err == nil || made {
 		t.Errorf("%+v, made %v", w, made)
 	}
@@ -513,7 +460,7 @@ func TestPlans(t *testing.T) {
 		"SELECT COUNT(*) FROM files WHERE tenant = '' AND chat_id = ''",
 		"SELECT * FROM files WHERE tenant = '' AND file_id = ''",
 	} {
-		steps := must(list(t.Context(), s.db, func(row scanner) (step string, err error) {
+		steps := get(list(t.Context(), s.db, func(row scanner) (step string, err error) {
 			var id, parent, unused int
 			return step, row.Scan(&id, &parent, &unused, &step)
 		}, "EXPLAIN QUERY PLAN "+query))

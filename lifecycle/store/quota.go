@@ -32,18 +32,12 @@ func (s *Store) AddProject(ctx context.Context, sessionID, dir string) (p quota.
 
 // PassProject is quota.Store's.
 func (s *Store) PassProject(ctx context.Context, project uint32, sessionID string) error {
-	return s.durably(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "UPDATE ceilings SET session_id = ? WHERE project = ?", sessionID, project)
-		return err
-	})
+	return s.durably(ctx, run(ctx, "UPDATE ceilings SET session_id = ? WHERE project = ?", []any{sessionID, project}))
 }
 
 // DeleteProject is quota.Store's.
 func (s *Store) DeleteProject(ctx context.Context, project uint32) error {
-	return s.durably(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "DELETE FROM ceilings WHERE project = ?", project)
-		return err
-	})
+	return s.durably(ctx, run(ctx, "DELETE FROM ceilings WHERE project = ?", []any{project}))
 }
 
 // WorkspaceOf is quota.Store's.
@@ -54,6 +48,6 @@ func (s *Store) WorkspaceOf(ctx context.Context, tenant, chatID string) (quota.W
 
 // ChatIDs is quota.Store's. A workspace that isn't there has none.
 func (s *Store) ChatIDs(ctx context.Context, tenant, workspaceID string) ([]string, error) {
-	return list(ctx, s.db, func(row scanner) (id string, err error) { return id, row.Scan(&id) },
+	return list(ctx, s.db, value[string],
 		"SELECT chat_id FROM chats WHERE tenant = ? AND workspace_id = ? ORDER BY chat_id", tenant, workspaceID)
 }

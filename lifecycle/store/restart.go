@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"database/sql"
 	"time"
 
 	"github.com/bermhq/berm/lifecycle/restart"
@@ -48,20 +47,17 @@ func ReadRestarts(ctx context.Context, path string) ([]restart.Row, error) {
 		return nil, err
 	}
 	defer func() { _ = db.Close() }() // nothing was written
-	var tables int
-	if err := db.QueryRowContext(ctx, "SELECT COUNT(*) FROM sqlite_schema WHERE name = 'restarts'").Scan(&tables); err != nil || tables == 0 {
-		return nil, failed("read", err)
+	tables, err := one(ctx, db, value[int], "SELECT COUNT(*) FROM sqlite_schema WHERE name = 'restarts'")
+	if err != nil || tables == 0 {
+		return nil, err
 	}
 	return restarts(ctx, db)
 }
 
 // PutRestart is restart.Store's.
 func (s *Store) PutRestart(ctx context.Context, r restart.Row) error {
-	return s.durably(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "INSERT OR REPLACE INTO restarts ("+restartColumns+") VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-			r.ContainerID, r.Name, r.MaxRetries, r.Count, r.Stopped, optionalNanos(r.Exit), int64(r.Backoff), optionalNanos(r.Next))
-		return err
-	})
+	return s.durably(ctx, run(ctx, "INSERT OR REPLACE INTO restarts ("+restartColumns+") VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+		[]any{r.ContainerID, r.Name, r.MaxRetries, r.Count, r.Stopped, optionalNanos(r.Exit), int64(r.Backoff), optionalNanos(r.Next)}))
 }
 
 // DeleteRestart is restart.Store's.

@@ -83,8 +83,7 @@ func snapshot(ctx context.Context, path, to string) error {
 // forgetInodes makes content types count for any file with the name: chats that are put
 // back have other inodes.
 func forgetInodes(ctx context.Context, db *sql.DB) error {
-	columns, err := one(ctx, db, func(row scanner) (n int, err error) { return n, row.Scan(&n) },
-		"SELECT COUNT(*) FROM pragma_table_info('files') WHERE name = 'inode'")
+	columns, err := one(ctx, db, value[int], "SELECT COUNT(*) FROM pragma_table_info('files') WHERE name = 'inode'")
 	if err != nil || columns == 0 { // an older schema has none
 		return err
 	}
@@ -171,15 +170,14 @@ func check(ctx context.Context, path, scratch string) (r Report, err error) {
 
 // checkFile has SQLite look at every page, index and constraint.
 func checkFile(ctx context.Context, q querier) error {
-	text := func(row scanner) (s string, err error) { return s, row.Scan(&s) }
-	found, err := list(ctx, q, text, fmt.Sprintf("PRAGMA integrity_check(%d)", maxDefects))
+	found, err := list(ctx, q, value[string], fmt.Sprintf("PRAGMA integrity_check(%d)", maxDefects))
 	if err != nil {
 		return err
 	}
 	if !slices.Equal(found, []string{"ok"}) {
 		return fmt.Errorf("it is damaged: %s", strings.Join(found, "; "))
 	}
-	found, err = list(ctx, q, text, `SELECT COUNT(*) || ' of ' || "table" || ' without ' || parent FROM pragma_foreign_key_check GROUP BY "table", parent`)
+	found, err = list(ctx, q, value[string], `SELECT COUNT(*) || ' of ' || "table" || ' without ' || parent FROM pragma_foreign_key_check GROUP BY "table", parent`)
 	if err == nil && len(found) > 0 {
 		err = fmt.Errorf("it has rows that belong to nothing: %s", strings.Join(found, "; "))
 	}
@@ -196,22 +194,19 @@ func checkSchema(ctx context.Context, q querier, names []string) error {
 	defer func() { _ = db.Close() }() // goes with it
 	db.SetMaxOpenConns(1)             // each has a memory of its own
 	const query = "SELECT type || ' ' || name || ': ' || COALESCE(sql, '') FROM sqlite_schema ORDER BY 1"
-	text := func(row scanner) (s string, err error) { return s, row.Scan(&s) }
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }() // it is gone anyhow
-	for i, name := range names {
-		if err := applyMigration(ctx, tx, name, i+1); err != nil {
-			return err
-		}
+	if err := applyMigrations(ctx, tx, names, 0); err != nil {
+		return err
 	}
-	want, err := list(ctx, tx, text, query)
+	want, err := list(ctx, tx, value[string], query)
 	if err != nil {
 		return err
 	}
-	got, err := list(ctx, q, text, query)
+	got, err := list(ctx, q, value[string], query)
 	if err == nil && !slices.Equal(got, want) {
 		err = fmt.Errorf("its tables aren't those of schema version %d", len(names))
 	}

@@ -25,23 +25,17 @@ func fill(t *testing.T, s *Store) {
 	r := record(uuid.NewString())
 	chatIn(t, s, "a", "1", "k")
 	_, err := s.AddProject(t.Context(), r.SessionID, "/work/"+r.SessionID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	given, err := s.AddProject(t.Context(), r.SessionID, "/shared/"+r.SessionID)
 	if err == nil {
 		err = s.PassProject(t.Context(), given.ID, "")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, err := range []error{
 		s.PutRestart(t.Context(), restarted), s.PutRestart(t.Context(), restart.Row{ContainerID: "b", Policy: restart.Policy{Name: "no"}}),
 		s.Put(t.Context(), r), put(t, s, "a", "k", file("1", "x")),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 }
 
@@ -51,30 +45,26 @@ var restarted = restart.Row{
 	Exit: time.Unix(1, 2).UTC(), Backoff: time.Second, Next: time.Unix(3, 4).UTC(),
 }
 
-var filled = Report{Schema: len(must(migrationNames())), Sandboxes: 1, Workspaces: 1, Chats: 1, Files: 1}
+var filled = Report{Schema: len(get(migrationNames())), Sandboxes: 1, Workspaces: 1, Chats: 1, Files: 1}
 
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	dir := t.TempDir()
 	path, to := filepath.Join(dir, "a b?c#d%20.db"), filepath.Join(dir, "copy")
-	if err := open(t, path).TookOver(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, open(t, path).TookOver(ctx))
 	s := open(t, path)
 	fill(t, s)
 	before := records(t, s)
-	same(t, "in use", filled, must(Check(ctx, path, dir)))
-	if err := Snapshot(ctx, path, to); err != nil {
-		t.Fatal(err)
-	}
+	same(t, "in use", filled, get(Check(ctx, path, dir)))
+	must(t, Snapshot(ctx, path, to))
 	if fi, err := os.Stat(to); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", fi.Mode(), err)
 	}
 	if left, err := filepath.Glob(to + "?*"); err != nil || left != nil {
 		t.Errorf("beside the copy: %q, %v", left, err)
 	}
-	same(t, "the copy", filled, must(Check(ctx, to, dir)))
+	same(t, "the copy", filled, get(Check(ctx, to, dir)))
 	got := open(t, to)
 	if s.Fresh() || !got.Fresh() {
 		t.Errorf("fresh: the store %v, the copy %v", s.Fresh(), got.Fresh())
@@ -83,16 +73,16 @@ func TestSnapshot(t *testing.T) {
 	want.LastUsedAt = time.Time{}
 	same(t, "record", []lifecycle.Sandbox{want}, records(t, got))
 	without := file("1", "x")
-	without.Inode, without.OldType, without.OldInode = 0, "", 0
+	without.Identity, without.OldType, without.OldIdentity = 0, "", 0
 	same(t, "files", []chat.Record{without}, files(t, got, "a", "k", "", ""))
 	kept := []restart.Row{restarted, {ContainerID: "b", Policy: restart.Policy{Name: "no"}}}
-	same(t, "restarts", kept, must(got.Restarts(ctx)))
-	same(t, "restarts, read from outside", kept, must(ReadRestarts(ctx, path)))
+	same(t, "restarts", kept, get(got.Restarts(ctx)))
+	same(t, "restarts, read from outside", kept, get(ReadRestarts(ctx, path)))
 	same(t, "what was copied", before, records(t, s))
 	if err := errors.Join(s.DeleteRestart(ctx, "b"), s.DeleteRestart(ctx, "none")); err != nil {
 		t.Error(err)
 	}
-	same(t, "restarts left", kept[:1], must(s.Restarts(ctx)))
+	same(t, "restarts left", kept[:1], get(s.Restarts(ctx)))
 	if err := Snapshot(ctx, path, to); err == nil {
 		t.Error("a file was written over")
 	}
@@ -124,9 +114,7 @@ func copied(t *testing.T, path string) string {
 		if err == nil {
 			err = os.WriteFile(to+suffix, content, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	return to
 }
@@ -156,9 +144,7 @@ func TestSnapshotMeanwhile(t *testing.T) {
 	last := 0
 	for i := range 5 {
 		to := filepath.Join(dir, fmt.Sprint(i))
-		if err := Snapshot(t.Context(), path, to); err != nil {
-			t.Fatal(err)
-		}
+		must(t, Snapshot(t.Context(), path, to))
 		r, err := Check(t.Context(), to, dir)
 		if err != nil || r.Files%2 != 0 || r.Files < max(last, 2) {
 			t.Errorf("after %d files: %+v, %v", last, r, err)
@@ -168,10 +154,8 @@ func TestSnapshotMeanwhile(t *testing.T) {
 	cancel()
 	wg.Wait()
 	killed := copied(t, path)
-	if err := Snapshot(t.Context(), killed, filepath.Join(dir, "killed")); err != nil {
-		t.Fatal(err)
-	}
-	same(t, "after a kill", must(Check(t.Context(), path, dir)), must(Check(t.Context(), filepath.Join(dir, "killed"), dir)))
+	must(t, Snapshot(t.Context(), killed, filepath.Join(dir, "killed")))
+	same(t, "after a kill", get(Check(t.Context(), path, dir)), get(Check(t.Context(), filepath.Join(dir, "killed"), dir)))
 }
 
 func TestCheckFinds(t *testing.T) {
@@ -180,18 +164,14 @@ func TestCheckFinds(t *testing.T) {
 	sound := filepath.Join(dir, "sound")
 	s := open(t, sound)
 	fill(t, s)
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	exec := func(stmts string) func(t *testing.T, path string) {
 		return func(t *testing.T, path string) {
 			db, err := sql.Open("sqlite", path)
 			if err == nil {
 				_, err = db.Exec(stmts)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			_ = db.Close()
 		}
 	}
@@ -202,18 +182,12 @@ func TestCheckFinds(t *testing.T) {
 		"nothing": {exec(""), ""},
 		"a page": {func(t *testing.T, path string) {
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer func() { _ = f.Close() }()
-			if _, err := f.WriteAt([]byte(strings.Repeat("x", 4096)), 2*4096); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err2(f.WriteAt([]byte(strings.Repeat("x", 4096)), 2*4096)))
 		}, "malformed"},
 		"not a database": {func(t *testing.T, path string) {
-			if err := os.WriteFile(path, []byte(strings.Repeat("x", 8192)), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, []byte(strings.Repeat("x", 8192)), 0o600))
 		}, "not a database"},
 		"nothing in it":  {func(_ *testing.T, path string) { _ = os.Truncate(path, 0) }, "no schema"},
 		"newer":          {exec("PRAGMA user_version = 1000"), "newer berm"},
@@ -237,9 +211,7 @@ func TestCheckFinds(t *testing.T) {
 		if err == nil {
 			err = os.WriteFile(path, content, 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		tt.harm(t, path)
 		r, err := Check(t.Context(), path, dir)
 		if tt.want == "" {
@@ -255,46 +227,35 @@ func TestCheckFinds(t *testing.T) {
 	}
 }
 
+// ofVersion makes a database with an earlier schema.
+func ofVersion(t *testing.T, path string, version int) *sql.DB {
+	t.Helper()
+	db, err := sql.Open("sqlite", path)
+	if err == nil {
+		err = inTx(t.Context(), db, func(tx *sql.Tx) error { return applyMigrations(t.Context(), tx, get(migrationNames())[:version], 0) })
+	}
+	must(t, err)
+	return db
+}
+
 // A store of each earlier schema can be copied and checked, and stays what it is.
 func TestCheckOlder(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	names := must(migrationNames())
-	for version := 1; version <= len(names); version++ {
+	for version := 1; version <= filled.Schema; version++ {
 		dir := t.TempDir()
 		path, to := filepath.Join(dir, "berm.db"), filepath.Join(dir, "copy")
-		db, err := sql.Open("sqlite", path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tx, err := db.Begin()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, name := range names[:version] {
-			if err := applyMigration(ctx, tx, name, i+1); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := tx.Commit(); err != nil {
-			t.Fatal(err)
-		}
-		if err := (&Store{db: db}).Put(ctx, record(uuid.NewString())); err != nil {
-			t.Fatal(err)
-		}
-		if err := db.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := Snapshot(ctx, path, to); err != nil {
-			t.Fatal(err)
-		}
+		db := ofVersion(t, path, version)
+		must(t, (&Store{db: db}).Put(ctx, record(uuid.NewString())))
+		must(t, db.Close())
+		must(t, Snapshot(ctx, path, to))
 		want := Report{Schema: version, Sandboxes: 1}
 		for range 2 {
-			same(t, "the store", want, must(Check(ctx, path, dir)))
-			same(t, "the copy", want, must(Check(ctx, to, dir)))
+			same(t, "the store", want, get(Check(ctx, path, dir)))
+			same(t, "the copy", want, get(Check(ctx, to, dir)))
 		}
-		same(t, "restarts", []restart.Row(nil), must(ReadRestarts(ctx, path)))
-		entries := must(os.ReadDir(dir))
+		same(t, "restarts", []restart.Row(nil), get(ReadRestarts(ctx, path)))
+		entries := get(os.ReadDir(dir))
 		for _, e := range entries {
 			if e.Name() != "berm.db" && e.Name() != "copy" {
 				t.Errorf("%s is left", e.Name())

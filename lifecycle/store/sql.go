@@ -20,6 +20,12 @@ type querier interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
+// value scans a row of one column.
+func value[T any](row scanner) (v T, err error) {
+	err = row.Scan(&v)
+	return v, err
+}
+
 // one returns the row of a query; of errdefs' NotFound class if there is none.
 func one[T any](ctx context.Context, q querier, scan func(scanner) (T, error), query string, args ...any) (T, error) {
 	v, err := scan(q.QueryRowContext(ctx, query, args...))
@@ -81,19 +87,22 @@ func ensure[T any](ctx context.Context, s *Store, scan func(scanner) (T, error),
 	return got, made, nil
 }
 
-// each runs a statement once for each of some values.
-func each[T any](ctx context.Context, tx *sql.Tx, query string, values []T, args func(T) []any) error {
-	stmt, err := tx.PrepareContext(ctx, query)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = stmt.Close() }() // goes with the transaction at the latest
-	for _, v := range values {
-		if _, err := stmt.ExecContext(ctx, args(v)...); err != nil {
+// run returns a function for durably and inTx. It runs a statement once for each row of
+// arguments.
+func run(ctx context.Context, query string, rows ...[]any) func(*sql.Tx) error {
+	return func(tx *sql.Tx) error {
+		stmt, err := tx.PrepareContext(ctx, query)
+		if err != nil {
 			return err
 		}
+		defer func() { _ = stmt.Close() }() // goes with the transaction at the latest
+		for _, args := range rows {
+			if _, err := stmt.ExecContext(ctx, args...); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	return nil
 }
 
 // changed reports whether a statement changed anything.

@@ -144,10 +144,8 @@ func (s *Store) migrate(ctx context.Context) error {
 		return err
 	}
 	s.fresh = mark == untaken
-	for i, name := range names[version:] {
-		if err := applyMigration(ctx, tx, name, version+i+1); err != nil {
-			return err
-		}
+	if err := applyMigrations(ctx, tx, names, version); err != nil {
+		return err
 	}
 	return tx.Commit()
 }
@@ -165,16 +163,18 @@ func versionOf(ctx context.Context, q querier, newest int) (version int, err err
 	return version, nil
 }
 
-// applyMigration makes the schema of version.
-func applyMigration(ctx context.Context, tx *sql.Tx, name string, version int) error {
-	stmts, err := migrations.ReadFile(name)
-	if err != nil {
-		return err
+// applyMigrations makes the schema of the last of names from that of a version.
+func applyMigrations(ctx context.Context, tx *sql.Tx, names []string, version int) error {
+	for _, name := range names[version:] {
+		stmts, err := migrations.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, string(stmts)); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 	}
-	if _, err := tx.ExecContext(ctx, string(stmts)); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	_, err = tx.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", version))
+	_, err := tx.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", len(names)))
 	return err
 }
 
@@ -254,26 +254,20 @@ func (s *Store) Put(ctx context.Context, r lifecycle.Sandbox) error {
 
 // Touch writes last uses, by session. Sessions that aren't there are skipped.
 func (s *Store) Touch(ctx context.Context, lastUsed map[string]time.Time) error {
-	return inTx(ctx, s.db, func(tx *sql.Tx) error {
-		for session, at := range lastUsed {
-			if _, err := tx.ExecContext(ctx, "UPDATE sandboxes SET last_used_at = ? WHERE session_id = ?", nanos(at), session); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	var rows [][]any
+	for session, at := range lastUsed {
+		rows = append(rows, []any{nanos(at), session})
+	}
+	return inTx(ctx, s.db, run(ctx, "UPDATE sandboxes SET last_used_at = ? WHERE session_id = ?", rows...))
 }
 
 // Delete removes records by session; those that aren't there are no error.
 func (s *Store) Delete(ctx context.Context, sessionIDs ...string) error {
-	return inTx(ctx, s.db, func(tx *sql.Tx) error {
-		for _, session := range sessionIDs {
-			if _, err := tx.ExecContext(ctx, "DELETE FROM sandboxes WHERE session_id = ?", session); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	var rows [][]any
+	for _, session := range sessionIDs {
+		rows = append(rows, []any{session})
+	}
+	return inTx(ctx, s.db, run(ctx, "DELETE FROM sandboxes WHERE session_id = ?", rows...))
 }
 
 // nanos is a time as the store has it. One that is further away than it can tell, in

@@ -25,9 +25,7 @@ import (
 func open(t *testing.T, path string) *Store {
 	t.Helper()
 	s, err := Open(context.Background(), Options{Path: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
@@ -48,9 +46,7 @@ func record(session string) lifecycle.Sandbox {
 func records(t *testing.T, s *Store) []lifecycle.Sandbox {
 	t.Helper()
 	got, err := s.Records(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return got
 }
 
@@ -65,31 +61,19 @@ func TestRoundTrip(t *testing.T) {
 	}
 	one, two := record("1"), record("2")
 	for _, r := range []lifecycle.Sandbox{one, two} {
-		if err := s.Put(ctx, r); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Put(ctx, r))
 	}
 	one.ExpiresAt = one.ExpiresAt.Add(time.Hour)
-	if err := s.Put(ctx, one); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Put(ctx, one))
 	two.LastUsedAt = two.LastUsedAt.Add(time.Hour)
-	if err := s.Touch(ctx, map[string]time.Time{"2": two.LastUsedAt, "none": two.LastUsedAt}); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Ping(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Touch(ctx, map[string]time.Time{"2": two.LastUsedAt, "none": two.LastUsedAt}))
+	must(t, s.Ping(ctx))
+	must(t, s.Close())
 	again := open(t, path)
 	if !again.Fresh() {
 		t.Error("a store by which nobody took over isn't fresh")
 	}
-	if err := errors.Join(again.TookOver(ctx), again.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, again.TookOver(ctx), again.Close())
 	again = open(t, path)
 	if again.Fresh() {
 		t.Error("a store by which somebody took over is fresh")
@@ -97,9 +81,7 @@ func TestRoundTrip(t *testing.T) {
 	if d := cmp.Diff([]lifecycle.Sandbox{one, two}, records(t, again), bySession); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}
-	if err := again.Delete(ctx, "1", "none"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, again.Delete(ctx, "1", "none"))
 	if d := cmp.Diff([]lifecycle.Sandbox{two}, records(t, again)); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}
@@ -112,9 +94,7 @@ func TestEndTooFarAway(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "berm.db"))
 	r := record("1")
 	r.Deadline = r.CreatedAt.Add(1<<63 - 1)
-	if err := s.Put(context.Background(), r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Put(context.Background(), r))
 	if got := records(t, s)[0].Deadline; got.Year() != 2262 {
 		t.Errorf("the deadline came back as %s", got)
 	}
@@ -149,20 +129,12 @@ func TestManyAtOnce(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	dir := t.TempDir()
 	garbage := filepath.Join(dir, "garbage")
-	if err := os.WriteFile(garbage, []byte(strings.Repeat("not a database\n", 100)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(garbage, []byte(strings.Repeat("not a database\n", 100)), 0o600))
 	newer := filepath.Join(dir, "newer.db")
 	db, err := sql.Open("sqlite", newer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := db.Exec("PRAGMA user_version = 1000"); err != nil {
-		t.Fatal(err)
-	}
-	if err := db.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, err2(db.Exec("PRAGMA user_version = 1000")))
+	must(t, db.Close())
 	for name, tt := range map[string]struct{ path, want string }{
 		"garbage":      {garbage, "not a database"},
 		"newer":        {newer, "newer berm"},
@@ -181,9 +153,7 @@ func TestRefusals(t *testing.T) {
 func TestOddPath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a b?c#d%20.db")
 	s := open(t, path)
-	if err := s.Put(context.Background(), record("1")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Put(context.Background(), record("1")))
 	if _, err := os.Stat(path); err != nil {
 		t.Error(err)
 	}
@@ -224,9 +194,7 @@ func TestProjects(t *testing.T) {
 	if _, err := s.AddProject(ctx, "3", "/a"); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("a directory has two: %v", err)
 	}
-	if err := errors.Join(s.PassProject(ctx, one, "3"), s.PassProject(ctx, 1, "4"), s.DeleteProject(ctx, two), s.DeleteProject(ctx, 1), s.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.PassProject(ctx, one, "3"), s.PassProject(ctx, 1, "4"), s.DeleteProject(ctx, two), s.DeleteProject(ctx, 1), s.Close())
 	s = open(t, path)
 	if three := add("5", "/b"); three <= two {
 		t.Errorf("project %#x comes back as %#x", two, three)
@@ -236,9 +204,7 @@ func TestProjects(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" || err != nil {
 		t.Errorf("%v, %s", err, d)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Close())
 	if _, err := s.Projects(ctx); err == nil {
 		t.Error("a closed store knows projects")
 	}
@@ -251,16 +217,10 @@ func TestLook(t *testing.T) {
 		t.Errorf("no file: %v", err)
 	}
 	db, err := Open(t.Context(), Options{Path: path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := db.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, db.Close())
 	before, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	version, known, err := Look(path)
 	if err != nil || version != known || known == 0 {
 		t.Errorf("version %d of %d, %v", version, known, err)
@@ -270,11 +230,17 @@ func TestLook(t *testing.T) {
 		t.Errorf("looking changed something: %v, %v, %v", entries, err, dirErr)
 	}
 	for content, ok := range map[string]bool{"": true, "short": false, strings.Repeat("long", 100): false} {
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(content), 0o600))
 		if version, _, err := Look(path); version != 0 || (err == nil) != ok {
 			t.Errorf("%.10q: version %d, %v", content, version, err)
 		}
+	}
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -33,6 +33,18 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// openQuotas is Find and Try.
+func openQuotas(dir string) (*Quotas, error) {
+	q, err := Find(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := q.Try(q.dir); err != nil {
+		return nil, errors.Join(err, q.Close())
+	}
+	return q, nil
+}
+
 // do does a task as a sandbox's process may, and answers what came of it.
 func do(task []string) string {
 	answer := "done"
@@ -103,7 +115,7 @@ func kernelBed(t *testing.T) (q *Quotas, dir, mine string) {
 	dir, err := os.MkdirTemp(os.Getenv(dirEnv), "bed-")
 	must(t, err, os.Chmod(dir, 0o755)) //nolint:gosec // another user's process goes in
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
-	q, err = Open(dir)
+	q, err = openQuotas(dir)
 	must(t, err)
 	t.Cleanup(func() { must(t, q.Close()) })
 	mine = filepath.Join(dir, "mine")
@@ -130,7 +142,7 @@ func isNoRoom(answer string) bool { return answer == "EDQUOT" || answer == "ENOS
 
 func TestKernelLacks(t *testing.T) {
 	for _, dir := range filepath.SplitList(os.Getenv(lackingEnv)) {
-		_, err := Open(dir)
+		_, err := openQuotas(dir)
 		if !errdefs.IsNotImplemented(err) {
 			t.Errorf("%s: %v", dir, err)
 		}

@@ -22,12 +22,13 @@ import (
 	"os"
 	"runtime"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
-// Probe is the project by which Open finds out whether limits hold. It keeps a small
+// Probe is the project by which Try finds out whether limits hold. It keeps a small
 // limit, and has no files otherwise.
 const Probe uint32 = 0x61ffffff
 
@@ -60,30 +61,11 @@ func (e *UnsupportedError) Unwrap() error { return e.Cause }
 // NotImplemented puts the error into errdefs' NotImplemented class.
 func (*UnsupportedError) NotImplemented() {}
 
-// argumentError is the caller's mistake.
-type argumentError string
-
-func (e argumentError) Error() string   { return string(e) }
-func (argumentError) InvalidParameter() {}
-
 // Quotas are the project quotas of one file system. It is safe for concurrent use.
 type Quotas struct {
 	dir    *os.File // in the file system
 	dev    uint64
 	kernel kernel
-}
-
-// Open finds out whether the file system of a directory holds projects to their limits,
-// as Find and Try do. The caller closes the Quotas.
-func Open(dir string) (*Quotas, error) {
-	q, err := Find(dir)
-	if err != nil {
-		return nil, err
-	}
-	if err := q.Try(q.dir); err != nil {
-		return nil, errors.Join(err, q.Close())
-	}
-	return q, nil
 }
 
 // Find asks the kernel whether the file system of a directory holds projects to their
@@ -213,7 +195,7 @@ func (q *Quotas) Limit(project uint32, bytes int64) error {
 		return err
 	}
 	if bytes < 0 {
-		return argumentError(fmt.Sprintf("a limit of %d bytes", bytes))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("a limit of %d bytes", bytes))
 	}
 	blocks := uint64(bytes) / block
 	if bytes > 0 {
@@ -267,9 +249,10 @@ func (q *Quotas) Adopt(dir *os.File, project uint32) error {
 // maxLinked bounds how many files with several names are remembered.
 const maxLinked = 1 << 18
 
-// Take is Adopt for a tree that nobody else is to have a part in: an *OtherError if
-// something in it belongs to another project, or has a name outside of the tree as well.
-// After an error, the context's cause among them, Drop undoes what was done.
+// Take is Adopt for a tree that nobody else is to have a part in. It is of errdefs'
+// FailedPrecondition class if something in it belongs to another project, or has a name
+// outside of the tree as well. After an error, the context's cause among them, Drop undoes
+// what was done.
 func (q *Quotas) Take(ctx context.Context, dir *os.File, project uint32) error {
 	if err := valid(project); err != nil {
 		return err
@@ -281,10 +264,10 @@ func (q *Quotas) Take(ctx context.Context, dir *os.File, project uint32) error {
 			return err
 		}
 		if attr.Project != 0 && attr.Project != project {
-			return &OtherError{fmt.Sprintf("a part of it belongs to project %d", attr.Project)}
+			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("a part of it belongs to project %d", attr.Project))
 		}
 		if len(names) > maxLinked {
-			return &OtherError{"too many files in it have several names"}
+			return errdefs.ErrFailedPrecondition.WithMessage("too many files in it have several names")
 		}
 		return q.assign(fd, project, directory)
 	}, func(st *unix.Stat_t) {
@@ -301,20 +284,11 @@ func (q *Quotas) Take(ctx context.Context, dir *os.File, project uint32) error {
 	}
 	for _, left := range names {
 		if left > 0 {
-			return &OtherError{"a file in it has another name elsewhere"}
+			return errdefs.ErrFailedPrecondition.WithMessage("a file in it has another name elsewhere")
 		}
 	}
 	return nil
 }
-
-// OtherError says why a tree can't have a project for itself.
-type OtherError struct{ Reason string }
-
-// Error gives the reason.
-func (e *OtherError) Error() string { return e.Reason }
-
-// FailedPrecondition puts the error into errdefs' FailedPrecondition class.
-func (*OtherError) FailedPrecondition() {}
 
 // Drop takes what belongs to a project, of an open directory and what is below it, out of
 // it, so that nothing is inherited any more. Errors are as Adopt's, or the context's cause.
@@ -414,7 +388,7 @@ func (q *Quotas) assign(fd int, project uint32, directory bool) error {
 
 func valid(project uint32) error {
 	if project == 0 || project == Probe || project == math.MaxUint32 {
-		return argumentError(fmt.Sprintf("%d is no project to be used", project))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%d is no project to be used", project))
 	}
 	return nil
 }
