@@ -103,6 +103,8 @@ func (l *loader) file(data []byte) {
 		switch todo := removed[p.Path]; {
 		case todo != "":
 			l.errorf("line %d: %s: no longer a key: %s", p.Line, p.Path, todo)
+		case p.Path == "" && strings.Contains(p.Message, "anchor"): // the parser's message quotes the value
+			l.errorf("configuration file: aliases are not supported, and one names no anchor")
 		case p.Path == "":
 			l.errorf("configuration file: %s", p.Message)
 		default:
