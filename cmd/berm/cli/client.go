@@ -9,6 +9,7 @@ import (
 	"io"
 	"iter"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -109,22 +110,23 @@ func explain(err error) error {
 	return errors.New(text)
 }
 
-// answer prints what the server answered: as JSON, or by print.
-func answer[T any](f *clientFlags, cmd *cobra.Command, v T, err error, print func(out io.Writer, v T) error) error {
+// answer prints what the server answered, as JSON or as the text that show returns.
+func answer[T any](f *clientFlags, cmd *cobra.Command, v T, err error, show func(v T) string) error {
 	switch {
 	case err != nil:
 		return err
 	case f.output == "json":
 		return config.WriteJSON(cmd.OutOrStdout(), v)
 	}
-	return print(cmd.OutOrStdout(), v)
+	_, err = io.WriteString(cmd.OutOrStdout(), show(v))
+	return err
 }
 
 // ask returns the body of a command that makes one call about its first argument.
-func ask[T any](f *clientFlags, call func(*client.Client, context.Context, string) (T, error), print func(io.Writer, T) error) func(*cobra.Command, []string) error {
+func ask[T any](f *clientFlags, call func(*client.Client, context.Context, string) (T, error), show func(T) string) func(*cobra.Command, []string) error {
 	return f.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 		v, err := call(c, cmd.Context(), args[0])
-		return answer(f, cmd, v, err, print)
+		return answer(f, cmd, v, err, show)
 	})
 }
 
@@ -149,27 +151,40 @@ func each(names []string, do func(name string) error) error {
 	return errors.Join(errs...)
 }
 
-// table returns a function that prints a line of tab-separated cells for each value.
-func table[T any](heading string, row func(T) string) func(io.Writer, []T) error {
-	return func(out io.Writer, list []T) error {
-		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-		_, _ = fmt.Fprintln(w, heading) // Flush returns errors
+// lines returns a function that prints a line for each value.
+func lines[T any](line func(T) string) func([]T) string {
+	return func(list []T) string {
+		var b strings.Builder
 		for _, v := range list {
-			_, _ = fmt.Fprintln(w, row(v))
+			b.WriteString(line(v) + "\n")
 		}
-		return w.Flush()
+		return b.String()
 	}
 }
 
-// printRows prints names and their values, in turn. It leaves out empty values.
-func printRows(out io.Writer, rows ...string) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for i := 0; i+1 < len(rows); i += 2 {
-		if rows[i+1] != "" {
-			_, _ = fmt.Fprintf(w, "%s:\t%s\n", rows[i], rows[i+1]) // Flush returns errors
-		}
+// table returns a function that makes a table. Row returns the tab-separated cells of a value.
+func table[T any](heading string, row func(T) string) func([]T) string {
+	return func(list []T) string { return columns(3, heading, list, row) }
+}
+
+// columns aligns a heading, unless it is empty, and the tab-separated cells of values.
+func columns[T any](gap int, heading string, list []T, row func(T) string) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, gap, ' ', 0)
+	if heading != "" {
+		_, _ = fmt.Fprintln(w, heading)
 	}
-	return w.Flush()
+	for _, v := range list {
+		_, _ = fmt.Fprintln(w, row(v))
+	}
+	_ = w.Flush() // a Builder returns no error
+	return b.String()
+}
+
+// rows aligns names and their values, which come in turn. It leaves out empty values.
+func rows(pairs ...string) string {
+	named := slices.DeleteFunc(slices.Collect(slices.Chunk(pairs, 2)), func(pair []string) bool { return pair[1] == "" })
+	return columns(2, "", named, func(pair []string) string { return pair[0] + ":\t" + pair[1] })
 }
 
 // usage is an error about the arguments.

@@ -47,7 +47,6 @@ but for secrets: those stay.`,
   berm compose init --dir /srv/berm --with-docker-api
   berm compose init --dir demo --stack agent-app
   berm compose init --dir /etc/berm --engine containerd --image registry.example/berm:1.0.0`,
-		Args: cobra.NoArgs,
 		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			if err := opts.complete(); err != nil {
 				return usage("%w", err)
@@ -78,9 +77,7 @@ var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 
 // complete fills in what wasn't said, and refuses what doesn't go together.
 func (o *stackOptions) complete() error {
-	switch o.engine {
-	case "", "docker", "dind", "containerd":
-	default:
+	if !slices.Contains([]string{"", "docker", "dind", "containerd"}, o.engine) {
 		return fmt.Errorf("--engine is %q, want docker, dind or containerd", o.engine)
 	}
 	if o.stack == "" {
@@ -191,38 +188,26 @@ func (o *stackOptions) files() ([]stackFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	mounted := []string{path.Join("policy", o.stack+".yaml")}
-	for stack, dir := range map[string]string{"agent-app": "app", "observability": "observability"} {
-		if stack != o.stack {
-			continue
-		}
-		entries, err := compose.Files.ReadDir(dir)
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range entries {
-			mounted = append(mounted, path.Join(dir, e.Name()))
-		}
-	}
-	named := map[string]string{}
-	for _, name := range mounted {
-		named[name] = name
-	}
-	mounted = append(mounted, "compose.yaml")
-	named["compose.yaml"] = o.stack + ".yaml"
-	if o.dockerAPI && o.stack != "agent-app" { // which has it
-		mounted = append(mounted, "compose.override.yaml")
-		named["compose.override.yaml"] = "docker-api.yaml"
-	}
 	files = append(files, stackFile{".env", o.env(), 0o644})
-	for _, name := range mounted {
-		content, err := compose.Files.ReadFile(named[name])
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, stackFile{name, content, 0o644})
+	var errs []error
+	add := func(name, source string) {
+		content, err := compose.Files.ReadFile(source)
+		files, errs = append(files, stackFile{name, content, 0o644}), append(errs, err)
 	}
-	return files, nil
+	policy := path.Join("policy", o.stack+".yaml")
+	add(policy, policy)
+	if dir := map[string]string{"agent-app": "app", "observability": "observability"}[o.stack]; dir != "" {
+		entries, err := compose.Files.ReadDir(dir)
+		errs = append(errs, err)
+		for _, e := range entries {
+			add(path.Join(dir, e.Name()), path.Join(dir, e.Name()))
+		}
+	}
+	add("compose.yaml", o.stack+".yaml")
+	if o.dockerAPI && o.stack != "agent-app" { // which has it
+		add("compose.override.yaml", "docker-api.yaml")
+	}
+	return files, errors.Join(errs...)
 }
 
 // env are the settings that compose reads by itself.

@@ -25,7 +25,6 @@ waited for.`,
 		Example: `  berm sandbox create mine
   berm sandbox create build --profile network_basic --cpus 2 --memory-mb 1024 --ttl 30m
   berm sandbox create work --host-path /srv/work/a --mount /srv/data:/data:ro --env LANG=C`,
-		Args: cobra.ExactArgs(1),
 	}
 	request := addSpecFlags(cmd.Flags())
 	cmd.RunE = flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
@@ -34,7 +33,7 @@ waited for.`,
 			return usage("%w", err)
 		}
 		sb, err := c.Create(cmd.Context(), args[0], req)
-		return answer(flags, cmd, sb, err, printSandbox)
+		return answer(flags, cmd, sb, err, showSandbox)
 	})
 	return cmd
 }

@@ -56,7 +56,6 @@ was started.`,
   tar c . | berm sandbox exec mine -i -- tar x
   berm sandbox exec mine -it -- top
   berm sandbox exec mine -d -- ./long-job`,
-		Args: cobra.MinimumNArgs(2),
 	}
 	cmd.RunE = flags.commandAction(func(cmd *cobra.Command, c *client.Client, args []string) (int, error) {
 		return flags.exec(cmd, c, args[0], args[1:], e)
@@ -138,10 +137,7 @@ func (f *clientFlags) exec(cmd *cobra.Command, c *client.Client, key string, com
 
 func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest) error {
 	x, err := c.StartExec(cmd.Context(), key, req)
-	return answer(f, cmd, x, err, func(out io.Writer, x *apitype.Execution) error {
-		_, err := fmt.Fprintln(out, x.ExecID)
-		return err
-	})
+	return answer(f, cmd, x, err, func(x *apitype.Execution) string { return x.ExecID + "\n" })
 }
 
 // execWhole runs the command to its end, and prints the result as JSON.

@@ -27,7 +27,6 @@ leaves it running; "berm sandbox process attach" comes back to it. When the conn
 is lost, it goes on as well.`,
 		Example: `  berm sandbox shell mine
   berm sandbox shell mine -w /tmp --command "python3 -q"`,
-		Args: cobra.ExactArgs(1),
 	}
 	cmd.RunE = flags.commandAction(func(cmd *cobra.Command, c *client.Client, args []string) (int, error) {
 		term, err := terminalOf(cmd.InOrStdin(), cmd.OutOrStdout())

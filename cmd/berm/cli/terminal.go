@@ -61,48 +61,45 @@ const impatient = 3
 // forwardSignals hands on what comes, until ctx ends; and calls leave for who can't
 // wait. The function that it returns has to be called.
 func forwardSignals(ctx context.Context, send func(apitype.Signal), leave func(syscall.Signal)) (stop func()) {
+	var last syscall.Signal
+	var since time.Time
+	count := 0
+	return onSignals(ctx, forwarded, func(sig syscall.Signal) (more bool) {
+		if sig != last || time.Since(since) > time.Second {
+			last, since, count = sig, time.Now(), 0
+		}
+		if count++; count >= impatient {
+			leave(sig)
+			return false
+		}
+		send(apitype.Signal(sig))
+		return true
+	})
+}
+
+// onResize calls f whenever the terminal's size changes, until ctx ends. The function
+// that it returns has to be called.
+func onResize(ctx context.Context, f func()) (stop func()) {
+	return onSignals(ctx, []os.Signal{syscall.SIGWINCH}, func(syscall.Signal) (more bool) { f(); return true })
+}
+
+// onSignals calls f for each signal that comes, until f wants no more or ctx ends. The
+// caller has to call stop.
+func onSignals(ctx context.Context, signals []os.Signal, f func(syscall.Signal) (more bool)) (stop func()) {
 	came := make(chan os.Signal, 16)
-	signal.Notify(came, forwarded...)
+	signal.Notify(came, signals...)
 	go func() {
-		var last syscall.Signal
-		var since time.Time
-		count := 0
-		for {
+		for more := true; more; {
 			select {
 			case s := <-came:
 				sig, _ := s.(syscall.Signal)
-				if sig != last || time.Since(since) > time.Second {
-					last, since, count = sig, time.Now(), 0
-				}
-				if count++; count >= impatient {
-					leave(sig)
-					return
-				}
-				send(apitype.Signal(sig))
+				more = f(sig)
 			case <-ctx.Done():
 				return
 			}
 		}
 	}()
 	return func() { signal.Stop(came) }
-}
-
-// onResize calls f whenever the terminal's size changes, until ctx ends. The function
-// that it returns has to be called.
-func onResize(ctx context.Context, f func()) (stop func()) {
-	changed := make(chan os.Signal, 1)
-	signal.Notify(changed, syscall.SIGWINCH)
-	go func() {
-		for {
-			select {
-			case <-changed:
-				f()
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return func() { signal.Stop(changed) }
 }
 
 // Detaching leaves the process running: Ctrl-P Ctrl-Q, as Docker has it.

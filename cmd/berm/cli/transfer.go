@@ -82,12 +82,12 @@ func (p *progress) Close() {
 
 const stdio = "-" // in the place of a local file
 
-// fileArg is the argument that names a local file; standard input or output if there is none.
-func fileArg(args []string, i int) string {
+// argument is the one at a place, or what stands for it if it isn't there.
+func argument(args []string, i int, other string) string {
 	if len(args) > i {
 		return args[i]
 	}
-	return stdio
+	return other
 }
 
 // local is a local file that is being sent, or standard input.
@@ -159,6 +159,17 @@ func download(cmd *cobra.Command, to string, open func() (io.ReadCloser, error))
 		_, err = io.Copy(w, p.follow(r))
 		return err
 	})
+}
+
+// cat prints the files of the names, which open opens.
+func cat(cmd *cobra.Command, names []string, open func(name string) (io.ReadCloser, error)) error {
+	for _, name := range names {
+		r, err := open(name)
+		if err := copyAll(cmd.OutOrStdout(), r, err); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // copyAll copies an answer that was opened to w, and closes it.
