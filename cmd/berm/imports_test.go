@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -141,46 +143,53 @@ func verdict(pkg, imported string) string {
 	return ""
 }
 
-func TestImports(t *testing.T) {
+// eachSource parses all files of the product, with those parts that mode asks for, and calls
+// do with each file's path from the root of the repository.
+func eachSource(t *testing.T, mode parser.Mode, do func(rel string, source []byte, set *token.FileSet, file *ast.File)) {
+	t.Helper()
 	const root = "../.."
-	packages := map[string]bool{}
 	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() {
-			if name := d.Name(); file != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin") {
-				return filepath.SkipDir
-			}
+		switch name := d.Name(); {
+		case d.IsDir() && file != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin"):
+			return filepath.SkipDir
+		case d.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go"):
 			return nil
 		}
-		if !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
-			return nil
-		}
-		rel, err := filepath.Rel(root, file)
-		if err != nil {
+		rel, relErr := filepath.Rel(root, file)
+		source, err := os.ReadFile(file)
+		if err := errors.Join(relErr, err); err != nil {
 			return err
 		}
-		pkg := path.Dir(filepath.ToSlash(rel))
+		set := token.NewFileSet()
+		parsed, err := parser.ParseFile(set, file, source, mode)
+		if err == nil {
+			do(filepath.ToSlash(rel), source, set, parsed)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestImports(t *testing.T) {
+	packages := map[string]bool{}
+	eachSource(t, parser.ImportsOnly, func(rel string, _ []byte, _ *token.FileSet, file *ast.File) {
+		pkg := path.Dir(rel)
 		packages[pkg] = true
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
-		if err != nil {
-			return err
-		}
-		for _, spec := range parsed.Imports {
+		for _, spec := range file.Imports {
 			imported, err := strconv.Unquote(spec.Path.Value)
 			if err != nil {
-				return err
+				t.Fatal(err)
 			}
 			if wrong := verdict(pkg, imported); wrong != "" {
 				t.Errorf("%s: %s %s", rel, imported, wrong)
 			}
 		}
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, pkg := range []string{"cmd/berm", "policy", "lifecycle", "runtime"} {
 		if !packages[pkg] {
 			t.Errorf("no file of %s was looked at", pkg)
