@@ -99,17 +99,13 @@ func (f *clientFlags) commandAction(do func(cmd *cobra.Command, c *client.Client
 
 // check refuses flags that can't go together.
 func (e execFlags) check(output string) error {
-	for _, wrong := range []struct {
-		is   bool
-		text string
-	}{
-		{e.detach && (e.stdin || e.tty), "--detach can't go together with --stdin or --tty: nobody is there to type"},
-		{e.tty && output == "json", "--tty can't go together with -o json"},
-		{e.id != "" && output == "json" && !e.detach, "--id can't go together with -o json, but for --detach"},
-	} {
-		if wrong.is {
-			return usage("%s", wrong.text)
-		}
+	switch {
+	case e.detach && (e.stdin || e.tty):
+		return usage("--detach can't go together with --stdin or --tty: nobody is there to type")
+	case e.tty && output == "json":
+		return usage("--tty can't go together with -o json")
+	case e.id != "" && output == "json" && !e.detach:
+		return usage("--id can't go together with -o json, but for --detach")
 	}
 	return nil
 }

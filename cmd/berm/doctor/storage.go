@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -201,8 +200,8 @@ func lockHolder(proc, path string) (string, error) {
 		return "", err
 	}
 	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	for lines := bufio.NewScanner(bytes.NewReader(table)); lines.Scan(); {
-		if f := strings.Fields(lines.Text()); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
+	for line := range strings.Lines(string(table)) {
+		if f := strings.Fields(line); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
 			return f[4], nil
 		}
 	}
