@@ -219,7 +219,7 @@ func TestLocalCommands(t *testing.T) {
 	write(t, good, "http: {listen: '127.0.0.1:0'}\nstate_dir: "+dir+"\n")
 	write(t, bad, "htp: {}\nlogging: {level: loud}\n")
 	badPolicy := filepath.Join(dir, "policy.yaml")
-	write(t, badPolicy, broken)
+	write(t, badPolicy, broken+"mounts: {allowed_roots: ["+dir+"], default_workspace: "+dir+"/unmade}\n")
 	locked := filepath.Join(dir, "locked.yaml")
 	write(t, locked, "version: 1\nprofiles: {default: {locked: [network]}}\n")
 	injects := filepath.Join(dir, "injects.yaml")
@@ -266,8 +266,10 @@ func TestLocalCommands(t *testing.T) {
 	} {
 		s.run(t)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "state", "address")); !os.IsNotExist(err) {
-		t.Errorf("a server that didn't start announced an address: %v", err)
+	for _, name := range []string{"state/address", "unmade"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); !os.IsNotExist(err) {
+			t.Errorf("servers that didn't start made %s: %v", name, err)
+		}
 	}
 }
 
