@@ -65,7 +65,7 @@ mounts them.`
 	return cmd
 }
 
-// owner is whose a chat is, as flags say it.
+// owner names the workspace of a chat, by flags.
 type owner struct{ workspace, user string }
 
 func (o *owner) add(cmd *cobra.Command) {
@@ -75,7 +75,7 @@ func (o *owner) add(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive("workspace", "user")
 }
 
-// workspaceID asks the server for that of a user.
+// workspaceID returns the ID. It asks the server for a user's.
 func (o *owner) workspaceID(ctx context.Context, c *client.Client) (string, error) {
 	if o.workspace != "" {
 		return o.workspace, nil

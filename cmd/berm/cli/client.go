@@ -21,7 +21,7 @@ import (
 
 const defaultURL = "http://127.0.0.1:7070"
 
-// clientFlags are how the commands that need a server reach it, and how they print.
+// clientFlags say how commands reach the server, and how they print.
 type clientFlags struct {
 	url, tokenFile, output string
 }
@@ -34,7 +34,7 @@ func NewCommands() []*cobra.Command {
 	}
 }
 
-// add gives a group of commands the flags, and says in its help what they are for.
+// add gives a group of commands the flags, and explains them in its help.
 func (f *clientFlags) add(cmd *cobra.Command) {
 	if cmd.Long == "" {
 		cmd.Long = cmd.Short + "."
@@ -49,7 +49,7 @@ for a unix socket), the token that of --token-file or BERM_TOKEN.`
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// connect makes the client, and checks how to print.
+// connect returns the client. It fails if the output format is unknown.
 func (f *clientFlags) connect() (*client.Client, error) {
 	if f.output != "table" && f.output != "json" {
 		return nil, usage("--output is %q, want table or json", f.output)
@@ -61,8 +61,7 @@ func (f *clientFlags) connect() (*client.Client, error) {
 	return client.New(client.Options{BaseURL: url, Token: token})
 }
 
-// clientAction is the body of a command that calls the server. What the server refuses
-// it with is explained.
+// clientAction returns the body of a command that calls the server. It explains refusals.
 func (f *clientFlags) clientAction(do func(cmd *cobra.Command, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
 	return config.Action(func(cmd *cobra.Command, args []string) error {
 		c, err := f.connect()
@@ -73,7 +72,7 @@ func (f *clientFlags) clientAction(do func(cmd *cobra.Command, c *client.Client,
 	})
 }
 
-// server is where the server is, and what to show it.
+// server returns the address of the server and the token.
 func (f *clientFlags) server() (url, token string, err error) {
 	if url = cmp.Or(f.url, os.Getenv("BERM_URL"), defaultURL); f.tokenFile == "" {
 		return url, os.Getenv("BERM_TOKEN"), nil
@@ -85,7 +84,7 @@ func (f *clientFlags) server() (url, token string, err error) {
 	return url, strings.TrimSpace(string(data)), nil
 }
 
-// here gives a signed URL the name that the server is known by here.
+// here returns a signed URL with the server address that this program uses.
 func (f *clientFlags) here(signed, path string) string {
 	base, _, err := f.server()
 	if err != nil || strings.HasPrefix(base, "unix:") {
@@ -94,7 +93,7 @@ func (f *clientFlags) here(signed, path string) string {
 	return strings.TrimSuffix(base, "/") + path
 }
 
-// explain turns an answer's problem into what a person has to know.
+// explain adds the reasons of a refusal to its text.
 func explain(err error) error {
 	var answer *client.Error
 	if !errors.As(err, &answer) {
@@ -110,7 +109,7 @@ func explain(err error) error {
 	return errors.New(text)
 }
 
-// answer prints what the server answered, as JSON or as the text that show returns.
+// answer prints an answer of the server, as JSON or as the text that show returns.
 func answer[T any](f *clientFlags, cmd *cobra.Command, v T, err error, show func(v T) string) error {
 	switch {
 	case err != nil:
@@ -130,7 +129,7 @@ func ask[T any](f *clientFlags, call func(*client.Client, context.Context, strin
 	})
 }
 
-// collect returns what an iterator yields, never nil.
+// collect returns the values of an iterator, never nil.
 func collect[T any](seq iter.Seq2[T, error]) ([]T, error) {
 	list := []T{}
 	for v, err := range seq {
@@ -142,7 +141,7 @@ func collect[T any](seq iter.Seq2[T, error]) ([]T, error) {
 	return list, nil
 }
 
-// each calls do for every name, and explains all refusals.
+// each calls do for every name, and joins the errors.
 func each(names []string, do func(name string) error) error {
 	var errs []error
 	for _, name := range names {

@@ -64,7 +64,7 @@ but for secrets: those stay.`,
 	return cmd
 }
 
-// stackOptions are what a stack is written by.
+// stackOptions are the options of compose init.
 type stackOptions struct {
 	dir, stack, engine, image string
 	dockerAPI, force          bool
@@ -75,7 +75,7 @@ var stackEngines = map[string]string{"dind": "dind", "containerd": "containerd"}
 
 var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 
-// complete fills in what wasn't said, and refuses what doesn't go together.
+// complete sets defaults, and refuses options that exclude each other.
 func (o *stackOptions) complete() error {
 	if !slices.Contains([]string{"", "docker", "dind", "containerd"}, o.engine) {
 		return fmt.Errorf("--engine is %q, want docker, dind or containerd", o.engine)
@@ -157,8 +157,8 @@ func (o *stackOptions) write(out io.Writer) (err error) {
 	return o.tell(out, files)
 }
 
-// makeDir makes a directory of the stack. Nobody else may look into that of the secrets,
-// some of which are to be read by whatever user a service has.
+// makeDir makes a directory of the stack. Only the owner may enter that of the secrets, as
+// services of any user have to read some of the files in it.
 func (o *stackOptions) makeDir(rel string) error {
 	dir := filepath.Join(o.dir, rel)
 	if rel != secretsDir {
@@ -182,7 +182,7 @@ func (o *stackOptions) makeDir(rel string) error {
 
 const secretsDir = "secrets"
 
-// files are the stack's, in the order in which they are written: what starts it is last.
+// files returns the files of the stack. The ones that start it are last.
 func (o *stackOptions) files() ([]stackFile, error) {
 	files, err := o.secrets()
 	if err != nil {
@@ -210,7 +210,7 @@ func (o *stackOptions) files() ([]stackFile, error) {
 	return files, errors.Join(errs...)
 }
 
-// env are the settings that compose reads by itself.
+// env returns the settings that compose reads by itself.
 func (o *stackOptions) env() []byte {
 	var b bytes.Buffer
 	b.WriteString("# Settings of this stack; compose.yaml has the others, with their defaults.\n")
@@ -224,8 +224,7 @@ func (o *stackOptions) env() []byte {
 	return b.Bytes()
 }
 
-// secrets are the tokens and passwords that the stack needs, new ones but for those that
-// are there.
+// secrets returns the files with tokens and passwords. With force it keeps existing ones.
 func (o *stackOptions) secrets() ([]stackFile, error) {
 	files := []stackFile{{path.Join(secretsDir, ".gitignore"), []byte("*\n"), 0o644}}
 	secret := func(name string, mode fs.FileMode) (string, error) {
@@ -259,7 +258,7 @@ func (o *stackOptions) secrets() ([]stackFile, error) {
 	return append(files, stackFile{path.Join(secretsDir, "tokens"), []byte(tokens), 0o600}), nil
 }
 
-// tell says what was written and what comes next.
+// tell prints what was written and what to do next.
 func (o *stackOptions) tell(out io.Writer, files []stackFile) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Wrote into %s:\n", o.dir)
@@ -291,7 +290,7 @@ func (o *stackOptions) tell(out io.Writer, files []stackFile) error {
 	return err
 }
 
-// workingDir is empty if it isn't known.
+// workingDir returns the working directory, or an empty text.
 func workingDir() string {
 	dir, err := os.Getwd()
 	if err != nil {

@@ -118,7 +118,7 @@ names.`,
 	return cmd
 }
 
-// nameFor is what a local file is called in a chat.
+// nameFor returns the name in the chat for a local file.
 func nameFor(local, name string) (string, error) {
 	switch {
 	case name != "":
@@ -129,7 +129,7 @@ func nameFor(local, name string) (string, error) {
 	return filepath.Base(local), nil
 }
 
-// putFiles brings several files together.
+// putFiles writes several files in one request.
 func (f *clientFlags) putFiles(cmd *cobra.Command, c *client.Client, chatID string, locals []string, contentType string) error {
 	files, err := c.PutChatFiles(cmd.Context(), chatID, func(yield func(client.NewChatFile, error) bool) {
 		put := func(path string) bool {

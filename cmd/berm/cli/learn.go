@@ -55,8 +55,8 @@ at one step may be refused again at the next.`,
 	return cmd
 }
 
-// refusals gives those of an audit log, each different one once. A last line without its
-// end is one that is being written, and left out.
+// refusals returns the distinct refusals of an audit log. It leaves out a last line without
+// its end, which is being written.
 func refusals(r io.Reader) (records []policy.LearnRecord, err error) {
 	in := bufio.NewReaderSize(r, maxAuditLine)
 	seen := map[string]bool{}

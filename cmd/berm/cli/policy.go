@@ -71,7 +71,7 @@ func explainRequest(cmd *cobra.Command, file string) (policy.Verdict, error) {
 	return p.Sandbox(sandboxapi.PolicyRequest(body)), nil
 }
 
-// readPolicy reads the policy of a command that needs no secrets, which its user may not have.
+// readPolicy reads the policy with a stand-in for each secret, as the user may not have them.
 func readPolicy(cmd *cobra.Command) (*policy.Policy, error) {
 	cfg, err := config.FromFlags(cmd)
 	if err != nil {

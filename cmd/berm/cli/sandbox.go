@@ -50,7 +50,7 @@ func newListCommand(flags *clientFlags) *cobra.Command {
 	return cmd
 }
 
-// endsIn is how long the sandbox has if nothing happens to it.
+// endsIn returns the time until the sandbox ends if nobody uses it.
 func endsIn(sb apitype.Sandbox) time.Duration {
 	end := sb.ExpiresAt
 	if sb.IdleExpiresAt != nil && sb.IdleExpiresAt.Before(end) {

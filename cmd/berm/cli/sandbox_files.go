@@ -68,8 +68,8 @@ Paths in the sandbox are absolute.`
 	return cmd
 }
 
-// shown is a name or text from a sandbox as it can be printed: nothing in it moves a
-// terminal's cursor, or looks like anything else.
+// shown quotes a text from a sandbox unless it is printable, so that it can't control the
+// terminal.
 func shown(s string) string {
 	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
 		return strconv.Quote(s)
@@ -77,7 +77,7 @@ func shown(s string) string {
 	return s
 }
 
-// shownPath is a path, of which the text says all unless the bytes are there, too.
+// shownPath is shown for a path, whose bytes are in raw if it isn't UTF-8.
 func shownPath(text string, raw []byte) string {
 	if len(raw) > 0 {
 		return shown(string(raw))
@@ -85,7 +85,7 @@ func shownPath(text string, raw []byte) string {
 	return shown(text)
 }
 
-// shownLine is a line of a file as it can be printed.
+// shownLine replaces the control characters of a line.
 func shownLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\t' && unicode.IsControl(r) {
@@ -107,7 +107,7 @@ func showFiles(files ...apitype.FileInfo) string {
 
 func showFile(info *apitype.FileInfo) string { return showFiles(*info) }
 
-// cutShort says that there is more than was asked for.
+// cutShort warns that a list was truncated.
 func cutShort(cmd *cobra.Command, truncated bool) {
 	if truncated {
 		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "berm: there may be more; see --limit")
@@ -180,7 +180,7 @@ at all. A PATH that ends in a slash is a directory to put it in.`,
 	return cmd
 }
 
-// octal reads permissions; none is 0.
+// octal parses permissions. It returns 0 for an empty text.
 func octal(s string) (fs.FileMode, error) {
 	if s == "" {
 		return 0, nil

@@ -76,7 +76,7 @@ running one keeps its sandbox from idling out.`
 	return cmd
 }
 
-// processID is the second argument, if it is there.
+// processID returns the second argument, or the default ID.
 func processID(args []string) string { return argument(args, 1, defaultProcess) }
 
 func newProcessStartCommand(flags *clientFlags) *cobra.Command {
@@ -126,7 +126,7 @@ waits until the process is ready, and fails if it doesn't get there.`,
 	return cmd
 }
 
-// processStatus is a process' state, and how it came to it.
+// processStatus returns a process's state with its exit code or signal.
 func processStatus(p apitype.Process) string {
 	return statusOf(p.State, p.ExitCode, p.Signal)
 }
@@ -141,7 +141,7 @@ func statusOf(state string, code *int, signal int) string {
 	return state
 }
 
-// oneLine shows a command so that nothing in it can be taken for anything else.
+// oneLine joins the words of a command. It quotes words that could be mistaken.
 func oneLine(command []string) string {
 	words := make([]string, len(command))
 	for i, word := range command {
@@ -262,7 +262,7 @@ func newPsCommand(flags *clientFlags) *cobra.Command {
 
 const stateRunning = "running"
 
-// running is what runs in a sandbox.
+// running lists the commands and processes of a sandbox.
 type running struct {
 	Execs     []apitype.Execution `json:"execs"`
 	Processes []apitype.Process   `json:"processes"`

@@ -86,7 +86,7 @@ owner can read FILE; for standard output, set the shell's umask.`,
 	return cmd
 }
 
-// mayWrite refuses to replace what is no file, and a file without force.
+// mayWrite refuses to replace a file without force, and anything but a file.
 func mayWrite(name string, force bool) error {
 	info, err := os.Lstat(name)
 	switch {
