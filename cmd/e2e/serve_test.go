@@ -42,7 +42,8 @@ func startChildWith(t testing.TB, dir string, e *testEngine, message string, arg
 	return startCommand(t, exec.CommandContext(t.Context(), bin), dir, e, message, args...)
 }
 
-// startCommand is startChildWith by a command that lacks the server's arguments.
+// startCommand is startChildWith by a command that lacks the server's arguments. It waits for
+// no message if that is empty.
 func startCommand(t testing.TB, cmd *exec.Cmd, dir string, e *testEngine, message string, args ...string) *child {
 	t.Helper()
 	socket := filepath.Join(dir, "berm.sock")
@@ -56,7 +57,7 @@ func startCommand(t testing.TB, cmd *exec.Cmd, dir string, e *testEngine, messag
 	}
 	c.cmd.Args = append(c.cmd.Args, "serve", "--listen", "unix://"+socket, "--state-dir", c.dir, "--engine-address", address)
 	c.cmd.Args = append(c.cmd.Args, args...)
-	c.cmd.Env = os.Environ()
+	c.cmd.Env = append(os.Environ(), c.cmd.Env...)
 	c.cmd.Stdout, c.cmd.Stderr = c.log, c.log
 	if e != nil {
 		c.cmd.Env = append(c.cmd.Env, e.config.env()...)
@@ -65,7 +66,9 @@ func startCommand(t testing.TB, cmd *exec.Cmd, dir string, e *testEngine, messag
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.cmd.Process.Kill(); _ = c.cmd.Wait() })
-	c.log.wait(t, "msg="+message+" ")
+	if message != "" {
+		c.log.wait(t, "msg="+message+" ")
+	}
 	return c
 }
 
