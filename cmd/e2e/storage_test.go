@@ -510,3 +510,12 @@ func testDefaultUser(t *testing.T, kind string) {
 		t.Errorf("the history: %q, %v", got, err)
 	}
 }
+
+// wantCode checks the code of an answer that says no.
+func wantCode(t *testing.T, err error, codes ...string) {
+	t.Helper()
+	var e *client.Error
+	if !errors.As(err, &e) || !slices.Contains(codes, e.Code) {
+		t.Errorf("got %v, want %s", err, strings.Join(codes, " or "))
+	}
+}
