@@ -518,3 +518,10 @@ func until(t testing.TB, what string, f func() bool) {
 		}
 	}
 }
+
+// deadline returns a context that lasts as long as patience.
+func deadline(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
