@@ -169,13 +169,13 @@ func boxFull(r *boxRow) {
 
 // boxEnd checks that a sandbox ends at expires_at, whatever runs in it.
 func boxEnd(r *boxRow) {
-	sb := r.create(apitype.SandboxRequest{TTL: new(apitype.Duration(2 * time.Second)), Env: map[string]string{"BOX_MARK": r.key}})
+	sb := r.create(apitype.SandboxRequest{TTL: new(apitype.Duration(2 * time.Second)), Env: r.mark()})
 	if _, err := r.c.StartExec(r.ctx, r.key, apitype.ExecRequest{Command: apitype.Command{"sleep", "300"}}); err != nil {
 		r.Log(err) // on a machine so busy that it has ended already
 	}
 	until(r, "the container to go", func() bool {
 		_, err := r.s.rt.Inspect(r.ctx, sb.ContainerID)
-		return err != nil && len(r.marked("BOX_MARK", r.key)) == 0
+		return err != nil && len(r.marked()) == 0
 	})
 	if time.Now().Before(sb.ExpiresAt) {
 		r.Errorf("it ended before %s", sb.ExpiresAt)
@@ -332,12 +332,12 @@ func boxTimedOut(r *boxRow) {
 	}()
 	until(r, "the other command to run", func() bool { return exists(r.inside("/tmp/on")) })
 	const tree = `trap '' TERM HUP INT; echo begun; echo worse >&2; sleep 301 & (sleep 302 &) ; setsid sh -c '(sleep 303 &) ; sleep 304' & sleep 305`
-	res := r.exec(apitype.ExecRequest{Command: shell(tree), Timeout: apitype.SecondsOf(2), Env: map[string]string{"BOX_MARK": r.key}})
+	res := r.exec(apitype.ExecRequest{Command: shell(tree), Timeout: apitype.SecondsOf(2), Env: r.mark()})
 	if res.Status != "timed_out" || res.ExitCode != nil || res.OK || res.SessionTerminated || res.Stdout != "begun\n" || res.Stderr != "worse\n" ||
 		time.Duration(res.Timeout) != 2*time.Second || res.DurationMS < 2000 {
 		r.Errorf("%+v", res)
 	}
-	until(r, "its processes to be gone", func() bool { return len(r.marked("BOX_MARK", r.key)) == 0 })
+	until(r, "its processes to be gone", func() bool { return len(r.marked()) == 0 })
 	if got := r.sh("ps -o args"); strings.Contains(got, "sleep 30") {
 		r.Errorf("still there:\n%s", got)
 	}
@@ -362,7 +362,7 @@ func boxNotKilled(r *boxRow) {
 		over := make(chan *apitype.ExecResult, 1)
 		go func() {
 			res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{
-				Command: shell("touch /tmp/on; echo begun; sleep 300; true"), Timeout: apitype.SecondsOf(timeout), Env: map[string]string{"BOX_MARK": r.key},
+				Command: shell("touch /tmp/on; echo begun; sleep 300; true"), Timeout: apitype.SecondsOf(timeout), Env: r.mark(),
 			})
 			if err != nil {
 				r.Error(err)
@@ -370,7 +370,7 @@ func boxNotKilled(r *boxRow) {
 			over <- res
 		}()
 		until(r, "the command to run", func() bool { return exists(on) || len(over) > 0 })
-		thaw, frozen := r.freeze(r.marked("BOX_MARK", r.key))
+		thaw, frozen := r.freeze(r.marked())
 		if frozen {
 			until(r, "the sandbox to be given up", func() bool {
 				return terminated.MatchString(readString(r.T, r.s.logPath())) || len(over) > 0
@@ -388,12 +388,12 @@ func boxNotKilled(r *boxRow) {
 		break
 	}
 	r.wantNone()
-	until(r, "its processes to be gone", func() bool { return len(r.marked("BOX_MARK", r.key)) == 0 })
+	until(r, "its processes to be gone", func() bool { return len(r.marked()) == 0 })
 }
 
 // freeze keeps processes of the sandbox from everything, their end included. It tells
 // whether there were any.
-func (x boxSandbox) freeze(pids []int) (thaw func(), frozen bool) {
+func (x boxSandbox) freeze(processes []seen) (thaw func(), frozen bool) {
 	x.t.Helper()
 	dir := filepath.Join("/sys/fs/cgroup/freezer", "berm-box-"+filepath.Base(x.s.dir)+"-"+x.key)
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -409,8 +409,8 @@ func (x boxSandbox) freeze(pids []int) (thaw func(), frozen bool) {
 		until(x.t, "the frozen control group to be empty", func() bool { return os.Remove(dir) == nil || !exists(dir) })
 	})
 	x.t.Cleanup(thaw)
-	for _, pid := range pids {
-		frozen = put("cgroup.procs", pid) == nil || frozen // else it has ended
+	for _, p := range processes {
+		frozen = put("cgroup.procs", p.pid) == nil || frozen // else it has ended
 	}
 	if err := put("freezer.state", "FROZEN"); err != nil {
 		x.t.Fatal(err)
@@ -422,10 +422,9 @@ func (x boxSandbox) freeze(pids []int) (thaw func(), frozen bool) {
 // boxStop checks that a stop closes the input, sends TERM to the group, and kills what is left
 // after 5 s.
 func boxStop(r *boxRow) {
-	mark := map[string]string{"BOX_MARK": r.key}
 	start := func(id, script string) {
 		r.Helper()
-		if _, err := r.c.StartProcess(r.ctx, r.key, apitype.ProcessRequest{ProcessID: id, Command: "sh", Args: []string{"-c", script}, Env: mark}); err != nil {
+		if _, err := r.c.StartProcess(r.ctx, r.key, apitype.ProcessRequest{ProcessID: id, Command: "sh", Args: []string{"-c", script}, Env: r.mark()}); err != nil {
 			r.Fatal(err)
 		}
 		until(r, "it to run", func() bool { return exists(r.inside("/tmp/" + id)) })
@@ -436,7 +435,7 @@ func boxStop(r *boxRow) {
 		if err != nil || p.State != "exited" {
 			r.Fatalf("%+v, %v", p, err)
 		}
-		if got := r.marked("BOX_MARK", r.key); len(got) > 0 {
+		if got := r.marked(); len(got) > 0 {
 			r.Errorf("of %s are left: %v", id, got)
 		}
 		return p

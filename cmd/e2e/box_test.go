@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,8 +13,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
@@ -48,24 +45,21 @@ func TestBox(t *testing.T) {
 // TestSoakBox has containerd keep the promises that don't depend on the engine, too.
 func TestSoakBox(t *testing.T) { testBox(t, "containerd", true) }
 
-// boxAtOnce is how many tests run at once: most of their time they wait.
-const boxAtOnce = 6
-
 func testBox(t *testing.T, kind string, all bool) {
 	t.Parallel()
 	b := newBox(t, kind)
-	var at errgroup.Group
-	at.SetLimit(boxAtOnce)
-	for i, c := range boxCases {
-		if !all && !c.engine {
-			continue
+	t.Run("cases", func(t *testing.T) {
+		for i, c := range boxCases {
+			if all || c.engine {
+				t.Run(c.name, func(t *testing.T) {
+					t.Parallel() // most of their time they wait
+					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+					defer cancel()
+					c.test(&boxRow{T: t, box: b, boxSandbox: b.main.sandbox(ctx, t, fmt.Sprintf("box-%d", i))})
+				})
+			}
 		}
-		at.Go(func() error {
-			t.Run(c.name, func(t *testing.T) { c.run(t, b, fmt.Sprintf("box-%d", i)) })
-			return nil
-		})
-	}
-	_ = at.Wait()
+	})
 	b.main.stop()
 	wantNothing(t, b.e, b.main.server)
 }
@@ -82,28 +76,6 @@ type boxRow struct {
 	*testing.T
 	*box
 	boxSandbox
-}
-
-func (c boxCase) run(t *testing.T, b *box, key string) {
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	r := &boxRow{T: t, box: b, boxSandbox: b.main.sandbox(ctx, t, key)}
-	t.Cleanup(func() {
-		if t.Failed() {
-			r.tell()
-		}
-	})
-	c.test(r)
-}
-
-// tell logs what the server said of the test's sandboxes.
-func (r *boxRow) tell() {
-	log, _ := os.ReadFile(r.main.logPath())
-	for line := range strings.Lines(string(log)) {
-		if strings.Contains(line, " key="+r.key+" ") || strings.Contains(line, " key="+r.key+"-") {
-			r.Log(strings.TrimSpace(line))
-		}
-	}
 }
 
 // box is an engine with a server on it.
@@ -149,6 +121,12 @@ func (b *box) makeDir(t testing.TB, path ...string) string {
 	}
 	return dir
 }
+
+// mark is what the test's processes have in their environment.
+func (r *boxRow) mark() map[string]string { return map[string]string{attackMark: r.kind + r.key} }
+
+// marked are the test's processes.
+func (r *boxRow) marked() []seen { return marked(r.kind + r.key) }
 
 // own makes a directory of the test's that may be mounted.
 func (r *boxRow) own(path ...string) string {
@@ -399,21 +377,6 @@ func (x boxSandbox) wantMounted(path, dir string) {
 	if got, err := os.Stat(x.inside(path)); err != nil || !os.SameFile(got, want) {
 		x.t.Errorf("%s isn't %s: %v", path, dir, err)
 	}
-}
-
-// marked are the processes on the host that have a variable in their environment.
-func (x boxSandbox) marked(name, value string) (pids []int) {
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		env, err := os.ReadFile(dir + "/environ")
-		if err != nil || !bytes.Contains(env, []byte(name+"="+value+"\x00")) {
-			continue
-		}
-		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
 }
 
 func readString(t testing.TB, path string) string {
